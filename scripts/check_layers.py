@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Checks the rules about the source tree that no compiler knows.
+
+usage: check_layers.py [SOURCE_ROOT]     (the folder that holds ferry/; default: this checkout)
+
+Prints one line per violation and exits 1 if there is any.
+"""
+import pathlib
+import re
+import sys
+
+# Who may include whom. A folder that is not listed here is an error, so a new layer is a decision.
+ALLOWED = {
+    "core": set(),
+    "prim": set(),
+    "cuda": {"core"},
+    "copy": {"core", "cuda"},
+    "kernels": {"core", "cuda"},
+    "net": {"core"},
+    "net/tcp": {"core", "net"},
+    "net/plugin": {"core", "cuda", "net"},
+    "net/devmem": {"core", "cuda", "net"},
+    "transfer": {"core", "cuda", "copy", "net"},
+    "bindings/python": {"core", "cuda", "transfer", "kernels"},
+    "bindings/nccl_net": {"core", "cuda", "copy", "net"},
+    "bindings/nixl": {"core", "cuda", "transfer"},
+    "tools": {"core", "cuda", "copy", "kernels", "net", "net/tcp", "net/plugin", "net/devmem",
+              "transfer"},
+}
+PRIM_USERS = {"copy", "kernels"}  # in device code only
+DEVICE_SUFFIXES = {".cu", ".cuh"}
+SUFFIXES = {".h", ".cc"} | DEVICE_SUFFIXES
+
+MAX_LINES = 600
+MAX_TEST_LINES = 800
+CAST_LAYERS = {"prim", "cuda", "net/tcp"}
+COMMENT_REACH = 3  # lines above, for the rules that ask for a comment
+
+INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
+ASM = re.compile(r"\b(?:asm|__asm__)\b\s*(?:volatile\b|__volatile__\b|goto\b)?\s*\(")
+CAST = re.compile(r"\breinterpret_cast\s*<")
+SHARED = re.compile(r"\bshared_ptr<.*>\s+\w+\s*(?:;|=|\{)")
+
+
+def layer_of(path):
+    """The layer of a path below ferry/, or its first folder when there is no such layer."""
+    folders = path.parts[:-1]
+    two = "/".join(folders[:2])
+    if two in ALLOWED:
+        return two
+    return folders[0] if folders else ""
+
+
+def is_test(path):
+    return "testing" in path.parts or path.stem.endswith(("_test", "_bench"))
+
+
+def may_include(path, target):
+    mine, other = layer_of(path), layer_of(target)
+    if other == mine or other in ALLOWED.get(mine, set()):
+        return True
+    if other == "prim":
+        return mine in PRIM_USERS and path.suffix in DEVICE_SUFFIXES
+    # The list of built-in providers names each of them, through its factory only.
+    return (path.as_posix() == "net/builtin.cc" and other.startswith("net/")
+            and target.name == "factory.h")
+
+
+def check_include(path, line):
+    match = INCLUDE.match(line)
+    if not match:
+        return None
+    included = match.group(1)
+    if included.startswith("third_party/"):
+        return None
+    if not included.startswith("ferry/"):
+        return f'"{included}" is not a path from the source root'
+    target = pathlib.PurePosixPath(included).relative_to("ferry")
+    if is_test(path):
+        return None
+    if "testing" in target.parts:
+        return f"only tests may include {included}"
+    if not may_include(path, target):
+        return f"{layer_of(path)} may not include {included}"
+    return None
+
+
+def has_comment(lines, index):
+    return any("//" in line for line in lines[max(0, index - COMMENT_REACH):index + 1])
+
+
+def may_cast(path):
+    return layer_of(path) in CAST_LAYERS or re.search(r"(^|_)(wire|abi)(_|$)", path.stem)
+
+
+def check_code(path, lines, index):
+    code = lines[index].split("//")[0]
+    if ASM.search(code) and layer_of(path) != "prim":
+        yield "asm belongs in prim"
+    if is_test(path) or has_comment(lines, index):
+        return
+    if CAST.search(code) and not may_cast(path):
+        yield "reinterpret_cast outside wire, abi, prim, cuda and net/tcp needs a comment saying why"
+    if SHARED.search(code):
+        yield "a shared_ptr needs a comment saying who shares it and why"
+
+
+def check_file(path, text):
+    """Yields (line number, message) for each violation; path is relative to ferry/."""
+    lines = text.splitlines()
+    limit = MAX_TEST_LINES if is_test(path) else MAX_LINES
+    if len(lines) > limit:
+        yield len(lines), f"{len(lines)} lines; the limit is {limit}"
+    if layer_of(path) not in ALLOWED:
+        yield 1, f"'{layer_of(path)}' is not a layer"
+        return
+    for index, line in enumerate(lines):
+        wrong_include = check_include(path, line)
+        if wrong_include:
+            yield index + 1, wrong_include
+        for message in check_code(path, lines, index):
+            yield index + 1, message
+
+
+def check_tree(root):
+    source = root / "ferry"
+    for file in sorted(source.rglob("*")):
+        if file.is_file() and file.suffix in SUFFIXES:
+            path = pathlib.PurePosixPath(file.relative_to(source).as_posix())
+            for number, message in check_file(path, file.read_text(encoding="utf-8")):
+                yield f"{file.relative_to(root)}:{number}: {message}"
+
+
+def main():
+    default = pathlib.Path(__file__).resolve().parent.parent
+    root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else default
+    if not (root / "ferry").is_dir():
+        sys.exit(f"check_layers.py: no ferry/ in {root}")
+    violations = list(check_tree(root))
+    for violation in violations:
+        print(violation)
+    sys.exit(1 if violations else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# usage: lint.sh [format | tidy [BUILD_DIR [FILE...]] | layers | fix | all]
+#
+# format, tidy and layers check; fix reformats in place; all (the default) checks everything.
+# tidy reads BUILD_DIR/compile_commands.json (default: build/release). Exits 77 when the tool that a
+# mode needs is not installed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+require() {
+  if ! command -v "$1" >/dev/null; then
+    echo "skipped: $1 is not installed"
+    exit 77
+  fi
+}
+
+folders=()
+for folder in ferry tests bench; do
+  if [[ -d $folder ]]; then folders+=("$folder"); fi
+done
+
+sources() {  # sources PATTERN...: the files below our folders whose name matches, NUL-separated
+  local names=()
+  for pattern in "$@"; do names+=(-o -name "$pattern"); done
+  find "${folders[@]}" -type f \( "${names[@]:1}" \) -print0 | sort -z
+}
+
+format() {
+  require clang-format
+  sources '*.h' '*.cc' '*.cu' '*.cuh' | xargs -0 -r clang-format --style=file "$@"
+}
+
+tidy() {
+  require clang-tidy
+  local build=${1:-build/release}
+  shift || true
+  if [[ ! -f $build/compile_commands.json ]]; then
+    echo "lint.sh: no $build/compile_commands.json: configure that build first" >&2
+    exit 1
+  fi
+  # g++ alone reads some of our warning flags.
+  {
+    if (($#)); then printf '%s\0' "$@"; else sources '*.cc'; fi
+  } | grep -zv '^tests/consumer/' |
+    xargs -0 -r -n 1 -P "$(nproc)" clang-tidy --quiet -p "$build" \
+      --extra-arg=-Wno-unknown-warning-option
+}
+
+layers() {
+  require python3
+  python3 scripts/check_layers.py
+}
+
+mode=${1:-all}
+shift || true
+case $mode in
+  format) format --dry-run --Werror ;;
+  tidy) tidy "$@" ;;
+  layers) layers ;;
+  fix) format -i ;;
+  all)
+    layers
+    format --dry-run --Werror
+    tidy "$@"
+    ;;
+  *)
+    sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    exit 2
+    ;;
+esac
