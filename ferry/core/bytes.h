@@ -1,0 +1,115 @@
+#pragma once
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+namespace ferry {
+
+static_assert(std::endian::native == std::endian::little,
+              "the wire is little-endian and so is every machine with a GPU that we know of");
+
+// Fixed-width little-endian integers at any alignment.
+template <std::unsigned_integral T>
+T LoadLe(std::span<const std::byte, sizeof(T)> from) noexcept {
+  T value;
+  std::memcpy(&value, from.data(), sizeof value);
+  return value;
+}
+template <std::unsigned_integral T>
+void StoreLe(std::span<std::byte, sizeof(T)> to, T value) noexcept {
+  std::memcpy(to.data(), &value, sizeof value);
+}
+
+// Takes fields off the front of bytes that are not trusted, never reading past their end. Each
+// method is false when too few bytes are left, and from then on every method is: a run of calls may
+// be checked once, with ok(). A failed read sets its output to zero or empty.
+class ByteReader {
+ public:
+  explicit ByteReader(std::span<const std::byte> bytes) noexcept : left_(bytes) {}
+
+  bool U8(std::uint8_t& value) noexcept { return Get(value); }
+  bool U16(std::uint16_t& value) noexcept { return Get(value); }
+  bool U32(std::uint32_t& value) noexcept { return Get(value); }
+  bool U64(std::uint64_t& value) noexcept { return Get(value); }
+  // The next `count` bytes, not copied: valid as long as the bytes being read.
+  bool View(std::size_t count, std::span<const std::byte>& view) noexcept {
+    ok_ = ok_ && count <= left_.size();
+    view = ok_ ? left_.first(count) : std::span<const std::byte>();
+    if (ok_) left_ = left_.subspan(count);
+    return ok_;
+  }
+  // Fills `to` whole, or sets it to zero.
+  bool Copy(std::span<std::byte> to) noexcept {
+    std::span<const std::byte> view;
+    if (to.empty()) return ok_;
+    if (View(to.size(), view)) {
+      std::memcpy(to.data(), view.data(), to.size());
+    } else {
+      std::memset(to.data(), 0, to.size());
+    }
+    return ok_;
+  }
+  bool Skip(std::size_t count) noexcept {
+    std::span<const std::byte> view;
+    return View(count, view);
+  }
+
+  bool ok() const noexcept { return ok_; }
+  // Bytes not taken yet.
+  std::size_t left() const noexcept { return left_.size(); }
+
+ private:
+  template <std::unsigned_integral T>
+  bool Get(T& value) noexcept {
+    std::span<const std::byte> view;
+    value = View(sizeof(T), view) ? LoadLe<T>(view.template first<sizeof(T)>()) : T{0};
+    return ok_;
+  }
+
+  std::span<const std::byte> left_;
+  bool ok_ = true;
+};
+
+// Puts fields into a buffer one after another, never writing past its end. Each method is false
+// when the field does not fit, writes nothing then, and from then on every method is false.
+class ByteWriter {
+ public:
+  explicit ByteWriter(std::span<std::byte> buffer) noexcept : buffer_(buffer) {}
+
+  bool U8(std::uint8_t value) noexcept { return Put(value); }
+  bool U16(std::uint16_t value) noexcept { return Put(value); }
+  bool U32(std::uint32_t value) noexcept { return Put(value); }
+  bool U64(std::uint64_t value) noexcept { return Put(value); }
+  bool Bytes(std::span<const std::byte> bytes) noexcept {
+    if (!Fits(bytes.size())) return false;
+    if (!bytes.empty()) std::memcpy(buffer_.data() + size_, bytes.data(), bytes.size());
+    size_ += bytes.size();
+    return true;
+  }
+
+  bool ok() const noexcept { return ok_; }
+  // What has been written so far.
+  std::span<const std::byte> written() const noexcept { return buffer_.first(size_); }
+  // Bytes of the buffer not written yet.
+  std::size_t left() const noexcept { return buffer_.size() - size_; }
+
+ private:
+  bool Fits(std::size_t count) noexcept { return ok_ = ok_ && count <= left(); }
+
+  template <std::unsigned_integral T>
+  bool Put(T value) noexcept {
+    if (!Fits(sizeof(T))) return false;
+    StoreLe<T>(buffer_.subspan(size_).template first<sizeof(T)>(), value);
+    size_ += sizeof(T);
+    return true;
+  }
+
+  std::span<std::byte> buffer_;
+  std::size_t size_ = 0;
+  bool ok_ = true;
+};
+
+}  // namespace ferry

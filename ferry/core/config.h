@@ -1,0 +1,95 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/core/result.h"
+
+namespace ferry {
+
+// One setting as `ferry info` and the documentation show it. Texts of values can be given to
+// Config::Set() unchanged.
+struct ConfigEntry {
+  std::string name;      // "slice_bytes"
+  std::string variable;  // "FERRY_SLICE_BYTES"
+  std::string unit;      // "bytes", "duration", "count", "text" or "ports"
+  std::string range;     // "4 KiB..64 MiB"
+  std::string default_text;
+  std::string value;
+  std::string source;  // "default", "environment", "set by caller" or what Set() was told
+  std::string help;
+};
+
+// Every setting of the library: read once, checked, and passed down by const reference. Assign the
+// fields freely, then Validate(). Variable, range and help of each are in Describe().
+struct Config {
+  std::string listen_host;       // empty: all addresses
+  std::uint16_t port_first = 0;  // inclusive; 0 and 0: any free port
+  std::uint16_t port_last = 0;   // inclusive; the two are one setting, port_range
+
+  int lanes = 0;                            // TCP connections per peer; 0: automatic
+  int workers = 0;                          // progress threads; 0: automatic
+  std::uint64_t slice_bytes = 1 << 20;      // the unit that is striped over lanes
+  std::uint64_t window_bytes = 16 << 20;    // in flight per lane; at least a slice
+  std::string congestion_control = "auto";  // "auto", "system" or a name the kernel knows
+  std::uint64_t send_buffer_bytes = 0;      // 0: the kernel tunes it
+  std::uint64_t recv_buffer_bytes = 0;      // 0: the kernel tunes it
+  std::chrono::microseconds spin{0};        // polling before a worker sleeps
+  std::string gift = "auto";                // pages given to the socket: "auto", "on" or "off"
+
+  std::chrono::microseconds connect_timeout = std::chrono::seconds(10);
+  std::chrono::microseconds handshake_timeout = std::chrono::seconds(5);
+  std::chrono::microseconds operation_timeout = std::chrono::seconds(300);
+  std::chrono::microseconds peer_timeout = std::chrono::seconds(10);  // of silence
+  std::chrono::microseconds heartbeat_interval = std::chrono::seconds(1);
+  std::chrono::microseconds drain_grace = std::chrono::seconds(1);
+
+  std::uint64_t eager_bytes = 32 << 10;        // largest message sent without asking first
+  std::uint64_t unexpected_bytes = 16 << 20;   // kept for messages that nobody has asked for yet
+  std::uint64_t notification_bytes = 4 << 20;  // kept for notifications not yet taken
+  std::uint32_t max_operations = 65536;        // in flight at once
+  std::string log_level = "warn";
+
+  // What last set a field by name; a field assigned directly since then has another value text.
+  struct Origin {
+    std::string source;
+    std::string value;
+  };
+  std::map<std::string, Origin, std::less<>> origins;
+
+  // Gives a variable's text, or null where it is not set; like getenv(3).
+  using Getter = std::function<const char*(const char* variable)>;
+
+  // Defaults overridden by FERRY_* variables; an empty variable counts as not set. Errors:
+  // kInvalidArgument naming variable, value and range.
+  static Result<Config> FromEnvironment();
+  static Result<Config> FromEnvironment(const Getter& get);
+
+  // Parses and stores one setting. Sizes and durations are as in units.h; port_range is "A-B", "A"
+  // or "0". Errors: kInvalidArgument for an unknown name or a value out of range; the config is
+  // unchanged then. How settings fit together is left to Validate().
+  Status Set(std::string_view name, std::string_view text,
+             std::string_view source = "set by caller");
+
+  // Checks every field's range, and that a slice fits a window and a heartbeat a peer_timeout.
+  // Errors: kInvalidArgument naming the first field that fails.
+  Status Validate() const;
+
+  // Every setting, in the order above.
+  std::vector<ConfigEntry> Describe() const;
+};
+
+// Names of FERRY_* variables that neither a setting nor `also_known` accounts for, so that a tool
+// can warn of a misspelling. `environment` is a null-terminated array of "NAME=value", as
+// environ(7).
+std::vector<std::string> UnknownVariables(const char* const* environment,
+                                          std::span<const std::string_view> also_known = {});
+// Of this process.
+std::vector<std::string> UnknownVariables(std::span<const std::string_view> also_known = {});
+
+}  // namespace ferry

@@ -1,0 +1,243 @@
+#include "ferry/core/config.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+namespace ferry {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using Environment = std::map<std::string, std::string>;
+
+Result<Config> From(const Environment& environment) {
+  return Config::FromEnvironment([&](const char* variable) -> const char* {
+    const auto found = environment.find(variable);
+    return found == environment.end() ? nullptr : found->second.c_str();
+  });
+}
+
+std::string MessageFrom(const Environment& environment) {
+  const auto config = From(environment);
+  return config ? "" : config.error().message();
+}
+
+ConfigEntry EntryOf(const Config& config, std::string_view name) {
+  for (const ConfigEntry& entry : config.Describe()) {
+    if (entry.name == name) return entry;
+  }
+  ADD_FAILURE() << "no entry " << name;
+  return {};
+}
+
+TEST(Config, DefaultsAreValidAndSayThatTheyAreDefaults) {
+  const Config config;
+  ASSERT_TRUE(config.Validate());
+  for (const ConfigEntry& entry : config.Describe()) {
+    EXPECT_EQ(entry.value, entry.default_text) << entry.name;
+    EXPECT_EQ(entry.source, "default") << entry.name;
+  }
+}
+
+TEST(Config, AnEmptyEnvironmentGivesTheDefaults) {
+  const auto config = From({});
+  ASSERT_TRUE(config);
+  EXPECT_EQ(config->window_bytes, 16u << 20);
+  EXPECT_EQ(config->operation_timeout, std::chrono::seconds(300));
+  EXPECT_TRUE(config->origins.empty());
+}
+
+TEST(Config, EveryKindOfSettingIsReadFromItsVariable) {
+  const auto config = From({{"FERRY_LISTEN_HOST", "10.0.0.1"},
+                            {"FERRY_PORT_RANGE", "4000-4010"},
+                            {"FERRY_LANES", "8"},
+                            {"FERRY_SLICE_BYTES", "512 KiB"},
+                            {"FERRY_SPIN", "20us"},
+                            {"FERRY_PEER_TIMEOUT", "2500"},
+                            {"FERRY_MAX_OPERATIONS", "7"},
+                            {"FERRY_GIFT", "off"}});
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_EQ(config->listen_host, "10.0.0.1");
+  EXPECT_EQ(config->port_first, 4000);
+  EXPECT_EQ(config->port_last, 4010);
+  EXPECT_EQ(config->lanes, 8);
+  EXPECT_EQ(config->slice_bytes, 512u << 10);
+  EXPECT_EQ(config->spin, microseconds(20));
+  EXPECT_EQ(config->peer_timeout, milliseconds(2500));
+  EXPECT_EQ(config->max_operations, 7u);
+  EXPECT_EQ(config->gift, "off");
+  EXPECT_EQ(EntryOf(*config, "spin").value, "20 us");
+  EXPECT_EQ(EntryOf(*config, "spin").source, "environment");
+  EXPECT_EQ(EntryOf(*config, "workers").source, "default");
+}
+
+TEST(Config, AnEmptyVariableCountsAsNotSet) {
+  const auto config = From({{"FERRY_LANES", ""}, {"FERRY_LISTEN_HOST", ""}});
+  ASSERT_TRUE(config);
+  EXPECT_EQ(EntryOf(*config, "lanes").source, "default");
+}
+
+TEST(Config, ReadsTheEnvironmentOfTheProcess) {
+  ASSERT_EQ(::setenv("FERRY_LANES", "3", 1), 0);
+  const auto config = Config::FromEnvironment();
+  ::unsetenv("FERRY_LANES");
+  ASSERT_TRUE(config);
+  EXPECT_EQ(config->lanes, 3);
+}
+
+TEST(Config, RefusalsNameVariableValueAndRange) {
+  EXPECT_EQ(MessageFrom({{"FERRY_LANES", "65"}}),
+            "FERRY_LANES cannot be used: '65' is out of range; allowed is 0..64 (0: automatic)");
+  EXPECT_EQ(MessageFrom({{"FERRY_SLICE_BYTES", "1k"}}),
+            "FERRY_SLICE_BYTES cannot be used: '1k' is out of range; allowed is 4 KiB..64 MiB");
+  EXPECT_EQ(MessageFrom({{"FERRY_SLICE_BYTES", "12q"}}),
+            "FERRY_SLICE_BYTES cannot be used: '12q' is not a size; write a whole number of bytes, "
+            "or one with KiB, MiB, GiB, KB, MB or GB, below 2^64 bytes; allowed is 4 KiB..64 MiB");
+  EXPECT_EQ(MessageFrom({{"FERRY_GIFT", "maybe"}}),
+            "FERRY_GIFT cannot be used: 'maybe' is not recognised; allowed is auto | on | off");
+  EXPECT_EQ(MessageFrom({{"FERRY_PORT_RANGE", "5-x"}}),
+            "FERRY_PORT_RANGE cannot be used: '5-x' is not a range of ports; allowed is A-B or A "
+            "within 1..65535; 0 for any free port");
+}
+
+// Just below, at and just above each end of every numeric setting, through Set() and Validate().
+TEST(Config, AcceptsBothEndsOfEveryRangeAndNothingBeyond) {
+  const struct {
+    const char* name;
+    std::vector<const char*> good;
+    std::vector<const char*> bad;
+  } kCases[] = {
+      {"listen_host", {"", "::1", "node-3.example"}, {"two words"}},
+      {"port_range",
+       {"0", "1", "65535", "1-65535", "7-7"},
+       {"", "-", "7-6", "0-5", "65536", "1-65536", "-5", "5-", "1-2-3", " 5"}},
+      {"lanes", {"0", "1", "64"}, {"-1", "65", "", "x", "1.5", "4 ", "99999999999999999999"}},
+      {"workers", {"0", "64"}, {"-1", "65"}},
+      {"slice_bytes", {"4096", "4KiB", "64MiB"}, {"4095", "67108865", "0", "-1"}},
+      {"window_bytes", {"64KiB", "1GiB"}, {"65535", "1073741825"}},
+      {"congestion_control",
+       {"auto", "system", "bbr", "cubic"},
+       {"", "BBR; rm", "sixteencharacter"}},
+      {"send_buffer_bytes", {"0", "1GiB"}, {"1073741825"}},
+      {"recv_buffer_bytes", {"0", "1GiB"}, {"1073741825"}},
+      {"spin", {"0", "1s", "1000ms"}, {"1000001us", "1001", "-1"}},
+      {"gift", {"auto", "on", "off"}, {"", "ON"}},
+      {"connect_timeout", {"1ms", "3600s"}, {"0", "999us", "3601s"}},
+      {"handshake_timeout", {"1ms", "3600s"}, {"0", "3601s"}},
+      {"operation_timeout", {"1ms", "86400s"}, {"0", "86401s"}},
+      {"peer_timeout", {"1ms", "3600s"}, {"0", "3601s"}},
+      {"heartbeat_interval", {"1ms", "3600s"}, {"0", "3601s"}},
+      {"drain_grace", {"0", "3600s"}, {"3601s"}},
+      {"eager_bytes", {"0", "64KiB"}, {"65537"}},
+      {"unexpected_bytes", {"64KiB", "16GiB"}, {"65535", "17179869185"}},
+      {"notification_bytes", {"4KiB", "1GiB"}, {"4095", "1073741825"}},
+      {"max_operations", {"1", "16777216"}, {"0", "16777217", "4294967296"}},
+      {"log_level", {"trace", "off"}, {"", "loud"}},
+  };
+  for (const auto& [name, good, bad] : kCases) {
+    for (const char* text : good) {
+      Config config;
+      EXPECT_TRUE(config.Set(name, text)) << name << ' ' << text;
+    }
+    for (const char* text : bad) {
+      Config config;
+      const Status status = config.Set(name, text);
+      ASSERT_FALSE(status) << name << ' ' << text;
+      EXPECT_EQ(status.error().code(), Code::kInvalidArgument);
+      EXPECT_EQ(EntryOf(config, name).source, "default") << name << ' ' << text;
+    }
+  }
+  EXPECT_EQ(std::size(kCases), Config().Describe().size());
+}
+
+TEST(Config, ValuesShownCanBeSetAgain) {
+  for (const ConfigEntry& entry : Config().Describe()) {
+    Config config;
+    EXPECT_TRUE(config.Set(entry.name, entry.default_text)) << entry.name;
+    EXPECT_EQ(EntryOf(config, entry.name).value, entry.default_text);
+  }
+}
+
+TEST(Config, EntriesNameVariableUnitRangeAndHelp) {
+  const auto entries = Config().Describe();
+  EXPECT_EQ(entries.size(), 22u);
+  for (const ConfigEntry& entry : entries) {
+    EXPECT_FALSE(entry.range.empty() || entry.help.empty() || entry.unit.empty()) << entry.name;
+  }
+  const ConfigEntry slice = EntryOf(Config(), "slice_bytes");
+  EXPECT_EQ(slice.variable, "FERRY_SLICE_BYTES");
+  EXPECT_EQ(slice.unit, "bytes");
+  EXPECT_EQ(slice.range, "4 KiB..64 MiB");
+  EXPECT_EQ(slice.default_text, "1 MiB");
+  EXPECT_EQ(EntryOf(Config(), "spin").range, "0 s..1 s (0: sleep at once)");
+  EXPECT_EQ(EntryOf(Config(), "lanes").unit, "count");
+  EXPECT_EQ(EntryOf(Config(), "port_range").unit, "ports");
+}
+
+TEST(Config, TheSourceOfAValueIsWhateverSetItLast) {
+  auto config = From({{"FERRY_LANES", "4"}, {"FERRY_WORKERS", "2"}});
+  ASSERT_TRUE(config);
+  ASSERT_TRUE(config->Set("workers", "3", "command line"));
+  EXPECT_EQ(EntryOf(*config, "lanes").source, "environment");
+  EXPECT_EQ(EntryOf(*config, "workers").source, "command line");
+  config->lanes = 5;
+  EXPECT_EQ(EntryOf(*config, "lanes").source, "set by caller");
+  config->lanes = 0;
+  EXPECT_EQ(EntryOf(*config, "lanes").source, "default");
+}
+
+TEST(Config, SettingByNameRefusesUnknownNamesAndListsTheKnown) {
+  Config config;
+  const Status status = config.Set("lane", "1");
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().message().substr(0, 65),
+            "no setting is called 'lane'; there are listen_host, port_range, l");
+}
+
+TEST(Config, ValidationFindsFieldsThatWereAssignedOutOfRange) {
+  const auto message = [](auto change) {
+    Config config;
+    change(config);
+    const Status status = config.Validate();
+    return status ? std::string() : status.error().message();
+  };
+  EXPECT_EQ(message([](Config& c) { c.lanes = -1; }),
+            "lanes cannot be used: '-1' is out of range; allowed is 0..64 (0: automatic)");
+  EXPECT_EQ(message([](Config& c) { c.port_first = 9; }),
+            "port_range cannot be used: '9-0' is out of range; allowed is A-B or A within "
+            "1..65535; 0 for any free port");
+  EXPECT_NE(message([](Config& c) { c.spin = microseconds(-1); }), "");
+  EXPECT_NE(message([](Config& c) { c.slice_bytes = ~std::uint64_t{0}; }), "");
+}
+
+TEST(Config, AWindowHoldsASliceAndAPeerTimeoutAHeartbeat) {
+  EXPECT_EQ(MessageFrom({{"FERRY_WINDOW_BYTES", "64KiB"}}),
+            "a window of 64 KiB cannot hold a slice of 1 MiB; raise window_bytes "
+            "(FERRY_WINDOW_BYTES) or lower slice_bytes (FERRY_SLICE_BYTES)");
+  EXPECT_EQ(MessageFrom({{"FERRY_WINDOW_BYTES", "64KiB"}, {"FERRY_SLICE_BYTES", "64KiB"}}), "");
+  EXPECT_EQ(MessageFrom({{"FERRY_PEER_TIMEOUT", "1s"}}),
+            "a heartbeat every 1 s loses idle peers after 1 s of silence; lower heartbeat_interval "
+            "(FERRY_HEARTBEAT_INTERVAL) or raise peer_timeout (FERRY_PEER_TIMEOUT)");
+}
+
+TEST(UnknownVariables, AreFerryVariablesThatNoSettingHas) {
+  const char* const environment[] = {"HOME=/root",         "FERRY_LANES=1", "FERRY_LANE=1",
+                                     "FERRY_NET_PLUGIN=p", "FERRY_",        "XFERRY_A=1",
+                                     "FERRY_lanes=1",      nullptr};
+  const std::array<std::string_view, 1> also_known = {"FERRY_NET_PLUGIN"};
+  EXPECT_EQ(UnknownVariables(environment, also_known),
+            (std::vector<std::string>{"FERRY_LANE", "FERRY_", "FERRY_lanes"}));
+}
+
+TEST(UnknownVariables, AreFoundInTheEnvironmentOfTheProcess) {
+  ASSERT_EQ(::setenv("FERRY_NO_SUCH_SETTING", "1", 1), 0);
+  const auto unknown = UnknownVariables();
+  ::unsetenv("FERRY_NO_SUCH_SETTING");
+  EXPECT_EQ(std::count(unknown.begin(), unknown.end(), "FERRY_NO_SUCH_SETTING"), 1);
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,43 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <limits>
+
+namespace ferry {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+// A point on the steady clock, or never. Carried down a call chain so that a chain of waits is
+// bounded by one number.
+class Deadline {
+ public:
+  static Deadline Never() noexcept { return Deadline(Clock::time_point::max()); }
+  static Deadline At(Clock::time_point when) noexcept { return Deadline(when); }
+  template <class Rep, class Period>
+  static Deadline After(std::chrono::duration<Rep, Period> wait) noexcept {
+    return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(wait));
+  }
+
+  bool never() const noexcept { return when_ == Clock::time_point::max(); }
+  bool expired() const noexcept { return !never() && Clock::now() >= when_; }
+  Clock::time_point when() const noexcept { return when_; }
+  Deadline Sooner(Deadline other) const noexcept { return when_ < other.when_ ? *this : other; }
+
+  // Milliseconds left, rounded up, for poll() and epoll_wait(): -1 for never, 0 when expired.
+  int PollMillis() const noexcept {
+    if (never()) return -1;
+    const auto left = when_ - Clock::now();
+    if (left <= Clock::duration::zero()) return 0;
+    const auto ms = std::chrono::ceil<milliseconds>(left).count();
+    return ms > std::numeric_limits<int>::max() ? std::numeric_limits<int>::max()
+                                                : static_cast<int>(ms);
+  }
+
+ private:
+  explicit Deadline(Clock::time_point when) noexcept : when_(when) {}
+  Clock::time_point when_;
+};
+
+}  // namespace ferry

@@ -1,0 +1,64 @@
+#include "ferry/core/fd.h"
+
+#include <fmt/core.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+namespace ferry {
+namespace {
+
+Code CodeOfErrno(int error_number) {
+  switch (error_number) {
+    case EACCES:
+    case EPERM: return Code::kRefused;
+    case ECONNREFUSED:
+    case ECONNRESET:
+    case ECONNABORTED:
+    case EPIPE:
+    case ENETUNREACH:
+    case EHOSTUNREACH: return Code::kPeerLost;
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS:
+    case ENOMEM:
+    case EADDRINUSE:
+    case EADDRNOTAVAIL: return Code::kUnavailable;
+    case ETIMEDOUT: return Code::kTimedOut;
+    default: return Code::kInvalidArgument;
+  }
+}
+
+}  // namespace
+
+void FdTraits::Destroy(Handle fd) noexcept { (void)::close(fd); }
+
+Error ErrnoError(const std::string& what, int error_number, SourceLoc at) {
+  return Error(CodeOfErrno(error_number),
+               fmt::format("{}: {} (errno {})", what, std::generic_category().message(error_number),
+                           error_number),
+               at);
+}
+
+Result<UniqueFd> MakeEventFd() {
+  UniqueFd fd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!fd) return ErrnoError("eventfd", errno);
+  return fd;
+}
+
+void SignalEventFd(int fd) noexcept {
+  const std::uint64_t one = 1;
+  // EAGAIN means the count is at its maximum: the reader is signalled already.
+  while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+void DrainEventFd(int fd) noexcept {
+  std::uint64_t count = 0;
+  while (::read(fd, &count, sizeof count) < 0 && errno == EINTR) {
+  }
+}
+
+}  // namespace ferry
