@@ -1,0 +1,187 @@
+#include "ferry/copy/block_list.h"
+
+#include <fmt/core.h>
+
+#include <limits>
+#include <string>
+#include <utility>
+
+namespace ferry {
+namespace {
+
+constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
+
+Error Invalid(std::string message) { return Error(Code::kInvalidArgument, std::move(message)); }
+
+// One side of a block, with the words that messages need.
+struct Side {
+  const char* verb;
+  const char* noun;
+  std::uint64_t start;
+  std::uint64_t size;
+};
+
+Error OutOfBounds(std::size_t index, const Block& block, const Side& side) {
+  if (block.len > kMax - side.start) {
+    return Invalid(fmt::format(
+        "block {} {} {} bytes from byte {} of the {}, which ends beyond 64 bits; correct its "
+        "offset or length",
+        index, side.verb, block.len, side.start, side.noun));
+  }
+  return Invalid(
+      fmt::format("block {} {} bytes {}..{} of a {} of {} bytes; keep every block inside it", index,
+                  side.verb, side.start, side.start + block.len, side.noun, side.size));
+}
+
+bool Inside(std::uint64_t start, std::uint64_t len, std::uint64_t size) {
+  return start <= size && len <= size - start;
+}
+
+// Why a block that is empty or out of bounds cannot be carried out.
+Error FaultOf(std::size_t index, const Block& block, std::uint64_t dst_size,
+              std::uint64_t src_size) {
+  if (block.len == 0) {
+    return Invalid(
+        fmt::format("block {} has a length of 0 bytes; leave empty blocks out of the list", index));
+  }
+  if (!Inside(block.dst, block.len, dst_size)) {
+    return OutOfBounds(index, block, {"writes", "destination", block.dst, dst_size});
+  }
+  return OutOfBounds(index, block, {"reads", "source", block.src, src_size});
+}
+
+Error Overlap(std::span<const Block> blocks, std::size_t a, std::size_t b) {
+  const auto [first, second] = std::minmax(a, b);
+  const Block& x = blocks[first];
+  const Block& y = blocks[second];
+  return Invalid(fmt::format(
+      "blocks {} and {} both write bytes {}..{} of the destination (block {} writes {}..{}, block "
+      "{} writes {}..{}); write each byte once",
+      first, second, std::max(x.dst, y.dst), std::min(x.dst + x.len, y.dst + y.len), first, x.dst,
+      x.dst + x.len, second, y.dst, y.dst + y.len));
+}
+
+// Sorting keys that carry the destination is half again as fast as sorting indexes that refer to
+// it.
+struct Key {
+  std::uint64_t dst;
+  std::uint64_t index;
+  bool operator<(const Key& other) const noexcept {
+    return dst != other.dst ? dst < other.dst : index < other.index;
+  }
+};
+
+// In order of destination some two neighbours overlap if any two blocks do, as none is empty.
+Status CheckDisjoint(std::span<const Block> blocks) {
+  std::vector<Key> keys;
+  keys.reserve(blocks.size());
+  for (std::size_t i = 0; i < blocks.size(); ++i) keys.push_back({blocks[i].dst, i});
+  std::sort(keys.begin(), keys.end());
+  for (std::size_t i = 1; i < keys.size(); ++i) {
+    const Block& before = blocks[keys[i - 1].index];
+    if (before.dst + before.len > keys[i].dst) {
+      return Overlap(blocks, keys[i - 1].index, keys[i].index);
+    }
+  }
+  return Ok();
+}
+
+bool Continues(const Block& before, const Block& block) {
+  return before.dst + before.len == block.dst && before.src + before.len == block.src &&
+         block.len <= kMax - before.len;
+}
+
+struct SliceLimits {
+  std::uint64_t bytes;
+  std::uint64_t blocks;
+};
+
+// Puts a block into the last slice, and into further ones as each fills up.
+void AppendBlock(std::size_t index, std::uint64_t len, const SliceLimits& limits,
+                 std::vector<Slice>& slices) {
+  for (std::uint64_t offset = 0; offset < len;) {
+    if (slices.empty() || slices.back().bytes == limits.bytes ||
+        slices.back().blocks == limits.blocks) {
+      slices.push_back({.first_block = index, .offset = offset, .bytes = 0, .blocks = 0});
+    }
+    Slice& slice = slices.back();
+    const std::uint64_t taken = std::min(len - offset, limits.bytes - slice.bytes);
+    slice.bytes += taken;
+    ++slice.blocks;
+    offset += taken;
+  }
+}
+
+}  // namespace
+
+BlockList::BlockList(std::vector<Block> blocks) : blocks_(std::move(blocks)) {
+  for (const Block& block : blocks_) Count(block);
+}
+
+Result<BlockList> BlockList::FromPages(std::span<const std::uint64_t> dst_pages,
+                                       std::span<const std::uint64_t> src_pages,
+                                       std::uint64_t page_bytes) {
+  if (dst_pages.size() != src_pages.size()) {
+    return Invalid(
+        fmt::format("{} destination pages cannot pair with {} source pages; give as many "
+                    "of one as of the other",
+                    dst_pages.size(), src_pages.size()));
+  }
+  if (page_bytes == 0) return Invalid("pages of 0 bytes hold nothing; give the size of a page");
+  const std::uint64_t pages_in_64_bits = kMax / page_bytes;
+  BlockList list;
+  list.Reserve(dst_pages.size());
+  for (std::size_t i = 0; i < dst_pages.size(); ++i) {
+    const std::uint64_t last = std::max(dst_pages[i], src_pages[i]);
+    if (last >= pages_in_64_bits) {
+      return Invalid(
+          fmt::format("entry {} names page {}, and with {} bytes to a page that ends "
+                      "beyond 64 bits; correct the page number",
+                      i, last, page_bytes));
+    }
+    list.Add({dst_pages[i] * page_bytes, src_pages[i] * page_bytes, page_bytes});
+  }
+  return list;
+}
+
+Status BlockList::Validate(std::uint64_t dst_size, std::uint64_t src_size) const {
+  if (blocks_.empty()) return Invalid("the list has no blocks; add at least one");
+  bool ordered = true;
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const Block& block = blocks_[i];
+    if (block.len == 0 || !Inside(block.dst, block.len, dst_size) ||
+        !Inside(block.src, block.len, src_size)) {
+      return FaultOf(i, block, dst_size, src_size);
+    }
+    ordered = ordered && block.dst >= end;
+    end = block.dst + block.len;
+  }
+  return ordered ? Ok() : CheckDisjoint(blocks_);
+}
+
+BlockList BlockList::Merged() const {
+  BlockList merged;
+  merged.blocks_.reserve(blocks_.size());
+  merged.total_bytes_ = total_bytes_;
+  for (const Block& block : blocks_) {
+    if (!merged.empty() && Continues(merged.blocks_.back(), block)) {
+      merged.blocks_.back().len += block.len;
+    } else {
+      merged.blocks_.push_back(block);
+    }
+  }
+  return merged;
+}
+
+std::vector<Slice> SplitIntoSlices(const BlockList& list, std::uint64_t slice_bytes,
+                                   std::uint64_t max_blocks) {
+  FERRY_CHECK(slice_bytes > 0 && max_blocks > 0, slice_bytes, max_blocks);
+  std::vector<Slice> slices;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    AppendBlock(i, list[i].len, {slice_bytes, max_blocks}, slices);
+  }
+  return slices;
+}
+
+}  // namespace ferry

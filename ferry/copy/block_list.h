@@ -1,0 +1,109 @@
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ferry/core/check.h"
+#include "ferry/core/result.h"
+
+namespace ferry {
+
+// `len` bytes from `src` to `dst`: offsets into a source and a destination space, or addresses.
+struct Block {
+  std::uint64_t dst = 0;
+  std::uint64_t src = 0;
+  std::uint64_t len = 0;
+  friend bool operator==(const Block&, const Block&) = default;
+};
+
+// Everything that moves: blocks in the order in which they were added, which is the order in which
+// they go over the network. May hold nonsense until Validate() has accepted it; a list from a peer
+// must be validated before any other use. Not thread-safe while it is changed.
+class BlockList {
+ public:
+  BlockList() = default;
+  explicit BlockList(std::vector<Block> blocks);
+
+  // Block i moves page src_pages[i] to page dst_pages[i]; page p starts at byte p * page_bytes.
+  // Errors: kInvalidArgument for spans of different sizes, pages of no bytes, and pages that end
+  // beyond 64 bits.
+  static Result<BlockList> FromPages(std::span<const std::uint64_t> dst_pages,
+                                     std::span<const std::uint64_t> src_pages,
+                                     std::uint64_t page_bytes);
+
+  void Add(const Block& block) {
+    blocks_.push_back(block);
+    Count(block);
+  }
+  void Reserve(std::size_t blocks) { blocks_.reserve(blocks); }
+  void Clear() noexcept {
+    blocks_.clear();
+    total_bytes_ = 0;
+  }
+
+  std::size_t size() const noexcept { return blocks_.size(); }
+  bool empty() const noexcept { return blocks_.empty(); }
+  const Block& operator[](std::size_t index) const noexcept { return blocks_[index]; }
+  // Valid until the list changes.
+  std::span<const Block> blocks() const noexcept { return blocks_; }
+  // The sum of all lengths; stops at 2^64 - 1.
+  std::uint64_t total_bytes() const noexcept { return total_bytes_; }
+
+  // Accepts a list that an executor may carry out between a destination and a source of these
+  // sizes in bytes: at least one block, none empty, all within bounds, and no byte of the
+  // destination written twice. Bytes of the source may be read twice. For addresses give 2^64 - 1.
+  // Errors: kInvalidArgument naming the first block, or the two blocks, at fault.
+  // O(n) for blocks in order of destination, O(n log n) time and 16 n bytes otherwise.
+  Status Validate(std::uint64_t dst_size, std::uint64_t src_size) const;
+
+  // The same bytes in the same order, with each block joined to the one before it where both its
+  // destination and its source continue that one. Of a validated list.
+  BlockList Merged() const;
+
+  friend bool operator==(const BlockList& a, const BlockList& b) { return a.blocks_ == b.blocks_; }
+
+ private:
+  void Count(const Block& block) noexcept {
+    total_bytes_ += block.len;
+    if (total_bytes_ < block.len) total_bytes_ = ~std::uint64_t{0};
+  }
+
+  std::vector<Block> blocks_;
+  std::uint64_t total_bytes_ = 0;
+};
+
+// A run of bytes of a block list: begins `offset` bytes into block `first_block` and goes on for
+// `bytes` bytes, through `blocks` blocks, of which the first and the last may be cut.
+struct Slice {
+  std::uint64_t first_block = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t blocks = 0;
+  friend bool operator==(const Slice&, const Slice&) = default;
+};
+
+// Cuts a validated list into slices that cover it exactly, in order: each is as long as it can be
+// with at most slice_bytes bytes and max_blocks blocks, both at least 1.
+std::vector<Slice> SplitIntoSlices(const BlockList& list, std::uint64_t slice_bytes,
+                                   std::uint64_t max_blocks);
+
+// Calls fn(const Block&) for the part of each block that lies in the slice, in order. The slice
+// must come from SplitIntoSlices() of this list.
+template <class Fn>
+void ForEachBlockOfSlice(const BlockList& list, const Slice& slice, Fn&& fn) {
+  FERRY_CHECK(slice.first_block <= list.size() && slice.blocks <= list.size() - slice.first_block,
+              slice.first_block, slice.blocks, list.size());
+  std::uint64_t skip = slice.offset;
+  std::uint64_t left = slice.bytes;
+  for (std::uint64_t i = slice.first_block; i < slice.first_block + slice.blocks; ++i) {
+    const Block& whole = list[i];
+    const std::uint64_t len = std::min(whole.len - skip, left);
+    fn(Block{.dst = whole.dst + skip, .src = whole.src + skip, .len = len});
+    left -= len;
+    skip = 0;
+  }
+}
+
+}  // namespace ferry
