@@ -1,0 +1,223 @@
+#include "ferry/net/address.h"
+
+#include <arpa/inet.h>
+#include <fmt/core.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <memory>
+
+#include "ferry/core/fd.h"
+
+namespace ferry::net {
+namespace {
+
+struct IfaddrsDeleter {
+  void operator()(ifaddrs* list) const noexcept { ::freeifaddrs(list); }
+};
+using Ifaddrs = std::unique_ptr<ifaddrs, IfaddrsDeleter>;
+
+Ifaddrs ListInterfaces() {
+  ifaddrs* list = nullptr;
+  return ::getifaddrs(&list) == 0 ? Ifaddrs(list) : nullptr;
+}
+
+RawAddress RawOf(const sockaddr* address) {
+  RawAddress raw;
+  raw.length = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  std::memcpy(&raw.storage, address, raw.length);
+  return raw;
+}
+
+bool IsIp(const sockaddr* address) {
+  return address != nullptr && (address->sa_family == AF_INET || address->sa_family == AF_INET6);
+}
+
+bool IsVirtual(const std::string& interface) {
+  const std::string base = "/sys/class/net/" + interface;
+  return ::access((base + "/bridge").c_str(), F_OK) == 0 ||
+         ::access((base + "/brport").c_str(), F_OK) == 0;
+}
+
+bool IsLinkLocal(const RawAddress& raw) {
+  if (raw.family() == AF_INET) {
+    sockaddr_in v4{};
+    std::memcpy(&v4, &raw.storage, sizeof v4);
+    return (ntohl(v4.sin_addr.s_addr) >> 16) == 0xA9FE;  // 169.254/16
+  }
+  sockaddr_in6 v6{};
+  std::memcpy(&v6, &raw.storage, sizeof v6);
+  return IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr) != 0;
+}
+
+Result<std::uint16_t> ParsePort(std::string_view text, std::string_view whole) {
+  std::uint16_t port = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    return Error(
+        Code::kInvalidArgument,
+        fmt::format("address \"{}\" has port \"{}\"; give a number from 0 to 65535", whole, text));
+  }
+  return port;
+}
+
+}  // namespace
+
+std::string Address::ToString() const {
+  if (host.find(':') != std::string::npos) return fmt::format("[{}]:{}", host, port);
+  return fmt::format("{}:{}", host.empty() ? "*" : host, port);
+}
+
+Result<Address> ParseAddress(std::string_view text, std::uint16_t default_port) {
+  if (!text.empty() && text.front() == '[') {
+    const auto close = text.find(']');
+    if (close == std::string_view::npos || (close + 1 < text.size() && text[close + 1] != ':')) {
+      return Error(Code::kInvalidArgument,
+                   fmt::format("address \"{}\" should look like [::1]:{}", text, default_port));
+    }
+    Address address{std::string(text.substr(1, close - 1)), default_port};
+    if (close + 1 < text.size()) {
+      FERRY_TRY_ASSIGN(address.port, ParsePort(text.substr(close + 2), text));
+    }
+    return address;
+  }
+  const auto colon = text.find(':');
+  if (colon == std::string_view::npos || text.find(':', colon + 1) != std::string_view::npos) {
+    return Address{std::string(text), default_port};
+  }
+  FERRY_TRY_ASSIGN(const std::uint16_t port, ParsePort(text.substr(colon + 1), text));
+  return Address{std::string(text.substr(0, colon)), port};
+}
+
+Result<std::vector<Address>> Resolve(const Address& address) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_ADDRCONFIG;
+  // A numeric loopback or IPv6 address must work on machines without such an interface address.
+  addrinfo numeric = hints;
+  numeric.ai_flags = AI_NUMERICHOST;
+  addrinfo* list = nullptr;
+  int rc = ::getaddrinfo(address.host.c_str(), nullptr, &numeric, &list);
+  if (rc != 0) rc = ::getaddrinfo(address.host.c_str(), nullptr, &hints, &list);
+  if (rc != 0) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("cannot resolve host \"{}\": {}; check the name or give an IP address",
+                             address.host, ::gai_strerror(rc)));
+  }
+  std::vector<Address> found;
+  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
+    if (!IsIp(entry->ai_addr)) continue;
+    Address one = FromRaw(RawOf(entry->ai_addr));
+    one.port = address.port;
+    found.push_back(std::move(one));
+  }
+  ::freeaddrinfo(list);
+  if (found.empty()) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("host \"{}\" has no IP address", address.host));
+  }
+  return found;
+}
+
+const sockaddr* RawAddress::get() const noexcept {
+  // What the socket calls take: sockaddr_storage is made to be looked at as any sockaddr.
+  return reinterpret_cast<const sockaddr*>(&storage);
+}
+
+Result<RawAddress> ToRaw(const Address& address) {
+  RawAddress raw;
+  sockaddr_in v4{};
+  sockaddr_in6 v6{};
+  if (::inet_pton(AF_INET, address.host.c_str(), &v4.sin_addr) == 1) {
+    v4.sin_family = AF_INET;
+    v4.sin_port = htons(address.port);
+    raw.length = sizeof v4;
+    std::memcpy(&raw.storage, &v4, sizeof v4);
+    return raw;
+  }
+  const auto percent = address.host.find('%');
+  const std::string bare = address.host.substr(0, percent);
+  if (address.host.empty() || ::inet_pton(AF_INET6, bare.c_str(), &v6.sin6_addr) == 1) {
+    v6.sin6_family = AF_INET6;
+    v6.sin6_port = htons(address.port);
+    if (percent != std::string::npos) {
+      v6.sin6_scope_id = ::if_nametoindex(address.host.c_str() + percent + 1);
+    }
+    raw.length = sizeof v6;
+    std::memcpy(&raw.storage, &v6, sizeof v6);
+    return raw;
+  }
+  return Error(Code::kInvalidArgument,
+               fmt::format("\"{}\" is not a numeric IP address", address.host));
+}
+
+Address FromRaw(const RawAddress& raw) {
+  char text[INET6_ADDRSTRLEN] = "";
+  Address address;
+  if (raw.family() == AF_INET) {
+    sockaddr_in v4{};
+    std::memcpy(&v4, &raw.storage, sizeof v4);
+    (void)::inet_ntop(AF_INET, &v4.sin_addr, text, sizeof text);
+    address.port = ntohs(v4.sin_port);
+    address.host = text;
+    return address;
+  }
+  sockaddr_in6 v6{};
+  std::memcpy(&v6, &raw.storage, sizeof v6);
+  address.port = ntohs(v6.sin6_port);
+  (void)::inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof text);
+  address.host = text;
+  if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
+    address.host = address.host.substr(address.host.rfind(':') + 1);
+  } else if (v6.sin6_scope_id != 0) {
+    char name[IF_NAMESIZE] = "";
+    if (::if_indextoname(v6.sin6_scope_id, name) != nullptr)
+      address.host += fmt::format("%{}", name);
+  }
+  return address;
+}
+
+bool IsLoopback(const RawAddress& raw) noexcept {
+  if (raw.family() == AF_INET) {
+    sockaddr_in v4{};
+    std::memcpy(&v4, &raw.storage, sizeof v4);
+    return (ntohl(v4.sin_addr.s_addr) >> 24) == 127;
+  }
+  sockaddr_in6 v6{};
+  std::memcpy(&v6, &raw.storage, sizeof v6);
+  if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) return v6.sin6_addr.s6_addr[12] == 127;
+  return IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr) != 0;
+}
+
+std::string InterfaceOf(const Address& local) {
+  const Ifaddrs list = ListInterfaces();
+  for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
+    if (IsIp(entry->ifa_addr) && FromRaw(RawOf(entry->ifa_addr)).host == local.host) {
+      return entry->ifa_name;
+    }
+  }
+  // The whole of 127/8 is on the loopback interface, which lists one address of it.
+  const auto raw = ToRaw(local);
+  return raw && IsLoopback(*raw) ? "lo" : "";
+}
+
+std::vector<LocalAddress> AdvertisableAddresses() {
+  std::vector<LocalAddress> found;
+  const Ifaddrs list = ListInterfaces();
+  for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
+    if (!IsIp(entry->ifa_addr)) continue;
+    const RawAddress raw = RawOf(entry->ifa_addr);
+    const bool usable = (entry->ifa_flags & IFF_UP) != 0 && (entry->ifa_flags & IFF_LOOPBACK) == 0;
+    if (!usable || IsVirtual(entry->ifa_name) || IsLinkLocal(raw)) continue;
+    found.push_back({entry->ifa_name, FromRaw(raw).host});
+  }
+  return found;
+}
+
+}  // namespace ferry::net

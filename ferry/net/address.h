@@ -1,0 +1,57 @@
+#pragma once
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/core/result.h"
+
+namespace ferry::net {
+
+// A numeric IP address or, before Resolve(), a host name; and a TCP port. An empty host means all
+// local addresses.
+struct Address {
+  std::string host;
+  std::uint16_t port = 0;
+
+  bool operator==(const Address&) const = default;
+  // "127.0.0.1:80", "[::1]:80"
+  std::string ToString() const;
+};
+
+// Parses "host", "host:port", "[v6]:port" or a bare IPv6 address; `default_port` where none is
+// given. Errors: kInvalidArgument naming the text.
+Result<Address> ParseAddress(std::string_view text, std::uint16_t default_port);
+
+// All numeric addresses of a host, in the system's order of preference. May ask DNS: blocks, so
+// never on a loop. Errors: kInvalidArgument naming the host.
+Result<std::vector<Address>> Resolve(const Address& address);
+
+// A socket address and its length, for the system calls.
+struct RawAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  const sockaddr* get() const noexcept;
+  int family() const noexcept { return storage.ss_family; }
+};
+
+// `address` must be numeric. Errors: kInvalidArgument.
+Result<RawAddress> ToRaw(const Address& address);
+Address FromRaw(const RawAddress& raw);
+bool IsLoopback(const RawAddress& raw) noexcept;
+
+// Name of the interface that holds a local numeric address ("" if none does).
+std::string InterfaceOf(const Address& local);
+
+struct LocalAddress {
+  std::string interface;
+  std::string host;
+};
+// Addresses that a peer on another machine can be told: up, not loopback, not a bridge or a
+// container's veth, not link-local.
+std::vector<LocalAddress> AdvertisableAddresses();
+
+}  // namespace ferry::net

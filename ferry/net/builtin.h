@@ -1,0 +1,11 @@
+#pragma once
+#include <memory>
+
+#include "ferry/net/provider.h"
+
+namespace ferry::net {
+
+// The provider for endpoints that name none: TCP.
+std::unique_ptr<Provider> CreateBuiltinProvider();
+
+}  // namespace ferry::net

@@ -1,0 +1,134 @@
+#pragma once
+#include <sys/uio.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/core/deadline.h"
+#include "ferry/core/event_loop.h"
+#include "ferry/core/result.h"
+#include "ferry/net/address.h"
+
+// How bytes get to another process. A provider makes lanes; a lane is an ordered, reliable,
+// two-way channel of frames. A frame is a little metadata (`meta`), which the receiver reads
+// first, and a payload, for which the receiver then names the place in memory: bytes go straight
+// from scattered user memory into scattered user memory.
+//
+// Every lane belongs to one EventLoop at a time; all its methods and callbacks run there.
+namespace ferry::net {
+
+inline constexpr std::size_t kMaxMetaBytes = 64 * 1024;
+inline constexpr std::uint64_t kMaxPayloadBytes = std::uint64_t{1} << 32;
+
+// What not every provider can do. Tests and the engine ask; nothing is found out by failing.
+struct Capabilities {
+  bool gifted_pages = false;   // OutFrame::gift is honoured
+  bool ipv6 = false;           // Address may be IPv6
+  bool other_process = false;  // connects to other processes
+};
+
+// A frame to send. The sender owns it and everything it points at, unchanged, from Send() until
+// OnSent() or OnClosed(); with `gift`, the payload memory until the peer has acknowledged it.
+struct OutFrame {
+  std::vector<std::byte> meta;  // 1..kMaxMetaBytes
+  std::vector<iovec> payload;   // at most kMaxPayloadBytes in all; no empty elements
+  std::uint64_t payload_bytes = 0;
+  bool gift = false;  // the lane may hand the memory's pages to the kernel in place of a copy
+};
+
+// Where the payload of an arriving frame goes.
+struct Placement {
+  enum class Action { kPlace, kDiscard, kPause };
+  Action action = Action::kPlace;
+  // For kPlace: exactly the payload's bytes; the array and the memory stay valid until OnPayload,
+  // OnClosed or DiscardRest.
+  std::span<const iovec> memory;
+};
+
+class Lane;
+
+// The user of a lane. All calls come from the lane's loop.
+class LaneHandler {
+ public:
+  // A frame's metadata is here (`meta` is valid during the call). kPause leaves the frame unread
+  // and the lane silent until Resume(), which offers it again. An Error ends the lane with it.
+  virtual Result<Placement> OnFrame(std::span<const std::byte> meta,
+                                    std::uint64_t payload_bytes) = 0;
+  // The payload of the last frame is in its place. Not called for empty or discarded payloads.
+  virtual Status OnPayload() = 0;
+  // `frame` is the sender's again (but see OutFrame::gift). In the order of Send().
+  virtual void OnSent(OutFrame* frame) = 0;
+  // The last call: the peer closed, the network failed, or an Error was returned above. Frames not
+  // reported by OnSent, and the memory of an unfinished placement, are the handler's again.
+  virtual void OnClosed(const Error& error) = 0;
+
+ protected:
+  ~LaneHandler() = default;
+};
+
+// What a lane knows of itself, for logs and reports.
+struct LaneInfo {
+  std::string local;               // "127.0.0.1:5000"
+  std::string remote;              // likewise
+  std::string interface;           // that the route to the peer uses: "lo", "eth0"
+  std::string congestion_control;  // in force, with the reason: "reno (bbr replaced: ...)"
+  std::uint64_t send_buffer_bytes = 0;
+  std::uint64_t recv_buffer_bytes = 0;
+};
+
+class Lane {
+ public:
+  // Destroy on the lane's loop outside its callbacks, or after the loop has stopped. Closes
+  // without calling the handler.
+  virtual ~Lane() = default;
+  // Any thread, but before it no other method: gives the lane to `loop` and `handler`, which gets
+  // callbacks until OnClosed. Again only from the current loop, outside the lane's callbacks and
+  // between frames or paused: that moves it, with what it has queued, ends a pause, and on this
+  // thread nothing of the lane may be touched afterwards.
+  virtual void Attach(EventLoop* loop, LaneHandler* handler) = 0;
+  // Queues; never blocks. The frame leaves at the end of the loop's turn, or at once when much is
+  // queued. Never calls back from inside.
+  virtual void Send(OutFrame* frame) = 0;
+  // Ends a kPause.
+  virtual void Resume() = 0;
+  // Reads the rest of the payload being received into nowhere: when this returns its placement is
+  // no longer touched. No effect between payloads.
+  virtual void DiscardRest() = 0;
+  // Closes now, dropping what is queued or under way in the kernel; no callback follows.
+  virtual void Close() = 0;
+  virtual LaneInfo Info() const = 0;
+  // Any thread: all bytes that have arrived so far, for telling a slow peer from a silent one.
+  virtual std::uint64_t BytesReceived() const = 0;
+};
+
+// A listening port. Destroy on the listener's loop or after it has stopped.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  // With the port that was really taken.
+  virtual const Address& address() const = 0;
+};
+
+class Provider {
+ public:
+  using Accepted = UniqueFunction<void(std::unique_ptr<Lane>)>;
+  using Connected = UniqueFunction<void(Result<std::unique_ptr<Lane>>)>;
+
+  virtual ~Provider() = default;
+  virtual const char* name() const = 0;
+  virtual Capabilities capabilities() const = 0;
+  // Call before the loop runs or on it. Takes a free port of config.port_range if address.port is
+  // 0. `accepted` runs on `loop`. Errors: kUnavailable (ports taken), kInvalidArgument (address).
+  virtual Result<std::unique_ptr<Listener>> Listen(const Address& address, const Config& config,
+                                                   EventLoop* loop, Accepted accepted) = 0;
+  // OnLoop; does not block. `connected` runs on `loop`, once, by the deadline: with an unattached
+  // lane, or kPeerLost (refused, unreachable), kTimedOut.
+  virtual void Connect(const Address& address, const Config& config, EventLoop* loop,
+                       Deadline deadline, Connected connected) = 0;
+};
+
+}  // namespace ferry::net

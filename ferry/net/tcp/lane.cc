@@ -1,0 +1,497 @@
+#include "ferry/net/tcp/lane.h"
+
+#include <fmt/core.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "ferry/core/check.h"
+#include "ferry/net/tcp/socket_options.h"
+
+namespace ferry::net::tcp {
+namespace {
+
+constexpr std::size_t kReadAhead = 64 * 1024;
+constexpr std::size_t kRxBytes = sizeof(FramePrefix) + kMaxMetaBytes + kReadAhead;
+// After a payload that is read straight into its place, only the next frame's head is worth
+// reading along: what lands in rx_ is copied once more.
+constexpr std::size_t kReadAheadAfterLarge = 2 * 1024;
+constexpr std::size_t kLargePayload = 64 * 1024;
+// Per turn, so that neither direction, and no other lane of the loop, waits long.
+constexpr std::size_t kTurnBytes = 4 << 20;
+// Per system call: 256 KiB to 1 MiB is best on loopback; 64 KiB costs 16 %.
+constexpr std::size_t kSendBytes = 1 << 20;
+constexpr std::size_t kMaxPieces = 256;
+constexpr std::size_t kGiftFrom = 64 * 1024;
+
+std::string HexOf(std::span<const std::byte> bytes) {
+  std::string text;
+  for (const std::byte b : bytes) text += fmt::format("{:02x} ", std::to_integer<int>(b));
+  if (!text.empty()) text.pop_back();
+  return text;
+}
+
+bool WouldBlock(int error_number) { return error_number == EAGAIN || error_number == EWOULDBLOCK; }
+
+}  // namespace
+
+// ---- IoCursor -----------------------------------------------------------------------------------
+
+std::size_t IoCursor::Collect(std::span<iovec> out, std::size_t* used,
+                              std::size_t max_bytes) const {
+  std::size_t total = 0;
+  std::size_t offset = offset_;
+  for (std::size_t i = index_; i < pieces_.size() && *used < out.size() && total < max_bytes; ++i) {
+    const std::size_t length = std::min(pieces_[i].iov_len - offset, max_bytes - total);
+    out[(*used)++] = {static_cast<std::byte*>(pieces_[i].iov_base) + offset, length};
+    total += length;
+    offset = 0;
+  }
+  return total;
+}
+
+void IoCursor::Advance(std::size_t bytes) {
+  offset_ += bytes;
+  while (index_ < pieces_.size() && offset_ >= pieces_[index_].iov_len) {
+    offset_ -= pieces_[index_].iov_len;
+    ++index_;
+  }
+}
+
+std::size_t IoCursor::CopyIn(std::span<const std::byte> bytes) {
+  std::size_t taken = 0;
+  while (taken < bytes.size() && !at_end()) {
+    const iovec& piece = pieces_[index_];
+    const std::size_t n = std::min(piece.iov_len - offset_, bytes.size() - taken);
+    std::memcpy(static_cast<std::byte*>(piece.iov_base) + offset_, bytes.data() + taken, n);
+    taken += n;
+    Advance(n);
+  }
+  return taken;
+}
+
+// ---- life ---------------------------------------------------------------------------------------
+
+TcpLane::TcpLane(UniqueFd fd, std::string congestion_control, bool may_gift)
+    : fd_(std::move(fd)),
+      congestion_control_(std::move(congestion_control)),
+      remote_(DescribeSocket(fd_.get()).remote),
+      rx_(new std::byte[kRxBytes]) {
+  if (may_gift) gift_ = GiftPipe::Create();
+}
+
+TcpLane::~TcpLane() { Close(); }
+
+void TcpLane::Attach(EventLoop* loop, LaneHandler* handler) {
+  if (loop_ != nullptr && fd_) {
+    loop_->UnwatchOnLoop(fd_.get(), this);
+    loop_->CancelDeferredOnLoop(this);
+  }
+  if (receiving_ == Receiving::kPaused) receiving_ = Receiving::kFrame;
+  const bool here = loop->InLoop();
+  loop_ = loop;
+  handler_ = handler;
+  if (here) {
+    WatchOnLoop();
+  } else {
+    loop->Post([this] { WatchOnLoop(); });
+  }
+}
+
+void TcpLane::WatchOnLoop() {
+  if (!fd_) return;
+  if (auto watched = loop_->WatchOnLoop(fd_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP, this);
+      !watched) {
+    Fail(watched.error());
+    return;
+  }
+  flush_requested_ = next_turn_requested_ = false;
+  if (!queue_.empty()) RequestFlush();
+  if (buffered() > 0) RequestNextTurn();
+}
+
+void TcpLane::Close() {
+  if (!fd_) return;
+  if (loop_ != nullptr) {
+    loop_->UnwatchOnLoop(fd_.get(), this);
+    loop_->CancelDeferredOnLoop(this);
+  }
+  // A reset drops what the kernel still holds: gifted pages must not be read any more, and the
+  // peer must not take what was queued for an operation that has ended.
+  const linger reset{1, 0};
+  const bool dirty = !queue_.empty() || receiving_ == Receiving::kPayload;
+  if (dirty || gift_) (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  fd_.reset();
+  queue_.clear();
+  sent_frames_ = 0;
+}
+
+void TcpLane::Fail(const Error& error) {
+  Close();
+  LaneHandler* const handler = std::exchange(handler_, nullptr);
+  if (handler != nullptr) handler->OnClosed(error);
+}
+
+LaneInfo TcpLane::Info() const {
+  LaneInfo info = DescribeSocket(fd_.get());
+  info.congestion_control = congestion_control_;
+  return info;
+}
+
+Error TcpLane::SocketError(const char* what, int error_number) const {
+  const Error plain = ErrnoError(fmt::format("{} {}", what, remote_), error_number);
+  return Error(Code::kPeerLost, plain.message() + "; reconnect when the peer is back");
+}
+
+void TcpLane::OnEventsOnLoop(std::uint32_t events) {
+  if ((events & EPOLLERR) != 0) {
+    // Before any read: a peer that reset the connection has given up the operation whose bytes may
+    // still lie in our receive buffer.
+    int error = 0;
+    socklen_t length = sizeof error;
+    (void)::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error != 0) return Fail(SocketError("the connection failed to", error));
+  }
+  if ((events & (EPOLLRDHUP | EPOLLHUP)) != 0) hung_up_ = true;
+  if ((events & EPOLLOUT) != 0) {
+    writable_ = true;
+    if (!queue_.empty()) RequestFlush();
+  }
+  if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP)) != 0) {
+    readable_ = true;
+    ReceiveOnLoop();
+  }
+}
+
+// ---- receiving ----------------------------------------------------------------------------------
+
+void TcpLane::ReceiveOnLoop() {
+  std::size_t budget = kTurnBytes;
+  while (fd_ && ParseBuffered()) {
+    if (!readable_) return;
+    const std::uint64_t before = payload_left_ + buffered();
+    if (!ReadOnce()) return;
+    const std::uint64_t after = payload_left_ + buffered();
+    const auto moved = static_cast<std::size_t>(before > after ? before - after : after - before);
+    if (budget <= moved) {
+      RequestNextTurn();
+      return;
+    }
+    budget -= std::max<std::size_t>(moved, 1);
+  }
+}
+
+bool TcpLane::ReadOnce() {
+  if (receiving_ == Receiving::kPayload) return ReadIntoPayload();
+  if (receiving_ == Receiving::kDiscard) return DiscardFromSocket();
+  return ReadIntoBuffer();
+}
+
+bool TcpLane::ReadIntoPayload() {
+  std::array<iovec, kMaxPieces + 1> pieces;
+  std::size_t used = 0;
+  const std::size_t direct =
+      place_.Collect(std::span(pieces.data(), kMaxPieces), &used, payload_left_);
+  rx_begin_ = rx_end_ = 0;
+  std::size_t asked = direct;
+  if (direct == payload_left_) {
+    const std::size_t ahead = payload_left_ >= kLargePayload ? kReadAheadAfterLarge : kReadAhead;
+    pieces[used++] = {rx_.get(), ahead};
+    asked += ahead;
+  }
+  const ssize_t got = ::readv(fd_.get(), pieces.data(), static_cast<int>(used));
+  if (got > 0) {
+    const auto placed = std::min(static_cast<std::size_t>(got), direct);
+    place_.Advance(placed);
+    payload_left_ -= placed;
+    rx_end_ = static_cast<std::size_t>(got) - placed;
+  }
+  return AfterRead(got, asked);
+}
+
+bool TcpLane::DiscardFromSocket() {
+  const std::size_t asked = std::min<std::uint64_t>(payload_left_, kTurnBytes);
+  // For TCP, MSG_TRUNC takes bytes out of the queue without copying them anywhere (tcp(7)).
+  const ssize_t got = ::recv(fd_.get(), nullptr, asked, MSG_TRUNC);
+  if (got > 0) payload_left_ -= static_cast<std::size_t>(got);
+  return AfterRead(got, asked);
+}
+
+bool TcpLane::ReadIntoBuffer() {
+  if (rx_begin_ > 0) {
+    std::memmove(rx_.get(), rx_.get() + rx_begin_, buffered());
+    rx_end_ -= rx_begin_;
+    rx_begin_ = 0;
+  }
+  const std::size_t asked = kRxBytes - rx_end_;
+  const ssize_t got = ::read(fd_.get(), rx_.get() + rx_end_, asked);
+  if (got > 0) rx_end_ += static_cast<std::size_t>(got);
+  return AfterRead(got, asked);
+}
+
+bool TcpLane::AfterRead(ssize_t got, std::size_t asked) {
+  if (got > 0) {
+    bytes_received_.fetch_add(static_cast<std::uint64_t>(got), std::memory_order_relaxed);
+    // A short read has emptied the socket (epoll(7)), but after a hang-up no event follows: then
+    // read on to the end.
+    if (static_cast<std::size_t>(got) < asked && !hung_up_) readable_ = false;
+    return true;
+  }
+  if (got == 0) {
+    const bool whole = receiving_ == Receiving::kFrame && buffered() == 0;
+    Fail(Error(Code::kPeerLost,
+               fmt::format("{} closed the connection{}; reconnect when the peer is back", remote_,
+                           whole ? "" : " in the middle of a frame")));
+    return false;
+  }
+  if (errno == EINTR) return true;
+  if (!WouldBlock(errno)) {
+    Fail(SocketError("reading failed from", errno));
+    return false;
+  }
+  readable_ = false;
+  return false;
+}
+
+bool TcpLane::ParseBuffered() {
+  for (;;) {
+    switch (receiving_) {
+      case Receiving::kPaused: return false;
+      case Receiving::kPayload: {
+        const std::size_t n = std::min<std::uint64_t>(buffered(), payload_left_);
+        place_.CopyIn(Buffered().first(n));
+        rx_begin_ += n;
+        payload_left_ -= n;
+        if (payload_left_ > 0) return true;
+        if (!FinishPayload()) return false;
+        break;
+      }
+      case Receiving::kDiscard: {
+        const std::size_t n = std::min<std::uint64_t>(buffered(), payload_left_);
+        rx_begin_ += n;
+        payload_left_ -= n;
+        if (payload_left_ > 0) return true;
+        receiving_ = Receiving::kFrame;
+        break;
+      }
+      case Receiving::kFrame:
+        if (!StartFrame()) return fd_ && receiving_ == Receiving::kFrame;
+        break;
+    }
+  }
+}
+
+bool TcpLane::FinishPayload() {
+  receiving_ = Receiving::kFrame;
+  if (auto done = handler_->OnPayload(); !done) {
+    if (fd_) Fail(done.error());
+    return false;
+  }
+  return static_cast<bool>(fd_);
+}
+
+bool TcpLane::StartFrame() {
+  if (buffered() < sizeof(FramePrefix)) return false;
+  FramePrefix prefix;
+  std::memcpy(&prefix, Buffered().data(), sizeof prefix);
+  if (prefix.magic != FramePrefix::kMagic) {
+    Fail(Error(Code::kCorrupt,
+               fmt::format("{} sent bytes that are no ferry frame (they begin {}); check that the "
+                           "address is that of a Tensorferry endpoint",
+                           remote_, HexOf(Buffered().first(8)))));
+    return false;
+  }
+  if (prefix.meta_bytes == 0 || prefix.meta_bytes > kMaxMetaBytes ||
+      prefix.payload_bytes > kMaxPayloadBytes) {
+    Fail(
+        Error(Code::kCorrupt,
+              fmt::format("{} announced a frame of {} bytes of metadata and {} of payload; at most "
+                          "{} and {} are allowed, so the connection was closed",
+                          remote_, prefix.meta_bytes, prefix.payload_bytes, kMaxMetaBytes,
+                          kMaxPayloadBytes)));
+    return false;
+  }
+  if (buffered() < sizeof prefix + prefix.meta_bytes) return false;
+  auto placed =
+      handler_->OnFrame(Buffered().subspan(sizeof prefix, prefix.meta_bytes), prefix.payload_bytes);
+  if (!fd_) return false;
+  if (!placed) {
+    Fail(placed.error());
+    return false;
+  }
+  if (placed->action == Placement::Action::kPause) {
+    receiving_ = Receiving::kPaused;
+    return false;
+  }
+  rx_begin_ += sizeof prefix + prefix.meta_bytes;
+  payload_left_ = prefix.payload_bytes;
+  if (payload_left_ > 0) {
+    place_ = IoCursor(placed->memory);
+    receiving_ =
+        placed->action == Placement::Action::kPlace ? Receiving::kPayload : Receiving::kDiscard;
+  }
+  return true;
+}
+
+void TcpLane::Resume() {
+  if (receiving_ != Receiving::kPaused) return;
+  receiving_ = Receiving::kFrame;
+  RequestNextTurn();
+}
+
+void TcpLane::DiscardRest() {
+  if (receiving_ == Receiving::kPayload) receiving_ = Receiving::kDiscard;
+}
+
+// ---- sending ------------------------------------------------------------------------------------
+
+void TcpLane::Send(OutFrame* frame) {
+  FERRY_CHECK(!frame->meta.empty() && frame->meta.size() <= kMaxMetaBytes, frame->meta.size());
+  if (!fd_) return;
+  FramePrefix prefix;
+  prefix.meta_bytes = static_cast<std::uint32_t>(frame->meta.size());
+  prefix.payload_bytes = frame->payload_bytes;
+  if (queue_.size() == sent_frames_) {
+    body_ = IoCursor(frame->payload);
+    body_left_ = frame->payload_bytes;
+    head_sent_ = 0;
+  }
+  queue_.push_back({frame, prefix});
+  RequestFlush();
+}
+
+void TcpLane::RequestFlush() {
+  if (flush_requested_ || !writable_) return;
+  flush_requested_ = true;
+  loop_->DeferOnLoop(EventLoop::Defer::kTurnEnd, this);
+}
+
+void TcpLane::RequestNextTurn() {
+  if (!fd_ || next_turn_requested_) return;
+  next_turn_requested_ = true;
+  loop_->DeferOnLoop(EventLoop::Defer::kNextTurn, this);
+}
+
+void TcpLane::RunDeferredOnLoop(EventLoop::Defer when) {
+  if (when == EventLoop::Defer::kTurnEnd) {
+    flush_requested_ = false;
+    FlushOnLoop();
+    return;
+  }
+  next_turn_requested_ = false;
+  if (queue_.size() > sent_frames_) RequestFlush();
+  ReceiveOnLoop();
+}
+
+void TcpLane::FlushOnLoop() {
+  std::size_t budget = kTurnBytes;
+  while (fd_ && queue_.size() > sent_frames_) {
+    const ssize_t sent = SendSome();
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      if (!WouldBlock(errno)) return Fail(SocketError("writing failed to", errno));
+      writable_ = false;
+      break;
+    }
+    if (static_cast<std::size_t>(sent) >= budget) {
+      RequestNextTurn();
+      break;
+    }
+    budget -= static_cast<std::size_t>(sent);
+  }
+  while (fd_ && sent_frames_ > 0) {
+    OutFrame* const frame = queue_.front().frame;
+    queue_.pop_front();
+    --sent_frames_;
+    handler_->OnSent(frame);
+  }
+}
+
+// Returns the bytes that went to the socket, or -1 with errno.
+ssize_t TcpLane::SendSome() {
+  if (!gift_) return SendCopied();
+  if (gift_->held() == 0) {
+    const Queued& front = queue_[sent_frames_];
+    const bool at_body = head_sent_ == sizeof(FramePrefix) + front.frame->meta.size();
+    if (!at_body || !front.frame->gift || body_left_ < kGiftFrom) return SendCopied();
+    std::array<iovec, kMaxPieces> pieces;
+    std::size_t used = 0;
+    (void)body_.Collect(pieces, &used, gift_->capacity());
+    const ssize_t taken = gift_->Fill(std::span(pieces.data(), used));
+    // Some memory has no pages to lend (device mappings, say): it is copied.
+    if (taken <= 0) return SendCopied();
+    body_.Advance(static_cast<std::size_t>(taken));
+  }
+  const ssize_t passed = gift_->Drain(fd_.get());
+  if (passed > 0) {
+    body_left_ -= static_cast<std::size_t>(passed);
+    if (body_left_ == 0) AdvanceSent(0);
+  }
+  return passed;
+}
+
+ssize_t TcpLane::SendCopied() {
+  std::array<iovec, kMaxPieces> pieces;
+  std::size_t used = 0;
+  (void)CollectFrames(pieces, &used);
+  msghdr message{};
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = used;
+  const ssize_t sent = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent > 0) AdvanceSent(static_cast<std::size_t>(sent));
+  return sent;
+}
+
+std::size_t TcpLane::CollectFrames(std::span<iovec> out, std::size_t* used) const {
+  std::size_t total = 0;
+  for (std::size_t i = sent_frames_; i < queue_.size(); ++i) {
+    const Queued& queued = queue_[i];
+    const bool first = i == sent_frames_;
+    if (*used + 3 > out.size() || total >= kSendBytes) break;
+    const std::size_t skip = first ? head_sent_ : 0;
+    const std::size_t meta_skip = skip > sizeof(FramePrefix) ? skip - sizeof(FramePrefix) : 0;
+    if (skip < sizeof(FramePrefix)) {
+      auto* prefix = reinterpret_cast<std::byte*>(const_cast<FramePrefix*>(&queued.prefix));
+      out[(*used)++] = {prefix + skip, sizeof(FramePrefix) - skip};
+    }
+    if (meta_skip < queued.frame->meta.size()) {
+      out[(*used)++] = {queued.frame->meta.data() + meta_skip,
+                        queued.frame->meta.size() - meta_skip};
+    }
+    total += sizeof(FramePrefix) + queued.frame->meta.size() - skip;
+    const std::uint64_t payload = first ? body_left_ : queued.prefix.payload_bytes;
+    if (payload == 0) continue;
+    if (gift_ && queued.frame->gift && payload >= kGiftFrom && total > 0) break;
+    const IoCursor body = first ? body_ : IoCursor(queued.frame->payload);
+    const std::size_t taken = body.Collect(out, used, kSendBytes > total ? kSendBytes - total : 0);
+    total += taken;
+    if (taken < payload) break;
+  }
+  return total;
+}
+
+void TcpLane::AdvanceSent(std::size_t bytes) {
+  while (sent_frames_ < queue_.size()) {
+    const Queued& front = queue_[sent_frames_];
+    const std::size_t head = sizeof(FramePrefix) + front.frame->meta.size();
+    const std::size_t head_part = std::min(bytes, head - head_sent_);
+    head_sent_ += head_part;
+    bytes -= head_part;
+    const std::size_t body_part = std::min<std::uint64_t>(bytes, body_left_);
+    body_.Advance(body_part);
+    body_left_ -= body_part;
+    bytes -= body_part;
+    if (head_sent_ < head || body_left_ > 0) return;
+    ++sent_frames_;
+    head_sent_ = 0;
+    if (sent_frames_ == queue_.size()) return;
+    body_ = IoCursor(queue_[sent_frames_].frame->payload);
+    body_left_ = queue_[sent_frames_].prefix.payload_bytes;
+  }
+}
+
+}  // namespace ferry::net::tcp

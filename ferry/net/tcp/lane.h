@@ -1,0 +1,118 @@
+#pragma once
+#include <array>
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ferry/core/fd.h"
+#include "ferry/net/provider.h"
+#include "ferry/net/tcp/frame_prefix.h"
+#include "ferry/net/tcp/gift_pipe.h"
+
+namespace ferry::net::tcp {
+
+// A position in a list of memory pieces.
+class IoCursor {
+ public:
+  IoCursor() = default;
+  explicit IoCursor(std::span<const iovec> pieces) : pieces_(pieces) {}
+
+  bool at_end() const noexcept { return index_ == pieces_.size(); }
+  // Appends what lies ahead to `out`, at most until it is full or holds `max_bytes`; returns the
+  // bytes appended.
+  std::size_t Collect(std::span<iovec> out, std::size_t* used, std::size_t max_bytes) const;
+  void Advance(std::size_t bytes);
+  // Copies into the memory ahead and advances; returns the bytes taken.
+  std::size_t CopyIn(std::span<const std::byte> bytes);
+
+ private:
+  std::span<const iovec> pieces_;
+  std::size_t index_ = 0;
+  std::size_t offset_ = 0;
+};
+
+// One connected socket. See provider.h for the contract of the public methods.
+class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop::Deferred {
+ public:
+  TcpLane(UniqueFd fd, std::string congestion_control, bool may_gift);
+  ~TcpLane() override;
+
+  void Attach(EventLoop* loop, LaneHandler* handler) override;
+  void Send(OutFrame* frame) override;
+  void Resume() override;
+  void DiscardRest() override;
+  void Close() override;
+  LaneInfo Info() const override;
+  std::uint64_t BytesReceived() const override {
+    return bytes_received_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  enum class Receiving { kFrame, kPayload, kDiscard, kPaused };
+  struct Queued {
+    OutFrame* frame;
+    FramePrefix prefix;
+  };
+
+  void OnEventsOnLoop(std::uint32_t events) override;
+  void RunDeferredOnLoop(EventLoop::Defer when) override;
+  void WatchOnLoop();
+
+  void ReceiveOnLoop();
+  bool ReadOnce();  // false when the socket is drained or the lane is closed
+  bool ReadIntoPayload();
+  bool DiscardFromSocket();
+  bool ReadIntoBuffer();
+  bool AfterRead(ssize_t got, std::size_t asked);
+  bool ParseBuffered();  // false when the lane is closed or paused
+  bool StartFrame();     // false when the buffer holds no whole frame head, closed or paused
+  bool FinishPayload();
+  std::size_t buffered() const noexcept { return rx_end_ - rx_begin_; }
+  std::span<const std::byte> Buffered() const noexcept {
+    return {rx_.get() + rx_begin_, buffered()};
+  }
+
+  void FlushOnLoop();
+  ssize_t SendSome();
+  ssize_t SendCopied();
+  std::size_t CollectFrames(std::span<iovec> out, std::size_t* used) const;
+  void AdvanceSent(std::size_t bytes);
+  void RequestFlush();
+  void RequestNextTurn();
+
+  void Fail(const Error& error);
+  Error SocketError(const char* what, int error_number) const;
+
+  UniqueFd fd_;
+  EventLoop* loop_ = nullptr;
+  LaneHandler* handler_ = nullptr;
+  std::string congestion_control_;
+  std::string remote_;
+
+  // Receiving. rx_ holds the head of a frame, small payloads, and what was read ahead.
+  Receiving receiving_ = Receiving::kFrame;
+  std::unique_ptr<std::byte[]> rx_;
+  std::size_t rx_begin_ = 0;
+  std::size_t rx_end_ = 0;
+  IoCursor place_;
+  std::uint64_t payload_left_ = 0;
+  bool readable_ = false;
+  std::atomic<std::uint64_t> bytes_received_{0};
+  bool hung_up_ = false;
+
+  // Sending.
+  std::deque<Queued> queue_;
+  std::size_t head_sent_ = 0;  // bytes of the first frame's prefix and metadata sent
+  IoCursor body_;              // the first frame's payload
+  std::uint64_t body_left_ = 0;
+  std::size_t sent_frames_ = 0;  // at the front of queue_, not yet reported
+  bool writable_ = true;
+  bool flush_requested_ = false;
+  bool next_turn_requested_ = false;
+  std::optional<GiftPipe> gift_;
+};
+
+}  // namespace ferry::net::tcp

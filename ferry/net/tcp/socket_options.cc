@@ -1,0 +1,135 @@
+#include "ferry/net/tcp/socket_options.h"
+
+#include <fmt/core.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+namespace ferry::net::tcp {
+namespace {
+
+constexpr std::uint32_t kNearRttMicros = 1000;
+
+Status SetInt(int fd, int level, int option, int value, const char* name) {
+  if (::setsockopt(fd, level, option, &value, sizeof value) != 0) {
+    return ErrnoError(fmt::format("setsockopt {} to {}", name, value), errno);
+  }
+  return Ok();
+}
+
+Status SetBuffer(int fd, int option, std::uint64_t bytes, const char* name) {
+  if (bytes == 0) return Ok();  // the kernel's autotuning reaches further than a fixed size
+  return SetInt(fd, SOL_SOCKET, option, static_cast<int>(std::min<std::uint64_t>(bytes, 1U << 30)),
+                name);
+}
+
+int GetInt(int fd, int level, int option) {
+  int value = 0;
+  socklen_t length = sizeof value;
+  return ::getsockopt(fd, level, option, &value, &length) == 0 ? value : 0;
+}
+
+std::string CongestionControlOf(int fd) {
+  std::array<char, 32> name{};
+  socklen_t length = name.size() - 1;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), &length) != 0) return "unknown";
+  return name.data();
+}
+
+bool TrySetCongestionControl(int fd, const std::string& name) {
+  return ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.c_str(),
+                      static_cast<socklen_t>(name.size())) == 0;
+}
+
+bool IsNear(int fd) {
+  const auto remote = RemoteAddressOf(fd);
+  if (remote) {
+    const auto raw = ToRaw(*remote);
+    if (raw && IsLoopback(*raw)) return true;
+  }
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_rtt > 0 &&
+         info.tcpi_rtt < kNearRttMicros;
+}
+
+Result<std::string> ChooseCongestionControl(int fd, const Config& config) {
+  const std::string present = CongestionControlOf(fd);
+  const std::string& wanted = config.congestion_control;
+  if (wanted == "system") return present + " (the system's default)";
+  if (wanted != "auto") {
+    if (TrySetCongestionControl(fd, wanted)) return wanted + " (as set)";
+    const int error = errno;
+    return Error(Code::kUnsupported,
+                 fmt::format("cannot use congestion control \"{}\": {}; choose one of "
+                             "net.ipv4.tcp_allowed_congestion_control or set "
+                             "FERRY_CONGESTION_CONTROL=auto",
+                             wanted, std::strerror(error)));
+  }
+  if (present.rfind("bbr", 0) != 0) return present + " (the system's default)";
+  if (!IsNear(fd)) return present + " (the system's default, kept for a far peer)";
+  for (const char* better : {"cubic", "reno"}) {
+    if (TrySetCongestionControl(fd, better)) {
+      return fmt::format("{} (in place of {}, which halves the rate to a near peer)", better,
+                         present);
+    }
+  }
+  return present + " (slow to a near peer, but neither cubic nor reno is allowed)";
+}
+
+Result<Address> NameOf(int fd, int (*get)(int, sockaddr*, socklen_t*), const char* call) {
+  RawAddress raw;
+  raw.length = sizeof raw.storage;
+  if (get(fd, reinterpret_cast<sockaddr*>(&raw.storage), &raw.length) != 0) {
+    return ErrnoError(call, errno);
+  }
+  return FromRaw(raw);
+}
+
+}  // namespace
+
+Result<UniqueFd> OpenSocket(int family, const Config& config) {
+  UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd) return ErrnoError("socket", errno);
+  // Before connect and listen: the window scale is agreed in the handshake.
+  FERRY_TRY(SetBuffer(fd.get(), SO_SNDBUF, config.send_buffer_bytes, "SO_SNDBUF"));
+  FERRY_TRY(SetBuffer(fd.get(), SO_RCVBUF, config.recv_buffer_bytes, "SO_RCVBUF"));
+  return fd;
+}
+
+Result<std::string> ConfigureConnected(int fd, const Config& config) {
+  const auto timeout = std::chrono::duration_cast<milliseconds>(config.peer_timeout);
+  const int seconds = std::max<int>(1, static_cast<int>(timeout.count() / 1000 / 3));
+  FERRY_TRY(SetInt(fd, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY"));
+  FERRY_TRY(SetInt(fd, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE"));
+  FERRY_TRY(SetInt(fd, IPPROTO_TCP, TCP_KEEPIDLE, seconds, "TCP_KEEPIDLE"));
+  FERRY_TRY(SetInt(fd, IPPROTO_TCP, TCP_KEEPINTVL, seconds, "TCP_KEEPINTVL"));
+  FERRY_TRY(SetInt(fd, IPPROTO_TCP, TCP_KEEPCNT, 3, "TCP_KEEPCNT"));
+  FERRY_TRY(SetInt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(timeout.count()),
+                   "TCP_USER_TIMEOUT"));
+  return ChooseCongestionControl(fd, config);
+}
+
+Result<Address> LocalAddressOf(int fd) { return NameOf(fd, ::getsockname, "getsockname"); }
+Result<Address> RemoteAddressOf(int fd) { return NameOf(fd, ::getpeername, "getpeername"); }
+
+LaneInfo DescribeSocket(int fd) {
+  LaneInfo info;
+  if (const auto local = LocalAddressOf(fd)) {
+    info.local = local->ToString();
+    info.interface = InterfaceOf(*local);
+  }
+  if (const auto remote = RemoteAddressOf(fd)) info.remote = remote->ToString();
+  info.congestion_control = CongestionControlOf(fd);
+  info.send_buffer_bytes = static_cast<std::uint64_t>(GetInt(fd, SOL_SOCKET, SO_SNDBUF));
+  info.recv_buffer_bytes = static_cast<std::uint64_t>(GetInt(fd, SOL_SOCKET, SO_RCVBUF));
+  return info;
+}
+
+}  // namespace ferry::net::tcp

@@ -1,0 +1,28 @@
+#pragma once
+#include <string>
+
+#include "ferry/core/config.h"
+#include "ferry/core/fd.h"
+#include "ferry/core/result.h"
+#include "ferry/net/address.h"
+#include "ferry/net/provider.h"
+
+namespace ferry::net::tcp {
+
+// A non-blocking TCP socket with the options that must be set before connect() or listen().
+Result<UniqueFd> OpenSocket(int family, const Config& config);
+
+// Options of a connected socket: no delay, liveness (keepalive and TCP_USER_TIMEOUT from
+// config.peer_timeout), congestion control. Returns the one in force with the reason for it.
+//
+// "auto" replaces BBR towards near peers (loopback, or a round trip under 1 ms) by cubic, or by
+// reno where the process may not choose cubic: on a 2-core machine BBR's pacing timers halve the
+// rate over loopback (2.5 against 5.4 GB/s), and far away BBR may have been chosen with care.
+Result<std::string> ConfigureConnected(int fd, const Config& config);
+
+Result<Address> LocalAddressOf(int fd);
+Result<Address> RemoteAddressOf(int fd);
+// The kernel's present buffer sizes and names, for reports.
+LaneInfo DescribeSocket(int fd);
+
+}  // namespace ferry::net::tcp
