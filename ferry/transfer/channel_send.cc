@@ -1,0 +1,240 @@
+#include <algorithm>
+#include <utility>
+
+#include "ferry/core/check.h"
+#include "ferry/transfer/channel.h"
+#include "ferry/transfer/connection_core.h"
+
+namespace ferry::transfer {
+namespace {
+
+// How much a lane holds ready for the socket. A slice is pulled late, so that lanes of different
+// speed end together; two slices keep the socket from running dry between turns.
+constexpr std::uint64_t kUnsentSlices = 2;
+constexpr std::size_t kMaxUnacked = 4096;
+// Sequenced frames after which an acknowledgement no longer waits for an idle moment.
+constexpr std::uint32_t kAckFrames = 256;
+
+}  // namespace
+
+Channel::Channel(ConnectionCore* connection, EventLoop* loop, std::uint32_t index)
+    : connection_(connection), loop_(loop), index_(index) {}
+
+Channel::~Channel() = default;
+
+void Channel::Adopt(std::unique_ptr<net::Lane> lane) {
+  lane_ = std::move(lane);
+  lane_->Attach(loop_, this);
+}
+
+// ---- slices -------------------------------------------------------------------------------------
+
+void Channel::AddWorkOnLoop(std::shared_ptr<OperationState> operation) {
+  if (closed_) return;  // whoever closed us stops the ledger
+  (operation->plan->direction == Direction::kWrite ? writes_ : reads_)
+      .push_back(std::move(operation));
+  PumpOnLoop();
+}
+
+bool Channel::MayWrite() const {
+  return unsent_bytes_ < kUnsentSlices * connection_->config().slice_bytes &&
+         unacked_bytes_ < connection_->window_bytes() && unacked_.size() < kMaxUnacked;
+}
+
+// A read's slices are asked for ahead of time, which settles who carries them: near the end of an
+// operation each lane asks for less, so that all end together.
+bool Channel::MayRead(const OperationState& operation) const {
+  const std::uint64_t slice = connection_->config().slice_bytes;
+  const std::uint64_t share = operation.ledger.left() * slice / (2 * connection_->lanes());
+  const std::uint64_t most =
+      std::min(connection_->window_bytes(), std::max(kUnsentSlices * slice, share));
+  return reading_bytes_ < most && reading_.size() < kMaxReplies;
+}
+
+// Round robin over operations, a slice each.
+bool Channel::PumpOne(std::deque<std::shared_ptr<OperationState>>* work) {
+  std::shared_ptr<OperationState> operation = std::move(work->front());
+  work->pop_front();
+  const auto slice = operation->ledger.Pull();
+  if (!slice) return true;
+  const auto index = static_cast<std::uint32_t>(*slice);
+  if (work == &writes_) {
+    SendWriteSlice(operation, index);
+  } else {
+    SendReadRequest(operation, index);
+  }
+  work->push_back(std::move(operation));
+  return true;
+}
+
+void Channel::PumpOnLoop() {
+  while (!closed_ && !writes_.empty() && MayWrite()) PumpOne(&writes_);
+  while (!closed_ && !reads_.empty() && MayRead(*reads_.front())) PumpOne(&reads_);
+}
+
+void Channel::SendWriteSlice(const std::shared_ptr<OperationState>& operation,
+                             std::uint32_t slice) {
+  const Plan& plan = *operation->plan;
+  Frame* const frame = NewFrame(wire::Type::kWrite, operation->id);
+  AppendSlice(plan, slice, &frame->meta, &frame->payload);
+  frame->payload_bytes = plan.slices[slice].range.bytes;
+  frame->gift = true;  // the slice is the peer's to acknowledge, and its memory ours until then
+  frame->unsent = frame->payload_bytes;
+  unsent_bytes_ += frame->unsent;
+  unacked_bytes_ += frame->payload_bytes;
+  unacked_.push_back({operation, frame->payload_bytes, false});
+  SendFrame(frame);
+}
+
+void Channel::SendReadRequest(const std::shared_ptr<OperationState>& operation,
+                              std::uint32_t slice) {
+  const Plan& plan = *operation->plan;
+  Frame* const frame = NewFrame(wire::Type::kReadRequest, operation->id);
+  AppendSlice(plan, slice, &frame->meta, nullptr);
+  reading_.push_back({operation, operation->id, slice, plan.slices[slice].range.bytes});
+  reading_bytes_ += reading_.back().bytes;
+  SendFrame(frame);
+}
+
+void Channel::Resolve(const std::shared_ptr<OperationState>& operation,
+                      const std::optional<Error>& error) {
+  // Stop cannot end the round: the slice being resolved is still under way.
+  if (error && operation->ledger.Stop(*error)) FERRY_CHECK(false, operation->id);
+  if (operation->ledger.Resolve()) connection_->RoundIsOver(operation);
+}
+
+void Channel::AbandonReadsOnLoop(const std::shared_ptr<OperationState>& operation) {
+  if (incoming_ == Incoming::kRead && !reading_.empty() &&
+      reading_.front().operation == operation) {
+    lane_->DiscardRest();
+    incoming_ = Incoming::kNothing;
+    reading_bytes_ -= reading_.front().bytes;
+    reading_.pop_front();
+    Resolve(operation);
+  }
+  for (ReadSlice& slice : reading_) {
+    if (slice.operation != operation) continue;
+    slice.operation.reset();
+    Resolve(operation);
+  }
+}
+
+// ---- frames -------------------------------------------------------------------------------------
+
+Channel::Frame* Channel::NewFrame(wire::Type type, std::uint64_t operation_id) {
+  if (free_frames_.empty()) {
+    frames_.push_back(std::make_unique<Frame>());
+    free_frames_.push_back(frames_.back().get());
+  }
+  Frame* const frame = free_frames_.back();
+  free_frames_.pop_back();
+  frame->meta.clear();
+  frame->payload.clear();
+  frame->payload_bytes = 0;
+  frame->gift = false;
+  frame->unsent = 0;
+  frame->reply = false;
+  wire::MessageHeader header;
+  header.type = type;
+  header.ack = finished_;
+  header.operation = operation_id;
+  wire::Append(&frame->meta, header);
+  return frame;
+}
+
+void Channel::SendFrame(Frame* frame) {
+  // Every frame carries the acknowledgement of all that came before it.
+  told_ = finished_;
+  untold_bytes_ = 0;
+  lane_->Send(frame);
+}
+
+void Channel::SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
+                                  std::span<const std::byte> body,
+                                  std::span<const std::byte> payload,
+                                  std::shared_ptr<OperationState> operation) {
+  if (closed_) {
+    if (operation) Resolve(operation, connection_->LostError());
+    return;
+  }
+  Frame* const frame = NewFrame(type, operation_id);
+  frame->meta.insert(frame->meta.end(), body.begin(), body.end());
+  if (!payload.empty()) {
+    frame->payload.push_back({const_cast<std::byte*>(payload.data()), payload.size()});
+    frame->payload_bytes = payload.size();
+  }
+  unacked_bytes_ += payload.size();
+  unacked_.push_back({std::move(operation), payload.size(), type == wire::Type::kSend});
+  SendFrame(frame);
+}
+
+void Channel::SendPlainOnLoop(wire::Type type, std::uint64_t operation_id,
+                              std::span<const std::byte> body, std::string_view text) {
+  if (closed_) return;
+  Frame* const frame = NewFrame(type, operation_id);
+  frame->meta.insert(frame->meta.end(), body.begin(), body.end());
+  wire::AppendText(&frame->meta, text);
+  SendFrame(frame);
+}
+
+void Channel::OnSent(net::OutFrame* out) {
+  auto* const frame = static_cast<Frame*>(out);
+  unsent_bytes_ -= frame->unsent;
+  if (frame->reply) {
+    frame->pin.Release();
+    --replies_;
+    if (std::exchange(paused_, false)) lane_->Resume();
+  }
+  free_frames_.push_back(frame);
+  PumpOnLoop();
+}
+
+// ---- acknowledgements ---------------------------------------------------------------------------
+
+void Channel::SendAck() { SendPlainOnLoop(wire::Type::kAck, 0, {}); }
+
+void Channel::FinishedFrame(std::uint64_t payload_bytes) {
+  ++finished_;
+  untold_bytes_ += payload_bytes;
+  if (untold_bytes_ >= connection_->window_bytes() / 4 || finished_ - told_ >= kAckFrames) {
+    SendAck();
+  } else if (!ack_deferred_) {
+    // A moment later it may ride on a frame of ours, or cover more frames of theirs.
+    ack_deferred_ = true;
+    loop_->DeferOnLoop(EventLoop::Defer::kIdle, this);
+  }
+}
+
+void Channel::RunDeferredOnLoop(EventLoop::Defer /*when*/) {
+  ack_deferred_ = false;
+  if (!closed_ && finished_ != told_) SendAck();
+}
+
+// ---- the end ------------------------------------------------------------------------------------
+
+void Channel::OnClosed(const Error& error) {
+  CloseOnLoop(error);
+  connection_->LaneFailed(error);
+}
+
+void Channel::CloseOnLoop(const Error& error) {
+  if (std::exchange(closed_, true)) return;
+  lane_->Close();
+  loop_->CancelDeferredOnLoop(this);
+  writes_.clear();
+  reads_.clear();
+  for (Unacked& frame : std::exchange(unacked_, {})) {
+    if (frame.operation) Resolve(frame.operation, error);
+  }
+  for (ReadSlice& slice : std::exchange(reading_, {})) {
+    if (slice.operation) Resolve(slice.operation, error);
+  }
+  for (const auto& frame : frames_) frame->pin.Release();
+  incoming_region_.Release();
+  incoming_receive_.reset();
+  // By way of the queue: this may be a callback of the lane, which must have returned before the
+  // connection, and the lane with it, can go.
+  connection_->PostChannelClosed(loop_);
+}
+
+}  // namespace ferry::transfer

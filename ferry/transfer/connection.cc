@@ -1,0 +1,275 @@
+#include "ferry/transfer/connection.h"
+
+#include <fmt/core.h>
+
+#include <condition_variable>
+#include <utility>
+
+#include "ferry/transfer/endpoint_core.h"
+
+namespace ferry::transfer {
+namespace {
+
+// "part 2: ..." where there are several.
+Error InPart(const Error& error, std::size_t index, std::size_t parts) {
+  if (parts == 1) return error;
+  return Error(error.code(), fmt::format("part {}: {}", index, error.message()));
+}
+
+}  // namespace
+
+// ---- Region -------------------------------------------------------------------------------------
+
+Region::Region(std::shared_ptr<RegionState> state, std::shared_ptr<EndpointCore> endpoint)
+    : state_(std::move(state)), endpoint_(std::move(endpoint)) {}
+
+Region& Region::operator=(Region&& other) noexcept {
+  if (state_) (void)Deregister();
+  state_ = std::move(other.state_);
+  endpoint_ = std::move(other.endpoint_);
+  return *this;
+}
+
+Region::~Region() {
+  if (state_) (void)Deregister();
+}
+
+RemoteRegion Region::remote() const {
+  return {endpoint_->id(),
+          {state_->id, state_->generation, state_->token},
+          state_->rights,
+          state_->memory.size()};
+}
+
+std::vector<std::byte> Region::key() const { return remote().Serialize(); }
+
+Status Region::Deregister(Deadline deadline) {
+  endpoint_->regions().Remove(state_);
+  endpoint_->RevokeEverywhere(state_);
+  if (state_->gate.WaitDrained(deadline)) return Ok();
+  return Error(Code::kTimedOut,
+               fmt::format("region {} is still in use by {} operations or peers; cancel them or "
+                           "call again, and do not free its memory yet",
+                           state_->id, state_->gate.inside()));
+}
+
+// ---- Connection ---------------------------------------------------------------------------------
+
+Connection::Connection(std::shared_ptr<ConnectionCore> core, std::shared_ptr<EndpointCore> endpoint)
+    : core_(std::move(core)), endpoint_(std::move(endpoint)) {}
+
+bool Connection::lost() const noexcept { return core_->lost(); }
+
+Result<RemoteRegion> Connection::Import(std::span<const std::byte> key) const {
+  FERRY_TRY_ASSIGN(RemoteRegion region, RemoteRegion::Parse(key));
+  if (region.endpoint != core_->peer().endpoint) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("this key is of endpoint {}, the connection goes to {} at {}; use the "
+                             "connection to the key's owner, or a key of this one",
+                             region.endpoint.ToString(), core_->peer().endpoint.ToString(),
+                             core_->peer_name()));
+  }
+  return region;
+}
+
+Result<PreparedTransfer> Connection::Prepare(Direction direction,
+                                             std::vector<TransferPart> parts) const {
+  const bool writing = direction == Direction::kWrite;
+  const Rights wanted = writing ? Rights::kWrite : Rights::kRead;
+  if (parts.empty()) {
+    return Error(Code::kInvalidArgument, "the transfer has no parts; give it at least one");
+  }
+  std::vector<PlanPart> planned;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    TransferPart& part = parts[i];
+    if (part.local == nullptr || part.remote == nullptr) {
+      return InPart(Error(Code::kInvalidArgument, "a local and a remote region must be given"), i,
+                    parts.size());
+    }
+    if (part.remote->endpoint != core_->peer().endpoint) {
+      return InPart(
+          Error(Code::kInvalidArgument,
+                fmt::format("the remote region is of endpoint {}, the connection goes to "
+                            "{}; use a key of that one",
+                            part.remote->endpoint.ToString(), core_->peer().endpoint.ToString())),
+          i, parts.size());
+    }
+    if (!Includes(part.remote->rights, wanted)) {
+      return InPart(
+          Error(Code::kRefused,
+                fmt::format("the remote region allows {}, not {}; ask its owner for a key "
+                            "with that right",
+                            RightsName(part.remote->rights), RightsName(wanted))),
+          i, parts.size());
+    }
+    const std::uint64_t local_size = part.local->memory().size();
+    const std::uint64_t remote_size = part.remote->length;
+    if (auto valid = part.blocks.Validate(writing ? remote_size : local_size,
+                                          writing ? local_size : remote_size);
+        !valid) {
+      return InPart(valid.error(), i, parts.size());
+    }
+    planned.push_back({part.local->memory().data(), part.local->state(), part.remote->key,
+                       std::move(part.blocks)});
+  }
+  FERRY_TRY_ASSIGN(auto plan, MakePlan(direction, core_->peer().endpoint, std::move(planned),
+                                       core_->config().slice_bytes));
+  return PreparedTransfer(std::move(plan));
+}
+
+Result<PreparedTransfer> Connection::PrepareWrite(std::vector<TransferPart> parts) const {
+  return Prepare(Direction::kWrite, std::move(parts));
+}
+
+Result<PreparedTransfer> Connection::PrepareRead(std::vector<TransferPart> parts) const {
+  return Prepare(Direction::kRead, std::move(parts));
+}
+
+Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
+                                     const PostOptions& options) {
+  const Config& config = core_->config();
+  if (core_->in_flight() >= config.max_operations) {
+    return Error(Code::kUnavailable,
+                 fmt::format("{} operations are under way to {}, the most allowed "
+                             "(FERRY_MAX_OPERATIONS); wait for some",
+                             core_->in_flight(), core_->peer_name()));
+  }
+  if (core_->lost()) return core_->LostError();
+  state->id = core_->NewOperationId();
+  state->deadline =
+      options.deadline ? *options.deadline : Deadline::After(config.operation_timeout);
+  core_->Submit(state);
+  return Operation(std::move(state), core_);
+}
+
+Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& transfer,
+                                   const PostOptions& options) {
+  const Plan& plan = *transfer.plan();
+  if (plan.direction != direction || plan.peer != core_->peer().endpoint) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("the transfer was prepared for {} endpoint {}; prepare one for this "
+                             "call and connection",
+                             plan.direction == Direction::kWrite ? "writing to" : "reading from",
+                             plan.peer.ToString()));
+  }
+  if (options.notification.size() > kMaxNotificationBytes) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("the notification has {} bytes, {} is the most; send it as a message",
+                             options.notification.size(), kMaxNotificationBytes));
+  }
+  auto state = std::make_shared<OperationState>();
+  state->kind = direction == Direction::kWrite ? OperationKind::kWrite : OperationKind::kRead;
+  state->plan = transfer.plan();
+  state->notification.assign(options.notification.begin(), options.notification.end());
+  for (const PlanPart& part : plan.parts) {
+    RegionPin pin(part.local);
+    if (!pin) {
+      return Error(Code::kInvalidArgument,
+                   fmt::format("local region {} was deregistered; register it again and prepare "
+                               "the transfer anew",
+                               part.local->id));
+    }
+    state->local_pins.push_back(std::move(pin));
+  }
+  return Submit(std::move(state), options);
+}
+
+Result<Operation> Connection::Write(const PreparedTransfer& transfer, const PostOptions& options) {
+  return Post(Direction::kWrite, transfer, options);
+}
+
+Result<Operation> Connection::Read(const PreparedTransfer& transfer, const PostOptions& options) {
+  if (!options.notification.empty()) {
+    return Error(Code::kInvalidArgument,
+                 "a read carries no notification; send one when the read has ended");
+  }
+  return Post(Direction::kRead, transfer, options);
+}
+
+Result<Operation> Connection::Write(const Region& local, std::uint64_t local_offset,
+                                    const RemoteRegion& remote, std::uint64_t remote_offset,
+                                    std::uint64_t bytes) {
+  TransferPart part{&local, &remote, {}};
+  part.blocks.Add({.dst = remote_offset, .src = local_offset, .len = bytes});
+  std::vector<TransferPart> parts;
+  parts.push_back(std::move(part));
+  FERRY_TRY_ASSIGN(const PreparedTransfer transfer, PrepareWrite(std::move(parts)));
+  return Write(transfer);
+}
+
+Result<Operation> Connection::Read(const Region& local, std::uint64_t local_offset,
+                                   const RemoteRegion& remote, std::uint64_t remote_offset,
+                                   std::uint64_t bytes) {
+  TransferPart part{&local, &remote, {}};
+  part.blocks.Add({.dst = local_offset, .src = remote_offset, .len = bytes});
+  std::vector<TransferPart> parts;
+  parts.push_back(std::move(part));
+  FERRY_TRY_ASSIGN(const PreparedTransfer transfer, PrepareRead(std::move(parts)));
+  return Read(transfer);
+}
+
+Result<Operation> Connection::Send(std::uint64_t tag, std::span<const std::byte> message,
+                                   const PostOptions& options) {
+  auto state = std::make_shared<OperationState>();
+  state->kind = OperationKind::kSend;
+  state->tag = tag;
+  state->message = message;
+  return Submit(std::move(state), options);
+}
+
+Result<Operation> Connection::Recv(std::uint64_t tag, std::uint64_t mask,
+                                   std::span<std::byte> buffer, const PostOptions& options) {
+  auto state = std::make_shared<OperationState>();
+  state->kind = OperationKind::kRecv;
+  state->tag = tag;
+  state->mask = mask;
+  state->buffer = buffer;
+  return Submit(std::move(state), options);
+}
+
+Result<Operation> Connection::Notify(std::span<const std::byte> bytes, const PostOptions& options) {
+  if (bytes.empty() || bytes.size() > kMaxNotificationBytes) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("a notification has 1 to {} bytes, not {}; send larger things as "
+                             "messages",
+                             kMaxNotificationBytes, bytes.size()));
+  }
+  auto state = std::make_shared<OperationState>();
+  state->kind = OperationKind::kNotify;
+  state->notification.assign(bytes.begin(), bytes.end());
+  return Submit(std::move(state), options);
+}
+
+Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
+  std::vector<std::byte> bytes;
+  bool taken = false;
+  const auto ready = [&] {
+    const bool lost = core_->lost();
+    taken = taken || core_->TakeNotification(&bytes);
+    return taken || lost;
+  };
+  (void)core_->home()->DriveUntil(ready, deadline, core_->config().spin);
+  if (taken) return bytes;
+  if (core_->lost()) return core_->LostError();
+  return Error(Code::kTimedOut,
+               fmt::format("no notification came from {} in time", core_->peer_name()));
+}
+
+ConnectionInfo Connection::Info() const {
+  ConnectionInfo info;
+  info.provider = endpoint_->provider().name();
+  info.peer = core_->peer_name();
+  info.endpoint = core_->peer().endpoint.ToString();
+  info.refused_accesses = core_->refusals();
+  info.lanes = core_->LaneInfos();
+  return info;
+}
+
+void Connection::Close() {
+  core_->Fail(Error(Code::kCancelled, fmt::format("the connection to {} was closed by this side",
+                                                  core_->peer_name())));
+  (void)core_->home()->DriveUntil([this] { return core_->closed(); }, Deadline::Never(),
+                                  microseconds(0));
+}
+
+}  // namespace ferry::transfer

@@ -1,0 +1,317 @@
+#include "ferry/transfer/connection_core.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ferry/core/check.h"
+#include "ferry/core/log.h"
+
+namespace ferry::transfer {
+namespace {
+
+bool PutsBytesOnTheWire(OperationKind kind) { return kind != OperationKind::kRecv; }
+
+double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+}  // namespace
+
+ConnectionCore::ConnectionCore(const Config& config, RegionTable* regions, Peer peer,
+                               std::vector<EventLoop*> loops)
+    : config_(config), regions_(regions), peer_(std::move(peer)), home_(loops.front()) {
+  for (std::size_t i = 0; i < loops.size(); ++i) {
+    channels_.push_back(std::make_unique<Channel>(this, loops[i], static_cast<std::uint32_t>(i)));
+  }
+  open_channels_ = channels_.size();
+}
+
+ConnectionCore::~ConnectionCore() = default;
+
+void ConnectionCore::StartOnLoop() {
+  heard_at_ = Clock::now();
+  HeartbeatOnLoop();
+}
+
+// ---- from the application -----------------------------------------------------------------------
+
+void ConnectionCore::Submit(Op operation) {
+  in_flight_.fetch_add(1);
+  // With nothing of ours on the wire the calling thread sends at once; otherwise the loop has a
+  // turn coming, in which what has gathered by then leaves in one system call.
+  const bool at_once =
+      !PutsBytesOnTheWire(operation->kind) || sending_.fetch_add(1, std::memory_order_relaxed) == 0;
+  auto begin = [self = shared_from_this(), operation = std::move(operation)]() mutable {
+    self->BeginOnLoop(std::move(operation));
+  };
+  if (at_once) {
+    home_->PostOrRun(std::move(begin));
+  } else {
+    home_->Post(std::move(begin));
+  }
+}
+
+void ConnectionCore::Cancel(Op operation) {
+  home_->PostOrRun([self = shared_from_this(), operation = std::move(operation)] {
+    self->AbortOnLoop(operation,
+                      Error(Code::kCancelled,
+                            fmt::format("{} {} to {} was cancelled", OperationName(operation->kind),
+                                        operation->id, self->peer_name())));
+  });
+}
+
+Error ConnectionCore::LostError() const {
+  const std::lock_guard lock(error_mutex_);
+  return Error(lost_code_, lost_reason_);
+}
+
+void ConnectionCore::CountRefusal(const Error& error) {
+  refusals_.fetch_add(1, std::memory_order_relaxed);
+  Log(LogLevel::kDebug, "transfer", "refused {}: {}", peer_name(), error.message());
+}
+
+bool ConnectionCore::TakeNotification(std::vector<std::byte>* bytes) {
+  const std::lock_guard lock(notifications_mutex_);
+  if (notifications_.empty()) return false;
+  *bytes = std::move(notifications_.front());
+  notifications_.pop_front();
+  notification_bytes_ -= bytes->size();
+  return true;
+}
+
+void ConnectionCore::Fail(const Error& error) {
+  home_->Post([self = shared_from_this(), error] { self->FailOnLoop(error); });
+}
+
+// ---- the life of an operation -------------------------------------------------------------------
+
+ConnectionCore::Op ConnectionCore::FindOnLoop(std::uint64_t id) const {
+  const auto it = operations_.find(id);
+  return it == operations_.end() ? nullptr : it->second;
+}
+
+void ConnectionCore::BeginOnLoop(Op operation) {
+  operations_.emplace(operation->id, operation);
+  if (lost_.load()) return EndOnLoop(operation, LostError());
+  ScheduleOnLoop(operation->deadline);
+  switch (operation->kind) {
+    case OperationKind::kWrite:
+    case OperationKind::kRead: return BeginSlicesOnLoop(operation);
+    case OperationKind::kSend: return BeginSendOnLoop(operation);
+    case OperationKind::kRecv: return BeginReceiveOnLoop(operation);
+    case OperationKind::kNotify: return SendNotificationOnLoop(operation);
+  }
+}
+
+void ConnectionCore::BeginSlicesOnLoop(const Op& operation) {
+  const std::size_t slices = operation->plan->slices.size();
+  operation->phase = OperationState::Phase::kSlices;
+  operation->ledger.Begin(slices);
+  for (std::size_t i = std::min(slices, channels_.size()); i-- > 1;) {
+    EventLoop* const loop = channels_[i]->loop();
+    auto add = [self = shared_from_this(), operation, i] {
+      self->channels_[i]->AddWorkOnLoop(operation);
+    };
+    loop == home_ ? add() : loop->Post(std::move(add));
+  }
+  channels_.front()->AddWorkOnLoop(operation);
+}
+
+void ConnectionCore::SendNotificationOnLoop(const Op& operation) {
+  operation->phase = OperationState::Phase::kNotify;
+  operation->ledger.Begin(1);
+  FERRY_CHECK(operation->ledger.Pull().has_value());
+  channels_.front()->SendSequencedOnLoop(wire::Type::kNotify, operation->id, {},
+                                         operation->notification, operation);
+}
+
+void ConnectionCore::RoundIsOver(const Op& operation) {
+  // Always by way of the queue: the caller is in the middle of its own bookkeeping.
+  home_->Post([self = shared_from_this(), operation] { self->RoundIsOverOnLoop(operation); });
+}
+
+void ConnectionCore::RoundIsOverOnLoop(const Op& operation) {
+  const auto error = operation->ledger.error();
+  if (operation->kind == OperationKind::kSend &&
+      operation->phase == OperationState::Phase::kSlices) {
+    SendDeliveredOnLoop(operation->id, error ? Status(*error) : Ok());
+  }
+  if (error) return EndOnLoop(operation, *error);
+  const bool notify = operation->kind == OperationKind::kWrite &&
+                      operation->phase == OperationState::Phase::kSlices &&
+                      !operation->notification.empty();
+  if (notify) return SendNotificationOnLoop(operation);
+  EndOnLoop(operation, Ok());
+}
+
+void ConnectionCore::EndOnLoop(const Op& operation, Status status) {
+  if (operations_.erase(operation->id) == 0) return;
+  operation->local_pins.clear();
+  if (operation->kind != OperationKind::kRecv) {
+    operation->bytes = operation->plan ? operation->plan->bytes
+                                       : operation->message.size() + operation->notification.size();
+  }
+  if (PutsBytesOnTheWire(operation->kind)) sending_.fetch_sub(1, std::memory_order_relaxed);
+  in_flight_.fetch_sub(1);
+  operation->Complete(std::move(status));
+  home_->NotifyWaiters();
+}
+
+void ConnectionCore::AbortOnLoop(const Op& operation, const Error& error) {
+  if (operations_.count(operation->id) == 0 || std::exchange(operation->aborting, true)) return;
+  switch (operation->phase) {
+    case OperationState::Phase::kNew: return EndOnLoop(operation, error);
+    case OperationState::Phase::kPosted:
+    case OperationState::Phase::kReceiving: return AbortReceiveOnLoop(operation, error);
+    case OperationState::Phase::kOffered:
+      SendDeliveredOnLoop(operation->id, error);
+      return EndOnLoop(operation, error);
+    case OperationState::Phase::kSlices:
+    case OperationState::Phase::kMessage:
+    case OperationState::Phase::kNotify: break;
+  }
+  if (operation->ledger.Stop(error)) return RoundIsOverOnLoop(operation);
+  if (operation->kind == OperationKind::kRead) {
+    for (const auto& channel : channels_) {
+      channel->loop()->Post([self = shared_from_this(), operation, at = channel.get()] {
+        at->AbandonReadsOnLoop(operation);
+      });
+    }
+  }
+  // What is on its way still lands at the peer; only its acknowledgement, or a closed connection,
+  // tells that it has.
+  operation->drain_deadline = Deadline::After(config_.drain_grace);
+  ScheduleOnLoop(operation->drain_deadline);
+}
+
+// ---- deadlines and liveness ---------------------------------------------------------------------
+
+void ConnectionCore::ScheduleOnLoop(Deadline deadline) {
+  if (deadline.never() || deadline.when() >= next_check_) return;
+  next_check_ = deadline.when();
+  if (check_timer_ != 0) home_->CancelTimerOnLoop(check_timer_);
+  check_timer_ = home_->AddTimerOnLoop(next_check_, [this] {
+    check_timer_ = 0;
+    CheckDeadlinesOnLoop();
+  });
+}
+
+void ConnectionCore::CheckDeadlinesOnLoop() {
+  next_check_ = Clock::time_point::max();
+  const auto now = Clock::now();
+  std::vector<Op> late;
+  Deadline next = Deadline::Never();
+  for (const auto& [id, operation] : operations_) {
+    const Deadline due = operation->aborting ? operation->drain_deadline : operation->deadline;
+    if (due.when() <= now) {
+      late.push_back(operation);
+    } else {
+      next = next.Sooner(due);
+    }
+  }
+  ScheduleOnLoop(next);
+  for (const Op& operation : late) {
+    if (operation->aborting) {
+      FailOnLoop(Error(
+          Code::kPeerLost,
+          fmt::format("{} did not acknowledge a cancelled or late {} within {:.1f} s, "
+                      "so the connection was closed; reconnect",
+                      peer_name(), OperationName(operation->kind), Seconds(config_.drain_grace))));
+      return;
+    }
+    AbortOnLoop(operation,
+                Error(Code::kTimedOut,
+                      fmt::format("{} {} to {} did not end before its deadline; give it "
+                                  "more time or look at the peer",
+                                  OperationName(operation->kind), operation->id, peer_name())));
+  }
+}
+
+void ConnectionCore::HeartbeatOnLoop() {
+  heartbeat_timer_ = 0;
+  if (lost_.load()) return;
+  const auto now = Clock::now();
+  std::uint64_t bytes = 0;
+  for (const auto& channel : channels_) bytes += channel->BytesReceived();
+  if (bytes != heard_bytes_) {
+    heard_bytes_ = bytes;
+    heard_at_ = now;
+  } else if (now - heard_at_ >= config_.peer_timeout) {
+    return FailOnLoop(Error(
+        Code::kPeerLost,
+        fmt::format("nothing was heard from {} for {:.1f} s (FERRY_PEER_TIMEOUT); it is frozen, "
+                    "cut off or gone: reconnect when it is back",
+                    peer_name(), Seconds(now - heard_at_))));
+  }
+  channels_.front()->SendPlainOnLoop(wire::Type::kPing, 0, {});
+  heartbeat_timer_ =
+      home_->AddTimerOnLoop(now + config_.heartbeat_interval, [this] { HeartbeatOnLoop(); });
+}
+
+// ---- the end ------------------------------------------------------------------------------------
+
+void ConnectionCore::FailOnLoop(const Error& error) {
+  if (lost_.load()) return;
+  {
+    const std::lock_guard lock(error_mutex_);
+    lost_code_ = error.code();
+    lost_reason_ = error.message();
+  }
+  lost_.store(true);
+  Log(LogLevel::kInfo, "transfer", "connection to {} ended: {}", peer_name(), error.ToString());
+  if (check_timer_ != 0) home_->CancelTimerOnLoop(std::exchange(check_timer_, 0));
+  if (heartbeat_timer_ != 0) home_->CancelTimerOnLoop(std::exchange(heartbeat_timer_, 0));
+  std::vector<Op> all;
+  all.reserve(operations_.size());
+  for (const auto& [id, operation] : operations_) all.push_back(operation);
+  for (const Op& operation : all) {
+    // What lanes may still touch ends when they are closed.
+    if (operation->ledger.active()) {
+      if (operation->ledger.Stop(error)) EndOnLoop(operation, *operation->ledger.error());
+    } else if (operation->phase != OperationState::Phase::kReceiving) {
+      EndOnLoop(operation, error);
+    }
+  }
+  for (const auto& channel : channels_) {
+    channel->loop()->Post(
+        [self = shared_from_this(), error, at = channel.get()] { at->CloseOnLoop(error); });
+  }
+  home_->NotifyWaiters();
+}
+
+void ConnectionCore::PostChannelClosed(EventLoop* from) {
+  from->Post(
+      [self = shared_from_this()] { self->home_->Post([self] { self->ChannelClosedOnLoop(); }); });
+}
+
+void ConnectionCore::ChannelClosedOnLoop() {
+  if (--open_channels_ > 0) return;
+  for (const auto& [id, receive] : landing_) regions_->Remove(receive->landing);
+  landing_.clear();
+  std::vector<Op> rest;
+  for (const auto& [id, operation] : operations_) rest.push_back(operation);
+  for (const Op& operation : rest) {
+    EndOnLoop(operation, operation->abort_error ? *operation->abort_error : LostError());
+  }
+  closed_.store(true);
+  home_->NotifyWaiters();
+  if (closed_callback_) closed_callback_();
+}
+
+void ConnectionCore::Revoke(std::shared_ptr<RegionState> region, EventLoop::Task then) {
+  struct Round {
+    std::atomic<std::size_t> left;
+    EventLoop::Task then;
+  };
+  auto round = std::make_shared<Round>();  // with each lane's task; the last one uses it
+  round->left.store(channels_.size());
+  round->then = std::move(then);
+  for (const auto& channel : channels_) {
+    channel->loop()->Post([self = shared_from_this(), region, round, at = channel.get()] {
+      at->RevokeOnLoop(region.get());
+      if (round->left.fetch_sub(1) == 1) self->home_->Post(std::move(round->then));
+    });
+  }
+}
+
+}  // namespace ferry::transfer

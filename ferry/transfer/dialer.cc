@@ -1,0 +1,142 @@
+#include "ferry/transfer/dialer.h"
+
+#include <fmt/core.h>
+
+#include <cstring>
+#include <utility>
+
+#include "ferry/transfer/endpoint_core.h"
+
+namespace ferry::transfer {
+namespace {
+
+std::span<const std::byte> BytesOf(const auto& body) { return std::as_bytes(std::span(&body, 1)); }
+
+}  // namespace
+
+Dialer::Dialer(std::shared_ptr<EndpointCore> endpoint, net::Address address, Uuid expected,
+               Deadline deadline)
+    : endpoint_(std::move(endpoint)),
+      address_(std::move(address)),
+      expected_(expected),
+      deadline_(deadline),
+      loops_(endpoint_->ChooseLoops(static_cast<std::size_t>(endpoint_->lanes()))) {}
+
+Dialer::~Dialer() = default;
+
+Result<std::shared_ptr<ConnectionCore>> Dialer::result() {
+  if (error_) return *error_;
+  return connection_;
+}
+
+void Dialer::StartOnLoop() {
+  greetings_.resize(loops_.size());
+  ConnectLaneOnLoop(0);
+}
+
+void Dialer::ConnectLaneOnLoop(std::size_t index) {
+  endpoint_->provider().Connect(
+      address_, endpoint_->config(), home(), deadline_,
+      [self = shared_from_this(), index](Result<std::unique_ptr<net::Lane>> lane) {
+        self->OnConnected(index, std::move(lane));
+      });
+}
+
+void Dialer::OnConnected(std::size_t index, Result<std::unique_ptr<net::Lane>> lane) {
+  if (done()) return;
+  if (!lane) return FailOnLoop(lane.error());
+  greetings_[index] = std::make_unique<Greeting>(*std::move(lane), home(), deadline_);
+  Greeting& greeting = *greetings_[index];
+  greeting.StartOnLoop(
+      [self = shared_from_this(), index](const auto& header, auto* reader) {
+        return self->OnHeard(index, header, reader);
+      },
+      [self = shared_from_this()](const Error& error) { self->FailOnLoop(error); });
+  if (index > 0) {
+    wire::JoinBody join;
+    join.lane = static_cast<std::uint16_t>(index);
+    join.connection = welcome_.connection;
+    std::memcpy(join.token, welcome_.token, sizeof join.token);
+    return greeting.SayOnLoop(wire::Type::kJoin, BytesOf(join));
+  }
+  wire::HelloBody hello;
+  hello.lanes = static_cast<std::uint16_t>(loops_.size());
+  hello.window_bytes = endpoint_->config().window_bytes;
+  std::memcpy(hello.endpoint, endpoint_->id().bytes.data(), sizeof hello.endpoint);
+  greeting.SayOnLoop(wire::Type::kHello, BytesOf(hello));
+}
+
+Status Dialer::OnHeard(std::size_t index, const wire::MessageHeader& header,
+                       wire::MetaReader* reader) {
+  if (header.type == wire::Type::kRefuse) {
+    wire::RefuseBody body;
+    if (!reader->Read(&body)) return Error(Code::kCorrupt, "malformed refusal");
+    return Error(wire::CodeFromWire(body.code),
+                 fmt::format("{} refused the connection: {}", address_.ToString(), reader->Text()));
+  }
+  if (index == 0 && header.type == wire::Type::kWelcome) return OnWelcome(reader);
+  if (index > 0 && header.type == wire::Type::kJoined) {
+    OnJoined();
+    return Ok();
+  }
+  return Error(Code::kCorrupt,
+               fmt::format("{} answered the greeting by a {} frame; use the same release on both "
+                           "sides",
+                           address_.ToString(), wire::TypeName(header.type)));
+}
+
+Status Dialer::OnWelcome(wire::MetaReader* reader) {
+  if (!reader->Read(&welcome_) || welcome_.version != wire::kVersion || welcome_.lanes == 0 ||
+      welcome_.lanes > loops_.size() || welcome_.window_bytes == 0) {
+    return Error(Code::kCorrupt,
+                 fmt::format("{} sent a malformed welcome; use the same release on both sides",
+                             address_.ToString()));
+  }
+  Uuid peer;
+  std::memcpy(peer.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
+  if (!expected_.none() && peer != expected_) {
+    return Error(Code::kRefused,
+                 fmt::format("{} is endpoint {} now, not {}; it was restarted or replaced: get its "
+                             "new address and keys",
+                             address_.ToString(), peer.ToString(), expected_.ToString()));
+  }
+  loops_.resize(welcome_.lanes);
+  greetings_.resize(welcome_.lanes);
+  for (std::size_t i = 1; i < loops_.size(); ++i) ConnectLaneOnLoop(i);
+  OnJoined();
+  return Ok();
+}
+
+void Dialer::OnJoined() {
+  if (++joined_ < loops_.size()) return;
+  // Outside the callback of the lane that is about to move.
+  home()->Post([self = shared_from_this()] { self->Finish(); });
+}
+
+void Dialer::Finish() {
+  if (done()) return;  // a lane was lost since
+  Uuid peer;
+  std::memcpy(peer.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
+  std::vector<std::unique_ptr<net::Lane>> lanes;
+  for (auto& greeting : greetings_) lanes.push_back(greeting->ReleaseLane());
+  const std::uint64_t window = std::min(welcome_.window_bytes, endpoint_->config().window_bytes);
+  connection_ = std::make_shared<ConnectionCore>(endpoint_->config(), &endpoint_->regions(),
+                                                 Peer{peer, address_.ToString(), window}, loops_);
+  endpoint_->Keep(connection_);
+  endpoint_->BringUpOnLoop(connection_, std::move(lanes), /*from_outside=*/false);
+  greetings_.clear();
+  done_.store(true, std::memory_order_release);
+  home()->NotifyWaiters();
+}
+
+void Dialer::FailOnLoop(const Error& error) {
+  if (done()) return;
+  error_ = error;
+  done_.store(true, std::memory_order_release);
+  home()->NotifyWaiters();
+  // Their callbacks hold this object; they go outside of them.
+  home()->Post([greetings = std::make_shared<decltype(greetings_)>(std::move(greetings_))] {});
+  greetings_.clear();
+}
+
+}  // namespace ferry::transfer

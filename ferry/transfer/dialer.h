@@ -1,0 +1,52 @@
+#pragma once
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ferry/core/random.h"
+#include "ferry/net/provider.h"
+#include "ferry/transfer/greeting.h"
+
+namespace ferry::transfer {
+
+class EndpointCore;
+class ConnectionCore;
+
+// The connecting side of the greeting, for one address. Belongs to the connection's home loop;
+// shared between that and the thread in Endpoint::Connect, which waits for `done`.
+class Dialer final : public std::enable_shared_from_this<Dialer> {
+ public:
+  Dialer(std::shared_ptr<EndpointCore> endpoint, net::Address address, Uuid expected,
+         Deadline deadline);
+  ~Dialer();
+
+  EventLoop* home() const noexcept { return loops_.front(); }
+  void StartOnLoop();
+  bool done() const noexcept { return done_.load(std::memory_order_acquire); }
+  // Once done.
+  Result<std::shared_ptr<ConnectionCore>> result();
+
+ private:
+  void ConnectLaneOnLoop(std::size_t index);
+  void OnConnected(std::size_t index, Result<std::unique_ptr<net::Lane>> lane);
+  Status OnHeard(std::size_t index, const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnWelcome(wire::MetaReader* reader);
+  void OnJoined();
+  void Finish();
+  void FailOnLoop(const Error& error);
+
+  std::shared_ptr<EndpointCore> endpoint_;  // with the endpoint's handles
+  const net::Address address_;
+  const Uuid expected_;
+  const Deadline deadline_;
+  std::vector<EventLoop*> loops_;
+  std::vector<std::unique_ptr<Greeting>> greetings_;
+  wire::WelcomeBody welcome_;
+  std::size_t joined_ = 0;
+  std::atomic<bool> done_{false};
+  std::optional<Error> error_;
+  std::shared_ptr<ConnectionCore> connection_;  // handed on by result()
+};
+
+}  // namespace ferry::transfer

@@ -1,0 +1,169 @@
+#include "ferry/transfer/endpoint.h"
+
+#include <fmt/core.h>
+
+#include <cstring>
+#include <utility>
+
+#include "ferry/core/bytes.h"
+#include "ferry/net/builtin.h"
+#include "ferry/transfer/dialer.h"
+#include "ferry/transfer/endpoint_core.h"
+
+namespace ferry::transfer {
+namespace {
+
+constexpr std::uint32_t kAddressMagic = 0x52444146;  // the bytes "FADR"
+constexpr std::size_t kMaxAddresses = 64;
+
+Error NoAddress(std::size_t size) {
+  return Error(Code::kInvalidArgument,
+               fmt::format("these {} bytes are not an endpoint address; pass on "
+                           "Endpoint::address().Serialize() unchanged",
+                           size));
+}
+
+}  // namespace
+
+// ---- EndpointAddress ----------------------------------------------------------------------------
+
+std::vector<std::byte> EndpointAddress::Serialize() const {
+  std::vector<std::byte> bytes(26 + at.size() * 260);
+  ByteWriter writer(bytes);
+  writer.U32(kAddressMagic);
+  writer.U16(wire::kVersion);
+  writer.U16(static_cast<std::uint16_t>(at.size()));
+  writer.Bytes(endpoint.bytes);
+  for (const net::Address& address : at) {
+    const std::string host = address.host.substr(0, 255);
+    writer.U16(address.port);
+    writer.U8(static_cast<std::uint8_t>(host.size()));
+    writer.Bytes(std::as_bytes(std::span(host)));
+  }
+  bytes.resize(writer.written().size());
+  return bytes;
+}
+
+Result<EndpointAddress> EndpointAddress::Parse(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes);
+  EndpointAddress address;
+  std::uint32_t magic = 0;
+  std::uint16_t version = 0;
+  std::uint16_t count = 0;
+  reader.U32(magic);
+  reader.U16(version);
+  reader.U16(count);
+  reader.Copy(address.endpoint.bytes);
+  if (!reader.ok() || magic != kAddressMagic || count > kMaxAddresses) {
+    return NoAddress(bytes.size());
+  }
+  if (version != wire::kVersion) {
+    return Error(
+        Code::kInvalidArgument,
+        fmt::format("the endpoint address has version {}, this build reads version {}; use "
+                    "the same release on both sides",
+                    version, wire::kVersion));
+  }
+  for (std::uint16_t i = 0; i < count; ++i) {
+    net::Address one;
+    std::uint8_t length = 0;
+    std::span<const std::byte> host;
+    reader.U16(one.port);
+    reader.U8(length);
+    reader.View(length, host);
+    one.host.resize(host.size());
+    if (!host.empty()) std::memcpy(one.host.data(), host.data(), host.size());
+    address.at.push_back(std::move(one));
+  }
+  if (!reader.ok() || reader.left() != 0) return NoAddress(bytes.size());
+  return address;
+}
+
+// ---- Endpoint -----------------------------------------------------------------------------------
+
+Result<Endpoint> Endpoint::Create(const Config& config, std::unique_ptr<net::Provider> provider) {
+  FERRY_TRY(config.Validate());
+  if (!provider) provider = net::CreateBuiltinProvider();
+  auto core = std::make_shared<EndpointCore>(config, std::move(provider));
+  FERRY_TRY(core->Start());
+  return Endpoint(std::move(core));
+}
+
+Endpoint& Endpoint::operator=(Endpoint&& other) noexcept {
+  if (core_) core_->Shutdown();
+  core_ = std::move(other.core_);
+  return *this;
+}
+
+Endpoint::~Endpoint() {
+  if (core_) core_->Shutdown();
+}
+
+const Uuid& Endpoint::id() const noexcept { return core_->id(); }
+std::uint16_t Endpoint::port() const noexcept { return core_->listening().port; }
+
+EndpointAddress Endpoint::address() const {
+  EndpointAddress address{core_->id(), {}};
+  if (!core_->config().listen_host.empty()) {
+    address.at.push_back(core_->listening());
+    return address;
+  }
+  for (const net::LocalAddress& local : net::AdvertisableAddresses()) {
+    if (address.at.size() == kMaxAddresses) break;
+    address.at.push_back({local.host, port()});
+  }
+  return address;
+}
+
+Result<Region> Endpoint::Register(std::span<std::byte> memory, Rights rights) {
+  FERRY_TRY_ASSIGN(auto state, core_->regions().Add(memory, rights));
+  return Region(std::move(state), core_);
+}
+
+Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline deadline) {
+  Error last(Code::kInvalidArgument,
+             "the endpoint address names no host; use one made on the machine to reach");
+  const Deadline limit = deadline.Sooner(Deadline::After(core_->config().connect_timeout));
+  for (const net::Address& at : address.at) {
+    auto dialer = std::make_shared<Dialer>(core_, at, address.endpoint, limit);  // with its tasks
+    EventLoop* const home = dialer->home();
+    home->PostOrRun([dialer] { dialer->StartOnLoop(); });
+    // The dialer keeps the deadline itself, and says at what it failed.
+    home->DriveUntil([&] { return dialer->done(); }, Deadline::Never(), core_->config().spin);
+    if (!dialer->done()) return Error(Code::kCancelled, "this endpoint was closed");
+    auto connected = dialer->result();
+    if (connected) return Connection(*std::move(connected), core_);
+    last = connected.error();
+    if (limit.expired()) break;
+  }
+  return last;
+}
+
+Result<Connection> Endpoint::Connect(std::string_view host_and_port, Deadline deadline) {
+  FERRY_TRY_ASSIGN(const net::Address address, net::ParseAddress(host_and_port, 0));
+  if (address.host.empty() || address.port == 0) {
+    return Error(
+        Code::kInvalidArgument,
+        fmt::format("\"{}\" should name a host and a port, like node7:7471", host_and_port));
+  }
+  EndpointAddress resolved;
+  FERRY_TRY_ASSIGN(resolved.at, net::Resolve(address));
+  return Connect(resolved, deadline);
+}
+
+Result<Connection> Endpoint::Accept(Deadline deadline) {
+  std::shared_ptr<ConnectionCore> accepted;  // moves on into the handle
+  const auto ready = [&] {
+    if (!accepted) accepted = core_->TakeAccepted();
+    return accepted != nullptr || core_->closing();
+  };
+  (void)core_->front_loop()->DriveUntil(ready, deadline, core_->config().spin);
+  if (accepted) return Connection(std::move(accepted), core_);
+  if (core_->closing()) return Error(Code::kCancelled, "this endpoint was closed");
+  return Error(Code::kTimedOut,
+               fmt::format("no peer connected to port {} in time; give it the right address, or "
+                           "wait longer",
+                           port()));
+}
+
+}  // namespace ferry::transfer

@@ -1,0 +1,63 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/core/deadline.h"
+#include "ferry/core/random.h"
+#include "ferry/core/result.h"
+#include "ferry/net/provider.h"
+#include "ferry/transfer/connection.h"
+
+namespace ferry::transfer {
+
+// Where an endpoint can be reached and which one it is; opaque bytes for the user to pass on.
+struct EndpointAddress {
+  Uuid endpoint;  // none(): whichever listens there
+  std::vector<net::Address> at;
+
+  std::vector<std::byte> Serialize() const;
+  // Errors: kInvalidArgument for bytes that are no address of this version.
+  static Result<EndpointAddress> Parse(std::span<const std::byte> bytes);
+};
+
+// The process's place on the network: progress threads, a listening port, registered memory and
+// the connections. Move-only; its end closes every connection and waits until nothing touches any
+// memory. All methods may be called by any thread.
+class Endpoint {
+ public:
+  // `provider`: null for the built-in TCP. Errors: kInvalidArgument (config), kUnavailable (ports,
+  // descriptors).
+  static Result<Endpoint> Create(const Config& config,
+                                 std::unique_ptr<net::Provider> provider = nullptr);
+  Endpoint(Endpoint&&) = default;
+  Endpoint& operator=(Endpoint&& other) noexcept;
+  ~Endpoint();
+
+  const Uuid& id() const noexcept;
+  std::uint16_t port() const noexcept;
+  // With every address that a peer may try, or only config.listen_host.
+  EndpointAddress address() const;
+
+  // The memory is the caller's and must outlive the region. Errors: kInvalidArgument for no bytes.
+  Result<Region> Register(std::span<std::byte> memory, Rights rights);
+
+  // Errors: kInvalidArgument (unknown host), kPeerLost (nothing listens, or it closed), kTimedOut,
+  // kCorrupt (no Tensorferry endpoint), kUnsupported (version), kRefused (another endpoint than
+  // the address means).
+  Result<Connection> Connect(const EndpointAddress& address, Deadline deadline);
+  Result<Connection> Connect(std::string_view host_and_port, Deadline deadline);
+  // The next peer that has connected here. Its one-sided operations are served before it is
+  // accepted, too. Errors: kTimedOut, kCancelled (the endpoint is closing).
+  Result<Connection> Accept(Deadline deadline);
+
+ private:
+  explicit Endpoint(std::shared_ptr<EndpointCore> core) : core_(std::move(core)) {}
+  std::shared_ptr<EndpointCore> core_;  // with regions, connections and operations
+};
+
+}  // namespace ferry::transfer

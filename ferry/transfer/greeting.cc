@@ -1,0 +1,82 @@
+#include "ferry/transfer/greeting.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+namespace ferry::transfer {
+
+Greeting::Greeting(std::unique_ptr<net::Lane> lane, EventLoop* loop, Deadline deadline)
+    : lane_(std::move(lane)), loop_(loop), deadline_(deadline), peer_name_(lane_->Info().remote) {}
+
+Greeting::~Greeting() {
+  if (timer_ != 0) loop_->CancelTimerOnLoop(timer_);
+}
+
+void Greeting::StartOnLoop(Heard heard, Gone gone) {
+  heard_callback_ = std::move(heard);
+  gone_ = std::move(gone);
+  if (!deadline_.never()) {
+    timer_ = loop_->AddTimerOnLoop(deadline_.when(), [this] {
+      timer_ = 0;
+      Expire();
+    });
+  }
+  lane_->Attach(loop_, this);
+}
+
+void Greeting::SayOnLoop(wire::Type type, std::span<const std::byte> body, std::string_view text) {
+  wire::MessageHeader header;
+  header.type = type;
+  wire::Append(&frame_.meta, header);
+  frame_.meta.insert(frame_.meta.end(), body.begin(), body.end());
+  wire::AppendText(&frame_.meta, text);
+  lane_->Send(&frame_);
+}
+
+void Greeting::CloseWhenSaidOnLoop() { close_when_said_ = true; }
+
+std::unique_ptr<net::Lane> Greeting::ReleaseLane() {
+  if (timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(timer_, 0));
+  return std::move(lane_);
+}
+
+Result<net::Placement> Greeting::OnFrame(std::span<const std::byte> meta,
+                                         std::uint64_t payload_bytes) {
+  // The peer may go on at once; the connection will read it.
+  if (heard_) return net::Placement{net::Placement::Action::kPause, {}};
+  wire::MetaReader reader(meta);
+  wire::MessageHeader header;
+  if (!reader.Read(&header) || payload_bytes != 0) {
+    return Error(
+        Code::kCorrupt,
+        fmt::format("{} sent a malformed greeting; check that it is a Tensorferry endpoint",
+                    peer_name_));
+  }
+  heard_ = true;
+  FERRY_TRY(heard_callback_(header, &reader));
+  return net::Placement{};
+}
+
+void Greeting::OnSent(net::OutFrame* /*frame*/) {
+  said_ = true;
+  if (close_when_said_) {
+    // An orderly close lets the peer read the refusal first.
+    lane_->Close();
+    gone_(Error(Code::kRefused, "the peer was refused"));
+    return;
+  }
+  if (heard_ && on_said_) on_said_();
+}
+
+void Greeting::OnClosed(const Error& error) { gone_(error); }
+
+void Greeting::Expire() {
+  lane_->Close();
+  gone_(Error(Code::kTimedOut,
+              fmt::format("{} did not finish the greeting in time; check that it is a Tensorferry "
+                          "endpoint and not overloaded",
+                          peer_name_)));
+}
+
+}  // namespace ferry::transfer

@@ -1,0 +1,74 @@
+#include "ferry/transfer/operation.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "ferry/core/check.h"
+#include "ferry/transfer/connection_core.h"
+
+namespace ferry::transfer {
+
+const char* OperationName(OperationKind kind) noexcept {
+  switch (kind) {
+    case OperationKind::kWrite: return "write";
+    case OperationKind::kRead: return "read";
+    case OperationKind::kSend: return "send";
+    case OperationKind::kRecv: return "receive";
+    case OperationKind::kNotify: return "notification";
+  }
+  return "operation";
+}
+
+void OperationState::Complete(Status result) {
+  FERRY_CHECK(!done.load(), id);
+  status = std::move(result);
+  done.store(true, std::memory_order_release);
+  const std::lock_guard lock(event_mutex);
+  if (event) SignalEventFd(event.get());
+}
+
+Operation::Operation(std::shared_ptr<OperationState> state,
+                     std::shared_ptr<ConnectionCore> connection)
+    : state_(std::move(state)), connection_(std::move(connection)) {}
+
+bool Operation::Poll() {
+  if (state_->done.load(std::memory_order_acquire)) return true;
+  connection_->home()->DriveOnce();
+  return state_->done.load(std::memory_order_acquire);
+}
+
+Status Operation::Wait(Deadline deadline) {
+  const auto done = [this] { return state_->done.load(std::memory_order_acquire); };
+  if (connection_->home()->DriveUntil(done, deadline, connection_->config().spin)) {
+    return state_->status;
+  }
+  return Error(Code::kTimedOut,
+               fmt::format("{} {} to {} goes on after the deadline of this wait; wait again, or "
+                           "cancel it",
+                           OperationName(state_->kind), state_->id, connection_->peer_name()));
+}
+
+void Operation::Cancel() {
+  if (!state_->done.load(std::memory_order_acquire)) connection_->Cancel(state_);
+}
+
+Result<int> Operation::CompletionFd() {
+  const std::lock_guard lock(state_->event_mutex);
+  if (!state_->event) {
+    FERRY_TRY_ASSIGN(state_->event, MakeEventFd());
+    // Complete() takes the mutex after it has set `done`: one of the two signals.
+    if (state_->done.load(std::memory_order_acquire)) SignalEventFd(state_->event.get());
+  }
+  return state_->event.get();
+}
+
+std::uint64_t Operation::bytes() const noexcept {
+  return state_->done.load(std::memory_order_acquire) ? state_->bytes : 0;
+}
+
+std::uint64_t Operation::tag() const noexcept {
+  return state_->done.load(std::memory_order_acquire) ? state_->received_tag : 0;
+}
+
+}  // namespace ferry::transfer

@@ -1,0 +1,102 @@
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "ferry/core/deadline.h"
+#include "ferry/core/event_loop.h"
+#include "ferry/core/fd.h"
+#include "ferry/core/result.h"
+#include "ferry/transfer/plan.h"
+#include "ferry/transfer/region.h"
+#include "ferry/transfer/slice_ledger.h"
+
+namespace ferry::transfer {
+
+class ConnectionCore;
+
+enum class OperationKind : std::uint8_t { kWrite, kRead, kSend, kRecv, kNotify };
+const char* OperationName(OperationKind kind) noexcept;
+
+// What the engine knows of one operation. Shared between the caller's Operation, the connection's
+// table and the lanes that carry its slices. Fields without a note are set before the operation is
+// handed to the loop and then only read.
+struct OperationState {
+  OperationKind kind = OperationKind::kWrite;
+  std::uint64_t id = 0;
+  Deadline deadline = Deadline::Never();
+  std::vector<RegionPin> local_pins;    // home loop; released when the operation ends
+  std::vector<std::byte> notification;  // kNotify, or joined to a kWrite
+  std::span<const std::byte> message;   // kSend
+  std::span<std::byte> buffer;          // kRecv
+  std::uint64_t tag = 0;                // kSend, kRecv
+  std::uint64_t mask = 0;               // kRecv
+
+  // Set before lanes are given the round of slices that needs it.
+  std::shared_ptr<const Plan> plan;  // shared with the caller's PreparedTransfer, for reposting
+  SliceLedger ledger;
+
+  // Home loop only.
+  enum class Phase : std::uint8_t {
+    kNew,
+    kSlices,
+    kMessage,
+    kNotify,
+    kOffered,
+    kPosted,
+    kReceiving
+  };
+  Phase phase = Phase::kNew;
+  bool aborting = false;
+  Deadline drain_deadline = Deadline::Never();
+  std::optional<Error> abort_error;
+  std::uint64_t peer_operation = 0;      // kRecv in kReceiving: the sender's
+  std::shared_ptr<RegionState> landing;  // kRecv in kReceiving: the buffer, writable
+
+  // The outcome. `done` is released last; the fields before it are then constant.
+  std::atomic<bool> done{false};
+  Status status = Ok();
+  std::uint64_t bytes = 0;         // moved; kRecv: of the message
+  std::uint64_t received_tag = 0;  // kRecv
+
+  std::mutex event_mutex;
+  UniqueFd event;  // under event_mutex: made on demand, signalled at the end
+
+  // Sets the outcome, once. `result` is the operation's end for the caller.
+  void Complete(Status result);
+};
+
+// The caller's view of an operation under way; copyable. Letting go of it does not end the
+// operation: its memory must stay valid until it is done. All methods may be called by any thread.
+class Operation {
+ public:
+  Operation(std::shared_ptr<OperationState> state, std::shared_ptr<ConnectionCore> connection);
+
+  // Whether it has ended; also lets the connection make progress, so that polling in a loop is as
+  // good as waiting.
+  bool Poll();
+  // Waits for the end and returns how it ended; kTimedOut if `deadline` comes first, and then the
+  // operation still goes on (its own deadline is in PostOptions). The waiting thread drives the
+  // connection's loop itself.
+  Status Wait(Deadline deadline = Deadline::Never());
+  // Asks for an early end. It still ends only when nothing touches its memory any more, here and,
+  // for a write, at the peer: at once for what has not begun, after the slices under way otherwise,
+  // and with the connection lost if those take longer than config.drain_grace.
+  void Cancel();
+  // A descriptor that becomes readable when the operation ends; owned by the operation.
+  Result<int> CompletionFd();
+
+  // After the end: bytes moved, and for a receive the message's tag.
+  std::uint64_t bytes() const noexcept;
+  std::uint64_t tag() const noexcept;
+
+ private:
+  std::shared_ptr<OperationState> state_;       // with the engine, until the end
+  std::shared_ptr<ConnectionCore> connection_;  // outlives its Connection handle
+};
+
+}  // namespace ferry::transfer

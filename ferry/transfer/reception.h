@@ -1,0 +1,53 @@
+#pragma once
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "ferry/core/event_loop.h"
+#include "ferry/core/random.h"
+#include "ferry/net/provider.h"
+#include "ferry/transfer/greeting.h"
+
+namespace ferry::transfer {
+
+class EndpointCore;
+class ConnectionCore;
+
+// The listening side of the greeting: strangers' lanes come in, whole connections go out. Belongs
+// to the listener's loop.
+class Reception {
+ public:
+  explicit Reception(EndpointCore* endpoint);
+  ~Reception();
+
+  void OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane);
+  // Drops everybody.
+  void ClearOnLoop();
+
+ private:
+  // A connection whose lanes are not all there yet.
+  struct Arrival {
+    wire::WelcomeBody welcome;
+    Uuid peer;
+    std::uint64_t window_bytes = 0;
+    std::vector<Greeting*> lanes;
+    std::size_t joined = 0;
+  };
+
+  Status OnHeard(Greeting* greeting, const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnHello(Greeting* greeting, wire::MetaReader* reader);
+  Status OnJoin(Greeting* greeting, wire::MetaReader* reader);
+  void Refuse(Greeting* greeting, const Error& error);
+  void OnGone(Greeting* greeting, const Error& error);
+  void CompleteIfReady(std::uint32_t id);
+  void Complete(std::uint32_t id);
+  void Drop(Greeting* greeting);
+
+  EndpointCore* const endpoint_;
+  EventLoop* const loop_;
+  std::unordered_map<Greeting*, std::unique_ptr<Greeting>> greetings_;
+  std::unordered_map<std::uint32_t, Arrival> arrivals_;
+  std::uint32_t next_id_ = 1;
+};
+
+}  // namespace ferry::transfer

@@ -1,0 +1,183 @@
+#include "ferry/transfer/region.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstring>
+#include <mutex>
+
+#include "ferry/core/bytes.h"
+
+namespace ferry::transfer {
+namespace {
+
+constexpr std::uint32_t kKeyMagic = 0x59454B46;  // the bytes "FKEY"
+constexpr std::size_t kKeyBytes = 4 + 2 + 1 + 1 + 16 + 4 + 4 + 8 + 8;
+
+}  // namespace
+
+const char* RightsName(Rights rights) noexcept {
+  switch (rights) {
+    case Rights::kNone: return "neither reading nor writing";
+    case Rights::kRead: return "reading only";
+    case Rights::kWrite: return "writing only";
+    case Rights::kReadWrite: return "reading and writing";
+  }
+  return "unknown";
+}
+
+// ---- RegionTable --------------------------------------------------------------------------------
+
+Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memory, Rights rights) {
+  if (memory.empty() || memory.data() == nullptr) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("cannot register {} bytes at {}: a region needs at least one byte",
+                             memory.size(), fmt::ptr(memory.data())));
+  }
+  auto region = std::make_shared<RegionState>();
+  region->memory = memory;
+  region->rights = rights;
+  region->token = RandomU64();
+  const std::unique_lock lock(mutex_);
+  if (free_.empty()) {
+    free_.push_back(static_cast<std::uint32_t>(slots_.size()));
+    slots_.emplace_back();
+  }
+  region->id = free_.back();
+  free_.pop_back();
+  Slot& slot = slots_[region->id];
+  region->generation = ++slot.generation;
+  slot.region = region;
+  return region;
+}
+
+void RegionTable::Remove(const std::shared_ptr<RegionState>& region) {
+  {
+    const std::unique_lock lock(mutex_);
+    Slot& slot = slots_[region->id];
+    if (slot.region == region) {
+      slot.region.reset();
+      free_.push_back(region->id);
+    }
+  }
+  region->gate.Close();
+}
+
+Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted) {
+  const std::shared_lock lock(mutex_);
+  if (key.region >= slots_.size() || key.generation == 0 ||
+      key.generation > slots_[key.region].generation) {
+    return Error(Code::kRefused,
+                 fmt::format("there is no region {} of generation {} here; use a key that this "
+                             "endpoint gave out",
+                             key.region, key.generation));
+  }
+  const Slot& slot = slots_[key.region];
+  if (key.generation < slot.generation || !slot.region) {
+    return Error(Code::kRefused,
+                 fmt::format("the key of region {} is stale: its generation {} was deregistered; "
+                             "ask the peer for a fresh key",
+                             key.region, key.generation));
+  }
+  if (key.token != slot.region->token) {
+    return Error(Code::kRefused,
+                 fmt::format("the key of region {} carries a wrong token; use the key that this "
+                             "endpoint gave out, unchanged",
+                             key.region));
+  }
+  if (!Includes(slot.region->rights, wanted)) {
+    return Error(Code::kRefused,
+                 fmt::format("region {} allows peers {}, not {}; register it with that right",
+                             key.region, RightsName(slot.region->rights), RightsName(wanted)));
+  }
+  RegionPin pin(slot.region);
+  if (!pin) {
+    return Error(Code::kRefused, fmt::format("region {} is being deregistered", key.region));
+  }
+  return pin;
+}
+
+std::size_t RegionTable::size() const {
+  const std::shared_lock lock(mutex_);
+  return slots_.size() - free_.size();
+}
+
+Status PlaceBlocks(const RegionState& region, std::span<const std::byte> blocks,
+                   std::uint64_t bytes, std::vector<iovec>* pieces) {
+  pieces->clear();
+  wire::MetaReader reader(blocks);
+  wire::BlockOnWire block;
+  std::uint64_t left = bytes;
+  while (reader.Read(&block)) {
+    const std::uint64_t size = region.memory.size();
+    if (block.length == 0 || block.length > left) {
+      return Error(Code::kCorrupt,
+                   fmt::format("block {} has {} bytes where the frame has {} left; the peer's list "
+                               "does not fit its payload",
+                               pieces->size(), block.length, left));
+    }
+    if (block.offset > size || block.length > size - block.offset) {
+      return Error(Code::kRefused,
+                   fmt::format("block {} covers {} bytes from offset {} of region {}, which has {} "
+                               "bytes; check offset and length",
+                               pieces->size(), block.length, block.offset, region.id, size));
+    }
+    left -= block.length;
+    pieces->push_back({region.memory.data() + block.offset, block.length});
+  }
+  if (left != 0) {
+    return Error(Code::kCorrupt,
+                 fmt::format("the peer's list is {} bytes shorter than its payload", left));
+  }
+  return Ok();
+}
+
+// ---- RemoteRegion -------------------------------------------------------------------------------
+
+std::vector<std::byte> RemoteRegion::Serialize() const {
+  std::vector<std::byte> bytes(kKeyBytes);
+  ByteWriter writer(bytes);
+  writer.U32(kKeyMagic);
+  writer.U16(wire::kVersion);
+  writer.U8(static_cast<std::uint8_t>(rights));
+  writer.U8(0);
+  writer.Bytes(endpoint.bytes);
+  writer.U32(key.region);
+  writer.U32(key.generation);
+  writer.U64(key.token);
+  writer.U64(length);
+  return bytes;
+}
+
+Result<RemoteRegion> RemoteRegion::Parse(std::span<const std::byte> bytes) {
+  RemoteRegion region;
+  std::uint32_t magic = 0;
+  std::uint16_t version = 0;
+  std::uint8_t rights = 0;
+  std::uint8_t reserved = 0;
+  ByteReader reader(bytes);
+  reader.U32(magic);
+  reader.U16(version);
+  reader.U8(rights);
+  reader.U8(reserved);
+  reader.Copy(region.endpoint.bytes);
+  reader.U32(region.key.region);
+  reader.U32(region.key.generation);
+  reader.U64(region.key.token);
+  reader.U64(region.length);
+  if (!reader.ok() || bytes.size() != kKeyBytes || magic != kKeyMagic || rights > 3) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("these {} bytes are not a region key; pass on Region::key() unchanged",
+                             bytes.size()));
+  }
+  if (version != wire::kVersion) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("the region key has version {}, this build reads version {}; use the "
+                             "same release on both sides",
+                             version, wire::kVersion));
+  }
+  region.rights = static_cast<Rights>(rights);
+  return region;
+}
+
+}  // namespace ferry::transfer
