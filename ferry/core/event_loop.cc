@@ -39,6 +39,7 @@ void EventLoop::StartWorker(const char* thread_name) {
 }
 
 void EventLoop::Stop() {
+  FERRY_CHECK(!InLoop());
   {
     const std::lock_guard lock(seat_mutex_);
     stopping_.store(true);
@@ -47,8 +48,15 @@ void EventLoop::Stop() {
     SignalEventFd(wake_.get());
   }
   if (worker_.joinable()) worker_.join();
+  std::unique_lock seat(seat_mutex_);
+  seat_free_.wait(seat, [this] { return !seated_ && visitors_.load() == 0; });
+  seat.unlock();
+  // Swapped out first: what they own may post again when it goes.
+  const auto dropped_timers = std::exchange(timers_, {});
+  timer_times_.clear();
   std::vector<Task> dropped;
   const std::lock_guard lock(queue_mutex_);
+  stopped_ = true;
   dropped.swap(queue_);
 }
 
@@ -56,6 +64,7 @@ void EventLoop::Stop() {
 
 void EventLoop::Push(Task task) {
   const std::lock_guard lock(queue_mutex_);
+  if (stopped_) return;  // and the task goes, after the lock
   queue_.push_back(std::move(task));
   queued_.store(true);
 }
@@ -99,7 +108,9 @@ void EventLoop::LeaveSeat(std::unique_lock<std::mutex>& lock) {
 }
 
 void EventLoop::KickLocked() {
-  if (worker_seated_) SignalEventFd(wake_.get());
+  if (!worker_seated_) return;
+  worker_kicked_.store(true);
+  SignalEventFd(wake_.get());
 }
 
 bool EventLoop::DriveUntil(FunctionRef<bool()> done, Deadline deadline, microseconds spin) {
@@ -128,8 +139,7 @@ bool EventLoop::DriveUntil(FunctionRef<bool()> done, Deadline deadline, microsec
     lock.lock();
     LeaveSeat(lock);
   }
-  visitors_.fetch_sub(1);
-  lock.unlock();
+  EndVisit(lock);
   return done();
 }
 
@@ -148,12 +158,22 @@ void EventLoop::DriveOnce() {
     LeaveSeat(lock);
   }
   ++seat_uses_;
+  EndVisit(lock);
+}
+
+// Under the lock to its end: once Stop() has seen the last visitor go, the loop may be destroyed.
+void EventLoop::EndVisit(std::unique_lock<std::mutex>& lock) {
   visitors_.fetch_sub(1);
+  if (stopping_.load()) seat_free_.notify_all();
+  lock.unlock();
 }
 
 void EventLoop::NotifyWaiters() {
-  // Zero or one visitor: the one is the driver itself, or will look before it sleeps.
-  if (visitors_.load() == 0) return;
+  // A read-modify-write, as the visitor's own: either we see the visitor here, or the visitor sees
+  // what was done before this call, however weakly that was ordered.
+  if (visitors_.fetch_add(0) == 0) return;
+  // The driver may be a visitor that is asleep in epoll_wait.
+  if (!InLoop()) Post([] {});
   const std::lock_guard lock(seat_mutex_);
   seat_free_.notify_all();
 }
@@ -168,16 +188,19 @@ void EventLoop::WorkerMain() {
       worker_wake_.wait_for(lock, linger_);
       continue;
     }
+    // Its end is a use of the seat, so the worker is parked at least once before the next.
     WorkerSession(lock);
-    last_uses = seat_uses_;
   }
 }
 
 void EventLoop::WorkerSession(std::unique_lock<std::mutex>& lock) {
   TakeSeat();
   worker_seated_ = true;
+  worker_kicked_.store(false);
   lock.unlock();
-  while (visitors_.load() == 0 && !stopping_.load()) RunTurn(Deadline::Never());
+  while (visitors_.load() == 0 && !worker_kicked_.load() && !stopping_.load()) {
+    RunTurn(Deadline::Never());
+  }
   lock.lock();
   worker_seated_ = false;
   LeaveSeat(lock);

@@ -60,7 +60,9 @@ class EventLoop {
   EventLoop& operator=(const EventLoop&) = delete;
 
   void StartWorker(const char* thread_name);
-  // Stops and joins the worker. Tasks still queued are destroyed without running.
+  // Any thread but the driver. Stops and joins the worker, and waits until the application threads
+  // in DriveUntil have left: no callback runs afterwards. Tasks still queued,
+  // tasks posted later and timers are destroyed without running.
   void Stop();
 
   // Any thread. Runs `task` on the loop; wakes the driver if it sleeps in epoll_wait. With the
@@ -100,6 +102,7 @@ class EventLoop {
   void WorkerSession(std::unique_lock<std::mutex>& lock);
   void TakeSeat() noexcept;
   void LeaveSeat(std::unique_lock<std::mutex>& lock);
+  void EndVisit(std::unique_lock<std::mutex>& lock);
   void KickLocked();
   // One turn: queue, timers, epoll (sleeping at most until `wake`, and only if nothing was done and
   // nothing is put off), handlers.
@@ -122,6 +125,7 @@ class EventLoop {
   std::condition_variable worker_wake_;  // the parked worker waits here
   bool seated_ = false;
   bool worker_seated_ = false;
+  std::atomic<bool> worker_kicked_{false};  // somebody wants the worker to leave the seat
   std::uint64_t seat_uses_ = 0;
   std::atomic<int> visitors_{0};  // application threads inside DriveUntil or DriveOnce
   std::atomic<std::thread::id> driver_{};
@@ -131,6 +135,7 @@ class EventLoop {
   // The queue.
   std::mutex queue_mutex_;
   std::vector<Task> queue_;
+  bool stopped_ = false;  // under queue_mutex_
   std::atomic<bool> queued_{false};
   std::atomic<bool> sleeping_{false};
 

@@ -1,0 +1,617 @@
+#include "ferry/core/event_loop.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace ferry {
+namespace {
+
+using std::chrono::seconds;
+using testing::ElementsAre;
+
+constexpr seconds kPatience{30};
+constexpr microseconds kNoSpin{0};
+
+// Set once, waited for with a deadline.
+class Flag {
+ public:
+  void Set() {
+    const std::lock_guard lock(mutex_);
+    set_ = true;
+    changed_.notify_all();
+  }
+  bool IsSet() const {
+    const std::lock_guard lock(mutex_);
+    return set_;
+  }
+  bool WaitFor(Clock::duration wait = kPatience) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_until(lock, Clock::now() + wait, [this] { return set_; });
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool set_ = false;
+};
+
+std::unique_ptr<EventLoop> MakeLoop(microseconds linger = milliseconds(1)) {
+  auto loop = EventLoop::Create(linger);
+  EXPECT_TRUE(loop);
+  return *std::move(loop);
+}
+
+std::unique_ptr<EventLoop> MakeRunningLoop() {
+  auto loop = MakeLoop();
+  loop->StartWorker("test-loop");
+  return loop;
+}
+
+bool Drive(EventLoop& loop, FunctionRef<bool()> done) {
+  return loop.DriveUntil(done, Deadline::After(kPatience), kNoSpin);
+}
+
+// Drives a loop without a worker until what is queued now, and what that queued, has run.
+void Settle(EventLoop& loop, int turns = 8) {
+  while (turns-- > 0) loop.DriveOnce();
+}
+
+// ---- tasks --------------------------------------------------------------------------------------
+
+TEST(EventLoop, RunsTheTasksOfEachThreadInTheirOrder) {
+  constexpr int kThreads = 4;
+  constexpr int kTasks = 2000;
+  auto loop = MakeRunningLoop();
+  std::array<std::vector<int>, kThreads> seen;  // written on the loop only
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      auto& mine = seen[static_cast<std::size_t>(t)];
+      for (int i = 0; i < kTasks; ++i) loop->Post([&mine, i] { mine.push_back(i); });
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  Flag last;
+  loop->Post([&] { last.Set(); });
+  ASSERT_TRUE(last.WaitFor());
+  std::vector<int> expected(kTasks);
+  for (int i = 0; i < kTasks; ++i) expected[static_cast<std::size_t>(i)] = i;
+  for (const auto& order : seen) EXPECT_EQ(order, expected);
+}
+
+TEST(EventLoop, KnowsWhichThreadDrives) {
+  auto loop = MakeRunningLoop();
+  EXPECT_FALSE(loop->InLoop());
+  Flag ran;
+  bool in_loop = false;
+  loop->Post([&] {
+    in_loop = loop->InLoop();
+    ran.Set();
+  });
+  ASSERT_TRUE(ran.WaitFor());
+  EXPECT_TRUE(in_loop);
+  EXPECT_FALSE(loop->InLoop());
+}
+
+TEST(EventLoop, WakesASleepingDriverForAPostedTask) {
+  auto loop = MakeLoop();
+  bool ran = false;  // on this thread, which drives
+  std::atomic<bool> asked{false};
+  std::thread poster([&] {
+    while (!asked.load()) std::this_thread::yield();
+    loop->Post([&] { ran = true; });
+  });
+  EXPECT_TRUE(Drive(*loop, [&] {
+    asked.store(true);
+    return ran;
+  }));
+  poster.join();
+}
+
+TEST(EventLoop, PostOrRunRunsInlineWhenTheSeatIsFree) {
+  auto loop = MakeLoop();
+  std::thread::id ran_by;
+  loop->PostOrRun([&] { ran_by = std::this_thread::get_id(); });
+  EXPECT_EQ(ran_by, std::this_thread::get_id());
+}
+
+TEST(EventLoop, PostOrRunRunsWhatWasPostedBeforeFirst) {
+  auto loop = MakeLoop();
+  std::vector<int> order;
+  loop->Post([&] { order.push_back(1); });
+  loop->PostOrRun([&] { order.push_back(2); });
+  EXPECT_THAT(order, ElementsAre(1, 2));
+}
+
+TEST(EventLoop, PostOrRunFromATaskDoesNotNest) {
+  auto loop = MakeLoop();
+  std::vector<int> order;
+  loop->PostOrRun([&] {
+    loop->PostOrRun([&] { order.push_back(2); });
+    order.push_back(1);
+  });
+  Settle(*loop);
+  EXPECT_THAT(order, ElementsAre(1, 2));
+}
+
+TEST(EventLoop, PostOrRunHandsOverToAThreadThatDrives) {
+  auto loop = MakeRunningLoop();
+  Flag entered;
+  Flag release;
+  loop->Post([&] {
+    entered.Set();
+    EXPECT_TRUE(release.WaitFor());
+  });
+  ASSERT_TRUE(entered.WaitFor());
+  Flag ran;
+  std::thread::id ran_by;
+  loop->PostOrRun([&] {
+    ran_by = std::this_thread::get_id();
+    ran.Set();
+  });
+  EXPECT_FALSE(ran.IsSet());
+  release.Set();
+  ASSERT_TRUE(ran.WaitFor());
+  EXPECT_NE(ran_by, std::this_thread::get_id());
+}
+
+// ---- timers -------------------------------------------------------------------------------------
+
+TEST(EventLoop, FiresTimersInTheOrderOfTheirTimesAndNotBefore) {
+  auto loop = MakeLoop();
+  std::vector<int> order;
+  const auto start = Clock::now();
+  loop->PostOrRun([&] {
+    loop->AddTimerOnLoop(start + milliseconds(20), [&] { order.push_back(2); });
+    loop->AddTimerOnLoop(start + milliseconds(30), [&] { order.push_back(3); });
+    loop->AddTimerOnLoop(start + milliseconds(10), [&] { order.push_back(1); });
+    loop->AddTimerOnLoop(start + milliseconds(20), [&] { order.push_back(22); });
+  });
+  ASSERT_TRUE(Drive(*loop, [&] { return order.size() == 4; }));
+  EXPECT_GE(Clock::now() - start, milliseconds(30));
+  EXPECT_THAT(order, ElementsAre(1, 2, 22, 3));
+}
+
+TEST(EventLoop, DoesNotFireACancelledTimer) {
+  auto loop = MakeLoop();
+  std::vector<int> order;
+  loop->PostOrRun([&] {
+    const auto now = Clock::now();
+    const auto second = loop->AddTimerOnLoop(now + milliseconds(2), [&] { order.push_back(2); });
+    const auto third = loop->AddTimerOnLoop(now + milliseconds(3), [&] { order.push_back(3); });
+    // Due together with its victim, when the machine is slow or not.
+    loop->AddTimerOnLoop(now + milliseconds(1), [&, third] {
+      order.push_back(1);
+      loop->CancelTimerOnLoop(third);
+    });
+    loop->CancelTimerOnLoop(second);
+    loop->CancelTimerOnLoop(second);
+    loop->AddTimerOnLoop(now + milliseconds(4), [&] { order.push_back(4); });
+  });
+  ASSERT_TRUE(Drive(*loop, [&] { return order.size() == 2; }));
+  EXPECT_THAT(order, ElementsAre(1, 4));
+}
+
+TEST(EventLoop, LetsATimerAddTheNext) {
+  auto loop = MakeRunningLoop();
+  Flag done;
+  int rounds = 0;
+  std::function<void()> next = [&] {
+    if (++rounds == 5) return done.Set();
+    loop->AddTimerOnLoop(Clock::now() + milliseconds(1), [&] { next(); });
+  };
+  loop->Post([&] { next(); });
+  ASSERT_TRUE(done.WaitFor());
+  loop->Stop();
+  EXPECT_EQ(rounds, 5);
+}
+
+// ---- the seat -----------------------------------------------------------------------------------
+
+TEST(DriveUntil, ReturnsAtOnceWhenTheConditionHolds) {
+  auto loop = MakeLoop();
+  bool ran = false;
+  loop->Post([&] { ran = true; });
+  EXPECT_TRUE(loop->DriveUntil([] { return true; }, Deadline::Never(), kNoSpin));
+  EXPECT_FALSE(ran);
+}
+
+TEST(DriveUntil, ReturnsFalseAtItsDeadline) {
+  for (const bool with_worker : {false, true}) {
+    auto loop = with_worker ? MakeRunningLoop() : MakeLoop();
+    const Deadline deadline = Deadline::After(milliseconds(20));
+    EXPECT_FALSE(loop->DriveUntil([] { return false; }, deadline, kNoSpin));
+    EXPECT_TRUE(deadline.expired());
+    EXPECT_FALSE(loop->DriveUntil([] { return false; }, Deadline::After(milliseconds(5)),
+                                  microseconds(500)));
+  }
+}
+
+// The one waiting thread is the driver itself, asleep with nothing to wake it.
+TEST(DriveUntil, ReturnsWhenAnotherThreadMakesTheConditionTrue) {
+  for (const bool with_worker : {false, true}) {
+    auto loop = with_worker ? MakeRunningLoop() : MakeLoop();
+    for (int round = 0; round < 100; ++round) {
+      std::atomic<bool> asked{false};
+      std::atomic<bool> done{false};
+      std::thread other([&] {
+        while (!asked.load()) std::this_thread::yield();
+        done.store(true, std::memory_order_release);
+        loop->NotifyWaiters();
+      });
+      ASSERT_TRUE(Drive(*loop, [&] {
+        asked.store(true);
+        return done.load(std::memory_order_acquire);
+      }));
+      other.join();
+    }
+  }
+}
+
+TEST(DriveUntil, GivesEachOfSeveralWaitingThreadsItsCompletion) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 500;
+  for (const bool with_worker : {false, true}) {
+    auto loop = with_worker ? MakeRunningLoop() : MakeLoop();
+    std::atomic<int> completed{0};
+    const auto wait_for_own = [&] {
+      for (int i = 0; i < kRounds; ++i) {
+        std::atomic<bool> mine{false};
+        loop->PostOrRun([&] {
+          mine.store(true, std::memory_order_release);
+          loop->NotifyWaiters();
+        });
+        if (!Drive(*loop, [&] { return mine.load(std::memory_order_acquire); })) return;
+        completed.fetch_add(1);
+      }
+    };
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) threads.emplace_back(wait_for_own);
+    for (auto& thread : threads) thread.join();
+    EXPECT_EQ(completed.load(), kThreads * kRounds);
+  }
+}
+
+TEST(DriveUntil, MakesTheCallingThreadTheDriver) {
+  auto loop = MakeRunningLoop();
+  std::atomic<bool> mine{false};
+  const auto caller = std::this_thread::get_id();
+  std::function<void()> until_mine = [&] {
+    if (std::this_thread::get_id() == caller) {
+      mine.store(loop->InLoop());
+    } else {
+      loop->Post([&] { until_mine(); });
+    }
+  };
+  loop->Post([&] { until_mine(); });
+  EXPECT_TRUE(Drive(*loop, [&] { return mine.load(); }));
+}
+
+TEST(DriveUntil, LeavesTheLoopToTheWorkerAfterwards) {
+  auto loop = MakeRunningLoop();
+  EXPECT_FALSE(
+      loop->DriveUntil([] { return false; }, Deadline::After(milliseconds(1)), kNoSpin));
+  Flag ran;
+  std::thread::id ran_by;
+  loop->Post([&] {
+    ran_by = std::this_thread::get_id();
+    ran.Set();
+  });
+  ASSERT_TRUE(ran.WaitFor());
+  EXPECT_NE(ran_by, std::this_thread::get_id());
+}
+
+// The worker used to wake up and go back to sleep in the seat.
+TEST(DriveOnce, MakesAnIdleWorkerLeaveTheSeat) {
+  auto loop = MakeLoop(seconds(60));  // how long the worker stays away
+  loop->StartWorker("test-loop");
+  Flag started;
+  loop->Post([&] { started.Set(); });
+  ASSERT_TRUE(started.WaitFor());
+  loop->DriveOnce();
+  std::atomic<bool> mine{false};
+  const auto caller = std::this_thread::get_id();
+  const Deadline deadline = Deadline::After(kPatience);
+  while (!mine.load() && !deadline.expired()) {
+    loop->PostOrRun([&] { mine.store(std::this_thread::get_id() == caller); });
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(mine.load());
+}
+
+TEST(DriveOnce, HandlesWhatIsReadyWithoutSleeping) {
+  auto loop = MakeLoop();
+  loop->DriveOnce();
+  bool ran = false;
+  loop->Post([&] { ran = true; });
+  loop->DriveOnce();
+  EXPECT_TRUE(ran);
+}
+
+TEST(EventLoopStop, EndsTheWaitOfEveryThread) {
+  for (const bool with_worker : {false, true}) {
+    auto loop = with_worker ? MakeRunningLoop() : MakeLoop();
+    std::array<std::atomic<bool>, 3> asked{};
+    std::atomic<int> ended{0};
+    std::vector<std::thread> threads;
+    for (auto& flag : asked) {
+      threads.emplace_back([&] {
+        const bool done = loop->DriveUntil(
+            [&] {
+              flag.store(true);
+              return false;
+            },
+            Deadline::Never(), kNoSpin);
+        if (!done) ended.fetch_add(1);
+      });
+    }
+    for (auto& flag : asked) {
+      while (!flag.load()) std::this_thread::yield();
+    }
+    loop->Stop();
+    for (auto& thread : threads) thread.join();
+    EXPECT_EQ(ended.load(), 3);
+  }
+}
+
+// Lanes and listeners may be destroyed by any thread after Stop(), which used to return while an
+// application thread was still in their callbacks.
+TEST(EventLoopStop, WaitsForTheTurnOfAThreadThatDrives) {
+  auto loop = MakeLoop();
+  Flag in_task;
+  Flag stopped;
+  bool stopped_first = false;
+  loop->Post([&] {
+    in_task.Set();
+    stopped_first = stopped.WaitFor(milliseconds(50));
+  });
+  std::thread visitor([&] {
+    (void)loop->DriveUntil([] { return false; }, Deadline::Never(), kNoSpin);
+  });
+  EXPECT_TRUE(in_task.WaitFor());
+  loop->Stop();
+  stopped.Set();
+  visitor.join();
+  EXPECT_FALSE(stopped_first);
+}
+
+TEST(EventLoopStop, DestroysQueuedTasksAndTimersWithoutRunningThem) {
+  auto loop = MakeLoop();
+  const auto owned = std::make_shared<int>(1);  // counts the callables that are left
+  bool ran = false;
+  loop->PostOrRun([&] {
+    loop->AddTimerOnLoop(Clock::now(), [&ran, owned] { ran = true; });
+    loop->AddTimerOnLoop(Clock::time_point::max(), [&ran, owned] { ran = true; });
+  });
+  loop->Post([&ran, owned] { ran = true; });
+  EXPECT_EQ(owned.use_count(), 4);
+  loop->Stop();
+  EXPECT_EQ(owned.use_count(), 1);
+  EXPECT_FALSE(ran);
+  EXPECT_FALSE(loop->DriveUntil([] { return false; }, Deadline::Never(), kNoSpin));
+}
+
+// ---- descriptors --------------------------------------------------------------------------------
+
+class CountingHandler final : public EventLoop::Handler {
+ public:
+  explicit CountingHandler(std::function<void()> on_event = {}) : on_event_(std::move(on_event)) {}
+  void OnEventsOnLoop(std::uint32_t events) override {
+    last_events = events;
+    ++calls;
+    if (on_event_) on_event_();
+  }
+  int calls = 0;
+  std::uint32_t last_events = 0;
+
+ private:
+  std::function<void()> on_event_;
+};
+
+UniqueFd MakeSignal() {
+  auto fd = MakeEventFd();
+  EXPECT_TRUE(fd);
+  return *std::move(fd);
+}
+
+TEST(EventLoopWatch, ReportsEachNewEventOnce) {
+  auto loop = MakeLoop();
+  const UniqueFd fd = MakeSignal();
+  CountingHandler handler;
+  loop->PostOrRun([&] { EXPECT_TRUE(loop->WatchOnLoop(fd.get(), EPOLLIN, &handler)); });
+  Settle(*loop);
+  EXPECT_EQ(handler.calls, 0);
+  SignalEventFd(fd.get());
+  Settle(*loop);
+  EXPECT_EQ(handler.calls, 1);
+  EXPECT_NE(handler.last_events & EPOLLIN, 0U);
+  SignalEventFd(fd.get());
+  Settle(*loop);
+  EXPECT_EQ(handler.calls, 2);
+  loop->PostOrRun([&] { loop->UnwatchOnLoop(fd.get(), &handler); });
+  SignalEventFd(fd.get());
+  Settle(*loop);
+  EXPECT_EQ(handler.calls, 2);
+}
+
+TEST(EventLoopWatch, RefusesADescriptorThatIsWatchedAlready) {
+  auto loop = MakeLoop();
+  const UniqueFd fd = MakeSignal();
+  CountingHandler handler;
+  loop->PostOrRun([&] {
+    EXPECT_TRUE(loop->WatchOnLoop(fd.get(), EPOLLIN, &handler));
+    EXPECT_FALSE(loop->WatchOnLoop(fd.get(), EPOLLIN, &handler));
+  });
+}
+
+// Both descriptors are ready in one batch; whoever comes first stops the other one.
+TEST(EventLoopWatch, DropsEventsOfAHandlerThatWasUnwatchedInTheSameBatch) {
+  auto loop = MakeLoop();
+  const UniqueFd first_fd = MakeSignal();
+  const UniqueFd second_fd = MakeSignal();
+  std::optional<CountingHandler> first;
+  std::optional<CountingHandler> second;
+  int calls = 0;
+  first.emplace([&] {
+    ++calls;
+    loop->UnwatchOnLoop(second_fd.get(), &*second);
+    second.reset();
+  });
+  second.emplace([&] {
+    ++calls;
+    loop->UnwatchOnLoop(first_fd.get(), &*first);
+    first.reset();
+  });
+  loop->PostOrRun([&] {
+    EXPECT_TRUE(loop->WatchOnLoop(first_fd.get(), EPOLLIN, &*first));
+    EXPECT_TRUE(loop->WatchOnLoop(second_fd.get(), EPOLLIN, &*second));
+  });
+  SignalEventFd(first_fd.get());
+  SignalEventFd(second_fd.get());
+  Settle(*loop);
+  EXPECT_EQ(calls, 1);
+  EXPECT_NE(first.has_value(), second.has_value());
+}
+
+TEST(EventLoopWatch, LetsAHandlerUnwatchItself) {
+  auto loop = MakeLoop();
+  const UniqueFd fd = MakeSignal();
+  std::optional<CountingHandler> handler;
+  int calls = 0;
+  handler.emplace([&] {
+    ++calls;
+    loop->UnwatchOnLoop(fd.get(), &*handler);
+  });
+  loop->PostOrRun([&] { EXPECT_TRUE(loop->WatchOnLoop(fd.get(), EPOLLIN, &*handler)); });
+  SignalEventFd(fd.get());
+  Settle(*loop);
+  SignalEventFd(fd.get());
+  Settle(*loop);
+  EXPECT_EQ(calls, 1);
+}
+
+// ---- work that is put off -----------------------------------------------------------------------
+
+class Recorder final : public EventLoop::Deferred {
+ public:
+  Recorder(std::string name, std::vector<std::string>* order)
+      : name_(std::move(name)), order_(order) {}
+  void RunDeferredOnLoop(EventLoop::Defer /*when*/) override {
+    order_->push_back(name_);
+    if (then) std::exchange(then, nullptr)();
+  }
+  std::function<void()> then;
+
+ private:
+  std::string name_;
+  std::vector<std::string>* order_;
+};
+
+class DeferredWork : public testing::Test {
+ protected:
+  void Note(const char* what) { order_.emplace_back(what); }
+
+  std::unique_ptr<EventLoop> loop_ = MakeLoop();
+  std::vector<std::string> order_;
+  Recorder turn_end_{"turn end", &order_};
+  Recorder next_turn_{"next turn", &order_};
+  Recorder idle_{"idle", &order_};
+};
+
+TEST_F(DeferredWork, RunsAtTheTurnsEndThenInTheNextTurnThenWhenIdle) {
+  loop_->Post([&] {
+    loop_->DeferOnLoop(EventLoop::Defer::kIdle, &idle_);
+    loop_->DeferOnLoop(EventLoop::Defer::kNextTurn, &next_turn_);
+    loop_->DeferOnLoop(EventLoop::Defer::kTurnEnd, &turn_end_);
+    Note("task 1");
+  });
+  loop_->Post([&] { Note("task 2"); });
+  Settle(*loop_);
+  EXPECT_THAT(order_, ElementsAre("task 1", "task 2", "turn end", "next turn", "idle"));
+}
+
+TEST_F(DeferredWork, IdleWaitsUntilNothingElseIsLeft) {
+  int left = 5;
+  std::function<void()> chain = [&] {
+    Note("task");
+    if (--left > 0) loop_->Post([&] { chain(); });
+  };
+  loop_->Post([&] {
+    loop_->DeferOnLoop(EventLoop::Defer::kIdle, &idle_);
+    chain();
+  });
+  Settle(*loop_, 16);
+  EXPECT_THAT(order_, ElementsAre("task", "task", "task", "task", "task", "idle"));
+}
+
+TEST_F(DeferredWork, WhatAsksAgainWaitsForItsNextMoment) {
+  turn_end_.then = [&] { loop_->DeferOnLoop(EventLoop::Defer::kTurnEnd, &turn_end_); };
+  next_turn_.then = [&] { loop_->DeferOnLoop(EventLoop::Defer::kNextTurn, &next_turn_); };
+  loop_->Post([&] {
+    loop_->DeferOnLoop(EventLoop::Defer::kTurnEnd, &turn_end_);
+    loop_->DeferOnLoop(EventLoop::Defer::kNextTurn, &next_turn_);
+    loop_->Post([&] { Note("task"); });
+  });
+  Settle(*loop_);
+  EXPECT_THAT(order_, ElementsAre("turn end", "turn end", "next turn", "task", "next turn"));
+}
+
+TEST_F(DeferredWork, RunsAtTheTurnsEndAfterAllReadyDescriptors) {
+  const UniqueFd first_fd = MakeSignal();
+  const UniqueFd second_fd = MakeSignal();
+  CountingHandler first([&] {
+    Note("event");
+    loop_->DeferOnLoop(EventLoop::Defer::kTurnEnd, &turn_end_);
+  });
+  CountingHandler second([&] { Note("event"); });
+  loop_->PostOrRun([&] {
+    EXPECT_TRUE(loop_->WatchOnLoop(first_fd.get(), EPOLLIN, &first));
+    EXPECT_TRUE(loop_->WatchOnLoop(second_fd.get(), EPOLLIN, &second));
+  });
+  SignalEventFd(first_fd.get());
+  SignalEventFd(second_fd.get());
+  Settle(*loop_);
+  EXPECT_THAT(order_, ElementsAre("event", "event", "turn end"));
+}
+
+TEST_F(DeferredWork, IsDroppedWhenCancelled) {
+  loop_->Post([&] {
+    loop_->DeferOnLoop(EventLoop::Defer::kTurnEnd, &turn_end_);
+    loop_->DeferOnLoop(EventLoop::Defer::kNextTurn, &next_turn_);
+    loop_->DeferOnLoop(EventLoop::Defer::kIdle, &idle_);
+    loop_->CancelDeferredOnLoop(&turn_end_);
+    loop_->CancelDeferredOnLoop(&next_turn_);
+    loop_->CancelDeferredOnLoop(&idle_);
+  });
+  Settle(*loop_);
+  EXPECT_TRUE(order_.empty());
+}
+
+TEST_F(DeferredWork, NextTurnDoesNotWaitForAnEvent) {
+  bool ran = false;
+  next_turn_.then = [&] { ran = true; };
+  loop_->Post([&] { loop_->DeferOnLoop(EventLoop::Defer::kNextTurn, &next_turn_); });
+  EXPECT_TRUE(Drive(*loop_, [&] { return ran; }));
+}
+
+TEST_F(DeferredWork, IdleDoesNotWaitForAnEvent) {
+  bool ran = false;
+  idle_.then = [&] { ran = true; };
+  loop_->Post([&] { loop_->DeferOnLoop(EventLoop::Defer::kIdle, &idle_); });
+  EXPECT_TRUE(Drive(*loop_, [&] { return ran; }));
+}
+
+}  // namespace
+}  // namespace ferry
