@@ -113,20 +113,28 @@ function(ferry_layer_benches layer sources deps)
   add_dependencies(benches ${layer}_bench)
 endfunction()
 
-# A test of whole programs: one executable for tests/<name>.cc, linked to every layer, with the path
-# of the built program in FERRY_BINARY. It gets the machine to itself.
+# A test of whole programs: one executable for tests/<name>.cc, linked to every layer and to what
+# tests/ shares, with the path of the built program in FERRY_BINARY. It gets the machine to itself.
+# Those of a <name> that ends in _slow_test are labelled slow, too.
 function(ferry_multi_test name)
   add_executable(${name} ${name}.cc)
   target_compile_options(${name} PRIVATE ${FERRY_WARNINGS})
   get_property(layers GLOBAL PROPERTY FERRY_LAYERS)
   list(TRANSFORM layers APPEND _testing OUTPUT_VARIABLE testing)
-  target_link_libraries(${name} PRIVATE ${layers} ${testing} nlohmann_json::nlohmann_json
+  # Before gtest_main, whose main() it replaces.
+  target_link_libraries(${name} PRIVATE ferry_multi_testing ${layers} ${testing}
+                                        nlohmann_json::nlohmann_json
                                         GTest::gmock GTest::gtest_main)
   if(TARGET ferry)
     target_compile_definitions(${name} PRIVATE "FERRY_BINARY=\"$<TARGET_FILE:ferry>\"")
     add_dependencies(${name} ferry)
   endif()
+  set(labels multi)
+  if(name MATCHES "_slow_test$")
+    list(APPEND labels slow)
+  endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                        TEST_PREFIX "${name}."
-                       PROPERTIES TIMEOUT ${FERRY_MULTI_TEST_TIMEOUT} LABELS multi PROCESSORS 2)
+                       PROPERTIES TIMEOUT ${FERRY_MULTI_TEST_TIMEOUT} LABELS "${labels}"
+                                  PROCESSORS 2)
 endfunction()

@@ -148,6 +148,10 @@ Result<RawAddress> ToRaw(const Address& address) {
     v6.sin6_port = htons(address.port);
     if (percent != std::string::npos) {
       v6.sin6_scope_id = ::if_nametoindex(address.host.c_str() + percent + 1);
+      if (v6.sin6_scope_id == 0) {
+        return Error(Code::kInvalidArgument,
+                     fmt::format("\"{}\" names no interface of this machine", address.host));
+      }
     }
     raw.length = sizeof v6;
     std::memcpy(&raw.storage, &v6, sizeof v6);

@@ -98,9 +98,14 @@ class Lane {
   // Reads the rest of the payload being received into nowhere: when this returns its placement is
   // no longer touched. No effect between payloads.
   virtual void DiscardRest() = 0;
-  // Closes now, dropping what is queued or under way in the kernel; no callback follows.
+  // Closes now, dropping what is queued; no callback follows. What the kernel has taken the peer
+  // still gets.
   virtual void Close() = 0;
+  // As Close(), but drops what is under way in the kernels of both sides, too, where it can.
+  virtual void Abort() { Close(); }
   virtual LaneInfo Info() const = 0;
+  // Looks for bytes that the lane may have left in the kernel, to save wake-ups.
+  virtual void Poke() {}
   // Any thread: all bytes that have arrived so far, for telling a slow peer from a silent one.
   virtual std::uint64_t BytesReceived() const = 0;
 };

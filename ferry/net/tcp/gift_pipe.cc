@@ -1,14 +1,53 @@
 #include "ferry/net/tcp/gift_pipe.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <csignal>
 
 namespace ferry::net::tcp {
 namespace {
 constexpr int kWantedBytes = 1 << 20;
 constexpr int kLeastBytes = 256 << 10;
+
+// splice(2) to a socket whose peer has gone raises SIGPIPE and knows no MSG_NOSIGNAL, and what
+// becomes of that signal is the application's to decide: while this lives the thread gets none.
+class NoSigPipe {
+ public:
+  NoSigPipe() {
+    sigset_t before;
+    sigpending(&before);
+    was_pending_ = sigismember(&before, SIGPIPE) == 1;
+    sigemptyset(&only_);
+    sigaddset(&only_, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &only_, &mask_);
+  }
+  ~NoSigPipe() {
+    const int kept = errno;
+    if (raised_ && !was_pending_) {
+      const timespec now{};
+      while (::sigtimedwait(&only_, nullptr, &now) < 0 && errno == EINTR) {
+      }
+    }
+    ::pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
+    errno = kept;
+  }
+  NoSigPipe(const NoSigPipe&) = delete;
+  NoSigPipe& operator=(const NoSigPipe&) = delete;
+
+  // The call has failed by EPIPE: take the signal back.
+  void Raised() noexcept { raised_ = true; }
+
+ private:
+  sigset_t only_{};
+  sigset_t mask_{};
+  bool was_pending_ = false;
+  bool raised_ = false;
+};
+
 }  // namespace
 
 std::optional<GiftPipe> GiftPipe::Create() {
@@ -30,9 +69,11 @@ ssize_t GiftPipe::Fill(std::span<const iovec> pieces) {
 }
 
 ssize_t GiftPipe::Drain(int socket) {
+  NoSigPipe no_signal;
   const ssize_t passed =
       ::splice(read_end_.get(), nullptr, socket, nullptr, held_, SPLICE_F_MOVE | SPLICE_F_NONBLOCK);
   if (passed > 0) held_ -= static_cast<std::size_t>(passed);
+  if (passed < 0 && errno == EPIPE) no_signal.Raised();
   return passed;
 }
 

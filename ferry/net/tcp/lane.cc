@@ -27,6 +27,9 @@ constexpr std::size_t kTurnBytes = 4 << 20;
 constexpr std::size_t kSendBytes = 1 << 20;
 constexpr std::size_t kMaxPieces = 256;
 constexpr std::size_t kGiftFrom = 64 * 1024;
+// How much of a large payload gathers before the lane is woken: waking for each segment costs the
+// receiver 10 to 13 % more CPU time (128 KiB to 512 KiB measured alike).
+constexpr std::uint64_t kWakeBytes = 512 * 1024;
 
 std::string HexOf(std::span<const std::byte> bytes) {
   std::string text;
@@ -124,10 +127,17 @@ void TcpLane::Close() {
   // peer must not take what was queued for an operation that has ended.
   const linger reset{1, 0};
   const bool dirty = !queue_.empty() || receiving_ == Receiving::kPayload;
-  if (dirty || gift_) (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  if (dirty || reset_on_close_) {
+    (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  }
   fd_.reset();
   queue_.clear();
   sent_frames_ = 0;
+}
+
+void TcpLane::Abort() {
+  reset_on_close_ = true;
+  Close();
 }
 
 void TcpLane::Fail(const Error& error) {
@@ -148,14 +158,7 @@ Error TcpLane::SocketError(const char* what, int error_number) const {
 }
 
 void TcpLane::OnEventsOnLoop(std::uint32_t events) {
-  if ((events & EPOLLERR) != 0) {
-    // Before any read: a peer that reset the connection has given up the operation whose bytes may
-    // still lie in our receive buffer.
-    int error = 0;
-    socklen_t length = sizeof error;
-    (void)::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-    if (error != 0) return Fail(SocketError("the connection failed to", error));
-  }
+  if ((events & EPOLLERR) != 0 && FailIfReset()) return;
   if ((events & (EPOLLRDHUP | EPOLLHUP)) != 0) hung_up_ = true;
   if ((events & EPOLLOUT) != 0) {
     writable_ = true;
@@ -167,16 +170,37 @@ void TcpLane::OnEventsOnLoop(std::uint32_t events) {
   }
 }
 
+// A peer that reset the connection has given up the operation whose bytes may still lie in our
+// receive buffer, and if it lent their pages to the kernel it may have changed them since. So look
+// before each read into place: this process may have been stopped for long since the last one.
+bool TcpLane::FailIfReset() {
+  int error = 0;
+  socklen_t length = sizeof error;
+  (void)::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error == 0 || ReadsToTheEnd(error)) return false;
+  Fail(SocketError("the connection failed to", error));
+  return true;
+}
+
+// EPIPE: the peer had closed in good order before it reset what we sent since. What it said before
+// that counts, and says perhaps that all is well: reading on comes to the end of it.
+bool TcpLane::ReadsToTheEnd(int error_number) {
+  if (error_number != EPIPE || receiving_ == Receiving::kPaused) return false;
+  hung_up_ = readable_ = true;
+  writable_ = false;
+  RequestNextTurn();
+  return true;
+}
+
 // ---- receiving ----------------------------------------------------------------------------------
 
 void TcpLane::ReceiveOnLoop() {
   std::size_t budget = kTurnBytes;
   while (fd_ && ParseBuffered()) {
     if (!readable_) return;
-    const std::uint64_t before = payload_left_ + buffered();
+    const std::uint64_t before = BytesReceived();
     if (!ReadOnce()) return;
-    const std::uint64_t after = payload_left_ + buffered();
-    const auto moved = static_cast<std::size_t>(before > after ? before - after : after - before);
+    const auto moved = static_cast<std::size_t>(BytesReceived() - before);
     if (budget <= moved) {
       RequestNextTurn();
       return;
@@ -186,7 +210,7 @@ void TcpLane::ReceiveOnLoop() {
 }
 
 bool TcpLane::ReadOnce() {
-  if (receiving_ == Receiving::kPayload) return ReadIntoPayload();
+  if (receiving_ == Receiving::kPayload) return !FailIfReset() && ReadIntoPayload();
   if (receiving_ == Receiving::kDiscard) return DiscardFromSocket();
   return ReadIntoBuffer();
 }
@@ -211,6 +235,26 @@ bool TcpLane::ReadIntoPayload() {
     rx_end_ = static_cast<std::size_t>(got) - placed;
   }
   return AfterRead(got, asked);
+}
+
+void TcpLane::SleepUntilMore() {
+  readable_ = false;
+  WakeFor(receiving_ == Receiving::kFrame ? 0 : payload_left_);
+}
+
+// The socket reports nothing until so much has come, or it is full, or the peer has closed.
+void TcpLane::WakeFor(std::uint64_t bytes) {
+  const int wanted = bytes < kReadAhead ? 1 : static_cast<int>(std::min(bytes, kWakeBytes));
+  if (wanted == wake_bytes_) return;
+  wake_bytes_ = wanted;
+  (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted);
+}
+
+void TcpLane::Poke() {
+  if (!fd_ || wake_bytes_ == 1) return;
+  WakeFor(0);
+  readable_ = true;
+  RequestNextTurn();
 }
 
 bool TcpLane::DiscardFromSocket() {
@@ -238,7 +282,7 @@ bool TcpLane::AfterRead(ssize_t got, std::size_t asked) {
     bytes_received_.fetch_add(static_cast<std::uint64_t>(got), std::memory_order_relaxed);
     // A short read has emptied the socket (epoll(7)), but after a hang-up no event follows: then
     // read on to the end.
-    if (static_cast<std::size_t>(got) < asked && !hung_up_) readable_ = false;
+    if (static_cast<std::size_t>(got) < asked && !hung_up_) SleepUntilMore();
     return true;
   }
   if (got == 0) {
@@ -253,40 +297,32 @@ bool TcpLane::AfterRead(ssize_t got, std::size_t asked) {
     Fail(SocketError("reading failed from", errno));
     return false;
   }
-  readable_ = false;
+  SleepUntilMore();
   return false;
 }
 
 bool TcpLane::ParseBuffered() {
-  for (;;) {
-    switch (receiving_) {
-      case Receiving::kPaused: return false;
-      case Receiving::kPayload: {
-        const std::size_t n = std::min<std::uint64_t>(buffered(), payload_left_);
-        place_.CopyIn(Buffered().first(n));
-        rx_begin_ += n;
-        payload_left_ -= n;
-        if (payload_left_ > 0) return true;
-        if (!FinishPayload()) return false;
-        break;
-      }
-      case Receiving::kDiscard: {
-        const std::size_t n = std::min<std::uint64_t>(buffered(), payload_left_);
-        rx_begin_ += n;
-        payload_left_ -= n;
-        if (payload_left_ > 0) return true;
-        receiving_ = Receiving::kFrame;
-        break;
-      }
-      case Receiving::kFrame:
-        if (!StartFrame()) return fd_ && receiving_ == Receiving::kFrame;
-        break;
+  while (receiving_ != Receiving::kPaused) {
+    if (receiving_ == Receiving::kFrame) {
+      if (!StartFrame()) return fd_ && receiving_ == Receiving::kFrame;
+      continue;
     }
+    TakeBufferedPayload();
+    if (payload_left_ > 0) return true;
+    if (!FinishPayload()) return false;
   }
+  return false;
+}
+
+void TcpLane::TakeBufferedPayload() {
+  const std::size_t n = std::min<std::uint64_t>(buffered(), payload_left_);
+  if (receiving_ == Receiving::kPayload) place_.CopyIn(Buffered().first(n));
+  rx_begin_ += n;
+  payload_left_ -= n;
 }
 
 bool TcpLane::FinishPayload() {
-  receiving_ = Receiving::kFrame;
+  if (std::exchange(receiving_, Receiving::kFrame) == Receiving::kDiscard) return true;
   if (auto done = handler_->OnPayload(); !done) {
     if (fd_) Fail(done.error());
     return false;
@@ -333,6 +369,7 @@ bool TcpLane::StartFrame() {
     place_ = IoCursor(placed->memory);
     receiving_ =
         placed->action == Placement::Action::kPlace ? Receiving::kPayload : Receiving::kDiscard;
+    if (payload_left_ >= kGiftFrom && buffered() > 0 && FailIfReset()) return false;
   }
   return true;
 }
@@ -393,7 +430,10 @@ void TcpLane::FlushOnLoop() {
     const ssize_t sent = SendSome();
     if (sent < 0) {
       if (errno == EINTR) continue;
-      if (!WouldBlock(errno)) return Fail(SocketError("writing failed to", errno));
+      const int error = errno;
+      if (!WouldBlock(error) && !ReadsToTheEnd(error)) {
+        return Fail(SocketError("writing failed to", error));
+      }
       writable_ = false;
       break;
     }
@@ -417,13 +457,14 @@ ssize_t TcpLane::SendSome() {
   if (gift_->held() == 0) {
     const Queued& front = queue_[sent_frames_];
     const bool at_body = head_sent_ == sizeof(FramePrefix) + front.frame->meta.size();
-    if (!at_body || !front.frame->gift || body_left_ < kGiftFrom) return SendCopied();
+    if (!at_body || !Gives(front, body_left_)) return SendCopied();
     std::array<iovec, kMaxPieces> pieces;
     std::size_t used = 0;
     (void)body_.Collect(pieces, &used, gift_->capacity());
     const ssize_t taken = gift_->Fill(std::span(pieces.data(), used));
     // Some memory has no pages to lend (device mappings, say): it is copied.
     if (taken <= 0) return SendCopied();
+    reset_on_close_ = true;
     body_.Advance(static_cast<std::size_t>(taken));
   }
   const ssize_t passed = gift_->Drain(fd_.get());
@@ -437,7 +478,7 @@ ssize_t TcpLane::SendSome() {
 ssize_t TcpLane::SendCopied() {
   std::array<iovec, kMaxPieces> pieces;
   std::size_t used = 0;
-  (void)CollectFrames(pieces, &used);
+  CollectFrames(pieces, &used);
   msghdr message{};
   message.msg_iov = pieces.data();
   message.msg_iovlen = used;
@@ -446,32 +487,41 @@ ssize_t TcpLane::SendCopied() {
   return sent;
 }
 
-std::size_t TcpLane::CollectFrames(std::span<iovec> out, std::size_t* used) const {
+// Gathers the frames to send next, from where the first one stands.
+void TcpLane::CollectFrames(std::span<iovec> out, std::size_t* used) const {
   std::size_t total = 0;
   for (std::size_t i = sent_frames_; i < queue_.size(); ++i) {
     const Queued& queued = queue_[i];
     const bool first = i == sent_frames_;
-    if (*used + 3 > out.size() || total >= kSendBytes) break;
-    const std::size_t skip = first ? head_sent_ : 0;
-    const std::size_t meta_skip = skip > sizeof(FramePrefix) ? skip - sizeof(FramePrefix) : 0;
-    if (skip < sizeof(FramePrefix)) {
-      auto* prefix = reinterpret_cast<std::byte*>(const_cast<FramePrefix*>(&queued.prefix));
-      out[(*used)++] = {prefix + skip, sizeof(FramePrefix) - skip};
-    }
-    if (meta_skip < queued.frame->meta.size()) {
-      out[(*used)++] = {queued.frame->meta.data() + meta_skip,
-                        queued.frame->meta.size() - meta_skip};
-    }
-    total += sizeof(FramePrefix) + queued.frame->meta.size() - skip;
+    if (*used + 3 > out.size() || total >= kSendBytes) return;
+    total += CollectHead(queued, first ? head_sent_ : 0, out, used);
     const std::uint64_t payload = first ? body_left_ : queued.prefix.payload_bytes;
     if (payload == 0) continue;
-    if (gift_ && queued.frame->gift && payload >= kGiftFrom && total > 0) break;
+    if (total > 0 && Gives(queued, payload)) return;
     const IoCursor body = first ? body_ : IoCursor(queued.frame->payload);
     const std::size_t taken = body.Collect(out, used, kSendBytes > total ? kSendBytes - total : 0);
     total += taken;
-    if (taken < payload) break;
+    if (taken < payload) return;
   }
-  return total;
+}
+
+// A frame's prefix and metadata, without the `skip` bytes that have gone.
+std::size_t TcpLane::CollectHead(const Queued& queued, std::size_t skip, std::span<iovec> out,
+                                 std::size_t* used) {
+  const std::size_t meta_bytes = queued.frame->meta.size();
+  if (skip < sizeof(FramePrefix)) {
+    auto* prefix = reinterpret_cast<std::byte*>(const_cast<FramePrefix*>(&queued.prefix));
+    out[(*used)++] = {prefix + skip, sizeof(FramePrefix) - skip};
+  }
+  const std::size_t meta_skip = skip > sizeof(FramePrefix) ? skip - sizeof(FramePrefix) : 0;
+  if (meta_skip < meta_bytes) {
+    out[(*used)++] = {queued.frame->meta.data() + meta_skip, meta_bytes - meta_skip};
+  }
+  return sizeof(FramePrefix) + meta_bytes - skip;
+}
+
+bool TcpLane::Gives(const Queued& queued, std::uint64_t payload_left) const {
+  return gift_ && queued.frame->gift && payload_left >= kGiftFrom;
 }
 
 void TcpLane::AdvanceSent(std::size_t bytes) {

@@ -45,6 +45,8 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   void Resume() override;
   void DiscardRest() override;
   void Close() override;
+  void Abort() override;
+  void Poke() override;
   LaneInfo Info() const override;
   std::uint64_t BytesReceived() const override {
     return bytes_received_.load(std::memory_order_relaxed);
@@ -62,13 +64,18 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   void WatchOnLoop();
 
   void ReceiveOnLoop();
+  bool FailIfReset();
+  bool ReadsToTheEnd(int error_number);
   bool ReadOnce();  // false when the socket is drained or the lane is closed
   bool ReadIntoPayload();
   bool DiscardFromSocket();
   bool ReadIntoBuffer();
   bool AfterRead(ssize_t got, std::size_t asked);
+  void SleepUntilMore();
+  void WakeFor(std::uint64_t bytes);
   bool ParseBuffered();  // false when the lane is closed or paused
   bool StartFrame();     // false when the buffer holds no whole frame head, closed or paused
+  void TakeBufferedPayload();
   bool FinishPayload();
   std::size_t buffered() const noexcept { return rx_end_ - rx_begin_; }
   std::span<const std::byte> Buffered() const noexcept {
@@ -78,7 +85,10 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   void FlushOnLoop();
   ssize_t SendSome();
   ssize_t SendCopied();
-  std::size_t CollectFrames(std::span<iovec> out, std::size_t* used) const;
+  void CollectFrames(std::span<iovec> out, std::size_t* used) const;
+  static std::size_t CollectHead(const Queued& queued, std::size_t skip, std::span<iovec> out,
+                                 std::size_t* used);
+  bool Gives(const Queued& queued, std::uint64_t payload_left) const;
   void AdvanceSent(std::size_t bytes);
   void RequestFlush();
   void RequestNextTurn();
@@ -100,6 +110,7 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   IoCursor place_;
   std::uint64_t payload_left_ = 0;
   bool readable_ = false;
+  int wake_bytes_ = 1;  // the socket's SO_RCVLOWAT
   std::atomic<std::uint64_t> bytes_received_{0};
   bool hung_up_ = false;
 
@@ -113,6 +124,8 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   bool flush_requested_ = false;
   bool next_turn_requested_ = false;
   std::optional<GiftPipe> gift_;
+  // The kernel may still be reading the sender's memory, or holds what the peer must not get.
+  bool reset_on_close_ = false;
 };
 
 }  // namespace ferry::net::tcp

@@ -15,7 +15,7 @@ namespace {
 
 Result<std::unique_ptr<Lane>> MakeLane(UniqueFd fd, const Config& config) {
   FERRY_TRY_ASSIGN(std::string congestion_control, ConfigureConnected(fd.get(), config));
-  const bool gift = config.gift == "on";
+  const bool gift = config.gift != "off";
   return std::unique_ptr<Lane>(
       std::make_unique<TcpLane>(std::move(fd), std::move(congestion_control), gift));
 }
@@ -67,6 +67,7 @@ class TcpListener final : public Listener, private EventLoop::Handler {
 
   // The pending connection gives no new edge, so a timer must ask again.
   void RetryLater(int error_number) {
+    if (retry_ != 0) return;
     Log(LogLevel::kWarn, "tcp", "cannot accept on {}: {}; trying again in 100 ms",
         address_.ToString(), ErrnoError("accept4", error_number).message());
     retry_ = loop_->AddTimerOnLoop(Clock::now() + milliseconds(100), [this] {
@@ -99,6 +100,11 @@ Result<UniqueFd> BindAndListen(const Address& address, const Config& config) {
     (void)::setsockopt(opened->get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   }
   if (::bind(opened->get(), raw.get(), raw.length) != 0 || ::listen(opened->get(), 1024) != 0) {
+    if (errno == EADDRNOTAVAIL) {
+      return Error(Code::kInvalidArgument,
+                   fmt::format("cannot listen on {}: no interface of this machine has the address",
+                               address.ToString()));
+    }
     return ErrnoError(fmt::format("cannot listen on {}", address.ToString()), errno);
   }
   return opened;
@@ -119,21 +125,23 @@ Result<UniqueFd> ListenInRange(Address address, const Config& config) {
 
 // ---- connecting ---------------------------------------------------------------------------------
 
-// One connect(2) under way; deletes itself after telling its result.
+// One connect(2) under way. Belongs to its timer, and so goes with a loop that stops first.
 class Connecting final : private EventLoop::Handler {
  public:
-  static void Start(const Address& address, const Config& config, EventLoop* loop,
-                    Deadline deadline, Provider::Connected connected) {
-    auto* self = new Connecting(address, config, loop, std::move(connected));
-    if (auto begun = self->Begin(deadline); !begun) self->Finish(begun.error());
-  }
-
- private:
   Connecting(const Address& address, const Config& config, EventLoop* loop,
              Provider::Connected connected)
       : address_(address), config_(config), loop_(loop), connected_(std::move(connected)) {}
 
-  Status Begin(Deadline deadline) {
+  static void Start(std::unique_ptr<Connecting> self, Deadline deadline) {
+    Connecting* const raw = self.get();
+    EventLoop* const loop = self->loop_;
+    raw->timer_ =
+        loop->AddTimerOnLoop(deadline.when(), [self = std::move(self)] { self->Expire(); });
+    if (auto begun = raw->Begin(); !begun) raw->Finish(begun.error());
+  }
+
+ private:
+  Status Begin() {
     FERRY_TRY_ASSIGN(const RawAddress raw, ToRaw(address_));
     FERRY_TRY_ASSIGN(fd_, OpenSocket(raw.family(), config_));
     if (::connect(fd_.get(), raw.get(), raw.length) != 0 && errno != EINPROGRESS) {
@@ -141,15 +149,6 @@ class Connecting final : private EventLoop::Handler {
     }
     FERRY_TRY(loop_->WatchOnLoop(fd_.get(), EPOLLOUT, this));
     watched_ = true;
-    if (!deadline.never()) {
-      timer_ = loop_->AddTimerOnLoop(deadline.when(), [this] {
-        timer_ = 0;
-        Finish(Error(Code::kTimedOut,
-                     fmt::format("connecting to {} got no answer in time; check the address, the "
-                                 "route and firewalls on the way",
-                                 address_.ToString())));
-      });
-    }
     return Ok();
   }
 
@@ -157,9 +156,16 @@ class Connecting final : private EventLoop::Handler {
     int error = 0;
     socklen_t length = sizeof error;
     (void)::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-    Detach();
+    Unwatch();
     if (error != 0) return Finish(Refused(error));
     Finish(MakeLane(std::move(fd_), config_));
+  }
+
+  void Expire() {
+    Finish(Error(Code::kTimedOut,
+                 fmt::format("connecting to {} got no answer in time; check the address, the route "
+                             "and firewalls on the way",
+                             address_.ToString())));
   }
 
   Error Refused(int error_number) const {
@@ -169,15 +175,15 @@ class Connecting final : private EventLoop::Handler {
     return Error(code, plain.message() + "; check that the peer listens there");
   }
 
-  void Detach() {
+  void Unwatch() {
     if (std::exchange(watched_, false)) loop_->UnwatchOnLoop(fd_.get(), this);
-    if (timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(timer_, 0));
   }
 
   void Finish(Result<std::unique_ptr<Lane>> result) {
-    Detach();
+    Unwatch();
+    fd_.reset();
     Provider::Connected connected = std::move(connected_);
-    delete this;
+    loop_->CancelTimerOnLoop(timer_);  // destroys this object, unless the timer is what runs
     connected(std::move(result));
   }
 
@@ -210,7 +216,8 @@ class TcpProvider final : public Provider {
 
   void Connect(const Address& address, const Config& config, EventLoop* loop, Deadline deadline,
                Connected connected) override {
-    Connecting::Start(address, config, loop, deadline, std::move(connected));
+    Connecting::Start(
+        std::make_unique<Connecting>(address, config, loop, std::move(connected)), deadline);
   }
 };
 

@@ -1,0 +1,469 @@
+#include "ferry/net/tcp/lane.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "ferry/net/tcp/factory.h"
+#include "ferry/net/testing/lane_end.h"
+#include "ferry/net/testing/raw_peer.h"
+
+namespace ferry::net::tcp {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::vector<std::byte> BytesOf(const FramePrefix& prefix) {
+  const auto bytes = std::as_bytes(std::span(&prefix, 1));
+  return {bytes.begin(), bytes.end()};
+}
+
+// A frame as it is on the wire.
+std::vector<std::byte> WireFrame(std::string_view meta, std::span<const std::byte> payload = {}) {
+  FramePrefix prefix;
+  prefix.meta_bytes = static_cast<std::uint32_t>(meta.size());
+  prefix.payload_bytes = payload.size();
+  std::vector<std::byte> bytes = BytesOf(prefix);
+  for (const auto part : {AsBytes(meta), payload}) {
+    bytes.insert(bytes.end(), part.begin(), part.end());
+  }
+  return bytes;
+}
+
+class TcpLaneTest : public ::testing::Test {
+ protected:
+  // A raw socket at one end, a lane that is not attached at the other.
+  void Connect(const Config& config = {}) {
+    const auto address = host_.Listen({"127.0.0.1", 0}, config);
+    ASSERT_TRUE(address) << address.error().ToString();
+    peer_.emplace(RawPeer::ConnectTo(*address));
+    end_ = std::make_unique<LaneEnd>(host_.Accept(), host_.loop());
+  }
+  void ConnectAndAttach(const Config& config = {}) {
+    ASSERT_NO_FATAL_FAILURE(Connect(config));
+    end_->Attach();
+  }
+  void ExpectClosed(Code code, const ::testing::Matcher<std::string>& message) {
+    const auto closed = end_->AwaitClosed();
+    ASSERT_TRUE(closed);
+    EXPECT_EQ(closed->code(), code);
+    EXPECT_THAT(closed->message(), message);
+  }
+  LaneInfo Info() {
+    LaneInfo info;
+    end_->Do([&](Lane& lane) { info = lane.Info(); });
+    return info;
+  }
+
+  TestHost host_{CreateProvider()};
+  Tally tally_;
+  std::optional<RawPeer> peer_;
+  std::unique_ptr<LaneEnd> end_;
+};
+
+// ---- what peers may send ------------------------------------------------------------------------
+
+TEST_F(TcpLaneTest, BytesThatAreNoFrameEndTheLaneAndAreQuoted) {
+  ASSERT_NO_FATAL_FAILURE(ConnectAndAttach());
+  EXPECT_TRUE(peer_->Write(AsBytes("GET / HTTP/1.1\r\n\r\n")));
+  ExpectClosed(Code::kCorrupt,
+               AllOf(HasSubstr("47 45 54 20 2f 20 48 54"), HasSubstr("127.0.0.1:")));
+  EXPECT_EQ(end_->log(), "C");
+  EXPECT_THAT(peer_->ReadToEnd(), AnyOf(0, ECONNRESET));
+}
+
+TEST_F(TcpLaneTest, AFrameWithAnImpossibleLengthEndsTheLane) {
+  struct {
+    std::uint32_t meta_bytes;
+    std::uint64_t payload_bytes;
+  } const kCases[] = {{0, 0},
+                      {0, 1},
+                      {kMaxMetaBytes + 1, 0},
+                      {0xFFFFFFFF, 0},
+                      {1, kMaxPayloadBytes + 1},
+                      {1, ~std::uint64_t{0}}};
+  for (const auto& wrong : kCases) {
+    ASSERT_NO_FATAL_FAILURE(ConnectAndAttach());
+    FramePrefix prefix;
+    prefix.meta_bytes = wrong.meta_bytes;
+    prefix.payload_bytes = wrong.payload_bytes;
+    EXPECT_TRUE(peer_->Write(BytesOf(prefix)));
+    ExpectClosed(Code::kCorrupt, AllOf(HasSubstr(std::to_string(wrong.meta_bytes)),
+                                       HasSubstr(std::to_string(wrong.payload_bytes))));
+    EXPECT_EQ(end_->log(), "C");
+    end_.reset();
+  }
+}
+
+TEST_F(TcpLaneTest, TheLargestLengthsAreAccepted) {
+  ASSERT_NO_FATAL_FAILURE(Connect());
+  end_->on_frame = [this](const std::string& meta, std::uint64_t bytes) -> LaneEnd::Choice {
+    EXPECT_EQ(meta.size(), kMaxMetaBytes);
+    EXPECT_EQ(bytes, kMaxPayloadBytes);
+    tally_.Add();
+    return Placement{Placement::Action::kDiscard, {}};
+  };
+  end_->Attach();
+  FramePrefix prefix;
+  prefix.meta_bytes = kMaxMetaBytes;
+  prefix.payload_bytes = kMaxPayloadBytes;
+  EXPECT_TRUE(peer_->Write(BytesOf(prefix)));
+  EXPECT_TRUE(peer_->Write(MakePattern(1, kMaxMetaBytes)));
+  EXPECT_TRUE(tally_.AwaitAtLeast(1));
+}
+
+TEST_F(TcpLaneTest, FramesAreReadWhenTheyComeByteByByte) {
+  ASSERT_NO_FATAL_FAILURE(ConnectAndAttach());
+  const auto payload = MakePattern(1, 20);
+  std::vector<std::byte> wire = WireFrame("meta", payload);
+  const auto second = WireFrame("x");
+  wire.insert(wire.end(), second.begin(), second.end());
+  const Deadline deadline = Deadline::After(kPatience);
+  for (std::size_t i = 0; i < wire.size(); ++i) {
+    EXPECT_TRUE(peer_->Write(std::span(wire).subspan(i, 1)));
+    // So that the next byte does not join it.
+    while (end_->lane().BytesReceived() <= i && !deadline.expired()) std::this_thread::yield();
+  }
+  const auto arrived = end_->Take(2);
+  ASSERT_EQ(arrived.size(), 2U);
+  EXPECT_EQ(arrived[0].meta, "meta");
+  EXPECT_TRUE(arrived[0].payload == payload);
+  EXPECT_EQ(arrived[1].meta, "x");
+}
+
+// ---- ends ---------------------------------------------------------------------------------------
+
+TEST_F(TcpLaneTest, AFrameCutShortIsToldFromACloseBetweenFrames) {
+  const auto wire = WireFrame("meta", MakePattern(1, 100));
+  for (const std::size_t bytes : {std::size_t{3}, sizeof(FramePrefix), sizeof(FramePrefix) + 2,
+                                  sizeof(FramePrefix) + 4, wire.size() - 1, wire.size()}) {
+    ASSERT_NO_FATAL_FAILURE(ConnectAndAttach());
+    EXPECT_TRUE(peer_->Write(std::span(wire).first(bytes)));
+    peer_->Close();
+    if (bytes < wire.size()) {
+      ExpectClosed(Code::kPeerLost, HasSubstr("closed the connection in the middle of a frame"));
+    } else {
+      ExpectClosed(Code::kPeerLost, Not(HasSubstr("in the middle of a frame")));
+    }
+    end_.reset();
+  }
+}
+
+TEST_F(TcpLaneTest, WhatWasSentBeforeACloseIsStillReceived) {
+  ASSERT_NO_FATAL_FAILURE(Connect());
+  const auto payload = MakePattern(1, 500'000);
+  end_->Attach();
+  std::thread sender([&] {
+    for (const char* meta : {"a", "b", "c"}) EXPECT_TRUE(peer_->Write(WireFrame(meta, payload)));
+    peer_->Close();
+  });
+  ExpectClosed(Code::kPeerLost, Not(HasSubstr("in the middle of a frame")));
+  sender.join();
+  EXPECT_EQ(end_->log(), "FPFPFPC");
+  const auto arrived = end_->Take(3);
+  for (const Arrived& frame : arrived) EXPECT_TRUE(frame.payload == payload);
+}
+
+TEST_F(TcpLaneTest, APausedFrameIsOfferedAgainAfterThePeerHasClosed) {
+  ASSERT_NO_FATAL_FAILURE(Connect());
+  end_->on_frame = [this](const std::string&, std::uint64_t) -> LaneEnd::Choice {
+    tally_.Add();
+    if (tally_.count() > 1) return std::nullopt;
+    return Placement{Placement::Action::kPause, {}};
+  };
+  end_->Attach();
+  EXPECT_TRUE(peer_->Write(WireFrame("a", MakePattern(1, 100))));
+  peer_->Close();
+  EXPECT_TRUE(tally_.AwaitAtLeast(1));
+  end_->Do([](Lane& lane) { lane.Resume(); });
+  ExpectClosed(Code::kPeerLost, Not(HasSubstr("in the middle of a frame")));
+  EXPECT_EQ(end_->log(), "FFPC");
+}
+
+// A peer that resets has given up the operation whose bytes are still in our receive buffer; its
+// memory may be in other use by now.
+TEST(TcpLane, AResetGoesBeforeBytesThatAreStillUnread) {
+  RawListener listener;
+  RawPeer peer = RawPeer::ConnectTo(listener.address());
+  UniqueFd fd = listener.Accept();
+  const UniqueFd watched(::dup(fd.get()));
+  EXPECT_TRUE(peer.Write(WireFrame("a", MakePattern(1, 100))));
+  peer.Reset();
+  pollfd poll_fd{.fd = watched.get(), .events = 0, .revents = 0};
+  ASSERT_EQ(::poll(&poll_fd, 1, 60'000), 1);
+  ASSERT_NE(poll_fd.revents & POLLERR, 0);
+
+  TestHost host(CreateProvider());
+  LaneEnd end(std::make_unique<TcpLane>(std::move(fd), "any", false), host.loop());
+  end.Attach();
+  const auto closed = end.AwaitClosed();
+  ASSERT_TRUE(closed);
+  EXPECT_EQ(closed->code(), Code::kPeerLost);
+  EXPECT_THAT(closed->message(), HasSubstr("Connection reset by peer"));
+  EXPECT_EQ(end.log(), "C");
+}
+
+TEST_F(TcpLaneTest, AnOrderlyCloseLetsThePeerReadWhatWasSent) {
+  // With pages to give, too, as long as none were given: it used to reset the connection, and a
+  // peer that was refused never read why.
+  for (const char* gift : {"off", "on"}) {
+    Config config;
+    config.gift = gift;
+    ASSERT_NO_FATAL_FAILURE(Connect(config));
+    end_->on_sent = [this](OutFrame*) { end_->lane().Close(); };
+    end_->Attach();
+    end_->Send(end_->Make("refused"));
+    const auto expected = WireFrame("refused");
+    EXPECT_TRUE(peer_->Read(expected.size()) == expected);
+    EXPECT_EQ(peer_->ReadToEnd(), 0);
+    end_.reset();
+  }
+}
+
+TEST_F(TcpLaneTest, ClosingWithPagesGivenResetsTheConnection) {
+  Config config;
+  config.gift = "on";
+  ASSERT_NO_FATAL_FAILURE(Connect(config));
+  end_->on_sent = [this](OutFrame*) { end_->lane().Close(); };
+  end_->Attach();
+  TestFrame* const frame = end_->Make("a", CutInto(200'000, {}));
+  frame->gift = true;
+  end_->Send(frame);
+  EXPECT_EQ(peer_->ReadToEnd(), ECONNRESET);
+}
+
+// ---- settings -----------------------------------------------------------------------------------
+
+TEST_F(TcpLaneTest, CongestionControlIsReportedWithItsReason) {
+  Config config;
+  config.congestion_control = "system";
+  ASSERT_NO_FATAL_FAILURE(ConnectAndAttach(config));
+  const std::string system = Info().congestion_control;
+  EXPECT_THAT(system, HasSubstr("(the system's default)"));
+  end_.reset();
+
+  config.congestion_control = "auto";
+  ASSERT_NO_FATAL_FAILURE(ConnectAndAttach(config));
+  const std::string automatic = Info().congestion_control;
+  if (system.starts_with("bbr")) {
+    EXPECT_THAT(automatic, AnyOf(HasSubstr("in place of bbr"), HasSubstr("allowed")));
+  } else {
+    EXPECT_EQ(automatic, system);
+  }
+  end_.reset();
+
+  config.congestion_control = "reno";
+  ASSERT_NO_FATAL_FAILURE(ConnectAndAttach(config));
+  EXPECT_EQ(Info().congestion_control, "reno (as set)");
+}
+
+TEST_F(TcpLaneTest, AnUnknownCongestionControlIsRefusedWithTheSettingToChange) {
+  const auto address = host_.Listen({"127.0.0.1", 0}, {});
+  ASSERT_TRUE(address);
+  Config config;
+  config.congestion_control = "nosuch";
+  const auto lane = host_.Connect(*address, config);
+  ASSERT_FALSE(lane);
+  EXPECT_EQ(lane.error().code(), Code::kUnsupported);
+  EXPECT_THAT(lane.error().message(), AllOf(HasSubstr("\"nosuch\""),
+                                            HasSubstr("FERRY_CONGESTION_CONTROL=auto")));
+}
+
+TEST_F(TcpLaneTest, BufferSizesAreSetAndReported) {
+  ASSERT_NO_FATAL_FAILURE(ConnectAndAttach());
+  const LaneInfo tuned = Info();
+  end_.reset();
+  Config config;
+  config.send_buffer_bytes = 20'000;
+  config.recv_buffer_bytes = 30'000;
+  ASSERT_NO_FATAL_FAILURE(ConnectAndAttach(config));
+  const LaneInfo info = Info();
+  // The kernel reports twice what it was asked for: its book-keeping counts (socket(7)).
+  EXPECT_EQ(info.send_buffer_bytes, 40'000U);
+  EXPECT_EQ(info.recv_buffer_bytes, 60'000U);
+  EXPECT_NE(tuned.send_buffer_bytes, info.send_buffer_bytes);
+  EXPECT_EQ(info.interface, "lo");
+}
+
+// ---- listening ----------------------------------------------------------------------------------
+
+// It used to be taken for a taken port, and with a range for a whole range of them.
+TEST_F(TcpLaneTest, ListeningOnAnotherMachinesAddressIsInvalid) {
+  for (const bool in_range : {false, true}) {
+    Config config;
+    config.port_first = in_range ? 20'000 : 0;
+    config.port_last = in_range ? 20'003 : 0;
+    const auto bound = host_.Listen({"203.0.113.77", 0}, config);
+    ASSERT_FALSE(bound);
+    EXPECT_EQ(bound.error().code(), Code::kInvalidArgument);
+    EXPECT_THAT(bound.error().message(), HasSubstr("203.0.113.77"));
+  }
+}
+
+TEST_F(TcpLaneTest, ListeningOnAllAddressesServesBothFamilies) {
+  const auto address = host_.Listen({"", 0}, {});
+  ASSERT_TRUE(address) << address.error().ToString();
+  auto lane = host_.Connect({"127.0.0.1", address->port}, {});
+  ASSERT_TRUE(lane) << lane.error().ToString();
+  EXPECT_NE(host_.Accept(), nullptr);
+  if (InterfaceOf({"::1", 0}).empty()) GTEST_SKIP() << "this machine has no address ::1";
+  lane = host_.Connect({"::1", address->port}, {});
+  ASSERT_TRUE(lane) << lane.error().ToString();
+  EXPECT_NE(host_.Accept(), nullptr);
+}
+
+// Keeps this process from opening descriptors.
+class DescriptorLimit {
+ public:
+  DescriptorLimit() {
+    (void)::getrlimit(RLIMIT_NOFILE, &before_);
+    const UniqueFd lowest_free(::dup(0));
+    rlimit limit = before_;
+    limit.rlim_cur = static_cast<rlim_t>(lowest_free.get());
+    (void)::setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  ~DescriptorLimit() { (void)::setrlimit(RLIMIT_NOFILE, &before_); }
+  DescriptorLimit(const DescriptorLimit&) = delete;
+  DescriptorLimit& operator=(const DescriptorLimit&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+class NoDescriptors : public TcpLaneTest {
+ protected:
+  // Connects two sockets while nothing can be accepted.
+  void ConnectInVain() {
+    const auto address = host_.Listen({"127.0.0.1", 0}, {});
+    ASSERT_TRUE(address);
+    const RawAddress raw = *ToRaw(*address);
+    for (UniqueFd& fd : clients_) fd = UniqueFd(::socket(AF_INET, SOCK_STREAM, 0));
+    limit_.emplace();
+    for (const UniqueFd& fd : clients_) {
+      ASSERT_EQ(::connect(fd.get(), raw.get(), raw.length), 0);
+      // Let the listener see this one before the next comes.
+      for (int i = 0; i < 4; ++i) RunOn(*host_.loop(), [] {});
+    }
+  }
+
+  std::optional<DescriptorLimit> limit_;
+  std::array<UniqueFd, 2> clients_;
+};
+
+TEST_F(NoDescriptors, WaitingConnectionsAreAcceptedWhenThereAreSomeAgain) {
+  ASSERT_NO_FATAL_FAILURE(ConnectInVain());
+  limit_.reset();
+  EXPECT_NE(host_.Accept(), nullptr);
+  EXPECT_NE(host_.Accept(), nullptr);
+}
+
+// Each connection in vain used to start a timer, and the listener took only the last with it.
+TEST_F(NoDescriptors, AListenerThatGoesTakesItsRetryWithIt) {
+  ASSERT_NO_FATAL_FAILURE(ConnectInVain());
+  host_.StopListening();
+  limit_.reset();
+  Tally later;
+  host_.loop()->Post([&] {
+    host_.loop()->AddTimerOnLoop(Clock::now() + milliseconds(150), [&] { later.Add(); });
+  });
+  EXPECT_TRUE(later.AwaitAtLeast(1));
+}
+
+// ---- IoCursor -----------------------------------------------------------------------------------
+
+std::string Text(std::span<const iovec> pieces) {
+  std::string text;
+  for (const iovec& piece : pieces) {
+    text.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+  }
+  return text;
+}
+
+// "abcdefgh", cut where `cuts` has a bit.
+struct CutText {
+  explicit CutText(unsigned cuts) {
+    std::size_t begin = 0;
+    for (std::size_t i = 1; i <= text.size(); ++i) {
+      const bool cut = i == text.size() || (cuts >> (i - 1) & 1) != 0;
+      if (!cut) continue;
+      pieces.push_back({text.data() + begin, i - begin});
+      begin = i;
+    }
+  }
+  std::string text = "abcdefgh";
+  std::vector<iovec> pieces;
+};
+constexpr unsigned kAllCuts = 128;
+
+TEST(IoCursor, CollectsWhatLiesAheadUpToTheLimit) {
+  const auto check = [](const CutText& cut, std::size_t skip, std::size_t most) {
+    IoCursor cursor(cut.pieces);
+    cursor.Advance(skip);
+    std::array<iovec, 8> out{};
+    std::size_t used = 0;
+    const std::size_t bytes = cursor.Collect(out, &used, most);
+    const std::string expected = cut.text.substr(skip, most);
+    EXPECT_EQ(bytes, expected.size());
+    EXPECT_EQ(Text(std::span(out).first(used)), expected);
+    EXPECT_EQ(cursor.at_end(), skip == cut.text.size());
+  };
+  for (unsigned cuts = 0; cuts < kAllCuts; ++cuts) {
+    const CutText cut(cuts);
+    for (std::size_t skip = 0; skip <= cut.text.size(); ++skip) {
+      for (std::size_t most = 0; most <= cut.text.size() + 1; ++most) check(cut, skip, most);
+    }
+  }
+}
+
+TEST(IoCursor, CollectsNoMorePiecesThanFit) {
+  for (unsigned cuts = 0; cuts < kAllCuts; ++cuts) {
+    CutText cut(cuts);
+    const IoCursor cursor(cut.pieces);
+    for (std::size_t room = 0; room <= 8; ++room) {
+      std::array<iovec, 10> out{};
+      out[0] = {cut.text.data(), 1};
+      std::size_t used = 1;
+      const std::size_t bytes = cursor.Collect(std::span(out).first(1 + room), &used, 100);
+      const std::size_t fitting = std::min(room, cut.pieces.size());
+      EXPECT_EQ(used, 1 + fitting);
+      EXPECT_EQ(Text(std::span(out).subspan(1, fitting)), cut.text.substr(0, bytes));
+    }
+  }
+}
+
+TEST(IoCursor, CopiesInAsMuchAsThereIsRoomFor) {
+  const std::string source = "ABCDEFGHIJ";
+  for (unsigned cuts = 0; cuts < kAllCuts; ++cuts) {
+    for (std::size_t first = 0; first <= source.size(); ++first) {
+      const CutText cut(cuts);
+      IoCursor cursor(cut.pieces);
+      std::size_t taken = cursor.CopyIn(AsBytes(source).first(first));
+      EXPECT_EQ(taken, std::min(first, cut.text.size()));
+      EXPECT_EQ(cut.text, source.substr(0, taken) + std::string("abcdefgh").substr(taken));
+      taken += cursor.CopyIn(AsBytes(source).subspan(taken));
+      EXPECT_EQ(taken, cut.text.size());
+      EXPECT_TRUE(cursor.at_end());
+      EXPECT_EQ(cut.text, "ABCDEFGH");
+    }
+  }
+}
+
+TEST(IoCursor, OfNothingIsAtItsEnd) {
+  const IoCursor cursor;
+  std::array<iovec, 1> out{};
+  std::size_t used = 0;
+  EXPECT_TRUE(cursor.at_end());
+  EXPECT_EQ(cursor.Collect(out, &used, 100), 0U);
+  EXPECT_EQ(used, 0U);
+}
+
+}  // namespace
+}  // namespace ferry::net::tcp

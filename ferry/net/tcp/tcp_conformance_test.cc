@@ -1,0 +1,92 @@
+#include <sys/socket.h>
+
+#include "ferry/core/check.h"
+#include "ferry/core/fd.h"
+#include "ferry/net/tcp/factory.h"
+#include "ferry/net/tcp/socket_options.h"
+#include "ferry/net/testing/conformance.h"
+
+namespace ferry::net::tcp {
+namespace {
+
+// A port whose backlog is full: the kernel ignores who else asks.
+class SilentPort {
+ public:
+  explicit SilentPort(const std::string& host) {
+    RawAddress raw = *ToRaw({host, 0});
+    listening_ = *OpenSocket(raw.family(), {});
+    FERRY_CHECK(::bind(listening_.get(), raw.get(), raw.length) == 0, errno);
+    FERRY_CHECK(::listen(listening_.get(), 0) == 0, errno);
+    address_ = *LocalAddressOf(listening_.get());
+    raw = *ToRaw(address_);
+    for (UniqueFd& fd : waiting_) {
+      fd = *OpenSocket(raw.family(), {});
+      (void)::connect(fd.get(), raw.get(), raw.length);
+    }
+  }
+  const Address& address() const { return address_; }
+
+ private:
+  UniqueFd listening_;
+  std::array<UniqueFd, 4> waiting_;
+  Address address_;
+};
+
+class TcpTarget : public ConformanceTarget {
+ public:
+  explicit TcpTarget(std::string host) : host_(std::move(host)) {}
+  std::string Unavailable() override {
+    const RawAddress raw = *ToRaw({host_, 0});
+    auto fd = OpenSocket(raw.family(), {});
+    if (fd && ::bind(fd->get(), raw.get(), raw.length) == 0) return {};
+    return "this machine has no address " + host_;
+  }
+  std::unique_ptr<Provider> MakeProvider() override { return CreateProvider(); }
+  Address ListenAddress() override { return {host_, 0}; }
+  Address SilentAddress() override {
+    if (!silent_) silent_ = std::make_unique<SilentPort>(host_);
+    return silent_->address();
+  }
+
+ private:
+  std::string host_;
+  std::unique_ptr<SilentPort> silent_;
+};
+
+// So that system calls take and give less than was asked for.
+class TinyBuffers final : public TcpTarget {
+ public:
+  TinyBuffers() : TcpTarget("127.0.0.1") {}
+  Config MakeConfig() override {
+    Config config;
+    config.send_buffer_bytes = 8 << 10;
+    config.recv_buffer_bytes = 8 << 10;
+    return config;
+  }
+};
+
+class GiftedPages final : public TcpTarget {
+ public:
+  GiftedPages() : TcpTarget("127.0.0.1") {}
+  Config MakeConfig() override {
+    Config config;
+    config.gift = "on";
+    return config;
+  }
+};
+
+template <class Target, class... Args>
+std::unique_ptr<ConformanceTarget> Make(Args... args) {
+  return std::make_unique<Target>(args...);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Tcp, ProviderConformance,
+    ::testing::Values(ConformanceCase{"Ipv4", [] { return Make<TcpTarget>("127.0.0.1"); }},
+                      ConformanceCase{"Ipv6", [] { return Make<TcpTarget>("::1"); }},
+                      ConformanceCase{"TinyBuffers", [] { return Make<TinyBuffers>(); }},
+                      ConformanceCase{"GiftedPages", [] { return Make<GiftedPages>(); }}),
+    ConformanceCaseName);
+
+}  // namespace
+}  // namespace ferry::net::tcp

@@ -1,0 +1,100 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "ferry/core/event_loop.h"
+#include "ferry/net/testing/fake_provider.h"
+
+namespace ferry::net {
+
+// What is between the two lanes of a connection: a pipe of bytes for each direction, with the
+// network's faults. Any thread. Owned by the lanes, their wake-ups under way, and the network.
+class FakeLink : public std::enable_shared_from_this<FakeLink> {
+ public:
+  enum Side : std::size_t { kConnector = 0, kListener = 1 };
+
+  // Gets told, on its loop, that bytes, room or the end may be there.
+  class Waker {
+   public:
+    virtual void OnWakeOnLoop() = 0;
+
+   protected:
+    ~Waker() = default;
+  };
+
+  explicit FakeLink(std::size_t index) : index_(index) {}
+
+  void SetFaults(const FakeFaults& faults);
+  void Cut();
+  void Reset();
+  std::uint64_t BytesSent(FakeDirection direction) const;
+
+  // Wake-ups of this side go to the waker on `loop` from now on; one comes at once.
+  void Bind(Side side, EventLoop* loop, Waker* waker);
+  // No wake-up begins after this. With `drop`, what is on its way to the peer is lost.
+  void Close(Side side, bool drop);
+
+  // True once the connection has failed: nothing more can be read or written.
+  bool Failed(Side side) const;
+  // How many bytes may be written now, at most `most`. When 0, a wake-up will follow.
+  std::size_t Room(Side side, std::size_t most);
+  // Not more than there is room for.
+  void Write(Side side, std::vector<std::byte> bytes);
+
+  struct Taken {
+    enum class State { kBytes, kNothing, kLater, kEnd };
+    State state = State::kNothing;
+    std::size_t bytes = 0;    // for kBytes
+    Clock::time_point when;   // for kLater
+  };
+  // For kNothing, a wake-up will follow.
+  Taken Take(Side side, std::span<std::byte> into);
+  // How much one turn may receive.
+  std::size_t TurnBytes(Side side);
+  std::uint64_t pipe_bytes() const;
+
+ private:
+  struct Chunk {
+    std::vector<std::byte> bytes;
+    std::size_t taken = 0;
+    Clock::time_point arrives;
+  };
+  // One direction; named by the side that writes.
+  struct Pipe {
+    std::deque<Chunk> chunks;
+    std::size_t held = 0;
+    std::uint64_t written = 0;
+    std::optional<std::uint64_t> cut;
+    bool ended = false;        // no byte follows those in it
+    bool wants_room = false;   // the writer waits
+    Clock::time_point last_arrival;
+    std::mt19937_64 random;
+  };
+  struct End {
+    EventLoop* loop = nullptr;
+    Waker* waker = nullptr;
+    bool woken = false;   // a wake-up is under way
+    bool failed = false;
+    bool closed = false;
+  };
+
+  static Side Other(Side side) { return side == kConnector ? kListener : kConnector; }
+  void WakeLocked(Side side);
+  void RunWake(Side side, const EventLoop* loop);
+  void CutLocked(Side writer);
+  void ResetLocked();
+
+  const std::size_t index_;
+  mutable std::mutex mutex_;  // guards all below
+  FakeFaults faults_;
+  std::array<Pipe, 2> pipes_;
+  std::array<End, 2> ends_;
+};
+
+}  // namespace ferry::net

@@ -1,0 +1,244 @@
+#include "ferry/net/testing/fake_provider.h"
+
+#include <fmt/core.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "ferry/core/check.h"
+#include "ferry/net/testing/fake_lane.h"
+#include "ferry/net/testing/fake_link.h"
+
+namespace ferry::net {
+namespace {
+
+constexpr unsigned kFirstPort = 10'000;
+constexpr unsigned kFirstConnectorPort = 40'000;
+
+// Shared by the listener, the network's table, and lanes on their way.
+struct Listening {
+  EventLoop* loop;
+  Provider::Accepted accepted;  // on the loop, like `open`
+  bool open = true;
+};
+
+bool IsFakeHost(const std::string& host) { return host == FakeNetwork::kHost; }
+
+Error BadAddress(const Address& address) {
+  return Error(Code::kInvalidArgument,
+               fmt::format("\"{}\" is no address of the fake network; its host is \"{}\"",
+                           address.host, FakeNetwork::kHost));
+}
+
+}  // namespace
+
+// What a network's providers and listeners share, so that none need outlive another.
+class FakeNetwork::State {
+ public:
+  void SetAnswer(FakeAnswer answer);
+  void SetFaults(const FakeFaults& faults);
+  void SetFaults(std::size_t connection, const FakeFaults& faults);
+  std::size_t connections() const;
+  std::shared_ptr<FakeLink> LinkAt(std::size_t connection) const;  // as the caller's
+
+  // The port that was taken.
+  Result<std::uint16_t> Listen(const Address& address, const Config& config,
+                               std::shared_ptr<Listening> listening);  // as the listener's
+  void StopListening(std::uint16_t port);
+  FakeAnswer answer() const;
+  Result<std::unique_ptr<Lane>> Connect(const Address& address);
+
+ private:
+  Result<std::uint16_t> ChoosePort(const Address& address, const Config& config) const;
+
+  mutable std::mutex mutex_;  // guards all below
+  FakeAnswer answer_ = FakeAnswer::kAccept;
+  FakeFaults faults_;
+  std::map<std::size_t, FakeFaults> own_faults_;
+  std::vector<std::shared_ptr<FakeLink>> links_;
+  std::map<unsigned, std::shared_ptr<Listening>> ports_;
+};
+
+void FakeNetwork::State::SetAnswer(FakeAnswer answer) {
+  const std::lock_guard lock(mutex_);
+  answer_ = answer;
+}
+
+FakeAnswer FakeNetwork::State::answer() const {
+  const std::lock_guard lock(mutex_);
+  return answer_;
+}
+
+void FakeNetwork::State::SetFaults(const FakeFaults& faults) {
+  const std::lock_guard lock(mutex_);
+  faults_ = faults;
+  own_faults_.clear();
+  for (const auto& link : links_) link->SetFaults(faults);
+}
+
+void FakeNetwork::State::SetFaults(std::size_t connection, const FakeFaults& faults) {
+  const std::lock_guard lock(mutex_);
+  own_faults_[connection] = faults;
+  if (connection < links_.size()) links_[connection]->SetFaults(faults);
+}
+
+std::size_t FakeNetwork::State::connections() const {
+  const std::lock_guard lock(mutex_);
+  return links_.size();
+}
+
+std::shared_ptr<FakeLink> FakeNetwork::State::LinkAt(std::size_t connection) const {
+  const std::lock_guard lock(mutex_);
+  FERRY_CHECK(connection < links_.size(), connection, links_.size());
+  return links_[connection];
+}
+
+Result<std::uint16_t> FakeNetwork::State::ChoosePort(const Address& address,
+                                                     const Config& config) const {
+  unsigned port = address.port;
+  if (port != 0) {
+    if (!ports_.contains(port)) return address.port;
+    return Error(Code::kUnavailable,
+                 fmt::format("cannot listen on {}: the port is taken", address.ToString()));
+  }
+  const bool any = config.port_first == 0;
+  const unsigned first = any ? kFirstPort : config.port_first;
+  const unsigned last = any ? kFirstConnectorPort - 1 : config.port_last;
+  port = first;
+  while (port <= last && ports_.contains(port)) ++port;
+  if (port <= last) return static_cast<std::uint16_t>(port);
+  return Error(Code::kUnavailable, fmt::format("every port from {} to {} is taken", first, last));
+}
+
+Result<std::uint16_t> FakeNetwork::State::Listen(const Address& address, const Config& config,
+                                                 std::shared_ptr<Listening> listening) {
+  const std::lock_guard lock(mutex_);
+  FERRY_TRY_ASSIGN(const std::uint16_t port, ChoosePort(address, config));
+  ports_.emplace(port, std::move(listening));
+  return port;
+}
+
+void FakeNetwork::State::StopListening(std::uint16_t port) {
+  const std::lock_guard lock(mutex_);
+  ports_.erase(port);
+}
+
+Result<std::unique_ptr<Lane>> FakeNetwork::State::Connect(const Address& address) {
+  const std::lock_guard lock(mutex_);
+  const auto found = ports_.find(address.port);
+  if (answer_ == FakeAnswer::kRefuse || found == ports_.end()) {
+    return Error(Code::kPeerLost,
+                 fmt::format("cannot connect to {}: refused; check that the peer listens there",
+                             address.ToString()));
+  }
+  const std::size_t index = links_.size();
+  auto link = std::make_shared<FakeLink>(index);
+  const auto own = own_faults_.find(index);
+  link->SetFaults(own == own_faults_.end() ? faults_ : own->second);
+  links_.push_back(link);
+  const auto port = static_cast<std::uint16_t>(kFirstConnectorPort + index % 20'000);
+  const std::string here = Address{kHost, port}.ToString();
+  const std::string there = address.ToString();
+  auto accepted = std::make_unique<FakeLane>(link, FakeLink::kListener, there, here);
+  // Under the mutex, as the listener and then its loop may go once they are out of the table.
+  found->second->loop->Post([listening = found->second, lane = std::move(accepted)]() mutable {
+    if (listening->open) listening->accepted(std::move(lane));
+  });
+  return std::unique_ptr<Lane>(
+      std::make_unique<FakeLane>(std::move(link), FakeLink::kConnector, here, there));
+}
+
+// ---- the provider -------------------------------------------------------------------------------
+
+namespace {
+
+class FakeListener final : public Listener {
+ public:
+  FakeListener(std::shared_ptr<FakeNetwork::State> network, std::shared_ptr<Listening> listening,
+               Address address)
+      : network_(std::move(network)),
+        listening_(std::move(listening)),
+        address_(std::move(address)) {}
+
+  ~FakeListener() override {
+    network_->StopListening(address_.port);
+    listening_->open = false;
+  }
+
+  const Address& address() const override { return address_; }
+
+ private:
+  const std::shared_ptr<FakeNetwork::State> network_;  // with the providers
+  const std::shared_ptr<Listening> listening_;         // with lanes on their way
+  const Address address_;
+};
+
+class FakeProvider final : public Provider {
+ public:
+  explicit FakeProvider(std::shared_ptr<FakeNetwork::State> network)
+      : network_(std::move(network)) {}
+
+  const char* name() const override { return "fake"; }
+  Capabilities capabilities() const override { return {}; }
+
+  Result<std::unique_ptr<Listener>> Listen(const Address& address, const Config& config,
+                                           EventLoop* loop, Accepted accepted) override {
+    if (!address.host.empty() && !IsFakeHost(address.host)) return BadAddress(address);
+    auto listening = std::make_shared<Listening>();
+    listening->loop = loop;
+    listening->accepted = std::move(accepted);
+    Address bound = address;
+    FERRY_TRY_ASSIGN(bound.port, network_->Listen(address, config, listening));
+    return std::unique_ptr<Listener>(
+        std::make_unique<FakeListener>(network_, std::move(listening), std::move(bound)));
+  }
+
+  void Connect(const Address& address, const Config& /*config*/, EventLoop* loop, Deadline deadline,
+               Connected connected) override {
+    FERRY_CHECK(loop->InLoop());
+    if (IsFakeHost(address.host) && network_->answer() == FakeAnswer::kSilence) {
+      auto error = Error(Code::kTimedOut, fmt::format("connecting to {} got no answer in time",
+                                                      address.ToString()));
+      loop->AddTimerOnLoop(deadline.when(), [connected = std::move(connected),
+                                             error = std::move(error)]() mutable {
+        connected(std::move(error));
+      });
+      return;
+    }
+    Result<std::unique_ptr<Lane>> lane =
+        IsFakeHost(address.host) ? network_->Connect(address) : BadAddress(address);
+    loop->Post([connected = std::move(connected), lane = std::move(lane)]() mutable {
+      connected(std::move(lane));
+    });
+  }
+
+ private:
+  const std::shared_ptr<FakeNetwork::State> network_;  // with the other providers
+};
+
+}  // namespace
+
+// ---- the network --------------------------------------------------------------------------------
+
+FakeNetwork::FakeNetwork() : state_(std::make_shared<State>()) {}
+FakeNetwork::~FakeNetwork() = default;
+
+std::unique_ptr<Provider> FakeNetwork::CreateProvider() {
+  return std::make_unique<FakeProvider>(state_);
+}
+
+void FakeNetwork::SetAnswer(FakeAnswer answer) { state_->SetAnswer(answer); }
+void FakeNetwork::SetFaults(const FakeFaults& faults) { state_->SetFaults(faults); }
+void FakeNetwork::SetFaults(std::size_t connection, const FakeFaults& faults) {
+  state_->SetFaults(connection, faults);
+}
+std::size_t FakeNetwork::connections() const { return state_->connections(); }
+void FakeNetwork::Cut(std::size_t connection) { state_->LinkAt(connection)->Cut(); }
+void FakeNetwork::Reset(std::size_t connection) { state_->LinkAt(connection)->Reset(); }
+std::uint64_t FakeNetwork::BytesSent(std::size_t connection, FakeDirection direction) const {
+  return state_->LinkAt(connection)->BytesSent(direction);
+}
+
+}  // namespace ferry::net
