@@ -31,6 +31,10 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   // Once, by the thread that has just greeted the peer over it, on the lane's present loop.
   void Adopt(std::unique_ptr<net::Lane> lane);
   std::uint64_t BytesReceived() const { return lane_->BytesReceived(); }
+  // Looks for bytes that the lane has left in the kernel to save wake-ups.
+  void PokeOnLoop() {
+    if (!closed_) lane_->Poke();
+  }
 
   // Pulls from the operation's ledger until that is empty.
   void AddWorkOnLoop(std::shared_ptr<OperationState> operation);
@@ -46,6 +50,8 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   // Without acknowledgement and payload.
   void SendPlainOnLoop(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,
                        std::string_view text = {});
+  // Acknowledges now what an idle moment would have acknowledged.
+  void SendDueAckOnLoop();
   // Stops writing an arriving message into the receive's buffer; the message is dropped.
   void DropMessageOnLoop(const OperationState* receive);
   // Closes the lane and resolves everything that waits on it with `error`; then the connection is
@@ -54,15 +60,18 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
 
  private:
   struct Frame final : net::OutFrame {
-    RegionPin pin;             // of a kReadData: released when sent
     std::uint64_t unsent = 0;  // counted in unsent_bytes_
-    bool reply = false;        // counted in replies_
+    bool plain = false;        // counted in plain_
+    bool sequenced = false;    // in unacked_
   };
-  // A sequenced frame that the peer has not acknowledged.
+  // A sequenced frame that the peer has not acknowledged, or that has not left whole: a peer may
+  // refuse, and count as dealt with, what it has read only the metadata of.
   struct Unacked {
     std::shared_ptr<OperationState> operation;  // null when nothing waits for it
     std::uint64_t bytes = 0;
-    bool is_send = false;  // a kSend: a kNack of kUnavailable turns it into an offer
+    bool is_send = false;        // a kSend: a kNack of kUnavailable turns it into an offer
+    bool becomes_offer = false;  // and this one has
+    RegionPin pin = {};          // of a kReadData, which counts in replies_
   };
   struct ReadSlice {
     std::shared_ptr<OperationState> operation;  // null once abandoned: the data is dropped
@@ -70,6 +79,9 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
     std::uint32_t slice = 0;
     std::uint64_t bytes = 0;
   };
+  // Sequenced frames after which an acknowledgement no longer waits for an idle moment.
+  static constexpr std::uint32_t kAckFrames = 256;
+
   enum class Incoming { kNothing, kWrite, kRead, kMessage, kNotification };
 
   // net::LaneHandler
@@ -84,6 +96,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   void PumpOnLoop();
   bool PumpOne(std::deque<std::shared_ptr<OperationState>>* work);
   bool MayWrite() const;
+  std::size_t MostPlainFrames() const;
   bool MayRead(const OperationState& operation) const;
   void SendWriteSlice(const std::shared_ptr<OperationState>& operation, std::uint32_t slice);
   void SendReadRequest(const std::shared_ptr<OperationState>& operation, std::uint32_t slice);
@@ -109,6 +122,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   Result<net::Placement> OnNotify(std::uint64_t payload_bytes);
   Status OnNack(wire::MetaReader* reader);
   Status OnAck(std::uint32_t ack);
+  void SettleFrames();
   Result<net::Placement> RefuseSequenced(std::uint64_t operation_id, const Error& error,
                                          std::uint64_t payload_bytes);
   net::Placement PlaceInto(Incoming what, std::span<std::byte> memory);
@@ -125,14 +139,18 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   std::deque<std::shared_ptr<OperationState>> reads_;
   std::deque<Unacked> unacked_;
   std::uint32_t first_unacked_ = 0;  // sequence number of unacked_.front(), modulo 2^32
+  std::size_t acked_ = 0;            // of unacked_, from the front: acknowledged but not sent whole
+  std::size_t sent_ = 0;             // likewise: sent whole but not acknowledged
   std::deque<ReadSlice> reading_;    // asked for, in order
   std::uint64_t unacked_bytes_ = 0;
   std::uint64_t unsent_bytes_ = 0;  // of sequenced frames still with the lane
   std::uint64_t reading_bytes_ = 0;
   std::vector<std::unique_ptr<Frame>> frames_;
   std::vector<Frame*> free_frames_;
-  std::size_t replies_ = 0;  // answers to the peer's reads, queued in the lane
+  std::size_t replies_ = 0;  // answers to the peer's reads, in unacked_
+  std::size_t plain_ = 0;    // frames of SendPlainOnLoop, queued in the lane
   bool paused_ = false;
+  std::optional<Error> closed_by_;
 
   // Receiving.
   std::uint32_t finished_ = 0;  // the peer's sequenced frames dealt with

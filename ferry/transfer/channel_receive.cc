@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "ferry/core/check.h"
 #include "ferry/transfer/channel.h"
 #include "ferry/transfer/connection_core.h"
 
@@ -23,6 +24,12 @@ Error Channel::Malformed(const char* what) const {
 }
 
 Result<Placement> Channel::OnFrame(std::span<const std::byte> meta, std::uint64_t payload_bytes) {
+  // A peer that reads our answers lets us have far fewer of them: this bounds what another can make
+  // us hold.
+  if (plain_ >= MostPlainFrames()) {
+    paused_ = true;
+    return Placement{Placement::Action::kPause, {}};
+  }
   wire::MetaReader reader(meta);
   wire::MessageHeader header;
   if (!reader.Read(&header)) return Malformed("no header");
@@ -55,6 +62,7 @@ Result<Placement> Channel::OnPlainFrame(const wire::MessageHeader& header,
     case wire::Type::kOffer:
     case wire::Type::kSolicit:
     case wire::Type::kDelivered:
+    case wire::Type::kDeclined:
     case wire::Type::kPing:
     case wire::Type::kPong: break;
     default: return Malformed(wire::TypeName(header.type));
@@ -69,17 +77,30 @@ Result<Placement> Channel::OnPlainFrame(const wire::MessageHeader& header,
 
 Status Channel::OnAck(std::uint32_t ack) {
   const std::uint32_t count = ack - first_unacked_;
-  if (count == 0) return Ok();
   if (count > unacked_.size()) return Malformed("acknowledges frames that were never sent");
-  first_unacked_ = ack;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    Unacked frame = std::move(unacked_.front());
-    unacked_.pop_front();
-    unacked_bytes_ -= frame.bytes;
-    if (frame.operation) Resolve(frame.operation);
-  }
+  if (count <= acked_) return Ok();
+  acked_ = count;
+  SettleFrames();
   PumpOnLoop();
   return Ok();
+}
+
+// Lets go of the frames that are both acknowledged and sent.
+void Channel::SettleFrames() {
+  while (acked_ > 0 && sent_ > 0) {
+    Unacked frame = std::move(unacked_.front());
+    unacked_.pop_front();
+    ++first_unacked_;
+    --acked_;
+    --sent_;
+    unacked_bytes_ -= frame.bytes;
+    if (frame.pin) --replies_;
+    if (frame.becomes_offer) {
+      connection_->BecomesOfferOnLoop(frame.operation);
+    } else if (frame.operation) {
+      Resolve(frame.operation);
+    }
+  }
 }
 
 Status Channel::OnNack(wire::MetaReader* reader) {
@@ -89,15 +110,17 @@ Status Channel::OnNack(wire::MetaReader* reader) {
   if (index >= unacked_.size()) return Malformed("refuses a frame that was never sent");
   Unacked& frame = unacked_[index];
   if (!frame.operation) return Ok();
+  // The frame is settled by the count that follows.
   const Error error(wire::CodeFromWire(body.code),
                     fmt::format("{} refused a {}: {}", connection_->peer_name(),
                                 OperationName(frame.operation->kind), reader->Text()));
   if (frame.is_send && error.code() == Code::kUnavailable) {
     // Kept there as an offer, to be asked for: the message waits at ours.
-    connection_->BecomesOfferOnLoop(std::exchange(frame.operation, nullptr));
+    frame.becomes_offer = true;
     return Ok();
   }
-  Resolve(std::exchange(frame.operation, nullptr), error);
+  const bool over = frame.operation->ledger.Stop(error);
+  FERRY_CHECK(!over, frame.operation->id);  // this slice is still under way
   return Ok();
 }
 
@@ -142,7 +165,7 @@ Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::Meta
       payload_bytes == 0) {
     return Malformed("write");
   }
-  auto region = connection_->regions().Open(body.key, Rights::kWrite);
+  auto region = connection_->regions().Open(body.key, Rights::kWrite, connection_);
   if (!region) return RefuseSequenced(header.operation, region.error(), payload_bytes);
   if (auto placed = PlaceBlocks(*region->get(), reader->rest(), payload_bytes, &pieces_); !placed) {
     return RefuseSequenced(header.operation, placed.error(), payload_bytes);
@@ -160,8 +183,9 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
   if (!reader->Read(&body) || reader->rest().size() != body.blocks * sizeof(wire::BlockOnWire)) {
     return Malformed("read request");
   }
-  // A well-behaved peer asks for less: this only bounds what a bad one can make us hold.
-  if (replies_ >= 2 * kMaxReplies) {
+  // A peer asks for at most kMaxReplies, and acknowledges after kAckFrames: this only bounds what
+  // one that does not can make us hold.
+  if (replies_ >= 2 * (kMaxReplies + kAckFrames)) {
     paused_ = true;
     return Placement{Placement::Action::kPause, {}};
   }
@@ -171,7 +195,7 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
     if (block.length > net::kMaxPayloadBytes - bytes) return Malformed("read request");
     bytes += block.length;
   }
-  auto region = connection_->regions().Open(body.key, Rights::kRead);
+  auto region = connection_->regions().Open(body.key, Rights::kRead, connection_);
   Status placed = region ? PlaceBlocks(*region->get(), reader->rest(), bytes, &pieces_)
                          : Status(region.error());
   if (!placed) {
@@ -188,8 +212,10 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
   wire::Append(&frame->meta, wire::SliceBody{body.slice, 0});
   frame->payload = pieces_;
   frame->payload_bytes = bytes;
-  frame->pin = *std::move(region);
-  frame->reply = true;
+  frame->gift = true;
+  frame->sequenced = true;
+  unacked_.push_back({});
+  unacked_.back().pin = *std::move(region);
   ++replies_;
   SendFrame(frame);
   return Placement{};
@@ -207,6 +233,7 @@ Result<Placement> Channel::OnReadData(const wire::MessageHeader& header, wire::M
   if (!slice.operation) {
     reading_bytes_ -= slice.bytes;
     reading_.pop_front();
+    FinishedFrame(payload_bytes);
     PumpOnLoop();
     return Discard();
   }
@@ -249,9 +276,10 @@ Result<Placement> Channel::OnSend(const wire::MessageHeader& header, wire::MetaR
   if (!receive) return RefuseSequenced(header.operation, receive.error(), payload_bytes);
   incoming_receive_ = *std::move(receive);
   if (!incoming_receive_ && !connection_->MayKeepOnLoop(payload_bytes)) {
+    auto refused = RefuseSequenced(header.operation, Error(Code::kUnavailable, "kept as an offer"),
+                                   payload_bytes);
     connection_->KeepOfferOnLoop(header.operation, body);
-    return RefuseSequenced(header.operation, Error(Code::kUnavailable, "kept as an offer"),
-                           payload_bytes);
+    return refused;
   }
   incoming_data_.resize(incoming_receive_ ? 0 : payload_bytes);
   const Placement placement = PlaceInto(
@@ -297,14 +325,16 @@ Status Channel::OnPayload() {
       ReadSlice slice = std::move(reading_.front());
       reading_.pop_front();
       reading_bytes_ -= slice.bytes;
+      FinishedFrame(incoming_bytes_);
       Resolve(slice.operation);
       PumpOnLoop();
       break;
     }
     case Incoming::kMessage:
       FinishedFrame(incoming_bytes_);
-      connection_->OnWholeMessageOnLoop(std::move(incoming_receive_), incoming_operation_,
-                                        incoming_tag_, incoming_bytes_, std::move(incoming_data_));
+      connection_->OnWholeMessageOnLoop(std::exchange(incoming_receive_, nullptr),
+                                        incoming_operation_, incoming_tag_, incoming_bytes_,
+                                        std::move(incoming_data_));
       break;
     case Incoming::kNotification:
       FinishedFrame(incoming_bytes_);

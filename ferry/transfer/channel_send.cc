@@ -12,8 +12,6 @@ namespace {
 // speed end together; two slices keep the socket from running dry between turns.
 constexpr std::uint64_t kUnsentSlices = 2;
 constexpr std::size_t kMaxUnacked = 4096;
-// Sequenced frames after which an acknowledgement no longer waits for an idle moment.
-constexpr std::uint32_t kAckFrames = 256;
 
 }  // namespace
 
@@ -51,6 +49,12 @@ bool Channel::MayRead(const OperationState& operation) const {
   return reading_bytes_ < most && reading_.size() < kMaxReplies;
 }
 
+// What two sides that both refuse all that the other may have under way have to say; with less,
+// each could wait for the other to read.
+std::size_t Channel::MostPlainFrames() const {
+  return 2 * (kMaxUnacked + kMaxReplies + std::size_t{connection_->config().max_operations});
+}
+
 // Round robin over operations, a slice each.
 bool Channel::PumpOne(std::deque<std::shared_ptr<OperationState>>* work) {
   std::shared_ptr<OperationState> operation = std::move(work->front());
@@ -82,7 +86,8 @@ void Channel::SendWriteSlice(const std::shared_ptr<OperationState>& operation,
   frame->unsent = frame->payload_bytes;
   unsent_bytes_ += frame->unsent;
   unacked_bytes_ += frame->payload_bytes;
-  unacked_.push_back({operation, frame->payload_bytes, false});
+  frame->sequenced = true;
+  unacked_.push_back({operation, frame->payload_bytes});
   SendFrame(frame);
 }
 
@@ -110,6 +115,7 @@ void Channel::AbandonReadsOnLoop(const std::shared_ptr<OperationState>& operatio
     incoming_ = Incoming::kNothing;
     reading_bytes_ -= reading_.front().bytes;
     reading_.pop_front();
+    FinishedFrame(incoming_bytes_);
     Resolve(operation);
   }
   for (ReadSlice& slice : reading_) {
@@ -133,7 +139,8 @@ Channel::Frame* Channel::NewFrame(wire::Type type, std::uint64_t operation_id) {
   frame->payload_bytes = 0;
   frame->gift = false;
   frame->unsent = 0;
-  frame->reply = false;
+  frame->plain = false;
+  frame->sequenced = false;
   wire::MessageHeader header;
   header.type = type;
   header.ack = finished_;
@@ -154,7 +161,7 @@ void Channel::SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
                                   std::span<const std::byte> payload,
                                   std::shared_ptr<OperationState> operation) {
   if (closed_) {
-    if (operation) Resolve(operation, connection_->LostError());
+    if (operation) Resolve(operation, closed_by_);
     return;
   }
   Frame* const frame = NewFrame(type, operation_id);
@@ -164,6 +171,7 @@ void Channel::SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
     frame->payload_bytes = payload.size();
   }
   unacked_bytes_ += payload.size();
+  frame->sequenced = true;
   unacked_.push_back({std::move(operation), payload.size(), type == wire::Type::kSend});
   SendFrame(frame);
 }
@@ -174,17 +182,20 @@ void Channel::SendPlainOnLoop(wire::Type type, std::uint64_t operation_id,
   Frame* const frame = NewFrame(type, operation_id);
   frame->meta.insert(frame->meta.end(), body.begin(), body.end());
   wire::AppendText(&frame->meta, text);
+  frame->plain = true;
+  ++plain_;
   SendFrame(frame);
 }
 
 void Channel::OnSent(net::OutFrame* out) {
   auto* const frame = static_cast<Frame*>(out);
   unsent_bytes_ -= frame->unsent;
-  if (frame->reply) {
-    frame->pin.Release();
-    --replies_;
-    if (std::exchange(paused_, false)) lane_->Resume();
+  if (frame->plain) --plain_;
+  if (frame->sequenced) {
+    ++sent_;
+    SettleFrames();
   }
+  if (std::exchange(paused_, false)) lane_->Resume();
   free_frames_.push_back(frame);
   PumpOnLoop();
 }
@@ -207,6 +218,10 @@ void Channel::FinishedFrame(std::uint64_t payload_bytes) {
 
 void Channel::RunDeferredOnLoop(EventLoop::Defer /*when*/) {
   ack_deferred_ = false;
+  SendDueAckOnLoop();
+}
+
+void Channel::SendDueAckOnLoop() {
   if (!closed_ && finished_ != told_) SendAck();
 }
 
@@ -219,17 +234,19 @@ void Channel::OnClosed(const Error& error) {
 
 void Channel::CloseOnLoop(const Error& error) {
   if (std::exchange(closed_, true)) return;
-  lane_->Close();
+  closed_by_ = error;
+  // What the peer has not acknowledged belongs to operations that end now: it must not take it.
+  unacked_.empty() ? lane_->Close() : lane_->Abort();
   loop_->CancelDeferredOnLoop(this);
   writes_.clear();
   reads_.clear();
   for (Unacked& frame : std::exchange(unacked_, {})) {
     if (frame.operation) Resolve(frame.operation, error);
+    frame.pin.Release();
   }
   for (ReadSlice& slice : std::exchange(reading_, {})) {
     if (slice.operation) Resolve(slice.operation, error);
   }
-  for (const auto& frame : frames_) frame->pin.Release();
   incoming_region_.Release();
   incoming_receive_.reset();
   // By way of the queue: this may be a callback of the lane, which must have returned before the

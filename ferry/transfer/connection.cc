@@ -139,7 +139,7 @@ Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
   state->deadline =
       options.deadline ? *options.deadline : Deadline::After(config.operation_timeout);
   core_->Submit(state);
-  return Operation(std::move(state), core_);
+  return Operation(std::move(state), core_, endpoint_);
 }
 
 Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& transfer,
@@ -266,8 +266,8 @@ ConnectionInfo Connection::Info() const {
 }
 
 void Connection::Close() {
-  core_->Fail(Error(Code::kCancelled, fmt::format("the connection to {} was closed by this side",
-                                                  core_->peer_name())));
+  core_->Close(Error(Code::kCancelled, fmt::format("the connection to {} was closed by this side",
+                                                   core_->peer_name())));
   (void)core_->home()->DriveUntil([this] { return core_->closed(); }, Deadline::Never(),
                                   microseconds(0));
 }

@@ -29,11 +29,30 @@ ConnectionCore::ConnectionCore(const Config& config, RegionTable* regions, Peer 
 ConnectionCore::~ConnectionCore() = default;
 
 void ConnectionCore::StartOnLoop() {
-  heard_at_ = Clock::now();
+  started_ = true;
+  if (failed_early_) return FailOnLoop(*failed_early_);
+  heard_at_ = next_beat_ = Clock::now();
   HeartbeatOnLoop();
 }
 
 // ---- from the application -----------------------------------------------------------------------
+
+// Ends the operation even if the loop was stopped before it could run this.
+struct ConnectionCore::Begin {
+  std::shared_ptr<ConnectionCore> connection;
+  Op operation;
+
+  Begin(std::shared_ptr<ConnectionCore> c, Op o)
+      : connection(std::move(c)), operation(std::move(o)) {}
+  Begin(Begin&&) = default;
+  Begin& operator=(Begin&&) = delete;
+  ~Begin() {
+    if (!operation) return;
+    operation->local_pins.clear();
+    operation->Complete(Error(Code::kCancelled, "this endpoint was closed"));
+  }
+  void operator()() { connection->BeginOnLoop(std::exchange(operation, nullptr)); }
+};
 
 void ConnectionCore::Submit(Op operation) {
   in_flight_.fetch_add(1);
@@ -41,9 +60,7 @@ void ConnectionCore::Submit(Op operation) {
   // turn coming, in which what has gathered by then leaves in one system call.
   const bool at_once =
       !PutsBytesOnTheWire(operation->kind) || sending_.fetch_add(1, std::memory_order_relaxed) == 0;
-  auto begin = [self = shared_from_this(), operation = std::move(operation)]() mutable {
-    self->BeginOnLoop(std::move(operation));
-  };
+  Begin begin(shared_from_this(), std::move(operation));
   if (at_once) {
     home_->PostOrRun(std::move(begin));
   } else {
@@ -90,7 +107,7 @@ ConnectionCore::Op ConnectionCore::FindOnLoop(std::uint64_t id) const {
   return it == operations_.end() ? nullptr : it->second;
 }
 
-void ConnectionCore::BeginOnLoop(Op operation) {
+void ConnectionCore::BeginOnLoop(const Op& operation) {
   operations_.emplace(operation->id, operation);
   if (lost_.load()) return EndOnLoop(operation, LostError());
   ScheduleOnLoop(operation->deadline);
@@ -131,6 +148,7 @@ void ConnectionCore::RoundIsOver(const Op& operation) {
 }
 
 void ConnectionCore::RoundIsOverOnLoop(const Op& operation) {
+  if (operations_.count(operation->id) == 0) return;  // the connection has failed in the meantime
   const auto error = operation->ledger.error();
   if (operation->kind == OperationKind::kSend &&
       operation->phase == OperationState::Phase::kSlices) {
@@ -148,8 +166,10 @@ void ConnectionCore::EndOnLoop(const Op& operation, Status status) {
   if (operations_.erase(operation->id) == 0) return;
   operation->local_pins.clear();
   if (operation->kind != OperationKind::kRecv) {
-    operation->bytes = operation->plan ? operation->plan->bytes
-                                       : operation->message.size() + operation->notification.size();
+    operation->bytes = !status ? 0
+                       : operation->plan
+                           ? operation->plan->bytes
+                           : operation->message.size() + operation->notification.size();
   }
   if (PutsBytesOnTheWire(operation->kind)) sending_.fetch_sub(1, std::memory_order_relaxed);
   in_flight_.fetch_sub(1);
@@ -171,23 +191,26 @@ void ConnectionCore::AbortOnLoop(const Op& operation, const Error& error) {
     case OperationState::Phase::kNotify: break;
   }
   if (operation->ledger.Stop(error)) return RoundIsOverOnLoop(operation);
-  if (operation->kind == OperationKind::kRead) {
-    for (const auto& channel : channels_) {
-      channel->loop()->Post([self = shared_from_this(), operation, at = channel.get()] {
-        at->AbandonReadsOnLoop(operation);
-      });
-    }
-  }
+  if (operation->kind == OperationKind::kRead) AbandonReads(operation);
   // What is on its way still lands at the peer; only its acknowledgement, or a closed connection,
   // tells that it has.
   operation->drain_deadline = Deadline::After(config_.drain_grace);
   ScheduleOnLoop(operation->drain_deadline);
 }
 
+void ConnectionCore::AbandonReads(const Op& operation) {
+  for (const auto& channel : channels_) {
+    channel->loop()->Post([self = shared_from_this(), operation, at = channel.get()] {
+      at->AbandonReadsOnLoop(operation);
+    });
+  }
+}
+
 // ---- deadlines and liveness ---------------------------------------------------------------------
 
 void ConnectionCore::ScheduleOnLoop(Deadline deadline) {
-  if (deadline.never() || deadline.when() >= next_check_) return;
+  // A lost connection ends everything anyway, and may be gone before a timer fires.
+  if (lost_.load() || deadline.never() || deadline.when() >= next_check_) return;
   next_check_ = deadline.when();
   if (check_timer_ != 0) home_->CancelTimerOnLoop(check_timer_);
   check_timer_ = home_->AddTimerOnLoop(next_check_, [this] {
@@ -231,6 +254,9 @@ void ConnectionCore::HeartbeatOnLoop() {
   heartbeat_timer_ = 0;
   if (lost_.load()) return;
   const auto now = Clock::now();
+  // While this process was stopped, or its machine asleep, nothing could be heard: what has come
+  // since lies in sockets that the loop has not looked at yet.
+  heard_at_ += now - next_beat_;
   std::uint64_t bytes = 0;
   for (const auto& channel : channels_) bytes += channel->BytesReceived();
   if (bytes != heard_bytes_) {
@@ -242,16 +268,23 @@ void ConnectionCore::HeartbeatOnLoop() {
         fmt::format("nothing was heard from {} for {:.1f} s (FERRY_PEER_TIMEOUT); it is frozen, "
                     "cut off or gone: reconnect when it is back",
                     peer_name(), Seconds(now - heard_at_))));
+  } else {
+    OnEveryLane([](Channel& lane) { lane.PokeOnLoop(); }, [] {});
   }
   channels_.front()->SendPlainOnLoop(wire::Type::kPing, 0, {});
-  heartbeat_timer_ =
-      home_->AddTimerOnLoop(now + config_.heartbeat_interval, [this] { HeartbeatOnLoop(); });
+  next_beat_ = now + config_.heartbeat_interval;
+  heartbeat_timer_ = home_->AddTimerOnLoop(next_beat_, [this] { HeartbeatOnLoop(); });
 }
 
 // ---- the end ------------------------------------------------------------------------------------
 
 void ConnectionCore::FailOnLoop(const Error& error) {
   if (lost_.load()) return;
+  if (!started_) {
+    // Some channels have no lane yet.
+    if (!failed_early_) failed_early_ = error;
+    return;
+  }
   {
     const std::lock_guard lock(error_mutex_);
     lost_code_ = error.code();
@@ -261,6 +294,8 @@ void ConnectionCore::FailOnLoop(const Error& error) {
   Log(LogLevel::kInfo, "transfer", "connection to {} ended: {}", peer_name(), error.ToString());
   if (check_timer_ != 0) home_->CancelTimerOnLoop(std::exchange(check_timer_, 0));
   if (heartbeat_timer_ != 0) home_->CancelTimerOnLoop(std::exchange(heartbeat_timer_, 0));
+  // The lanes go on until they are told: a message that still comes finds no receive of ours.
+  matcher_ = Matcher();
   std::vector<Op> all;
   all.reserve(operations_.size());
   for (const auto& [id, operation] : operations_) all.push_back(operation);
@@ -298,7 +333,24 @@ void ConnectionCore::ChannelClosedOnLoop() {
   if (closed_callback_) closed_callback_();
 }
 
-void ConnectionCore::Revoke(std::shared_ptr<RegionState> region, EventLoop::Task then) {
+void ConnectionCore::Close(const Error& error) {
+  // What is sent in one turn of a lane's loop has left before the next, in which it is closed.
+  OnEveryLane([](Channel& lane) { lane.SendDueAckOnLoop(); },
+              [self = shared_from_this(), error] { self->FailOnLoop(error); });
+}
+
+void ConnectionCore::LaneFailed(const Error& error) {
+  // Between two tasks a loop looks at its sockets.
+  OnEveryLane([](Channel&) {}, [self = shared_from_this(), error] {
+    self->OnEveryLane([](Channel&) {}, [self, error] { self->FailOnLoop(error); });
+  });
+}
+
+void ConnectionCore::Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then) {
+  OnEveryLane([region](Channel& lane) { lane.RevokeOnLoop(region.get()); }, std::move(then));
+}
+
+void ConnectionCore::OnEveryLane(const std::function<void(Channel&)>& work, EventLoop::Task then) {
   struct Round {
     std::atomic<std::size_t> left;
     EventLoop::Task then;
@@ -307,8 +359,8 @@ void ConnectionCore::Revoke(std::shared_ptr<RegionState> region, EventLoop::Task
   round->left.store(channels_.size());
   round->then = std::move(then);
   for (const auto& channel : channels_) {
-    channel->loop()->Post([self = shared_from_this(), region, round, at = channel.get()] {
-      at->RevokeOnLoop(region.get());
+    channel->loop()->Post([self = shared_from_this(), work, round, at = channel.get()] {
+      work(*at);
       if (round->left.fetch_sub(1) == 1) self->home_->Post(std::move(round->then));
     });
   }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -63,6 +64,9 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void CountRefusal(const Error& error);
   // Fails everything with `error` and closes the lanes; `closed_callback` follows.
   void Fail(const Error& error);
+  // The same by this side's own wish: the peer is told first what has been done for it, so that
+  // nothing of its fails that is in place here.
+  void Close(const Error& error);
   // True once no lane touches anything any more.
   bool closed() const noexcept { return closed_.load(); }
   bool TakeNotification(std::vector<std::byte>* bytes);
@@ -70,13 +74,15 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   const std::vector<net::LaneInfo>& LaneInfos() const noexcept { return lane_infos_; }
   void SetLaneInfos(std::vector<net::LaneInfo> infos) { lane_infos_ = std::move(infos); }
   // Makes every lane stop receiving into the region, then runs `then` on the home loop.
-  void Revoke(std::shared_ptr<RegionState> region, EventLoop::Task then);
+  void Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then);
   // Before StartOnLoop. Called on the home loop when the last lane is closed.
   void SetClosedCallback(std::function<void()> callback) { closed_callback_ = std::move(callback); }
 
   // ---- Any lane's loop.
   void RoundIsOver(const std::shared_ptr<OperationState>& operation);
-  void LaneFailed(const Error& error) { Fail(error); }
+  // The connection goes with any of its lanes, but what has come over the others is heard first: it
+  // may say that operations have ended well.
+  void LaneFailed(const Error& error);
   void PostChannelClosed(EventLoop* from);
 
   // ---- Home loop.
@@ -86,8 +92,9 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   Result<std::shared_ptr<OperationState>> TakeReceiveOnLoop(std::uint64_t tag, std::uint64_t bytes);
   bool MayKeepOnLoop(std::uint64_t bytes) const;
   void KeepOfferOnLoop(std::uint64_t peer_operation, const wire::TagBody& body);
-  void OnWholeMessageOnLoop(std::shared_ptr<OperationState> receive, std::uint64_t peer_operation,
-                            std::uint64_t tag, std::uint64_t bytes, std::vector<std::byte> data);
+  void OnWholeMessageOnLoop(const std::shared_ptr<OperationState>& receive,
+                            std::uint64_t peer_operation, std::uint64_t tag, std::uint64_t bytes,
+                            std::vector<std::byte> data);
   bool MayNotifyOnLoop(std::uint64_t bytes) const;
   void OnNotificationOnLoop(std::vector<std::byte> bytes);
   void BecomesOfferOnLoop(const std::shared_ptr<OperationState>& operation);
@@ -95,7 +102,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
  private:
   using Op = std::shared_ptr<OperationState>;
 
-  void BeginOnLoop(Op operation);
+  struct Begin;
+  void BeginOnLoop(const Op& operation);
   void BeginSlicesOnLoop(const Op& operation);
   void BeginSendOnLoop(const Op& operation);
   void BeginReceiveOnLoop(const Op& operation);
@@ -104,15 +112,22 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void EndOnLoop(const Op& operation, Status status);
   void AbortOnLoop(const Op& operation, const Error& error);
   void AbortReceiveOnLoop(const Op& operation, const Error& error);
+  void AbandonReads(const Op& operation);
   void FailOnLoop(const Error& error);
   void ChannelClosedOnLoop();
+  // Runs `work` on each lane's loop, then `then` on the home loop.
+  void OnEveryLane(const std::function<void(Channel&)>& work, EventLoop::Task then);
 
   Status OnOfferOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
   Status OnSolicitOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
   Status OnDeliveredOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnDeclinedOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
+  void WriteSolicitedOnLoop(const Op& operation, const wire::KeyBody& key);
   void TakeMessageOnLoop(const Op& receive, ArrivedMessage message);
   void SolicitOnLoop(const Op& receive, const ArrivedMessage& message);
   void SendDeliveredOnLoop(std::uint64_t operation_id, const Status& status);
+  void SendDeclinedOnLoop(std::uint64_t operation_id, const Status& status);
+  bool DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation);
 
   void ScheduleOnLoop(Deadline deadline);
   void CheckDeadlinesOnLoop();
@@ -138,6 +153,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   Code lost_code_ = Code::kPeerLost;
 
   // Home loop.
+  bool started_ = false;
+  std::optional<Error> failed_early_;
   std::unordered_map<std::uint64_t, Op> operations_;
   std::unordered_map<std::uint64_t, Op> landing_;  // receives, by the sender's operation
   Matcher matcher_;
@@ -146,7 +163,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   EventLoop::TimerId check_timer_ = 0;
   EventLoop::TimerId heartbeat_timer_ = 0;
   std::uint64_t heard_bytes_ = 0;
-  Clock::time_point heard_at_;
+  Clock::time_point heard_at_;  // later by all the time in which we could not have listened
+  Clock::time_point next_beat_;
 
   mutable std::mutex notifications_mutex_;
   std::deque<std::vector<std::byte>> notifications_;  // under notifications_mutex_

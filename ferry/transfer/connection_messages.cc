@@ -14,6 +14,14 @@ namespace {
 
 std::span<const std::byte> BytesOf(const auto& body) { return std::as_bytes(std::span(&body, 1)); }
 
+void SendOutcome(Channel* channel, wire::Type type, std::uint64_t operation_id,
+                 const Status& status) {
+  wire::RefuseBody body;
+  body.code = status ? 0 : static_cast<std::uint8_t>(status.error().code());
+  channel->SendPlainOnLoop(type, operation_id, BytesOf(body),
+                           status ? std::string_view() : status.error().message());
+}
+
 Error TooShort(const OperationState& receive, std::uint64_t tag, std::uint64_t bytes) {
   return Error(Code::kInvalidArgument,
                fmt::format("the message with tag {} has {} bytes, the receive's buffer {}; post a "
@@ -47,32 +55,49 @@ void ConnectionCore::BecomesOfferOnLoop(const Op& operation) {
     return EndOnLoop(operation, *operation->ledger.error());
   }
   operation->phase = OperationState::Phase::kOffered;
+  if (operation->declined) return EndOnLoop(operation, *operation->declined);
+  if (operation->solicited) WriteSolicitedOnLoop(operation, *operation->solicited);
 }
 
 Status ConnectionCore::OnSolicitOnLoop(const wire::MessageHeader& header,
                                        wire::MetaReader* reader) {
-  PlanPart part;
-  if (!reader->Read(&part.remote)) {
+  wire::KeyBody key;
+  if (!reader->Read(&key)) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed solicit", peer_name()));
   }
   const Op operation = FindOnLoop(header.operation);
-  // Cancelled in the meantime: the peer has been told.
-  if (!operation || operation->phase != OperationState::Phase::kOffered) return Ok();
+  if (!operation || operation->kind != OperationKind::kSend) return Ok();  // cancelled meanwhile
+  if (operation->message.empty()) {
+    return Error(Code::kCorrupt,
+                 fmt::format("{} solicited a message that has no bytes to write", peer_name()));
+  }
+  if (operation->phase == OperationState::Phase::kOffered) WriteSolicitedOnLoop(operation, key);
+  if (operation->phase == OperationState::Phase::kMessage) operation->solicited = key;
+  return Ok();
+}
+
+void ConnectionCore::WriteSolicitedOnLoop(const Op& operation, const wire::KeyBody& key) {
+  PlanPart part;
+  part.remote = key;
   part.local_base = const_cast<std::byte*>(operation->message.data());
   part.blocks.Add({.dst = 0, .src = 0, .len = operation->message.size()});
   std::vector<PlanPart> parts;
   parts.push_back(std::move(part));
-  FERRY_TRY_ASSIGN(operation->plan, MakePlan(Direction::kWrite, peer_.endpoint, std::move(parts),
-                                             config_.slice_bytes));
+  auto plan = MakePlan(Direction::kWrite, peer_.endpoint, std::move(parts), config_.slice_bytes);
+  if (!plan) {
+    SendDeliveredOnLoop(operation->id, plan.error());
+    return EndOnLoop(operation, plan.error());
+  }
+  operation->plan = *std::move(plan);
   BeginSlicesOnLoop(operation);
-  return Ok();
 }
 
 void ConnectionCore::SendDeliveredOnLoop(std::uint64_t operation_id, const Status& status) {
-  wire::RefuseBody body;
-  body.code = status ? 0 : static_cast<std::uint8_t>(status.error().code());
-  channels_.front()->SendPlainOnLoop(wire::Type::kDelivered, operation_id, BytesOf(body),
-                                     status ? std::string_view() : status.error().message());
+  SendOutcome(channels_.front().get(), wire::Type::kDelivered, operation_id, status);
+}
+
+void ConnectionCore::SendDeclinedOnLoop(std::uint64_t operation_id, const Status& status) {
+  SendOutcome(channels_.front().get(), wire::Type::kDeclined, operation_id, status);
 }
 
 // ---- receiving ----------------------------------------------------------------------------------
@@ -87,12 +112,12 @@ void ConnectionCore::TakeMessageOnLoop(const Op& receive, ArrivedMessage message
   receive->received_tag = message.tag;
   if (message.bytes > receive->buffer.size()) {
     const Error error = TooShort(*receive, message.tag, message.bytes);
-    if (message.offered) {
-      const wire::RefuseBody body{.code = static_cast<std::uint8_t>(error.code())};
-      channels_.front()->SendPlainOnLoop(wire::Type::kDelivered, message.peer_operation,
-                                         BytesOf(body), error.message());
-    }
+    if (message.offered) SendDeclinedOnLoop(message.peer_operation, error);
     return EndOnLoop(receive, error);
+  }
+  if (message.offered && message.bytes == 0) {
+    SendDeclinedOnLoop(message.peer_operation, Ok());
+    return EndOnLoop(receive, Ok());
   }
   if (message.offered) return SolicitOnLoop(receive, message);
   if (!message.data.empty()) {
@@ -102,7 +127,15 @@ void ConnectionCore::TakeMessageOnLoop(const Op& receive, ArrivedMessage message
 }
 
 void ConnectionCore::SolicitOnLoop(const Op& receive, const ArrivedMessage& message) {
-  auto landing = regions_->Add(receive->buffer.first(message.bytes), Rights::kWrite);
+  if (landing_.count(message.peer_operation) != 0) {
+    const Error error(Code::kCorrupt,
+                      fmt::format("{} offered two messages under one number; the connection was "
+                                  "closed, reconnect with the same release on both sides",
+                                  peer_name()));
+    EndOnLoop(receive, error);
+    return Fail(error);
+  }
+  auto landing = regions_->Add(receive->buffer.first(message.bytes), Rights::kWrite, this);
   if (!landing) return EndOnLoop(receive, landing.error());
   receive->phase = OperationState::Phase::kReceiving;
   receive->peer_operation = message.peer_operation;
@@ -124,12 +157,6 @@ Status ConnectionCore::OnDeliveredOnLoop(const wire::MessageHeader& header,
     status = Error(wire::CodeFromWire(body.code),
                    fmt::format("{} ended the message: {}", peer_name(), reader->Text()));
   }
-  // From a receiver: its buffer is too short for what we offered.
-  if (const Op sent = FindOnLoop(header.operation);
-      sent && sent->phase == OperationState::Phase::kOffered) {
-    EndOnLoop(sent, std::move(status));
-    return Ok();
-  }
   const auto it = landing_.find(header.operation);
   if (it == landing_.end()) {
     (void)matcher_.RemoveOffer(header.operation);
@@ -138,8 +165,39 @@ Status ConnectionCore::OnDeliveredOnLoop(const wire::MessageHeader& header,
   const Op receive = std::move(it->second);
   landing_.erase(it);
   regions_->Remove(receive->landing);
-  if (receive->aborting) return Ok();  // AbortReceiveOnLoop ends it
-  EndOnLoop(receive, std::move(status));
+  if (receive->landing->gate.inside() == 0) {
+    EndOnLoop(receive, std::move(status));
+    return Ok();
+  }
+  // Only a peer that breaks the rules says so while it still writes.
+  receive->abort_error = Error(
+      Code::kCorrupt,
+      fmt::format("{} declared a message delivered in the middle of writing it", peer_name()));
+  Revoke(receive->landing,
+         [self = shared_from_this(), receive] { self->EndOnLoop(receive, *receive->abort_error); });
+  return Ok();
+}
+
+Status ConnectionCore::OnDeclinedOnLoop(const wire::MessageHeader& header,
+                                        wire::MetaReader* reader) {
+  wire::RefuseBody body;
+  if (!reader->Read(&body)) {
+    return Error(Code::kCorrupt, fmt::format("{} sent a malformed declined", peer_name()));
+  }
+  const Op sent = FindOnLoop(header.operation);
+  if (!sent || sent->kind != OperationKind::kSend) return Ok();  // cancelled meanwhile
+  Status status = Ok();
+  if (body.code != 0) {
+    status = Error(wire::CodeFromWire(body.code),
+                   fmt::format("{} declined the message: {}", peer_name(), reader->Text()));
+  } else if (!sent->message.empty()) {
+    return Error(Code::kCorrupt,
+                 fmt::format("{} declined a message without a reason", peer_name()));
+  }
+  if (sent->phase == OperationState::Phase::kOffered)
+    EndOnLoop(sent, std::move(status));
+  else if (sent->phase == OperationState::Phase::kMessage)
+    sent->declined = std::move(status);
   return Ok();
 }
 
@@ -179,7 +237,21 @@ bool ConnectionCore::MayKeepOnLoop(std::uint64_t bytes) const {
          matcher_.kept_messages() < config_.max_operations;
 }
 
+// Peers may have more operations under way than this side keeps messages.
+bool ConnectionCore::DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation) {
+  const std::size_t most = 2 * std::size_t{config_.max_operations};
+  if (matcher_.kept_messages() < most) return false;
+  SendDeclinedOnLoop(
+      peer_operation,
+      Error(Code::kUnavailable,
+            fmt::format("{} messages wait for a receive there already, twice its "
+                        "FERRY_MAX_OPERATIONS; send it again when some were received",
+                        most)));
+  return true;
+}
+
 void ConnectionCore::KeepOfferOnLoop(std::uint64_t peer_operation, const wire::TagBody& body) {
+  if (DeclineForWantOfRoomOnLoop(peer_operation)) return;
   matcher_.Keep({body.tag, body.bytes, peer_operation, /*offered=*/true, {}});
 }
 
@@ -188,23 +260,16 @@ Status ConnectionCore::OnOfferOnLoop(const wire::MessageHeader& header, wire::Me
   if (!reader->Read(&body) || body.bytes == 0) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed offer", peer_name()));
   }
-  // A peer of this release stops at its own max_operations, which bounds what is kept here.
-  if (matcher_.kept_messages() >= 2 * std::size_t{config_.max_operations}) {
-    return Error(Code::kCorrupt,
-                 fmt::format("{} offered more than {} messages that nothing here has asked for; "
-                             "the connection was closed",
-                             peer_name(), 2 * std::size_t{config_.max_operations}));
-  }
   ArrivedMessage message{body.tag, body.bytes, header.operation, /*offered=*/true, {}};
   if (const Op receive = matcher_.TakeReceive(body.tag)) {
     TakeMessageOnLoop(receive, std::move(message));
-  } else {
+  } else if (!DeclineForWantOfRoomOnLoop(header.operation)) {
     matcher_.Keep(std::move(message));
   }
   return Ok();
 }
 
-void ConnectionCore::OnWholeMessageOnLoop(Op receive, std::uint64_t peer_operation,
+void ConnectionCore::OnWholeMessageOnLoop(const Op& receive, std::uint64_t peer_operation,
                                           std::uint64_t tag, std::uint64_t bytes,
                                           std::vector<std::byte> data) {
   if (receive) return EndOnLoop(receive, Ok());
@@ -240,6 +305,7 @@ Status ConnectionCore::OnMessageOnLoop(const wire::MessageHeader& header,
     case wire::Type::kOffer: return OnOfferOnLoop(header, reader);
     case wire::Type::kSolicit: return OnSolicitOnLoop(header, reader);
     case wire::Type::kDelivered: return OnDeliveredOnLoop(header, reader);
+    case wire::Type::kDeclined: return OnDeclinedOnLoop(header, reader);
     case wire::Type::kPing:
       channels_.front()->SendPlainOnLoop(wire::Type::kPong, header.operation, {});
       return Ok();

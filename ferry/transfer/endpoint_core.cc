@@ -57,7 +57,7 @@ void EndpointCore::Shutdown() {
     accepted_.clear();
   }
   for (const auto& connection : all) {
-    connection->Fail(Error(Code::kCancelled, "this endpoint was closed"));
+    connection->Close(Error(Code::kCancelled, "this endpoint was closed"));
   }
   all.clear();
   front_loop()->NotifyWaiters();
@@ -73,6 +73,7 @@ void EndpointCore::Shutdown() {
 std::vector<EventLoop*> EndpointCore::ChooseLoops(std::size_t lanes) {
   const std::size_t first = next_loop_.fetch_add(1);
   std::vector<EventLoop*> chosen;
+  chosen.reserve(lanes);
   for (std::size_t i = 0; i < lanes; ++i) {
     chosen.push_back(loops_[(first + i) % loops_.size()].get());
   }
@@ -108,6 +109,7 @@ void EndpointCore::Forget(const ConnectionCore* connection) {
 void EndpointCore::BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connection,
                                  std::vector<std::unique_ptr<net::Lane>> lanes, bool from_outside) {
   std::vector<net::LaneInfo> infos;
+  infos.reserve(lanes.size());
   for (const auto& lane : lanes) infos.push_back(lane->Info());
   connection->SetLaneInfos(std::move(infos));
   for (std::size_t i = lanes.size(); i-- > 0;) connection->channel(i).Adopt(std::move(lanes[i]));

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <thread>
 #include <utility>
 
 #include "ferry/core/check.h"
@@ -29,8 +30,11 @@ void OperationState::Complete(Status result) {
 }
 
 Operation::Operation(std::shared_ptr<OperationState> state,
-                     std::shared_ptr<ConnectionCore> connection)
-    : state_(std::move(state)), connection_(std::move(connection)) {}
+                     std::shared_ptr<ConnectionCore> connection,
+                     std::shared_ptr<EndpointCore> endpoint)
+    : state_(std::move(state)),
+      connection_(std::move(connection)),
+      endpoint_(std::move(endpoint)) {}
 
 bool Operation::Poll() {
   if (state_->done.load(std::memory_order_acquire)) return true;
@@ -43,6 +47,9 @@ Status Operation::Wait(Deadline deadline) {
   if (connection_->home()->DriveUntil(done, deadline, connection_->config().spin)) {
     return state_->status;
   }
+  // The loop was stopped: its endpoint is about to end what had not begun.
+  while (!done() && !deadline.expired()) std::this_thread::yield();
+  if (done()) return state_->status;
   return Error(Code::kTimedOut,
                fmt::format("{} {} to {} goes on after the deadline of this wait; wait again, or "
                            "cancel it",

@@ -18,6 +18,7 @@
 namespace ferry::transfer {
 
 class ConnectionCore;
+class EndpointCore;
 
 enum class OperationKind : std::uint8_t { kWrite, kRead, kSend, kRecv, kNotify };
 const char* OperationName(OperationKind kind) noexcept;
@@ -54,8 +55,10 @@ struct OperationState {
   bool aborting = false;
   Deadline drain_deadline = Deadline::Never();
   std::optional<Error> abort_error;
-  std::uint64_t peer_operation = 0;      // kRecv in kReceiving: the sender's
-  std::shared_ptr<RegionState> landing;  // kRecv in kReceiving: the buffer, writable
+  std::optional<wire::KeyBody> solicited;  // kSend in kMessage: asked for, or
+  std::optional<Status> declined;          // settled, before its frame had left
+  std::uint64_t peer_operation = 0;        // kRecv in kReceiving: the sender's
+  std::shared_ptr<RegionState> landing;    // kRecv in kReceiving: the buffer, writable
 
   // The outcome. `done` is released last; the fields before it are then constant.
   std::atomic<bool> done{false};
@@ -74,7 +77,8 @@ struct OperationState {
 // operation: its memory must stay valid until it is done. All methods may be called by any thread.
 class Operation {
  public:
-  Operation(std::shared_ptr<OperationState> state, std::shared_ptr<ConnectionCore> connection);
+  Operation(std::shared_ptr<OperationState> state, std::shared_ptr<ConnectionCore> connection,
+            std::shared_ptr<EndpointCore> endpoint);
 
   // Whether it has ended; also lets the connection make progress, so that polling in a loop is as
   // good as waiting.
@@ -97,6 +101,7 @@ class Operation {
  private:
   std::shared_ptr<OperationState> state_;       // with the engine, until the end
   std::shared_ptr<ConnectionCore> connection_;  // outlives its Connection handle
+  std::shared_ptr<EndpointCore> endpoint_;      // which owns the loop that a wait drives
 };
 
 }  // namespace ferry::transfer

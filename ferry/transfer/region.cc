@@ -28,7 +28,8 @@ const char* RightsName(Rights rights) noexcept {
 
 // ---- RegionTable --------------------------------------------------------------------------------
 
-Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memory, Rights rights) {
+Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memory, Rights rights,
+                                                      const void* only_for) {
   if (memory.empty() || memory.data() == nullptr) {
     return Error(Code::kInvalidArgument,
                  fmt::format("cannot register {} bytes at {}: a region needs at least one byte",
@@ -37,6 +38,7 @@ Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memor
   auto region = std::make_shared<RegionState>();
   region->memory = memory;
   region->rights = rights;
+  region->only_for = only_for;
   region->token = RandomU64();
   const std::unique_lock lock(mutex_);
   if (free_.empty()) {
@@ -63,7 +65,7 @@ void RegionTable::Remove(const std::shared_ptr<RegionState>& region) {
   region->gate.Close();
 }
 
-Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted) {
+Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted, const void* by) {
   const std::shared_lock lock(mutex_);
   if (key.region >= slots_.size() || key.generation == 0 ||
       key.generation > slots_[key.region].generation) {
@@ -83,6 +85,12 @@ Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted) {
     return Error(Code::kRefused,
                  fmt::format("the key of region {} carries a wrong token; use the key that this "
                              "endpoint gave out, unchanged",
+                             key.region));
+  }
+  if (slot.region->only_for != nullptr && slot.region->only_for != by) {
+    return Error(Code::kRefused,
+                 fmt::format("region {} was opened for another connection; use its key on the one "
+                             "that it came by",
                              key.region));
   }
   if (!Includes(slot.region->rights, wanted)) {

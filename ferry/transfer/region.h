@@ -30,6 +30,7 @@ struct RegionState {
   std::uint64_t token = 0;
   std::span<std::byte> memory;
   Rights rights = Rights::kNone;
+  const void* only_for = nullptr;  // the one connection whose peer may use it; null: any
   Gate gate;  // held by operations and lanes that touch the memory; closed by Remove
 };
 
@@ -58,18 +59,19 @@ class RegionTable {
  public:
   // Errors: kInvalidArgument for empty memory.
   // Shared with the caller, who hands it to Remove.
-  Result<std::shared_ptr<RegionState>> Add(std::span<std::byte> memory, Rights rights);
+  Result<std::shared_ptr<RegionState>> Add(std::span<std::byte> memory, Rights rights,
+                                           const void* only_for = nullptr);
   // Closes the region to everybody; those inside leave in their own time. Idempotent.
   void Remove(const std::shared_ptr<RegionState>& region);
-  // Every check of a remote access but the bounds of its blocks. Errors: kRefused, saying which
-  // check failed.
-  Result<RegionPin> Open(const wire::KeyBody& key, Rights wanted);
+  // Every check of an access by the peer of connection `by` but the bounds of its blocks. Errors:
+  // kRefused, saying which check failed.
+  Result<RegionPin> Open(const wire::KeyBody& key, Rights wanted, const void* by = nullptr);
   std::size_t size() const;
 
  private:
   struct Slot {
     std::shared_ptr<RegionState> region;  // null: free
-    std::uint32_t generation = 0;  // of the last registration in this slot
+    std::uint32_t generation = 0;         // of the last registration in this slot
   };
 
   mutable std::shared_mutex mutex_;

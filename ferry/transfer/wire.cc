@@ -45,6 +45,7 @@ const char* TypeName(Type type) noexcept {
     case Type::kSolicit: return "solicit";
     case Type::kDelivered: return "delivered";
     case Type::kNotify: return "notify";
+    case Type::kDeclined: return "declined";
     case Type::kAck: return "ack";
     case Type::kNack: return "nack";
     case Type::kPing: return "ping";

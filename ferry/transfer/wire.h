@@ -24,15 +24,19 @@ enum class Type : std::uint8_t {
   kRefuse = 5,        // server's answer that ends the lane: RefuseBody, text
   kWrite = 16,        // WriteBody, BlockOnWire[], payload; sequenced
   kReadRequest = 17,  // WriteBody, BlockOnWire[]; answered in order by kReadData or kReadRefused
-  kReadData = 18,     // SliceBody, payload
+  kReadData = 18,     // SliceBody, payload; sequenced
   kReadRefused = 19,  // RefuseBody, text
   kSend = 20,         // TagBody, payload: a whole small message; sequenced
   kOffer = 21,        // TagBody: a message that waits for kSolicit; sequenced
   kSolicit = 22,      // KeyBody: write the offered message into this region
-  kDelivered = 23,    // RefuseBody, text: the offered message is in place, or will not come
-  kNotify = 24,       // payload: a notification; sequenced
-  kAck = 32,          // nothing but the header's ack
-  kNack = 33,         // RefuseBody, text: a sequenced frame was refused
+  kDelivered =
+      23,        // RefuseBody, text: from the sender, an offered message is in place or withdrawn
+  kNotify = 24,  // payload: a notification; sequenced
+  // RefuseBody, text: from the receiver, an offered message will not be asked for: it is not
+  // wanted, or (code 0) it is there, having no bytes.
+  kDeclined = 25,
+  kAck = 32,   // nothing but the header's ack
+  kNack = 33,  // RefuseBody, text: a sequenced frame was refused
   kPing = 34,
   kPong = 35,
 };

@@ -1,0 +1,376 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "ferry/transfer/testing/linked_endpoints.h"
+#include "ferry/transfer/testing/raw_peer.h"
+
+// How connections come about, and what happens to those who do not greet as they should.
+namespace ferry::transfer {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using wire::Type;
+
+std::string HostAndPort(std::uint16_t port) { return "127.0.0.1:" + std::to_string(port); }
+
+// ---- strangers at the door ----------------------------------------------------------------------
+
+class StrangerTest : public ::testing::Test {
+ protected:
+  explicit StrangerTest(const Config& config = SmallSlices(3, 2)) : link_(MakeLink(config)) {}
+  ~StrangerTest() override { EXPECT_TRUE(Works(&link_)); }
+
+  std::uint16_t port() { return link_.far.endpoint->port(); }
+  Saying HelloOf(std::uint16_t lanes) {
+    return {.type = Type::kHello, .body = Pod(Hello(Uuid::Random(), lanes))};
+  }
+  wire::JoinBody JoinOf(const wire::WelcomeBody& welcome, std::uint16_t lane) {
+    wire::JoinBody join;
+    join.lane = lane;
+    join.connection = welcome.connection;
+    std::memcpy(join.token, welcome.token, sizeof join.token);
+    return join;
+  }
+  void ExpectNobodyAccepted() {
+    const auto accepted = link_.far.endpoint->Accept(Now());
+    ASSERT_FALSE(accepted);
+    EXPECT_EQ(accepted.error().code(), Code::kTimedOut);
+  }
+  void ExpectRefused(RawLane* lane, Code code, const std::string& words) {
+    const RawFrame refusal = lane->Expect(Type::kRefuse);
+    EXPECT_EQ(refusal.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(code));
+    EXPECT_THAT(refusal.Text<wire::RefuseBody>(), HasSubstr(words));
+    lane->WaitClosed();
+  }
+
+  Link link_;
+};
+
+TEST_F(StrangerTest, AHelloOfAnotherVersionIsAnsweredByARefusalThatNamesBoth) {
+  wire::HelloBody hello = Hello(Uuid::Random(), 1);
+  hello.version = 7;
+  RawLane lane(port());
+  ASSERT_TRUE(lane.Say({.type = Type::kHello, .body = Pod(hello)}));
+  const RawFrame refusal = lane.Expect(Type::kRefuse);
+  EXPECT_EQ(refusal.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(Code::kUnsupported));
+  EXPECT_THAT(refusal.Text<wire::RefuseBody>(),
+              AllOf(HasSubstr("version 1"), HasSubstr("not 7"), HasSubstr("same release")));
+  lane.WaitClosed();
+  ExpectNobodyAccepted();
+}
+
+// All that a later version promises is that its number stands first.
+TEST_F(StrangerTest, AHelloOfAnotherVersionMayHaveAnyLength) {
+  for (const std::size_t rest : {0U, 1U, 500U}) {
+    RawLane lane(port());
+    ASSERT_TRUE(lane.Say({.type = Type::kHello,
+                          .body = Joined(Pod(std::uint16_t{2}), std::vector<std::byte>(rest))}));
+    ExpectRefused(&lane, Code::kUnsupported, "not 2");
+  }
+}
+
+TEST_F(StrangerTest, AMalformedHelloIsClosedWithoutAnAnswer) {
+  wire::HelloBody no_lanes = Hello(Uuid::Random(), 0);
+  wire::HelloBody no_window = Hello(Uuid::Random(), 1, 0);
+  auto cut = Pod(Hello(Uuid::Random(), 1));
+  cut.pop_back();
+  for (const auto& body : {Pod(no_lanes), Pod(no_window), cut, std::vector<std::byte>(1)}) {
+    RawLane lane(port());
+    ASSERT_TRUE(lane.Say({.type = Type::kHello, .body = body}));
+    EXPECT_FALSE(lane.Receive());
+  }
+  ExpectNobodyAccepted();
+}
+
+TEST_F(StrangerTest, GarbageInPlaceOfAHelloIsClosedWithoutAnAnswer) {
+  std::vector<std::byte> noise(1000);
+  FillRandom(noise);
+  noise[0] = std::byte{0};
+  for (const auto& bytes : {BytesOf("GET / HTTP/1.0\r\n\r\n"), noise}) {
+    RawLane lane(port());
+    (void)lane.SendBytes(bytes);
+    EXPECT_FALSE(lane.Receive());
+  }
+  for (const Type type : {Type::kWrite, Type::kWelcome, Type::kPing, static_cast<Type>(200)}) {
+    RawLane lane(port());
+    ASSERT_TRUE(lane.Say({.type = type, .body = std::vector<std::byte>(100)}));
+    EXPECT_FALSE(lane.Receive());
+  }
+  RawLane with_payload(port());
+  Saying hello = HelloOf(1);
+  hello.payload = BytesOf("x");
+  ASSERT_TRUE(with_payload.Say(hello));
+  EXPECT_FALSE(with_payload.Receive());
+  ExpectNobodyAccepted();
+}
+
+TEST_F(StrangerTest, AJoinWithAWrongTokenIsRefusedAndTheConnectionCanStillBeCompleted) {
+  RawLane first(port());
+  ASSERT_TRUE(first.Say(HelloOf(2)));
+  const auto welcome = first.Expect(Type::kWelcome).Body<wire::WelcomeBody>();
+  wire::JoinBody forged = JoinOf(welcome, 1);
+  forged.token[15] ^= 1;
+  RawLane intruder(port());
+  ASSERT_TRUE(intruder.Say({.type = Type::kJoin, .body = Pod(forged)}));
+  ExpectRefused(&intruder, Code::kRefused, "belongs to no connection");
+  RawLane second(port());
+  ASSERT_TRUE(second.Say({.type = Type::kJoin, .body = Pod(JoinOf(welcome, 1))}));
+  (void)second.Expect(Type::kJoined);
+  EXPECT_TRUE(link_.far.endpoint->Accept(Soon()));
+}
+
+TEST_F(StrangerTest, AJoinOfALaneThatIsTakenOrDoesNotExistIsRefused) {
+  RawLane first(port());
+  ASSERT_TRUE(first.Say(HelloOf(2)));
+  const auto welcome = first.Expect(Type::kWelcome).Body<wire::WelcomeBody>();
+  for (const unsigned lane : {0U, 2U, 65535U}) {
+    RawLane again(port());
+    ASSERT_TRUE(again.Say(
+        {.type = Type::kJoin, .body = Pod(JoinOf(welcome, static_cast<std::uint16_t>(lane)))}));
+    ExpectRefused(&again, Code::kRefused, "is not free");
+  }
+  wire::JoinBody unknown = JoinOf(welcome, 1);
+  unknown.connection += 1000;
+  RawLane lost(port());
+  ASSERT_TRUE(lost.Say({.type = Type::kJoin, .body = Pod(unknown)}));
+  ExpectRefused(&lost, Code::kRefused, "belongs to no connection");
+  ExpectNobodyAccepted();
+}
+
+TEST_F(StrangerTest, AConnectionThatLosesALaneBeforeItIsCompleteIsForgotten) {
+  RawLane first(port());
+  ASSERT_TRUE(first.Say(HelloOf(3)));
+  const auto welcome = first.Expect(Type::kWelcome).Body<wire::WelcomeBody>();
+  {
+    RawLane second(port());
+    ASSERT_TRUE(second.Say({.type = Type::kJoin, .body = Pod(JoinOf(welcome, 1))}));
+    (void)second.Expect(Type::kJoined);
+  }
+  first.WaitClosed();
+  RawLane third(port());
+  ASSERT_TRUE(third.Say({.type = Type::kJoin, .body = Pod(JoinOf(welcome, 2))}));
+  ExpectRefused(&third, Code::kRefused, "belongs to no connection");
+  ExpectNobodyAccepted();
+}
+
+TEST_F(StrangerTest, NobodyGetsMoreLanesThanTheServerGrants) {
+  RawLane first(port());
+  ASSERT_TRUE(first.Say(HelloOf(65535)));
+  EXPECT_EQ(first.Expect(Type::kWelcome).Body<wire::WelcomeBody>().lanes, 64);
+}
+
+// Its lanes come up on several loops while others of them are closed already.
+TEST_F(StrangerTest, PeersThatVanishAsTheirConnectionComesUpHarmNobody) {
+  for (int round = 0; round < 50; ++round) {
+    RawPeer peer(port(), 3);
+    ASSERT_TRUE(
+        peer.lane(static_cast<std::size_t>(round) % 3).Say({.type = static_cast<Type>(99)}));
+    peer.lane(static_cast<std::size_t>(round + 1) % 3).Close();
+  }
+  for (int round = 0; round < 50; ++round) {
+    Connection theirs = Must(link_.far.endpoint->Accept(Soon()));
+    EXPECT_FALSE(theirs.TakeNotification(Soon()));
+  }
+}
+
+Config Impatient() {
+  Config config = SmallSlices(2, 1);
+  config.handshake_timeout = milliseconds(50);
+  return config;
+}
+
+class SilentStrangerTest : public StrangerTest {
+ protected:
+  SilentStrangerTest() : StrangerTest(Impatient()) {}
+};
+
+TEST_F(SilentStrangerTest, AHelloThatNeverComesIsNotWaitedForLong) {
+  RawLane nothing(port());
+  RawLane half(port());
+  auto bytes = half.Encode(HelloOf(1));
+  bytes.resize(bytes.size() / 2);
+  ASSERT_TRUE(half.SendBytes(bytes));
+  nothing.WaitClosed();
+  half.WaitClosed();
+}
+
+TEST_F(SilentStrangerTest, LanesThatNeverJoinAreNotWaitedForLong) {
+  RawLane first(port());
+  ASSERT_TRUE(first.Say(HelloOf(3)));
+  const auto welcome = first.Expect(Type::kWelcome).Body<wire::WelcomeBody>();
+  RawLane second(port());
+  ASSERT_TRUE(second.Say({.type = Type::kJoin, .body = Pod(JoinOf(welcome, 1))}));
+  (void)second.Expect(Type::kJoined);
+  first.WaitClosed();
+  second.WaitClosed();
+  ExpectNobodyAccepted();
+}
+
+// ---- whom we call -------------------------------------------------------------------------------
+
+class CallTest : public ::testing::Test {
+ protected:
+  void ExpectError(const Result<Connection>& result, Code code, const std::string& words) {
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code(), code) << result.error().ToString();
+    EXPECT_THAT(result.error().message(), HasSubstr(words));
+  }
+  // What becomes of a call to somebody who hears the hello and answers with these bytes.
+  void ExpectAnswerFails(const std::vector<std::byte>& answer, Code code,
+                         const std::string& words) {
+    RawListener listener;
+    std::jthread other([&] {
+      RawLane lane = listener.Accept();
+      (void)lane.Expect(Type::kHello);
+      ASSERT_TRUE(lane.SendBytes(answer));
+      lane.WaitClosed();
+    });
+    ExpectError(endpoint_.Connect(HostAndPort(listener.port()), Soon()), code, words);
+  }
+  std::vector<std::byte> Encoded(const Saying& saying) {
+    return RawLane(UniqueFd()).Encode(saying);
+  }
+
+  Endpoint endpoint_ = Must(Endpoint::Create(SmallSlices(2, 2)));
+};
+
+TEST_F(CallTest, ToAPortWhereNobodyListensIsPeerLost) {
+  std::uint16_t port = 0;
+  {
+    RawListener listener;
+    port = listener.port();
+  }
+  ExpectError(endpoint_.Connect(HostAndPort(port), Soon()), Code::kPeerLost, "check that the peer");
+}
+
+TEST_F(CallTest, ToAnUnknownHostIsAnInvalidArgument) {
+  ExpectError(endpoint_.Connect("no-such-host.invalid:1", Soon()), Code::kInvalidArgument,
+              "no-such-host.invalid");
+  ExpectError(endpoint_.Connect("", Soon()), Code::kInvalidArgument, "\"\"");
+  ExpectError(endpoint_.Connect("127.0.0.1", Soon()), Code::kInvalidArgument, "a host and a port");
+  ExpectError(endpoint_.Connect(EndpointAddress{}, Soon()), Code::kInvalidArgument, "no host");
+}
+
+TEST_F(CallTest, ToSomebodyWhoNeverAnswersEndsAtItsDeadline) {
+  RawListener listener;
+  ExpectError(endpoint_.Connect(HostAndPort(listener.port()), Deadline::After(milliseconds(50))),
+              Code::kTimedOut, "did not finish the greeting in time");
+}
+
+TEST_F(CallTest, ToSomebodyWhoNeverAnswersEndsAtTheConnectTimeoutWithoutADeadline) {
+  Config config = SmallSlices();
+  config.connect_timeout = milliseconds(50);
+  Endpoint hasty = Must(Endpoint::Create(config));
+  RawListener listener;
+  ExpectError(hasty.Connect(HostAndPort(listener.port()), Deadline::Never()), Code::kTimedOut,
+              "did not finish the greeting in time");
+}
+
+TEST_F(CallTest, ToAnotherEndpointThanTheAddressMeansIsRefused) {
+  Endpoint other = Must(Endpoint::Create(SmallSlices()));
+  EndpointAddress address = other.address();
+  address.endpoint = Uuid::Random();
+  ExpectError(endpoint_.Connect(address, Soon()), Code::kRefused, "it was restarted or replaced");
+  address.endpoint = {};
+  EXPECT_TRUE(endpoint_.Connect(address, Soon()));
+}
+
+TEST_F(CallTest, TriesTheAddressesInTurn) {
+  Endpoint other = Must(Endpoint::Create(SmallSlices()));
+  EndpointAddress address = other.address();
+  {
+    RawListener gone;
+    address.at.insert(address.at.begin(), {"127.0.0.1", gone.port()});
+  }
+  EXPECT_TRUE(endpoint_.Connect(address, Soon()));
+}
+
+TEST_F(CallTest, ToSomebodyWhoIsNoEndpointSaysSo) {
+  ExpectAnswerFails(BytesOf("HTTP/1.1 400 Bad Request\r\n\r\n"), Code::kCorrupt, "no ferry frame");
+  ExpectAnswerFails(Encoded({.type = Type::kPong}), Code::kCorrupt, "by a pong frame");
+  ExpectAnswerFails(Encoded({.type = Type::kWelcome, .body = BytesOf("short")}), Code::kCorrupt,
+                    "malformed welcome");
+}
+
+TEST_F(CallTest, ARefusalIsPassedOnWithItsCode) {
+  const wire::RefuseBody body{.code = static_cast<std::uint8_t>(Code::kUnsupported)};
+  ExpectAnswerFails(
+      Encoded({.type = Type::kRefuse, .body = Joined(Pod(body), BytesOf("too \x01 old"))}),
+      Code::kUnsupported, "refused the connection: too ? old");
+}
+
+TEST_F(CallTest, AWelcomeThatGrantsMoreThanWasAskedForIsMalformed) {
+  wire::WelcomeBody welcome;
+  welcome.window_bytes = 65536;
+  welcome.lanes = 3;
+  ExpectAnswerFails(Encoded({.type = Type::kWelcome, .body = Pod(welcome)}), Code::kCorrupt,
+                    "malformed welcome");
+  welcome.lanes = 0;
+  ExpectAnswerFails(Encoded({.type = Type::kWelcome, .body = Pod(welcome)}), Code::kCorrupt,
+                    "malformed welcome");
+}
+
+TEST_F(CallTest, ACallWhoseFurtherLanesAreNotAnsweredEndsAtItsDeadline) {
+  RawListener listener;
+  std::jthread other([&] {
+    RawLane lane = listener.Accept();
+    (void)lane.Expect(Type::kHello);
+    wire::WelcomeBody welcome;
+    welcome.window_bytes = 65536;
+    welcome.lanes = 2;
+    ASSERT_TRUE(lane.Say({.type = Type::kWelcome, .body = Pod(welcome)}));
+    RawLane second = listener.Accept();
+    (void)second.Expect(Type::kJoin);
+    lane.WaitClosed();
+    second.WaitClosed();
+  });
+  ExpectError(endpoint_.Connect(HostAndPort(listener.port()), Deadline::After(milliseconds(100))),
+              Code::kTimedOut, "did not finish the greeting in time");
+}
+
+TEST_F(CallTest, AnEndpointMayCallItself) {
+  Connection out = Must(endpoint_.Connect(endpoint_.address(), Soon()));
+  Connection in = Must(endpoint_.Accept(Soon()));
+  EXPECT_TRUE(Works(out, in));
+}
+
+TEST_F(CallTest, LanesAreThoseOfTheOneWhoAsksForFewer) {
+  for (const auto& [near, far] : {std::pair{1, 4}, {4, 1}, {3, 3}}) {
+    Link link = MakeLink(SmallSlices(near, 2), SmallSlices(far, 2));
+    EXPECT_EQ(link.near.connection->Info().lanes.size(), link.far.connection->Info().lanes.size());
+    EXPECT_LE(link.near.connection->Info().lanes.size(), static_cast<std::size_t>(near));
+    EXPECT_TRUE(Works(&link));
+  }
+}
+
+TEST_F(CallTest, ManyEndpointsMayCallOneAtOnce) {
+  constexpr int kCallers = 8;
+  {
+    std::vector<std::jthread> callers;
+    for (int i = 0; i < kCallers; ++i) {
+      callers.emplace_back([&] {
+        Endpoint caller = Must(Endpoint::Create(SmallSlices(2, 1)));
+        Connection out = Must(caller.Connect(endpoint_.address(), Soon()));
+        ASSERT_TRUE(EndsOk(out.Notify(BytesOf("hello"))));
+        ASSERT_EQ(TextOf(Must(out.TakeNotification(Soon()))), "hello back");
+      });
+    }
+    for (int i = 0; i < kCallers; ++i) {
+      Connection in = Must(endpoint_.Accept(Soon()));
+      EXPECT_EQ(TextOf(Must(in.TakeNotification(Soon()))), "hello");
+      // Not waited for: the caller may be gone before it has acknowledged.
+      ASSERT_TRUE(in.Notify(BytesOf("hello back")));
+    }
+  }
+  const auto nobody = endpoint_.Accept(Now());
+  ASSERT_FALSE(nobody);
+  EXPECT_EQ(nobody.error().code(), Code::kTimedOut);
+}
+
+}  // namespace
+}  // namespace ferry::transfer

@@ -1,0 +1,426 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "ferry/net/tcp/frame_prefix.h"
+#include "ferry/transfer/testing/linked_endpoints.h"
+#include "ferry/transfer/testing/raw_peer.h"
+
+// What a peer can say after a proper greeting to do harm: whatever it is, the memory around its
+// region, and the connection of another peer of the same endpoint, are as before.
+namespace ferry::transfer {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using wire::Type;
+
+constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t kWhole = kMax;
+constexpr std::size_t kRegionBytes = 10'000;
+constexpr std::uint64_t kTheirOperation = 77;
+
+std::vector<std::byte> AccessBody(const wire::KeyBody& key,
+                                  const std::vector<wire::BlockOnWire>& blocks,
+                                  std::uint32_t slice = 0) {
+  auto body = Pod(wire::WriteBody{key, slice, static_cast<std::uint32_t>(blocks.size())});
+  for (const auto& block : blocks) wire::Append(&body, block);
+  return body;
+}
+
+class HostilePeerTest : public ::testing::Test {
+ protected:
+  explicit HostilePeerTest(const Config& config = SmallSlices(2, 2)) : link_(MakeLink(config)) {}
+
+  ~HostilePeerTest() override {
+    EXPECT_TRUE(memory_.GuardsIntact());
+    EXPECT_TRUE(Works(&link_));
+  }
+
+  // A frame that writes `payload` zeros where the blocks say.
+  Saying Write(const wire::KeyBody& key, const std::vector<wire::BlockOnWire>& blocks,
+               std::size_t payload) {
+    return {.type = Type::kWrite,
+            .operation = kTheirOperation,
+            .body = AccessBody(key, blocks),
+            .payload = std::vector<std::byte>(payload)};
+  }
+  Saying Read(const wire::KeyBody& key, const std::vector<wire::BlockOnWire>& blocks) {
+    return {.type = Type::kReadRequest,
+            .operation = kTheirOperation,
+            .body = AccessBody(key, blocks, 5)};
+  }
+  wire::KeyBody Key() { return region_.remote().key; }
+
+  void ExpectRefused(const RawFrame& frame, Type type, Code code, const std::string& words) {
+    EXPECT_EQ(frame.header.type, type);
+    EXPECT_EQ(frame.header.operation, kTheirOperation);
+    EXPECT_EQ(frame.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(code));
+    EXPECT_THAT(frame.Text<wire::RefuseBody>(), HasSubstr(words));
+  }
+  // The write is refused with these words, nothing is written, and the connection lives on.
+  void ExpectWriteRefused(const Saying& write, const std::string& words) {
+    const auto before = memory_.Copy();
+    ASSERT_TRUE(peer_.lane().Say(write));
+    const RawFrame nack = peer_.lane().Expect(Type::kNack);
+    ExpectRefused(nack, Type::kNack, Code::kRefused, words);
+    EXPECT_EQ(nack.Body<wire::RefuseBody>().sequence, said_++);
+    ASSERT_TRUE(peer_.lane().WaitAcked(said_));
+    EXPECT_EQ(memory_.Copy(), before);
+  }
+  void ExpectReadRefused(const Saying& read, const std::string& words) {
+    ASSERT_TRUE(peer_.lane().Say(read));
+    const RawFrame refused = peer_.lane().Expect(Type::kReadRefused);
+    ExpectRefused(refused, Type::kReadRefused, Code::kRefused, words);
+    EXPECT_EQ(refused.Body<wire::RefuseBody>().slice, 5u);
+  }
+  // A proper write and read of the same peer.
+  void ExpectStillServed() {
+    memory_.Fill(std::byte{0xFF});
+    ASSERT_TRUE(peer_.lane().Say(Write(Key(), {{0, 10}}, 10)));
+    ASSERT_TRUE(peer_.lane().WaitAcked(++said_));
+    EXPECT_EQ(memory_.Copy()[9], std::byte{0});
+    EXPECT_EQ(memory_.Copy()[10], std::byte{0xFF});
+    ASSERT_TRUE(peer_.lane().Say(Read(Key(), {{8, 4}})));
+    const RawFrame data = peer_.lane().Expect(Type::kReadData);
+    EXPECT_EQ(TextOf(data.payload), std::string("\0\0\xFF\xFF", 4));
+  }
+  // The connection is closed, and its handle says why.
+  void ExpectClosed(const Saying& saying, const std::string& words) {
+    ASSERT_TRUE(peer_.lane().Say(saying));
+    ExpectClosedFor(words);
+  }
+  void ExpectClosedFor(const std::string& words) {
+    peer_.lane().WaitClosed();
+    const auto end = theirs_.TakeNotification(Soon());
+    ASSERT_FALSE(end);
+    EXPECT_EQ(end.error().code(), Code::kCorrupt) << end.error().ToString();
+    EXPECT_THAT(end.error().message(), HasSubstr(words));
+  }
+
+  GuardedMemory memory_{kRegionBytes};
+  Link link_;
+  Region region_ = Must(link_.far.endpoint->Register(memory_.span(), Rights::kReadWrite));
+  RawPeer peer_{link_.far.endpoint->port()};
+  Connection theirs_ = Must(link_.far.endpoint->Accept(Soon()));
+  std::uint32_t said_ = 0;  // sequenced frames
+};
+
+// ---- refused accesses ---------------------------------------------------------------------------
+
+TEST_F(HostilePeerTest, AWriteBeyondTheRegionIsRefused) {
+  ExpectWriteRefused(Write(Key(), {{kRegionBytes, 1}}, 1), "covers 1 bytes from offset 10000");
+  ExpectWriteRefused(Write(Key(), {{kRegionBytes - 3, 4}}, 4), "which has 10000 bytes");
+  ExpectWriteRefused(Write(Key(), {{0, 8}, {9'999, 2}}, 10), "block 1");
+  ExpectWriteRefused(Write(Key(), {{0, kRegionBytes + 1}}, kRegionBytes + 1), "check offset");
+  ExpectStillServed();
+}
+
+TEST_F(HostilePeerTest, AnOffsetThatOverflowsIsRefused) {
+  ExpectWriteRefused(Write(Key(), {{kMax, 1}}, 1), "offset 18446744073709551615");
+  ExpectWriteRefused(Write(Key(), {{kMax - 7, 8}}, 8), "check offset");
+  ExpectWriteRefused(Write(Key(), {{kMax - 7, 16}}, 16), "check offset");
+  ExpectReadRefused(Read(Key(), {{kMax - 7, 16}}), "check offset");
+  ExpectStillServed();
+}
+
+TEST_F(HostilePeerTest, AWrongTokenOrRegionOrGenerationIsRefusedWithTheCheckThatFailed) {
+  wire::KeyBody key = Key();
+  key.token ^= 1;
+  ExpectWriteRefused(Write(key, {{0, 4}}, 4), "wrong token");
+  ExpectReadRefused(Read(key, {{0, 4}}), "wrong token");
+  key = Key();
+  key.region = 1000;
+  ExpectWriteRefused(Write(key, {{0, 4}}, 4), "there is no region 1000");
+  ExpectReadRefused(Read(key, {{0, 4}}), "use a key that this endpoint gave out");
+  key = Key();
+  ++key.generation;
+  ExpectWriteRefused(Write(key, {{0, 4}}, 4), "generation 2");
+  EXPECT_EQ(theirs_.Info().refused_accesses, 5u);
+  ExpectStillServed();
+}
+
+TEST_F(HostilePeerTest, AStaleKeyIsRefusedEvenWhenItsSlotIsUsedAgain) {
+  const wire::KeyBody old = Key();
+  region_ = Must(link_.far.endpoint->Register(memory_.span(), Rights::kReadWrite));
+  const Region reused = Must(link_.far.endpoint->Register(memory_.span(), Rights::kReadWrite));
+  ASSERT_EQ(reused.remote().key.region, old.region);
+  ExpectWriteRefused(Write(old, {{0, 4}}, 4), "stale");
+  ExpectReadRefused(Read(old, {{0, 4}}), "ask the peer for a fresh key");
+  ExpectStillServed();
+}
+
+TEST_F(HostilePeerTest, AMissingRightIsRefused) {
+  const Region read_only = Must(link_.far.endpoint->Register(memory_.span(), Rights::kRead));
+  const Region write_only = Must(link_.far.endpoint->Register(memory_.span(), Rights::kWrite));
+  ExpectWriteRefused(Write(read_only.remote().key, {{0, 4}}, 4), "reading only, not writing only");
+  ExpectReadRefused(Read(write_only.remote().key, {{0, 4}}), "writing only, not reading only");
+  ExpectStillServed();
+}
+
+// ---- frames that break the rules ----------------------------------------------------------------
+
+TEST_F(HostilePeerTest, ABlockListShorterThanItsPayloadEndsTheConnection) {
+  ExpectClosed(Write(Key(), {{0, 4}}, 5), "1 bytes shorter");
+}
+
+TEST_F(HostilePeerTest, ABlockListLongerThanItsPayloadEndsTheConnection) {
+  ExpectClosed(Write(Key(), {{0, 4}, {4, 4}}, 7), "block 1 has 4 bytes where the frame has 3");
+}
+
+TEST_F(HostilePeerTest, AnEmptyBlockEndsTheConnection) {
+  ExpectClosed(Write(Key(), {{0, 4}, {4, 0}}, 4), "block 1 has 0 bytes");
+}
+
+TEST_F(HostilePeerTest, ABlockCountThatDoesNotFitTheListEndsTheConnection) {
+  Saying write = Write(Key(), {{0, 4}}, 4);
+  write.body.resize(write.body.size() - 1);
+  ExpectClosed(write, "malformed frame (write)");
+}
+
+TEST_F(HostilePeerTest, ABlockCountBeyondAnyListEndsTheConnection) {
+  Saying read = Read(Key(), {});
+  read.body = Pod(wire::WriteBody{Key(), 0, ~0U});
+  ExpectClosed(read, "malformed frame (read request)");
+}
+
+TEST_F(HostilePeerTest, AReadRequestWhoseLengthsOverflowEndsTheConnection) {
+  ExpectClosed(Read(Key(), {{0, kMax}, {0, 2}}), "malformed frame (read request)");
+}
+
+TEST_F(HostilePeerTest, AWriteOfNothingEndsTheConnection) {
+  ExpectClosed(Write(Key(), {}, 0), "malformed frame (write)");
+}
+
+TEST_F(HostilePeerTest, AnUnknownFrameTypeEndsTheConnection) {
+  ExpectClosed({.type = static_cast<Type>(99)}, "malformed frame (unknown)");
+}
+
+TEST_F(HostilePeerTest, AGreetingAfterTheGreetingEndsTheConnection) {
+  ExpectClosed({.type = Type::kHello, .body = Pod(Hello(peer_.id(), 1))},
+               "malformed frame (hello)");
+}
+
+TEST_F(HostilePeerTest, AFrameWithoutAWholeHeaderEndsTheConnection) {
+  ASSERT_TRUE(peer_.lane().SendBytes(
+      Joined(Pod(net::tcp::FramePrefix{.meta_bytes = 5}), std::vector<std::byte>(5))));
+  ExpectClosedFor("no header");
+}
+
+TEST_F(HostilePeerTest, BytesThatAreNoFrameEndTheConnection) {
+  ASSERT_TRUE(peer_.lane().SendBytes(BytesOf("GET / HTTP/1.1\r\nHost: ferry\r\n\r\n")));
+  ExpectClosedFor("no ferry frame (they begin 47 45 54 20");
+}
+
+TEST_F(HostilePeerTest, AFrameThatAnnouncesMoreThanIsAllowedEndsTheConnection) {
+  ASSERT_TRUE(peer_.lane().SendBytes(Pod(net::tcp::FramePrefix{.meta_bytes = 1U << 20})));
+  ExpectClosedFor("announced a frame of 1048576 bytes");
+}
+
+TEST_F(HostilePeerTest, PayloadWhereNoneBelongsEndsTheConnection) {
+  ExpectClosed({.type = Type::kPing, .payload = BytesOf("x")}, "payload where none belongs");
+}
+
+TEST_F(HostilePeerTest, AFrameCutShortLeavesTheRestOfItsBlockAlone) {
+  ASSERT_TRUE(peer_.lane().IsQuiet());  // unread bytes would make the close a reset
+  auto bytes = peer_.lane().Encode(Write(Key(), {{0, 100}}, 100));
+  bytes.resize(bytes.size() - 60);
+  memory_.Fill(std::byte{0xFF});
+  ASSERT_TRUE(peer_.lane().SendBytes(bytes));
+  peer_.lane().Close();
+  const auto end = theirs_.TakeNotification(Soon());
+  ASSERT_FALSE(end);
+  EXPECT_EQ(end.error().code(), Code::kPeerLost);
+  EXPECT_THAT(end.error().message(), HasSubstr("in the middle of a frame"));
+  ASSERT_TRUE(region_.Deregister(Soon()));
+  EXPECT_EQ(memory_.Copy()[40], std::byte{0xFF});
+}
+
+// ---- answers to what was never said -------------------------------------------------------------
+
+TEST_F(HostilePeerTest, AnAcknowledgementOfFramesNeverSentEndsTheConnection) {
+  ExpectClosed({.type = Type::kAck, .ack = 1}, "never sent");
+}
+
+TEST_F(HostilePeerTest, AnAcknowledgementThatGoesBackwardsEndsTheConnection) {
+  ExpectClosed({.type = Type::kAck, .ack = ~0U}, "never sent");
+}
+
+TEST_F(HostilePeerTest, ANackOfAFrameNeverSentEndsTheConnection) {
+  ExpectClosed({.type = Type::kNack, .body = Pod(wire::RefuseBody{.sequence = 0})}, "never sent");
+}
+
+TEST_F(HostilePeerTest, ANackWithoutABodyEndsTheConnection) {
+  ExpectClosed({.type = Type::kNack, .body = BytesOf("short")}, "nack");
+}
+
+TEST_F(HostilePeerTest, ReadDataThatNobodyAskedForEndsTheConnection) {
+  ExpectClosed({.type = Type::kReadData,
+                .operation = 1,
+                .body = Pod(wire::SliceBody{}),
+                .payload = BytesOf("here you are")},
+               "read data that was not asked for");
+}
+
+TEST_F(HostilePeerTest, ARefusalOfAReadThatNobodyAskedForEndsTheConnection) {
+  ExpectClosed({.type = Type::kReadRefused, .operation = 1, .body = Pod(wire::RefuseBody{})},
+               "refuses a read that was not asked for");
+}
+
+TEST_F(HostilePeerTest, AnswersToMessagesThatDoNotExistAreIgnored) {
+  for (const Type type : {Type::kDelivered, Type::kDeclined}) {
+    ASSERT_TRUE(peer_.lane().Say({.type = type, .operation = 1, .body = Pod(wire::RefuseBody{})}));
+  }
+  ASSERT_TRUE(
+      peer_.lane().Say({.type = Type::kSolicit, .operation = 1, .body = Pod(wire::KeyBody{})}));
+  EXPECT_TRUE(peer_.lane().IsQuiet());
+  ExpectStillServed();
+}
+
+TEST_F(HostilePeerTest, ShortAnswersEndTheConnection) {
+  ExpectClosed({.type = Type::kSolicit, .operation = 1, .body = BytesOf("short")},
+               "malformed solicit");
+}
+
+// The number of the read, a slice or the length is not the one that was asked for.
+TEST_F(HostilePeerTest, ReadDataOfAnotherReadSliceOrLengthEndsTheConnection) {
+  GuardedMemory into(8192);
+  const auto before = into.Copy();
+  const Region local = Must(link_.far.endpoint->Register(into.span(), Rights::kNone));
+  const RemoteRegion remote{peer_.id(), {1, 1, 1}, Rights::kRead, 8192};
+  for (int wrong = 0; wrong < 3; ++wrong) {
+    RawPeer peer(link_.far.endpoint->port());
+    Connection theirs = Must(link_.far.endpoint->Accept(Soon()));
+    RemoteRegion at_peer = remote;
+    at_peer.endpoint = peer.id();
+    const auto read = theirs.Read(local, 0, at_peer, 0, 8192);
+    const RawFrame request = peer.lane().Expect(Type::kReadRequest);
+    const auto asked = request.Body<wire::WriteBody>();
+    ASSERT_TRUE(
+        peer.lane().Say({.type = Type::kReadData,
+                         .operation = request.header.operation + (wrong == 0 ? 1 : 0),
+                         .body = Pod(wire::SliceBody{asked.slice + (wrong == 1 ? 1 : 0), 0}),
+                         .payload = std::vector<std::byte>(wrong == 2 ? 4095 : 4096)}));
+    ASSERT_TRUE(EndsWith(Code::kCorrupt, read));
+    EXPECT_THAT(EndMessage(*read), HasSubstr("not asked for"));
+    EXPECT_EQ(into.Copy(), before);
+  }
+}
+
+// Nothing is over because a peer says so before it can have received it: the memory would be the
+// caller's again while the lane still holds a pointer to it.
+TEST_F(HostilePeerTest, AnAcknowledgementOfWhatIsStillQueuedEndsNothingBeforeItHasLeft) {
+  const std::vector<std::byte> message(64 * 1024);
+  // More than the socket takes while nobody reads.
+  std::vector<Operation> sends;
+  for (int i = 0; i < 1000; ++i) sends.push_back(Must(theirs_.Notify(message)));
+  ASSERT_TRUE(peer_.lane().Say({.type = Type::kAck, .ack = 1000}));
+  ASSERT_TRUE(EndsOk(sends.front()));
+  EXPECT_FALSE(sends.back().Poll());
+  for (int i = 0; i < 1000; ++i) (void)peer_.lane().Expect(Type::kNotify);
+  EXPECT_TRUE(EndsOk(sends.back()));
+}
+
+// ---- messages -----------------------------------------------------------------------------------
+
+TEST_F(HostilePeerTest, AMessageThatAnnouncesAnotherLengthThanItHasEndsTheConnection) {
+  ExpectClosed({.type = Type::kSend, .body = Pod(wire::TagBody{1, 5}), .payload = BytesOf("four")},
+               "malformed frame (send)");
+}
+
+TEST_F(HostilePeerTest, ASmallMessageLargerThanAnyIsAllowedToBeEndsTheConnection) {
+  ExpectClosed({.type = Type::kSend,
+                .body = Pod(wire::TagBody{1, 65537}),
+                .payload = std::vector<std::byte>(65537)},
+               "malformed frame (send)");
+}
+
+TEST_F(HostilePeerTest, ANotificationLargerThanAnyIsAllowedToBeEndsTheConnection) {
+  ExpectClosed({.type = Type::kNotify, .payload = std::vector<std::byte>(65537)},
+               "malformed frame (notification)");
+}
+
+TEST_F(HostilePeerTest, AnOfferOfNothingEndsTheConnection) {
+  ExpectClosed({.type = Type::kOffer, .operation = 1, .body = Pod(wire::TagBody{1, 0})},
+               "malformed offer");
+}
+
+TEST_F(HostilePeerTest, TwoOffersOfOneNumberEndTheConnectionAndBothReceives) {
+  std::vector<std::byte> first(10);
+  std::vector<std::byte> second(10);
+  const auto receive = theirs_.Recv(1, kWhole, first);
+  const auto again = theirs_.Recv(1, kWhole, second);
+  const Saying offer{.type = Type::kOffer, .operation = 9, .body = Pod(wire::TagBody{1, 10})};
+  ASSERT_TRUE(peer_.lane().Say(offer));
+  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::KeyBody>();
+  ASSERT_TRUE(peer_.lane().Say(offer));
+  EXPECT_TRUE(EndsWith(Code::kCorrupt, receive));
+  EXPECT_TRUE(EndsWith(Code::kCorrupt, again));
+  peer_.lane().WaitClosed();
+  // The first one's key is worth nothing to anybody any more.
+  RawPeer other(link_.far.endpoint->port());
+  ASSERT_TRUE(other.lane().Say(Write(key, {{0, 10}}, 10)));
+  EXPECT_THAT(other.lane().Expect(Type::kNack).Text<wire::RefuseBody>(), HasSubstr("stale"));
+}
+
+TEST_F(HostilePeerTest, TheKeyOfAReceiveIsRefusedToEveryOtherPeer) {
+  GuardedMemory buffer(100);
+  const auto before = buffer.Copy();
+  auto receive = theirs_.Recv(1, kWhole, buffer.span());
+  ASSERT_TRUE(
+      peer_.lane().Say({.type = Type::kOffer, .operation = 9, .body = Pod(wire::TagBody{1, 100})}));
+  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::KeyBody>();
+  RawPeer other(link_.far.endpoint->port());
+  ASSERT_TRUE(other.lane().Say(Write(key, {{0, 100}}, 100)));
+  const RawFrame nack = other.lane().Expect(Type::kNack);
+  ExpectRefused(nack, Type::kNack, Code::kRefused, "another connection");
+  EXPECT_EQ(buffer.Copy(), before);
+  receive->Cancel();
+  EXPECT_TRUE(EndsWith(Code::kCancelled, *receive));
+  EXPECT_TRUE(buffer.GuardsIntact());
+}
+
+// "Delivered" on one lane while a write into the buffer is half done on another.
+TEST_F(HostilePeerTest, AReceiveDeclaredDeliveredEndsOnlyWhenNothingWritesIntoItsBuffer) {
+  // On one loop, so that a pong on one lane says that the other lane has been read.
+  Endpoint endpoint = Must(Endpoint::Create(SmallSlices(2, 1)));
+  RawPeer peer(endpoint.port(), 2);
+  Connection theirs = Must(endpoint.Accept(Soon()));
+  std::vector<std::byte> buffer(1000);
+  const auto receive = theirs.Recv(1, kWhole, buffer);
+  ASSERT_TRUE(
+      peer.lane().Say({.type = Type::kOffer, .operation = 9, .body = Pod(wire::TagBody{1, 1000})}));
+  const auto key = peer.lane().Expect(Type::kSolicit).Body<wire::KeyBody>();
+  Saying write = Write(key, {{0, 1000}}, 1000);
+  write.payload.assign(1000, std::byte{1});
+  const auto bytes = peer.lane(1).Encode(write);
+  const std::size_t half = bytes.size() - 500;
+  ASSERT_TRUE(peer.lane(1).SendBytes(std::span(bytes).first(half)));
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(peer.lane().IsQuiet());
+  ASSERT_TRUE(
+      peer.lane().Say({.type = Type::kDelivered, .operation = 9, .body = Pod(wire::RefuseBody{})}));
+  EXPECT_TRUE(EndsWith(Code::kCorrupt, receive));
+  std::fill(buffer.begin(), buffer.end(), std::byte{0xEE});
+  ASSERT_TRUE(peer.lane(1).SendBytes(std::span(bytes).subspan(half)));
+  (void)peer.lane(1).Expect(Type::kNack);
+  EXPECT_EQ(std::count(buffer.begin(), buffer.end(), std::byte{0xEE}), 1000);
+}
+
+TEST_F(HostilePeerTest, AMessageOnAnotherLaneThanTheFirstEndsTheConnection) {
+  for (const Type type : {Type::kSend, Type::kNotify, Type::kOffer, Type::kSolicit, Type::kPing}) {
+    RawPeer peer(link_.far.endpoint->port(), 2);
+    Connection theirs = Must(link_.far.endpoint->Accept(Soon()));
+    ASSERT_TRUE(peer.lane(1).Say({.type = type, .body = Pod(wire::TagBody{1, 0})}));
+    const auto end = theirs.TakeNotification(Soon());
+    ASSERT_FALSE(end);
+    EXPECT_EQ(end.error().code(), Code::kCorrupt);
+    peer.lane(0).WaitClosed();
+    peer.lane(1).WaitClosed();
+  }
+}
+
+}  // namespace
+}  // namespace ferry::transfer

@@ -1,0 +1,281 @@
+#include "ferry/transfer/region.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <limits>
+#include <thread>
+#include <utility>
+
+namespace ferry::transfer {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
+
+wire::KeyBody KeyOf(const RegionState& region) {
+  return {region.id, region.generation, region.token};
+}
+
+class RegionTableTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<RegionState> Add(Rights rights = Rights::kReadWrite) {
+    auto region = table_.Add(memory_, rights);
+    EXPECT_TRUE(region);
+    return *region;
+  }
+  std::string Refusal(const wire::KeyBody& key, Rights wanted = Rights::kWrite) {
+    const auto pin = table_.Open(key, wanted);
+    if (pin) return "";
+    EXPECT_EQ(pin.error().code(), Code::kRefused);
+    return pin.error().message();
+  }
+
+  std::array<std::byte, 64> memory_{};
+  RegionTable table_;
+};
+
+TEST_F(RegionTableTest, OpensALiveRegionForARightThatItHas) {
+  const auto region = Add();
+  for (const Rights wanted : {Rights::kRead, Rights::kWrite, Rights::kReadWrite}) {
+    const auto pin = table_.Open(KeyOf(*region), wanted);
+    ASSERT_TRUE(pin) << pin.error().ToString();
+    EXPECT_EQ(pin->get(), region.get());
+    EXPECT_EQ(pin->memory().data(), memory_.data());
+  }
+  EXPECT_EQ(table_.size(), 1u);
+}
+
+TEST_F(RegionTableTest, RefusesToRegisterNoBytes) {
+  const auto region = table_.Add({}, Rights::kRead);
+  ASSERT_FALSE(region);
+  EXPECT_EQ(region.error().code(), Code::kInvalidArgument);
+  EXPECT_THAT(region.error().message(), HasSubstr("at least one byte"));
+  EXPECT_EQ(table_.size(), 0u);
+}
+
+TEST_F(RegionTableTest, SaysThatARegionIsUnknown) {
+  EXPECT_THAT(Refusal({0, 1, 0}), HasSubstr("there is no region 0"));
+  const auto region = Add();
+  wire::KeyBody key = KeyOf(*region);
+  key.region = 1;
+  EXPECT_THAT(Refusal(key), AllOf(HasSubstr("there is no region 1"), HasSubstr("use a key")));
+  key.region = std::numeric_limits<std::uint32_t>::max();
+  EXPECT_THAT(Refusal(key), HasSubstr("there is no region"));
+  key = KeyOf(*region);
+  key.generation = 0;
+  EXPECT_THAT(Refusal(key), HasSubstr("generation 0"));
+  key.generation = region->generation + 1;
+  EXPECT_THAT(Refusal(key), HasSubstr("there is no region 0 of generation 2"));
+}
+
+TEST_F(RegionTableTest, SaysThatAKeyIsStaleAfterRemovalAndAfterReuseOfItsSlot) {
+  const auto region = Add();
+  const wire::KeyBody key = KeyOf(*region);
+  table_.Remove(region);
+  EXPECT_THAT(Refusal(key), AllOf(HasSubstr("stale"), HasSubstr("generation 1 was deregistered"),
+                                  HasSubstr("fresh key")));
+  const auto next = Add();
+  EXPECT_EQ(next->id, region->id);
+  EXPECT_EQ(next->generation, region->generation + 1);
+  EXPECT_NE(next->token, region->token);
+  EXPECT_THAT(Refusal(key), HasSubstr("stale"));
+  EXPECT_TRUE(table_.Open(KeyOf(*next), Rights::kWrite));
+}
+
+TEST_F(RegionTableTest, SaysThatATokenIsWrongForEveryFlippedBit) {
+  const auto region = Add();
+  for (int bit = 0; bit < 64; ++bit) {
+    wire::KeyBody key = KeyOf(*region);
+    key.token ^= std::uint64_t{1} << bit;
+    EXPECT_THAT(Refusal(key), AllOf(HasSubstr("wrong token"), HasSubstr("unchanged")));
+  }
+}
+
+TEST_F(RegionTableTest, SaysWhichRightIsMissingForEveryPairOfRights) {
+  const std::array all{Rights::kNone, Rights::kRead, Rights::kWrite, Rights::kReadWrite};
+  for (const Rights have : all) {
+    const auto region = Add(have);
+    for (const Rights want : {Rights::kRead, Rights::kWrite, Rights::kReadWrite}) {
+      const bool allowed = (static_cast<unsigned>(want) & ~static_cast<unsigned>(have)) == 0;
+      const std::string refusal = Refusal(KeyOf(*region), want);
+      EXPECT_EQ(refusal.empty(), allowed);
+      if (allowed) continue;
+      EXPECT_THAT(refusal, AllOf(HasSubstr(std::string("allows peers ") + RightsName(have)),
+                                 HasSubstr(std::string("not ") + RightsName(want))));
+    }
+    table_.Remove(region);
+  }
+}
+
+TEST_F(RegionTableTest, APinnedRegionIsDrainedOnlyWhenThePinIsReleased) {
+  const auto region = Add();
+  auto pin = table_.Open(KeyOf(*region), Rights::kRead);
+  ASSERT_TRUE(pin);
+  table_.Remove(region);
+  table_.Remove(region);
+  EXPECT_FALSE(region->gate.WaitDrained(Deadline::At({})));
+  EXPECT_FALSE(RegionPin(region));
+  pin->Release();
+  EXPECT_TRUE(region->gate.WaitDrained(Deadline::At({})));
+}
+
+TEST_F(RegionTableTest, TwoRegionsOfTheSameMemoryAreIndependent) {
+  const auto first = Add();
+  const auto second = Add();
+  EXPECT_NE(first->id, second->id);
+  table_.Remove(first);
+  EXPECT_FALSE(table_.Open(KeyOf(*first), Rights::kRead));
+  EXPECT_TRUE(table_.Open(KeyOf(*second), Rights::kRead));
+  EXPECT_EQ(table_.size(), 1u);
+}
+
+TEST_F(RegionTableTest, NobodyGetsIntoARegionThatAnotherThreadHasRemoved) {
+  for (int round = 0; round < 200; ++round) {
+    const auto region = Add();
+    std::atomic<bool> drained{false};
+    std::jthread remover([&] {
+      table_.Remove(region);
+      EXPECT_TRUE(region->gate.WaitDrained(Deadline::After(std::chrono::seconds(30))));
+      drained.store(true);
+    });
+    for (;;) {
+      const bool before = drained.load();
+      const auto pin = table_.Open(KeyOf(*region), Rights::kWrite);
+      ASSERT_FALSE(before && pin);
+      if (!pin) break;
+    }
+  }
+  EXPECT_EQ(table_.size(), 0u);
+}
+
+// ---- PlaceBlocks --------------------------------------------------------------------------------
+
+class PlaceBlocksTest : public RegionTableTest {
+ protected:
+  Status Place(const std::vector<wire::BlockOnWire>& blocks, std::uint64_t bytes) {
+    std::vector<std::byte> wire;
+    for (const auto& block : blocks) wire::Append(&wire, block);
+    pieces_.assign(1, {nullptr, 99});
+    return PlaceBlocks(*region_, wire, bytes, &pieces_);
+  }
+  void ExpectError(const Status& status, Code code, const char* words) {
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code(), code);
+    EXPECT_THAT(status.error().message(), HasSubstr(words));
+  }
+
+  std::shared_ptr<RegionState> region_ = Add();
+  std::vector<iovec> pieces_;
+};
+
+TEST_F(PlaceBlocksTest, PutsEveryBlockWhereItBelongs) {
+  ASSERT_TRUE(Place({{0, 1}, {60, 4}, {0, 64}, {63, 1}}, 70));
+  ASSERT_EQ(pieces_.size(), 4u);
+  EXPECT_EQ(pieces_[0].iov_base, memory_.data());
+  EXPECT_EQ(pieces_[1].iov_base, memory_.data() + 60);
+  EXPECT_EQ(pieces_[1].iov_len, 4u);
+  EXPECT_EQ(pieces_[2].iov_len, 64u);
+  EXPECT_EQ(pieces_[3].iov_base, memory_.data() + 63);
+}
+
+TEST_F(PlaceBlocksTest, NoBlocksFitNoBytesOnly) {
+  EXPECT_TRUE(Place({}, 0));
+  EXPECT_TRUE(pieces_.empty());
+  ExpectError(Place({}, 1), Code::kCorrupt, "1 bytes shorter");
+}
+
+TEST_F(PlaceBlocksTest, RefusesABlockOutsideTheRegion) {
+  ExpectError(Place({{64, 1}}, 1), Code::kRefused, "covers 1 bytes from offset 64");
+  ExpectError(Place({{63, 2}}, 2), Code::kRefused, "which has 64 bytes");
+  ExpectError(Place({{0, 65}}, 65), Code::kRefused, "check offset and length");
+  ExpectError(Place({{0, 4}, {61, 4}}, 8), Code::kRefused, "block 1");
+}
+
+TEST_F(PlaceBlocksTest, RefusesOffsetsAndLengthsThatOverflow) {
+  ExpectError(Place({{kMax, 1}}, 1), Code::kRefused, "offset");
+  ExpectError(Place({{kMax - 3, 8}}, 8), Code::kRefused, "offset");
+  ExpectError(Place({{1, kMax}}, kMax), Code::kRefused, "offset");
+  ExpectError(Place({{kMax, kMax}}, kMax), Code::kRefused, "offset");
+  // Lengths whose sum is 8 modulo 2^64.
+  ExpectError(Place({{0, 16}, {0, kMax - 7}}, 8), Code::kCorrupt, "block 0");
+  ExpectError(Place({{0, 4}, {0, kMax - 3}}, 8), Code::kCorrupt, "block 1");
+}
+
+TEST_F(PlaceBlocksTest, ABlockOfNoBytesIsCorrupt) {
+  ExpectError(Place({{0, 0}}, 0), Code::kCorrupt, "block 0 has 0 bytes");
+  ExpectError(Place({{0, 4}, {4, 0}}, 4), Code::kCorrupt, "block 1 has 0 bytes");
+}
+
+TEST_F(PlaceBlocksTest, AListThatIsLongerOrShorterThanItsPayloadIsCorrupt) {
+  ExpectError(Place({{0, 5}}, 4), Code::kCorrupt, "where the frame has 4 left");
+  ExpectError(Place({{0, 4}, {8, 1}}, 4), Code::kCorrupt, "where the frame has 0 left");
+  ExpectError(Place({{0, 4}}, 5), Code::kCorrupt, "1 bytes shorter than its payload");
+}
+
+// ---- keys ---------------------------------------------------------------------------------------
+
+RemoteRegion SomeRemote() {
+  return {Uuid::Random(), {7, 9, 0x1122334455667788}, Rights::kWrite, std::uint64_t{5} << 40};
+}
+
+std::string ParseFailure(std::span<const std::byte> bytes) {
+  const auto parsed = RemoteRegion::Parse(bytes);
+  if (parsed) return "";
+  EXPECT_EQ(parsed.error().code(), Code::kInvalidArgument);
+  return parsed.error().message();
+}
+
+TEST(RegionKey, ComesBackAsItWas) {
+  for (const Rights rights : {Rights::kNone, Rights::kRead, Rights::kWrite, Rights::kReadWrite}) {
+    RemoteRegion remote = SomeRemote();
+    remote.rights = rights;
+    const auto bytes = remote.Serialize();
+    EXPECT_EQ(bytes.size(), 48u);
+    const auto parsed = RemoteRegion::Parse(bytes);
+    ASSERT_TRUE(parsed) << parsed.error().ToString();
+    EXPECT_EQ(parsed->endpoint, remote.endpoint);
+    EXPECT_EQ(parsed->key.region, remote.key.region);
+    EXPECT_EQ(parsed->key.generation, remote.key.generation);
+    EXPECT_EQ(parsed->key.token, remote.key.token);
+    EXPECT_EQ(parsed->rights, rights);
+    EXPECT_EQ(parsed->length, remote.length);
+  }
+}
+
+TEST(RegionKey, OfAnyOtherLengthIsNoKey) {
+  auto bytes = SomeRemote().Serialize();
+  for (std::size_t length = 0; length < bytes.size(); ++length) {
+    const std::vector<std::byte> cut(bytes.begin(),
+                                     bytes.begin() + static_cast<std::ptrdiff_t>(length));
+    EXPECT_THAT(ParseFailure(cut), HasSubstr("not a region key")) << length;
+  }
+  bytes.push_back(std::byte{0});
+  EXPECT_THAT(ParseFailure(bytes), HasSubstr("49 bytes"));
+}
+
+TEST(RegionKey, OfAnotherVersionSaysBothVersions) {
+  auto bytes = SomeRemote().Serialize();
+  bytes[4] = std::byte{0x2A};
+  EXPECT_THAT(ParseFailure(bytes),
+              AllOf(HasSubstr("version 42"), HasSubstr("version 1"), HasSubstr("same release")));
+}
+
+TEST(RegionKey, GarbageIsNoKey) {
+  const auto good = SomeRemote().Serialize();
+  auto bytes = good;
+  bytes[0] ^= std::byte{1};
+  EXPECT_THAT(ParseFailure(bytes), HasSubstr("unchanged"));
+  bytes = good;
+  bytes[6] = std::byte{4};  // rights that do not exist
+  EXPECT_THAT(ParseFailure(bytes), HasSubstr("not a region key"));
+  std::vector<std::byte> noise(48);
+  FillRandom(noise);
+  EXPECT_NE(ParseFailure(noise), "");
+}
+
+}  // namespace
+}  // namespace ferry::transfer
