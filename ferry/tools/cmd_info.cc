@@ -1,0 +1,226 @@
+#include <fmt/core.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <sys/utsname.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/core/version.h"
+#include "ferry/net/address.h"
+#include "ferry/net/tcp/factory.h"
+#include "ferry/tools/command.h"
+#include "ferry/tools/process.h"
+#include "ferry/tools/report.h"
+
+namespace ferry::tools {
+namespace {
+
+#ifdef __SANITIZE_ADDRESS__
+constexpr const char* kSanitizer = "address";
+#elif defined(__SANITIZE_THREAD__)
+constexpr const char* kSanitizer = "thread";
+#else
+constexpr const char* kSanitizer = "none";
+#endif
+
+#ifdef __VERSION__
+constexpr const char* kCompiler = __VERSION__;
+#endif
+
+// What the kernel decides about sockets and pages.
+constexpr std::array kKernelFiles = {
+    "/proc/sys/net/ipv4/tcp_congestion_control",
+    "/proc/sys/net/ipv4/tcp_available_congestion_control",
+    "/proc/sys/net/ipv4/tcp_allowed_congestion_control",
+    "/proc/sys/net/ipv4/tcp_wmem",
+    "/proc/sys/net/ipv4/tcp_rmem",
+    "/proc/sys/net/core/wmem_max",
+    "/proc/sys/net/core/rmem_max",
+    "/proc/sys/net/core/default_qdisc",
+    "/proc/sys/fs/pipe-max-size",
+    "/sys/kernel/mm/transparent_hugepage/enabled",
+};
+
+// The first line, its whitespace as single spaces; "" where there is none.
+std::string FirstLine(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  std::istringstream words(line);
+  std::string text;
+  for (std::string word; words >> word;) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+Json BuildInfo() {
+  return Json{{"version", FERRY_VERSION},
+              {"commit", FERRY_COMMIT},
+              {"compiler", fmt::format("g++ {}", kCompiler)},
+              {"build_type", FERRY_BUILD_TYPE},
+              {"sanitizer", kSanitizer},
+              {"cuda", false}};
+}
+
+int UsableCores() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  return ::sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 0;
+}
+
+Json MachineInfo() {
+  utsname name{};
+  (void)::uname(&name);
+  return Json{{"kernel", fmt::format("{} {} {}", name.sysname, name.release, name.machine)},
+              {"cores", std::thread::hardware_concurrency()},
+              {"usable_cores", UsableCores()},
+              {"memory_available_bytes", AvailableMemory()}};
+}
+
+std::string HostOf(const sockaddr* address) {
+  net::RawAddress raw;
+  raw.length = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  std::memcpy(&raw.storage, address, raw.length);
+  return net::FromRaw(raw).host;
+}
+
+struct ListDeleter {
+  void operator()(ifaddrs* list) const noexcept { ::freeifaddrs(list); }
+};
+
+// Every IP address, and whether peers are told of it.
+Json InterfaceInfo() {
+  const auto advertised = net::AdvertisableAddresses();
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return Json::array();
+  const std::unique_ptr<ifaddrs, ListDeleter> list(first);
+  Json interfaces = Json::array();
+  for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
+    const sockaddr* const address = entry->ifa_addr;
+    if (address == nullptr || (address->sa_family != AF_INET && address->sa_family != AF_INET6)) {
+      continue;
+    }
+    const std::string host = HostOf(address);
+    const bool told = std::any_of(advertised.begin(), advertised.end(),
+                                  [&](const net::LocalAddress& a) { return a.host == host; });
+    interfaces.push_back(Json{{"interface", entry->ifa_name},
+                              {"address", host},
+                              {"up", (entry->ifa_flags & IFF_UP) != 0},
+                              {"advertised", told}});
+  }
+  return interfaces;
+}
+
+Json ProviderInfo() {
+  const auto tcp = net::tcp::CreateProvider();
+  const net::Capabilities capabilities = tcp->capabilities();
+  return Json::array({Json{{"name", tcp->name()},
+                           {"ipv6", capabilities.ipv6},
+                           {"other_process", capabilities.other_process},
+                           {"gifted_pages", capabilities.gifted_pages}}});
+}
+
+Json KernelInfo() {
+  Json kernel = Json::object();
+  for (const char* path : kKernelFiles) kernel[path] = FirstLine(path);
+  return kernel;
+}
+
+Json SettingInfo(const Config& config) {
+  Json settings = Json::array();
+  for (const ConfigEntry& entry : config.Describe()) {
+    settings.push_back(Json{{"name", entry.name},
+                            {"variable", entry.variable},
+                            {"value", entry.value},
+                            {"default", entry.default_text},
+                            {"source", entry.source},
+                            {"unit", entry.unit},
+                            {"range", entry.range},
+                            {"help", entry.help}});
+  }
+  return settings;
+}
+
+Json Warnings() {
+  Json warnings = Json::array();
+  for (const std::string& variable : UnknownVariables()) {
+    warnings.push_back(fmt::format("{} is no setting; check how it is written", variable));
+  }
+  return warnings;
+}
+
+std::string Plain(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : DumpJson(value);
+}
+
+void PrintObject(const char* title, const Json& object) {
+  PrintLine(title);
+  for (const auto& [name, value] : object.items()) {
+    PrintLine(fmt::format("  {:<52} {}", name, Plain(value)));
+  }
+}
+
+void PrintInfo(const Json& info) {
+  for (const auto& [name, title] : {std::pair{"build", "Build"}, std::pair{"machine", "Machine"},
+                                    std::pair{"kernel", "Kernel"}}) {
+    PrintObject(title, info[name]);
+  }
+  PrintLine("Addresses");
+  for (const Json& one : info["interfaces"]) {
+    PrintLine(fmt::format("  {:<12} {:<39} {}{}", Plain(one["interface"]), Plain(one["address"]),
+                          one["up"].get<bool>() ? "up" : "down",
+                          one["advertised"].get<bool>() ? ", told to peers" : ""));
+  }
+  PrintLine("Providers");
+  for (const Json& one : info["providers"]) PrintLine("  " + Plain(one["name"]));
+  PrintLine("Settings");
+  for (const Json& one : info["settings"]) {
+    const std::string value = Plain(one["value"]);
+    PrintLine(fmt::format("  {:<20} {:<10} {}", Plain(one["name"]), value.empty() ? "-" : value,
+                          Plain(one["source"])));
+    PrintLine(fmt::format("  {:<20} {}; {}: {}", "", Plain(one["variable"]), Plain(one["help"]),
+                          Plain(one["range"])));
+  }
+  for (const Json& warning : info["warnings"]) PrintLine("Warning: " + Plain(warning));
+}
+
+Status RunInfo(const std::vector<std::string>& settings, bool json) {
+  FERRY_TRY_ASSIGN(const Config config, LoadConfig(settings));
+  Json info;
+  info["build"] = BuildInfo();
+  info["machine"] = MachineInfo();
+  info["kernel"] = KernelInfo();
+  info["interfaces"] = InterfaceInfo();
+  info["providers"] = ProviderInfo();
+  info["settings"] = SettingInfo(config);
+  info["warnings"] = Warnings();
+  if (json) {
+    PrintLine(DumpJson(info));
+  } else {
+    PrintInfo(info);
+  }
+  return Ok();
+}
+
+}  // namespace
+
+void DeclareInfo(CLI::App* app, Invocation* invocation) {
+  // Lives as long as the program: the parser writes into it, the subcommand reads it.
+  static std::vector<std::string> settings;
+  DeclareSettings(app, &settings);
+  DeclareJson(app, invocation);
+  app->callback([invocation] {
+    invocation->run = [invocation] { return RunInfo(settings, invocation->json); };
+  });
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,67 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/core/deadline.h"
+#include "ferry/core/result.h"
+#include "ferry/tools/perf_case.h"
+
+namespace ferry::tools {
+
+// What `ferry perf client` was told to measure.
+struct PerfJob {
+  std::vector<PerfCase> cases;
+  Config config;
+  std::uint64_t iterations = 0;  // in a round; 0: for about half a second
+  std::uint64_t warmup = 2;
+  std::uint64_t depth = 1;
+  std::uint64_t rounds = 5;
+  bool verify = true;
+  bool floor = true;
+  bool json = false;
+  microseconds deadline = std::chrono::seconds(60);  // for each case
+};
+
+// Measures every case against the server at "host:port" and prints a row for each.
+Status RunPerfClient(const PerfJob& job, const std::string& address);
+
+struct PerfServerJob {
+  Config config;
+  Config floor_config;  // with the ports that the floor may take
+  bool json = false;
+};
+// Serves clients, one after another, until interrupted.
+Status RunPerfServer(const PerfServerJob& job);
+
+// The requests of a client, as "do" in its messages, and what comes with them. The server answers
+// each with one message; those marked * it first answers "ready": true.
+namespace perf_request {
+inline constexpr const char* kSetUp = "set up";     // op, size, block_size, slots, seconds -> key
+inline constexpr const char* kBegin = "begin";      // *
+inline constexpr const char* kEnd = "end";          // -> cpu_seconds since kBegin
+inline constexpr const char* kReceive = "receive";  // * count, depth -> cpu_seconds
+inline constexpr const char* kPong = "pong";        // * count
+inline constexpr const char* kFill = "fill";        // seed
+inline constexpr const char* kPoison = "poison";
+inline constexpr const char* kCheck = "check";  // seed -> same
+inline constexpr const char* kFloorOpen =
+    "floor open";  // sockets, congestion_control -> port, token
+inline constexpr const char* kFloorRun =
+    "floor run";  // * to_server, count, depth, chunk -> cpu_seconds
+inline constexpr const char* kFloorPong = "floor pong";  // * count, spin
+}  // namespace perf_request
+
+inline constexpr std::uint64_t kMaxDepth = 65536;
+
+inline constexpr std::uint64_t kDataTag = 2;
+inline constexpr std::uint64_t kPingTag = 3;
+inline constexpr std::uint64_t kPongTag = 4;
+inline constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
+inline constexpr std::size_t kPingBytes = 8;
+
+// The settings of the floor's sockets: ours, with the congestion control that a lane reports.
+Config FloorConfig(const Config& config, const std::string& congestion_control);
+
+}  // namespace ferry::tools

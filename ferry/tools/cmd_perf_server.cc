@@ -1,0 +1,279 @@
+#include <fmt/core.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "ferry/core/units.h"
+#include "ferry/net/address.h"
+#include "ferry/tools/cmd_perf.h"
+#include "ferry/tools/floor.h"
+#include "ferry/tools/mapping.h"
+#include "ferry/tools/operations.h"
+#include "ferry/tools/process.h"
+#include "ferry/tools/report.h"
+#include "ferry/transfer/endpoint.h"
+
+namespace ferry::tools {
+namespace {
+
+constexpr std::uint64_t kMaxSockets = 64;
+constexpr std::uint64_t kMaxSeconds = 24 * 3600;
+constexpr auto kFirstRequest = std::chrono::seconds(10);
+constexpr auto kFloorConnects = std::chrono::seconds(10);
+
+Result<std::uint64_t> BoundedField(const Json& request, const char* name, std::uint64_t low,
+                                   std::uint64_t high) {
+  FERRY_TRY_ASSIGN(const std::uint64_t value, NumberField(request, name));
+  if (value >= low && value <= high) return value;
+  return Error(Code::kInvalidArgument,
+               fmt::format("{} {} is out of range; allowed is {}..{}", name, value, low, high));
+}
+
+// Everything that one client has set up here.
+class Session {
+ public:
+  Session(const PerfServerJob& job, transfer::Endpoint* endpoint, transfer::Connection connection)
+      : job_(job), endpoint_(endpoint), connection_(std::move(connection)), control_(connection_) {}
+
+  // Until the client leaves.
+  Status Serve();
+
+ private:
+  using Handler = Status (Session::*)(const Json& request);
+  struct Row {
+    const char* request;
+    Handler handler;
+  };
+  static const std::array<Row, 11> kRows;
+
+  Status Handle(const Json& request);
+  Status SetUp(const Json& request);
+  Status Begin(const Json& request);
+  Status End(const Json& request);
+  Status Receive(const Json& request);
+  Status Pong(const Json& request);
+  Status Fill(const Json& request);
+  Status DoPoison(const Json& request);
+  Status Check(const Json& request);
+  Status FloorOpen(const Json& request);
+  Status FloorRunOnce(const Json& request);
+  Status FloorPong(const Json& request);
+
+  Status Say(const Json& message) { return control_.Say(message, deadline_); }
+  Status SayReady() { return Say({{"ready", true}}); }
+  Status SayCpu(double since) { return Say({{"cpu_seconds", CpuSeconds() - since}}); }
+  Status PostReceive(std::uint64_t tag, std::span<std::byte> buffer, InFlight* receives);
+
+  const PerfServerJob& job_;
+  transfer::Endpoint* const endpoint_;
+  transfer::Connection connection_;
+  Control control_;
+  Deadline deadline_ = Deadline::After(kFirstRequest);
+  double cpu_at_begin_ = 0;
+
+  PerfCase case_;
+  std::optional<Layout> layout_;
+  HostBuffer buffer_;
+  std::optional<transfer::Region> region_;  // after its memory
+  std::optional<FloorSockets> floor_;
+};
+
+const std::array<Session::Row, 11> Session::kRows = {{
+    {perf_request::kSetUp, &Session::SetUp},
+    {perf_request::kBegin, &Session::Begin},
+    {perf_request::kEnd, &Session::End},
+    {perf_request::kReceive, &Session::Receive},
+    {perf_request::kPong, &Session::Pong},
+    {perf_request::kFill, &Session::Fill},
+    {perf_request::kPoison, &Session::DoPoison},
+    {perf_request::kCheck, &Session::Check},
+    {perf_request::kFloorOpen, &Session::FloorOpen},
+    {perf_request::kFloorRun, &Session::FloorRunOnce},
+    {perf_request::kFloorPong, &Session::FloorPong},
+}};
+
+Status Session::Serve() {
+  for (;;) {
+    FERRY_TRY_ASSIGN(const Json request, control_.Hear(deadline_));
+    const Status handled = Handle(request);
+    if (handled) continue;
+    FERRY_TRY(Say(ErrorToJson(handled.error())));
+  }
+}
+
+Status Session::Handle(const Json& request) {
+  if (request.contains("kind")) {
+    return Error(Code::kUnsupported, "a `ferry perf server` listens there, not a transfer server");
+  }
+  FERRY_TRY_ASSIGN(const std::string name, TextField(request, "do"));
+  for (const Row& row : kRows) {
+    if (name != row.request) continue;
+    if (row.handler != &Session::SetUp && row.handler != &Session::FloorOpen && !layout_) {
+      return Error(Code::kInvalidArgument, fmt::format("\"{}\" came before \"set up\"", name));
+    }
+    return (this->*row.handler)(request);
+  }
+  return Error(Code::kUnsupported,
+               fmt::format("this server does not know the request \"{}\"; use the same version of "
+                           "ferry on both sides",
+                           name));
+}
+
+Status Session::SetUp(const Json& request) {
+  FERRY_TRY_ASSIGN(const std::string op, TextField(request, "op"));
+  FERRY_TRY_ASSIGN(case_.op, ParseOp(op));
+  FERRY_TRY_ASSIGN(case_.size, BoundedField(request, "size", 1, std::uint64_t{1} << 48));
+  FERRY_TRY_ASSIGN(case_.block_size, BoundedField(request, "block_size", 0, case_.size));
+  FERRY_TRY_ASSIGN(const std::uint64_t slots, NumberField(request, "slots"));
+  FERRY_TRY_ASSIGN(const std::uint64_t seconds, BoundedField(request, "seconds", 1, kMaxSeconds));
+  deadline_ = Deadline::After(std::chrono::seconds(seconds));
+  layout_.reset();
+  region_.reset();
+  buffer_ = HostBuffer();
+  FERRY_TRY_ASSIGN(buffer_, HostBuffer::Allocate(case_.RegionBytes()));
+  FERRY_TRY_ASSIGN(auto region, endpoint_->Register(buffer_.bytes(), transfer::Rights::kReadWrite));
+  region_.emplace(std::move(region));
+  layout_.emplace(case_, slots);
+  return Say({{"key", ToHex(region_->key())}});
+}
+
+Status Session::Begin(const Json& /*request*/) {
+  cpu_at_begin_ = CpuSeconds();
+  return SayReady();
+}
+
+Status Session::End(const Json& /*request*/) { return SayCpu(cpu_at_begin_); }
+
+Status Session::PostReceive(std::uint64_t tag, std::span<std::byte> buffer, InFlight* receives) {
+  FERRY_TRY_ASSIGN(auto receive, connection_.Recv(tag, kWholeTag, buffer,
+                                                  {.deadline = deadline_, .notification = {}}));
+  receives->Add(std::move(receive));
+  return Ok();
+}
+
+Status Session::Receive(const Json& request) {
+  FERRY_TRY_ASSIGN(const std::uint64_t count, NumberField(request, "count"));
+  FERRY_TRY_ASSIGN(const std::uint64_t depth, BoundedField(request, "depth", 1, kMaxDepth));
+  const double cpu = CpuSeconds();
+  InFlight receives;
+  std::uint64_t posted = 0;
+  for (; posted < std::min(count, depth); ++posted) {
+    FERRY_TRY(PostReceive(kDataTag, buffer_.bytes(), &receives));
+  }
+  FERRY_TRY(SayReady());
+  while (receives.size() > 0) {
+    FERRY_TRY(receives.FinishOldest(deadline_));
+    if (posted++ < count) FERRY_TRY(PostReceive(kDataTag, buffer_.bytes(), &receives));
+  }
+  return SayCpu(cpu);
+}
+
+Status Session::Pong(const Json& request) {
+  FERRY_TRY_ASSIGN(const std::uint64_t count, NumberField(request, "count"));
+  std::array<std::byte, kPingBytes> ping{};
+  const std::array<std::byte, kPingBytes> pong{};
+  InFlight receives;
+  InFlight sends;
+  FERRY_TRY(PostReceive(kPingTag, ping, &receives));
+  FERRY_TRY(SayReady());
+  for (std::uint64_t i = 0; i < count; ++i) {
+    FERRY_TRY(receives.FinishOldest(deadline_));
+    if (i + 1 < count) FERRY_TRY(PostReceive(kPingTag, ping, &receives));
+    // The next ping has brought the acknowledgement of the last pong.
+    if (sends.size() > 0) FERRY_TRY(sends.FinishOldest(deadline_));
+    FERRY_TRY_ASSIGN(auto send,
+                     connection_.Send(kPongTag, pong, {.deadline = deadline_, .notification = {}}));
+    sends.Add(std::move(send));
+  }
+  while (sends.size() > 0) FERRY_TRY(sends.FinishOldest(deadline_));
+  return Say({{"done", true}});
+}
+
+Status Session::Fill(const Json& request) {
+  FERRY_TRY_ASSIGN(const std::uint64_t seed, NumberField(request, "seed"));
+  FillPattern(buffer_.bytes(), *layout_, seed);
+  return Say({{"done", true}});
+}
+
+Status Session::DoPoison(const Json& /*request*/) {
+  Poison(buffer_.bytes());
+  return Say({{"done", true}});
+}
+
+Status Session::Check(const Json& request) {
+  FERRY_TRY_ASSIGN(const std::uint64_t seed, NumberField(request, "seed"));
+  const auto wrong = FindWrongBlock(buffer_.bytes(), *layout_, seed);
+  return Say({{"same", !wrong.has_value()}});
+}
+
+Status Session::FloorOpen(const Json& request) {
+  FERRY_TRY_ASSIGN(const std::uint64_t sockets, BoundedField(request, "sockets", 1, kMaxSockets));
+  FERRY_TRY_ASSIGN(const std::string congestion, TextField(request, "congestion_control"));
+  const Config config = FloorConfig(job_.floor_config, congestion);
+  FERRY_TRY_ASSIGN(const net::Address local,
+                   net::ParseAddress(connection_.Info().lanes.front().local, 0));
+  FERRY_TRY_ASSIGN(FloorListener listener, FloorListener::Open(config, local.host));
+  FERRY_TRY(Say({{"port", listener.port()}, {"token", ToHex(listener.token().bytes)}}));
+  FERRY_TRY_ASSIGN(auto floor, listener.Accept(config, sockets, Deadline::After(kFloorConnects)));
+  floor_.emplace(std::move(floor));
+  return SayReady();
+}
+
+Error NoFloor() { return Error(Code::kInvalidArgument, "the floor's sockets are not open"); }
+
+Status Session::FloorRunOnce(const Json& request) {
+  if (!floor_) return NoFloor();
+  const bool to_server = FlagField(request, "to_server");
+  FloorRun run{.asked_for = !to_server};
+  FERRY_TRY_ASSIGN(run.count, NumberField(request, "count"));
+  FERRY_TRY_ASSIGN(run.depth, BoundedField(request, "depth", 1, kMaxDepth));
+  FERRY_TRY_ASSIGN(run.chunk, BoundedField(request, "chunk", 1, kGiB));
+  const double cpu = CpuSeconds();
+  FERRY_TRY(SayReady());
+  const auto memory = buffer_.bytes().first(case_.size);
+  FERRY_TRY(to_server ? floor_->Consume(memory, run) : floor_->Produce(memory, run));
+  return SayCpu(cpu);
+}
+
+Status Session::FloorPong(const Json& request) {
+  if (!floor_) return NoFloor();
+  FERRY_TRY_ASSIGN(const std::uint64_t count, NumberField(request, "count"));
+  FERRY_TRY(SayReady());
+  FERRY_TRY(floor_->Pong({.count = count, .spin = FlagField(request, "spin")}));
+  return Say({{"done", true}});
+}
+
+// An announcement for people, or for the program that started this one.
+void Announce(const Config& config, std::uint16_t port, bool json) {
+  const net::Address address{config.listen_host, port};
+  if (json) {
+    PrintLine(DumpJson(Json{{"listening", address.ToString()}, {"port", port}}));
+  } else {
+    PrintLine(fmt::format("listening on {}; stop with Ctrl-C", address.ToString()));
+  }
+}
+
+}  // namespace
+
+Status RunPerfServer(const PerfServerJob& job) {
+  FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
+  Announce(job.config, endpoint.port(), job.json);
+  while (!Interrupted()) {
+    auto connection = AcceptNext(&endpoint);
+    if (!connection) break;
+    const std::string peer = connection->Info().peer;
+    if (!job.json) PrintLine(fmt::format("client {} has connected", peer));
+    Session session(job, &endpoint, *connection);
+    const Status ended = session.Serve();
+    if (!job.json && !Interrupted()) {
+      PrintLine(fmt::format("client {} has left: {}", peer, Printable(ended.error().message())));
+    }
+    connection->Close();
+  }
+  return Ok();
+}
+
+}  // namespace ferry::tools

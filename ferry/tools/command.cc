@@ -1,0 +1,53 @@
+#include "ferry/tools/command.h"
+
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+
+#include "ferry/core/log.h"
+
+namespace ferry::tools {
+
+ExitCode ExitCodeOf(Code code) noexcept {
+  switch (code) {
+    case Code::kInvalidArgument:
+    case Code::kUnsupported: return kExitUsage;
+    case Code::kPeerLost: return kExitPeer;
+    case Code::kTimedOut: return kExitTimedOut;
+    case Code::kUnavailable:
+    case Code::kRefused:
+    case Code::kCancelled:
+    case Code::kDeviceLost:
+    case Code::kCorrupt:
+    case Code::kInternal: return kExitFailed;
+  }
+  return kExitFailed;
+}
+
+void DeclareJson(CLI::App* app, Invocation* invocation) {
+  app->add_flag("--json", invocation->json, "Print JSON, one object per line");
+}
+
+void DeclareSettings(CLI::App* app, std::vector<std::string>* assignments) {
+  app->add_option("--set", *assignments, "Any setting of `ferry info`, as NAME=VALUE; repeatable")
+      ->type_name("NAME=VALUE")
+      ->allow_extra_args(false);
+}
+
+Result<Config> LoadConfig(const std::vector<std::string>& assignments) {
+  FERRY_TRY_ASSIGN(Config config, Config::FromEnvironment());
+  for (const std::string& assignment : assignments) {
+    const auto equals = assignment.find('=');
+    if (equals == std::string::npos) {
+      return Error(Code::kInvalidArgument,
+                   fmt::format("--set {} has no value; write --set NAME=VALUE", assignment));
+    }
+    FERRY_TRY(config.Set(assignment.substr(0, equals), assignment.substr(equals + 1), "--set"));
+  }
+  FERRY_TRY(config.Validate());
+  FERRY_TRY_ASSIGN(const LogLevel level, ParseLogLevel(config.log_level));
+  SetLogLevel(level);
+  return config;
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,47 @@
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/core/result.h"
+
+namespace CLI {
+class App;
+}
+
+namespace ferry::tools {
+
+// Documented in `ferry --help`; scripts rely on them.
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitFailed = 1,
+  kExitUsage = 2,
+  kExitPeer = 3,
+  kExitTimedOut = 4,
+};
+ExitCode ExitCodeOf(Code code) noexcept;
+
+inline constexpr std::uint16_t kPerfPort = 7471;
+inline constexpr std::uint16_t kTransferPort = 7472;
+
+// What the command line asked for; filled while it is parsed.
+struct Invocation {
+  std::string name = "ferry";  // with the subcommands, for messages
+  bool json = false;
+  std::function<Status()> run;
+};
+
+// Options that several subcommands have.
+void DeclareJson(CLI::App* app, Invocation* invocation);
+void DeclareSettings(CLI::App* app, std::vector<std::string>* assignments);
+// The environment's settings, then the assignments "name=value"; sets the log level, too. Errors:
+// kInvalidArgument.
+Result<Config> LoadConfig(const std::vector<std::string>& assignments);
+
+// What each subcommand adds to the command line.
+void DeclarePerf(CLI::App* app, Invocation* invocation);
+void DeclareTransfer(CLI::App* app, Invocation* invocation);
+void DeclareInfo(CLI::App* app, Invocation* invocation);
+
+}  // namespace ferry::tools

@@ -1,0 +1,67 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "ferry/core/fd.h"
+#include "ferry/core/result.h"
+#include "ferry/tools/mapping.h"
+
+namespace ferry::tools {
+
+// What a file that a peer names may be called here: the last part of its path. Errors:
+// kInvalidArgument for a name without one ("", "a/", "..").
+Result<std::string> BaseNameOf(std::string_view path);
+
+// 64 lowercase hex digits.
+std::string Sha256(std::span<const std::byte> bytes);
+
+// An existing file, mapped for reading.
+class SourceFile {
+ public:
+  // Errors: kInvalidArgument (not a regular file), kRefused (no permission).
+  static Result<SourceFile> Open(const std::string& path);
+
+  // Not writable in spite of the type, which is that of registered memory. Empty for an empty file.
+  std::span<std::byte> bytes() const noexcept { return bytes_; }
+
+ private:
+  SourceFile(UniqueMapping mapping, std::span<std::byte> bytes)
+      : mapping_(std::move(mapping)), bytes_(bytes) {}
+
+  UniqueMapping mapping_;
+  std::span<std::byte> bytes_;
+};
+
+// A file that is being received: under a temporary name until it is whole.
+class IncomingFile {
+ public:
+  // `name`: from BaseNameOf. Errors: kUnavailable (no space), kRefused (no permission).
+  static Result<IncomingFile> Create(const std::string& directory, const std::string& name,
+                                     std::uint64_t size);
+  IncomingFile(IncomingFile&& other) = default;
+  IncomingFile& operator=(IncomingFile&&) = delete;
+  // Removes what was not kept.
+  ~IncomingFile();
+
+  std::span<std::byte> bytes() const noexcept { return bytes_; }
+  // Waits until it is on the disk.
+  Status Flush();
+  // Gives it its name, in place of a file that has that already.
+  Status Keep();
+
+ private:
+  IncomingFile(UniqueFd directory, std::string name);
+  Status CreateTemporary(std::uint64_t size);
+
+  UniqueFd directory_;
+  std::string name_;
+  std::string temporary_;  // empty: nothing to remove
+  UniqueFd file_;
+  UniqueMapping mapping_;
+  std::span<std::byte> bytes_;
+};
+
+}  // namespace ferry::tools

@@ -1,0 +1,78 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/core/deadline.h"
+#include "ferry/core/fd.h"
+#include "ferry/core/random.h"
+#include "ferry/core/result.h"
+#include "ferry/net/address.h"
+
+// What Tensorferry is measured against: the plainest fast copy between the same two processes, with
+// as many sockets as the connection has lanes and the same socket options. One thread per socket
+// and side; each moves its contiguous share of the buffer by blocking calls, straight between the
+// two buffers. Nothing in it can be scattered, fail over, be checked or be cancelled.
+namespace ferry::tools {
+
+// Transfers of the whole buffer, one after another.
+struct FloorRun {
+  // How the two sides keep in step, by one byte per transfer and socket: the receiver acknowledges,
+  // as it does for a write, or asks, as for a read.
+  bool asked_for = false;
+  std::uint64_t count = 1;
+  std::uint64_t depth = 1;  // transfers that the sender may be ahead
+  std::uint64_t chunk = 0;  // bytes per system call
+};
+
+// One side's connected sockets. All calls block, and fail when nothing happens for long. Errors:
+// kPeerLost, kTimedOut.
+class FloorSockets {
+ public:
+  // `config` gives buffer sizes and congestion control. Connects; the other side accepts.
+  static Result<FloorSockets> Connect(const Config& config, const net::Address& address,
+                                      const Uuid& token, std::size_t count, Deadline deadline);
+
+  Status Produce(std::span<const std::byte> buffer, const FloorRun& run);
+  Status Consume(std::span<std::byte> buffer, const FloorRun& run);
+
+  // Messages of 8 bytes to and fro on the first socket. `spin`: polls in place of sleeping.
+  struct Pings {
+    std::uint64_t count = 1;
+    bool spin = false;
+  };
+  // Appends half of each round trip, in seconds.
+  Status Ping(const Pings& pings, std::vector<double>* half_round_trips);
+  Status Pong(const Pings& pings);
+
+ private:
+  friend class FloorListener;
+  explicit FloorSockets(std::size_t count) : sockets_(count) {}
+  std::vector<UniqueFd> sockets_;
+};
+
+// Where the other side's sockets arrive, on a port of its own.
+class FloorListener {
+ public:
+  // Errors: kUnavailable (ports taken).
+  static Result<FloorListener> Open(const Config& config, const std::string& host);
+
+  std::uint16_t port() const noexcept { return port_; }
+  // What a socket must bring to be ours.
+  const Uuid& token() const noexcept { return token_; }
+  Result<FloorSockets> Accept(const Config& config, std::size_t count, Deadline deadline);
+
+ private:
+  FloorListener(UniqueFd fd, std::uint16_t port)
+      : fd_(std::move(fd)), port_(port), token_(Uuid::Random()) {}
+  Result<UniqueFd> AcceptOne(const Config& config, Deadline deadline);
+
+  UniqueFd fd_;
+  std::uint16_t port_;
+  Uuid token_;
+};
+
+}  // namespace ferry::tools

@@ -1,0 +1,35 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/core/result.h"
+
+namespace ferry::tools {
+
+// Keeps the order in which fields were added.
+using Json = nlohmann::ordered_json;
+
+// For text from another process: no exceptions. Errors of all: kCorrupt.
+Result<Json> ParseJson(std::string_view text);
+Result<std::uint64_t> NumberField(const Json& object, const char* name);
+Result<double> RealField(const Json& object, const char* name);
+Result<std::string> TextField(const Json& object, const char* name);
+Result<std::vector<std::byte>> BytesField(const Json& object, const char* name);  // of ToHex
+// False where there is none.
+bool FlagField(const Json& object, const char* name);
+
+// On one line; bytes that are no UTF-8 are replaced.
+std::string DumpJson(const Json& value);
+std::string ToHex(std::span<const std::byte> bytes);
+
+// {"error": {"code": ..., "message": ...}}
+Json ErrorToJson(const Error& error);
+// The inverse: the error that the message reports, or Ok.
+Status ErrorFromJson(const Json& message);
+
+}  // namespace ferry::tools

@@ -1,0 +1,97 @@
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "ferry/core/version.h"
+#include "ferry/tools/command.h"
+#include "ferry/tools/process.h"
+#include "ferry/tools/report.h"
+
+namespace ferry::tools {
+namespace {
+
+struct Subcommand {
+  const char* name;
+  const char* summary;
+  void (*declare)(CLI::App* app, Invocation* invocation);
+};
+
+constexpr Subcommand kSubcommands[] = {
+    {"perf", "Measure bandwidth and latency between two processes", DeclarePerf},
+    {"transfer", "Move one file or message and check it at the far side", DeclareTransfer},
+    {"info", "Show version, machine and every setting", DeclareInfo},
+};
+
+constexpr const char* kFooter =
+    "Exit codes:\n"
+    "  0  ok\n"
+    "  1  failed: the transfer, its verification, or a resource\n"
+    "  2  wrong usage or setting\n"
+    "  3  the peer could not be reached, or was lost\n"
+    "  4  timed out\n";
+
+// "ferry perf loopback": the program and the subcommands that were given.
+std::string NameOf(const CLI::App& app) {
+  std::string name = app.get_name();
+  for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+    at = at->get_subcommands().front();
+    name += " " + at->get_name();
+  }
+  return name;
+}
+
+std::string Explain(const CLI::App& app, const CLI::ParseError& error) {
+  const auto unread = app.remaining(/*recurse=*/true);
+  if (error.get_name() == "RequiredError" && !unread.empty()) {
+    return fmt::format("\"{}\" is no subcommand or option; see --help", unread.front());
+  }
+  std::string text = error.what();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text + "; see --help";
+}
+
+int OnParseError(const CLI::App& app, const CLI::ParseError& error, Invocation invocation,
+                 std::span<char* const> arguments) {
+  if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+  invocation.name = NameOf(app);
+  // What comes after the mistake has not been read.
+  invocation.json = std::find_if(arguments.begin(), arguments.end(), [](const char* argument) {
+                      return std::string_view(argument) == "--json";
+                    }) != arguments.end();
+  PrintError(invocation, Error(Code::kInvalidArgument, Explain(app, error)));
+  return kExitUsage;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("Moves tensors between processes over TCP.", "ferry");
+  Invocation invocation;
+  app.require_subcommand(1);
+  app.set_version_flag("--version", fmt::format("ferry {} {}", FERRY_VERSION, FERRY_COMMIT));
+  app.footer(kFooter);
+  for (const Subcommand& row : kSubcommands) {
+    CLI::App* const command = app.add_subcommand(row.name, row.summary);
+    command->footer("");
+    row.declare(command, &invocation);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return OnParseError(app, error, invocation, std::span(argv, static_cast<std::size_t>(argc)));
+  }
+  invocation.name = NameOf(app);
+  CatchSignals();
+  const Status status = invocation.run();
+  if (status) return kExitOk;
+  PrintError(invocation, status.error());
+  return ExitCodeOf(status.error().code());
+}
+
+}  // namespace
+}  // namespace ferry::tools
+
+int main(int argc, char** argv) { return ferry::tools::Main(argc, argv); }

@@ -1,0 +1,103 @@
+#include "ferry/tools/perf_case.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+namespace ferry::tools {
+namespace {
+
+// Vigna's splitmix64: the n-th number of a stream without the ones before it.
+constexpr std::uint64_t Mix(std::uint64_t x) noexcept {
+  x += 0x9E3779B97F4A7C15;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+  return x ^ (x >> 31);
+}
+
+std::uint64_t Word(std::uint64_t key, std::uint64_t index) noexcept {
+  return Mix(key + index * 0x9E3779B97F4A7C15);
+}
+
+std::uint64_t KeyOf(std::uint64_t seed, std::uint64_t block) noexcept {
+  return Mix(seed ^ Mix(block));
+}
+
+}  // namespace
+
+const char* OpName(Op op) noexcept {
+  switch (op) {
+    case Op::kWrite: return "write";
+    case Op::kRead: return "read";
+    case Op::kSend: return "send";
+  }
+  return "";
+}
+
+Result<Op> ParseOp(std::string_view text) {
+  for (const Op op : {Op::kWrite, Op::kRead, Op::kSend}) {
+    if (text == OpName(op)) return op;
+  }
+  return Error(Code::kInvalidArgument,
+               fmt::format("there is no operation \"{}\"; choose write, read or send", text));
+}
+
+std::uint64_t PerfCase::RegionBytes() const noexcept {
+  if (block_size == 0) return size;
+  return (size + block_size - 1) / block_size * block_size;
+}
+
+Layout::Layout(const PerfCase& perf_case, std::uint64_t seed)
+    : size_(perf_case.size),
+      block_bytes_(perf_case.block_size == 0 ? perf_case.size : perf_case.block_size),
+      slots_((size_ + block_bytes_ - 1) / block_bytes_) {
+  std::iota(slots_.begin(), slots_.end(), std::uint64_t{0});
+  for (std::uint64_t left = slots_.size(); left > 1; --left) {
+    std::swap(slots_[left - 1], slots_[Word(seed, left) % left]);
+  }
+}
+
+std::uint64_t Layout::bytes(std::uint64_t block) const noexcept {
+  return std::min(block_bytes_, size_ - block * block_bytes_);
+}
+
+BlockList BlocksBetween(const Layout& dst, const Layout& src) {
+  BlockList list;
+  list.Reserve(dst.blocks());
+  for (std::uint64_t i = 0; i < dst.blocks(); ++i) {
+    list.Add({.dst = dst.offset(i), .src = src.offset(i), .len = dst.bytes(i)});
+  }
+  return list;
+}
+
+void FillPattern(std::span<std::byte> region, const Layout& layout, std::uint64_t seed) {
+  for (std::uint64_t block = 0; block < layout.blocks(); ++block) {
+    const auto bytes = region.subspan(layout.offset(block), layout.bytes(block));
+    const std::uint64_t key = KeyOf(seed, block);
+    for (std::uint64_t at = 0; at < bytes.size(); at += 8) {
+      const std::uint64_t word = Word(key, at / 8);
+      std::memcpy(bytes.data() + at, &word, std::min<std::uint64_t>(8, bytes.size() - at));
+    }
+  }
+}
+
+std::optional<std::uint64_t> FindWrongBlock(std::span<const std::byte> region, const Layout& layout,
+                                            std::uint64_t seed) {
+  for (std::uint64_t block = 0; block < layout.blocks(); ++block) {
+    const auto bytes = region.subspan(layout.offset(block), layout.bytes(block));
+    const std::uint64_t key = KeyOf(seed, block);
+    for (std::uint64_t at = 0; at < bytes.size(); at += 8) {
+      const std::uint64_t word = Word(key, at / 8);
+      const auto length = std::min<std::uint64_t>(8, bytes.size() - at);
+      if (std::memcmp(bytes.data() + at, &word, length) != 0) return block;
+    }
+  }
+  return std::nullopt;
+}
+
+void Poison(std::span<std::byte> region) { std::memset(region.data(), 0xE5, region.size()); }
+
+}  // namespace ferry::tools

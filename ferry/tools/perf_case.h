@@ -1,0 +1,56 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "ferry/copy/block_list.h"
+#include "ferry/core/result.h"
+
+namespace ferry::tools {
+
+enum class Op { kWrite, kRead, kSend };
+const char* OpName(Op op) noexcept;
+// Errors: kInvalidArgument.
+Result<Op> ParseOp(std::string_view text);
+
+// What one row of `ferry perf` moves.
+struct PerfCase {
+  Op op = Op::kWrite;
+  std::uint64_t size = 0;
+  std::uint64_t block_size = 0;  // 0: contiguous
+
+  // The smallest region that holds it, which the last block may not fill.
+  std::uint64_t RegionBytes() const noexcept;
+};
+
+// Where the blocks of a case lie in one side's region: in order when contiguous, else shuffled, the
+// same way for the same seed on every machine.
+class Layout {
+ public:
+  Layout(const PerfCase& perf_case, std::uint64_t seed);
+
+  std::uint64_t blocks() const noexcept { return slots_.size(); }
+  std::uint64_t offset(std::uint64_t block) const noexcept { return slots_[block] * block_bytes_; }
+  std::uint64_t bytes(std::uint64_t block) const noexcept;
+
+ private:
+  std::uint64_t size_;
+  std::uint64_t block_bytes_;
+  std::vector<std::uint64_t> slots_;
+};
+
+// Each block of the case from its place in `src` to its place in `dst`.
+BlockList BlocksBetween(const Layout& dst, const Layout& src);
+
+// Fills a region's blocks with random bytes that depend on the seed and on the block, not on where
+// the block lies.
+void FillPattern(std::span<std::byte> region, const Layout& layout, std::uint64_t seed);
+// The first block that does not hold its bytes of FillPattern, if any.
+std::optional<std::uint64_t> FindWrongBlock(std::span<const std::byte> region, const Layout& layout,
+                                            std::uint64_t seed);
+// Overwrites what earlier transfers left.
+void Poison(std::span<std::byte> region);
+
+}  // namespace ferry::tools

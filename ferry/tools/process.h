@@ -1,0 +1,47 @@
+#pragma once
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "ferry/core/deadline.h"
+#include "ferry/core/fd.h"
+#include "ferry/core/result.h"
+
+namespace ferry::tools {
+
+// From now on the first SIGINT or SIGTERM only sets Interrupted(), the second kills; SIGPIPE does
+// nothing.
+void CatchSignals();
+bool Interrupted() noexcept;
+Error InterruptedError();
+
+// User and system time of this process so far, all threads.
+double CpuSeconds() noexcept;
+
+// Bytes that programs can still get without swapping; 0 where the kernel does not say.
+std::uint64_t AvailableMemory();
+
+// This program run a second time, as a server that announces itself with a JSON line on its stdout.
+// Ends with this object, and with this process however that dies.
+class ServerProcess {
+ public:
+  // Returns when the server listens. `arguments`: after the program's name. Call from the main
+  // thread. Errors: kUnavailable, kTimedOut.
+  static Result<ServerProcess> Start(const std::vector<std::string>& arguments, Deadline deadline);
+  ServerProcess(ServerProcess&& other) noexcept;
+  ServerProcess& operator=(ServerProcess&&) = delete;
+  ~ServerProcess();
+
+  std::uint16_t port() const noexcept { return port_; }
+
+ private:
+  ServerProcess(pid_t pid, UniqueFd output) : pid_(pid), output_(std::move(output)) {}
+  Status ReadAnnouncement(Deadline deadline);
+
+  pid_t pid_;
+  UniqueFd output_;  // its stdout; at its end the process is gone
+  std::uint16_t port_ = 0;
+};
+
+}  // namespace ferry::tools

@@ -1,0 +1,161 @@
+#include "ferry/tools/report.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "ferry/core/units.h"
+
+namespace ferry::tools {
+namespace {
+
+constexpr auto kProgressAfter = std::chrono::seconds(1);
+constexpr auto kProgressEvery = milliseconds(100);
+
+constexpr const char* kColumns =
+    "{:<6} {:<6} {:<8} {:>10} {:>8} {:>5} {:>6} {:>9} {:>9} {:>9} {:>7} {:>7} {:>6} {:>8} {:>8} "
+    "{:>6} {:>9} {:>8}";
+
+Json OrNull(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
+
+std::optional<double> Ratio(double ours, const std::optional<double>& floor) {
+  if (!floor || *floor <= 0) return std::nullopt;
+  return ours / *floor;
+}
+
+std::string Fixed(double value, int digits) { return fmt::format("{:.{}f}", value, digits); }
+std::string Fixed(const std::optional<double>& value, int digits) {
+  return value ? Fixed(*value, digits) : "-";
+}
+
+std::string YesNo(const std::optional<bool>& value) {
+  if (!value) return "-";
+  return *value ? "yes" : "no";
+}
+
+// A reader that went away is no reason to fail.
+void Put(std::FILE* file, std::string_view text) {
+  (void)std::fwrite(text.data(), 1, text.size(), file);
+  (void)std::fflush(file);
+}
+
+std::string LatencyLine(const PerfRow& row) {
+  std::string line = fmt::format("       half round trip of 8 bytes: p50 {} us, p99 {} us",
+                                 Fixed(row.half_rtt_us_p50, 1), Fixed(row.half_rtt_us_p99, 1));
+  if (row.floor_half_rtt_us_p50) {
+    line += fmt::format("; floor p50 {} us, p99 {} us", Fixed(row.floor_half_rtt_us_p50, 1),
+                        Fixed(row.floor_half_rtt_us_p99, 1));
+  }
+  return line;
+}
+
+}  // namespace
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  if (values.size() % 2 != 0) return values[middle];
+  return (values[middle - 1] + values[middle]) / 2;
+}
+
+double Percentile(std::vector<double> values, double share) {
+  const auto rank = std::ceil(share * static_cast<double>(values.size()));
+  const auto index = static_cast<std::size_t>(std::max(rank, 1.0)) - 1;
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(std::min(index, values.size() - 1));
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
+}
+
+Json ToJson(const PerfRow& row) {
+  Json json;
+  json["op"] = row.op;
+  json["memory"] = row.memory;
+  json["provider"] = row.provider;
+  json["size"] = row.size;
+  json["block_size"] = row.block_size;
+  json["lanes"] = row.lanes;
+  json["iterations"] = row.iterations;
+  json["seconds_avg"] = row.seconds_avg;
+  json["seconds_p50"] = row.seconds_p50;
+  json["seconds_p99"] = row.seconds_p99;
+  json["gbps"] = row.gbps;
+  json["floor_gbps"] = OrNull(row.floor_gbps);
+  json["floor_ratio"] = OrNull(Ratio(row.gbps, row.floor_gbps));
+  json["cpu_seconds_per_gb"] = row.cpu_seconds_per_gb;
+  json["floor_cpu_seconds_per_gb"] = OrNull(row.floor_cpu_seconds_per_gb);
+  json["cpu_ratio"] = OrNull(Ratio(row.cpu_seconds_per_gb, row.floor_cpu_seconds_per_gb));
+  json["ops_per_second"] = row.ops_per_second;
+  json["verified"] = row.verified ? Json(*row.verified) : Json(nullptr);
+  json["depth"] = row.depth;
+  json["wait"] = row.wait;
+  json["congestion_control"] = row.congestion_control;
+  if (row.half_rtt_us_p50) {
+    json["half_rtt_us_p50"] = OrNull(row.half_rtt_us_p50);
+    json["half_rtt_us_p99"] = OrNull(row.half_rtt_us_p99);
+    json["floor_half_rtt_us_p50"] = OrNull(row.floor_half_rtt_us_p50);
+    json["floor_half_rtt_us_p99"] = OrNull(row.floor_half_rtt_us_p99);
+  }
+  Json rounds = Json::array();
+  for (const PerfRow::Round& round : row.rounds) {
+    rounds.push_back(Json{{"gbps", round.gbps}, {"floor_gbps", OrNull(round.floor_gbps)}});
+  }
+  json["rounds"] = std::move(rounds);
+  return json;
+}
+
+std::string PerfTableHead() {
+  return fmt::format(kColumns, "op", "memory", "provider", "size", "block", "lanes", "iters",
+                     "avg ms", "p50 ms", "p99 ms", "GB/s", "floor", "share", "CPU s/GB", "floor",
+                     "ratio", "ops/s", "verified");
+}
+
+std::string PerfTableLine(const PerfRow& row) {
+  std::string line =
+      fmt::format(kColumns, row.op, row.memory, row.provider, FormatSize(row.size),
+                  row.block_size == 0 ? "-" : FormatSize(row.block_size), row.lanes, row.iterations,
+                  Fixed(row.seconds_avg * 1e3, 3), Fixed(row.seconds_p50 * 1e3, 3),
+                  Fixed(row.seconds_p99 * 1e3, 3), Fixed(row.gbps, 3), Fixed(row.floor_gbps, 3),
+                  Fixed(Ratio(row.gbps, row.floor_gbps), 3), Fixed(row.cpu_seconds_per_gb, 3),
+                  Fixed(row.floor_cpu_seconds_per_gb, 3),
+                  Fixed(Ratio(row.cpu_seconds_per_gb, row.floor_cpu_seconds_per_gb), 2),
+                  Fixed(row.ops_per_second, 1), YesNo(row.verified));
+  if (row.half_rtt_us_p50) line += "\n" + LatencyLine(row);
+  return line;
+}
+
+void PrintLine(std::string_view text) { Put(stdout, std::string(text) + "\n"); }
+void PrintNote(std::string_view text) { Put(stderr, std::string(text) + "\n"); }
+
+void PrintError(const Invocation& invocation, const Error& error) {
+  PrintNote(fmt::format("{}: {}", invocation.name, Printable(error.message())));
+  if (invocation.json) PrintLine(DumpJson(ErrorToJson(error)));
+}
+
+std::string Printable(std::string_view text) {
+  std::string printable;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    printable += byte < 0x20 || byte == 0x7F ? fmt::format("\\x{:02x}", byte) : std::string(1, c);
+  }
+  return printable;
+}
+
+Progress::Progress()
+    : terminal_(::isatty(STDERR_FILENO) == 1), next_(Clock::now() + kProgressAfter) {}
+
+Progress::~Progress() {
+  if (shown_) Put(stderr, "\r\x1b[K");
+}
+
+void Progress::Show(std::string_view text) {
+  const auto now = Clock::now();
+  if (!terminal_ || now < next_) return;
+  next_ = now + kProgressEvery;
+  shown_ = true;
+  Put(stderr, fmt::format("\r\x1b[K{}", text));
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,86 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/core/deadline.h"
+#include "ferry/core/result.h"
+#include "ferry/tools/command.h"
+#include "ferry/tools/json.h"
+
+namespace ferry::tools {
+
+// The middle value; of an even number of them, the mean of the middle two. Not of nothing.
+double Median(std::vector<double> values);
+// The smallest value that at least `share` of them do not exceed. Not of nothing.
+double Percentile(std::vector<double> values, double share);
+
+// One line of `ferry perf`. Rates are in units of 1e9 bytes per second. Absent: not measured.
+struct PerfRow {
+  std::string op;
+  std::string memory = "host";
+  std::string provider;
+  std::uint64_t size = 0;
+  std::uint64_t block_size = 0;
+  std::uint64_t lanes = 0;
+  std::uint64_t iterations = 0;  // in each round
+  std::uint64_t depth = 1;
+  std::string wait;
+  std::string congestion_control;  // with the reason
+
+  // Medians over the rounds, but for the percentiles, which are of all operations.
+  double seconds_avg = 0;
+  double seconds_p50 = 0;
+  double seconds_p99 = 0;
+  double gbps = 0;
+  double ops_per_second = 0;
+  double cpu_seconds_per_gb = 0;  // of both processes
+  std::optional<double> floor_gbps;
+  std::optional<double> floor_cpu_seconds_per_gb;
+  std::optional<bool> verified;
+
+  // Half of the round trip of 8 bytes, in microseconds; of sends only.
+  std::optional<double> half_rtt_us_p50;
+  std::optional<double> half_rtt_us_p99;
+  std::optional<double> floor_half_rtt_us_p50;
+  std::optional<double> floor_half_rtt_us_p99;
+
+  struct Round {
+    double gbps = 0;
+    std::optional<double> floor_gbps;
+  };
+  std::vector<Round> rounds;
+};
+Json ToJson(const PerfRow& row);
+std::string PerfTableHead();
+std::string PerfTableLine(const PerfRow& row);
+
+// To stdout, with a line end, at once.
+void PrintLine(std::string_view text);
+// Likewise to stderr.
+void PrintNote(std::string_view text);
+// One sentence on stderr, and with --json an object on stdout.
+void PrintError(const Invocation& invocation, const Error& error);
+// Without control characters, which a peer may have put in.
+std::string Printable(std::string_view text);
+
+// A line on a terminal that says how far a slow thing has come; nothing for what is over within a
+// second, or where stderr is no terminal.
+class Progress {
+ public:
+  Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  ~Progress();
+
+  void Show(std::string_view text);
+
+ private:
+  const bool terminal_;
+  Clock::time_point next_;
+  bool shown_ = false;
+};
+
+}  // namespace ferry::tools
