@@ -1,0 +1,139 @@
+#include "tests/engine_peer.h"
+
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <sstream>
+#include <utility>
+
+#include "ferry/core/crc32c.h"
+
+namespace ferry::tests {
+
+Settings FastSettings(const Settings& more) {
+  Settings settings = {"listen_host=127.0.0.1",
+                       fmt::format("peer_timeout={}", kPeerTimeout.count()),
+                       fmt::format("heartbeat_interval={}", kHeartbeat.count()),
+                       fmt::format("drain_grace={}", kDrainGrace.count())};
+  settings.insert(settings.end(), more.begin(), more.end());
+  return settings;
+}
+
+Config ConfigOf(const Settings& settings) {
+  Config config;
+  for (const std::string& setting : settings) {
+    const auto equals = setting.find('=');
+    Must(config.Set(setting.substr(0, equals), setting.substr(equals + 1)));
+  }
+  return config;
+}
+
+void ExpectWithin(milliseconds took, milliseconds bound, std::string_view what) {
+  fmt::print("{}: {} ms; the bound is {} ms\n", what, took.count(), bound.count());
+  (void)std::fflush(stdout);
+  EXPECT_LE(took.count(), (bound + kSlack).count()) << what;
+}
+
+// ---- PatternRegion ------------------------------------------------------------------------------
+
+namespace {
+
+GuardedMemory Patterned(std::size_t bytes, std::uint64_t seed) {
+  GuardedMemory memory(bytes);
+  Fill(memory.bytes(), seed);
+  return memory;
+}
+
+}  // namespace
+
+PatternRegion::PatternRegion(transfer::Endpoint& endpoint, std::size_t size, std::uint64_t seed,
+                             transfer::Rights rights)
+    : memory(Patterned(size, seed)), region(Must(endpoint.Register(memory.bytes(), rights))) {}
+
+std::uint32_t PatternRegion::Digest() const { return Crc32c(memory.bytes()); }
+
+// ---- EnginePeer ---------------------------------------------------------------------------------
+
+EnginePeer::EnginePeer(const Settings& settings) : process_(Must(PeerProcess::Start("engine"))) {
+  std::string command = "endpoint";
+  for (const std::string& setting : settings) command += " " + setting;
+  address_ = Must(transfer::EndpointAddress::Parse(FromHex(Ask(command))));
+}
+
+std::string EnginePeer::host_and_port() const { return address_.at.front().ToString(); }
+
+std::string EnginePeer::Ask(const std::string& command) {
+  Say(command);
+  return Answer();
+}
+
+void EnginePeer::Accept() { Ask("accept"); }
+
+transfer::Connection EnginePeer::AcceptedBy(transfer::Endpoint& endpoint) {
+  Say("connect " + ToHex(endpoint.address().Serialize()));
+  transfer::Connection connection = Must(endpoint.Accept(Patience()));
+  Answer();
+  return connection;
+}
+
+std::vector<std::byte> EnginePeer::Region(const std::string& name, std::uint64_t bytes,
+                                          std::uint64_t seed, const std::string& rights) {
+  return FromHex(Ask(fmt::format("region {} {} {} {}", name, bytes, seed, rights)));
+}
+
+void EnginePeer::Deregister(const std::string& name) { Ask("deregister " + name); }
+
+void EnginePeer::Fill(const std::string& name, std::uint64_t seed) {
+  Ask(fmt::format("fill {} {}", name, seed));
+}
+
+void EnginePeer::AwaitChange(const std::string& name, std::uint64_t word, std::uint64_t seed) {
+  Ask(fmt::format("await_change {} {} {}", name, word, seed));
+}
+
+std::uint32_t EnginePeer::Digest(const std::string& name) {
+  return static_cast<std::uint32_t>(std::stoul(Ask("digest " + name)));
+}
+
+Census EnginePeer::TakeCensus(const std::string& name, std::uint64_t before, std::uint64_t after) {
+  std::istringstream answer(Ask(fmt::format("census {} {} {}", name, before, after)));
+  Census census;
+  answer >> census.before >> census.after >> census.foreign;
+  return census;
+}
+
+void EnginePeer::PostWrite(const std::string& local, const transfer::Region& remote) {
+  Ask(fmt::format("write {} {}", local, ToHex(remote.key())));
+}
+
+void EnginePeer::PostRead(const std::string& local, const transfer::Region& remote) {
+  Ask(fmt::format("read {} {}", local, ToHex(remote.key())));
+}
+
+std::string EnginePeer::Outcome() { return Ask("outcome"); }
+
+std::string EnginePeer::TakeNotification(milliseconds wait) {
+  return Ask(fmt::format("notification {}", wait.count()));
+}
+
+std::uint64_t EnginePeer::Refusals() { return std::stoull(Ask("refusals")); }
+
+void EnginePeer::Vanish() {
+  Say("vanish");
+  (void)Must(process_->WaitExit(Patience()));
+}
+
+int EnginePeer::Quit() {
+  Say("quit");
+  return Must(process_->WaitExit(Patience()));
+}
+
+LinkedPeer::LinkedPeer(const Settings& settings)
+    : peer(settings),
+      endpoint(Must(transfer::Endpoint::Create(ConfigOf(settings)))),
+      connection(Must(endpoint.Connect(peer.address(), Patience()))) {
+  peer.Accept();
+}
+
+}  // namespace ferry::tests

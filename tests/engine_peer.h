@@ -1,0 +1,117 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/transfer/endpoint.h"
+#include "tests/guarded_memory.h"
+#include "tests/peer_process.h"
+
+// A peer with an endpoint of its own in another process, which does what it is told.
+namespace ferry::tests {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+// Settings of both sides, chosen so that what takes seconds by default takes tenths. With a
+// sanitizer a process on a busy machine may be silent for long without being frozen.
+inline constexpr milliseconds kPeerTimeout{kSanitized ? 3000 : 1000};
+inline constexpr milliseconds kHeartbeat{200};
+inline constexpr milliseconds kDrainGrace{500};
+// Added to every bound in time: what a machine with other work to do may be late.
+inline constexpr milliseconds kSlack{kSanitized ? 5000 : 2000};
+
+// "name=value", as Config::Set takes them.
+using Settings = std::vector<std::string>;
+Settings FastSettings(const Settings& more = {});
+Config ConfigOf(const Settings& settings);
+
+// The time from now on.
+class Stopwatch {
+ public:
+  milliseconds elapsed() const {
+    return std::chrono::duration_cast<milliseconds>(Clock::now() - start_);
+  }
+
+ private:
+  Clock::time_point start_ = Clock::now();
+};
+// Expects `took` <= `bound` + kSlack, and prints both.
+void ExpectWithin(milliseconds took, milliseconds bound, std::string_view what);
+
+// Registered memory with the pattern of `seed`.
+struct PatternRegion {
+  PatternRegion(transfer::Endpoint& endpoint, std::size_t bytes, std::uint64_t seed,
+                transfer::Rights rights = transfer::Rights::kReadWrite);
+
+  std::span<std::byte> bytes() const noexcept { return memory.bytes(); }
+  std::uint32_t Digest() const;
+
+  GuardedMemory memory;
+  transfer::Region region;
+};
+
+// The parent's handle of a peer in the role "engine". Each method is one command of
+// engine_role.cc, and throws when that fails.
+class EnginePeer {
+ public:
+  explicit EnginePeer(const Settings& settings = FastSettings());
+
+  PeerProcess& process() noexcept { return *process_; }
+  const transfer::EndpointAddress& address() const noexcept { return address_; }
+  std::string host_and_port() const;
+
+  // Takes the peer's next visitor, or visits `endpoint` and has it accept.
+  void Accept();
+  transfer::Connection AcceptedBy(transfer::Endpoint& endpoint);
+  // A region named `name` there; returns its key.
+  std::vector<std::byte> Region(const std::string& name, std::uint64_t bytes, std::uint64_t seed,
+                                const std::string& rights = "read,write");
+  void Deregister(const std::string& name);
+  void Fill(const std::string& name, std::uint64_t seed);
+  void AwaitChange(const std::string& name, std::uint64_t word, std::uint64_t seed);
+  std::uint32_t Digest(const std::string& name);
+  // Throws if a guard is damaged, too.
+  Census TakeCensus(const std::string& name, std::uint64_t before, std::uint64_t after);
+  // Posts the transfer of the whole region `local` to or from the region of `key`.
+  void PostWrite(const std::string& local, const transfer::Region& remote);
+  void PostRead(const std::string& local, const transfer::Region& remote);
+  // "ok" or "<CodeName> <message>" of the oldest post.
+  std::string Outcome();
+  // The notification, or "<CodeName> <message>" of the error.
+  std::string TakeNotification(milliseconds wait);
+  std::uint64_t Refusals();
+  // _exit() without a word to anybody. Returns when the process has gone.
+  void Vanish();
+  // An orderly end, and its exit status.
+  int Quit();
+
+  std::string Ask(const std::string& command);
+  // Says a command whose answer is collected later, by Answer().
+  void Say(const std::string& command) { process_->Command(command); }
+  std::string Answer() { return process_->Answer(); }
+
+ private:
+  std::unique_ptr<PeerProcess> process_;
+  transfer::EndpointAddress address_;
+};
+
+// An endpoint here that is connected to a peer there.
+struct LinkedPeer {
+  explicit LinkedPeer(const Settings& settings = FastSettings());
+
+  EnginePeer peer;
+  transfer::Endpoint endpoint;
+  transfer::Connection connection;
+};
+
+// The role; in the child.
+int RunEnginePeer(LinePipe& parent);
+
+}  // namespace ferry::tests

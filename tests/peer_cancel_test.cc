@@ -1,0 +1,220 @@
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ferry/core/units.h"
+#include "tests/engine_peer.h"
+#include "tests/gift_test_base.h"
+
+// Promises of the engine about an operation that is cancelled, or late, in the middle: it ends
+// soon, from then on neither process's memory changes, and the connection is as good as before.
+namespace ferry::tests {
+namespace {
+
+using transfer::Connection;
+using transfer::Operation;
+using transfer::PostOptions;
+using transfer::RemoteRegion;
+using transfer::TransferPart;
+
+constexpr std::uint64_t kBulk = kSanitized ? 128 * kMiB : kGiB;
+constexpr std::uint64_t kEarlyWord = kBulk / 8 / sizeof(std::uint64_t);
+constexpr milliseconds kShort{30};
+
+constexpr std::uint64_t kSourceSeed = 1;
+constexpr std::uint64_t kDestinationSeed = 2;
+constexpr std::uint64_t kPeerSeed = 3;
+constexpr std::uint64_t kLaterSeed = 11;
+
+PostOptions Options(Deadline deadline, std::string_view notification = {}) {
+  PostOptions options;
+  options.deadline = deadline;
+  options.notification = std::as_bytes(std::span(notification));
+  return options;
+}
+
+class Cut : public GiftTest {
+ protected:
+  Cut() : link_(FastGiftSettings()) {}
+
+  RemoteRegion PeerRegion(const std::string& name, std::uint64_t bytes) {
+    return Must(link_.connection.Import(link_.peer.Region(name, bytes, kPeerSeed)));
+  }
+  std::vector<TransferPart> Whole(const PatternRegion& local, const RemoteRegion& remote) const {
+    std::vector<TransferPart> parts(1);
+    parts[0].local = &local.region;
+    parts[0].remote = &remote;
+    parts[0].blocks.Add({.dst = 0, .src = 0, .len = local.bytes().size()});
+    return parts;
+  }
+  Operation Write(const PatternRegion& local, const RemoteRegion& remote,
+                  const PostOptions& options) {
+    return Must(link_.connection.Write(
+        Must(link_.connection.PrepareWrite(Whole(local, remote))), options));
+  }
+  Operation Read(const PatternRegion& local, const RemoteRegion& remote,
+                 const PostOptions& options) {
+    return Must(
+        link_.connection.Read(Must(link_.connection.PrepareRead(Whole(local, remote))), options));
+  }
+  static void ExpectOk(Operation operation) {
+    const Status status = operation.Wait(Patience());
+    EXPECT_TRUE(status) << status.error().ToString();
+  }
+  static void ExpectEnds(Operation operation, Code code, milliseconds bound) {
+    const Stopwatch since;
+    const Status status = operation.Wait(Patience());
+    ExpectWithin(since.elapsed(), bound, "the end of the operation");
+    ASSERT_TRUE(operation.Poll());
+    ASSERT_FALSE(status) << "it was over before it could be cut";
+    EXPECT_EQ(status.error().code(), code) << status.error().ToString();
+  }
+  // A write and a read of something else.
+  void RoundTrip() {
+    const PatternRegion small(link_.endpoint, kMiB, kSourceSeed);
+    const RemoteRegion elsewhere = PeerRegion(fmt::format("elsewhere-{}", ++round_trips_), kMiB);
+    ExpectOk(Write(small, elsewhere, Options(Patience())));
+    Fill(small.bytes(), kLaterSeed);
+    ExpectOk(Read(small, elsewhere, Options(Patience())));
+    EXPECT_EQ(TakeCensus(small.bytes(), 0, kSourceSeed).after, kMiB);
+  }
+
+  // A write to "in" has just ended early: the target is what it is, whatever the source becomes.
+  void ExpectTargetIsLeftAlone(const PatternRegion& source) {
+    link_.peer.Say("digest in");
+    Fill(source.bytes(), kLaterSeed);
+    const std::string right_after = link_.peer.Answer();
+    RoundTrip();
+    EXPECT_EQ(link_.peer.Ask("digest in"), right_after) << "memory was written after the end";
+    const Census census = link_.peer.TakeCensus("in", kPeerSeed, kSourceSeed);
+    EXPECT_EQ(census.foreign, 0u);
+    EXPECT_GT(census.before, 0u) << "the write was not in the middle";
+    EXPECT_FALSE(link_.connection.lost());
+  }
+  void ExpectSourceIsLeftAlone(const PatternRegion& destination) {
+    const std::uint32_t right_after = destination.Digest();
+    RoundTrip();
+    EXPECT_EQ(destination.Digest(), right_after) << "memory was written after the end";
+    EXPECT_TRUE(destination.memory.GuardsIntact());
+    const Census census = TakeCensus(destination.bytes(), kDestinationSeed, kPeerSeed);
+    EXPECT_EQ(census.foreign, 0u);
+    EXPECT_GT(census.before, 0u) << "the read was not in the middle";
+    EXPECT_FALSE(link_.connection.lost());
+  }
+
+  LinkedPeer link_;
+  int round_trips_ = 0;
+};
+INSTANTIATE_TEST_SUITE_P(Gift, Cut, GiftModes(), GiftName);
+
+TEST_P(Cut, WriteByCancelLeavesTheTargetAloneAndTheConnectionGood) {
+  const PatternRegion source(link_.endpoint, kBulk, kSourceSeed);
+  const RemoteRegion in = PeerRegion("in", kBulk);
+  Operation write = Write(source, in, Options(Patience(), "never said"));
+  link_.peer.AwaitChange("in", kEarlyWord, kPeerSeed);
+  write.Cancel();
+  ExpectEnds(write, Code::kCancelled, kDrainGrace);
+  ExpectTargetIsLeftAlone(source);
+
+  ExpectOk(Write(source, in, Options(Patience(), "said")));
+  EXPECT_EQ(link_.peer.TakeNotification(kPatience), "said");
+  EXPECT_EQ(link_.peer.TakeCensus("in", kPeerSeed, kLaterSeed).after, kBulk);
+  EXPECT_EQ(link_.peer.Quit(), 0);
+}
+
+TEST_P(Cut, WriteByItsDeadlineLeavesTheTargetAloneAndTheConnectionGood) {
+  const PatternRegion source(link_.endpoint, kBulk, kSourceSeed);
+  const RemoteRegion in = PeerRegion("in", kBulk);
+  ExpectEnds(Write(source, in, Options(Deadline::After(kShort), "never said")), Code::kTimedOut,
+             kShort + kDrainGrace);
+  ExpectTargetIsLeftAlone(source);
+
+  ExpectOk(Write(source, in, Options(Patience(), "said")));
+  EXPECT_EQ(link_.peer.TakeNotification(kPatience), "said");
+  EXPECT_EQ(link_.peer.TakeCensus("in", kPeerSeed, kLaterSeed).after, kBulk);
+  EXPECT_EQ(link_.peer.Quit(), 0);
+}
+
+TEST_P(Cut, ReadByCancelLeavesItsDestinationAloneAndTheConnectionGood) {
+  const PatternRegion destination(link_.endpoint, kBulk, kDestinationSeed);
+  const RemoteRegion out = PeerRegion("out", kBulk);
+  Operation read = Read(destination, out, Options(Patience()));
+  ASSERT_TRUE(WaitForChange(destination.bytes(), kEarlyWord, kDestinationSeed,
+                            Patience()));
+  read.Cancel();
+  ExpectEnds(read, Code::kCancelled, kDrainGrace);
+  ExpectSourceIsLeftAlone(destination);
+
+  ExpectOk(Read(destination, out, Options(Patience())));
+  EXPECT_EQ(TakeCensus(destination.bytes(), 0, kPeerSeed).after, kBulk);
+  EXPECT_EQ(link_.peer.Quit(), 0);
+}
+
+TEST_P(Cut, ReadByItsDeadlineLeavesItsDestinationAloneAndTheConnectionGood) {
+  const PatternRegion destination(link_.endpoint, kBulk, kDestinationSeed);
+  const RemoteRegion out = PeerRegion("out", kBulk);
+  ExpectEnds(Read(destination, out, Options(Deadline::After(kShort))), Code::kTimedOut,
+             kShort + kDrainGrace);
+  ExpectSourceIsLeftAlone(destination);
+
+  ExpectOk(Read(destination, out, Options(Patience())));
+  EXPECT_EQ(TakeCensus(destination.bytes(), 0, kPeerSeed).after, kBulk);
+  EXPECT_EQ(link_.peer.Quit(), 0);
+}
+
+TEST_P(Cut, ReceiveByCancelLeavesItsBufferAloneAndTellsTheSender) {
+  GuardedMemory buffer(kBulk);
+  Fill(buffer.bytes(), kDestinationSeed);
+  link_.peer.Region("message", kBulk, kPeerSeed);
+  Operation receive = Must(link_.connection.Recv(5, ~0ull, buffer.bytes()));
+  link_.peer.Ask("send message 5");
+  ASSERT_TRUE(WaitForChange(buffer.bytes(), kEarlyWord, kDestinationSeed,
+                            Patience()));
+  receive.Cancel();
+  ExpectEnds(receive, Code::kCancelled, kDrainGrace);
+  const Census right_after = TakeCensus(buffer.bytes(), kDestinationSeed, kPeerSeed);
+  const std::string sent = link_.peer.Outcome();
+  EXPECT_TRUE(sent.starts_with("Refused") || sent.starts_with("Cancelled")) << sent;
+  RoundTrip();
+  const Census later = TakeCensus(buffer.bytes(), kDestinationSeed, kPeerSeed);
+  EXPECT_EQ(later.after, right_after.after);
+  EXPECT_EQ(later.foreign, 0u);
+  EXPECT_GT(later.before, 0u) << "the message was not in the middle";
+  EXPECT_TRUE(buffer.GuardsIntact());
+  EXPECT_FALSE(link_.connection.lost());
+  EXPECT_EQ(link_.peer.Quit(), 0);
+}
+
+TEST_P(Cut, WriteAtAnyMomentEitherEndsWellOrLeavesTheTargetAlone) {
+  constexpr std::uint64_t kSome = 16 * kMiB;
+  constexpr int kRounds = 24;
+  const PatternRegion source(link_.endpoint, kSome, kSourceSeed);
+  const RemoteRegion in = PeerRegion("in", kSome);
+  for (int round = 0; round < kRounds; ++round) {
+    link_.peer.Fill("in", kPeerSeed);
+    Fill(source.bytes(), kSourceSeed);
+    Operation write = Write(source, in, Options(Patience()));
+    // Later in each round; the last ones come too late.
+    const Deadline moment = Deadline::After(microseconds(500 * round));
+    while (!write.Poll() && !moment.expired()) {
+    }
+    write.Cancel();
+    const Status status = write.Wait(Patience());
+    link_.peer.Say("digest in");
+    Fill(source.bytes(), kLaterSeed);
+    const std::string right_after = link_.peer.Answer();
+    const Census census = link_.peer.TakeCensus("in", kPeerSeed, kSourceSeed);
+    EXPECT_EQ(census.foreign, 0u) << "round " << round;
+    EXPECT_TRUE(!status || census.after == kSome) << "round " << round;
+    EXPECT_TRUE(status || status.error().code() == Code::kCancelled) << status.error().ToString();
+    EXPECT_EQ(link_.peer.Ask("digest in"), right_after) << "round " << round;
+  }
+  EXPECT_FALSE(link_.connection.lost());
+  EXPECT_EQ(link_.peer.Quit(), 0);
+}
+
+}  // namespace
+}  // namespace ferry::tests

@@ -1,0 +1,172 @@
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ferry/core/units.h"
+#include "tests/engine_peer.h"
+#include "tests/gift_test_base.h"
+#include "tests/posted_operations.h"
+
+// Promises of the engine when the other process dies: every operation ends, once, with kPeerLost
+// and soon; what it used is then nobody else's; and only that connection is affected.
+namespace ferry::tests {
+namespace {
+
+using transfer::Endpoint;
+using transfer::PostOptions;
+using transfer::RemoteRegion;
+
+constexpr std::uint64_t kBulk = (kSanitized ? 64 : 512) * kMiB;
+constexpr std::uint64_t kEarlyWord = kBulk / 8 / sizeof(std::uint64_t);
+constexpr milliseconds kSoon{1000};
+
+constexpr std::uint64_t kSourceSeed = 1;
+constexpr std::uint64_t kDestinationSeed = 2;
+constexpr std::uint64_t kPeerInSeed = 3;
+constexpr std::uint64_t kPeerOutSeed = 4;
+
+class PeerDeath : public GiftTest {};
+INSTANTIATE_TEST_SUITE_P(Gift, PeerDeath, GiftModes(), GiftName);
+
+void DestroyEndpoint(Endpoint* endpoint) { const Endpoint gone = std::move(*endpoint); }
+
+// Nothing changes the memory between now and the end of everything that could.
+void ExpectQuiescent(LinkedPeer* link, const PatternRegion& destination) {
+  const std::uint32_t right_after = destination.Digest();
+  DestroyEndpoint(&link->endpoint);
+  EXPECT_EQ(destination.Digest(), right_after) << "memory was written after the operation's end";
+  EXPECT_TRUE(destination.memory.GuardsIntact());
+  EXPECT_EQ(TakeCensus(destination.bytes(), kDestinationSeed, kPeerOutSeed).foreign, 0u);
+}
+
+TEST_P(PeerDeath, EndsEveryKindOfOperationInTheMiddleOfAWrite) {
+  LinkedPeer link(FastGiftSettings());
+  const PatternRegion source(link.endpoint, kBulk, kSourceSeed);
+  const PatternRegion destination(link.endpoint, kBulk, kDestinationSeed);
+  const auto in = Must(link.connection.Import(link.peer.Region("in", kBulk, kPeerInSeed)));
+  const auto out = Must(link.connection.Import(link.peer.Region("out", kBulk, kPeerOutSeed)));
+  std::vector<std::byte> received(kMiB);
+
+  PostedOperations posted;
+  posted.Add("receive", link.connection.Recv(7, ~0ull, received));
+  posted.Add("large send", link.connection.Send(9, source.bytes().first(kMiB)));
+  posted.Add("read", link.connection.Read(destination.region, 0, out, 0, kBulk));
+  posted.Add("write", link.connection.Write(source.region, 0, in, 0, kBulk));
+  link.peer.AwaitChange("in", kEarlyWord, kPeerInSeed);
+  link.peer.process().Kill();
+  const Stopwatch since;
+
+  posted.ExpectAllEnd(Code::kPeerLost, since, kSoon);
+  EXPECT_TRUE(link.connection.lost());
+  const auto refused = link.connection.Write(source.region, 0, in, 0, kBulk);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kPeerLost);
+  ExpectQuiescent(&link, destination);
+  posted.ExpectEndedOnce();
+}
+
+TEST_P(PeerDeath, EndsAReadWhoseDestinationIsThenLeftAlone) {
+  LinkedPeer link(FastGiftSettings());
+  const PatternRegion destination(link.endpoint, kBulk, kDestinationSeed);
+  const auto out = Must(link.connection.Import(link.peer.Region("out", kBulk, kPeerOutSeed)));
+
+  PostedOperations posted;
+  posted.Add("read", link.connection.Read(destination.region, 0, out, 0, kBulk));
+  ASSERT_TRUE(WaitForChange(destination.bytes(), kEarlyWord, kDestinationSeed,
+                            Patience()));
+  link.peer.process().Kill();
+  const Stopwatch since;
+
+  posted.ExpectAllEnd(Code::kPeerLost, since, kSoon);
+  ExpectQuiescent(&link, destination);
+  posted.ExpectEndedOnce();
+}
+
+TEST_P(PeerDeath, EndsANotificationThatTheStoppedPeerNeverTook) {
+  LinkedPeer link(FastGiftSettings());
+  ASSERT_TRUE(link.peer.process().Stop(Patience()));
+  const std::string text = "nobody reads this";
+  PostedOperations posted;
+  posted.Add("notification", link.connection.Notify(std::as_bytes(std::span(text))));
+  posted.Add("small send", link.connection.Send(1, std::as_bytes(std::span(text))));
+  link.peer.process().Kill();
+  const Stopwatch since;
+  posted.ExpectAllEnd(Code::kPeerLost, since, kSoon);
+  const auto none = link.connection.TakeNotification(Patience());
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code(), Code::kPeerLost);
+  DestroyEndpoint(&link.endpoint);
+  posted.ExpectEndedOnce();
+}
+
+// The other side of it: a peer that writes to us, or reads from us, and is gone in the middle of a
+// frame.
+class VisitorDeath : public GiftTest {
+ protected:
+  VisitorDeath() : endpoint_(Must(Endpoint::Create(ConfigOf(FastGiftSettings())))) {}
+
+  void ExpectLostSoon(transfer::Connection* connection, const Stopwatch& since) {
+    const auto lost = connection->TakeNotification(Patience());
+    ExpectWithin(since.elapsed(), kSoon, "the loss of the visitor");
+    ASSERT_FALSE(lost);
+    EXPECT_EQ(lost.error().code(), Code::kPeerLost) << lost.error().ToString();
+  }
+  // Another visitor is served as if nothing had been.
+  void ExpectServes(const PatternRegion& region) {
+    EnginePeer next(FastGiftSettings());
+    transfer::Connection connection = next.AcceptedBy(endpoint_);
+    next.Region("fresh", region.bytes().size(), 99);
+    next.PostWrite("fresh", region.region);
+    EXPECT_EQ(next.Outcome(), "done");
+    EXPECT_EQ(TakeCensus(region.bytes(), 0, 99).after, region.bytes().size());
+    EXPECT_EQ(next.Quit(), 0);
+  }
+
+  Endpoint endpoint_;
+};
+INSTANTIATE_TEST_SUITE_P(Gift, VisitorDeath, GiftModes(), GiftName);
+
+TEST_P(VisitorDeath, InTheMiddleOfItsWriteLeavesTheTargetWholeAndServing) {
+  const PatternRegion target(endpoint_, kBulk, kDestinationSeed);
+  EnginePeer visitor(FastGiftSettings());
+  transfer::Connection connection = visitor.AcceptedBy(endpoint_);
+  visitor.Region("from", kBulk, kPeerOutSeed);
+  visitor.PostWrite("from", target.region);
+  ASSERT_TRUE(
+      WaitForChange(target.bytes(), kEarlyWord, kDestinationSeed, Patience()));
+  visitor.Vanish();
+  const Stopwatch since;
+
+  ExpectLostSoon(&connection, since);
+  connection.Close();  // returns when nothing touches memory any more
+  const std::uint32_t right_after = target.Digest();
+  EXPECT_TRUE(target.memory.GuardsIntact());
+  const Census census = TakeCensus(target.bytes(), kDestinationSeed, kPeerOutSeed);
+  EXPECT_EQ(census.foreign, 0u);
+  EXPECT_GT(census.before, 0u) << "the write was not in the middle";
+  EXPECT_EQ(target.Digest(), right_after);
+  ExpectServes(target);
+}
+
+TEST_P(VisitorDeath, InTheMiddleOfItsReadLetsTheRegionGo) {
+  PatternRegion target(endpoint_, kBulk, kDestinationSeed);
+  EnginePeer visitor(FastGiftSettings());
+  transfer::Connection connection = visitor.AcceptedBy(endpoint_);
+  visitor.Region("to", kBulk, kPeerInSeed);
+  visitor.PostRead("to", target.region);
+  visitor.AwaitChange("to", kEarlyWord, kPeerInSeed);
+  visitor.Vanish();
+  const Stopwatch since;
+
+  ExpectLostSoon(&connection, since);
+  EXPECT_TRUE(target.region.Deregister(Deadline::After(kSlack)));
+  EXPECT_EQ(TakeCensus(target.bytes(), kDestinationSeed, 0).before, kBulk);
+  const PatternRegion next(endpoint_, kMiB, kDestinationSeed);
+  ExpectServes(next);
+}
+
+}  // namespace
+}  // namespace ferry::tests

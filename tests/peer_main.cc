@@ -1,0 +1,20 @@
+#include <gtest/gtest.h>
+
+#include <string_view>
+
+#include "tests/engine_peer.h"
+#include "tests/peer_process.h"
+#include "tests/raw_role.h"
+
+// The tests, or one peer process of a test.
+int main(int argc, char** argv) {
+  using ferry::tests::LinePipe;
+  if (const std::string_view role = ferry::tests::RoleOf(argc, argv); !role.empty()) {
+    LinePipe parent = ferry::tests::JoinParent();
+    if (role == "engine") return ferry::tests::RunEnginePeer(parent);
+    if (role == "raw") return ferry::tests::RunRawPeer(parent);
+    return 2;
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

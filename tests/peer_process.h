@@ -1,0 +1,99 @@
+#pragma once
+#include <sys/types.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ferry/core/deadline.h"
+#include "ferry/core/fd.h"
+#include "ferry/core/function_ref.h"
+#include "ferry/core/result.h"
+
+// A second process for tests that need one: this test's program, run again in a role. Waits have
+// deadlines everywhere, and a peer never outlives the test.
+namespace ferry::tests {
+
+// How long a thing may take that has no bound of its own.
+inline constexpr std::chrono::seconds kPatience{60};
+inline Deadline Patience() { return Deadline::After(kPatience); }
+
+// For what must work for a test to go on: throws the error as a std::runtime_error.
+[[noreturn]] void ThrowError(const Error& error);
+template <class T>
+T Must(Result<T> result) {
+  if (!result) ThrowError(result.error());
+  return *std::move(result);
+}
+
+// Lines of text to and from another process. One thread.
+class LinePipe {
+ public:
+  // `socket` is one end of a socketpair.
+  explicit LinePipe(UniqueFd socket) : socket_(std::move(socket)) {}
+
+  // Errors: kTimedOut, kPeerLost when nobody reads any more.
+  Status Say(std::string_view line, Deadline deadline);
+  // The next line, without its end. Errors: kTimedOut, kPeerLost after the last one.
+  Result<std::string> Hear(Deadline deadline);
+
+ private:
+  Status WaitFor(short events, Deadline deadline) const;
+
+  UniqueFd socket_;
+  std::string heard_;  // not yet handed out
+};
+
+// A process in a role, as its parent sees it. Killed and reaped when it goes.
+class PeerProcess {
+ public:
+  // Runs /proc/self/exe in `role`, which main() looks up in the table of peer_main.cc.
+  static Result<std::unique_ptr<PeerProcess>> Start(const std::string& role);
+  ~PeerProcess();
+  PeerProcess(const PeerProcess&) = delete;
+  PeerProcess& operator=(const PeerProcess&) = delete;
+
+  pid_t pid() const noexcept { return pid_; }
+
+  // Says a line that Obey() there carries out; throws when it cannot.
+  void Command(std::string_view line);
+  // The result of the oldest command without an answer; throws its error.
+  std::string Answer();
+
+  // SIGKILL; returns at once.
+  void Kill();
+  // SIGSTOP; returns when the process has stopped. Errors: kTimedOut.
+  Status Stop(Deadline deadline);
+  void Continue();
+  // The exit status, or 128 plus the signal that ended it. Errors: kTimedOut.
+  Result<int> WaitExit(Deadline deadline);
+
+ private:
+  PeerProcess(pid_t pid, UniqueFd pidfd, LinePipe pipe)
+      : pid_(pid), pidfd_(std::move(pidfd)), pipe_(std::move(pipe)) {}
+
+  const pid_t pid_;
+  const UniqueFd pidfd_;
+  LinePipe pipe_;
+  int exit_code_ = -1;
+  bool reaped_ = false;
+};
+
+// The child's side: what Start() passed on, or empty for the test itself.
+std::string_view RoleOf(int argc, char** argv);
+// Ties the child's life to its parent's and returns its end of the pipe. Once.
+LinePipe JoinParent();
+// Carries out the parent's commands, one a line, until "quit" or the parent's end, and answers each
+// by its result. Returns the exit status.
+int Obey(LinePipe& parent, FunctionRef<Result<std::string>(const std::string&)> carry_out);
+
+// "PeerLost <message>"
+std::string Described(const Error& error);
+// Bytes on a line.
+std::string ToHex(std::span<const std::byte> bytes);
+std::vector<std::byte> FromHex(std::string_view text);
+
+}  // namespace ferry::tests

@@ -1,0 +1,11 @@
+#pragma once
+#include "tests/peer_process.h"
+
+namespace ferry::tests {
+
+// A peer without an engine, in the child: "half_write PORT KEY ANNOUNCED SENT" greets the endpoint
+// at that port of 127.0.0.1 and sends the first SENT bytes of a write of ANNOUNCED bytes 0x5A;
+// "close", "reset" or "silence" follows.
+int RunRawPeer(LinePipe& parent);
+
+}  // namespace ferry::tests
