@@ -47,9 +47,13 @@ GuardedMemory Patterned(std::size_t bytes, std::uint64_t seed) {
 
 }  // namespace
 
+PatternRegion::PatternRegion(transfer::Endpoint& endpoint, GuardedMemory content,
+                             transfer::Rights rights)
+    : memory(std::move(content)), region(Must(endpoint.Register(memory.bytes(), rights))) {}
+
 PatternRegion::PatternRegion(transfer::Endpoint& endpoint, std::size_t size, std::uint64_t seed,
                              transfer::Rights rights)
-    : memory(Patterned(size, seed)), region(Must(endpoint.Register(memory.bytes(), rights))) {}
+    : PatternRegion(endpoint, Patterned(size, seed), rights) {}
 
 std::uint32_t PatternRegion::Digest() const { return Crc32c(memory.bytes()); }
 
@@ -80,6 +84,10 @@ transfer::Connection EnginePeer::AcceptedBy(transfer::Endpoint& endpoint) {
 std::vector<std::byte> EnginePeer::Region(const std::string& name, std::uint64_t bytes,
                                           std::uint64_t seed, const std::string& rights) {
   return FromHex(Ask(fmt::format("region {} {} {} {}", name, bytes, seed, rights)));
+}
+
+std::vector<std::byte> EnginePeer::RepeatedRegion(const std::string& name, std::uint64_t bytes) {
+  return FromHex(Ask(fmt::format("repeated_region {} {}", name, bytes)));
 }
 
 void EnginePeer::Deregister(const std::string& name) { Ask("deregister " + name); }

@@ -45,8 +45,11 @@ class Stopwatch {
 // Expects `took` <= `bound` + kSlack, and prints both.
 void ExpectWithin(milliseconds took, milliseconds bound, std::string_view what);
 
-// Registered memory with the pattern of `seed`.
+// Registered memory with guards.
 struct PatternRegion {
+  PatternRegion(transfer::Endpoint& endpoint, GuardedMemory content,
+                transfer::Rights rights = transfer::Rights::kReadWrite);
+  // With the pattern of `seed`.
   PatternRegion(transfer::Endpoint& endpoint, std::size_t bytes, std::uint64_t seed,
                 transfer::Rights rights = transfer::Rights::kReadWrite);
 
@@ -73,6 +76,8 @@ class EnginePeer {
   // A region named `name` there; returns its key.
   std::vector<std::byte> Region(const std::string& name, std::uint64_t bytes, std::uint64_t seed,
                                 const std::string& rights = "read,write");
+  // The same, of GuardedMemory::Repeated with windows, zeroed.
+  std::vector<std::byte> RepeatedRegion(const std::string& name, std::uint64_t bytes);
   void Deregister(const std::string& name);
   void Fill(const std::string& name, std::uint64_t seed);
   void AwaitChange(const std::string& name, std::uint64_t word, std::uint64_t seed);

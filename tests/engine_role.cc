@@ -38,11 +38,11 @@ class EngineRole {
   Result<std::string> Accept(Words& words);
   Result<std::string> Connect(Words& words);
   Result<std::string> Region(Words& words);
+  Result<std::string> RepeatedRegion(Words& words);
   Result<std::string> Deregister(Words& words);
   Result<std::string> FillRegion(Words& words);
   Result<std::string> AwaitChange(Words& words);
   Result<std::string> Digest(Words& words);
-  Result<std::string> PageDigest(Words& words);
   Result<std::string> CountRegion(Words& words);
   Result<std::string> Write(Words& words);
   Result<std::string> Read(Words& words);
@@ -67,11 +67,11 @@ const std::map<std::string, EngineRole::Command, std::less<>>& EngineRole::Comma
       {"accept", &EngineRole::Accept},
       {"connect", &EngineRole::Connect},
       {"region", &EngineRole::Region},
+      {"repeated_region", &EngineRole::RepeatedRegion},
       {"deregister", &EngineRole::Deregister},
       {"fill", &EngineRole::FillRegion},
       {"await_change", &EngineRole::AwaitChange},
       {"digest", &EngineRole::Digest},
-      {"page_digest", &EngineRole::PageDigest},
       {"census", &EngineRole::CountRegion},
       {"write", &EngineRole::Write},
       {"read", &EngineRole::Read},
@@ -137,6 +137,14 @@ Result<std::string> EngineRole::Region(Words& words) {
   return ToHex(it->second.region.key());
 }
 
+Result<std::string> EngineRole::RepeatedRegion(Words& words) {
+  const auto name = Next<std::string>(words);
+  const auto [it, added] = regions_.try_emplace(
+      name, *endpoint_, GuardedMemory::Repeated(Next<std::uint64_t>(words), /*windows=*/true));
+  if (!added) return Error(Code::kInvalidArgument, "a second region named " + name);
+  return ToHex(it->second.region.key());
+}
+
 // ---- memory -------------------------------------------------------------------------------------
 
 Result<std::string> EngineRole::Deregister(Words& words) {
@@ -163,20 +171,6 @@ Result<std::string> EngineRole::Digest(Words& words) {
   FERRY_TRY_ASSIGN(PatternRegion * found, Find(words));
   if (!found->memory.GuardsIntact()) return Error(Code::kCorrupt, "a guard was overwritten");
   return fmt::format("{}", found->Digest());
-}
-
-// Of `count` pages in the order first, first + step, ... modulo `count`.
-Result<std::string> EngineRole::PageDigest(Words& words) {
-  FERRY_TRY_ASSIGN(PatternRegion * found, Find(words));
-  const auto page_bytes = Next<std::uint64_t>(words);
-  const auto count = Next<std::uint64_t>(words);
-  const auto step = Next<std::uint64_t>(words);
-  std::uint32_t digest = 0;
-  std::uint64_t page = 0;
-  for (std::uint64_t i = 0; i < count; ++i, page = (page + step) % count) {
-    digest = Crc32c(found->bytes().subspan(page * page_bytes, page_bytes), digest);
-  }
-  return fmt::format("{}", digest);
 }
 
 Result<std::string> EngineRole::CountRegion(Words& words) {

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "ferry/core/check.h"
+#include "ferry/core/fd.h"
 #include "ferry/core/units.h"
 
 #define FERRY_TESTS_UNORDERED __attribute__((no_sanitize("thread")))
@@ -16,7 +18,9 @@
 namespace ferry::tests {
 namespace {
 
-constexpr std::size_t kGuardBytes = 4096 + 24;
+constexpr std::size_t kPageBytes = 4096;
+constexpr std::size_t kGuardBytes = kPageBytes + 24;
+constexpr std::size_t kWindowBytes = 8 * kMiB;
 constexpr auto kGuard = std::byte{0xA5};
 constexpr std::size_t kWord = sizeof(std::uint64_t);
 
@@ -29,6 +33,16 @@ FERRY_TESTS_UNORDERED std::uint64_t LoadWord(const std::byte* at) {
   return *static_cast<const volatile std::uint64_t*>(static_cast<const volatile void*>(at));
 }
 
+// Of the file, from its start, or zeroed; `at` replaces what is there.
+std::span<std::byte> MapPages(std::byte* at, std::size_t bytes, int file) {
+  const int kind = (file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) |
+                   (at == nullptr ? MAP_NORESERVE : MAP_FIXED);
+  void* const mapped = ::mmap(at, bytes, PROT_READ | PROT_WRITE, kind, file, 0);
+  FERRY_CHECK(mapped != MAP_FAILED, errno, bytes);
+  if (file < 0 && bytes >= 4 * kMiB) (void)::madvise(mapped, bytes, MADV_HUGEPAGE);
+  return {static_cast<std::byte*>(mapped), bytes};
+}
+
 std::byte ByteOf(std::uint64_t word, std::size_t index) {
   return static_cast<std::byte>(word >> (8 * index));
 }
@@ -38,15 +52,9 @@ std::byte ByteOf(std::uint64_t word, std::size_t index) {
 // ---- GuardedMemory ------------------------------------------------------------------------------
 
 GuardedMemory::GuardedMemory(std::size_t bytes) {
-  const std::size_t whole = bytes + 2 * kGuardBytes;
-  void* const at =
-      ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  FERRY_CHECK(at != MAP_FAILED, errno, whole);
-  if (bytes >= 4 * kMiB) (void)::madvise(at, whole, MADV_HUGEPAGE);
-  mapping_ = {static_cast<std::byte*>(at), whole};
+  mapping_ = MapPages(nullptr, bytes + 2 * kGuardBytes, -1);
   bytes_ = mapping_.subspan(kGuardBytes, bytes);
-  std::memset(mapping_.data(), std::to_integer<int>(kGuard), kGuardBytes);
-  std::memset(mapping_.last(kGuardBytes).data(), std::to_integer<int>(kGuard), kGuardBytes);
+  SetGuards();
 }
 
 GuardedMemory::GuardedMemory(GuardedMemory&& other) noexcept
@@ -56,9 +64,42 @@ GuardedMemory::~GuardedMemory() {
   if (!mapping_.empty()) (void)::munmap(mapping_.data(), mapping_.size());
 }
 
-bool GuardedMemory::GuardsIntact() const {
-  return IsGuard(mapping_.first(kGuardBytes)) && IsGuard(mapping_.last(kGuardBytes));
+GuardedMemory GuardedMemory::Repeated(std::size_t bytes, bool windows) {
+  const std::size_t end = kPageBytes + (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  GuardedMemory memory;
+  memory.mapping_ = MapPages(nullptr, end + kPageBytes, -1);
+  memory.bytes_ = memory.mapping_.subspan(kPageBytes, bytes);
+  const UniqueFd stretch(::memfd_create("stretch", MFD_CLOEXEC));
+  FERRY_CHECK(::ftruncate(stretch.get(), static_cast<off_t>(kStretchBytes)) == 0, errno);
+  for (std::size_t at = 0; at < bytes; at += kStretchBytes) {
+    (void)MapPages(memory.bytes_.data() + at, std::min(kStretchBytes, end - kPageBytes - at),
+                   stretch.get());
+  }
+  for (std::size_t at = 0; windows && at < bytes; at += kGiB) {
+    const std::size_t from = at - std::min(at, kWindowBytes);
+    (void)MapPages(memory.bytes_.data() + from, std::min(2 * kWindowBytes, end - kPageBytes - from),
+                   -1);
+  }
+  if (windows && end > 2 * kWindowBytes) {
+    (void)MapPages(memory.mapping_.data() + end - kWindowBytes, kWindowBytes, -1);
+  }
+  memory.SetGuards();
+  return memory;
 }
+
+void GuardedMemory::SetGuards() const {
+  for (const auto guard : {FrontGuard(), BackGuard()}) {
+    std::fill(guard.begin(), guard.end(), kGuard);
+  }
+}
+
+std::span<std::byte> GuardedMemory::FrontGuard() const { return {mapping_.data(), bytes_.data()}; }
+
+std::span<std::byte> GuardedMemory::BackGuard() const {
+  return {bytes_.data() + bytes_.size(), mapping_.data() + mapping_.size()};
+}
+
+bool GuardedMemory::GuardsIntact() const { return IsGuard(FrontGuard()) && IsGuard(BackGuard()); }
 
 // ---- patterns -----------------------------------------------------------------------------------
 

@@ -10,10 +10,16 @@
 // writes of a transfer is often another process.
 namespace ferry::tests {
 
-// Zeroed memory between two guards, starting off any alignment larger than 8.
+// Memory between two guards.
 class GuardedMemory {
  public:
+  // Zeroed; starts off any alignment larger than 8.
   explicit GuardedMemory(std::size_t bytes);
+  // Address space of which one stretch of kStretchBytes fills all, over and over: costs little, and
+  // yet what is taken from or put into a wrong place shows, unless that is off by a multiple of the
+  // stretch. With `windows` there is memory of its own at both ends and around each GiB, where even
+  // that shows.
+  static GuardedMemory Repeated(std::size_t bytes, bool windows);
   ~GuardedMemory();
   GuardedMemory(GuardedMemory&& other) noexcept;
   GuardedMemory& operator=(GuardedMemory&&) = delete;
@@ -22,9 +28,17 @@ class GuardedMemory {
   bool GuardsIntact() const;
 
  private:
+  GuardedMemory() = default;
+  void SetGuards() const;
+  std::span<std::byte> FrontGuard() const;
+  std::span<std::byte> BackGuard() const;
+
   std::span<std::byte> mapping_;
   std::span<std::byte> bytes_;
 };
+
+// A prime number of pages.
+inline constexpr std::size_t kStretchBytes = std::size_t{16411} * 4096;
 
 // Every seed gives other bytes at every place. The last word may be cut.
 void Fill(std::span<std::byte> memory, std::uint64_t seed);

@@ -52,8 +52,8 @@ class Cut : public GiftTest {
   }
   Operation Write(const PatternRegion& local, const RemoteRegion& remote,
                   const PostOptions& options) {
-    return Must(link_.connection.Write(
-        Must(link_.connection.PrepareWrite(Whole(local, remote))), options));
+    return Must(
+        link_.connection.Write(Must(link_.connection.PrepareWrite(Whole(local, remote))), options));
   }
   Operation Read(const PatternRegion& local, const RemoteRegion& remote,
                  const PostOptions& options) {
@@ -142,8 +142,7 @@ TEST_P(Cut, ReadByCancelLeavesItsDestinationAloneAndTheConnectionGood) {
   const PatternRegion destination(link_.endpoint, kBulk, kDestinationSeed);
   const RemoteRegion out = PeerRegion("out", kBulk);
   Operation read = Read(destination, out, Options(Patience()));
-  ASSERT_TRUE(WaitForChange(destination.bytes(), kEarlyWord, kDestinationSeed,
-                            Patience()));
+  ASSERT_TRUE(WaitForChange(destination.bytes(), kEarlyWord, kDestinationSeed, Patience()));
   read.Cancel();
   ExpectEnds(read, Code::kCancelled, kDrainGrace);
   ExpectSourceIsLeftAlone(destination);
@@ -171,8 +170,7 @@ TEST_P(Cut, ReceiveByCancelLeavesItsBufferAloneAndTellsTheSender) {
   link_.peer.Region("message", kBulk, kPeerSeed);
   Operation receive = Must(link_.connection.Recv(5, ~0ull, buffer.bytes()));
   link_.peer.Ask("send message 5");
-  ASSERT_TRUE(WaitForChange(buffer.bytes(), kEarlyWord, kDestinationSeed,
-                            Patience()));
+  ASSERT_TRUE(WaitForChange(buffer.bytes(), kEarlyWord, kDestinationSeed, Patience()));
   receive.Cancel();
   ExpectEnds(receive, Code::kCancelled, kDrainGrace);
   const Census right_after = TakeCensus(buffer.bytes(), kDestinationSeed, kPeerSeed);

@@ -75,8 +75,7 @@ TEST_P(PeerDeath, EndsAReadWhoseDestinationIsThenLeftAlone) {
 
   PostedOperations posted;
   posted.Add("read", link.connection.Read(destination.region, 0, out, 0, kBulk));
-  ASSERT_TRUE(WaitForChange(destination.bytes(), kEarlyWord, kDestinationSeed,
-                            Patience()));
+  ASSERT_TRUE(WaitForChange(destination.bytes(), kEarlyWord, kDestinationSeed, Patience()));
   link.peer.process().Kill();
   const Stopwatch since;
 
@@ -135,8 +134,7 @@ TEST_P(VisitorDeath, InTheMiddleOfItsWriteLeavesTheTargetWholeAndServing) {
   transfer::Connection connection = visitor.AcceptedBy(endpoint_);
   visitor.Region("from", kBulk, kPeerOutSeed);
   visitor.PostWrite("from", target.region);
-  ASSERT_TRUE(
-      WaitForChange(target.bytes(), kEarlyWord, kDestinationSeed, Patience()));
+  ASSERT_TRUE(WaitForChange(target.bytes(), kEarlyWord, kDestinationSeed, Patience()));
   visitor.Vanish();
   const Stopwatch since;
 

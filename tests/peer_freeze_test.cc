@@ -174,8 +174,7 @@ TEST_P(PeerFreeze, TimesAReadOutByItsOwnDeadlineAndKeepsTheConnection) {
   PostedOperations posted;
   const Stopwatch since;
   posted.Add("read", ReadBy(link.connection, destination, out, kDeadline));
-  ASSERT_TRUE(WaitForChange(destination.bytes(), kEarlyWord, kDestinationSeed,
-                            Patience()));
+  ASSERT_TRUE(WaitForChange(destination.bytes(), kEarlyWord, kDestinationSeed, Patience()));
   Stop(link.peer);
 
   posted.ExpectAllEnd(Code::kTimedOut, since, kDeadline + kDrainGrace);
@@ -184,8 +183,7 @@ TEST_P(PeerFreeze, TimesAReadOutByItsOwnDeadlineAndKeepsTheConnection) {
   link.peer.process().Continue();
   // After a whole round trip all that was asked for before it has come.
   const PatternRegion other(link.endpoint, kMiB, kDestinationSeed);
-  EXPECT_TRUE(Must(link.connection.Read(other.region, 0, out, 0, kMiB))
-                  .Wait(Patience()));
+  EXPECT_TRUE(Must(link.connection.Read(other.region, 0, out, 0, kMiB)).Wait(Patience()));
   EXPECT_EQ(TakeCensus(other.bytes(), 0, kPeerOutSeed).after, kMiB);
   EXPECT_EQ(destination.Digest(), right_after) << "memory was written after the read's end";
   EXPECT_TRUE(ReadBy(link.connection, destination, out, kPatience).Wait());
@@ -229,16 +227,14 @@ TEST(Freeze, OfOnesOwnIsNotMistakenForThePeersSilence) {
   peer.process().Continue();
   const PatternRegion source(patient, kMiB, kSourceSeed);
   const auto in = Must(connection.Import(peer.Region("in", kMiB, kPeerInSeed)));
-  const Status written =
-      WriteBy(connection, source, in, kPatience).Wait(Patience());
+  const Status written = WriteBy(connection, source, in, kPatience).Wait(Patience());
   EXPECT_TRUE(written) << written.error().ToString();
   EXPECT_EQ(peer.Quit(), 0);
 }
 
 TEST(Freeze, DoesNotDelayCloseOrTheEndOfTheEndpoint) {
   LinkedPeer link(FastSettings({"peer_timeout=30s"}));
-  Connection second =
-      Must(link.endpoint.Connect(link.peer.address(), Patience()));
+  Connection second = Must(link.endpoint.Connect(link.peer.address(), Patience()));
   const PatternRegion source(link.endpoint, kBulk, kSourceSeed);
   const auto in = Must(link.connection.Import(link.peer.Region("in", kBulk, kPeerInSeed)));
   Stop(link.peer);

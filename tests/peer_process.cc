@@ -112,6 +112,15 @@ Result<std::string> LinePipe::Hear(Deadline deadline) {
 // ---- PeerProcess --------------------------------------------------------------------------------
 
 Result<std::unique_ptr<PeerProcess>> PeerProcess::Start(const std::string& role) {
+  return Spawn({"/proc/self/exe", std::string(kRoleFlag) + role}, kPipeFd);
+}
+
+Result<std::unique_ptr<PeerProcess>> PeerProcess::StartProgram(std::vector<std::string> command) {
+  return Spawn(std::move(command), STDOUT_FILENO);
+}
+
+Result<std::unique_ptr<PeerProcess>> PeerProcess::Spawn(std::vector<std::string> command,
+                                                        int pipe_fd) {
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
     return ErrnoError("socketpair", errno);
@@ -119,13 +128,13 @@ Result<std::unique_ptr<PeerProcess>> PeerProcess::Start(const std::string& role)
   UniqueFd ours(ends[0]);
   const UniqueFd theirs(ends[1]);
   SpawnActions actions;
-  ::posix_spawn_file_actions_adddup2(actions.get(), theirs.get(), kPipeFd);
-  std::string program = "/proc/self/exe";
-  std::string flag = std::string(kRoleFlag) + role;
-  std::array<char*, 3> arguments = {program.data(), flag.data(), nullptr};
+  ::posix_spawn_file_actions_adddup2(actions.get(), theirs.get(), pipe_fd);
+  std::vector<char*> arguments;
+  for (std::string& argument : command) arguments.push_back(argument.data());
+  arguments.push_back(nullptr);
   pid_t pid = 0;
-  if (const int error = ::posix_spawn(&pid, program.c_str(), actions.get(), nullptr,
-                                      arguments.data(), environ);
+  if (const int error =
+          ::posix_spawn(&pid, arguments.front(), actions.get(), nullptr, arguments.data(), environ);
       error != 0) {
     return ErrnoError("posix_spawn of a peer", error);
   }

@@ -52,12 +52,15 @@ class PeerProcess {
  public:
   // Runs /proc/self/exe in `role`, which main() looks up in the table of peer_main.cc.
   static Result<std::unique_ptr<PeerProcess>> Start(const std::string& role);
+  // Runs any program, whose standard output Hear() then reads.
+  static Result<std::unique_ptr<PeerProcess>> StartProgram(std::vector<std::string> command);
   ~PeerProcess();
   PeerProcess(const PeerProcess&) = delete;
   PeerProcess& operator=(const PeerProcess&) = delete;
 
   pid_t pid() const noexcept { return pid_; }
 
+  Result<std::string> Hear(Deadline deadline) { return pipe_.Hear(deadline); }
   // Says a line that Obey() there carries out; throws when it cannot.
   void Command(std::string_view line);
   // The result of the oldest command without an answer; throws its error.
@@ -72,6 +75,7 @@ class PeerProcess {
   Result<int> WaitExit(Deadline deadline);
 
  private:
+  static Result<std::unique_ptr<PeerProcess>> Spawn(std::vector<std::string> command, int pipe_fd);
   PeerProcess(pid_t pid, UniqueFd pidfd, LinePipe pipe)
       : pid_(pid), pidfd_(std::move(pidfd)), pipe_(std::move(pipe)) {}
 

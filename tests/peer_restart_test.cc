@@ -112,14 +112,13 @@ struct Forgery {
 class Forged : public Restarted, public testing::WithParamInterface<Forgery> {};
 INSTANTIATE_TEST_SUITE_P(
     Key, Forged,
-    testing::Values(Forgery{"region", [](RemoteRegion* key) { key->key.region += 1000; },
-                            "there is no region"},
-                    Forgery{"generation", [](RemoteRegion* key) { key->key.generation += 1; },
-                            "there is no region"},
-                    Forgery{"token", [](RemoteRegion* key) { key->key.token ^= 1; }, "token"},
-                    Forgery{"length", [](RemoteRegion* key) { key->length += 1; }, "has"},
-                    Forgery{"huge_length", [](RemoteRegion* key) { key->length = ~0ull; },
-                            "offset"}),
+    testing::Values(
+        Forgery{"region", [](RemoteRegion* key) { key->key.region += 1000; }, "there is no region"},
+        Forgery{"generation", [](RemoteRegion* key) { key->key.generation += 1; },
+                "there is no region"},
+        Forgery{"token", [](RemoteRegion* key) { key->key.token ^= 1; }, "token"},
+        Forgery{"length", [](RemoteRegion* key) { key->length += 1; }, "has"},
+        Forgery{"huge_length", [](RemoteRegion* key) { key->length = ~0ull; }, "offset"}),
     [](const auto& forgery) { return forgery.param.name; });
 
 TEST_P(Forged, KeyIsRefusedByTheTargetWhichSaysWhy) {

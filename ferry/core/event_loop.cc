@@ -11,6 +11,8 @@
 namespace ferry {
 namespace {
 constexpr int kMaxEvents = 64;
+// How long work for an idle moment is put off on a loop that has none.
+constexpr int kBusyTurns = 64;
 const Deadline kNow = Deadline::At(Clock::time_point{});
 }  // namespace
 
@@ -113,19 +115,28 @@ void EventLoop::KickLocked() {
   SignalEventFd(wake_.get());
 }
 
+void EventLoop::AwaitSeat(std::unique_lock<std::mutex>& lock, Deadline deadline) {
+  KickLocked();
+  if (deadline.never()) {
+    seat_free_.wait(lock);
+  } else {
+    seat_free_.wait_until(lock, deadline.when());
+  }
+}
+
 bool EventLoop::DriveUntil(FunctionRef<bool()> done, Deadline deadline, microseconds spin) {
   FERRY_CHECK(!InLoop());
   if (done()) return true;
+  if (deadline.expired()) {
+    // A caller that only polls must not keep everybody from driving.
+    DriveOnce();
+    return done();
+  }
   visitors_.fetch_add(1);
   std::unique_lock lock(seat_mutex_);
   while (!done() && !deadline.expired() && !stopping_.load()) {
     if (seated_) {
-      KickLocked();
-      if (deadline.never()) {
-        seat_free_.wait(lock);
-      } else {
-        seat_free_.wait_until(lock, deadline.when());
-      }
+      AwaitSeat(lock, deadline);
       continue;
     }
     TakeSeat();
@@ -216,7 +227,9 @@ void EventLoop::RunTurn(Deadline wake) {
   const bool pending = !turn_end_.empty() || !next_turn_.empty();
   const bool may_sleep = !worked && !pending && idle_.empty();
   worked |= PollEvents(may_sleep ? wake : kNow);
-  if (!worked && !pending) RunDeferred(Defer::kIdle);
+  const bool idle = !worked && !pending;
+  busy_turns_ = idle || idle_.empty() ? 0 : busy_turns_ + 1;
+  if (idle || busy_turns_ >= kBusyTurns) RunDeferred(Defer::kIdle);
 }
 
 bool EventLoop::RunQueue() {

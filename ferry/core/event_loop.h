@@ -42,7 +42,8 @@ class EventLoop {
 
   // Work that is put off: to the end of the batch of callbacks under way (many small frames become
   // one system call), to the next turn, which then does not sleep (others come first), or until the
-  // loop has nothing better to do (an acknowledgement that may yet ride on a reply).
+  // loop has nothing better to do, or has been busy for many turns (an acknowledgement that may yet
+  // ride on a reply).
   enum class Defer { kTurnEnd, kNextTurn, kIdle };
   class Deferred {
    public:
@@ -102,6 +103,7 @@ class EventLoop {
   void WorkerSession(std::unique_lock<std::mutex>& lock);
   void TakeSeat() noexcept;
   void LeaveSeat(std::unique_lock<std::mutex>& lock);
+  void AwaitSeat(std::unique_lock<std::mutex>& lock, Deadline deadline);
   void EndVisit(std::unique_lock<std::mutex>& lock);
   void KickLocked();
   // One turn: queue, timers, epoll (sleeping at most until `wake`, and only if nothing was done and
@@ -144,6 +146,7 @@ class EventLoop {
   std::vector<Deferred*> turn_end_;
   std::vector<Deferred*> next_turn_;
   std::vector<Deferred*> idle_;
+  int busy_turns_ = 0;  // since idle_ was last run or empty
   std::map<std::pair<Clock::time_point, TimerId>, Task> timers_;
   std::map<TimerId, Clock::time_point> timer_times_;
   TimerId next_timer_ = 1;

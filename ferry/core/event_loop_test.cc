@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -68,6 +69,13 @@ void Settle(EventLoop& loop, int turns = 8) {
   while (turns-- > 0) loop.DriveOnce();
 }
 
+// Runs `body(0)` to `body(count - 1)`, each on a thread of its own.
+void RunThreads(int count, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i) threads[static_cast<std::size_t>(i)] = std::thread(body, i);
+  for (std::thread& thread : threads) thread.join();
+}
+
 // ---- tasks --------------------------------------------------------------------------------------
 
 TEST(EventLoop, RunsTheTasksOfEachThreadInTheirOrder) {
@@ -75,19 +83,15 @@ TEST(EventLoop, RunsTheTasksOfEachThreadInTheirOrder) {
   constexpr int kTasks = 2000;
   auto loop = MakeRunningLoop();
   std::array<std::vector<int>, kThreads> seen;  // written on the loop only
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      auto& mine = seen[static_cast<std::size_t>(t)];
-      for (int i = 0; i < kTasks; ++i) loop->Post([&mine, i] { mine.push_back(i); });
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  RunThreads(kThreads, [&](int thread) {
+    auto& mine = seen[static_cast<std::size_t>(thread)];
+    for (int i = 0; i < kTasks; ++i) loop->Post([&mine, i] { mine.push_back(i); });
+  });
   Flag last;
   loop->Post([&] { last.Set(); });
   ASSERT_TRUE(last.WaitFor());
   std::vector<int> expected(kTasks);
-  for (int i = 0; i < kTasks; ++i) expected[static_cast<std::size_t>(i)] = i;
+  std::iota(expected.begin(), expected.end(), 0);
   for (const auto& order : seen) EXPECT_EQ(order, expected);
 }
 
@@ -240,24 +244,36 @@ TEST(DriveUntil, ReturnsFalseAtItsDeadline) {
 }
 
 // The one waiting thread is the driver itself, asleep with nothing to wake it.
+void WaitForAnotherThread(EventLoop& loop) {
+  std::atomic<bool> asked{false};
+  std::atomic<bool> done{false};
+  std::thread other([&] {
+    while (!asked.load()) std::this_thread::yield();
+    done.store(true, std::memory_order_release);
+    loop.NotifyWaiters();
+  });
+  EXPECT_TRUE(Drive(loop, [&] {
+    asked.store(true);
+    return done.load(std::memory_order_acquire);
+  }));
+  other.join();
+}
+
 TEST(DriveUntil, ReturnsWhenAnotherThreadMakesTheConditionTrue) {
   for (const bool with_worker : {false, true}) {
     auto loop = with_worker ? MakeRunningLoop() : MakeLoop();
-    for (int round = 0; round < 100; ++round) {
-      std::atomic<bool> asked{false};
-      std::atomic<bool> done{false};
-      std::thread other([&] {
-        while (!asked.load()) std::this_thread::yield();
-        done.store(true, std::memory_order_release);
-        loop->NotifyWaiters();
-      });
-      ASSERT_TRUE(Drive(*loop, [&] {
-        asked.store(true);
-        return done.load(std::memory_order_acquire);
-      }));
-      other.join();
-    }
+    for (int round = 0; round < 100 && !testing::Test::HasFailure(); ++round)
+      WaitForAnotherThread(*loop);
   }
+}
+
+bool WaitForOwnTask(EventLoop& loop) {
+  std::atomic<bool> done{false};
+  loop.PostOrRun([&] {
+    done.store(true, std::memory_order_release);
+    loop.NotifyWaiters();
+  });
+  return Drive(loop, [&] { return done.load(std::memory_order_acquire); });
 }
 
 TEST(DriveUntil, GivesEachOfSeveralWaitingThreadsItsCompletion) {
@@ -266,43 +282,30 @@ TEST(DriveUntil, GivesEachOfSeveralWaitingThreadsItsCompletion) {
   for (const bool with_worker : {false, true}) {
     auto loop = with_worker ? MakeRunningLoop() : MakeLoop();
     std::atomic<int> completed{0};
-    const auto wait_for_own = [&] {
-      for (int i = 0; i < kRounds; ++i) {
-        std::atomic<bool> mine{false};
-        loop->PostOrRun([&] {
-          mine.store(true, std::memory_order_release);
-          loop->NotifyWaiters();
-        });
-        if (!Drive(*loop, [&] { return mine.load(std::memory_order_acquire); })) return;
-        completed.fetch_add(1);
-      }
-    };
-    std::vector<std::thread> threads;
-    for (int t = 0; t < kThreads; ++t) threads.emplace_back(wait_for_own);
-    for (auto& thread : threads) thread.join();
+    RunThreads(kThreads, [&](int) {
+      for (int i = 0; i < kRounds && WaitForOwnTask(*loop); ++i) completed.fetch_add(1);
+    });
     EXPECT_EQ(completed.load(), kThreads * kRounds);
   }
+}
+
+// Posts itself until the given thread runs it.
+void RunUntilOn(EventLoop& loop, std::thread::id thread, std::atomic<bool>* ran) {
+  if (std::this_thread::get_id() == thread) return ran->store(loop.InLoop());
+  loop.Post([&loop, thread, ran] { RunUntilOn(loop, thread, ran); });
 }
 
 TEST(DriveUntil, MakesTheCallingThreadTheDriver) {
   auto loop = MakeRunningLoop();
   std::atomic<bool> mine{false};
   const auto caller = std::this_thread::get_id();
-  std::function<void()> until_mine = [&] {
-    if (std::this_thread::get_id() == caller) {
-      mine.store(loop->InLoop());
-    } else {
-      loop->Post([&] { until_mine(); });
-    }
-  };
-  loop->Post([&] { until_mine(); });
+  loop->Post([&] { RunUntilOn(*loop, caller, &mine); });
   EXPECT_TRUE(Drive(*loop, [&] { return mine.load(); }));
 }
 
 TEST(DriveUntil, LeavesTheLoopToTheWorkerAfterwards) {
   auto loop = MakeRunningLoop();
-  EXPECT_FALSE(
-      loop->DriveUntil([] { return false; }, Deadline::After(milliseconds(1)), kNoSpin));
+  EXPECT_FALSE(loop->DriveUntil([] { return false; }, Deadline::After(milliseconds(1)), kNoSpin));
   Flag ran;
   std::thread::id ran_by;
   loop->Post([&] {
@@ -340,30 +343,28 @@ TEST(DriveOnce, HandlesWhatIsReadyWithoutSleeping) {
   EXPECT_TRUE(ran);
 }
 
-TEST(EventLoopStop, EndsTheWaitOfEveryThread) {
-  for (const bool with_worker : {false, true}) {
-    auto loop = with_worker ? MakeRunningLoop() : MakeLoop();
-    std::array<std::atomic<bool>, 3> asked{};
-    std::atomic<int> ended{0};
-    std::vector<std::thread> threads;
-    for (auto& flag : asked) {
-      threads.emplace_back([&] {
-        const bool done = loop->DriveUntil(
-            [&] {
-              flag.store(true);
-              return false;
-            },
-            Deadline::Never(), kNoSpin);
-        if (!done) ended.fetch_add(1);
-      });
-    }
-    for (auto& flag : asked) {
+void StopWhileThreadsWait(EventLoop& loop) {
+  constexpr int kThreads = 3;
+  std::array<std::atomic<bool>, kThreads> asked{};
+  std::thread stopper([&] {
+    for (const auto& flag : asked) {
       while (!flag.load()) std::this_thread::yield();
     }
-    loop->Stop();
-    for (auto& thread : threads) thread.join();
-    EXPECT_EQ(ended.load(), 3);
-  }
+    loop.Stop();
+  });
+  RunThreads(kThreads, [&](int thread) {
+    const auto never = [&] {
+      asked[static_cast<std::size_t>(thread)].store(true);
+      return false;
+    };
+    EXPECT_FALSE(loop.DriveUntil(never, Deadline::Never(), kNoSpin));
+  });
+  stopper.join();
+}
+
+TEST(EventLoopStop, EndsTheWaitOfEveryThread) {
+  StopWhileThreadsWait(*MakeLoop());
+  StopWhileThreadsWait(*MakeRunningLoop());
 }
 
 // Lanes and listeners may be destroyed by any thread after Stop(), which used to return while an
@@ -377,9 +378,8 @@ TEST(EventLoopStop, WaitsForTheTurnOfAThreadThatDrives) {
     in_task.Set();
     stopped_first = stopped.WaitFor(milliseconds(50));
   });
-  std::thread visitor([&] {
-    (void)loop->DriveUntil([] { return false; }, Deadline::Never(), kNoSpin);
-  });
+  std::thread visitor(
+      [&] { (void)loop->DriveUntil([] { return false; }, Deadline::Never(), kNoSpin); });
   EXPECT_TRUE(in_task.WaitFor());
   loop->Stop();
   stopped.Set();

@@ -146,12 +146,11 @@ Result<RawAddress> ToRaw(const Address& address) {
   if (address.host.empty() || ::inet_pton(AF_INET6, bare.c_str(), &v6.sin6_addr) == 1) {
     v6.sin6_family = AF_INET6;
     v6.sin6_port = htons(address.port);
-    if (percent != std::string::npos) {
-      v6.sin6_scope_id = ::if_nametoindex(address.host.c_str() + percent + 1);
-      if (v6.sin6_scope_id == 0) {
-        return Error(Code::kInvalidArgument,
-                     fmt::format("\"{}\" names no interface of this machine", address.host));
-      }
+    const bool scoped = percent != std::string::npos;
+    if (scoped) v6.sin6_scope_id = ::if_nametoindex(address.host.c_str() + percent + 1);
+    if (scoped && v6.sin6_scope_id == 0) {
+      return Error(Code::kInvalidArgument,
+                   fmt::format("\"{}\" names no interface of this machine", address.host));
     }
     raw.length = sizeof v6;
     std::memcpy(&raw.storage, &v6, sizeof v6);

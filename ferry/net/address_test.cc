@@ -42,9 +42,8 @@ TEST(ParseAddress, AcceptsEveryUsualForm) {
 }
 
 TEST(ParseAddress, RefusesOthersNamingTheText) {
-  for (const char* text :
-       {"host:", "host:port", "host:65536", "host:-1", "host:+1", "host: 1", "host:1x", "[::1",
-        "[::1]80", "[::1]:", "[::1]:x"}) {
+  for (const char* text : {"host:", "host:port", "host:65536", "host:-1", "host:+1", "host: 1",
+                           "host:1x", "[::1", "[::1]80", "[::1]:", "[::1]:x"}) {
     const auto parsed = ParseAddress(text, 7);
     ASSERT_FALSE(parsed) << text;
     EXPECT_EQ(parsed.error().code(), Code::kInvalidArgument) << text;

@@ -53,6 +53,8 @@ class FakeNetworkFaults : public ::testing::Test {
     ASSERT_TRUE(address);
     auto lane = near_host_.Connect(*address, {});
     ASSERT_TRUE(lane) << lane.error().ToString();
+    Destroy(&near_);
+    Destroy(&far_);
     near_ = std::make_unique<LaneEnd>(*std::move(lane), near_host_.loop());
     far_ = std::make_unique<LaneEnd>(far_host_.Accept(), far_host_.loop());
   }
@@ -162,8 +164,8 @@ TEST_F(FakeNetworkFaults, AFullPipeMakesTheSenderWait) {
   network_.SetFaults({.pipe_bytes = 10'000});
   ASSERT_NO_FATAL_FAILURE(Connect());
   near_->Attach();
-  std::vector<TestFrame*> frames;
-  for (int i = 0; i < 10; ++i) frames.push_back(near_->Make("a", CutInto(4000, {})));
+  std::vector<TestFrame*> frames(10);
+  for (TestFrame*& frame : frames) frame = near_->Make("a", CutInto(4000, {}));
   near_->Send(frames);
   for (int i = 0; i < 10; ++i) near_->Do([](Lane&) {});
   EXPECT_EQ(near_->sent().size(), 2U);

@@ -58,7 +58,8 @@ class LaneHandler {
   // and the lane silent until Resume(), which offers it again. An Error ends the lane with it.
   virtual Result<Placement> OnFrame(std::span<const std::byte> meta,
                                     std::uint64_t payload_bytes) = 0;
-  // The payload of the last frame is in its place. Not called for empty or discarded payloads.
+  // The payload of the last frame is in its place or, if it was discarded, has been read into
+  // nowhere: the peer's memory is not needed for it any more. Not called for empty payloads.
   virtual Status OnPayload() = 0;
   // `frame` is the sender's again (but see OutFrame::gift). In the order of Send().
   virtual void OnSent(OutFrame* frame) = 0;

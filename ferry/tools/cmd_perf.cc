@@ -106,20 +106,25 @@ Result<Config> ConfigOf(const Flags& flags) {
   return config;
 }
 
+Result<PerfCase> CaseOf(Op op, const std::string& size, const std::string& block_size) {
+  PerfCase one{.op = op};
+  FERRY_TRY_ASSIGN(one.size, ParseSize(size));
+  if (one.size == 0) return Unusable("--size", size, "give at least 1 byte");
+  if (op == Op::kSend) return one;  // a message is contiguous
+  FERRY_TRY_ASSIGN(one.block_size, ParseSize(block_size));
+  if (one.block_size > one.size) {
+    return Unusable("--block-size", block_size, "it is larger than --size");
+  }
+  FERRY_TRY(CheckBlocks(one));
+  return one;
+}
+
 Result<std::vector<PerfCase>> CasesOf(const Flags& flags) {
-  FERRY_TRY_ASSIGN(const std::uint64_t block_size, ParseSize(flags.block_size));
   std::vector<PerfCase> cases;
   for (const std::string& op_text : flags.ops) {
     FERRY_TRY_ASSIGN(const Op op, ParseOp(op_text));
-    for (const std::string& size_text : flags.sizes) {
-      PerfCase one{.op = op};
-      FERRY_TRY_ASSIGN(one.size, ParseSize(size_text));
-      if (one.size == 0) return Unusable("--size", size_text, "give at least 1 byte");
-      // A message is contiguous.
-      one.block_size = op == Op::kSend ? 0 : block_size;
-      if (one.block_size > one.size) {
-        return Unusable("--block-size", flags.block_size, "it is larger than --size");
-      }
+    for (const std::string& size : flags.sizes) {
+      FERRY_TRY_ASSIGN(const PerfCase one, CaseOf(op, size, flags.block_size));
       cases.push_back(one);
     }
   }

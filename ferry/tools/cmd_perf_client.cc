@@ -194,9 +194,9 @@ Status CaseRun::RunPings(std::uint64_t count, std::vector<double>* half_round_tr
   std::array<std::byte, kPingBytes> pong{};
   InFlight operations;
   for (std::uint64_t i = 0; i < count; ++i) {
+    const auto begin = Clock::now();
     FERRY_TRY_ASSIGN(auto receive, link_->connection.Recv(kPongTag, kWholeTag, pong, Options()));
     operations.Add(std::move(receive));
-    const auto begin = Clock::now();
     FERRY_TRY_ASSIGN(auto send, link_->connection.Send(kPingTag, ping, Options()));
     operations.Add(std::move(send));
     FERRY_TRY(operations.FinishOldest(deadline_));
@@ -297,8 +297,11 @@ Status CaseRun::MeasurePings(Rounds* rounds) {
     FERRY_TRY(RunPings(kPingTrial, &trial));
     pings_ = CountFor(kPingSeconds, 2 * Median(std::move(trial)), kFewestPings, kMostPings);
   }
-  if (link_->floor) FERRY_TRY(RunFloorPings(pings_, &rounds->floor_pings));
-  return RunPings(pings_, &rounds->pings);
+  const bool floor_first = rounds->ours.size() % 2 == 0;
+  if (link_->floor && floor_first) FERRY_TRY(RunFloorPings(pings_, &rounds->floor_pings));
+  FERRY_TRY(RunPings(pings_, &rounds->pings));
+  if (link_->floor && !floor_first) FERRY_TRY(RunFloorPings(pings_, &rounds->floor_pings));
+  return Ok();
 }
 
 // Who goes first alternates, so that neither always finds the caches of the other.
@@ -331,6 +334,7 @@ void Summarize(const Rounds& rounds, std::uint64_t size, std::uint64_t iteration
   const double giga = static_cast<double>(size) * count / 1e9;
   const auto median = [](const std::vector<Sample>& samples, auto value) {
     std::vector<double> values;
+    values.reserve(samples.size());
     for (const Sample& sample : samples) values.push_back(value(sample));
     return Median(std::move(values));
   };

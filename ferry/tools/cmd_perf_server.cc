@@ -127,6 +127,7 @@ Status Session::SetUp(const Json& request) {
   FERRY_TRY_ASSIGN(case_.op, ParseOp(op));
   FERRY_TRY_ASSIGN(case_.size, BoundedField(request, "size", 1, std::uint64_t{1} << 48));
   FERRY_TRY_ASSIGN(case_.block_size, BoundedField(request, "block_size", 0, case_.size));
+  FERRY_TRY(CheckBlocks(case_));
   FERRY_TRY_ASSIGN(const std::uint64_t slots, NumberField(request, "slots"));
   FERRY_TRY_ASSIGN(const std::uint64_t seconds, BoundedField(request, "seconds", 1, kMaxSeconds));
   deadline_ = Deadline::After(std::chrono::seconds(seconds));

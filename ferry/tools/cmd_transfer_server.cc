@@ -69,7 +69,7 @@ void Reception::Report(std::string_view kind, std::string_view name, std::uint64
 }
 
 Status Reception::Run() {
-  const Status taken = Take();
+  Status taken = Take();
   if (!taken && !connection_.lost()) {
     (void)control_.Say(ErrorToJson(taken.error()), Deadline::After(kFirstRequest));
   }
@@ -176,7 +176,7 @@ Status RunTransferServer(const TransferServerJob& job) {
   while (!Interrupted()) {
     auto connection = AcceptNext(&endpoint);
     if (!connection) break;
-    const Status taken = Reception(job, &endpoint, *connection).Run();
+    Status taken = Reception(job, &endpoint, *connection).Run();
     const std::string peer = connection->Info().peer;
     connection->Close();
     if (job.once) return taken;

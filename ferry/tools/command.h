@@ -6,7 +6,7 @@
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): the library's
 class App;
 }
 

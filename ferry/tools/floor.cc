@@ -227,15 +227,22 @@ Result<FloorSockets> FloorSockets::Connect(const Config& config, const net::Addr
   return floor;
 }
 
+std::span<const UniqueFd> FloorSockets::SocketsFor(std::size_t bytes) const {
+  const std::span<const UniqueFd> all = sockets_;
+  return all.first(bytes < all.size() * kLeastShare ? 1 : all.size());
+}
+
 Status FloorSockets::Produce(std::span<const std::byte> buffer, const FloorRun& run) {
-  return OnEach(sockets_, [&](int fd, std::size_t index) {
-    return ProduceShare(fd, ShareOf(buffer, index, sockets_.size()), run);
+  const auto sockets = SocketsFor(buffer.size());
+  return OnEach(sockets, [&](int fd, std::size_t index) {
+    return ProduceShare(fd, ShareOf(buffer, index, sockets.size()), run);
   });
 }
 
 Status FloorSockets::Consume(std::span<std::byte> buffer, const FloorRun& run) {
-  return OnEach(sockets_, [&](int fd, std::size_t index) {
-    return ConsumeShare(fd, ShareOf(buffer, index, sockets_.size()), run);
+  const auto sockets = SocketsFor(buffer.size());
+  return OnEach(sockets, [&](int fd, std::size_t index) {
+    return ConsumeShare(fd, ShareOf(buffer, index, sockets.size()), run);
   });
 }
 

@@ -51,6 +51,10 @@ class FloorSockets {
  private:
   friend class FloorListener;
   explicit FloorSockets(std::size_t count) : sockets_(count) {}
+  // Small transfers are cheapest whole, on one socket.
+  std::span<const UniqueFd> SocketsFor(std::size_t bytes) const;
+  static constexpr std::size_t kLeastShare = 64 * 1024;
+
   std::vector<UniqueFd> sockets_;
 };
 

@@ -50,6 +50,17 @@ std::uint64_t PerfCase::RegionBytes() const noexcept {
   return (size + block_size - 1) / block_size * block_size;
 }
 
+Status CheckBlocks(const PerfCase& perf_case) {
+  constexpr std::uint64_t kMostBlocks = std::uint64_t{16} << 20;
+  if (perf_case.block_size == 0 || perf_case.size / perf_case.block_size <= kMostBlocks)
+    return Ok();
+  return Error(Code::kInvalidArgument,
+               fmt::format("{} bytes in blocks of {} are {} blocks, {} is the most; give larger "
+                           "blocks or a smaller size",
+                           perf_case.size, perf_case.block_size,
+                           perf_case.size / perf_case.block_size, kMostBlocks));
+}
+
 Layout::Layout(const PerfCase& perf_case, std::uint64_t seed)
     : size_(perf_case.size),
       block_bytes_(perf_case.block_size == 0 ? perf_case.size : perf_case.block_size),

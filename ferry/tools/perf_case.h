@@ -25,6 +25,9 @@ struct PerfCase {
   std::uint64_t RegionBytes() const noexcept;
 };
 
+// Errors: kInvalidArgument for more blocks than a run should hold lists of.
+Status CheckBlocks(const PerfCase& perf_case);
+
 // Where the blocks of a case lie in one side's region: in order when contiguous, else shuffled, the
 // same way for the same seed on every machine.
 class Layout {

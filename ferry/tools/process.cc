@@ -56,7 +56,7 @@ bool WaitReadable(int fd, Deadline deadline) {
 void CatchSignals() {
   struct sigaction action {};
   action.sa_handler = OnSignal;
-  action.sa_flags = SA_RESETHAND;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
   (void)::sigaction(SIGINT, &action, nullptr);
   (void)::sigaction(SIGTERM, &action, nullptr);
   (void)::signal(SIGPIPE, SIG_IGN);
@@ -92,6 +92,7 @@ Result<ServerProcess> ServerProcess::Start(const std::vector<std::string>& argum
   std::vector<std::string> texts{"ferry"};
   texts.insert(texts.end(), arguments.begin(), arguments.end());
   std::vector<char*> pointers;
+  pointers.reserve(texts.size() + 1);
   for (std::string& text : texts) pointers.push_back(text.data());
   pointers.push_back(nullptr);
 

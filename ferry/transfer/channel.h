@@ -42,6 +42,8 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   void AbandonReadsOnLoop(const std::shared_ptr<OperationState>& operation);
   // Stops receiving into the region's memory.
   void RevokeOnLoop(const RegionState* region);
+  // Whether the region's memory is on its way to the peer, or may still be read for that.
+  bool HoldsOnLoop(const RegionState* region) const;
   // Frames of one piece. `operation`, if any, has one slice of its ledger resolved by the peer's
   // acknowledgement, and keeps `payload` alive until then.
   void SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
@@ -57,6 +59,8 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   // Closes the lane and resolves everything that waits on it with `error`; then the connection is
   // told, on its home loop.
   void CloseOnLoop(const Error& error);
+  // Why, once the connection has been told.
+  const std::optional<Error>& closed_by() const noexcept { return closed_by_; }
 
  private:
   struct Frame final : net::OutFrame {
@@ -82,7 +86,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   // Sequenced frames after which an acknowledgement no longer waits for an idle moment.
   static constexpr std::uint32_t kAckFrames = 256;
 
-  enum class Incoming { kNothing, kWrite, kRead, kMessage, kNotification };
+  enum class Incoming { kNothing, kDropped, kWrite, kRead, kMessage, kNotification };
 
   // net::LaneHandler
   Result<net::Placement> OnFrame(std::span<const std::byte> meta,
@@ -123,6 +127,8 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   Status OnNack(wire::MetaReader* reader);
   Status OnAck(std::uint32_t ack);
   void SettleFrames();
+  void DropRest();
+  net::Placement Drop(std::uint64_t payload_bytes);
   Result<net::Placement> RefuseSequenced(std::uint64_t operation_id, const Error& error,
                                          std::uint64_t payload_bytes);
   net::Placement PlaceInto(Incoming what, std::span<std::byte> memory);

@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -11,8 +12,6 @@ namespace ferry::transfer {
 namespace {
 
 using net::Placement;
-
-Placement Discard() { return {Placement::Action::kDiscard, {}}; }
 
 }  // namespace
 
@@ -144,6 +143,20 @@ Status Channel::OnReadRefused(const wire::MessageHeader& header, wire::MetaReade
 
 // ---- one-sided access ---------------------------------------------------------------------------
 
+// Reads the rest of the payload into nowhere. The frame counts as dealt with when that is done: the
+// peer may have given its pages, which must not change while they are still to be sent.
+void Channel::DropRest() {
+  lane_->DiscardRest();
+  incoming_ = Incoming::kDropped;
+}
+
+Placement Channel::Drop(std::uint64_t payload_bytes) {
+  incoming_ = payload_bytes > 0 ? Incoming::kDropped : Incoming::kNothing;
+  incoming_bytes_ = payload_bytes;
+  if (payload_bytes == 0) FinishedFrame(0);
+  return {Placement::Action::kDiscard, {}};
+}
+
 // Answers a sequenced frame by an error and drops its payload; the connection lives on.
 Result<Placement> Channel::RefuseSequenced(std::uint64_t operation_id, const Error& error,
                                            std::uint64_t payload_bytes) {
@@ -153,9 +166,8 @@ Result<Placement> Channel::RefuseSequenced(std::uint64_t operation_id, const Err
   body.code = static_cast<std::uint8_t>(error.code());
   SendPlainOnLoop(wire::Type::kNack, operation_id, std::as_bytes(std::span(&body, 1)),
                   error.message());
-  FinishedFrame(payload_bytes);
   connection_->CountRefusal(error);
-  return Discard();
+  return Drop(payload_bytes);
 }
 
 Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::MetaReader* reader,
@@ -233,9 +245,8 @@ Result<Placement> Channel::OnReadData(const wire::MessageHeader& header, wire::M
   if (!slice.operation) {
     reading_bytes_ -= slice.bytes;
     reading_.pop_front();
-    FinishedFrame(payload_bytes);
     PumpOnLoop();
-    return Discard();
+    return Drop(payload_bytes);
   }
   LocalPieces(*slice.operation->plan, slice.slice, &pieces_);
   incoming_ = Incoming::kRead;
@@ -245,13 +256,17 @@ Result<Placement> Channel::OnReadData(const wire::MessageHeader& header, wire::M
 
 void Channel::RevokeOnLoop(const RegionState* region) {
   if (closed_ || incoming_ != Incoming::kWrite || incoming_region_.get() != region) return;
-  lane_->DiscardRest();
-  incoming_ = Incoming::kNothing;
+  DropRest();
   incoming_region_.Release();
   (void)RefuseSequenced(
       incoming_operation_,
       Error(Code::kRefused, fmt::format("region {} was deregistered during the write", region->id)),
       incoming_bytes_);
+}
+
+bool Channel::HoldsOnLoop(const RegionState* region) const {
+  return std::any_of(unacked_.begin(), unacked_.end(),
+                     [&](const Unacked& frame) { return frame.pin.get() == region; });
 }
 
 // ---- messages (first lane only, which is on the connection's home loop) -------------------------
@@ -306,8 +321,7 @@ Result<Placement> Channel::OnNotify(std::uint64_t payload_bytes) {
 
 void Channel::DropMessageOnLoop(const OperationState* receive) {
   if (incoming_ != Incoming::kMessage || incoming_receive_.get() != receive) return;
-  lane_->DiscardRest();
-  incoming_ = Incoming::kNothing;
+  DropRest();
   incoming_receive_.reset();
   (void)RefuseSequenced(incoming_operation_, Error(Code::kCancelled, "the receive was cancelled"),
                         incoming_bytes_);
@@ -317,6 +331,7 @@ Status Channel::OnPayload() {
   const Incoming what = std::exchange(incoming_, Incoming::kNothing);
   switch (what) {
     case Incoming::kNothing: break;
+    case Incoming::kDropped: FinishedFrame(incoming_bytes_); break;
     case Incoming::kWrite:
       incoming_region_.Release();
       FinishedFrame(incoming_bytes_);

@@ -111,11 +111,9 @@ void Channel::Resolve(const std::shared_ptr<OperationState>& operation,
 void Channel::AbandonReadsOnLoop(const std::shared_ptr<OperationState>& operation) {
   if (incoming_ == Incoming::kRead && !reading_.empty() &&
       reading_.front().operation == operation) {
-    lane_->DiscardRest();
-    incoming_ = Incoming::kNothing;
+    DropRest();
     reading_bytes_ -= reading_.front().bytes;
     reading_.pop_front();
-    FinishedFrame(incoming_bytes_);
     Resolve(operation);
   }
   for (ReadSlice& slice : reading_) {

@@ -46,7 +46,13 @@ std::vector<std::byte> Region::key() const { return remote().Serialize(); }
 Status Region::Deregister(Deadline deadline) {
   endpoint_->regions().Remove(state_);
   endpoint_->RevokeEverywhere(state_);
-  if (state_->gate.WaitDrained(deadline)) return Ok();
+  // Peers that are reading let go when they have acknowledged the data: they get some time for it.
+  const Deadline grace = Deadline::After(endpoint_->config().drain_grace);
+  if (state_->gate.WaitDrained(deadline.Sooner(grace))) return Ok();
+  if (grace.expired()) {
+    endpoint_->FailHolders(state_);
+    if (state_->gate.WaitDrained(deadline)) return Ok();
+  }
   return Error(Code::kTimedOut,
                fmt::format("region {} is still in use by {} operations or peers; cancel them or "
                            "call again, and do not free its memory yet",

@@ -29,6 +29,7 @@ ConnectionCore::ConnectionCore(const Config& config, RegionTable* regions, Peer 
 ConnectionCore::~ConnectionCore() = default;
 
 void ConnectionCore::StartOnLoop() {
+  if (lost_.load()) return;
   started_ = true;
   if (failed_early_) return FailOnLoop(*failed_early_);
   heard_at_ = next_beat_ = Clock::now();
@@ -321,6 +322,11 @@ void ConnectionCore::PostChannelClosed(EventLoop* from) {
 
 void ConnectionCore::ChannelClosedOnLoop() {
   if (--open_channels_ > 0) return;
+  if (!lost_.load()) {
+    // The peer has closed every lane before LaneFailed came to it.
+    started_ = true;
+    FailOnLoop(*channels_.front()->closed_by());
+  }
   for (const auto& [id, receive] : landing_) regions_->Remove(receive->landing);
   landing_.clear();
   std::vector<Op> rest;
@@ -341,13 +347,26 @@ void ConnectionCore::Close(const Error& error) {
 
 void ConnectionCore::LaneFailed(const Error& error) {
   // Between two tasks a loop looks at its sockets.
-  OnEveryLane([](Channel&) {}, [self = shared_from_this(), error] {
-    self->OnEveryLane([](Channel&) {}, [self, error] { self->FailOnLoop(error); });
-  });
+  OnEveryLane([](Channel&) {},
+              [self = shared_from_this(), error] {
+                self->OnEveryLane([](Channel&) {}, [self, error] { self->FailOnLoop(error); });
+              });
 }
 
 void ConnectionCore::Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then) {
   OnEveryLane([region](Channel& lane) { lane.RevokeOnLoop(region.get()); }, std::move(then));
+}
+
+void ConnectionCore::FailIfHolding(const std::shared_ptr<RegionState>& region) {
+  const auto fail_holder = [this, region](Channel& lane) {
+    if (!lane.HoldsOnLoop(region.get())) return;
+    Fail(Error(Code::kPeerLost,
+               fmt::format("{} has not acknowledged data that it read from region {}, which is "
+                           "being deregistered, for {:.1f} s (FERRY_DRAIN_GRACE); the connection "
+                           "was closed, reconnect",
+                           peer_name(), region->id, Seconds(config_.drain_grace))));
+  };
+  OnEveryLane(fail_holder, [] {});
 }
 
 void ConnectionCore::OnEveryLane(const std::function<void(Channel&)>& work, EventLoop::Task then) {

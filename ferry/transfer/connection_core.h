@@ -75,6 +75,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void SetLaneInfos(std::vector<net::LaneInfo> infos) { lane_infos_ = std::move(infos); }
   // Makes every lane stop receiving into the region, then runs `then` on the home loop.
   void Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then);
+  // Fails the connection if a lane still holds the region's memory for data that the peer has read.
+  void FailIfHolding(const std::shared_ptr<RegionState>& region);
   // Before StartOnLoop. Called on the home loop when the last lane is closed.
   void SetClosedCallback(std::function<void()> callback) { closed_callback_ = std::move(callback); }
 

@@ -124,8 +124,13 @@ Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline de
   Error last(Code::kInvalidArgument,
              "the endpoint address names no host; use one made on the machine to reach");
   const Deadline limit = deadline.Sooner(Deadline::After(core_->config().connect_timeout));
-  for (const net::Address& at : address.at) {
-    auto dialer = std::make_shared<Dialer>(core_, at, address.endpoint, limit);  // with its tasks
+  std::string tried;
+  for (std::size_t left = address.at.size(); left > 0; --left) {
+    const net::Address& at = address.at[address.at.size() - left];
+    // A share of the time for each: one that never answers must not use up the others'.
+    const auto share = (limit.when() - Clock::now()) / static_cast<std::int64_t>(left);
+    auto dialer = std::make_shared<Dialer>(core_, at, address.endpoint,
+                                           Deadline::After(share));  // with its tasks
     EventLoop* const home = dialer->home();
     home->PostOrRun([dialer] { dialer->StartOnLoop(); });
     // The dialer keeps the deadline itself, and says at what it failed.
@@ -135,8 +140,10 @@ Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline de
     if (connected) return Connection(*std::move(connected), core_);
     last = connected.error();
     if (limit.expired()) break;
+    if (left > 1) tried += fmt::format("{}{}", tried.empty() ? "" : ", ", at.ToString());
   }
-  return last;
+  if (tried.empty()) return last;
+  return Error(last.code(), fmt::format("{} (before that {} failed)", last.message(), tried));
 }
 
 Result<Connection> Endpoint::Connect(std::string_view host_and_port, Deadline deadline) {

@@ -89,6 +89,15 @@ void EndpointCore::RevokeEverywhere(const std::shared_ptr<RegionState>& region) 
   for (const auto& connection : all) connection->Revoke(region, [] {});
 }
 
+void EndpointCore::FailHolders(const std::shared_ptr<RegionState>& region) {
+  std::vector<std::shared_ptr<ConnectionCore>> all;  // a copy, as above
+  {
+    const std::lock_guard lock(mutex_);
+    all.assign(connections_.begin(), connections_.end());
+  }
+  for (const auto& connection : all) connection->FailIfHolding(region);
+}
+
 void EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
   connection->SetClosedCallback([this, raw = connection.get()] { Forget(raw); });
   const std::lock_guard lock(mutex_);
@@ -103,6 +112,8 @@ void EndpointCore::Forget(const ConnectionCore* connection) {
   if (it == connections_.end()) return;
   last = *it;
   connections_.erase(it);
+  // Gone before anybody took it.
+  accepted_.erase(std::remove(accepted_.begin(), accepted_.end(), last), accepted_.end());
   changed_.notify_all();
 }
 

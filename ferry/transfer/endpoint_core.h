@@ -42,6 +42,8 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   std::vector<EventLoop*> ChooseLoops(std::size_t lanes);
   // Any thread. Makes lanes of all connections let go of the region.
   void RevokeEverywhere(const std::shared_ptr<RegionState>& region);
+  // Any thread. Closes the connections to peers that do not let go of data they have read from it.
+  void FailHolders(const std::shared_ptr<RegionState>& region);
   // Any thread. From now until it is closed the endpoint keeps the connection.
   void Keep(const std::shared_ptr<ConnectionCore>& connection);
   // The home loop: gives the channels their lanes, lets the connection run, and hands it to Accept

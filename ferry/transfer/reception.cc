@@ -14,7 +14,6 @@ namespace {
 
 // Strangers that are being talked to at once; more are turned away before they cost memory.
 constexpr std::size_t kMaxGreetings = 1024;
-constexpr std::uint16_t kMaxLanes = 64;
 
 std::span<const std::byte> BytesOf(const auto& body) { return std::as_bytes(std::span(&body, 1)); }
 
@@ -80,7 +79,7 @@ Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
   Arrival arrival;
   std::memcpy(arrival.peer.bytes.data(), hello.endpoint, sizeof hello.endpoint);
   arrival.window_bytes = std::min(hello.window_bytes, endpoint_->config().window_bytes);
-  arrival.welcome.lanes = std::min(hello.lanes, kMaxLanes);
+  arrival.welcome.lanes = std::min(hello.lanes, static_cast<std::uint16_t>(endpoint_->lanes()));
   arrival.welcome.connection = next_id_++;
   arrival.welcome.window_bytes = arrival.window_bytes;
   std::memcpy(arrival.welcome.endpoint, endpoint_->id().bytes.data(), 16);

@@ -18,6 +18,7 @@ std::string MetaReader::Text() const {
 
 void AppendText(std::vector<std::byte>* meta, std::string_view text) {
   const auto kept = text.substr(0, kMaxTextBytes);
+  if (kept.empty()) return;  // and perhaps null
   const std::size_t at = meta->size();
   meta->resize(at + kept.size());
   std::memcpy(meta->data() + at, kept.data(), kept.size());

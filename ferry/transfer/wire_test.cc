@@ -99,6 +99,13 @@ TEST(MetaReader, TextIsMadePrintable) {
   }
 }
 
+TEST(MetaReader, NoTextIsNoBytes) {
+  std::vector<std::byte> meta;
+  AppendText(&meta, {});
+  EXPECT_TRUE(meta.empty());
+  EXPECT_EQ(MetaReader({}).Text(), "");
+}
+
 TEST(MetaReader, TextIsCutOnBothSides) {
   const std::string text(3 * kMaxTextBytes, 'x');
   std::vector<std::byte> meta;

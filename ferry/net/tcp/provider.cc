@@ -216,8 +216,8 @@ class TcpProvider final : public Provider {
 
   void Connect(const Address& address, const Config& config, EventLoop* loop, Deadline deadline,
                Connected connected) override {
-    Connecting::Start(
-        std::make_unique<Connecting>(address, config, loop, std::move(connected)), deadline);
+    Connecting::Start(std::make_unique<Connecting>(address, config, loop, std::move(connected)),
+                      deadline);
   }
 };
 

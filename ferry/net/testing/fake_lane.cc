@@ -209,7 +209,7 @@ void FakeLane::Advance(std::size_t bytes) {
       return;
     case Receiving::kDiscard:
       payload_left_ -= bytes;
-      if (payload_left_ == 0) StartPrefix();
+      if (payload_left_ == 0) FinishPayload();
       return;
     case Receiving::kOffer:
     case Receiving::kPaused: return;

@@ -102,7 +102,8 @@ void FakeLink::Close(Side side, bool drop) {
   // Nobody reads these any more, and the peer may go on writing until it has seen the end.
   pipes_[Other(side)].chunks.clear();
   pipes_[Other(side)].held = 0;
-  if (drop) {
+  // After a cut nothing more of this side gets through, not even a reset.
+  if (drop && !end.failed) {
     ResetLocked();
   } else {
     pipes_[side].ended = true;

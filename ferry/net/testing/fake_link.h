@@ -50,8 +50,8 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
   struct Taken {
     enum class State { kBytes, kNothing, kLater, kEnd };
     State state = State::kNothing;
-    std::size_t bytes = 0;    // for kBytes
-    Clock::time_point when;   // for kLater
+    std::size_t bytes = 0;   // for kBytes
+    Clock::time_point when;  // for kLater
   };
   // For kNothing, a wake-up will follow.
   Taken Take(Side side, std::span<std::byte> into);
@@ -71,15 +71,15 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
     std::size_t held = 0;
     std::uint64_t written = 0;
     std::optional<std::uint64_t> cut;
-    bool ended = false;        // no byte follows those in it
-    bool wants_room = false;   // the writer waits
+    bool ended = false;       // no byte follows those in it
+    bool wants_room = false;  // the writer waits
     Clock::time_point last_arrival;
     std::mt19937_64 random;
   };
   struct End {
     EventLoop* loop = nullptr;
     Waker* waker = nullptr;
-    bool woken = false;   // a wake-up is under way
+    bool woken = false;  // a wake-up is under way
     bool failed = false;
     bool closed = false;
   };

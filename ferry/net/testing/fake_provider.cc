@@ -199,12 +199,12 @@ class FakeProvider final : public Provider {
                Connected connected) override {
     FERRY_CHECK(loop->InLoop());
     if (IsFakeHost(address.host) && network_->answer() == FakeAnswer::kSilence) {
-      auto error = Error(Code::kTimedOut, fmt::format("connecting to {} got no answer in time",
-                                                      address.ToString()));
-      loop->AddTimerOnLoop(deadline.when(), [connected = std::move(connected),
-                                             error = std::move(error)]() mutable {
-        connected(std::move(error));
-      });
+      auto error = Error(Code::kTimedOut,
+                         fmt::format("connecting to {} got no answer in time", address.ToString()));
+      loop->AddTimerOnLoop(deadline.when(),
+                           [connected = std::move(connected), error = std::move(error)]() mutable {
+                             connected(std::move(error));
+                           });
       return;
     }
     Result<std::unique_ptr<Lane>> lane =

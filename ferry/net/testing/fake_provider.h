@@ -15,11 +15,11 @@ enum class FakeDirection { kToListener, kToConnector };
 // What goes wrong on one connection. Offsets count the bytes of one direction from the connection's
 // start, where a frame is kFakePrefixBytes, its metadata and its payload.
 struct FakeFaults {
-  std::uint64_t seed = 1;              // of the random sizes and delays
-  std::size_t pipe_bytes = 1 << 20;    // on their way at once, each direction; then senders wait
-  std::size_t piece_bytes = 0;         // a turn receives 1..piece_bytes; 0: all there is
-  microseconds delay{0};               // what is written arrives 0..delay later, in order
-  bool black_hole = false;             // what is written while this is set is lost, untold
+  std::uint64_t seed = 1;            // of the random sizes and delays
+  std::size_t pipe_bytes = 1 << 20;  // on their way at once, each direction; then senders wait
+  std::size_t piece_bytes = 0;       // a turn receives 1..piece_bytes; 0: all there is
+  microseconds delay{0};             // what is written arrives 0..delay later, in order
+  bool black_hole = false;           // what is written while this is set is lost, untold
   // After so many bytes the connection ends: the receiver gets these bytes and then its end, in the
   // middle of a frame or not; the sender is told at once.
   std::optional<std::uint64_t> cut_to_listener = std::nullopt;

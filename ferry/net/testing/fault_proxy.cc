@@ -139,23 +139,26 @@ void FaultProxy::Main() {
 void FaultProxy::WaitLocked(std::unique_lock<std::mutex>& lock) {
   polled_.assign(1, {wake_.get(), POLLIN, 0});
   Deadline wake = Deadline::Never();
-  const auto want = [&](int fd, short events) { polled_.push_back({fd, events, 0}); };
-  if (!stalled_) want(listening_.get(), POLLIN);
-  for (const Connection& connection : connections_) {
-    if (stalled_) break;
-    for (const Flow& flow : connection.flows) {
-      if (flow.bytes.empty()) {
-        if (!flow.ended) want(flow.from, POLLIN);
-      } else if (flow.due > Clock::now()) {
-        wake = wake.Sooner(Deadline::At(flow.due));
-      } else {
-        want(flow.to, POLLOUT);
-      }
+  if (!stalled_) {
+    polled_.push_back({listening_.get(), POLLIN, 0});
+    for (const Connection& connection : connections_) {
+      for (const Flow& flow : connection.flows) wake = wake.Sooner(WantLocked(flow));
     }
   }
   lock.unlock();
   (void)::poll(polled_.data(), polled_.size(), wake.PollMillis());
   lock.lock();
+}
+
+// Adds what the flow waits for; if that is time, returns it.
+Deadline FaultProxy::WantLocked(const Flow& flow) {
+  if (flow.bytes.empty()) {
+    if (!flow.ended) polled_.push_back({flow.from, POLLIN, 0});
+    return Deadline::Never();
+  }
+  if (flow.due > Clock::now()) return Deadline::At(flow.due);
+  polled_.push_back({flow.to, POLLOUT, 0});
+  return Deadline::Never();
 }
 
 void FaultProxy::AcceptLocked() {

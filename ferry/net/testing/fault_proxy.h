@@ -83,6 +83,7 @@ class FaultProxy {
              std::uint64_t seed);
   void Main();
   void WaitLocked(std::unique_lock<std::mutex>& lock);
+  Deadline WantLocked(const Flow& flow);
   void AcceptLocked();
   void ServeLocked(Connection& connection);
   bool ReadLocked(Flow& flow, bool draining);
@@ -104,7 +105,7 @@ class FaultProxy {
   std::size_t piece_bytes_ = 0;
   microseconds delay_{0};
   bool stalled_ = false;
-  std::array<std::optional<Cut>, 2> cuts_;                  // by direction, as all below
+  std::array<std::optional<Cut>, 2> cuts_;  // by direction, as all below
   std::array<std::optional<std::uint64_t>, 2> corruptions_;
   std::array<std::uint64_t, 2> forwarded_{};
   std::size_t accepted_ = 0;

@@ -119,8 +119,17 @@ LaneEnd::LaneEnd(std::unique_ptr<Lane> lane, EventLoop* loop)
     : lane_(std::move(lane)), loop_(loop) {}
 
 LaneEnd::~LaneEnd() {
-  if (lane_ == nullptr) return;
+  if (lane_ != nullptr) DestroyLane();
+}
+
+void LaneEnd::DestroyLane() {
   RunOn(*loop_, [this] { lane_.reset(); });
+}
+
+void Destroy(std::unique_ptr<LaneEnd>* end) {
+  if (*end == nullptr) return;
+  (*end)->DestroyLane();
+  end->reset();
 }
 
 void LaneEnd::Attach() { lane_->Attach(loop_, this); }
@@ -220,8 +229,7 @@ std::vector<Arrived> LaneEnd::Take(std::size_t count) {
 
 bool LaneEnd::AwaitSent(std::size_t count) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, Clock::now() + kPatience,
-                             [&] { return sent_.size() >= count; });
+  return changed_.wait_until(lock, Clock::now() + kPatience, [&] { return sent_.size() >= count; });
 }
 
 std::optional<Error> LaneEnd::AwaitClosed() {

@@ -96,8 +96,9 @@ class LaneEnd final : public LaneHandler {
   // On the lane's loop, as RunOn.
   void Do(FunctionRef<void(Lane&)> task);
   void MoveTo(EventLoop* loop);  // on the lane's loop: to call from Do() or a posted task
-  // On this thread, which only a loop that has stopped allows.
-  void DestroyLane() { lane_.reset(); }
+  // On its loop, or on this thread, which only a loop that has stopped allows.
+  void DestroyLane();
+  void DestroyLaneHere() { lane_.reset(); }
   EventLoop* loop() const noexcept { return loop_.load(); }
   Lane& lane() noexcept { return *lane_; }
 
@@ -139,6 +140,10 @@ class LaneEnd final : public LaneHandler {
   std::vector<Error> closed_;
   std::string log_;
 };
+
+// Destroys the end, if there is one. Unlike reset(), leaves the pointer alone while callbacks that
+// use it may still come.
+void Destroy(std::unique_ptr<LaneEnd>* end);
 
 // A provider with two loops that have workers, as one process would use them.
 class TestHost {
