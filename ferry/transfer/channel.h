@@ -99,7 +99,8 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   // channel_send.cc
   void PumpOnLoop();
   bool PumpOne(std::deque<std::shared_ptr<OperationState>>* work);
-  bool MayWrite() const;
+  std::uint64_t Share(const OperationState& operation, std::uint64_t least_slices) const;
+  bool MayWrite(const OperationState& operation) const;
   std::size_t MostPlainFrames() const;
   bool MayRead(const OperationState& operation) const;
   void SendWriteSlice(const std::shared_ptr<OperationState>& operation, std::uint32_t slice);

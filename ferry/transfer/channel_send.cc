@@ -12,6 +12,8 @@ namespace {
 // speed end together; two slices keep the socket from running dry between turns.
 constexpr std::uint64_t kUnsentSlices = 2;
 constexpr std::size_t kMaxUnacked = 4096;
+// After so many slices an acknowledgement no longer waits for an idle moment.
+constexpr std::uint64_t kAckSlices = 2;
 
 }  // namespace
 
@@ -34,19 +36,22 @@ void Channel::AddWorkOnLoop(std::shared_ptr<OperationState> operation) {
   PumpOnLoop();
 }
 
-bool Channel::MayWrite() const {
-  return unsent_bytes_ < kUnsentSlices * connection_->config().slice_bytes &&
-         unacked_bytes_ < connection_->window_bytes() && unacked_.size() < kMaxUnacked;
-}
-
-// A read's slices are asked for ahead of time, which settles who carries them: near the end of an
-// operation each lane asks for less, so that all end together.
-bool Channel::MayRead(const OperationState& operation) const {
+// How much of an operation a lane may have under way: what is under way is settled, so near the end
+// each lane takes less, and all end together. Given pages fill a socket at once, without a copy to
+// slow the first lane down until the others are awake.
+std::uint64_t Channel::Share(const OperationState& operation, std::uint64_t least_slices) const {
   const std::uint64_t slice = connection_->config().slice_bytes;
   const std::uint64_t share = operation.ledger.left() * slice / (2 * connection_->lanes());
-  const std::uint64_t most =
-      std::min(connection_->window_bytes(), std::max(kUnsentSlices * slice, share));
-  return reading_bytes_ < most && reading_.size() < kMaxReplies;
+  return std::min(connection_->window_bytes(), std::max(least_slices * slice, share));
+}
+
+bool Channel::MayWrite(const OperationState& operation) const {
+  return unsent_bytes_ < kUnsentSlices * connection_->config().slice_bytes &&
+         unacked_bytes_ < Share(operation, 2 * kAckSlices) && unacked_.size() < kMaxUnacked;
+}
+
+bool Channel::MayRead(const OperationState& operation) const {
+  return reading_bytes_ < Share(operation, kUnsentSlices) && reading_.size() < kMaxReplies;
 }
 
 // What two sides that both refuse all that the other may have under way have to say; with less,
@@ -72,7 +77,7 @@ bool Channel::PumpOne(std::deque<std::shared_ptr<OperationState>>* work) {
 }
 
 void Channel::PumpOnLoop() {
-  while (!closed_ && !writes_.empty() && MayWrite()) PumpOne(&writes_);
+  while (!closed_ && !writes_.empty() && MayWrite(*writes_.front())) PumpOne(&writes_);
   while (!closed_ && !reads_.empty() && MayRead(*reads_.front())) PumpOne(&reads_);
 }
 
@@ -205,7 +210,9 @@ void Channel::SendAck() { SendPlainOnLoop(wire::Type::kAck, 0, {}); }
 void Channel::FinishedFrame(std::uint64_t payload_bytes) {
   ++finished_;
   untold_bytes_ += payload_bytes;
-  if (untold_bytes_ >= connection_->window_bytes() / 4 || finished_ - told_ >= kAckFrames) {
+  const std::uint64_t many =
+      std::min(connection_->window_bytes() / 4, kAckSlices * connection_->config().slice_bytes);
+  if (untold_bytes_ >= many || finished_ - told_ >= kAckFrames) {
     SendAck();
   } else if (!ack_deferred_) {
     // A moment later it may ride on a frame of ours, or cover more frames of theirs.
@@ -226,8 +233,9 @@ void Channel::SendDueAckOnLoop() {
 // ---- the end ------------------------------------------------------------------------------------
 
 void Channel::OnClosed(const Error& error) {
-  CloseOnLoop(error);
+  // First, so that no operation ends by the loss of a connection that is not lost yet.
   connection_->LaneFailed(error);
+  CloseOnLoop(error);
 }
 
 void Channel::CloseOnLoop(const Error& error) {

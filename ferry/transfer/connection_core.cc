@@ -29,9 +29,10 @@ ConnectionCore::ConnectionCore(const Config& config, RegionTable* regions, Peer 
 ConnectionCore::~ConnectionCore() = default;
 
 void ConnectionCore::StartOnLoop() {
-  if (lost_.load()) return;
+  if (ending_) return;
   started_ = true;
   if (failed_early_) return FailOnLoop(*failed_early_);
+  if (lost_.load()) return;  // LaneFailed is about to tell
   heard_at_ = next_beat_ = Clock::now();
   HeartbeatOnLoop();
 }
@@ -279,20 +280,25 @@ void ConnectionCore::HeartbeatOnLoop() {
 
 // ---- the end ------------------------------------------------------------------------------------
 
-void ConnectionCore::FailOnLoop(const Error& error) {
+void ConnectionCore::MarkLost(const Error& error) {
+  const std::lock_guard lock(error_mutex_);
   if (lost_.load()) return;
-  if (!started_) {
-    // Some channels have no lane yet.
-    if (!failed_early_) failed_early_ = error;
-    return;
-  }
-  {
-    const std::lock_guard lock(error_mutex_);
-    lost_code_ = error.code();
-    lost_reason_ = error.message();
-  }
+  lost_code_ = error.code();
+  lost_reason_ = error.message();
   lost_.store(true);
   Log(LogLevel::kInfo, "transfer", "connection to {} ended: {}", peer_name(), error.ToString());
+}
+
+void ConnectionCore::FailOnLoop(const Error& cause) {
+  if (ending_) return;
+  if (!started_) {
+    // Some channels have no lane yet.
+    if (!failed_early_) failed_early_ = cause;
+    return;
+  }
+  ending_ = true;
+  MarkLost(cause);
+  const Error error = LostError();
   if (check_timer_ != 0) home_->CancelTimerOnLoop(std::exchange(check_timer_, 0));
   if (heartbeat_timer_ != 0) home_->CancelTimerOnLoop(std::exchange(heartbeat_timer_, 0));
   // The lanes go on until they are told: a message that still comes finds no receive of ours.
@@ -322,7 +328,7 @@ void ConnectionCore::PostChannelClosed(EventLoop* from) {
 
 void ConnectionCore::ChannelClosedOnLoop() {
   if (--open_channels_ > 0) return;
-  if (!lost_.load()) {
+  if (!ending_) {
     // The peer has closed every lane before LaneFailed came to it.
     started_ = true;
     FailOnLoop(*channels_.front()->closed_by());
@@ -346,6 +352,7 @@ void ConnectionCore::Close(const Error& error) {
 }
 
 void ConnectionCore::LaneFailed(const Error& error) {
+  MarkLost(error);
   // Between two tasks a loop looks at its sockets.
   OnEveryLane([](Channel&) {},
               [self = shared_from_this(), error] {

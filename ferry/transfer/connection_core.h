@@ -115,7 +115,9 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void AbortOnLoop(const Op& operation, const Error& error);
   void AbortReceiveOnLoop(const Op& operation, const Error& error);
   void AbandonReads(const Op& operation);
-  void FailOnLoop(const Error& error);
+  // Nothing new is begun from now on. Any thread; the first error stays.
+  void MarkLost(const Error& error);
+  void FailOnLoop(const Error& cause);
   void ChannelClosedOnLoop();
   // Runs `work` on each lane's loop, then `then` on the home loop.
   void OnEveryLane(const std::function<void(Channel&)>& work, EventLoop::Task then);
@@ -156,6 +158,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
 
   // Home loop.
   bool started_ = false;
+  bool ending_ = false;  // everything was told to end
   std::optional<Error> failed_early_;
   std::unordered_map<std::uint64_t, Op> operations_;
   std::unordered_map<std::uint64_t, Op> landing_;  // receives, by the sender's operation

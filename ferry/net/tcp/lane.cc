@@ -26,9 +26,10 @@ constexpr std::size_t kTurnBytes = 4 << 20;
 // Per system call: 256 KiB to 1 MiB is best on loopback; 64 KiB costs 16 %.
 constexpr std::size_t kSendBytes = 1 << 20;
 constexpr std::size_t kMaxPieces = 256;
-// Pages are given from here on, left to send and on average per piece: scattered 16 KiB pieces
-// were 5 to 15 % slower given than copied.
+// Pages are given for so much left to send, in pieces of so much on average. 64 MiB: 10.3 GB/s
+// against 7.3 copied; scattered 16 KiB pieces 7.9 against 7.0.
 constexpr std::size_t kGiftFrom = 64 * 1024;
+constexpr std::size_t kGiftPiece = 8 * 1024;
 // How much of a large payload gathers before the lane is woken: waking for each segment costs the
 // receiver 10 to 13 % more CPU time (128 KiB to 512 KiB measured alike).
 constexpr std::uint64_t kWakeBytes = 512 * 1024;
@@ -531,7 +532,7 @@ std::size_t TcpLane::CollectHead(const Queued& queued, std::size_t skip, std::sp
 bool TcpLane::Gives(const Queued& queued, std::uint64_t payload_left) const {
   const OutFrame& frame = *queued.frame;
   return gift_ && frame.gift && payload_left >= kGiftFrom &&
-         frame.payload_bytes / frame.payload.size() >= kGiftFrom;
+         frame.payload_bytes / frame.payload.size() >= kGiftPiece;
 }
 
 void TcpLane::AdvanceSent(std::size_t bytes) {

@@ -47,6 +47,17 @@ bool TrySetCongestionControl(int fd, const std::string& name) {
                       static_cast<socklen_t>(name.size())) == 0;
 }
 
+bool IsBbr(const std::string& name) { return name.rfind("bbr", 0) == 0; }
+
+bool AvoidBbr(int fd) {
+  return TrySetCongestionControl(fd, "cubic") || TrySetCongestionControl(fd, "reno");
+}
+
+std::string SystemCongestionControl() {
+  const UniqueFd fresh(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return CongestionControlOf(fresh.get());
+}
+
 bool IsNear(int fd) {
   const auto remote = RemoteAddressOf(fd);
   if (remote) {
@@ -72,13 +83,15 @@ Result<std::string> ChooseCongestionControl(int fd, const Config& config) {
                              "FERRY_CONGESTION_CONTROL=auto",
                              wanted, std::strerror(error)));
   }
-  if (present.rfind("bbr", 0) != 0) return present + " (the system's default)";
-  if (!IsNear(fd)) return present + " (the system's default, kept for a far peer)";
-  for (const char* better : {"cubic", "reno"}) {
-    if (TrySetCongestionControl(fd, better)) {
-      return fmt::format("{} (in place of {}, which halves the rate to a near peer)", better,
-                         present);
-    }
+  const std::string usual = SystemCongestionControl();
+  if (!IsBbr(usual)) return present + " (the system's default)";
+  if (!IsNear(fd)) {
+    (void)TrySetCongestionControl(fd, usual);
+    return CongestionControlOf(fd) + " (the system's default, kept for a far peer)";
+  }
+  if (!IsBbr(present) || AvoidBbr(fd)) {
+    return fmt::format("{} (in place of {}, which halves the rate to a near peer)",
+                       CongestionControlOf(fd), usual);
   }
   return present + " (slow to a near peer, but neither cubic nor reno is allowed)";
 }
@@ -100,6 +113,13 @@ Result<UniqueFd> OpenSocket(int family, const Config& config) {
   // Before connect and listen: the window scale is agreed in the handshake.
   FERRY_TRY(SetBuffer(fd.get(), SO_SNDBUF, config.send_buffer_bytes, "SO_SNDBUF"));
   FERRY_TRY(SetBuffer(fd.get(), SO_RCVBUF, config.recv_buffer_bytes, "SO_RCVBUF"));
+  // A connection that has begun under BBR is paced by timers for good, whatever it changes to. So
+  // it begins under something else, and a far peer's gets BBR back.
+  if (config.congestion_control == "auto") {
+    if (IsBbr(CongestionControlOf(fd.get()))) (void)AvoidBbr(fd.get());
+  } else if (config.congestion_control != "system") {
+    (void)TrySetCongestionControl(fd.get(), config.congestion_control);  // checked once connected
+  }
   return fd;
 }
 
