@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <ostream>
 #include <string>
 
 #include "ferry/core/units.h"
@@ -24,6 +25,7 @@ struct Ending {
   std::string command;
   milliseconds bound;
 };
+void PrintTo(const Ending& ending, std::ostream* out) { *out << ending.command; }
 
 class HalfFrame : public testing::TestWithParam<Ending> {
  protected:

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -108,6 +110,7 @@ struct Forgery {
   std::function<void(RemoteRegion*)> forge;
   std::string sentence;  // part of what the peer says
 };
+void PrintTo(const Forgery& forgery, std::ostream* out) { *out << forgery.name; }
 
 class Forged : public Restarted, public testing::WithParamInterface<Forgery> {};
 INSTANTIATE_TEST_SUITE_P(
