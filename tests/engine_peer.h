@@ -23,7 +23,7 @@ inline constexpr bool kSanitized = false;
 // sanitizer a process on a busy machine may be silent for long without being frozen.
 inline constexpr milliseconds kPeerTimeout{kSanitized ? 3000 : 1000};
 inline constexpr milliseconds kHeartbeat{200};
-inline constexpr milliseconds kDrainGrace{500};
+inline constexpr milliseconds kDrainGrace{kSanitized ? 2000 : 500};
 // Added to every bound in time: what a machine with other work to do may be late.
 inline constexpr milliseconds kSlack{kSanitized ? 5000 : 2000};
 

@@ -17,6 +17,17 @@ class GiftTest : public testing::TestWithParam<std::string> {
   }
 };
 
+// Runs `attempt` until it says that it cut a transfer in the middle. A busy machine may let a
+// transfer end before the test acts, so some attempts come too late.
+template <typename Attempt>
+void UntilInTheMiddle(Attempt attempt) {
+  constexpr int kAttempts = 10;
+  for (int i = 0; i < kAttempts; ++i) {
+    if (attempt() || testing::Test::HasFailure()) return;
+  }
+  FAIL() << "the transfer was over in each of " << kAttempts << " attempts before it could be cut";
+}
+
 inline auto GiftModes() { return testing::Values("off", "on"); }
 inline std::string GiftName(const testing::TestParamInfo<std::string>& mode) {
   return "gift_" + mode.param;

@@ -118,7 +118,8 @@ class Connection {
   // operation: kInvalidArgument for a message larger than the buffer, which is dropped.
   Result<Operation> Recv(std::uint64_t tag, std::uint64_t mask, std::span<std::byte> buffer,
                          const PostOptions& options = {});
-  // 1 byte to 64 KiB. Ends when the peer's queue has it; kUnavailable when that is full.
+  // 1 byte to 64 KiB, copied here. Ends when the peer's queue has it; kUnavailable when that is
+  // full.
   Result<Operation> Notify(std::span<const std::byte> bytes, const PostOptions& options = {});
   // The oldest notification. Errors: kTimedOut, kPeerLost (after the last one was taken).
   Result<std::vector<std::byte>> TakeNotification(Deadline deadline);

@@ -361,6 +361,7 @@ class EarlyAnswerTest : public EndingTest {
       ahead_.push_back(Must(theirs_.Notify(Pattern(64 * 1024, 1))));
     }
     send_.emplace(Must(theirs_.Send(1, memory_.span().first(10'000))));
+    LetItRead();  // and so number and queue its frames
     const wire::RefuseBody later{.sequence = kAhead,
                                  .code = static_cast<std::uint8_t>(Code::kUnavailable)};
     EXPECT_TRUE(peer_.lane().Say({.type = Type::kNack, .body = Pod(later), .ack = kAhead}));
@@ -370,7 +371,7 @@ class EarlyAnswerTest : public EndingTest {
     EXPECT_TRUE(peer_.lane().Say(
         {.type = type, .operation = kAhead + 1, .body = std::move(body), .ack = kAhead + 1}));
     LetItRead();
-    EXPECT_FALSE(send_->Poll());
+    EXPECT_FALSE(send_->Poll()) << EndMessage(*send_);
     for (std::uint32_t i = 0; i < kAhead; ++i) (void)peer_.lane().Expect(Type::kNotify);
     (void)peer_.lane().Expect(Type::kSend);
   }
@@ -447,7 +448,7 @@ TEST_F(SilentPeerTest, APeerThatSaysNothingIsLostAndEveryOperationWithIt) {
   const auto read = theirs_.Read(Prepared(Direction::kRead));
   const auto receive = theirs_.Recv(1, kWhole, memory_.span());
   const auto offer = theirs_.Send(1, memory_.span());
-  const auto send = theirs_.Send(1, BytesOf("x"));
+  const auto send = theirs_.Send(1, memory_.span().first(1));
   for (const auto* operation : {&write, &read, &receive, &offer, &send}) {
     EXPECT_TRUE(EndsWith(Code::kPeerLost, *operation));
     EXPECT_THAT(EndMessage(**operation), HasSubstr("nothing was heard"));

@@ -29,7 +29,7 @@ class LifetimeTest : public ::testing::Test {
     operations.push_back(Must(near_.Write(*local_, 0, remote_, 0, kBytes)));
     operations.push_back(Must(near_.Read(*into_, 0, remote_, 0, kBytes)));
     operations.push_back(Must(near_.Notify(BytesOf("x"))));
-    operations.push_back(Must(near_.Send(3, BytesOf("small"))));
+    operations.push_back(Must(near_.Send(3, here_.span().first(5))));
     return operations;
   }
   // Ended, each with this code or, where it was faster, well. The first two cannot have been.
@@ -97,7 +97,7 @@ TEST_F(LifetimeTest, TheCompletionDescriptorBecomesReadableAtTheEndAndStaysSo) {
     const int fd = Must(receive->CompletionFd());
     EXPECT_EQ(Must(receive->CompletionFd()), fd);
     EXPECT_FALSE(BecomesReadable(fd, 0));
-    const auto send = link_.far.connection->Send(1, BytesOf("x"));
+    const auto send = link_.far.connection->Send(1, there_.span().first(1));
     ASSERT_TRUE(BecomesReadable(fd, 30'000));
     EXPECT_TRUE(BecomesReadable(fd, 0));
     EXPECT_TRUE(receive->Poll());

@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,6 +12,7 @@
 #include <utility>
 
 #include "ferry/core/check.h"
+#include "ferry/core/unordered_access.h"
 #include "ferry/net/tcp/socket_options.h"
 
 namespace ferry::net::tcp {
@@ -69,6 +72,7 @@ void IoCursor::Advance(std::size_t bytes) {
 }
 
 std::size_t IoCursor::CopyIn(std::span<const std::byte> bytes) {
+  const UnorderedAccess placing;
   std::size_t taken = 0;
   while (taken < bytes.size() && !at_end()) {
     const iovec& piece = pieces_[index_];
@@ -237,7 +241,10 @@ bool TcpLane::ReadIntoPayload() {
     pieces[used++] = {rx_.get(), ahead};
     asked += ahead;
   }
-  const ssize_t got = ::readv(fd_.get(), pieces.data(), static_cast<int>(used));
+  const ssize_t got = [&] {
+    const UnorderedAccess placing;
+    return ::readv(fd_.get(), pieces.data(), static_cast<int>(used));
+  }();
   if (got > 0) {
     const auto placed = std::min(static_cast<std::size_t>(got), direct);
     place_.Advance(placed);
@@ -269,8 +276,10 @@ void TcpLane::Poke() {
 
 bool TcpLane::DiscardFromSocket() {
   const std::size_t asked = std::min<std::uint64_t>(payload_left_, kTurnBytes);
-  // For TCP, MSG_TRUNC takes bytes out of the queue without copying them anywhere (tcp(7)).
-  const ssize_t got = ::recv(fd_.get(), nullptr, asked, MSG_TRUNC);
+  // For TCP, MSG_TRUNC takes bytes out of the queue without copying them anywhere (tcp(7)). Not
+  // recv(): the sanitizers' version of it believes that memory at the null pointer was written.
+  const ssize_t got =
+      ::syscall(SYS_recvfrom, fd_.get(), nullptr, asked, MSG_TRUNC, nullptr, nullptr);
   if (got > 0) payload_left_ -= static_cast<std::size_t>(got);
   return AfterRead(got, asked);
 }
@@ -491,7 +500,10 @@ ssize_t TcpLane::SendCopied() {
   msghdr message{};
   message.msg_iov = pieces.data();
   message.msg_iovlen = used;
-  const ssize_t sent = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t sent = [&] {
+    const UnorderedAccess fetching;
+    return ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  }();
   if (sent > 0) AdvanceSent(static_cast<std::size_t>(sent));
   return sent;
 }

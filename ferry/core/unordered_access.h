@@ -1,0 +1,28 @@
+#pragma once
+
+#if defined(__SANITIZE_THREAD__)
+extern "C" {
+void __tsan_ignore_thread_begin();
+void __tsan_ignore_thread_end();
+}
+#endif
+
+namespace ferry {
+
+// While one lives, ThreadSanitizer overlooks what its thread does to memory. For the users' memory
+// alone: two transfers of the same bytes are ordered, if at all, by what the peer does between
+// them, which the sanitizer cannot see, and may be left unordered, as with RDMA.
+class UnorderedAccess {
+ public:
+#if defined(__SANITIZE_THREAD__)
+  UnorderedAccess() { __tsan_ignore_thread_begin(); }
+  ~UnorderedAccess() { __tsan_ignore_thread_end(); }
+#else
+  UnorderedAccess() {}   // NOLINT(modernize-use-equals-default): else it counts as unused
+  ~UnorderedAccess() {}  // NOLINT(modernize-use-equals-default)
+#endif
+  UnorderedAccess(const UnorderedAccess&) = delete;
+  UnorderedAccess& operator=(const UnorderedAccess&) = delete;
+};
+
+}  // namespace ferry
