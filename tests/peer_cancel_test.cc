@@ -14,7 +14,6 @@
 namespace ferry::tests {
 namespace {
 
-using transfer::Connection;
 using transfer::Operation;
 using transfer::PostOptions;
 using transfer::RemoteRegion;

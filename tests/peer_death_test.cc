@@ -16,7 +16,6 @@ namespace ferry::tests {
 namespace {
 
 using transfer::Endpoint;
-using transfer::PostOptions;
 using transfer::RemoteRegion;
 
 constexpr std::uint64_t kBulk = (kSanitized ? 64 : 512) * kMiB;

@@ -47,6 +47,9 @@ struct Placement {
   // For kPlace: exactly the payload's bytes; the array and the memory stay valid until OnPayload,
   // OnClosed or DiscardRest.
   std::span<const iovec> memory;
+  // The sender may take the payload back by resetting the connection: a lane that finds it reset
+  // places no more of it.
+  bool revocable = false;
 };
 
 class Lane;

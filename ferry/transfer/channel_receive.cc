@@ -186,7 +186,7 @@ Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::Meta
   incoming_region_ = *std::move(region);
   incoming_bytes_ = payload_bytes;
   incoming_operation_ = header.operation;
-  return Placement{Placement::Action::kPlace, pieces_};
+  return Placement{Placement::Action::kPlace, pieces_, /*revocable=*/true};
 }
 
 Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,

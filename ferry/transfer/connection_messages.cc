@@ -169,10 +169,13 @@ Status ConnectionCore::OnDeliveredOnLoop(const wire::MessageHeader& header,
     EndOnLoop(receive, std::move(status));
     return Ok();
   }
-  // Only a peer that breaks the rules says so while it still writes.
-  receive->abort_error = Error(
-      Code::kCorrupt,
-      fmt::format("{} declared a message delivered in the middle of writing it", peer_name()));
+  // A peer that has lost the lane of a slice gives the message up while a part of it is still here.
+  // That it is whole, only a peer that breaks the rules says then.
+  receive->abort_error =
+      status ? Error(Code::kCorrupt,
+                     fmt::format("{} declared a message delivered in the middle of writing it",
+                                 peer_name()))
+             : status.error();
   Revoke(receive->landing,
          [self = shared_from_this(), receive] { self->EndOnLoop(receive, *receive->abort_error); });
   return Ok();

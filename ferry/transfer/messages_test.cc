@@ -87,7 +87,9 @@ TEST_F(MessageTest, ASmallSendEndsBeforeItsReceiveIsPostedAndALargeOneDoesNot) {
 
 TEST_F(MessageTest, MessagesOfOneTagAreReceivedInTheOrderOfTheirSending) {
   constexpr int kMessages = 40;
-  const auto size_of = [](int i) { return i % 3 == 0 ? kEager + 100U : 16U + i; };
+  const auto size_of = [](int i) {
+    return i % 3 == 0 ? kEager + 100U : 16U + static_cast<unsigned>(i);
+  };
   for (const bool posted_first : {true, false}) {
     std::vector<std::vector<std::byte>> sent;
     std::vector<std::vector<std::byte>> buffers(kMessages, std::vector<std::byte>(2 * kEager));
@@ -113,7 +115,7 @@ TEST_F(MessageTest, MessagesOfOneTagAreReceivedInTheOrderOfTheirSending) {
 }
 
 TEST_F(MessageTest, AMaskChoosesAmongTheMessagesThatAreThere) {
-  for (const std::uint64_t tag : {0x11, 0x21, 0x12}) {
+  for (const std::uint64_t tag : {0x11U, 0x21U, 0x12U}) {
     ASSERT_TRUE(EndsOk(near_.Send(tag, BytesOf("m"))));
   }
   std::vector<std::byte> buffer(1);

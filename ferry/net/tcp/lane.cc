@@ -235,6 +235,7 @@ bool TcpLane::ReadIntoPayload() {
   const std::size_t direct =
       place_.Collect(std::span(pieces.data(), kMaxPieces), &used, payload_left_);
   rx_begin_ = rx_end_ = 0;
+  looked_for_reset_ = false;
   std::size_t asked = direct;
   if (direct == payload_left_) {
     const std::size_t ahead = payload_left_ >= kLargePayload ? kReadAheadAfterLarge : kReadAhead;
@@ -293,6 +294,7 @@ bool TcpLane::ReadIntoBuffer() {
   const std::size_t asked = kRxBytes - rx_end_;
   const ssize_t got = ::read(fd_.get(), rx_.get() + rx_end_, asked);
   if (got > 0) rx_end_ += static_cast<std::size_t>(got);
+  looked_for_reset_ = false;
   return AfterRead(got, asked);
 }
 
@@ -388,7 +390,11 @@ bool TcpLane::StartFrame() {
     place_ = IoCursor(placed->memory);
     receiving_ =
         placed->action == Placement::Action::kPlace ? Receiving::kPayload : Receiving::kDiscard;
-    if (payload_left_ >= kGiftFrom && buffered() > 0 && FailIfReset()) return false;
+    const bool revocable = placed->revocable || payload_left_ >= kGiftFrom;
+    if (revocable && buffered() > 0 && !looked_for_reset_) {
+      if (FailIfReset()) return false;
+      looked_for_reset_ = true;
+    }
   }
   return true;
 }

@@ -113,6 +113,7 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   int wake_bytes_ = 1;  // the socket's SO_RCVLOWAT
   std::atomic<std::uint64_t> bytes_received_{0};
   bool hung_up_ = false;
+  bool looked_for_reset_ = false;  // since the last read
 
   // Sending.
   std::deque<Queued> queue_;

@@ -126,7 +126,7 @@ constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
 
 }  // namespace
 
-::testing::AssertionResult Works(Connection near, Connection far) {
+::testing::AssertionResult Works(const Connection& near, const Connection& far) {
   for (const std::size_t bytes : {0UL, 100UL, 400UL * 1024}) {
     if (auto there = Delivers(near, far, bytes); !there) return there;
     if (auto back = Delivers(far, near, bytes); !back) return back;

@@ -75,6 +75,6 @@ std::string EndMessage(Operation operation);
 // Whether the connection still moves things: messages of no bytes, few and many (which all lanes
 // share) in both directions. What either side said before it on the first lane has been heard then.
 ::testing::AssertionResult Works(Link* link);
-::testing::AssertionResult Works(Connection near, Connection far);
+::testing::AssertionResult Works(const Connection& near, const Connection& far);
 
 }  // namespace ferry::transfer
