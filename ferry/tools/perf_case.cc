@@ -47,7 +47,7 @@ Result<Op> ParseOp(std::string_view text) {
 
 std::uint64_t PerfCase::RegionBytes() const noexcept {
   if (block_size == 0) return size;
-  return (size + block_size - 1) / block_size * block_size;
+  return 2 * ((size + block_size - 1) / block_size) * block_size;
 }
 
 Status CheckBlocks(const PerfCase& perf_case) {
@@ -69,6 +69,7 @@ Layout::Layout(const PerfCase& perf_case, std::uint64_t seed)
   for (std::uint64_t left = slots_.size(); left > 1; --left) {
     std::swap(slots_[left - 1], slots_[Word(seed, left) % left]);
   }
+  for (std::uint64_t& slot : slots_) slot *= 2;
 }
 
 std::uint64_t Layout::bytes(std::uint64_t block) const noexcept {

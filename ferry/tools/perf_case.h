@@ -21,15 +21,16 @@ struct PerfCase {
   std::uint64_t size = 0;
   std::uint64_t block_size = 0;  // 0: contiguous
 
-  // The smallest region that holds it, which the last block may not fill.
+  // The smallest region for its Layout. The last block may not fill its place.
   std::uint64_t RegionBytes() const noexcept;
 };
 
 // Errors: kInvalidArgument for more blocks than a run should hold lists of.
 Status CheckBlocks(const PerfCase& perf_case);
 
-// Where the blocks of a case lie in one side's region: in order when contiguous, else shuffled, the
-// same way for the same seed on every machine.
+// Where the blocks of a case lie in one side's region: contiguous, or shuffled in places a
+// block's length apart, as pages of a pool are, so that no two blocks can be joined. The same way
+// for the same seed on every machine.
 class Layout {
  public:
   Layout(const PerfCase& perf_case, std::uint64_t seed);
