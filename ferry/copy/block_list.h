@@ -18,9 +18,9 @@ struct Block {
   friend bool operator==(const Block&, const Block&) = default;
 };
 
-// Everything that moves: blocks in the order in which they were added. May hold nonsense until
-// Validate() has accepted it; a list from a peer must be validated before any other use. Not
-// thread-safe while it is changed.
+// Everything that moves: blocks in the order in which they were added, which is the order in which
+// they go over the network. May hold nonsense until Validate() has accepted it; a list from a peer
+// must be validated before any other use. Not thread-safe while it is changed.
 class BlockList {
  public:
   BlockList() = default;

@@ -2,7 +2,6 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -20,19 +19,6 @@ void AddPiece(std::byte* memory, std::uint64_t bytes, std::vector<iovec>* pieces
   pieces->push_back({memory, bytes});
 }
 
-// Whoever reads memory in order reads it ahead; writing out of order costs nothing. 4096 shuffled
-// blocks of 16 KiB: 12.9 GB/s, against 10.9 as they come and 11.0 in the order of destination.
-BlockList InOrderOfSource(const BlockList& list) {
-  const auto earlier = [](const Block& a, const Block& b) {
-    return a.src != b.src ? a.src < b.src : a.dst < b.dst;
-  };
-  std::vector<Block> blocks(list.blocks().begin(), list.blocks().end());
-  if (!std::is_sorted(blocks.begin(), blocks.end(), earlier)) {
-    std::sort(blocks.begin(), blocks.end(), earlier);
-  }
-  return BlockList(std::move(blocks)).Merged();
-}
-
 }  // namespace
 
 Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& peer,
@@ -42,7 +28,7 @@ Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& pe
   plan->direction = direction;
   plan->peer = peer;
   for (PlanPart& part : parts) {
-    part.blocks = InOrderOfSource(part.blocks);
+    part.blocks = part.blocks.Merged();
     plan->bytes += part.blocks.total_bytes();
     const auto index = static_cast<std::uint32_t>(plan->parts.size());
     for (const Slice& range : SplitIntoSlices(part.blocks, slice_bytes, wire::kMaxBlocksPerFrame)) {

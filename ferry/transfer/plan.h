@@ -39,8 +39,7 @@ struct Plan {
   std::uint64_t bytes = 0;
 };
 
-// Puts the blocks of each part, which are valid, in the order of their sources, merges neighbours
-// and cuts slices of at most `slice_bytes`.
+// Merges neighbours and cuts the parts, which are valid, into slices of at most `slice_bytes`.
 // Errors: kInvalidArgument for more than 2^32 slices.
 Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& peer,
                                              std::vector<PlanPart> parts,

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <random>
 #include <string>
 #include <utility>
@@ -37,12 +36,7 @@ PlanPart Part(std::uint32_t index, BlockList blocks) {
 std::vector<Moved> Expected(Direction direction, const std::vector<PlanPart>& parts) {
   std::vector<Moved> moved;
   for (std::uint32_t i = 0; i < parts.size(); ++i) {
-    const auto given = parts[i].blocks.blocks();
-    std::vector<Block> blocks(given.begin(), given.end());
-    std::sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) {
-      return std::pair(a.src, a.dst) < std::pair(b.src, b.dst);
-    });
-    for (const Block& block : blocks) {
+    for (const Block& block : parts[i].blocks.blocks()) {
       const bool writing = direction == Direction::kWrite;
       for (std::uint64_t at = 0; at < block.len; ++at) {
         moved.push_back({i, (writing ? block.dst : block.src) + at,
@@ -215,17 +209,6 @@ TEST(Plan, AppendsToMetadataWithoutPayloadForAReadRequest) {
   AppendSlice(**plan, 0, &meta, nullptr);
   EXPECT_EQ(meta.size(), 7 + sizeof(wire::WriteBody) + sizeof(wire::BlockOnWire));
   EXPECT_EQ(meta[6], std::byte{9});
-}
-
-TEST(Plan, ShuffledNeighboursBecomeOneBlock) {
-  BlockList list;
-  for (const std::uint64_t page : {3u, 0u, 2u, 1u}) {
-    list.Add({.dst = 100 + page * 10, .src = page * 10, .len = 10});
-  }
-  const auto plan = MakePlan(Direction::kWrite, {}, {Part(0, list)}, 1 << 20);
-  ASSERT_TRUE(plan);
-  ASSERT_EQ((*plan)->parts[0].blocks.size(), 1u);
-  EXPECT_EQ((*plan)->parts[0].blocks[0], (Block{.dst = 100, .src = 0, .len = 40}));
 }
 
 TEST(Plan, SlicesCoverRandomListsOfSeveralParts) {
