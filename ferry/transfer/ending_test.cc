@@ -262,6 +262,7 @@ TEST_F(EndingTest, AReceiveThatMissesItsDeadlineEndsAtOnce) {
 
 TEST_F(EndingTest, AReceiveCancelledInTheMiddleOfASmallMessageIsNotWrittenToAfterItsEnd) {
   auto receive = theirs_.Recv(1, kWhole, memory_.span());
+  LetItRead();  // so it is there before the message
   const auto rest = SayAllBut100(0, {.type = Type::kSend,
                                      .operation = 9,
                                      .body = Pod(Tagged(5000)),
