@@ -21,7 +21,7 @@ using transfer::TransferPart;
 
 constexpr std::uint64_t kBulk = kSanitized ? 128 * kMiB : kGiB;
 constexpr std::uint64_t kEarlyWord = kBulk / 8 / sizeof(std::uint64_t);
-constexpr milliseconds kShort{15};
+constexpr milliseconds kShort{5};  // at first; doubled until something has moved by then
 
 constexpr std::uint64_t kSourceSeed = 1;
 constexpr std::uint64_t kDestinationSeed = 2;
@@ -94,7 +94,7 @@ class Cut : public GiftTest {
     const Census census = link_.peer.TakeCensus("in", kPeerSeed, kSourceSeed);
     EXPECT_EQ(census.foreign, 0u);
     EXPECT_FALSE(link_.connection.lost());
-    return census.before > 0;
+    return census.before > 0 && census.after > 0;
   }
   // The same of a read.
   bool ExpectDestinationIsLeftAlone(const PatternRegion& destination) {
@@ -105,7 +105,7 @@ class Cut : public GiftTest {
     const Census census = TakeCensus(destination.bytes(), kDestinationSeed, kPeerSeed);
     EXPECT_EQ(census.foreign, 0u);
     EXPECT_FALSE(link_.connection.lost());
-    return census.before > 0;
+    return census.before > 0 && census.after > 0;
   }
 
   void FillBothSides(const PatternRegion& source) {
@@ -115,15 +115,20 @@ class Cut : public GiftTest {
   // Whether the write to "in" ends in the middle, leaving the target alone.
   bool CutsWrite(const PatternRegion& source, const Operation& write, Code code,
                  milliseconds bound) {
-    if (EndsEarly(write, code, bound)) return ExpectTargetIsLeftAlone(source);
-    EXPECT_EQ(link_.peer.TakeNotification(kPatience), "never said");  // as it was not cut
+    const bool early = EndsEarly(write, code, bound);
+    if (early && ExpectTargetIsLeftAlone(source)) return true;
+    ++too_late_;
     return false;
   }
   // The connection carries a whole write, with its notification and no earlier one.
   void ExpectWritesStill(const PatternRegion& source, const RemoteRegion& in) {
     Fill(source.bytes(), kLaterSeed);
     ExpectOk(Write(source, in, Options(Patience(), "said")));
-    EXPECT_EQ(link_.peer.TakeNotification(kPatience), "said");
+    std::string text = link_.peer.TakeNotification(kPatience);
+    for (; text == "never said" && too_late_ > 0; --too_late_) {
+      text = link_.peer.TakeNotification(kPatience);
+    }
+    EXPECT_EQ(text, "said");
     EXPECT_EQ(link_.peer.TakeCensus("in", kPeerSeed, kLaterSeed).after, kBulk);
     EXPECT_EQ(link_.peer.Quit(), 0);
   }
@@ -135,6 +140,7 @@ class Cut : public GiftTest {
 
   LinkedPeer link_;
   int round_trips_ = 0;
+  int too_late_ = 0;  // writes that may have been whole, with their notifications, when they ended
 };
 INSTANTIATE_TEST_SUITE_P(Gift, Cut, GiftModes(), GiftName);
 
@@ -154,10 +160,12 @@ TEST_P(Cut, WriteByCancelLeavesTheTargetAloneAndTheConnectionGood) {
 TEST_P(Cut, WriteByItsDeadlineLeavesTheTargetAloneAndTheConnectionGood) {
   const PatternRegion source(link_.endpoint, kBulk, kSourceSeed);
   const RemoteRegion in = PeerRegion("in", kBulk);
+  milliseconds time = kShort;
   UntilInTheMiddle([&] {
     FillBothSides(source);
-    const Operation write = Write(source, in, Options(Deadline::After(kShort), "never said"));
-    return CutsWrite(source, write, Code::kTimedOut, kShort + kDrainGrace);
+    const Operation write = Write(source, in, Options(Deadline::After(time), "never said"));
+    const milliseconds bound = std::exchange(time, 2 * time) + kDrainGrace;
+    return CutsWrite(source, write, Code::kTimedOut, bound);
   });
   ExpectWritesStill(source, in);
 }
@@ -179,11 +187,12 @@ TEST_P(Cut, ReadByCancelLeavesItsDestinationAloneAndTheConnectionGood) {
 TEST_P(Cut, ReadByItsDeadlineLeavesItsDestinationAloneAndTheConnectionGood) {
   const PatternRegion destination(link_.endpoint, kBulk, kDestinationSeed);
   const RemoteRegion out = PeerRegion("out", kBulk);
+  milliseconds time = kShort;
   UntilInTheMiddle([&] {
     Fill(destination.bytes(), kDestinationSeed);
-    const Operation read = Read(destination, out, Options(Deadline::After(kShort)));
-    return EndsEarly(read, Code::kTimedOut, kShort + kDrainGrace) &&
-           ExpectDestinationIsLeftAlone(destination);
+    const Operation read = Read(destination, out, Options(Deadline::After(time)));
+    const milliseconds bound = std::exchange(time, 2 * time) + kDrainGrace;
+    return EndsEarly(read, Code::kTimedOut, bound) && ExpectDestinationIsLeftAlone(destination);
   });
   ExpectReadsStill(destination, out);
 }
@@ -200,7 +209,7 @@ TEST_P(Cut, ReceiveByCancelLeavesItsBufferAloneAndTellsTheSender) {
     const bool early = EndsEarly(receive, Code::kCancelled, kDrainGrace);
     const Census right_after = TakeCensus(buffer.bytes(), kDestinationSeed, kPeerSeed);
     const std::string sent = link_.peer.Outcome();
-    if (!early) return false;
+    if (!early || sent == "done") return false;
     EXPECT_TRUE(sent.starts_with("Refused") || sent.starts_with("Cancelled")) << sent;
     RoundTrip();
     const Census later = TakeCensus(buffer.bytes(), kDestinationSeed, kPeerSeed);

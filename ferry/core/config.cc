@@ -43,6 +43,7 @@ struct Row {
   std::string_view zero = {};  // what 0 stands for
   std::string_view form = {};  // of text and ports: the values, in words
   bool (*accepts)(std::string_view text) = nullptr;
+  bool hidden = false;  // its text is never shown
   std::string_view help;
 };
 
@@ -59,6 +60,14 @@ bool IsCongestionControl(std::string_view text) {
 }
 
 bool IsAutoOnOff(std::string_view text) { return text == "auto" || text == "on" || text == "off"; }
+
+bool IsOnOff(std::string_view text) { return text == "on" || text == "off"; }
+
+bool IsSecret(std::string_view text) {
+  return text.empty() || (text.size() >= kMinSecretBytes && text.size() <= kMaxSecretBytes);
+}
+
+bool IsPath(std::string_view text) { return text.find('\0') == std::string_view::npos; }
 
 bool IsLogLevel(std::string_view text) { return ParseLogLevel(text).has_value(); }
 
@@ -171,6 +180,22 @@ constexpr Row kRows[] = {
      .low = 1,
      .high = 1 << 24,
      .help = "operations in flight at once"},
+    {.name = "secret",
+     .member = &Config::secret,
+     .form = "16 to 1024 bytes; empty for none",
+     .accepts = IsSecret,
+     .hidden = true,
+     .help = "what both sides must know to connect; better kept in a file"},
+    {.name = "secret_file",
+     .member = &Config::secret_file,
+     .form = "a path; empty for none",
+     .accepts = IsPath,
+     .help = "file that holds the secret; a newline at its end is no part of it"},
+    {.name = "insecure",
+     .member = &Config::insecure,
+     .form = "on | off",
+     .accepts = IsOnOff,
+     .help = "on: where there is no secret, peers on other machines are trusted, too"},
     {.name = "log_level",
      .member = &Config::log_level,
      .form = "trace | debug | info | warn | error | off",
@@ -310,6 +335,10 @@ template <class T>
 Status CheckValue(const Row& row, std::string_view subject, std::string_view text, const T& value) {
   if (InRange(row, value)) return Ok();
   const char* fault = std::is_same_v<T, std::string> ? "not recognised" : "out of range";
+  if (row.hidden) {
+    return Refusal(row, subject, fmt::format("a value of {} bytes is {}", text.size(), fault),
+                   value);
+  }
   return Refusal(row, subject, fmt::format("'{}' is {}", text, fault), value);
 }
 
@@ -336,7 +365,10 @@ Status SetMember(Config& config, M member, const Row& row, std::string_view subj
 }
 
 std::string ValueText(const Row& row, const Config& config) {
-  return std::visit([&](auto member) { return Format(Load(config, member)); }, row.member);
+  std::string text =
+      std::visit([&](auto member) { return Format(Load(config, member)); }, row.member);
+  if (!row.hidden || text.empty()) return text;
+  return fmt::format("({} bytes, not shown)", text.size());
 }
 
 std::string SourceOf(const Row& row, const Config& config, const ConfigEntry& entry) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -13,7 +14,7 @@
 namespace ferry {
 
 // One setting as `ferry info` and the documentation show it. Texts of values can be given to
-// Config::Set() unchanged.
+// Config::Set() unchanged, but for that of the secret, which is not shown.
 struct ConfigEntry {
   std::string name;      // "slice_bytes"
   std::string variable;  // "FERRY_SLICE_BYTES"
@@ -24,6 +25,9 @@ struct ConfigEntry {
   std::string source;  // "default", "environment", "set by caller" or what Set() was told
   std::string help;
 };
+
+inline constexpr std::size_t kMinSecretBytes = 16;
+inline constexpr std::size_t kMaxSecretBytes = 1024;
 
 // Every setting of the library: read once, checked, and passed down by const reference. Assign the
 // fields freely, then Validate(). Variable, range and help of each are in Describe().
@@ -53,6 +57,9 @@ struct Config {
   std::uint64_t unexpected_bytes = 16 << 20;   // kept for messages that nobody has asked for yet
   std::uint64_t notification_bytes = 4 << 20;  // kept for notifications not yet taken
   std::uint32_t max_operations = 65536;        // in flight at once
+  std::string secret;                          // shared with every peer; empty: none
+  std::string secret_file;                     // that holds it
+  std::string insecure = "off";  // "on": without a secret, trusts peers beyond loopback, too
   std::string log_level = "warn";
 
   // What last set a field by name; a field assigned directly since then has another value text.

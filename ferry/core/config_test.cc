@@ -135,6 +135,9 @@ TEST(Config, AcceptsBothEndsOfEveryRangeAndNothingBeyond) {
       {"unexpected_bytes", {"64KiB", "16GiB"}, {"65535", "17179869185"}},
       {"notification_bytes", {"4KiB", "1GiB"}, {"4095", "1073741825"}},
       {"max_operations", {"1", "16777216"}, {"0", "16777217", "4294967296"}},
+      {"secret", {"", "sixteen letters!"}, {"fifteen letters"}},
+      {"secret_file", {"", "/etc/ferry secret"}, {}},
+      {"insecure", {"on", "off"}, {"", "yes"}},
       {"log_level", {"trace", "off"}, {"", "loud"}},
   };
   for (const auto& [name, good, bad] : kCases) {
@@ -163,7 +166,7 @@ TEST(Config, ValuesShownCanBeSetAgain) {
 
 TEST(Config, EntriesNameVariableUnitRangeAndHelp) {
   const auto entries = Config().Describe();
-  EXPECT_EQ(entries.size(), 22u);
+  EXPECT_EQ(entries.size(), 25u);
   for (const ConfigEntry& entry : entries) {
     EXPECT_FALSE(entry.range.empty() || entry.help.empty() || entry.unit.empty()) << entry.name;
   }
@@ -237,6 +240,26 @@ TEST(UnknownVariables, AreFoundInTheEnvironmentOfTheProcess) {
   const auto unknown = UnknownVariables();
   ::unsetenv("FERRY_NO_SUCH_SETTING");
   EXPECT_EQ(std::count(unknown.begin(), unknown.end(), "FERRY_NO_SUCH_SETTING"), 1);
+}
+
+TEST(Config, NeverShowsTheSecret) {
+  const std::string secret = "do not show this to anybody";
+  Config config;
+  ASSERT_TRUE(config.Set("secret", secret));
+  EXPECT_EQ(config.secret, secret);
+  for (const ConfigEntry& entry : config.Describe()) {
+    EXPECT_EQ(entry.value.find(secret), std::string::npos) << entry.name;
+    if (entry.name == "secret") {
+      EXPECT_EQ(entry.value, "(27 bytes, not shown)");
+      EXPECT_EQ(entry.source, "set by caller");
+    }
+  }
+  const Status too_short = config.Set("secret", "let me in");
+  ASSERT_FALSE(too_short);
+  EXPECT_EQ(too_short.error().message().find("let me in"), std::string::npos);
+  EXPECT_NE(too_short.error().message().find("9 bytes"), std::string::npos);
+  config.secret = "let me in";
+  EXPECT_EQ(config.Validate().error().message().find("let me in"), std::string::npos);
 }
 
 }  // namespace

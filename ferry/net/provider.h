@@ -80,6 +80,7 @@ struct LaneInfo {
   std::string remote;              // likewise
   std::string interface;           // that the route to the peer uses: "lo", "eth0"
   std::string congestion_control;  // in force, with the reason: "reno (bbr replaced: ...)"
+  bool same_machine = false;       // the peer's address is a loopback address, or this side's own
   std::uint64_t send_buffer_bytes = 0;
   std::uint64_t recv_buffer_bytes = 0;
 };

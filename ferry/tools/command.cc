@@ -32,6 +32,16 @@ void DeclareSettings(CLI::App* app, std::vector<std::string>* assignments) {
   app->add_option("--set", *assignments, "Any setting of `ferry info`, as NAME=VALUE; repeatable")
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false);
+  const auto set = [assignments](const char* name, const std::string& value) {
+    assignments->push_back(fmt::format("{}={}", name, value));
+  };
+  app->add_option_function<std::string>(
+         "--secret-file", [set](const std::string& path) { set("secret_file", path); },
+         "File with the secret that both sides share (as --set secret_file=FILE)")
+      ->type_name("FILE");
+  app->add_flag_callback(
+      "--insecure", [set] { set("insecure", "on"); },
+      "Without a secret, trust peers on other machines (as --set insecure=on)");
 }
 
 Result<Config> LoadConfig(const std::vector<std::string>& assignments) {

@@ -250,13 +250,14 @@ Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
   std::vector<std::byte> bytes;
   bool taken = false;
   const auto ready = [&] {
-    const bool lost = core_->lost();
+    // Not lost(): when one lane is lost others may still bring notifications.
+    const bool closed = core_->closed();
     taken = taken || core_->TakeNotification(&bytes);
-    return taken || lost;
+    return taken || closed;
   };
   (void)core_->home()->DriveUntil(ready, deadline, core_->config().spin);
   if (taken) return bytes;
-  if (core_->lost()) return core_->LostError();
+  if (core_->closed()) return core_->LostError();
   return Error(Code::kTimedOut,
                fmt::format("no notification came from {} in time", core_->peer_name()));
 }

@@ -281,11 +281,13 @@ void ConnectionCore::HeartbeatOnLoop() {
 // ---- the end ------------------------------------------------------------------------------------
 
 void ConnectionCore::MarkLost(const Error& error) {
-  const std::lock_guard lock(error_mutex_);
-  if (lost_.load()) return;
-  lost_code_ = error.code();
-  lost_reason_ = error.message();
-  lost_.store(true);
+  {
+    const std::lock_guard lock(error_mutex_);
+    if (lost_.load()) return;
+    lost_code_ = error.code();
+    lost_reason_ = error.message();
+    lost_.store(true);
+  }
   Log(LogLevel::kInfo, "transfer", "connection to {} ended: {}", peer_name(), error.ToString());
 }
 

@@ -31,6 +31,7 @@ Result<std::shared_ptr<ConnectionCore>> Dialer::result() {
 
 void Dialer::StartOnLoop() {
   greetings_.resize(loops_.size());
+  knowing_.resize(loops_.size());
   ConnectLaneOnLoop(0);
 }
 
@@ -47,6 +48,14 @@ void Dialer::OnConnected(std::size_t index, Result<std::unique_ptr<net::Lane>> l
   if (!lane) return FailOnLoop(lane.error());
   greetings_[index] = std::make_unique<Greeting>(*std::move(lane), home(), deadline_);
   Greeting& greeting = *greetings_[index];
+  if (!endpoint_->secret() && !endpoint_->TrustsWithoutSecret(greeting.is_local())) {
+    return FailOnLoop(
+        Error(Code::kRefused,
+              fmt::format("{} is on another machine and there is no secret to know it by; set "
+                          "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you "
+                          "trust",
+                          address_.ToString())));
+  }
   greeting.StartOnLoop(
       [self = shared_from_this(), index](const auto& header, auto* reader) {
         return self->OnHeard(index, header, reader);
@@ -57,13 +66,61 @@ void Dialer::OnConnected(std::size_t index, Result<std::unique_ptr<net::Lane>> l
     join.lane = static_cast<std::uint16_t>(index);
     join.connection = welcome_.connection;
     std::memcpy(join.token, welcome_.token, sizeof join.token);
-    return greeting.SayOnLoop(wire::Type::kJoin, BytesOf(join));
+    return SayFirst(index, wire::Type::kJoin, BytesOf(join));
   }
   wire::HelloBody hello;
   hello.lanes = static_cast<std::uint16_t>(loops_.size());
+  hello.has_secret = endpoint_->secret() ? 1 : 0;
   hello.window_bytes = endpoint_->config().window_bytes;
   std::memcpy(hello.endpoint, endpoint_->id().bytes.data(), sizeof hello.endpoint);
-  greeting.SayOnLoop(wire::Type::kHello, BytesOf(hello));
+  SayFirst(0, wire::Type::kHello, BytesOf(hello));
+}
+
+void Dialer::SayFirst(std::size_t index, wire::Type type, std::span<const std::byte> body) {
+  knowing_[index].first = type;
+  knowing_[index].said.assign(body.begin(), body.end());
+  greetings_[index]->SayOnLoop(type, body);
+}
+
+Status Dialer::OnChallenge(std::size_t index, wire::MetaReader* reader) {
+  Knowing& knowing = knowing_[index];
+  wire::ChallengeBody challenge;
+  if (!reader->Read(&challenge) || !endpoint_->secret() || knowing.challenged) {
+    return Error(Code::kCorrupt,
+                 fmt::format("{} sent a challenge that was not asked for; use the same release on "
+                             "both sides",
+                             address_.ToString()));
+  }
+  knowing.challenged = true;
+  knowing.theirs = challenge.nonce;
+  FillRandom(knowing.ours);
+  wire::ProofBody proof{.nonce = knowing.ours, .mac = {}};
+  proof.mac = endpoint_->secret()->Sign(
+      "client", {BytesOf(knowing.first), knowing.said, knowing.theirs, knowing.ours});
+  greetings_[index]->HearMoreOnLoop();
+  greetings_[index]->SayOnLoop(wire::Type::kProof, BytesOf(proof));
+  return Ok();
+}
+
+Status Dialer::CheckPeer(std::size_t index, std::span<const std::byte> body,
+                         wire::MetaReader* reader) {
+  const auto& secret = endpoint_->secret();
+  if (!secret) return Ok();
+  const Knowing& knowing = knowing_[index];
+  if (!knowing.challenged) {
+    return Error(Code::kRefused,
+                 fmt::format("{} does not ask for a secret, though this endpoint has one; set "
+                             "FERRY_SECRET_FILE to the same on both sides",
+                             address_.ToString()));
+  }
+  const Mac right = secret->Sign(
+      "server", {BytesOf(knowing.first), knowing.said, knowing.theirs, knowing.ours, body});
+  Mac mac;
+  if (reader->Read(&mac) && SameMac(right, mac)) return Ok();
+  return Error(Code::kRefused,
+               fmt::format("{} does not know the secret that it asks for; it is not the peer it "
+                           "claims to be, or something on the way changes what is said",
+                           address_.ToString()));
 }
 
 Status Dialer::OnHeard(std::size_t index, const wire::MessageHeader& header,
@@ -74,8 +131,10 @@ Status Dialer::OnHeard(std::size_t index, const wire::MessageHeader& header,
     return Error(wire::CodeFromWire(body.code),
                  fmt::format("{} refused the connection: {}", address_.ToString(), reader->Text()));
   }
+  if (header.type == wire::Type::kChallenge) return OnChallenge(index, reader);
   if (index == 0 && header.type == wire::Type::kWelcome) return OnWelcome(reader);
   if (index > 0 && header.type == wire::Type::kJoined) {
+    FERRY_TRY(CheckPeer(index, {}, reader));
     OnJoined();
     return Ok();
   }
@@ -92,6 +151,7 @@ Status Dialer::OnWelcome(wire::MetaReader* reader) {
                  fmt::format("{} sent a malformed welcome; use the same release on both sides",
                              address_.ToString()));
   }
+  FERRY_TRY(CheckPeer(0, BytesOf(welcome_), reader));
   Uuid peer;
   std::memcpy(peer.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
   if (!expected_.none() && peer != expected_) {

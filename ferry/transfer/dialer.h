@@ -28,7 +28,20 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
   Result<std::shared_ptr<ConnectionCore>> result();
 
  private:
+  // What a lane's two sides have said to know each other.
+  struct Knowing {
+    wire::Type first{};
+    std::vector<std::byte> said;
+    wire::Nonce ours{};
+    wire::Nonce theirs{};
+    bool challenged = false;
+  };
+
   void ConnectLaneOnLoop(std::size_t index);
+  void SayFirst(std::size_t index, wire::Type type, std::span<const std::byte> body);
+  Status OnChallenge(std::size_t index, wire::MetaReader* reader);
+  // `body` is what the peer proves itself with, and the proof follows it.
+  Status CheckPeer(std::size_t index, std::span<const std::byte> body, wire::MetaReader* reader);
   void OnConnected(std::size_t index, Result<std::unique_ptr<net::Lane>> lane);
   Status OnHeard(std::size_t index, const wire::MessageHeader& header, wire::MetaReader* reader);
   Status OnWelcome(wire::MetaReader* reader);
@@ -42,6 +55,7 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
   const Deadline deadline_;
   std::vector<EventLoop*> loops_;
   std::vector<std::unique_ptr<Greeting>> greetings_;
+  std::vector<Knowing> knowing_;
   wire::WelcomeBody welcome_;
   std::size_t joined_ = 0;
   std::atomic<bool> done_{false};

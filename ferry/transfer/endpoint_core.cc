@@ -26,6 +26,7 @@ EndpointCore::EndpointCore(const Config& config, std::unique_ptr<net::Provider> 
 EndpointCore::~EndpointCore() = default;
 
 Status EndpointCore::Start() {
+  FERRY_TRY_ASSIGN(secret_, Secret::FromConfig(config_));
   const int workers =
       std::min(Automatic(config_.workers, 2, 16), config_.workers > 0 ? 64 : lanes_);
   for (int i = 0; i < workers; ++i) {

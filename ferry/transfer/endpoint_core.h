@@ -6,6 +6,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_set>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "ferry/net/provider.h"
 #include "ferry/transfer/connection_core.h"
 #include "ferry/transfer/region.h"
+#include "ferry/transfer/secret.h"
 
 namespace ferry::transfer {
 
@@ -34,6 +36,12 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   const Uuid& id() const noexcept { return id_; }
   net::Provider& provider() const noexcept { return *provider_; }
   const net::Address& listening() const noexcept { return listening_; }
+  // Once started.
+  const std::optional<Secret>& secret() const noexcept { return secret_; }
+  // Whether a peer without a secret may connect, or be connected to.
+  bool TrustsWithoutSecret(bool is_local) const noexcept {
+    return !secret_ && (is_local || config_.insecure == "on");
+  }
   RegionTable& regions() noexcept { return regions_; }
   int lanes() const noexcept { return lanes_; }
   EventLoop* front_loop() const noexcept { return loops_.front().get(); }
@@ -61,6 +69,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   const Uuid id_ = Uuid::Random();
   const std::unique_ptr<net::Provider> provider_;
   const int lanes_;
+  std::optional<Secret> secret_;
   std::vector<std::unique_ptr<EventLoop>> loops_;
   std::atomic<std::size_t> next_loop_{0};
   RegionTable regions_;

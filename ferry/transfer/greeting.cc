@@ -7,7 +7,11 @@
 namespace ferry::transfer {
 
 Greeting::Greeting(std::unique_ptr<net::Lane> lane, EventLoop* loop, Deadline deadline)
-    : lane_(std::move(lane)), loop_(loop), deadline_(deadline), peer_name_(lane_->Info().remote) {}
+    : lane_(std::move(lane)), loop_(loop), deadline_(deadline) {
+  const net::LaneInfo info = lane_->Info();
+  peer_name_ = info.remote;
+  is_local_ = info.same_machine;
+}
 
 Greeting::~Greeting() {
   if (timer_ != 0) loop_->CancelTimerOnLoop(timer_);
@@ -28,10 +32,11 @@ void Greeting::StartOnLoop(Heard heard, Gone gone) {
 void Greeting::SayOnLoop(wire::Type type, std::span<const std::byte> body, std::string_view text) {
   wire::MessageHeader header;
   header.type = type;
-  wire::Append(&frame_.meta, header);
-  frame_.meta.insert(frame_.meta.end(), body.begin(), body.end());
-  wire::AppendText(&frame_.meta, text);
-  lane_->Send(&frame_);
+  net::OutFrame& frame = frames_.emplace_back();
+  wire::Append(&frame.meta, header);
+  frame.meta.insert(frame.meta.end(), body.begin(), body.end());
+  wire::AppendText(&frame.meta, text);
+  lane_->Send(&frame);
 }
 
 void Greeting::CloseWhenSaidOnLoop() { close_when_said_ = true; }
@@ -59,7 +64,8 @@ Result<net::Placement> Greeting::OnFrame(std::span<const std::byte> meta,
 }
 
 void Greeting::OnSent(net::OutFrame* /*frame*/) {
-  said_ = true;
+  ++sent_;
+  if (!said()) return;
   if (close_when_said_) {
     // An orderly close lets the peer read the refusal first.
     lane_->Close();

@@ -1,4 +1,5 @@
 #pragma once
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -10,11 +11,12 @@
 
 namespace ferry::transfer {
 
-// A lane until it belongs to a connection: one frame is said and one is heard, in either order, by
-// a deadline. Belongs to one loop. Whoever owns it destroys it outside the lane's callbacks.
+// A lane until it belongs to a connection: frames are said and heard, by a deadline. After a frame
+// was heard no other is, unless HearMoreOnLoop() asks for it. Belongs to one loop. Whoever owns it
+// destroys it outside the lane's callbacks.
 class Greeting final : private net::LaneHandler {
  public:
-  // Gets the one frame; an Error closes the lane and goes on to `gone`.
+  // Gets a frame; an Error closes the lane and goes on to `gone`.
   using Heard = std::function<Status(const wire::MessageHeader&, wire::MetaReader*)>;
   using Gone = std::function<void(const Error&)>;
 
@@ -22,16 +24,19 @@ class Greeting final : private net::LaneHandler {
   ~Greeting();
 
   void StartOnLoop(Heard heard, Gone gone);
-  // Once.
+  // From inside `heard`: calls it again with the next frame.
+  void HearMoreOnLoop() noexcept { heard_ = false; }
   void SayOnLoop(wire::Type type, std::span<const std::byte> body, std::string_view text = {});
   // After this the lane closes as soon as what was said has left.
   void CloseWhenSaidOnLoop();
-  // Both said and heard: the lane may move on.
-  bool complete() const noexcept { return said_ && heard_; }
+  // All was said and heard: the lane may move on.
+  bool complete() const noexcept { return said() && heard_; }
   // Runs when complete() becomes true by what was said leaving.
   void SetOnSaid(std::function<void()> on_said) { on_said_ = std::move(on_said); }
   std::unique_ptr<net::Lane> ReleaseLane();
   const std::string& peer_name() const noexcept { return peer_name_; }
+  // On this machine, as its address says.
+  bool is_local() const noexcept { return is_local_; }
 
  private:
   Result<net::Placement> OnFrame(std::span<const std::byte> meta,
@@ -40,17 +45,19 @@ class Greeting final : private net::LaneHandler {
   void OnSent(net::OutFrame* frame) override;
   void OnClosed(const Error& error) override;
   void Expire();
+  bool said() const noexcept { return sent_ > 0 && sent_ == frames_.size(); }
 
   std::unique_ptr<net::Lane> lane_;
   EventLoop* const loop_;
   const Deadline deadline_;
   std::string peer_name_;
-  net::OutFrame frame_;
+  bool is_local_;
+  std::deque<net::OutFrame> frames_;
+  std::size_t sent_ = 0;  // of them
   Heard heard_callback_;
   Gone gone_;
   std::function<void()> on_said_;
   EventLoop::TimerId timer_ = 0;
-  bool said_ = false;
   bool heard_ = false;
   bool close_when_said_ = false;
 };

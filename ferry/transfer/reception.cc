@@ -17,7 +17,10 @@ constexpr std::size_t kMaxGreetings = 1024;
 
 std::span<const std::byte> BytesOf(const auto& body) { return std::as_bytes(std::span(&body, 1)); }
 
-Status CheckVersion(std::uint16_t version) {
+// It stands first in every version of hello and join; the rest may differ.
+Status CheckVersion(wire::MetaReader reader) {
+  std::uint16_t version = 0;
+  if (!reader.Read(&version)) return Error(Code::kCorrupt, "empty greeting");
   if (version == wire::kVersion) return Ok();
   return Error(Code::kUnsupported,
                fmt::format("this endpoint speaks version {} of the protocol, not {}; use the same "
@@ -46,7 +49,7 @@ void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
   const Deadline deadline = Deadline::After(endpoint_->config().handshake_timeout);
   auto owned = std::make_unique<Greeting>(std::move(lane), loop_, deadline);
   Greeting* const greeting = owned.get();
-  greetings_.emplace(greeting, std::move(owned));
+  greetings_[greeting].greeting = std::move(owned);
   greeting->StartOnLoop(
       [this, greeting](const auto& header, auto* reader) {
         return OnHeard(greeting, header, reader);
@@ -56,9 +59,7 @@ void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
 
 Status Reception::OnHeard(Greeting* greeting, const wire::MessageHeader& header,
                           wire::MetaReader* reader) {
-  Status heard = header.type == wire::Type::kHello  ? OnHello(greeting, reader)
-                 : header.type == wire::Type::kJoin ? OnJoin(greeting, reader)
-                                                    : Error(Code::kCorrupt, "no greeting");
+  Status heard = Answer(greeting, header.type, reader);
   if (!heard && heard.error().code() != Code::kCorrupt) {
     Refuse(greeting, heard.error());
     return Ok();
@@ -66,13 +67,74 @@ Status Reception::OnHeard(Greeting* greeting, const wire::MessageHeader& header,
   return heard;
 }
 
+Status Reception::Answer(Greeting* greeting, wire::Type type, wire::MetaReader* reader) {
+  Stranger& stranger = greetings_.at(greeting);
+  if (!stranger.said.empty()) {
+    if (type != wire::Type::kProof) return Error(Code::kCorrupt, "no proof");
+    FERRY_TRY(CheckProof(&stranger, reader));
+    wire::MetaReader said(stranger.said);
+    return Admit(greeting, stranger.first, &said);
+  }
+  if (type != wire::Type::kHello && type != wire::Type::kJoin) {
+    return Error(Code::kCorrupt, "no greeting");
+  }
+  FERRY_TRY(CheckVersion(*reader));
+  if (endpoint_->secret()) return Challenge(&stranger, type, reader);
+  if (!endpoint_->TrustsWithoutSecret(greeting->is_local())) {
+    return Error(Code::kRefused,
+                 "this endpoint has no secret to know peers on other machines by; set "
+                 "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust");
+  }
+  return Admit(greeting, type, reader);
+}
+
+Status Reception::Challenge(Stranger* stranger, wire::Type type, wire::MetaReader* reader) {
+  wire::HelloBody hello;
+  wire::MetaReader peek = *reader;
+  const bool is_hello = type == wire::Type::kHello;
+  const std::size_t bytes = is_hello ? sizeof hello : sizeof(wire::JoinBody);
+  if (reader->rest().size() != bytes) return Error(Code::kCorrupt, "malformed greeting");
+  if (is_hello && (!peek.Read(&hello) || hello.has_secret == 0)) {
+    return Error(Code::kRefused,
+                 "this endpoint asks its peers for a secret and got none; set FERRY_SECRET_FILE to "
+                 "the same on both sides");
+  }
+  stranger->first = type;
+  stranger->said.assign(reader->rest().begin(), reader->rest().end());
+  FillRandom(stranger->ours);
+  stranger->greeting->HearMoreOnLoop();
+  stranger->greeting->SayOnLoop(wire::Type::kChallenge, stranger->ours);
+  return Ok();
+}
+
+Status Reception::CheckProof(Stranger* stranger, wire::MetaReader* reader) {
+  wire::ProofBody proof;
+  if (!reader->Read(&proof)) return Error(Code::kCorrupt, "malformed proof");
+  stranger->theirs = proof.nonce;
+  const Mac right = endpoint_->secret()->Sign(
+      "client", {BytesOf(stranger->first), stranger->said, stranger->ours, stranger->theirs});
+  if (SameMac(right, proof.mac)) return Ok();
+  return Error(Code::kRefused,
+               "the two sides have different secrets; set FERRY_SECRET_FILE to the same on both");
+}
+
+Status Reception::Admit(Greeting* greeting, wire::Type type, wire::MetaReader* reader) {
+  return type == wire::Type::kHello ? OnHello(greeting, reader) : OnJoin(greeting, reader);
+}
+
+void Reception::SayProven(Greeting* greeting, wire::Type type, std::span<const std::byte> body) {
+  std::vector<std::byte> all(body.begin(), body.end());
+  if (const auto& secret = endpoint_->secret()) {
+    const Stranger& stranger = greetings_.at(greeting);
+    const Mac mac = secret->Sign(
+        "server", {BytesOf(stranger.first), stranger.said, stranger.ours, stranger.theirs, body});
+    all.insert(all.end(), mac.begin(), mac.end());
+  }
+  greeting->SayOnLoop(type, all);
+}
+
 Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
   wire::HelloBody hello;
-  // The version stands first in every version; the rest may differ.
-  std::uint16_t version = 0;
-  wire::MetaReader peek = *reader;
-  if (!peek.Read(&version)) return Error(Code::kCorrupt, "empty hello");
-  FERRY_TRY(CheckVersion(version));
   if (!reader->Read(&hello) || hello.lanes == 0 || hello.window_bytes == 0) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed hello", greeting->peer_name()));
   }
@@ -90,7 +152,7 @@ Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
   arrival.joined = 1;
   const std::uint32_t id = arrival.welcome.connection;
   greeting->SetOnSaid([this, id] { CompleteIfReady(id); });
-  greeting->SayOnLoop(wire::Type::kWelcome, BytesOf(arrival.welcome));
+  SayProven(greeting, wire::Type::kWelcome, BytesOf(arrival.welcome));
   arrivals_.emplace(id, std::move(arrival));
   return Ok();
 }
@@ -98,7 +160,6 @@ Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
 Status Reception::OnJoin(Greeting* greeting, wire::MetaReader* reader) {
   wire::JoinBody join;
   if (!reader->Read(&join)) return Error(Code::kCorrupt, "malformed join");
-  FERRY_TRY(CheckVersion(join.version));
   const auto it = arrivals_.find(join.connection);
   if (it == arrivals_.end() ||
       std::memcmp(it->second.welcome.token, join.token, sizeof join.token) != 0) {
@@ -112,7 +173,7 @@ Status Reception::OnJoin(Greeting* greeting, wire::MetaReader* reader) {
   ++arrival.joined;
   const std::uint32_t id = join.connection;
   greeting->SetOnSaid([this, id] { CompleteIfReady(id); });
-  greeting->SayOnLoop(wire::Type::kJoined, {});
+  SayProven(greeting, wire::Type::kJoined, {});
   return Ok();
 }
 
@@ -144,7 +205,7 @@ void Reception::OnGone(Greeting* greeting, const Error& error) {
 void Reception::Drop(Greeting* greeting) {
   const auto it = greetings_.find(greeting);
   if (it == greetings_.end()) return;
-  loop_->Post([owned = std::move(it->second)] {});
+  loop_->Post([owned = std::move(it->second.greeting)] {});
   greetings_.erase(it);
 }
 

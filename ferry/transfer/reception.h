@@ -25,6 +25,14 @@ class Reception {
   void ClearOnLoop();
 
  private:
+  struct Stranger {
+    std::unique_ptr<Greeting> greeting;
+    // What came first, once it was answered by a challenge.
+    wire::Type first{};
+    std::vector<std::byte> said;
+    wire::Nonce ours{};
+    wire::Nonce theirs{};
+  };
   // A connection whose lanes are not all there yet.
   struct Arrival {
     wire::WelcomeBody welcome;
@@ -35,6 +43,12 @@ class Reception {
   };
 
   Status OnHeard(Greeting* greeting, const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status Answer(Greeting* greeting, wire::Type type, wire::MetaReader* reader);
+  Status Challenge(Stranger* stranger, wire::Type type, wire::MetaReader* reader);
+  Status CheckProof(Stranger* stranger, wire::MetaReader* reader);
+  Status Admit(Greeting* greeting, wire::Type type, wire::MetaReader* reader);
+  // With a proof that we know the secret, where there is one.
+  void SayProven(Greeting* greeting, wire::Type type, std::span<const std::byte> body);
   Status OnHello(Greeting* greeting, wire::MetaReader* reader);
   Status OnJoin(Greeting* greeting, wire::MetaReader* reader);
   void Refuse(Greeting* greeting, const Error& error);
@@ -45,7 +59,7 @@ class Reception {
 
   EndpointCore* const endpoint_;
   EventLoop* const loop_;
-  std::unordered_map<Greeting*, std::unique_ptr<Greeting>> greetings_;
+  std::unordered_map<Greeting*, Stranger> greetings_;
   std::unordered_map<std::uint32_t, Arrival> arrivals_;
   std::uint32_t next_id_ = 1;
 };

@@ -37,6 +37,8 @@ const char* TypeName(Type type) noexcept {
     case Type::kJoin: return "join";
     case Type::kJoined: return "joined";
     case Type::kRefuse: return "refuse";
+    case Type::kChallenge: return "challenge";
+    case Type::kProof: return "proof";
     case Type::kWrite: return "write";
     case Type::kReadRequest: return "read request";
     case Type::kReadData: return "read data";

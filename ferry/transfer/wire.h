@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -22,6 +23,8 @@ enum class Type : std::uint8_t {
   kJoin = 3,          // client, first frame of every further lane
   kJoined = 4,        // server's answer
   kRefuse = 5,        // server's answer that ends the lane: RefuseBody, text
+  kChallenge = 6,     // server's answer to kHello and kJoin where it has a secret: ChallengeBody
+  kProof = 7,         // client's answer to that: ProofBody; then kWelcome or kJoined with a code
   kWrite = 16,        // WriteBody, BlockOnWire[], payload; sequenced
   kReadRequest = 17,  // WriteBody, BlockOnWire[]; answered in order by kReadData or kReadRefused
   kReadData = 18,     // SliceBody, payload; sequenced
@@ -54,11 +57,23 @@ static_assert(sizeof(MessageHeader) == 16 && offsetof(MessageHeader, operation) 
 struct HelloBody {
   std::uint16_t version = kVersion;  // stays here in every version
   std::uint16_t lanes = 0;
-  std::uint32_t reserved = 0;
+  std::uint32_t has_secret = 0;  // 0 or 1
   std::uint8_t endpoint[16] = {};
   std::uint64_t window_bytes = 0;
 };
 static_assert(sizeof(HelloBody) == 32);
+
+using Nonce = std::array<std::byte, 32>;
+
+struct ChallengeBody {
+  Nonce nonce{};
+};
+
+struct ProofBody {
+  Nonce nonce{};  // the client's challenge
+  std::array<std::byte, 32> mac{};
+};
+static_assert(sizeof(ChallengeBody) == 32 && sizeof(ProofBody) == 64);
 
 struct WelcomeBody {
   std::uint16_t version = kVersion;

@@ -29,8 +29,8 @@ constexpr std::size_t kTurnBytes = 4 << 20;
 // Per system call: 256 KiB to 1 MiB is best on loopback; 64 KiB costs 16 %.
 constexpr std::size_t kSendBytes = 1 << 20;
 constexpr std::size_t kMaxPieces = 256;
-// Pages are given for so much left to send, in pieces of so much on average. 64 MiB: 10.3 GB/s
-// against 7.3 copied; scattered 16 KiB pieces 7.9 against 7.0.
+// Pages are given for so much left to send, in pieces of so much on average: docs/results.md has
+// what that gains.
 constexpr std::size_t kGiftFrom = 64 * 1024;
 constexpr std::size_t kGiftPiece = 8 * 1024;
 // How much of a large payload gathers before the lane is woken: waking for each segment costs the

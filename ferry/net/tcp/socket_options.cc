@@ -141,11 +141,16 @@ Result<Address> RemoteAddressOf(int fd) { return NameOf(fd, ::getpeername, "getp
 
 LaneInfo DescribeSocket(int fd) {
   LaneInfo info;
-  if (const auto local = LocalAddressOf(fd)) {
+  const auto local = LocalAddressOf(fd);
+  if (local) {
     info.local = local->ToString();
     info.interface = InterfaceOf(*local);
   }
-  if (const auto remote = RemoteAddressOf(fd)) info.remote = remote->ToString();
+  if (const auto remote = RemoteAddressOf(fd)) {
+    info.remote = remote->ToString();
+    const auto raw = ToRaw(*remote);
+    info.same_machine = (raw && IsLoopback(*raw)) || (local && local->host == remote->host);
+  }
   info.congestion_control = CongestionControlOf(fd);
   info.send_buffer_bytes = static_cast<std::uint64_t>(GetInt(fd, SOL_SOCKET, SO_SNDBUF));
   info.recv_buffer_bytes = static_cast<std::uint64_t>(GetInt(fd, SOL_SOCKET, SO_RCVBUF));

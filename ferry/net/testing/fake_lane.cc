@@ -103,6 +103,7 @@ LaneInfo FakeLane::Info() const {
   info.local = local_;
   info.remote = remote_;
   info.interface = FakeNetwork::kHost;
+  info.same_machine = !link_->another_machine();
   info.congestion_control = "none (in memory)";
   info.send_buffer_bytes = info.recv_buffer_bytes = link_->pipe_bytes();
   return info;

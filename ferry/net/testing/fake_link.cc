@@ -187,4 +187,9 @@ std::uint64_t FakeLink::pipe_bytes() const {
   return faults_.pipe_bytes;
 }
 
+bool FakeLink::another_machine() const {
+  const std::lock_guard lock(mutex_);
+  return faults_.another_machine;
+}
+
 }  // namespace ferry::net

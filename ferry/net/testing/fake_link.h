@@ -58,6 +58,7 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
   // How much one turn may receive.
   std::size_t TurnBytes(Side side);
   std::uint64_t pipe_bytes() const;
+  bool another_machine() const;
 
  private:
   struct Chunk {

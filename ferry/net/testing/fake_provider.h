@@ -19,6 +19,7 @@ struct FakeFaults {
   std::size_t pipe_bytes = 1 << 20;  // on their way at once, each direction; then senders wait
   std::size_t piece_bytes = 0;       // a turn receives 1..piece_bytes; 0: all there is
   microseconds delay{0};             // what is written arrives 0..delay later, in order
+  bool another_machine = false;      // its lanes say that the peer is not on this machine
   bool black_hole = false;           // what is written while this is set is lost, untold
   // After so many bytes the connection ends: the receiver gets these bytes and then its end, in the
   // middle of a frame or not; the sender is told at once.

@@ -1,0 +1,39 @@
+#pragma once
+#include <array>
+#include <cstddef>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "ferry/core/config.h"
+#include "ferry/core/result.h"
+
+namespace ferry::transfer {
+
+// An HMAC-SHA-256 (RFC 2104, FIPS 198-1).
+using Mac = std::array<std::byte, 32>;
+
+// What both sides of a connection know. It never goes over the wire; each side shows that it knows
+// it by a code over what was said, challenges of both sides included.
+class Secret {
+ public:
+  // None where the config names none. Errors: kInvalidArgument for a file that cannot be read or
+  // holds no secret of a length that is allowed, and for a config that names both.
+  static Result<std::optional<Secret>> FromConfig(const Config& config);
+
+  // The code over `role`, which tells apart what either side may say, and the parts with their
+  // lengths.
+  Mac Sign(std::string_view role, std::initializer_list<std::span<const std::byte>> parts) const;
+
+ private:
+  explicit Secret(std::string text) : text_(std::move(text)) {}
+
+  std::string text_;
+};
+
+// In a time that does not tell where they differ.
+bool SameMac(const Mac& a, const Mac& b) noexcept;
+
+}  // namespace ferry::transfer
