@@ -85,6 +85,15 @@ class GuardTest : public ::testing::Test {
     EXPECT_TRUE(lane->Say({.type = type, .body = said}));
     return lane->Expect(Type::kChallenge).Body<wire::ChallengeBody>().nonce;
   }
+  // Says this hello and proves `signed_hello`.
+  wire::ProofBody Prove(RawLane* lane, const std::vector<std::byte>& hello,
+                        const std::vector<std::byte>& signed_hello) {
+    wire::ProofBody proof{.nonce = {}, .mac = {}};
+    const wire::Nonce challenge = Challenged(lane, Type::kHello, hello);
+    proof.mac = Sign(Type::kHello, signed_hello, challenge, proof.nonce);
+    EXPECT_TRUE(lane->Say({.type = Type::kProof, .body = Pod(proof)}));
+    return proof;
+  }
   void ExpectRefuses(RawLane* lane, const std::string& words) {
     const RawFrame refusal = lane->Expect(Type::kRefuse);
     EXPECT_EQ(refusal.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(Code::kRefused));
@@ -105,9 +114,7 @@ TEST_F(GuardTest, EveryChallengeIsAnother) {
 TEST_F(GuardTest, AProofThatWasRecordedIsRefusedTheNextTime) {
   const auto hello = HelloBytes();
   RawLane lane(endpoint_.port());
-  wire::ProofBody proof{.nonce = {}, .mac = {}};
-  proof.mac = Sign(Type::kHello, hello, Challenged(&lane, Type::kHello, hello), proof.nonce);
-  ASSERT_TRUE(lane.Say({.type = Type::kProof, .body = Pod(proof)}));
+  const wire::ProofBody proof = Prove(&lane, hello, hello);
   (void)lane.Expect(Type::kWelcome);
 
   RawLane replayed(endpoint_.port());
@@ -117,20 +124,15 @@ TEST_F(GuardTest, AProofThatWasRecordedIsRefusedTheNextTime) {
 }
 
 TEST_F(GuardTest, AProofOfAnotherHelloIsRefused) {
-  const auto hello = HelloBytes();
   RawLane lane(endpoint_.port());
-  wire::ProofBody proof{.nonce = {}, .mac = {}};
-  proof.mac = Sign(Type::kHello, HelloBytes(), Challenged(&lane, Type::kHello, hello), proof.nonce);
-  ASSERT_TRUE(lane.Say({.type = Type::kProof, .body = Pod(proof)}));
+  (void)Prove(&lane, HelloBytes(), HelloBytes());
   ExpectRefuses(&lane, "different secrets");
 }
 
 TEST_F(GuardTest, AFurtherLaneMustProveTheSecretAsWell) {
   const auto hello = HelloBytes();
   RawLane lane(endpoint_.port());
-  wire::ProofBody proof{.nonce = {}, .mac = {}};
-  proof.mac = Sign(Type::kHello, hello, Challenged(&lane, Type::kHello, hello), proof.nonce);
-  ASSERT_TRUE(lane.Say({.type = Type::kProof, .body = Pod(proof)}));
+  (void)Prove(&lane, hello, hello);
   const auto welcome = lane.Expect(Type::kWelcome).Body<wire::WelcomeBody>();
   wire::JoinBody join;
   join.lane = 1;

@@ -48,7 +48,7 @@ void Dialer::OnConnected(std::size_t index, Result<std::unique_ptr<net::Lane>> l
   if (!lane) return FailOnLoop(lane.error());
   greetings_[index] = std::make_unique<Greeting>(*std::move(lane), home(), deadline_);
   Greeting& greeting = *greetings_[index];
-  if (!endpoint_->secret() && !endpoint_->TrustsWithoutSecret(greeting.is_local())) {
+  if (!endpoint_->secret() && !endpoint_->Trusts(greeting.is_local())) {
     return FailOnLoop(
         Error(Code::kRefused,
               fmt::format("{} is on another machine and there is no secret to know it by; set "
@@ -77,8 +77,8 @@ void Dialer::OnConnected(std::size_t index, Result<std::unique_ptr<net::Lane>> l
 }
 
 void Dialer::SayFirst(std::size_t index, wire::Type type, std::span<const std::byte> body) {
-  knowing_[index].first = type;
-  knowing_[index].said.assign(body.begin(), body.end());
+  knowing_[index].exchange.first = type;
+  knowing_[index].exchange.said.assign(body.begin(), body.end());
   greetings_[index]->SayOnLoop(type, body);
 }
 
@@ -92,11 +92,10 @@ Status Dialer::OnChallenge(std::size_t index, wire::MetaReader* reader) {
                              address_.ToString()));
   }
   knowing.challenged = true;
-  knowing.theirs = challenge.nonce;
-  FillRandom(knowing.ours);
-  wire::ProofBody proof{.nonce = knowing.ours, .mac = {}};
-  proof.mac = endpoint_->secret()->Sign(
-      "client", {BytesOf(knowing.first), knowing.said, knowing.theirs, knowing.ours});
+  knowing.exchange.server = challenge.nonce;
+  FillRandom(knowing.exchange.client);
+  const wire::ProofBody proof{.nonce = knowing.exchange.client,
+                              .mac = knowing.exchange.ClientProof(*endpoint_->secret())};
   greetings_[index]->HearMoreOnLoop();
   greetings_[index]->SayOnLoop(wire::Type::kProof, BytesOf(proof));
   return Ok();
@@ -113,10 +112,8 @@ Status Dialer::CheckPeer(std::size_t index, std::span<const std::byte> body,
                              "FERRY_SECRET_FILE to the same on both sides",
                              address_.ToString()));
   }
-  const Mac right = secret->Sign(
-      "server", {BytesOf(knowing.first), knowing.said, knowing.theirs, knowing.ours, body});
   Mac mac;
-  if (reader->Read(&mac) && SameMac(right, mac)) return Ok();
+  if (reader->Read(&mac) && SameMac(knowing.exchange.ServerProof(*secret, body), mac)) return Ok();
   return Error(Code::kRefused,
                fmt::format("{} does not know the secret that it asks for; it is not the peer it "
                            "claims to be, or something on the way changes what is said",

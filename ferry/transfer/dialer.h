@@ -7,6 +7,7 @@
 #include "ferry/core/random.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/greeting.h"
+#include "ferry/transfer/secret.h"
 
 namespace ferry::transfer {
 
@@ -28,12 +29,8 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
   Result<std::shared_ptr<ConnectionCore>> result();
 
  private:
-  // What a lane's two sides have said to know each other.
   struct Knowing {
-    wire::Type first{};
-    std::vector<std::byte> said;
-    wire::Nonce ours{};
-    wire::Nonce theirs{};
+    Exchange exchange;
     bool challenged = false;
   };
 

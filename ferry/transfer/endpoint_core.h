@@ -38,10 +38,8 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   const net::Address& listening() const noexcept { return listening_; }
   // Once started.
   const std::optional<Secret>& secret() const noexcept { return secret_; }
-  // Whether a peer without a secret may connect, or be connected to.
-  bool TrustsWithoutSecret(bool is_local) const noexcept {
-    return !secret_ && (is_local || config_.insecure == "on");
-  }
+  // Whether, having no secret, this endpoint connects to a peer, or lets it in.
+  bool Trusts(bool is_local) const noexcept { return is_local || config_.insecure == "on"; }
   RegionTable& regions() noexcept { return regions_; }
   int lanes() const noexcept { return lanes_; }
   EventLoop* front_loop() const noexcept { return loops_.front().get(); }

@@ -69,18 +69,18 @@ Status Reception::OnHeard(Greeting* greeting, const wire::MessageHeader& header,
 
 Status Reception::Answer(Greeting* greeting, wire::Type type, wire::MetaReader* reader) {
   Stranger& stranger = greetings_.at(greeting);
-  if (!stranger.said.empty()) {
+  if (stranger.exchange) {
     if (type != wire::Type::kProof) return Error(Code::kCorrupt, "no proof");
     FERRY_TRY(CheckProof(&stranger, reader));
-    wire::MetaReader said(stranger.said);
-    return Admit(greeting, stranger.first, &said);
+    wire::MetaReader said(stranger.exchange->said);
+    return Admit(greeting, stranger.exchange->first, &said);
   }
   if (type != wire::Type::kHello && type != wire::Type::kJoin) {
     return Error(Code::kCorrupt, "no greeting");
   }
   FERRY_TRY(CheckVersion(*reader));
   if (endpoint_->secret()) return Challenge(&stranger, type, reader);
-  if (!endpoint_->TrustsWithoutSecret(greeting->is_local())) {
+  if (!endpoint_->Trusts(greeting->is_local())) {
     return Error(Code::kRefused,
                  "this endpoint has no secret to know peers on other machines by; set "
                  "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust");
@@ -99,21 +99,20 @@ Status Reception::Challenge(Stranger* stranger, wire::Type type, wire::MetaReade
                  "this endpoint asks its peers for a secret and got none; set FERRY_SECRET_FILE to "
                  "the same on both sides");
   }
-  stranger->first = type;
-  stranger->said.assign(reader->rest().begin(), reader->rest().end());
-  FillRandom(stranger->ours);
+  Exchange& exchange = stranger->exchange.emplace();
+  exchange.first = type;
+  exchange.said.assign(reader->rest().begin(), reader->rest().end());
+  FillRandom(exchange.server);
   stranger->greeting->HearMoreOnLoop();
-  stranger->greeting->SayOnLoop(wire::Type::kChallenge, stranger->ours);
+  stranger->greeting->SayOnLoop(wire::Type::kChallenge, exchange.server);
   return Ok();
 }
 
 Status Reception::CheckProof(Stranger* stranger, wire::MetaReader* reader) {
   wire::ProofBody proof;
   if (!reader->Read(&proof)) return Error(Code::kCorrupt, "malformed proof");
-  stranger->theirs = proof.nonce;
-  const Mac right = endpoint_->secret()->Sign(
-      "client", {BytesOf(stranger->first), stranger->said, stranger->ours, stranger->theirs});
-  if (SameMac(right, proof.mac)) return Ok();
+  stranger->exchange->client = proof.nonce;
+  if (SameMac(stranger->exchange->ClientProof(*endpoint_->secret()), proof.mac)) return Ok();
   return Error(Code::kRefused,
                "the two sides have different secrets; set FERRY_SECRET_FILE to the same on both");
 }
@@ -125,9 +124,7 @@ Status Reception::Admit(Greeting* greeting, wire::Type type, wire::MetaReader* r
 void Reception::SayProven(Greeting* greeting, wire::Type type, std::span<const std::byte> body) {
   std::vector<std::byte> all(body.begin(), body.end());
   if (const auto& secret = endpoint_->secret()) {
-    const Stranger& stranger = greetings_.at(greeting);
-    const Mac mac = secret->Sign(
-        "server", {BytesOf(stranger.first), stranger.said, stranger.ours, stranger.theirs, body});
+    const Mac mac = greetings_.at(greeting).exchange->ServerProof(*secret, body);
     all.insert(all.end(), mac.begin(), mac.end());
   }
   greeting->SayOnLoop(type, all);

@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include "ferry/core/random.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/greeting.h"
+#include "ferry/transfer/secret.h"
 
 namespace ferry::transfer {
 
@@ -27,11 +29,7 @@ class Reception {
  private:
   struct Stranger {
     std::unique_ptr<Greeting> greeting;
-    // What came first, once it was answered by a challenge.
-    wire::Type first{};
-    std::vector<std::byte> said;
-    wire::Nonce ours{};
-    wire::Nonce theirs{};
+    std::optional<Exchange> exchange;  // once it was challenged
   };
   // A connection whose lanes are not all there yet.
   struct Arrival {

@@ -10,8 +10,6 @@
 #include <cerrno>
 #include <cstdint>
 #include <fstream>
-#include <utility>
-#include <vector>
 
 #include "ferry/core/check.h"
 #include "ferry/core/fd.h"
@@ -83,6 +81,14 @@ Mac Secret::Sign(std::string_view role,
                             reinterpret_cast<unsigned char*>(mac.data()), &length);
   FERRY_CHECK(done != nullptr && length == mac.size(), length);
   return mac;
+}
+
+Mac Exchange::ClientProof(const Secret& secret) const {
+  return secret.Sign("client", {std::as_bytes(std::span(&first, 1)), said, server, client});
+}
+
+Mac Exchange::ServerProof(const Secret& secret, std::span<const std::byte> answer) const {
+  return secret.Sign("server", {std::as_bytes(std::span(&first, 1)), said, server, client, answer});
 }
 
 bool SameMac(const Mac& a, const Mac& b) noexcept {

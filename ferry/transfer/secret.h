@@ -6,9 +6,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"
+#include "ferry/transfer/wire.h"
 
 namespace ferry::transfer {
 
@@ -31,6 +34,18 @@ class Secret {
   explicit Secret(std::string text) : text_(std::move(text)) {}
 
   std::string text_;
+};
+
+// What the two sides of a lane have said to know each other, and what each proves itself with.
+struct Exchange {
+  wire::Type first{};           // of the client's first frame
+  std::vector<std::byte> said;  // its body
+  wire::Nonce server{};
+  wire::Nonce client{};
+
+  Mac ClientProof(const Secret& secret) const;
+  // `answer` is the body of the frame that the server lets the client in with.
+  Mac ServerProof(const Secret& secret, std::span<const std::byte> answer) const;
 };
 
 // In a time that does not tell where they differ.
