@@ -1,0 +1,23 @@
+#pragma once
+#include <chrono>
+#include <memory>
+
+#include "ferry/core/event_loop.h"
+#include "ferry/core/function_ref.h"
+
+// For tests of loops and of what lives on them.
+namespace ferry {
+
+inline constexpr std::chrono::seconds kPatience{30};
+inline constexpr microseconds kNoSpin{0};
+
+std::unique_ptr<EventLoop> MakeLoop(microseconds linger = milliseconds(1));
+// With a worker.
+std::unique_ptr<EventLoop> MakeRunningLoop();
+
+// Whether `done` became true in time.
+bool Drive(EventLoop& loop, FunctionRef<bool()> done);
+// Drives a loop without a worker until what is queued now, and what that queued, has run.
+void Settle(EventLoop& loop, int turns = 8);
+
+}  // namespace ferry
