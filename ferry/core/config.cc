@@ -61,7 +61,24 @@ bool IsCongestionControl(std::string_view text) {
 
 bool IsAutoOnOff(std::string_view text) { return text == "auto" || text == "on" || text == "off"; }
 
+bool IsInterfaceList(std::string_view text) {
+  return text.size() <= 1024 && text.find_first_of(" \t\r\n/") == std::string_view::npos &&
+         text.find('^', 1) == std::string_view::npos && text != "^";
+}
+
+bool IsAutoOff(std::string_view text) { return text == "auto" || text == "off"; }
+
 bool IsOnOff(std::string_view text) { return text == "on" || text == "off"; }
+
+// Simulated devices are for tests, and not told of: simulated:N or simulated:N:SEED.
+bool IsDevices(std::string_view text) {
+  constexpr std::string_view kSimulated = "simulated:";
+  if (text == "auto" || text == "none") return true;
+  return text.substr(0, kSimulated.size()) == kSimulated && text.size() > kSimulated.size() &&
+         text.find_first_not_of("0123456789:", kSimulated.size()) == std::string_view::npos;
+}
+
+bool IsTls(std::string_view text) { return text == "off" || text == "psk" || text == "cert"; }
 
 bool IsSecret(std::string_view text) {
   return text.empty() || (text.size() >= kMinSecretBytes && text.size() <= kMaxSecretBytes);
@@ -70,6 +87,19 @@ bool IsSecret(std::string_view text) {
 bool IsPath(std::string_view text) { return text.find('\0') == std::string_view::npos; }
 
 bool IsLogLevel(std::string_view text) { return ParseLogLevel(text).has_value(); }
+
+bool IsLogFormat(std::string_view text) { return ParseLogFormat(text).has_value(); }
+
+// Port 0 is any free one.
+bool IsListeningAddress(std::string_view text) {
+  if (text.empty()) return true;
+  const auto colon = text.rfind(':');
+  if (colon == std::string_view::npos || !IsHost(text.substr(0, colon))) return false;
+  const std::string_view port = text.substr(colon + 1);
+  std::uint16_t number = 0;
+  const auto [rest, failure] = std::from_chars(port.data(), port.data() + port.size(), number);
+  return failure == std::errc() && rest == port.data() + port.size();
+}
 
 constexpr std::uint64_t kMillisecond = 1000;
 constexpr std::uint64_t kSecond = 1000 * kMillisecond;
@@ -81,6 +111,11 @@ constexpr Row kRows[] = {
      .form = "an address or host name; empty for all addresses",
      .accepts = IsHost,
      .help = "where to listen"},
+    {.name = "interfaces",
+     .member = &Config::interfaces,
+     .form = "names or patterns like eth0,ens*, or ^ and those to leave out; empty for all",
+     .accepts = IsInterfaceList,
+     .help = "network interfaces that lanes to other machines may use"},
     {.name = "port_range",
      .member = PortRangeMember{},
      .form = "A-B or A within 1..65535; 0 for any free port",
@@ -120,6 +155,11 @@ constexpr Row kRows[] = {
      .high = kGiB,
      .zero = "kernel autotuning",
      .help = "SO_RCVBUF of a lane"},
+    {.name = "lane_rate_bytes",
+     .member = &Config::lane_rate_bytes,
+     .high = 1024 * kGiB,
+     .zero = "no limit",
+     .help = "most that a lane sends in a second, so that other traffic keeps its share"},
     {.name = "spin",
      .member = &Config::spin,
      .high = kSecond,
@@ -130,6 +170,32 @@ constexpr Row kRows[] = {
      .form = "auto | on | off",
      .accepts = IsAutoOnOff,
      .help = "whether pages are given to the socket instead of being copied"},
+    {.name = "checksum",
+     .member = &Config::checksum,
+     .form = "on | off",
+     .accepts = IsOnOff,
+     .help = "whether slices carry a CRC32C that their receiver checks; on if either side says so"},
+    {.name = "devices",
+     .member = &Config::devices,
+     .form = "auto | none",
+     .accepts = IsDevices,
+     .help = "GPUs that are used; auto: those that CUDA shows this process"},
+    {.name = "cuda_ipc",
+     .member = &Config::cuda_ipc,
+     .form = "auto | off",
+     .accepts = IsAutoOff,
+     .help = "whether GPU memory of two processes of one machine is copied directly, not over TCP"},
+    {.name = "stage_slice_bytes",
+     .member = &Config::stage_slice_bytes,
+     .low = 4 * kKiB,
+     .high = 16 * kMiB,
+     .help = "size of slices from and into GPU memory, at most slice_bytes"},
+    {.name = "stage_bytes",
+     .member = &Config::stage_bytes,
+     .low = 64 * kKiB,
+     .high = 4 * kGiB,
+     .help = "pinned memory between a GPU and the network, for each GPU in use and direction; at "
+             "least 8 slices"},
     {.name = "connect_timeout",
      .member = &Config::connect_timeout,
      .low = kMillisecond,
@@ -150,6 +216,11 @@ constexpr Row kRows[] = {
      .low = kMillisecond,
      .high = kHour,
      .help = "silence after which a peer is lost; more than heartbeat_interval"},
+    {.name = "lane_timeout",
+     .member = &Config::lane_timeout,
+     .low = kMillisecond,
+     .high = kHour,
+     .help = "silence on one lane, at least two heartbeats, after which another way is tried"},
     {.name = "heartbeat_interval",
      .member = &Config::heartbeat_interval,
      .low = kMillisecond,
@@ -180,6 +251,16 @@ constexpr Row kRows[] = {
      .low = 1,
      .high = 1 << 24,
      .help = "operations in flight at once"},
+    {.name = "max_connections",
+     .member = &Config::max_connections,
+     .high = 1 << 20,
+     .zero = "any number",
+     .help = "peers that have connected here at once; more are refused"},
+    {.name = "max_strangers",
+     .member = &Config::max_strangers,
+     .low = 64,
+     .high = 1 << 16,
+     .help = "lanes at once whose peer is not known yet; another takes the place of a silent one"},
     {.name = "secret",
      .member = &Config::secret,
      .form = "16 to 1024 bytes; empty for none",
@@ -196,11 +277,52 @@ constexpr Row kRows[] = {
      .form = "on | off",
      .accepts = IsOnOff,
      .help = "on: where there is no secret, peers on other machines are trusted, too"},
+    {.name = "tls",
+     .member = &Config::tls,
+     .form = "off | psk | cert",
+     .accepts = IsTls,
+     .help = "TLS 1.3 on every lane: by a key made from the secret, or by certificates of both "
+             "sides"},
+    {.name = "tls_cert",
+     .member = &Config::tls_cert,
+     .form = "a path; empty for none",
+     .accepts = IsPath,
+     .help = "PEM file with this endpoint's certificate, then those between it and its authority"},
+    {.name = "tls_key",
+     .member = &Config::tls_key,
+     .form = "a path; empty for none",
+     .accepts = IsPath,
+     .help = "PEM file with the key of tls_cert, without a password"},
+    {.name = "tls_ca",
+     .member = &Config::tls_ca,
+     .form = "a path; empty for none",
+     .accepts = IsPath,
+     .help = "PEM file with the authorities that peers' certificates must come from"},
+    {.name = "tls_name",
+     .member = &Config::tls_name,
+     .form = "a host name or address; empty for any",
+     .accepts = IsHost,
+     .help = "what every peer's certificate must be for, whatever was dialled; empty: anything"},
+    {.name = "net_plugin",
+     .member = &Config::net_plugin,
+     .form = "a path; empty for none",
+     .accepts = IsPath,
+     .help = "library with a NCCL network plugin, such as GPUDirect-TCPX's"},
+    {.name = "metrics_address",
+     .member = &Config::metrics_address,
+     .form = "HOST:PORT, or :PORT for 127.0.0.1; empty for none",
+     .accepts = IsListeningAddress,
+     .help = "where an endpoint's counters can be had over HTTP, in Prometheus' text format"},
     {.name = "log_level",
      .member = &Config::log_level,
      .form = "trace | debug | info | warn | error | off",
      .accepts = IsLogLevel,
      .help = "lowest level of messages that are logged"},
+    {.name = "log_format",
+     .member = &Config::log_format,
+     .form = "text | json",
+     .accepts = IsLogFormat,
+     .help = "how messages are logged; json: an object a line"},
 };
 
 const Row* FindRow(std::string_view name) {

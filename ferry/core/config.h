@@ -33,6 +33,8 @@ inline constexpr std::size_t kMaxSecretBytes = 1024;
 // fields freely, then Validate(). Variable, range and help of each are in Describe().
 struct Config {
   std::string listen_host;       // empty: all addresses
+  std::string net_plugin;        // a NCCL network plugin; empty: none
+  std::string interfaces;        // those that are used: "eth0,ens*", or "^docker*"; empty: all
   std::uint16_t port_first = 0;  // inclusive; 0 and 0: any free port
   std::uint16_t port_last = 0;   // inclusive; the two are one setting, port_range
 
@@ -43,13 +45,20 @@ struct Config {
   std::string congestion_control = "auto";  // "auto", "system" or a name the kernel knows
   std::uint64_t send_buffer_bytes = 0;      // 0: the kernel tunes it
   std::uint64_t recv_buffer_bytes = 0;      // 0: the kernel tunes it
+  std::uint64_t lane_rate_bytes = 0;        // per second that a lane sends; 0: no limit
   std::chrono::microseconds spin{0};        // polling before a worker sleeps
   std::string gift = "auto";                // pages given to the socket: "auto", "on" or "off"
+  std::string checksum = "off";             // "on": CRC32C of every slice's bytes
+  std::string devices = "auto";             // GPUs: "auto" (all), "none", or "simulated:N[:SEED]"
+  std::string cuda_ipc = "auto";            // copies between GPUs of one machine: "auto" or "off"
+  std::uint64_t stage_slice_bytes = 256 << 10;  // slices from and into GPU memory
+  std::uint64_t stage_bytes = 64 << 20;         // pinned, for each GPU in use and direction
 
   std::chrono::microseconds connect_timeout = std::chrono::seconds(10);
   std::chrono::microseconds handshake_timeout = std::chrono::seconds(5);
   std::chrono::microseconds operation_timeout = std::chrono::seconds(300);
   std::chrono::microseconds peer_timeout = std::chrono::seconds(10);  // of silence
+  std::chrono::microseconds lane_timeout = std::chrono::seconds(3);   // of silence on one lane
   std::chrono::microseconds heartbeat_interval = std::chrono::seconds(1);
   std::chrono::microseconds drain_grace = std::chrono::seconds(1);
 
@@ -57,10 +66,19 @@ struct Config {
   std::uint64_t unexpected_bytes = 16 << 20;   // kept for messages that nobody has asked for yet
   std::uint64_t notification_bytes = 4 << 20;  // kept for notifications not yet taken
   std::uint32_t max_operations = 65536;        // in flight at once
+  std::uint32_t max_connections = 1024;        // from peers that connected here; 0: any number
+  std::uint32_t max_strangers = 256;           // lanes whose greeting is under way
   std::string secret;                          // shared with every peer; empty: none
   std::string secret_file;                     // that holds it
   std::string insecure = "off";  // "on": without a secret, trusts peers beyond loopback, too
+  std::string tls = "off";       // of every lane: "off", "psk" (from the secret) or "cert"
+  std::string tls_cert;          // PEM files: this endpoint's certificate with its chain,
+  std::string tls_key;           // its key, without a password,
+  std::string tls_ca;            // and the authorities that peers' certificates must chain to
+  std::string tls_name;          // that a peer's certificate must be for; empty: any
+  std::string metrics_address;   // where Prometheus may ask: "host:port" or ":port"; empty: nowhere
   std::string log_level = "warn";
+  std::string log_format = "text";  // or "json"
 
   // What last set a field by name; a field assigned directly since then has another value text.
   struct Origin {

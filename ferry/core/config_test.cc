@@ -111,6 +111,8 @@ TEST(Config, AcceptsBothEndsOfEveryRangeAndNothingBeyond) {
     std::vector<const char*> bad;
   } kCases[] = {
       {"listen_host", {"", "::1", "node-3.example"}, {"two words"}},
+      {"net_plugin", {"", "/opt/a plugin.so"}, {}},
+      {"interfaces", {"", "eth0", "eth0,ens*", "^lo,docker*"}, {"eth0 eth1", "^", "a,^b", "../x"}},
       {"port_range",
        {"0", "1", "65535", "1-65535", "7-7"},
        {"", "-", "7-6", "0-5", "65536", "1-65536", "-5", "5-", "1-2-3", " 5"}},
@@ -123,22 +125,42 @@ TEST(Config, AcceptsBothEndsOfEveryRangeAndNothingBeyond) {
        {"", "BBR; rm", "sixteencharacter"}},
       {"send_buffer_bytes", {"0", "1GiB"}, {"1073741825"}},
       {"recv_buffer_bytes", {"0", "1GiB"}, {"1073741825"}},
+      {"lane_rate_bytes", {"0", "1TiB"}, {"1025GiB"}},
       {"spin", {"0", "1s", "1000ms"}, {"1000001us", "1001", "-1"}},
       {"gift", {"auto", "on", "off"}, {"", "ON"}},
+      {"checksum", {"on", "off"}, {"", "auto"}},
+      {"devices",
+       {"auto", "none", "simulated:2", "simulated:2:77"},
+       {"", "all", "simulated", "simulated:", "simulated:two"}},
+      {"cuda_ipc", {"auto", "off"}, {"", "on"}},
+      {"stage_slice_bytes", {"4KiB", "16MiB"}, {"4095", "16777217"}},
+      {"stage_bytes", {"64KiB", "4GiB"}, {"65535", "4294967297"}},
       {"connect_timeout", {"1ms", "3600s"}, {"0", "999us", "3601s"}},
       {"handshake_timeout", {"1ms", "3600s"}, {"0", "3601s"}},
       {"operation_timeout", {"1ms", "86400s"}, {"0", "86401s"}},
       {"peer_timeout", {"1ms", "3600s"}, {"0", "3601s"}},
+      {"lane_timeout", {"1ms", "3600s"}, {"0", "3601s"}},
       {"heartbeat_interval", {"1ms", "3600s"}, {"0", "3601s"}},
       {"drain_grace", {"0", "3600s"}, {"3601s"}},
       {"eager_bytes", {"0", "64KiB"}, {"65537"}},
       {"unexpected_bytes", {"64KiB", "16GiB"}, {"65535", "17179869185"}},
       {"notification_bytes", {"4KiB", "1GiB"}, {"4095", "1073741825"}},
       {"max_operations", {"1", "16777216"}, {"0", "16777217", "4294967296"}},
+      {"max_connections", {"0", "1", "1048576"}, {"-1", "1048577"}},
+      {"max_strangers", {"64", "65536"}, {"0", "63", "65537"}},
       {"secret", {"", "sixteen letters!"}, {"fifteen letters"}},
       {"secret_file", {"", "/etc/ferry secret"}, {}},
       {"insecure", {"on", "off"}, {"", "yes"}},
+      {"tls", {"off", "psk", "cert"}, {"", "on", "PSK"}},
+      {"tls_cert", {"", "/etc/ferry/cert.pem"}, {}},
+      {"tls_key", {"", "/etc/ferry/key.pem"}, {}},
+      {"tls_ca", {"", "/etc/ferry/ca.pem"}, {}},
+      {"tls_name", {"", "node-3.example", "10.0.0.1"}, {"two words"}},
+      {"metrics_address",
+       {"", ":0", ":65535", "[::1]:9100", "node-3:9100"},
+       {"9100", ":", "host:", ":65536", ":-1", ":9 ", "two words:9"}},
       {"log_level", {"trace", "off"}, {"", "loud"}},
+      {"log_format", {"text", "json"}, {"", "xml"}},
   };
   for (const auto& [name, good, bad] : kCases) {
     for (const char* text : good) {
@@ -166,7 +188,7 @@ TEST(Config, ValuesShownCanBeSetAgain) {
 
 TEST(Config, EntriesNameVariableUnitRangeAndHelp) {
   const auto entries = Config().Describe();
-  EXPECT_EQ(entries.size(), 25u);
+  EXPECT_EQ(entries.size(), 43u);
   for (const ConfigEntry& entry : entries) {
     EXPECT_FALSE(entry.range.empty() || entry.help.empty() || entry.unit.empty()) << entry.name;
   }
@@ -197,7 +219,7 @@ TEST(Config, SettingByNameRefusesUnknownNamesAndListsTheKnown) {
   const Status status = config.Set("lane", "1");
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().message().substr(0, 65),
-            "no setting is called 'lane'; there are listen_host, port_range, l");
+            "no setting is called 'lane'; there are listen_host, interfaces, p");
 }
 
 TEST(Config, ValidationFindsFieldsThatWereAssignedOutOfRange) {

@@ -17,7 +17,11 @@ class Deadline {
   static Deadline At(Clock::time_point when) noexcept { return Deadline(when); }
   template <class Rep, class Period>
   static Deadline After(std::chrono::duration<Rep, Period> wait) noexcept {
-    return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(wait));
+    // A wait that is longer than the clock goes is one for ever.
+    using Seconds = std::chrono::duration<double>;
+    const auto now = Clock::now();
+    if (Seconds(wait) >= Seconds(Clock::time_point::max() - now)) return Never();
+    return Deadline(now + std::chrono::duration_cast<Clock::duration>(wait));
   }
 
   bool never() const noexcept { return when_ == Clock::time_point::max(); }
@@ -39,5 +43,9 @@ class Deadline {
   explicit Deadline(Clock::time_point when) noexcept : when_(when) {}
   Clock::time_point when_;
 };
+
+inline double Seconds(Clock::duration duration) noexcept {
+  return std::chrono::duration<double>(duration).count();
+}
 
 }  // namespace ferry

@@ -35,6 +35,12 @@ TEST(Deadline, LiesItsWaitAfterNow) {
 }
 
 // Rounded down, poll() would return early and the caller would spin through the last millisecond.
+TEST(Deadline, OfMoreTimeThanTheClockHasIsNever) {
+  EXPECT_TRUE(Deadline::After(milliseconds::max()).never());
+  EXPECT_TRUE(Deadline::After(Clock::duration::max()).never());
+  EXPECT_FALSE(Deadline::After(std::chrono::hours(24 * 365)).never());
+}
+
 TEST(Deadline, PollMillisRoundsUp) {
   for (int i = 0; i < 1000; ++i) {
     const Deadline deadline = Deadline::After(microseconds(100'000 + i));

@@ -14,7 +14,7 @@ namespace {
 
 bool IsOpen(int fd) { return ::fcntl(fd, F_GETFD) != -1; }
 
-bool IsReadable(int fd) {
+bool HasInput(int fd) {
   pollfd poll_fd{.fd = fd, .events = POLLIN, .revents = 0};
   return ::poll(&poll_fd, 1, 0) == 1;
 }
@@ -70,14 +70,14 @@ TEST(UniqueFd, ReleaseKeepsTheDescriptorOpen) {
 
 TEST(EventFd, IsReadableFromASignalUntilItIsDrained) {
   const UniqueFd fd = MustMakeEventFd();
-  EXPECT_FALSE(IsReadable(fd.get()));
+  EXPECT_FALSE(HasInput(fd.get()));
   SignalEventFd(fd.get());
   SignalEventFd(fd.get());
-  EXPECT_TRUE(IsReadable(fd.get()));
+  EXPECT_TRUE(HasInput(fd.get()));
   DrainEventFd(fd.get());
-  EXPECT_FALSE(IsReadable(fd.get()));
+  EXPECT_FALSE(HasInput(fd.get()));
   DrainEventFd(fd.get());
-  EXPECT_FALSE(IsReadable(fd.get()));
+  EXPECT_FALSE(HasInput(fd.get()));
 }
 
 TEST(EventFd, StaysReadableWhenSignalledAtItsLargestCount) {
@@ -85,7 +85,7 @@ TEST(EventFd, StaysReadableWhenSignalledAtItsLargestCount) {
   const std::uint64_t most = std::numeric_limits<std::uint64_t>::max() - 1;
   ASSERT_EQ(::write(fd.get(), &most, sizeof most), static_cast<ssize_t>(sizeof most));
   SignalEventFd(fd.get());
-  EXPECT_TRUE(IsReadable(fd.get()));
+  EXPECT_TRUE(HasInput(fd.get()));
 }
 
 TEST(EventFd, IsNotInheritedAndDoesNotBlock) {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 namespace ferry {
 namespace {
@@ -24,18 +25,36 @@ spdlog::level::level_enum SpdlogLevel(LogLevel level) {
   return spdlog::level::off;
 }
 
-spdlog::logger* MakeLogger() {
+// UTC, so that the logs of two machines can be laid side by side.
+constexpr const char* kTextPattern = "%Y-%m-%dT%H:%M:%S.%fZ %v";
+// The payload is the rest of the object.
+constexpr const char* kJsonPattern = R"({"time":"%Y-%m-%dT%H:%M:%S.%fZ",%v)";
+
+spdlog::logger* MakeLogger(const char* pattern) {
   auto* logger = new spdlog::logger("ferry", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_level(spdlog::level::trace);
-  // UTC, so that the logs of two machines can be laid side by side.
-  logger->set_pattern("%Y-%m-%dT%H:%M:%S.%fZ %v", spdlog::pattern_time_type::utc);
+  logger->set_pattern(pattern, spdlog::pattern_time_type::utc);
   return logger;
 }
 
-// Never destroyed: destructors of other static objects may still log.
-spdlog::logger& Logger() {
-  static spdlog::logger* const logger = MakeLogger();
+// Never destroyed: destructors of other static objects may still log. The two share spdlog's lock
+// of the console.
+spdlog::logger& TextLogger() {
+  static spdlog::logger* const logger = MakeLogger(kTextPattern);
   return *logger;
+}
+spdlog::logger& JsonLogger() {
+  static spdlog::logger* const logger = MakeLogger(kJsonPattern);
+  return *logger;
+}
+
+// The object without its opening brace.
+std::string JsonRest(LogLevel level, std::string_view subsystem, LogFields fields,
+                     std::string_view text) {
+  nlohmann::ordered_json line{
+      {"level", LogLevelName(level)}, {"subsystem", subsystem}, {"message", text}};
+  for (const LogField& field : fields) line[field.name] = field.value;
+  return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).substr(1);
 }
 
 std::string OneLine(std::string_view text) {
@@ -75,11 +94,21 @@ Result<LogLevel> ParseLogLevel(std::string_view text) {
       fmt::format("'{}' is not a log level; write trace, debug, info, warn, error or off", text));
 }
 
+Result<LogFormat> ParseLogFormat(std::string_view text) {
+  if (text == "text") return LogFormat::kText;
+  if (text == "json") return LogFormat::kJson;
+  return Error(Code::kInvalidArgument,
+               fmt::format("'{}' is not a log format; write text or json", text));
+}
+
 namespace internal {
 
-void WriteLog(LogLevel level, std::string_view subsystem, std::string_view text) {
+void WriteLog(LogLevel level, std::string_view subsystem, LogFields fields, std::string_view text) {
+  if (log_format.load(std::memory_order_relaxed) == LogFormat::kJson) {
+    return JsonLogger().log(SpdlogLevel(level), "{}", JsonRest(level, subsystem, fields, text));
+  }
   const std::string line = OneLine(text);
-  Logger().log(SpdlogLevel(level), "[{}] {}: {}", LogLevelName(level), subsystem, line);
+  TextLogger().log(SpdlogLevel(level), "[{}] {}: {}", LogLevelName(level), subsystem, line);
 }
 
 }  // namespace internal

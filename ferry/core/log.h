@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <atomic>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -16,10 +17,29 @@ const char* LogLevelName(LogLevel level) noexcept;
 // The inverse of LogLevelName. Errors: kInvalidArgument for any other text.
 Result<LogLevel> ParseLogLevel(std::string_view text);
 
+enum class LogFormat : unsigned char { kText, kJson };
+
+// Errors: kInvalidArgument for a text other than "text" and "json".
+Result<LogFormat> ParseLogFormat(std::string_view text);
+
+// What a message is about, for programs that read the log. The name is a literal; any bytes may be
+// in the value.
+struct LogField {
+  const char* name;
+  std::string value;
+};
+using LogFields = std::initializer_list<LogField>;
+
 namespace internal {
 inline std::atomic<LogLevel> log_level{LogLevel::kWarn};
-void WriteLog(LogLevel level, std::string_view subsystem, std::string_view text);
+inline std::atomic<LogFormat> log_format{LogFormat::kText};
+void WriteLog(LogLevel level, std::string_view subsystem, LogFields fields, std::string_view text);
 }  // namespace internal
+
+// How lines are written, for the whole process. Any thread.
+inline void SetLogFormat(LogFormat format) noexcept {
+  internal::log_format.store(format, std::memory_order_relaxed);
+}
 
 // The lowest level that is written, for the whole process; kOff silences everything. Any thread.
 inline void SetLogLevel(LogLevel level) noexcept {
@@ -33,14 +53,25 @@ inline bool LogEnabled(LogLevel level) noexcept {
 
 // Writes one line to stderr: "<UTC time> [<level>] <subsystem>: <text>". Lowercase, no full stop,
 // values that a double-click selects ("port 4010"). Control characters are written as \xNN, so a
-// message is one line whatever a peer put into it. Any thread; lines never interleave. A message
-// below the level costs one load and formats nothing.
+// message is one line whatever a peer put into it. As JSON the line is one object (RFC 8259) of the
+// strings "time", "level", "subsystem" and "message", and the fields; bytes that are no UTF-8
+// become U+FFFD. Any thread; lines never interleave. A message below the level costs one load and
+// formats nothing.
 //   Log(LogLevel::kWarn, "tcp", "lane {} to {} is down", lane, peer);
 template <class... Args>
 void Log(LogLevel level, std::string_view subsystem, fmt::format_string<Args...> format,
          Args&&... args) {
   if (!LogEnabled(level)) return;
-  internal::WriteLog(level, subsystem, fmt::vformat(format, fmt::make_format_args(args...)));
+  internal::WriteLog(level, subsystem, {}, fmt::vformat(format, fmt::make_format_args(args...)));
+}
+
+// As Log, with fields. Text does not show them: the message says the same in words.
+template <class... Args>
+void LogWith(LogLevel level, std::string_view subsystem, LogFields fields,
+             fmt::format_string<Args...> format, Args&&... args) {
+  if (!LogEnabled(level)) return;
+  internal::WriteLog(level, subsystem, fields,
+                     fmt::vformat(format, fmt::make_format_args(args...)));
 }
 
 }  // namespace ferry

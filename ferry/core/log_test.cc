@@ -3,15 +3,22 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <sstream>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace ferry {
 namespace {
 
 class Logging : public testing::Test {
  protected:
-  ~Logging() override { SetLogLevel(LogLevel::kWarn); }
+  ~Logging() override {
+    SetLogLevel(LogLevel::kWarn);
+    SetLogFormat(LogFormat::kText);
+  }
 
   template <class Fn>
   static std::string Captured(Fn&& fn) {
@@ -77,6 +84,53 @@ TEST_F(Logging, AMessageStaysOneLineWhateverItHolds) {
 TEST_F(Logging, BracesInAnArgumentAreNotAFormat) {
   const std::string out = Captured([] { Log(LogLevel::kError, "wire", "{}", "{} {0} }{"); });
   EXPECT_NE(out.find("wire: {} {0} }{\n"), std::string::npos) << out;
+}
+
+TEST_F(Logging, AsJsonALineIsAnObjectWithTheFieldsOfItsCall) {
+  SetLogFormat(LogFormat::kJson);
+  const std::string out = Captured([] {
+    LogWith(LogLevel::kWarn, "tcp", {{"peer", "10.0.0.1:7"}, {"lane", "3"}}, "lane {} is down", 3);
+  });
+  EXPECT_EQ(ShapeOf(out).find("{\"time\":\"" + std::string(kTimeShape) + "\","), 0U) << out;
+  const auto line = nlohmann::json::parse(out);
+  EXPECT_EQ(line.size(), 6U);
+  EXPECT_EQ(line["level"], "warn");
+  EXPECT_EQ(line["subsystem"], "tcp");
+  EXPECT_EQ(line["message"], "lane 3 is down");
+  EXPECT_EQ(line["peer"], "10.0.0.1:7");
+  EXPECT_EQ(line["lane"], "3");
+}
+
+TEST_F(Logging, AsJsonALineParsesWhateverBytesItHolds) {
+  SetLogFormat(LogFormat::kJson);
+  std::string all;
+  for (int byte = 1; byte < 256; ++byte) all += static_cast<char>(byte);
+  const std::vector<std::pair<std::string, std::string>> odd = {
+      {"a \"quoted\" \\ name", "a \"quoted\" \\ name"},
+      {"two\nlines\r\t\x1b", "two\nlines\r\t\x1b"},
+      {std::string("zero\0byte", 9), std::string("zero\0byte", 9)},
+      {"cut short \xe2\x82", "cut short \xef\xbf\xbd"},
+      {"\xff\xfe{}", "\xef\xbf\xbd\xef\xbf\xbd{}"},
+      {"%v {} %Y \xc3\xa9", "%v {} %Y \xc3\xa9"},
+      {all, ""}};
+  for (const auto& [given, shown] : odd) {
+    const std::string& text = given;
+    const std::string out = Captured([&] {
+      LogWith(LogLevel::kError, "wire", {{"peer", text}}, "peer said {}", text);
+    });
+    EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 1) << out;
+    const auto line = nlohmann::json::parse(out, nullptr, /*allow_exceptions=*/false);
+    ASSERT_TRUE(line.is_object()) << out;
+    if (shown.empty()) continue;
+    EXPECT_EQ(line["peer"], shown);
+    EXPECT_EQ(line["message"], "peer said " + shown);
+  }
+}
+
+TEST_F(Logging, UnknownFormatsAreRefused) {
+  ASSERT_FALSE(ParseLogFormat("xml"));
+  EXPECT_EQ(ParseLogFormat("xml").error().message(),
+            "'xml' is not a log format; write text or json");
 }
 
 TEST_F(Logging, LinesOfManyThreadsDoNotInterleave) {

@@ -1,0 +1,51 @@
+#include "ferry/core/log_limiter.h"
+
+#include <utility>
+
+namespace ferry {
+
+LogLimiter::LogLimiter(Clock::duration interval, Now now)
+    : interval_(interval), now_(std::move(now)) {
+  rest_.written = Clock::time_point::min();
+}
+
+std::optional<std::uint64_t> LogLimiter::Admit(std::string_view key) {
+  const auto now = now_();
+  const std::lock_guard lock(mutex_);
+  Entry* const entry = FindOrMake(key, now);
+  const bool first = entry->written == Clock::time_point::min();
+  if (!first && now - entry->written < interval_) {
+    ++entry->passed_over;
+    return std::nullopt;
+  }
+  entry->written = now;
+  if (const auto it = by_key_.find(key); it != by_key_.end()) {
+    entries_.splice(entries_.end(), entries_, it->second);
+  }
+  return std::exchange(entry->passed_over, 0);
+}
+
+LogLimiter::Entry* LogLimiter::FindOrMake(std::string_view key, Clock::time_point now) {
+  if (const auto it = by_key_.find(key); it != by_key_.end()) return &*it->second;
+  if (entries_.size() == kMaxKeys) {
+    // Whoever was heard of within the interval must be remembered, or could write at once again.
+    if (now - entries_.front().written < interval_) return &rest_;
+    by_key_.erase(entries_.front().key);
+    entries_.pop_front();
+  }
+  entries_.push_back({std::string(key), Clock::time_point::min(), 0});
+  const auto made = std::prev(entries_.end());
+  by_key_.emplace(made->key, made);
+  return &*made;
+}
+
+void LogLimiter::Write(LogLevel level, std::string_view subsystem, std::string_view key,
+                       LogFields fields, std::string_view text) {
+  if (!LogEnabled(level)) return;
+  const auto passed_over = Admit(key);
+  if (!passed_over) return;
+  if (*passed_over == 0) return LogWith(level, subsystem, fields, "{}", text);
+  LogWith(level, subsystem, fields, "{} (and {} more before)", text, *passed_over);
+}
+
+}  // namespace ferry

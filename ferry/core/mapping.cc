@@ -1,0 +1,43 @@
+#include "ferry/core/mapping.h"
+
+#include <fmt/core.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <memory>
+
+#include "ferry/core/fd.h"
+#include "ferry/core/units.h"
+
+namespace ferry {
+
+void MappingTraits::Destroy(Handle mapping) noexcept { (void)::munmap(mapping.at, mapping.bytes); }
+
+Result<HugeMemory> MapHugePages(std::size_t bytes) {
+  constexpr std::size_t kHugePage = 2 * kMiB;
+  std::size_t space = bytes + kHugePage;
+  void* at = ::mmap(nullptr, space, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) return ErrnoError(fmt::format("mmap of {} bytes", space), errno);
+  HugeMemory memory;
+  memory.mapping = UniqueMapping(Mapping{at, space});
+  (void)::madvise(at, space, MADV_HUGEPAGE);  // a wish
+  (void)std::align(kHugePage, bytes, at, space);
+  memory.bytes = {static_cast<std::byte*>(at), bytes};
+  return memory;
+}
+
+bool IsReadable(const void* address) noexcept {
+  constexpr std::uintptr_t kWord = 8;
+  const auto word =
+      reinterpret_cast<std::uintptr_t>(address) & ~(kWord - 1);  // asked of the kernel
+  if (word == 0) return false;  // which the kernel would take for no set
+  // The kernel reads the set before it looks at what to do with it, which is nothing it knows.
+  const long failed = ::syscall(SYS_rt_sigprocmask, -1, word, nullptr, kWord);
+  return failed == 0 || errno != EFAULT;
+}
+
+}  // namespace ferry

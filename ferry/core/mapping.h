@@ -1,0 +1,35 @@
+#pragma once
+#include <cstddef>
+#include <span>
+
+#include "ferry/core/result.h"
+#include "ferry/core/unique_handle.h"
+
+namespace ferry {
+
+struct Mapping {
+  void* at = nullptr;
+  std::size_t bytes = 0;
+  bool operator==(const Mapping&) const = default;
+};
+struct MappingTraits {
+  using Handle = Mapping;
+  static constexpr Handle kInvalid{};
+  static void Destroy(Handle mapping) noexcept;
+};
+// Owns pages from mmap(2).
+using UniqueMapping = UniqueHandle<MappingTraits>;
+
+// Memory of whole pages, aligned to the huge ones, of which it is where there are any.
+struct HugeMemory {
+  UniqueMapping mapping;
+  std::span<std::byte> bytes;
+};
+// Nothing is in place before it is touched. Errors: those of mmap(2).
+Result<HugeMemory> MapHugePages(std::size_t bytes);
+
+// Whether the CPU can read the eight bytes, aligned, in which the address lies. Reads them, and
+// needs no signal handler.
+bool IsReadable(const void* address) noexcept;
+
+}  // namespace ferry

@@ -1,0 +1,31 @@
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+// What tests fill memory with.
+namespace ferry {
+
+// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), a word at
+// a time: a generator that is called for each byte is most of what such a test takes under a
+// sanitizer.
+inline void FillRandomly(std::span<std::byte> bytes, std::uint64_t seed) {
+  for (std::size_t i = 0; i < bytes.size(); i += sizeof(std::uint64_t)) {
+    std::uint64_t word = seed += 0x9e3779b97f4a7c15;
+    word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9;
+    word = (word ^ (word >> 27)) * 0x94d049bb133111eb;
+    word ^= word >> 31;
+    std::memcpy(bytes.data() + i, &word, std::min(sizeof word, bytes.size() - i));
+  }
+}
+
+inline std::vector<std::byte> RandomBytes(std::size_t bytes, std::uint64_t seed) {
+  std::vector<std::byte> random(bytes);
+  FillRandomly(random, seed);
+  return random;
+}
+
+}  // namespace ferry

@@ -1,0 +1,131 @@
+#pragma once
+#include <cstdint>
+
+// Copies of blocks by warps, for kernels.
+namespace ferry::prim {
+
+inline constexpr unsigned kWarpThreads = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffU;
+// 16-byte words that a thread has under way at once: a warp has 4 KiB, so that one page is one
+// round trip.
+inline constexpr int kWordsUnderWay = 8;
+
+// What is copied is used once: it need not stay in L1.
+__device__ __forceinline__ uint4 LoadOnce(const uint4* from) {
+  uint4 word;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(from));
+  return word;
+}
+__device__ __forceinline__ void StoreOnce(uint4* to, const uint4& word) {
+  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+               : "memory");
+}
+
+// `bytes` <= 32 or the few that are left: one at a time.
+__device__ __forceinline__ void CopyBytes(std::uint8_t* dst, const std::uint8_t* src,
+                                          std::uint64_t bytes, unsigned lane) {
+  for (std::uint64_t i = lane; i < bytes; i += kWarpThreads) dst[i] = src[i];
+}
+
+// Both aligned to 16 bytes. One loop with conditions rather than one for what is whole and code for
+// the rest: half of the registers.
+__device__ __forceinline__ void CopyWords(uint4* dst, const uint4* src, std::uint64_t words,
+                                          unsigned lane) {
+  constexpr unsigned kStep = kWordsUnderWay * kWarpThreads;
+  dst += lane;
+  src += lane;
+  for (auto left = static_cast<std::int64_t>(words) - lane; left > 0; left -= kStep) {
+    uint4 held[kWordsUnderWay];
+#pragma unroll
+    for (int i = 0; i < kWordsUnderWay; ++i) {
+      if (left > i * static_cast<int>(kWarpThreads)) held[i] = LoadOnce(src + i * kWarpThreads);
+    }
+#pragma unroll
+    for (int i = 0; i < kWordsUnderWay; ++i) {
+      if (left > i * static_cast<int>(kWarpThreads)) StoreOnce(dst + i * kWarpThreads, held[i]);
+    }
+    dst += kStep;
+    src += kStep;
+  }
+}
+
+__device__ __forceinline__ uint4 FromLane(const uint4& word, unsigned lane) {
+  return {__shfl_sync(kAllLanes, word.x, lane), __shfl_sync(kAllLanes, word.y, lane),
+          __shfl_sync(kAllLanes, word.z, lane), __shfl_sync(kAllLanes, word.w, lane)};
+}
+
+// 16 bytes that begin 4 * kQuarter + bits / 8 bytes into `low`, and go on in `high`.
+template <int kQuarter>
+__device__ __forceinline__ uint4 Joined(const uint4& low, const uint4& high, unsigned bits) {
+  const std::uint32_t all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  return {__funnelshift_r(all[kQuarter], all[kQuarter + 1], bits),
+          __funnelshift_r(all[kQuarter + 1], all[kQuarter + 2], bits),
+          __funnelshift_r(all[kQuarter + 2], all[kQuarter + 3], bits),
+          __funnelshift_r(all[kQuarter + 3], all[kQuarter + 4], bits)};
+}
+
+// dst aligned to 16 bytes; its words begin 4 * kQuarter + bits / 8 bytes into those at `src`, which
+// is aligned, too, and of which words + 1 are read.
+template <int kQuarter>
+__device__ __forceinline__ void CopyShifted(uint4* dst, const uint4* src, std::uint64_t words,
+                                            unsigned bits, unsigned lane) {
+  constexpr int kHeld = kWordsUnderWay / 2;
+  const unsigned next_lane = (lane + 1) % kWarpThreads;
+  for (std::uint64_t base = 0; base < words; base += kHeld * kWarpThreads) {
+    uint4 held[kHeld + 1];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const std::uint64_t at = base + i * kWarpThreads + lane;
+      if (at <= words) held[i] = LoadOnce(src + at);
+    }
+    // Of the word after these only the first lane's is needed.
+    const std::uint64_t after = base + kHeld * kWarpThreads;
+    if (lane == 0 && after <= words) held[kHeld] = LoadOnce(src + after);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      // Lane 31 goes on with what lane 0 has loaded in the next row.
+      const uint4 offered = lane == 0 ? held[i + 1] : held[i];
+      const uint4 high = FromLane(offered, next_lane);
+      const std::uint64_t at = base + i * kWarpThreads + lane;
+      if (at < words) StoreOnce(dst + at, Joined<kQuarter>(held[i], high, bits));
+    }
+  }
+}
+
+// One warp copies `len` bytes between addresses of global memory, however they are aligned; it
+// reads and writes no byte beside them.
+__device__ __forceinline__ void WarpCopy(std::uint64_t dst_address, std::uint64_t src_address,
+                                         std::uint64_t len, unsigned lane) {
+  auto* const dst = reinterpret_cast<std::uint8_t*>(dst_address);
+  const auto* const src = reinterpret_cast<const std::uint8_t*>(src_address);
+  std::uint64_t head = (16 - (dst_address & 15)) & 15;
+  const unsigned shift = static_cast<unsigned>(src_address + head) & 15;
+  // The first word that is read begins `shift` bytes before what is needed of it.
+  if (head < shift) head += 16;
+  if (head + 16 + (shift != 0 ? 16 : 0) > len) return CopyBytes(dst, src, len, lane);
+  // Likewise the last one ends 16 - shift bytes behind.
+  const std::uint64_t beyond = shift != 0 ? 16 - shift : 0;
+  const std::uint64_t words = (len - head - beyond) / 16;
+  auto* const to = reinterpret_cast<uint4*>(dst + head);
+  const auto* const from = reinterpret_cast<const uint4*>(src + head - shift);
+  CopyBytes(dst, src, head, lane);
+  const unsigned bits = shift % 4 * 8;
+  if (shift == 0) {
+    CopyWords(to, from, words, lane);
+  } else {
+    switch (shift / 4) {
+      case 0: CopyShifted<0>(to, from, words, bits, lane); break;
+      case 1: CopyShifted<1>(to, from, words, bits, lane); break;
+      case 2: CopyShifted<2>(to, from, words, bits, lane); break;
+      default: CopyShifted<3>(to, from, words, bits, lane); break;
+    }
+  }
+  const std::uint64_t done = head + words * 16;
+  CopyBytes(dst + done, src + done, len - done, lane);
+}
+
+}  // namespace ferry::prim
