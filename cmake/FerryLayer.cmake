@@ -16,21 +16,23 @@ endif()
 # Builds the sources of the calling folder and its tests:
 #
 #   ferry_layer(<name> [DEPS <layer>...] [LIBS <external target>...] [TEST_DEPS <target>...]
-#               [PROGRAM <name>])
+#               [PROGRAM <name>] [GPU_TESTS])
 #
 # *.cc become the library <name> (an interface library while there are none), testing/*.cc become
 # <name>_testing, which only tests link, *_test.cc become one executable <name>_test, and
 # *_bench.cc become <name>_bench, which only the target `benches` builds. With PROGRAM, main.cc
-# becomes that executable and the layer stays out of the installed library.
+# becomes that executable and the layer stays out of the installed library. *.cu go where *.cc of
+# that name would go, in builds with CUDA. With GPU_TESTS, those tests whose names begin with Gpu are
+# labelled gpu instead of unit, and run one at a time.
 function(ferry_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "PROGRAM" "DEPS;LIBS;TEST_DEPS")
-  file(GLOB sources CONFIGURE_DEPENDS *.cc)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "GPU_TESTS" "PROGRAM" "DEPS;LIBS;TEST_DEPS")
+  ferry_glob_sources(sources "")
   file(GLOB headers CONFIGURE_DEPENDS *.h)
   set(tests ${sources})
   set(benches ${sources})
-  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
-  list(FILTER benches INCLUDE REGEX "_bench\\.cc$")
-  list(FILTER sources EXCLUDE REGEX "(_test|_bench|/main)\\.cc$")
+  list(FILTER tests INCLUDE REGEX "_test\\.c[cu]$")
+  list(FILTER benches INCLUDE REGEX "_bench\\.c[cu]$")
+  list(FILTER sources EXCLUDE REGEX "(_test|_bench|/main)\\.c[cu]$")
 
   ferry_library(${name} STATIC "${sources}" "${headers}")
   ferry_link(${name} ${arg_DEPS} ${arg_LIBS})
@@ -38,7 +40,7 @@ function(ferry_layer name)
   if(arg_PROGRAM)
     if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/main.cc")
       add_executable(${arg_PROGRAM} main.cc)
-      target_compile_options(${arg_PROGRAM} PRIVATE ${FERRY_WARNINGS})
+      ferry_warnings(${arg_PROGRAM})
       target_link_libraries(${arg_PROGRAM} PRIVATE ${name})
       set_target_properties(${arg_PROGRAM} PROPERTIES RUNTIME_OUTPUT_DIRECTORY
                             "${PROJECT_BINARY_DIR}")
@@ -51,23 +53,37 @@ function(ferry_layer name)
 
   if(FERRY_TESTS)
     # Objects, not an archive: a suite of TEST_Ps in it is referred to by nobody.
-    file(GLOB testing_sources CONFIGURE_DEPENDS testing/*.cc)
+    ferry_glob_sources(testing_sources testing/)
     file(GLOB testing_headers CONFIGURE_DEPENDS testing/*.h)
-    list(FILTER testing_sources EXCLUDE REGEX "_(test|bench)\\.cc$")
+    list(FILTER testing_sources EXCLUDE REGEX "_(test|bench)\\.c[cu]$")
     ferry_library(${name}_testing OBJECT "${testing_sources}" "${testing_headers}")
     ferry_link(${name}_testing ${name} GTest::gmock GTest::gtest)
 
     file(GLOB testing_tests CONFIGURE_DEPENDS testing/*_test.cc)
     list(APPEND tests ${testing_tests})
-    ferry_layer_tests(${name} "${tests}" "${arg_TEST_DEPS}")
+    ferry_layer_tests(${name} "${tests}" "${arg_TEST_DEPS}" "${arg_GPU_TESTS}")
     ferry_layer_benches(${name} "${benches}" "${arg_TEST_DEPS}")
   endif()
+endfunction()
+
+function(ferry_glob_sources variable folder)
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}*.cc)
+  if(FERRY_HAVE_CUDA)
+    file(GLOB device_sources CONFIGURE_DEPENDS ${folder}*.cu)
+    list(APPEND sources ${device_sources})
+  endif()
+  set(${variable} ${sources} PARENT_SCOPE)
+endfunction()
+
+function(ferry_warnings name)
+  target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${FERRY_WARNINGS}>"
+                                         "$<$<COMPILE_LANGUAGE:CUDA>:${FERRY_CUDA_WARNINGS}>")
 endfunction()
 
 function(ferry_library name type sources headers)
   if(sources)
     add_library(${name} ${type} ${sources} ${headers})
-    target_compile_options(${name} PRIVATE ${FERRY_WARNINGS})
+    ferry_warnings(${name})
     target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}" "${FERRY_GENERATED_DIR}")
     target_compile_features(${name} PUBLIC cxx_std_20)
   else()
@@ -86,17 +102,26 @@ function(ferry_link name)
   endif()
 endfunction()
 
-function(ferry_layer_tests layer sources deps)
+function(ferry_layer_tests layer sources deps gpu_tests)
   if(NOT sources)
     return()
   endif()
   add_executable(${layer}_test ${sources})
-  target_compile_options(${layer}_test PRIVATE ${FERRY_WARNINGS})
+  ferry_warnings(${layer}_test)
+  # Most of what a test compiles is the headers that all of them include. The library's own files are
+  # compiled one by one, which shows an #include that is missing.
+  if(NOT CMAKE_UNITY_BUILD)
+    set_target_properties(${layer}_test PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  endif()
   target_link_libraries(${layer}_test PRIVATE ${layer} ${layer}_testing ${deps} GTest::gmock
                                               GTest::gtest_main)
-  gtest_discover_tests(${layer}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-                       TEST_PREFIX "${layer}."
-                       PROPERTIES TIMEOUT ${FERRY_TEST_TIMEOUT} LABELS unit)
+  set(discover ${layer}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 TEST_PREFIX "${layer}.")
+  if(gpu_tests)
+    gtest_discover_tests(${discover} TEST_FILTER "Gpu*"
+                         PROPERTIES TIMEOUT ${FERRY_TEST_TIMEOUT} LABELS gpu RESOURCE_LOCK gpu)
+    list(APPEND discover TEST_FILTER "-Gpu*")
+  endif()
+  gtest_discover_tests(${discover} PROPERTIES TIMEOUT ${FERRY_TEST_TIMEOUT} LABELS unit)
 endfunction()
 
 function(ferry_layer_benches layer sources deps)
@@ -104,7 +129,7 @@ function(ferry_layer_benches layer sources deps)
     return()
   endif()
   add_executable(${layer}_bench EXCLUDE_FROM_ALL ${sources})
-  target_compile_options(${layer}_bench PRIVATE ${FERRY_WARNINGS})
+  ferry_warnings(${layer}_bench)
   target_link_libraries(${layer}_bench PRIVATE ${layer} ${layer}_testing ${deps}
                                                benchmark::benchmark_main)
   if(NOT TARGET benches)
@@ -114,11 +139,11 @@ function(ferry_layer_benches layer sources deps)
 endfunction()
 
 # A test of whole programs: one executable for tests/<name>.cc, linked to every layer and to what
-# tests/ shares, with the path of the built program in FERRY_BINARY. It gets the machine to itself.
-# Those of a <name> that ends in _slow_test are labelled slow, too.
+# tests/ shares, with the path of the built program in FERRY_BINARY. Those that measure rates get the
+# machine to themselves. Those of a <name> that ends in _slow_test are labelled slow, too.
 function(ferry_multi_test name)
   add_executable(${name} ${name}.cc)
-  target_compile_options(${name} PRIVATE ${FERRY_WARNINGS})
+  ferry_warnings(${name})
   get_property(layers GLOBAL PROPERTY FERRY_LAYERS)
   list(TRANSFORM layers APPEND _testing OUTPUT_VARIABLE testing)
   # Before gtest_main, whose main() it replaces.
@@ -130,11 +155,19 @@ function(ferry_multi_test name)
     add_dependencies(${name} ferry)
   endif()
   set(labels multi)
+  set(timeout ${FERRY_MULTI_TEST_TIMEOUT})
+  set(processors 1)
+  if(name MATCHES "^(bystanders|cli|interfaces|strangers)_test$" OR name MATCHES "huge")
+    set(processors 2)
+  endif()
+  set(cost 0)
   if(name MATCHES "_slow_test$")
     list(APPEND labels slow)
+    set(timeout 400)
+    set(cost 1000)  # begins first
   endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                        TEST_PREFIX "${name}."
-                       PROPERTIES TIMEOUT ${FERRY_MULTI_TEST_TIMEOUT} LABELS "${labels}"
-                                  PROCESSORS 2)
+                       PROPERTIES TIMEOUT ${timeout} LABELS "${labels}"
+                                  PROCESSORS ${processors} COST ${cost})
 endfunction()

@@ -17,8 +17,19 @@ if(FERRY_CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 set(FERRY_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion)
+# What nvcc hands to g++ is not pedantic.
+set(FERRY_CUDA_WARNINGS -Xcompiler=-Wall,-Wextra,-Wshadow -Xptxas=--warn-on-spills)
 if(FERRY_WERROR)
   list(APPEND FERRY_WARNINGS -Werror)
+  list(APPEND FERRY_CUDA_WARNINGS -Werror=all-warnings -Xptxas=--warning-as-error)
+endif()
+
+# The presets with sanitizers compile up to 16 files of a target as one, because most of what a file
+# costs is its headers. So what is in anonymous namespaces has names that are unique in a layer, its
+# tests, and its testing/.
+if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # g++ takes every file but the outermost for a header, and an anonymous namespace there for a slip.
+  list(APPEND FERRY_WARNINGS -Wno-subobject-linkage)
 endif()
 
 set(FERRY_SANITIZE_FLAGS "")
@@ -31,8 +42,18 @@ elseif(FERRY_SANITIZE)
   message(FATAL_ERROR "FERRY_SANITIZE is '${FERRY_SANITIZE}'; it can be empty, address or thread")
 endif()
 if(FERRY_SANITIZE)
-  add_compile_options(${FERRY_SANITIZE_FLAGS})
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${FERRY_SANITIZE_FLAGS}>")
   add_link_options(${FERRY_SANITIZE_FLAGS})
-  # g++ sees phantom uninitialised reads through the instrumentation.
-  list(APPEND FERRY_WARNINGS -Wno-maybe-uninitialized)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # g++ sees phantom uninitialised reads through the instrumentation.
+    list(APPEND FERRY_WARNINGS -Wno-maybe-uninitialized)
+  endif()
+endif()
+
+if(FERRY_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "FERRY_FUZZ needs clang++; use the preset fuzz")
+  endif()
+  # Tells the fuzzer which code an input reaches.
+  add_compile_options(-fsanitize=fuzzer-no-link)
 endif()

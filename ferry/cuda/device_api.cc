@@ -1,0 +1,102 @@
+#include "ferry/cuda/device_api.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+#include <thread>
+
+namespace ferry::cuda {
+namespace {
+
+constexpr auto kFirstPause = std::chrono::microseconds(2);
+constexpr auto kLongestPause = std::chrono::microseconds(500);
+constexpr auto kProbeTimeout = std::chrono::seconds(5);
+
+template <class Queried>
+Status WaitUntilReady(DeviceApi& api, const Queried& queried, std::string_view what,
+                      Deadline deadline) {
+  const auto began = Clock::now();
+  auto pause = std::chrono::duration_cast<Clock::duration>(kFirstPause);
+  for (;;) {
+    FERRY_TRY_ASSIGN(const bool ready, api.Query(queried));
+    if (ready) return Ok();
+    const auto now = Clock::now();
+    if (deadline.expired()) {
+      return Error(Code::kTimedOut,
+                   fmt::format("waiting for {} of device {}: not ready after {} ms; see what the "
+                               "device does, or wait longer",
+                               what, queried.ordinal(),
+                               std::chrono::duration_cast<milliseconds>(now - began).count()));
+    }
+    std::this_thread::sleep_until(std::min(now + pause, deadline.when()));
+    pause = std::min<Clock::duration>(pause * 2, kLongestPause);
+  }
+}
+
+}  // namespace
+
+const char* MemoryKindName(MemoryKind kind) noexcept {
+  switch (kind) {
+    case MemoryKind::kHost: return "host";
+    case MemoryKind::kPinned: return "pinned";
+    case MemoryKind::kDevice: return "device";
+    case MemoryKind::kManaged: return "managed";
+  }
+  return "unknown";
+}
+
+const char* CopyKindName(CopyKind kind) noexcept {
+  switch (kind) {
+    case CopyKind::kHostToDevice: return "H2D";
+    case CopyKind::kDeviceToHost: return "D2H";
+    case CopyKind::kDeviceToDevice: return "D2D";
+  }
+  return "unknown";
+}
+
+template <Resource kResource>
+void ResourceTraits<kResource>::Destroy(Handle handle) noexcept {
+  handle.api->Release(kResource, handle);
+}
+template struct ResourceTraits<Resource::kDeviceMemory>;
+template struct ResourceTraits<Resource::kPinnedMemory>;
+template struct ResourceTraits<Resource::kRegistration>;
+template struct ResourceTraits<Resource::kImport>;
+template struct ResourceTraits<Resource::kStream>;
+template struct ResourceTraits<Resource::kEvent>;
+
+Status DeviceApi::Wait(const Event& event, Deadline deadline) {
+  return WaitUntilReady(*this, event, "an event", deadline);
+}
+
+Status DeviceApi::Wait(StreamRef stream, Deadline deadline) {
+  return WaitUntilReady(*this, stream, "a stream", deadline);
+}
+
+Result<bool> ProbeFlags(DeviceApi& api, int ordinal) {
+  FERRY_TRY_ASSIGN(const Stream stream, api.CreateStream(ordinal, StreamPriority::kNormal));
+  FERRY_TRY_ASSIGN(const PinnedBuffer word, api.AllocatePinned(ordinal, sizeof(std::uint32_t)));
+  FERRY_TRY_ASSIGN(void* const flag, api.MappedAddress(ordinal, word.data()));
+  StoreFlag(word.data(), 0);
+  // The write comes first: whatever happens the stream ends.
+  for (const auto call :
+       {+[](DeviceApi&a, StreamRef s, void*f) { return a.WriteFlag(s, f, 1); },
+        +[](DeviceApi&a, StreamRef s, void*f) { return a.WaitForFlag(s, f, 1); }}) {
+    const Status status = call(api, stream, flag);
+    if (!status && status.error().code() == Code::kUnsupported) return false;
+    FERRY_TRY(status);
+  }
+  FERRY_TRY(api.Wait(stream, Deadline::After(kProbeTimeout)));
+  return LoadFlag(word.data()) == 1;
+}
+
+std::uint32_t MostHeldStreams(const char* connections) noexcept {
+  const std::string_view text = connections != nullptr ? connections : "";
+  int queues = 8;  // where nothing is set, or no number
+  (void)std::from_chars(text.data(), text.data() + text.size(), queues);
+  return static_cast<std::uint32_t>(std::clamp(queues, 1, 32) / 2);
+}
+
+}  // namespace ferry::cuda

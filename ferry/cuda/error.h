@@ -1,0 +1,47 @@
+#pragma once
+#include <string_view>
+
+#include "ferry/core/result.h"
+
+// CUDA's errors as ours, for both implementations. Nothing here needs CUDA.
+namespace ferry::cuda {
+
+// The numbers of cudaError_t that this program makes a difference of.
+enum class Fault : int {
+  kInvalidValue = 1,
+  kMemoryAllocation = 2,
+  kInsufficientDriver = 35,
+  kNoDevice = 100,
+  kInvalidDevice = 101,
+  kDeviceUninitialized = 201,
+  kMapBufferObjectFailed = 205,
+  kPeerAccessUnsupported = 217,
+  kInvalidResourceHandle = 400,
+  kNotReady = 600,
+  kIllegalAddress = 700,
+  kPeerAccessAlreadyEnabled = 704,
+  kHostMemoryAlreadyRegistered = 712,
+  kLaunchFailure = 719,
+  kNotSupported = 801,
+};
+
+// Whether every call for the device fails after this one, until the process ends.
+bool IsSticky(int number) noexcept;
+
+// "<tried>: <name> (<text>); <next step>", with the code that fits the number. `tried` names the
+// call and its values; name and text are CUDA's.
+Error CudaError(int number, std::string_view name, std::string_view text, std::string_view tried,
+                SourceLoc at = SourceLoc::Current());
+// With the name and text that CUDA has for it.
+Error CudaError(Fault fault, std::string_view tried, SourceLoc at = SourceLoc::Current());
+
+// Of a call for a device that was lost before.
+Error LostDevice(int ordinal, std::string_view tried, SourceLoc at = SourceLoc::Current());
+// Where there are `count` devices.
+Error NoSuchDevice(int ordinal, int count, std::string_view tried,
+                   SourceLoc at = SourceLoc::Current());
+
+// Of an address at which there is no memory.
+Error NothingThere(const void* address, SourceLoc at = SourceLoc::Current());
+
+}  // namespace ferry::cuda

@@ -1,0 +1,52 @@
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <utility>
+
+#include "ferry/core/result.h"
+#include "ferry/cuda/resources.h"
+
+// Launches of kernels, for .cu files.
+namespace ferry::cuda {
+
+struct LaunchConfig {
+  dim3 grid;
+  dim3 block;
+  std::size_t shared_bytes = 0;  // dynamic shared memory of a block
+  // May begin before the kernel before it in the stream has ended, and waits itself, by
+  // prim::WaitForGridsBefore() (cudaLaunchAttributeProgrammaticStreamSerialization). Needs compute
+  // capability 9.
+  bool early = false;
+};
+
+// The error of a launch, given as its cudaError_t; clears what CUDA remembers of it.
+Error LaunchError(int number, const char* name, StreamRef stream,
+                  SourceLoc at = SourceLoc::Current());
+
+// Queues the kernel. `name` is for errors. The stream's device must be current: inside
+// Kernel::launch it is, elsewhere a ScopedDevice sees to it. Errors: of the launch itself;
+// kUnsupported where this build has no code for the device. What goes wrong in the kernel shows in
+// later calls.
+template <class... Parameters, class... Arguments>
+Status Launch(StreamRef stream, const char* name, const LaunchConfig& config,
+              void (*kernel)(Parameters...), Arguments&&... arguments) {
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = config.grid;
+  launch.blockDim = config.block;
+  launch.dynamicSmemBytes = config.shared_bytes;
+  launch.stream = static_cast<cudaStream_t>(stream.native());
+  cudaLaunchAttribute attribute{};
+  if (config.early) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    launch.attrs = &attribute;
+    launch.numAttrs = 1;
+  }
+  const cudaError_t error =
+      cudaLaunchKernelEx(&launch, kernel, std::forward<Arguments>(arguments)...);
+  if (error != cudaSuccess) return LaunchError(error, name, stream);
+  return Ok();
+}
+
+}  // namespace ferry::cuda

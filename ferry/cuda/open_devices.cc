@@ -1,0 +1,136 @@
+#include "ferry/cuda/open_devices.h"
+
+#include <dlfcn.h>
+#include <fmt/core.h>
+#include <link.h>
+
+#include <atomic>
+#include <charconv>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "ferry/cuda/simulated_devices.h"
+#ifdef FERRY_HAVE_CUDA
+#include "ferry/cuda/real/factory.h"
+#endif
+
+namespace ferry::cuda {
+namespace {
+
+constexpr std::string_view kSimulated = "simulated:";
+
+// The number at the front of the text, which loses it.
+template <class T>
+std::optional<T> TakeNumber(std::string_view* text) {
+  T number = 0;
+  const auto [rest, failure] = std::from_chars(text->data(), text->data() + text->size(), number);
+  if (failure != std::errc()) return std::nullopt;
+  text->remove_prefix(static_cast<std::size_t>(rest - text->data()));
+  return number;
+}
+
+Result<SimulationOptions> ParseSimulated(const std::string& text) {
+  std::string_view rest = std::string_view(text).substr(kSimulated.size());
+  SimulationOptions options;
+  const auto devices = TakeNumber<int>(&rest);
+  if (devices) options.devices = *devices;
+  if (devices && !rest.empty() && rest.front() == ':') {
+    rest.remove_prefix(1);
+    const auto seed = TakeNumber<std::uint64_t>(&rest);
+    if (seed) {
+      options.seed = *seed;
+    } else {
+      rest = "?";
+    }
+  }
+  if (devices && rest.empty()) return options;
+  return Error(
+      Code::kInvalidArgument,
+      fmt::format("devices (FERRY_DEVICES) is '{}'; write simulated:N or simulated:N:SEED", text));
+}
+
+// One set for each value, for good.
+Result<DeviceApi*> OpenSimulated(const std::string& text) {
+  static std::mutex mutex;
+  static auto* const opened = new std::map<std::string, DeviceApi*>;
+  const std::lock_guard lock(mutex);
+  const auto found = opened->find(text);
+  if (found != opened->end()) return found->second;
+  FERRY_TRY_ASSIGN(const SimulationOptions options, ParseSimulated(text));
+  FERRY_TRY_ASSIGN(auto devices, SimulatedDevices::Create(options));
+  return (*opened)[text] = devices.release();
+}
+
+#ifdef FERRY_HAVE_CUDA
+// So far, of all time (dl_iterate_phdr(3)).
+std::uint64_t LoadedObjects() {
+  std::uint64_t adds = 0;
+  const auto first = [](dl_phdr_info* info, std::size_t /*size*/, void* out) {
+    *static_cast<std::uint64_t*>(out) = info->dlpi_adds;
+    return 1;
+  };
+  (void)::dl_iterate_phdr(first, &adds);
+  return adds;
+}
+
+// For each message of host memory: looking for what is not there searches the file system, 17 us,
+// so that is done only when something has been loaded since.
+bool IsDriverLoaded() {
+  constexpr std::uint64_t kItIs = ~std::uint64_t{0};
+  static std::atomic<std::uint64_t> without{0};  // LoadedObjects() when it was not there
+  const std::uint64_t seen = without.load(std::memory_order_relaxed);
+  if (seen == kItIs) return true;
+  const std::uint64_t loaded = LoadedObjects();
+  if (loaded == seen) return false;
+  // Whoever allocates GPU memory has it loaded, with whichever CUDA runtime.
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
+  if (driver != nullptr) (void)::dlclose(driver);
+  without.store(driver != nullptr ? kItIs : loaded, std::memory_order_relaxed);
+  return driver != nullptr;
+}
+#else
+bool IsDriverLoaded() { return false; }
+#endif
+
+}  // namespace
+
+Result<DeviceApi*> RealDevices() {
+#ifdef FERRY_HAVE_CUDA
+  static const Result<DeviceApi*> devices = real::CreateDevices();
+  return devices;
+#else
+  return Error(Code::kUnsupported,
+               "this program was built without CUDA; build it where nvcc is, or with "
+               "-DFERRY_CUDA=ON, which says what is missing");
+#endif
+}
+
+Result<DeviceApi*> OpenDevices(const Config& config) {
+  if (config.devices == "none") {
+    return Error(Code::kUnsupported, "GPUs are turned off by devices=none (FERRY_DEVICES)");
+  }
+  if (std::string_view(config.devices).substr(0, kSimulated.size()) == kSimulated) {
+    return OpenSimulated(config.devices);
+  }
+  return RealDevices();
+}
+
+bool MayHaveDeviceMemory(const Config& config) {
+  if (config.devices == "none") return false;
+  if (std::string_view(config.devices).substr(0, kSimulated.size()) == kSimulated) return true;
+  return IsDriverLoaded();
+}
+
+const char* DeviceCodeTargets() noexcept {
+#ifdef FERRY_DEVICE_CODE
+  return FERRY_DEVICE_CODE;
+#else
+  return "";
+#endif
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,58 @@
+#include "ferry/cuda/open_devices.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace ferry::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+Result<DeviceApi*> Open(const std::string& text) {
+  Config config;
+  EXPECT_TRUE(config.Set("devices", text)) << text;
+  return OpenDevices(config);
+}
+
+TEST(OpenDevices, WithoutGpusSaysWhy) {
+  const auto devices = Open("auto");
+  if (devices) {
+    EXPECT_GE((*devices)->count(), 1);
+    EXPECT_EQ(*Open("auto"), *devices);
+    return;
+  }
+  EXPECT_THAT(devices.error().code(), ::testing::AnyOf(Code::kUnsupported, Code::kUnavailable));
+  EXPECT_THAT(devices.error().message(),
+              HasSubstr(*DeviceCodeTargets() == '\0' ? "without CUDA" : "cudaGetDeviceCount"));
+}
+
+TEST(OpenDevices, CanBeTurnedOff) {
+  const auto devices = Open("none");
+  ASSERT_FALSE(devices);
+  EXPECT_EQ(devices.error().code(), Code::kUnsupported);
+  EXPECT_THAT(devices.error().message(), HasSubstr("FERRY_DEVICES"));
+}
+
+TEST(OpenDevices, SimulatesAsManyAsItIsTold) {
+  const auto three = Open("simulated:3");
+  ASSERT_TRUE(three) << three.error().ToString();
+  EXPECT_EQ((*three)->count(), 3);
+  EXPECT_EQ(*Open("simulated:3"), *three);
+  const auto seeded = Open("simulated:3:9");
+  ASSERT_TRUE(seeded);
+  EXPECT_NE(*seeded, *three);
+}
+
+TEST(OpenDevices, RefusesSimulationsThatAreNone) {
+  for (const char* text :
+       {"simulated:0", "simulated:17", "simulated:2:", "simulated::", "simulated:1:2:3"}) {
+    const auto devices = Open(text);
+    ASSERT_FALSE(devices) << text;
+    EXPECT_EQ(devices.error().code(), Code::kInvalidArgument) << text;
+  }
+}
+
+}  // namespace
+}  // namespace ferry::cuda

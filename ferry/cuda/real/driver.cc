@@ -1,0 +1,68 @@
+#include "ferry/cuda/real/driver.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/core.h>
+
+#include "ferry/cuda/error.h"
+
+namespace ferry::cuda::real {
+namespace {
+
+// The version whose form of each function is asked for; that of the types above.
+constexpr unsigned kDriverVersion = 12000;
+
+template <class Function>
+Status Find(const char* name, Function* function) {
+  void* found = nullptr;
+  auto outcome = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, &found, kDriverVersion, cudaEnableDefault, &outcome);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();
+    return CudaError(error, cudaGetErrorName(error), cudaGetErrorString(error),
+                     fmt::format("finding {} in libcuda.so.1", name));
+  }
+  if (outcome != cudaDriverEntryPointSuccess || found == nullptr) {
+    return Error(
+        Code::kUnsupported,
+        fmt::format("the NVIDIA driver has no {} of CUDA 12.0; install a newer driver", name));
+  }
+  *function = reinterpret_cast<Function>(found);
+  return Ok();
+}
+
+Result<const Driver*> Load() {
+  Driver driver;
+  FERRY_TRY(Find("cuGetErrorName", &driver.get_error_name));
+  FERRY_TRY(Find("cuGetErrorString", &driver.get_error_string));
+  FERRY_TRY(Find("cuDeviceGet", &driver.device_get));
+  FERRY_TRY(Find("cuDevicePrimaryCtxRetain", &driver.primary_context_retain));
+  FERRY_TRY(Find("cuCtxPushCurrent", &driver.context_push));
+  FERRY_TRY(Find("cuCtxPopCurrent", &driver.context_pop));
+  FERRY_TRY(Find("cuPointerGetAttributes", &driver.pointer_get_attributes));
+  if (!Find("cuStreamWaitValue32", &driver.stream_wait_value32) ||
+      !Find("cuStreamWriteValue32", &driver.stream_write_value32)) {
+    driver.stream_wait_value32 = nullptr;
+    driver.stream_write_value32 = nullptr;
+  }
+  return new Driver(driver);  // for good
+}
+
+}  // namespace
+
+Result<const Driver*> LoadDriver() {
+  static const Result<const Driver*> driver = Load();
+  return driver;
+}
+
+Error DriverError(const Driver& driver, CUresult result, std::string_view tried, SourceLoc at) {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  (void)driver.get_error_name(result, &name);
+  (void)driver.get_error_string(result, &text);
+  // The two kinds of errors have one set of numbers.
+  return CudaError(static_cast<int>(result), name != nullptr ? name : "CUDA_ERROR_UNKNOWN",
+                   text != nullptr ? text : "unknown error", tried, at);
+}
+
+}  // namespace ferry::cuda::real

@@ -1,0 +1,31 @@
+#pragma once
+#include <cudaTypedefs.h>
+
+#include "ferry/core/result.h"
+
+// What CUDA's driver can and its runtime cannot. Nothing here is linked: the functions are those of
+// the libcuda.so.1 that the runtime has loaded, so a program runs where there is none.
+namespace ferry::cuda::real {
+
+struct Driver {
+  PFN_cuGetErrorName_v6000 get_error_name = nullptr;
+  PFN_cuGetErrorString_v6000 get_error_string = nullptr;
+  PFN_cuDeviceGet_v2000 device_get = nullptr;
+  PFN_cuDevicePrimaryCtxRetain_v7000 primary_context_retain = nullptr;
+  PFN_cuCtxPushCurrent_v4000 context_push = nullptr;
+  PFN_cuCtxPopCurrent_v4000 context_pop = nullptr;
+  PFN_cuPointerGetAttributes_v7000 pointer_get_attributes = nullptr;
+  // Null where streams cannot wait for flags.
+  PFN_cuStreamWaitValue32_v11070 stream_wait_value32 = nullptr;
+  PFN_cuStreamWriteValue32_v11070 stream_write_value32 = nullptr;
+};
+
+// Found once; lives as long as the program. Errors: kUnsupported where there is no driver, or one
+// that lacks a function.
+Result<const Driver*> LoadDriver();
+
+// The error of a call of the driver's.
+Error DriverError(const Driver& driver, CUresult result, std::string_view tried,
+                  SourceLoc at = SourceLoc::Current());
+
+}  // namespace ferry::cuda::real

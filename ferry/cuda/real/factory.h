@@ -1,0 +1,10 @@
+#pragma once
+#include "ferry/core/result.h"
+#include "ferry/cuda/device_api.h"
+
+namespace ferry::cuda::real {
+
+// Those of RealDevices(), made anew: once per process.
+Result<DeviceApi*> CreateDevices();
+
+}  // namespace ferry::cuda::real

@@ -1,0 +1,96 @@
+#include "ferry/cuda/simulated_arena.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <iterator>
+
+namespace ferry::cuda {
+namespace {
+
+// Of addresses; memory is behind those only that are in use.
+constexpr std::size_t kArenaBytes = std::size_t{32} << 30;
+
+std::size_t WholePages(std::size_t bytes) {
+  return (bytes + kSimulatedPage - 1) / kSimulatedPage * kSimulatedPage;
+}
+
+Result<UniqueMapping> MapShared(int fd, std::size_t offset, std::size_t bytes, int protection) {
+  void* const at = ::mmap(nullptr, bytes, protection, MAP_SHARED | MAP_NORESERVE, fd,
+                          static_cast<off_t>(offset));
+  if (at == MAP_FAILED) {
+    return ErrnoError(fmt::format("mapping {} bytes of a simulated device", bytes), errno);
+  }
+  return UniqueMapping(Mapping{at, bytes});
+}
+
+}  // namespace
+
+Result<TwiceMapped> TwiceMapped::Map(int fd, std::size_t offset, std::size_t bytes) {
+  FERRY_TRY_ASSIGN(UniqueMapping visible, MapShared(fd, offset, bytes, PROT_NONE));
+  FERRY_TRY_ASSIGN(UniqueMapping alias, MapShared(fd, offset, bytes, PROT_READ | PROT_WRITE));
+  return TwiceMapped(std::move(visible), std::move(alias));
+}
+
+Result<std::unique_ptr<SimulatedArena>> SimulatedArena::Create() {
+  UniqueFd fd(::memfd_create("ferry_simulated_device", MFD_CLOEXEC));
+  if (!fd) return ErrnoError("memfd_create for a simulated device", errno);
+  struct stat status {};
+  if (::ftruncate(fd.get(), static_cast<off_t>(kArenaBytes)) != 0 ||
+      ::fstat(fd.get(), &status) != 0) {
+    return ErrnoError("sizing the memory of a simulated device", errno);
+  }
+  FERRY_TRY_ASSIGN(TwiceMapped mapped, TwiceMapped::Map(fd.get(), 0, kArenaBytes));
+  return std::unique_ptr<SimulatedArena>(
+      new SimulatedArena(std::move(fd), status.st_ino, std::move(mapped)));
+}
+
+Result<std::size_t> SimulatedArena::Take(std::size_t bytes) {
+  if (bytes > kArenaBytes) return Error(Code::kUnavailable, "more than all addresses of an arena");
+  const std::size_t needed = WholePages(bytes) + kSimulatedPage;
+  if (needed <= kArenaBytes - fresh_) {
+    const std::size_t offset = fresh_;
+    fresh_ += needed;
+    return offset;
+  }
+  const auto found = std::find_if(recycled_.begin(), recycled_.end(),
+                                  [needed](const auto& run) { return run.second >= needed; });
+  if (found == recycled_.end()) {
+    return Error(Code::kUnavailable, "no run of addresses of an arena is long enough");
+  }
+  const auto [offset, length] = *found;
+  recycled_.erase(found);
+  if (length > needed) recycled_.emplace(offset + needed, length - needed);
+  return offset;
+}
+
+void SimulatedArena::Give(std::size_t offset, std::size_t bytes) {
+  std::size_t length = WholePages(bytes) + kSimulatedPage;
+  (void)::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                    static_cast<off_t>(offset), static_cast<off_t>(length));
+  auto next = recycled_.lower_bound(offset);
+  if (next != recycled_.end() && next->first == offset + length) {
+    length += next->second;
+    next = recycled_.erase(next);
+  }
+  if (next != recycled_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += length;
+      return;
+    }
+  }
+  recycled_.emplace(offset, length);
+}
+
+bool SimulatedArena::Holds(std::uint64_t address) const noexcept {
+  const auto first = reinterpret_cast<std::uint64_t>(mapped_.visible());
+  return address >= first && address - first < mapped_.bytes();
+}
+
+}  // namespace ferry::cuda

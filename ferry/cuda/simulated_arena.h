@@ -1,0 +1,63 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "ferry/core/fd.h"
+#include "ferry/core/mapping.h"
+#include "ferry/core/result.h"
+
+namespace ferry::cuda {
+
+inline constexpr std::size_t kSimulatedPage = 4096;
+
+// A run of a memfd that is mapped twice: where its users see it, and no CPU may touch it, and where
+// the simulator does.
+class TwiceMapped {
+ public:
+  // `offset` is a multiple of a page.
+  static Result<TwiceMapped> Map(int fd, std::size_t offset, std::size_t bytes);
+
+  std::byte* visible() const noexcept { return static_cast<std::byte*>(visible_.get().at); }
+  std::byte* alias() const noexcept { return static_cast<std::byte*>(alias_.get().at); }
+  std::size_t bytes() const noexcept { return visible_.get().bytes; }
+
+ private:
+  TwiceMapped(UniqueMapping visible, UniqueMapping alias)
+      : visible_(std::move(visible)), alias_(std::move(alias)) {}
+
+  UniqueMapping visible_;
+  UniqueMapping alias_;
+};
+
+// The addresses of a simulated device: far more of them than it has memory, so that an address is
+// not soon used again. Not thread-safe.
+class SimulatedArena {
+ public:
+  static Result<std::unique_ptr<SimulatedArena>> Create();
+
+  // The offset of so many bytes, whole pages with an unused one behind them. Errors: kUnavailable.
+  Result<std::size_t> Take(std::size_t bytes);
+  // Drops the contents and lets the offset be used again, after all that were never used.
+  void Give(std::size_t offset, std::size_t bytes);
+
+  int fd() const noexcept { return fd_.get(); }
+  std::uint64_t inode() const noexcept { return inode_; }
+  std::byte* visible(std::size_t offset) const noexcept { return mapped_.visible() + offset; }
+  std::byte* alias(std::size_t offset) const noexcept { return mapped_.alias() + offset; }
+  // Whether it is one of this arena's addresses, allocated or not.
+  bool Holds(std::uint64_t address) const noexcept;
+
+ private:
+  SimulatedArena(UniqueFd fd, std::uint64_t inode, TwiceMapped mapped)
+      : fd_(std::move(fd)), inode_(inode), mapped_(std::move(mapped)) {}
+
+  UniqueFd fd_;
+  std::uint64_t inode_;
+  TwiceMapped mapped_;
+  std::size_t fresh_ = 0;                        // offsets from here on were never used
+  std::map<std::size_t, std::size_t> recycled_;  // offset, bytes
+};
+
+}  // namespace ferry::cuda

@@ -1,0 +1,163 @@
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "ferry/core/deadline.h"
+#include "ferry/cuda/device_api.h"
+#include "ferry/cuda/error.h"
+#include "ferry/cuda/simulated_memory.h"
+#include "ferry/cuda/simulated_scheduler.h"
+
+namespace ferry::cuda {
+
+struct SimulationOptions {
+  int devices = 1;
+  std::uint64_t seed = 1;                // of the turns that streams take
+  int workers = 2;                       // threads that do the devices' work
+  microseconds max_delay{100};           // of each piece of work
+  std::uint64_t device_bytes = 1 << 30;  // of each; beyond, allocations fail
+  std::uint64_t pinned_bytes = 1 << 30;
+  bool flags = true;        // WaitForFlag() and WriteFlag() are supported
+  bool peer_access = true;  // between all devices
+};
+
+// Calls that came in and were not refused.
+struct SimulationCounters {
+  std::uint64_t device_allocations = 0;
+  std::uint64_t pinned_allocations = 0;
+  std::uint64_t registrations = 0;
+  std::uint64_t imports = 0;
+  std::uint64_t streams = 0;
+  std::uint64_t events = 0;
+  std::uint64_t records = 0;
+  std::uint64_t event_waits = 0;
+  std::uint64_t copy_calls = 0;
+  std::uint64_t copy_items = 0;
+  std::uint64_t copy_bytes = 0;
+  std::uint64_t launches = 0;
+  std::uint64_t host_functions = 0;
+  std::uint64_t flag_waits = 0;
+  std::uint64_t flag_writes = 0;
+  friend bool operator==(const SimulationCounters&, const SimulationCounters&) = default;
+};
+
+enum class FaultPoint : unsigned char {
+  kAllocateDevice,
+  kAllocatePinned,
+  kRegister,
+  kImport,
+  kPeerAccess,
+  kStream,
+  kEvent,
+  kCopy,
+  kLaunch,
+  kFlag,
+};
+
+// The next call of this kind for the device fails, after `skip` that do not. A sticky fault of work
+// that is queued lets the call pass and strikes when the work's turn comes.
+struct InjectedFault {
+  int ordinal = 0;
+  FaultPoint at = FaultPoint::kCopy;
+  Fault fault = Fault::kLaunchFailure;
+  std::uint64_t skip = 0;
+};
+
+// GPUs that are none, for machines without any and for tests of what is asynchronous. Stricter than
+// GPUs are:
+// - Device memory is there for this object only: the CPU that touches it gets SIGSEGV.
+// - Work is done late, in turns that the seed decides, each stream in its order, on threads of this
+//   object's. Sources are read then, in pieces, and destinations hold poison until then.
+// - Memory holds poison when it is allocated and when it was freed, and an address is not soon used
+//   again. Memory that goes while queued work needs it makes that work an illegal access.
+// - Kernels and flags know registered host memory by another address than the host does.
+// - Pageable memory in a copy is refused, and so are items of one list that overlap.
+// Two processes share memory by IPC as they do on a GPU.
+class SimulatedDevices final : public DeviceApi {
+ public:
+  static Result<std::unique_ptr<SimulatedDevices>> Create(const SimulationOptions& options);
+  // Drops what is queued.
+  ~SimulatedDevices() override;
+
+  // Nothing that is queued begins until Resume().
+  void Pause() { scheduler_.Pause(); }
+  void Resume() { scheduler_.Resume(); }
+  void Inject(const InjectedFault& fault);
+  SimulationCounters counters() const;
+
+  int count() const noexcept override { return options_.devices; }
+  Versions versions() const override;
+  Result<DeviceFacts> Describe(int ordinal) override;
+  bool IsLost(int ordinal) const noexcept override;
+  Result<std::uint64_t> AvailableMemory(int ordinal) override;
+
+  Result<DeviceBuffer> AllocateDevice(int ordinal, std::size_t bytes) override;
+  Result<PinnedBuffer> AllocatePinned(int ordinal, std::size_t bytes) override;
+  Result<HostRegistration> RegisterHost(int ordinal, void* data, std::size_t bytes) override;
+  Result<void*> MappedAddress(int ordinal, void* host) override;
+  Result<PointerInfo> Inspect(const void* address) override;
+  Result<bool> CanAccessPeer(int from, int to) override;
+  Status EnablePeerAccess(int from, int to) override;
+  Result<IpcExport> Export(const void* address) override;
+  Result<ImportedBuffer> Import(int ordinal, const IpcExport& exported) override;
+
+  Result<Stream> CreateStream(int ordinal, StreamPriority priority) override;
+  Result<Event> CreateEvent(int ordinal, EventTiming timing) override;
+  Status Record(const Event& event, StreamRef stream) override;
+  Status WaitFor(StreamRef stream, const Event& event) override;
+  Result<bool> Query(const Event& event) override;
+  Result<bool> Query(StreamRef stream) override;
+  Result<std::chrono::nanoseconds> Elapsed(const Event& from, const Event& to) override;
+
+  Status Copy(StreamRef stream, CopyKind kind, std::span<const CopyItem> items) override;
+  Status Launch(StreamRef stream, const Kernel& kernel,
+                std::span<const std::byte> arguments) override;
+  Status CallHost(StreamRef stream, void (*function)(void*), void* argument) override;
+  Status WaitForFlag(StreamRef stream, const void* flag, std::uint32_t value) override;
+  Status WriteFlag(StreamRef stream, void* flag, std::uint32_t value) override;
+
+ private:
+  struct EventState {
+    int ordinal = 0;
+    EventTiming timing = EventTiming::kOff;
+    SharedRecord last;  // null until it is recorded; shared as SharedRecord says
+  };
+
+  SimulatedDevices(const SimulationOptions& options, std::unique_ptr<SimulatedMemory> memory);
+
+  void Release(Resource resource, const ResourceHandle& handle) noexcept override;
+
+  // Whether calls for the device are possible; finds out, as calls do, that it is lost.
+  Status Enter(int ordinal, std::string_view tried);
+  Status EnterStream(StreamRef stream, std::string_view tried);
+  // Enter(), then the fault that was injected, if it strikes here.
+  Status Begin(int ordinal, FaultPoint at, std::string_view tried);
+  // Likewise of work, whose sticky fault it returns.
+  Result<std::optional<Fault>> BeginWork(StreamRef stream, FaultPoint at, std::string_view tried);
+  std::optional<Fault> TakeFault(int ordinal, FaultPoint at);
+  Result<EventState> StateOf(const Event& event, std::string_view tried);
+  Status CheckFlag(StreamRef stream, const void* flag, std::string_view tried);
+  Status CheckItems(CopyKind kind, std::span<const CopyItem> items);
+  void Count(std::uint64_t SimulationCounters::*counter, std::uint64_t by = 1);
+
+  const SimulationOptions options_;
+  const std::unique_ptr<SimulatedMemory> memory_;
+  std::vector<std::atomic<bool>> lost_;  // by ordinal: a call has told so
+
+  mutable std::mutex mutex_;
+  std::map<std::uint64_t, EventState> events_;  // by native handle
+  std::uint64_t next_event_ = 0x100;
+  std::vector<InjectedFault> faults_;
+  SimulationCounters counters_;
+
+  SimulatedScheduler scheduler_;  // last: its threads end first
+};
+
+}  // namespace ferry::cuda

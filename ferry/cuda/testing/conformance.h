@@ -1,0 +1,66 @@
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "ferry/core/testing/random_bytes.h"
+#include "ferry/cuda/device_api.h"
+#include "ferry/cuda/testing/device_target.h"
+
+// What a DeviceApi promises (device_api.h), as a suite of tests.
+namespace ferry::cuda {
+
+// For waits that end at once where all is well.
+Deadline Soon();
+
+// Keeps a stream from going on until it is opened, or goes.
+class StreamGate {
+ public:
+  // The stream must be able to wait for flags.
+  static Result<std::unique_ptr<StreamGate>> Close(DeviceApi& api, StreamRef stream);
+  ~StreamGate();
+  void Open() noexcept;
+
+ private:
+  explicit StreamGate(PinnedBuffer word) : word_(std::move(word)) {}
+  PinnedBuffer word_;
+};
+
+class DeviceConformance : public ::testing::TestWithParam<DeviceCase> {
+ protected:
+  void SetUp() override;
+
+  DeviceApi& api() { return target_->api(); }
+  // Of device 0; failures end the test.
+  DeviceBuffer Device(std::size_t bytes, int ordinal = 0);
+  PinnedBuffer Pinned(std::size_t bytes);
+  Stream NewStream(int ordinal = 0);
+  Event NewEvent(int ordinal = 0, EventTiming timing = EventTiming::kOff);
+  // Skips the test where streams cannot wait for flags.
+  std::unique_ptr<StreamGate> Gate(StreamRef stream);
+
+  // Through pinned memory and a stream of their own, to the end.
+  void Upload(const DeviceBuffer& to, std::span<const std::byte> bytes);
+  std::vector<std::byte> Download(const DeviceBuffer& from);
+
+  Status CopyOne(StreamRef stream, CopyKind kind, void* dst, const void* src, std::size_t bytes);
+  // dst[i] = src[i] + add.
+  Status Add(StreamRef stream, const void* dst, const void* src, std::size_t words,
+             std::uint32_t add);
+
+  std::unique_ptr<DeviceTarget> target_;
+};
+
+// Ends the test with the error of a Status or Result.
+#define FERRY_ASSERT_OK(expression)                                 \
+  do {                                                              \
+    const auto& ferry_outcome = (expression);                       \
+    ASSERT_TRUE(ferry_outcome) << ferry_outcome.error().ToString(); \
+  } while (0)
+
+}  // namespace ferry::cuda

@@ -1,0 +1,21 @@
+#pragma once
+#include <cstdint>
+
+#include "ferry/cuda/device_api.h"
+
+namespace ferry::cuda {
+
+// For i < count: dst[i] = src[i] + add, of 32-bit words, modulo 2^32. Addresses as kernels see
+// them; dst may be src.
+struct AddArguments {
+  std::uint64_t dst = 0;
+  std::uint64_t src = 0;
+  std::uint64_t count = 0;
+  std::uint32_t add = 0;
+};
+extern const Kernel kAddWords;
+
+// In builds with CUDA.
+Status LaunchAddWords(StreamRef stream, const void* arguments);
+
+}  // namespace ferry::cuda
