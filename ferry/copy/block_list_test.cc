@@ -10,7 +10,7 @@
 namespace ferry {
 namespace {
 
-constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t kMaxLength = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
 
 std::string MessageOf(const BlockList& list, std::uint64_t dst_size, std::uint64_t src_size) {
@@ -59,8 +59,8 @@ TEST(BlockList, CountsBlocksAndBytes) {
 }
 
 TEST(BlockList, TotalOfNonsenseStopsAtTheLargestNumber) {
-  const BlockList list({{0, 0, kMax}, {0, 0, kMax}, {0, 0, 5}});
-  EXPECT_EQ(list.total_bytes(), kMax);
+  const BlockList list({{0, 0, kMaxLength}, {0, 0, kMaxLength}, {0, 0, 5}});
+  EXPECT_EQ(list.total_bytes(), kMaxLength);
 }
 
 TEST(BlockList, AnEmptyListIsRefused) {
@@ -83,13 +83,13 @@ TEST(BlockList, BlocksBeyondEitherSideAreRefusedWithTheirBounds) {
 }
 
 TEST(BlockList, OffsetsThatWrapAroundAreRefused) {
-  EXPECT_EQ(MessageOf(BlockList({{kMax - 3, 0, 8}}), kMax, kMax),
+  EXPECT_EQ(MessageOf(BlockList({{kMaxLength - 3, 0, 8}}), kMaxLength, kMaxLength),
             "block 0 writes 8 bytes from byte 18446744073709551612 of the destination, which ends "
             "beyond 64 bits; correct its offset or length");
-  EXPECT_EQ(MessageOf(BlockList({{0, 8, kMax - 7}}), kMax, kMax),
+  EXPECT_EQ(MessageOf(BlockList({{0, 8, kMaxLength - 7}}), kMaxLength, kMaxLength),
             "block 0 reads 18446744073709551608 bytes from byte 8 of the source, which ends beyond "
             "64 bits; correct its offset or length");
-  EXPECT_EQ(MessageOf(BlockList({{0, 7, kMax - 7}}), kMax, kMax), "");
+  EXPECT_EQ(MessageOf(BlockList({{0, 7, kMaxLength - 7}}), kMaxLength, kMaxLength), "");
 }
 
 TEST(BlockList, OverlappingDestinationsAreRefusedNamingBothBlocks) {
@@ -153,7 +153,7 @@ TEST(BlockList, MergingJoinsOnlyNeighboursThatContinueOnBothSides) {
 }
 
 TEST(BlockList, MergingNeverWrapsALength) {
-  const BlockList list({{0, 0, kMax}, {kMax, kMax, 8}});
+  const BlockList list({{0, 0, kMaxLength}, {kMaxLength, kMaxLength, 8}});
   EXPECT_EQ(list.Merged(), list);
 }
 
@@ -187,7 +187,7 @@ TEST(BlockList, FromPagesPairsPagesInOrder) {
 TEST(BlockList, FromPagesRefusesPagesThatCannotBe) {
   const std::uint64_t two[] = {0, 1};
   const std::uint64_t one[] = {0};
-  const std::uint64_t far[] = {kMax / 4096};
+  const std::uint64_t far[] = {kMaxLength / 4096};
   EXPECT_EQ(BlockList::FromPages(two, one, 4096).error().message(),
             "2 destination pages cannot pair with 1 source pages; give as many of one as of the "
             "other");
@@ -197,10 +197,10 @@ TEST(BlockList, FromPagesRefusesPagesThatCannotBe) {
             "entry 0 names page 4503599627370495, and with 4096 bytes to a page that ends beyond "
             "64 bits; correct the page number");
   EXPECT_FALSE(BlockList::FromPages(far, one, 4096));
-  const std::uint64_t last[] = {kMax / 4096 - 1};
+  const std::uint64_t last[] = {kMaxLength / 4096 - 1};
   const auto list = BlockList::FromPages(last, last, 4096);
   ASSERT_TRUE(list);
-  EXPECT_EQ(MessageOf(*list, kMax, kMax), "");
+  EXPECT_EQ(MessageOf(*list, kMaxLength, kMaxLength), "");
 }
 
 // Shared by the slice tests: coverage, order, limits, and that no slice could have been longer.
@@ -261,7 +261,7 @@ TEST(Slices, OfBlocksBeyond4GiBKeep64BitOffsets) {
   std::vector<Block> parts;
   ForEachBlockOfSlice(list, slices[1], [&](const Block& part) { parts.push_back(part); });
   EXPECT_EQ(parts, (std::vector<Block>{{6 * kGiB, 5 * kGiB, 4 * kGiB}, {0, 20 * kGiB, kGiB}}));
-  EXPECT_EQ(SplitIntoSlices(list, kMax, kMax).size(), 1u);
+  EXPECT_EQ(SplitIntoSlices(list, kMaxLength, kMaxLength).size(), 1u);
 }
 
 TEST(Slices, OfALongShuffledListCoverIt) {

@@ -4,12 +4,14 @@
 
 namespace ferry {
 
+void CopyOnHost(std::span<const Block> blocks, std::byte* dst, const std::byte* src) noexcept {
+  for (const Block& block : blocks) std::memcpy(dst + block.dst, src + block.src, block.len);
+}
+
 Status HostExecutor::Execute(const BlockList& list, std::span<std::byte> dst,
                              std::span<const std::byte> src) {
   FERRY_TRY(list.Validate(dst.size(), src.size()));
-  for (const Block& block : list.blocks()) {
-    std::memcpy(dst.data() + block.dst, src.data() + block.src, block.len);
-  }
+  CopyOnHost(list.blocks(), dst.data(), src.data());
   return Ok();
 }
 

@@ -1,7 +1,15 @@
 #pragma once
+#include <cstddef>
+#include <span>
+
+#include "ferry/copy/block_list.h"
 #include "ferry/copy/executor.h"
 
 namespace ferry {
+
+// Copies host memory on the calling thread. The blocks are validated, and what they write does not
+// overlap what they read.
+void CopyOnHost(std::span<const Block> blocks, std::byte* dst, const std::byte* src) noexcept;
 
 // Copies between host memory on the calling thread. Has no state: any number of threads may use one
 // at the same time.

@@ -1,0 +1,108 @@
+#include <algorithm>
+
+#include "ferry/copy/block_kernel.h"
+#include "ferry/cuda/launch.cuh"
+#include "ferry/prim/grid_order.cuh"
+#include "ferry/prim/warp_copy.cuh"
+
+namespace ferry {
+namespace {
+
+// What the warps of a thread block have in a round lies together: each thread reads one of it.
+static_assert(kWarpBlocks == prim::kWarpThreads);
+
+// Where a thread block has its blocks of a round of `here`.
+struct GroupShare {
+  std::uint32_t first;
+  std::uint32_t count;
+};
+__device__ __forceinline__ GroupShare ShareOfGroup(std::uint32_t warps, std::uint32_t here) {
+  const std::uint32_t warp = blockIdx.x * kBlockKernelWarps;
+  const std::uint32_t first = ShareOf(warp, warps, here).first;
+  return {first, ShareOf(warp + kBlockKernelWarps, warps, here).first - first};
+}
+
+__device__ __forceinline__ std::uint32_t BlocksOfRound(std::uint64_t left, std::uint32_t warps) {
+  const std::uint64_t most = std::uint64_t{warps} * kWarpBlocks;
+  return static_cast<std::uint32_t>(left < most ? left : most);
+}
+
+// This thread's one of the round from `base` on.
+__device__ __forceinline__ uint4 Read(const PackedBlock* blocks, std::uint64_t base,
+                                      std::uint64_t count, std::uint32_t warps) {
+  const GroupShare share = ShareOfGroup(warps, BlocksOfRound(count - base, warps));
+  // Past L1: a list in host memory is rewritten between launches.
+  return threadIdx.x < share.count
+             ? prim::LoadOnce(reinterpret_cast<const uint4*>(blocks + base + share.first) +
+                              threadIdx.x)
+             : uint4{};
+}
+
+__device__ __forceinline__ std::uint64_t Word(std::uint32_t low, std::uint32_t high) {
+  return std::uint64_t{high} << 32 | low;
+}
+
+template <bool kWords>
+__device__ __forceinline__ void CopyBlock(std::uint64_t dst, std::uint64_t src, std::uint64_t len,
+                                          unsigned lane) {
+  if constexpr (kWords) {
+    // Addresses travel as numbers.
+    prim::CopyWords(reinterpret_cast<uint4*>(dst), reinterpret_cast<const uint4*>(src), len / 16,
+                    lane);
+  } else {
+    prim::WarpCopy(dst, src, len, lane);
+  }
+}
+
+// For words it makes do with half of the registers (56 of 118), so that twice as many warps are on
+// the GPU.
+constexpr int GroupsAtOnce(bool words) { return words ? 4 : 2; }
+
+// Where the list is read over the bus, requests should be few and large: so a thread block reads
+// what its warps need at once, and that of the next round before it copies this one's.
+template <bool kWords>
+__global__ void __launch_bounds__(kBlockKernelThreads, GroupsAtOnce(kWords))
+    BlockKernel(const PackedBlock* blocks, std::uint32_t count, std::uint64_t dst_shift,
+                std::uint64_t src_shift) {
+  __shared__ uint4 held[kBlockKernelThreads];
+  constexpr unsigned kAbove = PackedBlock::kAddressBits;
+  const unsigned lane = threadIdx.x % prim::kWarpThreads;
+  const std::uint32_t warps = gridDim.x * kBlockKernelWarps;
+  uint4 mine = Read(blocks, 0, count, warps);
+  prim::WaitForGridsBefore();
+  prim::LetNextGridBegin();
+  for (std::uint64_t base = 0;;) {
+    const std::uint32_t here = BlocksOfRound(count - base, warps);
+    const WarpShare share =
+        ShareOf(blockIdx.x * kBlockKernelWarps + threadIdx.x / prim::kWarpThreads, warps, here);
+    const std::uint32_t first = share.first - ShareOfGroup(warps, here).first;
+    held[threadIdx.x] = mine;
+    __syncthreads();
+    base += here;
+    const bool more = base < count;
+    if (more) mine = Read(blocks, base, count, warps);
+    for (std::uint32_t i = first; i < first + share.count; ++i) {
+      const uint4 block = held[i];
+      const std::uint64_t dst = Word(block.x, block.y);
+      const std::uint64_t src = Word(block.z, block.w);
+      const std::uint64_t len = src >> kAbove << PackedBlock::kHalfBits | dst >> kAbove;
+      CopyBlock<kWords>((dst & (kAddressLimit - 1)) + dst_shift,
+                        (src & (kAddressLimit - 1)) + src_shift, len, lane);
+    }
+    if (!more) break;
+    __syncthreads();  // all have read what `held` has
+  }
+}
+
+}  // namespace
+
+Status LaunchBlockKernel(cuda::StreamRef stream, const void* arguments) {
+  const auto& given = *static_cast<const BlockKernelArguments*>(arguments);
+  const cuda::LaunchConfig config{
+      .grid = given.groups, .block = kBlockKernelThreads, .early = given.early};
+  return cuda::Launch(stream, kBlockKernel.name, config,
+                      given.words ? BlockKernel<true> : BlockKernel<false>, given.blocks,
+                      given.count, given.dst_shift, given.src_shift);
+}
+
+}  // namespace ferry

@@ -1,0 +1,76 @@
+#include "ferry/copy/copy_crew.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "ferry/core/check.h"
+#include "ferry/core/deadline.h"
+#include "ferry/core/units.h"
+
+namespace ferry {
+namespace {
+
+// Waking a member up, and waiting for it, costs about what copying this takes.
+constexpr std::size_t kLeastPart = 128 * kKiB;
+constexpr std::size_t kPage = 4 * kKiB;
+// A member that is asked again soon is still awake then.
+constexpr auto kAwake = std::chrono::microseconds(200);
+
+}  // namespace
+
+CopyCrew::CopyCrew(int threads) {
+  FERRY_CHECK(threads >= 1, threads);
+  for (int i = 1; i < threads; ++i) {
+    members_.emplace_back([this, i] { Work(static_cast<std::size_t>(i)); });
+  }
+}
+
+CopyCrew::~CopyCrew() {
+  Begin({.last = true});
+  for (std::thread& member : members_) member.join();
+}
+
+void CopyCrew::Copy(void* dst, const void* src, std::size_t bytes) {
+  const std::size_t share = bytes / (members_.size() + 1);
+  if (members_.empty() || share < kLeastPart) {
+    if (bytes > 0) std::memcpy(dst, src, bytes);
+    return;
+  }
+  Begin({.dst = static_cast<std::byte*>(dst),
+         .src = static_cast<const std::byte*>(src),
+         .bytes = bytes,
+         .part = (share + kPage) / kPage * kPage});
+  CopyPart(0);
+  while (copying_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+}
+
+void CopyCrew::Begin(const Task& task) {
+  task_ = task;
+  copying_.store(members_.size(), std::memory_order_relaxed);
+  // Whoever sees the new round sees the task.
+  round_.fetch_add(1, std::memory_order_release);
+  round_.notify_all();
+}
+
+void CopyCrew::CopyPart(std::size_t member) const {
+  const std::size_t at = std::min(member * task_.part, task_.bytes);
+  const std::size_t bytes = std::min(task_.part, task_.bytes - at);
+  if (bytes > 0) std::memcpy(task_.dst + at, task_.src + at, bytes);
+}
+
+// No round begins before all members have ended the one before, so none is missed.
+void CopyCrew::Work(std::size_t member) {
+  for (std::uint32_t seen = 0;; ++seen) {
+    const Deadline sleep = Deadline::After(kAwake);
+    while (round_.load(std::memory_order_acquire) == seen && !sleep.expired()) {
+      std::this_thread::yield();
+    }
+    round_.wait(seen, std::memory_order_acquire);
+    if (task_.last) return;
+    CopyPart(member);
+    copying_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+}  // namespace ferry

@@ -1,0 +1,208 @@
+#include <algorithm>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "ferry/copy/block_kernel.h"
+#include "ferry/copy/device_executor.h"
+#include "ferry/copy/piece_writer.h"
+#include "ferry/core/units.h"
+#include "ferry/cuda/address.h"
+
+namespace ferry {
+namespace {
+
+// Longer blocks are cut, so that all warps share them: for the bus pieces of this size, within a
+// GPU, where many more warps work, at least these; and for long lists larger ones, so that these
+// many suffice for the longest block.
+constexpr std::uint64_t kHostPiece = 16 * kKiB;
+constexpr std::uint64_t kDevicePiece = 32 * kKiB;
+constexpr std::uint64_t kMostPieces = 8192;
+
+// A block of 4 KiB is written down in 1 ns and copied in 2.3 (80 over the bus), and a launch takes
+// the CPU about 4 us: what this one copies lasts until the next one is there, and so on.
+constexpr std::uint64_t kFirstLaunch = 2048;
+constexpr std::uint64_t kLaunchGrowth = 3;
+
+// Calls under way, or large parts of calls; Enqueue() waits for the oldest when there are more.
+constexpr std::size_t kMostMarks = 64;
+constexpr auto kRoomPatience = std::chrono::seconds(60);
+
+// Of a few blocks, each for those around it: all of a long list would take too long.
+std::uint64_t EstimateBytes(std::span<const PlacedList> lists) {
+  constexpr std::size_t kSamples = 64;
+  std::uint64_t bytes = 0;
+  for (const PlacedList& list : lists) {
+    const std::size_t step = list.blocks.size() / kSamples + 1;
+    for (std::size_t i = 0; i < list.blocks.size(); i += step) {
+      bytes += list.blocks[i].len * std::min(step, list.blocks.size() - i);
+    }
+  }
+  return bytes;
+}
+
+class KernelExecutor final : public DeviceExecutor {
+ public:
+  KernelExecutor(cuda::DeviceApi* api, const KernelExecutorOptions& options,
+                 cuda::PinnedBuffer blocks, Place mapped)
+      : api_(api),
+        options_(options),
+        blocks_(std::move(blocks)),
+        mapped_(mapped),
+        ring_(static_cast<PackedBlock*>(blocks_.data())),
+        capacity_(blocks_.size() / sizeof(PackedBlock)) {}
+
+  // The ring is read until the last launch has ended.
+  ~KernelExecutor() override {
+    for (; !under_way_.empty(); under_way_.pop_front()) {
+      (void)api_->Wait(under_way_.front().end, Deadline::After(kRoomPatience));
+    }
+  }
+
+  Status MakeEvents(int ordinal) {
+    for (std::size_t i = 0; i < kMostMarks; ++i) {
+      FERRY_TRY_ASSIGN(auto event, api_->CreateEvent(ordinal, cuda::EventTiming::kOff));
+      free_.push_back(std::move(event));
+    }
+    return Ok();
+  }
+
+  std::string_view name() const noexcept override { return "kernel"; }
+
+  Status Enqueue(cuda::StreamRef stream, cuda::CopyKind kind,
+                 std::span<const PlacedList> lists) override {
+    // What a call has written that failed before it was launched is not this one's.
+    at_ -= written_ - launched_;
+    written_ = launched_;
+    bits_ = 0;
+    const Status queued = Queue(stream, kind == cuda::CopyKind::kDeviceToDevice, lists);
+    // After an error, too: the GPU reads what was launched.
+    const Status marked = Mark(stream);
+    return queued ? marked : queued;
+  }
+
+ private:
+  struct Call {
+    cuda::StreamRef stream;
+    std::uint32_t groups;
+    std::uint64_t next_launch;  // blocks
+  };
+  struct Marked {
+    cuda::Event end;
+    std::uint64_t up_to;  // of launched_
+  };
+
+  Status Queue(cuda::StreamRef stream, bool within, std::span<const PlacedList> lists) {
+    const std::uint64_t least = within ? kDevicePiece : kHostPiece;
+    const std::uint64_t even = (EstimateBytes(lists) / kMostPieces + 4095) & ~4095ULL;
+    const std::uint64_t piece = std::clamp(even, least, kLongestPacked);
+    Call call{stream, within ? options_.device_groups : options_.host_groups,
+              std::min(kFirstLaunch, capacity_ / 2)};
+    limit_ = written_;
+    for (const PlacedList& list : lists) {
+      PieceWriter writer(list, piece);
+      while (!writer.done()) {
+        if (written_ == limit_) FERRY_TRY(MakeRoom(&call));
+        PackedBlock* const begin = ring_ + at_;
+        const auto wrote =
+            static_cast<std::uint64_t>(writer.Write(begin, begin + (limit_ - written_)) - begin);
+        FERRY_TRY(writer.Check());
+        bits_ |= writer.bits();
+        written_ += wrote;
+        at_ += wrote;
+      }
+    }
+    return Launch(call);
+  }
+
+  // Blocks go into the ring as they are read, and to the GPU in launches that grow: it begins while
+  // the rest of a long list is still being written down. Until limit_ blocks may be written without
+  // another look.
+  Status MakeRoom(Call* call) {
+    FERRY_TRY(Launch(*call));
+    if (at_ == capacity_) at_ = 0;  // a launch's blocks lie together
+    while (written_ - freed_ == capacity_) FERRY_TRY(FreeOldest());
+    const std::uint64_t room = std::min(capacity_ - (written_ - freed_), capacity_ - at_);
+    limit_ = written_ + std::min(room, call->next_launch);
+    call->next_launch = std::min(kLaunchGrowth * call->next_launch, capacity_ / 2);
+    return Ok();
+  }
+
+  Status Launch(const Call& call) {
+    if (written_ == launched_) return Ok();
+    const auto count = static_cast<std::uint32_t>(written_ - launched_);
+    const std::uint64_t at = (at_ - count) * sizeof(PackedBlock);
+    BlockKernelArguments arguments;
+    arguments.blocks = cuda::PointerTo<const PackedBlock>(mapped_.mapped + at);
+    arguments.count = count;
+    arguments.groups = std::min(call.groups, (count - 1) / kBlockKernelWarps + 1);
+    arguments.words = AreWords(std::exchange(bits_, 0));
+    launched_ = written_;
+    FERRY_TRY(cuda::LaunchKernel(*api_, call.stream, kBlockKernel, arguments));
+    // So that a call that fills the ring does not wait for all of it.
+    return launched_ - marked_ < capacity_ / 4 ? Ok() : Mark(call.stream);
+  }
+
+  Status Mark(cuda::StreamRef stream) {
+    if (launched_ == marked_) return Ok();
+    while (free_.empty()) FERRY_TRY(FreeOldest());
+    FERRY_TRY(api_->Record(free_.back(), stream));
+    under_way_.push_back({std::move(free_.back()), launched_});
+    free_.pop_back();
+    marked_ = launched_;
+    return Ok();
+  }
+
+  Status FreeOldest() {
+    FERRY_TRY(api_->Wait(under_way_.front().end, Deadline::After(kRoomPatience)));
+    freed_ = under_way_.front().up_to;
+    free_.push_back(std::move(under_way_.front().end));
+    under_way_.pop_front();
+    return Ok();
+  }
+
+  cuda::DeviceApi* const api_;
+  const KernelExecutorOptions options_;
+  const cuda::PinnedBuffer blocks_;
+  const Place mapped_;  // blocks_
+  PackedBlock* const ring_;
+  const std::uint64_t capacity_;
+  // Counts of all time, of blocks.
+  std::uint64_t written_ = 0;
+  std::uint64_t launched_ = 0;
+  std::uint64_t marked_ = 0;
+  std::uint64_t freed_ = 0;
+  std::uint64_t at_ = 0;          // where the next is written
+  std::uint64_t limit_ = 0;       // of written_, until MakeRoom()
+  std::uint64_t bits_ = 0;        // of what is written and not launched, as PieceWriter has them
+  std::deque<Marked> under_way_;  // oldest first
+  std::vector<cuda::Event> free_;
+};
+
+}  // namespace
+
+Status LoadCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream) {
+  for (const bool words : {false, true}) {
+    BlockKernelArguments nothing;
+    nothing.words = words;
+    FERRY_TRY(cuda::LaunchKernel(*api, stream, kBlockKernel, nothing));
+  }
+  return api->Wait(stream, Deadline::After(kRoomPatience));
+}
+
+Result<std::unique_ptr<DeviceExecutor>> MakeKernelExecutor(cuda::DeviceApi* api, int ordinal,
+                                                           const KernelExecutorOptions& options) {
+  KernelExecutorOptions chosen = options;
+  if (chosen.device_groups == 0) {
+    FERRY_TRY_ASSIGN(const auto facts, api->Describe(ordinal));
+    chosen.device_groups = DeviceGroups(facts);
+  }
+  FERRY_TRY_ASSIGN(auto blocks,
+                   api->AllocatePinned(ordinal, chosen.most_blocks * sizeof(PackedBlock)));
+  FERRY_TRY_ASSIGN(const Place place, Place::OnHost(*api, ordinal, blocks.data()));
+  auto executor = std::make_unique<KernelExecutor>(api, chosen, std::move(blocks), place);
+  FERRY_TRY(executor->MakeEvents(ordinal));
+  return std::unique_ptr<DeviceExecutor>(std::move(executor));
+}
+
+}  // namespace ferry

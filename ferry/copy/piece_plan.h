@@ -1,0 +1,21 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "ferry/copy/block_kernel.h"
+#include "ferry/copy/block_list.h"
+
+namespace ferry {
+
+// What a block kernel of `groups` thread blocks copies, in an order that gives all of its warps
+// about the same number of pieces and of bytes.
+struct PiecePlan {
+  std::vector<PackedBlock> pieces;
+  std::uint32_t groups = 1;
+};
+
+// Of a validated list of addresses below kAddressLimit, of at most 2^50 bytes, for at most `groups`
+// thread blocks. O(n log n).
+PiecePlan PlanPieces(const BlockList& list, std::uint32_t groups);
+
+}  // namespace ferry
