@@ -2,12 +2,14 @@
 
 #include <arpa/inet.h>
 #include <fmt/core.h>
+#include <fnmatch.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -17,6 +19,8 @@
 
 namespace ferry::net {
 namespace {
+
+constexpr std::uint16_t kAnyPort = 9;
 
 struct IfaddrsDeleter {
   void operator()(ifaddrs* list) const noexcept { ::freeifaddrs(list); }
@@ -198,16 +202,30 @@ bool IsLoopback(const RawAddress& raw) noexcept {
   return IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr) != 0;
 }
 
+bool TalksToItself(int fd, const RawAddress& to) noexcept {
+  RawAddress local;
+  local.length = sizeof local.storage;
+  auto* name = reinterpret_cast<sockaddr*>(&local.storage);  // as in RawAddress::get()
+  if (::getsockname(fd, name, &local.length) != 0 || FromRaw(local) != FromRaw(to)) return false;
+  const linger now{.l_onoff = 1, .l_linger = 0};
+  (void)::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+  return true;
+}
+
+std::string_view HostOf(std::string_view host_and_port) noexcept {
+  return host_and_port.substr(0, host_and_port.rfind(':'));
+}
+
 std::string InterfaceOf(const Address& local) {
+  // The whole of 127/8 is on the loopback interface, which lists one address of it.
+  if (const auto raw = ToRaw(local); raw && IsLoopback(*raw)) return "lo";
   const Ifaddrs list = ListInterfaces();
   for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
     if (IsIp(entry->ifa_addr) && FromRaw(RawOf(entry->ifa_addr)).host == local.host) {
       return entry->ifa_name;
     }
   }
-  // The whole of 127/8 is on the loopback interface, which lists one address of it.
-  const auto raw = ToRaw(local);
-  return raw && IsLoopback(*raw) ? "lo" : "";
+  return "";
 }
 
 std::vector<LocalAddress> AdvertisableAddresses() {
@@ -221,6 +239,38 @@ std::vector<LocalAddress> AdvertisableAddresses() {
     found.push_back({entry->ifa_name, FromRaw(raw).host});
   }
   return found;
+}
+
+Result<Route> RouteTo(const Address& to) {
+  FERRY_TRY_ASSIGN(RawAddress raw, ToRaw({to.host, kAnyPort}));
+  // Connecting a datagram socket looks the route up and sends nothing.
+  const UniqueFd probe(::socket(raw.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  RawAddress local;
+  local.length = sizeof local.storage;
+  auto* name = reinterpret_cast<sockaddr*>(&local.storage);  // as in RawAddress::get()
+  if (!probe || ::connect(probe.get(), raw.get(), raw.length) != 0 ||
+      ::getsockname(probe.get(), name, &local.length) != 0) {
+    const Error plain = ErrnoError(fmt::format("there is no route to {}", to.host), errno);
+    return Error(Code::kPeerLost, plain.message());
+  }
+  Route route;
+  route.source = FromRaw(local).host;
+  route.interface = InterfaceOf({route.source, 0});
+  return route;
+}
+
+bool InterfaceAllowed(std::string_view list, std::string_view interface) {
+  if (list.empty()) return true;
+  const bool excludes = list.front() == '^';
+  if (excludes) list.remove_prefix(1);
+  const std::string name(interface);
+  while (!list.empty()) {
+    const auto comma = std::min(list.find(','), list.size());
+    const std::string pattern(list.substr(0, comma));
+    if (::fnmatch(pattern.c_str(), name.c_str(), 0) == 0) return !excludes;
+    list.remove_prefix(std::min(comma + 1, list.size()));
+  }
+  return excludes;
 }
 
 }  // namespace ferry::net

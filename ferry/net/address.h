@@ -42,6 +42,14 @@ struct RawAddress {
 Result<RawAddress> ToRaw(const Address& address);
 Address FromRaw(const RawAddress& raw);
 bool IsLoopback(const RawAddress& raw) noexcept;
+// Whether a socket that connects to `to`, a port of this machine at which nobody listens, was given
+// that very port as its own, and so talks to itself (RFC 9293, 3.5, simultaneous open). That takes
+// one dial in about 14,000, and keeps whoever wants to listen there from it. If so, closing the
+// socket will leave nothing behind.
+bool TalksToItself(int fd, const RawAddress& to) noexcept;
+
+// Of "host:port" or "[v6]:port", the host as it stands there.
+std::string_view HostOf(std::string_view host_and_port) noexcept;
 
 // Name of the interface that holds a local numeric address ("" if none does).
 std::string InterfaceOf(const Address& local);
@@ -53,5 +61,17 @@ struct LocalAddress {
 // Addresses that a peer on another machine can be told: up, not loopback, not a bridge or a
 // container's veth, not link-local.
 std::vector<LocalAddress> AdvertisableAddresses();
+
+// Where the kernel's routes send what goes to a numeric address.
+struct Route {
+  std::string interface;
+  std::string source;  // the local address
+};
+// Errors: kInvalidArgument (not numeric), kPeerLost (no route).
+Result<Route> RouteTo(const Address& to);
+
+// Whether a list like "eth0,eth1" or "ens*" names an interface; one that begins with "^" names
+// those that are left out. Patterns are those of glob(7). An empty list allows all.
+bool InterfaceAllowed(std::string_view list, std::string_view interface);
 
 }  // namespace ferry::net

@@ -23,12 +23,16 @@ namespace ferry::net {
 
 inline constexpr std::size_t kMaxMetaBytes = 64 * 1024;
 inline constexpr std::uint64_t kMaxPayloadBytes = std::uint64_t{1} << 32;
+// Of a lane whose peer is not known yet.
+inline constexpr std::size_t kMaxStrangerMeta = 1024;
+inline constexpr std::size_t kStrangerLaneBytes = 4 * 1024;
 
 // What not every provider can do. Tests and the engine ask; nothing is found out by failing.
 struct Capabilities {
   bool gifted_pages = false;   // OutFrame::gift is honoured
   bool ipv6 = false;           // Address may be IPv6
   bool other_process = false;  // connects to other processes
+  bool tls = false;            // Config::tls is honoured
 };
 
 // A frame to send. The sender owns it and everything it points at, unchanged, from Send() until
@@ -37,7 +41,8 @@ struct OutFrame {
   std::vector<std::byte> meta;  // 1..kMaxMetaBytes
   std::vector<iovec> payload;   // at most kMaxPayloadBytes in all; no empty elements
   std::uint64_t payload_bytes = 0;
-  bool gift = false;  // the lane may hand the memory's pages to the kernel in place of a copy
+  bool gift = false;   // the lane may hand the memory's pages to the kernel in place of a copy
+  bool given = false;  // set by the lane: it has
 };
 
 // Where the payload of an arriving frame goes.
@@ -53,6 +58,15 @@ struct Placement {
 };
 
 class Lane;
+
+// Why a lane ended. What the peer's process did is its wish or its end; what the network did may
+// leave the peer alive, and reachable another way.
+enum class LaneLoss : std::uint8_t {
+  kPeerClosed,   // in good order
+  kReset,        // by the peer's kernel, or by something on the way
+  kUnreachable,  // nothing that was sent got an answer any more
+  kBroken,       // this side could not go on: bytes against the rules, memory that is not there
+};
 
 // The user of a lane. All calls come from the lane's loop.
 class LaneHandler {
@@ -83,6 +97,18 @@ struct LaneInfo {
   bool same_machine = false;       // the peer's address is a loopback address, or this side's own
   std::uint64_t send_buffer_bytes = 0;
   std::uint64_t recv_buffer_bytes = 0;
+  bool authenticated = false;     // the provider knows by cryptography that it is a peer
+  std::string security = "none";  // "TLSv1.3 TLS_AES_256_GCM_SHA384, certificate CN=node7"
+};
+
+// What a lane's transport has found out about the way to the peer; for TCP from TCP_INFO (tcp(7)).
+struct PathStats {
+  bool known = false;  // the rest is 0 otherwise
+  microseconds round_trip{0};
+  microseconds round_trip_variation{0};
+  std::uint64_t congestion_window_bytes = 0;
+  std::uint64_t delivery_rate = 0;           // bytes per second, as last measured
+  std::uint64_t retransmitted_segments = 0;  // since the lane began
 };
 
 class Lane {
@@ -103,16 +129,40 @@ class Lane {
   // Reads the rest of the payload being received into nowhere: when this returns its placement is
   // no longer touched. No effect between payloads.
   virtual void DiscardRest() = 0;
+  // Hands as much as it can of what is queued to the kernel now, without waiting. Callbacks follow
+  // as ever.
+  virtual void Flush() {}
   // Closes now, dropping what is queued; no callback follows. What the kernel has taken the peer
-  // still gets.
+  // still gets, and so nothing of a gift may be under way.
   virtual void Close() = 0;
   // As Close(), but drops what is under way in the kernels of both sides, too, where it can.
   virtual void Abort() { Close(); }
+  // Before Attach(), or on the lane's loop outside its callbacks or in OnFrame(): a frame that
+  // announces more metadata than `bytes`, at most kMaxStrangerMeta or else kMaxMetaBytes, ends the
+  // lane with kCorrupt before it is held. Until it is kMaxMetaBytes, which a lane begins with, the
+  // lane holds at most kStrangerLaneBytes of what its peer says.
+  virtual void SetMaxMeta(std::size_t bytes) = 0;
   virtual LaneInfo Info() const = 0;
+  // As it is now, without waiting; not after the lane has ended.
+  virtual PathStats Path() const { return {}; }
+  // From OnClosed() on: how it ended.
+  virtual LaneLoss loss() const = 0;
   // Looks for bytes that the lane may have left in the kernel, to save wake-ups.
   virtual void Poke() {}
   // Any thread: all bytes that have arrived so far, for telling a slow peer from a silent one.
   virtual std::uint64_t BytesReceived() const = 0;
+};
+
+// An interface that went up, or down: by its administrator, by losing its carrier, or for good.
+struct LinkChange {
+  std::string interface;
+  bool up = false;
+};
+
+// Reports changes of links until it is destroyed, which is done on its loop or after that stopped.
+class LinkWatch {
+ public:
+  virtual ~LinkWatch() = default;
 };
 
 // A listening port. Destroy on the listener's loop or after it has stopped.
@@ -127,18 +177,32 @@ class Provider {
  public:
   using Accepted = UniqueFunction<void(std::unique_ptr<Lane>)>;
   using Connected = UniqueFunction<void(Result<std::unique_ptr<Lane>>)>;
+  using LinkChanged = UniqueFunction<void(const LinkChange&)>;
 
   virtual ~Provider() = default;
   virtual const char* name() const = 0;
   virtual Capabilities capabilities() const = 0;
   // Call before the loop runs or on it. Takes a free port of config.port_range if address.port is
-  // 0. `accepted` runs on `loop`. Errors: kUnavailable (ports taken), kInvalidArgument (address).
+  // 0. `accepted` runs on `loop`, with lanes whose TLS handshake, if any, is over; what fails
+  // before is logged. Errors: kUnavailable (ports taken), kInvalidArgument (address, or files for
+  // TLS).
   virtual Result<std::unique_ptr<Listener>> Listen(const Address& address, const Config& config,
                                                    EventLoop* loop, Accepted accepted) = 0;
   // OnLoop; does not block. `connected` runs on `loop`, once, by the deadline: with an unattached
-  // lane, or kPeerLost (refused, unreachable), kTimedOut.
+  // lane, or kPeerLost (refused, unreachable), kTimedOut, kRefused (TLS), kCorrupt (no TLS). With
+  // certificates a peer may refuse this side's only after that: then the lane ends with kRefused.
   virtual void Connect(const Address& address, const Config& config, EventLoop* loop,
                        Deadline deadline, Connected connected) = 0;
+
+  // Any thread. Where peers on other machines may reach this one, one entry for each interface that
+  // config.interfaces allows and family; none where a provider has no such notion.
+  virtual std::vector<LocalAddress> Addresses(const Config& /*config*/) const { return {}; }
+  // Any thread. The interface by which lanes to a numeric address leave; "" if none is known.
+  virtual std::string InterfaceTo(const Address& /*to*/) const { return {}; }
+  // Call before the loop runs or on it; `changed` runs on it. Null where links are not watched.
+  virtual std::unique_ptr<LinkWatch> WatchLinks(EventLoop* /*loop*/, LinkChanged /*changed*/) {
+    return nullptr;
+  }
 };
 
 }  // namespace ferry::net

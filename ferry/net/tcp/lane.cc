@@ -2,8 +2,6 @@
 
 #include <fmt/core.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -12,14 +10,17 @@
 #include <utility>
 
 #include "ferry/core/check.h"
-#include "ferry/core/unordered_access.h"
 #include "ferry/net/tcp/socket_options.h"
+#include "ferry/net/tcp/tls_failure.h"
 
 namespace ferry::net::tcp {
 namespace {
 
 constexpr std::size_t kReadAhead = 64 * 1024;
 constexpr std::size_t kRxBytes = sizeof(FramePrefix) + kMaxMetaBytes + kReadAhead;
+// Until a read fills it, and all that a lane ever has whose metadata is limited.
+constexpr std::size_t kSmallRxBytes = kStrangerLaneBytes;
+static_assert(kSmallRxBytes >= 2 * (sizeof(FramePrefix) + kMaxStrangerMeta));
 // After a payload that is read straight into its place, only the next frame's head is worth
 // reading along: what lands in rx_ is copied once more.
 constexpr std::size_t kReadAheadAfterLarge = 2 * 1024;
@@ -48,53 +49,18 @@ bool WouldBlock(int error_number) { return error_number == EAGAIN || error_numbe
 
 }  // namespace
 
-// ---- IoCursor -----------------------------------------------------------------------------------
-
-std::size_t IoCursor::Collect(std::span<iovec> out, std::size_t* used,
-                              std::size_t max_bytes) const {
-  std::size_t total = 0;
-  std::size_t offset = offset_;
-  for (std::size_t i = index_; i < pieces_.size() && *used < out.size() && total < max_bytes; ++i) {
-    const std::size_t length = std::min(pieces_[i].iov_len - offset, max_bytes - total);
-    out[(*used)++] = {static_cast<std::byte*>(pieces_[i].iov_base) + offset, length};
-    total += length;
-    offset = 0;
-  }
-  return total;
-}
-
-void IoCursor::Advance(std::size_t bytes) {
-  offset_ += bytes;
-  while (index_ < pieces_.size() && offset_ >= pieces_[index_].iov_len) {
-    offset_ -= pieces_[index_].iov_len;
-    ++index_;
-  }
-}
-
-std::size_t IoCursor::CopyIn(std::span<const std::byte> bytes) {
-  const UnorderedAccess placing;
-  std::size_t taken = 0;
-  while (taken < bytes.size() && !at_end()) {
-    const iovec& piece = pieces_[index_];
-    const std::size_t n = std::min(piece.iov_len - offset_, bytes.size() - taken);
-    std::memcpy(static_cast<std::byte*>(piece.iov_base) + offset_, bytes.data() + taken, n);
-    taken += n;
-    Advance(n);
-  }
-  return taken;
-}
-
 // ---- life ---------------------------------------------------------------------------------------
 
-TcpLane::TcpLane(UniqueFd fd, std::string congestion_control, bool may_gift)
+TcpLane::TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, std::string congestion_control,
+                 bool may_gift)
     : fd_(std::move(fd)),
+      stream_(std::move(stream)),
       congestion_control_(std::move(congestion_control)),
-      remote_(DescribeSocket(fd_.get()).remote),
-      rx_(new std::byte[kRxBytes]) {
-  if (may_gift) gift_ = GiftPipe::Create();
-}
+      info_(DescribeSocket(fd_.get())),
+      remote_(info_.remote),
+      may_gift_(may_gift && stream_->is_plain()) {}
 
-TcpLane::~TcpLane() { Close(); }
+TcpLane::~TcpLane() { CloseNow(); }
 
 void TcpLane::Attach(EventLoop* loop, LaneHandler* handler) {
   if (loop_ != nullptr && fd_) {
@@ -116,15 +82,31 @@ void TcpLane::WatchOnLoop() {
   if (!fd_) return;
   if (auto watched = loop_->WatchOnLoop(fd_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP, this);
       !watched) {
-    Fail(watched.error());
+    Fail(LaneLoss::kBroken, watched.error());
     return;
   }
   flush_requested_ = next_turn_requested_ = false;
   if (!queue_.empty()) RequestFlush();
-  if (buffered() > 0) RequestNextTurn();
+  const bool holds_input = stream_->HoldsInput();
+  if (holds_input) readable_ = true;
+  if (holds_input || buffered() > 0) RequestNextTurn();
+}
+
+void TcpLane::Flush() {
+  if (fd_) FlushOnLoop();
 }
 
 void TcpLane::Close() {
+  reset_on_close_ = false;
+  CloseNow();
+}
+
+void TcpLane::Abort() {
+  reset_on_close_ = true;
+  CloseNow();
+}
+
+void TcpLane::CloseNow() {
   if (!fd_) return;
   if (loop_ != nullptr) {
     loop_->UnwatchOnLoop(fd_.get(), this);
@@ -136,6 +118,11 @@ void TcpLane::Close() {
   const bool dirty = !queue_.empty() || receiving_ == Receiving::kPayload;
   if (dirty || reset_on_close_) {
     (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  } else {
+    stream_->SayEnd();
+    // First: with bytes of the peer still unread, closing alone would send a reset in the place of
+    // the end, and take what was said before it back.
+    (void)::shutdown(fd_.get(), SHUT_WR);
   }
   fd_.reset();
   gift_.reset();
@@ -143,32 +130,42 @@ void TcpLane::Close() {
   sent_frames_ = 0;
 }
 
-void TcpLane::Abort() {
-  reset_on_close_ = true;
-  Close();
-}
-
-void TcpLane::Fail(const Error& error) {
-  Close();
+void TcpLane::Fail(LaneLoss loss, const Error& error) {
+  loss_ = loss;
+  CloseNow();
   LaneHandler* const handler = std::exchange(handler_, nullptr);
   if (handler != nullptr) handler->OnClosed(error);
 }
 
 LaneInfo TcpLane::Info() const {
-  LaneInfo info = DescribeSocket(fd_.get());
+  // Where it leads is what it was at first: a socket that was reset does not know any more.
+  LaneInfo info = info_;
+  const LaneInfo now = DescribeSocket(fd_.get());
+  info.send_buffer_bytes = now.send_buffer_bytes;
+  info.recv_buffer_bytes = now.recv_buffer_bytes;
   info.congestion_control = congestion_control_;
+  stream_->Describe(&info);
   return info;
 }
 
-Error TcpLane::SocketError(const char* what, int error_number) const {
+void TcpLane::FailBySocket(const char* what, int error_number) {
+  stream_->FindReason();
+  if (const auto* failure = stream_->failure()) {
+    return Fail(LaneLoss::kBroken,
+                Error(failure->code, fmt::format("{} {}: {}", what, remote_, failure->text)));
+  }
   const Error plain = ErrnoError(fmt::format("{} {}", what, remote_), error_number);
   if (error_number == EFAULT) {
-    return Error(Code::kInvalidArgument,
-                 plain.message() +
-                     "; memory given to this connection is no longer mapped, or its "
-                     "file was cut or has no room: keep it valid until operations end");
+    return Fail(
+        LaneLoss::kBroken,
+        Error(Code::kInvalidArgument,
+              plain.message() + "; memory given to this connection is no longer mapped, or its "
+                                "file was cut or has no room: keep it valid until operations end"));
   }
-  return Error(Code::kPeerLost, plain.message() + "; reconnect when the peer is back");
+  const bool reset =
+      error_number == ECONNRESET || error_number == EPIPE || error_number == ECONNABORTED;
+  Fail(reset ? LaneLoss::kReset : LaneLoss::kUnreachable,
+       Error(Code::kPeerLost, plain.message() + "; reconnect when the peer is back"));
 }
 
 void TcpLane::OnEventsOnLoop(std::uint32_t events) {
@@ -192,7 +189,7 @@ bool TcpLane::FailIfReset() {
   socklen_t length = sizeof error;
   (void)::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
   if (error == 0 || ReadsToTheEnd(error)) return false;
-  Fail(SocketError("the connection failed to", error));
+  FailBySocket("the connection failed to", error);
   return true;
 }
 
@@ -239,20 +236,18 @@ bool TcpLane::ReadIntoPayload() {
   std::size_t asked = direct;
   if (direct == payload_left_) {
     const std::size_t ahead = payload_left_ >= kLargePayload ? kReadAheadAfterLarge : kReadAhead;
+    GrowBuffer(ahead);
     pieces[used++] = {rx_.get(), ahead};
     asked += ahead;
   }
-  const ssize_t got = [&] {
-    const UnorderedAccess placing;
-    return ::readv(fd_.get(), pieces.data(), static_cast<int>(used));
-  }();
+  const ssize_t got = stream_->Readv(std::span(pieces.data(), used), asked);
   if (got > 0) {
     const auto placed = std::min(static_cast<std::size_t>(got), direct);
     place_.Advance(placed);
     payload_left_ -= placed;
     rx_end_ = static_cast<std::size_t>(got) - placed;
   }
-  return AfterRead(got, asked);
+  return AfterRead(got);
 }
 
 void TcpLane::SleepUntilMore() {
@@ -262,7 +257,8 @@ void TcpLane::SleepUntilMore() {
 
 // The socket reports nothing until so much has come, or it is full, or the peer has closed.
 void TcpLane::WakeFor(std::uint64_t bytes) {
-  const int wanted = bytes < kReadAhead ? 1 : static_cast<int>(std::min(bytes, kWakeBytes));
+  const bool soon = bytes < kReadAhead || !stream_->is_plain();
+  const int wanted = soon ? 1 : static_cast<int>(std::min(bytes, kWakeBytes));
   if (wanted == wake_bytes_) return;
   wake_bytes_ = wanted;
   (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted);
@@ -277,12 +273,9 @@ void TcpLane::Poke() {
 
 bool TcpLane::DiscardFromSocket() {
   const std::size_t asked = std::min<std::uint64_t>(payload_left_, kTurnBytes);
-  // For TCP, MSG_TRUNC takes bytes out of the queue without copying them anywhere (tcp(7)). Not
-  // recv(): the sanitizers' version of it believes that memory at the null pointer was written.
-  const ssize_t got =
-      ::syscall(SYS_recvfrom, fd_.get(), nullptr, asked, MSG_TRUNC, nullptr, nullptr);
+  const ssize_t got = stream_->Discard(asked);
   if (got > 0) payload_left_ -= static_cast<std::size_t>(got);
-  return AfterRead(got, asked);
+  return AfterRead(got);
 }
 
 bool TcpLane::ReadIntoBuffer() {
@@ -291,31 +284,45 @@ bool TcpLane::ReadIntoBuffer() {
     rx_end_ -= rx_begin_;
     rx_begin_ = 0;
   }
-  const std::size_t asked = kRxBytes - rx_end_;
-  const ssize_t got = ::read(fd_.get(), rx_.get() + rx_end_, asked);
+  GrowBuffer(rx_filled_ && max_meta_ == kMaxMetaBytes ? kRxBytes : kSmallRxBytes);
+  const std::size_t asked = rx_bytes_ - rx_end_;
+  const iovec free{rx_.get() + rx_end_, asked};
+  const ssize_t got = stream_->Readv({&free, 1}, asked);
   if (got > 0) rx_end_ += static_cast<std::size_t>(got);
+  rx_filled_ = rx_end_ == rx_bytes_;
   looked_for_reset_ = false;
-  return AfterRead(got, asked);
+  return AfterRead(got);
 }
 
-bool TcpLane::AfterRead(ssize_t got, std::size_t asked) {
+void TcpLane::GrowBuffer(std::size_t bytes) {
+  if (bytes <= rx_bytes_) return;
+  rx_bytes_ = bytes <= kSmallRxBytes ? kSmallRxBytes : kRxBytes;
+  std::unique_ptr<std::byte[]> larger(new std::byte[rx_bytes_]);
+  const auto kept = Buffered();
+  std::copy(kept.begin(), kept.end(), larger.get());
+  rx_end_ = kept.size();
+  rx_begin_ = 0;
+  rx_ = std::move(larger);
+}
+
+bool TcpLane::AfterRead(ssize_t got) {
   if (got > 0) {
     bytes_received_.fetch_add(static_cast<std::uint64_t>(got), std::memory_order_relaxed);
-    // A short read has emptied the socket (epoll(7)), but after a hang-up no event follows: then
-    // read on to the end.
-    if (static_cast<std::size_t>(got) < asked && !hung_up_) SleepUntilMore();
+    // After a hang-up no event follows: then read on to the end.
+    if (stream_->drained() && !hung_up_) SleepUntilMore();
     return true;
   }
   if (got == 0) {
     const bool whole = receiving_ == Receiving::kFrame && buffered() == 0;
-    Fail(Error(Code::kPeerLost,
+    Fail(LaneLoss::kPeerClosed,
+         Error(Code::kPeerLost,
                fmt::format("{} closed the connection{}; reconnect when the peer is back", remote_,
                            whole ? "" : " in the middle of a frame")));
     return false;
   }
   if (errno == EINTR) return true;
   if (!WouldBlock(errno)) {
-    Fail(SocketError("reading failed from", errno));
+    FailBySocket("reading failed from", errno);
     return false;
   }
   SleepUntilMore();
@@ -345,31 +352,40 @@ void TcpLane::TakeBufferedPayload() {
 bool TcpLane::FinishPayload() {
   receiving_ = Receiving::kFrame;
   if (auto done = handler_->OnPayload(); !done) {
-    if (fd_) Fail(done.error());
+    if (fd_) Fail(LaneLoss::kBroken, done.error());
     return false;
   }
   return static_cast<bool>(fd_);
 }
 
 bool TcpLane::StartFrame() {
+  if (LooksLikeTls(Buffered())) {
+    Fail(LaneLoss::kBroken,
+         Error(Code::kCorrupt,
+               fmt::format("{} speaks TLS here, where none is expected; set FERRY_TLS to the same, "
+                           "off, psk or cert, on both sides",
+                           remote_)));
+    return false;
+  }
   if (buffered() < sizeof(FramePrefix)) return false;
   FramePrefix prefix;
   std::memcpy(&prefix, Buffered().data(), sizeof prefix);
   if (prefix.magic != FramePrefix::kMagic) {
-    Fail(Error(Code::kCorrupt,
+    Fail(LaneLoss::kBroken,
+         Error(Code::kCorrupt,
                fmt::format("{} sent bytes that are no ferry frame (they begin {}); check that the "
                            "address is that of a Tensorferry endpoint",
                            remote_, HexOf(Buffered().first(8)))));
     return false;
   }
-  if (prefix.meta_bytes == 0 || prefix.meta_bytes > kMaxMetaBytes ||
+  if (prefix.meta_bytes == 0 || prefix.meta_bytes > max_meta_ ||
       prefix.payload_bytes > kMaxPayloadBytes) {
-    Fail(
-        Error(Code::kCorrupt,
-              fmt::format("{} announced a frame of {} bytes of metadata and {} of payload; at most "
-                          "{} and {} are allowed, so the connection was closed",
-                          remote_, prefix.meta_bytes, prefix.payload_bytes, kMaxMetaBytes,
-                          kMaxPayloadBytes)));
+    Fail(LaneLoss::kBroken,
+         Error(Code::kCorrupt,
+               fmt::format(
+                   "{} announced a frame of {} bytes of metadata and {} of payload; at most "
+                   "{} and {} are allowed, so the connection was closed",
+                   remote_, prefix.meta_bytes, prefix.payload_bytes, max_meta_, kMaxPayloadBytes)));
     return false;
   }
   if (buffered() < sizeof prefix + prefix.meta_bytes) return false;
@@ -377,7 +393,7 @@ bool TcpLane::StartFrame() {
       handler_->OnFrame(Buffered().subspan(sizeof prefix, prefix.meta_bytes), prefix.payload_bytes);
   if (!fd_) return false;
   if (!placed) {
-    Fail(placed.error());
+    Fail(LaneLoss::kBroken, placed.error());
     return false;
   }
   if (placed->action == Placement::Action::kPause) {
@@ -457,7 +473,7 @@ void TcpLane::FlushOnLoop() {
       if (errno == EINTR) continue;
       const int error = errno;
       const bool goes_on = WouldBlock(error) || ReadsToTheEnd(error);
-      if (!goes_on) return Fail(SocketError("writing failed to", error));
+      if (!goes_on) return FailBySocket("writing failed to", error);
       writable_ = false;
       break;
     }
@@ -477,11 +493,13 @@ void TcpLane::FlushOnLoop() {
 
 // Returns the bytes that went to the socket, or -1 with errno.
 ssize_t TcpLane::SendSome() {
-  if (!gift_) return SendCopied();
-  if (gift_->held() == 0) {
+  if (!gift_ || gift_->held() == 0) {
     const Queued& front = queue_[sent_frames_];
     const bool at_body = head_sent_ == sizeof(FramePrefix) + front.frame->meta.size();
     if (!at_body || !Gives(front, body_left_)) return SendCopied();
+    // Made here, since a pipe is two descriptors, which a peer must be worth.
+    if (!gift_ && !(gift_ = GiftPipe::Create())) may_gift_ = false;
+    if (!gift_) return SendCopied();
     std::array<iovec, kMaxPieces> pieces;
     std::size_t used = 0;
     (void)body_.Collect(pieces, &used, gift_->capacity());
@@ -489,6 +507,7 @@ ssize_t TcpLane::SendSome() {
     // Some memory has no pages to lend (device mappings, say): it is copied.
     if (taken <= 0) return SendCopied();
     reset_on_close_ = true;
+    front.frame->given = true;
     body_.Advance(static_cast<std::size_t>(taken));
   }
   const ssize_t passed = gift_->Drain(fd_.get());
@@ -503,13 +522,7 @@ ssize_t TcpLane::SendCopied() {
   std::array<iovec, kMaxPieces> pieces;
   std::size_t used = 0;
   CollectFrames(pieces, &used);
-  msghdr message{};
-  message.msg_iov = pieces.data();
-  message.msg_iovlen = used;
-  const ssize_t sent = [&] {
-    const UnorderedAccess fetching;
-    return ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  }();
+  const ssize_t sent = stream_->Writev(std::span(pieces.data(), used));
   if (sent > 0) AdvanceSent(static_cast<std::size_t>(sent));
   return sent;
 }
@@ -549,7 +562,7 @@ std::size_t TcpLane::CollectHead(const Queued& queued, std::size_t skip, std::sp
 
 bool TcpLane::Gives(const Queued& queued, std::uint64_t payload_left) const {
   const OutFrame& frame = *queued.frame;
-  return gift_ && frame.gift && payload_left >= kGiftFrom &&
+  return may_gift_ && frame.gift && payload_left >= kGiftFrom &&
          frame.payload_bytes / frame.payload.size() >= kGiftPiece;
 }
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <deque>
@@ -9,45 +10,33 @@
 
 #include "ferry/core/fd.h"
 #include "ferry/net/provider.h"
+#include "ferry/net/tcp/byte_stream.h"
 #include "ferry/net/tcp/frame_prefix.h"
 #include "ferry/net/tcp/gift_pipe.h"
+#include "ferry/net/tcp/io_cursor.h"
 
 namespace ferry::net::tcp {
-
-// A position in a list of memory pieces.
-class IoCursor {
- public:
-  IoCursor() = default;
-  explicit IoCursor(std::span<const iovec> pieces) : pieces_(pieces) {}
-
-  bool at_end() const noexcept { return index_ == pieces_.size(); }
-  // Appends what lies ahead to `out`, at most until it is full or holds `max_bytes`; returns the
-  // bytes appended.
-  std::size_t Collect(std::span<iovec> out, std::size_t* used, std::size_t max_bytes) const;
-  void Advance(std::size_t bytes);
-  // Copies into the memory ahead and advances; returns the bytes taken.
-  std::size_t CopyIn(std::span<const std::byte> bytes);
-
- private:
-  std::span<const iovec> pieces_;
-  std::size_t index_ = 0;
-  std::size_t offset_ = 0;
-};
 
 // One connected socket. See provider.h for the contract of the public methods.
 class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop::Deferred {
  public:
-  TcpLane(UniqueFd fd, std::string congestion_control, bool may_gift);
+  // `stream` uses the socket.
+  TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, std::string congestion_control,
+          bool may_gift);
   ~TcpLane() override;
 
   void Attach(EventLoop* loop, LaneHandler* handler) override;
   void Send(OutFrame* frame) override;
   void Resume() override;
   void DiscardRest() override;
+  void Flush() override;
   void Close() override;
   void Abort() override;
+  void SetMaxMeta(std::size_t bytes) override { max_meta_ = std::min(bytes, kMaxMetaBytes); }
   void Poke() override;
   LaneInfo Info() const override;
+  LaneLoss loss() const override { return loss_; }
+  PathStats Path() const override;
   std::uint64_t BytesReceived() const override {
     return bytes_received_.load(std::memory_order_relaxed);
   }
@@ -62,6 +51,7 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   void OnEventsOnLoop(std::uint32_t events) override;
   void RunDeferredOnLoop(EventLoop::Defer when) override;
   void WatchOnLoop();
+  void CloseNow();
 
   void ReceiveOnLoop();
   bool FailIfReset();
@@ -70,7 +60,8 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   bool ReadIntoPayload();
   bool DiscardFromSocket();
   bool ReadIntoBuffer();
-  bool AfterRead(ssize_t got, std::size_t asked);
+  void GrowBuffer(std::size_t bytes);
+  bool AfterRead(ssize_t got);
   void SleepUntilMore();
   void WakeFor(std::uint64_t bytes);
   bool ParseBuffered();  // false when the lane is closed or paused
@@ -93,18 +84,24 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   void RequestFlush();
   void RequestNextTurn();
 
-  void Fail(const Error& error);
-  Error SocketError(const char* what, int error_number) const;
+  void Fail(LaneLoss loss, const Error& error);
+  void FailBySocket(const char* what, int error_number);
 
   UniqueFd fd_;
+  std::unique_ptr<ByteStream> stream_;
   EventLoop* loop_ = nullptr;
   LaneHandler* handler_ = nullptr;
   std::string congestion_control_;
+  const LaneInfo info_;  // at first
   std::string remote_;
+  LaneLoss loss_ = LaneLoss::kBroken;
 
   // Receiving. rx_ holds the head of a frame, small payloads, and what was read ahead.
   Receiving receiving_ = Receiving::kFrame;
+  std::size_t max_meta_ = kMaxMetaBytes;
   std::unique_ptr<std::byte[]> rx_;
+  std::size_t rx_bytes_ = 0;  // of it
+  bool rx_filled_ = false;    // by the last read into it
   std::size_t rx_begin_ = 0;
   std::size_t rx_end_ = 0;
   IoCursor place_;
@@ -124,7 +121,8 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   bool writable_ = true;
   bool flush_requested_ = false;
   bool next_turn_requested_ = false;
-  std::optional<GiftPipe> gift_;
+  bool may_gift_;
+  std::optional<GiftPipe> gift_;  // once it was needed
   // The kernel may still be reading the sender's memory, or holds what the peer must not get.
   bool reset_on_close_ = false;
 };

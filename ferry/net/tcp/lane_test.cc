@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "ferry/core/units.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/testing/lane_end.h"
 #include "ferry/net/testing/raw_peer.h"
@@ -116,13 +117,13 @@ TEST_F(TcpLaneTest, TheLargestLengthsAreAccepted) {
   prefix.meta_bytes = kMaxMetaBytes;
   prefix.payload_bytes = kMaxPayloadBytes;
   EXPECT_TRUE(peer_->Write(BytesOf(prefix)));
-  EXPECT_TRUE(peer_->Write(MakePattern(1, kMaxMetaBytes)));
+  EXPECT_TRUE(peer_->Write(RandomBytes(kMaxMetaBytes, 1)));
   EXPECT_TRUE(tally_.AwaitAtLeast(1));
 }
 
 TEST_F(TcpLaneTest, FramesAreReadWhenTheyComeByteByByte) {
   ASSERT_NO_FATAL_FAILURE(ConnectAndAttach());
-  const auto payload = MakePattern(1, 20);
+  const auto payload = RandomBytes(20, 1);
   std::vector<std::byte> wire = WireFrame("meta", payload);
   const auto second = WireFrame("x");
   wire.insert(wire.end(), second.begin(), second.end());
@@ -142,7 +143,7 @@ TEST_F(TcpLaneTest, FramesAreReadWhenTheyComeByteByByte) {
 // ---- ends ---------------------------------------------------------------------------------------
 
 TEST_F(TcpLaneTest, AFrameCutShortIsToldFromACloseBetweenFrames) {
-  const auto wire = WireFrame("meta", MakePattern(1, 100));
+  const auto wire = WireFrame("meta", RandomBytes(100, 1));
   for (const std::size_t bytes : {std::size_t{3}, sizeof(FramePrefix), sizeof(FramePrefix) + 2,
                                   sizeof(FramePrefix) + 4, wire.size() - 1, wire.size()}) {
     ASSERT_NO_FATAL_FAILURE(ConnectAndAttach());
@@ -159,7 +160,7 @@ TEST_F(TcpLaneTest, AFrameCutShortIsToldFromACloseBetweenFrames) {
 
 TEST_F(TcpLaneTest, WhatWasSentBeforeACloseIsStillReceived) {
   ASSERT_NO_FATAL_FAILURE(Connect());
-  const auto payload = MakePattern(1, 500'000);
+  const auto payload = RandomBytes(500'000, 1);
   end_->Attach();
   std::thread sender([&] {
     for (const char* meta : {"a", "b", "c"}) EXPECT_TRUE(peer_->Write(WireFrame(meta, payload)));
@@ -180,7 +181,7 @@ TEST_F(TcpLaneTest, APausedFrameIsOfferedAgainAfterThePeerHasClosed) {
     return Placement{Placement::Action::kPause, {}};
   };
   end_->Attach();
-  EXPECT_TRUE(peer_->Write(WireFrame("a", MakePattern(1, 100))));
+  EXPECT_TRUE(peer_->Write(WireFrame("a", RandomBytes(100, 1))));
   peer_->Close();
   EXPECT_TRUE(tally_.AwaitAtLeast(1));
   end_->Do([](Lane& lane) { lane.Resume(); });
@@ -195,14 +196,16 @@ TEST(TcpLane, AResetGoesBeforeBytesThatAreStillUnread) {
   RawPeer peer = RawPeer::ConnectTo(listener.address());
   UniqueFd fd = listener.Accept();
   const UniqueFd watched(::dup(fd.get()));
-  EXPECT_TRUE(peer.Write(WireFrame("a", MakePattern(1, 100))));
+  EXPECT_TRUE(peer.Write(WireFrame("a", RandomBytes(100, 1))));
   peer.Reset();
   pollfd poll_fd{.fd = watched.get(), .events = 0, .revents = 0};
   ASSERT_EQ(::poll(&poll_fd, 1, 60'000), 1);
   ASSERT_NE(poll_fd.revents & POLLERR, 0);
 
   TestHost host(CreateProvider());
-  LaneEnd end(std::make_unique<TcpLane>(std::move(fd), "any", false), host.loop());
+  auto stream = MakePlainStream(fd.get());
+  LaneEnd end(std::make_unique<TcpLane>(std::move(fd), std::move(stream), "any", false),
+              host.loop());
   end.Attach();
   const auto closed = end.AwaitClosed();
   ASSERT_TRUE(closed);
@@ -228,16 +231,31 @@ TEST_F(TcpLaneTest, AnOrderlyCloseLetsThePeerReadWhatWasSent) {
   }
 }
 
-TEST_F(TcpLaneTest, ClosingWithPagesGivenResetsTheConnection) {
+TEST_F(TcpLaneTest, AbortingWithPagesGivenResetsTheConnection) {
   Config config;
   config.gift = "on";
   ASSERT_NO_FATAL_FAILURE(Connect(config));
-  end_->on_sent = [this](OutFrame*) { end_->lane().Close(); };
+  end_->on_sent = [this](OutFrame*) { end_->lane().Abort(); };
   end_->Attach();
   TestFrame* const frame = end_->Make("a", CutInto(200'000, {}));
   frame->gift = true;
   end_->Send(frame);
   EXPECT_EQ(peer_->ReadToEnd(), ECONNRESET);
+}
+
+TEST_F(TcpLaneTest, ClosingWithBytesUnreadLetsThePeerHearWhatWasSentAndThenTheEnd) {
+  ASSERT_NO_FATAL_FAILURE(Connect());
+  end_->on_frame = [](const std::string&, std::uint64_t) -> LaneEnd::Choice {
+    return Placement{Placement::Action::kPause, {}};
+  };
+  end_->on_sent = [this](OutFrame*) { end_->lane().Close(); };
+  const std::vector<std::byte> unread(100'000);
+  EXPECT_TRUE(peer_->Write(WireFrame("unread", unread)));
+  end_->Attach();
+  end_->Send(end_->Make("last words", {}));
+  const std::vector<std::byte> sent = WireFrame("last words");
+  EXPECT_EQ(peer_->Read(sent.size()), sent);
+  EXPECT_EQ(peer_->ReadToEnd(), 0);
 }
 
 // ---- settings -----------------------------------------------------------------------------------
@@ -291,6 +309,16 @@ TEST_F(TcpLaneTest, BufferSizesAreSetAndReported) {
   EXPECT_EQ(info.recv_buffer_bytes, 60'000U);
   EXPECT_NE(tuned.send_buffer_bytes, info.send_buffer_bytes);
   EXPECT_EQ(info.interface, "lo");
+}
+
+TEST_F(TcpLaneTest, ALaneOfALimitedRateTakesItsTime) {
+  Config config;
+  config.lane_rate_bytes = 16 * kMiB;
+  ASSERT_NO_FATAL_FAILURE(ConnectAndAttach(config));
+  const auto began = Clock::now();
+  end_->Send(end_->Make("x", CutInto(4 * kMiB, {})));
+  EXPECT_EQ(peer_->Read(4 * kMiB).size(), 4 * kMiB);
+  EXPECT_GE(Clock::now() - began, milliseconds(125)) << "half of what the rate asks for";
 }
 
 // ---- listening ----------------------------------------------------------------------------------
@@ -381,94 +409,6 @@ TEST_F(NoDescriptors, AListenerThatGoesTakesItsRetryWithIt) {
     host_.loop()->AddTimerOnLoop(Clock::now() + milliseconds(150), [&] { later.Add(); });
   });
   EXPECT_TRUE(later.AwaitAtLeast(1));
-}
-
-// ---- IoCursor -----------------------------------------------------------------------------------
-
-std::string Text(std::span<const iovec> pieces) {
-  std::string text;
-  for (const iovec& piece : pieces) {
-    text.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
-  }
-  return text;
-}
-
-// "abcdefgh", cut where `cuts` has a bit.
-struct CutText {
-  explicit CutText(unsigned cuts) {
-    std::size_t begin = 0;
-    for (std::size_t i = 1; i <= text.size(); ++i) {
-      const bool cut = i == text.size() || (cuts >> (i - 1) & 1) != 0;
-      if (!cut) continue;
-      pieces.push_back({text.data() + begin, i - begin});
-      begin = i;
-    }
-  }
-  std::string text = "abcdefgh";
-  std::vector<iovec> pieces;
-};
-constexpr unsigned kAllCuts = 128;
-
-TEST(IoCursor, CollectsWhatLiesAheadUpToTheLimit) {
-  const auto check = [](const CutText& cut, std::size_t skip, std::size_t most) {
-    IoCursor cursor(cut.pieces);
-    cursor.Advance(skip);
-    std::array<iovec, 8> out{};
-    std::size_t used = 0;
-    const std::size_t bytes = cursor.Collect(out, &used, most);
-    const std::string expected = cut.text.substr(skip, most);
-    EXPECT_EQ(bytes, expected.size());
-    EXPECT_EQ(Text(std::span(out).first(used)), expected);
-    EXPECT_EQ(cursor.at_end(), skip == cut.text.size());
-  };
-  for (unsigned cuts = 0; cuts < kAllCuts; ++cuts) {
-    const CutText cut(cuts);
-    for (std::size_t skip = 0; skip <= cut.text.size(); ++skip) {
-      for (std::size_t most = 0; most <= cut.text.size() + 1; ++most) check(cut, skip, most);
-    }
-  }
-}
-
-TEST(IoCursor, CollectsNoMorePiecesThanFit) {
-  for (unsigned cuts = 0; cuts < kAllCuts; ++cuts) {
-    CutText cut(cuts);
-    const IoCursor cursor(cut.pieces);
-    for (std::size_t room = 0; room <= 8; ++room) {
-      std::array<iovec, 10> out{};
-      out[0] = {cut.text.data(), 1};
-      std::size_t used = 1;
-      const std::size_t bytes = cursor.Collect(std::span(out).first(1 + room), &used, 100);
-      const std::size_t fitting = std::min(room, cut.pieces.size());
-      EXPECT_EQ(used, 1 + fitting);
-      EXPECT_EQ(Text(std::span(out).subspan(1, fitting)), cut.text.substr(0, bytes));
-    }
-  }
-}
-
-TEST(IoCursor, CopiesInAsMuchAsThereIsRoomFor) {
-  const std::string source = "ABCDEFGHIJ";
-  for (unsigned cuts = 0; cuts < kAllCuts; ++cuts) {
-    for (std::size_t first = 0; first <= source.size(); ++first) {
-      const CutText cut(cuts);
-      IoCursor cursor(cut.pieces);
-      std::size_t taken = cursor.CopyIn(AsBytes(source).first(first));
-      EXPECT_EQ(taken, std::min(first, cut.text.size()));
-      EXPECT_EQ(cut.text, source.substr(0, taken) + std::string("abcdefgh").substr(taken));
-      taken += cursor.CopyIn(AsBytes(source).subspan(taken));
-      EXPECT_EQ(taken, cut.text.size());
-      EXPECT_TRUE(cursor.at_end());
-      EXPECT_EQ(cut.text, "ABCDEFGH");
-    }
-  }
-}
-
-TEST(IoCursor, OfNothingIsAtItsEnd) {
-  const IoCursor cursor;
-  std::array<iovec, 1> out{};
-  std::size_t used = 0;
-  EXPECT_TRUE(cursor.at_end());
-  EXPECT_EQ(cursor.Collect(out, &used, 100), 0U);
-  EXPECT_EQ(used, 0U);
 }
 
 }  // namespace

@@ -2,27 +2,49 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "ferry/core/log.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/tcp/lane.h"
+#include "ferry/net/tcp/link_monitor.h"
 #include "ferry/net/tcp/socket_options.h"
+#include "ferry/net/tcp/tls_context.h"
+#include "ferry/net/tcp/tls_door.h"
+#include "ferry/net/tcp/tls_handshake.h"
 
 namespace ferry::net::tcp {
 namespace {
 
-Result<std::unique_ptr<Lane>> MakeLane(UniqueFd fd, const Config& config) {
-  FERRY_TRY_ASSIGN(std::string congestion_control, ConfigureConnected(fd.get(), config));
+// As much as both sides need to know; with the endpoint's lanes.
+using SharedTls = std::shared_ptr<const TlsContext>;
+
+SecureSocket WithoutTls(UniqueFd fd) {
+  auto stream = MakePlainStream(fd.get());
+  return {std::move(fd), std::move(stream)};
+}
+
+Result<std::unique_ptr<Lane>> MakeLane(SecureSocket socket, const Config& config) {
+  FERRY_TRY_ASSIGN(std::string congestion_control, ConfigureConnected(socket.fd.get(), config));
   const bool gift = config.gift != "off";
-  return std::unique_ptr<Lane>(
-      std::make_unique<TcpLane>(std::move(fd), std::move(congestion_control), gift));
+  auto lane = std::make_unique<TcpLane>(std::move(socket.fd), std::move(socket.stream),
+                                        std::move(congestion_control), gift);
+  if (!lane->Info().remote.empty()) return std::unique_ptr<Lane>(std::move(lane));
+  return Error(Code::kPeerLost,
+               "the connection was reset as soon as it was made; reconnect when the peer is back");
 }
 
 // ---- listening ----------------------------------------------------------------------------------
 
-class TcpListener final : public Listener, private EventLoop::Handler {
+// In a turn of the loop: who has come is heard before more are let in, and lanes of this loop go
+// on.
+constexpr int kAcceptsPerTurn = 16;
+
+class TcpListener final : public Listener, private EventLoop::Handler, private EventLoop::Deferred {
  public:
   TcpListener(UniqueFd fd, Address address, const Config& config, EventLoop* loop,
               Provider::Accepted accepted)
@@ -32,8 +54,15 @@ class TcpListener final : public Listener, private EventLoop::Handler {
         loop_(loop),
         accepted_(std::move(accepted)) {}
 
+  // Before Watch().
+  void UseTls(SharedTls tls) {
+    door_.emplace(std::move(tls), config_, loop_, address_.ToString(),
+                  [this](SecureSocket socket) { Deliver(std::move(socket)); });
+  }
+
   ~TcpListener() override {
     loop_->UnwatchOnLoop(fd_.get(), this);
+    loop_->CancelDeferredOnLoop(this);
     if (retry_ != 0) loop_->CancelTimerOnLoop(retry_);
   }
 
@@ -42,10 +71,12 @@ class TcpListener final : public Listener, private EventLoop::Handler {
 
  private:
   void OnEventsOnLoop(std::uint32_t /*events*/) override {
-    for (;;) {
+    for (int i = 0; i < kAcceptsPerTurn; ++i) {
       UniqueFd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (fd) {
-        Deliver(std::move(fd));
+      if (fd && door_) {
+        door_->KnockOnLoop(std::move(fd));
+      } else if (fd) {
+        Deliver(WithoutTls(std::move(fd)));
       } else if (errno == EAGAIN) {
         return;
       } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
@@ -53,10 +84,17 @@ class TcpListener final : public Listener, private EventLoop::Handler {
       }
       // Other errors belong to the one connection that was about to be accepted (accept(2)).
     }
+    if (std::exchange(next_turn_requested_, true)) return;
+    loop_->DeferOnLoop(EventLoop::Defer::kNextTurn, this);
   }
 
-  void Deliver(UniqueFd fd) {
-    auto lane = MakeLane(std::move(fd), config_);
+  void RunDeferredOnLoop(EventLoop::Defer /*when*/) override {
+    next_turn_requested_ = false;
+    OnEventsOnLoop(EPOLLIN);
+  }
+
+  void Deliver(SecureSocket socket) {
+    auto lane = MakeLane(std::move(socket), config_);
     if (lane) {
       accepted_(*std::move(lane));
     } else {
@@ -81,7 +119,9 @@ class TcpListener final : public Listener, private EventLoop::Handler {
   Config config_;
   EventLoop* loop_;
   Provider::Accepted accepted_;
+  std::optional<TlsDoor> door_;
   EventLoop::TimerId retry_ = 0;
+  bool next_turn_requested_ = false;
 };
 
 Result<UniqueFd> BindAndListen(const Address& address, const Config& config) {
@@ -125,18 +165,22 @@ Result<UniqueFd> ListenInRange(Address address, const Config& config) {
 
 // ---- connecting ---------------------------------------------------------------------------------
 
-// One connect(2) under way. Belongs to its timer, and so goes with a loop that stops first.
+// One connect(2) under way, and the TLS handshake after it. Belongs to its timer, and so goes with
+// a loop that stops first.
 class Connecting final : private EventLoop::Handler {
  public:
   Connecting(const Address& address, const Config& config, EventLoop* loop,
              Provider::Connected connected)
       : address_(address), config_(config), loop_(loop), connected_(std::move(connected)) {}
 
-  static void Start(std::unique_ptr<Connecting> self, Deadline deadline) {
+  // `tls`: null for none, or why there can be none.
+  static void Start(std::unique_ptr<Connecting> self, Result<SharedTls> tls, Deadline deadline) {
     Connecting* const raw = self.get();
     EventLoop* const loop = self->loop_;
     raw->timer_ =
         loop->AddTimerOnLoop(deadline.when(), [self = std::move(self)] { self->Expire(); });
+    if (!tls) return raw->Finish(tls.error());
+    raw->tls_ = *std::move(tls);
     if (auto begun = raw->Begin(); !begun) raw->Finish(begun.error());
   }
 
@@ -147,6 +191,7 @@ class Connecting final : private EventLoop::Handler {
     if (::connect(fd_.get(), raw.get(), raw.length) != 0 && errno != EINPROGRESS) {
       return Refused(errno);
     }
+    if (TalksToItself(fd_.get(), raw)) return Refused(ECONNREFUSED);
     FERRY_TRY(loop_->WatchOnLoop(fd_.get(), EPOLLOUT, this));
     watched_ = true;
     return Ok();
@@ -158,10 +203,28 @@ class Connecting final : private EventLoop::Handler {
     (void)::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     Unwatch();
     if (error != 0) return Finish(Refused(error));
-    Finish(MakeLane(std::move(fd_), config_));
+    if (tls_ == nullptr) return Finish(MakeLane(WithoutTls(std::move(fd_)), config_));
+    if (auto begun = BeginTls(); !begun) Finish(begun.error());
+  }
+
+  Status BeginTls() {
+    FERRY_TRY_ASSIGN(auto stream, TlsStream::Create(tls_, fd_.get(), TlsStream::Role::kConnects,
+                                                    address_.ToString()));
+    handshake_ = std::make_unique<TlsHandshake>(std::move(fd_), std::move(stream), loop_,
+                                                [this](Result<SecureSocket> socket) {
+                                                  if (!socket) return Finish(socket.error());
+                                                  Finish(MakeLane(*std::move(socket), config_));
+                                                });
+    return handshake_->StartOnLoop();
   }
 
   void Expire() {
+    if (handshake_) {
+      return Finish(Error(Code::kTimedOut,
+                          fmt::format("the TLS handshake with {} did not end in time; check that "
+                                      "it speaks TLS (FERRY_TLS) and is not overloaded",
+                                      address_.ToString())));
+    }
     Finish(Error(Code::kTimedOut,
                  fmt::format("connecting to {} got no answer in time; check the address, the route "
                              "and firewalls on the way",
@@ -191,8 +254,10 @@ class Connecting final : private EventLoop::Handler {
   Config config_;
   EventLoop* loop_;
   Provider::Connected connected_;
+  SharedTls tls_;
   UniqueFd fd_;
   bool watched_ = false;
+  std::unique_ptr<TlsHandshake> handshake_;
   EventLoop::TimerId timer_ = 0;
 };
 
@@ -200,16 +265,18 @@ class TcpProvider final : public Provider {
  public:
   const char* name() const override { return "tcp"; }
   Capabilities capabilities() const override {
-    return {.gifted_pages = true, .ipv6 = true, .other_process = true};
+    return {.gifted_pages = true, .ipv6 = true, .other_process = true, .tls = true};
   }
 
   Result<std::unique_ptr<Listener>> Listen(const Address& address, const Config& config,
                                            EventLoop* loop, Accepted accepted) override {
+    FERRY_TRY_ASSIGN(SharedTls tls, tls_.Get(config));
     FERRY_TRY_ASSIGN(UniqueFd fd, ListenInRange(address, config));
     FERRY_TRY_ASSIGN(Address bound, LocalAddressOf(fd.get()));
     bound.host = address.host;
     auto listener = std::make_unique<TcpListener>(std::move(fd), std::move(bound), config, loop,
                                                   std::move(accepted));
+    if (tls != nullptr) listener->UseTls(std::move(tls));
     FERRY_TRY(listener->Watch());
     return std::unique_ptr<Listener>(std::move(listener));
   }
@@ -217,8 +284,40 @@ class TcpProvider final : public Provider {
   void Connect(const Address& address, const Config& config, EventLoop* loop, Deadline deadline,
                Connected connected) override {
     Connecting::Start(std::make_unique<Connecting>(address, config, loop, std::move(connected)),
-                      deadline);
+                      tls_.Get(config), deadline);
   }
+
+  std::vector<LocalAddress> Addresses(const Config& config) const override {
+    std::vector<LocalAddress> chosen;
+    for (LocalAddress& local : AdvertisableAddresses()) {
+      const bool v6 = local.host.find(':') != std::string::npos;
+      const bool again = std::any_of(chosen.begin(), chosen.end(), [&](const LocalAddress& other) {
+        return other.interface == local.interface &&
+               (other.host.find(':') != std::string::npos) == v6;
+      });
+      if (!again && InterfaceAllowed(config.interfaces, local.interface)) {
+        chosen.push_back(std::move(local));
+      }
+    }
+    return chosen;
+  }
+
+  std::string InterfaceTo(const Address& to) const override {
+    const auto route = RouteTo(to);
+    return route ? route->interface : "";
+  }
+
+  std::unique_ptr<LinkWatch> WatchLinks(EventLoop* loop, LinkChanged changed) override {
+    auto monitor = LinkMonitor::Create(loop, std::move(changed));
+    if (monitor) return *std::move(monitor);
+    Log(LogLevel::kWarn, "tcp",
+        "links are not watched, so that a cut one shows only by timeouts: {}",
+        monitor.error().message());
+    return nullptr;
+  }
+
+ private:
+  TlsContextCache tls_;
 };
 
 }  // namespace

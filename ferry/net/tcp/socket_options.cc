@@ -29,6 +29,16 @@ Status SetBuffer(int fd, int option, std::uint64_t bytes, const char* name) {
                 name);
 }
 
+// socket(7): the kernel's TCP paces by itself where the interface's queue does not.
+Status SetRate(int fd, std::uint64_t bytes_per_second) {
+  if (bytes_per_second == 0) return Ok();
+  if (::setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_second,
+                   sizeof bytes_per_second) != 0) {
+    return ErrnoError(fmt::format("setsockopt SO_MAX_PACING_RATE to {}", bytes_per_second), errno);
+  }
+  return Ok();
+}
+
 int GetInt(int fd, int level, int option) {
   int value = 0;
   socklen_t length = sizeof value;
@@ -133,6 +143,7 @@ Result<std::string> ConfigureConnected(int fd, const Config& config) {
   FERRY_TRY(SetInt(fd, IPPROTO_TCP, TCP_KEEPCNT, 3, "TCP_KEEPCNT"));
   FERRY_TRY(SetInt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(timeout.count()),
                    "TCP_USER_TIMEOUT"));
+  FERRY_TRY(SetRate(fd, config.lane_rate_bytes));
   return ChooseCongestionControl(fd, config);
 }
 

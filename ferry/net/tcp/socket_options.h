@@ -13,7 +13,8 @@ namespace ferry::net::tcp {
 Result<UniqueFd> OpenSocket(int family, const Config& config);
 
 // Options of a connected socket: no delay, liveness (keepalive and TCP_USER_TIMEOUT from
-// config.peer_timeout), congestion control. Returns the one in force with the reason for it.
+// config.peer_timeout), rate limit, congestion control. Returns the one in force with the reason
+// for it.
 //
 // "auto" replaces BBR towards near peers (loopback, or a round trip under 1 ms) by cubic, or by
 // reno where the process may not choose cubic: on a 2-core machine BBR's pacing timers halve the

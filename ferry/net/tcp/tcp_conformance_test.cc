@@ -4,6 +4,7 @@
 #include "ferry/core/fd.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/tcp/socket_options.h"
+#include "ferry/net/testing/certificates.h"
 #include "ferry/net/testing/conformance.h"
 
 namespace ferry::net::tcp {
@@ -75,6 +76,36 @@ class GiftedPages final : public TcpTarget {
   }
 };
 
+class TlsByKey : public TcpTarget {
+ public:
+  explicit TlsByKey(std::string host = "127.0.0.1") : TcpTarget(std::move(host)) {}
+  Config MakeConfig() override {
+    Config config;
+    config.tls = "psk";
+    config.secret = "sixteen letters!";
+    return config;
+  }
+};
+
+class TlsByCertificate final : public TcpTarget {
+ public:
+  TlsByCertificate() : TcpTarget("127.0.0.1") {}
+  Config MakeConfig() override { return authority_.Use({}, "node"); }
+
+ private:
+  TestAuthority authority_;
+};
+
+class TlsInTinyBuffers final : public TlsByKey {
+ public:
+  Config MakeConfig() override {
+    Config config = TlsByKey::MakeConfig();
+    config.send_buffer_bytes = 8 << 10;
+    config.recv_buffer_bytes = 8 << 10;
+    return config;
+  }
+};
+
 template <class Target, class... Args>
 std::unique_ptr<ConformanceTarget> Make(Args... args) {
   return std::make_unique<Target>(args...);
@@ -85,7 +116,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(ConformanceCase{"Ipv4", [] { return Make<TcpTarget>("127.0.0.1"); }},
                       ConformanceCase{"Ipv6", [] { return Make<TcpTarget>("::1"); }},
                       ConformanceCase{"TinyBuffers", [] { return Make<TinyBuffers>(); }},
-                      ConformanceCase{"GiftedPages", [] { return Make<GiftedPages>(); }}),
+                      ConformanceCase{"GiftedPages", [] { return Make<GiftedPages>(); }},
+                      ConformanceCase{"TlsByKey", [] { return Make<TlsByKey>("127.0.0.1"); }},
+                      ConformanceCase{"TlsByKeyIpv6", [] { return Make<TlsByKey>("::1"); }},
+                      ConformanceCase{"TlsByCertificate", [] { return Make<TlsByCertificate>(); }},
+                      ConformanceCase{"TlsInTinyBuffers", [] { return Make<TlsInTinyBuffers>(); }}),
     ConformanceCaseName);
 
 }  // namespace

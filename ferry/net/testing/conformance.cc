@@ -133,7 +133,7 @@ TEST_P(ProviderConformance, TheLargestMetadataArrives) {
   ASSERT_NO_FATAL_FAILURE(ConnectAndAttach());
   std::vector<TestFrame*> frames;
   for (int i = 0; i < 4; ++i) {
-    frames.push_back(Make(*near_, AsText(MakePattern(7, kMaxMetaBytes)), i % 2 == 0 ? 0 : 100'000));
+    frames.push_back(Make(*near_, AsText(RandomBytes(kMaxMetaBytes, 7)), i % 2 == 0 ? 0 : 100'000));
     frames.push_back(Make(*near_, "x"));
   }
   near_->Send(frames);

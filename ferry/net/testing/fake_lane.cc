@@ -9,7 +9,6 @@
 namespace ferry::net {
 namespace {
 
-constexpr std::size_t kTurnBytes = 4 << 20;
 constexpr std::size_t kChunkBytes = 256 << 10;
 constexpr std::size_t kDiscardBytes = 64 << 10;
 
@@ -91,7 +90,8 @@ void FakeLane::LeaveLoop() {
   written_ = 0;
 }
 
-void FakeLane::Fail(const Error& error) {
+void FakeLane::Fail(LaneLoss loss, const Error& error) {
+  loss_ = loss;
   LeaveLoop();
   LaneHandler* const handler = std::exchange(handler_, nullptr);
   const Calling calling(&in_callback_);
@@ -102,17 +102,19 @@ LaneInfo FakeLane::Info() const {
   LaneInfo info;
   info.local = local_;
   info.remote = remote_;
-  info.interface = FakeNetwork::kHost;
+  info.interface = link_->interface();
   info.same_machine = !link_->another_machine();
+  info.authenticated = link_->authenticated();
   info.congestion_control = "none (in memory)";
   info.send_buffer_bytes = info.recv_buffer_bytes = link_->pipe_bytes();
   return info;
 }
 
 void FakeLane::OnWakeOnLoop() {
-  if (link_->Failed(side_)) {
-    return Fail(Error(Code::kPeerLost, "the connection to " + remote_ +
-                                           " was reset; reconnect when the peer is back"));
+  if (const auto loss = link_->Failed(side_)) {
+    const char* const how = *loss == LaneLoss::kReset ? " was reset" : " timed out";
+    return Fail(*loss, Error(Code::kPeerLost, "the connection to " + remote_ + how +
+                                                  "; reconnect when the peer is back"));
   }
   if (!queue_.empty()) RequestFlush();
   if (!next_turn_requested_) ReceiveOnLoop();
@@ -161,7 +163,8 @@ void FakeLane::ReceiveOnLoop() {
 void FakeLane::WaitFor(const FakeLink::Taken& taken) {
   if (taken.state == FakeLink::Taken::State::kEnd) {
     const bool whole = receiving_ == Receiving::kPrefix && filled_ == 0;
-    return Fail(Error(Code::kPeerLost, remote_ + " closed the connection" +
+    return Fail(LaneLoss::kPeerClosed,
+                Error(Code::kPeerLost, remote_ + " closed the connection" +
                                            (whole ? "" : " in the middle of a frame") +
                                            "; reconnect when the peer is back"));
   }
@@ -191,6 +194,10 @@ void FakeLane::Advance(std::size_t bytes) {
       filled_ += bytes;
       if (filled_ < sizeof prefix_) return;
       std::memcpy(&prefix_, buffer_.data(), sizeof prefix_);
+      if (prefix_.meta_bytes > max_meta_) {
+        return Fail(LaneLoss::kBroken,
+                    Error(Code::kCorrupt, remote_ + " announced more metadata than is allowed"));
+      }
       buffer_.resize(prefix_.meta_bytes);
       filled_ = 0;
       receiving_ = Receiving::kMeta;
@@ -221,7 +228,7 @@ void FakeLane::Offer() {
   const Calling calling(&in_callback_);
   const auto placed = handler_->OnFrame(buffer_, prefix_.payload_bytes);
   if (closed_) return;
-  if (!placed) return Fail(placed.error());
+  if (!placed) return Fail(LaneLoss::kBroken, placed.error());
   if (placed->action == Placement::Action::kPause) {
     receiving_ = Receiving::kPaused;
   } else if (prefix_.payload_bytes == 0) {
@@ -250,7 +257,7 @@ void FakeLane::FinishPayload() {
   StartPrefix();
   const Calling calling(&in_callback_);
   const Status done = handler_->OnPayload();
-  if (!done && !closed_) Fail(done.error());
+  if (!done && !closed_) Fail(LaneLoss::kBroken, done.error());
 }
 
 void FakeLane::StartPrefix() {

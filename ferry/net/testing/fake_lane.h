@@ -23,7 +23,9 @@ class FakeLane final : public Lane, private FakeLink::Waker, private EventLoop::
   void Resume() override;
   void DiscardRest() override;
   void Close() override;
+  void SetMaxMeta(std::size_t bytes) override { max_meta_ = bytes; }
   LaneInfo Info() const override;
+  LaneLoss loss() const override { return loss_; }
   std::uint64_t BytesReceived() const override {
     return bytes_received_.load(std::memory_order_relaxed);
   }
@@ -57,7 +59,7 @@ class FakeLane final : public Lane, private FakeLink::Waker, private EventLoop::
   void RequestFlush();
   void RequestNextTurn();
   void LeaveLoop();
-  void Fail(const Error& error);
+  void Fail(LaneLoss loss, const Error& error);
   void CheckUse() const;
 
   const std::shared_ptr<FakeLink> link_;  // with the other lane
@@ -66,6 +68,7 @@ class FakeLane final : public Lane, private FakeLink::Waker, private EventLoop::
   const std::string remote_;
   EventLoop* loop_ = nullptr;
   LaneHandler* handler_ = nullptr;
+  LaneLoss loss_ = LaneLoss::kBroken;
   bool closed_ = false;
   bool in_callback_ = false;
 
@@ -74,6 +77,7 @@ class FakeLane final : public Lane, private FakeLink::Waker, private EventLoop::
   std::vector<std::byte> buffer_;  // prefix, metadata, or what is discarded
   std::size_t filled_ = 0;         // of buffer_, or of the piece
   Prefix prefix_;
+  std::size_t max_meta_ = kMaxMetaBytes;
   std::span<const iovec> place_;  // from the piece that is being filled
   std::uint64_t payload_left_ = 0;
   std::atomic<std::uint64_t> bytes_received_{0};

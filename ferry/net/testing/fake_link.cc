@@ -7,12 +7,6 @@
 #include "ferry/core/check.h"
 
 namespace ferry::net {
-namespace {
-
-// Per turn and lane, without piece_bytes.
-constexpr std::size_t kTurnBytes = 4 << 20;
-
-}  // namespace
 
 // ---- the test's side ----------------------------------------------------------------------------
 
@@ -38,7 +32,17 @@ void FakeLink::Cut() {
 
 void FakeLink::Reset() {
   const std::lock_guard lock(mutex_);
-  ResetLocked();
+  FailLocked(LaneLoss::kReset);
+}
+
+void FakeLink::Unreach() {
+  const std::lock_guard lock(mutex_);
+  FailLocked(LaneLoss::kUnreachable);
+}
+
+void FakeLink::SetDown(bool down) {
+  const std::lock_guard lock(mutex_);
+  down_ = down;
 }
 
 std::uint64_t FakeLink::BytesSent(FakeDirection direction) const {
@@ -46,9 +50,9 @@ std::uint64_t FakeLink::BytesSent(FakeDirection direction) const {
   return pipes_[direction == FakeDirection::kToListener ? kConnector : kListener].written;
 }
 
-void FakeLink::ResetLocked() {
+void FakeLink::FailLocked(LaneLoss loss) {
   for (const Side side : {kConnector, kListener}) {
-    ends_[side].failed = true;
+    ends_[side].failed = loss;
     pipes_[side].chunks.clear();
     WakeLocked(side);
   }
@@ -56,7 +60,7 @@ void FakeLink::ResetLocked() {
 
 void FakeLink::CutLocked(Side writer) {
   pipes_[writer].ended = true;
-  ends_[writer].failed = true;
+  ends_[writer].failed = LaneLoss::kReset;
   WakeLocked(writer);
 }
 
@@ -103,15 +107,17 @@ void FakeLink::Close(Side side, bool drop) {
   pipes_[Other(side)].chunks.clear();
   pipes_[Other(side)].held = 0;
   // After a cut nothing more of this side gets through, not even a reset.
-  if (drop && !end.failed) {
-    ResetLocked();
+  if (down_) {
+    // The peer does not get to know.
+  } else if (drop && !end.failed) {
+    FailLocked(LaneLoss::kReset);
   } else {
     pipes_[side].ended = true;
   }
   WakeLocked(Other(side));
 }
 
-bool FakeLink::Failed(Side side) const {
+std::optional<LaneLoss> FakeLink::Failed(Side side) const {
   const std::lock_guard lock(mutex_);
   return ends_[side].failed;
 }
@@ -122,7 +128,7 @@ std::size_t FakeLink::Room(Side side, std::size_t most) {
   const std::lock_guard lock(mutex_);
   if (ends_[side].failed) return 0;
   Pipe& pipe = pipes_[side];
-  if (faults_.black_hole || ends_[Other(side)].closed || pipe.ended) return most;
+  if (down_ || faults_.black_hole || ends_[Other(side)].closed || pipe.ended) return most;
   const std::size_t room = std::max(faults_.pipe_bytes, pipe.held) - pipe.held;
   pipe.wants_room = room == 0;
   return std::min(room, most);
@@ -138,7 +144,7 @@ void FakeLink::Write(Side side, std::vector<std::byte> bytes) {
     const auto beyond = static_cast<std::size_t>(pipe.written - *pipe.cut);
     bytes.resize(bytes.size() - std::min(beyond, bytes.size()));
   }
-  const bool lost = faults_.black_hole || ends_[Other(side)].closed || pipe.ended;
+  const bool lost = down_ || faults_.black_hole || ends_[Other(side)].closed || pipe.ended;
   if (!lost && !bytes.empty()) {
     auto arrives = Clock::now();
     if (faults_.delay.count() > 0) {
@@ -190,6 +196,16 @@ std::uint64_t FakeLink::pipe_bytes() const {
 bool FakeLink::another_machine() const {
   const std::lock_guard lock(mutex_);
   return faults_.another_machine;
+}
+
+std::string FakeLink::interface() const {
+  const std::lock_guard lock(mutex_);
+  return faults_.interface != nullptr ? faults_.interface : host_;
+}
+
+bool FakeLink::authenticated() const {
+  const std::lock_guard lock(mutex_);
+  return faults_.authenticated;
 }
 
 }  // namespace ferry::net

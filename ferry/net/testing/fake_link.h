@@ -13,6 +13,9 @@
 
 namespace ferry::net {
 
+// The most that a lane moves in one turn of its loop.
+inline constexpr std::size_t kTurnBytes = 4 << 20;
+
 // What is between the two lanes of a connection: a pipe of bytes for each direction, with the
 // network's faults. Any thread. Owned by the lanes, their wake-ups under way, and the network.
 class FakeLink : public std::enable_shared_from_this<FakeLink> {
@@ -28,11 +31,18 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
     ~Waker() = default;
   };
 
-  explicit FakeLink(std::size_t index) : index_(index) {}
+  // `host`: which of the network's hosts, and so by which interface, it was connected to.
+  FakeLink(std::size_t index, std::string host) : index_(index), host_(std::move(host)) {}
+
+  const std::string& host() const noexcept { return host_; }
 
   void SetFaults(const FakeFaults& faults);
   void Cut();
   void Reset();
+  // Both sides find that the network has given up.
+  void Unreach();
+  // While set, what is written is lost, whatever the faults say.
+  void SetDown(bool down);
   std::uint64_t BytesSent(FakeDirection direction) const;
 
   // Wake-ups of this side go to the waker on `loop` from now on; one comes at once.
@@ -40,8 +50,8 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
   // No wake-up begins after this. With `drop`, what is on its way to the peer is lost.
   void Close(Side side, bool drop);
 
-  // True once the connection has failed: nothing more can be read or written.
-  bool Failed(Side side) const;
+  // Once the connection has failed, how: nothing more can be read or written.
+  std::optional<LaneLoss> Failed(Side side) const;
   // How many bytes may be written now, at most `most`. When 0, a wake-up will follow.
   std::size_t Room(Side side, std::size_t most);
   // Not more than there is room for.
@@ -59,6 +69,8 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
   std::size_t TurnBytes(Side side);
   std::uint64_t pipe_bytes() const;
   bool another_machine() const;
+  bool authenticated() const;
+  std::string interface() const;
 
  private:
   struct Chunk {
@@ -81,7 +93,7 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
     EventLoop* loop = nullptr;
     Waker* waker = nullptr;
     bool woken = false;  // a wake-up is under way
-    bool failed = false;
+    std::optional<LaneLoss> failed;
     bool closed = false;
   };
 
@@ -89,11 +101,13 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
   void WakeLocked(Side side);
   void RunWake(Side side, const EventLoop* loop);
   void CutLocked(Side writer);
-  void ResetLocked();
+  void FailLocked(LaneLoss loss);
 
   const std::size_t index_;
+  const std::string host_;
   mutable std::mutex mutex_;  // guards all below
   FakeFaults faults_;
+  bool down_ = false;
   std::array<Pipe, 2> pipes_;
   std::array<End, 2> ends_;
 };

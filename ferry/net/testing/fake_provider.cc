@@ -4,6 +4,7 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -24,7 +25,18 @@ struct Listening {
   bool open = true;
 };
 
-bool IsFakeHost(const std::string& host) { return host == FakeNetwork::kHost; }
+// A listener's loop and what it wants to be told; on the loop.
+struct Watching {
+  EventLoop* loop;
+  Provider::LinkChanged changed;
+  bool open = true;
+};
+
+std::string HostAt(std::size_t index) {
+  return index == 0 ? FakeNetwork::kHost : fmt::format("{}{}", FakeNetwork::kHost, index);
+}
+
+bool IsFakeHost(const std::string& host) { return host.rfind(FakeNetwork::kHost, 0) == 0; }
 
 Error BadAddress(const Address& address) {
   return Error(Code::kInvalidArgument,
@@ -47,8 +59,15 @@ class FakeNetwork::State {
   Result<std::uint16_t> Listen(const Address& address, const Config& config,
                                std::shared_ptr<Listening> listening);  // as the listener's
   void StopListening(std::uint16_t port);
-  FakeAnswer answer() const;
+  // To a connect to this host.
+  FakeAnswer AnswerAt(const std::string& host) const;
   Result<std::unique_ptr<Lane>> Connect(const Address& address);
+
+  void SetInterfaces(std::size_t count);
+  std::size_t interfaces() const;
+  void SetLink(std::string_view host, bool up, bool announce);
+  void Watch(std::shared_ptr<Watching> watching);  // as the watch's
+  void StopWatching(const Watching* watching);
 
  private:
   Result<std::uint16_t> ChoosePort(const Address& address, const Config& config) const;
@@ -59,6 +78,9 @@ class FakeNetwork::State {
   std::map<std::size_t, FakeFaults> own_faults_;
   std::vector<std::shared_ptr<FakeLink>> links_;
   std::map<unsigned, std::shared_ptr<Listening>> ports_;
+  std::size_t interfaces_ = 1;
+  std::set<std::string, std::less<>> down_;
+  std::vector<std::shared_ptr<Watching>> watching_;
 };
 
 void FakeNetwork::State::SetAnswer(FakeAnswer answer) {
@@ -66,9 +88,43 @@ void FakeNetwork::State::SetAnswer(FakeAnswer answer) {
   answer_ = answer;
 }
 
-FakeAnswer FakeNetwork::State::answer() const {
+FakeAnswer FakeNetwork::State::AnswerAt(const std::string& host) const {
   const std::lock_guard lock(mutex_);
-  return answer_;
+  return down_.contains(host) ? FakeAnswer::kSilence : answer_;
+}
+
+void FakeNetwork::State::SetInterfaces(std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  interfaces_ = count;
+}
+
+std::size_t FakeNetwork::State::interfaces() const {
+  const std::lock_guard lock(mutex_);
+  return interfaces_;
+}
+
+void FakeNetwork::State::SetLink(std::string_view host, bool up, bool announce) {
+  const std::lock_guard lock(mutex_);
+  up ? (void)down_.erase(std::string(host)) : (void)down_.emplace(host);
+  for (const auto& link : links_) {
+    if (link->host() == host) link->SetDown(!up);
+  }
+  if (!announce) return;
+  for (const auto& watching : watching_) {
+    watching->loop->Post([watching, change = LinkChange{std::string(host), up}] {
+      if (watching->open) watching->changed(change);
+    });
+  }
+}
+
+void FakeNetwork::State::Watch(std::shared_ptr<Watching> watching) {
+  const std::lock_guard lock(mutex_);
+  watching_.push_back(std::move(watching));
+}
+
+void FakeNetwork::State::StopWatching(const Watching* watching) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(watching_, [&](const auto& kept) { return kept.get() == watching; });
 }
 
 void FakeNetwork::State::SetFaults(const FakeFaults& faults) {
@@ -134,12 +190,12 @@ Result<std::unique_ptr<Lane>> FakeNetwork::State::Connect(const Address& address
                              address.ToString()));
   }
   const std::size_t index = links_.size();
-  auto link = std::make_shared<FakeLink>(index);
+  auto link = std::make_shared<FakeLink>(index, address.host);
   const auto own = own_faults_.find(index);
   link->SetFaults(own == own_faults_.end() ? faults_ : own->second);
   links_.push_back(link);
   const auto port = static_cast<std::uint16_t>(kFirstConnectorPort + index % 20'000);
-  const std::string here = Address{kHost, port}.ToString();
+  const std::string here = Address{address.host, port}.ToString();
   const std::string there = address.ToString();
   auto accepted = std::make_unique<FakeLane>(link, FakeLink::kListener, there, here);
   // Under the mutex, as the listener and then its loop may go once they are out of the table.
@@ -175,6 +231,22 @@ class FakeListener final : public Listener {
   const Address address_;
 };
 
+class FakeLinkWatch final : public LinkWatch {
+ public:
+  FakeLinkWatch(std::shared_ptr<FakeNetwork::State> network, std::shared_ptr<Watching> watching)
+      : network_(std::move(network)), watching_(std::move(watching)) {
+    network_->Watch(watching_);
+  }
+  ~FakeLinkWatch() override {
+    network_->StopWatching(watching_.get());
+    watching_->open = false;
+  }
+
+ private:
+  const std::shared_ptr<FakeNetwork::State> network_;  // with the providers
+  const std::shared_ptr<Watching> watching_;           // with news on their way
+};
+
 class FakeProvider final : public Provider {
  public:
   explicit FakeProvider(std::shared_ptr<FakeNetwork::State> network)
@@ -198,7 +270,7 @@ class FakeProvider final : public Provider {
   void Connect(const Address& address, const Config& /*config*/, EventLoop* loop, Deadline deadline,
                Connected connected) override {
     FERRY_CHECK(loop->InLoop());
-    if (IsFakeHost(address.host) && network_->answer() == FakeAnswer::kSilence) {
+    if (IsFakeHost(address.host) && network_->AnswerAt(address.host) == FakeAnswer::kSilence) {
       auto error = Error(Code::kTimedOut,
                          fmt::format("connecting to {} got no answer in time", address.ToString()));
       loop->AddTimerOnLoop(deadline.when(),
@@ -212,6 +284,21 @@ class FakeProvider final : public Provider {
     loop->Post([connected = std::move(connected), lane = std::move(lane)]() mutable {
       connected(std::move(lane));
     });
+  }
+
+  std::vector<LocalAddress> Addresses(const Config& config) const override {
+    std::vector<LocalAddress> all;
+    for (std::size_t i = 0; i < network_->interfaces(); ++i) {
+      if (InterfaceAllowed(config.interfaces, HostAt(i))) all.push_back({HostAt(i), HostAt(i)});
+    }
+    return all;
+  }
+  std::string InterfaceTo(const Address& to) const override { return to.host; }
+  std::unique_ptr<LinkWatch> WatchLinks(EventLoop* loop, LinkChanged changed) override {
+    auto watching = std::make_shared<Watching>();
+    watching->loop = loop;
+    watching->changed = std::move(changed);
+    return std::make_unique<FakeLinkWatch>(network_, std::move(watching));
   }
 
  private:
@@ -237,6 +324,11 @@ void FakeNetwork::SetFaults(std::size_t connection, const FakeFaults& faults) {
 std::size_t FakeNetwork::connections() const { return state_->connections(); }
 void FakeNetwork::Cut(std::size_t connection) { state_->LinkAt(connection)->Cut(); }
 void FakeNetwork::Reset(std::size_t connection) { state_->LinkAt(connection)->Reset(); }
+void FakeNetwork::Unreach(std::size_t connection) { state_->LinkAt(connection)->Unreach(); }
+void FakeNetwork::SetInterfaces(std::size_t count) { state_->SetInterfaces(count); }
+void FakeNetwork::SetLink(std::string_view host, bool up, bool announce) {
+  state_->SetLink(host, up, announce);
+}
 std::uint64_t FakeNetwork::BytesSent(std::size_t connection, FakeDirection direction) const {
   return state_->LinkAt(connection)->BytesSent(direction);
 }

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "ferry/core/deadline.h"
 #include "ferry/net/provider.h"
@@ -20,6 +22,8 @@ struct FakeFaults {
   std::size_t piece_bytes = 0;       // a turn receives 1..piece_bytes; 0: all there is
   microseconds delay{0};             // what is written arrives 0..delay later, in order
   bool another_machine = false;      // its lanes say that the peer is not on this machine
+  bool authenticated = false;        // its lanes say that they know the peer by TLS
+  const char* interface = nullptr;   // its lanes say that they leave by this one, not their host's
   bool black_hole = false;           // what is written while this is set is lost, untold
   // After so many bytes the connection ends: the receiver gets these bytes and then its end, in the
   // middle of a frame or not; the sender is told at once.
@@ -45,6 +49,13 @@ class FakeNetwork {
   // All providers of a network reach each other.
   std::unique_ptr<Provider> CreateProvider();
 
+  // From now on there are as many interfaces to reach listeners by: the host "fake", then "fake1",
+  // "fake2" and so on. Providers advertise them.
+  void SetInterfaces(std::size_t count);
+  // While a host's link is down, what goes over it is lost and connects to it are not answered.
+  // With `announce` the providers' watches are told of the change.
+  void SetLink(std::string_view host, bool up, bool announce);
+
   // How connects are answered from now on; kAccept at first.
   void SetAnswer(FakeAnswer answer);
   // Of every connection, present and future, in place of what was set before.
@@ -58,6 +69,8 @@ class FakeNetwork {
   void Cut(std::size_t connection);
   // The connection fails now, and what is on its way is lost.
   void Reset(std::size_t connection);
+  // The network gives the connection up now.
+  void Unreach(std::size_t connection);
   // Written so far, lost bytes too.
   std::uint64_t BytesSent(std::size_t connection, FakeDirection direction) const;
 

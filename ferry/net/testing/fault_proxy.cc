@@ -105,6 +105,13 @@ void FaultProxy::CutNow(ProxyCut how) {
   Wake();
 }
 
+void FaultProxy::ResetOne(std::size_t index) {
+  const std::lock_guard lock(mutex_);
+  if (connections_.empty()) return;
+  Kill(*std::next(connections_.begin(), static_cast<std::ptrdiff_t>(index % connections_.size())));
+  Wake();
+}
+
 void FaultProxy::CorruptAt(ProxyDirection direction, std::uint64_t offset) {
   const std::lock_guard lock(mutex_);
   corruptions_[IndexOf(direction)] = offset;
@@ -170,6 +177,7 @@ void FaultProxy::AcceptLocked() {
     if (!target) continue;
     // A refusal shows when the connection is served.
     (void)::connect(target->get(), target_.get(), target_.length);
+    if (TalksToItself(target->get(), target_)) continue;
     SetNoDelay(client.get());
     SetNoDelay(target->get());
     Connection& connection = connections_.emplace_back();

@@ -48,6 +48,8 @@ class FaultProxy {
   // kClose is seen as an end of the stream, kReset as a lost connection.
   void CutAt(ProxyDirection direction, std::uint64_t offset, ProxyCut how);
   void CutNow(ProxyCut how);
+  // Resets one connection, the `index`th of those that are open, counted round.
+  void ResetOne(std::size_t index);
   // Inverts the byte at `offset`, if it has not been forwarded yet.
   void CorruptAt(ProxyDirection direction, std::uint64_t offset);
 

@@ -33,7 +33,7 @@ class FaultProxyTest : public ::testing::Test {
     return arrived;
   }
 
-  const std::vector<std::byte> bytes_ = MakePattern(1, 1 << 20);
+  const std::vector<std::byte> bytes_ = RandomBytes(1 << 20, 1);
   RawListener listener_;
   std::unique_ptr<FaultProxy> proxy_;
   std::optional<RawPeer> client_;

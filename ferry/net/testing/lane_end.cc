@@ -17,16 +17,6 @@ constexpr std::byte kGuard{0xA5};
 
 // ---- bytes --------------------------------------------------------------------------------------
 
-std::vector<std::byte> MakePattern(std::uint64_t seed, std::size_t bytes) {
-  std::vector<std::byte> pattern(bytes);
-  for (std::size_t i = 0; i < bytes; i += sizeof(std::uint64_t)) {
-    seed = seed * 6364136223846793005U + 1442695040888963407U;
-    const std::uint64_t word = seed ^ (seed >> 29);
-    std::memcpy(pattern.data() + i, &word, std::min(sizeof word, bytes - i));
-  }
-  return pattern;
-}
-
 std::span<const std::byte> AsBytes(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
@@ -149,7 +139,7 @@ TestFrame* LaneEnd::Make(std::string_view meta, std::span<const std::size_t> pie
   const auto bytes = AsBytes(meta);
   frame.meta.assign(bytes.begin(), bytes.end());
   frame.memory = Scatter(pieces);
-  frame.content = MakePattern(seed, frame.memory.bytes());
+  frame.content = RandomBytes(frame.memory.bytes(), seed);
   frame.memory.Store(frame.content);
   frame.payload.assign(frame.memory.pieces().begin(), frame.memory.pieces().end());
   frame.payload_bytes = frame.content.size();

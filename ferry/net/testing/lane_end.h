@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ferry/core/function_ref.h"
+#include "ferry/core/testing/random_bytes.h"
 #include "ferry/net/provider.h"
 
 // Tools for tests of lanes: the provider's callbacks, turned into things that a test can wait for.
@@ -20,7 +21,6 @@ namespace ferry::net {
 // For waits that end soon unless something is broken.
 inline constexpr std::chrono::seconds kPatience{60};
 
-std::vector<std::byte> MakePattern(std::uint64_t seed, std::size_t bytes);
 std::span<const std::byte> AsBytes(std::string_view text);
 std::string AsText(std::span<const std::byte> bytes);
 // Sizes that add up to `total`, taken from `sizes` over and over.

@@ -13,7 +13,7 @@
 namespace ferry::net {
 namespace {
 
-UniqueFd OpenTcp(int family) {
+UniqueFd OpenPatientTcp(int family) {
   UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   FERRY_CHECK(fd, errno);
   // Also bounds accept() and connect().
@@ -33,7 +33,7 @@ RawPeer::RawPeer(UniqueFd fd) : fd_(std::move(fd)) {
 RawPeer RawPeer::ConnectTo(const Address& address) {
   const auto raw = ToRaw(address);
   FERRY_CHECK(raw, address.ToString());
-  UniqueFd fd = OpenTcp(raw->family());
+  UniqueFd fd = OpenPatientTcp(raw->family());
   FERRY_CHECK(::connect(fd.get(), raw->get(), raw->length) == 0, address.ToString(), errno);
   return RawPeer(std::move(fd));
 }
@@ -77,7 +77,7 @@ void RawPeer::Reset() {
 
 RawListener::RawListener() {
   RawAddress raw = *ToRaw({"127.0.0.1", 0});
-  fd_ = OpenTcp(raw.family());
+  fd_ = OpenPatientTcp(raw.family());
   auto* const name = reinterpret_cast<sockaddr*>(&raw.storage);
   FERRY_CHECK(::bind(fd_.get(), name, raw.length) == 0, errno);
   FERRY_CHECK(::listen(fd_.get(), 128) == 0, errno);

@@ -27,6 +27,7 @@ class RawPeer {
   // A reset, whatever is unsent or unread.
   void Reset();
   void Close() { fd_.reset(); }
+  int fd() const noexcept { return fd_.get(); }
 
  private:
   UniqueFd fd_;

@@ -1,0 +1,29 @@
+#pragma once
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <span>
+
+namespace ferry::net::tcp {
+
+// A position in a list of memory pieces.
+class IoCursor {
+ public:
+  IoCursor() = default;
+  explicit IoCursor(std::span<const iovec> pieces) : pieces_(pieces) {}
+
+  bool at_end() const noexcept { return index_ == pieces_.size(); }
+  // Appends what lies ahead to `out`, at most until it is full or holds `max_bytes`; returns the
+  // bytes appended.
+  std::size_t Collect(std::span<iovec> out, std::size_t* used, std::size_t max_bytes) const;
+  void Advance(std::size_t bytes);
+  // Copies into the memory ahead and advances; returns the bytes taken.
+  std::size_t CopyIn(std::span<const std::byte> bytes);
+
+ private:
+  std::span<const iovec> pieces_;
+  std::size_t index_ = 0;
+  std::size_t offset_ = 0;
+};
+
+}  // namespace ferry::net::tcp

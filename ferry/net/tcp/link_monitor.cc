@@ -1,0 +1,96 @@
+#include "ferry/net/tcp/link_monitor.h"
+
+#include <linux/rtnetlink.h>
+#include <net/if.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace ferry::net::tcp {
+namespace {
+
+// rtnetlink aligns headers and attributes alike.
+constexpr std::size_t Aligned(std::size_t bytes) { return (bytes + 3) & ~std::size_t{3}; }
+
+template <class T>
+bool Take(std::span<const std::byte>* rest, T* value) {
+  if (rest->size() < sizeof(T)) return false;
+  std::memcpy(value, rest->data(), sizeof(T));
+  *rest = rest->subspan(std::min(Aligned(sizeof(T)), rest->size()));
+  return true;
+}
+
+// "" where it is not there.
+std::string NameIn(std::span<const std::byte> attributes) {
+  rtattr attribute{};
+  while (Take(&attributes, &attribute)) {
+    const std::size_t bytes = attribute.rta_len;
+    if (bytes < sizeof attribute || bytes - sizeof attribute > attributes.size()) return {};
+    const auto value = attributes.first(bytes - sizeof attribute);
+    if (attribute.rta_type == IFLA_IFNAME) {
+      std::string name(value.size(), '\0');
+      std::memcpy(name.data(), value.data(), value.size());
+      return name.substr(0, name.find('\0'));
+    }
+    attributes = attributes.subspan(std::min(Aligned(value.size()), attributes.size()));
+  }
+  return {};
+}
+
+}  // namespace
+
+void ParseLinkChanges(std::span<const std::byte> datagram, Provider::LinkChanged& changed) {
+  nlmsghdr header{};
+  while (datagram.size() >= sizeof header) {
+    std::memcpy(&header, datagram.data(), sizeof header);
+    if (header.nlmsg_len < sizeof header || header.nlmsg_len > datagram.size()) return;
+    auto body = datagram.subspan(sizeof header, header.nlmsg_len - sizeof header);
+    datagram = datagram.subspan(std::min(Aligned(header.nlmsg_len), datagram.size()));
+    ifinfomsg link{};
+    const bool known = header.nlmsg_type == RTM_NEWLINK || header.nlmsg_type == RTM_DELLINK;
+    if (!known || !Take(&body, &link)) continue;
+    LinkChange change;
+    change.interface = NameIn(body);
+    // IFF_RUNNING: up, with a carrier (netdevice(7)).
+    change.up = header.nlmsg_type == RTM_NEWLINK && (link.ifi_flags & IFF_UP) != 0 &&
+                (link.ifi_flags & IFF_RUNNING) != 0;
+    if (!change.interface.empty()) changed(change);
+  }
+}
+
+Result<std::unique_ptr<LinkWatch>> LinkMonitor::Create(EventLoop* loop,
+                                                       Provider::LinkChanged changed) {
+  UniqueFd fd(::socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_ROUTE));
+  if (!fd) return ErrnoError("cannot open a socket of rtnetlink", errno);
+  sockaddr_nl address{};
+  address.nl_family = AF_NETLINK;
+  address.nl_groups = RTMGRP_LINK;
+  sockaddr_storage storage{};
+  std::memcpy(&storage, &address, sizeof address);
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&storage), sizeof address) != 0) {
+    return ErrnoError("cannot watch links through rtnetlink", errno);
+  }
+  std::unique_ptr<LinkMonitor> monitor(new LinkMonitor(std::move(fd), loop, std::move(changed)));
+  FERRY_TRY(loop->WatchOnLoop(monitor->fd_.get(), EPOLLIN, monitor.get()));
+  return std::unique_ptr<LinkWatch>(std::move(monitor));
+}
+
+LinkMonitor::~LinkMonitor() { loop_->UnwatchOnLoop(fd_.get(), this); }
+
+void LinkMonitor::OnEventsOnLoop(std::uint32_t /*events*/) {
+  // One message of a link with all its attributes is about 1.5 KiB.
+  std::array<std::byte, 16384> buffer;
+  for (;;) {
+    const ssize_t got = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (got > 0) {
+      ParseLinkChanges(std::span(buffer).first(static_cast<std::size_t>(got)), changed_);
+    } else if (errno != EINTR && errno != ENOBUFS) {  // ENOBUFS: some were lost; heartbeats remain
+      return;
+    }
+  }
+}
+
+}  // namespace ferry::net::tcp

@@ -1,0 +1,34 @@
+#pragma once
+#include <memory>
+
+#include "ferry/core/event_loop.h"
+#include "ferry/core/fd.h"
+#include "ferry/core/result.h"
+#include "ferry/net/provider.h"
+
+namespace ferry::net::tcp {
+
+// Watches the links of this network namespace through rtnetlink(7). A link that loses its carrier
+// is reported within milliseconds, where the sockets on it would notice nothing for as long as
+// TCP_USER_TIMEOUT (without it, many minutes).
+class LinkMonitor final : public LinkWatch, private EventLoop::Handler {
+ public:
+  // As Provider::WatchLinks. Errors: of the system calls.
+  static Result<std::unique_ptr<LinkWatch>> Create(EventLoop* loop, Provider::LinkChanged changed);
+  ~LinkMonitor() override;
+
+ private:
+  LinkMonitor(UniqueFd fd, EventLoop* loop, Provider::LinkChanged changed)
+      : fd_(std::move(fd)), loop_(loop), changed_(std::move(changed)) {}
+  void OnEventsOnLoop(std::uint32_t events) override;
+
+  UniqueFd fd_;
+  EventLoop* const loop_;
+  Provider::LinkChanged changed_;
+};
+
+// The changes that a datagram of rtnetlink reports, to `changed`; what it does not understand it
+// passes over.
+void ParseLinkChanges(std::span<const std::byte> datagram, Provider::LinkChanged& changed);
+
+}  // namespace ferry::net::tcp

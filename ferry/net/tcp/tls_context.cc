@@ -1,0 +1,223 @@
+#include "ferry/net/tcp/tls_context.h"
+
+#include <fmt/core.h>
+#include <openssl/crypto.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/kdf.h>
+#include <openssl/x509_vfy.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "ferry/core/secret.h"
+
+namespace ferry::net::tcp {
+namespace {
+
+// Names the key that both sides make from their secret; a change of how it is made changes this.
+constexpr std::string_view kIdentity = "tensorferry psk 1";
+// Apart from whatever else is made from the secret.
+constexpr std::string_view kSalt = "tensorferry tls";
+
+// TLS_AES_128_GCM_SHA256: its hash is that of the key, as TLS wants it (RFC 8446, 4.2.11).
+constexpr std::array<unsigned char, 2> kKeyCipher = {0x13, 0x01};
+constexpr const char* kKeyCiphers = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
+
+const TlsContext& ContextOf(SSL* ssl) {
+  return *static_cast<const TlsContext*>(SSL_CTX_get_app_data(::SSL_get_SSL_CTX(ssl)));
+}
+
+// OpenSSL's bytes are unsigned char.
+const unsigned char* Raw(std::string_view text) {
+  return reinterpret_cast<const unsigned char*>(text.data());
+}
+
+// SSL_psk_use_session_cb_func: what the connecting side offers.
+int OfferKey(SSL* ssl, const EVP_MD* hash, const unsigned char** identity,
+             std::size_t* identity_bytes, SSL_SESSION** session) {
+  *identity = Raw(kIdentity);
+  *identity_bytes = kIdentity.size();
+  // Once the hash is agreed another one's key is worth nothing.
+  const bool fits = hash == nullptr || ::EVP_MD_is_a(hash, "SHA256") == 1;
+  *session = fits ? ContextOf(ssl).MakeSession(ssl) : nullptr;
+  return 1;
+}
+
+// SSL_psk_find_session_cb_func: the accepting side looks for the key that was offered.
+int FindKey(SSL* ssl, const unsigned char* identity, std::size_t identity_bytes,
+            SSL_SESSION** session) {
+  const bool known = identity_bytes == kIdentity.size() &&
+                     std::memcmp(identity, kIdentity.data(), identity_bytes) == 0;
+  *session = known ? ContextOf(ssl).MakeSession(ssl) : nullptr;
+  return 1;
+}
+
+// A key with a password is an error; it must not stop the process for a question on the terminal.
+int RefusePassword(char* /*to*/, int /*size*/, int /*writing*/, void* /*data*/) { return -1; }
+
+Status MakeKey(std::string_view secret, TlsContext::Key* key) {
+  EVP_KDF* const kdf = ::EVP_KDF_fetch(nullptr, "HKDF", nullptr);
+  EVP_KDF_CTX* const context = ::EVP_KDF_CTX_new(kdf);
+  ::EVP_KDF_free(kdf);
+  std::string hash = "SHA256";
+  // The parameters are not written to.
+  const auto octets = [](const char* name, std::string_view text) {
+    return ::OSSL_PARAM_construct_octet_string(name, const_cast<char*>(text.data()), text.size());
+  };
+  const std::array<OSSL_PARAM, 5> parameters = {
+      ::OSSL_PARAM_construct_utf8_string("digest", hash.data(), 0), octets("key", secret),
+      octets("salt", kSalt), octets("info", kIdentity), ::OSSL_PARAM_construct_end()};
+  const bool made = context != nullptr &&
+                    ::EVP_KDF_derive(context, key->data(), key->size(), parameters.data()) == 1;
+  ::EVP_KDF_CTX_free(context);
+  if (made) return Ok();
+  return Error(Code::kUnsupported,
+               fmt::format("this OpenSSL cannot make a TLS key by HKDF: {}; set FERRY_TLS=cert",
+                           TakeOpenSslReason()));
+}
+
+Error Unusable(const char* setting, const std::string& file, const char* remedy) {
+  return Error(Code::kInvalidArgument, fmt::format("{} {} cannot be used: {}; {}", setting, file,
+                                                   TakeOpenSslReason(), remedy));
+}
+
+Error NoContext() {
+  return Error(Code::kUnavailable,
+               fmt::format("OpenSSL cannot begin to speak TLS 1.3: {}; free memory, or check its "
+                           "configuration",
+                           TakeOpenSslReason()));
+}
+
+Status CheckFilesAreNamed(const Config& config) {
+  for (const auto& [name, file] :
+       {std::pair("tls_cert", &config.tls_cert), std::pair("tls_key", &config.tls_key),
+        std::pair("tls_ca", &config.tls_ca)}) {
+    if (!file->empty()) continue;
+    return Error(Code::kInvalidArgument,
+                 fmt::format("tls is cert and {} names no file; set tls_cert, tls_key and tls_ca "
+                             "(FERRY_TLS_CERT, FERRY_TLS_KEY, FERRY_TLS_CA)",
+                             name));
+  }
+  return Ok();
+}
+
+}  // namespace
+
+std::string TakeOpenSslReason() {
+  const unsigned long error = ::ERR_peek_error();
+  ::ERR_clear_error();
+  if (error == 0) return "no reason given";
+  if (ERR_SYSTEM_ERROR(error)) return std::strerror(ERR_GET_REASON(error));
+  const char* const reason = ::ERR_reason_error_string(error);
+  return reason != nullptr ? reason : fmt::format("error {:x}", error);
+}
+
+// ---- TlsContext ---------------------------------------------------------------------------------
+
+Result<std::shared_ptr<const TlsContext>> TlsContext::Create(const Config& config) {
+  if (config.tls == "off") return std::shared_ptr<const TlsContext>();
+  const bool is_psk = config.tls == "psk";
+  // With every stream that uses it.
+  std::shared_ptr<TlsContext> context(new TlsContext(is_psk));
+  FERRY_TRY(context->Open());
+  FERRY_TRY(is_psk ? context->UseKey(config) : context->UseCertificates(config));
+  return std::shared_ptr<const TlsContext>(std::move(context));
+}
+
+TlsContext::~TlsContext() { ::OPENSSL_cleanse(key_.data(), key_.size()); }
+
+Status TlsContext::Open() {
+  ::ERR_clear_error();
+  context_ = UniqueHandle<SslContextTraits>(::SSL_CTX_new(::TLS_method()));
+  SSL_CTX* const context = context_.get();
+  if (context == nullptr || ::SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) != 1) {
+    return NoContext();
+  }
+  // Every lane makes a full handshake: no tickets, no early data (off unless asked for), nothing
+  // kept. The kernel's TLS (SSL_OP_ENABLE_KTLS) would need the socket itself as the stream's BIO.
+  ::SSL_CTX_set_options(context, SSL_OP_NO_TICKET);
+  (void)::SSL_CTX_set_num_tickets(context, 0);
+  ::SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
+  // A shared key is a session to OpenSSL, and one of another context is refused by either side.
+  (void)::SSL_CTX_set_session_id_context(context, Raw(kIdentity), kIdentity.size());
+  // In both modes: with a key there is no authority, so that a certificate in its place is refused.
+  ::SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
+  return Ok();
+}
+
+Status TlsContext::UseKey(const Config& config) {
+  FERRY_TRY_ASSIGN(std::string secret, LoadSecret(config));
+  if (secret.empty()) {
+    return Error(Code::kInvalidArgument,
+                 "tls is psk and there is no secret to make a key from; set secret_file "
+                 "(FERRY_SECRET_FILE)");
+  }
+  const Status made = MakeKey(secret, &key_);
+  ::OPENSSL_cleanse(secret.data(), secret.size());
+  FERRY_TRY(made);
+  SSL_CTX* const context = context_.get();
+  if (::SSL_CTX_set_ciphersuites(context, kKeyCiphers) != 1) return NoContext();
+  SSL_CTX_set_app_data(context, this);
+  ::SSL_CTX_set_psk_use_session_callback(context, OfferKey);
+  ::SSL_CTX_set_psk_find_session_callback(context, FindKey);
+  return Ok();
+}
+
+Status TlsContext::UseCertificates(const Config& config) {
+  FERRY_TRY(CheckFilesAreNamed(config));
+  SSL_CTX* const context = context_.get();
+  ::SSL_CTX_set_default_passwd_cb(context, RefusePassword);
+  if (::SSL_CTX_use_certificate_chain_file(context, config.tls_cert.c_str()) != 1) {
+    return Unusable("tls_cert", config.tls_cert, "name a readable PEM file with a certificate");
+  }
+  if (::SSL_CTX_use_PrivateKey_file(context, config.tls_key.c_str(), SSL_FILETYPE_PEM) != 1) {
+    return Unusable("tls_key", config.tls_key,
+                    "name a readable PEM file with the key of tls_cert, without a password");
+  }
+  if (::SSL_CTX_load_verify_file(context, config.tls_ca.c_str()) != 1) {
+    return Unusable("tls_ca", config.tls_ca, "name a readable PEM file with certificates");
+  }
+  WarnIfOthersMayRead("tls_key", config.tls_key);
+  if (config.tls_name.empty()) return Ok();
+  X509_VERIFY_PARAM* const check = ::SSL_CTX_get0_param(context);
+  if (::X509_VERIFY_PARAM_set1_ip_asc(check, config.tls_name.c_str()) == 1 ||
+      ::X509_VERIFY_PARAM_set1_host(check, config.tls_name.c_str(), 0) == 1) {
+    ::ERR_clear_error();
+    return Ok();
+  }
+  return Error(Code::kInvalidArgument,
+               fmt::format("tls_name {} cannot be looked for in certificates: {}; give a host name "
+                           "or an address",
+                           config.tls_name, TakeOpenSslReason()));
+}
+
+SSL_SESSION* TlsContext::MakeSession(SSL* ssl) const {
+  SSL_SESSION* const session = ::SSL_SESSION_new();
+  const SSL_CIPHER* const cipher = ::SSL_CIPHER_find(ssl, kKeyCipher.data());
+  if (session != nullptr && cipher != nullptr &&
+      ::SSL_SESSION_set1_master_key(session, key_.data(), key_.size()) == 1 &&
+      ::SSL_SESSION_set_cipher(session, cipher) == 1 &&
+      ::SSL_SESSION_set1_id_context(session, Raw(kIdentity), kIdentity.size()) == 1 &&
+      ::SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) == 1) {
+    return session;
+  }
+  ::SSL_SESSION_free(session);
+  return nullptr;
+}
+
+// ---- TlsContextCache ----------------------------------------------------------------------------
+
+Result<std::shared_ptr<const TlsContext>> TlsContextCache::Get(const Config& config) {
+  if (config.tls == "off") return std::shared_ptr<const TlsContext>();
+  Settings settings = {config.tls,      config.tls_cert, config.tls_key,    config.tls_ca,
+                       config.tls_name, config.secret,   config.secret_file};
+  const std::lock_guard lock(mutex_);
+  if (settings_ == settings) return context_;
+  FERRY_TRY_ASSIGN(context_, TlsContext::Create(config));
+  settings_ = std::move(settings);
+  return context_;
+}
+
+}  // namespace ferry::net::tcp

@@ -1,0 +1,71 @@
+#pragma once
+#include <openssl/ssl.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "ferry/core/config.h"
+#include "ferry/core/result.h"
+#include "ferry/core/unique_handle.h"
+
+namespace ferry::net::tcp {
+
+struct SslContextTraits {
+  using Handle = SSL_CTX*;
+  static constexpr Handle kInvalid = nullptr;
+  static void Destroy(Handle context) noexcept { ::SSL_CTX_free(context); }
+};
+
+// What one endpoint needs to prove itself to its peers, and to check them, by TLS 1.3 (RFC 8446).
+// Serves both ends of a connection and any thread.
+//
+// "psk": a key made from the secret by HKDF-SHA-256 (RFC 5869), always with an ephemeral key
+// exchange, so that what was recorded stays secret when the secret gets known. "cert": both sides
+// show a certificate that chains to tls_ca; revocation lists are not looked at.
+class TlsContext {
+ public:
+  using Key = std::array<unsigned char, 32>;
+
+  // Null where the config says "off". Reads the files. Errors: kInvalidArgument naming the setting
+  // and the file.
+  static Result<std::shared_ptr<const TlsContext>> Create(const Config& config);
+  TlsContext(const TlsContext&) = delete;
+  TlsContext& operator=(const TlsContext&) = delete;
+  ~TlsContext();
+
+  SSL_CTX* get() const noexcept { return context_.get(); }
+  bool is_psk() const noexcept { return is_psk_; }
+  // A session that stands for the shared key; null when there is no memory.
+  SSL_SESSION* MakeSession(SSL* ssl) const;
+
+ private:
+  explicit TlsContext(bool is_psk) : is_psk_(is_psk) {}
+  Status Open();
+  Status UseKey(const Config& config);
+  Status UseCertificates(const Config& config);
+
+  const bool is_psk_;
+  UniqueHandle<SslContextTraits> context_;
+  Key key_{};
+};
+
+// The context of the config that was last asked for, so that files are read once. Any thread.
+class TlsContextCache {
+ public:
+  Result<std::shared_ptr<const TlsContext>> Get(const Config& config);
+
+ private:
+  using Settings = std::array<std::string, 7>;
+
+  std::mutex mutex_;
+  std::optional<Settings> settings_;
+  std::shared_ptr<const TlsContext> context_;  // with the streams that use it
+};
+
+// Takes this thread's OpenSSL errors; the reason of the first, in words.
+std::string TakeOpenSslReason();
+
+}  // namespace ferry::net::tcp

@@ -1,0 +1,29 @@
+#include "ferry/net/tcp/tls_handshake.h"
+
+#include <utility>
+
+namespace ferry::net::tcp {
+
+TlsHandshake::TlsHandshake(UniqueFd fd, std::unique_ptr<TlsStream> stream, EventLoop* loop,
+                           Done done)
+    : fd_(std::move(fd)), stream_(std::move(stream)), loop_(loop), done_(std::move(done)) {}
+
+TlsHandshake::~TlsHandshake() {
+  if (fd_) loop_->UnwatchOnLoop(fd_.get(), this);
+}
+
+Status TlsHandshake::StartOnLoop() {
+  // A connected socket is writable, which is the first event.
+  return loop_->WatchOnLoop(fd_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP, this);
+}
+
+void TlsHandshake::OnEventsOnLoop(std::uint32_t /*events*/) {
+  const auto progress = stream_->Handshake();
+  if (progress && *progress == TlsStream::Progress::kWaiting) return;
+  loop_->UnwatchOnLoop(fd_.get(), this);
+  Done done = std::move(done_);
+  if (!progress) return done(progress.error());
+  done(SecureSocket{std::move(fd_), std::move(stream_)});
+}
+
+}  // namespace ferry::net::tcp

@@ -1,0 +1,83 @@
+#pragma once
+#include <openssl/ssl.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ferry/core/unique_handle.h"
+#include "ferry/net/tcp/byte_stream.h"
+#include "ferry/net/tcp/io_cursor.h"
+#include "ferry/net/tcp/tls_context.h"
+#include "ferry/net/tcp/tls_socket.h"
+
+namespace ferry::net::tcp {
+
+struct SslTraits {
+  using Handle = SSL*;
+  static constexpr Handle kInvalid = nullptr;
+  static void Destroy(Handle ssl) noexcept { ::SSL_free(ssl); }
+};
+
+// TLS 1.3 on a connected socket. What was read is in the caller's memory only once its record was
+// found to be genuine.
+class TlsStream final : public ByteStream {
+ public:
+  enum class Role { kConnects, kAccepts };
+  enum class Progress { kWaiting, kDone };
+  // A new key after so many records: AES-GCM may encrypt 2^24.5 with one (RFC 8446, 5.5).
+  static constexpr std::uint64_t kRecordsPerKey = 1 << 23;
+
+  // `remote` is for messages. Errors: kUnavailable.
+  static Result<std::unique_ptr<TlsStream>> Create(std::shared_ptr<const TlsContext> context,
+                                                   int fd, Role role, std::string remote,
+                                                   std::uint64_t records_per_key = kRecordsPerKey);
+
+  // Does as much of the handshake as the socket allows; to be called again at its next event.
+  // Before it is done nothing else is. Errors: kRefused (either side does not accept the other),
+  // kCorrupt (no TLS), kPeerLost.
+  Result<Progress> Handshake();
+
+  ssize_t Readv(std::span<const iovec> pieces, std::size_t bytes) override;
+  ssize_t Discard(std::size_t bytes) override;
+  ssize_t Writev(std::span<const iovec> pieces) override;
+  void SayEnd() override;
+  bool HoldsInput() const override;
+  bool is_plain() const noexcept override { return false; }
+  const Failure* failure() const noexcept override { return failure_ ? &*failure_ : nullptr; }
+  void FindReason() override;
+  void Describe(LaneInfo* info) const override;
+
+ private:
+  TlsStream(std::shared_ptr<const TlsContext> context, int fd, std::string remote,
+            std::uint64_t records_per_key);
+  Status Open(Role role);
+  Result<bool> StepHandshake();
+  Status CheckPeer();
+  Error HandshakeError(int error_number);
+  void NoteFailure();
+  std::size_t Fill(const iovec& piece, bool to_the_end, ssize_t* end);
+  // 0, or -1 with errno, which is EAGAIN when nothing is there now.
+  ssize_t EndOfRead(int result);
+  std::size_t Encrypt(std::span<const iovec> pieces);
+  std::span<const std::byte> NextRecord(IoCursor* cursor);
+  std::size_t EncryptRecord(IoCursor* cursor);
+
+  const std::shared_ptr<const TlsContext> context_;  // with the provider and other streams
+  const std::string remote_;
+  const std::uint64_t records_per_key_;
+  TlsSocket socket_;
+  UniqueHandle<SslTraits> ssl_;
+  bool greeted_ = false;  // the handshake is over
+  std::optional<Failure> failure_;
+  std::string security_;
+
+  std::size_t accepted_ = 0;              // bytes that are encrypted and not all sent
+  std::uint64_t records_ = 0;             // under the present key
+  std::unique_ptr<std::byte[]> record_;   // gathers small pieces
+  std::unique_ptr<std::byte[]> scratch_;  // of Discard
+};
+
+}  // namespace ferry::net::tcp
