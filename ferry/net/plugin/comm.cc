@@ -1,0 +1,234 @@
+#include "ferry/net/plugin/comm.h"
+
+#include <fmt/core.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "ferry/core/check.h"
+#include "ferry/core/log.h"
+#include "ferry/net/plugin/plugin_log.h"
+
+namespace ferry::net::plugin {
+namespace {
+
+constexpr const char* kReconnect = "see that the peer is well, and reconnect";
+
+void WarnIfFailed(const Plugin& plugin, const char* call, int outcome, std::uint64_t mark) {
+  if (outcome == abi::kSuccess) return;
+  Log(LogLevel::kWarn, "plugin", "{}",
+      plugin.CallError(Code::kInternal, call, outcome, mark, "the process goes on without")
+          .message());
+}
+
+// There is nothing to wait for but that the plugin's threads get on.
+constexpr std::chrono::milliseconds kPollInterval{1};
+
+template <class Ask>
+auto AskUntil(Deadline deadline, const std::string& what, const Ask& ask) -> decltype(ask()) {
+  const auto begin = Clock::now();
+  for (std::uint64_t polls = 1;; ++polls) {
+    auto answer = ask();
+    if (!answer || *answer != nullptr) return answer;
+    if (deadline.expired()) {
+      const auto took = std::chrono::duration<double>(Clock::now() - begin).count();
+      return Error(Code::kTimedOut,
+                   fmt::format("{} had no answer after {:.1f} s and {} polls; see that the peer "
+                               "connects to this handle, by an interface of the same network",
+                               what, took, polls));
+    }
+    std::this_thread::sleep_for(kPollInterval);
+  }
+}
+
+}  // namespace
+
+// ---- Registration -------------------------------------------------------------------------------
+
+Registration::~Registration() {
+  if (mr_ == nullptr) return;
+  const std::uint64_t mark = PluginLogMark();
+  WarnIfFailed(*plugin_, "deregMr", plugin_->driver().Deregister(comm_, mr_), mark);
+}
+
+Result<Registration> Comm::Register(void* data, std::size_t bytes, bool on_gpu) {
+  const std::uint64_t most = plugin_->driver().most_registered_bytes();
+  if (bytes == 0 || bytes > most) {
+    return Error(
+        Code::kInvalidArgument,
+        fmt::format("network plugin {} registers 1 to {} bytes at a time, not {}; register "
+                    "it in parts",
+                    plugin_->name(), most, bytes));
+  }
+  void* mr = nullptr;
+  const std::uint64_t mark = PluginLogMark();
+  const int outcome = plugin_->driver().Register(
+      comm_, data, bytes, on_gpu ? abi::kPointerCuda : abi::kPointerHost, &mr);
+  if (outcome != abi::kSuccess) {
+    return plugin_->CallError(
+        Code::kUnsupported,
+        fmt::format("regMr of {} bytes of {} memory", bytes, on_gpu ? "GPU" : "host"), outcome,
+        mark, "memory of a GPU must begin at a multiple of 4096 bytes, and belong to this GPU");
+  }
+  return Registration(plugin_, comm_, mr);
+}
+
+// ---- SendComm -----------------------------------------------------------------------------------
+
+SendComm::~SendComm() {
+  const std::uint64_t mark = PluginLogMark();
+  WarnIfFailed(*plugin_, "closeSend", plugin_->driver().CloseSend(comm_), mark);
+}
+
+Result<bool> SendComm::Send(const Message& message) {
+  FERRY_CHECK(room() > 0, under_way());
+  void* request = nullptr;
+  const std::uint64_t mark = PluginLogMark();
+  const int outcome = plugin_->driver().Send(comm_, message, &request);
+  if (outcome != abi::kSuccess) {
+    return plugin_->CallError(Code::kPeerLost,
+                              fmt::format("isend of {} bytes (tag {}, device {}, {} under way)",
+                                          message.bytes, message.tag, device_, under_way()),
+                              outcome, mark, kReconnect);
+  }
+  if (request != nullptr) requests_.push_back(request);
+  return request != nullptr;
+}
+
+Result<bool> SendComm::Test() {
+  if (requests_.empty()) return false;
+  int done = 0;
+  int bytes = 0;
+  const std::uint64_t mark = PluginLogMark();
+  const int outcome = plugin_->driver().Test(requests_.front(), &done, &bytes);
+  if (outcome != abi::kSuccess) {
+    return plugin_->CallError(Code::kPeerLost, fmt::format("test of a send (device {})", device_),
+                              outcome, mark, kReconnect);
+  }
+  if (done != 0) requests_.pop_front();
+  return done != 0;
+}
+
+// ---- ReceiveComm --------------------------------------------------------------------------------
+
+ReceiveComm::~ReceiveComm() {
+  const std::uint64_t mark = PluginLogMark();
+  WarnIfFailed(*plugin_, "closeRecv", plugin_->driver().CloseReceive(comm_), mark);
+}
+
+Result<bool> ReceiveComm::Receive(const Message& message) {
+  FERRY_CHECK(room() > 0, under_way());
+  void* request = nullptr;
+  const std::uint64_t mark = PluginLogMark();
+  const int outcome = plugin_->driver().Receive(comm_, message, &request);
+  if (outcome != abi::kSuccess) {
+    return plugin_->CallError(Code::kPeerLost,
+                              fmt::format("irecv of {} bytes (tag {}, device {}, {} under way)",
+                                          message.bytes, message.tag, device_, under_way()),
+                              outcome, mark, kReconnect);
+  }
+  if (request != nullptr) requests_.push_back(request);
+  return request != nullptr;
+}
+
+Result<ReceiveComm::Arrival> ReceiveComm::Test() {
+  if (requests_.empty()) return Arrival{};
+  Arrival arrival;
+  int done = 0;
+  const std::uint64_t mark = PluginLogMark();
+  const int outcome = plugin_->driver().Test(requests_.front(), &done, &arrival.bytes);
+  if (outcome != abi::kSuccess) {
+    return plugin_->CallError(Code::kPeerLost,
+                              fmt::format("test of a receive (device {})", device_), outcome, mark,
+                              kReconnect);
+  }
+  if (done == 0) return Arrival{};
+  arrival.done = true;
+  arrival.request = requests_.front();
+  arrival.index = tested_++;
+  requests_.pop_front();
+  done_.push_back(arrival.request);
+  held_ = done_.size();
+  return arrival;
+}
+
+Status ReceiveComm::Consume() {
+  FERRY_CHECK(!done_.empty(), tested_);
+  void* const request = done_.front();
+  done_.pop_front();
+  held_ = done_.size();
+  if (handle_->type != abi::kDeviceTypeUnpack) return Ok();
+  const std::uint64_t mark = PluginLogMark();
+  const int outcome = plugin_->driver().Consume(comm_, request);
+  if (outcome == abi::kSuccess) return Ok();
+  return plugin_->CallError(Code::kPeerLost, fmt::format("irecvConsumed (device {})", device_),
+                            outcome, mark, kReconnect);
+}
+
+// ---- connections --------------------------------------------------------------------------------
+
+Result<std::unique_ptr<Listening>> Listening::Open(Plugin* plugin, int device) {
+  std::unique_ptr<Listening> listening(new Listening(plugin, device));
+  const std::uint64_t mark = PluginLogMark();
+  void* comm = nullptr;  // of no meaning where it fails
+  const int outcome = plugin->driver().Listen(device, listening->handle_.data(), &comm);
+  if (outcome != abi::kSuccess || comm == nullptr) {
+    return plugin->CallError(Code::kUnavailable, fmt::format("listen on device {}", device),
+                             outcome, mark, "see 'ferry doctor'");
+  }
+  listening->comm_ = comm;
+  listening->device_handle_ = std::make_unique<abi::DeviceHandle>();
+  const NicFacts& nic = plugin->nics()[static_cast<std::size_t>(device)];
+  listening->device_handle_->type = nic.device_type;
+  listening->device_handle_->version = nic.device_version;
+  return listening;
+}
+
+Listening::~Listening() {
+  if (comm_ == nullptr) return;
+  const std::uint64_t mark = PluginLogMark();
+  WarnIfFailed(*plugin_, "closeListen", plugin_->driver().CloseListen(comm_), mark);
+}
+
+Result<std::unique_ptr<ReceiveComm>> Listening::Accept() {
+  FERRY_CHECK(device_handle_ != nullptr, device_);
+  void* comm = nullptr;
+  // As NCCL does: who is given memory for it is asked to unpack.
+  abi::DeviceHandle* device_handle =
+      device_handle_->type == abi::kDeviceTypeUnpack ? device_handle_.get() : nullptr;
+  const std::uint64_t mark = PluginLogMark();
+  const int outcome = plugin_->driver().Accept(comm_, &comm, &device_handle);
+  if (outcome != abi::kSuccess) {
+    return plugin_->CallError(Code::kPeerLost, fmt::format("accept on device {}", device_), outcome,
+                              mark, kReconnect);
+  }
+  if (comm == nullptr) return std::unique_ptr<ReceiveComm>();
+  return std::make_unique<ReceiveComm>(plugin_, device_, comm, std::move(device_handle_));
+}
+
+Result<std::unique_ptr<ReceiveComm>> Listening::Accept(Deadline deadline) {
+  return AskUntil(deadline, fmt::format("accept of {} on device {}", plugin_->name(), device_),
+                  [this] { return Accept(); });
+}
+
+Result<std::unique_ptr<SendComm>> Connecting::Connect(Deadline deadline) {
+  return AskUntil(deadline, fmt::format("connect of {} from device {}", plugin_->name(), device_),
+                  [this] { return Connect(); });
+}
+
+Result<std::unique_ptr<SendComm>> Connecting::Connect() {
+  void* comm = nullptr;
+  abi::DeviceHandle* device_handle = nullptr;
+  const std::uint64_t mark = PluginLogMark();
+  const int outcome = plugin_->driver().Connect(device_, handle_.data(), &comm, &device_handle);
+  if (outcome != abi::kSuccess) {
+    return plugin_->CallError(Code::kPeerLost, fmt::format("connect from device {}", device_),
+                              outcome, mark, kReconnect);
+  }
+  if (comm == nullptr) return std::unique_ptr<SendComm>();
+  return std::make_unique<SendComm>(plugin_, device_, comm);
+}
+
+}  // namespace ferry::net::plugin

@@ -1,0 +1,79 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "ferry/net/plugin/abi.h"
+
+namespace ferry::net::plugin {
+
+// A device of a plugin: a network interface, or several taken together.
+struct NicFacts {
+  std::string name;          // "eth1"
+  std::string pci_path;      // under /sys; empty where it is not told
+  std::uint64_t guid = 0;    // the same for ports of one card
+  bool host_memory = false;  // that it can send from and receive into
+  bool cuda_memory = false;  // likewise
+  bool dma_buf = false;
+  std::uint64_t megabits = 0;  // per second
+  int port = 0;
+  float latency = 0;  // µs
+  int most_comms = 0;
+  int most_receives = 0;  // that one call may group
+  bool unpacks = false;   // what is received lies in pieces that the GPU has to put together
+  int device_type = abi::kDeviceTypeHost;
+  int device_version = 0;
+  std::uint64_t most_message_bytes = 0;
+};
+
+// A piece of registered memory to send or receive.
+struct Message {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  int tag = 0;
+  void* mr = nullptr;
+};
+
+// A plugin's functions, whatever their version, in one form. Outcomes are those of abi.h. What a
+// version lacks is done as NCCL does it for that version; arguments must be in that version's range
+// (Driver::most_registered_bytes(), NicFacts::most_message_bytes).
+class Driver {
+ public:
+  virtual ~Driver() = default;
+
+  virtual int version() const noexcept = 0;
+  virtual const char* name() const noexcept = 0;  // may be null
+  virtual std::uint64_t most_registered_bytes() const noexcept = 0;
+  virtual std::size_t most_requests() const noexcept = 0;  // under way, of one comm
+  virtual bool can_consume() const noexcept = 0;           // has irecvConsumed
+
+  virtual int Init(abi::Logger logger) = 0;
+  virtual int Finalize() = 0;
+  virtual int Devices(int* count) = 0;
+  virtual int Describe(int device, NicFacts* facts) = 0;
+
+  virtual int Listen(int device, void* handle, void** listen_comm) = 0;
+  virtual int Connect(int device, void* handle, void** send_comm,
+                      abi::DeviceHandle** device_handle) = 0;
+  virtual int Accept(void* listen_comm, void** recv_comm, abi::DeviceHandle** device_handle) = 0;
+  virtual int Register(void* comm, void* data, std::size_t bytes, int kind, void** mr) = 0;
+  virtual int Deregister(void* comm, void* mr) = 0;
+  virtual int Send(void* send_comm, const Message& message, void** request) = 0;
+  virtual int Receive(void* recv_comm, const Message& message, void** request) = 0;
+  virtual int Flush(void* recv_comm, const Message& message, void** request) = 0;
+  virtual int Test(void* request, int* done, int* bytes) = 0;
+  virtual int Consume(void* recv_comm, void* request) = 0;
+  virtual int CloseSend(void* send_comm) = 0;
+  virtual int CloseReceive(void* recv_comm) = 0;
+  virtual int CloseListen(void* listen_comm) = 0;
+};
+
+inline constexpr int kOldestVersion = 5;
+inline constexpr int kNewestVersion = 12;
+
+// Of the table of a loaded library, which outlives the driver; null for a version that is not
+// between those. A driver has state: one for each use of the plugin.
+std::unique_ptr<Driver> MakeDriver(int version, void* table);
+
+}  // namespace ferry::net::plugin

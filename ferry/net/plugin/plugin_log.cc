@@ -1,0 +1,123 @@
+#include "ferry/net/plugin/plugin_log.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+
+#include "ferry/core/log.h"
+
+namespace ferry::net::plugin {
+namespace {
+
+constexpr std::size_t kMostLines = 8;
+
+class Lines {
+ public:
+  void Add(int level, const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    ++added_;
+    lines_.push_back({level, text});
+    if (lines_.size() > kMostLines) lines_.pop_front();
+    if (!MeaningOf(text).empty()) fatal_ = text;
+  }
+  std::uint64_t added() const {
+    const std::lock_guard lock(mutex_);
+    return added_;
+  }
+  std::vector<PluginLine> Since(std::uint64_t mark) const {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t fresh = added_ - std::min(mark, added_);
+    const std::size_t count = fresh < lines_.size() ? fresh : lines_.size();
+    return {lines_.end() - static_cast<std::ptrdiff_t>(count), lines_.end()};
+  }
+  std::string fatal() const {
+    const std::lock_guard lock(mutex_);
+    return fatal_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::deque<PluginLine> lines_;
+  std::uint64_t added_ = 0;
+  std::string fatal_;
+};
+
+// Never destroyed: threads of plugins go on while the process ends.
+Lines& TheLines() {
+  static auto* const lines = new Lines;
+  return *lines;
+}
+
+// Its signature is NCCL's.
+__attribute__((format(printf, 5, 6))) void WritePluginLine(int level, unsigned long /*flags*/,
+                                                           const char* file, int line,
+                                                           const char* format, ...) {
+  char text[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  if (level == abi::kLogWarn || level == abi::kLogAbort) {
+    TheLines().Add(level, text);
+    Log(LogLevel::kWarn, "plugin", "{} ({}:{})", text, file == nullptr ? "?" : file, line);
+  } else {
+    Log(LogLevel::kDebug, "plugin", "{} ({}:{})", text, file == nullptr ? "?" : file, line);
+  }
+}
+
+struct Symptom {
+  const char* text;
+  const char* meaning;
+};
+constexpr Symptom kSymptoms[] = {
+    {"rx no cmsg",
+     "data came by the ordinary way and not into the GPU: its flow was not steered to a queue of "
+     "the receive-datapath daemon. Check that the daemon runs, that "
+     "NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX names its sockets, that the interface belongs to this "
+     "GPU, and that the peer is on another machine; 'ferry doctor' looks for each"},
+    {"landed on host memory",
+     "the interface did not split headers from data; 'ethtool --show-priv-flags' must show "
+     "enable-header-split on, which the receive-datapath daemon sets up"},
+    {"cmsg truncated",
+     "a receive came in more pieces than the plugin has room for; use smaller chunks "
+     "(NCCL_DYNAMIC_CHUNK_SIZE) or a larger MTU"},
+    {"segs, failstop",
+     "a receive came in more than 2048 pieces; use smaller chunks or a larger MTU"},
+    {"request too many pages",
+     "a receive came in more than 2048 pieces; use smaller chunks or a larger MTU"},
+    {"unable to allocate requests",
+     "more than 16 requests were under way on one connection; this is a bug of the caller's"},
+    {"invalid request", "a request was tested out of turn; this is a bug of the caller's"},
+};
+
+void SayWhyOnExit() {
+  const std::string fatal = TheLines().fatal();
+  if (fatal.empty()) return;
+  std::fprintf(stderr, "ferry: the network plugin said \"%s\" before the process ended: %s\n",
+               fatal.c_str(), MeaningOf(fatal).c_str());
+}
+
+}  // namespace
+
+abi::Logger PluginLogger() noexcept { return WritePluginLine; }
+
+std::vector<PluginLine> PluginWarnings(std::uint64_t mark) { return TheLines().Since(mark); }
+
+std::uint64_t PluginLogMark() { return TheLines().added(); }
+
+std::string MeaningOf(const std::string& line) {
+  for (const Symptom& symptom : kSymptoms) {
+    if (line.find(symptom.text) != std::string::npos) return symptom.meaning;
+  }
+  return {};
+}
+
+void ExplainEndOfProcess() {
+  static const bool registered = std::atexit(SayWhyOnExit) == 0;
+  (void)registered;
+}
+
+}  // namespace ferry::net::plugin

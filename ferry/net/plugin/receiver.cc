@@ -1,0 +1,211 @@
+#include "ferry/net/plugin/receiver.h"
+
+#include <fmt/core.h>
+
+#include <limits>
+#include <utility>
+
+#include "ferry/core/check.h"
+#include "ferry/core/log.h"
+
+namespace ferry::net::plugin {
+namespace {
+
+constexpr std::chrono::seconds kEndPatience{60};
+
+}  // namespace
+
+Result<std::unique_ptr<Receiver>> Receiver::Create(cuda::DeviceApi* api, Unpacker* unpacker,
+                                                   std::vector<std::unique_ptr<ReceiveComm>> comms,
+                                                   const ReceiverOptions& options,
+                                                   Deadline deadline) {
+  std::unique_ptr<Receiver> receiver(new Receiver(unpacker, options));
+  for (auto& comm : comms) {
+    FERRY_TRY_ASSIGN(UnpackRows rows, UnpackRows::Open(*comm, api, deadline));
+    receiver->channels_.push_back({std::move(comm), rows, {}, {}, Deadline::Never()});
+  }
+  FERRY_TRY(receiver->PlacePool(api));
+  return receiver;
+}
+
+Status Receiver::PlacePool(cuda::DeviceApi* api) {
+  if (channels_.empty()) return Ok();
+  std::byte* const base = channels_.front().rows.pool();
+  for (const Channel& channel : channels_) {
+    if (channel.rows.pool() == base) continue;
+    return Error(Code::kInvalidArgument,
+                 fmt::format("channels of devices {} and {} have different bounce pools; make a "
+                             "receiver for each GPU",
+                             channels_.front().comm->device(), channel.comm->device()));
+  }
+  pool_ = Place::OnDevice(base);
+  if (api == nullptr) return Ok();
+  FERRY_TRY_ASSIGN(const cuda::PointerInfo info, api->Inspect(base));
+  if (info.kind == cuda::MemoryKind::kDevice) return Ok();
+  const int ordinal = unpacker_->stream().ordinal();
+  if (info.kind == cuda::MemoryKind::kHost) {
+    FERRY_TRY_ASSIGN(pool_pin_, api->RegisterHost(ordinal, base, options_.pool_bytes));
+  }
+  FERRY_TRY_ASSIGN(pool_, Place::OnHost(*api, ordinal, base));
+  return Ok();
+}
+
+Receiver::~Receiver() {
+  if (auto drained = Drain(Deadline::After(kEndPatience)); !drained) {
+    Log(LogLevel::kWarn, "plugin", "at the end of a receiver: {}", drained.error().message());
+  }
+}
+
+void Receiver::Receive(std::size_t channel, Chunk chunk, ChunkPlace place) {
+  channels_[channel].waiting.push_back({chunk, std::move(place)});
+  ++under_way_;
+}
+
+Status Receiver::Progress(std::vector<std::uint64_t>* done) {
+  if (failed_) return *failed_;
+  Status status = Advance(done);
+  if (!status) failed_ = status.error();
+  return status;
+}
+
+Status Receiver::Advance(std::vector<std::uint64_t>* done) {
+  ForgiveAbsence();
+  done->insert(done->end(), drained_.begin(), drained_.end());
+  drained_.clear();
+  for (std::size_t i = 0; i < channels_.size(); ++i) {
+    FERRY_TRY(PostOn(i));
+    FERRY_TRY(TakeFrom(i));
+  }
+  FERRY_TRY(Unpack());
+  return Finish(done);
+}
+
+Status Receiver::PostOn(std::size_t index) {
+  Channel& channel = channels_[index];
+  while (!channel.waiting.empty() && channel.comm->room() > 0) {
+    if (channel.oldest_by.never()) channel.oldest_by = Deadline::After(options_.chunk_timeout);
+    Expected& next = channel.waiting.front();
+    auto begun = channel.comm->Receive(next.chunk.message);
+    if (!begun) return Named(index, next.chunk, begun.error());
+    if (!*begun) {
+      if (!channel.posted.empty() || !channel.oldest_by.expired()) break;
+      return Named(index, next.chunk,
+                   Error(Code::kTimedOut,
+                         fmt::format("the plugin has not begun to receive it for {:.1f} s; see "
+                                     "that the peer is well, and reconnect",
+                                     Seconds(options_.chunk_timeout))));
+    }
+    channel.posted.push_back(std::move(next));
+    channel.waiting.pop_front();
+  }
+  return Ok();
+}
+
+Status Receiver::TakeFrom(std::size_t index) {
+  Channel& channel = channels_[index];
+  while (!channel.posted.empty()) {
+    const Expected& oldest = channel.posted.front();
+    auto arrival = channel.comm->Test();
+    if (!arrival) return Named(index, oldest.chunk, arrival.error());
+    if (!arrival->done) {
+      if (!channel.oldest_by.expired()) return Ok();
+      return Named(index, oldest.chunk,
+                   Error(Code::kTimedOut,
+                         fmt::format("nothing has come for {:.1f} s, with {} receives posted; see "
+                                     "that the peer sends, and reconnect",
+                                     Seconds(options_.chunk_timeout), channel.posted.size())));
+    }
+    auto fragments = channel.rows.Read(*arrival);
+    if (!fragments) return Named(index, oldest.chunk, fragments.error());
+    const std::size_t first = blocks_.size();
+    const PostedReceive receive{options_.pool_bytes, oldest.chunk.message.bytes, oldest.place.runs};
+    if (auto read = reader_.Read(*fragments, receive, &blocks_); !read) {
+      return Named(index, oldest.chunk, read.error());
+    }
+    arrived_.push_back({index, oldest.chunk, 0, first, blocks_.size() - first, oldest.place.to});
+    channel.posted.pop_front();
+    // A chunk that there is no room for waits for this side, not for the peer.
+    channel.oldest_by =
+        channel.posted.empty() ? Deadline::Never() : Deadline::After(options_.chunk_timeout);
+  }
+  return Ok();
+}
+
+Status Receiver::Unpack() {
+  while (unpacking_ < arrived_.size() && unpacker_->room() > 0) {
+    lists_.clear();
+    for (std::size_t i = unpacking_; i < arrived_.size(); ++i) {
+      const Arrived& one = arrived_[i];
+      lists_.push_back({std::span(blocks_).subspan(one.first_block, one.blocks), one.to, pool_});
+    }
+    std::size_t count = lists_.size();
+    auto ticket = unpacker_->Enqueue(lists_);
+    // More may have come by now than is ever unpacked at once.
+    while (!ticket && ticket.error().code() == Code::kInvalidArgument && count > 1) {
+      count /= 2;
+      ticket = unpacker_->Enqueue(std::span(lists_).first(count));
+    }
+    if (!ticket) {
+      if (ticket.error().code() == Code::kUnavailable) return Ok();
+      const Arrived& first = arrived_[unpacking_];
+      return Named(first.channel, first.chunk, ticket.error());
+    }
+    MarkUnpacking(count, *ticket);
+  }
+  return Ok();
+}
+
+void Receiver::MarkUnpacking(std::size_t count, std::uint64_t ticket) {
+  for (; count > 0; --count) arrived_[unpacking_++].ticket = ticket;
+  const std::size_t used =
+      unpacking_ < arrived_.size() ? arrived_[unpacking_].first_block : blocks_.size();
+  blocks_.erase(blocks_.begin(), blocks_.begin() + static_cast<std::ptrdiff_t>(used));
+  for (std::size_t i = unpacking_; i < arrived_.size(); ++i) arrived_[i].first_block -= used;
+}
+
+Status Receiver::Finish(std::vector<std::uint64_t>* done) {
+  const auto completed = unpacker_->Completed();
+  if (completed) return GiveBack(*completed, done);
+  if (arrived_.empty()) return completed.error();
+  return Named(arrived_.front().channel, arrived_.front().chunk, completed.error());
+}
+
+Status Receiver::GiveBack(std::uint64_t completed, std::vector<std::uint64_t>* done) {
+  while (unpacking_ > 0 && arrived_.front().ticket <= completed) {
+    const Arrived first = arrived_.front();
+    // Once, whatever the plugin says to it.
+    arrived_.pop_front();
+    --unpacking_;
+    --under_way_;
+    const Status consumed = channels_[first.channel].comm->Consume();
+    if (!consumed) return Named(first.channel, first.chunk, consumed.error());
+    done->push_back(first.chunk.id);
+  }
+  return Ok();
+}
+
+Status Receiver::Drain(Deadline deadline) {
+  FERRY_TRY(unpacker_->Drain(deadline));
+  return GiveBack(std::numeric_limits<std::uint64_t>::max(), &drained_);
+}
+
+// While nobody asked, nothing moved: what is late then is this side.
+void Receiver::ForgiveAbsence() {
+  const auto now = Clock::now();
+  const auto away = now - std::exchange(asked_at_, now);
+  if (away < options_.chunk_timeout / 4) return;
+  for (Channel& channel : channels_) {
+    if (!channel.oldest_by.never())
+      channel.oldest_by = Deadline::At(channel.oldest_by.when() + away);
+  }
+}
+
+Error Receiver::Named(std::size_t channel, const Chunk& chunk, const Error& error) const {
+  return Error(error.code(),
+               fmt::format("receiving chunk {} (offset {}, {} bytes, tag {}) on channel {} of {} "
+                           "(device {}): {}",
+                           chunk.id, chunk.offset, chunk.message.bytes, chunk.message.tag, channel,
+                           channels_.size(), channels_[channel].comm->device(), error.message()));
+}
+
+}  // namespace ferry::net::plugin

@@ -1,0 +1,100 @@
+#include "ferry/net/plugin/unpack_rows.h"
+
+#include <fmt/core.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+namespace ferry::net::plugin {
+namespace {
+
+constexpr const char* kNotTrusted =
+    "the plugin's metadata is not to be trusted; end the connection, and check that the plugin is "
+    "GPUDirect-TCPX 3.1.9 or has its layout";
+
+Status ReadHandle(cuda::DeviceApi* api, const void* from, std::span<std::byte> into,
+                  Deadline deadline) {
+  cuda::PointerInfo info;
+  if (api != nullptr) {
+    FERRY_TRY_ASSIGN(info, api->Inspect(from));
+  }
+  if (info.kind != cuda::MemoryKind::kDevice) {
+    std::memcpy(into.data(), from, into.size());
+    return Ok();
+  }
+  struct HandleCopy {
+    cuda::PinnedBuffer into;
+    cuda::Stream stream;
+  };
+  auto copy = std::make_unique<HandleCopy>();
+  FERRY_TRY_ASSIGN(cuda::PinnedBuffer pinned, api->AllocatePinned(info.ordinal, into.size()));
+  FERRY_TRY_ASSIGN(cuda::Stream stream,
+                   api->CreateStream(info.ordinal, cuda::StreamPriority::kNormal));
+  copy->stream = std::move(stream);
+  copy->into = std::move(pinned);
+  const cuda::CopyItem item{copy->into.data(), from, into.size()};
+  FERRY_TRY(api->Copy(copy->stream, cuda::CopyKind::kDeviceToHost, {&item, 1}));
+  if (auto waited = api->Wait(copy->stream, deadline); !waited) {
+    // It may still be written. A GPU that stands still is seldom enough to lose this to it.
+    if (waited.error().code() == Code::kTimedOut) (void)copy.release();
+    return waited;
+  }
+  std::memcpy(into.data(), copy->into.data(), into.size());
+  return Ok();
+}
+
+}  // namespace
+
+Result<UnpackRows> UnpackRows::Open(const ReceiveComm& comm, cuda::DeviceApi* api,
+                                    Deadline deadline) {
+  const abi::DeviceHandle& device = comm.device_handle();
+  if (device.type != abi::kDeviceTypeUnpack || device.version != abi::kDeviceVersionUnpack ||
+      device.handle == nullptr || device.size < sizeof(tcpx::UnpackHandle)) {
+    return Error(
+        Code::kUnsupported,
+        fmt::format("network plugin {} gives a device handle of type {}, version {:#x} and "
+                    "{} bytes; only type {}, version {:#x} and {} bytes is known here",
+                    comm.plugin().name(), device.type, device.version, device.size,
+                    abi::kDeviceTypeUnpack, abi::kDeviceVersionUnpack, sizeof(tcpx::UnpackHandle)));
+  }
+  tcpx::UnpackHandle handle;
+  const auto into = std::as_writable_bytes(std::span(&handle, 1));
+  FERRY_TRY(ReadHandle(api, device.handle, into, deadline));
+  if (handle.meta == nullptr || handle.bounce_pool == nullptr) {
+    return Error(Code::kCorrupt,
+                 fmt::format("network plugin {} has {}; {}", comm.plugin().name(),
+                             handle.meta == nullptr ? "no rows of metadata" : "no bounce pool",
+                             kNotTrusted));
+  }
+  return UnpackRows(handle, comm.plugin().has_tcpx_requests());
+}
+
+Result<std::span<const Fragment>> UnpackRows::Read(const ReceiveComm::Arrival& arrival) const {
+  const std::size_t row = arrival.index % tcpx::kRows;
+  Fragment* const fragments = handle_.meta->rows[row];
+  std::uint64_t* const counted = &handle_.meta->counts[row];
+  // The plugin writes it after the fragments.
+  const std::uint64_t count =
+      std::atomic_ref<std::uint64_t>(*counted).load(std::memory_order_acquire);
+  if (count > tcpx::kRowFragments) {
+    return Error(Code::kCorrupt,
+                 fmt::format("receive {} has {} fragments in row {}, which has room "
+                             "for {}; {}",
+                             arrival.index, count, row, tcpx::kRowFragments, kNotTrusted));
+  }
+  if (has_known_requests_) {
+    const auto& request = *static_cast<const tcpx::Request*>(arrival.request);
+    if (request.row != row || request.fragments != fragments || request.count != counted) {
+      return Error(Code::kCorrupt,
+                   fmt::format("receive {} should have row {} of the metadata, and its request "
+                               "names row {}{}; {}",
+                               arrival.index, row, request.row,
+                               request.row == row ? " with other addresses" : "", kNotTrusted));
+    }
+  }
+  return std::span<const Fragment>(fragments, count);
+}
+
+}  // namespace ferry::net::plugin
