@@ -1,0 +1,163 @@
+#include "ferry/unpack/unpacker.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ferry/copy/executor_host.h"
+#include "ferry/cuda/address.h"
+
+namespace ferry {
+namespace {
+
+constexpr auto kLastPatience = std::chrono::seconds(60);
+
+// At least as many as an executor makes of them.
+std::uint64_t CountPieces(std::span<const PlacedList> requests) noexcept {
+  std::uint64_t pieces = 0;
+  for (const PlacedList& request : requests) {
+    for (const Block& block : request.blocks) {
+      pieces += block.len / kUnpackPiece + (block.len % kUnpackPiece > 0 ? 1 : 0);
+    }
+  }
+  return pieces;
+}
+
+}  // namespace
+
+Unpacker::Unpacker(cuda::DeviceApi* api, const UnpackerOptions& options)
+    : api_(api), options_(options), ring_(options.most_batches) {}
+
+Unpacker::~Unpacker() {
+  if (api_ != nullptr) (void)Drain(Deadline::After(kLastPatience));
+}
+
+Status Unpacker::CheckOptions(const UnpackerOptions& options) {
+  if (options.most_batches >= 1 && options.most_batches <= kMostUnpackBatches &&
+      options.most_pieces >= 1) {
+    return Ok();
+  }
+  return Error(Code::kInvalidArgument,
+               fmt::format("an unpacker with {} batches and {} pieces under way cannot be made; "
+                           "give 1 to {} batches and at least 1 piece",
+                           options.most_batches, options.most_pieces, kMostUnpackBatches));
+}
+
+Result<std::unique_ptr<Unpacker>> Unpacker::Create(cuda::DeviceApi* api, int ordinal,
+                                                   const UnpackerOptions& options) {
+  if (options.by == UnpackBy::kHost) {
+    FERRY_TRY(CheckOptions(options));
+    return std::unique_ptr<Unpacker>(new Unpacker(nullptr, options));
+  }
+  std::unique_ptr<DeviceExecutor> executor;
+  if (options.by == UnpackBy::kDma) {
+    executor = MakeDmaExecutor(api);
+  } else {
+    KernelExecutorOptions kernel;
+    kernel.most_blocks = options.most_pieces;
+    if (options.groups > 0) kernel.host_groups = kernel.device_groups = options.groups;
+    FERRY_TRY_ASSIGN(executor, MakeKernelExecutor(api, ordinal, kernel));
+  }
+  return CreateWith(api, ordinal, std::move(executor), options);
+}
+
+Result<std::unique_ptr<Unpacker>> Unpacker::CreateWith(cuda::DeviceApi* api, int ordinal,
+                                                       std::unique_ptr<DeviceExecutor> executor,
+                                                       const UnpackerOptions& options) {
+  FERRY_TRY(CheckOptions(options));
+  std::unique_ptr<Unpacker> made(new Unpacker(api, options));
+  made->executor_ = std::move(executor);
+  FERRY_TRY(made->MakeStream(ordinal));
+  return made;
+}
+
+// Of high priority: while a message waits for its copy, its part of the pool is of no use.
+Status Unpacker::MakeStream(int ordinal) {
+  FERRY_TRY_ASSIGN(stream_, api_->CreateStream(ordinal, cuda::StreamPriority::kHigh));
+  for (Batch& batch : ring_) {
+    FERRY_TRY_ASSIGN(batch.end, api_->CreateEvent(ordinal, cuda::EventTiming::kOff));
+  }
+  return executor_->name() == "dma" ? Ok() : LoadCopyKernels(api_, stream_);
+}
+
+Result<std::uint64_t> Unpacker::Enqueue(std::span<const PlacedList> requests) {
+  if (failed_) return *failed_;
+  if (api_ == nullptr) {
+    for (const PlacedList& request : requests) {
+      CopyOnHost(request.blocks, cuda::PointerTo<std::byte>(request.dst.address),
+                 cuda::PointerTo<const std::byte>(request.src.address));
+    }
+    return done_ = ++issued_;
+  }
+  const std::uint64_t pieces = CountPieces(requests);
+  FERRY_TRY(CheckRoom(pieces, requests.size()));
+  Batch& batch = ring_[(issued_ + 1) % ring_.size()];
+  if (const Status queued = Queue(requests, batch.end); !queued) {
+    return Fail("queueing a batch", queued.error());
+  }
+  batch.pieces = pieces;
+  pieces_ += pieces;
+  return ++issued_;
+}
+
+// Within this room the kernel executor never waits: all that its ring has no room for is done.
+Status Unpacker::CheckRoom(std::uint64_t pieces, std::size_t requests) const {
+  if (pieces > options_.most_pieces) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("a batch of {} messages with {} pieces of up to {} bytes cannot be "
+                             "unpacked at once, {} are the most; give fewer messages at a time",
+                             requests, pieces, kUnpackPiece, options_.most_pieces));
+  }
+  if (room() > 0 && pieces <= options_.most_pieces - pieces_) return Ok();
+  return Error(Code::kUnavailable,
+               fmt::format("{} batches with {} pieces are being unpacked, {} and {} are the most, "
+                           "and {} more pieces were given; try again when a batch is done",
+                           under_way(), pieces_, ring_.size(), options_.most_pieces, pieces));
+}
+
+Status Unpacker::Queue(std::span<const PlacedList> requests, const cuda::Event& end) {
+  const bool any = std::any_of(requests.begin(), requests.end(),
+                               [](const PlacedList& request) { return !request.blocks.empty(); });
+  if (any) FERRY_TRY(executor_->Enqueue(stream_, options_.kind, requests));
+  return api_->Record(end, stream_);
+}
+
+Result<std::uint64_t> Unpacker::Completed() {
+  if (failed_) return *failed_;
+  while (done_ != issued_ && api_ != nullptr) {
+    const Batch& oldest = ring_[(done_ + 1) % ring_.size()];
+    const auto ready = api_->Query(oldest.end);
+    if (!ready) return Fail("looking at a batch", ready.error());
+    if (!*ready) break;
+    ++done_;
+    pieces_ -= oldest.pieces;
+  }
+  return done_;
+}
+
+Status Unpacker::Drain(Deadline deadline) {
+  if (!stream_) return Ok();
+  // Not the events: after an error there may be none behind what is queued.
+  const Status idle = api_->Wait(stream_, deadline);
+  if (idle) {
+    done_ = issued_;
+    pieces_ = 0;
+    return Ok();
+  }
+  if (idle.error().code() != Code::kTimedOut) return Fail("waiting for the end", idle.error());
+  return Error(Code::kTimedOut,
+               fmt::format("{} batches are still being unpacked on GPU {}: {}", under_way(),
+                           stream_.ordinal(), idle.error().message()));
+}
+
+Error Unpacker::Fail(const char* doing, const Error& error) {
+  Error told(error.code(),
+             fmt::format("{} of messages to unpack on GPU {} ({} of {} are done): {}", doing,
+                         stream_.ordinal(), done_, issued_, error.message()),
+             error.where());
+  if (!failed_) failed_ = told;
+  return told;
+}
+
+}  // namespace ferry
