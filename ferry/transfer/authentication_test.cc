@@ -18,8 +18,6 @@ namespace {
 using ::testing::HasSubstr;
 using wire::Type;
 
-Deadline Soon() { return Deadline::After(std::chrono::seconds(30)); }
-
 Config WithSecret(const std::string& secret) {
   Config config = SmallSlices(3, 2);
   config.secret = secret;
@@ -33,8 +31,6 @@ void ExpectRefused(const Result<Connection>& result, const std::string& words) {
   EXPECT_EQ(result.error().code(), Code::kRefused) << result.error().ToString();
   EXPECT_THAT(result.error().message(), HasSubstr(words));
 }
-
-std::string HostAndPort(std::uint16_t port) { return "127.0.0.1:" + std::to_string(port); }
 
 TEST(Secrets, ThatAreTheSameConnectAllLanes) {
   Link link = MakeLink(WithSecret(kSecret));
@@ -78,7 +74,7 @@ class GuardTest : public ::testing::Test {
   }
   static std::vector<std::byte> HelloBytes() {
     wire::HelloBody hello = Hello(Uuid::Random(), 2);
-    hello.has_secret = 1;
+    hello.flags = wire::kHasSecret;
     return Pod(hello);
   }
   wire::Nonce Challenged(RawLane* lane, Type type, const std::vector<std::byte>& said) {
@@ -258,6 +254,13 @@ TEST_F(OtherMachineTest, IsNotLetInWithoutASecret) {
 TEST_F(OtherMachineTest, IsTrustedWhereBothSidesWereToldTo) {
   const Endpoint server = NewEndpoint(Plain("on"));
   Endpoint client = NewEndpoint(Plain("on"));
+  EXPECT_TRUE(client.Connect(server.address(), Soon()));
+}
+
+TEST_F(OtherMachineTest, IsTrustedWithoutASecretWhereTlsKnowsIt) {
+  network_.SetFaults({.another_machine = true, .authenticated = true});
+  const Endpoint server = NewEndpoint(Plain("off"));
+  Endpoint client = NewEndpoint(Plain("off"));
   EXPECT_TRUE(client.Connect(server.address(), Soon()));
 }
 

@@ -5,6 +5,9 @@
 #include <utility>
 
 #include "ferry/core/check.h"
+#include "ferry/core/crc32c.h"
+#include "ferry/core/trace.h"
+#include "ferry/cuda/address.h"
 #include "ferry/transfer/channel.h"
 #include "ferry/transfer/connection_core.h"
 
@@ -12,6 +15,14 @@ namespace ferry::transfer {
 namespace {
 
 using net::Placement;
+
+Error TooLargeToStage(std::uint64_t bytes, const Stager& stager) {
+  return Error(
+      Code::kUnsupported,
+      fmt::format("a slice has {} bytes, and {} is the most that GPU memory there takes at "
+                  "once; use its key unchanged, which says so",
+                  bytes, stager.slot_bytes()));
+}
 
 }  // namespace
 
@@ -31,9 +42,25 @@ Result<Placement> Channel::OnFrame(std::span<const std::byte> meta, std::uint64_
   }
   wire::MetaReader reader(meta);
   wire::MessageHeader header;
+  if (!up_) return Placement{Placement::Action::kPause, {}};
+  heard_ = true;
   if (!reader.Read(&header)) return Malformed("no header");
+  FERRY_TRY(CheckMetadata(meta, header));
   FERRY_TRY(OnAck(header.ack));
-  return Dispatch(header, &reader, payload_bytes);
+  // What is kept until the peer acknowledges it must not grow without end.
+  if (kept_ >= 2 * MostPlainFrames()) return Malformed("no acknowledgements");
+  incoming_crc_ = header.crc;
+  incoming_checked_ = (header.flags & wire::kChecked) != 0;
+  auto placed = Dispatch(header, &reader, payload_bytes);
+  // One that is paused comes again.
+  if (placed && placed->action != Placement::Action::kPause) {
+    given_.Release();
+    incoming_since_ = {};
+    if (payload_bytes > 0 && ActiveTrace() != nullptr) incoming_since_ = Clock::now();
+    counts_.frames_received.Add();
+    counts_.bytes_received.Add(meta.size());
+  }
+  return placed;
 }
 
 Result<Placement> Channel::Dispatch(const wire::MessageHeader& header, wire::MetaReader* reader,
@@ -57,18 +84,31 @@ Result<Placement> Channel::OnPlainFrame(const wire::MessageHeader& header,
     case wire::Type::kAck: return Placement{};
     case wire::Type::kNack: FERRY_TRY(OnNack(reader)); return Placement{};
     case wire::Type::kReadRequest: return OnReadRequest(header, reader);
+    case wire::Type::kCopy: return OnCopy(header, reader);
     case wire::Type::kReadRefused: FERRY_TRY(OnReadRefused(header, reader)); return Placement{};
+    case wire::Type::kPing:
+      SendPlainOnLoop(wire::Type::kPong, header.operation, {});
+      return Placement{};
+    case wire::Type::kPong: return Placement{};
+    case wire::Type::kLaneLost: {
+      wire::JoinBody body;
+      if (!reader->Read(&body)) return Malformed("lane lost");
+      connection_->PeerGaveUpLane(body.lane);
+      return Placement{};
+    }
     case wire::Type::kOffer:
     case wire::Type::kSolicit:
     case wire::Type::kDelivered:
-    case wire::Type::kDeclined:
-    case wire::Type::kPing:
-    case wire::Type::kPong: break;
+    case wire::Type::kDeclined: break;
+    case wire::Type::kShare:
+    case wire::Type::kShared:
+    case wire::Type::kUnshare:
+    case wire::Type::kUnshared: return OnSharing(header, reader);
     default: return Malformed(wire::TypeName(header.type));
   }
   if (index_ != 0) return Malformed("a message on a lane other than the first");
   FERRY_TRY(connection_->OnMessageOnLoop(header, reader));
-  if (header.type == wire::Type::kOffer) FinishedFrame(0);
+  FinishedFrame(0);
   return Placement{};
 }
 
@@ -93,7 +133,11 @@ void Channel::SettleFrames() {
     --acked_;
     --sent_;
     unacked_bytes_ -= frame.bytes;
-    if (frame.pin) --replies_;
+    copying_bytes_ -= frame.copied;
+    if (frame.bytes > 0 && frame.operation) MeasureRate(frame.bytes);
+    if (frame.reply) --replies_;
+    LetGoOfSlot(&frame);
+    if (frame.frame != nullptr) Recycle(frame.frame);
     if (frame.becomes_offer) {
       connection_->BecomesOfferOnLoop(frame.operation);
     } else if (frame.operation) {
@@ -109,18 +153,21 @@ Status Channel::OnNack(wire::MetaReader* reader) {
   if (index >= unacked_.size()) return Malformed("refuses a frame that was never sent");
   Unacked& frame = unacked_[index];
   if (!frame.operation) return Ok();
-  // The frame is settled by the count that follows.
-  const Error error(wire::CodeFromWire(body.code),
-                    fmt::format("{} refused a {}: {}", connection_->peer_name(),
-                                OperationName(frame.operation->kind), reader->Text()));
-  if (frame.is_send && error.code() == Code::kUnavailable) {
-    // Kept there as an offer, to be asked for: the message waits at ours.
-    frame.becomes_offer = true;
-    return Ok();
-  }
-  const bool over = frame.operation->ledger.Stop(error);
-  FERRY_CHECK(!over, frame.operation->id);  // this slice is still under way
+  ApplyRefusal(&frame, Error(wire::CodeFromWire(body.code),
+                             fmt::format("{} refused a {}: {}", connection_->peer_name(),
+                                         OperationName(frame.operation->kind), reader->Text())));
   return Ok();
+}
+
+// The frame is settled by the count that follows.
+void Channel::ApplyRefusal(Unacked* frame, const Error& error) {
+  if (frame->is_send && error.code() == Code::kUnavailable) {
+    // Kept there as an offer, to be asked for: the message waits at ours.
+    frame->becomes_offer = true;
+    return;
+  }
+  const bool over = frame->operation->ledger.Stop(error);
+  FERRY_CHECK(!over, frame->operation->id);  // this slice is still under way
 }
 
 Status Channel::OnReadRefused(const wire::MessageHeader& header, wire::MetaReader* reader) {
@@ -161,13 +208,32 @@ Placement Channel::Drop(std::uint64_t payload_bytes) {
 Result<Placement> Channel::RefuseSequenced(std::uint64_t operation_id, const Error& error,
                                            std::uint64_t payload_bytes) {
   if (error.code() == Code::kCorrupt) return Malformed(error.message().c_str());
+  SendNack(operation_id, error);
+  return Drop(payload_bytes);
+}
+
+// Of the frame that is being received.
+std::uint32_t Channel::IncomingSequence() const {
+  return finished_ + static_cast<std::uint32_t>(landings_.size());
+}
+
+void Channel::SendNack(std::uint64_t operation_id, const Error& error) {
+  SendNackOf(IncomingSequence(), operation_id, error);
+}
+
+void Channel::SendNackOf(std::uint32_t sequence, std::uint64_t operation_id, const Error& error) {
+  SayNackOf(sequence, operation_id, error);
+  connection_->CountRefusal(error);
+}
+
+void Channel::SayNackOf(std::uint32_t sequence, std::uint64_t operation_id, const Error& error) {
   wire::RefuseBody body;
-  body.sequence = finished_;
+  body.sequence = sequence;
   body.code = static_cast<std::uint8_t>(error.code());
   SendPlainOnLoop(wire::Type::kNack, operation_id, std::as_bytes(std::span(&body, 1)),
                   error.message());
-  connection_->CountRefusal(error);
-  return Drop(payload_bytes);
+  refused_.push_back({sequence, body.code});
+  if (refused_.size() > kMaxRefusals) refused_.pop_front();
 }
 
 Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::MetaReader* reader,
@@ -177,10 +243,18 @@ Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::Meta
       payload_bytes == 0) {
     return Malformed("write");
   }
-  auto region = connection_->regions().Open(body.key, Rights::kWrite, connection_);
+  auto region = connection_->regions().Open(body.key, Rights::kWrite, connection_->accessor());
   if (!region) return RefuseSequenced(header.operation, region.error(), payload_bytes);
   if (auto placed = PlaceBlocks(*region->get(), reader->rest(), payload_bytes, &pieces_); !placed) {
     return RefuseSequenced(header.operation, placed.error(), payload_bytes);
+  }
+  if (Stager* const stager = region->get()->stager; stager != nullptr) {
+    if (payload_bytes > stager->slot_bytes()) {
+      return RefuseSequenced(header.operation, TooLargeToStage(payload_bytes, *stager),
+                             payload_bytes);
+    }
+    auto placed = PlaceInSlot(stager, payload_bytes);
+    if (!placed || placed->action == Placement::Action::kPause) return placed;
   }
   incoming_ = Incoming::kWrite;
   incoming_region_ = *std::move(region);
@@ -197,7 +271,7 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
   }
   // A peer asks for at most kMaxReplies, and acknowledges after kAckFrames: this only bounds what
   // one that does not can make us hold.
-  if (replies_ >= 2 * (kMaxReplies + kAckFrames)) {
+  if (replies_ + outbox_.size() >= 2 * (kMaxReplies + kAckFrames)) {
     paused_ = true;
     return Placement{Placement::Action::kPause, {}};
   }
@@ -207,28 +281,32 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
     if (block.length > net::kMaxPayloadBytes - bytes) return Malformed("read request");
     bytes += block.length;
   }
-  auto region = connection_->regions().Open(body.key, Rights::kRead, connection_);
+  auto region = connection_->regions().Open(body.key, Rights::kRead, connection_->accessor());
   Status placed = region ? PlaceBlocks(*region->get(), reader->rest(), bytes, &pieces_)
                          : Status(region.error());
+  Stager* const stager = placed ? region->get()->stager : nullptr;
+  if (stager != nullptr && bytes > stager->slot_bytes()) placed = TooLargeToStage(bytes, *stager);
   if (!placed) {
     if (placed.error().code() == Code::kCorrupt) return placed.error();
-    wire::RefuseBody refusal;
-    refusal.slice = body.slice;
-    refusal.code = static_cast<std::uint8_t>(placed.error().code());
-    SendPlainOnLoop(wire::Type::kReadRefused, header.operation,
-                    std::as_bytes(std::span(&refusal, 1)), placed.error().message());
-    connection_->CountRefusal(placed.error());
+    RefuseRead(header.operation, body.slice, placed.error());
     return Placement{};
   }
   Frame* const frame = NewFrame(wire::Type::kReadData, header.operation);
   wire::Append(&frame->meta, wire::SliceBody{body.slice, 0});
-  frame->payload = pieces_;
   frame->payload_bytes = bytes;
-  frame->gift = true;
   frame->sequenced = true;
+  frame->checked |= incoming_checked_;
+  if (stager != nullptr || !outbox_.empty()) {
+    StageAnswer(frame, *std::move(region), body.slice);
+    return Placement{};
+  }
+  frame->payload = pieces_;
+  frame->gift = true;
   unacked_.push_back({});
+  unacked_.back().reply = true;
   unacked_.back().pin = *std::move(region);
   ++replies_;
+  Checksum(frame);
   SendFrame(frame);
   return Placement{};
 }
@@ -249,14 +327,21 @@ Result<Placement> Channel::OnReadData(const wire::MessageHeader& header, wire::M
     return Drop(payload_bytes);
   }
   LocalPieces(*slice.operation->plan, slice.slice, &pieces_);
+  if (Stager* const stager = PartOf(*slice.operation->plan, slice.slice).stager) {
+    auto placed = PlaceInSlot(stager, payload_bytes);
+    if (!placed || placed->action == Placement::Action::kPause) return placed;
+  }
   incoming_ = Incoming::kRead;
   incoming_bytes_ = payload_bytes;
   return Placement{Placement::Action::kPlace, pieces_};
 }
 
 void Channel::RevokeOnLoop(const RegionState* region) {
+  AwaitLandingsIn(region);
+  RefuseWaiting(region);
   if (closed_ || incoming_ != Incoming::kWrite || incoming_region_.get() != region) return;
   DropRest();
+  incoming_copy_.reset();
   incoming_region_.Release();
   (void)RefuseSequenced(
       incoming_operation_,
@@ -264,9 +349,12 @@ void Channel::RevokeOnLoop(const RegionState* region) {
       incoming_bytes_);
 }
 
-bool Channel::HoldsOnLoop(const RegionState* region) const {
+bool Channel::HoldsOnLoop(const RegionState* region) {
+  if (!closed_ && !up_) DropAnswers();
   return std::any_of(unacked_.begin(), unacked_.end(),
-                     [&](const Unacked& frame) { return frame.pin.get() == region; });
+                     [&](const Unacked& frame) { return frame.pin.get() == region; }) ||
+         std::any_of(outbox_.begin(), outbox_.end(),
+                     [&](const Staged& staged) { return PinOf(staged).get() == region; });
 }
 
 // ---- messages (first lane only, which is on the connection's home loop) -------------------------
@@ -290,11 +378,14 @@ Result<Placement> Channel::OnSend(const wire::MessageHeader& header, wire::MetaR
   auto receive = connection_->TakeReceiveOnLoop(body.tag, payload_bytes);
   if (!receive) return RefuseSequenced(header.operation, receive.error(), payload_bytes);
   incoming_receive_ = *std::move(receive);
-  if (!incoming_receive_ && !connection_->MayKeepOnLoop(payload_bytes)) {
-    auto refused = RefuseSequenced(header.operation, Error(Code::kUnavailable, "kept as an offer"),
-                                   payload_bytes);
-    connection_->KeepOfferOnLoop(header.operation, body);
-    return refused;
+  const bool staged = incoming_receive_ && incoming_receive_->stager && payload_bytes > 0;
+  if (staged) connection_->PutBackReceiveOnLoop(std::exchange(incoming_receive_, nullptr));
+  if (staged || (!incoming_receive_ && !connection_->MayKeepOnLoop(payload_bytes))) {
+    // Refused is nothing by that: the message comes when it is asked for.
+    SayNackOf(IncomingSequence(), header.operation, Error(Code::kUnavailable, "kept as an offer"));
+    const Placement dropped = Drop(payload_bytes);
+    connection_->TakeOfferOnLoop(header.operation, body);
+    return dropped;
   }
   incoming_data_.resize(incoming_receive_ ? 0 : payload_bytes);
   const Placement placement = PlaceInto(
@@ -329,34 +420,102 @@ void Channel::DropMessageOnLoop(const OperationState* receive) {
 
 Status Channel::OnPayload() {
   const Incoming what = std::exchange(incoming_, Incoming::kNothing);
+  if (what == Incoming::kNothing) return Ok();
+  counts_.bytes_received.Add(incoming_bytes_);
+  TracePayload("receives", incoming_bytes_, incoming_since_);
+  if (what != Incoming::kDropped) counts_.payload_bytes_received.Add(incoming_bytes_);
+  const Status intact = what == Incoming::kDropped ? Ok() : CheckPayload(what);
+  // Whoever sent it is told before the frame counts as dealt with. A read is our own.
+  if (!intact && what != Incoming::kRead) SendNack(incoming_operation_, intact.error());
+  const bool lands = intact && incoming_copy_ != nullptr;
+  if (what == Incoming::kWrite && lands) Land(nullptr);
+  incoming_region_.Release();
+  if (!lands) {
+    incoming_copy_.reset();
+    FinishedFrame(incoming_bytes_);
+  }
   switch (what) {
-    case Incoming::kNothing: break;
-    case Incoming::kDropped: FinishedFrame(incoming_bytes_); break;
-    case Incoming::kWrite:
-      incoming_region_.Release();
-      FinishedFrame(incoming_bytes_);
-      break;
+    case Incoming::kNothing:
+    case Incoming::kDropped:
+    case Incoming::kWrite: break;
     case Incoming::kRead: {
       ReadSlice slice = std::move(reading_.front());
       reading_.pop_front();
       reading_bytes_ -= slice.bytes;
-      FinishedFrame(incoming_bytes_);
-      Resolve(slice.operation);
+      MeasureRate(slice.bytes);
+      if (lands) {
+        Land(std::move(slice.operation));
+      } else {
+        Resolve(slice.operation, intact ? std::nullopt : std::optional(intact.error()));
+      }
       PumpOnLoop();
       break;
     }
     case Incoming::kMessage:
-      FinishedFrame(incoming_bytes_);
       connection_->OnWholeMessageOnLoop(std::exchange(incoming_receive_, nullptr),
-                                        incoming_operation_, incoming_tag_, incoming_bytes_,
-                                        std::move(incoming_data_));
+                                        {incoming_tag_, incoming_bytes_, incoming_operation_,
+                                         /*offered=*/false, std::move(incoming_data_)},
+                                        intact);
       break;
     case Incoming::kNotification:
-      FinishedFrame(incoming_bytes_);
-      connection_->OnNotificationOnLoop(std::move(incoming_data_));
+      if (intact) connection_->OnNotificationOnLoop(std::move(incoming_data_));
       break;
   }
   return Ok();
+}
+
+// Before anything in it is believed: where bytes go must not be what a network has made of it.
+Status Channel::CheckMetadata(std::span<const std::byte> meta,
+                              const wire::MessageHeader& header) const {
+  if ((header.flags & wire::kChecked) == 0) {
+    return connection_->checksums() ? Status(Malformed("no checksum, though they were agreed"))
+                                    : Ok();
+  }
+  wire::MessageHeader summed = header;
+  summed.meta_crc = 0;
+  const std::uint32_t sent = header.meta_crc;
+  const std::uint32_t found =
+      Crc32c(meta.subspan(sizeof header), Crc32c(std::as_bytes(std::span(&summed, 1))));
+  if (found == sent) return Ok();
+  connection_->CountMismatch();
+  return Error(Code::kCorrupt,
+               fmt::format("the metadata of a frame of {} bytes from {} has the CRC32C {:08x}, and "
+                           "{:08x} was sent with it over lane {}; something on the way changes "
+                           "what is sent, so the connection was closed: have cables and cards "
+                           "looked at",
+                           meta.size(), connection_->peer_name(), found, sent, index_));
+}
+
+// Whether the payload that has just been put in its place is what was sent.
+Status Channel::CheckPayload(Incoming what) const {
+  if (!incoming_checked_ || incoming_bytes_ == 0) return Ok();
+  const std::uint32_t found = Crc32cOf(pieces_);
+  if (found == incoming_crc_) return Ok();
+  connection_->CountMismatch();
+  return Error(
+      Code::kCorrupt,
+      fmt::format("{} bytes at {} have the CRC32C {:08x}, and {:08x} was sent with them over lane "
+                  "{}; something between the two memories changed them: do not use the "
+                  "destination, and have cables, cards and memory looked at",
+                  incoming_bytes_, PlaceName(what), found, incoming_crc_, index_));
+}
+
+// Of the payload being received.
+std::string Channel::PlaceName(Incoming what) const {
+  switch (what) {
+    case Incoming::kWrite: {
+      const RegionState& region = *incoming_region_.get();
+      const std::uint64_t first =
+          incoming_copy_ ? incoming_blocks_.front().dst : cuda::AddressOf(pieces_.front().iov_base);
+      return fmt::format("offset {} of region {}", first - cuda::AddressOf(region.memory.data()),
+                         region.id);
+    }
+    case Incoming::kRead:
+      return fmt::format("slice {} of read {}", reading_.front().slice,
+                         reading_.front().operation_id);
+    case Incoming::kMessage: return fmt::format("the message with tag {}", incoming_tag_);
+    default: return "a notification";
+  }
 }
 
 }  // namespace ferry::transfer

@@ -1,7 +1,16 @@
+#include <fmt/core.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "ferry/core/check.h"
+#include "ferry/core/crc32c.h"
+#include "ferry/core/trace.h"
+#include "ferry/core/units.h"
+#include "ferry/core/unordered_access.h"
 #include "ferry/transfer/channel.h"
 #include "ferry/transfer/connection_core.h"
 
@@ -11,11 +20,35 @@ namespace {
 // How much a lane holds ready for the socket. A slice is pulled late, so that lanes of different
 // speed end together; two slices keep the socket from running dry between turns.
 constexpr std::uint64_t kUnsentSlices = 2;
+// Slices of GPU memory are small, and each waits for two copies more.
+constexpr std::uint64_t kStagedWrites = 4;
+constexpr std::uint64_t kStagedReads = 6;
 constexpr std::size_t kMaxUnacked = 4096;
-// After so many slices an acknowledgement no longer waits for an idle moment.
+// After so many slices, and bytes, an acknowledgement no longer waits for an idle moment.
 constexpr std::uint64_t kAckSlices = 2;
+constexpr std::uint64_t kLeastAckBytes = 512 * kKiB;
+
+// Of slices that the peer copies, for each lane: what is under way is settled before a cancel ends.
+constexpr std::uint64_t kCopyWindow = 2 * wire::kMaxCopyBytes;
+// Beyond drain_grace, after which a peer begins no copy any more (channel_copy.cc): those that it
+// has begun are over then.
+constexpr auto kLateCopies = milliseconds(100);
+
+// Whether the peer writes the slice into memory of ours.
+bool IsCopyHere(const OperationState& operation, std::uint32_t slice) {
+  return operation.kind == OperationKind::kRead && PartOf(*operation.plan, slice).share != 0;
+}
 
 }  // namespace
+
+std::uint32_t Crc32cOf(std::span<const iovec> pieces) {
+  const UnorderedAccess reading;
+  std::uint32_t crc = 0;
+  for (const iovec& piece : pieces) {
+    crc = Crc32c(std::span(static_cast<const std::byte*>(piece.iov_base), piece.iov_len), crc);
+  }
+  return crc;
+}
 
 Channel::Channel(ConnectionCore* connection, EventLoop* loop, std::uint32_t index)
     : connection_(connection), loop_(loop), index_(index) {}
@@ -24,34 +57,111 @@ Channel::~Channel() = default;
 
 void Channel::Adopt(std::unique_ptr<net::Lane> lane) {
   lane_ = std::move(lane);
+  up_ = true;
   lane_->Attach(loop_, this);
+}
+
+std::uint64_t Channel::BytesReceived() const {
+  const std::lock_guard lock(lane_mutex_);
+  return bytes_before_ + lane_->BytesReceived();
+}
+
+LaneTraffic Channel::Traffic() const {
+  return {.bytes_sent = counts_.bytes_sent.get(),
+          .bytes_received = counts_.bytes_received.get(),
+          .frames_sent = counts_.frames_sent.get(),
+          .frames_received = counts_.frames_received.get(),
+          .payload_bytes_sent = counts_.payload_bytes_sent.get(),
+          .payload_bytes_received = counts_.payload_bytes_received.get(),
+          .retries = counts_.retries.get(),
+          .retransmitted_segments = counts_.retransmits.get()};
+}
+
+void Channel::SamplePathOnLoop() {
+  if (closed_ || !up_) return;
+  const net::PathStats path = lane_->Path();
+  if (path.retransmitted_segments > lane_retransmits_) {
+    counts_.retransmits.Add(path.retransmitted_segments - lane_retransmits_);
+    lane_retransmits_ = path.retransmitted_segments;
+  }
+  connection_->SetLanePath(index_, path);
+}
+
+void Channel::BeatOnLoop(bool heard) {
+  if (closed_ || !up_) return;
+  SamplePathOnLoop();
+  // What waits in the socket for the rest of a payload has been heard, too.
+  lane_->Poke();
+  if (!heard) SendPlainOnLoop(wire::Type::kPing, 0, {});
+}
+
+void Channel::ProbeOnLoop() {
+  constexpr std::size_t kMuch = 16;
+  if (plain_ >= kMuch) return;
+  SendPlainOnLoop(wire::Type::kPing, 0, {});
 }
 
 // ---- slices -------------------------------------------------------------------------------------
 
 void Channel::AddWorkOnLoop(std::shared_ptr<OperationState> operation) {
   if (closed_) return;  // whoever closed us stops the ledger
-  (operation->plan->direction == Direction::kWrite ? writes_ : reads_)
-      .push_back(std::move(operation));
+  const bool writes = operation->plan->direction == Direction::kWrite;
+  auto& work = !writes ? reads_ : operation->plan->staged ? staged_writes_ : writes_;
+  // It may be here still, when slices were given back.
+  if (std::find(work.begin(), work.end(), operation) == work.end()) {
+    work.push_back(std::move(operation));
+  }
   PumpOnLoop();
 }
 
 // How much of an operation a lane may have under way: what is under way is settled, so near the end
-// each lane takes less, and all end together. Given pages fill a socket at once, without a copy to
-// slow the first lane down until the others are awake.
+// each lane takes less, the slower the less, and all end together. Given pages fill a socket at
+// once, without a copy to slow the first lane down until the others are awake.
 std::uint64_t Channel::Share(const OperationState& operation, std::uint64_t least_slices) const {
-  const std::uint64_t slice = connection_->config().slice_bytes;
-  const std::uint64_t share = operation.ledger.left() * slice / (2 * connection_->lanes());
-  return std::min(connection_->window_bytes(), std::max(least_slices * slice, share));
+  const std::uint64_t slice = operation.plan->slice_bytes;
+  const double part = connection_->ShareOf(*this);
+  const auto lanes = static_cast<double>(connection_->lanes());
+  const double least = std::clamp(static_cast<double>(least_slices) * part * lanes, 1.0,
+                                  static_cast<double>(least_slices));
+  const double share = static_cast<double>(operation.ledger.left()) * part / 2;
+  const auto slices = static_cast<std::uint64_t>(std::llround(std::max(least, share)));
+  return std::min(connection_->window_bytes(), slices * slice);
+}
+
+// Called with what has gone through. Its clock stands while nothing is under way.
+void Channel::MeasureRate(std::uint64_t bytes) {
+  constexpr auto kLeast = milliseconds(20);
+  rate_bytes_ += bytes;
+  const auto now = Clock::now();
+  const auto passed = now - rate_since_;
+  if (passed < kLeast) return;
+  const double present =
+      static_cast<double>(rate_bytes_) / std::chrono::duration<double>(passed).count();
+  const auto before = static_cast<double>(rate());
+  const double next = before == 0 ? present : (before + present) / 2;
+  rate_.store(static_cast<std::uint64_t>(next) + 1, std::memory_order_relaxed);
+  rate_bytes_ = 0;
+  rate_since_ = now;
+}
+
+bool Channel::MayCopy(const OperationState& operation) const {
+  return operation.plan->shared_with == 0 || copying_bytes_ < kCopyWindow;
 }
 
 bool Channel::MayWrite(const OperationState& operation) const {
+  if (!MayCopy(operation)) return false;
+  const bool staged = operation.plan->staged;
+  if (staged && !MayStage()) return false;
+  const std::uint64_t least = staged ? kStagedWrites : 2 * kAckSlices;
   return unsent_bytes_ < kUnsentSlices * connection_->config().slice_bytes &&
-         unacked_bytes_ < Share(operation, 2 * kAckSlices) && unacked_.size() < kMaxUnacked;
+         unacked_bytes_ + outbox_bytes_ < Share(operation, least) &&
+         unacked_.size() + outbox_.size() < kMaxUnacked;
 }
 
 bool Channel::MayRead(const OperationState& operation) const {
-  return reading_bytes_ < Share(operation, kUnsentSlices) && reading_.size() < kMaxReplies;
+  const std::uint64_t least = operation.plan->staged ? kStagedReads : kUnsentSlices;
+  return reading_bytes_ < Share(operation, least) && reading_.size() < kMaxReplies &&
+         unacked_.size() < kMaxUnacked && MayCopy(operation);
 }
 
 // What two sides that both refuse all that the other may have under way have to say; with less,
@@ -67,17 +177,35 @@ bool Channel::PumpOne(std::deque<std::shared_ptr<OperationState>>* work) {
   const auto slice = operation->ledger.Pull();
   if (!slice) return true;
   const auto index = static_cast<std::uint32_t>(*slice);
-  if (work == &writes_) {
-    SendWriteSlice(operation, index);
-  } else {
+  if (PartOf(*operation->plan, index).share != 0) {
+    SendCopy(operation, index);
+  } else if (work == &reads_) {
     SendReadRequest(operation, index);
+  } else if (PartOf(*operation->plan, index).stager != nullptr) {
+    StageWrite(operation, index);
+  } else {
+    SendWriteSlice(operation, index);
   }
   work->push_back(std::move(operation));
   return true;
 }
 
 void Channel::PumpOnLoop() {
-  while (!closed_ && !writes_.empty() && MayWrite(*writes_.front())) PumpOne(&writes_);
+  if (!up_) return;
+  FillOutbox();
+  const bool idle = unacked_bytes_ == 0 && outbox_bytes_ == 0 && reading_bytes_ == 0;
+  if (idle && !(writes_.empty() && staged_writes_.empty() && reads_.empty())) {
+    rate_bytes_ = 0;
+    rate_since_ = Clock::now();
+  }
+  const auto write = [this](auto* work) {
+    return !closed_ && !work->empty() && MayWrite(*work->front()) && PumpOne(work);
+  };
+  // In turn: host memory does not wait for slots.
+  for (bool moved = true; moved;) {
+    moved = write(&writes_);
+    moved |= write(&staged_writes_);
+  }
   while (!closed_ && !reads_.empty() && MayRead(*reads_.front())) PumpOne(&reads_);
 }
 
@@ -92,7 +220,9 @@ void Channel::SendWriteSlice(const std::shared_ptr<OperationState>& operation,
   unsent_bytes_ += frame->unsent;
   unacked_bytes_ += frame->payload_bytes;
   frame->sequenced = true;
-  unacked_.push_back({operation, frame->payload_bytes});
+  unacked_.push_back({operation, frame->payload_bytes, slice});
+  frame->checked |= operation->checksum;
+  Checksum(frame);
   SendFrame(frame);
 }
 
@@ -101,6 +231,7 @@ void Channel::SendReadRequest(const std::shared_ptr<OperationState>& operation,
   const Plan& plan = *operation->plan;
   Frame* const frame = NewFrame(wire::Type::kReadRequest, operation->id);
   AppendSlice(plan, slice, &frame->meta, nullptr);
+  frame->checked |= operation->checksum;
   reading_.push_back({operation, operation->id, slice, plan.slices[slice].range.bytes});
   reading_bytes_ += reading_.back().bytes;
   SendFrame(frame);
@@ -117,6 +248,7 @@ void Channel::AbandonReadsOnLoop(const std::shared_ptr<OperationState>& operatio
   if (incoming_ == Incoming::kRead && !reading_.empty() &&
       reading_.front().operation == operation) {
     DropRest();
+    incoming_copy_.reset();
     reading_bytes_ -= reading_.front().bytes;
     reading_.pop_front();
     Resolve(operation);
@@ -141,12 +273,14 @@ Channel::Frame* Channel::NewFrame(wire::Type type, std::uint64_t operation_id) {
   frame->payload.clear();
   frame->payload_bytes = 0;
   frame->gift = false;
+  frame->given = false;
   frame->unsent = 0;
   frame->plain = false;
   frame->sequenced = false;
+  frame->kept = false;
+  frame->checked = connection_->checksums();
   wire::MessageHeader header;
   header.type = type;
-  header.ack = finished_;
   header.operation = operation_id;
   wire::Append(&frame->meta, header);
   return frame;
@@ -156,7 +290,37 @@ void Channel::SendFrame(Frame* frame) {
   // Every frame carries the acknowledgement of all that came before it.
   told_ = finished_;
   untold_bytes_ = 0;
+  std::memcpy(frame->meta.data() + offsetof(wire::MessageHeader, ack), &finished_,
+              sizeof finished_);
+  if (frame->checked) {
+    const auto flags = static_cast<std::byte>(wire::kChecked);
+    std::memcpy(frame->meta.data() + offsetof(wire::MessageHeader, flags), &flags, 1);
+    std::byte* const at = frame->meta.data() + offsetof(wire::MessageHeader, meta_crc);
+    std::memset(at, 0, sizeof(std::uint32_t));
+    const std::uint32_t crc = Crc32c(frame->meta);
+    std::memcpy(at, &crc, sizeof crc);
+  }
+  frame->handed_over = {};
+  if (frame->payload_bytes > 0 && ActiveTrace() != nullptr) frame->handed_over = Clock::now();
   lane_->Send(frame);
+}
+
+void Channel::TracePayload(const char* what, std::uint64_t bytes, Clock::time_point since) const {
+  if (since == Clock::time_point{}) return;
+  Trace* const trace = ActiveTrace();
+  if (trace == nullptr) return;
+  trace->AddInTurn(fmt::format("lane {} {}", index_, what), FormatSize(bytes), since, Clock::now());
+}
+
+void Channel::Recycle(Frame* frame) {
+  if (std::exchange(frame->kept, false)) --kept_;
+  free_frames_.push_back(frame);
+}
+
+void Channel::Checksum(Frame* frame) {
+  if (!frame->checked || frame->payload_bytes == 0) return;
+  const std::uint32_t crc = Crc32cOf(frame->payload);
+  std::memcpy(frame->meta.data() + offsetof(wire::MessageHeader, crc), &crc, sizeof crc);
 }
 
 void Channel::SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
@@ -174,14 +338,18 @@ void Channel::SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
     frame->payload_bytes = payload.size();
   }
   unacked_bytes_ += payload.size();
-  frame->sequenced = true;
-  unacked_.push_back({std::move(operation), payload.size(), type == wire::Type::kSend});
-  SendFrame(frame);
+  frame->sequenced = frame->kept = true;
+  ++kept_;
+  unacked_.push_back({std::move(operation), payload.size(), 0, frame, type == wire::Type::kSend});
+  Checksum(frame);
+  // Without a lane it leaves with the next one.
+  if (up_) SendFrame(frame);
 }
 
 void Channel::SendPlainOnLoop(wire::Type type, std::uint64_t operation_id,
                               std::span<const std::byte> body, std::string_view text) {
-  if (closed_) return;
+  // Nothing plain is missed that a lost lane takes along: it is said again, or asked for again.
+  if (closed_ || !up_) return;
   Frame* const frame = NewFrame(type, operation_id);
   frame->meta.insert(frame->meta.end(), body.begin(), body.end());
   wire::AppendText(&frame->meta, text);
@@ -192,14 +360,23 @@ void Channel::SendPlainOnLoop(wire::Type type, std::uint64_t operation_id,
 
 void Channel::OnSent(net::OutFrame* out) {
   auto* const frame = static_cast<Frame*>(out);
+  counts_.frames_sent.Add();
+  counts_.bytes_sent.Add(frame->meta.size() + frame->payload_bytes);
+  counts_.payload_bytes_sent.Add(frame->payload_bytes);
   unsent_bytes_ -= frame->unsent;
+  TracePayload("sends", frame->payload_bytes, frame->handed_over);
   if (frame->plain) --plain_;
+  if (frame->staged && frame->given) {
+    unacked_[sent_].staged = std::exchange(frame->staged, nullptr);
+  } else {
+    LetGoOfSlot(frame);
+  }
   if (frame->sequenced) {
     ++sent_;
     SettleFrames();
   }
   if (std::exchange(paused_, false)) lane_->Resume();
-  free_frames_.push_back(frame);
+  if (!frame->kept) Recycle(frame);
   PumpOnLoop();
 }
 
@@ -208,10 +385,22 @@ void Channel::OnSent(net::OutFrame* out) {
 void Channel::SendAck() { SendPlainOnLoop(wire::Type::kAck, 0, {}); }
 
 void Channel::FinishedFrame(std::uint64_t payload_bytes) {
+  if (landings_.empty()) return CountFinished(payload_bytes);
+  landings_.push_back({payload_bytes, 0, nullptr, nullptr});
+}
+
+void Channel::CountFinished(std::uint64_t payload_bytes) {
   ++finished_;
+  // Before its number comes round again, and would be taken for that of a later frame. A frame that
+  // was refused while others before it were landing has a number that is still ahead.
+  if (!refused_.empty()) {
+    const std::uint32_t age = finished_ - refused_.front().sequence;
+    if (age > kOldRefusal && age < -kOldRefusal) refused_.pop_front();
+  }
   untold_bytes_ += payload_bytes;
-  const std::uint64_t many =
-      std::min(connection_->window_bytes() / 4, kAckSlices * connection_->config().slice_bytes);
+  const std::uint64_t slices = std::min(std::max(kAckSlices * payload_bytes, kLeastAckBytes),
+                                        kAckSlices * connection_->config().slice_bytes);
+  const std::uint64_t many = std::min(connection_->window_bytes() / 4, slices);
   if (untold_bytes_ >= many || finished_ - told_ >= kAckFrames) {
     SendAck();
   } else if (!ack_deferred_) {
@@ -223,41 +412,108 @@ void Channel::FinishedFrame(std::uint64_t payload_bytes) {
 
 void Channel::RunDeferredOnLoop(EventLoop::Defer /*when*/) {
   ack_deferred_ = false;
-  SendDueAckOnLoop();
+  if (!closed_ && up_ && finished_ != told_) SendAck();
 }
 
-void Channel::SendDueAckOnLoop() {
-  if (!closed_ && finished_ != told_) SendAck();
+void Channel::FlushDueAckOnLoop() {
+  if (closed_ || !up_ || finished_ == told_) return;
+  SendAck();
+  lane_->Flush();
+}
+
+bool Channel::HoldsOperationOnLoop(const OperationState* operation) const {
+  return std::any_of(unacked_.begin(), unacked_.end(),
+                     [&](const Unacked& frame) { return frame.operation.get() == operation; });
+}
+
+bool Channel::HoldsWorkOnLoop() const {
+  const auto waits = [](const auto& one) { return one.operation != nullptr; };
+  const auto is_kept = [](const Unacked& frame) { return frame.frame != nullptr; };
+  return std::any_of(unacked_.begin(), unacked_.end(), waits) ||
+         std::any_of(unacked_.begin(), unacked_.end(), is_kept) ||
+         std::any_of(reading_.begin(), reading_.end(), waits);
 }
 
 // ---- the end ------------------------------------------------------------------------------------
 
 void Channel::OnClosed(const Error& error) {
+  if (!up_) return;  // it has been given up already
+  const net::LaneLoss loss = lane_->loss();
+  // The peer has given up the attempt that made this lane, and its connection is as well as ever.
+  if (!heard_ && (loss == net::LaneLoss::kPeerClosed || loss == net::LaneLoss::kReset)) {
+    GoDownOnLoop();
+    DropAnswers();
+    return connection_->LaneLost(index_, error, std::nullopt);
+  }
+  if (loss == net::LaneLoss::kReset || loss == net::LaneLoss::kUnreachable) {
+    GoDownOnLoop();
+    DropAnswers();
+    return connection_->LaneLost(index_, error, loss);
+  }
   // First, so that no operation ends by the loss of a connection that is not lost yet.
-  connection_->LaneFailed(error);
+  if (loss == net::LaneLoss::kPeerClosed) {
+    connection_->PeerClosedLane(index_, error);
+  } else {
+    connection_->LaneFailed(error);
+  }
   CloseOnLoop(error);
 }
 
 void Channel::CloseOnLoop(const Error& error) {
+  if (!closed_) AwaitCopies();
+  // Where this side closes, the peer's last frames have been dealt with, and their operations ended
+  // well: it must hear that before it hears the end.
+  if (error.code() == Code::kCancelled) FlushDueAckOnLoop();
   if (std::exchange(closed_, true)) return;
+  up_ = false;
   closed_by_ = error;
-  // What the peer has not acknowledged belongs to operations that end now: it must not take it.
-  unacked_.empty() ? lane_->Close() : lane_->Abort();
+  // Data that the peer has not acknowledged belongs to operations that end now: it must not take
+  // it.
+  const bool owes_data = std::any_of(unacked_.begin(), unacked_.end(), [](const Unacked& frame) {
+    return frame.operation != nullptr || frame.reply;
+  });
+  owes_data ? lane_->Abort() : lane_->Close();
   loop_->CancelDeferredOnLoop(this);
   writes_.clear();
+  staged_writes_.clear();
   reads_.clear();
+  std::vector<std::shared_ptr<OperationState>> late;  // with the connection
   for (Unacked& frame : std::exchange(unacked_, {})) {
-    if (frame.operation) Resolve(frame.operation, error);
+    if (frame.operation && IsCopyHere(*frame.operation, frame.slice)) {
+      late.push_back(std::move(frame.operation));
+    } else if (frame.operation) {
+      Resolve(frame.operation, error);
+    }
     frame.pin.Release();
+    LetGoOfSlot(&frame);
   }
+  // With the connection, which ends them.
+  std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>> unsent;
+  DropOutbox(&unsent);
+  for (const auto& [operation, slice] : unsent) Resolve(operation, error);
+  for (const auto& frame : frames_) LetGoOfSlot(frame.get());
+  incoming_copy_.reset();
+  given_.Release();
   for (ReadSlice& slice : std::exchange(reading_, {})) {
     if (slice.operation) Resolve(slice.operation, error);
   }
   incoming_region_.Release();
   incoming_receive_.reset();
+  if (!late.empty()) return EndLate(std::move(late), error);
   // By way of the queue: this may be a callback of the lane, which must have returned before the
   // connection, and the lane with it, can go.
   connection_->PostChannelClosed(loop_);
+}
+
+// Reads that the peer may be copying into memory of ours at this moment, and of which it cannot say
+// any more when it is done.
+void Channel::EndLate(std::vector<std::shared_ptr<OperationState>> late, const Error& error) {
+  loop_->AddTimerOnLoop(
+      Clock::now() + connection_->config().drain_grace + kLateCopies,
+      [self = connection_->shared_from_this(), this, late = std::move(late), error] {
+        for (const auto& operation : late) Resolve(operation, error);
+        connection_->PostChannelClosed(loop_);
+      });
 }
 
 }  // namespace ferry::transfer

@@ -2,10 +2,13 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <bit>
 #include <condition_variable>
 #include <utility>
 
 #include "ferry/transfer/endpoint_core.h"
+#include "ferry/transfer/stager.h"
 
 namespace ferry::transfer {
 namespace {
@@ -35,13 +38,25 @@ Region::~Region() {
 }
 
 RemoteRegion Region::remote() const {
+  const std::uint64_t slot = state_->stager ? state_->stager->slot_bytes() : 0;
   return {endpoint_->id(),
           {state_->id, state_->generation, state_->token},
           state_->rights,
-          state_->memory.size()};
+          state_->memory.size(),
+          static_cast<std::uint8_t>(slot == 0 ? 0 : std::bit_width(slot) - 1),
+          static_cast<std::uint8_t>(state_->stager ? state_->stager->ordinal() + 1 : 0)};
 }
 
 std::vector<std::byte> Region::key() const { return remote().Serialize(); }
+
+Result<std::vector<std::byte>> Region::KeyFor(const Uuid& peer, Rights rights) {
+  RemoteRegion granted = remote();
+  FERRY_TRY_ASSIGN(granted.key, endpoint_->regions().Grant(state_, peer, rights));
+  granted.rights = rights;
+  return granted.Serialize();
+}
+
+void Region::Withdraw(const Uuid& peer) { endpoint_->regions().Withdraw(state_, peer); }
 
 Status Region::Deregister(Deadline deadline) {
   endpoint_->regions().Remove(state_);
@@ -65,6 +80,7 @@ Connection::Connection(std::shared_ptr<ConnectionCore> core, std::shared_ptr<End
     : core_(std::move(core)), endpoint_(std::move(endpoint)) {}
 
 bool Connection::lost() const noexcept { return core_->lost(); }
+const Uuid& Connection::peer() const noexcept { return core_->peer().endpoint; }
 
 Result<RemoteRegion> Connection::Import(std::span<const std::byte> key) const {
   FERRY_TRY_ASSIGN(RemoteRegion region, RemoteRegion::Parse(key));
@@ -115,12 +131,35 @@ Result<PreparedTransfer> Connection::Prepare(Direction direction,
         !valid) {
       return InPart(valid.error(), i, parts.size());
     }
-    planned.push_back({part.local->memory().data(), part.local->state(), part.remote->key,
-                       std::move(part.blocks)});
+    Stager* const stager = part.local->state()->stager;
+    const std::uint64_t most = stager ? stager->slot_bytes() : ~std::uint64_t{0};
+    planned.push_back({.local_base = part.local->memory().data(),
+                       .local = part.local->state(),
+                       .remote = part.remote->key,
+                       .stager = stager,
+                       .most_slice = std::min(most, part.remote->most_slice()),
+                       .remote_gpu = part.remote->gpu,
+                       .blocks = std::move(part.blocks)});
   }
-  FERRY_TRY_ASSIGN(auto plan, MakePlan(direction, core_->peer().endpoint, std::move(planned),
-                                       core_->config().slice_bytes));
+  FERRY_TRY_ASSIGN(auto plan, Route(direction, std::move(planned), Deadline::Never()));
   return PreparedTransfer(std::move(plan));
+}
+
+// Decides how the parts go, and cuts them up for that.
+Result<std::shared_ptr<const Plan>> Connection::Route(Direction direction,
+                                                      std::vector<PlanPart> parts,
+                                                      Deadline deadline) const {
+  deadline = deadline.Sooner(Deadline::After(core_->config().handshake_timeout));
+  std::uint64_t shared_with = 0;
+  for (const PlanPart& part : parts) core_->sharing().Ask(part.local, part.remote_gpu);
+  for (PlanPart& part : parts) {
+    GpuSharing::Route route = core_->sharing().RouteTo(part.local, part.remote_gpu, deadline);
+    part.share = route.share;
+    part.why = std::move(route.why);
+    if (part.share != 0) shared_with = core_->sharing().id();
+  }
+  return MakePlan(direction, core_->peer().endpoint, std::move(parts), core_->config().slice_bytes,
+                  shared_with);
 }
 
 Result<PreparedTransfer> Connection::PrepareWrite(std::vector<TransferPart> parts) const {
@@ -141,22 +180,46 @@ Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
                              core_->in_flight(), core_->peer_name()));
   }
   if (core_->lost()) return core_->LostError();
+  cuda::Event mark;
+  if (options.after) {
+    FERRY_TRY_ASSIGN(mark, endpoint_->stream_watch().Mark(*options.after));
+    state->waits_for_stream = true;
+  }
   state->id = core_->NewOperationId();
   state->deadline =
       options.deadline ? *options.deadline : Deadline::After(config.operation_timeout);
   core_->Submit(state);
+  if (mark) {
+    // Afterwards, so that the operation is in its table when it is to begin.
+    endpoint_->stream_watch().When(std::move(mark), [core = core_, state](const Status& reached) {
+      core->StreamReached(state, reached);
+    });
+  }
   return Operation(std::move(state), core_, endpoint_);
+}
+
+// What was prepared on another connection to this peer, which knows the memory by other numbers, or
+// with a share that is gone, is routed anew.
+Result<std::shared_ptr<const Plan>> Connection::UseShares(std::shared_ptr<const Plan> plan,
+                                                          Deadline deadline) const {
+  GpuSharing& sharing = core_->sharing();
+  if (plan->shared_with == sharing.id() && sharing.BeginUse(*plan)) return plan;
+  FERRY_TRY_ASSIGN(plan, Route(plan->direction, plan->parts, deadline));
+  if (plan->shared_with == 0 || sharing.BeginUse(*plan)) return plan;
+  return Error(Code::kUnavailable, "a region is being deregistered; prepare the transfer anew");
 }
 
 Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& transfer,
                                    const PostOptions& options) {
-  const Plan& plan = *transfer.plan();
-  if (plan.direction != direction || plan.peer != core_->peer().endpoint) {
-    return Error(Code::kInvalidArgument,
-                 fmt::format("the transfer was prepared for {} endpoint {}; prepare one for this "
-                             "call and connection",
-                             plan.direction == Direction::kWrite ? "writing to" : "reading from",
-                             plan.peer.ToString()));
+  // With the caller's PreparedTransfer, or the operation.
+  std::shared_ptr<const Plan> prepared = transfer.plan();
+  if (prepared->direction != direction || prepared->peer != core_->peer().endpoint) {
+    return Error(
+        Code::kInvalidArgument,
+        fmt::format("the transfer was prepared for {} endpoint {}; prepare one for this "
+                    "call and connection",
+                    prepared->direction == Direction::kWrite ? "writing to" : "reading from",
+                    prepared->peer.ToString()));
   }
   if (options.notification.size() > kMaxNotificationBytes) {
     return Error(Code::kInvalidArgument,
@@ -165,9 +228,9 @@ Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& 
   }
   auto state = std::make_shared<OperationState>();
   state->kind = direction == Direction::kWrite ? OperationKind::kWrite : OperationKind::kRead;
-  state->plan = transfer.plan();
+  state->checksum = options.checksum;
   state->notification.assign(options.notification.begin(), options.notification.end());
-  for (const PlanPart& part : plan.parts) {
+  for (const PlanPart& part : prepared->parts) {
     RegionPin pin(part.local);
     if (!pin) {
       return Error(Code::kInvalidArgument,
@@ -177,7 +240,15 @@ Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& 
     }
     state->local_pins.push_back(std::move(pin));
   }
-  return Submit(std::move(state), options);
+  if (prepared->shared_with != 0) {
+    FERRY_TRY_ASSIGN(prepared, UseShares(prepared, options.deadline.value_or(Deadline::Never())));
+  }
+  state->plan = prepared;
+  auto operation = Submit(std::move(state), options);
+  if (!operation && prepared->shared_with != 0) {
+    core_->home()->Post([core = core_, prepared] { core->sharing().EndUseOnLoop(*prepared); });
+  }
+  return operation;
 }
 
 Result<Operation> Connection::Write(const PreparedTransfer& transfer, const PostOptions& options) {
@@ -220,6 +291,7 @@ Result<Operation> Connection::Send(std::uint64_t tag, std::span<const std::byte>
   state->kind = OperationKind::kSend;
   state->tag = tag;
   state->message = message;
+  FERRY_TRY_ASSIGN(state->stager, endpoint_->device_memory().StagerOf(message));
   return Submit(std::move(state), options);
 }
 
@@ -230,6 +302,7 @@ Result<Operation> Connection::Recv(std::uint64_t tag, std::uint64_t mask,
   state->tag = tag;
   state->mask = mask;
   state->buffer = buffer;
+  FERRY_TRY_ASSIGN(state->stager, endpoint_->device_memory().StagerOf(buffer));
   return Submit(std::move(state), options);
 }
 
@@ -268,9 +341,14 @@ ConnectionInfo Connection::Info() const {
   info.peer = core_->peer_name();
   info.endpoint = core_->peer().endpoint.ToString();
   info.refused_accesses = core_->refusals();
+  info.checksums = core_->checksums();
   info.lanes = core_->LaneInfos();
   return info;
 }
+
+ConnectionCounters Connection::Counters() const { return core_->Counters(); }
+
+std::vector<ConnectionEvent> Connection::Events() const { return core_->events().Events(); }
 
 void Connection::Close() {
   core_->Close(Error(Code::kCancelled, fmt::format("the connection to {} was closed by this side",

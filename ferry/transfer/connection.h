@@ -9,7 +9,10 @@
 #include "ferry/copy/block_list.h"
 #include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
+#include "ferry/cuda/resources.h"
 #include "ferry/net/provider.h"
+#include "ferry/transfer/counters.h"
+#include "ferry/transfer/event_ring.h"
 #include "ferry/transfer/operation.h"
 #include "ferry/transfer/region.h"
 
@@ -31,6 +34,12 @@ class Region {
   // to this endpoint, may use the region as its rights say.
   std::vector<std::byte> key() const;
   RemoteRegion remote() const;
+  // A key that only the peer with this endpoint id may use, for these rights, whatever the region
+  // allows others: register with Rights::kNone and give each peer its own. It ends with the region,
+  // or by Withdraw(). Errors: kInvalidArgument for a region that was deregistered.
+  Result<std::vector<std::byte>> KeyFor(const Uuid& peer, Rights rights);
+  // Refuses what the peer begins from now on by keys of its own; what is under way goes on.
+  void Withdraw(const Uuid& peer);
   // Refuses further use by anybody, then waits until nobody touches the memory: after kOk it may be
   // freed. kTimedOut leaves it refused but perhaps still touched; call again.
   Status Deregister(Deadline deadline = Deadline::Never());
@@ -55,6 +64,9 @@ class PreparedTransfer {
  public:
   explicit PreparedTransfer(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {}
   std::uint64_t bytes() const noexcept { return plan_->bytes; }
+  // How its bytes go, and why. Posted on another connection it may be another way: ask the
+  // operation.
+  PathReport path() const { return PathOf(*plan_); }
   std::size_t slices() const noexcept { return plan_->slices.size(); }
   const std::shared_ptr<const Plan>& plan() const noexcept { return plan_; }
 
@@ -69,6 +81,14 @@ struct PostOptions {
   // With a write: delivered to the peer after all its bytes are in place. At most 64 KiB; empty:
   // none.
   std::span<const std::byte> notification;
+  // Of a write or read: every slice carries a CRC32C, which its receiver checks. A mismatch ends
+  // the operation by kCorrupt. Without it as config.checksum says.
+  bool checksum = false;
+  // The operation begins when all that is queued on this stream now is done: a kernel that still
+  // writes what is sent, or reads what is overwritten. Until then it can be cancelled, and its
+  // deadline counts. The call fails where the stream's device does, or there is none; an operation
+  // whose device is lost later ends by kDeviceLost.
+  std::optional<cuda::StreamRef> after = std::nullopt;
 };
 
 struct ConnectionInfo {
@@ -77,6 +97,7 @@ struct ConnectionInfo {
   std::string endpoint;  // the peer's id
   std::vector<net::LaneInfo> lanes;
   std::uint64_t refused_accesses = 0;  // of the peer, by our checks
+  bool checksums = false;              // agreed for everything, by config.checksum of either side
 };
 
 // A connection to one peer; copyable handle, any thread. Closed by Close(), or with its endpoint;
@@ -125,6 +146,14 @@ class Connection {
   Result<std::vector<std::byte>> TakeNotification(Deadline deadline);
 
   ConnectionInfo Info() const;
+  // The id of the endpoint at the other end, which it has introduced itself by.
+  const Uuid& peer() const noexcept;
+  // What has gone through it so far; see counters.h. Also after its end.
+  ConnectionCounters Counters() const;
+  // The last things that happened to it, the oldest first: lanes lost, suspected and replaced,
+  // links that changed, accesses refused, operations that ended badly. Of what repeats the 1st,
+  // 2nd, 4th, 8th time is kept. The log has them, too, where the connection is lost.
+  std::vector<ConnectionEvent> Events() const;
   bool lost() const noexcept;
   // Ends every operation by kCancelled, then closes; the peer sees kPeerLost. Returns when nothing
   // touches memory any more.
@@ -132,6 +161,10 @@ class Connection {
 
  private:
   Result<PreparedTransfer> Prepare(Direction direction, std::vector<TransferPart> parts) const;
+  Result<std::shared_ptr<const Plan>> Route(Direction direction, std::vector<PlanPart> parts,
+                                            Deadline deadline) const;
+  Result<std::shared_ptr<const Plan>> UseShares(std::shared_ptr<const Plan> plan,
+                                                Deadline deadline) const;
   Result<Operation> Post(Direction direction, const PreparedTransfer& transfer,
                          const PostOptions& options);
   Result<Operation> Submit(std::shared_ptr<OperationState> state, const PostOptions& options);

@@ -7,23 +7,27 @@
 
 #include "ferry/core/check.h"
 #include "ferry/core/log.h"
+#include "ferry/transfer/lane_keeper.h"
 
 namespace ferry::transfer {
 namespace {
 
 bool PutsBytesOnTheWire(OperationKind kind) { return kind != OperationKind::kRecv; }
 
-double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
-
 }  // namespace
 
 ConnectionCore::ConnectionCore(const Config& config, RegionTable* regions, Peer peer,
                                std::vector<EventLoop*> loops)
-    : config_(config), regions_(regions), peer_(std::move(peer)), home_(loops.front()) {
+    : config_(config),
+      regions_(regions),
+      peer_(std::move(peer)),
+      home_(loops.front()),
+      given_up_(loops.size()) {
   for (std::size_t i = 0; i < loops.size(); ++i) {
     channels_.push_back(std::make_unique<Channel>(this, loops[i], static_cast<std::uint32_t>(i)));
   }
   open_channels_ = channels_.size();
+  lives_.resize(channels_.size());
 }
 
 ConnectionCore::~ConnectionCore() = default;
@@ -33,8 +37,11 @@ void ConnectionCore::StartOnLoop() {
   started_ = true;
   if (failed_early_) return FailOnLoop(*failed_early_);
   if (lost_.load()) return;  // LaneFailed is about to tell
-  heard_at_ = next_beat_ = Clock::now();
+  next_beat_ = Clock::now();
+  for (LaneLife& life : lives_) life.heard_at = next_beat_;
+  OnEveryLane([](Channel& lane) { lane.BeatOnLoop(/*heard=*/false); }, [] {});
   HeartbeatOnLoop();
+  if (keeper_) keeper_->StartOnLoop();
 }
 
 // ---- from the application -----------------------------------------------------------------------
@@ -85,8 +92,14 @@ Error ConnectionCore::LostError() const {
 }
 
 void ConnectionCore::CountRefusal(const Error& error) {
-  refusals_.fetch_add(1, std::memory_order_relaxed);
-  Log(LogLevel::kDebug, "transfer", "refused {}: {}", peer_name(), error.message());
+  const std::uint64_t nth = refusals_.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (WorthKeeping(nth)) Note("access {} was refused to the peer: {}", nth, error.message());
+  LogLimited({{"peer", peer_name()}}, fmt::format("refused {}: {}", peer_name(), error.message()));
+}
+
+void ConnectionCore::LogLimited(LogFields fields, const std::string& sentence) {
+  if (refusal_log_ == nullptr) return;
+  refusal_log_->Write(LogLevel::kWarn, "transfer", net::HostOf(peer_name()), fields, sentence);
 }
 
 bool ConnectionCore::TakeNotification(std::vector<std::byte>* bytes) {
@@ -110,9 +123,29 @@ ConnectionCore::Op ConnectionCore::FindOnLoop(std::uint64_t id) const {
 }
 
 void ConnectionCore::BeginOnLoop(const Op& operation) {
+  operation_counts_[static_cast<std::size_t>(operation->kind)].begun.Add();
   operations_.emplace(operation->id, operation);
   if (lost_.load()) return EndOnLoop(operation, LostError());
   ScheduleOnLoop(operation->deadline);
+  if (!operation->waits_for_stream) BeginNowOnLoop(operation);
+}
+
+void ConnectionCore::StreamReached(Op operation, const Status& reached) {
+  home_->Post([self = shared_from_this(), operation = std::move(operation), reached] {
+    if (self->operations_.count(operation->id) == 0) return;  // it has ended meanwhile
+    if (self->lost_.load()) return self->EndOnLoop(operation, self->LostError());
+    if (reached) return self->BeginNowOnLoop(operation);
+    self->EndOnLoop(operation,
+                    Error(reached.error().code(),
+                          fmt::format("{} {} to {} has not begun, as the stream that it waits for "
+                                      "has failed: {}",
+                                      OperationName(operation->kind), operation->id,
+                                      self->peer_name(), reached.error().message())));
+  });
+}
+
+void ConnectionCore::BeginNowOnLoop(const Op& operation) {
+  operation->waits_for_stream = false;
   switch (operation->kind) {
     case OperationKind::kWrite:
     case OperationKind::kRead: return BeginSlicesOnLoop(operation);
@@ -138,8 +171,7 @@ void ConnectionCore::BeginSlicesOnLoop(const Op& operation) {
 
 void ConnectionCore::SendNotificationOnLoop(const Op& operation) {
   operation->phase = OperationState::Phase::kNotify;
-  operation->ledger.Begin(1);
-  FERRY_CHECK(operation->ledger.Pull().has_value());
+  operation->ledger.BeginPulled();
   channels_.front()->SendSequencedOnLoop(wire::Type::kNotify, operation->id, {},
                                          operation->notification, operation);
 }
@@ -166,7 +198,11 @@ void ConnectionCore::RoundIsOverOnLoop(const Op& operation) {
 
 void ConnectionCore::EndOnLoop(const Op& operation, Status status) {
   if (operations_.erase(operation->id) == 0) return;
+  CountEndOnLoop(*operation, status);
   operation->local_pins.clear();
+  if (operation->plan && operation->plan->shared_with != 0) {
+    sharing_.EndUseOnLoop(*operation->plan);
+  }
   if (operation->kind != OperationKind::kRecv) {
     operation->bytes = !status ? 0
                        : operation->plan
@@ -194,10 +230,7 @@ void ConnectionCore::AbortOnLoop(const Op& operation, const Error& error) {
   }
   if (operation->ledger.Stop(error)) return RoundIsOverOnLoop(operation);
   if (operation->kind == OperationKind::kRead) AbandonReads(operation);
-  // What is on its way still lands at the peer; only its acknowledgement, or a closed connection,
-  // tells that it has.
-  operation->drain_deadline = Deadline::After(config_.drain_grace);
-  ScheduleOnLoop(operation->drain_deadline);
+  DrainOnLoop(operation);
 }
 
 void ConnectionCore::AbandonReads(const Op& operation) {
@@ -206,6 +239,56 @@ void ConnectionCore::AbandonReads(const Op& operation) {
       at->AbandonReadsOnLoop(operation);
     });
   }
+}
+
+// What is on its way still lands at the peer; only its acknowledgement, or a closed connection,
+// tells that it has. The peer is asked for something over every lane, so that what is heard in the
+// meantime tells one that stands still from a network that has taken one lane of several.
+void ConnectionCore::DrainOnLoop(const Op& operation) {
+  NoticeLanesOnLoop();
+  operation->drain_since = Clock::now();
+  operation->drain_deadline = Deadline::After(config_.drain_grace);
+  ScheduleOnLoop(operation->drain_deadline);
+  for (const auto& channel : channels_) {
+    channel->loop()->Post([self = shared_from_this(), at = channel.get()] {
+      at->DropStoppedOnLoop();
+      at->ProbeOnLoop();
+    });
+  }
+}
+
+void ConnectionCore::DrainIsOverOnLoop(const Op& operation) {
+  operation->drain_deadline = Deadline::Never();  // until the lanes have said who holds it
+  auto holders = std::make_shared<std::vector<std::atomic<bool>>>(channels_.size());
+  OnEveryLane(
+      [operation, holders](Channel& lane) {
+        (*holders)[lane.index()] = lane.HoldsOperationOnLoop(operation.get());
+      },
+      [self = shared_from_this(), operation, holders] {
+        self->EndDrainOnLoop(operation, *holders);
+      });
+}
+
+// A lane that is down settles what it holds when another takes its place, and so does one that
+// says nothing while others do: for those FailIfStuckOnLoop has the bound.
+void ConnectionCore::EndDrainOnLoop(const Op& operation,
+                                    const std::vector<std::atomic<bool>>& holders) {
+  if (ending_ || operations_.count(operation->id) == 0) return;
+  NoticeLanesOnLoop();
+  const auto heard = [&](const LaneLife& life) { return life.noticed_at > operation->drain_since; };
+  const bool peer_heard = std::any_of(lives_.begin(), lives_.end(), heard);
+  bool excused = true;
+  for (std::size_t i = 0; i < lives_.size(); ++i) {
+    const LaneLife& life = lives_[i];
+    const bool in_use = life.up && life.up_since <= operation->drain_since;
+    if (holders[i] && in_use && (heard(life) || !peer_heard)) excused = false;
+  }
+  if (excused) return DrainOnLoop(operation);
+  FailOnLoop(Error(
+      Code::kPeerLost,
+      fmt::format("{} did not acknowledge a cancelled or late {} within {:.1f} s, "
+                  "so the connection was closed; reconnect",
+                  peer_name(), OperationName(operation->kind), Seconds(config_.drain_grace))));
 }
 
 // ---- deadlines and liveness ---------------------------------------------------------------------
@@ -237,12 +320,8 @@ void ConnectionCore::CheckDeadlinesOnLoop() {
   ScheduleOnLoop(next);
   for (const Op& operation : late) {
     if (operation->aborting) {
-      FailOnLoop(Error(
-          Code::kPeerLost,
-          fmt::format("{} did not acknowledge a cancelled or late {} within {:.1f} s, "
-                      "so the connection was closed; reconnect",
-                      peer_name(), OperationName(operation->kind), Seconds(config_.drain_grace))));
-      return;
+      DrainIsOverOnLoop(operation);
+      continue;
     }
     AbortOnLoop(operation,
                 Error(Code::kTimedOut,
@@ -256,31 +335,18 @@ void ConnectionCore::HeartbeatOnLoop() {
   heartbeat_timer_ = 0;
   if (lost_.load()) return;
   const auto now = Clock::now();
-  // While this process was stopped, or its machine asleep, nothing could be heard: what has come
-  // since lies in sockets that the loop has not looked at yet.
-  heard_at_ += now - next_beat_;
-  std::uint64_t bytes = 0;
-  for (const auto& channel : channels_) bytes += channel->BytesReceived();
-  if (bytes != heard_bytes_) {
-    heard_bytes_ = bytes;
-    heard_at_ = now;
-  } else if (now - heard_at_ >= config_.peer_timeout) {
-    return FailOnLoop(Error(
-        Code::kPeerLost,
-        fmt::format("nothing was heard from {} for {:.1f} s (FERRY_PEER_TIMEOUT); it is frozen, "
-                    "cut off or gone: reconnect when it is back",
-                    peer_name(), Seconds(now - heard_at_))));
-  } else {
-    OnEveryLane([](Channel& lane) { lane.PokeOnLoop(); }, [] {});
-  }
-  channels_.front()->SendPlainOnLoop(wire::Type::kPing, 0, {});
-  next_beat_ = now + config_.heartbeat_interval;
+  const Clock::duration late = now - next_beat_;
+  const auto heard_at =
+      BeatLanesOnLoop(now, late >= config_.heartbeat_interval ? late : Clock::duration::zero());
+  if (lost_.load()) return;
+  next_beat_ = std::min<Clock::time_point>(now + config_.heartbeat_interval,
+                                           heard_at + config_.peer_timeout);
   heartbeat_timer_ = home_->AddTimerOnLoop(next_beat_, [this] { HeartbeatOnLoop(); });
 }
 
 // ---- the end ------------------------------------------------------------------------------------
 
-void ConnectionCore::MarkLost(const Error& error) {
+void ConnectionCore::MarkLost(const Error& error, bool peer_closed) {
   {
     const std::lock_guard lock(error_mutex_);
     if (lost_.load()) return;
@@ -288,7 +354,10 @@ void ConnectionCore::MarkLost(const Error& error) {
     lost_reason_ = error.message();
     lost_.store(true);
   }
-  Log(LogLevel::kInfo, "transfer", "connection to {} ended: {}", peer_name(), error.ToString());
+  // Peers come and go: that is worth a warning only where something of ours was under way.
+  const bool in_order = peer_closed && sending_.load(std::memory_order_relaxed) == 0;
+  LogLoss(error, in_order || error.code() == Code::kCancelled);
+  Note("the connection ended: {}", error.message());
 }
 
 void ConnectionCore::FailOnLoop(const Error& cause) {
@@ -302,7 +371,10 @@ void ConnectionCore::FailOnLoop(const Error& cause) {
   MarkLost(cause);
   const Error error = LostError();
   if (check_timer_ != 0) home_->CancelTimerOnLoop(std::exchange(check_timer_, 0));
-  if (heartbeat_timer_ != 0) home_->CancelTimerOnLoop(std::exchange(heartbeat_timer_, 0));
+  for (EventLoop::TimerId* timer : {&heartbeat_timer_, &last_words_timer_}) {
+    if (*timer != 0) home_->CancelTimerOnLoop(std::exchange(*timer, 0));
+  }
+  if (keeper_) keeper_->StopOnLoop();
   // The lanes go on until they are told: a message that still comes finds no receive of ours.
   matcher_ = Matcher();
   std::vector<Op> all;
@@ -337,9 +409,11 @@ void ConnectionCore::ChannelClosedOnLoop() {
   }
   for (const auto& [id, receive] : landing_) regions_->Remove(receive->landing);
   landing_.clear();
+  sharing_.EndOnLoop();
   std::vector<Op> rest;
   for (const auto& [id, operation] : operations_) rest.push_back(operation);
   for (const Op& operation : rest) {
+    if (const auto copy = std::exchange(operation->staged, nullptr)) AwaitStagedCopy(*copy);
     EndOnLoop(operation, operation->abort_error ? *operation->abort_error : LostError());
   }
   closed_.store(true);
@@ -348,9 +422,12 @@ void ConnectionCore::ChannelClosedOnLoop() {
 }
 
 void ConnectionCore::Close(const Error& error) {
-  // What is sent in one turn of a lane's loop has left before the next, in which it is closed.
-  OnEveryLane([](Channel& lane) { lane.SendDueAckOnLoop(); },
-              [self = shared_from_this(), error] { self->FailOnLoop(error); });
+  home_->Post([self = shared_from_this(), error] {
+    if (!self->started_) return self->FailOnLoop(error);  // lanes are being given to it
+    // No lane ends before all have said what they have to: the peer may hear the end of one first.
+    self->OnEveryLane([](Channel& lane) { lane.FlushDueAckOnLoop(); },
+                      [self, error] { self->FailOnLoop(error); });
+  });
 }
 
 void ConnectionCore::LaneFailed(const Error& error) {
@@ -363,6 +440,7 @@ void ConnectionCore::LaneFailed(const Error& error) {
 }
 
 void ConnectionCore::Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then) {
+  home_->Post([self = shared_from_this(), region] { self->sharing_.TakeBackOnLoop(region.get()); });
   OnEveryLane([region](Channel& lane) { lane.RevokeOnLoop(region.get()); }, std::move(then));
 }
 

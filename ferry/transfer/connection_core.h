@@ -1,4 +1,7 @@
 #pragma once
+#include <fmt/core.h>
+
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -12,7 +15,11 @@
 
 #include "ferry/core/config.h"
 #include "ferry/core/event_loop.h"
+#include "ferry/core/log_limiter.h"
 #include "ferry/transfer/channel.h"
+#include "ferry/transfer/counters.h"
+#include "ferry/transfer/event_ring.h"
+#include "ferry/transfer/gpu_sharing.h"
 #include "ferry/transfer/matcher.h"
 #include "ferry/transfer/operation.h"
 #include "ferry/transfer/region.h"
@@ -24,17 +31,23 @@ inline constexpr std::size_t kMaxReplies = 64;
 inline constexpr std::uint64_t kMaxEagerBytes = 64 * 1024;
 inline constexpr std::uint64_t kMaxNotificationBytes = 64 * 1024;
 
-// Who is at the other end, agreed in the greeting.
+// Who is at the other end, and what was agreed in the greeting.
 struct Peer {
   Uuid endpoint;
   std::string name;                // its address, for messages
   std::uint64_t window_bytes = 0;  // the smaller of both sides' limits
+  bool checksums = false;
+  // By which the listening side knows the connection when a lane is joined anew.
+  std::uint32_t connection = 0;
+  Uuid token;
 };
 
 // The engine's side of a connection: its operations, its messages, its life and end. Belongs to its
 // home loop, on which the first lane is; the other lanes' loops reach it through Post.
 //
 // Shared between the endpoint's table (until closed), the user's handles, and tasks under way.
+class LaneKeeper;
+
 class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore> {
  public:
   // `loops`: one for each lane; the first is the home loop.
@@ -45,16 +58,21 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   const Config& config() const noexcept { return config_; }
   RegionTable& regions() const noexcept { return *regions_; }
   const Peer& peer() const noexcept { return peer_; }
+  Accessor accessor() const noexcept { return {this, peer_.endpoint}; }
   const std::string& peer_name() const noexcept { return peer_.name; }
   std::uint64_t window_bytes() const noexcept { return peer_.window_bytes; }
+  bool checksums() const noexcept { return peer_.checksums; }
   std::size_t lanes() const noexcept { return channels_.size(); }
   Channel& channel(std::size_t index) const noexcept { return *channels_[index]; }
   EventLoop* home() const noexcept { return home_; }
+  GpuSharing& sharing() noexcept { return sharing_; }
 
   // ---- Any thread.
   // Begins an operation. It will end, whatever happens.
   void Submit(std::shared_ptr<OperationState> operation);
   void Cancel(std::shared_ptr<OperationState> operation);
+  // After Submit(): the stream that it waits for has come so far, or why it will not.
+  void StreamReached(std::shared_ptr<OperationState> operation, const Status& reached);
   std::uint64_t NewOperationId() noexcept { return next_operation_.fetch_add(1) + 1; }
   // Operations begun and not ended; for the limit.
   std::uint32_t in_flight() const noexcept { return in_flight_.load(); }
@@ -62,6 +80,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   Error LostError() const;
   std::uint64_t refusals() const noexcept { return refusals_.load(); }
   void CountRefusal(const Error& error);
+  // Logs what a peer can bring about at will: so much of it in a second.
+  void LogLimited(LogFields fields, const std::string& sentence);
   // Fails everything with `error` and closes the lanes; `closed_callback` follows.
   void Fail(const Error& error);
   // The same by this side's own wish: the peer is told first what has been done for it, so that
@@ -70,13 +90,33 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   // True once no lane touches anything any more.
   bool closed() const noexcept { return closed_.load(); }
   bool TakeNotification(std::vector<std::byte>* bytes);
-  // As they were when the connection came up.
-  const std::vector<net::LaneInfo>& LaneInfos() const noexcept { return lane_infos_; }
-  void SetLaneInfos(std::vector<net::LaneInfo> infos) { lane_infos_ = std::move(infos); }
+  void CountMismatch() { mismatches_.fetch_add(1, std::memory_order_relaxed); }
+  ConnectionCounters Counters() const;
+  TrafficCounters Traffic() const;
+  // Keeps it among the last events.
+  template <class... Args>
+  void Note(fmt::format_string<Args...> format, Args&&... args) {
+    events_.Add(fmt::vformat(format, fmt::make_format_args(args...)));
+  }
+  const EventRing& events() const noexcept { return events_; }
+  // As they are now; of a lane that is lost, as it was.
+  std::vector<net::LaneInfo> LaneInfos() const;
+  // Before StartOnLoop.
+  void SetLaneInfos(std::vector<net::LaneInfo> infos);
+  // Before StartOnLoop: on the connecting side, who replaces lanes.
+  void SetKeeper(std::unique_ptr<LaneKeeper> keeper);
+  // Whether this side has connected to the other.
+  bool called() const noexcept { return keeper_ != nullptr; }
+  // By the lane's loop.
+  void SetLanePath(std::uint32_t index, const net::PathStats& path);
+  // A link of this machine has changed.
+  void OnLinkChange(const net::LinkChange& change);
   // Makes every lane stop receiving into the region, then runs `then` on the home loop.
   void Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then);
   // Fails the connection if a lane still holds the region's memory for data that the peer has read.
   void FailIfHolding(const std::shared_ptr<RegionState>& region);
+  // Before StartOnLoop. Outlives this side's loops.
+  void SetRefusalLog(LogLimiter* log) { refusal_log_ = log; }
   // Before StartOnLoop. Called on the home loop when the last lane is closed.
   void SetClosedCallback(std::function<void()> callback) { closed_callback_ = std::move(callback); }
 
@@ -85,6 +125,22 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   // The connection goes with any of its lanes, but what has come over the others is heard first: it
   // may say that operations have ended well.
   void LaneFailed(const Error& error);
+  // The same by the peer's wish: what is still to come over the others is heard, too, up to their
+  // ends or for drain_grace.
+  void PeerClosedLane(std::uint32_t index, const Error& error);
+  // The network has taken a lane away; another may take its place. Nothing for `loss`: it was
+  // given up before anything had come over it, which says no more than was known before.
+  void LaneLost(std::uint32_t index, const Error& error, std::optional<net::LaneLoss> loss);
+  void LaneIsUp(std::uint32_t index, net::LaneInfo info);
+  // The lane is in use no more, and another is to take its place. `was_heard`: the peer has used
+  // it.
+  void LaneFrozen(std::uint32_t index, bool was_heard);
+  // The peer, which cannot do so itself, asks for another lane in the place of this one.
+  void PeerGaveUpLane(std::uint32_t index);
+  // Gives the operation's slices, of which some were given back, to all lanes.
+  void DealAgain(const std::shared_ptr<OperationState>& operation);
+  // The part of all that goes through which goes through this lane: of 1, by what was measured.
+  double ShareOf(const Channel& channel) const;
   void PostChannelClosed(EventLoop* from);
 
   // ---- Home loop.
@@ -93,10 +149,13 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   // Null when no receive waits for the tag; kInvalidArgument when the one that does is too short.
   Result<std::shared_ptr<OperationState>> TakeReceiveOnLoop(std::uint64_t tag, std::uint64_t bytes);
   bool MayKeepOnLoop(std::uint64_t bytes) const;
-  void KeepOfferOnLoop(std::uint64_t peer_operation, const wire::TagBody& body);
-  void OnWholeMessageOnLoop(const std::shared_ptr<OperationState>& receive,
-                            std::uint64_t peer_operation, std::uint64_t tag, std::uint64_t bytes,
-                            std::vector<std::byte> data);
+  // A message that waits at the peer.
+  void TakeOfferOnLoop(std::uint64_t peer_operation, const wire::TagBody& body);
+  // `receive`: whose buffer it has come into; null for a message with its data.
+  void OnWholeMessageOnLoop(const std::shared_ptr<OperationState>& receive, ArrivedMessage message,
+                            const Status& intact);
+  // Its message did not come whole, and comes again.
+  void PutBackReceiveOnLoop(const std::shared_ptr<OperationState>& receive);
   bool MayNotifyOnLoop(std::uint64_t bytes) const;
   void OnNotificationOnLoop(std::vector<std::byte> bytes);
   void BecomesOfferOnLoop(const std::shared_ptr<OperationState>& operation);
@@ -106,6 +165,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
 
   struct Begin;
   void BeginOnLoop(const Op& operation);
+  void BeginNowOnLoop(const Op& operation);
   void BeginSlicesOnLoop(const Op& operation);
   void BeginSendOnLoop(const Op& operation);
   void BeginReceiveOnLoop(const Op& operation);
@@ -115,9 +175,17 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void AbortOnLoop(const Op& operation, const Error& error);
   void AbortReceiveOnLoop(const Op& operation, const Error& error);
   void AbandonReads(const Op& operation);
+  // Waits for the peer to say that it has dealt with what is on its way, for drain_grace.
+  void DrainOnLoop(const Op& operation);
+  // The time for that is over.
+  void DrainIsOverOnLoop(const Op& operation);
+  void EndDrainOnLoop(const Op& operation, const std::vector<std::atomic<bool>>& holders);
   // Nothing new is begun from now on. Any thread; the first error stays.
-  void MarkLost(const Error& error);
+  void MarkLost(const Error& error, bool peer_closed = false);
+  void LogLoss(const Error& error, bool everyday) const;
+  void CountEndOnLoop(const OperationState& operation, const Status& status);
   void FailOnLoop(const Error& cause);
+  void FailIfAllDownOnLoop(const Error& error);
   void ChannelClosedOnLoop();
   // Runs `work` on each lane's loop, then `then` on the home loop.
   void OnEveryLane(const std::function<void(Channel&)>& work, EventLoop::Task then);
@@ -126,12 +194,43 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   Status OnSolicitOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
   Status OnDeliveredOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
   Status OnDeclinedOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
-  void WriteSolicitedOnLoop(const Op& operation, const wire::KeyBody& key);
+  void WriteSolicitedOnLoop(const Op& operation, const wire::SolicitBody& asked);
+  void LandMessageOnLoop(const Op& receive, std::shared_ptr<std::vector<std::byte>> data,
+                         std::uint64_t at);
+  void LandPartOnLoop(const Op& receive, std::shared_ptr<std::vector<std::byte>> data,
+                      std::uint64_t at, StageSlot slot);
   void TakeMessageOnLoop(const Op& receive, ArrivedMessage message);
   void SolicitOnLoop(const Op& receive, const ArrivedMessage& message);
   void SendDeliveredOnLoop(std::uint64_t operation_id, const Status& status);
   void SendDeclinedOnLoop(std::uint64_t operation_id, const Status& status);
   bool DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation);
+
+  // What the home loop knows of a lane.
+  struct LaneLife {
+    bool up = true;
+    bool by_reset = false;  // how it was lost
+    bool replaced = false;  // was well until it was; of no meaning once its successor is used
+    bool stalled = false;   // and that was counted
+    std::uint64_t heard_bytes = 0;
+    Clock::time_point up_since{};  // of the lane that it has
+    std::uint64_t noticed_bytes = 0;
+    Clock::time_point noticed_at{};  // like heard_*, by NoticeLanesOnLoop
+    Clock::time_point heard_at;      // later by all the time in which we could not have listened
+  };
+  void LaneLostOnLoop(std::uint32_t index, const Error& error, std::optional<net::LaneLoss> loss);
+  // A lane that may be of no use any more, though nothing has ended it.
+  void SuspectOnLoop(std::uint32_t index, const char* why);
+  void CountStallOnLoop(std::uint32_t index, Clock::duration silent);
+  // Gives up a peer on one of whose lanes work has waited for too long.
+  void FailIfStuckOnLoop(std::uint32_t index, Clock::duration silent);
+  void SetLaneUpOnLoop(std::uint32_t index, bool up);
+  // Looks which lanes have been heard since the last time, whenever that was.
+  void NoticeLanesOnLoop();
+  // Whether the lanes are as a process leaves them that ends while some are being replaced.
+  bool IsAbandonedOnLoop() const;
+  // Returns when the peer was last heard of.
+  Clock::time_point BeatLanesOnLoop(Clock::time_point now, Clock::duration missed);
+  friend class LaneKeeper;
 
   void ScheduleOnLoop(Deadline deadline);
   void CheckDeadlinesOnLoop();
@@ -144,12 +243,30 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   EventLoop* const home_;
   std::vector<std::unique_ptr<Channel>> channels_;
   std::function<void()> closed_callback_;
-  std::vector<net::LaneInfo> lane_infos_;
+  LogLimiter* refusal_log_ = nullptr;
+  GpuSharing sharing_{this};
+  mutable std::mutex infos_mutex_;
+  struct LaneRecord {
+    net::LaneInfo info;
+    net::PathStats path;
+    bool up = true;
+  };
+  std::vector<LaneRecord> lane_records_;  // under infos_mutex_
+  EventRing events_;
 
   std::atomic<std::uint64_t> next_operation_{0};
   std::atomic<std::uint32_t> in_flight_{0};
   std::atomic<std::uint32_t> sending_{0};  // of in_flight_, those that put bytes on the wire
   std::atomic<std::uint64_t> refusals_{0};
+  std::atomic<std::uint64_t> mismatches_{0};
+  std::atomic<std::uint64_t> lanes_lost_{0};
+  std::atomic<std::uint64_t> lanes_replaced_{0};
+  std::atomic<std::uint64_t> lane_stalls_{0};
+  struct OperationCounters {
+    LoopCounter begun;
+    std::array<LoopCounter, kOutcomes> ended;
+  };
+  std::array<OperationCounters, kOperationKinds> operation_counts_;  // counted on the home loop
   std::atomic<bool> lost_{false};
   std::atomic<bool> closed_{false};
   mutable std::mutex error_mutex_;
@@ -167,9 +284,11 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   Clock::time_point next_check_ = Clock::time_point::max();
   EventLoop::TimerId check_timer_ = 0;
   EventLoop::TimerId heartbeat_timer_ = 0;
-  std::uint64_t heard_bytes_ = 0;
-  Clock::time_point heard_at_;  // later by all the time in which we could not have listened
+  EventLoop::TimerId last_words_timer_ = 0;  // since the peer has closed a lane
+  std::vector<LaneLife> lives_;
+  std::vector<std::atomic<bool>> given_up_;  // by lane: PeerGaveUpLane has posted; any thread
   Clock::time_point next_beat_;
+  std::unique_ptr<LaneKeeper> keeper_;  // null on the side that listened
 
   mutable std::mutex notifications_mutex_;
   std::deque<std::vector<std::byte>> notifications_;  // under notifications_mutex_

@@ -1,9 +1,11 @@
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "ferry/core/check.h"
+#include "ferry/cuda/address.h"
 #include "ferry/transfer/connection_core.h"
 
 // Tagged messages and notifications. Small messages travel at once; a large one, or one that finds
@@ -12,14 +14,14 @@
 namespace ferry::transfer {
 namespace {
 
-std::span<const std::byte> BytesOf(const auto& body) { return std::as_bytes(std::span(&body, 1)); }
-
 void SendOutcome(Channel* channel, wire::Type type, std::uint64_t operation_id,
                  const Status& status) {
   wire::RefuseBody body;
   body.code = status ? 0 : static_cast<std::uint8_t>(status.error().code());
-  channel->SendPlainOnLoop(type, operation_id, BytesOf(body),
-                           status ? std::string_view() : status.error().message());
+  std::vector<std::byte> bytes;
+  wire::Append(&bytes, body);
+  if (!status) wire::AppendText(&bytes, status.error().message());
+  channel->SendSequencedOnLoop(type, operation_id, bytes, {}, nullptr);
 }
 
 Error TooShort(const OperationState& receive, std::uint64_t tag, std::uint64_t bytes) {
@@ -35,16 +37,24 @@ Error TooShort(const OperationState& receive, std::uint64_t tag, std::uint64_t b
 
 void ConnectionCore::BeginSendOnLoop(const Op& operation) {
   const wire::TagBody body{operation->tag, operation->message.size()};
-  if (operation->message.size() > std::min(config_.eager_bytes, kMaxEagerBytes)) {
+  // GPU memory is staged slice by slice, as a write's.
+  if (operation->stager != nullptr ||
+      operation->message.size() > std::min(config_.eager_bytes, kMaxEagerBytes)) {
+    if (!channels_.front()->MayOfferOnLoop()) {
+      return EndOnLoop(operation,
+                       Error(Code::kUnavailable,
+                             fmt::format("{} has yet to acknowledge too many earlier messages, "
+                                         "cancelled ones too; send it again a little later",
+                                         peer_name())));
+    }
     operation->phase = OperationState::Phase::kOffered;
-    channels_.front()->SendSequencedOnLoop(wire::Type::kOffer, operation->id, BytesOf(body), {},
-                                           nullptr);
+    channels_.front()->SendSequencedOnLoop(wire::Type::kOffer, operation->id, wire::BytesOf(body),
+                                           {}, nullptr);
     return;
   }
   operation->phase = OperationState::Phase::kMessage;
-  operation->ledger.Begin(1);
-  FERRY_CHECK(operation->ledger.Pull().has_value());
-  channels_.front()->SendSequencedOnLoop(wire::Type::kSend, operation->id, BytesOf(body),
+  operation->ledger.BeginPulled();
+  channels_.front()->SendSequencedOnLoop(wire::Type::kSend, operation->id, wire::BytesOf(body),
                                          operation->message, operation);
 }
 
@@ -61,8 +71,8 @@ void ConnectionCore::BecomesOfferOnLoop(const Op& operation) {
 
 Status ConnectionCore::OnSolicitOnLoop(const wire::MessageHeader& header,
                                        wire::MetaReader* reader) {
-  wire::KeyBody key;
-  if (!reader->Read(&key)) {
+  wire::SolicitBody key;
+  if (!reader->Read(&key) || key.most_slice < wire::kLeastSlice) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed solicit", peer_name()));
   }
   const Op operation = FindOnLoop(header.operation);
@@ -76,9 +86,12 @@ Status ConnectionCore::OnSolicitOnLoop(const wire::MessageHeader& header,
   return Ok();
 }
 
-void ConnectionCore::WriteSolicitedOnLoop(const Op& operation, const wire::KeyBody& key) {
+void ConnectionCore::WriteSolicitedOnLoop(const Op& operation, const wire::SolicitBody& asked) {
   PlanPart part;
-  part.remote = key;
+  part.remote = asked.key;
+  part.stager = operation->stager;
+  part.most_slice = asked.most_slice;
+  if (part.stager) part.most_slice = std::min(part.most_slice, part.stager->slot_bytes());
   part.local_base = const_cast<std::byte*>(operation->message.data());
   part.blocks.Add({.dst = 0, .src = 0, .len = operation->message.size()});
   std::vector<PlanPart> parts;
@@ -120,10 +133,56 @@ void ConnectionCore::TakeMessageOnLoop(const Op& receive, ArrivedMessage message
     return EndOnLoop(receive, Ok());
   }
   if (message.offered) return SolicitOnLoop(receive, message);
+  if (receive->stager && message.bytes > 0) {
+    receive->phase = OperationState::Phase::kReceiving;
+    return LandMessageOnLoop(receive,
+                             std::make_shared<std::vector<std::byte>>(std::move(message.data)), 0);
+  }
   if (!message.data.empty()) {
     std::memcpy(receive->buffer.data(), message.data.data(), message.data.size());
   }
   EndOnLoop(receive, Ok());
+}
+
+// Puts the rest of a message that has come before its receive, from `at`, into that GPU memory, a
+// slot at a time. `data` is shared between the steps.
+void ConnectionCore::LandMessageOnLoop(const Op& receive,
+                                       std::shared_ptr<std::vector<std::byte>> data,
+                                       std::uint64_t at) {
+  if (operations_.count(receive->id) == 0) return;
+  if (receive->abort_error) return EndOnLoop(receive, *receive->abort_error);
+  if (at == data->size()) return EndOnLoop(receive, Ok());
+  auto slot = receive->stager->Take(
+      StageWay::kFromNetwork, [self = shared_from_this(), receive, data, at](StageSlot given) {
+        self->home_->Post([self, receive, data, at, given = std::move(given)]() mutable {
+          self->LandPartOnLoop(receive, data, at, std::move(given));
+        });
+      });
+  if (slot) LandPartOnLoop(receive, std::move(data), at, *std::move(slot));
+}
+
+void ConnectionCore::LandPartOnLoop(const Op& receive, std::shared_ptr<std::vector<std::byte>> data,
+                                    std::uint64_t at, StageSlot slot) {
+  if (operations_.count(receive->id) == 0 || receive->abort_error) {
+    return LandMessageOnLoop(receive, std::move(data), at);
+  }
+  const auto part = std::span(*data).subspan(at).first(
+      std::min<std::uint64_t>(data->size() - at, slot.memory().size()));
+  std::copy(part.begin(), part.end(), slot.memory().begin());
+  receive->staged = std::make_shared<StagedCopy>();
+  receive->staged->slot = std::move(slot);
+  const Block block{
+      .dst = cuda::AddressOf(receive->buffer.data()) + at, .src = 0, .len = part.size()};
+  BeginScatter(receive->stager, receive->staged, {&block, 1},
+               [self = shared_from_this(), receive, data, next = at + part.size()] {
+                 self->home_->Post([self, receive, data, next] {
+                   const auto copy = std::exchange(receive->staged, nullptr);
+                   if (!copy) return;  // the connection has ended, and waited for it
+                   copy->Release();
+                   if (!copy->outcome) return self->EndOnLoop(receive, copy->outcome);
+                   self->LandMessageOnLoop(receive, data, next);
+                 });
+               });
 }
 
 void ConnectionCore::SolicitOnLoop(const Op& receive, const ArrivedMessage& message) {
@@ -135,15 +194,18 @@ void ConnectionCore::SolicitOnLoop(const Op& receive, const ArrivedMessage& mess
     EndOnLoop(receive, error);
     return Fail(error);
   }
-  auto landing = regions_->Add(receive->buffer.first(message.bytes), Rights::kWrite, this);
+  Stager* const stager = receive->stager;
+  auto landing = regions_->Add(receive->buffer.first(message.bytes), Rights::kWrite, this, stager);
   if (!landing) return EndOnLoop(receive, landing.error());
   receive->phase = OperationState::Phase::kReceiving;
   receive->peer_operation = message.peer_operation;
   receive->landing = *std::move(landing);
   landing_[message.peer_operation] = receive;
-  const wire::KeyBody key{receive->landing->id, receive->landing->generation,
-                          receive->landing->token};
-  channels_.front()->SendPlainOnLoop(wire::Type::kSolicit, message.peer_operation, BytesOf(key));
+  const wire::SolicitBody body{
+      {receive->landing->id, receive->landing->generation, receive->landing->token},
+      stager ? stager->slot_bytes() : ~std::uint64_t{0}};
+  channels_.front()->SendSequencedOnLoop(wire::Type::kSolicit, message.peer_operation,
+                                         wire::BytesOf(body), {}, nullptr);
 }
 
 Status ConnectionCore::OnDeliveredOnLoop(const wire::MessageHeader& header,
@@ -209,6 +271,11 @@ void ConnectionCore::AbortReceiveOnLoop(const Op& operation, const Error& error)
     (void)matcher_.RemoveReceive(operation.get());
     return EndOnLoop(operation, error);
   }
+  if (operation->stager && !operation->landing) {
+    if (!operation->staged) return EndOnLoop(operation, error);  // it waits for a slot
+    operation->abort_error = error;                              // ends after the copy of one part
+    return;
+  }
   if (!operation->landing) {  // a small message, arriving now
     channels_.front()->DropMessageOnLoop(operation.get());
     return EndOnLoop(operation, error);
@@ -235,6 +302,11 @@ Result<std::shared_ptr<OperationState>> ConnectionCore::TakeReceiveOnLoop(std::u
   return receive;
 }
 
+void ConnectionCore::PutBackReceiveOnLoop(const Op& receive) {
+  receive->phase = OperationState::Phase::kPosted;
+  matcher_.PutBack(receive);
+}
+
 bool ConnectionCore::MayKeepOnLoop(std::uint64_t bytes) const {
   return matcher_.kept_bytes() + bytes <= config_.unexpected_bytes &&
          matcher_.kept_messages() < config_.max_operations;
@@ -253,32 +325,30 @@ bool ConnectionCore::DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation) {
   return true;
 }
 
-void ConnectionCore::KeepOfferOnLoop(std::uint64_t peer_operation, const wire::TagBody& body) {
-  if (DeclineForWantOfRoomOnLoop(peer_operation)) return;
-  matcher_.Keep({body.tag, body.bytes, peer_operation, /*offered=*/true, {}});
-}
-
 Status ConnectionCore::OnOfferOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader) {
   wire::TagBody body;
   if (!reader->Read(&body) || body.bytes == 0) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed offer", peer_name()));
   }
-  ArrivedMessage message{body.tag, body.bytes, header.operation, /*offered=*/true, {}};
-  if (const Op receive = matcher_.TakeReceive(body.tag)) {
-    TakeMessageOnLoop(receive, std::move(message));
-  } else if (!DeclineForWantOfRoomOnLoop(header.operation)) {
-    matcher_.Keep(std::move(message));
-  }
+  TakeOfferOnLoop(header.operation, body);
   return Ok();
 }
 
-void ConnectionCore::OnWholeMessageOnLoop(const Op& receive, std::uint64_t peer_operation,
-                                          std::uint64_t tag, std::uint64_t bytes,
-                                          std::vector<std::byte> data) {
-  if (receive) return EndOnLoop(receive, Ok());
-  ArrivedMessage message{tag, bytes, peer_operation, /*offered=*/false, std::move(data)};
+void ConnectionCore::TakeOfferOnLoop(std::uint64_t peer_operation, const wire::TagBody& body) {
+  ArrivedMessage message{body.tag, body.bytes, peer_operation, /*offered=*/true, {}};
+  if (const Op receive = matcher_.TakeReceive(body.tag)) {
+    TakeMessageOnLoop(receive, std::move(message));
+  } else if (!DeclineForWantOfRoomOnLoop(peer_operation)) {
+    matcher_.Keep(std::move(message));
+  }
+}
+
+void ConnectionCore::OnWholeMessageOnLoop(const Op& receive, ArrivedMessage message,
+                                          const Status& intact) {
+  if (receive) return EndOnLoop(receive, intact);
+  if (!intact) return;  // its sender was told
   // A receive may have been posted while the message was on its way in.
-  if (const Op late = matcher_.TakeReceive(tag)) {
+  if (const Op late = matcher_.TakeReceive(message.tag)) {
     TakeMessageOnLoop(late, std::move(message));
   } else {
     matcher_.Keep(std::move(message));
@@ -309,9 +379,6 @@ Status ConnectionCore::OnMessageOnLoop(const wire::MessageHeader& header,
     case wire::Type::kSolicit: return OnSolicitOnLoop(header, reader);
     case wire::Type::kDelivered: return OnDeliveredOnLoop(header, reader);
     case wire::Type::kDeclined: return OnDeclinedOnLoop(header, reader);
-    case wire::Type::kPing:
-      channels_.front()->SendPlainOnLoop(wire::Type::kPong, header.operation, {});
-      return Ok();
     default: return Ok();
   }
 }

@@ -5,14 +5,11 @@
 #include <cstring>
 #include <utility>
 
+#include "ferry/transfer/endpoint.h"
 #include "ferry/transfer/endpoint_core.h"
+#include "ferry/transfer/lane_keeper.h"
 
 namespace ferry::transfer {
-namespace {
-
-std::span<const std::byte> BytesOf(const auto& body) { return std::as_bytes(std::span(&body, 1)); }
-
-}  // namespace
 
 Dialer::Dialer(std::shared_ptr<EndpointCore> endpoint, net::Address address, Uuid expected,
                Deadline deadline)
@@ -20,9 +17,11 @@ Dialer::Dialer(std::shared_ptr<EndpointCore> endpoint, net::Address address, Uui
       address_(std::move(address)),
       expected_(expected),
       deadline_(deadline),
-      loops_(endpoint_->ChooseLoops(static_cast<std::size_t>(endpoint_->lanes()))) {}
+      loops_(endpoint_->ChooseLoops(static_cast<std::size_t>(endpoint_->LanesTo(address_)))) {}
 
-Dialer::~Dialer() = default;
+Dialer::~Dialer() {
+  if (!call_.empty()) endpoint_->EndCall(call_);
+}
 
 Result<std::shared_ptr<ConnectionCore>> Dialer::result() {
   if (error_) return *error_;
@@ -31,7 +30,7 @@ Result<std::shared_ptr<ConnectionCore>> Dialer::result() {
 
 void Dialer::StartOnLoop() {
   greetings_.resize(loops_.size());
-  knowing_.resize(loops_.size());
+  introductions_.resize(loops_.size(), Introduction(endpoint_->secret(), address_.ToString()));
   ConnectLaneOnLoop(0);
 }
 
@@ -48,90 +47,51 @@ void Dialer::OnConnected(std::size_t index, Result<std::unique_ptr<net::Lane>> l
   if (!lane) return FailOnLoop(lane.error());
   greetings_[index] = std::make_unique<Greeting>(*std::move(lane), home(), deadline_);
   Greeting& greeting = *greetings_[index];
-  if (!endpoint_->secret() && !endpoint_->Trusts(greeting.is_local())) {
-    return FailOnLoop(
-        Error(Code::kRefused,
-              fmt::format("{} is on another machine and there is no secret to know it by; set "
-                          "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you "
-                          "trust",
-                          address_.ToString())));
+  if (auto may = endpoint_->CheckLane(greeting, address_.ToString()); !may) {
+    return FailOnLoop(may.error());
   }
   greeting.StartOnLoop(
       [self = shared_from_this(), index](const auto& header, auto* reader) {
         return self->OnHeard(index, header, reader);
       },
       [self = shared_from_this()](const Error& error) { self->FailOnLoop(error); });
+  greeting.SetOnSaid([self = shared_from_this()] { self->FinishIfReady(); });
   if (index > 0) {
     wire::JoinBody join;
     join.lane = static_cast<std::uint16_t>(index);
     join.connection = welcome_.connection;
     std::memcpy(join.token, welcome_.token, sizeof join.token);
-    return SayFirst(index, wire::Type::kJoin, BytesOf(join));
+    return introductions_[index].SayFirstOnLoop(&greeting, wire::Type::kJoin, wire::BytesOf(join));
   }
+  SayHello();
+}
+
+void Dialer::SayHello() {
+  call_ = greetings_.front()->local_name();
+  endpoint_->BeginCall(call_);
   wire::HelloBody hello;
   hello.lanes = static_cast<std::uint16_t>(loops_.size());
-  hello.has_secret = endpoint_->secret() ? 1 : 0;
+  if (endpoint_->secret()) hello.flags |= wire::kHasSecret;
+  if (endpoint_->config().checksum == "on") hello.flags |= wire::kChecksums;
   hello.window_bytes = endpoint_->config().window_bytes;
   std::memcpy(hello.endpoint, endpoint_->id().bytes.data(), sizeof hello.endpoint);
-  SayFirst(0, wire::Type::kHello, BytesOf(hello));
-}
-
-void Dialer::SayFirst(std::size_t index, wire::Type type, std::span<const std::byte> body) {
-  knowing_[index].exchange.first = type;
-  knowing_[index].exchange.said.assign(body.begin(), body.end());
-  greetings_[index]->SayOnLoop(type, body);
-}
-
-Status Dialer::OnChallenge(std::size_t index, wire::MetaReader* reader) {
-  Knowing& knowing = knowing_[index];
-  wire::ChallengeBody challenge;
-  if (!reader->Read(&challenge) || !endpoint_->secret() || knowing.challenged) {
-    return Error(Code::kCorrupt,
-                 fmt::format("{} sent a challenge that was not asked for; use the same release on "
-                             "both sides",
-                             address_.ToString()));
-  }
-  knowing.challenged = true;
-  knowing.exchange.server = challenge.nonce;
-  FillRandom(knowing.exchange.client);
-  const wire::ProofBody proof{.nonce = knowing.exchange.client,
-                              .mac = knowing.exchange.ClientProof(*endpoint_->secret())};
-  greetings_[index]->HearMoreOnLoop();
-  greetings_[index]->SayOnLoop(wire::Type::kProof, BytesOf(proof));
-  return Ok();
-}
-
-Status Dialer::CheckPeer(std::size_t index, std::span<const std::byte> body,
-                         wire::MetaReader* reader) {
-  const auto& secret = endpoint_->secret();
-  if (!secret) return Ok();
-  const Knowing& knowing = knowing_[index];
-  if (!knowing.challenged) {
-    return Error(Code::kRefused,
-                 fmt::format("{} does not ask for a secret, though this endpoint has one; set "
-                             "FERRY_SECRET_FILE to the same on both sides",
-                             address_.ToString()));
-  }
-  Mac mac;
-  if (reader->Read(&mac) && SameMac(knowing.exchange.ServerProof(*secret, body), mac)) return Ok();
-  return Error(Code::kRefused,
-               fmt::format("{} does not know the secret that it asks for; it is not the peer it "
-                           "claims to be, or something on the way changes what is said",
-                           address_.ToString()));
+  std::memcpy(hello.expected, expected_.bytes.data(), sizeof hello.expected);
+  introductions_.front().SayFirstOnLoop(greetings_.front().get(), wire::Type::kHello,
+                                        wire::BytesOf(hello));
 }
 
 Status Dialer::OnHeard(std::size_t index, const wire::MessageHeader& header,
                        wire::MetaReader* reader) {
-  if (header.type == wire::Type::kRefuse) {
-    wire::RefuseBody body;
-    if (!reader->Read(&body)) return Error(Code::kCorrupt, "malformed refusal");
-    return Error(wire::CodeFromWire(body.code),
-                 fmt::format("{} refused the connection: {}", address_.ToString(), reader->Text()));
+  // Another lane has failed in this turn of the loop; this one is about to go, too.
+  if (done()) return *error_;
+  Introduction& introduction = introductions_[index];
+  if (header.type == wire::Type::kRefuse) return introduction.Refusal(reader);
+  if (header.type == wire::Type::kChallenge) {
+    return introduction.AnswerChallengeOnLoop(greetings_[index].get(), reader);
   }
-  if (header.type == wire::Type::kChallenge) return OnChallenge(index, reader);
   if (index == 0 && header.type == wire::Type::kWelcome) return OnWelcome(reader);
   if (index > 0 && header.type == wire::Type::kJoined) {
-    FERRY_TRY(CheckPeer(index, {}, reader));
+    FERRY_TRY(introduction.CheckPeer({}, reader->rest()));
     OnJoined();
     return Ok();
   }
@@ -142,13 +102,22 @@ Status Dialer::OnHeard(std::size_t index, const wire::MessageHeader& header,
 }
 
 Status Dialer::OnWelcome(wire::MetaReader* reader) {
-  if (!reader->Read(&welcome_) || welcome_.version != wire::kVersion || welcome_.lanes == 0 ||
-      welcome_.lanes > loops_.size() || welcome_.window_bytes == 0) {
+  const std::span<const std::byte> all = reader->rest();
+  const bool whole = reader->Read(&welcome_) && welcome_.version == wire::kVersion &&
+                     welcome_.lanes > 0 && welcome_.lanes <= loops_.size() &&
+                     welcome_.window_bytes > 0 && reader->rest().size() >= welcome_.address_bytes;
+  if (!whole) {
     return Error(Code::kCorrupt,
                  fmt::format("{} sent a malformed welcome; use the same release on both sides",
                              address_.ToString()));
   }
-  FERRY_TRY(CheckPeer(0, BytesOf(welcome_), reader));
+  const std::size_t body_bytes = sizeof welcome_ + welcome_.address_bytes;
+  FERRY_TRY(introductions_.front().CheckPeer(all.first(body_bytes), all.subspan(body_bytes)));
+  if (welcome_.address_bytes > 0) {
+    FERRY_TRY_ASSIGN(EndpointAddress told,
+                     EndpointAddress::Parse(reader->rest().first(welcome_.address_bytes)));
+    others_ = std::move(told.at);
+  }
   Uuid peer;
   std::memcpy(peer.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
   if (!expected_.none() && peer != expected_) {
@@ -165,7 +134,16 @@ Status Dialer::OnWelcome(wire::MetaReader* reader) {
 }
 
 void Dialer::OnJoined() {
-  if (++joined_ < loops_.size()) return;
+  ++joined_;
+  FinishIfReady();
+}
+
+// An answer may come before the lane has reported that what it answers has left.
+void Dialer::FinishIfReady() {
+  if (done() || joined_ < loops_.size()) return;
+  for (const auto& greeting : greetings_) {
+    if (!greeting || !greeting->complete()) return;
+  }
   // Outside the callback of the lane that is about to move.
   home()->Post([self = shared_from_this()] { self->Finish(); });
 }
@@ -175,10 +153,20 @@ void Dialer::Finish() {
   Uuid peer;
   std::memcpy(peer.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
   std::vector<std::unique_ptr<net::Lane>> lanes;
+  const Way dialled{address_, greetings_.front()->interface()};
   for (auto& greeting : greetings_) lanes.push_back(greeting->ReleaseLane());
-  const std::uint64_t window = std::min(welcome_.window_bytes, endpoint_->config().window_bytes);
+  Peer agreed;
+  agreed.endpoint = peer;
+  agreed.name = address_.ToString();
+  agreed.window_bytes = std::min(welcome_.window_bytes, endpoint_->config().window_bytes);
+  agreed.checksums = (welcome_.flags & wire::kChecksums) != 0;
+  agreed.connection = welcome_.connection;
+  std::memcpy(agreed.token.bytes.data(), welcome_.token, sizeof welcome_.token);
   connection_ = std::make_shared<ConnectionCore>(endpoint_->config(), &endpoint_->regions(),
-                                                 Peer{peer, address_.ToString(), window}, loops_);
+                                                 std::move(agreed), loops_);
+  connection_->SetKeeper(std::make_unique<LaneKeeper>(
+      endpoint_.get(), connection_.get(),
+      WaysTo(endpoint_->provider(), endpoint_->config(), dialled, others_)));
   endpoint_->Keep(connection_);
   endpoint_->BringUpOnLoop(connection_, std::move(lanes), /*from_outside=*/false);
   greetings_.clear();

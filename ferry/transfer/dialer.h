@@ -2,12 +2,13 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ferry/core/random.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/greeting.h"
-#include "ferry/transfer/secret.h"
+#include "ferry/transfer/introduction.h"
 
 namespace ferry::transfer {
 
@@ -29,20 +30,13 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
   Result<std::shared_ptr<ConnectionCore>> result();
 
  private:
-  struct Knowing {
-    Exchange exchange;
-    bool challenged = false;
-  };
-
   void ConnectLaneOnLoop(std::size_t index);
-  void SayFirst(std::size_t index, wire::Type type, std::span<const std::byte> body);
-  Status OnChallenge(std::size_t index, wire::MetaReader* reader);
-  // `body` is what the peer proves itself with, and the proof follows it.
-  Status CheckPeer(std::size_t index, std::span<const std::byte> body, wire::MetaReader* reader);
+  void SayHello();
   void OnConnected(std::size_t index, Result<std::unique_ptr<net::Lane>> lane);
   Status OnHeard(std::size_t index, const wire::MessageHeader& header, wire::MetaReader* reader);
   Status OnWelcome(wire::MetaReader* reader);
   void OnJoined();
+  void FinishIfReady();
   void Finish();
   void FailOnLoop(const Error& error);
 
@@ -52,8 +46,10 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
   const Deadline deadline_;
   std::vector<EventLoop*> loops_;
   std::vector<std::unique_ptr<Greeting>> greetings_;
-  std::vector<Knowing> knowing_;
+  std::vector<Introduction> introductions_;
+  std::string call_;  // the local name of the first lane, that this endpoint knows its own call
   wire::WelcomeBody welcome_;
+  std::vector<net::Address> others_;  // by which the peer says that it can be reached, too
   std::size_t joined_ = 0;
   std::atomic<bool> done_{false};
   std::optional<Error> error_;

@@ -17,8 +17,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using wire::Type;
 
-constexpr std::uint64_t kWhole = ~std::uint64_t{0};
-constexpr std::size_t kBytes = 1 << 20;
+constexpr std::size_t kTargetBytes = 1 << 20;
 constexpr std::size_t kSlice = 4096;
 
 Config OneLoop(microseconds drain_grace = std::chrono::seconds(30)) {
@@ -34,7 +33,7 @@ class EndingTest : public ::testing::Test {
   explicit EndingTest(const Config& config = OneLoop())
       : endpoint_(Must(Endpoint::Create(config))) {}
 
-  RemoteRegion AtPeer(std::uint64_t bytes = kBytes) {
+  RemoteRegion AtPeer(std::uint64_t bytes = kTargetBytes) {
     return {peer_.id(), {1, 1, 1}, Rights::kReadWrite, bytes};
   }
   PostOptions By(microseconds time) {
@@ -43,7 +42,7 @@ class EndingTest : public ::testing::Test {
   PreparedTransfer Prepared(Direction direction) {
     const RemoteRegion remote = AtPeer();
     BlockList list;
-    list.Add({.dst = 0, .src = 0, .len = kBytes});
+    list.Add({.dst = 0, .src = 0, .len = kTargetBytes});
     std::vector<TransferPart> parts;
     parts.push_back({&local_, &remote, std::move(list)});
     return Must(direction == Direction::kWrite ? theirs_.PrepareWrite(std::move(parts))
@@ -79,6 +78,11 @@ class EndingTest : public ::testing::Test {
     EXPECT_TRUE(peer_.lane(lane).AckAll());
     return said;
   }
+  // With nothing left to read, which would make it a reset.
+  void CloseInOrder(std::size_t lane) {
+    EXPECT_TRUE(peer_.lane(lane).UntilPong().has_value());
+    peer_.lane(lane).Close();
+  }
   void ExpectAlive() {
     EXPECT_TRUE(peer_.lane().UntilPong().has_value());
     EXPECT_FALSE(theirs_.lost());
@@ -104,7 +108,7 @@ class EndingTest : public ::testing::Test {
     return {bytes.end() - 100, bytes.end()};
   }
 
-  GuardedMemory memory_{kBytes};
+  GuardedMemory memory_{kTargetBytes};
   Endpoint endpoint_;
   RawPeer clock_{endpoint_.port()};
   Connection clocks_ = Must(endpoint_.Accept(Soon()));
@@ -125,7 +129,7 @@ TEST_F(EndingTest, ACancelledWriteEndsWhenThePeerHasAcknowledgedWhatWasUnderWay)
   EXPECT_TRUE(EndsWith(Code::kCancelled, *write));
   EXPECT_THAT(EndMessage(*write), HasSubstr("was cancelled"));
   EXPECT_EQ(write->bytes(), 0u);
-  EXPECT_LT(frames.size(), kBytes / kSlice / 2);
+  EXPECT_LT(frames.size(), kTargetBytes / kSlice / 2);
   ExpectAlive();
 }
 
@@ -241,27 +245,27 @@ TEST_F(EndingTest, AReadWhoseFirstSliceIsRefusedEndsWhenItsOtherSlicesHaveBeenAn
 // ---- messages -----------------------------------------------------------------------------------
 
 TEST_F(EndingTest, ACancelledReceiveEndsAtOnceAndTheMessageGoesToTheNext) {
-  auto receive = theirs_.Recv(1, kWhole, memory_.span());
+  auto receive = theirs_.Recv(1, kWholeTag, memory_.span());
   receive->Cancel();
   ASSERT_TRUE(EndsWith(Code::kCancelled, *receive));
   Reclaim();
   ASSERT_TRUE(
       peer_.lane().Say({.type = Type::kSend, .body = Pod(Tagged(5)), .payload = BytesOf("hello")}));
   std::vector<std::byte> buffer(5);
-  ASSERT_TRUE(EndsOk(theirs_.Recv(1, kWhole, buffer)));
+  ASSERT_TRUE(EndsOk(theirs_.Recv(1, kWholeTag, buffer)));
   EXPECT_EQ(TextOf(buffer), "hello");
   ExpectUntouched();
 }
 
 TEST_F(EndingTest, AReceiveThatMissesItsDeadlineEndsAtOnce) {
-  const auto receive = theirs_.Recv(1, kWhole, memory_.span(), By(milliseconds(30)));
+  const auto receive = theirs_.Recv(1, kWholeTag, memory_.span(), By(milliseconds(30)));
   ASSERT_TRUE(EndsWith(Code::kTimedOut, receive));
   EXPECT_THAT(EndMessage(*receive), HasSubstr("receive"));
   ExpectAlive();
 }
 
 TEST_F(EndingTest, AReceiveCancelledInTheMiddleOfASmallMessageIsNotWrittenToAfterItsEnd) {
-  auto receive = theirs_.Recv(1, kWhole, memory_.span());
+  auto receive = theirs_.Recv(1, kWholeTag, memory_.span());
   LetItRead();  // so it is there before the message
   const auto rest = SayAllBut100(0, {.type = Type::kSend,
                                      .operation = 9,
@@ -278,10 +282,10 @@ TEST_F(EndingTest, AReceiveCancelledInTheMiddleOfASmallMessageIsNotWrittenToAfte
 }
 
 TEST_F(EndingTest, AReceiveCancelledInTheMiddleOfALargeMessageIsNotWrittenToAfterItsEnd) {
-  auto receive = theirs_.Recv(1, kWhole, memory_.span());
+  auto receive = theirs_.Recv(1, kWholeTag, memory_.span());
   ASSERT_TRUE(
-      peer_.lane().Say({.type = Type::kOffer, .operation = 9, .body = Pod(Tagged(kBytes))}));
-  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::KeyBody>();
+      peer_.lane().Say({.type = Type::kOffer, .operation = 9, .body = Pod(Tagged(kTargetBytes))}));
+  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::SolicitBody>().key;
   const auto rest = SayAllBut100(1, WriteInto(key, kSlice));
   receive->Cancel();
   ASSERT_TRUE(EndsWith(Code::kCancelled, *receive));
@@ -294,10 +298,10 @@ TEST_F(EndingTest, AReceiveCancelledInTheMiddleOfALargeMessageIsNotWrittenToAfte
 }
 
 TEST_F(EndingTest, ALargeReceiveThatMissesItsDeadlineIsNotWrittenToAfterItsEnd) {
-  auto receive = theirs_.Recv(1, kWhole, memory_.span(), By(milliseconds(50)));
+  auto receive = theirs_.Recv(1, kWholeTag, memory_.span(), By(milliseconds(50)));
   ASSERT_TRUE(
-      peer_.lane().Say({.type = Type::kOffer, .operation = 9, .body = Pod(Tagged(kBytes))}));
-  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::KeyBody>();
+      peer_.lane().Say({.type = Type::kOffer, .operation = 9, .body = Pod(Tagged(kTargetBytes))}));
+  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::SolicitBody>().key;
   const auto rest = SayAllBut100(1, WriteInto(key, kSlice));
   ASSERT_TRUE(EndsWith(Code::kTimedOut, *receive));
   Reclaim();
@@ -317,7 +321,7 @@ TEST_F(EndingTest, ACancelledOfferEndsAtOnceAndThePeerIsTold) {
   // Too late, and ignored.
   ASSERT_TRUE(peer_.lane().Say({.type = Type::kSolicit,
                                 .operation = offer.header.operation,
-                                .body = Pod(wire::KeyBody{1, 1, 1})}));
+                                .body = Pod(wire::SolicitBody{{1, 1, 1}})}));
   EXPECT_TRUE(peer_.lane().IsQuiet());
 }
 
@@ -326,14 +330,14 @@ TEST_F(EndingTest, ALargeSendCancelledWhileItIsWrittenEndsWhenItsSlicesAreAcknow
   const RawFrame offer = peer_.lane().Expect(Type::kOffer);
   ASSERT_TRUE(peer_.lane().Say({.type = Type::kSolicit,
                                 .operation = offer.header.operation,
-                                .body = Pod(wire::KeyBody{1, 1, 1})}));
+                                .body = Pod(wire::SolicitBody{{1, 1, 1}})}));
   (void)peer_.lane().Expect(Type::kWrite);
   send->Cancel();
   LetItRead();
   EXPECT_FALSE(send->Poll());
   const auto frames = AckUntilEnd(*send);
   ASSERT_TRUE(EndsWith(Code::kCancelled, *send));
-  EXPECT_LT(frames.size(), kBytes / kSlice / 2);
+  EXPECT_LT(frames.size(), kTargetBytes / kSlice / 2);
   const auto rest = peer_.lane().UntilPong();
   ASSERT_TRUE(rest);
   const auto is_end = [](const RawFrame& f) { return f.header.type == Type::kDelivered; };
@@ -359,7 +363,7 @@ class EarlyAnswerTest : public EndingTest {
 
   EarlyAnswerTest() {
     for (std::uint32_t i = 0; i < kAhead; ++i) {
-      ahead_.push_back(Must(theirs_.Notify(Pattern(64 * 1024, 1))));
+      ahead_.push_back(Must(theirs_.Notify(RandomBytes(64 * 1024, 1))));
     }
     send_.emplace(Must(theirs_.Send(1, memory_.span().first(10'000))));
     LetItRead();  // and so number and queue its frames
@@ -382,7 +386,7 @@ class EarlyAnswerTest : public EndingTest {
 };
 
 TEST_F(EarlyAnswerTest, AMessageAskedForBeforeItHasLeftIsWritten) {
-  Answer(Type::kSolicit, Pod(wire::KeyBody{1, 1, 1}));
+  Answer(Type::kSolicit, Pod(wire::SolicitBody{{1, 1, 1}}));
   std::vector<RawFrame> frames = AckUntilEnd(*send_);
   ASSERT_TRUE(EndsOk(*send_));
   std::size_t written = 0;
@@ -426,11 +430,36 @@ TEST_F(LittleGraceTest, ACancelledWriteThatIsNeverAcknowledgedEndsWithTheConnect
 
 TEST_F(LittleGraceTest, AWriteThatIsNeverAcknowledgedEndsAfterItsDeadlineWithTheConnection) {
   const auto write = theirs_.Write(Prepared(Direction::kWrite), By(milliseconds(50)));
-  const auto other = theirs_.Recv(1, kWhole, {});
+  const auto other = theirs_.Recv(1, kWholeTag, {});
   ASSERT_TRUE(EndsWith(Code::kTimedOut, write));
   ASSERT_TRUE(EndsWith(Code::kPeerLost, other));
   ExpectLost("did not acknowledge a cancelled or late write");
 }
+
+// ---- peers that close ---------------------------------------------------------------------------
+
+TEST_F(EndingTest, WhatIsAcknowledgedOverOneLaneCountsThoughThePeerHasClosedAnother) {
+  auto notify = theirs_.Notify(BytesOf("x"));
+  (void)peer_.lane(0).Expect(Type::kNotify);
+  CloseInOrder(1);
+  LetItRead();
+  EXPECT_TRUE(theirs_.lost());
+  EXPECT_FALSE(notify->Poll());
+  ASSERT_TRUE(peer_.lane(0).AckAll());
+  EXPECT_TRUE(EndsOk(notify));
+  CloseInOrder(0);
+  EXPECT_FALSE(theirs_.TakeNotification(Soon()));
+}
+
+TEST_F(LittleGraceTest, APeerThatClosesOneLaneAndSaysNoMoreOverAnotherIsLost) {
+  const auto notify = theirs_.Notify(BytesOf("x"));
+  (void)peer_.lane(0).Expect(Type::kNotify);
+  CloseInOrder(1);
+  EXPECT_TRUE(EndsWith(Code::kPeerLost, notify));
+  peer_.lane(0).WaitClosed();
+}
+
+// ---- peers that say nothing ---------------------------------------------------------------------
 
 Config Watchful() {
   Config config = OneLoop();
@@ -447,7 +476,7 @@ class SilentPeerTest : public EndingTest {
 TEST_F(SilentPeerTest, APeerThatSaysNothingIsLostAndEveryOperationWithIt) {
   const auto write = theirs_.Write(Prepared(Direction::kWrite));
   const auto read = theirs_.Read(Prepared(Direction::kRead));
-  const auto receive = theirs_.Recv(1, kWhole, memory_.span());
+  const auto receive = theirs_.Recv(1, kWholeTag, memory_.span());
   const auto offer = theirs_.Send(1, memory_.span());
   const auto send = theirs_.Send(1, memory_.span().first(1));
   for (const auto* operation : {&write, &read, &receive, &offer, &send}) {
@@ -458,7 +487,7 @@ TEST_F(SilentPeerTest, APeerThatSaysNothingIsLostAndEveryOperationWithIt) {
 }
 
 TEST_F(SilentPeerTest, APeerThatOnlyPingsIsNotLost) {
-  const auto receive = theirs_.Recv(1, kWhole, {});
+  const auto receive = theirs_.Recv(1, kWholeTag, {});
   const Deadline longer_than_the_timeout = Deadline::After(milliseconds(900));
   while (!longer_than_the_timeout.expired()) {
     ASSERT_TRUE(peer_.lane().UntilPong().has_value());
@@ -480,7 +509,7 @@ TEST_F(EndingTest, ARegionDeregisteredInTheMiddleOfAPeersWriteIsNotWrittenToAfte
 
 TEST_F(EndingTest, ARegionIsInUseUntilAPeerHasReadWhatItAskedFor) {
   auto body = Pod(wire::WriteBody{local_.remote().key, 0, 1});
-  wire::Append(&body, wire::BlockOnWire{0, kBytes});
+  wire::Append(&body, wire::BlockOnWire{0, kTargetBytes});
   for (int i = 0; i < 32; ++i) {
     ASSERT_TRUE(peer_.lane(1).Say({.type = Type::kReadRequest, .operation = 9, .body = body}));
   }

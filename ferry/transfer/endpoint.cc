@@ -101,6 +101,8 @@ Endpoint::~Endpoint() {
 
 const Uuid& Endpoint::id() const noexcept { return core_->id(); }
 std::uint16_t Endpoint::port() const noexcept { return core_->listening().port; }
+std::uint16_t Endpoint::metrics_port() const noexcept { return core_->metrics_port(); }
+EndpointCounters Endpoint::Counters() const { return core_->Counters(); }
 
 EndpointAddress Endpoint::address() const {
   EndpointAddress address{core_->id(), {}};
@@ -110,13 +112,15 @@ EndpointAddress Endpoint::address() const {
   }
   for (const net::LocalAddress& local : net::AdvertisableAddresses()) {
     if (address.at.size() == kMaxAddresses) break;
+    if (!net::InterfaceAllowed(core_->config().interfaces, local.interface)) continue;
     address.at.push_back({local.host, port()});
   }
   return address;
 }
 
 Result<Region> Endpoint::Register(std::span<std::byte> memory, Rights rights) {
-  FERRY_TRY_ASSIGN(auto state, core_->regions().Add(memory, rights));
+  FERRY_TRY_ASSIGN(Stager* const stager, core_->device_memory().StagerOf(memory));
+  FERRY_TRY_ASSIGN(auto state, core_->regions().Add(memory, rights, nullptr, stager));
   return Region(std::move(state), core_);
 }
 

@@ -12,6 +12,7 @@
 #include "ferry/core/result.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/connection.h"
+#include "ferry/transfer/counters.h"
 
 namespace ferry::transfer {
 
@@ -31,7 +32,7 @@ struct EndpointAddress {
 class Endpoint {
  public:
   // `provider`: null for the built-in TCP. Errors: kInvalidArgument (config), kUnavailable (ports,
-  // descriptors).
+  // descriptors), kUnsupported (metrics_address, in a build without prometheus-cpp).
   static Result<Endpoint> Create(const Config& config,
                                  std::unique_ptr<net::Provider> provider = nullptr);
   Endpoint(Endpoint&&) = default;
@@ -40,15 +41,22 @@ class Endpoint {
 
   const Uuid& id() const noexcept;
   std::uint16_t port() const noexcept;
+  // What has happened so far; see counters.h.
+  EndpointCounters Counters() const;
+  // Where config.metrics_address is served; 0 where it is empty.
+  std::uint16_t metrics_port() const noexcept;
   // With every address that a peer may try, or only config.listen_host.
   EndpointAddress address() const;
 
-  // The memory is the caller's and must outlive the region. Errors: kInvalidArgument for no bytes.
+  // The memory is the caller's and must outlive the region: of the host, or of one GPU
+  // (cudaMalloc), which is seen from the address. Errors: kInvalidArgument (no bytes, or GPU memory
+  // that was freed or ends sooner), kUnsupported (managed memory), kUnavailable (no memory to stage
+  // it).
   Result<Region> Register(std::span<std::byte> memory, Rights rights);
 
   // Errors: kInvalidArgument (unknown host), kPeerLost (nothing listens, or it closed), kTimedOut,
   // kCorrupt (no Tensorferry endpoint), kUnsupported (version), kRefused (another endpoint than
-  // the address means).
+  // the address means), kUnavailable (the peer has as many connections as it allows).
   Result<Connection> Connect(const EndpointAddress& address, Deadline deadline);
   Result<Connection> Connect(std::string_view host_and_port, Deadline deadline);
   // The next peer that has connected here. Its one-sided operations are served before it is

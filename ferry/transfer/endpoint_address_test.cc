@@ -9,7 +9,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::string ParseFailure(std::span<const std::byte> bytes) {
+std::string AddressFailure(std::span<const std::byte> bytes) {
   const auto parsed = EndpointAddress::Parse(bytes);
   if (parsed) return "";
   EXPECT_EQ(parsed.error().code(), Code::kInvalidArgument);
@@ -38,37 +38,37 @@ TEST(EndpointAddress, CutShortOrTooLongIsNoAddress) {
   for (std::size_t length = 0; length < bytes.size(); ++length) {
     const std::vector<std::byte> cut(bytes.begin(),
                                      bytes.begin() + static_cast<std::ptrdiff_t>(length));
-    EXPECT_THAT(ParseFailure(cut), HasSubstr("not an endpoint address")) << length;
+    EXPECT_THAT(AddressFailure(cut), HasSubstr("not an endpoint address")) << length;
   }
   bytes.push_back(std::byte{0});
-  EXPECT_THAT(ParseFailure(bytes), HasSubstr("unchanged"));
+  EXPECT_THAT(AddressFailure(bytes), HasSubstr("unchanged"));
 }
 
 TEST(EndpointAddress, OfAnotherVersionSaysBothVersions) {
   auto bytes = Some().Serialize();
   bytes[4] = std::byte{9};
-  EXPECT_THAT(ParseFailure(bytes),
+  EXPECT_THAT(AddressFailure(bytes),
               AllOf(HasSubstr("version 9"), HasSubstr("version 1"), HasSubstr("same release")));
 }
 
 TEST(EndpointAddress, GarbageIsNoAddress) {
   auto bytes = Some().Serialize();
   bytes[1] ^= std::byte{0x20};
-  EXPECT_THAT(ParseFailure(bytes), HasSubstr("not an endpoint address"));
+  EXPECT_THAT(AddressFailure(bytes), HasSubstr("not an endpoint address"));
   bytes = Some().Serialize();
   bytes[7] = std::byte{0xFF};  // 65283 hosts
-  EXPECT_THAT(ParseFailure(bytes), HasSubstr("not an endpoint address"));
+  EXPECT_THAT(AddressFailure(bytes), HasSubstr("not an endpoint address"));
   bytes = Some().Serialize();
   bytes[26] = std::byte{0xFF};  // a first host of 255 bytes
-  EXPECT_THAT(ParseFailure(bytes), HasSubstr("not an endpoint address"));
+  EXPECT_THAT(AddressFailure(bytes), HasSubstr("not an endpoint address"));
   std::vector<std::byte> noise(200);
   FillRandom(noise);
-  EXPECT_NE(ParseFailure(noise), "");
+  EXPECT_NE(AddressFailure(noise), "");
 }
 
 TEST(EndpointAddress, ARegionKeyIsNoAddress) {
   const RemoteRegion remote{Uuid::Random(), {1, 1, 1}, Rights::kRead, 1};
-  EXPECT_THAT(ParseFailure(remote.Serialize()), HasSubstr("not an endpoint address"));
+  EXPECT_THAT(AddressFailure(remote.Serialize()), HasSubstr("not an endpoint address"));
   EXPECT_FALSE(RemoteRegion::Parse(Some().Serialize()));
 }
 

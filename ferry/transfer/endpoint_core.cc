@@ -3,14 +3,18 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <set>
 #include <thread>
 #include <utility>
 
 #include "ferry/core/log.h"
+#include "ferry/transfer/endpoint.h"
 #include "ferry/transfer/reception.h"
 
 namespace ferry::transfer {
 namespace {
+
+constexpr std::size_t kMaxInterfaceLanes = 16;
 
 int Automatic(int configured, int lowest, int highest) {
   if (configured > 0) return configured;
@@ -27,11 +31,20 @@ EndpointCore::~EndpointCore() = default;
 
 Status EndpointCore::Start() {
   FERRY_TRY_ASSIGN(secret_, Secret::FromConfig(config_));
+  if (config_.tls != "off" && !provider_->capabilities().tls) {
+    return Error(Code::kUnsupported,
+                 fmt::format("the provider {} has no TLS; set FERRY_TLS=off, or use another one",
+                             provider_->name()));
+  }
   const int workers =
       std::min(Automatic(config_.workers, 2, 16), config_.workers > 0 ? 64 : lanes_);
   for (int i = 0; i < workers; ++i) {
     FERRY_TRY_ASSIGN(auto loop, EventLoop::Create());
     loops_.push_back(std::move(loop));
+  }
+  if (!config_.metrics_address.empty()) {
+    FERRY_TRY_ASSIGN(metrics_,
+                     MetricsServer::Start(config_.metrics_address, [this] { return Counters(); }));
   }
   reception_ = std::make_unique<Reception>(this);
   FERRY_TRY_ASSIGN(listener_, provider_->Listen({config_.listen_host, 0}, config_, front_loop(),
@@ -39,6 +52,8 @@ Status EndpointCore::Start() {
                                                   reception_->OnAcceptedOnLoop(std::move(lane));
                                                 }));
   listening_ = listener_->address();
+  link_watch_ = provider_->WatchLinks(
+      front_loop(), [this](const net::LinkChange& change) { OnLinkChange(change); });
   for (std::size_t i = 0; i < loops_.size(); ++i) {
     loops_[i]->StartWorker(fmt::format("ferry-{}", i).c_str());
   }
@@ -47,8 +62,10 @@ Status EndpointCore::Start() {
 
 void EndpointCore::Shutdown() {
   if (closing_.exchange(true)) return;
+  metrics_.reset();
   front_loop()->Post([this] {
     listener_.reset();
+    link_watch_.reset();
     reception_->ClearOnLoop();
   });
   std::vector<std::shared_ptr<ConnectionCore>> all;  // a copy: they leave the table meanwhile
@@ -68,7 +85,124 @@ void EndpointCore::Shutdown() {
   }
   for (const auto& loop : loops_) loop->Stop();
   listener_.reset();
+  link_watch_.reset();
   reception_.reset();
+}
+
+// ---- interfaces ---------------------------------------------------------------------------------
+
+int EndpointCore::LanesOverInterfaces() const {
+  if (config_.lanes > 0) return lanes_;
+  std::set<std::string> interfaces;
+  for (const net::LocalAddress& local : provider_->Addresses(config_)) {
+    interfaces.insert(local.interface);
+  }
+  return std::max(lanes_, static_cast<int>(std::min(interfaces.size(), kMaxInterfaceLanes)));
+}
+
+int EndpointCore::LanesTo(const net::Address& peer) const {
+  return provider_->InterfaceTo(peer) == "lo" ? lanes_ : LanesOverInterfaces();
+}
+
+EndpointAddress EndpointCore::OtherAddresses() const {
+  EndpointAddress address{id_, {}};
+  // A host to listen at was named: no others answer.
+  const bool any = config_.listen_host.empty() || listening_.host.empty();
+  for (const net::LocalAddress& local : provider_->Addresses(config_)) {
+    if (!any || address.at.size() == kMaxInterfaceLanes) break;
+    address.at.push_back({local.host, listening_.port});
+  }
+  return address;
+}
+
+void EndpointCore::OnLinkChange(const net::LinkChange& change) {
+  Log(LogLevel::kInfo, "transfer", "link {} went {}", change.interface, change.up ? "up" : "down");
+  std::vector<std::shared_ptr<ConnectionCore>> all;  // a copy: they leave the table meanwhile
+  {
+    const std::lock_guard lock(mutex_);
+    all.assign(connections_.begin(), connections_.end());
+  }
+  for (const auto& connection : all) connection->OnLinkChange(change);
+}
+
+std::shared_ptr<ConnectionCore> EndpointCore::FindConnection(std::uint32_t number,
+                                                             const Uuid& token) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& connection : connections_) {
+    const Peer& peer = connection->peer();
+    const bool same = peer.connection == number && SameBytes(peer.token.bytes, token.bytes);
+    if (same && !connection->called() && !connection->lost()) return connection;
+  }
+  return nullptr;
+}
+
+// ---- strangers ----------------------------------------------------------------------------------
+
+void EndpointCore::BeginCall(const std::string& local_name) {
+  const std::lock_guard lock(mutex_);
+  calls_.insert(local_name);
+}
+
+void EndpointCore::EndCall(const std::string& local_name) {
+  const std::lock_guard lock(mutex_);
+  if (const auto it = calls_.find(local_name); it != calls_.end()) calls_.erase(it);
+}
+
+bool EndpointCore::IsOwnCall(const std::string& remote_name) {
+  const std::lock_guard lock(mutex_);
+  return calls_.count(remote_name) > 0;
+}
+
+void EndpointCore::RefusedGreeting(const std::string& peer_name, const std::string& sentence) {
+  greetings_refused_.fetch_add(1, std::memory_order_relaxed);
+  refusal_log_.Write(LogLevel::kWarn, "transfer", net::HostOf(peer_name), {{"peer", peer_name}},
+                     sentence);
+}
+
+std::size_t EndpointCore::ConnectionsFromOutside() {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(
+      std::count_if(connections_.begin(), connections_.end(),
+                    [](const auto& connection) { return !connection->called(); }));
+}
+
+// ---- counters -----------------------------------------------------------------------------------
+
+// Under the mutex, so that a connection is counted as open or as ended, and as no less afterwards.
+EndpointCounters EndpointCore::Counters() {
+  EndpointCounters counters;
+  {
+    const std::lock_guard lock(mutex_);
+    std::vector<const ConnectionCore*> open;
+    open.reserve(connections_.size());
+    for (const auto& connection : connections_) open.push_back(connection.get());
+    counters = book_.Snapshot(open);
+  }
+  counters.greetings_refused = greetings_refused_.load(std::memory_order_relaxed);
+  const RegionTable::Size size = regions_.Registered();
+  counters.regions = size.regions;
+  counters.region_bytes = size.bytes;
+  counters.staging = device_memory_.Counters();
+  return counters;
+}
+
+// ---- connections --------------------------------------------------------------------------------
+
+// The route to the peer decides by which interface it is reached; the config, whether that may be.
+Status EndpointCore::CheckLane(const Greeting& greeting, const std::string& peer_name) const {
+  if (!secret_ && !Trusts(greeting.is_local() || greeting.is_authenticated())) {
+    return Error(
+        Code::kRefused,
+        fmt::format("{} is on another machine and there is no secret to know it by; set "
+                    "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust",
+                    peer_name));
+  }
+  const std::string& allowed = config_.interfaces;
+  if (greeting.is_local() || net::InterfaceAllowed(allowed, greeting.interface())) return Ok();
+  return Error(Code::kInvalidArgument,
+               fmt::format("the route to {} leaves by {}, which FERRY_INTERFACES={} does not "
+                           "allow; connect to another address of the peer, or allow it",
+                           peer_name, greeting.interface(), allowed));
 }
 
 std::vector<EventLoop*> EndpointCore::ChooseLoops(std::size_t lanes) {
@@ -100,9 +234,12 @@ void EndpointCore::FailHolders(const std::shared_ptr<RegionState>& region) {
 }
 
 void EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
+  connection->SetRefusalLog(&refusal_log_);
+  connection->sharing().SetMemory(&device_memory_);
   connection->SetClosedCallback([this, raw = connection.get()] { Forget(raw); });
   const std::lock_guard lock(mutex_);
   connections_.insert(connection);
+  book_.OnBegin(*connection, !connection->called());
 }
 
 void EndpointCore::Forget(const ConnectionCore* connection) {
@@ -113,6 +250,7 @@ void EndpointCore::Forget(const ConnectionCore* connection) {
   if (it == connections_.end()) return;
   last = *it;
   connections_.erase(it);
+  book_.OnEnd(*last);
   // Gone before anybody took it.
   accepted_.erase(std::remove(accepted_.begin(), accepted_.end(), last), accepted_.end());
   changed_.notify_all();

@@ -7,20 +7,29 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
 #include "ferry/core/config.h"
 #include "ferry/core/event_loop.h"
+#include "ferry/core/log_limiter.h"
 #include "ferry/core/random.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/connection_core.h"
+#include "ferry/transfer/counter_book.h"
+#include "ferry/transfer/device_memory.h"
+#include "ferry/transfer/metrics.h"
 #include "ferry/transfer/region.h"
 #include "ferry/transfer/secret.h"
+#include "ferry/transfer/stream_watch.h"
 
 namespace ferry::transfer {
 
+class Greeting;
 class Reception;
+struct EndpointAddress;
 
 // What an endpoint's handles share. Owns loops, listener, regions and live connections.
 class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
@@ -38,10 +47,34 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   const net::Address& listening() const noexcept { return listening_; }
   // Once started.
   const std::optional<Secret>& secret() const noexcept { return secret_; }
-  // Whether, having no secret, this endpoint connects to a peer, or lets it in.
-  bool Trusts(bool is_local) const noexcept { return is_local || config_.insecure == "on"; }
+  // Whether, having no secret, this endpoint connects to a peer, or lets it in. `is_known`: for
+  // being on this machine, or by TLS.
+  bool Trusts(bool is_known) const noexcept { return is_known || config_.insecure == "on"; }
+  // Whether this endpoint's settings let it use a lane that it has connected to `peer_name`: by
+  // whom that is known to be, and by the interface by which the lane leaves. Errors: kRefused,
+  // kInvalidArgument.
+  Status CheckLane(const Greeting& greeting, const std::string& peer_name) const;
   RegionTable& regions() noexcept { return regions_; }
+  DeviceMemory& device_memory() noexcept { return device_memory_; }
+  StreamWatch& stream_watch() noexcept { return stream_watch_; }
+  // Over one interface.
   int lanes() const noexcept { return lanes_; }
+  // At least one for each interface that peers on other machines may be reached by.
+  int LanesOverInterfaces() const;
+  int LanesTo(const net::Address& peer) const;
+  // Every address that peers on other machines may be told.
+  EndpointAddress OtherAddresses() const;
+  // Any thread. Those that peers have made to this endpoint, until they are closed.
+  std::size_t ConnectionsFromOutside();
+  // Any thread. While a call of this endpoint's is under way, from this address and port of its
+  // own: whether somebody who calls from there is this endpoint itself.
+  void BeginCall(const std::string& local_name);
+  void EndCall(const std::string& local_name);
+  bool IsOwnCall(const std::string& remote_name);
+  // Any thread. Counts and logs, by a sentence, that somebody who wished to connect was not let in.
+  void RefusedGreeting(const std::string& peer_name, const std::string& sentence);
+  // Any thread. The open connection that a peer was welcomed to with this number and token.
+  std::shared_ptr<ConnectionCore> FindConnection(std::uint32_t number, const Uuid& token);
   EventLoop* front_loop() const noexcept { return loops_.front().get(); }
 
   // Any thread. The loops for a new connection's lanes, home first.
@@ -50,6 +83,11 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   void RevokeEverywhere(const std::shared_ptr<RegionState>& region);
   // Any thread. Closes the connections to peers that do not let go of data they have read from it.
   void FailHolders(const std::shared_ptr<RegionState>& region);
+  // Any thread. Locks out other uses of the connections while it adds up, which takes microseconds
+  // for each.
+  EndpointCounters Counters();
+  // 0 where there are none.
+  std::uint16_t metrics_port() const noexcept { return metrics_ ? metrics_->port() : 0; }
   // Any thread. From now until it is closed the endpoint keeps the connection.
   void Keep(const std::shared_ptr<ConnectionCore>& connection);
   // The home loop: gives the channels their lanes, lets the connection run, and hands it to Accept
@@ -62,6 +100,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
 
  private:
   void Forget(const ConnectionCore* connection);
+  void OnLinkChange(const net::LinkChange& change);
 
   const Config config_;
   const Uuid id_ = Uuid::Random();
@@ -70,16 +109,25 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   std::optional<Secret> secret_;
   std::vector<std::unique_ptr<EventLoop>> loops_;
   std::atomic<std::size_t> next_loop_{0};
+  DeviceMemory device_memory_{config_};  // after loops_, to which its threads post
+  StreamWatch stream_watch_{config_};    // likewise
   RegionTable regions_;
   std::unique_ptr<net::Listener> listener_;
   std::unique_ptr<Reception> reception_;
+  std::unique_ptr<net::LinkWatch> link_watch_;
   net::Address listening_;
   std::atomic<bool> closing_{false};
+  LogLimiter refusal_log_;  // by host
+  std::atomic<std::uint64_t> greetings_refused_{0};
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::unordered_set<std::shared_ptr<ConnectionCore>> connections_;  // until closed
   std::deque<std::shared_ptr<ConnectionCore>> accepted_;             // until taken
+  std::multiset<std::string> calls_;                                 // under way, local names
+  CounterBook book_;                                                 // under mutex_
+
+  std::unique_ptr<MetricsServer> metrics_;  // null where none was asked for; last: it uses the rest
 };
 
 }  // namespace ferry::transfer

@@ -71,9 +71,14 @@ TEST_F(FloodTest, OfMessagesThatNobodyReceivesIsStopped) {
                                      .payload = BytesOf("x")}));
 }
 
-TEST_F(FloodTest, OfOffersThatNobodyReceivesIsStopped) {
-  ExpectStopped(peer_.lane().Encode(
-      {.type = Type::kOffer, .operation = 1, .body = Pod(wire::TagBody{.tag = 1, .bytes = 1})}));
+// Each is declined, and that is kept until the peer acknowledges it, which this one never does.
+TEST_F(FloodTest, OfOffersThatNobodyReceivesEndsTheConnection) {
+  const auto offer = peer_.lane().Encode(
+      {.type = Type::kOffer, .operation = 1, .body = Pod(wire::TagBody{.tag = 1, .bytes = 1})});
+  EXPECT_LT(peer_.lane().Flood(offer, kMost, kPatienceMs), kMost);
+  const auto end = theirs_.TakeNotification(Soon());
+  ASSERT_FALSE(end);
+  EXPECT_EQ(end.error().code(), Code::kCorrupt);
 }
 
 TEST_F(FloodTest, OfNotificationsThatNobodyTakesIsStopped) {

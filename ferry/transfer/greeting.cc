@@ -10,7 +10,10 @@ Greeting::Greeting(std::unique_ptr<net::Lane> lane, EventLoop* loop, Deadline de
     : lane_(std::move(lane)), loop_(loop), deadline_(deadline) {
   const net::LaneInfo info = lane_->Info();
   peer_name_ = info.remote;
+  local_name_ = info.local;
+  interface_ = info.interface;
   is_local_ = info.same_machine;
+  is_authenticated_ = info.authenticated;
 }
 
 Greeting::~Greeting() {
@@ -40,6 +43,11 @@ void Greeting::SayOnLoop(wire::Type type, std::span<const std::byte> body, std::
 }
 
 void Greeting::CloseWhenSaidOnLoop() { close_when_said_ = true; }
+
+void Greeting::CloseOnLoop() {
+  if (timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(timer_, 0));
+  lane_->Close();
+}
 
 std::unique_ptr<net::Lane> Greeting::ReleaseLane() {
   if (timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(timer_, 0));

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "ferry/core/event_loop.h"
+#include "ferry/net/address.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/wire.h"
 
@@ -29,14 +30,24 @@ class Greeting final : private net::LaneHandler {
   void SayOnLoop(wire::Type type, std::span<const std::byte> body, std::string_view text = {});
   // After this the lane closes as soon as what was said has left.
   void CloseWhenSaidOnLoop();
+  // At once; no callback follows.
+  void CloseOnLoop();
+  // The peer is known: its lane may hold as much as any.
+  void TrustOnLoop() { lane_->SetMaxMeta(net::kMaxMetaBytes); }
   // All was said and heard: the lane may move on.
   bool complete() const noexcept { return said() && heard_; }
   // Runs when complete() becomes true by what was said leaving.
   void SetOnSaid(std::function<void()> on_said) { on_said_ = std::move(on_said); }
   std::unique_ptr<net::Lane> ReleaseLane();
   const std::string& peer_name() const noexcept { return peer_name_; }
+  std::string peer_host() const { return std::string(net::HostOf(peer_name_)); }
+  // The address and port of this side.
+  const std::string& local_name() const noexcept { return local_name_; }
   // On this machine, as its address says.
   bool is_local() const noexcept { return is_local_; }
+  const std::string& interface() const noexcept { return interface_; }
+  // By the lane itself, with TLS.
+  bool is_authenticated() const noexcept { return is_authenticated_; }
 
  private:
   Result<net::Placement> OnFrame(std::span<const std::byte> meta,
@@ -51,7 +62,10 @@ class Greeting final : private net::LaneHandler {
   EventLoop* const loop_;
   const Deadline deadline_;
   std::string peer_name_;
+  std::string local_name_;
+  std::string interface_;
   bool is_local_;
+  bool is_authenticated_;
   std::deque<net::OutFrame> frames_;
   std::size_t sent_ = 0;  // of them
   Heard heard_callback_;

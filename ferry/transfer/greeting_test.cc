@@ -17,8 +17,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using wire::Type;
 
-std::string HostAndPort(std::uint16_t port) { return "127.0.0.1:" + std::to_string(port); }
-
 // ---- strangers at the door ----------------------------------------------------------------------
 
 class StrangerTest : public ::testing::Test {

@@ -17,8 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 using wire::Type;
 
-constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
-constexpr std::uint64_t kWhole = kMax;
+constexpr std::uint64_t kHugeOffset = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kRegionBytes = 10'000;
 constexpr std::uint64_t kTheirOperation = 77;
 
@@ -119,10 +118,10 @@ TEST_F(HostilePeerTest, AWriteBeyondTheRegionIsRefused) {
 }
 
 TEST_F(HostilePeerTest, AnOffsetThatOverflowsIsRefused) {
-  ExpectWriteRefused(Write(Key(), {{kMax, 1}}, 1), "offset 18446744073709551615");
-  ExpectWriteRefused(Write(Key(), {{kMax - 7, 8}}, 8), "check offset");
-  ExpectWriteRefused(Write(Key(), {{kMax - 7, 16}}, 16), "check offset");
-  ExpectReadRefused(Read(Key(), {{kMax - 7, 16}}), "check offset");
+  ExpectWriteRefused(Write(Key(), {{kHugeOffset, 1}}, 1), "offset 18446744073709551615");
+  ExpectWriteRefused(Write(Key(), {{kHugeOffset - 7, 8}}, 8), "check offset");
+  ExpectWriteRefused(Write(Key(), {{kHugeOffset - 7, 16}}, 16), "check offset");
+  ExpectReadRefused(Read(Key(), {{kHugeOffset - 7, 16}}), "check offset");
   ExpectStillServed();
 }
 
@@ -187,7 +186,7 @@ TEST_F(HostilePeerTest, ABlockCountBeyondAnyListEndsTheConnection) {
 }
 
 TEST_F(HostilePeerTest, AReadRequestWhoseLengthsOverflowEndsTheConnection) {
-  ExpectClosed(Read(Key(), {{0, kMax}, {0, 2}}), "malformed frame (read request)");
+  ExpectClosed(Read(Key(), {{0, kHugeOffset}, {0, 2}}), "malformed frame (read request)");
 }
 
 TEST_F(HostilePeerTest, AWriteOfNothingEndsTheConnection) {
@@ -224,7 +223,8 @@ TEST_F(HostilePeerTest, PayloadWhereNoneBelongsEndsTheConnection) {
 }
 
 TEST_F(HostilePeerTest, AFrameCutShortLeavesTheRestOfItsBlockAlone) {
-  ASSERT_TRUE(peer_.lane().IsQuiet());  // unread bytes would make the close a reset
+  // Unread bytes, of the first ping say, would make the close a reset.
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(peer_.lane().IsQuiet());
   auto bytes = peer_.lane().Encode(Write(Key(), {{0, 100}}, 100));
   bytes.resize(bytes.size() - 60);
   memory_.Fill(std::byte{0xFF});
@@ -274,13 +274,25 @@ TEST_F(HostilePeerTest, AnswersToMessagesThatDoNotExistAreIgnored) {
     ASSERT_TRUE(peer_.lane().Say({.type = type, .operation = 1, .body = Pod(wire::RefuseBody{})}));
   }
   ASSERT_TRUE(
-      peer_.lane().Say({.type = Type::kSolicit, .operation = 1, .body = Pod(wire::KeyBody{})}));
+      peer_.lane().Say({.type = Type::kSolicit, .operation = 1, .body = Pod(wire::SolicitBody{})}));
   EXPECT_TRUE(peer_.lane().IsQuiet());
+  said_ += 3;
   ExpectStillServed();
 }
 
 TEST_F(HostilePeerTest, ShortAnswersEndTheConnection) {
   ExpectClosed({.type = Type::kSolicit, .operation = 1, .body = BytesOf("short")},
+               "malformed solicit");
+}
+
+// Each slice of a plan is memory of ours.
+TEST_F(HostilePeerTest, AWishForTinySlicesEndsTheConnection) {
+  const std::vector<std::byte> message(200'000);
+  const Operation send = Must(theirs_.Send(1, message));
+  const RawFrame offer = peer_.lane().Expect(Type::kOffer);
+  ExpectClosed({.type = Type::kSolicit,
+                .operation = offer.header.operation,
+                .body = Pod(wire::SolicitBody{Key(), wire::kLeastSlice - 1})},
                "malformed solicit");
 }
 
@@ -356,11 +368,11 @@ TEST_F(HostilePeerTest, AnOfferOfNothingEndsTheConnection) {
 TEST_F(HostilePeerTest, TwoOffersOfOneNumberEndTheConnectionAndBothReceives) {
   std::vector<std::byte> first(10);
   std::vector<std::byte> second(10);
-  const auto receive = theirs_.Recv(1, kWhole, first);
-  const auto again = theirs_.Recv(1, kWhole, second);
+  const auto receive = theirs_.Recv(1, kWholeTag, first);
+  const auto again = theirs_.Recv(1, kWholeTag, second);
   const Saying offer{.type = Type::kOffer, .operation = 9, .body = Pod(wire::TagBody{1, 10})};
   ASSERT_TRUE(peer_.lane().Say(offer));
-  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::KeyBody>();
+  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::SolicitBody>().key;
   ASSERT_TRUE(peer_.lane().Say(offer));
   EXPECT_TRUE(EndsWith(Code::kCorrupt, receive));
   EXPECT_TRUE(EndsWith(Code::kCorrupt, again));
@@ -374,10 +386,10 @@ TEST_F(HostilePeerTest, TwoOffersOfOneNumberEndTheConnectionAndBothReceives) {
 TEST_F(HostilePeerTest, TheKeyOfAReceiveIsRefusedToEveryOtherPeer) {
   GuardedMemory buffer(100);
   const auto before = buffer.Copy();
-  auto receive = theirs_.Recv(1, kWhole, buffer.span());
+  auto receive = theirs_.Recv(1, kWholeTag, buffer.span());
   ASSERT_TRUE(
       peer_.lane().Say({.type = Type::kOffer, .operation = 9, .body = Pod(wire::TagBody{1, 100})}));
-  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::KeyBody>();
+  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::SolicitBody>().key;
   RawPeer other(link_.far.endpoint->port());
   ASSERT_TRUE(other.lane().Say(Write(key, {{0, 100}}, 100)));
   const RawFrame nack = other.lane().Expect(Type::kNack);
@@ -395,10 +407,10 @@ TEST_F(HostilePeerTest, AReceiveDeclaredDeliveredEndsOnlyWhenNothingWritesIntoIt
   RawPeer peer(endpoint.port(), 2);
   Connection theirs = Must(endpoint.Accept(Soon()));
   std::vector<std::byte> buffer(1000);
-  const auto receive = theirs.Recv(1, kWhole, buffer);
+  const auto receive = theirs.Recv(1, kWholeTag, buffer);
   ASSERT_TRUE(
       peer.lane().Say({.type = Type::kOffer, .operation = 9, .body = Pod(wire::TagBody{1, 1000})}));
-  const auto key = peer.lane().Expect(Type::kSolicit).Body<wire::KeyBody>();
+  const auto key = peer.lane().Expect(Type::kSolicit).Body<wire::SolicitBody>().key;
   Saying write = Write(key, {{0, 1000}}, 1000);
   write.payload.assign(1000, std::byte{1});
   const auto bytes = peer.lane(1).Encode(write);
@@ -415,7 +427,8 @@ TEST_F(HostilePeerTest, AReceiveDeclaredDeliveredEndsOnlyWhenNothingWritesIntoIt
 }
 
 TEST_F(HostilePeerTest, AMessageOnAnotherLaneThanTheFirstEndsTheConnection) {
-  for (const Type type : {Type::kSend, Type::kNotify, Type::kOffer, Type::kSolicit, Type::kPing}) {
+  for (const Type type :
+       {Type::kSend, Type::kNotify, Type::kOffer, Type::kSolicit, Type::kDeclined}) {
     RawPeer peer(link_.far.endpoint->port(), 2);
     Connection theirs = Must(link_.far.endpoint->Accept(Soon()));
     ASSERT_TRUE(peer.lane(1).Say({.type = type, .body = Pod(wire::TagBody{1, 0})}));

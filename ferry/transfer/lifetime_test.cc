@@ -15,8 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::uint64_t kWhole = ~std::uint64_t{0};
-constexpr std::size_t kBytes = 2 << 20;
+constexpr std::size_t kLongBytes = 2 << 20;
 
 class LifetimeTest : public ::testing::Test {
  protected:
@@ -24,10 +23,10 @@ class LifetimeTest : public ::testing::Test {
   // they are too long to be over already.
   std::vector<Operation> EveryKind() {
     std::vector<Operation> operations;
-    operations.push_back(Must(near_.Recv(1, kWhole, buffer_.span())));
+    operations.push_back(Must(near_.Recv(1, kWholeTag, buffer_.span())));
     operations.push_back(Must(near_.Send(2, here_.span())));
-    operations.push_back(Must(near_.Write(*local_, 0, remote_, 0, kBytes)));
-    operations.push_back(Must(near_.Read(*into_, 0, remote_, 0, kBytes)));
+    operations.push_back(Must(near_.Write(*local_, 0, remote_, 0, kLongBytes)));
+    operations.push_back(Must(near_.Read(*into_, 0, remote_, 0, kLongBytes)));
     operations.push_back(Must(near_.Notify(BytesOf("x"))));
     operations.push_back(Must(near_.Send(3, here_.span().first(5))));
     return operations;
@@ -47,10 +46,10 @@ class LifetimeTest : public ::testing::Test {
     }
   }
 
-  GuardedMemory here_{kBytes, 1};
-  GuardedMemory there_{kBytes, 2};
-  GuardedMemory fetched_{kBytes, 3};
-  GuardedMemory buffer_{kBytes, 4};
+  GuardedMemory here_{kLongBytes, 1};
+  GuardedMemory there_{kLongBytes, 2};
+  GuardedMemory fetched_{kLongBytes, 3};
+  GuardedMemory buffer_{kLongBytes, 4};
   Link link_ = MakeLink(SmallSlices(3, 2));
   Connection near_ = *link_.near.connection;
   std::optional<Region> local_ = Must(link_.near.endpoint->Register(here_.span(), Rights::kNone));
@@ -63,7 +62,7 @@ class LifetimeTest : public ::testing::Test {
 // ---- waiting ------------------------------------------------------------------------------------
 
 TEST_F(LifetimeTest, AWaitThatTimesOutLeavesTheOperationUnderWay) {
-  auto receive = near_.Recv(1, kWhole, buffer_.span());
+  auto receive = near_.Recv(1, kWholeTag, buffer_.span());
   for (const Deadline deadline : {Now(), Deadline::After(milliseconds(20))}) {
     const Status status = receive->Wait(deadline);
     ASSERT_FALSE(status);
@@ -93,7 +92,7 @@ bool BecomesReadable(int fd, int patience_ms) {
 
 TEST_F(LifetimeTest, TheCompletionDescriptorBecomesReadableAtTheEndAndStaysSo) {
   for (int round = 0; round < 20; ++round) {
-    auto receive = near_.Recv(1, kWhole, buffer_.span());
+    auto receive = near_.Recv(1, kWholeTag, buffer_.span());
     const int fd = Must(receive->CompletionFd());
     EXPECT_EQ(Must(receive->CompletionFd()), fd);
     EXPECT_FALSE(BecomesReadable(fd, 0));
@@ -112,7 +111,7 @@ TEST_F(LifetimeTest, ACompletionDescriptorAskedForAfterTheEndIsReadable) {
 }
 
 TEST_F(LifetimeTest, ManyThreadsMayWaitForOneOperationAndOthersForOthersOfItsConnection) {
-  auto last = near_.Recv(99, kWhole, buffer_.span());
+  auto last = near_.Recv(99, kWholeTag, buffer_.span());
   std::vector<std::jthread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([operation = *last] { ASSERT_TRUE(EndsOk(operation)); });
@@ -121,7 +120,7 @@ TEST_F(LifetimeTest, ManyThreadsMayWaitForOneOperationAndOthersForOthersOfItsCon
     threads.emplace_back([tag, connection = near_]() mutable {
       for (int round = 0; round < 20; ++round) {
         std::vector<std::byte> buffer(1);
-        ASSERT_TRUE(EndsOk(connection.Recv(tag, kWhole, buffer)));
+        ASSERT_TRUE(EndsOk(connection.Recv(tag, kWholeTag, buffer)));
       }
     });
   }
@@ -148,8 +147,8 @@ TEST_F(LifetimeTest, OperationsCancelledRightAfterTheirStartEndOnceAndTheConnect
 
 TEST_F(LifetimeTest, TransfersCancelledOnTheirWayDoNotTouchMemoryAfterTheirEnd) {
   for (int round = 0; round < 10; ++round) {
-    auto write = near_.Write(*local_, 0, remote_, 0, kBytes);
-    auto read = near_.Read(*into_, 0, remote_, 0, kBytes);
+    auto write = near_.Write(*local_, 0, remote_, 0, kLongBytes);
+    auto read = near_.Read(*into_, 0, remote_, 0, kLongBytes);
     // Operations take turns, so when this one is over those are on their way.
     ASSERT_TRUE(EndsOk(near_.Write(*local_, 0, remote_, 0, 1)));
     write->Cancel();
@@ -170,11 +169,11 @@ TEST_F(LifetimeTest, TransfersCancelledOnTheirWayDoNotTouchMemoryAfterTheirEnd) 
 
 TEST_F(LifetimeTest, ShortDeadlinesOfAnyLengthEndEveryOperationInTime) {
   Connection far = *link_.far.connection;
-  std::vector<std::byte> large(kBytes);
+  std::vector<std::byte> large(kLongBytes);
   for (int round = 0; round < 60; ++round) {
     const PostOptions options{.deadline = Deadline::After(microseconds(round * 50)),
                               .notification = {}};
-    auto receive = near_.Recv(1, kWhole, buffer_.span(), options);
+    auto receive = near_.Recv(1, kWholeTag, buffer_.span(), options);
     auto send = far.Send(1, large, options);
     for (auto* operation : {&receive, &send}) {
       const Status status = (*operation)->Wait(Soon());
@@ -189,8 +188,8 @@ TEST_F(LifetimeTest, ShortDeadlinesOfAnyLengthEndEveryOperationInTime) {
 
 TEST_F(LifetimeTest, ARegionDeregisteredWhileAPeerWritesAndReadsIsNotTouchedAfterwards) {
   for (int round = 0; round < 10; ++round) {
-    auto write = near_.Write(*local_, 0, remote_, 0, kBytes);
-    auto read = near_.Read(*into_, 0, remote_, 0, kBytes);
+    auto write = near_.Write(*local_, 0, remote_, 0, kLongBytes);
+    auto read = near_.Read(*into_, 0, remote_, 0, kLongBytes);
     ASSERT_TRUE(EndsOk(near_.Notify(BytesOf("x"))));
     ASSERT_TRUE(target_->Deregister(Soon()));
     there_.Fill(std::byte{0xEE});
@@ -210,7 +209,7 @@ TEST_F(LifetimeTest, ARegionDeregisteredWhileAPeerWritesAndReadsIsNotTouchedAfte
 
 TEST_F(LifetimeTest, CloseEndsEveryOperationAndThePeerLosesTheConnection) {
   auto operations = EveryKind();
-  auto theirs = link_.far.connection->Recv(50, kWhole, there_.span());
+  auto theirs = link_.far.connection->Recv(50, kWholeTag, there_.span());
   near_.Close();
   for (Operation& operation : operations) EXPECT_TRUE(operation.Wait(Now()) || operation.Poll());
   ExpectEnded(&operations, Code::kCancelled);
@@ -224,8 +223,8 @@ TEST_F(LifetimeTest, CloseEndsEveryOperationAndThePeerLosesTheConnection) {
 }
 
 TEST_F(LifetimeTest, AfterCloseTheMemoryMayBeFreedAtOnce) {
-  auto buffer = std::make_unique<GuardedMemory>(kBytes);
-  const auto receive = near_.Recv(1, kWhole, buffer->span());
+  auto buffer = std::make_unique<GuardedMemory>(kLongBytes);
+  const auto receive = near_.Recv(1, kWholeTag, buffer->span());
   const auto send = link_.far.connection->Send(1, there_.span());
   near_.Close();
   buffer.reset();
@@ -245,7 +244,7 @@ TEST_F(LifetimeTest, BothSidesMayCloseAtTheSameTime) {
 
 TEST_F(LifetimeTest, AnEndpointThatGoesEndsEveryOperationOfBothSides) {
   auto operations = EveryKind();
-  auto theirs = link_.far.connection->Recv(50, kWhole, there_.span());
+  auto theirs = link_.far.connection->Recv(50, kWholeTag, there_.span());
   link_.near.endpoint.reset();
   for (Operation& operation : operations) EXPECT_TRUE(operation.Poll());
   ExpectEnded(&operations, Code::kCancelled);
@@ -262,11 +261,11 @@ TEST_F(LifetimeTest, AnEndpointThatGoesIsLostToItsPeers) {
 }
 
 TEST_F(LifetimeTest, AfterAnEndpointHasGoneTheMemoryMayBeFreedAtOnce) {
-  auto buffer = std::make_unique<GuardedMemory>(kBytes);
-  auto source = std::make_unique<GuardedMemory>(kBytes);
+  auto buffer = std::make_unique<GuardedMemory>(kLongBytes);
+  auto source = std::make_unique<GuardedMemory>(kLongBytes);
   const Region writable = Must(link_.near.endpoint->Register(buffer->span(), Rights::kReadWrite));
   const RemoteRegion at_near = Must(link_.far.connection->Import(writable.key()));
-  const auto theirs = link_.far.connection->Write(*target_, 0, at_near, 0, kBytes);
+  const auto theirs = link_.far.connection->Write(*target_, 0, at_near, 0, kLongBytes);
   const auto send = near_.Send(2, source->span());
   link_.near.endpoint.reset();
   buffer.reset();
@@ -325,7 +324,7 @@ TEST_F(LifetimeTest, ThreadsThatWaitWhenTheEndpointGoesAreWoken) {
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([connection = near_]() mutable {
       std::vector<std::byte> buffer(1);
-      const auto receive = connection.Recv(1, kWhole, buffer);
+      const auto receive = connection.Recv(1, kWholeTag, buffer);
       if (receive) {
         ASSERT_TRUE(EndsWith(Code::kCancelled, *receive));
       } else {
@@ -366,7 +365,7 @@ TEST_F(LifetimeTest, OneSidedOperationsAreServedBeforeTheConnectionIsAccepted) {
   Connection out = Must(other.Connect(link_.far.endpoint->address(), Soon()));
   const Region from = Must(other.Register(here_.span(), Rights::kNone));
   const RemoteRegion into = Must(out.Import(target_->key()));
-  ASSERT_TRUE(EndsOk(out.Write(from, 0, into, 0, kBytes)));
+  ASSERT_TRUE(EndsOk(out.Write(from, 0, into, 0, kLongBytes)));
   EXPECT_EQ(there_.Copy(), here_.Copy());
   EXPECT_TRUE(link_.far.endpoint->Accept(Soon()));
 }

@@ -28,6 +28,8 @@ class Matcher {
   std::optional<ArrivedMessage> Post(const Receive& receive);
   // The oldest receive that takes `tag`, which leaves the queue; else null.
   Receive TakeReceive(std::uint64_t tag);
+  // Undoes TakeReceive: before all others.
+  void PutBack(const Receive& receive) { posted_.push_front(receive); }
   // Queues a message for which TakeReceive gave null.
   void Keep(ArrivedMessage message);
   bool RemoveReceive(const OperationState* receive);

@@ -8,9 +8,7 @@
 namespace ferry::transfer {
 namespace {
 
-constexpr std::uint64_t kWhole = ~std::uint64_t{0};
-
-Matcher::Receive Receive(std::uint64_t tag, std::uint64_t mask = kWhole) {
+Matcher::Receive Receive(std::uint64_t tag, std::uint64_t mask = ~std::uint64_t{0}) {
   auto receive = std::make_shared<OperationState>();
   receive->kind = OperationKind::kRecv;
   receive->tag = tag;
@@ -30,7 +28,7 @@ ArrivedMessage Offer(std::uint64_t tag, std::uint64_t peer_operation, std::uint6
       .tag = tag, .bytes = bytes, .peer_operation = peer_operation, .offered = true, .data = {}};
 }
 
-std::string TextOf(const ArrivedMessage& message) {
+std::string MessageText(const ArrivedMessage& message) {
   return {reinterpret_cast<const char*>(message.data.data()), message.data.size()};
 }
 
@@ -51,9 +49,9 @@ TEST(Matcher, GivesAReceiveTheOldestMessageThatItWants) {
   matcher.Keep(Message(1, "one"));
   matcher.Keep(Message(2, "two"));
   matcher.Keep(Message(1, "another one"));
-  EXPECT_EQ(TextOf(*matcher.Post(Receive(1))), "one");
-  EXPECT_EQ(TextOf(*matcher.Post(Receive(0, 0))), "two");
-  EXPECT_EQ(TextOf(*matcher.Post(Receive(1))), "another one");
+  EXPECT_EQ(MessageText(*matcher.Post(Receive(1))), "one");
+  EXPECT_EQ(MessageText(*matcher.Post(Receive(0, 0))), "two");
+  EXPECT_EQ(MessageText(*matcher.Post(Receive(1))), "another one");
   EXPECT_FALSE(matcher.Post(Receive(1)));
 }
 
@@ -133,7 +131,7 @@ TEST(Matcher, RemovesAnOfferByItsNumberAndNeverAMessageThatIsHere) {
   matcher.Keep(Offer(1, 6, 10));
   EXPECT_TRUE(matcher.RemoveOffer(5));
   EXPECT_FALSE(matcher.RemoveOffer(5));
-  EXPECT_EQ(TextOf(*matcher.Post(Receive(1))), "here");
+  EXPECT_EQ(MessageText(*matcher.Post(Receive(1))), "here");
   EXPECT_EQ(matcher.Post(Receive(1))->peer_operation, 6u);
   EXPECT_EQ(matcher.kept_messages(), 0u);
 }

@@ -13,7 +13,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr std::uint64_t kWhole = ~std::uint64_t{0};
 constexpr std::size_t kEager = 8 * 1024;  // the limit in these tests
 constexpr std::size_t kLarge = 300'000;
 
@@ -31,7 +30,7 @@ class MessageTest : public ::testing::Test {
   // Whatever was sent before has been looked at by the receiver: messages keep their order.
   void ExpectArrived() {
     std::byte nothing{};
-    const auto receive = far_.Recv(~0ULL - 1, kWhole, {&nothing, 0});
+    const auto receive = far_.Recv(~0ULL - 1, kWholeTag, {&nothing, 0});
     ASSERT_TRUE(EndsOk(near_.Send(~0ULL - 1, {})));
     ASSERT_TRUE(EndsOk(receive));
   }
@@ -44,9 +43,9 @@ class MessageTest : public ::testing::Test {
 TEST_F(MessageTest, ArrivesWholeAtEverySizeAroundTheEagerLimitPostedFirst) {
   for (const std::size_t bytes : {0UL, 1UL, 7UL, kEager - 1, kEager, kEager + 1, kLarge}) {
     SCOPED_TRACE(std::to_string(bytes) + " bytes");
-    const auto message = Pattern(bytes, 3);
+    const auto message = RandomBytes(bytes, 3);
     std::vector<std::byte> buffer(bytes + 5, std::byte{0xEE});
-    auto receive = far_.Recv(9, kWhole, buffer);
+    auto receive = far_.Recv(9, kWholeTag, buffer);
     ExpectArrived();
     ASSERT_TRUE(EndsOk(near_.Send(9, message)));
     ASSERT_TRUE(EndsOk(receive));
@@ -60,11 +59,11 @@ TEST_F(MessageTest, ArrivesWholeAtEverySizeAroundTheEagerLimitPostedFirst) {
 TEST_F(MessageTest, ArrivesWholeAtEverySizeAroundTheEagerLimitSentFirst) {
   for (const std::size_t bytes : {0UL, 1UL, 7UL, kEager - 1, kEager, kEager + 1, kLarge}) {
     SCOPED_TRACE(std::to_string(bytes) + " bytes");
-    const auto message = Pattern(bytes, 4);
+    const auto message = RandomBytes(bytes, 4);
     std::vector<std::byte> buffer(bytes + 5, std::byte{0xEE});
     const auto send = near_.Send(9, message);
     ExpectArrived();
-    auto receive = far_.Recv(9, kWhole, buffer);
+    auto receive = far_.Recv(9, kWholeTag, buffer);
     ASSERT_TRUE(EndsOk(send));
     ASSERT_TRUE(EndsOk(receive));
     EXPECT_EQ(receive->bytes(), bytes);
@@ -74,14 +73,14 @@ TEST_F(MessageTest, ArrivesWholeAtEverySizeAroundTheEagerLimitSentFirst) {
 }
 
 TEST_F(MessageTest, ASmallSendEndsBeforeItsReceiveIsPostedAndALargeOneDoesNot) {
-  const auto small = Pattern(kEager, 1);
-  const auto large = Pattern(kEager + 1, 1);
+  const auto small = RandomBytes(kEager, 1);
+  const auto large = RandomBytes(kEager + 1, 1);
   ASSERT_TRUE(EndsOk(near_.Send(1, small)));
   auto send = near_.Send(2, large);
   ExpectArrived();
   EXPECT_FALSE(send->Poll());
   std::vector<std::byte> buffer(kEager + 1);
-  ASSERT_TRUE(EndsOk(far_.Recv(2, kWhole, buffer)));
+  ASSERT_TRUE(EndsOk(far_.Recv(2, kWholeTag, buffer)));
   ASSERT_TRUE(EndsOk(*send));
 }
 
@@ -96,11 +95,11 @@ TEST_F(MessageTest, MessagesOfOneTagAreReceivedInTheOrderOfTheirSending) {
     std::vector<Operation> sends;
     std::vector<Operation> receives;
     const auto post = [&] {
-      for (auto& buffer : buffers) receives.push_back(Must(far_.Recv(5, kWhole, buffer)));
+      for (auto& buffer : buffers) receives.push_back(Must(far_.Recv(5, kWholeTag, buffer)));
     };
     if (posted_first) post();
     for (int i = 0; i < kMessages; ++i) {
-      sent.push_back(Pattern(size_of(i), static_cast<unsigned>(i)));
+      sent.push_back(RandomBytes(size_of(i), static_cast<unsigned>(i)));
       sends.push_back(Must(near_.Send(5, sent.back())));
     }
     if (!posted_first) ExpectArrived();
@@ -147,9 +146,9 @@ TEST_F(MessageTest, AMessageLargerThanTheBufferFailsOnBothSidesAndLaterOnesAreFi
     SCOPED_TRACE(std::to_string(bytes) + " bytes");
     GuardedMemory buffer(bytes - 1);
     const auto before = buffer.Copy();
-    auto receive = far_.Recv(1, kWhole, buffer.span());
+    auto receive = far_.Recv(1, kWholeTag, buffer.span());
     ExpectArrived();
-    auto send = near_.Send(1, Pattern(bytes, 1));
+    auto send = near_.Send(1, RandomBytes(bytes, 1));
     ASSERT_TRUE(EndsWith(Code::kInvalidArgument, send));
     ASSERT_TRUE(EndsWith(Code::kInvalidArgument, receive));
     EXPECT_THAT(EndMessage(*receive), AllOf(HasSubstr(std::to_string(bytes) + " bytes"),
@@ -162,22 +161,22 @@ TEST_F(MessageTest, AMessageLargerThanTheBufferFailsOnBothSidesAndLaterOnesAreFi
 }
 
 TEST_F(MessageTest, AKeptMessageLargerThanTheBufferIsDroppedAndTheNextOneIsReceived) {
-  ASSERT_TRUE(EndsOk(near_.Send(1, Pattern(100, 1))));
-  auto offered = near_.Send(1, Pattern(kLarge, 1));
+  ASSERT_TRUE(EndsOk(near_.Send(1, RandomBytes(100, 1))));
+  auto offered = near_.Send(1, RandomBytes(kLarge, 1));
   ASSERT_TRUE(EndsOk(near_.Send(1, BytesOf("fits"))));
   std::vector<std::byte> buffer(4);
-  EXPECT_TRUE(EndsWith(Code::kInvalidArgument, far_.Recv(1, kWhole, buffer)));
-  EXPECT_TRUE(EndsWith(Code::kInvalidArgument, far_.Recv(1, kWhole, buffer)));
+  EXPECT_TRUE(EndsWith(Code::kInvalidArgument, far_.Recv(1, kWholeTag, buffer)));
+  EXPECT_TRUE(EndsWith(Code::kInvalidArgument, far_.Recv(1, kWholeTag, buffer)));
   EXPECT_TRUE(EndsWith(Code::kInvalidArgument, offered));
-  EXPECT_TRUE(EndsOk(far_.Recv(1, kWhole, buffer)));
+  EXPECT_TRUE(EndsOk(far_.Recv(1, kWholeTag, buffer)));
   EXPECT_EQ(TextOf(buffer), "fits");
 }
 
 // Once each side took "delivered" about the other's message for an answer about its own: operations
 // of both sides have the same numbers.
 TEST_F(MessageTest, BothSidesMaySendLargeMessagesAtTheSameTime) {
-  const auto ours = Pattern(kLarge, 1);
-  const auto theirs = Pattern(kLarge, 2);
+  const auto ours = RandomBytes(kLarge, 1);
+  const auto theirs = RandomBytes(kLarge, 2);
   std::vector<std::byte> here(kLarge);
   std::vector<std::byte> there(kLarge);
   for (int round = 0; round < 10; ++round) {
@@ -186,29 +185,29 @@ TEST_F(MessageTest, BothSidesMaySendLargeMessagesAtTheSameTime) {
     const auto out_again = near_.Send(3, ours);
     const auto back_again = far_.Send(4, theirs);
     std::fill(there.begin(), there.end(), std::byte{0});
-    ASSERT_TRUE(EndsOk(far_.Recv(1, kWhole, there)));
+    ASSERT_TRUE(EndsOk(far_.Recv(1, kWholeTag, there)));
     ASSERT_EQ(there, ours);
     std::fill(here.begin(), here.end(), std::byte{0});
-    ASSERT_TRUE(EndsOk(near_.Recv(2, kWhole, here)));
+    ASSERT_TRUE(EndsOk(near_.Recv(2, kWholeTag, here)));
     ASSERT_EQ(here, theirs);
     ASSERT_TRUE(EndsOk(out));
     ASSERT_TRUE(EndsOk(back));
-    ASSERT_TRUE(EndsOk(near_.Recv(4, kWhole, here)));
-    ASSERT_TRUE(EndsOk(far_.Recv(3, kWhole, there)));
+    ASSERT_TRUE(EndsOk(near_.Recv(4, kWholeTag, here)));
+    ASSERT_TRUE(EndsOk(far_.Recv(3, kWholeTag, there)));
     ASSERT_TRUE(EndsOk(out_again));
     ASSERT_TRUE(EndsOk(back_again));
   }
 }
 
 TEST_F(MessageTest, ACancelledOfferOfOneSideDoesNotEndTheOtherSidesOffer) {
-  const auto message = Pattern(kLarge, 1);
+  const auto message = RandomBytes(kLarge, 1);
   std::vector<std::byte> buffer(kLarge);
   const auto far_send = far_.Send(1, message);
   auto near_send = near_.Send(1, message);
   ExpectArrived();
   near_send->Cancel();
   ASSERT_TRUE(EndsWith(Code::kCancelled, *near_send));
-  ASSERT_TRUE(EndsOk(near_.Recv(1, kWhole, buffer)));
+  ASSERT_TRUE(EndsOk(near_.Recv(1, kWholeTag, buffer)));
   ASSERT_TRUE(EndsOk(far_send));
   EXPECT_EQ(buffer, message);
 }
@@ -222,16 +221,16 @@ TEST_F(MessageTest, ManyThreadsMaySendAndReceiveOnOneConnectionAtOnce) {
     threads.emplace_back([&, tag, to = far_]() mutable {
       for (unsigned round = 0; round < kRounds; ++round) {
         std::vector<std::byte> buffer(2 * kEager);
-        auto receive = to.Recv(tag, kWhole, buffer);
+        auto receive = to.Recv(tag, kWholeTag, buffer);
         ASSERT_TRUE(EndsOk(receive));
         ASSERT_EQ(receive->bytes(), size_of(round));
         buffer.resize(receive->bytes());
-        ASSERT_EQ(buffer, Pattern(size_of(round), tag * 1000 + round));
+        ASSERT_EQ(buffer, RandomBytes(size_of(round), tag * 1000 + round));
       }
     });
     threads.emplace_back([&, tag, from = near_]() mutable {
       for (unsigned round = 0; round < kRounds; ++round) {
-        const auto message = Pattern(size_of(round), tag * 1000 + round);
+        const auto message = RandomBytes(size_of(round), tag * 1000 + round);
         ASSERT_TRUE(EndsOk(from.Send(tag, message)));
       }
     });
@@ -257,12 +256,12 @@ TEST_F(LittleRoomTest, NothingIsLostAndTheOrderIsKeptWhenUnexpectedMessagesFindN
   for (int round = 0; round < 3; ++round) {
     std::vector<std::vector<std::byte>> sent;
     std::vector<Operation> sends;
-    for (unsigned i = 0; i < kMessages; ++i) sent.push_back(Pattern(size_of(i), i));
+    for (unsigned i = 0; i < kMessages; ++i) sent.push_back(RandomBytes(size_of(i), i));
     for (const auto& message : sent) sends.push_back(Must(near_.Send(7, message)));
     ExpectArrived();
     for (unsigned i = 0; i < kMessages; ++i) {
       std::vector<std::byte> buffer(kEager);
-      auto receive = far_.Recv(7, kWhole, buffer);
+      auto receive = far_.Recv(7, kWholeTag, buffer);
       ASSERT_TRUE(EndsOk(receive)) << "message " << i;
       buffer.resize(receive->bytes());
       ASSERT_EQ(buffer, sent[i]) << "message " << i;
@@ -276,21 +275,21 @@ TEST_F(LittleRoomTest, ReceivesPostedWhileMessagesOverflowLoseNothing) {
   std::jthread sender([from = near_]() mutable {
     std::vector<std::vector<std::byte>> sent;
     std::vector<Operation> sends;
-    for (unsigned i = 0; i < kMessages; ++i) sent.push_back(Pattern(5000 + i, i));
+    for (unsigned i = 0; i < kMessages; ++i) sent.push_back(RandomBytes(5000 + i, i));
     for (const auto& message : sent) sends.push_back(Must(from.Send(7, message)));
     for (const Operation& send : sends) ASSERT_TRUE(EndsOk(send));
   });
   for (unsigned i = 0; i < kMessages; ++i) {
     std::vector<std::byte> buffer(kEager);
-    auto receive = far_.Recv(7, kWhole, buffer);
+    auto receive = far_.Recv(7, kWholeTag, buffer);
     ASSERT_TRUE(EndsOk(receive)) << "message " << i;
     buffer.resize(receive->bytes());
-    ASSERT_EQ(buffer, Pattern(5000 + i, i)) << "message " << i;
+    ASSERT_EQ(buffer, RandomBytes(5000 + i, i)) << "message " << i;
   }
 }
 
 TEST_F(LittleRoomTest, AnOfferForWantOfRoomCanBeCancelledAndTheOthersArrive) {
-  const auto message = Pattern(kEager, 1);
+  const auto message = RandomBytes(kEager, 1);
   std::vector<Operation> sends;
   for (int i = 0; i < 12; ++i) sends.push_back(Must(near_.Send(7, message)));
   ExpectArrived();
@@ -299,7 +298,7 @@ TEST_F(LittleRoomTest, AnOfferForWantOfRoomCanBeCancelledAndTheOthersArrive) {
   EXPECT_TRUE(EndsWith(Code::kCancelled, sends[10]));
   for (int i = 0; i < 11; ++i) {
     std::vector<std::byte> buffer(kEager);
-    ASSERT_TRUE(EndsOk(far_.Recv(7, kWhole, buffer))) << "message " << i;
+    ASSERT_TRUE(EndsOk(far_.Recv(7, kWholeTag, buffer))) << "message " << i;
     ASSERT_EQ(buffer, message);
   }
   for (int i = 0; i < 12; ++i) {
@@ -327,7 +326,7 @@ TEST_F(FewMessagesTest, EmptyMessagesThatFindNoRoomArrive) {
   for (int i = 0; i < 6; ++i) sends.push_back(Must(near_.Send(7, {})));
   for (int i = 0; i < 6; ++i) {
     std::byte nothing{};
-    auto receive = far_.Recv(7, kWhole, {&nothing, 0});
+    auto receive = far_.Recv(7, kWholeTag, {&nothing, 0});
     ASSERT_TRUE(EndsOk(receive)) << "message " << i;
     EXPECT_EQ(receive->bytes(), 0u);
   }
@@ -337,7 +336,7 @@ TEST_F(FewMessagesTest, EmptyMessagesThatFindNoRoomArrive) {
 // The sender's own limit is higher than the receiver's; once that closed the connection.
 TEST_F(FewMessagesTest, MessagesBeyondWhatTheReceiverKeepsAtAllAreUnavailableToTheirSenderOnly) {
   for (const std::size_t bytes : {100UL, kLarge}) {
-    const auto message = Pattern(bytes, 1);
+    const auto message = RandomBytes(bytes, 1);
     std::vector<Operation> sends;
     for (int i = 0; i < 20; ++i) sends.push_back(Must(near_.Send(7, message)));
     ASSERT_TRUE(EndsWith(Code::kUnavailable, sends.back()));
@@ -346,7 +345,7 @@ TEST_F(FewMessagesTest, MessagesBeyondWhatTheReceiverKeepsAtAllAreUnavailableToT
     for (Operation& send : sends) {
       std::vector<std::byte> buffer(kLarge);
       if (send.Poll() && !send.Wait(Now())) break;
-      ASSERT_TRUE(EndsOk(far_.Recv(7, kWhole, buffer)));
+      ASSERT_TRUE(EndsOk(far_.Recv(7, kWholeTag, buffer)));
       ASSERT_TRUE(EndsOk(send));
       ++received;
     }

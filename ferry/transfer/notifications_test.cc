@@ -43,7 +43,7 @@ TEST_F(NotificationTest, AreTakenInTheOrderOfTheirSending) {
 
 TEST_F(NotificationTest, HaveEverySizeFromOneByteToTheMost) {
   for (const std::size_t bytes : {1UL, 2UL, 4095UL, 4096UL, kMostBytes - 1, kMostBytes}) {
-    const auto sent = Pattern(bytes, 1);
+    const auto sent = RandomBytes(bytes, 1);
     auto operation = near_.Notify(sent);
     const auto taken = far_.TakeNotification(Soon());
     ASSERT_TRUE(taken) << taken.error().ToString();
@@ -71,7 +71,7 @@ TEST_F(NotificationTest, WhenItIsTakenTheBytesOfItsWriteAreInPlace) {
   const RemoteRegion remote = Must(near_.Import(target.key()));
   const auto transfer = Must(near_.PrepareWrite(OnePart(local, remote, kBytes)));
   for (unsigned round = 0; round < 20; ++round) {
-    const auto fresh = Pattern(kBytes, round);
+    const auto fresh = RandomBytes(kBytes, round);
     std::copy(fresh.begin(), fresh.end(), here.span().begin());
     const std::string name = "round " + std::to_string(round);
     const auto write = near_.Write(transfer, {.deadline = {}, .notification = BytesOf(name)});
@@ -142,15 +142,15 @@ TEST(NotificationQueue, WhenFullOfBytesTheNextIsUnavailableAndLaterOnesAreFine) 
   config.notification_bytes = 4096;
   Link link = MakeLink(SmallSlices(), config);
   Connection near = *link.near.connection;
-  ASSERT_TRUE(EndsOk(near.Notify(Pattern(4000, 1))));
-  auto refused = near.Notify(Pattern(97, 2));
+  ASSERT_TRUE(EndsOk(near.Notify(RandomBytes(4000, 1))));
+  auto refused = near.Notify(RandomBytes(97, 2));
   ASSERT_TRUE(EndsWith(Code::kUnavailable, refused));
   EXPECT_THAT(EndMessage(*refused), HasSubstr("queue of notifications is full"));
-  ASSERT_TRUE(EndsOk(near.Notify(Pattern(96, 3))));
-  EXPECT_EQ(Must(link.far.connection->TakeNotification(Soon())), Pattern(4000, 1));
-  ASSERT_TRUE(EndsOk(near.Notify(Pattern(97, 4))));
-  EXPECT_EQ(Must(link.far.connection->TakeNotification(Soon())), Pattern(96, 3));
-  EXPECT_EQ(Must(link.far.connection->TakeNotification(Soon())), Pattern(97, 4));
+  ASSERT_TRUE(EndsOk(near.Notify(RandomBytes(96, 3))));
+  EXPECT_EQ(Must(link.far.connection->TakeNotification(Soon())), RandomBytes(4000, 1));
+  ASSERT_TRUE(EndsOk(near.Notify(RandomBytes(97, 4))));
+  EXPECT_EQ(Must(link.far.connection->TakeNotification(Soon())), RandomBytes(96, 3));
+  EXPECT_EQ(Must(link.far.connection->TakeNotification(Soon())), RandomBytes(97, 4));
   EXPECT_TRUE(Works(&link));
 }
 

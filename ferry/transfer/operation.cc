@@ -27,6 +27,7 @@ void OperationState::Complete(Status result) {
   done.store(true, std::memory_order_release);
   const std::lock_guard lock(event_mutex);
   if (event) SignalEventFd(event.get());
+  held.clear();
 }
 
 Operation::Operation(std::shared_ptr<OperationState> state,
@@ -68,6 +69,22 @@ Result<int> Operation::CompletionFd() {
     if (state_->done.load(std::memory_order_acquire)) SignalEventFd(state_->event.get());
   }
   return state_->event.get();
+}
+
+PathReport Operation::path() const {
+  const bool posted = state_->kind == OperationKind::kWrite || state_->kind == OperationKind::kRead;
+  if (posted) return PathOf(*state_->plan);
+  return {Path::kNetwork, "messages and notifications go over the lanes"};
+}
+
+Status Operation::HoldBack(cuda::StreamRef stream) {
+  if (state_->done.load(std::memory_order_acquire)) return Ok();
+  // Not under the mutex, which the end needs: this may wait for the device, which may wait for it.
+  FERRY_TRY_ASSIGN(StreamHold hold, StreamHold::Begin(connection_->config(), stream));
+  const std::lock_guard lock(state_->event_mutex);
+  // Complete() takes the mutex after it has set `done`: it lets go of whoever was before it.
+  if (!state_->done.load(std::memory_order_acquire)) state_->held.push_back(std::move(hold));
+  return Ok();
 }
 
 std::uint64_t Operation::bytes() const noexcept {

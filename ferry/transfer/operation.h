@@ -14,11 +14,13 @@
 #include "ferry/transfer/plan.h"
 #include "ferry/transfer/region.h"
 #include "ferry/transfer/slice_ledger.h"
+#include "ferry/transfer/stream_hold.h"
 
 namespace ferry::transfer {
 
 class ConnectionCore;
 class EndpointCore;
+struct StagedCopy;
 
 enum class OperationKind : std::uint8_t { kWrite, kRead, kSend, kRecv, kNotify };
 const char* OperationName(OperationKind kind) noexcept;
@@ -34,8 +36,10 @@ struct OperationState {
   std::vector<std::byte> notification;  // kNotify, or joined to a kWrite
   std::span<const std::byte> message;   // kSend
   std::span<std::byte> buffer;          // kRecv
+  Stager* stager = nullptr;             // kSend, kRecv: of the GPU whose memory that is
   std::uint64_t tag = 0;                // kSend, kRecv
   std::uint64_t mask = 0;               // kRecv
+  bool checksum = false;                // kWrite, kRead: whatever the connection does
 
   // Set before lanes are given the round of slices that needs it.
   std::shared_ptr<const Plan> plan;  // shared with the caller's PreparedTransfer, for reposting
@@ -52,13 +56,16 @@ struct OperationState {
     kReceiving
   };
   Phase phase = Phase::kNew;
+  bool waits_for_stream = false;  // in kNew: set before, until its stream has come so far
   bool aborting = false;
+  Clock::time_point drain_since{};  // aborting: when lanes were asked last
   Deadline drain_deadline = Deadline::Never();
   std::optional<Error> abort_error;
-  std::optional<wire::KeyBody> solicited;  // kSend in kMessage: asked for, or
-  std::optional<Status> declined;          // settled, before its frame had left
-  std::uint64_t peer_operation = 0;        // kRecv in kReceiving: the sender's
-  std::shared_ptr<RegionState> landing;    // kRecv in kReceiving: the buffer, writable
+  std::optional<wire::SolicitBody> solicited;  // kSend in kMessage: asked for, or
+  std::optional<Status> declined;              // settled, before its frame had left
+  std::uint64_t peer_operation = 0;            // kRecv in kReceiving: the sender's
+  std::shared_ptr<RegionState> landing;        // kRecv in kReceiving: the buffer, writable
+  std::shared_ptr<StagedCopy> staged;          // kRecv in kReceiving: on its way into GPU memory
 
   // The outcome. `done` is released last; the fields before it are then constant.
   std::atomic<bool> done{false};
@@ -67,7 +74,8 @@ struct OperationState {
   std::uint64_t received_tag = 0;  // kRecv
 
   std::mutex event_mutex;
-  UniqueFd event;  // under event_mutex: made on demand, signalled at the end
+  UniqueFd event;                // under event_mutex: made on demand, signalled at the end
+  std::vector<StreamHold> held;  // likewise: streams that wait for the end
 
   // Sets the outcome, once. `result` is the operation's end for the caller.
   void Complete(Status result);
@@ -89,11 +97,20 @@ class Operation {
   Status Wait(Deadline deadline = Deadline::Never());
   // Asks for an early end. It still ends only when nothing touches its memory any more, here and,
   // for a write, at the peer: at once for what has not begun, after the slices under way otherwise,
-  // and with the connection lost if those take longer than config.drain_grace.
+  // and with the connection lost if those take longer than config.drain_grace, though the network
+  // has not taken their lane.
   void Cancel();
+  // Work queued on the stream from now on begins when the operation has ended, however it ends:
+  // look at Wait() before you rely on its bytes. Blocks only where the device's queue is full; what
+  // a stream that waits may stop: docs/gotchas.md. Errors: kUnsupported (no GPUs, or streams that
+  // cannot wait for flags), kUnavailable (there are StreamHold::kMost holds, or MostStreams() other
+  // streams of this device, already), those of the device.
+  Status HoldBack(cuda::StreamRef stream);
   // A descriptor that becomes readable when the operation ends; owned by the operation.
   Result<int> CompletionFd();
 
+  // How its bytes go, and why.
+  PathReport path() const;
   // After the end: bytes moved, and for a receive the message's tag.
   std::uint64_t bytes() const noexcept;
   std::uint64_t tag() const noexcept;

@@ -53,7 +53,7 @@ struct Seen {
   std::size_t blocks = 0;
 };
 
-std::vector<const std::byte*> BytesOf(const std::vector<iovec>& pieces) {
+std::vector<const std::byte*> AddressesOf(const std::vector<iovec>& pieces) {
   std::vector<const std::byte*> bytes;
   for (const iovec& piece : pieces) {
     EXPECT_GT(piece.iov_len, 0u);
@@ -70,8 +70,8 @@ Seen Look(const Plan& plan, std::uint32_t slice) {
   AppendSlice(plan, slice, &meta, &payload);
   std::vector<iovec> pieces{{nullptr, 17}};  // must be replaced
   LocalPieces(plan, slice, &pieces);
-  const auto local = BytesOf(pieces);
-  EXPECT_EQ(BytesOf(payload), local);
+  const auto local = AddressesOf(pieces);
+  EXPECT_EQ(AddressesOf(payload), local);
 
   wire::MetaReader reader(meta);
   wire::WriteBody body;

@@ -7,15 +7,11 @@
 #include <utility>
 
 #include "ferry/core/log.h"
+#include "ferry/transfer/endpoint.h"
 #include "ferry/transfer/endpoint_core.h"
 
 namespace ferry::transfer {
 namespace {
-
-// Strangers that are being talked to at once; more are turned away before they cost memory.
-constexpr std::size_t kMaxGreetings = 1024;
-
-std::span<const std::byte> BytesOf(const auto& body) { return std::as_bytes(std::span(&body, 1)); }
 
 // It stands first in every version of hello and join; the rest may differ.
 Status CheckVersion(wire::MetaReader reader) {
@@ -30,7 +26,10 @@ Status CheckVersion(wire::MetaReader reader) {
 
 }  // namespace
 
-Reception::Reception(EndpointCore* endpoint) : endpoint_(endpoint), loop_(endpoint->front_loop()) {}
+Reception::Reception(EndpointCore* endpoint)
+    : endpoint_(endpoint),
+      loop_(endpoint->front_loop()),
+      strangers_(endpoint->config().max_strangers) {}
 
 Reception::~Reception() = default;
 
@@ -41,20 +40,35 @@ void Reception::ClearOnLoop() {
 
 void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
   if (endpoint_->closing()) return;
-  if (greetings_.size() >= kMaxGreetings) {
-    Log(LogLevel::kWarn, "transfer", "turned {} away: {} greetings are under way already",
-        lane->Info().remote, greetings_.size());
-    return;
-  }
+  lane->SetMaxMeta(net::kMaxStrangerMeta);
+  // From now on, whatever comes: who dribbles gains no time.
   const Deadline deadline = Deadline::After(endpoint_->config().handshake_timeout);
   auto owned = std::make_unique<Greeting>(std::move(lane), loop_, deadline);
   Greeting* const greeting = owned.get();
+  const std::uint64_t number = next_number_++;
+  const auto crowded = strangers_.Enter(number, greeting->peer_host(), greeting->is_local());
+  for (const std::uint64_t gone : crowded) TurnAway(gone);
   greetings_[greeting].greeting = std::move(owned);
+  greetings_[greeting].number = number;
   greeting->StartOnLoop(
       [this, greeting](const auto& header, auto* reader) {
         return OnHeard(greeting, header, reader);
       },
       [this, greeting](const Error& error) { OnGone(greeting, error); });
+}
+
+void Reception::TurnAway(std::uint64_t number) {
+  const auto it = std::find_if(greetings_.begin(), greetings_.end(),
+                               [&](const auto& one) { return one.second.number == number; });
+  if (it == greetings_.end()) return;
+  Greeting* const greeting = it->first;
+  endpoint_->RefusedGreeting(
+      greeting->peer_name(),
+      fmt::format("turned {} away, which had not said who it is: others came, and {} strangers are "
+                  "listened to already (FERRY_MAX_STRANGERS)",
+                  greeting->peer_name(), strangers_.size()));
+  greeting->CloseOnLoop();
+  Drop(greeting);
 }
 
 Status Reception::OnHeard(Greeting* greeting, const wire::MessageHeader& header,
@@ -69,18 +83,22 @@ Status Reception::OnHeard(Greeting* greeting, const wire::MessageHeader& header,
 
 Status Reception::Answer(Greeting* greeting, wire::Type type, wire::MetaReader* reader) {
   Stranger& stranger = greetings_.at(greeting);
+  if (stranger.rejoins) {
+    if (type != wire::Type::kResume) return Error(Code::kCorrupt, "no resume");
+    return OnResume(greeting, reader);
+  }
   if (stranger.exchange) {
     if (type != wire::Type::kProof) return Error(Code::kCorrupt, "no proof");
     FERRY_TRY(CheckProof(&stranger, reader));
     wire::MetaReader said(stranger.exchange->said);
     return Admit(greeting, stranger.exchange->first, &said);
   }
-  if (type != wire::Type::kHello && type != wire::Type::kJoin) {
+  if (type != wire::Type::kHello && type != wire::Type::kJoin && type != wire::Type::kRejoin) {
     return Error(Code::kCorrupt, "no greeting");
   }
   FERRY_TRY(CheckVersion(*reader));
   if (endpoint_->secret()) return Challenge(&stranger, type, reader);
-  if (!endpoint_->Trusts(greeting->is_local())) {
+  if (!endpoint_->Trusts(greeting->is_local() || greeting->is_authenticated())) {
     return Error(Code::kRefused,
                  "this endpoint has no secret to know peers on other machines by; set "
                  "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust");
@@ -92,9 +110,11 @@ Status Reception::Challenge(Stranger* stranger, wire::Type type, wire::MetaReade
   wire::HelloBody hello;
   wire::MetaReader peek = *reader;
   const bool is_hello = type == wire::Type::kHello;
-  const std::size_t bytes = is_hello ? sizeof hello : sizeof(wire::JoinBody);
+  const std::size_t bytes = is_hello                    ? sizeof hello
+                            : type == wire::Type::kJoin ? sizeof(wire::JoinBody)
+                                                        : sizeof(wire::RejoinBody);
   if (reader->rest().size() != bytes) return Error(Code::kCorrupt, "malformed greeting");
-  if (is_hello && (!peek.Read(&hello) || hello.has_secret == 0)) {
+  if (is_hello && (!peek.Read(&hello) || (hello.flags & wire::kHasSecret) == 0)) {
     return Error(Code::kRefused,
                  "this endpoint asks its peers for a secret and got none; set FERRY_SECRET_FILE to "
                  "the same on both sides");
@@ -103,6 +123,7 @@ Status Reception::Challenge(Stranger* stranger, wire::Type type, wire::MetaReade
   exchange.first = type;
   exchange.said.assign(reader->rest().begin(), reader->rest().end());
   FillRandom(exchange.server);
+  strangers_.HasSpoken(stranger->number);
   stranger->greeting->HearMoreOnLoop();
   stranger->greeting->SayOnLoop(wire::Type::kChallenge, exchange.server);
   return Ok();
@@ -112,13 +133,19 @@ Status Reception::CheckProof(Stranger* stranger, wire::MetaReader* reader) {
   wire::ProofBody proof;
   if (!reader->Read(&proof)) return Error(Code::kCorrupt, "malformed proof");
   stranger->exchange->client = proof.nonce;
-  if (SameMac(stranger->exchange->ClientProof(*endpoint_->secret()), proof.mac)) return Ok();
+  if (SameBytes(stranger->exchange->ClientProof(*endpoint_->secret()), proof.mac)) return Ok();
   return Error(Code::kRefused,
                "the two sides have different secrets; set FERRY_SECRET_FILE to the same on both");
 }
 
 Status Reception::Admit(Greeting* greeting, wire::Type type, wire::MetaReader* reader) {
-  return type == wire::Type::kHello ? OnHello(greeting, reader) : OnJoin(greeting, reader);
+  FERRY_TRY(type == wire::Type::kHello  ? OnHello(greeting, reader)
+            : type == wire::Type::kJoin ? OnJoin(greeting, reader)
+                                        : OnRejoin(greeting, reader));
+  strangers_.Leave(greetings_.at(greeting).number);
+  // What it says next, early, may be as long as any connection's.
+  greeting->TrustOnLoop();
+  return Ok();
 }
 
 void Reception::SayProven(Greeting* greeting, wire::Type type, std::span<const std::byte> body) {
@@ -130,18 +157,47 @@ void Reception::SayProven(Greeting* greeting, wire::Type type, std::span<const s
   greeting->SayOnLoop(type, all);
 }
 
+Status Reception::MayConnect(const Greeting& greeting, const Uuid& peer) {
+  if (peer == endpoint_->id() && !endpoint_->IsOwnCall(greeting.peer_name())) {
+    return Error(Code::kRefused,
+                 fmt::format("{} is the name of this endpoint itself, which has not called from {}",
+                             peer.ToString(), greeting.peer_name()));
+  }
+  const std::size_t most = endpoint_->config().max_connections;
+  if (most == 0 || endpoint_->ConnectionsFromOutside() + arrivals_.size() < most) return Ok();
+  return Error(Code::kUnavailable,
+               fmt::format("this endpoint has the {} connections that it allows; try again when "
+                           "others have closed theirs, or raise FERRY_MAX_CONNECTIONS there",
+                           most));
+}
+
 Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
   wire::HelloBody hello;
-  if (!reader->Read(&hello) || hello.lanes == 0 || hello.window_bytes == 0) {
-    return Error(Code::kCorrupt, fmt::format("{} sent a malformed hello", greeting->peer_name()));
-  }
+  const bool whole = reader->Read(&hello) && reader->rest().empty();
   Arrival arrival;
   std::memcpy(arrival.peer.bytes.data(), hello.endpoint, sizeof hello.endpoint);
+  if (!whole || hello.lanes == 0 || hello.window_bytes == 0 || arrival.peer.none()) {
+    return Error(Code::kCorrupt, fmt::format("{} sent a malformed hello", greeting->peer_name()));
+  }
+  const Uuid own = endpoint_->id();
+  FERRY_TRY(MayConnect(*greeting, arrival.peer));
+  Uuid expected;
+  std::memcpy(expected.bytes.data(), hello.expected, sizeof hello.expected);
+  if (!expected.none() && expected != own) {
+    return Error(Code::kRefused,
+                 fmt::format("this is endpoint {}, not {}; it was restarted or replaced: get its "
+                             "new address and keys",
+                             own.ToString(), expected.ToString()));
+  }
   arrival.window_bytes = std::min(hello.window_bytes, endpoint_->config().window_bytes);
-  arrival.welcome.lanes = std::min(hello.lanes, static_cast<std::uint16_t>(endpoint_->lanes()));
+  const int most = greeting->is_local() ? endpoint_->lanes() : endpoint_->LanesOverInterfaces();
+  arrival.welcome.lanes = std::min(hello.lanes, static_cast<std::uint16_t>(most));
   arrival.welcome.connection = next_id_++;
   arrival.welcome.window_bytes = arrival.window_bytes;
-  std::memcpy(arrival.welcome.endpoint, endpoint_->id().bytes.data(), 16);
+  std::memcpy(arrival.welcome.endpoint, own.bytes.data(), sizeof own.bytes);
+  const bool checksums =
+      (hello.flags & wire::kChecksums) != 0 || endpoint_->config().checksum == "on";
+  if (checksums) arrival.welcome.flags |= wire::kChecksums;
   const Uuid token = Uuid::Random();
   std::memcpy(arrival.welcome.token, token.bytes.data(), 16);
   arrival.lanes.assign(arrival.welcome.lanes, nullptr);
@@ -149,17 +205,25 @@ Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
   arrival.joined = 1;
   const std::uint32_t id = arrival.welcome.connection;
   greeting->SetOnSaid([this, id] { CompleteIfReady(id); });
-  SayProven(greeting, wire::Type::kWelcome, BytesOf(arrival.welcome));
+  std::vector<std::byte> others;
+  if (!greeting->is_local()) others = endpoint_->OtherAddresses().Serialize();
+  arrival.welcome.address_bytes = static_cast<std::uint32_t>(others.size());
+  std::vector<std::byte> body;
+  wire::Append(&body, arrival.welcome);
+  body.insert(body.end(), others.begin(), others.end());
+  SayProven(greeting, wire::Type::kWelcome, body);
   arrivals_.emplace(id, std::move(arrival));
   return Ok();
 }
 
 Status Reception::OnJoin(Greeting* greeting, wire::MetaReader* reader) {
   wire::JoinBody join;
-  if (!reader->Read(&join)) return Error(Code::kCorrupt, "malformed join");
+  if (!reader->Read(&join) || !reader->rest().empty()) {
+    return Error(Code::kCorrupt, "malformed join");
+  }
   const auto it = arrivals_.find(join.connection);
   if (it == arrivals_.end() ||
-      std::memcmp(it->second.welcome.token, join.token, sizeof join.token) != 0) {
+      !SameBytes(wire::BytesOf(it->second.welcome.token), wire::BytesOf(join.token))) {
     return Error(Code::kRefused, "this lane belongs to no connection that is being set up here");
   }
   Arrival& arrival = it->second;
@@ -175,16 +239,24 @@ Status Reception::OnJoin(Greeting* greeting, wire::MetaReader* reader) {
 }
 
 void Reception::Refuse(Greeting* greeting, const Error& error) {
-  Log(LogLevel::kInfo, "transfer", "refused {}: {}", greeting->peer_name(), error.message());
+  endpoint_->RefusedGreeting(greeting->peer_name(),
+                             fmt::format("refused {}: {}", greeting->peer_name(), error.message()));
   wire::RefuseBody body;
   body.code = static_cast<std::uint8_t>(error.code());
   greeting->CloseWhenSaidOnLoop();
-  greeting->SayOnLoop(wire::Type::kRefuse, BytesOf(body), error.message());
+  greeting->SayOnLoop(wire::Type::kRefuse, wire::BytesOf(body), error.message());
 }
 
 void Reception::OnGone(Greeting* greeting, const Error& error) {
-  Log(LogLevel::kDebug, "transfer", "greeting with {} ended: {}", greeting->peer_name(),
-      error.message());
+  if (error.code() == Code::kCorrupt || error.code() == Code::kTimedOut) {
+    const std::string& peer = greeting->peer_name();
+    const bool is_named = error.message().starts_with(peer);
+    endpoint_->RefusedGreeting(
+        peer, fmt::format("refused {}{}", is_named ? "" : peer + ": ", error.message()));
+  } else {
+    Log(LogLevel::kDebug, "transfer", "greeting with {} ended: {}", greeting->peer_name(),
+        error.message());
+  }
   for (auto it = arrivals_.begin(); it != arrivals_.end(); ++it) {
     auto& lanes = it->second.lanes;
     if (std::find(lanes.begin(), lanes.end(), greeting) == lanes.end()) continue;
@@ -202,6 +274,7 @@ void Reception::OnGone(Greeting* greeting, const Error& error) {
 void Reception::Drop(Greeting* greeting) {
   const auto it = greetings_.find(greeting);
   if (it == greetings_.end()) return;
+  strangers_.Leave(it->second.number);
   loop_->Post([owned = std::move(it->second.greeting)] {});
   greetings_.erase(it);
 }
@@ -227,9 +300,16 @@ void Reception::Complete(std::uint32_t id) {
     lanes.push_back(greeting->ReleaseLane());
     greetings_.erase(greeting);
   }
-  auto connection = std::make_shared<ConnectionCore>(endpoint_->config(), &endpoint_->regions(),
-                                                     Peer{arrival.peer, name, arrival.window_bytes},
-                                                     endpoint_->ChooseLoops(lanes.size()));
+  Peer agreed;
+  agreed.endpoint = arrival.peer;
+  agreed.name = name;
+  agreed.window_bytes = arrival.window_bytes;
+  agreed.checksums = (arrival.welcome.flags & wire::kChecksums) != 0;
+  agreed.connection = arrival.welcome.connection;
+  std::memcpy(agreed.token.bytes.data(), arrival.welcome.token, sizeof arrival.welcome.token);
+  auto connection =
+      std::make_shared<ConnectionCore>(endpoint_->config(), &endpoint_->regions(),
+                                       std::move(agreed), endpoint_->ChooseLoops(lanes.size()));
   endpoint_->Keep(connection);
   // The lanes move to their own loops from this one, which is theirs until then.
   endpoint_->BringUpOnLoop(connection, std::move(lanes), /*from_outside=*/true);

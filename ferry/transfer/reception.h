@@ -7,8 +7,10 @@
 #include "ferry/core/event_loop.h"
 #include "ferry/core/random.h"
 #include "ferry/net/provider.h"
+#include "ferry/transfer/channel.h"
 #include "ferry/transfer/greeting.h"
 #include "ferry/transfer/secret.h"
+#include "ferry/transfer/strangers.h"
 
 namespace ferry::transfer {
 
@@ -30,6 +32,11 @@ class Reception {
   struct Stranger {
     std::unique_ptr<Greeting> greeting;
     std::optional<Exchange> exchange;  // once it was challenged
+    std::uint64_t number = 0;          // of its own
+    // Of a lane that takes the place of another.
+    std::shared_ptr<ConnectionCore> rejoins;  // with the endpoint's table, while the lane moves
+    wire::RejoinBody rejoin;
+    LaneProgress progress;  // the peer's
   };
   // A connection whose lanes are not all there yet.
   struct Arrival {
@@ -47,8 +54,19 @@ class Reception {
   Status Admit(Greeting* greeting, wire::Type type, wire::MetaReader* reader);
   // With a proof that we know the secret, where there is one.
   void SayProven(Greeting* greeting, wire::Type type, std::span<const std::byte> body);
+  // Errors: for a peer that is not who it says, or one too many.
+  Status MayConnect(const Greeting& greeting, const Uuid& peer);
   Status OnHello(Greeting* greeting, wire::MetaReader* reader);
   Status OnJoin(Greeting* greeting, wire::MetaReader* reader);
+  Status OnRejoin(Greeting* greeting, wire::MetaReader* reader);
+  Status OnResume(Greeting* greeting, wire::MetaReader* reader);
+  void OnFrozen(Greeting* greeting, std::uint64_t number, std::optional<LaneProgress> progress);
+  void FinishRejoin(Greeting* greeting, std::uint64_t number);
+  // An earlier lane that was to take the same place.
+  void TurnAwayRival(const ConnectionCore* connection, std::uint32_t lane);
+  // Nothing where that greeting has ended.
+  Stranger* Find(Greeting* greeting, std::uint64_t number);
+  void TurnAway(std::uint64_t number);
   void Refuse(Greeting* greeting, const Error& error);
   void OnGone(Greeting* greeting, const Error& error);
   void CompleteIfReady(std::uint32_t id);
@@ -58,8 +76,10 @@ class Reception {
   EndpointCore* const endpoint_;
   EventLoop* const loop_;
   std::unordered_map<Greeting*, Stranger> greetings_;
+  Strangers strangers_;  // of them, those not known yet
   std::unordered_map<std::uint32_t, Arrival> arrivals_;
   std::uint32_t next_id_ = 1;
+  std::uint64_t next_number_ = 1;
 };
 
 }  // namespace ferry::transfer

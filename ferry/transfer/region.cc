@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <mutex>
@@ -12,7 +13,10 @@ namespace ferry::transfer {
 namespace {
 
 constexpr std::uint32_t kKeyMagic = 0x59454B46;  // the bytes "FKEY"
-constexpr std::size_t kKeyBytes = 4 + 2 + 1 + 1 + 16 + 4 + 4 + 8 + 8;
+constexpr std::uint8_t kLeastSliceLog2 = 12;
+constexpr std::uint8_t kMostSliceLog2 = 32;
+static_assert(std::uint64_t{1} << kLeastSliceLog2 == wire::kLeastSlice);
+constexpr std::size_t kKeyBytes = 4 + 2 + 1 + 1 + 16 + 4 + 4 + 8 + 8 + 1;
 
 }  // namespace
 
@@ -29,7 +33,7 @@ const char* RightsName(Rights rights) noexcept {
 // ---- RegionTable --------------------------------------------------------------------------------
 
 Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memory, Rights rights,
-                                                      const void* only_for) {
+                                                      const void* only_for, Stager* stager) {
   if (memory.empty() || memory.data() == nullptr) {
     return Error(Code::kInvalidArgument,
                  fmt::format("cannot register {} bytes at {}: a region needs at least one byte",
@@ -39,6 +43,7 @@ Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memor
   region->memory = memory;
   region->rights = rights;
   region->only_for = only_for;
+  region->stager = stager;
   region->token = RandomU64();
   const std::unique_lock lock(mutex_);
   if (free_.empty()) {
@@ -65,7 +70,47 @@ void RegionTable::Remove(const std::shared_ptr<RegionState>& region) {
   region->gate.Close();
 }
 
-Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted, const void* by) {
+Result<wire::KeyBody> RegionTable::Grant(const std::shared_ptr<RegionState>& region,
+                                         const Uuid& peer, Rights rights) {
+  const std::unique_lock lock(mutex_);
+  if (slots_[region->id].region != region) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("region {} was deregistered: there is nothing to grant", region->id));
+  }
+  region->grants.push_back({RandomU64(), peer, rights});
+  return wire::KeyBody{region->id, region->generation, region->grants.back().token};
+}
+
+void RegionTable::Withdraw(const std::shared_ptr<RegionState>& region, const Uuid& peer) {
+  const std::unique_lock lock(mutex_);
+  std::erase_if(region->grants, [&](const RegionGrant& grant) { return grant.peer == peer; });
+}
+
+Result<Rights> RegionTable::RightsOf(const RegionState& region, const wire::KeyBody& key,
+                                     const Accessor& by) {
+  if (key.token == region.token) {
+    if (region.only_for == nullptr || region.only_for == by.connection) return region.rights;
+    return Error(Code::kRefused,
+                 fmt::format("region {} was opened for another connection; use its key on the one "
+                             "that it came by",
+                             key.region));
+  }
+  const auto grant = std::find_if(region.grants.begin(), region.grants.end(),
+                                  [&](const RegionGrant& each) { return each.token == key.token; });
+  if (grant == region.grants.end()) {
+    return Error(Code::kRefused,
+                 fmt::format("the key of region {} carries a wrong token; use the key that this "
+                             "endpoint gave out, unchanged, and has not taken back",
+                             key.region));
+  }
+  if (grant->peer == by.peer) return grant->rights;
+  return Error(Code::kRefused,
+               fmt::format("the key of region {} was granted to endpoint {}, not to {}; ask the "
+                           "region's owner for one of your own",
+                           key.region, grant->peer.ToString(), by.peer.ToString()));
+}
+
+Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted, const Accessor& by) {
   const std::shared_lock lock(mutex_);
   if (key.region >= slots_.size() || key.generation == 0 ||
       key.generation > slots_[key.region].generation) {
@@ -81,22 +126,11 @@ Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted, con
                              "ask the peer for a fresh key",
                              key.region, key.generation));
   }
-  if (key.token != slot.region->token) {
-    return Error(Code::kRefused,
-                 fmt::format("the key of region {} carries a wrong token; use the key that this "
-                             "endpoint gave out, unchanged",
-                             key.region));
-  }
-  if (slot.region->only_for != nullptr && slot.region->only_for != by) {
-    return Error(Code::kRefused,
-                 fmt::format("region {} was opened for another connection; use its key on the one "
-                             "that it came by",
-                             key.region));
-  }
-  if (!Includes(slot.region->rights, wanted)) {
+  FERRY_TRY_ASSIGN(const Rights rights, RightsOf(*slot.region, key, by));
+  if (!Includes(rights, wanted)) {
     return Error(Code::kRefused,
                  fmt::format("region {} allows peers {}, not {}; register it with that right",
-                             key.region, RightsName(slot.region->rights), RightsName(wanted)));
+                             key.region, RightsName(rights), RightsName(wanted)));
   }
   RegionPin pin(slot.region);
   if (!pin) {
@@ -105,9 +139,33 @@ Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted, con
   return pin;
 }
 
+RegionTable::Size RegionTable::Registered() const {
+  const std::shared_lock lock(mutex_);
+  Size size;
+  for (const Slot& slot : slots_) {
+    if (!slot.region) continue;
+    ++size.regions;
+    size.bytes += slot.region->memory.size();
+  }
+  return size;
+}
+
+bool RegionTable::Has(const RegionState* region) const {
+  const std::shared_lock lock(mutex_);
+  return region->id < slots_.size() && slots_[region->id].region.get() == region;
+}
+
 std::size_t RegionTable::size() const {
   const std::shared_lock lock(mutex_);
   return slots_.size() - free_.size();
+}
+
+Error BlockOutside(const RegionState& region, std::size_t index, std::uint64_t offset,
+                   std::uint64_t length) {
+  return Error(Code::kRefused,
+               fmt::format("block {} covers {} bytes from offset {} of region {}, which has {} "
+                           "bytes; check offset and length",
+                           index, length, offset, region.id, region.memory.size()));
 }
 
 Status PlaceBlocks(const RegionState& region, std::span<const std::byte> blocks,
@@ -125,10 +183,7 @@ Status PlaceBlocks(const RegionState& region, std::span<const std::byte> blocks,
                                pieces->size(), block.length, left));
     }
     if (block.offset > size || block.length > size - block.offset) {
-      return Error(Code::kRefused,
-                   fmt::format("block {} covers {} bytes from offset {} of region {}, which has {} "
-                               "bytes; check offset and length",
-                               pieces->size(), block.length, block.offset, region.id, size));
+      return BlockOutside(region, pieces->size(), block.offset, block.length);
     }
     left -= block.length;
     pieces->push_back({region.memory.data() + block.offset, block.length});
@@ -148,12 +203,13 @@ std::vector<std::byte> RemoteRegion::Serialize() const {
   writer.U32(kKeyMagic);
   writer.U16(wire::kVersion);
   writer.U8(static_cast<std::uint8_t>(rights));
-  writer.U8(0);
+  writer.U8(most_slice_log2);
   writer.Bytes(endpoint.bytes);
   writer.U32(key.region);
   writer.U32(key.generation);
   writer.U64(key.token);
   writer.U64(length);
+  writer.U8(gpu);
   return bytes;
 }
 
@@ -162,18 +218,20 @@ Result<RemoteRegion> RemoteRegion::Parse(std::span<const std::byte> bytes) {
   std::uint32_t magic = 0;
   std::uint16_t version = 0;
   std::uint8_t rights = 0;
-  std::uint8_t reserved = 0;
   ByteReader reader(bytes);
   reader.U32(magic);
   reader.U16(version);
   reader.U8(rights);
-  reader.U8(reserved);
+  reader.U8(region.most_slice_log2);
   reader.Copy(region.endpoint.bytes);
   reader.U32(region.key.region);
   reader.U32(region.key.generation);
   reader.U64(region.key.token);
   reader.U64(region.length);
-  if (!reader.ok() || bytes.size() != kKeyBytes || magic != kKeyMagic || rights > 3) {
+  reader.U8(region.gpu);
+  const std::uint8_t slice = region.most_slice_log2;
+  const bool sliced = slice == 0 || (slice >= kLeastSliceLog2 && slice <= kMostSliceLog2);
+  if (!reader.ok() || bytes.size() != kKeyBytes || magic != kKeyMagic || rights > 3 || !sliced) {
     return Error(Code::kInvalidArgument,
                  fmt::format("these {} bytes are not a region key; pass on Region::key() unchanged",
                              bytes.size()));

@@ -16,6 +16,8 @@
 
 namespace ferry::transfer {
 
+class Stager;
+
 // What peers may do to a region. The process's own operations may always use it.
 enum class Rights : std::uint8_t { kNone = 0, kRead = 1, kWrite = 2, kReadWrite = 3 };
 constexpr bool Includes(Rights have, Rights want) noexcept {
@@ -23,14 +25,29 @@ constexpr bool Includes(Rights have, Rights want) noexcept {
 }
 const char* RightsName(Rights rights) noexcept;
 
+// A key that only one peer may use, and for what.
+struct RegionGrant {
+  std::uint64_t token = 0;
+  Uuid peer;
+  Rights rights = Rights::kNone;
+};
+
+// Who asks for access: a connection, and the endpoint at its other end.
+struct Accessor {
+  const void* connection = nullptr;
+  Uuid peer;
+};
+
 // One registration. Shared between the table, the Region handle and whoever is inside the gate.
 struct RegionState {
   std::uint32_t id = 0;
   std::uint32_t generation = 0;
   std::uint64_t token = 0;
-  std::span<std::byte> memory;
+  std::span<std::byte> memory;  // which the CPU cannot touch if there is a stager
+  Stager* stager = nullptr;     // of the GPU whose memory it is; null: host memory
   Rights rights = Rights::kNone;
-  const void* only_for = nullptr;  // the one connection whose peer may use it; null: any
+  const void* only_for = nullptr;   // the one connection whose peer may use it; null: any
+  std::vector<RegionGrant> grants;  // under the table's mutex
   Gate gate;  // held by operations and lanes that touch the memory; closed by Remove
 };
 
@@ -60,13 +77,27 @@ class RegionTable {
   // Errors: kInvalidArgument for empty memory.
   // Shared with the caller, who hands it to Remove.
   Result<std::shared_ptr<RegionState>> Add(std::span<std::byte> memory, Rights rights,
-                                           const void* only_for = nullptr);
+                                           const void* only_for = nullptr,
+                                           Stager* stager = nullptr);
   // Closes the region to everybody; those inside leave in their own time. Idempotent.
   void Remove(const std::shared_ptr<RegionState>& region);
-  // Every check of an access by the peer of connection `by` but the bounds of its blocks. Errors:
-  // kRefused, saying which check failed.
-  Result<RegionPin> Open(const wire::KeyBody& key, Rights wanted, const void* by = nullptr);
+  // A key of its own for one peer, whatever the region's rights say of others; unguessable, like
+  // every key. Errors: kInvalidArgument for a region that was removed.
+  Result<wire::KeyBody> Grant(const std::shared_ptr<RegionState>& region, const Uuid& peer,
+                              Rights rights);
+  // Takes all that was granted to a peer back: what it begins from now on is refused.
+  void Withdraw(const std::shared_ptr<RegionState>& region, const Uuid& peer);
+  // Every check of an access but the bounds of its blocks. Errors: kRefused, saying which check
+  // failed.
+  Result<RegionPin> Open(const wire::KeyBody& key, Rights wanted, const Accessor& by = {});
+  // Whether the region is of this table, and registered.
+  bool Has(const RegionState* region) const;
   std::size_t size() const;
+  struct Size {
+    std::uint64_t regions = 0;
+    std::uint64_t bytes = 0;  // of all; what two of them share counts twice
+  };
+  Size Registered() const;
 
  private:
   struct Slot {
@@ -74,11 +105,18 @@ class RegionTable {
     std::uint32_t generation = 0;         // of the last registration in this slot
   };
 
+  // Of a registered region, by this key. Errors: kRefused.
+  static Result<Rights> RightsOf(const RegionState& region, const wire::KeyBody& key,
+                                 const Accessor& by);
+
   mutable std::shared_mutex mutex_;
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_;
 };
 
+// Of a remote access. kRefused.
+Error BlockOutside(const RegionState& region, std::size_t index, std::uint64_t offset,
+                   std::uint64_t length);
 // Checks the blocks of a remote access (BlockOnWire[]) against its region and puts their memory
 // into `pieces`. Errors: kRefused for a block outside the region, kCorrupt for a list that does not
 // add up to `bytes`.
@@ -91,7 +129,13 @@ struct RemoteRegion {
   wire::KeyBody key;
   Rights rights = Rights::kNone;
   std::uint64_t length = 0;
+  // The largest slice that its owner takes or gives at once is 2^most_slice_log2 bytes; 0: any.
+  std::uint8_t most_slice_log2 = 0;
+  std::uint8_t gpu = 0;  // of the owner's, whose memory it is: ordinal + 1; 0: host memory
 
+  std::uint64_t most_slice() const noexcept {
+    return most_slice_log2 == 0 ? ~std::uint64_t{0} : std::uint64_t{1} << most_slice_log2;
+  }
   std::vector<std::byte> Serialize() const;
   // Errors: kInvalidArgument for bytes that are no key of this version.
   static Result<RemoteRegion> Parse(std::span<const std::byte> bytes);

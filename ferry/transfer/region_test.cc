@@ -8,13 +8,15 @@
 #include <thread>
 #include <utility>
 
+#include "ferry/transfer/testing/linked_endpoints.h"
+
 namespace ferry::transfer {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t kMaxOffset = std::numeric_limits<std::uint64_t>::max();
 
 wire::KeyBody KeyOf(const RegionState& region) {
   return {region.id, region.generation, region.token};
@@ -196,13 +198,13 @@ TEST_F(PlaceBlocksTest, RefusesABlockOutsideTheRegion) {
 }
 
 TEST_F(PlaceBlocksTest, RefusesOffsetsAndLengthsThatOverflow) {
-  ExpectError(Place({{kMax, 1}}, 1), Code::kRefused, "offset");
-  ExpectError(Place({{kMax - 3, 8}}, 8), Code::kRefused, "offset");
-  ExpectError(Place({{1, kMax}}, kMax), Code::kRefused, "offset");
-  ExpectError(Place({{kMax, kMax}}, kMax), Code::kRefused, "offset");
+  ExpectError(Place({{kMaxOffset, 1}}, 1), Code::kRefused, "offset");
+  ExpectError(Place({{kMaxOffset - 3, 8}}, 8), Code::kRefused, "offset");
+  ExpectError(Place({{1, kMaxOffset}}, kMaxOffset), Code::kRefused, "offset");
+  ExpectError(Place({{kMaxOffset, kMaxOffset}}, kMaxOffset), Code::kRefused, "offset");
   // Lengths whose sum is 8 modulo 2^64.
-  ExpectError(Place({{0, 16}, {0, kMax - 7}}, 8), Code::kCorrupt, "block 0");
-  ExpectError(Place({{0, 4}, {0, kMax - 3}}, 8), Code::kCorrupt, "block 1");
+  ExpectError(Place({{0, 16}, {0, kMaxOffset - 7}}, 8), Code::kCorrupt, "block 0");
+  ExpectError(Place({{0, 4}, {0, kMaxOffset - 3}}, 8), Code::kCorrupt, "block 1");
 }
 
 TEST_F(PlaceBlocksTest, ABlockOfNoBytesIsCorrupt) {
@@ -222,7 +224,7 @@ RemoteRegion SomeRemote() {
   return {Uuid::Random(), {7, 9, 0x1122334455667788}, Rights::kWrite, std::uint64_t{5} << 40};
 }
 
-std::string ParseFailure(std::span<const std::byte> bytes) {
+std::string KeyFailure(std::span<const std::byte> bytes) {
   const auto parsed = RemoteRegion::Parse(bytes);
   if (parsed) return "";
   EXPECT_EQ(parsed.error().code(), Code::kInvalidArgument);
@@ -233,8 +235,9 @@ TEST(RegionKey, ComesBackAsItWas) {
   for (const Rights rights : {Rights::kNone, Rights::kRead, Rights::kWrite, Rights::kReadWrite}) {
     RemoteRegion remote = SomeRemote();
     remote.rights = rights;
+    remote.gpu = static_cast<std::uint8_t>(rights);
     const auto bytes = remote.Serialize();
-    EXPECT_EQ(bytes.size(), 48u);
+    EXPECT_EQ(bytes.size(), 49u);
     const auto parsed = RemoteRegion::Parse(bytes);
     ASSERT_TRUE(parsed) << parsed.error().ToString();
     EXPECT_EQ(parsed->endpoint, remote.endpoint);
@@ -243,6 +246,20 @@ TEST(RegionKey, ComesBackAsItWas) {
     EXPECT_EQ(parsed->key.token, remote.key.token);
     EXPECT_EQ(parsed->rights, rights);
     EXPECT_EQ(parsed->length, remote.length);
+    EXPECT_EQ(parsed->gpu, remote.gpu);
+  }
+}
+
+TEST(RegionKey, SaysWhichSlicesItsOwnerTakes) {
+  for (const unsigned log2 : {0U, 12U, 18U, 32U}) {
+    RemoteRegion remote = SomeRemote();
+    remote.most_slice_log2 = static_cast<std::uint8_t>(log2);
+    EXPECT_EQ(Must(RemoteRegion::Parse(remote.Serialize())).most_slice_log2, log2);
+  }
+  for (const unsigned log2 : {1U, 11U, 33U, 64U, 255U}) {
+    RemoteRegion remote = SomeRemote();
+    remote.most_slice_log2 = static_cast<std::uint8_t>(log2);
+    EXPECT_NE(KeyFailure(remote.Serialize()), "") << log2;
   }
 }
 
@@ -251,16 +268,16 @@ TEST(RegionKey, OfAnyOtherLengthIsNoKey) {
   for (std::size_t length = 0; length < bytes.size(); ++length) {
     const std::vector<std::byte> cut(bytes.begin(),
                                      bytes.begin() + static_cast<std::ptrdiff_t>(length));
-    EXPECT_THAT(ParseFailure(cut), HasSubstr("not a region key")) << length;
+    EXPECT_THAT(KeyFailure(cut), HasSubstr("not a region key")) << length;
   }
   bytes.push_back(std::byte{0});
-  EXPECT_THAT(ParseFailure(bytes), HasSubstr("49 bytes"));
+  EXPECT_THAT(KeyFailure(bytes), HasSubstr("50 bytes"));
 }
 
 TEST(RegionKey, OfAnotherVersionSaysBothVersions) {
   auto bytes = SomeRemote().Serialize();
   bytes[4] = std::byte{0x2A};
-  EXPECT_THAT(ParseFailure(bytes),
+  EXPECT_THAT(KeyFailure(bytes),
               AllOf(HasSubstr("version 42"), HasSubstr("version 1"), HasSubstr("same release")));
 }
 
@@ -268,13 +285,47 @@ TEST(RegionKey, GarbageIsNoKey) {
   const auto good = SomeRemote().Serialize();
   auto bytes = good;
   bytes[0] ^= std::byte{1};
-  EXPECT_THAT(ParseFailure(bytes), HasSubstr("unchanged"));
+  EXPECT_THAT(KeyFailure(bytes), HasSubstr("unchanged"));
   bytes = good;
   bytes[6] = std::byte{4};  // rights that do not exist
-  EXPECT_THAT(ParseFailure(bytes), HasSubstr("not a region key"));
+  EXPECT_THAT(KeyFailure(bytes), HasSubstr("not a region key"));
   std::vector<std::byte> noise(48);
   FillRandom(noise);
-  EXPECT_NE(ParseFailure(noise), "");
+  EXPECT_NE(KeyFailure(noise), "");
+}
+
+TEST_F(RegionTableTest, AGrantedKeyIsForOnePeerAndItsRightsOnly) {
+  const auto region = Add(Rights::kNone);
+  const Accessor friendly{nullptr, Uuid::Random()};
+  const Accessor other{nullptr, Uuid::Random()};
+  const auto key = table_.Grant(region, friendly.peer, Rights::kWrite);
+  ASSERT_TRUE(key);
+  EXPECT_TRUE(table_.Open(*key, Rights::kWrite, friendly));
+  const auto read = table_.Open(*key, Rights::kRead, friendly);
+  ASSERT_FALSE(read);
+  EXPECT_THAT(read.error().message(), HasSubstr("writing only, not reading only"));
+  const auto stolen = table_.Open(*key, Rights::kWrite, other);
+  ASSERT_FALSE(stolen);
+  EXPECT_THAT(stolen.error().message(),
+              AllOf(HasSubstr(friendly.peer.ToString()), HasSubstr(other.peer.ToString())));
+  EXPECT_THAT(Refusal(KeyOf(*region)), HasSubstr("allows peers neither"));
+}
+
+TEST_F(RegionTableTest, AGrantEndsWhenItIsWithdrawnOrItsRegionRemoved) {
+  const auto region = Add(Rights::kNone);
+  const Accessor peer{nullptr, Uuid::Random()};
+  const auto first = table_.Grant(region, peer.peer, Rights::kRead);
+  const auto second = table_.Grant(region, peer.peer, Rights::kWrite);
+  ASSERT_TRUE(first && second);
+  EXPECT_NE(first->token, second->token);
+  table_.Withdraw(region, peer.peer);
+  for (const auto& key : {*first, *second}) {
+    const auto refused = table_.Open(key, Rights::kRead, peer);
+    ASSERT_FALSE(refused);
+    EXPECT_THAT(refused.error().message(), HasSubstr("wrong token"));
+  }
+  table_.Remove(region);
+  EXPECT_FALSE(table_.Grant(region, peer.peer, Rights::kRead));
 }
 
 }  // namespace

@@ -1,19 +1,13 @@
 #include "ferry/transfer/secret.h"
 
-#include <fmt/core.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
-#include <sys/stat.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <cstdint>
-#include <fstream>
 
 #include "ferry/core/check.h"
-#include "ferry/core/fd.h"
-#include "ferry/core/log.h"
+#include "ferry/core/secret.h"
 
 namespace ferry::transfer {
 namespace {
@@ -25,45 +19,11 @@ void Append(std::vector<std::byte>* to, std::span<const std::byte> bytes) {
   to->insert(to->end(), bytes.begin(), bytes.end());
 }
 
-Result<std::string> ReadSecretFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text(kMaxSecretBytes + 2, '\0');
-  if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!file.is_open() || file.bad()) {
-    return Error(Code::kInvalidArgument,
-                 fmt::format("secret_file {} cannot be read: {}; give this user the right to read "
-                             "it, or name another file",
-                             path, ErrnoError("open", errno).message()));
-  }
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  if (!text.empty() && text.back() == '\n') text.pop_back();
-  if (text.size() < kMinSecretBytes || text.size() > kMaxSecretBytes) {
-    return Error(
-        Code::kInvalidArgument,
-        fmt::format("secret_file {} holds {}{} bytes, {} to {} are allowed; make one by "
-                    "\"openssl rand -hex 32\"",
-                    path, text.size() > kMaxSecretBytes ? "more than " : "",
-                    std::min(text.size(), kMaxSecretBytes), kMinSecretBytes, kMaxSecretBytes));
-  }
-  struct stat about {};
-  if (::stat(path.c_str(), &about) == 0 && (about.st_mode & (S_IRGRP | S_IROTH)) != 0) {
-    Log(LogLevel::kWarn, "transfer", "secret_file {} may be read by others; chmod 600 it", path);
-  }
-  return text;
-}
-
 }  // namespace
 
 Result<std::optional<Secret>> Secret::FromConfig(const Config& config) {
-  if (!config.secret.empty() && !config.secret_file.empty()) {
-    return Error(Code::kInvalidArgument,
-                 "both secret (FERRY_SECRET) and secret_file (FERRY_SECRET_FILE) are set; give one "
-                 "of them");
-  }
-  std::string text = config.secret;
-  if (!config.secret_file.empty()) {
-    FERRY_TRY_ASSIGN(text, ReadSecretFile(config.secret_file));
-  }
+  FERRY_TRY_ASSIGN(std::string text, LoadSecret(config));
+  WarnIfOthersMayRead("secret_file", config.secret_file);
   if (text.empty()) return std::optional<Secret>();
   return std::optional<Secret>(Secret(std::move(text)));
 }
@@ -91,8 +51,8 @@ Mac Exchange::ServerProof(const Secret& secret, std::span<const std::byte> answe
   return secret.Sign("server", {std::as_bytes(std::span(&first, 1)), said, server, client, answer});
 }
 
-bool SameMac(const Mac& a, const Mac& b) noexcept {
-  return ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+bool SameBytes(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
+  return a.size() == b.size() && ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 }  // namespace ferry::transfer

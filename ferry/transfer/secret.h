@@ -48,7 +48,7 @@ struct Exchange {
   Mac ServerProof(const Secret& secret, std::span<const std::byte> answer) const;
 };
 
-// In a time that does not tell where they differ.
-bool SameMac(const Mac& a, const Mac& b) noexcept;
+// In a time that does not tell where they differ, only whether their sizes do.
+bool SameBytes(std::span<const std::byte> a, std::span<const std::byte> b) noexcept;
 
 }  // namespace ferry::transfer

@@ -182,6 +182,23 @@ TEST(SliceLedger, ThreadsThatPullTogetherTakeEachSliceOnceAndOneOfThemIsTheLast)
   for (const auto& pulls : tally.pulls) ASSERT_EQ(pulls.load(), 1);
 }
 
+TEST(SliceLedger, ARoundThatBeginsPulledIsNotPulledByThreadsThatCameForTheOneBefore) {
+  SliceLedger ledger;
+  std::atomic<bool> done{false};
+  std::atomic<int> taken{0};
+  std::jthread late([&] {
+    while (!done.load()) taken.fetch_add(ledger.Pull().has_value() ? 1 : 0);
+  });
+  for (int round = 0; round < 200'000; ++round) {
+    ledger.BeginPulled();
+    EXPECT_EQ(ledger.left(), 0u);
+    EXPECT_TRUE(ledger.Resolve());
+  }
+  done.store(true);
+  late.join();
+  EXPECT_EQ(taken.load(), 0);
+}
+
 TEST(SliceLedger, AStopAmongThreadsThatPullEndsTheRoundOnceAndNoSliceIsPulledAfterIt) {
   constexpr std::size_t kSlices = 2000;
   for (int round = 0; round < 50; ++round) {

@@ -171,7 +171,7 @@ TEST_P(TransferTest, APreparedTransferCanBePostedManyTimesOneAfterAnother) {
   const BlockList list = RandomList(&random_, kBytes, kBytes, 60);
   const auto transfer = Must(near_.PrepareWrite(OnePart(local_, remote_, list)));
   for (unsigned round = 0; round < 20; ++round) {
-    const auto fresh = Pattern(kBytes, 100 + round);
+    const auto fresh = RandomBytes(kBytes, 100 + round);
     std::copy(fresh.begin(), fresh.end(), here_.span().begin());
     auto expected = there_.Copy();
     Copied(list, expected, here_.span());

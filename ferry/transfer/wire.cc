@@ -39,6 +39,10 @@ const char* TypeName(Type type) noexcept {
     case Type::kRefuse: return "refuse";
     case Type::kChallenge: return "challenge";
     case Type::kProof: return "proof";
+    case Type::kRejoin: return "rejoin";
+    case Type::kRejoined: return "rejoined";
+    case Type::kResume: return "resume";
+    case Type::kResumed: return "resumed";
     case Type::kWrite: return "write";
     case Type::kReadRequest: return "read request";
     case Type::kReadData: return "read data";
@@ -49,10 +53,16 @@ const char* TypeName(Type type) noexcept {
     case Type::kDelivered: return "delivered";
     case Type::kNotify: return "notify";
     case Type::kDeclined: return "declined";
+    case Type::kCopy: return "copy";
+    case Type::kShare: return "share";
+    case Type::kShared: return "shared";
+    case Type::kUnshare: return "unshare";
+    case Type::kUnshared: return "unshared";
     case Type::kAck: return "ack";
     case Type::kNack: return "nack";
     case Type::kPing: return "ping";
     case Type::kPong: return "pong";
+    case Type::kLaneLost: return "lane lost";
   }
   return "unknown";
 }

@@ -24,44 +24,65 @@ enum class Type : std::uint8_t {
   kJoined = 4,        // server's answer
   kRefuse = 5,        // server's answer that ends the lane: RefuseBody, text
   kChallenge = 6,     // server's answer to kHello and kJoin where it has a secret: ChallengeBody
-  kProof = 7,         // client's answer to that: ProofBody; then kWelcome or kJoined with a code
+  kProof = 7,         // client's answer to that: ProofBody; then the server's answer with a code
+  kRejoin = 8,        // client, first frame of a lane that takes the place of a lost one
+  kRejoined = 9,      // server's answer
+  kResume = 10,       // client, after kRejoined: ResumeBody, RefusalOnWire[]
+  kResumed = 11,      // server's answer: the same of its side; the lane is in use from here
   kWrite = 16,        // WriteBody, BlockOnWire[], payload; sequenced
   kReadRequest = 17,  // WriteBody, BlockOnWire[]; answered in order by kReadData or kReadRefused
   kReadData = 18,     // SliceBody, payload; sequenced
   kReadRefused = 19,  // RefuseBody, text
   kSend = 20,         // TagBody, payload: a whole small message; sequenced
   kOffer = 21,        // TagBody: a message that waits for kSolicit; sequenced
-  kSolicit = 22,      // KeyBody: write the offered message into this region
-  kDelivered =
-      23,        // RefuseBody, text: from the sender, an offered message is in place or withdrawn
+  kSolicit = 22,      // KeyBody: write the offered message into this region; sequenced
+  // RefuseBody, text: from the sender, an offered message is in place or withdrawn; sequenced
+  kDelivered = 23,
   kNotify = 24,  // payload: a notification; sequenced
   // RefuseBody, text: from the receiver, an offered message will not be asked for: it is not
-  // wanted, or (code 0) it is there, having no bytes.
+  // wanted, or (code 0) it is there, having no bytes. Sequenced.
   kDeclined = 25,
-  kAck = 32,   // nothing but the header's ack
-  kNack = 33,  // RefuseBody, text: a sequenced frame was refused
+  kCopy = 26,      // CopyBody, CopyOnWire[]: a slice that its receiver copies itself; sequenced
+  kShare = 27,     // ShareBody: GPU memory that the receiver may map, for kCopy; sequenced
+  kShared = 28,    // RefuseBody, text: it has, or why not; sequenced
+  kUnshare = 29,   // SliceBody: it must not be used any more; sequenced
+  kUnshared = 30,  // SliceBody: nothing uses it any more; sequenced
+  kAck = 32,       // nothing but the header's ack
+  kNack = 33,      // RefuseBody, text: a sequenced frame was refused
   kPing = 34,
   kPong = 35,
+  kLaneLost = 36,  // JoinBody: from the accepting side, this lane should be joined anew
 };
 
 struct MessageHeader {
   Type type{};
-  std::uint8_t reserved8 = 0;
+  std::uint8_t flags = 0;
   std::uint16_t reserved16 = 0;
   // How many of the peer's sequenced frames on this lane have been dealt with, modulo 2^32.
   std::uint32_t ack = 0;
   std::uint64_t operation = 0;  // chosen by the side that began the operation
+  // CRC32C, with kChecked: of the payload, and of the metadata with zeros in meta_crc.
+  std::uint32_t crc = 0;
+  std::uint32_t meta_crc = 0;
 };
-static_assert(sizeof(MessageHeader) == 16 && offsetof(MessageHeader, operation) == 8);
+static_assert(sizeof(MessageHeader) == 24 && offsetof(MessageHeader, operation) == 8);
+
+// In MessageHeader: it carries checksums; and with a kReadRequest, the answer should.
+inline constexpr std::uint8_t kChecked = 1;
+
+// In HelloBody what its sender has or wishes, in WelcomeBody what is agreed.
+inline constexpr std::uint32_t kHasSecret = 1;
+inline constexpr std::uint32_t kChecksums = 2;
 
 struct HelloBody {
   std::uint16_t version = kVersion;  // stays here in every version
   std::uint16_t lanes = 0;
-  std::uint32_t has_secret = 0;  // 0 or 1
+  std::uint32_t flags = 0;
   std::uint8_t endpoint[16] = {};
+  std::uint8_t expected[16] = {};  // the endpoint that is dialled; zeros: whichever listens there
   std::uint64_t window_bytes = 0;
 };
-static_assert(sizeof(HelloBody) == 32);
+static_assert(sizeof(HelloBody) == 48);
 
 using Nonce = std::array<std::byte, 32>;
 
@@ -82,8 +103,11 @@ struct WelcomeBody {
   std::uint8_t endpoint[16] = {};
   std::uint8_t token[16] = {};  // proves that a kJoin comes from whom this was sent to
   std::uint64_t window_bytes = 0;
+  std::uint32_t flags = 0;
+  // Of an EndpointAddress that follows: by which other interfaces the server can be reached.
+  std::uint32_t address_bytes = 0;
 };
-static_assert(sizeof(WelcomeBody) == 48);
+static_assert(sizeof(WelcomeBody) == 56);
 
 struct JoinBody {
   std::uint16_t version = kVersion;
@@ -92,6 +116,27 @@ struct JoinBody {
   std::uint8_t token[16] = {};
 };
 static_assert(sizeof(JoinBody) == 24);
+
+struct RejoinBody {
+  std::uint16_t version = kVersion;
+  std::uint16_t lane = 0;
+  std::uint32_t connection = 0;
+  std::uint32_t attempt = 0;  // grows with each of a lane's
+  std::uint32_t reserved = 0;
+  std::uint8_t token[16] = {};
+};
+static_assert(sizeof(RejoinBody) == 32);
+
+// What became of the frames that the other side has sent on this lane so far.
+struct ResumeBody {
+  std::uint32_t finished = 0;  // as MessageHeader::ack
+  std::uint32_t refusals = 0;
+};
+struct RefusalOnWire {
+  std::uint32_t sequence = 0;  // of a frame among those, which was refused
+  std::uint32_t code = 0;      // ferry::Code
+};
+static_assert(sizeof(ResumeBody) == 8 && sizeof(RefusalOnWire) == 8);
 
 struct RefuseBody {
   std::uint32_t sequence = 0;  // kNack: of the refused frame
@@ -108,12 +153,47 @@ struct KeyBody {
 };
 static_assert(sizeof(KeyBody) == 16);
 
+struct SolicitBody {
+  KeyBody key;
+  std::uint64_t most_slice = ~std::uint64_t{0};  // bytes that are taken at once
+};
+static_assert(sizeof(SolicitBody) == 24);
+
 struct WriteBody {
   KeyBody key;
   std::uint32_t slice = 0;
   std::uint32_t blocks = 0;
 };
 static_assert(sizeof(WriteBody) == 24);
+
+struct CopyBody {
+  KeyBody key;
+  std::uint32_t slice = 0;
+  std::uint32_t blocks = 0;
+  std::uint32_t share = 0;  // number of the sender's memory
+  std::uint32_t into = 0;   // 1: the region is written, 0: read
+};
+static_assert(sizeof(CopyBody) == 32);
+
+struct CopyOnWire {
+  std::uint64_t offset = 0;  // in the region
+  std::uint64_t shared = 0;  // offset in the sender's memory
+  std::uint64_t length = 0;
+};
+static_assert(sizeof(CopyOnWire) == 24);
+
+struct ShareBody {
+  std::uint32_t share = 0;             // number, chosen by the sender; not 0
+  std::uint32_t gpu = 0;               // of the receiver's, that is to reach it: ordinal
+  std::uint64_t allocation = 0;        // bytes, of all that is mapped
+  std::uint64_t offset = 0;            // in it: what may be used,
+  std::uint64_t bytes = 0;             // which is this long
+  std::uint8_t host[16] = {};          // the machine's boot
+  std::uint8_t token[16] = {};         // by which the sender's own process knows this
+  std::array<std::byte, 64> handle{};  // cudaIpcMemHandle_t
+  char bus[16] = {};                   // PCI, of its GPU
+};
+static_assert(sizeof(ShareBody) == 144);
 
 struct BlockOnWire {
   std::uint64_t offset = 0;  // in the region
@@ -134,6 +214,12 @@ struct TagBody {
 static_assert(sizeof(TagBody) == 16);
 
 inline constexpr std::size_t kMaxBlocksPerFrame = 4000;
+inline constexpr std::size_t kMaxCopiesPerFrame = 2600;
+// Of a kCopy: large enough that its frame costs nothing beside the copy, small enough that what is
+// under way is over soon.
+inline constexpr std::uint64_t kMaxCopyBytes = std::uint64_t{16} << 20;
+// That an endpoint may wish for, by a key or a kSolicit: how many there are is memory of the other.
+inline constexpr std::uint64_t kLeastSlice = 4096;
 inline constexpr std::size_t kMaxTextBytes = 512;
 
 // Reads PODs off the front of received metadata; false once it is too short, and then for good.
@@ -156,6 +242,13 @@ class MetaReader {
  private:
   std::span<const std::byte> rest_;
 };
+
+// A body as the bytes that travel; they are the body's own.
+template <class T>
+std::span<const std::byte> BytesOf(const T& body) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return std::as_bytes(std::span(&body, 1));
+}
 
 // Appends to metadata under construction.
 template <class T>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <random>
 #include <utility>
 
 namespace ferry::transfer {
@@ -15,6 +14,8 @@ constexpr std::byte kGuard{0xA5};
 
 Deadline Soon() { return Deadline::After(std::chrono::seconds(30)); }
 Deadline Now() { return Deadline::At(Clock::time_point{}); }
+
+std::string HostAndPort(std::uint16_t port) { return "127.0.0.1:" + std::to_string(port); }
 
 Config SmallSlices(int lanes, int workers) {
   Config config;
@@ -43,7 +44,7 @@ Link MakeLink(const Config& both) { return MakeLink(both, both); }
 
 GuardedMemory::GuardedMemory(std::size_t bytes, unsigned seed)
     : bytes_(bytes + 2 * kGuardBytes, kGuard) {
-  const auto pattern = Pattern(bytes, seed);
+  const auto pattern = RandomBytes(bytes, seed);
   std::copy(pattern.begin(), pattern.end(), span().begin());
 }
 
@@ -51,13 +52,6 @@ bool GuardedMemory::GuardsIntact() const {
   const auto is_guard = [](std::byte b) { return b == kGuard; };
   return std::all_of(bytes_.begin(), bytes_.begin() + kGuardBytes, is_guard) &&
          std::all_of(bytes_.end() - kGuardBytes, bytes_.end(), is_guard);
-}
-
-std::vector<std::byte> Pattern(std::size_t bytes, unsigned seed) {
-  std::vector<std::byte> pattern(bytes);
-  std::mt19937 random(seed);
-  for (std::byte& b : pattern) b = static_cast<std::byte>(random());
-  return pattern;
 }
 
 std::vector<std::byte> BytesOf(std::string_view text) {
@@ -114,7 +108,7 @@ constexpr std::uint64_t kProbeTag = 0xF0F0F0F0F0F0F0F0;
 constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
 
 ::testing::AssertionResult Delivers(Connection from, Connection to, std::size_t bytes) {
-  const auto sent = Pattern(bytes, static_cast<unsigned>(bytes));
+  const auto sent = RandomBytes(bytes, static_cast<unsigned>(bytes));
   std::vector<std::byte> received(bytes);
   const auto receive = to.Recv(kProbeTag, kWholeTag, received);
   const auto send = from.Send(kProbeTag, sent);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ferry/core/check.h"
+#include "ferry/core/testing/random_bytes.h"
 #include "ferry/transfer/endpoint.h"
 
 namespace ferry::transfer {
@@ -17,6 +18,12 @@ namespace ferry::transfer {
 Deadline Soon();
 // The present. A wait with it asks whether something has happened already.
 Deadline Now();
+
+// The mask of a receive that takes one tag only.
+inline constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
+
+// Of a listener on this machine.
+std::string HostAndPort(std::uint16_t port);
 
 // Endpoints on 127.0.0.1 with slices of 4 KiB and windows of 64 KiB, so that everything is many
 // slices in several windows; and so patient with silent peers that a debugger does not lose them.
@@ -60,7 +67,6 @@ class GuardedMemory {
   std::vector<std::byte> bytes_;
 };
 
-std::vector<std::byte> Pattern(std::size_t bytes, unsigned seed);
 std::vector<std::byte> BytesOf(std::string_view text);
 std::string TextOf(std::span<const std::byte> bytes);
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -19,7 +20,7 @@ namespace {
 
 using net::tcp::FramePrefix;
 
-constexpr int kPatienceMs = 30000;
+constexpr int kRawPatienceMs = 30000;
 
 sockaddr_in Loopback(std::uint16_t port) {
   sockaddr_in address{};
@@ -54,6 +55,14 @@ bool IsSequenced(wire::Type type) {
     case wire::Type::kReadData:
     case wire::Type::kSend:
     case wire::Type::kOffer:
+    case wire::Type::kSolicit:
+    case wire::Type::kDelivered:
+    case wire::Type::kDeclined:
+    case wire::Type::kCopy:
+    case wire::Type::kShare:
+    case wire::Type::kShared:
+    case wire::Type::kUnshare:
+    case wire::Type::kUnshared:
     case wire::Type::kNotify: return true;
     default: return false;
   }
@@ -94,7 +103,7 @@ std::vector<std::byte> RawLane::Encode(const Saying& saying) const {
 
 bool RawLane::SendBytes(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    FERRY_CHECK(WaitFor(fd_.get(), POLLOUT, kPatienceMs), bytes.size());
+    FERRY_CHECK(WaitFor(fd_.get(), POLLOUT, kRawPatienceMs), bytes.size());
     const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && (errno == EAGAIN || errno == EINTR)) continue;
     if (sent < 0) return false;
@@ -121,7 +130,7 @@ std::uint64_t RawLane::Flood(std::span<const std::byte> bytes, std::uint64_t mos
 
 bool RawLane::ReadExactly(std::span<std::byte> bytes) {
   while (!bytes.empty()) {
-    FERRY_CHECK(WaitFor(fd_.get(), POLLIN, kPatienceMs), bytes.size());
+    FERRY_CHECK(WaitFor(fd_.get(), POLLIN, kRawPatienceMs), bytes.size());
     const ssize_t got = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
     if (got <= 0) return false;
@@ -193,6 +202,16 @@ void RawLane::WaitClosed() {
   }
 }
 
+bool RawLane::WaitClosedFor(milliseconds patience) {
+  const Deadline deadline = Deadline::After(patience);
+  std::array<std::byte, 64 * 1024> dropped;
+  while (WaitFor(fd_.get(), POLLIN, deadline.PollMillis())) {
+    const ssize_t got = ::recv(fd_.get(), dropped.data(), dropped.size(), MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return true;
+  }
+  return false;
+}
+
 std::optional<std::vector<RawFrame>> RawLane::UntilPong() {
   if (!Say({.type = wire::Type::kPing})) return std::nullopt;
   std::vector<RawFrame> said;
@@ -251,7 +270,7 @@ RawListener::RawListener() : fd_(NewSocket()) {
 }
 
 RawLane RawListener::Accept() {
-  FERRY_CHECK(WaitFor(fd_.get(), POLLIN, kPatienceMs));
+  FERRY_CHECK(WaitFor(fd_.get(), POLLIN, kRawPatienceMs));
   UniqueFd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
   FERRY_CHECK(static_cast<bool>(fd), errno);
   return RawLane(std::move(fd));

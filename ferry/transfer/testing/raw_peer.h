@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ferry/core/check.h"
+#include "ferry/core/deadline.h"
 #include "ferry/core/fd.h"
 #include "ferry/core/random.h"
 #include "ferry/transfer/wire.h"
@@ -80,6 +81,8 @@ class RawLane {
   bool WaitAcked(std::uint32_t frames);
   // Until the other side has closed; what it still says is dropped.
   void WaitClosed();
+  // Whether the other side has closed within the time; what it still says is dropped.
+  bool WaitClosedFor(milliseconds patience);
   // What it has said when it has answered a ping; nothing where it has closed.
   std::optional<std::vector<RawFrame>> UntilPong();
   // Whether it has neither closed nor said anything but acknowledgements by then.

@@ -1,0 +1,169 @@
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "ferry/core/check.h"
+#include "ferry/transfer/channel.h"
+#include "ferry/transfer/connection_core.h"
+#include "ferry/transfer/parked_lane.h"
+
+// How a channel goes on when the network has taken its lane away, or a better way is there. Both
+// sides first stop using the old lane, so that nothing that is still on its way over it can change
+// memory later. Then each tells the other how many of its frames it has dealt with: the rest was
+// not, and is sent again - slices by whichever lane is free, messages in their order over the new
+// one. Sequence numbers go on where the peer stands, so doing this twice changes nothing.
+namespace ferry::transfer {
+
+std::optional<LaneProgress> Channel::FreezeOnLoop(std::uint32_t attempt) {
+  if (closed_ || attempt <= attempt_) return std::nullopt;
+  attempt_ = attempt;
+  if (up_) {
+    connection_->LaneFrozen(index_, heard_);
+    GoDownOnLoop();
+  }
+  return LaneProgress{finished_, {refused_.begin(), refused_.end()}};
+}
+
+void Channel::GoDownOnLoop() {
+  AwaitCopies();
+  up_ = false;
+  paused_ = false;
+  ack_deferred_ = false;
+  loop_->CancelDeferredOnLoop(this);
+  DropIncoming();
+  // What was asked for and has not come can be asked for again at once: only this side knows where
+  // it belongs.
+  std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>> unread;
+  for (ReadSlice& slice : std::exchange(reading_, {})) {
+    if (slice.operation) unread.emplace_back(std::move(slice.operation), slice.slice);
+  }
+  reading_bytes_ = 0;
+  DropOutbox(&unread);
+  GiveBack(unread);
+}
+
+// Ends the payload that is being received: from here on it is put nowhere.
+void Channel::DropIncoming() {
+  lane_->DiscardRest();
+  incoming_copy_.reset();
+  given_.Release();
+  switch (std::exchange(incoming_, Incoming::kNothing)) {
+    case Incoming::kNothing:
+    case Incoming::kRead: break;
+    case Incoming::kWrite: incoming_region_.Release(); break;
+    // It was refused, and nothing of it comes any more.
+    case Incoming::kDropped: ++finished_; break;
+    case Incoming::kMessage:
+      if (incoming_receive_) {
+        connection_->PutBackReceiveOnLoop(std::exchange(incoming_receive_, nullptr));
+      }
+      break;
+    case Incoming::kNotification: incoming_data_.clear(); break;
+  }
+}
+
+// Read data is never sent again, so that only the old lane still needs its memory. Not for every
+// lane that goes down: over one that is only stopped here the peer may still be receiving it.
+void Channel::DropAnswers() {
+  lane_->Abort();
+  for (Unacked& frame : unacked_) frame.pin.Release();
+  replies_ = 0;
+}
+
+// Slices that were pulled and are under way no more.
+void Channel::GiveBack(
+    const std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>>& all) {
+  std::vector<std::shared_ptr<OperationState>> again;  // each once, to be dealt to the lanes
+  for (const auto& [operation, slice] : all) {
+    if (!operation->ledger.error()) counts_.retries.Add();
+    if (operation->ledger.Return(slice)) {
+      connection_->RoundIsOver(operation);
+    } else if (std::find(again.begin(), again.end(), operation) == again.end()) {
+      again.push_back(operation);
+    }
+  }
+  for (const auto& operation : again) connection_->DealAgain(operation);
+}
+
+void Channel::ReviveOnLoop(std::uint32_t attempt, std::unique_ptr<ParkedLane> lane,
+                           const LaneProgress& peer) {
+  if (closed_ || attempt != attempt_) return;  // a later attempt has come first
+  FERRY_CHECK(!up_, index_);
+  if (auto applied = ApplyProgress(peer); !applied) {
+    connection_->LaneFailed(applied.error());
+    return CloseOnLoop(applied.error());
+  }
+  std::deque<Unacked> unfinished = std::exchange(unacked_, {});
+  unacked_bytes_ = unsent_bytes_ = copying_bytes_ = 0;
+  sent_ = replies_ = plain_ = 0;
+  const std::optional<Error> failure = lane->failure();
+  ReplaceLane(lane->Take());
+  up_ = !failure;
+  heard_ = false;
+  if (up_) lane_->Attach(loop_, this);
+  // The frames that the old lane held are ours again.
+  free_frames_.clear();
+  for (const auto& frame : frames_) {
+    LetGoOfSlot(frame.get());
+    if (!frame->kept) free_frames_.push_back(frame.get());
+  }
+  for (Unacked& frame : unfinished) LetGoOfSlot(&frame);
+  SendAgainOnLoop(std::move(unfinished));
+  if (failure) return connection_->LaneLost(index_, *failure, std::nullopt);
+  connection_->LaneIsUp(index_, lane_->Info());
+  // Tells the peer that this side counts on the lane from now on.
+  SendPlainOnLoop(wire::Type::kPing, 0, {});
+  SamplePathOnLoop();
+  PumpOnLoop();
+}
+
+// Settles what the peer has dealt with.
+Status Channel::ApplyProgress(const LaneProgress& peer) {
+  const std::uint32_t count = peer.finished - first_unacked_;
+  if (count > unacked_.size()) return Malformed("has dealt with frames that were never sent");
+  for (const wire::RefusalOnWire& refusal : peer.refused) {
+    const std::uint32_t index = refusal.sequence - first_unacked_;
+    if (index >= count || !unacked_[index].operation) continue;
+    const auto code = wire::CodeFromWire(static_cast<std::uint8_t>(refusal.code));
+    ApplyRefusal(
+        &unacked_[index],
+        Error(code, fmt::format("{} refused a {} ({}; its words were lost with a lane)",
+                                connection_->peer_name(),
+                                OperationName(unacked_[index].operation->kind), CodeName(code))));
+  }
+  acked_ = sent_ = count;
+  SettleFrames();
+  FERRY_CHECK(acked_ == 0 && first_unacked_ == peer.finished, acked_, first_unacked_);
+  return Ok();
+}
+
+void Channel::ReplaceLane(std::unique_ptr<net::Lane> lane) {
+  lane_->Abort();
+  const std::lock_guard lock(lane_mutex_);
+  bytes_before_ += lane_->BytesReceived();
+  lane_ = std::move(lane);
+  lane_retransmits_ = 0;
+}
+
+void Channel::SendAgainOnLoop(std::deque<Unacked> unfinished) {
+  // With the connection and their other lanes.
+  std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>> unwritten;
+  for (Unacked& frame : unfinished) {
+    frame.becomes_offer = false;
+    if (frame.frame != nullptr) {
+      Frame* const kept = frame.frame;
+      unacked_bytes_ += frame.bytes;
+      unacked_.push_back(std::move(frame));
+      counts_.retries.Add();
+      if (up_) SendFrame(kept);
+    } else if (frame.operation) {
+      unwritten.emplace_back(std::move(frame.operation), frame.slice);
+    }
+    // The rest answered reads that the peer asks for again.
+  }
+  GiveBack(unwritten);
+}
+
+}  // namespace ferry::transfer

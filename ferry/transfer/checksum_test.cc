@@ -1,0 +1,143 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "ferry/net/testing/fault_proxy.h"
+#include "ferry/transfer/testing/linked_endpoints.h"
+
+// What a network changes that TCP's own checksum has let pass.
+namespace ferry::transfer {
+namespace {
+
+using net::ProxyDirection;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+constexpr std::size_t kSummedBytes = 50'000;  // in slices of 4 KiB
+
+class ChecksumTest : public ::testing::Test {
+ protected:
+  // One lane, through a proxy; `near` has called.
+  void Connect(const std::string& near, const std::string& far) {
+    Config config = SmallSlices(1, 1);
+    config.checksum = far;
+    link_.far.endpoint = Must(Endpoint::Create(config));
+    config.checksum = near;
+    link_.near.endpoint = Must(Endpoint::Create(config));
+    proxy_ = Must(net::FaultProxy::Start({"127.0.0.1", link_.far.endpoint->port()}));
+    link_.near.connection =
+        Must(link_.near.endpoint->Connect(proxy_->address().ToString(), Soon()));
+    link_.far.connection = Must(link_.far.endpoint->Accept(Soon()));
+    ASSERT_TRUE(Works(&link_));
+    // Takes along what `near` still has to acknowledge: then nothing goes ahead of what a test
+    // sends.
+    ASSERT_TRUE(EndsOk(link_.near.connection->Notify(RandomBytes(1, 1))));
+    ASSERT_TRUE(link_.far.connection->TakeNotification(Soon()));
+    local_ = Must(link_.near.endpoint->Register(here_.span(), Rights::kNone));
+    remote_ = Must(link_.far.endpoint->Register(there_.span(), Rights::kReadWrite));
+  }
+  // The byte that is so far from the present end of what has been sent that way.
+  void CorruptAhead(ProxyDirection direction, std::uint64_t bytes) {
+    proxy_->CorruptAt(direction, proxy_->forwarded(direction) + bytes);
+  }
+  Result<Operation> Write(bool checksum = false) { return Move(/*write=*/true, checksum); }
+  Result<Operation> Read(bool checksum = false) { return Move(/*write=*/false, checksum); }
+
+  GuardedMemory here_{kSummedBytes, 1};
+  GuardedMemory there_{kSummedBytes, 2};
+  Link link_;
+  std::unique_ptr<net::FaultProxy> proxy_;
+  std::optional<Region> local_;
+  std::optional<Region> remote_;
+
+ private:
+  Result<Operation> Move(bool write, bool checksum) {
+    Connection& near = *link_.near.connection;
+    const RemoteRegion remote = remote_->remote();
+    std::vector<TransferPart> parts(1);
+    parts[0] = {&*local_, &remote, {}};
+    parts[0].blocks.Add({.dst = 0, .src = 0, .len = kSummedBytes});
+    PostOptions options;
+    options.checksum = checksum;
+    if (write) return near.Write(Must(near.PrepareWrite(std::move(parts))), options);
+    return near.Read(Must(near.PrepareRead(std::move(parts))), options);
+  }
+};
+
+constexpr const char* kBothValues = "CRC32C [0-9a-f]{8}, and [0-9a-f]{8} was sent";
+
+TEST_F(ChecksumTest, AByteOfAWriteThatChangesOnItsWayEndsItNamingPlaceAndValues) {
+  Connect("on", "off");
+  EXPECT_TRUE(link_.near.connection->Info().checksums && link_.far.connection->Info().checksums);
+  CorruptAhead(ProxyDirection::kToTarget, 10'000);
+  Operation write = Must(Write());
+  EXPECT_TRUE(EndsWith(Code::kCorrupt, write));
+  const std::string message = EndMessage(write);
+  EXPECT_THAT(message, ContainsRegex("4096 bytes at offset [0-9]+ of region 0 have the"));
+  EXPECT_THAT(message, ContainsRegex(kBothValues));
+  EXPECT_TRUE(EndsOk(Write()));
+  EXPECT_EQ(there_.Copy(), here_.Copy());
+}
+
+TEST_F(ChecksumTest, AByteOfAReadThatChangesOnItsWayEndsItNamingPlaceAndValues) {
+  Connect("off", "on");
+  CorruptAhead(ProxyDirection::kToClient, 10'000);
+  Operation read = Must(Read());
+  EXPECT_TRUE(EndsWith(Code::kCorrupt, read));
+  EXPECT_THAT(EndMessage(read), ContainsRegex("4096 bytes at slice [0-9]+ of read"));
+  EXPECT_THAT(EndMessage(read), ContainsRegex(kBothValues));
+  EXPECT_TRUE(EndsOk(Read()));
+  EXPECT_EQ(there_.Copy(), here_.Copy());
+}
+
+TEST_F(ChecksumTest, AMessageThatChangesOnItsWayEndsAtBothSides) {
+  Connect("on", "on");
+  std::vector<std::byte> buffer(kSummedBytes);
+  Operation receive = Must(link_.far.connection->Recv(1, kWholeTag, buffer));
+  ASSERT_TRUE(Works(&link_));  // and so it is posted before the message comes
+  CorruptAhead(ProxyDirection::kToTarget, 500);
+  EXPECT_TRUE(EndsWith(Code::kCorrupt, link_.near.connection->Send(1, here_.span().first(1000))));
+  EXPECT_TRUE(EndsWith(Code::kCorrupt, receive));
+  EXPECT_THAT(EndMessage(receive), HasSubstr("the message with tag 1"));
+}
+
+TEST_F(ChecksumTest, ANotificationThatChangesOnItsWayIsNotDelivered) {
+  Connect("on", "on");
+  CorruptAhead(ProxyDirection::kToTarget, 100);
+  EXPECT_TRUE(EndsWith(Code::kCorrupt, link_.near.connection->Notify(RandomBytes(200, 1))));
+  EXPECT_FALSE(link_.far.connection->TakeNotification(Now()));
+}
+
+// Where bytes go is not believed when a network has changed it.
+TEST_F(ChecksumTest, AByteOfTheMetadataThatChangesEndsTheConnectionBeforeAnythingIsPutInPlace) {
+  for (const std::uint64_t at : {20U, 45U, 60U, 66U}) {  // header, key, offset, length
+    SCOPED_TRACE("byte " + std::to_string(at));
+    Connect("on", "on");
+    const auto before = there_.Copy();
+    CorruptAhead(ProxyDirection::kToTarget, at);
+    EXPECT_FALSE(Must(Write()).Wait(Soon()));
+    const auto end = link_.far.connection->TakeNotification(Soon());
+    ASSERT_FALSE(end);
+    EXPECT_EQ(end.error().code(), Code::kCorrupt);
+    EXPECT_THAT(end.error().message(), ContainsRegex(kBothValues));
+    EXPECT_EQ(there_.Copy(), before);
+  }
+}
+
+TEST_F(ChecksumTest, OneOperationMayBeCheckedWithoutTheOthers) {
+  Connect("off", "off");
+  EXPECT_FALSE(link_.near.connection->Info().checksums);
+  CorruptAhead(ProxyDirection::kToTarget, 10'000);
+  EXPECT_TRUE(EndsWith(Code::kCorrupt, Write(/*checksum=*/true)));
+  CorruptAhead(ProxyDirection::kToClient, 10'000);
+  EXPECT_TRUE(EndsWith(Code::kCorrupt, Read(/*checksum=*/true)));
+  CorruptAhead(ProxyDirection::kToTarget, 10'000);
+  EXPECT_TRUE(EndsOk(Write(/*checksum=*/false)));
+  EXPECT_NE(there_.Copy(), here_.Copy());
+}
+
+}  // namespace
+}  // namespace ferry::transfer

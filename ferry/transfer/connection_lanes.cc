@@ -1,0 +1,264 @@
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ferry/core/log.h"
+#include "ferry/transfer/connection_core.h"
+#include "ferry/transfer/lane_keeper.h"
+
+// A connection's lanes as its home loop sees them: which are up, how long each has been silent, and
+// what is done about those that are lost.
+namespace ferry::transfer {
+
+std::vector<net::LaneInfo> ConnectionCore::LaneInfos() const {
+  const std::lock_guard lock(infos_mutex_);
+  std::vector<net::LaneInfo> infos;
+  infos.reserve(lane_records_.size());
+  for (const LaneRecord& lane : lane_records_) infos.push_back(lane.info);
+  return infos;
+}
+
+void ConnectionCore::SetLaneInfos(std::vector<net::LaneInfo> infos) {
+  const std::lock_guard lock(infos_mutex_);
+  lane_records_.clear();
+  for (net::LaneInfo& info : infos) lane_records_.push_back({std::move(info), {}, true});
+}
+
+void ConnectionCore::SetLanePath(std::uint32_t index, const net::PathStats& path) {
+  const std::lock_guard lock(infos_mutex_);
+  lane_records_[index].path = path;
+}
+
+void ConnectionCore::SetLaneUpOnLoop(std::uint32_t index, bool up) {
+  lives_[index].up = up;
+  const std::lock_guard lock(infos_mutex_);
+  lane_records_[index].up = up;
+}
+
+void ConnectionCore::SetKeeper(std::unique_ptr<LaneKeeper> keeper) { keeper_ = std::move(keeper); }
+
+double ConnectionCore::ShareOf(const Channel& channel) const {
+  std::uint64_t sum = 0;
+  std::size_t known = 0;
+  for (const auto& each : channels_) {
+    const std::uint64_t rate = each->rate();
+    sum += rate;
+    known += rate > 0 ? 1 : 0;
+  }
+  const auto lanes = static_cast<double>(channels_.size());
+  const std::uint64_t own = channel.rate();
+  // Those that are not known count as the mean of the others.
+  if (own == 0 || known == 0) return 1 / lanes;
+  return static_cast<double>(own) / static_cast<double>(sum) * static_cast<double>(known) / lanes;
+}
+
+void ConnectionCore::DealAgain(const Op& operation) {
+  for (const auto& channel : channels_) {
+    channel->loop()->Post([self = shared_from_this(), operation, at = channel.get()] {
+      at->AddWorkOnLoop(operation);
+    });
+  }
+}
+
+// ---- what happens to lanes ----------------------------------------------------------------------
+
+void ConnectionCore::LaneLost(std::uint32_t index, const Error& error,
+                              std::optional<net::LaneLoss> loss) {
+  home_->Post([self = shared_from_this(), index, error, loss] {
+    self->LaneLostOnLoop(index, error, loss);
+  });
+}
+
+void ConnectionCore::LaneLostOnLoop(std::uint32_t index, const Error& error,
+                                    std::optional<net::LaneLoss> loss) {
+  LaneLife& life = lives_[index];
+  SetLaneUpOnLoop(index, false);
+  if (lost_.load()) return FailIfAllDownOnLoop(error);
+  // One that nobody has used yet says no more than was known before.
+  if (loss) {
+    life.by_reset = *loss == net::LaneLoss::kReset;
+    life.replaced = false;
+  }
+  lanes_lost_.fetch_add(1, std::memory_order_relaxed);
+  Note("lane {} was lost: {}", index, error.message());
+  LogLimited({{"peer", peer_name()}, {"lane", std::to_string(index)}},
+             fmt::format("lane {} to {} was lost: {}", index, peer_name(), error.message()));
+  // Networks lose one lane or another; that all were reset is what a process leaves that has ended.
+  const bool all_reset = std::all_of(
+      lives_.begin(), lives_.end(), [](const LaneLife& each) { return !each.up && each.by_reset; });
+  if (all_reset) return LaneFailed(error);
+  if (keeper_) {
+    return keeper_->OnLaneLostOnLoop(index, loss.value_or(net::LaneLoss::kUnreachable));
+  }
+  SuspectOnLoop(index, "was lost");
+}
+
+void ConnectionCore::PeerClosedLane(std::uint32_t index, const Error& error) {
+  MarkLost(error, /*peer_closed=*/true);
+  home_->Post([self = shared_from_this(), index, error] {
+    if (self->ending_) return;
+    self->SetLaneUpOnLoop(index, false);
+    if (!self->started_) return self->FailOnLoop(error);
+    self->FailIfAllDownOnLoop(error);
+    if (self->ending_ || self->last_words_timer_ != 0) return;
+    self->last_words_timer_ = self->home_->AddTimerOnLoop(Clock::now() + self->config_.drain_grace,
+                                                          [at = self.get(), error] {
+                                                            at->last_words_timer_ = 0;
+                                                            at->FailOnLoop(error);
+                                                          });
+  });
+}
+
+void ConnectionCore::FailIfAllDownOnLoop(const Error& error) {
+  const auto is_down = [](const LaneLife& life) { return !life.up; };
+  if (std::all_of(lives_.begin(), lives_.end(), is_down)) FailOnLoop(error);
+}
+
+void ConnectionCore::LaneFrozen(std::uint32_t index, bool was_heard) {
+  home_->Post([self = shared_from_this(), index, was_heard] {
+    self->SetLaneUpOnLoop(index, false);
+    if (was_heard) {
+      self->lives_[index].by_reset = false;
+      self->lives_[index].replaced = true;
+    }
+  });
+}
+
+void ConnectionCore::LaneIsUp(std::uint32_t index, net::LaneInfo info) {
+  home_->Post([self = shared_from_this(), index, info = std::move(info)] {
+    self->SetLaneUpOnLoop(index, true);
+    self->lives_[index].heard_at = self->lives_[index].up_since = Clock::now();
+    self->lanes_replaced_.fetch_add(1, std::memory_order_relaxed);
+    self->Note("lane {} goes on by {} ({} to {})", index, info.interface, info.local, info.remote);
+    LogWith(LogLevel::kInfo, "transfer",
+            {{"peer", self->peer_name()}, {"lane", std::to_string(index)}},
+            "lane {} to {} goes on by {} ({} to {})", index, self->peer_name(), info.interface,
+            info.local, info.remote);
+    const std::lock_guard lock(self->infos_mutex_);
+    self->lane_records_[index].info = info;
+  });
+}
+
+void ConnectionCore::SuspectOnLoop(std::uint32_t index, const char* why) {
+  if (lost_.load()) return;
+  if (keeper_) return keeper_->OnSuspectOnLoop(index, why);
+  // The other side joins lanes; this one can only ask for it, over a lane that may be well.
+  wire::JoinBody body;
+  body.lane = static_cast<std::uint16_t>(index);
+  for (std::size_t i = 0; i < channels_.size(); ++i) {
+    if (i == index || !lives_[i].up) continue;
+    channels_[i]->loop()->Post([self = shared_from_this(), body, at = channels_[i].get()] {
+      at->SendPlainOnLoop(wire::Type::kLaneLost, 0, std::as_bytes(std::span(&body, 1)));
+    });
+  }
+}
+
+// A peer may say so as often as it likes: one task for each lane waits, however busy the loop is.
+void ConnectionCore::PeerGaveUpLane(std::uint32_t index) {
+  if (index >= given_up_.size() || given_up_[index].exchange(true)) return;
+  home_->Post([self = shared_from_this(), index] {
+    self->given_up_[index] = false;
+    if (self->lost_.load() || !self->keeper_) return;
+    self->keeper_->OnSuspectOnLoop(index, "was given up by the peer");
+  });
+}
+
+void ConnectionCore::OnLinkChange(const net::LinkChange& change) {
+  home_->Post([self = shared_from_this(), change] {
+    if (self->lost_.load() || !self->started_) return;
+    self->Note("link {} went {}", change.interface, change.up ? "up" : "down");
+    const auto infos = self->LaneInfos();
+    for (std::uint32_t i = 0; !change.up && i < infos.size(); ++i) {
+      if (infos[i].interface == change.interface && self->lives_[i].up) {
+        self->SuspectOnLoop(i, "has its link down");
+      }
+    }
+    if (self->keeper_) self->keeper_->OnLinkChangeOnLoop(change);
+  });
+}
+
+void ConnectionCore::CountStallOnLoop(std::uint32_t index, Clock::duration silent) {
+  lane_stalls_.fetch_add(1, std::memory_order_relaxed);
+  Note("lane {} has been silent for {:.1f} s", index, Seconds(silent));
+}
+
+// A lane that cannot be replaced must not hold up for good what was given to it, however well the
+// others are.
+void ConnectionCore::FailIfStuckOnLoop(std::uint32_t index, Clock::duration silent) {
+  channels_[index]->loop()->Post(
+      [self = shared_from_this(), index, silent, at = channels_[index].get()] {
+        if (!at->HoldsWorkOnLoop()) return;
+        self->Fail(Error(
+            Code::kPeerLost,
+            fmt::format("lane {} to {} has been of no use for {:.1f} s and could not be replaced, "
+                        "so that what was under way on it cannot end (FERRY_PEER_TIMEOUT); look "
+                        "whether new connections to the peer come through, and reconnect",
+                        index, self->peer_name(), Seconds(silent))));
+      });
+}
+
+void ConnectionCore::NoticeLanesOnLoop() {
+  const auto now = Clock::now();
+  for (std::size_t i = 0; i < lives_.size(); ++i) {
+    const std::uint64_t bytes = channels_[i]->BytesReceived();
+    if (std::exchange(lives_[i].noticed_bytes, bytes) != bytes) lives_[i].noticed_at = now;
+  }
+}
+
+// A lane that was stopped to be replaced is not seen to be reset.
+bool ConnectionCore::IsAbandonedOnLoop() const {
+  const auto is_gone = [](const LaneLife& life) {
+    return !life.up && (life.by_reset || life.replaced);
+  };
+  const auto is_reset = [](const LaneLife& life) { return life.by_reset; };
+  return std::all_of(lives_.begin(), lives_.end(), is_gone) &&
+         std::any_of(lives_.begin(), lives_.end(), is_reset);
+}
+
+// `missed`: how late this is, if by much. While this process was stopped, or its machine asleep,
+// nothing could be heard: what has come since lies in sockets that the loops have not looked at
+// yet. (If it were by little, too, many little ones would add up to a timeout that never comes.)
+Clock::time_point ConnectionCore::BeatLanesOnLoop(Clock::time_point now, Clock::duration missed) {
+  const Clock::duration lane_timeout =
+      std::max(config_.lane_timeout, 2 * config_.heartbeat_interval);
+  auto latest = Clock::time_point::min();
+  for (std::uint32_t i = 0; i < lives_.size(); ++i) {
+    LaneLife& life = lives_[i];
+    life.heard_at += missed;
+    const std::uint64_t bytes = channels_[i]->BytesReceived();
+    const bool heard = std::exchange(life.heard_bytes, bytes) != bytes;
+    if (heard) life.heard_at = now;
+    latest = std::max(latest, life.heard_at);
+    if (now - life.heard_at >= config_.peer_timeout + lane_timeout) {
+      FailIfStuckOnLoop(i, now - life.heard_at);
+    }
+    if (!life.up) continue;
+    const bool silent = !heard && now - life.heard_at >= lane_timeout;
+    if (silent && !life.stalled) CountStallOnLoop(i, now - life.heard_at);
+    life.stalled = silent;
+    if (silent) SuspectOnLoop(i, "has been silent");
+    channels_[i]->loop()->Post(
+        [self = shared_from_this(), at = channels_[i].get(), heard] { at->BeatOnLoop(heard); });
+  }
+  if (now - latest >= lane_timeout && IsAbandonedOnLoop()) {
+    FailOnLoop(Error(
+        Code::kPeerLost,
+        fmt::format("every lane to {} was reset or was being replaced, and for {:.1f} s none has "
+                    "come back (FERRY_LANE_TIMEOUT); reconnect when the peer is back",
+                    peer_name(), Seconds(now - latest))));
+    return latest;
+  }
+  if (now - latest >= config_.peer_timeout) {
+    FailOnLoop(Error(
+        Code::kPeerLost,
+        fmt::format("nothing was heard from {} for {:.1f} s (FERRY_PEER_TIMEOUT); it is frozen, "
+                    "cut off or gone: reconnect when it is back",
+                    peer_name(), Seconds(now - latest))));
+    return latest;
+  }
+  if (keeper_) keeper_->BeatOnLoop(now);
+  return latest;
+}
+
+}  // namespace ferry::transfer

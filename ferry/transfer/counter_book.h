@@ -1,0 +1,45 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/transfer/counters.h"
+
+namespace ferry::transfer {
+
+class ConnectionCore;
+
+// What an endpoint remembers of connections that have ended, so that its counts never go back. Not
+// safe by itself: whoever has it locks. Memory is bounded by kMaxPeers, whoever connects.
+class CounterBook {
+ public:
+  // Before it is looked at: its host gets its place.
+  void OnBegin(const ConnectionCore& connection, bool from_outside);
+  // Once, when it has ended and counts no more; it must not be among `open` again.
+  void OnEnd(const ConnectionCore& connection);
+
+  // With the connections that have begun and not ended. Fills in all but regions and greetings.
+  EndpointCounters Snapshot(const std::vector<const ConnectionCore*>& open) const;
+
+  // "10.0.0.1" of "10.0.0.1:7471", "::1" of "[::1]:7471".
+  static std::string HostOf(std::string_view peer_name);
+
+ private:
+  struct Peer {
+    TrafficCounters traffic;
+    std::vector<LaneTraffic> lanes;
+    std::uint64_t open = 0;
+  };
+  using Peers = std::map<std::string, Peer, std::less<>>;
+  static Peer& PlaceOf(const ConnectionCore& connection, Peers* peers);
+  static void AddTo(const ConnectionCore& connection, Peer* peer);
+
+  Peers peers_;  // of ended connections; a place for each host that has been, while there are any
+  std::uint64_t accepted_ = 0;
+  std::uint64_t dialled_ = 0;
+  std::uint64_t lost_ = 0;
+};
+
+}  // namespace ferry::transfer

@@ -1,0 +1,240 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "ferry/net/tcp/frame_prefix.h"
+#include "ferry/transfer/testing/linked_endpoints.h"
+#include "ferry/transfer/testing/raw_peer.h"
+
+// Strangers that want more than they should have: the places of others, a name that is not theirs,
+// a connection that is not theirs. Each is refused and counted, and a peer is served meanwhile.
+namespace ferry::transfer {
+namespace {
+
+using ::testing::HasSubstr;
+using wire::Type;
+
+constexpr std::uint32_t kFewStrangers = 64;
+
+Config Crowdable() {
+  Config config = SmallSlices(2, 2);
+  config.max_strangers = kFewStrangers;
+  return config;
+}
+
+class DoorTest : public ::testing::Test {
+ protected:
+  explicit DoorTest(const Config& config = Crowdable())
+      : endpoint_(Must(Endpoint::Create(config))) {}
+
+  std::string address() { return "127.0.0.1:" + std::to_string(endpoint_.port()); }
+  void ExpectRefused(RawLane* lane, Code code, const std::string& words) {
+    const RawFrame refusal = lane->Expect(Type::kRefuse);
+    EXPECT_EQ(refusal.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(code));
+    EXPECT_THAT(refusal.Text<wire::RefuseBody>(), HasSubstr(words));
+    lane->WaitClosed();
+  }
+  void ExpectServed() {
+    Endpoint caller = Must(Endpoint::Create(SmallSlices(2, 1)));
+    const Connection out = Must(caller.Connect(endpoint_.address(), Soon()));
+    const Connection in = Must(endpoint_.Accept(Soon()));
+    EXPECT_TRUE(Works(out, in));
+  }
+  std::uint64_t refused() { return endpoint_.Counters().greetings_refused; }
+  // A lane that ends by an error is closed just before that is counted.
+  void ExpectCounted(std::uint64_t count) {
+    const Deadline limit = Soon();
+    while (refused() < count && !limit.expired()) std::this_thread::yield();
+    EXPECT_EQ(refused(), count);
+  }
+
+  Endpoint endpoint_;
+};
+
+// ---- too many -----------------------------------------------------------------------------------
+
+TEST_F(DoorTest, AFullHouseOfSilentStrangersMakesRoomForAPeer) {
+  std::deque<RawLane> silent;
+  for (std::uint32_t i = 0; i < kFewStrangers; ++i) silent.emplace_back(endpoint_.port());
+  ExpectServed();
+  // For each of the peer's lanes one had to go, the oldest first.
+  silent[0].WaitClosed();
+  EXPECT_GE(refused(), 1u);
+  EXPECT_LE(refused(), 2u);
+  EXPECT_FALSE(silent[10].ReceiveReady());
+}
+
+class FewConnectionsTest : public DoorTest {
+ protected:
+  static Config Two() {
+    Config config = SmallSlices(2, 2);
+    config.max_connections = 2;
+    return config;
+  }
+  FewConnectionsTest() : DoorTest(Two()) {}
+};
+
+TEST_F(FewConnectionsTest, OneTooManyIsToldSoUntilAnotherHasGone) {
+  Endpoint caller = Must(Endpoint::Create(SmallSlices(2, 2)));
+  Connection first = Must(caller.Connect(address(), Soon()));
+  Connection second = Must(caller.Connect(address(), Soon()));
+  const auto third = caller.Connect(address(), Soon());
+  ASSERT_FALSE(third);
+  EXPECT_EQ(third.error().code(), Code::kUnavailable);
+  EXPECT_THAT(third.error().message(), HasSubstr("FERRY_MAX_CONNECTIONS"));
+  ExpectCounted(1);
+  Connection theirs = Must(endpoint_.Accept(Soon()));
+  first.Close();
+  while (theirs.TakeNotification(Soon())) {
+  }
+  const Deadline limit = Soon();
+  auto again = caller.Connect(address(), Soon());
+  while (!again && !limit.expired()) again = caller.Connect(address(), Soon());
+  EXPECT_TRUE(again);
+}
+
+TEST_F(FewConnectionsTest, ThoseOfItsOwnAreNotCounted) {
+  Endpoint other = Must(Endpoint::Create(SmallSlices(2, 2)));
+  std::vector<Connection> out;
+  for (int i = 0; i < 3; ++i) out.push_back(Must(endpoint_.Connect(other.address(), Soon())));
+  Connection in = Must(other.Connect(address(), Soon()));
+}
+
+TEST_F(FewConnectionsTest, ThoseWhoseLanesAreStillToComeCount) {
+  std::deque<RawLane> lanes;
+  for (int i = 0; i < 2; ++i) {
+    RawLane& lane = lanes.emplace_back(endpoint_.port());
+    ASSERT_TRUE(lane.Say({.type = Type::kHello, .body = Pod(Hello(Uuid::Random(), 2))}));
+    (void)lane.Expect(Type::kWelcome);
+  }
+  RawLane third(endpoint_.port());
+  ASSERT_TRUE(third.Say({.type = Type::kHello, .body = Pod(Hello(Uuid::Random(), 2))}));
+  ExpectRefused(&third, Code::kUnavailable, "the 2 connections that it allows");
+}
+
+// ---- wrong claims -------------------------------------------------------------------------------
+
+TEST_F(DoorTest, WhoCallsItselfByOurNameIsRefused) {
+  RawLane lane(endpoint_.port());
+  ASSERT_TRUE(lane.Say({.type = Type::kHello, .body = Pod(Hello(endpoint_.id(), 1))}));
+  ExpectRefused(&lane, Code::kRefused, "is the name of this endpoint itself");
+  ExpectCounted(1);
+  const Connection out = Must(endpoint_.Connect(endpoint_.address(), Soon()));
+  const Connection in = Must(endpoint_.Accept(Soon()));
+  EXPECT_TRUE(Works(out, in));
+}
+
+TEST_F(DoorTest, AHelloThatCannotBeIsClosedWithoutAnAnswer) {
+  const auto nobody = Pod(Hello(Uuid{}, 1));
+  const auto longer = Joined(Pod(Hello(Uuid::Random(), 1)), BytesOf("x"));
+  std::uint64_t refused = 0;
+  for (const auto& body : {nobody, longer}) {
+    RawLane lane(endpoint_.port());
+    ASSERT_TRUE(lane.Say({.type = Type::kHello, .body = body}));
+    EXPECT_FALSE(lane.Receive());
+    ExpectCounted(++refused);
+  }
+  ExpectServed();
+}
+
+TEST_F(DoorTest, LengthsThatNoGreetingHasAreRefusedBeforeAnythingIsHeld) {
+  using net::tcp::FramePrefix;
+  std::uint64_t refused = 0;
+  for (const auto& [meta, payload] :
+       {std::pair<std::uint32_t, std::uint64_t>{net::kMaxStrangerMeta + 1, 0},
+        {~0U, 0},
+        {0, 1},
+        {100, ~std::uint64_t{0}}}) {
+    RawLane lane(endpoint_.port());
+    FramePrefix prefix;
+    prefix.meta_bytes = meta;
+    prefix.payload_bytes = payload;
+    ASSERT_TRUE(lane.SendBytes(Pod(prefix)));
+    EXPECT_FALSE(lane.Receive());
+    ExpectCounted(++refused);
+  }
+  ExpectServed();
+}
+
+TEST_F(DoorTest, GuessesAtAConnectionToRejoinAreRefusedAndHarmItNot) {
+  RawPeer peer(endpoint_.port(), 2);
+  Connection theirs = Must(endpoint_.Accept(Soon()));
+  wire::RejoinBody right;
+  right.connection = peer.welcome().connection;
+  right.lane = 1;
+  right.attempt = 1;
+  std::memcpy(right.token, peer.welcome().token, sizeof right.token);
+  wire::RejoinBody wrong_token = right;
+  wrong_token.token[15] ^= 1;
+  wire::RejoinBody wrong_number = right;
+  ++wrong_number.connection;
+  wire::RejoinBody wrong_lane = right;
+  wrong_lane.lane = 2;
+  std::uint64_t refused = 0;
+  for (const auto& guess : {wrong_token, wrong_number, wrong_lane}) {
+    RawLane lane(endpoint_.port());
+    ASSERT_TRUE(lane.Say({.type = Type::kRejoin, .body = Pod(guess)}));
+    ExpectRefused(&lane, Code::kRefused, "there is no connection");
+    ExpectCounted(++refused);
+  }
+  EXPECT_TRUE(peer.lane(0).IsQuiet());
+  EXPECT_FALSE(theirs.lost());
+}
+
+// ---- slowness -----------------------------------------------------------------------------------
+
+class HastyDoorTest : public DoorTest {
+ protected:
+  static Config Hasty() {
+    Config config = Crowdable();
+    config.handshake_timeout = milliseconds(500);
+    return config;
+  }
+  HastyDoorTest() : DoorTest(Hasty()) {}
+};
+
+// It would take a minute, and each byte comes well within the time.
+TEST_F(HastyDoorTest, AByteNowAndThenGainsNoTime) {
+  RawLane lane(endpoint_.port());
+  const auto hello = lane.Encode({.type = Type::kHello, .body = Pod(Hello(Uuid::Random(), 1))});
+  const auto begun = Clock::now();
+  std::size_t said = 0;
+  while (said < hello.size() && lane.SendBytes(std::span(hello).subspan(said, 1))) {
+    ++said;
+    if (lane.WaitClosedFor(milliseconds(50))) break;
+  }
+  EXPECT_LT(said, hello.size());
+  EXPECT_GE(Clock::now() - begun, milliseconds(400));
+  ExpectCounted(1);
+  ExpectServed();
+}
+
+// ---- the places of a peer's own lanes -----------------------------------------------------------
+
+TEST_F(DoorTest, APeerThatReplacesALaneAgainAndAgainHoldsOnePlaceForIt) {
+  RawPeer peer(endpoint_.port(), 2);
+  const Connection theirs = Must(endpoint_.Accept(Soon()));
+  wire::RejoinBody rejoin;
+  rejoin.lane = 1;
+  rejoin.connection = peer.welcome().connection;
+  std::memcpy(rejoin.token, peer.welcome().token, sizeof rejoin.token);
+  std::vector<RawLane> waiting;
+  for (std::uint32_t attempt = 1; attempt <= 20; ++attempt) {
+    rejoin.attempt = attempt;
+    RawLane& lane = waiting.emplace_back(endpoint_.port());
+    ASSERT_TRUE(lane.Say({.type = Type::kRejoin, .body = Pod(rejoin)}));
+    lane.Expect(Type::kRejoined);
+    if (attempt > 1) {
+      EXPECT_TRUE(waiting[attempt - 2].WaitClosedFor(milliseconds(1000))) << attempt;
+    }
+  }
+  EXPECT_FALSE(theirs.lost());
+  ExpectServed();
+}
+
+}  // namespace
+}  // namespace ferry::transfer

@@ -1,0 +1,64 @@
+#include "ferry/transfer/introduction.h"
+
+#include <fmt/core.h>
+
+#include <cstring>
+
+#include "ferry/core/random.h"
+
+namespace ferry::transfer {
+
+void Introduction::SayFirstOnLoop(Greeting* greeting, wire::Type type,
+                                  std::span<const std::byte> body) {
+  exchange_.first = type;
+  exchange_.said.assign(body.begin(), body.end());
+  greeting->SayOnLoop(type, body);
+}
+
+Status Introduction::AnswerChallengeOnLoop(Greeting* greeting, wire::MetaReader* reader) {
+  wire::ChallengeBody challenge;
+  if (!reader->Read(&challenge) || !*secret_ || challenged_) {
+    return Error(Code::kCorrupt,
+                 fmt::format("{} sent a challenge that was not asked for; use the same release on "
+                             "both sides",
+                             peer_name_));
+  }
+  challenged_ = true;
+  exchange_.server = challenge.nonce;
+  FillRandom(exchange_.client);
+  const wire::ProofBody proof{.nonce = exchange_.client, .mac = exchange_.ClientProof(**secret_)};
+  greeting->HearMoreOnLoop();
+  greeting->SayOnLoop(wire::Type::kProof, std::as_bytes(std::span(&proof, 1)));
+  return Ok();
+}
+
+Status Introduction::CheckPeer(std::span<const std::byte> body,
+                               std::span<const std::byte> proof) const {
+  if (!*secret_) return Ok();
+  if (!challenged_) {
+    return Error(Code::kRefused,
+                 fmt::format("{} does not ask for a secret, though this endpoint has one; set "
+                             "FERRY_SECRET_FILE to the same on both sides",
+                             peer_name_));
+  }
+  Mac mac;
+  if (proof.size() == mac.size()) {
+    std::memcpy(mac.data(), proof.data(), mac.size());
+    if (SameBytes(exchange_.ServerProof(**secret_, body), mac)) return Ok();
+  }
+  return Error(Code::kRefused,
+               fmt::format("{} does not know the secret that it asks for; it is not the peer it "
+                           "claims to be, or something on the way changes what is said",
+                           peer_name_));
+}
+
+Error Introduction::Refusal(wire::MetaReader* reader) const {
+  wire::RefuseBody body;
+  if (!reader->Read(&body)) {
+    return Error(Code::kCorrupt, fmt::format("{} sent a malformed refusal", peer_name_));
+  }
+  return Error(wire::CodeFromWire(body.code),
+               fmt::format("{} refused the connection: {}", peer_name_, reader->Text()));
+}
+
+}  // namespace ferry::transfer

@@ -1,0 +1,199 @@
+#include "ferry/transfer/lane_keeper.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ferry/core/log.h"
+#include "ferry/transfer/endpoint_core.h"
+#include "ferry/transfer/rejoin.h"
+
+namespace ferry::transfer {
+namespace {
+
+// How long a way is passed over when a lane on it was lost to the network, or did not come up; the
+// latter doubles with each failure in a row.
+constexpr auto kAfterLoss = milliseconds(1000);
+constexpr auto kAfterFailure = milliseconds(100);
+constexpr auto kAfterManyFailures = milliseconds(5000);
+
+bool IsV6(const net::Address& address) { return address.host.find(':') != std::string::npos; }
+
+}  // namespace
+
+std::vector<Way> WaysTo(const net::Provider& provider, const Config& config, const Way& dialled,
+                        const std::vector<net::Address>& others) {
+  std::vector<Way> ways{dialled};
+  for (const bool same_family : {true, false}) {
+    for (const net::Address& to : others) {
+      if ((IsV6(to) == IsV6(dialled.to)) != same_family) continue;
+      const std::string interface = provider.InterfaceTo(to);
+      const bool known = std::any_of(ways.begin(), ways.end(),
+                                     [&](const Way& way) { return way.interface == interface; });
+      const bool usable = !interface.empty() && interface != "lo" &&
+                          net::InterfaceAllowed(config.interfaces, interface);
+      if (usable && !known) ways.push_back({to, interface});
+    }
+  }
+  return ways;
+}
+
+LaneKeeper::LaneKeeper(EndpointCore* endpoint, ConnectionCore* connection, std::vector<Way> ways)
+    : endpoint_(endpoint), connection_(connection) {
+  for (Way& way : ways) ways_.push_back({std::move(way)});
+  lanes_.resize(connection->lanes());
+  // All have come up by the first.
+  for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].own = i % ways_.size();
+}
+
+LaneKeeper::~LaneKeeper() = default;
+
+void LaneKeeper::StartOnLoop() {
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) StepOnLoop(i);
+}
+
+void LaneKeeper::StopOnLoop() {
+  stopped_ = true;
+  if (retry_ != 0) connection_->home()->CancelTimerOnLoop(std::exchange(retry_, 0));
+  for (Care& care : lanes_) {
+    if (auto attempt = std::exchange(care.attempt, nullptr)) attempt->CancelOnLoop();
+  }
+}
+
+// ---- what is heard of lanes ---------------------------------------------------------------------
+
+void LaneKeeper::MarkBad(std::size_t way, Clock::duration how_long) {
+  ways_[way].bad_until = std::max(ways_[way].bad_until, Clock::now() + how_long);
+}
+
+void LaneKeeper::OnLaneLostOnLoop(std::uint32_t lane, net::LaneLoss loss) {
+  if (stopped_) return;
+  Care& care = lanes_[lane];
+  care.down = true;
+  // Where there is no other way, this one is tried at once all the same.
+  if (loss != net::LaneLoss::kReset && ways_.size() > 1) MarkBad(care.way, kAfterLoss);
+  StepOnLoop(lane);
+}
+
+void LaneKeeper::OnSuspectOnLoop(std::uint32_t lane, const char* why) {
+  Care& care = lanes_[lane];
+  if (stopped_ || care.down || care.suspect || ways_.size() == 1) return;
+  connection_->Note("lane {} by {} {}: trying another way", lane, ways_[care.way].way.interface,
+                    why);
+  LogWith(LogLevel::kWarn, "transfer",
+          {{"peer", connection_->peer_name()}, {"lane", std::to_string(lane)}},
+          "lane {} to {} by {} {}: trying another way", lane, connection_->peer_name(),
+          ways_[care.way].way.interface, why);
+  care.suspect = true;
+  MarkBad(care.way, kAfterLoss);
+  StepOnLoop(lane);
+}
+
+void LaneKeeper::OnLinkChangeOnLoop(const net::LinkChange& change) {
+  if (stopped_) return;
+  for (std::size_t i = 0; i < ways_.size(); ++i) {
+    if (ways_[i].way.interface != change.interface) continue;
+    if (change.up) {
+      ways_[i].bad_until = {};
+      ways_[i].failures = 0;
+    } else {
+      MarkBad(i, kAfterLoss);
+    }
+  }
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) StepOnLoop(i);
+}
+
+void LaneKeeper::BeatOnLoop(Clock::time_point /*now*/) {
+  if (stopped_) return;
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) StepOnLoop(i);
+}
+
+// ---- what is done about it ----------------------------------------------------------------------
+
+bool LaneKeeper::InGoodUse(std::size_t way) const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [&](const Care& care) {
+    return care.way == way && !care.down && !care.suspect;
+  });
+}
+
+std::optional<std::size_t> LaneKeeper::ChooseWay(const Care& care, Clock::time_point now) const {
+  const auto good = [&](std::size_t way) { return ways_[way].bad_until <= now; };
+  const bool must_move = care.down || care.suspect;
+  if (good(care.own) && (care.down || care.way != care.own)) return care.own;
+  if (!must_move) return std::nullopt;
+  std::optional<std::size_t> chosen;
+  for (std::size_t i = 0; i < ways_.size(); ++i) {
+    // The way that a silent lane has is no better for a new one; that of a lost one may be.
+    if (!good(i) || (!care.down && i == care.way)) continue;
+    if (!chosen || (InGoodUse(i) && !InGoodUse(*chosen))) chosen = i;
+  }
+  return chosen;
+}
+
+void LaneKeeper::StepOnLoop(std::uint32_t lane) {
+  Care& care = lanes_[lane];
+  if (stopped_ || care.attempt) return;
+  const auto way = ChooseWay(care, Clock::now());
+  if (!way) {
+    if (care.down) RetryLaterOnLoop();
+    return;
+  }
+  care.trying = *way;
+  care.attempt = std::make_shared<Rejoin>(endpoint_, connection_, this, lane, ++care.attempts);
+  care.attempt->StartOnLoop(ways_[*way].way.to);
+}
+
+// A lane is down and no way is worth trying right now.
+void LaneKeeper::RetryLaterOnLoop() {
+  if (retry_ != 0) return;
+  auto when = Clock::time_point::max();
+  for (const WayState& state : ways_) when = std::min(when, state.bad_until);
+  retry_ = connection_->home()->AddTimerOnLoop(when, [this] {
+    retry_ = 0;
+    for (std::uint32_t i = 0; i < lanes_.size(); ++i) StepOnLoop(i);
+  });
+}
+
+void LaneKeeper::NoteFailure(std::uint32_t lane, const WayState& state, const Error& error) const {
+  // Attempts go on for as long as the lane is down.
+  if (WorthKeeping(state.failures + 1)) {
+    connection_->Note("lane {} did not come up by {} at {}: {}", lane, state.way.interface,
+                      state.way.to.ToString(), error.message());
+  }
+  LogWith(LogLevel::kInfo, "transfer",
+          {{"peer", connection_->peer_name()}, {"lane", std::to_string(lane)}},
+          "lane {} to {} did not come up by {} at {}: {}", lane, connection_->peer_name(),
+          state.way.interface, state.way.to.ToString(), error.message());
+}
+
+void LaneKeeper::OnAttemptOverOnLoop(std::uint32_t lane, const std::optional<Error>& error,
+                                     bool frozen) {
+  if (stopped_) return;
+  Care& care = lanes_[lane];
+  const bool refused = std::exchange(care.attempt, nullptr)->refused();
+  WayState& state = ways_[care.trying];
+  if (!error) {
+    care.way = care.trying;
+    care.down = care.suspect = false;
+    state.failures = 0;
+    return StepOnLoop(lane);
+  }
+  NoteFailure(lane, state, *error);
+  const bool none_up =
+      std::all_of(lanes_.begin(), lanes_.end(), [](const Care& each) { return each.down; });
+  // It is there, and knows nothing of the connection. A refusal comes without a proof, even where
+  // there is a secret: so it is believed only of the address that the user has dialled, and not
+  // while lanes are up. At another somebody else may be, to whom the attempt was lost as to any
+  // that does not answer.
+  if (refused && none_up && care.trying == 0) {
+    return connection_->Fail(Error(Code::kPeerLost, error->message()));
+  }
+  const Clock::duration pause = kAfterFailure * (1U << std::min(state.failures, 10U));
+  ++state.failures;
+  MarkBad(care.trying, std::min<Clock::duration>(pause, kAfterManyFailures));
+  if (frozen) care.down = true;
+  StepOnLoop(lane);
+}
+
+}  // namespace ferry::transfer

@@ -1,0 +1,89 @@
+#include "ferry/transfer/metrics.h"
+
+#include <fmt/core.h>
+
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "ferry/net/address.h"
+
+#ifdef FERRY_HAVE_PROMETHEUS
+#include <prometheus/exposer.h>
+#include <prometheus/metric_family.h>
+
+#include "ferry/transfer/metrics_families.h"
+#endif
+
+namespace ferry::transfer {
+
+#ifdef FERRY_HAVE_PROMETHEUS
+
+namespace {
+
+class Collector final : public prometheus::Collectable {
+ public:
+  explicit Collector(MetricsServer::Source source) : source_(std::move(source)) {}
+  std::vector<prometheus::MetricFamily> Collect() const override { return FamiliesOf(source_()); }
+
+ private:
+  const MetricsServer::Source source_;
+};
+
+class Prometheus final : public MetricsServer {
+ public:
+  // Throws what prometheus-cpp throws.
+  Prometheus(const net::Address& at, Source source)
+      : collector_(std::make_shared<Collector>(std::move(source))),
+        // One that connects and says nothing must not keep others out for long.
+        exposer_(std::vector<std::string>{"listening_ports", at.ToString(), "num_threads", "2",
+                                          "request_timeout_ms", "5000"}) {
+    exposer_.RegisterCollectable(collector_);
+    const std::vector<int> ports = exposer_.GetListeningPorts();
+    if (!ports.empty()) port_ = static_cast<std::uint16_t>(ports.front());
+  }
+  std::uint16_t port() const noexcept override { return port_; }
+
+ private:
+  const std::shared_ptr<Collector> collector_;  // which the exposer holds weakly
+  prometheus::Exposer exposer_;
+  std::uint16_t port_ = 0;
+};
+
+Result<net::Address> Resolved(const std::string& text) {
+  const auto colon = text.rfind(':');
+  const std::string whole = colon == 0 ? "127.0.0.1" + text : text;
+  FERRY_TRY_ASSIGN(const net::Address address, net::ParseAddress(whole, 0));
+  FERRY_TRY_ASSIGN(const std::vector<net::Address> all, net::Resolve(address));
+  return all.front();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
+                                                            Source source) {
+  FERRY_TRY_ASSIGN(const net::Address at, Resolved(address));
+  try {
+    return std::unique_ptr<MetricsServer>(std::make_unique<Prometheus>(at, std::move(source)));
+  } catch (const std::exception& failure) {
+    return Error(Code::kUnavailable,
+                 fmt::format("cannot serve metrics at {}: {}; name a free port of this machine "
+                             "(FERRY_METRICS_ADDRESS), or none",
+                             at.ToString(), failure.what()));
+  }
+}
+
+#else
+
+Result<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
+                                                            Source /*source*/) {
+  return Error(Code::kUnsupported,
+               fmt::format("cannot serve metrics at {}: this build is without prometheus-cpp; "
+                           "install prometheus-cpp-dev and build again, or leave metrics_address "
+                           "(FERRY_METRICS_ADDRESS) empty",
+                           address));
+}
+
+#endif
+
+}  // namespace ferry::transfer

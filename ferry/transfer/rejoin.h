@@ -1,0 +1,61 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "ferry/net/provider.h"
+#include "ferry/transfer/channel.h"
+#include "ferry/transfer/connection_core.h"
+#include "ferry/transfer/introduction.h"
+
+namespace ferry::transfer {
+
+class EndpointCore;
+class LaneKeeper;
+
+std::vector<std::byte> EncodeProgress(const LaneProgress& progress);
+// Errors: kCorrupt.
+Result<LaneProgress> ParseProgress(wire::MetaReader* reader, const std::string& peer_name);
+
+// One attempt of the connecting side to put a new lane in the place of another: connects, greets,
+// and only when the peer has agreed stops using the old one. Belongs to the connection's home loop;
+// shared between the keeper and its callbacks under way.
+class Rejoin final : public std::enable_shared_from_this<Rejoin> {
+ public:
+  // The first three outlive the keeper's interest in this, which CancelOnLoop ends.
+  Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneKeeper* keeper, std::uint32_t lane,
+         std::uint32_t attempt);
+  ~Rejoin();
+
+  void StartOnLoop(const net::Address& to);
+  // Whoever was reached has said that it knows of no such connection. Nothing proves who that is.
+  bool refused() const noexcept { return refused_; }
+  // The keeper is told nothing after this.
+  void CancelOnLoop();
+
+ private:
+  void OnConnected(Result<std::unique_ptr<net::Lane>> lane);
+  Status OnHeard(const wire::MessageHeader& header, wire::MetaReader* reader);
+  void FreezeOnLoop();
+  void OnFrozen(std::optional<LaneProgress> progress);
+  void FinishIfReady();
+  void FinishOnLoop();
+  void EndOnLoop(const std::optional<Error>& error);
+
+  EndpointCore* const endpoint_;
+  // Until the end; keeps the channel that is being frozen.
+  std::shared_ptr<ConnectionCore> connection_;
+  LaneKeeper* keeper_;  // null once told, or cancelled
+  const std::uint32_t lane_;
+  const std::uint32_t attempt_;
+  const Deadline deadline_;
+  Introduction introduction_;
+  std::unique_ptr<Greeting> greeting_;
+  bool refused_ = false;
+  bool joined_ = false;
+  bool frozen_ = false;
+  bool resumed_ = false;
+  LaneProgress peer_;
+};
+
+}  // namespace ferry::transfer

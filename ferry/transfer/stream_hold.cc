@@ -1,0 +1,129 @@
+#include "ferry/transfer/stream_hold.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "ferry/cuda/device_api.h"
+#include "ferry/cuda/open_devices.h"
+
+namespace ferry::transfer {
+
+// The words of one set of devices. Each grows by one with every use, and a stream waits until it is
+// that large or larger: so one that comes to its wait after the word is used again does not stop.
+class HoldWords {
+ public:
+  // Lives as long as the program.
+  static HoldWords& Of(cuda::DeviceApi* api) {
+    static std::mutex mutex;
+    static auto* const all = new std::map<cuda::DeviceApi*, HoldWords*>;
+    const std::lock_guard lock(mutex);
+    HoldWords*& words = (*all)[api];
+    if (words == nullptr) words = new HoldWords(api);
+    return *words;
+  }
+
+  Result<StreamHold> Hold(cuda::StreamRef stream) {
+    std::uint32_t target = 0;
+    FERRY_TRY_ASSIGN(StreamHold hold, Take({stream.ordinal(), stream.native()}, &target));
+    // Not under the mutex: where the device's queue is full this waits, for holds to be released.
+    FERRY_TRY_ASSIGN(const void* const flag,
+                     api_->MappedAddress(stream.ordinal(), HostAddress(hold.word_)));
+    FERRY_TRY(api_->WaitForFlag(stream, flag, target));
+    return hold;
+  }
+
+  void Return(std::uint32_t word) {
+    const std::lock_guard lock(mutex_);
+    const auto held = held_.find(words_[word].stream);
+    if (--held->second == 0) held_.erase(held);
+    cuda::StoreFlag(HostAddress(word), ++words_[word].value);
+    free_.push_back(word);
+  }
+
+ private:
+  using StreamKey = std::pair<int, void*>;  // ordinal and handle
+  struct Word {
+    std::uint32_t value = 0;
+    StreamKey stream;  // of its last use
+  };
+
+  explicit HoldWords(cuda::DeviceApi* api) : api_(api) {}
+
+  // `target`: what the word will be once the hold is released.
+  Result<StreamHold> Take(StreamKey stream, std::uint32_t* target) {
+    const std::lock_guard lock(mutex_);
+    if (!memory_) FERRY_TRY(MakeLocked(stream.first));
+    if (free_.empty()) {
+      return Error(Code::kUnavailable,
+                   fmt::format("{} streams wait for operations already, the most that can; wait "
+                               "for some of these",
+                               StreamHold::kMost));
+    }
+    FERRY_TRY(CheckStreamsLocked(stream));
+    const std::uint32_t word = free_.back();
+    free_.pop_back();
+    ++held_[stream];
+    words_[word].stream = stream;
+    *target = words_[word].value + 1;
+    return StreamHold(this, word);
+  }
+
+  // With too many the copies of the very operations that they wait for could not run.
+  Status CheckStreamsLocked(StreamKey stream) const {
+    const auto others = std::count_if(held_.begin(), held_.end(), [&](const auto& held) {
+      return held.first != stream && held.first.first == stream.first;
+    });
+    const std::uint32_t most = StreamHold::MostStreams();
+    if (others < most) return Ok();
+    return Error(
+        Code::kUnavailable,
+        fmt::format("{} streams of device {} wait for operations already, and {} may (half "
+                    "of CUDA_DEVICE_MAX_CONNECTIONS); wait for some of these, or set that "
+                    "to 32 before the program starts",
+                    others, stream.first, most));
+  }
+
+  Status MakeLocked(int ordinal) {
+    FERRY_TRY_ASSIGN(memory_,
+                     api_->AllocatePinned(ordinal, StreamHold::kMost * sizeof(std::uint32_t)));
+    words_.resize(StreamHold::kMost);
+    for (std::uint32_t i = StreamHold::kMost; i > 0; --i) {
+      cuda::StoreFlag(HostAddress(i - 1), 0);
+      free_.push_back(i - 1);
+    }
+    return Ok();
+  }
+
+  void* HostAddress(std::uint32_t word) const {
+    return memory_.bytes().subspan(word * sizeof(std::uint32_t)).data();
+  }
+
+  cuda::DeviceApi* const api_;
+  std::mutex mutex_;
+  cuda::PinnedBuffer memory_;  // made under mutex_, with the first hold
+  std::vector<Word> words_;    // under mutex_, as the rest
+  std::vector<std::uint32_t> free_;
+  std::map<StreamKey, std::uint32_t> held_;  // how often each is
+};
+
+std::uint32_t StreamHold::MostStreams() {
+  static const std::uint32_t most =
+      cuda::MostHeldStreams(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+  return most;
+}
+
+Result<StreamHold> StreamHold::Begin(const Config& config, cuda::StreamRef stream) {
+  FERRY_TRY_ASSIGN(cuda::DeviceApi* const api, cuda::OpenDevices(config));
+  return HoldWords::Of(api).Hold(stream);
+}
+
+void StreamHold::Release() {
+  if (HoldWords* const words = std::exchange(words_, nullptr)) words->Return(word_);
+}
+
+}  // namespace ferry::transfer

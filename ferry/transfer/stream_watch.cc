@@ -1,0 +1,85 @@
+#include "ferry/transfer/stream_watch.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <utility>
+
+#include "ferry/cuda/open_devices.h"
+
+namespace ferry::transfer {
+namespace {
+
+constexpr auto kLookEvery = std::chrono::microseconds(20);
+
+}  // namespace
+
+StreamWatch::~StreamWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+}
+
+Result<cuda::Event> StreamWatch::Mark(cuda::StreamRef stream) {
+  FERRY_TRY_ASSIGN(cuda::DeviceApi* const api, cuda::OpenDevices(config_));
+  cuda::Event mark;
+  {
+    const std::lock_guard lock(mutex_);
+    api_ = api;
+    auto& events = events_[stream.ordinal()];
+    if (!events.empty()) {
+      mark = std::move(events.back());
+      events.pop_back();
+    }
+  }
+  // Not under the mutex: what goes to the device may wait, until others have begun and ended.
+  if (!mark) {
+    FERRY_TRY_ASSIGN(mark, api->CreateEvent(stream.ordinal(), cuda::EventTiming::kOff));
+  }
+  FERRY_TRY(api->Record(mark, stream));
+  return mark;
+}
+
+void StreamWatch::When(cuda::Event mark, Reached reached) {
+  const std::lock_guard lock(mutex_);
+  asked_.push_back({std::move(mark), std::move(reached)});
+  if (!thread_.joinable()) thread_ = std::jthread([this] { Run(); });
+  changed_.notify_one();
+}
+
+void StreamWatch::Run() {
+  std::vector<Watch> waiting;
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    std::move(asked_.begin(), asked_.end(), std::back_inserter(waiting));
+    asked_.clear();
+    cuda::DeviceApi* const api = api_;
+    lock.unlock();
+    const auto over = std::stable_partition(waiting.begin(), waiting.end(),
+                                            [&](Watch& watch) { return !Look(api, &watch); });
+    // What they own may be the last of a connection: it goes before the lock is taken.
+    std::vector<cuda::Event> done;
+    for (auto watch = over; watch != waiting.end(); ++watch) done.push_back(std::move(watch->mark));
+    waiting.erase(over, waiting.end());
+    lock.lock();
+    for (cuda::Event& mark : done) events_[mark.ordinal()].push_back(std::move(mark));
+    if (stopping_ || !asked_.empty()) continue;
+    if (waiting.empty()) {
+      changed_.wait(lock, [this] { return stopping_ || !asked_.empty(); });
+    } else {
+      changed_.wait_for(lock, kLookEvery);
+    }
+  }
+}
+
+// Whether it is over.
+bool StreamWatch::Look(cuda::DeviceApi* api, Watch* watch) {
+  const auto over = api->Query(watch->mark);
+  if (over && !*over) return false;
+  watch->reached(over ? Ok() : Status(over.error()));
+  return true;
+}
+
+}  // namespace ferry::transfer
