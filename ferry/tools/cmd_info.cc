@@ -1,24 +1,23 @@
 #include <fmt/core.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
 #include <sched.h>
 #include <sys/utsname.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <cstring>
+#include <array>
 #include <fstream>
-#include <memory>
 #include <sstream>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ferry/core/config.h"
 #include "ferry/core/version.h"
-#include "ferry/net/address.h"
+#include "ferry/cuda/open_devices.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/tools/command.h"
+#include "ferry/tools/info_devices.h"
+#include "ferry/tools/info_network.h"
+#include "ferry/tools/info_plugin.h"
 #include "ferry/tools/process.h"
 #include "ferry/tools/report.h"
 
@@ -68,7 +67,8 @@ Json BuildInfo() {
               {"compiler", fmt::format("g++ {}", kCompiler)},
               {"build_type", FERRY_BUILD_TYPE},
               {"sanitizer", kSanitizer},
-              {"cuda", false}};
+              {"cuda", *cuda::DeviceCodeTargets() != '\0'},
+              {"device_code", cuda::DeviceCodeTargets()}};
 }
 
 int UsableCores() {
@@ -84,40 +84,6 @@ Json MachineInfo() {
               {"cores", std::thread::hardware_concurrency()},
               {"usable_cores", UsableCores()},
               {"memory_available_bytes", AvailableMemory()}};
-}
-
-std::string HostOf(const sockaddr* address) {
-  net::RawAddress raw;
-  raw.length = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-  std::memcpy(&raw.storage, address, raw.length);
-  return net::FromRaw(raw).host;
-}
-
-struct ListDeleter {
-  void operator()(ifaddrs* list) const noexcept { ::freeifaddrs(list); }
-};
-
-// Every IP address, and whether peers are told of it.
-Json InterfaceInfo() {
-  const auto advertised = net::AdvertisableAddresses();
-  ifaddrs* first = nullptr;
-  if (::getifaddrs(&first) != 0) return Json::array();
-  const std::unique_ptr<ifaddrs, ListDeleter> list(first);
-  Json interfaces = Json::array();
-  for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
-    const sockaddr* const address = entry->ifa_addr;
-    if (address == nullptr || (address->sa_family != AF_INET && address->sa_family != AF_INET6)) {
-      continue;
-    }
-    const std::string host = HostOf(address);
-    const bool told = std::any_of(advertised.begin(), advertised.end(),
-                                  [&](const net::LocalAddress& a) { return a.host == host; });
-    interfaces.push_back(Json{{"interface", entry->ifa_name},
-                              {"address", host},
-                              {"up", (entry->ifa_flags & IFF_UP) != 0},
-                              {"advertised", told}});
-  }
-  return interfaces;
 }
 
 Json ProviderInfo() {
@@ -174,14 +140,15 @@ void PrintInfo(const Json& info) {
                                     std::pair{"kernel", "Kernel"}}) {
     PrintObject(title, info[name]);
   }
+  PrintLine("Devices");
+  PrintDevices(info["devices"]);
   PrintLine("Addresses");
-  for (const Json& one : info["interfaces"]) {
-    PrintLine(fmt::format("  {:<12} {:<39} {}{}", Plain(one["interface"]), Plain(one["address"]),
-                          one["up"].get<bool>() ? "up" : "down",
-                          one["advertised"].get<bool>() ? ", told to peers" : ""));
-  }
+  PrintInterfaces(info["interfaces"]);
+  if (info.contains("peer")) PrintPeer(info["peer"]);
   PrintLine("Providers");
   for (const Json& one : info["providers"]) PrintLine("  " + Plain(one["name"]));
+  PrintLine("Network plugin");
+  PrintPlugin(info["plugin"]);
   PrintLine("Settings");
   for (const Json& one : info["settings"]) {
     const std::string value = Plain(one["value"]);
@@ -193,22 +160,30 @@ void PrintInfo(const Json& info) {
   for (const Json& warning : info["warnings"]) PrintLine("Warning: " + Plain(warning));
 }
 
-Status RunInfo(const std::vector<std::string>& settings, bool json) {
+Status RunInfo(const std::vector<std::string>& settings, const std::string& peer, bool json) {
   FERRY_TRY_ASSIGN(const Config config, LoadConfig(settings));
   Json info;
   info["build"] = BuildInfo();
   info["machine"] = MachineInfo();
   info["kernel"] = KernelInfo();
-  info["interfaces"] = InterfaceInfo();
+  info["devices"] = DeviceInfo(config);
+  info["interfaces"] = InterfaceInfo(config);
   info["providers"] = ProviderInfo();
+  info["plugin"] = PluginInfo(config);
   info["settings"] = SettingInfo(config);
   info["warnings"] = Warnings();
+  Status reached = Ok();
+  if (!peer.empty()) {
+    FERRY_TRY_ASSIGN(PeerReport report, PeerInfo(config, peer));
+    info["peer"] = std::move(report.info);
+    reached = std::move(report.reached);
+  }
   if (json) {
     PrintLine(DumpJson(info));
   } else {
     PrintInfo(info);
   }
-  return Ok();
+  return reached;
 }
 
 }  // namespace
@@ -216,10 +191,14 @@ Status RunInfo(const std::vector<std::string>& settings, bool json) {
 void DeclareInfo(CLI::App* app, Invocation* invocation) {
   // Lives as long as the program: the parser writes into it, the subcommand reads it.
   static std::vector<std::string> settings;
+  static std::string peer;
+  app->add_option("--peer", peer,
+                  "Also show the routes to an endpoint, connect to it, and show every lane")
+      ->type_name("HOST[:PORT]");
   DeclareSettings(app, &settings);
   DeclareJson(app, invocation);
   app->callback([invocation] {
-    invocation->run = [invocation] { return RunInfo(settings, invocation->json); };
+    invocation->run = [invocation] { return RunInfo(settings, peer, invocation->json); };
   });
 }
 

@@ -7,8 +7,10 @@
 #include <optional>
 
 #include "ferry/core/units.h"
+#include "ferry/cuda/open_devices.h"
 #include "ferry/net/address.h"
 #include "ferry/tools/command.h"
+#include "ferry/tools/memory_choice.h"
 #include "ferry/tools/process.h"
 #include "ferry/tools/report.h"
 
@@ -18,11 +20,12 @@ namespace {
 constexpr auto kServerStarts = std::chrono::seconds(10);
 
 // The options as they were given.
-struct Flags {
+struct PerfFlags {
   std::vector<std::string> ops{"write"};
   std::vector<std::string> sizes{"64MiB"};
   std::string block_size = "0";
   std::string memory = "host";
+  std::string peer_memory;
   std::string deadline = "60s";
   std::uint64_t iterations = 0;
   std::uint64_t warmup = 2;
@@ -30,6 +33,8 @@ struct Flags {
   std::uint64_t rounds = 5;
   bool verify = true;
   bool floor = true;
+  bool crc = false;
+  std::string trace;
 
   std::string host = "127.0.0.1";  // to connect to, with or without a port
   std::string listen;
@@ -39,7 +44,7 @@ struct Flags {
   std::vector<std::string> settings;
 };
 
-void DeclareBothSides(CLI::App* app, Flags* flags, Invocation* invocation) {
+void DeclareBothSides(CLI::App* app, PerfFlags* flags, Invocation* invocation) {
   app->add_option("--lanes", flags->lanes, "TCP connections; 0: automatic (as --set lanes=N)")
       ->type_name("N");
   app->add_option("--wait", flags->wait,
@@ -49,18 +54,23 @@ void DeclareBothSides(CLI::App* app, Flags* flags, Invocation* invocation) {
   DeclareJson(app, invocation);
 }
 
-void DeclarePort(CLI::App* app, Flags* flags) {
+void DeclarePort(CLI::App* app, PerfFlags* flags) {
   app->add_option("--port", flags->port, fmt::format("Port of the server; default {}", kPerfPort))
       ->type_name("P");
 }
 
-void DeclareMeasurement(CLI::App* app, Flags* flags) {
+void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
   app->add_option("--op", flags->ops, "write, read or send; a list, or repeated")
       ->capture_default_str()
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("OP");
-  app->add_option("--memory", flags->memory, "host")->capture_default_str()->type_name("KIND");
+  app->add_option("--memory", flags->memory, fmt::format("{}; of this side", kMemoryForms))
+      ->capture_default_str()
+      ->type_name("KIND");
+  app->add_option("--peer-memory", flags->peer_memory,
+                  "Of the server; default: as --memory, in loopback on another GPU if there is one")
+      ->type_name("KIND");
   app->add_option("--size", flags->sizes, "Bytes of an operation, like 64MiB; a list")
       ->capture_default_str()
       ->delimiter(',')
@@ -87,6 +97,12 @@ void DeclareMeasurement(CLI::App* app, Flags* flags) {
   app->add_flag("--verify,!--no-verify", flags->verify,
                 "Check the bytes of one more transfer after the timed part (default)");
   app->add_flag("!--no-floor", flags->floor, "Do not measure the plain-socket floor");
+  app->add_flag("--crc", flags->crc,
+                "Measure writes and reads with a CRC32C for every slice, too, in turn");
+  app->add_option("--trace", flags->trace,
+                  "Write a timeline of one more operation of each kind, as this side sees it, for "
+                  "Perfetto")
+      ->type_name("FILE");
   app->add_option("--deadline", flags->deadline, "For each row of the result")
       ->capture_default_str()
       ->type_name("TIME");
@@ -97,7 +113,7 @@ Error Unusable(const char* option, const std::string& text, const char* remedy) 
                fmt::format("{} {} cannot be used; {}", option, text, remedy));
 }
 
-Result<Config> ConfigOf(const Flags& flags) {
+Result<Config> ConfigOf(const PerfFlags& flags) {
   FERRY_TRY_ASSIGN(Config config, LoadConfig(flags.settings));
   if (flags.lanes) config.lanes = *flags.lanes;
   if (flags.wait == "spin") config.spin = std::chrono::seconds(1);
@@ -119,7 +135,7 @@ Result<PerfCase> CaseOf(Op op, const std::string& size, const std::string& block
   return one;
 }
 
-Result<std::vector<PerfCase>> CasesOf(const Flags& flags) {
+Result<std::vector<PerfCase>> CasesOf(const PerfFlags& flags) {
   std::vector<PerfCase> cases;
   for (const std::string& op_text : flags.ops) {
     FERRY_TRY_ASSIGN(const Op op, ParseOp(op_text));
@@ -131,20 +147,22 @@ Result<std::vector<PerfCase>> CasesOf(const Flags& flags) {
   return cases;
 }
 
-Result<PerfJob> JobOf(const Flags& flags, bool json) {
-  if (flags.memory != "host") {
-    return flags.memory.rfind("cuda", 0) == 0
-               ? Error(Code::kUnsupported, "this build has no CUDA memory; use --memory host")
-               : Unusable("--memory", flags.memory, "choose host");
-  }
+Result<PerfJob> JobOf(const PerfFlags& flags, bool json) {
   PerfJob job;
+  FERRY_TRY_ASSIGN(job.memory, MemoryChoice::Parse(flags.memory));
+  job.peer_memory = job.memory;
+  if (!flags.peer_memory.empty()) {
+    FERRY_TRY_ASSIGN(job.peer_memory, MemoryChoice::Parse(flags.peer_memory));
+  }
   job.iterations = flags.iterations;
   job.warmup = flags.warmup;
   job.depth = flags.depth;
   job.rounds = flags.rounds;
   job.verify = flags.verify;
   job.floor = flags.floor;
+  job.crc = flags.crc;
   job.json = json;
+  job.trace = flags.trace;
   if (job.depth == 0 || job.depth > kMaxDepth) {
     return Unusable("--depth", std::to_string(job.depth), "give 1 to 65536");
   }
@@ -156,7 +174,7 @@ Result<PerfJob> JobOf(const Flags& flags, bool json) {
   return job;
 }
 
-Status RunServer(const Flags& flags, bool json) {
+Status StartPerfServer(const PerfFlags& flags, bool json) {
   PerfServerJob job;
   job.json = json;
   FERRY_TRY_ASSIGN(job.config, ConfigOf(flags));
@@ -173,18 +191,24 @@ Status RunServer(const Flags& flags, bool json) {
   return RunPerfServer(job);
 }
 
-Status RunClient(const Flags& flags, bool json) {
+Status StartPerfClient(const PerfFlags& flags, bool json) {
   FERRY_TRY_ASSIGN(const PerfJob job, JobOf(flags, json));
   FERRY_TRY_ASSIGN(const net::Address address,
                    net::ParseAddress(flags.host, flags.port.value_or(kPerfPort)));
   return RunPerfClient(job, address.ToString());
 }
 
-Status RunLoopback(const Flags& flags, bool json) {
-  FERRY_TRY_ASSIGN(const PerfJob job, JobOf(flags, json));
+Status RunLoopback(const PerfFlags& flags, bool json) {
+  FERRY_TRY_ASSIGN(PerfJob job, JobOf(flags, json));
+  if (!job.memory.is_host() && flags.peer_memory.empty()) {
+    FERRY_TRY_ASSIGN(const cuda::DeviceApi* const devices, cuda::OpenDevices(job.config));
+    job.peer_memory.ordinal = (job.memory.ordinal + 1) % devices->count();
+  }
   const auto port = std::to_string(flags.port.value_or(0));
-  std::vector<std::string> arguments{"perf",     "server", "--json", "--listen",
-                                     flags.host, "--port", port};
+  std::vector<std::string> arguments{"perf", "server", "--json", "--listen", flags.host, "--port",
+                                     port,
+                                     // That its only client ends is nothing to tell of.
+                                     "--set", "log_level=error"};
   for (const std::string& setting : flags.settings) {
     arguments.insert(arguments.end(), {"--set", setting});
   }
@@ -196,10 +220,10 @@ Status RunLoopback(const Flags& flags, bool json) {
 }
 
 // What a side's subcommand does with the options that it was given.
-using Side = Status (*)(const Flags& flags, bool json);
+using Side = Status (*)(const PerfFlags& flags, bool json);
 
 CLI::App* AddSide(CLI::App* perf, const char* name, const char* summary, Invocation* invocation,
-                  const std::pair<Flags*, Side>& action) {
+                  const std::pair<PerfFlags*, Side>& action) {
   CLI::App* const app = perf->add_subcommand(name, summary);
   app->callback([invocation, action] {
     invocation->run = [invocation, action] {
@@ -214,17 +238,17 @@ CLI::App* AddSide(CLI::App* perf, const char* name, const char* summary, Invocat
 void DeclarePerf(CLI::App* app, Invocation* invocation) {
   app->require_subcommand(1);
   // Lives as long as the program: the parser writes into it, the chosen subcommand reads it.
-  static Flags flags;
+  static PerfFlags flags;
 
   CLI::App* const server = AddSide(app, "server", "Wait for clients and measure with them",
-                                   invocation, {&flags, RunServer});
+                                   invocation, {&flags, StartPerfServer});
   server->add_option("--listen", flags.listen, "Address to listen on; default: all")
       ->type_name("HOST");
   DeclarePort(server, &flags);
   DeclareBothSides(server, &flags, invocation);
 
   CLI::App* const client =
-      AddSide(app, "client", "Measure against a server", invocation, {&flags, RunClient});
+      AddSide(app, "client", "Measure against a server", invocation, {&flags, StartPerfClient});
   client->add_option("host", flags.host, "The server")->type_name("HOST[:PORT]")->required();
   DeclarePort(client, &flags);
   DeclareMeasurement(client, &flags);

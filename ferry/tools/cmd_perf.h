@@ -7,6 +7,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 #include "ferry/tools/perf_case.h"
+#include "ferry/tools/perf_memory.h"
 
 namespace ferry::tools {
 
@@ -20,8 +21,12 @@ struct PerfJob {
   std::uint64_t rounds = 5;
   bool verify = true;
   bool floor = true;
+  bool crc = false;  // measures with checksums beside without
   bool json = false;
+  std::string trace;  // a file for the timeline of one more operation of each case; empty: none
   microseconds deadline = std::chrono::seconds(60);  // for each case
+  MemoryChoice memory;
+  MemoryChoice peer_memory;
 };
 
 // Measures every case against the server at "host:port" and prints a row for each.
@@ -38,7 +43,8 @@ Status RunPerfServer(const PerfServerJob& job);
 // The requests of a client, as "do" in its messages, and what comes with them. The server answers
 // each with one message; those marked * it first answers "ready": true.
 namespace perf_request {
-inline constexpr const char* kSetUp = "set up";     // op, size, block_size, slots, seconds -> key
+inline constexpr const char* kSetUp =
+    "set up";  // op, size, block_size, slots, seconds, memory -> key
 inline constexpr const char* kBegin = "begin";      // *
 inline constexpr const char* kEnd = "end";          // -> cpu_seconds since kBegin
 inline constexpr const char* kReceive = "receive";  // * count, depth -> cpu_seconds
@@ -58,7 +64,6 @@ inline constexpr std::uint64_t kMaxDepth = 65536;
 inline constexpr std::uint64_t kDataTag = 2;
 inline constexpr std::uint64_t kPingTag = 3;
 inline constexpr std::uint64_t kPongTag = 4;
-inline constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
 inline constexpr std::size_t kPingBytes = 8;
 
 // The settings of the floor's sockets: ours, with the congestion control that a lane reports.

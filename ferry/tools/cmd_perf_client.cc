@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "ferry/core/random.h"
+#include "ferry/core/trace.h"
 #include "ferry/core/units.h"
 #include "ferry/net/address.h"
 #include "ferry/tools/cmd_perf.h"
 #include "ferry/tools/floor.h"
-#include "ferry/tools/mapping.h"
+#include "ferry/tools/json.h"
 #include "ferry/tools/operations.h"
+#include "ferry/tools/perf_memory.h"
 #include "ferry/tools/process.h"
 #include "ferry/tools/report.h"
 #include "ferry/transfer/endpoint.h"
@@ -50,6 +52,7 @@ struct Link {
   transfer::Connection connection;
   Control control;
   std::optional<FloorSockets> floor;
+  std::deque<Trace> traces{};  // of single operations
 };
 
 // A timed part: `count` operations.
@@ -62,6 +65,7 @@ struct Sample {
 struct Rounds {
   std::vector<Sample> ours;
   std::vector<Sample> floor;
+  std::vector<Sample> checked;  // ours, with checksums
   std::vector<double> seconds;  // of each operation
   std::vector<double> pings;    // half round trips
   std::vector<double> floor_pings;
@@ -80,11 +84,13 @@ class CaseRun {
  private:
   Status SetUp();
   Status Prepare(const transfer::RemoteRegion& remote, const Layout& far);
+  Result<std::optional<double>> TraceOne();
   Result<std::uint64_t> Calibrate();
   Status ChooseChunk(std::uint64_t count);
   Status MeasureRound(std::uint64_t index, Rounds* rounds);
   Status MeasureOurs(Rounds* rounds);
   Status MeasureFloor(Rounds* rounds);
+  Status MeasureChecked(Rounds* rounds);
   Status MeasurePings(Rounds* rounds);
   Result<bool> Verify();
   PerfRow RowOf(const Rounds& rounds) const;
@@ -98,7 +104,9 @@ class CaseRun {
   Result<double> HearCpu();
 
   Result<Json> Ask(const Json& question) { return link_->control.Ask(question, deadline_); }
-  transfer::PostOptions Options() const { return {.deadline = deadline_, .notification = {}}; }
+  transfer::PostOptions Options() const {
+    return {.deadline = deadline_, .notification = {}, .checksum = checksum_};
+  }
 
   const PerfJob& job_;
   const PerfCase case_;
@@ -108,8 +116,9 @@ class CaseRun {
   const Layout layout_{case_, slots_};
   std::uint64_t iterations_ = 0;
   std::uint64_t pings_ = 0;
+  bool checksum_ = false;
   std::uint64_t chunk_ = kMiB;
-  HostBuffer buffer_;
+  PerfMemory buffer_;
   std::optional<transfer::Region> region_;  // after its memory
   std::optional<transfer::PreparedTransfer> transfer_;
 };
@@ -178,7 +187,7 @@ Result<Sample> CaseRun::RunFloor(std::uint64_t count) {
                  {"count", run.count},
                  {"depth", run.depth},
                  {"chunk", run.chunk}}));
-  const auto memory = buffer_.bytes().first(case_.size);
+  const auto memory = buffer_.host().first(case_.size);
   const double cpu = CpuSeconds();
   const auto begin = Clock::now();
   FERRY_TRY(to_server ? link_->floor->Produce(memory, run) : link_->floor->Consume(memory, run));
@@ -236,15 +245,15 @@ Status CaseRun::SetUp() {
                                            {"size", case_.size},
                                            {"block_size", case_.block_size},
                                            {"slots", far_slots},
+                                           {"memory", job_.peer_memory.ToString()},
                                            {"seconds", static_cast<std::uint64_t>(seconds)}}));
   FERRY_TRY_ASSIGN(const auto key, BytesField(answer, "key"));
   FERRY_TRY_ASSIGN(const auto remote, link_->connection.Import(key));
-  FERRY_TRY_ASSIGN(buffer_, HostBuffer::Allocate(case_.RegionBytes()));
+  FERRY_TRY_ASSIGN(buffer_, PerfMemory::Allocate(job_.memory, case_.RegionBytes(), job_.config));
   FERRY_TRY_ASSIGN(auto region, link_->endpoint.Register(buffer_.bytes(), transfer::Rights::kNone));
   region_.emplace(std::move(region));
   if (case_.op != Op::kSend) FERRY_TRY(Prepare(remote, Layout(case_, far_slots)));
-  FillPattern(buffer_.bytes(), layout_, RandomU64());
-  return Ok();
+  return buffer_.Fill(layout_, RandomU64());
 }
 
 // How many operations take about as long as a round should.
@@ -291,6 +300,16 @@ Status CaseRun::MeasureFloor(Rounds* rounds) {
   return Ok();
 }
 
+Status CaseRun::MeasureChecked(Rounds* rounds) {
+  if (!job_.crc || case_.op == Op::kSend) return Ok();
+  checksum_ = true;
+  if (job_.warmup > 0) FERRY_TRY(RunOurs(job_.warmup, nullptr));
+  FERRY_TRY_ASSIGN(const Sample sample, RunOurs(iterations_, nullptr));
+  rounds->checked.push_back(sample);
+  checksum_ = false;
+  return Ok();
+}
+
 Status CaseRun::MeasurePings(Rounds* rounds) {
   if (pings_ == 0) {
     std::vector<double> trial;
@@ -307,7 +326,9 @@ Status CaseRun::MeasurePings(Rounds* rounds) {
 // Who goes first alternates, so that neither always finds the caches of the other.
 Status CaseRun::MeasureRound(std::uint64_t index, Rounds* rounds) {
   if (index % 2 == 0) FERRY_TRY(MeasureFloor(rounds));
+  if (index % 2 == 0) FERRY_TRY(MeasureChecked(rounds));
   FERRY_TRY(MeasureOurs(rounds));
+  if (index % 2 != 0) FERRY_TRY(MeasureChecked(rounds));
   if (index % 2 != 0) FERRY_TRY(MeasureFloor(rounds));
   return case_.op == Op::kSend ? MeasurePings(rounds) : Ok();
 }
@@ -316,14 +337,14 @@ Result<bool> CaseRun::Verify() {
   const std::uint64_t seed = RandomU64();
   const bool to_server = case_.op != Op::kRead;
   if (to_server) {
-    FillPattern(buffer_.bytes(), layout_, seed);
+    FERRY_TRY(buffer_.Fill(layout_, seed));
     FERRY_TRY(Ask({{"do", perf_request::kPoison}}));
   } else {
     FERRY_TRY(Ask({{"do", perf_request::kFill}, {"seed", seed}}));
-    Poison(buffer_.bytes());
+    FERRY_TRY(buffer_.Poison());
   }
   FERRY_TRY(RunOurs(1, nullptr));
-  if (!to_server) return !FindWrongBlock(buffer_.bytes(), layout_, seed).has_value();
+  if (!to_server) return buffer_.Holds(layout_, seed);
   FERRY_TRY_ASSIGN(const Json answer, Ask({{"do", perf_request::kCheck}, {"seed", seed}}));
   return FlagField(answer, "same");
 }
@@ -345,6 +366,10 @@ void Summarize(const Rounds& rounds, std::uint64_t size, std::uint64_t iteration
   row->gbps = median(rounds.ours, rate);
   row->cpu_seconds_per_gb = median(rounds.ours, cpu);
   for (const Sample& sample : rounds.ours) row->rounds.push_back({rate(sample), std::nullopt});
+  if (!rounds.checked.empty()) {
+    row->crc_gbps = median(rounds.checked, rate);
+    row->crc_cpu_seconds_per_gb = median(rounds.checked, cpu);
+  }
   if (rounds.floor.empty()) return;
   row->floor_gbps = median(rounds.floor, rate);
   row->floor_cpu_seconds_per_gb = median(rounds.floor, cpu);
@@ -357,6 +382,10 @@ PerfRow CaseRun::RowOf(const Rounds& rounds) const {
   const auto info = link_->connection.Info();
   PerfRow row;
   row.op = OpName(case_.op);
+  row.memory = job_.memory.ToString();
+  if (job_.peer_memory.ordinal != job_.memory.ordinal) {
+    row.memory += "-" + job_.peer_memory.ToString();
+  }
   row.provider = info.provider;
   row.size = case_.size;
   row.block_size = case_.block_size;
@@ -365,6 +394,12 @@ PerfRow CaseRun::RowOf(const Rounds& rounds) const {
   row.depth = job_.depth;
   row.wait = job_.config.spin.count() > 0 ? "spin" : "block";
   row.congestion_control = info.lanes.front().congestion_control;
+  row.security = info.lanes.front().security;
+  if (transfer_) {
+    const transfer::PathReport path = transfer_->path();
+    row.path = transfer::PathName(path.path);
+    row.path_reason = path.why;
+  }
   Summarize(rounds, case_.size, iterations_, &row);
   row.seconds_p50 = Percentile(rounds.seconds, 0.5);
   row.seconds_p99 = Percentile(rounds.seconds, 0.99);
@@ -379,6 +414,19 @@ PerfRow CaseRun::RowOf(const Rounds& rounds) const {
   return row;
 }
 
+// One operation on a timeline; how much of copies and sockets was at once, where there were both.
+Result<std::optional<double>> CaseRun::TraceOne() {
+  Trace& trace = link_->traces.emplace_back();
+  SetActiveTrace(&trace);
+  const auto ran = RunOurs(1, nullptr);
+  SetActiveTrace(nullptr);
+  if (!ran) return ran.error();
+  const auto copies = trace.LanesLike("GPU ");
+  const auto sockets = trace.LanesLike("lane ");
+  if (copies.empty() || sockets.empty() || job_.memory.is_host()) return std::optional<double>();
+  return std::optional(trace.Overlap(copies, sockets));
+}
+
 Result<PerfRow> CaseRun::Run() {
   Progress progress;
   FERRY_TRY(SetUp());
@@ -390,6 +438,13 @@ Result<PerfRow> CaseRun::Run() {
     FERRY_TRY(MeasureRound(round, &rounds));
   }
   PerfRow row = RowOf(rounds);
+  if (!job_.memory.is_host()) {
+    FERRY_TRY_ASSIGN(row.h2d_gbps, buffer_.CopyRate(cuda::CopyKind::kHostToDevice, case_.size));
+    FERRY_TRY_ASSIGN(row.d2h_gbps, buffer_.CopyRate(cuda::CopyKind::kDeviceToHost, case_.size));
+  }
+  if (!job_.trace.empty()) {
+    FERRY_TRY_ASSIGN(row.overlap, TraceOne());
+  }
   if (job_.verify) {
     progress.Show(Title() + ": verifying");
     FERRY_TRY_ASSIGN(row.verified, Verify());
@@ -428,12 +483,28 @@ Status OpenFloor(const PerfJob& job, Link* link, Deadline deadline) {
   return Ok();
 }
 
+PerfRow::Transport TransportOf(const transfer::Connection& connection) {
+  const transfer::ConnectionCounters counters = connection.Counters();
+  PerfRow::Transport transport;
+  for (const auto& lane : counters.lanes) {
+    if (lane.up) ++transport.lanes[lane.info.interface];
+  }
+  transport.retries = counters.traffic.lanes.retries;
+  transport.lanes_lost = counters.traffic.lanes_lost;
+  transport.lanes_replaced = counters.traffic.lanes_replaced;
+  transport.lane_stalls = counters.traffic.lane_stalls;
+  transport.retransmitted_segments = counters.traffic.lanes.retransmitted_segments;
+  return transport;
+}
+
 void PrintHead(const PerfJob& job, const transfer::ConnectionInfo& info) {
   const bool spin = job.config.spin.count() > 0;
-  PrintLine(fmt::format("{} over {}, {} lanes, congestion control {}, depth {}, {} rounds, {}",
-                        info.peer, info.provider, info.lanes.size(),
-                        info.lanes.front().congestion_control, job.depth, job.rounds,
-                        spin ? "waiting by polling" : "waiting asleep"));
+  PrintLine(
+      fmt::format("{} over {}, {} lanes, congestion control {}, security {}, depth {}, {} "
+                  "rounds, {}",
+                  info.peer, info.provider, info.lanes.size(),
+                  info.lanes.front().congestion_control, Printable(info.lanes.front().security),
+                  job.depth, job.rounds, spin ? "waiting by polling" : "waiting asleep"));
   if (job.floor) {
     PrintLine(fmt::format("floor: plain contiguous copy over {} sockets with the same options",
                           info.lanes.size()));
@@ -449,11 +520,19 @@ Status ReportCase(const PerfJob& job, const PerfCase& perf_case, Link* link) {
                  fmt::format("{} did not end within {} (--deadline): {}", run.Title(),
                              FormatDuration(job.deadline), row_or_error.error().message()));
   }
-  FERRY_TRY_ASSIGN(const PerfRow row, row_or_error);
+  FERRY_TRY_ASSIGN(PerfRow row, row_or_error);
+  row.transport = TransportOf(link->connection);
   PrintLine(job.json ? DumpJson(ToJson(row)) : PerfTableLine(row));
   if (row.verified.value_or(true)) return Ok();
   return Error(Code::kInternal, fmt::format("the bytes of the last {} of {} differ at the far side",
                                             row.op, FormatSize(row.size)));
+}
+
+Status WriteTraces(const PerfJob& job, const Link& link) {
+  if (job.trace.empty()) return Ok();
+  Trace all;
+  for (const Trace& trace : link.traces) all.Append(trace);
+  return all.Write(job.trace);
 }
 
 }  // namespace
@@ -470,6 +549,9 @@ Status RunPerfClient(const PerfJob& job, const std::string& address) {
   if (job.floor) FERRY_TRY(OpenFloor(job, &link, deadline));
   if (!job.json) PrintHead(job, link.connection.Info());
   for (const PerfCase& perf_case : job.cases) FERRY_TRY(ReportCase(job, perf_case, &link));
+  FERRY_TRY(WriteTraces(job, link));
+  const std::string transport = TransportLine(TransportOf(link.connection));
+  if (!job.json && !transport.empty()) PrintLine(transport);
   return Ok();
 }
 

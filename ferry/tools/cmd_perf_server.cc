@@ -10,8 +10,9 @@
 #include "ferry/net/address.h"
 #include "ferry/tools/cmd_perf.h"
 #include "ferry/tools/floor.h"
-#include "ferry/tools/mapping.h"
+#include "ferry/tools/json.h"
 #include "ferry/tools/operations.h"
+#include "ferry/tools/perf_memory.h"
 #include "ferry/tools/process.h"
 #include "ferry/tools/report.h"
 #include "ferry/transfer/endpoint.h"
@@ -76,7 +77,7 @@ class Session {
 
   PerfCase case_;
   std::optional<Layout> layout_;
-  HostBuffer buffer_;
+  PerfMemory buffer_;
   std::optional<transfer::Region> region_;  // after its memory
   std::optional<FloorSockets> floor_;
 };
@@ -130,11 +131,13 @@ Status Session::SetUp(const Json& request) {
   FERRY_TRY(CheckBlocks(case_));
   FERRY_TRY_ASSIGN(const std::uint64_t slots, NumberField(request, "slots"));
   FERRY_TRY_ASSIGN(const std::uint64_t seconds, BoundedField(request, "seconds", 1, kMaxSeconds));
+  FERRY_TRY_ASSIGN(const std::string memory_text, TextField(request, "memory"));
+  FERRY_TRY_ASSIGN(const MemoryChoice memory, MemoryChoice::Parse(memory_text));
   deadline_ = Deadline::After(std::chrono::seconds(seconds));
   layout_.reset();
   region_.reset();
-  buffer_ = HostBuffer();
-  FERRY_TRY_ASSIGN(buffer_, HostBuffer::Allocate(case_.RegionBytes()));
+  buffer_ = PerfMemory();
+  FERRY_TRY_ASSIGN(buffer_, PerfMemory::Allocate(memory, case_.RegionBytes(), job_.config));
   FERRY_TRY_ASSIGN(auto region, endpoint_->Register(buffer_.bytes(), transfer::Rights::kReadWrite));
   region_.emplace(std::move(region));
   layout_.emplace(case_, slots);
@@ -195,19 +198,19 @@ Status Session::Pong(const Json& request) {
 
 Status Session::Fill(const Json& request) {
   FERRY_TRY_ASSIGN(const std::uint64_t seed, NumberField(request, "seed"));
-  FillPattern(buffer_.bytes(), *layout_, seed);
+  FERRY_TRY(buffer_.Fill(*layout_, seed));
   return Say({{"done", true}});
 }
 
 Status Session::DoPoison(const Json& /*request*/) {
-  Poison(buffer_.bytes());
+  FERRY_TRY(buffer_.Poison());
   return Say({{"done", true}});
 }
 
 Status Session::Check(const Json& request) {
   FERRY_TRY_ASSIGN(const std::uint64_t seed, NumberField(request, "seed"));
-  const auto wrong = FindWrongBlock(buffer_.bytes(), *layout_, seed);
-  return Say({{"same", !wrong.has_value()}});
+  FERRY_TRY_ASSIGN(const bool same, buffer_.Holds(*layout_, seed));
+  return Say({{"same", same}});
 }
 
 Status Session::FloorOpen(const Json& request) {
@@ -234,7 +237,7 @@ Status Session::FloorRunOnce(const Json& request) {
   FERRY_TRY_ASSIGN(run.chunk, BoundedField(request, "chunk", 1, kGiB));
   const double cpu = CpuSeconds();
   FERRY_TRY(SayReady());
-  const auto memory = buffer_.bytes().first(case_.size);
+  const auto memory = buffer_.host().first(case_.size);
   FERRY_TRY(to_server ? floor_->Consume(memory, run) : floor_->Produce(memory, run));
   return SayCpu(cpu);
 }
@@ -248,12 +251,16 @@ Status Session::FloorPong(const Json& request) {
 }
 
 // An announcement for people, or for the program that started this one.
-void Announce(const Config& config, std::uint16_t port, bool json) {
-  const net::Address address{config.listen_host, port};
+void Announce(const Config& config, const transfer::Endpoint& endpoint, bool json) {
+  const net::Address address{config.listen_host, endpoint.port()};
+  const std::uint16_t metrics = endpoint.metrics_port();
   if (json) {
-    PrintLine(DumpJson(Json{{"listening", address.ToString()}, {"port", port}}));
+    Json line{{"listening", address.ToString()}, {"port", endpoint.port()}};
+    if (metrics != 0) line["metrics_port"] = metrics;
+    PrintLine(DumpJson(line));
   } else {
-    PrintLine(fmt::format("listening on {}; stop with Ctrl-C", address.ToString()));
+    PrintLine(fmt::format("listening on {}{}; stop with Ctrl-C", address.ToString(),
+                          metrics != 0 ? fmt::format(", metrics on port {}", metrics) : ""));
   }
 }
 
@@ -261,7 +268,7 @@ void Announce(const Config& config, std::uint16_t port, bool json) {
 
 Status RunPerfServer(const PerfServerJob& job) {
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
-  Announce(job.config, endpoint.port(), job.json);
+  Announce(job.config, endpoint, job.json);
   while (!Interrupted()) {
     auto connection = AcceptNext(&endpoint);
     if (!connection) break;

@@ -12,7 +12,9 @@
 #include "ferry/net/address.h"
 #include "ferry/tools/command.h"
 #include "ferry/tools/files.h"
+#include "ferry/tools/json.h"
 #include "ferry/tools/operations.h"
+#include "ferry/tools/passage.h"
 #include "ferry/tools/report.h"
 #include "ferry/transfer/endpoint.h"
 
@@ -23,6 +25,89 @@ constexpr std::uint64_t kPieceBytes = 64 * kMiB;
 constexpr std::size_t kPieces = 4;  // in flight
 constexpr auto kAnswer = std::chrono::seconds(30);
 
+// Writes a file piece by piece from one window into another.
+class PieceWriter {
+ public:
+  // `remote` holds `window` bytes of the file's `size`, and `region` is what passes through here.
+  struct Way {
+    Passage* passage = nullptr;
+    const transfer::Region* region = nullptr;
+    const transfer::RemoteRegion* remote = nullptr;
+    std::uint64_t window = 0;
+    std::uint64_t size = 0;
+  };
+  PieceWriter(const Way& way, transfer::Connection connection, Control* control)
+      : way_(way), connection_(std::move(connection)), control_(control) {}
+
+  Status Run();
+
+ private:
+  std::uint64_t NextPiece() const;
+  Status MakeRoom(std::uint64_t piece);
+  Status FinishOldest();
+
+  const Way way_;
+  transfer::Connection connection_;
+  Control* const control_;
+  Progress progress_;
+  InFlight writes_;
+  std::deque<std::uint64_t> ends_;  // in the file, of writes_
+  std::uint64_t posted_ = 0;        // of the file's bytes, as are the next two
+  std::uint64_t written_ = 0;
+  std::uint64_t taken_ = 0;  // out of the far window
+};
+
+std::uint64_t PieceWriter::NextPiece() const {
+  const std::uint64_t here = way_.passage->window();
+  // Of a window that is used again and again, some pieces are written while others are taken out.
+  const std::uint64_t share =
+      way_.window < way_.size ? std::max<std::uint64_t>(way_.window / kPieces, 1) : way_.size;
+  return std::min({kPieceBytes, way_.passage->piece_bytes(), share, way_.size - posted_,
+                   here - posted_ % here, way_.window - posted_ % way_.window});
+}
+
+Status PieceWriter::FinishOldest() {
+  FERRY_TRY(writes_.FinishOldest(Deadline::Never()));
+  written_ = ends_.front();
+  ends_.pop_front();
+  const std::uint64_t size = way_.size;
+  progress_.Show(fmt::format("{} of {} MiB ({} %)", written_ / kMiB, size / kMiB,
+                             100 * (written_ / kMiB) / std::max<std::uint64_t>(size / kMiB, 1)));
+  return Ok();
+}
+
+Status PieceWriter::MakeRoom(std::uint64_t piece) {
+  const std::uint64_t end = posted_ + piece;
+  while (writes_.size() == kPieces || end > written_ + way_.passage->window()) {
+    FERRY_TRY(FinishOldest());
+  }
+  while (end > taken_ + way_.window) {
+    if (written_ == taken_) {
+      FERRY_TRY(FinishOldest());
+      continue;
+    }
+    FERRY_TRY(control_->Say({{"written", written_}}, Deadline::After(kAnswer)));
+    FERRY_TRY(control_->HearAnswer(Deadline::Never()));
+    taken_ = written_;
+  }
+  return Ok();
+}
+
+Status PieceWriter::Run() {
+  while (posted_ < way_.size) {
+    const std::uint64_t piece = NextPiece();
+    FERRY_TRY(MakeRoom(piece));
+    FERRY_TRY(way_.passage->Load(posted_, piece));
+    FERRY_TRY_ASSIGN(auto write, connection_.Write(*way_.region, posted_ % way_.passage->window(),
+                                                   *way_.remote, posted_ % way_.window, piece));
+    writes_.Add(std::move(write));
+    posted_ += piece;
+    ends_.push_back(posted_);
+  }
+  while (writes_.size() > 0) FERRY_TRY(FinishOldest());
+  return Ok();
+}
+
 // One transfer to the server.
 class Delivery {
  public:
@@ -30,12 +115,14 @@ class Delivery {
            transfer::Connection connection)
       : job_(job), endpoint_(endpoint), connection_(std::move(connection)), control_(connection_) {}
 
-  Status SendFile(const std::string& name, const SourceFile& file);
-  Status SendMessage(const std::string& text);
+  // What is in `passage` already, or comes through it.
+  Status SendFile(const std::string& name, std::span<const std::byte> file, Passage* passage);
+  Status SendMessage(std::span<const std::byte> text, Passage* passage);
   void DescribeTransport() const;
 
  private:
-  Status WriteAll(const transfer::Region& region, const transfer::RemoteRegion& remote);
+  Result<Json> Ask(Json question);
+  Status WriteAll(const Json& answer, Passage* passage, std::uint64_t size);
   Status CompareDigests(std::span<const std::byte> bytes);
   Status Finish(const char* kind, const std::string& name, std::span<const std::byte> bytes);
   void Say(std::string_view step) const {
@@ -46,6 +133,7 @@ class Delivery {
   transfer::Endpoint* const endpoint_;
   transfer::Connection connection_;
   Control control_;
+  std::string peer_memory_ = "host";
   double seconds_ = 0;
   std::string digest_;
 };
@@ -53,38 +141,51 @@ class Delivery {
 void Delivery::DescribeTransport() const {
   const auto info = connection_.Info();
   Say(fmt::format("connected to endpoint {} at {}", info.endpoint, info.peer));
-  Say(
-      fmt::format("transport {}: {} lanes, from host memory to host memory; this build has no "
-                  "other provider",
-                  info.provider, info.lanes.size()));
+  Say(fmt::format("transport {}: {} lanes; this build has no other provider", info.provider,
+                  info.lanes.size()));
   for (std::size_t i = 0; i < info.lanes.size(); ++i) {
     const net::LaneInfo& lane = info.lanes[i];
-    Say(
-        fmt::format("  lane {}: {} to {} through {}, which has the route; congestion control {}; "
-                    "buffers {} to send, {} to receive",
-                    i, lane.local, lane.remote, lane.interface, lane.congestion_control,
-                    FormatSize(lane.send_buffer_bytes), FormatSize(lane.recv_buffer_bytes)));
+    Say(fmt::format(
+        "  lane {}: {} to {} through {}, which has the route; congestion control {}; "
+        "security {}; buffers {} to send, {} to receive",
+        i, lane.local, lane.remote, lane.interface, lane.congestion_control, lane.security,
+        FormatSize(lane.send_buffer_bytes), FormatSize(lane.recv_buffer_bytes)));
   }
 }
 
-Status Delivery::WriteAll(const transfer::Region& region, const transfer::RemoteRegion& remote) {
-  const std::uint64_t size = region.memory().size();
-  Progress progress;
-  InFlight writes;
-  std::uint64_t written = 0;
-  for (std::uint64_t at = 0; at < size || writes.size() > 0;) {
-    const std::uint64_t piece = std::min(kPieceBytes, size - at);
-    if (piece > 0) {
-      FERRY_TRY_ASSIGN(auto write, connection_.Write(region, at, remote, at, piece));
-      writes.Add(std::move(write));
-      at += piece;
-      if (writes.size() < kPieces) continue;
-    }
-    FERRY_TRY(writes.FinishOldest(Deadline::Never()));
-    written = std::min(written + kPieceBytes, size);
-    progress.Show(fmt::format("{} of {} MiB ({} %)", written / kMiB, size / kMiB,
-                              100 * (written / kMiB) / std::max<std::uint64_t>(size / kMiB, 1)));
+// Tells the server which memory this side uses, and hears of its own.
+Result<Json> Delivery::Ask(Json question) {
+  question["memory"] = job_.memory.ToString();
+  FERRY_TRY_ASSIGN(Json answer, control_.Ask(question, Deadline::After(kAnswer)));
+  FERRY_TRY_ASSIGN(peer_memory_, MemoryField(answer));
+  return answer;
+}
+
+Status Delivery::WriteAll(const Json& answer, Passage* passage, std::uint64_t size) {
+  FERRY_TRY_ASSIGN(const auto key, BytesField(answer, "key"));
+  FERRY_TRY_ASSIGN(const auto remote, connection_.Import(key));
+  std::uint64_t window = size;
+  if (answer.contains("window")) {
+    FERRY_TRY_ASSIGN(window, NumberField(answer, "window"));
   }
+  if (window == 0 || window > size) {
+    return Error(Code::kCorrupt, fmt::format("the server offers a window of {} bytes for a file of "
+                                             "{}; use the same version of ferry on both sides",
+                                             window, size));
+  }
+  FERRY_TRY_ASSIGN(const auto region,
+                   endpoint_->Register(passage->memory(), transfer::Rights::kNone));
+  const std::string from =
+      job_.memory.is_host()
+          ? "the mapped file"
+          : fmt::format("{} on {}", FormatSize(passage->window()), job_.memory.ToString());
+  const std::string to = peer_memory_ == "host" ? "the server's mapped file"
+                                                : fmt::format("{} on the server's {}",
+                                                              FormatSize(window), peer_memory_);
+  Say(fmt::format("writing from {} into {}, one-sided", from, to));
+  const auto begin = Clock::now();
+  FERRY_TRY(PieceWriter({passage, &region, &remote, window, size}, connection_, &control_).Run());
+  seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
   return Ok();
 }
 
@@ -104,7 +205,8 @@ Status Delivery::CompareDigests(std::span<const std::byte> bytes) {
 Status Delivery::Finish(const char* kind, const std::string& name,
                         std::span<const std::byte> bytes) {
   const double gbps = seconds_ > 0 ? static_cast<double>(bytes.size()) / seconds_ / 1e9 : 0;
-  Say(fmt::format("moved {} bytes in {:.3f} ms, {:.3f} GB/s", bytes.size(), seconds_ * 1e3, gbps));
+  Say(fmt::format("moved {} bytes from {} to {} memory in {:.3f} ms, {:.3f} GB/s", bytes.size(),
+                  job_.memory.ToString(), peer_memory_, seconds_ * 1e3, gbps));
   FERRY_TRY(CompareDigests(bytes));
   Say("done: identical");
   if (!job_.json) return Ok();
@@ -115,6 +217,7 @@ Status Delivery::Finish(const char* kind, const std::string& name,
                          {"remote", lane.remote},
                          {"interface", lane.interface},
                          {"congestion_control", lane.congestion_control},
+                         {"security", lane.security},
                          {"send_buffer_bytes", lane.send_buffer_bytes},
                          {"recv_buffer_bytes", lane.recv_buffer_bytes}});
   }
@@ -125,46 +228,42 @@ Status Delivery::Finish(const char* kind, const std::string& name,
                           {"gbps", gbps},
                           {"sha256", digest_},
                           {"identical", true},
+                          {"memory", job_.memory.ToString()},
+                          {"peer_memory", peer_memory_},
                           {"provider", info.provider},
                           {"lanes", std::move(lanes)}}));
   return Ok();
 }
 
-Status Delivery::SendFile(const std::string& name, const SourceFile& file) {
-  Say(fmt::format("file {}, {} bytes: asking the server for room", name, file.bytes().size()));
+Status Delivery::SendFile(const std::string& name, std::span<const std::byte> file,
+                          Passage* passage) {
+  Say(fmt::format("file {}, {} bytes: asking the server for room", name, file.size()));
   FERRY_TRY_ASSIGN(const Json answer,
-                   control_.Ask({{"kind", "file"}, {"name", name}, {"size", file.bytes().size()}},
-                                Deadline::After(kAnswer)));
-  if (file.bytes().empty()) {
+                   Ask({{"kind", "file"}, {"name", name}, {"size", file.size()}}));
+  if (file.empty()) {
     Say("there are no bytes to move");
   } else {
-    FERRY_TRY_ASSIGN(const auto key, BytesField(answer, "key"));
-    FERRY_TRY_ASSIGN(const auto remote, connection_.Import(key));
-    FERRY_TRY_ASSIGN(const auto region, endpoint_->Register(file.bytes(), transfer::Rights::kNone));
-    Say("writing from the mapped file into the server's mapped file, one-sided");
-    const auto begin = Clock::now();
-    FERRY_TRY(WriteAll(region, remote));
-    seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
+    FERRY_TRY(WriteAll(answer, passage, file.size()));
   }
   FERRY_TRY(control_.Say({{"landed", true}}, Deadline::After(kAnswer)));
-  return Finish("file", name, file.bytes());
+  return Finish("file", name, file);
 }
 
-Status Delivery::SendMessage(const std::string& text) {
+Status Delivery::SendMessage(std::span<const std::byte> text, Passage* passage) {
   Say(fmt::format("message of {} bytes: sending it two-sided", text.size()));
-  FERRY_TRY(control_.Ask({{"kind", "message"}, {"size", text.size()}}, Deadline::After(kAnswer)));
-  const auto bytes = std::as_bytes(std::span(text));
+  FERRY_TRY(Ask({{"kind", "message"}, {"size", text.size()}}));
+  FERRY_TRY(passage->Load(0, text.size()));
   const auto begin = Clock::now();
   InFlight sends;
-  FERRY_TRY_ASSIGN(auto send, connection_.Send(kMessageTag, bytes));
+  FERRY_TRY_ASSIGN(auto send, connection_.Send(kMessageTag, passage->memory()));
   sends.Add(std::move(send));
   FERRY_TRY(sends.FinishOldest(Deadline::Never()));
   seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
-  return Finish("message", "", bytes);
+  return Finish("message", "", text);
 }
 
 // The options as they were given.
-struct Flags {
+struct TransferFlags {
   std::string host;
   std::string listen;
   std::optional<std::uint16_t> port;
@@ -172,14 +271,16 @@ struct Flags {
   bool once = false;
   std::optional<std::string> file;
   std::string message;
+  std::string memory = "host";
   std::vector<std::string> settings;
 };
 
-Status RunServer(const Flags& flags, bool json) {
+Status StartTransferServer(const TransferFlags& flags, bool json) {
   TransferServerJob job;
   job.directory = flags.directory;
   job.once = flags.once;
   job.json = json;
+  FERRY_TRY_ASSIGN(job.memory, MemoryChoice::Parse(flags.memory));
   FERRY_TRY_ASSIGN(job.config, LoadConfig(flags.settings));
   if (!flags.listen.empty()) FERRY_TRY(job.config.Set("listen_host", flags.listen, "--listen"));
   if (flags.port || job.config.port_first == 0) {
@@ -188,11 +289,12 @@ Status RunServer(const Flags& flags, bool json) {
   return RunTransferServer(job);
 }
 
-Status RunClient(const Flags& flags, bool json) {
+Status StartTransferClient(const TransferFlags& flags, bool json) {
   TransferClientJob job;
   job.file = flags.file;
   job.message = flags.message;
   job.json = json;
+  FERRY_TRY_ASSIGN(job.memory, MemoryChoice::Parse(flags.memory));
   FERRY_TRY_ASSIGN(job.config, LoadConfig(flags.settings));
   FERRY_TRY_ASSIGN(const net::Address address,
                    net::ParseAddress(flags.host, flags.port.value_or(kTransferPort)));
@@ -202,27 +304,36 @@ Status RunClient(const Flags& flags, bool json) {
 
 }  // namespace
 
+Result<std::string> MemoryField(const Json& message) {
+  if (!message.contains("memory")) return std::string("host");
+  return TextField(message, "memory");
+}
+
 Status RunTransferClient(const TransferClientJob& job) {
   std::optional<SourceFile> file;
+  std::string message = job.message;
+  auto bytes = std::as_writable_bytes(std::span(message));
   if (job.file) {
     FERRY_TRY_ASSIGN(auto opened, SourceFile::Open(*job.file));
     file.emplace(std::move(opened));
+    bytes = file->bytes();
   }
+  FERRY_TRY_ASSIGN(Passage passage, Passage::Of(bytes, job.memory, job.config));
   if (!job.json) PrintLine(fmt::format("connecting to {}", job.address));
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   FERRY_TRY_ASSIGN(auto connection,
                    ConnectTo(&endpoint, job.address, Deadline::After(job.config.connect_timeout)));
   Delivery delivery(job, &endpoint, connection);
   delivery.DescribeTransport();
-  if (!file) return delivery.SendMessage(job.message);
+  if (!file) return delivery.SendMessage(bytes, &passage);
   FERRY_TRY_ASSIGN(const std::string name, BaseNameOf(*job.file));
-  return delivery.SendFile(name, *file);
+  return delivery.SendFile(name, bytes, &passage);
 }
 
 void DeclareTransfer(CLI::App* app, Invocation* invocation) {
   app->require_subcommand(1);
   // Lives as long as the program: the parser writes into it, the chosen subcommand reads it.
-  static Flags flags;
+  static TransferFlags flags;
 
   CLI::App* const server = app->add_subcommand("server", "Take files and messages");
   server
@@ -233,7 +344,7 @@ void DeclareTransfer(CLI::App* app, Invocation* invocation) {
       ->type_name("HOST");
   server->add_flag("--once", flags.once, "End after one transfer, with its exit code");
   server->callback([invocation] {
-    invocation->run = [invocation] { return RunServer(flags, invocation->json); };
+    invocation->run = [invocation] { return StartTransferServer(flags, invocation->json); };
   });
 
   CLI::App* const client = app->add_subcommand("client", "Deliver one file or message");
@@ -243,13 +354,20 @@ void DeclareTransfer(CLI::App* app, Invocation* invocation) {
   what->add_option("--message", flags.message, "A text")->type_name("TEXT");
   what->require_option(1);
   client->callback([invocation] {
-    invocation->run = [invocation] { return RunClient(flags, invocation->json); };
+    invocation->run = [invocation] { return StartTransferClient(flags, invocation->json); };
   });
 
   for (CLI::App* const side : {server, client}) {
     side->add_option("--port", flags.port,
                      fmt::format("Port of the server; default {}", kTransferPort))
         ->type_name("P");
+    side->add_option(
+            "--memory", flags.memory,
+            fmt::format("{}; of this side. A GPU holds at most {} at a time of what passes "
+                        "it, whatever the file's size",
+                        kMemoryForms, FormatSize(kGpuWindowBytes)))
+        ->capture_default_str()
+        ->type_name("KIND");
     DeclareSettings(side, &flags.settings);
     DeclareJson(side, invocation);
   }

@@ -8,7 +8,9 @@
 #include "ferry/net/address.h"
 #include "ferry/tools/cmd_transfer.h"
 #include "ferry/tools/files.h"
+#include "ferry/tools/json.h"
 #include "ferry/tools/operations.h"
+#include "ferry/tools/passage.h"
 #include "ferry/tools/process.h"
 #include "ferry/tools/report.h"
 #include "ferry/transfer/endpoint.h"
@@ -17,7 +19,7 @@ namespace ferry::tools {
 namespace {
 
 constexpr std::uint64_t kMaxMessage = 16 * kMiB;
-constexpr auto kFirstRequest = std::chrono::seconds(10);
+constexpr auto kControlWait = std::chrono::seconds(10);
 constexpr auto kGoodbye = std::chrono::seconds(2);
 
 // One client's transfer.
@@ -39,6 +41,7 @@ class Reception {
   Status TakeFile(const Json& request, std::uint64_t size);
   Status TakeMessage(std::uint64_t size);
   Status Offer(const IncomingFile& file);
+  Status TakeOut(Passage* passage, std::uint64_t size);
   Result<std::string> CompareDigests(std::span<const std::byte> bytes);
   Status Answer(const std::string& digest);
   void Say(std::string_view step) const;
@@ -50,6 +53,7 @@ class Reception {
   transfer::Connection connection_;
   Control control_;
   const std::string peer_;
+  std::string peer_memory_ = "host";
 };
 
 void Reception::Say(std::string_view step) const {
@@ -59,30 +63,34 @@ void Reception::Say(std::string_view step) const {
 void Reception::Report(std::string_view kind, std::string_view name, std::uint64_t bytes,
                        const std::string& digest) const {
   if (!job_.json)
-    return Say(fmt::format("done: {} bytes, SHA-256 {} on both sides", bytes, digest));
+    return Say(fmt::format("done: {} bytes from {} to {} memory, SHA-256 {} on both sides", bytes,
+                           peer_memory_, job_.memory.ToString(), digest));
   PrintLine(DumpJson(Json{{"kind", kind},
                           {"name", name},
                           {"bytes", bytes},
                           {"sha256", digest},
                           {"identical", true},
+                          {"memory", job_.memory.ToString()},
+                          {"peer_memory", peer_memory_},
                           {"peer", peer_}}));
 }
 
 Status Reception::Run() {
   Status taken = Take();
   if (!taken && !connection_.lost()) {
-    (void)control_.Say(ErrorToJson(taken.error()), Deadline::After(kFirstRequest));
+    (void)control_.Say(ErrorToJson(taken.error()), Deadline::After(kControlWait));
   }
   return taken;
 }
 
 Status Reception::Take() {
-  FERRY_TRY_ASSIGN(const Json request, control_.Hear(Deadline::After(kFirstRequest)));
+  FERRY_TRY_ASSIGN(const Json request, control_.Hear(Deadline::After(kControlWait)));
   if (request.contains("do")) {
     return Error(Code::kUnsupported, "a `ferry transfer server` listens there, not a perf server");
   }
   FERRY_TRY_ASSIGN(const std::string kind, TextField(request, "kind"));
   FERRY_TRY_ASSIGN(const std::uint64_t size, NumberField(request, "size"));
+  FERRY_TRY_ASSIGN(peer_memory_, MemoryField(request));
   if (kind == "file") return TakeFile(request, size);
   if (kind == "message") return TakeMessage(size);
   return Error(Code::kUnsupported,
@@ -100,24 +108,48 @@ Result<std::string> Reception::CompareDigests(std::span<const std::byte> bytes) 
 }
 
 Status Reception::Answer(const std::string& digest) {
-  FERRY_TRY(control_.Say({{"sha256", digest}}, Deadline::After(kFirstRequest)));
+  FERRY_TRY(control_.Say({{"sha256", digest}}, Deadline::After(kControlWait)));
   (void)control_.Hear(Deadline::After(kGoodbye));
   return Ok();
 }
 
-// Until the client says that all bytes have landed.
+// Until all bytes are in the file.
 Status Reception::Offer(const IncomingFile& file) {
+  FERRY_TRY_ASSIGN(Passage passage, Passage::Of(file.bytes(), job_.memory, job_.config));
   std::optional<transfer::Region> region;
-  Json answer{{"ready", true}};
+  Json answer{{"ready", true}, {"memory", job_.memory.ToString()}};
   if (!file.bytes().empty()) {
-    FERRY_TRY_ASSIGN(auto registered, endpoint_->Register(file.bytes(), transfer::Rights::kWrite));
+    FERRY_TRY_ASSIGN(auto registered,
+                     endpoint_->Register(passage.memory(), transfer::Rights::kWrite));
     region.emplace(std::move(registered));
     answer["key"] = ToHex(region->key());
+    answer["window"] = passage.window();
   }
-  FERRY_TRY(control_.Say(answer, Deadline::After(kFirstRequest)));
-  FERRY_TRY_ASSIGN(const Json message, control_.Hear(Deadline::Never()));
-  if (FlagField(message, "landed")) return Ok();
-  return Error(Code::kCorrupt, "the client did not say that its file has landed");
+  FERRY_TRY(control_.Say(answer, Deadline::After(kControlWait)));
+  return TakeOut(&passage, file.bytes().size());
+}
+
+// As the client says that they have come.
+Status Reception::TakeOut(Passage* passage, std::uint64_t size) {
+  for (std::uint64_t taken = 0;;) {
+    FERRY_TRY_ASSIGN(const Json message, control_.Hear(Deadline::Never()));
+    const bool landed = FlagField(message, "landed");
+    std::uint64_t written = size;
+    if (!landed) {
+      FERRY_TRY_ASSIGN(written, NumberField(message, "written"));
+    }
+    if (written < taken || written > size || written - taken > passage->window()) {
+      return Error(Code::kCorrupt,
+                   fmt::format("the client says that {} of {} bytes are written, of which {} have "
+                               "been taken out of a window of {}; use the same version of ferry on "
+                               "both sides",
+                               written, size, taken, passage->window()));
+    }
+    FERRY_TRY(passage->Store(taken, written - taken));
+    if (landed) return Ok();
+    taken = written;
+    FERRY_TRY(control_.Say({{"ready", true}}, Deadline::After(kControlWait)));
+  }
 }
 
 Status Reception::TakeFile(const Json& request, std::uint64_t size) {
@@ -143,11 +175,14 @@ Status Reception::TakeMessage(std::uint64_t size) {
                              size, FormatSize(kMaxMessage)));
   }
   std::vector<std::byte> message(size);
+  FERRY_TRY_ASSIGN(Passage passage, Passage::Of(message, job_.memory, job_.config));
   InFlight receives;
-  FERRY_TRY_ASSIGN(auto receive, connection_.Recv(kMessageTag, ~std::uint64_t{0}, message));
+  FERRY_TRY_ASSIGN(auto receive, connection_.Recv(kMessageTag, kWholeTag, passage.memory()));
   receives.Add(std::move(receive));
-  FERRY_TRY(control_.Say({{"ready", true}}, Deadline::After(kFirstRequest)));
+  FERRY_TRY(control_.Say({{"ready", true}, {"memory", job_.memory.ToString()}},
+                         Deadline::After(kControlWait)));
   FERRY_TRY(receives.FinishOldest(Deadline::Never()));
+  FERRY_TRY(passage.Store(0, size));
   FERRY_TRY_ASSIGN(const std::string digest, CompareDigests(message));
   FERRY_TRY(Answer(digest));
   std::string text(size, '\0');
@@ -163,14 +198,16 @@ void Announce(const TransferServerJob& job, std::uint16_t port) {
   if (job.json) {
     PrintLine(DumpJson(Json{{"listening", address.ToString()}, {"port", port}}));
   } else {
-    PrintLine(fmt::format("listening on {}, files go to {}; stop with Ctrl-C", address.ToString(),
-                          job.directory));
+    PrintLine(fmt::format(
+        "listening on {}, files go to {}{}; stop with Ctrl-C", address.ToString(), job.directory,
+        job.memory.is_host() ? "" : fmt::format(" by way of {}", job.memory.ToString())));
   }
 }
 
 }  // namespace
 
 Status RunTransferServer(const TransferServerJob& job) {
+  FERRY_TRY(job.memory.Open(job.config));
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   Announce(job, endpoint.port());
   while (!Interrupted()) {

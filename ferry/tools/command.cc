@@ -39,6 +39,18 @@ void DeclareSettings(CLI::App* app, std::vector<std::string>* assignments) {
          "--secret-file", [set](const std::string& path) { set("secret_file", path); },
          "File with the secret that both sides share (as --set secret_file=FILE)")
       ->type_name("FILE");
+  app->add_option_function<std::string>(
+         "--tls", [set](const std::string& mode) { set("tls", mode); },
+         "off, psk (by the secret) or cert: TLS on every lane (as --set tls=MODE)")
+      ->type_name("MODE");
+  const auto add_file = [app, set](const char* flag, const char* name, const char* help) {
+    app->add_option_function<std::string>(
+           flag, [set, name](const std::string& path) { set(name, path); }, help)
+        ->type_name("FILE");
+  };
+  add_file("--tls-cert", "tls_cert", "Certificate of this side, PEM (as --set tls_cert=FILE)");
+  add_file("--tls-key", "tls_key", "Key of that certificate, PEM (as --set tls_key=FILE)");
+  add_file("--tls-ca", "tls_ca", "Authorities of the peer's, PEM (as --set tls_ca=FILE)");
   app->add_flag_callback(
       "--insecure", [set] { set("insecure", "on"); },
       "Without a secret, trust peers on other machines (as --set insecure=on)");
@@ -56,7 +68,9 @@ Result<Config> LoadConfig(const std::vector<std::string>& assignments) {
   }
   FERRY_TRY(config.Validate());
   FERRY_TRY_ASSIGN(const LogLevel level, ParseLogLevel(config.log_level));
+  FERRY_TRY_ASSIGN(const LogFormat format, ParseLogFormat(config.log_format));
   SetLogLevel(level);
+  SetLogFormat(format);
   return config;
 }
 

@@ -19,6 +19,8 @@ enum ExitCode : int {
   kExitUsage = 2,
   kExitPeer = 3,
   kExitTimedOut = 4,
+  kExitWarning = 5,  // of `ferry doctor`, as is the next
+  kExitProblem = 6,
 };
 ExitCode ExitCodeOf(Code code) noexcept;
 
@@ -30,12 +32,13 @@ struct Invocation {
   std::string name = "ferry";  // with the subcommands, for messages
   bool json = false;
   std::function<Status()> run;
+  ExitCode exit_code = kExitOk;  // where `run` ends well
 };
 
 // Options that several subcommands have.
 void DeclareJson(CLI::App* app, Invocation* invocation);
 void DeclareSettings(CLI::App* app, std::vector<std::string>* assignments);
-// The environment's settings, then the assignments "name=value"; sets the log level, too. Errors:
+// The environment's settings, then the assignments "name=value"; sets up the log, too. Errors:
 // kInvalidArgument.
 Result<Config> LoadConfig(const std::vector<std::string>& assignments);
 
@@ -43,5 +46,7 @@ Result<Config> LoadConfig(const std::vector<std::string>& assignments);
 void DeclarePerf(CLI::App* app, Invocation* invocation);
 void DeclareTransfer(CLI::App* app, Invocation* invocation);
 void DeclareInfo(CLI::App* app, Invocation* invocation);
+void DeclareDoctor(CLI::App* app, Invocation* invocation);
+void DeclareCopyBench(CLI::App* app, Invocation* invocation);
 
 }  // namespace ferry::tools

@@ -8,7 +8,7 @@
 namespace ferry::tools {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(20);
+constexpr auto kFloorWait = std::chrono::seconds(20);
 constexpr std::size_t kSockets = 3;
 
 // Both ends of three sockets.
@@ -19,7 +19,7 @@ class Floor : public testing::Test {
     auto listener = FloorListener::Open(config_, "127.0.0.1");
     ASSERT_TRUE(listener);
     auto accepted = std::async(std::launch::async, [&] {
-      return listener->Accept(config_, kSockets, Deadline::After(kPatience));
+      return listener->Accept(config_, kSockets, Deadline::After(kFloorWait));
     });
     stranger_ = Connect(*listener, Uuid::Random(), 1);
     near_ = Connect(*listener, listener->token(), kSockets);
@@ -32,7 +32,7 @@ class Floor : public testing::Test {
   std::optional<FloorSockets> Connect(const FloorListener& listener, const Uuid& token,
                                       std::size_t count) const {
     auto sockets = FloorSockets::Connect(config_, {"127.0.0.1", listener.port()}, token, count,
-                                         Deadline::After(kPatience));
+                                         Deadline::After(kFloorWait));
     if (!sockets) return std::nullopt;
     return *std::move(sockets);
   }

@@ -8,11 +8,9 @@
 #include <vector>
 
 #include "ferry/core/result.h"
+#include "ferry/tools/json_fwd.h"
 
 namespace ferry::tools {
-
-// Keeps the order in which fields were added.
-using Json = nlohmann::ordered_json;
 
 // For text from another process: no exceptions. Errors of all: kCorrupt.
 Result<Json> ParseJson(std::string_view text);

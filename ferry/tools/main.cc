@@ -25,6 +25,10 @@ constexpr Subcommand kSubcommands[] = {
     {"perf", "Measure bandwidth and latency between two processes", DeclarePerf},
     {"transfer", "Move one file or message and check it at the far side", DeclareTransfer},
     {"info", "Show version, machine and every setting", DeclareInfo},
+    {"doctor", "Tell what keeps this machine from moving tensors, and how to mend it",
+     DeclareDoctor},
+    {"copy-bench", "Measure copies between host and GPU memory and within it, by executor",
+     DeclareCopyBench},
 };
 
 constexpr const char* kFooter =
@@ -33,7 +37,9 @@ constexpr const char* kFooter =
     "  1  failed: the transfer, its verification, or a resource\n"
     "  2  wrong usage or setting\n"
     "  3  the peer could not be reached, or was lost\n"
-    "  4  timed out\n";
+    "  4  timed out\n"
+    "  5  doctor: at worst a warning\n"
+    "  6  doctor: a problem\n";
 
 // "ferry perf loopback": the program and the subcommands that were given.
 std::string NameOf(const CLI::App& app) {
@@ -86,7 +92,7 @@ int Main(int argc, char** argv) {
   invocation.name = NameOf(app);
   CatchSignals();
   const Status status = invocation.run();
-  if (status) return kExitOk;
+  if (status) return invocation.exit_code;
   PrintError(invocation, status.error());
   return ExitCodeOf(status.error().code());
 }

@@ -2,24 +2,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 
+#include "ferry/core/mapping.h"
 #include "ferry/core/result.h"
-#include "ferry/core/unique_handle.h"
 
 namespace ferry::tools {
-
-struct Mapping {
-  void* at = nullptr;
-  std::size_t bytes = 0;
-  bool operator==(const Mapping&) const = default;
-};
-struct MappingTraits {
-  using Handle = Mapping;
-  static constexpr Handle kInvalid{};
-  static void Destroy(Handle mapping) noexcept;
-};
-// Owns pages from mmap(2).
-using UniqueMapping = UniqueHandle<MappingTraits>;
 
 // Host memory for measurements: huge pages where there are any, aligned to them, and every page in
 // place.
@@ -29,14 +17,12 @@ class HostBuffer {
   // Errors: kUnavailable for more than the machine has left.
   static Result<HostBuffer> Allocate(std::uint64_t bytes);
 
-  std::span<std::byte> bytes() const noexcept { return bytes_; }
+  std::span<std::byte> bytes() const noexcept { return memory_.bytes; }
 
  private:
-  HostBuffer(UniqueMapping mapping, std::span<std::byte> bytes)
-      : mapping_(std::move(mapping)), bytes_(bytes) {}
+  explicit HostBuffer(HugeMemory memory) : memory_(std::move(memory)) {}
 
-  UniqueMapping mapping_;
-  std::span<std::byte> bytes_;
+  HugeMemory memory_;
 };
 
 }  // namespace ferry::tools

@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "ferry/core/units.h"
+#include "ferry/tools/json.h"
 #include "ferry/tools/process.h"
 
 namespace ferry::tools {
 namespace {
 
 constexpr std::uint64_t kControlTag = 1;
-constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
-constexpr std::size_t kMaxMessage = 16 * kKiB;
+constexpr std::size_t kMaxControlBytes = 16 * kKiB;
 constexpr auto kGlance = milliseconds(200);  // how often a wait looks for Ctrl-C
 
 }  // namespace
@@ -87,7 +87,7 @@ Status Control::Say(const Json& message, Deadline deadline) {
 }
 
 Result<Json> Control::Hear(Deadline deadline) {
-  std::string text(kMaxMessage, '\0');
+  std::string text(kMaxControlBytes, '\0');
   FERRY_TRY_ASSIGN(const auto operation,
                    connection_.Recv(kControlTag, kWholeTag, std::as_writable_bytes(std::span(text)),
                                     {.deadline = deadline, .notification = {}}));

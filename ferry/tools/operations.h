@@ -1,14 +1,18 @@
 #pragma once
+#include <cstdint>
 #include <deque>
 #include <string_view>
 
 #include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
-#include "ferry/tools/json.h"
+#include "ferry/tools/json_fwd.h"
 #include "ferry/transfer/connection.h"
 #include "ferry/transfer/endpoint.h"
 
 namespace ferry::tools {
+
+// The mask of a receive that takes one tag only.
+inline constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
 
 // Connect for a command line: whatever keeps the peer from being reached is kPeerLost, a name that
 // cannot be resolved and silence among it.

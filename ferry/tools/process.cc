@@ -21,7 +21,7 @@
 namespace ferry::tools {
 namespace {
 
-constexpr auto kGoodbye = std::chrono::seconds(5);
+constexpr auto kEndingWait = std::chrono::seconds(5);
 
 std::atomic<bool> interrupted{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "set in a signal handler");
@@ -131,7 +131,7 @@ ServerProcess::ServerProcess(ServerProcess&& other) noexcept
 ServerProcess::~ServerProcess() {
   if (pid_ < 0) return;
   (void)::kill(pid_, SIGTERM);
-  const Deadline deadline = Deadline::After(kGoodbye);
+  const Deadline deadline = Deadline::After(kEndingWait);
   std::array<char, 512> rest{};
   bool gone = false;
   while (!gone && WaitReadable(output_.get(), deadline)) {

@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "ferry/core/units.h"
+#include "ferry/tools/json.h"
 
 namespace ferry::tools {
 namespace {
@@ -52,6 +53,12 @@ std::string LatencyLine(const PerfRow& row) {
   return line;
 }
 
+// Of transfers between GPUs: the slower of the network and the copy into the GPU.
+std::optional<double> CeilingOf(const PerfRow& row) {
+  if (!row.floor_gbps || !row.h2d_gbps) return std::nullopt;
+  return std::min(*row.floor_gbps, *row.h2d_gbps);
+}
+
 }  // namespace
 
 double Median(std::vector<double> values) {
@@ -92,6 +99,20 @@ Json ToJson(const PerfRow& row) {
   json["depth"] = row.depth;
   json["wait"] = row.wait;
   json["congestion_control"] = row.congestion_control;
+  json["security"] = row.security;
+  json["path"] = row.path;
+  json["path_reason"] = row.path_reason;
+  if (row.h2d_gbps) {
+    json["h2d_gbps"] = *row.h2d_gbps;
+    json["d2h_gbps"] = OrNull(row.d2h_gbps);
+    json["ceiling_ratio"] = OrNull(Ratio(row.gbps, CeilingOf(row)));
+  }
+  if (row.overlap) json["overlap"] = *row.overlap;
+  if (row.crc_gbps) {
+    json["crc_gbps"] = *row.crc_gbps;
+    json["crc_ratio"] = *row.crc_gbps / row.gbps;
+    json["crc_cpu_seconds_per_gb"] = OrNull(row.crc_cpu_seconds_per_gb);
+  }
   if (row.half_rtt_us_p50) {
     json["half_rtt_us_p50"] = OrNull(row.half_rtt_us_p50);
     json["half_rtt_us_p99"] = OrNull(row.half_rtt_us_p99);
@@ -103,6 +124,12 @@ Json ToJson(const PerfRow& row) {
     rounds.push_back(Json{{"gbps", round.gbps}, {"floor_gbps", OrNull(round.floor_gbps)}});
   }
   json["rounds"] = std::move(rounds);
+  json["transport"] = Json{{"lanes", row.transport.lanes},
+                           {"retries", row.transport.retries},
+                           {"lanes_lost", row.transport.lanes_lost},
+                           {"lanes_replaced", row.transport.lanes_replaced},
+                           {"lane_stalls", row.transport.lane_stalls},
+                           {"retransmitted_segments", row.transport.retransmitted_segments}};
   return json;
 }
 
@@ -123,7 +150,39 @@ std::string PerfTableLine(const PerfRow& row) {
                   Fixed(Ratio(row.cpu_seconds_per_gb, row.floor_cpu_seconds_per_gb), 2),
                   Fixed(row.ops_per_second, 1), YesNo(row.verified));
   if (row.half_rtt_us_p50) line += "\n" + LatencyLine(row);
+  if (row.memory != "host") {
+    line += fmt::format("\n  path: {}, {}", row.path, Printable(row.path_reason));
+  }
+  if (row.h2d_gbps) {
+    line += fmt::format("\n  plain copies: {} GB/s to the GPU, {} from it; {} of what is possible",
+                        Fixed(row.h2d_gbps, 3), Fixed(row.d2h_gbps, 3),
+                        Fixed(Ratio(row.gbps, CeilingOf(row)), 3));
+  }
+  if (row.overlap) {
+    line += fmt::format("\n  overlap of copies and sockets: {:.1f} % of the shorter",
+                        *row.overlap * 100);
+  }
+  if (row.crc_gbps) {
+    line += fmt::format("\n  with CRC32C: {} GB/s, {} of it without; {} CPU s/GB",
+                        Fixed(row.crc_gbps, 3), Fixed(*row.crc_gbps / row.gbps, 3),
+                        Fixed(row.crc_cpu_seconds_per_gb, 3));
+  }
   return line;
+}
+
+std::string TransportLine(const PerfRow::Transport& transport) {
+  const bool eventful = transport.retries > 0 || transport.lanes_lost > 0 ||
+                        transport.lanes_replaced > 0 || transport.lane_stalls > 0;
+  if (!eventful && transport.lanes.size() <= 1) return "";
+  std::string line = "transport:";
+  for (const auto& [interface, lanes] : transport.lanes) {
+    line += fmt::format(" {} lanes by {},", lanes, interface);
+  }
+  return line + fmt::format(
+                    " {} slices sent again, {} lanes lost, {} replaced, {} stalls, {} TCP "
+                    "segments sent again",
+                    transport.retries, transport.lanes_lost, transport.lanes_replaced,
+                    transport.lane_stalls, transport.retransmitted_segments);
 }
 
 void PrintLine(std::string_view text) { Put(stdout, std::string(text) + "\n"); }

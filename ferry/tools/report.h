@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -8,7 +9,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 #include "ferry/tools/command.h"
-#include "ferry/tools/json.h"
+#include "ferry/tools/json_fwd.h"
 
 namespace ferry::tools {
 
@@ -29,6 +30,9 @@ struct PerfRow {
   std::uint64_t depth = 1;
   std::string wait;
   std::string congestion_control;  // with the reason
+  std::string security = "none";   // of the lanes: TLS's version, cipher and proof
+  std::string path = "network";    // that the bytes went: transfer::PathName()
+  std::string path_reason;
 
   // Medians over the rounds, but for the percentiles, which are of all operations.
   double seconds_avg = 0;
@@ -40,6 +44,12 @@ struct PerfRow {
   std::optional<double> floor_gbps;
   std::optional<double> floor_cpu_seconds_per_gb;
   std::optional<bool> verified;
+  // Of GPU memory: one plain copy of the same bytes from pinned memory, and to it, at best.
+  std::optional<double> h2d_gbps;
+  std::optional<double> d2h_gbps;
+  // The same with a CRC32C for every slice, in turn with the rounds without.
+  std::optional<double> crc_gbps;
+  std::optional<double> crc_cpu_seconds_per_gb;
 
   // Half of the round trip of 8 bytes, in microseconds; of sends only.
   std::optional<double> half_rtt_us_p50;
@@ -52,10 +62,26 @@ struct PerfRow {
     std::optional<double> floor_gbps;
   };
   std::vector<Round> rounds;
+  // Of one more operation, as this side saw it: for how much of the shorter's time copies of a GPU
+  // and sockets were busy at once; 0 to 1.
+  std::optional<double> overlap;
+
+  // What happened on the way, since the connection began.
+  struct Transport {
+    std::map<std::string, std::uint64_t> lanes;  // that are up, by interface
+    std::uint64_t retries = 0;
+    std::uint64_t lanes_lost = 0;
+    std::uint64_t lanes_replaced = 0;
+    std::uint64_t lane_stalls = 0;
+    std::uint64_t retransmitted_segments = 0;
+  };
+  Transport transport;
 };
 Json ToJson(const PerfRow& row);
 std::string PerfTableHead();
 std::string PerfTableLine(const PerfRow& row);
+// "" where all went as it should, over one interface.
+std::string TransportLine(const PerfRow::Transport& transport);
 
 // To stdout, with a line end, at once.
 void PrintLine(std::string_view text);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "ferry/tools/json.h"
+
 namespace ferry::tools {
 namespace {
 

@@ -1,0 +1,115 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ferry/core/units.h"
+#include "ferry/tools/bench_copies.h"
+#include "ferry/tools/bench_pipeline.h"
+#include "ferry/tools/command.h"
+
+namespace ferry::tools {
+namespace {
+
+constexpr const char* kCopySize = "64MiB";
+constexpr const char* kPipelineSize = "256MiB";
+
+struct Words {
+  CopyBenchJob job;
+  std::string size;
+  std::vector<std::string> block_sizes{"4KiB", "16KiB", "64KiB", "1MiB"};
+  bool pipeline = false;
+  std::string chunk = "4MiB";
+  // One alone is slower than the bus; half of the cores are left to others.
+  int staging_threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 4);
+  std::string trace;
+  std::vector<std::string> settings;
+};
+
+Status RunPipeline(const Words& words) {
+  PipelineBenchJob job;
+  job.config = words.job.config;
+  job.ordinal = words.job.ordinal;
+  job.rounds = words.job.rounds;
+  job.json = words.job.json;
+  job.trace = words.trace;
+  job.staging_threads = words.staging_threads;
+  FERRY_TRY_ASSIGN(job.bytes, ParseSize(words.size.empty() ? kPipelineSize : words.size));
+  FERRY_TRY_ASSIGN(job.chunk_bytes, ParseSize(words.chunk));
+  if (job.bytes == 0 || job.chunk_bytes == 0) {
+    return Error(Code::kInvalidArgument, "--size and --chunk should be at least 1");
+  }
+  return RunPipelineBench(job);
+}
+
+Status Run(Words* words) {
+  CopyBenchJob& job = words->job;
+  FERRY_TRY_ASSIGN(job.config, LoadConfig(words->settings));
+  if (words->pipeline) return RunPipeline(*words);
+  FERRY_TRY_ASSIGN(job.bytes, ParseSize(words->size.empty() ? kCopySize : words->size));
+  for (const std::string& text : words->block_sizes) {
+    FERRY_TRY_ASSIGN(const std::uint64_t size, ParseSize(text));
+    if (size == 0 || size > job.bytes) {
+      return Error(Code::kInvalidArgument,
+                   "--block-size " + text + " should be at least 1 and at most --size");
+    }
+    job.block_sizes.push_back(size);
+  }
+  return RunCopyBench(job);
+}
+
+}  // namespace
+
+void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
+  // Lives as long as the program: the parser writes into it, the subcommand reads it.
+  static Words words;
+  CopyBenchJob& job = words.job;
+  job.directions = {"H2D", "D2H", "D2D", "duplex"};
+  job.executors = {"dma", "kernel", "bounce", "auto", "prepared"};
+  job.host_sides = {"scattered", "contiguous"};
+  app->add_option("--device", job.ordinal, "GPU, as CUDA counts them")->type_name("N");
+  app->add_option("--direction", job.directions, "H2D, D2H, D2D or duplex; a list, or repeated")
+      ->delimiter(',')
+      ->type_name("WAY");
+  app->add_option("--executor", job.executors,
+                  "dma, kernel, bounce, auto or prepared; a list, or repeated")
+      ->delimiter(',')
+      ->type_name("NAME");
+  app->add_option("--host-side", job.host_sides, "Of duplex: scattered or contiguous; a list")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"scattered", "contiguous"}))
+      ->type_name("HOW");
+  app->add_option("--block-size", words.block_sizes, "Bytes of a block, like 16KiB; a list")
+      ->delimiter(',')
+      ->type_name("SIZE");
+  app->add_option("--size", words.size, "Bytes that are copied, in all (64MiB; --pipeline: 256MiB)")
+      ->type_name("SIZE");
+  app->add_option("--rounds", job.rounds, "Results are medians over them")
+      ->capture_default_str()
+      ->check(CLI::Range(1U, 1000U))
+      ->type_name("N");
+  auto* const pipeline = app->add_flag(
+      "--pipeline", words.pipeline,
+      "Instead: through a kernel and back, one step at a time and by overlapping streams");
+  app->add_option("--chunk", words.chunk, "Bytes that go through a pipeline at once")
+      ->needs(pipeline)
+      ->capture_default_str()
+      ->type_name("SIZE");
+  app->add_option("--staging-threads", words.staging_threads, "That copy pageable memory")
+      ->needs(pipeline)
+      ->capture_default_str()
+      ->check(CLI::Range(1, 64))
+      ->type_name("N");
+  app->add_option("--trace", words.trace, "Timeline of the pipelines, for Perfetto")
+      ->needs(pipeline)
+      ->type_name("FILE");
+  DeclareSettings(app, &words.settings);
+  DeclareJson(app, invocation);
+  app->callback([invocation] {
+    words.job.json = invocation->json;
+    invocation->run = [] { return Run(&words); };
+  });
+}
+
+}  // namespace ferry::tools

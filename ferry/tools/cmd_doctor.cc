@@ -1,0 +1,83 @@
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/net/address.h"
+#include "ferry/tools/command.h"
+#include "ferry/tools/doctor_check.h"
+#include "ferry/tools/doctor_checks.h"
+#include "ferry/tools/doctor_machine.h"
+#include "ferry/tools/json.h"
+#include "ferry/tools/report.h"
+
+namespace ferry::tools {
+namespace {
+
+struct DoctorJob {
+  std::string peer;
+  std::vector<std::string> settings;
+  bool tcpx = false;
+  bool json = false;
+};
+
+// Wrong variables are for the doctor to tell of; wrong options are wrong usage.
+Result<Config> SettingsFor(const DoctorJob& job, std::optional<Error>* wrong) {
+  auto config = LoadConfig(job.settings);
+  if (config) return config;
+  const auto environment = Config::FromEnvironment();
+  if (environment) return config;
+  *wrong = environment.error();
+  return Config();
+}
+
+Result<std::optional<net::Address>> PeerOf(const DoctorJob& job) {
+  if (job.peer.empty()) return std::optional<net::Address>();
+  FERRY_TRY_ASSIGN(net::Address peer, net::ParseAddress(job.peer, kPerfPort));
+  if (peer.host.empty() || peer.port == 0) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("--peer {} should name a host, and a port that is not 0", job.peer));
+  }
+  return std::optional(std::move(peer));
+}
+
+Result<ExitCode> RunDoctor(const DoctorJob& job) {
+  std::optional<Error> wrong;
+  const auto system = CreateMachine();
+  Visit visit;
+  visit.system = system.get();
+  visit.tcpx = job.tcpx;
+  FERRY_TRY_ASSIGN(visit.config, SettingsFor(job, &wrong));
+  FERRY_TRY_ASSIGN(visit.peer, PeerOf(job));
+  std::vector<Check> checks{CheckSettings(system.get(), wrong)};
+  for (Check& check : Examine(std::move(visit))) checks.push_back(std::move(check));
+  PrintLine(job.json ? DumpJson(ToJson(checks)) : DoctorText(checks));
+  return ExitCodeOf(WorstOf(checks));
+}
+
+}  // namespace
+
+void DeclareDoctor(CLI::App* app, Invocation* invocation) {
+  // Lives as long as the program: the parser writes into it, the subcommand reads it.
+  static DoctorJob job;
+  app->add_option("--peer", job.peer,
+                  fmt::format("Look at the way to this peer, too, and connect as a program that "
+                              "uses the library does (default port {})",
+                              kPerfPort))
+      ->type_name("HOST[:PORT]");
+  app->add_flag("--tcpx", job.tcpx,
+                "Look for what GPUDirect-TCPX needs, too, where no plugin of it hints at it");
+  DeclareSettings(app, &job.settings);
+  DeclareJson(app, invocation);
+  app->callback([invocation] {
+    invocation->run = [invocation]() -> Status {
+      job.json = invocation->json;
+      FERRY_TRY_ASSIGN(invocation->exit_code, RunDoctor(job));
+      return Ok();
+    };
+  });
+}
+
+}  // namespace ferry::tools

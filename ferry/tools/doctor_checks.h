@@ -1,0 +1,77 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/core/deadline.h"
+#include "ferry/net/address.h"
+#include "ferry/tools/doctor_check.h"
+#include "ferry/tools/doctor_system.h"
+
+namespace ferry::tools {
+
+// What a doctor looks at, and what its first checks have found for the later ones.
+struct Visit {
+  SystemView* system = nullptr;
+  Config config;
+  std::optional<net::Address> peer;  // as it was given: with a port
+  bool tcpx = false;                 // look at GPUDirect-TCPX even where nothing hints at it
+
+  std::vector<net::Address> resolved;   // of the peer
+  std::vector<std::string> interfaces;  // to the peer, or those whose addresses peers are told
+  bool loopback = false;                // the peer is on this machine
+  bool reached = false;                 // something listens at the peer's port
+  double rtt_us = 0;                    // to the peer; 0: unknown
+};
+
+// Every check, in the order of the report; a few seconds.
+std::vector<Check> Examine(Visit visit);
+
+// The parts of Examine, which it calls in this order.
+Check CheckSettings(SystemView* system, const std::optional<Error>& wrong);
+Check CheckSecret(const Visit& visit);
+std::vector<Check> CheckRoute(Visit* visit, Deadline deadline);
+std::vector<Check> CheckReach(Visit* visit, Deadline deadline);
+Check CheckPeer(const Visit& visit, Deadline deadline);
+std::vector<Check> CheckFirewall(const Visit& visit, Deadline deadline);
+
+Check CheckCongestionControl(const Visit& visit);
+Check CheckSocketBuffers(const Visit& visit);
+Check CheckTcpOptions(const Visit& visit);
+Check CheckSlowStart(const Visit& visit);
+Check CheckLentPages(const Visit& visit);
+
+Check CheckCores(const Visit& visit);
+Check CheckNuma(const Visit& visit);
+Check CheckLinks(const Visit& visit);
+Check CheckMemory(const Visit& visit);
+Check CheckSwap(const Visit& visit);
+Check CheckHugePages(const Visit& visit);
+Check CheckLockedMemory(const Visit& visit);
+Check CheckOpenFiles(const Visit& visit);
+Check CheckClock(const Visit& visit);
+
+// Mbit/s. Interfaces without a speed say 4294967295.
+inline constexpr std::uint64_t kNoSpeed = 10'000'000;
+
+inline constexpr const char* kMakeSecret =
+    "(umask 077; openssl rand -hex 32 > ~/.ferry_secret); export "
+    "FERRY_SECRET_FILE=~/.ferry_secret  # and the same file on the peer";
+
+// ---- what they share ----------------------------------------------------------------------------
+
+// The whole text as a number, blanks around it apart.
+std::optional<std::uint64_t> NumberIn(std::string_view text);
+std::vector<std::string> WordsOf(std::string_view text);
+// "tcp_sack" -> the file's number. Errors: as ReadFile; kCorrupt for what is no number.
+Result<std::uint64_t> ReadNumber(SystemView* system, const std::string& path);
+// A file of /proc/sys by the name that sysctl(8) gives it.
+std::string SysctlPath(std::string_view name);
+Check Skipped(std::string id, const Error& error);
+// "0-3,8" as sorted numbers; empty for what is no such list.
+std::vector<int> CoreList(std::string_view text);
+
+}  // namespace ferry::tools

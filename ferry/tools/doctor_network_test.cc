@@ -1,0 +1,287 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "ferry/tools/testing/fake_system.h"
+
+namespace ferry::tools {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+Visit Unresolved(FakeSystem* system) {
+  Visit visit = VisitTo(system);
+  visit.resolved.clear();
+  visit.interfaces.clear();
+  return visit;
+}
+
+const Check& Of(const std::vector<Check>& checks, const std::string& id) {
+  static const Check none;
+  for (const Check& check : checks) {
+    if (check.id == id) return check;
+  }
+  ADD_FAILURE() << "no check " << id;
+  return none;
+}
+
+Dialed Failed(int error) { return Dialed{.at = {}, .error = error}; }
+
+// ---- name and route -----------------------------------------------------------------------------
+
+TEST(DoctorRoute, TellsInterfaceSourceAndGateway) {
+  FakeSystem system;
+  system.routes["10.0.0.2"].gateway = "10.0.0.254";
+  Visit visit = Unresolved(&system);
+  const auto checks = CheckRoute(&visit, Soon());
+  EXPECT_EQ(Of(checks, "name").evidence, "node7 is 10.0.0.2");
+  EXPECT_EQ(Of(checks, "route_ipv4").verdict, Verdict::kOk);
+  EXPECT_EQ(Of(checks, "route_ipv4").evidence, "eth0 from 10.0.0.1, via 10.0.0.254, MTU 9000");
+  EXPECT_THAT(visit.interfaces, ElementsAre("eth0"));
+  EXPECT_FALSE(visit.loopback);
+}
+
+TEST(DoctorRoute, AnUnknownNameIsAProblem) {
+  FakeSystem system;
+  system.resolved = Error(Code::kInvalidArgument, "cannot resolve host \"node7\"");
+  Visit visit = Unresolved(&system);
+  const auto checks = CheckRoute(&visit, Soon());
+  ASSERT_EQ(checks.size(), 1U);
+  EXPECT_EQ(checks[0].verdict, Verdict::kProblem);
+  EXPECT_EQ(checks[0].mend, "getent ahosts node7");
+  EXPECT_EQ(Of(CheckReach(&visit, Soon()), "reach").verdict, Verdict::kSkipped);
+  EXPECT_EQ(CheckPeer(visit, Soon()).verdict, Verdict::kSkipped);
+}
+
+TEST(DoctorRoute, AHostileNameIsQuotedInTheCommand) {
+  FakeSystem system;
+  system.resolved = Error(Code::kInvalidArgument, "no");
+  Visit visit = Unresolved(&system);
+  visit.peer->host = "$(reboot)'";
+  EXPECT_EQ(CheckRoute(&visit, Soon())[0].mend, "getent ahosts '$(reboot)'\\'''");
+}
+
+TEST(DoctorRoute, NoRouteIsAProblem) {
+  FakeSystem system;
+  system.routes.clear();
+  Visit visit = Unresolved(&system);
+  const Check check = Of(CheckRoute(&visit, Soon()), "route_ipv4");
+  EXPECT_EQ(check.verdict, Verdict::kProblem);
+  EXPECT_THAT(check.evidence, HasSubstr("Network is unreachable"));
+  EXPECT_EQ(check.mend, "ip route get 10.0.0.2");
+}
+
+TEST(DoctorRoute, NoRouteOfOneFamilyIsANoteWhereTheOtherHasOne) {
+  FakeSystem system;
+  system.resolved = std::vector<net::Address>{{"fd00::2", 7471}, {"10.0.0.2", 7471}};
+  Visit visit = Unresolved(&system);
+  auto checks = CheckRoute(&visit, Soon());
+  EXPECT_EQ(Of(checks, "route_ipv4").verdict, Verdict::kOk);
+  EXPECT_EQ(Of(checks, "route_ipv6").verdict, Verdict::kNote);
+  system.routes.clear();
+  visit = Unresolved(&system);
+  checks = CheckRoute(&visit, Soon());
+  EXPECT_EQ(Of(checks, "route_ipv4").verdict, Verdict::kProblem);
+  EXPECT_EQ(Of(checks, "route_ipv6").verdict, Verdict::kProblem);
+}
+
+TEST(DoctorRoute, AnInterfaceThatIsDownIsAProblem) {
+  FakeSystem system;
+  system.files["/sys/class/net/eth0/operstate"] = "lowerlayerdown";
+  Visit visit = Unresolved(&system);
+  const Check check = Of(CheckRoute(&visit, Soon()), "route_ipv4");
+  EXPECT_EQ(check.verdict, Verdict::kProblem);
+  EXPECT_EQ(check.mend, "ip link set dev eth0 up");
+}
+
+TEST(DoctorRoute, BridgesAndWirelessAreNotes) {
+  for (const char* kind : {"bridge", "wlan"}) {
+    FakeSystem system;
+    system.files["/sys/class/net/eth0/uevent"] = std::string("IFINDEX=2\nDEVTYPE=") + kind;
+    Visit visit = Unresolved(&system);
+    const Check check = Of(CheckRoute(&visit, Soon()), "route_ipv4");
+    EXPECT_EQ(check.verdict, Verdict::kNote);
+    EXPECT_THAT(check.evidence, HasSubstr(std::string("a ") + kind));
+  }
+}
+
+TEST(DoctorRoute, AnAddressOfThisMachineIsTold) {
+  FakeSystem system;
+  system.routes["10.0.0.2"] =
+      Route{.interface = "lo", .source = "10.0.0.2", .gateway = "", .local = true};
+  Visit visit = Unresolved(&system);
+  EXPECT_THAT(Of(CheckRoute(&visit, Soon()), "route_ipv4").evidence, HasSubstr("this machine"));
+  EXPECT_TRUE(visit.loopback);
+}
+
+TEST(DoctorRoute, WithoutAPeerTheAddressesThatPeersAreToldAreLookedAt) {
+  FakeSystem system;
+  Visit visit;
+  visit.system = &system;
+  EXPECT_EQ(Of(CheckRoute(&visit, Soon()), "interfaces").evidence, "peers are told: eth0 10.0.0.1");
+  EXPECT_THAT(visit.interfaces, ElementsAre("eth0"));
+  system.addresses.clear();
+  EXPECT_EQ(Of(CheckRoute(&visit, Soon()), "interfaces").verdict, Verdict::kWarning);
+  EXPECT_EQ(Of(CheckReach(&visit, Soon()), "reach").verdict, Verdict::kSkipped);
+}
+
+// ---- reach --------------------------------------------------------------------------------------
+
+TEST(DoctorReach, AnOpenPortIsFine) {
+  FakeSystem system;
+  Visit visit = VisitTo(&system);
+  EXPECT_EQ(Of(CheckReach(&visit, Soon()), "reach").evidence, "10.0.0.2:7471 answers in 100 us");
+  EXPECT_TRUE(visit.reached);
+  EXPECT_EQ(visit.rtt_us, 100);
+}
+
+TEST(DoctorReach, EachFailureIsToldApart) {
+  struct Row {
+    int error;
+    const char* about;
+    const char* mend;
+  };
+  for (const Row& row :
+       {Row{ECONNREFUSED, "nothing listens", "ferry perf server --port 7471  # on node7"},
+        Row{ETIMEDOUT, "timed out: a firewall", "FERRY_PORT_RANGE=7471 ferry doctor  # as root on"},
+        Row{EHOSTUNREACH, "unreachable", "ip route get 10.0.0.2"},
+        Row{ENETUNREACH, "unreachable", "ip route get 10.0.0.2"},
+        Row{EPERM, "firewall of this machine", "nft list ruleset"},
+        Row{EMFILE, "failed: Too many open files", "ip route get"}}) {
+    FakeSystem system;
+    system.dialed = {{"10.0.0.2:7471", Failed(row.error)}};
+    Visit visit = VisitTo(&system);
+    const auto checks = CheckReach(&visit, Soon());
+    EXPECT_EQ(Of(checks, "reach").verdict, Verdict::kProblem);
+    EXPECT_THAT(Of(checks, "reach").evidence, HasSubstr(row.about));
+    EXPECT_THAT(Of(checks, "reach").mend, HasSubstr(row.mend));
+    EXPECT_EQ(Of(checks, "mtu").verdict, Verdict::kSkipped);
+    EXPECT_FALSE(visit.reached);
+  }
+}
+
+TEST(DoctorReach, OneAddressOfTwoIsAWarning) {
+  FakeSystem system;
+  Visit visit = VisitTo(&system);
+  visit.resolved.insert(visit.resolved.begin(), {"fd00::2", 7471});
+  const Check check = Of(CheckReach(&visit, Soon()), "reach");
+  EXPECT_EQ(check.verdict, Verdict::kWarning);
+  EXPECT_THAT(check.evidence, HasSubstr("[fd00::2]:7471 timed out"));
+}
+
+TEST(DoctorReach, PortsOfARangeThatAreDroppedAreAWarning) {
+  FakeSystem system;
+  Visit visit = VisitTo(&system);
+  visit.config.port_first = 7000;
+  visit.config.port_last = 7004;
+  for (const char* port : {"7000", "7001", "7004"}) {
+    system.dialed[std::string("10.0.0.2:") + port] = Failed(ECONNREFUSED);
+  }
+  auto check = Of(CheckReach(&visit, Soon()), "port_range");
+  EXPECT_EQ(check.verdict, Verdict::kWarning);
+  EXPECT_EQ(check.evidence,
+            "7000-7001, 7004 not dropped, nothing listens; 7002-7003 timed out: dropped by a "
+            "firewall");
+  system.dialed["10.0.0.2:7002"] = Failed(0);
+  system.dialed["10.0.0.2:7003"] = Failed(0);
+  check = Of(CheckReach(&visit, Soon()), "port_range");
+  EXPECT_EQ(check.verdict, Verdict::kOk);
+  EXPECT_THAT(check.evidence, HasSubstr("7002-7003 open"));
+}
+
+TEST(DoctorReach, OfALongRangeTheFirstPortsAreTried) {
+  FakeSystem system;
+  Visit visit = VisitTo(&system);
+  visit.config.port_first = 1;
+  visit.config.port_last = 65535;
+  EXPECT_THAT(Of(CheckReach(&visit, Soon()), "port_range").evidence,
+              HasSubstr("the first 64 of 65535 were tried"));
+}
+
+// ---- packet sizes -------------------------------------------------------------------------------
+
+TEST(DoctorMtu, TheSameOnTheWholeWayIsFine) {
+  FakeSystem system;
+  Visit visit = VisitTo(&system);
+  EXPECT_EQ(Of(CheckReach(&visit, Soon()), "mtu").verdict, Verdict::kOk);
+}
+
+TEST(DoctorMtu, LessOnTheWayOrAtThePeerIsAWarning) {
+  FakeSystem system;
+  system.dialed["10.0.0.2:7471"] = Dialed{.at = {}, .path_mtu = 1500, .peer_segment = 1448};
+  Visit visit = VisitTo(&system);
+  Check check = Of(CheckReach(&visit, Soon()), "mtu");
+  EXPECT_EQ(check.verdict, Verdict::kWarning);
+  EXPECT_EQ(check.mend, "tracepath -n 10.0.0.2");
+  system.dialed["10.0.0.2:7471"] = Dialed{.at = {}, .path_mtu = 9000, .peer_segment = 1448};
+  check = Of(CheckReach(&visit, Soon()), "mtu");
+  EXPECT_EQ(check.verdict, Verdict::kWarning);
+  EXPECT_THAT(check.evidence, HasSubstr("the peer takes packets of about 1500 only"));
+}
+
+TEST(DoctorMtu, SmallPacketsOnAFastLinkAreANote) {
+  FakeSystem system;
+  system.files["/sys/class/net/eth0/mtu"] = "1500";
+  system.dialed["10.0.0.2:7471"] = Dialed{.at = {}, .path_mtu = 1500, .peer_segment = 1448};
+  Visit visit = VisitTo(&system);
+  const Check check = Of(CheckReach(&visit, Soon()), "mtu");
+  EXPECT_EQ(check.verdict, Verdict::kNote);
+  EXPECT_EQ(check.mend, "ip link set dev eth0 mtu 9000");
+  system.files["/sys/class/net/eth0/speed"] = "1000";
+  EXPECT_EQ(Of(CheckReach(&visit, Soon()), "mtu").verdict, Verdict::kOk);
+}
+
+TEST(DoctorMtu, GarbageIsPassedOver) {
+  FakeSystem system;
+  system.files["/sys/class/net/eth0/mtu"] = "999999999999";
+  system.files["/sys/class/net/eth0/speed"] = "";
+  Visit visit = VisitTo(&system);
+  EXPECT_EQ(Of(CheckReach(&visit, Soon()), "mtu").verdict, Verdict::kOk);
+}
+
+// ---- the peer itself ----------------------------------------------------------------------------
+
+TEST(DoctorPeer, TellsLanesWithInterfaceAndCongestionControl) {
+  FakeSystem system;
+  transfer::ConnectionInfo info;
+  info.provider = "tcp";
+  info.endpoint = "abc";
+  info.lanes.resize(2);
+  for (auto& lane : info.lanes) {
+    lane.interface = "eth0";
+    lane.congestion_control = "cubic (as set)";
+  }
+  system.met = info;
+  Visit visit = VisitTo(&system);
+  visit.reached = true;
+  EXPECT_EQ(CheckPeer(visit, Soon()).evidence,
+            "endpoint abc over tcp, 2 lanes; eth0 cubic (as set)");
+}
+
+TEST(DoctorPeer, AFailureIsTheLibrarysSentence) {
+  FakeSystem system;
+  Visit visit = VisitTo(&system);
+  visit.reached = true;
+  system.met = Error(Code::kCorrupt, "no endpoint listens there");
+  Check check = CheckPeer(visit, Soon());
+  EXPECT_EQ(check.verdict, Verdict::kProblem);
+  EXPECT_EQ(check.evidence, "no endpoint listens there");
+  EXPECT_THAT(check.mend, HasSubstr("ss -ltnp 'sport = :7471'"));
+  system.met = Error(Code::kRefused, "no secret");
+  check = CheckPeer(visit, Soon());
+  EXPECT_EQ(check.verdict, Verdict::kProblem);
+  EXPECT_THAT(check.mend, HasSubstr("FERRY_SECRET_FILE"));
+  system.met = Error(Code::kTimedOut, "silence");
+  EXPECT_EQ(CheckPeer(visit, Soon()).mend, "");
+}
+
+TEST(DoctorPeer, IsNotCalledOnWhereNothingAnswers) {
+  FakeSystem system;
+  EXPECT_EQ(CheckPeer(VisitTo(&system), Soon()).verdict, Verdict::kSkipped);
+  EXPECT_EQ(CheckPeer(VisitAlone(&system), Soon()).verdict, Verdict::kSkipped);
+}
+
+}  // namespace
+}  // namespace ferry::tools

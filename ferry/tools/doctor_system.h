@@ -1,0 +1,119 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/core/deadline.h"
+#include "ferry/core/result.h"
+#include "ferry/net/address.h"
+#include "ferry/transfer/connection.h"
+
+namespace ferry::tools {
+
+// A program that has ended.
+struct CommandEnd {
+  int exit_code = -1;  // 128 plus the signal that ended it
+  std::string out;
+  std::string err;
+};
+
+// The way that packets to an address take from here.
+struct Route {
+  std::string interface;
+  std::string source;   // address
+  std::string gateway;  // empty: the address is on the link
+  bool local = false;   // the address is this machine's own
+  int mtu = 0;          // of the path, as far as the kernel knows it; 0: unknown
+};
+
+// What became of a TCP connect.
+struct Dialed {
+  net::Address at;
+  int error = 0;         // an errno; 0: connected, ETIMEDOUT: no answer
+  int path_mtu = 0;      // of the connected socket (IP_MTU)
+  int peer_segment = 0;  // bytes of a segment that both sides agreed on
+  double rtt_us = 0;     // of the handshake
+};
+
+struct Limit {
+  std::uint64_t soft = 0;
+  std::uint64_t hard = 0;
+};
+inline constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
+
+struct ClockState {
+  bool synchronised = false;
+  std::int64_t max_error_us = 0;
+};
+
+// What stands at a path, and what this process may do with it.
+struct PathState {
+  enum class Kind { kFile, kFolder, kSocket, kOther };
+
+  Kind kind = Kind::kFile;
+  bool readable = false;
+  bool writable = false;
+  bool noexec = false;  // the mount that it is on lets nothing be executed (mount(8))
+};
+
+// What ethtool(8) shows of an interface.
+struct NicSwitches {
+  std::map<std::string, bool> private_flags;  // of its driver; most have none
+  std::optional<bool> ntuple;                 // filters by addresses and ports; not told: nothing
+};
+
+// The machine, as `ferry doctor` looks at it: nothing here changes anything, and everything ends
+// by its deadline. One thread. Tests have a machine of their own making in its place.
+class SystemView {
+ public:
+  virtual ~SystemView() = default;
+
+  // A file of /proc or /sys, up to 1 MiB of it, without the line end. Errors: as ErrnoError.
+  virtual Result<std::string> ReadFile(const std::string& path) = 0;
+  // Links are followed. Errors: as ErrnoError.
+  virtual Result<PathState> StateOf(const std::string& path) = 0;
+  // Names in a folder, sorted. Errors: as ErrnoError.
+  virtual Result<std::vector<std::string>> List(const std::string& folder) = 0;
+  // As realpath(3). Errors: as ErrnoError.
+  virtual Result<std::string> RealPath(const std::string& path) = 0;
+  // Variables of this process: name, value.
+  virtual std::map<std::string, std::string> Environment() = 0;
+  // A program of the system's folders (/usr/sbin, /usr/bin, ...), with no input. Errors:
+  // kUnsupported (there is none), kTimedOut (it was killed), kUnavailable.
+  virtual Result<CommandEnd> Run(const std::vector<std::string>& arguments, Deadline deadline) = 0;
+
+  // Numeric addresses of a host. Errors: kInvalidArgument (unknown), kTimedOut.
+  virtual Result<std::vector<net::Address>> Resolve(const net::Address& address,
+                                                    Deadline deadline) = 0;
+  // Errors: as ErrnoError, kPeerLost where there is no route.
+  virtual Result<Route> RouteTo(const net::Address& numeric) = 0;
+  // Connects to all at once and closes again; one answer for each.
+  virtual std::vector<Dialed> Dial(const std::vector<net::Address>& numeric, Deadline deadline) = 0;
+  // What peers are told.
+  virtual std::vector<net::LocalAddress> Addresses() = 0;
+  // Whether this process may choose a congestion control that the kernel has loaded.
+  virtual bool MayUse(const std::string& congestion_control) = 0;
+  // Whether a TCP socket has the option of SOL_SOCKET by which fragments of device memory are given
+  // back; asked by giving back none. Errors: as ErrnoError.
+  virtual Result<bool> TakesTokens(int option) = 0;
+  // Errors: as ErrnoError where there is no such interface, or it cannot be asked.
+  virtual Result<NicSwitches> SwitchesOf(const std::string& interface) = 0;
+
+  // RLIMIT_*; numbers are kUnlimited where nothing limits.
+  virtual Limit LimitOf(int resource) = 0;
+  // Numbers of the cores that this process may run on.
+  virtual std::vector<int> Cores() = 0;
+  // Errors: as ErrnoError.
+  virtual Result<ClockState> Clock() = 0;
+  // Whether pages can be lent to a pipe (vmsplice). Errors: kUnsupported with the reason.
+  virtual Status LendPages() = 0;
+  // Connects as a program that uses the library does. Errors: those of Endpoint::Connect.
+  virtual Result<transfer::ConnectionInfo> Meet(const Config& config,
+                                                const std::vector<net::Address>& numeric,
+                                                Deadline deadline) = 0;
+};
+
+}  // namespace ferry::tools

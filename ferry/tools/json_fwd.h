@@ -1,0 +1,10 @@
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+
+namespace ferry::tools {
+
+// Keeps the order in which fields were added. For declarations, since all of json.h takes a second
+// to compile.
+using Json = nlohmann::ordered_json;
+
+}  // namespace ferry::tools

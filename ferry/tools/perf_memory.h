@@ -1,0 +1,44 @@
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "ferry/core/config.h"
+#include "ferry/core/result.h"
+#include "ferry/cuda/device_api.h"
+#include "ferry/tools/gpu_mirror.h"
+#include "ferry/tools/mapping.h"
+#include "ferry/tools/memory_choice.h"
+#include "ferry/tools/perf_case.h"
+
+namespace ferry::tools {
+
+// Memory to measure transfers of, with a copy in host memory beside it if it is a GPU's. One
+// thread.
+class PerfMemory {
+ public:
+  // Errors: kUnavailable for more than there is, kUnsupported without GPUs, kInvalidArgument for
+  // one that there is not.
+  static Result<PerfMemory> Allocate(MemoryChoice choice, std::uint64_t bytes,
+                                     const Config& config);
+
+  // What is transferred.
+  std::span<std::byte> bytes() const noexcept;
+  // As much host memory.
+  std::span<std::byte> host() const noexcept { return gpu_ ? gpu_.host() : host_.bytes(); }
+
+  // FillPattern() and Poison() of what is transferred.
+  Status Fill(const Layout& layout, std::uint64_t seed);
+  Status Poison();
+  // Whether all blocks hold their bytes of Fill().
+  Result<bool> Holds(const Layout& layout, std::uint64_t seed);
+  // Of one plain copy of the first `bytes` from pinned host memory or to it, at best, in GB/s.
+  Result<double> CopyRate(cuda::CopyKind kind, std::uint64_t bytes);
+
+ private:
+  Status Upload();
+
+  HostBuffer host_;  // empty where gpu_ is used
+  GpuMirror gpu_;
+};
+
+}  // namespace ferry::tools
