@@ -1,31 +1,26 @@
 // The program as its users see it: exit codes, sentences, JSON, and two processes of it at work.
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <poll.h>
-#include <spawn.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "ferry/core/deadline.h"
 #include "ferry/core/fd.h"
+#include "ferry/net/testing/certificates.h"
+#include "tests/ferry_program.h"
 
-namespace ferry {
+namespace ferry::tests {
 namespace {
 
 namespace fs = std::filesystem;
@@ -34,9 +29,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-// Ten times what the slowest command here needs under a sanitizer.
-constexpr auto kPatience = std::chrono::seconds(100);
-
 // Operations in flight at once write the same bytes to the same place, as `perf` means them to;
 // ThreadSanitizer rightly calls that a race.
 #ifdef __SANITIZE_THREAD__
@@ -44,200 +36,6 @@ constexpr const char* kDepth = "1";
 #else
 constexpr const char* kDepth = "3";
 #endif
-
-using Arguments = std::vector<std::string>;
-
-bool WaitReadable(int fd, Deadline deadline) {
-  pollfd entry{.fd = fd, .events = POLLIN, .revents = 0};
-  return ::poll(&entry, 1, deadline.PollMillis()) > 0;
-}
-
-// Becomes readable when the process ends. glibc 2.36 declares its wrapper for C only.
-UniqueFd OpenProcess(pid_t pid) {
-  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-}
-
-struct Ended {
-  int exit_code = -1;  // or minus the signal
-  std::string out;
-  std::string err;
-
-  std::vector<std::string> out_lines() const {
-    std::istringstream stream(out);
-    std::vector<std::string> lines;
-    for (std::string line; std::getline(stream, line);) lines.push_back(line);
-    return lines;
-  }
-};
-
-// The program, running; killed when the test lets go of it.
-class Program {
- public:
-  explicit Program(const Arguments& arguments, const Arguments& variables = {}) {
-    std::array<int, 2> out{};
-    std::array<int, 2> err{};
-    EXPECT_EQ(::pipe2(out.data(), O_CLOEXEC), 0);
-    EXPECT_EQ(::pipe2(err.data(), O_CLOEXEC), 0);
-    out_ = UniqueFd(out[0]);
-    err_ = UniqueFd(err[0]);
-    Spawn(arguments, variables, UniqueFd(out[1]), UniqueFd(err[1]));
-    gone_ = OpenProcess(pid_);
-    EXPECT_TRUE(gone_);
-  }
-  Program(const Program&) = delete;
-  Program& operator=(const Program&) = delete;
-  ~Program() {
-    if (pid_ <= 0) return;
-    Signal(SIGKILL);
-    (void)::waitpid(pid_, nullptr, 0);
-  }
-
-  pid_t pid() const { return pid_; }
-  void Signal(int signal) const { (void)::kill(pid_, signal); }
-
-  // The next line of its stdout; "" when there is none in time.
-  std::string ReadLine() {
-    while (text_.find('\n') == std::string::npos) {
-      if (!WaitReadable(out_.get(), deadline_) || !Append(out_.get(), &text_)) return "";
-    }
-    const auto end = text_.find('\n');
-    std::string line = text_.substr(0, end);
-    text_.erase(0, end + 1);
-    return line;
-  }
-
-  // Reads both outputs to their ends and waits for the program's.
-  Ended Finish() {
-    Ended ended;
-    ended.out = text_;
-    Drain(&ended);
-    if (!WaitReadable(gone_.get(), deadline_)) {
-      ADD_FAILURE() << "still running; stdout: " << ended.out << " stderr: " << ended.err;
-      Signal(SIGKILL);
-    }
-    int status = 0;
-    EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
-    pid_ = -1;
-    ended.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-    return ended;
-  }
-
- private:
-  void Spawn(const Arguments& arguments, const Arguments& variables, UniqueFd out, UniqueFd err) {
-    Arguments texts{FERRY_BINARY};
-    texts.insert(texts.end(), arguments.begin(), arguments.end());
-    Arguments environment = variables;
-    for (char** entry = environ; *entry != nullptr; ++entry) {
-      if (!std::string(*entry).starts_with("FERRY_")) environment.emplace_back(*entry);
-    }
-    posix_spawn_file_actions_t actions;
-    (void)::posix_spawn_file_actions_init(&actions);
-    (void)::posix_spawn_file_actions_adddup2(&actions, out.get(), STDOUT_FILENO);
-    (void)::posix_spawn_file_actions_adddup2(&actions, err.get(), STDERR_FILENO);
-    const int rc = ::posix_spawn(&pid_, FERRY_BINARY, &actions, nullptr, Pointers(&texts).data(),
-                                 Pointers(&environment).data());
-    EXPECT_EQ(rc, 0);
-    (void)::posix_spawn_file_actions_destroy(&actions);
-  }
-
-  static std::vector<char*> Pointers(Arguments* texts) {
-    std::vector<char*> pointers;
-    for (std::string& text : *texts) pointers.push_back(text.data());
-    pointers.push_back(nullptr);
-    return pointers;
-  }
-
-  static bool Append(int fd, std::string* text) {
-    std::array<char, 4096> part{};
-    const ssize_t got = ::read(fd, part.data(), part.size());
-    if (got > 0) text->append(part.data(), static_cast<std::size_t>(got));
-    return got > 0;
-  }
-
-  void Drain(Ended* ended) const {
-    std::array<pollfd, 2> entries{pollfd{.fd = out_.get(), .events = POLLIN, .revents = 0},
-                                  pollfd{.fd = err_.get(), .events = POLLIN, .revents = 0}};
-    while (entries[0].fd >= 0 || entries[1].fd >= 0) {
-      if (::poll(entries.data(), entries.size(), deadline_.PollMillis()) <= 0) return;
-      for (std::size_t i = 0; i < entries.size(); ++i) {
-        if (entries[i].revents == 0) continue;
-        if (!Append(entries[i].fd, i == 0 ? &ended->out : &ended->err)) entries[i].fd = -1;
-      }
-    }
-  }
-
-  const Deadline deadline_ = Deadline::After(kPatience);
-  pid_t pid_ = -1;
-  UniqueFd gone_;
-  UniqueFd out_;
-  UniqueFd err_;
-  std::string text_;  // of stdout, read and not taken
-};
-
-Ended Ferry(const Arguments& arguments, const Arguments& variables = {}) {
-  return Program(arguments, variables).Finish();
-}
-
-// The address of a server that was started with --json and --listen 127.0.0.1.
-std::string AddressOf(Program* server) {
-  const json announcement = json::parse(server->ReadLine(), nullptr, false);
-  return announcement.value("listening", "");
-}
-
-// One sentence: a single line that begins with the command's name.
-testing::Matcher<const std::string&> Sentence(const std::string& command,
-                                              const std::string& about) {
-  return AllOf(StartsWith(command + ": "), HasSubstr(about),
-               testing::ResultOf([](const std::string& s) { return s.find('\n') == s.size() - 1; },
-                                 testing::IsTrue()));
-}
-
-// A port that was free a moment ago.
-std::uint16_t ClosedPort() {
-  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  auto* const raw = reinterpret_cast<sockaddr*>(&address);
-  EXPECT_EQ(::bind(fd.get(), raw, length), 0);
-  EXPECT_EQ(::getsockname(fd.get(), raw, &length), 0);
-  return ntohs(address.sin_port);
-}
-
-class Folder {
- public:
-  Folder() {
-    std::string path = (fs::temp_directory_path() / "ferry-cli-XXXXXX").string();
-    EXPECT_NE(::mkdtemp(path.data()), nullptr);
-    path_ = path;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  std::string text() const { return path_.string(); }
-
- private:
-  fs::path path_;
-};
-
-std::string ReadFile(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void WriteFile(const fs::path& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
-// Bytes that repeat at no power of two.
-std::string SomeBytes(std::size_t size) {
-  std::string text(size, '\0');
-  for (std::size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i % 251);
-  return text;
-}
 
 bool HasIpv6Loopback() {
   const UniqueFd fd(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -250,26 +48,44 @@ bool HasIpv6Loopback() {
 // ---- usage --------------------------------------------------------------------------------------
 
 TEST(Help, ListsSubcommandsAndExitCodes) {
-  const Ended help = Ferry({"--help"});
+  const ProgramEnd help = Ferry({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* name : {"perf", "transfer", "info"}) EXPECT_THAT(help.out, HasSubstr(name));
+  for (const char* name : {"perf", "transfer", "info", "doctor"})
+    EXPECT_THAT(help.out, HasSubstr(name));
   EXPECT_THAT(help.out, HasSubstr("Exit codes:\n"
                                   "  0  ok\n"
                                   "  1  failed: the transfer, its verification, or a resource\n"
                                   "  2  wrong usage or setting\n"
                                   "  3  the peer could not be reached, or was lost\n"
-                                  "  4  timed out\n"));
+                                  "  4  timed out\n"
+                                  "  5  doctor: at worst a warning\n"
+                                  "  6  doctor: a problem\n"));
 }
 
 TEST(Help, EverySubcommandHasJson) {
   for (const Arguments& command :
        {Arguments{"perf", "server"}, Arguments{"perf", "client"}, Arguments{"perf", "loopback"},
-        Arguments{"transfer", "server"}, Arguments{"transfer", "client"}, Arguments{"info"}}) {
+        Arguments{"transfer", "server"}, Arguments{"transfer", "client"}, Arguments{"info"},
+        Arguments{"doctor"}}) {
     Arguments arguments = command;
     arguments.emplace_back("--help");
-    const Ended help = Ferry(arguments);
+    const ProgramEnd help = Ferry(arguments);
     EXPECT_EQ(help.exit_code, 0) << command.back();
     EXPECT_THAT(help.out, HasSubstr("--json")) << command.back();
+  }
+}
+
+TEST(Perf, GpuMemoryOfTwoProcessesIsCopiedUnlessToldOtherwise) {
+  for (const bool off : {false, true}) {
+    const ProgramEnd ended =
+        Ferry({"perf", "loopback", "--memory", "cuda", "--op", "write,read", "--size", "1000001",
+               "--rounds", "1", "--iters", "3", "--no-floor", "--json", "--set",
+               off ? "cuda_ipc=off" : "cuda_ipc=auto"},
+              {"FERRY_DEVICES=simulated:2"});
+    EXPECT_EQ(ended.exit_code, 0) << ended.err;
+    EXPECT_THAT(ended.out, HasSubstr(off ? "\"path\":\"network\"" : "\"path\":\"gpu-copy\""));
+    EXPECT_THAT(ended.out, HasSubstr("\"verified\":true"));
+    EXPECT_THAT(ended.out, Not(HasSubstr("\"verified\":false")));
   }
 }
 
@@ -288,7 +104,12 @@ TEST(Usage, MistakesEndWithCode2AndASentence) {
       {{"perf", "loopback", "--op", "throw"}, "ferry perf loopback", "\"throw\""},
       {{"perf", "loopback", "--depth", "0"}, "ferry perf loopback", "--depth 0"},
       {{"perf", "loopback", "--rounds", "0"}, "ferry perf loopback", "--rounds 0"},
-      {{"perf", "loopback", "--memory", "cuda"}, "ferry perf loopback", "no CUDA memory"},
+      {{"perf", "loopback", "--memory", "cuda", "--set", "devices=none"},
+       "ferry perf loopback",
+       "devices=none"},
+      {{"perf", "loopback", "--memory", "gpu"},
+       "ferry perf loopback",
+       "choose host, cuda or cuda:N"},
       {{"perf", "loopback", "--set", "lanes=99"}, "ferry perf loopback", "lanes"},
       {{"perf", "loopback", "--set", "warp=9"}, "ferry perf loopback", "'warp'"},
       {{"perf", "client"}, "ferry perf client", "host"},
@@ -296,7 +117,7 @@ TEST(Usage, MistakesEndWithCode2AndASentence) {
       {{"transfer", "client", "localhost", "--file", "/"}, "ferry transfer client", "regular"},
   };
   for (const Mistake& mistake : mistakes) {
-    const Ended ended = Ferry(mistake.arguments);
+    const ProgramEnd ended = Ferry(mistake.arguments);
     EXPECT_EQ(ended.exit_code, 2) << mistake.about;
     EXPECT_THAT(ended.err, Sentence(mistake.command, mistake.about));
     EXPECT_EQ(ended.out, "");
@@ -304,7 +125,7 @@ TEST(Usage, MistakesEndWithCode2AndASentence) {
 }
 
 TEST(Usage, ABadVariableIsNamed) {
-  const Ended ended = Ferry({"info"}, {"FERRY_LANES=many"});
+  const ProgramEnd ended = Ferry({"info"}, {"FERRY_LANES=many"});
   EXPECT_EQ(ended.exit_code, 2);
   EXPECT_THAT(ended.err, Sentence("ferry info", "FERRY_LANES"));
 }
@@ -312,7 +133,7 @@ TEST(Usage, ABadVariableIsNamed) {
 TEST(Usage, WithJsonAnErrorIsAnObjectToo) {
   for (const Arguments& arguments : {Arguments{"perf", "loopback", "--size", "0", "--json"},
                                      Arguments{"perf", "loopback", "--warp", "--json"}}) {
-    const Ended ended = Ferry(arguments);
+    const ProgramEnd ended = Ferry(arguments);
     EXPECT_EQ(ended.exit_code, 2);
     const json error = json::parse(ended.out, nullptr, false).value("error", json());
     EXPECT_EQ(error.value("code", ""), "InvalidArgument");
@@ -323,7 +144,7 @@ TEST(Usage, WithJsonAnErrorIsAnObjectToo) {
 // ---- peers --------------------------------------------------------------------------------------
 
 TEST(Peer, AnUnknownHostIsCode3) {
-  const Ended ended = Ferry({"perf", "client", "no-such-host.invalid"});
+  const ProgramEnd ended = Ferry({"perf", "client", "no-such-host.invalid"});
   EXPECT_EQ(ended.exit_code, 3);
   EXPECT_THAT(ended.err, Sentence("ferry perf client", "no-such-host.invalid"));
 }
@@ -333,7 +154,7 @@ TEST(Peer, AClosedPortIsCode3) {
   for (const Arguments& arguments :
        {Arguments{"perf", "client", address},
         Arguments{"transfer", "client", address, "--message", "hello", "--json"}}) {
-    const Ended ended = Ferry(arguments);
+    const ProgramEnd ended = Ferry(arguments);
     EXPECT_EQ(ended.exit_code, 3);
     EXPECT_THAT(ended.err, Sentence("ferry " + arguments[0] + " client", address));
   }
@@ -341,7 +162,7 @@ TEST(Peer, AClosedPortIsCode3) {
 
 TEST(Peer, AServerOfAnotherKindSaysSo) {
   Program server({"transfer", "server", "--listen", "127.0.0.1", "--port", "0", "--json"});
-  const Ended ended = Ferry({"perf", "client", AddressOf(&server)});
+  const ProgramEnd ended = Ferry({"perf", "client", AddressOf(&server)});
   EXPECT_EQ(ended.exit_code, 2);
   EXPECT_THAT(ended.err, Sentence("ferry perf client", "ferry transfer server"));
 }
@@ -369,7 +190,8 @@ void ExpectWholeRow(const json& row) {
                           "verified",
                           "wait",
                           "rounds",
-                          "congestion_control"}) {
+                          "congestion_control",
+                          "security"}) {
     EXPECT_TRUE(row.contains(key)) << key;
     EXPECT_NE(row.value(key, json()), json()) << key;
   }
@@ -382,9 +204,33 @@ void ExpectWholeRow(const json& row) {
   EXPECT_EQ(row.value("rounds", json()).size(), 1U);
 }
 
+TEST(Perf, OverTlsSaysHowItIsSecured) {
+  const std::vector<std::string> measure = {"perf", "loopback", "--size", "1MiB",   "--iters",
+                                            "5",    "--rounds", "1",      "--json", "--tls"};
+  const auto row_of = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = measure;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramEnd ended = Ferry(arguments);
+    EXPECT_EQ(ended.exit_code, 0) << ended.err;
+    json row = json::parse(ended.out, nullptr, false);
+    ExpectWholeRow(row);
+    return row;
+  };
+  EXPECT_EQ(row_of({"off"}).value("security", ""), "none");
+  EXPECT_EQ(row_of({"psk", "--set", "secret=sixteen letters!"}).value("security", ""),
+            "TLSv1.3 TLS_AES_128_GCM_SHA256, pre-shared key");
+  net::TestAuthority authority;
+  const auto issued = authority.Issue("node7");
+  EXPECT_THAT(row_of({"cert", "--tls-cert", issued.cert, "--tls-key", issued.key, "--tls-ca",
+                      authority.file()})
+                  .value("security", ""),
+              HasSubstr("certificate CN=node7"));
+}
+
 TEST(Perf, WritesReadsAndSendsAreMeasuredAndVerified) {
-  const Ended ended = Ferry({"perf", "loopback", "--op", "write,read", "--op", "send", "--size",
-                             "1MiB,3001", "--iters", "5", "--rounds", "1", "--json"});
+  const ProgramEnd ended =
+      Ferry({"perf", "loopback", "--op", "write,read", "--op", "send", "--size", "1MiB,3001",
+             "--iters", "5", "--rounds", "1", "--json"});
   ASSERT_EQ(ended.exit_code, 0) << ended.err;
   const auto lines = ended.out_lines();
   ASSERT_EQ(lines.size(), 6U);
@@ -400,7 +246,7 @@ TEST(Perf, WritesReadsAndSendsAreMeasuredAndVerified) {
 }
 
 TEST(Perf, ScatteredBlocksAreVerified) {
-  const Ended ended =
+  const ProgramEnd ended =
       Ferry({"perf", "loopback", "--op", "write,read", "--size", "1000001", "--block-size", "4096",
              "--iters", "5", "--rounds", "1", "--depth", kDepth, "--json"});
   ASSERT_EQ(ended.exit_code, 0) << ended.err;
@@ -414,7 +260,7 @@ TEST(Perf, ScatteredBlocksAreVerified) {
 
 TEST(Perf, WorksOverIpv6AndByPolling) {
   if (!HasIpv6Loopback()) GTEST_SKIP() << "no ::1 here";
-  const Ended ended =
+  const ProgramEnd ended =
       Ferry({"perf", "loopback", "--host", "::1", "--op", "send", "--size", "8", "--iters", "5",
              "--rounds", "1", "--lanes", "1", "--wait", "spin", "--json"});
   ASSERT_EQ(ended.exit_code, 0) << ended.err;
@@ -425,8 +271,8 @@ TEST(Perf, WorksOverIpv6AndByPolling) {
 }
 
 TEST(Perf, TheTableHasAColumnForEachFigure) {
-  const Ended ended = Ferry({"perf", "loopback", "--size", "64KiB", "--iters", "5", "--rounds", "1",
-                             "--no-floor", "--no-verify"});
+  const ProgramEnd ended = Ferry({"perf", "loopback", "--size", "64KiB", "--iters", "5", "--rounds",
+                                  "1", "--no-floor", "--no-verify"});
   ASSERT_EQ(ended.exit_code, 0) << ended.err;
   ASSERT_EQ(ended.out_lines().size(), 3U);
   EXPECT_THAT(ended.out, HasSubstr("avg ms    p50 ms    p99 ms    GB/s   floor  share CPU s/GB"));
@@ -435,7 +281,7 @@ TEST(Perf, TheTableHasAColumnForEachFigure) {
 }
 
 TEST(Perf, ADeadlineThatPassesIsCode4) {
-  const Ended ended = Ferry({"perf", "loopback", "--size", "256MiB", "--deadline", "1ms"});
+  const ProgramEnd ended = Ferry({"perf", "loopback", "--size", "256MiB", "--deadline", "1ms"});
   EXPECT_EQ(ended.exit_code, 4);
   EXPECT_THAT(ended.err, Sentence("ferry perf loopback", "256 MiB did not end within 1 ms"));
 }
@@ -447,7 +293,7 @@ TEST(Perf, TheServerSurvivesAKilledClientAndServesTheNext) {
   EXPECT_THAT(client.ReadLine(), HasSubstr(address));  // it has begun
   client.Signal(SIGKILL);
   EXPECT_EQ(client.Finish().exit_code, -SIGKILL);
-  const Ended next = Ferry(
+  const ProgramEnd next = Ferry(
       {"perf", "client", address, "--size", "64KiB", "--iters", "5", "--rounds", "1", "--json"});
   ASSERT_EQ(next.exit_code, 0) << next.err;
   ExpectWholeRow(json::parse(next.out, nullptr, false));
@@ -468,7 +314,7 @@ TEST(Perf, CtrlCEndsBothSidesOfALoopback) {
   Program loopback({"perf", "loopback", "--rounds", "1000", "--deadline", "1000s"});
   EXPECT_THAT(loopback.ReadLine(), HasSubstr("127.0.0.1"));
   loopback.Signal(SIGINT);
-  const Ended ended = loopback.Finish();
+  const ProgramEnd ended = loopback.Finish();
   EXPECT_EQ(ended.exit_code, 1);
   EXPECT_THAT(ended.err, HasSubstr("interrupted"));
 }
@@ -483,7 +329,7 @@ TEST(Perf, TheServerOfALoopbackDiesWithItsParent) {
   const UniqueFd gone = OpenProcess(server);
   ASSERT_TRUE(gone);
   loopback.Signal(SIGKILL);
-  EXPECT_TRUE(WaitReadable(gone.get(), Deadline::After(kPatience)));
+  EXPECT_TRUE(WaitReadable(gone.get(), Deadline::After(kProgramPatience)));
 }
 
 // ---- transfer -----------------------------------------------------------------------------------
@@ -497,7 +343,7 @@ TEST(Transfer, FilesOfAnySizeArriveIdentical) {
   for (const std::size_t size : {0U, 1U, 4097U, (3U << 20) + 1}) {
     const std::string name = "file-" + std::to_string(size);
     WriteFile(here / name, SomeBytes(size));
-    const Ended client =
+    const ProgramEnd client =
         Ferry({"transfer", "client", address, "--file", (here / name).string(), "--json"});
     ASSERT_EQ(client.exit_code, 0) << client.err;
     const json sent = json::parse(client.out, nullptr, false);
@@ -519,7 +365,7 @@ TEST(Transfer, AnExistingFileIsReplacedAndNothingElseIsLeft) {
   WriteFile(there / "model", "old and longer");
   Program server({"transfer", "server", "--dir", there.text(), "--listen", "127.0.0.1", "--port",
                   "0", "--once", "--json"});
-  const Ended client =
+  const ProgramEnd client =
       Ferry({"transfer", "client", AddressOf(&server), "--file", (here / "model").string()});
   ASSERT_EQ(client.exit_code, 0) << client.err;
   EXPECT_THAT(client.out, AllOf(HasSubstr("transport tcp"), HasSubstr("congestion control"),
@@ -534,9 +380,9 @@ TEST(Transfer, AMessageArrivesPrintable) {
   const std::string listening = server.ReadLine();
   const std::string address = listening.substr(sizeof "listening on " - 1,
                                                listening.find(',') - sizeof "listening on " + 1);
-  const Ended client = Ferry({"transfer", "client", address, "--message", "Grüße\x1b[2J"});
+  const ProgramEnd client = Ferry({"transfer", "client", address, "--message", "Grüße\x1b[2J"});
   EXPECT_EQ(client.exit_code, 0) << client.err;
-  const Ended ended = server.Finish();
+  const ProgramEnd ended = server.Finish();
   EXPECT_EQ(ended.exit_code, 0) << ended.err;
   EXPECT_THAT(ended.out, HasSubstr("message: Grüße\\x1b[2J\n"));
 }
@@ -546,7 +392,7 @@ TEST(Transfer, AServerThatCannotStoreTheFileSaysSo) {
   WriteFile(here / "file", "text");
   Program server({"transfer", "server", "--dir", (here / "missing").string(), "--listen",
                   "127.0.0.1", "--port", "0", "--once", "--json"});
-  const Ended client = Ferry(
+  const ProgramEnd client = Ferry(
       {"transfer", "client", AddressOf(&server), "--file", (here / "file").string(), "--json"});
   EXPECT_NE(client.exit_code, 0);
   EXPECT_THAT(client.err, Sentence("ferry transfer client", "missing"));
@@ -556,11 +402,11 @@ TEST(Transfer, AServerThatCannotStoreTheFileSaysSo) {
 // ---- info ---------------------------------------------------------------------------------------
 
 TEST(Info, JsonHasEverySettingWithItsSource) {
-  const Ended ended =
+  const ProgramEnd ended =
       Ferry({"info", "--json", "--set", "window_bytes=32MiB"}, {"FERRY_LANES=3", "FERRY_LANE=3"});
   ASSERT_EQ(ended.exit_code, 0) << ended.err;
   const json info = json::parse(ended.out, nullptr, false);
-  for (const char* key : {"build", "machine", "kernel", "interfaces", "providers"}) {
+  for (const char* key : {"build", "machine", "kernel", "devices", "interfaces", "providers"}) {
     EXPECT_FALSE(info.value(key, json()).empty()) << key;
   }
   std::map<std::string, json> settings;
@@ -577,13 +423,88 @@ TEST(Info, JsonHasEverySettingWithItsSource) {
 }
 
 TEST(Info, TextHasEverySection) {
-  const Ended ended = Ferry({"info"});
+  const ProgramEnd ended = Ferry({"info"});
   EXPECT_EQ(ended.exit_code, 0);
-  for (const char* title :
-       {"Build\n", "Machine\n", "Kernel\n", "Addresses\n", "Providers\n  tcp\n", "Settings\n"}) {
+  for (const char* title : {"Build\n", "Machine\n", "Kernel\n", "Devices\n", "Addresses\n",
+                            "Providers\n  tcp\n", "Settings\n"}) {
     EXPECT_THAT(ended.out, HasSubstr(title));
   }
 }
 
+TEST(Info, DescribesEachDevice) {
+  const ProgramEnd text = Ferry({"info"}, {"FERRY_DEVICES=simulated:2"});
+  EXPECT_EQ(text.exit_code, 0);
+  EXPECT_THAT(text.out,
+              HasSubstr("\n  1  simulated device, compute capability 9.0, 4 SMs, 1.0 GiB, "
+                        "PCI 0000:02:00.0, NUMA node unknown, reaches GPUs [0]\n"));
+  EXPECT_THAT(text.out, HasSubstr("between GPUs of processes of this machine: gpu-copy"));
+  const ProgramEnd ended = Ferry({"info", "--json"}, {"FERRY_DEVICES=simulated:2"});
+  const json devices = json::parse(ended.out, nullptr, false).value("devices", json());
+  ASSERT_EQ(devices.value("found", json()).size(), 2U) << ended.out;
+  EXPECT_EQ(devices["found"][1].value("pci_bus_id", ""), "0000:02:00.0");
+  EXPECT_EQ(devices["found"][1].value("memory_bytes", 0), 1 << 30);
+  EXPECT_EQ(devices.value("why_none", "-"), "");
+  EXPECT_EQ(devices["found"][1].value("reaches", json()), json::array({0}));
+  EXPECT_EQ(devices.value("path_within_machine", ""), "gpu-copy");
+}
+
+TEST(Info, TellsWhatAPluginIsOrWhyItCannotBeUsed) {
+  const ProgramEnd none = Ferry({"info"});
+  EXPECT_THAT(none.out, HasSubstr("Network plugin\n  none (FERRY_NET_PLUGIN names one)\n"));
+  const ProgramEnd missing = Ferry({"info"}, {"UCCL_TCPX_PLUGIN_PATH=/x/y.so"});
+  EXPECT_EQ(missing.exit_code, 0);
+  EXPECT_THAT(missing.out, HasSubstr("/x/y.so (UCCL_TCPX_PLUGIN_PATH)\n  there is no network "
+                                     "plugin /x/y.so; set FERRY_NET_PLUGIN to its file\n"));
+  const ProgramEnd ended =
+      Ferry({"info", "--json"}, {std::string("FERRY_NET_PLUGIN=") + FERRY_STANDIN_LIBRARY,
+                                 "NCCL_DYNAMIC_CHUNK_SIZE=524288", "FERRY_STANDIN_NICS=3"});
+  const json plugin = json::parse(ended.out, nullptr, false).value("plugin", json());
+  EXPECT_EQ(plugin.value("name", ""), "GPUDirectTCPX_v7") << ended.out;
+  EXPECT_EQ(plugin.value("version", 0), 7);
+  ASSERT_EQ(plugin.value("devices", json()).size(), 3U);
+  EXPECT_EQ(plugin["devices"][2].value("name", ""), "standin2");
+  EXPECT_TRUE(plugin["devices"][2].value("unpacks", false));
+}
+
+TEST(Info, SaysWhyThereAreNoDevices) {
+  const ProgramEnd text = Ferry({"info"}, {"FERRY_DEVICES=none"});
+  EXPECT_EQ(text.exit_code, 0);
+  EXPECT_THAT(text.out, HasSubstr("Devices\n  none: GPUs are turned off"));
+  const ProgramEnd ended = Ferry({"info", "--json"}, {"FERRY_DEVICES=none"});
+  const json devices = json::parse(ended.out, nullptr, false).value("devices", json());
+  EXPECT_TRUE(devices.value("found", json(1)).empty()) << ended.out;
+  EXPECT_THAT(devices.value("why_none", ""), HasSubstr("FERRY_DEVICES"));
+}
+
+// ---- copy-bench ---------------------------------------------------------------------------------
+
+TEST(CopyBench, PipelinesAreMeasuredVerifiedAndTraced) {
+  const Folder folder;
+  const std::string trace = (folder / "trace.json").string();
+  const ProgramEnd ended = Ferry({"copy-bench", "--pipeline", "--size", "1000003", "--chunk",
+                                  "64KiB", "--rounds", "1", "--json", "--trace", trace},
+                                 {"FERRY_DEVICES=simulated:1"});
+  ASSERT_EQ(ended.exit_code, 0) << ended.err;
+  const auto lines = ended.out_lines();
+  ASSERT_EQ(lines.size(), 11U) << ended.out;  // a head, and both kinds of memory in five forms
+  for (std::size_t i = 1; i < lines.size(); ++i) {
+    const json row = json::parse(lines[i], nullptr, false);
+    EXPECT_TRUE(row.value("verified", false)) << lines[i];
+    EXPECT_EQ(row.value("memory", ""), i < 6 ? "pageable" : "pinned");
+    EXPECT_EQ(row.value("form", ""), i % 5 == 1 ? "blocking" : "pipeline");
+    EXPECT_GT(row.value("seconds", 0.0), 0);
+    EXPECT_GE(row.value("overlap_percent", -1.0), 0);
+  }
+  const json events = json::parse(ReadFile(trace), nullptr, false).value("traceEvents", json());
+  const auto copies = std::count_if(events.begin(), events.end(), [](const json& event) {
+    return event.value("ph", "") == "X" && event.value("name", "") == "chunk 15";
+  });
+  EXPECT_EQ(copies, 10 * 3);
+}
+
+TEST(CopyBench, ATimelineNeedsPipelines) {
+  EXPECT_EQ(Ferry({"copy-bench", "--trace", "trace.json"}).exit_code, 2);
+}
+
 }  // namespace
-}  // namespace ferry
+}  // namespace ferry::tests

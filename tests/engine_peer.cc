@@ -2,8 +2,10 @@
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -18,6 +20,19 @@ Settings FastSettings(const Settings& more) {
                        fmt::format("drain_grace={}", kDrainGrace.count())};
   settings.insert(settings.end(), more.begin(), more.end());
   return settings;
+}
+
+Settings PacedSettings(const Settings& more) {
+  Settings settings = FastSettings(more);
+  settings.insert(settings.begin(), {"lanes=2", "lane_rate_bytes=64MiB"});
+  return settings;
+}
+
+std::string LastingPorts() {
+  constexpr int kFirst = 10000;  // below ip_local_port_range
+  constexpr int kEach = 64;
+  const int first = kFirst + kEach * (::getpid() % 300);
+  return fmt::format("port_range={}-{}", first, first + kEach - 1);
 }
 
 Config ConfigOf(const Settings& settings) {
@@ -59,7 +74,11 @@ std::uint32_t PatternRegion::Digest() const { return Crc32c(memory.bytes()); }
 
 // ---- EnginePeer ---------------------------------------------------------------------------------
 
-EnginePeer::EnginePeer(const Settings& settings) : process_(Must(PeerProcess::Start("engine"))) {
+EnginePeer::EnginePeer(const Settings& settings) : EnginePeer("", settings) {}
+
+EnginePeer::EnginePeer(const std::string& network, const Settings& settings)
+    : process_(Must(PeerProcess::Start("engine"))) {
+  if (!network.empty()) Ask("namespace " + network);
   std::string command = "endpoint";
   for (const std::string& setting : settings) command += " " + setting;
   address_ = Must(transfer::EndpointAddress::Parse(FromHex(Ask(command))));
@@ -126,6 +145,23 @@ std::string EnginePeer::TakeNotification(milliseconds wait) {
 }
 
 std::uint64_t EnginePeer::Refusals() { return std::stoull(Ask("refusals")); }
+
+void EnginePeer::ConnectTo(const std::string& where) { Ask("connect " + where); }
+
+void EnginePeer::Use(int connection) { Ask(fmt::format("use {}", connection)); }
+
+std::vector<std::string> EnginePeer::Interfaces() {
+  std::istringstream words(Ask("interfaces"));
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+void EnginePeer::Pump(const std::string& local, const std::vector<std::byte>& key) {
+  Ask(fmt::format("pump {} {}", local, ToHex(key)));
+}
+
+std::uint64_t EnginePeer::Pumped() { return std::stoull(Ask("pumped")); }
+
+std::string EnginePeer::StopPump() { return Ask("stop_pump"); }
 
 void EnginePeer::Vanish() {
   Say("vanish");

@@ -30,6 +30,11 @@ inline constexpr milliseconds kSlack{kSanitized ? 5000 : 2000};
 // "name=value", as Config::Set takes them.
 using Settings = std::vector<std::string>;
 Settings FastSettings(const Settings& more = {});
+// The same for transfers that are to be cut in the middle: 64 MiB take half a second or more, so
+// that a busy machine does not let them end first.
+Settings PacedSettings(const Settings& more = {});
+// A "port_range" of ports that are not given to dials, for a peer that is to come back at its port.
+std::string LastingPorts();
 Config ConfigOf(const Settings& settings);
 
 // The time from now on.
@@ -44,6 +49,13 @@ class Stopwatch {
 };
 // Expects `took` <= `bound` + kSlack, and prints both.
 void ExpectWithin(milliseconds took, milliseconds bound, std::string_view what);
+
+// Of what the memory of either side begins with.
+inline constexpr std::uint64_t kSourceSeed = 1;
+inline constexpr std::uint64_t kDestinationSeed = 2;
+inline constexpr std::uint64_t kPeerInSeed = 3;
+inline constexpr std::uint64_t kPeerOutSeed = 4;
+inline constexpr std::uint64_t kLaterSeed = 11;
 
 // Registered memory with guards.
 struct PatternRegion {
@@ -65,6 +77,8 @@ struct PatternRegion {
 class EnginePeer {
  public:
   explicit EnginePeer(const Settings& settings = FastSettings());
+  // In a network namespace.
+  EnginePeer(const std::string& network, const Settings& settings);
 
   PeerProcess& process() noexcept { return *process_; }
   const transfer::EndpointAddress& address() const noexcept { return address_; }
@@ -92,6 +106,18 @@ class EnginePeer {
   // The notification, or "<CodeName> <message>" of the error.
   std::string TakeNotification(milliseconds wait);
   std::uint64_t Refusals();
+  // Visits a peer at "host:port".
+  void ConnectTo(const std::string& where);
+  // Of several connections, each under a number: the one that everything is about from now on. The
+  // first is 0.
+  void Use(int connection);
+  // By which interface each lane goes.
+  std::vector<std::string> Interfaces();
+  // Writes the region `local` to that of `key` again and again, until StopPump(), which returns
+  // the outcome; and the bytes that have been written so far.
+  void Pump(const std::string& local, const std::vector<std::byte>& key);
+  std::uint64_t Pumped();
+  std::string StopPump();
   // _exit() without a word to anybody. Returns when the process has gone.
   void Vanish();
   // An orderly end, and its exit status.

@@ -1,13 +1,18 @@
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <optional>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "ferry/core/crc32c.h"
@@ -27,6 +32,45 @@ T Next(Words& words) {
   return value;
 }
 
+// Writes a region again and again on a thread of its own, eight posts at a time.
+class Pump {
+ public:
+  Pump(transfer::Connection connection, transfer::PreparedTransfer transfer)
+      : thread_([this, connection = std::move(connection),
+                 transfer = std::move(transfer)]() mutable { Run(&connection, transfer); }) {}
+
+  std::uint64_t bytes() const { return bytes_.load(); }
+  // How the last of them ended.
+  Status Stop() {
+    stop_.store(true);
+    thread_.join();
+    return status_;
+  }
+
+ private:
+  void Run(transfer::Connection* connection, const transfer::PreparedTransfer& transfer) {
+    std::deque<transfer::Operation> under_way;
+    while (status_ && (!stop_.load() || !under_way.empty())) {
+      while (!stop_.load() && under_way.size() < 8) {
+        auto posted = connection->Write(transfer);
+        if (!posted) {
+          status_ = posted.error();
+          return;
+        }
+        under_way.push_back(*std::move(posted));
+      }
+      status_ = under_way.front().Wait(Patience());
+      if (status_) bytes_.fetch_add(under_way.front().bytes());
+      under_way.pop_front();
+    }
+  }
+
+  std::atomic<bool> stop_{false};
+  std::atomic<std::uint64_t> bytes_{0};
+  Status status_ = Ok();  // the thread's, until it is joined
+  std::jthread thread_;
+};
+
 class EngineRole {
  public:
   // One command's answer without the "ok".
@@ -39,6 +83,7 @@ class EngineRole {
   Result<std::string> Endpoint(Words& words);
   Result<std::string> Accept(Words& words);
   Result<std::string> Connect(Words& words);
+  Result<std::string> Use(Words& words);
   Result<std::string> Region(Words& words);
   Result<std::string> RepeatedRegion(Words& words);
   Result<std::string> Deregister(Words& words);
@@ -52,6 +97,11 @@ class EngineRole {
   Result<std::string> Outcome(Words& words);
   Result<std::string> Notification(Words& words);
   Result<std::string> Refusals(Words& words);
+  Result<std::string> EnterNamespace(Words& words);
+  Result<std::string> Interfaces(Words& words);
+  Result<std::string> Pump(Words& words);
+  Result<std::string> Pumped(Words& words);
+  Result<std::string> StopPump(Words& words);
   Result<std::string> Vanish(Words& words);
 
   Result<PatternRegion*> Find(Words& words);
@@ -59,7 +109,16 @@ class EngineRole {
 
   std::optional<transfer::Endpoint> endpoint_;
   std::map<std::string, PatternRegion> regions_;
-  std::optional<transfer::Connection> connection_;
+  // One visitor or host, and what goes to it.
+  struct Link {
+    std::optional<transfer::Connection> connection;
+    std::optional<class Pump> pump;
+  };
+  Link& link() { return links_[used_]; }
+  std::optional<transfer::Connection>& connection() { return link().connection; }
+
+  std::map<int, Link> links_;
+  int used_ = 0;
   std::deque<transfer::Operation> posted_;
 };
 
@@ -68,6 +127,7 @@ const std::map<std::string, EngineRole::Command, std::less<>>& EngineRole::Comma
       {"endpoint", &EngineRole::Endpoint},
       {"accept", &EngineRole::Accept},
       {"connect", &EngineRole::Connect},
+      {"use", &EngineRole::Use},
       {"region", &EngineRole::Region},
       {"repeated_region", &EngineRole::RepeatedRegion},
       {"deregister", &EngineRole::Deregister},
@@ -81,6 +141,11 @@ const std::map<std::string, EngineRole::Command, std::less<>>& EngineRole::Comma
       {"outcome", &EngineRole::Outcome},
       {"notification", &EngineRole::Notification},
       {"refusals", &EngineRole::Refusals},
+      {"namespace", &EngineRole::EnterNamespace},
+      {"interfaces", &EngineRole::Interfaces},
+      {"pump", &EngineRole::Pump},
+      {"pumped", &EngineRole::Pumped},
+      {"stop_pump", &EngineRole::StopPump},
       {"vanish", &EngineRole::Vanish},
   };
   return commands;
@@ -115,15 +180,32 @@ Result<std::string> EngineRole::Endpoint(Words& words) {
   return ToHex(endpoint_->address().Serialize());
 }
 
+// Threads begun from now on, and their sockets, are in it.
+Result<std::string> EngineRole::EnterNamespace(Words& words) {
+  const std::string path = "/run/netns/" + Next<std::string>(words);
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd || ::setns(fd.get(), CLONE_NEWNET) != 0) return ErrnoError("entering " + path, errno);
+  return std::string();
+}
+
 Result<std::string> EngineRole::Accept(Words& /*words*/) {
-  FERRY_TRY_ASSIGN(connection_, endpoint_->Accept(Patience()));
+  FERRY_TRY_ASSIGN(connection(), endpoint_->Accept(Patience()));
   return std::string();
 }
 
 Result<std::string> EngineRole::Connect(Words& words) {
-  FERRY_TRY_ASSIGN(const auto address,
-                   transfer::EndpointAddress::Parse(FromHex(Next<std::string>(words))));
-  FERRY_TRY_ASSIGN(connection_, endpoint_->Connect(address, Patience()));
+  const auto where = Next<std::string>(words);
+  if (where.find(':') != std::string::npos) {
+    FERRY_TRY_ASSIGN(connection(), endpoint_->Connect(where, Patience()));
+    return std::string();
+  }
+  FERRY_TRY_ASSIGN(const auto address, transfer::EndpointAddress::Parse(FromHex(where)));
+  FERRY_TRY_ASSIGN(connection(), endpoint_->Connect(address, Patience()));
+  return std::string();
+}
+
+Result<std::string> EngineRole::Use(Words& words) {
+  used_ = Next<int>(words);
   return std::string();
 }
 
@@ -188,14 +270,14 @@ Result<std::string> EngineRole::CountRegion(Words& words) {
 
 Result<std::string> EngineRole::Write(Words& words) {
   FERRY_TRY_ASSIGN(PatternRegion * found, Find(words));
-  FERRY_TRY_ASSIGN(const auto remote, connection_->Import(FromHex(Next<std::string>(words))));
-  return Keep(connection_->Write(found->region, 0, remote, 0, found->bytes().size()));
+  FERRY_TRY_ASSIGN(const auto remote, connection()->Import(FromHex(Next<std::string>(words))));
+  return Keep(connection()->Write(found->region, 0, remote, 0, found->bytes().size()));
 }
 
 Result<std::string> EngineRole::Read(Words& words) {
   FERRY_TRY_ASSIGN(PatternRegion * found, Find(words));
-  FERRY_TRY_ASSIGN(const auto remote, connection_->Import(FromHex(Next<std::string>(words))));
-  return Keep(connection_->Read(found->region, 0, remote, 0, found->bytes().size()));
+  FERRY_TRY_ASSIGN(const auto remote, connection()->Import(FromHex(Next<std::string>(words))));
+  return Keep(connection()->Read(found->region, 0, remote, 0, found->bytes().size()));
 }
 
 // One message of the whole region, or `count` of its first `bytes`.
@@ -209,7 +291,7 @@ Result<std::string> EngineRole::Send(Words& words) {
     bytes = found->bytes().size();
   }
   for (std::uint64_t i = 0; i < count; ++i) {
-    FERRY_TRY(Keep(connection_->Send(tag, found->bytes().first(bytes))));
+    FERRY_TRY(Keep(connection()->Send(tag, found->bytes().first(bytes))));
   }
   return std::string();
 }
@@ -224,7 +306,7 @@ Result<std::string> EngineRole::Outcome(Words& /*words*/) {
 
 Result<std::string> EngineRole::Notification(Words& words) {
   const auto taken =
-      connection_->TakeNotification(Deadline::After(milliseconds(Next<std::int64_t>(words))));
+      connection()->TakeNotification(Deadline::After(milliseconds(Next<std::int64_t>(words))));
   if (!taken) return Described(taken.error());
   std::string text(taken->size(), '\0');
   std::memcpy(text.data(), taken->data(), taken->size());
@@ -232,7 +314,36 @@ Result<std::string> EngineRole::Notification(Words& words) {
 }
 
 Result<std::string> EngineRole::Refusals(Words& /*words*/) {
-  return fmt::format("{}", connection_->Info().refused_accesses);
+  return fmt::format("{}", connection()->Info().refused_accesses);
+}
+
+// One word for each lane, in the order of lanes.
+Result<std::string> EngineRole::Interfaces(Words& /*words*/) {
+  std::string all;
+  for (const net::LaneInfo& lane : connection()->Info().lanes) all += lane.interface + " ";
+  return all;
+}
+
+Result<std::string> EngineRole::Pump(Words& words) {
+  FERRY_TRY_ASSIGN(PatternRegion * found, Find(words));
+  FERRY_TRY_ASSIGN(const auto remote, connection()->Import(FromHex(Next<std::string>(words))));
+  std::vector<transfer::TransferPart> parts(1);
+  parts[0].local = &found->region;
+  parts[0].remote = &remote;
+  parts[0].blocks.Add({.dst = 0, .src = 0, .len = found->bytes().size()});
+  FERRY_TRY_ASSIGN(auto prepared, connection()->PrepareWrite(std::move(parts)));
+  link().pump.emplace(*connection(), std::move(prepared));
+  return std::string();
+}
+
+Result<std::string> EngineRole::Pumped(Words& /*words*/) {
+  return fmt::format("{}", link().pump->bytes());
+}
+
+Result<std::string> EngineRole::StopPump(Words& /*words*/) {
+  const Status ended = link().pump->Stop();
+  link().pump.reset();
+  return ended ? std::string("done") : Described(ended.error());
 }
 
 // Not _exit(): ThreadSanitizer's version of it sleeps for a second.

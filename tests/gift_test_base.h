@@ -13,7 +13,7 @@ class GiftTest : public testing::TestWithParam<std::string> {
  protected:
   Settings FastGiftSettings(Settings more = {}) const {
     more.push_back("gift=" + GetParam());
-    return FastSettings(more);
+    return PacedSettings(more);
   }
 };
 

@@ -34,6 +34,12 @@ class CheckLayers(unittest.TestCase):
         out = self.check("ferry/transfer/a.cc", '#include "ferry/net/tcp/lane.h"\n')
         self.assertIn("transfer may not include", out)
 
+    def test_unpack_knows_of_copies_and_of_no_network(self):
+        self.assertEqual(self.check("ferry/unpack/a.cc", '#include "ferry/copy/block_list.h"\n'), "")
+        self.assertEqual(self.check("ferry/net/plugin/a.cc", '#include "ferry/unpack/a.h"\n'), "")
+        out = self.check("ferry/unpack/a.cc", '#include "ferry/net/provider.h"\n')
+        self.assertIn("unpack may not include", out)
+
     def test_only_the_provider_list_names_providers_and_only_their_factories(self):
         factory = '#include "ferry/net/tcp/factory.h"\n'
         self.assertEqual(self.check("ferry/net/builtin.cc", factory), "")

@@ -19,14 +19,9 @@ using transfer::PostOptions;
 using transfer::RemoteRegion;
 using transfer::TransferPart;
 
-constexpr std::uint64_t kBulk = kSanitized ? 128 * kMiB : kGiB;
-constexpr std::uint64_t kEarlyWord = kBulk / 8 / sizeof(std::uint64_t);
+constexpr std::uint64_t kCutBulk = 64 * kMiB;
+constexpr std::uint64_t kCutEarlyWord = kCutBulk / 8 / sizeof(std::uint64_t);
 constexpr milliseconds kShort{5};  // at first; doubled until something has moved by then
-
-constexpr std::uint64_t kSourceSeed = 1;
-constexpr std::uint64_t kDestinationSeed = 2;
-constexpr std::uint64_t kPeerSeed = 3;
-constexpr std::uint64_t kLaterSeed = 11;
 
 PostOptions Options(Deadline deadline, std::string_view notification = {}) {
   PostOptions options;
@@ -40,7 +35,7 @@ class Cut : public GiftTest {
   Cut() : link_(FastGiftSettings()) {}
 
   RemoteRegion PeerRegion(const std::string& name, std::uint64_t bytes) {
-    return Must(link_.connection.Import(link_.peer.Region(name, bytes, kPeerSeed)));
+    return Must(link_.connection.Import(link_.peer.Region(name, bytes, kPeerInSeed)));
   }
   std::vector<TransferPart> Whole(const PatternRegion& local, const RemoteRegion& remote) const {
     std::vector<TransferPart> parts(1);
@@ -91,7 +86,7 @@ class Cut : public GiftTest {
     const std::string right_after = link_.peer.Answer();
     RoundTrip();
     EXPECT_EQ(link_.peer.Ask("digest in"), right_after) << "memory was written after the end";
-    const Census census = link_.peer.TakeCensus("in", kPeerSeed, kSourceSeed);
+    const Census census = link_.peer.TakeCensus("in", kPeerInSeed, kSourceSeed);
     EXPECT_EQ(census.foreign, 0u);
     EXPECT_FALSE(link_.connection.lost());
     return census.before > 0 && census.after > 0;
@@ -102,7 +97,7 @@ class Cut : public GiftTest {
     RoundTrip();
     EXPECT_EQ(destination.Digest(), right_after) << "memory was written after the end";
     EXPECT_TRUE(destination.memory.GuardsIntact());
-    const Census census = TakeCensus(destination.bytes(), kDestinationSeed, kPeerSeed);
+    const Census census = TakeCensus(destination.bytes(), kDestinationSeed, kPeerInSeed);
     EXPECT_EQ(census.foreign, 0u);
     EXPECT_FALSE(link_.connection.lost());
     return census.before > 0 && census.after > 0;
@@ -110,7 +105,7 @@ class Cut : public GiftTest {
 
   void FillBothSides(const PatternRegion& source) {
     Fill(source.bytes(), kSourceSeed);
-    link_.peer.Fill("in", kPeerSeed);
+    link_.peer.Fill("in", kPeerInSeed);
   }
   // Whether the write to "in" ends in the middle, leaving the target alone.
   bool CutsWrite(const PatternRegion& source, const Operation& write, Code code,
@@ -129,12 +124,12 @@ class Cut : public GiftTest {
       text = link_.peer.TakeNotification(kPatience);
     }
     EXPECT_EQ(text, "said");
-    EXPECT_EQ(link_.peer.TakeCensus("in", kPeerSeed, kLaterSeed).after, kBulk);
+    EXPECT_EQ(link_.peer.TakeCensus("in", kPeerInSeed, kLaterSeed).after, kCutBulk);
     EXPECT_EQ(link_.peer.Quit(), 0);
   }
   void ExpectReadsStill(const PatternRegion& destination, const RemoteRegion& out) {
     ExpectOk(Read(destination, out, Options(Patience())));
-    EXPECT_EQ(TakeCensus(destination.bytes(), 0, kPeerSeed).after, kBulk);
+    EXPECT_EQ(TakeCensus(destination.bytes(), 0, kPeerInSeed).after, kCutBulk);
     EXPECT_EQ(link_.peer.Quit(), 0);
   }
 
@@ -145,12 +140,12 @@ class Cut : public GiftTest {
 INSTANTIATE_TEST_SUITE_P(Gift, Cut, GiftModes(), GiftName);
 
 TEST_P(Cut, WriteByCancelLeavesTheTargetAloneAndTheConnectionGood) {
-  const PatternRegion source(link_.endpoint, kBulk, kSourceSeed);
-  const RemoteRegion in = PeerRegion("in", kBulk);
+  const PatternRegion source(link_.endpoint, kCutBulk, kSourceSeed);
+  const RemoteRegion in = PeerRegion("in", kCutBulk);
   UntilInTheMiddle([&] {
     FillBothSides(source);
     Operation write = Write(source, in, Options(Patience(), "never said"));
-    link_.peer.AwaitChange("in", kEarlyWord, kPeerSeed);
+    link_.peer.AwaitChange("in", kCutEarlyWord, kPeerInSeed);
     write.Cancel();
     return CutsWrite(source, write, Code::kCancelled, kDrainGrace);
   });
@@ -158,8 +153,8 @@ TEST_P(Cut, WriteByCancelLeavesTheTargetAloneAndTheConnectionGood) {
 }
 
 TEST_P(Cut, WriteByItsDeadlineLeavesTheTargetAloneAndTheConnectionGood) {
-  const PatternRegion source(link_.endpoint, kBulk, kSourceSeed);
-  const RemoteRegion in = PeerRegion("in", kBulk);
+  const PatternRegion source(link_.endpoint, kCutBulk, kSourceSeed);
+  const RemoteRegion in = PeerRegion("in", kCutBulk);
   milliseconds time = kShort;
   UntilInTheMiddle([&] {
     FillBothSides(source);
@@ -171,12 +166,13 @@ TEST_P(Cut, WriteByItsDeadlineLeavesTheTargetAloneAndTheConnectionGood) {
 }
 
 TEST_P(Cut, ReadByCancelLeavesItsDestinationAloneAndTheConnectionGood) {
-  const PatternRegion destination(link_.endpoint, kBulk, kDestinationSeed);
-  const RemoteRegion out = PeerRegion("out", kBulk);
+  const PatternRegion destination(link_.endpoint, kCutBulk, kDestinationSeed);
+  const RemoteRegion out = PeerRegion("out", kCutBulk);
   UntilInTheMiddle([&] {
     Fill(destination.bytes(), kDestinationSeed);
     Operation read = Read(destination, out, Options(Patience()));
-    if (!WaitForChange(destination.bytes(), kEarlyWord, kDestinationSeed, Patience())) return false;
+    if (!WaitForChange(destination.bytes(), kCutEarlyWord, kDestinationSeed, Patience()))
+      return false;
     read.Cancel();
     return EndsEarly(read, Code::kCancelled, kDrainGrace) &&
            ExpectDestinationIsLeftAlone(destination);
@@ -185,8 +181,8 @@ TEST_P(Cut, ReadByCancelLeavesItsDestinationAloneAndTheConnectionGood) {
 }
 
 TEST_P(Cut, ReadByItsDeadlineLeavesItsDestinationAloneAndTheConnectionGood) {
-  const PatternRegion destination(link_.endpoint, kBulk, kDestinationSeed);
-  const RemoteRegion out = PeerRegion("out", kBulk);
+  const PatternRegion destination(link_.endpoint, kCutBulk, kDestinationSeed);
+  const RemoteRegion out = PeerRegion("out", kCutBulk);
   milliseconds time = kShort;
   UntilInTheMiddle([&] {
     Fill(destination.bytes(), kDestinationSeed);
@@ -198,21 +194,21 @@ TEST_P(Cut, ReadByItsDeadlineLeavesItsDestinationAloneAndTheConnectionGood) {
 }
 
 TEST_P(Cut, ReceiveByCancelLeavesItsBufferAloneAndTellsTheSender) {
-  GuardedMemory buffer(kBulk);
-  link_.peer.Region("message", kBulk, kPeerSeed);
+  GuardedMemory buffer(kCutBulk);
+  link_.peer.Region("message", kCutBulk, kPeerInSeed);
   UntilInTheMiddle([&] {
     Fill(buffer.bytes(), kDestinationSeed);
     Operation receive = Must(link_.connection.Recv(5, ~0ull, buffer.bytes()));
     link_.peer.Ask("send message 5");
-    if (!WaitForChange(buffer.bytes(), kEarlyWord, kDestinationSeed, Patience())) return false;
+    if (!WaitForChange(buffer.bytes(), kCutEarlyWord, kDestinationSeed, Patience())) return false;
     receive.Cancel();
     const bool early = EndsEarly(receive, Code::kCancelled, kDrainGrace);
-    const Census right_after = TakeCensus(buffer.bytes(), kDestinationSeed, kPeerSeed);
+    const Census right_after = TakeCensus(buffer.bytes(), kDestinationSeed, kPeerInSeed);
     const std::string sent = link_.peer.Outcome();
     if (!early || sent == "done") return false;
     EXPECT_TRUE(sent.starts_with("Refused") || sent.starts_with("Cancelled")) << sent;
     RoundTrip();
-    const Census later = TakeCensus(buffer.bytes(), kDestinationSeed, kPeerSeed);
+    const Census later = TakeCensus(buffer.bytes(), kDestinationSeed, kPeerInSeed);
     EXPECT_EQ(later.after, right_after.after);
     EXPECT_EQ(later.foreign, 0u);
     return later.before > 0;
@@ -228,7 +224,7 @@ TEST_P(Cut, WriteAtAnyMomentEitherEndsWellOrLeavesTheTargetAlone) {
   const PatternRegion source(link_.endpoint, kSome, kSourceSeed);
   const RemoteRegion in = PeerRegion("in", kSome);
   for (int round = 0; round < kRounds; ++round) {
-    link_.peer.Fill("in", kPeerSeed);
+    link_.peer.Fill("in", kPeerInSeed);
     Fill(source.bytes(), kSourceSeed);
     Operation write = Write(source, in, Options(Patience()));
     // Later in each round; the last ones come too late.
@@ -240,7 +236,7 @@ TEST_P(Cut, WriteAtAnyMomentEitherEndsWellOrLeavesTheTargetAlone) {
     link_.peer.Say("digest in");
     Fill(source.bytes(), kLaterSeed);
     const std::string right_after = link_.peer.Answer();
-    const Census census = link_.peer.TakeCensus("in", kPeerSeed, kSourceSeed);
+    const Census census = link_.peer.TakeCensus("in", kPeerInSeed, kSourceSeed);
     EXPECT_EQ(census.foreign, 0u) << "round " << round;
     EXPECT_TRUE(!status || census.after == kSome) << "round " << round;
     EXPECT_TRUE(status || status.error().code() == Code::kCancelled) << status.error().ToString();

@@ -17,8 +17,8 @@ namespace {
 using transfer::Endpoint;
 using transfer::Operation;
 
-constexpr std::uint64_t kBulk = (kSanitized ? 64 : 256) * kMiB;
-constexpr std::uint64_t kEarlyWord = kBulk / 8 / sizeof(std::uint64_t);
+constexpr std::uint64_t kCloseBulk = 64 * kMiB;
+constexpr std::uint64_t kCloseEarlyWord = kCloseBulk / 8 / sizeof(std::uint64_t);
 
 // Closes in the middle of many messages; returns how many receives that ended.
 std::size_t CloseAmongMessages() {
@@ -61,17 +61,17 @@ TEST(Close, LeavesTheBuffersOfReceivesAloneThatItEnded) {
 }
 
 TEST(Close, EndsWhatIsUnderWayHereByCancelledAndThereByPeerLost) {
-  LinkedPeer link;
-  const PatternRegion source(link.endpoint, kBulk, 1);
-  const PatternRegion destination(link.endpoint, kBulk, 2);
-  const PatternRegion served(link.endpoint, kBulk, 5);
-  const auto in = Must(link.connection.Import(link.peer.Region("in", kBulk, 3)));
-  const auto out = Must(link.connection.Import(link.peer.Region("out", kBulk, 4)));
+  LinkedPeer link(PacedSettings());
+  const PatternRegion source(link.endpoint, kCloseBulk, 1);
+  const PatternRegion destination(link.endpoint, kCloseBulk, 2);
+  const PatternRegion served(link.endpoint, kCloseBulk, 5);
+  const auto in = Must(link.connection.Import(link.peer.Region("in", kCloseBulk, 3)));
+  const auto out = Must(link.connection.Import(link.peer.Region("out", kCloseBulk, 4)));
   link.peer.PostWrite("out", served.region);
   PostedOperations posted;
-  posted.Add("write", link.connection.Write(source.region, 0, in, 0, kBulk));
-  posted.Add("read", link.connection.Read(destination.region, 0, out, 0, kBulk));
-  link.peer.AwaitChange("in", kEarlyWord, 3);
+  posted.Add("write", link.connection.Write(source.region, 0, in, 0, kCloseBulk));
+  posted.Add("read", link.connection.Read(destination.region, 0, out, 0, kCloseBulk));
+  link.peer.AwaitChange("in", kCloseEarlyWord, 3);
   const Stopwatch since;
   link.connection.Close();
   ExpectWithin(since.elapsed(), milliseconds(0), "Close()");

@@ -18,14 +18,9 @@ namespace {
 using transfer::Endpoint;
 using transfer::RemoteRegion;
 
-constexpr std::uint64_t kBulk = (kSanitized ? 64 : 512) * kMiB;
-constexpr std::uint64_t kEarlyWord = kBulk / 8 / sizeof(std::uint64_t);
+constexpr std::uint64_t kDeathBulk = 64 * kMiB;
+constexpr std::uint64_t kDeathEarlyWord = kDeathBulk / 8 / sizeof(std::uint64_t);
 constexpr milliseconds kSoon{1000};
-
-constexpr std::uint64_t kSourceSeed = 1;
-constexpr std::uint64_t kDestinationSeed = 2;
-constexpr std::uint64_t kPeerInSeed = 3;
-constexpr std::uint64_t kPeerOutSeed = 4;
 
 class PeerDeath : public GiftTest {};
 INSTANTIATE_TEST_SUITE_P(Gift, PeerDeath, GiftModes(), GiftName);
@@ -43,24 +38,24 @@ void ExpectQuiescent(LinkedPeer* link, const PatternRegion& destination) {
 
 TEST_P(PeerDeath, EndsEveryKindOfOperationInTheMiddleOfAWrite) {
   LinkedPeer link(FastGiftSettings());
-  const PatternRegion source(link.endpoint, kBulk, kSourceSeed);
-  const PatternRegion destination(link.endpoint, kBulk, kDestinationSeed);
-  const auto in = Must(link.connection.Import(link.peer.Region("in", kBulk, kPeerInSeed)));
-  const auto out = Must(link.connection.Import(link.peer.Region("out", kBulk, kPeerOutSeed)));
+  const PatternRegion source(link.endpoint, kDeathBulk, kSourceSeed);
+  const PatternRegion destination(link.endpoint, kDeathBulk, kDestinationSeed);
+  const auto in = Must(link.connection.Import(link.peer.Region("in", kDeathBulk, kPeerInSeed)));
+  const auto out = Must(link.connection.Import(link.peer.Region("out", kDeathBulk, kPeerOutSeed)));
   std::vector<std::byte> received(kMiB);
 
   PostedOperations posted;
   posted.Add("receive", link.connection.Recv(7, ~0ull, received));
   posted.Add("large send", link.connection.Send(9, source.bytes().first(kMiB)));
-  posted.Add("read", link.connection.Read(destination.region, 0, out, 0, kBulk));
-  posted.Add("write", link.connection.Write(source.region, 0, in, 0, kBulk));
-  link.peer.AwaitChange("in", kEarlyWord, kPeerInSeed);
+  posted.Add("read", link.connection.Read(destination.region, 0, out, 0, kDeathBulk));
+  posted.Add("write", link.connection.Write(source.region, 0, in, 0, kDeathBulk));
+  link.peer.AwaitChange("in", kDeathEarlyWord, kPeerInSeed);
   link.peer.process().Kill();
   const Stopwatch since;
 
   posted.ExpectAllEnd(Code::kPeerLost, since, kSoon);
   EXPECT_TRUE(link.connection.lost());
-  const auto refused = link.connection.Write(source.region, 0, in, 0, kBulk);
+  const auto refused = link.connection.Write(source.region, 0, in, 0, kDeathBulk);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kPeerLost);
   ExpectQuiescent(&link, destination);
@@ -69,12 +64,12 @@ TEST_P(PeerDeath, EndsEveryKindOfOperationInTheMiddleOfAWrite) {
 
 TEST_P(PeerDeath, EndsAReadWhoseDestinationIsThenLeftAlone) {
   LinkedPeer link(FastGiftSettings());
-  const PatternRegion destination(link.endpoint, kBulk, kDestinationSeed);
-  const auto out = Must(link.connection.Import(link.peer.Region("out", kBulk, kPeerOutSeed)));
+  const PatternRegion destination(link.endpoint, kDeathBulk, kDestinationSeed);
+  const auto out = Must(link.connection.Import(link.peer.Region("out", kDeathBulk, kPeerOutSeed)));
 
   PostedOperations posted;
-  posted.Add("read", link.connection.Read(destination.region, 0, out, 0, kBulk));
-  ASSERT_TRUE(WaitForChange(destination.bytes(), kEarlyWord, kDestinationSeed, Patience()));
+  posted.Add("read", link.connection.Read(destination.region, 0, out, 0, kDeathBulk));
+  ASSERT_TRUE(WaitForChange(destination.bytes(), kDeathEarlyWord, kDestinationSeed, Patience()));
   link.peer.process().Kill();
   const Stopwatch since;
 
@@ -128,14 +123,14 @@ class VisitorDeath : public GiftTest {
 INSTANTIATE_TEST_SUITE_P(Gift, VisitorDeath, GiftModes(), GiftName);
 
 TEST_P(VisitorDeath, InTheMiddleOfItsWriteLeavesTheTargetWholeAndServing) {
-  const PatternRegion target(endpoint_, kBulk, kDestinationSeed);
+  const PatternRegion target(endpoint_, kDeathBulk, kDestinationSeed);
   UntilInTheMiddle([&] {
     Fill(target.bytes(), kDestinationSeed);
     EnginePeer visitor(FastGiftSettings());
     transfer::Connection connection = visitor.AcceptedBy(endpoint_);
-    visitor.Region("from", kBulk, kPeerOutSeed);
+    visitor.Region("from", kDeathBulk, kPeerOutSeed);
     visitor.PostWrite("from", target.region);
-    if (!WaitForChange(target.bytes(), kEarlyWord, kDestinationSeed, Patience())) return false;
+    if (!WaitForChange(target.bytes(), kDeathEarlyWord, kDestinationSeed, Patience())) return false;
     visitor.Vanish();
     const Stopwatch since;
 
@@ -152,18 +147,18 @@ TEST_P(VisitorDeath, InTheMiddleOfItsWriteLeavesTheTargetWholeAndServing) {
 }
 
 TEST_P(VisitorDeath, InTheMiddleOfItsReadLetsTheRegionGo) {
-  PatternRegion target(endpoint_, kBulk, kDestinationSeed);
+  PatternRegion target(endpoint_, kDeathBulk, kDestinationSeed);
   EnginePeer visitor(FastGiftSettings());
   transfer::Connection connection = visitor.AcceptedBy(endpoint_);
-  visitor.Region("to", kBulk, kPeerInSeed);
+  visitor.Region("to", kDeathBulk, kPeerInSeed);
   visitor.PostRead("to", target.region);
-  visitor.AwaitChange("to", kEarlyWord, kPeerInSeed);
+  visitor.AwaitChange("to", kDeathEarlyWord, kPeerInSeed);
   visitor.Vanish();
   const Stopwatch since;
 
   ExpectLostSoon(&connection, since);
   EXPECT_TRUE(target.region.Deregister(Deadline::After(kSlack)));
-  EXPECT_EQ(TakeCensus(target.bytes(), kDestinationSeed, 0).before, kBulk);
+  EXPECT_EQ(TakeCensus(target.bytes(), kDestinationSeed, 0).before, kDeathBulk);
   const PatternRegion next(endpoint_, kMiB, kDestinationSeed);
   ExpectServes(next);
 }

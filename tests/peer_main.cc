@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "tests/echo_role.h"
 #include "tests/engine_peer.h"
 #include "tests/peer_process.h"
 #include "tests/raw_role.h"
@@ -13,6 +14,7 @@ int main(int argc, char** argv) {
     LinePipe parent = ferry::tests::JoinParent();
     if (role == "engine") return ferry::tests::RunEnginePeer(parent);
     if (role == "raw") return ferry::tests::RunRawPeer(parent);
+    if (role == "echo") return ferry::tests::RunEchoPeer(parent);
     return 2;
   }
   testing::InitGoogleTest(&argc, argv);

@@ -28,6 +28,9 @@ T Must(Result<T> result) {
   if (!result) ThrowError(result.error());
   return *std::move(result);
 }
+inline void MustDo(const Status& status) {
+  if (!status) ThrowError(status.error());
+}
 
 // Lines of text to and from another process. One thread.
 class LinePipe {

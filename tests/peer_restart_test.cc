@@ -21,21 +21,19 @@ using transfer::RemoteRegion;
 using transfer::Rights;
 
 constexpr std::uint64_t kBytes = 3 * kMiB + 17;
-constexpr std::uint64_t kSourceSeed = 1;
-constexpr std::uint64_t kPeerSeed = 3;
 
 // A peer that had a region, was killed, and runs again at the same address with another region.
 class Restarted : public testing::Test {
  protected:
   Restarted() : endpoint_(Must(Endpoint::Create(ConfigOf(FastSettings())))) {
-    EnginePeer old;
+    EnginePeer old(FastSettings({LastingPorts()}));
     old_address_ = old.address();
     const Connection connection = Must(endpoint_.Connect(old_address_, Patience()));
-    old_key_ = old.Region("in", kBytes, kPeerSeed);
+    old_key_ = old.Region("in", kBytes, kPeerInSeed);
     old.process().Kill();
     Must(old.process().WaitExit(Patience()));
     peer_.emplace(FastSettings({fmt::format("port_range={}", old_address_.at.front().port)}));
-    new_key_ = peer_->Region("in", kBytes, kPeerSeed);
+    new_key_ = peer_->Region("in", kBytes, kPeerInSeed);
   }
 
   Connection ConnectByName() {
@@ -44,7 +42,7 @@ class Restarted : public testing::Test {
     return connection;
   }
   void ExpectTargetUntouched() {
-    const Census census = peer_->TakeCensus("in", kPeerSeed, kSourceSeed);
+    const Census census = peer_->TakeCensus("in", kPeerInSeed, kSourceSeed);
     EXPECT_EQ(census.before, kBytes);
   }
   void ExpectStillGood(Connection* connection, const PatternRegion& source) {
@@ -53,7 +51,7 @@ class Restarted : public testing::Test {
     const Status written =
         Must(connection->Write(source.region, 0, in, 0, kBytes)).Wait(Patience());
     EXPECT_TRUE(written) << written.error().ToString();
-    EXPECT_EQ(peer_->TakeCensus("in", kPeerSeed, kSourceSeed).after, kBytes);
+    EXPECT_EQ(peer_->TakeCensus("in", kPeerInSeed, kSourceSeed).after, kBytes);
     EXPECT_EQ(peer_->Quit(), 0);
   }
 
@@ -150,7 +148,7 @@ TEST_F(Restarted, PeerAllowsNoMoreThanItsRegionEvenIfTheKeySaysSo) {
   Connection connection = ConnectByName();
   const PatternRegion source(endpoint_, kBytes, kSourceSeed);
   RemoteRegion forged =
-      Must(RemoteRegion::Parse(peer_->Region("readable", kBytes, kPeerSeed, "read")));
+      Must(RemoteRegion::Parse(peer_->Region("readable", kBytes, kPeerInSeed, "read")));
   EXPECT_FALSE(connection.Write(source.region, 0, forged, 0, kBytes));
   forged.rights = Rights::kReadWrite;
   const Status written =
@@ -159,14 +157,14 @@ TEST_F(Restarted, PeerAllowsNoMoreThanItsRegionEvenIfTheKeySaysSo) {
   EXPECT_EQ(written.error().code(), Code::kRefused);
   EXPECT_NE(written.error().message().find("reading only"), std::string::npos)
       << written.error().message();
-  EXPECT_EQ(peer_->TakeCensus("readable", kPeerSeed, kSourceSeed).before, kBytes);
+  EXPECT_EQ(peer_->TakeCensus("readable", kPeerInSeed, kSourceSeed).before, kBytes);
   ExpectStillGood(&connection, source);
 }
 
 TEST_F(Restarted, PeerRefusesTheKeyOfARegionThatIsGone) {
   Connection connection = ConnectByName();
   const PatternRegion source(endpoint_, kBytes, kSourceSeed);
-  const auto stale = Must(connection.Import(peer_->Region("brief", kBytes, kPeerSeed)));
+  const auto stale = Must(connection.Import(peer_->Region("brief", kBytes, kPeerInSeed)));
   peer_->Deregister("brief");
   const Status written =
       Must(connection.Write(source.region, 0, stale, 0, kBytes)).Wait(Patience());
@@ -174,7 +172,7 @@ TEST_F(Restarted, PeerRefusesTheKeyOfARegionThatIsGone) {
   EXPECT_EQ(written.error().code(), Code::kRefused);
   EXPECT_NE(written.error().message().find("stale"), std::string::npos)
       << written.error().message();
-  EXPECT_EQ(peer_->TakeCensus("brief", kPeerSeed, kSourceSeed).before, kBytes);
+  EXPECT_EQ(peer_->TakeCensus("brief", kPeerInSeed, kSourceSeed).before, kBytes);
   ExpectStillGood(&connection, source);
 }
 

@@ -1,0 +1,22 @@
+#pragma once
+#include "tests/peer_process.h"
+
+// A peer in the role "echo": lets everybody in, has regions that everybody may read and write,
+// sends every message back, and takes every notification. Where its settings name GPUs,
+// every other visitor's messages are received in memory of one.
+namespace ferry::tests {
+
+inline constexpr std::uint64_t kEchoMost = 300 * 1000;  // bytes of a message
+
+// The commands: "endpoint NAME=VALUE...": the address, "region BYTES PLACE": the key of one more,
+// in the memory of GPU PLACE, or of the host for -1, "descriptors": how many are open,
+// "connections": how many are served, "resident": bytes of host memory, "available": bytes that
+// each GPU has left, "slots": how many of those between GPUs and network are in use.
+int RunEchoPeer(LinePipe& parent);
+
+// Descriptors that this process has open, other than those of NVIDIA's driver.
+std::size_t OpenDescriptors();
+// Bytes of memory that this process holds.
+std::uint64_t ResidentBytes();
+
+}  // namespace ferry::tests

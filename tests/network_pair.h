@@ -1,0 +1,52 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+// Two network namespaces of the test's own with links of limited rate between them.
+namespace ferry::tests {
+
+struct LinkSpec {
+  int mbits = 0;  // per second, in each direction; 0: not limited
+};
+
+struct PairOptions {
+  std::vector<LinkSpec> links;
+  int mtu = 9000;
+  bool ipv6 = false;  // and no IPv4
+};
+
+// The interfaces are l0, l1, ... in both; addresses are those of near() and far(). What exists is
+// removed with the object. Every command that fails throws what it said.
+class NetworkPair {
+ public:
+  // Why this process cannot have namespaces, if so.
+  static std::optional<std::string> Missing();
+
+  explicit NetworkPair(const PairOptions& options);
+  ~NetworkPair();
+  NetworkPair(const NetworkPair&) = delete;
+  NetworkPair& operator=(const NetworkPair&) = delete;
+
+  const std::string& near() const noexcept { return near_; }
+  const std::string& far() const noexcept { return far_; }
+  // Without brackets.
+  std::string FarAddress(std::size_t link) const;
+
+  // Takes the near end of the link down, or up, for both.
+  void SetLink(std::size_t link, bool up);
+  // The ports that dials of the near side are given as their own.
+  void SetDialPorts(int first, int last);
+  void SetRate(std::size_t link, int mbits);
+  // The link is up, and loses everything in both directions.
+  void SetBlackHole(std::size_t link, bool on);
+
+ private:
+  void Limit(const std::string& network, std::size_t link, int mbits, const char* verb);
+
+  const PairOptions options_;
+  std::string near_;
+  std::string far_;
+};
+
+}  // namespace ferry::tests

@@ -1,0 +1,66 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+
+#include "ferry/net/plugin/abi.h"
+#include "tests/standin/comm.h"
+#include "tests/standin/engine.h"
+#include "tests/standin/link.h"
+#include "tests/standin/recv_comm.h"
+#include "tests/standin/send_comm.h"
+
+namespace ferry::standin {
+
+class Dial;
+
+// What listen() writes and connect() reads, of the 128 bytes. As in the original, connect() keeps a
+// pointer to its private state in it.
+struct Handle {
+  std::uint64_t magic = kMagic;
+  Rendezvous rendezvous;
+  Dial* dial = nullptr;
+
+  static constexpr std::uint64_t kMagic = 0x4e4f4e4954535846;
+};
+static_assert(sizeof(Handle) <= abi::kHandleBytes);
+
+// The state behind a handle, and what is left of it afterwards. Calls one at a time.
+class Dial {
+ public:
+  Dial(const void* handle, std::uint64_t id, int device);
+
+  bool IsOf(const void* handle, std::uint64_t id) const { return handle_ == handle && id_ == id; }
+  std::uint64_t id() const { return id_; }
+  void Start(Engine& engine, const Rendezvous& rendezvous);
+  // Gives a comm, or null for not yet.
+  int Poll(Engine& engine, std::unique_ptr<Comm>* comm);
+
+ private:
+  const void* const handle_;
+  const std::uint64_t id_;
+  const int device_;
+  std::shared_ptr<Attempt> attempt_;  // shared with its thread; null after the end
+  int polls_ = 0;
+};
+
+// A listen comm, for one connection. Calls one at a time.
+class ListenComm {
+ public:
+  // Null, with a log line, if there is no socket.
+  static std::unique_ptr<ListenComm> Make(Engine& engine, int device, Handle* handle);
+
+  int Poll(Engine& engine, std::unique_ptr<RecvComm>* comm);
+  int Close();
+
+ private:
+  ListenComm(int device, Socket socket, const Rendezvous& rendezvous);
+
+  const int device_;
+  const Rendezvous rendezvous_;
+  std::shared_ptr<Socket> socket_;    // shared with the attempt's thread
+  std::shared_ptr<Attempt> attempt_;  // shared with its thread
+  int polls_ = 0;
+  bool used_ = false;
+};
+
+}  // namespace ferry::standin

@@ -1,0 +1,198 @@
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+// As much of CUDA's driver API as the stand-in calls, with two devices and without a GPU: memory of
+// a device cannot be touched by the host, what is asked of a stream happens when that is
+// synchronised, and every call but a few needs a current context and copies pinned memory only.
+namespace {
+
+constexpr int kDevices = 2;
+constexpr int kInvalidValue = 1;
+constexpr int kInvalidContext = 201;
+
+using Address = unsigned long long;
+
+struct Context {
+  int device = 0;
+};
+struct Stream {
+  std::vector<std::function<void()>> pending;
+};
+struct Allocation {
+  std::size_t bytes = 0;
+  std::unique_ptr<std::byte[]> content;  // of device memory
+};
+
+std::mutex all_mutex;
+std::map<Address, Allocation> device_memory;
+std::map<Address, Allocation> pinned_memory;
+std::deque<Stream> all_streams;
+Context contexts[kDevices] = {{0}, {1}};
+thread_local std::vector<Context*> current;
+
+Address NumberOf(const void* pointer) {
+  Address number = 0;
+  std::memcpy(&number, static_cast<const void*>(&pointer), sizeof(pointer));
+  return number;
+}
+
+void* PointerOf(Address number) {
+  void* pointer = nullptr;
+  std::memcpy(static_cast<void*>(&pointer), &number, sizeof(pointer));
+  return pointer;
+}
+
+// The allocation that has all of the range, and where that begins in it.
+Allocation* FindRange(std::map<Address, Allocation>& memory, Address at, std::size_t bytes,
+                      std::size_t* offset) {
+  auto next = memory.upper_bound(at);
+  if (next == memory.begin()) return nullptr;
+  auto& [base, allocation] = *std::prev(next);
+  *offset = at - base;
+  const bool inside = *offset <= allocation.bytes && bytes <= allocation.bytes - *offset;
+  return inside ? &allocation : nullptr;
+}
+
+// Null if the copy is not one between the device and pinned memory.
+std::byte* ContentFor(Address device, const void* host, std::size_t bytes) {
+  std::size_t offset = 0;
+  if (host != nullptr && FindRange(pinned_memory, NumberOf(host), bytes, &offset) == nullptr) {
+    return nullptr;
+  }
+  Allocation* const found = FindRange(device_memory, device, bytes, &offset);
+  return found == nullptr ? nullptr : found->content.get() + offset;
+}
+
+template <class Work>
+int Enqueue(Stream* stream, Work work) {
+  if (current.empty()) return kInvalidContext;
+  const std::lock_guard lock(all_mutex);
+  auto pending = work();
+  if (!pending) return kInvalidValue;
+  stream->pending.push_back(std::move(pending));
+  return 0;
+}
+
+}  // namespace
+
+extern "C" {
+// NOLINTBEGIN(readability-identifier-naming): the driver's names
+
+int cuInit(unsigned /*flags*/) { return 0; }
+
+int cuGetErrorName(int result, const char** name) {
+  *name = result == kInvalidContext ? "CUDA_ERROR_INVALID_CONTEXT" : "CUDA_ERROR_INVALID_VALUE";
+  return 0;
+}
+
+int cuCtxGetDevice(int* device) {
+  if (current.empty()) return kInvalidContext;
+  *device = current.back()->device;
+  return 0;
+}
+
+int cuDevicePrimaryCtxRetain(Context** context, int device) {
+  if (device < 0 || device >= kDevices) return kInvalidValue;
+  *context = &contexts[device];
+  return 0;
+}
+
+int cuCtxPushCurrent_v2(Context* context) {
+  current.push_back(context);
+  return 0;
+}
+
+int cuCtxPopCurrent_v2(Context** context) {
+  if (current.empty()) return kInvalidContext;
+  *context = current.back();
+  current.pop_back();
+  return 0;
+}
+
+int cuMemAlloc_v2(Address* address, std::size_t bytes) {
+  if (current.empty()) return kInvalidContext;
+  void* const reserved = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (reserved == MAP_FAILED) return kInvalidValue;
+  const std::lock_guard lock(all_mutex);
+  *address = NumberOf(reserved);
+  device_memory[*address] = {bytes, std::make_unique<std::byte[]>(bytes)};
+  return 0;
+}
+
+int cuMemFree_v2(Address address) {
+  const std::lock_guard lock(all_mutex);
+  const auto found = device_memory.find(address);
+  if (current.empty() || found == device_memory.end()) return kInvalidValue;
+  (void)::munmap(PointerOf(address), found->second.bytes);
+  device_memory.erase(found);
+  return 0;
+}
+
+int cuMemHostAlloc(void** memory, std::size_t bytes, unsigned /*flags*/) {
+  if (current.empty()) return kInvalidContext;
+  const std::lock_guard lock(all_mutex);
+  *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  pinned_memory[NumberOf(*memory)] = {bytes, nullptr};
+  return 0;
+}
+
+int cuMemFreeHost(void* memory) {
+  const std::lock_guard lock(all_mutex);
+  if (pinned_memory.erase(NumberOf(memory)) == 0) return kInvalidValue;
+  std::free(memory);
+  return 0;
+}
+
+int cuMemHostGetDevicePointer_v2(Address* address, void* memory, unsigned /*flags*/) {
+  *address = NumberOf(memory);
+  return 0;
+}
+
+int cuStreamCreate(Stream** stream, unsigned /*flags*/) {
+  if (current.empty()) return kInvalidContext;
+  const std::lock_guard lock(all_mutex);
+  *stream = &all_streams.emplace_back();
+  return 0;
+}
+
+int cuStreamSynchronize(Stream* stream) {
+  const std::lock_guard lock(all_mutex);
+  for (const auto& work : std::exchange(stream->pending, {})) work();
+  return 0;
+}
+
+int cuMemcpyHtoDAsync_v2(Address to, const void* from, std::size_t bytes, Stream* stream) {
+  return Enqueue(stream, [&]() -> std::function<void()> {
+    std::byte* const content = ContentFor(to, from, bytes);
+    if (content == nullptr) return nullptr;
+    return [=] { std::memcpy(content, from, bytes); };
+  });
+}
+
+int cuMemcpyDtoHAsync_v2(void* to, Address from, std::size_t bytes, Stream* stream) {
+  return Enqueue(stream, [&]() -> std::function<void()> {
+    const std::byte* const content = ContentFor(from, to, bytes);
+    if (content == nullptr) return nullptr;
+    return [=] { std::memcpy(to, content, bytes); };
+  });
+}
+
+int cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, Stream* stream) {
+  return Enqueue(stream, [&]() -> std::function<void()> {
+    std::byte* const content = ContentFor(to, nullptr, bytes);
+    if (content == nullptr) return nullptr;
+    return [=] { std::memset(content, value, bytes); };
+  });
+}
+// NOLINTEND(readability-identifier-naming)
+}

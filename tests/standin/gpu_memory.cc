@@ -1,0 +1,238 @@
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "tests/standin/memory.h"
+#include "tests/standin/report.h"
+
+namespace ferry::standin {
+namespace {
+
+// CUDA's driver API, as far as it is used here. Declared and loaded by hand, so that the stand-in
+// is built where there is no CUDA.
+using CuAddress = unsigned long long;
+using CuContext = struct CuContextObject*;
+using CuStream = struct CuStreamObject*;
+
+struct CuDriver {
+  int (*init)(unsigned flags) = nullptr;
+  int (*get_error_name)(int result, const char** name) = nullptr;
+  int (*context_get_device)(int* device) = nullptr;
+  int (*primary_context_retain)(CuContext* context, int device) = nullptr;
+  int (*context_push)(CuContext context) = nullptr;
+  int (*context_pop)(CuContext* context) = nullptr;
+  int (*alloc)(CuAddress* address, std::size_t bytes) = nullptr;
+  int (*free)(CuAddress address) = nullptr;
+  int (*host_alloc)(void** memory, std::size_t bytes, unsigned flags) = nullptr;
+  int (*host_free)(void* memory) = nullptr;
+  int (*host_address)(CuAddress* address, void* memory, unsigned flags) = nullptr;
+  int (*stream_create)(CuStream* stream, unsigned flags) = nullptr;
+  int (*stream_synchronize)(CuStream stream) = nullptr;
+  int (*to_device)(CuAddress to, const void* from, std::size_t bytes, CuStream stream) = nullptr;
+  int (*to_host)(void* to, CuAddress from, std::size_t bytes, CuStream stream) = nullptr;
+  int (*set_bytes)(CuAddress to, unsigned char value, std::size_t bytes, CuStream stream) = nullptr;
+};
+
+template <class Function>
+bool FindSymbol(void* library, const char* name, Function** function) {
+  void* const found = ::dlsym(library, name);
+  if (found == nullptr) Log(abi::kLogWarn, "standin: the driver has no %s", name);
+  // A pointer to data, by the type of dlsym(); POSIX lets it be a function.
+  std::memcpy(static_cast<void*>(function), static_cast<const void*>(&found), sizeof(found));
+  return found != nullptr;
+}
+
+bool LoadCuDriver(const std::string& name, CuDriver* driver) {
+  void* const library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);  // for good
+  if (library == nullptr) {
+    Log(abi::kLogWarn, "standin: FERRY_STANDIN_GPU needs %s: %s", name.c_str(), ::dlerror());
+    return false;
+  }
+  return FindSymbol(library, "cuInit", &driver->init) &&
+         FindSymbol(library, "cuGetErrorName", &driver->get_error_name) &&
+         FindSymbol(library, "cuCtxGetDevice", &driver->context_get_device) &&
+         FindSymbol(library, "cuDevicePrimaryCtxRetain", &driver->primary_context_retain) &&
+         FindSymbol(library, "cuCtxPushCurrent_v2", &driver->context_push) &&
+         FindSymbol(library, "cuCtxPopCurrent_v2", &driver->context_pop) &&
+         FindSymbol(library, "cuMemAlloc_v2", &driver->alloc) &&
+         FindSymbol(library, "cuMemFree_v2", &driver->free) &&
+         FindSymbol(library, "cuMemHostAlloc", &driver->host_alloc) &&
+         FindSymbol(library, "cuMemFreeHost", &driver->host_free) &&
+         FindSymbol(library, "cuMemHostGetDevicePointer_v2", &driver->host_address) &&
+         FindSymbol(library, "cuStreamCreate", &driver->stream_create) &&
+         FindSymbol(library, "cuStreamSynchronize", &driver->stream_synchronize) &&
+         FindSymbol(library, "cuMemcpyHtoDAsync_v2", &driver->to_device) &&
+         FindSymbol(library, "cuMemcpyDtoHAsync_v2", &driver->to_host) &&
+         FindSymbol(library, "cuMemsetD8Async", &driver->set_bytes);
+}
+
+CuAddress AddressOf(const std::byte* memory) {
+  CuAddress address = 0;
+  static_assert(sizeof(address) == sizeof(memory));
+  std::memcpy(&address, static_cast<const void*>(&memory), sizeof(address));
+  return address;
+}
+
+std::byte* PointerTo(CuAddress address) {
+  std::byte* memory = nullptr;
+  std::memcpy(static_cast<void*>(&memory), &address, sizeof(memory));
+  return memory;
+}
+
+// In the primary contexts, which the host's runtime uses, too. Copies run on a stream of our own of
+// each device, which does not wait for the host's.
+class CuMemory final : public Memory {
+ public:
+  explicit CuMemory(const CuDriver& driver) : driver_(driver) {}
+
+  bool Initialize() { return Good(driver_.init(0), "cuInit"); }
+
+  int CurrentDevice() override {
+    int device = -1;
+    return driver_.context_get_device(&device) == 0 ? device : -1;
+  }
+
+  std::byte* AllocateDevice(int device, std::size_t bytes) override {
+    const Inside inside(*this, device);
+    CuAddress address = 0;
+    return inside && Good(driver_.alloc(&address, bytes), "cuMemAlloc") ? PointerTo(address)
+                                                                        : nullptr;
+  }
+  void FreeDevice(int device, std::byte* memory) override {
+    const Inside inside(*this, device);
+    if (inside) (void)Good(driver_.free(AddressOf(memory)), "cuMemFree");
+  }
+
+  std::byte* AllocatePinned(int device, std::size_t bytes) override {
+    constexpr unsigned kPortable = 1;
+    constexpr unsigned kDeviceMap = 2;
+    const Inside inside(*this, device);
+    void* memory = nullptr;
+    if (!inside ||
+        !Good(driver_.host_alloc(&memory, bytes, kPortable | kDeviceMap), "cuMemHostAlloc")) {
+      return nullptr;
+    }
+    std::memset(memory, 0, bytes);
+    return static_cast<std::byte*>(memory);
+  }
+  void FreePinned(int device, std::byte* memory) override {
+    const Inside inside(*this, device);
+    if (inside) (void)Good(driver_.host_free(memory), "cuMemFreeHost");
+  }
+  std::byte* DeviceAddress(int device, std::byte* pinned) override {
+    const Inside inside(*this, device);
+    CuAddress address = 0;
+    return inside && Good(driver_.host_address(&address, pinned, 0), "cuMemHostGetDevicePointer")
+               ? PointerTo(address)
+               : nullptr;
+  }
+
+  bool Place(int device, std::span<const Placement> placements) override {
+    const Inside inside(*this, device);
+    bool good = static_cast<bool>(inside);
+    for (std::size_t i = 0; good && i < placements.size(); ++i) {
+      const Placement& one = placements[i];
+      good = Good(driver_.to_device(AddressOf(one.to), one.from, one.bytes, inside.stream()),
+                  "cuMemcpyHtoDAsync");
+    }
+    return good && inside.Synchronize();
+  }
+  bool Fetch(int device, std::byte* to, const std::byte* from, std::size_t bytes) override {
+    const Inside inside(*this, device);
+    return inside &&
+           Good(driver_.to_host(to, AddressOf(from), bytes, inside.stream()),
+                "cuMemcpyDtoHAsync") &&
+           inside.Synchronize();
+  }
+  bool Poison(int device, std::span<const std::span<std::byte>> memory) override {
+    const Inside inside(*this, device);
+    bool good = static_cast<bool>(inside);
+    for (std::size_t i = 0; good && i < memory.size(); ++i) {
+      good = Good(driver_.set_bytes(AddressOf(memory[i].data()), kPoison, memory[i].size(),
+                                    inside.stream()),
+                  "cuMemsetD8Async");
+    }
+    return good && inside.Synchronize();
+  }
+
+ private:
+  struct Gpu {
+    CuContext context = nullptr;
+    CuStream stream = nullptr;
+  };
+
+  // Makes a device's context current for as long as it lives, on whatever thread.
+  class Inside {
+   public:
+    Inside(CuMemory& memory, int device) : memory_(memory), gpu_(memory.GpuOf(device)) {
+      pushed_ = gpu_.context != nullptr &&
+                memory.Good(memory.driver_.context_push(gpu_.context), "cuCtxPushCurrent");
+      if (pushed_) stream_ = memory.StreamOf(device);
+    }
+    ~Inside() {
+      CuContext popped = nullptr;
+      if (pushed_) (void)memory_.driver_.context_pop(&popped);
+    }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+    explicit operator bool() const { return pushed_ && stream_ != nullptr; }
+    CuStream stream() const { return stream_; }
+    bool Synchronize() const {
+      return memory_.Good(memory_.driver_.stream_synchronize(stream_), "cuStreamSynchronize");
+    }
+
+   private:
+    CuMemory& memory_;
+    const Gpu gpu_;
+    CuStream stream_ = nullptr;
+    bool pushed_ = false;
+  };
+
+  bool Good(int result, const char* call) {
+    if (result == 0) return true;
+    const char* name = nullptr;
+    (void)driver_.get_error_name(result, &name);
+    Log(abi::kLogWarn, "standin: %s: %s", call, name != nullptr ? name : "unknown error");
+    return false;
+  }
+
+  Gpu GpuOf(int device) {
+    const std::lock_guard lock(mutex_);
+    Gpu& gpu = gpus_[device];
+    if (gpu.context == nullptr) {
+      (void)Good(driver_.primary_context_retain(&gpu.context, device), "cuDevicePrimaryCtxRetain");
+    }
+    return gpu;
+  }
+
+  // With the device's context current.
+  CuStream StreamOf(int device) {
+    constexpr unsigned kNonBlocking = 1;
+    const std::lock_guard lock(mutex_);
+    Gpu& gpu = gpus_[device];
+    if (gpu.stream == nullptr) {
+      (void)Good(driver_.stream_create(&gpu.stream, kNonBlocking), "cuStreamCreate");
+    }
+    return gpu.stream;
+  }
+
+  const CuDriver driver_;
+  std::mutex mutex_;
+  std::map<int, Gpu> gpus_;
+};
+
+}  // namespace
+
+std::unique_ptr<Memory> GpuMemory(const std::string& driver) {
+  CuDriver loaded;
+  if (!LoadCuDriver(driver, &loaded)) return nullptr;
+  auto memory = std::make_unique<CuMemory>(loaded);
+  if (!memory->Initialize()) return nullptr;
+  return memory;
+}
+
+}  // namespace ferry::standin

@@ -1,0 +1,69 @@
+#pragma once
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "ferry/core/unique_handle.h"
+
+// The sockets of a connection, over 127.0.0.1.
+namespace ferry::standin {
+
+struct SocketTraits {
+  using Handle = int;
+  static constexpr Handle kInvalid = -1;
+  static void Destroy(Handle fd) noexcept;
+};
+using Socket = UniqueHandle<SocketTraits>;
+
+struct Link {
+  Socket control;
+  std::vector<Socket> data;
+};
+
+// Which listener is meant, and how many data sockets it expects.
+struct Rendezvous {
+  std::uint64_t id = 0;
+  std::uint32_t port = 0;
+  std::uint32_t sockets = 0;
+};
+
+// Block until all is moved. False at the end of the stream, after an error, or once another thread
+// has called shutdown().
+bool SendAll(int fd, const std::byte* from, std::size_t bytes);
+bool ReceiveAll(int fd, std::byte* to, std::size_t bytes);
+
+// Listens at a port of the system's choice, `*port`. Invalid, with a log line, if that fails.
+Socket ListenOnLoopback(std::uint32_t* port);
+// Block until the other side has all its sockets. What fails has been logged.
+std::optional<Link> ConnectLink(const Rendezvous& rendezvous);
+std::optional<Link> AcceptLink(int listener, const Rendezvous& rendezvous);
+
+// A connection that a thread of its own is making, for a caller that polls. Any thread.
+class Attempt {
+ public:
+  enum class State { kRunning, kReady, kFailed };
+
+  // The thread is nobody's, as in the original: it ends when `make` does, and shares the attempt
+  // with whoever polls.
+  static std::shared_ptr<Attempt> Start(std::function<std::optional<Link>()> make);
+  // Of a fault: never ready.
+  static std::shared_ptr<Attempt> Never();
+
+  State state();
+  // Once, of an attempt that is kReady.
+  Link TakeLink();
+
+ private:
+  void Finish(std::optional<Link> link);
+
+  std::mutex mutex_;
+  State state_ = State::kRunning;
+  Link link_;
+};
+
+}  // namespace ferry::standin

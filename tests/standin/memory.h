@@ -1,0 +1,46 @@
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace ferry::standin {
+
+// A copy into memory of the device.
+struct Placement {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;  // pinned
+  std::size_t bytes = 0;
+};
+
+// All that differs between a GPU and its absence. Any thread; calls return when their work is done.
+// What fails has been logged.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+
+  // The device that is current on the calling thread; -1 if there is none.
+  virtual int CurrentDevice() = 0;
+  // At a boundary of 256 bytes at least; null if there is not that much.
+  virtual std::byte* AllocateDevice(int device, std::size_t bytes) = 0;
+  virtual void FreeDevice(int device, std::byte* memory) = 0;
+  // Memory of the host's that the device reaches, zeroed.
+  virtual std::byte* AllocatePinned(int device, std::size_t bytes) = 0;
+  virtual void FreePinned(int device, std::byte* memory) = 0;
+  // Where the device finds pinned memory.
+  virtual std::byte* DeviceAddress(int device, std::byte* pinned) = 0;
+
+  virtual bool Place(int device, std::span<const Placement> placements) = 0;
+  // From the device to pinned memory.
+  virtual bool Fetch(int device, std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  // Fills with kPoison.
+  virtual bool Poison(int device, std::span<const std::span<std::byte>> memory) = 0;
+
+  static constexpr unsigned char kPoison = 0xDB;
+};
+
+std::unique_ptr<Memory> HostMemory();
+// Null if the driver cannot be loaded.
+std::unique_ptr<Memory> GpuMemory(const std::string& driver);
+
+}  // namespace ferry::standin

@@ -1,0 +1,101 @@
+#include "tests/standin/pool.h"
+
+#include <algorithm>
+
+namespace ferry::standin {
+
+Pool::Pool(Memory& memory, int device, std::uint64_t bytes, std::uint64_t seed)
+    : memory_(memory), device_(device), used_(bytes / kPageBytes), random_(seed) {
+  base_ = memory_.AllocateDevice(device, bytes);
+}
+
+std::optional<Landing> Pool::Take(std::span<const std::uint32_t> lengths) {
+  const std::lock_guard lock(mutex_);
+  Landing landing;
+  bool fits = true;
+  for (std::size_t i = 0; fits && i < lengths.size(); ++i) {
+    fits = TakeFragment(lengths[i], &landing) && landing.fragments.size() <= kMostFragments;
+  }
+  if (fits) return landing;
+  MarkFree(landing);
+  return std::nullopt;
+}
+
+void Pool::Give(const Landing& landing) {
+  std::vector<std::span<std::byte>> pages;
+  pages.reserve(landing.runs.size());
+  for (const Landing::Run& run : landing.runs) {
+    pages.emplace_back(base_ + std::size_t{run.page} * kPageBytes,
+                       std::size_t{run.pages} * kPageBytes);
+  }
+  (void)memory_.Poison(device_, pages);
+  const std::lock_guard lock(mutex_);
+  MarkFree(landing);
+}
+
+unsigned long Pool::pages_in_use() {
+  const std::lock_guard lock(mutex_);
+  return in_use_;
+}
+
+bool Pool::TakeFragment(std::uint32_t bytes, Landing* landing) {
+  const bool fits_a_page = bytes <= kPageBytes;
+  const std::uint32_t at = Below(fits_a_page ? kPageBytes - bytes + 1 : kPageBytes);
+  const std::uint32_t pages = (at + bytes + kPageBytes - 1) / kPageBytes;
+  const auto page = FindRun(pages);
+  if (!page) return !fits_a_page && TakePieces(bytes, landing);
+  landing->runs.push_back({*page, pages});
+  Append(*page * kPageBytes + at, bytes, landing);
+  return true;
+}
+
+bool Pool::TakePieces(std::uint32_t bytes, Landing* landing) {
+  for (std::uint32_t left = bytes; left > 0;) {
+    const std::uint32_t piece = std::min(left, kPageBytes);
+    if (!TakeFragment(piece, landing)) return false;
+    left -= piece;
+  }
+  return true;
+}
+
+void Pool::Append(std::uint32_t src, std::uint32_t bytes, Landing* landing) {
+  auto& fragments = landing->fragments;
+  const std::uint64_t dst = fragments.empty() ? 0 : fragments.back().dst + fragments.back().len;
+  fragments.push_back({src, bytes, dst});
+}
+
+// Marks what it has found.
+std::optional<std::uint32_t> Pool::FindRun(std::uint32_t pages) {
+  const std::size_t all = used_.size();
+  if (all - in_use_ < pages) return std::nullopt;
+  const std::uint32_t begin = Below(all);
+  for (std::size_t i = 0; i < all; ++i) {
+    const auto page = static_cast<std::uint32_t>((begin + i) % all);
+    if (!IsFree(page, pages)) continue;
+    for (std::uint32_t j = 0; j < pages; ++j) used_[page + j] = true;
+    in_use_ += pages;
+    return page;
+  }
+  return std::nullopt;
+}
+
+bool Pool::IsFree(std::uint32_t page, std::uint32_t pages) const {
+  if (page + pages > used_.size()) return false;
+  for (std::uint32_t j = 0; j < pages; ++j) {
+    if (used_[page + j]) return false;
+  }
+  return true;
+}
+
+std::uint32_t Pool::Below(std::uint64_t limit) {
+  return static_cast<std::uint32_t>(random_() % limit);
+}
+
+void Pool::MarkFree(const Landing& landing) {
+  for (const Landing::Run& run : landing.runs) {
+    for (std::uint32_t j = 0; j < run.pages; ++j) used_[run.page + j] = false;
+    in_use_ -= run.pages;
+  }
+}
+
+}  // namespace ferry::standin

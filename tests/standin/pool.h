@@ -1,0 +1,69 @@
+#pragma once
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "ferry/net/plugin/tcpx_layout.h"
+#include "tests/standin/memory.h"
+
+namespace ferry::standin {
+
+namespace tcpx = net::plugin::tcpx;
+
+// Most fragments that a row is given: one less than it holds, as in the original.
+inline constexpr std::size_t kMostFragments = tcpx::kRowFragments - 1;
+
+// Where a message lies until it is consumed. Plain data.
+struct Landing {
+  struct Run {
+    std::uint32_t page = 0;
+    std::uint32_t pages = 0;
+  };
+  std::vector<tcpx::Fragment> fragments;  // in the order of `dst`, without gaps
+  std::vector<Run> runs;
+};
+
+// The bounce buffers of one device, for all comms. Pages of 4 KiB are given out at random. Any
+// thread.
+class Pool {
+ public:
+  // `bytes` are rounded down to pages; at most 4 GiB.
+  Pool(Memory& memory, int device, std::uint64_t bytes, std::uint64_t seed);
+
+  // Null if there was no memory.
+  std::byte* base() const { return base_; }
+  std::uint64_t bytes() const { return std::uint64_t{kPageBytes} * used_.size(); }
+
+  // Room for fragments of these lengths, each at a random place in its first page; one that finds
+  // no pages in a row is cut into smaller ones. All or nothing, so that a message that has begun
+  // can always be finished: nothing while pages are short.
+  std::optional<Landing> Take(std::span<const std::uint32_t> lengths);
+  // Poisons the pages before they are free again.
+  void Give(const Landing& landing);
+
+  unsigned long pages_in_use();
+
+ private:
+  static constexpr std::uint32_t kPageBytes = 4096;
+
+  bool TakeFragment(std::uint32_t bytes, Landing* landing);
+  bool TakePieces(std::uint32_t bytes, Landing* landing);
+  void Append(std::uint32_t src, std::uint32_t bytes, Landing* landing);
+  std::optional<std::uint32_t> FindRun(std::uint32_t pages);
+  bool IsFree(std::uint32_t page, std::uint32_t pages) const;
+  std::uint32_t Below(std::uint64_t limit);
+  void MarkFree(const Landing& landing);
+
+  Memory& memory_;
+  const int device_;
+  std::byte* base_ = nullptr;
+  std::mutex mutex_;
+  std::vector<bool> used_;
+  unsigned long in_use_ = 0;
+  std::mt19937_64 random_;
+};
+
+}  // namespace ferry::standin

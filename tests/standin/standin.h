@@ -1,0 +1,17 @@
+#pragma once
+
+// What the stand-in exports beside ncclNetPlugin_v7, for tests: find them by dlsym in the same
+// library. Any thread. docs/tcpx_standin.md says what the stand-in is, and names its variables.
+extern "C" {
+// NOLINTBEGIN(readability-identifier-naming): C names
+
+// How often the host has broken a rule since the library was loaded, or since the last reset.
+unsigned long ferry_standin_misuses();
+// The last of these, "" if there is none. Valid for as long as the library is loaded.
+const char* ferry_standin_last_misuse();
+// Forgets them. Not the settings, which the first init() reads for good.
+void ferry_standin_reset();
+// Of the bounce pools together: 0 once everything is consumed.
+unsigned long ferry_standin_pages_in_use();
+// NOLINTEND(readability-identifier-naming)
+}
