@@ -15,17 +15,18 @@ ALLOWED = {
     "prim": set(),
     "cuda": {"core"},
     "copy": {"core", "cuda"},
+    "unpack": {"core", "cuda", "copy"},
     "kernels": {"core", "cuda"},
     "net": {"core"},
     "net/tcp": {"core", "net"},
-    "net/plugin": {"core", "cuda", "net"},
+    "net/plugin": {"core", "cuda", "copy", "unpack", "net"},
     "net/devmem": {"core", "cuda", "net"},
-    "transfer": {"core", "cuda", "copy", "net"},
+    "transfer": {"core", "cuda", "copy", "unpack", "net"},
     "bindings/python": {"core", "cuda", "transfer", "kernels"},
     "bindings/nccl_net": {"core", "cuda", "copy", "net"},
     "bindings/nixl": {"core", "cuda", "transfer"},
-    "tools": {"core", "cuda", "copy", "kernels", "net", "net/tcp", "net/plugin", "net/devmem",
-              "transfer"},
+    "tools": {"core", "cuda", "copy", "unpack", "kernels", "net", "net/tcp", "net/plugin",
+              "net/devmem", "transfer"},
 }
 PRIM_USERS = {"copy", "kernels"}  # in device code only
 DEVICE_SUFFIXES = {".cu", ".cuh"}

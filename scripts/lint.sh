@@ -38,11 +38,25 @@ tidy() {
     echo "lint.sh: no $build/compile_commands.json: configure that build first" >&2
     exit 1
   fi
+  # Where CUDA was not found, its headers are missing, too.
+  local skip='^tests/consumer/'
+  if ! grep -q ferry/cuda/real/ "$build/compile_commands.json"; then
+    echo "lint.sh: ferry/cuda/real is left out, as it is in $build"
+    skip+='|^ferry/cuda/real/'
+  fi
+  local files=("$@") checks=()
+  if ((! $#)); then
+    # All of a folder as one, which takes a fifth of the time. Not found so are an alias of a
+    # namespace that nobody uses, and a using-declaration that only another file uses.
+    require python3
+    mapfile -t files < <(sources '*.cc' | grep -zvE "$skip" |
+      xargs -0 python3 scripts/tidy_units.py "$build")
+    build+=/tidy
+    checks=(--checks=-bugprone-suspicious-include)
+  fi
   # g++ alone reads some of our warning flags.
-  {
-    if (($#)); then printf '%s\0' "$@"; else sources '*.cc'; fi
-  } | grep -zv '^tests/consumer/' |
-    xargs -0 -r -n 1 -P "$(nproc)" clang-tidy --quiet -p "$build" \
+  printf '%s\0' "${files[@]}" | grep -zvE "$skip" |
+    nice xargs -0 -r -n 1 -P "$(nproc)" clang-tidy --quiet -p "$build" "${checks[@]}" \
       --extra-arg=-Wno-unknown-warning-option
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sums up test runs: what failed, what was skipped and why, and how many passed.
 
-usage: summarize_tests.py (NAME STATUS JUNIT_XML)...     (STATUS: passed, or what went wrong)
+usage: summarize_tests.py (NAME STATUS JUNIT_XML)...     (STATUS: passed, skipped, or what went wrong)
 
 The last line is "N passed, N failed, N skipped"; exits 1 if anything failed.
 """
@@ -12,6 +12,8 @@ import xml.etree.ElementTree
 
 # How ctest marks a test that declined to run. Every other test that did not run is a failure.
 DECLINED = re.compile(r"SKIP_|Disabled")
+OUTPUT_LINES = 25  # of a failed test
+NOISE = re.compile(r"\[[-= ]|Note: |Running main|\d+ warnings? generated")
 GTEST_REASON = re.compile(r": Skipped\n(.*?)\n+\[  SKIPPED \]", re.DOTALL)
 
 
@@ -24,13 +26,31 @@ def skip_reason(case, mark):
     return lines[-1] if lines else mark or "no reason given"
 
 
+def shortened(names):
+    """Names of tests; of many with the same beginning, that and their number."""
+    kinds = {}
+    for name in names:
+        kinds.setdefault(name.split(".")[0], []).append(name)
+    return ", ".join(group[0] if len(group) == 1 else f"{len(group)} of {kind}"
+                     for kind, group in kinds.items())
+
+
+def output_end(case):
+    lines = [line.rstrip() for line in (case.findtext("system-out") or "").splitlines()]
+    return [line[:400] for line in lines if line and not NOISE.match(line)][-OUTPUT_LINES:]
+
+
 class Run:
     def __init__(self, name):
         self.name, self.passed, self.failed, self.skipped, self.seconds = name, 0, [], [], 0.0
+        self.notes = []
 
     def add(self, case):
         name = case.get("name")
         self.seconds += float(case.get("time") or 0)
+        note = case.find("properties/property[@name='note']")
+        if note is not None:
+            self.notes.append((name, note.get("value")))
         skipped = case.find("skipped")
         failure = case.find("failure")
         mark = skipped.get("message") or "" if skipped is not None else ""
@@ -40,15 +60,22 @@ class Run:
             self.passed += 1
         else:
             why = (failure.get("message") if failure is not None else mark) or case.get("status")
-            self.failed.append((name, why))
+            self.failed.append((name, why, output_end(case)))
 
     def report(self):
         print(f"{self.name}: {self.passed} passed, {len(self.failed)} failed, "
               f"{len(self.skipped)} skipped, {self.seconds:.0f} s of tests")
-        for name, why in self.failed:
-            print(f"  FAILED  {name}: {why}")
+        for name, note in self.notes:
+            print(f"  {name}: {note}")
+        reasons = {}
         for name, why in self.skipped:
-            print(f"  skipped {name}: {why}")
+            reasons.setdefault(why, []).append(name)
+        for why, names in reasons.items():
+            print(f"  skipped {shortened(names)}: {why}")
+        for name, why, output in self.failed:
+            print(f"  FAILED  {name}: {why}")
+            for line in output:
+                print(f"    | {line}")
 
 
 def read_run(name, status, path):
@@ -56,8 +83,10 @@ def read_run(name, status, path):
     if os.path.exists(path):
         for case in xml.etree.ElementTree.parse(path).getroot().iter("testcase"):
             run.add(case)
+    if status == "skipped" and run.skipped:
+        return run
     if not run.failed and (status != "passed" or not run.passed):
-        run.failed.append((name, status if status != "passed" else "no test ran"))
+        run.failed.append((name, status if status != "passed" else "no test ran", []))
     return run
 
 
