@@ -578,14 +578,12 @@ std::vector<ConfigEntry> Config::Describe() const {
   return entries;
 }
 
-std::vector<std::string> UnknownVariables(const char* const* environment,
-                                          std::span<const std::string_view> also_known) {
+std::vector<std::string> UnknownVariables(const char* const* environment) {
   std::vector<std::string> unknown;
   for (; *environment != nullptr; ++environment) {
     const std::string_view line(*environment);
     const std::string_view name = line.substr(0, line.find('='));
     if (name.substr(0, kPrefix.size()) != kPrefix) continue;
-    if (std::find(also_known.begin(), also_known.end(), name) != also_known.end()) continue;
     const bool known = std::any_of(std::begin(kRows), std::end(kRows),
                                    [&](const Row& row) { return VariableOf(row) == name; });
     if (!known) unknown.emplace_back(name);
@@ -593,8 +591,6 @@ std::vector<std::string> UnknownVariables(const char* const* environment,
   return unknown;
 }
 
-std::vector<std::string> UnknownVariables(std::span<const std::string_view> also_known) {
-  return UnknownVariables(environ, also_known);
-}
+std::vector<std::string> UnknownVariables() { return UnknownVariables(environ); }
 
 }  // namespace ferry

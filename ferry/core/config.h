@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -109,12 +108,10 @@ struct Config {
   std::vector<ConfigEntry> Describe() const;
 };
 
-// Names of FERRY_* variables that neither a setting nor `also_known` accounts for, so that a tool
-// can warn of a misspelling. `environment` is a null-terminated array of "NAME=value", as
-// environ(7).
-std::vector<std::string> UnknownVariables(const char* const* environment,
-                                          std::span<const std::string_view> also_known = {});
+// Names of FERRY_* variables that no setting has, so that a tool can warn of a misspelling.
+// `environment` is a null-terminated array of "NAME=value", as environ(7).
+std::vector<std::string> UnknownVariables(const char* const* environment);
 // Of this process.
-std::vector<std::string> UnknownVariables(std::span<const std::string_view> also_known = {});
+std::vector<std::string> UnknownVariables();
 
 }  // namespace ferry
