@@ -370,5 +370,14 @@ TEST(PluginLog, KeepsTheLastWarningsOnly) {
   EXPECT_TRUE(PluginWarnings(PluginLogMark()).empty());
 }
 
+TEST(PluginLog, KeepsTheFormatOfALineThatCannotBeWrittenOut) {
+  const std::uint64_t mark = PluginLogMark();
+  const wchar_t no_character[] = {wchar_t{0x110000}, 0};
+  PluginLogger()(abi::kLogWarn, 0, "a.cc", 1, "what is %ls", no_character);
+  const auto lines = PluginWarnings(mark);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines.front().text, "what is %ls");
+}
+
 }  // namespace
 }  // namespace ferry::net::plugin

@@ -58,8 +58,10 @@ __attribute__((format(printf, 5, 6))) void WritePluginLine(int level, unsigned l
   char text[1024];
   va_list arguments;
   va_start(arguments, format);
-  std::vsnprintf(text, sizeof text, format, arguments);
+  const int length = std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
+  // What cannot be written out leaves anything in `text`; its format still says what it is about.
+  if (length < 0) std::snprintf(text, sizeof text, "%s", format);
   if (level == abi::kLogWarn || level == abi::kLogAbort) {
     TheLines().Add(level, text);
     Log(LogLevel::kWarn, "plugin", "{} ({}:{})", text, file == nullptr ? "?" : file, line);
