@@ -135,21 +135,27 @@ constexpr Table Common() {
   } else {
     table.reg_mr = RegMr<int>;
   }
-  return table;
-}
-
-template <class Table>
-constexpr Table UpToV10() {
-  auto table = Common<Table>();
-  table.listen = [](int device, void* /*handle*/, void** comm) {
-    return MakeComm("listen", device, comm);
-  };
+  if constexpr (kVersion >= 10) {
+    table.isend = [](void* /*comm*/, void* /*data*/, std::size_t bytes, int tag, void* mr,
+                     void* event, void** request) {
+      return event != nullptr ? 4 : Begin("isend", bytes, tag, mr, request);
+    };
+    table.irecv = [](void* /*comm*/, int count, void** /*data*/, std::size_t* bytes, int* tags,
+                     void** mrs, void** events, void** request) {
+      return count != 1 || events == nullptr ? 4 : Begin("irecv", *bytes, *tags, *mrs, request);
+    };
+  }
+  if constexpr (kVersion <= 10) {
+    table.listen = [](int device, void* /*handle*/, void** comm) {
+      return MakeComm("listen", device, comm);
+    };
+  }
   return table;
 }
 
 template <class Table>
 constexpr Table UpToV9() {
-  auto table = UpToV10<Table>();
+  auto table = Common<Table>();
   table.init = [](abi::Logger logger) {
     logger(abi::kLogWarn, 0, "toy.cc", 1, "toy of version %d says %s", Table::kVersion, "hello");
     return Note("init");
@@ -185,15 +191,7 @@ constexpr Table UpToV9() {
 }
 
 [[maybe_unused]] constexpr abi::TableV10 MakeV10() {
-  auto table = UpToV10<abi::TableV10>();
-  table.isend = [](void* /*comm*/, void* /*data*/, std::size_t bytes, int tag, void* mr,
-                   void* event, void** request) {
-    return event != nullptr ? 4 : Begin("isend", bytes, tag, mr, request);
-  };
-  table.irecv = [](void* /*comm*/, int count, void** /*data*/, std::size_t* bytes, int* tags,
-                   void** mrs, void** events, void** request) {
-    return count != 1 || events == nullptr ? 4 : Begin("irecv", *bytes, *tags, *mrs, request);
-  };
+  auto table = Common<abi::TableV10>();
   table.init = [](abi::Logger /*logger*/, abi::ProfilerCallback profiler) {
     return profiler == nullptr ? 4 : Note("init");
   };
@@ -219,14 +217,6 @@ constexpr Table FromV11On() {
   newer.connect = [](void* context, int device, void* /*handle*/, void** comm,
                      abi::DeviceHandle** handle) {
     return context != &context_of_toy || *handle != nullptr ? 4 : MakeComm("connect", device, comm);
-  };
-  newer.isend = [](void* /*comm*/, void* /*data*/, std::size_t bytes, int tag, void* mr,
-                   void* event, void** request) {
-    return event != nullptr ? 4 : Begin("isend", bytes, tag, mr, request);
-  };
-  newer.irecv = [](void* /*comm*/, int count, void** /*data*/, std::size_t* bytes, int* tags,
-                   void** mrs, void** events, void** request) {
-    return count != 1 || events == nullptr ? 4 : Begin("irecv", *bytes, *tags, *mrs, request);
   };
   newer.finalize = [](void* context) {
     return Note("finalize", context == &context_of_toy ? "1" : "0");
