@@ -33,11 +33,10 @@ auto AskUntil(Deadline deadline, const std::string& what, const Ask& ask) -> dec
     auto answer = ask();
     if (!answer || *answer != nullptr) return answer;
     if (deadline.expired()) {
-      const auto took = std::chrono::duration<double>(Clock::now() - begin).count();
       return Error(Code::kTimedOut,
                    fmt::format("{} had no answer after {:.1f} s and {} polls; see that the peer "
                                "connects to this handle, by an interface of the same network",
-                               what, took, polls));
+                               what, Seconds(Clock::now() - begin), polls));
     }
     std::this_thread::sleep_for(kPollInterval);
   }
@@ -45,7 +44,7 @@ auto AskUntil(Deadline deadline, const std::string& what, const Ask& ask) -> dec
 
 }  // namespace
 
-// ---- Registration -------------------------------------------------------------------------------
+// ---- Comm ---------------------------------------------------------------------------------------
 
 Registration::~Registration() {
   if (mr_ == nullptr) return;
@@ -75,6 +74,37 @@ Result<Registration> Comm::Register(void* data, std::size_t bytes, bool on_gpu) 
   return Registration(plugin_, comm_, mr);
 }
 
+Result<bool> Comm::Begin(Start start, const char* call, const Message& message) {
+  FERRY_CHECK(room() > 0, under_way());
+  void* request = nullptr;
+  const std::uint64_t mark = PluginLogMark();
+  const int outcome = (plugin_->driver().*start)(comm_, message, &request);
+  if (outcome != abi::kSuccess) {
+    return plugin_->CallError(Code::kPeerLost,
+                              fmt::format("{} of {} bytes (tag {}, device {}, {} under way)", call,
+                                          message.bytes, message.tag, device_, under_way()),
+                              outcome, mark, kReconnect);
+  }
+  if (request != nullptr) requests_.push_back(request);
+  return request != nullptr;
+}
+
+Result<void*> Comm::TakeOldest(const char* what, int* bytes) {
+  if (requests_.empty()) return nullptr;
+  int done = 0;
+  const std::uint64_t mark = PluginLogMark();
+  const int outcome = plugin_->driver().Test(requests_.front(), &done, bytes);
+  if (outcome != abi::kSuccess) {
+    return plugin_->CallError(Code::kPeerLost,
+                              fmt::format("test of a {} (device {})", what, device_), outcome, mark,
+                              kReconnect);
+  }
+  if (done == 0) return nullptr;
+  void* const request = requests_.front();
+  requests_.pop_front();
+  return request;
+}
+
 // ---- SendComm -----------------------------------------------------------------------------------
 
 SendComm::~SendComm() {
@@ -83,32 +113,13 @@ SendComm::~SendComm() {
 }
 
 Result<bool> SendComm::Send(const Message& message) {
-  FERRY_CHECK(room() > 0, under_way());
-  void* request = nullptr;
-  const std::uint64_t mark = PluginLogMark();
-  const int outcome = plugin_->driver().Send(comm_, message, &request);
-  if (outcome != abi::kSuccess) {
-    return plugin_->CallError(Code::kPeerLost,
-                              fmt::format("isend of {} bytes (tag {}, device {}, {} under way)",
-                                          message.bytes, message.tag, device_, under_way()),
-                              outcome, mark, kReconnect);
-  }
-  if (request != nullptr) requests_.push_back(request);
-  return request != nullptr;
+  return Begin(&Driver::Send, "isend", message);
 }
 
 Result<bool> SendComm::Test() {
-  if (requests_.empty()) return false;
-  int done = 0;
   int bytes = 0;
-  const std::uint64_t mark = PluginLogMark();
-  const int outcome = plugin_->driver().Test(requests_.front(), &done, &bytes);
-  if (outcome != abi::kSuccess) {
-    return plugin_->CallError(Code::kPeerLost, fmt::format("test of a send (device {})", device_),
-                              outcome, mark, kReconnect);
-  }
-  if (done != 0) requests_.pop_front();
-  return done != 0;
+  FERRY_TRY_ASSIGN(void* const sent, TakeOldest("send", &bytes));
+  return sent != nullptr;
 }
 
 // ---- ReceiveComm --------------------------------------------------------------------------------
@@ -119,36 +130,15 @@ ReceiveComm::~ReceiveComm() {
 }
 
 Result<bool> ReceiveComm::Receive(const Message& message) {
-  FERRY_CHECK(room() > 0, under_way());
-  void* request = nullptr;
-  const std::uint64_t mark = PluginLogMark();
-  const int outcome = plugin_->driver().Receive(comm_, message, &request);
-  if (outcome != abi::kSuccess) {
-    return plugin_->CallError(Code::kPeerLost,
-                              fmt::format("irecv of {} bytes (tag {}, device {}, {} under way)",
-                                          message.bytes, message.tag, device_, under_way()),
-                              outcome, mark, kReconnect);
-  }
-  if (request != nullptr) requests_.push_back(request);
-  return request != nullptr;
+  return Begin(&Driver::Receive, "irecv", message);
 }
 
 Result<ReceiveComm::Arrival> ReceiveComm::Test() {
-  if (requests_.empty()) return Arrival{};
   Arrival arrival;
-  int done = 0;
-  const std::uint64_t mark = PluginLogMark();
-  const int outcome = plugin_->driver().Test(requests_.front(), &done, &arrival.bytes);
-  if (outcome != abi::kSuccess) {
-    return plugin_->CallError(Code::kPeerLost,
-                              fmt::format("test of a receive (device {})", device_), outcome, mark,
-                              kReconnect);
-  }
-  if (done == 0) return Arrival{};
+  FERRY_TRY_ASSIGN(arrival.request, TakeOldest("receive", &arrival.bytes));
+  if (arrival.request == nullptr) return Arrival{};
   arrival.done = true;
-  arrival.request = requests_.front();
   arrival.index = tested_++;
-  requests_.pop_front();
   done_.push_back(arrival.request);
   held_ = done_.size();
   return arrival;

@@ -58,6 +58,13 @@ class Comm {
         window_(std::min(window, plugin->driver().most_requests())) {}
   ~Comm() = default;
 
+  // What Send() and Receive() are, by that function of the driver's, which plugins name so.
+  using Start = int (Driver::*)(void* comm, const Message& message, void** request);
+  Result<bool> Begin(Start start, const char* call, const Message& message);
+  // The oldest request, where it is done now, and no longer under way; else null. `what` it is, for
+  // errors; `bytes` are left as they are where the plugin does not tell.
+  Result<void*> TakeOldest(const char* what, int* bytes);
+
   Plugin* const plugin_;
   void* const comm_;
   const int device_;
