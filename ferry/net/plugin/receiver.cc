@@ -22,7 +22,8 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(cuda::DeviceApi* api, Unpacke
   std::unique_ptr<Receiver> receiver(new Receiver(unpacker, options));
   for (auto& comm : comms) {
     FERRY_TRY_ASSIGN(UnpackRows rows, UnpackRows::Open(*comm, api, deadline));
-    receiver->channels_.push_back({std::move(comm), rows, {}, {}, Deadline::Never()});
+    receiver->watch_.AddChannel(comm->device());
+    receiver->channels_.push_back({std::move(comm), rows, {}, {}});
   }
   FERRY_TRY(receiver->PlacePool(api));
   return receiver;
@@ -62,14 +63,10 @@ void Receiver::Receive(std::size_t channel, Chunk chunk, ChunkPlace place) {
 }
 
 Status Receiver::Progress(std::vector<std::uint64_t>* done) {
-  if (failed_) return *failed_;
-  Status status = Advance(done);
-  if (!status) failed_ = status.error();
-  return status;
+  return watch_.Take([&] { return Advance(done); });
 }
 
 Status Receiver::Advance(std::vector<std::uint64_t>* done) {
-  ForgiveAbsence();
   done->insert(done->end(), drained_.begin(), drained_.end());
   drained_.clear();
   for (std::size_t i = 0; i < channels_.size(); ++i) {
@@ -83,17 +80,14 @@ Status Receiver::Advance(std::vector<std::uint64_t>* done) {
 Status Receiver::PostOn(std::size_t index) {
   Channel& channel = channels_[index];
   while (!channel.waiting.empty() && channel.comm->room() > 0) {
-    if (channel.oldest_by.never()) channel.oldest_by = Deadline::After(options_.chunk_timeout);
+    watch_.Start(index);
     Expected& next = channel.waiting.front();
     auto begun = channel.comm->Receive(next.chunk.message);
-    if (!begun) return Named(index, next.chunk, begun.error());
+    if (!begun) return watch_.Named(index, next.chunk, begun.error());
     if (!*begun) {
-      if (!channel.posted.empty() || !channel.oldest_by.expired()) break;
-      return Named(index, next.chunk,
-                   Error(Code::kTimedOut,
-                         fmt::format("the plugin has not begun to receive it for {:.1f} s; see "
-                                     "that the peer is well, and reconnect",
-                                     Seconds(options_.chunk_timeout))));
+      if (!channel.posted.empty() || !watch_.IsLate(index)) break;
+      return watch_.Late(index, next.chunk, "the plugin has not begun to receive it",
+                         "; see that the peer is well, and reconnect");
     }
     channel.posted.push_back(std::move(next));
     channel.waiting.pop_front();
@@ -106,27 +100,25 @@ Status Receiver::TakeFrom(std::size_t index) {
   while (!channel.posted.empty()) {
     const Expected& oldest = channel.posted.front();
     auto arrival = channel.comm->Test();
-    if (!arrival) return Named(index, oldest.chunk, arrival.error());
+    if (!arrival) return watch_.Named(index, oldest.chunk, arrival.error());
     if (!arrival->done) {
-      if (!channel.oldest_by.expired()) return Ok();
-      return Named(index, oldest.chunk,
-                   Error(Code::kTimedOut,
-                         fmt::format("nothing has come for {:.1f} s, with {} receives posted; see "
-                                     "that the peer sends, and reconnect",
-                                     Seconds(options_.chunk_timeout), channel.posted.size())));
+      if (!watch_.IsLate(index)) return Ok();
+      return watch_.Late(
+          index, oldest.chunk, "nothing has come",
+          fmt::format(", with {} receives posted; see that the peer sends, and reconnect",
+                      channel.posted.size()));
     }
     auto fragments = channel.rows.Read(*arrival);
-    if (!fragments) return Named(index, oldest.chunk, fragments.error());
+    if (!fragments) return watch_.Named(index, oldest.chunk, fragments.error());
     const std::size_t first = blocks_.size();
     const PostedReceive receive{options_.pool_bytes, oldest.chunk.message.bytes, oldest.place.runs};
     if (auto read = reader_.Read(*fragments, receive, &blocks_); !read) {
-      return Named(index, oldest.chunk, read.error());
+      return watch_.Named(index, oldest.chunk, read.error());
     }
     arrived_.push_back({index, oldest.chunk, 0, first, blocks_.size() - first, oldest.place.to});
     channel.posted.pop_front();
     // A chunk that there is no room for waits for this side, not for the peer.
-    channel.oldest_by =
-        channel.posted.empty() ? Deadline::Never() : Deadline::After(options_.chunk_timeout);
+    watch_.Restart(index, !channel.posted.empty());
   }
   return Ok();
 }
@@ -148,7 +140,7 @@ Status Receiver::Unpack() {
     if (!ticket) {
       if (ticket.error().code() == Code::kUnavailable) return Ok();
       const Arrived& first = arrived_[unpacking_];
-      return Named(first.channel, first.chunk, ticket.error());
+      return watch_.Named(first.channel, first.chunk, ticket.error());
     }
     MarkUnpacking(count, *ticket);
   }
@@ -167,7 +159,7 @@ Status Receiver::Finish(std::vector<std::uint64_t>* done) {
   const auto completed = unpacker_->Completed();
   if (completed) return GiveBack(*completed, done);
   if (arrived_.empty()) return completed.error();
-  return Named(arrived_.front().channel, arrived_.front().chunk, completed.error());
+  return watch_.Named(arrived_.front().channel, arrived_.front().chunk, completed.error());
 }
 
 Status Receiver::GiveBack(std::uint64_t completed, std::vector<std::uint64_t>* done) {
@@ -178,7 +170,7 @@ Status Receiver::GiveBack(std::uint64_t completed, std::vector<std::uint64_t>* d
     --unpacking_;
     --under_way_;
     const Status consumed = channels_[first.channel].comm->Consume();
-    if (!consumed) return Named(first.channel, first.chunk, consumed.error());
+    if (!consumed) return watch_.Named(first.channel, first.chunk, consumed.error());
     done->push_back(first.chunk.id);
   }
   return Ok();
@@ -187,25 +179,6 @@ Status Receiver::GiveBack(std::uint64_t completed, std::vector<std::uint64_t>* d
 Status Receiver::Drain(Deadline deadline) {
   FERRY_TRY(unpacker_->Drain(deadline));
   return GiveBack(std::numeric_limits<std::uint64_t>::max(), &drained_);
-}
-
-// While nobody asked, nothing moved: what is late then is this side.
-void Receiver::ForgiveAbsence() {
-  const auto now = Clock::now();
-  const auto away = now - std::exchange(asked_at_, now);
-  if (away < options_.chunk_timeout / 4) return;
-  for (Channel& channel : channels_) {
-    if (!channel.oldest_by.never())
-      channel.oldest_by = Deadline::At(channel.oldest_by.when() + away);
-  }
-}
-
-Error Receiver::Named(std::size_t channel, const Chunk& chunk, const Error& error) const {
-  return Error(error.code(),
-               fmt::format("receiving chunk {} (offset {}, {} bytes, tag {}) on channel {} of {} "
-                           "(device {}): {}",
-                           chunk.id, chunk.offset, chunk.message.bytes, chunk.message.tag, channel,
-                           channels_.size(), channels_[channel].comm->device(), error.message()));
 }
 
 }  // namespace ferry::net::plugin

@@ -3,25 +3,18 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "ferry/copy/device_executor.h"
 #include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
+#include "ferry/net/plugin/chunk.h"
 #include "ferry/net/plugin/comm.h"
 #include "ferry/net/plugin/unpack_rows.h"
 #include "ferry/unpack/fragments.h"
 #include "ferry/unpack/unpacker.h"
 
 namespace ferry::net::plugin {
-
-// A part of a message, that one channel carries.
-struct Chunk {
-  std::uint64_t id = 0;      // the caller's
-  std::uint64_t offset = 0;  // in the message, for errors
-  Message message;           // registered with the channel's comm
-};
 
 // Where a chunk that is received goes.
 struct ChunkPlace {
@@ -83,7 +76,6 @@ class Receiver {
     UnpackRows rows;
     std::deque<Expected> waiting;  // not posted
     std::deque<Expected> posted;
-    Deadline oldest_by = Deadline::Never();
   };
   // That has come, and is to be unpacked, or is.
   struct Arrived {
@@ -96,7 +88,7 @@ class Receiver {
   };
 
   Receiver(Unpacker* unpacker, const ReceiverOptions& options)
-      : unpacker_(unpacker), options_(options) {}
+      : unpacker_(unpacker), options_(options), watch_("receiving", options.chunk_timeout) {}
   Status PlacePool(cuda::DeviceApi* api);
   Status PostOn(std::size_t channel);
   Status TakeFrom(std::size_t channel);
@@ -107,12 +99,11 @@ class Receiver {
   // Of batches up to this one.
   Status GiveBack(std::uint64_t completed, std::vector<std::uint64_t>* done);
   Status Advance(std::vector<std::uint64_t>* done);
-  void ForgiveAbsence();
-  Error Named(std::size_t channel, const Chunk& chunk, const Error& error) const;
 
   Unpacker* const unpacker_;
   const ReceiverOptions options_;
   std::vector<Channel> channels_;
+  ChunkWatch watch_;
   cuda::HostRegistration pool_pin_;  // of a pool in host memory
   Place pool_;
   FragmentReader reader_;
@@ -121,8 +112,6 @@ class Receiver {
   std::deque<Arrived> arrived_;
   std::size_t unpacking_ = 0;  // of these, from the first on
   std::size_t under_way_ = 0;
-  std::optional<Error> failed_;
-  Clock::time_point asked_at_ = Clock::now();
   std::vector<std::uint64_t> drained_;  // ids that nobody was told of
 };
 

@@ -8,8 +8,11 @@ namespace ferry::net::plugin {
 
 Sender::Sender(std::vector<std::unique_ptr<SendComm>> comms,
                std::chrono::milliseconds chunk_timeout)
-    : chunk_timeout_(chunk_timeout) {
-  for (auto& comm : comms) channels_.push_back({std::move(comm), {}, {}, Deadline::Never()});
+    : watch_("sending", chunk_timeout) {
+  for (auto& comm : comms) {
+    watch_.AddChannel(comm->device());
+    channels_.push_back({std::move(comm), {}, {}});
+  }
 }
 
 void Sender::Send(std::size_t channel, const Chunk& chunk) {
@@ -18,14 +21,10 @@ void Sender::Send(std::size_t channel, const Chunk& chunk) {
 }
 
 Status Sender::Progress(std::vector<std::uint64_t>* done) {
-  if (failed_) return *failed_;
-  Status status = Advance(done);
-  if (!status) failed_ = status.error();
-  return status;
+  return watch_.Take([&] { return Advance(done); });
 }
 
 Status Sender::Advance(std::vector<std::uint64_t>* done) {
-  ForgiveAbsence();
   for (std::size_t i = 0; i < channels_.size(); ++i) {
     FERRY_TRY(Begin(i));
     FERRY_TRY(Test(i, done));
@@ -36,17 +35,14 @@ Status Sender::Advance(std::vector<std::uint64_t>* done) {
 Status Sender::Begin(std::size_t index) {
   Channel& channel = channels_[index];
   while (!channel.waiting.empty() && channel.comm->room() > 0) {
-    if (channel.oldest_by.never()) channel.oldest_by = Deadline::After(chunk_timeout_);
+    watch_.Start(index);
     const Chunk& next = channel.waiting.front();
     auto begun = channel.comm->Send(next.message);
-    if (!begun) return Named(index, next, begun.error());
+    if (!begun) return watch_.Named(index, next, begun.error());
     if (!*begun) {
-      if (!channel.begun.empty() || !channel.oldest_by.expired()) break;
-      return Named(index, next,
-                   Error(Code::kTimedOut,
-                         fmt::format("the plugin has not begun to send it for {:.1f} s; see that "
-                                     "the peer is well, and reconnect",
-                                     Seconds(chunk_timeout_))));
+      if (!channel.begun.empty() || !watch_.IsLate(index)) break;
+      return watch_.Late(index, next, "the plugin has not begun to send it",
+                         "; see that the peer is well, and reconnect");
     }
     channel.begun.push_back(next);
     channel.waiting.pop_front();
@@ -59,40 +55,20 @@ Status Sender::Test(std::size_t index, std::vector<std::uint64_t>* done) {
   while (!channel.begun.empty()) {
     const Chunk& oldest = channel.begun.front();
     auto sent = channel.comm->Test();
-    if (!sent) return Named(index, oldest, sent.error());
+    if (!sent) return watch_.Named(index, oldest, sent.error());
     if (!*sent) {
-      if (!channel.oldest_by.expired()) return Ok();
-      return Named(index, oldest,
-                   Error(Code::kTimedOut,
-                         fmt::format("it has not left for {:.1f} s, with {} sends begun; see that "
-                                     "the peer receives, and reconnect",
-                                     Seconds(chunk_timeout_), channel.begun.size())));
+      if (!watch_.IsLate(index)) return Ok();
+      return watch_.Late(
+          index, oldest, "it has not left",
+          fmt::format(", with {} sends begun; see that the peer receives, and reconnect",
+                      channel.begun.size()));
     }
     done->push_back(oldest.id);
     channel.begun.pop_front();
-    channel.oldest_by = channel.begun.empty() ? Deadline::Never() : Deadline::After(chunk_timeout_);
+    watch_.Restart(index, !channel.begun.empty());
     --under_way_;
   }
   return Ok();
-}
-
-// While nobody asked, nothing moved: what is late then is this side.
-void Sender::ForgiveAbsence() {
-  const auto now = Clock::now();
-  const auto away = now - std::exchange(asked_at_, now);
-  if (away < chunk_timeout_ / 4) return;
-  for (Channel& channel : channels_) {
-    if (!channel.oldest_by.never())
-      channel.oldest_by = Deadline::At(channel.oldest_by.when() + away);
-  }
-}
-
-Error Sender::Named(std::size_t channel, const Chunk& chunk, const Error& error) const {
-  return Error(error.code(),
-               fmt::format("sending chunk {} (offset {}, {} bytes, tag {}) on channel {} of {} "
-                           "(device {}): {}",
-                           chunk.id, chunk.offset, chunk.message.bytes, chunk.message.tag, channel,
-                           channels_.size(), channels_[channel].comm->device(), error.message()));
 }
 
 }  // namespace ferry::net::plugin

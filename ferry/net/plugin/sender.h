@@ -3,13 +3,11 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <vector>
 
-#include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
+#include "ferry/net/plugin/chunk.h"
 #include "ferry/net/plugin/comm.h"
-#include "ferry/net/plugin/receiver.h"
 
 namespace ferry::net::plugin {
 
@@ -36,19 +34,14 @@ class Sender {
     std::unique_ptr<SendComm> comm;
     std::deque<Chunk> waiting;
     std::deque<Chunk> begun;
-    Deadline oldest_by = Deadline::Never();
   };
   Status Begin(std::size_t channel);
   Status Test(std::size_t channel, std::vector<std::uint64_t>* done);
   Status Advance(std::vector<std::uint64_t>* done);
-  void ForgiveAbsence();
-  Error Named(std::size_t channel, const Chunk& chunk, const Error& error) const;
 
   std::vector<Channel> channels_;
-  const std::chrono::milliseconds chunk_timeout_;
+  ChunkWatch watch_;
   std::size_t under_way_ = 0;
-  std::optional<Error> failed_;
-  Clock::time_point asked_at_ = Clock::now();
 };
 
 }  // namespace ferry::net::plugin
