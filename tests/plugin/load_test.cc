@@ -1,11 +1,11 @@
 // Plugins of every version, by way of toys (toy_plugin.cc) that note what they are asked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <string>
 
@@ -20,6 +20,7 @@
 namespace ferry::net::plugin {
 namespace {
 
+using plugin::testing::LibraryCopy;
 using plugin::testing::ScopedVariables;
 using plugin::testing::Variables;
 using ::testing::AllOf;
@@ -29,22 +30,21 @@ using ::testing::HasSubstr;
 class Toy {
  public:
   explicit Toy(const std::string& name, const Variables& variables = {})
-      : file_(NewFile(".so")), log_(NewFile(".log")), variables_(variables) {
-    std::filesystem::copy_file(
-        std::filesystem::path(FERRY_TOY_FOLDER) / ("ferry_toy_" + name + ".so"), file_);
-    variables_.emplace_back("TOY_LOG", log_.string());
+      : file_(std::string(FERRY_TOY_FOLDER) + "/ferry_toy_" + name + ".so"),
+        log_(file_.path() + ".log"),
+        variables_(variables) {
+    variables_.emplace_back("TOY_LOG", log_);
     set_.emplace(variables_);
   }
   ~Toy() {
     std::error_code ignored;
-    std::filesystem::remove(file_, ignored);
     std::filesystem::remove(log_, ignored);
   }
   Toy(const Toy&) = delete;
   Toy& operator=(const Toy&) = delete;
 
-  Result<Plugin*> Open() { return Plugin::Open(file_.string()); }
-  std::string path() const { return file_.string(); }
+  Result<Plugin*> Open() { return Plugin::Open(path()); }
+  const std::string& path() const { return file_.path(); }
   // Lines since the last time.
   std::string Asked() {
     std::ifstream in(log_);
@@ -57,15 +57,8 @@ class Toy {
   }
 
  private:
-  static std::filesystem::path NewFile(const char* suffix) {
-    static std::atomic<int> files{0};
-    return std::filesystem::temp_directory_path() /
-           ("ferry-toy-" + std::to_string(::getpid()) + "-" + std::to_string(files.fetch_add(1)) +
-            suffix);
-  }
-
-  std::filesystem::path file_;
-  std::filesystem::path log_;
+  const LibraryCopy file_;
+  const std::string log_;
   Variables variables_;
   std::optional<ScopedVariables> set_;
   std::size_t seen_ = 0;
@@ -347,12 +340,8 @@ TEST(PluginLoad, APluginWithoutDevicesIsToldWithItsSettings) {
 
 TEST(PluginLoad, GpuDirectTcpxWithoutAChunkSizeIsNotEvenStarted) {
   ::unsetenv("NCCL_DYNAMIC_CHUNK_SIZE");
-  const std::filesystem::path copy = std::filesystem::temp_directory_path() /
-                                     ("ferry-unset-" + std::to_string(::getpid()) + ".so");
-  std::filesystem::copy_file(FERRY_STANDIN_LIBRARY, copy,
-                             std::filesystem::copy_options::overwrite_existing);
-  const auto plugin = Plugin::Open(copy.string());
-  std::filesystem::remove(copy);
+  const LibraryCopy copy(FERRY_STANDIN_LIBRARY);
+  const auto plugin = Plugin::Open(copy.path());
   ASSERT_FALSE(plugin);
   EXPECT_EQ(plugin.error().code(), Code::kInvalidArgument);
   EXPECT_THAT(plugin.error().message(), HasSubstr("set NCCL_DYNAMIC_CHUNK_SIZE=524288"));

@@ -8,7 +8,6 @@
 #include <thread>
 #include <tuple>
 
-#include "ferry/core/testing/random_bytes.h"
 #include "ferry/core/units.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/testing/device_target.h"
@@ -21,6 +20,7 @@ namespace {
 using plugin::testing::Ends;
 using plugin::testing::kPoolBytes;
 using plugin::testing::MakePages;
+using plugin::testing::MakePattern;
 using plugin::testing::Pages;
 using plugin::testing::StandIn;
 using plugin::testing::Variables;
@@ -102,9 +102,7 @@ class Bed {
     unpacker = Must(Unpacker::Create(api(), 0, options));
     Ends ends = Must(plugin::testing::Connect(plugin, channels, Soon()));
     target.emplace(api(), bytes);
-    source = MakePages(bytes);
-    const auto random = RandomBytes(bytes, channels * 10 + static_cast<std::size_t>(by));
-    std::memcpy(source.get(), random.data(), bytes);
+    source = MakePattern(bytes, channels * 10 + static_cast<std::size_t>(by));
     sender.emplace(std::move(ends.senders), limits.chunk_timeout);
     ReceiverOptions receiver_options;
     receiver_options.pool_bytes = kPoolBytes;

@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -10,14 +9,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <mutex>
-#include <random>
 
 namespace ferry::standin::testing {
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(60);
+constexpr const char* kPrefix = "FERRY_STANDIN_";
 
 class Patience {
  public:
@@ -60,25 +58,6 @@ void Find(void* library, const char* name, Symbol* symbol) {
   std::memcpy(static_cast<void*>(symbol), static_cast<const void*>(&found), sizeof(found));
 }
 
-// Sets variables of the stand-in's, and removes all others, for as long as it lives.
-class Environment {
- public:
-  explicit Environment(const Variables& variables) {
-    for (const auto& [name, value] : variables) {
-      names_.push_back("FERRY_STANDIN_" + name);
-      (void)::setenv(names_.back().c_str(), value.c_str(), 1);
-    }
-  }
-  ~Environment() {
-    for (const std::string& name : names_) (void)::unsetenv(name.c_str());
-  }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
-
- private:
-  std::vector<std::string> names_;
-};
-
 }  // namespace
 
 std::string Warnings() {
@@ -88,15 +67,10 @@ std::string Warnings() {
 }
 
 Instance::Instance(const Variables& variables) : variables_(variables) {
-  const Environment environment(variables);
-  std::string path = (std::filesystem::temp_directory_path() / "standin-XXXXXX").string();
-  const int fd = ::mkstemp(path.data());
-  if (fd >= 0) (void)::close(fd);
-  std::filesystem::copy_file(FERRY_STANDIN_LIBRARY, path,
-                             std::filesystem::copy_options::overwrite_existing);
-  void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const ScopedVariables set(variables, kPrefix);
+  const LibraryCopy copy(FERRY_STANDIN_LIBRARY);
+  void* const library = ::dlopen(copy.path().c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) (void)std::fprintf(stderr, "%s\n", ::dlerror());
-  std::filesystem::remove(path);
   Find(library, "ncclNetPlugin_v7", &table_);
   Find(library, "ferry_standin_misuses", &misuses_);
   Find(library, "ferry_standin_last_misuse", &last_misuse_);
@@ -111,27 +85,8 @@ Instance Instance::Initialized(const Variables& variables) {
 }
 
 int Instance::Init() const {
-  const Environment environment(variables_);
+  const ScopedVariables set(variables_, kPrefix);
   return table_->init(Collect);
-}
-
-void PageDelete::operator()(std::byte* memory) const { std::free(memory); }
-
-Pages MakePages(std::size_t bytes) {
-  const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
-  Pages pages(static_cast<std::byte*>(std::aligned_alloc(4096, rounded)));
-  std::memset(pages.get(), 0, rounded);
-  return pages;
-}
-
-Pages MakePattern(std::size_t bytes, unsigned seed) {
-  Pages pages = MakePages(bytes);
-  std::mt19937_64 random(seed);
-  for (std::size_t at = 0; at < bytes; at += 8) {
-    const std::uint64_t word = random();
-    std::memcpy(pages.get() + at, &word, std::min<std::size_t>(8, bytes - at));
-  }
-  return pages;
 }
 
 // ---- Pair ---------------------------------------------------------------------------------------

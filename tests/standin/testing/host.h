@@ -1,13 +1,12 @@
 #pragma once
 #include <cstddef>
-#include <memory>
-#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ferry/net/plugin/abi_v7.h"
 #include "ferry/net/plugin/tcpx_layout.h"
+#include "tests/standin/testing/library_copy.h"
+#include "tests/standin/testing/pages.h"
 
 // A host of the stand-in's, as small as its tests need, that knows only the interface.
 namespace ferry::standin::testing {
@@ -15,14 +14,12 @@ namespace ferry::standin::testing {
 namespace abi = net::plugin::abi;
 namespace tcpx = net::plugin::tcpx;
 
-// Variables without their FERRY_STANDIN_.
-using Variables = std::vector<std::pair<std::string, std::string>>;
-
 // A library of its own, from a copy of the file: it has read its own variables, and shares nothing
 // with others. It stays loaded, because its threads do.
 class Instance {
  public:
-  explicit Instance(const Variables& variables);  // without init()
+  // Variables without their FERRY_STANDIN_. Does not call init().
+  explicit Instance(const Variables& variables);
   // With init(), which succeeds.
   static Instance Initialized(const Variables& variables);
 
@@ -44,15 +41,6 @@ class Instance {
 
 // The lines that all instances have logged, at WARN.
 std::string Warnings();
-
-// Memory at a boundary of 4 KiB.
-struct PageDelete {
-  void operator()(std::byte* memory) const;
-};
-using Pages = std::unique_ptr<std::byte[], PageDelete>;
-Pages MakePages(std::size_t bytes);
-// The same bytes for the same seed.
-Pages MakePattern(std::size_t bytes, unsigned seed);
 
 // Where a Pair's buffers and the bounce pool are, if not in the host's memory. Aborts when it
 // fails.
