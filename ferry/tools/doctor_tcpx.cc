@@ -6,11 +6,13 @@
 #include <algorithm>
 
 #include "ferry/net/plugin/plugin.h"
+#include "ferry/net/plugin/plugin_path.h"
 #include "ferry/tools/doctor_checks.h"
 
 namespace ferry::tools {
 namespace {
 
+using net::plugin::kUcclPluginVariable;
 using net::plugin::kUsualPluginPath;
 
 // Where Google's installer leaves it, by the name of its build target; often mounted noexec.

@@ -13,9 +13,8 @@
 // has it in order. The plugin is not loaded for it: its first start is the only one that counts.
 namespace ferry::tools {
 
-// By which a user names the file of a network plugin.
+// By which a user names the file of a network plugin; net::plugin::kUcclPluginVariable is another.
 inline constexpr const char* kPluginVariable = "FERRY_NET_PLUGIN";
-inline constexpr const char* kUcclPluginVariable = "UCCL_TCPX_PLUGIN_PATH";
 
 // What the checks have in common.
 struct TcpxSetup {

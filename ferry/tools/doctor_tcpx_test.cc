@@ -6,11 +6,13 @@
 #include <algorithm>
 
 #include "ferry/net/plugin/plugin.h"
+#include "ferry/net/plugin/plugin_path.h"
 #include "ferry/tools/testing/a3_machine.h"
 
 namespace ferry::tools {
 namespace {
 
+using net::plugin::kUcclPluginVariable;
 using net::plugin::kUsualPluginPath;
 using testing::AllOf;
 using testing::ElementsAre;

@@ -5,12 +5,15 @@
 
 namespace ferry::net::plugin {
 
+// By which users of UCCL have named the plugin.
+inline constexpr const char* kUcclPluginVariable = "UCCL_TCPX_PLUGIN_PATH";
+
 // The plugin that was asked for, with what named it.
 struct PluginPath {
   std::string path;  // empty: none was
   std::string source;
 };
-// config.net_plugin, or what UCCL_TCPX_PLUGIN_PATH says, as users of UCCL have set it.
+// config.net_plugin, or what kUcclPluginVariable says.
 PluginPath FindPluginPath(const Config& config);
 
 }  // namespace ferry::net::plugin
