@@ -381,6 +381,7 @@ class ImpatientDevices final : public cuda::DeviceApi {
   Result<cuda::PointerInfo> Inspect(const void* address) override {
     return inner_.Inspect(address);
   }
+  Status MakeCurrent(int ordinal) override { return inner_.MakeCurrent(ordinal); }
   Result<bool> CanAccessPeer(int from, int to) override { return inner_.CanAccessPeer(from, to); }
   Status EnablePeerAccess(int from, int to) override { return inner_.EnablePeerAccess(from, to); }
   Result<cuda::IpcExport> Export(const void* address) override { return inner_.Export(address); }

@@ -92,10 +92,11 @@ inline constexpr std::size_t kMaxArgumentBytes = 4096;
 
 // The GPUs of this process, real or simulated.
 //
-// Threads: any thread may call anything, and two may use one stream at once. No call changes the
-// calling thread's current device. Nothing blocks but Wait(), what makes memory, streams and
-// events, what destroys memory, and calls that queue work where the device's queue is full (of
-// about a thousand pieces). The calls that only queue work allocate nothing on the device.
+// Threads: any thread may call anything, and two may use one stream at once. No call but
+// MakeCurrent() changes the calling thread's current device. Nothing blocks but Wait(), what makes
+// memory, streams and events, what destroys memory, and calls that queue work where the device's
+// queue is full (of about a thousand pieces). The calls that only queue work allocate nothing on
+// the device.
 //
 // Errors name the call, CUDA's name and text of the failure, what was tried and the next step:
 // kInvalidArgument for a call that is wrong, kUnsupported for what this machine cannot do,
@@ -120,6 +121,9 @@ class DeviceApi {
   // Makes no context, so it costs no GPU memory.
   virtual Result<DeviceFacts> Describe(int ordinal) = 0;
   virtual bool IsLost(int ordinal) const noexcept = 0;
+  // For code that is not ours and asks CUDA which device is meant: makes this the calling thread's
+  // current one.
+  virtual Status MakeCurrent(int ordinal) = 0;
   // Bytes of the device's memory that nobody has, in this process or another.
   virtual Result<std::uint64_t> AvailableMemory(int ordinal) = 0;
 

@@ -232,6 +232,8 @@ Result<PointerInfo> SimulatedDevices::Inspect(const void* address) {
   return memory_->Inspect(address);
 }
 
+Status SimulatedDevices::MakeCurrent(int ordinal) { return Enter(ordinal, "cudaSetDevice"); }
+
 Result<bool> SimulatedDevices::CanAccessPeer(int from, int to) {
   for (const int ordinal : {from, to}) FERRY_TRY(Enter(ordinal, "cudaDeviceCanAccessPeer"));
   return options_.peer_access && from != to;

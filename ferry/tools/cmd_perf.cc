@@ -41,6 +41,7 @@ struct PerfFlags {
   std::optional<std::uint16_t> port;
   std::optional<int> lanes;
   std::string wait;
+  CarrierFlags carrier;
   std::vector<std::string> settings;
 };
 
@@ -50,6 +51,7 @@ void DeclareBothSides(CLI::App* app, PerfFlags* flags, Invocation* invocation) {
   app->add_option("--wait", flags->wait,
                   "block (default) or spin: poll while waiting; give it to both sides")
       ->check(CLI::IsMember({"block", "spin"}));
+  DeclareCarrier(app, &flags->carrier);
   DeclareSettings(app, &flags->settings);
   DeclareJson(app, invocation);
 }
@@ -147,6 +149,19 @@ Result<std::vector<PerfCase>> CasesOf(const PerfFlags& flags) {
   return cases;
 }
 
+// What plugins can carry: contiguous memory, to a receive.
+Status CheckCarried(const PerfJob& job) {
+  for (const PerfCase& one : job.cases) {
+    if (one.op == Op::kSend) return Unusable("--op", "send", "a plugin carries write and read");
+    if (one.block_size != 0) {
+      return Unusable("--block-size", std::to_string(one.block_size),
+                      "a plugin carries contiguous memory");
+    }
+  }
+  if (job.crc) return Unusable("--crc", "on", "a plugin carries no checksums");
+  return Ok();
+}
+
 Result<PerfJob> JobOf(const PerfFlags& flags, bool json) {
   PerfJob job;
   FERRY_TRY_ASSIGN(job.memory, MemoryChoice::Parse(flags.memory));
@@ -169,6 +184,8 @@ Result<PerfJob> JobOf(const PerfFlags& flags, bool json) {
   if (job.rounds == 0) return Unusable("--rounds", "0", "give at least 1");
   FERRY_TRY_ASSIGN(job.cases, CasesOf(flags));
   FERRY_TRY_ASSIGN(job.config, ConfigOf(flags));
+  FERRY_TRY_ASSIGN(job.carrier, CarrierOptionsOf(flags.carrier, job.config));
+  if (job.carrier) FERRY_TRY(CheckCarried(job));
   FERRY_TRY_ASSIGN(job.deadline, ParseDuration(flags.deadline));
   if (job.deadline.count() <= 0) return Unusable("--deadline", flags.deadline, "give some time");
   return job;
@@ -178,6 +195,7 @@ Status StartPerfServer(const PerfFlags& flags, bool json) {
   PerfServerJob job;
   job.json = json;
   FERRY_TRY_ASSIGN(job.config, ConfigOf(flags));
+  FERRY_TRY_ASSIGN(job.carrier, CarrierOptionsOf(flags.carrier, job.config));
   Config& config = job.config;
   if (!flags.listen.empty()) FERRY_TRY(config.Set("listen_host", flags.listen, "--listen"));
   job.floor_config = config;
@@ -214,6 +232,12 @@ Status RunLoopback(const PerfFlags& flags, bool json) {
   }
   if (flags.lanes) arguments.insert(arguments.end(), {"--lanes", std::to_string(*flags.lanes)});
   if (!flags.wait.empty()) arguments.insert(arguments.end(), {"--wait", flags.wait});
+  if (job.carrier) {
+    arguments.insert(arguments.end(), {"--provider", "plugin:" + job.carrier->plugin});
+    if (job.carrier->unpack) {
+      arguments.insert(arguments.end(), {"--unpack", UnpackName(*job.carrier->unpack)});
+    }
+  }
   FERRY_TRY_ASSIGN(const ServerProcess server,
                    ServerProcess::Start(arguments, Deadline::After(kServerStarts)));
   return RunPerfClient(job, net::Address{flags.host, server.port()}.ToString());

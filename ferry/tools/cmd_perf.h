@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "ferry/core/result.h"
 #include "ferry/tools/perf_case.h"
 #include "ferry/tools/perf_memory.h"
+#include "ferry/tools/plugin_carrier.h"
 
 namespace ferry::tools {
 
@@ -27,6 +29,13 @@ struct PerfJob {
   microseconds deadline = std::chrono::seconds(60);  // for each case
   MemoryChoice memory;
   MemoryChoice peer_memory;
+  std::optional<CarrierOptions> carrier;  // in place of the endpoint's own lanes
+};
+
+// A timed part: some operations.
+struct Sample {
+  double seconds = 0;
+  double cpu_seconds = 0;  // of both processes
 };
 
 // Measures every case against the server at "host:port" and prints a row for each.
@@ -36,6 +45,7 @@ struct PerfServerJob {
   Config config;
   Config floor_config;  // with the ports that the floor may take
   bool json = false;
+  std::optional<CarrierOptions> carrier;  // for clients that ask for it
 };
 // Serves clients, one after another, until interrupted.
 Status RunPerfServer(const PerfServerJob& job);
@@ -57,6 +67,10 @@ inline constexpr const char* kFloorOpen =
 inline constexpr const char* kFloorRun =
     "floor run";  // * to_server, count, depth, chunk -> cpu_seconds
 inline constexpr const char* kFloorPong = "floor pong";  // * count, spin
+// to_server, channels, chunk, and handles where the client receives -> handles where the server
+// does, then, when all are connected, "ready": true
+inline constexpr const char* kPluginOpen = "plugin open";
+inline constexpr const char* kPluginRun = "plugin run";  // * count, depth -> cpu_seconds
 }  // namespace perf_request
 
 inline constexpr std::uint64_t kMaxDepth = 65536;

@@ -19,6 +19,7 @@
 #include "ferry/tools/json.h"
 #include "ferry/tools/operations.h"
 #include "ferry/tools/perf_memory.h"
+#include "ferry/tools/perf_plugin.h"
 #include "ferry/tools/process.h"
 #include "ferry/tools/report.h"
 #include "ferry/transfer/endpoint.h"
@@ -53,12 +54,6 @@ struct Link {
   Control control;
   std::optional<FloorSockets> floor;
   std::deque<Trace> traces{};  // of single operations
-};
-
-// A timed part: `count` operations.
-struct Sample {
-  double seconds = 0;
-  double cpu_seconds = 0;  // of both processes
 };
 
 // What the rounds of a case gave.
@@ -96,6 +91,7 @@ class CaseRun {
   PerfRow RowOf(const Rounds& rounds) const;
 
   Result<Sample> RunOurs(std::uint64_t count, std::vector<double>* seconds);
+  Result<Sample> RunCarried(std::uint64_t count, std::vector<double>* seconds);
   Status PostAll(std::uint64_t count, std::vector<double>* seconds);
   Result<transfer::Operation> Post();
   Result<Sample> RunFloor(std::uint64_t count);
@@ -121,6 +117,7 @@ class CaseRun {
   PerfMemory buffer_;
   std::optional<transfer::Region> region_;  // after its memory
   std::optional<transfer::PreparedTransfer> transfer_;
+  std::unique_ptr<CarriedCase> carried_;  // likewise; null without a plugin
 };
 
 std::string CaseRun::Title() const {
@@ -165,6 +162,7 @@ Status CaseRun::PostAll(std::uint64_t count, std::vector<double>* seconds) {
 }
 
 Result<Sample> CaseRun::RunOurs(std::uint64_t count, std::vector<double>* seconds) {
+  if (carried_) return RunCarried(count, seconds);
   const bool two_sided = case_.op == Op::kSend;
   FERRY_TRY(two_sided
                 ? Ask({{"do", perf_request::kReceive}, {"count", count}, {"depth", job_.depth}})
@@ -176,6 +174,15 @@ Result<Sample> CaseRun::RunOurs(std::uint64_t count, std::vector<double>* second
   if (!two_sided) FERRY_TRY(link_->control.Say({{"do", perf_request::kEnd}}, deadline_));
   FERRY_TRY_ASSIGN(const double theirs, HearCpu());
   sample.cpu_seconds += theirs;
+  return sample;
+}
+
+// One side alone does not see when each ends at the other: all have their mean.
+Result<Sample> CaseRun::RunCarried(std::uint64_t count, std::vector<double>* seconds) {
+  FERRY_TRY_ASSIGN(const Sample sample, carried_->Run(count, job_.depth, deadline_));
+  if (seconds != nullptr) {
+    seconds->insert(seconds->end(), count, sample.seconds / static_cast<double>(count));
+  }
   return sample;
 }
 
@@ -252,7 +259,12 @@ Status CaseRun::SetUp() {
   FERRY_TRY_ASSIGN(buffer_, PerfMemory::Allocate(job_.memory, case_.RegionBytes(), job_.config));
   FERRY_TRY_ASSIGN(auto region, link_->endpoint.Register(buffer_.bytes(), transfer::Rights::kNone));
   region_.emplace(std::move(region));
-  if (case_.op != Op::kSend) FERRY_TRY(Prepare(remote, Layout(case_, far_slots)));
+  if (job_.carrier) {
+    FERRY_TRY_ASSIGN(carried_,
+                     CarriedCase::Open(job_, case_, buffer_.bytes(), &link_->control, deadline_));
+  } else if (case_.op != Op::kSend) {
+    FERRY_TRY(Prepare(remote, Layout(case_, far_slots)));
+  }
   return buffer_.Fill(layout_, RandomU64());
 }
 
@@ -390,6 +402,10 @@ PerfRow CaseRun::RowOf(const Rounds& rounds) const {
   row.size = case_.size;
   row.block_size = case_.block_size;
   row.lanes = info.lanes.size();
+  if (carried_) {
+    row.provider = "plugin " + carried_->carrier().plugin().name();
+    row.lanes = carried_->carrier().channels();
+  }
   row.iterations = iterations_;
   row.depth = job_.depth;
   row.wait = job_.config.spin.count() > 0 ? "spin" : "block";
@@ -508,6 +524,11 @@ void PrintHead(const PerfJob& job, const transfer::ConnectionInfo& info) {
   if (job.floor) {
     PrintLine(fmt::format("floor: plain contiguous copy over {} sockets with the same options",
                           info.lanes.size()));
+  }
+  if (job.carrier) {
+    PrintLine(fmt::format("carried by {} over {} channels in chunks of {}", job.carrier->plugin,
+                          job.carrier->stripe.channels,
+                          FormatSize(job.carrier->stripe.chunk_bytes)));
   }
   PrintLine(PerfTableHead());
 }

@@ -13,6 +13,7 @@
 #include "ferry/tools/json.h"
 #include "ferry/tools/operations.h"
 #include "ferry/tools/perf_memory.h"
+#include "ferry/tools/perf_plugin.h"
 #include "ferry/tools/process.h"
 #include "ferry/tools/report.h"
 #include "ferry/transfer/endpoint.h"
@@ -48,7 +49,7 @@ class Session {
     const char* request;
     Handler handler;
   };
-  static const std::array<Row, 11> kRows;
+  static const std::array<Row, 13> kRows;
 
   Status Handle(const Json& request);
   Status SetUp(const Json& request);
@@ -62,6 +63,8 @@ class Session {
   Status FloorOpen(const Json& request);
   Status FloorRunOnce(const Json& request);
   Status FloorPong(const Json& request);
+  Status PluginOpen(const Json& request);
+  Status PluginRun(const Json& request);
 
   Status Say(const Json& message) { return control_.Say(message, deadline_); }
   Status SayReady() { return Say({{"ready", true}}); }
@@ -77,12 +80,15 @@ class Session {
 
   PerfCase case_;
   std::optional<Layout> layout_;
+  MemoryChoice memory_choice_;
   PerfMemory buffer_;
   std::optional<transfer::Region> region_;  // after its memory
+  std::unique_ptr<Carrier> carrier_;        // likewise
+  bool carries_here_ = false;               // to this side
   std::optional<FloorSockets> floor_;
 };
 
-const std::array<Session::Row, 11> Session::kRows = {{
+const std::array<Session::Row, 13> Session::kRows = {{
     {perf_request::kSetUp, &Session::SetUp},
     {perf_request::kBegin, &Session::Begin},
     {perf_request::kEnd, &Session::End},
@@ -94,6 +100,8 @@ const std::array<Session::Row, 11> Session::kRows = {{
     {perf_request::kFloorOpen, &Session::FloorOpen},
     {perf_request::kFloorRun, &Session::FloorRunOnce},
     {perf_request::kFloorPong, &Session::FloorPong},
+    {perf_request::kPluginOpen, &Session::PluginOpen},
+    {perf_request::kPluginRun, &Session::PluginRun},
 }};
 
 Status Session::Serve() {
@@ -132,12 +140,13 @@ Status Session::SetUp(const Json& request) {
   FERRY_TRY_ASSIGN(const std::uint64_t slots, NumberField(request, "slots"));
   FERRY_TRY_ASSIGN(const std::uint64_t seconds, BoundedField(request, "seconds", 1, kMaxSeconds));
   FERRY_TRY_ASSIGN(const std::string memory_text, TextField(request, "memory"));
-  FERRY_TRY_ASSIGN(const MemoryChoice memory, MemoryChoice::Parse(memory_text));
+  FERRY_TRY_ASSIGN(memory_choice_, MemoryChoice::Parse(memory_text));
   deadline_ = Deadline::After(std::chrono::seconds(seconds));
   layout_.reset();
+  carrier_.reset();
   region_.reset();
   buffer_ = PerfMemory();
-  FERRY_TRY_ASSIGN(buffer_, PerfMemory::Allocate(memory, case_.RegionBytes(), job_.config));
+  FERRY_TRY_ASSIGN(buffer_, PerfMemory::Allocate(memory_choice_, case_.RegionBytes(), job_.config));
   FERRY_TRY_ASSIGN(auto region, endpoint_->Register(buffer_.bytes(), transfer::Rights::kReadWrite));
   region_.emplace(std::move(region));
   layout_.emplace(case_, slots);
@@ -248,6 +257,45 @@ Status Session::FloorPong(const Json& request) {
   FERRY_TRY(SayReady());
   FERRY_TRY(floor_->Pong({.count = count, .spin = FlagField(request, "spin")}));
   return Say({{"done", true}});
+}
+
+Status Session::PluginOpen(const Json& request) {
+  if (!job_.carrier) {
+    return Error(Code::kInvalidArgument,
+                 "this server carries nothing through a plugin; start it with --provider "
+                 "plugin:PATH");
+  }
+  CarrierOptions options = *job_.carrier;
+  FERRY_TRY_ASSIGN(options.stripe.channels,
+                   BoundedField(request, "channels", 1, net::plugin::kMostChannels));
+  FERRY_TRY_ASSIGN(options.stripe.chunk_bytes,
+                   BoundedField(request, "chunk", 1, net::plugin::kMostChunkBytes));
+  carries_here_ = FlagField(request, "to_server");
+  carrier_.reset();
+  FERRY_TRY_ASSIGN(auto carrier,
+                   Carrier::Open(options, buffer_.bytes(), memory_choice_, job_.config));
+  const Deadline connected = Deadline::After(job_.config.connect_timeout);
+  if (carries_here_) {
+    FERRY_TRY(carrier->Listen());
+    FERRY_TRY(Say({{"handles", HandlesToHex(carrier->handles())}}));
+    FERRY_TRY(carrier->Accept(connected));
+  } else {
+    FERRY_TRY_ASSIGN(const auto handles, HandlesField(request));
+    FERRY_TRY(carrier->Connect(handles, connected));
+  }
+  carrier_ = std::move(carrier);
+  return SayReady();
+}
+
+Status Session::PluginRun(const Json& request) {
+  if (!carrier_) return Error(Code::kInvalidArgument, "no plugin is open");
+  Carrier::Run run{.bytes = case_.size};
+  FERRY_TRY_ASSIGN(run.count, NumberField(request, "count"));
+  FERRY_TRY_ASSIGN(run.depth, BoundedField(request, "depth", 1, kMaxDepth));
+  const double cpu = CpuSeconds();
+  FERRY_TRY(SayReady());
+  FERRY_TRY(carries_here_ ? carrier_->Receive(run, deadline_) : carrier_->Send(run, deadline_));
+  return SayCpu(cpu);
 }
 
 // An announcement for people, or for the program that started this one.

@@ -121,6 +121,13 @@ Status RealDevices::CheckPair(int from, int to, std::string_view tried) {
   return Ok();
 }
 
+Status RealDevices::MakeCurrent(int ordinal) {
+  constexpr const char* kCall = "cudaSetDevice";
+  FERRY_TRY(Enter(ordinal, kCall));
+  return Check(cudaSetDevice(ordinal), ordinal,
+               [&] { return fmt::format("{} to {}", kCall, ordinal); });
+}
+
 Result<bool> RealDevices::CanAccessPeer(int from, int to) {
   constexpr const char* kCall = "cudaDeviceCanAccessPeer";
   FERRY_TRY(CheckPair(from, to, kCall));

@@ -115,6 +115,7 @@ Status Receiver::TakeFrom(std::size_t index) {
     if (auto read = reader_.Read(*fragments, receive, &blocks_); !read) {
       return watch_.Named(index, oldest.chunk, read.error());
     }
+    if (options_.watcher) options_.watcher(oldest.chunk, *fragments, channel.rows.pool());
     arrived_.push_back({index, oldest.chunk, 0, first, blocks_.size() - first, oldest.place.to});
     channel.posted.pop_front();
     // A chunk that there is no room for waits for this side, not for the peer.

@@ -2,7 +2,9 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "ferry/copy/device_executor.h"
@@ -23,10 +25,16 @@ struct ChunkPlace {
   std::vector<PostedRun> runs;
 };
 
+// Sees what has come for a chunk, and was found to be right, before it is unpacked: where its
+// pieces lie in the plugin's pool.
+using ChunkWatcher = std::function<void(const Chunk& chunk, std::span<const Fragment> fragments,
+                                        const std::byte* pool)>;
+
 struct ReceiverOptions {
   std::uint64_t pool_bytes = std::uint64_t{1} << 32;
   // From when a chunk is the oldest of its channel, and this has room for it, until it has come.
   std::chrono::milliseconds chunk_timeout{30'000};
+  ChunkWatcher watcher;
 };
 
 // Receives chunks over several channels of a plugin that leaves messages in pieces in its pool, and

@@ -1,0 +1,132 @@
+#pragma once
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ferry/core/deadline.h"
+#include "ferry/core/result.h"
+#include "ferry/net/plugin/comm.h"
+#include "ferry/net/plugin/receiver.h"
+#include "ferry/net/plugin/sender.h"
+#include "ferry/unpack/unpacker.h"
+
+// Messages of any size, one way between two processes: cut into chunks that are dealt over several
+// channels of a plugin, which may be several of its devices. Both sides name the same sizes in the
+// same order, and have the same options; nothing of that crosses. One thread at a time; nothing
+// waits but what takes a deadline. A plugin moves nothing by itself: Progress() has to be called
+// again and again. Errors: those of the comms, of Sender and of Receiver.
+namespace ferry::net::plugin {
+
+struct StripeOptions {
+  std::size_t channels = 1;                         // 1 to kMostChannels
+  std::uint64_t chunk_bytes = 512 * 1024;           // 1 to kMostChunkBytes
+  std::chrono::milliseconds chunk_timeout{30'000};  // as ReceiverOptions has it
+};
+inline constexpr std::size_t kMostChannels = 64;
+inline constexpr std::uint64_t kMostChunkBytes = std::uint64_t{8} << 20;
+// Errors: kInvalidArgument.
+Status CheckOptions(const StripeOptions& options);
+
+// All messages lie in it.
+struct StripeMemory {
+  std::span<std::byte> bytes;
+  bool on_gpu = false;
+};
+
+// How messages are cut, and which of them are done.
+class ChunkCount {
+ public:
+  explicit ChunkCount(const StripeOptions& options) : options_(options) {}
+
+  // The chunks of the next message, which lies at `offset`: their ids, offsets, bytes and tags. No
+  // two chunks that are under way have the same tag.
+  std::vector<Chunk> Cut(std::uint64_t offset, std::uint64_t bytes);
+  std::size_t ChannelOf(const Chunk& chunk) const { return chunk.id % options_.channels; }
+  void Done(std::span<const std::uint64_t> ids);
+
+  std::uint64_t begun() const noexcept { return begun_; }
+  // Messages that are done, with all before them.
+  std::uint64_t done() const noexcept { return begun_ - open_.size(); }
+
+ private:
+  struct Open {
+    std::uint64_t first = 0;  // chunk
+    std::uint64_t chunks = 0;
+    std::uint64_t left = 0;
+  };
+  const StripeOptions options_;
+  std::deque<Open> open_;
+  std::uint64_t begun_ = 0;
+  std::uint64_t next_id_ = 0;
+};
+
+class OutStripe {
+ public:
+  // To the handles of an InStripe, one for each channel. The memory outlives it.
+  static Result<std::unique_ptr<OutStripe>> Connect(Plugin* plugin, std::span<const Handle> handles,
+                                                    const StripeMemory& memory,
+                                                    const StripeOptions& options,
+                                                    Deadline deadline);
+
+  // The next message is this part of the memory, which stays as it is until the message is done:
+  // the plugin has taken it, which does not say that it is in place over there.
+  void Send(std::uint64_t offset, std::uint64_t bytes);
+  Status Progress();
+  std::uint64_t done() const noexcept { return count_.done(); }
+  std::uint64_t under_way() const noexcept { return count_.begun() - count_.done(); }
+
+ private:
+  OutStripe(const StripeMemory& memory, const StripeOptions& options)
+      : memory_(memory), options_(options), count_(options) {}
+
+  const StripeMemory memory_;
+  const StripeOptions options_;
+  ChunkCount count_;
+  std::unique_ptr<Sender> sender_;
+  std::vector<Registration> registrations_;  // by channel; go before their comms
+  std::vector<std::uint64_t> done_;
+};
+
+class InStripe {
+ public:
+  static Result<std::unique_ptr<InStripe>> Listen(Plugin* plugin, const StripeOptions& options);
+  ~InStripe();
+  InStripe(const InStripe&) = delete;
+  InStripe& operator=(const InStripe&) = delete;
+
+  // For the other side, one for each channel.
+  std::vector<Handle> handles() const;
+  // Waits for all channels. `api` and `unpacker` as Receiver::Create() has them. The memory, which
+  // is registered as the kind that the plugin unpacks, outlives it.
+  Status Accept(cuda::DeviceApi* api, Unpacker* unpacker, const StripeMemory& memory,
+                Deadline deadline);
+  // Before Accept().
+  void SetWatcher(ChunkWatcher watcher) { watcher_ = std::move(watcher); }
+
+  // The next message goes to this part of the memory.
+  void Receive(std::uint64_t offset, std::uint64_t bytes);
+  Status Progress();
+  // Messages that are in place.
+  std::uint64_t done() const noexcept { return count_.done(); }
+  std::uint64_t under_way() const noexcept { return count_.begun() - count_.done(); }
+  // Waits until no copy is under way.
+  Status Drain(Deadline deadline) { return receiver_ ? receiver_->Drain(deadline) : Ok(); }
+
+ private:
+  explicit InStripe(const StripeOptions& options) : options_(options), count_(options) {}
+
+  const StripeOptions options_;
+  ChunkCount count_;
+  ChunkWatcher watcher_;
+  std::vector<std::unique_ptr<Listening>> listening_;
+  StripeMemory memory_;
+  std::unique_ptr<Receiver> receiver_;
+  std::vector<Registration> registrations_;  // by channel; go before their comms
+  std::vector<std::uint64_t> done_;
+};
+
+}  // namespace ferry::net::plugin

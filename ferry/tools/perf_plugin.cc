@@ -1,0 +1,89 @@
+#include "ferry/tools/perf_plugin.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ferry/tools/json.h"
+#include "ferry/tools/process.h"
+
+namespace ferry::tools {
+
+using net::plugin::Handle;
+
+std::string HandlesToHex(const std::vector<Handle>& handles) {
+  std::string text;
+  for (const Handle& handle : handles) text += ToHex(handle);
+  return text;
+}
+
+Result<std::vector<Handle>> HandlesField(const Json& object) {
+  FERRY_TRY_ASSIGN(const auto bytes, BytesField(object, "handles"));
+  constexpr std::size_t kEach = std::tuple_size_v<Handle>;
+  if (bytes.size() % kEach != 0 || bytes.size() / kEach > net::plugin::kMostChannels) {
+    return Error(Code::kCorrupt,
+                 fmt::format("{} bytes are no handles of {} bytes each", bytes.size(), kEach));
+  }
+  std::vector<Handle> handles(bytes.size() / kEach);
+  auto from = bytes.begin();
+  for (Handle& handle : handles) {
+    std::copy_n(from, kEach, handle.begin());
+    from += static_cast<std::ptrdiff_t>(kEach);
+  }
+  return handles;
+}
+
+Result<std::unique_ptr<CarriedCase>> CarriedCase::Open(const PerfJob& job,
+                                                       const PerfCase& perf_case,
+                                                       std::span<std::byte> memory,
+                                                       Control* control, Deadline deadline) {
+  std::unique_ptr<CarriedCase> carried(new CarriedCase(perf_case, control));
+  FERRY_TRY_ASSIGN(carried->carrier_, Carrier::Open(*job.carrier, memory, job.memory, job.config));
+  const bool to_server = perf_case.op != Op::kRead;
+  const Json question{{"do", perf_request::kPluginOpen},
+                      {"to_server", to_server},
+                      {"channels", job.carrier->stripe.channels},
+                      {"chunk", job.carrier->stripe.chunk_bytes}};
+  FERRY_TRY(to_server ? carried->OpenToServer(question, deadline)
+                      : carried->OpenFromServer(question, deadline));
+  return carried;
+}
+
+Status CarriedCase::OpenToServer(const Json& question, Deadline deadline) {
+  FERRY_TRY_ASSIGN(const Json answer, control_->Ask(question, deadline));
+  FERRY_TRY_ASSIGN(const auto handles, HandlesField(answer));
+  FERRY_TRY(carrier_->Connect(handles, deadline));
+  FERRY_TRY(control_->HearAnswer(deadline));
+  return Ok();
+}
+
+Status CarriedCase::OpenFromServer(Json question, Deadline deadline) {
+  FERRY_TRY(carrier_->Listen());
+  question["handles"] = HandlesToHex(carrier_->handles());
+  FERRY_TRY(control_->Say(question, deadline));
+  const Status accepted = carrier_->Accept(deadline);
+  // What the server says of it, if it failed there, is the cause.
+  FERRY_TRY(control_->HearAnswer(deadline));
+  return accepted;
+}
+
+Result<Sample> CarriedCase::Run(std::uint64_t count, std::uint64_t depth, Deadline deadline) {
+  FERRY_TRY(control_->Ask({{"do", perf_request::kPluginRun}, {"count", count}, {"depth", depth}},
+                          deadline));
+  const Carrier::Run run{.bytes = case_.size, .count = count, .depth = depth};
+  const double cpu = CpuSeconds();
+  const auto begin = Clock::now();
+  const bool from_server = case_.op == Op::kRead;
+  FERRY_TRY(from_server ? carrier_->Receive(run, deadline) : carrier_->Send(run, deadline));
+  Sample sample;
+  if (from_server) sample.seconds = Seconds(Clock::now() - begin);
+  sample.cpu_seconds = CpuSeconds() - cpu;
+  FERRY_TRY_ASSIGN(const Json answer, control_->HearAnswer(deadline));
+  if (!from_server) sample.seconds = Seconds(Clock::now() - begin);
+  FERRY_TRY_ASSIGN(const double theirs, RealField(answer, "cpu_seconds"));
+  sample.cpu_seconds += theirs;
+  return sample;
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,43 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ferry/core/deadline.h"
+#include "ferry/core/result.h"
+#include "ferry/tools/cmd_perf.h"
+#include "ferry/tools/json_fwd.h"
+#include "ferry/tools/operations.h"
+#include "ferry/tools/plugin_carrier.h"
+
+namespace ferry::tools {
+
+std::string HandlesToHex(const std::vector<net::plugin::Handle>& handles);
+// Of the field "handles". Errors: kCorrupt.
+Result<std::vector<net::plugin::Handle>> HandlesField(const Json& object);
+
+// One case of a client, through a plugin. A write goes to the server, a read comes from it; as a
+// plugin sends and receives, both sides take part in either.
+class CarriedCase {
+ public:
+  // The server's memory is set up, and this side's outlives it.
+  static Result<std::unique_ptr<CarriedCase>> Open(const PerfJob& job, const PerfCase& perf_case,
+                                                   std::span<std::byte> memory, Control* control,
+                                                   Deadline deadline);
+
+  // Both sides' processes. The clock stops when all is in place, and this side knows it.
+  Result<Sample> Run(std::uint64_t count, std::uint64_t depth, Deadline deadline);
+  const Carrier& carrier() const noexcept { return *carrier_; }
+
+ private:
+  CarriedCase(const PerfCase& perf_case, Control* control) : case_(perf_case), control_(control) {}
+  Status OpenToServer(const Json& question, Deadline deadline);
+  Status OpenFromServer(Json question, Deadline deadline);
+
+  const PerfCase case_;
+  Control* const control_;
+  std::unique_ptr<Carrier> carrier_;
+};
+
+}  // namespace ferry::tools

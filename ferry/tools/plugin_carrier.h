@@ -1,0 +1,93 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/core/deadline.h"
+#include "ferry/core/result.h"
+#include "ferry/net/plugin/plugin.h"
+#include "ferry/net/plugin/stripe.h"
+#include "ferry/tools/memory_choice.h"
+#include "ferry/unpack/unpacker.h"
+
+namespace ferry::tools {
+
+// What `--provider plugin:PATH` and its like say.
+struct CarrierOptions {
+  std::string plugin;              // a path, or a name that dlopen(3) looks for
+  std::optional<UnpackBy> unpack;  // default: kernel for GPU memory, host for host memory
+  net::plugin::StripeOptions stripe;
+};
+
+// Options as they are given on a command line; those that are not come from the variables that
+// users of UCCL's TCPX code know: UCCL_TCPX_UNPACK_IMPL (kernel, d2d or host),
+// UCCL_TCPX_NUM_CHANNELS, UCCL_TCPX_CHUNK_BYTES, and UCCL_TCPX_PLUGIN_PATH for the path.
+struct CarrierFlags {
+  std::string provider;  // "", "tcp", "plugin" or "plugin:PATH"
+  std::string unpack;
+  std::string channels;
+  std::string chunk;
+};
+void DeclareCarrier(CLI::App* app, CarrierFlags* flags);
+// Nothing where the provider is TCP. Errors: kInvalidArgument, naming the option or the variable.
+Result<std::optional<CarrierOptions>> CarrierOptionsOf(const CarrierFlags& flags,
+                                                       const Config& config);
+const char* UnpackName(UnpackBy by) noexcept;
+
+// One side of transfers through a network plugin, one way, of one piece of memory. One thread; the
+// calls block. Says each step at the level "info". Errors: those of Plugin::Open(),
+// Unpacker::Create() and of both stripes; kCancelled when interrupted.
+class Carrier {
+ public:
+  // The memory outlives it, and begins at a page.
+  static Result<std::unique_ptr<Carrier>> Open(const CarrierOptions& options,
+                                               std::span<std::byte> memory, MemoryChoice choice,
+                                               const Config& config);
+
+  // The receiving side: listens, gives `handles()` to the other one, and waits for it.
+  Status Listen();
+  std::vector<net::plugin::Handle> handles() const { return in_->handles(); }
+  Status Accept(Deadline deadline);
+  // The sending side.
+  Status Connect(std::span<const net::plugin::Handle> handles, Deadline deadline);
+
+  struct Run {
+    std::uint64_t bytes = 0;  // of the memory, from its beginning on
+    std::uint64_t count = 1;  // times, one after another
+    std::uint64_t depth = 1;  // at once
+  };
+  // Returns when the plugin has taken all; or when all is in place.
+  Status Send(const Run& run, Deadline deadline);
+  Status Receive(const Run& run, Deadline deadline);
+
+  const net::plugin::Plugin& plugin() const noexcept { return *plugin_; }
+  std::size_t channels() const noexcept { return options_.stripe.channels; }
+
+ private:
+  Carrier(const CarrierOptions& options, net::plugin::Plugin* plugin, std::span<std::byte> memory,
+          MemoryChoice choice)
+      : options_(options), plugin_(plugin), memory_(memory), choice_(choice) {}
+  Status MakeCurrent();
+  void TellOfDevices() const;
+  void TellOfArrival(const net::plugin::Chunk& chunk, std::span<const Fragment> fragments,
+                     const std::byte* pool);
+  // Its first bytes, as text; of GPU memory, by a copy.
+  std::string FirstBytes(const std::byte* at, std::size_t bytes) const;
+
+  const CarrierOptions options_;
+  net::plugin::Plugin* const plugin_;
+  const std::span<std::byte> memory_;
+  const MemoryChoice choice_;
+  cuda::DeviceApi* api_ = nullptr;  // null for host memory
+  UnpackBy by_ = UnpackBy::kHost;
+  bool told_ = false;  // of the first arrival
+  std::unique_ptr<Unpacker> unpacker_;
+  std::unique_ptr<net::plugin::InStripe> in_;  // one of the two; goes before the unpacker
+  std::unique_ptr<net::plugin::OutStripe> out_;
+};
+
+}  // namespace ferry::tools

@@ -1,0 +1,157 @@
+// Transfers of the program through a network plugin: the stand-in for GPUDirect-TCPX, between two
+// processes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/ferry_program.h"
+
+namespace ferry::tests {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+
+const std::string kStandIn = std::string("plugin:") + FERRY_STANDIN_LIBRARY;
+
+// The plugin cannot send without it.
+constexpr const char* kChunkSize = "NCCL_DYNAMIC_CHUNK_SIZE=524288";
+
+// Little of everything, and no floor.
+Arguments Loopback(const Arguments& more) {
+  Arguments all{"perf", "loopback",   "--provider", kStandIn,   "--json", "--rounds",
+                "1",    "--iters",    "3",          "--warmup", "1",      "--depth",
+                "2",    "--no-floor", "--deadline", "60s"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+TEST(Carrier, MovesBothWaysInAnySizeOverSeveralChannelsAndVerifies) {
+  const ProgramEnd ended =
+      Ferry(Loopback({"--op", "write,read", "--channels", "3", "--chunk", "64KiB", "--size",
+                      "1,4095,65536,65537,1000003"}),
+            {kChunkSize, "FERRY_STANDIN_NICS=2", "FERRY_STANDIN_FRAGMENTS=random"});
+  ASSERT_EQ(ended.exit_code, 0) << ended.err;
+  const auto lines = ended.out_lines();
+  ASSERT_EQ(lines.size(), 10U) << ended.out;
+  for (const std::string& line : lines) {
+    const json row = json::parse(line, nullptr, false);
+    EXPECT_TRUE(row.value("verified", false)) << line;
+    EXPECT_EQ(row.value("provider", ""), "plugin GPUDirectTCPX_v7");
+    EXPECT_EQ(row.value("lanes", 0), 3);
+    EXPECT_GT(row.value("gbps", 0.0), 0);
+  }
+}
+
+TEST(Carrier, SaysEachStep) {
+  const ProgramEnd ended = Ferry(
+      Loopback({"--op", "read", "--size", "100000", "--set", "log_level=info", "--channels", "2"}),
+      {kChunkSize});
+  ASSERT_EQ(ended.exit_code, 0) << ended.err;
+  for (const char* step :
+       {"loaded .*standin.so .GPUDirectTCPX_v7, version 7, 2 devices",
+        "device 1: standin1, .*leaves what it receives in pieces", "listening on 2 channels",
+        "accepted 2 channels; registered 100000 bytes of host with each",
+        "metadata of the first chunk .tag 0, 100000 bytes.: 25 fragments: 4096 bytes at",
+        "the pool at [0-9]+ begins ([0-9a-f]{2} ){15}[0-9a-f]{2}",
+        "unpacking 25 fragments by host"}) {
+    EXPECT_THAT(ended.err, ContainsRegex(step));
+  }
+}
+
+TEST(Carrier, TakesTheVariablesThatItsUsersKnow) {
+  Arguments arguments = Loopback({"--size", "100000"});
+  arguments[3] = "plugin";
+  const std::string path = std::string("UCCL_TCPX_PLUGIN_PATH=") + FERRY_STANDIN_LIBRARY;
+  const ProgramEnd ended =
+      Ferry(arguments, {path, kChunkSize, "UCCL_TCPX_NUM_CHANNELS=2", "UCCL_TCPX_CHUNK_BYTES=4096",
+                        "UCCL_TCPX_UNPACK_IMPL=host"});
+  ASSERT_EQ(ended.exit_code, 0) << ended.err;
+  EXPECT_EQ(json::parse(ended.out, nullptr, false).value("lanes", 0), 2) << ended.out;
+  const ProgramEnd wrong = Ferry(arguments, {path, "UCCL_TCPX_UNPACK_IMPL=wood"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.err, Sentence("ferry perf loopback", "UCCL_TCPX_UNPACK_IMPL wood cannot be used"));
+}
+
+TEST(Carrier, WhatCannotBeCarriedIsRefusedBeforeAnythingBegins) {
+  struct {
+    Arguments more;
+    const char* about;
+  } const kCases[] = {
+      {{"--unpack", "wood"}, "choose kernel, dma or host"},
+      {{"--unpack", "kernel"}, "memory host cannot be unpacked by kernel"},
+      {{"--channels", "0"}, "0 channels cannot be used; give 1 to 64"},
+      {{"--channels", "many"}, "--channels many cannot be used"},
+      {{"--chunk", "1GiB"}, "give 1 to 8388608"},
+      {{"--op", "send"}, "a plugin carries write and read"},
+      {{"--block-size", "4KiB"}, "a plugin carries contiguous memory"},
+      {{"--crc"}, "a plugin carries no checksums"},
+      {{"--provider", "smoke"}, "choose tcp or plugin:PATH"},
+      {{"--provider", "plugin:"}, "choose tcp or plugin:PATH"},
+      {{"--provider", "plugin:/no/such.so"}, "there is no network plugin /no/such.so"},
+  };
+  for (const auto& one : kCases) {
+    Arguments arguments{"perf", "loopback", "--no-floor"};
+    if (one.more.front() != "--provider") {
+      arguments.insert(arguments.end(), {"--provider", kStandIn});
+    }
+    arguments.insert(arguments.end(), one.more.begin(), one.more.end());
+    const ProgramEnd ended = Ferry(arguments, {kChunkSize});
+    EXPECT_EQ(ended.exit_code, 2) << one.about << ended.err;
+    EXPECT_THAT(ended.err, HasSubstr(one.about));
+  }
+}
+
+TEST(Carrier, AServerWithoutAPluginSaysSo) {
+  Program server({"perf", "server", "--json", "--listen", "127.0.0.1", "--port", "0"});
+  const std::string address = AddressOf(&server);
+  const ProgramEnd ended =
+      Ferry({"perf", "client", address, "--provider", kStandIn, "--no-floor"}, {kChunkSize});
+  EXPECT_EQ(ended.exit_code, 2);
+  EXPECT_THAT(ended.err, Sentence("ferry perf client", "start it with --provider plugin:PATH"));
+}
+
+TEST(Carrier, FaultsOfAPluginEndInTheirOwnErrorInTime) {
+  struct {
+    const char* fault;
+    const char* about;
+  } const kCases[] = {
+      {"init_fail", "init of network plugin .*failed"},
+      {"no_devices", "finds no interface"},
+      {"oversize", "chunk [0-9]+"},
+      {"stuck_count", "did not end within 3 s"},
+      {"connect_fail", "connect from device 0 .*failed"},
+  };
+  for (const auto& one : kCases) {
+    const ProgramEnd ended =
+        Ferry({"perf", "loopback", "--provider", kStandIn, "--no-floor", "--size", "1MiB",
+               "--deadline", "3s", "--set", "connect_timeout=3s"},
+              {kChunkSize, std::string("FERRY_STANDIN_FAULT=") + one.fault});
+    EXPECT_GT(ended.exit_code, 0) << one.fault;
+    EXPECT_THAT(ended.err, ContainsRegex(one.about)) << one.fault;
+  }
+}
+
+TEST(Carrier, AServerThatIsKilledInTheMiddleIsTold) {
+  Program server(
+      {"perf", "server", "--json", "--listen", "127.0.0.1", "--port", "0", "--provider", kStandIn},
+      {kChunkSize});
+  Program client({"perf", "client", AddressOf(&server), "--provider", kStandIn, "--no-floor",
+                  "--size", "64MiB", "--rounds", "100000"},
+                 {kChunkSize});
+  // Its table's head comes when it is connected.
+  while (client.ReadLine().find("GB/s") == std::string::npos) {
+  }
+  server.Signal(SIGKILL);
+  const ProgramEnd ended = client.Finish();
+  EXPECT_EQ(ended.exit_code, 3) << ended.err;
+}
+
+}  // namespace
+}  // namespace ferry::tests
