@@ -76,7 +76,8 @@ TEST(Carrier, TakesTheVariablesThatItsUsersKnow) {
   EXPECT_EQ(json::parse(ended.out, nullptr, false).value("lanes", 0), 2) << ended.out;
   const ProgramEnd wrong = Ferry(arguments, {path, "UCCL_TCPX_UNPACK_IMPL=wood"});
   EXPECT_EQ(wrong.exit_code, 2);
-  EXPECT_THAT(wrong.err, Sentence("ferry perf loopback", "UCCL_TCPX_UNPACK_IMPL wood cannot be used"));
+  EXPECT_THAT(wrong.err,
+              Sentence("ferry perf loopback", "UCCL_TCPX_UNPACK_IMPL wood cannot be used"));
 }
 
 TEST(Carrier, WhatCannotBeCarriedIsRefusedBeforeAnythingBegins) {

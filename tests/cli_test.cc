@@ -150,7 +150,8 @@ TEST(Peer, AnUnknownHostIsCode3) {
 }
 
 TEST(Peer, AClosedPortIsCode3) {
-  const std::string address = "127.0.0.1:" + std::to_string(ClosedPort());
+  const ClosedPort closed;
+  const std::string& address = closed.address();
   for (const Arguments& arguments :
        {Arguments{"perf", "client", address},
         Arguments{"transfer", "client", address, "--message", "hello", "--json"}}) {

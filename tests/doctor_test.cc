@@ -110,7 +110,8 @@ TEST(Doctor, ALiveServerIsMetOnEveryLane) {
 }
 
 TEST(Doctor, AClosedPortIsRefusedAndEndsWithCode6) {
-  const std::string address = fmt::format("127.0.0.1:{}", ClosedPort());
+  const ClosedPort closed;
+  const std::string& address = closed.address();
   const Visit visit = VisitBy(FerryWith({}, {"doctor", "--peer", address, "--json"}));
   EXPECT_EQ(visit.exit_code, 6);
   EXPECT_EQ(visit.report.value("worst", ""), "problem");

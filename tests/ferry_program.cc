@@ -146,16 +146,15 @@ std::string AddressOf(Program* server) {
   return announcement.value("listening", "");
 }
 
-std::uint16_t ClosedPort() {
-  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+ClosedPort::ClosedPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
   auto* const raw = reinterpret_cast<sockaddr*>(&address);
-  EXPECT_EQ(::bind(fd.get(), raw, length), 0);
-  EXPECT_EQ(::getsockname(fd.get(), raw, &length), 0);
-  return ntohs(address.sin_port);
+  EXPECT_EQ(::bind(fd_.get(), raw, length), 0);
+  EXPECT_EQ(::getsockname(fd_.get(), raw, &length), 0);
+  address_ = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
 }
 
 testing::Matcher<const std::string&> Sentence(const std::string& command,

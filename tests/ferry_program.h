@@ -64,8 +64,16 @@ class Program {
 ProgramEnd Ferry(const Arguments& arguments, const Arguments& variables = {});
 // The address of a server that was started with --json and --listen 127.0.0.1.
 std::string AddressOf(Program* server);
-// A port that was free a moment ago.
-std::uint16_t ClosedPort();
+// A port at which nobody listens, nor anybody else can.
+class ClosedPort {
+ public:
+  ClosedPort();
+  const std::string& address() const { return address_; }
+
+ private:
+  UniqueFd fd_;
+  std::string address_;
+};
 // One sentence: a single line that begins with the command's name.
 testing::Matcher<const std::string&> Sentence(const std::string& command, const std::string& about);
 

@@ -275,6 +275,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   bool up_ = false;                  // the lane is in use
   bool heard_ = true;                // a frame has come over it: the peer uses it, too
   std::uint32_t attempt_ = 0;        // the latest to replace the lane
+  bool closing_ = false;             // nothing is begun any more
   bool closed_ = false;
 
   // Sending.

@@ -350,7 +350,7 @@ void Channel::RevokeOnLoop(const RegionState* region) {
 }
 
 bool Channel::HoldsOnLoop(const RegionState* region) {
-  if (!closed_ && !up_) DropAnswers();
+  if (!closed_ && !up_ && lane_ != nullptr) DropAnswers();
   return std::any_of(unacked_.begin(), unacked_.end(),
                      [&](const Unacked& frame) { return frame.pin.get() == region; }) ||
          std::any_of(outbox_.begin(), outbox_.end(),

@@ -191,7 +191,7 @@ bool Channel::PumpOne(std::deque<std::shared_ptr<OperationState>>* work) {
 }
 
 void Channel::PumpOnLoop() {
-  if (!up_) return;
+  if (!up_ || closing_) return;
   FillOutbox();
   const bool idle = unacked_bytes_ == 0 && outbox_bytes_ == 0 && reading_bytes_ == 0;
   if (idle && !(writes_.empty() && staged_writes_.empty() && reads_.empty())) {
@@ -416,9 +416,9 @@ void Channel::RunDeferredOnLoop(EventLoop::Defer /*when*/) {
 }
 
 void Channel::FlushDueAckOnLoop() {
-  if (closed_ || !up_ || finished_ == told_) return;
-  SendAck();
-  lane_->Flush();
+  if (closed_ || !up_) return;
+  if (finished_ != told_) SendAck();
+  lane_->Flush();  // also what was queued a moment ago
 }
 
 bool Channel::HoldsOperationOnLoop(const OperationState* operation) const {
@@ -460,6 +460,7 @@ void Channel::OnClosed(const Error& error) {
 }
 
 void Channel::CloseOnLoop(const Error& error) {
+  closing_ = true;
   if (!closed_) AwaitCopies();
   // Where this side closes, the peer's last frames have been dealt with, and their operations ended
   // well: it must hear that before it hears the end.

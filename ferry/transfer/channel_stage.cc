@@ -205,7 +205,7 @@ void Channel::Stage(Staged staged) {
 
 // Begins copies, in order, as long as there are slots.
 void Channel::FillOutbox() {
-  if (!up_) return;
+  if (!up_ || closing_) return;
   for (Staged& staged : outbox_) {
     if (staged.stager == nullptr || staged.copy) continue;
     if (staged.asked || !TakeSlotFor(&staged)) return;

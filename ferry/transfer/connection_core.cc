@@ -424,6 +424,8 @@ void ConnectionCore::ChannelClosedOnLoop() {
 void ConnectionCore::Close(const Error& error) {
   home_->Post([self = shared_from_this(), error] {
     if (!self->started_) return self->FailOnLoop(error);  // lanes are being given to it
+    // Nothing is begun any more: data that is under way would cost a lane its end.
+    self->MarkLost(error);
     // No lane ends before all have said what they have to: the peer may hear the end of one first.
     self->OnEveryLane([](Channel& lane) { lane.FlushDueAckOnLoop(); },
                       [self, error] { self->FailOnLoop(error); });

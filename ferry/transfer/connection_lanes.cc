@@ -122,6 +122,7 @@ void ConnectionCore::LaneFrozen(std::uint32_t index, bool was_heard) {
       self->lives_[index].by_reset = false;
       self->lives_[index].replaced = true;
     }
+    if (self->lost_.load()) self->FailIfAllDownOnLoop(self->LostError());
   });
 }
 

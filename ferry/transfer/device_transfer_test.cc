@@ -33,6 +33,12 @@ Config WithDevices(const std::string& devices, Config config = SmallSlices()) {
   return config;
 }
 
+bool AllLanesAreUp(const Connection& connection) {
+  const auto counters = connection.Counters();
+  return std::all_of(counters.lanes.begin(), counters.lanes.end(),
+                     [](const auto& lane) { return lane.up; });
+}
+
 class DeviceTransferTest : public ::testing::TestWithParam<DevicesCase> {
  protected:
   void SetUp() override {
@@ -375,7 +381,14 @@ TEST_P(DeviceTransferTest, LanesThatAreLostLoseNothing) {
   constexpr std::size_t kBytes = 600'000;
   auto proxy = Must(net::FaultProxy::Start({"127.0.0.1", link_.far.endpoint->port()}, 1));
   Connection connection = Must(link_.near.endpoint->Connect(proxy->address().ToString(), Soon()));
-  (void)Must(link_.far.endpoint->Accept(Soon()));
+  const Connection accepted = Must(link_.far.endpoint->Accept(Soon()));
+  // When all are reset the peer is lost.
+  const auto reset_one = [&](unsigned which) {
+    const Deadline patience = Soon();
+    while (!(AllLanesAreUp(connection) && AllLanesAreUp(accepted)) && !patience.expired()) {
+    }
+    proxy->ResetOne(which);
+  };
   auto target = OnDevice(kBytes, 2, last_device());
   const Region remote = Far(target.span());
   const RemoteRegion key = remote.remote();
@@ -386,13 +399,13 @@ TEST_P(DeviceTransferTest, LanesThatAreLostLoseNothing) {
     const Region into = Near(fetched.span());
     Operation write = Must(connection.Write(local, 0, key, 0, kBytes));
     for (unsigned spin = 0; spin < 100 * round; ++spin) (void)write.Poll();
-    proxy->ResetOne(round);
+    reset_one(round);
     const Status written = write.Wait(Soon());
     ASSERT_TRUE(written) << written.error().ToString();
     EXPECT_EQ(target.Copy(), source.Copy()) << round;
     Operation read = Must(connection.Read(into, 0, key, 0, kBytes));
     for (unsigned spin = 0; spin < 100 * round; ++spin) (void)read.Poll();
-    proxy->ResetOne(round + 1);
+    reset_one(round + 1);
     const Status fetched_well = read.Wait(Soon());
     ASSERT_TRUE(fetched_well) << fetched_well.error().ToString();
     EXPECT_EQ(fetched.Copy(), source.Copy()) << round;

@@ -100,11 +100,13 @@ TEST_F(FaultyNetworkTest, AGreetingThatIsCutAtAnyByteFailsOrWorksAndTheNextOneWo
 
 TEST_F(FaultyNetworkTest, ConnectionsCutAtAnyPointOfTheirTrafficEndEveryOperation) {
   std::mt19937 random(7);
+  Config config = FakeConfig();
+  config.drain_grace = milliseconds(50);  // for which the other lanes are heard
   for (int round = 0; round < 60; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     network_.SetFaults({.seed = random(), .piece_bytes = 1 + random() % 5000});
     const std::size_t first = network_.connections();
-    Link link = NewLink();
+    Link link = NewLink(config);
     FakeFaults faults{.seed = random(), .piece_bytes = 1 + random() % 5000};
     const std::uint64_t at = 100 + random() % 200'000;
     (round % 2 == 0 ? faults.cut_to_listener : faults.cut_to_connector) = at;

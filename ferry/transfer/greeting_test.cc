@@ -258,13 +258,13 @@ TEST_F(CallTest, ToAnUnknownHostIsAnInvalidArgument) {
 
 TEST_F(CallTest, ToSomebodyWhoNeverAnswersEndsAtItsDeadline) {
   RawListener listener;
-  ExpectError(endpoint_.Connect(HostAndPort(listener.port()), Deadline::After(milliseconds(50))),
+  ExpectError(endpoint_.Connect(HostAndPort(listener.port()), Deadline::After(milliseconds(500))),
               Code::kTimedOut, "did not finish the greeting in time");
 }
 
 TEST_F(CallTest, ToSomebodyWhoNeverAnswersEndsAtTheConnectTimeoutWithoutADeadline) {
   Config config = SmallSlices();
-  config.connect_timeout = milliseconds(50);
+  config.connect_timeout = milliseconds(500);
   Endpoint hasty = Must(Endpoint::Create(config));
   RawListener listener;
   ExpectError(hasty.Connect(HostAndPort(listener.port()), Deadline::Never()), Code::kTimedOut,
@@ -329,8 +329,9 @@ TEST_F(CallTest, ACallWhoseFurtherLanesAreNotAnsweredEndsAtItsDeadline) {
     lane.WaitClosed();
     second.WaitClosed();
   });
-  ExpectError(endpoint_.Connect(HostAndPort(listener.port()), Deadline::After(milliseconds(100))),
-              Code::kTimedOut, "did not finish the greeting in time");
+  ExpectError(
+      endpoint_.Connect(HostAndPort(listener.port()), Deadline::After(std::chrono::seconds(2))),
+      Code::kTimedOut, "did not finish the greeting in time");
 }
 
 TEST_F(CallTest, AnEndpointMayCallItself) {

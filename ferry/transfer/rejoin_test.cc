@@ -226,6 +226,7 @@ constexpr std::uint64_t FirstWholeFrame(bool to_listener) {
 }
 
 TEST_F(RejoinTest, AReplacementThatIsCutAtAnyByteIsTriedAgain) {
+  config_.drain_grace = milliseconds(200);
   for (const bool to_listener : {true, false}) {
     for (std::uint64_t at = 0; at <= 200; at += 8) {
       SCOPED_TRACE((to_listener ? "to listener " : "to connector ") + std::to_string(at));
@@ -353,13 +354,13 @@ class HeldWrite {
 };
 
 TEST_F(RejoinTest, ACancelWhileALaneIsDownWaitsForTheNextOneAndTheConnectionLives) {
-  config_.drain_grace = milliseconds(50);
+  config_.drain_grace = milliseconds(500);
   Link link = NewLink();
   HeldWrite write(&link, &network_, first_ + 1);
   network_.SetAnswer(net::FakeAnswer::kRefuse);
   network_.Unreach(first_ + 1);
   write.operation().Cancel();
-  const Status not_yet = write.operation().Wait(Deadline::After(6 * config_.drain_grace));
+  const Status not_yet = write.operation().Wait(Deadline::After(3 * config_.drain_grace));
   EXPECT_FALSE(write.operation().Poll()) << not_yet.error().ToString();
   network_.SetAnswer(net::FakeAnswer::kAccept);
   EXPECT_TRUE(EndsWith(Code::kCancelled, write.operation()));
@@ -367,11 +368,11 @@ TEST_F(RejoinTest, ACancelWhileALaneIsDownWaitsForTheNextOneAndTheConnectionLive
 }
 
 TEST_F(RejoinTest, ACancelWhileOneLaneOfSeveralIsSilentDoesNotCostTheConnection) {
-  config_.drain_grace = milliseconds(50);
+  config_.drain_grace = milliseconds(500);
   Link link = NewLink();
   HeldWrite write(&link, &network_, first_ + 1);
   write.operation().Cancel();
-  const Status not_yet = write.operation().Wait(Deadline::After(6 * config_.drain_grace));
+  const Status not_yet = write.operation().Wait(Deadline::After(3 * config_.drain_grace));
   EXPECT_FALSE(write.operation().Poll()) << not_yet.error().ToString();
   network_.Unreach(first_ + 1);
   EXPECT_TRUE(EndsWith(Code::kCancelled, write.operation()));
@@ -389,7 +390,7 @@ TEST_F(RejoinTest, ACancelWhileEveryLaneIsSilentEndsAfterTheGrace) {
 }
 
 TEST_F(RejoinTest, MemoryThatALostLaneHasAnsweredFromIsLetGoAndTheConnectionLives) {
-  config_.drain_grace = milliseconds(50);
+  config_.drain_grace = std::chrono::seconds(5);
   Link link = NewLink();
   constexpr std::size_t kBytes = 4 << 20;
   GuardedMemory given(kBytes, 1);

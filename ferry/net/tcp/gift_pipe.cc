@@ -38,8 +38,8 @@ class NoSigPipe {
   NoSigPipe(const NoSigPipe&) = delete;
   NoSigPipe& operator=(const NoSigPipe&) = delete;
 
-  // The call has failed by EPIPE: take the signal back.
-  void Raised() noexcept { raised_ = true; }
+  // The call may have raised it: take it back.
+  void MayBeRaised() noexcept { raised_ = true; }
 
  private:
   sigset_t only_{};
@@ -70,10 +70,13 @@ ssize_t GiftPipe::Fill(std::span<const iovec> pieces) {
 
 ssize_t GiftPipe::Drain(int socket) {
   NoSigPipe no_signal;
+  const auto asked = static_cast<ssize_t>(held_);
   const ssize_t passed =
       ::splice(read_end_.get(), nullptr, socket, nullptr, held_, SPLICE_F_MOVE | SPLICE_F_NONBLOCK);
   if (passed > 0) held_ -= static_cast<std::size_t>(passed);
-  if (passed < 0 && errno == EPIPE) no_signal.Raised();
+  // Where the peer goes in the middle of the call, it returns what went before, and raises the
+  // signal all the same.
+  if (passed < asked) no_signal.MayBeRaised();
   return passed;
 }
 

@@ -60,7 +60,7 @@ TcpLane::TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, std::string co
       remote_(info_.remote),
       may_gift_(may_gift && stream_->is_plain()) {}
 
-TcpLane::~TcpLane() { CloseNow(); }
+TcpLane::~TcpLane() { CloseNow(/*reset=*/given_ || !queue_.empty() || InPayload()); }
 
 void TcpLane::Attach(EventLoop* loop, LaneHandler* handler) {
   if (loop_ != nullptr && fd_) {
@@ -96,28 +96,23 @@ void TcpLane::Flush() {
   if (fd_) FlushOnLoop();
 }
 
-void TcpLane::Close() {
-  reset_on_close_ = false;
-  CloseNow();
-}
+// What has come of a payload is no reason for a reset, which would take back what was said before:
+// nothing more is put in its place anyway.
+void TcpLane::Close() { CloseNow(/*reset=*/!queue_.empty()); }
 
-void TcpLane::Abort() {
-  reset_on_close_ = true;
-  CloseNow();
-}
+void TcpLane::Abort() { CloseNow(/*reset=*/true); }
 
-void TcpLane::CloseNow() {
+// A reset drops what the kernels of both sides still hold: given pages must not be read any more,
+// and the peer must not take what was queued for an operation that has ended.
+void TcpLane::CloseNow(bool reset) {
   if (!fd_) return;
   if (loop_ != nullptr) {
     loop_->UnwatchOnLoop(fd_.get(), this);
     loop_->CancelDeferredOnLoop(this);
   }
-  // A reset drops what the kernel still holds: gifted pages must not be read any more, and the
-  // peer must not take what was queued for an operation that has ended.
-  const linger reset{1, 0};
-  const bool dirty = !queue_.empty() || receiving_ == Receiving::kPayload;
-  if (dirty || reset_on_close_) {
-    (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  if (reset) {
+    const linger at_once{1, 0};
+    (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
   } else {
     stream_->SayEnd();
     // First: with bytes of the peer still unread, closing alone would send a reset in the place of
@@ -132,7 +127,7 @@ void TcpLane::CloseNow() {
 
 void TcpLane::Fail(LaneLoss loss, const Error& error) {
   loss_ = loss;
-  CloseNow();
+  CloseNow(/*reset=*/given_ || !queue_.empty() || InPayload());
   LaneHandler* const handler = std::exchange(handler_, nullptr);
   if (handler != nullptr) handler->OnClosed(error);
 }
@@ -506,7 +501,7 @@ ssize_t TcpLane::SendSome() {
     const ssize_t taken = gift_->Fill(std::span(pieces.data(), used));
     // Some memory has no pages to lend (device mappings, say): it is copied.
     if (taken <= 0) return SendCopied();
-    reset_on_close_ = true;
+    given_ = true;
     front.frame->given = true;
     body_.Advance(static_cast<std::size_t>(taken));
   }

@@ -51,7 +51,8 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   void OnEventsOnLoop(std::uint32_t events) override;
   void RunDeferredOnLoop(EventLoop::Defer when) override;
   void WatchOnLoop();
-  void CloseNow();
+  void CloseNow(bool reset);
+  bool InPayload() const noexcept { return receiving_ == Receiving::kPayload; }
 
   void ReceiveOnLoop();
   bool FailIfReset();
@@ -124,7 +125,7 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   bool may_gift_;
   std::optional<GiftPipe> gift_;  // once it was needed
   // The kernel may still be reading the sender's memory, or holds what the peer must not get.
-  bool reset_on_close_ = false;
+  bool given_ = false;  // pages, ever
 };
 
 }  // namespace ferry::net::tcp

@@ -52,7 +52,7 @@ FakeLane::FakeLane(std::shared_ptr<FakeLink> link, FakeLink::Side side, std::str
 
 FakeLane::~FakeLane() {
   FERRY_CHECK(!in_callback_);
-  LeaveLoop();
+  LeaveLoop(/*reset=*/!queue_.empty() || receiving_ == Receiving::kPayload);
 }
 
 void FakeLane::CheckUse() const { FERRY_CHECK(loop_ != nullptr && loop_->InLoop(), remote_); }
@@ -74,25 +74,35 @@ void FakeLane::Attach(EventLoop* loop, LaneHandler* handler) {
 
 void FakeLane::Close() {
   CheckUse();
-  LeaveLoop();
+  LeaveLoop(/*reset=*/!queue_.empty());
 }
 
-void FakeLane::LeaveLoop() {
+void FakeLane::Abort() {
+  CheckUse();
+  LeaveLoop(/*reset=*/true);
+}
+
+void FakeLane::Flush() {
+  CheckUse();
+  if (!closed_) FlushOnLoop();
+}
+
+// As TCP does: an unfinished frame never arrives as a whole one, and what was reported as sent
+// still arrives if there is no reset.
+void FakeLane::LeaveLoop(bool reset) {
   if (std::exchange(closed_, true)) return;
   if (loop_ != nullptr) {
     loop_->CancelDeferredOnLoop(this);
     if (timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(timer_, 0));
   }
-  // As TCP does: an unfinished frame never arrives as a whole one, and what was reported as sent
-  // still arrives if nothing is unfinished.
-  link_->Close(side_, !queue_.empty() || receiving_ == Receiving::kPayload);
+  link_->Close(side_, reset);
   queue_.clear();
   written_ = 0;
 }
 
 void FakeLane::Fail(LaneLoss loss, const Error& error) {
   loss_ = loss;
-  LeaveLoop();
+  LeaveLoop(/*reset=*/!queue_.empty() || receiving_ == Receiving::kPayload);
   LaneHandler* const handler = std::exchange(handler_, nullptr);
   const Calling calling(&in_callback_);
   handler->OnClosed(error);

@@ -22,7 +22,9 @@ class FakeLane final : public Lane, private FakeLink::Waker, private EventLoop::
   void Send(OutFrame* frame) override;
   void Resume() override;
   void DiscardRest() override;
+  void Flush() override;
   void Close() override;
+  void Abort() override;
   void SetMaxMeta(std::size_t bytes) override { max_meta_ = bytes; }
   LaneInfo Info() const override;
   LaneLoss loss() const override { return loss_; }
@@ -58,7 +60,7 @@ class FakeLane final : public Lane, private FakeLink::Waker, private EventLoop::
   std::vector<std::byte> Gather(std::size_t most);
   void RequestFlush();
   void RequestNextTurn();
-  void LeaveLoop();
+  void LeaveLoop(bool reset);
   void Fail(LaneLoss loss, const Error& error);
   void CheckUse() const;
 
