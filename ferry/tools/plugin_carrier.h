@@ -11,6 +11,7 @@
 #include "ferry/core/result.h"
 #include "ferry/net/plugin/plugin.h"
 #include "ferry/net/plugin/stripe.h"
+#include "ferry/tools/command.h"
 #include "ferry/tools/memory_choice.h"
 #include "ferry/unpack/unpacker.h"
 
