@@ -62,7 +62,7 @@ Status CarriedCase::OpenFromServer(Json question, Deadline deadline) {
   FERRY_TRY(carrier_->Listen());
   question["handles"] = HandlesToHex(carrier_->handles());
   FERRY_TRY(control_->Say(question, deadline));
-  const Status accepted = carrier_->Accept(deadline);
+  Status accepted = carrier_->Accept(deadline);
   // What the server says of it, if it failed there, is the cause.
   FERRY_TRY(control_->HearAnswer(deadline));
   return accepted;

@@ -25,7 +25,7 @@ using net::plugin::Plugin;
 
 constexpr const char* kUnpackVariable = "UCCL_TCPX_UNPACK_IMPL";
 constexpr const char* kChannelsVariable = "UCCL_TCPX_NUM_CHANNELS";
-constexpr const char* kChunkVariable = "UCCL_TCPX_CHUNK_BYTES";
+constexpr const char* kCarrierChunkVariable = "UCCL_TCPX_CHUNK_BYTES";
 constexpr std::string_view kPluginProvider = "plugin";
 constexpr std::size_t kToldBytes = 16;
 constexpr std::chrono::seconds kReadPatience{1};
@@ -136,7 +136,7 @@ Result<std::optional<CarrierOptions>> CarrierOptionsOf(const CarrierFlags& flags
   FERRY_TRY_ASSIGN(options.unpack, ParseUnpack(SaidBy(flags.unpack, "--unpack", kUnpackVariable)));
   const Said channels = SaidBy(flags.channels, "--channels", kChannelsVariable);
   FERRY_TRY_ASSIGN(options.stripe.channels, ParseAmount(channels, options.stripe.channels));
-  const Said chunk = SaidBy(flags.chunk, "--chunk", kChunkVariable);
+  const Said chunk = SaidBy(flags.chunk, "--chunk", kCarrierChunkVariable);
   FERRY_TRY_ASSIGN(options.stripe.chunk_bytes, ParseAmount(chunk, options.stripe.chunk_bytes));
   FERRY_TRY(CheckOptions(options.stripe));
   return std::optional(std::move(options));

@@ -306,10 +306,14 @@ TEST_P(DeviceTransferTest, ManyOperationsAtOnceShareTheSlots) {
   auto source = OnDevice(kBytes * kOperations, 1);
   auto target = OnDevice(kBytes * kOperations, 2, last_device());
   auto fetched = OnDevice(kBytes * kOperations, 3);
+  // What is read is not written at once.
+  auto beside = OnDevice(kBytes * kOperations, 4, last_device());
   const Region local = Near(source.span());
   const Region remote = Far(target.span());
+  const Region spare = Far(beside.span());
   const Region into = Near(fetched.span());
   const RemoteRegion key = remote.remote();
+  const RemoteRegion spare_key = spare.remote();
   std::vector<Operation> all;
   for (std::size_t i = 0; i < kOperations; ++i) {
     Connection& connection = connections[i % connections.size()];
@@ -321,10 +325,11 @@ TEST_P(DeviceTransferTest, ManyOperationsAtOnceShareTheSlots) {
   for (std::size_t i = 0; i < kOperations; ++i) {
     Connection& connection = connections[i % connections.size()];
     all.push_back(Must(connection.Read(into, i * kBytes, key, i * kBytes, kBytes)));
-    all.push_back(Must(connection.Write(local, i * kBytes, key, i * kBytes, kBytes)));
+    all.push_back(Must(connection.Write(local, i * kBytes, spare_key, i * kBytes, kBytes)));
   }
   for (const Operation& operation : all) EXPECT_TRUE(EndsOk(operation));
   EXPECT_EQ(fetched.Copy(), source.Copy());
+  EXPECT_EQ(beside.Copy(), source.Copy());
 }
 
 // What was freed in time harms nobody; a copy that came later would lose the device.
