@@ -10,7 +10,7 @@
 namespace ferry::net::plugin {
 namespace {
 
-constexpr std::chrono::seconds kCopiesEnd{60};  // surely
+constexpr std::chrono::seconds kCopiesEnd{60};
 
 // As users of GPUDirect-TCPX number them: so many for each message, and messages one after another.
 constexpr std::uint64_t kTagsOfMessage = 10'000;
