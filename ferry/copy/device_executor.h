@@ -35,7 +35,7 @@ class DeviceExecutor {
  public:
   virtual ~DeviceExecutor() = default;
 
-  // "dma", "kernel", "bounce" or "auto"; lives as long as the program.
+  // "dma", "host", "kernel", "bounce" or "auto"; lives as long as the program.
   virtual std::string_view name() const noexcept = 0;
 
   // Returns when all is queued; the bytes are in place when the stream has come this far. The
@@ -48,6 +48,11 @@ class DeviceExecutor {
 // One asynchronous copy for each run of blocks of which each continues the one before it. For few
 // large blocks.
 std::unique_ptr<DeviceExecutor> MakeDmaExecutor(cuda::DeviceApi* api);
+
+// As "dma", but what stays within the GPU goes by way of pinned host memory, each block down and up
+// again: slow, and sees every byte leave the GPU. For checking the others. Makes its memory here.
+// Errors: those of DeviceApi.
+Result<std::unique_ptr<DeviceExecutor>> MakeHostExecutor(cuda::DeviceApi* api, int ordinal);
 
 struct KernelExecutorOptions {
   // Of the GPU, for copies to and from the host: two are enough for PCIe 5.0, and what is left is

@@ -32,6 +32,7 @@ struct ExecutorCase {
 };
 
 std::unique_ptr<DeviceExecutor> MakeDma(DeviceApi* api) { return MakeDmaExecutor(api); }
+std::unique_ptr<DeviceExecutor> MakeHost(DeviceApi* api) { return Must(MakeHostExecutor(api, 0)); }
 std::unique_ptr<DeviceExecutor> MakeKernel(DeviceApi* api) {
   return Must(MakeKernelExecutor(api, 0));
 }
@@ -341,9 +342,9 @@ std::unique_ptr<DeviceExecutor> MakeAuto(DeviceApi* api) { return Must(MakeAutoE
 
 const auto kExecutors = ::testing::Values(
     ExecutorCase{"dma", MakeDma}, ExecutorCase{"kernel", MakeKernel},
-    ExecutorCase{"small", MakeSmallKernel}, ExecutorCase{"bounce", MakeBounce},
-    ExecutorCase{"smallBounce", MakeSmallBounce}, ExecutorCase{"prepared", MakePrepared},
-    ExecutorCase{"smallPrepared", MakeSmallPrepared});
+    ExecutorCase{"host", MakeHost}, ExecutorCase{"small", MakeSmallKernel},
+    ExecutorCase{"bounce", MakeBounce}, ExecutorCase{"smallBounce", MakeSmallBounce},
+    ExecutorCase{"prepared", MakePrepared}, ExecutorCase{"smallPrepared", MakeSmallPrepared});
 const auto kDirections =
     ::testing::Values(CopyKind::kHostToDevice, CopyKind::kDeviceToHost, CopyKind::kDeviceToDevice);
 

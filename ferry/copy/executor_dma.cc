@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "ferry/copy/device_executor.h"
@@ -43,6 +45,56 @@ class DmaExecutor final : public DeviceExecutor {
   std::vector<cuda::CopyItem> items_;  // kept for its memory
 };
 
+constexpr std::size_t kHostSlotBytes = std::size_t{1} << 20;
+
+class ThroughHostExecutor final : public DeviceExecutor {
+ public:
+  ThroughHostExecutor(cuda::DeviceApi* api, cuda::PinnedBuffer slot)
+      : api_(api), plain_(api), slot_(std::move(slot)) {}
+
+  std::string_view name() const noexcept override { return "host"; }
+
+  Status Enqueue(cuda::StreamRef stream, cuda::CopyKind kind,
+                 std::span<const PlacedList> lists) override {
+    if (kind != cuda::CopyKind::kDeviceToDevice) return plain_.Enqueue(stream, kind, lists);
+    for (const PlacedList& list : lists) {
+      for (const Block& block : list.blocks) FERRY_TRY(Append(stream, list, block));
+    }
+    return Flush(stream);
+  }
+
+ private:
+  Status Append(cuda::StreamRef stream, const PlacedList& list, Block block) {
+    while (block.len > 0) {
+      const std::uint64_t bytes = std::min<std::uint64_t>(block.len, kHostSlotBytes - used_);
+      void* const here = slot_.bytes().data() + used_;
+      down_.push_back({here, cuda::PointerTo<const void>(list.src.address + block.src), bytes});
+      up_.push_back({cuda::PointerTo(list.dst.address + block.dst), here, bytes});
+      used_ += bytes;
+      block = {block.dst + bytes, block.src + bytes, block.len - bytes};
+      if (used_ == kHostSlotBytes) FERRY_TRY(Flush(stream));
+    }
+    return Ok();
+  }
+
+  // The stream itself keeps what is fetched next from overtaking what is brought back.
+  Status Flush(cuda::StreamRef stream) {
+    const Status down = api_->Copy(stream, cuda::CopyKind::kDeviceToHost, down_);
+    const Status up = down ? api_->Copy(stream, cuda::CopyKind::kHostToDevice, up_) : down;
+    down_.clear();
+    up_.clear();
+    used_ = 0;
+    return up;
+  }
+
+  cuda::DeviceApi* const api_;
+  DmaExecutor plain_;
+  cuda::PinnedBuffer slot_;
+  std::size_t used_ = 0;
+  std::vector<cuda::CopyItem> down_;
+  std::vector<cuda::CopyItem> up_;
+};
+
 }  // namespace
 
 Place Place::OnDevice(const void* address) noexcept {
@@ -57,6 +109,12 @@ Result<Place> Place::OnHost(cuda::DeviceApi& api, int ordinal, void* address) {
 
 std::unique_ptr<DeviceExecutor> MakeDmaExecutor(cuda::DeviceApi* api) {
   return std::make_unique<DmaExecutor>(api);
+}
+
+Result<std::unique_ptr<DeviceExecutor>> MakeHostExecutor(cuda::DeviceApi* api, int ordinal) {
+  FERRY_TRY_ASSIGN(auto slot, api->AllocatePinned(ordinal, kHostSlotBytes));
+  return std::unique_ptr<DeviceExecutor>(
+      std::make_unique<ThroughHostExecutor>(api, std::move(slot)));
 }
 
 }  // namespace ferry

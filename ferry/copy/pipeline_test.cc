@@ -13,6 +13,7 @@
 #include "ferry/core/testing/random_bytes.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/testing/device_target.h"
+#include "ferry/cuda/testing/forwarding_devices.h"
 #include "ferry/cuda/testing/test_kernels.h"
 
 namespace ferry {
@@ -353,82 +354,11 @@ TEST_P(SimulatedPipelineTest, WhatCannotBeMadeIsAnErrorAndLeavesNothing) {
 // ---- buffers that are used too early ------------------------------------------------------------
 
 // Says of every event that it is ready. Streams are told of rightly.
-class ImpatientDevices final : public cuda::DeviceApi {
+class ImpatientDevices final : public cuda::ForwardingDevices {
  public:
-  explicit ImpatientDevices(cuda::DeviceApi* inner) : inner_(*inner) {}
-
+  using ForwardingDevices::ForwardingDevices;
   Result<bool> Query(const cuda::Event& /*event*/) override { return true; }
-
-  int count() const noexcept override { return inner_.count(); }
-  cuda::Versions versions() const override { return inner_.versions(); }
-  Result<cuda::DeviceFacts> Describe(int ordinal) override { return inner_.Describe(ordinal); }
-  bool IsLost(int ordinal) const noexcept override { return inner_.IsLost(ordinal); }
-  Result<std::uint64_t> AvailableMemory(int ordinal) override {
-    return inner_.AvailableMemory(ordinal);
-  }
-  Result<cuda::DeviceBuffer> AllocateDevice(int ordinal, std::size_t bytes) override {
-    return inner_.AllocateDevice(ordinal, bytes);
-  }
-  Result<cuda::PinnedBuffer> AllocatePinned(int ordinal, std::size_t bytes) override {
-    return inner_.AllocatePinned(ordinal, bytes);
-  }
-  Result<cuda::HostRegistration> RegisterHost(int ordinal, void* data, std::size_t bytes) override {
-    return inner_.RegisterHost(ordinal, data, bytes);
-  }
-  Result<void*> MappedAddress(int ordinal, void* host) override {
-    return inner_.MappedAddress(ordinal, host);
-  }
-  Result<cuda::PointerInfo> Inspect(const void* address) override {
-    return inner_.Inspect(address);
-  }
-  Status MakeCurrent(int ordinal) override { return inner_.MakeCurrent(ordinal); }
-  Result<bool> CanAccessPeer(int from, int to) override { return inner_.CanAccessPeer(from, to); }
-  Status EnablePeerAccess(int from, int to) override { return inner_.EnablePeerAccess(from, to); }
-  Result<cuda::IpcExport> Export(const void* address) override { return inner_.Export(address); }
-  Result<cuda::ImportedBuffer> Import(int ordinal, const cuda::IpcExport& exported) override {
-    return inner_.Import(ordinal, exported);
-  }
-  Result<cuda::Stream> CreateStream(int ordinal, cuda::StreamPriority priority) override {
-    return inner_.CreateStream(ordinal, priority);
-  }
-  Result<cuda::Event> CreateEvent(int ordinal, cuda::EventTiming timing) override {
-    return inner_.CreateEvent(ordinal, timing);
-  }
-  Status Record(const cuda::Event& event, cuda::StreamRef stream) override {
-    return inner_.Record(event, stream);
-  }
-  Status WaitFor(cuda::StreamRef stream, const cuda::Event& event) override {
-    return inner_.WaitFor(stream, event);
-  }
-  Result<bool> Query(cuda::StreamRef stream) override { return inner_.Query(stream); }
-  Result<std::chrono::nanoseconds> Elapsed(const cuda::Event& from,
-                                           const cuda::Event& to) override {
-    return inner_.Elapsed(from, to);
-  }
-  Status Copy(cuda::StreamRef stream, CopyKind kind,
-              std::span<const cuda::CopyItem> items) override {
-    return inner_.Copy(stream, kind, items);
-  }
-  Status Launch(cuda::StreamRef stream, const cuda::Kernel& kernel,
-                std::span<const std::byte> arguments) override {
-    return inner_.Launch(stream, kernel, arguments);
-  }
-  Status CallHost(cuda::StreamRef stream, void (*function)(void*), void* argument) override {
-    return inner_.CallHost(stream, function, argument);
-  }
-  Status WaitForFlag(cuda::StreamRef stream, const void* flag, std::uint32_t value) override {
-    return inner_.WaitForFlag(stream, flag, value);
-  }
-  Status WriteFlag(cuda::StreamRef stream, void* flag, std::uint32_t value) override {
-    return inner_.WriteFlag(stream, flag, value);
-  }
-
- private:
-  // What the inner one has made goes back to it.
-  void Release(cuda::Resource /*resource*/,
-               const cuda::ResourceHandle& /*handle*/) noexcept override {}
-
-  cuda::DeviceApi& inner_;
+  using ForwardingDevices::Query;
 };
 
 // Pipelines that do not wait, which these devices make of them, are seen to be wrong: so the tests

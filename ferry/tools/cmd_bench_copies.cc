@@ -7,7 +7,9 @@
 #include "ferry/core/units.h"
 #include "ferry/tools/bench_copies.h"
 #include "ferry/tools/bench_pipeline.h"
+#include "ferry/tools/bench_unpack.h"
 #include "ferry/tools/command.h"
+#include "ferry/unpack/fragments.h"
 
 namespace ferry::tools {
 namespace {
@@ -20,6 +22,7 @@ struct Words {
   std::string size;
   std::vector<std::string> block_sizes{"4KiB", "16KiB", "64KiB", "1MiB"};
   bool pipeline = false;
+  bool unpack = false;
   std::string chunk = "4MiB";
   // One alone is slower than the bus; half of the cores are left to others.
   int staging_threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 4);
@@ -43,6 +46,23 @@ Status RunPipeline(const Words& words) {
   return RunPipelineBench(job);
 }
 
+Status RunUnpack(const CopyBenchJob& copies) {
+  UnpackBenchJob job;
+  job.config = copies.config;
+  job.ordinal = copies.ordinal;
+  job.bytes = copies.bytes;
+  job.fragment_bytes = copies.block_sizes;
+  job.rounds = copies.rounds;
+  job.json = copies.json;
+  for (const std::uint64_t size : job.fragment_bytes) {
+    if (job.message_bytes % size == 0 && job.message_bytes / size < kMostFragments) continue;
+    return Error(Code::kInvalidArgument,
+                 "fragments of " + std::to_string(size) +
+                     " bytes do not make a message of 512 KiB; give sizes like 1KiB or 4KiB");
+  }
+  return RunUnpackBench(job);
+}
+
 Status Run(Words* words) {
   CopyBenchJob& job = words->job;
   FERRY_TRY_ASSIGN(job.config, LoadConfig(words->settings));
@@ -56,7 +76,7 @@ Status Run(Words* words) {
     }
     job.block_sizes.push_back(size);
   }
-  return RunCopyBench(job);
+  return words->unpack ? RunUnpack(job) : RunCopyBench(job);
 }
 
 }  // namespace
@@ -92,6 +112,10 @@ void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
   auto* const pipeline = app->add_flag(
       "--pipeline", words.pipeline,
       "Instead: through a kernel and back, one step at a time and by overlapping streams");
+  app->add_flag("--unpack", words.unpack,
+                "Instead: messages of 512 KiB whose fragments (--block-size) lie in a pool in GPU "
+                "memory, to their places")
+      ->excludes(pipeline);
   app->add_option("--chunk", words.chunk, "Bytes that go through a pipeline at once")
       ->needs(pipeline)
       ->capture_default_str()

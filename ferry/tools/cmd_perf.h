@@ -32,10 +32,18 @@ struct PerfJob {
   std::optional<CarrierOptions> carrier;  // in place of the endpoint's own lanes
 };
 
+// How long a chunk waits for the receiver's CPU, from the plugin's word that it has come until its
+// copy is queued; of all since the connection began.
+struct LaunchMicroseconds {
+  double average = 0;
+  double longest = 0;
+};
+
 // A timed part: some operations.
 struct Sample {
   double seconds = 0;
-  double cpu_seconds = 0;  // of both processes
+  double cpu_seconds = 0;                                   // of both processes
+  std::optional<LaunchMicroseconds> launch = std::nullopt;  // through a plugin
 };
 
 // Measures every case against the server at "host:port" and prints a row for each.
@@ -70,7 +78,8 @@ inline constexpr const char* kFloorPong = "floor pong";  // * count, spin
 // to_server, channels, chunk, and handles where the client receives -> handles where the server
 // does, then, when all are connected, "ready": true
 inline constexpr const char* kPluginOpen = "plugin open";
-inline constexpr const char* kPluginRun = "plugin run";  // * count, depth -> cpu_seconds
+inline constexpr const char* kPluginRun =
+    "plugin run";  // * count, depth -> cpu_seconds (launch_us, longest_launch_us)
 }  // namespace perf_request
 
 inline constexpr std::uint64_t kMaxDepth = 65536;

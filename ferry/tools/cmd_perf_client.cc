@@ -405,6 +405,8 @@ PerfRow CaseRun::RowOf(const Rounds& rounds) const {
   if (carried_) {
     row.provider = "plugin " + carried_->carrier().plugin().name();
     row.lanes = carried_->carrier().channels();
+    row.launch_us = rounds.ours.back().launch->average;
+    row.longest_launch_us = rounds.ours.back().launch->longest;
   }
   row.iterations = iterations_;
   row.depth = job_.depth;

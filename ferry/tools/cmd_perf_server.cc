@@ -295,7 +295,10 @@ Status Session::PluginRun(const Json& request) {
   const double cpu = CpuSeconds();
   FERRY_TRY(SayReady());
   FERRY_TRY(carries_here_ ? carrier_->Receive(run, deadline_) : carrier_->Send(run, deadline_));
-  return SayCpu(cpu);
+  const LaunchMicroseconds launch = LaunchOf(*carrier_);
+  return Say({{"cpu_seconds", CpuSeconds() - cpu},
+              {"launch_us", launch.average},
+              {"longest_launch_us", launch.longest}});
 }
 
 // An announcement for people, or for the program that started this one.

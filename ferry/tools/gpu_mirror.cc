@@ -1,10 +1,12 @@
 #include "ferry/tools/gpu_mirror.h"
 
+#include <memory>
 #include <utility>
 
 namespace ferry::tools {
 namespace {
 
+constexpr std::size_t kPage = 4096;
 constexpr auto kCopyPatience = std::chrono::seconds(60);
 
 }  // namespace
@@ -13,7 +15,7 @@ Result<GpuMirror> GpuMirror::Allocate(MemoryChoice choice, std::uint64_t bytes,
                                       const Config& config) {
   GpuMirror mirror;
   FERRY_TRY_ASSIGN(mirror.api_, choice.Open(config));
-  FERRY_TRY_ASSIGN(mirror.device_, mirror.api_->AllocateDevice(choice.ordinal, bytes));
+  FERRY_TRY_ASSIGN(mirror.device_, mirror.api_->AllocateDevice(choice.ordinal, bytes + kPage - 1));
   FERRY_TRY_ASSIGN(mirror.host_, HostBuffer::Allocate(bytes));
   FERRY_TRY_ASSIGN(mirror.pinned_,
                    mirror.api_->RegisterHost(choice.ordinal, mirror.host().data(), bytes));
@@ -29,6 +31,14 @@ GpuMirror& GpuMirror::operator=(GpuMirror&& other) noexcept {
   pinned_ = std::move(other.pinned_);  // before the memory that it pins
   host_ = std::move(other.host_);
   return *this;
+}
+
+std::span<std::byte> GpuMirror::device() const noexcept {
+  if (!device_) return {};
+  void* begin = device_.data();
+  std::size_t room = device_.size();
+  (void)std::align(kPage, host().size(), begin, room);
+  return {static_cast<std::byte*>(begin), host().size()};
 }
 
 Status GpuMirror::Move(cuda::CopyKind kind, std::uint64_t at, std::uint64_t bytes) {

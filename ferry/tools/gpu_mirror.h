@@ -23,10 +23,8 @@ class GpuMirror {
   static Result<GpuMirror> Allocate(MemoryChoice choice, std::uint64_t bytes, const Config& config);
 
   explicit operator bool() const noexcept { return static_cast<bool>(device_); }
-  // What is transferred; not for the CPU.
-  std::span<std::byte> device() const noexcept {
-    return {static_cast<std::byte*>(device_.data()), device_.size()};
-  }
+  // What is transferred, from a page's beginning on, as plugins want it; not for the CPU.
+  std::span<std::byte> device() const noexcept;
   std::span<std::byte> host() const noexcept { return host_.bytes(); }
 
   // Of `bytes` from `at` on, from host() to device() or back; returns when they are there. Errors:

@@ -34,6 +34,13 @@ Result<std::vector<Handle>> HandlesField(const Json& object) {
   return handles;
 }
 
+LaunchMicroseconds LaunchOf(const Carrier& carrier) {
+  const net::plugin::LaunchTimes times = carrier.launch_times();
+  if (times.chunks == 0) return {};
+  return {Seconds(times.sum) * 1e6 / static_cast<double>(times.chunks),
+          Seconds(times.longest) * 1e6};
+}
+
 Result<std::unique_ptr<CarriedCase>> CarriedCase::Open(const PerfJob& job,
                                                        const PerfCase& perf_case,
                                                        std::span<std::byte> memory,
@@ -83,6 +90,13 @@ Result<Sample> CarriedCase::Run(std::uint64_t count, std::uint64_t depth, Deadli
   if (!from_server) sample.seconds = Seconds(Clock::now() - begin);
   FERRY_TRY_ASSIGN(const double theirs, RealField(answer, "cpu_seconds"));
   sample.cpu_seconds += theirs;
+  if (from_server) {
+    sample.launch = LaunchOf(*carrier_);
+  } else {
+    FERRY_TRY_ASSIGN(const double average, RealField(answer, "launch_us"));
+    FERRY_TRY_ASSIGN(const double longest, RealField(answer, "longest_launch_us"));
+    sample.launch = LaunchMicroseconds{average, longest};
+  }
   return sample;
 }
 

@@ -113,8 +113,8 @@ void DeclareCarrier(CLI::App* app, CarrierFlags* flags) {
                   "tcp (default), or plugin:PATH, an NCCL network plugin; give it to both sides")
       ->type_name("NAME");
   app->add_option("--unpack", flags->unpack,
-                  "What puts the pieces together that a plugin receives: kernel or dma (GPU "
-                  "memory), host (host memory)")
+                  "What puts the pieces together that a plugin receives: kernel (default), dma or "
+                  "host; for host memory always host")
       ->type_name("HOW");
   app->add_option("--channels", flags->channels,
                   "Connections of the plugin, dealt over its devices; default 1")
@@ -149,10 +149,9 @@ Result<std::unique_ptr<Carrier>> Carrier::Open(const CarrierOptions& options,
                                                const Config& config) {
   const UnpackBy by =
       options.unpack.value_or(choice.is_host() ? UnpackBy::kHost : UnpackBy::kKernel);
-  if ((by == UnpackBy::kHost) != choice.is_host()) {
+  if (by != UnpackBy::kHost && choice.is_host()) {
     return Error(Code::kInvalidArgument,
-                 fmt::format("memory {} cannot be unpacked by {}; choose {}", choice.ToString(),
-                             UnpackName(by), choice.is_host() ? "host" : "kernel or dma"));
+                 fmt::format("memory host cannot be unpacked by {}; choose host", UnpackName(by)));
   }
   FERRY_TRY_ASSIGN(cuda::DeviceApi* const api, choice.Open(config));
   // The plugin asks CUDA which GPU is meant.

@@ -65,6 +65,11 @@ class Carrier {
   Status Send(const Run& run, Deadline deadline);
   Status Receive(const Run& run, Deadline deadline);
 
+  // Of the receiving side.
+  net::plugin::LaunchTimes launch_times() const {
+    return in_ ? in_->launch_times() : net::plugin::LaunchTimes();
+  }
+
   const net::plugin::Plugin& plugin() const noexcept { return *plugin_; }
   std::size_t channels() const noexcept { return options_.stripe.channels; }
 

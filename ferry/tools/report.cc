@@ -113,6 +113,10 @@ Json ToJson(const PerfRow& row) {
     json["crc_ratio"] = *row.crc_gbps / row.gbps;
     json["crc_cpu_seconds_per_gb"] = OrNull(row.crc_cpu_seconds_per_gb);
   }
+  if (row.launch_us) {
+    json["launch_us"] = *row.launch_us;
+    json["longest_launch_us"] = OrNull(row.longest_launch_us);
+  }
   if (row.half_rtt_us_p50) {
     json["half_rtt_us_p50"] = OrNull(row.half_rtt_us_p50);
     json["half_rtt_us_p99"] = OrNull(row.half_rtt_us_p99);
@@ -161,6 +165,12 @@ std::string PerfTableLine(const PerfRow& row) {
   if (row.overlap) {
     line += fmt::format("\n  overlap of copies and sockets: {:.1f} % of the shorter",
                         *row.overlap * 100);
+  }
+  if (row.launch_us) {
+    line += fmt::format(
+        "\n  receiver: {} us from a chunk's arrival until its copy is queued, {} at "
+        "most",
+        Fixed(row.launch_us, 2), Fixed(row.longest_launch_us, 2));
   }
   if (row.crc_gbps) {
     line += fmt::format("\n  with CRC32C: {} GB/s, {} of it without; {} CPU s/GB",

@@ -51,6 +51,10 @@ struct PerfRow {
   std::optional<double> crc_gbps;
   std::optional<double> crc_cpu_seconds_per_gb;
 
+  // Through a plugin: LaunchMicroseconds.
+  std::optional<double> launch_us;
+  std::optional<double> longest_launch_us;
+
   // Half of the round trip of 8 bytes, in microseconds; of sends only.
   std::optional<double> half_rtt_us_p50;
   std::optional<double> half_rtt_us_p99;

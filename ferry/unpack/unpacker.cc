@@ -46,13 +46,15 @@ Status Unpacker::CheckOptions(const UnpackerOptions& options) {
 
 Result<std::unique_ptr<Unpacker>> Unpacker::Create(cuda::DeviceApi* api, int ordinal,
                                                    const UnpackerOptions& options) {
-  if (options.by == UnpackBy::kHost) {
+  if (options.by == UnpackBy::kHost && api == nullptr) {
     FERRY_TRY(CheckOptions(options));
     return std::unique_ptr<Unpacker>(new Unpacker(nullptr, options));
   }
   std::unique_ptr<DeviceExecutor> executor;
   if (options.by == UnpackBy::kDma) {
     executor = MakeDmaExecutor(api);
+  } else if (options.by == UnpackBy::kHost) {
+    FERRY_TRY_ASSIGN(executor, MakeHostExecutor(api, ordinal));
   } else {
     KernelExecutorOptions kernel;
     kernel.most_blocks = options.most_pieces;
@@ -78,7 +80,8 @@ Status Unpacker::MakeStream(int ordinal) {
   for (Batch& batch : ring_) {
     FERRY_TRY_ASSIGN(batch.end, api_->CreateEvent(ordinal, cuda::EventTiming::kOff));
   }
-  return executor_->name() == "dma" ? Ok() : LoadCopyKernels(api_, stream_);
+  const bool launches = executor_->name() != "dma" && executor_->name() != "host";
+  return launches ? LoadCopyKernels(api_, stream_) : Ok();
 }
 
 Result<std::uint64_t> Unpacker::Enqueue(std::span<const PlacedList> requests) {

@@ -16,12 +16,14 @@ namespace ferry {
 enum class UnpackBy : unsigned char {
   kKernel,  // one launch for a batch
   kDma,     // one copy of the engine for each block: for few and large ones
-  kHost,    // this thread: where pool and destinations are memory that the CPU reaches
+  // This thread, where pool and destinations are memory that the CPU reaches; with a GPU, by way of
+  // pinned memory, for checking.
+  kHost,
 };
 
 struct UnpackerOptions {
   UnpackBy by = UnpackBy::kKernel;
-  // From where the pool is to where the destinations are; of no meaning for kHost.
+  // From where the pool is to where the destinations are; of no meaning without a GPU.
   cuda::CopyKind kind = cuda::CopyKind::kDeviceToDevice;
   std::uint32_t most_batches = 32;  // under way; 1 to kMostUnpackBatches
   // Under way, of kUnpackPiece bytes or less each, as blocks are cut: for the kernel 16 bytes of
@@ -43,7 +45,8 @@ inline constexpr std::uint64_t kUnpackPiece = std::uint64_t{16} << 10;
 // stream(). Batches are carried out in their order.
 class Unpacker {
  public:
-  // The API outlives it; it is null for kHost, and `ordinal` has no meaning. May wait for all that
+  // The API outlives it; it is null for kHost on memory that the CPU reaches, and `ordinal` has no
+  // meaning then. May wait for all that
   // the device does: see LoadCopyKernels(). Errors: kInvalidArgument for options out of range;
   // those of DeviceApi.
   static Result<std::unique_ptr<Unpacker>> Create(cuda::DeviceApi* api, int ordinal,

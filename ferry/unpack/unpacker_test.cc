@@ -48,6 +48,7 @@ constexpr WayCase kKernelWithin{"kernel_D2D", UnpackBy::kKernel, CopyKind::kDevi
 constexpr WayCase kKernelUp{"kernel_H2D", UnpackBy::kKernel, CopyKind::kHostToDevice, true};
 constexpr WayCase kDmaWithin{"dma_D2D", UnpackBy::kDma, CopyKind::kDeviceToDevice, true};
 constexpr WayCase kDmaUp{"dma_H2D", UnpackBy::kDma, CopyKind::kHostToDevice, true};
+constexpr WayCase kHostWithin{"host_D2D", UnpackBy::kHost, CopyKind::kDeviceToDevice, true};
 constexpr WayCase kByHost{"host", UnpackBy::kHost, CopyKind::kDeviceToDevice, false};
 
 using UnpackCase = std::tuple<cuda::DeviceCase, WayCase>;
@@ -86,7 +87,7 @@ class UnpackerTest : public ::testing::TestWithParam<UnpackCase> {
   std::unique_ptr<Unpacker> Make(UnpackerOptions options) {
     options.by = way().by;
     options.kind = way().kind;
-    return Must(Unpacker::Create(way().by == UnpackBy::kHost ? nullptr : &api(), 0, options));
+    return Must(Unpacker::Create(way().dst_on_device ? &api() : nullptr, 0, options));
   }
 
   // Into a run for each of these lengths; into one that is a bit longer where there are none.
@@ -518,12 +519,13 @@ TEST_P(LaterUnpackerTest, AnExecutorOfTheCallersIsUsed) {
   ExpectRight(LengthsOf(kMessage, 4096, 4096));
 }
 
-const auto kDeviceWays = ::testing::Values(kKernelWithin, kKernelUp, kDmaWithin, kDmaUp);
+const auto kDeviceWays =
+    ::testing::Values(kKernelWithin, kKernelUp, kDmaWithin, kDmaUp, kHostWithin);
 
 INSTANTIATE_TEST_SUITE_P(Simulated, UnpackerTest,
                          ::testing::Combine(::testing::Values(cuda::kSimulatedCases[1]),
                                             ::testing::Values(kKernelWithin, kKernelUp, kDmaWithin,
-                                                              kDmaUp, kByHost)),
+                                                              kDmaUp, kHostWithin, kByHost)),
                          UnpackCaseName);
 INSTANTIATE_TEST_SUITE_P(Simulated, LaterUnpackerTest,
                          ::testing::Combine(::testing::Values(cuda::kSimulatedCases[1]),

@@ -58,7 +58,7 @@ class Comm {
 
  protected:
   static constexpr std::uint64_t kRequests = 16;
-  static constexpr std::size_t kStagingBytes = 128 * 1024;
+  static constexpr std::size_t kStagingBytes = 512 * 1024;
 
   void StartLanes(Link link);
   // Checks `posting` and takes the next request for it.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "tests/standin/memory.h"
 #include "tests/standin/report.h"
@@ -82,8 +83,12 @@ std::byte* PointerTo(CuAddress address) {
   return memory;
 }
 
-// In the primary contexts, which the host's runtime uses, too. Copies run on a stream of our own of
-// each device, which does not wait for the host's.
+bool Continues(const Placement& one, const Placement& next) {
+  return next.to == one.to + one.bytes && next.from == one.from + one.bytes;
+}
+
+// In the primary contexts, which the host's runtime uses, too. Copies run on streams of our own,
+// which do not wait for the host's.
 class CuMemory final : public Memory {
  public:
   explicit CuMemory(const CuDriver& driver) : driver_(driver) {}
@@ -133,8 +138,11 @@ class CuMemory final : public Memory {
   bool Place(int device, std::span<const Placement> placements) override {
     const Inside inside(*this, device);
     bool good = static_cast<bool>(inside);
-    for (std::size_t i = 0; good && i < placements.size(); ++i) {
-      const Placement& one = placements[i];
+    for (std::size_t i = 0; good && i < placements.size();) {
+      Placement one = placements[i++];
+      for (; i < placements.size() && Continues(one, placements[i]); ++i) {
+        one.bytes += placements[i].bytes;
+      }
       good = Good(driver_.to_device(AddressOf(one.to), one.from, one.bytes, inside.stream()),
                   "cuMemcpyHtoDAsync");
     }
@@ -161,19 +169,21 @@ class CuMemory final : public Memory {
  private:
   struct Gpu {
     CuContext context = nullptr;
-    CuStream stream = nullptr;
+    std::vector<CuStream> free;
   };
 
-  // Makes a device's context current for as long as it lives, on whatever thread.
+  // Makes a device's context current for as long as it lives, on whatever thread, and has a stream.
   class Inside {
    public:
-    Inside(CuMemory& memory, int device) : memory_(memory), gpu_(memory.GpuOf(device)) {
-      pushed_ = gpu_.context != nullptr &&
-                memory.Good(memory.driver_.context_push(gpu_.context), "cuCtxPushCurrent");
-      if (pushed_) stream_ = memory.StreamOf(device);
+    Inside(CuMemory& memory, int device) : memory_(memory), device_(device) {
+      const CuContext context = memory.ContextOf(device);
+      pushed_ = context != nullptr &&
+                memory.Good(memory.driver_.context_push(context), "cuCtxPushCurrent");
+      if (pushed_) stream_ = memory.TakeStream(device);
     }
     ~Inside() {
       CuContext popped = nullptr;
+      if (stream_ != nullptr) memory_.GiveStream(device_, stream_);
       if (pushed_) (void)memory_.driver_.context_pop(&popped);
     }
     Inside(const Inside&) = delete;
@@ -187,7 +197,7 @@ class CuMemory final : public Memory {
 
    private:
     CuMemory& memory_;
-    const Gpu gpu_;
+    const int device_;
     CuStream stream_ = nullptr;
     bool pushed_ = false;
   };
@@ -200,24 +210,33 @@ class CuMemory final : public Memory {
     return false;
   }
 
-  Gpu GpuOf(int device) {
+  CuContext ContextOf(int device) {
     const std::lock_guard lock(mutex_);
     Gpu& gpu = gpus_[device];
     if (gpu.context == nullptr) {
       (void)Good(driver_.primary_context_retain(&gpu.context, device), "cuDevicePrimaryCtxRetain");
     }
-    return gpu;
+    return gpu.context;
   }
 
-  // With the device's context current.
-  CuStream StreamOf(int device) {
+  // One that nobody uses, so that nobody waits for what others have queued. With the device's
+  // context current.
+  CuStream TakeStream(int device) {
     constexpr unsigned kNonBlocking = 1;
     const std::lock_guard lock(mutex_);
-    Gpu& gpu = gpus_[device];
-    if (gpu.stream == nullptr) {
-      (void)Good(driver_.stream_create(&gpu.stream, kNonBlocking), "cuStreamCreate");
+    std::vector<CuStream>& free = gpus_[device].free;
+    CuStream stream = nullptr;
+    if (free.empty()) {
+      (void)Good(driver_.stream_create(&stream, kNonBlocking), "cuStreamCreate");
+    } else {
+      stream = free.back();
+      free.pop_back();
     }
-    return gpu.stream;
+    return stream;
+  }
+  void GiveStream(int device, CuStream stream) {
+    const std::lock_guard lock(mutex_);
+    gpus_[device].free.push_back(stream);
   }
 
   const CuDriver driver_;

@@ -4,17 +4,27 @@
 
 namespace ferry::standin {
 
-Pool::Pool(Memory& memory, int device, std::uint64_t bytes, std::uint64_t seed)
-    : memory_(memory), device_(device), used_(bytes / kPageBytes), random_(seed) {
-  base_ = memory_.AllocateDevice(device, bytes);
+Pool::Pool(Memory& memory, int device, const Shape& shape, std::uint64_t seed)
+    : memory_(memory),
+      device_(device),
+      together_(shape.together),
+      used_(shape.bytes / kPageBytes),
+      random_(seed) {
+  base_ = memory_.AllocateDevice(device, shape.bytes);
 }
 
 std::optional<Landing> Pool::Take(std::span<const std::uint32_t> lengths) {
   const std::lock_guard lock(mutex_);
   Landing landing;
   bool fits = true;
-  for (std::size_t i = 0; fits && i < lengths.size(); ++i) {
-    fits = TakeFragment(lengths[i], &landing) && landing.fragments.size() <= kMostFragments;
+  while (fits && !lengths.empty()) {
+    std::size_t taken = TakeTogether(lengths, &landing);
+    if (taken == 0) {
+      fits = TakeFragment(lengths.front(), &landing);
+      taken = 1;
+    }
+    fits = fits && landing.fragments.size() <= kMostFragments;
+    lengths = lengths.subspan(taken);
   }
   if (fits) return landing;
   MarkFree(landing);
@@ -36,6 +46,20 @@ void Pool::Give(const Landing& landing) {
 unsigned long Pool::pages_in_use() {
   const std::lock_guard lock(mutex_);
   return in_use_;
+}
+
+std::size_t Pool::TakeTogether(std::span<const std::uint32_t> lengths, Landing* landing) {
+  if (together_ < 2 || lengths.size() < together_) return 0;
+  const auto some = lengths.first(together_);
+  const auto is_whole = [](std::uint32_t bytes) { return bytes == kPageBytes; };
+  if (!std::all_of(some.begin(), some.end(), is_whole)) return 0;
+  const auto page = FindRun(together_, together_);
+  if (!page) return 0;
+  landing->runs.push_back({*page, together_});
+  for (std::uint32_t i = 0; i < together_; ++i) {
+    Append((*page + i) * kPageBytes, kPageBytes, landing);
+  }
+  return together_;
 }
 
 bool Pool::TakeFragment(std::uint32_t bytes, Landing* landing) {
@@ -65,12 +89,12 @@ void Pool::Append(std::uint32_t src, std::uint32_t bytes, Landing* landing) {
 }
 
 // Marks what it has found.
-std::optional<std::uint32_t> Pool::FindRun(std::uint32_t pages) {
-  const std::size_t all = used_.size();
-  if (all - in_use_ < pages) return std::nullopt;
-  const std::uint32_t begin = Below(all);
-  for (std::size_t i = 0; i < all; ++i) {
-    const auto page = static_cast<std::uint32_t>((begin + i) % all);
+std::optional<std::uint32_t> Pool::FindRun(std::uint32_t pages, std::uint32_t step) {
+  const std::size_t places = used_.size() / step;
+  if (used_.size() - in_use_ < pages || places == 0) return std::nullopt;
+  const std::uint32_t begin = Below(places);
+  for (std::size_t i = 0; i < places; ++i) {
+    const auto page = static_cast<std::uint32_t>((begin + i) % places * step);
     if (!IsFree(page, pages)) continue;
     for (std::uint32_t j = 0; j < pages; ++j) used_[page + j] = true;
     in_use_ += pages;

@@ -30,8 +30,11 @@ struct Landing {
 // thread.
 class Pool {
  public:
-  // `bytes` are rounded down to pages; at most 4 GiB.
-  Pool(Memory& memory, int device, std::uint64_t bytes, std::uint64_t seed);
+  struct Shape {
+    std::uint64_t bytes = 0;     // rounded down to pages; at most 4 GiB
+    std::uint32_t together = 1;  // so many whole pages of a message one after another
+  };
+  Pool(Memory& memory, int device, const Shape& shape, std::uint64_t seed);
 
   // Null if there was no memory.
   std::byte* base() const { return base_; }
@@ -49,16 +52,19 @@ class Pool {
  private:
   static constexpr std::uint32_t kPageBytes = 4096;
 
+  // As many of the first of these as have their pages together now; 0: none.
+  std::size_t TakeTogether(std::span<const std::uint32_t> lengths, Landing* landing);
   bool TakeFragment(std::uint32_t bytes, Landing* landing);
   bool TakePieces(std::uint32_t bytes, Landing* landing);
   void Append(std::uint32_t src, std::uint32_t bytes, Landing* landing);
-  std::optional<std::uint32_t> FindRun(std::uint32_t pages);
+  std::optional<std::uint32_t> FindRun(std::uint32_t pages, std::uint32_t step = 1);
   bool IsFree(std::uint32_t page, std::uint32_t pages) const;
   std::uint32_t Below(std::uint64_t limit);
   void MarkFree(const Landing& landing);
 
   Memory& memory_;
   const int device_;
+  const std::uint32_t together_;
   std::byte* base_ = nullptr;
   std::mutex mutex_;
   std::vector<bool> used_;

@@ -40,6 +40,7 @@ struct Settings {
   int sockets = 2;
   std::uint32_t chunk = 64 * 1024;        // bytes
   std::uint64_t pool = 64 * 1024 * 1024;  // bytes, of each device
+  std::uint32_t together = 1;             // pages
   Cut cut = Cut::kFixed;
   std::uint32_t fragment = 4096;  // bytes, with Cut::kFixed
   std::uint64_t seed = 1;

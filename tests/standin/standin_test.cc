@@ -192,6 +192,22 @@ TEST(Standin, ARowHasAtMost2047Fragments) {
   EXPECT_EQ(pair.Consume(request), abi::kSuccess);
 }
 
+TEST(Standin, PagesLieTogetherWhenAskedFor) {
+  const Instance plugin = Instance::Initialized({{"TOGETHER", "8"}});
+  Pair pair(plugin, kMiB);
+  tcpx::Request* const request = pair.Exchange(20 * 4096 + 100);
+  ASSERT_NE(request, nullptr);
+  auto fragments = pair.FragmentsOf(request);
+  std::sort(fragments.begin(), fragments.end(),
+            [](const auto& a, const auto& b) { return a.dst < b.dst; });
+  ASSERT_EQ(fragments.size(), 21U);
+  for (std::size_t i = 0; i < 16; ++i) {
+    EXPECT_EQ(fragments[i].src, fragments[i / 8 * 8].src + i % 8 * 4096) << i;
+  }
+  EXPECT_EQ(pair.Consume(request), abi::kSuccess);
+  EXPECT_EQ(plugin.PagesInUse(), 0U);
+}
+
 TEST(Standin, TheLastFragmentIsTinyWhenAskedFor) {
   const Instance plugin = Instance::Initialized({{"FRAGMENTS", "tiny"}});
   Pair pair(plugin, kMiB);

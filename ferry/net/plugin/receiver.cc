@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -108,6 +109,7 @@ Status Receiver::TakeFrom(std::size_t index) {
           fmt::format(", with {} receives posted; see that the peer sends, and reconnect",
                       channel.posted.size()));
     }
+    const auto at = Clock::now();
     auto fragments = channel.rows.Read(*arrival);
     if (!fragments) return watch_.Named(index, oldest.chunk, fragments.error());
     const std::size_t first = blocks_.size();
@@ -116,7 +118,8 @@ Status Receiver::TakeFrom(std::size_t index) {
       return watch_.Named(index, oldest.chunk, read.error());
     }
     if (options_.watcher) options_.watcher(oldest.chunk, *fragments, channel.rows.pool());
-    arrived_.push_back({index, oldest.chunk, 0, first, blocks_.size() - first, oldest.place.to});
+    arrived_.push_back(
+        {index, oldest.chunk, 0, first, blocks_.size() - first, oldest.place.to, at});
     channel.posted.pop_front();
     // A chunk that there is no room for waits for this side, not for the peer.
     watch_.Restart(index, !channel.posted.empty());
@@ -149,7 +152,15 @@ Status Receiver::Unpack() {
 }
 
 void Receiver::MarkUnpacking(std::size_t count, std::uint64_t ticket) {
-  for (; count > 0; --count) arrived_[unpacking_++].ticket = ticket;
+  const auto now = Clock::now();
+  ++launch_times_.launches;
+  for (; count > 0; --count) {
+    Arrived& one = arrived_[unpacking_++];
+    one.ticket = ticket;
+    ++launch_times_.chunks;
+    launch_times_.sum += now - one.at;
+    launch_times_.longest = std::max<std::chrono::nanoseconds>(launch_times_.longest, now - one.at);
+  }
   const std::size_t used =
       unpacking_ < arrived_.size() ? arrived_[unpacking_].first_block : blocks_.size();
   blocks_.erase(blocks_.begin(), blocks_.begin() + static_cast<std::ptrdiff_t>(used));

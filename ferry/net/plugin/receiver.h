@@ -30,6 +30,15 @@ struct ChunkPlace {
 using ChunkWatcher = std::function<void(const Chunk& chunk, std::span<const Fragment> fragments,
                                         const std::byte* pool)>;
 
+// What the CPU does between the plugin's word that a chunk has come and the launch that takes it to
+// its place, of chunks that have had theirs.
+struct LaunchTimes {
+  std::uint64_t chunks = 0;
+  std::uint64_t launches = 0;
+  std::chrono::nanoseconds sum{0};
+  std::chrono::nanoseconds longest{0};
+};
+
 struct ReceiverOptions {
   std::uint64_t pool_bytes = std::uint64_t{1} << 32;
   // From when a chunk is the oldest of its channel, and this has room for it, until it has come.
@@ -70,6 +79,7 @@ class Receiver {
   Status Progress(std::vector<std::uint64_t>* done);
   // Chunks that are not in place.
   std::size_t under_way() const noexcept { return under_way_; }
+  const LaunchTimes& launch_times() const noexcept { return launch_times_; }
   // Waits until no copy is under way, and gives the plugin's memory back. Chunks that are in place
   // then are told by the next Progress().
   Status Drain(Deadline deadline);
@@ -93,6 +103,7 @@ class Receiver {
     std::size_t first_block = 0;
     std::size_t blocks = 0;
     Place to;
+    Clock::time_point at;
   };
 
   Receiver(Unpacker* unpacker, const ReceiverOptions& options)
@@ -120,6 +131,7 @@ class Receiver {
   std::deque<Arrived> arrived_;
   std::size_t unpacking_ = 0;  // of these, from the first on
   std::size_t under_way_ = 0;
+  LaunchTimes launch_times_;
   std::vector<std::uint64_t> drained_;  // ids that nobody was told of
 };
 

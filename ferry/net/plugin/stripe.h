@@ -113,6 +113,7 @@ class InStripe {
   // Messages that are in place.
   std::uint64_t done() const noexcept { return count_.done(); }
   std::uint64_t under_way() const noexcept { return count_.begun() - count_.done(); }
+  LaunchTimes launch_times() const { return receiver_ ? receiver_->launch_times() : LaunchTimes(); }
   // Waits until no copy is under way.
   Status Drain(Deadline deadline) { return receiver_ ? receiver_->Drain(deadline) : Ok(); }
 

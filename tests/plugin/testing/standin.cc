@@ -21,7 +21,7 @@ Function* Find(const std::string& path, const char* name) {
 }  // namespace
 
 StandIn::StandIn(const Variables& variables)
-    : variables_(variables), copy_(FERRY_STANDIN_LIBRARY) {}
+    : variables_(variables), copy_(standin::testing::StandInFile()) {}
 
 Result<Plugin*> StandIn::Open() {
   const ScopedVariables chunk(Variables{{"NCCL_DYNAMIC_CHUNK_SIZE", "524288"}});
@@ -36,13 +36,16 @@ std::string StandIn::Misuse() const {
   return misuses() == 0 ? std::string() : last();
 }
 
-Result<Ends> Connect(Plugin* plugin, std::size_t count, Deadline deadline) {
+Result<Ends> Connect(Plugin* plugin, std::size_t count, Deadline deadline, cuda::DeviceApi* api) {
   Ends ends;
   for (std::size_t i = 0; i < count; ++i) {
     const auto device = static_cast<int>(i % plugin->nics().size());
     FERRY_TRY_ASSIGN(const auto listening, Listening::Open(plugin, device));
     Connecting connecting(plugin, device, listening->handle());
-    auto connected = std::async(std::launch::async, [&] { return connecting.Connect(deadline); });
+    auto connected = std::async(std::launch::async, [&]() -> Result<std::unique_ptr<SendComm>> {
+      if (api != nullptr) FERRY_TRY(api->MakeCurrent(0));
+      return connecting.Connect(deadline);
+    });
     auto accepted = listening->Accept(deadline);
     FERRY_TRY_ASSIGN(auto sender, connected.get());
     if (!accepted) return accepted.error();

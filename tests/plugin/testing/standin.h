@@ -43,6 +43,8 @@ struct Ends {
   std::vector<std::unique_ptr<SendComm>> senders;
   std::vector<std::unique_ptr<ReceiveComm>> receivers;
 };
-Result<Ends> Connect(Plugin* plugin, std::size_t count, Deadline deadline);
+// With device 0 of `api` current, where it is not null.
+Result<Ends> Connect(Plugin* plugin, std::size_t count, Deadline deadline,
+                     cuda::DeviceApi* api = nullptr);
 
 }  // namespace ferry::net::plugin::testing

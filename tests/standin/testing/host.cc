@@ -68,7 +68,7 @@ std::string Warnings() {
 
 Instance::Instance(const Variables& variables) : variables_(variables) {
   const ScopedVariables set(variables, kPrefix);
-  const LibraryCopy copy(FERRY_STANDIN_LIBRARY);
+  const LibraryCopy copy(StandInFile());
   void* const library = ::dlopen(copy.path().c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) (void)std::fprintf(stderr, "%s\n", ::dlerror());
   Find(library, "ncclNetPlugin_v7", &table_);

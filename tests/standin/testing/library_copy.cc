@@ -7,6 +7,11 @@
 
 namespace ferry::standin::testing {
 
+std::string StandInFile() {
+  const char* const brought = std::getenv("FERRY_STANDIN_FILE");
+  return brought != nullptr ? brought : FERRY_STANDIN_LIBRARY;
+}
+
 ScopedVariables::ScopedVariables(const Variables& variables, const std::string& prefix) {
   for (const auto& [name, value] : variables) {
     names_.push_back(prefix + name);

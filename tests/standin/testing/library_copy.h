@@ -6,6 +6,10 @@
 // For tests that load a library anew, with variables of its own.
 namespace ferry::standin::testing {
 
+// The stand-in for GPUDirect-TCPX: FERRY_STANDIN_FILE says where, on a machine that it was brought
+// to.
+std::string StandInFile();
+
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
 // Sets variables of the process, by their names behind the prefix, while it lives.

@@ -1,0 +1,27 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/core/result.h"
+#include "ferry/unpack/unpacker.h"
+
+namespace ferry::tools {
+
+// What `ferry copy-bench --unpack` was told to measure.
+struct UnpackBenchJob {
+  Config config;
+  int ordinal = 0;
+  std::uint64_t bytes = std::uint64_t{64} << 20;  // in all
+  std::uint64_t message_bytes = std::uint64_t{512} << 10;
+  std::vector<std::uint64_t> fragment_bytes;
+  unsigned rounds = 7;
+  bool json = false;
+};
+
+// Takes messages whose fragments lie anywhere in a pool in GPU memory, in no order, to their
+// places: by each way, all in one batch and message by message. Checks every byte, and prints a row
+// for each.
+Status RunUnpackBench(const UnpackBenchJob& job);
+
+}  // namespace ferry::tools
