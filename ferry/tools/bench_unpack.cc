@@ -35,9 +35,10 @@ struct PooledMessage {
 struct UnpackRow {
   UnpackBy by = UnpackBy::kKernel;
   std::uint64_t fragment_bytes = 0;
-  double seconds = 0;         // all messages in a batch: from their blocks until the end is seen
-  double read_seconds = 0;    // of a message: from its fragments to checked blocks
-  double launch_seconds = 0;  // of a message alone: from its fragments until its copy is queued
+  double seconds = 0;          // all messages in a batch: from their blocks until the end is seen
+  double enqueue_seconds = 0;  // of that: until the call returns
+  double read_seconds = 0;     // of a message: from its fragments to checked blocks
+  double launch_seconds = 0;   // of a message alone: from its fragments until its copy is queued
   bool verified = false;
 };
 
@@ -121,13 +122,16 @@ class UnpackBench {
     const unsigned rounds =
         by == UnpackBy::kKernel ? job_.rounds : std::min(kSlowRounds, job_.rounds);
     std::vector<double> all;
+    std::vector<double> enqueues;
     std::vector<double> launches;
     for (unsigned round = 0; round < rounds; ++round) {
-      FERRY_TRY_ASSIGN(const double seconds, UnpackAll());
-      all.push_back(seconds);
+      FERRY_TRY_ASSIGN(const BatchTimes times, UnpackAll());
+      all.push_back(times.all);
+      enqueues.push_back(times.enqueue);
       FERRY_TRY(UnpackEach(&launches));
     }
     row.seconds = Median(all);
+    row.enqueue_seconds = Median(enqueues);
     row.launch_seconds = Median(launches);
     FERRY_TRY_ASSIGN(row.read_seconds, ReadAll());
     unpacker_.reset();
@@ -154,7 +158,11 @@ class UnpackBench {
     }
   }
 
-  Result<double> UnpackAll() {
+  struct BatchTimes {
+    double enqueue = 0;
+    double all = 0;
+  };
+  Result<BatchTimes> UnpackAll() {
     std::vector<PlacedList> requests;
     for (PooledMessage& message : messages_) {
       FERRY_TRY(Read(&message));
@@ -162,8 +170,9 @@ class UnpackBench {
     }
     const auto begin = Clock::now();
     FERRY_TRY_ASSIGN(const std::uint64_t ticket, unpacker_->Enqueue(requests));
+    const double enqueue = Seconds(Clock::now() - begin);
     FERRY_TRY(WaitFor(ticket));
-    return Seconds(Clock::now() - begin);
+    return BatchTimes{enqueue, Seconds(Clock::now() - begin)};
   }
 
   Status UnpackEach(std::vector<double>* launches) {
@@ -181,8 +190,7 @@ class UnpackBench {
   Result<bool> Verify() {
     std::memset(host_.data(), 0xE5, job_.bytes);
     FERRY_TRY(Move(CopyKind::kHostToDevice, target_.data(), host_.data(), job_.bytes));
-    FERRY_TRY_ASSIGN(const double seconds, UnpackAll());
-    (void)seconds;
+    if (const auto unpacked = UnpackAll(); !unpacked) return unpacked.error();
     std::memset(host_.data(), 0xE5, job_.bytes);
     FERRY_TRY(Move(CopyKind::kDeviceToHost, host_.data(), target_.data(), job_.bytes));
     for (const PooledMessage& message : messages_) {
@@ -206,6 +214,7 @@ class UnpackBench {
                      {"messages", messages_.size()},
                      {"seconds", row.seconds},
                      {"gbps", gbps},
+                     {"enqueue_seconds", row.enqueue_seconds},
                      {"read_us_per_message", row.read_seconds * 1e6},
                      {"launch_us_per_message", row.launch_seconds * 1e6},
                      {"dma_ratio", dma_ratio},

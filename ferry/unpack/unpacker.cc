@@ -18,7 +18,7 @@ std::uint64_t CountPieces(std::span<const PlacedList> requests) noexcept {
   std::uint64_t pieces = 0;
   for (const PlacedList& request : requests) {
     for (const Block& block : request.blocks) {
-      pieces += block.len / kUnpackPiece + (block.len % kUnpackPiece > 0 ? 1 : 0);
+      pieces += (block.len + kUnpackPiece - 1) / kUnpackPiece;
     }
   }
   return pieces;

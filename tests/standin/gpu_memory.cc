@@ -1,5 +1,6 @@
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -30,11 +31,10 @@ struct CuDriver {
   int (*host_alloc)(void** memory, std::size_t bytes, unsigned flags) = nullptr;
   int (*host_free)(void* memory) = nullptr;
   int (*host_address)(CuAddress* address, void* memory, unsigned flags) = nullptr;
-  int (*stream_create)(CuStream* stream, unsigned flags) = nullptr;
+  int (*stream_create)(CuStream* stream, unsigned flags, int priority) = nullptr;
   int (*stream_synchronize)(CuStream stream) = nullptr;
   int (*to_device)(CuAddress to, const void* from, std::size_t bytes, CuStream stream) = nullptr;
   int (*to_host)(void* to, CuAddress from, std::size_t bytes, CuStream stream) = nullptr;
-  int (*set_bytes)(CuAddress to, unsigned char value, std::size_t bytes, CuStream stream) = nullptr;
 };
 
 template <class Function>
@@ -63,11 +63,10 @@ bool LoadCuDriver(const std::string& name, CuDriver* driver) {
          FindSymbol(library, "cuMemHostAlloc", &driver->host_alloc) &&
          FindSymbol(library, "cuMemFreeHost", &driver->host_free) &&
          FindSymbol(library, "cuMemHostGetDevicePointer_v2", &driver->host_address) &&
-         FindSymbol(library, "cuStreamCreate", &driver->stream_create) &&
+         FindSymbol(library, "cuStreamCreateWithPriority", &driver->stream_create) &&
          FindSymbol(library, "cuStreamSynchronize", &driver->stream_synchronize) &&
          FindSymbol(library, "cuMemcpyHtoDAsync_v2", &driver->to_device) &&
-         FindSymbol(library, "cuMemcpyDtoHAsync_v2", &driver->to_host) &&
-         FindSymbol(library, "cuMemsetD8Async", &driver->set_bytes);
+         FindSymbol(library, "cuMemcpyDtoHAsync_v2", &driver->to_host);
 }
 
 CuAddress AddressOf(const std::byte* memory) {
@@ -83,7 +82,7 @@ std::byte* PointerTo(CuAddress address) {
   return memory;
 }
 
-bool Continues(const Placement& one, const Placement& next) {
+bool ContinuesIt(const Placement& one, const Placement& next) {
   return next.to == one.to + one.bytes && next.from == one.from + one.bytes;
 }
 
@@ -103,8 +102,8 @@ class CuMemory final : public Memory {
   std::byte* AllocateDevice(int device, std::size_t bytes) override {
     const Inside inside(*this, device);
     CuAddress address = 0;
-    return inside && Good(driver_.alloc(&address, bytes), "cuMemAlloc") ? PointerTo(address)
-                                                                        : nullptr;
+    const bool good = inside && Good(driver_.alloc(&address, bytes), "cuMemAlloc");
+    return good && MakePoison(device) ? PointerTo(address) : nullptr;
   }
   void FreeDevice(int device, std::byte* memory) override {
     const Inside inside(*this, device);
@@ -121,6 +120,7 @@ class CuMemory final : public Memory {
       return nullptr;
     }
     std::memset(memory, 0, bytes);
+    AddStream(device);
     return static_cast<std::byte*>(memory);
   }
   void FreePinned(int device, std::byte* memory) override {
@@ -140,7 +140,7 @@ class CuMemory final : public Memory {
     bool good = static_cast<bool>(inside);
     for (std::size_t i = 0; good && i < placements.size();) {
       Placement one = placements[i++];
-      for (; i < placements.size() && Continues(one, placements[i]); ++i) {
+      for (; i < placements.size() && ContinuesIt(one, placements[i]); ++i) {
         one.bytes += placements[i].bytes;
       }
       good = Good(driver_.to_device(AddressOf(one.to), one.from, one.bytes, inside.stream()),
@@ -155,22 +155,27 @@ class CuMemory final : public Memory {
                 "cuMemcpyDtoHAsync") &&
            inside.Synchronize();
   }
+  // By copies: a kernel could wait for one of the host's that waits for what comes next.
   bool Poison(int device, std::span<const std::span<std::byte>> memory) override {
-    const Inside inside(*this, device);
-    bool good = static_cast<bool>(inside);
-    for (std::size_t i = 0; good && i < memory.size(); ++i) {
-      good = Good(driver_.set_bytes(AddressOf(memory[i].data()), kPoison, memory[i].size(),
-                                    inside.stream()),
-                  "cuMemsetD8Async");
+    const std::byte* const poison = PoisonOf(device);
+    std::vector<Placement> placements;
+    for (const std::span<std::byte>& bytes : memory) {
+      for (std::size_t at = 0; at < bytes.size(); at += kPoisonBytes) {
+        placements.push_back(
+            {bytes.data() + at, poison, std::min(kPoisonBytes, bytes.size() - at)});
+      }
     }
-    return good && inside.Synchronize();
+    return Place(device, placements);
   }
 
  private:
   struct Gpu {
     CuContext context = nullptr;
     std::vector<CuStream> free;
+    std::byte* poison = nullptr;  // pinned, kPoisonBytes; for good
   };
+  static constexpr std::size_t kPoisonBytes = std::size_t{64} * 1024;
+  static constexpr std::size_t kMostFreeStreams = 64;
 
   // Makes a device's context current for as long as it lives, on whatever thread, and has a stream.
   class Inside {
@@ -222,21 +227,47 @@ class CuMemory final : public Memory {
   // One that nobody uses, so that nobody waits for what others have queued. With the device's
   // context current.
   CuStream TakeStream(int device) {
-    constexpr unsigned kNonBlocking = 1;
     const std::lock_guard lock(mutex_);
     std::vector<CuStream>& free = gpus_[device].free;
+    if (free.empty()) return MakeStream();
+    CuStream const stream = free.back();
+    free.pop_back();
+    return stream;
+  }
+  // For whoever comes: made beforehand, while the host's kernels do not run yet.
+  void AddStream(int device) {
+    const std::lock_guard lock(mutex_);
+    std::vector<CuStream>& free = gpus_[device].free;
+    if (free.size() < kMostFreeStreams) free.push_back(MakeStream());
+  }
+  // Of high priority, so that it shares no queue of the device with the host's streams.
+  CuStream MakeStream() {
+    constexpr unsigned kNonBlocking = 1;
+    constexpr int kHighest = -100;  // is clamped
     CuStream stream = nullptr;
-    if (free.empty()) {
-      (void)Good(driver_.stream_create(&stream, kNonBlocking), "cuStreamCreate");
-    } else {
-      stream = free.back();
-      free.pop_back();
-    }
+    (void)Good(driver_.stream_create(&stream, kNonBlocking, kHighest), "cuStreamCreate");
     return stream;
   }
   void GiveStream(int device, CuStream stream) {
     const std::lock_guard lock(mutex_);
     gpus_[device].free.push_back(stream);
+  }
+
+  // With the device's context current.
+  bool MakePoison(int device) {
+    constexpr unsigned kPortable = 1;
+    const std::lock_guard lock(mutex_);
+    std::byte*& poison = gpus_[device].poison;
+    if (poison != nullptr) return true;
+    void* memory = nullptr;
+    if (!Good(driver_.host_alloc(&memory, kPoisonBytes, kPortable), "cuMemHostAlloc")) return false;
+    std::memset(memory, kPoison, kPoisonBytes);
+    poison = static_cast<std::byte*>(memory);
+    return true;
+  }
+  const std::byte* PoisonOf(int device) {
+    const std::lock_guard lock(mutex_);
+    return gpus_[device].poison;
   }
 
   const CuDriver driver_;

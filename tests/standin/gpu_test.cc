@@ -27,7 +27,7 @@ class DriverDevice final : public Device {
   DriverDevice() : library_(::dlopen(DriverFile(), RTLD_NOW | RTLD_LOCAL)) {
     Call<int(unsigned)>("cuInit", 0U);
     Push(0);
-    Call<int(void**, unsigned)>("cuStreamCreate", &stream_, 1U);
+    Call<int(void**, unsigned, int)>("cuStreamCreateWithPriority", &stream_, 1U, 0);
     Call<int(void**, std::size_t, unsigned)>("cuMemHostAlloc", &pinned_, kPinnedBytes, 0U);
   }
   ~DriverDevice() override {

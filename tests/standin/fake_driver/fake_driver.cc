@@ -158,7 +158,7 @@ int cuMemHostGetDevicePointer_v2(Address* address, void* memory, unsigned /*flag
   return 0;
 }
 
-int cuStreamCreate(Stream** stream, unsigned /*flags*/) {
+int cuStreamCreateWithPriority(Stream** stream, unsigned /*flags*/, int /*priority*/) {
   if (current.empty()) return kInvalidContext;
   const std::lock_guard lock(all_mutex);
   *stream = &all_streams.emplace_back();
@@ -187,12 +187,5 @@ int cuMemcpyDtoHAsync_v2(void* to, Address from, std::size_t bytes, Stream* stre
   });
 }
 
-int cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, Stream* stream) {
-  return Enqueue(stream, [&]() -> std::function<void()> {
-    std::byte* const content = ContentFor(to, nullptr, bytes);
-    if (content == nullptr) return nullptr;
-    return [=] { std::memset(content, value, bytes); };
-  });
-}
 // NOLINTEND(readability-identifier-naming)
 }
