@@ -1,10 +1,10 @@
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "tests/standin/memory.h"
@@ -33,8 +33,10 @@ struct CuDriver {
   int (*host_address)(CuAddress* address, void* memory, unsigned flags) = nullptr;
   int (*stream_create)(CuStream* stream, unsigned flags, int priority) = nullptr;
   int (*stream_synchronize)(CuStream stream) = nullptr;
+  int (*stream_query)(CuStream stream) = nullptr;
   int (*to_device)(CuAddress to, const void* from, std::size_t bytes, CuStream stream) = nullptr;
   int (*to_host)(void* to, CuAddress from, std::size_t bytes, CuStream stream) = nullptr;
+  int (*set_bytes)(CuAddress to, unsigned char value, std::size_t bytes, CuStream stream) = nullptr;
 };
 
 template <class Function>
@@ -65,6 +67,8 @@ bool LoadCuDriver(const std::string& name, CuDriver* driver) {
          FindSymbol(library, "cuMemHostGetDevicePointer_v2", &driver->host_address) &&
          FindSymbol(library, "cuStreamCreateWithPriority", &driver->stream_create) &&
          FindSymbol(library, "cuStreamSynchronize", &driver->stream_synchronize) &&
+         FindSymbol(library, "cuStreamQuery", &driver->stream_query) &&
+         FindSymbol(library, "cuMemsetD8Async", &driver->set_bytes) &&
          FindSymbol(library, "cuMemcpyHtoDAsync_v2", &driver->to_device) &&
          FindSymbol(library, "cuMemcpyDtoHAsync_v2", &driver->to_host);
 }
@@ -102,8 +106,8 @@ class CuMemory final : public Memory {
   std::byte* AllocateDevice(int device, std::size_t bytes) override {
     const Inside inside(*this, device);
     CuAddress address = 0;
-    const bool good = inside && Good(driver_.alloc(&address, bytes), "cuMemAlloc");
-    return good && MakePoison(device) ? PointerTo(address) : nullptr;
+    return inside && Good(driver_.alloc(&address, bytes), "cuMemAlloc") ? PointerTo(address)
+                                                                        : nullptr;
   }
   void FreeDevice(int device, std::byte* memory) override {
     const Inside inside(*this, device);
@@ -155,26 +159,32 @@ class CuMemory final : public Memory {
                 "cuMemcpyDtoHAsync") &&
            inside.Synchronize();
   }
-  // By copies: a kernel could wait for one of the host's that waits for what comes next.
-  bool Poison(int device, std::span<const std::span<std::byte>> memory) override {
-    const std::byte* const poison = PoisonOf(device);
-    std::vector<Placement> placements;
-    for (const std::span<std::byte>& bytes : memory) {
-      for (std::size_t at = 0; at < bytes.size(); at += kPoisonBytes) {
-        placements.push_back(
-            {bytes.data() + at, poison, std::min(kPoisonBytes, bytes.size() - at)});
-      }
+  // What is poisoned while a kernel of the host's runs may have to wait for that, which may wait
+  // for the caller.
+  void* Poison(int device, std::span<const std::span<std::byte>> memory) override {
+    Inside inside(*this, device);
+    bool good = static_cast<bool>(inside);
+    for (std::size_t i = 0; good && i < memory.size(); ++i) {
+      good = Good(driver_.set_bytes(AddressOf(memory[i].data()), kPoison, memory[i].size(),
+                                    inside.stream()),
+                  "cuMemsetD8Async");
     }
-    return Place(device, placements);
+    return good ? inside.Keep() : nullptr;
+  }
+  bool IsPoisoned(int device, void* poisoning) override {
+    constexpr int kNotReady = 600;
+    CuStream const stream = static_cast<CuStream>(poisoning);
+    const Inside inside(*this, device);
+    if (inside && driver_.stream_query(stream) == kNotReady) return false;
+    GiveStream(device, stream);
+    return true;
   }
 
  private:
   struct Gpu {
     CuContext context = nullptr;
     std::vector<CuStream> free;
-    std::byte* poison = nullptr;  // pinned, kPoisonBytes; for good
   };
-  static constexpr std::size_t kPoisonBytes = std::size_t{64} * 1024;
   static constexpr std::size_t kMostFreeStreams = 64;
 
   // Makes a device's context current for as long as it lives, on whatever thread, and has a stream.
@@ -196,6 +206,8 @@ class CuMemory final : public Memory {
 
     explicit operator bool() const { return pushed_ && stream_ != nullptr; }
     CuStream stream() const { return stream_; }
+    // The stream is the caller's, who gives it back.
+    CuStream Keep() { return std::exchange(stream_, nullptr); }
     bool Synchronize() const {
       return memory_.Good(memory_.driver_.stream_synchronize(stream_), "cuStreamSynchronize");
     }
@@ -251,23 +263,6 @@ class CuMemory final : public Memory {
   void GiveStream(int device, CuStream stream) {
     const std::lock_guard lock(mutex_);
     gpus_[device].free.push_back(stream);
-  }
-
-  // With the device's context current.
-  bool MakePoison(int device) {
-    constexpr unsigned kPortable = 1;
-    const std::lock_guard lock(mutex_);
-    std::byte*& poison = gpus_[device].poison;
-    if (poison != nullptr) return true;
-    void* memory = nullptr;
-    if (!Good(driver_.host_alloc(&memory, kPoisonBytes, kPortable), "cuMemHostAlloc")) return false;
-    std::memset(memory, kPoison, kPoisonBytes);
-    poison = static_cast<std::byte*>(memory);
-    return true;
-  }
-  const std::byte* PoisonOf(int device) {
-    const std::lock_guard lock(mutex_);
-    return gpus_[device].poison;
   }
 
   const CuDriver driver_;

@@ -129,6 +129,7 @@ TEST(StandinGpu, PoisonsWhatIsConsumed) {
   ASSERT_NE(request, nullptr);
   const auto fragments = pair.FragmentsOf(request);
   EXPECT_EQ(pair.Consume(request), abi::kSuccess);
+  EXPECT_EQ(plugin.PagesInUse(), 0U);
   for (const tcpx::Fragment& one : fragments) {
     std::vector<std::byte> there(one.len);
     device.Read(there.data(), pair.unpack().bounce_pool + one.src, one.len);

@@ -37,10 +37,11 @@ class PlainMemory final : public Memory {
     std::memcpy(to, from, bytes);
     return true;
   }
-  bool Poison(int /*device*/, std::span<const std::span<std::byte>> memory) override {
+  void* Poison(int /*device*/, std::span<const std::span<std::byte>> memory) override {
     for (const auto& bytes : memory) std::memset(bytes.data(), kPoison, bytes.size());
-    return true;
+    return nullptr;
   }
+  bool IsPoisoned(int /*device*/, void* /*poisoning*/) override { return true; }
 };
 
 }  // namespace

@@ -13,8 +13,8 @@ struct Placement {
   std::size_t bytes = 0;
 };
 
-// All that differs between a GPU and its absence. Any thread; calls return when their work is done.
-// What fails has been logged.
+// All that differs between a GPU and its absence. Any thread; calls but Poison() return when their
+// work is done. What fails has been logged.
 class Memory {
  public:
   virtual ~Memory() = default;
@@ -33,8 +33,10 @@ class Memory {
   virtual bool Place(int device, std::span<const Placement> placements) = 0;
   // From the device to pinned memory.
   virtual bool Fetch(int device, std::byte* to, const std::byte* from, std::size_t bytes) = 0;
-  // Fills with kPoison.
-  virtual bool Poison(int device, std::span<const std::span<std::byte>> memory) = 0;
+  // Fills with kPoison, by and by: IsPoisoned() says when, and is asked until it has said so.
+  // Null: it is done.
+  virtual void* Poison(int device, std::span<const std::span<std::byte>> memory) = 0;
+  virtual bool IsPoisoned(int device, void* poisoning) = 0;
 
   static constexpr unsigned char kPoison = 0xDB;
 };

@@ -15,6 +15,7 @@ Pool::Pool(Memory& memory, int device, const Shape& shape, std::uint64_t seed)
 
 std::optional<Landing> Pool::Take(std::span<const std::uint32_t> lengths) {
   const std::lock_guard lock(mutex_);
+  Reclaim();
   Landing landing;
   bool fits = true;
   while (fits && !lengths.empty()) {
@@ -38,13 +39,25 @@ void Pool::Give(const Landing& landing) {
     pages.emplace_back(base_ + std::size_t{run.page} * kPageBytes,
                        std::size_t{run.pages} * kPageBytes);
   }
-  (void)memory_.Poison(device_, pages);
+  void* const poisoning = memory_.Poison(device_, pages);
   const std::lock_guard lock(mutex_);
-  MarkFree(landing);
+  if (poisoning == nullptr) {
+    MarkFree(landing);
+  } else {
+    poisoned_.push_back({poisoning, landing});
+  }
+}
+
+void Pool::Reclaim() {
+  while (!poisoned_.empty() && memory_.IsPoisoned(device_, poisoned_.front().poisoning)) {
+    MarkFree(poisoned_.front().landing);
+    poisoned_.pop_front();
+  }
 }
 
 unsigned long Pool::pages_in_use() {
   const std::lock_guard lock(mutex_);
+  while (!poisoned_.empty()) Reclaim();
   return in_use_;
 }
 

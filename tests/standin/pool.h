@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -47,6 +48,7 @@ class Pool {
   // Poisons the pages before they are free again.
   void Give(const Landing& landing);
 
+  // Waits for what is being poisoned.
   unsigned long pages_in_use();
 
  private:
@@ -61,12 +63,19 @@ class Pool {
   bool IsFree(std::uint32_t page, std::uint32_t pages) const;
   std::uint32_t Below(std::uint64_t limit);
   void MarkFree(const Landing& landing);
+  // What has been poisoned.
+  void Reclaim();
 
   Memory& memory_;
   const int device_;
   const std::uint32_t together_;
   std::byte* base_ = nullptr;
   std::mutex mutex_;
+  struct Poisoning {
+    void* poisoning = nullptr;
+    Landing landing;
+  };
+  std::deque<Poisoning> poisoned_;
   std::vector<bool> used_;
   unsigned long in_use_ = 0;
   std::mt19937_64 random_;

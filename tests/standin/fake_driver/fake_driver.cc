@@ -171,6 +171,23 @@ int cuStreamSynchronize(Stream* stream) {
   return 0;
 }
 
+// As if its work ended at the second look.
+int cuStreamQuery(Stream* stream) {
+  constexpr int kNotReady = 600;
+  const std::lock_guard lock(all_mutex);
+  if (stream->pending.empty()) return 0;
+  for (const auto& work : std::exchange(stream->pending, {})) work();
+  return kNotReady;
+}
+
+int cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, Stream* stream) {
+  return Enqueue(stream, [&]() -> std::function<void()> {
+    std::byte* const content = ContentFor(to, nullptr, bytes);
+    if (content == nullptr) return nullptr;
+    return [=] { std::memset(content, value, bytes); };
+  });
+}
+
 int cuMemcpyHtoDAsync_v2(Address to, const void* from, std::size_t bytes, Stream* stream) {
   return Enqueue(stream, [&]() -> std::function<void()> {
     std::byte* const content = ContentFor(to, from, bytes);
