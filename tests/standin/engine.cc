@@ -10,6 +10,24 @@ namespace {
 
 std::atomic<Engine*> running_engine{nullptr};
 
+std::unique_ptr<Memory> MemoryFor(const Settings& settings) {
+  switch (settings.memory) {
+    case Where::kGpu: return GpuMemory(settings.driver);
+    case Where::kMapped: return MappedMemory(settings.driver);
+    case Where::kHost: break;
+  }
+  return HostMemory();
+}
+
+const char* NameOf(Where where) {
+  switch (where) {
+    case Where::kGpu: return "the GPU";
+    case Where::kMapped: return "the host, mapped for the GPU";
+    case Where::kHost: break;
+  }
+  return "the host";
+}
+
 }  // namespace
 
 int Engine::Start(abi::Logger logger) {
@@ -27,11 +45,11 @@ int Engine::Start(abi::Logger logger) {
     Log(abi::kLogWarn, "standin: init fails, as FERRY_STANDIN_FAULT asks for");
     return abi::kSystemError;
   }
-  auto memory = settings->gpu ? GpuMemory(settings->driver) : HostMemory();
+  auto memory = MemoryFor(*settings);
   if (memory == nullptr) return abi::kSystemError;
   running_engine.store(new Engine(*settings, std::move(memory)), std::memory_order_release);
   Log(abi::kLogInfo, "standin: a stand-in for GPUDirectTCPX, over 127.0.0.1, memory of %s",
-      settings->gpu ? "the GPU" : "the host");
+      NameOf(settings->memory));
   return abi::kSuccess;
 }
 

@@ -92,7 +92,7 @@ bool ContinuesIt(const Placement& one, const Placement& next) {
 
 // In the primary contexts, which the host's runtime uses, too. Copies run on streams of our own,
 // which do not wait for the host's.
-class CuMemory final : public Memory {
+class CuMemory : public Memory {
  public:
   explicit CuMemory(const CuDriver& driver) : driver_(driver) {}
 
@@ -270,14 +270,39 @@ class CuMemory final : public Memory {
   std::map<int, Gpu> gpus_;
 };
 
-}  // namespace
+// The device finds pinned memory where the host does.
+class CuMappedMemory final : public CuMemory {
+ public:
+  using CuMemory::CuMemory;
 
-std::unique_ptr<Memory> GpuMemory(const std::string& driver) {
+  std::byte* AllocateDevice(int device, std::size_t bytes) override {
+    return AllocatePinned(device, bytes);
+  }
+  void FreeDevice(int device, std::byte* memory) override { FreePinned(device, memory); }
+  bool Place(int /*device*/, std::span<const Placement> placements) override {
+    for (const Placement& one : placements) std::memcpy(one.to, one.from, one.bytes);
+    return true;
+  }
+  void* Poison(int /*device*/, std::span<const std::span<std::byte>> memory) override {
+    for (const auto& bytes : memory) std::memset(bytes.data(), kPoison, bytes.size());
+    return nullptr;
+  }
+};
+
+template <class Kind>
+std::unique_ptr<Memory> Load(const std::string& driver) {
   CuDriver loaded;
   if (!LoadCuDriver(driver, &loaded)) return nullptr;
-  auto memory = std::make_unique<CuMemory>(loaded);
+  auto memory = std::make_unique<Kind>(loaded);
   if (!memory->Initialize()) return nullptr;
   return memory;
+}
+
+}  // namespace
+
+std::unique_ptr<Memory> GpuMemory(const std::string& driver) { return Load<CuMemory>(driver); }
+std::unique_ptr<Memory> MappedMemory(const std::string& driver) {
+  return Load<CuMappedMemory>(driver);
 }
 
 }  // namespace ferry::standin

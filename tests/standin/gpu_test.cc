@@ -99,15 +99,32 @@ class DriverDevice final : public Device {
 constexpr std::size_t kBytes = std::size_t{8} * 1024 * 1024;
 constexpr std::size_t kPiece = std::size_t{512} * 1024;
 
-Instance OnGpu(const std::string& fragments) {
+Instance OnGpu(const std::string& fragments, const char* gpu = "1") {
   return Instance::Initialized(
-      {{"GPU", "1"}, {"DRIVER", DriverFile()}, {"FRAGMENTS", fragments}, {"POOL", "16777216"}});
+      {{"GPU", gpu}, {"DRIVER", DriverFile()}, {"FRAGMENTS", fragments}, {"POOL", "16777216"}});
 }
 
 TEST(StandinGpu, CarriesMemoryOfTheDevice) {
   DriverDevice device;
   for (const char* fragments : {"1448", "4096", "random", "merged"}) {
     const Instance plugin = OnGpu(fragments);
+    Pair pair(plugin, kBytes, &device);
+    for (std::size_t at = 0; at < kBytes; at += kPiece) {
+      tcpx::Request* const receive = pair.Receive(at, kPiece);
+      ASSERT_EQ(pair.Wait(receive, pair.Send(at, kPiece)), 1);
+      ASSERT_EQ(pair.Unpack(receive), kPiece);
+      ASSERT_EQ(pair.Consume(receive), abi::kSuccess);
+    }
+    EXPECT_EQ(std::memcmp(pair.source(), pair.target(), kBytes), 0) << fragments;
+    EXPECT_EQ(plugin.PagesInUse(), 0U);
+    EXPECT_EQ(plugin.Misuses(), 0U) << plugin.LastMisuse();
+  }
+}
+
+TEST(StandinGpu, UnpacksFromPoolsThatAreMapped) {
+  DriverDevice device;
+  for (const char* fragments : {"1448", "4096", "random", "merged"}) {
+    const Instance plugin = OnGpu(fragments, "mapped");
     Pair pair(plugin, kBytes, &device);
     for (std::size_t at = 0; at < kBytes; at += kPiece) {
       tcpx::Request* const receive = pair.Receive(at, kPiece);

@@ -44,5 +44,7 @@ class Memory {
 std::unique_ptr<Memory> HostMemory();
 // Null if the driver cannot be loaded.
 std::unique_ptr<Memory> GpuMemory(const std::string& driver);
+// Pools and handles in pinned memory, so that nothing is asked of the device for a receive.
+std::unique_ptr<Memory> MappedMemory(const std::string& driver);
 
 }  // namespace ferry::standin

@@ -105,6 +105,18 @@ void ReadFragments(Reader& reader, Settings* settings) {
   }
 }
 
+void ReadGpu(Reader& reader, Settings* settings) {
+  const char* const text = reader.Text("FERRY_STANDIN_GPU");
+  if (text == nullptr) return;
+  if (std::strcmp(text, "mapped") == 0) {
+    settings->memory = Where::kMapped;
+    return;
+  }
+  bool gpu = false;
+  reader.Read("FERRY_STANDIN_GPU", {0, 1}, &gpu);
+  if (gpu) settings->memory = Where::kGpu;
+}
+
 void ReadFault(Reader& reader, Settings* settings) {
   const char* const text = reader.Text("FERRY_STANDIN_FAULT");
   if (text == nullptr) return;
@@ -139,7 +151,7 @@ std::optional<Settings> ReadSettings(std::string* problem) {
   ReadFault(reader, &settings);
   reader.Read("FERRY_STANDIN_DELAY_MS", {0, 60'000}, &settings.delay_ms);
   reader.Read("FERRY_STANDIN_ABORT", {0, 1}, &settings.abort);
-  reader.Read("FERRY_STANDIN_GPU", {0, 1}, &settings.gpu);
+  ReadGpu(reader, &settings);
   if (const char* driver = reader.Text("FERRY_STANDIN_DRIVER")) settings.driver = driver;
   if (!reader.good()) return std::nullopt;
   return settings;

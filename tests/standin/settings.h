@@ -32,6 +32,9 @@ enum class Fault {
 
 enum class Cut { kFixed, kRandom, kTiny, kMerged };
 
+// The bounce pools: memory of the host's, of GPUs, or of the host's that GPUs reach.
+enum class Where { kHost, kGpu, kMapped };
+
 // The variables FERRY_STANDIN_..., in the order of the table of docs/tcpx_standin.md.
 struct Settings {
   int nics = 2;
@@ -48,7 +51,7 @@ struct Settings {
   std::uint64_t fault_at = 1;
   int delay_ms = 20;
   bool abort = false;
-  bool gpu = false;
+  Where memory = Where::kHost;
   std::string driver = "libcuda.so.1";
 };
 

@@ -69,6 +69,10 @@ std::byte* ContentFor(Address device, const void* host, std::size_t bytes) {
   if (host != nullptr && FindRange(pinned_memory, NumberOf(host), bytes, &offset) == nullptr) {
     return nullptr;
   }
+  // The device finds pinned memory where the host does.
+  if (FindRange(pinned_memory, device, bytes, &offset) != nullptr) {
+    return static_cast<std::byte*>(PointerOf(device));
+  }
   Allocation* const found = FindRange(device_memory, device, bytes, &offset);
   return found == nullptr ? nullptr : found->content.get() + offset;
 }
