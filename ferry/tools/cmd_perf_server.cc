@@ -26,14 +26,6 @@ constexpr std::uint64_t kMaxSeconds = 24 * 3600;
 constexpr auto kFirstRequest = std::chrono::seconds(10);
 constexpr auto kFloorConnects = std::chrono::seconds(10);
 
-Result<std::uint64_t> BoundedField(const Json& request, const char* name, std::uint64_t low,
-                                   std::uint64_t high) {
-  FERRY_TRY_ASSIGN(const std::uint64_t value, NumberField(request, name));
-  if (value >= low && value <= high) return value;
-  return Error(Code::kInvalidArgument,
-               fmt::format("{} {} is out of range; allowed is {}..{}", name, value, low, high));
-}
-
 // Everything that one client has set up here.
 class Session {
  public:

@@ -16,6 +16,7 @@
 #include "ferry/tools/operations.h"
 #include "ferry/tools/passage.h"
 #include "ferry/tools/report.h"
+#include "ferry/tools/transfer_plugin.h"
 #include "ferry/transfer/endpoint.h"
 
 namespace ferry::tools {
@@ -116,12 +117,13 @@ class Delivery {
       : job_(job), endpoint_(endpoint), connection_(std::move(connection)), control_(connection_) {}
 
   // What is in `passage` already, or comes through it.
-  Status SendFile(const std::string& name, std::span<const std::byte> file, Passage* passage);
-  Status SendMessage(std::span<const std::byte> text, Passage* passage);
+  Status SendFile(const std::string& name, std::span<std::byte> file, Passage* passage);
+  Status SendMessage(std::span<std::byte> text, Passage* passage);
   void DescribeTransport() const;
 
  private:
   Result<Json> Ask(Json question);
+  Status Carry(const Json& answer, std::span<std::byte> bytes);
   Status WriteAll(const Json& answer, Passage* passage, std::uint64_t size);
   Status CompareDigests(std::span<const std::byte> bytes);
   Status Finish(const char* kind, const std::string& name, std::span<const std::byte> bytes);
@@ -134,6 +136,7 @@ class Delivery {
   transfer::Connection connection_;
   Control control_;
   std::string peer_memory_ = "host";
+  std::string carrier_;  // the plugin's name
   double seconds_ = 0;
   std::string digest_;
 };
@@ -141,8 +144,8 @@ class Delivery {
 void Delivery::DescribeTransport() const {
   const auto info = connection_.Info();
   Say(fmt::format("connected to endpoint {} at {}", info.endpoint, info.peer));
-  Say(fmt::format("transport {}: {} lanes; this build has no other provider", info.provider,
-                  info.lanes.size()));
+  Say(fmt::format("transport {}: {} lanes{}", info.provider, info.lanes.size(),
+                  job_.carrier ? ", to agree over" : ", unless --provider names a plugin"));
   for (std::size_t i = 0; i < info.lanes.size(); ++i) {
     const net::LaneInfo& lane = info.lanes[i];
     Say(fmt::format(
@@ -156,6 +159,10 @@ void Delivery::DescribeTransport() const {
 // Tells the server which memory this side uses, and hears of its own.
 Result<Json> Delivery::Ask(Json question) {
   question["memory"] = job_.memory.ToString();
+  if (job_.carrier) {
+    FERRY_TRY_ASSIGN(const std::uint64_t size, NumberField(question, "size"));
+    question["plugin"] = CarriedFile::Question(*job_.carrier, size);
+  }
   FERRY_TRY_ASSIGN(Json answer, control_.Ask(question, Deadline::After(kAnswer)));
   FERRY_TRY_ASSIGN(peer_memory_, MemoryField(answer));
   return answer;
@@ -185,6 +192,19 @@ Status Delivery::WriteAll(const Json& answer, Passage* passage, std::uint64_t si
   Say(fmt::format("writing from {} into {}, one-sided", from, to));
   const auto begin = Clock::now();
   FERRY_TRY(PieceWriter({passage, &region, &remote, window, size}, connection_, &control_).Run());
+  seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
+  return Ok();
+}
+
+Status Delivery::Carry(const Json& answer, std::span<std::byte> bytes) {
+  if (bytes.empty()) return Ok();
+  FERRY_TRY_ASSIGN(
+      const auto carried,
+      CarriedFile::Connect({*job_.carrier, job_.memory, &job_.config, &control_}, answer, bytes));
+  carrier_ = carried->plugin().name();
+  Say(fmt::format("sending through {}", carried->Describe()));
+  const auto begin = Clock::now();
+  FERRY_TRY(carried->Send());
   seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
   return Ok();
 }
@@ -230,16 +250,19 @@ Status Delivery::Finish(const char* kind, const std::string& name,
                           {"identical", true},
                           {"memory", job_.memory.ToString()},
                           {"peer_memory", peer_memory_},
-                          {"provider", info.provider},
+                          {"provider", carrier_.empty() ? info.provider : "plugin " + carrier_},
                           {"lanes", std::move(lanes)}}));
   return Ok();
 }
 
-Status Delivery::SendFile(const std::string& name, std::span<const std::byte> file,
-                          Passage* passage) {
+Status Delivery::SendFile(const std::string& name, std::span<std::byte> file, Passage* passage) {
   Say(fmt::format("file {}, {} bytes: asking the server for room", name, file.size()));
   FERRY_TRY_ASSIGN(const Json answer,
                    Ask({{"kind", "file"}, {"name", name}, {"size", file.size()}}));
+  if (job_.carrier) {
+    FERRY_TRY(Carry(answer, file));
+    return Finish("file", name, file);
+  }
   if (file.empty()) {
     Say("there are no bytes to move");
   } else {
@@ -249,9 +272,13 @@ Status Delivery::SendFile(const std::string& name, std::span<const std::byte> fi
   return Finish("file", name, file);
 }
 
-Status Delivery::SendMessage(std::span<const std::byte> text, Passage* passage) {
+Status Delivery::SendMessage(std::span<std::byte> text, Passage* passage) {
   Say(fmt::format("message of {} bytes: sending it two-sided", text.size()));
-  FERRY_TRY(Ask({{"kind", "message"}, {"size", text.size()}}));
+  FERRY_TRY_ASSIGN(const Json answer, Ask({{"kind", "message"}, {"size", text.size()}}));
+  if (job_.carrier) {
+    FERRY_TRY(Carry(answer, text));
+    return Finish("message", "", text);
+  }
   FERRY_TRY(passage->Load(0, text.size()));
   const auto begin = Clock::now();
   InFlight sends;
@@ -272,6 +299,7 @@ struct TransferFlags {
   std::optional<std::string> file;
   std::string message;
   std::string memory = "host";
+  CarrierFlags carrier;
   std::vector<std::string> settings;
 };
 
@@ -282,6 +310,7 @@ Status StartTransferServer(const TransferFlags& flags, bool json) {
   job.json = json;
   FERRY_TRY_ASSIGN(job.memory, MemoryChoice::Parse(flags.memory));
   FERRY_TRY_ASSIGN(job.config, LoadConfig(flags.settings));
+  FERRY_TRY_ASSIGN(job.carrier, CarrierOptionsOf(flags.carrier, job.config));
   if (!flags.listen.empty()) FERRY_TRY(job.config.Set("listen_host", flags.listen, "--listen"));
   if (flags.port || job.config.port_first == 0) {
     job.config.port_first = job.config.port_last = flags.port.value_or(kTransferPort);
@@ -296,6 +325,7 @@ Status StartTransferClient(const TransferFlags& flags, bool json) {
   job.json = json;
   FERRY_TRY_ASSIGN(job.memory, MemoryChoice::Parse(flags.memory));
   FERRY_TRY_ASSIGN(job.config, LoadConfig(flags.settings));
+  FERRY_TRY_ASSIGN(job.carrier, CarrierOptionsOf(flags.carrier, job.config));
   FERRY_TRY_ASSIGN(const net::Address address,
                    net::ParseAddress(flags.host, flags.port.value_or(kTransferPort)));
   job.address = address.ToString();
@@ -318,7 +348,10 @@ Status RunTransferClient(const TransferClientJob& job) {
     file.emplace(std::move(opened));
     bytes = file->bytes();
   }
-  FERRY_TRY_ASSIGN(Passage passage, Passage::Of(bytes, job.memory, job.config));
+  Passage passage;
+  if (!job.carrier) {
+    FERRY_TRY_ASSIGN(passage, Passage::Of(bytes, job.memory, job.config));
+  }
   if (!job.json) PrintLine(fmt::format("connecting to {}", job.address));
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   FERRY_TRY_ASSIGN(auto connection,
@@ -368,6 +401,7 @@ void DeclareTransfer(CLI::App* app, Invocation* invocation) {
                         kMemoryForms, FormatSize(kGpuWindowBytes)))
         ->capture_default_str()
         ->type_name("KIND");
+    DeclareCarrier(side, &flags.carrier);
     DeclareSettings(side, &flags.settings);
     DeclareJson(side, invocation);
   }

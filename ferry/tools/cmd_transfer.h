@@ -7,6 +7,7 @@
 #include "ferry/core/result.h"
 #include "ferry/tools/json_fwd.h"
 #include "ferry/tools/memory_choice.h"
+#include "ferry/tools/plugin_carrier.h"
 
 namespace ferry::tools {
 
@@ -14,6 +15,7 @@ struct TransferServerJob {
   Config config;
   std::string directory = ".";
   MemoryChoice memory;
+  std::optional<CarrierOptions> carrier;  // for clients that ask for it
   bool once = false;
   bool json = false;
 };
@@ -26,6 +28,7 @@ struct TransferClientJob {
   std::optional<std::string> file;
   std::string message;  // without a file
   MemoryChoice memory;
+  std::optional<CarrierOptions> carrier;  // in place of the endpoint's own lanes
   bool json = false;
 };
 Status RunTransferClient(const TransferClientJob& job);
@@ -35,8 +38,9 @@ Status RunTransferClient(const TransferClientJob& job);
 // and the "window": byte n of the file belongs at n % window. Where that is less than the file, the
 // client says how many bytes are "written" before it goes on where others have been, and the server
 // answers when it has taken them out. When all bytes are there, "landed": true, and then the
-// "sha256" of what was sent, so that both sides hash at the same time. The server ends with its own
-// "sha256", the client with "bye", which tells the server that its answer arrived.
+// "sha256" of what was sent, so that both sides hash at the same time. Through a plugin CarriedFile
+// takes the place of key, window, "written" and "landed", for messages, too. The server ends with
+// its own "sha256", the client with "bye", which tells the server that its answer arrived.
 inline constexpr std::uint64_t kMessageTag = 2;
 
 // The memory that a message tells of; releases that name none have "host".

@@ -13,6 +13,7 @@
 #include "ferry/tools/passage.h"
 #include "ferry/tools/process.h"
 #include "ferry/tools/report.h"
+#include "ferry/tools/transfer_plugin.h"
 #include "ferry/transfer/endpoint.h"
 
 namespace ferry::tools {
@@ -39,7 +40,9 @@ class Reception {
  private:
   Status Take();
   Status TakeFile(const Json& request, std::uint64_t size);
-  Status TakeMessage(std::uint64_t size);
+  Status TakeMessage(const Json& request, std::uint64_t size);
+  Status ReceiveMessage(std::span<std::byte> message);
+  Status TakeThroughPlugin(const Json& request, std::span<std::byte> bytes);
   Status Offer(const IncomingFile& file);
   Status TakeOut(Passage* passage, std::uint64_t size);
   Result<std::string> CompareDigests(std::span<const std::byte> bytes);
@@ -92,7 +95,7 @@ Status Reception::Take() {
   FERRY_TRY_ASSIGN(const std::uint64_t size, NumberField(request, "size"));
   FERRY_TRY_ASSIGN(peer_memory_, MemoryField(request));
   if (kind == "file") return TakeFile(request, size);
-  if (kind == "message") return TakeMessage(size);
+  if (kind == "message") return TakeMessage(request, size);
   return Error(Code::kUnsupported,
                fmt::format("this server takes files and messages, not \"{}\"", kind));
 }
@@ -157,7 +160,7 @@ Status Reception::TakeFile(const Json& request, std::uint64_t size) {
   FERRY_TRY_ASSIGN(const std::string name, BaseNameOf(path));
   Say(fmt::format("file {}, {}: reserving space in {}", name, FormatSize(size), job_.directory));
   FERRY_TRY_ASSIGN(IncomingFile file, IncomingFile::Create(job_.directory, name, size));
-  FERRY_TRY(Offer(file));
+  FERRY_TRY(request.contains("plugin") ? TakeThroughPlugin(request, file.bytes()) : Offer(file));
   Say("all bytes are in place; writing them to the disk and hashing them");
   FERRY_TRY(file.Flush());
   FERRY_TRY_ASSIGN(const std::string digest, CompareDigests(file.bytes()));
@@ -167,14 +170,22 @@ Status Reception::TakeFile(const Json& request, std::uint64_t size) {
   return Ok();
 }
 
-Status Reception::TakeMessage(std::uint64_t size) {
-  if (size > kMaxMessage) {
-    return Error(Code::kUnavailable,
-                 fmt::format("a message of {} bytes is more than the {} that are taken; send a "
-                             "file",
-                             size, FormatSize(kMaxMessage)));
+Status Reception::TakeThroughPlugin(const Json& request, std::span<std::byte> bytes) {
+  if (!job_.carrier) {
+    return Error(Code::kInvalidArgument,
+                 "this server takes nothing through a plugin; start it with --provider "
+                 "plugin:PATH");
   }
-  std::vector<std::byte> message(size);
+  const Json answer{{"ready", true}, {"memory", job_.memory.ToString()}};
+  if (bytes.empty()) return control_.Say(answer, Deadline::After(kControlWait));
+  FERRY_TRY_ASSIGN(const auto carried,
+                   CarriedFile::Accept({*job_.carrier, job_.memory, &job_.config, &control_},
+                                       request["plugin"], answer, bytes));
+  Say(fmt::format("receiving through {}", carried->Describe()));
+  return carried->Receive();
+}
+
+Status Reception::ReceiveMessage(std::span<std::byte> message) {
   FERRY_TRY_ASSIGN(Passage passage, Passage::Of(message, job_.memory, job_.config));
   InFlight receives;
   FERRY_TRY_ASSIGN(auto receive, connection_.Recv(kMessageTag, kWholeTag, passage.memory()));
@@ -182,7 +193,19 @@ Status Reception::TakeMessage(std::uint64_t size) {
   FERRY_TRY(control_.Say({{"ready", true}, {"memory", job_.memory.ToString()}},
                          Deadline::After(kControlWait)));
   FERRY_TRY(receives.FinishOldest(Deadline::Never()));
-  FERRY_TRY(passage.Store(0, size));
+  return passage.Store(0, message.size());
+}
+
+Status Reception::TakeMessage(const Json& request, std::uint64_t size) {
+  if (size > kMaxMessage) {
+    return Error(Code::kUnavailable,
+                 fmt::format("a message of {} bytes is more than the {} that are taken; send a "
+                             "file",
+                             size, FormatSize(kMaxMessage)));
+  }
+  std::vector<std::byte> message(size);
+  FERRY_TRY(request.contains("plugin") ? TakeThroughPlugin(request, message)
+                                       : ReceiveMessage(message));
   FERRY_TRY_ASSIGN(const std::string digest, CompareDigests(message));
   FERRY_TRY(Answer(digest));
   std::string text(size, '\0');

@@ -49,6 +49,14 @@ Result<std::uint64_t> NumberField(const Json& object, const char* name) {
   return field->get<std::uint64_t>();
 }
 
+Result<std::uint64_t> BoundedField(const Json& object, const char* name, std::uint64_t low,
+                                   std::uint64_t high) {
+  FERRY_TRY_ASSIGN(const std::uint64_t value, NumberField(object, name));
+  if (value >= low && value <= high) return value;
+  return Error(Code::kInvalidArgument,
+               fmt::format("{} {} is out of range; allowed is {}..{}", name, value, low, high));
+}
+
 Result<double> RealField(const Json& object, const char* name) {
   const auto field = object.find(name);
   if (field == object.end() || !field->is_number()) return Missing(name, "a number");

@@ -15,6 +15,9 @@ namespace ferry::tools {
 // For text from another process: no exceptions. Errors of all: kCorrupt.
 Result<Json> ParseJson(std::string_view text);
 Result<std::uint64_t> NumberField(const Json& object, const char* name);
+// Errors: kInvalidArgument, too.
+Result<std::uint64_t> BoundedField(const Json& object, const char* name, std::uint64_t low,
+                                   std::uint64_t high);
 Result<double> RealField(const Json& object, const char* name);
 Result<std::string> TextField(const Json& object, const char* name);
 Result<std::vector<std::byte>> BytesField(const Json& object, const char* name);  // of ToHex

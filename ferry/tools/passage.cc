@@ -8,34 +8,46 @@
 namespace ferry::tools {
 
 Result<Passage> Passage::Of(std::span<std::byte> file, MemoryChoice choice, const Config& config) {
+  if (!choice.is_host()) return Through(file, choice, kGpuWindowBytes, config);
   Passage passage;
   passage.file_ = file;
-  if (choice.is_host()) return passage;
+  return passage;
+}
+
+Result<Passage> Passage::Through(std::span<std::byte> file, MemoryChoice choice, std::uint64_t most,
+                                 const Config& config) {
+  Passage passage;
+  passage.file_ = file;
   // Of an empty file, too, it should be said that there is no such GPU.
   FERRY_TRY(choice.Open(config));
   if (file.empty()) return passage;
-  const std::uint64_t window = std::min<std::uint64_t>(file.size(), kGpuWindowBytes);
-  FERRY_TRY_ASSIGN(passage.gpu_, GpuMirror::Allocate(choice, window, config));
+  const std::uint64_t window = std::min<std::uint64_t>(file.size(), most);
+  if (choice.is_host()) {
+    FERRY_TRY_ASSIGN(passage.beside_, HostBuffer::Allocate(window));
+  } else {
+    FERRY_TRY_ASSIGN(passage.gpu_, GpuMirror::Allocate(choice, window, config));
+  }
   return passage;
 }
 
 Status Passage::Load(std::uint64_t at, std::uint64_t bytes) {
-  return gpu_ ? Pass(cuda::CopyKind::kHostToDevice, at, bytes) : Ok();
+  return Pass(cuda::CopyKind::kHostToDevice, at, bytes);
 }
 
 Status Passage::Store(std::uint64_t at, std::uint64_t bytes) {
-  return gpu_ ? Pass(cuda::CopyKind::kDeviceToHost, at, bytes) : Ok();
+  return Pass(cuda::CopyKind::kDeviceToHost, at, bytes);
 }
 
 Status Passage::Pass(cuda::CopyKind kind, std::uint64_t at, std::uint64_t bytes) {
+  if (!gpu_ && beside_.bytes().empty()) return Ok();
   FERRY_CHECK(bytes <= window() && at + bytes <= file_.size(), at, bytes, window());
   for (const std::uint64_t end = at + bytes; at < end;) {
     const std::uint64_t place = at % window();
     const std::uint64_t part = std::min(end - at, window() - place);
     std::byte* const in_file = file_.data() + at;
-    std::byte* const beside = gpu_.host().data() + place;
+    std::byte* const beside = (gpu_ ? gpu_.host() : beside_.bytes()).data() + place;
     if (kind == cuda::CopyKind::kHostToDevice) std::memcpy(beside, in_file, part);
-    FERRY_TRY(gpu_.Move(kind, place, part));
+    if (gpu_) FERRY_TRY(gpu_.Move(kind, place, part));
     if (kind == cuda::CopyKind::kDeviceToHost) std::memcpy(in_file, beside, part);
     at += part;
   }

@@ -237,12 +237,13 @@ Status Drive(Stripe* stripe, const Carrier::Run& run, Deadline deadline, const c
 
 Status Carrier::Send(const Run& run, Deadline deadline) {
   FERRY_TRY(MakeCurrent());
-  return Drive(out_.get(), run, deadline, "sending:", [&] { out_->Send(0, run.bytes); });
+  return Drive(out_.get(), run, deadline, "sending:", [&] { out_->Send(run.offset, run.bytes); });
 }
 
 Status Carrier::Receive(const Run& run, Deadline deadline) {
   FERRY_TRY(MakeCurrent());
-  return Drive(in_.get(), run, deadline, "receiving:", [&] { in_->Receive(0, run.bytes); });
+  return Drive(in_.get(), run, deadline,
+               "receiving:", [&] { in_->Receive(run.offset, run.bytes); });
 }
 
 // ---- what is told -------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ class Carrier {
   Status Connect(std::span<const net::plugin::Handle> handles, Deadline deadline);
 
   struct Run {
-    std::uint64_t bytes = 0;  // of the memory, from its beginning on
+    std::uint64_t offset = 0;  // in the memory
+    std::uint64_t bytes = 0;
     std::uint64_t count = 1;  // times, one after another
     std::uint64_t depth = 1;  // at once
   };

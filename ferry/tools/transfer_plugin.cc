@@ -1,0 +1,105 @@
+#include "ferry/tools/transfer_plugin.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ferry/core/units.h"
+#include "ferry/tools/json.h"
+#include "ferry/tools/perf_plugin.h"
+
+namespace ferry::tools {
+namespace {
+
+constexpr std::uint64_t kPieceOfPlugin = 32 * kMiB;
+constexpr std::uint64_t kPiecesAtOnce = 2;
+constexpr auto kControlPatience = std::chrono::seconds(30);
+
+}  // namespace
+
+Json CarriedFile::Question(const CarrierOptions& options, std::uint64_t size) {
+  return Json{{"channels", options.stripe.channels},
+              {"chunk", options.stripe.chunk_bytes},
+              {"piece", std::clamp<std::uint64_t>(size, 1, kPieceOfPlugin)}};
+}
+
+Status CarriedFile::Open(std::span<std::byte> bytes) {
+  FERRY_TRY_ASSIGN(passage_,
+                   Passage::Through(bytes, side_.memory, kPiecesAtOnce * piece_, *side_.config));
+  FERRY_TRY_ASSIGN(carrier_,
+                   Carrier::Open(side_.options, passage_.memory(), side_.memory, *side_.config));
+  return Ok();
+}
+
+Result<std::unique_ptr<CarriedFile>> CarriedFile::Connect(const Side& side, const Json& answer,
+                                                          std::span<std::byte> bytes) {
+  const std::uint64_t piece = std::clamp<std::uint64_t>(bytes.size(), 1, kPieceOfPlugin);
+  std::unique_ptr<CarriedFile> file(new CarriedFile(side, piece, bytes.size()));
+  FERRY_TRY_ASSIGN(const auto handles, HandlesField(answer));
+  FERRY_TRY(file->Open(bytes));
+  const Deadline deadline = Deadline::After(side.config->connect_timeout);
+  Status connected = file->carrier_->Connect(handles, deadline);
+  // What the server says of it, if it failed there, is the cause.
+  FERRY_TRY(side.control->HearAnswer(deadline));
+  FERRY_TRY(std::move(connected));
+  return file;
+}
+
+Result<std::unique_ptr<CarriedFile>> CarriedFile::Accept(const Side& side, const Json& question,
+                                                         Json answer, std::span<std::byte> bytes) {
+  Side agreed = side;
+  FERRY_TRY_ASSIGN(agreed.options.stripe.channels,
+                   BoundedField(question, "channels", 1, net::plugin::kMostChannels));
+  FERRY_TRY_ASSIGN(agreed.options.stripe.chunk_bytes,
+                   BoundedField(question, "chunk", 1, net::plugin::kMostChunkBytes));
+  FERRY_TRY_ASSIGN(const std::uint64_t piece, BoundedField(question, "piece", 1, kPieceOfPlugin));
+  std::unique_ptr<CarriedFile> file(new CarriedFile(agreed, piece, bytes.size()));
+  FERRY_TRY(file->Open(bytes));
+  FERRY_TRY(file->carrier_->Listen());
+  answer["handles"] = HandlesToHex(file->carrier_->handles());
+  FERRY_TRY(side.control->Say(answer, Deadline::After(kControlPatience)));
+  FERRY_TRY(file->carrier_->Accept(Deadline::After(side.config->connect_timeout)));
+  FERRY_TRY(side.control->Say({{"ready", true}}, Deadline::After(kControlPatience)));
+  return file;
+}
+
+Carrier::Run CarriedFile::PieceAt(std::uint64_t at) const {
+  Carrier::Run run;
+  run.offset = at % (kPiecesAtOnce * piece_);
+  run.bytes = std::min(piece_, size_ - at);
+  return run;
+}
+
+Status CarriedFile::Send() {
+  std::uint64_t taken = 0;
+  for (std::uint64_t at = 0; at < size_; at += piece_) {
+    for (; at - taken >= kPiecesAtOnce * piece_; taken += piece_) {
+      FERRY_TRY(side_.control->HearAnswer(Deadline::Never()));
+    }
+    const Carrier::Run piece = PieceAt(at);
+    FERRY_TRY(passage_.Load(at, piece.bytes));
+    FERRY_TRY(carrier_->Send(piece, Deadline::Never()));
+  }
+  for (; taken < size_; taken += piece_) {
+    FERRY_TRY(side_.control->HearAnswer(Deadline::Never()));
+  }
+  return Ok();
+}
+
+Status CarriedFile::Receive() {
+  for (std::uint64_t at = 0; at < size_; at += piece_) {
+    const Carrier::Run piece = PieceAt(at);
+    FERRY_TRY(carrier_->Receive(piece, Deadline::Never()));
+    FERRY_TRY(passage_.Store(at, piece.bytes));
+    FERRY_TRY(side_.control->Say({{"taken", at + piece.bytes}}, Deadline::After(kControlPatience)));
+  }
+  return Ok();
+}
+
+std::string CarriedFile::Describe() const {
+  return fmt::format("{} ({}), {} channels, chunks of {}", plugin().name(), side_.options.plugin,
+                     carrier_->channels(), FormatSize(side_.options.stripe.chunk_bytes));
+}
+
+}  // namespace ferry::tools

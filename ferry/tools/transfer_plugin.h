@@ -1,0 +1,64 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "ferry/core/config.h"
+#include "ferry/core/result.h"
+#include "ferry/tools/json_fwd.h"
+#include "ferry/tools/memory_choice.h"
+#include "ferry/tools/operations.h"
+#include "ferry/tools/passage.h"
+#include "ferry/tools/plugin_carrier.h"
+
+namespace ferry::tools {
+
+// One side of a file or message that `ferry transfer` carries through a plugin, in pieces through a
+// window of two: while one is with the plugin, the other one is filled, or taken out.
+//
+// The client's first message has "plugin": how many "channels", bytes of a "chunk" and of a
+// "piece"; the server's answer has its "handles", and comes again as "ready" when all are
+// connected. Then the server says "taken" for each piece, and the client has no more than two that
+// are not.
+class CarriedFile {
+ public:
+  struct Side {
+    CarrierOptions options;
+    MemoryChoice memory;
+    const Config* config;
+    Control* control;
+  };
+  // What the client asks for.
+  static Json Question(const CarrierOptions& options, std::uint64_t size);
+
+  // The client's side: connects, as the server's answer says. The bytes outlive it.
+  static Result<std::unique_ptr<CarriedFile>> Connect(const Side& side, const Json& answer,
+                                                      std::span<std::byte> bytes);
+  // Returns when the server has taken all.
+  Status Send();
+
+  // The server's side: answers with "handles" and what `answer` has.
+  static Result<std::unique_ptr<CarriedFile>> Accept(const Side& side, const Json& question,
+                                                     Json answer, std::span<std::byte> bytes);
+  // Returns when all is in place.
+  Status Receive();
+
+  // "GPUDirectTCPX_v7 (/x.so), 4 channels, chunks of 512 KiB"
+  std::string Describe() const;
+  const net::plugin::Plugin& plugin() const noexcept { return carrier_->plugin(); }
+
+ private:
+  CarriedFile(const Side& side, std::uint64_t piece, std::uint64_t size)
+      : side_(side), piece_(piece), size_(size) {}
+  Status Open(std::span<std::byte> bytes);
+  Carrier::Run PieceAt(std::uint64_t at) const;
+
+  const Side side_;
+  const std::uint64_t piece_;
+  const std::uint64_t size_;
+  Passage passage_;
+  std::unique_ptr<Carrier> carrier_;  // goes before the memory that it uses
+};
+
+}  // namespace ferry::tools
