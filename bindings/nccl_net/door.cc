@@ -120,7 +120,9 @@ class Door::Stranger final : public net::LaneHandler {
   Status OnPayload() override { return Ok(); }
   void OnSent(net::OutFrame* /*frame*/) override {}
   void OnClosed(const Error& error) override {
-    Log(LogLevel::kWarn, "nccl", "a connection was not let in: {}", error.message());
+    const bool left = lane_->loss() == net::LaneLoss::kPeerClosed;
+    Log(left ? LogLevel::kInfo : LogLevel::kWarn, "nccl", "a connection was not let in: {}",
+        error.message());
     door_->loop_->Post([door = door_, number = number_] { door->DropOnLoop(number); });
   }
 
