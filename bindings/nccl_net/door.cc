@@ -50,7 +50,7 @@ Status Arrivals::Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane) 
 }
 
 Result<std::shared_ptr<RecvComm>> Arrivals::Take() {
-  std::shared_ptr<RecvComm> taken;  // goes to the caller
+  std::shared_ptr<RecvComm> taken;  // with the caller, shortly
   {
     const std::lock_guard lock(mutex_);
     for (auto it = here_.begin(); it != here_.end(); ++it) {
@@ -67,7 +67,7 @@ Result<std::shared_ptr<RecvComm>> Arrivals::Take() {
 }
 
 void Arrivals::Close() {
-  std::map<Uuid, std::shared_ptr<RecvComm>> gone;
+  std::map<Uuid, std::shared_ptr<RecvComm>> gone;  // out of here_
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;

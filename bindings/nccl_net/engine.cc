@@ -77,7 +77,7 @@ std::shared_ptr<SendComm> Engine::TakeAttempt(std::uint64_t id) {
 }
 
 void Engine::DropAttempts(const void* owner) {
-  std::vector<std::shared_ptr<SendComm>> dropped;
+  std::vector<std::shared_ptr<SendComm>> dropped;  // out of attempts_
   {
     const std::lock_guard lock(mutex_);
     for (auto it = attempts_.begin(); it != attempts_.end();) {

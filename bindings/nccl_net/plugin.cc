@@ -22,7 +22,7 @@ constexpr std::size_t kMostMessageBytes = std::size_t{1} << 30;
 
 // What NCCL holds. All share the engine, which goes with the last of them.
 struct Context {
-  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Engine> engine;  // with all of these
 };
 struct ListenComm {
   std::shared_ptr<Engine> engine;
@@ -160,6 +160,7 @@ int Devices(int* count) noexcept {
 int GetProperties(int device, abi::PropertiesV12* properties) noexcept {
   return Guarded("getProperties", [&] {
     if (auto known = CheckDevice(device); !known) return Fail(known.error());
+    // With its users, for the length of this call.
     const std::shared_ptr<Engine> engine = [] {
       const std::lock_guard lock(TheProcess().mutex);
       return TheProcess().engine.lock();
