@@ -36,6 +36,12 @@ bool Comm::Adopt(std::size_t index, std::unique_ptr<net::Lane> lane) {
   CommLane& place = *lanes_[index];
   if (closing_ || error_ || place.lane != nullptr) return false;
   if (index == 0 || peer_.empty()) peer_ = lane->Info().remote;
+  if (index == 0) {
+    const net::LaneInfo info = lane->Info();
+    InformNet(fmt::format("{} comm with {} by {}: {} lanes, congestion control {}, security {}",
+                          kind(), peer_, info.interface, lanes_.size(), info.congestion_control,
+                          info.security));
+  }
   place.lane = std::move(lane);
   place.open = true;
   open_.fetch_add(1);
@@ -96,6 +102,8 @@ void Comm::Close() {
   // Its worker may be parked for a while. Loops run until the last comm is closed.
   swift->DriveUntil([&] { return closing->swift_done.load(); }, Deadline::Never(), microseconds(0));
   closing->left.wait();
+  InformNet(fmt::format("{} comm with {} closed after {} messages, {} bytes", kind(), peer_,
+                        messages_.load(), bytes_.load()));
 }
 
 void Comm::CloseLaneOnLoop(std::size_t index) {

@@ -97,6 +97,11 @@ class Comm {
   virtual Status OnPayloadOnLoop(std::size_t lane) = 0;
   // A lane has ended; all have if `last`.
   virtual void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) = 0;
+  // Of a message that is done.
+  void Count(std::uint64_t bytes) noexcept {
+    messages_.fetch_add(1, std::memory_order_relaxed);
+    bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  }
   // Under mutex_.
   virtual bool Uses(std::span<const std::byte> memory) const = 0;
   virtual const char* kind() const noexcept = 0;  // "isend"
@@ -116,6 +121,8 @@ class Comm {
   std::atomic<std::size_t> open_{0};
   std::atomic<std::size_t> lost_{0};
   std::atomic<bool> failed_{false};
+  std::atomic<std::uint64_t> messages_{0};
+  std::atomic<std::uint64_t> bytes_{0};
   std::size_t next_lane_ = 0;  // under mutex_
   std::string peer_;           // under mutex_
 

@@ -67,7 +67,7 @@ Result<std::shared_ptr<RecvComm>> Arrivals::Take() {
 }
 
 void Arrivals::Close() {
-  std::map<Uuid, std::shared_ptr<RecvComm>> gone;  // out of here_
+  std::unordered_map<Uuid, std::shared_ptr<RecvComm>> gone;  // out of here_
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;

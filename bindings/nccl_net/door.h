@@ -37,8 +37,9 @@ class Arrivals {
   const std::uint64_t id_;
   Key key_;
   std::mutex mutex_;
-  bool closed_ = false;                             // under mutex_, as the rest
-  std::map<Uuid, std::shared_ptr<RecvComm>> here_;  // shared with the tasks that move its lanes
+  bool closed_ = false;  // under mutex_, as the rest
+  std::unordered_map<Uuid, std::shared_ptr<RecvComm>>
+      here_;  // shared with the tasks that move its lanes
 };
 
 // The process's listening port. Lanes that come in say which listen comm they are for, with its

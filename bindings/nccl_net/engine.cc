@@ -34,7 +34,7 @@ Status Engine::Start() {
   }
   // On a loop whose worker is always there.
   FERRY_TRY_ASSIGN(door_, Door::Open(this, NextBulk()));
-  for (auto& loop : loops_) loop->StartWorker("ferry-nccl");
+  for (auto& loop : loops_) loop->StartWorker("ferry-nccl", config.spin);
   InformInit(fmt::format("listening on port {} at {}; {} workers, {} bulk lanes for each comm",
                          door_->port(), nic_.AddressText(), settings_.workers,
                          settings_.bulk_lanes));

@@ -167,7 +167,7 @@ int GetProperties(int device, abi::PropertiesV12* properties) noexcept {
     }();
     if (engine == nullptr) return NotStarted("getProperties");
     // NCCL keeps the pointers.
-    static auto* const nic = new Nic(engine->nic());
+    static Nic* const nic = std::make_unique<Nic>(engine->nic()).release();
     *properties = {};
     properties->name = nic->name.data();
     properties->pci_path = nic->pci_path.empty() ? nullptr : nic->pci_path.data();

@@ -30,16 +30,16 @@ void InformInit(const std::string& text) { Say(abi::kLogInfo, kInitFlag | kNetFl
 
 int OutcomeOf(Code code) noexcept {
   switch (code) {
-    case Code::kInvalidArgument: return abi::kInvalidUsage;
+    case Code::kInvalidArgument:
     case Code::kUnsupported: return abi::kInvalidUsage;
-    case Code::kUnavailable: return abi::kSystemError;
-    case Code::kRefused: return abi::kRemoteError;
-    case Code::kCancelled: return abi::kInternalError;
-    case Code::kTimedOut: return abi::kRemoteError;
-    case Code::kPeerLost: return abi::kRemoteError;
+    case Code::kUnavailable:
     case Code::kDeviceLost: return abi::kSystemError;
+    case Code::kRefused:
+    case Code::kTimedOut:
+    case Code::kPeerLost:
     case Code::kCorrupt: return abi::kRemoteError;
-    case Code::kInternal: return abi::kInternalError;
+    case Code::kCancelled:
+    case Code::kInternal: break;
   }
   return abi::kInternalError;
 }
