@@ -70,14 +70,14 @@ TEST(Lifetime, ManyCommsAreUsedByManyThreads) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   std::atomic<int> good{0};
   std::vector<std::thread> threads;
-  for (int i = 0; i < 8; ++i) {
+  for (std::uint64_t i = 0; i < 8; ++i) {
     threads.emplace_back([&, i] {
       std::vector<std::unique_ptr<CommPair>> pairs;
       for (int j = 0; j < 6; ++j) pairs.push_back(std::make_unique<CommPair>(&host, &host));
-      for (int round = 0; round < 5; ++round) {
+      for (std::uint64_t round = 0; round < 5; ++round) {
         for (auto& pair : pairs) {
-          Exchange(*pair, 10, static_cast<std::uint64_t>(i));
-          Exchange(*pair, 300'000, static_cast<std::uint64_t>(i + round));
+          Exchange(*pair, 10, i);
+          Exchange(*pair, 300'000, i + round);
         }
       }
       good.fetch_add(1);

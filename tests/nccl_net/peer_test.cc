@@ -14,7 +14,6 @@ namespace ferry::nccl_net {
 namespace {
 
 namespace abi = net::plugin::abi;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using testing::LoggedText;
 using testing::NcclConnect;

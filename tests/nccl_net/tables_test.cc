@@ -70,7 +70,7 @@ TEST_P(EveryTable, TellsWhatItIs) {
 }
 
 TEST_P(EveryTable, CarriesMessagesOfAllSizes) {
-  int seed = 0;
+  std::uint64_t seed = 0;
   for (const std::size_t size : {0U, 1U, 7U, 4095U, 32768U, 32769U, 131072U, 1048577U, 9000001U}) {
     const Bytes from = PatternOf(size, ++seed);
     Bytes into(size, std::byte{0xE5});
