@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks the rules about the source tree that no compiler knows.
 
-usage: check_layers.py [SOURCE_ROOT]     (the folder that holds ferry/; default: this checkout)
+usage: check_layers.py [SOURCE_ROOT]     (the folder that holds ferry/ and bindings/; default: this
+                                          checkout)
 
 Prints one line per violation and exits 1 if there is any.
 """
@@ -23,7 +24,7 @@ ALLOWED = {
     "net/devmem": {"core", "cuda", "net"},
     "transfer": {"core", "cuda", "copy", "unpack", "net"},
     "bindings/python": {"core", "cuda", "transfer", "kernels"},
-    "bindings/nccl_net": {"core", "cuda", "copy", "net"},
+    "bindings/nccl_net": {"core", "cuda", "copy", "net", "net/plugin"},
     "bindings/nixl": {"core", "cuda", "transfer"},
     "tools": {"core", "cuda", "copy", "unpack", "kernels", "net", "net/tcp", "net/plugin",
               "net/devmem", "transfer"},
@@ -31,6 +32,7 @@ ALLOWED = {
 PRIM_USERS = {"copy", "kernels"}  # in device code only
 DEVICE_SUFFIXES = {".cu", ".cuh"}
 SUFFIXES = {".h", ".cc"} | DEVICE_SUFFIXES
+SOURCES = ("ferry", "bindings")
 
 MAX_LINES = 600
 MAX_TEST_LINES = 800
@@ -43,8 +45,13 @@ CAST = re.compile(r"\breinterpret_cast\s*<")
 SHARED = re.compile(r"\bshared_ptr<.*>\s+\w+\s*(?:;|=|\{)")
 
 
+def named(path):
+    """A path from the source root as the layers have it: without ferry/."""
+    return path.relative_to("ferry") if path.parts[0] == "ferry" else path
+
+
 def layer_of(path):
-    """The layer of a path below ferry/, or its first folder when there is no such layer."""
+    """The layer of a path, or its first folder when there is no such layer."""
     folders = path.parts[:-1]
     two = "/".join(folders[:2])
     if two in ALLOWED:
@@ -74,9 +81,9 @@ def check_include(path, line):
     included = match.group(1)
     if included.startswith("third_party/"):
         return None
-    if not included.startswith("ferry/"):
+    if not included.startswith(tuple(f"{folder}/" for folder in SOURCES)):
         return f'"{included}" is not a path from the source root'
-    target = pathlib.PurePosixPath(included).relative_to("ferry")
+    target = named(pathlib.PurePosixPath(included))
     if is_test(path):
         return None
     if "testing" in target.parts:
@@ -107,7 +114,7 @@ def check_code(path, lines, index):
 
 
 def check_file(path, text):
-    """Yields (line number, message) for each violation; path is relative to ferry/."""
+    """Yields (line number, message) for each violation; path is as layers have it."""
     lines = text.splitlines()
     limit = MAX_TEST_LINES if is_test(path) else MAX_LINES
     if len(lines) > limit:
@@ -124,10 +131,10 @@ def check_file(path, text):
 
 
 def check_tree(root):
-    source = root / "ferry"
-    for file in sorted(source.rglob("*")):
+    files = [file for folder in SOURCES for file in sorted((root / folder).rglob("*"))]
+    for file in files:
         if file.is_file() and file.suffix in SUFFIXES:
-            path = pathlib.PurePosixPath(file.relative_to(source).as_posix())
+            path = named(pathlib.PurePosixPath(file.relative_to(root).as_posix()))
             for number, message in check_file(path, file.read_text(encoding="utf-8")):
                 yield f"{file.relative_to(root)}:{number}: {message}"
 
@@ -135,7 +142,7 @@ def check_tree(root):
 def main():
     default = pathlib.Path(__file__).resolve().parent.parent
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else default
-    if not (root / "ferry").is_dir():
+    if not any((root / folder).is_dir() for folder in SOURCES):
         sys.exit(f"check_layers.py: no ferry/ in {root}")
     violations = list(check_tree(root))
     for violation in violations:

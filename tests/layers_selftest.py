@@ -47,6 +47,15 @@ class CheckLayers(unittest.TestCase):
         lane = '#include "ferry/net/tcp/lane.h"\n'
         self.assertIn("net may not include", self.check("ferry/net/builtin.cc", lane))
 
+    def test_bindings_include_what_is_below_them_and_nobody_includes_bindings(self):
+        own = '#include "bindings/nccl_net/wire.h"\n'
+        provider = '#include "ferry/net/provider.h"\n'
+        self.assertEqual(self.check("bindings/nccl_net/a.cc", own + provider), "")
+        out = self.check("bindings/nccl_net/a.cc", '#include "ferry/transfer/endpoint.h"\n')
+        self.assertIn("bindings/nccl_net/a.cc:1: bindings/nccl_net may not include", out)
+        self.assertIn("net may not include bindings/", self.check("ferry/net/a.cc", own))
+        self.assertIn("'bindings' is not a layer", self.check("bindings/other/a.cc", ""))
+
     def test_prim_is_for_device_code_only(self):
         prim = '#include "ferry/prim/ldst.cuh"\n'
         self.assertEqual(self.check("ferry/copy/kernel.cu", prim), "")

@@ -34,8 +34,9 @@ Result<std::unique_ptr<EventLoop>> EventLoop::Create(microseconds linger) {
 
 EventLoop::~EventLoop() { Stop(); }
 
-void EventLoop::StartWorker(const char* thread_name) {
+void EventLoop::StartWorker(const char* thread_name, microseconds spin) {
   FERRY_CHECK(!worker_.joinable());
+  spin_ = spin;
   worker_ = std::thread([this] { WorkerMain(); });
   (void)::pthread_setname_np(worker_.native_handle(), thread_name);
 }
@@ -209,8 +210,12 @@ void EventLoop::WorkerSession(std::unique_lock<std::mutex>& lock) {
   worker_seated_ = true;
   worker_kicked_.store(false);
   lock.unlock();
+  Deadline spin_until = kNow;
   while (visitors_.load() == 0 && !worker_kicked_.load() && !stopping_.load()) {
-    RunTurn(Deadline::Never());
+    const bool spins = spin_.count() > 0 && !spin_until.expired();
+    if (RunTurn(spins ? kNow : Deadline::Never()) && spin_.count() > 0) {
+      spin_until = Deadline::After(spin_);
+    }
   }
   lock.lock();
   worker_seated_ = false;
@@ -219,7 +224,7 @@ void EventLoop::WorkerSession(std::unique_lock<std::mutex>& lock) {
 
 // ---- one turn -----------------------------------------------------------------------------------
 
-void EventLoop::RunTurn(Deadline wake) {
+bool EventLoop::RunTurn(Deadline wake) {
   bool worked = RunDeferred(Defer::kTurnEnd);  // asked for by what ran at the last turn's end
   worked |= RunDeferred(Defer::kNextTurn);
   worked |= RunQueue();
@@ -230,6 +235,7 @@ void EventLoop::RunTurn(Deadline wake) {
   const bool idle = !worked && !pending;
   busy_turns_ = idle || idle_.empty() ? 0 : busy_turns_ + 1;
   if (idle || busy_turns_ >= kBusyTurns) RunDeferred(Defer::kIdle);
+  return !idle;
 }
 
 bool EventLoop::RunQueue() {

@@ -60,7 +60,8 @@ class EventLoop {
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
 
-  void StartWorker(const char* thread_name);
+  // `spin`: how long the worker polls after it had something to do, before it sleeps.
+  void StartWorker(const char* thread_name, microseconds spin = microseconds(0));
   // Any thread but the driver. Stops and joins the worker, and waits until the application threads
   // in DriveUntil have left: no callback runs afterwards. Tasks still queued,
   // tasks posted later and timers are destroyed without running.
@@ -107,8 +108,8 @@ class EventLoop {
   void EndVisit(std::unique_lock<std::mutex>& lock);
   void KickLocked();
   // One turn: queue, timers, epoll (sleeping at most until `wake`, and only if nothing was done and
-  // nothing is put off), handlers.
-  void RunTurn(Deadline wake);
+  // nothing is put off), handlers. False where there was nothing to do.
+  bool RunTurn(Deadline wake);
   bool RunQueue();
   bool RunTimers();
   std::vector<Deferred*>& ListOf(Defer when);
@@ -118,6 +119,7 @@ class EventLoop {
   void Push(Task task);
 
   const microseconds linger_;
+  microseconds spin_{0};  // the worker's
   UniqueFd epoll_;
   UniqueFd wake_;
 

@@ -87,6 +87,21 @@ TEST(EventLoop, KnowsWhichThreadDrives) {
   EXPECT_FALSE(loop->InLoop());
 }
 
+TEST(EventLoop, RunsTasksWhetherItsWorkerSpinsOrSleeps) {
+  auto loop = MakeLoop();
+  loop->StartWorker("test", milliseconds(2));
+  for (int i = 0; i < 20; ++i) {
+    Flag ran;
+    loop->Post([&] { ran.Set(); });
+    ASSERT_TRUE(ran.WaitFor());
+    if (i % 2 == 0) continue;
+    // Long enough for the worker to have gone to sleep.
+    Flag later;
+    loop->Post([&] { loop->AddTimerOnLoop(Clock::now() + milliseconds(4), [&] { later.Set(); }); });
+    ASSERT_TRUE(later.WaitFor());
+  }
+}
+
 TEST(EventLoop, WakesASleepingDriverForAPostedTask) {
   auto loop = MakeLoop();
   bool ran = false;  // on this thread, which drives

@@ -1,5 +1,6 @@
 #include "ferry/net/plugin/driver.h"
 
+#include <array>
 #include <type_traits>
 
 #include "ferry/net/plugin/abi_v10.h"
@@ -111,14 +112,29 @@ class TableDriver final : public Driver {
     }
   }
   int Receive(void* recv_comm, const Message& message, void** request) override {
-    if (TooLong(message.bytes)) return abi::kInvalidArgument;
-    Message m = message;
-    auto bytes = static_cast<Size>(m.bytes);
+    return ReceiveGroup(recv_comm, {&message, 1}, request);
+  }
+  int ReceiveGroup(void* recv_comm, std::span<const Message> messages, void** request) override {
+    std::array<void*, kMostGrouped> data{};
+    std::array<Size, kMostGrouped> bytes{};
+    std::array<int, kMostGrouped> tags{};
+    std::array<void*, kMostGrouped> mrs{};
+    [[maybe_unused]] std::array<void*, kMostGrouped> events{};
+    if (messages.size() > kMostGrouped) return abi::kInvalidArgument;
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+      if (TooLong(messages[i].bytes)) return abi::kInvalidArgument;
+      data[i] = messages[i].data;
+      bytes[i] = static_cast<Size>(messages[i].bytes);
+      tags[i] = messages[i].tag;
+      mrs[i] = messages[i].mr;
+    }
+    const auto count = static_cast<int>(messages.size());
     if constexpr (kVersion >= 10) {
-      void* event = nullptr;
-      return table_->irecv(recv_comm, 1, &m.data, &bytes, &m.tag, &m.mr, &event, request);
+      return table_->irecv(recv_comm, count, data.data(), bytes.data(), tags.data(), mrs.data(),
+                           events.data(), request);
     } else {
-      return table_->irecv(recv_comm, 1, &m.data, &bytes, &m.tag, &m.mr, request);
+      return table_->irecv(recv_comm, count, data.data(), bytes.data(), tags.data(), mrs.data(),
+                           request);
     }
   }
   int Flush(void* recv_comm, const Message& message, void** request) override {

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "ferry/net/plugin/abi.h"
@@ -35,6 +36,8 @@ struct Message {
   void* mr = nullptr;
 };
 
+inline constexpr std::size_t kMostGrouped = 32;
+
 // A plugin's functions, whatever their version, in one form. Outcomes are those of abi.h. What a
 // version lacks is done as NCCL does it for that version; arguments must be in that version's range
 // (Driver::most_registered_bytes(), NicFacts::most_message_bytes).
@@ -61,6 +64,8 @@ class Driver {
   virtual int Deregister(void* comm, void* mr) = 0;
   virtual int Send(void* send_comm, const Message& message, void** request) = 0;
   virtual int Receive(void* recv_comm, const Message& message, void** request) = 0;
+  // Several as one request, at most NicFacts::most_receives and kMostGrouped.
+  virtual int ReceiveGroup(void* recv_comm, std::span<const Message> messages, void** request) = 0;
   virtual int Flush(void* recv_comm, const Message& message, void** request) = 0;
   virtual int Test(void* request, int* done, int* bytes) = 0;
   virtual int Consume(void* recv_comm, void* request) = 0;

@@ -1,0 +1,218 @@
+#include "bindings/nccl_net/comm.h"
+
+#include <fmt/core.h>
+
+#include <latch>
+#include <utility>
+
+#include "bindings/nccl_net/engine.h"
+#include "bindings/nccl_net/report.h"
+
+namespace ferry::nccl_net {
+
+Comm::Comm(Engine* engine, std::size_t lanes) : engine_(engine) {
+  for (std::size_t i = 0; i < lanes; ++i) {
+    EventLoop* const loop = i == 0 ? engine->swift() : engine->NextBulk();
+    lanes_.push_back(std::make_unique<CommLane>(this, i, loop));
+  }
+  StoreWire(BeatWire{}, &beat_.meta);
+  beat_.sent = &beat_sent_;
+}
+
+Comm::~Comm() = default;
+
+EventLoop* Comm::LoopOf(std::size_t lane) const noexcept { return lanes_[lane]->loop; }
+
+std::string Comm::Peer() {
+  const std::lock_guard lock(mutex_);
+  return peer_;
+}
+
+// ---- life ---------------------------------------------------------------------------------------
+
+bool Comm::Adopt(std::size_t index, std::unique_ptr<net::Lane> lane) {
+  // Whoever closes the comm posts behind what Attach() posts.
+  const std::lock_guard lock(mutex_);
+  CommLane& place = *lanes_[index];
+  if (closing_ || error_ || place.lane != nullptr) return false;
+  if (index == 0 || peer_.empty()) peer_ = lane->Info().remote;
+  if (index == 0) {
+    const net::LaneInfo info = lane->Info();
+    InformNet(fmt::format("{} comm with {} by {}: {} lanes, congestion control {}, security {}",
+                          kind(), peer_, info.interface, lanes_.size(), info.congestion_control,
+                          info.security));
+  }
+  place.lane = std::move(lane);
+  place.open = true;
+  open_.fetch_add(1);
+  place.lane->Attach(place.loop, &place);
+  if (index == 0) place.loop->Post([this] { PlanBeatOnLoop(); });
+  adopted_.fetch_add(1);
+  return true;
+}
+
+void Comm::Fail(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  FailLocked(error);
+}
+
+void Comm::FailLocked(const Error& error) {
+  if (closing_ || error_) return;
+  error_ = error;
+  InformNet(fmt::format("{} comm with {} ended: {}", kind(), peer_, error.message()));
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    lanes_[i]->loop->Post([this, i] { CloseLaneOnLoop(i); });
+  }
+  failed_.store(true);
+}
+
+Error Comm::failure() {
+  const std::lock_guard lock(mutex_);
+  return error_.value_or(Error(Code::kInternal, "the comm has no error"));
+}
+
+void Comm::Close() {
+  // What the peer has said is read now: a socket that is closed with bytes unread takes back what
+  // the peer has not received yet.
+  engine_->swift()->DriveOnce();
+  struct Closing {
+    explicit Closing(std::size_t lanes) : left(static_cast<std::ptrdiff_t>(lanes)) {}
+    std::latch left;
+    std::atomic<bool> swift_done{false};
+  };
+  // Shared with the tasks, which may be in it when this returns.
+  const auto closing = std::make_shared<Closing>(lanes_.size());
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(closing_, true)) return;
+    for (std::size_t i = 1; i < lanes_.size(); ++i) {
+      lanes_[i]->loop->Post([this, i, closing] {
+        CloseLaneOnLoop(i);
+        closing->left.count_down();
+      });
+    }
+  }
+  EventLoop* const swift = engine_->swift();
+  swift->Post([this, swift, closing] {
+    CloseLaneOnLoop(0);
+    closing->left.count_down();
+    closing->swift_done.store(true);
+    swift->NotifyWaiters();
+  });
+  // Its worker may be parked for a while. Loops run until the last comm is closed.
+  swift->DriveUntil([&] { return closing->swift_done.load(); }, Deadline::Never(), microseconds(0));
+  closing->left.wait();
+  InformNet(fmt::format("{} comm with {} closed after {} messages, {} bytes", kind(), peer_,
+                        messages_.load(), bytes_.load()));
+}
+
+void Comm::CloseLaneOnLoop(std::size_t index) {
+  CommLane& place = *lanes_[index];
+  if (place.grace != 0) place.loop->CancelTimerOnLoop(std::exchange(place.grace, 0));
+  if (index == 0 && beat_timer_ != 0) {
+    place.loop->CancelTimerOnLoop(std::exchange(beat_timer_, 0));
+  }
+  if (place.open) place.lane->Close();
+  place.lane.reset();
+  if (std::exchange(place.open, false)) open_.fetch_sub(1);
+}
+
+void Comm::Forget(std::span<const std::byte> memory) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!Uses(memory)) return;
+    FailLocked(
+        Error(Code::kCancelled, fmt::format("memory was deregistered while a {} used it", kind())));
+  }
+  Close();
+}
+
+// ---- lanes --------------------------------------------------------------------------------------
+
+void Comm::SendOnLoop(std::size_t lane, Frame* frame) {
+  CommLane& place = *lanes_[lane];
+  if (place.open) place.lane->Send(frame);
+}
+
+void Comm::PostBulk(Frame* frame) {
+  if (closing_ || error_) return;
+  const std::size_t bulk = lanes_.size() - 1;
+  const std::size_t first = next_lane_++ % bulk;
+  CommLane* chosen = nullptr;
+  std::uint64_t least = 0;
+  for (std::size_t i = 0; i < bulk; ++i) {
+    CommLane* const lane = lanes_[1 + (first + i) % bulk].get();
+    const std::uint64_t queued = lane->queued.load(std::memory_order_relaxed);
+    if (chosen == nullptr || queued < least) {
+      chosen = lane;
+      least = queued;
+    }
+  }
+  chosen->queued.fetch_add(frame->payload_bytes, std::memory_order_relaxed);
+  chosen->loop->Post([chosen, frame] {
+    if (chosen->open) chosen->lane->Send(frame);
+  });
+}
+
+Result<net::Placement> Comm::CommLane::OnFrame(std::span<const std::byte> meta,
+                                               std::uint64_t payload_bytes) {
+  if (meta.size() == sizeof(BeatWire) &&
+      meta[0] == std::byte{static_cast<std::uint8_t>(FrameType::kBeat)}) {
+    return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
+  }
+  return comm->OnFrameOnLoop(index, meta, payload_bytes);
+}
+
+void Comm::CommLane::OnSent(net::OutFrame* sent) {
+  auto* const frame = static_cast<Frame*>(sent);
+  queued.fetch_sub(index == 0 ? 0 : frame->payload_bytes, std::memory_order_relaxed);
+  std::atomic<std::uint32_t>* const left = frame->left;
+  std::atomic<bool>* const flag = frame->sent;
+  // Last: the frame may be used again from here on.
+  if (flag != nullptr) flag->store(true, std::memory_order_release);
+  if (left != nullptr) left->fetch_sub(1, std::memory_order_release);
+}
+
+void Comm::CommLane::OnClosed(const Error& error) {
+  if (std::exchange(open, false)) comm->open_.fetch_sub(1);
+  const std::size_t lost = comm->lost_.fetch_add(1) + 1;
+  comm->OnLaneLostOnLoop(index, error, lost == comm->lanes_.size());
+}
+
+void Comm::FailLaterOnLoop(std::size_t index, const Error& error) {
+  CommLane& place = *lanes_[index];
+  place.grace = place.loop->AddTimerOnLoop(Clock::now() + engine_->settings().config.peer_timeout,
+                                           [this, &place, error] {
+                                             place.grace = 0;
+                                             Fail(error);
+                                           });
+}
+
+// ---- signs of life ------------------------------------------------------------------------------
+
+void Comm::PlanBeatOnLoop() {
+  EventLoop* const loop = lanes_[0]->loop;
+  beat_timer_ = loop->AddTimerOnLoop(Clock::now() + engine_->settings().config.heartbeat_interval,
+                                     [this] { BeatOnLoop(); });
+}
+
+void Comm::BeatOnLoop() {
+  beat_timer_ = 0;
+  CommLane& place = *lanes_[0];
+  if (!place.open) return;
+  const Config& config = engine_->settings().config;
+  const std::uint64_t heard = place.lane->BytesReceived();
+  silent_beats_ = heard == heard_bytes_ ? silent_beats_ + 1 : 0;
+  heard_bytes_ = heard;
+  // In beats, not by the clock: a process that was stopped has heard nothing, either.
+  if (silent_beats_ * config.heartbeat_interval > config.peer_timeout) {
+    return Fail(Error(Code::kPeerLost,
+                      fmt::format("{} has said nothing for {} beats and may be stopped or cut off; "
+                                  "raise FERRY_PEER_TIMEOUT if it was only slow",
+                                  Peer(), silent_beats_)));
+  }
+  if (beat_sent_.exchange(false, std::memory_order_acquire)) place.lane->Send(&beat_);
+  PlanBeatOnLoop();
+}
+
+}  // namespace ferry::nccl_net

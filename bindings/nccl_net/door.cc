@@ -1,0 +1,209 @@
+#include "bindings/nccl_net/door.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "bindings/nccl_net/engine.h"
+#include "bindings/nccl_net/recv_comm.h"
+#include "ferry/core/log.h"
+
+namespace ferry::nccl_net {
+namespace {
+
+// In a time that does not tell where they differ.
+bool SameKey(const Key& a, const Key& b) noexcept {
+  unsigned difference = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) difference |= std::to_integer<unsigned>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
+Error NoHello(const std::string& remote, const char* why) {
+  return Error(Code::kCorrupt, fmt::format("{} {}, and was not let in; use the same "
+                                           "libnccl-net-ferry.so on all nodes",
+                                           remote, why));
+}
+
+}  // namespace
+
+// ---- who has come -------------------------------------------------------------------------------
+
+Arrivals::Arrivals(Engine* engine, std::uint64_t id) : engine_(engine), id_(id) {
+  FillRandom(key_);
+}
+
+Status Arrivals::Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane) {
+  std::shared_ptr<RecvComm> comm;  // with here_
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return Error(Code::kCancelled, "the listen comm was closed");
+    auto& place = here_[hello.comm];
+    if (place == nullptr) place = std::make_shared<RecvComm>(engine_, hello.lanes);
+    comm = place;
+  }
+  if (comm->lanes() != hello.lanes || !comm->Adopt(hello.lane, std::move(lane))) {
+    return Error(Code::kCorrupt,
+                 fmt::format("lane {} of {} cannot be: it is taken, or others said otherwise",
+                             hello.lane, hello.lanes));
+  }
+  return Ok();
+}
+
+Result<std::shared_ptr<RecvComm>> Arrivals::Take() {
+  std::shared_ptr<RecvComm> taken;  // with the caller, shortly
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto it = here_.begin(); it != here_.end(); ++it) {
+      if (!it->second->complete() && !it->second->failed()) continue;
+      taken = std::move(it->second);
+      here_.erase(it);
+      break;
+    }
+  }
+  if (taken == nullptr || !taken->failed()) return taken;
+  const Error error = taken->failure();
+  taken->Close();
+  return error;
+}
+
+void Arrivals::Close() {
+  std::unordered_map<Uuid, std::shared_ptr<RecvComm>> gone;  // out of here_
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    gone.swap(here_);
+  }
+  for (auto& [id, comm] : gone) comm->Close();
+}
+
+// ---- who wishes to come in ----------------------------------------------------------------------
+
+class Door::Stranger final : public net::LaneHandler {
+ public:
+  Stranger(Door* door, std::uint64_t number, std::unique_ptr<net::Lane> lane)
+      : door_(door), number_(number), lane_(std::move(lane)), remote_(lane_->Info().remote) {}
+
+  void StartOnLoop() {
+    lane_->SetMaxMeta(net::kMaxStrangerMeta);
+    lane_->Attach(door_->loop_, this);
+    const auto patience = door_->engine_->settings().config.handshake_timeout;
+    timer_ = door_->loop_->AddTimerOnLoop(Clock::now() + patience, [this] {
+      timer_ = 0;
+      Log(LogLevel::kWarn, "nccl", "{} connected and said nothing in time", remote_);
+      door_->DropOnLoop(number_);
+    });
+  }
+  void StopOnLoop() {
+    if (timer_ != 0) door_->loop_->CancelTimerOnLoop(std::exchange(timer_, 0));
+  }
+
+  Result<net::Placement> OnFrame(std::span<const std::byte> meta,
+                                 std::uint64_t payload_bytes) override {
+    // The lane is about to move to its comm's loop, where this frame is offered again.
+    if (arrivals_ != nullptr)
+      return net::Placement{.action = net::Placement::Action::kPause, .memory = {}};
+    const auto hello = LoadWire<HelloWire>(meta);
+    if (!hello || hello->type != FrameType::kHello || payload_bytes != 0) {
+      return NoHello(remote_, "said something else than hello");
+    }
+    if (hello->version != kWireVersion) return NoHello(remote_, "has another version");
+    if (hello->lanes == 0 || hello->lanes > kMaxLanes || hello->lane >= hello->lanes) {
+      return NoHello(remote_, "named a lane that cannot be");
+    }
+    FERRY_TRY_ASSIGN(arrivals_, door_->Find(*hello));
+    hello_ = *hello;
+    lane_->SetMaxMeta(net::kMaxMetaBytes);
+    // Not from inside of a callback of the lane's.
+    door_->loop_->Post([door = door_, number = number_] { door->AdmitOnLoop(number); });
+    return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
+  }
+  Status OnPayload() override { return Ok(); }
+  void OnSent(net::OutFrame* /*frame*/) override {}
+  void OnClosed(const Error& error) override {
+    const bool left = lane_->loss() == net::LaneLoss::kPeerClosed;
+    Log(left ? LogLevel::kInfo : LogLevel::kWarn, "nccl", "a connection was not let in: {}",
+        error.message());
+    door_->loop_->Post([door = door_, number = number_] { door->DropOnLoop(number); });
+  }
+
+  void GoIn() {
+    if (auto entered = arrivals_->Enter(hello_, std::move(lane_)); !entered) {
+      Log(LogLevel::kWarn, "nccl", "{} was not let in: {}", remote_, entered.error().message());
+    }
+  }
+
+ private:
+  Door* const door_;
+  const std::uint64_t number_;
+  std::unique_ptr<net::Lane> lane_;
+  const std::string remote_;
+  EventLoop::TimerId timer_ = 0;
+  std::shared_ptr<Arrivals> arrivals_;  // with the door, from the hello on
+  HelloWire hello_;
+};
+
+Result<std::unique_ptr<Door>> Door::Open(Engine* engine, EventLoop* loop) {
+  const Config& config = engine->settings().config;
+  std::unique_ptr<Door> door(new Door(engine, loop));
+  FERRY_TRY_ASSIGN(door->listener_,
+                   engine->provider().Listen({config.listen_host, 0}, config, loop,
+                                             [raw = door.get()](std::unique_ptr<net::Lane> lane) {
+                                               raw->EnterOnLoop(std::move(lane));
+                                             }));
+  door->port_ = door->listener_->address().port;
+  return door;
+}
+
+Door::Door(Engine* engine, EventLoop* loop) : engine_(engine), loop_(loop) {}
+Door::~Door() = default;
+
+std::shared_ptr<Arrivals> Door::Listen() {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t id = next_listen_++;
+  return listens_[id] = std::make_shared<Arrivals>(engine_, id);
+}
+
+void Door::Unlisten(std::uint64_t id) {
+  std::shared_ptr<Arrivals> gone;  // with lanes on their way in
+  {
+    const std::lock_guard lock(mutex_);
+    auto node = listens_.extract(id);
+    if (!node.empty()) gone = std::move(node.mapped());
+  }
+  if (gone != nullptr) gone->Close();
+}
+
+Result<std::shared_ptr<Arrivals>> Door::Find(const HelloWire& hello) {
+  const std::lock_guard lock(mutex_);
+  const auto it = listens_.find(hello.listen);
+  if (it == listens_.end() || !SameKey(it->second->key(), hello.key)) {
+    return Error(Code::kRefused, "a lane came for a listen comm that is not, or was closed");
+  }
+  return it->second;
+}
+
+void Door::EnterOnLoop(std::unique_ptr<net::Lane> lane) {
+  // The oldest goes where they are too many: those who mean it have said hello by then.
+  if (strangers_.size() >= engine_->settings().config.max_strangers) {
+    DropOnLoop(strangers_.begin()->first);
+  }
+  const std::uint64_t number = next_stranger_++;
+  auto stranger = std::make_unique<Stranger>(this, number, std::move(lane));
+  Stranger* const raw = stranger.get();
+  strangers_.emplace(number, std::move(stranger));
+  raw->StartOnLoop();
+}
+
+void Door::AdmitOnLoop(std::uint64_t number) {
+  const auto it = strangers_.find(number);
+  if (it == strangers_.end()) return;
+  it->second->GoIn();
+  DropOnLoop(number);
+}
+
+void Door::DropOnLoop(std::uint64_t number) {
+  auto node = strangers_.extract(number);
+  if (!node.empty()) node.mapped()->StopOnLoop();
+}
+
+}  // namespace ferry::nccl_net

@@ -1,0 +1,79 @@
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include "bindings/nccl_net/wire.h"
+#include "ferry/core/event_loop.h"
+#include "ferry/core/result.h"
+#include "ferry/net/provider.h"
+
+namespace ferry::nccl_net {
+
+class Engine;
+class RecvComm;
+
+// Those who have come for one listen comm.
+class Arrivals {
+ public:
+  Arrivals(Engine* engine, std::uint64_t id);
+
+  std::uint64_t id() const noexcept { return id_; }
+  const Key& key() const noexcept { return key_; }
+  // By the door: a lane of the comm that `hello` names. Errors: kCorrupt for one that cannot be.
+  Status Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane);
+  // The next comm whose lanes are all there, or null. Errors: kPeerLost for one whose sender has
+  // gone again.
+  Result<std::shared_ptr<RecvComm>> Take();
+  // Nobody enters any more; those who wait go.
+  void Close();
+
+ private:
+  Engine* const engine_;
+  const std::uint64_t id_;
+  Key key_;
+  std::mutex mutex_;
+  bool closed_ = false;  // under mutex_, as the rest
+  std::unordered_map<Uuid, std::shared_ptr<RecvComm>>
+      here_;  // shared with the tasks that move its lanes
+};
+
+// The process's listening port. Lanes that come in say which listen comm they are for, with its
+// key, and go to its Arrivals; those that say anything else, or nothing in time, are closed.
+class Door {
+ public:
+  // Before the loop runs.
+  static Result<std::unique_ptr<Door>> Open(Engine* engine, EventLoop* loop);
+  // After the loop has stopped.
+  ~Door();
+
+  std::uint16_t port() const noexcept { return port_; }
+  // Shared with the lanes that are on their way in.
+  std::shared_ptr<Arrivals> Listen();
+  void Unlisten(std::uint64_t id);
+
+ private:
+  class Stranger;
+
+  Door(Engine* engine, EventLoop* loop);
+  void EnterOnLoop(std::unique_ptr<net::Lane> lane);
+  Result<std::shared_ptr<Arrivals>> Find(const HelloWire& hello);
+  void AdmitOnLoop(std::uint64_t number);
+  void DropOnLoop(std::uint64_t number);
+
+  Engine* const engine_;
+  EventLoop* const loop_;
+  std::uint16_t port_ = 0;
+  std::map<std::uint64_t, std::unique_ptr<Stranger>> strangers_;  // loop; by number, oldest first
+  std::uint64_t next_stranger_ = 1;                               // loop
+  std::mutex mutex_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Arrivals>> listens_;  // under mutex_
+  std::uint64_t next_listen_ = 1;                                         // likewise
+  std::unique_ptr<net::Listener> listener_;
+};
+
+}  // namespace ferry::nccl_net

@@ -1,0 +1,95 @@
+#include "bindings/nccl_net/engine.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "bindings/nccl_net/report.h"
+#include "bindings/nccl_net/send_comm.h"
+#include "ferry/core/log.h"
+#include "ferry/net/builtin.h"
+
+namespace ferry::nccl_net {
+
+Result<std::shared_ptr<Engine>> Engine::Create(Settings settings) {
+  // Shared by the contexts and comms that use it.
+  std::shared_ptr<Engine> engine(new Engine(std::move(settings)));
+  FERRY_TRY(engine->Start());
+  return engine;
+}
+
+Engine::Engine(Settings settings)
+    : settings_(std::move(settings)), provider_(net::CreateBuiltinProvider()) {}
+
+Status Engine::Start() {
+  const Config& config = settings_.config;
+  FERRY_TRY_ASSIGN(const LogLevel level, ParseLogLevel(config.log_level));
+  FERRY_TRY_ASSIGN(const LogFormat format, ParseLogFormat(config.log_format));
+  SetLogLevel(level);
+  SetLogFormat(format);
+  nic_ = FindNic(*provider_, config);
+  for (std::size_t i = 0; i < 1 + settings_.workers; ++i) {
+    FERRY_TRY_ASSIGN(auto loop, EventLoop::Create());
+    loops_.push_back(std::move(loop));
+  }
+  // On a loop whose worker is always there.
+  FERRY_TRY_ASSIGN(door_, Door::Open(this, NextBulk()));
+  for (auto& loop : loops_) loop->StartWorker("ferry-nccl", config.spin);
+  InformInit(fmt::format("listening on port {} at {}; {} workers, {} bulk lanes for each comm",
+                         door_->port(), nic_.AddressText(), settings_.workers,
+                         settings_.bulk_lanes));
+  return Ok();
+}
+
+Engine::~Engine() {
+  std::map<std::uint64_t, Attempt> attempts;
+  {
+    const std::lock_guard lock(mutex_);
+    attempts.swap(attempts_);
+  }
+  for (auto& [id, attempt] : attempts) attempt.comm->Close();
+  attempts.clear();
+  for (auto& loop : loops_) loop->Stop();
+}
+
+EventLoop* Engine::NextBulk() noexcept {
+  const std::size_t turn = next_bulk_.fetch_add(1, std::memory_order_relaxed);
+  return loops_[1 + turn % (loops_.size() - 1)].get();
+}
+
+std::uint64_t Engine::AddAttempt(const void* owner, std::shared_ptr<SendComm> comm) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t id = next_attempt_++;
+  attempts_.emplace(id, Attempt{owner, std::move(comm)});
+  return id;
+}
+
+std::shared_ptr<SendComm> Engine::FindAttempt(std::uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto it = attempts_.find(id);
+  return it == attempts_.end() ? nullptr : it->second.comm;
+}
+
+std::shared_ptr<SendComm> Engine::TakeAttempt(std::uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  auto node = attempts_.extract(id);
+  return node.empty() ? nullptr : std::move(node.mapped().comm);
+}
+
+void Engine::DropAttempts(const void* owner) {
+  std::vector<std::shared_ptr<SendComm>> dropped;  // out of attempts_
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto it = attempts_.begin(); it != attempts_.end();) {
+      if (it->second.owner == owner) {
+        dropped.push_back(std::move(it->second.comm));
+        it = attempts_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+  for (const auto& comm : dropped) comm->Close();
+}
+
+}  // namespace ferry::nccl_net

@@ -1,0 +1,69 @@
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "bindings/nccl_net/door.h"
+#include "bindings/nccl_net/nic.h"
+#include "bindings/nccl_net/settings.h"
+#include "ferry/core/event_loop.h"
+#include "ferry/core/result.h"
+#include "ferry/net/provider.h"
+
+namespace ferry::nccl_net {
+
+class SendComm;
+
+// What all communicators of the process share: threads, a listening port, the network interface as
+// NCCL sees it, and the connections that are being made. Any thread, but for Create() and its end.
+class Engine {
+ public:
+  // Errors: kInvalidArgument (settings), kUnavailable (ports, descriptors).
+  static Result<std::shared_ptr<Engine>> Create(Settings settings);
+  // When no comm is left; not on a loop.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const Settings& settings() const noexcept { return settings_; }
+  net::Provider& provider() noexcept { return *provider_; }
+  Door& door() noexcept { return *door_; }
+  const Nic& nic() const noexcept { return nic_; }
+
+  // Carries small messages, credits and beats. NCCL's threads drive it while they poll, so that
+  // those pass without waking anybody; large messages would keep them from it.
+  EventLoop* swift() noexcept { return loops_.front().get(); }
+  // One after another; each has a thread.
+  EventLoop* NextBulk() noexcept;
+
+  // Connections under way, by what stands in the handle.
+  std::uint64_t AddAttempt(const void* owner, std::shared_ptr<SendComm> comm);
+  std::shared_ptr<SendComm> FindAttempt(std::uint64_t id);
+  std::shared_ptr<SendComm> TakeAttempt(std::uint64_t id);
+  // Gives up those of one owner.
+  void DropAttempts(const void* owner);
+
+ private:
+  struct Attempt {
+    const void* owner = nullptr;
+    std::shared_ptr<SendComm> comm;  // with callbacks of the provider's
+  };
+
+  explicit Engine(Settings settings);
+  Status Start();
+
+  const Settings settings_;
+  const std::unique_ptr<net::Provider> provider_;
+  Nic nic_;
+  std::vector<std::unique_ptr<EventLoop>> loops_;
+  std::unique_ptr<Door> door_;
+  std::atomic<std::size_t> next_bulk_{0};
+  std::mutex mutex_;
+  std::map<std::uint64_t, Attempt> attempts_;  // under mutex_
+  std::uint64_t next_attempt_ = 1;             // likewise
+};
+
+}  // namespace ferry::nccl_net

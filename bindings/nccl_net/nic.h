@@ -1,0 +1,25 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/net/provider.h"
+
+namespace ferry::nccl_net {
+
+// The machine's way to others as one device of NCCL's: all interfaces that the settings allow, by
+// the name and place of the first.
+struct Nic {
+  std::string name;                // "eth0"
+  std::string pci_path;            // under /sys; empty for a virtual one
+  std::uint64_t guid = 0;          // the same in every process of the machine
+  int megabits = 0;                // per second, of all of them
+  std::vector<std::string> hosts;  // numeric addresses, as many as a handle has room for
+
+  std::string AddressText() const;
+};
+
+Nic FindNic(const net::Provider& provider, const Config& config);
+
+}  // namespace ferry::nccl_net

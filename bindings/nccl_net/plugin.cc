@@ -1,0 +1,344 @@
+#include "bindings/nccl_net/plugin.h"
+
+#include <fmt/core.h>
+
+#include <array>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "bindings/nccl_net/engine.h"
+#include "bindings/nccl_net/recv_comm.h"
+#include "bindings/nccl_net/report.h"
+#include "bindings/nccl_net/send_comm.h"
+
+namespace ferry::nccl_net {
+namespace {
+
+constexpr int kMostComms = 65536;
+constexpr std::size_t kMostMessageBytes = std::size_t{1} << 30;
+
+// What NCCL holds. All share the engine, which goes with the last of them.
+struct Context {
+  std::shared_ptr<Engine> engine;  // with all of these
+};
+struct ListenComm {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Arrivals> arrivals;  // with the door
+};
+struct DataComm {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Comm> comm;  // with callbacks of the provider's
+};
+struct MemoryRegion {
+  std::span<const std::byte> memory;
+};
+
+// The engine in use, and the context of versions that have none.
+struct Process {
+  std::mutex mutex;
+  std::weak_ptr<Engine> engine;  // under mutex
+  std::unique_ptr<Context> context;
+};
+// Never destroyed: NCCL's threads may still be here when the process ends.
+Process& TheProcess() {
+  static auto* const process = new Process;
+  return *process;
+}
+
+Result<std::shared_ptr<Engine>> EngineOfProcess() {
+  Process& process = TheProcess();
+  const std::lock_guard lock(process.mutex);
+  if (auto engine = process.engine.lock()) return engine;
+  FERRY_TRY_ASSIGN(Settings settings,
+                   LoadSettings([](const char* name) { return std::getenv(name); }));
+  FERRY_TRY_ASSIGN(auto engine, Engine::Create(std::move(settings)));
+  process.engine = engine;
+  return engine;
+}
+
+// Runs `body`; no exception leaves it.
+template <class Body>
+int Guarded(const char* call, Body body) noexcept {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    Warn(fmt::format("{} failed: {}", call, error.what()));
+    return abi::kSystemError;
+  }
+}
+
+Context* ContextOf(void* context) {
+  return context != kProcessContext ? static_cast<Context*>(context) : TheProcess().context.get();
+}
+
+int NotStarted(const char* call) {
+  return Fail(Error(Code::kInvalidArgument, fmt::format("{} was called before init", call)));
+}
+
+Status CheckDevice(int device) {
+  if (device == 0) return Ok();
+  return Error(Code::kInvalidArgument, fmt::format("there is no device {}, only 0", device));
+}
+
+int CloseComm(void* comm) noexcept {
+  return Guarded("close", [&] {
+    const std::unique_ptr<DataComm> closed(static_cast<DataComm*>(comm));
+    if (closed != nullptr) closed->comm->Close();
+    return int{abi::kSuccess};
+  });
+}
+
+template <class Size>
+int ReceiveGroup(void* recv_comm, const Group<Size>& group, void** request) noexcept {
+  // NCCL may have left a hint there.
+  *request = nullptr;
+  return Guarded("irecv", [&] {
+    if (group.count < 1 || std::cmp_greater(group.count, kMaxReceives)) {
+      return Fail(Error(
+          Code::kInvalidArgument,
+          fmt::format("irecv of {} buffers; 1 to {} can be grouped", group.count, kMaxReceives)));
+    }
+    std::array<Incoming, kMaxReceives> places;
+    const auto count = static_cast<std::size_t>(group.count);
+    for (std::size_t i = 0; i < count; ++i) {
+      places[i] = {.data = {static_cast<std::byte*>(group.data[i]),
+                            static_cast<std::size_t>(group.bytes[i])},
+                   .tag = group.tags[i]};
+    }
+    auto& comm = static_cast<RecvComm&>(*static_cast<DataComm*>(recv_comm)->comm);
+    const auto posted = comm.Receive({places.data(), count});
+    if (!posted) return Fail(posted.error());
+    *request = *posted;
+    return int{abi::kSuccess};
+  });
+}
+
+}  // namespace
+
+// ---- the process --------------------------------------------------------------------------------
+
+int Init(void** context, abi::Logger logger) noexcept {
+  return Guarded("init", [&] {
+    SetLogger(logger);
+    auto engine = EngineOfProcess();
+    if (!engine) return Fail(engine.error());
+    *context = std::make_unique<Context>(Context{*std::move(engine)}).release();
+    return int{abi::kSuccess};
+  });
+}
+
+int Finalize(void* context) noexcept {
+  return Guarded("finalize", [&] {
+    const std::unique_ptr<Context> ended(static_cast<Context*>(context));
+    if (ended != nullptr) ended->engine->DropAttempts(ended.get());
+    return int{abi::kSuccess};
+  });
+}
+
+int InitOnce(abi::Logger logger) noexcept {
+  return Guarded("init", [&] {
+    SetLogger(logger);
+    auto engine = EngineOfProcess();
+    if (!engine) return Fail(engine.error());
+    Process& process = TheProcess();
+    const std::lock_guard lock(process.mutex);
+    if (process.context == nullptr) {
+      process.context = std::make_unique<Context>(Context{*std::move(engine)});
+    }
+    return int{abi::kSuccess};
+  });
+}
+
+int Devices(int* count) noexcept {
+  *count = 1;
+  return abi::kSuccess;
+}
+
+int GetProperties(int device, abi::PropertiesV12* properties) noexcept {
+  return Guarded("getProperties", [&] {
+    if (auto known = CheckDevice(device); !known) return Fail(known.error());
+    // With its users, for the length of this call.
+    const std::shared_ptr<Engine> engine = [] {
+      const std::lock_guard lock(TheProcess().mutex);
+      return TheProcess().engine.lock();
+    }();
+    if (engine == nullptr) return NotStarted("getProperties");
+    // NCCL keeps the pointers.
+    static Nic* const nic = std::make_unique<Nic>(engine->nic()).release();
+    *properties = {};
+    properties->name = nic->name.data();
+    properties->pci_path = nic->pci_path.empty() ? nullptr : nic->pci_path.data();
+    properties->guid = nic->guid;
+    properties->ptr_support = abi::kPointerHost;
+    properties->speed = nic->megabits;
+    properties->max_comms = kMostComms;
+    properties->max_recvs = static_cast<int>(kMaxReceives);
+    properties->device_type = abi::kDeviceTypeHost;
+    properties->virtual_device.count = 1;
+    properties->virtual_device.devices[0] = device;
+    properties->max_p2p_bytes = kMostMessageBytes;
+    properties->max_coll_bytes = kMostMessageBytes;
+    properties->max_multi_request_size = 1;
+    return int{abi::kSuccess};
+  });
+}
+
+// ---- connections --------------------------------------------------------------------------------
+
+int Listen(void* context, int device, void* handle, void** listen_comm) noexcept {
+  *listen_comm = nullptr;
+  return Guarded("listen", [&] {
+    const Context* const one = ContextOf(context);
+    if (one == nullptr) return NotStarted("listen");
+    if (auto known = CheckDevice(device); !known) return Fail(known.error());
+    Engine& engine = *one->engine;
+    auto arrivals = engine.door().Listen();
+    ListenAddress address{.listen = arrivals->id(), .key = arrivals->key(), .at = {}};
+    for (const std::string& host : engine.nic().hosts) {
+      address.at.push_back({host, engine.door().port()});
+    }
+    if (auto written = WriteHandle(address, handle); !written) {
+      engine.door().Unlisten(arrivals->id());
+      return Fail(written.error());
+    }
+    *listen_comm =
+        std::make_unique<ListenComm>(ListenComm{one->engine, std::move(arrivals)}).release();
+    return int{abi::kSuccess};
+  });
+}
+
+int Connect(void* context, int device, void* handle, void** send_comm) noexcept {
+  *send_comm = nullptr;
+  return Guarded("connect", [&] {
+    Context* const one = ContextOf(context);
+    if (one == nullptr) return NotStarted("connect");
+    if (auto known = CheckDevice(device); !known) return Fail(known.error());
+    Engine& engine = *one->engine;
+    if (AttemptOf(handle) == 0) {
+      const auto address = ReadHandle(handle);
+      if (!address) return Fail(address.error());
+      auto dialled = SendComm::Dial(&engine, *address);
+      if (!dialled) return Fail(dialled.error());
+      SetAttempt(handle, engine.AddAttempt(one, *std::move(dialled)));
+    }
+    const std::uint64_t attempt = AttemptOf(handle);
+    auto comm = engine.FindAttempt(attempt);
+    if (comm == nullptr) {
+      return Fail(
+          Error(Code::kInvalidArgument,
+                fmt::format("connect was given a handle of attempt {}, which has ended", attempt)));
+    }
+    if (!comm->complete() && !comm->failed()) {
+      engine.swift()->DriveOnce();
+      return int{abi::kSuccess};
+    }
+    engine.TakeAttempt(attempt);
+    SetAttempt(handle, 0);
+    if (comm->failed()) {
+      const Error error = comm->failure();
+      comm->Close();
+      return Fail(error);
+    }
+    *send_comm = std::make_unique<DataComm>(DataComm{one->engine, std::move(comm)}).release();
+    return int{abi::kSuccess};
+  });
+}
+
+int Accept(void* listen_comm, void** recv_comm) noexcept {
+  *recv_comm = nullptr;
+  return Guarded("accept", [&] {
+    auto* const one = static_cast<ListenComm*>(listen_comm);
+    auto taken = one->arrivals->Take();
+    if (!taken) return Fail(taken.error());
+    if (*taken == nullptr) {
+      one->engine->swift()->DriveOnce();
+      return int{abi::kSuccess};
+    }
+    *recv_comm = std::make_unique<DataComm>(DataComm{one->engine, *std::move(taken)}).release();
+    return int{abi::kSuccess};
+  });
+}
+
+int CloseListen(void* listen_comm) noexcept {
+  return Guarded("closeListen", [&] {
+    const std::unique_ptr<ListenComm> closed(static_cast<ListenComm*>(listen_comm));
+    if (closed != nullptr) closed->engine->door().Unlisten(closed->arrivals->id());
+    return int{abi::kSuccess};
+  });
+}
+
+int CloseSend(void* send_comm) noexcept { return CloseComm(send_comm); }
+int CloseRecv(void* recv_comm) noexcept { return CloseComm(recv_comm); }
+
+// ---- data ---------------------------------------------------------------------------------------
+
+int RegMr(void* /*comm*/, void* data, std::size_t bytes, int kind, void** mr) noexcept {
+  *mr = nullptr;
+  return Guarded("regMr", [&] {
+    if (kind != abi::kPointerHost) {
+      return Fail(Error(
+          Code::kUnsupported,
+          fmt::format("memory of kind {} cannot be registered, only that of the host", kind)));
+    }
+    *mr = std::make_unique<MemoryRegion>(MemoryRegion{{static_cast<const std::byte*>(data), bytes}})
+              .release();
+    return int{abi::kSuccess};
+  });
+}
+
+int DeregMr(void* comm, void* mr) noexcept {
+  return Guarded("deregMr", [&] {
+    const std::unique_ptr<MemoryRegion> region(static_cast<MemoryRegion*>(mr));
+    if (region != nullptr && comm != nullptr) {
+      static_cast<DataComm*>(comm)->comm->Forget(region->memory);
+    }
+    return int{abi::kSuccess};
+  });
+}
+
+int Isend(void* send_comm, void* data, std::size_t bytes, int tag, void** request) noexcept {
+  *request = nullptr;
+  return Guarded("isend", [&] {
+    auto& comm = static_cast<SendComm&>(*static_cast<DataComm*>(send_comm)->comm);
+    const auto sent = comm.Send({.data = {static_cast<const std::byte*>(data), bytes}, .tag = tag});
+    if (!sent) return Fail(sent.error());
+    *request = *sent;
+    return int{abi::kSuccess};
+  });
+}
+
+int Irecv(void* recv_comm, const Group<std::size_t>& group, void** request) noexcept {
+  return ReceiveGroup(recv_comm, group, request);
+}
+int Irecv(void* recv_comm, const Group<int>& group, void** request) noexcept {
+  return ReceiveGroup(recv_comm, group, request);
+}
+
+// Host memory has what was received when the request is done.
+int Iflush(void* /*recv_comm*/, void** request) noexcept {
+  *request = nullptr;
+  return abi::kSuccess;
+}
+
+int Test(void* request, int* done, int* bytes) noexcept {
+  *done = 0;
+  return Guarded("test", [&] {
+    auto* const one = static_cast<Request*>(request);
+    const auto tested = one->comm->Test(one);
+    if (!tested) return Fail(tested.error());
+    *done = tested->done ? 1 : 0;
+    for (std::size_t i = 0; tested->done && bytes != nullptr && i < tested->count; ++i) {
+      bytes[i] = static_cast<int>(
+          std::min<std::uint64_t>(tested->sizes[i], std::numeric_limits<int>::max()));
+    }
+    return int{abi::kSuccess};
+  });
+}
+
+// Hints that nothing here depends on.
+int SetNetAttr(void* /*context*/, void* /*attributes*/) noexcept { return abi::kSuccess; }
+
+}  // namespace ferry::nccl_net

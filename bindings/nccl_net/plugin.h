@@ -1,0 +1,49 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "bindings/nccl_net/comm.h"
+#include "ferry/net/plugin/abi_v12.h"
+
+// The plugin's functions in the form of the newest version; table_v7.cc to table_v12.cc say them in
+// each version's. All return an abi::Outcome, take no exceptions, and block for nobody, but for the
+// closing ones, which wait for this process's own threads.
+namespace ferry::nccl_net {
+
+inline constexpr const char* kPluginName = "Ferry";
+
+// From v11 on: a context for each communicator, given back by Finalize(), whatever of it is alive.
+int Init(void** context, abi::Logger logger) noexcept;
+int Finalize(void* context) noexcept;
+// Up to v10: once for the process, in the place of a context.
+int InitOnce(abi::Logger logger) noexcept;
+inline constexpr void* kProcessContext = nullptr;
+
+int Devices(int* count) noexcept;
+int GetProperties(int device, abi::PropertiesV12* properties) noexcept;
+int Listen(void* context, int device, void* handle, void** listen_comm) noexcept;
+int Connect(void* context, int device, void* handle, void** send_comm) noexcept;
+int Accept(void* listen_comm, void** recv_comm) noexcept;
+int RegMr(void* comm, void* data, std::size_t bytes, int kind, void** mr) noexcept;
+int DeregMr(void* comm, void* mr) noexcept;
+int Isend(void* send_comm, void* data, std::size_t bytes, int tag, void** request) noexcept;
+
+// The receives of one irecv(), as its arrays.
+template <class Size>
+struct Group {
+  int count;
+  void** data;
+  const Size* bytes;
+  const int* tags;
+};
+int Irecv(void* recv_comm, const Group<std::size_t>& group, void** request) noexcept;
+int Irecv(void* recv_comm, const Group<int>& group, void** request) noexcept;
+int Iflush(void* recv_comm, void** request) noexcept;
+int Test(void* request, int* done, int* bytes) noexcept;
+int CloseSend(void* send_comm) noexcept;
+int CloseRecv(void* recv_comm) noexcept;
+int CloseListen(void* listen_comm) noexcept;
+int SetNetAttr(void* context, void* attributes) noexcept;
+
+}  // namespace ferry::nccl_net

@@ -1,0 +1,84 @@
+#pragma once
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "bindings/nccl_net/comm.h"
+
+namespace ferry::nccl_net {
+
+// A place for one message.
+struct Incoming {
+  std::span<std::byte> data;
+  int tag = 0;
+};
+
+// The receiving end. Each receive is told to the sender at once, so that what arrives always has
+// its place, and goes straight there.
+class RecvComm final : public Comm {
+ public:
+  RecvComm(Engine* engine, std::size_t lanes);
+
+  // 1 to kMaxReceives places. Null: there are too many requests already. Errors: the comm's.
+  Result<Request*> Receive(std::span<const Incoming> places);
+  // Errors: kInvalidArgument for a message that was larger than its place, which ends the comm.
+  Result<Tested> Test(Request* request) override;
+
+ private:
+  struct RecvRequest;
+  struct Slot {
+    RecvRequest* request = nullptr;
+    std::span<std::byte> data;
+    int tag = 0;
+    std::uint64_t sequence = 0;
+    bool begun = false;
+    std::uint64_t total = 0;     // once begun
+    std::uint64_t claimed = 0;   // bytes that have a lane to come by
+    std::uint64_t received = 0;  // of them
+  };
+  struct RecvRequest : Request {
+    using Request::Request;
+    std::array<Slot, kMaxReceives> slots;
+    std::size_t count = 0;
+    std::atomic<std::uint32_t> left{0};  // slots that are not full
+  };
+  struct Tag {
+    int tag = 0;
+    std::uint64_t posted = 0;
+    bool told = true;
+  };
+  // What a lane is receiving; of its loop.
+  struct Landing {
+    Slot* slot = nullptr;
+    iovec place{};
+  };
+
+  struct CreditFrame : Frame {
+    std::atomic<bool> is_sent{true};
+  };
+
+  Tag& TagOf(int tag);
+  RecvRequest* FreeRequest();
+  void TellOnLoop();
+  Result<Slot*> FindLocked(const DataWire& data, std::uint64_t payload_bytes);
+  void FinishLocked(Slot* slot);
+
+  Result<net::Placement> OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
+                                       std::uint64_t payload_bytes) override;
+  Status OnPayloadOnLoop(std::size_t lane) override;
+  void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) override;
+  bool Uses(std::span<const std::byte> memory) const override;
+  const char* kind() const noexcept override { return "irecv"; }
+
+  std::vector<Landing> landings_;                      // by lane
+  std::vector<std::unique_ptr<CreditFrame>> credits_;  // swift loop
+
+  // Under mutex_.
+  std::vector<Tag> tags_;
+  std::vector<std::unique_ptr<RecvRequest>> requests_;
+  std::vector<RecvRequest*> free_;
+  std::vector<Slot*> posted_;  // not full, oldest first
+  bool telling_ = false;       // TellOnLoop() is to come
+};
+
+}  // namespace ferry::nccl_net

@@ -1,0 +1,246 @@
+#include "bindings/nccl_net/send_comm.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "bindings/nccl_net/engine.h"
+#include "bindings/nccl_net/report.h"
+
+namespace ferry::nccl_net {
+namespace {
+
+constexpr std::size_t kMostSends = abi::kMaxRequests * kMaxReceives;
+constexpr std::uint64_t kPieceAlignment = 4096;
+
+bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
+  return std::less<>()(a.data(), b.data() + b.size()) &&
+         std::less<>()(b.data(), a.data() + a.size());
+}
+
+// One address of the peer's for each interface by which the routes to them leave.
+std::vector<net::Address> ChooseWays(Engine* engine, const std::vector<net::Address>& addresses) {
+  std::vector<net::Address> ways;
+  std::set<std::string> interfaces;
+  for (const net::Address& address : addresses) {
+    const std::string interface = engine->provider().InterfaceTo(address);
+    const bool usable =
+        interface == "lo" || net::InterfaceAllowed(engine->settings().config.interfaces, interface);
+    if (interface.empty() || !usable || !interfaces.insert(interface).second) continue;
+    ways.push_back(address);
+  }
+  return ways;
+}
+
+}  // namespace
+
+// ---- connecting ---------------------------------------------------------------------------------
+
+SendComm::SendComm(Engine* engine, std::size_t lanes, const ListenAddress& address)
+    : Comm(engine, lanes),
+      address_(address),
+      ways_(ChooseWays(engine, address.at)),
+      id_(Uuid::Random()) {
+  for (std::size_t i = 0; i < lanes; ++i) hellos_.push_back(std::make_unique<Frame>());
+}
+
+Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, const ListenAddress& address) {
+  const std::size_t lanes = 1 + engine->settings().bulk_lanes;
+  auto comm = std::make_shared<SendComm>(engine, lanes, address);
+  if (comm->ways_.empty()) {
+    std::string text;
+    for (const net::Address& at : address.at) text += (text.empty() ? "" : ", ") + at.ToString();
+    return Error(Code::kPeerLost,
+                 fmt::format("there is no route to the peer's {} by an interface that "
+                             "FERRY_INTERFACES or NCCL_SOCKET_IFNAME allows",
+                             text));
+  }
+  for (std::size_t i = 0; i < lanes; ++i) {
+    comm->LoopOf(i)->Post([weak = std::weak_ptr(comm), i] {
+      if (const auto self = weak.lock()) self->DialOnLoop(i, 0);
+    });
+  }
+  return comm;
+}
+
+void SendComm::DialOnLoop(std::size_t lane, std::size_t attempt) {
+  const Config& config = engine()->settings().config;
+  // Lanes are dealt to the ways in turn; what one does not reach the next may.
+  const net::Address& to = ways_[(lane + attempt) % ways_.size()];
+  engine()->provider().Connect(
+      to, config, LoopOf(lane), Deadline::After(config.connect_timeout),
+      [weak = weak_from_this(), lane, attempt](Result<std::unique_ptr<net::Lane>> dialled) {
+        if (const auto self = weak.lock()) self->OnDialledOnLoop(lane, attempt, std::move(dialled));
+      });
+}
+
+void SendComm::OnDialledOnLoop(std::size_t lane, std::size_t attempt,
+                               Result<std::unique_ptr<net::Lane>> dialled) {
+  if (!dialled) {
+    if (attempt + 1 < ways_.size()) return DialOnLoop(lane, attempt + 1);
+    return Fail(dialled.error());
+  }
+  HelloWire hello;
+  hello.lane = static_cast<std::uint16_t>(lane);
+  hello.lanes = static_cast<std::uint16_t>(lanes());
+  hello.listen = address_.listen;
+  hello.key = address_.key;
+  hello.comm = id_;
+  StoreWire(hello, &hellos_[lane]->meta);
+  net::Lane* const raw = dialled->get();
+  // Attached here and now; nobody sends on it before all lanes are adopted, and this is on its
+  // loop.
+  if (Adopt(lane, *std::move(dialled))) raw->Send(hellos_[lane].get());
+}
+
+// ---- sending ------------------------------------------------------------------------------------
+
+SendComm::Tag& SendComm::TagOf(int tag) {
+  const auto it =
+      std::find_if(tags_.begin(), tags_.end(), [&](const Tag& each) { return each.tag == tag; });
+  return it != tags_.end() ? *it : tags_.emplace_back(Tag{.tag = tag});
+}
+
+SendComm::SendRequest* SendComm::FreeRequest() {
+  if (free_.empty()) {
+    if (requests_.size() == kMostSends) return nullptr;
+    requests_.push_back(std::make_unique<SendRequest>(this));
+    return requests_.back().get();
+  }
+  SendRequest* const request = free_.back();
+  free_.pop_back();
+  return request;
+}
+
+bool SendComm::IsSmall(const SendRequest& request) const noexcept {
+  return request.data.size() <= engine()->settings().small_bytes;
+}
+
+Result<Request*> SendComm::Send(const Outgoing& message) {
+  if (failed()) return failure();
+  std::unique_lock lock(mutex_);
+  SendRequest* const request = FreeRequest();
+  if (request == nullptr) return static_cast<Request*>(nullptr);
+  Tag& tag = TagOf(message.tag);
+  request->data = message.data;
+  request->tag = message.tag;
+  request->sequence = tag.next++;
+  request->in_use = true;
+  const bool small = IsSmall(*request);
+  request->left.store(1, std::memory_order_relaxed);
+  if (request->sequence >= tag.granted) {
+    waiting_.push_back(request);
+    return static_cast<Request*>(request);
+  }
+  if (!small) {
+    BeginLocked(request);
+    return static_cast<Request*>(request);
+  }
+  CutLocked(request, 1);
+  Frame* const frame = request->frames[0].get();
+  lock.unlock();
+  // At once, by this thread. Nobody closes the comm meanwhile.
+  LoopOf(0)->PostOrRun([this, frame] { SendOnLoop(0, frame); });
+  return static_cast<Request*>(request);
+}
+
+void SendComm::CutLocked(SendRequest* request, std::size_t pieces) {
+  const std::uint64_t total = request->data.size();
+  const std::uint64_t even = (total + pieces - 1) / pieces;
+  const std::uint64_t each =
+      pieces == 1 ? total : (even + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+  std::uint32_t count = 0;
+  std::uint64_t offset = 0;
+  do {
+    if (request->frames.size() == count) request->frames.push_back(std::make_unique<Frame>());
+    Frame& frame = *request->frames[count++];
+    DataWire data;
+    data.tag = request->tag;
+    data.sequence = request->sequence;
+    data.total = total;
+    data.offset = offset;
+    StoreWire(data, &frame.meta);
+    frame.left = &request->left;
+    frame.payload_bytes = std::min(each, total - offset);
+    frame.payload.clear();
+    if (frame.payload_bytes > 0) {
+      auto* const from = const_cast<std::byte*>(request->data.data() + offset);
+      frame.payload.push_back({from, frame.payload_bytes});
+    }
+    offset += frame.payload_bytes;
+  } while (offset < total);
+  request->left.store(count, std::memory_order_relaxed);
+}
+
+// Not for small ones.
+void SendComm::BeginLocked(SendRequest* request) {
+  const std::uint64_t most = request->data.size() / engine()->settings().piece_bytes;
+  const std::size_t pieces = std::clamp<std::uint64_t>(most, 1, lanes() - 1);
+  CutLocked(request, pieces);
+  const std::uint32_t count = request->left.load(std::memory_order_relaxed);
+  for (std::uint32_t i = 0; i < count; ++i) PostBulk(request->frames[i].get());
+}
+
+Result<Tested> SendComm::Test(Request* request) {
+  auto* const one = static_cast<SendRequest*>(request);
+  if (one->left.load(std::memory_order_acquire) > 0) {
+    engine()->swift()->DriveOnce();
+    if (one->left.load(std::memory_order_acquire) > 0) {
+      if (failed()) return failure();
+      return Tested{};
+    }
+  }
+  Tested tested{.done = true, .count = 1};
+  tested.sizes[0] = one->data.size();
+  Count(one->data.size());
+  const std::lock_guard lock(mutex_);
+  one->in_use = false;
+  free_.push_back(one);
+  return tested;
+}
+
+bool SendComm::Uses(std::span<const std::byte> memory) const {
+  return std::any_of(requests_.begin(), requests_.end(), [&](const auto& request) {
+    return request->in_use && request->left.load(std::memory_order_acquire) > 0 &&
+           Overlap(request->data, memory);
+  });
+}
+
+// ---- the receiver -------------------------------------------------------------------------------
+
+Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
+                                               std::uint64_t payload_bytes) {
+  const auto credits = LoadCredits(meta);
+  if (lane != 0 || payload_bytes != 0 || !credits ||
+      meta[0] != std::byte{static_cast<std::uint8_t>(FrameType::kCredit)}) {
+    return Error(Code::kCorrupt, "the receiver said something else than what it waits for");
+  }
+  const std::lock_guard lock(mutex_);
+  for (const CreditEntryWire& credit : *credits) {
+    Tag& tag = TagOf(credit.tag);
+    tag.granted = std::max(tag.granted, credit.posted);
+  }
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    SendRequest* const request = *it;
+    if (request->sequence >= TagOf(request->tag).granted) {
+      ++it;
+      continue;
+    }
+    it = waiting_.erase(it);
+    if (IsSmall(*request)) {
+      CutLocked(request, 1);
+      SendOnLoop(0, request->frames[0].get());
+    } else {
+      BeginLocked(request);
+    }
+  }
+  return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
+}
+
+void SendComm::OnLaneLostOnLoop(std::size_t /*lane*/, const Error& error, bool /*last*/) {
+  Fail(error);
+}
+
+}  // namespace ferry::nccl_net

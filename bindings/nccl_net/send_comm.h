@@ -1,0 +1,75 @@
+#pragma once
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "bindings/nccl_net/comm.h"
+
+namespace ferry::nccl_net {
+
+// What isend() is given.
+struct Outgoing {
+  std::span<const std::byte> data;
+  int tag = 0;
+};
+
+// The sending end. A message leaves when the receiver has posted a receive for it, so lanes never
+// wait for a receiver with bytes in them: small ones on lane 0, others in pieces on those bulk
+// lanes that have least to do. It is done when the kernel has all of it.
+class SendComm final : public Comm, public std::enable_shared_from_this<SendComm> {
+ public:
+  // Begins to connect to one of the addresses. Errors: kPeerLost where there is no route to any.
+  // Shared with the provider's callbacks.
+  static Result<std::shared_ptr<SendComm>> Dial(Engine* engine, const ListenAddress& address);
+
+  // Null: there are too many requests already. Errors: the comm's.
+  Result<Request*> Send(const Outgoing& message);
+  Result<Tested> Test(Request* request) override;
+
+  SendComm(Engine* engine, std::size_t lanes, const ListenAddress& address);
+
+ private:
+  struct SendRequest : Request {
+    using Request::Request;
+    std::span<const std::byte> data;
+    int tag = 0;
+    std::uint64_t sequence = 0;
+    bool in_use = false;                 // under mutex_
+    std::atomic<std::uint32_t> left{0};  // pieces that are not sent
+    std::vector<std::unique_ptr<Frame>> frames;
+  };
+  struct Tag {
+    int tag = 0;
+    std::uint64_t next = 0;     // sequence number
+    std::uint64_t granted = 0;  // of these the receiver waits for
+  };
+
+  void DialOnLoop(std::size_t lane, std::size_t attempt);
+  void OnDialledOnLoop(std::size_t lane, std::size_t attempt,
+                       Result<std::unique_ptr<net::Lane>> dialled);
+  Tag& TagOf(int tag);
+  SendRequest* FreeRequest();
+  bool IsSmall(const SendRequest& request) const noexcept;
+  void CutLocked(SendRequest* request, std::size_t pieces);
+  void BeginLocked(SendRequest* request);
+
+  Result<net::Placement> OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
+                                       std::uint64_t payload_bytes) override;
+  Status OnPayloadOnLoop(std::size_t /*lane*/) override { return Ok(); }
+  void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) override;
+  bool Uses(std::span<const std::byte> memory) const override;
+  const char* kind() const noexcept override { return "isend"; }
+
+  const ListenAddress address_;
+  std::vector<net::Address> ways_;
+  const Uuid id_;
+  std::vector<std::unique_ptr<Frame>> hellos_;  // of the lanes' loops
+
+  // Under mutex_.
+  std::vector<Tag> tags_;
+  std::vector<std::unique_ptr<SendRequest>> requests_;
+  std::vector<SendRequest*> free_;
+  std::deque<SendRequest*> waiting_;  // for the receiver
+};
+
+}  // namespace ferry::nccl_net

@@ -1,0 +1,64 @@
+#include "bindings/nccl_net/settings.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "ferry/core/log.h"
+#include "ferry/core/units.h"
+
+namespace ferry::nccl_net {
+namespace {
+
+constexpr std::uint64_t kPieceBytes = 128 * kKiB;
+constexpr unsigned kManyCores = 8;
+
+bool IsSet(const Config& config, std::string_view name) {
+  return config.origins.find(name) != config.origins.end();
+}
+
+}  // namespace
+
+std::string InterfacesOf(std::string_view socket_ifname) {
+  std::string list;
+  if (socket_ifname.substr(0, 1) == "^") {
+    list += '^';
+    socket_ifname.remove_prefix(1);
+  }
+  const bool exact = socket_ifname.substr(0, 1) == "=";
+  if (exact) socket_ifname.remove_prefix(1);
+  bool first = true;
+  while (!socket_ifname.empty()) {
+    const std::size_t comma = std::min(socket_ifname.find(','), socket_ifname.size());
+    // NCCL allows a port after a name, which says nothing here.
+    const std::string_view name = socket_ifname.substr(0, std::min(comma, socket_ifname.find(':')));
+    if (!name.empty()) {
+      if (!first) list += ',';
+      list += name;
+      if (!exact) list += '*';
+      first = false;
+    }
+    socket_ifname.remove_prefix(std::min(comma + 1, socket_ifname.size()));
+  }
+  return first ? std::string() : list;
+}
+
+Result<Settings> LoadSettings(const Config::Getter& get) {
+  Settings settings;
+  FERRY_TRY_ASSIGN(settings.config, Config::FromEnvironment(get));
+  Config& config = settings.config;
+  if (const char* names = get("NCCL_SOCKET_IFNAME");
+      names != nullptr && !IsSet(config, "interfaces")) {
+    FERRY_TRY(config.Set("interfaces", InterfacesOf(names), "NCCL_SOCKET_IFNAME"));
+  }
+  const unsigned cores = std::max(std::thread::hardware_concurrency(), 1U);
+  settings.bulk_lanes = config.lanes > 0      ? static_cast<std::size_t>(config.lanes)
+                        : cores >= kManyCores ? 4
+                                              : 2;
+  settings.workers = config.workers > 0 ? static_cast<std::size_t>(config.workers)
+                                        : std::clamp(cores / 2, 2U, 16U);
+  settings.small_bytes = config.eager_bytes;
+  settings.piece_bytes = IsSet(config, "slice_bytes") ? config.slice_bytes : kPieceBytes;
+  return settings;
+}
+
+}  // namespace ferry::nccl_net

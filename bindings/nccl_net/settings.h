@@ -1,0 +1,27 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "ferry/core/config.h"
+#include "ferry/core/result.h"
+
+namespace ferry::nccl_net {
+
+// How the plugin runs: FERRY_* variables, and what follows from them here.
+struct Settings {
+  Config config;
+  std::size_t bulk_lanes = 0;     // of a comm, beside the one for small messages (FERRY_LANES)
+  std::size_t workers = 0;        // that carry bulk lanes (FERRY_WORKERS)
+  std::uint64_t small_bytes = 0;  // a message of at most so many is small (FERRY_EAGER_BYTES)
+  std::uint64_t piece_bytes = 0;  // least piece of a message on a bulk lane (FERRY_SLICE_BYTES)
+};
+
+// Errors: kInvalidArgument naming variable, value and range.
+Result<Settings> LoadSettings(const Config::Getter& get);
+
+// FERRY_INTERFACES for a text of NCCL_SOCKET_IFNAME's: prefixes, or names after "="; those that are
+// left out after "^".
+std::string InterfacesOf(std::string_view socket_ifname);
+
+}  // namespace ferry::nccl_net

@@ -1,0 +1,102 @@
+#include "bindings/nccl_net/wire.h"
+
+#include <arpa/inet.h>
+#include <fmt/core.h>
+
+#include <algorithm>
+
+namespace ferry::nccl_net {
+namespace {
+
+constexpr std::uint32_t kHandleMagic = 0x6e797266;  // "fryn"
+
+int FamilyOf(const std::string& host) {
+  return host.find(':') == std::string::npos ? AF_INET : AF_INET6;
+}
+
+Error NoHandle(const char* why) {
+  return Error(Code::kInvalidArgument,
+               fmt::format("the handle given to connect {}; use the same libnccl-net-ferry.so on "
+                           "all nodes",
+                           why));
+}
+
+}  // namespace
+
+Status WriteHandle(const ListenAddress& address, void* handle) {
+  HandleWire wire{};
+  wire.magic = kHandleMagic;
+  wire.version = kWireVersion;
+  wire.listen = address.listen;
+  wire.key = address.key;
+  const std::size_t count = std::min(address.at.size(), kMaxAddresses);
+  wire.addresses = static_cast<std::uint8_t>(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const net::Address& at = address.at[i];
+    const int family = FamilyOf(at.host);
+    if (::inet_pton(family, at.host.c_str(), wire.hosts[i]) != 1) {
+      return Error(Code::kInvalidArgument,
+                   fmt::format("{} is no numeric address to listen at; set FERRY_LISTEN_HOST to "
+                               "one, or leave it empty",
+                               at.host));
+    }
+    wire.families[i] = family == AF_INET ? 4 : 6;
+    wire.port = at.port;
+  }
+  std::memcpy(handle, &wire, sizeof wire);
+  return Ok();
+}
+
+Result<ListenAddress> ReadHandle(const void* handle) {
+  HandleWire wire;
+  std::memcpy(&wire, handle, sizeof wire);
+  if (wire.magic != kHandleMagic) return NoHandle("was not made by this plugin");
+  if (wire.version != kWireVersion) return NoHandle("is of another version of this plugin");
+  if (wire.addresses == 0 || wire.addresses > kMaxAddresses) return NoHandle("has no address");
+  ListenAddress address{.listen = wire.listen, .key = wire.key, .at = {}};
+  for (std::size_t i = 0; i < wire.addresses; ++i) {
+    char text[INET6_ADDRSTRLEN] = {};
+    const int family = wire.families[i] == 4 ? AF_INET : AF_INET6;
+    if (::inet_ntop(family, wire.hosts[i], text, sizeof text) == nullptr) {
+      return NoHandle("has an address that is none");
+    }
+    address.at.push_back({text, wire.port});
+  }
+  return address;
+}
+
+std::uint64_t AttemptOf(const void* handle) noexcept {
+  HandleWire wire;
+  std::memcpy(&wire, handle, sizeof wire);
+  return wire.attempt;
+}
+
+void SetAttempt(void* handle, std::uint64_t attempt) noexcept {
+  HandleWire wire;
+  std::memcpy(&wire, handle, sizeof wire);
+  wire.attempt = attempt;
+  std::memcpy(handle, &wire, sizeof wire);
+}
+
+std::optional<std::vector<CreditEntryWire>> LoadCredits(std::span<const std::byte> meta) {
+  CreditWire head;
+  if (meta.size() < sizeof head) return std::nullopt;
+  std::memcpy(&head, meta.data(), sizeof head);
+  const auto rest = meta.subspan(sizeof head);
+  if (rest.size() != std::uint64_t{head.entries} * sizeof(CreditEntryWire)) return std::nullopt;
+  std::vector<CreditEntryWire> credits(head.entries);
+  if (!rest.empty()) std::memcpy(credits.data(), rest.data(), rest.size());
+  return credits;
+}
+
+void StoreCredits(std::span<const CreditEntryWire> credits, std::vector<std::byte>* meta) {
+  CreditWire head;
+  head.entries = static_cast<std::uint32_t>(credits.size());
+  meta->resize(sizeof head + credits.size_bytes());
+  std::memcpy(meta->data(), &head, sizeof head);
+  if (!credits.empty()) {
+    std::memcpy(meta->data() + sizeof head, credits.data(), credits.size_bytes());
+  }
+}
+
+}  // namespace ferry::nccl_net

@@ -1,0 +1,123 @@
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ferry/core/random.h"
+#include "ferry/core/result.h"
+#include "ferry/net/address.h"
+#include "ferry/net/plugin/abi.h"
+
+// Bytes that go from one process to another: in NCCL's handles, and as the metadata of frames.
+// Little-endian. Frames of another version end the lane that they come by.
+namespace ferry::nccl_net {
+
+namespace abi = net::plugin::abi;
+
+inline constexpr std::uint16_t kWireVersion = 1;
+
+using Key = std::array<std::byte, 16>;
+
+// What a listen comm is reached by. NCCL takes the handle to the connecting side by ways of its
+// own; whoever has it may connect.
+struct ListenAddress {
+  std::uint64_t listen = 0;
+  Key key{};
+  std::vector<net::Address> at;  // at most kMaxAddresses
+};
+inline constexpr std::size_t kMaxAddresses = 4;
+
+// ListenAddress in NCCL's handle. `attempt` belongs to the side that connects, which is given the
+// same memory again and again.
+struct HandleWire {
+  std::uint32_t magic;
+  std::uint16_t version;
+  std::uint16_t port;
+  std::uint64_t listen;
+  Key key;
+  std::uint8_t addresses;
+  std::uint8_t families[kMaxAddresses];  // 4 or 6
+  std::uint8_t zero[3];
+  std::uint8_t hosts[kMaxAddresses][16];
+  std::uint8_t reserved[16];
+  std::uint64_t attempt;  // 0: none yet
+};
+static_assert(sizeof(HandleWire) == abi::kHandleBytes && offsetof(HandleWire, key) == 16 &&
+              offsetof(HandleWire, addresses) == 32 && offsetof(HandleWire, hosts) == 40 &&
+              offsetof(HandleWire, attempt) == 120);
+
+// `handle` is kHandleBytes of any alignment. Errors: kInvalidArgument for an address that is none.
+Status WriteHandle(const ListenAddress& address, void* handle);
+// Errors: kInvalidArgument for bytes that are no handle of this version.
+Result<ListenAddress> ReadHandle(const void* handle);
+std::uint64_t AttemptOf(const void* handle) noexcept;
+void SetAttempt(void* handle, std::uint64_t attempt) noexcept;
+
+enum class FrameType : std::uint8_t { kHello = 1, kData = 2, kCredit = 3, kBeat = 4 };
+
+// First on each lane, from the sending side.
+struct HelloWire {
+  FrameType type = FrameType::kHello;
+  std::uint8_t zero = 0;
+  std::uint16_t version = kWireVersion;
+  std::uint16_t lane = 0;
+  std::uint16_t lanes = 0;
+  std::uint64_t listen = 0;
+  Key key{};
+  Uuid comm;
+};
+static_assert(sizeof(HelloWire) == 48 && offsetof(HelloWire, comm) == 32);
+
+// A piece of a message, which is the frame's payload.
+struct DataWire {
+  FrameType type = FrameType::kData;
+  std::uint8_t zero[3] = {};
+  std::int32_t tag = 0;
+  std::uint64_t sequence = 0;  // among messages of this tag
+  std::uint64_t total = 0;     // bytes of the message
+  std::uint64_t offset = 0;    // of the piece
+};
+static_assert(sizeof(DataWire) == 32 && offsetof(DataWire, offset) == 24);
+
+// How many receives of a tag there have been so far; `entries` of these follow the type.
+struct CreditWire {
+  FrameType type = FrameType::kCredit;
+  std::uint8_t zero[3] = {};
+  std::uint32_t entries = 0;
+};
+struct CreditEntryWire {
+  std::int32_t tag = 0;
+  std::uint32_t zero = 0;
+  std::uint64_t posted = 0;
+};
+static_assert(sizeof(CreditWire) == 8 && sizeof(CreditEntryWire) == 16);
+
+struct BeatWire {
+  FrameType type = FrameType::kBeat;
+};
+
+template <class Wire>
+void StoreWire(const Wire& wire, std::vector<std::byte>* meta) {
+  static_assert(std::is_trivially_copyable_v<Wire>);
+  meta->resize(sizeof wire);
+  std::memcpy(meta->data(), &wire, sizeof wire);
+}
+// Nothing where the metadata is not exactly one of these.
+template <class Wire>
+std::optional<Wire> LoadWire(std::span<const std::byte> meta) {
+  static_assert(std::is_trivially_copyable_v<Wire>);
+  Wire wire;
+  if (meta.size() != sizeof wire) return std::nullopt;
+  std::memcpy(&wire, meta.data(), sizeof wire);
+  return wire;
+}
+// Nothing where they are not as many as the frame says.
+std::optional<std::vector<CreditEntryWire>> LoadCredits(std::span<const std::byte> meta);
+void StoreCredits(std::span<const CreditEntryWire> credits, std::vector<std::byte>* meta);
+
+}  // namespace ferry::nccl_net

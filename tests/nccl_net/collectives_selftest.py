@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""bench/nccl_collectives without GPUs: what it computes, and how it deals with ranks that end as they
+should, do not, or hang."""
+import argparse
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import unittest
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "nccl_collectives"
+loader = importlib.machinery.SourceFileLoader("nccl_collectives", str(SCRIPT))
+bench = importlib.util.module_from_spec(importlib.util.spec_from_loader("nccl_collectives", loader))
+loader.exec_module(bench)
+
+LINE = "host:1:2 [0] NCCL INFO Using network {}"
+
+
+def row(net, microseconds, **more):
+    return {"case": "collectives", "net": net, "operation": "all_reduce", "size": 8, "us": microseconds, **more}
+
+
+class Logic(unittest.TestCase):
+    def test_sizes_have_units(self):
+        self.assertEqual([bench.parse_size(text) for text in ("8", "4KiB", "1GiB")], [8, 4096, 1 << 30])
+        self.assertTrue(all(bench.parse_size(text) for text in bench.SIZES.split(",")))
+
+    def test_bus_factors_are_those_of_nccl_tests(self):
+        self.assertEqual([bench.bus_factor(op, 4) for op in bench.OPERATIONS], [1.5, 0.75, 0.75, 1])
+
+    def test_ours_comes_first_and_is_told_by_its_variables(self):
+        self.assertEqual(bench.settings_of("default,4x4"), ["ferry", "default", "4x4"])
+        ours = bench.environment_of("ferry", "/p.so", 1, "log")
+        self.assertEqual(ours["NCCL_NET_PLUGIN"], "/p.so")
+        self.assertNotIn("NCCL_NET", ours)
+        theirs = bench.environment_of("4x8", "/p.so", 1, "log")
+        self.assertEqual((theirs["NCCL_NET"], theirs["NCCL_SOCKET_NTHREADS"], theirs["NCCL_NSOCKS_PERTHREAD"]),
+                         ("Socket", "4", "8"))
+        self.assertNotIn("NCCL_SOCKET_NTHREADS", bench.environment_of("default", "/p.so", 1, "log"))
+
+    def test_the_network_is_read_from_the_log(self):
+        text = "a\n" + LINE.format("Ferry") + "\nb"
+        self.assertTrue(bench.is_right_net("ferry", bench.line_of_net(text)))
+        self.assertFalse(bench.is_right_net("4x4", bench.line_of_net(text)))
+        self.assertFalse(bench.is_right_net("ferry", bench.line_of_net("nothing")))
+
+    def test_ours_is_compared_with_the_best_of_the_others(self):
+        table = bench.compare([row("ferry", 10), row("default", 40), row("4x4", 20), {"case": "ddp"}])
+        self.assertEqual(len(table), 1)
+        self.assertEqual((table[0]["best_socket"], table[0]["ratio"]), ("4x4", 2.0))
+        self.assertEqual(bench.compare([row("ferry", 10)]), [])
+
+    def test_losses_agree_or_do_not(self):
+        def of(net, losses):
+            return {"case": "ddp", "net": net, "losses": losses}
+
+        same = bench.compare_losses([of("ferry", [2.0, 1.0]), of("default", [2.0, 1.0])])
+        self.assertTrue(same["identical"] and same["agrees"])
+        other = bench.compare_losses([of("ferry", [2.0, 1.0]), of("default", [2.0, 1.1])])
+        self.assertFalse(other["agrees"])
+        self.assertIsNone(bench.compare_losses([of("ferry", [1.0])]))
+
+    def test_faults_are_told(self):
+        self.assertEqual(bench.verdict([row("ferry", 1, wrong=0), {"case": "killed", "noticed": True}]), [])
+        faults = bench.verdict([row("ferry", 1, wrong=3), {"case": "killed", "net": "ferry", "noticed": False},
+                                {"case": "ddp", "net": "4x4", "error": "took too long"}])
+        self.assertEqual(len(faults), 3)
+
+
+class Ranks(unittest.TestCase):
+    """With programs in the place of the ranks."""
+
+    def setUp(self):
+        self.options = argparse.Namespace(gpus=2)
+        self.addCleanup(setattr, bench, "start_ranks", bench.start_ranks)
+
+    def run_case(self, case, net, programs, seconds=20.0):
+        def start(_case, _net, _options, folder):
+            processes = []
+            for rank, program in enumerate(programs):
+                out = open(os.path.join(folder, f"rank{rank}"), "w+", encoding="utf-8")
+                processes.append(subprocess.Popen([sys.executable, "-c", program], stdout=out, cwd=folder,
+                                                  stderr=subprocess.STDOUT, start_new_session=True))
+                processes[-1].out = out
+            return processes
+
+        bench.start_ranks = start
+        begin = time.monotonic()
+        rows = bench.run_case(case, net, self.options, begin + seconds)
+        self.assertLess(time.monotonic() - begin, seconds + 15)
+        return rows
+
+    LOG = f"open('nccl.1', 'w').write({LINE.format('Ferry')!r}); "
+
+    def test_rows_of_the_first_rank_are_kept_with_the_network(self):
+        program = self.LOG + f"print({json.dumps(row('x', 5))!r})"
+        rows = self.run_case("collectives", "ferry", [program, "pass"])
+        self.assertEqual(len(rows), 1)
+        self.assertEqual(rows[0]["us"], 5)
+        self.assertIn("Using network Ferry", rows[0]["network"])
+
+    def test_another_network_is_an_error(self):
+        rows = self.run_case("collectives", "4x4", [self.LOG, "pass"])
+        self.assertIn("NCCL says of its network", rows[0]["error"])
+
+    def test_a_rank_that_fails_is_an_error(self):
+        rows = self.run_case("ddp", "ferry", [self.LOG, "raise SystemExit('no luck')"])
+        self.assertIn("no luck", rows[0]["error"])
+
+    def test_ranks_that_hang_are_ended(self):
+        rows = self.run_case("ddp", "ferry", [self.LOG, "import time; time.sleep(1000)"], seconds=2)
+        self.assertEqual(rows[0]["error"], "took too long")
+
+    DIE = "import os, time; time.sleep(1); os.kill(os.getpid(), 9)"
+
+    def test_ranks_that_notice_a_killed_one_are_well(self):
+        program = self.LOG + "import time; print('under way', flush=True); time.sleep(2); raise SystemExit('an Error')"
+        rows = self.run_case("killed", "ferry", [program, self.DIE])
+        self.assertTrue(rows[0]["noticed"])
+        self.assertEqual(rows[0]["exit_statuses"], [1])
+
+    def test_ranks_that_do_not_notice_are_ended(self):
+        program = self.LOG + "import time; print('under way', flush=True); time.sleep(1000)"
+        rows = self.run_case("killed", "ferry", [program, self.DIE], seconds=4)
+        self.assertFalse(rows[0]["noticed"])
+
+    def test_without_gpus_it_is_skipped(self):
+        done = subprocess.run([sys.executable, SCRIPT, "--gpus", "1000"], capture_output=True, text=True, timeout=60,
+                              check=False)
+        self.assertEqual(done.returncode, 77)
+        self.assertIn("skipped", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,158 @@
+// A sender that knows the key and keeps to nothing else.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bindings/nccl_net/wire.h"
+#include "ferry/core/fd.h"
+#include "ferry/net/tcp/frame_prefix.h"
+#include "tests/nccl_net/testing/nccl_host.h"
+
+namespace ferry::nccl_net {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::LoggedText;
+using testing::NcclHost;
+using testing::NcclListen;
+using testing::Require;
+using testing::WaitFor;
+
+Deadline InTime() { return Deadline::After(std::chrono::seconds(60)); }
+
+// One lane, byte by byte.
+class RawSender {
+ public:
+  explicit RawSender(const testing::Handle& handle)
+      : address_(*ReadHandle(handle.data())),
+        socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const auto raw = net::ToRaw(address_.at[0]);
+    if (!raw || ::connect(socket_.get(), raw->get(), raw->length) != 0) {
+      throw std::runtime_error("cannot connect to " + address_.at[0].ToString());
+    }
+  }
+
+  template <class Wire>
+  void Say(const Wire& wire, std::size_t payload_bytes = 0) {
+    std::vector<std::byte> meta;
+    StoreWire(wire, &meta);
+    net::tcp::FramePrefix prefix;
+    prefix.meta_bytes = static_cast<std::uint32_t>(meta.size());
+    prefix.payload_bytes = payload_bytes;
+    std::vector<std::byte> bytes(sizeof prefix + meta.size() + payload_bytes, std::byte{0x66});
+    std::memcpy(bytes.data(), &prefix, sizeof prefix);
+    std::memcpy(bytes.data() + sizeof prefix, meta.data(), meta.size());
+    (void)::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+  HelloWire Hello() const {
+    HelloWire hello;
+    hello.lanes = 1;
+    hello.listen = address_.listen;
+    hello.key = address_.key;
+    hello.comm = Uuid::Random();
+    return hello;
+  }
+  // Whether the other side closes the lane.
+  bool IsClosed() {
+    char byte = 0;
+    const timeval limit{60, 0};
+    (void)::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    ssize_t got = 0;
+    while ((got = ::recv(socket_.get(), &byte, 1, 0)) > 0) {
+    }
+    return got == 0 || errno == ECONNRESET;
+  }
+
+ private:
+  const ListenAddress address_;
+  const UniqueFd socket_;
+};
+
+struct Lie {
+  const char* name;
+  std::vector<DataWire> frames;
+  std::vector<std::size_t> payloads;
+  const char* said;
+};
+
+class Lies : public ::testing::TestWithParam<Lie> {};
+
+TEST_P(Lies, EndTheCommAndTouchNothingBesideItsReceive) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  RawSender sender(listen.handle());
+  sender.Say(sender.Hello());
+  void* const recv = listen.Accept(InTime());
+  // A receive of 100 bytes in the middle.
+  std::vector<std::byte> memory(300, std::byte{0xE5});
+  void* request = nullptr;
+  Require(host->Receive(recv, {memory.data() + 100, 100, 1, nullptr}, &request), "irecv");
+  for (std::size_t i = 0; i < GetParam().frames.size(); ++i) {
+    sender.Say(GetParam().frames[i], GetParam().payloads[i]);
+  }
+  EXPECT_NE(WaitFor(host, request, nullptr, InTime()), net::plugin::abi::kSuccess);
+  EXPECT_TRUE(sender.IsClosed());
+  EXPECT_THAT(LoggedText(), HasSubstr(GetParam().said));
+  Require(host->CloseReceive(recv), "closeRecv");
+  const auto outside = std::count(memory.begin(), memory.begin() + 100, std::byte{0xE5}) +
+                       std::count(memory.begin() + 200, memory.end(), std::byte{0xE5});
+  EXPECT_EQ(outside, 200);
+}
+
+DataWire Piece(std::uint64_t total, std::uint64_t offset, int tag = 1, std::uint64_t sequence = 0) {
+  DataWire data;
+  data.tag = tag;
+  data.sequence = sequence;
+  data.total = total;
+  data.offset = offset;
+  return data;
+}
+
+DataWire OfType(FrameType type) {
+  DataWire data;
+  data.type = type;
+  return data;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Nccl, Lies,
+    ::testing::Values(
+        Lie{"LongerThanItsReceive", {Piece(101, 0)}, {101}, "is larger than the 100 bytes"},
+        Lie{"PastItsEnd", {Piece(100, 90)}, {20}, "20 bytes at 90 are no piece"},
+        Lie{"FarPastItsEnd", {Piece(100, ~std::uint64_t{0})}, {20}, "are no piece"},
+        Lie{"MoreThanItsTotal", {Piece(10, 0)}, {20}, "are no piece of a message of 10"},
+        Lie{"TheSameTwice", {Piece(100, 0), Piece(100, 0)}, {60, 60}, "are no piece"},
+        Lie{"AnotherTotal", {Piece(100, 0), Piece(90, 50)}, {50, 40}, "are no piece"},
+        Lie{"AnotherTag", {Piece(100, 0, 2)}, {100}, "before a receive was posted"},
+        Lie{"NotYetAskedFor", {Piece(100, 0, 1, 1)}, {100}, "before a receive was posted"},
+        Lie{"NoData", {OfType(FrameType::kCredit)}, {0}, "something else than data"},
+        Lie{"NoTypeThatIs", {OfType(FrameType{77})}, {0}, "something else than data"}),
+    [](const auto& parameter) { return parameter.param.name; });
+
+TEST(Strangers, AreClosedUnlessTheySayHello) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  for (int way = 0; way < 5; ++way) {
+    RawSender sender(listen.handle());
+    HelloWire hello = sender.Hello();
+    if (way == 0) hello.version = 99;
+    if (way == 1) hello.key[7] ^= std::byte{1};
+    if (way == 2) hello.lane = 1;
+    if (way == 3) hello.lanes = 1000;
+    if (way == 4) hello.type = FrameType::kData;
+    sender.Say(hello);
+    EXPECT_TRUE(sender.IsClosed()) << way;
+  }
+  void* recv = nullptr;
+  Require(listen.TryAccept(&recv), "accept");
+  EXPECT_EQ(recv, nullptr);
+}
+
+}  // namespace
+}  // namespace ferry::nccl_net

@@ -1,0 +1,253 @@
+// Connections that come and go, in one process.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/nccl_net/testing/nccl_host.h"
+
+namespace ferry::nccl_net {
+namespace {
+
+namespace abi = net::plugin::abi;
+using testing::CommPair;
+using ::testing::HasSubstr;
+using testing::LoggedText;
+using testing::NcclConnect;
+using testing::NcclHost;
+using testing::NcclListen;
+using testing::PatternOf;
+using testing::Require;
+using testing::WaitFor;
+
+using Bytes = std::vector<std::byte>;
+
+Deadline Shortly() { return Deadline::After(std::chrono::seconds(60)); }
+
+void* Post(CommPair& pair, bool send, Bytes* memory, int tag = 1) {
+  void* request = nullptr;
+  const net::plugin::Message message{memory->data(), memory->size(), tag, nullptr};
+  Require(send ? (*pair.from)->Send(pair.send, message, &request)
+               : (*pair.to)->Receive(pair.recv, message, &request),
+          send ? "isend" : "irecv");
+  return request;
+}
+
+void Exchange(CommPair& pair, std::size_t size, std::uint64_t seed) {
+  Bytes from = PatternOf(size, seed);
+  Bytes into(size);
+  void* const receive = Post(pair, false, &into);
+  void* const send = Post(pair, true, &from);
+  Require(WaitFor(*pair.from, send, nullptr, Shortly()), "test of isend");
+  Require(WaitFor(*pair.to, receive, nullptr, Shortly()), "test of irecv");
+  if (into != from) throw std::runtime_error("other bytes arrived");
+}
+
+TEST(Lifetime, ListenAcceptAndConnectNeverWait) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  void* recv = nullptr;
+  // Nobody is there.
+  Require(listen.TryAccept(&recv), "accept");
+  EXPECT_EQ(recv, nullptr);
+  NcclConnect connect(&host, listen.handle());
+  void* send = nullptr;
+  Require(connect.TryConnect(&send), "connect");
+  EXPECT_EQ(send, nullptr);
+  send = connect.Connect(Shortly());
+  recv = listen.Accept(Shortly());
+  Require(host->CloseSend(send), "closeSend");
+  Require(host->CloseReceive(recv), "closeRecv");
+}
+
+TEST(Lifetime, ManyCommsAreUsedByManyThreads) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  std::atomic<int> good{0};
+  std::vector<std::thread> threads;
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      std::vector<std::unique_ptr<CommPair>> pairs;
+      for (int j = 0; j < 6; ++j) pairs.push_back(std::make_unique<CommPair>(&host, &host));
+      for (std::uint64_t round = 0; round < 5; ++round) {
+        for (auto& pair : pairs) {
+          Exchange(*pair, 10, i);
+          Exchange(*pair, 300'000, i + round);
+        }
+      }
+      good.fetch_add(1);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(good.load(), 8);
+}
+
+TEST(Lifetime, EachCommIsUsedByAnotherThreadThanTheOneThatMadeIt) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 11);
+  CommPair pair(&host, &host);
+  std::thread([&] { Exchange(pair, 1 << 20, 3); }).join();
+  std::thread([&] { pair.Close(); }).join();
+}
+
+TEST(Lifetime, CommsThatAreClosedWithRequestsUnderWayTouchNoMemoryAfterwards) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  for (int round = 0; round < 10; ++round) {
+    CommPair pair(&host, &host);
+    std::vector<Bytes> from(4, PatternOf(8 << 20, 1));
+    auto into = std::make_unique<std::vector<Bytes>>(8, Bytes(8 << 20));
+    for (Bytes& each : *into) (void)Post(pair, false, &each);
+    for (Bytes& each : from) (void)Post(pair, true, &each);
+    // Something is on its way.
+    void* const last = Post(pair, true, &from[0]);
+    int done = 0;
+    for (int i = 0; i < round; ++i) Require(host->Test(last, &done, nullptr), "test");
+    if (round % 2 == 0) {
+      Require(host->CloseReceive(std::exchange(pair.recv, nullptr)), "closeRecv");
+      into.reset();
+      pair.Close();
+    } else {
+      Require(host->CloseSend(std::exchange(pair.send, nullptr)), "closeSend");
+      from.clear();
+      pair.Close();
+    }
+  }
+}
+
+TEST(Lifetime, MemoryThatIsDeregisteredUnderARequestIsNotTouchedAfterwards) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  CommPair pair(&host, &host);
+  Bytes from = PatternOf(8 << 20, 1);
+  auto into = std::make_unique<Bytes>(8 << 20);
+  void* mr = nullptr;
+  Require(host->Register(pair.recv, into->data(), into->size(), abi::kPointerHost, &mr), "regMr");
+  void* const receive = Post(pair, false, into.get());
+  (void)Post(pair, true, &from);
+  Require(host->Deregister(pair.recv, mr), "deregMr");
+  into.reset();
+  int done = 0;
+  EXPECT_TRUE(host->Test(receive, &done, nullptr) != abi::kSuccess || done == 1);
+}
+
+TEST(Lifetime, CommsOutliveTheContextThatMadeThem) {
+  std::optional<NcclHost> first(std::in_place, FERRY_NCCL_PLUGIN, 12);
+  std::optional<NcclHost> second(std::in_place, FERRY_NCCL_PLUGIN, 12);
+  CommPair pair(&*first, &*second);
+  Exchange(pair, 100'000, 1);
+  first->Finalize();
+  Exchange(pair, 100'000, 2);
+  second->Finalize();
+  Exchange(pair, 100'000, 3);
+  pair.Close();
+}
+
+TEST(Lifetime, FinalizeEndsWhatIsBeingConnected) {
+  NcclHost listener(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&listener);
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclConnect connect(&host, listen.handle());
+  void* send = nullptr;
+  Require(connect.TryConnect(&send), "connect");
+  host.Finalize();
+}
+
+TEST(Lifetime, TheEngineEndsWithItsLastUserAndBeginsAgain) {
+  for (int i = 0; i < 3; ++i) {
+    NcclHost host(FERRY_NCCL_PLUGIN, 12);
+    CommPair pair(&host, &host);
+    Exchange(pair, 70'000, static_cast<std::uint64_t>(i));
+  }
+}
+
+TEST(Lifetime, WhatIsSentIsReceivedAlthoughTheSenderHasClosed) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  for (const std::size_t size : {std::size_t{9}, std::size_t{4} << 20}) {
+    CommPair pair(&host, &host);
+    std::vector<Bytes> from(8, PatternOf(size, 5));
+    std::vector<Bytes> into(8, Bytes(size));
+    std::vector<void*> sends;
+    std::vector<void*> receives;
+    for (std::size_t i = 0; i < 8; ++i) {
+      receives.push_back(Post(pair, false, &into[i]));
+      sends.push_back(Post(pair, true, &from[i]));
+    }
+    for (void* const send : sends) Require(WaitFor(host, send, nullptr, Shortly()), "isend");
+    Require(host->CloseSend(std::exchange(pair.send, nullptr)), "closeSend");
+    for (std::size_t i = 0; i < 8; ++i) {
+      Require(WaitFor(host, receives[i], nullptr, Shortly()), "irecv");
+      EXPECT_EQ(into[i], from[i]);
+    }
+  }
+}
+
+TEST(Lifetime, AReceiveWhoseSenderHasClosedFails) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  CommPair pair(&host, &host);
+  Bytes into(100);
+  void* const receive = Post(pair, false, &into);
+  Require(host->CloseSend(std::exchange(pair.send, nullptr)), "closeSend");
+  EXPECT_EQ(WaitFor(host, receive, nullptr, Shortly()), abi::kRemoteError);
+}
+
+TEST(Lifetime, ASendWhoseReceiverHasClosedFails) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  CommPair pair(&host, &host);
+  Bytes from(100);
+  void* const send = Post(pair, true, &from);
+  Require(host->CloseReceive(std::exchange(pair.recv, nullptr)), "closeRecv");
+  EXPECT_EQ(WaitFor(host, send, nullptr, Shortly()), abi::kRemoteError);
+}
+
+TEST(Lifetime, AHandleThatIsNoneIsRefused) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  testing::Handle handle{};
+  NcclConnect connect(&host, handle);
+  void* send = nullptr;
+  EXPECT_NE(connect.TryConnect(&send), abi::kSuccess);
+  EXPECT_THAT(LoggedText(), HasSubstr("was not made by this plugin"));
+}
+
+TEST(Lifetime, AnAttemptThatIsNotIsRefused) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  testing::Handle handle = listen.handle();
+  handle[120] = std::byte{77};
+  NcclConnect connect(&host, handle);
+  void* send = nullptr;
+  EXPECT_NE(connect.TryConnect(&send), abi::kSuccess);
+  EXPECT_THAT(LoggedText(), HasSubstr("of attempt 77"));
+}
+
+TEST(Lifetime, WhoeverHasNoKeyIsNotLetIn) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  testing::Handle handle = listen.handle();
+  handle[16] ^= std::byte{1};
+  NcclConnect connect(&host, handle);
+  void* send = nullptr;
+  int outcome = abi::kSuccess;
+  const Deadline deadline = Shortly();
+  // The lanes come up, and are closed when they have said hello: connect() may be over by then.
+  while (outcome == abi::kSuccess && send == nullptr && !deadline.expired()) {
+    outcome = connect.TryConnect(&send);
+  }
+  if (send != nullptr) {
+    Bytes from(8);
+    void* request = nullptr;
+    Require(host->Send(send, {from.data(), from.size(), 1, nullptr}, &request), "isend");
+    EXPECT_EQ(WaitFor(host, request, nullptr, Shortly()), abi::kRemoteError);
+    Require(host->CloseSend(send), "closeSend");
+  } else {
+    EXPECT_NE(outcome, abi::kSuccess);
+  }
+  void* recv = nullptr;
+  Require(listen.TryAccept(&recv), "accept");
+  EXPECT_EQ(recv, nullptr);
+}
+
+}  // namespace
+}  // namespace ferry::nccl_net

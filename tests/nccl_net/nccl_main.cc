@@ -1,0 +1,14 @@
+#include <gtest/gtest.h>
+
+#include "tests/nccl_net/nccl_peer.h"
+#include "tests/peer_process.h"
+
+// The tests, or one peer process of a test.
+int main(int argc, char** argv) {
+  if (ferry::tests::RoleOf(argc, argv) == ferry::nccl_net::testing::kNcclRole) {
+    ferry::tests::LinePipe parent = ferry::tests::JoinParent();
+    return ferry::nccl_net::testing::RunNcclPeer(parent);
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,41 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "tests/nccl_net/testing/nccl_host.h"
+#include "tests/peer_process.h"
+
+namespace ferry::nccl_net::testing {
+
+inline constexpr const char* kNcclRole = "nccl";
+
+// A process that uses the plugin, as its parent sees it.
+class AskedPeer {
+ public:
+  AskedPeer() = default;
+  AskedPeer(std::unique_ptr<tests::PeerProcess> process)  // NOLINT: implicit, it is nothing more
+      : process_(std::move(process)) {}
+
+  AskedPeer* operator->() noexcept { return this; }
+  void Command(std::string_view line) { process_->Command(line); }
+  std::string Answer() { return process_->Answer(); }
+  std::string Ask(std::string_view line) {
+    Command(line);
+    return Answer();
+  }
+  void Kill() { process_->Kill(); }
+  Status Stop(Deadline deadline) { return process_->Stop(deadline); }
+  Result<int> WaitExit(Deadline deadline) { return process_->WaitExit(deadline); }
+
+ private:
+  std::unique_ptr<tests::PeerProcess> process_;
+};
+
+Handle HandleOf(const std::string& hex);
+
+// The peer's main: listen, connect HANDLE, accept, echo BYTES, sink BYTES, stream BYTES COUNT (both
+// ways at once).
+int RunNcclPeer(tests::LinePipe& parent);
+
+}  // namespace ferry::nccl_net::testing

@@ -1,0 +1,131 @@
+// The plugin's parts that need no network.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "bindings/nccl_net/report.h"
+#include "bindings/nccl_net/settings.h"
+#include "bindings/nccl_net/wire.h"
+
+namespace ferry::nccl_net {
+namespace {
+
+using ::testing::HasSubstr;
+using HandleBytes = std::array<std::byte, abi::kHandleBytes>;
+
+Config::Getter Environment(const std::map<std::string, std::string>& variables) {
+  return [variables](const char* name) {
+    const auto it = variables.find(name);
+    return it == variables.end() ? nullptr : it->second.c_str();
+  };
+}
+
+TEST(NcclSettings, ReadInterfacesAsNcclMeansThem) {
+  EXPECT_EQ(InterfacesOf(""), "");
+  EXPECT_EQ(InterfacesOf("eth"), "eth*");
+  EXPECT_EQ(InterfacesOf("eth0,ib1"), "eth0*,ib1*");
+  EXPECT_EQ(InterfacesOf("=eth0,eth1"), "eth0,eth1");
+  EXPECT_EQ(InterfacesOf("^docker,lo"), "^docker*,lo*");
+  EXPECT_EQ(InterfacesOf("^=docker0"), "^docker0");
+  EXPECT_EQ(InterfacesOf("eth0:1234,,eth1"), "eth0*,eth1*");
+  EXPECT_EQ(InterfacesOf("^"), "");
+}
+
+TEST(NcclSettings, HearOursBeforeThoseOfNccl) {
+  const auto theirs = LoadSettings(Environment({{"NCCL_SOCKET_IFNAME", "=ens1"}}));
+  ASSERT_TRUE(theirs);
+  EXPECT_EQ(theirs->config.interfaces, "ens1");
+  const auto ours =
+      LoadSettings(Environment({{"NCCL_SOCKET_IFNAME", "=ens1"}, {"FERRY_INTERFACES", "ens2"}}));
+  ASSERT_TRUE(ours);
+  EXPECT_EQ(ours->config.interfaces, "ens2");
+}
+
+TEST(NcclSettings, HaveDefaultsOfTheirOwn) {
+  const auto settings = LoadSettings(Environment({}));
+  ASSERT_TRUE(settings);
+  EXPECT_EQ(settings->piece_bytes, 128U << 10);
+  EXPECT_EQ(settings->small_bytes, 32U << 10);
+  EXPECT_GE(settings->workers, 2U);
+  EXPECT_GE(settings->bulk_lanes, 2U);
+  const auto set = LoadSettings(
+      Environment({{"FERRY_LANES", "7"}, {"FERRY_WORKERS", "3"}, {"FERRY_SLICE_BYTES", "1MiB"}}));
+  ASSERT_TRUE(set);
+  EXPECT_EQ(set->bulk_lanes, 7U);
+  EXPECT_EQ(set->workers, 3U);
+  EXPECT_EQ(set->piece_bytes, 1U << 20);
+  const auto wrong = LoadSettings(Environment({{"FERRY_LANES", "many"}}));
+  ASSERT_FALSE(wrong);
+  EXPECT_THAT(wrong.error().message(), HasSubstr("FERRY_LANES"));
+}
+
+TEST(NcclWire, HandlesSayWhereToConnect) {
+  ListenAddress address{.listen = 9, .key = {}, .at = {{"10.1.2.3", 77}, {"fd00::5", 77}}};
+  address.key[3] = std::byte{5};
+  HandleBytes handle{};
+  ASSERT_TRUE(WriteHandle(address, handle.data()));
+  EXPECT_EQ(AttemptOf(handle.data()), 0U);
+  SetAttempt(handle.data(), 12);
+  EXPECT_EQ(AttemptOf(handle.data()), 12U);
+  const auto read = ReadHandle(handle.data());
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->listen, 9U);
+  EXPECT_EQ(read->key, address.key);
+  EXPECT_EQ(read->at, address.at);
+}
+
+TEST(NcclWire, HandlesHoldAsManyAddressesAsTheyCan) {
+  ListenAddress address{.listen = 1, .key = {}, .at = {}};
+  for (int i = 0; i < 6; ++i) address.at.push_back({"10.0.0." + std::to_string(i), 1});
+  HandleBytes handle{};
+  ASSERT_TRUE(WriteHandle(address, handle.data()));
+  EXPECT_EQ(ReadHandle(handle.data())->at.size(), kMaxAddresses);
+  EXPECT_FALSE(WriteHandle({.listen = 1, .key = {}, .at = {{"node7", 1}}}, handle.data()));
+}
+
+TEST(NcclWire, BytesThatAreNoHandleAreRefused) {
+  HandleBytes handle{};
+  EXPECT_THAT(ReadHandle(handle.data()).error().message(), HasSubstr("not made by this plugin"));
+  ASSERT_TRUE(WriteHandle({.listen = 1, .key = {}, .at = {{"10.0.0.1", 1}}}, handle.data()));
+  HandleBytes other = handle;
+  other[4] = std::byte{99};
+  EXPECT_THAT(ReadHandle(other.data()).error().message(), HasSubstr("another version"));
+  for (const int count : {0, 5, 255}) {
+    other = handle;
+    other[32] = static_cast<std::byte>(count);
+    EXPECT_FALSE(ReadHandle(other.data()));
+  }
+}
+
+TEST(NcclWire, CreditsAreAsManyAsTheirFrameSays) {
+  const std::vector<CreditEntryWire> credits{{.tag = 1, .posted = 2}, {.tag = -3, .posted = 4}};
+  std::vector<std::byte> meta;
+  StoreCredits(credits, &meta);
+  const auto read = LoadCredits(meta);
+  ASSERT_TRUE(read);
+  ASSERT_EQ(read->size(), 2U);
+  EXPECT_EQ((*read)[1].tag, -3);
+  EXPECT_EQ((*read)[1].posted, 4U);
+  meta.pop_back();
+  EXPECT_FALSE(LoadCredits(meta));
+  // Many, and none of them there.
+  meta.resize(sizeof(CreditWire));
+  meta[7] = std::byte{0xFF};
+  EXPECT_FALSE(LoadCredits(meta));
+  EXPECT_FALSE(LoadCredits({}));
+  EXPECT_FALSE(LoadWire<DataWire>(meta));
+}
+
+TEST(NcclReport, OutcomesTellWhatACallerCanDo) {
+  EXPECT_EQ(OutcomeOf(Code::kInvalidArgument), abi::kInvalidUsage);
+  EXPECT_EQ(OutcomeOf(Code::kPeerLost), abi::kRemoteError);
+  EXPECT_EQ(OutcomeOf(Code::kUnavailable), abi::kSystemError);
+  EXPECT_EQ(OutcomeOf(Code::kInternal), abi::kInternalError);
+}
+
+}  // namespace
+}  // namespace ferry::nccl_net

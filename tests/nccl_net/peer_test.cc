@@ -1,0 +1,164 @@
+// Two processes, one of which ends, or stops.
+#include <fmt/core.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "tests/nccl_net/nccl_peer.h"
+#include "tests/nccl_net/testing/nccl_host.h"
+#include "tests/peer_process.h"
+
+namespace ferry::nccl_net {
+namespace {
+
+namespace abi = net::plugin::abi;
+using ::testing::HasSubstr;
+using testing::LoggedText;
+using testing::NcclConnect;
+using testing::NcclHost;
+using testing::NcclListen;
+using testing::PatternOf;
+using testing::Require;
+using testing::WaitFor;
+using tests::PeerProcess;
+
+using Bytes = std::vector<std::byte>;
+
+// So that a stopped peer is noticed soon; before the plugin is initialised in this process.
+class ShortSilence : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    (void)::setenv("FERRY_PEER_TIMEOUT", "5s", 1);
+    (void)::setenv("FERRY_HEARTBEAT_INTERVAL", "500ms", 1);
+  }
+};
+[[maybe_unused]] const auto* const kShortSilence =
+    ::testing::AddGlobalTestEnvironment(new ShortSilence);
+
+// A peer with one connection each way.
+class NcclPeer : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    peer_ = tests::Must(PeerProcess::Start(testing::kNcclRole));
+    NcclListen listen(&host_);
+    const std::string handle = peer_->Ask("listen");
+    NcclConnect connect(&host_, testing::HandleOf(handle));
+    peer_->Command("connect " + tests::ToHex(listen.handle()));
+    send_ = connect.Connect(tests::Patience());
+    recv_ = listen.Accept(tests::Patience());
+    peer_->Answer();
+    peer_->Ask("accept");
+  }
+  void TearDown() override {
+    if (send_ != nullptr) Require(host_->CloseSend(send_), "closeSend");
+    if (recv_ != nullptr) Require(host_->CloseReceive(recv_), "closeRecv");
+  }
+
+  void* Send(Bytes* from) {
+    void* request = nullptr;
+    Require(host_->Send(send_, {from->data(), from->size(), 1, nullptr}, &request), "isend");
+    return request;
+  }
+  void* Receive(Bytes* into) {
+    void* request = nullptr;
+    Require(host_->Receive(recv_, {into->data(), into->size(), 1, nullptr}, &request), "irecv");
+    return request;
+  }
+
+  NcclHost host_{FERRY_NCCL_PLUGIN, 12};
+  testing::AskedPeer peer_;
+  void* send_ = nullptr;
+  void* recv_ = nullptr;
+};
+
+TEST_F(NcclPeer, BytesGoToAnotherProcessAndBack) {
+  for (const std::size_t size : {std::size_t{1}, std::size_t{40'000}, std::size_t{5} << 20}) {
+    Bytes from = PatternOf(size, size);
+    Bytes into(size);
+    peer_->Command(fmt::format("echo {}", size));
+    void* const receive = Receive(&into);
+    void* const send = Send(&from);
+    EXPECT_EQ(WaitFor(host_, send, nullptr, tests::Patience()), abi::kSuccess);
+    EXPECT_EQ(WaitFor(host_, receive, nullptr, tests::Patience()), abi::kSuccess);
+    peer_->Answer();
+    EXPECT_EQ(into, from);
+  }
+}
+
+TEST_F(NcclPeer, RequestsFailWhenThePeerIsKilled) {
+  Bytes from(1 << 20);
+  Bytes into(1 << 20);
+  void* const send = Send(&from);
+  void* const receive = Receive(&into);
+  peer_->Kill();
+  const auto begin = Clock::now();
+  EXPECT_EQ(WaitFor(host_, send, nullptr, tests::Patience()), abi::kRemoteError);
+  EXPECT_EQ(WaitFor(host_, receive, nullptr, tests::Patience()), abi::kRemoteError);
+  EXPECT_LT(Seconds(Clock::now() - begin), 20);
+}
+
+TEST_F(NcclPeer, RequestsFailWhenThePeerIsKilledInTheMiddleOfMessages) {
+  std::vector<Bytes> from(8, Bytes(16 << 20));
+  std::vector<Bytes> into(8, Bytes(16 << 20));
+  peer_->Command("stream 16777216 8");
+  std::vector<void*> requests;
+  for (std::size_t i = 0; i < 8; ++i) {
+    requests.push_back(Receive(&into[i]));
+    requests.push_back(Send(&from[i]));
+  }
+  EXPECT_EQ(WaitFor(host_, requests[0], nullptr, tests::Patience()), abi::kSuccess);
+  peer_->Kill();
+  int failed = 0;
+  for (std::size_t i = 1; i < requests.size(); ++i) {
+    if (WaitFor(host_, requests[i], nullptr, tests::Patience()) != abi::kSuccess) ++failed;
+  }
+  EXPECT_GT(failed, 0);
+}
+
+TEST_F(NcclPeer, RequestsFailWhenThePeerIsStopped) {
+  Bytes from(1 << 20);
+  Bytes into(1 << 20);
+  void* const send = Send(&from);
+  void* const receive = Receive(&into);
+  tests::MustDo(peer_->Stop(tests::Patience()));
+  EXPECT_EQ(WaitFor(host_, send, nullptr, tests::Patience()), abi::kRemoteError);
+  EXPECT_EQ(WaitFor(host_, receive, nullptr, tests::Patience()), abi::kRemoteError);
+  EXPECT_THAT(LoggedText(), HasSubstr("has said nothing for"));
+}
+
+TEST_F(NcclPeer, APeerThatOnlyWaitsIsNotLost) {
+  Bytes from(1 << 20);
+  void* const send = Send(&from);
+  // Nobody receives for longer than a peer may be silent.
+  const auto enough = Deadline::After(std::chrono::seconds(7));
+  int done = 0;
+  while (!enough.expired()) {
+    Require(host_->Test(send, &done, nullptr), "test");
+    ASSERT_EQ(done, 0);
+  }
+  peer_->Ask("sink 1048576");
+  EXPECT_EQ(WaitFor(host_, send, nullptr, tests::Patience()), abi::kSuccess);
+}
+
+TEST(NcclPeerGone, ConnectFailsWhereNobodyListensAnyMore) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  testing::AskedPeer peer = tests::Must(PeerProcess::Start(testing::kNcclRole));
+  NcclConnect connect(&host, testing::HandleOf(peer->Ask("listen")));
+  peer->Kill();
+  tests::MustDo([&]() -> Status {
+    FERRY_TRY(peer->WaitExit(tests::Patience()));
+    return Ok();
+  }());
+  void* send = nullptr;
+  int outcome = abi::kSuccess;
+  const Deadline deadline = tests::Patience();
+  while (outcome == abi::kSuccess && send == nullptr && !deadline.expired()) {
+    outcome = connect.TryConnect(&send);
+  }
+  EXPECT_EQ(outcome, abi::kRemoteError);
+}
+
+}  // namespace
+}  // namespace ferry::nccl_net

@@ -1,0 +1,296 @@
+// What each version's table does, both ends in this process.
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ferry/net/plugin/abi_v12.h"
+#include "ferry/net/plugin/abi_v9.h"
+#include "tests/nccl_net/testing/nccl_host.h"
+
+namespace ferry::nccl_net {
+namespace {
+
+namespace abi = net::plugin::abi;
+using testing::CommPair;
+using ::testing::HasSubstr;
+using testing::LoggedText;
+using testing::NcclHost;
+using testing::PatternOf;
+using testing::Require;
+using testing::WaitFor;
+
+using Bytes = std::vector<std::byte>;
+constexpr std::size_t kMost = 8;  // receives in a group
+
+Deadline Soon() { return Deadline::After(std::chrono::seconds(60)); }
+
+class EveryTable : public ::testing::TestWithParam<int> {
+ protected:
+  void* Send(const Bytes& from, int tag = 1) {
+    void* request = nullptr;
+    auto* const data = const_cast<std::byte*>(from.data());
+    Require(host_->Send(pair_.send, {data, from.size(), tag, nullptr}, &request), "isend");
+    return request;
+  }
+  void* Receive(Bytes* into, int tag = 1) {
+    void* request = nullptr;
+    Require(host_->Receive(pair_.recv, {into->data(), into->size(), tag, nullptr}, &request),
+            "irecv");
+    return request;
+  }
+
+  NcclHost host_{FERRY_NCCL_PLUGIN, GetParam()};
+  CommPair pair_{&host_, &host_};
+};
+
+TEST_P(EveryTable, TellsWhatItIs) {
+  EXPECT_STREQ(host_->name(), "Ferry");
+  int devices = 0;
+  Require(host_->Devices(&devices), "devices");
+  EXPECT_EQ(devices, 1);
+  net::plugin::NicFacts facts;
+  Require(host_->Describe(0, &facts), "getProperties");
+  EXPECT_FALSE(facts.name.empty());
+  EXPECT_TRUE(facts.host_memory);
+  EXPECT_FALSE(facts.cuda_memory || facts.dma_buf || facts.unpacks);
+  EXPECT_GT(facts.megabits, 0U);
+  EXPECT_NE(facts.guid, 0U);
+  EXPECT_EQ(facts.most_receives, static_cast<int>(kMost));
+  EXPECT_GE(facts.most_comms, 1024);
+  EXPECT_EQ(facts.device_type, abi::kDeviceTypeHost);
+  EXPECT_EQ(facts.most_message_bytes, std::uint64_t{1} << 30);
+  EXPECT_NE(host_->Describe(1, &facts), abi::kSuccess);
+}
+
+TEST_P(EveryTable, CarriesMessagesOfAllSizes) {
+  std::uint64_t seed = 0;
+  for (const std::size_t size : {0U, 1U, 7U, 4095U, 32768U, 32769U, 131072U, 1048577U, 9000001U}) {
+    const Bytes from = PatternOf(size, ++seed);
+    Bytes into(size, std::byte{0xE5});
+    void* const receive = Receive(&into);
+    void* const send = Send(from);
+    int sent = -1;
+    int received = -1;
+    EXPECT_EQ(WaitFor(host_, send, &sent, Soon()), abi::kSuccess);
+    EXPECT_EQ(WaitFor(host_, receive, &received, Soon()), abi::kSuccess);
+    EXPECT_EQ(sent, static_cast<int>(size));
+    EXPECT_EQ(received, static_cast<int>(size));
+    EXPECT_EQ(into, from);
+  }
+}
+
+TEST_P(EveryTable, SendsBeforeTheReceiveIsPosted) {
+  const Bytes small = PatternOf(100, 1);
+  const Bytes large = PatternOf(3 << 20, 2);
+  std::array<void*, 2> sends{Send(small), Send(large)};
+  int done = 1;
+  Require(host_->Test(sends[0], &done, nullptr), "test");
+  EXPECT_EQ(done, 0);
+  Bytes first(small.size());
+  Bytes second(large.size());
+  std::array<void*, 2> receives{Receive(&first), Receive(&second)};
+  for (void* const request : {sends[0], sends[1], receives[0], receives[1]}) {
+    EXPECT_EQ(WaitFor(host_, request, nullptr, Soon()), abi::kSuccess);
+  }
+  EXPECT_EQ(first, small);
+  EXPECT_EQ(second, large);
+}
+
+TEST_P(EveryTable, TellsTheSizeOfAMessageThatIsShorterThanItsReceive) {
+  for (const std::size_t size : {0U, 5U, 200'000U}) {
+    const Bytes from = PatternOf(size, size);
+    Bytes into(1 << 20, std::byte{0xE5});
+    void* const receive = Receive(&into);
+    void* const send = Send(from);
+    int received = -1;
+    EXPECT_EQ(WaitFor(host_, receive, &received, Soon()), abi::kSuccess);
+    EXPECT_EQ(WaitFor(host_, send, nullptr, Soon()), abi::kSuccess);
+    EXPECT_EQ(received, static_cast<int>(size));
+    EXPECT_TRUE(std::equal(from.begin(), from.end(), into.begin()));
+    EXPECT_EQ(
+        std::count(into.begin() + static_cast<std::ptrdiff_t>(size), into.end(), std::byte{0xE5}),
+        static_cast<std::ptrdiff_t>(into.size() - size));
+  }
+}
+
+TEST_P(EveryTable, RefusesAMessageThatIsLongerThanItsReceive) {
+  const Bytes from = PatternOf(70'000, 1);
+  Bytes into(69'999, std::byte{0xE5});
+  void* const receive = Receive(&into);
+  (void)Send(from);
+  EXPECT_EQ(WaitFor(host_, receive, nullptr, Soon()), abi::kInvalidUsage);
+  EXPECT_EQ(std::count(into.begin(), into.end(), std::byte{0xE5}), 69'999);
+  EXPECT_THAT(LoggedText(),
+              HasSubstr("a message of 70000 bytes with tag 1 is larger than the 69999"));
+  // The connection is of no use from then on, and says so.
+  void* request = nullptr;
+  EXPECT_NE(host_->Receive(pair_.recv, {into.data(), into.size(), 1, nullptr}, &request),
+            abi::kSuccess);
+}
+
+TEST_P(EveryTable, HasAsManyRequestsAsItMust) {
+  std::vector<Bytes> places(abi::kMaxRequests, Bytes(64));
+  std::vector<void*> receives;
+  for (Bytes& place : places) receives.push_back(Receive(&place));
+  EXPECT_EQ(std::count(receives.begin(), receives.end(), nullptr), 0);
+  EXPECT_EQ(Receive(&places[0]), nullptr);
+  std::vector<Bytes> messages;
+  std::vector<void*> sends;
+  for (std::size_t i = 0; i < abi::kMaxRequests * kMost; ++i) {
+    messages.push_back(PatternOf(i % 65, i));
+  }
+  for (const Bytes& message : messages) sends.push_back(Send(message));
+  EXPECT_EQ(std::count(sends.begin(), sends.end(), nullptr), 0);
+  EXPECT_EQ(Send(messages[0]), nullptr);
+  for (std::size_t round = 0; round < kMost; ++round) {
+    for (std::size_t i = 0; i < receives.size(); ++i) {
+      const std::size_t number = round * receives.size() + i;
+      int bytes = -1;
+      EXPECT_EQ(WaitFor(host_, receives[i], &bytes, Soon()), abi::kSuccess);
+      ASSERT_EQ(bytes, static_cast<int>(number % 65));
+      EXPECT_TRUE(std::equal(messages[number].begin(), messages[number].end(), places[i].begin()));
+      EXPECT_EQ(WaitFor(host_, sends[number], nullptr, Soon()), abi::kSuccess);
+      if (round + 1 < kMost) receives[i] = Receive(&places[i]);
+    }
+  }
+}
+
+TEST_P(EveryTable, FillsAGroupOfReceivesByTagInAnyOrder) {
+  for (const bool backwards : {false, true}) {
+    std::vector<Bytes> messages;
+    std::vector<Bytes> places;
+    for (std::size_t i = 0; i < kMost; ++i) {
+      messages.push_back(PatternOf(i * 40'000, i));
+      places.emplace_back(400'000);
+    }
+    std::vector<net::plugin::Message> group;
+    for (std::size_t i = 0; i < kMost; ++i) {
+      group.push_back({places[i].data(), places[i].size(), static_cast<int>(100 + i), nullptr});
+    }
+    void* receive = nullptr;
+    Require(host_->ReceiveGroup(pair_.recv, group, &receive), "irecv");
+    std::vector<void*> sends;
+    for (std::size_t i = 0; i < kMost; ++i) {
+      const std::size_t which = backwards ? kMost - 1 - i : i;
+      sends.push_back(Send(messages[which], static_cast<int>(100 + which)));
+    }
+    std::array<int, kMost> sizes{};
+    EXPECT_EQ(WaitFor(host_, receive, sizes.data(), Soon()), abi::kSuccess);
+    for (void* const send : sends) EXPECT_EQ(WaitFor(host_, send, nullptr, Soon()), abi::kSuccess);
+    for (std::size_t i = 0; i < kMost; ++i) {
+      EXPECT_EQ(sizes[i], static_cast<int>(messages[i].size()));
+      EXPECT_TRUE(std::equal(messages[i].begin(), messages[i].end(), places[i].begin()));
+    }
+  }
+}
+
+TEST_P(EveryTable, KeepsTheOrderOfMessagesWithOneTag) {
+  constexpr int kMessages = 400;
+  int sent = 0;
+  int received = 0;
+  std::vector<Bytes> messages;
+  for (int i = 0; i < kMessages; ++i) {
+    messages.push_back(PatternOf(i % 3 == 0 ? 50'000 : 30, static_cast<std::uint64_t>(i)));
+  }
+  std::vector<Bytes> places(16, Bytes(50'000));
+  std::vector<std::pair<int, void*>> sends;
+  std::vector<std::pair<int, void*>> receives;
+  while (received < kMessages) {
+    while (sent < kMessages && sends.size() < 16) {
+      sends.emplace_back(sent, Send(messages[static_cast<std::size_t>(sent)]));
+      ++sent;
+    }
+    while (received + static_cast<int>(receives.size()) < kMessages && receives.size() < 16) {
+      const int next = received + static_cast<int>(receives.size());
+      receives.emplace_back(next, Receive(&places[static_cast<std::size_t>(next % 16)]));
+    }
+    const auto [number, request] = receives.front();
+    int bytes = 0;
+    ASSERT_EQ(WaitFor(host_, request, &bytes, Soon()), abi::kSuccess);
+    const Bytes& expected = messages[static_cast<std::size_t>(number)];
+    ASSERT_EQ(bytes, static_cast<int>(expected.size()));
+    ASSERT_TRUE(std::equal(expected.begin(), expected.end(),
+                           places[static_cast<std::size_t>(number % 16)].begin()));
+    receives.erase(receives.begin());
+    ++received;
+    ASSERT_EQ(WaitFor(host_, sends.front().second, nullptr, Soon()), abi::kSuccess);
+    sends.erase(sends.begin());
+  }
+}
+
+TEST_P(EveryTable, RegistersMemoryOfTheHostOnly) {
+  Bytes memory(100);
+  void* mr = nullptr;
+  Require(host_->Register(pair_.send, memory.data(), memory.size(), abi::kPointerHost, &mr),
+          "regMr");
+  EXPECT_NE(mr, nullptr);
+  Require(host_->Deregister(pair_.send, mr), "deregMr");
+  EXPECT_NE(host_->Register(pair_.send, memory.data(), memory.size(), abi::kPointerCuda, &mr),
+            abi::kSuccess);
+}
+
+TEST_P(EveryTable, HasNothingToFlush) {
+  Bytes memory(100);
+  void* request = this;
+  Require(host_->Flush(pair_.recv, {memory.data(), memory.size(), 0, nullptr}, &request), "iflush");
+  EXPECT_EQ(request, nullptr);
+}
+
+INSTANTIATE_TEST_SUITE_P(Nccl, EveryTable, ::testing::Range(7, 13),
+                         ::testing::PrintToStringParamName());
+
+template <class Table>
+Table* TableOf(const char* symbol) {
+  void* const library = ::dlopen(FERRY_NCCL_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+  return static_cast<Table*>(::dlsym(library, symbol));
+}
+
+TEST(Tables, FillEveryPropertyOfTheNewestVersion) {
+  const NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  auto* const table = TableOf<abi::TableV12>("ncclNetPlugin_v12");
+  ASSERT_NE(table, nullptr);
+  abi::PropertiesV12 properties;
+  std::memset(static_cast<void*>(&properties), 0xE5, sizeof properties);
+  Require(table->get_properties(0, &properties), "getProperties");
+  EXPECT_EQ(properties.reg_is_global, 0);
+  EXPECT_EQ(properties.force_flush, 0);
+  EXPECT_EQ(properties.virtual_device.count, 1);
+  EXPECT_EQ(properties.virtual_device.devices[0], 0);
+  EXPECT_EQ(properties.device_version, 0);
+  EXPECT_EQ(properties.max_coll_bytes, std::size_t{1} << 30);
+  EXPECT_EQ(properties.max_multi_request_size, 1);
+  EXPECT_EQ(properties.rail, -1);
+  EXPECT_EQ(properties.plane, -1);
+  EXPECT_EQ(table->reg_mr_dma_buf, nullptr);
+  EXPECT_EQ(table->make_virtual_device, nullptr);
+  EXPECT_EQ(table->get_device_mr, nullptr);
+  EXPECT_EQ(table->irecv_consumed, nullptr);
+}
+
+TEST(Tables, OverwriteTheHintThatNcclLeavesInARequest) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 9);
+  CommPair pair(&host, &host);
+  auto* const table = TableOf<abi::TableV9>("ncclNetPlugin_v9");
+  std::vector<Bytes> places(abi::kMaxRequests + 1, Bytes(8));
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    // NCCL_NET_OPTIONAL_RECV_COMPLETION
+    void* request = reinterpret_cast<void*>(std::uintptr_t{1});
+    void* data = places[i].data();
+    std::size_t bytes = 8;
+    int tag = 3;
+    void* mr = nullptr;
+    Require(table->irecv(pair.recv, 1, &data, &bytes, &tag, &mr, &request), "irecv");
+    EXPECT_NE(request, reinterpret_cast<void*>(std::uintptr_t{1}));
+    EXPECT_EQ(request == nullptr, i == abi::kMaxRequests);
+  }
+}
+
+}  // namespace
+}  // namespace ferry::nccl_net

@@ -1,0 +1,97 @@
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ferry/core/deadline.h"
+#include "ferry/net/plugin/comm.h"
+#include "ferry/net/plugin/driver.h"
+
+// Plays NCCL towards libnccl-net-ferry.so: by its tables, polling, with handles copied as bytes.
+namespace ferry::nccl_net::testing {
+
+using net::plugin::Driver;
+using net::plugin::Handle;
+using net::plugin::Message;
+
+// What must work for a test to go on throws std::runtime_error.
+void Require(int outcome, const char* call);
+
+// The use of the plugin that one communicator makes: from init() to finalize().
+class NcclHost {
+ public:
+  // `path` is loaded as NCCL does it; once initialised, up to v10 it stays so.
+  NcclHost(const std::string& path, int version);
+  ~NcclHost();
+  NcclHost(const NcclHost&) = delete;
+  NcclHost& operator=(const NcclHost&) = delete;
+
+  Driver& driver() noexcept { return *driver_; }
+  Driver* operator->() noexcept { return driver_.get(); }
+  // Without another at the end.
+  void Finalize();
+
+ private:
+  std::unique_ptr<Driver> driver_;
+  bool finalized_ = false;
+};
+
+// Lines that the plugin has given to NCCL's logger, in this process.
+std::string LoggedText();
+
+// One listen comm.
+class NcclListen {
+ public:
+  explicit NcclListen(NcclHost* host);
+  ~NcclListen() { Close(); }
+  NcclListen(const NcclListen&) = delete;
+  NcclListen& operator=(const NcclListen&) = delete;
+
+  const Handle& handle() const noexcept { return handle_; }
+  // Polls. Throws where it takes too long, or fails.
+  void* Accept(Deadline deadline);
+  int TryAccept(void** recv_comm);
+  void Close();
+
+ private:
+  NcclHost* const host_;
+  Handle handle_{};
+  void* comm_ = nullptr;
+};
+
+// One connect() that is polled.
+class NcclConnect {
+ public:
+  NcclConnect(NcclHost* host, const Handle& handle) : host_(host), handle_(handle) {}
+  int TryConnect(void** send_comm);
+  void* Connect(Deadline deadline);
+
+ private:
+  NcclHost* const host_;
+  alignas(8) Handle handle_;
+};
+
+// A connection whose two ends are in this process; either may be taken out.
+struct CommPair {
+  CommPair(NcclHost* from, NcclHost* to);
+  ~CommPair() { Close(); }
+  CommPair(const CommPair&) = delete;
+  CommPair& operator=(const CommPair&) = delete;
+  void Close();
+
+  NcclHost* from = nullptr;
+  NcclHost* to = nullptr;
+  void* send = nullptr;
+  void* recv = nullptr;
+};
+
+// Polls until the request is done; returns its outcome, kSuccess with sizes in `bytes`. Throws
+// where it takes too long.
+int WaitFor(NcclHost& host, void* request, int* bytes, Deadline deadline);
+
+// Bytes that tell where they belong.
+std::vector<std::byte> PatternOf(std::size_t bytes, std::uint64_t seed);
+
+}  // namespace ferry::nccl_net::testing
