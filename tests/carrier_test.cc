@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -49,6 +50,67 @@ TEST(Carrier, MovesBothWaysInAnySizeOverSeveralChannelsAndVerifies) {
   }
 }
 
+TEST(Carrier, TransfersFilesOfAnySizeAndMessages) {
+  const Folder here;
+  const Folder there;
+  Program server({"transfer", "server", "--dir", there.text(), "--listen", "127.0.0.1", "--port",
+                  "0", "--json", "--provider", kStandIn},
+                 {kChunkSize});
+  const std::string address = AddressOf(&server);
+  const Arguments through{"--provider", kStandIn, "--channels", "3", "--chunk", "300000", "--json"};
+  // The last in more pieces than the window has at once.
+  for (const std::size_t size : {0U, 1U, 4097U, 3'000'001U, (100U << 20) + 7}) {
+    const std::string name = "file-" + std::to_string(size);
+    WriteFile(here / name, SomeBytes(size));
+    Arguments arguments{"transfer", "client", address, "--file", (here / name).string()};
+    arguments.insert(arguments.end(), through.begin(), through.end());
+    const ProgramEnd client = Ferry(arguments, {kChunkSize});
+    ASSERT_EQ(client.exit_code, 0) << client.err;
+    const json sent = json::parse(client.out, nullptr, false);
+    EXPECT_EQ(sent.value("identical", false), true);
+    EXPECT_EQ(sent.value("provider", ""), size == 0 ? "tcp" : "plugin GPUDirectTCPX_v7");
+    const json received = json::parse(server.ReadLine(), nullptr, false);
+    EXPECT_EQ(received.value("sha256", "none"), sent.value("sha256", ""));
+    EXPECT_TRUE(ReadFile(there / name) == SomeBytes(size)) << size;
+  }
+  Arguments arguments{"transfer", "client", address, "--message", "hello"};
+  arguments.insert(arguments.end(), through.begin(), through.end());
+  const ProgramEnd client = Ferry(arguments, {kChunkSize});
+  EXPECT_EQ(client.exit_code, 0) << client.err;
+  EXPECT_EQ(json::parse(server.ReadLine(), nullptr, false).value("name", ""), "hello");
+}
+
+TEST(Carrier, ATransferThatBreaksIsAnErrorOnBothSidesAndLeavesNoFile) {
+  const Folder here;
+  const Folder there;
+  WriteFile(here / "file", SomeBytes(10'000'000));
+  struct {
+    const char* fault;
+    const char* about;
+  } const kCases[] = {{"oversize", "chunk [0-9]+"}, {"half_close@3", "chunk [0-9]+"}};
+  for (const auto& one : kCases) {
+    Program server({"transfer", "server", "--dir", there.text(), "--listen", "127.0.0.1", "--port",
+                    "0", "--json", "--once", "--provider", kStandIn},
+                   {kChunkSize, std::string("FERRY_STANDIN_FAULT=") + one.fault});
+    const ProgramEnd client = Ferry({"transfer", "client", AddressOf(&server), "--file",
+                                     (here / "file").string(), "--provider", kStandIn},
+                                    {kChunkSize, std::string("FERRY_STANDIN_FAULT=") + one.fault});
+    EXPECT_GT(client.exit_code, 0) << one.fault;
+    EXPECT_THAT(client.err, ContainsRegex(one.about)) << one.fault;
+    EXPECT_GT(server.Finish().exit_code, 0) << one.fault;
+    EXPECT_TRUE(std::filesystem::is_empty(there.text())) << one.fault;
+  }
+}
+
+TEST(Carrier, ATransferServerWithoutAPluginSaysSo) {
+  Program server({"transfer", "server", "--listen", "127.0.0.1", "--port", "0", "--json"});
+  const ProgramEnd ended = Ferry(
+      {"transfer", "client", AddressOf(&server), "--message", "hello", "--provider", kStandIn},
+      {kChunkSize});
+  EXPECT_EQ(ended.exit_code, 2);
+  EXPECT_THAT(ended.err, Sentence("ferry transfer client", "start it with --provider plugin:PATH"));
+}
+
 TEST(Carrier, SaysEachStep) {
   const ProgramEnd ended = Ferry(
       Loopback({"--op", "read", "--size", "100000", "--set", "log_level=info", "--channels", "2"}),
@@ -74,6 +136,15 @@ TEST(Carrier, TakesTheVariablesThatItsUsersKnow) {
                         "UCCL_TCPX_UNPACK_IMPL=host"});
   ASSERT_EQ(ended.exit_code, 0) << ended.err;
   EXPECT_EQ(json::parse(ended.out, nullptr, false).value("lanes", 0), 2) << ended.out;
+  arguments.resize(arguments.size() - 2);  // its size
+  const ProgramEnd wordy =
+      Ferry(arguments, {path, kChunkSize, "UCCL_TCPX_UNPACK_IMPL=host",
+                        "UCCL_TCPX_PERF_SIZE=600000", "UCCL_TCPX_LAUNCH_DEBUG=1"});
+  ASSERT_EQ(wordy.exit_code, 0) << wordy.err;
+  EXPECT_EQ(json::parse(wordy.out, nullptr, false).value("size", 0), 600000) << wordy.out;
+  EXPECT_THAT(wordy.err, ContainsRegex("chunk with tag 1, 75712 bytes, at 524288: 19 fragments"));
+  const ProgramEnd info = Ferry({"info"}, {"UCCL_TCPX_PERF_SIZE=600000"});
+  EXPECT_THAT(info.out, ContainsRegex("UCCL_TCPX_PERF_SIZE +600000 +--size of perf"));
   const ProgramEnd wrong = Ferry(arguments, {path, "UCCL_TCPX_UNPACK_IMPL=wood"});
   EXPECT_EQ(wrong.exit_code, 2);
   EXPECT_THAT(wrong.err,

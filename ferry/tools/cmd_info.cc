@@ -20,6 +20,7 @@
 #include "ferry/tools/info_plugin.h"
 #include "ferry/tools/process.h"
 #include "ferry/tools/report.h"
+#include "ferry/tools/uccl_variables.h"
 
 namespace ferry::tools {
 namespace {
@@ -149,6 +150,8 @@ void PrintInfo(const Json& info) {
   for (const Json& one : info["providers"]) PrintLine("  " + Plain(one["name"]));
   PrintLine("Network plugin");
   PrintPlugin(info["plugin"]);
+  PrintLine("Names of UCCL's");
+  PrintUcclVariables(info["uccl_variables"]);
   PrintLine("Settings");
   for (const Json& one : info["settings"]) {
     const std::string value = Plain(one["value"]);
@@ -170,6 +173,7 @@ Status RunInfo(const std::vector<std::string>& settings, const std::string& peer
   info["interfaces"] = InterfaceInfo(config);
   info["providers"] = ProviderInfo();
   info["plugin"] = PluginInfo(config);
+  info["uccl_variables"] = UcclVariables();
   info["settings"] = SettingInfo(config);
   info["warnings"] = Warnings();
   Status reached = Ok();

@@ -13,6 +13,7 @@
 #include "ferry/tools/memory_choice.h"
 #include "ferry/tools/process.h"
 #include "ferry/tools/report.h"
+#include "ferry/tools/uccl_variables.h"
 
 namespace ferry::tools {
 namespace {
@@ -74,6 +75,7 @@ void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
                   "Of the server; default: as --memory, in loopback on another GPU if there is one")
       ->type_name("KIND");
   app->add_option("--size", flags->sizes, "Bytes of an operation, like 64MiB; a list")
+      ->envname(kUcclPerfSize)
       ->capture_default_str()
       ->delimiter(',')
       ->allow_extra_args(false)
@@ -84,6 +86,7 @@ void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
       ->type_name("SIZE");
   app->add_option("--iters", flags->iterations,
                   "Operations in a round; 0: as many as take half a second, at least 5")
+      ->envname(kUcclPerfIterations)
       ->capture_default_str()
       ->type_name("N");
   app->add_option("--warmup", flags->warmup, "Operations before each timed part")

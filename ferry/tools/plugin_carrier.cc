@@ -23,9 +23,6 @@ using net::plugin::NicFacts;
 using net::plugin::OutStripe;
 using net::plugin::Plugin;
 
-constexpr const char* kUnpackVariable = "UCCL_TCPX_UNPACK_IMPL";
-constexpr const char* kChannelsVariable = "UCCL_TCPX_NUM_CHANNELS";
-constexpr const char* kCarrierChunkVariable = "UCCL_TCPX_CHUNK_BYTES";
 constexpr std::string_view kPluginProvider = "plugin";
 constexpr std::size_t kToldBytes = 16;
 constexpr std::chrono::seconds kReadPatience{1};
@@ -133,10 +130,10 @@ Result<std::optional<CarrierOptions>> CarrierOptionsOf(const CarrierFlags& flags
   }
   CarrierOptions options;
   FERRY_TRY_ASSIGN(options.plugin, PluginOf(provider, config));
-  FERRY_TRY_ASSIGN(options.unpack, ParseUnpack(SaidBy(flags.unpack, "--unpack", kUnpackVariable)));
-  const Said channels = SaidBy(flags.channels, "--channels", kChannelsVariable);
+  FERRY_TRY_ASSIGN(options.unpack, ParseUnpack(SaidBy(flags.unpack, "--unpack", kUcclUnpack)));
+  const Said channels = SaidBy(flags.channels, "--channels", kUcclChannels);
   FERRY_TRY_ASSIGN(options.stripe.channels, ParseAmount(channels, options.stripe.channels));
-  const Said chunk = SaidBy(flags.chunk, "--chunk", kCarrierChunkVariable);
+  const Said chunk = SaidBy(flags.chunk, "--chunk", kUcclChunk);
   FERRY_TRY_ASSIGN(options.stripe.chunk_bytes, ParseAmount(chunk, options.stripe.chunk_bytes));
   FERRY_TRY(CheckOptions(options.stripe));
   return std::optional(std::move(options));
@@ -153,6 +150,8 @@ Result<std::unique_ptr<Carrier>> Carrier::Open(const CarrierOptions& options,
     return Error(Code::kInvalidArgument,
                  fmt::format("memory host cannot be unpacked by {}; choose host", UnpackName(by)));
   }
+  const bool wordy = IsSwitchedOn(kUcclDebug) || IsSwitchedOn(kUcclLaunchDebug);
+  if (wordy && !LogEnabled(LogLevel::kInfo)) SetLogLevel(LogLevel::kInfo);
   FERRY_TRY_ASSIGN(cuda::DeviceApi* const api, choice.Open(config));
   // The plugin asks CUDA which GPU is meant.
   if (api != nullptr) FERRY_TRY(api->MakeCurrent(choice.ordinal));
@@ -250,7 +249,13 @@ Status Carrier::Receive(const Run& run, Deadline deadline) {
 
 void Carrier::TellOfArrival(const net::plugin::Chunk& chunk, std::span<const Fragment> fragments,
                             const std::byte* pool) {
-  if (std::exchange(told_, true)) return;
+  if (std::exchange(told_, true)) {
+    if (tells_all_) {
+      Tell(fmt::format("chunk with tag {}, {} bytes, at {}: {} fragments", chunk.message.tag,
+                       chunk.message.bytes, chunk.offset, fragments.size()));
+    }
+    return;
+  }
   Tell(fmt::format("metadata of the first chunk (tag {}, {} bytes): {} fragments: {}{}",
                    chunk.message.tag, chunk.message.bytes, fragments.size(), Places(fragments),
                    fragments.size() > 3 ? ", ..." : ""));

@@ -13,6 +13,7 @@
 #include "ferry/net/plugin/stripe.h"
 #include "ferry/tools/command.h"
 #include "ferry/tools/memory_choice.h"
+#include "ferry/tools/uccl_variables.h"
 #include "ferry/unpack/unpacker.h"
 
 namespace ferry::tools {
@@ -92,6 +93,7 @@ class Carrier {
   cuda::DeviceApi* api_ = nullptr;  // null for host memory
   UnpackBy by_ = UnpackBy::kHost;
   bool told_ = false;  // of the first arrival
+  const bool tells_all_ = IsSwitchedOn(kUcclLaunchDebug);
   std::unique_ptr<Unpacker> unpacker_;
   std::unique_ptr<net::plugin::InStripe> in_;  // one of the two; goes before the unpacker
   std::unique_ptr<net::plugin::OutStripe> out_;

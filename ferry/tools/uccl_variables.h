@@ -1,0 +1,23 @@
+#pragma once
+#include "ferry/tools/json_fwd.h"
+
+// Names of the environment that users of UCCL's TCPX library have in their scripts. What they mean
+// here, docs/tcpx.md says; options of the command line count more.
+namespace ferry::tools {
+
+inline constexpr const char* kUcclUnpack = "UCCL_TCPX_UNPACK_IMPL";
+inline constexpr const char* kUcclChannels = "UCCL_TCPX_NUM_CHANNELS";
+inline constexpr const char* kUcclChunk = "UCCL_TCPX_CHUNK_BYTES";
+inline constexpr const char* kUcclDebug = "UCCL_TCPX_DEBUG";
+inline constexpr const char* kUcclLaunchDebug = "UCCL_TCPX_LAUNCH_DEBUG";
+inline constexpr const char* kUcclPerfSize = "UCCL_TCPX_PERF_SIZE";
+inline constexpr const char* kUcclPerfIterations = "UCCL_TCPX_PERF_ITERS";
+
+// Whether it is set, and not to 0.
+bool IsSwitchedOn(const char* variable) noexcept;
+
+// For `ferry info`: of each its "name", "value" (null where it is not set) and what it counts "as".
+Json UcclVariables();
+void PrintUcclVariables(const Json& variables);
+
+}  // namespace ferry::tools
