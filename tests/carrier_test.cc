@@ -87,7 +87,8 @@ TEST(Carrier, ATransferThatBreaksIsAnErrorOnBothSidesAndLeavesNoFile) {
   struct {
     const char* fault;
     const char* about;
-  } const kCases[] = {{"oversize", "chunk [0-9]+"}, {"half_close@3", "chunk [0-9]+"}};
+  } const kCases[] = {{"oversize", "the server says.*chunk [0-9]+"},
+                      {"half_close@3", "chunk [0-9]+"}};
   for (const auto& one : kCases) {
     Program server({"transfer", "server", "--dir", there.text(), "--listen", "127.0.0.1", "--port",
                     "0", "--json", "--once", "--provider", kStandIn},
@@ -109,6 +110,33 @@ TEST(Carrier, ATransferServerWithoutAPluginSaysSo) {
       {kChunkSize});
   EXPECT_EQ(ended.exit_code, 2);
   EXPECT_THAT(ended.err, Sentence("ferry transfer client", "start it with --provider plugin:PATH"));
+}
+
+TEST(Carrier, HasAsManyChannelsAsItSays) {
+  const ProgramEnd ended = Ferry(
+      Loopback({"--op", "write,read", "--channels", "64", "--chunk", "4KiB", "--size", "1000000"}),
+      {kChunkSize, "FERRY_STANDIN_SOCKETS=1", "FERRY_STANDIN_POLLS=0"});
+  ASSERT_EQ(ended.exit_code, 0) << ended.err;
+  EXPECT_EQ(ended.out_lines().size(), 2U) << ended.out;
+}
+
+TEST(Carrier, UnpackingIsMeasuredByItself) {
+  const Arguments bench{
+      "copy-bench", "--unpack", "--json", "--rounds", "1", "--set", "devices=simulated:1:1",
+      "--size"};
+  Arguments right = bench;
+  right.emplace_back("1MiB");
+  const ProgramEnd ended = Ferry(right);
+  ASSERT_EQ(ended.exit_code, 0) << ended.err;
+  EXPECT_EQ(ended.out_lines().size(), 9U) << ended.out;
+  for (const std::string& line : ended.out_lines()) {
+    EXPECT_TRUE(json::parse(line, nullptr, false).value("verified", false)) << line;
+  }
+  for (const char* size : {"5GiB", "1000"}) {
+    Arguments wrong = bench;
+    wrong.emplace_back(size);
+    EXPECT_EQ(Ferry(wrong).exit_code, 2) << size;
+  }
 }
 
 TEST(Carrier, SaysEachStep) {
@@ -158,6 +186,7 @@ TEST(Carrier, WhatCannotBeCarriedIsRefusedBeforeAnythingBegins) {
   } const kCases[] = {
       {{"--unpack", "wood"}, "choose kernel, dma or host"},
       {{"--unpack", "kernel"}, "memory host cannot be unpacked by kernel"},
+      {{"--chunk", "1"}, "67108864 bytes in chunks of 1 are more than the 10000 chunks"},
       {{"--channels", "0"}, "0 channels cannot be used; give 1 to 64"},
       {{"--channels", "many"}, "--channels many cannot be used"},
       {{"--chunk", "1GiB"}, "give 1 to 8388608"},

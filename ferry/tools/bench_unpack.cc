@@ -113,9 +113,10 @@ class UnpackBench {
     UnpackRow row{.by = by, .fragment_bytes = fragment_bytes};
     UnpackerOptions options;
     options.by = by;
+    const std::uint64_t pieces_of_one = (fragment_bytes + kUnpackPiece - 1) / kUnpackPiece;
     for (const PooledMessage& message : messages_) {
       options.most_pieces = std::max<std::uint64_t>(
-          options.most_pieces, 2 * messages_.size() * message.fragments.size());
+          options.most_pieces, 2 * messages_.size() * message.fragments.size() * pieces_of_one);
     }
     FERRY_TRY_ASSIGN(unpacker_, Unpacker::Create(api_, job_.ordinal, options));
     FERRY_TRY_ASSIGN(row.verified, Verify());

@@ -16,11 +16,12 @@ namespace {
 
 constexpr const char* kCopySize = "64MiB";
 constexpr const char* kPipelineSize = "256MiB";
+constexpr std::uint64_t kMostPool = std::uint64_t{4} << 30;  // what fragments can address
 
 struct Words {
   CopyBenchJob job;
   std::string size;
-  std::vector<std::string> block_sizes{"4KiB", "16KiB", "64KiB", "1MiB"};
+  std::vector<std::string> block_sizes;  // none given: those that follow
   bool pipeline = false;
   bool unpack = false;
   std::string chunk = "4MiB";
@@ -54,6 +55,10 @@ Status RunUnpack(const CopyBenchJob& copies) {
   job.fragment_bytes = copies.block_sizes;
   job.rounds = copies.rounds;
   job.json = copies.json;
+  if (job.bytes > kMostPool) {
+    return Error(Code::kInvalidArgument,
+                 "--size is more than the 4 GiB that fragments can address; give less");
+  }
   for (const std::uint64_t size : job.fragment_bytes) {
     if (job.message_bytes % size == 0 && job.message_bytes / size < kMostFragments) continue;
     return Error(Code::kInvalidArgument,
@@ -68,6 +73,10 @@ Status Run(Words* words) {
   FERRY_TRY_ASSIGN(job.config, LoadConfig(words->settings));
   if (words->pipeline) return RunPipeline(*words);
   FERRY_TRY_ASSIGN(job.bytes, ParseSize(words->size.empty() ? kCopySize : words->size));
+  if (words->block_sizes.empty()) {
+    words->block_sizes = words->unpack ? std::vector<std::string>{"1KiB", "4KiB", "16KiB"}
+                                       : std::vector<std::string>{"4KiB", "16KiB", "64KiB", "1MiB"};
+  }
   for (const std::string& text : words->block_sizes) {
     FERRY_TRY_ASSIGN(const std::uint64_t size, ParseSize(text));
     if (size == 0 || size > job.bytes) {
@@ -100,7 +109,9 @@ void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
       ->delimiter(',')
       ->check(CLI::IsMember({"scattered", "contiguous"}))
       ->type_name("HOW");
-  app->add_option("--block-size", words.block_sizes, "Bytes of a block, like 16KiB; a list")
+  app->add_option("--block-size", words.block_sizes,
+                  "Bytes of a block, like 16KiB; a list (4KiB,16KiB,64KiB,1MiB; --unpack: "
+                  "1KiB,4KiB,16KiB)")
       ->delimiter(',')
       ->type_name("SIZE");
   app->add_option("--size", words.size, "Bytes that are copied, in all (64MiB; --pipeline: 256MiB)")

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <deque>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -123,7 +124,8 @@ class Delivery {
 
  private:
   Result<Json> Ask(Json question);
-  Status Carry(const Json& answer, std::span<std::byte> bytes);
+  Result<Json> AskToCarry(Json question, std::span<std::byte> bytes);
+  Status Carry(const Json& answer);
   Status WriteAll(const Json& answer, Passage* passage, std::uint64_t size);
   Status CompareDigests(std::span<const std::byte> bytes);
   Status Finish(const char* kind, const std::string& name, std::span<const std::byte> bytes);
@@ -136,7 +138,7 @@ class Delivery {
   transfer::Connection connection_;
   Control control_;
   std::string peer_memory_ = "host";
-  std::string carrier_;  // the plugin's name
+  std::unique_ptr<CarriedFile> carried_;  // null without a plugin
   double seconds_ = 0;
   std::string digest_;
 };
@@ -159,10 +161,6 @@ void Delivery::DescribeTransport() const {
 // Tells the server which memory this side uses, and hears of its own.
 Result<Json> Delivery::Ask(Json question) {
   question["memory"] = job_.memory.ToString();
-  if (job_.carrier) {
-    FERRY_TRY_ASSIGN(const std::uint64_t size, NumberField(question, "size"));
-    question["plugin"] = CarriedFile::Question(*job_.carrier, size);
-  }
   FERRY_TRY_ASSIGN(Json answer, control_.Ask(question, Deadline::After(kAnswer)));
   FERRY_TRY_ASSIGN(peer_memory_, MemoryField(answer));
   return answer;
@@ -196,15 +194,21 @@ Status Delivery::WriteAll(const Json& answer, Passage* passage, std::uint64_t si
   return Ok();
 }
 
-Status Delivery::Carry(const Json& answer, std::span<std::byte> bytes) {
-  if (bytes.empty()) return Ok();
-  FERRY_TRY_ASSIGN(
-      const auto carried,
-      CarriedFile::Connect({*job_.carrier, job_.memory, &job_.config, &control_}, answer, bytes));
-  carrier_ = carried->plugin().name();
-  Say(fmt::format("sending through {}", carried->Describe()));
+// As Ask(), but through a plugin, if one was named.
+Result<Json> Delivery::AskToCarry(Json question, std::span<std::byte> bytes) {
+  if (job_.carrier && !bytes.empty()) {
+    FERRY_TRY_ASSIGN(carried_, CarriedFile::Prepare(
+                                   {*job_.carrier, job_.memory, &job_.config, &control_}, bytes));
+    question["plugin"] = carried_->Question();
+  }
+  return Ask(std::move(question));
+}
+
+Status Delivery::Carry(const Json& answer) {
+  FERRY_TRY(carried_->Connect(answer));
+  Say(fmt::format("sending through {}", carried_->Describe()));
   const auto begin = Clock::now();
-  FERRY_TRY(carried->Send());
+  FERRY_TRY(carried_->Send());
   seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
   return Ok();
 }
@@ -241,26 +245,27 @@ Status Delivery::Finish(const char* kind, const std::string& name,
                          {"send_buffer_bytes", lane.send_buffer_bytes},
                          {"recv_buffer_bytes", lane.recv_buffer_bytes}});
   }
-  PrintLine(DumpJson(Json{{"kind", kind},
-                          {"name", name},
-                          {"bytes", bytes.size()},
-                          {"seconds", seconds_},
-                          {"gbps", gbps},
-                          {"sha256", digest_},
-                          {"identical", true},
-                          {"memory", job_.memory.ToString()},
-                          {"peer_memory", peer_memory_},
-                          {"provider", carrier_.empty() ? info.provider : "plugin " + carrier_},
-                          {"lanes", std::move(lanes)}}));
+  PrintLine(
+      DumpJson(Json{{"kind", kind},
+                    {"name", name},
+                    {"bytes", bytes.size()},
+                    {"seconds", seconds_},
+                    {"gbps", gbps},
+                    {"sha256", digest_},
+                    {"identical", true},
+                    {"memory", job_.memory.ToString()},
+                    {"peer_memory", peer_memory_},
+                    {"provider", carried_ ? "plugin " + carried_->plugin().name() : info.provider},
+                    {"lanes", std::move(lanes)}}));
   return Ok();
 }
 
 Status Delivery::SendFile(const std::string& name, std::span<std::byte> file, Passage* passage) {
   Say(fmt::format("file {}, {} bytes: asking the server for room", name, file.size()));
   FERRY_TRY_ASSIGN(const Json answer,
-                   Ask({{"kind", "file"}, {"name", name}, {"size", file.size()}}));
-  if (job_.carrier) {
-    FERRY_TRY(Carry(answer, file));
+                   AskToCarry({{"kind", "file"}, {"name", name}, {"size", file.size()}}, file));
+  if (carried_) {
+    FERRY_TRY(Carry(answer));
     return Finish("file", name, file);
   }
   if (file.empty()) {
@@ -274,9 +279,10 @@ Status Delivery::SendFile(const std::string& name, std::span<std::byte> file, Pa
 
 Status Delivery::SendMessage(std::span<std::byte> text, Passage* passage) {
   Say(fmt::format("message of {} bytes: sending it two-sided", text.size()));
-  FERRY_TRY_ASSIGN(const Json answer, Ask({{"kind", "message"}, {"size", text.size()}}));
-  if (job_.carrier) {
-    FERRY_TRY(Carry(answer, text));
+  FERRY_TRY_ASSIGN(const Json answer,
+                   AskToCarry({{"kind", "message"}, {"size", text.size()}}, text));
+  if (carried_) {
+    FERRY_TRY(Carry(answer));
     return Finish("message", "", text);
   }
   FERRY_TRY(passage->Load(0, text.size()));

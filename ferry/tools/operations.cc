@@ -14,7 +14,8 @@ namespace ferry::tools {
 namespace {
 
 constexpr std::uint64_t kControlTag = 1;
-constexpr std::size_t kMaxControlBytes = 16 * kKiB;
+constexpr std::size_t kMaxControlBytes = 64 * kKiB;
+constexpr auto kLastWord = std::chrono::seconds(2);
 constexpr auto kGlance = milliseconds(200);  // how often a wait looks for Ctrl-C
 
 }  // namespace
@@ -98,6 +99,15 @@ Result<Json> Control::Hear(Deadline deadline) {
 Result<Json> Control::Ask(const Json& question, Deadline deadline) {
   FERRY_TRY(Say(question, deadline));
   return HearAnswer(deadline);
+}
+
+Status Control::CauseOf(Status ours) {
+  const Deadline patience = Deadline::After(kLastWord);
+  for (;;) {
+    const auto message = Hear(patience);
+    if (!message) return ours;
+    if (Status theirs = ErrorFromJson(*message); !theirs) return theirs;
+  }
 }
 
 Result<Json> Control::HearAnswer(Deadline deadline) {

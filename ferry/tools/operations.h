@@ -53,6 +53,9 @@ class Control {
   // Says, then hears; an answer that reports an error becomes that error.
   Result<Json> Ask(const Json& question, Deadline deadline);
   Result<Json> HearAnswer(Deadline deadline);
+  // Of a failure of this side's: what the other side says of it, if it has or does within two
+  // seconds, since that is the cause then; otherwise the failure itself.
+  Status CauseOf(Status ours);
 
  private:
   transfer::Connection connection_;

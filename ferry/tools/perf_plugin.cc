@@ -60,7 +60,9 @@ Result<std::unique_ptr<CarriedCase>> CarriedCase::Open(const PerfJob& job,
 Status CarriedCase::OpenToServer(const Json& question, Deadline deadline) {
   FERRY_TRY_ASSIGN(const Json answer, control_->Ask(question, deadline));
   FERRY_TRY_ASSIGN(const auto handles, HandlesField(answer));
-  FERRY_TRY(carrier_->Connect(handles, deadline));
+  if (Status connected = carrier_->Connect(handles, deadline); !connected) {
+    return control_->CauseOf(std::move(connected));
+  }
   FERRY_TRY(control_->HearAnswer(deadline));
   return Ok();
 }
@@ -69,10 +71,11 @@ Status CarriedCase::OpenFromServer(Json question, Deadline deadline) {
   FERRY_TRY(carrier_->Listen());
   question["handles"] = HandlesToHex(carrier_->handles());
   FERRY_TRY(control_->Say(question, deadline));
-  Status accepted = carrier_->Accept(deadline);
-  // What the server says of it, if it failed there, is the cause.
+  if (Status accepted = carrier_->Accept(deadline); !accepted) {
+    return control_->CauseOf(std::move(accepted));
+  }
   FERRY_TRY(control_->HearAnswer(deadline));
-  return accepted;
+  return Ok();
 }
 
 Result<Sample> CarriedCase::Run(std::uint64_t count, std::uint64_t depth, Deadline deadline) {
@@ -82,7 +85,8 @@ Result<Sample> CarriedCase::Run(std::uint64_t count, std::uint64_t depth, Deadli
   const double cpu = CpuSeconds();
   const auto begin = Clock::now();
   const bool from_server = case_.op == Op::kRead;
-  FERRY_TRY(from_server ? carrier_->Receive(run, deadline) : carrier_->Send(run, deadline));
+  Status moved = from_server ? carrier_->Receive(run, deadline) : carrier_->Send(run, deadline);
+  if (!moved) return control_->CauseOf(std::move(moved)).error();
   Sample sample;
   if (from_server) sample.seconds = Seconds(Clock::now() - begin);
   sample.cpu_seconds = CpuSeconds() - cpu;

@@ -234,12 +234,23 @@ Status Drive(Stripe* stripe, const Carrier::Run& run, Deadline deadline, const c
 
 }  // namespace
 
+Status Carrier::CheckRun(const Run& run) const {
+  constexpr std::uint64_t kMost = net::plugin::kMostChunksOfMessage;
+  if (run.bytes / kMost < options_.stripe.chunk_bytes) return Ok();
+  return Error(Code::kInvalidArgument,
+               fmt::format("{} bytes in chunks of {} are more than the {} chunks of a transfer; "
+                           "give larger ones (--chunk)",
+                           run.bytes, options_.stripe.chunk_bytes, kMost));
+}
+
 Status Carrier::Send(const Run& run, Deadline deadline) {
+  FERRY_TRY(CheckRun(run));
   FERRY_TRY(MakeCurrent());
   return Drive(out_.get(), run, deadline, "sending:", [&] { out_->Send(run.offset, run.bytes); });
 }
 
 Status Carrier::Receive(const Run& run, Deadline deadline) {
+  FERRY_TRY(CheckRun(run));
   FERRY_TRY(MakeCurrent());
   return Drive(in_.get(), run, deadline,
                "receiving:", [&] { in_->Receive(run.offset, run.bytes); });
@@ -249,6 +260,7 @@ Status Carrier::Receive(const Run& run, Deadline deadline) {
 
 void Carrier::TellOfArrival(const net::plugin::Chunk& chunk, std::span<const Fragment> fragments,
                             const std::byte* pool) {
+  if (!LogEnabled(LogLevel::kInfo)) return;
   if (std::exchange(told_, true)) {
     if (tells_all_) {
       Tell(fmt::format("chunk with tag {}, {} bytes, at {}: {} fragments", chunk.message.tag,

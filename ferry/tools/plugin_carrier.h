@@ -79,6 +79,7 @@ class Carrier {
   Carrier(const CarrierOptions& options, net::plugin::Plugin* plugin, std::span<std::byte> memory,
           MemoryChoice choice)
       : options_(options), plugin_(plugin), memory_(memory), choice_(choice) {}
+  Status CheckRun(const Run& run) const;
   Status MakeCurrent();
   void TellOfDevices() const;
   void TellOfArrival(const net::plugin::Chunk& chunk, std::span<const Fragment> fragments,

@@ -16,13 +16,12 @@ constexpr std::uint64_t kPieceOfPlugin = 32 * kMiB;
 constexpr std::uint64_t kPiecesAtOnce = 2;
 constexpr auto kControlPatience = std::chrono::seconds(30);
 
-}  // namespace
-
-Json CarriedFile::Question(const CarrierOptions& options, std::uint64_t size) {
-  return Json{{"channels", options.stripe.channels},
-              {"chunk", options.stripe.chunk_bytes},
-              {"piece", std::clamp<std::uint64_t>(size, 1, kPieceOfPlugin)}};
+// In no more chunks than a message may have.
+std::uint64_t MostOfPiece(std::uint64_t chunk_bytes) {
+  return std::min(kPieceOfPlugin, net::plugin::kMostChunksOfMessage / 2 * chunk_bytes);
 }
+
+}  // namespace
 
 Status CarriedFile::Open(std::span<std::byte> bytes) {
   FERRY_TRY_ASSIGN(passage_,
@@ -32,18 +31,29 @@ Status CarriedFile::Open(std::span<std::byte> bytes) {
   return Ok();
 }
 
-Result<std::unique_ptr<CarriedFile>> CarriedFile::Connect(const Side& side, const Json& answer,
+Result<std::unique_ptr<CarriedFile>> CarriedFile::Prepare(const Side& side,
                                                           std::span<std::byte> bytes) {
-  const std::uint64_t piece = std::clamp<std::uint64_t>(bytes.size(), 1, kPieceOfPlugin);
+  const std::uint64_t piece =
+      std::min<std::uint64_t>(bytes.size(), MostOfPiece(side.options.stripe.chunk_bytes));
   std::unique_ptr<CarriedFile> file(new CarriedFile(side, piece, bytes.size()));
-  FERRY_TRY_ASSIGN(const auto handles, HandlesField(answer));
   FERRY_TRY(file->Open(bytes));
-  const Deadline deadline = Deadline::After(side.config->connect_timeout);
-  Status connected = file->carrier_->Connect(handles, deadline);
-  // What the server says of it, if it failed there, is the cause.
-  FERRY_TRY(side.control->HearAnswer(deadline));
-  FERRY_TRY(std::move(connected));
   return file;
+}
+
+Json CarriedFile::Question() const {
+  return Json{{"channels", side_.options.stripe.channels},
+              {"chunk", side_.options.stripe.chunk_bytes},
+              {"piece", piece_}};
+}
+
+Status CarriedFile::Connect(const Json& answer) {
+  FERRY_TRY_ASSIGN(const auto handles, HandlesField(answer));
+  const Deadline deadline = Deadline::After(side_.config->connect_timeout);
+  if (Status connected = carrier_->Connect(handles, deadline); !connected) {
+    return side_.control->CauseOf(std::move(connected));
+  }
+  FERRY_TRY(side_.control->HearAnswer(deadline));
+  return Ok();
 }
 
 Result<std::unique_ptr<CarriedFile>> CarriedFile::Accept(const Side& side, const Json& question,
@@ -53,7 +63,8 @@ Result<std::unique_ptr<CarriedFile>> CarriedFile::Accept(const Side& side, const
                    BoundedField(question, "channels", 1, net::plugin::kMostChannels));
   FERRY_TRY_ASSIGN(agreed.options.stripe.chunk_bytes,
                    BoundedField(question, "chunk", 1, net::plugin::kMostChunkBytes));
-  FERRY_TRY_ASSIGN(const std::uint64_t piece, BoundedField(question, "piece", 1, kPieceOfPlugin));
+  const std::uint64_t most = MostOfPiece(agreed.options.stripe.chunk_bytes);
+  FERRY_TRY_ASSIGN(const std::uint64_t piece, BoundedField(question, "piece", 1, most));
   std::unique_ptr<CarriedFile> file(new CarriedFile(agreed, piece, bytes.size()));
   FERRY_TRY(file->Open(bytes));
   FERRY_TRY(file->carrier_->Listen());
@@ -79,7 +90,9 @@ Status CarriedFile::Send() {
     }
     const Carrier::Run piece = PieceAt(at);
     FERRY_TRY(passage_.Load(at, piece.bytes));
-    FERRY_TRY(carrier_->Send(piece, Deadline::Never()));
+    if (Status sent = carrier_->Send(piece, Deadline::Never()); !sent) {
+      return side_.control->CauseOf(std::move(sent));
+    }
   }
   for (; taken < size_; taken += piece_) {
     FERRY_TRY(side_.control->HearAnswer(Deadline::Never()));

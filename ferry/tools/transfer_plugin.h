@@ -15,7 +15,7 @@
 namespace ferry::tools {
 
 // One side of a file or message that `ferry transfer` carries through a plugin, in pieces through a
-// window of two: while one is with the plugin, the other one is filled, or taken out.
+// window of two: while the server takes one out, the client sends the next.
 //
 // The client's first message has "plugin": how many "channels", bytes of a "chunk" and of a
 // "piece"; the server's answer has its "handles", and comes again as "ready" when all are
@@ -29,12 +29,11 @@ class CarriedFile {
     const Config* config;
     Control* control;
   };
-  // What the client asks for.
-  static Json Question(const CarrierOptions& options, std::uint64_t size);
-
-  // The client's side: connects, as the server's answer says. The bytes outlive it.
-  static Result<std::unique_ptr<CarriedFile>> Connect(const Side& side, const Json& answer,
-                                                      std::span<std::byte> bytes);
+  // The client's side: what can fail here fails before the server is asked. The bytes, which are
+  // at least one, outlive it.
+  static Result<std::unique_ptr<CarriedFile>> Prepare(const Side& side, std::span<std::byte> bytes);
+  Json Question() const;
+  Status Connect(const Json& answer);
   // Returns when the server has taken all.
   Status Send();
 

@@ -169,13 +169,16 @@ class CuMemory : public Memory {
                                     inside.stream()),
                   "cuMemsetD8Async");
     }
+    if (!good && inside) (void)inside.Synchronize();
     return good ? inside.Keep() : nullptr;
   }
   bool IsPoisoned(int device, void* poisoning) override {
     constexpr int kNotReady = 600;
     CuStream const stream = static_cast<CuStream>(poisoning);
     const Inside inside(*this, device);
-    if (inside && driver_.stream_query(stream) == kNotReady) return false;
+    const int looked = driver_.stream_query(stream);
+    if (looked == kNotReady) return false;
+    (void)Good(looked, "cuStreamQuery");
     GiveStream(device, stream);
     return true;
   }
@@ -250,7 +253,8 @@ class CuMemory : public Memory {
   void AddStream(int device) {
     const std::lock_guard lock(mutex_);
     std::vector<CuStream>& free = gpus_[device].free;
-    if (free.size() < kMostFreeStreams) free.push_back(MakeStream());
+    if (free.size() >= kMostFreeStreams) return;
+    if (CuStream const made = MakeStream(); made != nullptr) free.push_back(made);
   }
   // Of high priority, so that it shares no queue of the device with the host's streams.
   CuStream MakeStream() {

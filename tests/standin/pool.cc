@@ -33,6 +33,7 @@ std::optional<Landing> Pool::Take(std::span<const std::uint32_t> lengths) {
 }
 
 void Pool::Give(const Landing& landing) {
+  if (landing.runs.empty()) return;
   std::vector<std::span<std::byte>> pages;
   pages.reserve(landing.runs.size());
   for (const Landing::Run& run : landing.runs) {

@@ -13,7 +13,7 @@ namespace {
 constexpr std::chrono::seconds kCopiesEnd{60};
 
 // As users of GPUDirect-TCPX number them: so many for each message, and messages one after another.
-constexpr std::uint64_t kTagsOfMessage = 10'000;
+constexpr std::uint64_t kTagsOfMessage = kMostChunksOfMessage;
 constexpr std::uint64_t kTaggedMessages = 100'000;
 
 int DeviceOf(const Plugin& plugin, std::size_t channel) {

@@ -28,6 +28,8 @@ struct StripeOptions {
 };
 inline constexpr std::size_t kMostChannels = 64;
 inline constexpr std::uint64_t kMostChunkBytes = std::uint64_t{8} << 20;
+// Of a message: they have tags of their own, and are counted out when it begins.
+inline constexpr std::uint64_t kMostChunksOfMessage = 10'000;
 // Errors: kInvalidArgument.
 Status CheckOptions(const StripeOptions& options);
 
