@@ -120,13 +120,16 @@ class Door::Stranger final : public net::LaneHandler {
   Status OnPayload() override { return Ok(); }
   void OnSent(net::OutFrame* /*frame*/) override {}
   void OnClosed(const Error& error) override {
+    ended_ = true;
     const bool left = lane_->loss() == net::LaneLoss::kPeerClosed;
     Log(left ? LogLevel::kInfo : LogLevel::kWarn, "nccl", "a connection was not let in: {}",
         error.message());
     door_->loop_->Post([door = door_, number = number_] { door->DropOnLoop(number); });
   }
 
+  // A lane that has ended since its hello would never say so again: its sender finds out.
   void GoIn() {
+    if (ended_) return;
     if (auto entered = arrivals_->Enter(hello_, std::move(lane_)); !entered) {
       Log(LogLevel::kWarn, "nccl", "{} was not let in: {}", remote_, entered.error().message());
     }
@@ -140,6 +143,7 @@ class Door::Stranger final : public net::LaneHandler {
   EventLoop::TimerId timer_ = 0;
   std::shared_ptr<Arrivals> arrivals_;  // with the door, from the hello on
   HelloWire hello_;
+  bool ended_ = false;
 };
 
 Result<std::unique_ptr<Door>> Door::Open(Engine* engine, EventLoop* loop) {

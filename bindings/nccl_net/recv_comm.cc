@@ -48,8 +48,14 @@ Result<Request*> RecvComm::Receive(std::span<const Incoming> places) {
   request->left.store(static_cast<std::uint32_t>(places.size()), std::memory_order_relaxed);
   for (std::size_t i = 0; i < places.size(); ++i) {
     Tag& tag = TagOf(places[i].tag);
-    request->slots[i] = {
-        .request = request, .data = places[i].data, .tag = places[i].tag, .sequence = tag.posted++};
+    Slot& slot = request->slots[i];
+    Claims claims = std::move(slot.claims);
+    claims.Clear();
+    slot = {.request = request,
+            .data = places[i].data,
+            .tag = places[i].tag,
+            .sequence = tag.posted++,
+            .claims = std::move(claims)};
     tag.told = false;
     posted_.push_back(&request->slots[i]);
   }
@@ -110,6 +116,27 @@ bool RecvComm::Uses(std::span<const std::byte> memory) const {
 
 // ---- what arrives -------------------------------------------------------------------------------
 
+bool RecvComm::Claims::Take(std::uint64_t offset, std::uint64_t bytes) {
+  if (bytes == 0) return true;
+  const Part part{offset, offset + bytes};
+  auto next = std::lower_bound(parts_.begin(), parts_.end(), part.begin,
+                               [](const Part& one, std::uint64_t at) { return one.end <= at; });
+  if (next != parts_.end() && next->begin < part.end) return false;
+  const bool joins_next = next != parts_.end() && next->begin == part.end;
+  const bool joins_last = next != parts_.begin() && std::prev(next)->end == part.begin;
+  if (joins_last) {
+    std::prev(next)->end = joins_next ? next->end : part.end;
+    if (joins_next) parts_.erase(next);
+  } else if (joins_next) {
+    next->begin = part.begin;
+  } else if (parts_.size() < kMostParts) {
+    parts_.insert(next, part);
+  } else {
+    return false;
+  }
+  return true;
+}
+
 Result<RecvComm::Slot*> RecvComm::FindLocked(const DataWire& data, std::uint64_t payload_bytes) {
   const auto it = std::find_if(posted_.begin(), posted_.end(), [&](const Slot* slot) {
     return slot->tag == data.tag && slot->sequence == data.sequence;
@@ -129,12 +156,11 @@ Result<RecvComm::Slot*> RecvComm::FindLocked(const DataWire& data, std::uint64_t
   }
   const bool fits = data.total == slot->total && data.offset <= data.total &&
                     payload_bytes <= data.total - data.offset &&
-                    payload_bytes <= data.total - slot->claimed;
+                    slot->claims.Take(data.offset, payload_bytes);
   if (!fits) {
     return Error(Code::kCorrupt, fmt::format("{} bytes at {} are no piece of a message of {} bytes",
                                              payload_bytes, data.offset, slot->total));
   }
-  slot->claimed += payload_bytes;
   return slot;
 }
 

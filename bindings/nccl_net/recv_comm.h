@@ -26,6 +26,22 @@ class RecvComm final : public Comm {
 
  private:
   struct RecvRequest;
+  // Which bytes of a message have a lane to come by. Kept for its memory.
+  class Claims {
+   public:
+    void Clear() { parts_.clear(); }
+    // False where some of them are claimed already, or the parts become too many for an honest
+    // sender, whose lanes deliver theirs in order.
+    bool Take(std::uint64_t offset, std::uint64_t bytes);
+
+   private:
+    struct Part {
+      std::uint64_t begin = 0;
+      std::uint64_t end = 0;
+    };
+    static constexpr std::size_t kMostParts = 16'384;
+    std::vector<Part> parts_;  // in their order, none touches the next
+  };
   struct Slot {
     RecvRequest* request = nullptr;
     std::span<std::byte> data;
@@ -33,8 +49,8 @@ class RecvComm final : public Comm {
     std::uint64_t sequence = 0;
     bool begun = false;
     std::uint64_t total = 0;     // once begun
-    std::uint64_t claimed = 0;   // bytes that have a lane to come by
     std::uint64_t received = 0;  // of them
+    Claims claims;
   };
   struct RecvRequest : Request {
     using Request::Request;

@@ -12,6 +12,9 @@
 namespace ferry::nccl_net {
 namespace {
 
+// NCCL has few: they would be memory of the receiver's choosing.
+constexpr std::size_t kMostTags = 4096;
+
 constexpr std::size_t kMostSends = abi::kMaxRequests * kMaxReceives;
 constexpr std::uint64_t kPieceAlignment = 4096;
 
@@ -221,6 +224,10 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
   for (const CreditEntryWire& credit : *credits) {
     Tag& tag = TagOf(credit.tag);
     tag.granted = std::max(tag.granted, credit.posted);
+    if (tags_.size() > kMostTags) {
+      return Error(Code::kCorrupt,
+                   fmt::format("the receiver has used more than {} tags", kMostTags));
+    }
   }
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     SendRequest* const request = *it;

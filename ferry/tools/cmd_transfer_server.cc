@@ -82,6 +82,8 @@ Status Reception::Run() {
   Status taken = Take();
   if (!taken && !connection_.lost()) {
     (void)control_.Say(ErrorToJson(taken.error()), Deadline::After(kControlWait));
+    // Until it has been heard: what has come is gone when the connection ends.
+    (void)control_.Hear(Deadline::After(kGoodbye));
   }
   return taken;
 }
