@@ -80,7 +80,7 @@ class ThroughHostExecutor final : public DeviceExecutor {
   // The stream itself keeps what is fetched next from overtaking what is brought back.
   Status Flush(cuda::StreamRef stream) {
     const Status down = api_->Copy(stream, cuda::CopyKind::kDeviceToHost, down_);
-    const Status up = down ? api_->Copy(stream, cuda::CopyKind::kHostToDevice, up_) : down;
+    Status up = down ? api_->Copy(stream, cuda::CopyKind::kHostToDevice, up_) : down;
     down_.clear();
     up_.clear();
     used_ = 0;

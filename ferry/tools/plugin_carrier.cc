@@ -235,12 +235,12 @@ Status Drive(Stripe* stripe, const Carrier::Run& run, Deadline deadline, const c
 }  // namespace
 
 Status Carrier::CheckRun(const Run& run) const {
-  constexpr std::uint64_t kMost = net::plugin::kMostChunksOfMessage;
-  if (run.bytes / kMost < options_.stripe.chunk_bytes) return Ok();
+  constexpr std::uint64_t kMostChunks = net::plugin::kMostChunksOfMessage;
+  if (run.bytes / kMostChunks < options_.stripe.chunk_bytes) return Ok();
   return Error(Code::kInvalidArgument,
                fmt::format("{} bytes in chunks of {} are more than the {} chunks of a transfer; "
                            "give larger ones (--chunk)",
-                           run.bytes, options_.stripe.chunk_bytes, kMost));
+                           run.bytes, options_.stripe.chunk_bytes, kMostChunks));
 }
 
 Status Carrier::Send(const Run& run, Deadline deadline) {

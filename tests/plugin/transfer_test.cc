@@ -133,7 +133,7 @@ class Bed {
         stand_in(WithPlace(variables, limits.on_gpu)),
         plugin(Must(stand_in.Open())),
         bytes_(bytes) {
-    if (devices != nullptr) counting_.emplace(&devices->api());
+    if (devices != nullptr) counting.emplace(&devices->api());
     UnpackerOptions options;
     options.by = by;
     options.most_pieces = limits.most_pieces;
@@ -162,8 +162,8 @@ class Bed {
   Bed(const Bed&) = delete;
   Bed& operator=(const Bed&) = delete;
 
-  cuda::DeviceApi* api() { return counting_ ? &*counting_ : nullptr; }
-  std::size_t made_on_device() const { return counting_->made(); }
+  cuda::DeviceApi* api() { return counting ? &*counting : nullptr; }
+  std::size_t made_on_device() const { return counting->made(); }
   cuda::SimulatedDevices* simulated() { return devices->simulated(); }
 
   // All of the memory, in chunks that are dealt over the channels.
@@ -198,7 +198,7 @@ class Bed {
   }
 
   std::unique_ptr<cuda::DeviceTarget> devices;  // null: the host unpacks
-  std::optional<CountingDevices> counting_;
+  std::optional<CountingDevices> counting;
   StandIn stand_in;
   Plugin* const plugin;
   std::optional<Target> target;

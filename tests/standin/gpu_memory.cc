@@ -174,7 +174,7 @@ class CuMemory : public Memory {
   }
   bool IsPoisoned(int device, void* poisoning) override {
     constexpr int kNotReady = 600;
-    CuStream const stream = static_cast<CuStream>(poisoning);
+    auto* const stream = static_cast<CuStream>(poisoning);
     const Inside inside(*this, device);
     const int looked = driver_.stream_query(stream);
     if (looked == kNotReady) return false;
