@@ -1,84 +1,22 @@
-#include "bindings/nccl_net/plugin.h"
+#include "bindings/nccl_net/table_forms.h"
 #include "ferry/net/plugin/abi_v11.h"
-
-namespace ferry::nccl_net {
-namespace {
-
-int GetPropertiesV11(int device, abi::PropertiesV11* properties) noexcept {
-  abi::PropertiesV12 newest;
-  const int outcome = GetProperties(device, &newest);
-  if (outcome != abi::kSuccess) return outcome;
-  *properties = {.name = newest.name,
-                 .pci_path = newest.pci_path,
-                 .guid = newest.guid,
-                 .ptr_support = newest.ptr_support,
-                 .reg_is_global = newest.reg_is_global,
-                 .force_flush = newest.force_flush,
-                 .speed = newest.speed,
-                 .port = newest.port,
-                 .latency = newest.latency,
-                 .max_comms = newest.max_comms,
-                 .max_recvs = newest.max_recvs,
-                 .device_type = newest.device_type,
-                 .device_version = newest.device_version,
-                 .virtual_device = {.count = 1, .devices = {device}},
-                 .max_p2p_bytes = newest.max_p2p_bytes,
-                 .max_coll_bytes = newest.max_coll_bytes,
-                 .max_multi_request_size = newest.max_multi_request_size};
-  return abi::kSuccess;
-}
-
-int InitV11(void** context, std::uint64_t /*comm*/, abi::CommConfig* /*config*/, abi::Logger logger,
-            abi::ProfilerCallback /*profiler*/) {
-  return Init(context, logger);
-}
-
-int ConnectV11(void* context, int device, void* handle, void** send_comm,
-               abi::DeviceHandle** /*device_handle*/) {
-  return Connect(context, device, handle, send_comm);
-}
-
-int AcceptV11(void* listen_comm, void** recv_comm, abi::DeviceHandle** /*device_handle*/) {
-  return Accept(listen_comm, recv_comm);
-}
-
-// NOLINTNEXTLINE(readability-function-size): the interface's
-int IsendV11(void* send_comm, void* data, std::size_t bytes, int tag, void* /*mr*/,
-             void* /*profiler_event*/, void** request) {
-  return Isend(send_comm, data, bytes, tag, request);
-}
-
-// NOLINTNEXTLINE(readability-function-size): the interface's
-int IrecvV11(void* recv_comm, int count, void** data, std::size_t* bytes, int* tags, void** /*mrs*/,
-             void** /*profiler_events*/, void** request) {
-  return Irecv(recv_comm, Group<std::size_t>{count, data, bytes, tags}, request);
-}
-
-// NOLINTNEXTLINE(readability-function-size): the interface's
-int IflushV11(void* recv_comm, int /*count*/, void** /*data*/, int* /*bytes*/, void** /*mrs*/,
-              void** request) {
-  return Iflush(recv_comm, request);
-}
-
-}  // namespace
-}  // namespace ferry::nccl_net
 
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
 __attribute__((visibility("default"))) ferry::net::plugin::abi::TableV11 ncclNetPlugin_v11 = {
     .name = ferry::nccl_net::kPluginName,
-    .init = ferry::nccl_net::InitV11,
+    .init = ferry::nccl_net::InitInContext,
     .devices = ferry::nccl_net::Devices,
-    .get_properties = ferry::nccl_net::GetPropertiesV11,
+    .get_properties = ferry::nccl_net::GetPropertiesAs,
     .listen = ferry::nccl_net::Listen,
-    .connect = ferry::nccl_net::ConnectV11,
-    .accept = ferry::nccl_net::AcceptV11,
+    .connect = ferry::nccl_net::ConnectInContext,
+    .accept = ferry::nccl_net::AcceptWithHandle,
     .reg_mr = ferry::nccl_net::RegMr,
     .reg_mr_dma_buf = nullptr,
     .dereg_mr = ferry::nccl_net::DeregMr,
-    .isend = ferry::nccl_net::IsendV11,
-    .irecv = ferry::nccl_net::IrecvV11,
-    .iflush = ferry::nccl_net::IflushV11,
+    .isend = ferry::nccl_net::IsendWithEvent,
+    .irecv = ferry::nccl_net::IrecvWithEvents,
+    .iflush = ferry::nccl_net::IflushOfGroup,
     .test = ferry::nccl_net::Test,
     .close_send = ferry::nccl_net::CloseSend,
     .close_recv = ferry::nccl_net::CloseRecv,

@@ -2,37 +2,12 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "ferry/tools/json.h"
 #include "ferry/tools/process.h"
 
 namespace ferry::tools {
-
-using net::plugin::Handle;
-
-std::string HandlesToHex(const std::vector<Handle>& handles) {
-  std::string text;
-  for (const Handle& handle : handles) text += ToHex(handle);
-  return text;
-}
-
-Result<std::vector<Handle>> HandlesField(const Json& object) {
-  FERRY_TRY_ASSIGN(const auto bytes, BytesField(object, "handles"));
-  constexpr std::size_t kEach = std::tuple_size_v<Handle>;
-  if (bytes.size() % kEach != 0 || bytes.size() / kEach > net::plugin::kMostChannels) {
-    return Error(Code::kCorrupt,
-                 fmt::format("{} bytes are no handles of {} bytes each", bytes.size(), kEach));
-  }
-  std::vector<Handle> handles(bytes.size() / kEach);
-  auto from = bytes.begin();
-  for (Handle& handle : handles) {
-    std::copy_n(from, kEach, handle.begin());
-    from += static_cast<std::ptrdiff_t>(kEach);
-  }
-  return handles;
-}
 
 LaunchMicroseconds LaunchOf(const Carrier& carrier) {
   const net::plugin::LaunchTimes times = carrier.launch_times();

@@ -14,10 +14,6 @@
 
 namespace ferry::tools {
 
-std::string HandlesToHex(const std::vector<net::plugin::Handle>& handles);
-// Of the field "handles". Errors: kCorrupt.
-Result<std::vector<net::plugin::Handle>> HandlesField(const Json& object);
-
 LaunchMicroseconds LaunchOf(const Carrier& carrier);
 
 // One case of a client, through a plugin. A write goes to the server, a read comes from it; as a

@@ -12,6 +12,7 @@
 #include "ferry/core/log.h"
 #include "ferry/core/units.h"
 #include "ferry/net/plugin/plugin_path.h"
+#include "ferry/tools/json.h"
 #include "ferry/tools/process.h"
 
 namespace ferry::tools {
@@ -139,6 +140,28 @@ Result<std::optional<CarrierOptions>> CarrierOptionsOf(const CarrierFlags& flags
   return std::optional(std::move(options));
 }
 
+std::string HandlesToHex(const std::vector<Handle>& handles) {
+  std::string text;
+  for (const Handle& handle : handles) text += ToHex(handle);
+  return text;
+}
+
+Result<std::vector<Handle>> HandlesField(const Json& object) {
+  FERRY_TRY_ASSIGN(const auto bytes, BytesField(object, "handles"));
+  constexpr std::size_t kEach = std::tuple_size_v<Handle>;
+  if (bytes.size() % kEach != 0 || bytes.size() / kEach > net::plugin::kMostChannels) {
+    return Error(Code::kCorrupt,
+                 fmt::format("{} bytes are no handles of {} bytes each", bytes.size(), kEach));
+  }
+  std::vector<Handle> handles(bytes.size() / kEach);
+  auto from = bytes.begin();
+  for (Handle& handle : handles) {
+    std::copy_n(from, kEach, handle.begin());
+    from += static_cast<std::ptrdiff_t>(kEach);
+  }
+  return handles;
+}
+
 // ---- life ---------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<Carrier>> Carrier::Open(const CarrierOptions& options,
@@ -236,7 +259,7 @@ Status Drive(Stripe* stripe, const Carrier::Run& run, Deadline deadline, const c
 
 Status Carrier::CheckRun(const Run& run) const {
   constexpr std::uint64_t kMostChunks = net::plugin::kMostChunksOfMessage;
-  if (run.bytes / kMostChunks < options_.stripe.chunk_bytes) return Ok();
+  if (run.bytes <= kMostChunks * options_.stripe.chunk_bytes) return Ok();
   return Error(Code::kInvalidArgument,
                fmt::format("{} bytes in chunks of {} are more than the {} chunks of a transfer; "
                            "give larger ones (--chunk)",

@@ -12,6 +12,7 @@
 #include "ferry/net/plugin/plugin.h"
 #include "ferry/net/plugin/stripe.h"
 #include "ferry/tools/command.h"
+#include "ferry/tools/json_fwd.h"
 #include "ferry/tools/memory_choice.h"
 #include "ferry/tools/uccl_variables.h"
 #include "ferry/unpack/unpacker.h"
@@ -39,6 +40,10 @@ void DeclareCarrier(CLI::App* app, CarrierFlags* flags);
 Result<std::optional<CarrierOptions>> CarrierOptionsOf(const CarrierFlags& flags,
                                                        const Config& config);
 const char* UnpackName(UnpackBy by) noexcept;
+
+// What one side tells the other one of its channels, as the field "handles". Errors: kCorrupt.
+std::string HandlesToHex(const std::vector<net::plugin::Handle>& handles);
+Result<std::vector<net::plugin::Handle>> HandlesField(const Json& object);
 
 // One side of transfers through a network plugin, one way, of one piece of memory. One thread; the
 // calls block. Says each step at the level "info". Errors: those of Plugin::Open(),

@@ -7,7 +7,6 @@
 
 #include "ferry/core/units.h"
 #include "ferry/tools/json.h"
-#include "ferry/tools/perf_plugin.h"
 
 namespace ferry::tools {
 namespace {
@@ -18,7 +17,7 @@ constexpr auto kControlPatience = std::chrono::seconds(30);
 
 // In no more chunks than a message may have.
 std::uint64_t MostOfPiece(std::uint64_t chunk_bytes) {
-  return std::min(kPieceOfPlugin, net::plugin::kMostChunksOfMessage / 2 * chunk_bytes);
+  return std::min(kPieceOfPlugin, net::plugin::kMostChunksOfMessage * chunk_bytes);
 }
 
 }  // namespace

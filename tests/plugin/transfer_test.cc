@@ -128,24 +128,24 @@ std::string WhyThereIsNoGpu() { return cuda::kRealCase.make()->Unavailable(); }
 class Bed {
  public:
   Bed(const Variables& variables, UnpackBy by, std::size_t channels, std::size_t bytes,
-      const BedOptions& limits = {})
-      : devices(MakeDevices(by, limits.on_gpu)),
-        stand_in(WithPlace(variables, limits.on_gpu)),
+      const BedOptions& how = {})
+      : devices(MakeDevices(by, how.on_gpu)),
+        stand_in(WithPlace(variables, how.on_gpu)),
         plugin(Must(stand_in.Open())),
         bytes_(bytes) {
     if (devices != nullptr) counting.emplace(&devices->api());
     UnpackerOptions options;
     options.by = by;
-    options.most_pieces = limits.most_pieces;
-    options.kind = limits.on_gpu ? cuda::CopyKind::kDeviceToDevice : cuda::CopyKind::kHostToDevice;
+    options.most_pieces = how.most_pieces;
+    options.kind = how.on_gpu ? cuda::CopyKind::kDeviceToDevice : cuda::CopyKind::kHostToDevice;
     unpacker = Must(Unpacker::Create(api(), 0, options));
     Ends ends = Must(plugin::testing::Connect(plugin, channels, Soon(), api()));
     target.emplace(api(), bytes);
     source = MakePattern(bytes, channels * 10 + static_cast<std::size_t>(by));
-    sender.emplace(std::move(ends.senders), limits.chunk_timeout);
+    sender.emplace(std::move(ends.senders), how.chunk_timeout);
     ReceiverOptions receiver_options;
     receiver_options.pool_bytes = kPoolBytes;
-    receiver_options.chunk_timeout = limits.chunk_timeout;
+    receiver_options.chunk_timeout = how.chunk_timeout;
     receiver = Must(Receiver::Create(api(), unpacker.get(), std::move(ends.receivers),
                                      receiver_options, Soon()));
     for (std::size_t i = 0; i < channels; ++i) {
@@ -384,12 +384,12 @@ TEST(PluginTransfer, MoreThanTheUnpackerTakesAtOnceIsUnpackedInParts) {
 }
 
 TEST(PluginTransfer, ACallerThatWasAwayForLongerThanTheTimeoutFindsWhatHasCome) {
-  Bed bed({}, UnpackBy::kHost, 1, kChunkBytes, {.chunk_timeout = std::chrono::milliseconds(200)});
+  Bed bed({}, UnpackBy::kHost, 1, kChunkBytes, {.chunk_timeout = std::chrono::seconds(3)});
   bed.Begin();
   std::vector<std::uint64_t> ids;
   MustBe(bed.receiver->Progress(&ids));
   MustBe(bed.sender->Progress(&ids));
-  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  std::this_thread::sleep_for(std::chrono::milliseconds(3500));
   const Status ended = bed.Run();
   ASSERT_TRUE(ended) << ended.error().message();
   bed.ExpectWhole();

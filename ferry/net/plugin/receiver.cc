@@ -153,7 +153,6 @@ Status Receiver::Unpack() {
 
 void Receiver::MarkUnpacking(std::size_t count, std::uint64_t ticket) {
   const auto now = Clock::now();
-  ++launch_times_.launches;
   for (; count > 0; --count) {
     Arrived& one = arrived_[unpacking_++];
     one.ticket = ticket;

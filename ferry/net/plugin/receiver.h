@@ -34,7 +34,6 @@ using ChunkWatcher = std::function<void(const Chunk& chunk, std::span<const Frag
 // its place, of chunks that have had theirs.
 struct LaunchTimes {
   std::uint64_t chunks = 0;
-  std::uint64_t launches = 0;
   std::chrono::nanoseconds sum{0};
   std::chrono::nanoseconds longest{0};
 };
