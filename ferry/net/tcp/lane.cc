@@ -21,8 +21,8 @@ constexpr std::size_t kRxBytes = sizeof(FramePrefix) + kMaxMetaBytes + kReadAhea
 // Until a read fills it, and all that a lane ever has whose metadata is limited.
 constexpr std::size_t kSmallRxBytes = kStrangerLaneBytes;
 static_assert(kSmallRxBytes >= 2 * (sizeof(FramePrefix) + kMaxStrangerMeta));
-// After a payload that is read straight into its place, only the next frame's head is worth
-// reading along: what lands in rx_ is copied once more.
+// After a large payload only the next frame's head is worth reading along, or first: it is likely
+// that of another, and what lands in rx_ is copied once more.
 constexpr std::size_t kReadAheadAfterLarge = 2 * 1024;
 constexpr std::size_t kLargePayload = 64 * 1024;
 // Per turn, so that neither direction, and no other lane of the loop, waits long.
@@ -280,7 +280,8 @@ bool TcpLane::ReadIntoBuffer() {
     rx_begin_ = 0;
   }
   GrowBuffer(rx_filled_ && max_meta_ == kMaxMetaBytes ? kRxBytes : kSmallRxBytes);
-  const std::size_t asked = rx_bytes_ - rx_end_;
+  const bool head_only = after_large_ && rx_end_ == 0;
+  const std::size_t asked = head_only ? kReadAheadAfterLarge : rx_bytes_ - rx_end_;
   const iovec free{rx_.get() + rx_end_, asked};
   const ssize_t got = stream_->Readv({&free, 1}, asked);
   if (got > 0) rx_end_ += static_cast<std::size_t>(got);
@@ -397,6 +398,7 @@ bool TcpLane::StartFrame() {
   }
   rx_begin_ += sizeof prefix + prefix.meta_bytes;
   payload_left_ = prefix.payload_bytes;
+  after_large_ = payload_left_ >= kLargePayload;
   if (payload_left_ > 0) {
     place_ = IoCursor(placed->memory);
     receiving_ =

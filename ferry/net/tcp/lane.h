@@ -103,6 +103,7 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   std::unique_ptr<std::byte[]> rx_;
   std::size_t rx_bytes_ = 0;  // of it
   bool rx_filled_ = false;    // by the last read into it
+  bool after_large_ = false;  // the last frame's payload was
   std::size_t rx_begin_ = 0;
   std::size_t rx_end_ = 0;
   IoCursor place_;
