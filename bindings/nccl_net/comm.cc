@@ -10,6 +10,12 @@
 
 namespace ferry::nccl_net {
 
+struct Comm::Closing {
+  explicit Closing(std::size_t lanes) : left(static_cast<std::ptrdiff_t>(lanes)) {}
+  std::latch left;
+  std::atomic<bool> swift_done{false};
+};
+
 Comm::Comm(Engine* engine, std::size_t lanes) : engine_(engine) {
   for (std::size_t i = 0; i < lanes; ++i) {
     EventLoop* const loop = i == 0 ? engine->swift() : engine->NextBulk();
@@ -72,37 +78,37 @@ Error Comm::failure() {
 }
 
 void Comm::Close() {
+  EventLoop* const swift = engine_->swift();
   // What the peer has said is read now: a socket that is closed with bytes unread takes back what
   // the peer has not received yet.
-  engine_->swift()->DriveOnce();
-  struct Closing {
-    explicit Closing(std::size_t lanes) : left(static_cast<std::ptrdiff_t>(lanes)) {}
-    std::latch left;
-    std::atomic<bool> swift_done{false};
-  };
-  // Shared with the tasks, which may be in it when this returns.
-  const auto closing = std::make_shared<Closing>(lanes_.size());
+  swift->DriveOnce();
+  std::shared_ptr<Closing> closing;  // as under_way_
+  bool is_first = false;
   {
     const std::lock_guard lock(mutex_);
-    if (std::exchange(closing_, true)) return;
-    for (std::size_t i = 1; i < lanes_.size(); ++i) {
+    is_first = !std::exchange(closing_, true);
+    if (is_first) under_way_ = std::make_shared<Closing>(lanes_.size());
+    closing = under_way_;
+    for (std::size_t i = 1; is_first && i < lanes_.size(); ++i) {
       lanes_[i]->loop->Post([this, i, closing] {
         CloseLaneOnLoop(i);
         closing->left.count_down();
       });
     }
   }
-  EventLoop* const swift = engine_->swift();
-  swift->Post([this, swift, closing] {
-    CloseLaneOnLoop(0);
-    closing->left.count_down();
-    closing->swift_done.store(true);
-    swift->NotifyWaiters();
-  });
+  if (is_first) {
+    swift->Post([this, swift, closing] {
+      CloseLaneOnLoop(0);
+      closing->left.count_down();
+      closing->swift_done.store(true);
+      swift->NotifyWaiters();
+    });
+  }
   // Its worker may be parked for a while. Loops run until the last comm is closed.
   swift->DriveUntil([&] { return closing->swift_done.load(); }, Deadline::Never(), microseconds(0));
   closing->left.wait();
-  InformNet(fmt::format("{} comm with {} closed after {} messages, {} bytes", kind(), peer_,
+  if (!is_first) return;
+  InformNet(fmt::format("{} comm with {} closed after {} messages, {} bytes", kind(), Peer(),
                         messages_.load(), bytes_.load()));
 }
 

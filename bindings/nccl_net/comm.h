@@ -58,7 +58,7 @@ class Comm {
   // Once failed().
   Error failure();
   // Ends it, and waits until no lane touches memory and no task of its is left; not on a loop.
-  // Again: does nothing.
+  // Again, or by two at once: waits as well.
   void Close();
   // Closes it if a request that is not done uses this memory, which is about to go.
   void Forget(std::span<const std::byte> memory);
@@ -111,6 +111,8 @@ class Comm {
   std::optional<Error> error_;  // under mutex_
 
  private:
+  struct Closing;
+
   void CloseLaneOnLoop(std::size_t lane);
   void BeatOnLoop();
   void PlanBeatOnLoop();
@@ -123,6 +125,8 @@ class Comm {
   std::atomic<bool> failed_{false};
   std::atomic<std::uint64_t> messages_{0};
   std::atomic<std::uint64_t> bytes_{0};
+  // Under mutex_. Shared with the tasks that close lanes, which may be in it when Close() returns.
+  std::shared_ptr<Closing> under_way_;
   std::size_t next_lane_ = 0;  // under mutex_
   std::string peer_;           // under mutex_
 

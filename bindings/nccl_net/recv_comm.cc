@@ -16,6 +16,13 @@ bool Touches(std::span<const std::byte> a, std::span<const std::byte> b) noexcep
          std::less<>()(b.data(), a.data() + a.size());
 }
 
+Error TooLarge(std::uint64_t bytes, int tag, std::uint64_t room) {
+  return Error(Code::kInvalidArgument,
+               fmt::format("a message of {} bytes with tag {} is larger than the {} bytes that "
+                           "irecv gave it; post receives of at least what is sent",
+                           bytes, tag, room));
+}
+
 }  // namespace
 
 RecvComm::RecvComm(Engine* engine, std::size_t lanes) : Comm(engine, lanes), landings_(lanes) {}
@@ -57,7 +64,8 @@ Result<Request*> RecvComm::Receive(std::span<const Incoming> places) {
             .sequence = tag.posted++,
             .claims = std::move(claims)};
     tag.told = false;
-    posted_.push_back(&request->slots[i]);
+    posted_.push_back(&slot);
+    MeetEarlyLocked(&slot);
   }
   // Not by this thread: it comes back to test, and by then has perhaps posted more.
   if (!telling_ && !closing_ && !error_) {
@@ -137,23 +145,16 @@ bool RecvComm::Claims::Take(std::uint64_t offset, std::uint64_t bytes) {
   return true;
 }
 
-Result<RecvComm::Slot*> RecvComm::FindLocked(const DataWire& data, std::uint64_t payload_bytes) {
+RecvComm::Slot* RecvComm::FindPostedLocked(const DataWire& data) {
   const auto it = std::find_if(posted_.begin(), posted_.end(), [&](const Slot* slot) {
     return slot->tag == data.tag && slot->sequence == data.sequence;
   });
-  if (it == posted_.end()) {
-    return Error(Code::kCorrupt,
-                 fmt::format("message {} with tag {} came before a receive was posted for it",
-                             data.sequence, data.tag));
-  }
-  Slot* const slot = *it;
+  return it == posted_.end() ? nullptr : *it;
+}
+
+Status RecvComm::CheckPieceLocked(Slot* slot, const DataWire& data, std::uint64_t payload_bytes) {
   if (!std::exchange(slot->begun, true)) slot->total = data.total;
-  if (data.total > slot->data.size()) {
-    return Error(Code::kInvalidArgument,
-                 fmt::format("a message of {} bytes with tag {} is larger than the {} bytes that "
-                             "irecv gave it; post receives of at least what is sent",
-                             data.total, data.tag, slot->data.size()));
-  }
+  if (data.total > slot->data.size()) return TooLarge(data.total, data.tag, slot->data.size());
   const bool fits = data.total == slot->total && data.offset <= data.total &&
                     payload_bytes <= data.total - data.offset &&
                     slot->claims.Take(data.offset, payload_bytes);
@@ -161,7 +162,7 @@ Result<RecvComm::Slot*> RecvComm::FindLocked(const DataWire& data, std::uint64_t
     return Error(Code::kCorrupt, fmt::format("{} bytes at {} are no piece of a message of {} bytes",
                                              payload_bytes, data.offset, slot->total));
   }
-  return slot;
+  return Ok();
 }
 
 void RecvComm::FinishLocked(Slot* slot) {
@@ -173,34 +174,104 @@ void RecvComm::FinishLocked(Slot* slot) {
 
 Result<net::Placement> RecvComm::OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
                                                std::uint64_t payload_bytes) {
+  const net::Placement nowhere{.action = net::Placement::Action::kDiscard, .memory = {}};
   const auto data = LoadWire<DataWire>(meta);
   if (!data || data->type != FrameType::kData) {
     return Error(Code::kCorrupt, "the sender said something else than data");
   }
   const std::lock_guard lock(mutex_);
-  const auto found = FindLocked(*data, payload_bytes);
-  if (!found) {
+  Landing landing{.slot = FindPostedLocked(*data)};
+  Status placed = Ok();
+  if (landing.slot != nullptr) {
+    placed = CheckPieceLocked(landing.slot, *data, payload_bytes);
+  } else if (auto kept = KeepEarlyLocked(lane, *data, payload_bytes); kept) {
+    landing.early = *kept;
+  } else {
+    placed = kept.error();
+  }
+  if (!placed) {
     // As the comm's error it is the first; the lane's end follows from it.
-    FailLocked(found.error());
-    return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
+    FailLocked(placed.error());
+    return nowhere;
   }
-  Slot* const slot = *found;
   if (payload_bytes == 0) {
-    FinishLocked(slot);
-    return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
+    if (landing.slot != nullptr) FinishLocked(landing.slot);
+    return nowhere;
   }
-  Landing& landing = landings_[lane];
-  landing = {.slot = slot, .place = {slot->data.data() + data->offset, payload_bytes}};
-  return net::Placement{.memory = {&landing.place, 1}};
+  std::byte* const to = landing.slot != nullptr ? landing.slot->data.data() + data->offset
+                                                : landing.early->data.data();
+  landing.place = {to, payload_bytes};
+  landings_[lane] = landing;
+  return net::Placement{.memory = {&landings_[lane].place, 1}};
 }
 
 Status RecvComm::OnPayloadOnLoop(std::size_t lane) {
   const std::lock_guard lock(mutex_);
-  Slot* const slot = std::exchange(landings_[lane].slot, nullptr);
-  if (slot == nullptr) return Ok();  // it went nowhere
-  slot->received += landings_[lane].place.iov_len;
-  FinishLocked(slot);
+  const Landing landing = std::exchange(landings_[lane], Landing{});
+  if (landing.early != nullptr) {
+    landing.early->whole = true;
+    if (landing.early->slot != nullptr) DeliverEarlyLocked(landing.early);
+  } else if (landing.slot != nullptr) {  // otherwise it went nowhere
+    landing.slot->received += landing.place.iov_len;
+    FinishLocked(landing.slot);
+  }
   return Ok();
+}
+
+// ---- what arrives before its receive ------------------------------------------------------------
+
+Result<RecvComm::Early*> RecvComm::KeepEarlyLocked(std::size_t lane, const DataWire& data,
+                                                   std::uint64_t payload_bytes) {
+  const auto tag = std::find_if(tags_.begin(), tags_.end(),
+                                [&](const Tag& each) { return each.tag == data.tag; });
+  const bool is_new = (tag == tags_.end() || data.sequence >= tag->posted) &&
+                      std::none_of(early_.begin(), early_.end(), [&](const auto& early) {
+                        return early->tag == data.tag && early->sequence == data.sequence;
+                      });
+  const bool is_small = lane == 0 && data.offset == 0 && data.total == payload_bytes &&
+                        payload_bytes <= kMostEarlyBytes;
+  if (!is_new || !is_small || early_.size() == kMostEarly) {
+    return Error(Code::kCorrupt,
+                 fmt::format("message {} with tag {} ({} of {} bytes) came before a receive was "
+                             "posted for it, and is no small one of the {} that may",
+                             data.sequence, data.tag, payload_bytes, data.total, kMostEarly));
+  }
+  early_.push_back(std::make_unique<Early>());
+  Early* const early = early_.back().get();
+  early->tag = data.tag;
+  early->sequence = data.sequence;
+  early->data.resize(payload_bytes);
+  early->whole = payload_bytes == 0;
+  return early;
+}
+
+// The slot was posted just now: its message may be here.
+void RecvComm::MeetEarlyLocked(Slot* slot) {
+  const auto it = std::find_if(early_.begin(), early_.end(), [&](const auto& early) {
+    return early->tag == slot->tag && early->sequence == slot->sequence;
+  });
+  if (it == early_.end()) return;
+  Early* const early = it->get();
+  const std::uint64_t total = early->data.size();
+  if (total > slot->data.size()) {
+    FailLocked(TooLarge(total, slot->tag, slot->data.size()));
+    return;
+  }
+  early->slot = slot;
+  slot->begun = true;
+  slot->total = total;
+  (void)slot->claims.Take(0, total);  // no other piece is part of it
+  if (early->whole) DeliverEarlyLocked(early);
+}
+
+void RecvComm::DeliverEarlyLocked(Early* early) {
+  Slot* const slot = early->slot;
+  std::copy(early->data.begin(), early->data.end(), slot->data.begin());
+  slot->received = slot->total;
+  const auto it = std::find_if(early_.begin(), early_.end(),
+                               [&](const auto& each) { return each.get() == early; });
+  early_.erase(it);
+  FinishLocked(slot);
 }
 
 void RecvComm::OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) {

@@ -13,8 +13,9 @@ struct Incoming {
   int tag = 0;
 };
 
-// The receiving end. Each receive is told to the sender at once, so that what arrives always has
-// its place, and goes straight there.
+// The receiving end. Each receive is told to the sender at once, so that what arrives has its
+// place, and goes straight there; but for a few small messages that the sender did not wait with,
+// which are kept until their receives are posted.
 class RecvComm final : public Comm {
  public:
   RecvComm(Engine* engine, std::size_t lanes);
@@ -52,6 +53,14 @@ class RecvComm final : public Comm {
     std::uint64_t received = 0;  // of them
     Claims claims;
   };
+  // A message that has come, or is coming, before its receive.
+  struct Early {
+    int tag = 0;
+    std::uint64_t sequence = 0;
+    std::vector<std::byte> data;
+    bool whole = false;
+    Slot* slot = nullptr;  // once its receive is posted
+  };
   struct RecvRequest : Request {
     using Request::Request;
     std::array<Slot, kMaxReceives> slots;
@@ -66,6 +75,7 @@ class RecvComm final : public Comm {
   // What a lane is receiving; of its loop.
   struct Landing {
     Slot* slot = nullptr;
+    Early* early = nullptr;  // in the place of a slot
     iovec place{};
   };
 
@@ -76,7 +86,12 @@ class RecvComm final : public Comm {
   Tag& TagOf(int tag);
   RecvRequest* FreeRequest();
   void TellOnLoop();
-  Result<Slot*> FindLocked(const DataWire& data, std::uint64_t payload_bytes);
+  Slot* FindPostedLocked(const DataWire& data);
+  Status CheckPieceLocked(Slot* slot, const DataWire& data, std::uint64_t payload_bytes);
+  Result<Early*> KeepEarlyLocked(std::size_t lane, const DataWire& data,
+                                 std::uint64_t payload_bytes);
+  void MeetEarlyLocked(Slot* slot);
+  void DeliverEarlyLocked(Early* early);
   void FinishLocked(Slot* slot);
 
   Result<net::Placement> OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
@@ -94,7 +109,8 @@ class RecvComm final : public Comm {
   std::vector<std::unique_ptr<RecvRequest>> requests_;
   std::vector<RecvRequest*> free_;
   std::vector<Slot*> posted_;  // not full, oldest first
-  bool telling_ = false;       // TellOnLoop() is to come
+  std::vector<std::unique_ptr<Early>> early_;
+  bool telling_ = false;  // TellOnLoop() is to come
 };
 
 }  // namespace ferry::nccl_net

@@ -121,6 +121,17 @@ bool SendComm::IsSmall(const SendRequest& request) const noexcept {
   return request.data.size() <= engine()->settings().small_bytes;
 }
 
+// The receiver waits for it, or keeps it until then: a round trip less for small messages whose
+// receive is posted when they are sent, as by a collective of a few bytes.
+bool SendComm::MayLeaveLocked(SendRequest* request) {
+  if (request->sequence < TagOf(request->tag).granted) return true;
+  if (!IsSmall(*request) || request->data.size() > kMostEarlyBytes) return false;
+  if (early_.size() == kMostEarly) return false;
+  request->early = true;
+  early_.push_back(request);
+  return true;
+}
+
 Result<Request*> SendComm::Send(const Outgoing& message) {
   if (failed()) return failure();
   std::unique_lock lock(mutex_);
@@ -133,7 +144,7 @@ Result<Request*> SendComm::Send(const Outgoing& message) {
   request->in_use = true;
   const bool small = IsSmall(*request);
   request->left.store(1, std::memory_order_relaxed);
-  if (request->sequence >= tag.granted) {
+  if (!MayLeaveLocked(request)) {
     waiting_.push_back(request);
     return static_cast<Request*>(request);
   }
@@ -174,7 +185,7 @@ void SendComm::CutLocked(SendRequest* request, std::size_t pieces) {
     }
     offset += frame.payload_bytes;
   } while (offset < total);
-  request->left.store(count, std::memory_order_relaxed);
+  request->left.store(count + (request->early ? 1 : 0), std::memory_order_relaxed);
 }
 
 // Not for small ones.
@@ -229,9 +240,17 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
                    fmt::format("the receiver has used more than {} tags", kMostTags));
     }
   }
+  const auto is_granted = [&](SendRequest* request) {
+    if (request->sequence >= TagOf(request->tag).granted) return false;
+    request->early = false;
+    // Last: the request may be used again from here on.
+    request->left.fetch_sub(1, std::memory_order_release);
+    return true;
+  };
+  early_.erase(std::remove_if(early_.begin(), early_.end(), is_granted), early_.end());
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     SendRequest* const request = *it;
-    if (request->sequence >= TagOf(request->tag).granted) {
+    if (!MayLeaveLocked(request)) {
       ++it;
       continue;
     }

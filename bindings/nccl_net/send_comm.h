@@ -15,7 +15,8 @@ struct Outgoing {
 
 // The sending end. A message leaves when the receiver has posted a receive for it, so lanes never
 // wait for a receiver with bytes in them: small ones on lane 0, others in pieces on those bulk
-// lanes that have least to do. It is done when the kernel has all of it.
+// lanes that have least to do. A few small ones do not wait (kMostEarly). A message is done when
+// the kernel has all of it.
 class SendComm final : public Comm, public std::enable_shared_from_this<SendComm> {
  public:
   // Begins to connect to one of the addresses. Errors: kPeerLost where there is no route to any.
@@ -35,7 +36,8 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
     int tag = 0;
     std::uint64_t sequence = 0;
     bool in_use = false;                 // under mutex_
-    std::atomic<std::uint32_t> left{0};  // pieces that are not sent
+    bool early = false;                  // likewise
+    std::atomic<std::uint32_t> left{0};  // pieces that are not sent, and one if it is in early_
     std::vector<std::unique_ptr<Frame>> frames;
   };
   struct Tag {
@@ -50,6 +52,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   Tag& TagOf(int tag);
   SendRequest* FreeRequest();
   bool IsSmall(const SendRequest& request) const noexcept;
+  bool MayLeaveLocked(SendRequest* request);
   void CutLocked(SendRequest* request, std::size_t pieces);
   void BeginLocked(SendRequest* request);
 
@@ -70,6 +73,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   std::vector<std::unique_ptr<SendRequest>> requests_;
   std::vector<SendRequest*> free_;
   std::deque<SendRequest*> waiting_;  // for the receiver
+  std::vector<SendRequest*> early_;   // that did not wait, until they are asked for
 };
 
 }  // namespace ferry::nccl_net

@@ -11,6 +11,8 @@ namespace {
 
 constexpr std::uint64_t kPieceBytes = 128 * kKiB;
 constexpr unsigned kManyCores = 8;
+// Ranks connect to each other all at once, several lanes each, and none may be turned away.
+constexpr std::uint64_t kMaxStrangers = 4096;
 
 bool IsSet(const Config& config, std::string_view name) {
   return config.origins.find(name) != config.origins.end();
@@ -50,6 +52,7 @@ Result<Settings> LoadSettings(const Config::Getter& get) {
       names != nullptr && !IsSet(config, "interfaces")) {
     FERRY_TRY(config.Set("interfaces", InterfacesOf(names), "NCCL_SOCKET_IFNAME"));
   }
+  if (!IsSet(config, "max_strangers")) config.max_strangers = kMaxStrangers;
   const unsigned cores = std::max(std::thread::hardware_concurrency(), 1U);
   settings.bulk_lanes = config.lanes > 0      ? static_cast<std::size_t>(config.lanes)
                         : cores >= kManyCores ? 4

@@ -19,7 +19,12 @@ namespace ferry::nccl_net {
 
 namespace abi = net::plugin::abi;
 
-inline constexpr std::uint16_t kWireVersion = 1;
+inline constexpr std::uint16_t kWireVersion = 2;
+
+// What a sender may send on lane 0 before it is asked for, of all tags: so many messages of at most
+// so many bytes each. The receiver keeps them.
+inline constexpr std::size_t kMostEarly = 8;
+inline constexpr std::uint64_t kMostEarlyBytes = 32 * 1024;
 
 using Key = std::array<std::byte, 16>;
 

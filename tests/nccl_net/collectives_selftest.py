@@ -64,6 +64,10 @@ class Logic(unittest.TestCase):
         self.assertFalse(other["agrees"])
         self.assertIsNone(bench.compare_losses([of("ferry", [1.0])]))
 
+    def test_cases_that_come_later_have_time_kept_for_them(self):
+        self.assertEqual([bench.reserved_for(case, "collectives,ddp,killed") for case in
+                          ("collectives", "ddp", "killed")], [4, 2, 0])
+
     def test_faults_are_told(self):
         self.assertEqual(bench.verdict([row("ferry", 1, wrong=0), {"case": "killed", "noticed": True}]), [])
         faults = bench.verdict([row("ferry", 1, wrong=3), {"case": "killed", "net": "ferry", "noticed": False},
@@ -118,10 +122,17 @@ class Ranks(unittest.TestCase):
     DIE = "import os, time; time.sleep(1); os.kill(os.getpid(), 9)"
 
     def test_ranks_that_notice_a_killed_one_are_well(self):
-        program = self.LOG + "import time; print('under way', flush=True); time.sleep(2); raise SystemExit('an Error')"
+        program = self.LOG + "import time; print('under way', flush=True); time.sleep(2); raise SystemExit('ncclRemoteError: gone')"
         rows = self.run_case("killed", "ferry", [program, self.DIE])
         self.assertTrue(rows[0]["noticed"])
         self.assertEqual(rows[0]["exit_statuses"], [1])
+        self.assertLessEqual(rows[0]["seconds_to_error"], rows[0]["seconds_to_end"])
+        self.assertEqual(rows[0]["said"], ["ncclRemoteError: gone"])
+
+    def test_ranks_that_end_without_a_word_have_not_noticed(self):
+        program = self.LOG + "import time; print('under way', flush=True); time.sleep(2); raise SystemExit(1)"
+        rows = self.run_case("killed", "ferry", [program, self.DIE])
+        self.assertFalse(rows[0]["noticed"])
 
     def test_ranks_that_do_not_notice_are_ended(self):
         program = self.LOG + "import time; print('under way', flush=True); time.sleep(1000)"

@@ -41,6 +41,11 @@ class RawSender {
 
   template <class Wire>
   void Say(const Wire& wire, std::size_t payload_bytes = 0) {
+    const std::vector<std::byte> bytes = BytesOf(wire, payload_bytes);
+    SayBytes(bytes);
+  }
+  template <class Wire>
+  static std::vector<std::byte> BytesOf(const Wire& wire, std::size_t payload_bytes) {
     std::vector<std::byte> meta;
     StoreWire(wire, &meta);
     net::tcp::FramePrefix prefix;
@@ -49,6 +54,9 @@ class RawSender {
     std::vector<std::byte> bytes(sizeof prefix + meta.size() + payload_bytes, std::byte{0x66});
     std::memcpy(bytes.data(), &prefix, sizeof prefix);
     std::memcpy(bytes.data() + sizeof prefix, meta.data(), meta.size());
+    return bytes;
+  }
+  void SayBytes(std::span<const std::byte> bytes) {
     (void)::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
   HelloWire Hello() const {
@@ -59,6 +67,7 @@ class RawSender {
     hello.comm = Uuid::Random();
     return hello;
   }
+  void Go() { socket_.reset(); }
   // How the lane ends: "closed" by the other side, or what else became of it.
   std::string End() {
     char byte = 0;
@@ -73,7 +82,7 @@ class RawSender {
 
  private:
   const ListenAddress address_;
-  const UniqueFd socket_;
+  UniqueFd socket_;
 };
 
 struct Lie {
@@ -122,6 +131,12 @@ DataWire OfType(FrameType type) {
   return data;
 }
 
+std::vector<DataWire> ManyEarly(std::uint64_t count) {
+  std::vector<DataWire> pieces;
+  for (std::uint64_t i = 0; i < count; ++i) pieces.push_back(Piece(1, 0, 7, i));
+  return pieces;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Nccl, Lies,
     ::testing::Values(
@@ -139,11 +154,81 @@ INSTANTIATE_TEST_SUITE_P(
             {10, 60},
             "60 bytes at 0 are no piece"},
         Lie{"AnotherTotal", {Piece(100, 0), Piece(90, 50)}, {50, 40}, "are no piece"},
-        Lie{"AnotherTag", {Piece(100, 0, 2)}, {100}, "before a receive was posted"},
-        Lie{"NotYetAskedFor", {Piece(100, 0, 1, 1)}, {100}, "before a receive was posted"},
+        Lie{"LargeAndNotAskedFor", {Piece(32769, 0, 2)}, {32769}, "before a receive was posted"},
+        Lie{"APieceAndNotAskedFor", {Piece(100, 0, 1, 1)}, {50}, "before a receive was posted"},
+        Lie{"ALaterPieceAndNotAskedFor",
+            {Piece(100, 50, 1, 1)},
+            {50},
+            "before a receive was posted"},
+        Lie{"TheSameEarlyTwice",
+            {Piece(9, 0, 1, 1), Piece(9, 0, 1, 1)},
+            {9, 9},
+            "before a receive was posted"},
+        Lie{"NineEarlyOnes", ManyEarly(9), std::vector<std::size_t>(9, 1), "one of the 8 that may"},
         Lie{"NoData", {OfType(FrameType::kCredit)}, {0}, "something else than data"},
         Lie{"NoTypeThatIs", {OfType(FrameType{77})}, {0}, "something else than data"}),
     [](const auto& parameter) { return parameter.param.name; });
+
+// Of 100 bytes 50 come before the receive of tag 7.
+class HalfEarly : public ::testing::Test {
+ protected:
+  HalfEarly() {
+    sender_.Say(sender_.Hello());
+    recv_ = listen_.Accept(InTime());
+    Post(1, &other_);
+    const auto bytes = RawSender::BytesOf(Piece(100, 0, 7), 100);
+    rest_.assign(bytes.end() - 50, bytes.end());
+    sender_.SayBytes(std::span(bytes).first(bytes.size() - 50));
+    // Reads what there is.
+    int done = 0;
+    for (int i = 0; i < 100; ++i) Require(host_->Test(other_, &done, nullptr), "test");
+  }
+  ~HalfEarly() override { Require(host_->CloseReceive(recv_), "closeRecv"); }
+  void Post(int tag, void** request, std::size_t bytes = 100) {
+    Require(host_->Receive(recv_, {memory_.data(), bytes, tag, nullptr}, request), "irecv");
+  }
+
+  NcclHost host_{FERRY_NCCL_PLUGIN, 12};
+  NcclListen listen_{&host_};
+  RawSender sender_{listen_.handle()};
+  void* recv_ = nullptr;
+  void* other_ = nullptr;
+  std::vector<std::byte> memory_ = std::vector<std::byte>(100, std::byte{0xE5});
+  std::vector<std::byte> rest_;
+};
+
+TEST_F(HalfEarly, IsWholeWhenTheRestHasCome) {
+  void* request = nullptr;
+  Post(7, &request);
+  sender_.SayBytes(rest_);
+  EXPECT_EQ(WaitFor(host_, request, nullptr, InTime()), abi::kSuccess);
+  EXPECT_EQ(memory_, std::vector<std::byte>(100, std::byte{0x66}));
+}
+
+TEST_F(HalfEarly, IsNotCompletedByAnotherPiece) {
+  void* request = nullptr;
+  Post(7, &request);
+  sender_.SayBytes(rest_);
+  sender_.Say(Piece(100, 50, 7), 50);
+  // Whichever comes first: the message is whole, or the comm has failed.
+  (void)WaitFor(host_, request, nullptr, InTime());
+  EXPECT_NE(WaitFor(host_, other_, nullptr, InTime()), abi::kSuccess);
+}
+
+TEST_F(HalfEarly, IsRefusedByAReceiveThatIsTooSmall) {
+  void* request = nullptr;
+  Post(7, &request, 99);
+  sender_.SayBytes(rest_);
+  EXPECT_NE(WaitFor(host_, request, nullptr, InTime()), abi::kSuccess);
+  EXPECT_THAT(LoggedText(), HasSubstr("a message of 100 bytes with tag 7 is larger than the 99"));
+}
+
+TEST_F(HalfEarly, FailsWithTheCommWhenItsSenderGoes) {
+  void* request = nullptr;
+  Post(7, &request);
+  sender_.Go();
+  EXPECT_NE(WaitFor(host_, request, nullptr, InTime()), abi::kSuccess);
+}
 
 TEST(Strangers, AreClosedUnlessTheySayHello) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);

@@ -2,7 +2,9 @@
 // thread that polls, as NCCL's proxy does:
 //
 //   ferry_nccl_bench PLUGIN SIZE COMMS DEPTH SECONDS [both]      messages one way, or both ways
-//   ferry_nccl_bench PLUGIN SIZE pingpong SECONDS                half a round trip
+//   ferry_nccl_bench PLUGIN SIZE pingpong SECONDS [DEPTH]        half a round trip, with so many
+//                                                                receives posted ahead (8); 1 is as
+//                                                                a collective alone has it
 //
 // Prints one JSON object.
 #include <sys/resource.h>
@@ -202,8 +204,9 @@ int RunPingPong(const BenchCase& what, int rank, int pipe) {
   Tell(pipe, &rounds, sizeof rounds);
   Hear(pipe, &theirs, sizeof theirs);
   if (rank == 0) {
-    std::printf("{\"size\": %zu, \"half_rtt_us_p50\": %.2f, \"half_rtt_us_p99\": %.2f}\n",
-                what.size, micros[micros.size() / 2], micros[micros.size() * 99 / 100]);
+    std::printf(
+        "{\"size\": %zu, \"depth\": %zu, \"half_rtt_us_p50\": %.2f, \"half_rtt_us_p99\": %.2f}\n",
+        what.size, what.depth, micros[micros.size() / 2], micros[micros.size() * 99 / 100]);
   }
   return 0;
 }
@@ -238,7 +241,7 @@ int main(int argc, char** argv) {
   if (words.size() < 4) {
     (void)std::fprintf(stderr,
                        "usage: ferry_nccl_bench PLUGIN SIZE COMMS DEPTH SECONDS [both] | "
-                       "PLUGIN SIZE pingpong SECONDS\n");
+                       "PLUGIN SIZE pingpong SECONDS [DEPTH]\n");
     return 2;
   }
   what.plugin = words[0];
@@ -246,6 +249,7 @@ int main(int argc, char** argv) {
   if (words[2] == "pingpong") {
     what.pingpong = true;
     what.seconds = std::stod(words[3]);
+    if (words.size() > 4) what.depth = std::stoull(words[4]);
   } else {
     what.comms = std::stoull(words[2]);
     what.depth = std::stoull(words[3]);

@@ -103,6 +103,38 @@ TEST_P(EveryTable, SendsBeforeTheReceiveIsPosted) {
   EXPECT_EQ(second, large);
 }
 
+TEST_P(EveryTable, KeepsSmallMessagesOfManyTagsUntilTheirReceives) {
+  // More than may leave at once, and some that are too large for it.
+  constexpr int kTags = 5;
+  const std::array<std::size_t, 4> sizes{0, 1, 32768, 40000};
+  std::vector<Bytes> sent;
+  std::vector<void*> sends;
+  for (const std::size_t size : sizes) {
+    for (int tag = 0; tag < kTags; ++tag) {
+      sent.push_back(PatternOf(size, sent.size()));
+      sends.push_back(Send(sent.back(), tag));
+    }
+  }
+  // The receiver takes what comes, and no send is done before there is a receive for it.
+  for (int i = 0; i < 1000; ++i) {
+    int done = 0;
+    for (void* const send : sends) {
+      Require(host_->Test(send, &done, nullptr), "test");
+      ASSERT_EQ(done, 0);
+    }
+  }
+  for (int tag = kTags - 1; tag >= 0; --tag) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      Bytes into(sizes[i], std::byte{0xE5});
+      ASSERT_EQ(WaitFor(host_, Receive(&into, tag), nullptr, Soon()), abi::kSuccess);
+      EXPECT_EQ(into, sent[i * kTags + static_cast<std::size_t>(tag)]);
+    }
+  }
+  for (void* const send : sends) {
+    EXPECT_EQ(WaitFor(host_, send, nullptr, Soon()), abi::kSuccess);
+  }
+}
+
 TEST_P(EveryTable, TellsTheSizeOfAMessageThatIsShorterThanItsReceive) {
   for (const std::size_t size : {0U, 5U, 200'000U}) {
     const Bytes from = PatternOf(size, size);
