@@ -20,6 +20,9 @@ namespace ferry::tools {
 namespace {
 
 constexpr mode_t kMode = 0666;  // less the umask
+constexpr const char* kOpenFiles = "/proc/self/fd";
+
+std::string TemporaryName() { return fmt::format(".ferry-{}.part", Uuid::Random().ToString()); }
 
 Error FileError(std::string_view what, std::string_view name, int error) {
   const std::string text = fmt::format("{} {}", what, name);
@@ -84,16 +87,29 @@ Result<IncomingFile> IncomingFile::Create(const std::string& directory, const st
   UniqueFd opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!opened) return FileError("opening directory", directory, errno);
   IncomingFile file(std::move(opened), name);
-  FERRY_TRY(file.CreateTemporary(size));
+  FERRY_TRY(file.Open());
+  FERRY_TRY(file.Reserve(size));
   return file;
 }
 
-Status IncomingFile::CreateTemporary(std::uint64_t size) {
-  const std::string temporary = fmt::format(".ferry-{}.part", Uuid::Random().ToString());
+Status IncomingFile::Open() {
+  // It is named by way of /proc in the end.
+  if (::access(kOpenFiles, X_OK) == 0) {
+    file_ = UniqueFd(::openat(directory_.get(), ".", O_RDWR | O_TMPFILE | O_CLOEXEC, kMode));
+  }
+  return file_ ? Ok() : OpenNamed();
+}
+
+Status IncomingFile::OpenNamed() {
+  const std::string temporary = TemporaryName();
   file_ = UniqueFd(::openat(directory_.get(), temporary.c_str(),
                             O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kMode));
   if (!file_) return FileError("creating", temporary, errno);
   temporary_ = temporary;
+  return Ok();
+}
+
+Status IncomingFile::Reserve(std::uint64_t size) {
   const auto length = static_cast<off_t>(size);
   if (size > 0 && (length < 0 || ::ftruncate(file_.get(), length) != 0)) {
     return FileError("sizing", name_, length < 0 ? EFBIG : errno);
@@ -119,6 +135,16 @@ Status IncomingFile::Flush() {
 }
 
 Status IncomingFile::Keep() {
+  if (temporary_.empty()) {
+    // A link replaces nothing, a new name does.
+    const std::string temporary = TemporaryName();
+    const std::string open = fmt::format("{}/{}", kOpenFiles, file_.get());
+    if (::linkat(AT_FDCWD, open.c_str(), directory_.get(), temporary.c_str(), AT_SYMLINK_FOLLOW) !=
+        0) {
+      return FileError("naming", name_, errno);
+    }
+    temporary_ = temporary;
+  }
   if (::renameat(directory_.get(), temporary_.c_str(), directory_.get(), name_.c_str()) != 0) {
     return FileError("naming", name_, errno);
   }

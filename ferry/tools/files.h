@@ -35,7 +35,8 @@ class SourceFile {
   std::span<std::byte> bytes_;
 };
 
-// A file that is being received: under a temporary name until it is whole.
+// A file that is being received: without a name until it is whole, so that nothing is left where
+// the process ends before; on file systems that cannot do that, under a temporary one.
 class IncomingFile {
  public:
   // `name`: from BaseNameOf. Errors: kUnavailable (no space), kRefused (no permission).
@@ -43,7 +44,7 @@ class IncomingFile {
                                      std::uint64_t size);
   IncomingFile(IncomingFile&& other) = default;
   IncomingFile& operator=(IncomingFile&&) = delete;
-  // Removes what was not kept.
+  // What was not kept goes.
   ~IncomingFile();
 
   std::span<std::byte> bytes() const noexcept { return bytes_; }
@@ -54,11 +55,13 @@ class IncomingFile {
 
  private:
   IncomingFile(UniqueFd directory, std::string name);
-  Status CreateTemporary(std::uint64_t size);
+  Status Open();
+  Status OpenNamed();
+  Status Reserve(std::uint64_t size);
 
   UniqueFd directory_;
   std::string name_;
-  std::string temporary_;  // empty: nothing to remove
+  std::string temporary_;  // empty: it has none
   UniqueFd file_;
   UniqueMapping mapping_;
   std::span<std::byte> bytes_;
