@@ -13,6 +13,7 @@ namespace ferry::net::plugin {
 namespace {
 
 constexpr std::chrono::seconds kEndPatience{60};
+constexpr std::chrono::microseconds kShareLaunch{6};
 
 }  // namespace
 
@@ -73,9 +74,16 @@ Status Receiver::Advance(std::vector<std::uint64_t>* done) {
   for (std::size_t i = 0; i < channels_.size(); ++i) {
     FERRY_TRY(PostOn(i));
     FERRY_TRY(TakeFrom(i));
+    if (HasWaited()) FERRY_TRY(Unpack());
   }
   FERRY_TRY(Unpack());
   return Finish(done);
+}
+
+// A chunk that has come shares its launch with those of other channels, but does not wait for all
+// of them to be asked, which may take longer than the launch.
+bool Receiver::HasWaited() const {
+  return unpacking_ < arrived_.size() && Clock::now() - arrived_[unpacking_].at > kShareLaunch;
 }
 
 Status Receiver::PostOn(std::size_t index) {

@@ -108,6 +108,7 @@ class Receiver {
   Receiver(Unpacker* unpacker, const ReceiverOptions& options)
       : unpacker_(unpacker), options_(options), watch_("receiving", options.chunk_timeout) {}
   Status PlacePool(cuda::DeviceApi* api);
+  bool HasWaited() const;
   Status PostOn(std::size_t channel);
   Status TakeFrom(std::size_t channel);
   Status Unpack();
