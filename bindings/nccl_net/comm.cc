@@ -84,10 +84,13 @@ void Comm::Close() {
   swift->DriveOnce();
   std::shared_ptr<Closing> closing;  // as under_way_
   bool is_first = false;
+  std::string report;
   {
     const std::lock_guard lock(mutex_);
     is_first = !std::exchange(closing_, true);
     if (is_first) under_way_ = std::make_shared<Closing>(lanes_.size());
+    report = fmt::format("{} comm with {} closed after {} messages, {} bytes", kind(), peer_,
+                         messages_.load(), bytes_.load());
     closing = under_way_;
     for (std::size_t i = 1; is_first && i < lanes_.size(); ++i) {
       lanes_[i]->loop->Post([this, i, closing] {
@@ -97,6 +100,7 @@ void Comm::Close() {
     }
   }
   if (is_first) {
+    InformNet(report);
     swift->Post([this, swift, closing] {
       CloseLaneOnLoop(0);
       closing->left.count_down();
@@ -107,9 +111,6 @@ void Comm::Close() {
   // Its worker may be parked for a while. Loops run until the last comm is closed.
   swift->DriveUntil([&] { return closing->swift_done.load(); }, Deadline::Never(), microseconds(0));
   closing->left.wait();
-  if (!is_first) return;
-  InformNet(fmt::format("{} comm with {} closed after {} messages, {} bytes", kind(), Peer(),
-                        messages_.load(), bytes_.load()));
 }
 
 void Comm::CloseLaneOnLoop(std::size_t index) {
@@ -118,6 +119,9 @@ void Comm::CloseLaneOnLoop(std::size_t index) {
   if (index == 0 && beat_timer_ != 0) {
     place.loop->CancelTimerOnLoop(std::exchange(beat_timer_, 0));
   }
+  // What is queued on lane 0 is a credit, and the peer's isend may wait for it; to close with it
+  // unsent would be a reset.
+  if (place.open && index == 0) place.lane->Flush();
   if (place.open) place.lane->Close();
   place.lane.reset();
   if (std::exchange(place.open, false)) open_.fetch_sub(1);
@@ -183,6 +187,10 @@ void Comm::CommLane::OnClosed(const Error& error) {
   if (std::exchange(open, false)) comm->open_.fetch_sub(1);
   const std::size_t lost = comm->lost_.fetch_add(1) + 1;
   comm->OnLaneLostOnLoop(index, error, lost == comm->lanes_.size());
+}
+
+bool Comm::WasClosedOnLoop(std::size_t lane) const {
+  return lanes_[lane]->lane->loss() == net::LaneLoss::kPeerClosed;
 }
 
 void Comm::FailLaterOnLoop(std::size_t index, const Error& error) {

@@ -39,8 +39,9 @@ struct Tested {
 // carry large messages.
 //
 // Callers are NCCL's threads, one at a time for a comm; lanes are their loops'. mutex_ stands
-// between the two, is held for a few instructions, and by whoever posts tasks that need the comm:
-// Close() lets nobody post any more, and then waits for what was posted.
+// between the two, is held for a few instructions (or the copy of small messages that came early),
+// and by whoever posts tasks that need the comm: Close() lets nobody post any more, and then waits
+// for what was posted.
 class Comm {
  public:
   virtual ~Comm();
@@ -88,6 +89,8 @@ class Comm {
   // OnLoop of a lane that has ended: the comm fails if it is there still when the others have had
   // time to bring what the peer sent by them before it closed.
   void FailLaterOnLoop(std::size_t lane, const Error& error);
+  // OnLoop of a lane that has ended: whether the peer closed it in good order.
+  bool WasClosedOnLoop(std::size_t lane) const;
   // "10.0.0.2:4567", by the first lane.
   std::string Peer();
 

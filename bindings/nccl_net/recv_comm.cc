@@ -48,7 +48,8 @@ RecvComm::RecvRequest* RecvComm::FreeRequest() {
 
 Result<Request*> RecvComm::Receive(std::span<const Incoming> places) {
   if (failed()) return failure();
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  bool met_early = false;
   RecvRequest* const request = FreeRequest();
   if (request == nullptr) return static_cast<Request*>(nullptr);
   request->count = places.size();
@@ -65,13 +66,19 @@ Result<Request*> RecvComm::Receive(std::span<const Incoming> places) {
             .claims = std::move(claims)};
     tag.told = false;
     posted_.push_back(&slot);
-    MeetEarlyLocked(&slot);
+    met_early |= MeetEarlyLocked(&slot);
   }
-  // Not by this thread: it comes back to test, and by then has perhaps posted more.
-  if (!telling_ && !closing_ && !error_) {
-    telling_ = true;
+  if (telling_ || closing_ || error_) return static_cast<Request*>(request);
+  telling_ = true;
+  if (!met_early) {
+    // Not by this thread: it comes back to test, and by then has perhaps posted more.
     LoopOf(0)->Post([this] { TellOnLoop(); });
+    return static_cast<Request*>(request);
   }
+  lock.unlock();
+  // The request may be done by now and nobody come back, and the sender waits for the credit.
+  // Nobody closes the comm meanwhile.
+  LoopOf(0)->PostOrRun([this] { TellOnLoop(); });
   return static_cast<Request*>(request);
 }
 
@@ -246,22 +253,23 @@ Result<RecvComm::Early*> RecvComm::KeepEarlyLocked(std::size_t lane, const DataW
 }
 
 // The slot was posted just now: its message may be here.
-void RecvComm::MeetEarlyLocked(Slot* slot) {
+bool RecvComm::MeetEarlyLocked(Slot* slot) {
   const auto it = std::find_if(early_.begin(), early_.end(), [&](const auto& early) {
     return early->tag == slot->tag && early->sequence == slot->sequence;
   });
-  if (it == early_.end()) return;
+  if (it == early_.end()) return false;
   Early* const early = it->get();
   const std::uint64_t total = early->data.size();
   if (total > slot->data.size()) {
     FailLocked(TooLarge(total, slot->tag, slot->data.size()));
-    return;
+    return true;
   }
   early->slot = slot;
   slot->begun = true;
   slot->total = total;
   (void)slot->claims.Take(0, total);  // no other piece is part of it
   if (early->whole) DeliverEarlyLocked(early);
+  return true;
 }
 
 void RecvComm::DeliverEarlyLocked(Early* early) {

@@ -90,7 +90,7 @@ class RecvComm final : public Comm {
   Status CheckPieceLocked(Slot* slot, const DataWire& data, std::uint64_t payload_bytes);
   Result<Early*> KeepEarlyLocked(std::size_t lane, const DataWire& data,
                                  std::uint64_t payload_bytes);
-  void MeetEarlyLocked(Slot* slot);
+  bool MeetEarlyLocked(Slot* slot);
   void DeliverEarlyLocked(Early* early);
   void FinishLocked(Slot* slot);
 

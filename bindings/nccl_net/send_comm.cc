@@ -265,8 +265,10 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
   return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
 }
 
-void SendComm::OnLaneLostOnLoop(std::size_t /*lane*/, const Error& error, bool /*last*/) {
-  Fail(error);
+// A receiver that closes has told by lane 0, before, what it waited for.
+void SendComm::OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) {
+  if (lane == 0 || last || !WasClosedOnLoop(lane)) return Fail(error);
+  FailLaterOnLoop(lane, error);
 }
 
 }  // namespace ferry::nccl_net

@@ -16,7 +16,8 @@ struct Outgoing {
 // The sending end. A message leaves when the receiver has posted a receive for it, so lanes never
 // wait for a receiver with bytes in them: small ones on lane 0, others in pieces on those bulk
 // lanes that have least to do. A few small ones do not wait (kMostEarly). A message is done when
-// the kernel has all of it.
+// the kernel has all of it and the receiver has asked for it: so nobody closes the comm on a
+// receiver that has yet to ask for what was sent early.
 class SendComm final : public Comm, public std::enable_shared_from_this<SendComm> {
  public:
   // Begins to connect to one of the addresses. Errors: kPeerLost where there is no route to any.

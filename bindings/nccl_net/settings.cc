@@ -1,5 +1,7 @@
 #include "bindings/nccl_net/settings.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <thread>
 
@@ -11,8 +13,14 @@ namespace {
 
 constexpr std::uint64_t kPieceBytes = 128 * kKiB;
 constexpr unsigned kManyCores = 8;
-// Ranks connect to each other all at once, several lanes each, and none may be turned away.
-constexpr std::uint64_t kMaxStrangers = 4096;
+// Ranks connect to each other all at once, several lanes each, and none may be turned away; but the
+// process needs most of its descriptors itself.
+std::uint32_t MostStrangers(std::uint32_t at_least) {
+  constexpr rlim_t kMost = 4096;
+  rlimit descriptors{};
+  if (::getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return at_least;
+  return std::max(at_least, static_cast<std::uint32_t>(std::min(kMost, descriptors.rlim_cur / 4)));
+}
 
 bool IsSet(const Config& config, std::string_view name) {
   return config.origins.find(name) != config.origins.end();
@@ -52,7 +60,9 @@ Result<Settings> LoadSettings(const Config::Getter& get) {
       names != nullptr && !IsSet(config, "interfaces")) {
     FERRY_TRY(config.Set("interfaces", InterfacesOf(names), "NCCL_SOCKET_IFNAME"));
   }
-  if (!IsSet(config, "max_strangers")) config.max_strangers = kMaxStrangers;
+  if (!IsSet(config, "max_strangers")) {
+    config.max_strangers = MostStrangers(config.max_strangers);
+  }
   const unsigned cores = std::max(std::thread::hardware_concurrency(), 1U);
   settings.bulk_lanes = config.lanes > 0      ? static_cast<std::size_t>(config.lanes)
                         : cores >= kManyCores ? 4

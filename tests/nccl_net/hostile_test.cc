@@ -1,6 +1,7 @@
 // A sender that knows the key and keeps to nothing else.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::LoggedText;
+using testing::NcclConnect;
 using testing::NcclHost;
 using testing::NcclListen;
 using testing::Require;
@@ -95,6 +97,7 @@ struct Lie {
 class Lies : public ::testing::TestWithParam<Lie> {};
 
 TEST_P(Lies, EndTheCommAndTouchNothingBesideItsReceive) {
+  const std::size_t logged_before = LoggedText().size();
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   NcclListen listen(&host);
   RawSender sender(listen.handle());
@@ -109,7 +112,7 @@ TEST_P(Lies, EndTheCommAndTouchNothingBesideItsReceive) {
   }
   EXPECT_NE(WaitFor(host, request, nullptr, InTime()), net::plugin::abi::kSuccess);
   EXPECT_EQ(sender.End(), "closed");
-  EXPECT_THAT(LoggedText(), HasSubstr(GetParam().said));
+  EXPECT_THAT(LoggedText().substr(logged_before), HasSubstr(GetParam().said));
   Require(host->CloseReceive(recv), "closeRecv");
   const auto outside = std::count(memory.begin(), memory.begin() + 100, std::byte{0xE5}) +
                        std::count(memory.begin() + 200, memory.end(), std::byte{0xE5});
@@ -169,65 +172,94 @@ INSTANTIATE_TEST_SUITE_P(
         Lie{"NoTypeThatIs", {OfType(FrameType{77})}, {0}, "something else than data"}),
     [](const auto& parameter) { return parameter.param.name; });
 
-// Of 100 bytes 50 come before the receive of tag 7.
+// Of 100 bytes 50 come before the receive of tag 7, on the first of two lanes.
 class HalfEarly : public ::testing::Test {
  protected:
   HalfEarly() {
-    sender_.Say(sender_.Hello());
+    HelloWire hello = first_.Hello();
+    hello.lanes = 2;
+    first_.Say(hello);
+    hello.lane = 1;
+    second_.Say(hello);
     recv_ = listen_.Accept(InTime());
-    Post(1, &other_);
-    const auto bytes = RawSender::BytesOf(Piece(100, 0, 7), 100);
-    rest_.assign(bytes.end() - 50, bytes.end());
-    sender_.SayBytes(std::span(bytes).first(bytes.size() - 50));
-    // Reads what there is.
-    int done = 0;
-    for (int i = 0; i < 100; ++i) Require(host_->Test(other_, &done, nullptr), "test");
+    // Together with a message that is waited for: what has come with it is read with it.
+    void* before = Post(1);
+    auto bytes = RawSender::BytesOf(Piece(9, 0), 9);
+    const auto half = RawSender::BytesOf(Piece(100, 0, 7), 100);
+    bytes.insert(bytes.end(), half.begin(), half.end() - 50);
+    rest_.assign(half.end() - 50, half.end());
+    first_.SayBytes(bytes);
+    Require(WaitFor(host_, before, nullptr, InTime()), "test");
+    memory_.assign(100, std::byte{0xE5});
   }
   ~HalfEarly() override { Require(host_->CloseReceive(recv_), "closeRecv"); }
-  void Post(int tag, void** request, std::size_t bytes = 100) {
-    Require(host_->Receive(recv_, {memory_.data(), bytes, tag, nullptr}, request), "irecv");
+  void* Post(int tag, std::size_t bytes = 100) {
+    void* request = nullptr;
+    Require(host_->Receive(recv_, {memory_.data(), bytes, tag, nullptr}, &request), "irecv");
+    return request;
   }
+  std::string LoggedSince() const { return LoggedText().substr(logged_before_); }
 
+  const std::size_t logged_before_ = LoggedText().size();
   NcclHost host_{FERRY_NCCL_PLUGIN, 12};
   NcclListen listen_{&host_};
-  RawSender sender_{listen_.handle()};
+  RawSender first_{listen_.handle()};
+  RawSender second_{listen_.handle()};
   void* recv_ = nullptr;
-  void* other_ = nullptr;
-  std::vector<std::byte> memory_ = std::vector<std::byte>(100, std::byte{0xE5});
+  std::vector<std::byte> memory_ = std::vector<std::byte>(100);
   std::vector<std::byte> rest_;
 };
 
 TEST_F(HalfEarly, IsWholeWhenTheRestHasCome) {
-  void* request = nullptr;
-  Post(7, &request);
-  sender_.SayBytes(rest_);
+  void* const request = Post(7);
+  first_.SayBytes(rest_);
   EXPECT_EQ(WaitFor(host_, request, nullptr, InTime()), abi::kSuccess);
   EXPECT_EQ(memory_, std::vector<std::byte>(100, std::byte{0x66}));
 }
 
-TEST_F(HalfEarly, IsNotCompletedByAnotherPiece) {
-  void* request = nullptr;
-  Post(7, &request);
-  sender_.SayBytes(rest_);
-  sender_.Say(Piece(100, 50, 7), 50);
-  // Whichever comes first: the message is whole, or the comm has failed.
-  (void)WaitFor(host_, request, nullptr, InTime());
-  EXPECT_NE(WaitFor(host_, other_, nullptr, InTime()), abi::kSuccess);
+TEST_F(HalfEarly, IsNotCompletedByAPieceOfAnotherLane) {
+  void* const request = Post(7);
+  second_.Say(Piece(100, 50, 7), 50);
+  EXPECT_NE(WaitFor(host_, request, nullptr, InTime()), abi::kSuccess);
+  EXPECT_THAT(LoggedSince(), HasSubstr("50 bytes at 50 are no piece"));
 }
 
 TEST_F(HalfEarly, IsRefusedByAReceiveThatIsTooSmall) {
-  void* request = nullptr;
-  Post(7, &request, 99);
-  sender_.SayBytes(rest_);
+  void* const request = Post(7, 99);
+  first_.SayBytes(rest_);
   EXPECT_NE(WaitFor(host_, request, nullptr, InTime()), abi::kSuccess);
-  EXPECT_THAT(LoggedText(), HasSubstr("a message of 100 bytes with tag 7 is larger than the 99"));
+  EXPECT_THAT(LoggedSince(), HasSubstr("a message of 100 bytes with tag 7 is larger than the 99"));
 }
 
 TEST_F(HalfEarly, FailsWithTheCommWhenItsSenderGoes) {
-  void* request = nullptr;
-  Post(7, &request);
-  sender_.Go();
+  void* const request = Post(7);
+  first_.Go();
+  second_.Go();
   EXPECT_NE(WaitFor(host_, request, nullptr, InTime()), abi::kSuccess);
+}
+
+TEST(Strangers, MayBeManyWhoHaveYetToSayHello) {
+  // More than an endpoint lets wait, and all of them honest.
+  constexpr std::size_t kSenders = 270;
+  rlimit descriptors{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &descriptors), 0);
+  descriptors.rlim_cur = std::min<rlim_t>(descriptors.rlim_max, 8192);
+  (void)::setrlimit(RLIMIT_NOFILE, &descriptors);
+  if (descriptors.rlim_cur < 4 * kSenders) GTEST_SKIP() << "too few descriptors are allowed";
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  std::vector<std::unique_ptr<RawSender>> senders;
+  for (std::size_t i = 0; i < kSenders; ++i) {
+    senders.push_back(std::make_unique<RawSender>(listen.handle()));
+  }
+  // Those before it have come in when this one has.
+  void* const send = NcclConnect(&host, listen.handle()).Connect(InTime());
+  Require(host->CloseReceive(listen.Accept(InTime())), "closeRecv");
+  Require(host->CloseSend(send), "closeSend");
+  for (const auto& sender : senders) sender->Say(sender->Hello());
+  for (std::size_t i = 0; i < kSenders; ++i) {
+    Require(host->CloseReceive(listen.Accept(InTime())), "closeRecv");
+  }
 }
 
 TEST(Strangers, AreClosedUnlessTheySayHello) {

@@ -66,24 +66,6 @@ TEST(Lifetime, ListenAcceptAndConnectNeverWait) {
   Require(host->CloseReceive(recv), "closeRecv");
 }
 
-TEST(Lifetime, NobodyIsTurnedAwayWhenAllConnectAtOnce) {
-  constexpr std::size_t kComms = 90;
-  NcclHost host(FERRY_NCCL_PLUGIN, 12);
-  NcclListen listen(&host);
-  std::vector<NcclConnect> connects;
-  for (std::size_t i = 0; i < kComms; ++i) connects.emplace_back(&host, listen.handle());
-  void* none = nullptr;
-  for (NcclConnect& connect : connects) Require(connect.TryConnect(&none), "connect");
-  std::vector<void*> sends;
-  std::vector<void*> receives;
-  for (NcclConnect& connect : connects) {
-    sends.push_back(connect.Connect(Shortly()));
-    receives.push_back(listen.Accept(Shortly()));
-  }
-  for (void* const send : sends) Require(host->CloseSend(send), "closeSend");
-  for (void* const receive : receives) Require(host->CloseReceive(receive), "closeRecv");
-}
-
 TEST(Lifetime, ManyCommsAreUsedByManyThreads) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   std::atomic<int> good{0};

@@ -32,6 +32,7 @@ class PeerOfPlugin {
     words >> bytes >> count;
     if (verb == "echo" || verb == "sink") return Take(bytes, verb == "echo");
     if (verb == "stream") return Stream(bytes, count);
+    if (verb == "last") return TakeAndClose(bytes);
     return Error(Code::kInvalidArgument, "no such verb: " + verb);
   }
 
@@ -50,6 +51,14 @@ class PeerOfPlugin {
     if (give_back) {
       Require(WaitFor(host_, Post(true, &memory), nullptr, tests::Patience()), "isend");
     }
+    return std::string();
+  }
+
+  Result<std::string> TakeAndClose(std::size_t bytes) {
+    std::vector<std::byte> memory(bytes);
+    const int outcome = WaitFor(host_, Post(false, &memory), nullptr, tests::Patience());
+    Require(host_->CloseReceive(recv_), "closeRecv");
+    Require(outcome, "irecv");
     return std::string();
   }
 

@@ -87,6 +87,22 @@ TEST_F(NcclPeer, BytesGoToAnotherProcessAndBack) {
   }
 }
 
+// The receiver is done at once where the message is there before its receive; the sender is, when
+// it hears of that receive.
+TEST_F(NcclPeer, WhatWasReceivedWasSentAlthoughTheReceiverCloses) {
+  for (int round = 0; round < 50; ++round) {
+    NcclConnect connect(&host_, testing::HandleOf(peer_->Ask("listen")));
+    void* const send = connect.Connect(tests::Patience());
+    peer_->Ask("accept");
+    Bytes bytes = PatternOf(8, 1);
+    void* request = nullptr;
+    Require(host_->Send(send, {bytes.data(), bytes.size(), 1, nullptr}, &request), "isend");
+    peer_->Ask("last 8");
+    ASSERT_EQ(WaitFor(host_, request, nullptr, tests::Patience()), abi::kSuccess) << round;
+    Require(host_->CloseSend(send), "closeSend");
+  }
+}
+
 TEST_F(NcclPeer, RequestsFailWhenThePeerIsKilled) {
   Bytes from(1 << 20);
   Bytes into(1 << 20);
