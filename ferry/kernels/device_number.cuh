@@ -4,6 +4,7 @@
 #include <cuda_fp8.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "ferry/kernels/tensor.h"
 #include "ferry/prim/packed.cuh"
@@ -51,18 +52,27 @@ __device__ __forceinline__ float FromE4m3(std::uint8_t bits) {
 template <class T>
 inline constexpr int kPacked = 16 / static_cast<int>(sizeof(T));
 
-// The pairs of 16-bit numbers in a word, the lower half first.
+// The pairs of 16-bit numbers in a word, the lower half first. CUDA's types of pairs can only be
+// copied from and to their bits.
 __device__ __forceinline__ float2 PairOf(std::uint32_t word, Bfloat16 /*format*/) {
   return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000U)};
 }
 __device__ __forceinline__ float2 PairOf(std::uint32_t word, Float16 /*format*/) {
-  return __half22float2(__builtin_bit_cast(__half2, word));
+  __half2 pair;
+  memcpy(&pair, &word, sizeof word);
+  return __half22float2(pair);
 }
 __device__ __forceinline__ std::uint32_t WordOf(float low, float high, Bfloat16 /*format*/) {
-  return __builtin_bit_cast(std::uint32_t, __floats2bfloat162_rn(low, high));
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  std::uint32_t word;
+  memcpy(&word, &pair, sizeof word);
+  return word;
 }
 __device__ __forceinline__ std::uint32_t WordOf(float low, float high, Float16 /*format*/) {
-  return __builtin_bit_cast(std::uint32_t, __floats2half2_rn(low, high));
+  const __half2 pair = __floats2half2_rn(low, high);
+  std::uint32_t word;
+  memcpy(&word, &pair, sizeof word);
+  return word;
 }
 
 template <class T>

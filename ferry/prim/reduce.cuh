@@ -28,6 +28,14 @@ __device__ __forceinline__ float WarpMax(float value) {
   return value;
 }
 
+// Likewise of groups whose size is known when the kernel runs, and the same in the whole warp.
+__device__ __forceinline__ float WarpSum(float value, unsigned threads) {
+  for (unsigned apart = threads / 2; apart > 0; apart /= 2) {
+    value += __shfl_xor_sync(0xffffffffU, value, static_cast<int>(apart));
+  }
+  return value;
+}
+
 // Over all threads of the block, whole warps, at most 32 of them; each gets the result. `held` is
 // 32 floats of shared memory, which must be free: before the next use of it comes a
 // __syncthreads().
