@@ -10,27 +10,31 @@
 // sum for each row. In fragments of prim/mma.cuh.
 namespace ferry::kernels {
 
-// Where a row of a matrix is in global memory; a multiple of 16. Absent ones are zeros, and their
-// address is any that is valid.
+// Rows of a matrix in global memory, at multiples of 16 bytes. Those from `count` on, which may be
+// less than 0, are zeros in a tile, and nobody looks at their addresses.
 template <class T>
-struct SourceRow {
-  const T* data;
-  bool present;
+struct SourceRows {
+  const T* first;
+  std::int64_t stride;  // elements
+  int count;
 };
 
-// Begins copies of a whole tile by kThreads threads; row_of(r) says where row r is.
-template <class T, int kThreads, int kRows, int kColumns, class RowOf>
-__device__ __forceinline__ void CopyTile(const prim::SharedTile<kRows, kColumns>& tile, int thread,
-                                         const RowOf& row_of) {
+// Begins copies of 16 rows of a tile, from 16 * sixteen on, by kThreads threads.
+template <int kThreads, int kRows, int kColumns, class T>
+__device__ __forceinline__ void CopySixteen(const prim::SharedTile<kRows, kColumns>& tile,
+                                            int sixteen, int thread, const SourceRows<T>& rows) {
   using Tile = prim::SharedTile<kRows, kColumns>;
-  static_assert(Tile::kWords % kThreads == 0, "all threads copy the same number of words");
+  constexpr int kRowsAtOnce = kThreads / Tile::kRowWords;
+  static_assert(kThreads % Tile::kRowWords == 0, "the threads take whole rows at once");
+  static_assert(16 % kRowsAtOnce == 0, "and there are as many for all of them each time");
+  const int row = thread / Tile::kRowWords;
+  const int word = thread % Tile::kRowWords;
+  const std::uint32_t to = prim::SharedAddress(tile.At(row, word));
+  const T* const from = rows.first + row * rows.stride + word * Tile::kWordElements;
 #pragma unroll
-  for (int i = 0; i < Tile::kWords / kThreads; ++i) {
-    const int at = i * kThreads + thread;
-    const int row = at / Tile::kRowWords;
-    const int word = at % Tile::kRowWords;
-    const SourceRow<T> source = row_of(row);
-    prim::CopyAsync(tile.At(row, word), source.data + word * Tile::kWordElements, source.present);
+  for (int more = 0; more < 16; more += kRowsAtOnce) {
+    prim::CopyAsync(Tile::template Below<kRowsAtOnce>(to, 16 * sixteen + more),
+                    from + more * rows.stride, row + more < rows.count);
   }
 }
 
@@ -129,6 +133,8 @@ struct WarpAttention {
   // `scale` has log2(e) in it, and is positive.
   template <int kKeys>
   __device__ __forceinline__ void Weigh(Scores<kKeys>& scores, float scale) {
+    float keep[kRowTiles][2];
+    bool changed = false;
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) {
 #pragma unroll
@@ -139,9 +145,13 @@ struct WarpAttention {
           now = fmaxf(now, fmaxf(scores[t][n][2 * half], scores[t][n][2 * half + 1]));
         }
         now = MaxOfRow(now);
-        const float base = BaseOf(now, scale);
-        const float keep = prim::Exp2(largest[t][half] * scale - base);
+        // 1 to the bit where the largest stays what it was; also where there is none as yet, which
+        // would be -inf less -inf.
+        keep[t][half] =
+            now == largest[t][half] ? 1.0F : prim::Exp2((largest[t][half] - now) * scale);
+        changed = changed || keep[t][half] != 1.0F;
         largest[t][half] = now;
+        const float base = BaseOf(now, scale);
         float added = 0;
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n) {
@@ -151,12 +161,20 @@ struct WarpAttention {
             added += scores[t][n][i];
           }
         }
-        sum[t][half] = sum[t][half] * keep + added;
+        sum[t][half] = sum[t][half] * keep[t][half] + added;
+      }
+    }
+    // After the first few tiles few rows find a larger score.
+    if (__any_sync(prim::kAllLanes, changed)) Shrink(keep);
+  }
+
+  __device__ __forceinline__ void Shrink(const float (&keep)[kRowTiles][2]) {
 #pragma unroll
-        for (int c = 0; c < kColumnTiles; ++c) {
-          out[t][c][2 * half] *= keep;
-          out[t][c][2 * half + 1] *= keep;
-        }
+    for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[t][c][i] *= keep[t][i / 2];
       }
     }
   }

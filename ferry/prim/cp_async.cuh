@@ -10,17 +10,18 @@ namespace ferry::prim {
 
 inline constexpr int kCopyBytes = 16;
 
+// Where something is within shared memory, as these instructions want it.
 __device__ __forceinline__ std::uint32_t SharedAddress(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
 }
 
 // cp.async.cg.shared.global: 16 bytes by way of L2, of which L2 fetches 128 at a time. Where they
 // are not `present` nothing is read, and zeros are written. Both addresses are multiples of 16.
-__device__ __forceinline__ void CopyAsync(void* shared, const void* global, bool present) {
+__device__ __forceinline__ void CopyAsync(std::uint32_t shared, const void* global, bool present) {
   const std::uint32_t bytes = present ? kCopyBytes : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                :
-               : "r"(SharedAddress(shared)), "l"(global), "r"(bytes)
+               : "r"(shared), "l"(global), "r"(bytes)
                : "memory");
 }
 
@@ -37,12 +38,12 @@ __device__ __forceinline__ CachePolicy EvictFirst() {
 }
 
 // cp.async.cg.shared.global.L2::cache_hint: the same under a policy.
-__device__ __forceinline__ void CopyAsync(void* shared, const void* global, bool present,
+__device__ __forceinline__ void CopyAsync(std::uint32_t shared, const void* global, bool present,
                                           CachePolicy policy) {
   const std::uint32_t bytes = present ? kCopyBytes : 0;
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;"
                :
-               : "r"(SharedAddress(shared)), "l"(global), "r"(bytes), "l"(policy.bits)
+               : "r"(shared), "l"(global), "r"(bytes), "l"(policy.bits)
                : "memory");
 }
 

@@ -29,21 +29,22 @@ struct FragmentB {
 };
 
 // ldmatrix.sync.aligned.m8n8.x4.shared.b16: four matrices of 8 rows of 16 bytes. Lane 8 * i + r
-// names row r of matrix i, a multiple of 16 in shared memory; word[i] is two neighbours of row
-// lane / 4 of matrix i.
-__device__ __forceinline__ void LoadMatrices(std::uint32_t (&word)[4], const void* row) {
+// names row r of matrix i, by its SharedAddress(), a multiple of 16; word[i] is two neighbours of
+// row lane / 4 of matrix i.
+__device__ __forceinline__ void LoadMatrices(std::uint32_t (&word)[4], std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-               : "r"(SharedAddress(row))
+               : "r"(row)
                : "memory");
 }
 
 // ldmatrix...trans: each of the matrices is transposed, so that word[i] is two neighbours of column
 // lane / 4.
-__device__ __forceinline__ void LoadMatricesTransposed(std::uint32_t (&word)[4], const void* row) {
+__device__ __forceinline__ void LoadMatricesTransposed(std::uint32_t (&word)[4],
+                                                       std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-               : "r"(SharedAddress(row))
+               : "r"(row)
                : "memory");
 }
 

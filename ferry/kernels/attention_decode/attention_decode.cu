@@ -117,9 +117,7 @@ class DecodeLoader {
                                         int in_block, int left) {
     const T* const base = static_cast<const T*>(cache.data) + block * cache.block_stride +
                           place_.kv_head * cache.head_stride + in_block * cache.token_stride;
-    CopyTile<T, prim::kWarpThreads>(tile, lane_, [&](int row) {
-      return SourceRow<T>{base + row * cache.token_stride, row < left};
-    });
+    CopySixteen<prim::kWarpThreads>(tile, 0, lane_, SourceRows<T>{base, cache.token_stride, left});
   }
 
   const DecodeParameters& given_;
@@ -228,10 +226,8 @@ __global__ void __launch_bounds__(kDecodeThreads)
   // A group before those of the pipeline: it has ended when the first tile is there.
   const T* const q = static_cast<const T*>(given.q) + place.batch * given.q_batch_stride +
                      place.first_head * given.q_head_stride;
-  CopyTile<T, kDecodeThreads>(queries, threadIdx.x, [&](int row) {
-    const bool there = row < place.rows;
-    return SourceRow<T>{q + (there ? row : 0) * given.q_head_stride, there};
-  });
+  CopySixteen<kDecodeThreads>(queries, 0, threadIdx.x,
+                              SourceRows<T>{q, given.q_head_stride, place.rows});
   prim::EndCopyGroup();
 
   DecodeLoader<T, kHead> loader(given, place, warp, lane);

@@ -379,9 +379,9 @@ TEST(AttentionDecodeCpu, NamesLengthsAndBlocksThatAreOutOfBounds) {
     return status ? std::string("none") : status.error().message();
   };
   problem.lengths.Set(1, 81);
-  EXPECT_THAT(message(), HasSubstr("context_lens[1] is 81; it must be 0 to 80"));
+  EXPECT_THAT(message(), HasSubstr("sequence 1 has 81 tokens; it must have 0 to 80"));
   problem.lengths.Set(1, -1);
-  EXPECT_THAT(message(), HasSubstr("context_lens[1] is -1"));
+  EXPECT_THAT(message(), HasSubstr("sequence 1 has -1 tokens"));
   problem.lengths.Set(1, 40);
   problem.tables.Set(5 + 2, -1);
   EXPECT_THAT(message(), HasSubstr("block_tables[1, 2] is -1; with 40 tokens it must be 0 to 7"));
@@ -439,11 +439,11 @@ TEST(AttentionDecodeCheck, EachWrongArgumentHasItsSentence) {
         [](auto* args) { args->v_cache.shape[0] = 5; }},
        {"v_cache is [4, 16, 2, 128] bf16 with strides",
         [](auto* args) { args->v_cache.stride[3] = 2; }},
-       {"it must be [2, 3], a row for each sequence of q",
+       {"it must be [2, 3], a row for each sequence",
         [](auto* args) { args->block_tables.shape[0] = 1; }},
        {"block_tables is [2, 3] int64; it must be int32",
         [](auto* args) { args->block_tables.dtype = DType::kInt64; }},
-       {"than an int32 can count", [](auto* args) { args->block_tables.shape[1] = 1 << 28; }},
+       {"of at most 2^30 tokens", [](auto* args) { args->block_tables.shape[1] = 1 << 28; }},
        {"context_lens is [3] int32; it must be [2]",
         [](auto* args) { args->context_lens.shape[0] = 3; }},
        {"out is [2, 8, 127] bf16", [](auto* args) { args->out.shape[2] = 127; }},
@@ -451,6 +451,12 @@ TEST(AttentionDecodeCheck, EachWrongArgumentHasItsSentence) {
        {"scale is 0; it must be a number above 0", [](auto* args) { args->scale = 0; }},
        {"scale is nan", [](auto* args) { args->scale = NAN; }},
        {"plan.splits is 0; it must be 1 to 256", [](auto* args) { args->plan.splits = 0; }},
+       {"plan.stages is 3; it must be 2 for heads of 64 and 256",
+        [](auto* args) {
+          for (Tensor* tensor : {&args->q, &args->out}) tensor->shape[2] = 64;
+          for (Tensor* tensor : {&args->k_cache, &args->v_cache}) tensor->shape[3] = 64;
+          args->plan.stages = 3;
+        }},
        {"plan.stages is 4; it must be 1, 2 or 3", [](auto* args) { args->plan.stages = 4; }}},
       CheckAttentionDecode, Code::kInvalidArgument);
 }
@@ -460,12 +466,7 @@ TEST(AttentionDecodeCheck, WhatOnlyTheGpuCannotDoHasItsSentence) {
                     [](auto* args) { args->q.dtype = DType::kFloat32; }},
                    {"heads of 64, 128 and 256", [](auto* args) { args->q.shape[2] = 96; }}},
                   CheckAttentionDecodeForDevice, Code::kUnsupported);
-  ExpectSentences({{"plan.stages is 3; it must be 2 for heads of 64 and 256",
-                    [](auto* args) {
-                      args->q.shape[2] = 64;
-                      args->plan.stages = 3;
-                    }},
-                   {"v_cache is [4, 16, 2, 128] bf16 with strides",
+  ExpectSentences({{"v_cache is [4, 16, 2, 128] bf16 with strides",
                     [](auto* args) { args->v_cache.stride[1] = 260; }},
                    {"multiples of 16 bytes",
                     [](auto* args) { args->q.data = static_cast<std::byte*>(args->q.data) + 2; }},
