@@ -134,6 +134,24 @@ __device__ __forceinline__ void LoadWeights(const T* from, float (&values)[kWidt
   }
 }
 
+// Likewise kWidth floats that are floats in memory, whatever else goes with them: one, or a
+// multiple of four from an address that is a multiple of 16.
+template <int kWidth>
+__device__ __forceinline__ void LoadFloats(const float* from, float (&values)[kWidth]) {
+  static_assert(kWidth == 1 || kWidth % 4 == 0, "words of 16 bytes or one float");
+  if constexpr (kWidth == 1) {
+    values[0] = __ldg(from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth / 4; ++i) {
+      float four[4];
+      LoadWeights<float, 4>(from + 4 * i, four);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) values[4 * i + j] = four[j];
+    }
+  }
+}
+
 // Calls function(T{}) with the type of this format: float, Float16 or Bfloat16.
 template <class Function>
 auto WithFloatType(DType dtype, const Function& function) {
