@@ -79,7 +79,8 @@ DecodePlan PlanDecode(const DecodeShape& shape, const cuda::DeviceFacts& facts) 
   constexpr std::int64_t kAround = 2;
   const auto time = [&](std::int64_t splits) {
     const std::int64_t waves = (blocks * splits + slots - 1) / slots;
-    return static_cast<double>(waves * ((steps + splits - 1) / splits + kAround));
+    const std::int64_t each = (steps + splits - 1) / splits;
+    return static_cast<double>(waves * (each + kAround));
   };
   double best = time(1);
   for (std::int64_t splits = 2; splits <= most; ++splits) best = std::min(best, time(splits));

@@ -8,12 +8,13 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "ferry/cuda/open_devices.h"
 #include "ferry/kernels/attention_decode/decode_layout.h"
-#include "ferry/kernels/number.h"
+#include "ferry/kernels/testing/attention_formula.h"
 #include "ferry/kernels/testing/compare.h"
 #include "ferry/kernels/testing/op_bed.h"
 #include "ferry/kernels/testing/test_tensor.h"
@@ -90,42 +91,30 @@ class DecodeProblem {
             .plan = plan};
   }
 
-  // The formula, with no maximum taken off. `rounded` in the format: each score, weight and sum.
-  std::vector<double> Formula(const std::function<double(double)>& rounded) const {
+  std::vector<double> Formula(const Rounding& rounded) const {
     const std::vector<double> queries = q.Values();
     const std::vector<double> keys = k.Values();
     const std::vector<double> values = v.Values();
-    std::vector<double> result;
-    for (std::int64_t b = 0; b < Batch(); ++b) {
-      for (std::int64_t h = 0; h < sizes_.heads; ++h) {
-        const std::int64_t g = h * sizes_.kv_heads / sizes_.heads;
-        std::vector<double> row(static_cast<std::size_t>(sizes_.head_size), 0.0);
-        double all = 0;
-        for (std::int64_t t = 0; t < Length(b); ++t) {
-          const auto token = static_cast<std::size_t>(TokenElement(b, t, g));
-          const auto query = static_cast<std::size_t>((b * sizes_.heads + h) * sizes_.head_size);
-          double score = 0;
-          for (std::size_t d = 0; d < row.size(); ++d)
-            score += queries[query + d] * keys[token + d];
-          const double weight = rounded(std::exp(rounded(score * static_cast<double>(Scale()))));
-          all += weight;
-          for (std::size_t d = 0; d < row.size(); ++d) row[d] += weight * values[token + d];
-        }
-        for (const double sum : row) result.push_back(all > 0 ? rounded(sum / all) : 0.0);
+    const auto size = static_cast<std::size_t>(sizes_.head_size);
+    std::vector<double> rows;
+    for (std::int64_t i = 0; i < Batch() * sizes_.heads; ++i) {
+      const std::int64_t b = i / sizes_.heads;
+      SeenTokens seen{.keys = keys, .values = values, .tokens = {}};
+      for (std::int64_t t = 0; t < Length(b); ++t) {
+        const std::int64_t g = i % sizes_.heads * sizes_.kv_heads / sizes_.heads;
+        seen.tokens.push_back(static_cast<std::size_t>(TokenElement(b, t, g)));
       }
+      AddAttention(std::span(queries).subspan(static_cast<std::size_t>(i) * size, size), seen,
+                   static_cast<double>(Scale()), rounded, &rows);
     }
-    return result;
+    return rows;
   }
 
   void ExpectRight(const std::string& name) const {
     const DType dtype = q.view().dtype;
-    const auto in_format = [dtype](double value) {
-      return static_cast<double>(RoundTo(dtype, static_cast<float>(value)));
-    };
-    ExpectAsGoodAsNaive({.got = out.Values(),
-                         .naive = Formula(in_format),
-                         .right = Formula([](double value) { return value; })},
-                        dtype, name + ": " + NameOfSizes(sizes_));
+    ExpectAsGoodAsNaive(
+        {.got = out.Values(), .naive = Formula(RoundingTo(dtype)), .right = Formula(Exactly)},
+        dtype, name + ": " + NameOfSizes(sizes_));
     out.ExpectGapsUntouched(name);
   }
 
@@ -507,9 +496,9 @@ TEST(PlanDecode, NoBatchTakesMuchLongerThanItsShareOfTheGpu) {
     const DecodePlan plan = PlanFor(batch, 32, 8, kTokens);
     ASSERT_GE(plan.splits, 1);
     ASSERT_LE(plan.splits, kMostDecodeSplits);
-    const double parts = static_cast<double>(batch * 8 * plan.splits);
+    const auto parts = static_cast<double>(batch * 8 * plan.splits);
     const double steps = std::ceil(static_cast<double>(kTokens) / kDecodeStep / plan.splits);
-    const double ideal = static_cast<double>(batch * 8 * kTokens / kDecodeStep) / kSlots;
+    const double ideal = static_cast<double>(batch * 8 * kTokens) / kDecodeStep / kSlots;
     EXPECT_LE(std::ceil(parts / kSlots) * steps, 1.25 * ideal) << batch << ": " << plan.splits;
   }
 }

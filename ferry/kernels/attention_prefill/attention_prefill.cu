@@ -155,6 +155,7 @@ __device__ __forceinline__ void StoreOut(const PrefillParameters& given,
                                          const WarpAttention<T, kHead, Shape::kRowTiles>& state,
                                          const typename Shape::Queries& held, int first_row) {
   const int lane = threadIdx.x % prim::kWarpThreads;
+  __syncwarp();
 #pragma unroll
   for (int t = 0; t < Shape::kRowTiles; ++t) {
 #pragma unroll

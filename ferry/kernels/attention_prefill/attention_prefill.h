@@ -81,9 +81,9 @@ __host__ __device__
     constexpr PrefillTiles
     PrefillTilesOf(int head_size) noexcept {
   // A warp's outputs are head_size * row_tiles / 4 of its threads' 255 registers, its scores
-  // keys * row_tiles / 4: so the longest heads leave room for one row tile. Two read K and V half as
-  // often. With 48 keys, not 64, heads of 128 fit without spills, and two thread blocks with three
-  // stages into a multiprocessor's shared memory.
+  // keys * row_tiles / 4: so the longest heads leave room for one row tile. Two read K and V half
+  // as often. With 48 keys, not 64, heads of 128 fit without spills, and two thread blocks with
+  // three stages into a multiprocessor's shared memory.
   if (head_size <= 64) return {.warps = 4, .row_tiles = 2, .keys = 64};
   if (head_size <= 128) return {.warps = 4, .row_tiles = 2, .keys = 48};
   return {.warps = 4, .row_tiles = 1, .keys = 32};

@@ -8,10 +8,11 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "ferry/kernels/number.h"
+#include "ferry/kernels/testing/attention_formula.h"
 #include "ferry/kernels/testing/compare.h"
 #include "ferry/kernels/testing/op_bed.h"
 #include "ferry/kernels/testing/test_tensor.h"
@@ -95,51 +96,36 @@ class PrefillProblem {
             .stages = stages};
   }
 
-  // The formula, with no maximum taken off, for all rows that belong to somebody. `rounded` in the
-  // format: each score, weight and sum.
-  std::vector<double> Formula(const std::function<double(double)>& rounded) const {
+  // For all rows that belong to somebody.
+  std::vector<double> Formula(const Rounding& rounded) const {
     const std::vector<double> queries = q.Values();
     const std::vector<double> keys = k.Values();
     const std::vector<double> values = v.Values();
-    std::vector<double> result;
+    const auto size = static_cast<std::size_t>(sizes_.head_size);
+    std::vector<double> rows;
     for (std::int64_t b = 0; b < Batch(); ++b) {
       for (std::int64_t i = 0; i < Of(b).queries * sizes_.heads; ++i) {
-        const std::int64_t g = i % sizes_.heads * sizes_.kv_heads / sizes_.heads;
-        const auto query = static_cast<std::size_t>(QueryElement(b) + i * sizes_.head_size);
-        std::vector<double> row(static_cast<std::size_t>(sizes_.head_size), 0.0);
-        double all = 0;
-        for (std::int64_t t = 0; t < Of(b).keys; ++t) {
-          const std::int64_t behind = Of(b).keys - 1 - t;
-          if (sizes_.causal && behind < Of(b).queries - 1 - i / sizes_.heads) continue;
-          const auto token = static_cast<std::size_t>(TokenElement(b, t, g));
-          double score = 0;
-          for (std::size_t d = 0; d < row.size(); ++d)
-            score += queries[query + d] * keys[token + d];
-          const double weight = rounded(std::exp(rounded(score * static_cast<double>(Scale()))));
-          all += weight;
-          for (std::size_t d = 0; d < row.size(); ++d) row[d] += weight * values[token + d];
-        }
-        for (const double sum : row) result.push_back(all > 0 ? rounded(sum / all) : 0.0);
+        const auto query =
+            static_cast<std::size_t>(QueryElement(b)) + static_cast<std::size_t>(i) * size;
+        const SeenTokens seen{.keys = keys, .values = values, .tokens = SeenBy(b, i)};
+        AddAttention(std::span(queries).subspan(query, size), seen, static_cast<double>(Scale()),
+                     rounded, &rows);
       }
     }
-    return result;
+    return rows;
   }
 
   void ExpectRight(const std::string& name) const {
     const DType dtype = q.view().dtype;
-    const auto in_format = [dtype](double value) {
-      return static_cast<double>(RoundTo(dtype, static_cast<float>(value)));
-    };
     std::vector<double> got = out.Values();
     const auto owned = static_cast<std::size_t>(QueryElement(Batch()));
     for (std::size_t i = owned; i < got.size(); ++i) {
       ASSERT_TRUE(std::isnan(got[i])) << name << ": a row that belongs to nobody was written";
     }
     got.resize(owned);
-    ExpectAsGoodAsNaive({.got = got,
-                         .naive = Formula(in_format),
-                         .right = Formula([](double value) { return value; })},
-                        dtype, name + ": " + NameOfProblem(sizes_));
+    ExpectAsGoodAsNaive(
+        {.got = got, .naive = Formula(RoundingTo(dtype)), .right = Formula(Exactly)}, dtype,
+        name + ": " + NameOfProblem(sizes_));
     out.ExpectGapsUntouched(name);
   }
 
@@ -177,6 +163,18 @@ class PrefillProblem {
       token = static_cast<std::int64_t>(page) * sizes_.page + t % sizes_.page;
     }
     return (token * sizes_.kv_heads + g) * sizes_.head_size;
+  }
+  // The keys of row i of a sequence's queries, of which each has one for each head.
+  std::vector<std::size_t> SeenBy(std::int64_t b, std::int64_t i) const {
+    const std::int64_t g = i % sizes_.heads * sizes_.kv_heads / sizes_.heads;
+    const std::int64_t later_queries = Of(b).queries - 1 - i / sizes_.heads;
+    std::vector<std::size_t> tokens;
+    for (std::int64_t t = 0; t < Of(b).keys; ++t) {
+      const std::int64_t later_keys = Of(b).keys - 1 - t;
+      if (sizes_.causal && later_keys < later_queries) continue;
+      tokens.push_back(static_cast<std::size_t>(TokenElement(b, t, g)));
+    }
+    return tokens;
   }
   void FillSequence(std::int64_t b, std::mt19937_64* random) {
     std::normal_distribution<double> normal;
@@ -294,16 +292,15 @@ TEST_P(AttentionPrefillTest, AGraphGoesByTheLengthsOfItsReplay) {
 TEST_P(AttentionPrefillTest, LargeScoresDoNotOverflow) {
   constexpr std::int64_t kTokens = 100;
   PrefillProblem problem({1, 1, 64, {{kTokens, kTokens}}}, DType::kBfloat16, &random());
-  for (std::int64_t i = 0; i < kTokens * 64; ++i) {
-    problem.q.Set(i, 30);
-    problem.k.Set(i, static_cast<double>(i / 64));
-    problem.v.Set(i, static_cast<double>(i / 64));
-  }
+  const auto token_of = [](std::int64_t element) {
+    return std::floor(static_cast<double>(element) / 64);
+  };
+  problem.q.Fill([&](std::int64_t) { return 30.0; });
+  problem.k.Fill(token_of);
+  problem.v.Fill(token_of);
   OpBed bed = Bed();
   ASSERT_TRUE(bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, problem.Args(&bed)));
-  for (std::int64_t i = 0; i < kTokens * 64; ++i) {
-    ASSERT_EQ(problem.out.Get(i), static_cast<double>(i / 64));
-  }
+  for (std::int64_t i = 0; i < kTokens * 64; ++i) ASSERT_EQ(problem.out.Get(i), token_of(i));
 }
 
 TEST_P(AttentionPrefillTest, NoSequencesAndNoQueriesAreFine) {
