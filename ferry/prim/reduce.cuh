@@ -49,4 +49,22 @@ __device__ __forceinline__ float BlockSum(float value, float* held) {
   return WarpSum(lane < warps ? held[lane] : 0.0F);
 }
 
+// The greatest, over all threads of the block, as BlockSum(); `held` is 32 words.
+__device__ __forceinline__ std::uint64_t BlockMax(std::uint64_t value, std::uint64_t* held) {
+  const unsigned lane = threadIdx.x % 32;
+  const auto over_warp = [](std::uint64_t mine) {
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) {
+      const auto other = static_cast<std::uint64_t>(
+          __shfl_xor_sync(0xffffffffU, static_cast<unsigned long long>(mine), apart));
+      mine = other > mine ? other : mine;
+    }
+    return mine;
+  };
+  value = over_warp(value);
+  if (lane == 0) held[threadIdx.x / 32] = value;
+  __syncthreads();
+  return over_warp(lane < blockDim.x / 32 ? held[lane] : 0);
+}
+
 }  // namespace ferry::prim
