@@ -12,26 +12,22 @@
 namespace ferry::kernels {
 namespace {
 
-std::vector<double> ReadRow(const Tensor& tensor, std::int64_t at, std::int64_t size) {
-  std::vector<double> row;
-  for (std::int64_t d = 0; d < size; ++d) {
-    row.push_back(static_cast<double>(ReadFloat(tensor.data, tensor.dtype, at + d)));
-  }
-  return row;
+double Read(const Tensor& tensor, std::int64_t at, std::size_t d) {
+  return static_cast<double>(
+      ReadFloat(tensor.data, tensor.dtype, at + static_cast<std::int64_t>(d)));
 }
 
 }  // namespace
 
 void AttendOnCpu(const AttentionRow& row, std::span<const TokenPlace> tokens,
                  const HeadShift& shift) {
-  const std::int64_t size = row.q.last();
-  const std::vector<double> q = ReadRow(row.q, row.q_at, size);
+  std::vector<double> q(static_cast<std::size_t>(row.q.last()));
+  for (std::size_t d = 0; d < q.size(); ++d) q[d] = Read(row.q, row.q_at, d);
   std::vector<double> weights;
   double largest = -std::numeric_limits<double>::infinity();
   for (const TokenPlace& token : tokens) {
-    const std::vector<double> k = ReadRow(row.k, token.k + shift.k, size);
     double score = 0;
-    for (std::size_t d = 0; d < q.size(); ++d) score += q[d] * k[d];
+    for (std::size_t d = 0; d < q.size(); ++d) score += q[d] * Read(row.k, token.k + shift.k, d);
     weights.push_back(score * static_cast<double>(row.scale));
     largest = std::max(largest, weights.back());
   }
@@ -39,12 +35,14 @@ void AttendOnCpu(const AttentionRow& row, std::span<const TokenPlace> tokens,
   for (double& weight : weights) sum += weight = std::exp(weight - largest);
   std::vector<double> out(q.size(), 0.0);
   for (std::size_t t = 0; t < tokens.size(); ++t) {
-    const std::vector<double> v = ReadRow(row.v, tokens[t].v + shift.v, size);
-    for (std::size_t d = 0; d < out.size(); ++d) out[d] += weights[t] / sum * v[d];
+    const double part = weights[t] / sum;
+    for (std::size_t d = 0; d < out.size(); ++d) {
+      out[d] += part * Read(row.v, tokens[t].v + shift.v, d);
+    }
   }
-  for (std::int64_t d = 0; d < size; ++d) {
-    WriteFloat(row.out.data, row.out.dtype, row.out_at + d,
-               static_cast<float>(out[static_cast<std::size_t>(d)]));
+  for (std::size_t d = 0; d < out.size(); ++d) {
+    WriteFloat(row.out.data, row.out.dtype, row.out_at + static_cast<std::int64_t>(d),
+               static_cast<float>(out[d]));
   }
 }
 
