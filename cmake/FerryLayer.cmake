@@ -16,18 +16,24 @@ endif()
 # Builds the sources of the calling folder and its tests:
 #
 #   ferry_layer(<name> [DEPS <layer>...] [LIBS <external target>...] [TEST_DEPS <target>...]
-#               [PROGRAM <name>] [GPU_TESTS])
+#               [FOLDERS <folder>...] [PROGRAM <name>] [GPU_TESTS])
 #
 # *.cc become the library <name> (an interface library while there are none), testing/*.cc become
 # <name>_testing, which only tests link, *_test.cc become one executable <name>_test, and
 # *_bench.cc become <name>_bench, which only the target `benches` builds. With PROGRAM, main.cc
 # becomes that executable and the layer stays out of the installed library. *.cu go where *.cc of
 # that name would go, in builds with CUDA. With GPU_TESTS, those tests whose names begin with Gpu are
-# labelled gpu instead of unit, and run one at a time.
+# labelled gpu instead of unit, and run one at a time. What is in FOLDERS belongs to the layer, too.
 function(ferry_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "GPU_TESTS" "PROGRAM" "DEPS;LIBS;TEST_DEPS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "GPU_TESTS" "PROGRAM" "DEPS;LIBS;TEST_DEPS;FOLDERS")
   ferry_glob_sources(sources "")
   file(GLOB headers CONFIGURE_DEPENDS *.h)
+  foreach(folder IN LISTS arg_FOLDERS)
+    ferry_glob_sources(folder_sources "${folder}/")
+    file(GLOB folder_headers CONFIGURE_DEPENDS ${folder}/*.h)
+    list(APPEND sources ${folder_sources})
+    list(APPEND headers ${folder_headers})
+  endforeach()
   set(tests ${sources})
   set(benches ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.c[cu]$")

@@ -61,6 +61,13 @@ class CheckLayers(unittest.TestCase):
         self.assertEqual(self.check("ferry/copy/kernel.cu", prim), "")
         self.assertIn("copy may not include", self.check("ferry/copy/host.cc", prim))
 
+    def test_an_op_knows_what_all_share_and_no_other_op(self):
+        own = '#include "ferry/kernels/rope/rope.h"\n#include "ferry/kernels/tensor.h"\n'
+        self.assertEqual(self.check("ferry/kernels/rope/rope.cc", own), "")
+        other = '#include "ferry/kernels/sampler/sampler.h"\n'
+        self.assertIn("kernels may not include", self.check("ferry/kernels/rope/rope.cc", other))
+        self.assertIn("kernels may not include", self.check("ferry/kernels/op.cc", other))
+
     def test_tests_may_include_anything_but_code_no_testing(self):
         fake = '#include "ferry/net/testing/fake_provider.h"\n'
         self.assertEqual(self.check("ferry/transfer/a_test.cc", fake), "")

@@ -10,6 +10,9 @@
 // Launches of kernels, for .cu files.
 namespace ferry::cuda {
 
+// More dynamic shared memory than this must be asked for; Launch() does.
+inline constexpr std::size_t kUsualSharedBytes = 48 * 1024;
+
 struct LaunchConfig {
   dim3 grid;
   dim3 block;
@@ -43,8 +46,15 @@ Status Launch(StreamRef stream, const char* name, const LaunchConfig& config,
     launch.attrs = &attribute;
     launch.numAttrs = 1;
   }
-  const cudaError_t error =
-      cudaLaunchKernelEx(&launch, kernel, std::forward<Arguments>(arguments)...);
+  cudaError_t error = cudaSuccess;
+  // No work on a stream, so a stream that is being captured does not mind.
+  if (config.shared_bytes > kUsualSharedBytes) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(config.shared_bytes));
+  }
+  if (error == cudaSuccess) {
+    error = cudaLaunchKernelEx(&launch, kernel, std::forward<Arguments>(arguments)...);
+  }
   if (error != cudaSuccess) return LaunchError(error, name, stream);
   return Ok();
 }

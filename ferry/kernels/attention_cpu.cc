@@ -1,0 +1,76 @@
+#include "ferry/kernels/attention_cpu.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "ferry/kernels/number.h"
+
+namespace ferry::kernels {
+namespace {
+
+double Read(const Tensor& tensor, std::int64_t at, std::size_t d) {
+  return static_cast<double>(
+      ReadFloat(tensor.data, tensor.dtype, at + static_cast<std::int64_t>(d)));
+}
+
+}  // namespace
+
+void AttendOnCpu(const AttentionRow& row, std::span<const TokenPlace> tokens,
+                 const HeadShift& shift) {
+  std::vector<double> q(static_cast<std::size_t>(row.q.last()));
+  for (std::size_t d = 0; d < q.size(); ++d) q[d] = Read(row.q, row.q_at, d);
+  std::vector<double> weights;
+  double largest = -std::numeric_limits<double>::infinity();
+  for (const TokenPlace& token : tokens) {
+    double score = 0;
+    for (std::size_t d = 0; d < q.size(); ++d) score += q[d] * Read(row.k, token.k + shift.k, d);
+    weights.push_back(score * static_cast<double>(row.scale));
+    largest = std::max(largest, weights.back());
+  }
+  double sum = 0;
+  for (double& weight : weights) sum += weight = std::exp(weight - largest);
+  std::vector<double> out(q.size(), 0.0);
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    const double part = weights[t] / sum;
+    for (std::size_t d = 0; d < out.size(); ++d) {
+      out[d] += part * Read(row.v, tokens[t].v + shift.v, d);
+    }
+  }
+  for (std::size_t d = 0; d < out.size(); ++d) {
+    WriteFloat(row.out.data, row.out.dtype, row.out_at + static_cast<std::int64_t>(d),
+               static_cast<float>(out[d]));
+  }
+}
+
+Status ReadTable(const AttentionPages& pages, std::int64_t sequence, std::int64_t length,
+                 std::vector<TokenPlace>* tokens) {
+  const std::int64_t block = pages.k.shape[1];
+  const std::int64_t most = pages.tables.shape[1] * block;
+  if (length < 0 || length > most) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("{}: sequence {} has {} tokens; it must have 0 to {}, as block_tables "
+                             "can name",
+                             pages.op, sequence, length, most));
+  }
+  const auto* const table =
+      static_cast<const std::int32_t*>(pages.tables.data) + sequence * pages.tables.stride[0];
+  tokens->clear();
+  for (std::int64_t t = 0; t < length; ++t) {
+    const std::int64_t entry = table[t / block];
+    if (entry < 0 || entry >= pages.k.shape[0]) {
+      return Error(Code::kInvalidArgument,
+                   fmt::format("{}: block_tables[{}, {}] is {}; with {} tokens it must be 0 to {}, "
+                               "a block of the cache",
+                               pages.op, sequence, t / block, entry, length, pages.k.shape[0] - 1));
+    }
+    tokens->push_back({.k = entry * pages.k.stride[0] + t % block * pages.k.stride[1],
+                       .v = entry * pages.v.stride[0] + t % block * pages.v.stride[1]});
+  }
+  return Ok();
+}
+
+}  // namespace ferry::kernels

@@ -1,0 +1,374 @@
+#include <cstdint>
+
+#include "ferry/cuda/launch.cuh"
+#include "ferry/kernels/attention_decode/attention_decode.h"
+#include "ferry/kernels/attention_decode/decode_layout.h"
+#include "ferry/kernels/attention_tile.cuh"
+#include "ferry/prim/grid_order.cuh"
+#include "ferry/prim/pipeline.cuh"
+
+namespace ferry::kernels {
+namespace {
+
+// Strides in elements.
+struct DecodeCache {
+  const void* data;
+  std::int64_t block_stride;
+  std::int64_t token_stride;
+  std::int64_t head_stride;
+};
+
+struct DecodeParameters {
+  const void* q;
+  std::int64_t q_batch_stride;
+  std::int64_t q_head_stride;
+  void* out;
+  std::int64_t out_batch_stride;
+  std::int64_t out_head_stride;
+  DecodeCache k;
+  DecodeCache v;
+  const std::int32_t* tables;
+  std::int64_t table_stride;
+  const std::int32_t* lengths;
+  std::int64_t length_stride;
+  // [batch, heads, splits, head_size], and [batch, heads, splits] of PartSum.
+  float4* part_outs;
+  float2* part_sums;
+  int heads;
+  int group;  // heads that share one of K and V
+  int row_tiles;
+  int block;
+  int blocks;
+  int max_blocks;
+  int splits;
+  float scale;  // with log2(e)
+};
+
+// A part's sum of weights, each 2^(score * scale - base).
+__device__ __forceinline__ float2 PartSum(float base, float sum) { return {base, sum}; }
+
+// Of a sum of weights; 0 where there were none. NaN stays NaN.
+__device__ __forceinline__ float InverseOf(float sum) { return sum == 0 ? 0.0F : 1 / sum; }
+
+// Where a thread block is in the grid: parts first, then sequences; then row tiles of heads.
+struct DecodePlace {
+  int split;
+  int batch;
+  int kv_head;
+  int first_head;  // of `rows` heads
+  int rows;
+  int length;       // of the sequence, no longer than its table can say
+  int first_token;  // of this part
+  int steps;        // of kDecodeStep tokens
+
+  __device__ __forceinline__ explicit DecodePlace(const DecodeParameters& given) {
+    split = static_cast<int>(blockIdx.x) % given.splits;
+    batch = static_cast<int>(blockIdx.x) / given.splits;
+    kv_head = static_cast<int>(blockIdx.y) / given.row_tiles;
+    const int tile = static_cast<int>(blockIdx.y) % given.row_tiles;
+    first_head = kv_head * given.group + tile * kDecodeRows;
+    rows = min(kDecodeRows, given.group - tile * kDecodeRows);
+    length = given.lengths[batch * given.length_stride];
+    length = max(0, min(length, given.max_blocks * given.block));
+    const int all_steps = (length + kDecodeStep - 1) / kDecodeStep;
+    const int each = (all_steps + given.splits - 1) / given.splits;
+    first_token = split * each * kDecodeStep;
+    steps = max(0, min(each, all_steps - split * each));
+  }
+};
+
+// One warp's way through the part's tokens: 16 of each step are its own. The next tile's block is
+// looked up one tile ahead, so that no copy waits for the table.
+template <class T, int kHead>
+class DecodeLoader {
+ public:
+  using Tile = prim::SharedTile<kDecodeKeys, kHead>;
+
+  __device__ __forceinline__ DecodeLoader(const DecodeParameters& given, const DecodePlace& place,
+                                          int warp, int lane)
+      : given_(given),
+        place_(place),
+        table_(given.tables + place.batch * given.table_stride),
+        warp_token_(place.first_token + warp * kDecodeKeys),
+        lane_(lane),
+        next_block_(BlockOf(0)) {}
+
+  __device__ __forceinline__ int Token(int step) const { return warp_token_ + step * kDecodeStep; }
+
+  __device__ __forceinline__ void Load(int step, const Tile& keys, const Tile& values) {
+    const int block = next_block_;
+    next_block_ = BlockOf(step + 1);
+    const int token = Token(step);
+    const int in_block = token % given_.block;
+    // A block that is none is not read.
+    const bool there = block >= 0 && block < given_.blocks;
+    const int left = there ? place_.length - token : 0;
+    Begin(keys, given_.k, there ? block : 0, in_block, left);
+    Begin(values, given_.v, there ? block : 0, in_block, left);
+  }
+
+ private:
+  __device__ __forceinline__ int BlockOf(int step) const {
+    const int token = Token(step);
+    return token < place_.length ? table_[token / given_.block] : -1;
+  }
+
+  __device__ __forceinline__ void Begin(const Tile& tile, const DecodeCache& cache, int block,
+                                        int in_block, int left) {
+    const T* const base = static_cast<const T*>(cache.data) + block * cache.block_stride +
+                          place_.kv_head * cache.head_stride + in_block * cache.token_stride;
+    CopySixteen<prim::kWarpThreads>(tile, 0, lane_, SourceRows<T>{base, cache.token_stride, left});
+  }
+
+  const DecodeParameters& given_;
+  const DecodePlace& place_;
+  const std::int32_t* const table_;
+  const int warp_token_;
+  const int lane_;
+  int next_block_;
+};
+
+// A warp's result, where its ring was: rows of kHead floats. Words of 16 bytes are swapped so that
+// rows, which a fragment's lanes write at once, do not meet in their banks.
+template <int kHead>
+__device__ __forceinline__ void* OutAt(std::uint8_t* warp_shared, int row, int column) {
+  const int word = column / 4 ^ row % 8;
+  return warp_shared + (row * kHead + word * 4 + column % 4) * sizeof(float);
+}
+
+template <class T, int kHead>
+__device__ __forceinline__ void KeepResult(const WarpAttention<T, kHead, 1>& warp_state,
+                                           std::uint8_t* warp_shared, float2* sums, float scale) {
+  const int lane = threadIdx.x % prim::kWarpThreads;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = 8 * half + lane / 4;
+    const float sum = SumOfRow(warp_state.sum[0][half]);
+    if (lane % 4 == 0) {
+      const bool any = warp_state.largest[0][half] != -INFINITY;
+      sums[row] = PartSum(any ? warp_state.largest[0][half] * scale : -INFINITY, sum);
+    }
+#pragma unroll
+    for (int c = 0; c < kHead / 8; ++c) {
+      void* const at = OutAt<kHead>(warp_shared, row, 8 * c + lane % 4 * 2);
+      *static_cast<float2*>(at) =
+          float2{warp_state.out[0][c][2 * half], warp_state.out[0][c][2 * half + 1]};
+    }
+  }
+}
+
+// Four neighbours of an output row.
+template <class T>
+__device__ __forceinline__ void StoreOut(const DecodeParameters& given, int batch, int head,
+                                         int column, const float4& value) {
+  void* const at = static_cast<T*>(given.out) + batch * given.out_batch_stride +
+                   head * given.out_head_stride + column;
+  *static_cast<uint2*>(at) = uint2{WordOf(value.x, value.y, T{}), WordOf(value.z, value.w, T{})};
+}
+
+// Puts the warps' results together, and writes the part, or the output where there is one part.
+template <class T, int kHead>
+__device__ __forceinline__ void Merge(const DecodeParameters& given, const DecodePlace& place,
+                                      std::uint8_t* rings, int ring_bytes,
+                                      const float2 (&sums)[kDecodeWarps][kDecodeRows]) {
+  for (int i = threadIdx.x; i < place.rows * (kHead / 4); i += kDecodeThreads) {
+    const int row = i / (kHead / 4);
+    const int column = i % (kHead / 4) * 4;
+    float base = -INFINITY;
+#pragma unroll
+    for (int w = 0; w < kDecodeWarps; ++w) base = fmaxf(base, sums[w][row].x);
+    float sum = 0;
+    float4 out{};
+#pragma unroll
+    for (int w = 0; w < kDecodeWarps; ++w) {
+      const float weight = sums[w][row].x == -INFINITY ? 0.0F : prim::Exp2(sums[w][row].x - base);
+      const auto part = *static_cast<float4*>(OutAt<kHead>(rings + w * ring_bytes, row, column));
+      sum += weight * sums[w][row].y;
+      out.x += weight * part.x;
+      out.y += weight * part.y;
+      out.z += weight * part.z;
+      out.w += weight * part.w;
+    }
+    const int head = place.first_head + row;
+    if (given.splits == 1) {
+      const float by = InverseOf(sum);
+      StoreOut<T>(given, place.batch, head, column,
+                  {out.x * by, out.y * by, out.z * by, out.w * by});
+      continue;
+    }
+    const std::int64_t at =
+        (std::int64_t{place.batch} * given.heads + head) * given.splits + place.split;
+    given.part_outs[at * (kHead / 4) + column / 4] = out;
+    if (column == 0) given.part_sums[at] = PartSum(base, sum);
+  }
+}
+
+// One part of one sequence, for up to 16 heads that share K and V. Each warp goes through tokens of
+// its own, with copies of its own, and waits for no other before the end.
+template <class T, int kHead, int kStages>
+__global__ void __launch_bounds__(kDecodeThreads)
+    DecodeKernel(const __grid_constant__ DecodeParameters given) {
+  using Queries = prim::SharedTile<kDecodeRows, kHead>;
+  using Tile = prim::SharedTile<kDecodeKeys, kHead>;
+  constexpr int kRingBytes = kStages * 2 * Tile::kBytes;
+  static_assert(kRingBytes >= kDecodeRows * kHead * static_cast<int>(sizeof(float)),
+                "a warp's result lies where its ring was");
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  __shared__ float2 sums[kDecodeWarps][kDecodeRows];
+
+  const int warp = threadIdx.x / prim::kWarpThreads;
+  const int lane = threadIdx.x % prim::kWarpThreads;
+  const DecodePlace place(given);
+  const Queries queries{shared};
+  std::uint8_t* const rings = shared + Queries::kBytes;
+  std::uint8_t* const ring = rings + warp * kRingBytes;
+
+  // A group before those of the pipeline: it has ended when the first tile is there.
+  const T* const q = static_cast<const T*>(given.q) + place.batch * given.q_batch_stride +
+                     place.first_head * given.q_head_stride;
+  CopySixteen<kDecodeThreads>(queries, 0, threadIdx.x,
+                              SourceRows<T>{q, given.q_head_stride, place.rows});
+  prim::EndCopyGroup();
+
+  DecodeLoader<T, kHead> loader(given, place, warp, lane);
+  WarpAttention<T, kHead, 1> state;
+  state.Clear();
+  const auto load = [&](int step, int slot) {
+    std::uint8_t* const at = ring + slot * 2 * Tile::kBytes;
+    loader.Load(step, Tile{at}, Tile{at + Tile::kBytes});
+  };
+  const auto compute = [&](int step, int slot) {
+    if (step == 0)
+      __syncthreads();  // the queries, which all warps have copied; all have steps or none
+    const Tile keys{ring + slot * 2 * Tile::kBytes};
+    const Tile values{keys.data + Tile::kBytes};
+    typename WarpAttention<T, kHead, 1>::template Scores<kDecodeKeys> scores;
+    state.Score(scores, queries, keys, 0, lane);
+    const int left = place.length - loader.Token(step);
+    if (left < kDecodeKeys)
+      state.template Mask<kDecodeKeys>(scores, lane, [&](int) { return left; });
+    state.template Weigh<kDecodeKeys>(scores, given.scale);
+    state.template Add<kDecodeKeys>(scores, values, lane);
+  };
+  prim::RunPipeline<kStages, prim::WarpScope>(place.steps, load, compute);
+  prim::LetNextGridBegin();
+
+  __syncwarp();  // no lane reads the ring any more
+  KeepResult<T, kHead>(state, ring, sums[warp], given.scale);
+  __syncthreads();
+  Merge<T, kHead>(given, place, rings, kRingBytes, sums);
+}
+
+// A thread block for each head of each sequence, a thread for each four of its columns.
+template <class T, int kHead>
+__global__ void __launch_bounds__(kHead / 4)
+    CombineKernel(const __grid_constant__ DecodeParameters given) {
+  prim::WaitForGridsBefore();
+  const int batch = static_cast<int>(blockIdx.x) / given.heads;
+  const int head = static_cast<int>(blockIdx.x) % given.heads;
+  const int column = static_cast<int>(threadIdx.x) * 4;
+  const std::int64_t first = std::int64_t{blockIdx.x} * given.splits;
+  const float2* const sums = given.part_sums + first;
+  float base = -INFINITY;
+  for (int s = 0; s < given.splits; ++s) base = fmaxf(base, sums[s].x);
+  float sum = 0;
+  float4 out{};
+#pragma unroll 8
+  for (int s = 0; s < given.splits; ++s) {
+    const float2 part = sums[s];
+    const float weight = part.x == -INFINITY ? 0.0F : prim::Exp2(part.x - base);
+    const float4 value = given.part_outs[(first + s) * (kHead / 4) + column / 4];
+    sum += weight * part.y;
+    out.x += weight * value.x;
+    out.y += weight * value.y;
+    out.z += weight * value.z;
+    out.w += weight * value.w;
+  }
+  const float by = InverseOf(sum);
+  StoreOut<T>(given, batch, head, column, {out.x * by, out.y * by, out.z * by, out.w * by});
+}
+
+DecodeCache CacheOf(const Tensor& cache) {
+  return {.data = cache.data,
+          .block_stride = cache.stride[0],
+          .token_stride = cache.stride[1],
+          .head_stride = cache.stride[2]};
+}
+
+DecodeParameters ParametersOf(const AttentionDecodeArgs& args) {
+  const DecodeShape shape = ShapeOf(args);
+  constexpr float kLog2E = 1.44269504088896341F;
+  // None for one part.
+  const std::int64_t out_words =
+      args.plan.splits == 1 ? 0
+                            : shape.batch * shape.heads * args.plan.splits * shape.head_size / 4;
+  auto* const part_outs = static_cast<float4*>(args.workspace.data);
+  return {.q = args.q.data,
+          .q_batch_stride = args.q.stride[0],
+          .q_head_stride = args.q.stride[1],
+          .out = args.out.data,
+          .out_batch_stride = args.out.stride[0],
+          .out_head_stride = args.out.stride[1],
+          .k = CacheOf(args.k_cache),
+          .v = CacheOf(args.v_cache),
+          .tables = static_cast<const std::int32_t*>(args.block_tables.data),
+          .table_stride = args.block_tables.stride[0],
+          .lengths = static_cast<const std::int32_t*>(args.context_lens.data),
+          .length_stride = args.context_lens.stride[0],
+          .part_outs = part_outs,
+          .part_sums = static_cast<float2*>(static_cast<void*>(part_outs + out_words)),
+          .heads = static_cast<int>(shape.heads),
+          .group = static_cast<int>(shape.heads / shape.kv_heads),
+          .row_tiles = static_cast<int>(DecodeRowTiles(shape.heads / shape.kv_heads)),
+          .block = static_cast<int>(args.k_cache.shape[1]),
+          .blocks = static_cast<int>(args.k_cache.shape[0]),
+          .max_blocks = static_cast<int>(args.block_tables.shape[1]),
+          .splits = args.plan.splits,
+          .scale = args.scale * kLog2E};
+}
+
+template <class T, int kHead, int kStages>
+Status Enqueue(const AttentionDecodeArgs& args, cuda::StreamRef stream) {
+  static_assert(DecodeSharedBytes(kHead, kStages) ==
+                    prim::SharedTile<kDecodeRows, kHead>::kBytes +
+                        kDecodeWarps * kStages * 2 * prim::SharedTile<kDecodeKeys, kHead>::kBytes,
+                "as the kernel deals it out");
+  const DecodeParameters given = ParametersOf(args);
+  const DecodeShape shape = ShapeOf(args);
+  const auto parts = static_cast<unsigned>(shape.batch * args.plan.splits);
+  const auto heads = static_cast<unsigned>(shape.kv_heads * given.row_tiles);
+  FERRY_TRY(cuda::Launch(stream, "attention_decode",
+                         {.grid = dim3(parts, heads),
+                          .block = kDecodeThreads,
+                          .shared_bytes = DecodeSharedBytes(kHead, kStages)},
+                         DecodeKernel<T, kHead, kStages>, given));
+  if (args.plan.splits == 1) return Ok();
+  return cuda::Launch(stream, "attention_decode, combine",
+                      {.grid = static_cast<unsigned>(shape.batch * shape.heads),
+                       .block = kHead / 4,
+                       .early = args.plan.early},
+                      CombineKernel<T, kHead>, given);
+}
+
+template <class T>
+Status EnqueueOfType(const AttentionDecodeArgs& args, cuda::StreamRef stream) {
+  switch (args.q.last()) {
+    case 64: return Enqueue<T, 64, 2>(args, stream);
+    case 256: return Enqueue<T, 256, 2>(args, stream);
+    default: break;
+  }
+  switch (args.plan.stages) {
+    case 1: return Enqueue<T, 128, 1>(args, stream);
+    case 2: return Enqueue<T, 128, 2>(args, stream);
+    default: return Enqueue<T, 128, 3>(args, stream);
+  }
+}
+
+}  // namespace
+
+Status LaunchAttentionDecode(const AttentionDecodeArgs& args, cuda::StreamRef stream) {
+  return args.q.dtype == DType::kBfloat16 ? EnqueueOfType<__nv_bfloat16>(args, stream)
+                                          : EnqueueOfType<__half>(args, stream);
+}
+
+}  // namespace ferry::kernels

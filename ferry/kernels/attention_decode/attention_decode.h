@@ -1,0 +1,86 @@
+#pragma once
+#include <cstdint>
+
+#include "ferry/core/result.h"
+#include "ferry/cuda/device_api.h"
+#include "ferry/kernels/tensor.h"
+
+// Attention of one new token for each sequence, over keys and values in a paged cache:
+//
+//   out[b, h] = sum_t p_t * v[t],  p = softmax over t < context_lens[b] of scale * <q[b, h], k[t]>
+//
+// (Vaswani et al. 2017, eq. 1), where k[t] is k_cache[block_tables[b, t / block], t % block, g],
+// and g = h / (heads / kv_heads), as in grouped-query attention (Ainslie et al. 2023).
+namespace ferry::kernels {
+
+// How the work is dealt out: the result of PlanDecode(), or of who knows better.
+struct DecodePlan {
+  // Parts into which each sequence is cut, each for a thread block of its own; a second kernel puts
+  // them together. Lengths are read on the device: the parts of a short sequence are short or
+  // empty.
+  int splits = 1;
+  // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256.
+  int stages = 2;
+  // The second kernel may come to the GPU while the first one ends. Needs compute capability 9.
+  bool early = false;
+  friend bool operator==(const DecodePlan&, const DecodePlan&) = default;
+};
+inline constexpr int kMostDecodeSplits = 256;
+
+struct DecodeShape {
+  std::int64_t batch = 0;
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_size = 0;
+  // Of the longest sequence that may come, at most max_blocks * block. A graph is captured once for
+  // all lengths up to this.
+  std::int64_t most_tokens = 0;
+};
+
+// As few parts as keep the GPU's multiprocessors about as busy as any number would.
+DecodePlan PlanDecode(const DecodeShape& shape, const cuda::DeviceFacts& facts) noexcept;
+// Floats that AttentionDecodeArgs::workspace must have: 0 for one part.
+std::int64_t DecodeWorkspace(const DecodeShape& shape, int splits) noexcept;
+
+struct AttentionDecodeArgs {
+  // [batch, heads, head_size]; fp32, bf16 or fp16, as all of q, k_cache, v_cache and out. Here and
+  // below the last stride is 1 and the others are free.
+  Tensor q;
+  // [blocks, block, kv_heads, head_size]; heads is a multiple of kv_heads, block one of 16 up to
+  // 256.
+  Tensor k_cache;
+  Tensor v_cache;
+  // int32 [batch, max_blocks]. Entries behind those that context_lens[b] needs are not read: -1, by
+  // custom.
+  Tensor block_tables;
+  // int32 [batch], 0 to max_blocks * block. 0: a row of zeros in out, as for padding.
+  Tensor context_lens;
+  // [batch, heads, head_size]; shares no memory with the others.
+  Tensor out;
+  // fp32 [DecodeWorkspace()] or more, contiguous; none for one part. What is in it before and after
+  // means nothing. The CPU form leaves it alone.
+  Tensor workspace;
+  float scale = 0;  // > 0
+  DecodePlan plan;
+};
+
+// On the GPU: bf16 and fp16, heads of 64, 128 and 256, addresses and strides that are multiples of
+// 16 bytes. Sums in float; weights are rounded to the format of v before they meet it, as
+// FlashAttention-2 does. It reads nothing out of bounds whatever lengths and tables have: too long
+// a sequence is cut at max_blocks * block, a block that is none counts as one of zeros. K and V are
+// read once for each 16 heads of a group. Errors: kInvalidArgument, and kUnsupported for what only
+// the CPU form does.
+Status AttentionDecode(const AttentionDecodeArgs& args, cuda::StreamRef stream);
+
+// In double, rounded once, any head size. Errors: kInvalidArgument, also for lengths and blocks out
+// of bounds.
+Status AttentionDecodeCpu(const AttentionDecodeArgs& args);
+
+extern const cuda::Kernel kAttentionDecodeKernel;
+
+// What both forms need; and what the GPU's needs beyond that.
+Status CheckAttentionDecode(const AttentionDecodeArgs& args);
+Status CheckAttentionDecodeForDevice(const AttentionDecodeArgs& args);
+DecodeShape ShapeOf(const AttentionDecodeArgs& args) noexcept;
+
+}  // namespace ferry::kernels

@@ -1,0 +1,116 @@
+#include "ferry/kernels/attention_prefill/attention_prefill.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "ferry/kernels/argument.h"
+#include "ferry/kernels/attention_argument.h"
+#include "ferry/kernels/op.h"
+
+namespace ferry::kernels {
+namespace {
+
+constexpr const char* kPrefillOp = "attention_prefill";
+
+Argument PrefillArgument(const char* name, const Tensor& tensor) {
+  return {.op = kPrefillOp, .name = name, .tensor = tensor};
+}
+
+Status CheckPrefillKeys(const AttentionPrefillArgs& args) {
+  const Argument q = PrefillArgument("q", args.q);
+  const Argument k = PrefillArgument("k", args.k);
+  const Argument v = PrefillArgument("v", args.v);
+  if (!args.block_tables.none()) {
+    FERRY_TRY(CheckPages(q, k, v));
+    return CheckBlockTables(PrefillArgument("block_tables", args.block_tables),
+                            args.cu_seqlens_q.shape[0] - 1, args.k.shape[1]);
+  }
+  FERRY_TRY(k.IsView(3, 3));
+  FERRY_TRY(v.IsView(3, 3));
+  if (args.k.shape[0] > kMostTokens) return k.Wrong("of at most 2^30 tokens");
+  return CheckKeys(q, k, v);
+}
+
+Status CheckPrefillEnds(const AttentionPrefillArgs& args) {
+  const Argument q_ends = PrefillArgument("cu_seqlens_q", args.cu_seqlens_q);
+  const Argument k_ends = PrefillArgument("cu_seqlens_k", args.cu_seqlens_k);
+  for (const Argument& ends : {q_ends, k_ends}) {
+    FERRY_TRY(ends.IsView(1, 1));
+    FERRY_TRY(ends.HasType({DType::kInt32}));
+  }
+  if (args.cu_seqlens_q.shape[0] < 1) return q_ends.Wrong("[batch + 1]");
+  return k_ends.HasShapeOf(q_ends);
+}
+
+}  // namespace
+
+Status CheckAttentionPrefill(const AttentionPrefillArgs& args) {
+  const Argument q = PrefillArgument("q", args.q);
+  const Argument out = PrefillArgument("out", args.out);
+  FERRY_TRY(q.IsView(3, 3));
+  FERRY_TRY(q.HasType(kFloats));
+  FERRY_TRY(q.HasDenseRows());
+  if (args.q.shape[0] > kMostTokens) return q.Wrong("of at most 2^30 tokens");
+  FERRY_TRY(CheckPrefillEnds(args));
+  FERRY_TRY(CheckPrefillKeys(args));
+  FERRY_TRY(CheckAttentionOut(q, out));
+  for (const auto& [name, tensor] :
+       {std::pair("q", &args.q), std::pair("k", &args.k), std::pair("v", &args.v),
+        std::pair("cu_seqlens_q", &args.cu_seqlens_q),
+        std::pair("cu_seqlens_k", &args.cu_seqlens_k),
+        std::pair("block_tables", &args.block_tables)}) {
+    if (!tensor->none()) FERRY_TRY(out.IsApartFrom(PrefillArgument(name, *tensor)));
+  }
+  if (args.max_seqlen_q < 0 || args.max_seqlen_q > kMostTokens) {
+    return WrongNumber(kPrefillOp, "max_seqlen_q", static_cast<double>(args.max_seqlen_q),
+                       "0 to 2^30");
+  }
+  FERRY_TRY(CheckScale(kPrefillOp, args.scale));
+  return CheckStages(q, "stages", args.stages);
+}
+
+Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args) {
+  const Argument q = PrefillArgument("q", args.q);
+  FERRY_TRY(CheckHeadsForDevice(q));
+  for (const auto& [name, tensor] : {std::pair("q", &args.q), std::pair("k", &args.k),
+                                     std::pair("v", &args.v), std::pair("out", &args.out)}) {
+    FERRY_TRY(IsAlignedForDevice(PrefillArgument(name, *tensor)));
+  }
+  // The second and the third size of a grid.
+  constexpr std::int64_t kMostBlocks = 65535;
+  const PrefillTiles tiles = PrefillTilesOf(static_cast<int>(args.q.last()));
+  if (args.max_seqlen_q > kMostBlocks * 16 * tiles.warps * tiles.row_tiles) {
+    return WrongNumber(kPrefillOp, "max_seqlen_q", static_cast<double>(args.max_seqlen_q),
+                       "at most 4194240 for heads of 256 and 8388480 for others");
+  }
+  if (args.cu_seqlens_q.shape[0] - 1 > kMostBlocks) {
+    return PrefillArgument("cu_seqlens_q", args.cu_seqlens_q).Wrong("of at most 65535 sequences");
+  }
+  return Ok();
+}
+
+#ifdef FERRY_HAVE_CUDA
+Status LaunchAttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
+
+Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
+  FERRY_TRY(CheckAttentionPrefill(args));
+  FERRY_TRY(CheckAttentionPrefillForDevice(args));
+  const bool none = args.q.Numel() == 0 || args.max_seqlen_q == 0 || args.cu_seqlens_q.last() == 1;
+  return none ? Ok() : LaunchAttentionPrefill(args, stream);
+}
+#else
+Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef /*stream*/) {
+  FERRY_TRY(CheckAttentionPrefill(args));
+  FERRY_TRY(CheckAttentionPrefillForDevice(args));
+  return NoDeviceCode(kPrefillOp);
+}
+#endif
+
+const cuda::Kernel kAttentionPrefillKernel =
+    MakeKernel<AttentionPrefill, AttentionPrefillCpu, &AttentionPrefillArgs::q,
+               &AttentionPrefillArgs::k, &AttentionPrefillArgs::v,
+               &AttentionPrefillArgs::cu_seqlens_q, &AttentionPrefillArgs::cu_seqlens_k,
+               &AttentionPrefillArgs::block_tables, &AttentionPrefillArgs::out>(kPrefillOp);
+
+}  // namespace ferry::kernels

@@ -1,0 +1,92 @@
+#pragma once
+#include <cstdint>
+
+#include "ferry/core/result.h"
+#include "ferry/cuda/device_api.h"
+#include "ferry/kernels/tensor.h"
+
+// Attention of many tokens of many sequences of different lengths:
+//
+//   out[i, h] = sum_t p_t * v[t, g],  p = softmax over t of scale * <q[i, h], k[t, g]>
+//
+// (Vaswani et al. 2017, eq. 1), g = h / (heads / kv_heads), over the keys t of the same sequence,
+// of which a causal query sees those that are not behind it. A sequence's last query stands at its
+// last key, as in FlashAttention 2: query i of m sees the keys t <= i + n - m of n, so that queries
+// can follow a prefix whose keys are there already. A query that sees no key gives zeros.
+namespace ferry::kernels {
+
+struct AttentionPrefillArgs {
+  // [all queries, heads, head_size]; fp32, bf16 or fp16, as all of q, k, v and out. Here and below
+  // the last stride is 1 and the others are free.
+  Tensor q;
+  // Without block_tables [all keys, kv_heads, head_size]. With them pages,
+  // [blocks, block, kv_heads, head_size], block a multiple of 16 up to 256. heads is a multiple of
+  // kv_heads.
+  Tensor k;
+  Tensor v;
+  // int32 [batch + 1]: sequence b has the queries, and the keys, from entry b on to before entry
+  // b + 1. The first entry is 0 and none is less than the one before.
+  Tensor cu_seqlens_q;
+  Tensor cu_seqlens_k;
+  // int32 [batch, max_blocks], or none: the pages of each sequence's keys. Entries behind those
+  // that it needs are not read: -1, by custom.
+  Tensor block_tables;
+  // [all queries, heads, head_size]; shares no memory with the others. Rows behind the last
+  // sequence stay as they are.
+  Tensor out;
+  // Of the longest sequence, or more: the GPU's form leaves out queries beyond it.
+  std::int64_t max_seqlen_q = 0;
+  float scale = 0;  // > 0
+  bool causal = true;
+  // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256. With one
+  // nothing is copied while a thread block computes, with n the next n - 1 tiles are.
+  int stages = 2;
+};
+
+// On the GPU: bf16 and fp16, heads of 64, 128 and 256, addresses and strides that are multiples of
+// 16 bytes. Sums in float; weights are rounded to the format of v before they meet it, as
+// FlashAttention-2 does. It reads nothing out of bounds whatever lengths and tables have: sequences
+// are cut where their tensors or pages end, a page that is none counts as one of zeros. Errors:
+// kInvalidArgument, and kUnsupported for what only the CPU form does.
+Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
+
+// In double, rounded once, any head size. Errors: kInvalidArgument, also for lengths and pages out
+// of bounds.
+Status AttentionPrefillCpu(const AttentionPrefillArgs& args);
+
+extern const cuda::Kernel kAttentionPrefillKernel;
+
+// What both forms need; and what the GPU's needs beyond that.
+Status CheckAttentionPrefill(const AttentionPrefillArgs& args);
+Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args);
+
+// Tokens of a page, or 0 where keys are not paged.
+inline std::int64_t PageTokens(const AttentionPrefillArgs& args) noexcept {
+  return args.block_tables.none() ? 0 : args.k.shape[1];
+}
+inline std::int64_t KvHeads(const AttentionPrefillArgs& args) noexcept {
+  return args.block_tables.none() ? args.k.shape[1] : args.k.shape[2];
+}
+
+// How the work is dealt out, by head size: queries of a thread block, of which each of its warps
+// has the same number, and keys of a tile.
+struct PrefillTiles {
+  int warps;
+  int row_tiles;  // of 16 queries, for each warp
+  int keys;
+};
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    constexpr PrefillTiles
+    PrefillTilesOf(int head_size) noexcept {
+  // A warp's outputs are head_size * row_tiles / 4 of its threads' 255 registers, its scores
+  // keys * row_tiles / 4: so the longest heads leave room for one row tile. Two read K and V half
+  // as often. With 48 keys, not 64, heads of 128 fit without spills, and two thread blocks with
+  // three stages into a multiprocessor's shared memory.
+  if (head_size <= 64) return {.warps = 4, .row_tiles = 2, .keys = 64};
+  if (head_size <= 128) return {.warps = 4, .row_tiles = 2, .keys = 48};
+  return {.warps = 4, .row_tiles = 1, .keys = 32};
+}
+
+}  // namespace ferry::kernels

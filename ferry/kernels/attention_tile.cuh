@@ -1,0 +1,211 @@
+#pragma once
+#include "ferry/kernels/device_number.cuh"
+#include "ferry/prim/float_math.cuh"
+#include "ferry/prim/mma.cuh"
+#include "ferry/prim/shared_tile.cuh"
+#include "ferry/prim/warp_copy.cuh"
+
+// One step of attention over a tile of keys, by a warp, as FlashAttention-2 does it (Dao 2023,
+// algorithm 1): scores and output stay in registers, the softmax runs along with a maximum and a
+// sum for each row. In fragments of prim/mma.cuh.
+namespace ferry::kernels {
+
+// Rows of a matrix in global memory, at multiples of 16 bytes. Those from `count` on, which may be
+// less than 0, are zeros in a tile, and nobody looks at their addresses.
+template <class T>
+struct SourceRows {
+  const T* first;
+  std::int64_t stride;  // elements
+  int count;
+};
+
+// Begins copies of 16 rows of a tile, from 16 * sixteen on, by kThreads threads.
+template <int kThreads, int kRows, int kColumns, class T>
+__device__ __forceinline__ void CopySixteen(const prim::SharedTile<kRows, kColumns>& tile,
+                                            int sixteen, int thread, const SourceRows<T>& rows) {
+  using Tile = prim::SharedTile<kRows, kColumns>;
+  constexpr int kRowsAtOnce = kThreads / Tile::kRowWords;
+  static_assert(kThreads % Tile::kRowWords == 0, "the threads take whole rows at once");
+  static_assert(16 % kRowsAtOnce == 0, "and there are as many for all of them each time");
+  const int row = thread / Tile::kRowWords;
+  const int word = thread % Tile::kRowWords;
+  const std::uint32_t to = prim::SharedAddress(tile.At(row, word));
+  const T* const from = rows.first + row * rows.stride + word * Tile::kWordElements;
+#pragma unroll
+  for (int more = 0; more < 16; more += kRowsAtOnce) {
+    prim::CopyAsync(Tile::template Below<kRowsAtOnce>(to, 16 * sixteen + more),
+                    from + more * rows.stride, row + more < rows.count);
+  }
+}
+
+// What 2^x is taken of, for a row whose largest score is `largest`, is score * scale - base. Where
+// nothing can be seen yet, the largest is -inf, and -inf - 0 gives a weight of zero, no NaN.
+__device__ __forceinline__ float BaseOf(float largest, float scale) {
+  return largest == -INFINITY ? 0.0F : largest * scale;
+}
+
+// The largest, or the sum, of what the four lanes have that share a row of C.
+__device__ __forceinline__ float MaxOfRow(float value) {
+  value = fmaxf(value, __shfl_xor_sync(prim::kAllLanes, value, 1));
+  return fmaxf(value, __shfl_xor_sync(prim::kAllLanes, value, 2));
+}
+__device__ __forceinline__ float SumOfRow(float value) {
+  value += __shfl_xor_sync(prim::kAllLanes, value, 1);
+  return value + __shfl_xor_sync(prim::kAllLanes, value, 2);
+}
+
+// A warp's 16 * kRowTiles queries, and how far it is with them. Row `half` of row tile t is query
+// 16 * t + 8 * half + lane / 4.
+template <prim::MatrixElement T, int kHead, int kRowTiles>
+struct WarpAttention {
+  static constexpr int kColumnTiles = kHead / 8;
+
+  float out[kRowTiles][kColumnTiles][4];  // not yet divided by the sum
+  float largest[kRowTiles][2];            // score, before the scale
+  float sum[kRowTiles][2];                // of this lane's columns
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+      largest[t][0] = largest[t][1] = -INFINITY;
+      sum[t][0] = sum[t][1] = 0;
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[t][c][i] = 0;
+      }
+    }
+  }
+
+  template <int kKeys>
+  using Scores = float[kRowTiles][kKeys / 8][4];
+
+  // scores = queries * keys^T; the queries are the rows from first_row on.
+  template <int kRows, int kKeys>
+  static __device__ __forceinline__ void Score(Scores<kKeys>& scores,
+                                               const prim::SharedTile<kRows, kHead>& queries,
+                                               const prim::SharedTile<kKeys, kHead>& keys,
+                                               int first_row, int lane) {
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[t][n][i] = 0;
+      }
+    }
+#pragma unroll
+    for (int column = 0; column < kHead; column += 16) {
+      prim::FragmentA a[kRowTiles];
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t) a[t] = queries.LoadA(first_row + 16 * t, column, lane);
+#pragma unroll
+      for (int key = 0; key < kKeys; key += 16) {
+        prim::FragmentB b[2];
+        keys.LoadTransposedB(b, key, column, lane);
+#pragma unroll
+        for (int t = 0; t < kRowTiles; ++t) {
+          prim::MultiplyAdd<T>(scores[t][key / 8], a[t], b[0]);
+          prim::MultiplyAdd<T>(scores[t][key / 8 + 1], a[t], b[1]);
+        }
+      }
+    }
+  }
+
+  // Keys that a query must not see: key `k` of the tile where k >= seen_of(row of this warp).
+  template <int kKeys, class SeenOf>
+  static __device__ __forceinline__ void Mask(Scores<kKeys>& scores, int lane,
+                                              const SeenOf& seen_of) {
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int seen = seen_of(16 * t + 8 * (i / 2) + lane / 4);
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+          if (8 * n + lane % 4 * 2 + i % 2 >= seen) scores[t][n][i] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  // scores become weights, relative to the largest so far; what there is already follows it.
+  // `scale` has log2(e) in it, and is positive.
+  template <int kKeys>
+  __device__ __forceinline__ void Weigh(Scores<kKeys>& scores, float scale) {
+    float keep[kRowTiles][2];
+    bool changed = false;
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float now = largest[t][half];
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+          now = fmaxf(now, fmaxf(scores[t][n][2 * half], scores[t][n][2 * half + 1]));
+        }
+        now = MaxOfRow(now);
+        // 1 to the bit where the largest stays what it was; also where there is none as yet, which
+        // would be -inf less -inf.
+        keep[t][half] =
+            now == largest[t][half] ? 1.0F : prim::Exp2((largest[t][half] - now) * scale);
+        changed = changed || keep[t][half] != 1.0F;
+        largest[t][half] = now;
+        const float base = BaseOf(now, scale);
+        float added = 0;
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            scores[t][n][i] = prim::Exp2(fmaf(scores[t][n][i], scale, -base));
+            added += scores[t][n][i];
+          }
+        }
+        sum[t][half] = sum[t][half] * keep[t][half] + added;
+      }
+    }
+    // After the first few tiles few rows find a larger score.
+    if (__any_sync(prim::kAllLanes, changed)) Shrink(keep);
+  }
+
+  __device__ __forceinline__ void Shrink(const float (&keep)[kRowTiles][2]) {
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[t][c][i] *= keep[t][i / 2];
+      }
+    }
+  }
+
+  // out += weights * values; the weights are rounded to T, their sum is of those that are not.
+  template <int kKeys>
+  __device__ __forceinline__ void Add(const Scores<kKeys>& weights,
+                                      const prim::SharedTile<kKeys, kHead>& values, int lane) {
+#pragma unroll
+    for (int key = 0; key < kKeys; key += 16) {
+      prim::FragmentA a[kRowTiles];
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t) {
+        // C of 16 x 8 and C of the next 8 columns are A of 16 x 16, lane by lane.
+        const auto& left = weights[t][key / 8];
+        const auto& right = weights[t][key / 8 + 1];
+        a[t] = {{WordOf(left[0], left[1], T{}), WordOf(left[2], left[3], T{}),
+                 WordOf(right[0], right[1], T{}), WordOf(right[2], right[3], T{})}};
+      }
+#pragma unroll
+      for (int column = 0; column < kHead; column += 16) {
+        prim::FragmentB b[2];
+        values.LoadB(b, key, column, lane);
+#pragma unroll
+        for (int t = 0; t < kRowTiles; ++t) {
+          prim::MultiplyAdd<T>(out[t][column / 8], a[t], b[0]);
+          prim::MultiplyAdd<T>(out[t][column / 8 + 1], a[t], b[1]);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace ferry::kernels

@@ -1,0 +1,39 @@
+#pragma once
+#include "ferry/core/result.h"
+#include "ferry/cuda/device_api.h"
+#include "ferry/kernels/tensor.h"
+
+namespace ferry::kernels {
+
+// out[..., i] = gelu(x[..., i] + bias[i]) with the approximation by tanh (GeluTanh() of
+// activation.h), in fp32; rounded once.
+//   x, out  [..., cols] fp32, fp16 or bf16, one to four sizes, any strides but 1 for the last size;
+//           out may be x
+//   bias    [cols] of the same type, contiguous
+// Moves x and out once, 16 bytes at a time where all rows begin at multiples of 16 bytes, otherwise
+// one element.
+// Errors: kInvalidArgument for other shapes, types or strides, and for outputs over inputs in part;
+// kUnsupported where the build has no CUDA; those of a launch.
+struct AddGeluArgs {
+  Tensor x;
+  Tensor bias;
+  Tensor out;
+};
+Status FusedAddGelu(const AddGeluArgs& args, cuda::StreamRef stream);
+Status FusedAddGeluCpu(const AddGeluArgs& args);
+extern const cuda::Kernel kFusedAddGeluKernel;
+
+// out = a * b + c, in fp32 without rounding in between; rounded once. Shapes, strides, types and
+// errors as above, all four alike; out may be a, b or c. Where all are contiguous their shape does
+// not matter.
+struct MulAddArgs {
+  Tensor a;
+  Tensor b;
+  Tensor c;
+  Tensor out;
+};
+Status ElementWiseMulAdd(const MulAddArgs& args, cuda::StreamRef stream);
+Status ElementWiseMulAddCpu(const MulAddArgs& args);
+extern const cuda::Kernel kElementWiseMulAddKernel;
+
+}  // namespace ferry::kernels

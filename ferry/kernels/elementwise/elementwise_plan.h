@@ -1,0 +1,45 @@
+#pragma once
+#include "ferry/core/result.h"
+#include "ferry/kernels/elementwise/elementwise.h"
+#include "ferry/kernels/rows.h"
+#include "ferry/kernels/tiles.h"
+
+// What is decided on the host before a launch; goes to the kernels as it is.
+namespace ferry::kernels {
+
+struct AddGeluPlan {
+  const void* x = nullptr;
+  const void* bias = nullptr;
+  void* out = nullptr;
+  RowStrides x_strides;
+  RowStrides out_strides;
+  RowSizes sizes;
+  RowTiles tiles;
+  std::int64_t cols = 0;
+  DType dtype = DType::kFloat32;
+  bool wide = false;  // words of 16 bytes, otherwise elements
+};
+inline constexpr std::uint32_t kAddGeluWords = 4;  // for each thread
+
+struct MulAddPlan {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const void* c = nullptr;
+  void* out = nullptr;
+  RowStrides a_strides;
+  RowStrides b_strides;
+  RowStrides c_strides;
+  RowStrides out_strides;
+  RowSizes sizes;
+  RowTiles tiles;
+  std::int64_t cols = 0;
+  DType dtype = DType::kFloat32;
+  bool wide = false;
+};
+inline constexpr std::uint32_t kMulAddWords = 2;
+
+// Errors: as the ops have them.
+Result<AddGeluPlan> PlanAddGelu(const AddGeluArgs& args);
+Result<MulAddPlan> PlanMulAdd(const MulAddArgs& args);
+
+}  // namespace ferry::kernels

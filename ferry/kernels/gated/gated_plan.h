@@ -1,0 +1,28 @@
+#pragma once
+#include "ferry/core/result.h"
+#include "ferry/kernels/gated/gated.h"
+#include "ferry/kernels/rows.h"
+#include "ferry/kernels/tiles.h"
+
+// What is decided on the host before a launch; goes to the kernel as it is.
+namespace ferry::kernels {
+
+struct GatedPlan {
+  const void* gate = nullptr;
+  const void* up = nullptr;  // the rows' other half
+  void* out = nullptr;
+  RowStrides x_strides;
+  RowStrides out_strides;
+  RowSizes sizes;
+  RowTiles tiles;
+  DType dtype = DType::kFloat32;
+  Gate activation = Gate::kSilu;
+  bool wide = false;  // words of 16 bytes, otherwise elements
+};
+// Words of `out` for each thread: four loads of 16 bytes are under way.
+inline constexpr std::uint32_t kGatedWords = 2;
+
+// Errors: as GatedMul().
+Result<GatedPlan> PlanGated(const GatedArgs& args);
+
+}  // namespace ferry::kernels

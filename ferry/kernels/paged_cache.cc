@@ -1,0 +1,103 @@
+#include "ferry/kernels/paged_cache.h"
+
+#include <fmt/core.h>
+
+#include <cmath>
+
+#include "ferry/kernels/argument.h"
+#include "ferry/kernels/number.h"
+#include "ferry/kernels/rows.h"
+
+namespace ferry::kernels {
+namespace {
+
+Status CheckCache(const Argument& cache, const TokensToStore& tokens) {
+  FERRY_TRY(cache.IsView(4, 4));
+  if (tokens.dtype == DType::kFloat8E4m3) {
+    FERRY_TRY(cache.HasType({tokens.dtype}));
+  } else {
+    FERRY_TRY(cache.HasType({tokens.dtype, DType::kFloat8E4m3}));
+  }
+  const Tensor& tensor = cache.tensor;
+  FERRY_TRY(cache.HasShape({tensor.shape[0], tensor.shape[1], tokens.heads, tokens.head_dim},
+                           "with the heads and the head size of k"));
+  const bool dense = (tensor.shape[3] <= 1 || tensor.stride[3] == 1) &&
+                     (tensor.shape[2] <= 1 || tensor.stride[2] == tensor.shape[3]);
+  if (!dense) return cache.Wrong("contiguous along its last two sizes");
+  if (tensor.shape[0] > kMostRows || tensor.shape[1] > kMostRows ||
+      tensor.shape[0] * tensor.shape[1] > kMostRows) {
+    return cache.Wrong("one of at most 2^31 - 1 slots");
+  }
+  return cache.IsWritable();
+}
+
+Status CheckScale(const char* op, const char* name, float scale) {
+  if (scale > 0 && std::isfinite(scale)) return Ok();
+  return WrongNumber(op, name, scale, "above 0");
+}
+
+}  // namespace
+
+Result<PagedCaches> CheckCaches(const CacheArguments& arguments, const TokensToStore& tokens) {
+  const Argument k{arguments.op, "k_cache", arguments.k_cache};
+  const Argument v{arguments.op, "v_cache", arguments.v_cache};
+  const Argument slots{arguments.op, "slots", arguments.slots};
+  FERRY_TRY(CheckCache(k, tokens));
+  FERRY_TRY(CheckCache(v, tokens));
+  FERRY_TRY(v.HasTypeOf(k));
+  FERRY_TRY(v.HasShapeOf(k));
+  FERRY_TRY(v.IsApartFrom(k));
+  FERRY_TRY(slots.IsView(1, 1));
+  FERRY_TRY(slots.HasType({DType::kInt32}));
+  FERRY_TRY(slots.HasShape({tokens.tokens}, "one for each token"));
+  FERRY_TRY(slots.IsContiguous());
+  FERRY_TRY(k.IsApartFrom(slots));
+  FERRY_TRY(v.IsApartFrom(slots));
+  FERRY_TRY(CheckScale(arguments.op, "k_scale", arguments.k_scale));
+  FERRY_TRY(CheckScale(arguments.op, "v_scale", arguments.v_scale));
+  PagedCaches caches;
+  caches.k = arguments.k_cache.data;
+  caches.v = arguments.v_cache.data;
+  caches.slots = static_cast<const std::int32_t*>(arguments.slots.data);
+  caches.k_block = arguments.k_cache.stride[0];
+  caches.k_place = arguments.k_cache.stride[1];
+  caches.v_block = arguments.v_cache.stride[0];
+  caches.v_place = arguments.v_cache.stride[1];
+  caches.slot_count = arguments.k_cache.shape[0] * arguments.k_cache.shape[1];
+  // Of caches without slots every slot is out of range, before it is divided.
+  caches.block_size =
+      static_cast<std::uint32_t>(arguments.k_cache.shape[1] > 0 ? arguments.k_cache.shape[1] : 1);
+  caches.dtype = arguments.k_cache.dtype;
+  if (caches.dtype == DType::kFloat8E4m3) {
+    caches.k_inverse = 1 / arguments.k_scale;
+    caches.v_inverse = 1 / arguments.v_scale;
+  }
+  return caches;
+}
+
+bool CachesAreAligned(const CacheArguments& arguments, std::int64_t bytes) noexcept {
+  const auto aligned = [bytes](Tensor cache) {
+    cache.rank = 3;  // a token's heads are one row
+    cache.shape[2] = 1;
+    return RowsAreAligned(cache, bytes);
+  };
+  return aligned(arguments.k_cache) && aligned(arguments.v_cache);
+}
+
+Status CheckSlots(const char* op, const PagedCaches& caches, std::int64_t tokens) {
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    if (caches.slots[token] < caches.slot_count) continue;
+    return Error(Code::kInvalidArgument,
+                 fmt::format("{}: slots[{}] is {}; the caches have {} slots, and a token that is "
+                             "not to be stored has a negative one",
+                             op, token, caches.slots[token], caches.slot_count));
+  }
+  return Ok();
+}
+
+void StoreInCache(void* cache, DType dtype, std::int64_t index, float value,
+                  float inverse) noexcept {
+  WriteFloat(cache, dtype, index, dtype == DType::kFloat8E4m3 ? value * inverse : value);
+}
+
+}  // namespace ferry::kernels

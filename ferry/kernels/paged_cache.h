@@ -1,0 +1,73 @@
+#pragma once
+#include <cstdint>
+
+#include "ferry/core/result.h"
+#include "ferry/kernels/tensor.h"
+
+// Caches of keys and values in pages: [blocks, block, kv_heads, head_dim], where a token has a
+// slot, block * size of a block + place in it.
+namespace ferry::kernels {
+
+// A pair of caches, as kernels have them. What a token has in one is contiguous.
+struct PagedCaches {
+  void* k = nullptr;  // null: there are none
+  void* v = nullptr;
+  const std::int32_t* slots = nullptr;  // of each token; negative: it is not stored
+  std::int64_t k_block = 0;             // strides, in elements
+  std::int64_t k_place = 0;
+  std::int64_t v_block = 0;
+  std::int64_t v_place = 0;
+  std::int64_t slot_count = 0;
+  std::uint32_t block_size = 1;
+  DType dtype = DType::kFloat32;  // the tokens' own or kFloat8E4m3
+  float k_inverse = 1;            // what is stored is x times this
+  float v_inverse = 1;
+};
+
+// Where a token lies in either cache, in elements.
+struct CachePlace {
+  std::int64_t k;
+  std::int64_t v;
+};
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    inline CachePlace
+    PlaceOf(const PagedCaches& caches, std::uint32_t slot) noexcept {
+  const std::int64_t block = slot / caches.block_size;
+  const std::int64_t place = slot % caches.block_size;
+  return {block * caches.k_block + place * caches.k_place,
+          block * caches.v_block + place * caches.v_place};
+}
+
+// The arguments of an op that stores tokens of [heads, head_dim].
+struct CacheArguments {
+  const char* op;
+  const Tensor& k_cache;  // [blocks, block, heads, head_dim]; the strides of the first two are free
+  const Tensor& v_cache;
+  const Tensor& slots;  // int32 [tokens], contiguous
+  float k_scale;
+  float v_scale;
+};
+struct TokensToStore {
+  DType dtype;
+  std::int64_t tokens;
+  std::int64_t heads;
+  std::int64_t head_dim;
+};
+// Errors: kInvalidArgument for caches of other shapes, types or strides or that lie over each
+// other, for more than 2^31 - 1 slots, and for scales that are not above 0.
+Result<PagedCaches> CheckCaches(const CacheArguments& arguments, const TokensToStore& tokens);
+
+// Whether what a token has begins at a multiple of `bytes` wherever it is stored.
+bool CachesAreAligned(const CacheArguments& arguments, std::int64_t bytes) noexcept;
+
+// Of the slots of all tokens, on the CPU. Errors: kInvalidArgument for one that the caches do not
+// have, with its index.
+Status CheckSlots(const char* op, const PagedCaches& caches, std::int64_t tokens);
+
+// On the CPU: stores one number of a token.
+void StoreInCache(void* cache, DType dtype, std::int64_t index, float value,
+                  float inverse) noexcept;
+
+}  // namespace ferry::kernels

@@ -1,0 +1,50 @@
+#pragma once
+#include <cstdint>
+
+#include "ferry/core/result.h"
+#include "ferry/kernels/paged_cache.h"
+#include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store.h"
+
+// What is decided on the host before a launch; goes to the kernel as it is.
+namespace ferry::kernels {
+
+struct HeadsOut {
+  void* data = nullptr;    // null: left out
+  std::int64_t token = 0;  // strides, in elements
+  std::int64_t head = 0;
+};
+
+struct QkNormRopeStorePlan {
+  const void* qkv = nullptr;
+  std::int64_t qkv_token = 0;  // stride, in elements
+  const void* q_weight = nullptr;
+  const void* k_weight = nullptr;
+  HeadsOut q_out;
+  HeadsOut k_out;
+  PagedCaches caches;
+  const std::int64_t* positions = nullptr;
+  const float* cos_sin = nullptr;
+  std::int64_t cos_sin_stride = 0;
+  std::int64_t most_positions = 0;
+  std::uint32_t tokens = 0;  // 0: nothing is to be done
+  std::uint32_t q_heads = 0;
+  std::uint32_t kv_heads = 0;
+  std::uint32_t head_dim = 0;
+  std::uint32_t half = 0;  // of what is rotated, in elements
+  float eps = 0;
+  float per_element = 0;  // 1 / head_dim
+  DType dtype = DType::kFloat32;
+  // A head by as many threads as half of it has words of 16 bytes, each with a word of either half;
+  // otherwise by a warp, element by element.
+  bool wide = false;
+  std::uint32_t threads_x = 0;  // of a head: a power of two up to 32
+  std::uint32_t threads_y = 0;  // heads at once; with threads_x a multiple of 32
+};
+inline constexpr std::uint32_t kQkMostThreads = 256;
+// Heads that a thread has under way at once.
+inline constexpr std::uint32_t kQkHeads = 2;
+
+// Errors: as QkNormRopeStore(), but for those of positions and slots.
+Result<QkNormRopeStorePlan> PlanQkNormRopeStore(const QkNormRopeStoreArgs& args);
+
+}  // namespace ferry::kernels

@@ -1,0 +1,505 @@
+#include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <complex>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "ferry/kernels/number.h"
+#include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store_plan.h"
+#include "ferry/kernels/testing/op_bed.h"
+
+namespace ferry::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr float kQkEps = 1e-6F;
+constexpr std::int64_t kQkPositions = 200;
+constexpr std::int64_t kQkBlocks = 4;
+constexpr std::int64_t kQkBlock = 16;
+
+struct QkCase {
+  DType dtype = DType::kBfloat16;
+  DType cache_dtype = DType::kBfloat16;
+  std::int64_t tokens = 6;
+  std::int64_t q_heads = 4;
+  std::int64_t kv_heads = 2;
+  std::int64_t head_dim = 128;
+  std::int64_t rotated = 128;
+  TestLayout in = {};
+  TestLayout out = {};
+  TestLayout cache = {};
+  bool in_place = false;
+  bool with_k_out = true;
+  bool with_cache = true;
+};
+
+class QkTensors {
+ public:
+  explicit QkTensors(const QkCase& given)
+      : given_(given),
+        qkv_(given.dtype, {given.tokens, Heads() * given.head_dim}, given.in),
+        q_weight_(given.dtype, {given.head_dim}),
+        k_weight_(given.dtype, {given.head_dim}),
+        positions_(DType::kInt64, {given.tokens}),
+        table_(DType::kFloat32, {kQkPositions, given.rotated}),
+        q_out_(given.dtype, {given.tokens, given.q_heads, given.head_dim}, given.out),
+        k_out_(given.dtype, {given.tokens, given.kv_heads, given.head_dim}, given.out),
+        k_cache_(given.cache_dtype, {kQkBlocks, kQkBlock, given.kv_heads, given.head_dim},
+                 given.cache),
+        v_cache_(given.cache_dtype, {kQkBlocks, kQkBlock, given.kv_heads, given.head_dim},
+                 given.cache),
+        slots_(DType::kInt32, {given.tokens}) {
+    table_.Fill([&](std::int64_t i) {
+      const double angle = Angle(i / given_.rotated, i % (given_.rotated / 2));
+      return i % given_.rotated < given_.rotated / 2 ? std::cos(angle) : std::sin(angle);
+    });
+  }
+
+  void FillAnew(std::mt19937_64* random) {
+    qkv_.FillNormally(random, 0.2, 3);
+    q_weight_.FillNormally(random, 1, 0.3);
+    k_weight_.FillNormally(random, 2, 0.3);
+    before_ = qkv_.Values();
+    std::uniform_int_distribution<std::int64_t> position(0, kQkPositions - 1);
+    positions_.Fill([&](std::int64_t) { return static_cast<double>(position(*random)); });
+    std::vector<std::int32_t> free(static_cast<std::size_t>(kQkBlocks * kQkBlock));
+    std::iota(free.begin(), free.end(), 0);
+    std::shuffle(free.begin(), free.end(), *random);
+    slots_.Fill([&](std::int64_t i) {
+      return i % 4 == 2 ? -1.0 : free[static_cast<std::size_t>(i) % free.size()];
+    });
+    q_out_.Poison();
+    k_out_.Poison();
+    for (TestTensor* cache : {&k_cache_, &v_cache_}) cache->Fill([](std::int64_t) { return 5; });
+  }
+
+  QkNormRopeStoreArgs Args(OpBed* bed) {
+    QkNormRopeStoreArgs args;
+    args.qkv = bed->View(qkv_);
+    args.q_heads = given_.q_heads;
+    args.kv_heads = given_.kv_heads;
+    args.q_weight = bed->View(q_weight_);
+    args.k_weight = bed->View(k_weight_);
+    args.eps = kQkEps;
+    args.positions = bed->View(positions_);
+    args.cos_sin_cache = bed->View(table_);
+    args.q_out = given_.in_place ? Part(args.qkv, 0, given_.q_heads) : bed->View(q_out_);
+    if (given_.with_k_out) {
+      args.k_out =
+          given_.in_place ? Part(args.qkv, given_.q_heads, given_.kv_heads) : bed->View(k_out_);
+    }
+    if (given_.with_cache) {
+      args.k_cache = bed->View(k_cache_);
+      args.v_cache = bed->View(v_cache_);
+      args.slots = bed->View(slots_);
+      args.k_scale = 0.02F;
+      args.v_scale = 0.05F;
+    }
+    return args;
+  }
+
+  TestTensor& positions() { return positions_; }
+  TestTensor& slots() { return slots_; }
+  TestTensor& q_out() { return q_out_; }
+
+  // But for a token that could not be `stored`, or of which nothing could be `done`.
+  void ExpectRight(std::int64_t not_stored = -1, std::int64_t not_done = -1) {
+    const std::string name =
+        "qk_norm_rope_store, " + ToString(qkv_.view()) + (given_.in_place ? " in place" : "");
+    const std::vector<double> q = HeadsNow(0, given_.q_heads, q_out_, true);
+    ExpectHeads(q, 0, given_.q_heads, q_weight_, name + ", q", not_done);
+    std::vector<double> k(0);
+    if (given_.with_k_out) {
+      k = HeadsNow(given_.q_heads, given_.kv_heads, k_out_, true);
+      ExpectHeads(k, given_.q_heads, given_.kv_heads, k_weight_, name + ", k", not_done);
+    }
+    if (given_.with_cache) {
+      const std::vector<double> v =
+          HeadsNow(given_.q_heads + given_.kv_heads, given_.kv_heads, k_out_, false);
+      const std::int64_t without = std::max(not_stored, not_done);
+      ExpectCache(v, v_cache_, 0.05F, without);
+      if (given_.with_k_out) ExpectCache(k, k_cache_, 0.02F, without);
+    }
+    for (const TestTensor* tensor : {&qkv_, &q_weight_, &k_weight_, &positions_, &table_, &q_out_,
+                                     &k_out_, &k_cache_, &v_cache_, &slots_}) {
+      tensor->ExpectGapsUntouched(name);
+    }
+  }
+  std::vector<double> KeysInCache() const { return k_cache_.Values(); }
+
+ private:
+  std::int64_t Heads() const { return given_.q_heads + 2 * given_.kv_heads; }
+  double Angle(std::int64_t position, std::int64_t pair) const {
+    return static_cast<double>(position) *
+           std::pow(1e4, -2.0 * static_cast<double>(pair) / static_cast<double>(given_.rotated));
+  }
+  Tensor Part(Tensor qkv, std::int64_t first, std::int64_t heads) const {
+    qkv.data = static_cast<std::byte*>(qkv.data) + first * given_.head_dim * SizeOf(qkv.dtype);
+    qkv.rank = 3;
+    qkv.shape = {given_.tokens, heads, given_.head_dim};
+    qkv.stride = {qkv.stride[0], given_.head_dim, 1};
+    return qkv;
+  }
+
+  // Of what lies in qkv, before the call or, where the op works in place, after it.
+  std::vector<double> HeadsNow(std::int64_t first, std::int64_t heads, const TestTensor& out,
+                               bool written) const {
+    if (written && !given_.in_place) return out.Values();
+    std::vector<double> values;
+    const std::vector<double> now = qkv_.Values();
+    for (std::int64_t token = 0; token < given_.tokens; ++token) {
+      const std::int64_t at = (token * Heads() + first) * given_.head_dim;
+      values.insert(values.end(), now.begin() + at, now.begin() + at + heads * given_.head_dim);
+    }
+    return values;
+  }
+
+  void ExpectHeads(const std::vector<double>& got, std::int64_t first, std::int64_t heads,
+                   const TestTensor& weight, const std::string& name, std::int64_t not_done) {
+    Outcome outcome;
+    const auto head_dim = static_cast<std::size_t>(given_.head_dim);
+    for (std::int64_t token = 0; token < given_.tokens; ++token) {
+      const auto position = static_cast<std::int64_t>(positions_.Get(token));
+      for (std::int64_t head = 0; head < heads && token != not_done; ++head) {
+        const auto at = static_cast<std::size_t>((token * Heads() + first + head)) * head_dim;
+        const std::vector<double> x(before_.begin() + static_cast<std::ptrdiff_t>(at),
+                                    before_.begin() + static_cast<std::ptrdiff_t>(at + head_dim));
+        const auto done = static_cast<std::ptrdiff_t>(token * heads + head) *
+                          static_cast<std::ptrdiff_t>(head_dim);
+        outcome.got.insert(outcome.got.end(), got.begin() + done,
+                           got.begin() + done + static_cast<std::ptrdiff_t>(head_dim));
+        AppendHead(x, position, weight, &outcome);
+      }
+    }
+    ExpectAsGoodAsNaive(outcome, given_.dtype, name);
+  }
+
+  void AppendHead(const std::vector<double>& x, std::int64_t position, const TestTensor& weight,
+                  Outcome* outcome) const {
+    const DType dtype = given_.dtype;
+    const auto rounded = [dtype](double value) {
+      return double{RoundTo(dtype, static_cast<float>(value))};
+    };
+    const double squares = std::inner_product(x.begin(), x.end(), x.begin(), 0.0);
+    const double mean = squares / static_cast<double>(x.size());
+    const double scale = 1 / std::sqrt(mean + double{kQkEps});
+    std::vector<double> right(x.size());
+    std::vector<double> naive(x.size());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double w = weight.Get(static_cast<std::int64_t>(i));
+      right[i] = x[i] * scale * w;
+      naive[i] = rounded(rounded(x[i] * rounded(scale)) * w);
+    }
+    const auto half = static_cast<std::size_t>(given_.rotated / 2);
+    for (std::size_t i = 0; i < half; ++i) {
+      const double angle = Angle(position, static_cast<std::int64_t>(i));
+      const std::complex<double> turned =
+          std::complex<double>(right[i], right[half + i]) * std::polar(1.0, angle);
+      right[i] = turned.real();
+      right[half + i] = turned.imag();
+      const double cos = rounded(std::cos(angle));
+      const double sin = rounded(std::sin(angle));
+      const double low = naive[i];
+      const double high = naive[half + i];
+      naive[i] = rounded(rounded(low * cos) - rounded(high * sin));
+      naive[half + i] = rounded(rounded(high * cos) + rounded(low * sin));
+    }
+    outcome->right.insert(outcome->right.end(), right.begin(), right.end());
+    outcome->naive.insert(outcome->naive.end(), naive.begin(), naive.end());
+  }
+
+  // What was stored is, to the last bit, what attention would read elsewhere.
+  void ExpectCache(const std::vector<double>& heads, const TestTensor& cache, float scale,
+                   std::int64_t without) {
+    const std::int64_t cols = given_.kv_heads * given_.head_dim;
+    std::vector<double> expected(static_cast<std::size_t>(cache.Numel()), 5);
+    const float inverse = 1 / scale;
+    for (std::int64_t token = 0; token < given_.tokens; ++token) {
+      const auto slot = static_cast<std::int64_t>(slots_.Get(token));
+      if (slot < 0 || token == without) continue;
+      for (std::int64_t i = 0; i < cols; ++i) {
+        const auto value = static_cast<float>(heads[static_cast<std::size_t>(token * cols + i)]);
+        expected[static_cast<std::size_t>(slot * cols + i)] =
+            given_.cache_dtype == DType::kFloat8E4m3 ? FromE4m3(ToE4m3(value * inverse)) : value;
+      }
+    }
+    const std::vector<double> got = cache.Values();
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(got[i], expected[i]) << "element " << i << " of " << ToString(cache.view());
+    }
+  }
+
+  const QkCase given_;
+  TestTensor qkv_;
+  TestTensor q_weight_;
+  TestTensor k_weight_;
+  TestTensor positions_;
+  TestTensor table_;
+  TestTensor q_out_;
+  TestTensor k_out_;
+  TestTensor k_cache_;
+  TestTensor v_cache_;
+  TestTensor slots_;
+  std::vector<double> before_;
+};
+
+class QkNormRopeStoreTest : public OpTest {
+ protected:
+  void Expect(const QkCase& given) {
+    QkTensors tensors(given);
+    tensors.FillAnew(&random());
+    OpBed bed = Bed();
+    const Status ran = bed.Run(kQkNormRopeStoreKernel, QkNormRopeStoreCpu, tensors.Args(&bed));
+    ASSERT_TRUE(ran) << ran.error().ToString();
+    tensors.ExpectRight();
+  }
+};
+
+TEST_P(QkNormRopeStoreTest, EveryHeadSizeIsRightInEveryFormat) {
+  for (const DType dtype : kFloatTypes) {
+    for (const DType cache : {dtype, DType::kFloat8E4m3}) {
+      for (const std::int64_t head_dim : {2, 16, 64, 80, 100, 128, 256, 512, 514}) {
+        Expect({.dtype = dtype, .cache_dtype = cache, .head_dim = head_dim, .rotated = head_dim});
+      }
+    }
+  }
+}
+
+TEST_P(QkNormRopeStoreTest, AnyNumberOfHeadsIsRightInPlaceToo) {
+  for (const bool in_place : {false, true}) {
+    for (const std::int64_t kv_heads : {1, 3, 8}) {
+      Expect({.tokens = 40, .q_heads = 5 * kv_heads, .kv_heads = kv_heads, .in_place = in_place});
+    }
+    Expect({.q_heads = 32, .kv_heads = 8, .head_dim = 64, .rotated = 64, .in_place = in_place});
+    Expect({.q_heads = 3, .kv_heads = 1, .head_dim = 70, .rotated = 70, .in_place = in_place});
+  }
+  Expect({.q_heads = 3, .kv_heads = 0});
+  Expect({.q_heads = 0, .kv_heads = 2});
+}
+
+TEST_P(QkNormRopeStoreTest, WhatIsNotRotatedIsNormalised) {
+  for (const DType dtype : kFloatTypes) {
+    for (const bool in_place : {false, true}) {
+      Expect({.dtype = dtype,
+              .cache_dtype = dtype,
+              .head_dim = 96,
+              .rotated = 64,
+              .in_place = in_place});
+    }
+  }
+}
+
+TEST_P(QkNormRopeStoreTest, ViewsWithGapsAreReadAndWrittenWhereTheyAre) {
+  for (const DType dtype : kFloatTypes) {
+    for (const bool in_place : {false, true}) {
+      Expect({.dtype = dtype,
+              .cache_dtype = dtype,
+              .in = {.gap = {64, 0}, .skip = 32},
+              .out = {.gap = {32, 64, 0}, .skip = 16},
+              .cache = {.gap = {2048, 64, 0, 0}, .skip = 16},
+              .in_place = in_place});
+      Expect({.dtype = dtype,
+              .cache_dtype = DType::kFloat8E4m3,
+              .in = {.gap = {3, 0}, .skip = 1},
+              .out = {.gap = {5, 7, 0}, .skip = 3},
+              .cache = {.gap = {9, 1, 0, 0}, .skip = 5},
+              .in_place = in_place});
+    }
+  }
+}
+
+// As in a first run of a model, whose caches are not there yet; and as in decoding, where nobody
+// reads k but from the cache.
+TEST_P(QkNormRopeStoreTest, CachesAndKeysMayBeLeftOut) {
+  Expect({.with_cache = false});
+  Expect({.with_k_out = false, .with_cache = false});
+  QkTensors both({});
+  QkTensors only_stored({.with_k_out = false});
+  std::mt19937_64 same = random();
+  both.FillAnew(&random());
+  only_stored.FillAnew(&same);
+  OpBed first = Bed();
+  OpBed second = Bed();
+  ASSERT_TRUE(first.Run(kQkNormRopeStoreKernel, QkNormRopeStoreCpu, both.Args(&first)));
+  ASSERT_TRUE(second.Run(kQkNormRopeStoreKernel, QkNormRopeStoreCpu, only_stored.Args(&second)));
+  both.ExpectRight();
+  only_stored.ExpectRight();
+  EXPECT_EQ(both.KeysInCache(), only_stored.KeysInCache());
+}
+
+TEST_P(QkNormRopeStoreTest, EmptyTensorsAreLeftAlone) { Expect({.tokens = 0}); }
+
+TEST_P(QkNormRopeStoreTest, APositionBeyondTheTableIsAnErrorOnTheCpuAndSkippedOnGpus) {
+  QkTensors tensors({});
+  tensors.FillAnew(&random());
+  tensors.positions().Set(3, kQkPositions);
+  OpBed bed = Bed();
+  const Status ran = bed.Run(kQkNormRopeStoreKernel, QkNormRopeStoreCpu, tensors.Args(&bed));
+  if (OnGpu()) {
+    ASSERT_TRUE(ran) << ran.error().ToString();
+    tensors.ExpectRight(-1, 3);
+    EXPECT_TRUE(std::isnan(tensors.q_out().Get(3 * 4 * 128)));  // still poison
+    return;
+  }
+  ASSERT_FALSE(ran);
+  if (!OnCpu()) return;  // the simulated device is lost, as after an illegal access
+  EXPECT_EQ(ran.error().message(),
+            "qk_norm_rope_store: positions[3] is 200; cos_sin_cache has 0 to 199");
+}
+
+TEST_P(QkNormRopeStoreTest, ASlotBeyondTheCachesIsAnErrorOnTheCpuAndNotStoredOnGpus) {
+  QkTensors tensors({});
+  tensors.FillAnew(&random());
+  tensors.slots().Set(1, 64);
+  OpBed bed = Bed();
+  const Status ran = bed.Run(kQkNormRopeStoreKernel, QkNormRopeStoreCpu, tensors.Args(&bed));
+  if (OnGpu()) {
+    ASSERT_TRUE(ran) << ran.error().ToString();
+    tensors.ExpectRight(1);
+    return;
+  }
+  ASSERT_FALSE(ran);
+  if (!OnCpu()) return;  // the simulated device is lost, as after an illegal access
+  EXPECT_THAT(ran.error().message(),
+              HasSubstr("qk_norm_rope_store: slots[1] is 64; the caches have 64 slots"));
+}
+
+TEST_P(QkNormRopeStoreTest, ACapturedCallWorksOnWhatIsThereWhenItIsReplayed) {
+  QkTensors tensors({.tokens = 17, .q_heads = 16, .kv_heads = 8});
+  OpBed bed = Bed();
+  const Status captured =
+      bed.Capture(kQkNormRopeStoreKernel, QkNormRopeStoreCpu, tensors.Args(&bed));
+  ASSERT_TRUE(captured) << captured.error().ToString();
+  for (int round = 0; round < 3; ++round) {
+    tensors.FillAnew(&random());
+    const Status replayed = bed.Replay();
+    ASSERT_TRUE(replayed) << replayed.error().ToString();
+    tensors.ExpectRight();
+  }
+}
+
+FERRY_INSTANTIATE_OP_TEST(QkNormRopeStoreTest);
+
+// ---- arguments and choices, without memory that is touched ------------------------------------
+
+class QkPlanTest : public ::testing::Test {
+ protected:
+  static Tensor At(std::uintptr_t gigabyte, std::initializer_list<std::int64_t> shape,
+                   DType dtype = DType::kBfloat16) {
+    return Tensor::Contiguous(reinterpret_cast<void*>(gigabyte << 30), dtype, shape);
+  }
+  static QkNormRopeStoreArgs Args(std::int64_t q_heads = 32, std::int64_t head_dim = 128) {
+    QkNormRopeStoreArgs args;
+    args.qkv = At(1, {7, (q_heads + 16) * head_dim});
+    args.q_heads = q_heads;
+    args.kv_heads = 8;
+    args.q_weight = At(2, {head_dim});
+    args.k_weight = At(3, {head_dim});
+    args.positions = At(4, {7}, DType::kInt64);
+    args.cos_sin_cache = At(5, {4096, head_dim}, DType::kFloat32);
+    args.q_out = At(6, {7, q_heads, head_dim});
+    args.k_out = At(7, {7, 8, head_dim});
+    args.k_cache = At(8, {40, 256, 8, head_dim});
+    args.v_cache = At(10, {40, 256, 8, head_dim});
+    args.slots = At(12, {7}, DType::kInt32);
+    return args;
+  }
+  static std::string Refusal(const QkNormRopeStoreArgs& args) {
+    const auto plan = PlanQkNormRopeStore(args);
+    return plan ? "accepted" : plan.error().message();
+  }
+};
+
+TEST_F(QkPlanTest, WrongInputsAreNamedWithWhatTheyMustBe) {
+  EXPECT_EQ(Refusal(Args()), "accepted");
+  QkNormRopeStoreArgs args = Args();
+  args.q_heads = 31;
+  EXPECT_EQ(Refusal(args),
+            "qk_norm_rope_store: qkv is [7, 6144] bf16; it must be [7, 6016], the heads of q, k "
+            "and v");
+  args = Args();
+  args.kv_heads = -1;
+  EXPECT_THAT(Refusal(args), HasSubstr("a number of heads is -1; it must be from 0 to 2^20"));
+  args = Args();
+  args.k_weight = At(3, {64});
+  EXPECT_THAT(Refusal(args), HasSubstr("k_weight is [64] bf16; it must be [128], as q_weight is"));
+  args = Args();
+  args.q_weight.dtype = DType::kFloat32;
+  EXPECT_THAT(Refusal(args), HasSubstr("q_weight is [128] fp32; it must be bf16, as qkv is"));
+  args = Args();
+  args.positions = At(4, {7}, DType::kInt32);
+  EXPECT_THAT(Refusal(args), HasSubstr("positions is [7] int32; it must be int64"));
+  args = Args();
+  args.cos_sin_cache = At(5, {4096, 130}, DType::kFloat32);
+  EXPECT_THAT(Refusal(args), HasSubstr("of an even last size from 2 to that of a head"));
+  args = Args();
+  args.eps = -1;
+  EXPECT_THAT(Refusal(args), HasSubstr("eps is -1; it must be 0 or more"));
+}
+
+TEST_F(QkPlanTest, WrongOutputsAreNamedWithWhatTheyMustBe) {
+  QkNormRopeStoreArgs args = Args();
+  args.q_out = At(6, {7, 32, 64});
+  EXPECT_THAT(Refusal(args), HasSubstr("it must be [7, 32, 128], as q of qkv is"));
+  args = Args();
+  args.q_out = {};
+  EXPECT_EQ(Refusal(args), "qk_norm_rope_store: q_out has 0 sizes; it must have 3");
+  args = Args();
+  args.k_out.data = args.q_out.data;
+  EXPECT_THAT(Refusal(args), HasSubstr("k_out lies over q_out"));
+  args = Args();
+  args.q_out.data = args.qkv.data;
+  EXPECT_THAT(Refusal(args), HasSubstr("q_out lies over q of qkv in part"));
+  args = Args();
+  args.k_cache.data = args.qkv.data;
+  EXPECT_THAT(Refusal(args), HasSubstr("k_cache lies over qkv"));
+  args = Args();
+  args.slots = {};
+  EXPECT_THAT(Refusal(args), HasSubstr("slots has 0 sizes; it must have 1"));
+  args.k_cache = args.v_cache = {};
+  EXPECT_EQ(Refusal(args), "accepted");
+  args = Args();
+  args.k_scale = -1;
+  EXPECT_THAT(Refusal(args), HasSubstr("k_scale is -1; it must be above 0"));
+}
+
+TEST_F(QkPlanTest, HeadsAreDealtToWholeWarps) {
+  for (const std::int64_t q_heads : {0, 1, 16, 32, 64}) {
+    for (const std::int64_t head_dim : {16, 32, 80, 96, 128, 256, 512}) {
+      const QkNormRopeStorePlan plan = *PlanQkNormRopeStore(Args(q_heads, head_dim));
+      EXPECT_TRUE(plan.wide) << head_dim;
+      EXPECT_GE(plan.threads_x * 8, static_cast<std::uint32_t>(head_dim / 2));
+      EXPECT_LE(plan.threads_x, 32U);
+      EXPECT_EQ(plan.threads_x * plan.threads_y % 32, 0U);
+      EXPECT_LE(plan.threads_x * plan.threads_y, kQkMostThreads);
+      EXPECT_GT(plan.threads_y, 0U);
+    }
+  }
+  EXPECT_EQ(PlanQkNormRopeStore(Args())->threads_x, 8U);
+  EXPECT_EQ(PlanQkNormRopeStore(Args())->threads_y, 24U);
+}
+
+TEST_F(QkPlanTest, HeadsThatAreNoWholeWordsAreDoneByElement) {
+  EXPECT_FALSE(PlanQkNormRopeStore(Args(32, 120))->wide);
+  EXPECT_FALSE(PlanQkNormRopeStore(Args(32, 1024))->wide);  // more than a warp has
+  QkNormRopeStoreArgs args = Args();
+  args.cos_sin_cache = At(5, {4096, 64}, DType::kFloat32);
+  EXPECT_FALSE(PlanQkNormRopeStore(args)->wide);
+  args = Args();
+  args.v_cache.data = static_cast<std::byte*>(args.v_cache.data) + 2;
+  EXPECT_FALSE(PlanQkNormRopeStore(args)->wide);
+  args = Args();
+  args.qkv.stride[0] += 4;
+  EXPECT_FALSE(PlanQkNormRopeStore(args)->wide);
+  EXPECT_EQ(PlanQkNormRopeStore(args)->threads_x, 32U);
+}
+
+}  // namespace
+}  // namespace ferry::kernels

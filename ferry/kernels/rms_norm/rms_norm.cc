@@ -1,0 +1,180 @@
+#include "ferry/kernels/rms_norm/rms_norm.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "ferry/kernels/argument.h"
+#include "ferry/kernels/op.h"
+#include "ferry/kernels/rms_norm/rms_norm_plan.h"
+
+namespace ferry::kernels {
+namespace {
+
+constexpr const char* kRmsNormName = "rms_norm";
+constexpr const char* kAddRmsNormName = "add_rms_norm";
+constexpr std::uint32_t kWarp = 32;
+constexpr std::uint32_t kSmallBlock = 256;  // threads, where rows share one
+
+Status CheckNormInput(const Argument& x) {
+  FERRY_TRY(x.IsView(2, 3));
+  FERRY_TRY(x.HasType(kFloats));
+  FERRY_TRY(x.HasDenseRows());
+  if (x.tensor.last() > 0 && x.tensor.Numel() / x.tensor.last() > kMostRows) {
+    return x.Wrong("one of at most 2^31 - 1 rows");
+  }
+  if (x.tensor.last() > kMostRows) return x.Wrong("one of at most 2^31 - 1 columns");
+  return Ok();
+}
+
+Status CheckNormWeight(const Argument& weight, const Argument& x) {
+  FERRY_TRY(weight.IsView(1, 1));
+  FERRY_TRY(weight.HasTypeOf(x));
+  FERRY_TRY(weight.HasShape({x.tensor.last()}, "the last size of x"));
+  return weight.IsContiguous();
+}
+
+Status CheckLikeNormInput(const Argument& other, const Argument& x) {
+  FERRY_TRY(other.IsView(2, 3));
+  FERRY_TRY(other.HasTypeOf(x));
+  FERRY_TRY(other.HasShapeOf(x));
+  return other.HasDenseRows();
+}
+
+Status CheckNormOutput(const Argument& out, const Argument& x, const Argument& weight) {
+  FERRY_TRY(CheckLikeNormInput(out, x));
+  FERRY_TRY(out.IsWritable());
+  FERRY_TRY(out.IsOrIsApartFrom(x));
+  return out.IsApartFrom(weight);
+}
+
+Status CheckEps(const char* op, float eps) {
+  if (eps >= 0 && std::isfinite(eps)) return Ok();
+  return WrongNumber(op, "eps", eps, "0 or more");
+}
+
+std::uint32_t RoundUp(std::uint32_t value, std::uint32_t to) { return (value + to - 1) / to * to; }
+
+// Few words: a row to a part of a warp, several rows to a block. More: a block to a row, whose
+// threads have four words each under way, or one where that makes a block that is no larger than
+// needed for a row to be quick.
+void ChooseForm(RmsNormPlan* plan) {
+  const std::uint32_t words = plan->words;
+  std::uint32_t held = plan->wide ? 4 : 8;
+  plan->form = plan->wide ? RmsNormForm::kFourWords : RmsNormForm::kEightElements;
+  constexpr std::uint32_t kFewRows = 264;  // two for each multiprocessor of an H200
+  const bool quick = plan->rows <= kFewRows && words <= kRmsNormMostThreads;
+  if (plan->wide && (words <= kWarp || quick)) {
+    held = 1;
+    plan->form = RmsNormForm::kOneWord;
+  }
+  const std::uint32_t threads = words / held + (words % held != 0 ? 1 : 0);
+  if (threads <= kWarp) {
+    plan->threads_per_row = std::bit_ceil(std::max(threads, 1U));
+    plan->rows_per_block = std::max(kSmallBlock / plan->threads_per_row, 1U);
+    if (quick) plan->rows_per_block = kWarp / plan->threads_per_row;
+  } else {
+    plan->threads_per_row = RoundUp(std::min(threads, kRmsNormMostThreads), kWarp);
+    plan->rows_per_block = 1;
+    if (threads > kRmsNormMostThreads) plan->form = RmsNormForm::kTwoPass;
+  }
+  plan->blocks = (plan->rows + plan->rows_per_block - 1) / plan->rows_per_block;
+}
+
+// What both ops have.
+RmsNormPlan BeginPlan(const Tensor& x, const Tensor& weight, const JoinedRows& joined, float eps) {
+  RmsNormPlan plan;
+  plan.x = x.data;
+  plan.weight = weight.data;
+  plan.x_strides = joined.strides[0];
+  plan.sizes = joined.sizes;
+  plan.rows = static_cast<std::uint32_t>(joined.sizes.count());
+  plan.eps = eps;
+  plan.per_column = static_cast<float>(1.0 / static_cast<double>(x.last()));
+  plan.dtype = x.dtype;
+  return plan;
+}
+
+void FinishPlan(const Tensor& weight, bool aligned, RmsNormPlan* plan) {
+  const std::int64_t packed = 16 / SizeOf(plan->dtype);
+  plan->wide = aligned && RowsAreAligned(weight, 16) && weight.last() % packed == 0;
+  plan->words = static_cast<std::uint32_t>(plan->wide ? weight.last() / packed : weight.last());
+  ChooseForm(plan);
+}
+
+}  // namespace
+
+#ifdef FERRY_HAVE_CUDA
+Status LaunchRmsNorm(const RmsNormPlan& plan, cuda::StreamRef stream);  // rms_norm.cu
+#else
+static Status LaunchRmsNorm(const RmsNormPlan& plan, cuda::StreamRef) {
+  return NoDeviceCode(plan.residual != nullptr ? kAddRmsNormName : kRmsNormName);
+}
+#endif
+
+Result<RmsNormPlan> PlanRmsNorm(const RmsNormArgs& args) {
+  const Argument x{kRmsNormName, "x", args.x};
+  const Argument weight{kRmsNormName, "weight", args.weight};
+  FERRY_TRY(CheckNormInput(x));
+  FERRY_TRY(CheckNormWeight(weight, x));
+  FERRY_TRY(CheckNormOutput({kRmsNormName, "out", args.out}, x, weight));
+  FERRY_TRY(CheckEps(kRmsNormName, args.eps));
+  if (args.x.Numel() == 0) return RmsNormPlan{};
+  const JoinedRows joined = JoinRows({&args.x, &args.out});
+  RmsNormPlan plan = BeginPlan(args.x, args.weight, joined, args.eps);
+  plan.out = args.out.data;
+  plan.out_strides = joined.strides[1];
+  FinishPlan(args.weight, RowsAreAligned(args.x, 16) && RowsAreAligned(args.out, 16), &plan);
+  return plan;
+}
+
+Result<RmsNormPlan> PlanAddRmsNorm(const AddRmsNormArgs& args) {
+  const Argument x{kAddRmsNormName, "x", args.x};
+  const Argument residual{kAddRmsNormName, "residual", args.residual};
+  const Argument weight{kAddRmsNormName, "weight", args.weight};
+  const Argument residual_out{kAddRmsNormName, "residual_out", args.residual_out};
+  const Argument out{kAddRmsNormName, "out", args.out};
+  FERRY_TRY(CheckNormInput(x));
+  FERRY_TRY(CheckLikeNormInput(residual, x));
+  FERRY_TRY(CheckNormWeight(weight, x));
+  FERRY_TRY(CheckNormOutput(residual_out, x, weight));
+  FERRY_TRY(CheckNormOutput(out, x, weight));
+  FERRY_TRY(residual_out.IsOrIsApartFrom(residual));
+  FERRY_TRY(out.IsOrIsApartFrom(residual));
+  FERRY_TRY(out.IsApartFrom(residual_out));
+  FERRY_TRY(CheckEps(kAddRmsNormName, args.eps));
+  if (args.x.Numel() == 0) return RmsNormPlan{};
+  const JoinedRows joined = JoinRows({&args.x, &args.residual, &args.residual_out, &args.out});
+  RmsNormPlan plan = BeginPlan(args.x, args.weight, joined, args.eps);
+  plan.residual = args.residual.data;
+  plan.residual_strides = joined.strides[1];
+  plan.residual_out = args.residual_out.data;
+  plan.residual_out_strides = joined.strides[2];
+  plan.out = args.out.data;
+  plan.out_strides = joined.strides[3];
+  FinishPlan(args.weight,
+             RowsAreAligned(args.x, 16) && RowsAreAligned(args.residual, 16) &&
+                 RowsAreAligned(args.residual_out, 16) && RowsAreAligned(args.out, 16),
+             &plan);
+  return plan;
+}
+
+Status RmsNorm(const RmsNormArgs& args, cuda::StreamRef stream) {
+  FERRY_TRY_ASSIGN(const RmsNormPlan plan, PlanRmsNorm(args));
+  return plan.blocks == 0 ? Ok() : LaunchRmsNorm(plan, stream);
+}
+
+Status AddRmsNorm(const AddRmsNormArgs& args, cuda::StreamRef stream) {
+  FERRY_TRY_ASSIGN(const RmsNormPlan plan, PlanAddRmsNorm(args));
+  return plan.blocks == 0 ? Ok() : LaunchRmsNorm(plan, stream);
+}
+
+const cuda::Kernel kRmsNormKernel =
+    MakeKernel<RmsNorm, RmsNormCpu, &RmsNormArgs::x, &RmsNormArgs::weight, &RmsNormArgs::out>(
+        kRmsNormName);
+const cuda::Kernel kAddRmsNormKernel =
+    MakeKernel<AddRmsNorm, AddRmsNormCpu, &AddRmsNormArgs::x, &AddRmsNormArgs::residual,
+               &AddRmsNormArgs::weight, &AddRmsNormArgs::residual_out, &AddRmsNormArgs::out>(
+        kAddRmsNormName);
+
+}  // namespace ferry::kernels

@@ -1,0 +1,376 @@
+#include "ferry/kernels/rms_norm/rms_norm.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ferry/kernels/number.h"
+#include "ferry/kernels/rms_norm/rms_norm_plan.h"
+#include "ferry/kernels/testing/op_bed.h"
+
+namespace ferry::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr float kEps = 1e-6F;
+
+struct NormCase {
+  DType dtype = DType::kFloat32;
+  std::vector<std::int64_t> shape;
+  TestLayout x = {};
+  TestLayout out = {};
+  bool in_place = false;
+  bool residual = false;
+};
+
+std::string NameOfCase(const NormCase& given) {
+  return std::string(given.residual ? "with residual, " : "") +
+         (given.in_place ? "in place, " : "") +
+         ShapeName(given.shape.data(), static_cast<int>(given.shape.size()));
+}
+
+// The tensors of one call of either op.
+class NormTensors {
+ public:
+  NormTensors(const NormCase& given, std::mt19937_64* random)
+      : given_(given),
+        x_(given.dtype, given.shape, given.x),
+        residual_(given.dtype, given.shape, given.out),
+        weight_(given.dtype, {given.shape.back()}),
+        sum_(given.dtype, given.shape, given.x),
+        out_(given.dtype, given.shape, given.out) {
+    FillAnew(random);
+  }
+
+  void FillAnew(std::mt19937_64* random) {
+    x_.FillNormally(random, 0.3, 2);
+    residual_.FillNormally(random, -0.1, 3);
+    weight_.FillNormally(random, 1, 0.2);
+    sum_.Poison();
+    out_.Poison();
+    x_before_ = x_.Values();
+    residual_before_ = residual_.Values();
+  }
+
+  RmsNormArgs Args(OpBed* bed) {
+    return {bed->View(x_), bed->View(weight_), bed->View(Out()), kEps};
+  }
+  AddRmsNormArgs AddArgs(OpBed* bed) {
+    return {bed->View(x_),    bed->View(residual_), bed->View(weight_),
+            bed->View(Sum()), bed->View(Out()),     kEps};
+  }
+
+  Status Run(OpBed bed) {
+    return given_.residual ? bed.Run(kAddRmsNormKernel, AddRmsNormCpu, AddArgs(&bed))
+                           : bed.Run(kRmsNormKernel, RmsNormCpu, Args(&bed));
+  }
+  Status Capture(OpBed* bed) {
+    return given_.residual ? bed->Capture(kAddRmsNormKernel, AddRmsNormCpu, AddArgs(bed))
+                           : bed->Capture(kRmsNormKernel, RmsNormCpu, Args(bed));
+  }
+
+  void ExpectRight() {
+    const auto cols = static_cast<std::size_t>(given_.shape.back());
+    const DType dtype = given_.dtype;
+    const auto rounded = [dtype](double value) {
+      return double{RoundTo(dtype, static_cast<float>(value))};
+    };
+    Outcome out{Out().Values(), {}, {}};
+    Outcome sum{{}, {}, {}};
+    for (std::size_t row = 0; row < x_before_.size(); row += cols) {
+      double squares = 0;
+      double naive_squares = 0;
+      for (std::size_t i = row; i < row + cols; ++i) {
+        const double value = x_before_[i] + (given_.residual ? residual_before_[i] : 0);
+        sum.right.push_back(value);
+        sum.naive.push_back(rounded(value));
+        squares += value * value;
+        naive_squares += rounded(sum.naive[i] * sum.naive[i]);
+      }
+      const double root = std::sqrt(squares / static_cast<double>(cols) + double{kEps});
+      const double mean = rounded(naive_squares / static_cast<double>(cols));
+      const double naive_scale = rounded(1 / std::sqrt(rounded(mean + double{kEps})));
+      for (std::size_t i = row; i < row + cols; ++i) {
+        const double weight = weight_.Get(static_cast<std::int64_t>(i - row));
+        out.right.push_back(sum.right[i] / root * weight);
+        out.naive.push_back(rounded(rounded(sum.naive[i] * naive_scale) * weight));
+      }
+    }
+    const std::string name = NameOfCase(given_);
+    ExpectAsGoodAsNaive(out, dtype, name);
+    if (given_.residual) {
+      sum.got = Sum().Values();
+      for (std::size_t i = 0; i < sum.got.size(); ++i) {
+        // In fp32 and then in the format: rounding twice may go one further.
+        const float exact =
+            static_cast<float>(x_before_[i]) + static_cast<float>(residual_before_[i]);
+        ASSERT_EQ(sum.got[i], double{RoundTo(dtype, exact)}) << name << " " << i;
+      }
+    }
+    for (const TestTensor* tensor : {&x_, &residual_, &weight_, &sum_, &out_}) {
+      tensor->ExpectGapsUntouched(name);
+    }
+  }
+
+ private:
+  TestTensor& Out() { return given_.in_place ? x_ : out_; }
+  TestTensor& Sum() { return given_.in_place ? residual_ : sum_; }
+
+  const NormCase given_;
+  TestTensor x_;
+  TestTensor residual_;
+  TestTensor weight_;
+  TestTensor sum_;
+  TestTensor out_;
+  std::vector<double> x_before_;
+  std::vector<double> residual_before_;
+};
+
+class RmsNormTest : public OpTest {
+ protected:
+  void Expect(const NormCase& given) {
+    NormTensors tensors(given, &random());
+    const Status ran = tensors.Run(Bed());
+    ASSERT_TRUE(ran) << ran.error().ToString();
+    tensors.ExpectRight();
+  }
+};
+
+TEST_P(RmsNormTest, EveryRowSizeIsRightInEveryFormat) {
+  for (const DType dtype : kFloatTypes) {
+    for (const std::int64_t cols : kRowSizes) {
+      for (const bool residual : {false, true}) {
+        Expect({.dtype = dtype, .shape = {3, cols}, .residual = residual});
+      }
+    }
+  }
+}
+
+// Beyond what registers hold, in words and in elements; in place, where what is read twice must not
+// have been written meanwhile.
+TEST_P(RmsNormTest, LongRowsAreRightInPlaceToo) {
+  for (const DType dtype : {DType::kFloat32, DType::kBfloat16}) {
+    for (const std::int64_t cols : {16384, 20001, 33024}) {
+      for (const bool in_place : {false, true}) {
+        for (const bool residual : {false, true}) {
+          Expect({.dtype = dtype, .shape = {2, cols}, .in_place = in_place, .residual = residual});
+        }
+      }
+    }
+  }
+}
+
+TEST_P(RmsNormTest, ManyRowsAreRightInPlaceToo) {
+  for (const std::int64_t cols : {128, 769, 2048}) {
+    for (const bool in_place : {false, true}) {
+      for (const bool residual : {false, true}) {
+        Expect({.dtype = DType::kBfloat16,
+                .shape = {509, cols},
+                .in_place = in_place,
+                .residual = residual});
+      }
+    }
+  }
+}
+
+// The heads of q in a projection's output, and rows that begin anywhere.
+TEST_P(RmsNormTest, ViewsWithGapsAreReadAndWrittenWhereTheyAre) {
+  for (const DType dtype : kFloatTypes) {
+    for (const bool residual : {false, true}) {
+      const NormCase heads{.dtype = dtype,
+                           .shape = {7, 16, 128},
+                           .x = {.gap = {2048, 0, 0}, .skip = 64},
+                           .residual = residual};
+      Expect(heads);
+      NormCase odd = heads;
+      odd.x = {.gap = {3, 5, 0}, .skip = 1};
+      odd.out = {.gap = {1, 2, 0}, .skip = 3};
+      Expect(odd);
+      odd.shape = {2, 3, 1027};
+      odd.in_place = true;
+      Expect(odd);
+    }
+  }
+}
+
+TEST_P(RmsNormTest, EmptyTensorsAreLeftAlone) {
+  Expect({.shape = {0, 128}});
+  Expect({.shape = {0, 128}, .residual = true});
+  Expect({.shape = {4, 0, 16}});
+}
+
+TEST_P(RmsNormTest, ZerosStayZerosAndGreatNumbersDoNotOverflow) {
+  for (const double value : {0.0, 1e4, 6e4}) {
+    TestTensor x(DType::kFloat16, {2, 256});
+    TestTensor weight(DType::kFloat16, {256});
+    TestTensor out(DType::kFloat16, {2, 256});
+    x.Fill([value](std::int64_t) { return value; });
+    weight.Fill([](std::int64_t) { return 1; });
+    OpBed bed = Bed();
+    const RmsNormArgs args{bed.View(x), bed.View(weight), bed.View(out), kEps};
+    const Status ran = bed.Run(kRmsNormKernel, RmsNormCpu, args);
+    ASSERT_TRUE(ran) << ran.error().ToString();
+    for (const double got : out.Values()) ASSERT_NEAR(got, value == 0 ? 0 : 1, 1e-3);
+  }
+}
+
+TEST_P(RmsNormTest, ACapturedCallWorksOnWhatIsThereWhenItIsReplayed) {
+  for (const bool residual : {false, true}) {
+    NormTensors tensors({.dtype = DType::kBfloat16, .shape = {33, 1024}, .residual = residual},
+                        &random());
+    OpBed bed = Bed();
+    const Status captured = tensors.Capture(&bed);
+    ASSERT_TRUE(captured) << captured.error().ToString();
+    for (int round = 0; round < 3; ++round) {
+      tensors.FillAnew(&random());
+      const Status replayed = bed.Replay();
+      ASSERT_TRUE(replayed) << replayed.error().ToString();
+      tensors.ExpectRight();
+    }
+  }
+}
+
+FERRY_INSTANTIATE_OP_TEST(RmsNormTest);
+
+// ---- arguments and choices, without memory that is touched ------------------------------------
+
+class RmsNormPlanTest : public ::testing::Test {
+ protected:
+  static constexpr std::uintptr_t kAt = 0x10000;
+
+  static Tensor At(std::uintptr_t address, std::initializer_list<std::int64_t> shape,
+                   DType dtype = DType::kBfloat16) {
+    return Tensor::Contiguous(reinterpret_cast<void*>(address), dtype, shape);
+  }
+  static RmsNormArgs Args(std::int64_t rows, std::int64_t cols, DType dtype = DType::kBfloat16) {
+    return {At(kAt, {rows, cols}, dtype), At(0x100, {cols}, dtype),
+            At(std::uintptr_t{1} << 40, {rows, cols}, dtype), kEps};
+  }
+  static std::string Refusal(const RmsNormArgs& args) {
+    const auto plan = PlanRmsNorm(args);
+    return plan ? "accepted" : plan.error().message();
+  }
+  static RmsNormPlan Plan(const RmsNormArgs& args) {
+    auto plan = PlanRmsNorm(args);
+    EXPECT_TRUE(plan) << (plan ? "" : plan.error().ToString());
+    return plan ? *plan : RmsNormPlan{};
+  }
+};
+
+TEST_F(RmsNormPlanTest, WrongArgumentsAreNamedWithWhatTheyMustBe) {
+  EXPECT_EQ(Refusal(Args(4, 1024)), "accepted");
+  RmsNormArgs args = Args(4, 1024);
+  args.weight = At(0x100, {1023});
+  EXPECT_EQ(Refusal(args),
+            "rms_norm: weight is [1023] bf16; it must be [1024], the last size of x");
+  args = Args(4, 1024);
+  args.weight.dtype = DType::kFloat32;
+  EXPECT_EQ(Refusal(args), "rms_norm: weight is [1024] fp32; it must be bf16, as x is");
+  args = Args(4, 1024);
+  args.weight.stride[0] = 2;
+  EXPECT_THAT(Refusal(args), HasSubstr("it must be contiguous"));
+  args = Args(4, 1024, DType::kInt32);
+  EXPECT_EQ(Refusal(args), "rms_norm: x is [4, 1024] int32; it must be fp32, fp16 or bf16");
+  args = Args(4, 1024);
+  args.x = At(kAt, {1024});
+  EXPECT_EQ(Refusal(args), "rms_norm: x has 1 sizes; it must have 2 to 3");
+  args = Args(4, 1024);
+  args.x.stride = {1, 4};
+  EXPECT_THAT(Refusal(args), HasSubstr("of stride 1 along its last size"));
+  args = Args(4, 1024);
+  args.out.shape[0] = 3;
+  EXPECT_EQ(Refusal(args), "rms_norm: out is [3, 1024] bf16; it must be [4, 1024], as x is");
+  args = Args(4, 1024);
+  args.out.stride[0] = 0;
+  EXPECT_THAT(Refusal(args), HasSubstr("do not share memory"));
+  args = Args(4, 1024);
+  args.out = At(kAt + 2, {4, 1024});
+  EXPECT_EQ(Refusal(args),
+            "rms_norm: out lies over x in part; it must be x itself or other memory");
+  args = Args(4, 1024);
+  args.eps = -1;
+  EXPECT_EQ(Refusal(args), "rms_norm: eps is -1; it must be 0 or more");
+  args.eps = std::nanf("");
+  EXPECT_THAT(Refusal(args), HasSubstr("it must be 0 or more"));
+  EXPECT_THAT(Refusal(Args(std::int64_t{1} << 31, 16)), HasSubstr("at most 2^31 - 1 rows"));
+}
+
+TEST_F(RmsNormPlanTest, WrongArgumentsOfTheSumAreNamed) {
+  const RmsNormArgs base = Args(4, 1024);
+  AddRmsNormArgs right;
+  right.x = base.x;
+  right.weight = base.weight;
+  right.out = base.out;
+  right.residual = right.residual_out = At(std::uintptr_t{2} << 40, {4, 1024});
+  const auto refusal = [](const AddRmsNormArgs& args) {
+    const auto plan = PlanAddRmsNorm(args);
+    return plan ? std::string("accepted") : plan.error().message();
+  };
+  EXPECT_EQ(refusal(right), "accepted");
+  AddRmsNormArgs args = right;
+  args.residual = {};
+  EXPECT_EQ(refusal(args), "add_rms_norm: residual has 0 sizes; it must have 2 to 3");
+  args = right;
+  args.residual.dtype = DType::kFloat16;
+  EXPECT_THAT(refusal(args), HasSubstr("residual is [4, 1024] fp16; it must be bf16, as x is"));
+  args = right;
+  args.out = args.residual_out;
+  EXPECT_EQ(refusal(args), "add_rms_norm: out lies over residual_out; it must be other memory");
+  args = right;
+  args.residual_out = At((std::uintptr_t{2} << 40) + 2048, {4, 1024});
+  EXPECT_THAT(refusal(args), HasSubstr("residual_out lies over residual in part"));
+}
+
+TEST_F(RmsNormPlanTest, WordsOf16BytesAreForRowsThatHaveThem) {
+  EXPECT_TRUE(Plan(Args(4, 1024)).wide);
+  EXPECT_EQ(Plan(Args(4, 1024)).words, 128U);
+  EXPECT_FALSE(Plan(Args(4, 1020)).wide);
+  EXPECT_EQ(Plan(Args(4, 1020)).words, 1020U);
+  EXPECT_TRUE(Plan(Args(4, 1020, DType::kFloat32)).wide);
+  RmsNormArgs args = Args(4, 1024);
+  args.x = At(kAt + 2, {4, 1024});
+  EXPECT_FALSE(Plan(args).wide);
+  args = Args(4, 1024);
+  args.x.stride[0] = 1028;
+  EXPECT_FALSE(Plan(args).wide);
+  args.x.stride[0] = 1032;
+  EXPECT_TRUE(Plan(args).wide);
+  args.weight = At(0x102, {1024});
+  EXPECT_FALSE(Plan(args).wide);
+}
+
+// Whatever the size: all words of a row are somebody's, and blocks are as the kernels expect them.
+TEST_F(RmsNormPlanTest, EveryConfigurationCoversItsRows) {
+  for (const DType dtype : {DType::kBfloat16, DType::kFloat32}) {
+    for (const std::int64_t rows : {1, 7, 264, 265, 5000}) {
+      for (std::int64_t cols = 1; cols < 40000; cols += 1 + cols / 9) {
+        const RmsNormPlan plan = Plan(Args(rows, cols, dtype));
+        const std::uint32_t threads = plan.threads_per_row * plan.rows_per_block;
+        ASSERT_LE(threads, kRmsNormMostThreads) << cols;
+        ASSERT_EQ(threads % 32, 0U) << cols;
+        ASSERT_TRUE(plan.threads_per_row <= 32 || plan.rows_per_block == 1) << cols;
+        ASSERT_GE(std::int64_t{plan.blocks} * plan.rows_per_block, rows) << cols;
+        ASSERT_LT(std::int64_t{plan.blocks - 1} * plan.rows_per_block, rows) << cols;
+        std::uint32_t held = 0;
+        if (plan.form == RmsNormForm::kOneWord) held = 1;
+        if (plan.form == RmsNormForm::kFourWords) held = 4;
+        if (plan.form == RmsNormForm::kEightElements) held = 8;
+        ASSERT_TRUE(held == 0 || held * plan.threads_per_row >= plan.words) << cols;
+        ASSERT_EQ(held == 8, !plan.wide && held != 0) << cols;
+        ASSERT_TRUE(cols > 4096 || plan.form != RmsNormForm::kTwoPass) << cols;
+      }
+    }
+  }
+  EXPECT_EQ(Plan(Args(5000, 8192, DType::kFloat32)).form, RmsNormForm::kFourWords);
+  EXPECT_EQ(Plan(Args(5000, 16384)).form, RmsNormForm::kFourWords);
+  EXPECT_EQ(Plan(Args(5000, 16392)).form, RmsNormForm::kTwoPass);
+  EXPECT_EQ(Plan(Args(5000, 128)).rows_per_block, 16U);
+}
+
+}  // namespace
+}  // namespace ferry::kernels

@@ -1,0 +1,46 @@
+#include <fmt/core.h>
+
+#include "ferry/kernels/number.h"
+#include "ferry/kernels/rope/rope.h"
+#include "ferry/kernels/rope/rope_plan.h"
+
+namespace ferry::kernels {
+namespace {
+
+void RotateToken(const RopePlan& plan, const RopeHeads& heads, std::uint32_t token) {
+  const float* const cos = plan.cos_sin + plan.positions[token] * plan.cos_sin_stride;
+  const float* const sin = cos + plan.half;
+  for (std::uint32_t head = 0; head < heads.count; ++head) {
+    const std::int64_t in = token * heads.in_token + head * heads.in_head;
+    const std::int64_t out = token * heads.out_token + head * heads.out_head;
+    for (std::uint32_t i = 0; i < plan.half; ++i) {
+      const float low = ReadFloat(heads.in, plan.dtype, in + i);
+      const float high = ReadFloat(heads.in, plan.dtype, in + plan.half + i);
+      WriteFloat(heads.out, plan.dtype, out + i, low * cos[i] - high * sin[i]);
+      WriteFloat(heads.out, plan.dtype, out + plan.half + i, high * cos[i] + low * sin[i]);
+    }
+    for (std::uint32_t i = 2 * plan.half; i < plan.head_dim; ++i) {
+      WriteFloat(heads.out, plan.dtype, out + i, ReadFloat(heads.in, plan.dtype, in + i));
+    }
+  }
+}
+
+}  // namespace
+
+Status RopeCpu(const RopeArgs& args) {
+  FERRY_TRY_ASSIGN(const RopePlan plan, PlanRope(args));
+  for (std::uint32_t token = 0; token < plan.tokens; ++token) {
+    const std::int64_t position = plan.positions[token];
+    if (position >= 0 && position < plan.most_positions) continue;
+    return Error(Code::kInvalidArgument,
+                 fmt::format("rope: positions[{}] is {}; cos_sin_cache has 0 to {}", token,
+                             position, plan.most_positions - 1));
+  }
+  for (std::uint32_t token = 0; token < plan.tokens; ++token) {
+    RotateToken(plan, plan.q, token);
+    RotateToken(plan, plan.k, token);
+  }
+  return Ok();
+}
+
+}  // namespace ferry::kernels

@@ -1,0 +1,45 @@
+#pragma once
+#include <cstdint>
+
+#include "ferry/core/result.h"
+#include "ferry/kernels/rope/rope.h"
+
+// What is decided on the host before a launch; goes to the kernel as it is.
+namespace ferry::kernels {
+
+// Heads of all tokens, and where they go.
+struct RopeHeads {
+  const void* in = nullptr;
+  void* out = nullptr;
+  std::int64_t in_token = 0;  // strides, in elements
+  std::int64_t in_head = 0;
+  std::int64_t out_token = 0;
+  std::int64_t out_head = 0;
+  std::uint32_t count = 0;
+};
+
+struct RopePlan {
+  RopeHeads q;
+  RopeHeads k;
+  const std::int64_t* positions = nullptr;
+  const float* cos_sin = nullptr;
+  std::int64_t cos_sin_stride = 0;
+  std::int64_t most_positions = 0;
+  std::uint32_t tokens = 0;  // 0: nothing is to be done
+  std::uint32_t head_dim = 0;
+  std::uint32_t half = 0;    // elements
+  std::uint32_t words = 0;   // of a half: accesses
+  bool wide = false;         // words of 16 bytes, otherwise elements
+  bool copies_rest = false;  // what is not rotated must be written, too
+  DType dtype = DType::kFloat32;
+  std::uint32_t threads_x = 0;  // along a half
+  std::uint32_t threads_y = 0;  // over heads
+};
+inline constexpr std::uint32_t kRopeMostThreads = 256;
+// Heads that a thread has under way at once.
+inline constexpr std::uint32_t kRopeHeads = 2;
+
+// Errors: as Rope().
+Result<RopePlan> PlanRope(const RopeArgs& args);
+
+}  // namespace ferry::kernels

@@ -1,0 +1,58 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+
+#include "ferry/kernels/tensor.h"
+
+// Tensors as rows of their last size, for ops that work on each row by itself. The sizes before the
+// last are at most three; those that are one size to all tensors of a call are joined, so that most
+// often there is one.
+namespace ferry::kernels {
+
+// How many rows there are, by their sizes: `outer` of `middle` of `inner`.
+struct RowSizes {
+  std::uint32_t outer = 1;
+  std::uint32_t middle = 1;
+  std::uint32_t inner = 1;
+
+  std::int64_t count() const noexcept { return std::int64_t{outer} * middle * inner; }
+  friend bool operator==(const RowSizes&, const RowSizes&) = default;
+};
+
+// From row to row, in elements.
+struct RowStrides {
+  std::int64_t outer = 0;
+  std::int64_t middle = 0;
+  std::int64_t inner = 0;
+  friend bool operator==(const RowStrides&, const RowStrides&) = default;
+};
+
+// The most rows that an op takes: one thread block each.
+inline constexpr std::int64_t kMostRows = (std::int64_t{1} << 31) - 1;
+
+// A row's elements begin so many behind the tensor's first.
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    inline std::int64_t
+    RowOffset(const RowSizes& sizes, const RowStrides& strides, std::uint32_t row) noexcept {
+  if (sizes.middle == 1 && sizes.outer == 1) return row * strides.inner;
+  const std::uint32_t rest = row / sizes.inner;
+  const std::uint32_t inner = row % sizes.inner;
+  if (sizes.outer == 1) return rest * strides.middle + inner * strides.inner;
+  return (rest / sizes.middle) * strides.outer + (rest % sizes.middle) * strides.middle +
+         inner * strides.inner;
+}
+
+struct JoinedRows {
+  RowSizes sizes;
+  std::array<RowStrides, 4> strides;  // of each tensor
+};
+// Of one to four tensors with the same sizes but for the last, and at most kMostRows rows.
+JoinedRows JoinRows(std::initializer_list<const Tensor*> tensors);
+
+// Whether all rows begin at multiples of `bytes`, so that they can be accessed as words of so many.
+bool RowsAreAligned(const Tensor& tensor, std::int64_t bytes) noexcept;
+
+}  // namespace ferry::kernels

@@ -1,0 +1,84 @@
+#include "ferry/kernels/sampler/sampler.h"
+
+#include "ferry/kernels/argument.h"
+#include "ferry/kernels/op.h"
+#include "ferry/kernels/rows.h"
+#include "ferry/kernels/sampler/sampler_plan.h"
+
+namespace ferry::kernels {
+namespace {
+
+constexpr const char* kSampleName = "sample";
+
+// One number for each row; may be left out.
+Status CheckOfRows(const Argument& numbers, DType dtype, const SampleArgs& args) {
+  if (numbers.tensor.none()) return Ok();
+  FERRY_TRY(numbers.IsView(1, 1));
+  FERRY_TRY(numbers.HasType({dtype}));
+  FERRY_TRY(numbers.HasShape({args.logits.shape[0]}, "one for each row of logits"));
+  FERRY_TRY(numbers.IsContiguous());
+  return Argument{kSampleName, "out", args.out}.IsApartFrom(numbers);
+}
+
+Status CheckSample(const SampleArgs& args) {
+  const Argument logits{kSampleName, "logits", args.logits};
+  const Argument out{kSampleName, "out", args.out};
+  FERRY_TRY(logits.IsView(2, 2));
+  FERRY_TRY(logits.HasType(kFloats));
+  FERRY_TRY(logits.HasDenseRows());
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
+  if (args.logits.shape[0] > kMostRows) return logits.Wrong("of at most 2^31 - 1 rows");
+  if (args.logits.last() < 1 || args.logits.last() > kMostTokens) {
+    return logits.Wrong("of 1 to 2^30 tokens along its last size");
+  }
+  FERRY_TRY(out.IsView(1, 1));
+  FERRY_TRY(out.HasType({DType::kInt64}));
+  FERRY_TRY(out.HasShape({args.logits.shape[0]}, "one for each row of logits"));
+  FERRY_TRY(out.IsContiguous());
+  FERRY_TRY(out.IsApartFrom(logits));
+  FERRY_TRY(CheckOfRows({kSampleName, "temperatures", args.temperatures}, DType::kFloat32, args));
+  FERRY_TRY(CheckOfRows({kSampleName, "top_k", args.top_k}, DType::kInt32, args));
+  FERRY_TRY(CheckOfRows({kSampleName, "top_p", args.top_p}, DType::kFloat32, args));
+  FERRY_TRY(CheckOfRows({kSampleName, "seeds", args.seeds}, DType::kInt64, args));
+  return CheckOfRows({kSampleName, "steps", args.steps}, DType::kInt64, args);
+}
+
+}  // namespace
+
+#ifdef FERRY_HAVE_CUDA
+Status LaunchSample(const SamplePlan& plan, cuda::StreamRef stream);  // sampler.cu
+#else
+static Status LaunchSample(const SamplePlan&, cuda::StreamRef) { return NoDeviceCode(kSampleName); }
+#endif
+
+Result<SamplePlan> PlanSample(const SampleArgs& args) {
+  FERRY_TRY(CheckSample(args));
+  SamplePlan plan;
+  plan.logits = args.logits.data;
+  plan.stride = args.logits.stride[0];
+  plan.out = static_cast<std::int64_t*>(args.out.data);
+  plan.temperatures = static_cast<const float*>(args.temperatures.data);
+  plan.top_k = static_cast<const std::int32_t*>(args.top_k.data);
+  plan.top_p = static_cast<const float*>(args.top_p.data);
+  plan.seeds = static_cast<const std::int64_t*>(args.seeds.data);
+  plan.steps = static_cast<const std::int64_t*>(args.steps.data);
+  plan.seed = args.seed;
+  plan.step = args.step;
+  plan.rows = static_cast<std::uint32_t>(args.logits.shape[0]);
+  plan.vocabulary = static_cast<std::uint32_t>(args.logits.last());
+  plan.dtype = args.logits.dtype;
+  plan.wide = plan.vocabulary % (16 / SizeOf(plan.dtype)) == 0 && RowsAreAligned(args.logits, 16);
+  return plan;
+}
+
+Status Sample(const SampleArgs& args, cuda::StreamRef stream) {
+  FERRY_TRY_ASSIGN(const SamplePlan plan, PlanSample(args));
+  return plan.rows == 0 ? Ok() : LaunchSample(plan, stream);
+}
+
+const cuda::Kernel kSampleKernel =
+    MakeKernel<Sample, SampleCpu, &SampleArgs::logits, &SampleArgs::out, &SampleArgs::temperatures,
+               &SampleArgs::top_k, &SampleArgs::top_p, &SampleArgs::seeds, &SampleArgs::steps>(
+        kSampleName);
+
+}  // namespace ferry::kernels

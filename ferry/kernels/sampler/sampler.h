@@ -1,0 +1,50 @@
+#pragma once
+#include <cstdint>
+
+#include "ferry/core/result.h"
+#include "ferry/cuda/device_api.h"
+#include "ferry/kernels/tensor.h"
+
+namespace ferry::kernels {
+
+// Of each row of logits one token. Where the row's temperature is below kGreedyTemperature, or
+// there are none: the one of the greatest logit, of several the first. Elsewhere one by chance, a
+// token of logit l with a probability that is proportional to exp(l / temperature), among those
+// that top_k and then top_p leave: the token for which
+//   l / temperature + g(seed, step, token)
+// is greatest, where the g are independent numbers of the Gumbel distribution (Gumbel 1954;
+// Maddison et al. 2014, A* Sampling), so that no probabilities are needed and logits are read once.
+//   logits        [rows, vocabulary] fp32, fp16 or bf16, the rows' stride is free; NaN is never
+//                 chosen, nor is minus infinity, unless there is nothing else: then token 0 is
+//   out           int64 [rows], contiguous
+//   temperatures  fp32 [rows]; may be left out, as may all that follow
+//   top_k         int32 [rows]: the k greatest logits, and those that equal the last of them; below
+//                 1: all
+//   top_p         fp32 [rows]: of those the greatest logits whose probabilities together are at
+//                 least p, and those that equal the last of them; 1 or more: all
+//   seeds, steps  int64 [rows]; where they are left out, `seed` plus the row's index, and `step`
+// Random numbers are Philox4x32-10's (Salmon et al. 2011, Parallel random numbers: as easy as 1, 2,
+// 3) with the seed as key and (token / 4, 0, step) as counter: so a row's token depends on its own
+// seed, step and logits alone, and is the same on GPUs and on the CPU. Give each draw another step.
+// A row is the work of one thread block. With neither top_k nor top_p logits are read once, else a
+// few times more, from the L2 cache.
+// Errors: kInvalidArgument for other shapes, types or strides, for a vocabulary of none or of more
+// than 2^30; kUnsupported where the build has no CUDA; those of a launch.
+struct SampleArgs {
+  Tensor logits;
+  Tensor out;
+  Tensor temperatures;
+  Tensor top_k;
+  Tensor top_p;
+  Tensor seeds;
+  Tensor steps;
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+};
+Status Sample(const SampleArgs& args, cuda::StreamRef stream);
+Status SampleCpu(const SampleArgs& args);
+extern const cuda::Kernel kSampleKernel;
+
+inline constexpr float kGreedyTemperature = 1e-5F;
+
+}  // namespace ferry::kernels

@@ -1,0 +1,58 @@
+#pragma once
+#include <cstdint>
+
+#include "ferry/core/result.h"
+#include "ferry/kernels/sampler/sampler.h"
+
+// What is decided on the host before a launch; goes to the kernel as it is.
+namespace ferry::kernels {
+
+struct SamplePlan {
+  const void* logits = nullptr;
+  std::int64_t stride = 0;  // of the rows, in elements
+  std::int64_t* out = nullptr;
+  const float* temperatures = nullptr;  // null where they are left out, here and below
+  const std::int32_t* top_k = nullptr;
+  const float* top_p = nullptr;
+  const std::int64_t* seeds = nullptr;
+  const std::int64_t* steps = nullptr;
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+  std::uint32_t rows = 0;  // 0: nothing is to be done
+  std::uint32_t vocabulary = 0;
+  DType dtype = DType::kFloat32;
+  bool wide = false;  // words of 16 bytes, otherwise elements
+};
+inline constexpr std::uint32_t kSampleThreads = 512;
+
+// What is asked of a row.
+struct SampleRow {
+  float inverse = 0;        // 1 / temperature; 0: greedy
+  std::uint32_t top_k = 0;  // 0: all
+  float top_p = 1;
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+};
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    inline SampleRow
+    SampleRowOf(const SamplePlan& plan, std::uint32_t row) noexcept {
+  SampleRow asked;
+  const float temperature = plan.temperatures != nullptr ? plan.temperatures[row] : 0.0F;
+  if (temperature >= kGreedyTemperature) asked.inverse = 1.0F / temperature;
+  if (plan.top_k != nullptr && plan.top_k[row] > 0) {
+    const auto k = static_cast<std::uint32_t>(plan.top_k[row]);
+    asked.top_k = k < plan.vocabulary ? k : 0;
+  }
+  if (plan.top_p != nullptr && plan.top_p[row] < 1) asked.top_p = plan.top_p[row];
+  asked.seed =
+      plan.seeds != nullptr ? static_cast<std::uint64_t>(plan.seeds[row]) : plan.seed + row;
+  asked.step = plan.steps != nullptr ? static_cast<std::uint64_t>(plan.steps[row]) : plan.step;
+  return asked;
+}
+
+// Errors: as Sample().
+Result<SamplePlan> PlanSample(const SampleArgs& args);
+
+}  // namespace ferry::kernels

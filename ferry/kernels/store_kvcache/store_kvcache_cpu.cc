@@ -1,0 +1,25 @@
+#include "ferry/kernels/number.h"
+#include "ferry/kernels/store_kvcache/store_kvcache.h"
+#include "ferry/kernels/store_kvcache/store_kvcache_plan.h"
+
+namespace ferry::kernels {
+
+Status StoreKvCacheCpu(const StoreKvCacheArgs& args) {
+  FERRY_TRY_ASSIGN(const StoreKvCachePlan plan, PlanStoreKvCache(args));
+  const PagedCaches& caches = plan.caches;
+  FERRY_TRY(CheckSlots("store_kvcache", caches, plan.tiles.rows));
+  for (std::uint32_t token = 0; token < plan.tiles.rows; ++token) {
+    const std::int32_t slot = caches.slots[token];
+    if (slot < 0) continue;
+    const CachePlace place = PlaceOf(caches, static_cast<std::uint32_t>(slot));
+    for (std::int64_t i = 0; i < plan.cols; ++i) {
+      const float k = ReadFloat(plan.k, plan.dtype, token * plan.k_token + i);
+      const float v = ReadFloat(plan.v, plan.dtype, token * plan.v_token + i);
+      StoreInCache(caches.k, caches.dtype, place.k + i, k, caches.k_inverse);
+      StoreInCache(caches.v, caches.dtype, place.v + i, v, caches.v_inverse);
+    }
+  }
+  return Ok();
+}
+
+}  // namespace ferry::kernels

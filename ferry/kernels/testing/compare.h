@@ -1,0 +1,33 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ferry/kernels/tensor.h"
+
+namespace ferry::kernels {
+
+// Of a run of the program: the variable FERRY_TEST_SEED, or a fresh one, which is printed once.
+std::uint64_t TestSeed();
+
+// What 1 is rounded by at most in this format, as a part of it: 2^-8 for bf16.
+double RoundingOf(DType dtype);
+
+// What an op has written, what the same sum gives when all of it is done in the op's format, and
+// what is right, element by element.
+struct Outcome {
+  std::vector<double> got;
+  std::vector<double> naive;
+  std::vector<double> right;
+};
+// Fails the test unless the greatest error of `got` is at most twice that of `naive`, but for one
+// rounding of the greatest right value (the rule of FlashAttention's tests). Where `right` is
+// infinite or NaN, `got` must be so, too.
+void ExpectAsGoodAsNaive(const Outcome& outcome, DType dtype, const std::string& name);
+
+// Sizes of rows that tests go through: less and more than a 16-byte access has, a warp, a block; no
+// power of two, and just beside one.
+inline constexpr std::int64_t kRowSizes[] = {1, 7, 8, 128, 129, 769, 1024, 5125, 8192};
+inline constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBfloat16};
+
+}  // namespace ferry::kernels

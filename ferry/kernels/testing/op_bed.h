@@ -1,0 +1,99 @@
+#pragma once
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ferry/cuda/device_api.h"
+#include "ferry/cuda/testing/device_target.h"
+#include "ferry/kernels/op.h"
+#include "ferry/kernels/testing/compare.h"
+#include "ferry/kernels/testing/test_tensor.h"
+
+namespace ferry::kernels {
+
+// Runs ops on tests' tensors: by their form for the CPU where they are, or on a device, in memory
+// that is made and filled for it and read again afterwards.
+class OpBed {
+ public:
+  // Null for the CPU.
+  explicit OpBed(cuda::DeviceApi* api);
+
+  // Where ops find the tensor, for their arguments. The tensor must live as long as this.
+  Tensor View(TestTensor& tensor);
+
+  template <class Args>
+  Status Run(const cuda::Kernel& kernel, Status (*cpu)(const Args&), const Args& args) {
+    if (api_ == nullptr) return cpu(args);
+    Upload();
+    FERRY_TRY(cuda::LaunchKernel(*api_, *stream_, kernel, args));
+    return Finish();
+  }
+
+  // Makes a call that can be made again by Replay(), which takes what the tensors have then: on
+  // GPUs a graph, into which the call is captured here; elsewhere just the call.
+  template <class Args>
+  Status Capture(const cuda::Kernel& kernel, Status (*cpu)(const Args&), const Args& args) {
+    if (api_ == nullptr) {
+      call_ = [cpu, args] { return cpu(args); };
+      return Ok();
+    }
+    return CaptureCall(
+        [this, &kernel, args] { return cuda::LaunchKernel(*api_, *stream_, kernel, args); });
+  }
+  Status Replay();
+
+ private:
+  struct Mirror {
+    TestTensor* tensor;
+    cuda::PinnedBuffer pinned;
+    cuda::DeviceBuffer device;
+  };
+
+  void Upload();
+  Status Finish();  // waits and reads all tensors
+  Status CaptureCall(std::function<Status()> call);
+
+  cuda::DeviceApi* const api_;
+  std::optional<cuda::Stream> stream_;
+  std::vector<Mirror> mirrors_;
+  std::function<Status()> call_;
+};
+
+// A suite for ops:
+//
+//   class BarTest : public OpTest {};
+//   FERRY_INSTANTIATE_OP_TEST(BarTest);
+//
+// runs each of its tests on the CPU, on a simulated device, and on a GPU.
+class OpTest : public ::testing::TestWithParam<cuda::DeviceCase> {
+ protected:
+  void SetUp() override;
+
+  // One for each run of an op, so that memory is not kept.
+  OpBed Bed() { return OpBed(target_ ? &target_->api() : nullptr); }
+  std::mt19937_64& random() { return random_; }
+  // Of the same test everywhere the same; less is tried where each element costs.
+  bool OnGpu() const { return target_ && target_->simulated() == nullptr; }
+  bool OnCpu() const { return target_ == nullptr; }
+
+ private:
+  std::unique_ptr<cuda::DeviceTarget> target_;
+  std::mt19937_64 random_;
+};
+
+extern const cuda::DeviceCase kCpuCase;  // its make is null
+
+#define FERRY_INSTANTIATE_OP_TEST(Suite)                                                   \
+  INSTANTIATE_TEST_SUITE_P(Cpu, Suite, ::testing::Values(kCpuCase), cuda::DeviceCaseName); \
+  INSTANTIATE_TEST_SUITE_P(Simulated, Suite, ::testing::Values(cuda::kSimulatedCases[0]),  \
+                           cuda::DeviceCaseName);                                          \
+  INSTANTIATE_TEST_SUITE_P(Gpu, Suite, ::testing::Values(cuda::kRealCase), cuda::DeviceCaseName)
+
+}  // namespace ferry::kernels

@@ -1,0 +1,26 @@
+#pragma once
+#include "ferry/kernels/tiles.h"
+
+namespace ferry::kernels {
+
+// What this thread has of a tile: words word, word + blockDim.x and so on of its row, as many as it
+// has in all, below `end`.
+struct TilePlace {
+  std::uint32_t row;
+  std::uint32_t word;
+  std::uint32_t end;  // 0 where the row is none
+};
+__device__ __forceinline__ TilePlace PlaceInTile(const RowTiles& tiles, int words_per_thread) {
+  std::uint32_t rows_from = blockIdx.x;
+  std::uint32_t chunk = 0;
+  if (tiles.chunks > 1) {
+    rows_from = blockIdx.x / tiles.chunks;
+    chunk = blockIdx.x % tiles.chunks;
+  }
+  const std::uint32_t row = rows_from * blockDim.y + threadIdx.y;
+  const bool there = row < tiles.rows;
+  return {there ? row : 0, chunk * blockDim.x * words_per_thread + threadIdx.x,
+          there ? tiles.words : 0};
+}
+
+}  // namespace ferry::kernels

@@ -1,0 +1,60 @@
+#pragma once
+#include "ferry/prim/cp_async.cuh"
+
+// A ring of buffers in shared memory: while one is worked on, copies fill the others.
+namespace ferry::prim {
+
+// Who shares a ring, and so waits for each other.
+struct WarpScope {
+  // bar.warp.sync: all lanes are here, and see what the others wrote.
+  static __device__ __forceinline__ void Wait() { __syncwarp(); }
+};
+struct BlockScope {
+  // bar.sync 0, of all threads of the thread block.
+  static __device__ __forceinline__ void Wait() { __syncthreads(); }
+};
+
+// For each i < count, in order: load(i, slot) with copies (CopyAsync) into buffer `slot` < kStages,
+// and when they are there, compute(i, slot). All threads of the scope call it with the same count,
+// and none has copies of its own under way that it still waits for. With one stage nothing is
+// copied while a thread computes; with n, the next n - 1 are. Afterwards every copy has ended, but
+// others may still be in their last compute().
+//
+// One barrier for each i tells two things: what was copied for i can be seen by all, and nobody
+// reads i - 1 any more, into whose buffer the copies for i + kStages - 1 go.
+template <int kStages, class Scope, class Load, class Compute>
+__device__ __forceinline__ void RunPipeline(int count, const Load& load, const Compute& compute) {
+  static_assert(kStages >= 1, "at least one buffer");
+  if constexpr (kStages == 1) {
+    for (int i = 0; i < count; ++i) {
+      if (i > 0) Scope::Wait();
+      load(i, 0);
+      EndCopyGroup();
+      WaitForCopies<0>();
+      Scope::Wait();
+      compute(i, 0);
+    }
+  } else {
+    // Every round ends a group, an empty one where nothing is left to load: so the group of i is
+    // always kStages - 2 before the latest.
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) {
+      if (i < count) load(i, i);
+      EndCopyGroup();
+    }
+    int slot = 0;
+    int free_slot = kStages - 1;
+    for (int i = 0; i < count; ++i) {
+      WaitForCopies<kStages - 2>();
+      Scope::Wait();
+      if (i + kStages - 1 < count) load(i + kStages - 1, free_slot);
+      EndCopyGroup();
+      compute(i, slot);
+      free_slot = slot;
+      slot = slot + 1 == kStages ? 0 : slot + 1;
+    }
+    WaitForCopies<0>();
+  }
+}
+
+}  // namespace ferry::prim
