@@ -8,10 +8,10 @@ namespace ferry::kernels {
 
 std::int64_t SizeOf(DType dtype) noexcept {
   switch (dtype) {
-    case DType::kFloat32: return 4;
-    case DType::kFloat16: return 2;
-    case DType::kBfloat16: return 2;
     case DType::kFloat8E4m3: return 1;
+    case DType::kFloat16:
+    case DType::kBfloat16: return 2;
+    case DType::kFloat32:
     case DType::kInt32: return 4;
     case DType::kInt64: return 8;
   }
@@ -78,7 +78,7 @@ std::string ShapeName(const std::int64_t* sizes, int rank) {
 
 std::string ToString(const Tensor& tensor) {
   if (tensor.none()) return "left out";
-  const std::string name =
+  std::string name =
       fmt::format("{} {}", ShapeName(tensor.shape.data(), tensor.rank), NameOf(tensor.dtype));
   if (tensor.IsContiguous()) return name;
   return fmt::format("{} with strides {}", name, ShapeName(tensor.stride.data(), tensor.rank));

@@ -113,12 +113,13 @@ class QkTensors {
   void ExpectRight(std::int64_t not_stored = -1, std::int64_t not_done = -1) {
     const std::string name =
         "qk_norm_rope_store, " + ToString(qkv_.view()) + (given_.in_place ? " in place" : "");
+    not_done_ = not_done;
     const std::vector<double> q = HeadsNow(0, given_.q_heads, q_out_, true);
-    ExpectHeads(q, 0, given_.q_heads, q_weight_, name + ", q", not_done);
+    ExpectHeads(q, 0, given_.q_heads, q_weight_, name + ", q");
     std::vector<double> k(0);
     if (given_.with_k_out) {
       k = HeadsNow(given_.q_heads, given_.kv_heads, k_out_, true);
-      ExpectHeads(k, given_.q_heads, given_.kv_heads, k_weight_, name + ", k", not_done);
+      ExpectHeads(k, given_.q_heads, given_.kv_heads, k_weight_, name + ", k");
     }
     if (given_.with_cache) {
       const std::vector<double> v =
@@ -162,12 +163,12 @@ class QkTensors {
   }
 
   void ExpectHeads(const std::vector<double>& got, std::int64_t first, std::int64_t heads,
-                   const TestTensor& weight, const std::string& name, std::int64_t not_done) {
+                   const TestTensor& weight, const std::string& name) {
     Outcome outcome;
     const auto head_dim = static_cast<std::size_t>(given_.head_dim);
     for (std::int64_t token = 0; token < given_.tokens; ++token) {
       const auto position = static_cast<std::int64_t>(positions_.Get(token));
-      for (std::int64_t head = 0; head < heads && token != not_done; ++head) {
+      for (std::int64_t head = 0; head < heads && token != not_done_; ++head) {
         const auto at = static_cast<std::size_t>((token * Heads() + first + head)) * head_dim;
         const std::vector<double> x(before_.begin() + static_cast<std::ptrdiff_t>(at),
                                     before_.begin() + static_cast<std::ptrdiff_t>(at + head_dim));
@@ -248,6 +249,7 @@ class QkTensors {
   TestTensor v_cache_;
   TestTensor slots_;
   std::vector<double> before_;
+  std::int64_t not_done_ = -1;
 };
 
 class QkNormRopeStoreTest : public OpTest {

@@ -101,7 +101,10 @@ std::vector<double> ProbabilitiesOf(std::vector<double> logits, double temperatu
   std::vector<double> sorted = logits;
   std::sort(sorted.begin(), sorted.end(), std::greater<>());
   if (top_k > 0 && top_k < sorted.size()) {
-    for (double& logit : logits) logit = logit < sorted[top_k - 1] ? kMinusInfinity : logit;
+    const double last = sorted[top_k - 1];
+    std::replace_if(
+        logits.begin(), logits.end(), [last](double logit) { return logit < last; },
+        kMinusInfinity);
   }
   const auto normalise = [](std::vector<double>* parts) {
     const double sum = std::accumulate(parts->begin(), parts->end(), 0.0);
@@ -180,17 +183,21 @@ TEST_P(SampleTest, AllThatMayBeLeftOutMayBeLeftOut) {
   EXPECT_THAT(tensors.Got(), ElementsAre(17, 49));
 }
 
+// Rows of one token that can be chosen, of none, and of one that must be.
+double OddLogit(std::int64_t row, std::int64_t token) {
+  switch (row) {
+    case 0: return token == 40 ? -1e30 : kMinusInfinity;
+    case 1: return token == 7 ? -2.0 : std::nan("");
+    case 2: return kMinusInfinity;
+    default: return token == 9 ? std::numeric_limits<double>::infinity() : 5.0;
+  }
+}
+
 TEST_P(SampleTest, WhatIsNoNumberAndWhatIsMinusInfinityIsNeverChosen) {
   for (const double temperature : {0.0, 1.0}) {
     SampleTensors tensors(DType::kFloat32, 4, 64);
     tensors.temperatures().Fill([&](std::int64_t) { return temperature; });
-    tensors.logits().Fill([](std::int64_t i) {
-      const std::int64_t token = i % 64;
-      if (i / 64 == 0) return token == 40 ? -1e30 : kMinusInfinity;
-      if (i / 64 == 1) return token == 7 ? -2.0 : std::nan("");
-      if (i / 64 == 2) return kMinusInfinity;
-      return token == 9 ? std::numeric_limits<double>::infinity() : 5.0;
-    });
+    tensors.logits().Fill([](std::int64_t i) { return OddLogit(i / 64, i % 64); });
     EXPECT_THAT(tensors.Run(Bed()), ElementsAre(40, 7, 0, 9)) << temperature;
   }
 }

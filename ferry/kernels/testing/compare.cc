@@ -56,7 +56,8 @@ void ExpectAsGoodAsNaive(const Outcome& outcome, DType dtype, const std::string&
       worst = i;
     }
   }
-  const double allowed = 2 * naive_error + RoundingOf(dtype) * greatest;
+  const double roundings = dtype == DType::kFloat32 ? 16 : 1;
+  const double allowed = 2 * naive_error + roundings * RoundingOf(dtype) * greatest;
   EXPECT_LE(error, allowed) << name << ", " << NameOf(dtype) << ": element " << worst << " is "
                             << (outcome.got.empty() ? 0 : outcome.got[worst]) << ", not "
                             << (outcome.got.empty() ? 0 : outcome.right[worst])
