@@ -57,11 +57,81 @@ bool SameView(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// What one index of the first size spans.
-std::int64_t RowBytes(const Tensor& tensor) {
-  Tensor row = tensor;
-  row.shape[0] = 1;
-  return row.SpanBytes();
+// The bytes of a view: runs of so many, as the steps have it, the greatest first. None of its steps
+// is of size 1, and none goes on where the next ends.
+struct Footprint {
+  struct Step {
+    std::int64_t bytes = 0;
+    std::int64_t size = 1;
+  };
+  std::array<Step, kMaxRank> steps{};
+  std::size_t count = 0;
+  std::int64_t run = 0;
+
+  // What one index of the steps before `first` spans.
+  std::int64_t Span(std::size_t first) const {
+    std::int64_t span = run;
+    for (std::size_t i = first; i < count; ++i) span += steps[i].bytes * (steps[i].size - 1);
+    return span;
+  }
+};
+
+Footprint FootprintOf(const Tensor& tensor) {
+  const std::int64_t size = SizeOf(tensor.dtype);
+  std::array<Footprint::Step, kMaxRank> sorted{};  // the smallest first
+  for (std::size_t d = 0; d < RankOf(tensor); ++d) {
+    if (tensor.shape[d] > 1) sorted[d] = {tensor.stride[d] * size, tensor.shape[d]};
+  }
+  std::sort(sorted.begin(), sorted.end(),
+            [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
+  Footprint made;
+  made.run = size;
+  for (const Footprint::Step& step : sorted) {
+    if (step.bytes == 0) continue;  // no bytes of its own
+    Footprint::Step* const inner = made.count > 0 ? &made.steps[made.count - 1] : nullptr;
+    if (inner == nullptr && step.bytes == made.run) {
+      made.run *= step.size;
+    } else if (inner != nullptr && step.bytes == inner->bytes * inner->size) {
+      inner->size *= step.size;
+    } else {
+      made.steps[made.count++] = step;
+    }
+  }
+  std::reverse(made.steps.begin(), made.steps.begin() + static_cast<std::ptrdiff_t>(made.count));
+  return made;
+}
+
+// A footprint without the steps before `first`.
+struct FootprintPart {
+  const Footprint& of;
+  std::size_t first = 0;
+
+  std::int64_t Span() const { return of.Span(first); }
+  std::int64_t step() const { return first < of.count ? of.steps[first].bytes : 0; }
+  // As it is inside of steps of so many bytes, and how many of those it makes.
+  FootprintPart Within(std::int64_t bytes) const { return {of, first + (step() == bytes ? 1 : 0)}; }
+  std::int64_t Count(std::int64_t bytes) const {
+    return step() == bytes ? of.steps[first].size : 1;
+  }
+};
+
+// Whether they share a byte, or may, where b begins `behind` bytes behind a.
+bool MayMeet(const FootprintPart& a, const FootprintPart& b, std::int64_t behind) {
+  if (behind >= a.Span() || behind + b.Span() <= 0) return false;
+  const std::int64_t step = std::max(a.step(), b.step());
+  if (step == 0) return true;
+  const FootprintPart a_row = a.Within(step);
+  const FootprintPart b_row = b.Within(step);
+  if (a_row.Span() > step || b_row.Span() > step) return true;  // into the next ones: who knows
+  // Each row of a has one row of b that begins in its step, and one in the step before.
+  const std::int64_t near = (behind % step + step) % step;
+  for (const std::int64_t apart : {near, near - step}) {
+    const std::int64_t later = (apart - behind) / step;  // index of b's row, less that of a's
+    if (later > -a.Count(step) && later < b.Count(step) && MayMeet(a_row, b_row, apart)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -164,19 +234,11 @@ Status Argument::IsWritable() const {
 }
 
 bool MayOverlap(const Tensor& a, const Tensor& b) noexcept {
-  const std::int64_t a_span = a.SpanBytes();
-  const std::int64_t b_span = b.SpanBytes();
-  if (a_span == 0 || b_span == 0) return false;
-  const auto a_begin = static_cast<std::int64_t>(cuda::AddressOf(a.data));
-  const auto b_begin = static_cast<std::int64_t>(cuda::AddressOf(b.data));
-  if (a_begin + a_span <= b_begin || b_begin + b_span <= a_begin) return false;
-  // Both step by as much, and neither's rows reach into its own next one.
-  const std::int64_t step = a.stride[0] * SizeOf(a.dtype);
-  const std::int64_t a_row = RowBytes(a);
-  const std::int64_t b_row = RowBytes(b);
-  if (step != b.stride[0] * SizeOf(b.dtype) || a_row > step || b_row > step) return true;
-  const std::int64_t behind = ((b_begin - a_begin) % step + step) % step;
-  return behind < a_row || behind + b_row > step;
+  if (a.Numel() == 0 || b.Numel() == 0) return false;
+  const Footprint of_a = FootprintOf(a);
+  const Footprint of_b = FootprintOf(b);
+  return MayMeet({of_a}, {of_b},
+                 static_cast<std::int64_t>(cuda::AddressOf(b.data) - cuda::AddressOf(a.data)));
 }
 
 Status Argument::IsOrIsApartFrom(const Argument& read) const {

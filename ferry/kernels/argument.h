@@ -45,8 +45,9 @@ struct Argument {
 Error WrongNumber(const char* op, const char* name, double value, const char* must,
                   SourceLoc at = SourceLoc::Current());
 
-// Whether two views share a byte. May say yes for views that only lie among each other in a way
-// that nobody needs.
+// Whether two views share a byte. Views that step by as much may lie among each other: columns of
+// one matrix, the caches of keys and of values in one tensor, halves of heads. May say yes for
+// others that do.
 bool MayOverlap(const Tensor& a, const Tensor& b) noexcept;
 
 }  // namespace ferry::kernels

@@ -3,8 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+#include <set>
 #include <string>
 #include <vector>
+
+#include "ferry/kernels/testing/compare.h"
 
 namespace ferry::kernels {
 namespace {
@@ -131,6 +136,101 @@ TEST_F(ArgumentTest, ColumnsOfOneMatrixAreApart) {
   k.data = memory_.data() + 17;  // into the next row of q
   EXPECT_TRUE(MayOverlap(q, k));
   EXPECT_TRUE(MayOverlap(k, q));
+}
+
+TEST_F(ArgumentTest, ColumnsOfOneMatrixAreApartInAnyNumberOfSizes) {
+  Tensor x = At(0, {2, 3, 8});
+  x.stride = {48, 16, 1};
+  Tensor out = x;
+  out.data = memory_.data() + 8;
+  EXPECT_FALSE(MayOverlap(x, out));
+  EXPECT_FALSE(MayOverlap(out, x));
+  out.data = memory_.data() + 7;
+  EXPECT_TRUE(MayOverlap(x, out));
+  EXPECT_TRUE(MayOverlap(out, x));
+  // Rows that do not join, of different strides for a size of 1, of fewer rows.
+  x.stride[0] = out.stride[0] = 100;
+  out.data = memory_.data() + 8;
+  EXPECT_FALSE(MayOverlap(x, out));
+  x.shape[0] = 1;
+  x.stride[0] = 7;
+  EXPECT_FALSE(MayOverlap(x, out));
+  EXPECT_FALSE(MayOverlap(out, x));
+  const Tensor row = At(24, {8});
+  EXPECT_FALSE(MayOverlap(x, row));
+  EXPECT_TRUE(MayOverlap(out, row));
+}
+
+TEST_F(ArgumentTest, CachesInOneTensorAreApart) {
+  Tensor k = At(0, {5, 16, 2, 4});
+  k.stride = {16 * 2 * 8, 2 * 8, 4, 1};
+  Tensor v = k;
+  v.data = memory_.data() + 8;
+  EXPECT_FALSE(MayOverlap(k, v));
+  k.stride = v.stride = {16 * 2 * 8, 8, 4, 1};
+  EXPECT_TRUE(MayOverlap(k, v));
+  v.data = memory_.data() + 128;
+  EXPECT_FALSE(MayOverlap(k, v));
+  v.data = memory_.data() + 127;
+  EXPECT_TRUE(MayOverlap(k, v));
+}
+
+// Byte by byte.
+bool ShareAByte(const Tensor& a, const Tensor& b) {
+  const auto bytes_of = [](const Tensor& tensor) {
+    std::set<std::uintptr_t> bytes;
+    for (std::int64_t i = 0; i < tensor.Numel(); ++i) {
+      std::int64_t rest = i;
+      std::int64_t place = 0;
+      for (auto d = static_cast<std::size_t>(tensor.rank); d-- > 0;) {
+        place += rest % tensor.shape[d] * tensor.stride[d];
+        rest /= tensor.shape[d];
+      }
+      const auto at = reinterpret_cast<std::uintptr_t>(tensor.data) +
+                      static_cast<std::uintptr_t>(place * SizeOf(tensor.dtype));
+      for (std::uintptr_t byte = 0; byte < static_cast<std::uintptr_t>(SizeOf(tensor.dtype));
+           ++byte) {
+        bytes.insert(at + byte);
+      }
+    }
+    return bytes;
+  };
+  const std::set<std::uintptr_t> of_a = bytes_of(a);
+  const std::set<std::uintptr_t> of_b = bytes_of(b);
+  return std::any_of(of_a.begin(), of_a.end(),
+                     [&](std::uintptr_t byte) { return of_b.contains(byte); });
+}
+
+TEST_F(ArgumentTest, ViewsThatShareAByteAreNeverSaidToBeApart) {
+  std::mt19937_64 random(TestSeed());
+  const auto below = [&](std::int64_t most) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most));
+  };
+  const auto any_view = [&] {
+    Tensor view;
+    view.dtype = below(2) == 0 ? DType::kFloat32 : DType::kBfloat16;
+    view.data = memory_.data() + below(60);
+    view.rank = static_cast<int>(1 + below(4));
+    for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) {
+      view.shape[d] = below(4);
+      view.stride[d] = (below(2) == 0 ? std::int64_t{1} << below(6) : below(40));
+    }
+    return view;
+  };
+  int apart_within = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    const Tensor a = any_view();
+    Tensor b = any_view();
+    if (below(2) == 0) b.stride = a.stride;
+    const bool said = MayOverlap(a, b);
+    ASSERT_EQ(said, MayOverlap(b, a)) << ToString(a) << " and " << ToString(b);
+    ASSERT_TRUE(said || !ShareAByte(a, b)) << ToString(a) << " and " << ToString(b);
+    if (said || a.Numel() == 0 || b.Numel() == 0) continue;
+    const auto* const a_data = static_cast<const std::byte*>(a.data);
+    const auto* const b_data = static_cast<const std::byte*>(b.data);
+    if (a_data < b_data + b.SpanBytes() && b_data < a_data + a.SpanBytes()) ++apart_within;
+  }
+  EXPECT_GT(apart_within, 100);  // which its spans alone would not tell
 }
 
 }  // namespace

@@ -32,8 +32,9 @@ Status CheckCache(const Argument& cache, const TokensToStore& tokens) {
 }
 
 Status CheckScale(const char* op, const char* name, float scale) {
-  if (scale > 0 && std::isfinite(scale)) return Ok();
-  return WrongNumber(op, name, scale, "above 0");
+  if (!(scale > 0 && std::isfinite(scale))) return WrongNumber(op, name, scale, "above 0");
+  if (std::isfinite(1 / scale)) return Ok();  // which numbers are multiplied by
+  return WrongNumber(op, name, scale, "so great that 1 by it is finite");
 }
 
 }  // namespace

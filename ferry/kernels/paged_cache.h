@@ -56,7 +56,8 @@ struct TokensToStore {
   std::int64_t head_dim;
 };
 // Errors: kInvalidArgument for caches of other shapes, types or strides or that lie over each
-// other, for more than 2^31 - 1 slots, and for scales that are not above 0.
+// other, for more than 2^31 - 1 slots, and for scales that are not above 0 or
+// whose inverse is infinite.
 Result<PagedCaches> CheckCaches(const CacheArguments& arguments, const TokensToStore& tokens);
 
 // Whether what a token has begins at a multiple of `bytes` wherever it is stored.

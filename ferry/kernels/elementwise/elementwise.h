@@ -10,8 +10,8 @@ namespace ferry::kernels {
 //   x, out  [..., cols] fp32, fp16 or bf16, one to four sizes, any strides but 1 for the last size;
 //           out may be x
 //   bias    [cols] of the same type, contiguous
-// Moves x and out once, 16 bytes at a time where all rows begin at multiples of 16 bytes, otherwise
-// one element.
+// Moves x and out once, 16 bytes at a time where bias and all rows of x and out begin at multiples
+// of 16 bytes and cols is a multiple of as many elements, otherwise one element.
 // Errors: kInvalidArgument for other shapes, types or strides, and for outputs over inputs in part;
 // kUnsupported where the build has no CUDA; those of a launch.
 struct AddGeluArgs {
@@ -24,8 +24,9 @@ Status FusedAddGeluCpu(const AddGeluArgs& args);
 extern const cuda::Kernel kFusedAddGeluKernel;
 
 // out = a * b + c, in fp32 without rounding in between; rounded once. Shapes, strides, types and
-// errors as above, all four alike; out may be a, b or c. Where all are contiguous their shape does
-// not matter.
+// errors as above, all four alike; out may be a, b or c. Where all are contiguous they are one
+// row. 16 bytes at a time where all rows begin at multiples of 16 bytes and have a multiple of as
+// many elements, otherwise one element.
 struct MulAddArgs {
   Tensor a;
   Tensor b;

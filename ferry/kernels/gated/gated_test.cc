@@ -225,6 +225,19 @@ TEST(GatedPlan, WrongArgumentsAreNamedWithWhatTheyMustBe) {
   EXPECT_EQ(GatedRefusal(args), "silu_and_mul: x has 0 sizes; it must have 1 to 4");
 }
 
+TEST(GatedPlan, TheFirstHalfOfManySizesMayBeTheOutput) {
+  for (const std::int64_t outer : {1, 2}) {
+    GatedArgs args;
+    args.x =
+        Tensor::Contiguous(reinterpret_cast<void*>(0x10000), DType::kBfloat16, {outer, 3, 128});
+    args.out = args.x;
+    args.out.shape[2] = 64;
+    EXPECT_EQ(GatedRefusal(args), "accepted") << outer;
+    args.out.data = static_cast<std::byte*>(args.x.data) + 2;
+    EXPECT_THAT(GatedRefusal(args), HasSubstr("out lies over the first half of x in part"));
+  }
+}
+
 TEST(GatedPlan, WordsOf16BytesAreForHalvesThatHaveThem) {
   EXPECT_TRUE(PlanGated(GatedAt(4, 64))->wide);
   EXPECT_FALSE(PlanGated(GatedAt(4, 68))->wide);  // the second half begins within a word

@@ -99,7 +99,8 @@ Status CheckHeadsOut(const Argument& out, const Argument& in, const QkNormRopeSt
   for (const Argument& read :
        {Argument{kQkName, "q_weight", args.q_weight}, Argument{kQkName, "k_weight", args.k_weight},
         Argument{kQkName, "positions", args.positions},
-        Argument{kQkName, "cos_sin_cache", args.cos_sin_cache}}) {
+        Argument{kQkName, "cos_sin_cache", args.cos_sin_cache},
+        Argument{kQkName, "slots", args.slots}}) {
     FERRY_TRY(out.IsApartFrom(read));
   }
   return Ok();
@@ -135,6 +136,10 @@ Result<PagedCaches> CheckQkCaches(const QkNormRopeStoreArgs& args) {
     FERRY_TRY(cache.IsApartFrom({kQkName, "qkv", args.qkv}));
     FERRY_TRY(cache.IsApartFrom({kQkName, "q_out", args.q_out}));
     FERRY_TRY(cache.IsApartFrom({kQkName, "k_out", args.k_out}));
+    FERRY_TRY(cache.IsApartFrom({kQkName, "q_weight", args.q_weight}));
+    FERRY_TRY(cache.IsApartFrom({kQkName, "k_weight", args.k_weight}));
+    FERRY_TRY(cache.IsApartFrom({kQkName, "positions", args.positions}));
+    FERRY_TRY(cache.IsApartFrom({kQkName, "cos_sin_cache", args.cos_sin_cache}));
   }
   return caches;
 }
@@ -206,7 +211,7 @@ Result<QkNormRopeStorePlan> PlanQkNormRopeStore(const QkNormRopeStoreArgs& args)
   plan.head_dim = static_cast<std::uint32_t>(args.q_weight.last());
   plan.half = static_cast<std::uint32_t>(args.cos_sin_cache.last() / 2);
   plan.eps = args.eps;
-  plan.per_element = 1 / static_cast<float>(plan.head_dim);
+  plan.per_element = static_cast<float>(1.0 / plan.head_dim);  // as rms_norm has it
   plan.dtype = args.qkv.dtype;
   ChooseThreads(WordsOfHalf(args, parts), &plan);
   return plan;

@@ -2,6 +2,7 @@
 #include "ferry/kernels/cache_store.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store_plan.h"
+#include "ferry/kernels/rotation.h"
 #include "ferry/prim/reduce.cuh"
 #include "ferry/prim/trap.cuh"
 
@@ -90,9 +91,9 @@ __device__ __forceinline__ void RotateWords(const float (&cos)[kWidth], const fl
                                             float (&low)[kWidth], float (&high)[kWidth]) {
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
-    const float was = low[j];
-    low[j] = RoundTo<T>(was * cos[j] - high[j] * sin[j]);
-    high[j] = RoundTo<T>(high[j] * cos[j] + was * sin[j]);
+    RotatePair(cos[j], sin[j], &low[j], &high[j]);
+    low[j] = RoundTo<T>(low[j]);
+    high[j] = RoundTo<T>(high[j]);
   }
 }
 
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(kQkMostThreads) DoHeads(const __grid_constant_
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       const float squares = prim::WarpSum(SquaresOf(low[i], high[i]), blockDim.x);
-      scale[i] = rsqrtf(squares * plan.per_element + plan.eps);
+      scale[i] = rsqrtf(fmaf(squares, plan.per_element, plan.eps));
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(kQkMostThreads)
         const float value = ToFloat(in[i]);
         squares = fmaf(value, value, squares);
       }
-      scale = rsqrtf(prim::WarpSum(squares) * plan.per_element + plan.eps);
+      scale = rsqrtf(fmaf(prim::WarpSum(squares), plan.per_element, plan.eps));
       first = 2 * plan.half;
       for (std::uint32_t i = threadIdx.x; i < plan.half; i += 32) {
         float low[1] = {ToFloat(in[i])};

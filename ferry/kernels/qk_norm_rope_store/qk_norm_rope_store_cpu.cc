@@ -6,6 +6,7 @@
 #include "ferry/kernels/number.h"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store.h"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store_plan.h"
+#include "ferry/kernels/rotation.h"
 
 namespace ferry::kernels {
 namespace {
@@ -37,10 +38,11 @@ void Rotate(const QkNormRopeStorePlan& plan, std::uint32_t token, Head* head) {
   const float* const cos = plan.cos_sin + plan.positions[token] * plan.cos_sin_stride;
   const float* const sin = cos + plan.half;
   for (std::uint32_t i = 0; i < plan.half; ++i) {
-    const float low = (*head)[i];
-    const float high = (*head)[plan.half + i];
-    (*head)[i] = RoundTo(plan.dtype, low * cos[i] - high * sin[i]);
-    (*head)[plan.half + i] = RoundTo(plan.dtype, high * cos[i] + low * sin[i]);
+    float& low = (*head)[i];
+    float& high = (*head)[plan.half + i];
+    RotatePair(cos[i], sin[i], &low, &high);
+    low = RoundTo(plan.dtype, low);
+    high = RoundTo(plan.dtype, high);
   }
 }
 

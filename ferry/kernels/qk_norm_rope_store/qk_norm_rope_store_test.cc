@@ -12,6 +12,9 @@
 
 #include "ferry/kernels/number.h"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store_plan.h"
+#include "ferry/kernels/rms_norm/rms_norm.h"
+#include "ferry/kernels/rope/rope.h"
+#include "ferry/kernels/store_kvcache/store_kvcache.h"
 #include "ferry/kernels/testing/op_bed.h"
 
 namespace ferry::kernels {
@@ -103,6 +106,48 @@ class QkTensors {
       args.v_scale = 0.05F;
     }
     return args;
+  }
+
+  // Small whole numbers, so that sums of squares are exact in any order.
+  void FillWithWholeNumbers(std::mt19937_64* random) {
+    FillAnew(random);
+    std::uniform_int_distribution<int> number(-9, 9);
+    qkv_.Fill([&](std::int64_t) { return number(*random); });
+    before_ = qkv_.Values();
+  }
+  // Does by three ops, one after the other, what Args() are for, and compares to the last bit.
+  void ExpectWhatThreeOpsGive(OpBed* bed) {
+    const QkNormRopeStoreArgs fused = Args(bed);
+    TestTensor q(given_.dtype, {given_.tokens, given_.q_heads, given_.head_dim});
+    TestTensor k(given_.dtype, {given_.tokens, given_.kv_heads, given_.head_dim});
+    const std::vector<std::int64_t> cache = {kQkBlocks, kQkBlock, given_.kv_heads, given_.head_dim};
+    TestTensor k_cache(given_.cache_dtype, cache);
+    TestTensor v_cache(given_.cache_dtype, cache);
+    for (TestTensor* tensor : {&k_cache, &v_cache}) tensor->Fill([](std::int64_t) { return 5; });
+    const Tensor q_view = bed->View(q);
+    const Tensor k_view = bed->View(k);
+    const RmsNormArgs norm_q{Part(fused.qkv, 0, given_.q_heads), fused.q_weight, q_view, kQkEps};
+    const RmsNormArgs norm_k{Part(fused.qkv, given_.q_heads, given_.kv_heads), fused.k_weight,
+                             k_view, kQkEps};
+    const RopeArgs rope{q_view, k_view, q_view, k_view, fused.positions, fused.cos_sin_cache};
+    const StoreKvCacheArgs store{k_view,
+                                 Part(fused.qkv, given_.q_heads + given_.kv_heads, given_.kv_heads),
+                                 bed->View(k_cache),
+                                 bed->View(v_cache),
+                                 fused.slots,
+                                 fused.k_scale,
+                                 fused.v_scale};
+    for (const Status& ran :
+         {bed->Run(kRmsNormKernel, RmsNormCpu, norm_q),
+          bed->Run(kRmsNormKernel, RmsNormCpu, norm_k), bed->Run(kRopeKernel, RopeCpu, rope),
+          bed->Run(kStoreKvCacheKernel, StoreKvCacheCpu, store)}) {
+      ASSERT_TRUE(ran) << ran.error().ToString();
+    }
+    const std::string name = std::string(NameOf(given_.dtype)) + " " + ToString(q.view());
+    EXPECT_EQ(q_out_.Values(), q.Values()) << name;
+    EXPECT_EQ(k_out_.Values(), k.Values()) << name;
+    EXPECT_EQ(k_cache_.Values(), k_cache.Values()) << name;
+    EXPECT_EQ(v_cache_.Values(), v_cache.Values()) << name;
   }
 
   TestTensor& positions() { return positions_; }
@@ -317,6 +362,25 @@ TEST_P(QkNormRopeStoreTest, ViewsWithGapsAreReadAndWrittenWhereTheyAre) {
   }
 }
 
+TEST_P(QkNormRopeStoreTest, ResultsAreThoseOfTheThreeOpsToTheLastBit) {
+  for (const DType dtype : kFloatTypes) {
+    for (const DType cache : {dtype, DType::kFloat8E4m3}) {
+      for (const std::int64_t head_dim : {64, 80, 100, 128}) {
+        QkTensors tensors({.dtype = dtype,
+                           .cache_dtype = cache,
+                           .tokens = 20,
+                           .head_dim = head_dim,
+                           .rotated = head_dim});
+        tensors.FillWithWholeNumbers(&random());
+        OpBed bed = Bed();
+        const Status ran = bed.Run(kQkNormRopeStoreKernel, QkNormRopeStoreCpu, tensors.Args(&bed));
+        ASSERT_TRUE(ran) << ran.error().ToString();
+        tensors.ExpectWhatThreeOpsGive(&bed);
+      }
+    }
+  }
+}
+
 // As in a first run of a model, whose caches are not there yet; and as in decoding, where nobody
 // reads k but from the cache.
 TEST_P(QkNormRopeStoreTest, CachesAndKeysMayBeLeftOut) {
@@ -462,6 +526,22 @@ TEST_F(QkPlanTest, WrongOutputsAreNamedWithWhatTheyMustBe) {
   args = Args();
   args.k_cache.data = args.qkv.data;
   EXPECT_THAT(Refusal(args), HasSubstr("k_cache lies over qkv"));
+  args = Args();
+  args.slots.data = args.q_out.data;
+  EXPECT_THAT(Refusal(args), HasSubstr("q_out lies over slots"));
+  args.slots.data = args.k_out.data;
+  EXPECT_THAT(Refusal(args), HasSubstr("k_out lies over slots"));
+  for (Tensor QkNormRopeStoreArgs::*read :
+       {&QkNormRopeStoreArgs::q_weight, &QkNormRopeStoreArgs::k_weight,
+        &QkNormRopeStoreArgs::positions, &QkNormRopeStoreArgs::cos_sin_cache}) {
+    for (Tensor QkNormRopeStoreArgs::*written :
+         {&QkNormRopeStoreArgs::q_out, &QkNormRopeStoreArgs::k_out, &QkNormRopeStoreArgs::k_cache,
+          &QkNormRopeStoreArgs::v_cache}) {
+      args = Args();
+      (args.*read).data = (args.*written).data;
+      EXPECT_THAT(Refusal(args), HasSubstr("it must be other memory"));
+    }
+  }
   args = Args();
   args.slots = {};
   EXPECT_THAT(Refusal(args), HasSubstr("slots has 0 sizes; it must have 1"));

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kRmsNormMostThreads)
     }
   }
   const float scale =
-      rsqrtf(RowSum(squares, plan.threads_per_row, sums) * plan.per_column + plan.eps);
+      rsqrtf(fmaf(RowSum(squares, plan.threads_per_row, sums), plan.per_column, plan.eps));
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const std::uint32_t word = threadIdx.x + i * blockDim.x;
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kRmsNormMostThreads)
     LoadSum<T, kWidth, kResidual>(row, word * kWidth, values);
     squares += Squares(values);
   }
-  const float scale = rsqrtf(prim::BlockSum(squares, sums) * plan.per_column + plan.eps);
+  const float scale = rsqrtf(fmaf(prim::BlockSum(squares, sums), plan.per_column, plan.eps));
 #pragma unroll 2
   for (std::int64_t word = threadIdx.x; word < plan.words; word += blockDim.x) {
     float values[kWidth];

@@ -12,10 +12,11 @@ namespace ferry::kernels {
 //           last size, such as a part of a projection's output; out may be x
 //   weight  [cols], contiguous
 // Moves x and out once, up to 16384 columns of bf16 and fp16 and 8192 of fp32; beyond that x comes
-// a second time, from the L2 cache. 16 bytes at a time where all rows begin at multiples of 16
-// bytes and cols is one of as many elements, otherwise one element. Errors: kInvalidArgument for
-// other shapes, types or strides, for outputs over inputs in part, and for more than 2^31 - 1 rows;
-// kUnsupported where the build has no CUDA; those of a launch.
+// a second time, from the L2 cache where it is still there. 16 bytes at a time where weight and all
+// rows of all other tensors begin at multiples of 16 bytes and cols is a multiple of as many
+// elements, otherwise one element. Errors: kInvalidArgument for other shapes, types or strides, for
+// outputs over inputs in part, and for more than 2^31 - 1 rows; kUnsupported where the build has no
+// CUDA; those of a launch.
 struct RmsNormArgs {
   Tensor x;
   Tensor weight;

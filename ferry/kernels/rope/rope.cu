@@ -1,6 +1,7 @@
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/rope/rope_plan.h"
+#include "ferry/kernels/rotation.h"
 #include "ferry/prim/trap.cuh"
 
 namespace ferry::kernels {
@@ -57,11 +58,7 @@ __global__ void __launch_bounds__(kRopeMostThreads)
         if (head < heads) {
           T* const out = RopeHeadAt<T>(plan, token, head).out;
 #pragma unroll
-          for (int j = 0; j < kWidth; ++j) {
-            const float was = low[i][j];
-            low[i][j] = was * cos[j] - high[i][j] * sin[j];
-            high[i][j] = high[i][j] * cos[j] + was * sin[j];
-          }
+          for (int j = 0; j < kWidth; ++j) RotatePair(cos[j], sin[j], &low[i][j], &high[i][j]);
           Store<T, kWidth>(out + at, low[i]);
           Store<T, kWidth>(out + plan.half + at, high[i]);
         }

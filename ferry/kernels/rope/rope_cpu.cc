@@ -3,6 +3,7 @@
 #include "ferry/kernels/number.h"
 #include "ferry/kernels/rope/rope.h"
 #include "ferry/kernels/rope/rope_plan.h"
+#include "ferry/kernels/rotation.h"
 
 namespace ferry::kernels {
 namespace {
@@ -14,10 +15,11 @@ void RotateToken(const RopePlan& plan, const RopeHeads& heads, std::uint32_t tok
     const std::int64_t in = token * heads.in_token + head * heads.in_head;
     const std::int64_t out = token * heads.out_token + head * heads.out_head;
     for (std::uint32_t i = 0; i < plan.half; ++i) {
-      const float low = ReadFloat(heads.in, plan.dtype, in + i);
-      const float high = ReadFloat(heads.in, plan.dtype, in + plan.half + i);
-      WriteFloat(heads.out, plan.dtype, out + i, low * cos[i] - high * sin[i]);
-      WriteFloat(heads.out, plan.dtype, out + plan.half + i, high * cos[i] + low * sin[i]);
+      float low = ReadFloat(heads.in, plan.dtype, in + i);
+      float high = ReadFloat(heads.in, plan.dtype, in + plan.half + i);
+      RotatePair(cos[i], sin[i], &low, &high);
+      WriteFloat(heads.out, plan.dtype, out + i, low);
+      WriteFloat(heads.out, plan.dtype, out + plan.half + i, high);
     }
     for (std::uint32_t i = 2 * plan.half; i < plan.head_dim; ++i) {
       WriteFloat(heads.out, plan.dtype, out + i, ReadFloat(heads.in, plan.dtype, in + i));

@@ -182,7 +182,7 @@ __device__ __forceinline__ std::uint64_t RaceTokens(const LogitRow<T>& row, cons
         const float uniform = UniformOf(random.word[j]);
         const float bound = fmaf(-0.6931472F, __log2f(uniform), kMargin);
         if (fmaf(logit, asked.inverse, bound) < best_score || KeyOf(logit) < least) continue;
-        const float score = fmaf(logit, asked.inverse, GumbelOf(uniform));
+        const float score = ScoreOf(logit, asked.inverse, GumbelOf(uniform));
         if (score > best_score) {
           best_score = score;
           best = base + group + j;

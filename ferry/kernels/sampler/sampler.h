@@ -17,17 +17,27 @@ namespace ferry::kernels {
 //   logits        [rows, vocabulary] fp32, fp16 or bf16, the rows' stride is free; NaN is never
 //                 chosen, nor is minus infinity, unless there is nothing else: then token 0 is
 //   out           int64 [rows], contiguous
-//   temperatures  fp32 [rows]; may be left out, as may all that follow
+//   temperatures  fp32 [rows]; may be left out, as may all that follow. NaN is greedy; with
+//   infinity
+//                 all tokens are alike (logits count as if by a temperature of 2^126)
 //   top_k         int32 [rows]: the k greatest logits, and those that equal the last of them; below
 //                 1: all
 //   top_p         fp32 [rows]: of those the greatest logits whose probabilities together are at
 //                 least p, and those that equal the last of them; 1 or more: all
-//   seeds, steps  int64 [rows]; where they are left out, `seed` plus the row's index, and `step`
+//   seeds, steps  int64 [rows]; where they are left out, `seed` plus the row's index, and `step`:
+//                 numbers, which a graph that captures the call keeps, and with them the tokens. In
+//                 graphs give the tensors, and other steps in them for each replay
 // Random numbers are Philox4x32-10's (Salmon et al. 2011, Parallel random numbers: as easy as 1, 2,
 // 3) with the seed as key and (token / 4, 0, step) as counter: so a row's token depends on its own
 // seed, step and logits alone, and is the same on GPUs and on the CPU. Give each draw another step.
-// A row is the work of one thread block. With neither top_k nor top_p logits are read once, else a
-// few times more, from the L2 cache.
+// Scores are in fp32: where l / temperature is about 2^k they have steps of 2^(k - 23), 2^-7 for a
+// logit of 6.5 at a temperature of 1e-4, 0.5 for one of 42 at 1e-5. By about so large a part tokens
+// of nearly equal logits come more or less often than they should; of equal scores the first wins.
+// A finite logit's score is never less than fp32's lowest number, so that minus infinity loses.
+// A row is the work of one thread block. With neither top_k nor top_p logits are read once; top_k
+// reads them up to four times more (twice for bf16), top_p up to five times (three times): from the
+// L2 cache if it has room for all rows that are under way, which it has not for large batches of
+// large vocabularies. What that costs has not been measured.
 // Errors: kInvalidArgument for other shapes, types or strides, for a vocabulary of none or of more
 // than 2^30; kUnsupported where the build has no CUDA; those of a launch.
 struct SampleArgs {

@@ -56,7 +56,7 @@ std::uint32_t SampleTokens(const SampleRow& asked, const std::vector<float>& log
     if (token % 4 == 0) random = RandomOf(asked.seed, asked.step, token / 4);
     if (KeyOf(logits[token]) < least) continue;
     const float noise = GumbelOf(UniformOf(random.word[token % 4]));
-    best = std::max(best, Candidate(std::fmaf(logits[token], asked.inverse, noise), token));
+    best = std::max(best, Candidate(ScoreOf(logits[token], asked.inverse, noise), token));
   }
   return TokenOf(best);
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -113,6 +114,13 @@ FERRY_SAMPLER_BOTH float GumbelOf(float uniform) {
   const float exponential = uniform < 0x1p-12F ? fmaf(fmaf(uniform, 0.5F, 0.0F), uniform, uniform)
                                                : -LogOf(1.0F - uniform);
   return -LogOf(exponential);
+}
+
+// What a token has in the race. A finite logit never comes to minus infinity, however low the
+// temperature: it is more than nothing.
+FERRY_SAMPLER_BOTH float ScoreOf(float logit, float inverse, float noise) {
+  const float score = fmaf(logit, inverse, noise);
+  return logit >= -FLT_MAX && score < -FLT_MAX ? -FLT_MAX : score;
 }
 
 // What is greatest wins: by score, of equal ones the first token.

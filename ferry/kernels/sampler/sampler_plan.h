@@ -1,4 +1,5 @@
 #pragma once
+#include <cfloat>
 #include <cstdint>
 
 #include "ferry/core/result.h"
@@ -40,7 +41,11 @@ __host__ __device__
     SampleRowOf(const SamplePlan& plan, std::uint32_t row) noexcept {
   SampleRow asked;
   const float temperature = plan.temperatures != nullptr ? plan.temperatures[row] : 0.0F;
-  if (temperature >= kGreedyTemperature) asked.inverse = 1.0F / temperature;
+  if (temperature >= kGreedyTemperature) {
+    // Not 0, which is greedy, where the temperature is infinite.
+    const float inverse = 1.0F / temperature;
+    asked.inverse = inverse > FLT_MIN ? inverse : FLT_MIN;
+  }
   if (plan.top_k != nullptr && plan.top_k[row] > 0) {
     const auto k = static_cast<std::uint32_t>(plan.top_k[row]);
     asked.top_k = k < plan.vocabulary ? k : 0;

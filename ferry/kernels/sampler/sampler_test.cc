@@ -55,6 +55,7 @@ class SampleTensors {
     return args;
   }
   std::vector<double> Run(OpBed bed) {
+    out_.Poison();
     const Status ran = bed.Run(kSampleKernel, SampleCpu, Args(&bed));
     EXPECT_TRUE(ran) << ran.error().ToString();
     return Got();
@@ -79,6 +80,7 @@ class SampleTensors {
   }
 
   TestTensor& logits() { return logits_; }
+  TestTensor& out() { return out_; }
   TestTensor& temperatures() { return temperatures_; }
   TestTensor& top_k() { return top_k_; }
   TestTensor& top_p() { return top_p_; }
@@ -179,6 +181,7 @@ TEST_P(SampleTest, AllThatMayBeLeftOutMayBeLeftOut) {
   OpBed bed = Bed();
   SampleArgs args = tensors.Args(&bed);
   args.temperatures = args.top_k = args.top_p = args.seeds = args.steps = {};
+  tensors.out().Poison();
   ASSERT_TRUE(bed.Run(kSampleKernel, SampleCpu, args));
   EXPECT_THAT(tensors.Got(), ElementsAre(17, 49));
 }
@@ -200,6 +203,28 @@ TEST_P(SampleTest, WhatIsNoNumberAndWhatIsMinusInfinityIsNeverChosen) {
     tensors.logits().Fill([](std::int64_t i) { return OddLogit(i / 64, i % 64); });
     EXPECT_THAT(tensors.Run(Bed()), ElementsAre(40, 7, 0, 9)) << temperature;
   }
+}
+
+// l / temperature is minus infinity for it, too.
+TEST_P(SampleTest, TheOneFiniteLogitIsChosenHoweverLowItIs) {
+  for (const double temperature : {0.0, 1e-5, 0.7}) {
+    for (const double top_p : {0.5, 1.0}) {
+      SampleTensors tensors(DType::kFloat32, 3, 40);
+      tensors.temperatures().Fill([&](std::int64_t) { return temperature; });
+      tensors.top_p().Fill([&](std::int64_t) { return top_p; });
+      tensors.logits().Fill([](std::int64_t i) { return i % 40 == 33 ? -3e38 : kMinusInfinity; });
+      EXPECT_THAT(tensors.Run(Bed()), Each(33)) << temperature << " " << top_p;
+    }
+  }
+}
+
+TEST_P(SampleTest, UnderAnInfiniteTemperatureAllTokensAreAlikeAndUnderNoneTheGreatestIsChosen) {
+  ExpectFrequencies({1, -20, 100, 3}, std::numeric_limits<double>::infinity(), 0, 1);
+  ExpectFrequencies({1, -20, 100, 3}, 1e38, 2, 1);
+  SampleTensors tensors(DType::kFloat32, 2, 40);
+  tensors.temperatures().Fill([](std::int64_t) { return std::nan(""); });
+  tensors.logits().Fill([](std::int64_t i) { return i % 40 == 12 ? 2 : 1; });
+  EXPECT_THAT(tensors.Run(Bed()), Each(12));
 }
 
 TEST_P(SampleTest, TokensComeAsOftenAsTheirProbabilitiesSay) {
@@ -229,12 +254,18 @@ TEST_P(SampleTest, EveryDeviceChoosesTheTokenThatTheCpuChooses) {
   };
   for (const DType dtype : kFloatTypes) {
     for (const Size size : {Size{7, 1}, {20, 5}, {60, 128}, {60, 1000}, {24, 4097}, {6, 151'936}}) {
-      SampleTensors tensors(dtype, size.rows, size.vocabulary,
-                            {.gap = {size.vocabulary % 3, 0}, .skip = size.vocabulary % 2});
-      tensors.FillAnew(&random());
-      OpBed cpu(nullptr);
-      const std::vector<double> expected = tensors.Run(std::move(cpu));
-      EXPECT_EQ(tensors.Run(Bed()), expected) << NameOf(dtype) << " " << size.vocabulary;
+      // With rows that begin anywhere, and contiguous, where many are read by words.
+      const TestLayout odd{.gap = {1 + size.vocabulary % 3, 0}, .skip = size.vocabulary % 2};
+      for (const TestLayout& layout : {odd, TestLayout{}}) {
+        SampleTensors tensors(dtype, size.rows, size.vocabulary, layout);
+        tensors.FillAnew(&random());
+        OpBed cpu(nullptr);
+        if (size.vocabulary == 151'936) {
+          EXPECT_EQ(PlanSample(tensors.Args(&cpu))->wide, layout.skip == 0 && layout.gap[0] == 0);
+        }
+        const std::vector<double> expected = tensors.Run(std::move(cpu));
+        EXPECT_EQ(tensors.Run(Bed()), expected) << NameOf(dtype) << " " << size.vocabulary;
+      }
     }
   }
 }
@@ -259,6 +290,7 @@ TEST_P(SampleTest, ATokenDependsOnItsOwnSeedStepAndLogitsAlone) {
   args.seeds = args.steps = {};
   args.seed = 777;
   args.step = 9;
+  tensors.out().Poison();
   ASSERT_TRUE(bed.Run(kSampleKernel, SampleCpu, args));
   EXPECT_EQ(tensors.Got(), by_tensors);
 }
@@ -277,6 +309,7 @@ TEST_P(SampleTest, ACapturedCallWorksOnWhatIsThereWhenItIsReplayed) {
     tensors.FillAnew(&random());
     OpBed cpu(nullptr);
     const std::vector<double> expected = tensors.Run(std::move(cpu));
+    tensors.out().Poison();
     const Status replayed = bed.Replay();
     ASSERT_TRUE(replayed) << replayed.error().ToString();
     EXPECT_EQ(tensors.Got(), expected);
@@ -297,6 +330,9 @@ TEST(SampleMath, PhiloxGivesItsKnownAnswers) {
   constexpr std::uint32_t kOnes = 0xffffffffU;
   EXPECT_THAT(words(Philox({{kOnes, kOnes, kOnes, kOnes}}, ~std::uint64_t{0})),
               ElementsAre(0x408f276dU, 0x41c83b0eU, 0xa20bc7c6U, 0x6d5451fdU));
+  EXPECT_THAT(words(Philox({{0x243f6a88U, 0x85a308d3U, 0x13198a2eU, 0x03707344U}},
+                           std::uint64_t{0x299f31d0U} << 32 | 0xa4093822U)),
+              ElementsAre(0xd16cfe09U, 0x94fdccebU, 0x5001e420U, 0x24126ea1U));
 }
 
 TEST(SampleMath, LogarithmsWeightsAndNoiseAreNearTheirFormulas) {
@@ -319,6 +355,16 @@ TEST(SampleMath, LogarithmsWeightsAndNoiseAreNearTheirFormulas) {
   EXPECT_EQ(UniformOf(0), 0x1p-33F);
   EXPECT_LT(UniformOf(~0U), 1);
   EXPECT_LT(GumbelOf(UniformOf(0)), 23);  // as the kernel's bound has it
+}
+
+TEST(SampleMath, ScoresOfFiniteLogitsAreMoreThanNothing) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float greatest = std::numeric_limits<float>::max();
+  EXPECT_EQ(ScoreOf(2, 0.5F, 3), 4);
+  EXPECT_EQ(ScoreOf(-greatest, 1e5F, 1), -greatest);
+  EXPECT_EQ(ScoreOf(-infinity, 1e5F, 1), -infinity);
+  EXPECT_EQ(ScoreOf(infinity, 1e5F, 1), infinity);
+  EXPECT_LT(ScoreOf(-infinity, 1e-30F, 22), ScoreOf(-greatest, 1e5F, -3));
 }
 
 TEST(SampleMath, KeysAreOrderedAsTheirNumbersAre) {

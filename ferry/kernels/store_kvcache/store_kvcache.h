@@ -19,7 +19,8 @@ namespace ferry::kernels {
 // Moves 16 bytes at a time where all tokens begin at multiples of 16 bytes (8 or 4 in e4m3 caches),
 // otherwise one element.
 // Other errors: kInvalidArgument for other shapes, types or strides, for caches over anything else,
-// and for scales that are not above 0; kUnsupported where the build has no CUDA; those of a launch.
+// and for scales that are not above 0 or whose inverse is infinite; kUnsupported where the build
+// has no CUDA; those of a launch.
 struct StoreKvCacheArgs {
   Tensor k;
   Tensor v;

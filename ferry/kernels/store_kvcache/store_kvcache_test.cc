@@ -261,9 +261,25 @@ TEST_F(StoreKvCachePlanTest, WrongArgumentsAreNamedWithWhatTheyMustBe) {
   args = Args();
   args.v_scale = 0;
   EXPECT_EQ(Refusal(args), "store_kvcache: v_scale is 0; it must be above 0");
+  args.v_scale = 1e-39F;
+  EXPECT_THAT(Refusal(args), HasSubstr("it must be so great that 1 by it is finite"));
   args = Args();
   args.k_cache = args.v_cache = {};
   EXPECT_EQ(Refusal(args), "store_kvcache: k_cache has 0 sizes; it must have 4");
+}
+
+TEST_F(StoreKvCachePlanTest, BothCachesMayLieInOneTensor) {
+  StoreKvCacheArgs args = Args();
+  constexpr std::int64_t kToken = std::int64_t{8} * 128;
+  args.k_cache.stride = args.v_cache.stride = {256 * 2 * kToken, 2 * kToken, 128, 1};
+  args.v_cache.data = static_cast<std::byte*>(args.k_cache.data) + kToken * 2;
+  EXPECT_EQ(Refusal(args), "accepted");
+  EXPECT_TRUE(PlanStoreKvCache(args)->wide);
+  args.v_cache.data = static_cast<std::byte*>(args.k_cache.data) + kToken * 2 - 2;
+  EXPECT_EQ(Refusal(args), "store_kvcache: v_cache lies over k_cache; it must be other memory");
+  args.k_cache.stride[1] = args.v_cache.stride[1] = kToken;
+  args.v_cache.data = static_cast<std::byte*>(args.k_cache.data) + 256 * kToken * 2;
+  EXPECT_EQ(Refusal(args), "accepted");
 }
 
 TEST_F(StoreKvCachePlanTest, WordsOf16BytesAreForTokensThatHaveThemOnBothSides) {

@@ -17,6 +17,9 @@ Status CheckGraphCall(cudaError_t error, const char* call) {
   return Error(Code::kInternal, std::string(call) + ": " + cudaGetErrorString(error));
 }
 
+struct GraphDeleter {
+  void operator()(cudaGraph_t graph) const { (void)cudaGraphDestroy(graph); }
+};
 struct GraphExecDeleter {
   void operator()(cudaGraphExec_t graph) const { (void)cudaGraphExecDestroy(graph); }
 };
@@ -31,13 +34,13 @@ Result<std::function<Status()>> CaptureGraph(cuda::StreamRef stream,
   FERRY_TRY(CheckGraphCall(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal),
                            "cudaStreamBeginCapture"));
   Status called = call();
-  cudaGraph_t graph = nullptr;
-  const cudaError_t ended = cudaStreamEndCapture(native, &graph);
+  cudaGraph_t captured = nullptr;
+  const cudaError_t ended = cudaStreamEndCapture(native, &captured);
+  const std::unique_ptr<CUgraph_st, GraphDeleter> graph(captured);
   if (!called) return called.error();
   FERRY_TRY(CheckGraphCall(ended, "cudaStreamEndCapture"));
   cudaGraphExec_t made = nullptr;
-  const cudaError_t instantiated = cudaGraphInstantiate(&made, graph, 0);
-  (void)cudaGraphDestroy(graph);
+  const cudaError_t instantiated = cudaGraphInstantiate(&made, graph.get(), 0);
   FERRY_TRY(CheckGraphCall(instantiated, "cudaGraphInstantiate"));
   // Shared by the copies of the function.
   const std::shared_ptr<CUgraphExec_st> shared(made, GraphExecDeleter{});
