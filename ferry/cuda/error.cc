@@ -153,6 +153,15 @@ Error NoSuchDevice(int ordinal, int count, std::string_view tried, SourceLoc at)
                    fmt::format("{} for device {} of {}", tried, ordinal, count), at);
 }
 
+Error NotEnoughSharedMemory(std::string_view kernel, std::size_t needed, std::size_t there,
+                            int ordinal, SourceLoc at) {
+  return Error(Code::kUnsupported,
+               fmt::format("{} needs {} bytes of shared memory for a thread block, and device {} "
+                           "has {}; use fewer stages, or a GPU with more",
+                           kernel, needed, ordinal, there),
+               at);
+}
+
 Error NothingThere(const void* address, SourceLoc at) {
   return Error(Code::kInvalidArgument,
                fmt::format("there is no memory at {}: it was freed, or never allocated; use memory "

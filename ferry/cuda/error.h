@@ -1,4 +1,5 @@
 #pragma once
+#include <cstddef>
 #include <string_view>
 
 #include "ferry/core/result.h"
@@ -40,6 +41,10 @@ Error LostDevice(int ordinal, std::string_view tried, SourceLoc at = SourceLoc::
 // Where there are `count` devices.
 Error NoSuchDevice(int ordinal, int count, std::string_view tried,
                    SourceLoc at = SourceLoc::Current());
+
+// Of a kernel whose thread blocks need more shared memory than they can have on the device.
+Error NotEnoughSharedMemory(std::string_view kernel, std::size_t needed, std::size_t there,
+                            int ordinal, SourceLoc at = SourceLoc::Current());
 
 // Of an address at which there is no memory.
 Error NothingThere(const void* address, SourceLoc at = SourceLoc::Current());

@@ -29,6 +29,14 @@ TEST(CudaError, OnesThatNobodyKnowsAreInternal) {
   EXPECT_FALSE(IsSticky(12345));
 }
 
+TEST(CudaError, TellsHowMuchSharedMemoryIsNeededAndThere) {
+  const Error error = NotEnoughSharedMemory("attention_decode", 139776, 101376, 1);
+  EXPECT_EQ(error.code(), Code::kUnsupported);
+  EXPECT_EQ(error.message(),
+            "attention_decode needs 139776 bytes of shared memory for a thread block, and device 1 "
+            "has 101376; use fewer stages, or a GPU with more");
+}
+
 // Whatever is sticky loses the device, and nothing else does.
 TEST(CudaError, IsStickyExactlyWhereTheDeviceIsLost) {
   for (int number = 1; number < 1000; ++number) {

@@ -69,8 +69,8 @@ Status CheckAttentionOut(const Argument& q, const Argument& out) {
 }
 
 Status CheckScale(const char* op, float scale) {
-  if (scale > 0 && std::isfinite(scale)) return Ok();
-  return WrongNumber(op, "scale", scale, "a number above 0");
+  if (scale > 0 && std::isfinite(scale * kLog2E)) return Ok();
+  return WrongNumber(op, "scale", scale, "a number above 0, and at most 2.3e38");
 }
 
 Status CheckStages(const Argument& q, const char* name, int stages) {

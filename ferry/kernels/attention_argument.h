@@ -14,7 +14,9 @@ Status CheckPages(const Argument& q, const Argument& k, const Argument& v);
 Status CheckBlockTables(const Argument& tables, std::int64_t batch, std::int64_t block);
 // What is written, of the shape of q, of its own memory.
 Status CheckAttentionOut(const Argument& q, const Argument& out);
+// The GPU's form takes powers of two: by its scale times log2(e), which must be a number, too.
 Status CheckScale(const char* op, float scale);
+inline constexpr float kLog2E = 1.44269504088896341F;
 // Of a ring of tiles: 1, 2 or 3; 2 for those heads of which the GPU has nothing else.
 Status CheckStages(const Argument& q, const char* name, int stages);
 // Whether the GPU's form is made for this. Errors: kUnsupported.

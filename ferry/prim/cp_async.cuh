@@ -25,28 +25,6 @@ __device__ __forceinline__ void CopyAsync(std::uint32_t shared, const void* glob
                : "memory");
 }
 
-// What L2 should do with a line: made once by a thread, for many copies.
-struct CachePolicy {
-  std::uint64_t bits;
-};
-
-// createpolicy.fractional.L2::evict_first: for what is read once, so that it is the first to go.
-__device__ __forceinline__ CachePolicy EvictFirst() {
-  CachePolicy policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy.bits));
-  return policy;
-}
-
-// cp.async.cg.shared.global.L2::cache_hint: the same under a policy.
-__device__ __forceinline__ void CopyAsync(std::uint32_t shared, const void* global, bool present,
-                                          CachePolicy policy) {
-  const std::uint32_t bytes = present ? kCopyBytes : 0;
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;"
-               :
-               : "r"(shared), "l"(global), "r"(bytes), "l"(policy.bits)
-               : "memory");
-}
-
 // cp.async.commit_group: the copies since the last one are a group, be it an empty one.
 __device__ __forceinline__ void EndCopyGroup() {
   asm volatile("cp.async.commit_group;" ::: "memory");

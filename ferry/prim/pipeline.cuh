@@ -15,10 +15,11 @@ struct BlockScope {
 };
 
 // For each i < count, in order: load(i, slot) with copies (CopyAsync) into buffer `slot` < kStages,
-// and when they are there, compute(i, slot). All threads of the scope call it with the same count,
-// and none has copies of its own under way that it still waits for. With one stage nothing is
-// copied while a thread computes; with n, the next n - 1 are. Afterwards every copy has ended, but
-// others may still be in their last compute().
+// and when they are there, compute(i, slot). All threads of the scope call it with the same count.
+// Copies that a thread has begun before, in groups that it has ended, are there when the first
+// compute() begins. With one stage nothing is copied while a thread computes; with n, the next
+// n - 1 are. Afterwards every copy of the thread has ended, those from before included and also
+// where count is 0, but others may still be in their last compute().
 //
 // One barrier for each i tells two things: what was copied for i can be seen by all, and nobody
 // reads i - 1 any more, into whose buffer the copies for i + kStages - 1 go.
@@ -34,6 +35,7 @@ __device__ __forceinline__ void RunPipeline(int count, const Load& load, const C
       Scope::Wait();
       compute(i, 0);
     }
+    WaitForCopies<0>();  // those from before, where there was no round
   } else {
     // Every round ends a group, an empty one where nothing is left to load: so the group of i is
     // always kStages - 2 before the latest.

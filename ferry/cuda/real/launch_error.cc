@@ -1,6 +1,11 @@
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
 
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <utility>
+
 #include "ferry/cuda/error.h"
 #include "ferry/cuda/resources.h"
 
@@ -8,12 +13,49 @@
 namespace ferry::cuda {
 
 Error LaunchError(int number, const char* name, StreamRef stream, SourceLoc at);
+Error SharedMemoryError(int number, const void* kernel, std::size_t dynamic, const char* name,
+                        StreamRef stream, SourceLoc at);
+bool CanBeginEarly(const void* kernel, StreamRef stream);
 
 Error LaunchError(int number, const char* name, StreamRef stream, SourceLoc at) {
   (void)cudaGetLastError();
   const auto error = static_cast<cudaError_t>(number);
   return CudaError(number, cudaGetErrorName(error), cudaGetErrorString(error),
                    fmt::format("launching {} on device {}", name, stream.ordinal()), at);
+}
+
+Error SharedMemoryError(int number, const void* kernel, std::size_t dynamic, const char* name,
+                        StreamRef stream, SourceLoc at) {
+  cudaFuncAttributes attributes{};
+  int there = 0;
+  if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
+      cudaDeviceGetAttribute(&there, cudaDevAttrMaxSharedMemoryPerBlockOptin, stream.ordinal()) ==
+          cudaSuccess) {
+    const std::size_t needed = dynamic + attributes.sharedSizeBytes;
+    if (there > 0 && needed > static_cast<std::size_t>(there)) {
+      (void)cudaGetLastError();
+      return NotEnoughSharedMemory(name, needed, static_cast<std::size_t>(there), stream.ordinal(),
+                                   at);
+    }
+  }
+  return LaunchError(number, name, stream, at);
+}
+
+bool CanBeginEarly(const void* kernel, StreamRef stream) {
+  constexpr int kFirstVersion = 90;
+  // A device may run code that another has none of its own for, so each is asked.
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, bool> known;
+  const std::pair key(kernel, stream.ordinal());
+  const std::lock_guard lock(mutex);
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
+    // The launch will say what is wrong.
+    (void)cudaGetLastError();
+    return false;
+  }
+  return known[key] = attributes.ptxVersion >= kFirstVersion;
 }
 
 }  // namespace ferry::cuda

@@ -38,6 +38,16 @@ Status CheckDecodePlan(const AttentionDecodeArgs& args) {
   return CheckStages(DecodeArgument("q", args.q), "plan.stages", args.plan.stages);
 }
 
+Status IsApartFromWhatIsRead(const Argument& written, const AttentionDecodeArgs& args) {
+  for (const auto& [name, tensor] :
+       {std::pair("q", &args.q), std::pair("k_cache", &args.k_cache),
+        std::pair("v_cache", &args.v_cache), std::pair("block_tables", &args.block_tables),
+        std::pair("context_lens", &args.context_lens)}) {
+    FERRY_TRY(written.IsApartFrom(DecodeArgument(name, *tensor)));
+  }
+  return Ok();
+}
+
 Status CheckDecodeWorkspace(const AttentionDecodeArgs& args) {
   const std::int64_t floats = DecodeWorkspace(ShapeOf(args), args.plan.splits);
   if (floats == 0) return Ok();
@@ -46,8 +56,11 @@ Status CheckDecodeWorkspace(const AttentionDecodeArgs& args) {
   FERRY_TRY(workspace.HasType({DType::kFloat32}));
   FERRY_TRY(workspace.IsContiguous());
   FERRY_TRY(IsAlignedForDevice(workspace));
-  if (args.workspace.last() >= floats) return Ok();
-  return workspace.Wrong(fmt::format("[{}] or more, for {} parts", floats, args.plan.splits));
+  if (args.workspace.last() < floats) {
+    return workspace.Wrong(fmt::format("[{}] or more, for {} parts", floats, args.plan.splits));
+  }
+  FERRY_TRY(workspace.IsApartFrom(DecodeArgument("out", args.out)));
+  return IsApartFromWhatIsRead(workspace, args);
 }
 
 }  // namespace
@@ -105,12 +118,7 @@ Status CheckAttentionDecode(const AttentionDecodeArgs& args) {
   FERRY_TRY(lengths.HasType({DType::kInt32}));
   FERRY_TRY(lengths.HasShape({args.q.shape[0]}, "a length for each sequence"));
   FERRY_TRY(CheckAttentionOut(q, out));
-  for (const auto& [name, tensor] :
-       {std::pair("q", &args.q), std::pair("k_cache", &args.k_cache),
-        std::pair("v_cache", &args.v_cache), std::pair("block_tables", &args.block_tables),
-        std::pair("context_lens", &args.context_lens)}) {
-    FERRY_TRY(out.IsApartFrom(DecodeArgument(name, *tensor)));
-  }
+  FERRY_TRY(IsApartFromWhatIsRead(out, args));
   FERRY_TRY(CheckScale(kDecodeOp, args.scale));
   return CheckDecodePlan(args);
 }

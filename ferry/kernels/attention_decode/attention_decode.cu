@@ -1,6 +1,7 @@
 #include <cstdint>
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/kernels/attention_argument.h"
 #include "ferry/kernels/attention_decode/attention_decode.h"
 #include "ferry/kernels/attention_decode/decode_layout.h"
 #include "ferry/kernels/attention_tile.cuh"
@@ -128,11 +129,12 @@ class DecodeLoader {
   int next_block_;
 };
 
-// A warp's result, where its ring was: rows of kHead floats. Words of 16 bytes are swapped so that
-// rows, which a fragment's lanes write at once, do not meet in their banks.
+// A warp's result, where its ring was: rows of kHead floats. Words of 16 bytes change places, since
+// rows begin in the same bank: half a warp writes at once two neighbouring words, of an even and an
+// odd number, of each of four rows, which so are eight different ones.
 template <int kHead>
 __device__ __forceinline__ void* OutAt(std::uint8_t* warp_shared, int row, int column) {
-  const int word = column / 4 ^ row % 8;
+  const int word = column / 4 ^ row % 4 * 2;
   return warp_shared + (row * kHead + word * 4 + column % 4) * sizeof(float);
 }
 
@@ -297,7 +299,6 @@ DecodeCache CacheOf(const Tensor& cache) {
 
 DecodeParameters ParametersOf(const AttentionDecodeArgs& args) {
   const DecodeShape shape = ShapeOf(args);
-  constexpr float kLog2E = 1.44269504088896341F;
   // None for one part.
   const std::int64_t out_words =
       args.plan.splits == 1 ? 0

@@ -21,7 +21,8 @@ struct DecodePlan {
   int splits = 1;
   // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256.
   int stages = 2;
-  // The second kernel may come to the GPU while the first one ends. Needs compute capability 9.
+  // The second kernel may come to the GPU while the first one ends. Needs compute capability 9, and
+  // means nothing elsewhere.
   bool early = false;
   friend bool operator==(const DecodePlan&, const DecodePlan&) = default;
 };
@@ -58,7 +59,8 @@ struct AttentionDecodeArgs {
   // [batch, heads, head_size]; shares no memory with the others.
   Tensor out;
   // fp32 [DecodeWorkspace()] or more, contiguous; none for one part. What is in it before and after
-  // means nothing. The CPU form leaves it alone.
+  // means nothing; shares no memory with the others. Calls may have one and the same if they follow
+  // each other in one stream, or wait for each other otherwise. The CPU form leaves it alone.
   Tensor workspace;
   float scale = 0;  // > 0
   DecodePlan plan;
@@ -68,8 +70,15 @@ struct AttentionDecodeArgs {
 // 16 bytes. Sums in float; weights are rounded to the format of v before they meet it, as
 // FlashAttention-2 does. It reads nothing out of bounds whatever lengths and tables have: too long
 // a sequence is cut at max_blocks * block, a block that is none counts as one of zeros. K and V are
-// read once for each 16 heads of a group. Errors: kInvalidArgument, and kUnsupported for what only
-// the CPU form does.
+// read once for each 16 heads of a group.
+//
+// NaN and infinite values of tokens behind a sequence's end, and of blocks that are none, are never
+// seen. A value that is NaN or infinite where its token's weight is 0 or has been rounded to it
+// gives NaN, as 0 * NaN is, here and in FlashAttention-2.
+//
+// Errors: kInvalidArgument; kUnsupported for what only the CPU form does, and for more shared
+// memory than a thread block has on this GPU: heads of 256, and of 128 with 3 stages, need more
+// than the 99 KiB that there are for compute capability 8.6, 8.9 and 12.
 Status AttentionDecode(const AttentionDecodeArgs& args, cuda::StreamRef stream);
 
 // In double, rounded once, any head size. Errors: kInvalidArgument, also for lengths and blocks out

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -56,7 +57,7 @@ class DecodeProblem {
         tables(DType::kInt32, {Batch(), MaxBlocks()}),
         lengths(DType::kInt32, {Batch()}),
         out(dtype, {Batch(), sizes.heads, sizes.head_size}, rows),
-        workspace(DType::kFloat32, {DecodeWorkspace(Shape(), kMostTestSplits)}) {
+        workspace(DType::kFloat32, {0}) {
     Deal(random);
   }
 
@@ -76,10 +77,14 @@ class DecodeProblem {
       }
       for (std::int64_t t = 0; t < Length(b); ++t) FillToken(b, t, random);
     }
+    KeepInputs();
   }
   void SetLengths(const std::vector<std::int64_t>& new_lengths) { sizes_.lengths = new_lengths; }
 
+  // With a workspace that is just large enough for the plan: a bed is for one plan.
   AttentionDecodeArgs Args(OpBed* bed, const DecodePlan& plan = {}) {
+    workspace = TestTensor(DType::kFloat32, {DecodeWorkspace(Shape(), plan.splits)});
+    KeepInputs();
     return {.q = bed->View(q),
             .k_cache = bed->View(k),
             .v_cache = bed->View(v),
@@ -112,11 +117,13 @@ class DecodeProblem {
 
   void ExpectRight(const std::string& name) const {
     const DType dtype = q.view().dtype;
-    ExpectAsGoodAsNaive(
+    ExpectRowsAsGoodAsNaive(
         {.got = out.Values(), .naive = Formula(RoundingTo(dtype)), .right = Formula(Exactly)},
-        dtype, name + ": " + NameOfSizes(sizes_));
+        sizes_.head_size, dtype, name + ": " + NameOfSizes(sizes_));
     out.ExpectGapsUntouched(name);
+    workspace.ExpectGapsUntouched(name);
   }
+  void ExpectInputsUntouched(const std::string& name) const { inputs_->ExpectSame(name); }
 
   DecodeShape Shape() const {
     return {.batch = Batch(),
@@ -126,19 +133,20 @@ class DecodeProblem {
             .most_tokens = MaxBlocks() * sizes_.block};
   }
 
-  static constexpr int kMostTestSplits = 40;
+  // The first element of a token's key, and of its value.
+  std::int64_t TokenElement(std::int64_t b, std::int64_t t, std::int64_t g) const {
+    const auto block = static_cast<std::int64_t>(tables.Get(b * MaxBlocks() + t / sizes_.block));
+    return ((block * sizes_.block + t % sizes_.block) * sizes_.kv_heads + g) * sizes_.head_size;
+  }
 
  private:
+  void KeepInputs() { inputs_.emplace(std::vector<TestTensor*>{&q, &k, &v, &tables, &lengths}); }
   std::int64_t Batch() const { return static_cast<std::int64_t>(sizes_.lengths.size()); }
   std::int64_t Length(std::int64_t b) const { return sizes_.lengths[static_cast<std::size_t>(b)]; }
   std::int64_t MaxBlocks() const { return max_blocks_; }
   std::int64_t Blocks() const { return blocks_; }
   float Scale() const { return 1.0F / std::sqrt(static_cast<float>(sizes_.head_size)); }
 
-  std::int64_t TokenElement(std::int64_t b, std::int64_t t, std::int64_t g) const {
-    const auto block = static_cast<std::int64_t>(tables.Get(b * MaxBlocks() + t / sizes_.block));
-    return ((block * sizes_.block + t % sizes_.block) * sizes_.kv_heads + g) * sizes_.head_size;
-  }
   void FillToken(std::int64_t b, std::int64_t t, std::mt19937_64* random) {
     std::normal_distribution<double> normal;
     const std::int64_t first = TokenElement(b, t, 0);
@@ -158,6 +166,7 @@ class DecodeProblem {
                         return sum + BlocksFor(sizes_, length);
                       }) +
       3;
+  std::optional<Snapshot> inputs_;
 
  public:
   TestTensor q;
@@ -186,6 +195,7 @@ class AttentionDecodeTest : public OpTest {
         bed.Run(kAttentionDecodeKernel, AttentionDecodeCpu, problem->Args(&bed, plan));
     ASSERT_TRUE(ran) << name << ": " << ran.error().ToString();
     problem->ExpectRight(name);
+    problem->ExpectInputsUntouched(name);
   }
   // As the device that runs this is, where there is one.
   cuda::DeviceFacts Facts() const {
@@ -225,11 +235,10 @@ TEST_P(AttentionDecodeTest, IsTheSameInAnyNumberOfPartsAndStages) {
   DecodeProblem problem(
       {.heads = 8, .kv_heads = 2, .head_size = 128, .block = 32, .lengths = {1000, 3, 65}},
       DType::kBfloat16, &random());
-  for (const int splits : {1, 2, 3, 7, DecodeProblem::kMostTestSplits}) {
+  for (const int splits : {1, 2, 3, 7, 40}) {
     for (const int stages : {1, 2, 3}) {
       if (!OnGpu() && splits * stages > 1) continue;  // the CPU's form has neither
       problem.out.Poison();
-      problem.workspace.Poison();
       ExpectRight(&problem, {.splits = splits, .stages = stages},
                   fmt::format("{} parts, {} stages", splits, stages));
     }
@@ -239,8 +248,7 @@ TEST_P(AttentionDecodeTest, IsTheSameInAnyNumberOfPartsAndStages) {
 TEST_P(AttentionDecodeTest, IsRightByItsOwnPlan) {
   for (const DecodeSizes& sizes : DecodeTable()) {
     DecodeProblem problem(sizes, DType::kBfloat16, &random());
-    DecodePlan plan = PlanDecode(problem.Shape(), Facts());
-    plan.splits = std::min(plan.splits, DecodeProblem::kMostTestSplits);
+    const DecodePlan plan = PlanDecode(problem.Shape(), Facts());
     ExpectRight(&problem, plan, fmt::format("{} parts", plan.splits));
   }
 }
@@ -268,39 +276,98 @@ TEST_P(AttentionDecodeTest, SequencesWithoutTokensGiveZeros) {
 }
 
 TEST_P(AttentionDecodeTest, NoSequencesAtAllAreFine) {
-  OpBed bed = Bed();
-  TestTensor q(DType::kBfloat16, {0, 4, 64});
-  TestTensor cache(DType::kBfloat16, {3, 16, 2, 64});
-  TestTensor tables(DType::kInt32, {0, 5});
-  TestTensor lengths(DType::kInt32, {0});
-  const AttentionDecodeArgs args{.q = bed.View(q),
-                                 .k_cache = bed.View(cache),
-                                 .v_cache = bed.View(cache),
-                                 .block_tables = bed.View(tables),
-                                 .context_lens = bed.View(lengths),
-                                 .out = bed.View(q),
-                                 .workspace = {},
-                                 .scale = 1,
-                                 .plan = {}};
-  const Status ran = bed.Run(kAttentionDecodeKernel, AttentionDecodeCpu, args);
-  EXPECT_TRUE(ran) << ran.error().ToString();
+  for (const int splits : {1, 2}) {
+    OpBed bed = Bed();
+    TestTensor q(DType::kBfloat16, {0, 4, 64});
+    TestTensor cache(DType::kBfloat16, {3, 16, 2, 64});
+    TestTensor tables(DType::kInt32, {0, 5});
+    TestTensor lengths(DType::kInt32, {0});
+    const AttentionDecodeArgs args{.q = bed.View(q),
+                                   .k_cache = bed.View(cache),
+                                   .v_cache = bed.View(cache),
+                                   .block_tables = bed.View(tables),
+                                   .context_lens = bed.View(lengths),
+                                   .out = bed.View(q),
+                                   .workspace = {},
+                                   .scale = 1,
+                                   .plan = {.splits = splits}};
+    const Status ran = bed.Run(kAttentionDecodeKernel, AttentionDecodeCpu, args);
+    EXPECT_TRUE(ran) << ran.error().ToString();
+  }
 }
 
 TEST_P(AttentionDecodeTest, AGraphGoesByTheLengthsAndTablesOfItsReplay) {
-  DecodeProblem problem(
-      {.heads = 8, .kv_heads = 2, .head_size = 128, .block = 16, .lengths = {300, 90, 7}},
-      DType::kBfloat16, &random());
-  OpBed bed = Bed();
-  const AttentionDecodeArgs args = problem.Args(&bed, {.splits = 3});
-  const Status captured = bed.Capture(kAttentionDecodeKernel, AttentionDecodeCpu, args);
-  ASSERT_TRUE(captured) << captured.error().ToString();
-  for (const std::vector<std::int64_t>& lengths :
-       {std::vector<std::int64_t>{300, 90, 7}, {1, 299, 64}, {0, 0, 128}}) {
-    problem.SetLengths(lengths);
-    problem.Deal(&random());
-    const Status ran = bed.Replay();
+  for (const bool early : {false, true}) {
+    DecodeProblem problem(
+        {.heads = 8, .kv_heads = 2, .head_size = 128, .block = 16, .lengths = {300, 90, 7}},
+        DType::kBfloat16, &random());
+    OpBed bed = Bed();
+    const AttentionDecodeArgs args = problem.Args(&bed, {.splits = 3, .early = early});
+    const Status captured = bed.Capture(kAttentionDecodeKernel, AttentionDecodeCpu, args);
+    ASSERT_TRUE(captured) << captured.error().ToString();
+    for (const std::vector<std::int64_t>& lengths :
+         {std::vector<std::int64_t>{300, 90, 7}, {1, 299, 64}, {0, 0, 128}}) {
+      problem.SetLengths(lengths);
+      problem.Deal(&random());
+      const Status ran = bed.Replay();
+      ASSERT_TRUE(ran) << ran.error().ToString();
+      problem.ExpectRight(early ? "replayed, early" : "replayed");
+      problem.ExpectInputsUntouched("replayed");
+    }
+  }
+}
+
+// The second of each call's kernels reads what the first has written, which the next call writes
+// over.
+TEST_P(AttentionDecodeTest, CallsBehindEachOtherShareAWorkspace) {
+  for (const bool early : {false, true}) {
+    DecodeProblem large(
+        {.heads = 8, .kv_heads = 2, .head_size = 128, .block = 16, .lengths = {300, 90, 7}},
+        DType::kBfloat16, &random());
+    DecodeProblem small(
+        {.heads = 4, .kv_heads = 1, .head_size = 64, .block = 32, .lengths = {150, 33}},
+        DType::kBfloat16, &random());
+    OpBed bed = Bed();
+    const AttentionDecodeArgs first = large.Args(&bed, {.splits = 7, .early = early});
+    AttentionDecodeArgs second = small.Args(&bed, {.splits = 5, .early = early});
+    second.workspace = first.workspace;
+    const Status ran = bed.RunEach<AttentionDecodeArgs>(kAttentionDecodeKernel, AttentionDecodeCpu,
+                                                        {first, second, first, second, first});
     ASSERT_TRUE(ran) << ran.error().ToString();
-    problem.ExpectRight("replayed");
+    large.ExpectRight("one of two");
+    small.ExpectRight("the other of two");
+    large.ExpectInputsUntouched("one of two");
+    small.ExpectInputsUntouched("the other of two");
+  }
+}
+
+TEST_P(AttentionDecodeTest, AValueThatIsNanIsSeenInItsColumnOnly) {
+  for (const int splits : {1, 3}) {
+    DecodeProblem problem(
+        {.heads = 4, .kv_heads = 2, .head_size = 128, .block = 16, .lengths = {130, 70}},
+        DType::kBfloat16, &random());
+    problem.v.Set(problem.TokenElement(0, 77, 1) + 5, NAN);
+    ExpectRight(&problem, {.splits = splits}, "a value that is NaN");
+    EXPECT_TRUE(std::isnan(problem.out.Get(2 * 128 + 5)));
+    EXPECT_FALSE(std::isnan(problem.out.Get(1 * 128 + 5)));
+  }
+}
+
+TEST_P(AttentionDecodeTest, OnAGpuLengthsBeyondTheTableAreCutAndNegativeOnesAreNone) {
+  if (!OnGpu()) GTEST_SKIP() << "the CPU's form refuses them";
+  for (const int splits : {1, 2}) {
+    DecodeProblem problem({.heads = 4,
+                           .kv_heads = 2,
+                           .head_size = 128,
+                           .block = 16,
+                           .lengths = {96, 50, 96},
+                           .spare_blocks = 0},
+                          DType::kBfloat16, &random());
+    problem.lengths.Set(0, 97);
+    problem.lengths.Set(1, -1);
+    problem.lengths.Set(2, 2147483647);
+    problem.SetLengths({96, 0, 96});
+    ExpectRight(&problem, {.splits = splits}, "lengths out of bounds");
   }
 }
 
@@ -317,8 +384,8 @@ TEST_P(AttentionDecodeTest, LargeScoresDoNotOverflow) {
       problem.v.Set((block * 16 + t % 16) * 64 + d, static_cast<double>(t));
     }
   }
-  OpBed bed = Bed();
   for (const int splits : {1, 2}) {
+    OpBed bed = Bed();
     ASSERT_TRUE(bed.Run(kAttentionDecodeKernel, AttentionDecodeCpu,
                         problem.Args(&bed, {.splits = splits})));
     for (const double value : problem.out.Values()) ASSERT_EQ(value, 99);
@@ -336,6 +403,7 @@ TEST_P(AttentionDecodeTest, OnAGpuABlockThatIsNoneCountsAsZeros) {
     OpBed bed = Bed();
     const Status ran = bed.Run(kAttentionDecodeKernel, AttentionDecodeCpu, problem.Args(&bed, {}));
     ASSERT_TRUE(ran) << ran.error().ToString();
+    problem.ExpectInputsUntouched("a block that is none");
     problem.tables.Set(1, static_cast<double>(block));
     for (std::int64_t i = 0; i < 16 * 2 * 128; ++i) {
       problem.k.Set(block * 16 * 2 * 128 + i, 0);
@@ -438,6 +506,7 @@ TEST(AttentionDecodeCheck, EachWrongArgumentHasItsSentence) {
        {"out is [2, 8, 127] bf16", [](auto* args) { args->out.shape[2] = 127; }},
        {"out lies over q", [](auto* args) { args->out = args->q; }},
        {"scale is 0; it must be a number above 0", [](auto* args) { args->scale = 0; }},
+       {"it must be a number above 0, and at most 2.3e38", [](auto* args) { args->scale = 3e38F; }},
        {"scale is nan", [](auto* args) { args->scale = NAN; }},
        {"plan.splits is 0; it must be 1 to 256", [](auto* args) { args->plan.splits = 0; }},
        {"plan.stages is 3; it must be 2 for heads of 64 and 256",
@@ -455,14 +524,20 @@ TEST(AttentionDecodeCheck, WhatOnlyTheGpuCannotDoHasItsSentence) {
                     [](auto* args) { args->q.dtype = DType::kFloat32; }},
                    {"heads of 64, 128 and 256", [](auto* args) { args->q.shape[2] = 96; }}},
                   CheckAttentionDecodeForDevice, Code::kUnsupported);
-  ExpectSentences({{"v_cache is [4, 16, 2, 128] bf16 with strides",
-                    [](auto* args) { args->v_cache.stride[1] = 260; }},
-                   {"multiples of 16 bytes",
-                    [](auto* args) { args->q.data = static_cast<std::byte*>(args->q.data) + 2; }},
-                   {"it must be [4160] or more, for 2 parts",
-                    [](auto* args) { args->workspace.shape[0] = 4159; }},
-                   {"workspace has 0 sizes", [](auto* args) { args->workspace = {}; }}},
-                  CheckAttentionDecodeForDevice, Code::kInvalidArgument);
+  ExpectSentences(
+      {{"v_cache is [4, 16, 2, 128] bf16 with strides",
+        [](auto* args) { args->v_cache.stride[1] = 260; }},
+       {"multiples of 16 bytes",
+        [](auto* args) { args->q.data = static_cast<std::byte*>(args->q.data) + 2; }},
+       {"it must be [4160] or more, for 2 parts",
+        [](auto* args) { args->workspace.shape[0] = 4159; }},
+       {"workspace lies over out; it must be other memory",
+        [](auto* args) { args->workspace.data = args->out.data; }},
+       {"workspace lies over q", [](auto* args) { args->q.data = args->workspace.data; }},
+       {"workspace lies over k_cache",
+        [](auto* args) { args->workspace.data = args->k_cache.data; }},
+       {"workspace has 0 sizes", [](auto* args) { args->workspace = {}; }}},
+      CheckAttentionDecodeForDevice, Code::kInvalidArgument);
 }
 
 DecodePlan PlanFor(std::int64_t batch, std::int64_t heads, std::int64_t kv_heads,

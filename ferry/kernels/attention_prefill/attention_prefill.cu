@@ -1,6 +1,7 @@
 #include <cstdint>
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/kernels/attention_argument.h"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/kernels/attention_tile.cuh"
 #include "ferry/prim/pipeline.cuh"
@@ -245,7 +246,6 @@ PrefillKeys KeysOf(const Tensor& keys, bool paged) {
 }
 
 PrefillParameters ParametersOf(const AttentionPrefillArgs& args) {
-  constexpr float kLog2E = 1.44269504088896341F;
   const bool paged = !args.block_tables.none();
   const std::int64_t keys = paged ? args.block_tables.shape[1] * PageTokens(args) : args.k.shape[0];
   return {.q = args.q.data,

@@ -46,8 +46,15 @@ struct AttentionPrefillArgs {
 // On the GPU: bf16 and fp16, heads of 64, 128 and 256, addresses and strides that are multiples of
 // 16 bytes. Sums in float; weights are rounded to the format of v before they meet it, as
 // FlashAttention-2 does. It reads nothing out of bounds whatever lengths and tables have: sequences
-// are cut where their tensors or pages end, a page that is none counts as one of zeros. Errors:
-// kInvalidArgument, and kUnsupported for what only the CPU form does.
+// are cut where their tensors or pages end, a page that is none counts as one of zeros.
+//
+// NaN and infinite values behind a sequence's end are never seen. But a query that must not see a
+// key of its own sequence gives it a weight of 0, where both are in one tile, and 0 times a value
+// that is NaN or infinite is NaN, here and in FlashAttention-2.
+//
+// Errors: kInvalidArgument; kUnsupported for what only the CPU form does, and for more shared
+// memory than a thread block has on this GPU: heads of 128 with 3 stages need more than the 99 KiB
+// that there are for compute capability 8.6, 8.9 and 12.
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
 
 // In double, rounded once, any head size. Errors: kInvalidArgument, also for lengths and pages out
@@ -82,8 +89,8 @@ __host__ __device__
     PrefillTilesOf(int head_size) noexcept {
   // A warp's outputs are head_size * row_tiles / 4 of its threads' 255 registers, its scores
   // keys * row_tiles / 4: so the longest heads leave room for one row tile. Two read K and V half
-  // as often. With 48 keys, not 64, heads of 128 fit without spills, and two thread blocks with
-  // three stages into a multiprocessor's shared memory.
+  // as often. With 48 keys, not 64, two thread blocks with heads of 128 and three stages fit into
+  // the shared memory that a multiprocessor of compute capability 9 has.
   if (head_size <= 64) return {.warps = 4, .row_tiles = 2, .keys = 64};
   if (head_size <= 128) return {.warps = 4, .row_tiles = 2, .keys = 48};
   return {.warps = 4, .row_tiles = 1, .keys = 32};

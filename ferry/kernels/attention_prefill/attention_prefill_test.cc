@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,7 +34,8 @@ struct PrefillSizes {
   std::int64_t head_size;
   std::vector<Lengths> sequences;
   bool causal = true;
-  std::int64_t page = 0;  // tokens; 0: keys are not paged
+  std::int64_t page = 0;         // tokens; 0: keys are not paged
+  std::int64_t spare_pages = 2;  // of the tables' rows, beyond the longest
 };
 
 std::string NameOfProblem(const PrefillSizes& sizes) {
@@ -48,6 +50,8 @@ std::string NameOfProblem(const PrefillSizes& sizes) {
 // v behind the last sequence.
 class PrefillProblem {
  public:
+  static constexpr std::int64_t kSpareRows = 3;
+
   PrefillProblem(const PrefillSizes& sizes, DType dtype, std::mt19937_64* random,
                  const TestLayout& rows = {}, const TestLayout& key_rows = {})
       : sizes_(sizes),
@@ -80,9 +84,13 @@ class PrefillProblem {
       }
       FillSequence(b, random);
     }
+    KeepInputs();
   }
+  // What is expected from now on, of the tensors as they are.
+  void SetLengths(const std::vector<Lengths>& lengths) { sizes_.sequences = lengths; }
 
   AttentionPrefillArgs Args(OpBed* bed, int stages = 2) {
+    KeepInputs();
     return {.q = bed->View(q),
             .k = bed->View(k),
             .v = bed->View(v),
@@ -123,15 +131,27 @@ class PrefillProblem {
       ASSERT_TRUE(std::isnan(got[i])) << name << ": a row that belongs to nobody was written";
     }
     got.resize(owned);
-    ExpectAsGoodAsNaive(
-        {.got = got, .naive = Formula(RoundingTo(dtype)), .right = Formula(Exactly)}, dtype,
-        name + ": " + NameOfProblem(sizes_));
+    ExpectRowsAsGoodAsNaive(
+        {.got = got, .naive = Formula(RoundingTo(dtype)), .right = Formula(Exactly)},
+        sizes_.head_size, dtype, name + ": " + NameOfProblem(sizes_));
     out.ExpectGapsUntouched(name);
+  }
+  void ExpectInputsUntouched(const std::string& name) const { inputs_->ExpectSame(name); }
+
+  // The first element of a token's key, and of its value.
+  std::int64_t TokenElement(std::int64_t b, std::int64_t t, std::int64_t g) const {
+    std::int64_t token = static_cast<std::int64_t>(k_ends.Get(b)) + t;
+    if (sizes_.page > 0) {
+      const double page = tables.Get(b * MaxPages() + t / sizes_.page);
+      token = static_cast<std::int64_t>(page) * sizes_.page + t % sizes_.page;
+    }
+    return (token * sizes_.kv_heads + g) * sizes_.head_size;
   }
 
  private:
-  static constexpr std::int64_t kSpareRows = 3;
-
+  void KeepInputs() {
+    inputs_.emplace(std::vector<TestTensor*>{&q, &k, &v, &q_ends, &k_ends, &tables});
+  }
   std::int64_t Batch() const { return static_cast<std::int64_t>(sizes_.sequences.size()); }
   const Lengths& Of(std::int64_t b) const { return sizes_.sequences[static_cast<std::size_t>(b)]; }
   std::int64_t Sum(std::int64_t Lengths::*member) const {
@@ -155,14 +175,6 @@ class PrefillProblem {
 
   std::int64_t QueryElement(std::int64_t b) const {
     return static_cast<std::int64_t>(q_ends.Get(b)) * sizes_.heads * sizes_.head_size;
-  }
-  std::int64_t TokenElement(std::int64_t b, std::int64_t t, std::int64_t g) const {
-    std::int64_t token = static_cast<std::int64_t>(k_ends.Get(b)) + t;
-    if (sizes_.page > 0) {
-      const double page = tables.Get(b * MaxPages() + t / sizes_.page);
-      token = static_cast<std::int64_t>(page) * sizes_.page + t % sizes_.page;
-    }
-    return (token * sizes_.kv_heads + g) * sizes_.head_size;
   }
   // The keys of row i of a sequence's queries, of which each has one for each head.
   std::vector<std::size_t> SeenBy(std::int64_t b, std::int64_t i) const {
@@ -191,9 +203,12 @@ class PrefillProblem {
   PrefillSizes sizes_;
   const std::int64_t most_queries_ = Most(&Lengths::queries);
   const std::int64_t max_pages_ =
-      sizes_.page == 0 ? 1 : (Most(&Lengths::keys) + sizes_.page - 1) / sizes_.page + 2;
+      sizes_.page == 0
+          ? 1
+          : (Most(&Lengths::keys) + sizes_.page - 1) / sizes_.page + sizes_.spare_pages;
   const std::int64_t pages_ =
       sizes_.page == 0 ? 0 : Sum(&Lengths::keys) / sizes_.page + Batch() + 2;
+  std::optional<Snapshot> inputs_;
 
  public:
   TestTensor q;
@@ -212,6 +227,7 @@ class AttentionPrefillTest : public OpTest {
     const Status ran =
         bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, problem->Args(&bed, stages));
     ASSERT_TRUE(ran) << name << ": " << ran.error().ToString();
+    problem->ExpectInputsUntouched(name);
     problem->ExpectRight(name);
   }
 };
@@ -286,6 +302,7 @@ TEST_P(AttentionPrefillTest, AGraphGoesByTheLengthsOfItsReplay) {
     const Status ran = bed.Replay();
     ASSERT_TRUE(ran) << ran.error().ToString();
     problem.ExpectRight("replayed");
+    problem.ExpectInputsUntouched("replayed");
   }
 }
 
@@ -307,6 +324,53 @@ TEST_P(AttentionPrefillTest, LargeScoresDoNotOverflow) {
 TEST_P(AttentionPrefillTest, NoSequencesAndNoQueriesAreFine) {
   PrefillProblem problem({2, 1, 64, {{0, 5}}}, DType::kBfloat16, &random());
   ExpectRight(&problem, "no queries");
+  for (const std::int64_t page : {0, 16}) {
+    PrefillProblem none({2, 1, 64, {}, true, page}, DType::kBfloat16, &random());
+    ExpectRight(&none, "no sequences");
+  }
+}
+
+// Of the first key, which all queries see.
+TEST_P(AttentionPrefillTest, AValueThatIsNanIsSeenInItsColumnOnly) {
+  PrefillProblem problem({2, 2, 128, {{70, 70}, {5, 20}}}, DType::kBfloat16, &random());
+  problem.v.Set(problem.TokenElement(0, 0, 1) + 5, NAN);
+  ExpectRight(&problem, "a value that is NaN");
+  EXPECT_TRUE(std::isnan(problem.out.Get(128 + 5)));
+  EXPECT_FALSE(std::isnan(problem.out.Get(5)));
+}
+
+TEST_P(AttentionPrefillTest, OnAGpuEndsBeyondTheTensorsAreCut) {
+  if (!OnGpu()) GTEST_SKIP() << "the CPU's form refuses them";
+  PrefillProblem problem({2, 1, 64, {{20, 40}, {33, 50}}, false}, DType::kBfloat16, &random());
+  // Rows behind the last sequence, which are its own now.
+  problem.k.FillNormally(&random());
+  problem.v.FillNormally(&random());
+  problem.SetLengths({{20, 40}, {33, 50 + PrefillProblem::kSpareRows}});
+  problem.k_ends.Set(2, 2147483647);
+  problem.q_ends.Set(2, 5000);
+  OpBed bed = Bed();
+  const Status ran = bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, problem.Args(&bed));
+  ASSERT_TRUE(ran) << ran.error().ToString();
+  problem.ExpectInputsUntouched("ends out of bounds");
+  problem.q_ends.Set(2, 20 + 33);
+  // Queries behind the last are NaN, as is what they give.
+  problem.ExpectRight("ends out of bounds");
+}
+
+TEST_P(AttentionPrefillTest, OnAGpuLengthsBeyondTheTableAreCutAndNegativeOnesAreNone) {
+  if (!OnGpu()) GTEST_SKIP() << "the CPU's form refuses them";
+  PrefillProblem problem({.heads = 2,
+                          .kv_heads = 1,
+                          .head_size = 128,
+                          .sequences = {{20, 96}, {33, 50}, {7, 20}},
+                          .page = 16,
+                          .spare_pages = 0},
+                         DType::kBfloat16, &random());
+  problem.SetLengths({{20, 96}, {33, 0}, {7, 20}});
+  problem.k_ends.Set(1, 5000);
+  problem.k_ends.Set(2, 4000);
+  problem.k_ends.Set(3, 4020);
+  ExpectRight(&problem, "lengths out of bounds");
 }
 
 TEST_P(AttentionPrefillTest, OnAGpuAPageThatIsNoneCountsAsZeros) {
@@ -319,6 +383,7 @@ TEST_P(AttentionPrefillTest, OnAGpuAPageThatIsNoneCountsAsZeros) {
     OpBed bed = Bed();
     const Status ran = bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, problem.Args(&bed));
     ASSERT_TRUE(ran) << ran.error().ToString();
+    problem.ExpectInputsUntouched("a page that is none");
     problem.tables.Set(1, static_cast<double>(page));
     for (std::int64_t i = 0; i < 16 * 128; ++i) {
       problem.k.Set(page * 16 * 128 + i, 0);
@@ -446,6 +511,7 @@ TEST(AttentionPrefillCheck, EachWrongArgumentHasItsSentence) {
        {"out lies over q", [](auto* args) { args->out = args->q; }},
        {"max_seqlen_q is -1; it must be 0 to 2^30", [](auto* args) { args->max_seqlen_q = -1; }},
        {"scale is -1; it must be a number above 0", [](auto* args) { args->scale = -1; }},
+       {"it must be a number above 0, and at most 2.3e38", [](auto* args) { args->scale = 3e38F; }},
        {"stages is 0; it must be 1, 2 or 3", [](auto* args) { args->stages = 0; }}},
       CheckAttentionPrefill, Code::kInvalidArgument);
 }

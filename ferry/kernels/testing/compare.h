@@ -26,6 +26,14 @@ struct Outcome {
 // FlashAttention's tests). Where `right` is infinite or NaN, `got` must be so, too.
 void ExpectAsGoodAsNaive(const Outcome& outcome, DType dtype, const std::string& name);
 
+// The same for each row of `row` elements by itself, so that none is excused by another: the
+// greatest error of the row is at most twice that of the naive row, or six roundings of the root of
+// the row's mean square, whichever is more. Returns what is wrong with the worst of the rows; empty
+// where all are right.
+std::string FindWrongRow(const Outcome& outcome, std::int64_t row, DType dtype);
+void ExpectRowsAsGoodAsNaive(const Outcome& outcome, std::int64_t row, DType dtype,
+                             const std::string& name);
+
 // Sizes of rows that tests go through: less and more than a 16-byte access has, a warp, a block; no
 // power of two, and just beside one.
 inline constexpr std::int64_t kRowSizes[] = {1, 7, 8, 128, 129, 769, 1024, 5125, 8192};

@@ -36,6 +36,17 @@ class OpBed {
     return Finish();
   }
 
+  // One behind the other, with nothing between them.
+  template <class Args>
+  Status RunEach(const cuda::Kernel& kernel, Status (*cpu)(const Args&),
+                 const std::vector<Args>& calls) {
+    if (api_ != nullptr) Upload();
+    for (const Args& args : calls) {
+      FERRY_TRY(api_ == nullptr ? cpu(args) : cuda::LaunchKernel(*api_, *stream_, kernel, args));
+    }
+    return api_ == nullptr ? Ok() : Finish();
+  }
+
   // Makes a call that can be made again by Replay(), which takes what the tensors have then: on
   // GPUs a graph, into which the call is captured here; elsewhere just the call.
   template <class Args>

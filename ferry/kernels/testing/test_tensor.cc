@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "ferry/kernels/number.h"
 
@@ -100,6 +101,20 @@ void TestTensor::ExpectGapsUntouched(const std::string& name) const {
   EXPECT_EQ(touched, rest.end()) << name << ", " << ToString(view_) << ": byte "
                                  << (touched - rest.begin() - begin)
                                  << " from its beginning is none of its elements and was written";
+}
+
+Snapshot::Snapshot(std::vector<TestTensor*> tensors) : tensors_(std::move(tensors)) {
+  for (TestTensor* tensor : tensors_) {
+    bytes_.emplace_back(tensor->memory().begin(), tensor->memory().end());
+  }
+}
+
+void Snapshot::ExpectSame(const std::string& name) const {
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const auto now = tensors_[i]->memory();
+    EXPECT_TRUE(std::equal(now.begin(), now.end(), bytes_[i].begin(), bytes_[i].end()))
+        << name << ": input " << i << ", " << ToString(tensors_[i]->view()) << ", was written";
+  }
 }
 
 }  // namespace ferry::kernels

@@ -48,4 +48,17 @@ class TestTensor {
   Tensor view_;
 };
 
+// What tensors have when it is made, gaps included: for those that an op must not write. They live
+// as long as this.
+class Snapshot {
+ public:
+  explicit Snapshot(std::vector<TestTensor*> tensors);
+  // Fails the test unless they have the same bytes still.
+  void ExpectSame(const std::string& name) const;
+
+ private:
+  std::vector<TestTensor*> tensors_;
+  std::vector<std::vector<std::byte>> bytes_;
+};
+
 }  // namespace ferry::kernels
