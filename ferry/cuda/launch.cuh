@@ -34,7 +34,7 @@ bool CanBeginEarly(const void* kernel, StreamRef stream);
 // Of a kernel that was refused `dynamic` bytes of shared memory: kUnsupported if the stream's
 // device has less for a thread block, else that of CUDA.
 Error SharedMemoryError(int number, const void* kernel, std::size_t dynamic, const char* name,
-                        StreamRef stream, SourceLoc at = SourceLoc::Current());
+                        StreamRef stream);
 
 // Queues the kernel. `name` is for errors. The stream's device must be current: inside
 // Kernel::launch it is, elsewhere a ScopedDevice sees to it. Errors: of the launch itself;

@@ -14,7 +14,7 @@ namespace ferry::cuda {
 
 Error LaunchError(int number, const char* name, StreamRef stream, SourceLoc at);
 Error SharedMemoryError(int number, const void* kernel, std::size_t dynamic, const char* name,
-                        StreamRef stream, SourceLoc at);
+                        StreamRef stream);
 bool CanBeginEarly(const void* kernel, StreamRef stream);
 
 Error LaunchError(int number, const char* name, StreamRef stream, SourceLoc at) {
@@ -25,7 +25,8 @@ Error LaunchError(int number, const char* name, StreamRef stream, SourceLoc at) 
 }
 
 Error SharedMemoryError(int number, const void* kernel, std::size_t dynamic, const char* name,
-                        StreamRef stream, SourceLoc at) {
+                        StreamRef stream) {
+  const SourceLoc at = SourceLoc::Current();
   cudaFuncAttributes attributes{};
   int there = 0;
   if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
