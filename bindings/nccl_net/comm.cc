@@ -88,9 +88,11 @@ void Comm::Close() {
   {
     const std::lock_guard lock(mutex_);
     is_first = !std::exchange(closing_, true);
-    if (is_first) under_way_ = std::make_shared<Closing>(lanes_.size());
-    report = fmt::format("{} comm with {} closed after {} messages, {} bytes", kind(), peer_,
-                         messages_.load(), bytes_.load());
+    if (is_first) {
+      under_way_ = std::make_shared<Closing>(lanes_.size());
+      report = fmt::format("{} comm with {} closed after {} messages, {} bytes", kind(), peer_,
+                           messages_.load(), bytes_.load());
+    }
     closing = under_way_;
     for (std::size_t i = 1; is_first && i < lanes_.size(); ++i) {
       lanes_[i]->loop->Post([this, i, closing] {

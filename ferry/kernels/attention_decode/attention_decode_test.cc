@@ -467,22 +467,14 @@ AttentionDecodeArgs GoodDecodeArgs(void* memory) {
           .plan = {.splits = 2}};
 }
 
-void ExpectSentences(const std::vector<WrongDecode>& cases,
-                     Status (*check)(const AttentionDecodeArgs&), Code code) {
+void ExpectDecodeSentences(const std::vector<WrongDecode>& cases,
+                           Status (*check)(const AttentionDecodeArgs&), Code code) {
   alignas(16) static std::byte memory[128 * 1024];  // nobody reads it
-  ASSERT_TRUE(check(GoodDecodeArgs(memory)));
-  for (const WrongDecode& wrong : cases) {
-    AttentionDecodeArgs args = GoodDecodeArgs(memory);
-    wrong.spoil(&args);
-    const Status status = check(args);
-    ASSERT_FALSE(status) << wrong.sentence;
-    EXPECT_EQ(status.error().code(), code) << status.error().message();
-    EXPECT_THAT(status.error().message(), HasSubstr(wrong.sentence));
-  }
+  kernels::ExpectSentences(GoodDecodeArgs(memory), cases, check, code);
 }
 
 TEST(AttentionDecodeCheck, EachWrongArgumentHasItsSentence) {
-  ExpectSentences(
+  ExpectDecodeSentences(
       {{"q has 2 sizes; it must have 3", [](auto* args) { args->q.rank = 2; }},
        {"q is [2, 8, 128] int32", [](auto* args) { args->q.dtype = DType::kInt32; }},
        {"k_cache is [4, 16, 2, 128] fp16; it must be bf16, as q is",
@@ -520,11 +512,11 @@ TEST(AttentionDecodeCheck, EachWrongArgumentHasItsSentence) {
 }
 
 TEST(AttentionDecodeCheck, WhatOnlyTheGpuCannotDoHasItsSentence) {
-  ExpectSentences({{"heads of 64, 128 and 256, use the CPU's",
-                    [](auto* args) { args->q.dtype = DType::kFloat32; }},
-                   {"heads of 64, 128 and 256", [](auto* args) { args->q.shape[2] = 96; }}},
-                  CheckAttentionDecodeForDevice, Code::kUnsupported);
-  ExpectSentences(
+  ExpectDecodeSentences({{"heads of 64, 128 and 256, use the CPU's",
+                          [](auto* args) { args->q.dtype = DType::kFloat32; }},
+                         {"heads of 64, 128 and 256", [](auto* args) { args->q.shape[2] = 96; }}},
+                        CheckAttentionDecodeForDevice, Code::kUnsupported);
+  ExpectDecodeSentences(
       {{"v_cache is [4, 16, 2, 128] bf16 with strides",
         [](auto* args) { args->v_cache.stride[1] = 260; }},
        {"multiples of 16 bytes",

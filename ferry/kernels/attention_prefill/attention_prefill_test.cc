@@ -465,15 +465,7 @@ AttentionPrefillArgs GoodPrefillArgs(std::byte* memory) {
 void ExpectPrefillSentences(const std::vector<WrongPrefill>& cases,
                             Status (*check)(const AttentionPrefillArgs&), Code code) {
   alignas(16) static std::byte memory[128 * 1024];  // nobody reads it
-  ASSERT_TRUE(check(GoodPrefillArgs(memory)));
-  for (const WrongPrefill& wrong : cases) {
-    AttentionPrefillArgs args = GoodPrefillArgs(memory);
-    wrong.spoil(&args);
-    const Status status = check(args);
-    ASSERT_FALSE(status) << wrong.sentence;
-    EXPECT_EQ(status.error().code(), code) << status.error().message();
-    EXPECT_THAT(status.error().message(), HasSubstr(wrong.sentence));
-  }
+  kernels::ExpectSentences(GoodPrefillArgs(memory), cases, check, code);
 }
 
 void MakePaged(AttentionPrefillArgs* args, std::int64_t page) {

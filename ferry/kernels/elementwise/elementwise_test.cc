@@ -119,18 +119,10 @@ class ElementwiseTest : public OpTest {
   void Expect(const ElementwiseCase& given) {
     if (given.in_place <= 0) {
       AddGeluTensors tensors(given);
-      tensors.FillAnew(&random());
-      OpBed bed = Bed();
-      const Status ran = bed.Run(kFusedAddGeluKernel, FusedAddGeluCpu, tensors.Args(&bed));
-      ASSERT_TRUE(ran) << ran.error().ToString();
-      tensors.ExpectRight();
+      ExpectRightResults(&tensors, kFusedAddGeluKernel, FusedAddGeluCpu);
     }
     MulAddTensors tensors(given);
-    tensors.FillAnew(&random());
-    OpBed bed = Bed();
-    const Status ran = bed.Run(kElementWiseMulAddKernel, ElementWiseMulAddCpu, tensors.Args(&bed));
-    ASSERT_TRUE(ran) << ran.error().ToString();
-    tensors.ExpectRight();
+    ExpectRightResults(&tensors, kElementWiseMulAddKernel, ElementWiseMulAddCpu);
   }
 };
 
@@ -199,13 +191,11 @@ FERRY_INSTANTIATE_OP_TEST(ElementwiseTest);
 
 class ElementwisePlanTest : public ::testing::Test {
  protected:
-  static Tensor At(std::uintptr_t gigabyte, std::initializer_list<std::int64_t> shape,
-                   DType dtype = DType::kBfloat16) {
-    return Tensor::Contiguous(reinterpret_cast<void*>(gigabyte << 30), dtype, shape);
+  static AddGeluArgs AddGelu() {
+    return {TensorAt(1, {4, 64}), TensorAt(2, {64}), TensorAt(3, {4, 64})};
   }
-  static AddGeluArgs AddGelu() { return {At(1, {4, 64}), At(2, {64}), At(3, {4, 64})}; }
   static MulAddArgs MulAdd() {
-    return {At(1, {4, 64}), At(2, {4, 64}), At(3, {4, 64}), At(4, {4, 64})};
+    return {TensorAt(1, {4, 64}), TensorAt(2, {4, 64}), TensorAt(3, {4, 64}), TensorAt(4, {4, 64})};
   }
   static std::string Refusal(const AddGeluArgs& args) {
     const auto plan = PlanAddGelu(args);
@@ -220,18 +210,18 @@ class ElementwisePlanTest : public ::testing::Test {
 TEST_F(ElementwisePlanTest, WrongArgumentsOfAddGeluAreNamedWithWhatTheyMustBe) {
   EXPECT_EQ(Refusal(AddGelu()), "accepted");
   AddGeluArgs args = AddGelu();
-  args.bias = At(2, {63});
+  args.bias = TensorAt(2, {63});
   EXPECT_EQ(Refusal(args),
             "fused_add_gelu: bias is [63] bf16; it must be [64], the last size of x");
-  args.bias = At(2, {64}, DType::kFloat32);
+  args.bias = TensorAt(2, {64}, DType::kFloat32);
   EXPECT_EQ(Refusal(args), "fused_add_gelu: bias is [64] fp32; it must be bf16, as x is");
-  args.bias = At(2, {4, 64});
+  args.bias = TensorAt(2, {4, 64});
   EXPECT_EQ(Refusal(args), "fused_add_gelu: bias has 2 sizes; it must have 1");
   args = AddGelu();
   args.x.dtype = DType::kFloat8E4m3;
   EXPECT_EQ(Refusal(args), "fused_add_gelu: x is [4, 64] e4m3; it must be fp32, fp16 or bf16");
   args = AddGelu();
-  args.out = At(3, {5, 64});
+  args.out = TensorAt(3, {5, 64});
   EXPECT_EQ(Refusal(args), "fused_add_gelu: out is [5, 64] bf16; it must be [4, 64], as x is");
   args = AddGelu();
   args.x.stride[1] = 3;
@@ -247,7 +237,7 @@ TEST_F(ElementwisePlanTest, WrongArgumentsOfAddGeluAreNamedWithWhatTheyMustBe) {
 TEST_F(ElementwisePlanTest, WrongArgumentsOfMulAddAreNamedWithWhatTheyMustBe) {
   EXPECT_EQ(Refusal(MulAdd()), "accepted");
   MulAddArgs args = MulAdd();
-  args.b = At(2, {4, 32});
+  args.b = TensorAt(2, {4, 32});
   EXPECT_EQ(Refusal(args), "element_wise_mul_add: b is [4, 32] bf16; it must be [4, 64], as a is");
   args = MulAdd();
   args.c.dtype = DType::kFloat16;

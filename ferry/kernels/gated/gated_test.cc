@@ -87,11 +87,7 @@ class GatedTest : public OpTest {
  protected:
   void Expect(const GatedCase& given) {
     GatedTensors tensors(given);
-    tensors.FillAnew(&random());
-    OpBed bed = Bed();
-    const Status ran = bed.Run(kGatedMulKernel, GatedMulCpu, tensors.Args(&bed));
-    ASSERT_TRUE(ran) << ran.error().ToString();
-    tensors.ExpectRight();
+    ExpectRightResults(&tensors, kGatedMulKernel, GatedMulCpu);
   }
 };
 
@@ -165,15 +161,7 @@ TEST_P(GatedTest, EmptyTensorsAreLeftAlone) {
 
 TEST_P(GatedTest, ACapturedCallWorksOnWhatIsThereWhenItIsReplayed) {
   GatedTensors tensors({.dtype = DType::kBfloat16, .shape = {17, 3072}});
-  OpBed bed = Bed();
-  const Status captured = bed.Capture(kGatedMulKernel, GatedMulCpu, tensors.Args(&bed));
-  ASSERT_TRUE(captured) << captured.error().ToString();
-  for (int round = 0; round < 3; ++round) {
-    tensors.FillAnew(&random());
-    const Status replayed = bed.Replay();
-    ASSERT_TRUE(replayed) << replayed.error().ToString();
-    tensors.ExpectRight();
-  }
+  ExpectRightReplays(&tensors, kGatedMulKernel, GatedMulCpu);
 }
 
 FERRY_INSTANTIATE_OP_TEST(GatedTest);

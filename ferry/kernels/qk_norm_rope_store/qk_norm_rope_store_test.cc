@@ -301,11 +301,7 @@ class QkNormRopeStoreTest : public OpTest {
  protected:
   void Expect(const QkCase& given) {
     QkTensors tensors(given);
-    tensors.FillAnew(&random());
-    OpBed bed = Bed();
-    const Status ran = bed.Run(kQkNormRopeStoreKernel, QkNormRopeStoreCpu, tensors.Args(&bed));
-    ASSERT_TRUE(ran) << ran.error().ToString();
-    tensors.ExpectRight();
+    ExpectRightResults(&tensors, kQkNormRopeStoreKernel, QkNormRopeStoreCpu);
   }
 };
 
@@ -439,16 +435,7 @@ TEST_P(QkNormRopeStoreTest, ASlotBeyondTheCachesIsAnErrorOnTheCpuAndNotStoredOnG
 
 TEST_P(QkNormRopeStoreTest, ACapturedCallWorksOnWhatIsThereWhenItIsReplayed) {
   QkTensors tensors({.tokens = 17, .q_heads = 16, .kv_heads = 8});
-  OpBed bed = Bed();
-  const Status captured =
-      bed.Capture(kQkNormRopeStoreKernel, QkNormRopeStoreCpu, tensors.Args(&bed));
-  ASSERT_TRUE(captured) << captured.error().ToString();
-  for (int round = 0; round < 3; ++round) {
-    tensors.FillAnew(&random());
-    const Status replayed = bed.Replay();
-    ASSERT_TRUE(replayed) << replayed.error().ToString();
-    tensors.ExpectRight();
-  }
+  ExpectRightReplays(&tensors, kQkNormRopeStoreKernel, QkNormRopeStoreCpu);
 }
 
 FERRY_INSTANTIATE_OP_TEST(QkNormRopeStoreTest);
@@ -457,24 +444,20 @@ FERRY_INSTANTIATE_OP_TEST(QkNormRopeStoreTest);
 
 class QkPlanTest : public ::testing::Test {
  protected:
-  static Tensor At(std::uintptr_t gigabyte, std::initializer_list<std::int64_t> shape,
-                   DType dtype = DType::kBfloat16) {
-    return Tensor::Contiguous(reinterpret_cast<void*>(gigabyte << 30), dtype, shape);
-  }
   static QkNormRopeStoreArgs Args(std::int64_t q_heads = 32, std::int64_t head_dim = 128) {
     QkNormRopeStoreArgs args;
-    args.qkv = At(1, {7, (q_heads + 16) * head_dim});
+    args.qkv = TensorAt(1, {7, (q_heads + 16) * head_dim});
     args.q_heads = q_heads;
     args.kv_heads = 8;
-    args.q_weight = At(2, {head_dim});
-    args.k_weight = At(3, {head_dim});
-    args.positions = At(4, {7}, DType::kInt64);
-    args.cos_sin_cache = At(5, {4096, head_dim}, DType::kFloat32);
-    args.q_out = At(6, {7, q_heads, head_dim});
-    args.k_out = At(7, {7, 8, head_dim});
-    args.k_cache = At(8, {40, 256, 8, head_dim});
-    args.v_cache = At(10, {40, 256, 8, head_dim});
-    args.slots = At(12, {7}, DType::kInt32);
+    args.q_weight = TensorAt(2, {head_dim});
+    args.k_weight = TensorAt(3, {head_dim});
+    args.positions = TensorAt(4, {7}, DType::kInt64);
+    args.cos_sin_cache = TensorAt(5, {4096, head_dim}, DType::kFloat32);
+    args.q_out = TensorAt(6, {7, q_heads, head_dim});
+    args.k_out = TensorAt(7, {7, 8, head_dim});
+    args.k_cache = TensorAt(8, {40, 256, 8, head_dim});
+    args.v_cache = TensorAt(10, {40, 256, 8, head_dim});
+    args.slots = TensorAt(12, {7}, DType::kInt32);
     return args;
   }
   static std::string Refusal(const QkNormRopeStoreArgs& args) {
@@ -494,16 +477,16 @@ TEST_F(QkPlanTest, WrongInputsAreNamedWithWhatTheyMustBe) {
   args.kv_heads = -1;
   EXPECT_THAT(Refusal(args), HasSubstr("a number of heads is -1; it must be from 0 to 2^20"));
   args = Args();
-  args.k_weight = At(3, {64});
+  args.k_weight = TensorAt(3, {64});
   EXPECT_THAT(Refusal(args), HasSubstr("k_weight is [64] bf16; it must be [128], as q_weight is"));
   args = Args();
   args.q_weight.dtype = DType::kFloat32;
   EXPECT_THAT(Refusal(args), HasSubstr("q_weight is [128] fp32; it must be bf16, as qkv is"));
   args = Args();
-  args.positions = At(4, {7}, DType::kInt32);
+  args.positions = TensorAt(4, {7}, DType::kInt32);
   EXPECT_THAT(Refusal(args), HasSubstr("positions is [7] int32; it must be int64"));
   args = Args();
-  args.cos_sin_cache = At(5, {4096, 130}, DType::kFloat32);
+  args.cos_sin_cache = TensorAt(5, {4096, 130}, DType::kFloat32);
   EXPECT_THAT(Refusal(args), HasSubstr("of an even last size from 2 to that of a head"));
   args = Args();
   args.eps = -1;
@@ -512,7 +495,7 @@ TEST_F(QkPlanTest, WrongInputsAreNamedWithWhatTheyMustBe) {
 
 TEST_F(QkPlanTest, WrongOutputsAreNamedWithWhatTheyMustBe) {
   QkNormRopeStoreArgs args = Args();
-  args.q_out = At(6, {7, 32, 64});
+  args.q_out = TensorAt(6, {7, 32, 64});
   EXPECT_THAT(Refusal(args), HasSubstr("it must be [7, 32, 128], as q of qkv is"));
   args = Args();
   args.q_out = {};
@@ -572,7 +555,7 @@ TEST_F(QkPlanTest, HeadsThatAreNoWholeWordsAreDoneByElement) {
   EXPECT_FALSE(PlanQkNormRopeStore(Args(32, 120))->wide);
   EXPECT_FALSE(PlanQkNormRopeStore(Args(32, 1024))->wide);  // more than a warp has
   QkNormRopeStoreArgs args = Args();
-  args.cos_sin_cache = At(5, {4096, 64}, DType::kFloat32);
+  args.cos_sin_cache = TensorAt(5, {4096, 64}, DType::kFloat32);
   EXPECT_FALSE(PlanQkNormRopeStore(args)->wide);
   args = Args();
   args.v_cache.data = static_cast<std::byte*>(args.v_cache.data) + 2;

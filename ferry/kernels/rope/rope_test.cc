@@ -136,11 +136,7 @@ class RopeTest : public OpTest {
  protected:
   void Expect(const RopeCase& given) {
     RopeTensors tensors(given);
-    tensors.FillAnew(&random());
-    OpBed bed = Bed();
-    const Status ran = bed.Run(kRopeKernel, RopeCpu, tensors.Args(&bed));
-    ASSERT_TRUE(ran) << ran.error().ToString();
-    tensors.ExpectRight();
+    ExpectRightResults(&tensors, kRopeKernel, RopeCpu);
   }
 };
 
@@ -216,15 +212,7 @@ TEST_P(RopeTest, ATokenBeyondTheCacheIsAnErrorOnTheCpuAndSkippedOnGpus) {
 
 TEST_P(RopeTest, ACapturedCallWorksOnWhatIsThereWhenItIsReplayed) {
   RopeTensors tensors({.dtype = DType::kBfloat16, .tokens = 9, .q_heads = 16, .k_heads = 8});
-  OpBed bed = Bed();
-  const Status captured = bed.Capture(kRopeKernel, RopeCpu, tensors.Args(&bed));
-  ASSERT_TRUE(captured) << captured.error().ToString();
-  for (int round = 0; round < 3; ++round) {
-    tensors.FillAnew(&random());
-    const Status replayed = bed.Replay();
-    ASSERT_TRUE(replayed) << replayed.error().ToString();
-    tensors.ExpectRight();
-  }
+  ExpectRightReplays(&tensors, kRopeKernel, RopeCpu);
 }
 
 FERRY_INSTANTIATE_OP_TEST(RopeTest);
@@ -233,16 +221,12 @@ FERRY_INSTANTIATE_OP_TEST(RopeTest);
 
 class RopePlanTest : public ::testing::Test {
  protected:
-  static Tensor At(std::uintptr_t gigabyte, std::initializer_list<std::int64_t> shape,
-                   DType dtype = DType::kBfloat16) {
-    return Tensor::Contiguous(reinterpret_cast<void*>(gigabyte << 30), dtype, shape);
-  }
   static RopeArgs Args() {
     RopeArgs args;
-    args.q = args.q_out = At(1, {7, 16, 128});
-    args.k = args.k_out = At(2, {7, 8, 128});
-    args.positions = At(3, {7}, DType::kInt64);
-    args.cos_sin_cache = At(4, {4096, 128}, DType::kFloat32);
+    args.q = args.q_out = TensorAt(1, {7, 16, 128});
+    args.k = args.k_out = TensorAt(2, {7, 8, 128});
+    args.positions = TensorAt(3, {7}, DType::kInt64);
+    args.cos_sin_cache = TensorAt(4, {4096, 128}, DType::kFloat32);
     return args;
   }
   static std::string Refusal(const RopeArgs& args) {
@@ -254,10 +238,10 @@ class RopePlanTest : public ::testing::Test {
 TEST_F(RopePlanTest, WrongHeadsAreNamedWithWhatTheyMustBe) {
   EXPECT_EQ(Refusal(Args()), "accepted");
   RopeArgs args = Args();
-  args.q = At(1, {7, 2048});
+  args.q = TensorAt(1, {7, 2048});
   EXPECT_EQ(Refusal(args), "rope: q has 2 sizes; it must have 3");
   args = Args();
-  args.k = At(2, {6, 8, 128});
+  args.k = TensorAt(2, {6, 8, 128});
   EXPECT_EQ(Refusal(args),
             "rope: k is [6, 8, 128] bf16; it must be [7, 8, 128], with the tokens and the head "
             "size of q");
@@ -270,7 +254,7 @@ TEST_F(RopePlanTest, WrongHeadsAreNamedWithWhatTheyMustBe) {
   args.k_out = {};
   EXPECT_EQ(Refusal(args), "accepted");
   args = Args();
-  args.q_out = At(5, {7, 16, 64});
+  args.q_out = TensorAt(5, {7, 16, 64});
   EXPECT_EQ(Refusal(args), "rope: q_out is [7, 16, 64] bf16; it must be [7, 16, 128], as q is");
   args = Args();
   args.k_out = args.q;
@@ -285,13 +269,13 @@ TEST_F(RopePlanTest, WrongPositionsAndCachesAreNamedWithWhatTheyMustBe) {
   RopeArgs args = Args();
   args.positions.dtype = DType::kInt32;
   EXPECT_EQ(Refusal(args), "rope: positions is [7] int32; it must be int64");
-  args.positions = At(3, {8}, DType::kInt64);
+  args.positions = TensorAt(3, {8}, DType::kInt64);
   EXPECT_EQ(Refusal(args), "rope: positions is [8] int64; it must be [7], one for each token of q");
   args = Args();
   args.cos_sin_cache.dtype = DType::kBfloat16;
   EXPECT_EQ(Refusal(args), "rope: cos_sin_cache is [4096, 128] bf16; it must be fp32");
   for (const std::int64_t rotated : {0, 63, 130}) {
-    args.cos_sin_cache = At(4, {4096, rotated}, DType::kFloat32);
+    args.cos_sin_cache = TensorAt(4, {4096, rotated}, DType::kFloat32);
     EXPECT_THAT(Refusal(args), HasSubstr("it must be of an even last size from 2"));
   }
 }
@@ -312,9 +296,9 @@ TEST_F(RopePlanTest, BlocksAreOfOneTokenAndNotTooLarge) {
   for (const std::int64_t heads : {1, 16, 64, 1000}) {
     for (const std::int64_t half : {1, 8, 60, 64, 512, 4096}) {
       RopeArgs args = Args();
-      args.q = args.q_out = At(1, {7, heads, 2 * half});
+      args.q = args.q_out = TensorAt(1, {7, heads, 2 * half});
       args.k = args.k_out = {};
-      args.cos_sin_cache = At(4, {4096, 2 * half}, DType::kFloat32);
+      args.cos_sin_cache = TensorAt(4, {4096, 2 * half}, DType::kFloat32);
       const RopePlan plan = *PlanRope(args);
       EXPECT_EQ(plan.wide, half % 8 == 0);
       EXPECT_GE(plan.threads_x, 1U);

@@ -389,15 +389,11 @@ TEST(SampleMath, KeysAreOrderedAsTheirNumbersAre) {
 
 class SamplePlanTest : public ::testing::Test {
  protected:
-  static Tensor At(std::uintptr_t gigabyte, std::initializer_list<std::int64_t> shape,
-                   DType dtype) {
-    return Tensor::Contiguous(reinterpret_cast<void*>(gigabyte << 30), dtype, shape);
-  }
   static SampleArgs Args() {
     SampleArgs args;
-    args.logits = At(1, {16, 151'936}, DType::kBfloat16);
-    args.out = At(2, {16}, DType::kInt64);
-    args.temperatures = At(3, {16}, DType::kFloat32);
+    args.logits = TensorAt(1, {16, 151'936}, DType::kBfloat16);
+    args.out = TensorAt(2, {16}, DType::kInt64);
+    args.temperatures = TensorAt(3, {16}, DType::kFloat32);
     return args;
   }
   static std::string Refusal(const SampleArgs& args) {
@@ -412,32 +408,32 @@ TEST_F(SamplePlanTest, WrongArgumentsAreNamedWithWhatTheyMustBe) {
   args.logits.dtype = DType::kInt32;
   EXPECT_EQ(Refusal(args), "sample: logits is [16, 151936] int32; it must be fp32, fp16 or bf16");
   args = Args();
-  args.logits = At(1, {16, 0}, DType::kBfloat16);
+  args.logits = TensorAt(1, {16, 0}, DType::kBfloat16);
   EXPECT_THAT(Refusal(args), HasSubstr("it must be of 1 to 2^30 tokens along its last size"));
   args = Args();
   args.logits.stride[1] = 2;
   EXPECT_THAT(Refusal(args), HasSubstr("of stride 1 along its last size"));
   args = Args();
-  args.out = At(2, {16}, DType::kInt32);
+  args.out = TensorAt(2, {16}, DType::kInt32);
   EXPECT_EQ(Refusal(args), "sample: out is [16] int32; it must be int64");
   args = Args();
-  args.out = At(2, {15}, DType::kInt64);
+  args.out = TensorAt(2, {15}, DType::kInt64);
   EXPECT_EQ(Refusal(args),
             "sample: out is [15] int64; it must be [16], one for each row of logits");
   args = Args();
   args.temperatures.dtype = DType::kBfloat16;
   EXPECT_EQ(Refusal(args), "sample: temperatures is [16] bf16; it must be fp32");
   args = Args();
-  args.top_k = At(4, {16}, DType::kInt64);
+  args.top_k = TensorAt(4, {16}, DType::kInt64);
   EXPECT_EQ(Refusal(args), "sample: top_k is [16] int64; it must be int32");
   args = Args();
-  args.top_p = At(4, {1}, DType::kFloat32);
+  args.top_p = TensorAt(4, {1}, DType::kFloat32);
   EXPECT_THAT(Refusal(args), HasSubstr("top_p is [1] fp32; it must be [16]"));
   args = Args();
   args.seeds = args.out;
   EXPECT_EQ(Refusal(args), "sample: out lies over seeds; it must be other memory");
   args = Args();
-  args.steps = At(4, {16}, DType::kFloat32);
+  args.steps = TensorAt(4, {16}, DType::kFloat32);
   EXPECT_EQ(Refusal(args), "sample: steps is [16] fp32; it must be int64");
 }
 
@@ -447,7 +443,7 @@ TEST_F(SamplePlanTest, WordsOf16BytesAreForRowsThatHaveThem) {
   args.logits.stride[0] += 4;
   EXPECT_FALSE(PlanSample(args)->wide);
   args = Args();
-  args.logits = At(1, {16, 151'937}, DType::kBfloat16);
+  args.logits = TensorAt(1, {16, 151'937}, DType::kBfloat16);
   EXPECT_FALSE(PlanSample(args)->wide);
 }
 

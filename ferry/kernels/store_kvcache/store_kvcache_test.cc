@@ -111,11 +111,7 @@ class StoreKvCacheTest : public OpTest {
  protected:
   void Expect(const StoreCase& given) {
     StoreTensors tensors(given);
-    tensors.FillAnew(&random());
-    OpBed bed = Bed();
-    const Status ran = bed.Run(kStoreKvCacheKernel, StoreKvCacheCpu, tensors.Args(&bed));
-    ASSERT_TRUE(ran) << ran.error().ToString();
-    tensors.ExpectRight();
+    ExpectRightResults(&tensors, kStoreKvCacheKernel, StoreKvCacheCpu);
   }
 };
 
@@ -194,15 +190,7 @@ TEST_P(StoreKvCacheTest, ASlotBeyondTheCachesIsAnErrorOnTheCpuAndSkippedOnGpus) 
 
 TEST_P(StoreKvCacheTest, ACapturedCallWorksOnWhatIsThereWhenItIsReplayed) {
   StoreTensors tensors({.tokens = 64, .heads = 8, .head_dim = 128});
-  OpBed bed = Bed();
-  const Status captured = bed.Capture(kStoreKvCacheKernel, StoreKvCacheCpu, tensors.Args(&bed));
-  ASSERT_TRUE(captured) << captured.error().ToString();
-  for (int round = 0; round < 3; ++round) {
-    tensors.FillAnew(&random());
-    const Status replayed = bed.Replay();
-    ASSERT_TRUE(replayed) << replayed.error().ToString();
-    tensors.ExpectRight();
-  }
+  ExpectRightReplays(&tensors, kStoreKvCacheKernel, StoreKvCacheCpu);
 }
 
 FERRY_INSTANTIATE_OP_TEST(StoreKvCacheTest);
@@ -211,13 +199,9 @@ FERRY_INSTANTIATE_OP_TEST(StoreKvCacheTest);
 
 class StoreKvCachePlanTest : public ::testing::Test {
  protected:
-  static Tensor At(std::uintptr_t gigabyte, std::initializer_list<std::int64_t> shape,
-                   DType dtype = DType::kBfloat16) {
-    return Tensor::Contiguous(reinterpret_cast<void*>(gigabyte << 30), dtype, shape);
-  }
   static StoreKvCacheArgs Args() {
-    return {At(1, {7, 8, 128}), At(2, {7, 8, 128}), At(3, {40, 256, 8, 128}),
-            At(4, {40, 256, 8, 128}), At(5, {7}, DType::kInt32)};
+    return {TensorAt(1, {7, 8, 128}), TensorAt(2, {7, 8, 128}), TensorAt(3, {40, 256, 8, 128}),
+            TensorAt(4, {40, 256, 8, 128}), TensorAt(5, {7}, DType::kInt32)};
   }
   static std::string Refusal(const StoreKvCacheArgs& args) {
     const auto plan = PlanStoreKvCache(args);
@@ -228,13 +212,13 @@ class StoreKvCachePlanTest : public ::testing::Test {
 TEST_F(StoreKvCachePlanTest, WrongArgumentsAreNamedWithWhatTheyMustBe) {
   EXPECT_EQ(Refusal(Args()), "accepted");
   StoreKvCacheArgs args = Args();
-  args.v = At(2, {7, 8, 64});
+  args.v = TensorAt(2, {7, 8, 64});
   EXPECT_EQ(Refusal(args), "store_kvcache: v is [7, 8, 64] bf16; it must be [7, 8, 128], as k is");
   args = Args();
   args.k.stride[1] = 256;
   EXPECT_THAT(Refusal(args), HasSubstr("it must be contiguous along its last two sizes"));
   args = Args();
-  args.k_cache = At(3, {40, 256, 8, 64});
+  args.k_cache = TensorAt(3, {40, 256, 8, 64});
   EXPECT_EQ(Refusal(args),
             "store_kvcache: k_cache is [40, 256, 8, 64] bf16; it must be [40, 256, 8, 128], with "
             "the heads and the head size of k");

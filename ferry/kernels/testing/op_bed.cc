@@ -98,4 +98,8 @@ void OpTest::SetUp() {
 
 const cuda::DeviceCase kCpuCase = {"Cpu", nullptr};
 
+Tensor TensorAt(std::uintptr_t gigabyte, std::initializer_list<std::int64_t> shape, DType dtype) {
+  return Tensor::Contiguous(reinterpret_cast<void*>(gigabyte << 30), dtype, shape);
+}
+
 }  // namespace ferry::kernels

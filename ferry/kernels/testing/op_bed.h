@@ -1,7 +1,10 @@
 #pragma once
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -87,6 +90,31 @@ class OpTest : public ::testing::TestWithParam<cuda::DeviceCase> {
  protected:
   void SetUp() override;
 
+  // `tensors` has FillAnew(random), Args(bed), and ExpectRight() for what the op has written.
+  template <class Tensors, class Args>
+  void ExpectRightResults(Tensors* tensors, const cuda::Kernel& kernel,
+                          Status (*cpu)(const Args&)) {
+    tensors->FillAnew(&random());
+    OpBed bed = Bed();
+    const Status ran = bed.Run(kernel, cpu, tensors->Args(&bed));
+    ASSERT_TRUE(ran) << ran.error().ToString();
+    tensors->ExpectRight();
+  }
+  // Of a call that is captured once and replayed on other values.
+  template <class Tensors, class Args>
+  void ExpectRightReplays(Tensors* tensors, const cuda::Kernel& kernel,
+                          Status (*cpu)(const Args&)) {
+    OpBed bed = Bed();
+    const Status captured = bed.Capture(kernel, cpu, tensors->Args(&bed));
+    ASSERT_TRUE(captured) << captured.error().ToString();
+    for (int round = 0; round < 3; ++round) {
+      tensors->FillAnew(&random());
+      const Status replayed = bed.Replay();
+      ASSERT_TRUE(replayed) << replayed.error().ToString();
+      tensors->ExpectRight();
+    }
+  }
+
   // One for each run of an op, so that memory is not kept.
   OpBed Bed() { return OpBed(target_ ? &target_->api() : nullptr); }
   std::mt19937_64& random() { return random_; }
@@ -98,6 +126,25 @@ class OpTest : public ::testing::TestWithParam<cuda::DeviceCase> {
   std::unique_ptr<cuda::DeviceTarget> target_;
   std::mt19937_64 random_;
 };
+
+// Where there is no memory: for checks and plans, which only look at addresses.
+Tensor TensorAt(std::uintptr_t gigabyte, std::initializer_list<std::int64_t> shape,
+                DType dtype = DType::kBfloat16);
+
+// Each of `cases` spoils good arguments in its way, and the check says its sentence.
+template <class Args, class Case>
+void ExpectSentences(const Args& good, const std::vector<Case>& cases, Status (*check)(const Args&),
+                     Code code) {
+  ASSERT_TRUE(check(good));
+  for (const Case& wrong : cases) {
+    Args args = good;
+    wrong.spoil(&args);
+    const Status status = check(args);
+    ASSERT_FALSE(status) << wrong.sentence;
+    EXPECT_EQ(status.error().code(), code) << status.error().message();
+    EXPECT_THAT(status.error().message(), ::testing::HasSubstr(wrong.sentence));
+  }
+}
 
 extern const cuda::DeviceCase kCpuCase;  // its make is null
 
