@@ -44,6 +44,10 @@ tidy() {
     echo "lint.sh: ferry/cuda/real is left out, as it is in $build"
     skip+='|^ferry/cuda/real/'
   fi
+  if ! grep -q bindings/python/ "$build/compile_commands.json"; then
+    echo "lint.sh: bindings/python is left out, as it is in $build"
+    skip+='|^bindings/python/'
+  fi
   local files=("$@") checks=()
   if ((! $#)); then
     # All of a folder as one, which takes a fifth of the time. Not found so are an alias of a

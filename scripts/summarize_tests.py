@@ -35,8 +35,9 @@ def shortened(names):
                      for kind, group in kinds.items())
 
 
-def output_end(case):
-    lines = [line.rstrip() for line in (case.findtext("system-out") or "").splitlines()]
+def output_end(case, text):
+    output = case.findtext("system-out") or text or ""
+    lines = [line.rstrip() for line in output.splitlines()]
     return [line[:400] for line in lines if line and not NOISE.match(line)][-OUTPUT_LINES:]
 
 
@@ -47,20 +48,26 @@ class Run:
 
     def add(self, case):
         name = case.get("name")
+        if case.get("classname") and not case.get("status"):  # pytest's
+            name = f"{case.get('classname').rpartition('.')[2]}.{name}"
         self.seconds += float(case.get("time") or 0)
         note = case.find("properties/property[@name='note']")
         if note is not None:
             self.notes.append((name, note.get("value")))
         skipped = case.find("skipped")
-        failure = case.find("failure")
+        failure = next((case.find(kind) for kind in ("failure", "error")
+                        if case.find(kind) is not None), None)
         mark = skipped.get("message") or "" if skipped is not None else ""
-        if skipped is not None and DECLINED.match(mark):
+        if skipped is not None and skipped.get("type") == "pytest.skip":
+            self.skipped.append((name, mark))
+        elif skipped is not None and DECLINED.match(mark):
             self.skipped.append((name, skip_reason(case, mark)))
-        elif failure is None and case.get("status") == "run":
+        elif failure is None and case.get("status", "run") == "run":
             self.passed += 1
         else:
             why = (failure.get("message") if failure is not None else mark) or case.get("status")
-            self.failed.append((name, why, output_end(case)))
+            text = failure.text if failure is not None else None
+            self.failed.append((name, why, output_end(case, text)))
 
     def report(self):
         print(f"{self.name}: {self.passed} passed, {len(self.failed)} failed, "

@@ -1,0 +1,295 @@
+#include "bindings/python/connection.h"
+
+#include <fmt/core.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <utility>
+
+#include "bindings/python/facts.h"
+#include "bindings/python/waiting.h"
+#include "ferry/cuda/address.h"
+
+namespace ferry::python {
+namespace {
+
+namespace nb = nanobind;
+
+[[noreturn]] void RefuseCall(std::string why) {
+  throw Raised(Error(Code::kInvalidArgument, std::move(why)));
+}
+
+// Offset in the local region, offset in the remote one, bytes.
+using Row = std::array<std::uint64_t, 3>;
+using Rows = nb::ndarray<const std::uint64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
+
+void AddRow(const Row& row, transfer::Direction direction, BlockList* blocks) {
+  const bool write = direction == transfer::Direction::kWrite;
+  blocks->Add({.dst = write ? row[1] : row[0], .src = write ? row[0] : row[1], .len = row[2]});
+}
+
+BlockList BlocksOf(nb::handle rows, transfer::Direction direction) {
+  BlockList blocks;
+  Rows array;
+  if (nb::try_cast<Rows>(rows, array)) {
+    blocks.Reserve(array.shape(0));
+    for (std::size_t i = 0; i < array.shape(0); ++i) {
+      AddRow({array(i, 0), array(i, 1), array(i, 2)}, direction, &blocks);
+    }
+    return blocks;
+  }
+  std::vector<Row> list;
+  if (!nb::try_cast<std::vector<Row>>(rows, list)) {
+    RefuseCall(
+        "blocks: give rows of (offset in the local region, offset in the remote one, bytes),"
+        " as a list or as an array of uint64 of shape [n, 3]");
+  }
+  for (const Row& row : list) AddRow(row, direction, &blocks);
+  return blocks;
+}
+
+// (Region, RemoteRegion, blocks or None for all of both).
+transfer::TransferPart PartOf(nb::handle object, transfer::Direction direction,
+                              nb::object* on_gpu) {
+  const auto part = nb::cast<nb::tuple>(object);
+  if (part.size() != 3) RefuseCall("parts: each is (region, remote region, blocks or None)");
+  const auto& local = nb::cast<const Region&>(part[0]);
+  const auto& remote = nb::cast<const transfer::RemoteRegion&>(part[1]);
+  if (direction == transfer::Direction::kRead && !local.memory().writable()) {
+    RefuseCall("a read would write the local region, whose memory is read-only");
+  }
+  if (on_gpu->is_none() && local.memory().ordinal() >= 0) *on_gpu = nb::object(part[0]);
+  transfer::TransferPart made{.local = &local.Get(), .remote = &remote, .blocks = {}};
+  if (!part[2].is_none()) {
+    made.blocks = BlocksOf(part[2], direction);
+    return made;
+  }
+  const std::uint64_t here = local.memory().bytes().size();
+  if (here != remote.length) {
+    RefuseCall(
+        fmt::format("without blocks both regions must be of one size, and the local one has "
+                    "{} bytes, the remote one {}; give blocks",
+                    here, remote.length));
+  }
+  made.blocks.Add({.dst = 0, .src = 0, .len = here});
+  return made;
+}
+
+}  // namespace
+
+std::optional<cuda::StreamRef> StreamOf(nb::handle stream, const Memory* memory, int ordinal) {
+  if (stream.is_none()) return std::nullopt;
+  if (memory != nullptr && memory->ordinal() >= 0) ordinal = memory->ordinal();
+  if (nb::isinstance<nb::str>(stream)) {
+    if (nb::cast<std::string>(stream) != "auto") {
+      RefuseCall(
+          "stream: give 'auto', None, a cudaStream_t as a number, or a stream of torch's or "
+          "CuPy's");
+    }
+    if (memory == nullptr || memory->ordinal() < 0) return std::nullopt;
+    return cuda::StreamRef::Foreign(ordinal, memory->CurrentStream());
+  }
+  nb::object number = nb::borrow(stream);
+  if (nb::hasattr(stream, "cuda_stream")) {
+    number = stream.attr("cuda_stream");
+    if (nb::hasattr(stream, "device_index")) {
+      ordinal = nb::cast<int>(stream.attr("device_index"));
+    }
+  } else if (nb::hasattr(stream, "ptr")) {
+    number = stream.attr("ptr");
+  }
+  return cuda::StreamRef::Foreign(ordinal, cuda::PointerTo(nb::cast<std::uint64_t>(number)));
+}
+
+transfer::PostOptions Connection::PostOptionsOf(const Options& options,
+                                                const Memory* memory) const {
+  transfer::PostOptions made;
+  if (options.timeout) made.deadline = DeadlineOf(options.timeout);
+  made.after = StreamOf(options.stream, memory, 0);
+  return made;
+}
+
+std::unique_ptr<Operation> Connection::Begun(Result<transfer::Operation> operation,
+                                             nb::object memory) {
+  endpoint_->LetGo();
+  return std::make_unique<Operation>(endpoint_, Take(std::move(operation)), std::move(memory));
+}
+
+Prepared Connection::Prepare(transfer::Direction direction, const nb::list& parts) {
+  nb::object on_gpu = nb::none();
+  std::vector<transfer::TransferPart> made;
+  nb::list regions;
+  for (const nb::handle part : parts) {
+    made.push_back(PartOf(part, direction, &on_gpu));
+    regions.append(nb::cast<nb::tuple>(part)[0]);
+  }
+  auto prepared = [&] {
+    const nb::gil_scoped_release others_go_on;  // GPUs may be asked
+    return direction == transfer::Direction::kWrite ? connection_.PrepareWrite(std::move(made))
+                                                    : connection_.PrepareRead(std::move(made));
+  }();
+  return {Take(std::move(prepared)), direction, nb::tuple(regions), on_gpu};
+}
+
+std::unique_ptr<Operation> Connection::Post(const Prepared& prepared, const nb::bytes& notification,
+                                            bool checksum, const Options& options) {
+  const Memory* const on_gpu =
+      prepared.on_gpu.is_none() ? nullptr : &nb::cast<const Region&>(prepared.on_gpu).memory();
+  transfer::PostOptions post = PostOptionsOf(options, on_gpu);
+  post.notification = BytesOf(notification);
+  post.checksum = checksum;
+  auto begun = [&] {
+    const nb::gil_scoped_release others_go_on;
+    return prepared.direction == transfer::Direction::kWrite
+               ? connection_.Write(prepared.transfer, post)
+               : connection_.Read(prepared.transfer, post);
+  }();
+  return Begun(std::move(begun), prepared.regions);
+}
+
+std::unique_ptr<Operation> Connection::Send(nb::handle data, std::uint64_t tag,
+                                            const Options& options) {
+  auto memory = std::make_unique<Memory>(data, Memory::Access::kRead, "data");
+  const auto post = PostOptionsOf(options, memory.get());
+  auto begun = [&] {
+    const nb::gil_scoped_release others_go_on;
+    return connection_.Send(tag, memory->bytes(), post);
+  }();
+  return Begun(std::move(begun), nb::cast(std::move(memory)));
+}
+
+std::unique_ptr<Operation> Connection::Recv(nb::handle buffer, std::uint64_t tag,
+                                            std::uint64_t mask, const Options& options) {
+  auto memory = std::make_unique<Memory>(buffer, Memory::Access::kWrite, "buffer");
+  const auto post = PostOptionsOf(options, memory.get());
+  auto begun = [&] {
+    const nb::gil_scoped_release others_go_on;
+    return connection_.Recv(tag, mask, memory->bytes(), post);
+  }();
+  return Begun(std::move(begun), nb::cast(std::move(memory)));
+}
+
+std::unique_ptr<Operation> Connection::Notify(const nb::bytes& bytes, const Options& options) {
+  const auto post = PostOptionsOf(options, nullptr);
+  return Begun(connection_.Notify(BytesOf(bytes), post), nb::none());
+}
+
+nb::bytes Connection::TakeNotification(std::optional<double> timeout) {
+  return ToPython(Take(WaitInParts(
+      DeadlineOf(timeout), [this](Deadline part) { return connection_.TakeNotification(part); })));
+}
+
+void Connection::Close() {
+  {
+    const nb::gil_scoped_release others_go_on;
+    connection_.Close();
+  }
+  endpoint_->LetGo();
+}
+
+// ---- to Python ----------------------------------------------------------------------------------
+
+namespace {
+
+// Those of one part and those of several.
+template <transfer::Direction kDirection>
+Prepared PrepareParts(Connection& self, const nb::list& parts) {
+  return self.Prepare(kDirection, parts);
+}
+
+template <transfer::Direction kDirection>
+std::unique_ptr<Operation> PostOne(Connection& self, nb::handle local, nb::handle remote,
+                                   nb::handle blocks, const nb::bytes& notification, bool checksum,
+                                   std::optional<double> timeout, nb::object stream) {
+  nb::list parts;
+  parts.append(nb::make_tuple(local, remote, blocks));
+  return self.Post(self.Prepare(kDirection, parts), notification, checksum,
+                   {timeout, std::move(stream)});
+}
+
+constexpr auto kWrite = transfer::Direction::kWrite;
+constexpr auto kRead = transfer::Direction::kRead;
+
+void BindTransfers(nb::class_<Connection>& connection) {
+  connection
+      .def("prepare_write", &PrepareParts<kWrite>, nb::arg("parts"),
+           "Checks a transfer for any number of posts; parts are (region, remote, blocks).")
+      .def("prepare_read", &PrepareParts<kRead>, nb::arg("parts"))
+      .def(
+          "post",
+          [](Connection& self, const Prepared& prepared, const nb::bytes& notification,
+             bool checksum, std::optional<double> timeout, nb::object stream) {
+            return self.Post(prepared, notification, checksum, {timeout, std::move(stream)});
+          },
+          nb::arg("prepared"), nb::arg("notification") = nb::bytes(""), nb::arg("checksum") = false,
+          nb::arg("timeout") = nb::none(), nb::arg("stream") = "auto")
+      .def("write", &PostOne<kWrite>, nb::arg("local"), nb::arg("remote"),
+           nb::arg("blocks") = nb::none(), nb::kw_only(), nb::arg("notification") = nb::bytes(""),
+           nb::arg("checksum") = false, nb::arg("timeout") = nb::none(), nb::arg("stream") = "auto",
+           "Into the peer's region; blocks are rows of (local offset, remote offset, bytes).")
+      .def("read", &PostOne<kRead>, nb::arg("local"), nb::arg("remote"),
+           nb::arg("blocks") = nb::none(), nb::kw_only(), nb::arg("notification") = nb::bytes(""),
+           nb::arg("checksum") = false, nb::arg("timeout") = nb::none(), nb::arg("stream") = "auto",
+           "Out of the peer's region; blocks as for write().");
+}
+
+void BindMessages(nb::class_<Connection>& connection) {
+  connection
+      .def(
+          "send",
+          [](Connection& self, nb::handle data, std::uint64_t tag, std::optional<double> timeout,
+             nb::object stream) {
+            return self.Send(data, tag, {timeout, std::move(stream)});
+          },
+          nb::arg("data"), nb::arg("tag") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
+          nb::arg("stream") = "auto")
+      .def(
+          "recv",
+          [](Connection& self, nb::handle buffer, std::uint64_t tag, std::uint64_t mask,
+             std::optional<double> timeout, nb::object stream) {
+            return self.Recv(buffer, tag, mask, {timeout, std::move(stream)});
+          },
+          nb::arg("buffer"), nb::arg("tag") = 0, nb::kw_only(), nb::arg("mask") = ~std::uint64_t{0},
+          nb::arg("timeout") = nb::none(), nb::arg("stream") = "auto",
+          "The oldest message whose tag agrees in the bits of `mask`; the operation has its size.")
+      .def(
+          "notify",
+          [](Connection& self, const nb::bytes& data, std::optional<double> timeout) {
+            return self.Notify(data, {timeout, nb::none()});
+          },
+          nb::arg("data"), nb::kw_only(), nb::arg("timeout") = nb::none())
+      .def("take_notification", &Connection::TakeNotification, nb::arg("timeout") = nb::none());
+}
+
+}  // namespace
+
+void BindConnection(nb::module_& module) {
+  nb::class_<Memory>(module, "_Memory");  // held by operations
+  nb::class_<Prepared>(module, "PreparedTransfer").def_prop_ro("nbytes", [](const Prepared& self) {
+    return self.transfer.bytes();
+  });
+  nb::class_<Connection> connection(module, "Connection", "To one peer.");
+  BindTransfers(connection);
+  BindMessages(connection);
+  connection
+      .def(
+          "import_region",
+          [](const Connection& self, const nb::bytes& key) {
+            return Take(self.Get().Import(BytesOf(key)));
+          },
+          nb::arg("key"))
+      .def_prop_ro("peer", [](const Connection& self) { return self.Get().peer().ToString(); })
+      .def_prop_ro("lost", [](const Connection& self) { return self.Get().lost(); })
+      .def("info", [](const Connection& self) { return FactsOf(self.Get().Info()); })
+      .def("counters", [](const Connection& self) { return FactsOf(self.Get().Counters()); })
+      .def("events", [](const Connection& self) { return FactsOf(self.Get().Events()); })
+      .def("close", &Connection::Close);
+}
+
+}  // namespace ferry::python

@@ -1,0 +1,59 @@
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/python/transfer.h"
+
+namespace ferry::python {
+
+// A checked transfer with the regions that it uses.
+struct Prepared {
+  transfer::PreparedTransfer transfer;
+  transfer::Direction direction;
+  nanobind::object regions;  // a tuple
+  nanobind::object on_gpu;   // the first of them that is GPU memory, or None
+};
+
+// What all that begins an operation takes, by these names.
+struct Options {
+  std::optional<double> timeout;
+  // The stream that it comes after: "auto" for the one that the memory's library now queues work
+  // on; None; a cudaStream_t as a number; or an object with cuda_stream (torch) or ptr (CuPy).
+  nanobind::object stream;
+};
+
+class Connection {
+ public:
+  Connection(SharedEndpoint endpoint, transfer::Connection connection)
+      : endpoint_(std::move(endpoint)), connection_(std::move(connection)) {}
+
+  transfer::Connection& Get() noexcept { return connection_; }
+  const transfer::Connection& Get() const noexcept { return connection_; }
+
+  Prepared Prepare(transfer::Direction direction, const nanobind::list& parts);
+  std::unique_ptr<Operation> Post(const Prepared& prepared, const nanobind::bytes& notification,
+                                  bool checksum, const Options& options);
+  std::unique_ptr<Operation> Send(nanobind::handle data, std::uint64_t tag, const Options& options);
+  std::unique_ptr<Operation> Recv(nanobind::handle buffer, std::uint64_t tag, std::uint64_t mask,
+                                  const Options& options);
+  std::unique_ptr<Operation> Notify(const nanobind::bytes& bytes, const Options& options);
+  nanobind::bytes TakeNotification(std::optional<double> timeout);
+  void Close();
+
+ private:
+  transfer::PostOptions PostOptionsOf(const Options& options, const Memory* memory) const;
+  std::unique_ptr<Operation> Begun(Result<transfer::Operation> operation, nanobind::object memory);
+
+  SharedEndpoint endpoint_;
+  transfer::Connection connection_;
+};
+
+// Of what `Options::stream` may be. None for no stream.
+// Of GPU `ordinal` where neither stream nor memory says.
+std::optional<cuda::StreamRef> StreamOf(nanobind::handle stream, const Memory* memory, int ordinal);
+
+}  // namespace ferry::python

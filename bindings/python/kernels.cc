@@ -1,0 +1,269 @@
+#include "bindings/python/kernels.h"
+
+#include <fmt/core.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bindings/python/errors.h"
+#include "ferry/cuda/address.h"
+#include "ferry/kernels/attention_decode/attention_decode.h"
+#include "ferry/kernels/attention_prefill/attention_prefill.h"
+#include "ferry/kernels/elementwise/elementwise.h"
+#include "ferry/kernels/gated/gated.h"
+#include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store.h"
+#include "ferry/kernels/rms_norm/rms_norm.h"
+#include "ferry/kernels/rope/rope.h"
+#include "ferry/kernels/sampler/sampler.h"
+#include "ferry/kernels/store_kvcache/store_kvcache.h"
+
+namespace ferry::python {
+namespace {
+
+namespace nb = nanobind;
+using kernels::DType;
+using kernels::Tensor;
+
+[[noreturn]] void RefuseTensor(const std::string& name, const std::string& why) {
+  throw Raised(Error(Code::kInvalidArgument, fmt::format("{}: {}", name, why)));
+}
+
+// By the end of its name: "torch.bfloat16", or NumPy's "float32".
+DType DTypeNamed(const std::string& text, const char* argument) {
+  constexpr std::pair<const char*, DType> kNames[] = {
+      {"bfloat16", DType::kBfloat16}, {"float16", DType::kFloat16},
+      {"float32", DType::kFloat32},   {"float8_e4m3fn", DType::kFloat8E4m3},
+      {"int32", DType::kInt32},       {"int64", DType::kInt64},
+  };
+  const std::string name = text.substr(text.rfind('.') + 1);
+  for (const auto& [known, dtype] : kNames) {
+    if (name == known) return dtype;
+  }
+  RefuseTensor(argument, fmt::format("is of {}; it can be of bfloat16, float16, float32, "
+                                     "float8_e4m3fn, int32 or int64",
+                                     name));
+}
+
+// Types are objects that live as long as their library, so each is looked up once.
+DType DTypeOf(nb::handle dtype, const char* argument) {
+  static std::vector<std::pair<PyObject*, DType>> seen;  // under the interpreter's lock
+  for (const auto& [object, known] : seen) {
+    if (object == dtype.ptr()) return known;
+  }
+  const DType found = DTypeNamed(nb::cast<std::string>(nb::str(dtype)), argument);
+  if (seen.size() < 64) seen.emplace_back(nb::object(nb::borrow(dtype)).release().ptr(), found);
+  return found;
+}
+
+Tensor Shaped(void* data, DType dtype, std::size_t rank, const char* argument) {
+  if (rank > static_cast<std::size_t>(kernels::kMaxRank)) {
+    RefuseTensor(argument, fmt::format("has {} sizes; it can have {}", rank, kernels::kMaxRank));
+  }
+  Tensor tensor;
+  tensor.data = data;
+  tensor.dtype = dtype;
+  tensor.rank = static_cast<int>(rank);
+  return tensor;
+}
+
+Tensor TorchTensor(nb::handle object, const char* argument, int ordinal) {
+  const auto index = nb::cast<int>(object.attr("get_device")());  // -1: the CPU
+  if (index != ordinal) {
+    const auto where = [](int device) {
+      return device < 0 ? std::string("the CPU") : fmt::format("GPU {}", device);
+    };
+    RefuseTensor(argument, fmt::format("is on {}, and others are on {}; all must be on one device",
+                                       where(index), where(ordinal)));
+  }
+  const auto shape = nb::cast<nb::tuple>(object.attr("shape"));
+  const auto stride = nb::cast<nb::tuple>(object.attr("stride")());
+  Tensor tensor = Shaped(cuda::PointerTo(nb::cast<std::uint64_t>(object.attr("data_ptr")())),
+                         DTypeOf(object.attr("dtype"), argument), shape.size(), argument);
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    tensor.shape.at(i) = nb::cast<std::int64_t>(shape[i]);
+    tensor.stride.at(i) = nb::cast<std::int64_t>(stride[i]);
+  }
+  return tensor;
+}
+
+Tensor ArrayTensor(nb::handle object, const char* argument) {
+  nb::ndarray<nb::ro> array;
+  if (!nb::try_cast<nb::ndarray<nb::ro>>(object, array)) {
+    RefuseTensor(argument, "is neither a torch tensor nor an array");
+  }
+  if (array.device_type() != nb::device::cpu::value) {
+    RefuseTensor(argument, "is an array that is not on the CPU; use a torch tensor");
+  }
+  Tensor tensor = Shaped(const_cast<void*>(array.data()), DTypeOf(object.attr("dtype"), argument),
+                         array.ndim(), argument);
+  for (std::size_t i = 0; i < array.ndim(); ++i) {
+    tensor.shape.at(i) = static_cast<std::int64_t>(array.shape(i));
+    tensor.stride.at(i) = array.stride(i);
+  }
+  return tensor;
+}
+
+// A tensor that may be left out: None.
+using Maybe = std::optional<nb::object>;
+
+// Of the CPU, or of GPU `ordinal` where it is not negative.
+Tensor TensorOf(nb::handle object, const char* argument, int ordinal) {
+  return nb::hasattr(object, "data_ptr") ? TorchTensor(object, argument, ordinal)
+                                         : ArrayTensor(object, argument);
+}
+
+// Where an op runs: device -1 is the CPU; a stream is a cudaStream_t, whose device is current.
+struct Place {
+  Place(int device, std::uint64_t on) : ordinal(device), stream(on) {}
+  int ordinal;
+  std::uint64_t stream;
+
+  Tensor operator()(nb::handle object, const char* argument) const {
+    return TensorOf(object, argument, ordinal);
+  }
+  Tensor operator()(const Maybe& object, const char* argument) const {
+    return object ? TensorOf(*object, argument, ordinal) : Tensor{};
+  }
+  template <class Args>
+  void Run(const Args& args, Status (*on_gpu)(const Args&, cuda::StreamRef),
+           Status (*on_cpu)(const Args&)) const {
+    const Status ended = [&] {
+      if (ordinal >= 0) {
+        return on_gpu(args, cuda::StreamRef::Foreign(ordinal, cuda::PointerTo(stream)));
+      }
+      const nb::gil_scoped_release others_go_on;
+      return on_cpu(args);
+    }();
+    Check(ended);
+  }
+};
+
+void BindRows(nb::module_& module) {
+  module.def("fused_add_gelu", [](Place at, nb::handle x, nb::handle bias, nb::handle out) {
+    at.Run<kernels::AddGeluArgs>({at(x, "x"), at(bias, "bias"), at(out, "out")},
+                                 kernels::FusedAddGelu, kernels::FusedAddGeluCpu);
+  });
+  module.def("element_wise_mul_add", [](Place at, nb::handle a, nb::handle b, nb::handle c,
+                                        nb::handle out) {
+    at.Run<kernels::MulAddArgs>({at(a, "a"), at(b, "b"), at(c, "c"), at(out, "out")},
+                                kernels::ElementWiseMulAdd, kernels::ElementWiseMulAddCpu);
+  });
+  module.def("gated_mul", [](Place at, nb::handle x, nb::handle out, const std::string& gate) {
+    kernels::GatedArgs args{.x = at(x, "x"), .out = at(out, "out")};
+    args.gate = gate == "silu"   ? kernels::Gate::kSilu
+                : gate == "gelu" ? kernels::Gate::kGelu
+                                 : kernels::Gate::kGeluTanh;
+    at.Run(args, kernels::GatedMul, kernels::GatedMulCpu);
+  });
+  module.def("rms_norm", [](Place at, nb::handle x, nb::handle weight, nb::handle out, float eps) {
+    at.Run<kernels::RmsNormArgs>({at(x, "x"), at(weight, "weight"), at(out, "out"), eps},
+                                 kernels::RmsNorm, kernels::RmsNormCpu);
+  });
+  module.def("add_rms_norm", [](Place at, nb::handle x, nb::handle residual, nb::handle weight,
+                                nb::handle residual_out, nb::handle out, float eps) {
+    at.Run<kernels::AddRmsNormArgs>({at(x, "x"), at(residual, "residual"), at(weight, "weight"),
+                                     at(residual_out, "residual_out"), at(out, "out"), eps},
+                                    kernels::AddRmsNorm, kernels::AddRmsNormCpu);
+  });
+}
+
+void BindTokens(nb::module_& module) {
+  module.def("rope", [](Place at, nb::handle q, nb::handle k, nb::handle q_out, nb::handle k_out,
+                        nb::handle positions, nb::handle cos_sin_cache) {
+    at.Run<kernels::RopeArgs>({at(q, "q"), at(k, "k"), at(q_out, "q_out"), at(k_out, "k_out"),
+                               at(positions, "positions"), at(cos_sin_cache, "cos_sin_cache")},
+                              kernels::Rope, kernels::RopeCpu);
+  });
+  module.def("store_kvcache",
+             [](Place at, nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache,
+                nb::handle slots, float k_scale, float v_scale) {
+               at.Run<kernels::StoreKvCacheArgs>(
+                   {at(k, "k"), at(v, "v"), at(k_cache, "k_cache"), at(v_cache, "v_cache"),
+                    at(slots, "slot_mapping"), k_scale, v_scale},
+                   kernels::StoreKvCache, kernels::StoreKvCacheCpu);
+             });
+  module.def(
+      "qk_norm_rope_store",
+      [](Place at, nb::handle qkv, std::int64_t q_heads, std::int64_t kv_heads, nb::handle q_weight,
+         nb::handle k_weight, float eps, nb::handle positions, nb::handle cos_sin_cache,
+         nb::handle q_out, nb::handle k_out, const Maybe& k_cache, const Maybe& v_cache,
+         const Maybe& slots, float k_scale, float v_scale) {
+        at.Run<kernels::QkNormRopeStoreArgs>(
+            {at(qkv, "qkv"), q_heads, kv_heads, at(q_weight, "q_weight"), at(k_weight, "k_weight"),
+             eps, at(positions, "positions"), at(cos_sin_cache, "cos_sin_cache"),
+             at(q_out, "q_out"), at(k_out, "k_out"), at(k_cache, "k_cache"), at(v_cache, "v_cache"),
+             at(slots, "slot_mapping"), k_scale, v_scale},
+            kernels::QkNormRopeStore, kernels::QkNormRopeStoreCpu);
+      });
+  module.def("sample", [](Place at, nb::handle logits, nb::handle out, const Maybe& temperatures,
+                          const Maybe& top_k, const Maybe& top_p, const Maybe& seeds,
+                          const Maybe& steps, std::uint64_t seed, std::uint64_t step) {
+    at.Run<kernels::SampleArgs>(
+        {at(logits, "logits"), at(out, "out"), at(temperatures, "temperatures"), at(top_k, "top_k"),
+         at(top_p, "top_p"), at(seeds, "seeds"), at(steps, "steps"), seed, step},
+        kernels::Sample, kernels::SampleCpu);
+  });
+}
+
+void BindAttention(nb::module_& module) {
+  module.def("plan_decode", [](std::int64_t batch, std::int64_t heads, std::int64_t kv_heads,
+                               std::int64_t head_size, std::int64_t most_tokens,
+                               int multiprocessors, int compute_major) {
+    const kernels::DecodeShape shape{batch, heads, kv_heads, head_size, most_tokens};
+    cuda::DeviceFacts facts;
+    facts.multiprocessors = multiprocessors;
+    facts.compute_major = compute_major;
+    const kernels::DecodePlan plan = kernels::PlanDecode(shape, facts);
+    return nb::make_tuple(plan.splits, plan.stages, plan.early,
+                          kernels::DecodeWorkspace(shape, plan.splits));
+  });
+  module.def("attention_decode", [](Place at, nb::handle q, nb::handle k_cache, nb::handle v_cache,
+                                    nb::handle block_tables, nb::handle context_lens,
+                                    nb::handle out, const Maybe& workspace, float scale, int splits,
+                                    int stages, bool early) {
+    at.Run<kernels::AttentionDecodeArgs>(
+        {at(q, "q"), at(k_cache, "k_cache"), at(v_cache, "v_cache"),
+         at(block_tables, "block_tables"), at(context_lens, "context_lens"), at(out, "out"),
+         at(workspace, "workspace"), scale, kernels::DecodePlan{splits, stages, early}},
+        kernels::AttentionDecode, kernels::AttentionDecodeCpu);
+  });
+  module.def("attention_prefill",
+             [](Place at, nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q,
+                nb::handle cu_seqlens_k, const Maybe& block_tables, nb::handle out,
+                std::int64_t max_seqlen_q, float scale, bool causal) {
+               kernels::AttentionPrefillArgs args;
+               args.q = at(q, "q");
+               args.k = at(k, "k");
+               args.v = at(v, "v");
+               args.cu_seqlens_q = at(cu_seqlens_q, "cu_seqlens_q");
+               args.cu_seqlens_k = at(cu_seqlens_k, "cu_seqlens_k");
+               args.block_tables = at(block_tables, "block_tables");
+               args.out = at(out, "out");
+               args.max_seqlen_q = max_seqlen_q;
+               args.scale = scale;
+               args.causal = causal;
+               at.Run(args, kernels::AttentionPrefill, kernels::AttentionPrefillCpu);
+             });
+}
+
+}  // namespace
+
+void BindKernels(nb::module_& module) {
+  nb::module_ kernels = module.def_submodule("kernels");
+#ifdef FERRY_HAVE_CUDA
+  kernels.attr("has_device_code") = true;
+#else
+  kernels.attr("has_device_code") = false;
+#endif
+  nb::class_<Place>(kernels, "Place")
+      .def(nb::init<int, std::uint64_t>(), nb::arg("device"), nb::arg("stream"));
+  BindRows(kernels);
+  BindTokens(kernels);
+  BindAttention(kernels);
+}
+
+}  // namespace ferry::python

@@ -1,0 +1,124 @@
+#include "bindings/python/memory.h"
+
+#include <fmt/core.h>
+
+#include <cstdint>
+
+#include "bindings/python/errors.h"
+#include "ferry/cuda/address.h"
+
+namespace ferry::python {
+namespace {
+
+namespace nb = nanobind;
+
+[[noreturn]] void Refuse(const char* argument, const std::string& why) {
+  throw Raised(Error(Code::kInvalidArgument, fmt::format("{}: {}", argument, why)));
+}
+
+std::string TypeName(nb::handle object) { return nb::type_name(object.type()).c_str(); }
+
+// Of the exception that is set, which is no more then.
+std::string TakeErrorText() {
+  const nb::python_error error;
+  return nb::cast<std::string>(nb::str(error.value()));
+}
+
+}  // namespace
+
+Memory::Memory(nb::handle object, Access access, const char* argument)
+    : object_(nb::borrow(object)) {
+  if (!TakeTorch(argument) && !TakeCudaArray(argument)) TakeBuffer(argument);
+  if (access == Access::kWrite && !writable_) {
+    if (view_ != nullptr) PyBuffer_Release(view_.get());
+    Refuse(argument, fmt::format("{} is read-only, and would be written", TypeName(object_)));
+  }
+}
+
+Memory::~Memory() {
+  if (view_ != nullptr) PyBuffer_Release(view_.get());
+}
+
+// Not by DLPack, which knows neither tensors that require a gradient nor all of torch's types.
+bool Memory::TakeTorch(const char* argument) {
+  for (const char* name : {"data_ptr", "element_size", "numel", "is_contiguous", "device"}) {
+    if (!nb::hasattr(object_, name)) return false;
+  }
+  const auto kind = nb::cast<std::string>(object_.attr("device").attr("type"));
+  if (kind != "cpu" && kind != "cuda") {
+    Refuse(argument, fmt::format("a tensor on the device '{}' cannot be moved; move it to 'cpu' or "
+                                 "'cuda' first",
+                                 kind));
+  }
+  if (!nb::cast<bool>(object_.attr("is_contiguous")())) {
+    Refuse(argument, "the tensor's elements do not follow each other; give .contiguous() of it");
+  }
+  if (nb::cast<bool>(object_.attr("is_conj")()) || nb::cast<bool>(object_.attr("is_neg")())) {
+    Refuse(argument,
+           "the tensor is a conjugate or negative view, whose bytes are not its values; "
+           "give .resolve_conj() or .resolve_neg() of it");
+  }
+  const auto bytes = nb::cast<std::size_t>(object_.attr("numel")()) *
+                     nb::cast<std::size_t>(object_.attr("element_size")());
+  const auto address = nb::cast<std::uint64_t>(object_.attr("data_ptr")());
+  bytes_ = {cuda::PointerTo<std::byte>(address), bytes};
+  of_torch_ = true;
+  if (kind == "cuda") ordinal_ = nb::cast<int>(object_.attr("device").attr("index"));
+  return true;
+}
+
+// https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, version 3.
+bool Memory::TakeCudaArray(const char* argument) {
+  if (!nb::hasattr(object_, "__cuda_array_interface__")) return false;
+  const auto facts = nb::cast<nb::dict>(object_.attr("__cuda_array_interface__"));
+  const auto data = nb::cast<nb::tuple>(facts["data"]);
+  writable_ = !nb::cast<bool>(data[1]);
+  if (facts.contains("strides") && !facts["strides"].is_none()) {
+    Refuse(argument, "the array's elements do not follow each other; give a contiguous copy");
+  }
+  // The number behind the kind: "<f4" is of 4 bytes.
+  const auto type = nb::cast<std::string>(facts["typestr"]);
+  std::size_t bytes = std::stoul(type.substr(2));
+  for (const nb::handle size : nb::cast<nb::tuple>(facts["shape"])) {
+    bytes *= nb::cast<std::size_t>(size);
+  }
+  bytes_ = {cuda::PointerTo<std::byte>(nb::cast<std::uint64_t>(data[0])), bytes};
+  if (nb::hasattr(object_, "device") && nb::hasattr(object_.attr("device"), "id")) {
+    ordinal_ = nb::cast<int>(object_.attr("device").attr("id"));
+  }
+  return true;
+}
+
+void* Memory::CurrentStream() const {
+  if (of_torch_) {
+    const nb::object current = nb::module_::import_("torch").attr("cuda").attr("current_stream");
+    return cuda::PointerTo(
+        nb::cast<std::uint64_t>(current(object_.attr("device")).attr("cuda_stream")));
+  }
+  const auto facts = nb::cast<nb::dict>(object_.attr("__cuda_array_interface__"));
+  if (!facts.contains("stream") || facts["stream"].is_none()) return nullptr;
+  return cuda::PointerTo(nb::cast<std::uint64_t>(facts["stream"]));
+}
+
+void Memory::TakeBuffer(const char* argument) {
+  auto view = std::make_unique<Py_buffer>();
+  if (PyObject_CheckBuffer(object_.ptr()) == 0) {
+    Refuse(argument, fmt::format("{} has no bytes; give a NumPy array, a torch tensor or an object "
+                                 "with the buffer protocol",
+                                 TypeName(object_)));
+  }
+  // Contiguous in any order of its sizes.
+  constexpr int kFlags = PyBUF_ANY_CONTIGUOUS;
+  writable_ = PyObject_GetBuffer(object_.ptr(), view.get(), kFlags | PyBUF_WRITABLE) == 0;
+  if (!writable_) {
+    PyErr_Clear();
+    if (PyObject_GetBuffer(object_.ptr(), view.get(), kFlags) != 0) {
+      Refuse(argument, fmt::format("the bytes of {} cannot be had in one piece: {}",
+                                   TypeName(object_), TakeErrorText()));
+    }
+  }
+  view_ = std::move(view);
+  bytes_ = {static_cast<std::byte*>(view_->buf), static_cast<std::size_t>(view_->len)};
+}
+
+}  // namespace ferry::python

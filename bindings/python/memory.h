@@ -1,0 +1,46 @@
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+// Bytes of a Python object: of whatever has the buffer protocol (NumPy arrays, bytearray, mmap), of
+// a torch tensor of the host or a GPU, or of what has __cuda_array_interface__ (CuPy). Keeps the
+// object, and so the bytes, alive and, where the object can be resized, in place.
+namespace ferry::python {
+
+class Memory {
+ public:
+  enum class Access : bool { kRead, kWrite };
+
+  // Errors, as Python exceptions: InvalidArgument naming `argument`, for an object that has no
+  // bytes, whose bytes do not follow each other, or that may not be written and is to be.
+  Memory(nanobind::handle object, Access access, const char* argument);
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  std::span<std::byte> bytes() const noexcept { return bytes_; }
+  bool writable() const noexcept { return writable_; }
+  int ordinal() const noexcept { return ordinal_; }  // of the GPU; -1: host memory
+  // The stream that the library of GPU memory puts work on now: torch's current one; else what the
+  // array says, or null, the default stream.
+  void* CurrentStream() const;
+  nanobind::object object() const { return object_; }
+
+ private:
+  bool TakeTorch(const char* argument);
+  bool TakeCudaArray(const char* argument);
+  void TakeBuffer(const char* argument);
+
+  nanobind::object object_;
+  std::unique_ptr<Py_buffer> view_;  // null where the bytes are not those of a buffer
+  std::span<std::byte> bytes_;
+  bool writable_ = true;
+  int ordinal_ = -1;
+  bool of_torch_ = false;
+};
+
+}  // namespace ferry::python

@@ -1,0 +1,16 @@
+#include "bindings/python/errors.h"
+#include "bindings/python/kernels.h"
+#include "bindings/python/transfer.h"
+#include "ferry/core/version.h"
+
+NB_MODULE(_core, module) {
+  // What torch keeps to its end is no leak.
+  nanobind::set_leak_warnings(false);
+  module.attr("__version__") = FERRY_VERSION;
+  ferry::python::BindErrors(module);
+  ferry::python::BindRegion(module);
+  ferry::python::BindOperation(module);
+  ferry::python::BindConnection(module);
+  ferry::python::BindEndpoint(module);
+  ferry::python::BindKernels(module);
+}

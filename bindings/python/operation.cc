@@ -1,0 +1,85 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <utility>
+
+#include "bindings/python/connection.h"
+#include "bindings/python/transfer.h"
+#include "bindings/python/waiting.h"
+
+namespace ferry::python {
+
+namespace nb = nanobind;
+
+Operation::~Operation() {
+  if (memory_.is_valid() && !Done()) endpoint_->Adopt(operation_, std::move(memory_));
+}
+
+bool Operation::Done() {
+  if (!memory_.is_valid()) return true;
+  const bool done = [this] {
+    const nb::gil_scoped_release others_go_on;
+    return operation_.Poll();
+  }();
+  if (done) memory_.reset();
+  return done;
+}
+
+std::uint64_t Operation::Wait(std::optional<double> timeout) {
+  // Its own end may be a timeout, too.
+  Check(WaitInParts(DeadlineOf(timeout), [this](Deadline part) -> Status {
+    (void)operation_.Wait(part);
+    if (operation_.Poll()) return Ok();
+    return Error(Code::kTimedOut,
+                 "the operation has not ended in time and goes on; wait again, or cancel() it");
+  }));
+  memory_.reset();
+  Check(operation_.Wait(Deadline::At(Clock::time_point{})));
+  return operation_.bytes();
+}
+
+void BindOperation(nb::module_& module) {
+  nb::class_<Operation>(module, "Operation",
+                        "A transfer under way; `await` it, wait() for it or ask done(). Holds the "
+                        "memory until its end, whatever becomes of this object.")
+      .def("done", &Operation::Done)
+      .def("wait", &Operation::Wait, nb::arg("timeout") = nb::none(),
+           "Waits for the end and returns the bytes moved; raises the operation's error, or "
+           "Timeout after `timeout` seconds, while the operation goes on.")
+      .def("cancel",
+           [](Operation& self) {
+             const nb::gil_scoped_release others_go_on;
+             self.Get().Cancel();
+           })
+      .def(
+          "fileno", [](Operation& self) { return Take(self.Get().CompletionFd()); },
+          "A descriptor that becomes readable at the end.")
+      .def(
+          "hold_back",
+          [](Operation& self, nb::object stream, int device) {
+            const auto held = StreamOf(stream, nullptr, device);
+            if (!held) {
+              throw Raised(
+                  Error(Code::kInvalidArgument, "stream: None cannot be held back; give a stream"));
+            }
+            const nb::gil_scoped_release others_go_on;
+            Check(self.Get().HoldBack(*held));
+          },
+          nb::arg("stream"), nb::arg("device") = 0,
+          "Work queued on this stream of GPU `device` from now on begins after the operation's "
+          "end.")
+      .def_prop_ro("nbytes", [](Operation& self) { return self.Get().bytes(); })
+      .def_prop_ro("tag", [](Operation& self) { return self.Get().tag(); })
+      .def_prop_ro("path",
+                   [](Operation& self) {
+                     const transfer::PathReport report = self.Get().path();
+                     return nb::make_tuple(transfer::PathName(report.path), report.why);
+                   })
+      .def("__await__", [](nb::handle self) {
+        const nb::object wait = nb::module_::import_("tensorferry._asyncio").attr("wait");
+        return wait(self).attr("__await__")();
+      });
+}
+
+}  // namespace ferry::python

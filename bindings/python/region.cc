@@ -1,0 +1,128 @@
+#include <fmt/core.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <charconv>
+#include <string_view>
+#include <utility>
+
+#include "bindings/python/connection.h"
+#include "bindings/python/facts.h"
+#include "bindings/python/transfer.h"
+#include "bindings/python/waiting.h"
+
+namespace ferry::python {
+namespace {
+
+namespace nb = nanobind;
+
+[[noreturn]] void RefuseArgument(std::string why) {
+  throw Raised(Error(Code::kInvalidArgument, std::move(why)));
+}
+
+const char* RightsText(transfer::Rights rights) {
+  switch (rights) {
+    case transfer::Rights::kNone: break;
+    case transfer::Rights::kRead: return "r";
+    case transfer::Rights::kWrite: return "w";
+    case transfer::Rights::kReadWrite: return "rw";
+  }
+  return "";
+}
+
+}  // namespace
+
+transfer::Rights RightsOf(const std::string& text) {
+  for (const auto rights : {transfer::Rights::kNone, transfer::Rights::kRead,
+                            transfer::Rights::kWrite, transfer::Rights::kReadWrite}) {
+    if (text == RightsText(rights)) return rights;
+  }
+  RefuseArgument(fmt::format("rights are '{}'; give 'r', 'w', 'rw' or ''", text));
+}
+
+Uuid EndpointIdOf(const std::string& text) {
+  Uuid id;
+  bool good = text.size() == 2 * id.bytes.size();
+  for (std::size_t i = 0; good && i < id.bytes.size(); ++i) {
+    const std::string_view digits = std::string_view(text).substr(2 * i, 2);
+    unsigned value = 0;
+    const auto [end, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    good = error == std::errc() && end == digits.data() + digits.size();
+    id.bytes.at(i) = static_cast<std::byte>(value);
+  }
+  if (good) return id;
+  RefuseArgument(
+      fmt::format("'{}' is no endpoint's id; give Endpoint.id or Connection.peer, 32 "
+                  "hexadecimal digits",
+                  text));
+}
+
+Region::Region(SharedEndpoint endpoint, std::unique_ptr<Memory> memory, transfer::Rights rights)
+    : endpoint_(std::move(endpoint)), memory_(std::move(memory)) {
+  const auto alive = endpoint_->Get();
+  Result<transfer::Region> registered = [&] {
+    const nb::gil_scoped_release others_go_on;  // a GPU's staging may be set up
+    return alive->Register(memory_->bytes(), rights);
+  }();
+  region_.emplace(Take(std::move(registered)));
+}
+
+Region::~Region() {
+  const nb::gil_scoped_release others_go_on;
+  region_.reset();
+}
+
+const transfer::Region& Region::Get() const {
+  if (memory_ == nullptr) RefuseArgument("the region was deregistered; register its memory again");
+  return *region_;
+}
+
+const Memory& Region::memory() const {
+  (void)Get();
+  return *memory_;
+}
+
+void Region::Deregister(std::optional<double> timeout) {
+  if (memory_ == nullptr) return;
+  Check(WaitInParts(DeadlineOf(timeout),
+                    [this](Deadline part) { return region_->Deregister(part); }));
+  memory_.reset();
+}
+
+nb::bytes Region::Key() const { return ToPython(Get().key()); }
+
+nb::bytes Region::KeyFor(const std::string& peer, const std::string& rights) {
+  (void)Get();
+  return ToPython(Take(region_->KeyFor(EndpointIdOf(peer), RightsOf(rights))));
+}
+
+void Region::Withdraw(const std::string& peer) {
+  (void)Get();
+  region_->Withdraw(EndpointIdOf(peer));
+}
+
+void BindRegion(nb::module_& module) {
+  nb::class_<Region>(module, "Region",
+                     "Memory that transfers may use; keeps the array or tensor alive. Deregisters "
+                     "when it goes, which waits for those who are in the memory.")
+      .def_prop_ro("memory", [](const Region& self) { return self.memory().object(); })
+      .def_prop_ro("nbytes", [](const Region& self) { return self.memory().bytes().size(); })
+      .def_prop_ro("key", &Region::Key,
+                   "What a peer's import_region() takes. Whoever has it may use the region.")
+      .def("key_for", &Region::KeyFor, nb::arg("peer"), nb::arg("rights"),
+           "A key that only the endpoint with this id may use.")
+      .def("withdraw", &Region::Withdraw, nb::arg("peer"))
+      .def("deregister", &Region::Deregister, nb::arg("timeout") = nb::none(),
+           "Nobody may begin to use it; returns when nobody does.");
+
+  nb::class_<transfer::RemoteRegion>(module, "RemoteRegion", "A peer's region, by its key.")
+      .def_prop_ro("nbytes", [](const transfer::RemoteRegion& self) { return self.length; })
+      .def_prop_ro("rights",
+                   [](const transfer::RemoteRegion& self) { return RightsText(self.rights); })
+      .def_prop_ro("endpoint",
+                   [](const transfer::RemoteRegion& self) { return self.endpoint.ToString(); });
+}
+
+}  // namespace ferry::python

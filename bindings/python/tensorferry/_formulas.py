@@ -1,0 +1,165 @@
+"""The ops as torch's own operations: what runs where our kernels cannot, or are switched off.
+
+Rounded where Hugging Face's layers round: sums and products in float32, results once more to the
+tensors' type.
+"""
+
+import torch
+import torch.nn.functional as F
+
+
+def fused_add_gelu(x, bias):
+    return F.gelu(x.float() + bias.float(), approximate="tanh").to(x.dtype)
+
+
+def element_wise_mul_add(a, b, c):
+    return (a.float() * b.float() + c.float()).to(a.dtype)
+
+
+def _gated(x, gate):
+    first, second = x.chunk(2, dim=-1)
+    return (gate(first.float()) * second.float()).to(x.dtype)
+
+
+def silu_and_mul(x):
+    return _gated(x, F.silu)
+
+
+def gelu_and_mul(x):
+    return _gated(x, F.gelu)
+
+
+def gelu_tanh_and_mul(x):
+    return _gated(x, lambda first: F.gelu(first, approximate="tanh"))
+
+
+def _normalised(x, weight, eps, dtype):
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)).to(dtype) * weight
+
+
+def rms_norm(x, weight, eps=1e-6):
+    return _normalised(x.float(), weight, eps, x.dtype)
+
+
+def add_rms_norm(x, residual, weight, eps=1e-6):
+    total = x.float() + residual.float()
+    return _normalised(total, weight, eps, x.dtype), total.to(x.dtype)
+
+
+def rope(positions, q, k, cos_sin_cache):
+    rows = cos_sin_cache.reshape(cos_sin_cache.shape[0], -1)[positions].float()
+    cos, sin = rows.unsqueeze(1).chunk(2, dim=-1)
+    size = rows.shape[-1]
+
+    def rotated(x):
+        first, second = x[..., :size].float().chunk(2, dim=-1)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+        return torch.cat((turned.to(x.dtype), x[..., size:]), -1)
+
+    return rotated(q), rotated(k)
+
+
+def store_kvcache(k, v, k_cache, v_cache, slot_mapping, k_scale=1.0, v_scale=1.0):
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept].long()
+    block, place = slots // k_cache.shape[1], slots % k_cache.shape[1]
+    for tokens, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
+        stored = tokens[kept]
+        if cache.dtype != tokens.dtype:
+            stored = (stored.float() / scale).clamp(-448, 448).to(cache.dtype)
+        cache.view(torch.uint8 if cache.dtype.itemsize == 1 else cache.dtype)[block, place] = (
+            stored.view(torch.uint8) if cache.dtype.itemsize == 1 else stored
+        )
+
+
+def qk_norm_rope_store(
+    qkv,
+    q_heads,
+    kv_heads,
+    q_weight,
+    k_weight,
+    positions,
+    cos_sin_cache,
+    k_cache=None,
+    v_cache=None,
+    slot_mapping=None,
+    eps=1e-6,
+    k_scale=1.0,
+    v_scale=1.0,
+):
+    heads = qkv.unflatten(-1, (q_heads + 2 * kv_heads, -1))
+    q, k, v = heads.split((q_heads, kv_heads, kv_heads), dim=1)
+    q, k = rope(
+        positions, rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps), cos_sin_cache
+    )
+    if k_cache is not None:
+        store_kvcache(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    return q, k
+
+
+def _attend(q, k, v, scale, mask):
+    """q [queries, heads, size], k and v [keys, kv heads, size]; mask [queries, keys] or None."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)
+    return torch.einsum("hqk,khd->qhd", weights, v.float()).to(q.dtype)
+
+
+def _paged(cache, blocks, length):
+    needed = -(-length // cache.shape[1])
+    return cache[blocks[:needed].long()].flatten(0, 1)[:length]
+
+
+def attention_decode(q, k_cache, v_cache, block_tables, context_lens, scale):
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    for i, length in enumerate(context_lens.tolist()):
+        if length > 0:
+            k, v = (_paged(cache, block_tables[i], length) for cache in (k_cache, v_cache))
+            out[i] = _attend(q[i : i + 1], k, v, scale, None)[0]
+    return out
+
+
+def attention_prefill(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None
+):
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for i in range(len(starts_q) - 1):
+        queries = q[starts_q[i] : starts_q[i + 1]]
+        if block_tables is None:
+            keys, values = (x[starts_k[i] : starts_k[i + 1]] for x in (k, v))
+        else:
+            length = starts_k[i + 1] - starts_k[i]
+            keys, values = (_paged(x, block_tables[i], length) for x in (k, v))
+        mask = None
+        if causal:  # the last query sees the last key
+            ones = torch.ones(len(queries), len(keys), dtype=torch.bool, device=q.device)
+            mask = ones.tril(len(keys) - len(queries))
+        if len(queries) > 0 and len(keys) > 0:
+            out[starts_q[i] : starts_q[i + 1]] = _attend(queries, keys, values, scale, mask)
+    return out
+
+
+def sample(logits, temperatures=None, top_k=None, top_p=None, seed=0, step=0):
+    """As our kernel but for the random numbers, which are torch's."""
+    if temperatures is None:
+        return logits.argmax(-1)
+    greedy = ~(temperatures >= 1e-5)
+    scores = logits.float() / temperatures.where(~greedy, 1.0).unsqueeze(-1)
+    if top_k is not None:
+        counts = top_k.long().where(top_k > 0, scores.shape[-1]).clamp(max=scores.shape[-1])
+        least = scores.sort(-1, descending=True).values.gather(-1, counts.unsqueeze(-1) - 1)
+        scores = scores.masked_fill(scores < least, float("-inf"))
+    if top_p is not None:
+        ordered = scores.softmax(-1).sort(-1, descending=True).values
+        before = ordered.cumsum(-1) - ordered
+        kept = (before < top_p.unsqueeze(-1)).sum(-1, keepdim=True).clamp(min=1)
+        least = ordered.gather(-1, kept - 1)
+        scores = scores.masked_fill(scores.softmax(-1) < least, float("-inf"))
+    generator = torch.Generator(device=logits.device).manual_seed((seed << 20) ^ step)
+    noise = torch.empty_like(scores).exponential_(generator=generator)
+    drawn = (scores.softmax(-1) / noise).argmax(-1)
+    return torch.where(greedy, logits.argmax(-1), drawn)

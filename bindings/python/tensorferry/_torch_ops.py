@@ -1,0 +1,299 @@
+"""torch.ops.tensorferry: the ops with schemas, for the CPU, GPUs and fake tensors."""
+
+import torch
+
+from tensorferry import _core, _formulas
+
+_kernels = _core.kernels
+_library = torch.library.Library("tensorferry", "DEF")
+_CPU = _kernels.Place(-1, 0)
+
+
+def _run(name, at, *arguments):
+    """The op where the tensor `at` is: on the stream that is current there."""
+    op = getattr(_kernels, name)
+    if not at.is_cuda:
+        op(_CPU, *arguments)
+        return
+    device = at.get_device()
+    place = _kernels.Place(device, torch.cuda.current_stream(device).cuda_stream)
+    if torch.cuda.current_device() == device:
+        op(place, *arguments)
+    else:
+        with torch.cuda.device(device):
+            op(place, *arguments)
+
+
+def _op(schema, fake):
+    """Registers what is decorated under `schema` for the CPU and for GPUs."""
+
+    def register(function):
+        name = schema.partition("(")[0]
+        _library.define(schema)
+        _library.impl(name, function, "CPU")
+        if _kernels.has_device_code:
+            _library.impl(name, function, "CUDA")
+        else:
+            _library.impl(name, getattr(_formulas, function.__name__), "CUDA")
+        torch.library.register_fake(f"tensorferry::{name}", fake, lib=_library)
+        return function
+
+    return register
+
+
+def _like(x):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _fake_like(x, *_, **__):
+    return _like(x)
+
+
+def _fake_gated(x):
+    return torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=x.dtype, device=x.device)
+
+
+def _fake_nothing(*_, **__):
+    return None
+
+
+@_op("fused_add_gelu(Tensor x, Tensor bias) -> Tensor", _fake_like)
+def fused_add_gelu(x, bias):
+    out = _like(x)
+    _run("fused_add_gelu", x, x, bias, out)
+    return out
+
+
+@_op("element_wise_mul_add(Tensor a, Tensor b, Tensor c) -> Tensor", _fake_like)
+def element_wise_mul_add(a, b, c):
+    out = _like(a)
+    _run("element_wise_mul_add", a, a, b, c, out)
+    return out
+
+
+def _gated(x, gate):
+    out = _fake_gated(x)
+    _run("gated_mul", x, x, out, gate)
+    return out
+
+
+@_op("silu_and_mul(Tensor x) -> Tensor", _fake_gated)
+def silu_and_mul(x):
+    return _gated(x, "silu")
+
+
+@_op("gelu_and_mul(Tensor x) -> Tensor", _fake_gated)
+def gelu_and_mul(x):
+    return _gated(x, "gelu")
+
+
+@_op("gelu_tanh_and_mul(Tensor x) -> Tensor", _fake_gated)
+def gelu_tanh_and_mul(x):
+    return _gated(x, "gelu_tanh")
+
+
+@_op("rms_norm(Tensor x, Tensor weight, float eps=1e-6) -> Tensor", _fake_like)
+def rms_norm(x, weight, eps=1e-6):
+    out = _like(x)
+    _run("rms_norm", x, x, weight, out, eps)
+    return out
+
+
+@_op(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps=1e-6) -> (Tensor, Tensor)",
+    lambda x, *_, **__: (_like(x), _like(x)),
+)
+def add_rms_norm(x, residual, weight, eps=1e-6):
+    out, total = _like(x), _like(x)
+    _run("add_rms_norm", x, x, residual, weight, total, out, eps)
+    return out, total
+
+
+def _add_rms_norm_formula(x, residual, weight, eps=1e-6):
+    out, total = _formulas.add_rms_norm(x, residual, weight, eps)
+    x.copy_(out)
+    residual.copy_(total)
+
+
+_formulas.add_rms_norm_ = _add_rms_norm_formula
+
+
+@_op(
+    "add_rms_norm_(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps=1e-6) -> ()",
+    _fake_nothing,
+)
+def add_rms_norm_(x, residual, weight, eps=1e-6):
+    _run("add_rms_norm", x, x, residual, weight, residual, x, eps)
+
+
+def _table(cos_sin_cache):
+    """As rows of cosines and sines; nano-vllm's has a size of one between."""
+    return cos_sin_cache.flatten(1) if cos_sin_cache.dim() > 2 else cos_sin_cache
+
+
+@_op(
+    "rope(Tensor positions, Tensor q, Tensor k, Tensor cos_sin_cache) -> (Tensor, Tensor)",
+    lambda positions, q, k, *_: (_like(q), _like(k)),
+)
+def rope(positions, q, k, cos_sin_cache):
+    q_out, k_out = _like(q), _like(k)
+    _run("rope", q, q, k, q_out, k_out, positions, _table(cos_sin_cache))
+    return q_out, k_out
+
+
+def _rope_formula(positions, q, k, cos_sin_cache):
+    for x, turned in zip((q, k), _formulas.rope(positions, q, k, cos_sin_cache)):
+        x.copy_(turned)
+
+
+_formulas.rope_ = _rope_formula
+
+
+@_op(
+    "rope_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor cos_sin_cache) -> ()",
+    _fake_nothing,
+)
+def rope_(positions, q, k, cos_sin_cache):
+    _run("rope", q, q, k, q, k, positions, _table(cos_sin_cache))
+
+
+@_op(
+    "store_kvcache(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache,"
+    " Tensor slot_mapping, float k_scale=1.0, float v_scale=1.0) -> ()",
+    _fake_nothing,
+)
+def store_kvcache(k, v, k_cache, v_cache, slot_mapping, k_scale=1.0, v_scale=1.0):
+    _run("store_kvcache", k, k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+
+
+def _fake_qk(qkv, q_heads, kv_heads, *_, **__):
+    size = qkv.shape[-1] // (q_heads + 2 * kv_heads)
+    return tuple(
+        torch.empty((qkv.shape[0], heads, size), dtype=qkv.dtype, device=qkv.device)
+        for heads in (q_heads, kv_heads)
+    )
+
+
+@_op(
+    "qk_norm_rope_store(Tensor qkv, int q_heads, int kv_heads, Tensor q_weight, Tensor k_weight,"
+    " Tensor positions, Tensor cos_sin_cache, Tensor(a!)? k_cache=None, Tensor(b!)? v_cache=None,"
+    " Tensor? slot_mapping=None, float eps=1e-6, float k_scale=1.0, float v_scale=1.0)"
+    " -> (Tensor, Tensor)",
+    _fake_qk,
+)
+def qk_norm_rope_store(
+    qkv,
+    q_heads,
+    kv_heads,
+    q_weight,
+    k_weight,
+    positions,
+    cos_sin_cache,
+    k_cache=None,
+    v_cache=None,
+    slot_mapping=None,
+    eps=1e-6,
+    k_scale=1.0,
+    v_scale=1.0,
+):
+    q, k = _fake_qk(qkv, q_heads, kv_heads)
+    _run(
+        "qk_norm_rope_store",
+        qkv,
+        qkv,
+        q_heads,
+        kv_heads,
+        q_weight,
+        k_weight,
+        eps,
+        positions,
+        _table(cos_sin_cache),
+        q,
+        k,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        k_scale,
+        v_scale,
+    )
+    return q, k
+
+
+@_op(
+    "sample(Tensor logits, Tensor? temperatures=None, Tensor? top_k=None, Tensor? top_p=None,"
+    " int seed=0, int step=0) -> Tensor",
+    lambda logits, *_, **__: logits.new_empty(logits.shape[:1], dtype=torch.int64),
+)
+def sample(logits, temperatures=None, top_k=None, top_p=None, seed=0, step=0):
+    out = torch.empty(logits.shape[:1], dtype=torch.int64, device=logits.device)
+    _run("sample", logits, logits, out, temperatures, top_k, top_p, None, None, seed, step)
+    return out
+
+
+def _plan(q, k_cache, block_tables):
+    if not q.is_cuda:
+        return 1, 2, False, 0
+    facts = torch.cuda.get_device_properties(q.device)
+    most = block_tables.shape[1] * k_cache.shape[1]
+    return _kernels.plan_decode(
+        q.shape[0],
+        q.shape[1],
+        k_cache.shape[2],
+        q.shape[2],
+        most,
+        facts.multi_processor_count,
+        facts.major,
+    )
+
+
+@_op(
+    "attention_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables,"
+    " Tensor context_lens, float scale) -> Tensor",
+    _fake_like,
+)
+def attention_decode(q, k_cache, v_cache, block_tables, context_lens, scale):
+    out = _like(q)
+    splits, stages, early, floats = _plan(q, k_cache, block_tables)
+    workspace = torch.empty(floats, dtype=torch.float32, device=q.device) if floats else None
+    _run(
+        "attention_decode",
+        q,
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        context_lens,
+        out,
+        workspace,
+        scale,
+        splits,
+        stages,
+        early,
+    )
+    return out
+
+
+@_op(
+    "attention_prefill(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k,"
+    " int max_seqlen_q, float scale, bool causal=True, Tensor? block_tables=None) -> Tensor",
+    _fake_like,
+)
+def attention_prefill(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None
+):
+    out = _like(q)
+    _run(
+        "attention_prefill",
+        q,
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        block_tables,
+        out,
+        max_seqlen_q,
+        scale,
+        causal,
+    )
+    return out

@@ -1,0 +1,169 @@
+"""Fused ops for inference, on torch tensors and, on the CPU, on NumPy arrays.
+
+Each is a torch operator, torch.ops.tensorferry.NAME, with kernels for the CPU and for GPUs and a
+fake one: torch.compile takes it whole, CUDA graphs capture it, and what it changes in place its
+schema says. Formulas, shapes and errors are those of ferry/kernels/NAME/NAME.h.
+"""
+
+import os
+
+from tensorferry import _core
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+# Whether the ops are our kernels, and not torch's formulas in their place.
+KERNELS_AVAILABLE = os.environ.get("TENSORFERRY_DISABLE_KERNELS", "") in ("", "0")
+
+if torch is not None:
+    from tensorferry import _formulas, _torch_ops  # noqa: F401 (registers)
+
+_CPU = _core.kernels.Place(-1, 0)
+
+__all__ = [
+    "KERNELS_AVAILABLE",
+    "add_rms_norm",
+    "add_rms_norm_",
+    "attention_decode",
+    "attention_prefill",
+    "element_wise_mul_add",
+    "fused_add_gelu",
+    "fused_residual_rmsnorm",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
+    "qk_norm_rope_store",
+    "rms_norm",
+    "rope",
+    "rope_",
+    "sample",
+    "silu_and_mul",
+    "store_kvcache",
+]
+
+
+def _torch_op(name):
+    return getattr(torch.ops.tensorferry if KERNELS_AVAILABLE else _formulas, name)
+
+
+def _is_tensor(x):
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def _empty_like(x):
+    import numpy
+
+    return numpy.empty(x.shape, x.dtype)
+
+
+def fused_add_gelu(x, bias):
+    """gelu(x + bias), approximated by tanh. x: any shape; bias: [x.shape[-1]]."""
+    if _is_tensor(x):
+        return _torch_op("fused_add_gelu")(x, bias)
+    out = _empty_like(x)
+    _core.kernels.fused_add_gelu(_CPU, x, bias, out)
+    return out
+
+
+def element_wise_mul_add(a, b, c):
+    """a * b + c, of one shape."""
+    if _is_tensor(a):
+        return _torch_op("element_wise_mul_add")(a, b, c)
+    out = _empty_like(a)
+    _core.kernels.element_wise_mul_add(_CPU, a, b, c, out)
+    return out
+
+
+def _gated(x, name, gate):
+    if _is_tensor(x):
+        return _torch_op(name)(x)
+    out = _empty_like(x[..., : x.shape[-1] // 2])
+    _core.kernels.gated_mul(_CPU, x, out, gate)
+    return out
+
+
+def silu_and_mul(x):
+    """silu(first half) * second half of the last size."""
+    return _gated(x, "silu_and_mul", "silu")
+
+
+def gelu_and_mul(x):
+    """gelu(first half) * second half of the last size."""
+    return _gated(x, "gelu_and_mul", "gelu")
+
+
+def gelu_tanh_and_mul(x):
+    """As gelu_and_mul, approximated by tanh."""
+    return _gated(x, "gelu_tanh_and_mul", "gelu_tanh")
+
+
+def rms_norm(x, weight, eps=1e-6):
+    """x / sqrt(mean of squares + eps), rounded, times weight; over the last size."""
+    if _is_tensor(x):
+        return _torch_op("rms_norm")(x, weight, eps)
+    out = _empty_like(x)
+    _core.kernels.rms_norm(_CPU, x, weight, out, eps)
+    return out
+
+
+def add_rms_norm(x, residual, weight, eps=1e-6):
+    """(rms_norm of x + residual, x + residual)."""
+    if _is_tensor(x):
+        return _torch_op("add_rms_norm")(x, residual, weight, eps)
+    out, total = _empty_like(x), _empty_like(x)
+    _core.kernels.add_rms_norm(_CPU, x, residual, weight, total, out, eps)
+    return out, total
+
+
+fused_residual_rmsnorm = add_rms_norm
+
+
+def add_rms_norm_(x, residual, weight, eps=1e-6):
+    """The same with x and residual as outputs."""
+    _torch_op("add_rms_norm_")(x, residual, weight, eps)
+
+
+def rope(positions, q, k, cos_sin_cache):
+    """(q, k) turned, by halves; cos_sin_cache: float32 rows of cosines, then sines."""
+    return _torch_op("rope")(positions, q, k, cos_sin_cache)
+
+
+def rope_(positions, q, k, cos_sin_cache):
+    """The same in place."""
+    _torch_op("rope_")(positions, q, k, cos_sin_cache)
+
+
+def store_kvcache(k, v, k_cache, v_cache, slot_mapping, k_scale=1.0, v_scale=1.0):
+    """Puts each token's k and v at its slot of paged caches; a negative slot is none."""
+    _torch_op("store_kvcache")(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+
+
+def qk_norm_rope_store(*arguments, **named):
+    """rms_norm of q's and k's heads, rope, and store_kvcache, in one pass over qkv: (q, k).
+
+    (qkv, q_heads, kv_heads, q_weight, k_weight, positions, cos_sin_cache, k_cache=None,
+    v_cache=None, slot_mapping=None, eps=1e-6, k_scale=1.0, v_scale=1.0)
+    """
+    return _torch_op("qk_norm_rope_store")(*arguments, **named)
+
+
+def sample(logits, temperatures=None, top_k=None, top_p=None, seed=0, step=0):
+    """A token for each row of logits; greedy where there is no temperature, or one of 0."""
+    return _torch_op("sample")(logits, temperatures, top_k, top_p, seed, step)
+
+
+def attention_decode(q, k_cache, v_cache, block_tables, context_lens, scale):
+    """One query per sequence, over paged caches."""
+    return _torch_op("attention_decode")(
+        q, k_cache, v_cache, block_tables, context_lens, scale
+    )
+
+
+def attention_prefill(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None
+):
+    """Sequences of many lengths, one behind the other, over keys that may be paged."""
+    return _torch_op("attention_prefill")(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal, block_tables
+    )

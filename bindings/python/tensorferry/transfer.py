@@ -1,0 +1,42 @@
+"""Moves the bytes of arrays and tensors between processes.
+
+    endpoint = tensorferry.transfer.Endpoint()
+    region = endpoint.register(tensor)              # give region.key to the peer, by any way
+    connection = endpoint.connect("10.0.0.2:5555")  # or accept()
+    operation = connection.write(region, connection.import_region(key))
+    operation.wait()                                # or: await operation
+
+NumPy arrays, torch tensors of the host and of GPUs, CuPy arrays and whatever has the buffer
+protocol are memory. Operations on GPU memory begin after what torch's current stream has queued.
+"""
+
+from tensorferry._core import (
+    Connection,
+    Endpoint,
+    Operation,
+    PreparedTransfer,
+    Region,
+    RemoteRegion,
+)
+
+__all__ = [
+    "Connection",
+    "Endpoint",
+    "Operation",
+    "PreparedTransfer",
+    "Region",
+    "RemoteRegion",
+    "pages",
+]
+
+
+def pages(local, remote, page_bytes):
+    """Blocks that pair page local[i] with page remote[i], of page_bytes each."""
+    local, remote = list(local), list(remote)
+    if len(local) != len(remote):
+        from tensorferry.errors import InvalidArgument
+
+        raise InvalidArgument(
+            f"pages: {len(local)} local pages and {len(remote)} remote ones; they come in pairs"
+        )
+    return [(int(a) * page_bytes, int(b) * page_bytes, page_bytes) for a, b in zip(local, remote)]

@@ -1,0 +1,273 @@
+"""The ops as torch operators, against torch's formulas in float64, and as torch asks of operators."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import tensorferry
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from tensorferry import _formulas, kernels  # noqa: E402
+
+ops = torch.ops.tensorferry
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+    ),
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+on_each_device = pytest.mark.parametrize("device", DEVICES)
+of_each_type = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def normal(shape, dtype, device):
+    return torch.randn(shape, dtype=torch.float32).to(dtype).to(device)
+
+
+def as_good_as_torch(ours, formula, arguments):
+    """Our largest error is at most twice that of torch's own operations of the same type."""
+    def wide(x):
+        if torch.is_tensor(x) and x.is_floating_point():
+            return x.double().cpu()
+        return x.cpu() if torch.is_tensor(x) else x
+
+    # The formulas compute in float32, and are exact enough for narrower types.
+    truth = formula(*map(wide, arguments))
+    theirs = formula(*arguments)
+    for mine, right, other in zip(*(x if isinstance(x, tuple) else (x,) for x in
+                                    (ours, truth, theirs))):
+        assert mine.shape == right.shape
+        right = right.double()
+        allowed = 2 * (other.double().cpu() - right).abs().max() + 1e-6 * right.abs().max()
+        assert (mine.double().cpu() - right).abs().max() <= allowed + 1e-6
+
+
+ROWS = [(1, 8), (7, 769), (3, 5, 128), (0, 16), (129, 1024)]
+
+
+@on_each_device
+@of_each_type
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize("name", ["fused_add_gelu", "rms_norm", "silu_and_mul", "gelu_and_mul",
+                                  "gelu_tanh_and_mul", "add_rms_norm", "element_wise_mul_add"])
+def test_rows_are_as_good_as_torchs(name, shape, dtype, device):
+    def x():
+        return normal(shape, dtype, device)
+
+    arguments = {
+        "fused_add_gelu": lambda: (x(), normal(shape[-1:], dtype, device)),
+        "rms_norm": lambda: (x(), normal(shape[-1:], dtype, device)),
+        "add_rms_norm": lambda: (x(), x(), normal(shape[-1:], dtype, device)),
+        "element_wise_mul_add": lambda: (x(), x(), x()),
+    }.get(name, lambda: (normal((*shape[:-1], 2 * shape[-1]), dtype, device),))()
+    if 0 in shape:
+        ours = getattr(kernels, name)(*arguments)
+        assert (ours[0] if isinstance(ours, tuple) else ours).numel() == 0
+        return
+    as_good_as_torch(getattr(kernels, name)(*arguments), getattr(_formulas, name), arguments)
+
+
+@on_each_device
+def test_views_of_a_projection_need_no_copy(device):
+    qkv = normal((9, 4 * 64), torch.bfloat16, device)
+    q = qkv[:, 64:192].unflatten(-1, (2, 64))
+    weight = normal((64,), torch.bfloat16, device)
+    assert not q.is_contiguous()
+    assert torch.equal(kernels.rms_norm(q, weight), kernels.rms_norm(q.contiguous(), weight))
+
+
+@on_each_device
+def test_the_in_place_form_gives_the_same(device):
+    x, residual = (normal((5, 256), torch.bfloat16, device) for _ in range(2))
+    weight = normal((256,), torch.bfloat16, device)
+    out, total = kernels.add_rms_norm(x, residual, weight)
+    kernels.add_rms_norm_(x, residual, weight)
+    assert torch.equal(x, out)
+    assert torch.equal(residual, total)
+
+
+def table(positions, size, device):
+    angles = torch.arange(positions).unsqueeze(1) / 10000 ** (torch.arange(size // 2) / size * 2)
+    return torch.cat((angles.cos(), angles.sin()), -1).float().to(device)
+
+
+def tokens(device, dtype=torch.bfloat16, count=6, q_heads=4, kv_heads=2, size=64, pages=3):
+    """What qk_norm_rope_store takes."""
+    slots = torch.randperm(pages * 16)[:count].to(torch.int32)
+    slots[count // 2] = -1
+    return dict(
+        qkv=normal((count, (q_heads + 2 * kv_heads) * size), dtype, device),
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        q_weight=normal((size,), dtype, device),
+        k_weight=normal((size,), dtype, device),
+        positions=torch.randint(0, 100, (count,)).to(device),
+        cos_sin_cache=table(100, size, device),
+        k_cache=torch.zeros((pages, 16, kv_heads, size), dtype=dtype, device=device),
+        v_cache=torch.zeros((pages, 16, kv_heads, size), dtype=dtype, device=device),
+        slot_mapping=slots.to(device),
+    )
+
+
+@on_each_device
+@of_each_type
+def test_one_pass_is_the_three_ops_after_each_other(dtype, device):
+    one, three = tokens(device, dtype), None
+    three = {k: v.clone() if torch.is_tensor(v) else v for k, v in one.items()}
+    q, k = kernels.qk_norm_rope_store(**one)
+    heads = three["qkv"].unflatten(-1, (8, 64))
+    q3, k3, v3 = heads.split((4, 2, 2), dim=1)
+    q3 = kernels.rms_norm(q3, three["q_weight"])
+    k3 = kernels.rms_norm(k3, three["k_weight"])
+    q3, k3 = kernels.rope(three["positions"], q3, k3, three["cos_sin_cache"])
+    kernels.store_kvcache(k3, v3, three["k_cache"], three["v_cache"], three["slot_mapping"])
+    for mine, theirs in ((q, q3), (k, k3), (one["k_cache"], three["k_cache"]),
+                         (one["v_cache"], three["v_cache"])):
+        difference = (mine.float() - theirs.float()).abs()
+        assert (difference <= 0.02 * theirs.float().abs() + 1e-6).all()
+    assert three["k_cache"].abs().sum() > 0
+
+
+@on_each_device
+def test_rope_takes_nano_vllms_table(device):
+    q, k = normal((5, 4, 64), torch.bfloat16, device), normal((5, 2, 64), torch.bfloat16, device)
+    positions, cache = torch.arange(5, device=device), table(16, 64, device)
+    with_one = kernels.rope(positions, q, k, cache.unsqueeze(1))
+    assert all(map(torch.equal, with_one, kernels.rope(positions, q, k, cache)))
+    as_good_as_torch(with_one, _formulas.rope, (positions, q, k, cache))
+    kernels.rope_(positions, q, k, cache)
+    assert torch.equal(q, with_one[0])
+    assert torch.equal(k, with_one[1])
+
+
+@on_each_device
+def test_fp8_caches_hold_what_torch_would_store(device):
+    k, v = (normal((4, 2, 64), torch.bfloat16, device) * 300 for _ in range(2))
+    caches = [torch.zeros((2, 16, 2, 64), dtype=torch.float8_e4m3fn, device=device)
+              for _ in range(4)]
+    slots = torch.tensor([3, -1, 17, 0], dtype=torch.int32, device=device)
+    kernels.store_kvcache(k, v, caches[0], caches[1], slots, 0.5, 2.0)
+    _formulas.store_kvcache(k, v, caches[2], caches[3], slots, 0.5, 2.0)
+    for mine, theirs in ((caches[0], caches[2]), (caches[1], caches[3])):
+        assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+
+
+@on_each_device
+@pytest.mark.parametrize("size", [64, 128])
+def test_attention_is_as_good_as_torchs(size, device):
+    lengths = [1, 17, 100]
+    blocks = torch.randperm(24).reshape(3, 8).to(torch.int32).to(device)
+    k_cache, v_cache = (normal((24, 16, 2, size), torch.bfloat16, device) for _ in range(2))
+    q = normal((3, 4, size), torch.bfloat16, device)
+    context = torch.tensor(lengths, dtype=torch.int32, device=device)
+    arguments = (q, k_cache, v_cache, blocks, context, size**-0.5)
+    as_good_as_torch(kernels.attention_decode(*arguments), _formulas.attention_decode, arguments)
+    starts = torch.tensor([0, 5, 30, 31], dtype=torch.int32, device=device)
+    q, k, v = (normal((31, heads, size), torch.bfloat16, device) for heads in (4, 2, 2))
+    for causal in (True, False):
+        arguments = (q, k, v, starts, starts, 25, size**-0.5, causal)
+        as_good_as_torch(
+            kernels.attention_prefill(*arguments), _formulas.attention_prefill, arguments
+        )
+    keys = torch.tensor([0, 20, 60, 61], dtype=torch.int32, device=device)
+    arguments = (q, k_cache, v_cache, starts, keys, 25, size**-0.5, True, blocks)
+    as_good_as_torch(kernels.attention_prefill(*arguments), _formulas.attention_prefill, arguments)
+
+
+@on_each_device
+def test_tokens_are_drawn_as_told(device):
+    logits = normal((4, 1000), torch.bfloat16, device)
+    assert torch.equal(kernels.sample(logits), logits.argmax(-1))
+    heat = torch.tensor([0.0, 1.0, 1.0, 1.0], device=device)
+    only = torch.tensor([0, 1, 0, 0], dtype=torch.int32, device=device)
+    part = torch.tensor([1.0, 1.0, 0.001, 1.0], device=device)
+    drawn = kernels.sample(logits, heat, only, part, seed=3, step=5)
+    assert torch.equal(drawn[:3], logits.argmax(-1)[:3])
+    assert torch.equal(drawn, kernels.sample(logits, heat, only, part, seed=3, step=5))
+    others = {int(kernels.sample(logits, heat, seed=3, step=step)[3]) for step in range(20)}
+    assert len(others) > 5
+
+
+def checked():
+    x, weight = torch.randn(3, 16), torch.randn(16)
+    yield ops.fused_add_gelu, (x, weight), {}
+    yield ops.element_wise_mul_add, (x, x, x), {}
+    yield ops.silu_and_mul, (x,), {}
+    yield ops.gelu_and_mul, (x,), {}
+    yield ops.gelu_tanh_and_mul, (x,), {}
+    yield ops.rms_norm, (x, weight), {}
+    yield ops.add_rms_norm, (x, x.clone(), weight), {}
+    yield ops.add_rms_norm_, (x, x.clone(), weight), {}
+    part = tokens("cpu", torch.float32)
+    q, k = torch.randn(6, 4, 64), torch.randn(6, 2, 64)
+    yield ops.rope, (part["positions"], q, k, part["cos_sin_cache"]), {}
+    yield ops.rope_, (part["positions"], q, k, part["cos_sin_cache"]), {}
+    yield ops.store_kvcache, (k, k.clone(), part["k_cache"], part["v_cache"],
+                              part["slot_mapping"]), {}
+    yield ops.qk_norm_rope_store, (), part
+    yield ops.sample, (torch.randn(3, 100),), {}
+    blocks = torch.arange(3, dtype=torch.int32).reshape(1, 3)
+    yield (ops.attention_decode,
+           (q[:1], part["k_cache"], part["v_cache"], blocks, torch.tensor([30], dtype=torch.int32),
+            0.1), {})
+    starts = torch.tensor([0, 6], dtype=torch.int32)
+    yield ops.attention_prefill, (q, k, k.clone(), starts, starts, 6, 0.1), {}
+
+
+@pytest.mark.parametrize(("op", "arguments", "named"), list(checked()), ids=lambda x: getattr(
+    x, "__name__", ""))
+def test_torch_finds_no_fault_with_the_operator(op, arguments, named):
+    torch.library.opcheck(op.default, arguments, named,
+                          test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@on_each_device
+def test_compile_takes_a_layer_whole(backend, device):
+    def layer(x, residual, weight, gate_up, part):
+        x, residual = kernels.add_rms_norm(x, residual, weight)
+        q, k = kernels.qk_norm_rope_store(**part)
+        return kernels.silu_and_mul(x @ gate_up) + q.flatten(1)[:, :1], residual + k.sum()
+
+    x, residual = torch.randn(6, 32, device=device), torch.randn(6, 32, device=device)
+    weight, gate_up = torch.randn(32, device=device), torch.randn(32, 48, device=device)
+    parts = [tokens(device, torch.float32) for _ in range(1)]
+    parts.append({k: v.clone() if torch.is_tensor(v) else v for k, v in parts[0].items()})
+    eager = layer(x, residual, weight, gate_up, parts[0])
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)(
+        x, residual, weight, gate_up, parts[1])
+    for mine, theirs in zip(compiled, eager):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert torch.equal(parts[0]["k_cache"], parts[1]["k_cache"])
+
+
+def test_wrong_tensors_are_named():
+    x, weight = torch.randn(3, 16), torch.randn(15)
+    with pytest.raises(tensorferry.InvalidArgument, match=r"rms_norm: weight is \[15\] fp32"):
+        kernels.rms_norm(x, weight)
+    with pytest.raises(tensorferry.InvalidArgument, match="x: is of float64; it can be"):
+        kernels.silu_and_mul(x.double())
+    with pytest.raises(tensorferry.InvalidArgument, match="x: has 5 sizes; it can have 4"):
+        kernels.silu_and_mul(torch.zeros(1, 1, 1, 1, 2))
+
+
+DISABLED = """
+import torch
+from tensorferry import kernels
+assert not kernels.KERNELS_AVAILABLE
+x = torch.randn(3, 16)
+assert torch.equal(kernels.rms_norm(x, x[0]), kernels._formulas.rms_norm(x, x[0]))
+x = torch.randn(2, 2, 2, 2, 2)  # which our kernel does not take
+assert kernels.silu_and_mul(x).shape == (2, 2, 2, 2, 1)
+"""
+
+
+def test_kernels_can_be_switched_off():
+    subprocess.run([sys.executable, "-c", DISABLED], check=True, timeout=120,
+                   env=os.environ | {"TENSORFERRY_DISABLE_KERNELS": "1"})

@@ -1,0 +1,95 @@
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "bindings/python/memory.h"
+#include "ferry/transfer/endpoint.h"
+
+// What Python sees of ferry/transfer: the same names and rules, with exceptions for errors, and
+// objects that hold the memory that they need. The interpreter's lock is let go of in every call
+// that may wait, and guards what is not said to be guarded otherwise.
+namespace ferry::python {
+
+class Operation;
+
+// An endpoint with what must not go before it. Shared by all objects that were made from it.
+class EndpointHolder {
+ public:
+  explicit EndpointHolder(transfer::Endpoint endpoint, Config config);
+  // Under the interpreter's lock.
+  ~EndpointHolder();
+
+  // Errors: Cancelled once it was closed. The caller may use it without the interpreter's lock.
+  std::shared_ptr<transfer::Endpoint> Get() const;
+  const Config& config() const noexcept { return config_; }
+  void Close();
+  // Keeps the memory of an operation that nobody has any more until it ends.
+  void Adopt(transfer::Operation operation, nanobind::object memory);
+  // Lets go of those that have ended.
+  void LetGo();
+
+ private:
+  struct Orphan {
+    transfer::Operation operation;
+    nanobind::object memory;
+  };
+  std::shared_ptr<transfer::Endpoint> endpoint_;  // with calls under way; null: closed
+  const Config config_;
+  std::vector<Orphan> orphans_;
+};
+using SharedEndpoint = std::shared_ptr<EndpointHolder>;  // as said there
+
+class Region {
+ public:
+  Region(SharedEndpoint endpoint, std::unique_ptr<Memory> memory, transfer::Rights rights);
+  ~Region();
+
+  const transfer::Region& Get() const;
+  const Memory& memory() const;
+  void Deregister(std::optional<double> timeout);
+  nanobind::bytes Key() const;
+  nanobind::bytes KeyFor(const std::string& peer, const std::string& rights);
+  void Withdraw(const std::string& peer);
+
+ private:
+  SharedEndpoint endpoint_;
+  std::unique_ptr<Memory> memory_;  // null: deregistered
+  std::optional<transfer::Region> region_;
+};
+
+// One that is under way, or has ended, with the memory that it uses.
+class Operation {
+ public:
+  Operation(SharedEndpoint endpoint, transfer::Operation operation, nanobind::object memory)
+      : endpoint_(std::move(endpoint)),
+        operation_(std::move(operation)),
+        memory_(std::move(memory)) {}
+  ~Operation();
+
+  bool Done();
+  // Of its end: bytes moved. Errors: its own; Timeout where it has not ended by then.
+  std::uint64_t Wait(std::optional<double> timeout);
+  transfer::Operation& Get() noexcept { return operation_; }
+
+ private:
+  SharedEndpoint endpoint_;
+  transfer::Operation operation_;
+  nanobind::object memory_;  // none: ended
+};
+
+// "r", "w", "rw" or "": what peers may do.
+transfer::Rights RightsOf(const std::string& text);
+// 32 hex digits, as an endpoint's id.
+Uuid EndpointIdOf(const std::string& text);
+
+void BindEndpoint(nanobind::module_& module);
+void BindRegion(nanobind::module_& module);
+void BindConnection(nanobind::module_& module);
+void BindOperation(nanobind::module_& module);
+
+}  // namespace ferry::python

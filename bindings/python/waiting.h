@@ -1,0 +1,36 @@
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <chrono>
+#include <optional>
+
+#include "bindings/python/errors.h"
+#include "ferry/core/deadline.h"
+#include "ferry/core/result.h"
+
+// Waits that let other Python threads go on, and that Ctrl-C ends.
+namespace ferry::python {
+
+// Seconds from now; None: `otherwise`. A number that is none, or below zero, is an error.
+Deadline DeadlineOf(std::optional<double> seconds, Deadline otherwise = Deadline::Never());
+
+// How long a KeyboardInterrupt may have to wait.
+inline constexpr milliseconds kSignalsEvery{50};
+
+// Calls `wait(deadline)`, which says kTimedOut when that has passed, for as long as it takes until
+// `deadline`, in parts between which Python's signal handlers run.
+template <class Wait>
+auto WaitInParts(Deadline deadline, Wait wait) {
+  for (;;) {
+    const Deadline part = Deadline::After(kSignalsEvery).Sooner(deadline);
+    auto result = [&] {
+      const nanobind::gil_scoped_release others_go_on;
+      return wait(part);
+    }();
+    const bool again = !result && result.error().code() == Code::kTimedOut && !deadline.expired();
+    if (!again) return result;
+    if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
+  }
+}
+
+}  // namespace ferry::python
