@@ -284,6 +284,7 @@ void BindConnection(nb::module_& module) {
             return Take(self.Get().Import(BytesOf(key)));
           },
           nb::arg("key"))
+      .def_prop_ro("endpoint", &Connection::endpoint, "Ours, that it was made from.")
       .def_prop_ro("peer", [](const Connection& self) { return self.Get().peer().ToString(); })
       .def_prop_ro("lost", [](const Connection& self) { return self.Get().lost(); })
       .def("info", [](const Connection& self) { return FactsOf(self.Get().Info()); })

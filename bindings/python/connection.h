@@ -31,6 +31,7 @@ class Connection {
   Connection(SharedEndpoint endpoint, transfer::Connection connection)
       : endpoint_(std::move(endpoint)), connection_(std::move(connection)) {}
 
+  const SharedEndpoint& endpoint() const noexcept { return endpoint_; }
   transfer::Connection& Get() noexcept { return connection_; }
   const transfer::Connection& Get() const noexcept { return connection_; }
 

@@ -2,6 +2,7 @@
 
 from tensorferry import errors
 from tensorferry._core import __version__
+from tensorferry.benchmark import benchmark_kernel, profile
 from tensorferry.errors import (
     Cancelled,
     Corrupt,
@@ -29,5 +30,7 @@ __all__ = [
     "Unavailable",
     "Unsupported",
     "__version__",
+    "benchmark_kernel",
     "errors",
+    "profile",
 ]

@@ -18,6 +18,7 @@ from tensorferry._core import (
     Region,
     RemoteRegion,
 )
+from tensorferry._collective import push_weights, receive_weights, send_kv
 
 __all__ = [
     "Connection",
@@ -27,6 +28,9 @@ __all__ = [
     "Region",
     "RemoteRegion",
     "pages",
+    "push_weights",
+    "receive_weights",
+    "send_kv",
 ]
 
 

@@ -1,0 +1,107 @@
+"""Modules for Qwen3-like decoders on our kernels; weights have the names that checkpoints have."""
+
+import torch
+from torch import nn
+
+from tensorferry import _formulas, kernels
+
+__all__ = ["CustomGatedMLP", "RMSNorm", "RotaryEmbedding", "PagedAttention"]
+
+_GATES = {
+    "silu": "silu_and_mul",
+    "swish": "silu_and_mul",
+    "gelu": "gelu_and_mul",
+    "gelu_tanh": "gelu_tanh_and_mul",
+    "gelu_pytorch_tanh": "gelu_tanh_and_mul",
+}
+
+
+def _source(use_custom_kernels):
+    return kernels if use_custom_kernels else _formulas
+
+
+class CustomGatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)), with gate and up as one product.
+
+    Weights: gate_proj, up_proj and down_proj, as Qwen3's checkpoints have them, or gate_up_proj in
+    the place of the first two.
+    """
+
+    def __init__(
+        self,
+        hidden_size,
+        intermediate_size,
+        hidden_act="silu",
+        bias=False,
+        use_custom_kernels=True,
+    ):
+        super().__init__()
+        if isinstance(hidden_act, bool):  # (hidden_size, intermediate_size, bias, ...), as it once was
+            hidden_act, bias = "silu", hidden_act
+        if hidden_act not in _GATES:
+            raise ValueError(f"CustomGatedMLP: hidden_act is {hidden_act!r}; it can be one of "
+                             f"{', '.join(_GATES)}")
+        self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
+        self._act = getattr(_source(use_custom_kernels), _GATES[hidden_act])
+        self._register_load_state_dict_pre_hook(self._join)
+
+    @staticmethod
+    def _join(state, prefix, *_):
+        for kind in ("weight", "bias"):
+            parts = [state.pop(f"{prefix}{part}_proj.{kind}", None) for part in ("gate", "up")]
+            if all(part is not None for part in parts):
+                state[f"{prefix}gate_up_proj.{kind}"] = torch.cat(parts)
+
+    def forward(self, x):
+        return self.down_proj(self._act(self.gate_up_proj(x)))
+
+
+class RMSNorm(nn.Module):
+    """forward(x) -> out; forward(x, residual) -> (out, x + residual)."""
+
+    def __init__(self, hidden_size, eps=1e-6, use_custom_kernels=True):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.eps = eps
+        self._ops = _source(use_custom_kernels)
+
+    def forward(self, x, residual=None):
+        if residual is None:
+            return self._ops.rms_norm(x, self.weight, self.eps)
+        return self._ops.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class RotaryEmbedding(nn.Module):
+    """forward(positions, q, k) -> (q, k), by halves; q and k are [tokens, heads, head_size]."""
+
+    def __init__(self, head_size, max_position, base=1e6, use_custom_kernels=True):
+        super().__init__()
+        frequencies = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+        angles = torch.outer(torch.arange(max_position, dtype=torch.float64), frequencies)
+        table = torch.cat((angles.cos(), angles.sin()), -1).float()
+        self.register_buffer("cos_sin_cache", table, persistent=False)
+        self._ops = _source(use_custom_kernels)
+
+    def forward(self, positions, q, k):
+        return self._ops.rope(positions, q, k, self.cos_sin_cache)
+
+
+class PagedAttention(nn.Module):
+    """Attention over caches of pages, [blocks, block, kv heads, head size] each."""
+
+    def __init__(self, head_size, scale=None, use_custom_kernels=True):
+        super().__init__()
+        self.scale = scale if scale is not None else head_size**-0.5
+        self._ops = _source(use_custom_kernels)
+
+    def prefill(self, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, block_tables=None):
+        """k and v are the caches where there are block_tables."""
+        return self._ops.attention_prefill(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, self.scale, True, block_tables
+        )
+
+    def decode(self, q, k_cache, v_cache, block_tables, context_lens):
+        return self._ops.attention_decode(
+            q, k_cache, v_cache, block_tables, context_lens, self.scale
+        )

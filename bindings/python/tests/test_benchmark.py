@@ -1,0 +1,34 @@
+"""What is measured is not judged here, only that it is told."""
+
+import json
+
+import numpy as np
+import pytest
+
+import tensorferry
+from tensorferry import kernels
+
+
+def test_a_measurement_is_seconds_per_call_and_says_more():
+    x, weight = np.ones((64, 256), np.float32), np.ones(256, np.float32)
+    measured = tensorferry.benchmark_kernel(kernels.rms_norm, x, weight, warmup=1, iters=10)
+    assert isinstance(measured, float)
+    assert 0 < measured.p10 <= measured <= measured.p90
+    assert measured.nbytes == 2 * x.nbytes + weight.nbytes
+    assert measured.gbps == pytest.approx(measured.nbytes / measured / 1e9)
+    assert measured.ceiling_gbps > 0
+    assert "rms_norm: " in str(measured)
+    assert "named" in str(tensorferry.benchmark_kernel(lambda: None, iters=1, name="named"))
+    with pytest.raises(ValueError, match="iters is 0"):
+        tensorferry.benchmark_kernel(lambda: None, iters=0)
+
+
+def test_a_profile_is_a_trace_and_a_report(tmp_path):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    with tensorferry.profile(tmp_path / "out"):
+        kernels.silu_and_mul(torch.ones(4, 8))
+    trace = json.loads((tmp_path / "out" / "profile_trace.json").read_text())
+    assert any("silu_and_mul" in event.get("name", "") for event in trace["traceEvents"])
+    report = (tmp_path / "out" / "profile_report.txt").read_text()
+    assert "silu_and_mul" in report
+    assert "bytes allocated" in report

@@ -1,0 +1,121 @@
+"""Many tensors at once, and the examples."""
+
+import pathlib
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import tensorferry
+from tensorferry import transfer
+
+SECONDS = 60
+EXAMPLES = pathlib.Path(__file__).parents[3] / "examples"
+
+
+def weights(fill, names=("a", "b", "none")):
+    shapes = {"a": (3, 5), "b": (100_000,), "none": (0, 4)}
+    return {name: np.full(shapes.get(name, (2,)), fill, np.float32) for name in names}
+
+
+@pytest.fixture
+def two_peers(endpoint):
+    """Connections to two other endpoints, and theirs to us."""
+    others = [transfer.Endpoint(listen_host="127.0.0.1") for _ in range(2)]
+    ours = [endpoint.connect(other.address, SECONDS) for other in others]
+    theirs = [other.accept(SECONDS) for other in others]
+    yield ours, theirs
+    for other in others:
+        other.close()
+
+
+def receiving(connection, into):
+    """A thread that receives weights; join() raises what it raised."""
+    raised = []
+
+    def receive():
+        try:
+            transfer.receive_weights(into, connection, SECONDS)
+        except tensorferry.Error as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+
+    def join():
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+        if raised:
+            raise raised[0]
+
+    return join
+
+
+def test_weights_are_pushed_to_all_peers(two_peers):
+    ours, theirs = two_peers
+    into = [weights(0), weights(0)]
+    joins = [receiving(c, w) for c, w in zip(theirs, into)]
+    pushed = weights(7)
+    assert transfer.push_weights(pushed, ours, SECONDS) == 2 * sum(
+        x.nbytes for x in pushed.values())
+    for join, each in zip(joins, into):
+        join()
+        assert all((x == 7).all() for x in each.values())
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (weights(0, ("a", "b", "none", "more")), "the peer has 'more', which is not pushed"),
+        (weights(0, ("a", "b")), "the peer does not have 'none'"),
+        (weights(0) | {"a": np.zeros((5, 3), np.float32)}, r"'a' is \[3, 5\] float32 here, and "
+         r"\[5, 3\] float32 at the peer"),
+        (weights(0) | {"a": np.zeros((3, 5), np.float16)}, "float16 at the peer"),
+    ],
+)
+def test_weights_that_differ_are_named_on_all_sides(two_peers, there, said):
+    ours, theirs = two_peers
+    good = weights(0)
+    joins = [receiving(theirs[0], there), receiving(theirs[1], good)]
+    with pytest.raises(tensorferry.InvalidArgument, match=said):
+        transfer.push_weights(weights(7), ours, SECONDS)
+    with pytest.raises(tensorferry.InvalidArgument, match=said):
+        joins[0]()
+    with pytest.raises(tensorferry.InvalidArgument, match="another peer's weights"):
+        joins[1]()
+    assert (good["a"] == 0).all()
+
+
+def test_pages_go_to_their_places(peer, endpoint, connected):
+    remote = connected.import_region(bytes.fromhex(peer.register(64)))
+    region = endpoint.register(np.arange(1, 65, dtype=np.uint8), "")
+    operation = transfer.send_kv(
+        connected, [region], [remote], [0, 3], [2, 0], 16, notification=b"pages")
+    assert operation.wait(SECONDS) == 32
+    assert bytes.fromhex(peer.notification()) == b"pages"
+    assert peer.values() == [0] + list(range(1, 17)) + list(range(49, 65))
+    with pytest.raises(tensorferry.InvalidArgument, match="2 regions and 1 remote"):
+        transfer.send_kv(connected, [region, region], [remote], [1], [2], 16)
+
+
+def test_a_peer_that_goes_ends_the_push_for_all(two_peers):
+    ours, theirs = two_peers
+    good = weights(0)
+    join = receiving(theirs[1], good)
+    theirs[0].close()
+    with pytest.raises(tensorferry.PeerLost):
+        transfer.push_weights(weights(7), ours, SECONDS)
+    with pytest.raises(tensorferry.Error):
+        ours[1].close()
+        join()
+
+
+@pytest.mark.parametrize("name", ["push_weights.py", "kv_handover.py"])
+def test_examples_run(name):
+    pytest.importorskip("torch", reason="torch is not installed")
+    done = subprocess.run([sys.executable, str(EXAMPLES / name)], capture_output=True, text=True,
+                          timeout=110)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "GB/s" in done.stdout

@@ -1,0 +1,76 @@
+"""Modules on our kernels, against the same without them."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from tensorferry import kernels, layers  # noqa: E402
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_pytorch_tanh"])
+def test_the_gated_mlp_is_the_same_with_and_without_kernels(act, dtype):
+    ours = layers.CustomGatedMLP(64, 96, act).to(dtype)
+    theirs = layers.CustomGatedMLP(64, 96, act, use_custom_kernels=False).to(dtype)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(5, 64).to(dtype)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=2e-2, atol=2e-2)
+
+
+def test_the_gated_mlp_calls_our_kernel(monkeypatch):
+    called = []
+    real = kernels.silu_and_mul
+    monkeypatch.setattr(kernels, "silu_and_mul", lambda x: called.append(1) or real(x))
+    layers.CustomGatedMLP(8, 16)(torch.randn(2, 8))
+    layers.CustomGatedMLP(8, 16, use_custom_kernels=False)(torch.randn(2, 8))
+    assert called == [1]
+
+
+def test_the_gated_mlp_loads_weights_as_checkpoints_have_them():
+    gate, up, down = torch.randn(16, 8), torch.randn(16, 8), torch.randn(8, 16)
+    mlp = layers.CustomGatedMLP(8, 16)
+    mlp.load_state_dict(
+        {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": down}
+    )
+    x = torch.randn(3, 8)
+    right = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+    torch.testing.assert_close(mlp(x), right, rtol=1e-4, atol=1e-4)
+
+
+def test_the_gated_mlp_takes_its_old_arguments():
+    assert layers.CustomGatedMLP(8, 16, True).down_proj.bias is not None
+    assert layers.CustomGatedMLP(8, 16, False).down_proj.bias is None
+    with pytest.raises(ValueError, match="hidden_act is 'relu'"):
+        layers.CustomGatedMLP(8, 16, "relu")
+
+
+@pytest.mark.parametrize("use", [True, False])
+def test_a_decoder_step_agrees_with_the_whole_sequence(use):
+    """Attention of the last token over pages is that of a prefill of all."""
+    torch.manual_seed(1)
+    size, heads, kv_heads, count = 64, 4, 2, 37
+    norm = layers.RMSNorm(size, use_custom_kernels=use)
+    rotary = layers.RotaryEmbedding(size, 64, use_custom_kernels=use)
+    attention = layers.PagedAttention(size, use_custom_kernels=use)
+    q, k, v = (torch.randn(count, n, size) for n in (heads, kv_heads, kv_heads))
+    q, k = rotary(torch.arange(count), norm(q), norm(k))
+    starts = torch.tensor([0, count], dtype=torch.int32)
+    whole = attention.prefill(q, k, v, starts, starts, count)
+    k_cache, v_cache = torch.zeros(4, 16, kv_heads, size), torch.zeros(4, 16, kv_heads, size)
+    blocks = torch.tensor([[2, 0, 3, -1]], dtype=torch.int32)
+    slots = torch.tensor([int(blocks[0, t // 16]) * 16 + t % 16 for t in range(count)])
+    kernels.store_kvcache(k, v, k_cache, v_cache, slots.to(torch.int32))
+    step = attention.decode(
+        q[-1:], k_cache, v_cache, blocks, torch.tensor([count], dtype=torch.int32)
+    )
+    torch.testing.assert_close(step, whole[-1:], rtol=1e-4, atol=1e-4)
+
+
+def test_a_residual_goes_through_the_norm():
+    norm = layers.RMSNorm(16)
+    x, residual = torch.randn(3, 16), torch.randn(3, 16)
+    out, total = norm(x, residual)
+    torch.testing.assert_close(total, x + residual)
+    torch.testing.assert_close(out, norm(total), rtol=1e-5, atol=1e-5)
