@@ -23,6 +23,7 @@ using cuda::CopyKind;
 using kernels::DType;
 
 constexpr auto kKernelPatience = std::chrono::seconds(60);
+constexpr auto kWarmUp = std::chrono::milliseconds(300);
 constexpr std::size_t kLeastSamples = 20;  // and as many are under way at once
 constexpr std::size_t kMostSamples = 400;
 constexpr std::size_t kLeastSets = 2;
@@ -119,6 +120,7 @@ Result<std::unique_ptr<KernelRunner>> KernelRunner::Create(cuda::DeviceApi* api,
   FERRY_TRY_ASSIGN(runner->flushed_,
                    api->AllocateDevice(ordinal, options.tiny ? kTinyPattern : kColdBytes));
   FERRY_TRY(runner->MakePatterns());
+  FERRY_TRY(runner->WarmUp());
   return runner;
 }
 
@@ -216,7 +218,7 @@ Status KernelRunner::CheckResults(const KernelCase& one, const Slab& slab) {
   for (std::size_t i = 0; i < one.buffers.size(); ++i) {
     const KernelBuffer& buffer = one.buffers[i];
     if (buffer.holds != KernelBuffer::Holds::kResults || buffer.bytes == 0) continue;
-    const std::uint64_t most = std::min<std::uint64_t>({kChecked, staging_.size(), buffer.bytes});
+    const auto most = std::min<std::uint64_t>({kChecked, staging_.size(), buffer.bytes});
     for (const std::uint64_t from : {std::uint64_t{0}, (buffer.bytes - most) / kPiece * kPiece}) {
       FERRY_TRY_ASSIGN(const bool written,
                        IsWritten(static_cast<const std::byte*>(addresses[i]) + from,
@@ -231,17 +233,31 @@ Status KernelRunner::CheckResults(const KernelCase& one, const Slab& slab) {
   return Ok();
 }
 
-// One batch is queued as a whole, so that the device never waits for the host.
-Result<std::vector<double>> KernelRunner::Sample(const cuda::Graph& graph, bool flush) {
+Status KernelRunner::Flush() {
   auto* const flushed = static_cast<std::byte*>(flushed_.data());
   const std::uint64_t half = flushed_.size() / 2;
   const cuda::CopyItem item{flushed + half, flushed, half};
+  return api_->Copy(stream_, CopyKind::kDeviceToDevice, {&item, 1});
+}
+
+// A GPU that has nothing to do is slow at first.
+Status KernelRunner::WarmUp() {
+  const Deadline warm = Deadline::After(options_.tiny ? Clock::duration::zero() : kWarmUp);
+  while (!warm.expired()) {
+    for (std::size_t i = 0; i < kLeastSamples; ++i) FERRY_TRY(Flush());
+    FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+  }
+  return Ok();
+}
+
+// One batch is queued as a whole, so that the device never waits for the host.
+Result<std::vector<double>> KernelRunner::Sample(const cuda::Graph& graph, bool flush) {
   const std::size_t least = options_.tiny ? 3 : kLeastSamples;
   std::vector<double> samples;
   double sum = 0;
   while (samples.size() < least || (sum < options_.seconds && samples.size() < kMostSamples)) {
     for (std::size_t i = 0; i < least; ++i) {
-      if (flush) FERRY_TRY(api_->Copy(stream_, CopyKind::kDeviceToDevice, {&item, 1}));
+      if (flush) FERRY_TRY(Flush());
       FERRY_TRY(api_->Record(begins_[i], stream_));
       FERRY_TRY(api_->Replay(stream_, graph));
       FERRY_TRY(api_->Record(ends_[i], stream_));

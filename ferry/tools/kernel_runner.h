@@ -59,6 +59,9 @@ class KernelRunner {
   Status FillBuffer(const KernelBuffer& buffer, std::byte* at);
   Status CheckResults(const KernelCase& one, const Slab& slab);
   Result<bool> IsWritten(const std::byte* at, std::uint64_t bytes);
+  // Queues a copy that leaves nothing of others' memory in the L2 cache.
+  Status Flush();
+  Status WarmUp();
   Result<std::vector<double>> Sample(const cuda::Graph& graph, bool flush);
   Result<KernelTimes> MeasureCopies(std::uint64_t half, bool by_kernel);
 
