@@ -50,7 +50,7 @@ bool HasIpv6Loopback() {
 TEST(Help, ListsSubcommandsAndExitCodes) {
   const ProgramEnd help = Ferry({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* name : {"perf", "transfer", "info", "doctor"})
+  for (const char* name : {"perf", "transfer", "info", "doctor", "kernel-bench"})
     EXPECT_THAT(help.out, HasSubstr(name));
   EXPECT_THAT(help.out, HasSubstr("Exit codes:\n"
                                   "  0  ok\n"

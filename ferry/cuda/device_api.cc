@@ -66,6 +66,7 @@ template struct ResourceTraits<Resource::kRegistration>;
 template struct ResourceTraits<Resource::kImport>;
 template struct ResourceTraits<Resource::kStream>;
 template struct ResourceTraits<Resource::kEvent>;
+template struct ResourceTraits<Resource::kGraph>;
 
 Status DeviceApi::Wait(const Event& event, Deadline deadline) {
   return WaitUntilReady(*this, event, "an event", deadline);
@@ -73,6 +74,15 @@ Status DeviceApi::Wait(const Event& event, Deadline deadline) {
 
 Status DeviceApi::Wait(StreamRef stream, Deadline deadline) {
   return WaitUntilReady(*this, stream, "a stream", deadline);
+}
+
+Result<Graph> DeviceApi::Capture(StreamRef stream, FunctionRef<Status()> give) {
+  FERRY_TRY(BeginCapture(stream));
+  const Status given = give();
+  // In any case, or the stream would be captured for ever.
+  Result<Graph> graph = EndCapture(stream);
+  if (!given) return given.error();
+  return graph;
 }
 
 Result<bool> ProbeFlags(DeviceApi& api, int ordinal) {

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "ferry/core/deadline.h"
+#include "ferry/core/function_ref.h"
 #include "ferry/core/result.h"
 #include "ferry/cuda/resources.h"
 
@@ -186,6 +187,24 @@ class DeviceApi {
   // Calls the function on a thread of the driver's, which all streams may share: it must be short,
   // and must not call anything here.
   virtual Status CallHost(StreamRef stream, void (*function)(void*), void* argument) = 0;
+
+  // ---- graphs -----------------------------------------------------------------------------------
+
+  // From now on until EndCapture() the stream does nothing that it is given, but keeps it: copies,
+  // kernels and host functions. Any other call for it is wrong then, Query() included, and the
+  // capture is lost where CUDA finds out. This thread must not allocate meanwhile, nor give memory
+  // back. A kernel should have run before: its code is loaded when it first does. Not for a
+  // device's default stream.
+  virtual Status BeginCapture(StreamRef stream) = 0;
+  // What the stream has kept, in its order. The stream is as it was before, whatever went wrong.
+  // Errors: kInvalidArgument where the stream is not being captured, or the capture was lost.
+  virtual Result<Graph> EndCapture(StreamRef stream) = 0;
+  // Queues the graph's work on a stream of its device, with the arguments that it was captured
+  // with. Replays of one graph must follow each other: in one stream, or by events.
+  virtual Status Replay(StreamRef stream, const Graph& graph) = 0;
+
+  // Captures what the function gives the stream, and returns the function's error if it has one.
+  Result<Graph> Capture(StreamRef stream, FunctionRef<Status()> give);
 
   // ---- flags ------------------------------------------------------------------------------------
 

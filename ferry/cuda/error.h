@@ -24,6 +24,8 @@ enum class Fault : int {
   kHostMemoryAlreadyRegistered = 712,
   kLaunchFailure = 719,
   kNotSupported = 801,
+  kStreamCaptureUnsupported = 900,
+  kStreamCaptureInvalidated = 901,
 };
 
 // Whether every call for the device fails after this one, until the process ends.

@@ -16,12 +16,13 @@ enum class Resource : unsigned char {
   kImport,        // of another process's device memory
   kStream,
   kEvent,
+  kGraph,
 };
 
 // What an owner holds. For implementations of DeviceApi; users have the classes below.
 struct ResourceHandle {
   DeviceApi* api = nullptr;
-  void* native = nullptr;  // the address, cudaStream_t or cudaEvent_t
+  void* native = nullptr;  // the address, cudaStream_t, cudaEvent_t or cudaGraphExec_t
   std::size_t bytes = 0;   // of memory
   int ordinal = -1;
   friend bool operator==(const ResourceHandle&, const ResourceHandle&) = default;
@@ -104,6 +105,13 @@ class Stream : public Owner<Resource::kStream> {
 
 // A mark in a stream. Recording it again moves it; it is made once and used for years.
 class Event : public Owner<Resource::kEvent> {
+ public:
+  using Owner::Owner;
+};
+
+// Work that a stream was given once, to be given to streams again as one. May be destroyed while
+// its work goes on; the memory of that work must live on.
+class Graph : public Owner<Resource::kGraph> {
  public:
   using Owner::Owner;
 };

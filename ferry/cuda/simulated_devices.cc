@@ -142,6 +142,14 @@ Status SimulatedDevices::EnterStream(StreamRef stream, std::string_view tried) {
                                                               stream.native(), stream.ordinal()));
 }
 
+Status SimulatedDevices::EnterFreeStream(StreamRef stream, std::string_view tried) {
+  FERRY_TRY(EnterStream(stream, tried));
+  if (!graphs_.Spoil(stream)) return Ok();
+  return CudaError(
+      Fault::kStreamCaptureUnsupported,
+      fmt::format("{} on stream {} of device {}", tried, stream.native(), stream.ordinal()));
+}
+
 Status SimulatedDevices::Begin(int ordinal, FaultPoint at, std::string_view tried) {
   FERRY_TRY(Enter(ordinal, tried));
   const auto fault = TakeFault(ordinal, at);
@@ -301,7 +309,7 @@ Result<SimulatedDevices::EventState> SimulatedDevices::StateOf(const Event& even
 
 Status SimulatedDevices::Record(const Event& event, StreamRef stream) {
   constexpr std::string_view kTried = "cudaEventRecord";
-  FERRY_TRY(EnterStream(stream, kTried));
+  FERRY_TRY(EnterFreeStream(stream, kTried));
   FERRY_TRY_ASSIGN(const EventState state, StateOf(event, kTried));
   if (state.ordinal != stream.ordinal()) {
     return CudaError(
@@ -321,7 +329,7 @@ Status SimulatedDevices::Record(const Event& event, StreamRef stream) {
 
 Status SimulatedDevices::WaitFor(StreamRef stream, const Event& event) {
   constexpr std::string_view kTried = "cudaStreamWaitEvent";
-  FERRY_TRY(EnterStream(stream, kTried));
+  FERRY_TRY(EnterFreeStream(stream, kTried));
   FERRY_TRY_ASSIGN(const EventState state, StateOf(event, kTried));
   FERRY_TRY(Enter(state.ordinal, kTried));
   Count(&SimulationCounters::event_waits);
@@ -338,7 +346,7 @@ Result<bool> SimulatedDevices::Query(const Event& event) {
 
 Result<bool> SimulatedDevices::Query(StreamRef stream) {
   constexpr std::string_view kTried = "cudaStreamQuery";
-  FERRY_TRY(EnterStream(stream, kTried));
+  FERRY_TRY(EnterFreeStream(stream, kTried));
   const bool idle = scheduler_.IsIdle(stream);
   // Again, because a stream is idle, too, once its device is lost.
   FERRY_TRY(Enter(stream.ordinal(), kTried));
@@ -367,12 +375,16 @@ void SimulatedDevices::Release(Resource resource, const ResourceHandle& handle) 
     case Resource::kPinnedMemory:
     case Resource::kRegistration:
     case Resource::kImport: memory_->Release(resource, handle.native); return;
-    case Resource::kStream: scheduler_.RemoveStream(handle.native); return;
+    case Resource::kStream:
+      graphs_.Forget(StreamRef::Foreign(handle.ordinal, handle.native));
+      scheduler_.RemoveStream(handle.native);
+      return;
     case Resource::kEvent: {
       const std::lock_guard lock(mutex_);
       events_.erase(Number(handle.native));
       return;
     }
+    case Resource::kGraph: graphs_.Remove(handle.native); return;
   }
 }
 
@@ -405,7 +417,7 @@ Status SimulatedDevices::Copy(StreamRef stream, CopyKind kind, std::span<const C
   Count(&SimulationCounters::copy_calls);
   Count(&SimulationCounters::copy_items, items.size());
   Count(&SimulationCounters::copy_bytes, bytes);
-  if (!copy.left.empty()) scheduler_.Push(stream, std::move(copy), fault);
+  if (!copy.left.empty()) Push(stream, std::move(copy), fault);
   return Ok();
 }
 
@@ -428,16 +440,58 @@ Status SimulatedDevices::Launch(StreamRef stream, const Kernel& kernel,
     std::memcpy(launch.arguments.data(), arguments.data(), arguments.size());
   }
   Count(&SimulationCounters::launches);
-  scheduler_.Push(stream, std::move(launch), fault);
+  Push(stream, std::move(launch), fault);
   return Ok();
 }
 
 Status SimulatedDevices::CallHost(StreamRef stream, void (*function)(void*), void* argument) {
   FERRY_TRY(EnterStream(stream, "cudaLaunchHostFunc"));
   Count(&SimulationCounters::host_functions);
-  scheduler_.Push(stream, SimulatedCall{function, argument}, std::nullopt);
+  Push(stream, SimulatedCall{function, argument}, std::nullopt);
   return Ok();
 }
+
+// ---- graphs -------------------------------------------------------------------------------------
+
+void SimulatedDevices::Push(StreamRef stream, SimulatedWork work, std::optional<Fault> fault) {
+  if (graphs_.Keep(stream, &work, fault)) return;
+  scheduler_.Push(stream, std::move(work), fault);
+}
+
+Status SimulatedDevices::BeginCapture(StreamRef stream) {
+  constexpr std::string_view kTried = "cudaStreamBeginCapture";
+  FERRY_TRY(EnterFreeStream(stream, kTried));
+  if (stream.native() == nullptr) {
+    return CudaError(
+        Fault::kStreamCaptureUnsupported,
+        fmt::format("{} on the default stream of device {}", kTried, stream.ordinal()));
+  }
+  graphs_.Begin(stream);
+  return Ok();
+}
+
+Result<Graph> SimulatedDevices::EndCapture(StreamRef stream) {
+  FERRY_TRY(EnterStream(stream, "cudaStreamEndCapture"));
+  FERRY_TRY_ASSIGN(void* const graph, graphs_.End(stream));
+  Count(&SimulationCounters::graphs);
+  return Graph({.api = this, .native = graph, .ordinal = stream.ordinal()});
+}
+
+Status SimulatedDevices::Replay(StreamRef stream, const Graph& graph) {
+  constexpr std::string_view kTried = "cudaGraphLaunch";
+  FERRY_TRY(EnterFreeStream(stream, kTried));
+  if (graph.ordinal() != stream.ordinal()) {
+    return CudaError(Fault::kInvalidValue,
+                     fmt::format("{} of a graph of device {} on a stream of device {}", kTried,
+                                 graph.ordinal(), stream.ordinal()));
+  }
+  FERRY_TRY_ASSIGN(auto kept, graphs_.WorkOf(graph.get().native));
+  Count(&SimulationCounters::replays);
+  for (KeptWork& one : kept) scheduler_.Push(stream, std::move(one.work), one.fault);
+  return Ok();
+}
+
+// ---- flags --------------------------------------------------------------------------------------
 
 Status SimulatedDevices::CheckFlag(StreamRef stream, const void* flag, std::string_view tried) {
   if (!options_.flags) return CudaError(Fault::kNotSupported, tried);
@@ -454,6 +508,7 @@ Status SimulatedDevices::CheckFlag(StreamRef stream, const void* flag, std::stri
 
 Status SimulatedDevices::WaitForFlag(StreamRef stream, const void* flag, std::uint32_t value) {
   constexpr std::string_view kTried = "cuStreamWaitValue32";
+  FERRY_TRY(EnterFreeStream(stream, kTried));
   FERRY_TRY_ASSIGN(const auto fault, BeginWork(stream, FaultPoint::kFlag, kTried));
   FERRY_TRY(CheckFlag(stream, flag, kTried));
   Count(&SimulationCounters::flag_waits);
@@ -463,6 +518,7 @@ Status SimulatedDevices::WaitForFlag(StreamRef stream, const void* flag, std::ui
 
 Status SimulatedDevices::WriteFlag(StreamRef stream, void* flag, std::uint32_t value) {
   constexpr std::string_view kTried = "cuStreamWriteValue32";
+  FERRY_TRY(EnterFreeStream(stream, kTried));
   FERRY_TRY_ASSIGN(const auto fault, BeginWork(stream, FaultPoint::kFlag, kTried));
   FERRY_TRY(CheckFlag(stream, flag, kTried));
   Count(&SimulationCounters::flag_writes);

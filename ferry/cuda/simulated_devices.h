@@ -12,6 +12,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/cuda/device_api.h"
 #include "ferry/cuda/error.h"
+#include "ferry/cuda/simulated_graphs.h"
 #include "ferry/cuda/simulated_memory.h"
 #include "ferry/cuda/simulated_scheduler.h"
 
@@ -43,6 +44,8 @@ struct SimulationCounters {
   std::uint64_t copy_bytes = 0;
   std::uint64_t launches = 0;
   std::uint64_t host_functions = 0;
+  std::uint64_t graphs = 0;
+  std::uint64_t replays = 0;
   std::uint64_t flag_waits = 0;
   std::uint64_t flag_writes = 0;
   friend bool operator==(const SimulationCounters&, const SimulationCounters&) = default;
@@ -79,6 +82,7 @@ struct InjectedFault {
 //   again. Memory that goes while queued work needs it makes that work an illegal access.
 // - Kernels and flags know registered host memory by another address than the host does.
 // - Pageable memory in a copy is refused, and so are items of one list that overlap.
+// - A stream that is being captured refuses all that no graph can have, and loses the capture.
 // Two processes share memory by IPC as they do on a GPU.
 class SimulatedDevices final : public DeviceApi {
  public:
@@ -121,6 +125,9 @@ class SimulatedDevices final : public DeviceApi {
   Status Launch(StreamRef stream, const Kernel& kernel,
                 std::span<const std::byte> arguments) override;
   Status CallHost(StreamRef stream, void (*function)(void*), void* argument) override;
+  Status BeginCapture(StreamRef stream) override;
+  Result<Graph> EndCapture(StreamRef stream) override;
+  Status Replay(StreamRef stream, const Graph& graph) override;
   Status WaitForFlag(StreamRef stream, const void* flag, std::uint32_t value) override;
   Status WriteFlag(StreamRef stream, void* flag, std::uint32_t value) override;
 
@@ -138,10 +145,14 @@ class SimulatedDevices final : public DeviceApi {
   // Whether calls for the device are possible; finds out, as calls do, that it is lost.
   Status Enter(int ordinal, std::string_view tried);
   Status EnterStream(StreamRef stream, std::string_view tried);
+  // Likewise of what no graph can have: where the stream is being captured, the capture is lost.
+  Status EnterFreeStream(StreamRef stream, std::string_view tried);
   // Enter(), then the fault that was injected, if it strikes here.
   Status Begin(int ordinal, FaultPoint at, std::string_view tried);
   // Likewise of work, whose sticky fault it returns.
   Result<std::optional<Fault>> BeginWork(StreamRef stream, FaultPoint at, std::string_view tried);
+  // To the stream, or to whoever captures it.
+  void Push(StreamRef stream, SimulatedWork work, std::optional<Fault> fault);
   std::optional<Fault> TakeFault(int ordinal, FaultPoint at);
   Result<EventState> StateOf(const Event& event, std::string_view tried);
   Status CheckFlag(StreamRef stream, const void* flag, std::string_view tried);
@@ -158,6 +169,7 @@ class SimulatedDevices final : public DeviceApi {
   std::vector<InjectedFault> faults_;
   SimulationCounters counters_;
 
+  SimulatedGraphs graphs_;
   SimulatedScheduler scheduler_;  // last: its threads end first
 };
 

@@ -48,5 +48,6 @@ void DeclareTransfer(CLI::App* app, Invocation* invocation);
 void DeclareInfo(CLI::App* app, Invocation* invocation);
 void DeclareDoctor(CLI::App* app, Invocation* invocation);
 void DeclareCopyBench(CLI::App* app, Invocation* invocation);
+void DeclareKernelBench(CLI::App* app, Invocation* invocation);
 
 }  // namespace ferry::tools

@@ -29,6 +29,8 @@ constexpr Subcommand kSubcommands[] = {
      DeclareDoctor},
     {"copy-bench", "Measure copies between host and GPU memory and within it, by executor",
      DeclareCopyBench},
+    {"kernel-bench", "Measure the kernels for inference, beside what copies move",
+     DeclareKernelBench},
 };
 
 constexpr const char* kFooter =

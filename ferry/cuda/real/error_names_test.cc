@@ -22,6 +22,10 @@ static_assert(static_cast<int>(Fault::kNotReady) == cudaErrorNotReady);
 static_assert(static_cast<int>(Fault::kIllegalAddress) == cudaErrorIllegalAddress);
 static_assert(static_cast<int>(Fault::kLaunchFailure) == cudaErrorLaunchFailure);
 static_assert(static_cast<int>(Fault::kNotSupported) == cudaErrorNotSupported);
+static_assert(static_cast<int>(Fault::kStreamCaptureUnsupported) ==
+              cudaErrorStreamCaptureUnsupported);
+static_assert(static_cast<int>(Fault::kStreamCaptureInvalidated) ==
+              cudaErrorStreamCaptureInvalidated);
 
 // So the simulated device says what a GPU says.
 TEST(CudaErrorNames, AreThoseOfTheRuntime) {
@@ -30,7 +34,8 @@ TEST(CudaErrorNames, AreThoseOfTheRuntime) {
         Fault::kNoDevice, Fault::kInvalidDevice, Fault::kDeviceUninitialized,
         Fault::kMapBufferObjectFailed, Fault::kPeerAccessUnsupported, Fault::kInvalidResourceHandle,
         Fault::kNotReady, Fault::kIllegalAddress, Fault::kPeerAccessAlreadyEnabled,
-        Fault::kHostMemoryAlreadyRegistered, Fault::kLaunchFailure, Fault::kNotSupported}) {
+        Fault::kHostMemoryAlreadyRegistered, Fault::kLaunchFailure, Fault::kNotSupported,
+        Fault::kStreamCaptureUnsupported, Fault::kStreamCaptureInvalidated}) {
     const auto error = static_cast<cudaError_t>(fault);
     const std::string expected =
         fmt::format("call: {} ({}); ", cudaGetErrorName(error), cudaGetErrorString(error));

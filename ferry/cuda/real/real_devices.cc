@@ -321,6 +321,9 @@ void RealDevices::Release(Resource resource, const ResourceHandle& handle) noexc
         return {cudaStreamDestroy(static_cast<cudaStream_t>(handle.native)), "cudaStreamDestroy"};
       case Resource::kEvent:
         return {cudaEventDestroy(static_cast<cudaEvent_t>(handle.native)), "cudaEventDestroy"};
+      case Resource::kGraph:
+        return {cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(handle.native)),
+                "cudaGraphExecDestroy"};
     }
     return {cudaSuccess, ""};
   }();

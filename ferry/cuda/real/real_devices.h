@@ -49,6 +49,9 @@ class RealDevices final : public DeviceApi {
   Status Launch(StreamRef stream, const Kernel& kernel,
                 std::span<const std::byte> arguments) override;
   Status CallHost(StreamRef stream, void (*function)(void*), void* argument) override;
+  Status BeginCapture(StreamRef stream) override;
+  Result<Graph> EndCapture(StreamRef stream) override;
+  Status Replay(StreamRef stream, const Graph& graph) override;
   Status WaitForFlag(StreamRef stream, const void* flag, std::uint32_t value) override;
   Status WriteFlag(StreamRef stream, void* flag, std::uint32_t value) override;
 

@@ -67,6 +67,11 @@ class ForwardingDevices : public DeviceApi {
   Status CallHost(StreamRef stream, void (*function)(void*), void* argument) override {
     return inner_.CallHost(stream, function, argument);
   }
+  Status BeginCapture(StreamRef stream) override { return inner_.BeginCapture(stream); }
+  Result<Graph> EndCapture(StreamRef stream) override { return inner_.EndCapture(stream); }
+  Status Replay(StreamRef stream, const Graph& graph) override {
+    return inner_.Replay(stream, graph);
+  }
   Status WaitForFlag(StreamRef stream, const void* flag, std::uint32_t value) override {
     return inner_.WaitForFlag(stream, flag, value);
   }

@@ -18,13 +18,6 @@ T Made(Result<T> result) {
 
 }  // namespace
 
-// Captures what the call puts on the stream; what it returns does all of it again, on that stream.
-// graph.cu; in builds without CUDA, where there are no GPUs, the call itself.
-#ifdef FERRY_HAVE_CUDA
-Result<std::function<Status()>> CaptureGraph(cuda::StreamRef stream,
-                                             const std::function<Status()>& call);
-#endif
-
 OpBed::OpBed(cuda::DeviceApi* api) : api_(api) {
   if (api_ != nullptr) stream_ = Made(api_->CreateStream(0, cuda::StreamPriority::kNormal));
 }
@@ -70,21 +63,10 @@ Status OpBed::Finish() {
   return Ok();
 }
 
-Status OpBed::CaptureCall(std::function<Status()> call) {
-#ifdef FERRY_HAVE_CUDA
-  if (dynamic_cast<cuda::SimulatedDevices*>(api_) == nullptr) {
-    FERRY_TRY_ASSIGN(call_, CaptureGraph(*stream_, call));
-    return Ok();
-  }
-#endif
-  call_ = std::move(call);
-  return Ok();
-}
-
 Status OpBed::Replay() {
   if (api_ == nullptr) return call_();
   Upload();
-  FERRY_TRY(call_());
+  FERRY_TRY(api_->Replay(*stream_, graph_));
   return Finish();
 }
 

@@ -51,15 +51,17 @@ class OpBed {
   }
 
   // Makes a call that can be made again by Replay(), which takes what the tensors have then: on
-  // GPUs a graph, into which the call is captured here; elsewhere just the call.
+  // devices a graph, into which the call is captured here; elsewhere just the call.
   template <class Args>
   Status Capture(const cuda::Kernel& kernel, Status (*cpu)(const Args&), const Args& args) {
     if (api_ == nullptr) {
       call_ = [cpu, args] { return cpu(args); };
       return Ok();
     }
-    return CaptureCall(
-        [this, &kernel, args] { return cuda::LaunchKernel(*api_, *stream_, kernel, args); });
+    FERRY_TRY_ASSIGN(graph_, api_->Capture(*stream_, [&] {
+      return cuda::LaunchKernel(*api_, *stream_, kernel, args);
+    }));
+    return Ok();
   }
   Status Replay();
 
@@ -72,12 +74,12 @@ class OpBed {
 
   void Upload();
   Status Finish();  // waits and reads all tensors
-  Status CaptureCall(std::function<Status()> call);
 
   cuda::DeviceApi* const api_;
   std::optional<cuda::Stream> stream_;
   std::vector<Mirror> mirrors_;
-  std::function<Status()> call_;
+  std::function<Status()> call_;  // on the CPU
+  cuda::Graph graph_;
 };
 
 // A suite for ops:

@@ -1,0 +1,209 @@
+#include "ferry/tools/bench_kernels.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <fstream>
+#include <memory>
+#include <utility>
+
+#include "ferry/cuda/open_devices.h"
+#include "ferry/tools/json.h"
+#include "ferry/tools/kernel_case.h"
+#include "ferry/tools/kernel_runner.h"
+#include "ferry/tools/process.h"
+#include "ferry/tools/report.h"
+
+namespace ferry::tools {
+namespace {
+
+// Of an H200: what plans of a list are made for, where no device is asked.
+constexpr int kListedMultiprocessors = 132;
+
+struct KernelRow {
+  const KernelCase* what = nullptr;
+  KernelTimes times;
+  CopyCeiling ceiling;
+  std::string failure;
+};
+
+// What is known before anything is measured.
+Json CaseToJson(const KernelCase& one, bool tiny) {
+  Json sizes = Json::object();
+  for (const KernelSize& size : one.sizes) sizes[size.name] = size.value;
+  Json json{{"name", NameOf(one)},    {"op", one.op},
+            {"variant", one.variant}, {"dtype", kernels::NameOf(one.dtype)},
+            {"sizes", sizes},         {"bytes", one.bytes},
+            {"flops", one.flops},     {"launches", SetsOf(one, tiny)}};
+  return json;
+}
+
+double KernelRate(double amount, double seconds, double unit) { return amount / seconds / unit; }
+
+Json RowToJson(const KernelRow& row, bool tiny) {
+  Json json = CaseToJson(*row.what, tiny);
+  if (!row.failure.empty()) {
+    json["error"] = row.failure;
+    return json;
+  }
+  const bool of_flops = row.what->flops > 0;
+  const double gbps = KernelRate(static_cast<double>(row.what->bytes), row.times.median, 1e9);
+  json["samples"] = row.times.samples;
+  json["us"] = row.times.median * 1e6;
+  json["us_p10"] = row.times.p10 * 1e6;
+  json["us_p90"] = row.times.p90 * 1e6;
+  json["gbps"] = gbps;
+  json["tflops"] = of_flops ? Json(KernelRate(row.what->flops, row.times.median, 1e12)) : Json();
+  json["ceiling_gbps"] = of_flops ? Json() : Json(row.ceiling.gbps);
+  json["ceiling_by"] = of_flops ? Json() : Json(row.ceiling.by);
+  json["ceiling_ratio"] = of_flops ? Json() : Json(gbps / row.ceiling.gbps);
+  // Of matrix products: not measured here.
+  json["ceiling_tflops"] = Json();
+  json["written"] = true;
+  return json;
+}
+
+std::string LineOf(const KernelRow& row) {
+  const std::string name = NameOf(*row.what);
+  if (!row.failure.empty()) return fmt::format("{:<86}  {}", name, row.failure);
+  const double us = row.times.median * 1e6;
+  const std::string spread =
+      fmt::format("{:>10.2f}  {:>10.2f}  {:>10.2f}", us, row.times.p10 * 1e6, row.times.p90 * 1e6);
+  if (row.what->flops > 0) {
+    return fmt::format("{:<86}  {}  {:>9.1f} TFLOP/s", name, spread,
+                       KernelRate(row.what->flops, row.times.median, 1e12));
+  }
+  const double gbps = KernelRate(static_cast<double>(row.what->bytes), row.times.median, 1e9);
+  return fmt::format("{:<86}  {}  {:>9.1f} GB/s  {:>6.1f} % of {:.1f} ({})", name, spread, gbps,
+                     100 * gbps / row.ceiling.gbps, row.ceiling.gbps, row.ceiling.by);
+}
+
+// Ops in the order of their cases.
+std::vector<std::string> OpsOf(const std::vector<KernelCase>& cases) {
+  std::vector<std::string> ops;
+  for (const KernelCase& one : cases) {
+    if (std::find(ops.begin(), ops.end(), one.op) == ops.end()) ops.push_back(one.op);
+  }
+  return ops;
+}
+
+Status Choose(const std::vector<std::string>& wanted, std::vector<KernelCase>* cases) {
+  if (wanted.empty()) return Ok();
+  const std::vector<std::string> there = OpsOf(*cases);
+  for (const std::string& op : wanted) {
+    if (std::find(there.begin(), there.end(), op) != there.end()) continue;
+    std::string all;
+    for (const std::string& name : there) all += (all.empty() ? "" : ", ") + name;
+    return Error(Code::kInvalidArgument, fmt::format("\"{}\" is no op; give {}", op, all));
+  }
+  std::erase_if(*cases, [&](const KernelCase& one) {
+    return std::find(wanted.begin(), wanted.end(), one.op) == wanted.end();
+  });
+  return Ok();
+}
+
+// Rows as JSON, where they were asked for, each as soon as it is there.
+class KernelJson {
+ public:
+  static Result<KernelJson> Open(const std::string& where) {
+    KernelJson json;
+    json.to_stdout_ = where == "-";
+    if (!where.empty() && !json.to_stdout_) {
+      json.file_.open(where);
+      if (!json.file_) {
+        return Error(Code::kInvalidArgument,
+                     fmt::format("{} cannot be written; give another file to --json", where));
+      }
+    }
+    return json;
+  }
+  bool to_stdout() const { return to_stdout_; }
+  void Write(const Json& row) {
+    if (to_stdout_) PrintLine(row.dump());
+    if (file_.is_open()) file_ << row.dump() << std::endl;
+  }
+
+ private:
+  bool to_stdout_ = false;
+  std::ofstream file_;
+};
+
+class KernelBench {
+ public:
+  KernelBench(const KernelBenchJob* job, KernelJson* json) : job_(job), json_(json) {}
+
+  void List(const std::vector<KernelCase>& cases) {
+    for (const KernelCase& one : cases) {
+      json_->Write(CaseToJson(one, job_->tiny));
+      if (!json_->to_stdout()) PrintLine(NameOf(one));
+    }
+  }
+
+  Status Run(KernelRunner* runner, const std::vector<KernelCase>& cases) {
+    if (!json_->to_stdout()) {
+      PrintLine(fmt::format("{:<86}  {:>10}  {:>10}  {:>10}  {:>14}  {}", "op", "us", "p10", "p90",
+                            "rate", "share of a copy's"));
+    }
+    std::size_t failed = 0;
+    for (const KernelCase& one : cases) {
+      if (Interrupted()) return InterruptedError();
+      progress_.Show(NameOf(one));
+      KernelRow row{.what = &one, .times = {}, .ceiling = {}, .failure = {}};
+      const Status measured = MeasureRow(runner, &row);
+      if (!measured) {
+        // Nothing more can be measured then.
+        if (measured.error().code() == Code::kDeviceLost) return measured.error();
+        row.failure = measured.error().message();
+        ++failed;
+      }
+      json_->Write(RowToJson(row, job_->tiny));
+      if (!json_->to_stdout()) PrintLine(LineOf(row));
+    }
+    if (failed == 0) return Ok();
+    return Error(Code::kInternal,
+                 fmt::format("{} of {} rows failed; see what they say", failed, cases.size()));
+  }
+
+ private:
+  static Status MeasureRow(KernelRunner* runner, KernelRow* row) {
+    FERRY_TRY_ASSIGN(row->times, runner->Measure(*row->what));
+    if (row->what->flops > 0) return Ok();
+    FERRY_TRY_ASSIGN(row->ceiling, runner->CeilingFor(row->what->bytes));
+    return Ok();
+  }
+
+  const KernelBenchJob* const job_;
+  KernelJson* const json_;
+  Progress progress_;
+};
+
+}  // namespace
+
+Status RunKernelBench(const KernelBenchJob& job) {
+  KernelCaseOptions options{.facts = {}, .tiny = job.tiny};
+  options.facts.compute_major = 9;
+  options.facts.multiprocessors = kListedMultiprocessors;
+  cuda::DeviceApi* api = nullptr;
+  if (!job.list) {
+    FERRY_TRY_ASSIGN(api, cuda::OpenDevices(job.config));
+    FERRY_TRY_ASSIGN(options.facts, api->Describe(job.ordinal));
+  }
+  std::vector<KernelCase> cases = KernelCases(options);
+  FERRY_TRY(Choose(job.ops, &cases));
+  FERRY_TRY_ASSIGN(KernelJson json, KernelJson::Open(job.json));
+  KernelBench bench(&job, &json);
+  if (job.list) {
+    bench.List(cases);
+    return Ok();
+  }
+  json.Write(Json{{"device", options.facts.name},
+                  {"multiprocessors", options.facts.multiprocessors},
+                  {"compute_capability", fmt::format("{}.{}", options.facts.compute_major,
+                                                     options.facts.compute_minor)}});
+  FERRY_TRY_ASSIGN(const auto runner,
+                   KernelRunner::Create(
+                       api, {.ordinal = job.ordinal, .seconds = job.seconds, .tiny = job.tiny}));
+  return bench.Run(runner.get(), cases);
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,71 @@
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/tools/bench_kernels.h"
+#include "ferry/tools/command.h"
+
+namespace ferry::tools {
+namespace {
+
+struct KernelBenchWords {
+  KernelBenchJob job;
+  std::string device = "cuda:0";
+  std::vector<std::string> settings;
+};
+
+// "cuda:1", or only its number.
+Result<int> OrdinalOf(const std::string& device) {
+  constexpr std::string_view kPrefix = "cuda:";
+  std::string_view number = device;
+  if (number.substr(0, kPrefix.size()) == kPrefix) number.remove_prefix(kPrefix.size());
+  int ordinal = -1;
+  const auto [end, failure] =
+      std::from_chars(number.data(), number.data() + number.size(), ordinal);
+  if (failure == std::errc() && end == number.data() + number.size() && ordinal >= 0) {
+    return ordinal;
+  }
+  return Error(Code::kInvalidArgument, fmt::format("--device {} is no GPU; write cuda:N", device));
+}
+
+}  // namespace
+
+void DeclareKernelBench(CLI::App* app, Invocation* invocation) {
+  // Lives as long as the program: the parser writes into it, the subcommand reads it.
+  static KernelBenchWords words;
+  KernelBenchJob& job = words.job;
+  app->add_option("--op", job.ops, "Of the kernels, by name; a list, or repeated (all)")
+      ->delimiter(',')
+      ->type_name("NAME");
+  app->add_option("--device", words.device, "GPU, as CUDA counts them")
+      ->capture_default_str()
+      ->type_name("cuda:N");
+  app->add_option("--seconds", job.seconds,
+                  "That samples of a row take, of which there are at "
+                  "least 20")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 60.0))
+      ->type_name("S");
+  app->add_flag("--list", job.list, "Show the rows, and measure nothing");
+  // Sizes for tests, which have no GPU.
+  app->add_flag("--tiny", job.tiny)->group("");
+  app->add_option("--json", job.json,
+                  "Write a JSON object for each row, as soon as it is measured; - is stdout, in "
+                  "place of the table")
+      ->type_name("FILE");
+  DeclareSettings(app, &words.settings);
+  app->callback([invocation] {
+    invocation->json = words.job.json == "-";
+    invocation->run = []() -> Status {
+      FERRY_TRY_ASSIGN(words.job.config, LoadConfig(words.settings));
+      FERRY_TRY_ASSIGN(words.job.ordinal, OrdinalOf(words.device));
+      return RunKernelBench(words.job);
+    };
+  });
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,90 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ferry/core/result.h"
+#include "ferry/cuda/device_api.h"
+#include "ferry/kernels/tensor.h"
+
+// What `ferry kernel-bench` measures: one function for each op makes its cases.
+namespace ferry::tools {
+
+struct KernelBuffer {
+  enum class Holds : unsigned char {
+    kNumbers,  // random ones, in [-1, 1)
+    kResults,  // of the op, which must write all of them
+    kTable,    // `table`
+    kScratch,  // nothing that counts
+  };
+  Holds holds = Holds::kNumbers;
+  kernels::DType dtype = kernels::DType::kBfloat16;  // of numbers
+  std::uint64_t bytes = 0;
+  bool shared = false;  // one for all sets of buffers
+  std::vector<std::byte> table;
+};
+
+// Addresses of a case's buffers, in their order.
+using KernelAddresses = std::span<void* const>;
+
+struct KernelStream {
+  cuda::DeviceApi* api;
+  cuda::StreamRef stream;
+};
+
+struct KernelSize {
+  const char* name;
+  std::int64_t value;
+};
+
+// One op, at one size.
+struct KernelCase {
+  std::string op;
+  std::string variant;  // of ours; "" where there is one
+  kernels::DType dtype = kernels::DType::kBfloat16;
+  std::vector<KernelSize> sizes;
+  std::uint64_t bytes = 0;  // that the op must move: what it reads once and what it writes
+  double flops = 0;         // where they are what bounds it, and not the bytes
+  std::vector<KernelBuffer> buffers;
+  // Puts the op on the stream. Called several times, first outside of any capture.
+  std::function<Status(const KernelStream&, KernelAddresses)> launch;
+
+  // These return the buffer's index.
+  std::size_t AddNumbers(kernels::DType of, std::int64_t elements);
+  std::size_t AddSharedNumbers(kernels::DType of, std::int64_t elements);
+  std::size_t AddResults(kernels::DType of, std::int64_t elements);
+  std::size_t AddScratch(std::int64_t bytes_of_it);  // shared
+  template <class T>
+  std::size_t AddTable(const std::vector<T>& values) {
+    const auto bytes_of_it = std::as_bytes(std::span(values));
+    buffers.push_back({.holds = KernelBuffer::Holds::kTable,
+                       .bytes = bytes_of_it.size(),
+                       .table = {bytes_of_it.begin(), bytes_of_it.end()}});
+    return buffers.size() - 1;
+  }
+};
+
+// "rows=2048 cols=4096"
+std::string ShapeOf(const KernelCase& one);
+// "rms_norm bf16 rows=2048 cols=4096", and the variant behind it: no two cases have the same.
+std::string NameOf(const KernelCase& one);
+
+struct KernelCaseOptions {
+  cuda::DeviceFacts facts;  // for plans
+  bool tiny = false;        // for machines without a GPU
+};
+
+// Of rows: fused_add_gelu, element_wise_mul_add, silu_and_mul, rms_norm, add_rms_norm.
+void AddRowCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases);
+// Of tokens: rope, store_kvcache, qk_norm_rope_store.
+void AddTokenCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases);
+// attention_decode, attention_prefill.
+void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases);
+void AddSamplerCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases);
+// All of them.
+std::vector<KernelCase> KernelCases(const KernelCaseOptions& options);
+
+}  // namespace ferry::tools

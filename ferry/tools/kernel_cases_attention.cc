@@ -1,0 +1,171 @@
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "ferry/kernels/attention_decode/attention_decode.h"
+#include "ferry/kernels/attention_prefill/attention_prefill.h"
+#include "ferry/tools/kernel_case.h"
+
+namespace ferry::tools {
+namespace {
+
+using kernels::DType;
+using kernels::Tensor;
+
+constexpr DType kAttentionType = DType::kBfloat16;
+constexpr std::uint64_t kAttentionElement = 2;
+
+struct AttentionOfCase {
+  std::int64_t batch;
+  std::int64_t tokens;  // of each sequence
+  std::int64_t heads;
+  std::int64_t kv_heads;
+  std::int64_t head_size;
+};
+
+KernelCase NewAttentionCase(const char* op, const AttentionOfCase& of) {
+  KernelCase one;
+  one.op = op;
+  one.dtype = kAttentionType;
+  one.sizes = {{"batch", of.batch},
+               {"tokens", of.tokens},
+               {"heads", of.heads},
+               {"kv_heads", of.kv_heads},
+               {"head_size", of.head_size}};
+  return one;
+}
+
+float AttentionScale(const AttentionOfCase& of) {
+  return 1 / std::sqrt(static_cast<float>(of.head_size));
+}
+
+// Keys and values of all tokens, q and out.
+std::uint64_t AttentionBytes(const AttentionOfCase& of, std::int64_t queries) {
+  const std::int64_t kv = 2 * of.batch * of.tokens * of.kv_heads * of.head_size;
+  const std::int64_t q = 2 * of.batch * queries * of.heads * of.head_size;
+  return static_cast<std::uint64_t>(kv + q) * kAttentionElement;
+}
+
+// Pages in any order, as they are after a while.
+std::vector<std::int32_t> ShuffledPages(std::int64_t count) {
+  std::vector<std::int32_t> pages(static_cast<std::size_t>(count));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::shuffle(pages.begin(), pages.end(), std::mt19937_64(1));
+  return pages;
+}
+
+KernelCase DecodeCase(const AttentionOfCase& of, std::int64_t page,
+                      const cuda::DeviceFacts& facts) {
+  KernelCase one = NewAttentionCase("attention_decode", of);
+  one.sizes.push_back({"page", page});
+  const std::int64_t columns = (of.tokens + page - 1) / page;
+  const std::int64_t pages = of.batch * columns;
+  const kernels::DecodeShape shape{of.batch, of.heads, of.kv_heads, of.head_size, columns * page};
+  const kernels::DecodePlan plan = kernels::PlanDecode(shape, facts);
+  const std::int64_t floats = kernels::DecodeWorkspace(shape, plan.splits);
+  const auto q = one.AddNumbers(kAttentionType, of.batch * of.heads * of.head_size);
+  const auto k = one.AddNumbers(kAttentionType, pages * page * of.kv_heads * of.head_size);
+  const auto v = one.AddNumbers(kAttentionType, pages * page * of.kv_heads * of.head_size);
+  const auto tables = one.AddTable(ShuffledPages(pages));
+  const auto lengths = one.AddTable(std::vector<std::int32_t>(
+      static_cast<std::size_t>(of.batch), static_cast<std::int32_t>(of.tokens)));
+  const auto out = one.AddResults(kAttentionType, of.batch * of.heads * of.head_size);
+  const auto workspace = one.AddScratch(std::max<std::int64_t>(floats, 4) * 4);
+  one.bytes = AttentionBytes(of, 1);
+  one.launch = [=](const KernelStream& to, KernelAddresses at) {
+    kernels::AttentionDecodeArgs args;
+    args.q = Tensor::Contiguous(at[q], kAttentionType, {of.batch, of.heads, of.head_size});
+    args.k_cache =
+        Tensor::Contiguous(at[k], kAttentionType, {pages, page, of.kv_heads, of.head_size});
+    args.v_cache =
+        Tensor::Contiguous(at[v], kAttentionType, {pages, page, of.kv_heads, of.head_size});
+    args.block_tables = Tensor::Contiguous(at[tables], DType::kInt32, {of.batch, columns});
+    args.context_lens = Tensor::Contiguous(at[lengths], DType::kInt32, {of.batch});
+    args.out = Tensor::Contiguous(at[out], kAttentionType, {of.batch, of.heads, of.head_size});
+    if (floats > 0) {
+      args.workspace = Tensor::Contiguous(at[workspace], DType::kFloat32, {floats});
+    }
+    args.scale = AttentionScale(of);
+    args.plan = plan;
+    return cuda::LaunchKernel(*to.api, to.stream, kernels::kAttentionDecodeKernel, args);
+  };
+  return one;
+}
+
+// How prefill is told to do it.
+struct PrefillForm {
+  const char* name;
+  int stages;
+};
+constexpr PrefillForm kPrefillForms[] = {{"1 stage", 1}, {"2 stages", 2}, {"3 stages", 3}};
+
+std::vector<std::int32_t> Boundaries(const AttentionOfCase& of) {
+  std::vector<std::int32_t> boundaries;
+  for (std::int64_t i = 0; i <= of.batch; ++i) {
+    boundaries.push_back(static_cast<std::int32_t>(i * of.tokens));
+  }
+  return boundaries;
+}
+
+// Causal. Two products of 2 * tokens * tokens * head_size for each head, of which the half behind
+// the diagonal does not count, as is the custom.
+KernelCase PrefillCase(const AttentionOfCase& of, const PrefillForm& form) {
+  KernelCase one = NewAttentionCase("attention_prefill", of);
+  one.variant = form.name;
+  const std::int64_t all = of.batch * of.tokens;
+  const auto q = one.AddNumbers(kAttentionType, all * of.heads * of.head_size);
+  const auto k = one.AddNumbers(kAttentionType, all * of.kv_heads * of.head_size);
+  const auto v = one.AddNumbers(kAttentionType, all * of.kv_heads * of.head_size);
+  const auto boundaries = one.AddTable(Boundaries(of));
+  const auto out = one.AddResults(kAttentionType, all * of.heads * of.head_size);
+  one.bytes = AttentionBytes(of, of.tokens);
+  one.flops = 2.0 * static_cast<double>(all) * static_cast<double>(of.tokens) *
+              static_cast<double>(of.heads * of.head_size);
+  const int stages = form.stages;
+  one.launch = [=](const KernelStream& to, KernelAddresses at) {
+    kernels::AttentionPrefillArgs args;
+    args.q = Tensor::Contiguous(at[q], kAttentionType, {all, of.heads, of.head_size});
+    args.k = Tensor::Contiguous(at[k], kAttentionType, {all, of.kv_heads, of.head_size});
+    args.v = Tensor::Contiguous(at[v], kAttentionType, {all, of.kv_heads, of.head_size});
+    args.cu_seqlens_q = Tensor::Contiguous(at[boundaries], DType::kInt32, {of.batch + 1});
+    args.cu_seqlens_k = args.cu_seqlens_q;
+    args.out = Tensor::Contiguous(at[out], kAttentionType, {all, of.heads, of.head_size});
+    args.max_seqlen_q = of.tokens;
+    args.scale = AttentionScale(of);
+    args.stages = stages;
+    return cuda::LaunchKernel(*to.api, to.stream, kernels::kAttentionPrefillKernel, args);
+  };
+  return one;
+}
+
+}  // namespace
+
+void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases) {
+  // Heads as Qwen3-8B has them.
+  struct DecodeSize {
+    std::int64_t batch;
+    std::int64_t tokens;
+    std::int64_t page;
+  };
+  const std::vector<DecodeSize> decodes =
+      options.tiny ? std::vector<DecodeSize>{{2, 40, 16}}
+                   : std::vector<DecodeSize>{{1, 1024, 256},  {1, 16384, 256}, {8, 4096, 256},
+                                             {64, 1024, 256}, {64, 1024, 16},  {32, 4096, 256},
+                                             {64, 4096, 256}};
+  for (const DecodeSize& size : decodes) {
+    cases->push_back(DecodeCase({size.batch, size.tokens, 32, 8, 128}, size.page, options.facts));
+  }
+  // Of 16384 tokens in all.
+  const std::vector<std::int64_t> lengths =
+      options.tiny ? std::vector<std::int64_t>{16} : std::vector<std::int64_t>{1024, 4096, 16384};
+  for (const std::int64_t tokens : lengths) {
+    const AttentionOfCase of = options.tiny ? AttentionOfCase{2, tokens, 4, 2, 128}
+                                            : AttentionOfCase{16384 / tokens, tokens, 32, 8, 128};
+    for (const PrefillForm& form : kPrefillForms) cases->push_back(PrefillCase(of, form));
+  }
+}
+
+}  // namespace ferry::tools

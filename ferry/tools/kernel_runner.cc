@@ -1,0 +1,350 @@
+#include "ferry/tools/kernel_runner.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+
+#include "ferry/copy/device_executor.h"
+#include "ferry/core/deadline.h"
+#include "ferry/core/units.h"
+#include "ferry/kernels/number.h"
+#include "ferry/tools/report.h"
+
+namespace ferry::tools {
+namespace {
+
+using cuda::CopyKind;
+using kernels::DType;
+
+constexpr auto kKernelPatience = std::chrono::seconds(60);
+constexpr auto kWarmUp = std::chrono::milliseconds(300);
+constexpr std::size_t kLeastSamples = 20;  // and as many are under way at once
+constexpr std::size_t kMostSamples = 400;
+constexpr std::size_t kLeastSets = 2;
+constexpr std::size_t kMostSets = 256;
+constexpr std::size_t kTinySets = 3;
+// A graph should take about this long, so that its own launch does not count.
+constexpr double kGraphSeconds = 1e-3;
+// For guessing that; a GPU that is slower or faster only has longer or shorter graphs.
+constexpr double kGuessedBytesPerSecond = 4e12;
+constexpr double kGuessedFlopsPerSecond = 4e14;
+constexpr double kGuessedLaunchSeconds = 2e-6;
+constexpr std::uint64_t kMostSlab = 8 * kGiB;
+// L2 caches have up to 126 MiB.
+constexpr std::uint64_t kColdBytes = 256 * kMiB;
+constexpr std::uint64_t kPattern = 4 * kMiB;
+constexpr std::uint64_t kTinyPattern = 64 * kKiB;
+constexpr std::size_t kPatterns = 3;
+constexpr int kPoisonByte = 0xa5;
+constexpr std::uint64_t kChecked = 256 * kKiB;  // from both ends of results
+constexpr std::size_t kPiece = 16;              // bytes of poison that cannot be a result
+
+// As cudaMalloc() aligns.
+std::uint64_t AlignUp(std::uint64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+std::uint64_t SetBytes(const KernelCase& one, bool shared) {
+  std::uint64_t bytes = 0;
+  for (const KernelBuffer& buffer : one.buffers) {
+    if (buffer.shared == shared) bytes += AlignUp(buffer.bytes);
+  }
+  return bytes;
+}
+
+void FillPatterns(std::span<std::byte> patterns) {
+  const std::size_t bytes = patterns.size() / kPatterns;
+  std::mt19937_64 random(std::random_device{}());
+  std::uniform_real_distribution<float> number(-1, 1);
+  for (std::size_t at = 0; at < bytes; at += sizeof(std::uint16_t)) {
+    const std::uint16_t bits = kernels::ToBfloat16(number(random));
+    std::memcpy(patterns.data() + at, &bits, sizeof bits);
+  }
+  for (std::size_t at = bytes; at < 2 * bytes; at += sizeof(float)) {
+    const float value = number(random);
+    std::memcpy(patterns.data() + at, &value, sizeof value);
+  }
+  std::memset(patterns.data() + 2 * bytes, kPoisonByte, bytes);
+}
+
+double SecondsOf(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+}  // namespace
+
+std::size_t SetsOf(const KernelCase& one, bool tiny) {
+  if (tiny) return kTinySets;
+  const double guessed = static_cast<double>(one.bytes) / kGuessedBytesPerSecond +
+                         one.flops / kGuessedFlopsPerSecond + kGuessedLaunchSeconds;
+  const std::uint64_t room = kMostSlab / std::max<std::uint64_t>(SetBytes(one, false), 1);
+  return std::clamp<std::size_t>(
+      std::min<std::size_t>(static_cast<std::size_t>(kGraphSeconds / guessed), room), kLeastSets,
+      kMostSets);
+}
+
+// The buffers of all sets, in one allocation: first those that they share.
+struct KernelRunner::Slab {
+  cuda::DeviceBuffer memory;
+  std::uint64_t shared = 0;
+  std::uint64_t stride = 0;  // from set to set
+  std::size_t sets = 0;
+  std::vector<std::uint64_t> offsets;  // of each buffer, in the slab or in its set
+  std::vector<bool> is_shared;
+
+  std::byte* data() const { return static_cast<std::byte*>(memory.data()); }
+  std::vector<void*> Addresses(std::size_t set) const {
+    std::vector<void*> addresses;
+    for (std::size_t i = 0; i < offsets.size(); ++i) {
+      addresses.push_back(data() + (is_shared[i] ? 0 : shared + set * stride) + offsets[i]);
+    }
+    return addresses;
+  }
+};
+
+Result<std::unique_ptr<KernelRunner>> KernelRunner::Create(cuda::DeviceApi* api,
+                                                           const Options& options) {
+  std::unique_ptr<KernelRunner> runner(new KernelRunner(api, options));
+  const int ordinal = options.ordinal;
+  FERRY_TRY_ASSIGN(runner->stream_, api->CreateStream(ordinal, cuda::StreamPriority::kNormal));
+  for (std::size_t i = 0; i < kLeastSamples; ++i) {
+    for (auto* events : {&runner->begins_, &runner->ends_}) {
+      FERRY_TRY_ASSIGN(cuda::Event event, api->CreateEvent(ordinal, cuda::EventTiming::kOn));
+      events->push_back(std::move(event));
+    }
+  }
+  FERRY_TRY_ASSIGN(runner->flushed_,
+                   api->AllocateDevice(ordinal, options.tiny ? kTinyPattern : kColdBytes));
+  FERRY_TRY(runner->MakePatterns());
+  FERRY_TRY(runner->WarmUp());
+  return runner;
+}
+
+Status KernelRunner::MakePatterns() {
+  const std::uint64_t bytes = kPatterns * (options_.tiny ? kTinyPattern : kPattern);
+  FERRY_TRY_ASSIGN(patterns_, api_->AllocateDevice(options_.ordinal, bytes));
+  FERRY_TRY_ASSIGN(staging_, api_->AllocatePinned(options_.ordinal, bytes));
+  FillPatterns(staging_.bytes());
+  const cuda::CopyItem item{patterns_.data(), staging_.data(), bytes};
+  FERRY_TRY(api_->Copy(stream_, CopyKind::kHostToDevice, {&item, 1}));
+  auto* const flushed = static_cast<std::byte*>(flushed_.data());
+  const std::uint64_t filled = std::min<std::uint64_t>(bytes, flushed_.size());
+  const cuda::CopyItem first{flushed, patterns_.data(), filled};
+  FERRY_TRY(api_->Copy(stream_, CopyKind::kDeviceToDevice, {&first, 1}));
+  FERRY_TRY(Repeat(flushed, filled, flushed_.size()));
+  return api_->Wait(stream_, Deadline::After(kKernelPatience));
+}
+
+Status KernelRunner::Repeat(std::byte* at, std::uint64_t filled, std::uint64_t bytes) {
+  while (filled < bytes) {
+    const cuda::CopyItem item{at + filled, at, std::min(filled, bytes - filled)};
+    FERRY_TRY(api_->Copy(stream_, CopyKind::kDeviceToDevice, {&item, 1}));
+    filled += item.bytes;
+  }
+  return Ok();
+}
+
+Status KernelRunner::Upload(std::byte* at, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto part = bytes.first(std::min(bytes.size(), staging_.size()));
+    std::memcpy(staging_.data(), part.data(), part.size());
+    const cuda::CopyItem item{at, staging_.data(), part.size()};
+    FERRY_TRY(api_->Copy(stream_, CopyKind::kHostToDevice, {&item, 1}));
+    FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+    at += part.size();
+    bytes = bytes.subspan(part.size());
+  }
+  return Ok();
+}
+
+Status KernelRunner::FillBuffer(const KernelBuffer& buffer, std::byte* at) {
+  using Holds = KernelBuffer::Holds;
+  if (buffer.bytes == 0) return Ok();
+  if (buffer.holds == Holds::kTable) return Upload(at, buffer.table);
+  const std::uint64_t bytes = patterns_.size() / kPatterns;
+  std::size_t pattern = kernels::SizeOf(buffer.dtype) == 4 ? 1 : 0;
+  if (buffer.holds != Holds::kNumbers) pattern = 2;
+  const std::uint64_t filled = std::min(bytes, buffer.bytes);
+  const cuda::CopyItem item{at, static_cast<std::byte*>(patterns_.data()) + pattern * bytes,
+                            filled};
+  FERRY_TRY(api_->Copy(stream_, CopyKind::kDeviceToDevice, {&item, 1}));
+  return Repeat(at, filled, buffer.bytes);
+}
+
+Result<KernelRunner::Slab> KernelRunner::MakeSlab(const KernelCase& one, std::size_t sets) {
+  Slab slab;
+  slab.sets = sets;
+  slab.shared = SetBytes(one, true);
+  slab.stride = SetBytes(one, false);
+  std::uint64_t next[2] = {0, 0};
+  for (const KernelBuffer& buffer : one.buffers) {
+    slab.offsets.push_back(next[buffer.shared ? 1 : 0]);
+    slab.is_shared.push_back(buffer.shared);
+    next[buffer.shared ? 1 : 0] += AlignUp(buffer.bytes);
+  }
+  FERRY_TRY_ASSIGN(slab.memory,
+                   api_->AllocateDevice(options_.ordinal, slab.shared + slab.stride * slab.sets));
+  const std::vector<void*> first = slab.Addresses(0);
+  for (std::size_t i = 0; i < one.buffers.size(); ++i) {
+    FERRY_TRY(FillBuffer(one.buffers[i], static_cast<std::byte*>(first[i])));
+  }
+  FERRY_TRY(Repeat(slab.data() + slab.shared, slab.stride, slab.stride * slab.sets));
+  FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+  return slab;
+}
+
+Result<bool> KernelRunner::IsWritten(const std::byte* at, std::uint64_t bytes) {
+  const cuda::CopyItem item{staging_.data(), at, bytes};
+  FERRY_TRY(api_->Copy(stream_, CopyKind::kDeviceToHost, {&item, 1}));
+  FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+  const auto got = staging_.bytes().first(bytes);
+  for (std::size_t from = 0; from < bytes; from += kPiece) {
+    const auto piece = got.subspan(from, std::min<std::size_t>(kPiece, bytes - from));
+    if (std::all_of(piece.begin(), piece.end(),
+                    [](std::byte one) { return one == std::byte{kPoisonByte}; })) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Of the first set, from both ends.
+Status KernelRunner::CheckResults(const KernelCase& one, const Slab& slab) {
+  const std::vector<void*> addresses = slab.Addresses(0);
+  for (std::size_t i = 0; i < one.buffers.size(); ++i) {
+    const KernelBuffer& buffer = one.buffers[i];
+    if (buffer.holds != KernelBuffer::Holds::kResults || buffer.bytes == 0) continue;
+    const auto most = std::min<std::uint64_t>({kChecked, staging_.size(), buffer.bytes});
+    for (const std::uint64_t from : {std::uint64_t{0}, (buffer.bytes - most) / kPiece * kPiece}) {
+      FERRY_TRY_ASSIGN(const bool written,
+                       IsWritten(static_cast<const std::byte*>(addresses[i]) + from,
+                                 std::min(most, buffer.bytes - from)));
+      if (written) continue;
+      return Error(Code::kCorrupt,
+                   fmt::format("{} left parts of its result unwritten (buffer {}, {} bytes); run "
+                               "ferry_kernels_test on this GPU",
+                               NameOf(one), i, buffer.bytes));
+    }
+  }
+  return Ok();
+}
+
+Status KernelRunner::Flush() {
+  auto* const flushed = static_cast<std::byte*>(flushed_.data());
+  const std::uint64_t half = flushed_.size() / 2;
+  const cuda::CopyItem item{flushed + half, flushed, half};
+  return api_->Copy(stream_, CopyKind::kDeviceToDevice, {&item, 1});
+}
+
+// A GPU that has nothing to do is slow at first.
+Status KernelRunner::WarmUp() {
+  const Deadline warm = Deadline::After(options_.tiny ? Clock::duration::zero() : kWarmUp);
+  while (!warm.expired()) {
+    for (std::size_t i = 0; i < kLeastSamples; ++i) FERRY_TRY(Flush());
+    FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+  }
+  return Ok();
+}
+
+// One batch is queued as a whole, so that the device never waits for the host.
+Result<std::vector<double>> KernelRunner::Sample(const cuda::Graph& graph, bool flush) {
+  const std::size_t least = options_.tiny ? 3 : kLeastSamples;
+  std::vector<double> samples;
+  double sum = 0;
+  while (samples.size() < least || (sum < options_.seconds && samples.size() < kMostSamples)) {
+    for (std::size_t i = 0; i < least; ++i) {
+      if (flush) FERRY_TRY(Flush());
+      FERRY_TRY(api_->Record(begins_[i], stream_));
+      FERRY_TRY(api_->Replay(stream_, graph));
+      FERRY_TRY(api_->Record(ends_[i], stream_));
+    }
+    FERRY_TRY(api_->Wait(ends_[least - 1], Deadline::After(kKernelPatience)));
+    for (std::size_t i = 0; i < least; ++i) {
+      FERRY_TRY_ASSIGN(const auto between, api_->Elapsed(begins_[i], ends_[i]));
+      samples.push_back(SecondsOf(between));
+      sum += samples.back();
+    }
+    if (options_.tiny) break;
+  }
+  return samples;
+}
+
+Result<KernelTimes> KernelRunner::Measure(const KernelCase& one) {
+  const std::size_t sets = SetsOf(one, options_.tiny);
+  FERRY_TRY_ASSIGN(const Slab slab, MakeSlab(one, sets));
+  const KernelStream to{api_, stream_};
+  // Loads the kernel's code, too, before it is captured.
+  FERRY_TRY(one.launch(to, slab.Addresses(0)));
+  FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+  FERRY_TRY(CheckResults(one, slab));
+  FERRY_TRY_ASSIGN(const cuda::Graph graph, api_->Capture(stream_, [&]() -> Status {
+    for (std::size_t set = 0; set < slab.sets; ++set) {
+      FERRY_TRY(one.launch(to, slab.Addresses(set)));
+    }
+    return Ok();
+  }));
+  for (int warm = 0; warm < 2; ++warm) FERRY_TRY(api_->Replay(stream_, graph));
+  FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+  const bool flush = slab.stride * slab.sets < kColdBytes;
+  FERRY_TRY_ASSIGN(std::vector<double> samples, Sample(graph, flush));
+  for (double& sample : samples) sample /= static_cast<double>(sets);
+  return KernelTimes{.median = Median(samples),
+                     .p10 = Percentile(samples, 0.1),
+                     .p90 = Percentile(samples, 0.9),
+                     .launches = sets,
+                     .samples = samples.size()};
+}
+
+Result<KernelTimes> KernelRunner::MeasureCopies(std::uint64_t half, bool by_kernel) {
+  KernelCase one;
+  one.op = "copy";
+  one.bytes = 2 * half;
+  const auto elements = static_cast<std::int64_t>(half / 2);
+  const auto from = one.AddNumbers(DType::kBfloat16, elements);
+  const auto into = one.AddResults(DType::kBfloat16, elements);
+  struct Prepared {
+    std::unique_ptr<PreparedCopy> copy;
+    std::byte* first = nullptr;
+  };
+  // Shared by the copies of the function.
+  const auto prepared = std::make_shared<Prepared>();
+  one.launch = [=, this](const KernelStream& to, KernelAddresses at) -> Status {
+    if (!by_kernel) {
+      const cuda::CopyItem item{at[into], at[from], half};
+      return to.api->Copy(to.stream, CopyKind::kDeviceToDevice, {&item, 1});
+    }
+    auto* const base = static_cast<std::byte*>(at[from]);
+    if (prepared->copy == nullptr) {
+      const Block block{0, 0, half};
+      const PlacedList list{{&block, 1}, Place::OnDevice(at[into]), Place::OnDevice(at[from])};
+      // Not early: what is held against this is not, either.
+      FERRY_TRY_ASSIGN(prepared->copy,
+                       PrepareCopy(api_, options_.ordinal, CopyKind::kDeviceToDevice, {&list, 1},
+                                   {.early = false}));
+      prepared->first = base;
+    }
+    const std::int64_t shift = base - prepared->first;
+    return prepared->copy->Enqueue(to.stream, shift, shift);
+  };
+  return Measure(one);
+}
+
+Result<CopyCeiling> KernelRunner::CeilingFor(std::uint64_t bytes) {
+  const std::uint64_t half = std::max<std::uint64_t>(bytes / 2 / kPiece, 1) * kPiece;
+  const auto found = ceilings_.find(half);
+  if (found != ceilings_.end()) return found->second;
+  CopyCeiling ceiling;
+  for (const bool by_kernel : {true, false}) {
+    FERRY_TRY_ASSIGN(const KernelTimes times, MeasureCopies(half, by_kernel));
+    const double gbps = 2 * static_cast<double>(half) / times.median / 1e9;
+    if (gbps > ceiling.gbps) ceiling = {gbps, by_kernel ? "kernel" : "engine"};
+  }
+  ceilings_[half] = ceiling;
+  return ceiling;
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,79 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "ferry/core/function_ref.h"
+#include "ferry/core/result.h"
+#include "ferry/cuda/device_api.h"
+#include "ferry/tools/kernel_case.h"
+
+namespace ferry::tools {
+
+// Of one launch, seconds: over samples, each the mean over the launches of a graph.
+struct KernelTimes {
+  double median = 0;
+  double p10 = 0;
+  double p90 = 0;
+  std::size_t launches = 0;  // in a graph
+  std::size_t samples = 0;
+};
+
+// What copying moves that reads and writes as many bytes in all, at best.
+struct CopyCeiling {
+  double gbps = 0;      // read and written
+  const char* by = "";  // "kernel" or "engine"
+};
+
+// How many sets of its buffers a case is measured on: launches of a graph.
+std::size_t SetsOf(const KernelCase& one, bool tiny);
+
+// Measures kernels on one device. A graph launches the op on each of several sets of buffers, so
+// that none finds in the L2 cache what it left there; where the sets are small, other memory is
+// copied between the samples, too. One thread.
+class KernelRunner {
+ public:
+  struct Options {
+    int ordinal = 0;
+    double seconds = 0.05;  // of samples, of which at least 20 are taken
+    bool tiny = false;      // few launches
+  };
+  static Result<std::unique_ptr<KernelRunner>> Create(cuda::DeviceApi* api, const Options& options);
+
+  // Errors: those of DeviceApi and of the op; kCorrupt where the op left results unwritten.
+  Result<KernelTimes> Measure(const KernelCase& one);
+  // Measured once for as many bytes.
+  Result<CopyCeiling> CeilingFor(std::uint64_t bytes);
+
+ private:
+  struct Slab;
+  KernelRunner(cuda::DeviceApi* api, const Options& options) : api_(api), options_(options) {}
+
+  Status MakePatterns();
+  // A block of `bytes` of device memory of which the first `filled` are repeated.
+  Status Repeat(std::byte* at, std::uint64_t filled, std::uint64_t bytes);
+  Status Upload(std::byte* at, std::span<const std::byte> bytes);
+  Result<Slab> MakeSlab(const KernelCase& one, std::size_t sets);
+  Status FillBuffer(const KernelBuffer& buffer, std::byte* at);
+  Status CheckResults(const KernelCase& one, const Slab& slab);
+  Result<bool> IsWritten(const std::byte* at, std::uint64_t bytes);
+  // Queues a copy that leaves nothing of others' memory in the L2 cache.
+  Status Flush();
+  Status WarmUp();
+  Result<std::vector<double>> Sample(const cuda::Graph& graph, bool flush);
+  Result<KernelTimes> MeasureCopies(std::uint64_t half, bool by_kernel);
+
+  cuda::DeviceApi* const api_;
+  const Options options_;
+  cuda::Stream stream_;
+  std::vector<cuda::Event> begins_;
+  std::vector<cuda::Event> ends_;
+  cuda::PinnedBuffer staging_;
+  cuda::DeviceBuffer patterns_;  // random numbers of 16 bits, of 32 bits, poison
+  cuda::DeviceBuffer flushed_;   // copied from its first half to its second
+  std::map<std::uint64_t, CopyCeiling> ceilings_;
+};
+
+}  // namespace ferry::tools

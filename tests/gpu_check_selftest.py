@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""gpu_check puts the kernels' times beside torch's, and loses none where a step fails."""
+import contextlib
+import importlib.machinery
+import importlib.util
+import io
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.dont_write_bytecode = True  # beside the script
+SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "gpu_check"
+LOADER = importlib.machinery.SourceFileLoader("gpu_check", str(SCRIPT))
+gpu_check = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", LOADER))
+LOADER.exec_module(gpu_check)
+
+NORM = "rms_norm bf16 rows=8 cols=64"
+PREFILL = "attention_prefill bf16 tokens=16, {}"
+
+
+def ours(name, **more):
+    return {"name": name, "op": name.split()[0], "variant": "", "us": 10.0, "gbps": 1000.0, "tflops": None,
+            "ceiling_ratio": 0.5, **more}
+
+
+class Merging(unittest.TestCase):
+    def test_baselines_are_found_by_the_names_of_our_rows(self):
+        torch = [{"names": [NORM], "op": "rms_norm", "baseline": "eager", "us": 30.0},
+                 {"names": [NORM], "op": "rms_norm", "baseline": "compile", "us": 12.0},
+                 {"names": [NORM], "op": "rms_norm", "baseline": "F.rms_norm", "us": 11.0},
+                 {"names": ["another"], "op": "rms_norm", "baseline": "eager", "us": 1.0}]
+        row, = gpu_check.merge_kernels([ours(NORM)], torch)
+        self.assertEqual(row["torch_us"], {"eager": 30.0, "compile": 12.0, "F.rms_norm": 11.0})
+        line = gpu_check.kernel_line(row)
+        for part in (NORM, "10.00", "1000.0 GB/s", "50.0", "30.00", "12.00", "11.00 F.rms_norm"):
+            self.assertIn(part, line)
+
+    def test_one_baseline_serves_all_variants(self):
+        names = [PREFILL.format("1 stage"), PREFILL.format("2 stages")]
+        torch = [{"op": "matmul", "baseline": "cuBLAS bf16", "tflops": 800.0},
+                 {"names": names, "op": "attention_prefill", "baseline": "SDPA cuDNN", "us": 5.0},
+                 {"names": names, "op": "attention_prefill", "baseline": "SDPA flash", "us": 7.0}]
+        rows = gpu_check.merge_kernels([ours(name, tflops=200.0, ceiling_ratio=None) for name in names], torch)
+        for row in rows:
+            self.assertEqual(row["ceiling_ratio"], 0.25)  # of cuBLAS's product
+            self.assertIn("5.00 SDPA cuDNN", gpu_check.kernel_line(row))
+            self.assertIn("200.0 TFLOP/s", gpu_check.kernel_line(row))
+
+    def test_a_baseline_that_failed_is_kept_with_its_reason(self):
+        row, = gpu_check.merge_kernels(
+            [ours(NORM)], [{"names": [NORM], "op": "rms_norm", "baseline": "compile", "error": "no compiler"}])
+        self.assertEqual(row["torch_errors"], {"compile": "no compiler"})
+        self.assertIn(" - ", gpu_check.kernel_line(row))
+
+    def test_a_row_of_ours_that_failed_says_so(self):
+        row, = gpu_check.merge_kernels([{"name": NORM, "op": "rms_norm", "variant": "", "error": "out of memory"}], [])
+        self.assertIn("out of memory", gpu_check.kernel_line(row))
+
+    def test_an_epilogue_is_no_time_of_an_op(self):
+        row, = gpu_check.merge_kernels(
+            [ours(NORM)], [{"names": [NORM], "op": "", "baseline": "cuBLASLt epilogue, less the product alone",
+                            "us": 0.1}])
+        self.assertTrue(gpu_check.kernel_line(row).endswith(" -"))
+
+    def test_a_line_that_was_cut_off_is_left_out(self):
+        self.assertEqual(gpu_check.json_rows('noise\n{"a": 1}\n{"b": \n'), [{"a": 1}])
+
+
+class Steps(unittest.TestCase):
+    def steps(self, program):
+        """What run_kernels makes of programs that are this shell script, and what it prints."""
+        with tempfile.TemporaryDirectory() as folder:
+            run = pathlib.Path(folder) / "run"
+            run.write_text("#!/bin/sh\n" + program, encoding="utf-8")
+            run.chmod(0o755)
+            results = {"tests": {}, "sanitizers": {}}
+            limits = {"tests": 20, "ours": 20, "torch": 2, "sanitizer": 20}
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                ok = gpu_check.run_kernels(pathlib.Path(folder), results, limits)
+                gpu_check.print_kernels(results["kernels"])
+            json.dumps(results)
+            return ok, results, said.getvalue()
+
+    def test_tests_that_fail_do_not_lose_the_times(self):
+        rows = "\n".join(json.dumps(row) for row in ({"device": "a GPU"}, ours(NORM)))
+        ok, results, said = self.steps(f"""
+case $1 in
+  ferry_kernels_test) echo "[  PASSED  ] 3 tests."; exit 1 ;;
+  ferry) echo '{rows}' ;;
+esac
+""")
+        self.assertFalse(ok)
+        self.assertEqual(results["tests"]["ferry_kernels_test"]["exit"], 1)
+        self.assertEqual(results["kernels"]["device"], {"device": "a GPU"})
+        self.assertEqual([row["name"] for row in results["kernels"]["merged"]], [NORM])
+        self.assertIn("1000.0 GB/s", said)
+
+    def test_times_that_fail_do_not_lose_the_tests(self):
+        ok, results, said = self.steps("""
+case $1 in
+  ferry_kernels_test) echo "[  PASSED  ] 3 tests." ;;
+  ferry) echo "ferry kernel-bench: no GPU" >&2; exit 2 ;;
+esac
+""")
+        self.assertFalse(ok)
+        self.assertEqual(results["tests"]["ferry_kernels_test"]["passed"], 3)
+        self.assertEqual(results["kernels"]["merged"], [])
+        self.assertIn("no GPU", results["kernels"]["torch"][0]["error"])
+        self.assertIn("no GPU", said)
+
+    def test_what_takes_too_long_ends_with_all_that_it_started(self):
+        code, said, _ = gpu_check.finish(["/bin/sh", "-c", "echo begun; sleep 100 & sleep 100"], 0.5)
+        self.assertEqual((code, said), (124, "begun\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()
