@@ -35,8 +35,8 @@ Result<CUtensorMap> MakeTensorMap(const TensorMapShape& shape);
 
 // Whether a kernel that needs compute capability 9.0 and its instructions beyond those that later
 // GPUs have (sm_90a) can run on the stream's device. It must have static shared memory, and none
-// where it was compiled for something else, without a body. Errors: kUnsupported, with what
-// there is.
+// where it was compiled for something else, without a body. Asked of CUDA once. Any thread. Errors:
+// kUnsupported, with what there is.
 Status CheckHopperCode(const void* kernel, const char* name, StreamRef stream);
 template <class... Parameters>
 Status CheckHopperCode(void (*kernel)(Parameters...), const char* name, StreamRef stream) {

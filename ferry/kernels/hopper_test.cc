@@ -33,6 +33,49 @@ class HopperTest : public OpTest {
     std::uniform_int_distribution<int> integer(-8, 8);
     tensor->Fill([&](std::int64_t) { return integer(random()); });
   }
+
+  struct Operands {
+    bool b_transposed;
+    bool a_in_registers;
+  };
+  void ExpectExactProducts(const Operands& operands) {
+    for (const DType dtype : {DType::kBfloat16, DType::kFloat16}) {
+      for (const std::int64_t columns : {64, 128}) {
+        for (const int steps : {1, 8}) ExpectExactProduct(operands, dtype, columns, steps);
+      }
+    }
+  }
+
+ private:
+  void ExpectExactProduct(const Operands& operands, DType dtype, std::int64_t columns, int steps) {
+    constexpr std::int64_t kInner = ProductArgs::kInner;
+    const bool transposed = operands.b_transposed;
+    TestTensor a(dtype, {ProductArgs::kRows, kInner});
+    TestTensor b(dtype, transposed ? std::vector<std::int64_t>{columns, kInner}
+                                   : std::vector<std::int64_t>{kInner, columns});
+    TestTensor c(DType::kFloat32, {ProductArgs::kRows, columns});
+    FillWithIntegers(&a);
+    FillWithIntegers(&b);
+    OpBed bed = Bed();
+    const ProductArgs args{.a = bed.View(a),
+                           .b = bed.View(b),
+                           .c = bed.View(c),
+                           .b_transposed = transposed,
+                           .a_in_registers = operands.a_in_registers,
+                           .steps = steps};
+    ASSERT_NO_FATAL_FAILURE(Run(&bed, kProductKernel, ProductCpu, args));
+    for (std::int64_t i = 0; i < c.Numel(); ++i) {
+      const std::int64_t row = i / columns;
+      const std::int64_t column = i % columns;
+      double sum = 0;
+      for (std::int64_t k = 0; k < 16 * steps; ++k) {
+        const std::int64_t in_b = transposed ? column * kInner + k : k * columns + column;
+        sum += a.Get(row * kInner + k) * b.Get(in_b);
+      }
+      ASSERT_EQ(c.Get(i), sum) << fmt::format("{}, {} columns, {} steps: row {} column {}",
+                                              NameOf(dtype), columns, steps, row, column);
+    }
+  }
 };
 FERRY_INSTANTIATE_OP_TEST(HopperTest);
 
@@ -134,43 +177,18 @@ TEST_P(HopperTest, ATileIsStoredWhereItIsInTheTensorAndNowhereElse) {
   }
 }
 
-// One instruction, then eight of them, with each way for a and b to lie.
-TEST_P(HopperTest, AProductOfIntegersIsExactFromSharedMemoryAndFromRegisters) {
-  for (const DType dtype : {DType::kBfloat16, DType::kFloat16}) {
-    for (int shape = 0; shape < 16; ++shape) {
-      const bool transposed = shape % 2 == 1;
-      const bool registers = shape / 2 % 2 == 1;
-      const int columns = shape / 4 % 2 == 1 ? 128 : 64;
-      const int steps = shape / 8 == 1 ? 8 : 1;
-      TestTensor a(dtype, {ProductArgs::kRows, ProductArgs::kInner});
-      TestTensor b(dtype, {transposed ? columns : ProductArgs::kInner,
-                           transposed ? ProductArgs::kInner : columns});
-      TestTensor c(DType::kFloat32, {ProductArgs::kRows, columns});
-      FillWithIntegers(&a);
-      FillWithIntegers(&b);
-      OpBed bed = Bed();
-      const ProductArgs args{.a = bed.View(a),
-                             .b = bed.View(b),
-                             .c = bed.View(c),
-                             .b_transposed = transposed,
-                             .a_in_registers = registers,
-                             .steps = steps};
-      ASSERT_NO_FATAL_FAILURE(Run(&bed, kProductKernel, ProductCpu, args));
-      for (std::int64_t i = 0; i < c.Numel(); ++i) {
-        const std::int64_t row = i / columns;
-        const std::int64_t column = i % columns;
-        double sum = 0;
-        for (std::int64_t k = 0; k < 16 * steps; ++k) {
-          sum += a.Get(row * ProductArgs::kInner + k) *
-                 b.Get(transposed ? column * ProductArgs::kInner + k : k * columns + column);
-        }
-        ASSERT_EQ(c.Get(i), sum) << fmt::format(
-            "{} n{}, b {}, a in {}, {} steps: row {} column {}", NameOf(dtype), columns,
-            transposed ? "transposed" : "as it is", registers ? "registers" : "shared memory",
-            steps, row, column);
-      }
-    }
-  }
+// One instruction, then eight of them, of each type and number of columns.
+TEST_P(HopperTest, AProductOfIntegersIsExactWithBothInSharedMemoryAndBTransposed) {
+  ExpectExactProducts({.b_transposed = true, .a_in_registers = false});
+}
+TEST_P(HopperTest, AProductOfIntegersIsExactWithBothInSharedMemoryAndBAsItIs) {
+  ExpectExactProducts({.b_transposed = false, .a_in_registers = false});
+}
+TEST_P(HopperTest, AProductOfIntegersIsExactWithAInRegistersAndBTransposed) {
+  ExpectExactProducts({.b_transposed = true, .a_in_registers = true});
+}
+TEST_P(HopperTest, AProductOfIntegersIsExactWithAInRegistersAndBAsItIs) {
+  ExpectExactProducts({.b_transposed = false, .a_in_registers = true});
 }
 
 TEST_P(HopperTest, ARingOfTilesBringsEachOnceAndInOrder) {

@@ -4,7 +4,10 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
+#include <mutex>
+#include <set>
 #include <span>
+#include <utility>
 
 #include "ferry/cuda/real/driver.h"
 #include "ferry/cuda/resources.h"
@@ -45,26 +48,35 @@ Result<CUtensorMap> MakeTensorMap(const TensorMapShape& shape) {
 }
 
 Status CheckHopperCode(const void* kernel, const char* name, StreamRef stream) {
+  // A device may run code that another has none of its own for, so each is asked, once.
+  static std::mutex mutex;
+  static std::set<std::pair<const void*, int>> right;
+  const std::pair key(kernel, stream.ordinal());
+  const std::lock_guard lock(mutex);
+  if (right.contains(key)) return Ok();
   int major = 0;
-  const cudaError_t asked =
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, stream.ordinal());
-  if (asked != cudaSuccess) (void)cudaGetLastError();  // the launch will say what is wrong
-  if (asked == cudaSuccess && major != kHopper) {
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, stream.ordinal()) ==
+          cudaSuccess &&
+      major != kHopper) {
     return Error(Code::kUnsupported,
-                 fmt::format("{}: device {} has compute capability {}; this form needs 9.0, use "
+                 fmt::format("{}: device {} has compute capability {}.x; this form needs 9.0, use "
                              "another",
                              name, stream.ordinal(), major));
   }
   cudaFuncAttributes attributes{};
   if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
+    // The launch will say what is wrong.
     (void)cudaGetLastError();
     return Ok();
   }
-  if (attributes.sharedSizeBytes > 0) return Ok();
-  return Error(Code::kUnsupported,
-               fmt::format("{}: this build has no code with wgmma for device {}; build with 90a in "
-                           "FERRY_CUDA_ARCH, or use another form",
-                           name, stream.ordinal()));
+  if (attributes.sharedSizeBytes == 0) {
+    return Error(Code::kUnsupported,
+                 fmt::format("{}: this build has no code with wgmma for device {}; build with 90a "
+                             "in FERRY_CUDA_ARCH, or use another form",
+                             name, stream.ordinal()));
+  }
+  right.insert(key);
+  return Ok();
 }
 
 }  // namespace ferry::cuda
