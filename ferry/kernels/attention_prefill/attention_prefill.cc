@@ -45,11 +45,11 @@ Status CheckPrefillEnds(const AttentionPrefillArgs& args) {
 
 // Rows apart, and less than a tensor map can say. Sizes of 1 have any stride.
 Status HasTensorMapStrides(const Argument& argument) {
-  constexpr std::int64_t kMostBytes = std::int64_t{1} << 40;
+  constexpr std::int64_t kMapBytes = std::int64_t{1} << 40;
   const Tensor& tensor = argument.tensor;
   for (const std::size_t d : {std::size_t{0}, std::size_t{1}}) {
     const bool right =
-        tensor.stride[d] >= tensor.last() && tensor.stride[d] < kMostBytes / SizeOf(tensor.dtype);
+        tensor.stride[d] >= tensor.last() && tensor.stride[d] < kMapBytes / SizeOf(tensor.dtype);
     if (tensor.shape[d] > 1 && !right) {
       return argument.Wrong(
           fmt::format("with strides of {} to 2^39 - 1 for the form kTensorMemory", tensor.last()));
