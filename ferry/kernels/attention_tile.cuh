@@ -134,6 +134,15 @@ struct WarpAttention {
   template <int kKeys>
   __device__ __forceinline__ void Weigh(Scores<kKeys>& scores, float scale) {
     float keep[kRowTiles][2];
+    // After the first few tiles few rows find a larger score.
+    if (__any_sync(prim::kAllLanes, WeighScores<kKeys>(scores, scale, keep))) Shrink(keep);
+  }
+
+  // Likewise, but leaves `out` to be followed up by Shrink(keep), which changes something if the
+  // result is true in any lane.
+  template <int kKeys>
+  __device__ __forceinline__ bool WeighScores(Scores<kKeys>& scores, float scale,
+                                              float (&keep)[kRowTiles][2]) {
     bool changed = false;
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) {
@@ -164,8 +173,7 @@ struct WarpAttention {
         sum[t][half] = sum[t][half] * keep[t][half] + added;
       }
     }
-    // After the first few tiles few rows find a larger score.
-    if (__any_sync(prim::kAllLanes, changed)) Shrink(keep);
+    return changed;
   }
 
   __device__ __forceinline__ void Shrink(const float (&keep)[kRowTiles][2]) {
@@ -179,6 +187,17 @@ struct WarpAttention {
     }
   }
 
+  // Weights of 16 keys, from a multiple of 16 on, as the fragment A that they are lane by lane: C
+  // of 16 x 8 and C of the next 8 columns are A of 16 x 16.
+  template <int kKeys>
+  static __device__ __forceinline__ prim::FragmentA Rounded(const Scores<kKeys>& weights, int tile,
+                                                            int key) {
+    const auto& left = weights[tile][key / 8];
+    const auto& right = weights[tile][key / 8 + 1];
+    return {{WordOf(left[0], left[1], T{}), WordOf(left[2], left[3], T{}),
+             WordOf(right[0], right[1], T{}), WordOf(right[2], right[3], T{})}};
+  }
+
   // out += weights * values; the weights are rounded to T, their sum is of those that are not.
   template <int kKeys>
   __device__ __forceinline__ void Add(const Scores<kKeys>& weights,
@@ -187,13 +206,7 @@ struct WarpAttention {
     for (int key = 0; key < kKeys; key += 16) {
       prim::FragmentA a[kRowTiles];
 #pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) {
-        // C of 16 x 8 and C of the next 8 columns are A of 16 x 16, lane by lane.
-        const auto& left = weights[t][key / 8];
-        const auto& right = weights[t][key / 8 + 1];
-        a[t] = {{WordOf(left[0], left[1], T{}), WordOf(left[2], left[3], T{}),
-                 WordOf(right[0], right[1], T{}), WordOf(right[2], right[3], T{})}};
-      }
+      for (int t = 0; t < kRowTiles; ++t) a[t] = Rounded<kKeys>(weights, t, key);
 #pragma unroll
       for (int column = 0; column < kHead; column += 16) {
         prim::FragmentB b[2];

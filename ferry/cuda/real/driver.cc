@@ -45,6 +45,9 @@ Result<const Driver*> Load() {
     driver.stream_wait_value32 = nullptr;
     driver.stream_write_value32 = nullptr;
   }
+  if (!Find("cuTensorMapEncodeTiled", &driver.tensor_map_encode_tiled)) {
+    driver.tensor_map_encode_tiled = nullptr;
+  }
   return new Driver(driver);  // for good
 }
 

@@ -18,6 +18,8 @@ struct Driver {
   // Null where streams cannot wait for flags.
   PFN_cuStreamWaitValue32_v11070 stream_wait_value32 = nullptr;
   PFN_cuStreamWriteValue32_v11070 stream_write_value32 = nullptr;
+  // Null where there are no tensor maps.
+  PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encode_tiled = nullptr;
 };
 
 // Found once; lives as long as the program. Errors: kUnsupported where there is no driver, or one

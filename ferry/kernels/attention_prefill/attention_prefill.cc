@@ -43,6 +43,21 @@ Status CheckPrefillEnds(const AttentionPrefillArgs& args) {
   return k_ends.HasShapeOf(q_ends);
 }
 
+// Rows apart, and less than a tensor map can say. Sizes of 1 have any stride.
+Status HasTensorMapStrides(const Argument& argument) {
+  constexpr std::int64_t kMapBytes = std::int64_t{1} << 40;
+  const Tensor& tensor = argument.tensor;
+  for (const std::size_t d : {std::size_t{0}, std::size_t{1}}) {
+    const bool right =
+        tensor.stride[d] >= tensor.last() && tensor.stride[d] < kMapBytes / SizeOf(tensor.dtype);
+    if (tensor.shape[d] > 1 && !right) {
+      return argument.Wrong(
+          fmt::format("with strides of {} to 2^39 - 1 for the form kTensorMemory", tensor.last()));
+    }
+  }
+  return Ok();
+}
+
 }  // namespace
 
 Status CheckAttentionPrefill(const AttentionPrefillArgs& args) {
@@ -90,19 +105,43 @@ Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args) {
   return Ok();
 }
 
+Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args) {
+  // kTensorMemory is not chosen yet: it has to be measured first.
+  if (args.form != PrefillForm::kTensorMemory) return PrefillForm::kCpAsync;
+  if (!args.block_tables.none()) {
+    return PrefillArgument("block_tables", args.block_tables)
+        .Wrong("none for the form kTensorMemory, or the form kCpAsync");
+  }
+  constexpr int kStages = TensorMemoryTilesOf(128).stages;
+  if (args.stages != kStages) {
+    return WrongNumber(kPrefillOp, "stages", args.stages, "2 for the form kTensorMemory");
+  }
+  for (const auto& [name, tensor] :
+       {std::pair("q", &args.q), std::pair("k", &args.k), std::pair("v", &args.v)}) {
+    FERRY_TRY(HasTensorMapStrides(PrefillArgument(name, *tensor)));
+  }
+  return PrefillForm::kTensorMemory;
+}
+
 #ifdef FERRY_HAVE_CUDA
+Status LaunchAttentionPrefillByTensorMemory(const AttentionPrefillArgs& args,
+                                            cuda::StreamRef stream);
 Status LaunchAttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
 
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
   FERRY_TRY(CheckAttentionPrefill(args));
   FERRY_TRY(CheckAttentionPrefillForDevice(args));
+  FERRY_TRY_ASSIGN(const PrefillForm form, PrefillFormOf(args));
   const bool none = args.q.Numel() == 0 || args.max_seqlen_q == 0 || args.cu_seqlens_q.last() == 1;
-  return none ? Ok() : LaunchAttentionPrefill(args, stream);
+  if (none) return Ok();
+  return form == PrefillForm::kTensorMemory ? LaunchAttentionPrefillByTensorMemory(args, stream)
+                                            : LaunchAttentionPrefill(args, stream);
 }
 #else
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef /*stream*/) {
   FERRY_TRY(CheckAttentionPrefill(args));
   FERRY_TRY(CheckAttentionPrefillForDevice(args));
+  FERRY_TRY(PrefillFormOf(args));
   return NoDeviceCode(kPrefillOp);
 }
 #endif

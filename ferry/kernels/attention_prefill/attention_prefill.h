@@ -15,6 +15,16 @@
 // can follow a prefix whose keys are there already. A query that sees no key gives zeros.
 namespace ferry::kernels {
 
+// How the GPU does it.
+enum class PrefillForm : std::uint8_t {
+  kAuto,  // what is known to be best of what these arguments can have
+  // Copies by each thread (cp.async), and products by each warp: compute capability 8 and later.
+  kCpAsync,
+  // Copies by the copy engine (TMA), and products by warpgroups (wgmma): compute capability 9.0, in
+  // builds for 90a. Keys that are not paged.
+  kTensorMemory,
+};
+
 struct AttentionPrefillArgs {
   // [all queries, heads, head_size]; fp32, bf16 or fp16, as all of q, k, v and out. Here and below
   // the last stride is 1 and the others are free.
@@ -40,7 +50,9 @@ struct AttentionPrefillArgs {
   bool causal = true;
   // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256. With one
   // nothing is copied while a thread block computes, with n the next n - 1 tiles are.
+  // The form kTensorMemory has 2.
   int stages = 2;
+  PrefillForm form = PrefillForm::kAuto;
 };
 
 // On the GPU: bf16 and fp16, heads of 64, 128 and 256, addresses and strides that are multiples of
@@ -54,7 +66,9 @@ struct AttentionPrefillArgs {
 //
 // Errors: kInvalidArgument; kUnsupported for what only the CPU form does, and for more shared
 // memory than a thread block has on this GPU: heads of 128 with 3 stages need more than the 99 KiB
-// that there are for compute capability 8.6, 8.9 and 12.
+// that there are for compute capability 8.6, 8.9 and 12. The form kTensorMemory: kInvalidArgument
+// for paged keys and for strides that a tensor map cannot have; kUnsupported on other GPUs and in
+// other builds.
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
 
 // In double, rounded once, any head size. Errors: kInvalidArgument, also for lengths and pages out
@@ -66,6 +80,9 @@ extern const cuda::Kernel kAttentionPrefillKernel;
 // What both forms need; and what the GPU's needs beyond that.
 Status CheckAttentionPrefill(const AttentionPrefillArgs& args);
 Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args);
+// Never kAuto; of arguments that have been checked. Errors: that the form they ask for is not for
+// them.
+Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args);
 
 // Tokens of a page, or 0 where keys are not paged.
 inline std::int64_t PageTokens(const AttentionPrefillArgs& args) noexcept {
@@ -94,6 +111,26 @@ __host__ __device__
   if (head_size <= 64) return {.warps = 4, .row_tiles = 2, .keys = 64};
   if (head_size <= 128) return {.warps = 4, .row_tiles = 2, .keys = 48};
   return {.warps = 4, .row_tiles = 1, .keys = 32};
+}
+
+// Likewise of the form kTensorMemory.
+struct TensorMemoryTiles {
+  int groups;  // warpgroups that compute, each of 64 queries
+  int keys;
+  int stages;  // buffers for K, and as many for V
+  // The warpgroups begin their products in turns, so that the softmax of one is under the products
+  // of the other.
+  bool turns;
+};
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    constexpr TensorMemoryTiles
+    TensorMemoryTilesOf(int head_size) noexcept {
+  // Of a thread's 232 registers the outputs are head_size / 2, the scores keys / 2, and the weights
+  // of the tile before, which the tensor cores read meanwhile, keys / 4.
+  if (head_size <= 128) return {.groups = 2, .keys = 128, .stages = 2, .turns = false};
+  return {.groups = 2, .keys = 64, .stages = 2, .turns = false};
 }
 
 }  // namespace ferry::kernels

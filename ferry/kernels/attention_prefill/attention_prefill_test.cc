@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ferry/kernels/testing/attention_formula.h"
@@ -220,18 +221,40 @@ class PrefillProblem {
   TestTensor out;
 };
 
+constexpr const char* kTensorMemoryName = "TensorMemory";
+
 class AttentionPrefillTest : public OpTest {
  protected:
+  void SetUp() override {
+    OpTest::SetUp();
+    if (!IsSkipped() && ByTensorMemory() && ComputeMajor() != 9) {
+      GTEST_SKIP() << "only GPUs of compute capability 9.0 have this form";
+    }
+  }
+  // Whether the test is of the form kTensorMemory, where that does what is asked.
+  bool ByTensorMemory() const { return std::string_view(GetParam().name) == kTensorMemoryName; }
+
+  AttentionPrefillArgs ArgsOf(PrefillProblem* problem, OpBed* bed, int stages = 2) {
+    AttentionPrefillArgs args = problem->Args(bed, stages);
+    if (ByTensorMemory() && args.block_tables.none() && stages == 2) {
+      args.form = PrefillForm::kTensorMemory;
+    }
+    return args;
+  }
   void ExpectRight(PrefillProblem* problem, const std::string& name, int stages = 2) {
     OpBed bed = Bed();
     const Status ran =
-        bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, problem->Args(&bed, stages));
+        bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, ArgsOf(problem, &bed, stages));
     ASSERT_TRUE(ran) << name << ": " << ran.error().ToString();
     problem->ExpectInputsUntouched(name);
     problem->ExpectRight(name);
   }
 };
 FERRY_INSTANTIATE_OP_TEST(AttentionPrefillTest);
+INSTANTIATE_TEST_SUITE_P(GpuTensorMemory, AttentionPrefillTest,
+                         ::testing::Values(cuda::DeviceCase{kTensorMemoryName,
+                                                            cuda::kRealCase.make}),
+                         cuda::DeviceCaseName);
 
 // Lengths beside a tile of keys, of queries, and of a warp's; prefixes; queries before the first
 // key; sequences without queries, without keys, without both.
@@ -294,7 +317,7 @@ TEST_P(AttentionPrefillTest, AGraphGoesByTheLengthsOfItsReplay) {
                          &random());
   OpBed bed = Bed();
   const Status captured =
-      bed.Capture(kAttentionPrefillKernel, AttentionPrefillCpu, problem.Args(&bed));
+      bed.Capture(kAttentionPrefillKernel, AttentionPrefillCpu, ArgsOf(&problem, &bed));
   ASSERT_TRUE(captured) << captured.error().ToString();
   for (const std::vector<Lengths>& lengths :
        {std::vector<Lengths>{{150, 150}, {20, 100}}, {{1, 1}, {140, 145}}, {{0, 9}, {64, 128}}}) {
@@ -317,7 +340,7 @@ TEST_P(AttentionPrefillTest, LargeScoresDoNotOverflow) {
   problem.k.Fill(token_of);
   problem.v.Fill(token_of);
   OpBed bed = Bed();
-  ASSERT_TRUE(bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, problem.Args(&bed)));
+  ASSERT_TRUE(bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, ArgsOf(&problem, &bed)));
   for (std::int64_t i = 0; i < kTokens * 64; ++i) ASSERT_EQ(problem.out.Get(i), token_of(i));
 }
 
@@ -349,7 +372,7 @@ TEST_P(AttentionPrefillTest, OnAGpuEndsBeyondTheTensorsAreCut) {
   problem.k_ends.Set(2, 2147483647);
   problem.q_ends.Set(2, 5000);
   OpBed bed = Bed();
-  const Status ran = bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, problem.Args(&bed));
+  const Status ran = bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, ArgsOf(&problem, &bed));
   ASSERT_TRUE(ran) << ran.error().ToString();
   problem.ExpectInputsUntouched("ends out of bounds");
   problem.q_ends.Set(2, 20 + 33);
@@ -381,7 +404,8 @@ TEST_P(AttentionPrefillTest, OnAGpuAPageThatIsNoneCountsAsZeros) {
     const auto page = static_cast<std::int64_t>(problem.tables.Get(1));
     problem.tables.Set(1, wrong);
     OpBed bed = Bed();
-    const Status ran = bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, problem.Args(&bed));
+    const Status ran =
+        bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, ArgsOf(&problem, &bed));
     ASSERT_TRUE(ran) << ran.error().ToString();
     problem.ExpectInputsUntouched("a page that is none");
     problem.tables.Set(1, static_cast<double>(page));
@@ -400,6 +424,39 @@ TEST_P(AttentionPrefillTest, OnAGpuLongSequencesAreRight) {
     PrefillProblem problem({2, 1, head_size, {{700, 1000}, {1, 777}}, true, 256}, DType::kBfloat16,
                            &random());
     ExpectRight(&problem, "long");
+  }
+}
+
+// Many tiles of keys, whose last one has all sorts of lengths, for many tiles of queries.
+TEST_P(AttentionPrefillTest, OnAGpuLongSequencesThatAreNotInPagesAreRight) {
+  if (!OnGpu()) GTEST_SKIP() << "as the CPU's form is for short ones";
+  for (const std::int64_t head_size : {64, 128, 256}) {
+    for (const bool causal : {true, false}) {
+      PrefillProblem problem({2, 1, head_size, {{400, 640}, {1, 777}, {128, 128}}, causal},
+                             DType::kBfloat16, &random());
+      ExpectRight(&problem, "long, not in pages");
+    }
+  }
+}
+
+// Nothing is added up in an order that depends on which warp comes first, so what differs is a
+// race.
+TEST_P(AttentionPrefillTest, OnAGpuEachRunGivesTheSameBits) {
+  if (!OnGpu()) GTEST_SKIP() << "the CPU's form has one thread";
+  for (const std::int64_t head_size : {64, 128, 256}) {
+    PrefillProblem problem({16, 4, head_size, {{900, 900}, {300, 1200}, {513, 513}}},
+                           DType::kFloat16, &random());
+    std::vector<std::byte> first;
+    for (int run = 0; run < 10; ++run) {
+      problem.out.Poison();
+      OpBed bed = Bed();
+      const Status ran =
+          bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, ArgsOf(&problem, &bed));
+      ASSERT_TRUE(ran) << ran.error().ToString();
+      const std::vector<std::byte> bytes(problem.out.memory().begin(), problem.out.memory().end());
+      if (first.empty()) first = bytes;
+      ASSERT_TRUE(bytes == first) << "heads of " << head_size << ", run " << run;
+    }
   }
 }
 
@@ -517,6 +574,53 @@ TEST(AttentionPrefillCheck, WhatOnlyTheGpuCannotDoHasItsSentence) {
        {"max_seqlen_q is", [](auto* args) { args->max_seqlen_q = 65535 * 128 + 1; }},
        {"of at most 65535 sequences", [](auto* args) { args->cu_seqlens_q.shape[0] = 65537; }}},
       CheckAttentionPrefillForDevice, Code::kInvalidArgument);
+}
+
+TEST(AttentionPrefillForm, IsCopiesByThreadsUnlessTheOtherOneIsAskedFor) {
+  alignas(16) static std::byte memory[128 * 1024];  // nobody reads it
+  AttentionPrefillArgs args = GoodPrefillArgs(memory);
+  EXPECT_EQ(*PrefillFormOf(args), PrefillForm::kCpAsync);
+  args.form = PrefillForm::kCpAsync;
+  EXPECT_EQ(*PrefillFormOf(args), PrefillForm::kCpAsync);
+  args.form = PrefillForm::kTensorMemory;
+  EXPECT_EQ(*PrefillFormOf(args), PrefillForm::kTensorMemory);
+  args.k.shape[0] = args.v.shape[0] = 1;  // of which no stride is used
+  args.k.stride[0] = 0;
+  EXPECT_EQ(*PrefillFormOf(args), PrefillForm::kTensorMemory);
+}
+
+TEST(AttentionPrefillForm, TensorMemorySaysWhatItCannotDo) {
+  const auto asked = [](auto spoil) {
+    return [spoil](AttentionPrefillArgs* args) {
+      args->form = PrefillForm::kTensorMemory;
+      spoil(args);
+    };
+  };
+  ExpectPrefillSentences(
+      {{"block_tables is [2, 3] int32; it must be none for the form kTensorMemory",
+        asked([](auto* args) { MakePaged(args, 16); })},
+       {"stages is 3; it must be 2 for the form kTensorMemory",
+        asked([](auto* args) { args->stages = 3; })},
+       {"it must be with strides of 128 to 2^39 - 1 for the form kTensorMemory",
+        asked([](auto* args) { args->k.stride[1] = 0; })},
+       {"q is [5, 8, 128] bf16 with strides [549755813888, 128, 1]",
+        asked([](auto* args) { args->q.stride[0] = std::int64_t{1} << 39; })}},
+      [](const AttentionPrefillArgs& args) -> Status {
+        FERRY_TRY(PrefillFormOf(args));
+        return Ok();
+      },
+      Code::kInvalidArgument);
+}
+
+// 227 KiB of shared memory, and 232 registers of a thread, of which some are for other things.
+TEST(AttentionPrefillForm, TensorMemorysTilesFitIntoAThreadBlock) {
+  for (const int head_size : {64, 128, 256}) {
+    const TensorMemoryTiles tiles = TensorMemoryTilesOf(head_size);
+    const int rows = tiles.groups * 64 + tiles.stages * 2 * tiles.keys;
+    EXPECT_LE(rows * head_size * 2 + 2048, 227 * 1024) << head_size;
+    EXPECT_LE(head_size / 2 + tiles.keys / 2 + tiles.keys / 4, 232 - 48) << head_size;
+    EXPECT_EQ(tiles.keys % 64, 0) << head_size;
+  }
 }
 
 }  // namespace

@@ -78,6 +78,10 @@ void OpTest::SetUp() {
   if (const std::string why = target_->Unavailable(); !why.empty()) GTEST_SKIP() << why;
 }
 
+int OpTest::ComputeMajor() const {
+  return OnGpu() ? Made(target_->api().Describe(0)).compute_major : 0;
+}
+
 const cuda::DeviceCase kCpuCase = {"Cpu", nullptr};
 
 Tensor TensorAt(std::uintptr_t gigabyte, std::initializer_list<std::int64_t> shape, DType dtype) {

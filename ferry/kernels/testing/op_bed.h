@@ -123,6 +123,8 @@ class OpTest : public ::testing::TestWithParam<cuda::DeviceCase> {
   // Of the same test everywhere the same; less is tried where each element costs.
   bool OnGpu() const { return target_ && target_->simulated() == nullptr; }
   bool OnCpu() const { return target_ == nullptr; }
+  // Of the GPU, the first number of its compute capability; 0 elsewhere.
+  int ComputeMajor() const;
 
  private:
   std::unique_ptr<cuda::DeviceTarget> target_;

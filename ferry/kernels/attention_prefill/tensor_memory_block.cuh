@@ -1,0 +1,310 @@
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "ferry/kernels/attention_prefill/attention_prefill.h"
+#include "ferry/kernels/attention_prefill/prefill_block.cuh"
+#include "ferry/prim/mbarrier.cuh"
+#include "ferry/prim/named_barrier.cuh"
+#include "ferry/prim/panel_tile.cuh"
+#include "ferry/prim/tma.cuh"
+
+// The form for compute capability 9.0, as FlashAttention-3 divides the work (Shah et al. 2024,
+// section 3): one warp asks the copy engine for tiles of K and V, and two warpgroups, of 64 queries
+// each, have the tensor cores work on one tile while they themselves are with the softmax of the
+// next one.
+namespace ferry::kernels {
+
+struct TensorMemoryParameters {
+  CUtensorMap q;
+  CUtensorMap k;
+  CUtensorMap v;
+  PrefillParameters given;
+};
+
+template <class T, int kHead>
+struct TensorMemoryShape {
+  static constexpr TensorMemoryTiles kTiles = TensorMemoryTilesOf(kHead);
+  static constexpr int kKeys = kTiles.keys;
+  static constexpr int kStages = kTiles.stages;
+  static constexpr bool kTurns = kTiles.turns;
+  static constexpr int kGroups = kTiles.groups;  // which compute
+  static constexpr int kGroupRows = 64;
+  static constexpr int kRows = kGroups * kGroupRows;
+  static constexpr int kWarpRows = 16;
+  static constexpr int kRowTiles = 1;
+  static constexpr int kWarps = kGroups * 4;
+  static constexpr int kThreads = (1 + kGroups) * prim::kWarpgroupThreads;
+  using Queries = prim::PanelTile<kRows, kHead>;
+  using Keys = prim::PanelTile<kKeys, kHead>;
+  using State = WarpAttention<T, kHead, kRowTiles>;
+  using Scores = typename State::template Scores<kKeys>;
+  using Ring = prim::RingPlace<kStages>;
+  static constexpr int kSharedBytes =
+      Queries::kBytes + kStages * 2 * Keys::kBytes + Queries::kAlignment;
+  // A thread block's threads begin with 65536 / kThreads registers, and have as many afterwards.
+  // For heads of 256 alone the outputs are 128 of a thread's.
+  static constexpr int kLoaderRegisters = 40;
+  static constexpr int kGroupRegisters = 232;
+  static_assert(kLoaderRegisters + kGroups * kGroupRegisters <= 65536 / prim::kWarpgroupThreads,
+                "there are no more");
+};
+
+// Tiles in shared memory, and their barriers.
+template <int kStages>
+struct TensorMemoryBarriers {
+  std::uint64_t queries;
+  std::uint64_t keys_full[kStages];
+  std::uint64_t keys_empty[kStages];
+  std::uint64_t values_full[kStages];
+  std::uint64_t values_empty[kStages];
+  std::uint64_t ragged;  // the last tile of values, before it is told to be full
+};
+
+template <class Shape>
+struct TensorMemoryTile {
+  using Keys = typename Shape::Keys;
+  std::uint8_t* shared;
+  TensorMemoryBarriers<Shape::kStages>* barriers;
+
+  __device__ __forceinline__ typename Shape::Queries Queries() const { return {shared}; }
+  __device__ __forceinline__ Keys KeysOf(int slot) const {
+    return {shared + Shape::Queries::kBytes + slot * 2 * Keys::kBytes};
+  }
+  __device__ __forceinline__ Keys ValuesOf(int slot) const {
+    return {KeysOf(slot).data + Keys::kBytes};
+  }
+
+  // One thread.
+  __device__ __forceinline__ void Init() const {
+    prim::InitBarrier(prim::SharedAddress(&barriers->queries), 1);
+    prim::InitBarrier(prim::SharedAddress(&barriers->ragged), 1);
+    for (int slot = 0; slot < Shape::kStages; ++slot) {
+      prim::InitBarrier(prim::SharedAddress(&barriers->keys_full[slot]), 1);
+      prim::InitBarrier(prim::SharedAddress(&barriers->values_full[slot]), 1);
+      prim::InitBarrier(prim::SharedAddress(&barriers->keys_empty[slot]), Shape::kWarps);
+      prim::InitBarrier(prim::SharedAddress(&barriers->values_empty[slot]), Shape::kWarps);
+    }
+    prim::PublishBarriers();
+  }
+};
+
+// All panels of a tile of rows of one head. One thread.
+template <class Tile>
+__device__ __forceinline__ void LoadPanels(const Tile& tile, const CUtensorMap& map,
+                                           std::uint32_t barrier, int head, int row) {
+  prim::ArriveAndExpect(barrier, Tile::kBytes);
+#pragma unroll
+  for (int panel = 0; panel < Tile::kPanels; ++panel) {
+    prim::LoadTile(prim::SharedAddress(tile.data) + panel * Tile::kPanelBytes, map, barrier,
+                   panel * Tile::kPanelColumns, row, head);
+  }
+}
+
+// The part of the warp that loads. K is one tile ahead of V, as it is when they are used.
+template <class Shape>
+__device__ __forceinline__ void LoadTiles(const TensorMemoryParameters& all,
+                                          const PrefillPlace& place,
+                                          const TensorMemoryTile<Shape>& tile, int tiles) {
+  auto& barriers = *tile.barriers;
+  typename Shape::Ring keys;
+  typename Shape::Ring values;
+  const auto load_keys = [&](int i) {
+    prim::WaitForPhase(prim::SharedAddress(&barriers.keys_empty[keys.slot]), keys.empty());
+    LoadPanels(tile.KeysOf(keys.slot), all.k, prim::SharedAddress(&barriers.keys_full[keys.slot]),
+               place.kv_head, place.keys.first + i * Shape::kKeys);
+    keys.Advance();
+  };
+  LoadPanels(tile.Queries(), all.q, prim::SharedAddress(&barriers.queries), place.head,
+             place.queries.first + place.first_query);
+  load_keys(0);
+  for (int i = 0; i < tiles; ++i) {
+    if (i + 1 < tiles) load_keys(i + 1);
+    prim::WaitForPhase(prim::SharedAddress(&barriers.values_empty[values.slot]), values.empty());
+    const bool ragged = (i + 1) * Shape::kKeys > place.keys.count;
+    LoadPanels(tile.ValuesOf(values.slot), all.v,
+               prim::SharedAddress(ragged ? &barriers.ragged : &barriers.values_full[values.slot]),
+               place.kv_head, place.keys.first + i * Shape::kKeys);
+    values.Advance();
+  }
+}
+
+// Behind a sequence's end come values of others, or such as were never written, which may be NaN: a
+// weight of 0 does not make them 0.
+template <class Shape>
+__device__ __forceinline__ void ClearBehindEnd(const PrefillPlace& place,
+                                               const TensorMemoryTile<Shape>& tile, int tiles) {
+  using Keys = typename Shape::Keys;
+  const int there = place.keys.count - (tiles - 1) * Shape::kKeys;
+  if (there >= Shape::kKeys) return;
+  const int lane = threadIdx.x % prim::kWarpThreads;
+  const int slot = (tiles - 1) % Shape::kStages;
+  const Keys values = tile.ValuesOf(slot);
+  prim::WaitForPhase(prim::SharedAddress(&tile.barriers->ragged), 0);
+  for (int i = there * Keys::kRowWords + lane; i < Shape::kKeys * Keys::kRowWords;
+       i += prim::kWarpThreads) {
+    void* const at = values.At(i / Keys::kRowWords, i % Keys::kRowWords);
+    *static_cast<uint4*>(at) = uint4{};
+  }
+  prim::PublishToAsyncProxy();
+  __syncwarp();
+  if (lane == 0) prim::Arrive(prim::SharedAddress(&tile.barriers->values_full[slot]));
+}
+
+// Two warpgroups, one of which has the tensor cores begin on its matrices while the other one is
+// with its softmax (FlashAttention-3's "ping-pong").
+enum : int { kTurnBarrier = 1, kOutBarrier = 3 };
+template <class Shape>
+struct Turns {
+  int group;
+
+  // The first warpgroup begins; all of both call it.
+  __device__ __forceinline__ void Begin() const {
+    if (group == 1) Pass(true);
+  }
+  __device__ __forceinline__ void Take() const {
+    if constexpr (Shape::kTurns) {
+      prim::WaitAtNamed(kTurnBarrier + group, 2 * prim::kWarpgroupThreads);
+    }
+  }
+  // `again`: this warpgroup takes another turn.
+  __device__ __forceinline__ void Pass(bool again) const {
+    if constexpr (Shape::kTurns) {
+      if (group == 1 && !again) return;  // the first one takes none any more
+      prim::ArriveAtNamed(kTurnBarrier + 1 - group, 2 * prim::kWarpgroupThreads);
+    }
+  }
+};
+
+// A warpgroup's 64 queries.
+template <class T, int kHead>
+struct GroupAttention {
+  using Shape = TensorMemoryShape<T, kHead>;
+  using State = typename Shape::State;
+  using Scores = typename Shape::Scores;
+  static constexpr int kKeys = Shape::kKeys;
+  static constexpr int kColumnsAtOnce = kHead < 128 ? kHead : 128;
+  using Weights = prim::FragmentA[kKeys / 16];
+
+  const TensorMemoryTile<Shape>& tile;
+  int first_row;  // of this warpgroup, in the tile of queries
+  State state;
+  typename Shape::Ring keys;
+  typename Shape::Ring values;
+
+  __device__ __forceinline__ void AwaitKeys() const {
+    prim::WaitForPhase(prim::SharedAddress(&tile.barriers->keys_full[keys.slot]), keys.full());
+  }
+  __device__ __forceinline__ void AwaitValues() const {
+    prim::WaitForPhase(prim::SharedAddress(&tile.barriers->values_full[values.slot]),
+                       values.full());
+  }
+
+  // Begins scores = queries * keys^T.
+  __device__ __forceinline__ void BeginScores(Scores& scores) {
+    const std::uint64_t a = tile.Queries().RowsFrom(first_row);
+    const std::uint64_t b = tile.KeysOf(keys.slot).RowsFrom(0);
+    prim::BeginMatrices();
+#pragma unroll
+    for (int column = 0; column < kHead; column += 16) {
+      prim::MultiplyAddAsync<T, prim::MatrixOrder::kTransposed>(
+          scores[0], prim::MatrixDescriptor::Behind(a, Shape::Queries::Columns(column)),
+          prim::MatrixDescriptor::Behind(b, Shape::Keys::Columns(column)), column > 0);
+    }
+    prim::EndMatrixGroup();
+  }
+
+  // Begins out += weights * values.
+  __device__ __forceinline__ void BeginOut(const Weights& weights) {
+    prim::BeginMatrices();
+#pragma unroll
+    for (int column = 0; column < kHead; column += kColumnsAtOnce) {
+      const std::uint64_t b = tile.ValuesOf(values.slot).ColumnsFrom(column);
+      // A row of `out` is one array; so many of its column tiles are one as well.
+      auto& out = *reinterpret_cast<float(*)[kColumnsAtOnce / 8][4]>(&state.out[0][column / 8]);
+#pragma unroll
+      for (int key = 0; key < kKeys; key += 16) {
+        prim::MultiplyAddAsync<T, prim::MatrixOrder::kAsIs>(
+            out, weights[key / 16], prim::MatrixDescriptor::Behind(b, Shape::Keys::Rows(key)),
+            true);
+      }
+    }
+    prim::EndMatrixGroup();
+  }
+
+  // The buffer is no longer read by this warp.
+  static __device__ __forceinline__ void Free(std::uint64_t (&empty)[Shape::kStages],
+                                              typename Shape::Ring* place) {
+    if (threadIdx.x % prim::kWarpThreads == 0) {
+      prim::Arrive(prim::SharedAddress(&empty[place->slot]));
+    }
+    place->Advance();
+  }
+
+  // scores, which are there, become weights.
+  __device__ __forceinline__ bool Weigh(Scores& scores, const PrefillPlace& place, int first_key,
+                                        float scale, float (&keep)[1][2]) {
+    const int lane = threadIdx.x % prim::kWarpThreads;
+    const int warp_row = first_row + threadIdx.x / prim::kWarpThreads % 4 * Shape::kWarpRows;
+    if (first_key + kKeys > place.SeenBy(warp_row)) {  // not all queries see all keys
+      State::template Mask<kKeys>(
+          scores, lane, [&](int row) { return place.SeenBy(warp_row + row) - first_key; });
+    }
+    return state.template WeighScores<kKeys>(scores, scale, keep);
+  }
+
+  __device__ __forceinline__ void Run(const PrefillParameters& given, const PrefillPlace& place,
+                                      int tiles, const Turns<Shape>& turns) {
+    prim::WaitForPhase(prim::SharedAddress(&tile.barriers->queries), 0);
+    Scores scores;
+    float keep[1][2];
+    AwaitKeys();
+    turns.Begin();
+    turns.Take();
+    BeginScores(scores);
+    turns.Pass(tiles > 1);
+    prim::WaitForMatrices<0>();
+    prim::KeepInOrder(scores[0]);
+    Free(tile.barriers->keys_empty, &keys);
+    (void)Weigh(scores, place, 0, given.scale, keep);  // there is nothing yet to be kept
+    Weights weights;
+    Round(scores, &weights);
+    if (tiles > 1) AwaitKeys();
+    // Of tile i the scores, while the tensor cores add what tile i - 1 has for the output.
+    for (int i = 1; i < tiles; ++i) {
+      turns.Take();
+      BeginScores(scores);
+      AwaitValues();
+      BeginOut(weights);
+      turns.Pass(i + 1 < tiles);
+      prim::WaitForMatrices<1>();
+      prim::KeepInOrder(scores[0]);
+      Free(tile.barriers->keys_empty, &keys);
+      const bool shrinks =
+          __any_sync(prim::kAllLanes, Weigh(scores, place, i * kKeys, given.scale, keep));
+      // Waiting for keys here has one more purpose: without a branch in between, ptxas puts the
+      // softmax off until the tensor cores have ended, which would wait for each other in turn.
+      prim::KeepInOrder(scores[0]);
+      if (i + 1 < tiles) AwaitKeys();
+      prim::WaitForMatrices<0>();
+      prim::KeepInOrder(state.out[0]);
+      Free(tile.barriers->values_empty, &values);
+      if (shrinks) state.Shrink(keep);
+      Round(scores, &weights);
+    }
+    AwaitValues();
+    BeginOut(weights);
+    prim::WaitForMatrices<0>();
+    prim::KeepInOrder(state.out[0]);
+  }
+
+  static __device__ __forceinline__ void Round(const Scores& scores, Weights* weights) {
+#pragma unroll
+    for (int key = 0; key < kKeys; key += 16) {
+      (*weights)[key / 16] = State::template Rounded<kKeys>(scores, 0, key);
+    }
+  }
+};
+
+}  // namespace ferry::kernels

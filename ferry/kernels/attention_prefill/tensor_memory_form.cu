@@ -1,0 +1,113 @@
+#include <cstdint>
+
+#include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/tensor_map.cuh"
+#include "ferry/kernels/attention_prefill/attention_prefill.h"
+#include "ferry/kernels/attention_prefill/tensor_memory_block.cuh"
+
+namespace ferry::kernels {
+namespace {
+
+// A tile of queries of one head of one sequence.
+template <class T, int kHead>
+__global__ void __launch_bounds__(TensorMemoryShape<T, kHead>::kThreads, 1)
+    TensorMemoryKernel(const __grid_constant__ TensorMemoryParameters all) {
+#ifdef FERRY_HAVE_WARPGROUP_MATRICES
+  using Shape = TensorMemoryShape<T, kHead>;
+  extern __shared__ std::uint8_t unaligned[];
+  __shared__ TensorMemoryBarriers<Shape::kStages> barriers;
+
+  const PrefillPlace place(all.given, Shape::kRows);
+  if (place.first_query >= place.queries.count) return;
+  constexpr std::uint32_t kAlignment = Shape::Queries::kAlignment;
+  const TensorMemoryTile<Shape> tile{unaligned + (0U - prim::SharedAddress(unaligned)) % kAlignment,
+                                     &barriers};
+  const int tiles = place.TilesOf(Shape::kRows, Shape::kKeys);
+  if (threadIdx.x == 0) {
+    prim::PrefetchTensorMap(all.q);
+    prim::PrefetchTensorMap(all.k);
+    prim::PrefetchTensorMap(all.v);
+    tile.Init();
+  }
+  __syncthreads();
+  // The same in all lanes, which the compiler does not know of threadIdx.
+  const int role = __shfl_sync(prim::kAllLanes, threadIdx.x / prim::kWarpgroupThreads, 0);
+  if (role == 0) {
+    prim::GiveRegisters<Shape::kLoaderRegisters>();
+    if (tiles > 0 && threadIdx.x < prim::kWarpThreads) {
+      if (threadIdx.x == 0) LoadTiles<Shape>(all, place, tile, tiles);
+      __syncwarp();
+      ClearBehindEnd<Shape>(place, tile, tiles);
+    }
+  } else {
+    prim::TakeRegisters<Shape::kGroupRegisters>();
+    const int group = role - 1;
+    GroupAttention<T, kHead> work{tile, group * Shape::kGroupRows};
+    work.state.Clear();
+    const Turns<Shape> turns{group};
+    if (tiles > 0) work.Run(all.given, place, tiles, turns);
+    // All four warps have done with their queries.
+    prim::WaitAtNamed(kOutBarrier + group, prim::kWarpgroupThreads);
+    const int warp_row =
+        group * Shape::kGroupRows + threadIdx.x / prim::kWarpThreads % 4 * Shape::kWarpRows;
+    StoreOut<T, kHead, Shape>(all.given, work.state, tile.Queries(), warp_row);
+  }
+#endif
+}
+
+// Rows of a head, for tiles of 64 columns of some rows.
+Result<CUtensorMap> MapOf(const Tensor& tensor, const Tensor& none_as, int rows) {
+  // A map has at least one row. Of no rows nobody loads any.
+  const Tensor& there = tensor.shape[0] > 0 ? tensor : none_as;
+  const auto bytes_of = [&](std::size_t d) {
+    const std::int64_t stride = there.shape[d] > 1 ? there.stride[d] : there.last();
+    return static_cast<std::uint64_t>(stride * SizeOf(there.dtype));
+  };
+  const auto size_of = [&](std::size_t d) { return static_cast<std::uint64_t>(there.shape[d]); };
+  return cuda::MakeTensorMap({.element = there.dtype == DType::kFloat16
+                                             ? cuda::TensorElement::kFloat16
+                                             : cuda::TensorElement::kBfloat16,
+                              .data = there.data,
+                              .rank = 3,
+                              .size = {size_of(2), size_of(0), size_of(1)},
+                              .stride_bytes = {0, bytes_of(0), bytes_of(1)},
+                              .tile = {64, static_cast<std::uint32_t>(rows), 1}});
+}
+
+template <class T, int kHead>
+Status EnqueueTensorMemory(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
+  using Shape = TensorMemoryShape<T, kHead>;
+  constexpr const char* kName = "attention_prefill, by tensor memory accelerator";
+  const auto kernel = TensorMemoryKernel<T, kHead>;
+  FERRY_TRY(cuda::CheckHopperCode(kernel, kName, stream));
+  TensorMemoryParameters all{};
+  all.given = ParametersOf(args);
+  FERRY_TRY_ASSIGN(all.q, MapOf(args.q, args.q, Shape::kRows));
+  FERRY_TRY_ASSIGN(all.k, MapOf(args.k, args.q, Shape::kKeys));
+  FERRY_TRY_ASSIGN(all.v, MapOf(args.v, args.q, Shape::kKeys));
+  const std::int64_t tiles = (args.max_seqlen_q + Shape::kRows - 1) / Shape::kRows;
+  const dim3 grid(static_cast<unsigned>(args.q.shape[1]), static_cast<unsigned>(tiles),
+                  static_cast<unsigned>(args.cu_seqlens_q.shape[0] - 1));
+  return cuda::Launch(stream, kName,
+                      {.grid = grid, .block = Shape::kThreads, .shared_bytes = Shape::kSharedBytes},
+                      kernel, all);
+}
+
+template <class T>
+Status EnqueueTensorMemoryOfType(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
+  switch (args.q.last()) {
+    case 64: return EnqueueTensorMemory<T, 64>(args, stream);
+    case 256: return EnqueueTensorMemory<T, 256>(args, stream);
+    default: return EnqueueTensorMemory<T, 128>(args, stream);
+  }
+}
+
+}  // namespace
+
+Status LaunchAttentionPrefillByTensorMemory(const AttentionPrefillArgs& args,
+                                            cuda::StreamRef stream) {
+  return args.q.dtype == DType::kBfloat16 ? EnqueueTensorMemoryOfType<__nv_bfloat16>(args, stream)
+                                          : EnqueueTensorMemoryOfType<__half>(args, stream);
+}
+
+}  // namespace ferry::kernels
