@@ -96,11 +96,15 @@ KernelCase DecodeCase(const AttentionOfCase& of, std::int64_t page,
 }
 
 // How prefill is told to do it.
-struct PrefillForm {
+struct PrefillWay {
   const char* name;
   int stages;
+  kernels::PrefillForm form;
 };
-constexpr PrefillForm kPrefillForms[] = {{"1 stage", 1}, {"2 stages", 2}, {"3 stages", 3}};
+constexpr PrefillWay kPrefillWays[] = {{"1 stage", 1, kernels::PrefillForm::kCpAsync},
+                                       {"2 stages", 2, kernels::PrefillForm::kCpAsync},
+                                       {"3 stages", 3, kernels::PrefillForm::kCpAsync},
+                                       {"tensor memory", 2, kernels::PrefillForm::kTensorMemory}};
 
 std::vector<std::int32_t> Boundaries(const AttentionOfCase& of) {
   std::vector<std::int32_t> boundaries;
@@ -112,9 +116,9 @@ std::vector<std::int32_t> Boundaries(const AttentionOfCase& of) {
 
 // Causal. Two products of 2 * tokens * tokens * head_size for each head, of which the half behind
 // the diagonal does not count, as is the custom.
-KernelCase PrefillCase(const AttentionOfCase& of, const PrefillForm& form) {
+KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way) {
   KernelCase one = NewAttentionCase("attention_prefill", of);
-  one.variant = form.name;
+  one.variant = way.name;
   const std::int64_t all = of.batch * of.tokens;
   const auto q = one.AddNumbers(kAttentionType, all * of.heads * of.head_size);
   const auto k = one.AddNumbers(kAttentionType, all * of.kv_heads * of.head_size);
@@ -124,7 +128,6 @@ KernelCase PrefillCase(const AttentionOfCase& of, const PrefillForm& form) {
   one.bytes = AttentionBytes(of, of.tokens);
   one.flops = 2.0 * static_cast<double>(all) * static_cast<double>(of.tokens) *
               static_cast<double>(of.heads * of.head_size);
-  const int stages = form.stages;
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::AttentionPrefillArgs args;
     args.q = Tensor::Contiguous(at[q], kAttentionType, {all, of.heads, of.head_size});
@@ -135,7 +138,8 @@ KernelCase PrefillCase(const AttentionOfCase& of, const PrefillForm& form) {
     args.out = Tensor::Contiguous(at[out], kAttentionType, {all, of.heads, of.head_size});
     args.max_seqlen_q = of.tokens;
     args.scale = AttentionScale(of);
-    args.stages = stages;
+    args.stages = way.stages;
+    args.form = way.form;
     return cuda::LaunchKernel(*to.api, to.stream, kernels::kAttentionPrefillKernel, args);
   };
   return one;
@@ -164,7 +168,7 @@ void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>
   for (const std::int64_t tokens : lengths) {
     const AttentionOfCase of = options.tiny ? AttentionOfCase{2, tokens, 4, 2, 128}
                                             : AttentionOfCase{16384 / tokens, tokens, 32, 8, 128};
-    for (const PrefillForm& form : kPrefillForms) cases->push_back(PrefillCase(of, form));
+    for (const PrefillWay& way : kPrefillWays) cases->push_back(PrefillCase(of, way));
   }
 }
 
