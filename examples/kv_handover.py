@@ -60,7 +60,6 @@ class Model(torch.nn.Module):
         self.head = torch.nn.Linear(HIDDEN, WORDS, bias=False)
         self.rotary = layers.RotaryEmbedding(SIZE, PAGE * PAGES)
         self.to(device, torch.bfloat16 if device.startswith("cuda") else torch.float32)
-        self.rotary.to(torch.float32)
         self.device = device
         dtype = self.words.weight.dtype
         # Of each layer K and V, in pages.

@@ -27,58 +27,91 @@ namespace nb = nanobind;
 
 // Offset in the local region, offset in the remote one, bytes.
 using Row = std::array<std::uint64_t, 3>;
-using Rows = nb::ndarray<const std::uint64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
 
 void AddRow(const Row& row, transfer::Direction direction, BlockList* blocks) {
   const bool write = direction == transfer::Direction::kWrite;
   blocks->Add({.dst = write ? row[1] : row[0], .src = write ? row[0] : row[1], .len = row[2]});
 }
 
+template <class Number>
+bool AddArray(nb::handle rows, transfer::Direction direction, BlockList* blocks) {
+  nb::ndarray<const Number, nb::shape<-1, 3>, nb::device::cpu> array;
+  if (!nb::try_cast(rows, array, /*convert=*/false)) return false;
+  blocks->Reserve(array.shape(0));
+  for (std::size_t i = 0; i < array.shape(0); ++i) {
+    AddRow({static_cast<std::uint64_t>(array(i, 0)), static_cast<std::uint64_t>(array(i, 1)),
+            static_cast<std::uint64_t>(array(i, 2))},
+           direction, blocks);
+  }
+  return true;
+}
+
 BlockList BlocksOf(nb::handle rows, transfer::Direction direction) {
   BlockList blocks;
-  Rows array;
-  if (nb::try_cast<Rows>(rows, array)) {
-    blocks.Reserve(array.shape(0));
-    for (std::size_t i = 0; i < array.shape(0); ++i) {
-      AddRow({array(i, 0), array(i, 1), array(i, 2)}, direction, &blocks);
-    }
-    return blocks;
-  }
+  if (AddArray<std::uint64_t>(rows, direction, &blocks)) return blocks;
+  if (AddArray<std::int64_t>(rows, direction, &blocks)) return blocks;
   std::vector<Row> list;
-  if (!nb::try_cast<std::vector<Row>>(rows, list)) {
+  if (!nb::isinstance<nb::sequence>(rows) || !nb::try_cast(rows, list)) {
     RefuseCall(
         "blocks: give rows of (offset in the local region, offset in the remote one, bytes),"
-        " as a list or as an array of uint64 of shape [n, 3]");
+        " as a list or as an array of int64 or uint64 of shape [n, 3]");
   }
   for (const Row& row : list) AddRow(row, direction, &blocks);
   return blocks;
 }
 
+// Of each GPU the first.
+void NoteGpu(nb::handle region, nb::list* on_gpus) {
+  const int ordinal = nb::cast<const Region&>(region).memory().ordinal();
+  if (ordinal == Memory::kHost) return;
+  for (const nb::handle other : *on_gpus) {
+    if (nb::cast<const Region&>(other).memory().ordinal() == ordinal) return;
+  }
+  on_gpus->append(region);
+}
+
 // (Region, RemoteRegion, blocks or None for all of both).
-transfer::TransferPart PartOf(nb::handle object, transfer::Direction direction,
-                              nb::object* on_gpu) {
-  const auto part = nb::cast<nb::tuple>(object);
-  if (part.size() != 3) RefuseCall("parts: each is (region, remote region, blocks or None)");
-  const auto& local = nb::cast<const Region&>(part[0]);
-  const auto& remote = nb::cast<const transfer::RemoteRegion&>(part[1]);
-  if (direction == transfer::Direction::kRead && !local.memory().writable()) {
+transfer::TransferPart PartOf(const nb::tuple& part, transfer::Direction direction) {
+  const Region* local = nullptr;
+  const transfer::RemoteRegion* remote = nullptr;
+  if (part.size() != 3 || !nb::try_cast(part[0], local) || !nb::try_cast(part[1], remote) ||
+      local == nullptr || remote == nullptr) {
+    RefuseCall("parts: each is (region, remote region, blocks or None)");
+  }
+  if (direction == transfer::Direction::kRead && !local->memory().writable()) {
     RefuseCall("a read would write the local region, whose memory is read-only");
   }
-  if (on_gpu->is_none() && local.memory().ordinal() >= 0) *on_gpu = nb::object(part[0]);
-  transfer::TransferPart made{.local = &local.Get(), .remote = &remote, .blocks = {}};
+  transfer::TransferPart made{.local = &local->Get(), .remote = remote, .blocks = {}};
   if (!part[2].is_none()) {
     made.blocks = BlocksOf(part[2], direction);
     return made;
   }
-  const std::uint64_t here = local.memory().bytes().size();
-  if (here != remote.length) {
+  const std::uint64_t here = local->memory().bytes().size();
+  if (here != remote->length) {
     RefuseCall(
         fmt::format("without blocks both regions must be of one size, and the local one has "
                     "{} bytes, the remote one {}; give blocks",
-                    here, remote.length));
+                    here, remote->length));
   }
   made.blocks.Add({.dst = 0, .src = 0, .len = here});
   return made;
+}
+
+}  // namespace
+
+namespace {
+
+constexpr const char* kStreamForms =
+    "stream: give 'auto', None, a cudaStream_t as a number, or a stream of torch's or CuPy's";
+
+std::optional<cuda::StreamRef> CurrentStreamOf(const Memory* memory) {
+  if (memory == nullptr || memory->ordinal() == Memory::kHost) return std::nullopt;
+  if (memory->ordinal() == Memory::kUnknownGpu) {
+    RefuseCall(
+        "stream: the array does not say which GPU it is on; give the stream that it comes "
+        "after, or None");
+  }
+  return cuda::StreamRef::Foreign(memory->ordinal(), memory->CurrentStream());
 }
 
 }  // namespace
@@ -87,13 +120,8 @@ std::optional<cuda::StreamRef> StreamOf(nb::handle stream, const Memory* memory,
   if (stream.is_none()) return std::nullopt;
   if (memory != nullptr && memory->ordinal() >= 0) ordinal = memory->ordinal();
   if (nb::isinstance<nb::str>(stream)) {
-    if (nb::cast<std::string>(stream) != "auto") {
-      RefuseCall(
-          "stream: give 'auto', None, a cudaStream_t as a number, or a stream of torch's or "
-          "CuPy's");
-    }
-    if (memory == nullptr || memory->ordinal() < 0) return std::nullopt;
-    return cuda::StreamRef::Foreign(ordinal, memory->CurrentStream());
+    if (nb::cast<std::string>(stream) != "auto") RefuseCall(kStreamForms);
+    return CurrentStreamOf(memory);
   }
   nb::object number = nb::borrow(stream);
   if (nb::hasattr(stream, "cuda_stream")) {
@@ -104,44 +132,65 @@ std::optional<cuda::StreamRef> StreamOf(nb::handle stream, const Memory* memory,
   } else if (nb::hasattr(stream, "ptr")) {
     number = stream.attr("ptr");
   }
-  return cuda::StreamRef::Foreign(ordinal, cuda::PointerTo(nb::cast<std::uint64_t>(number)));
+  std::uint64_t native = 0;
+  if (!nb::try_cast(number, native)) RefuseCall(kStreamForms);
+  return cuda::StreamRef::Foreign(ordinal, cuda::PointerTo(native));
 }
 
-transfer::PostOptions Connection::PostOptionsOf(const Options& options,
-                                                const Memory* memory) const {
+namespace {
+
+transfer::PostOptions PostOptionsOf(const Options& options, const Memory* memory) {
   transfer::PostOptions made;
   if (options.timeout) made.deadline = DeadlineOf(options.timeout);
   made.after = StreamOf(options.stream, memory, 0);
   return made;
 }
 
+// An operation comes after one stream. Those of further GPUs are waited for here.
+const Memory* FirstOf(const nb::list& on_gpus, nb::handle stream) {
+  if (on_gpus.size() == 0) return nullptr;
+  const bool by_itself = nb::isinstance<nb::str>(stream);
+  for (std::size_t i = 1; by_itself && i < on_gpus.size(); ++i) {
+    nb::cast<const Region&>(on_gpus[i]).memory().AwaitCurrentStream();
+  }
+  return &nb::cast<const Region&>(on_gpus[0]).memory();
+}
+
+}  // namespace
+
 std::unique_ptr<Operation> Connection::Begun(Result<transfer::Operation> operation,
                                              nb::object memory) {
-  endpoint_->LetGo();
+  LetGo();
   return std::make_unique<Operation>(endpoint_, Take(std::move(operation)), std::move(memory));
 }
 
 Prepared Connection::Prepare(transfer::Direction direction, const nb::list& parts) {
-  nb::object on_gpu = nb::none();
+  // Of our own: other threads may change the caller's list.
+  std::vector<nb::tuple> held;
+  for (const nb::handle part : nb::tuple(parts)) {
+    nb::tuple one;
+    if (!nb::try_cast(part, one)) RefuseCall("parts: each is (region, remote region, blocks)");
+    held.push_back(one);
+  }
   std::vector<transfer::TransferPart> made;
   nb::list regions;
-  for (const nb::handle part : parts) {
-    made.push_back(PartOf(part, direction, &on_gpu));
-    regions.append(nb::cast<nb::tuple>(part)[0]);
+  nb::list on_gpus;
+  for (const nb::tuple& part : held) {
+    made.push_back(PartOf(part, direction));
+    regions.append(part[0]);
+    NoteGpu(part[0], &on_gpus);
   }
   auto prepared = [&] {
     const nb::gil_scoped_release others_go_on;  // GPUs may be asked
     return direction == transfer::Direction::kWrite ? connection_.PrepareWrite(std::move(made))
                                                     : connection_.PrepareRead(std::move(made));
   }();
-  return {Take(std::move(prepared)), direction, nb::tuple(regions), on_gpu};
+  return {Take(std::move(prepared)), direction, nb::tuple(regions), std::move(on_gpus)};
 }
 
 std::unique_ptr<Operation> Connection::Post(const Prepared& prepared, const nb::bytes& notification,
                                             bool checksum, const Options& options) {
-  const Memory* const on_gpu =
-      prepared.on_gpu.is_none() ? nullptr : &nb::cast<const Region&>(prepared.on_gpu).memory();
-  transfer::PostOptions post = PostOptionsOf(options, on_gpu);
+  transfer::PostOptions post = PostOptionsOf(options, FirstOf(prepared.on_gpus, options.stream));
   post.notification = BytesOf(notification);
   post.checksum = checksum;
   auto begun = [&] {
@@ -190,7 +239,7 @@ void Connection::Close() {
     const nb::gil_scoped_release others_go_on;
     connection_.Close();
   }
-  endpoint_->LetGo();
+  LetGo();
 }
 
 // ---- to Python ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ struct Prepared {
   transfer::PreparedTransfer transfer;
   transfer::Direction direction;
   nanobind::object regions;  // a tuple
-  nanobind::object on_gpu;   // the first of them that is GPU memory, or None
+  nanobind::list on_gpus;    // of each GPU whose memory it is one of them
 };
 
 // What all that begins an operation takes, by these names.
@@ -46,7 +46,6 @@ class Connection {
   void Close();
 
  private:
-  transfer::PostOptions PostOptionsOf(const Options& options, const Memory* memory) const;
   std::unique_ptr<Operation> Begun(Result<transfer::Operation> operation, nanobind::object memory);
 
   SharedEndpoint endpoint_;

@@ -23,6 +23,10 @@ namespace nb = nanobind;
 
 // As Config::Set() takes it: True is "on", and a number of a duration seconds.
 std::string SettingText(nb::handle value, const ConfigEntry* entry) {
+  if (nb::isinstance<nb::bytes>(value)) {
+    throw Raised(Error(Code::kInvalidArgument,
+                       fmt::format("{} is bytes; give text", entry == nullptr ? "" : entry->name)));
+  }
   if (nb::isinstance<nb::bool_>(value)) return nb::cast<bool>(value) ? "on" : "off";
   const bool number = nb::isinstance<nb::int_>(value) || nb::isinstance<nb::float_>(value);
   if (number && entry != nullptr && entry->unit == "duration") {
@@ -41,6 +45,37 @@ Config ConfigOf(const nb::kwargs& settings) {
     Check(config.Set(name, SettingText(value, entry == entries.end() ? nullptr : &*entry)));
   }
   return config;
+}
+
+// All that were made, for the interpreter's end; under its lock.
+std::vector<std::weak_ptr<EndpointHolder>>& Holders() {
+  static std::vector<std::weak_ptr<EndpointHolder>> holders;
+  return holders;
+}
+
+std::shared_ptr<EndpointHolder> Make(const nb::kwargs& settings) {
+  Config config = ConfigOf(settings);
+  Result<transfer::Endpoint> made = [&] {
+    const nb::gil_scoped_release others_go_on;
+    return transfer::Endpoint::Create(config);
+  }();
+  auto holder = std::make_shared<EndpointHolder>(Take(std::move(made)), std::move(config));
+  auto& holders = Holders();
+  holders.erase(std::remove_if(holders.begin(), holders.end(),
+                               [](const auto& each) { return each.expired(); }),
+                holders.end());
+  holders.push_back(holder);
+  return holder;
+}
+
+// Threads that wait would otherwise be ended by the interpreter in the middle of it, and the
+// process with them.
+void CloseAll() {
+  const auto holders = Holders();
+  for (const auto& each : holders) {
+    if (const auto holder = each.lock()) holder->Close();
+  }
+  LetGo(~std::size_t{0});
 }
 
 using Connected = Result<transfer::Connection>;
@@ -121,45 +156,21 @@ std::shared_ptr<transfer::Endpoint> EndpointHolder::Get() const {
 
 void EndpointHolder::Close() {
   auto endpoint = std::exchange(endpoint_, nullptr);
-  if (endpoint != nullptr) {
-    const nb::gil_scoped_release others_go_on;
-    endpoint.reset();
-  }
-  LetGo();
-}
-
-void EndpointHolder::Adopt(transfer::Operation operation, nb::object memory) {
-  orphans_.push_back({std::move(operation), std::move(memory)});
-}
-
-void EndpointHolder::LetGo() {
-  // Out of the list first: what goes with them may come back here.
-  std::vector<Orphan> ended;
-  for (auto it = orphans_.begin(); it != orphans_.end();) {
-    if (it->operation.Poll()) {
-      ended.push_back(std::move(*it));
-      it = orphans_.erase(it);
-    } else {
-      ++it;
-    }
-  }
+  if (endpoint == nullptr) return;
+  const nb::gil_scoped_release others_go_on;
+  endpoint->Close();
+  endpoint.reset();
 }
 
 // ---- to Python ----------------------------------------------------------------------------------
 
 void BindEndpoint(nb::module_& module) {
+  module.def("_close_all", &CloseAll);
   nb::class_<EndpointHolder>(module, "Endpoint",
                              "A process's place on the network. Settings are those of the library "
                              "(`ferry info` lists them) by name: Endpoint(lanes=4, secret=...); "
                              "those not given come from FERRY_* variables.")
-      .def(nb::new_([](const nb::kwargs& settings) {
-        Config config = ConfigOf(settings);
-        Result<transfer::Endpoint> made = [&] {
-          const nb::gil_scoped_release others_go_on;
-          return transfer::Endpoint::Create(config);
-        }();
-        return std::make_shared<EndpointHolder>(Take(std::move(made)), std::move(config));
-      }))
+      .def(nb::new_(&Make))
       .def_prop_ro("id", [](const EndpointHolder& self) { return self.Get()->id().ToString(); })
       .def_prop_ro("port", [](const EndpointHolder& self) { return self.Get()->port(); })
       .def_prop_ro("metrics_port",
@@ -175,8 +186,13 @@ void BindEndpoint(nb::module_& module) {
            "To 'host:port', or to an endpoint's address.")
       .def("accept", &Accept, nb::arg("timeout") = nb::none(), "The next peer that has connected.")
       .def("counters", [](const EndpointHolder& self) { return FactsOf(self.Get()->Counters()); })
-      .def("close", &EndpointHolder::Close,
-           "Ends every connection and operation; nothing touches any memory afterwards.");
+      .def(
+          "close",
+          [](EndpointHolder& self) {
+            self.Close();
+            LetGo(~std::size_t{0});
+          },
+          "Ends every connection and operation; nothing touches any memory afterwards.");
 }
 
 }  // namespace ferry::python

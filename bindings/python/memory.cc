@@ -24,6 +24,16 @@ std::string TakeErrorText() {
   return nb::cast<std::string>(nb::str(error.value()));
 }
 
+// By the format of the buffer protocol (PEP 3118): 'O', but not in the name of a field, ":Out:".
+bool HoldsObjects(const char* format) {
+  bool in_name = false;
+  for (; format != nullptr && *format != 0; ++format) {
+    if (*format == ':') in_name = !in_name;
+    if (*format == 'O' && !in_name) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 Memory::Memory(nb::handle object, Access access, const char* argument)
@@ -58,9 +68,11 @@ bool Memory::TakeTorch(const char* argument) {
            "the tensor is a conjugate or negative view, whose bytes are not its values; "
            "give .resolve_conj() or .resolve_neg() of it");
   }
-  const auto bytes = nb::cast<std::size_t>(object_.attr("numel")()) *
-                     nb::cast<std::size_t>(object_.attr("element_size")());
-  const auto address = nb::cast<std::uint64_t>(object_.attr("data_ptr")());
+  // A tensor of its own of the same storage, which stays when `object.data` is assigned.
+  storage_ = object_.attr("detach")();
+  const auto bytes = nb::cast<std::size_t>(storage_.attr("numel")()) *
+                     nb::cast<std::size_t>(storage_.attr("element_size")());
+  const auto address = nb::cast<std::uint64_t>(storage_.attr("data_ptr")());
   bytes_ = {cuda::PointerTo<std::byte>(address), bytes};
   of_torch_ = true;
   if (kind == "cuda") ordinal_ = nb::cast<int>(object_.attr("device").attr("index"));
@@ -70,6 +82,17 @@ bool Memory::TakeTorch(const char* argument) {
 // https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, version 3.
 bool Memory::TakeCudaArray(const char* argument) {
   if (!nb::hasattr(object_, "__cuda_array_interface__")) return false;
+  try {
+    ReadCudaArray(argument);
+  } catch (const Raised&) {
+    throw;
+  } catch (const std::exception& error) {
+    Refuse(argument, fmt::format("its __cuda_array_interface__ cannot be read: {}", error.what()));
+  }
+  return true;
+}
+
+void Memory::ReadCudaArray(const char* argument) {
   const auto facts = nb::cast<nb::dict>(object_.attr("__cuda_array_interface__"));
   const auto data = nb::cast<nb::tuple>(facts["data"]);
   writable_ = !nb::cast<bool>(data[1]);
@@ -83,21 +106,30 @@ bool Memory::TakeCudaArray(const char* argument) {
     bytes *= nb::cast<std::size_t>(size);
   }
   bytes_ = {cuda::PointerTo<std::byte>(nb::cast<std::uint64_t>(data[0])), bytes};
+  ordinal_ = kUnknownGpu;
   if (nb::hasattr(object_, "device") && nb::hasattr(object_.attr("device"), "id")) {
     ordinal_ = nb::cast<int>(object_.attr("device").attr("id"));
   }
-  return true;
 }
 
 void* Memory::CurrentStream() const {
   if (of_torch_) {
     const nb::object current = nb::module_::import_("torch").attr("cuda").attr("current_stream");
     return cuda::PointerTo(
-        nb::cast<std::uint64_t>(current(object_.attr("device")).attr("cuda_stream")));
+        nb::cast<std::uint64_t>(current(storage_.attr("device")).attr("cuda_stream")));
   }
   const auto facts = nb::cast<nb::dict>(object_.attr("__cuda_array_interface__"));
   if (!facts.contains("stream") || facts["stream"].is_none()) return nullptr;
   return cuda::PointerTo(nb::cast<std::uint64_t>(facts["stream"]));
+}
+
+void Memory::AwaitCurrentStream() const {
+  if (of_torch_) {
+    const nb::object current = nb::module_::import_("torch").attr("cuda").attr("current_stream");
+    current(storage_.attr("device")).attr("synchronize")();
+  } else if (nb::hasattr(object_, "device") && nb::hasattr(object_.attr("device"), "synchronize")) {
+    object_.attr("device").attr("synchronize")();
+  }
 }
 
 void Memory::TakeBuffer(const char* argument) {
@@ -107,18 +139,27 @@ void Memory::TakeBuffer(const char* argument) {
                                  "with the buffer protocol",
                                  TypeName(object_)));
   }
-  // Contiguous in any order of its sizes.
-  constexpr int kFlags = PyBUF_ANY_CONTIGUOUS;
-  writable_ = PyObject_GetBuffer(object_.ptr(), view.get(), kFlags | PyBUF_WRITABLE) == 0;
-  if (!writable_) {
+  // Contiguous in any order of its sizes. Some types have no format.
+  constexpr int kWays[] = {PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT,
+                           PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE,
+                           PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT, PyBUF_ANY_CONTIGUOUS};
+  bool taken = false;
+  for (const int way : kWays) {
     PyErr_Clear();
-    if (PyObject_GetBuffer(object_.ptr(), view.get(), kFlags) != 0) {
-      Refuse(argument, fmt::format("the bytes of {} cannot be had in one piece: {}",
-                                   TypeName(object_), TakeErrorText()));
-    }
+    taken = PyObject_GetBuffer(object_.ptr(), view.get(), way) == 0;
+    if (taken) break;
+  }
+  if (!taken) {
+    Refuse(argument, fmt::format("the bytes of {} cannot be had in one piece: {}",
+                                 TypeName(object_), TakeErrorText()));
   }
   view_ = std::move(view);
+  writable_ = view_->readonly == 0;
   bytes_ = {static_cast<std::byte*>(view_->buf), static_cast<std::size_t>(view_->len)};
+  if (!HoldsObjects(view_->format)) return;
+  PyBuffer_Release(view_.get());
+  Refuse(argument, fmt::format("{} holds Python objects, whose bytes mean nothing elsewhere",
+                               TypeName(object_)));
 }
 
 }  // namespace ferry::python

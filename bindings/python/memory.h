@@ -24,22 +24,28 @@ class Memory {
 
   std::span<std::byte> bytes() const noexcept { return bytes_; }
   bool writable() const noexcept { return writable_; }
-  int ordinal() const noexcept { return ordinal_; }  // of the GPU; -1: host memory
+  static constexpr int kHost = -1;
+  static constexpr int kUnknownGpu = -2;
+  int ordinal() const noexcept { return ordinal_; }  // of the GPU, or one of these
   // The stream that the library of GPU memory puts work on now: torch's current one; else what the
   // array says, or null, the default stream.
   void* CurrentStream() const;
+  // Until what that has queued is done; of what is not torch's until the whole GPU is.
+  void AwaitCurrentStream() const;
   nanobind::object object() const { return object_; }
 
  private:
   bool TakeTorch(const char* argument);
   bool TakeCudaArray(const char* argument);
+  void ReadCudaArray(const char* argument);
   void TakeBuffer(const char* argument);
 
   nanobind::object object_;
+  nanobind::object storage_;         // of a torch tensor, which may be given another
   std::unique_ptr<Py_buffer> view_;  // null where the bytes are not those of a buffer
   std::span<std::byte> bytes_;
   bool writable_ = true;
-  int ordinal_ = -1;
+  int ordinal_ = kHost;
   bool of_torch_ = false;
 };
 

@@ -2,7 +2,11 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "bindings/python/connection.h"
 #include "bindings/python/transfer.h"
@@ -12,8 +16,45 @@ namespace ferry::python {
 
 namespace nb = nanobind;
 
+namespace {
+
+struct Orphan {
+  transfer::Operation operation;
+  nb::object memory;
+};
+// Under the interpreter's lock. Never destroyed, as Python may be gone by then.
+std::vector<Orphan>& Orphans() {
+  static auto* const orphans = new std::vector<Orphan>;
+  return *orphans;
+}
+
+}  // namespace
+
+void Adopt(transfer::Operation operation, nb::object memory) {
+  Orphans().push_back({std::move(operation), std::move(memory)});
+}
+
+void LetGo(std::size_t most) {
+  auto& orphans = Orphans();
+  most = std::min(most, orphans.size());
+  if (most == 0) return;
+  // Out of the list first: what goes with their memory may come back here.
+  std::vector<Orphan> looked_at;
+  const auto end = orphans.begin() + static_cast<std::ptrdiff_t>(most);
+  std::move(orphans.begin(), end, std::back_inserter(looked_at));
+  orphans.erase(orphans.begin(), end);
+  std::vector<bool> ended(looked_at.size());
+  {
+    const nb::gil_scoped_release others_go_on;
+    for (std::size_t i = 0; i < looked_at.size(); ++i) ended[i] = looked_at[i].operation.Poll();
+  }
+  for (std::size_t i = 0; i < looked_at.size(); ++i) {
+    if (!ended[i]) orphans.push_back(std::move(looked_at[i]));
+  }
+}
+
 Operation::~Operation() {
-  if (memory_.is_valid() && !Done()) endpoint_->Adopt(operation_, std::move(memory_));
+  if (memory_.is_valid() && !Done()) Adopt(operation_, std::move(memory_));
 }
 
 bool Operation::Done() {
@@ -22,7 +63,8 @@ bool Operation::Done() {
     const nb::gil_scoped_release others_go_on;
     return operation_.Poll();
   }();
-  if (done) memory_.reset();
+  // Out of the member first: what goes with it may let other threads come here.
+  if (done) const nb::object gone = std::move(memory_);
   return done;
 }
 
@@ -34,7 +76,7 @@ std::uint64_t Operation::Wait(std::optional<double> timeout) {
     return Error(Code::kTimedOut,
                  "the operation has not ended in time and goes on; wait again, or cancel() it");
   }));
-  memory_.reset();
+  { const nb::object gone = std::move(memory_); }
   Check(operation_.Wait(Deadline::At(Clock::time_point{})));
   return operation_.bytes();
 }

@@ -17,30 +17,22 @@ namespace ferry::python {
 
 class Operation;
 
-// An endpoint with what must not go before it. Shared by all objects that were made from it.
+// An endpoint and its settings. Shared by all objects that were made from it.
 class EndpointHolder {
  public:
-  explicit EndpointHolder(transfer::Endpoint endpoint, Config config);
+  EndpointHolder(transfer::Endpoint endpoint, Config config);
   // Under the interpreter's lock.
   ~EndpointHolder();
 
   // Errors: Cancelled once it was closed. The caller may use it without the interpreter's lock.
   std::shared_ptr<transfer::Endpoint> Get() const;
   const Config& config() const noexcept { return config_; }
+  // Ends all that is under way, in other threads, too.
   void Close();
-  // Keeps the memory of an operation that nobody has any more until it ends.
-  void Adopt(transfer::Operation operation, nanobind::object memory);
-  // Lets go of those that have ended.
-  void LetGo();
 
  private:
-  struct Orphan {
-    transfer::Operation operation;
-    nanobind::object memory;
-  };
   std::shared_ptr<transfer::Endpoint> endpoint_;  // with calls under way; null: closed
   const Config config_;
-  std::vector<Orphan> orphans_;
 };
 using SharedEndpoint = std::shared_ptr<EndpointHolder>;  // as said there
 
@@ -81,6 +73,13 @@ class Operation {
   transfer::Operation operation_;
   nanobind::object memory_;  // none: ended
 };
+
+// Keeps the memory of an operation that nobody has any more, until its end is seen: by LetGo(), or
+// when endpoints are closed.
+void Adopt(transfer::Operation operation, nanobind::object memory);
+// Looks at some of those: few for calls that begin something, which are not to wait for it.
+inline constexpr std::size_t kFewOrphans = 8;
+void LetGo(std::size_t most = kFewOrphans);
 
 // "r", "w", "rw" or "": what peers may do.
 transfer::Rights RightsOf(const std::string& text);

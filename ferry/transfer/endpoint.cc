@@ -99,6 +99,8 @@ Endpoint::~Endpoint() {
   if (core_) core_->Shutdown();
 }
 
+void Endpoint::Close() { core_->Shutdown(); }
+
 const Uuid& Endpoint::id() const noexcept { return core_->id(); }
 std::uint16_t Endpoint::port() const noexcept { return core_->listening().port; }
 std::uint16_t Endpoint::metrics_port() const noexcept { return core_->metrics_port(); }

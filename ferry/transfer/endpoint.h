@@ -59,6 +59,11 @@ class Endpoint {
   // the address means), kUnavailable (the peer has as many connections as it allows).
   Result<Connection> Connect(const EndpointAddress& address, Deadline deadline);
   Result<Connection> Connect(std::string_view host_and_port, Deadline deadline);
+  // Ends every connection, operation and call under way, by kCancelled, as the endpoint's own end
+  // does; returns when nothing touches any memory. Idempotent; a second call at the same time does
+  // not wait. Accept() and Connect() are cancelled from now on.
+  void Close();
+
   // The next peer that has connected here. Its one-sided operations are served before it is
   // accepted, too. Errors: kTimedOut, kCancelled (the endpoint is closing).
   Result<Connection> Accept(Deadline deadline);

@@ -1,6 +1,7 @@
 """Operations as awaitables."""
 
 import asyncio
+import os
 
 
 async def wait(operation):
@@ -8,20 +9,23 @@ async def wait(operation):
 
     Cancelling the task cancels the operation and waits until nothing touches its memory any more.
     """
-    if not operation.done():
+    cancelled = None
+    while not operation.done():
         try:
             await _ended(operation)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            cancelled = error
             operation.cancel()
-            await _ended(operation)
-            raise
+    if cancelled is not None:
+        raise cancelled
     return operation.wait()
 
 
 async def _ended(operation):
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
-    descriptor = operation.fileno()
+    # Of our own: a loop has one reader for a descriptor, and an operation may be awaited twice.
+    descriptor = os.dup(operation.fileno())
 
     def readable():
         if not ended.done():
@@ -32,3 +36,4 @@ async def _ended(operation):
         await ended
     finally:
         loop.remove_reader(descriptor)
+        os.close(descriptor)

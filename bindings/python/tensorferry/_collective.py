@@ -4,8 +4,11 @@ import json
 
 from tensorferry import errors
 
-# Tags of the messages by which weights are agreed on: "weights", and which.
-_SIZE, _MANIFEST, _ANSWER = (int.from_bytes(b"weights" + bytes([i]), "big") for i in range(3))
+# Tags of the messages by which weights are agreed on: "weights", and which. Before each goes one of
+# its size, of a tag greater by _SIZE.
+_MANIFEST, _ANSWER = (int.from_bytes(b"weights" + bytes([i]), "big") for i in (1, 2))
+_SIZE = 16
+_MOST_BYTES = 64 << 20
 
 
 def send_kv(
@@ -40,21 +43,18 @@ def push_weights(state_dict, peers, timeout=300.0):
     try:
         for peer in peers:
             offers.append(_Offer(peer, timeout))
-    except errors.Error as error:
-        _give_up(offers, f"another peer's offer did not come: {error}")
-        raise
-    problems = [_difference(state_dict, offer.manifest) for offer in offers]
-    if any(problems):
-        for offer, problem in zip(offers, problems):
-            _give_up([offer], problem or "another peer's weights are not those that are pushed")
-        raise errors.InvalidArgument("push_weights: " + next(filter(None, problems)))
-    try:
+        for offer in offers:
+            problem = _difference(state_dict, offer.manifest)
+            if problem:
+                raise errors.InvalidArgument(f"push_weights: {problem}")
         total = _write(state_dict, offers, timeout)
-    except errors.Error as error:
-        _give_up(offers, f"the push failed: {error}")
+    except BaseException as error:  # Ctrl-C, too: the peers wait
+        for offer in offers:
+            offer.give_up(str(error))
         raise
-    for offer in offers:
-        offer.answer({"done": True})
+    failed = [error for error in [offer.answer({"done": True}) for offer in offers] if error]
+    if failed:
+        raise failed[0]
     return total
 
 
@@ -69,7 +69,7 @@ def _write(state_dict, offers, timeout):
                 continue
             place = (endpoint.id, name)
             if place not in regions:
-                regions[place] = endpoint.register(_bytes(state_dict[name]), "")
+                regions[place] = endpoint.register(_bytes(name, state_dict[name]), "")
             remote = offer.peer.import_region(bytes.fromhex(entry["key"]))
             parts.append((regions[place], remote, None))
         if parts:
@@ -77,57 +77,104 @@ def _write(state_dict, offers, timeout):
     return sum(write.wait() for write in writes)
 
 
-def _give_up(offers, why):
-    for offer in offers:
-        try:
-            offer.answer({"error": why})
-        except errors.Error:
-            pass  # is gone itself
-
-
 def receive_weights(state_dict, peer, timeout=300.0):
-    """Lets the peer's push_weights() write these tensors; returns when it has."""
-    endpoint = peer.endpoint
-    regions = {
-        name: endpoint.register(_bytes(x), "w") for name, x in state_dict.items() if x.nbytes > 0
-    }
+    """Lets the peer's push_weights() write these tensors; returns when it has.
+
+    What GPUs' streams have queued before is done first.
+    """
+    regions = {}
     try:
-        manifest = {
-            name: {
-                "shape": list(x.shape),
-                "dtype": str(x.dtype),
-                "nbytes": x.nbytes,
-                "key": regions[name].key_for(peer.peer, "w").hex() if x.nbytes > 0 else "",
-            }
-            for name, x in state_dict.items()
-        }
-        text = json.dumps(manifest).encode()
-        peer.send(len(text).to_bytes(8, "little"), _SIZE, timeout=timeout).wait()
-        peer.send(text, _MANIFEST, timeout=timeout).wait()
-        answer = bytearray(4096)
-        got = peer.recv(answer, _ANSWER, timeout=timeout).wait()
-        said = json.loads(answer[:got])
+        manifest = _offer(state_dict, peer, regions)
+    except BaseException as error:
+        _say(peer, {"error": f"the peer cannot receive: {error}"}, _MANIFEST, timeout)
+        raise
+    try:
+        _say(peer, {"tensors": manifest}, _MANIFEST, timeout)
+        said = _hear(peer, _ANSWER, timeout)
         if "error" in said:
-            raise errors.InvalidArgument("receive_weights: " + said["error"])
+            raise errors.InvalidArgument(f"receive_weights: {said['error']}")
     finally:
         for region in regions.values():
             region.deregister()
 
 
+def _offer(state_dict, peer, regions):
+    manifest = {}
+    devices = set()
+    for name, x in state_dict.items():
+        entry = {"shape": list(x.shape), "dtype": str(x.dtype), "nbytes": x.nbytes, "key": ""}
+        if x.nbytes > 0:
+            regions[name] = peer.endpoint.register(_bytes(name, x), "w")
+            entry["key"] = regions[name].key_for(peer.peer, "w").hex()
+        if getattr(x, "is_cuda", False):
+            devices.add(x.device)
+        manifest[name] = entry
+    for device in devices:
+        import torch
+
+        torch.cuda.current_stream(device).synchronize()
+    return manifest
+
+
 class _Offer:
+    """What a peer has said that it receives."""
+
     def __init__(self, peer, timeout):
         self.peer, self.timeout = peer, timeout
-        size = bytearray(8)
-        peer.recv(size, _SIZE, timeout=timeout).wait()
-        text = bytearray(int.from_bytes(size, "little"))
-        peer.recv(text, _MANIFEST, timeout=timeout).wait()
-        self.manifest = json.loads(text)
+        said = _hear(peer, _MANIFEST, timeout)
+        if "error" in said:
+            raise errors.InvalidArgument(f"push_weights: {said['error']}")
+        self.manifest = said.get("tensors")
+        if not isinstance(self.manifest, dict) or not all(
+            isinstance(entry, dict) and {"shape", "dtype", "nbytes", "key"} <= set(entry)
+            for entry in self.manifest.values()
+        ):
+            raise errors.Corrupt(f"push_weights: {peer.info()['peer']} has sent no list of tensors")
 
     def answer(self, said):
-        self.peer.send(json.dumps(said)[:4096].encode(), _ANSWER, timeout=self.timeout).wait()
+        """Returns what went wrong, if it did: the others are to be told as well."""
+        try:
+            _say(self.peer, said, _ANSWER, self.timeout)
+        except errors.Error as error:
+            return error
+        return None
+
+    def give_up(self, why):
+        self.answer({"error": why[:1000]})
 
 
-def _bytes(x):
+def _say(peer, said, kind, timeout):
+    text = json.dumps(said).encode()
+    peer.send(len(text).to_bytes(8, "little"), _SIZE + kind, timeout=timeout).wait()
+    peer.send(text, kind, timeout=timeout).wait()
+
+
+def _hear(peer, kind, timeout):
+    size = bytearray(8)
+    peer.recv(size, _SIZE + kind, timeout=timeout).wait()
+    nbytes = int.from_bytes(size, "little")
+    if nbytes > _MOST_BYTES:
+        raise errors.Corrupt(
+            f"{peer.info()['peer']} speaks of a message of {nbytes} bytes; {_MOST_BYTES} are allowed"
+        )
+    text = bytearray(nbytes)
+    peer.recv(text, kind, timeout=timeout).wait()
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):
+        raise errors.Corrupt(f"{peer.info()['peer']} has sent what is no JSON object")
+    return said
+
+
+def _bytes(name, x):
+    flags = getattr(x, "flags", None)
+    if flags is not None and not flags.c_contiguous:
+        raise errors.InvalidArgument(
+            f"'{name}' is not in C order, and elements are paired by their order; give "
+            "numpy.ascontiguousarray() of it"
+        )
     return x.detach() if hasattr(x, "detach") else x
 
 
@@ -138,7 +185,7 @@ def _difference(state_dict, manifest):
             return f"the peer has '{name}', which is not pushed"
         x = state_dict[name]
         here = (list(x.shape), str(x.dtype))
-        if here != (entry["shape"], entry["dtype"]):
+        if here != (entry["shape"], entry["dtype"]) or x.nbytes != entry["nbytes"]:
             return (
                 f"'{name}' is {here[0]} {here[1]} here, and {entry['shape']} {entry['dtype']} at "
                 "the peer"

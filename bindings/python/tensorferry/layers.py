@@ -43,7 +43,8 @@ class CustomGatedMLP(nn.Module):
                              f"{', '.join(_GATES)}")
         self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=bias)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
-        self._act = getattr(_source(use_custom_kernels), _GATES[hidden_act])
+        self.use_custom_kernels = use_custom_kernels
+        self._act = _GATES[hidden_act]
         self._register_load_state_dict_pre_hook(self._join)
 
     @staticmethod
@@ -54,7 +55,8 @@ class CustomGatedMLP(nn.Module):
                 state[f"{prefix}gate_up_proj.{kind}"] = torch.cat(parts)
 
     def forward(self, x):
-        return self.down_proj(self._act(self.gate_up_proj(x)))
+        act = getattr(_source(self.use_custom_kernels), self._act)
+        return self.down_proj(act(self.gate_up_proj(x)))
 
 
 class RMSNorm(nn.Module):
@@ -64,12 +66,12 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(hidden_size))
         self.eps = eps
-        self._ops = _source(use_custom_kernels)
+        self.use_custom_kernels = use_custom_kernels
 
     def forward(self, x, residual=None):
         if residual is None:
-            return self._ops.rms_norm(x, self.weight, self.eps)
-        return self._ops.add_rms_norm(x, residual, self.weight, self.eps)
+            return _source(self.use_custom_kernels).rms_norm(x, self.weight, self.eps)
+        return _source(self.use_custom_kernels).add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class RotaryEmbedding(nn.Module):
@@ -77,14 +79,25 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, head_size, max_position, base=1e6, use_custom_kernels=True):
         super().__init__()
+        self._sizes = (head_size, max_position, base)
+        self.register_buffer("cos_sin_cache", self._table(), persistent=False)
+        self.use_custom_kernels = use_custom_kernels
+
+    def _table(self):
+        head_size, max_position, base = self._sizes
         frequencies = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
         angles = torch.outer(torch.arange(max_position, dtype=torch.float64), frequencies)
-        table = torch.cat((angles.cos(), angles.sin()), -1).float()
-        self.register_buffer("cos_sin_cache", table, persistent=False)
-        self._ops = _source(use_custom_kernels)
+        return torch.cat((angles.cos(), angles.sin()), -1).float()
+
+    def _apply(self, fn, recurse=True):
+        """The table stays float32, and exact, whatever the model is cast to."""
+        super()._apply(fn, recurse)
+        if self.cos_sin_cache.dtype != torch.float32:
+            self.cos_sin_cache = self._table().to(self.cos_sin_cache.device)
+        return self
 
     def forward(self, positions, q, k):
-        return self._ops.rope(positions, q, k, self.cos_sin_cache)
+        return _source(self.use_custom_kernels).rope(positions, q, k, self.cos_sin_cache)
 
 
 class PagedAttention(nn.Module):
@@ -93,15 +106,15 @@ class PagedAttention(nn.Module):
     def __init__(self, head_size, scale=None, use_custom_kernels=True):
         super().__init__()
         self.scale = scale if scale is not None else head_size**-0.5
-        self._ops = _source(use_custom_kernels)
+        self.use_custom_kernels = use_custom_kernels
 
     def prefill(self, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, block_tables=None):
         """k and v are the caches where there are block_tables."""
-        return self._ops.attention_prefill(
+        return _source(self.use_custom_kernels).attention_prefill(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, self.scale, True, block_tables
         )
 
     def decode(self, q, k_cache, v_cache, block_tables, context_lens):
-        return self._ops.attention_decode(
+        return _source(self.use_custom_kernels).attention_decode(
             q, k_cache, v_cache, block_tables, context_lens, self.scale
         )

@@ -10,6 +10,9 @@ NumPy arrays, torch tensors of the host and of GPUs, CuPy arrays and whatever ha
 protocol are memory. Operations on GPU memory begin after what torch's current stream has queued.
 """
 
+import atexit
+
+from tensorferry import errors
 from tensorferry._core import (
     Connection,
     Endpoint,
@@ -17,6 +20,7 @@ from tensorferry._core import (
     PreparedTransfer,
     Region,
     RemoteRegion,
+    _close_all,
 )
 from tensorferry._collective import push_weights, receive_weights, send_kv
 
@@ -33,14 +37,15 @@ __all__ = [
     "send_kv",
 ]
 
+# Threads that still wait then are ended by it, not by the interpreter in the middle of a wait.
+atexit.register(_close_all)
+
 
 def pages(local, remote, page_bytes):
     """Blocks that pair page local[i] with page remote[i], of page_bytes each."""
     local, remote = list(local), list(remote)
     if len(local) != len(remote):
-        from tensorferry.errors import InvalidArgument
-
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"pages: {len(local)} local pages and {len(remote)} remote ones; they come in pairs"
         )
     return [(int(a) * page_bytes, int(b) * page_bytes, page_bytes) for a, b in zip(local, remote)]

@@ -83,7 +83,7 @@ def test_weights_that_differ_are_named_on_all_sides(two_peers, there, said):
         transfer.push_weights(weights(7), ours, SECONDS)
     with pytest.raises(tensorferry.InvalidArgument, match=said):
         joins[0]()
-    with pytest.raises(tensorferry.InvalidArgument, match="another peer's weights"):
+    with pytest.raises(tensorferry.InvalidArgument, match="push_weights"):
         joins[1]()
     assert (good["a"] == 0).all()
 
@@ -103,13 +103,37 @@ def test_pages_go_to_their_places(peer, endpoint, connected):
 def test_a_peer_that_goes_ends_the_push_for_all(two_peers):
     ours, theirs = two_peers
     good = weights(0)
-    join = receiving(theirs[1], good)
-    theirs[0].close()
+    join = receiving(theirs[0], good)
+    theirs[1].close()
     with pytest.raises(tensorferry.PeerLost):
         transfer.push_weights(weights(7), ours, SECONDS)
-    with pytest.raises(tensorferry.Error):
-        ours[1].close()
+    with pytest.raises(tensorferry.InvalidArgument, match="closed the connection"):
         join()
+
+
+def test_a_peer_that_cannot_receive_says_so(two_peers):
+    ours, theirs = two_peers
+    joins = [receiving(theirs[0], weights(0)),
+             receiving(theirs[1], weights(0) | {"a": np.zeros((5, 3), np.float32).T})]
+    with pytest.raises(tensorferry.InvalidArgument, match="'a' is not in C order"):
+        transfer.push_weights(weights(7), ours, SECONDS)
+    for join in joins:
+        with pytest.raises(tensorferry.InvalidArgument, match="'a' is not in C order"):
+            join()
+
+
+def test_what_is_no_offer_is_corrupt(two_peers):
+    ours, theirs = two_peers
+    from tensorferry import _collective
+
+    for said in (b"no JSON", b'{"tensors": {"a": 7}}'):
+        theirs[0].send(len(said).to_bytes(8, "little"), _collective._MANIFEST + _collective._SIZE)
+        theirs[0].send(said, _collective._MANIFEST)
+        with pytest.raises(tensorferry.Corrupt, match="127.0.0.1"):
+            transfer.push_weights(weights(7), ours[:1], SECONDS)
+    theirs[0].send((1 << 60).to_bytes(8, "little"), _collective._MANIFEST + _collective._SIZE)
+    with pytest.raises(tensorferry.Corrupt, match="1152921504606846976 bytes"):
+        transfer.push_weights(weights(7), ours[:1], SECONDS)
 
 
 @pytest.mark.parametrize("name", ["push_weights.py", "kv_handover.py"])

@@ -1,5 +1,8 @@
 """Modules on our kernels, against the same without them."""
 
+import copy
+import pickle
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -74,3 +77,20 @@ def test_a_residual_goes_through_the_norm():
     out, total = norm(x, residual)
     torch.testing.assert_close(total, x + residual)
     torch.testing.assert_close(out, norm(total), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda: layers.RMSNorm(8), lambda: layers.CustomGatedMLP(8, 8),
+                                  lambda: layers.RotaryEmbedding(8, 8),
+                                  lambda: layers.PagedAttention(8)])
+def test_modules_are_copied_and_pickled(make):
+    module = make()
+    copy.deepcopy(module)
+    again = pickle.loads(pickle.dumps(module))
+    assert again.use_custom_kernels == module.use_custom_kernels
+
+
+def test_the_rotary_table_stays_exact_when_a_model_is_cast():
+    rotary = layers.RotaryEmbedding(64, 100)
+    before = rotary.cos_sin_cache.clone()
+    torch.nn.Sequential(rotary).to(torch.bfloat16).half()
+    assert torch.equal(rotary.cos_sin_cache, before)

@@ -39,3 +39,11 @@ def test_parameters_are_memory(peer, endpoint, connected):
 def test_tensors_that_cannot_be_used_are_refused(endpoint, make, said):
     with pytest.raises(tensorferry.InvalidArgument, match=said):
         endpoint.register(make())
+
+
+def test_memory_stays_when_a_tensor_is_given_other(peer, endpoint, connected):
+    tensor = torch.zeros(1 << 20)
+    remote = connected.import_region(bytes.fromhex(peer.register(tensor.nbytes, 1)))
+    region = endpoint.register(tensor)
+    tensor.data = torch.zeros(1)
+    assert connected.read(region, remote).wait(SECONDS) == 4 << 20

@@ -37,14 +37,16 @@ def test_a_read_brings_what_is_there(peer, endpoint, connected):
     assert (memory == 9).all()
 
 
-@pytest.mark.parametrize("form", ["list", "array"])
+@pytest.mark.parametrize("form", ["list", "uint64", "int64", "columns"])
 def test_blocks_are_of_local_offset_remote_offset_and_bytes(peer, endpoint, connected, form):
     remote = remote_region(peer, connected, 64, 5)
     memory = np.zeros(32, dtype=np.uint8)
     local = endpoint.register(memory)
     blocks = [(0, 60, 4), (8, 0, 2)]
-    if form == "array":
-        blocks = np.array(blocks, dtype=np.uint64)
+    if form == "columns":
+        blocks = np.asfortranarray(np.array(blocks))
+    elif form != "list":
+        blocks = np.array(blocks, dtype=form)
     assert connected.read(local, remote, blocks).wait(SECONDS) == 6
     assert memory.tolist() == [5] * 4 + [0] * 4 + [5] * 2 + [0] * 22
 
@@ -144,7 +146,7 @@ def test_memory_outlives_an_operation_that_nobody_holds(peer, endpoint, connecte
     gc.collect()
     assert alive() is not None
     peer.send(10, 6, 1)
-    # The next operations let go of those that have ended.
+    # Later operations let go of those that have ended.
     deadline = threading.Event()
     timer = threading.Timer(SECONDS, deadline.set)
     timer.start()
@@ -188,7 +190,7 @@ def test_rights_are_kept(peer, endpoint, connected):
 
 
 INTERRUPTED = """
-import sys
+import sys, threading
 from tensorferry import transfer
 endpoint = transfer.Endpoint(listen_host="127.0.0.1")
 other = transfer.Endpoint(listen_host="127.0.0.1")
@@ -205,7 +207,13 @@ def silent():
     global listener
     listener = socket.create_server(("127.0.0.1", 0))
     return listener.getsockname()[1]
-print("waiting", flush=True)
+def tell():
+    # When the main thread is in the call below.
+    main = threading.main_thread().ident
+    while sys._current_frames()[main].f_code.co_name != "<lambda>":
+        pass
+    print("waiting", flush=True)
+threading.Thread(target=tell, daemon=True).start()
 try:
     waits[sys.argv[1]]()
 except KeyboardInterrupt:
@@ -222,6 +230,7 @@ def test_ctrl_c_ends_a_wait(call):
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"
+        assert process.wait(SECONDS) == 0
     finally:
         process.kill()
         process.wait(SECONDS)
@@ -230,22 +239,81 @@ def test_ctrl_c_ends_a_wait(call):
 
 def test_other_threads_go_on_while_one_waits(connected):
     operation = connected.recv(bytearray(1), 1)
-    counted = []
-    thread = threading.Thread(target=lambda: counted.extend(range(1000)))
+    ended = []
 
     def wait():
-        with pytest.raises(tensorferry.Timeout):
-            operation.wait(0.2)
+        with pytest.raises(tensorferry.Cancelled):
+            operation.wait()
+        ended.append(True)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    thread.start()
-    thread.join(SECONDS)
-    assert len(counted) == 1000
-    waiting.join(SECONDS)
+    # This thread goes on, or the other would never end.
+    assert sum(range(1000)) == 499500
+    assert not ended
     operation.cancel()
-    with pytest.raises(tensorferry.Cancelled):
-        operation.wait(SECONDS)
+    waiting.join(SECONDS)
+    assert ended
+
+
+def test_an_operation_can_be_awaited_twice(peer, connected):
+    operation = connected.recv(bytearray(10), 1)
+
+    async def main():
+        async def awaiting():
+            return await operation
+
+        both = [asyncio.create_task(awaiting()) for _ in range(2)]
+        await asyncio.sleep(0)
+        peer.begin("send", 10, 3, 1)
+        return await asyncio.wait_for(asyncio.gather(*both), SECONDS)
+
+    assert asyncio.run(main()) == [10, 10]
+    assert peer.end() == 10
+
+
+def test_closing_ends_whoever_waits_for_peers(endpoint):
+    raised = []
+
+    def accept():
+        try:
+            endpoint.accept()
+        except tensorferry.Cancelled as error:
+            raised.append(error)
+
+    accepting = threading.Thread(target=accept)
+    accepting.start()
+    endpoint.close()
+    accepting.join(SECONDS)
+    assert raised
+
+
+WAITS_AT_EXIT = """
+import sys, threading
+from tensorferry import transfer
+endpoint = transfer.Endpoint(listen_host="127.0.0.1")
+other = transfer.Endpoint(listen_host="127.0.0.1")
+connection = endpoint.connect(other.address)
+operation = connection.recv(bytearray(1))
+waits = {
+    "accept": endpoint.accept,
+    "wait": operation.wait,
+    "notification": connection.take_notification,
+}
+def wait():
+    try:
+        waits[sys.argv[1]]()
+    except transfer.errors.Cancelled:
+        pass
+threading.Thread(target=wait, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("call", ["accept", "wait", "notification"])
+def test_a_process_may_end_while_a_thread_waits(call):
+    done = subprocess.run(
+        [sys.executable, "-c", WAITS_AT_EXIT, call], timeout=SECONDS, capture_output=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -255,6 +323,8 @@ def test_other_threads_go_on_while_one_waits(connected):
         (np.zeros((4, 4))[:, 1], "cannot be had in one piece"),
         (b"fixed", "bytes is read-only"),
         (np.zeros(0), "at least one byte"),
+        (np.array([None]), "holds Python objects"),
+        (np.zeros(2, dtype=[("Out", "f4"), ("b", "O")]), "holds Python objects"),
     ],
 )
 def test_memory_that_cannot_be_used_is_refused(endpoint, memory, said):
@@ -277,6 +347,12 @@ def test_read_only_memory_may_be_sent_and_not_read_into(peer, endpoint, connecte
         (lambda c, l, r: c.write(l, r, [(0, 0)]), "blocks: give rows"),
         (lambda c, l, r: c.write(l, r, [(0, -1, 1)]), "blocks: give rows"),
         (lambda c, l, r: c.write(l, r, []), "block"),
+        (lambda c, l, r: c.write(l, r, np.array([[0.5, 0, 1]])), "blocks: give rows"),
+        (lambda c, l, r: c.write(r, l), "parts: each is"),
+        (lambda c, l, r: c.prepare_write([1, 2]), "parts: each is"),
+        (lambda c, l, r: c.prepare_write([(l, None, None)]), "parts: each is"),
+        (lambda c, l, r: c.write(l, r, [(0, 0, 1)], stream=-1), "stream: give 'auto'"),
+        (lambda c, l, r: c.write(l, r, [(0, 0, 1)], stream=object()), "stream: give 'auto'"),
         (lambda c, l, r: c.write(l, r, [(0, 91, 10)]), "91..101"),
         (lambda c, l, r: c.write(l, r), "10 bytes, the remote one 100"),
         (lambda c, l, r: c.write(l, r, [(0, 0, 1)], timeout=-1), "timeout is -1"),
