@@ -5,10 +5,13 @@ import importlib.machinery
 import importlib.util
 import io
 import json
+import os
 import pathlib
+import signal
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 sys.dont_write_bytecode = True  # beside the script
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "gpu_check"
@@ -59,10 +62,19 @@ class Merging(unittest.TestCase):
         self.assertIn("out of memory", gpu_check.kernel_line(row))
 
     def test_an_epilogue_is_no_time_of_an_op(self):
-        row, = gpu_check.merge_kernels(
-            [ours(NORM)], [{"names": [NORM], "op": "", "baseline": "cuBLASLt epilogue, less the product alone",
-                            "us": 0.1}])
+        torch = [{"names": [NORM], "op": "", "baseline": gpu_check.EPILOGUE, "us_with": 5.5, "us_without": 5.25}]
+        row, = gpu_check.merge_kernels([ours(NORM)], torch)
+        self.assertEqual(row["torch_epilogue"], {"us_with": 5.5, "us_without": 5.25})
         self.assertTrue(gpu_check.kernel_line(row).endswith(" -"))
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            gpu_check.print_kernels({"device": {}, "merged": [row], "torch": torch})
+        self.assertIn("product and bias 5.25 us, with GELU 5.50 us", said.getvalue())
+
+    def test_what_was_left_out_for_time_says_so_in_its_column(self):
+        late = {"names": [NORM], "op": "rms_norm", "error": "left out: 150 s are over"}
+        row, = gpu_check.merge_kernels([ours(NORM)], [{**late, "baseline": name}
+                                                      for name in ("eager", "compile", "F.rms_norm")])
+        self.assertEqual(gpu_check.kernel_line(row).count("left out"), 3)
 
     def test_a_line_that_was_cut_off_is_left_out(self):
         self.assertEqual(gpu_check.json_rows('noise\n{"a": 1}\n{"b": \n'), [{"a": 1}])
@@ -71,14 +83,16 @@ class Merging(unittest.TestCase):
 class Steps(unittest.TestCase):
     def steps(self, program):
         """What run_kernels makes of programs that are this shell script, and what it prints."""
+        self.saved = []
         with tempfile.TemporaryDirectory() as folder:
             run = pathlib.Path(folder) / "run"
             run.write_text("#!/bin/sh\n" + program, encoding="utf-8")
             run.chmod(0o755)
             results = {"tests": {}, "sanitizers": {}}
-            limits = {"tests": 20, "ours": 20, "torch": 2, "sanitizer": 20}
+            limits = {"tests": 20, "ours": 20, "list": 20, "torch": 2, "sanitizer": 20}
             with contextlib.redirect_stdout(io.StringIO()) as said:
-                ok = gpu_check.run_kernels(pathlib.Path(folder), results, limits)
+                ok = gpu_check.run_kernels(pathlib.Path(folder), results, limits,
+                                           lambda: self.saved.append(json.dumps(results)))
                 gpu_check.print_kernels(results["kernels"])
             json.dumps(results)
             return ok, results, said.getvalue()
@@ -96,6 +110,8 @@ esac
         self.assertEqual(results["kernels"]["device"], {"device": "a GPU"})
         self.assertEqual([row["name"] for row in results["kernels"]["merged"]], [NORM])
         self.assertIn("1000.0 GB/s", said)
+        self.assertEqual(len(self.saved), 4)  # after each step
+        self.assertEqual([NORM in saved for saved in self.saved], [False, True, True, True])
 
     def test_times_that_fail_do_not_lose_the_tests(self):
         ok, results, said = self.steps("""
@@ -113,6 +129,32 @@ esac
     def test_what_takes_too_long_ends_with_all_that_it_started(self):
         code, said, _ = gpu_check.finish(["/bin/sh", "-c", "echo begun; sleep 100 & sleep 100"], 0.5)
         self.assertEqual((code, said), (124, "begun\n"))
+
+    def test_what_cannot_be_killed_is_left_alone(self):
+        # A process in a session of its own holds the pipe, as one would that hangs in the driver.
+        gpu_check.GONE_SECONDS = 0.3
+        holder = "import os, time; print(os.getpid(), flush=True); os.setsid(); time.sleep(60)"
+        code, said, why = gpu_check.finish(
+            ["/bin/sh", "-c", f"echo begun; {sys.executable} -c '{holder}' & sleep 60"], 1)
+        gpu_check.GONE_SECONDS = 15
+        begun, holds = said.split()
+        os.kill(int(holds), signal.SIGKILL)
+        self.assertEqual((code, begun, why), (124, "begun", ""))
+
+    def test_all_steps_of_the_kernels_end_in_time(self):
+        limits = gpu_check.KERNEL_LIMITS
+        self.assertLess(sum(limits.values()) + limits["sanitizer"], 460)
+
+    def test_a_device_that_the_sanitizer_does_not_know_is_no_failure(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, lines in (("run", "exit 1"), ("compute-sanitizer", "echo 'Error: Device not supported'; exit 1")):
+                program = pathlib.Path(folder) / name
+                program.write_text("#!/bin/sh\n" + lines + "\n", encoding="utf-8")
+                program.chmod(0o755)
+            results = {}
+            with unittest.mock.patch.dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}"):
+                self.assertTrue(gpu_check.run_sanitizers(pathlib.Path(folder), results))
+        self.assertEqual(results["sanitizers"]["memcheck"]["summary"], "skipped: Device not supported")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <utility>
 
+#include "ferry/core/units.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/tools/json.h"
 #include "ferry/tools/kernel_case.h"
@@ -19,11 +21,14 @@ namespace {
 
 // Of an H200: what plans of a list are made for, where no device is asked.
 constexpr int kListedMultiprocessors = 132;
+// Of what moves less, and of a copy of it, the time is that of a launch.
+constexpr std::uint64_t kLeastForShare = 4 * kMiB;
+constexpr std::uint64_t kTinyLeastForShare = 4 * kKiB;
 
 struct KernelRow {
   const KernelCase* what = nullptr;
   KernelTimes times;
-  CopyCeiling ceiling;
+  std::optional<CopyCeiling> ceiling;  // where it says something
   std::string failure;
 };
 
@@ -54,9 +59,9 @@ Json RowToJson(const KernelRow& row, bool tiny) {
   json["us_p90"] = row.times.p90 * 1e6;
   json["gbps"] = gbps;
   json["tflops"] = of_flops ? Json(KernelRate(row.what->flops, row.times.median, 1e12)) : Json();
-  json["ceiling_gbps"] = of_flops ? Json() : Json(row.ceiling.gbps);
-  json["ceiling_by"] = of_flops ? Json() : Json(row.ceiling.by);
-  json["ceiling_ratio"] = of_flops ? Json() : Json(gbps / row.ceiling.gbps);
+  json["ceiling_gbps"] = row.ceiling ? Json(row.ceiling->gbps) : Json();
+  json["ceiling_by"] = row.ceiling ? Json(row.ceiling->by) : Json();
+  json["ceiling_ratio"] = row.ceiling ? Json(gbps / row.ceiling->gbps) : Json();
   // Of matrix products: not measured here.
   json["ceiling_tflops"] = Json();
   json["written"] = true;
@@ -74,8 +79,9 @@ std::string LineOf(const KernelRow& row) {
                        KernelRate(row.what->flops, row.times.median, 1e12));
   }
   const double gbps = KernelRate(static_cast<double>(row.what->bytes), row.times.median, 1e9);
+  if (!row.ceiling) return fmt::format("{:<86}  {}  {:>9.1f} GB/s  {:>6}", name, spread, gbps, "-");
   return fmt::format("{:<86}  {}  {:>9.1f} GB/s  {:>6.1f} % of {:.1f} ({})", name, spread, gbps,
-                     100 * gbps / row.ceiling.gbps, row.ceiling.gbps, row.ceiling.by);
+                     100 * gbps / row.ceiling->gbps, row.ceiling->gbps, row.ceiling->by);
 }
 
 // Ops in the order of their cases.
@@ -151,13 +157,12 @@ class KernelBench {
       KernelRow row{.what = &one, .times = {}, .ceiling = {}, .failure = {}};
       const Status measured = MeasureRow(runner, &row);
       if (!measured) {
-        // Nothing more can be measured then.
-        if (measured.error().code() == Code::kDeviceLost) return measured.error();
         row.failure = measured.error().message();
         ++failed;
       }
       json_->Write(RowToJson(row, job_->tiny));
       if (!json_->to_stdout()) PrintLine(LineOf(row));
+      if (!measured && EndsAll(measured.error().code())) return measured.error();
     }
     if (failed == 0) return Ok();
     return Error(Code::kInternal,
@@ -165,9 +170,13 @@ class KernelBench {
   }
 
  private:
-  static Status MeasureRow(KernelRunner* runner, KernelRow* row) {
+  // Nothing more can be measured then.
+  static bool EndsAll(Code code) { return code == Code::kDeviceLost || code == Code::kTimedOut; }
+
+  Status MeasureRow(KernelRunner* runner, KernelRow* row) const {
     FERRY_TRY_ASSIGN(row->times, runner->Measure(*row->what));
-    if (row->what->flops > 0) return Ok();
+    const std::uint64_t least = job_->tiny ? kTinyLeastForShare : kLeastForShare;
+    if (row->what->flops > 0 || row->what->bytes < least) return Ok();
     FERRY_TRY_ASSIGN(row->ceiling, runner->CeilingFor(row->what->bytes));
     return Ok();
   }
@@ -200,10 +209,12 @@ Status RunKernelBench(const KernelBenchJob& job) {
                   {"multiprocessors", options.facts.multiprocessors},
                   {"compute_capability", fmt::format("{}.{}", options.facts.compute_major,
                                                      options.facts.compute_minor)}});
-  FERRY_TRY_ASSIGN(const auto runner,
+  FERRY_TRY_ASSIGN(auto runner,
                    KernelRunner::Create(
                        api, {.ordinal = job.ordinal, .seconds = job.seconds, .tiny = job.tiny}));
-  return bench.Run(runner.get(), cases);
+  const Status done = bench.Run(runner.get(), cases);
+  if (!done && done.error().code() == Code::kTimedOut) static_cast<void>(runner.release());
+  return done;
 }
 
 }  // namespace ferry::tools

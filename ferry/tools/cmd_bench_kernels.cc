@@ -2,12 +2,15 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ferry/tools/bench_kernels.h"
 #include "ferry/tools/command.h"
+#include "ferry/tools/report.h"
 
 namespace ferry::tools {
 namespace {
@@ -32,6 +35,13 @@ Result<int> OrdinalOf(const std::string& device) {
   return Error(Code::kInvalidArgument, fmt::format("--device {} is no GPU; write cuda:N", device));
 }
 
+// Past all destructors and the driver's own end, which wait for a kernel that may never end.
+[[noreturn]] void LeaveAtOnce(const Invocation& invocation, const Error& error) {
+  PrintError(invocation, error);
+  std::fflush(nullptr);
+  std::_Exit(ExitCodeOf(error.code()));
+}
+
 }  // namespace
 
 void DeclareKernelBench(CLI::App* app, Invocation* invocation) {
@@ -46,7 +56,7 @@ void DeclareKernelBench(CLI::App* app, Invocation* invocation) {
       ->type_name("cuda:N");
   app->add_option("--seconds", job.seconds,
                   "That samples of a row take, of which there are at "
-                  "least 20")
+                  "least 20, but for no more than 10 times as long")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 60.0))
       ->type_name("S");
@@ -60,10 +70,12 @@ void DeclareKernelBench(CLI::App* app, Invocation* invocation) {
   DeclareSettings(app, &words.settings);
   app->callback([invocation] {
     invocation->json = words.job.json == "-";
-    invocation->run = []() -> Status {
+    invocation->run = [invocation]() -> Status {
       FERRY_TRY_ASSIGN(words.job.config, LoadConfig(words.settings));
       FERRY_TRY_ASSIGN(words.job.ordinal, OrdinalOf(words.device));
-      return RunKernelBench(words.job);
+      const Status done = RunKernelBench(words.job);
+      if (!done && done.error().code() == Code::kTimedOut) LeaveAtOnce(*invocation, done.error());
+      return done;
     };
   });
 }

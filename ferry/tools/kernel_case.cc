@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 namespace ferry::tools {
 namespace {
 
@@ -18,6 +20,10 @@ std::size_t AddKernelBuffer(KernelCase* one, KernelBuffer::Holds holds, kernels:
 
 std::size_t KernelCase::AddNumbers(kernels::DType of, std::int64_t elements) {
   return AddKernelBuffer(this, KernelBuffer::Holds::kNumbers, of, elements);
+}
+
+std::size_t KernelCase::AddLogits(std::int64_t elements) {
+  return AddKernelBuffer(this, KernelBuffer::Holds::kLogits, kernels::DType::kBfloat16, elements);
 }
 
 std::size_t KernelCase::AddSharedNumbers(kernels::DType of, std::int64_t elements) {
@@ -57,6 +63,8 @@ std::vector<KernelCase> KernelCases(const KernelCaseOptions& options) {
   AddTokenCases(options, &cases);
   AddAttentionCases(options, &cases);
   AddSamplerCases(options, &cases);
+  std::stable_partition(cases.begin(), cases.end(),
+                        [](const KernelCase& one) { return !one.comes_last; });
   return cases;
 }
 

@@ -16,6 +16,7 @@ namespace ferry::tools {
 struct KernelBuffer {
   enum class Holds : unsigned char {
     kNumbers,  // random ones, in [-1, 1)
+    kLogits,   // bfloat16; random ones as models have them: normal, with a deviation of 3
     kResults,  // of the op, which must write all of them
     kTable,    // `table`
     kScratch,  // nothing that counts
@@ -48,12 +49,14 @@ struct KernelCase {
   std::vector<KernelSize> sizes;
   std::uint64_t bytes = 0;  // that the op must move: what it reads once and what it writes
   double flops = 0;         // where they are what bounds it, and not the bytes
+  bool comes_last = false;  // after all others, which a fault of it would spoil
   std::vector<KernelBuffer> buffers;
   // Puts the op on the stream. Called several times, first outside of any capture.
   std::function<Status(const KernelStream&, KernelAddresses)> launch;
 
   // These return the buffer's index.
   std::size_t AddNumbers(kernels::DType of, std::int64_t elements);
+  std::size_t AddLogits(std::int64_t elements);
   std::size_t AddSharedNumbers(kernels::DType of, std::int64_t elements);
   std::size_t AddResults(kernels::DType of, std::int64_t elements);
   std::size_t AddScratch(std::int64_t bytes_of_it);  // shared
@@ -84,7 +87,7 @@ void AddTokenCases(const KernelCaseOptions& options, std::vector<KernelCase>* ca
 // attention_decode, attention_prefill.
 void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases);
 void AddSamplerCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases);
-// All of them.
+// All of them, in the order of measuring.
 std::vector<KernelCase> KernelCases(const KernelCaseOptions& options);
 
 }  // namespace ferry::tools

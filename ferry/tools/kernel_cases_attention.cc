@@ -119,6 +119,8 @@ std::vector<std::int32_t> Boundaries(const AttentionOfCase& of) {
 KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way) {
   KernelCase one = NewAttentionCase("attention_prefill", of);
   one.variant = way.name;
+  // As the newest form, likeliest to fault, after which the device does nothing more.
+  one.comes_last = way.form == kernels::PrefillForm::kTensorMemory;
   const std::int64_t all = of.batch * of.tokens;
   const auto q = one.AddNumbers(kAttentionType, all * of.heads * of.head_size);
   const auto k = one.AddNumbers(kAttentionType, all * of.kv_heads * of.head_size);

@@ -25,7 +25,7 @@ KernelCase SampleCase(std::int64_t rows, std::int64_t vocabulary, Draw draw) {
   one.variant = NameOfDraw(draw);
   one.sizes = {{"rows", rows}, {"vocabulary", vocabulary}};
   const auto count = static_cast<std::size_t>(rows);
-  const auto logits = one.AddNumbers(DType::kBfloat16, rows * vocabulary);
+  const auto logits = one.AddLogits(rows * vocabulary);
   const auto out = one.AddResults(DType::kInt64, rows);
   const auto temperatures = one.AddTable(std::vector<float>(count, 0.6F));
   const auto top_k = one.AddTable(std::vector<std::int32_t>(count, 50));

@@ -22,9 +22,12 @@ namespace {
 using cuda::CopyKind;
 using kernels::DType;
 
-constexpr auto kKernelPatience = std::chrono::seconds(60);
+constexpr auto kKernelPatience = std::chrono::seconds(10);
 constexpr auto kWarmUp = std::chrono::milliseconds(300);
-constexpr std::size_t kLeastSamples = 20;  // and as many are under way at once
+constexpr std::size_t kLeastSamples = 20;
+constexpr std::size_t kBatch = 5;  // samples that are under way at once
+constexpr std::size_t kTinyBatch = 3;
+constexpr double kMostOverrun = 10;  // times the seconds asked for, whatever samples there are then
 constexpr std::size_t kMostSamples = 400;
 constexpr std::size_t kLeastSets = 2;
 constexpr std::size_t kMostSets = 256;
@@ -40,7 +43,7 @@ constexpr std::uint64_t kMostSlab = 8 * kGiB;
 constexpr std::uint64_t kColdBytes = 256 * kMiB;
 constexpr std::uint64_t kPattern = 4 * kMiB;
 constexpr std::uint64_t kTinyPattern = 64 * kKiB;
-constexpr std::size_t kPatterns = 3;
+constexpr std::size_t kPatterns = 4;
 constexpr int kPoisonByte = 0xa5;
 constexpr std::uint64_t kChecked = 256 * kKiB;  // from both ends of results
 constexpr std::size_t kPiece = 16;              // bytes of poison that cannot be a result
@@ -69,6 +72,11 @@ void FillPatterns(std::span<std::byte> patterns) {
     std::memcpy(patterns.data() + at, &value, sizeof value);
   }
   std::memset(patterns.data() + 2 * bytes, kPoisonByte, bytes);
+  std::normal_distribution<float> logit(0, 3);
+  for (std::size_t at = 3 * bytes; at < 4 * bytes; at += sizeof(std::uint16_t)) {
+    const std::uint16_t bits = kernels::ToBfloat16(logit(random));
+    std::memcpy(patterns.data() + at, &bits, sizeof bits);
+  }
 }
 
 double SecondsOf(std::chrono::nanoseconds time) {
@@ -106,22 +114,36 @@ struct KernelRunner::Slab {
   }
 };
 
+// What a case is measured with, and what its kernels may use for as long as they run.
+struct KernelRunner::Measured {
+  std::function<Status(const KernelStream&, KernelAddresses)> launch;
+  Slab slab;
+  cuda::Graph graph;
+};
+
 Result<std::unique_ptr<KernelRunner>> KernelRunner::Create(cuda::DeviceApi* api,
                                                            const Options& options) {
   std::unique_ptr<KernelRunner> runner(new KernelRunner(api, options));
-  const int ordinal = options.ordinal;
-  FERRY_TRY_ASSIGN(runner->stream_, api->CreateStream(ordinal, cuda::StreamPriority::kNormal));
-  for (std::size_t i = 0; i < kLeastSamples; ++i) {
-    for (auto* events : {&runner->begins_, &runner->ends_}) {
-      FERRY_TRY_ASSIGN(cuda::Event event, api->CreateEvent(ordinal, cuda::EventTiming::kOn));
+  const Status prepared = runner->Prepare();
+  if (prepared) return runner;
+  // See Measure().
+  if (prepared.error().code() == Code::kTimedOut) static_cast<void>(runner.release());
+  return prepared.error();
+}
+
+Status KernelRunner::Prepare() {
+  const int ordinal = options_.ordinal;
+  FERRY_TRY_ASSIGN(stream_, api_->CreateStream(ordinal, cuda::StreamPriority::kNormal));
+  for (std::size_t i = 0; i < kBatch; ++i) {
+    for (auto* events : {&begins_, &ends_}) {
+      FERRY_TRY_ASSIGN(cuda::Event event, api_->CreateEvent(ordinal, cuda::EventTiming::kOn));
       events->push_back(std::move(event));
     }
   }
-  FERRY_TRY_ASSIGN(runner->flushed_,
-                   api->AllocateDevice(ordinal, options.tiny ? kTinyPattern : kColdBytes));
-  FERRY_TRY(runner->MakePatterns());
-  FERRY_TRY(runner->WarmUp());
-  return runner;
+  FERRY_TRY_ASSIGN(flushed_,
+                   api_->AllocateDevice(ordinal, options_.tiny ? kTinyPattern : kColdBytes));
+  FERRY_TRY(MakePatterns());
+  return WarmUp();
 }
 
 Status KernelRunner::MakePatterns() {
@@ -167,7 +189,11 @@ Status KernelRunner::FillBuffer(const KernelBuffer& buffer, std::byte* at) {
   if (buffer.holds == Holds::kTable) return Upload(at, buffer.table);
   const std::uint64_t bytes = patterns_.size() / kPatterns;
   std::size_t pattern = kernels::SizeOf(buffer.dtype) == 4 ? 1 : 0;
-  if (buffer.holds != Holds::kNumbers) pattern = 2;
+  if (buffer.holds == Holds::kLogits) {
+    pattern = 3;
+  } else if (buffer.holds != Holds::kNumbers) {
+    pattern = 2;
+  }
   const std::uint64_t filled = std::min(bytes, buffer.bytes);
   const cuda::CopyItem item{at, static_cast<std::byte*>(patterns_.data()) + pattern * bytes,
                             filled};
@@ -175,26 +201,24 @@ Status KernelRunner::FillBuffer(const KernelBuffer& buffer, std::byte* at) {
   return Repeat(at, filled, buffer.bytes);
 }
 
-Result<KernelRunner::Slab> KernelRunner::MakeSlab(const KernelCase& one, std::size_t sets) {
-  Slab slab;
-  slab.sets = sets;
-  slab.shared = SetBytes(one, true);
-  slab.stride = SetBytes(one, false);
+Status KernelRunner::MakeSlab(const KernelCase& one, Slab* slab) {
+  slab->sets = SetsOf(one, options_.tiny);
+  slab->shared = SetBytes(one, true);
+  slab->stride = SetBytes(one, false);
   std::uint64_t next[2] = {0, 0};
   for (const KernelBuffer& buffer : one.buffers) {
-    slab.offsets.push_back(next[buffer.shared ? 1 : 0]);
-    slab.is_shared.push_back(buffer.shared);
+    slab->offsets.push_back(next[buffer.shared ? 1 : 0]);
+    slab->is_shared.push_back(buffer.shared);
     next[buffer.shared ? 1 : 0] += AlignUp(buffer.bytes);
   }
-  FERRY_TRY_ASSIGN(slab.memory,
-                   api_->AllocateDevice(options_.ordinal, slab.shared + slab.stride * slab.sets));
-  const std::vector<void*> first = slab.Addresses(0);
+  FERRY_TRY_ASSIGN(slab->memory, api_->AllocateDevice(options_.ordinal,
+                                                      slab->shared + slab->stride * slab->sets));
+  const std::vector<void*> first = slab->Addresses(0);
   for (std::size_t i = 0; i < one.buffers.size(); ++i) {
     FERRY_TRY(FillBuffer(one.buffers[i], static_cast<std::byte*>(first[i])));
   }
-  FERRY_TRY(Repeat(slab.data() + slab.shared, slab.stride, slab.stride * slab.sets));
-  FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
-  return slab;
+  FERRY_TRY(Repeat(slab->data() + slab->shared, slab->stride, slab->stride * slab->sets));
+  return api_->Wait(stream_, Deadline::After(kKernelPatience));
 }
 
 Result<bool> KernelRunner::IsWritten(const std::byte* at, std::uint64_t bytes) {
@@ -250,52 +274,63 @@ Status KernelRunner::WarmUp() {
   return Ok();
 }
 
-// One batch is queued as a whole, so that the device never waits for the host.
+// One batch is queued as a whole, behind a replay that nobody times: the device waits for the host
+// only before that.
 Result<std::vector<double>> KernelRunner::Sample(const cuda::Graph& graph, bool flush) {
-  const std::size_t least = options_.tiny ? 3 : kLeastSamples;
+  const std::size_t least = options_.tiny ? kTinyBatch : kLeastSamples;
+  const std::size_t batch = options_.tiny ? kTinyBatch : kBatch;
   std::vector<double> samples;
   double sum = 0;
   while (samples.size() < least || (sum < options_.seconds && samples.size() < kMostSamples)) {
-    for (std::size_t i = 0; i < least; ++i) {
+    FERRY_TRY(api_->Replay(stream_, graph));
+    for (std::size_t i = 0; i < batch; ++i) {
       if (flush) FERRY_TRY(Flush());
       FERRY_TRY(api_->Record(begins_[i], stream_));
       FERRY_TRY(api_->Replay(stream_, graph));
       FERRY_TRY(api_->Record(ends_[i], stream_));
     }
-    FERRY_TRY(api_->Wait(ends_[least - 1], Deadline::After(kKernelPatience)));
-    for (std::size_t i = 0; i < least; ++i) {
+    FERRY_TRY(api_->Wait(ends_[batch - 1], Deadline::After(kKernelPatience)));
+    for (std::size_t i = 0; i < batch; ++i) {
       FERRY_TRY_ASSIGN(const auto between, api_->Elapsed(begins_[i], ends_[i]));
       samples.push_back(SecondsOf(between));
       sum += samples.back();
     }
-    if (options_.tiny) break;
+    if (options_.tiny || sum > kMostOverrun * options_.seconds) break;
   }
   return samples;
 }
 
 Result<KernelTimes> KernelRunner::Measure(const KernelCase& one) {
-  const std::size_t sets = SetsOf(one, options_.tiny);
-  FERRY_TRY_ASSIGN(const Slab slab, MakeSlab(one, sets));
+  auto on = std::make_unique<Measured>();
+  on->launch = one.launch;
+  Result<KernelTimes> times = MeasureOn(one, on.get());
+  if (!times && times.error().code() == Code::kTimedOut) static_cast<void>(on.release());
+  return times;
+}
+
+Result<KernelTimes> KernelRunner::MeasureOn(const KernelCase& one, Measured* on) {
+  FERRY_TRY(MakeSlab(one, &on->slab));
+  const Slab& slab = on->slab;
   const KernelStream to{api_, stream_};
   // Loads the kernel's code, too, before it is captured.
-  FERRY_TRY(one.launch(to, slab.Addresses(0)));
+  FERRY_TRY(on->launch(to, slab.Addresses(0)));
   FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
   FERRY_TRY(CheckResults(one, slab));
-  FERRY_TRY_ASSIGN(const cuda::Graph graph, api_->Capture(stream_, [&]() -> Status {
+  FERRY_TRY_ASSIGN(on->graph, api_->Capture(stream_, [&]() -> Status {
     for (std::size_t set = 0; set < slab.sets; ++set) {
-      FERRY_TRY(one.launch(to, slab.Addresses(set)));
+      FERRY_TRY(on->launch(to, slab.Addresses(set)));
     }
     return Ok();
   }));
-  for (int warm = 0; warm < 2; ++warm) FERRY_TRY(api_->Replay(stream_, graph));
+  for (int warm = 0; warm < 2; ++warm) FERRY_TRY(api_->Replay(stream_, on->graph));
   FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
   const bool flush = slab.stride * slab.sets < kColdBytes;
-  FERRY_TRY_ASSIGN(std::vector<double> samples, Sample(graph, flush));
-  for (double& sample : samples) sample /= static_cast<double>(sets);
+  FERRY_TRY_ASSIGN(std::vector<double> samples, Sample(on->graph, flush));
+  for (double& sample : samples) sample /= static_cast<double>(slab.sets);
   return KernelTimes{.median = Median(samples),
                      .p10 = Percentile(samples, 0.1),
                      .p90 = Percentile(samples, 0.9),
-                     .launches = sets,
+                     .launches = slab.sets,
                      .samples = samples.size()};
 }
 

@@ -37,25 +37,30 @@ class KernelRunner {
  public:
   struct Options {
     int ordinal = 0;
-    double seconds = 0.05;  // of samples, of which at least 20 are taken
+    double seconds = 0.05;  // of samples: at least 20, if they do not take 10 times as long
     bool tiny = false;      // few launches
   };
   static Result<std::unique_ptr<KernelRunner>> Create(cuda::DeviceApi* api, const Options& options);
 
-  // Errors: those of DeviceApi and of the op; kCorrupt where the op left results unwritten.
+  // Errors: those of DeviceApi and of the op; kCorrupt where the op left results unwritten. After
+  // kTimedOut what the op may still use is never freed, which would wait for it without limit;
+  // leave this object and the process in the same way.
   Result<KernelTimes> Measure(const KernelCase& one);
   // Measured once for as many bytes.
   Result<CopyCeiling> CeilingFor(std::uint64_t bytes);
 
  private:
   struct Slab;
+  struct Measured;
   KernelRunner(cuda::DeviceApi* api, const Options& options) : api_(api), options_(options) {}
 
+  Status Prepare();
   Status MakePatterns();
   // A block of `bytes` of device memory of which the first `filled` are repeated.
   Status Repeat(std::byte* at, std::uint64_t filled, std::uint64_t bytes);
   Status Upload(std::byte* at, std::span<const std::byte> bytes);
-  Result<Slab> MakeSlab(const KernelCase& one, std::size_t sets);
+  Result<KernelTimes> MeasureOn(const KernelCase& one, Measured* on);
+  Status MakeSlab(const KernelCase& one, Slab* slab);
   Status FillBuffer(const KernelBuffer& buffer, std::byte* at);
   Status CheckResults(const KernelCase& one, const Slab& slab);
   Result<bool> IsWritten(const std::byte* at, std::uint64_t bytes);
@@ -71,7 +76,7 @@ class KernelRunner {
   std::vector<cuda::Event> begins_;
   std::vector<cuda::Event> ends_;
   cuda::PinnedBuffer staging_;
-  cuda::DeviceBuffer patterns_;  // random numbers of 16 bits, of 32 bits, poison
+  cuda::DeviceBuffer patterns_;  // random numbers of 16 bits, of 32 bits, poison, logits
   cuda::DeviceBuffer flushed_;   // copied from its first half to its second
   std::map<std::uint64_t, CopyCeiling> ceilings_;
 };
