@@ -212,7 +212,7 @@ Status RunKernelBench(const KernelBenchJob& job) {
   FERRY_TRY_ASSIGN(auto runner,
                    KernelRunner::Create(
                        api, {.ordinal = job.ordinal, .seconds = job.seconds, .tiny = job.tiny}));
-  const Status done = bench.Run(runner.get(), cases);
+  Status done = bench.Run(runner.get(), cases);
   if (!done && done.error().code() == Code::kTimedOut) static_cast<void>(runner.release());
   return done;
 }

@@ -73,7 +73,7 @@ void DeclareKernelBench(CLI::App* app, Invocation* invocation) {
     invocation->run = [invocation]() -> Status {
       FERRY_TRY_ASSIGN(words.job.config, LoadConfig(words.settings));
       FERRY_TRY_ASSIGN(words.job.ordinal, OrdinalOf(words.device));
-      const Status done = RunKernelBench(words.job);
+      Status done = RunKernelBench(words.job);
       if (!done && done.error().code() == Code::kTimedOut) LeaveAtOnce(*invocation, done.error());
       return done;
     };
