@@ -25,6 +25,8 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
 
   EventLoop* home() const noexcept { return loops_.front(); }
   void StartOnLoop();
+  // After its loop has stopped: lets go of the lanes, whose callbacks keep this object.
+  void GiveUp() { greetings_.clear(); }
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   // Once done.
   Result<std::shared_ptr<ConnectionCore>> result();

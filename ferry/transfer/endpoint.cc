@@ -137,6 +137,7 @@ Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline de
     const auto share = (limit.when() - Clock::now()) / static_cast<std::int64_t>(left);
     auto dialer = std::make_shared<Dialer>(core_, at, address.endpoint,
                                            Deadline::After(share));  // with its tasks
+    core_->Follow(dialer);
     EventLoop* const home = dialer->home();
     home->PostOrRun([dialer] { dialer->StartOnLoop(); });
     // The dialer keeps the deadline itself, and says at what it failed.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ferry/core/log.h"
+#include "ferry/transfer/dialer.h"
 #include "ferry/transfer/endpoint.h"
 #include "ferry/transfer/reception.h"
 
@@ -84,6 +85,14 @@ void EndpointCore::Shutdown() {
     changed_.wait(lock, [this] { return connections_.empty(); });
   }
   for (const auto& loop : loops_) loop->Stop();
+  std::vector<std::weak_ptr<Dialer>> dialers;
+  {
+    const std::lock_guard lock(mutex_);
+    dialers.swap(dialers_);
+  }
+  for (const auto& each : dialers) {
+    if (const auto dialer = each.lock()) dialer->GiveUp();
+  }
   listener_.reset();
   link_watch_.reset();
   reception_.reset();
@@ -274,6 +283,14 @@ void EndpointCore::BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connecti
     accepted_.push_back(connection);
   }
   front_loop()->NotifyWaiters();
+}
+
+void EndpointCore::Follow(const std::shared_ptr<Dialer>& dialer) {
+  const std::lock_guard lock(mutex_);
+  dialers_.erase(std::remove_if(dialers_.begin(), dialers_.end(),
+                                [](const auto& each) { return each.expired(); }),
+                 dialers_.end());
+  dialers_.push_back(dialer);
 }
 
 std::shared_ptr<ConnectionCore> EndpointCore::TakeAccepted() {

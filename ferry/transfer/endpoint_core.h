@@ -27,6 +27,7 @@
 
 namespace ferry::transfer {
 
+class Dialer;
 class Greeting;
 class Reception;
 struct EndpointAddress;
@@ -71,6 +72,8 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   void BeginCall(const std::string& local_name);
   void EndCall(const std::string& local_name);
   bool IsOwnCall(const std::string& remote_name);
+  // Any thread. Of a call that is about to be made: its end is the endpoint's at the latest.
+  void Follow(const std::shared_ptr<Dialer>& dialer);
   // Any thread. Counts and logs, by a sentence, that somebody who wished to connect was not let in.
   void RefusedGreeting(const std::string& peer_name, const std::string& sentence);
   // Any thread. The open connection that a peer was welcomed to with this number and token.
@@ -121,6 +124,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   std::atomic<std::uint64_t> greetings_refused_{0};
 
   std::mutex mutex_;
+  std::vector<std::weak_ptr<Dialer>> dialers_;  // under mutex_; those that are there, and others
   std::condition_variable changed_;
   std::unordered_set<std::shared_ptr<ConnectionCore>> connections_;  // until closed
   std::deque<std::shared_ptr<ConnectionCore>> accepted_;             // until taken
