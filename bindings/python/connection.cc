@@ -97,10 +97,6 @@ transfer::TransferPart PartOf(const nb::tuple& part, transfer::Direction directi
   return made;
 }
 
-}  // namespace
-
-namespace {
-
 constexpr const char* kStreamForms =
     "stream: give 'auto', None, a cudaStream_t as a number, or a stream of torch's or CuPy's";
 

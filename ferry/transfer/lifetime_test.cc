@@ -1,8 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <atomic>
 #include <optional>
@@ -10,7 +8,6 @@
 #include <thread>
 #include <utility>
 
-#include "ferry/core/fd.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
@@ -260,16 +257,8 @@ TEST_F(LifetimeTest, CloseEndsWhoeverWaitsForPeersOrConnects) {
   auto operations = EveryKind();
   Endpoint& endpoint = *link_.near.endpoint;
   // Lets who connects wait for its greeting.
-  const UniqueFd silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof at;
-  auto* const raw = reinterpret_cast<sockaddr*>(&at);
-  ASSERT_EQ(::bind(silent.get(), raw, length), 0);
-  ASSERT_EQ(::listen(silent.get(), 8), 0);
-  ASSERT_EQ(::getsockname(silent.get(), raw, &length), 0);
-  const std::string address = "127.0.0.1:" + std::to_string(ntohs(at.sin_port));
+  const RawListener silent;
+  const std::string address = "127.0.0.1:" + std::to_string(silent.port());
   std::optional<Code> accepted;
   std::optional<Code> connected;
   std::thread accepts([&] { accepted = endpoint.Accept(Deadline::Never()).error().code(); });
