@@ -7,10 +7,6 @@
 
 namespace ferry {
 
-// Lines of the ring that a GPU has read are no longer in the CPU's caches: they are asked for this
-// many blocks ahead.
-constexpr std::ptrdiff_t kAhead = 64;
-
 // Plain stores: non-temporal ones took 8.6 ns for each block on the machine of an H200 (3.6 so).
 PackedBlock* PieceWriter::Write(PackedBlock* out, const PackedBlock* end) noexcept {
   // Copies of the members: what is written might be they, as far as the compiler knows.
@@ -26,7 +22,6 @@ PackedBlock* PieceWriter::Write(PackedBlock* out, const PackedBlock* end) noexce
       for (; next != stop && next->len <= longest; ++next, ++out) {
         const Block whole{dst + next->dst, src + next->src, next->len};
         bits |= whole.dst | whole.src | whole.len;
-        __builtin_prefetch(out + kAhead, /*write=*/1);
         *out = Pack(whole);
       }
       if (next == stop) continue;

@@ -166,9 +166,10 @@ TEST_P(HopperTest, ATileIsStoredWhereItIsInTheTensorAndNowhereElse) {
                       .row = one.row,
                       .outer = one.outer};
     };
+    const std::string name = fmt::format("{} sizes, tile to row {}", one.shape.size(), one.row);
+    SCOPED_TRACE(name);
     ASSERT_NO_FATAL_FAILURE(Run(&bed, kCopyTileKernel, CopyTileCpu, args_on(&bed, &tensor)));
     ASSERT_TRUE(CopyTileCpu(args_on(&cpu, &expected)));
-    const std::string name = fmt::format("{} sizes, tile to row {}", one.shape.size(), one.row);
     tensor.ExpectGapsUntouched(name);
     for (std::int64_t i = 0; i < tensor.Numel(); ++i) {
       if (std::isnan(expected.Get(i)) && std::isnan(tensor.Get(i))) continue;
