@@ -27,6 +27,10 @@ inline constexpr milliseconds kDrainGrace{kSanitized ? 2000 : 500};
 // Added to every bound in time: what a machine with other work to do may be late.
 inline constexpr milliseconds kSlack{kSanitized ? 5000 : 2000};
 
+// Whether tests judge rates, and not only print them: what else the machine does is in all of them.
+// As FERRY_TEST_RATES=1 has it (bench/reliability); never with a sanitizer, which is too slow.
+bool RatesAreJudged();
+
 // "name=value", as Config::Set takes them.
 using Settings = std::vector<std::string>;
 Settings FastSettings(const Settings& more = {});

@@ -12,7 +12,7 @@
 #include "tests/network_pair.h"
 
 // Two processes in network namespaces with several links between them. The rates are those of the
-// links, which are far below what the machine can do; sanitizers make it too slow for them.
+// links, which are far below what a quiet machine can do.
 namespace ferry::tests {
 namespace {
 
@@ -91,21 +91,22 @@ class InterfacesTest : public ::testing::Test {
     const std::uint64_t bytes = near_->Pumped() - before;
     return static_cast<double>(bytes) * 1e3 / static_cast<double>(watch.elapsed().count());
   }
-  // Until the pump moves at this rate. Prints how long that took.
+  // Until the pump moves at this rate, or at all where rates are not judged. Prints how long that
+  // took.
   void AwaitRate(double wanted, milliseconds bound, const char* what) {
-    if (kSanitized) return;
+    const double least = RatesAreJudged() ? wanted : 1;
     const Stopwatch watch;
     double rate = 0;
     do {
       rate = PumpRate(milliseconds(500));
-    } while (rate < wanted && watch.elapsed() < bound);
+    } while (rate < least && watch.elapsed() < bound);
     std::printf("  %s: %.3f GB/s of %.3f wanted, within %lld ms\n", what, rate / 1e9, wanted / 1e9,
                 static_cast<long long>(watch.elapsed().count()));
-    EXPECT_GE(rate, wanted) << what;
+    EXPECT_GE(rate, least) << what;
   }
   void ExpectRate(double rate, double links, const char* what) {
     std::printf("  %s: %.3f GB/s, %.2f of the links\n", what, rate / 1e9, rate / links);
-    if (!kSanitized) {
+    if (RatesAreJudged()) {
       EXPECT_GE(rate, kShare * links) << what;
     }
   }

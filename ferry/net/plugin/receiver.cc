@@ -14,6 +14,8 @@ namespace {
 
 constexpr std::chrono::seconds kEndPatience{60};
 constexpr std::chrono::microseconds kShareLaunch{6};
+// Batches: with fewer the GPU would wait for the next launch.
+constexpr std::size_t kFewBatches = 2;
 
 }  // namespace
 
@@ -74,16 +76,18 @@ Status Receiver::Advance(std::vector<std::uint64_t>* done) {
   for (std::size_t i = 0; i < channels_.size(); ++i) {
     FERRY_TRY(PostOn(i));
     FERRY_TRY(TakeFrom(i));
-    if (HasWaited()) FERRY_TRY(Unpack());
+    if (IsDue()) FERRY_TRY(Unpack());
   }
   FERRY_TRY(Unpack());
   return Finish(done);
 }
 
-// A chunk that has come shares its launch with those of other channels, but does not wait for all
-// of them to be asked, which may take longer than the launch.
-bool Receiver::HasWaited() const {
-  return unpacking_ < arrived_.size() && Clock::now() - arrived_[unpacking_].at > kShareLaunch;
+// A chunk that has come shares its launch with others while the GPU has enough to do, but does not
+// wait until all channels have been asked, which may take longer than the launch.
+bool Receiver::IsDue() const {
+  return unpacking_ < arrived_.size() &&
+         (unpacker_->under_way() < kFewBatches ||
+          Clock::now() - arrived_[unpacking_].at > kShareLaunch);
 }
 
 Status Receiver::PostOn(std::size_t index) {
@@ -131,6 +135,7 @@ Status Receiver::TakeFrom(std::size_t index) {
     channel.posted.pop_front();
     // A chunk that there is no room for waits for this side, not for the peer.
     watch_.Restart(index, !channel.posted.empty());
+    if (IsDue()) FERRY_TRY(Unpack());
   }
   return Ok();
 }

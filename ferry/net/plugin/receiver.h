@@ -46,9 +46,10 @@ struct ReceiverOptions {
 };
 
 // Receives chunks over several channels of a plugin that leaves messages in pieces in its pool, and
-// unpacks them: those that have come by then, of all channels, in one launch. The plugin's memory
-// is given back when the copy is done, and not before, in the order in which it was taken. One
-// thread at a time; nothing waits. Makes nothing on the GPU after it was made.
+// unpacks them: at once, or while the GPU is busy those that have come by then, of all channels, in
+// one launch. The plugin's memory is given back when the copy is done, and not before, in the order
+// in which it was taken. One thread at a time; nothing waits. Makes nothing on the GPU after it was
+// made.
 class Receiver {
  public:
   // The unpacker and the plugin outlive it; `api` is null where the unpacker copies by the host. A
@@ -108,7 +109,7 @@ class Receiver {
   Receiver(Unpacker* unpacker, const ReceiverOptions& options)
       : unpacker_(unpacker), options_(options), watch_("receiving", options.chunk_timeout) {}
   Status PlacePool(cuda::DeviceApi* api);
-  bool HasWaited() const;
+  bool IsDue() const;
   Status PostOn(std::size_t channel);
   Status TakeFrom(std::size_t channel);
   Status Unpack();
