@@ -177,7 +177,7 @@ Prepared Connection::Prepare(transfer::Direction direction, const nb::list& part
     NoteGpu(part[0], &on_gpus);
   }
   auto prepared = [&] {
-    const nb::gil_scoped_release others_go_on;  // GPUs may be asked
+    const OthersGoOn others_go_on;  // GPUs may be asked
     return direction == transfer::Direction::kWrite ? connection_.PrepareWrite(std::move(made))
                                                     : connection_.PrepareRead(std::move(made));
   }();
@@ -190,7 +190,7 @@ std::unique_ptr<Operation> Connection::Post(const Prepared& prepared, const nb::
   post.notification = BytesOf(notification);
   post.checksum = checksum;
   auto begun = [&] {
-    const nb::gil_scoped_release others_go_on;
+    const OthersGoOn others_go_on;
     return prepared.direction == transfer::Direction::kWrite
                ? connection_.Write(prepared.transfer, post)
                : connection_.Read(prepared.transfer, post);
@@ -203,7 +203,7 @@ std::unique_ptr<Operation> Connection::Send(nb::handle data, std::uint64_t tag,
   auto memory = std::make_unique<Memory>(data, Memory::Access::kRead, "data");
   const auto post = PostOptionsOf(options, memory.get());
   auto begun = [&] {
-    const nb::gil_scoped_release others_go_on;
+    const OthersGoOn others_go_on;
     return connection_.Send(tag, memory->bytes(), post);
   }();
   return Begun(std::move(begun), nb::cast(std::move(memory)));
@@ -214,7 +214,7 @@ std::unique_ptr<Operation> Connection::Recv(nb::handle buffer, std::uint64_t tag
   auto memory = std::make_unique<Memory>(buffer, Memory::Access::kWrite, "buffer");
   const auto post = PostOptionsOf(options, memory.get());
   auto begun = [&] {
-    const nb::gil_scoped_release others_go_on;
+    const OthersGoOn others_go_on;
     return connection_.Recv(tag, mask, memory->bytes(), post);
   }();
   return Begun(std::move(begun), nb::cast(std::move(memory)));
@@ -232,7 +232,7 @@ nb::bytes Connection::TakeNotification(std::optional<double> timeout) {
 
 void Connection::Close() {
   {
-    const nb::gil_scoped_release others_go_on;
+    const OthersGoOn others_go_on;
     connection_.Close();
   }
   LetGo();

@@ -56,7 +56,7 @@ std::vector<std::weak_ptr<EndpointHolder>>& Holders() {
 std::shared_ptr<EndpointHolder> Make(const nb::kwargs& settings) {
   Config config = ConfigOf(settings);
   Result<transfer::Endpoint> made = [&] {
-    const nb::gil_scoped_release others_go_on;
+    const OthersGoOn others_go_on;
     return transfer::Endpoint::Create(config);
   }();
   auto holder = std::make_shared<EndpointHolder>(Take(std::move(made)), std::move(config));
@@ -68,6 +68,8 @@ std::shared_ptr<EndpointHolder> Make(const nb::kwargs& settings) {
   return holder;
 }
 
+constexpr std::chrono::seconds kReturnPatience{10};
+
 // Threads that wait would otherwise be ended by the interpreter in the middle of it, and the
 // process with them.
 void CloseAll() {
@@ -75,6 +77,7 @@ void CloseAll() {
   for (const auto& each : holders) {
     if (const auto holder = each.lock()) holder->Close();
   }
+  OthersGoOn::AwaitReturns(Deadline::After(kReturnPatience));
   LetGo(~std::size_t{0});
 }
 
@@ -157,7 +160,7 @@ std::shared_ptr<transfer::Endpoint> EndpointHolder::Get() const {
 void EndpointHolder::Close() {
   auto endpoint = std::exchange(endpoint_, nullptr);
   if (endpoint == nullptr) return;
-  const nb::gil_scoped_release others_go_on;
+  const OthersGoOn others_go_on;
   endpoint->Close();
   endpoint.reset();
 }

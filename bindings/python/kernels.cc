@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/python/errors.h"
+#include "bindings/python/waiting.h"
 #include "ferry/cuda/address.h"
 #include "ferry/kernels/attention_decode/attention_decode.h"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
@@ -135,7 +136,7 @@ struct Place {
       if (ordinal >= 0) {
         return on_gpu(args, cuda::StreamRef::Foreign(ordinal, cuda::PointerTo(stream)));
       }
-      const nb::gil_scoped_release others_go_on;
+      const OthersGoOn others_go_on;
       return on_cpu(args);
     }();
     Check(ended);

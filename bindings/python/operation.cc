@@ -45,7 +45,7 @@ void LetGo(std::size_t most) {
   orphans.erase(orphans.begin(), end);
   std::vector<bool> ended(looked_at.size());
   {
-    const nb::gil_scoped_release others_go_on;
+    const OthersGoOn others_go_on;
     for (std::size_t i = 0; i < looked_at.size(); ++i) ended[i] = looked_at[i].operation.Poll();
   }
   for (std::size_t i = 0; i < looked_at.size(); ++i) {
@@ -60,7 +60,7 @@ Operation::~Operation() {
 bool Operation::Done() {
   if (!memory_.is_valid()) return true;
   const bool done = [this] {
-    const nb::gil_scoped_release others_go_on;
+    const OthersGoOn others_go_on;
     return operation_.Poll();
   }();
   // Out of the member first: what goes with it may let other threads come here.
@@ -91,7 +91,7 @@ void BindOperation(nb::module_& module) {
            "Timeout after `timeout` seconds, while the operation goes on.")
       .def("cancel",
            [](Operation& self) {
-             const nb::gil_scoped_release others_go_on;
+             const OthersGoOn others_go_on;
              self.Get().Cancel();
            })
       .def(
@@ -105,7 +105,7 @@ void BindOperation(nb::module_& module) {
               throw Raised(
                   Error(Code::kInvalidArgument, "stream: None cannot be held back; give a stream"));
             }
-            const nb::gil_scoped_release others_go_on;
+            const OthersGoOn others_go_on;
             Check(self.Get().HoldBack(*held));
           },
           nb::arg("stream"), nb::arg("device") = 0,

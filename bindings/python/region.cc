@@ -63,14 +63,14 @@ Region::Region(SharedEndpoint endpoint, std::unique_ptr<Memory> memory, transfer
     : endpoint_(std::move(endpoint)), memory_(std::move(memory)) {
   const auto alive = endpoint_->Get();
   Result<transfer::Region> registered = [&] {
-    const nb::gil_scoped_release others_go_on;  // a GPU's staging may be set up
+    const OthersGoOn others_go_on;  // a GPU's staging may be set up
     return alive->Register(memory_->bytes(), rights);
   }();
   region_.emplace(Take(std::move(registered)));
 }
 
 Region::~Region() {
-  const nb::gil_scoped_release others_go_on;
+  const OthersGoOn others_go_on;
   region_.reset();
 }
 

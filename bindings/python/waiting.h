@@ -14,6 +14,23 @@ namespace ferry::python {
 // Seconds from now; None: `otherwise`. A number that is none, or below zero, is an error.
 Deadline DeadlineOf(std::optional<double> seconds, Deadline otherwise = Deadline::Never());
 
+// While it lives Python's other threads go on, as with nanobind's gil_scoped_release. From
+// AwaitReturns() on, which is for the interpreter's end, no other thread comes back from one that
+// it begins, as the interpreter would end it in the middle of C++, and the process with it.
+class OthersGoOn {
+ public:
+  OthersGoOn() noexcept;
+  ~OthersGoOn();
+  OthersGoOn(const OthersGoOn&) = delete;
+  OthersGoOn& operator=(const OthersGoOn&) = delete;
+
+  // Until all that other threads have begun have ended, or the deadline; called with Python's lock.
+  static void AwaitReturns(Deadline deadline);
+
+ private:
+  PyThreadState* const state_;
+};
+
 // How long a KeyboardInterrupt may have to wait.
 inline constexpr milliseconds kSignalsEvery{50};
 
@@ -24,7 +41,7 @@ auto WaitInParts(Deadline deadline, Wait wait) {
   for (;;) {
     const Deadline part = Deadline::After(kSignalsEvery).Sooner(deadline);
     auto result = [&] {
-      const nanobind::gil_scoped_release others_go_on;
+      const OthersGoOn others_go_on;
       return wait(part);
     }();
     const bool again = !result && result.error().code() == Code::kTimedOut && !deadline.expired();

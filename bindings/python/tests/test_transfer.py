@@ -300,16 +300,19 @@ waits = {
     "wait": operation.wait,
     "notification": connection.take_notification,
 }
+waits["again and again"] = waits["notification"]
 def wait():
-    try:
-        waits[sys.argv[1]]()
-    except transfer.errors.Cancelled:
-        pass
+    while True:
+        try:
+            waits[sys.argv[1]]()
+        except transfer.errors.Cancelled:
+            if sys.argv[1] != "again and again":
+                return
 threading.Thread(target=wait, daemon=True).start()
 """
 
 
-@pytest.mark.parametrize("call", ["accept", "wait", "notification"])
+@pytest.mark.parametrize("call", ["accept", "wait", "notification", "again and again"])
 def test_a_process_may_end_while_a_thread_waits(call):
     done = subprocess.run(
         [sys.executable, "-c", WAITS_AT_EXIT, call], timeout=SECONDS, capture_output=True)
