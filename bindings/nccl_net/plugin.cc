@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <array>
+#include <cstdlib>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -48,12 +49,27 @@ Process& TheProcess() {
   return *process;
 }
 
+// Before there are threads of the engine's: other threads of the process must not ask for variables
+// at this moment, as with everything that sets one.
+void AskOfNccl(const Settings& settings) {
+  std::string said;
+  for (const auto& [name, value] : settings.for_nccl) {
+    (void)::setenv(name.c_str(), value.c_str(), /*overwrite=*/0);
+    said += fmt::format("{}{}={}", said.empty() ? "" : ", ", name, value);
+  }
+  if (said.empty()) return;
+  InformInit(fmt::format("set for this process, as nobody had: {}; FERRY_NCCL_CHANNELS=0 leaves "
+                         "NCCL alone",
+                         said));
+}
+
 Result<std::shared_ptr<Engine>> EngineOfProcess() {
   Process& process = TheProcess();
   const std::lock_guard lock(process.mutex);
   if (auto engine = process.engine.lock()) return engine;
   FERRY_TRY_ASSIGN(Settings settings,
                    LoadSettings([](const char* name) { return std::getenv(name); }));
+  AskOfNccl(settings);
   FERRY_TRY_ASSIGN(auto engine, Engine::Create(std::move(settings)));
   process.engine = engine;
   return engine;

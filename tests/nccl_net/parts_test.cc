@@ -1,4 +1,5 @@
 // The plugin's parts that need no network.
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -43,6 +44,27 @@ TEST(NcclSettings, HearOursBeforeThoseOfNccl) {
       LoadSettings(Environment({{"NCCL_SOCKET_IFNAME", "=ens1"}, {"FERRY_INTERFACES", "ens2"}}));
   ASSERT_TRUE(ours);
   EXPECT_EQ(ours->config.interfaces, "ens2");
+}
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+TEST(NcclSettings, AskNcclForMoreChannelsAndLargerPiecesUnlessSomebodyHasSpoken) {
+  const auto asked = [](const std::map<std::string, std::string>& variables) {
+    const auto settings = LoadSettings(Environment(variables));
+    return settings ? settings->for_nccl : Variables{{"error", settings.error().message()}};
+  };
+  EXPECT_EQ(asked({}),
+            (Variables{{"NCCL_MIN_NCHANNELS", "8"}, {"NCCL_P2P_NET_CHUNKSIZE", "524288"}}));
+  EXPECT_EQ(asked({{"FERRY_NCCL_CHANNELS", "4"}, {"NCCL_P2P_NET_CHUNKSIZE", "131072"}}),
+            (Variables{{"NCCL_MIN_NCHANNELS", "4"}}));
+  EXPECT_EQ(asked({{"NCCL_MIN_NCHANNELS", ""}}), (Variables{{"NCCL_P2P_NET_CHUNKSIZE", "524288"}}));
+  EXPECT_EQ(asked({{"FERRY_NCCL_CHANNELS", "0"}}), Variables{});
+  for (const char* wrong : {"", "-1", "65", "8 ", "many", "99999999999"}) {
+    EXPECT_EQ(asked({{"FERRY_NCCL_CHANNELS", wrong}}),
+              (Variables{{"error", fmt::format("FERRY_NCCL_CHANNELS is \"{}\"; give 0 (NCCL "
+                                               "decides) to 64",
+                                               wrong)}}));
+  }
 }
 
 TEST(NcclSettings, HaveDefaultsOfTheirOwn) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -49,6 +50,13 @@ class EveryTable : public ::testing::TestWithParam<int> {
   NcclHost host_{FERRY_NCCL_PLUGIN, GetParam()};
   CommPair pair_{&host_, &host_};
 };
+
+// NCCL reads them in this process, later.
+TEST_P(EveryTable, SetsNcclsVariablesThatNobodyHasSet) {
+  for (const char* name : {"NCCL_MIN_NCHANNELS", "NCCL_P2P_NET_CHUNKSIZE"}) {
+    EXPECT_NE(std::getenv(name), nullptr) << name;
+  }
+}
 
 TEST_P(EveryTable, TellsWhatItIs) {
   EXPECT_STREQ(host_->name(), "Ferry");
