@@ -58,7 +58,8 @@ __device__ __forceinline__ void PublishToAsyncProxy() {
 }
 
 // cp.async.bulk.tensor.{2,3,4}d.global.shared::cta.tile.bulk_group: the other way. The buffer is
-// read until WaitForStoresToRead().
+// read until WaitForStoresToRead(). Coordinates may be beyond the tensor's end, but not below 0:
+// an H200 calls that an illegal instruction.
 __device__ __forceinline__ void StoreTile(const CUtensorMap& map, std::uint32_t shared, int x,
                                           int y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
