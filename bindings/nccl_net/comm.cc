@@ -148,12 +148,11 @@ void Comm::SendOnLoop(std::size_t lane, Frame* frame) {
 
 void Comm::PostBulk(Frame* frame) {
   if (closing_ || error_) return;
-  const std::size_t bulk = lanes_.size() - 1;
-  const std::size_t first = next_lane_++ % bulk;
   CommLane* chosen = nullptr;
   std::uint64_t least = 0;
-  for (std::size_t i = 0; i < bulk; ++i) {
-    CommLane* const lane = lanes_[1 + (first + i) % bulk].get();
+  // The first of those that have least, and not each in turn: its worker has slept least long.
+  for (std::size_t i = 1; i < lanes_.size(); ++i) {
+    CommLane* const lane = lanes_[i].get();
     const std::uint64_t queued = lane->queued.load(std::memory_order_relaxed);
     if (chosen == nullptr || queued < least) {
       chosen = lane;

@@ -130,8 +130,7 @@ class Comm {
   std::atomic<std::uint64_t> bytes_{0};
   // Under mutex_. Shared with the tasks that close lanes, which may be in it when Close() returns.
   std::shared_ptr<Closing> under_way_;
-  std::size_t next_lane_ = 0;  // under mutex_
-  std::string peer_;           // under mutex_
+  std::string peer_;  // under mutex_
 
   // On the swift loop.
   Frame beat_;

@@ -14,6 +14,7 @@
 #include "bindings/nccl_net/recv_comm.h"
 #include "bindings/nccl_net/report.h"
 #include "bindings/nccl_net/send_comm.h"
+#include "bindings/nccl_net/tuner.h"
 
 namespace ferry::nccl_net {
 namespace {
@@ -56,11 +57,14 @@ void AskOfNccl(const Settings& settings) {
   for (const auto& [name, value] : settings.for_nccl) {
     (void)::setenv(name.c_str(), value.c_str(), /*overwrite=*/0);
     said += fmt::format("{}{}={}", said.empty() ? "" : ", ", name, value);
+    // With one that was asked for, there are no two to limit them to.
+    if (name == "NCCL_MIN_NCHANNELS" && value != "1") LimitShortCollectives();
   }
   if (said.empty()) return;
-  InformInit(fmt::format("set for this process, as nobody had: {}; FERRY_NCCL_CHANNELS=0 leaves "
-                         "NCCL alone",
-                         said));
+  InformInit(
+      fmt::format("set for this process, as nobody had: {}; FERRY_NCCL_CHANNELS=0 leaves "
+                  "NCCL alone",
+                  said));
 }
 
 Result<std::shared_ptr<Engine>> EngineOfProcess() {

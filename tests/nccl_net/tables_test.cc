@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/nccl_net/tuner.h"
 #include "ferry/net/plugin/abi_v12.h"
 #include "ferry/net/plugin/abi_v9.h"
 #include "tests/nccl_net/testing/nccl_host.h"
@@ -290,6 +291,29 @@ template <class Table>
 Table* TableOf(const char* symbol) {
   void* const library = ::dlopen(FERRY_NCCL_PLUGIN, RTLD_NOW | RTLD_LOCAL);
   return static_cast<Table*>(::dlsym(library, symbol));
+}
+
+TEST(Tuner, KeepsShortCollectivesBetweenNodesToFewChannels) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);  // init() has asked for channels
+  auto* const v4 = TableOf<TunerV4>("ncclTunerPlugin_v4");
+  auto* const v3 = TableOf<TunerV3>("ncclTunerPlugin_v3");
+  ASSERT_NE(v4, nullptr);
+  ASSERT_NE(v3, nullptr);
+  const auto channels = [&](std::size_t nodes, std::size_t bytes) {
+    void* context = &host;
+    EXPECT_EQ(v4->init(8, nodes, nullptr, &context), abi::kSuccess);
+    int by_v4 = 0;
+    EXPECT_EQ(v4->get_coll_info(context, 4, bytes, 1, nullptr, 7, 3, 0, &by_v4), abi::kSuccess);
+    int by_v3 = 0;
+    EXPECT_EQ(v3->get_coll_info(context, 4, bytes, 1, nullptr, 7, 3, &by_v3), abi::kSuccess);
+    EXPECT_EQ(by_v4, by_v3);
+    EXPECT_EQ(v4->destroy(context), abi::kSuccess);
+    return by_v4;
+  };
+  EXPECT_EQ(channels(2, 0), 2);
+  EXPECT_EQ(channels(2, (1 << 20) - 1), 2);
+  EXPECT_EQ(channels(2, 1 << 20), 0);  // as NCCL chooses
+  EXPECT_EQ(channels(1, 8), 0);
 }
 
 TEST(Tables, FillEveryPropertyOfTheNewestVersion) {
