@@ -17,7 +17,7 @@ import types
 
 from tensorferry import errors
 
-__all__ = ["disable", "enable", "load"]
+__all__ = ["disable", "enable", "find", "load"]
 
 _INSTALL = (
     "python -m pip install --no-deps git+https://github.com/GeeeekExplorer/nano-vllm && "
@@ -83,27 +83,32 @@ def _replace(module, path, function):
     setattr(holder, name, function)
 
 
-def load():
-    """Imports nano-vllm as it is, but for flash-attn where that is missing: by name, its modules."""
+def find():
+    """Whether there is a nano-vllm to be imported, and torch; if not, errors.Unsupported says how."""
     if importlib.util.find_spec("torch") is None:
         raise errors.Unsupported(
             "tensorferry.nanovllm needs torch; install it: python -m pip install torch"
         )
     _find_checkout()
+    if "nanovllm" not in sys.modules and importlib.util.find_spec("nanovllm") is None:
+        raise errors.Unsupported(
+            f"nano-vllm is not installed; install it: {_INSTALL}; or name a checkout of it by "
+            "TENSORFERRY_NANOVLLM=PATH"
+        )
+
+
+def load():
+    """Imports nano-vllm as it is, but for flash-attn where that is missing: by name, its modules."""
+    find()
     from tensorferry.nanovllm import _missing
 
     try:
         with _missing.flash_attn():
             modules = {name: importlib.import_module(f"nanovllm.{name}") for name in _MODULES}
     except ModuleNotFoundError as error:
-        if error.name == "nanovllm":
+        if error.name.startswith("nanovllm"):
             raise errors.Unsupported(
-                f"nano-vllm is not installed; install it: {_INSTALL}; or name a checkout of it by "
-                "TENSORFERRY_NANOVLLM=PATH"
-            ) from error
-        if error.name.startswith("nanovllm."):
-            raise errors.Unsupported(
-                f"this nano-vllm has no {error.name}; this plug-in is made for nano-vllm 0.2: "
+                f"this nano-vllm has no {error.name}; the plug-in is made for nano-vllm 0.2: "
                 "install that"
             ) from error
         raise errors.Unsupported(
