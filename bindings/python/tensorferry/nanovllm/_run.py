@@ -38,22 +38,30 @@ def make_engine(settings):
     return nano, package.LLM(settings["model"], **settings["engine"])
 
 
+def end(llm):
+    """Now, and not when the process ends, which it would do a second time."""
+    atexit.unregister(llm.exit)
+    llm.exit()
+
+
 class Followed:
     """Gives sequences the tokens of another run, and records what this one would have chosen."""
 
     def __init__(self, runner, tokens):
         self.gaps = []  # (sequence, step, how much less than the greatest, as a share of the logits)
         self._run, self._tokens, self._seqs = runner.run, tokens, []
-        self.first_id = None  # of the sequences
+        self._first_id = None  # of the sequences; they have not run before
         runner.run, runner.sampler = self.run, self.sample
 
     def run(self, seqs, is_prefill):
         self._seqs = seqs
+        if self._first_id is None:
+            self._first_id = seqs[0].seq_id
         return self._run(seqs, is_prefill)
 
     def sample(self, logits, _temperatures):
         logits = logits.float()
-        places = [(seq.seq_id - self.first_id, seq.num_completion_tokens) for seq in self._seqs]
+        places = [(seq.seq_id - self._first_id, seq.num_completion_tokens) for seq in self._seqs]
         wanted = torch.tensor([self._tokens[i][step] for i, step in places]).to(logits.device)
         chosen = logits.gather(-1, wanted.unsqueeze(-1)).squeeze(-1)
         gaps = (logits.amax(-1) - chosen) / logits.abs().amax(-1)
@@ -128,7 +136,6 @@ def run(settings):
     if settings["follow"]:
         tokens = json.loads(pathlib.Path(settings["follow"]).read_text())["tokens"]
         followed = Followed(runner, tokens)
-        followed.first_id = nano.model_runner.Sequence([0]).seq_id + 1
     else:  # of other lengths, as prompts that are known already are not computed again
         generate(llm, [prompt[1:] or [0] for prompt in prompts], parameters(4))
     inputs = []
@@ -145,8 +152,7 @@ def run(settings):
         result["staging_us"] = {
             batch: staging.measure(batch, settings["device"]) for batch in (1, 2, 4, 8, 16, 32)
         }
-    atexit.unregister(llm.exit)
-    llm.exit()
+    end(llm)
     return result
 
 
