@@ -201,6 +201,7 @@ def test_the_hash_tells_blocks_apart():
         ("--ways kernels,plain", "--ways has 'plain'; it can have kernels, own, formulas"),
         ("--device cpu --ways own", "nano-vllm's own layers need a GPU"),
         ("--new 1", "--new 2 or more"),
+        ("--dtype float32", "--dtype float32 is for the CPU"),
         ("--dtype float64", "invalid choice: 'float64'"),
     ],
 )

@@ -60,9 +60,15 @@ def _options(arguments):
         if way not in possible:
             parser.error(f"--ways has {way!r}; it can have {', '.join(possible)}"
                          + (": nano-vllm's own layers need a GPU" if way == "own" else ""))
+    if options.dtype == "float32" and not on_cpu:
+        parser.error("--dtype float32 is for the CPU; attention on a GPU has bfloat16 and float16")
     if min(options.sequences, options.prompt, options.new - 1) < 1:
         parser.error("--sequences and --prompt must be 1 or more, and --new 2 or more")
     return options
+
+
+class RunFailed(Exception):
+    """Of one way; others may go on."""
 
 
 class _Bench:
@@ -109,37 +115,51 @@ class _Bench:
         path = self.folder / f"{way}.settings.json"
         path.write_text(json.dumps(settings))
         command = [sys.executable, "-m", "tensorferry.nanovllm._run", str(path)]
-        ended = subprocess.run(command, timeout=self.options.timeout)
+        try:
+            ended = subprocess.run(command, timeout=self.options.timeout)
+        except subprocess.TimeoutExpired as error:
+            raise RunFailed(f"bench: the run of {way} did not end in {self.options.timeout:.0f} s "
+                            "(--timeout)") from error
         if ended.returncode != 0:
-            raise SystemExit(f"bench: the run of {way} ended with {ended.returncode}; why, it has "
-                             "written above")
+            raise RunFailed(f"bench: the run of {way} ended with {ended.returncode}; why, it has "
+                            "written above")
         return json.loads(pathlib.Path(settings["result"]).read_text())
 
 
 def _speeds(bench):
+    """(whether every way ran, the results of those that did)."""
     options = bench.options
-    results = {}
+    results, failed = {}, []
     for way in options.ways:
         ours = way == "kernels"
         profile = str(pathlib.Path(options.out).resolve()) if ours else None
-        results[way] = bench.run(way, profile=profile, staging=ours)
+        try:
+            results[way] = bench.run(way, profile=profile, staging=ours)
+        except RunFailed as error:
+            failed.append(str(error))
     print(f"{options.sequences} sequences, prompts up to {options.prompt}, {options.new} new; "
           f"{options.layers} layers of {options.hidden}, {options.dtype}, {options.device}")
     print("way       attention    graphs  prefill tok/s  decode tok/s  generated tok/s  "
           "ms per step  inputs us")
-    for way, r in results.items():
-        print(f"{way:9} {r['attention']:12} {'yes' if r['graphs'] else 'no':6}  "
-              f"{r['prefill_tokens_per_s']:13.1f}  {r['decode_tokens_per_s']:12.1f}  "
-              f"{r['generated_tokens_per_s']:15.1f}  {r['decode_step_ms']:11.2f}  "
-              f"{r['inputs_us']:9.1f}")
-        if r["provided"]:
-            print(f"          not installed, done by stand-ins: {', '.join(r['provided'])}")
+    for way, result in results.items():
+        _print(way, result)
     if "kernels" in results:
         for batch, (staged, separately) in results["kernels"]["staging_us"].items():
             print(f"staging of {batch:>2} sequences: {staged:.1f} us; a tensor and a copy each: "
                   f"{separately:.1f} us")
         print(f"profile of the kernels: {options.out}/profile_trace.json, profile_report.txt")
-    return results
+    for sentence in failed:
+        print(sentence, file=sys.stderr)
+    return not failed, results
+
+
+def _print(way, result):
+    print(f"{way:9} {result['attention']:12} {'yes' if result['graphs'] else 'no':6}  "
+          f"{result['prefill_tokens_per_s']:13.1f}  {result['decode_tokens_per_s']:12.1f}  "
+          f"{result['generated_tokens_per_s']:15.1f}  {result['decode_step_ms']:11.2f}  "
+          f"{result['inputs_us']:9.1f}")
+    if result["provided"]:
+        print(f"          not installed, done by stand-ins: {', '.join(result['provided'])}")
 
 
 def verdict(gaps, tolerance):
@@ -179,7 +199,10 @@ def main(arguments=None):
     with tempfile.TemporaryDirectory(prefix="tensorferry-bench-") as folder:
         bench = _Bench(options, folder)
         bench.write_model()
-        well, results = _check(bench) if options.check else (True, _speeds(bench))
+        try:
+            well, results = _check(bench) if options.check else _speeds(bench)
+        except RunFailed as error:
+            raise SystemExit(str(error)) from error
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(results, indent=1))
     return 0 if well else 1
