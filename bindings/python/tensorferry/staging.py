@@ -5,8 +5,8 @@
     slot.arrays["ids"][:count] = ids   # NumPy
     staging.send(slot)                 # one copy into staging.tensors, on torch's current stream
 
-DecodeInputs is that for a step of decoding over paged caches. A CUDA graph captured over its tensors
-finds each step's inputs in them. `python -m tensorferry.staging` measures the host's time.
+DecodeInputs is that for a step of decoding over paged caches. A CUDA graph captured over its
+tensors finds each step's inputs in them. `python -m tensorferry.staging` measures the host's time.
 """
 
 import argparse
@@ -55,8 +55,8 @@ def _parts(memory, layout):
 class Staging:
     """Fields, {name: (dtype, shape)}, in one piece of memory on the device and in a ring of slots.
 
-    tensors: the fields on the device, always the same memory. slots: the ring. A slot is given out again when its
-    copy has ended. One thread at a time.
+    tensors: the fields on the device, always the same memory. slots: the ring. A slot is given out
+    again when its copy has ended. One thread at a time.
     """
 
     def __init__(self, fields, device, slots=4):
@@ -150,14 +150,19 @@ class DecodeInputs:
     def stage(self, tokens, lengths, tables, temperatures=None, padded_to=0):
         """Brings a step's inputs to the device, on torch's current stream: a Batch of views.
 
-        Of each sequence: its last token, its length with that token, and its list of blocks. Rows
-        up to padded_to, for a graph of more sequences, get slot -1 and length 0.
+        Lists, of each sequence: its last token, its length with that token, its list of blocks.
+        Rows up to padded_to, for a graph of more sequences, get slot -1 and length 0.
         """
         count = len(tokens)
         if not 0 < count <= self.max_batch or padded_to > self.max_batch:
             raise errors.InvalidArgument(
                 f"DecodeInputs: {count} sequences, padded to {padded_to}; there is room for 1 to "
                 f"{self.max_batch}"
+            )
+        if not count == len(lengths) == len(tables):
+            raise errors.InvalidArgument(
+                f"DecodeInputs: {count} tokens, {len(lengths)} lengths and {len(tables)} tables; "
+                "each sequence has one of each"
             )
         slot = self._staging.begin()
         self._write_tables(slot, tables)
@@ -240,7 +245,7 @@ def _separately(tokens, lengths, tables, size, device):
 
 
 def measure(batch, device, steps=500, block_size=256, max_blocks=17):
-    """The host's microseconds per step, (staged, separately), medians; sequences grow as they do."""
+    """(staged, separately): the host's microseconds per step, medians, of sequences that grow."""
     device = torch.device(device)
     inputs = DecodeInputs(batch, max_blocks, block_size, device)
     tables = [[row] for row in range(batch)]

@@ -44,7 +44,7 @@ def greedy(llm, prompts, new=6):
 
 
 class Reference:
-    """The model in float64, of plain operations, that computes every sequence anew for each token."""
+    """The model in float64, of plain operations; it computes all anew for each token."""
 
     def __init__(self, folder):
         weights = _missing._Weights(folder / "model.safetensors", "pt", "cpu")

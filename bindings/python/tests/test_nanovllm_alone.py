@@ -1,4 +1,4 @@
-"""tensorferry.nanovllm without nano-vllm: what it says of what is missing, and what it puts there."""
+"""tensorferry.nanovllm without nano-vllm: what it says is missing, and what it puts there."""
 
 import os
 import subprocess
@@ -114,7 +114,7 @@ tensorferry.nanovllm.enable()
 @pytest.mark.parametrize(
     ("hidden", "said"),
     [
-        ("nanovllm", "nano-vllm is not installed; install it: python -m pip install --no-deps git+"),
+        ("nanovllm", "nano-vllm is not installed; install it: python -m pip install --no-deps g"),
         ("nanovllm", "or name a checkout of it by TENSORFERRY_NANOVLLM=PATH"),
         ("torch", "needs torch; install it: python -m pip install torch"),
     ],

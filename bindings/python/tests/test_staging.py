@@ -44,7 +44,7 @@ def test_whatever_changes_between_steps_arrives(device):
     lengths, tables = sequences(8, generator)
     for step in range(200):
         count = generator.randint(1, 8)
-        if step % 7 == 0:  # others, in lists that are longer, shorter, or the same ones filled anew
+        if step % 7 == 0:  # others, in lists that are as long or not, or the same ones filled anew
             lengths, fresh = sequences(8, generator)
             for table, blocks in zip(tables, fresh):
                 table[:] = blocks
@@ -152,6 +152,7 @@ def test_staging_works_inside_and_outside_of_inference_mode():
         (([], [], []), "0 sequences, padded to 0; there is room for 1 to 2"),
         (([1] * 3, [1] * 3, [[0]] * 3), "3 sequences"),
         (([1], [1], [[0]], None, 3), "padded to 3"),
+        (([1, 1], [1, 1], [[0]]), "2 tokens, 2 lengths and 1 tables"),
         (([1], [17], [[0]]), "sequence 0 has 17 tokens and 1 blocks of 16"),
         (([1, 1], [1, 0], [[0], [1]]), "sequence 1 has 0 tokens"),
         (([1], [17], [[0, 1, 2]]), "has 3 blocks; there is room for 2"),

@@ -41,10 +41,10 @@ _replaced = []  # (owner, name, what was there)
 def enable(use_custom_kernels=True, stage_decode=True):
     """Makes nano-vllm's layers ours, for every LLM made from now on.
 
-    use_custom_kernels=False, or TENSORFERRY_DISABLE_KERNELS=1, takes torch's formulas in the place of
-    our kernels, and runs without CUDA graphs, as these formulas read lengths on the host.
-    stage_decode=False leaves the inputs of decode steps to nano-vllm. Again with other arguments, it
-    replaces what it did before.
+    use_custom_kernels=False, or TENSORFERRY_DISABLE_KERNELS=1, takes torch's formulas in the place
+    of our kernels, and runs without CUDA graphs, as these formulas read lengths on the host.
+    stage_decode=False leaves the inputs of decode steps to nano-vllm. Again with other arguments,
+    it replaces what it did before.
     """
     nano = load()
     from tensorferry import _core, _formulas, kernels
@@ -70,7 +70,7 @@ def enable(use_custom_kernels=True, stage_decode=True):
 
 
 def disable():
-    """Undoes enable(). An LLM made in between goes on, with nano-vllm's layers outside of its graphs."""
+    """Undoes enable(). An LLM made in between goes on; its graphs keep our kernels."""
     while _replaced:
         owner, name, before = _replaced.pop()
         setattr(owner, name, before)
@@ -84,7 +84,7 @@ def _replace(module, path, function):
 
 
 def find():
-    """Whether there is a nano-vllm to be imported, and torch; if not, errors.Unsupported says how."""
+    """That there are torch and a nano-vllm; if not, errors.Unsupported says how to get them."""
     if importlib.util.find_spec("torch") is None:
         raise errors.Unsupported(
             "tensorferry.nanovllm needs torch; install it: python -m pip install torch"
@@ -98,7 +98,7 @@ def find():
 
 
 def load():
-    """Imports nano-vllm as it is, but for flash-attn where that is missing: by name, its modules."""
+    """nano-vllm's modules by name, as they are; with our attention where flash-attn is missing."""
     find()
     from tensorferry.nanovllm import _missing
 
@@ -125,8 +125,8 @@ def _find_checkout():
         return
     if not (pathlib.Path(named) / "nanovllm" / "__init__.py").is_file():
         raise errors.InvalidArgument(
-            f"TENSORFERRY_NANOVLLM is {named!r}, which has no nanovllm/__init__.py; name the folder "
-            "of a checkout of nano-vllm"
+            f"TENSORFERRY_NANOVLLM is {named!r}, which has no nanovllm/__init__.py; name the "
+            "folder of a checkout of nano-vllm"
         )
     if named not in sys.path:
         sys.path.insert(0, named)

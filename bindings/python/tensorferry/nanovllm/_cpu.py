@@ -1,4 +1,4 @@
-"""nano-vllm's engine on the CPU, for tests: it takes a GPU for granted, and finds the host's memory."""
+"""nano-vllm's engine on the CPU, for tests: what it asks of a GPU is answered here."""
 
 import contextlib
 import unittest.mock

@@ -1,4 +1,4 @@
-"""nano-vllm's steps of decoding: inputs staged into the buffers over which its graphs are captured."""
+"""nano-vllm's steps of decoding: inputs staged into the buffers of its CUDA graphs."""
 
 import bisect
 
@@ -31,7 +31,7 @@ def staged(nano):
 
 
 def _inputs_of(runner):
-    """A runner's DecodeInputs: made when it is first asked for, as graphs are captured over them."""
+    """A runner's DecodeInputs: made before its graphs are captured over them."""
     inputs = getattr(runner, "_tensorferry_inputs", None)
     if inputs is None:
         config = runner.config

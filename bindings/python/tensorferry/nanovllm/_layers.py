@@ -1,4 +1,4 @@
-"""nano-vllm's layers on our ops: methods for its own classes, so that what they hold stays theirs."""
+"""nano-vllm's layers on our ops: methods for its own classes, which keep what they hold."""
 
 import itertools
 

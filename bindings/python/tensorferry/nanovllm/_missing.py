@@ -158,7 +158,7 @@ def _others():
 
 
 def provide_others():
-    """For whatever is missing of what nano-vllm imports, something in its place; the names of it."""
+    """Puts something in the place of what nano-vllm imports and is missing; returns its names."""
     provided = []
     for name, make in _others().items():
         if not _imports(name):

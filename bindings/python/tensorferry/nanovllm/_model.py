@@ -35,7 +35,8 @@ def _random(name, sizes, generator):
     values = torch.randn(sizes, generator=generator)
     if len(sizes) == 1:
         return 1 + 0.1 * values
-    return values if "embed" in name else values / sizes[-1] ** 0.5
+    # Embeddings so small that the layers decide which token comes, and not the last token alone.
+    return 0.1 * values if "embed" in name else values / sizes[-1] ** 0.5
 
 
 def _config(shape, dtype):

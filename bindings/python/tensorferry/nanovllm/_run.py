@@ -1,4 +1,4 @@
-"""One run of nano-vllm's engine, in a process of its own, as bench.py asks for: _run SETTINGS.json."""
+"""One run of nano-vllm's engine, for bench.py, in a process of its own: _run SETTINGS.json."""
 
 import atexit
 import contextlib
@@ -48,7 +48,8 @@ class Followed:
     """Gives sequences the tokens of another run, and records what this one would have chosen."""
 
     def __init__(self, runner, tokens):
-        self.gaps = []  # (sequence, step, how much less than the greatest, as a share of the logits)
+        # (sequence, step, how much less its logit is, as a share of the largest)
+        self.gaps = []
         self._run, self._tokens, self._seqs = runner.run, tokens, []
         self._first_id = None  # of the sequences; they have not run before
         runner.run, runner.sampler = self.run, self.sample

@@ -173,7 +173,8 @@ def verdict(gaps, tolerance):
                  f"largest logit below; the tolerance is {tolerance:.2g}")
     if wrong:
         sequence, step, gap = wrong[0]
-        said += f"; {len(wrong)} are WRONG, the first token {step} of sequence {sequence}: {gap:.2g}"
+        said += (f"; {len(wrong)} are WRONG, the first token {step} of sequence {sequence}: "
+                 f"{gap:.2g}")
     return not wrong and bool(gaps), said
 
 
