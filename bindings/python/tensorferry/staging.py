@@ -13,6 +13,7 @@ import argparse
 import collections
 import math
 import statistics
+import struct
 import time
 
 from tensorferry import errors
@@ -34,13 +35,14 @@ _SECONDS = 60.0
 
 
 class Slot:
-    """One place of the ring: arrays by name, of pinned memory where there is a GPU."""
+    """One place of the ring: arrays by name, and all its bytes; pinned where there is a GPU."""
 
     def __init__(self, memory, layout, event):
         self.memory = memory
         self.arrays = {
             name: part.numpy() for name, part in _parts(memory, layout).items()
         }
+        self.bytes = memory.numpy()
         self.event = event  # None: copies end before they return
         self.copies = {}  # by their bytes: (into, from), whose making costs more than a copy
 
@@ -118,6 +120,16 @@ Batch = collections.namedtuple(
 )
 
 
+# As struct has them.
+_CODES = {
+    "input_ids": "q",
+    "positions": "q",
+    "slot_mapping": "i",
+    "context_lens": "i",
+    "temperatures": "f",
+}
+
+
 class DecodeInputs:
     """What a step of decoding takes: for each sequence its last token and that token's place.
 
@@ -146,6 +158,7 @@ class DecodeInputs:
         # Of each slot, the tables that its rows hold.
         self._written = {id(slot): [[]] * max_batch for slot in self._staging.slots}
         self._batches = {}  # by their sequences
+        self._packers = {}
 
     def stage(self, tokens, lengths, tables, temperatures=None, padded_to=0):
         """Brings a step's inputs to the device, on torch's current stream: a Batch of views.
@@ -159,28 +172,40 @@ class DecodeInputs:
                 f"DecodeInputs: {count} sequences, padded to {padded_to}; there is room for 1 to "
                 f"{self.max_batch}"
             )
-        if not count == len(lengths) == len(tables):
+        heat = temperatures or ()
+        if not count == len(lengths) == len(tables) or len(heat) not in (0, count):
             raise errors.InvalidArgument(
-                f"DecodeInputs: {count} tokens, {len(lengths)} lengths and {len(tables)} tables; "
-                "each sequence has one of each"
+                f"DecodeInputs: {count} tokens, {len(lengths)} lengths, {len(tables)} tables and "
+                f"{len(heat)} temperatures; each sequence has one of each"
             )
         slot = self._staging.begin()
         self._write_tables(slot, tables)
         positions = [length - 1 for length in lengths]
-        arrays = slot.arrays
-        arrays["input_ids"][:count] = tokens
-        arrays["positions"][:count] = positions
-        arrays["slot_mapping"][:count] = self._places(positions, tables)
-        arrays["context_lens"][:count] = lengths
-        if temperatures is not None:
-            arrays["temperatures"][:count] = temperatures
+        places = self._places(positions, tables)
         if padded_to > count:
-            arrays["slot_mapping"][count:padded_to] = -1
-            arrays["context_lens"][count:padded_to] = 0
+            places += [-1] * (padded_to - count)
+        # By one call, as NumPy takes longer than that for each of so few numbers.
+        self._packer(count, len(places), len(heat)).pack_into(
+            slot.bytes, 0, *tokens, *positions, *places, *lengths, *heat
+        )
         self._staging.send(
             slot, self._staging.starts["block_tables"] + count * self.max_blocks * 4
         )
         return self._batch(count)
+
+    def _packer(self, count, padded, temperatures):
+        """Writes all fields but the tables; rows that are not in use become 0."""
+        key = (count, padded, temperatures)
+        packer = self._packers.get(key)
+        if packer is None:
+            rows = {"slot_mapping": padded, "temperatures": temperatures}
+            form, end = "=", 0
+            for name, code in _CODES.items():
+                start = self._staging.starts[name]
+                form += f"{start - end}x{rows.get(name, count)}{code}"
+                end = start + rows.get(name, count) * struct.calcsize(f"={code}")
+            packer = self._packers[key] = struct.Struct(form)
+        return packer
 
     def _write_tables(self, slot, tables):
         """Those that are not what the slot's rows hold: seldom one, as blocks fill up slowly."""

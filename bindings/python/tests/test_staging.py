@@ -64,6 +64,7 @@ def test_a_step_is_one_copy_into_the_same_memory(device, monkeypatch):
     batch = inputs.stage([3, 4], [2, 3], [[0], [1]], [0.5, 1.0])
     assert copies == [1]
     assert batch.temperatures.tolist() == [0.5, 1.0]
+    assert_staged(batch, [3, 4], [2, 3], [[0], [1]])
     for name, tensor in inputs.tensors.items():
         assert tensor.data_ptr() == before[name] == getattr(batch, name).data_ptr()
 
@@ -152,7 +153,8 @@ def test_staging_works_inside_and_outside_of_inference_mode():
         (([], [], []), "0 sequences, padded to 0; there is room for 1 to 2"),
         (([1] * 3, [1] * 3, [[0]] * 3), "3 sequences"),
         (([1], [1], [[0]], None, 3), "padded to 3"),
-        (([1, 1], [1, 1], [[0]]), "2 tokens, 2 lengths and 1 tables"),
+        (([1, 1], [1, 1], [[0]]), "2 tokens, 2 lengths, 1 tables and 0 temperatures"),
+        (([1, 1], [1, 1], [[0], [1]], [0.5]), "2 tables and 1 temperatures"),
         (([1], [17], [[0]]), "sequence 0 has 17 tokens and 1 blocks of 16"),
         (([1, 1], [1, 0], [[0], [1]]), "sequence 1 has 0 tokens"),
         (([1], [17], [[0, 1, 2]]), "has 3 blocks; there is room for 2"),
