@@ -188,6 +188,9 @@ def test_graphs_find_their_inputs_staged(model, monkeypatch):
         nanovllm.enable(stage_decode=False)  # nano-vllm's own way to the same graphs
         assert greedy(llm, prompts_of(5)) == Reference(model).greedy(prompts_of(5))
         assert ReplayedOnCpu.replays == 10
+        del llm.model_runner._tensorferry_inputs  # as if its graphs were of before enable()
+        nanovllm.enable()
+        assert greedy(llm, prompts_of(6)) == Reference(model).greedy(prompts_of(6))
 
 
 @pytest.mark.usefixtures("nano")
