@@ -1,0 +1,231 @@
+"""tensorferry.nanovllm without nano-vllm: what it says is missing, and what it puts there."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import tensorferry
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from tensorferry import _formulas, nanovllm  # noqa: E402
+from tensorferry.nanovllm import _missing, _model, bench  # noqa: E402
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Makes a package called nanovllm out of {path: text}, to be found by the variable."""
+
+    def make(files):
+        for path, text in ({"__init__": ""} | files).items():
+            file = tmp_path / "nanovllm" / f"{path}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        monkeypatch.setenv("TENSORFERRY_NANOVLLM", str(tmp_path))
+        monkeypatch.setattr(sys, "path", list(sys.path))
+
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules)
+            if name.partition(".")[0] == "nanovllm"}
+    yield make
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "nanovllm":
+            del sys.modules[name]
+    sys.modules.update(kept)
+
+
+# All that the plug-in replaces, and the least of each.
+OURS = {
+    "config": "class Config:\n  tensor_parallel_size = 1\n  enforce_eager = False\n"
+              "  def __init__(self, **named):\n    self.__dict__.update(named)\n"
+              "    self.__post_init__()\n  def __post_init__(self): self.checked = True",
+    "engine/model_runner": "class ModelRunner:\n  def prepare_decode(self): pass\n"
+                            "  def prepare_sample(self): pass\n  def run_model(self): pass\n"
+                            "  def capture_cudagraph(self): pass",
+    "layers/activation": "class SiluAndMul:\n  def forward(self, x): return 'theirs'",
+    "layers/attention": "from flash_attn import flash_attn_varlen_func\n"
+                         "def store_kvcache(): pass\nclass Attention:\n  def forward(self): pass",
+    "layers/layernorm": "class RMSNorm:\n  def forward(self): pass",
+    "layers/rotary_embedding": "class RotaryEmbedding:\n  def forward(self): pass",
+    "layers/sampler": "class Sampler:\n  def forward(self): pass",
+    "models/qwen3": "class Qwen3Attention:\n  def forward(self): pass",
+    "utils/context": "def get_context(): pass",
+}
+
+
+def test_a_package_of_that_shape_is_patched_and_restored(package):
+    package(OURS)
+    nanovllm.enable()
+    from nanovllm.config import Config
+    from nanovllm.layers.activation import SiluAndMul
+
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(SiluAndMul().forward(x), _formulas.silu_and_mul(x))
+    assert Config().checked
+    with pytest.raises(tensorferry.Unsupported, match="tensor_parallel_size is 4; it works in one"):
+        Config(tensor_parallel_size=4)
+    nanovllm.enable(use_custom_kernels=False)
+    assert Config().enforce_eager  # the formulas cannot be captured
+    nanovllm.disable()
+    assert SiluAndMul().forward(x) == "theirs"
+    assert not Config(tensor_parallel_size=4).enforce_eager
+
+
+def test_another_nano_vllm_is_left_as_it_was(package):
+    package(OURS | {"layers/sampler": "class Sampler: pass"})
+    with pytest.raises(tensorferry.Unsupported, match="'Sampler' has no attribute 'forward'"):
+        nanovllm.enable()
+    from nanovllm.layers.activation import SiluAndMul
+
+    assert SiluAndMul().forward(None) == "theirs"
+
+
+def test_modules_that_are_missing_are_named(package):
+    package(OURS | {"config": "import no_such_module"})
+    with pytest.raises(tensorferry.Unsupported, match="nano-vllm needs no_such_module; install it: "
+                                                      "python -m pip install no_such_module"):
+        nanovllm.enable()
+
+
+def test_an_older_nano_vllm_is_named(package):
+    package({})
+    with pytest.raises(tensorferry.Unsupported, match="this nano-vllm has no nanovllm.config"):
+        nanovllm.enable()
+
+
+def test_a_checkout_that_is_none_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("TENSORFERRY_NANOVLLM", str(tmp_path))
+    with pytest.raises(tensorferry.InvalidArgument, match="which has no nanovllm/__init__.py"):
+        nanovllm.enable()
+
+
+ALONE = """
+import importlib.util
+import sys
+import tensorferry.nanovllm
+if len(sys.argv) > 1:
+    real = importlib.util.find_spec
+    importlib.util.find_spec = lambda name: None if name == sys.argv[1] else real(name)
+tensorferry.nanovllm.enable()
+"""
+
+
+@pytest.mark.parametrize(
+    ("hidden", "said"),
+    [
+        ("nanovllm", "nano-vllm is not installed; install it: python -m pip install --no-deps g"),
+        ("nanovllm", "or name a checkout of it by TENSORFERRY_NANOVLLM=PATH"),
+        ("torch", "needs torch; install it: python -m pip install torch"),
+    ],
+)
+def test_it_is_said_how_to_get_what_is_missing(hidden, said):
+    environment = {k: v for k, v in os.environ.items() if k != "TENSORFERRY_NANOVLLM"}
+    ended = subprocess.run([sys.executable, "-c", ALONE, hidden], capture_output=True, text=True,
+                           timeout=120, env=environment)
+    assert ended.returncode != 0
+    assert said in ended.stderr.splitlines()[-1]
+
+
+# ---- in the place of what is not installed ------------------------------------------------------
+
+
+def test_flash_attns_functions_are_our_attention():
+    q, k, v = torch.randn(5, 4, 64), torch.randn(5, 2, 64), torch.randn(5, 2, 64)
+    starts = torch.tensor([0, 2, 5], dtype=torch.int32)
+    torch.testing.assert_close(
+        _missing.flash_attn_varlen_func(
+            q, k, v, max_seqlen_q=3, cu_seqlens_q=starts, max_seqlen_k=3, cu_seqlens_k=starts,
+            softmax_scale=0.1, causal=True, block_table=None),
+        _formulas.attention_prefill(q, k, v, starts, starts, 3, 0.1),
+    )
+    k_cache, v_cache = torch.randn(4, 16, 2, 64), torch.randn(4, 16, 2, 64)
+    tables = torch.tensor([[2, 0], [3, -1]], dtype=torch.int32)
+    lengths = torch.tensor([20, 3], dtype=torch.int32)
+    out = _missing.flash_attn_with_kvcache(
+        q[:2].unsqueeze(1), k_cache, v_cache, cache_seqlens=lengths, block_table=tables,
+        softmax_scale=0.1, causal=True)
+    assert out.shape == (2, 1, 4, 64)
+    right = _formulas.attention_decode(q[:2], k_cache, v_cache, tables, lengths, 0.1)
+    torch.testing.assert_close(out.squeeze(1), right)
+
+
+def test_flash_attn_is_there_only_while_nano_vllm_is_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flash_attn", None)  # as if it were not installed
+    with _missing.flash_attn():
+        from flash_attn import flash_attn_varlen_func
+
+        assert flash_attn_varlen_func is _missing.flash_attn_varlen_func
+    assert sys.modules.get("flash_attn") is None
+
+
+SHAPE = dict(layers=1, hidden=8, intermediate=6, heads=2, kv_heads=1, head_size=4, vocab=11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_weights_are_written_and_read(tmp_path, dtype):
+    _model.write(tmp_path, SHAPE, dtype, seed=5)
+    with _missing._Weights(tmp_path / "model.safetensors", "pt", "cpu") as weights:
+        tensors = {name: weights.get_tensor(name) for name in weights.keys()}
+    assert tensors["model.layers.0.self_attn.k_proj.weight"].shape == (4, 8)
+    assert {tensor.dtype for tensor in tensors.values()} == {dtype}
+    again = tmp_path / "again"
+    again.mkdir()
+    _model.write(again, SHAPE, dtype, seed=5)
+    files = [folder / "model.safetensors" for folder in (tmp_path, again)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    config = _missing._Config.from_pretrained(tmp_path)
+    assert (config.dtype, config.head_dim, config.hidden_size) == (dtype, 4, 8)
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    for name, tensor in safetensors.load_file(files[0]).items():
+        assert torch.equal(tensor, tensors[name])
+
+
+def test_the_hash_tells_blocks_apart():
+    def of(*parts):
+        made = _missing._Hash()
+        for part in parts:
+            made.update(part)
+        return made.intdigest()
+
+    assert of(b"a", b"b") == of(b"ab") != of(b"ba")
+    assert 0 <= of(b"a") < 1 << 64
+
+
+# ---- the benchmark ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--ways kernels,plain", "--ways has 'plain'; it can have kernels, own, formulas"),
+        ("--device cpu --ways own", "nano-vllm's own layers need a GPU"),
+        ("--new 1", "--new 2 or more"),
+        ("--dtype float32", "--dtype float32 is for the CPU"),
+        ("--dtype float64", "invalid choice: 'float64'"),
+    ],
+)
+def test_options_that_cannot_be_are_named(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        bench.main(arguments.split())
+    assert message in capsys.readouterr().err
+
+
+def test_the_benchmark_says_that_nano_vllm_is_missing(monkeypatch):
+    monkeypatch.setenv("TENSORFERRY_NANOVLLM", "/no/such/place")
+    with pytest.raises(SystemExit, match="bench: TENSORFERRY_NANOVLLM is '/no/such/place'"):
+        bench.main(["--device", "cpu"])
+
+
+def test_the_verdict_is_for_the_first_that_differs_and_the_worst():
+    assert bench.verdict([(0, 0, 0.0), (0, 1, 0.0)], 0.1) == (
+        True, "2 of 2 tokens are the reference's own")
+    well, said = bench.verdict([(0, 0, 0.0), (1, 4, 0.05), (0, 2, 0.01)], 0.1)
+    assert well
+    assert "1 of 3" in said
+    assert "the first other one is token 4 of sequence 1, 0.05 of the largest logit below" in said
+    well, said = bench.verdict([(0, 0, 0.05), (1, 3, 0.2)], 0.1)
+    assert not well
+    assert "1 are WRONG, the first token 3 of sequence 1: 0.2" in said
+    assert not bench.verdict([(0, 0, float("nan"))], 0.1)[0]
+    assert not bench.verdict([], 0.1)[0]
