@@ -16,9 +16,9 @@ struct Comm::Closing {
   std::atomic<bool> swift_done{false};
 };
 
-Comm::Comm(Engine* engine, std::size_t lanes) : engine_(engine) {
+Comm::Comm(Engine* engine, std::size_t lanes) : engine_(engine), number_(engine->NextComm()) {
   for (std::size_t i = 0; i < lanes; ++i) {
-    EventLoop* const loop = i == 0 ? engine->swift() : engine->NextBulk();
+    EventLoop* const loop = i == 0 ? engine->swift() : engine->Bulk(number_ + i - 1);
     lanes_.push_back(std::make_unique<CommLane>(this, i, loop));
   }
   StoreWire(BeatWire{}, &beat_.meta);

@@ -78,6 +78,8 @@ class Comm {
   Comm(Engine* engine, std::size_t lanes);
 
   Engine* engine() const noexcept { return engine_; }
+  // Of this process's: comms begin with different workers and interfaces by it.
+  std::size_t number() const noexcept { return number_; }
   EventLoop* LoopOf(std::size_t lane) const noexcept;
   // OnLoop of the lane.
   void SendOnLoop(std::size_t lane, Frame* frame);
@@ -121,6 +123,7 @@ class Comm {
   void PlanBeatOnLoop();
 
   Engine* const engine_;
+  const std::size_t number_;
   std::vector<std::unique_ptr<CommLane>> lanes_;
   std::atomic<std::size_t> adopted_{0};
   std::atomic<std::size_t> open_{0};

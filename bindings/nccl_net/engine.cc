@@ -33,7 +33,7 @@ Status Engine::Start() {
     loops_.push_back(std::move(loop));
   }
   // On a loop whose worker is always there.
-  FERRY_TRY_ASSIGN(door_, Door::Open(this, NextBulk()));
+  FERRY_TRY_ASSIGN(door_, Door::Open(this, Bulk(0)));
   for (auto& loop : loops_) loop->StartWorker("ferry-nccl", config.spin);
   InformInit(fmt::format("listening on port {} at {}; {} workers, {} bulk lanes for each comm",
                          door_->port(), nic_.AddressText(), settings_.workers,
@@ -52,8 +52,7 @@ Engine::~Engine() {
   for (auto& loop : loops_) loop->Stop();
 }
 
-EventLoop* Engine::NextBulk() noexcept {
-  const std::size_t turn = next_bulk_.fetch_add(1, std::memory_order_relaxed);
+EventLoop* Engine::Bulk(std::size_t turn) noexcept {
   return loops_[1 + turn % (loops_.size() - 1)].get();
 }
 

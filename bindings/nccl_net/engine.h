@@ -36,8 +36,9 @@ class Engine {
   // Carries small messages, credits and beats. NCCL's threads drive it while they poll, so that
   // those pass without waking anybody; large messages would keep them from it.
   EventLoop* swift() noexcept { return loops_.front().get(); }
-  // One after another; each has a thread.
-  EventLoop* NextBulk() noexcept;
+  // One after another, from the first again; each has a thread.
+  EventLoop* Bulk(std::size_t turn) noexcept;
+  std::size_t NextComm() noexcept { return next_comm_.fetch_add(1, std::memory_order_relaxed); }
 
   // Connections under way, by what stands in the handle.
   std::uint64_t AddAttempt(const void* owner, std::shared_ptr<SendComm> comm);
@@ -60,7 +61,7 @@ class Engine {
   Nic nic_;
   std::vector<std::unique_ptr<EventLoop>> loops_;
   std::unique_ptr<Door> door_;
-  std::atomic<std::size_t> next_bulk_{0};
+  std::atomic<std::size_t> next_comm_{0};
   std::mutex mutex_;
   std::map<std::uint64_t, Attempt> attempts_;  // under mutex_
   std::uint64_t next_attempt_ = 1;             // likewise

@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "bindings/nccl_net/engine.h"
+#include "bindings/nccl_net/nccl_request.h"
 #include "bindings/nccl_net/recv_comm.h"
 #include "bindings/nccl_net/report.h"
 #include "bindings/nccl_net/send_comm.h"
-#include "bindings/nccl_net/tuner.h"
 
 namespace ferry::nccl_net {
 namespace {
@@ -50,31 +50,16 @@ Process& TheProcess() {
   return *process;
 }
 
-// Before there are threads of the engine's: other threads of the process must not ask for variables
-// at this moment, as with everything that sets one.
-void AskOfNccl(const Settings& settings) {
-  std::string said;
-  for (const auto& [name, value] : settings.for_nccl) {
-    (void)::setenv(name.c_str(), value.c_str(), /*overwrite=*/0);
-    said += fmt::format("{}{}={}", said.empty() ? "" : ", ", name, value);
-    // With one that was asked for, there are no two to limit them to.
-    if (name == "NCCL_MIN_NCHANNELS" && value != "1") LimitShortCollectives();
-  }
-  if (said.empty()) return;
-  InformInit(
-      fmt::format("set for this process, as nobody had: {}; FERRY_NCCL_CHANNELS=0 leaves "
-                  "NCCL alone",
-                  said));
-}
-
-Result<std::shared_ptr<Engine>> EngineOfProcess() {
+// `asks`: of NCCL, for what suits the network, where this is the first use of it.
+Result<std::shared_ptr<Engine>> EngineOfProcess(bool asks) {
   Process& process = TheProcess();
   const std::lock_guard lock(process.mutex);
   if (auto engine = process.engine.lock()) return engine;
-  FERRY_TRY_ASSIGN(Settings settings,
-                   LoadSettings([](const char* name) { return std::getenv(name); }));
-  AskOfNccl(settings);
+  const Config::Getter get = [](const char* name) { return std::getenv(name); };
+  FERRY_TRY_ASSIGN(Settings settings, LoadSettings(get));
+  FERRY_TRY_ASSIGN(const NcclRequest request, RequestOf(get));
   FERRY_TRY_ASSIGN(auto engine, Engine::Create(std::move(settings)));
+  if (asks) Ask(request);
   process.engine = engine;
   return engine;
 }
@@ -143,7 +128,7 @@ int ReceiveGroup(void* recv_comm, const Group<Size>& group, void** request) noex
 int Init(void** context, abi::Logger logger) noexcept {
   return Guarded("init", [&] {
     SetLogger(logger);
-    auto engine = EngineOfProcess();
+    auto engine = EngineOfProcess(/*asks=*/true);
     if (!engine) return Fail(engine.error());
     *context = std::make_unique<Context>(Context{*std::move(engine)}).release();
     return int{abi::kSuccess};
@@ -158,10 +143,10 @@ int Finalize(void* context) noexcept {
   });
 }
 
-int InitOnce(abi::Logger logger) noexcept {
+int InitOnce(bool asks, abi::Logger logger) noexcept {
   return Guarded("init", [&] {
     SetLogger(logger);
-    auto engine = EngineOfProcess();
+    auto engine = EngineOfProcess(asks);
     if (!engine) return Fail(engine.error());
     Process& process = TheProcess();
     const std::lock_guard lock(process.mutex);

@@ -16,8 +16,8 @@ inline constexpr const char* kPluginName = "Ferry";
 // From v11 on: a context for each communicator, given back by Finalize(), whatever of it is alive.
 int Init(void** context, abi::Logger logger) noexcept;
 int Finalize(void* context) noexcept;
-// Up to v10: once for the process, in the place of a context.
-int InitOnce(abi::Logger logger) noexcept;
+// Up to v10: once for the process, in the place of a context. `asks`: as NcclRequest has it.
+int InitOnce(bool asks, abi::Logger logger) noexcept;
 inline constexpr void* kProcessContext = nullptr;
 
 int Devices(int* count) noexcept;

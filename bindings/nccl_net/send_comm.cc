@@ -71,7 +71,7 @@ Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, const ListenAdd
 void SendComm::DialOnLoop(std::size_t lane, std::size_t attempt) {
   const Config& config = engine()->settings().config;
   // Lanes are dealt to the ways in turn; what one does not reach the next may.
-  const net::Address& to = ways_[(lane + attempt) % ways_.size()];
+  const net::Address& to = ways_[(number() + lane + attempt) % ways_.size()];
   engine()->provider().Connect(
       to, config, LoopOf(lane), Deadline::After(config.connect_timeout),
       [weak = weak_from_this(), lane, attempt](Result<std::unique_ptr<net::Lane>> dialled) {

@@ -4,7 +4,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <charconv>
 #include <thread>
 
 #include "ferry/core/log.h"
@@ -25,26 +24,6 @@ std::uint32_t MostStrangers(std::uint32_t at_least) {
   rlimit descriptors{};
   if (::getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return at_least;
   return std::max(at_least, static_cast<std::uint32_t>(std::min(kMost, descriptors.rlim_cur / 4)));
-}
-
-// By what interfaces of ordinary machines say of themselves NCCL makes two channels, of which each
-// has at most 8 messages under way, and cuts what is sent into 128 KiB: on two H200 7.3 GB/s each
-// way, and 12 to 20 with these (docs/results.md). More channels take more of the GPU.
-constexpr int kNcclChannels = 8;
-constexpr int kMostNcclChannels = 64;
-constexpr const char* kNcclChunk = "524288";
-
-Result<int> NcclChannels(const Config::Getter& get) {
-  const char* const text = get("FERRY_NCCL_CHANNELS");
-  if (text == nullptr) return kNcclChannels;
-  const std::string_view given = text;
-  int channels = -1;
-  const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), channels);
-  const bool whole = error == std::errc() && end == given.data() + given.size();
-  if (whole && channels >= 0 && channels <= kMostNcclChannels) return channels;
-  return Error(Code::kInvalidArgument,
-               fmt::format("FERRY_NCCL_CHANNELS is \"{}\"; give 0 (NCCL decides) to {}", given,
-                           kMostNcclChannels));
 }
 
 bool IsSet(const Config& config, std::string_view name) {
@@ -96,13 +75,6 @@ Result<Settings> LoadSettings(const Config::Getter& get) {
                                         : std::clamp(cores / 2, 2U, 16U);
   settings.small_bytes = IsSet(config, "eager_bytes") ? config.eager_bytes : kSmallBytes;
   settings.piece_bytes = IsSet(config, "slice_bytes") ? config.slice_bytes : kPieceBytes;
-  FERRY_TRY_ASSIGN(const int channels, NcclChannels(get));
-  const auto ask = [&](const char* name, std::string value) {
-    if (channels > 0 && get(name) == nullptr)
-      settings.for_nccl.emplace_back(name, std::move(value));
-  };
-  ask("NCCL_MIN_NCHANNELS", std::to_string(channels));
-  ask("NCCL_P2P_NET_CHUNKSIZE", kNcclChunk);
   return settings;
 }
 

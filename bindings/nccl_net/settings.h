@@ -2,8 +2,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"
@@ -17,9 +15,6 @@ struct Settings {
   std::size_t workers = 0;        // that carry bulk lanes (FERRY_WORKERS)
   std::uint64_t small_bytes = 0;  // a message of at most so many is small (FERRY_EAGER_BYTES)
   std::uint64_t piece_bytes = 0;  // least piece of a message on a bulk lane (FERRY_SLICE_BYTES)
-  // NCCL's own variables, and their values, for this process: those that nobody has set, and none
-  // with FERRY_NCCL_CHANNELS=0. NCCL reads them when it has called `init`.
-  std::vector<std::pair<std::string, std::string>> for_nccl;
 };
 
 // Errors: kInvalidArgument naming variable, value and range.

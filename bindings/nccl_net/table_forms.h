@@ -50,6 +50,9 @@ inline int ConnectInContext(void* context, int device, void* handle, void** send
   return Connect(context, device, handle, send_comm);
 }
 
+// Up to v8, that is NCCL before 2.24, which asks no tuner of ours: with more channels short
+// collectives would be slower.
+inline int InitUntuned(abi::Logger logger) { return InitOnce(/*asks=*/false, logger); }
 // Up to v10, and to v9.
 inline int ListenInProcess(int device, void* handle, void** listen_comm) {
   return Listen(kProcessContext, device, handle, listen_comm);

@@ -4,7 +4,9 @@
 namespace ferry::nccl_net {
 namespace {
 
-int InitV10(abi::Logger logger, abi::ProfilerCallback /*profiler*/) { return InitOnce(logger); }
+int InitV10(abi::Logger logger, abi::ProfilerCallback /*profiler*/) {
+  return InitOnce(/*asks=*/true, logger);
+}
 
 int ConnectV10(int device, abi::CommConfig* /*config*/, void* handle, void** send_comm,
                abi::DeviceHandle** device_handle) {

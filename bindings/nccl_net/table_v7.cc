@@ -15,7 +15,7 @@ extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
 __attribute__((visibility("default"))) ferry::net::plugin::abi::TableV7 ncclNetPlugin_v7 = {
     .name = ferry::nccl_net::kPluginName,
-    .init = ferry::nccl_net::InitOnce,
+    .init = ferry::nccl_net::InitUntuned,
     .devices = ferry::nccl_net::Devices,
     .get_properties = ferry::nccl_net::GetPropertiesAs,
     .listen = ferry::nccl_net::ListenInProcess,

@@ -5,7 +5,7 @@ extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
 __attribute__((visibility("default"))) ferry::net::plugin::abi::TableV8 ncclNetPlugin_v8 = {
     .name = ferry::nccl_net::kPluginName,
-    .init = ferry::nccl_net::InitOnce,
+    .init = ferry::nccl_net::InitUntuned,
     .devices = ferry::nccl_net::Devices,
     .get_properties = ferry::nccl_net::GetPropertiesAs,
     .listen = ferry::nccl_net::ListenInProcess,

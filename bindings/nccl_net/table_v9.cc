@@ -1,11 +1,19 @@
 #include "bindings/nccl_net/table_forms.h"
 #include "ferry/net/plugin/abi_v9.h"
 
+namespace ferry::nccl_net {
+namespace {
+
+int InitV9(abi::Logger logger) { return InitOnce(/*asks=*/true, logger); }
+
+}  // namespace
+}  // namespace ferry::nccl_net
+
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
 __attribute__((visibility("default"))) ferry::net::plugin::abi::TableV9 ncclNetPlugin_v9 = {
     .name = ferry::nccl_net::kPluginName,
-    .init = ferry::nccl_net::InitOnce,
+    .init = ferry::nccl_net::InitV9,
     .devices = ferry::nccl_net::Devices,
     .get_properties = ferry::nccl_net::GetPropertiesAs,
     .listen = ferry::nccl_net::ListenInProcess,

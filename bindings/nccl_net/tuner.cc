@@ -1,43 +1,52 @@
 #include "bindings/nccl_net/tuner.h"
 
 #include <atomic>
+#include <exception>
+#include <memory>
+
+#include "bindings/nccl_net/report.h"
 
 namespace ferry::nccl_net {
 namespace {
 
 namespace abi = net::plugin::abi;
 
-// All-reduce of 64 KiB on two H200: 63 to 74 us over two channels, 205 to 240 over eight, of which
-// each message costs the proxy's thread as much as a larger one; of 1 MiB 470 to 700 and 525 to
-// 570.
-constexpr std::size_t kShortBytes = std::size_t{1} << 20;
-constexpr int kFewChannels = 2;
+// All-reduce of 64 KiB on two H200: 63 to 74 us over two channels, 205 to 240 over eight, as each
+// message costs the proxy's thread as much as a larger one; of 1 MiB 470 to 700 and 525 to 570.
+constexpr std::size_t kLongBytes = std::size_t{1} << 20;
+// Of shorter ones, for each rank, NCCL chooses a single channel by itself.
+constexpr std::size_t kTinyBytes = std::size_t{8} << 10;
 
 std::atomic<bool> limits_short{false};
-char limits;  // the context of communicators whose collectives are limited
 
-int InitTuner(std::size_t /*ranks*/, std::size_t nodes, abi::Logger /*logger*/, void** context) {
-  *context = nodes > 1 && limits_short.load() ? &limits : nullptr;
+struct Limited {
+  std::size_t from = 0;  // bytes, up to kLongBytes
+};
+
+int InitTuner(std::size_t ranks, std::size_t nodes, abi::Logger /*logger*/, void** context) {
+  *context = nullptr;
+  if (nodes < 2 || !limits_short.load()) return abi::kSuccess;
+  try {
+    *context = std::make_unique<Limited>(Limited{kTinyBytes * ranks}).release();
+    return abi::kSuccess;
+  } catch (const std::exception& error) {
+    Warn(error.what());
+    return abi::kSystemError;
+  }
+}
+
+int LimitChannels(void* context, int /*collective*/, std::size_t bytes, int /*operations*/,
+                  float** /*costs*/, int /*algorithms*/, int /*protocols*/, int /*registered*/,
+                  int* channels) {
+  const auto* const limited = static_cast<const Limited*>(context);
+  if (limited != nullptr && bytes >= limited->from && bytes < kLongBytes) *channels = kFewChannels;
   return abi::kSuccess;
 }
 
-int LimitChannels(const void* context, std::size_t bytes, int* channels) {
-  if (context != nullptr && bytes < kShortBytes) *channels = kFewChannels;
+int DestroyTuner(void* context) {
+  const std::unique_ptr<Limited> ended(static_cast<Limited*>(context));
   return abi::kSuccess;
 }
-
-int ChooseV4(void* context, int /*collective*/, std::size_t bytes, int /*operations*/,
-             float** /*costs*/, int /*algorithms*/, int /*protocols*/, int /*registered*/,
-             int* channels) {
-  return LimitChannels(context, bytes, channels);
-}
-
-int ChooseV3(void* context, int /*collective*/, std::size_t bytes, int /*operations*/,
-             float** /*costs*/, int /*algorithms*/, int /*protocols*/, int* channels) {
-  return LimitChannels(context, bytes, channels);
-}
-
-int DestroyTuner(void* /*context*/) { return abi::kSuccess; }
 
 constexpr const char* kTunerName = "Ferry";
 
@@ -48,18 +57,11 @@ void LimitShortCollectives() noexcept { limits_short.store(true); }
 }  // namespace ferry::nccl_net
 
 extern "C" {
-// NOLINTBEGIN(readability-identifier-naming): NCCL's names
+// NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
 __attribute__((visibility("default"))) ferry::nccl_net::TunerV4 ncclTunerPlugin_v4 = {
     .name = ferry::nccl_net::kTunerName,
     .init = ferry::nccl_net::InitTuner,
-    .get_coll_info = ferry::nccl_net::ChooseV4,
+    .get_coll_info = ferry::nccl_net::LimitChannels,
     .destroy = ferry::nccl_net::DestroyTuner,
 };
-__attribute__((visibility("default"))) ferry::nccl_net::TunerV3 ncclTunerPlugin_v3 = {
-    .name = ferry::nccl_net::kTunerName,
-    .init = ferry::nccl_net::InitTuner,
-    .get_coll_info = ferry::nccl_net::ChooseV3,
-    .destroy = ferry::nccl_net::DestroyTuner,
-};
-// NOLINTEND(readability-identifier-naming)
 }

@@ -6,8 +6,10 @@
 #include <array>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "bindings/nccl_net/nccl_request.h"
 #include "bindings/nccl_net/report.h"
 #include "bindings/nccl_net/settings.h"
 #include "bindings/nccl_net/wire.h"
@@ -48,22 +50,53 @@ TEST(NcclSettings, HearOursBeforeThoseOfNccl) {
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
-TEST(NcclSettings, AskNcclForMoreChannelsAndLargerPiecesUnlessSomebodyHasSpoken) {
-  const auto asked = [](const std::map<std::string, std::string>& variables) {
-    const auto settings = LoadSettings(Environment(variables));
-    return settings ? settings->for_nccl : Variables{{"error", settings.error().message()}};
-  };
-  EXPECT_EQ(asked({}),
-            (Variables{{"NCCL_MIN_NCHANNELS", "8"}, {"NCCL_P2P_NET_CHUNKSIZE", "524288"}}));
-  EXPECT_EQ(asked({{"FERRY_NCCL_CHANNELS", "4"}, {"NCCL_P2P_NET_CHUNKSIZE", "131072"}}),
-            (Variables{{"NCCL_MIN_NCHANNELS", "4"}}));
-  EXPECT_EQ(asked({{"NCCL_MIN_NCHANNELS", ""}}), (Variables{{"NCCL_P2P_NET_CHUNKSIZE", "524288"}}));
-  EXPECT_EQ(asked({{"FERRY_NCCL_CHANNELS", "0"}}), Variables{});
-  for (const char* wrong : {"", "-1", "65", "8 ", "many", "99999999999"}) {
-    EXPECT_EQ(asked({{"FERRY_NCCL_CHANNELS", wrong}}),
-              (Variables{{"error", fmt::format("FERRY_NCCL_CHANNELS is \"{}\"; give 0 (NCCL "
-                                               "decides) to 64",
-                                               wrong)}}));
+struct Asked {
+  std::vector<std::pair<std::string, std::string>> variables;
+  bool limits_short = false;
+  bool operator==(const Asked&) const = default;
+};
+
+Asked AskedWith(const std::map<std::string, std::string>& variables) {
+  const auto request = RequestOf(Environment(variables));
+  if (!request) return {{{"error", request.error().message()}}};
+  return {request->variables, request->limits_short};
+}
+
+TEST(NcclRequest, IsForMoreChannelsAndLargerPiecesUnlessSomebodyHasSpoken) {
+  const std::pair<std::string, std::string> channels{"NCCL_MIN_NCHANNELS", "8"};
+  const std::pair<std::string, std::string> pieces{"NCCL_P2P_NET_CHUNKSIZE", "524288"};
+  EXPECT_EQ(AskedWith({}), (Asked{{pieces, channels}, true}));
+  EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", ""}, {"NCCL_MIN_NCHANNELS", ""}}),
+            (Asked{{pieces, channels}, true}));
+  EXPECT_EQ(AskedWith({{"NCCL_P2P_NET_CHUNKSIZE", "131072"}}), (Asked{{channels}, true}));
+  EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "1"}}),
+            (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "1"}}, false}));
+  EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "0"}}), Asked{});
+  EXPECT_EQ(AskedWith({{"NCCL_NET", "Socket"}}), Asked{});
+  EXPECT_EQ(AskedWith({{"NCCL_NET", "ferry"}}), (Asked{{pieces, channels}, true}));
+}
+
+// As a process has it whose parent has asked.
+TEST(NcclRequest, LimitsShortCollectivesByTheNumberOfChannelsWhoeverSetIt) {
+  EXPECT_EQ(AskedWith({{"NCCL_MIN_NCHANNELS", "8"}, {"NCCL_P2P_NET_CHUNKSIZE", "524288"}}),
+            (Asked{{}, true}));
+  EXPECT_EQ(AskedWith({{"NCCL_MIN_NCHANNELS", "16"}, {"NCCL_P2P_NET_CHUNKSIZE", "524288"}}),
+            (Asked{{}, false}));
+}
+
+TEST(NcclRequest, GoesBeyondNoBoundAndLeavesOtherTunersAlone) {
+  for (const char* bound : {"NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MIN_NRINGS",
+                            "NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_TUNER_PLUGIN"}) {
+    EXPECT_EQ(AskedWith({{bound, "2"}}), (Asked{{{"NCCL_P2P_NET_CHUNKSIZE", "524288"}}, false}))
+        << bound;
+  }
+}
+
+TEST(NcclRequest, OfNoNumberIsRefused) {
+  for (const char* wrong : {"-1", "65", "8 ", "many", "99999999999"}) {
+    const std::string said =
+        fmt::format("FERRY_NCCL_CHANNELS is \"{}\"; give 0 (NCCL decides) to 64", wrong);
+    EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", wrong}}), (Asked{{{"error", said}}}));
   }
 }
 

@@ -1,0 +1,30 @@
+#pragma once
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/core/result.h"
+
+namespace ferry::nccl_net {
+
+// What NCCL is asked for by variables of its own, which it reads when it has called `init`. By what
+// interfaces of ordinary machines say of themselves it makes two channels, of which each has at
+// most 8 messages under way, and cuts what is sent into 128 KiB: between two H200 7.3 GB/s each
+// way, and 13 to 21 with these (docs/results.md). All ranks must come to the same.
+struct NcclRequest {
+  std::vector<std::pair<std::string, std::string>> variables;  // for this process: nobody has them
+  // There are as many channels as are asked for, whoever has asked, so that the tuner may keep
+  // short collectives to a few of them.
+  bool limits_short = false;
+};
+
+// FERRY_NCCL_CHANNELS channels (8; 0: nothing is asked for). Whoever bounds NCCL's channels, has a
+// tuner or uses another network is left alone. Errors: kInvalidArgument naming variable and range.
+Result<NcclRequest> RequestOf(const Config::Getter& get);
+
+// Sets them, and tells NCCL's log. Other threads must not look for variables meanwhile, as with
+// everything that sets one (docs/gotchas.md).
+void Ask(const NcclRequest& request);
+
+}  // namespace ferry::nccl_net
