@@ -146,13 +146,13 @@ void Comm::SendOnLoop(std::size_t lane, Frame* frame) {
   if (place.open) place.lane->Send(frame);
 }
 
-void Comm::PostBulk(Frame* frame) {
+void Comm::PostBulk(Frame* frame, std::size_t first) {
   if (closing_ || error_) return;
+  const std::size_t bulk = lanes_.size() - 1;
   CommLane* chosen = nullptr;
   std::uint64_t least = 0;
-  // The first of those that have least, and not each in turn: its worker has slept least long.
-  for (std::size_t i = 1; i < lanes_.size(); ++i) {
-    CommLane* const lane = lanes_[i].get();
+  for (std::size_t i = 0; i < bulk; ++i) {
+    CommLane* const lane = lanes_[1 + (first + i) % bulk].get();
     const std::uint64_t queued = lane->queued.load(std::memory_order_relaxed);
     if (chosen == nullptr || queued < least) {
       chosen = lane;

@@ -83,8 +83,9 @@ class Comm {
   EventLoop* LoopOf(std::size_t lane) const noexcept;
   // OnLoop of the lane.
   void SendOnLoop(std::size_t lane, Frame* frame);
-  // Under mutex_, any thread: by the lane with the least to send beside lane 0.
-  void PostBulk(Frame* frame);
+  // Under mutex_, any thread: by the lane with the least to send beside lane 0, the first of these
+  // from `first` on.
+  void PostBulk(Frame* frame, std::size_t first);
   // Any thread. The first reason counts; all lanes close.
   void Fail(const Error& error);
   void FailLocked(const Error& error);

@@ -73,6 +73,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   std::vector<Tag> tags_;
   std::vector<std::unique_ptr<SendRequest>> requests_;
   std::vector<SendRequest*> free_;
+  std::size_t next_lane_ = 0;
   std::deque<SendRequest*> waiting_;  // for the receiver
   std::vector<SendRequest*> early_;   // that did not wait, until they are asked for
 };

@@ -1,6 +1,5 @@
 #include "bindings/nccl_net/settings.h"
 
-#include <fmt/core.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -13,9 +12,6 @@ namespace ferry::nccl_net {
 namespace {
 
 constexpr std::uint64_t kPieceBytes = 128 * kKiB;
-// Larger ones wait for a worker, which may sleep: send/recv of 64 KiB on two H200 took 125 to 240
-// us in place of 46.
-constexpr std::uint64_t kSmallBytes = 64 * kKiB;
 constexpr unsigned kManyCores = 8;
 // Ranks connect to each other all at once, several lanes each, and none may be turned away; but the
 // process needs most of its descriptors itself.
@@ -73,7 +69,7 @@ Result<Settings> LoadSettings(const Config::Getter& get) {
                                               : 2;
   settings.workers = config.workers > 0 ? static_cast<std::size_t>(config.workers)
                                         : std::clamp(cores / 2, 2U, 16U);
-  settings.small_bytes = IsSet(config, "eager_bytes") ? config.eager_bytes : kSmallBytes;
+  settings.small_bytes = config.eager_bytes;
   settings.piece_bytes = IsSet(config, "slice_bytes") ? config.slice_bytes : kPieceBytes;
   return settings;
 }

@@ -104,7 +104,7 @@ TEST(NcclSettings, HaveDefaultsOfTheirOwn) {
   const auto settings = LoadSettings(Environment({}));
   ASSERT_TRUE(settings);
   EXPECT_EQ(settings->piece_bytes, 128U << 10);
-  EXPECT_EQ(settings->small_bytes, 64U << 10);
+  EXPECT_EQ(settings->small_bytes, 32U << 10);
   EXPECT_GE(settings->workers, 2U);
   EXPECT_GE(settings->bulk_lanes, 2U);
   EXPECT_GE(settings->config.max_strangers, 256U);
