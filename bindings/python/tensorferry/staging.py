@@ -102,7 +102,8 @@ class Staging:
             copy = slot.copies[nbytes] = (self._memory[:nbytes], slot.memory[:nbytes])
         copy[0].copy_(copy[1], non_blocking=True)
         if slot.event is not None:
-            slot.event.record()
+            # Of the memory's device, which need not be the current one.
+            slot.event.record(torch.cuda.current_stream(self._memory.device))
 
 
 def _wait(event):
@@ -250,8 +251,9 @@ class DecodeInputs:
         return batch
 
 
-def _separately(tokens, lengths, tables, size, device):
+def _separately(sequences, temperatures, size, device):
     """The same by a tensor and a copy each, as engines do that do not stage."""
+    tokens, lengths, tables = sequences
     pinned = device.type == "cuda"
 
     def moved(values, dtype):
@@ -266,18 +268,24 @@ def _separately(tokens, lengths, tables, size, device):
               torch.int32),
         moved(lengths, torch.int32),
         moved([table + [-1] * (widest - len(table)) for table in tables], torch.int32),
+        moved(temperatures, torch.float32),
     )
 
 
 def measure(batch, device, steps=500, block_size=256, max_blocks=17):
-    """(staged, separately): the host's microseconds per step, medians, of sequences that grow."""
+    """(staged, separately): the host's microseconds per step, medians, of sequences that grow.
+
+    With temperatures, and padded as for a CUDA graph: of 1, 2, 4, 8 or a multiple of 16 sequences.
+    """
     device = torch.device(device)
-    inputs = DecodeInputs(batch, max_blocks, block_size, device)
+    graph = 1 << (batch - 1).bit_length() if batch <= 8 else -(-batch // 16) * 16
+    inputs = DecodeInputs(graph, max_blocks, block_size, device)
     tables = [[row] for row in range(batch)]
     tokens, lengths = list(range(batch)), [1 + row for row in range(batch)]
+    temperatures, padded_to = [0.6] * batch, inputs.max_batch
     ways = (
-        lambda: inputs.stage(tokens, lengths, tables),
-        lambda: _separately(tokens, lengths, tables, block_size, device),
+        lambda: inputs.stage(tokens, lengths, tables, temperatures, padded_to),
+        lambda: _separately((tokens, lengths, tables), temperatures, block_size, device),
     )
     seconds = ([], [])
     for step in range(steps):

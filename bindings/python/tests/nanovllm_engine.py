@@ -23,13 +23,15 @@ def prompts_of(*lengths):
 
 
 @contextlib.contextmanager
-def engine(folder, way="kernels", cpu=True, cache_bytes=64 << 20, **changes):
-    """nano-vllm's LLM on the model, ended afterwards."""
+def engine(folder, way="kernels", cpu=True, stage_decode=True, **changes):
+    """nano-vllm's LLM on the model, ended afterwards; of `changes`, cache_bytes is for the CPU."""
+    cache_bytes = changes.pop("cache_bytes", 64 << 20)
     options = dict(enforce_eager=cpu, max_model_len=512, max_num_batched_tokens=1024,
                    max_num_seqs=8, gpu_memory_utilization=1.0 if cpu else 0.3) | changes
     nanovllm.load()
     with _cpu.engine_on_cpu(cache_bytes) if cpu else contextlib.nullcontext():
-        _, llm = _run.make_engine({"way": way, "model": str(folder), "engine": options})
+        settings = {"way": way, "model": str(folder), "engine": options}
+        _, llm = _run.make_engine(settings | {"stage_decode": stage_decode})
         try:
             yield llm
         finally:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -11,7 +12,7 @@ import tensorferry
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from tensorferry import _core, kernels, nanovllm  # noqa: E402
+from tensorferry import _core, kernels, nanovllm, staging  # noqa: E402
 from tensorferry.nanovllm import _engine, _missing, _run, bench  # noqa: E402
 
 try:
@@ -194,13 +195,39 @@ def test_graphs_find_their_inputs_staged(model, monkeypatch):
 
 
 @pytest.mark.usefixtures("nano")
-def test_steps_without_staging_say_the_same(model, monkeypatch):
-    real = nanovllm.enable
-    monkeypatch.setattr(nanovllm, "enable", lambda **named: real(stage_decode=False, **named))
-    with engine(model) as llm:
+def test_steps_without_staging_say_the_same(model):
+    with engine(model, stage_decode=False) as llm:
         assert not hasattr(llm.model_runner, "_tensorferry_inputs")
         assert greedy(llm, prompts_of(20, 3)) == Reference(model).greedy(prompts_of(20, 3))
         assert not hasattr(llm.model_runner, "_tensorferry_inputs")
+
+
+@pytest.mark.usefixtures("nano")
+def test_sequences_beyond_max_model_len_are_nano_vllms(model, monkeypatch):
+    """Without graphs, whose tables have no more room: two blocks of 256 are staged, and no more."""
+    (prompt,) = prompts_of(508)
+    staged = []
+    real = staging.DecodeInputs.stage
+    monkeypatch.setattr(staging.DecodeInputs, "stage", lambda *a: staged.append(1) or real(*a))
+    with engine(model, max_model_len=256) as llm:
+        assert greedy(llm, [prompt], new=8) == Reference(model).greedy([prompt], new=8)
+    assert len(staged) == 4
+
+
+def test_an_engine_takes_no_table_of_another_one(nano, model):
+    tables = []
+    for _ in range(2):
+        with engine(model) as llm:
+            tables.append(llm.model_runner.model.model.layers[0].self_attn.rotary_emb)
+    assert tables[0] is not tables[1]
+
+
+@pytest.mark.usefixtures("nano")
+def test_what_an_engine_held_is_freed_when_it_ends(model):
+    with engine(model) as llm:
+        greedy(llm, prompts_of(5))
+        held = weakref.ref(llm.model_runner)
+    assert held() is None
 
 
 @pytest.mark.usefixtures("nano")
@@ -282,16 +309,53 @@ def test_the_benchmark_says_what_each_way_reaches(tmp_path):
         assert f"\n{way}" in ended.stdout
         assert result["decode_tokens_per_s"] > 0
         assert [len(tokens) for tokens in result["tokens"]] == [5, 5, 5]
+        assert set(result["inputs_us_by_batch"]) == {"1"}  # there is room for 3
+        assert "errors" not in result
+    assert "inputs us by sequences: 1: " in ended.stdout
     assert set(results["kernels"]["staging_us"]) == {"1", "2", "4", "8", "16", "32"}
     assert "silu_and_mul" in (tmp_path / "profile_report.txt").read_text()
     assert json.loads((tmp_path / "profile_trace.json").read_text())["traceEvents"]
 
 
-def test_the_benchmark_checks_tokens():
-    ended = benched("--device", "cpu", "--check")
-    assert ended.returncode == 0, ended.stderr
+def test_the_benchmark_checks_tokens_of_prompts_in_parts(tmp_path):
+    ended = benched("--device", "cpu", "--check", "--json", tmp_path / "all.json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "passed: " in ended.stdout
     assert " of 15 tokens are the reference's own" in ended.stdout
+    results = json.loads((tmp_path / "all.json").read_text())
+    assert results["kernels"]["paged_prefills"] == results["formulas"]["paged_prefills"] == 1
+
+
+@pytest.mark.usefixtures("nano")
+def test_prompts_to_be_computed_in_parts_begin_alike():
+    settings = {"seed": 0, "vocab": 500, "prompt": 20, "sequences": 3, "longest": 0}
+    assert max(map(len, _run._prompts(settings))) <= 20
+    first, second, third = _run._prompts(settings | {"longest": 320})
+    assert len(first) == len(second) == 320
+    assert first[:256] == second[:256]
+    assert first[256:] != second[256:]
+    assert len(third) <= 20
+
+
+@pytest.mark.skipif("flash_attn" in sys.modules, reason="flash-attn is installed")
+def test_ways_whose_kernels_would_not_run_are_refused(nano, monkeypatch):
+    monkeypatch.setattr(_core.kernels, "has_device_code", False)
+    for way in ("kernels", "own"):
+        with pytest.raises(tensorferry.Unsupported, match=f"{way} needs .* has none for GPUs"):
+            _run.check_kernels(nano, way, "cuda")
+    _run.check_kernels(nano, "kernels", "cpu")
+    monkeypatch.setattr(kernels, "KERNELS_AVAILABLE", False)
+    for way in ("kernels", "own"):
+        with pytest.raises(tensorferry.Unsupported, match="TENSORFERRY_DISABLE_KERNELS"):
+            _run.check_kernels(nano, way, "cpu")
+    _run.check_kernels(nano, "formulas", "cuda")
+
+
+def test_what_fails_after_the_run_is_told_and_loses_nothing():
+    result = {"decode_tokens_per_s": 1.0}
+    _run._try(result, "profile", lambda: 1 / 0)
+    assert result == {"decode_tokens_per_s": 1.0, "profile": None,
+                      "errors": {"profile": "ZeroDivisionError: division by zero"}}
 
 
 @pytest.mark.usefixtures("nano")
@@ -307,7 +371,7 @@ def test_tokens_that_are_not_the_models_are_found(model):
             assert greedy(llm, [[7] + prompt for prompt in prompts]) == tokens
             gaps[name] = followed.gaps
     assert len(gaps["right"]) == len(gaps["wrong"]) == 12
-    assert not bench.verdict(gaps["wrong"], 1e-4)[0]
+    assert not bench.verdict(gaps["wrong"], 1e-4, 12)[0]
 
 
 # ---- with a GPU ---------------------------------------------------------------------------------

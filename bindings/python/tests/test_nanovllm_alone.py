@@ -218,14 +218,29 @@ def test_the_benchmark_says_that_nano_vllm_is_missing(monkeypatch):
 
 
 def test_the_verdict_is_for_the_first_that_differs_and_the_worst():
-    assert bench.verdict([(0, 0, 0.0), (0, 1, 0.0)], 0.1) == (
+    assert bench.verdict([(0, 0, 0.0), (0, 1, 0.0)], 0.1, 2) == (
         True, "2 of 2 tokens are the reference's own")
-    well, said = bench.verdict([(0, 0, 0.0), (1, 4, 0.05), (0, 2, 0.01)], 0.1)
+    own = [(2, step, 0.0) for step in range(18)]
+    well, said = bench.verdict([*own, (1, 4, 0.05), (0, 2, 0.01)], 0.1, 20)
     assert well
-    assert "1 of 3" in said
+    assert "18 of 20" in said
     assert "the first other one is token 4 of sequence 1, 0.05 of the largest logit below" in said
-    well, said = bench.verdict([(0, 0, 0.05), (1, 3, 0.2)], 0.1)
+    well, said = bench.verdict([*own, (0, 0, 0.05), (1, 3, 0.2)], 0.1, 20)
     assert not well
     assert "1 are WRONG, the first token 3 of sequence 1: 0.2" in said
-    assert not bench.verdict([(0, 0, float("nan"))], 0.1)[0]
-    assert not bench.verdict([], 0.1)[0]
+    assert not bench.verdict([*own, (0, 0, float("nan"))], 0.1, 19)[0]
+    assert not bench.verdict([], 0.1, 0)[0]
+
+
+def test_too_many_ties_and_tokens_that_are_not_judged_are_no_pass():
+    own = [(0, step, 0.0) for step in range(8)]
+    well, said = bench.verdict([*own, (1, 0, 0.01)], 0.1, 9)
+    assert not well
+    assert said.endswith("; that is less than 90%")
+    well, said = bench.verdict(own, 0.1, 9)
+    assert not well
+    assert said.endswith("; there should be 9 tokens")
+
+
+def test_engines_have_room_for_a_graph_of_nano_vllms():
+    assert [bench._room(n) for n in (1, 3, 8, 9, 16, 20, 64)] == [1, 3, 8, 16, 16, 32, 64]

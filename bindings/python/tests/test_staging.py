@@ -107,7 +107,8 @@ class Copying:
         self.left -= 1
         return self.left < 0
 
-    def record(self):
+    def record(self, stream):
+        self.stream = stream
         self.recorded += 1
         self.left = self.asked
 
@@ -116,12 +117,14 @@ def test_a_slot_is_written_again_only_when_its_copy_has_ended(monkeypatch):
     ring = staging.Staging({"x": (torch.int64, (4,))}, "cpu", slots=2)
     for slot in ring.slots:
         slot.event = Copying(asked=5)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
     first = ring.begin()
     ring.send(first)
     assert ring.begin() is not first
     assert ring.begin() is first
     assert first.event.left < 0
     assert first.event.recorded == 1
+    assert first.event.stream == "the stream of cpu"  # its memory's
     monkeypatch.setattr(staging, "_SECONDS", 0.0)
     first.event.left = 1 << 40
     ring.begin()

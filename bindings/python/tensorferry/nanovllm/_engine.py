@@ -67,12 +67,17 @@ def _inputs(nano):
     def prepare_decode(self, seqs):
         if _is_nano_vllms(self):
             return decode_before(self, seqs)
-        batch = _inputs_of(self).stage(
+        inputs, size = _inputs_of(self), _graph_size(self, len(seqs))
+        # nano-vllm lets sequences grow beyond max_model_len, and only graphs bound their tables.
+        if size == 0 and max(len(seq.block_table) for seq in seqs) > inputs.max_blocks:
+            self._tensorferry_staged = (None, None)
+            return decode_before(self, seqs)
+        batch = inputs.stage(
             [seq.last_token for seq in seqs],
             [seq.num_tokens for seq in seqs],
             [seq.block_table for seq in seqs],
             [seq.temperature for seq in seqs],
-            _graph_size(self, len(seqs)),
+            size,
         )
         self._tensorferry_staged = (seqs, batch)
         nano.context.set_context(

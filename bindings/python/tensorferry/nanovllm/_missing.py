@@ -58,6 +58,9 @@ def flash_attn():
     if _imports("flash_attn"):
         yield
         return
+    # First, as it looks for flash_attn, too, and would take ours for the whole of it.
+    with contextlib.suppress(ImportError):
+        from transformers import AutoConfig, AutoTokenizer, Qwen3Config  # noqa: F401
     sys.modules["flash_attn"] = _module(
         "flash_attn",
         flash_attn_varlen_func=flash_attn_varlen_func,

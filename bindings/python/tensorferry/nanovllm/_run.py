@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import gc
 import json
 import pathlib
 import random
@@ -12,8 +13,15 @@ import time
 import torch
 
 import tensorferry
-from tensorferry import nanovllm, staging
+from tensorferry import _core, errors, kernels, nanovllm, staging
 from tensorferry.nanovllm import _cpu, _missing
+
+# The sequences of which steps' inputs are timed, the steps of each, and the seconds for all.
+_BATCHES = (1, 4, 8, 16, 32)
+_STEPS = 32
+_SECONDS = 60.0
+# What prompts of --check have in common: a block of nano-vllm's cache, which it then shares.
+COMMON = 256
 
 
 class _NoTokenizer:
@@ -30,7 +38,12 @@ def make_engine(settings):
     """(nano-vllm's modules, an LLM) on our layers or its own, as settings say."""
     nano = nanovllm.load()
     if settings["way"] != "own":
-        nanovllm.enable(use_custom_kernels=settings["way"] == "kernels")
+        nanovllm.enable(
+            use_custom_kernels=settings["way"] == "kernels",
+            stage_decode=settings.get("stage_decode", True),
+        )
+    # It keeps the table of the last model, which may be on another device.
+    nano.rotary_embedding.get_rope.cache_clear()
     import nanovllm as package
     from nanovllm.engine import llm_engine
 
@@ -42,6 +55,9 @@ def end(llm):
     """Now, and not when the process ends, which it would do a second time."""
     atexit.unregister(llm.exit)
     llm.exit()
+    gc.collect()  # modules and what replaced their methods hold each other
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # the next engine asks the driver what is free
 
 
 class Followed:
@@ -85,17 +101,31 @@ def generate(llm, prompts, parameters):
     return [answers[key] for key in sorted(answers)], steps
 
 
-def _timed(runner, name, taken):
-    """Adds the host's seconds in a method of the runner to the last of `taken`."""
-    method = getattr(runner, name)
+def _inputs_timed(runner):
+    """A list that gets (sequences, the host's seconds in prepare_decode) of each step."""
+    method, taken = runner.prepare_decode, []
 
-    def call(*arguments):
+    def call(seqs):
         start = time.perf_counter()
-        result = method(*arguments)
-        taken.append(time.perf_counter() - start)
+        result = method(seqs)
+        taken.append((len(seqs), time.perf_counter() - start))
         return result
 
-    setattr(runner, name, call)
+    runner.prepare_decode = call
+    return taken
+
+
+def _paged_counted(nano, runner):
+    """A list that gets an item for each prefill that finds keys in the caches."""
+    method, paged = runner.run_model, []
+
+    def call(input_ids, positions, is_prefill):
+        if is_prefill and nano.context.get_context().block_tables is not None:
+            paged.append(len(input_ids))
+        return method(input_ids, positions, is_prefill)
+
+    runner.run_model = call
+    return paged
 
 
 def _summary(steps, inputs):
@@ -111,8 +141,59 @@ def _summary(steps, inputs):
         "generated_tokens_per_s": sum(count for _, count in decode)
         / sum(seconds for seconds, _ in steps),
         "decode_step_ms": statistics.median(seconds for seconds, _ in decode) * 1e3,
-        "inputs_us": statistics.median(inputs) * 1e6 if inputs else None,
+        "inputs_us": statistics.median(seconds for _, seconds in inputs) * 1e6,
     }
+
+
+def _prompts(settings):
+    generator = random.Random(settings["seed"])
+
+    def tokens(count):
+        return [generator.randrange(settings["vocab"]) for _ in range(count)]
+
+    most = settings["prompt"]
+    prompts = [
+        tokens(generator.randint((most + 1) // 2, most)) for _ in range(settings["sequences"])
+    ]
+    if settings["longest"]:  # two of these, or one, which are computed in parts
+        common = tokens(COMMON)
+        for at in range(min(2, len(prompts))):
+            prompts[at] = common + tokens(settings["longest"] - COMMON)
+    return prompts
+
+
+def _inputs_by_batch(llm, parameters, settings, inputs):
+    """The host's microseconds for a step's inputs, medians, by sequences: as many as fit a run."""
+    generator = random.Random(settings["seed"] + 1)
+    length, deadline = min(settings["prompt"], 16), time.monotonic() + _SECONDS
+    found = {}
+    for batch in _BATCHES:
+        if batch > settings["engine"]["max_num_seqs"] or time.monotonic() > deadline:
+            break
+        del inputs[:]
+        prompts = [
+            [generator.randrange(settings["vocab"]) for _ in range(length)] for _ in range(batch)
+        ]
+        generate(llm, prompts, parameters(min(settings["new"], _STEPS + 1)))
+        taken = [seconds for count, seconds in inputs if count == batch]
+        if taken:
+            found[batch] = statistics.median(taken) * 1e6
+    return found
+
+
+def _try(result, name, function):
+    """result[name], or why there is none: what was measured before is worth keeping."""
+    try:
+        result[name] = function()
+    except Exception as error:
+        result[name] = None
+        result.setdefault("errors", {})[name] = f"{type(error).__name__}: {error}"
+
+
+def _profiled(llm, folder, prompts, parameters):
+    with tensorferry.profile(folder):
+        generate(llm, [prompt[2:] or [1] for prompt in prompts], parameters(4))
+    return folder
 
 
 def run(settings):
@@ -125,36 +206,53 @@ def run(settings):
             temperature=settings["temperature"], max_tokens=new, ignore_eos=True
         )
 
-    generator = random.Random(settings["seed"])
-    prompts = [
-        [
-            generator.randrange(settings["vocab"])
-            for _ in range(generator.randint((settings["prompt"] + 1) // 2, settings["prompt"]))
-        ]
-        for _ in range(settings["sequences"])
-    ]
+    prompts = _prompts(settings)
     followed = None
     if settings["follow"]:
         tokens = json.loads(pathlib.Path(settings["follow"]).read_text())["tokens"]
         followed = Followed(runner, tokens)
-    else:  # of other lengths, as prompts that are known already are not computed again
+    elif not settings["longest"]:  # others, as prompts that are known are not computed again
         generate(llm, [prompt[1:] or [0] for prompt in prompts], parameters(4))
-    inputs = []
-    _timed(runner, "prepare_decode", inputs)
+    inputs, paged = _inputs_timed(runner), _paged_counted(nano, runner)
     answers, steps = generate(llm, prompts, parameters(settings["new"]))
     result = _summary(steps, inputs)
     result |= {"way": settings["way"], "graphs": not runner.enforce_eager, "tokens": answers}
     result["attention"] = _attention_of(nano, settings["way"])
     result["gaps"] = followed.gaps if followed else None
-    if settings["profile"]:
-        with tensorferry.profile(settings["profile"]):
-            generate(llm, [prompt[2:] or [1] for prompt in prompts], parameters(4))
-    if settings["staging"]:
-        result["staging_us"] = {
-            batch: staging.measure(batch, settings["device"]) for batch in (1, 2, 4, 8, 16, 32)
-        }
-    end(llm)
+    result["paged_prefills"] = len(paged)
+    _measure_more(result, llm, settings, prompts, (parameters, inputs))
+    _try(result, "ended", lambda: end(llm))
     return result
+
+
+def _measure_more(result, llm, settings, prompts, run_with):
+    parameters, inputs = run_with
+    if settings["by_batch"]:
+        _try(result, "inputs_us_by_batch",
+             lambda: _inputs_by_batch(llm, parameters, settings, inputs))
+    if settings["staging"]:
+        _try(result, "staging_us", lambda: {
+            batch: staging.measure(batch, settings["device"]) for batch in (1, 2, 4, 8, 16, 32)
+        })
+    if settings["profile"]:
+        _try(result, "profile",
+             lambda: _profiled(llm, settings["profile"], prompts, parameters))
+
+
+def check_kernels(nano, way, device):
+    """That ours really run where the way has them: formulas in their place would not be told."""
+    if way == "formulas" or _attention_of(nano, way) == "flash-attn":
+        return
+    if not kernels.KERNELS_AVAILABLE:
+        raise errors.Unsupported(
+            f"the run of {way} needs our kernels, and TENSORFERRY_DISABLE_KERNELS switches them "
+            "off: unset it, or leave this way out (--ways)"
+        )
+    if device == "cuda" and not _core.kernels.has_device_code:
+        raise errors.Unsupported(
+            f"the run of {way} needs our kernels, and this build of tensorferry has none for GPUs: "
+            "build it with CUDA, or leave this way out (--ways)"
+        )
 
 
 def _attention_of(nano, way):
@@ -168,8 +266,13 @@ def main(path):
     settings = json.loads(pathlib.Path(path).read_text())
     provided = _missing.provide_others()
     on_cpu = settings["device"] == "cpu"
-    nanovllm.load()  # first: torch's compiler takes no other functions for torch's own
-    with _cpu.engine_on_cpu() if on_cpu else contextlib.nullcontext():
+    nano = nanovllm.load()  # first: torch's compiler takes no other functions for torch's own
+    try:
+        check_kernels(nano, settings["way"], settings["device"])
+    except errors.Error as error:
+        raise SystemExit(f"bench: {error}") from error
+    # Caches take no memory before they are written.
+    with _cpu.engine_on_cpu(1 << 30) if on_cpu else contextlib.nullcontext():
         result = run(settings)
     result["provided"] = provided
     pathlib.Path(settings["result"]).write_text(json.dumps(result))
