@@ -83,9 +83,10 @@ struct NormChoice {
 RmsNormPlan NormPlanFor(RmsNormPlan plan, const NormChoice& choice) {
   TakeForm(choice.form, &plan);
   plan.early = choice.early;
-  if (choice.resident != 0) {
-    plan.blocks = std::min(plan.rows, kMultiprocessors * choice.resident);
-  }
+  if (choice.resident == 0 || plan.form != choice.form) return plan;
+  // In checks few, so that each comes to many rows.
+  const bool checks = plan.rows % 2 != 0;
+  plan.blocks = std::min(plan.rows, checks ? 10 : kMultiprocessors * choice.resident);
   return plan;
 }
 

@@ -89,9 +89,10 @@ struct TokenChoice {
 template <class Plan, class Form>
 void TakeChoice(const TokenChoice<Form>& choice, Plan* plan) {
   plan->early = choice.early;
-  if (choice.resident != 0) {
-    plan->blocks = std::min(plan->blocks, kTokenMultiprocessors * choice.resident);
-  }
+  if (choice.resident == 0 || plan->form != choice.form) return;
+  // In checks few, so that each comes to many tokens.
+  const bool checks = plan->tokens % 2 != 0;
+  plan->blocks = std::min(plan->tokens, checks ? 10 : kTokenMultiprocessors * choice.resident);
 }
 
 // ---- rope -------------------------------------------------------------------------------------
@@ -132,7 +133,6 @@ BenchOp RopeOp(const BenchSize& size) {
     op.variants.push_back({choice.name, [=](const BenchStream& to, BenchAddresses at) -> Status {
                              FERRY_TRY_ASSIGN(RopePlan plan, PlanRope(BenchRopeArgs(size, at)));
                              TakeForm(choice.form, &plan);
-                             if (choice.resident != 0) plan.blocks = plan.tokens;
                              TakeChoice(choice, &plan);
                              return cuda::LaunchKernel(*to.api, to.stream, kRopePlanned, plan);
                            }});
@@ -232,7 +232,6 @@ BenchOp QkOpOf(const BenchSize& size, std::int64_t heads, const char* name) {
                              FERRY_TRY_ASSIGN(QkNormRopeStorePlan plan,
                                               PlanQkNormRopeStore(BenchQkArgs(size, heads, at)));
                              TakeForm(choice.form, &plan);
-                             if (choice.resident != 0) plan.blocks = plan.tokens;
                              TakeChoice(choice, &plan);
                              return cuda::LaunchKernel(*to.api, to.stream, kQkPlanned, plan);
                            }});

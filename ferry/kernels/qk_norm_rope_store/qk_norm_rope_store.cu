@@ -448,8 +448,9 @@ __global__ void __launch_bounds__(QkMostThreads(kTogether), kTogether == 4 ? 5 :
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       const int place = (stage * kTogether + i) * 2;
-      held.low[i] = *QkRingWord(ring, place);
-      held.high[i] = *QkRingWord(ring, place + 1);
+      // Nothing has been brought for those who only take part in the sums.
+      held.low[i] = heads.there ? *QkRingWord(ring, place) : uint4{};
+      held.high[i] = heads.there ? *QkRingWord(ring, place + 1) : uint4{};
     }
     FinishHeads<T, kNarrow>(plan, heads, token, facts, &held);
     facts = next;

@@ -219,6 +219,16 @@ __device__ __forceinline__ uint4* RingWord(uint4* ring, int index) {
   return ring + index * blockDim.x + threadIdx.x;
 }
 
+// Read for the sum and again for the row, which is less than to hold it in registers.
+template <class T, bool kResidual>
+__device__ __forceinline__ NormWord<T, kResidual> WordOfRing(uint4* ring, int stage, int i) {
+  const int place = stage * kRingWords<kResidual> + i;
+  const uint4 x = *RingWord(ring, place);
+  NormWord<T, kResidual> word;
+  word.Take(x, kResidual ? *RingWord(ring, place + 4) : x);
+  return word;
+}
+
 // Has a row's words brought, if there is such a row.
 template <class T, bool kResidual>
 __device__ __forceinline__ void FetchRow(const RmsNormPlan& plan, std::uint32_t index, int stage,
@@ -267,14 +277,10 @@ __global__ void __launch_bounds__(kRmsNormMostThreads)
     FetchRow<T, kResidual>(plan, index + (kStages - 1) * gridDim.x,
                            stage == 0 ? kStages - 1 : stage - 1, ring);
     prim::WaitForCopies<kStages - 1>();
-    NormWord<T, kResidual> held[4];
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int place = stage * kRingWords<kResidual> + i;
-      const uint4 x = *RingWord(ring, place);
-      held[i].Take(x, kResidual ? *RingWord(ring, place + 4) : x);
-      squares += SquaresOfWord(held[i]);
+      squares += SquaresOfWord(WordOfRing<T, kResidual>(ring, stage, i));
     }
     const float scale =
         rsqrtf(fmaf(prim::BlockSum(squares, sums[turn]), plan.per_column, plan.eps));
@@ -283,7 +289,8 @@ __global__ void __launch_bounds__(kRmsNormMostThreads)
     for (int i = 0; i < 4; ++i) {
       const std::uint32_t word = threadIdx.x + i * blockDim.x;
       if (word < plan.words) {
-        StoreNormWord(row, std::int64_t{word} * kWidth, held[i], weight[i], scale);
+        StoreNormWord(row, std::int64_t{word} * kWidth, WordOfRing<T, kResidual>(ring, stage, i),
+                      weight[i], scale);
       }
     }
     stage = stage + 1 == kStages ? 0 : stage + 1;

@@ -79,8 +79,9 @@ struct TokenCopy {
   const std::byte* v;
   std::int32_t slot;  // in the caches; negative: there is no such token, or it is not stored
 };
-__device__ __forceinline__ TokenCopy CopyOf(const StoreKvCachePlan& plan, std::uint64_t token,
-                                            std::uint32_t element) {
+[[maybe_unused]] __device__ __forceinline__ TokenCopy CopyOf(const StoreKvCachePlan& plan,
+                                                             std::uint64_t token,
+                                                             std::uint32_t element) {
   if (token >= plan.tokens) return {nullptr, nullptr, -1};
   return {static_cast<const std::byte*>(plan.k) + token * plan.k_token * element,
           static_cast<const std::byte*>(plan.v) + token * plan.v_token * element,
