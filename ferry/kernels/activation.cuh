@@ -1,22 +1,26 @@
 #pragma once
+#include "ferry/prim/float_math.cuh"
 
 // Activations in device code; their formulas are in activation.h. For results of 16 bits by the
-// fast forms of exp and division, whose errors are far below such a result's last bit.
+// instructions for 2^x and 1 / x, whose errors are far below such a result's last bit: two of the
+// slow unit's for each element, and no branches for numbers that are not normal, which as much as
+// double what an element costs.
 namespace ferry::kernels {
 
-// x * sigmoid(y).
-template <class T>
-__device__ __forceinline__ float TimesSigmoid(float x, float y) {
-  if constexpr (sizeof(T) == 4) {
-    return x / (1.0F + expf(-y));
-  } else {
-    return __fdividef(x, 1.0F + __expf(-y));
-  }
+inline constexpr float kLog2E = 1.4426950408889634F;
+
+// x / (1 + 2^z), for results of 16 bits.
+__device__ __forceinline__ float OverOnePlusExp2(float x, float z) {
+  return x * prim::Reciprocal(1.0F + prim::Exp2(z));
 }
 
 template <class T>
 __device__ __forceinline__ float Silu(float x) {
-  return TimesSigmoid<T>(x, x);
+  if constexpr (sizeof(T) == 4) {
+    return x / (1.0F + expf(-x));
+  } else {
+    return OverOnePlusExp2(x, -kLog2E * x);
+  }
 }
 template <class T>
 __device__ __forceinline__ float Gelu(float x) {
@@ -25,7 +29,13 @@ __device__ __forceinline__ float Gelu(float x) {
 template <class T>
 __device__ __forceinline__ float GeluTanh(float x) {
   constexpr float kTwoRoots = 2.0F * 0.7978845608028654F;  // 2 sqrt(2 / pi)
-  return TimesSigmoid<T>(x, kTwoRoots * x * fmaf(0.044715F * x, x, 1.0F));
+  constexpr float kCube = 0.044715F;
+  if constexpr (sizeof(T) == 4) {
+    return x / (1.0F + expf(-kTwoRoots * x * fmaf(kCube * x, x, 1.0F)));
+  } else {
+    constexpr float kLinear = -kLog2E * kTwoRoots;
+    return OverOnePlusExp2(x, x * fmaf(kLinear * kCube * x, x, kLinear));
+  }
 }
 
 }  // namespace ferry::kernels

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "ferry/kernels/tensor.h"
 #include "ferry/prim/packed.cuh"
@@ -101,6 +102,77 @@ __device__ __forceinline__ uint4 Pack(const float (&values)[kPacked<T>]) {
     }
   }
   return {words[0], words[1], words[2], words[3]};
+}
+
+// What one access moves, as it is in memory, which is half the registers that its numbers need as
+// floats: 16 bytes, or one element.
+template <class T, int kWidth>
+using Word = std::conditional_t<kWidth == 1, T, uint4>;
+
+template <class T, int kWidth>
+__device__ __forceinline__ Word<T, kWidth> LoadWord(const T* from) {
+  if constexpr (kWidth == 1) {
+    return *from;
+  } else {
+    return prim::Load16(from);
+  }
+}
+// Words by prim::LoadAhead16().
+template <class T, int kWidth>
+__device__ __forceinline__ Word<T, kWidth> LoadWordAhead(const T* from) {
+  if constexpr (kWidth == 1) {
+    return *from;
+  } else {
+    return prim::LoadAhead16(from);
+  }
+}
+// Of what nobody writes while the kernel runs, and other threads read, too.
+template <class T, int kWidth>
+__device__ __forceinline__ Word<T, kWidth> LoadSharedWord(const T* from) {
+  if constexpr (kWidth == 1) {
+    return __ldg(from);
+  } else {
+    return prim::LoadShared16(from);
+  }
+}
+template <class T, int kWidth>
+__device__ __forceinline__ void NumbersOf(const Word<T, kWidth>& word, float (&values)[kWidth]) {
+  if constexpr (kWidth == 1) {
+    values[0] = ToFloat(word);
+  } else {
+    Unpack<T>(word, values);
+  }
+}
+
+// The products of two words' numbers, each rounded once, as RoundTo<T>(a * b) does: the product of
+// two numbers of 16 bits is one of floats to the last bit.
+__device__ __forceinline__ std::uint32_t ProductOf(std::uint32_t a, std::uint32_t b,
+                                                   Bfloat16 /*format*/) {
+  __nv_bfloat162 pairs[2];
+  memcpy(&pairs[0], &a, sizeof a);
+  memcpy(&pairs[1], &b, sizeof b);
+  pairs[0] = __hmul2_rn(pairs[0], pairs[1]);
+  memcpy(&a, &pairs[0], sizeof a);
+  return a;
+}
+__device__ __forceinline__ std::uint32_t ProductOf(std::uint32_t a, std::uint32_t b,
+                                                   Float16 /*format*/) {
+  __half2 pairs[2];
+  memcpy(&pairs[0], &a, sizeof a);
+  memcpy(&pairs[1], &b, sizeof b);
+  pairs[0] = __hmul2_rn(pairs[0], pairs[1]);
+  memcpy(&a, &pairs[0], sizeof a);
+  return a;
+}
+__device__ __forceinline__ std::uint32_t ProductOf(std::uint32_t a, std::uint32_t b,
+                                                   float /*format*/) {
+  return __float_as_uint(__uint_as_float(a) * __uint_as_float(b));
+}
+// Of the numbers of two words of 16 bytes.
+template <class T>
+__device__ __forceinline__ uint4 ProductsOf(const uint4& a, const uint4& b) {
+  return {ProductOf(a.x, b.x, T{}), ProductOf(a.y, b.y, T{}), ProductOf(a.z, b.z, T{}),
+          ProductOf(a.w, b.w, T{})};
 }
 
 // kWidth elements as floats: all that 16 bytes have, from an address that is a multiple of 16, or

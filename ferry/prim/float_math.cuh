@@ -11,4 +11,12 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
+// rcp.approx.ftz.f32 (PTX ISA, "rcp"): 1 / x to 1 ulp; 0 for infinities and wherever the result is
+// below the normal numbers.
+__device__ __forceinline__ float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 }  // namespace ferry::prim

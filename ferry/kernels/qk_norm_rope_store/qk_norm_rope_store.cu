@@ -3,6 +3,8 @@
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store_plan.h"
 #include "ferry/kernels/rotation.h"
+#include "ferry/prim/cp_async.cuh"
+#include "ferry/prim/grid_order.cuh"
 #include "ferry/prim/reduce.cuh"
 #include "ferry/prim/trap.cuh"
 
@@ -16,15 +18,17 @@ struct TokenPlace {
   bool stored;
   CachePlace at;
 };
-__device__ __forceinline__ TokenPlace PlaceOfToken(const QkPlan& plan, std::uint32_t token) {
-  if (plan.caches.k == nullptr) return {};
-  const std::int32_t slot = __ldg(plan.caches.slots + token);
+__device__ __forceinline__ TokenPlace PlaceOfSlot(const QkPlan& plan, std::int32_t slot) {
   if (slot < 0) return {};
   if (slot >= plan.caches.slot_count) {
     prim::TrapInDebug();
     return {};
   }
   return {true, PlaceOf(plan.caches, static_cast<std::uint32_t>(slot))};
+}
+__device__ __forceinline__ TokenPlace PlaceOfToken(const QkPlan& plan, std::uint32_t token) {
+  if (plan.caches.k == nullptr) return {};
+  return PlaceOfSlot(plan, __ldg(plan.caches.slots + token));
 }
 
 // Where a head of the token goes: to `out`, if any, and to `cache`, if any.
@@ -113,6 +117,8 @@ template <class T, bool kNarrow>
 __global__ void __launch_bounds__(kQkMostThreads) DoHeads(const __grid_constant__ QkPlan plan) {
   constexpr int kWidth = kPacked<T>;
   constexpr int kTogether = static_cast<int>(kQkHeads);
+  prim::WaitForGridsBefore();
+  prim::LetNextGridBegin();
   const std::uint32_t token = blockIdx.x;
   const std::uint32_t heads = plan.q_heads + 2 * plan.kv_heads;
   const std::uint32_t at = threadIdx.x * kWidth;
@@ -168,6 +174,8 @@ __global__ void __launch_bounds__(kQkMostThreads) DoHeads(const __grid_constant_
 template <class T, bool kNarrow>
 __global__ void __launch_bounds__(kQkMostThreads)
     DoHeadsByElement(const __grid_constant__ QkPlan plan) {
+  prim::WaitForGridsBefore();
+  prim::LetNextGridBegin();
   const std::uint32_t token = blockIdx.x;
   const std::uint32_t heads = plan.q_heads + 2 * plan.kv_heads;
   const std::int64_t position = __ldg(plan.positions + token);
@@ -208,21 +216,285 @@ __global__ void __launch_bounds__(kQkMostThreads)
   }
 }
 
+// What a thread has of heads that are neighbours, all of them of q, or of k, or of v: its word of
+// both halves of each, and of the weights.
+template <class T>
+struct Neighbours {
+  std::uint32_t first;  // head
+  std::uint32_t at;     // the word's first element
+  bool there;           // the others only take part in the sums
+  bool normed;          // not v
+  uint4 low_weight;
+  uint4 high_weight;
+};
+template <class T, int kTogether>
+__device__ __forceinline__ Neighbours<T> NeighboursHere(const QkPlan& plan) {
+  Neighbours<T> heads{};
+  heads.first = threadIdx.y * kTogether;
+  heads.at = threadIdx.x * kPacked<T>;
+  heads.there = threadIdx.x < plan.words && heads.first < plan.q_heads + 2 * plan.kv_heads;
+  heads.normed = heads.first < plan.q_heads + plan.kv_heads;
+  if (heads.there && heads.normed) {
+    const void* const weights = heads.first < plan.q_heads ? plan.q_weight : plan.k_weight;
+    const T* const here = static_cast<const T*>(weights) + heads.at;
+    heads.low_weight = prim::LoadShared16(here);
+    heads.high_weight = prim::LoadShared16(here + plan.half);
+  }
+  return heads;
+}
+
+// Over the threads of a head, of which there are most often eight.
+template <int kTogether>
+__device__ __forceinline__ void SumHeads(float (&sums)[kTogether]) {
+  if (blockDim.x == 8) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) sums[i] = prim::WarpSum<8>(sums[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) sums[i] = prim::WarpSum(sums[i], blockDim.x);
+  }
+}
+
+// What a thread holds of a token: words, and the angles of their numbers.
+template <class T, int kTogether>
+struct HeldHeads {
+  uint4 low[kTogether];
+  uint4 high[kTogether];
+  float cos[kPacked<T>];
+  float sin[kPacked<T>];
+};
+
+// Normalises and turns the words of one head. All that is rounded between is rounded as pairs.
+template <class T, int kTogether>
+__device__ __forceinline__ void NormaliseAndRotate(const Neighbours<T>& heads, float scale, int i,
+                                                   HeldHeads<T, kTogether>* held) {
+  constexpr int kWidth = kPacked<T>;
+  float low[kWidth];
+  float high[kWidth];
+  Unpack<T>(held->low[i], low);
+  Unpack<T>(held->high[i], high);
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    low[j] *= scale;
+    high[j] *= scale;
+  }
+  Unpack<T>(ProductsOf<T>(Pack<T>(low), heads.low_weight), low);
+  Unpack<T>(ProductsOf<T>(Pack<T>(high), heads.high_weight), high);
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) RotatePair(held->cos[j], held->sin[j], &low[j], &high[j]);
+  held->low[i] = Pack<T>(low);
+  held->high[i] = Pack<T>(high);
+}
+
 template <class T, bool kNarrow>
-auto ChosenQk(bool wide) {
-  return wide ? DoHeads<T, kNarrow> : DoHeadsByElement<T, kNarrow>;
+__device__ __forceinline__ void WriteWord(const HeadTarget<T>& target, std::int64_t at,
+                                          const uint4& word) {
+  if (target.out != nullptr) prim::Store16(target.out + at, word);
+  if (target.cache == nullptr) return;
+  if constexpr (kNarrow) {
+    float values[kPacked<T>];
+    Unpack<T>(word, values);
+    StoreNarrow<kPacked<T>>(target.cache, target.cache_at + at, values, target.inverse);
+  } else {
+    prim::Store16(static_cast<T*>(target.cache) + target.cache_at + at, word);
+  }
+}
+
+// What is known of a token beside its heads.
+struct TokenFacts {
+  std::int64_t position;
+  std::int32_t slot;
+};
+__device__ __forceinline__ TokenFacts FactsOf(const QkPlan& plan, std::uint32_t token) {
+  TokenFacts facts{-1, -1};
+  if (token >= plan.tokens) return facts;
+  facts.position = prim::LoadSharedAhead(plan.positions + token);
+  if (plan.caches.k != nullptr) facts.slot = prim::LoadSharedAhead(plan.caches.slots + token);
+  return facts;
+}
+__device__ __forceinline__ bool IsKnown(const QkPlan& plan, std::int64_t position) {
+  return position >= 0 && position < plan.most_positions;
+}
+
+template <class T, int kTogether>
+__device__ __forceinline__ void LoadAngles(const QkPlan& plan, const Neighbours<T>& heads,
+                                           std::int64_t position, HeldHeads<T, kTogether>* held) {
+  if (!heads.there || !heads.normed || !IsKnown(plan, position)) return;
+  const float* const row = plan.cos_sin + position * plan.cos_sin_stride + heads.at;
+  LoadFloats<kPacked<T>>(row, held->cos);
+  LoadFloats<kPacked<T>>(row + plan.half, held->sin);
+}
+
+// From the words, which are there, to the stores. All lanes of the warp call it.
+template <class T, bool kNarrow, int kTogether>
+__device__ __forceinline__ void FinishHeads(const QkPlan& plan, const Neighbours<T>& heads,
+                                            std::uint32_t token, const TokenFacts& facts,
+                                            HeldHeads<T, kTogether>* held) {
+  float scale[kTogether];
+  if (__any_sync(0xffffffffU, heads.normed)) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      float low[kPacked<T>];
+      float high[kPacked<T>];
+      Unpack<T>(held->low[i], low);
+      Unpack<T>(held->high[i], high);
+      scale[i] = SquaresOf(low, high);
+    }
+    SumHeads(scale);
+  }
+  if (!IsKnown(plan, facts.position)) return prim::TrapInDebug();
+  if (!heads.there) return;
+  HeadTarget<T> target = TargetOf<T>(plan, token, heads.first, PlaceOfSlot(plan, facts.slot));
+  const std::int64_t out_step = heads.first < plan.q_heads ? plan.q_out.head : plan.k_out.head;
+#pragma unroll
+  for (int i = 0; i < kTogether; ++i) {
+    if (heads.normed) {
+      NormaliseAndRotate(heads, rsqrtf(fmaf(scale[i], plan.per_element, plan.eps)), i, held);
+    }
+    WriteWord<T, kNarrow>(target, heads.at, held->low[i]);
+    WriteWord<T, kNarrow>(target, heads.at + plan.half, held->high[i]);
+    if (target.out != nullptr) target.out += out_step;
+    target.cache_at += plan.head_dim;
+  }
+}
+
+template <class T>
+__device__ __forceinline__ const T* WordsOf(const QkPlan& plan, const Neighbours<T>& heads,
+                                            std::uint32_t token) {
+  return static_cast<const T*>(plan.qkv) + token * plan.qkv_token +
+         std::int64_t{heads.first} * plan.head_dim + heads.at;
+}
+
+// A token's block. All that can be asked for at once is: only the cosines wait for a position, and
+// nothing is left out before the sums for want of one, or the compiler would have all loads wait.
+template <class T, bool kNarrow, int kTogether>
+__global__ void __launch_bounds__(QkMostThreads(kTogether), kTogether == 4 ? 5 : 2 * kTogether)
+    DoNeighbours(const __grid_constant__ QkPlan plan) {
+  prim::WaitForGridsBefore();
+  prim::LetNextGridBegin();
+  const TokenFacts facts = FactsOf(plan, blockIdx.x);
+  HeldHeads<T, kTogether> held{};
+  const Neighbours<T> heads = NeighboursHere<T, kTogether>(plan);
+  if (heads.there) {
+    const T* const in = WordsOf(plan, heads, blockIdx.x);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      held.low[i] = prim::LoadAhead16(in + i * plan.head_dim);
+      held.high[i] = prim::LoadAhead16(in + i * plan.head_dim + plan.half);
+    }
+  }
+  LoadAngles(plan, heads, facts.position, &held);
+  FinishHeads<T, kNarrow>(plan, heads, blockIdx.x, facts, &held);
+}
+
+// Where a thread's words are in shared memory; nobody else has them, so that none waits for others.
+__device__ __forceinline__ uint4* QkRingWord(uint4* ring, int index) {
+  return ring + (index * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+}
+
+// Has a token's words brought, if there is such a token.
+template <class T, int kTogether>
+__device__ __forceinline__ void FetchNeighbours(const QkPlan& plan, const Neighbours<T>& heads,
+                                                std::uint32_t token, int stage, uint4* ring) {
+  if (heads.there && token < plan.tokens) {
+    const T* const in = WordsOf(plan, heads, token);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int place = (stage * kTogether + i) * 2;
+      const T* const head = in + i * plan.head_dim;
+      prim::CopyAsync(prim::SharedAddress(QkRingWord(ring, place)), head, true);
+      prim::CopyAsync(prim::SharedAddress(QkRingWord(ring, place + 1)), head + plan.half, true);
+    }
+  }
+  prim::EndCopyGroup();
+}
+
+// Has the cosines and sines brought to the L2 cache.
+template <class T>
+__device__ __forceinline__ void PrefetchAngles(const QkPlan& plan, const Neighbours<T>& heads,
+                                               std::int64_t position) {
+  if (threadIdx.y != 0 || !heads.there || !IsKnown(plan, position)) return;
+  const float* const row = plan.cos_sin + position * plan.cos_sin_stride + heads.at;
+  prim::PrefetchToL2(row);
+  prim::PrefetchToL2(row + plan.half);
+}
+
+// Blocks that stay: the words of the next tokens are on their way to shared memory while one is
+// done, the cosines and sines of the next one to the L2 cache, and the position of the one after it
+// to a register.
+template <class T, bool kNarrow, int kTogether>
+__global__ void __launch_bounds__(QkMostThreads(kTogether), kTogether == 4 ? 5 : 3)
+    DoRing(const __grid_constant__ QkPlan plan) {
+  constexpr int kStages = static_cast<int>(kQkStages);
+  extern __shared__ uint4 ring[];
+  prim::WaitForGridsBefore();
+  prim::LetNextGridBegin();
+  TokenFacts facts = FactsOf(plan, blockIdx.x);
+  TokenFacts next = FactsOf(plan, blockIdx.x + gridDim.x);
+  const Neighbours<T> heads = NeighboursHere<T, kTogether>(plan);
+#pragma unroll
+  for (int i = 0; i + 1 < kStages; ++i) {
+    FetchNeighbours<T, kTogether>(plan, heads, blockIdx.x + i * gridDim.x, i, ring);
+  }
+  int stage = 0;
+  for (std::uint32_t token = blockIdx.x; token < plan.tokens; token += gridDim.x) {
+    FetchNeighbours<T, kTogether>(plan, heads, token + (kStages - 1) * gridDim.x,
+                                  stage == 0 ? kStages - 1 : stage - 1, ring);
+    const TokenFacts after = FactsOf(plan, token + 2 * gridDim.x);
+    HeldHeads<T, kTogether> held;
+    LoadAngles(plan, heads, facts.position, &held);
+    PrefetchAngles(plan, heads, next.position);
+    prim::WaitForCopies<kStages - 1>();
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int place = (stage * kTogether + i) * 2;
+      // Nothing has been brought for those who only take part in the sums.
+      held.low[i] = heads.there ? *QkRingWord(ring, place) : uint4{};
+      held.high[i] = heads.there ? *QkRingWord(ring, place + 1) : uint4{};
+    }
+    FinishHeads<T, kNarrow>(plan, heads, token, facts, &held);
+    facts = next;
+    next = after;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  prim::WaitForCopies<0>();
+}
+
+using QkKernel = void (*)(QkPlan);
+
+template <class T, bool kNarrow>
+QkKernel ChosenQk(QkForm form) {
+  switch (form) {
+    case QkForm::kWords: return DoHeads<T, kNarrow>;
+    case QkForm::kOneHead: return DoNeighbours<T, kNarrow, 1>;
+    case QkForm::kTwoHeads: return DoNeighbours<T, kNarrow, 2>;
+    case QkForm::kFourHeads: return DoNeighbours<T, kNarrow, 4>;
+    case QkForm::kRingOfTwoHeads: return DoRing<T, kNarrow, 2>;
+    case QkForm::kRingOfFourHeads: return DoRing<T, kNarrow, 4>;
+    case QkForm::kNumbers: break;
+  }
+  return DoHeadsByElement<T, kNarrow>;
+}
+
+std::size_t QkRingBytes(const QkPlan& plan) {
+  std::size_t heads = 0;
+  if (plan.form == QkForm::kRingOfTwoHeads) heads = 2;
+  if (plan.form == QkForm::kRingOfFourHeads) heads = 4;
+  return kQkStages * heads * 2 * sizeof(uint4) * plan.threads_x * plan.threads_y;
 }
 
 }  // namespace
 
 Status LaunchQkNormRopeStore(const QkNormRopeStorePlan& plan, cuda::StreamRef stream) {
-  const cuda::LaunchConfig config{.grid = plan.tokens,
-                                  .block = dim3(plan.threads_x, plan.threads_y)};
+  const cuda::LaunchConfig config{.grid = plan.blocks,
+                                  .block = dim3(plan.threads_x, plan.threads_y),
+                                  .shared_bytes = QkRingBytes(plan),
+                                  .early = plan.early};
   const bool narrow = plan.caches.dtype == DType::kFloat8E4m3;
   return WithFloatType(plan.dtype, [&](auto number) {
     using T = decltype(number);
     return cuda::Launch(stream, "qk_norm_rope_store", config,
-                        narrow ? ChosenQk<T, true>(plan.wide) : ChosenQk<T, false>(plan.wide),
+                        narrow ? ChosenQk<T, true>(plan.form) : ChosenQk<T, false>(plan.form),
                         plan);
   });
 }

@@ -539,7 +539,7 @@ TEST_F(QkPlanTest, HeadsAreDealtToWholeWarps) {
   for (const std::int64_t q_heads : {0, 1, 16, 32, 64}) {
     for (const std::int64_t head_dim : {16, 32, 80, 96, 128, 256, 512}) {
       const QkNormRopeStorePlan plan = *PlanQkNormRopeStore(Args(q_heads, head_dim));
-      EXPECT_TRUE(plan.wide) << head_dim;
+      EXPECT_NE(plan.words, 0U) << head_dim;
       EXPECT_GE(plan.threads_x * 8, static_cast<std::uint32_t>(head_dim / 2));
       EXPECT_LE(plan.threads_x, 32U);
       EXPECT_EQ(plan.threads_x * plan.threads_y % 32, 0U);
@@ -552,17 +552,17 @@ TEST_F(QkPlanTest, HeadsAreDealtToWholeWarps) {
 }
 
 TEST_F(QkPlanTest, HeadsThatAreNoWholeWordsAreDoneByElement) {
-  EXPECT_FALSE(PlanQkNormRopeStore(Args(32, 120))->wide);
-  EXPECT_FALSE(PlanQkNormRopeStore(Args(32, 1024))->wide);  // more than a warp has
+  EXPECT_EQ(PlanQkNormRopeStore(Args(32, 120))->words, 0U);
+  EXPECT_EQ(PlanQkNormRopeStore(Args(32, 1024))->words, 0U);  // more than a warp has
   QkNormRopeStoreArgs args = Args();
   args.cos_sin_cache = TensorAt(5, {4096, 64}, DType::kFloat32);
-  EXPECT_FALSE(PlanQkNormRopeStore(args)->wide);
+  EXPECT_EQ(PlanQkNormRopeStore(args)->words, 0U);
   args = Args();
   args.v_cache.data = static_cast<std::byte*>(args.v_cache.data) + 2;
-  EXPECT_FALSE(PlanQkNormRopeStore(args)->wide);
+  EXPECT_EQ(PlanQkNormRopeStore(args)->words, 0U);
   args = Args();
   args.qkv.stride[0] += 4;
-  EXPECT_FALSE(PlanQkNormRopeStore(args)->wide);
+  EXPECT_EQ(PlanQkNormRopeStore(args)->words, 0U);
   EXPECT_EQ(PlanQkNormRopeStore(args)->threads_x, 32U);
 }
 

@@ -55,30 +55,40 @@ Status CheckEps(const char* op, float eps) {
 
 std::uint32_t RoundUp(std::uint32_t value, std::uint32_t to) { return (value + to - 1) / to * to; }
 
-// Few words: a row to a part of a warp, several rows to a block. More: a block to a row, whose
-// threads have four words each under way, or one where that makes a block that is no larger than
+std::uint32_t HeldBy(RmsNormForm form) {
+  switch (form) {
+    case RmsNormForm::kOneWord: return 1;
+    case RmsNormForm::kTwoWords: return 2;
+    case RmsNormForm::kFourWords:
+    case RmsNormForm::kRingOfTwo:
+    case RmsNormForm::kRingOfThree:
+    case RmsNormForm::kRingOfFour: return 4;
+    case RmsNormForm::kEightWords:
+    case RmsNormForm::kEightElements:
+    case RmsNormForm::kTwoPass: return 8;
+    case RmsNormForm::kSixteenWords: return 16;
+  }
+  return 1;
+}
+
+bool IsRing(RmsNormForm form) {
+  return form == RmsNormForm::kRingOfTwo || form == RmsNormForm::kRingOfThree ||
+         form == RmsNormForm::kRingOfFour;
+}
+
+constexpr std::uint32_t kFewRows = 264;  // two for each multiprocessor of an H200
+
+// Words that a row has for each of its threads, where that makes a block that is no larger than
 // needed for a row to be quick.
-void ChooseForm(RmsNormPlan* plan) {
-  const std::uint32_t words = plan->words;
-  std::uint32_t held = plan->wide ? 4 : 8;
-  plan->form = plan->wide ? RmsNormForm::kFourWords : RmsNormForm::kEightElements;
-  constexpr std::uint32_t kFewRows = 264;  // two for each multiprocessor of an H200
-  const bool quick = plan->rows <= kFewRows && words <= kRmsNormMostThreads;
-  if (plan->wide && (words <= kWarp || quick)) {
-    held = 1;
-    plan->form = RmsNormForm::kOneWord;
-  }
-  const std::uint32_t threads = words / held + (words % held != 0 ? 1 : 0);
-  if (threads <= kWarp) {
-    plan->threads_per_row = std::bit_ceil(std::max(threads, 1U));
-    plan->rows_per_block = std::max(kSmallBlock / plan->threads_per_row, 1U);
-    if (quick) plan->rows_per_block = kWarp / plan->threads_per_row;
-  } else {
-    plan->threads_per_row = RoundUp(std::min(threads, kRmsNormMostThreads), kWarp);
-    plan->rows_per_block = 1;
-    if (threads > kRmsNormMostThreads) plan->form = RmsNormForm::kTwoPass;
-  }
-  plan->blocks = (plan->rows + plan->rows_per_block - 1) / plan->rows_per_block;
+bool IsQuick(const RmsNormPlan& plan) {
+  return plan.rows <= kFewRows && plan.words <= kRmsNormMostThreads;
+}
+
+// Few words: a row to a part of a warp, several rows to a block. More: a block to a row, whose
+// threads have several words each under way, or one.
+RmsNormForm ChosenForm(const RmsNormPlan& plan) {
+  if (!plan.wide) return RmsNormForm::kEightElements;
+  return plan.words <= kWarp || IsQuick(plan) ? RmsNormForm::kOneWord : RmsNormForm::kFourWords;
 }
 
 // What both ops have.
@@ -99,10 +109,31 @@ void FinishPlan(const Tensor& weight, bool aligned, RmsNormPlan* plan) {
   const std::int64_t packed = 16 / SizeOf(plan->dtype);
   plan->wide = aligned && RowsAreAligned(weight, 16) && weight.last() % packed == 0;
   plan->words = static_cast<std::uint32_t>(plan->wide ? weight.last() / packed : weight.last());
-  ChooseForm(plan);
+  TakeForm(ChosenForm(*plan), plan);
 }
 
 }  // namespace
+
+void TakeForm(RmsNormForm form, RmsNormPlan* plan) {
+  // Sums of two words take twice the registers.
+  if (form == RmsNormForm::kSixteenWords && plan->residual != nullptr) {
+    form = RmsNormForm::kEightWords;
+  }
+  const std::uint32_t held = HeldBy(form);
+  const std::uint32_t threads = plan->words / held + (plan->words % held != 0 ? 1 : 0);
+  plan->form = threads > kRmsNormMostThreads ? RmsNormForm::kTwoPass : form;
+  if (threads <= kWarp && !IsRing(form)) {
+    plan->threads_per_row = std::bit_ceil(std::max(threads, 1U));
+    plan->rows_per_block = std::max(kSmallBlock / plan->threads_per_row, 1U);
+    if (IsQuick(*plan)) plan->rows_per_block = kWarp / plan->threads_per_row;
+  } else {
+    plan->threads_per_row = RoundUp(std::min(threads, kRmsNormMostThreads), kWarp);
+    plan->rows_per_block = 1;
+  }
+  plan->blocks = (plan->rows + plan->rows_per_block - 1) / plan->rows_per_block;
+  constexpr std::uint32_t kRingBlocks = 132 * 4;  // four for each multiprocessor of an H200
+  if (IsRing(plan->form)) plan->blocks = std::min(plan->blocks, kRingBlocks);
+}
 
 #ifdef FERRY_HAVE_CUDA
 Status LaunchRmsNorm(const RmsNormPlan& plan, cuda::StreamRef stream);  // rms_norm.cu

@@ -7,8 +7,8 @@ namespace ferry::kernels {
 Status StoreKvCacheCpu(const StoreKvCacheArgs& args) {
   FERRY_TRY_ASSIGN(const StoreKvCachePlan plan, PlanStoreKvCache(args));
   const PagedCaches& caches = plan.caches;
-  FERRY_TRY(CheckSlots("store_kvcache", caches, plan.tiles.rows));
-  for (std::uint32_t token = 0; token < plan.tiles.rows; ++token) {
+  FERRY_TRY(CheckSlots("store_kvcache", caches, plan.tokens));
+  for (std::uint32_t token = 0; token < plan.tokens; ++token) {
     const std::int32_t slot = caches.slots[token];
     if (slot < 0) continue;
     const CachePlace place = PlaceOf(caches, static_cast<std::uint32_t>(slot));
