@@ -61,7 +61,7 @@ BenchOp GeluOp(const BenchSize& size) {
   op.Add(Holds::kResults, size.dtype, size.count * kBenchCols);
   op.on_cpu = [=](BenchAddresses at) { return FusedAddGeluCpu(GeluArgs(size, at)); };
   op.variants = {
-      GeluVariant("four words (now)", size, AddGeluForm::kFourWords, false),
+      GeluVariant("four words", size, AddGeluForm::kFourWords, false),
       GeluVariant("one word", size, AddGeluForm::kOneWord, false),
       GeluVariant("one word early", size, AddGeluForm::kOneWord, true),
       GeluVariant("two words", size, AddGeluForm::kTwoWords, false),
@@ -109,7 +109,7 @@ BenchOp NormOp(const BenchSize& size) {
            NormChoice{"one word early", RmsNormForm::kOneWord, true},
            NormChoice{"two words", RmsNormForm::kTwoWords},
            NormChoice{"two words early", RmsNormForm::kTwoWords, true},
-           NormChoice{"four words (now)", RmsNormForm::kFourWords},
+           NormChoice{"four words", RmsNormForm::kFourWords},
            NormChoice{"four words early", RmsNormForm::kFourWords, true},
            NormChoice{"eight words", RmsNormForm::kEightWords},
            NormChoice{"sixteen words", RmsNormForm::kSixteenWords},
@@ -150,7 +150,7 @@ BenchOp AddNormOp(const BenchSize& size) {
            NormChoice{"one word", RmsNormForm::kOneWord},
            NormChoice{"one word early", RmsNormForm::kOneWord, true},
            NormChoice{"two words", RmsNormForm::kTwoWords},
-           NormChoice{"four words (now)", RmsNormForm::kFourWords},
+           NormChoice{"four words", RmsNormForm::kFourWords},
            NormChoice{"four words early", RmsNormForm::kFourWords, true},
            NormChoice{"eight words", RmsNormForm::kEightWords},
            NormChoice{"ring of 2, 5 blocks", RmsNormForm::kRingOfTwo, false, 5},

@@ -123,7 +123,7 @@ BenchOp RopeOp(const BenchSize& size) {
   op.on_cpu = [=](BenchAddresses at) { return RopeCpu(BenchRopeArgs(size, at)); };
   using Choice = TokenChoice<RopeForm>;
   for (const Choice& choice :
-       {Choice{"numbers (now)", RopeForm::kNumbers}, Choice{"one head", RopeForm::kOneHead},
+       {Choice{"numbers", RopeForm::kNumbers}, Choice{"one head", RopeForm::kOneHead},
         Choice{"one head early", RopeForm::kOneHead, true},
         Choice{"two heads", RopeForm::kTwoHeads}, Choice{"four heads", RopeForm::kFourHeads},
         Choice{"five heads", RopeForm::kFiveHeads},
@@ -165,7 +165,7 @@ BenchOp StoreOpOf(const BenchSize& size, bool in_order) {
   op.on_cpu = [=](BenchAddresses at) { return StoreKvCacheCpu(BenchStoreArgs(size, at)); };
   using Choice = TokenChoice<StoreForm>;
   for (const Choice& choice :
-       {Choice{"two words (now)", StoreForm::kTwoWords}, Choice{"one word", StoreForm::kOneWord},
+       {Choice{"two words", StoreForm::kTwoWords}, Choice{"one word", StoreForm::kOneWord},
         Choice{"one word early", StoreForm::kOneWord, true},
         Choice{"four words", StoreForm::kFourWords},
         Choice{"engine, 3 blocks", StoreForm::kEngine, false, 3},
@@ -221,7 +221,7 @@ BenchOp QkOpOf(const BenchSize& size, std::int64_t heads, const char* name) {
   op.on_cpu = [=](BenchAddresses at) { return QkNormRopeStoreCpu(BenchQkArgs(size, heads, at)); };
   using Choice = TokenChoice<QkForm>;
   for (const Choice& choice :
-       {Choice{"words (now)", QkForm::kWords}, Choice{"one head", QkForm::kOneHead},
+       {Choice{"words", QkForm::kWords}, Choice{"one head", QkForm::kOneHead},
         Choice{"one head early", QkForm::kOneHead, true}, Choice{"two heads", QkForm::kTwoHeads},
         Choice{"two heads early", QkForm::kTwoHeads, true},
         Choice{"four heads", QkForm::kFourHeads},

@@ -112,7 +112,8 @@ Result<AddGeluPlan> PlanAddGelu(const AddGeluArgs& args) {
   plan.wide = plan.cols % packed == 0 && RowsAreAligned(args.x, 16) &&
               RowsAreAligned(args.bias, 16) && RowsAreAligned(args.out, 16);
   plan.rows = static_cast<std::uint32_t>(joined.sizes.count());
-  FERRY_TRY(TakeForm(AddGeluForm::kFourWords, &plan));
+  FERRY_TRY(TakeForm(AddGeluForm::kTwoWords, &plan));
+  plan.early = true;
   return plan;
 }
 

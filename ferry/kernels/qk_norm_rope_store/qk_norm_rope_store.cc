@@ -238,7 +238,8 @@ Result<QkNormRopeStorePlan> PlanQkNormRopeStore(const QkNormRopeStoreArgs& args)
   plan.per_element = static_cast<float>(1.0 / plan.head_dim);  // as rms_norm has it
   plan.dtype = args.qkv.dtype;
   plan.words = WordsOfHalf(args, parts);
-  TakeForm(plan.words == 0 ? QkForm::kNumbers : QkForm::kWords, &plan);
+  TakeForm(plan.words == 0 ? QkForm::kNumbers : QkForm::kTwoHeads, &plan);
+  plan.early = true;
   return plan;
 }
 

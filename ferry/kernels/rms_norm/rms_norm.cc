@@ -85,10 +85,16 @@ bool IsQuick(const RmsNormPlan& plan) {
 }
 
 // Few words: a row to a part of a warp, several rows to a block. More: a block to a row, whose
-// threads have several words each under way, or one.
+// threads have a word each, two where there is no residual, or as many as a long row takes.
 RmsNormForm ChosenForm(const RmsNormPlan& plan) {
   if (!plan.wide) return RmsNormForm::kEightElements;
-  return plan.words <= kWarp || IsQuick(plan) ? RmsNormForm::kOneWord : RmsNormForm::kFourWords;
+  const bool one = plan.words <= kWarp || IsQuick(plan) || plan.residual != nullptr;
+  if (one && plan.words <= kRmsNormMostThreads) return RmsNormForm::kOneWord;
+  for (const RmsNormForm form :
+       {RmsNormForm::kTwoWords, RmsNormForm::kFourWords, RmsNormForm::kEightWords}) {
+    if (plan.words <= HeldBy(form) * kRmsNormMostThreads) return form;
+  }
+  return RmsNormForm::kSixteenWords;
 }
 
 // What both ops have.
@@ -110,6 +116,7 @@ void FinishPlan(const Tensor& weight, bool aligned, RmsNormPlan* plan) {
   plan->wide = aligned && RowsAreAligned(weight, 16) && weight.last() % packed == 0;
   plan->words = static_cast<std::uint32_t>(plan->wide ? weight.last() / packed : weight.last());
   TakeForm(ChosenForm(*plan), plan);
+  plan->early = true;
 }
 
 }  // namespace

@@ -163,7 +163,8 @@ Result<RopePlan> PlanRope(const RopeArgs& args) {
   const auto packed = static_cast<std::uint32_t>(16 / SizeOf(plan.dtype));
   plan.wide = plan.half % packed == 0 && AllAligned(args);
   plan.words = plan.wide ? plan.half / packed : plan.half;
-  TakeForm(RopeForm::kNumbers, &plan);
+  TakeForm(RopeForm::kOneHead, &plan);
+  plan.early = true;
   return plan;
 }
 

@@ -96,7 +96,8 @@ Result<StoreKvCachePlan> PlanStoreKvCache(const StoreKvCacheArgs& args) {
   plan.wide = plan.cols % packed == 0 && TokensAreAligned(args.k) && TokensAreAligned(args.v) &&
               CachesAreAligned(CachesOf(args), packed * SizeOf(plan.caches.dtype));
   plan.tokens = static_cast<std::uint32_t>(shape[0]);
-  FERRY_TRY(TakeForm(StoreForm::kTwoWords, &plan));
+  FERRY_TRY(TakeForm(StoreForm::kOneWord, &plan));
+  plan.early = true;
   return plan;
 }
 
