@@ -73,11 +73,15 @@ constexpr std::chrono::seconds kReturnPatience{10};
 // Threads that wait would otherwise be ended by the interpreter in the middle of it, and the
 // process with them.
 void CloseAll() {
-  const auto holders = Holders();
-  for (const auto& each : holders) {
-    if (const auto holder = each.lock()) holder->Close();
-  }
+  const auto close = [] {
+    const auto holders = Holders();
+    for (const auto& each : holders) {
+      if (const auto holder = each.lock()) holder->Close();
+    }
+  };
+  close();
   OthersGoOn::AwaitReturns(Deadline::After(kReturnPatience));
+  close();  // those that were being made
   LetGo(~std::size_t{0});
 }
 
@@ -160,7 +164,7 @@ std::shared_ptr<transfer::Endpoint> EndpointHolder::Get() const {
 void EndpointHolder::Close() {
   auto endpoint = std::exchange(endpoint_, nullptr);
   if (endpoint == nullptr) return;
-  const OthersGoOn others_go_on;
+  const OthersGoOn others_go_on(std::nothrow);
   endpoint->Close();
   endpoint.reset();
 }

@@ -45,7 +45,7 @@ void LetGo(std::size_t most) {
   orphans.erase(orphans.begin(), end);
   std::vector<bool> ended(looked_at.size());
   {
-    const OthersGoOn others_go_on;
+    const OthersGoOn others_go_on(std::nothrow);
     for (std::size_t i = 0; i < looked_at.size(); ++i) ended[i] = looked_at[i].operation.Poll();
   }
   for (std::size_t i = 0; i < looked_at.size(); ++i) {
@@ -60,7 +60,7 @@ Operation::~Operation() {
 bool Operation::Done() {
   if (!memory_.is_valid()) return true;
   const bool done = [this] {
-    const OthersGoOn others_go_on;
+    const OthersGoOn others_go_on(std::nothrow);
     return operation_.Poll();
   }();
   // Out of the member first: what goes with it may let other threads come here.

@@ -70,7 +70,7 @@ Region::Region(SharedEndpoint endpoint, std::unique_ptr<Memory> memory, transfer
 }
 
 Region::~Region() {
-  const OthersGoOn others_go_on;
+  const OthersGoOn others_go_on(std::nothrow);
   region_.reset();
 }
 

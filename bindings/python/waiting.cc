@@ -1,64 +1,82 @@
 #include "bindings/python/waiting.h"
 
 #include <fmt/core.h>
+#include <pthread.h>
 
 #include <cmath>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 
 namespace ferry::python {
 namespace {
 
-// Never destroyed: threads that wait for it may outlive whatever ends the process.
 struct Away {
   std::mutex mutex;
   std::condition_variable changed;
   std::size_t threads = 0;                // that have let Python's lock go
   std::optional<std::thread::id> ending;  // the thread that ends the interpreter
+  bool gave_up = false;                   // which waits no longer
 };
 
-Away& ThreadsAway() {
-  static auto* const away = new Away;
-  return *away;
+// Never destroyed: threads that wait for it may outlive whatever ends the process. A process that
+// is forked has one thread, and its mutex may be another's that it has not.
+Away* away = [] {
+  (void)::pthread_atfork(nullptr, nullptr, [] { away = new Away; });
+  return new Away;
+}();
+
+[[noreturn]] void StayAway(std::unique_lock<std::mutex> lock) {
+  for (;;) away->changed.wait(lock);
 }
 
-// The lock is let go in between: it may be waited for by who holds the mutex.
-PyThreadState* LeavePython() noexcept {
-  Away& away = ThreadsAway();
-  {
-    const std::lock_guard lock(away.mutex);
-    ++away.threads;
-  }
-  PyThreadState* const state = PyEval_SaveThread();
-  std::unique_lock lock(away.mutex);
-  const bool last = away.ending && *away.ending != std::this_thread::get_id();
-  if (!last) return state;
-  --away.threads;
-  away.changed.notify_all();
-  for (;;) away.changed.wait(lock);
+// Whether Python may be left: it is not being ended. Under Python's lock, which is let go without
+// the mutex: who holds the mutex does not wait for it.
+bool MayLeave() {
+  const std::lock_guard lock(away->mutex);
+  if (away->ending && *away->ending != std::this_thread::get_id()) return false;
+  ++away->threads;
+  return true;
+}
+
+PyThreadState* LeaveOrRaise() {
+  if (MayLeave()) return PyEval_SaveThread();
+  throw Raised(Error(Code::kCancelled, "the interpreter is ending, and its endpoints are closed"));
+}
+
+PyThreadState* LeaveOrStay() noexcept {
+  if (MayLeave()) return PyEval_SaveThread();
+  (void)PyEval_SaveThread();
+  StayAway(std::unique_lock(away->mutex));
 }
 
 }  // namespace
 
-OthersGoOn::OthersGoOn() noexcept : state_(LeavePython()) {}
+OthersGoOn::OthersGoOn() : state_(LeaveOrRaise()) {}
+
+OthersGoOn::OthersGoOn(std::nothrow_t /*stays*/) noexcept : state_(LeaveOrStay()) {}
 
 OthersGoOn::~OthersGoOn() {
+  {
+    std::unique_lock lock(away->mutex);
+    const bool late = away->gave_up && *away->ending != std::this_thread::get_id();
+    if (late) StayAway(std::move(lock));
+  }
   PyEval_RestoreThread(state_);
-  Away& away = ThreadsAway();
-  const std::lock_guard lock(away.mutex);
-  --away.threads;
-  away.changed.notify_all();
+  const std::lock_guard lock(away->mutex);
+  --away->threads;
+  away->changed.notify_all();
 }
 
 void OthersGoOn::AwaitReturns(Deadline deadline) {
-  Away& away = ThreadsAway();
   PyThreadState* const state = PyEval_SaveThread();
   {
-    std::unique_lock lock(away.mutex);
-    away.ending = std::this_thread::get_id();
-    (void)away.changed.wait_until(lock, deadline.when(), [&] { return away.threads == 0; });
+    std::unique_lock lock(away->mutex);
+    away->ending = std::this_thread::get_id();
+    away->gave_up =
+        !away->changed.wait_until(lock, deadline.when(), [] { return away->threads == 0; });
   }
   PyEval_RestoreThread(state);
 }

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 
 #include <chrono>
+#include <new>
 #include <optional>
 
 #include "bindings/python/errors.h"
@@ -15,16 +16,20 @@ namespace ferry::python {
 Deadline DeadlineOf(std::optional<double> seconds, Deadline otherwise = Deadline::Never());
 
 // While it lives Python's other threads go on, as with nanobind's gil_scoped_release. From
-// AwaitReturns() on, which is for the interpreter's end, no other thread comes back from one that
-// it begins, as the interpreter would end it in the middle of C++, and the process with it.
+// AwaitReturns() on, which is for the interpreter's end, other threads begin none: the interpreter
+// would end them in the middle of C++, and the process with them.
 class OthersGoOn {
  public:
-  OthersGoOn() noexcept;
+  // Raises Cancelled after AwaitReturns() in another thread.
+  OthersGoOn();
+  // For destructors: does not come back then.
+  explicit OthersGoOn(std::nothrow_t) noexcept;
   ~OthersGoOn();
   OthersGoOn(const OthersGoOn&) = delete;
   OthersGoOn& operator=(const OthersGoOn&) = delete;
 
-  // Until all that other threads have begun have ended, or the deadline; called with Python's lock.
+  // Until all that other threads have begun have ended. Those that have not by the deadline never
+  // come back. Called with Python's lock.
   static void AwaitReturns(Deadline deadline);
 
  private:
