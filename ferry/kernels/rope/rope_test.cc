@@ -303,7 +303,8 @@ TEST_F(RopePlanTest, BlocksAreOfOneTokenAndNotTooLarge) {
       EXPECT_EQ(plan.wide, half % 8 == 0);
       EXPECT_GE(plan.threads_x, 1U);
       EXPECT_GE(plan.threads_y, 1U);
-      EXPECT_LE(plan.threads_x * plan.threads_y, kRopeMostThreads);
+      EXPECT_LE(plan.threads_x * plan.threads_y,
+                plan.form == RopeForm::kNumbers ? kRopeMostThreads : kRopeMostWordThreads);
       EXPECT_FALSE(plan.copies_rest);
     }
   }

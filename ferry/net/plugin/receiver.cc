@@ -85,9 +85,8 @@ Status Receiver::Advance(std::vector<std::uint64_t>* done) {
 // A chunk that has come shares its launch with others while the GPU has enough to do, but does not
 // wait until all channels have been asked, which may take longer than the launch.
 bool Receiver::IsDue() const {
-  return unpacking_ < arrived_.size() &&
-         (unpacker_->under_way() < kFewBatches ||
-          Clock::now() - arrived_[unpacking_].at > kShareLaunch);
+  return unpacking_ < arrived_.size() && (unpacker_->under_way() < kFewBatches ||
+                                          Clock::now() - arrived_[unpacking_].at > kShareLaunch);
 }
 
 Status Receiver::PostOn(std::size_t index) {
