@@ -85,16 +85,12 @@ bool IsQuick(const RmsNormPlan& plan) {
 }
 
 // Few words: a row to a part of a warp, several rows to a block. More: a block to a row, whose
-// threads have a word each, two where there is no residual, or as many as a long row takes.
+// threads have a word each, two where there is no residual, or four where the row is long.
 RmsNormForm ChosenForm(const RmsNormPlan& plan) {
   if (!plan.wide) return RmsNormForm::kEightElements;
   const bool one = plan.words <= kWarp || IsQuick(plan) || plan.residual != nullptr;
   if (one && plan.words <= kRmsNormMostThreads) return RmsNormForm::kOneWord;
-  for (const RmsNormForm form :
-       {RmsNormForm::kTwoWords, RmsNormForm::kFourWords, RmsNormForm::kEightWords}) {
-    if (plan.words <= HeldBy(form) * kRmsNormMostThreads) return form;
-  }
-  return RmsNormForm::kSixteenWords;
+  return plan.words <= 2 * kRmsNormMostThreads ? RmsNormForm::kTwoWords : RmsNormForm::kFourWords;
 }
 
 // What both ops have.

@@ -437,6 +437,7 @@ TEST_F(RmsNormPlanTest, EveryConfigurationCoversItsRows) {
         ASSERT_LT(std::int64_t{plan.blocks - 1} * plan.rows_per_block, rows) << cols;
         std::uint32_t held = 0;
         if (plan.form == RmsNormForm::kOneWord) held = 1;
+        if (plan.form == RmsNormForm::kTwoWords) held = 2;
         if (plan.form == RmsNormForm::kFourWords) held = 4;
         if (plan.form == RmsNormForm::kEightElements) held = 8;
         ASSERT_TRUE(held == 0 || held * plan.threads_per_row >= plan.words) << cols;
