@@ -423,6 +423,17 @@ TEST_F(RmsNormPlanTest, WordsOf16BytesAreForRowsThatHaveThem) {
   EXPECT_FALSE(Plan(args).wide);
 }
 
+// Of a thread; 0 where rows are read twice.
+std::uint32_t HeldByThread(RmsNormForm form) {
+  switch (form) {
+    case RmsNormForm::kOneWord: return 1;
+    case RmsNormForm::kTwoWords: return 2;
+    case RmsNormForm::kFourWords: return 4;
+    case RmsNormForm::kEightElements: return 8;
+    default: return 0;
+  }
+}
+
 // Whatever the size: all words of a row are somebody's, and blocks are as the kernels expect them.
 TEST_F(RmsNormPlanTest, EveryConfigurationCoversItsRows) {
   for (const DType dtype : {DType::kBfloat16, DType::kFloat32}) {
@@ -435,11 +446,7 @@ TEST_F(RmsNormPlanTest, EveryConfigurationCoversItsRows) {
         ASSERT_TRUE(plan.threads_per_row <= 32 || plan.rows_per_block == 1) << cols;
         ASSERT_GE(std::int64_t{plan.blocks} * plan.rows_per_block, rows) << cols;
         ASSERT_LT(std::int64_t{plan.blocks - 1} * plan.rows_per_block, rows) << cols;
-        std::uint32_t held = 0;
-        if (plan.form == RmsNormForm::kOneWord) held = 1;
-        if (plan.form == RmsNormForm::kTwoWords) held = 2;
-        if (plan.form == RmsNormForm::kFourWords) held = 4;
-        if (plan.form == RmsNormForm::kEightElements) held = 8;
+        const std::uint32_t held = HeldByThread(plan.form);
         ASSERT_TRUE(held == 0 || held * plan.threads_per_row >= plan.words) << cols;
         ASSERT_EQ(held == 8, !plan.wide && held != 0) << cols;
         ASSERT_TRUE(cols > 4096 || plan.form != RmsNormForm::kTwoPass) << cols;
