@@ -194,8 +194,8 @@ void SendComm::BeginLocked(SendRequest* request) {
   const std::size_t pieces = std::clamp<std::uint64_t>(most, 1, lanes() - 1);
   CutLocked(request, pieces);
   const std::uint32_t count = request->left.load(std::memory_order_relaxed);
-  // Those of one piece by the lane whose worker has slept least long: one that has slept takes
-  // longer to wake, on a virtual machine, than 64 KiB take to send.
+  // Those of one piece by the first lane that is idle, whose worker has slept least long: send/recv
+  // of 64 KiB took 57 us so on two H200, and 125 to 240 by each lane in turn.
   const std::size_t first = pieces > 1 ? next_lane_++ : 0;
   for (std::uint32_t i = 0; i < count; ++i) PostBulk(request->frames[i].get(), first);
 }
