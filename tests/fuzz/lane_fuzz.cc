@@ -16,6 +16,7 @@
 #include "ferry/net/tcp/byte_stream.h"
 #include "ferry/net/tcp/frame_prefix.h"
 #include "ferry/net/tcp/lane.h"
+#include "ferry/net/tcp/tls_failure.h"
 #include "tests/fuzz/script.h"
 
 // A TCP lane whose peer sends anything, cut anywhere, while the lane's user places, discards,
@@ -211,6 +212,8 @@ class User final : public net::LaneHandler {
     closed = true;
     memory_ = {};
     if (error.code() != Code::kCorrupt) return;
+    // Told from its first two bytes, before a head is whole.
+    if (net::tcp::LooksLikeTls(std::span(fed).subspan(at_))) return;
     FramePrefix prefix;
     FERRY_CHECK(!in_payload_ && fed.size() - at_ >= sizeof prefix, error.ToString());
     std::memcpy(&prefix, fed.data() + at_, sizeof prefix);
