@@ -43,4 +43,12 @@ Status CheckHopperCode(void (*kernel)(Parameters...), const char* name, StreamRe
   return CheckHopperCode(reinterpret_cast<const void*>(kernel), name, stream);
 }
 
+// The same as a choice rather than a demand, with a driver that makes tensor maps: false, too,
+// where CUDA does not say. Asked once, whatever comes of it. Any thread.
+bool HasHopperCode(const void* kernel, StreamRef stream);
+template <class... Parameters>
+bool HasHopperCode(void (*kernel)(Parameters...), StreamRef stream) {
+  return HasHopperCode(reinterpret_cast<const void*>(kernel), stream);
+}
+
 }  // namespace ferry::cuda

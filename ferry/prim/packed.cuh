@@ -63,10 +63,4 @@ __device__ __forceinline__ std::int64_t LoadSharedAhead(const std::int64_t* from
 // before this before it, where it would have them wait for one of them, which it takes to be quick.
 __device__ __forceinline__ void IssueLoads() { __syncwarp(); }
 
-// prefetch.global.L2 (PTX ISA, "prefetch"): of the line that the address is in, so that a load of
-// it soon finds it in the L2 cache.
-__device__ __forceinline__ void PrefetchToL2(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" : : "l"(at));
-}
-
 }  // namespace ferry::prim

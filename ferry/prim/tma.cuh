@@ -50,25 +50,6 @@ __device__ __forceinline__ void LoadTile(std::uint32_t shared, const CUtensorMap
       : "memory");
 }
 
-// cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes: so many bytes in a row,
-// without a map. The addresses and `bytes` are multiples of 16.
-__device__ __forceinline__ void LoadBytes(std::uint32_t shared, const void* global,
-                                          std::uint32_t bytes, std::uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-      :
-      : "r"(shared), "l"(global), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-// cp.async.bulk.global.shared::cta.bulk_group: the other way, as StoreTile().
-__device__ __forceinline__ void StoreBytes(void* global, std::uint32_t shared,
-                                           std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-               :
-               : "l"(global), "r"(shared), "r"(bytes)
-               : "memory");
-}
-
 // fence.proxy.async.shared::cta: what this thread has written to shared memory in the ordinary way
 // is seen by the copy engine, and by wgmma, in whatever comes behind the next barrier or, in this
 // thread, behind this.

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
+#include <map>
 #include <mutex>
 #include <set>
 #include <span>
@@ -45,6 +46,24 @@ Result<CUtensorMap> MakeTensorMap(const TensorMapShape& shape) {
                   fmt::join(std::span(shape.tile).first(rank), ", "),
                   fmt::join(std::span(shape.size).first(rank), ", "), shape.data,
                   fmt::join(std::span(shape.stride_bytes).first(rank).subspan(1), ", ")));
+}
+
+bool HasHopperCode(const void* kernel, StreamRef stream) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, bool> known;
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = known.try_emplace({kernel, stream.ordinal()}, false);
+  if (!is_new) return found->second;
+  int major = 0;
+  cudaFuncAttributes attributes{};
+  const bool asked = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
+                                            stream.ordinal()) == cudaSuccess &&
+                     major == kHopper && cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess;
+  if (!asked) (void)cudaGetLastError();
+  const Result<const real::Driver*> driver = real::LoadDriver();
+  found->second = asked && attributes.sharedSizeBytes != 0 && driver &&
+                  (*driver)->tensor_map_encode_tiled != nullptr;
+  return found->second;
 }
 
 Status CheckHopperCode(const void* kernel, const char* name, StreamRef stream) {

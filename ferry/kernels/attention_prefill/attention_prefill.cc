@@ -105,9 +105,7 @@ Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args) {
   return Ok();
 }
 
-Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args) {
-  // kTensorMemory is not chosen yet: it has to be measured first.
-  if (args.form != PrefillForm::kTensorMemory) return PrefillForm::kCpAsync;
+static Status CheckTensorMemoryForm(const AttentionPrefillArgs& args) {
   if (!args.block_tables.none()) {
     return PrefillArgument("block_tables", args.block_tables)
         .Wrong("none for the form kTensorMemory, or the form kCpAsync");
@@ -120,10 +118,21 @@ Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args) {
        {std::pair("q", &args.q), std::pair("k", &args.k), std::pair("v", &args.v)}) {
     FERRY_TRY(HasTensorMapStrides(PrefillArgument(name, *tensor)));
   }
-  return PrefillForm::kTensorMemory;
+  return Ok();
+}
+
+Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args, bool has_tensor_memory) {
+  if (args.form == PrefillForm::kCpAsync) return PrefillForm::kCpAsync;
+  const Status can = CheckTensorMemoryForm(args);
+  if (args.form == PrefillForm::kTensorMemory) {
+    FERRY_TRY(can);
+    return PrefillForm::kTensorMemory;
+  }
+  return has_tensor_memory && can ? PrefillForm::kTensorMemory : PrefillForm::kCpAsync;
 }
 
 #ifdef FERRY_HAVE_CUDA
+bool HasTensorMemoryForm(cuda::StreamRef stream);  // tensor_memory_form.cu
 Status LaunchAttentionPrefillByTensorMemory(const AttentionPrefillArgs& args,
                                             cuda::StreamRef stream);
 Status LaunchAttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
@@ -131,7 +140,8 @@ Status LaunchAttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef 
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
   FERRY_TRY(CheckAttentionPrefill(args));
   FERRY_TRY(CheckAttentionPrefillForDevice(args));
-  FERRY_TRY_ASSIGN(const PrefillForm form, PrefillFormOf(args));
+  const bool chosen = args.form == PrefillForm::kAuto && HasTensorMemoryForm(stream);
+  FERRY_TRY_ASSIGN(const PrefillForm form, PrefillFormOf(args, chosen));
   const bool none = args.q.Numel() == 0 || args.max_seqlen_q == 0 || args.cu_seqlens_q.last() == 1;
   if (none) return Ok();
   return form == PrefillForm::kTensorMemory ? LaunchAttentionPrefillByTensorMemory(args, stream)
@@ -141,7 +151,7 @@ Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef /*stream*/) {
   FERRY_TRY(CheckAttentionPrefill(args));
   FERRY_TRY(CheckAttentionPrefillForDevice(args));
-  FERRY_TRY(PrefillFormOf(args));
+  FERRY_TRY(PrefillFormOf(args, false));
   return NoDeviceCode(kPrefillOp);
 }
 #endif

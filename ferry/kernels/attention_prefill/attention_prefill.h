@@ -17,7 +17,7 @@ namespace ferry::kernels {
 
 // How the GPU does it.
 enum class PrefillForm : std::uint8_t {
-  kAuto,  // what is known to be best of what these arguments can have
+  kAuto,  // kTensorMemory where device, build and arguments can have it
   // Copies by each thread (cp.async), and products by each warp: compute capability 8 and later.
   kCpAsync,
   // Copies by the copy engine (TMA), and products by warpgroups (wgmma): compute capability 9.0, in
@@ -80,9 +80,9 @@ extern const cuda::Kernel kAttentionPrefillKernel;
 // What both forms need; and what the GPU's needs beyond that.
 Status CheckAttentionPrefill(const AttentionPrefillArgs& args);
 Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args);
-// Never kAuto; of arguments that have been checked. Errors: that the form they ask for is not for
-// them.
-Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args);
+// Never kAuto; of arguments that have been checked, on a device that has the form kTensorMemory or
+// not. Errors: that the form they ask for is not for them.
+Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args, bool has_tensor_memory);
 
 // Tokens of a page, or 0 where keys are not paged.
 inline std::int64_t PageTokens(const AttentionPrefillArgs& args) noexcept {

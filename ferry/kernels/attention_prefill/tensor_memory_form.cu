@@ -104,6 +104,10 @@ Status EnqueueTensorMemoryOfType(const AttentionPrefillArgs& args, cuda::StreamR
 
 }  // namespace
 
+bool HasTensorMemoryForm(cuda::StreamRef stream) {
+  return cuda::HasHopperCode(TensorMemoryKernel<__nv_bfloat16, 128>, stream);
+}
+
 Status LaunchAttentionPrefillByTensorMemory(const AttentionPrefillArgs& args,
                                             cuda::StreamRef stream) {
   return args.q.dtype == DType::kBfloat16 ? EnqueueTensorMemoryOfType<__nv_bfloat16>(args, stream)

@@ -31,22 +31,6 @@ Status CheckAlike(const Argument& other, const Argument& first) {
   return other.HasDenseRows();
 }
 
-// By a thread, of x: along a row, and rows.
-struct HeldOfX {
-  std::uint32_t words;
-  std::uint32_t rows;
-};
-HeldOfX HeldBy(AddGeluForm form) {
-  switch (form) {
-    case AddGeluForm::kOneWord: return {1, 1};
-    case AddGeluForm::kTwoWords: return {2, 1};
-    case AddGeluForm::kFourWords: return {4, 1};
-    case AddGeluForm::kTwoRows: return {1, 2};
-    case AddGeluForm::kFourRows: return {1, 4};
-  }
-  return {1, 1};
-}
-
 // Contiguous tensors as one row, where a row can be so long.
 MulAddArgs InOneRow(const MulAddArgs& args) {
   MulAddArgs flat = args;
@@ -75,15 +59,6 @@ static Status LaunchAddGelu(const AddGeluPlan&, cuda::StreamRef) {
 static Status LaunchMulAdd(const MulAddPlan&, cuda::StreamRef) { return NoDeviceCode(kMulAddName); }
 #endif
 
-Status TakeForm(AddGeluForm form, AddGeluPlan* plan) {
-  const std::int64_t packed = plan->wide ? 16 / SizeOf(plan->dtype) : 1;
-  const auto [words, rows] = HeldBy(form);
-  const std::int64_t groups = (std::int64_t{plan->rows} + rows - 1) / rows;
-  FERRY_TRY_ASSIGN(plan->tiles, TileRows(kAddGeluName, groups, plan->cols / packed, words));
-  plan->form = form;
-  return Ok();
-}
-
 Result<AddGeluPlan> PlanAddGelu(const AddGeluArgs& args) {
   const Argument x{kAddGeluName, "x", args.x};
   const Argument bias{kAddGeluName, "bias", args.bias};
@@ -111,9 +86,8 @@ Result<AddGeluPlan> PlanAddGelu(const AddGeluArgs& args) {
   const std::int64_t packed = 16 / SizeOf(plan.dtype);
   plan.wide = plan.cols % packed == 0 && RowsAreAligned(args.x, 16) &&
               RowsAreAligned(args.bias, 16) && RowsAreAligned(args.out, 16);
-  plan.rows = static_cast<std::uint32_t>(joined.sizes.count());
-  FERRY_TRY(TakeForm(AddGeluForm::kTwoWords, &plan));
-  plan.early = true;
+  FERRY_TRY_ASSIGN(plan.tiles, TileRows(kAddGeluName, joined.sizes.count(),
+                                        plan.wide ? plan.cols / packed : plan.cols, kAddGeluWords));
   return plan;
 }
 
@@ -149,7 +123,7 @@ Result<MulAddPlan> PlanMulAdd(const MulAddArgs& given) {
   plan.wide = plan.cols % packed == 0 && RowsAreAligned(args.a, 16) && RowsAreAligned(args.b, 16) &&
               RowsAreAligned(args.c, 16) && RowsAreAligned(args.out, 16);
   FERRY_TRY_ASSIGN(plan.tiles, TileRows(kMulAddName, joined.sizes.count(),
-                                        plan.wide ? plan.cols / packed : plan.cols, kMulAddWords));
+                                        plan.wide ? plan.cols / packed : plan.cols, 1));
   return plan;
 }
 

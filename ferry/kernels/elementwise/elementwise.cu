@@ -18,10 +18,10 @@ __device__ __forceinline__ void StoreGelu(T* to, const Word<T, kWidth>& x,
   Store<T, kWidth>(to, values);
 }
 
-// All of a thread's loads are under way before its first store, here and below.
-template <class T, int kWidth, int kWords>
-__global__ void __launch_bounds__(kTileThreads)
-    AddGeluAlong(const __grid_constant__ AddGeluPlan plan) {
+// All of a thread's loads are under way before its first store.
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kTileThreads) AddGelu(const __grid_constant__ AddGeluPlan plan) {
+  constexpr int kWords = static_cast<int>(kAddGeluWords);
   prim::WaitForGridsBefore();
   prim::LetNextGridBegin();
   const TilePlace place = PlaceInTile(plan.tiles, kWords);
@@ -50,90 +50,35 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
-// The bias's word of a thread serves several rows, which are neighbours.
-template <class T, int kWidth, int kRows>
-__global__ void __launch_bounds__(kTileThreads)
-    AddGeluDown(const __grid_constant__ AddGeluPlan plan) {
+// A thread's word of each tensor: three loads are under way.
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kTileThreads) MulAdd(const __grid_constant__ MulAddPlan plan) {
   prim::WaitForGridsBefore();
   prim::LetNextGridBegin();
   const TilePlace place = PlaceInTile(plan.tiles, 1);
   if (place.word >= place.end) return;
   const std::int64_t at = std::int64_t{place.word} * kWidth;
-  const std::uint32_t first = place.row * kRows;
-  Word<T, kWidth> words[kRows];
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    if (first + i < plan.rows) {
-      words[i] = LoadWord<T, kWidth>(static_cast<const T*>(plan.x) +
-                                     RowOffset(plan.sizes, plan.x_strides, first + i) + at);
-    }
-  }
-  float bias[kWidth];
-  LoadWeights<T, kWidth>(static_cast<const T*>(plan.bias) + at, bias);
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    if (first + i < plan.rows) {
-      StoreGelu<T, kWidth>(
-          static_cast<T*>(plan.out) + RowOffset(plan.sizes, plan.out_strides, first + i) + at,
-          words[i], bias);
-    }
-  }
-}
-
-using AddGeluKernel = void (*)(AddGeluPlan);
-
-template <class T, int kWidth>
-AddGeluKernel ChosenAddGelu(AddGeluForm form) {
-  switch (form) {
-    case AddGeluForm::kOneWord: return AddGeluAlong<T, kWidth, 1>;
-    case AddGeluForm::kTwoWords: return AddGeluAlong<T, kWidth, 2>;
-    case AddGeluForm::kFourWords: return AddGeluAlong<T, kWidth, 4>;
-    case AddGeluForm::kTwoRows: return AddGeluDown<T, kWidth, 2>;
-    case AddGeluForm::kFourRows: break;
-  }
-  return AddGeluDown<T, kWidth, 4>;
-}
-
-template <class T, int kWidth>
-__global__ void __launch_bounds__(kTileThreads) MulAdd(const __grid_constant__ MulAddPlan plan) {
-  constexpr int kWords = static_cast<int>(kMulAddWords);
-  const TilePlace place = PlaceInTile(plan.tiles, kWords);
-  const auto row = [&](const void* data, const RowStrides& strides) {
-    return static_cast<const T*>(data) + RowOffset(plan.sizes, strides, place.row);
+  const auto load = [&](const void* data, const RowStrides& strides) {
+    return LoadWord<T, kWidth>(static_cast<const T*>(data) +
+                               RowOffset(plan.sizes, strides, place.row) + at);
   };
-  const T* const a = row(plan.a, plan.a_strides);
-  const T* const b = row(plan.b, plan.b_strides);
-  const T* const c = row(plan.c, plan.c_strides);
-  T* const out = static_cast<T*>(plan.out) + RowOffset(plan.sizes, plan.out_strides, place.row);
-  float first[kWords][kWidth];
-  float second[kWords][kWidth];
-  float third[kWords][kWidth];
+  const Word<T, kWidth> words[3] = {load(plan.a, plan.a_strides), load(plan.b, plan.b_strides),
+                                    load(plan.c, plan.c_strides)};
+  float a[kWidth];
+  float b[kWidth];
+  float c[kWidth];
+  NumbersOf<T, kWidth>(words[0], a);
+  NumbersOf<T, kWidth>(words[1], b);
+  NumbersOf<T, kWidth>(words[2], c);
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    const std::uint32_t word = place.word + i * blockDim.x;
-    if (word < place.end) {
-      const std::int64_t at = std::int64_t{word} * kWidth;
-      Load<T, kWidth>(a + at, first[i]);
-      Load<T, kWidth>(b + at, second[i]);
-      Load<T, kWidth>(c + at, third[i]);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    const std::uint32_t word = place.word + i * blockDim.x;
-    if (word < place.end) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        first[i][j] = fmaf(first[i][j], second[i][j], third[i][j]);
-      }
-      Store<T, kWidth>(out + std::int64_t{word} * kWidth, first[i]);
-    }
-  }
+  for (int j = 0; j < kWidth; ++j) a[j] = fmaf(a[j], b[j], c[j]);
+  Store<T, kWidth>(
+      static_cast<T*>(plan.out) + RowOffset(plan.sizes, plan.out_strides, place.row) + at, a);
 }
 
-template <class Plan>
-cuda::LaunchConfig TileConfig(const Plan& plan) {
-  return {.grid = plan.tiles.blocks, .block = dim3(plan.tiles.threads_x, plan.tiles.threads_y)};
+// The next kernel may begin while one of these ends.
+cuda::LaunchConfig TileConfig(const RowTiles& tiles) {
+  return {.grid = tiles.blocks, .block = dim3(tiles.threads_x, tiles.threads_y), .early = true};
 }
 
 }  // namespace
@@ -141,18 +86,15 @@ cuda::LaunchConfig TileConfig(const Plan& plan) {
 Status LaunchAddGelu(const AddGeluPlan& plan, cuda::StreamRef stream) {
   return WithFloatType(plan.dtype, [&](auto number) {
     using T = decltype(number);
-    cuda::LaunchConfig config = TileConfig(plan);
-    config.early = plan.early;
-    return cuda::Launch(
-        stream, "fused_add_gelu", config,
-        plan.wide ? ChosenAddGelu<T, kPacked<T>>(plan.form) : ChosenAddGelu<T, 1>(plan.form), plan);
+    return cuda::Launch(stream, "fused_add_gelu", TileConfig(plan.tiles),
+                        plan.wide ? AddGelu<T, kPacked<T>> : AddGelu<T, 1>, plan);
   });
 }
 
 Status LaunchMulAdd(const MulAddPlan& plan, cuda::StreamRef stream) {
   return WithFloatType(plan.dtype, [&](auto number) {
     using T = decltype(number);
-    return cuda::Launch(stream, "element_wise_mul_add", TileConfig(plan),
+    return cuda::Launch(stream, "element_wise_mul_add", TileConfig(plan.tiles),
                         plan.wide ? MulAdd<T, kPacked<T>> : MulAdd<T, 1>, plan);
   });
 }

@@ -9,7 +9,7 @@ namespace ferry::kernels {
 
 Status FusedAddGeluCpu(const AddGeluArgs& args) {
   FERRY_TRY_ASSIGN(const AddGeluPlan plan, PlanAddGelu(args));
-  for (std::uint32_t row = 0; row < plan.rows; ++row) {
+  for (std::uint32_t row = 0; row < plan.tiles.rows; ++row) {
     const std::int64_t x = RowOffset(plan.sizes, plan.x_strides, row);
     const std::int64_t out = RowOffset(plan.sizes, plan.out_strides, row);
     for (std::int64_t i = 0; i < plan.cols; ++i) {

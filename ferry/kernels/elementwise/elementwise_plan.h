@@ -9,10 +9,6 @@
 // What is decided on the host before a launch; goes to the kernels as it is.
 namespace ferry::kernels {
 
-// What a thread has of x: words along a row, or as many rows' words of one column, which share the
-// bias's word.
-enum class AddGeluForm : std::uint8_t { kOneWord, kTwoWords, kFourWords, kTwoRows, kFourRows };
-
 struct AddGeluPlan {
   const void* x = nullptr;
   const void* bias = nullptr;
@@ -20,14 +16,13 @@ struct AddGeluPlan {
   RowStrides x_strides;
   RowStrides out_strides;
   RowSizes sizes;
-  std::uint32_t rows = 0;
-  RowTiles tiles;  // its rows are groups of as many as the form has
+  RowTiles tiles;
   std::int64_t cols = 0;
   DType dtype = DType::kFloat32;
-  AddGeluForm form = AddGeluForm::kFourWords;
-  bool wide = false;   // words of 16 bytes, otherwise elements
-  bool early = false;  // may begin while the kernel before it ends
+  bool wide = false;  // words of 16 bytes, otherwise elements
 };
+// Of x, to a thread.
+inline constexpr std::uint32_t kAddGeluWords = 2;
 
 struct MulAddPlan {
   const void* a = nullptr;
@@ -44,10 +39,6 @@ struct MulAddPlan {
   DType dtype = DType::kFloat32;
   bool wide = false;
 };
-inline constexpr std::uint32_t kMulAddWords = 2;
-
-// Gives a plan that has all else this form. Errors: as TileRows().
-Status TakeForm(AddGeluForm form, AddGeluPlan* plan);
 
 // Errors: as the ops have them.
 Result<AddGeluPlan> PlanAddGelu(const AddGeluArgs& args);

@@ -80,8 +80,8 @@ Result<GatedPlan> PlanGated(const GatedArgs& args) {
   plan.activation = args.gate;
   const std::int64_t packed = 16 / SizeOf(plan.dtype);
   plan.wide = cols % packed == 0 && RowsAreAligned(args.x, 16) && RowsAreAligned(args.out, 16);
-  FERRY_TRY_ASSIGN(plan.tiles, TileRows(op, joined.sizes.count(), plan.wide ? cols / packed : cols,
-                                        kGatedWords));
+  FERRY_TRY_ASSIGN(plan.tiles,
+                   TileRows(op, joined.sizes.count(), plan.wide ? cols / packed : cols, 1));
   return plan;
 }
 

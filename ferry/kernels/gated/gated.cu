@@ -3,6 +3,7 @@
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/gated/gated_plan.h"
 #include "ferry/kernels/tiles.cuh"
+#include "ferry/prim/grid_order.cuh"
 
 namespace ferry::kernels {
 namespace {
@@ -14,34 +15,25 @@ __device__ __forceinline__ float Gated(float x) {
   return GeluTanh<T>(x);
 }
 
-// All of a thread's loads are under way before its first store.
+// A thread's word of either half. Both loads are under way before the store.
 template <class T, int kWidth, Gate kGate>
 __global__ void __launch_bounds__(kTileThreads) GatedRows(const __grid_constant__ GatedPlan plan) {
-  constexpr int kWords = static_cast<int>(kGatedWords);
-  const TilePlace place = PlaceInTile(plan.tiles, kWords);
-  const std::int64_t x = RowOffset(plan.sizes, plan.x_strides, place.row);
-  const T* const gates = static_cast<const T*>(plan.gate) + x;
-  const T* const ups = static_cast<const T*>(plan.up) + x;
-  T* const out = static_cast<T*>(plan.out) + RowOffset(plan.sizes, plan.out_strides, place.row);
-  float gate[kWords][kWidth];
-  float up[kWords][kWidth];
+  prim::WaitForGridsBefore();
+  prim::LetNextGridBegin();
+  const TilePlace place = PlaceInTile(plan.tiles, 1);
+  if (place.word >= place.end) return;
+  const std::int64_t at = std::int64_t{place.word} * kWidth;
+  const std::int64_t x = RowOffset(plan.sizes, plan.x_strides, place.row) + at;
+  const Word<T, kWidth> gate_word = LoadWord<T, kWidth>(static_cast<const T*>(plan.gate) + x);
+  const Word<T, kWidth> up_word = LoadWord<T, kWidth>(static_cast<const T*>(plan.up) + x);
+  float gate[kWidth];
+  float up[kWidth];
+  NumbersOf<T, kWidth>(gate_word, gate);
+  NumbersOf<T, kWidth>(up_word, up);
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    const std::uint32_t word = place.word + i * blockDim.x;
-    if (word < place.end) {
-      Load<T, kWidth>(gates + std::int64_t{word} * kWidth, gate[i]);
-      Load<T, kWidth>(ups + std::int64_t{word} * kWidth, up[i]);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    const std::uint32_t word = place.word + i * blockDim.x;
-    if (word < place.end) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) gate[i][j] = Gated<T, kGate>(gate[i][j]) * up[i][j];
-      Store<T, kWidth>(out + std::int64_t{word} * kWidth, gate[i]);
-    }
-  }
+  for (int j = 0; j < kWidth; ++j) gate[j] = Gated<T, kGate>(gate[j]) * up[j];
+  Store<T, kWidth>(
+      static_cast<T*>(plan.out) + RowOffset(plan.sizes, plan.out_strides, place.row) + at, gate);
 }
 
 using GatedKernel = void (*)(GatedPlan);
@@ -59,7 +51,8 @@ GatedKernel ChosenGate(Gate gate) {
 
 Status LaunchGated(const GatedPlan& plan, cuda::StreamRef stream) {
   const cuda::LaunchConfig config{.grid = plan.tiles.blocks,
-                                  .block = dim3(plan.tiles.threads_x, plan.tiles.threads_y)};
+                                  .block = dim3(plan.tiles.threads_x, plan.tiles.threads_y),
+                                  .early = true};
   return WithFloatType(plan.dtype, [&](auto number) {
     using T = decltype(number);
     return cuda::Launch(

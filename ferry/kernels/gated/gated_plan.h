@@ -19,8 +19,6 @@ struct GatedPlan {
   Gate activation = Gate::kSilu;
   bool wide = false;  // words of 16 bytes, otherwise elements
 };
-// Words of `out` for each thread: four loads of 16 bytes are under way.
-inline constexpr std::uint32_t kGatedWords = 2;
 
 // Errors: as GatedMul().
 Result<GatedPlan> PlanGated(const GatedArgs& args);

@@ -233,9 +233,9 @@ TEST(GatedPlan, WordsOf16BytesAreForHalvesThatHaveThem) {
   GatedArgs args = GatedAt(4, 64);
   args.x.data = static_cast<std::byte*>(args.x.data) + 2;
   EXPECT_FALSE(PlanGated(args)->wide);
-  const RowTiles tiles = PlanGated(GatedAt(8192, 12288))->tiles;  // of Qwen3 8B
-  EXPECT_EQ(tiles.words, 1536U);
-  EXPECT_EQ(tiles.chunks * tiles.threads_x * kGatedWords, 1536U);
+  const GatedPlan plan = *PlanGated(GatedAt(8192, 12288));  // of Qwen3 8B
+  EXPECT_EQ(plan.tiles.words, 1536U);
+  EXPECT_EQ(plan.tiles.chunks * plan.tiles.threads_x, 1536U);
 }
 
 }  // namespace

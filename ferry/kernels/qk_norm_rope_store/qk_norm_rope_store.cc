@@ -164,17 +164,20 @@ std::uint32_t WordsOfHalf(const QkNormRopeStoreArgs& args, const QkvParts& parts
   return aligned ? static_cast<std::uint32_t>(words) : 0;
 }
 
-std::uint32_t QkTogether(QkForm form) {
-  switch (form) {
-    case QkForm::kNumbers:
-    case QkForm::kOneHead: return 1;
-    case QkForm::kWords: return kQkHeads;
-    case QkForm::kTwoHeads:
-    case QkForm::kRingOfTwoHeads: return 2;
-    case QkForm::kFourHeads:
-    case QkForm::kRingOfFourHeads: return 4;
-  }
-  return 1;
+// How threads share a token's heads.
+void DealHeads(QkNormRopeStorePlan* plan) {
+  const std::uint32_t heads = plan->q_heads + 2 * plan->kv_heads;
+  const bool by_words = plan->words != 0;
+  const std::uint32_t together = by_words ? kQkHeads : 1;
+  plan->threads_x = by_words ? std::bit_ceil(plan->words) : kQkWarp;
+  const std::uint32_t step = kQkWarp / plan->threads_x;  // whole warps
+  const std::uint32_t wanted = (heads + together - 1) / together;
+  plan->threads_y = (wanted + step - 1) / step * step;
+  const std::uint32_t most = kQkMostThreads / plan->threads_x;
+  const bool even = plan->q_heads % together == 0 && plan->kv_heads % together == 0;
+  plan->form = by_words ? QkForm::kWords : QkForm::kNumbers;
+  if (by_words && even && plan->threads_y <= most) plan->form = QkForm::kNeighbours;
+  plan->threads_y = std::min(plan->threads_y, most);
 }
 
 }  // namespace
@@ -186,28 +189,6 @@ static Status LaunchQkNormRopeStore(const QkNormRopeStorePlan&, cuda::StreamRef)
   return NoDeviceCode(kQkName);
 }
 #endif
-
-void TakeForm(QkForm form, QkNormRopeStorePlan* plan) {
-  const std::uint32_t heads = plan->q_heads + 2 * plan->kv_heads;
-  const std::uint32_t together = QkTogether(form);
-  plan->threads_x = form == QkForm::kNumbers ? kQkWarp : std::bit_ceil(plan->words);
-  const std::uint32_t step = kQkWarp / plan->threads_x;  // whole warps
-  const std::uint32_t wanted = (heads + together - 1) / together;
-  plan->threads_y = (wanted + step - 1) / step * step;
-  if (form == QkForm::kNumbers || form == QkForm::kWords) {
-    plan->threads_y = std::min(plan->threads_y, kQkMostThreads / plan->threads_x);
-  } else if (plan->q_heads % together != 0 || plan->kv_heads % together != 0 ||
-             std::uint64_t{plan->threads_x} * plan->threads_y > QkMostThreads(together)) {
-    TakeForm(QkForm::kWords, plan);
-    return;
-  }
-  plan->form = form;
-  plan->blocks = plan->tokens;
-  constexpr std::uint32_t kRingBlocks = 132 * 4;  // four for each multiprocessor of an H200
-  if (form == QkForm::kRingOfTwoHeads || form == QkForm::kRingOfFourHeads) {
-    plan->blocks = std::min(plan->blocks, kRingBlocks);
-  }
-}
 
 Result<QkNormRopeStorePlan> PlanQkNormRopeStore(const QkNormRopeStoreArgs& args) {
   FERRY_TRY(CheckQkv(args));
@@ -238,8 +219,7 @@ Result<QkNormRopeStorePlan> PlanQkNormRopeStore(const QkNormRopeStoreArgs& args)
   plan.per_element = static_cast<float>(1.0 / plan.head_dim);  // as rms_norm has it
   plan.dtype = args.qkv.dtype;
   plan.words = WordsOfHalf(args, parts);
-  TakeForm(plan.words == 0 ? QkForm::kNumbers : QkForm::kTwoHeads, &plan);
-  plan.early = true;
+  DealHeads(&plan);
   return plan;
 }
 

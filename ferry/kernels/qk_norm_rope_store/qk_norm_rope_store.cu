@@ -3,7 +3,6 @@
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store_plan.h"
 #include "ferry/kernels/rotation.h"
-#include "ferry/prim/cp_async.cuh"
 #include "ferry/prim/grid_order.cuh"
 #include "ferry/prim/reduce.cuh"
 #include "ferry/prim/trap.cuh"
@@ -12,6 +11,11 @@ namespace ferry::kernels {
 namespace {
 
 using QkPlan = QkNormRopeStorePlan;
+
+// Heads that a thread has under way at once.
+constexpr int kTogether = static_cast<int>(kQkHeads);
+// Blocks of DoNeighbours() that share a multiprocessor, which 64 registers to a thread allow.
+constexpr int kNeighbourBlocks = 4;
 
 // The token's place in the caches, where it has one.
 struct TokenPlace {
@@ -116,7 +120,6 @@ __device__ __forceinline__ float SquaresOf(const float (&low)[kWidth],
 template <class T, bool kNarrow>
 __global__ void __launch_bounds__(kQkMostThreads) DoHeads(const __grid_constant__ QkPlan plan) {
   constexpr int kWidth = kPacked<T>;
-  constexpr int kTogether = static_cast<int>(kQkHeads);
   prim::WaitForGridsBefore();
   prim::LetNextGridBegin();
   const std::uint32_t token = blockIdx.x;
@@ -227,24 +230,26 @@ struct Neighbours {
   uint4 low_weight;
   uint4 high_weight;
 };
-template <class T, int kTogether>
+template <class T>
 __device__ __forceinline__ Neighbours<T> NeighboursHere(const QkPlan& plan) {
   Neighbours<T> heads{};
   heads.first = threadIdx.y * kTogether;
   heads.at = threadIdx.x * kPacked<T>;
   heads.there = threadIdx.x < plan.words && heads.first < plan.q_heads + 2 * plan.kv_heads;
   heads.normed = heads.first < plan.q_heads + plan.kv_heads;
-  if (heads.there && heads.normed) {
-    const void* const weights = heads.first < plan.q_heads ? plan.q_weight : plan.k_weight;
-    const T* const here = static_cast<const T*>(weights) + heads.at;
-    heads.low_weight = prim::LoadShared16(here);
-    heads.high_weight = prim::LoadShared16(here + plan.half);
-  }
   return heads;
 }
 
+template <class T>
+__device__ __forceinline__ void LoadQkWeights(const QkPlan& plan, Neighbours<T>* heads) {
+  if (!heads->there || !heads->normed) return;
+  const void* const weights = heads->first < plan.q_heads ? plan.q_weight : plan.k_weight;
+  const T* const here = static_cast<const T*>(weights) + heads->at;
+  heads->low_weight = prim::LoadShared16(here);
+  heads->high_weight = prim::LoadShared16(here + plan.half);
+}
+
 // Over the threads of a head, of which there are most often eight.
-template <int kTogether>
 __device__ __forceinline__ void SumHeads(float (&sums)[kTogether]) {
   if (blockDim.x == 8) {
 #pragma unroll
@@ -256,7 +261,7 @@ __device__ __forceinline__ void SumHeads(float (&sums)[kTogether]) {
 }
 
 // What a thread holds of a token: words, and the angles of their numbers.
-template <class T, int kTogether>
+template <class T>
 struct HeldHeads {
   uint4 low[kTogether];
   uint4 high[kTogether];
@@ -265,9 +270,9 @@ struct HeldHeads {
 };
 
 // Normalises and turns the words of one head. All that is rounded between is rounded as pairs.
-template <class T, int kTogether>
+template <class T>
 __device__ __forceinline__ void NormaliseAndRotate(const Neighbours<T>& heads, float scale, int i,
-                                                   HeldHeads<T, kTogether>* held) {
+                                                   HeldHeads<T>* held) {
   constexpr int kWidth = kPacked<T>;
   float low[kWidth];
   float high[kWidth];
@@ -316,9 +321,9 @@ __device__ __forceinline__ bool IsKnown(const QkPlan& plan, std::int64_t positio
   return position >= 0 && position < plan.most_positions;
 }
 
-template <class T, int kTogether>
+template <class T>
 __device__ __forceinline__ void LoadAngles(const QkPlan& plan, const Neighbours<T>& heads,
-                                           std::int64_t position, HeldHeads<T, kTogether>* held) {
+                                           std::int64_t position, HeldHeads<T>* held) {
   if (!heads.there || !heads.normed || !IsKnown(plan, position)) return;
   const float* const row = plan.cos_sin + position * plan.cos_sin_stride + heads.at;
   LoadFloats<kPacked<T>>(row, held->cos);
@@ -326,10 +331,10 @@ __device__ __forceinline__ void LoadAngles(const QkPlan& plan, const Neighbours<
 }
 
 // From the words, which are there, to the stores. All lanes of the warp call it.
-template <class T, bool kNarrow, int kTogether>
+template <class T, bool kNarrow>
 __device__ __forceinline__ void FinishHeads(const QkPlan& plan, const Neighbours<T>& heads,
                                             std::uint32_t token, const TokenFacts& facts,
-                                            HeldHeads<T, kTogether>* held) {
+                                            HeldHeads<T>* held) {
   float scale[kTogether];
   if (__any_sync(0xffffffffU, heads.normed)) {
 #pragma unroll
@@ -367,14 +372,15 @@ __device__ __forceinline__ const T* WordsOf(const QkPlan& plan, const Neighbours
 
 // A token's block. All that can be asked for at once is: only the cosines wait for a position, and
 // nothing is left out before the sums for want of one, or the compiler would have all loads wait.
-template <class T, bool kNarrow, int kTogether>
-__global__ void __launch_bounds__(QkMostThreads(kTogether), kTogether == 4 ? 5 : 2 * kTogether)
+template <class T, bool kNarrow>
+__global__ void __launch_bounds__(kQkMostThreads, kNeighbourBlocks)
     DoNeighbours(const __grid_constant__ QkPlan plan) {
   prim::WaitForGridsBefore();
   prim::LetNextGridBegin();
   const TokenFacts facts = FactsOf(plan, blockIdx.x);
-  HeldHeads<T, kTogether> held{};
-  const Neighbours<T> heads = NeighboursHere<T, kTogether>(plan);
+  HeldHeads<T> held{};
+  Neighbours<T> heads = NeighboursHere<T>(plan);
+  LoadQkWeights(plan, &heads);
   if (heads.there) {
     const T* const in = WordsOf(plan, heads, blockIdx.x);
 #pragma unroll
@@ -387,109 +393,23 @@ __global__ void __launch_bounds__(QkMostThreads(kTogether), kTogether == 4 ? 5 :
   FinishHeads<T, kNarrow>(plan, heads, blockIdx.x, facts, &held);
 }
 
-// Where a thread's words are in shared memory; nobody else has them, so that none waits for others.
-__device__ __forceinline__ uint4* QkRingWord(uint4* ring, int index) {
-  return ring + (index * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
-}
-
-// Has a token's words brought, if there is such a token.
-template <class T, int kTogether>
-__device__ __forceinline__ void FetchNeighbours(const QkPlan& plan, const Neighbours<T>& heads,
-                                                std::uint32_t token, int stage, uint4* ring) {
-  if (heads.there && token < plan.tokens) {
-    const T* const in = WordsOf(plan, heads, token);
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int place = (stage * kTogether + i) * 2;
-      const T* const head = in + i * plan.head_dim;
-      prim::CopyAsync(prim::SharedAddress(QkRingWord(ring, place)), head, true);
-      prim::CopyAsync(prim::SharedAddress(QkRingWord(ring, place + 1)), head + plan.half, true);
-    }
-  }
-  prim::EndCopyGroup();
-}
-
-// Has the cosines and sines brought to the L2 cache.
-template <class T>
-__device__ __forceinline__ void PrefetchAngles(const QkPlan& plan, const Neighbours<T>& heads,
-                                               std::int64_t position) {
-  if (threadIdx.y != 0 || !heads.there || !IsKnown(plan, position)) return;
-  const float* const row = plan.cos_sin + position * plan.cos_sin_stride + heads.at;
-  prim::PrefetchToL2(row);
-  prim::PrefetchToL2(row + plan.half);
-}
-
-// Blocks that stay: the words of the next tokens are on their way to shared memory while one is
-// done, the cosines and sines of the next one to the L2 cache, and the position of the one after it
-// to a register.
-template <class T, bool kNarrow, int kTogether>
-__global__ void __launch_bounds__(QkMostThreads(kTogether), kTogether == 4 ? 5 : 3)
-    DoRing(const __grid_constant__ QkPlan plan) {
-  constexpr int kStages = static_cast<int>(kQkStages);
-  extern __shared__ uint4 ring[];
-  prim::WaitForGridsBefore();
-  prim::LetNextGridBegin();
-  TokenFacts facts = FactsOf(plan, blockIdx.x);
-  TokenFacts next = FactsOf(plan, blockIdx.x + gridDim.x);
-  const Neighbours<T> heads = NeighboursHere<T, kTogether>(plan);
-#pragma unroll
-  for (int i = 0; i + 1 < kStages; ++i) {
-    FetchNeighbours<T, kTogether>(plan, heads, blockIdx.x + i * gridDim.x, i, ring);
-  }
-  int stage = 0;
-  for (std::uint32_t token = blockIdx.x; token < plan.tokens; token += gridDim.x) {
-    FetchNeighbours<T, kTogether>(plan, heads, token + (kStages - 1) * gridDim.x,
-                                  stage == 0 ? kStages - 1 : stage - 1, ring);
-    const TokenFacts after = FactsOf(plan, token + 2 * gridDim.x);
-    HeldHeads<T, kTogether> held;
-    LoadAngles(plan, heads, facts.position, &held);
-    PrefetchAngles(plan, heads, next.position);
-    prim::WaitForCopies<kStages - 1>();
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int place = (stage * kTogether + i) * 2;
-      // Nothing has been brought for those who only take part in the sums.
-      held.low[i] = heads.there ? *QkRingWord(ring, place) : uint4{};
-      held.high[i] = heads.there ? *QkRingWord(ring, place + 1) : uint4{};
-    }
-    FinishHeads<T, kNarrow>(plan, heads, token, facts, &held);
-    facts = next;
-    next = after;
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-  }
-  prim::WaitForCopies<0>();
-}
-
 using QkKernel = void (*)(QkPlan);
 
 template <class T, bool kNarrow>
 QkKernel ChosenQk(QkForm form) {
   switch (form) {
+    case QkForm::kNeighbours: return DoNeighbours<T, kNarrow>;
     case QkForm::kWords: return DoHeads<T, kNarrow>;
-    case QkForm::kOneHead: return DoNeighbours<T, kNarrow, 1>;
-    case QkForm::kTwoHeads: return DoNeighbours<T, kNarrow, 2>;
-    case QkForm::kFourHeads: return DoNeighbours<T, kNarrow, 4>;
-    case QkForm::kRingOfTwoHeads: return DoRing<T, kNarrow, 2>;
-    case QkForm::kRingOfFourHeads: return DoRing<T, kNarrow, 4>;
     case QkForm::kNumbers: break;
   }
   return DoHeadsByElement<T, kNarrow>;
 }
 
-std::size_t QkRingBytes(const QkPlan& plan) {
-  std::size_t heads = 0;
-  if (plan.form == QkForm::kRingOfTwoHeads) heads = 2;
-  if (plan.form == QkForm::kRingOfFourHeads) heads = 4;
-  return kQkStages * heads * 2 * sizeof(uint4) * plan.threads_x * plan.threads_y;
-}
-
 }  // namespace
 
 Status LaunchQkNormRopeStore(const QkNormRopeStorePlan& plan, cuda::StreamRef stream) {
-  const cuda::LaunchConfig config{.grid = plan.blocks,
-                                  .block = dim3(plan.threads_x, plan.threads_y),
-                                  .shared_bytes = QkRingBytes(plan),
-                                  .early = plan.early};
+  const cuda::LaunchConfig config{
+      .grid = plan.tokens, .block = dim3(plan.threads_x, plan.threads_y), .early = true};
   const bool narrow = plan.caches.dtype == DType::kFloat8E4m3;
   return WithFloatType(plan.dtype, [&](auto number) {
     using T = decltype(number);

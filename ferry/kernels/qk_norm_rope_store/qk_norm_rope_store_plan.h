@@ -15,19 +15,10 @@ struct HeadsOut {
 };
 
 // Numbers: a head by a warp, element by element, for any size and alignment. Words: a head by as
-// many threads as half of it has words of 16 bytes, each with a word of either half of some heads
-// that are neighbours; all of a token's words are asked for before its position is there. Ring: as
-// words, which threads keep in shared memory while blocks stay, so that the next tokens' are on
-// their way, too.
-enum class QkForm : std::uint8_t {
-  kNumbers,
-  kWords,  // of two heads far apart
-  kOneHead,
-  kTwoHeads,
-  kFourHeads,
-  kRingOfTwoHeads,
-  kRingOfFourHeads
-};
+// many threads as half of it has words of 16 bytes, each with a word of either half of two heads at
+// a time. Neighbours: the same where the two are neighbours and a token's heads are one block; all
+// of its words are asked for before its position is there.
+enum class QkForm : std::uint8_t { kNumbers, kWords, kNeighbours };
 
 struct QkNormRopeStorePlan {
   const void* qkv = nullptr;
@@ -53,20 +44,10 @@ struct QkNormRopeStorePlan {
   QkForm form = QkForm::kNumbers;
   std::uint32_t threads_x = 0;  // of a head: a power of two up to 32
   std::uint32_t threads_y = 0;  // heads at once; with threads_x a multiple of 32
-  std::uint32_t blocks = 0;     // one for each token, or fewer that stay
-  bool early = false;           // may begin while the kernel before it ends
 };
 inline constexpr std::uint32_t kQkMostThreads = 256;
-// With so many neighbours to a thread; with more than one, registers would keep blocks from sharing
-// a multiprocessor.
-inline constexpr std::uint32_t QkMostThreads(std::uint32_t together) { return 512 / together; }
-// Heads that a thread has under way at once, in the form kWords.
+// Heads that a thread has under way at once, unless by numbers.
 inline constexpr std::uint32_t kQkHeads = 2;
-// Tokens' words of a ring that there is room for.
-inline constexpr std::uint32_t kQkStages = 3;
-
-// Gives a plan that has all else this form, or one that is for such heads.
-void TakeForm(QkForm form, QkNormRopeStorePlan* plan);
 
 // Errors: as QkNormRopeStore(), but for those of positions and slots.
 Result<QkNormRopeStorePlan> PlanQkNormRopeStore(const QkNormRopeStoreArgs& args);

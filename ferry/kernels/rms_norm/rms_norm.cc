@@ -59,21 +59,11 @@ std::uint32_t HeldBy(RmsNormForm form) {
   switch (form) {
     case RmsNormForm::kOneWord: return 1;
     case RmsNormForm::kTwoWords: return 2;
-    case RmsNormForm::kFourWords:
-    case RmsNormForm::kRingOfTwo:
-    case RmsNormForm::kRingOfThree:
-    case RmsNormForm::kRingOfFour: return 4;
-    case RmsNormForm::kEightWords:
+    case RmsNormForm::kFourWords: return 4;
     case RmsNormForm::kEightElements:
     case RmsNormForm::kTwoPass: return 8;
-    case RmsNormForm::kSixteenWords: return 16;
   }
   return 1;
-}
-
-bool IsRing(RmsNormForm form) {
-  return form == RmsNormForm::kRingOfTwo || form == RmsNormForm::kRingOfThree ||
-         form == RmsNormForm::kRingOfFour;
 }
 
 constexpr std::uint32_t kFewRows = 264;  // two for each multiprocessor of an H200
@@ -111,21 +101,11 @@ void FinishPlan(const Tensor& weight, bool aligned, RmsNormPlan* plan) {
   const std::int64_t packed = 16 / SizeOf(plan->dtype);
   plan->wide = aligned && RowsAreAligned(weight, 16) && weight.last() % packed == 0;
   plan->words = static_cast<std::uint32_t>(plan->wide ? weight.last() / packed : weight.last());
-  TakeForm(ChosenForm(*plan), plan);
-  plan->early = true;
-}
-
-}  // namespace
-
-void TakeForm(RmsNormForm form, RmsNormPlan* plan) {
-  // Sums of two words take twice the registers.
-  if (form == RmsNormForm::kSixteenWords && plan->residual != nullptr) {
-    form = RmsNormForm::kEightWords;
-  }
-  const std::uint32_t held = HeldBy(form);
+  plan->form = ChosenForm(*plan);
+  const std::uint32_t held = HeldBy(plan->form);
   const std::uint32_t threads = plan->words / held + (plan->words % held != 0 ? 1 : 0);
-  plan->form = threads > kRmsNormMostThreads ? RmsNormForm::kTwoPass : form;
-  if (threads <= kWarp && !IsRing(form)) {
+  if (threads > kRmsNormMostThreads) plan->form = RmsNormForm::kTwoPass;
+  if (threads <= kWarp) {
     plan->threads_per_row = std::bit_ceil(std::max(threads, 1U));
     plan->rows_per_block = std::max(kSmallBlock / plan->threads_per_row, 1U);
     if (IsQuick(*plan)) plan->rows_per_block = kWarp / plan->threads_per_row;
@@ -134,9 +114,9 @@ void TakeForm(RmsNormForm form, RmsNormPlan* plan) {
     plan->rows_per_block = 1;
   }
   plan->blocks = (plan->rows + plan->rows_per_block - 1) / plan->rows_per_block;
-  constexpr std::uint32_t kRingBlocks = 132 * 4;  // four for each multiprocessor of an H200
-  if (IsRing(plan->form)) plan->blocks = std::min(plan->blocks, kRingBlocks);
 }
+
+}  // namespace
 
 #ifdef FERRY_HAVE_CUDA
 Status LaunchRmsNorm(const RmsNormPlan& plan, cuda::StreamRef stream);  // rms_norm.cu

@@ -1,7 +1,6 @@
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/rms_norm/rms_norm_plan.h"
-#include "ferry/prim/cp_async.cuh"
 #include "ferry/prim/grid_order.cuh"
 #include "ferry/prim/reduce.cuh"
 
@@ -159,12 +158,11 @@ __device__ __forceinline__ void StoreNormWord(const NormRow<T>& row, std::int64_
   prim::Store16(row.out + at, ProductsOf<T>(Pack<T>(values), weight));
 }
 
-// As NormHeldElements(), of words. Many weights are left where they are until the sum is there.
+// As NormHeldElements(), of words.
 template <class T, int kHeld, bool kResidual>
 __global__ void __launch_bounds__(kRmsNormMostThreads)
     NormHeldWords(const __grid_constant__ RmsNormPlan plan) {
   constexpr int kWidth = kPacked<T>;
-  constexpr bool kHoldsWeights = kHeld <= 4;
   __shared__ float sums[32];
   prim::WaitForGridsBefore();
   prim::LetNextGridBegin();
@@ -183,7 +181,7 @@ __global__ void __launch_bounds__(kRmsNormMostThreads)
       const std::int64_t at = std::int64_t{word} * kWidth;
       x[i] = prim::Load16(row.x + at);
       if constexpr (kResidual) residual[i] = prim::Load16(row.residual + at);
-      if constexpr (kHoldsWeights) weight[i] = prim::LoadShared16(weights + at);
+      weight[i] = prim::LoadShared16(weights + at);
     }
   }
   prim::IssueLoads();
@@ -203,100 +201,9 @@ __global__ void __launch_bounds__(kRmsNormMostThreads)
     const std::uint32_t word = threadIdx.x + i * blockDim.x;
     if (there && word < plan.words) {
       const std::int64_t at = std::int64_t{word} * kWidth;
-      if constexpr (!kHoldsWeights) weight[i] = prim::LoadShared16(weights + at);
       StoreNormWord(row, at, held[i], weight[i], scale);
     }
   }
-}
-
-// Words of a stage of the ring, for each thread.
-template <bool kResidual>
-inline constexpr int kRingWords = kResidual ? 8 : 4;
-
-// Where a thread's words of a stage are in shared memory. Nobody else has them, so that none waits
-// for anybody but for the sum.
-__device__ __forceinline__ uint4* RingWord(uint4* ring, int index) {
-  return ring + index * blockDim.x + threadIdx.x;
-}
-
-// Read for the sum and again for the row, which is less than to hold it in registers.
-template <class T, bool kResidual>
-__device__ __forceinline__ NormWord<T, kResidual> WordOfRing(uint4* ring, int stage, int i) {
-  const int place = stage * kRingWords<kResidual> + i;
-  const uint4 x = *RingWord(ring, place);
-  NormWord<T, kResidual> word;
-  word.Take(x, kResidual ? *RingWord(ring, place + 4) : x);
-  return word;
-}
-
-// Has a row's words brought, if there is such a row.
-template <class T, bool kResidual>
-__device__ __forceinline__ void FetchRow(const RmsNormPlan& plan, std::uint32_t index, int stage,
-                                         uint4* ring) {
-  const bool there = index < plan.rows;
-  const NormRow<T> row = NormRowAt<T, kResidual>(plan, there ? index : 0);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t word = threadIdx.x + i * blockDim.x;
-    const bool present = there && word < plan.words;
-    const std::int64_t at = present ? std::int64_t{word} * kPacked<T> : 0;
-    const int place = stage * kRingWords<kResidual> + i;
-    prim::CopyAsync(prim::SharedAddress(RingWord(ring, place)), row.x + at, present);
-    if constexpr (kResidual) {
-      prim::CopyAsync(prim::SharedAddress(RingWord(ring, place + 4)), row.residual + at, present);
-    }
-  }
-  prim::EndCopyGroup();
-}
-
-// Blocks that stay: kStages - 1 rows are on their way to shared memory while one is normalised, and
-// the weights stay in registers.
-template <class T, int kStages, bool kResidual>
-__global__ void __launch_bounds__(kRmsNormMostThreads)
-    NormRing(const __grid_constant__ RmsNormPlan plan) {
-  constexpr int kWidth = kPacked<T>;
-  extern __shared__ uint4 ring[];
-  __shared__ float sums[2][32];  // by turns, so that one barrier a row is enough
-  prim::WaitForGridsBefore();
-  prim::LetNextGridBegin();
-#pragma unroll
-  for (int i = 0; i + 1 < kStages; ++i) {
-    FetchRow<T, kResidual>(plan, blockIdx.x + i * gridDim.x, i, ring);
-  }
-  uint4 weight[4] = {};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t word = threadIdx.x + i * blockDim.x;
-    if (word < plan.words) {
-      weight[i] = prim::LoadShared16(static_cast<const T*>(plan.weight) + word * kWidth);
-    }
-  }
-  int stage = 0;
-  int turn = 0;
-  for (std::uint32_t index = blockIdx.x; index < plan.rows; index += gridDim.x) {
-    FetchRow<T, kResidual>(plan, index + (kStages - 1) * gridDim.x,
-                           stage == 0 ? kStages - 1 : stage - 1, ring);
-    prim::WaitForCopies<kStages - 1>();
-    float squares = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      squares += SquaresOfWord(WordOfRing<T, kResidual>(ring, stage, i));
-    }
-    const float scale =
-        rsqrtf(fmaf(prim::BlockSum(squares, sums[turn]), plan.per_column, plan.eps));
-    const NormRow<T> row = NormRowAt<T, kResidual>(plan, index);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const std::uint32_t word = threadIdx.x + i * blockDim.x;
-      if (word < plan.words) {
-        StoreNormWord(row, std::int64_t{word} * kWidth, WordOfRing<T, kResidual>(ring, stage, i),
-                      weight[i], scale);
-      }
-    }
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-    turn ^= 1;
-  }
-  prim::WaitForCopies<0>();
 }
 
 // A block to a row that no block's registers can hold. The sums are not stored by the first pass,
@@ -334,38 +241,17 @@ NormKernel ChosenNorm(const RmsNormPlan& plan) {
     case RmsNormForm::kOneWord: return NormHeldWords<T, 1, kResidual>;
     case RmsNormForm::kTwoWords: return NormHeldWords<T, 2, kResidual>;
     case RmsNormForm::kFourWords: return NormHeldWords<T, 4, kResidual>;
-    case RmsNormForm::kEightWords: return NormHeldWords<T, 8, kResidual>;
-    case RmsNormForm::kSixteenWords: return NormHeldWords < T, kResidual ? 8 : 16, kResidual > ;
-    case RmsNormForm::kRingOfTwo: return NormRing<T, 2, kResidual>;
-    case RmsNormForm::kRingOfThree: return NormRing<T, 3, kResidual>;
-    case RmsNormForm::kRingOfFour: return NormRing<T, 4, kResidual>;
     case RmsNormForm::kEightElements: return NormHeldElements<T, 8, kResidual>;
     case RmsNormForm::kTwoPass: break;
   }
   return plan.wide ? NormLongRows<T, kPacked<T>, kResidual> : NormLongRows<T, 1, kResidual>;
 }
 
-int StagesOf(RmsNormForm form) {
-  switch (form) {
-    case RmsNormForm::kRingOfTwo: return 2;
-    case RmsNormForm::kRingOfThree: return 3;
-    case RmsNormForm::kRingOfFour: return 4;
-    default: return 0;
-  }
-}
-
-std::size_t RingBytes(const RmsNormPlan& plan) {
-  const int words = plan.residual != nullptr ? kRingWords<true> : kRingWords<false>;
-  return sizeof(uint4) * StagesOf(plan.form) * words * plan.threads_per_row;
-}
-
 }  // namespace
 
 Status LaunchRmsNorm(const RmsNormPlan& plan, cuda::StreamRef stream) {
-  const cuda::LaunchConfig config{.grid = plan.blocks,
-                                  .block = dim3(plan.threads_per_row, plan.rows_per_block),
-                                  .shared_bytes = RingBytes(plan),
-                                  .early = plan.early};
+  const cuda::LaunchConfig config{
+      .grid = plan.blocks, .block = dim3(plan.threads_per_row, plan.rows_per_block), .early = true};
   return WithFloatType(plan.dtype, [&](auto number) {
     using T = decltype(number);
     if (plan.residual != nullptr) {

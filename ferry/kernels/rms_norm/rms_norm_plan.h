@@ -9,21 +9,9 @@
 // What is decided on the host before a launch; goes to the kernel as it is.
 namespace ferry::kernels {
 
-// A row is held in registers by all threads together, or read twice. By words: each thread has so
-// many of its row. A ring: as kFourWords, but blocks stay, and the next rows are on their way to
-// shared memory while one is normalised.
-enum class RmsNormForm : std::uint8_t {
-  kOneWord,
-  kTwoWords,
-  kFourWords,
-  kEightWords,
-  kSixteenWords,
-  kRingOfTwo,
-  kRingOfThree,
-  kRingOfFour,
-  kEightElements,
-  kTwoPass
-};
+// A row is held in registers by all threads together, each of which has so much of it, or read
+// twice.
+enum class RmsNormForm : std::uint8_t { kOneWord, kTwoWords, kFourWords, kEightElements, kTwoPass };
 
 struct RmsNormPlan {
   const void* x = nullptr;
@@ -46,13 +34,8 @@ struct RmsNormPlan {
   std::uint32_t threads_per_row = 0;  // a power of two up to 32, or a multiple of it
   std::uint32_t rows_per_block = 0;   // 1, or as many as make whole warps
   std::uint32_t blocks = 0;           // 0: nothing is to be done
-  bool early = false;                 // may begin while the kernel before it ends
 };
 inline constexpr std::uint32_t kRmsNormMostThreads = 512;
-
-// Gives a plan that has all else this form, or kTwoPass where rows are too long for it. Words of 16
-// bytes: all forms but kEightElements; otherwise that and kTwoPass.
-void TakeForm(RmsNormForm form, RmsNormPlan* plan);
 
 // Errors: as the ops have them.
 Result<RmsNormPlan> PlanRmsNorm(const RmsNormArgs& args);

@@ -91,19 +91,6 @@ RopeHeads HeadsOf(const Tensor& in, const Tensor& out) {
           .count = static_cast<std::uint32_t>(in.shape[1])};
 }
 
-std::uint32_t RopeHeadsOf(RopeForm form) {
-  switch (form) {
-    case RopeForm::kOneHead: return 1;
-    case RopeForm::kTwoHeads:
-    case RopeForm::kRingOfTwoHeads: return 2;
-    case RopeForm::kFourHeads:
-    case RopeForm::kRingOfFourHeads: return 4;
-    case RopeForm::kFiveHeads: return 5;
-    case RopeForm::kNumbers: break;
-  }
-  return kRopeHeads;
-}
-
 bool AllAligned(const RopeArgs& args) {
   bool aligned = RowsAreAligned(args.cos_sin_cache, 16);
   for (const Tensor* tensor : {&args.q, &args.k, &args.q_out, &args.k_out}) {
@@ -119,29 +106,6 @@ Status LaunchRope(const RopePlan& plan, cuda::StreamRef stream);  // rope.cu
 #else
 static Status LaunchRope(const RopePlan&, cuda::StreamRef) { return NoDeviceCode(kRopeName); }
 #endif
-
-void TakeForm(RopeForm form, RopePlan* plan) {
-  const std::uint32_t heads = plan->q.count + plan->k.count;
-  const std::uint32_t together = RopeHeadsOf(form);
-  const std::uint32_t wanted = (heads + together - 1) / together;
-  plan->threads_x = std::min(std::bit_ceil(plan->words), kRopeMostThreads);
-  // Words: all of a token at once.
-  const bool fits = std::uint64_t{plan->threads_x} * wanted <= kRopeMostWordThreads;
-  if (form != RopeForm::kNumbers && (!plan->wide || plan->copies_rest || !fits)) {
-    TakeForm(RopeForm::kNumbers, plan);
-    return;
-  }
-  plan->form = form;
-  plan->threads_y = wanted;
-  if (form == RopeForm::kNumbers) {
-    plan->threads_y = std::min(wanted, kRopeMostThreads / plan->threads_x);
-  }
-  plan->blocks = plan->tokens;
-  constexpr std::uint32_t kRingBlocks = 132 * 4;  // four for each multiprocessor of an H200
-  if (form == RopeForm::kRingOfTwoHeads || form == RopeForm::kRingOfFourHeads) {
-    plan->blocks = std::min(plan->blocks, kRingBlocks);
-  }
-}
 
 Result<RopePlan> PlanRope(const RopeArgs& args) {
   FERRY_TRY(CheckRope(args));
@@ -163,8 +127,15 @@ Result<RopePlan> PlanRope(const RopeArgs& args) {
   const auto packed = static_cast<std::uint32_t>(16 / SizeOf(plan.dtype));
   plan.wide = plan.half % packed == 0 && AllAligned(args);
   plan.words = plan.wide ? plan.half / packed : plan.half;
-  TakeForm(RopeForm::kOneHead, &plan);
-  plan.early = true;
+  plan.threads_x = std::min(std::bit_ceil(plan.words), kRopeMostThreads);
+  const bool fits = std::uint64_t{plan.threads_x} * heads <= kRopeMostWordThreads;
+  if (plan.wide && !plan.copies_rest && fits) {
+    plan.form = RopeForm::kWords;
+    plan.threads_y = heads;
+  } else {
+    const std::uint32_t pairs = (heads + kRopeHeads - 1) / kRopeHeads;
+    plan.threads_y = std::min(pairs, kRopeMostThreads / plan.threads_x);
+  }
   return plan;
 }
 

@@ -2,7 +2,6 @@
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/rope/rope_plan.h"
 #include "ferry/kernels/rotation.h"
-#include "ferry/prim/cp_async.cuh"
 #include "ferry/prim/grid_order.cuh"
 #include "ferry/prim/trap.cuh"
 
@@ -109,151 +108,42 @@ __device__ __forceinline__ void RotateAndStore(const RopeAngles<T>& angles, cons
   Store<T, kPacked<T>>(to + half, high);
 }
 
-// A token's block. Threads are (words of a half, heads), and each has its word of both halves of
-// kTogether heads.
-template <class T, int kTogether>
+// A token's block. Threads are (words of a half, heads), and each has its word of both halves of a
+// head.
+template <class T>
 __global__ void __launch_bounds__(kRopeMostWordThreads)
     RotateWords(const __grid_constant__ RopePlan plan) {
-  constexpr int kWidth = kPacked<T>;
   prim::WaitForGridsBefore();
   prim::LetNextGridBegin();
   const std::uint32_t token = blockIdx.x;
-  const std::uint32_t heads = threadIdx.x < plan.words ? plan.q.count + plan.k.count : 0;
-  const std::uint32_t at = threadIdx.x * kWidth;
+  const bool there = threadIdx.x < plan.words && threadIdx.y < plan.q.count + plan.k.count;
+  const std::uint32_t at = threadIdx.x * kPacked<T>;
   const std::int64_t position = prim::LoadSharedAhead(plan.positions + token);
-  uint4 low[kTogether];
-  uint4 high[kTogether];
-#pragma unroll
-  for (int i = 0; i < kTogether; ++i) {
-    const std::uint32_t head = threadIdx.y + i * blockDim.y;
-    if (head < heads) {
-      const T* const in = RopeHeadAt<T>(plan, token, head).in + at;
-      low[i] = prim::LoadAhead16(in);
-      high[i] = prim::LoadAhead16(in + plan.half);
-    }
+  const RopeHead<T> head = RopeHeadAt<T>(plan, token, there ? threadIdx.y : 0);
+  uint4 low;
+  uint4 high;
+  if (there) {
+    low = prim::LoadAhead16(head.in + at);
+    high = prim::LoadAhead16(head.in + at + plan.half);
   }
   if (position < 0 || position >= plan.most_positions) return prim::TrapInDebug();
-  if (heads == 0) return;
-  const RopeAngles<T> angles = AnglesAt<T>(plan, position);
-#pragma unroll
-  for (int i = 0; i < kTogether; ++i) {
-    const std::uint32_t head = threadIdx.y + i * blockDim.y;
-    if (head < heads) {
-      T* const out = RopeHeadAt<T>(plan, token, head).out + at;
-      RotateAndStore<T>(angles, low[i], high[i], plan.half, out);
-    }
-  }
-}
-
-// Where a thread's words are in shared memory; nobody else has them, so that none waits for others.
-__device__ __forceinline__ uint4* RopeRingWord(uint4* ring, int index) {
-  return ring + (index * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
-}
-
-// Has a token's words brought, if there is such a token.
-template <class T, int kTogether>
-__device__ __forceinline__ void FetchHeads(const RopePlan& plan, std::uint32_t token, int stage,
-                                           uint4* ring) {
-  const bool there = token < plan.tokens && threadIdx.x < plan.words;
-  const std::uint32_t heads = there ? plan.q.count + plan.k.count : 0;
-#pragma unroll
-  for (int i = 0; i < kTogether; ++i) {
-    const std::uint32_t head = threadIdx.y + i * blockDim.y;
-    if (head < heads) {
-      const T* const in = RopeHeadAt<T>(plan, token, head).in + threadIdx.x * kPacked<T>;
-      const int place = (stage * kTogether + i) * 2;
-      prim::CopyAsync(prim::SharedAddress(RopeRingWord(ring, place)), in, true);
-      prim::CopyAsync(prim::SharedAddress(RopeRingWord(ring, place + 1)), in + plan.half, true);
-    }
-  }
-  prim::EndCopyGroup();
-}
-
-__device__ __forceinline__ std::int64_t PositionOf(const RopePlan& plan, std::uint32_t token) {
-  return token < plan.tokens ? prim::LoadSharedAhead(plan.positions + token) : -1;
-}
-
-// Blocks that stay: the words of the next tokens are on their way to shared memory while one is
-// turned, the cosines and sines of the next one to the L2 cache, and the position of the one after
-// it to a register.
-template <class T, int kTogether>
-__global__ void __launch_bounds__(kRopeMostWordThreads)
-    RotateRing(const __grid_constant__ RopePlan plan) {
-  constexpr int kWidth = kPacked<T>;
-  constexpr int kStages = static_cast<int>(kRopeStages);
-  extern __shared__ uint4 ring[];
-  prim::WaitForGridsBefore();
-  prim::LetNextGridBegin();
-  const std::uint32_t at = threadIdx.x * kWidth;
-  const std::uint32_t heads = threadIdx.x < plan.words ? plan.q.count + plan.k.count : 0;
-  std::int64_t position = PositionOf(plan, blockIdx.x);
-  std::int64_t next = PositionOf(plan, blockIdx.x + gridDim.x);
-#pragma unroll
-  for (int i = 0; i + 1 < kStages; ++i) {
-    FetchHeads<T, kTogether>(plan, blockIdx.x + i * gridDim.x, i, ring);
-  }
-  int stage = 0;
-  for (std::uint32_t token = blockIdx.x; token < plan.tokens; token += gridDim.x) {
-    FetchHeads<T, kTogether>(plan, token + (kStages - 1) * gridDim.x,
-                             stage == 0 ? kStages - 1 : stage - 1, ring);
-    const std::int64_t after = PositionOf(plan, token + 2 * gridDim.x);
-    const bool known = position >= 0 && position < plan.most_positions;
-    if (!known) prim::TrapInDebug();
-    RopeAngles<T> angles;
-    if (known && heads != 0) angles = AnglesAt<T>(plan, position);
-    if (threadIdx.y == 0 && heads != 0 && next >= 0 && next < plan.most_positions) {
-      const float* const row = plan.cos_sin + next * plan.cos_sin_stride + at;
-      prim::PrefetchToL2(row);
-      prim::PrefetchToL2(row + plan.half);
-    }
-    prim::WaitForCopies<kStages - 1>();
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const std::uint32_t head = threadIdx.y + i * blockDim.y;
-      if (known && head < heads) {
-        const int place = (stage * kTogether + i) * 2;
-        T* const out = RopeHeadAt<T>(plan, token, head).out + at;
-        RotateAndStore<T>(angles, *RopeRingWord(ring, place), *RopeRingWord(ring, place + 1),
-                          plan.half, out);
-      }
-    }
-    position = next;
-    next = after;
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-  }
-  prim::WaitForCopies<0>();
+  if (!there) return;
+  RotateAndStore<T>(AnglesAt<T>(plan, position), low, high, plan.half, head.out + at);
 }
 
 using RopeKernel = void (*)(RopePlan);
 
 template <class T>
 RopeKernel ChosenRope(const RopePlan& plan) {
-  switch (plan.form) {
-    case RopeForm::kOneHead: return RotateWords<T, 1>;
-    case RopeForm::kTwoHeads: return RotateWords<T, 2>;
-    case RopeForm::kFourHeads: return RotateWords<T, 4>;
-    case RopeForm::kFiveHeads: return RotateWords<T, 5>;
-    case RopeForm::kRingOfTwoHeads: return RotateRing<T, 2>;
-    case RopeForm::kRingOfFourHeads: return RotateRing<T, 4>;
-    case RopeForm::kNumbers: break;
-  }
+  if (plan.form == RopeForm::kWords) return RotateWords<T>;
   return plan.wide ? RotateHeads<T, kPacked<T>> : RotateHeads<T, 1>;
-}
-
-std::size_t RopeRingBytes(const RopePlan& plan) {
-  std::size_t heads = 0;
-  if (plan.form == RopeForm::kRingOfTwoHeads) heads = 2;
-  if (plan.form == RopeForm::kRingOfFourHeads) heads = 4;
-  return kRopeStages * heads * 2 * sizeof(uint4) * plan.threads_x * plan.threads_y;
 }
 
 }  // namespace
 
 Status LaunchRope(const RopePlan& plan, cuda::StreamRef stream) {
-  const cuda::LaunchConfig config{.grid = plan.blocks,
-                                  .block = dim3(plan.threads_x, plan.threads_y),
-                                  .shared_bytes = RopeRingBytes(plan),
-                                  .early = plan.early};
+  const cuda::LaunchConfig config{
+      .grid = plan.tokens, .block = dim3(plan.threads_x, plan.threads_y), .early = true};
   return WithFloatType(plan.dtype, [&](auto number) {
     using T = decltype(number);
     return cuda::Launch(stream, "rope", config, ChosenRope<T>(plan), plan);

@@ -18,18 +18,9 @@ struct RopeHeads {
   std::uint32_t count = 0;
 };
 
-// How many heads a thread has, and as what. As numbers: any size and alignment. As words: all of a
-// token's words are asked for before its position is there; of a ring, which threads keep in shared
-// memory while blocks stay, the next tokens' are, too.
-enum class RopeForm : std::uint8_t {
-  kNumbers,
-  kOneHead,
-  kTwoHeads,
-  kFourHeads,
-  kFiveHeads,
-  kRingOfTwoHeads,
-  kRingOfFourHeads
-};
+// As numbers: any size and alignment. As words: a thread has a word of either half of one head, and
+// all of a token's are asked for before its position is there.
+enum class RopeForm : std::uint8_t { kNumbers, kWords };
 
 struct RopePlan {
   RopeHeads q;
@@ -47,19 +38,12 @@ struct RopePlan {
   DType dtype = DType::kFloat32;
   std::uint32_t threads_x = 0;  // along a half
   std::uint32_t threads_y = 0;  // over heads
-  std::uint32_t blocks = 0;     // one for each token, or fewer that stay
   RopeForm form = RopeForm::kNumbers;
-  bool early = false;  // may begin while the kernel before it ends
 };
 inline constexpr std::uint32_t kRopeMostThreads = 256;
 inline constexpr std::uint32_t kRopeMostWordThreads = 512;
 // Heads that a thread has under way at once, as numbers.
 inline constexpr std::uint32_t kRopeHeads = 2;
-// Tokens' words of a ring that there is room for.
-inline constexpr std::uint32_t kRopeStages = 3;
-
-// Gives a plan that has all else this form, or kNumbers where it is not for such heads.
-void TakeForm(RopeForm form, RopePlan* plan);
 
 // Errors: as Rope().
 Result<RopePlan> PlanRope(const RopeArgs& args);

@@ -32,16 +32,6 @@ bool TokensAreAligned(Tensor tokens) {
   return RowsAreAligned(tokens, 16);
 }
 
-std::uint32_t StoreWordsOf(StoreForm form) {
-  switch (form) {
-    case StoreForm::kOneWord: return 1;
-    case StoreForm::kFourWords: return 4;
-    case StoreForm::kTwoWords:
-    case StoreForm::kEngine: break;
-  }
-  return 2;
-}
-
 }  // namespace
 
 #ifdef FERRY_HAVE_CUDA
@@ -51,22 +41,6 @@ static Status LaunchStoreKvCache(const StoreKvCachePlan&, cuda::StreamRef) {
   return NoDeviceCode(kStoreName);
 }
 #endif
-
-Status TakeForm(StoreForm form, StoreKvCachePlan* plan) {
-  constexpr std::int64_t kMostEngineBytes = 4096;  // of a token's k
-  const bool copied = plan->wide && plan->caches.dtype == plan->dtype &&
-                      plan->cols * SizeOf(plan->dtype) <= kMostEngineBytes;
-  if (form == StoreForm::kEngine && !copied) form = StoreForm::kTwoWords;
-  const std::int64_t packed = plan->wide ? 16 / SizeOf(plan->dtype) : 1;
-  FERRY_TRY_ASSIGN(plan->tiles,
-                   TileRows(kStoreName, plan->tokens, plan->cols / packed, StoreWordsOf(form)));
-  plan->form = form;
-  constexpr std::uint32_t kEngineBlocks = 132 * 3;  // three for each multiprocessor of an H200
-  plan->blocks = form == StoreForm::kEngine
-                     ? std::min((plan->tokens + kStoreWarps - 1) / kStoreWarps, kEngineBlocks)
-                     : plan->tiles.blocks;
-  return Ok();
-}
 
 Result<StoreKvCachePlan> PlanStoreKvCache(const StoreKvCacheArgs& args) {
   const Argument k{kStoreName, "k", args.k};
@@ -96,8 +70,8 @@ Result<StoreKvCachePlan> PlanStoreKvCache(const StoreKvCacheArgs& args) {
   plan.wide = plan.cols % packed == 0 && TokensAreAligned(args.k) && TokensAreAligned(args.v) &&
               CachesAreAligned(CachesOf(args), packed * SizeOf(plan.caches.dtype));
   plan.tokens = static_cast<std::uint32_t>(shape[0]);
-  FERRY_TRY(TakeForm(StoreForm::kOneWord, &plan));
-  plan.early = true;
+  FERRY_TRY_ASSIGN(
+      plan.tiles, TileRows(kStoreName, plan.tokens, plan.wide ? plan.cols / packed : plan.cols, 1));
   return plan;
 }
 

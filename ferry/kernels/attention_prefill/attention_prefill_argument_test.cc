@@ -1,0 +1,152 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "ferry/kernels/attention_prefill/attention_prefill.h"
+#include "ferry/kernels/testing/op_bed.h"
+
+namespace ferry::kernels {
+namespace {
+
+// Each wrong argument, and a piece of the sentence that says so.
+struct WrongPrefill {
+  const char* sentence;
+  std::function<void(AttentionPrefillArgs*)> spoil;
+};
+
+AttentionPrefillArgs GoodPrefillArgs(std::byte* memory) {
+  return {.q = Tensor::Contiguous(memory, DType::kBfloat16, {5, 8, 128}),
+          .k = Tensor::Contiguous(memory + 32768, DType::kBfloat16, {7, 2, 128}),
+          .v = Tensor::Contiguous(memory + 32768, DType::kBfloat16, {7, 2, 128}),
+          .cu_seqlens_q = Tensor::Contiguous(memory + 65536, DType::kInt32, {3}),
+          .cu_seqlens_k = Tensor::Contiguous(memory + 65536, DType::kInt32, {3}),
+          .block_tables = {},
+          .out = Tensor::Contiguous(memory + 16384, DType::kBfloat16, {5, 8, 128}),
+          .max_seqlen_q = 4,
+          .scale = 0.1F,
+          .causal = true,
+          .stages = 2};
+}
+
+void ExpectPrefillSentences(const std::vector<WrongPrefill>& cases,
+                            Status (*check)(const AttentionPrefillArgs&), Code code) {
+  alignas(16) static std::byte memory[128 * 1024];  // nobody reads it
+  kernels::ExpectSentences(GoodPrefillArgs(memory), cases, check, code);
+}
+
+void MakePaged(AttentionPrefillArgs* args, std::int64_t page) {
+  for (Tensor* keys : {&args->k, &args->v}) {
+    *keys = Tensor::Contiguous(keys->data, DType::kBfloat16, {2, page, 2, 128});
+  }
+  args->block_tables = Tensor::Contiguous(args->cu_seqlens_q.data, DType::kInt32, {2, 3});
+}
+
+TEST(AttentionPrefillCheck, EachWrongArgumentHasItsSentence) {
+  ExpectPrefillSentences(
+      {{"q has 2 sizes; it must have 3", [](auto* args) { args->q.rank = 2; }},
+       {"q is [5, 8, 128] int64", [](auto* args) { args->q.dtype = DType::kInt64; }},
+       {"k has 4 sizes; it must have 3", [](auto* args) { args->k.rank = 4; }},
+       {"k is [7, 2, 128] fp16; it must be bf16, as q is",
+        [](auto* args) { args->k.dtype = DType::kFloat16; }},
+       {"k is [7, 2, 64] bf16", [](auto* args) { args->k.shape[2] = 64; }},
+       {"of a number of heads that q's 8 are a multiple of",
+        [](auto* args) { args->k.shape[1] = 3; }},
+       {"v is [6, 2, 128] bf16; it must be [7, 2, 128], as k is",
+        [](auto* args) { args->v.shape[0] = 6; }},
+       {"cu_seqlens_q is [3] fp32; it must be int32",
+        [](auto* args) { args->cu_seqlens_q.dtype = DType::kFloat32; }},
+       {"cu_seqlens_k is [2] int32; it must be [3], as cu_seqlens_q is",
+        [](auto* args) { args->cu_seqlens_k.shape[0] = 2; }},
+       {"it must be [batch + 1]", [](auto* args) { args->cu_seqlens_q.shape[0] = 0; }},
+       {"a multiple of 16, kv_heads, head_size]", [](auto* args) { MakePaged(args, 8); }},
+       {"block_tables is [1, 3] int32; it must be [2, 3], a row for each sequence",
+        [](auto* args) {
+          MakePaged(args, 16);
+          args->block_tables.shape[0] = 1;
+        }},
+       {"out is [4, 8, 128] bf16; it must be [5, 8, 128], as q is",
+        [](auto* args) { args->out.shape[0] = 4; }},
+       {"out lies over q", [](auto* args) { args->out = args->q; }},
+       {"max_seqlen_q is -1; it must be 0 to 2^30", [](auto* args) { args->max_seqlen_q = -1; }},
+       {"scale is -1; it must be a number above 0", [](auto* args) { args->scale = -1; }},
+       {"it must be a number above 0, and at most 2.3e38", [](auto* args) { args->scale = 3e38F; }},
+       {"stages is 0; it must be 1, 2 or 3", [](auto* args) { args->stages = 0; }}},
+      CheckAttentionPrefill, Code::kInvalidArgument);
+}
+
+TEST(AttentionPrefillCheck, WhatOnlyTheGpuCannotDoHasItsSentence) {
+  ExpectPrefillSentences({{"heads of 64, 128 and 256, use the CPU's",
+                           [](auto* args) { args->q.dtype = DType::kFloat32; }}},
+                         CheckAttentionPrefillForDevice, Code::kUnsupported);
+  ExpectPrefillSentences(
+      {{"multiples of 16 bytes", [](auto* args) { args->k.stride[0] = 260; }},
+       {"max_seqlen_q is", [](auto* args) { args->max_seqlen_q = 65535 * 128 + 1; }},
+       {"of at most 65535 sequences", [](auto* args) { args->cu_seqlens_q.shape[0] = 65537; }}},
+      CheckAttentionPrefillForDevice, Code::kInvalidArgument);
+}
+
+TEST(AttentionPrefillForm, IsTensorMemoryWhereThatCanBeUnlessTheOtherOneIsAskedFor) {
+  alignas(16) static std::byte memory[128 * 1024];  // nobody reads it
+  const AttentionPrefillArgs args = GoodPrefillArgs(memory);
+  EXPECT_EQ(*PrefillFormOf(args, false), PrefillForm::kCpAsync);
+  EXPECT_EQ(*PrefillFormOf(args, true), PrefillForm::kTensorMemory);
+  const auto form_with = [&](auto change) {
+    AttentionPrefillArgs changed = args;
+    change(&changed);
+    return *PrefillFormOf(changed, true);
+  };
+  EXPECT_EQ(form_with([](auto* a) { a->form = PrefillForm::kCpAsync; }), PrefillForm::kCpAsync);
+  EXPECT_EQ(form_with([](auto* a) { MakePaged(a, 16); }), PrefillForm::kCpAsync);
+  EXPECT_EQ(form_with([](auto* a) { a->stages = 3; }), PrefillForm::kCpAsync);
+  EXPECT_EQ(form_with([](auto* a) { a->k.stride[1] = 0; }), PrefillForm::kCpAsync);
+}
+
+TEST(AttentionPrefillForm, TensorMemoryUsesNoStrideOfASizeOfOne) {
+  alignas(16) static std::byte memory[128 * 1024];  // nobody reads it
+  AttentionPrefillArgs args = GoodPrefillArgs(memory);
+  args.form = PrefillForm::kTensorMemory;
+  args.k.shape[0] = args.v.shape[0] = 1;
+  args.k.stride[0] = 0;
+  EXPECT_EQ(*PrefillFormOf(args, false), PrefillForm::kTensorMemory);
+}
+
+TEST(AttentionPrefillForm, TensorMemorySaysWhatItCannotDo) {
+  const auto asked = [](auto spoil) {
+    return [spoil](AttentionPrefillArgs* args) {
+      args->form = PrefillForm::kTensorMemory;
+      spoil(args);
+    };
+  };
+  ExpectPrefillSentences(
+      {{"block_tables is [2, 3] int32; it must be none for the form kTensorMemory",
+        asked([](auto* args) { MakePaged(args, 16); })},
+       {"stages is 3; it must be 2 for the form kTensorMemory",
+        asked([](auto* args) { args->stages = 3; })},
+       {"it must be with strides of 128 to 2^39 - 1 for the form kTensorMemory",
+        asked([](auto* args) { args->k.stride[1] = 0; })},
+       {"q is [5, 8, 128] bf16 with strides [549755813888, 128, 1]",
+        asked([](auto* args) { args->q.stride[0] = std::int64_t{1} << 39; })}},
+      [](const AttentionPrefillArgs& args) -> Status {
+        FERRY_TRY(PrefillFormOf(args, true));
+        return Ok();
+      },
+      Code::kInvalidArgument);
+}
+
+// 227 KiB of shared memory, and 232 registers of a thread, of which some are for other things.
+TEST(AttentionPrefillForm, TensorMemorysTilesFitIntoAThreadBlock) {
+  for (const int head_size : {64, 128, 256}) {
+    const TensorMemoryTiles tiles = TensorMemoryTilesOf(head_size);
+    const int rows = tiles.groups * 64 + tiles.stages * 2 * tiles.keys;
+    EXPECT_LE(rows * head_size * 2 + 2048, 227 * 1024) << head_size;
+    EXPECT_LE(head_size / 2 + tiles.keys / 2 + tiles.keys / 4, 232 - 48) << head_size;
+    EXPECT_EQ(tiles.keys % 64, 0) << head_size;
+  }
+}
+
+}  // namespace
+}  // namespace ferry::kernels
