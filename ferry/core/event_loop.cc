@@ -34,9 +34,10 @@ Result<std::unique_ptr<EventLoop>> EventLoop::Create(microseconds linger) {
 
 EventLoop::~EventLoop() { Stop(); }
 
-void EventLoop::StartWorker(const char* thread_name, microseconds spin) {
+void EventLoop::StartWorker(const char* thread_name, microseconds spin, SpinPermits* permits) {
   FERRY_CHECK(!worker_.joinable());
   spin_ = spin;
+  spin_permits_ = permits;
   worker_ = std::thread([this] { WorkerMain(); });
   (void)::pthread_setname_np(worker_.native_handle(), thread_name);
 }
@@ -211,12 +212,20 @@ void EventLoop::WorkerSession(std::unique_lock<std::mutex>& lock) {
   worker_kicked_.store(false);
   lock.unlock();
   Deadline spin_until = kNow;
+  bool spins = false;
   while (visitors_.load() == 0 && !worker_kicked_.load() && !stopping_.load()) {
-    const bool spins = spin_.count() > 0 && !spin_until.expired();
+    const bool wants = spin_.count() > 0 && !spin_until.expired();
+    if (wants && !spins) {
+      spins = spin_permits_ == nullptr || spin_permits_->Take();
+    } else if (!wants && spins) {
+      spins = false;
+      if (spin_permits_ != nullptr) spin_permits_->Give();
+    }
     if (RunTurn(spins ? kNow : Deadline::Never()) && spin_.count() > 0) {
       spin_until = Deadline::After(spin_);
     }
   }
+  if (spins && spin_permits_ != nullptr) spin_permits_->Give();
   lock.lock();
   worker_seated_ = false;
   LeaveSeat(lock);

@@ -18,6 +18,23 @@
 
 namespace ferry {
 
+// How many workers may poll at once, of all that share these: where all of them do, they take from
+// each other the cores that copies need. Any thread.
+class SpinPermits {
+ public:
+  explicit SpinPermits(int count) : free_(count) {}
+  bool Take() noexcept {
+    int free = free_.load(std::memory_order_relaxed);
+    while (free > 0 && !free_.compare_exchange_weak(free, free - 1, std::memory_order_relaxed)) {
+    }
+    return free > 0;
+  }
+  void Give() noexcept { free_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<int> free_;
+};
+
 // An epoll loop that one thread at a time may drive: its own worker, or an application thread that
 // waits for something the loop will do (docs/threading.md, "The seat"). While an application
 // thread comes back often, the worker stays parked, so that a wake-up goes straight to the thread
@@ -60,8 +77,10 @@ class EventLoop {
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
 
-  // `spin`: how long the worker polls after it had something to do, before it sleeps.
-  void StartWorker(const char* thread_name, microseconds spin = microseconds(0));
+  // `spin`: how long the worker polls after it had something to do, before it sleeps; with
+  // `permits`, which outlive the loop, only while it has one.
+  void StartWorker(const char* thread_name, microseconds spin = microseconds(0),
+                   SpinPermits* permits = nullptr);
   // Any thread but the driver. Stops and joins the worker, and waits until the application threads
   // in DriveUntil have left: no callback runs afterwards. Tasks still queued,
   // tasks posted later and timers are destroyed without running.
@@ -120,6 +139,7 @@ class EventLoop {
 
   const microseconds linger_;
   microseconds spin_{0};  // the worker's
+  SpinPermits* spin_permits_ = nullptr;
   UniqueFd epoll_;
   UniqueFd wake_;
 

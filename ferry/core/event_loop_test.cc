@@ -102,6 +102,26 @@ TEST(EventLoop, RunsTasksWhetherItsWorkerSpinsOrSleeps) {
   }
 }
 
+TEST(EventLoop, RunsTasksOfWorkersThatShareFewerPermitsToSpin) {
+  SpinPermits permits(1);
+  {
+    auto first = MakeLoop();
+    auto second = MakeLoop();
+    for (EventLoop* loop : {first.get(), second.get()}) {
+      loop->StartWorker("test", milliseconds(2), &permits);
+    }
+    for (int i = 0; i < 20; ++i) {
+      Flag ran[2];
+      first->Post([&] { ran[0].Set(); });
+      second->Post([&] { ran[1].Set(); });
+      ASSERT_TRUE(ran[0].WaitFor());
+      ASSERT_TRUE(ran[1].WaitFor());
+    }
+  }
+  EXPECT_TRUE(permits.Take());  // it has come back, and is one
+  EXPECT_FALSE(permits.Take());
+}
+
 TEST(EventLoop, WakesASleepingDriverForAPostedTask) {
   auto loop = MakeLoop();
   bool ran = false;  // on this thread, which drives
