@@ -19,7 +19,9 @@ Result<std::shared_ptr<Engine>> Engine::Create(Settings settings) {
 }
 
 Engine::Engine(Settings settings)
-    : settings_(std::move(settings)), provider_(net::CreateBuiltinProvider()) {}
+    : settings_(std::move(settings)),
+      provider_(net::CreateBuiltinProvider()),
+      spin_permits_(settings_.spinners) {}
 
 Status Engine::Start() {
   const Config& config = settings_.config;
@@ -34,7 +36,12 @@ Status Engine::Start() {
   }
   // On a loop whose worker is always there.
   FERRY_TRY_ASSIGN(door_, Door::Open(this, Bulk(0)));
-  for (auto& loop : loops_) loop->StartWorker("ferry-nccl", config.spin);
+  for (auto& loop : loops_) {
+    // The swift loop is NCCL's threads' to poll.
+    const bool swift = loop == loops_.front();
+    loop->StartWorker("ferry-nccl", swift ? std::chrono::microseconds(0) : config.spin,
+                      &spin_permits_);
+  }
   InformInit(fmt::format("listening on port {} at {}; {} workers, {} bulk lanes for each comm",
                          door_->port(), nic_.AddressText(), settings_.workers,
                          settings_.bulk_lanes));

@@ -59,6 +59,7 @@ class Engine {
   const Settings settings_;
   const std::unique_ptr<net::Provider> provider_;
   Nic nic_;
+  SpinPermits spin_permits_;  // of the loops
   std::vector<std::unique_ptr<EventLoop>> loops_;
   std::unique_ptr<Door> door_;
   std::atomic<std::size_t> next_comm_{0};

@@ -13,6 +13,10 @@ namespace {
 
 constexpr std::uint64_t kPieceBytes = 128 * kKiB;
 constexpr unsigned kManyCores = 8;
+// All-reduce of 1 MiB on two H200 with 32 cores: 238 us, 195 with workers that poll so long; send
+// and receive 282 and 187. Where all of a rank's workers poll, 64 MiB take 5.2 ms instead of 3.7.
+constexpr unsigned kCoresToSpin = 16;
+constexpr std::chrono::microseconds kSpin{300};
 // Ranks connect to each other all at once, several lanes each, and none may be turned away; but the
 // process needs most of its descriptors itself.
 std::uint32_t MostStrangers(std::uint32_t at_least) {
@@ -69,6 +73,8 @@ Result<Settings> LoadSettings(const Config::Getter& get) {
                                               : 2;
   settings.workers = config.workers > 0 ? static_cast<std::size_t>(config.workers)
                                         : std::clamp(cores / 2, 2U, 16U);
+  if (!IsSet(config, "spin") && cores >= kCoresToSpin) config.spin = kSpin;
+  settings.spinners = static_cast<int>(std::clamp(cores / 8, 1U, 4U));
   settings.small_bytes = config.eager_bytes;
   settings.piece_bytes = IsSet(config, "slice_bytes") ? config.slice_bytes : kPieceBytes;
   return settings;

@@ -14,6 +14,7 @@ struct Settings {
   std::size_t bulk_lanes = 0;     // of a comm, beside the one for small messages (FERRY_LANES)
   std::size_t workers = 0;        // that carry bulk lanes (FERRY_WORKERS)
   std::uint64_t small_bytes = 0;  // a message of at most so many is small (FERRY_EAGER_BYTES)
+  int spinners = 0;               // workers that may poll at once (FERRY_SPIN)
   std::uint64_t piece_bytes = 0;  // least piece of a message on a bulk lane (FERRY_SLICE_BYTES)
 };
 

@@ -11,10 +11,10 @@ namespace {
 
 namespace abi = net::plugin::abi;
 
-// All-reduce of 64 KiB on two H200: 63 to 74 us over two channels, 205 to 240 over eight, of
-// which each message likely costs the proxy's thread as much as a larger one; of 1 MiB 470 to 700
-// and 525 to 570.
-constexpr std::size_t kLongBytes = std::size_t{1} << 20;
+// All-reduce on two H200: of 64 KiB 63 to 74 us over two channels and 205 to 240 over eight, of
+// which each message likely costs the proxy's thread as much as a larger one; of 1 MiB 238 and 588;
+// of 4 MiB 535 and 543.
+constexpr std::size_t kLongBytes = std::size_t{4} << 20;
 // Of shorter ones, for each rank, NCCL chooses a single channel by itself.
 constexpr std::size_t kTinyBytes = std::size_t{8} << 10;
 

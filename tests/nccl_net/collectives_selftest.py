@@ -119,10 +119,10 @@ class Ranks(unittest.TestCase):
         rows = self.run_case("ddp", "ferry", [self.LOG, "import time; time.sleep(1000)"], seconds=2)
         self.assertEqual(rows[0]["error"], "took too long")
 
-    DIE = "import os, time; time.sleep(1); os.kill(os.getpid(), 9)"
+    DIE = "import os, time; time.sleep(3); os.kill(os.getpid(), 9)"
 
     def test_ranks_that_notice_a_killed_one_are_well(self):
-        program = self.LOG + "import time; print('under way', flush=True); time.sleep(2); raise SystemExit('ncclRemoteError: gone')"
+        program = self.LOG + "import time; print('under way', flush=True); time.sleep(6); raise SystemExit('ncclRemoteError: gone')"
         rows = self.run_case("killed", "ferry", [program, self.DIE])
         self.assertTrue(rows[0]["noticed"])
         self.assertEqual(rows[0]["exit_statuses"], [1])
@@ -130,13 +130,13 @@ class Ranks(unittest.TestCase):
         self.assertEqual(rows[0]["said"], ["ncclRemoteError: gone"])
 
     def test_ranks_that_end_without_a_word_have_not_noticed(self):
-        program = self.LOG + "import time; print('under way', flush=True); time.sleep(2); raise SystemExit(1)"
+        program = self.LOG + "import time; print('under way', flush=True); time.sleep(6); raise SystemExit(1)"
         rows = self.run_case("killed", "ferry", [program, self.DIE])
         self.assertFalse(rows[0]["noticed"])
 
     def test_ranks_that_do_not_notice_are_ended(self):
         program = self.LOG + "import time; print('under way', flush=True); time.sleep(1000)"
-        rows = self.run_case("killed", "ferry", [program, self.DIE], seconds=4)
+        rows = self.run_case("killed", "ferry", [program, self.DIE], seconds=8)
         self.assertFalse(rows[0]["noticed"])
 
     def test_without_gpus_it_is_skipped(self):

@@ -6,6 +6,7 @@
 #include <array>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -109,6 +110,8 @@ TEST(NcclSettings, HaveDefaultsOfTheirOwn) {
   EXPECT_GE(settings->bulk_lanes, 2U);
   EXPECT_GE(settings->config.max_strangers, 256U);
   EXPECT_LE(settings->config.max_strangers, 4096U);
+  EXPECT_EQ(settings->config.spin.count() > 0, std::thread::hardware_concurrency() >= 16);
+  EXPECT_EQ(LoadSettings(Environment({{"FERRY_SPIN", "0"}}))->config.spin.count(), 0);
   EXPECT_EQ(LoadSettings(Environment({{"FERRY_MAX_STRANGERS", "300"}}))->config.max_strangers,
             300U);
   const auto set = LoadSettings(

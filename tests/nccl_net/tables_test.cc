@@ -300,10 +300,10 @@ TEST(Tuner, KeepsShortCollectivesBetweenNodesToFewChannels) {
     return count;
   };
   EXPECT_EQ(channels(2, 2, 16 << 10), kFewChannels);
-  EXPECT_EQ(channels(2, 2, (1 << 20) - 1), kFewChannels);
+  EXPECT_EQ(channels(2, 2, (4 << 20) - 1), kFewChannels);
   // As NCCL chooses.
   EXPECT_EQ(channels(2, 2, (16 << 10) - 1), 0);
-  EXPECT_EQ(channels(2, 2, 1 << 20), 0);
+  EXPECT_EQ(channels(2, 2, 4 << 20), 0);
   EXPECT_EQ(channels(256, 32, 1 << 19), 0);
   EXPECT_EQ(channels(8, 1, 1 << 19), 0);
 }
