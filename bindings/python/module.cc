@@ -1,5 +1,6 @@
 #include "bindings/python/errors.h"
 #include "bindings/python/kernels.h"
+#include "bindings/python/staging.h"
 #include "bindings/python/transfer.h"
 #include "ferry/core/version.h"
 
@@ -13,4 +14,5 @@ NB_MODULE(_core, module) {
   ferry::python::BindConnection(module);
   ferry::python::BindEndpoint(module);
   ferry::python::BindKernels(module);
+  ferry::python::BindStaging(module);
 }

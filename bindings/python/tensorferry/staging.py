@@ -5,18 +5,19 @@
     slot.arrays["ids"][:count] = ids   # NumPy
     staging.send(slot)                 # one copy into staging.tensors, on torch's current stream
 
-DecodeInputs is that for a step of decoding over paged caches. A CUDA graph captured over its
-tensors finds each step's inputs in them. `python -m tensorferry.staging` measures the host's time.
+DecodeInputs is that for a step of decoding over paged caches, by one native call. A CUDA graph
+captured over its tensors finds each step's inputs in them. `python -m tensorferry.staging` measures
+the host's time.
 """
 
 import argparse
 import collections
+import functools
 import math
 import statistics
-import struct
 import time
 
-from tensorferry import errors
+from tensorferry import _core, errors
 
 try:
     import numpy  # noqa: F401 (of torch.Tensor.numpy())
@@ -121,16 +122,6 @@ Batch = collections.namedtuple(
 )
 
 
-# As struct has them.
-_CODES = {
-    "input_ids": "q",
-    "positions": "q",
-    "slot_mapping": "i",
-    "context_lens": "i",
-    "temperatures": "f",
-}
-
-
 class DecodeInputs:
     """What a step of decoding takes: for each sequence its last token and that token's place.
 
@@ -140,6 +131,11 @@ class DecodeInputs:
     """
 
     def __init__(self, max_batch, max_blocks, block_size, device, slots=4):
+        if min(max_batch, max_blocks, block_size) < 1 or block_size >= 1 << 31:
+            raise errors.InvalidArgument(
+                f"DecodeInputs: max_batch is {max_batch}, max_blocks {max_blocks}, block_size "
+                f"{block_size}; give 1 or more of each, and less than 2^31 of the last"
+            )
         one = (max_batch,)
         self._staging = Staging(
             {
@@ -156,99 +152,70 @@ class DecodeInputs:
         )
         self.tensors = self._staging.tensors
         self.max_batch, self.max_blocks, self.block_size = max_batch, max_blocks, block_size
-        # Of each slot, the tables that its rows hold.
-        self._written = {id(slot): [[]] * max_batch for slot in self._staging.slots}
         self._batches = {}  # by their sequences
-        self._packers = {}
+        memory = self._staging._memory
+        self._stream = _raw_stream(memory.device)
+        self._decode, self._copies = self._native(memory)
+
+    def _native(self, memory):
+        """(_core.staging.Decode, whether it copies, too)"""
+        staging = self._staging
+        slots = [slot.memory.data_ptr() for slot in staging.slots]
+        starts = tuple(staging.starts.values())
+        shape = (self.max_batch, self.max_blocks, self.block_size)
+        # Of the memory's owners only: what refers to Decode would keep both for good.
+        keep = (memory, [slot.memory for slot in staging.slots])
+        gpu = memory.device.type == "cuda"
+        if not gpu and memory.device.type != "cpu":  # torch's alone
+            return _core.staging.Decode((0, slots), starts, shape, -1, keep), False
+        try:
+            index = memory.device.index if gpu else -1
+            native = _core.staging.Decode((memory.data_ptr(), slots), starts, shape, index, keep)
+        except errors.Unsupported:  # built without CUDA: torch copies what it writes
+            return _core.staging.Decode((0, slots), starts, shape, -1, keep), False
+        return native, True
 
     def stage(self, tokens, lengths, tables, temperatures=None, padded_to=0):
         """Brings a step's inputs to the device, on torch's current stream: a Batch of views.
 
         Lists, of each sequence: its last token, its length with that token, its list of blocks.
-        Rows up to padded_to, for a graph of more sequences, get slot -1 and length 0.
+        Rows up to padded_to, for a graph of more sequences, get slot -1 and length 0. One thread at
+        a time.
         """
-        count = len(tokens)
-        if not 0 < count <= self.max_batch or padded_to > self.max_batch:
-            raise errors.InvalidArgument(
-                f"DecodeInputs: {count} sequences, padded to {padded_to}; there is room for 1 to "
-                f"{self.max_batch}"
+        if self._copies:
+            count = self._decode.stage(
+                self._stream(), tokens, lengths, tables, temperatures, padded_to
             )
-        heat = temperatures or ()
-        if not count == len(lengths) == len(tables) or len(heat) not in (0, count):
-            raise errors.InvalidArgument(
-                f"DecodeInputs: {count} tokens, {len(lengths)} lengths, {len(tables)} tables and "
-                f"{len(heat)} temperatures; each sequence has one of each"
-            )
-        slot = self._staging.begin()
-        self._write_tables(slot, tables)
-        positions = [length - 1 for length in lengths]
-        places = self._places(positions, tables)
-        if padded_to > count:
-            places += [-1] * (padded_to - count)
-        # By one call, as NumPy takes longer than that for each of so few numbers.
-        self._packer(count, len(places), len(heat)).pack_into(
-            slot.bytes, 0, *tokens, *positions, *places, *lengths, *heat
-        )
+        else:
+            count = self._by_torch(tokens, lengths, tables, temperatures, padded_to)
+        return self._batches.get(count) or self._batch(count)
+
+    def _by_torch(self, *step):
+        slot = self._staging.slots[self._decode.turn]
+        if slot.event is not None and not slot.event.query():
+            _wait(slot.event)
+        count = self._decode.stage(0, *step)
         self._staging.send(
             slot, self._staging.starts["block_tables"] + count * self.max_blocks * 4
         )
-        return self._batch(count)
-
-    def _packer(self, count, padded, temperatures):
-        """Writes all fields but the tables; rows that are not in use become 0."""
-        key = (count, padded, temperatures)
-        packer = self._packers.get(key)
-        if packer is None:
-            rows = {"slot_mapping": padded, "temperatures": temperatures}
-            form, end = "=", 0
-            for name, code in _CODES.items():
-                start = self._staging.starts[name]
-                form += f"{start - end}x{rows.get(name, count)}{code}"
-                end = start + rows.get(name, count) * struct.calcsize(f"={code}")
-            packer = self._packers[key] = struct.Struct(form)
-        return packer
-
-    def _write_tables(self, slot, tables):
-        """Those that are not what the slot's rows hold: seldom one, as blocks fill up slowly."""
-        written = self._written[id(slot)]
-        if tables == written[: len(tables)]:
-            return
-        for row, table in enumerate(tables):
-            if table != written[row]:
-                self._write_row(slot, row, table)
-                written[row] = list(table)
-
-    def _places(self, positions, tables):
-        size = self.block_size
-        try:
-            places = [t[p // size] * size + p % size for t, p in zip(tables, positions)]
-            if min(positions) >= 0:
-                return places
-        except IndexError:
-            pass
-        row = next(i for i, p in enumerate(positions) if not 0 <= p < len(tables[i]) * size)
-        raise errors.InvalidArgument(
-            f"DecodeInputs: sequence {row} has {positions[row] + 1} tokens and {len(tables[row])} "
-            f"blocks of {size}; it needs 1 token or more, and a block for each {size}"
-        )
-
-    def _write_row(self, slot, row, table):
-        if len(table) > self.max_blocks:
-            raise errors.InvalidArgument(
-                f"DecodeInputs: sequence {row} has {len(table)} blocks; there is room for "
-                f"{self.max_blocks}: make DecodeInputs of more (nano-vllm: a greater max_model_len)"
-            )
-        into = slot.arrays["block_tables"][row]
-        into[: len(table)] = table
-        into[len(table) :] = -1
+        return count
 
     def _batch(self, count):
-        batch = self._batches.get(count)
-        if batch is None:
-            with torch.inference_mode(False):
-                batch = Batch(*(self.tensors[name][:count] for name in Batch._fields))
-            self._batches[count] = batch
+        with torch.inference_mode(False):
+            batch = Batch(*(self.tensors[name][:count] for name in Batch._fields))
+        self._batches[count] = batch
         return batch
+
+
+def _raw_stream(device):
+    """A function that says torch's current stream of the device, as a number."""
+    if device.type != "cuda":
+        return lambda: 0
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if raw is None:
+        return lambda: torch.cuda.current_stream(device).cuda_stream
+    # Without the object for the stream, whose making costs microseconds.
+    return functools.partial(raw, device.index)
 
 
 def _separately(sequences, temperatures, size, device):

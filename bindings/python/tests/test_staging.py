@@ -6,6 +6,7 @@ import pytest
 
 import tensorferry
 
+numpy = pytest.importorskip("numpy", reason="numpy is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from tensorferry import staging  # noqa: E402
@@ -54,7 +55,7 @@ def test_whatever_changes_between_steps_arrives(device):
 
 
 @on_each_device
-def test_a_step_is_one_copy_into_the_same_memory(device, monkeypatch):
+def test_steps_arrive_in_the_same_memory_without_a_copy_of_torchs(device, monkeypatch):
     inputs = staging.DecodeInputs(4, 4, SIZE, device)
     before = {name: tensor.data_ptr() for name, tensor in inputs.tensors.items()}
     inputs.stage([1, 2], [1, 2], [[0], [1]])
@@ -62,7 +63,7 @@ def test_a_step_is_one_copy_into_the_same_memory(device, monkeypatch):
     real = torch.Tensor.copy_
     monkeypatch.setattr(torch.Tensor, "copy_", lambda *a, **k: copies.append(1) or real(*a, **k))
     batch = inputs.stage([3, 4], [2, 3], [[0], [1]], [0.5, 1.0])
-    assert copies == [1]
+    assert not copies
     assert batch.temperatures.tolist() == [0.5, 1.0]
     assert_staged(batch, [3, 4], [2, 3], [[0], [1]])
     for name, tensor in inputs.tensors.items():
@@ -78,21 +79,55 @@ def test_rows_of_a_padded_batch_store_and_attend_to_nothing():
         assert inputs.tensors["context_lens"][3] == 0
 
 
-def test_rows_of_tables_are_written_only_where_they_changed(monkeypatch):
+def test_rows_of_tables_are_written_only_where_they_changed():
     inputs = staging.DecodeInputs(4, 4, SIZE, "cpu", slots=2)
-    written = []
-    real = inputs._write_row
-    monkeypatch.setattr(
-        inputs, "_write_row", lambda slot, row, table: written.append(row) or real(slot, row, table)
-    )
     tables = [[7], [8], [9]]
-    for _ in range(2):
+    for _ in range(4):
         inputs.stage([1, 1, 1], [3, 3, 3], tables)
-    assert written == [0, 1, 2] * 2  # each slot once
+    assert inputs._decode.rows_written == 6  # each slot once
     tables[1].append(11)
     for length in range(4, 10):
         inputs.stage([1, 1, 1], [length] * 3, tables)
-    assert written[6:] == [1, 1]
+    assert inputs._decode.rows_written == 8
+
+
+def test_tables_that_shrink_grow_and_change_in_place_arrive_in_every_slot():
+    inputs = staging.DecodeInputs(1, 4, SIZE, "cpu", slots=3)
+    table = [1, 2, 3, 4]
+    for change in (
+        lambda: table.__delitem__(slice(1, None)),
+        lambda: table.extend([5, 6]),
+        lambda: table.__setitem__(1, 9),
+        lambda: table.__setitem__(slice(None), [4, 3, 2, 1]),
+        lambda: table.pop(),
+    ):
+        for _ in range(4):
+            assert_staged(inputs.stage([7], [3], [table]), [7], [3], [table])
+        change()
+        assert_staged(inputs.stage([7], [3], [table]), [7], [3], [table])
+
+
+class OfLists(list):
+    """A list, but not exactly one."""
+
+
+@pytest.mark.parametrize("made", [tuple, OfLists, lambda values: numpy.array(values)])
+def test_other_sequences_than_lists_are_read(made):
+    inputs = staging.DecodeInputs(2, 2, SIZE, "cpu")
+    tables = [[3, 4], [5, 6]]
+    batch = inputs.stage(
+        made([8, 9]), made([1, 17]), made([made(table) for table in tables]), made([0.5, 2]), 2
+    )
+    assert_staged(batch, [8, 9], [1, 17], tables)
+    assert batch.temperatures.tolist() == [0.5, 2.0]
+
+
+def test_temperatures_of_steps_that_have_none_are_0():
+    inputs = staging.DecodeInputs(2, 2, SIZE, "cpu", slots=1)
+    inputs.stage([1, 1], [1, 1], [[0], [1]], [0.5, 0.75])
+    for none in (None, [], ()):
+        assert inputs.stage([1], [1], [[0]], none).temperatures.tolist() == [0]
+    assert inputs.tensors["temperatures"].tolist() == [0, 0]
 
 
 class Copying:
@@ -170,6 +205,124 @@ def test_what_cannot_be_staged_is_told(arguments, message):
     assert inputs.stage([5], [1], [[1]]).slot_mapping.tolist() == [SIZE]  # no harm is done
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((["x"], [1], [[0]]), TypeError, r"the token of sequence 0 is 'x' \(str\); give an int"),
+        (([1, 1], [1, 1.0], [[0], [0]]), TypeError, "the length of sequence 1 is 1.0"),
+        (([1], [1], [[None]]), TypeError, "the block table's entry of sequence 0 is None"),
+        (([1], [1], [5]), TypeError, r"the table of sequence 0 is 5 \(int\); give a list"),
+        ((7, [1], [[0]]), TypeError, "tokens is 7"),
+        (([1], [1], [[0]], ["hot"]), TypeError, "the temperature of sequence 0 is 'hot'"),
+        (([1], [1], [[1 << 31]]), tensorferry.InvalidArgument, "2147483648, which int32 cannot"),
+        (([1], [1], [[1 << 28]]), tensorferry.InvalidArgument, "the slot of sequence 0"),
+        (([1 << 63], [1], [[0]]), tensorferry.InvalidArgument, "9223372036854775808, which int64"),
+        (([1], [1], [[0]], [1e39]), tensorferry.InvalidArgument, "which float32 cannot hold"),
+    ],
+)
+def test_numbers_that_cannot_be_staged_are_told_and_leave_no_trace(arguments, error, message):
+    inputs = staging.DecodeInputs(2, 2, SIZE, "cpu", slots=1)
+    inputs.stage([5], [1], [[1]])
+    with pytest.raises(error, match=message):
+        inputs.stage(*arguments)
+    assert_staged(inputs.stage([5], [1], [[1]]), [5], [1], [[1]])
+
+
+def test_an_error_of_a_number_itself_is_let_through():
+    class Broken:
+        def __index__(self):
+            raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        staging.DecodeInputs(2, 2, SIZE, "cpu").stage([Broken()], [1], [[0]])
+
+
+def test_lists_that_change_and_calls_that_overlap_are_refused():
+    inputs = staging.DecodeInputs(2, 2, SIZE, "cpu")
+    tokens = []
+
+    class Index:
+        def __init__(self, act):
+            self.act = act
+
+        def __index__(self):
+            self.act()
+            return 1
+
+    tokens[:] = [Index(tokens.clear), 1]
+    with pytest.raises(tensorferry.InvalidArgument, match="tokens became shorter, 0"):
+        inputs.stage(tokens, [1, 1], [[0], [1]])
+    again = Index(lambda: inputs.stage([1], [1], [[0]]))
+    with pytest.raises(tensorferry.InvalidArgument, match="one thread at a time"):
+        inputs.stage([again], [1], [[0]])
+    assert inputs.stage([5], [1], [[1]]).input_ids.tolist() == [5]
+
+
+def test_a_module_that_was_built_without_cuda_leaves_the_copy_to_torch(monkeypatch):
+    real = staging._core.staging.Decode
+
+    def without(memory_and_slots, *rest):
+        if memory_and_slots[0]:
+            raise tensorferry.Unsupported("built without CUDA")
+        return real(memory_and_slots, *rest)
+
+    monkeypatch.setattr(staging._core.staging, "Decode", without)
+    inputs = staging.DecodeInputs(4, 4, SIZE, "cpu", slots=2)
+    generator = random.Random(2)
+    for step in range(10):
+        lengths, tables = sequences(4, generator)
+        assert_staged(inputs.stage([step] * 4, lengths, tables), [step] * 4, lengths, tables)
+
+
+def on_simulated_devices(monkeypatch, slots=2):
+    """(memory, native Decode) of 2 sequences and 2 blocks: fields 64 bytes from each other."""
+    monkeypatch.setenv("FERRY_DEVICES", "simulated:1")
+    native = staging._core.staging
+    memory = native.TrialMemory(0, 6 * 64, slots)
+    starts = tuple(range(0, 6 * 64, 64))
+    return memory, native.Decode(
+        (memory.address, memory.slots), starts, (2, 2, SIZE), 0, memory
+    )
+
+
+def test_steps_come_to_a_device_in_the_streams_order(monkeypatch):
+    memory, decode = on_simulated_devices(monkeypatch)
+    for step in range(50):  # many more than there are slots, which waits for copies
+        assert decode.stage(memory.stream, [step, 7], [1, 2], [[step], [3, 4]], [0.5, 1], 2) == 2
+    read = memory.read()
+    fields = [numpy.frombuffer(read, numpy.int64, 2, start) for start in (0, 64)]
+    fields += [numpy.frombuffer(read, numpy.int32, 2, start) for start in (128, 192)]
+    slots = [49 * SIZE, 3 * SIZE + 1]
+    assert [field.tolist() for field in fields] == [[49, 7], [0, 1], slots, [1, 2]]
+    assert numpy.frombuffer(read, numpy.float32, 2, 256).tolist() == [0.5, 1]
+    assert numpy.frombuffer(read, numpy.int32, 4, 320).tolist() == [49, -1, 3, 4]
+
+
+def test_a_copy_that_does_not_end_is_a_timeout_and_the_step_may_be_tried_again(monkeypatch):
+    memory, decode = on_simulated_devices(monkeypatch, slots=1)
+    decode.patience = 0.0
+    late = 0
+    for step in range(200):
+        try:
+            decode.stage(memory.stream, [step], [1], [[1]], None, 0)
+        except tensorferry.Timeout as error:
+            assert "has not ended in 0 s" in str(error)
+            late += 1
+    assert late
+    decode.patience = 60.0
+    decode.stage(memory.stream, [1234], [1], [[1]], None, 0)
+    assert numpy.frombuffer(memory.read(), numpy.int64, 1).tolist() == [1234]
+
+
+def test_memory_outlives_the_copies_from_it(monkeypatch):
+    memory, decode = on_simulated_devices(monkeypatch)
+    decode.stage(memory.stream, [1], [1], [[1]], None, 0)
+    del memory, decode  # waits for the copy, or the simulated device is lost by it
+    memory, decode = on_simulated_devices(monkeypatch)
+    decode.stage(memory.stream, [6], [1], [[1]], None, 0)
+    assert numpy.frombuffer(memory.read(), numpy.int64, 1).tolist() == [6]
+
+
 def test_the_hosts_time_is_measured(capsys):
     staging.main(["--device", "cpu", "--steps", "5", "--batches", "1,2"])
     lines = capsys.readouterr().out.splitlines()
@@ -193,3 +346,22 @@ def test_a_graph_finds_each_steps_inputs_in_its_own_buffers():
         inputs.stage([step, step + 1], [1, 1], [[step], [2]])
         graph.replay()
     assert total[:2].tolist() == [19 + 19 - 3, 20 + 2 - 3]
+
+
+def test_a_table_that_lets_go_of_itself_while_it_is_read_is_refused():
+    inputs = staging.DecodeInputs(4, 2, 8, "cpu")
+    tables = []
+
+    class Vanishes:
+        def __iter__(self):
+            tables.clear()
+            raise TypeError("nothing to iterate over")
+
+    tables.append(Vanishes())
+    with pytest.raises(TypeError, match="table of sequence 0"):
+        inputs.stage([1], [1], tables)
+
+
+def test_block_sizes_that_no_slot_number_can_hold_are_refused():
+    with pytest.raises(tensorferry.InvalidArgument, match="less than 2\\^31"):
+        staging.DecodeInputs(4, 2, 1 << 31, "cpu")

@@ -1,7 +1,7 @@
 from collections.abc import Generator
 from typing import Any
 
-from tensorferry._core import kernels as kernels
+from tensorferry._core import kernels as kernels, staging as staging
 
 
 class Region:
