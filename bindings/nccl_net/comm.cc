@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <latch>
 #include <utility>
 
@@ -9,6 +10,12 @@
 #include "bindings/nccl_net/report.h"
 
 namespace ferry::nccl_net {
+
+namespace {
+
+constexpr std::chrono::milliseconds kBeatPatience{100};
+
+}  // namespace
 
 struct Comm::Closing {
   explicit Closing(std::size_t lanes) : left(static_cast<std::ptrdiff_t>(lanes)) {}
@@ -82,6 +89,10 @@ void Comm::Close() {
   // What the peer has said is read now: a socket that is closed with bytes unread takes back what
   // the peer has not received yet.
   swift->DriveOnce();
+  // A beat that the socket has no room for would make the close a reset, which takes back messages
+  // that are done.
+  swift->DriveUntil([this] { return beat_sent_.load() || open_.load() == 0; },
+                    Deadline::After(kBeatPatience), microseconds(0));
   std::shared_ptr<Closing> closing;  // as under_way_
   bool is_first = false;
   std::string report;
@@ -141,6 +152,19 @@ void Comm::Forget(std::span<const std::byte> memory) {
 
 // ---- lanes --------------------------------------------------------------------------------------
 
+Comm::Frame* Comm::FramePool::Take() {
+  const auto it = std::find_if(frames_.begin(), frames_.end(), [](const auto& frame) {
+    return frame->is_sent.load(std::memory_order_acquire);
+  });
+  Pooled* frame = it == frames_.end() ? nullptr : it->get();
+  if (frame == nullptr) {
+    frame = frames_.emplace_back(std::make_unique<Pooled>()).get();
+    frame->sent = &frame->is_sent;
+  }
+  frame->is_sent.store(false, std::memory_order_relaxed);
+  return frame;
+}
+
 void Comm::SendOnLoop(std::size_t lane, Frame* frame) {
   CommLane& place = *lanes_[lane];
   if (place.open) place.lane->Send(frame);
@@ -199,7 +223,7 @@ void Comm::FailLaterOnLoop(std::size_t index, const Error& error) {
   place.grace = place.loop->AddTimerOnLoop(Clock::now() + engine_->settings().config.peer_timeout,
                                            [this, &place, error] {
                                              place.grace = 0;
-                                             Fail(error);
+                                             if (lost_.load() < lanes_.size()) Fail(error);
                                            });
 }
 

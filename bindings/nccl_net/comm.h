@@ -73,6 +73,17 @@ class Comm {
     std::atomic<std::uint32_t>* left = nullptr;  // counts it down when it is sent
     std::atomic<bool>* sent = nullptr;           // set then
   };
+  // Frames for lane 0, which are used again when they are sent. Of the swift loop.
+  class FramePool {
+   public:
+    Frame* Take();
+
+   private:
+    struct Pooled : Frame {
+      std::atomic<bool> is_sent{true};
+    };
+    std::vector<std::unique_ptr<Pooled>> frames_;
+  };
   class CommLane;
 
   Comm(Engine* engine, std::size_t lanes);

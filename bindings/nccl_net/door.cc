@@ -38,7 +38,9 @@ Status Arrivals::Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane) 
     const std::lock_guard lock(mutex_);
     if (closed_) return Error(Code::kCancelled, "the listen comm was closed");
     auto& place = here_[hello.comm];
-    if (place == nullptr) place = std::make_shared<RecvComm>(engine_, hello.lanes);
+    if (place == nullptr) {
+      place = std::make_shared<RecvComm>(engine_, hello.lanes, hello.early_bytes);
+    }
     comm = place;
   }
   if (comm->lanes() != hello.lanes || !comm->Adopt(hello.lane, std::move(lane))) {

@@ -25,7 +25,8 @@ Error TooLarge(std::uint64_t bytes, int tag, std::uint64_t room) {
 
 }  // namespace
 
-RecvComm::RecvComm(Engine* engine, std::size_t lanes) : Comm(engine, lanes), landings_(lanes) {}
+RecvComm::RecvComm(Engine* engine, std::size_t lanes, std::uint64_t early_bytes)
+    : Comm(engine, lanes), early_bytes_(std::min(early_bytes, kMostEarlyBytes)), landings_(lanes) {}
 
 // ---- receives -----------------------------------------------------------------------------------
 
@@ -49,7 +50,9 @@ RecvComm::RecvRequest* RecvComm::FreeRequest() {
 Result<Request*> RecvComm::Receive(std::span<const Incoming> places) {
   if (failed()) return failure();
   std::unique_lock lock(mutex_);
-  bool met_early = false;
+  bool met_all = true;
+  bool met_any = false;
+  bool must_tell = false;
   RecvRequest* const request = FreeRequest();
   if (request == nullptr) return static_cast<Request*>(nullptr);
   request->count = places.size();
@@ -64,13 +67,17 @@ Result<Request*> RecvComm::Receive(std::span<const Incoming> places) {
             .tag = places[i].tag,
             .sequence = tag.posted++,
             .claims = std::move(claims)};
-    tag.told = false;
+    ++untold_;
+    must_tell |= MustTellLocked(tag, slot.data.size());
     posted_.push_back(&slot);
-    met_early |= MeetEarlyLocked(&slot);
+    const bool met = MeetEarlyLocked(&slot);
+    met_any |= met;
+    met_all &= met;
   }
-  if (telling_ || closing_ || error_) return static_cast<Request*>(request);
+  if (ended_ && !met_all) FailLocked(*ended_);
+  if (!must_tell || telling_ || closing_ || error_) return static_cast<Request*>(request);
   telling_ = true;
-  if (!met_early) {
+  if (!met_any) {
     // Not by this thread: it comes back to test, and by then has perhaps posted more.
     LoopOf(0)->Post([this] { TellOnLoop(); });
     return static_cast<Request*>(request);
@@ -82,27 +89,45 @@ Result<Request*> RecvComm::Receive(std::span<const Incoming> places) {
   return static_cast<Request*>(request);
 }
 
+// What the sender may have to wait for. Others are told together: each credit is a system call more
+// on both sides, for which NCCL's thread has no time when messages are small.
+bool RecvComm::MustTellLocked(const Tag& tag, std::size_t room) const noexcept {
+  return room > early_bytes_ || untold_ >= kMostEarly / 2 || tag.asked > tag.told;
+}
+
 void RecvComm::TellOnLoop() {
-  const auto unsent = [](const auto& frame) {
-    return !frame->is_sent.load(std::memory_order_acquire);
-  };
-  auto it = std::find_if_not(credits_.begin(), credits_.end(), unsent);
-  if (it == credits_.end()) {
-    credits_.push_back(std::make_unique<CreditFrame>());
-    it = credits_.end() - 1;
-    (*it)->sent = &(*it)->is_sent;
-  }
-  std::vector<CreditEntryWire> entries;
+  std::vector<CountWire> posted;
   {
     const std::lock_guard lock(mutex_);
     telling_ = false;
+    untold_ = 0;
     for (Tag& tag : tags_) {
-      if (!std::exchange(tag.told, true)) entries.push_back({.tag = tag.tag, .posted = tag.posted});
+      if (tag.told == tag.posted) continue;
+      tag.told = tag.posted;
+      posted.push_back({.tag = tag.tag, .receives = tag.posted});
     }
   }
-  StoreCredits(entries, &(*it)->meta);
-  (*it)->is_sent.store(false, std::memory_order_relaxed);
-  SendOnLoop(0, it->get());
+  Frame* const frame = credits_.Take();
+  StoreCounts(FrameType::kCredit, posted, &frame->meta);
+  SendOnLoop(0, frame);
+}
+
+Status RecvComm::OnAskOnLoop(std::span<const CountWire> asked) {
+  const std::lock_guard lock(mutex_);
+  bool must_tell = false;
+  for (const CountWire& count : asked) {
+    Tag& tag = TagOf(count.tag);
+    tag.asked = std::max(tag.asked, count.receives);
+    must_tell |= tag.asked > tag.told && tag.posted > tag.told;
+    if (tags_.size() > kMostTags) {
+      return Error(Code::kCorrupt, fmt::format("the sender has used more than {} tags", kMostTags));
+    }
+  }
+  if (must_tell && !telling_ && !closing_ && !error_) {
+    telling_ = true;
+    LoopOf(0)->Post([this] { TellOnLoop(); });
+  }
+  return Ok();
 }
 
 Result<Tested> RecvComm::Test(Request* request) {
@@ -182,6 +207,11 @@ void RecvComm::FinishLocked(Slot* slot) {
 Result<net::Placement> RecvComm::OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
                                                std::uint64_t payload_bytes) {
   const net::Placement nowhere{.action = net::Placement::Action::kDiscard, .memory = {}};
+  if (const auto asked = LoadCounts(FrameType::kAsk, meta); asked && lane == 0) {
+    if (payload_bytes != 0) return Error(Code::kCorrupt, "the sender asked with data");
+    FERRY_TRY(OnAskOnLoop(*asked));
+    return nowhere;
+  }
   const auto data = LoadWire<DataWire>(meta);
   if (!data || data->type != FrameType::kData) {
     return Error(Code::kCorrupt, "the sender said something else than data");
@@ -283,8 +313,16 @@ void RecvComm::DeliverEarlyLocked(Early* early) {
 }
 
 void RecvComm::OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) {
-  if (last) return Fail(error);
-  FailLaterOnLoop(lane, error);
+  if (!last) return FailLaterOnLoop(lane, error);
+  const std::lock_guard lock(mutex_);
+  const auto is_part = [](const auto& early) { return !early->whole; };
+  early_.erase(std::remove_if(early_.begin(), early_.end(), is_part), early_.end());
+  // What was sent before it ended has come, and its receives may be posted later.
+  if (posted_.empty() && !early_.empty()) {
+    ended_ = error;
+  } else {
+    FailLocked(error);
+  }
 }
 
 }  // namespace ferry::nccl_net

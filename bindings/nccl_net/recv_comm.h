@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "bindings/nccl_net/comm.h"
@@ -13,12 +14,14 @@ struct Incoming {
   int tag = 0;
 };
 
-// The receiving end. Each receive is told to the sender at once, so that what arrives has its
-// place, and goes straight there; but for a few small messages that the sender did not wait with,
-// which are kept until their receives are posted.
+// The receiving end. Large receives are told to the sender at once, so that what arrives has its
+// place, and goes straight there. Small messages come unasked: they are kept where they are ahead
+// of their receives, also when the sender has closed, and their receives are told by the way, so
+// that the sender has always leave for some.
 class RecvComm final : public Comm {
  public:
-  RecvComm(Engine* engine, std::size_t lanes);
+  // `early_bytes`: the sender waits with no message that is not larger, but for kMostEarly of them.
+  RecvComm(Engine* engine, std::size_t lanes, std::uint64_t early_bytes);
 
   // 1 to kMaxReceives places. Null: there are too many requests already. Errors: the comm's.
   Result<Request*> Receive(std::span<const Incoming> places);
@@ -70,7 +73,8 @@ class RecvComm final : public Comm {
   struct Tag {
     int tag = 0;
     std::uint64_t posted = 0;
-    bool told = true;
+    std::uint64_t told = 0;   // of these the sender knows
+    std::uint64_t asked = 0;  // of these it wants to know as soon as they are posted
   };
   // What a lane is receiving; of its loop.
   struct Landing {
@@ -79,13 +83,11 @@ class RecvComm final : public Comm {
     iovec place{};
   };
 
-  struct CreditFrame : Frame {
-    std::atomic<bool> is_sent{true};
-  };
-
   Tag& TagOf(int tag);
   RecvRequest* FreeRequest();
+  bool MustTellLocked(const Tag& tag, std::size_t room) const noexcept;
   void TellOnLoop();
+  Status OnAskOnLoop(std::span<const CountWire> asked);
   Slot* FindPostedLocked(const DataWire& data);
   Status CheckPieceLocked(Slot* slot, const DataWire& data, std::uint64_t payload_bytes);
   Result<Early*> KeepEarlyLocked(std::size_t lane, const DataWire& data,
@@ -101,8 +103,9 @@ class RecvComm final : public Comm {
   bool Uses(std::span<const std::byte> memory) const override;
   const char* kind() const noexcept override { return "irecv"; }
 
-  std::vector<Landing> landings_;                      // by lane
-  std::vector<std::unique_ptr<CreditFrame>> credits_;  // swift loop
+  const std::uint64_t early_bytes_;
+  std::vector<Landing> landings_;  // by lane
+  FramePool credits_;              // swift loop
 
   // Under mutex_.
   std::vector<Tag> tags_;
@@ -110,7 +113,9 @@ class RecvComm final : public Comm {
   std::vector<RecvRequest*> free_;
   std::vector<Slot*> posted_;  // not full, oldest first
   std::vector<std::unique_ptr<Early>> early_;
-  bool telling_ = false;  // TellOnLoop() is to come
+  bool telling_ = false;        // TellOnLoop() is to come
+  std::size_t untold_ = 0;      // receives, of all tags
+  std::optional<Error> ended_;  // all lanes have, with messages in early_
 };
 
 }  // namespace ferry::nccl_net

@@ -12,11 +12,11 @@
 namespace ferry::nccl_net {
 namespace {
 
-// NCCL has few: they would be memory of the receiver's choosing.
-constexpr std::size_t kMostTags = 4096;
-
 constexpr std::size_t kMostSends = abi::kMaxRequests * kMaxReceives;
 constexpr std::uint64_t kPieceAlignment = 4096;
+// A receiver tells at once what the sender may have to wait for; but for a message that is larger
+// than its receive, which is refused when it comes.
+constexpr std::chrono::milliseconds kAskAfter{1};
 
 bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
   return std::less<>()(a.data(), b.data() + b.size()) &&
@@ -91,6 +91,7 @@ void SendComm::OnDialledOnLoop(std::size_t lane, std::size_t attempt,
   hello.listen = address_.listen;
   hello.key = address_.key;
   hello.comm = id_;
+  hello.early_bytes = engine()->settings().small_bytes;
   StoreWire(hello, &hellos_[lane]->meta);
   net::Lane* const raw = dialled->get();
   // Attached here and now; nobody sends on it before all lanes are adopted, and this is on its
@@ -123,12 +124,10 @@ bool SendComm::IsSmall(const SendRequest& request) const noexcept {
 
 // The receiver waits for it, or keeps it until then: a round trip less for small messages whose
 // receive is posted when they are sent, as by a collective of a few bytes.
-bool SendComm::MayLeaveLocked(SendRequest* request) {
-  if (request->sequence < TagOf(request->tag).granted) return true;
-  if (!IsSmall(*request) || request->data.size() > kMostEarlyBytes) return false;
-  if (early_.size() == kMostEarly) return false;
-  request->early = true;
-  early_.push_back(request);
+bool SendComm::MayLeaveLocked(const SendRequest& request) {
+  if (request.sequence < TagOf(request.tag).granted) return true;
+  if (!IsSmall(request) || early_.size() == kMostEarly) return false;
+  early_.push_back({.tag = request.tag, .sequence = request.sequence});
   return true;
 }
 
@@ -144,8 +143,14 @@ Result<Request*> SendComm::Send(const Outgoing& message) {
   request->in_use = true;
   const bool small = IsSmall(*request);
   request->left.store(1, std::memory_order_relaxed);
-  if (!MayLeaveLocked(request)) {
+  request->ask_at = Clock::time_point::max();
+  if (!MayLeaveLocked(*request)) {
     waiting_.push_back(request);
+    // The receiver tells of large ones by itself.
+    if (!small) request->ask_at = Clock::now() + kAskAfter;
+    if (!small || !WantLocked(*request)) return static_cast<Request*>(request);
+    lock.unlock();
+    LoopOf(0)->PostOrRun([this] { AskOnLoop(); });
     return static_cast<Request*>(request);
   }
   if (!small) {
@@ -185,7 +190,7 @@ void SendComm::CutLocked(SendRequest* request, std::size_t pieces) {
     }
     offset += frame.payload_bytes;
   } while (offset < total);
-  request->left.store(count + (request->early ? 1 : 0), std::memory_order_relaxed);
+  request->left.store(count, std::memory_order_relaxed);
 }
 
 // Not for small ones.
@@ -206,6 +211,7 @@ Result<Tested> SendComm::Test(Request* request) {
     engine()->swift()->DriveOnce();
     if (one->left.load(std::memory_order_acquire) > 0) {
       if (failed()) return failure();
+      AskInTime(one);
       return Tested{};
     }
   }
@@ -216,6 +222,41 @@ Result<Tested> SendComm::Test(Request* request) {
   one->in_use = false;
   free_.push_back(one);
   return tested;
+}
+
+// Whether to ask: AskOnLoop() is to be called then.
+bool SendComm::WantLocked(const SendRequest& request) {
+  Tag& tag = TagOf(request.tag);
+  tag.wanted = std::max(tag.wanted, request.sequence + 1);
+  return tag.wanted > tag.asked && !closing_ && !error_ && !std::exchange(asking_, true);
+}
+
+void SendComm::AskInTime(SendRequest* request) {
+  if (request->ask_at == Clock::time_point::max() || Clock::now() < request->ask_at) return;
+  request->ask_at = Clock::time_point::max();
+  {
+    const std::lock_guard lock(mutex_);
+    const bool waits = std::find(waiting_.begin(), waiting_.end(), request) != waiting_.end();
+    if (!waits || !WantLocked(*request)) return;
+  }
+  // Nobody closes the comm meanwhile.
+  LoopOf(0)->PostOrRun([this] { AskOnLoop(); });
+}
+
+void SendComm::AskOnLoop() {
+  std::vector<CountWire> wanted;
+  {
+    const std::lock_guard lock(mutex_);
+    asking_ = false;
+    for (Tag& tag : tags_) {
+      if (tag.asked >= tag.wanted) continue;
+      tag.asked = tag.wanted;
+      wanted.push_back({.tag = tag.tag, .receives = tag.wanted});
+    }
+  }
+  Frame* const frame = asks_.Take();
+  StoreCounts(FrameType::kAsk, wanted, &frame->meta);
+  SendOnLoop(0, frame);
 }
 
 bool SendComm::Uses(std::span<const std::byte> memory) const {
@@ -229,31 +270,26 @@ bool SendComm::Uses(std::span<const std::byte> memory) const {
 
 Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
                                                std::uint64_t payload_bytes) {
-  const auto credits = LoadCredits(meta);
-  if (lane != 0 || payload_bytes != 0 || !credits ||
-      meta[0] != std::byte{static_cast<std::uint8_t>(FrameType::kCredit)}) {
+  const auto credits = LoadCounts(FrameType::kCredit, meta);
+  if (lane != 0 || payload_bytes != 0 || !credits) {
     return Error(Code::kCorrupt, "the receiver said something else than what it waits for");
   }
   const std::lock_guard lock(mutex_);
-  for (const CreditEntryWire& credit : *credits) {
+  for (const CountWire& credit : *credits) {
     Tag& tag = TagOf(credit.tag);
-    tag.granted = std::max(tag.granted, credit.posted);
+    tag.granted = std::max(tag.granted, credit.receives);
     if (tags_.size() > kMostTags) {
       return Error(Code::kCorrupt,
                    fmt::format("the receiver has used more than {} tags", kMostTags));
     }
   }
-  const auto is_granted = [&](SendRequest* request) {
-    if (request->sequence >= TagOf(request->tag).granted) return false;
-    request->early = false;
-    // Last: the request may be used again from here on.
-    request->left.fetch_sub(1, std::memory_order_release);
-    return true;
+  const auto is_granted = [&](const Early& early) {
+    return early.sequence < TagOf(early.tag).granted;
   };
   early_.erase(std::remove_if(early_.begin(), early_.end(), is_granted), early_.end());
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     SendRequest* const request = *it;
-    if (!MayLeaveLocked(request)) {
+    if (!MayLeaveLocked(*request)) {
       ++it;
       continue;
     }

@@ -16,8 +16,8 @@ struct Outgoing {
 // The sending end. A message leaves when the receiver has posted a receive for it, so lanes never
 // wait for a receiver with bytes in them: small ones on lane 0, others in pieces on those bulk
 // lanes that have least to do. A few small ones do not wait (kMostEarly). A message is done when
-// the kernel has all of it and the receiver has asked for it: so nobody closes the comm on a
-// receiver that has yet to ask for what was sent early.
+// the kernel has all of it: the receiver keeps what it has yet to ask for, also when this end has
+// closed.
 class SendComm final : public Comm, public std::enable_shared_from_this<SendComm> {
  public:
   // Begins to connect to one of the addresses. Errors: kPeerLost where there is no route to any.
@@ -37,14 +37,22 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
     int tag = 0;
     std::uint64_t sequence = 0;
     bool in_use = false;                 // under mutex_
-    bool early = false;                  // likewise
-    std::atomic<std::uint32_t> left{0};  // pieces that are not sent, and one if it is in early_
+    Clock::time_point ask_at;            // the caller's; max(): not, or it has been asked for
+    std::atomic<std::uint32_t> left{0};  // pieces that are not sent
     std::vector<std::unique_ptr<Frame>> frames;
   };
   struct Tag {
     int tag = 0;
     std::uint64_t next = 0;     // sequence number
     std::uint64_t granted = 0;  // of these the receiver waits for
+    std::uint64_t wanted = 0;   // so many should be
+    std::uint64_t asked = 0;    // so many the receiver was asked for
+  };
+
+  // A message that did not wait, and has yet to be asked for.
+  struct Early {
+    int tag = 0;
+    std::uint64_t sequence = 0;
   };
 
   void DialOnLoop(std::size_t lane, std::size_t attempt);
@@ -53,9 +61,12 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   Tag& TagOf(int tag);
   SendRequest* FreeRequest();
   bool IsSmall(const SendRequest& request) const noexcept;
-  bool MayLeaveLocked(SendRequest* request);
+  bool MayLeaveLocked(const SendRequest& request);
   void CutLocked(SendRequest* request, std::size_t pieces);
   void BeginLocked(SendRequest* request);
+  bool WantLocked(const SendRequest& request);
+  void AskInTime(SendRequest* request);
+  void AskOnLoop();
 
   Result<net::Placement> OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
                                        std::uint64_t payload_bytes) override;
@@ -68,6 +79,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   std::vector<net::Address> ways_;
   const Uuid id_;
   std::vector<std::unique_ptr<Frame>> hellos_;  // of the lanes' loops
+  FramePool asks_;                              // swift loop
 
   // Under mutex_.
   std::vector<Tag> tags_;
@@ -75,7 +87,8 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   std::vector<SendRequest*> free_;
   std::size_t next_lane_ = 0;
   std::deque<SendRequest*> waiting_;  // for the receiver
-  std::vector<SendRequest*> early_;   // that did not wait, until they are asked for
+  std::vector<Early> early_;
+  bool asking_ = false;  // AskOnLoop() is to come
 };
 
 }  // namespace ferry::nccl_net

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "bindings/nccl_net/wire.h"
 #include "ferry/core/log.h"
 #include "ferry/core/units.h"
 
@@ -75,7 +76,9 @@ Result<Settings> LoadSettings(const Config::Getter& get) {
                                         : std::clamp(cores / 2, 2U, 16U);
   if (!IsSet(config, "spin") && cores >= kCoresToSpin) config.spin = kSpin;
   settings.spinners = static_cast<int>(std::clamp(cores / 8, 1U, 4U));
-  settings.small_bytes = config.eager_bytes;
+  settings.small_bytes = IsSet(config, "eager_bytes")
+                             ? std::min(config.eager_bytes, kMostEarlyBytes)
+                             : kMostEarlyBytes;
   settings.piece_bytes = IsSet(config, "slice_bytes") ? config.slice_bytes : kPieceBytes;
   return settings;
 }

@@ -78,24 +78,27 @@ void SetAttempt(void* handle, std::uint64_t attempt) noexcept {
   std::memcpy(handle, &wire, sizeof wire);
 }
 
-std::optional<std::vector<CreditEntryWire>> LoadCredits(std::span<const std::byte> meta) {
-  CreditWire head;
+std::optional<std::vector<CountWire>> LoadCounts(FrameType type, std::span<const std::byte> meta) {
+  CountsWire head;
   if (meta.size() < sizeof head) return std::nullopt;
   std::memcpy(&head, meta.data(), sizeof head);
   const auto rest = meta.subspan(sizeof head);
-  if (rest.size() != std::uint64_t{head.entries} * sizeof(CreditEntryWire)) return std::nullopt;
-  std::vector<CreditEntryWire> credits(head.entries);
-  if (!rest.empty()) std::memcpy(credits.data(), rest.data(), rest.size());
-  return credits;
+  if (head.type != type || rest.size() != std::uint64_t{head.entries} * sizeof(CountWire)) {
+    return std::nullopt;
+  }
+  std::vector<CountWire> counts(head.entries);
+  if (!rest.empty()) std::memcpy(counts.data(), rest.data(), rest.size());
+  return counts;
 }
 
-void StoreCredits(std::span<const CreditEntryWire> credits, std::vector<std::byte>* meta) {
-  CreditWire head;
-  head.entries = static_cast<std::uint32_t>(credits.size());
-  meta->resize(sizeof head + credits.size_bytes());
+void StoreCounts(FrameType type, std::span<const CountWire> counts, std::vector<std::byte>* meta) {
+  CountsWire head;
+  head.type = type;
+  head.entries = static_cast<std::uint32_t>(counts.size());
+  meta->resize(sizeof head + counts.size_bytes());
   std::memcpy(meta->data(), &head, sizeof head);
-  if (!credits.empty()) {
-    std::memcpy(meta->data() + sizeof head, credits.data(), credits.size_bytes());
+  if (!counts.empty()) {
+    std::memcpy(meta->data() + sizeof head, counts.data(), counts.size_bytes());
   }
 }
 

@@ -19,12 +19,14 @@ namespace ferry::nccl_net {
 
 namespace abi = net::plugin::abi;
 
-inline constexpr std::uint16_t kWireVersion = 2;
+inline constexpr std::uint16_t kWireVersion = 3;
 
 // What a sender may send on lane 0 before it is asked for, of all tags: so many messages of at most
-// so many bytes each. The receiver keeps them.
+// so many bytes each, which is a step of NCCL's protocol LL. The receiver keeps them.
 inline constexpr std::size_t kMostEarly = 8;
-inline constexpr std::uint64_t kMostEarlyBytes = 32 * 1024;
+inline constexpr std::uint64_t kMostEarlyBytes = 64 * 1024;
+// Of a comm; NCCL has few. More would be memory of the other side's choosing.
+inline constexpr std::size_t kMostTags = 4096;
 
 using Key = std::array<std::byte, 16>;
 
@@ -63,7 +65,7 @@ Result<ListenAddress> ReadHandle(const void* handle);
 std::uint64_t AttemptOf(const void* handle) noexcept;
 void SetAttempt(void* handle, std::uint64_t attempt) noexcept;
 
-enum class FrameType : std::uint8_t { kHello = 1, kData = 2, kCredit = 3, kBeat = 4 };
+enum class FrameType : std::uint8_t { kHello = 1, kData = 2, kCredit = 3, kBeat = 4, kAsk = 5 };
 
 // First on each lane, from the sending side.
 struct HelloWire {
@@ -75,8 +77,9 @@ struct HelloWire {
   std::uint64_t listen = 0;
   Key key{};
   Uuid comm;
+  std::uint64_t early_bytes = 0;  // what this sender sends at most before it is asked for
 };
-static_assert(sizeof(HelloWire) == 48 && offsetof(HelloWire, comm) == 32);
+static_assert(sizeof(HelloWire) == 56 && offsetof(HelloWire, comm) == 32);
 
 // A piece of a message, which is the frame's payload.
 struct DataWire {
@@ -89,18 +92,19 @@ struct DataWire {
 };
 static_assert(sizeof(DataWire) == 32 && offsetof(DataWire, offset) == 24);
 
-// How many receives of a tag there have been so far; `entries` of these follow the type.
-struct CreditWire {
+// kCredit: how many receives of a tag there have been so far. kAsk: how many the sender waits for.
+// `entries` of these follow the type.
+struct CountsWire {
   FrameType type = FrameType::kCredit;
   std::uint8_t zero[3] = {};
   std::uint32_t entries = 0;
 };
-struct CreditEntryWire {
+struct CountWire {
   std::int32_t tag = 0;
   std::uint32_t zero = 0;
-  std::uint64_t posted = 0;
+  std::uint64_t receives = 0;
 };
-static_assert(sizeof(CreditWire) == 8 && sizeof(CreditEntryWire) == 16);
+static_assert(sizeof(CountsWire) == 8 && sizeof(CountWire) == 16);
 
 struct BeatWire {
   FrameType type = FrameType::kBeat;
@@ -121,8 +125,8 @@ std::optional<Wire> LoadWire(std::span<const std::byte> meta) {
   std::memcpy(&wire, meta.data(), sizeof wire);
   return wire;
 }
-// Nothing where they are not as many as the frame says.
-std::optional<std::vector<CreditEntryWire>> LoadCredits(std::span<const std::byte> meta);
-void StoreCredits(std::span<const CreditEntryWire> credits, std::vector<std::byte>* meta);
+// Nothing where the frame is of another type, or they are not as many as it says.
+std::optional<std::vector<CountWire>> LoadCounts(FrameType type, std::span<const std::byte> meta);
+void StoreCounts(FrameType type, std::span<const CountWire> counts, std::vector<std::byte>* meta);
 
 }  // namespace ferry::nccl_net

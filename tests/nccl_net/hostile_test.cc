@@ -70,6 +70,20 @@ class RawSender {
     return hello;
   }
   void Go() { socket_.reset(); }
+  // The metadata of a frame that has come, if one has.
+  std::vector<std::byte> TryHear() {
+    net::tcp::FramePrefix prefix;
+    if (::recv(socket_.get(), &prefix, sizeof prefix, MSG_PEEK | MSG_DONTWAIT) != sizeof prefix) {
+      return {};
+    }
+    std::vector<std::byte> frame(sizeof prefix + prefix.meta_bytes);
+    if (::recv(socket_.get(), frame.data(), frame.size(), MSG_WAITALL) !=
+        static_cast<ssize_t>(frame.size())) {
+      throw std::runtime_error("the receiver has gone");
+    }
+    frame.erase(frame.begin(), frame.begin() + sizeof prefix);
+    return frame;
+  }
   // How the lane ends: "closed" by the other side, or what else became of it.
   std::string End() {
     char byte = 0;
@@ -157,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(
             {10, 60},
             "60 bytes at 0 are no piece"},
         Lie{"AnotherTotal", {Piece(100, 0), Piece(90, 50)}, {50, 40}, "are no piece"},
-        Lie{"LargeAndNotAskedFor", {Piece(32769, 0, 2)}, {32769}, "before a receive was posted"},
+        Lie{"LargeAndNotAskedFor", {Piece(65537, 0, 2)}, {65537}, "before a receive was posted"},
         Lie{"APieceAndNotAskedFor", {Piece(100, 0, 1, 1)}, {50}, "before a receive was posted"},
         Lie{"ALaterPieceAndNotAskedFor",
             {Piece(100, 50, 1, 1)},
@@ -171,6 +185,81 @@ INSTANTIATE_TEST_SUITE_P(
         Lie{"NoData", {OfType(FrameType::kCredit)}, {0}, "something else than data"},
         Lie{"NoTypeThatIs", {OfType(FrameType{77})}, {0}, "something else than data"}),
     [](const auto& parameter) { return parameter.param.name; });
+
+// A sender of small messages is told of receives only where it may have to wait for it.
+class Told : public ::testing::Test {
+ protected:
+  ~Told() override { Require(host_->CloseReceive(recv_), "closeRecv"); }
+  void Begin(std::uint64_t early_bytes) {
+    HelloWire hello = sender_.Hello();
+    hello.early_bytes = early_bytes;
+    sender_.Say(hello);
+    recv_ = listen_.Accept(InTime());
+  }
+  void Post(int tag = 1) {
+    Require(host_->Receive(recv_, {memory_.data(), memory_.size(), tag, nullptr}, &request_),
+            "irecv");
+  }
+  void Ask(int tag, std::uint64_t receives) {
+    const CountWire count{.tag = tag, .receives = receives};
+    std::vector<std::byte> meta;
+    StoreCounts(FrameType::kAsk, {&count, 1}, &meta);
+    net::tcp::FramePrefix prefix;
+    prefix.meta_bytes = static_cast<std::uint32_t>(meta.size());
+    std::vector<std::byte> bytes(sizeof prefix);
+    std::memcpy(bytes.data(), &prefix, sizeof prefix);
+    bytes.insert(bytes.end(), meta.begin(), meta.end());
+    sender_.SayBytes(bytes);
+  }
+  // Of the first credit that comes; the plugin is polled meanwhile.
+  std::vector<CountWire> Credit() {
+    const Deadline deadline = InTime();
+    for (;;) {
+      const auto meta = sender_.TryHear();
+      if (auto counts = LoadCounts(FrameType::kCredit, meta)) return *std::move(counts);
+      int done = 0;
+      Require(host_->Test(request_, &done, nullptr), "test");
+      if (deadline.expired()) throw std::runtime_error("no credit came");
+    }
+  }
+
+  NcclHost host_{FERRY_NCCL_PLUGIN, 12};
+  NcclListen listen_{&host_};
+  RawSender sender_{listen_.handle()};
+  void* recv_ = nullptr;
+  void* request_ = nullptr;
+  std::vector<std::byte> memory_ = std::vector<std::byte>(100);
+};
+
+TEST_F(Told, OfEachReceiveWhereItSendsNothingUnasked) {
+  Begin(0);
+  Post();
+  const auto credit = Credit();
+  ASSERT_EQ(credit.size(), 1U);
+  EXPECT_EQ(credit[0].receives, 1U);
+}
+
+TEST_F(Told, OfHalfAsManyAsItMaySendUnasked) {
+  Begin(100);
+  for (std::size_t i = 0; i < kMostEarly / 2; ++i) Post(i % 2 == 0 ? 1 : 2);
+  const auto credit = Credit();
+  ASSERT_EQ(credit.size(), 2U);
+  EXPECT_EQ(credit[0].receives + credit[1].receives, kMostEarly / 2);
+}
+
+TEST_F(Told, WhatItAsksForAtOnceOrWhenItIsPosted) {
+  Begin(100);
+  Post();
+  Ask(1, 1);
+  EXPECT_EQ(Credit().at(0).receives, 1U);
+  Ask(2, 1);
+  Post(1);
+  Post(2);
+  const auto credit = Credit();
+  ASSERT_EQ(credit.size(), 2U);
+  EXPECT_EQ(credit[0].receives, 2U);
+  EXPECT_EQ(credit[1].receives, 1U);
+}
 
 // Of 100 bytes 50 come before the receive of tag 7, on the first of two lanes.
 class HalfEarly : public ::testing::Test {

@@ -184,6 +184,25 @@ TEST(Lifetime, WhatIsSentIsReceivedAlthoughTheSenderHasClosed) {
   }
 }
 
+TEST(Lifetime, WhatIsSentEarlyIsReceivedLongAfterTheSenderHasClosed) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  CommPair pair(&host, &host);
+  std::vector<Bytes> from(8, PatternOf(65'536, 5));
+  std::vector<void*> sends;
+  for (Bytes& bytes : from) sends.push_back(Post(pair, true, &bytes));
+  for (void* const send : sends) Require(WaitFor(host, send, nullptr, Shortly()), "isend");
+  // Whose end is heard before that of the other, by the one thread that listens.
+  CommPair later(&host, &host);
+  Require(host->CloseSend(std::exchange(pair.send, nullptr)), "closeSend");
+  for (std::uint64_t i = 0; i < 3; ++i) Exchange(later, 9, i);
+  Bytes into(65'536);
+  for (const Bytes& bytes : from) {
+    Require(WaitFor(host, Post(pair, false, &into), nullptr, Shortly()), "irecv");
+    EXPECT_EQ(into, bytes);
+  }
+  EXPECT_EQ(WaitFor(host, Post(pair, false, &into), nullptr, Shortly()), abi::kRemoteError);
+}
+
 TEST(Lifetime, AReceiveWhoseSenderHasClosedFails) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   CommPair pair(&host, &host);
@@ -196,7 +215,7 @@ TEST(Lifetime, AReceiveWhoseSenderHasClosedFails) {
 TEST(Lifetime, ASendWhoseReceiverHasClosedFails) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   CommPair pair(&host, &host);
-  Bytes from(100);
+  Bytes from(100'000);
   void* const send = Post(pair, true, &from);
   Require(host->CloseReceive(std::exchange(pair.recv, nullptr)), "closeRecv");
   EXPECT_EQ(WaitFor(host, send, nullptr, Shortly()), abi::kRemoteError);
@@ -236,7 +255,7 @@ TEST(Lifetime, WhoeverHasNoKeyIsNotLetIn) {
     outcome = connect.TryConnect(&send);
   }
   if (send != nullptr) {
-    Bytes from(8);
+    Bytes from(100'000);
     void* request = nullptr;
     Require(host->Send(send, {from.data(), from.size(), 1, nullptr}, &request), "isend");
     EXPECT_EQ(WaitFor(host, request, nullptr, Shortly()), abi::kRemoteError);

@@ -105,7 +105,8 @@ TEST(NcclSettings, HaveDefaultsOfTheirOwn) {
   const auto settings = LoadSettings(Environment({}));
   ASSERT_TRUE(settings);
   EXPECT_EQ(settings->piece_bytes, 128U << 10);
-  EXPECT_EQ(settings->small_bytes, 32U << 10);
+  EXPECT_EQ(settings->small_bytes, 64U << 10);
+  EXPECT_EQ(LoadSettings(Environment({{"FERRY_EAGER_BYTES", "4KiB"}}))->small_bytes, 4096U);
   EXPECT_GE(settings->workers, 2U);
   EXPECT_GE(settings->bulk_lanes, 2U);
   EXPECT_GE(settings->config.max_strangers, 256U);
@@ -163,22 +164,23 @@ TEST(NcclWire, BytesThatAreNoHandleAreRefused) {
   }
 }
 
-TEST(NcclWire, CreditsAreAsManyAsTheirFrameSays) {
-  const std::vector<CreditEntryWire> credits{{.tag = 1, .posted = 2}, {.tag = -3, .posted = 4}};
+TEST(NcclWire, CountsAreAsManyAsTheirFrameSays) {
+  const std::vector<CountWire> counts{{.tag = 1, .receives = 2}, {.tag = -3, .receives = 4}};
   std::vector<std::byte> meta;
-  StoreCredits(credits, &meta);
-  const auto read = LoadCredits(meta);
+  StoreCounts(FrameType::kCredit, counts, &meta);
+  const auto read = LoadCounts(FrameType::kCredit, meta);
   ASSERT_TRUE(read);
   ASSERT_EQ(read->size(), 2U);
   EXPECT_EQ((*read)[1].tag, -3);
-  EXPECT_EQ((*read)[1].posted, 4U);
+  EXPECT_EQ((*read)[1].receives, 4U);
+  EXPECT_FALSE(LoadCounts(FrameType::kAsk, meta));
   meta.pop_back();
-  EXPECT_FALSE(LoadCredits(meta));
+  EXPECT_FALSE(LoadCounts(FrameType::kCredit, meta));
   // Many, and none of them there.
-  meta.resize(sizeof(CreditWire));
+  meta.resize(sizeof(CountsWire));
   meta[7] = std::byte{0xFF};
-  EXPECT_FALSE(LoadCredits(meta));
-  EXPECT_FALSE(LoadCredits({}));
+  EXPECT_FALSE(LoadCounts(FrameType::kCredit, meta));
+  EXPECT_FALSE(LoadCounts(FrameType::kCredit, {}));
   EXPECT_FALSE(LoadWire<DataWire>(meta));
 }
 
