@@ -33,24 +33,67 @@ def send_kv(
     return connection.post(connection.prepare_write(parts), **options)
 
 
-def push_weights(state_dict, peers, timeout=300.0):
-    """Writes each tensor of state_dict over the one of that name at each of the peers.
+class Weights:
+    """Tensors by name that are pushed, or received, again and again: registered once.
 
-    peers: connections; at the other end of each receive_weights() must be called, with tensors of
-    the same names, sizes and types. All peers are written at once. Returns bytes written.
+    Goes in the place of the dict. Values may change between calls, but the tensors must stay where
+    they are: they are kept until close(), or the end of a with statement. One call at a time.
     """
+
+    def __init__(self, state_dict):
+        self.tensors = dict(state_dict)
+        self._regions = {}
+
+    def region(self, endpoint, name, rights):
+        """The region of a tensor that is not empty, at one of this process's endpoints."""
+        place = (endpoint.id, name, rights)
+        if place not in self._regions:
+            self._regions[place] = endpoint.register(_bytes(name, self.tensors[name]), rights)
+        return self._regions[place]
+
+    def withdraw(self, peer):
+        """Refuses what the peer begins from now on."""
+        for (endpoint, _, rights), region in self._regions.items():
+            if endpoint == peer.endpoint.id and rights:
+                region.withdraw(peer.peer)
+
+    def close(self):
+        """Nobody uses the tensors any more when it returns."""
+        while self._regions:
+            place, region = next(iter(self._regions.items()))
+            region.deregister()
+            del self._regions[place]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def push_weights(weights, peers, timeout=300.0):
+    """Writes each tensor over the one of that name at each of the peers.
+
+    weights: a dict, as of state_dict(), or Weights, which are registered once. peers: connections;
+    at the other end of each receive_weights() must be called, with tensors of the same names, sizes
+    and types. All peers are written at once. Returns bytes written.
+    """
+    if not isinstance(weights, Weights):
+        with Weights(weights) as once:
+            return push_weights(once, peers, timeout)
     offers = []
     try:
         for peer in peers:
             offers.append(_Offer(peer, timeout))
         for offer in offers:
-            problem = _difference(state_dict, offer.manifest)
+            problem = _difference(weights.tensors, offer.manifest)
             if problem:
                 raise errors.InvalidArgument(f"push_weights: {problem}")
-        total = _write(state_dict, offers, timeout)
+        total = _write(weights, offers, timeout)
     except BaseException as error:  # Ctrl-C, too: the peers wait
         for offer in offers:
             offer.give_up(str(error))
+        weights.close()  # writes may be under way
         raise
     failed = [error for error in [offer.answer({"done": True}) for offer in offers] if error]
     if failed:
@@ -58,54 +101,56 @@ def push_weights(state_dict, peers, timeout=300.0):
     return total
 
 
-def _write(state_dict, offers, timeout):
-    regions = {}
+def _write(weights, offers, timeout):
     writes = []
     for offer in offers:
-        endpoint = offer.peer.endpoint
         parts = []
         for name, entry in offer.manifest.items():
             if entry["nbytes"] == 0:
                 continue
-            place = (endpoint.id, name)
-            if place not in regions:
-                regions[place] = endpoint.register(_bytes(name, state_dict[name]), "")
             remote = offer.peer.import_region(bytes.fromhex(entry["key"]))
-            parts.append((regions[place], remote, None))
+            parts.append((weights.region(offer.peer.endpoint, name, ""), remote, None))
         if parts:
             writes.append(offer.peer.post(offer.peer.prepare_write(parts), timeout=timeout))
     return sum(write.wait() for write in writes)
 
 
-def receive_weights(state_dict, peer, timeout=300.0):
+def receive_weights(weights, peer, timeout=300.0):
     """Lets the peer's push_weights() write these tensors; returns when it has.
 
-    What GPUs' streams have queued before is done first.
+    weights: as there. What GPUs' streams have queued before is done first.
     """
-    regions = {}
+    if not isinstance(weights, Weights):
+        with Weights(weights) as once:
+            return receive_weights(once, peer, timeout)
     try:
-        manifest = _offer(state_dict, peer, regions)
+        _receive(weights, peer, timeout)
+    except BaseException:
+        weights.close()  # the peer may be writing
+        raise
+    weights.withdraw(peer)
+    return None
+
+
+def _receive(weights, peer, timeout):
+    try:
+        manifest = _offer(weights, peer)
     except BaseException as error:
         _say(peer, {"error": f"the peer cannot receive: {error}"}, _MANIFEST, timeout)
         raise
-    try:
-        _say(peer, {"tensors": manifest}, _MANIFEST, timeout)
-        said = _hear(peer, _ANSWER, timeout)
-        if "error" in said:
-            raise errors.InvalidArgument(f"receive_weights: {said['error']}")
-    finally:
-        for region in regions.values():
-            region.deregister()
+    _say(peer, {"tensors": manifest}, _MANIFEST, timeout)
+    said = _hear(peer, _ANSWER, timeout)
+    if "error" in said:
+        raise errors.InvalidArgument(f"receive_weights: {said['error']}")
 
 
-def _offer(state_dict, peer, regions):
+def _offer(weights, peer):
     manifest = {}
     devices = set()
-    for name, x in state_dict.items():
+    for name, x in weights.tensors.items():
         entry = {"shape": list(x.shape), "dtype": str(x.dtype), "nbytes": x.nbytes, "key": ""}
         if x.nbytes > 0:
-            regions[name] = peer.endpoint.register(_bytes(name, x), "w")
-            entry["key"] = regions[name].key_for(peer.peer, "w").hex()
+            entry["key"] = weights.region(peer.endpoint, name, "w").key_for(peer.peer, "w").hex()
         if getattr(x, "is_cuda", False):
             devices.add(x.device)
         manifest[name] = entry

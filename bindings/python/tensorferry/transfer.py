@@ -22,7 +22,7 @@ from tensorferry._core import (
     RemoteRegion,
     _close_all,
 )
-from tensorferry._collective import push_weights, receive_weights, send_kv
+from tensorferry._collective import Weights, push_weights, receive_weights, send_kv
 
 __all__ = [
     "Connection",
@@ -31,6 +31,7 @@ __all__ = [
     "PreparedTransfer",
     "Region",
     "RemoteRegion",
+    "Weights",
     "pages",
     "push_weights",
     "receive_weights",

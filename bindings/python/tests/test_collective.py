@@ -65,6 +65,56 @@ def test_weights_are_pushed_to_all_peers(two_peers):
         assert all((x == 7).all() for x in each.values())
 
 
+def test_weights_that_are_kept_are_registered_once(two_peers):
+    ours, theirs = two_peers
+    into = [transfer.Weights(weights(0)) for _ in theirs]
+    with transfer.Weights(weights(0)) as pushed:
+        regions = []
+        for value in (1, 2, 3):
+            for x in pushed.tensors.values():
+                x.fill(value)
+            joins = [receiving(c, w) for c, w in zip(theirs, into)]
+            transfer.push_weights(pushed, ours, SECONDS)
+            for join, each in zip(joins, into):
+                join()
+                assert all((x == value).all() for x in each.tensors.values())
+            regions.append([id(pushed.region(ours[0].endpoint, name, "")) for name in ("a", "b")])
+    assert regions[0] == regions[1] == regions[2]
+    for each in into:
+        each.close()
+
+
+def test_kept_weights_are_written_by_nobody_between_pushes(two_peers):
+    ours, theirs = two_peers
+    into = transfer.Weights(weights(0))
+    keys = []
+
+    class Spy:
+        """A connection that notes which keys it was given."""
+
+        def __getattr__(self, name):
+            return getattr(ours[0], name)
+
+        def import_region(self, key):
+            keys.append(key)
+            return ours[0].import_region(key)
+
+    join = receiving(theirs[0], into)
+    transfer.push_weights(weights(7), [Spy()], SECONDS)
+    join()
+    late = ours[0].endpoint.register(np.zeros((3, 5), np.float32), "")
+    with pytest.raises(tensorferry.Refused, match="has not taken back"):
+        ours[0].write(late, ours[0].import_region(keys[0])).wait(SECONDS)
+    assert (into.tensors["a"] == 7).all()
+    # What fails may have left somebody in the memory, so nothing is kept of it.
+    joins = [receiving(theirs[0], into)]
+    with pytest.raises(tensorferry.InvalidArgument, match="does not have 'more'"):
+        transfer.push_weights(weights(7) | {"more": np.zeros(1)}, ours[:1], SECONDS)
+    with pytest.raises(tensorferry.InvalidArgument):
+        joins[0]()
+    assert not into._regions
+
+
 @pytest.mark.parametrize(
     ("there", "said"),
     [
