@@ -2,11 +2,10 @@
 #include <cstring>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "ferry/core/check.h"
-#include "ferry/transfer/endpoint.h"
+#include "tests/fuzz/engine_host.h"
 #include "tests/fuzz/script.h"
 #include "tests/fuzz/scripted_lane.h"
 
@@ -21,7 +20,6 @@ namespace {
 using namespace transfer;  // NOLINT(google-build-using-namespace): a test of all of it
 using wire::Type;
 
-constexpr std::uint16_t kLanes = 2;
 constexpr std::size_t kMostMemories = 8;
 constexpr std::size_t kMostOperations = 24;
 constexpr std::size_t kMostHeard = 32;
@@ -34,95 +32,7 @@ constexpr Type kSayings[] = {
     Type::kWelcome, Type::kResume,      Type::kLaneLost,
 };
 
-bool IsSequenced(Type type) {
-  return type == Type::kWrite || type == Type::kReadData || type == Type::kSend ||
-         type == Type::kOffer || type == Type::kNotify || type == Type::kSolicit ||
-         type == Type::kDelivered || type == Type::kDeclined;
-}
-
 Deadline Now() { return Deadline::At(Clock::now()); }
-
-// One endpoint of each kind for the whole run: threads cost more than an input.
-struct Host {
-  ScriptedProvider* provider;  // the endpoint's
-  std::optional<Endpoint> endpoint;
-
-  explicit Host(std::chrono::microseconds drain_grace) {
-    Config config;
-    config.lanes = kLanes;
-    config.workers = 1;
-    config.slice_bytes = 4 << 10;
-    config.window_bytes = 64 << 10;
-    config.eager_bytes = 512;
-    config.unexpected_bytes = 64 << 10;
-    config.notification_bytes = 4 << 10;
-    config.max_operations = 16;
-    config.handshake_timeout = std::chrono::hours(1);
-    config.peer_timeout = std::chrono::hours(1);
-    config.heartbeat_interval = std::chrono::minutes(59);
-    config.drain_grace = drain_grace;
-    auto owned = std::make_unique<ScriptedProvider>();
-    provider = owned.get();
-    auto created = Endpoint::Create(config, std::move(owned));
-    FERRY_CHECK(created.has_value());
-    endpoint = *std::move(created);
-  }
-
-  static Host& Patient() {
-    static Host host(std::chrono::hours(1));
-    return host;
-  }
-  static Host& Impatient() {
-    static Host host(std::chrono::microseconds(0));
-    return host;
-  }
-};
-
-// Memory of this side, in an allocation of just its size.
-struct Memory {
-  std::size_t size;
-  std::unique_ptr<std::byte[]> bytes;
-  std::optional<Region> region;
-  bool revoked = false;
-  bool read_into = false;  // by an operation of ours
-
-  std::span<std::byte> span() const { return {bytes.get(), size}; }
-};
-
-struct Running {
-  Operation operation;
-  std::unique_ptr<std::byte[]> buffer;  // of messages
-};
-
-// A frame of the engine, as far as answers to it refer to it.
-struct Heard {
-  wire::MessageHeader header;
-  std::vector<std::byte> body;
-  std::uint32_t sequence = 0;
-};
-
-struct PeerLane {
-  std::shared_ptr<PeerEnd> end;
-  std::uint32_t sequenced = 0;  // frames of the engine, read
-};
-
-template <class T>
-T BodyOf(const Heard& heard) {
-  T body{};
-  wire::MetaReader reader(heard.body);
-  (void)reader.Read(&body);
-  return body;
-}
-
-std::uint64_t BytesAskedFor(const Heard& request) {
-  wire::MetaReader reader(request.body);
-  wire::WriteBody body;
-  (void)reader.Read(&body);
-  wire::BlockOnWire block;
-  std::uint64_t bytes = 0;
-  while (reader.Read(&block)) bytes += block.length;
-  return bytes;
-}
 
 class Session {
  public:
