@@ -11,12 +11,6 @@
 
 namespace ferry::nccl_net {
 
-namespace {
-
-constexpr std::chrono::milliseconds kBeatPatience{100};
-
-}  // namespace
-
 struct Comm::Closing {
   explicit Closing(std::size_t lanes) : left(static_cast<std::ptrdiff_t>(lanes)) {}
   std::latch left;
@@ -58,6 +52,7 @@ bool Comm::Adopt(std::size_t index, std::unique_ptr<net::Lane> lane) {
   place.lane = std::move(lane);
   place.open = true;
   open_.fetch_add(1);
+  if (index == 0) swift_open_.store(true);
   place.lane->Attach(place.loop, &place);
   if (index == 0) place.loop->Post([this] { PlanBeatOnLoop(); });
   adopted_.fetch_add(1);
@@ -89,10 +84,7 @@ void Comm::Close() {
   // What the peer has said is read now: a socket that is closed with bytes unread takes back what
   // the peer has not received yet.
   swift->DriveOnce();
-  // A beat that the socket has no room for would make the close a reset, which takes back messages
-  // that are done.
-  swift->DriveUntil([this] { return beat_sent_.load() || open_.load() == 0; },
-                    Deadline::After(kBeatPatience), microseconds(0));
+  AwaitArrival();
   std::shared_ptr<Closing> closing;  // as under_way_
   bool is_first = false;
   std::string report;
@@ -137,7 +129,15 @@ void Comm::CloseLaneOnLoop(std::size_t index) {
   if (place.open && index == 0) place.lane->Flush();
   if (place.open) place.lane->Close();
   place.lane.reset();
-  if (std::exchange(place.open, false)) open_.fetch_sub(1);
+  EndedOnLoop(&place);
+}
+
+void Comm::EndedOnLoop(CommLane* place) {
+  if (!std::exchange(place->open, false)) return;
+  open_.fetch_sub(1);
+  if (place->index != 0) return;
+  swift_open_.store(false);
+  place->loop->NotifyWaiters();
 }
 
 void Comm::Forget(std::span<const std::byte> memory) {
@@ -209,7 +209,7 @@ void Comm::CommLane::OnSent(net::OutFrame* sent) {
 }
 
 void Comm::CommLane::OnClosed(const Error& error) {
-  if (std::exchange(open, false)) comm->open_.fetch_sub(1);
+  comm->EndedOnLoop(this);
   const std::size_t lost = comm->lost_.fetch_add(1) + 1;
   comm->OnLaneLostOnLoop(index, error, lost == comm->lanes_.size());
 }

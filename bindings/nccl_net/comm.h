@@ -114,6 +114,10 @@ class Comm {
   virtual Status OnPayloadOnLoop(std::size_t lane) = 0;
   // A lane has ended; all have if `last`.
   virtual void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) = 0;
+  // By Close() first, not on a loop; perhaps by two threads at once.
+  virtual void AwaitArrival() {}
+  // Lane 0 is there. Those who wait on its loop are told when it goes.
+  bool swift_open() const noexcept { return swift_open_.load(); }
   // Of a message that is done.
   void Count(std::uint64_t bytes) noexcept {
     messages_.fetch_add(1, std::memory_order_relaxed);
@@ -131,6 +135,7 @@ class Comm {
   struct Closing;
 
   void CloseLaneOnLoop(std::size_t lane);
+  void EndedOnLoop(CommLane* place);
   void BeatOnLoop();
   void PlanBeatOnLoop();
 
@@ -141,6 +146,7 @@ class Comm {
   std::atomic<std::size_t> open_{0};
   std::atomic<std::size_t> lost_{0};
   std::atomic<bool> failed_{false};
+  std::atomic<bool> swift_open_{false};
   std::atomic<std::uint64_t> messages_{0};
   std::atomic<std::uint64_t> bytes_{0};
   // Under mutex_. Shared with the tasks that close lanes, which may be in it when Close() returns.

@@ -26,7 +26,9 @@ Error TooLarge(std::uint64_t bytes, int tag, std::uint64_t room) {
 }  // namespace
 
 RecvComm::RecvComm(Engine* engine, std::size_t lanes, std::uint64_t early_bytes)
-    : Comm(engine, lanes), early_bytes_(std::min(early_bytes, kMostEarlyBytes)), landings_(lanes) {}
+    : Comm(engine, lanes), early_bytes_(std::min(early_bytes, kMostEarlyBytes)), landings_(lanes) {
+  StoreWire(ByeWire{}, &bye_.meta);
+}
 
 // ---- receives -----------------------------------------------------------------------------------
 
@@ -212,6 +214,11 @@ Result<net::Placement> RecvComm::OnFrameOnLoop(std::size_t lane, std::span<const
     FERRY_TRY(OnAskOnLoop(*asked));
     return nowhere;
   }
+  if (const auto bye = LoadWire<ByeWire>(meta); bye && bye->type == FrameType::kBye && lane == 0) {
+    if (payload_bytes != 0) return Error(Code::kCorrupt, "the sender said bye with data");
+    if (!std::exchange(bye_said_, true)) SendOnLoop(0, &bye_);
+    return nowhere;
+  }
   const auto data = LoadWire<DataWire>(meta);
   if (!data || data->type != FrameType::kData) {
     return Error(Code::kCorrupt, "the sender said something else than data");
@@ -317,7 +324,8 @@ void RecvComm::OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last)
   const std::lock_guard lock(mutex_);
   const auto is_part = [](const auto& early) { return !early->whole; };
   early_.erase(std::remove_if(early_.begin(), early_.end(), is_part), early_.end());
-  // What was sent before it ended has come, and its receives may be posted later.
+  // What was sent before it ended has come, and its receives may be posted later. Those that are
+  // posted have nothing to come, and fail, as the comm does.
   if (posted_.empty() && !early_.empty()) {
     ended_ = error;
   } else {

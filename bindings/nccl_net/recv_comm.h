@@ -106,6 +106,8 @@ class RecvComm final : public Comm {
   const std::uint64_t early_bytes_;
   std::vector<Landing> landings_;  // by lane
   FramePool credits_;              // swift loop
+  Frame bye_;                      // likewise
+  bool bye_said_ = false;          // likewise
 
   // Under mutex_.
   std::vector<Tag> tags_;

@@ -14,9 +14,9 @@ namespace {
 
 constexpr std::size_t kMostSends = abi::kMaxRequests * kMaxReceives;
 constexpr std::uint64_t kPieceAlignment = 4096;
-// A receiver tells at once what the sender may have to wait for; but for a message that is larger
-// than its receive, which is refused when it comes.
-constexpr std::chrono::milliseconds kAskAfter{1};
+// A receiver tells at once of large receives; a large message for a small one, which it refuses,
+// must be asked for.
+constexpr std::chrono::milliseconds kAskAfter{100};
 
 bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
   return std::less<>()(a.data(), b.data() + b.size()) &&
@@ -47,6 +47,7 @@ SendComm::SendComm(Engine* engine, std::size_t lanes, const ListenAddress& addre
       ways_(ChooseWays(engine, address.at)),
       id_(Uuid::Random()) {
   for (std::size_t i = 0; i < lanes; ++i) hellos_.push_back(std::make_unique<Frame>());
+  StoreWire(ByeWire{}, &bye_.meta);
 }
 
 Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, const ListenAddress& address) {
@@ -146,9 +147,9 @@ Result<Request*> SendComm::Send(const Outgoing& message) {
   request->ask_at = Clock::time_point::max();
   if (!MayLeaveLocked(*request)) {
     waiting_.push_back(request);
-    // The receiver tells of large ones by itself.
     if (!small) request->ask_at = Clock::now() + kAskAfter;
-    if (!small || !WantLocked(*request)) return static_cast<Request*>(request);
+    const bool asks = small && MayStarveLocked(*request);
+    if (!asks || !WantLocked(*request)) return static_cast<Request*>(request);
     lock.unlock();
     LoopOf(0)->PostOrRun([this] { AskOnLoop(); });
     return static_cast<Request*>(request);
@@ -158,6 +159,7 @@ Result<Request*> SendComm::Send(const Outgoing& message) {
     return static_cast<Request*>(request);
   }
   CutLocked(request, 1);
+  small_sent_ = true;
   Frame* const frame = request->frames[0].get();
   lock.unlock();
   // At once, by this thread. Nobody closes the comm meanwhile.
@@ -224,6 +226,12 @@ Result<Tested> SendComm::Test(Request* request) {
   return tested;
 }
 
+// Where all that is ahead has the same tag, its receives come first, and half of them are told.
+bool SendComm::MayStarveLocked(const SendRequest& request) const {
+  return std::any_of(early_.begin(), early_.end(),
+                     [&](const Early& early) { return early.tag != request.tag; });
+}
+
 // Whether to ask: AskOnLoop() is to be called then.
 bool SendComm::WantLocked(const SendRequest& request) {
   Tag& tag = TagOf(request.tag);
@@ -259,6 +267,16 @@ void SendComm::AskOnLoop() {
   SendOnLoop(0, frame);
 }
 
+void SendComm::AwaitArrival() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!small_sent_ || closing_ || error_) return;
+    if (!std::exchange(bye_said_, true)) LoopOf(0)->Post([this] { SendOnLoop(0, &bye_); });
+  }
+  LoopOf(0)->DriveUntil([this] { return arrived_.load() || !swift_open(); },
+                        Deadline::After(engine()->settings().config.peer_timeout), microseconds(0));
+}
+
 bool SendComm::Uses(std::span<const std::byte> memory) const {
   return std::any_of(requests_.begin(), requests_.end(), [&](const auto& request) {
     return request->in_use && request->left.load(std::memory_order_acquire) > 0 &&
@@ -270,6 +288,12 @@ bool SendComm::Uses(std::span<const std::byte> memory) const {
 
 Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
                                                std::uint64_t payload_bytes) {
+  if (const auto bye = LoadWire<ByeWire>(meta); bye && bye->type == FrameType::kBye && lane == 0) {
+    if (payload_bytes != 0) return Error(Code::kCorrupt, "the receiver said bye with data");
+    arrived_.store(true);
+    LoopOf(0)->NotifyWaiters();
+    return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
+  }
   const auto credits = LoadCounts(FrameType::kCredit, meta);
   if (lane != 0 || payload_bytes != 0 || !credits) {
     return Error(Code::kCorrupt, "the receiver said something else than what it waits for");
@@ -296,6 +320,7 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
     it = waiting_.erase(it);
     if (IsSmall(*request)) {
       CutLocked(request, 1);
+      small_sent_ = true;
       SendOnLoop(0, request->frames[0].get());
     } else {
       BeginLocked(request);
@@ -304,7 +329,7 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
   return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
 }
 
-// A receiver that closes has told by lane 0, before, what it waited for.
+// A receiver that closes has told by lane 0, before, of what it still waits for.
 void SendComm::OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) {
   if (lane == 0 || last || !WasClosedOnLoop(lane)) return Fail(error);
   FailLaterOnLoop(lane, error);

@@ -17,7 +17,8 @@ struct Outgoing {
 // wait for a receiver with bytes in them: small ones on lane 0, others in pieces on those bulk
 // lanes that have least to do. A few small ones do not wait (kMostEarly). A message is done when
 // the kernel has all of it: the receiver keeps what it has yet to ask for, also when this end has
-// closed.
+// closed, which it does when small messages have come: a credit that meets a closed socket would
+// take back what is on its way.
 class SendComm final : public Comm, public std::enable_shared_from_this<SendComm> {
  public:
   // Begins to connect to one of the addresses. Errors: kPeerLost where there is no route to any.
@@ -64,6 +65,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   bool MayLeaveLocked(const SendRequest& request);
   void CutLocked(SendRequest* request, std::size_t pieces);
   void BeginLocked(SendRequest* request);
+  bool MayStarveLocked(const SendRequest& request) const;
   bool WantLocked(const SendRequest& request);
   void AskInTime(SendRequest* request);
   void AskOnLoop();
@@ -73,6 +75,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   Status OnPayloadOnLoop(std::size_t /*lane*/) override { return Ok(); }
   void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) override;
   bool Uses(std::span<const std::byte> memory) const override;
+  void AwaitArrival() override;
   const char* kind() const noexcept override { return "isend"; }
 
   const ListenAddress address_;
@@ -80,6 +83,8 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   const Uuid id_;
   std::vector<std::unique_ptr<Frame>> hellos_;  // of the lanes' loops
   FramePool asks_;                              // swift loop
+  Frame bye_;                                   // likewise
+  std::atomic<bool> arrived_{false};            // the receiver has answered bye
 
   // Under mutex_.
   std::vector<Tag> tags_;
@@ -89,6 +94,8 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   std::deque<SendRequest*> waiting_;  // for the receiver
   std::vector<Early> early_;
   bool asking_ = false;  // AskOnLoop() is to come
+  bool small_sent_ = false;
+  bool bye_said_ = false;
 };
 
 }  // namespace ferry::nccl_net

@@ -65,7 +65,14 @@ Result<ListenAddress> ReadHandle(const void* handle);
 std::uint64_t AttemptOf(const void* handle) noexcept;
 void SetAttempt(void* handle, std::uint64_t attempt) noexcept;
 
-enum class FrameType : std::uint8_t { kHello = 1, kData = 2, kCredit = 3, kBeat = 4, kAsk = 5 };
+enum class FrameType : std::uint8_t {
+  kHello = 1,
+  kData = 2,
+  kCredit = 3,
+  kBeat = 4,
+  kAsk = 5,
+  kBye = 6
+};
 
 // First on each lane, from the sending side.
 struct HelloWire {
@@ -108,6 +115,12 @@ static_assert(sizeof(CountsWire) == 8 && sizeof(CountWire) == 16);
 
 struct BeatWire {
   FrameType type = FrameType::kBeat;
+};
+
+// On lane 0, of a sender that is about to close. The receiver says the same when it has come, and
+// with it all that was sent there before.
+struct ByeWire {
+  FrameType type = FrameType::kBye;
 };
 
 template <class Wire>

@@ -33,6 +33,7 @@ class PeerOfPlugin {
     if (verb == "echo" || verb == "sink") return Take(bytes, verb == "echo");
     if (verb == "stream") return Stream(bytes, count);
     if (verb == "last") return TakeAndClose(bytes);
+    if (verb == "compare") return Compare(bytes, count);
     return Error(Code::kInvalidArgument, "no such verb: " + verb);
   }
 
@@ -59,6 +60,16 @@ class PeerOfPlugin {
     const int outcome = WaitFor(host_, Post(false, &memory), nullptr, tests::Patience());
     Require(host_->CloseReceive(recv_), "closeRecv");
     Require(outcome, "irecv");
+    return std::string();
+  }
+
+  Result<std::string> Compare(std::size_t bytes, std::size_t count) {
+    std::vector<std::byte> memory(bytes);
+    for (std::size_t i = 0; i < count; ++i) {
+      Require(WaitFor(host_, Post(false, &memory), nullptr, tests::Patience()), "irecv");
+      if (memory != PatternOf(bytes, i)) return Error(Code::kInternal, "other bytes came");
+    }
+    Require(host_->CloseReceive(recv_), "closeRecv");
     return std::string();
   }
 

@@ -35,7 +35,8 @@ class AskedPeer {
 Handle HandleOf(const std::string& hex);
 
 // The peer's main: listen, connect HANDLE, accept, echo BYTES, sink BYTES, stream BYTES COUNT (both
-// ways at once).
+// ways at once), last BYTES (and closes), compare BYTES COUNT (with PatternOf, one after another,
+// and closes).
 int RunNcclPeer(tests::LinePipe& parent);
 
 }  // namespace ferry::nccl_net::testing

@@ -103,6 +103,29 @@ TEST_F(NcclPeer, WhatWasReceivedWasSentAlthoughTheReceiverCloses) {
   }
 }
 
+// The receiver's credits go out while what was sent is on its way: they must not meet a socket that
+// is closed.
+TEST_F(NcclPeer, WhatWasSentIsReceivedAlthoughTheSenderCloses) {
+  constexpr std::size_t kBytes = 65'536;
+  std::vector<Bytes> from;
+  for (std::size_t i = 0; i < 8; ++i) from.push_back(PatternOf(kBytes, i));
+  for (int round = 0; round < 100; ++round) {
+    NcclConnect connect(&host_, testing::HandleOf(peer_->Ask("listen")));
+    void* const send = connect.Connect(tests::Patience());
+    peer_->Ask("accept");
+    peer_->Command(fmt::format("compare {} {}", kBytes, from.size()));
+    std::vector<void*> requests(from.size());
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      Require(host_->Send(send, {from[i].data(), kBytes, 1, nullptr}, &requests[i]), "isend");
+    }
+    for (void* const request : requests) {
+      ASSERT_EQ(WaitFor(host_, request, nullptr, tests::Patience()), abi::kSuccess) << round;
+    }
+    Require(host_->CloseSend(send), "closeSend");
+    EXPECT_EQ(peer_->Answer(), "") << round;
+  }
+}
+
 TEST_F(NcclPeer, RequestsFailWhenThePeerIsKilled) {
   Bytes from(1 << 20);
   Bytes into(1 << 20);
