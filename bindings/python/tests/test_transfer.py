@@ -190,8 +190,11 @@ def test_rights_are_kept(peer, endpoint, connected):
 
 
 INTERRUPTED = """
-import sys, threading
+import signal, sys, threading
 from tensorferry import transfer
+# Jobs in the background are begun with Ctrl-C ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.alarm(100)
 endpoint = transfer.Endpoint(listen_host="127.0.0.1")
 other = transfer.Endpoint(listen_host="127.0.0.1")
 waits = {
