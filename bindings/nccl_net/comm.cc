@@ -55,7 +55,8 @@ bool Comm::Adopt(std::size_t index, std::unique_ptr<net::Lane> lane) {
   if (index == 0) swift_open_.store(true);
   place.lane->Attach(place.loop, &place);
   if (index == 0) place.loop->Post([this] { PlanBeatOnLoop(); });
-  adopted_.fetch_add(1);
+  const bool last = adopted_.fetch_add(1) + 1 == lanes_.size();
+  if (last) LoopOf(0)->Post([this] { OnCompleteOnLoop(); });
   return true;
 }
 
@@ -81,8 +82,8 @@ Error Comm::failure() {
 
 void Comm::Close() {
   EventLoop* const swift = engine_->swift();
-  // What the peer has said is read now: a socket that is closed with bytes unread takes back what
-  // the peer has not received yet.
+  // What the peer has said is read, where nobody else drives: a socket that is closed with bytes
+  // unread takes back what the peer has not received yet.
   swift->DriveOnce();
   AwaitArrival();
   std::shared_ptr<Closing> closing;  // as under_way_

@@ -114,6 +114,8 @@ class Comm {
   virtual Status OnPayloadOnLoop(std::size_t lane) = 0;
   // A lane has ended; all have if `last`.
   virtual void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) = 0;
+  // When complete(), on the swift loop.
+  virtual void OnCompleteOnLoop() {}
   // By Close() first, not on a loop; perhaps by two threads at once.
   virtual void AwaitArrival() {}
   // Lane 0 is there. Those who wait on its loop are told when it goes.

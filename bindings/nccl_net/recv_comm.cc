@@ -114,6 +114,12 @@ void RecvComm::TellOnLoop() {
   SendOnLoop(0, frame);
 }
 
+// When all lanes are here: one whose sender closed it on its way in would never come.
+void RecvComm::AnswerByeOnLoop() {
+  if (!bye_heard_ || !complete() || std::exchange(bye_said_, true)) return;
+  SendOnLoop(0, &bye_);
+}
+
 Status RecvComm::OnAskOnLoop(std::span<const CountWire> asked) {
   const std::lock_guard lock(mutex_);
   bool must_tell = false;
@@ -216,7 +222,8 @@ Result<net::Placement> RecvComm::OnFrameOnLoop(std::size_t lane, std::span<const
   }
   if (const auto bye = LoadWire<ByeWire>(meta); bye && bye->type == FrameType::kBye && lane == 0) {
     if (payload_bytes != 0) return Error(Code::kCorrupt, "the sender said bye with data");
-    if (!std::exchange(bye_said_, true)) SendOnLoop(0, &bye_);
+    bye_heard_ = true;
+    AnswerByeOnLoop();
     return nowhere;
   }
   const auto data = LoadWire<DataWire>(meta);

@@ -87,6 +87,7 @@ class RecvComm final : public Comm {
   RecvRequest* FreeRequest();
   bool MustTellLocked(const Tag& tag, std::size_t room) const noexcept;
   void TellOnLoop();
+  void AnswerByeOnLoop();
   Status OnAskOnLoop(std::span<const CountWire> asked);
   Slot* FindPostedLocked(const DataWire& data);
   Status CheckPieceLocked(Slot* slot, const DataWire& data, std::uint64_t payload_bytes);
@@ -100,6 +101,7 @@ class RecvComm final : public Comm {
                                        std::uint64_t payload_bytes) override;
   Status OnPayloadOnLoop(std::size_t lane) override;
   void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) override;
+  void OnCompleteOnLoop() override { AnswerByeOnLoop(); }
   bool Uses(std::span<const std::byte> memory) const override;
   const char* kind() const noexcept override { return "irecv"; }
 
@@ -107,6 +109,7 @@ class RecvComm final : public Comm {
   std::vector<Landing> landings_;  // by lane
   FramePool credits_;              // swift loop
   Frame bye_;                      // likewise
+  bool bye_heard_ = false;         // likewise
   bool bye_said_ = false;          // likewise
 
   // Under mutex_.

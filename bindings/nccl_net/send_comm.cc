@@ -326,6 +326,12 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
       BeginLocked(request);
     }
   }
+  // What has just left may have taken the leave that others of other tags waited for.
+  bool asks = false;
+  for (const SendRequest* request : waiting_) {
+    if (IsSmall(*request) && MayStarveLocked(*request)) asks |= WantLocked(*request);
+  }
+  if (asks) LoopOf(0)->Post([this] { AskOnLoop(); });
   return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
 }
 

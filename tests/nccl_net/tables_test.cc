@@ -142,6 +142,24 @@ TEST_P(EveryTable, KeepsSmallMessagesOfManyTagsUntilTheirReceives) {
   }
 }
 
+// The receiver does not tell of its ninth receive by itself, which only messages of the other tag,
+// that have left since, keep from the sender.
+TEST_P(EveryTable, ReceivesWhatWaitsBehindSmallMessagesOfAnotherTag) {
+  const Bytes message = PatternOf(100, 1);
+  std::vector<void*> first;
+  std::vector<void*> others;
+  for (std::size_t i = 0; i < kMostEarly; ++i) first.push_back(Send(message, 1));
+  for (std::size_t i = 0; i < kMostEarly; ++i) others.push_back(Send(message, 2));
+  first.push_back(Send(message, 1));
+  Bytes into(100);
+  for (std::size_t i = 0; i < kMostEarly; ++i) {
+    ASSERT_EQ(WaitFor(host_, Receive(&into, 1), nullptr, Soon()), abi::kSuccess);
+  }
+  for (void* const send : others) EXPECT_EQ(WaitFor(host_, send, nullptr, Soon()), abi::kSuccess);
+  ASSERT_EQ(WaitFor(host_, Receive(&into, 1), nullptr, Soon()), abi::kSuccess);
+  for (void* const send : first) EXPECT_EQ(WaitFor(host_, send, nullptr, Soon()), abi::kSuccess);
+}
+
 TEST_P(EveryTable, TellsTheSizeOfAMessageThatIsShorterThanItsReceive) {
   for (const std::size_t size : {0U, 5U, 200'000U}) {
     const Bytes from = PatternOf(size, size);
