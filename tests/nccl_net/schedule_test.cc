@@ -21,11 +21,11 @@ using testing::Require;
 
 using Bytes = std::vector<std::byte>;
 
-constexpr std::array<std::size_t, 6> kSizes{0, 1, 3000, 65'536, 65'537, 200'000};
-constexpr std::size_t kMostSize = 200'000;
-constexpr std::size_t kTags = 3;
-constexpr std::size_t kMostSends = 60;
-constexpr std::size_t kMostReceives = 24;
+constexpr std::array<std::size_t, 6> kScheduleSizes{0, 1, 3000, 65'536, 65'537, 200'000};
+constexpr std::size_t kLargestSize = 200'000;
+constexpr std::size_t kScheduleTags = 3;
+constexpr std::size_t kSendsUnderWay = 60;
+constexpr std::size_t kReceivesUnderWay = 24;
 
 class Schedule {
  public:
@@ -34,7 +34,7 @@ class Schedule {
   void Run(int steps) {
     for (int i = 0; i < steps; ++i) Step();
     // One tag after another, so that nothing of the last ones is asked for meanwhile.
-    for (std::size_t t = 0; t < kTags; ++t) {
+    for (std::size_t t = 0; t < kScheduleTags; ++t) {
       while (tags_[t].received < tags_[t].sent.size()) {
         if (tags_[t].received == tags_[t].posted.size()) Receive(t);
         Await(t);
@@ -64,7 +64,7 @@ class Schedule {
   std::size_t Below(std::size_t count) { return random_() % count; }
 
   void Step() {
-    const std::size_t t = Below(kTags);
+    const std::size_t t = Below(kScheduleTags);
     switch (Below(10)) {
       case 0:
       case 1:
@@ -79,9 +79,9 @@ class Schedule {
   }
 
   void Send(std::size_t t) {
-    if (sends_ == kMostSends) return;
+    if (sends_ == kSendsUnderWay) return;
     Message& message = tags_[t].sent.emplace_back();
-    message.bytes = PatternOf(kSizes.at(Below(kSizes.size())), random_());
+    message.bytes = PatternOf(kScheduleSizes.at(Below(kScheduleSizes.size())), random_());
     Require(host_->Send(pair_.send,
                         {message.bytes.data(), message.bytes.size(), static_cast<int>(t), nullptr},
                         &message.request),
@@ -93,10 +93,10 @@ class Schedule {
   void Receive(std::size_t t) {
     Tag& tag = tags_[t];
     const std::size_t at = tag.posted.size();
-    if (receives_ == kMostReceives || at > tag.sent.size() + 2) return;
+    if (receives_ == kReceivesUnderWay || at > tag.sent.size() + 2) return;
     const bool exact = at < tag.sent.size() && Below(2) == 0;
     Place& place = tag.posted.emplace_back();
-    place.bytes.resize(exact ? tag.sent[at].bytes.size() : kMostSize);
+    place.bytes.resize(exact ? tag.sent[at].bytes.size() : kLargestSize);
     Require(host_->Receive(pair_.recv,
                            {place.bytes.data(), place.bytes.size(), static_cast<int>(t), nullptr},
                            &place.request),
@@ -134,7 +134,7 @@ class Schedule {
   std::mt19937_64 random_;
   NcclHost host_{FERRY_NCCL_PLUGIN, 12};
   CommPair pair_{&host_, &host_};
-  std::array<Tag, kTags> tags_;
+  std::array<Tag, kScheduleTags> tags_;
   std::size_t sends_ = 0;     // under way
   std::size_t receives_ = 0;  // likewise
 };
