@@ -22,6 +22,7 @@ Comm::Comm(Engine* engine, std::size_t lanes) : engine_(engine), number_(engine-
     EventLoop* const loop = i == 0 ? engine->swift() : engine->Bulk(number_ + i - 1);
     lanes_.push_back(std::make_unique<CommLane>(this, i, loop));
   }
+  StoreWire(ByeWire{}, &bye_.meta);
   StoreWire(BeatWire{}, &beat_.meta);
   beat_.sent = &beat_sent_;
 }
@@ -153,22 +154,26 @@ void Comm::Forget(std::span<const std::byte> memory) {
 
 // ---- lanes --------------------------------------------------------------------------------------
 
-Comm::Frame* Comm::FramePool::Take() {
-  const auto it = std::find_if(frames_.begin(), frames_.end(), [](const auto& frame) {
-    return frame->is_sent.load(std::memory_order_acquire);
-  });
-  Pooled* frame = it == frames_.end() ? nullptr : it->get();
-  if (frame == nullptr) {
-    frame = frames_.emplace_back(std::make_unique<Pooled>()).get();
-    frame->sent = &frame->is_sent;
-  }
-  frame->is_sent.store(false, std::memory_order_relaxed);
-  return frame;
-}
-
 void Comm::SendOnLoop(std::size_t lane, Frame* frame) {
   CommLane& place = *lanes_[lane];
   if (place.open) place.lane->Send(frame);
+}
+
+void Comm::SayCountsOnLoop(FrameType type, std::span<const CountWire> counts) {
+  auto it = std::find_if(counts_.begin(), counts_.end(), [](const auto& frame) {
+    return frame->is_sent.load(std::memory_order_acquire);
+  });
+  if (it == counts_.end()) {
+    it = counts_.insert(it, std::make_unique<CountsFrame>());
+    (*it)->sent = &(*it)->is_sent;
+  }
+  StoreCounts(type, counts, &(*it)->meta);
+  (*it)->is_sent.store(false, std::memory_order_relaxed);
+  SendOnLoop(0, it->get());
+}
+
+void Comm::SayByeOnLoop() {
+  if (!std::exchange(bye_said_, true)) SendOnLoop(0, &bye_);
 }
 
 void Comm::PostBulk(Frame* frame, std::size_t first) {
@@ -192,9 +197,13 @@ void Comm::PostBulk(Frame* frame, std::size_t first) {
 
 Result<net::Placement> Comm::CommLane::OnFrame(std::span<const std::byte> meta,
                                                std::uint64_t payload_bytes) {
-  if (meta.size() == sizeof(BeatWire) &&
-      meta[0] == std::byte{static_cast<std::uint8_t>(FrameType::kBeat)}) {
-    return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
+  const net::Placement nowhere{.action = net::Placement::Action::kDiscard, .memory = {}};
+  if (const auto beat = LoadWire<BeatWire>(meta); beat && beat->type == FrameType::kBeat) {
+    return nowhere;
+  }
+  if (const auto bye = LoadWire<ByeWire>(meta); bye && bye->type == FrameType::kBye && index == 0) {
+    comm->OnByeOnLoop();
+    return nowhere;
   }
   return comm->OnFrameOnLoop(index, meta, payload_bytes);
 }

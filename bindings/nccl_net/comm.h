@@ -73,17 +73,6 @@ class Comm {
     std::atomic<std::uint32_t>* left = nullptr;  // counts it down when it is sent
     std::atomic<bool>* sent = nullptr;           // set then
   };
-  // Frames for lane 0, which are used again when they are sent. Of the swift loop.
-  class FramePool {
-   public:
-    Frame* Take();
-
-   private:
-    struct Pooled : Frame {
-      std::atomic<bool> is_sent{true};
-    };
-    std::vector<std::unique_ptr<Pooled>> frames_;
-  };
   class CommLane;
 
   Comm(Engine* engine, std::size_t lanes);
@@ -94,6 +83,9 @@ class Comm {
   EventLoop* LoopOf(std::size_t lane) const noexcept;
   // OnLoop of the lane.
   void SendOnLoop(std::size_t lane, Frame* frame);
+  // On the swift loop, by lane 0. Bye is said once.
+  void SayCountsOnLoop(FrameType type, std::span<const CountWire> counts);
+  void SayByeOnLoop();
   // Under mutex_, any thread: by the lane with the least to send beside lane 0, the first of these
   // from `first` on.
   void PostBulk(Frame* frame, std::size_t first);
@@ -116,6 +108,8 @@ class Comm {
   virtual void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) = 0;
   // When complete(), on the swift loop.
   virtual void OnCompleteOnLoop() {}
+  // The other side has said bye by lane 0.
+  virtual void OnByeOnLoop() = 0;
   // By Close() first, not on a loop; perhaps by two threads at once.
   virtual void AwaitArrival() {}
   // Lane 0 is there. Those who wait on its loop are told when it goes.
@@ -135,6 +129,10 @@ class Comm {
 
  private:
   struct Closing;
+  // Used again when it is sent.
+  struct CountsFrame : Frame {
+    std::atomic<bool> is_sent{true};
+  };
 
   void CloseLaneOnLoop(std::size_t lane);
   void EndedOnLoop(CommLane* place);
@@ -156,6 +154,9 @@ class Comm {
   std::string peer_;  // under mutex_
 
   // On the swift loop.
+  std::vector<std::unique_ptr<CountsFrame>> counts_;
+  Frame bye_;
+  bool bye_said_ = false;
   Frame beat_;
   std::atomic<bool> beat_sent_{true};
   EventLoop::TimerId beat_timer_ = 0;

@@ -26,9 +26,7 @@ Error TooLarge(std::uint64_t bytes, int tag, std::uint64_t room) {
 }  // namespace
 
 RecvComm::RecvComm(Engine* engine, std::size_t lanes, std::uint64_t early_bytes)
-    : Comm(engine, lanes), early_bytes_(std::min(early_bytes, kMostEarlyBytes)), landings_(lanes) {
-  StoreWire(ByeWire{}, &bye_.meta);
-}
+    : Comm(engine, lanes), early_bytes_(std::min(early_bytes, kMostEarlyBytes)), landings_(lanes) {}
 
 // ---- receives -----------------------------------------------------------------------------------
 
@@ -109,15 +107,17 @@ void RecvComm::TellOnLoop() {
       posted.push_back({.tag = tag.tag, .receives = tag.posted});
     }
   }
-  Frame* const frame = credits_.Take();
-  StoreCounts(FrameType::kCredit, posted, &frame->meta);
-  SendOnLoop(0, frame);
+  SayCountsOnLoop(FrameType::kCredit, posted);
 }
 
 // When all lanes are here: one whose sender closed it on its way in would never come.
 void RecvComm::AnswerByeOnLoop() {
-  if (!bye_heard_ || !complete() || std::exchange(bye_said_, true)) return;
-  SendOnLoop(0, &bye_);
+  if (bye_heard_ && complete()) SayByeOnLoop();
+}
+
+void RecvComm::OnByeOnLoop() {
+  bye_heard_ = true;
+  AnswerByeOnLoop();
 }
 
 Status RecvComm::OnAskOnLoop(std::span<const CountWire> asked) {
@@ -218,12 +218,6 @@ Result<net::Placement> RecvComm::OnFrameOnLoop(std::size_t lane, std::span<const
   if (const auto asked = LoadCounts(FrameType::kAsk, meta); asked && lane == 0) {
     if (payload_bytes != 0) return Error(Code::kCorrupt, "the sender asked with data");
     FERRY_TRY(OnAskOnLoop(*asked));
-    return nowhere;
-  }
-  if (const auto bye = LoadWire<ByeWire>(meta); bye && bye->type == FrameType::kBye && lane == 0) {
-    if (payload_bytes != 0) return Error(Code::kCorrupt, "the sender said bye with data");
-    bye_heard_ = true;
-    AnswerByeOnLoop();
     return nowhere;
   }
   const auto data = LoadWire<DataWire>(meta);

@@ -102,15 +102,13 @@ class RecvComm final : public Comm {
   Status OnPayloadOnLoop(std::size_t lane) override;
   void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) override;
   void OnCompleteOnLoop() override { AnswerByeOnLoop(); }
+  void OnByeOnLoop() override;
   bool Uses(std::span<const std::byte> memory) const override;
   const char* kind() const noexcept override { return "irecv"; }
 
   const std::uint64_t early_bytes_;
   std::vector<Landing> landings_;  // by lane
-  FramePool credits_;              // swift loop
-  Frame bye_;                      // likewise
-  bool bye_heard_ = false;         // likewise
-  bool bye_said_ = false;          // likewise
+  bool bye_heard_ = false;         // swift loop
 
   // Under mutex_.
   std::vector<Tag> tags_;

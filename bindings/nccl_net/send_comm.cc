@@ -47,7 +47,6 @@ SendComm::SendComm(Engine* engine, std::size_t lanes, const ListenAddress& addre
       ways_(ChooseWays(engine, address.at)),
       id_(Uuid::Random()) {
   for (std::size_t i = 0; i < lanes; ++i) hellos_.push_back(std::make_unique<Frame>());
-  StoreWire(ByeWire{}, &bye_.meta);
 }
 
 Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, const ListenAddress& address) {
@@ -262,16 +261,19 @@ void SendComm::AskOnLoop() {
       wanted.push_back({.tag = tag.tag, .receives = tag.wanted});
     }
   }
-  Frame* const frame = asks_.Take();
-  StoreCounts(FrameType::kAsk, wanted, &frame->meta);
-  SendOnLoop(0, frame);
+  SayCountsOnLoop(FrameType::kAsk, wanted);
+}
+
+void SendComm::OnByeOnLoop() {
+  arrived_.store(true);
+  LoopOf(0)->NotifyWaiters();
 }
 
 void SendComm::AwaitArrival() {
   {
     const std::lock_guard lock(mutex_);
     if (!small_sent_ || closing_ || error_) return;
-    if (!std::exchange(bye_said_, true)) LoopOf(0)->Post([this] { SendOnLoop(0, &bye_); });
+    LoopOf(0)->Post([this] { SayByeOnLoop(); });
   }
   LoopOf(0)->DriveUntil([this] { return arrived_.load() || !swift_open(); },
                         Deadline::After(engine()->settings().config.peer_timeout), microseconds(0));
@@ -288,12 +290,6 @@ bool SendComm::Uses(std::span<const std::byte> memory) const {
 
 Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
                                                std::uint64_t payload_bytes) {
-  if (const auto bye = LoadWire<ByeWire>(meta); bye && bye->type == FrameType::kBye && lane == 0) {
-    if (payload_bytes != 0) return Error(Code::kCorrupt, "the receiver said bye with data");
-    arrived_.store(true);
-    LoopOf(0)->NotifyWaiters();
-    return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
-  }
   const auto credits = LoadCounts(FrameType::kCredit, meta);
   if (lane != 0 || payload_bytes != 0 || !credits) {
     return Error(Code::kCorrupt, "the receiver said something else than what it waits for");

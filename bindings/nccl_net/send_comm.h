@@ -75,6 +75,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   Status OnPayloadOnLoop(std::size_t /*lane*/) override { return Ok(); }
   void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) override;
   bool Uses(std::span<const std::byte> memory) const override;
+  void OnByeOnLoop() override;
   void AwaitArrival() override;
   const char* kind() const noexcept override { return "isend"; }
 
@@ -82,8 +83,6 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   std::vector<net::Address> ways_;
   const Uuid id_;
   std::vector<std::unique_ptr<Frame>> hellos_;  // of the lanes' loops
-  FramePool asks_;                              // swift loop
-  Frame bye_;                                   // likewise
   std::atomic<bool> arrived_{false};            // the receiver has answered bye
 
   // Under mutex_.
@@ -95,7 +94,6 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   std::vector<Early> early_;
   bool asking_ = false;  // AskOnLoop() is to come
   bool small_sent_ = false;
-  bool bye_said_ = false;
 };
 
 }  // namespace ferry::nccl_net
