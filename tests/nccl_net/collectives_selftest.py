@@ -54,6 +54,11 @@ class Logic(unittest.TestCase):
         self.assertEqual((table[0]["best_socket"], table[0]["ratio"]), ("4x4", 2.0))
         self.assertEqual(bench.compare([row("ferry", 10)]), [])
 
+    def test_several_starts_count_by_their_median(self):
+        table = bench.compare([row("ferry", us) for us in (10, 90, 12)] + [row("default", us) for us in (24, 30, 1)])
+        self.assertEqual((table[0]["us"], table[0]["best_socket_us"], table[0]["ratio"]), (12, 24, 2.0))
+        self.assertEqual(table[0]["starts"], 3)
+
     def test_losses_agree_or_do_not(self):
         def of(net, losses):
             return {"case": "ddp", "net": net, "losses": losses}
