@@ -17,9 +17,10 @@ struct Comm::Closing {
   std::atomic<bool> swift_done{false};
 };
 
-Comm::Comm(Engine* engine, std::size_t lanes) : engine_(engine), number_(engine->NextComm()) {
+Comm::Comm(Engine* engine, EventLoop* swift, std::size_t lanes)
+    : engine_(engine), number_(engine->NextComm()) {
   for (std::size_t i = 0; i < lanes; ++i) {
-    EventLoop* const loop = i == 0 ? engine->swift() : engine->Bulk(number_ + i - 1);
+    EventLoop* const loop = i == 0 ? swift : engine->Bulk(number_ + i - 1);
     lanes_.push_back(std::make_unique<CommLane>(this, i, loop));
   }
   StoreWire(ByeWire{}, &bye_.meta);
@@ -82,10 +83,10 @@ Error Comm::failure() {
 }
 
 void Comm::Close() {
-  EventLoop* const swift = engine_->swift();
+  EventLoop* const loop = swift();
   // What the peer has said is read, where nobody else drives: a socket that is closed with bytes
   // unread takes back what the peer has not received yet.
-  swift->DriveOnce();
+  loop->DriveOnce();
   AwaitArrival();
   std::shared_ptr<Closing> closing;  // as under_way_
   bool is_first = false;
@@ -108,15 +109,15 @@ void Comm::Close() {
   }
   if (is_first) {
     InformNet(report);
-    swift->Post([this, swift, closing] {
+    loop->Post([this, loop, closing] {
       CloseLaneOnLoop(0);
       closing->left.count_down();
       closing->swift_done.store(true);
-      swift->NotifyWaiters();
+      loop->NotifyWaiters();
     });
   }
   // Its worker may be parked for a while. Loops run until the last comm is closed.
-  swift->DriveUntil([&] { return closing->swift_done.load(); }, Deadline::Never(), microseconds(0));
+  loop->DriveUntil([&] { return closing->swift_done.load(); }, Deadline::Never(), microseconds(0));
   closing->left.wait();
 }
 

@@ -35,8 +35,8 @@ struct Tested {
 };
 
 // One end of a connection of NCCL's, which is one way: the lanes to the other end, and what became
-// of them. Lane 0 is on the engine's swift loop and carries what is small, both ways; the others
-// carry large messages.
+// of them. Lane 0 is on a swift loop of the engine's and carries what is small, both ways; the
+// others carry large messages.
 //
 // Callers are NCCL's threads, one at a time for a comm; lanes are their loops'. mutex_ stands
 // between the two, is held for a few instructions (or the copy of small messages that came early),
@@ -49,6 +49,8 @@ class Comm {
   Comm& operator=(const Comm&) = delete;
 
   std::size_t lanes() const noexcept { return lanes_.size(); }
+  // That of lane 0, which its users drive while they wait.
+  EventLoop* swift() const noexcept { return LoopOf(0); }
   // A lane that has come up, on the loop that it belongs to, or unattached. False, and the lane is
   // gone, where it has one of this number already, or the comm is closed.
   bool Adopt(std::size_t index, std::unique_ptr<net::Lane> lane);
@@ -75,7 +77,7 @@ class Comm {
   };
   class CommLane;
 
-  Comm(Engine* engine, std::size_t lanes);
+  Comm(Engine* engine, EventLoop* swift, std::size_t lanes);
 
   Engine* engine() const noexcept { return engine_; }
   // Of this process's: comms begin with different workers and interfaces by it.

@@ -28,7 +28,8 @@ Error NoHello(const std::string& remote, const char* why) {
 
 // ---- who has come -------------------------------------------------------------------------------
 
-Arrivals::Arrivals(Engine* engine, std::uint64_t id) : engine_(engine), id_(id) {
+Arrivals::Arrivals(Engine* engine, EventLoop* swift, std::uint64_t id)
+    : engine_(engine), swift_(swift), id_(id) {
   FillRandom(key_);
 }
 
@@ -39,7 +40,7 @@ Status Arrivals::Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane) 
     if (closed_) return Error(Code::kCancelled, "the listen comm was closed");
     auto& place = here_[hello.comm];
     if (place == nullptr) {
-      place = std::make_shared<RecvComm>(engine_, hello.lanes, hello.early_bytes);
+      place = std::make_shared<RecvComm>(engine_, swift_, hello.lanes, hello.early_bytes);
     }
     comm = place;
   }
@@ -163,10 +164,10 @@ Result<std::unique_ptr<Door>> Door::Open(Engine* engine, EventLoop* loop) {
 Door::Door(Engine* engine, EventLoop* loop) : engine_(engine), loop_(loop) {}
 Door::~Door() = default;
 
-std::shared_ptr<Arrivals> Door::Listen() {
+std::shared_ptr<Arrivals> Door::Listen(EventLoop* swift) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t id = next_listen_++;
-  return listens_[id] = std::make_shared<Arrivals>(engine_, id);
+  return listens_[id] = std::make_shared<Arrivals>(engine_, swift, id);
 }
 
 void Door::Unlisten(std::uint64_t id) {

@@ -20,9 +20,11 @@ class RecvComm;
 // Those who have come for one listen comm.
 class Arrivals {
  public:
-  Arrivals(Engine* engine, std::uint64_t id);
+  Arrivals(Engine* engine, EventLoop* swift, std::uint64_t id);
 
   std::uint64_t id() const noexcept { return id_; }
+  // Of the comms that come.
+  EventLoop* swift() const noexcept { return swift_; }
   const Key& key() const noexcept { return key_; }
   // By the door: a lane of the comm that `hello` names. Errors: kCorrupt for one that cannot be.
   Status Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane);
@@ -34,6 +36,7 @@ class Arrivals {
 
  private:
   Engine* const engine_;
+  EventLoop* const swift_;
   const std::uint64_t id_;
   Key key_;
   std::mutex mutex_;
@@ -53,7 +56,7 @@ class Door {
 
   std::uint16_t port() const noexcept { return port_; }
   // Shared with the lanes that are on their way in.
-  std::shared_ptr<Arrivals> Listen();
+  std::shared_ptr<Arrivals> Listen(EventLoop* swift);
   void Unlisten(std::uint64_t id);
 
  private:

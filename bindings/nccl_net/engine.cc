@@ -29,22 +29,26 @@ Status Engine::Start() {
   FERRY_TRY_ASSIGN(const LogFormat format, ParseLogFormat(config.log_format));
   SetLogLevel(level);
   SetLogFormat(format);
-  nic_ = FindNic(*provider_, config);
-  for (std::size_t i = 0; i < 1 + settings_.workers; ++i) {
-    FERRY_TRY_ASSIGN(auto loop, EventLoop::Create());
-    loops_.push_back(std::move(loop));
-  }
+  nic_ = FindNic(*provider_, config, settings_.devices);
+  FERRY_TRY(AddLoops(settings_.swift_loops, &swift_));
+  FERRY_TRY(AddLoops(settings_.workers, &bulk_));
   // On a loop whose worker is always there.
   FERRY_TRY_ASSIGN(door_, Door::Open(this, Bulk(0)));
-  for (auto& loop : loops_) {
-    // The swift loop is NCCL's threads' to poll.
-    const bool swift = loop == loops_.front();
-    loop->StartWorker("ferry-nccl", swift ? std::chrono::microseconds(0) : config.spin,
-                      &spin_permits_);
+  // NCCL's threads' to poll.
+  for (auto& loop : swift_) loop->StartWorker("ferry-swift");
+  for (auto& loop : bulk_) loop->StartWorker("ferry-nccl", config.spin, &spin_permits_);
+  InformInit(
+      fmt::format("listening on port {} at {}; {} workers, {} bulk lanes for each comm, {} devices",
+                  door_->port(), nic_.AddressText(), settings_.workers, settings_.bulk_lanes,
+                  nic_.names.size()));
+  return Ok();
+}
+
+Status Engine::AddLoops(std::size_t count, std::vector<std::unique_ptr<EventLoop>>* loops) {
+  for (std::size_t i = 0; i < count; ++i) {
+    FERRY_TRY_ASSIGN(auto loop, EventLoop::Create());
+    loops->push_back(std::move(loop));
   }
-  InformInit(fmt::format("listening on port {} at {}; {} workers, {} bulk lanes for each comm",
-                         door_->port(), nic_.AddressText(), settings_.workers,
-                         settings_.bulk_lanes));
   return Ok();
 }
 
@@ -56,12 +60,15 @@ Engine::~Engine() {
   }
   for (auto& [id, attempt] : attempts) attempt.comm->Close();
   attempts.clear();
-  for (auto& loop : loops_) loop->Stop();
+  for (auto& loop : swift_) loop->Stop();
+  for (auto& loop : bulk_) loop->Stop();
 }
 
-EventLoop* Engine::Bulk(std::size_t turn) noexcept {
-  return loops_[1 + turn % (loops_.size() - 1)].get();
+EventLoop* Engine::NextSwift() noexcept {
+  return swift_[next_swift_.fetch_add(1, std::memory_order_relaxed) % swift_.size()].get();
 }
+
+EventLoop* Engine::Bulk(std::size_t turn) noexcept { return bulk_[turn % bulk_.size()].get(); }
 
 std::uint64_t Engine::AddAttempt(const void* owner, std::shared_ptr<SendComm> comm) {
   const std::lock_guard lock(mutex_);

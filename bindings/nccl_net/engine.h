@@ -33,9 +33,10 @@ class Engine {
   Door& door() noexcept { return *door_; }
   const Nic& nic() const noexcept { return nic_; }
 
-  // Carries small messages, credits and beats. NCCL's threads drive it while they poll, so that
-  // those pass without waking anybody; large messages would keep them from it.
-  EventLoop* swift() noexcept { return loops_.front().get(); }
+  // A loop for small messages, credits and beats. NCCL's threads drive it while they poll, so that
+  // those pass without waking anybody; large messages would keep them from it. One after another,
+  // for each context: of a process with several GPUs each communicator's thread has one to itself.
+  EventLoop* NextSwift() noexcept;
   // One after another, from the first again; each has a thread.
   EventLoop* Bulk(std::size_t turn) noexcept;
   std::size_t NextComm() noexcept { return next_comm_.fetch_add(1, std::memory_order_relaxed); }
@@ -55,14 +56,17 @@ class Engine {
 
   explicit Engine(Settings settings);
   Status Start();
+  static Status AddLoops(std::size_t count, std::vector<std::unique_ptr<EventLoop>>* loops);
 
   const Settings settings_;
   const std::unique_ptr<net::Provider> provider_;
   Nic nic_;
   SpinPermits spin_permits_;  // of the loops
-  std::vector<std::unique_ptr<EventLoop>> loops_;
+  std::vector<std::unique_ptr<EventLoop>> swift_;
+  std::vector<std::unique_ptr<EventLoop>> bulk_;
   std::unique_ptr<Door> door_;
   std::atomic<std::size_t> next_comm_{0};
+  std::atomic<std::size_t> next_swift_{0};
   std::mutex mutex_;
   std::map<std::uint64_t, Attempt> attempts_;  // under mutex_
   std::uint64_t next_attempt_ = 1;             // likewise

@@ -58,6 +58,9 @@ Result<NcclRequest> RequestOf(const Config::Getter& get) {
   const bool bounded = std::any_of(kBounds.begin(), kBounds.end(),
                                    [&](const char* name) { return !ValueOf(get, name).empty(); });
   if (bounded) return request;
+  if (ValueOf(get, "NCCL_NCHANNELS_PER_NET_PEER").empty()) {
+    request.devices = static_cast<std::size_t>(channels);
+  }
   const std::string wanted = std::to_string(channels);
   const std::string_view set = ValueOf(get, kLeastChannels);
   if (set.empty()) request.variables.emplace_back(kLeastChannels, wanted);

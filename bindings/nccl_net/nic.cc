@@ -1,5 +1,7 @@
 #include "bindings/nccl_net/nic.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -51,7 +53,7 @@ std::string Nic::AddressText() const {
   return text;
 }
 
-Nic FindNic(const net::Provider& provider, const Config& config) {
+Nic FindNic(const net::Provider& provider, const Config& config, std::size_t devices) {
   Nic nic;
   std::set<std::string> interfaces;
   for (const net::LocalAddress& local : provider.Addresses(config)) {
@@ -63,6 +65,8 @@ Nic FindNic(const net::Provider& provider, const Config& config) {
   if (nic.hosts.empty()) nic.hosts = {"127.0.0.1"};
   if (nic.name.empty()) nic.name = "lo";
   if (nic.megabits == 0) nic.megabits = kUnknownMegabits;
+  nic.names = {nic.name};
+  for (std::size_t i = 1; i < devices; ++i) nic.names.push_back(fmt::format("{}-{}", nic.name, i));
   nic.guid = GuidOf(nic.name);
   nic.pci_path = PciPathOf(nic.name);
   return nic;

@@ -2,12 +2,15 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <exception>
 #include <limits>
+#include <list>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "bindings/nccl_net/engine.h"
@@ -25,6 +28,7 @@ constexpr std::size_t kMostMessageBytes = std::size_t{1} << 30;
 // What NCCL holds. All share the engine, which goes with the last of them.
 struct Context {
   std::shared_ptr<Engine> engine;  // with all of these
+  EventLoop* swift = nullptr;      // of its comms
 };
 struct ListenComm {
   std::shared_ptr<Engine> engine;
@@ -43,6 +47,7 @@ struct Process {
   std::mutex mutex;
   std::weak_ptr<Engine> engine;  // under mutex
   std::unique_ptr<Context> context;
+  std::list<std::string> texts;  // under mutex
 };
 // Never destroyed: NCCL's threads may still be here when the process ends.
 Process& TheProcess() {
@@ -56,12 +61,20 @@ Result<std::shared_ptr<Engine>> EngineOfProcess(bool asks) {
   const std::lock_guard lock(process.mutex);
   if (auto engine = process.engine.lock()) return engine;
   const Config::Getter get = [](const char* name) { return std::getenv(name); };
+  const std::uint64_t descriptors = RaiseDescriptorLimit();
   FERRY_TRY_ASSIGN(Settings settings, LoadSettings(get));
   FERRY_TRY_ASSIGN(const NcclRequest request, RequestOf(get));
+  if (asks) settings.devices = request.devices;
   FERRY_TRY_ASSIGN(auto engine, Engine::Create(std::move(settings)));
   if (asks) Ask(request);
+  InformInit(fmt::format("this process may have {} descriptors", descriptors));
   process.engine = engine;
   return engine;
+}
+
+std::unique_ptr<Context> NewContext(std::shared_ptr<Engine> engine) {
+  EventLoop* const swift = engine->NextSwift();
+  return std::make_unique<Context>(Context{std::move(engine), swift});
 }
 
 // Runs `body`; no exception leaves it.
@@ -83,9 +96,26 @@ int NotStarted(const char* call) {
   return Fail(Error(Code::kInvalidArgument, fmt::format("{} was called before init", call)));
 }
 
-Status CheckDevice(int device) {
-  if (device == 0) return Ok();
-  return Error(Code::kInvalidArgument, fmt::format("there is no device {}, only 0", device));
+Status CheckDevice(const Engine& engine, int device) {
+  const std::size_t devices = engine.nic().names.size();
+  if (device >= 0 && std::cmp_less(device, devices)) return Ok();
+  return Error(Code::kInvalidArgument,
+               fmt::format("there is no device {}, only 0 to {}", device, devices - 1));
+}
+
+// NCCL keeps the pointers, perhaps longer than the engine lives.
+char* Kept(const std::string& text) {
+  Process& process = TheProcess();
+  const std::lock_guard lock(process.mutex);
+  auto it = std::find(process.texts.begin(), process.texts.end(), text);
+  if (it == process.texts.end()) it = process.texts.insert(it, text);
+  return it->data();
+}
+
+// With its users, for the length of a call.
+std::shared_ptr<Engine> EngineInUse() {
+  const std::lock_guard lock(TheProcess().mutex);
+  return TheProcess().engine.lock();
 }
 
 int CloseComm(void* comm) noexcept {
@@ -130,7 +160,7 @@ int Init(void** context, abi::Logger logger) noexcept {
     SetLogger(logger);
     auto engine = EngineOfProcess(/*asks=*/true);
     if (!engine) return Fail(engine.error());
-    *context = std::make_unique<Context>(Context{*std::move(engine)}).release();
+    *context = NewContext(*std::move(engine)).release();
     return int{abi::kSuccess};
   });
 }
@@ -151,34 +181,35 @@ int InitOnce(bool asks, abi::Logger logger) noexcept {
     Process& process = TheProcess();
     const std::lock_guard lock(process.mutex);
     if (process.context == nullptr) {
-      process.context = std::make_unique<Context>(Context{*std::move(engine)});
+      process.context = NewContext(*std::move(engine));
     }
     return int{abi::kSuccess};
   });
 }
 
 int Devices(int* count) noexcept {
-  *count = 1;
-  return abi::kSuccess;
+  *count = 0;
+  return Guarded("devices", [&] {
+    const auto engine = EngineInUse();
+    if (engine == nullptr) return NotStarted("devices");
+    *count = static_cast<int>(engine->nic().names.size());
+    return int{abi::kSuccess};
+  });
 }
 
 int GetProperties(int device, abi::PropertiesV12* properties) noexcept {
   return Guarded("getProperties", [&] {
-    if (auto known = CheckDevice(device); !known) return Fail(known.error());
-    // With its users, for the length of this call.
-    const std::shared_ptr<Engine> engine = [] {
-      const std::lock_guard lock(TheProcess().mutex);
-      return TheProcess().engine.lock();
-    }();
+    const auto engine = EngineInUse();
     if (engine == nullptr) return NotStarted("getProperties");
-    // NCCL keeps the pointers.
-    static Nic* const nic = std::make_unique<Nic>(engine->nic()).release();
+    if (auto known = CheckDevice(*engine, device); !known) return Fail(known.error());
+    const Nic& nic = engine->nic();
     *properties = {};
-    properties->name = nic->name.data();
-    properties->pci_path = nic->pci_path.empty() ? nullptr : nic->pci_path.data();
-    properties->guid = nic->guid;
+    properties->name = Kept(nic.names[static_cast<std::size_t>(device)]);
+    properties->pci_path = nic.pci_path.empty() ? nullptr : Kept(nic.pci_path);
+    properties->guid = nic.guid;
     properties->ptr_support = abi::kPointerHost;
-    properties->speed = nic->megabits;
+    properties->speed = std::max(nic.megabits / static_cast<int>(nic.names.size()), 1);
+    properties->port = device;
     properties->max_comms = kMostComms;
     properties->max_recvs = static_cast<int>(kMaxReceives);
     properties->device_type = abi::kDeviceTypeHost;
@@ -198,9 +229,9 @@ int Listen(void* context, int device, void* handle, void** listen_comm) noexcept
   return Guarded("listen", [&] {
     const Context* const one = ContextOf(context);
     if (one == nullptr) return NotStarted("listen");
-    if (auto known = CheckDevice(device); !known) return Fail(known.error());
     Engine& engine = *one->engine;
-    auto arrivals = engine.door().Listen();
+    if (auto known = CheckDevice(engine, device); !known) return Fail(known.error());
+    auto arrivals = engine.door().Listen(one->swift);
     ListenAddress address{.listen = arrivals->id(), .key = arrivals->key(), .at = {}};
     for (const std::string& host : engine.nic().hosts) {
       address.at.push_back({host, engine.door().port()});
@@ -220,12 +251,12 @@ int Connect(void* context, int device, void* handle, void** send_comm) noexcept 
   return Guarded("connect", [&] {
     Context* const one = ContextOf(context);
     if (one == nullptr) return NotStarted("connect");
-    if (auto known = CheckDevice(device); !known) return Fail(known.error());
     Engine& engine = *one->engine;
+    if (auto known = CheckDevice(engine, device); !known) return Fail(known.error());
     if (AttemptOf(handle) == 0) {
       const auto address = ReadHandle(handle);
       if (!address) return Fail(address.error());
-      auto dialled = SendComm::Dial(&engine, *address);
+      auto dialled = SendComm::Dial(&engine, one->swift, *address);
       if (!dialled) return Fail(dialled.error());
       SetAttempt(handle, engine.AddAttempt(one, *std::move(dialled)));
     }
@@ -237,7 +268,7 @@ int Connect(void* context, int device, void* handle, void** send_comm) noexcept 
                 fmt::format("connect was given a handle of attempt {}, which has ended", attempt)));
     }
     if (!comm->complete() && !comm->failed()) {
-      engine.swift()->DriveOnce();
+      one->swift->DriveOnce();
       return int{abi::kSuccess};
     }
     engine.TakeAttempt(attempt);
@@ -259,7 +290,7 @@ int Accept(void* listen_comm, void** recv_comm) noexcept {
     auto taken = one->arrivals->Take();
     if (!taken) return Fail(taken.error());
     if (*taken == nullptr) {
-      one->engine->swift()->DriveOnce();
+      one->arrivals->swift()->DriveOnce();
       return int{abi::kSuccess};
     }
     *recv_comm = std::make_unique<DataComm>(DataComm{one->engine, *std::move(taken)}).release();

@@ -25,8 +25,10 @@ Error TooLarge(std::uint64_t bytes, int tag, std::uint64_t room) {
 
 }  // namespace
 
-RecvComm::RecvComm(Engine* engine, std::size_t lanes, std::uint64_t early_bytes)
-    : Comm(engine, lanes), early_bytes_(std::min(early_bytes, kMostEarlyBytes)), landings_(lanes) {}
+RecvComm::RecvComm(Engine* engine, EventLoop* swift, std::size_t lanes, std::uint64_t early_bytes)
+    : Comm(engine, swift, lanes),
+      early_bytes_(std::min(early_bytes, kMostEarlyBytes)),
+      landings_(lanes) {}
 
 // ---- receives -----------------------------------------------------------------------------------
 
@@ -67,7 +69,6 @@ Result<Request*> RecvComm::Receive(std::span<const Incoming> places) {
             .tag = places[i].tag,
             .sequence = tag.posted++,
             .claims = std::move(claims)};
-    ++untold_;
     must_tell |= MustTellLocked(tag, slot.data.size());
     posted_.push_back(&slot);
     const bool met = MeetEarlyLocked(&slot);
@@ -75,6 +76,7 @@ Result<Request*> RecvComm::Receive(std::span<const Incoming> places) {
     met_all &= met;
   }
   if (ended_ && !met_all) FailLocked(*ended_);
+  must_tell |= HasHeardEnoughLocked();
   if (!must_tell || telling_ || closing_ || error_) return static_cast<Request*>(request);
   telling_ = true;
   if (!met_any) {
@@ -89,10 +91,22 @@ Result<Request*> RecvComm::Receive(std::span<const Incoming> places) {
   return static_cast<Request*>(request);
 }
 
-// What the sender may have to wait for. Others are told together: each credit is a system call more
-// on both sides, for which NCCL's thread has no time when messages are small.
+// What the sender may have to wait for.
 bool RecvComm::MustTellLocked(const Tag& tag, std::size_t room) const noexcept {
-  return room > early_bytes_ || untold_ >= kMostEarly / 2 || tag.asked > tag.told;
+  return room > early_bytes_ || tag.asked > tag.told;
+}
+
+// Half of what the sender may send unasked. The receives of small messages are told together, when
+// these have come: each credit is a system call more on both sides, for which NCCL's thread has no
+// time, and what has come says how large it was, which its receive does not.
+bool RecvComm::HasHeardEnoughLocked() const noexcept {
+  return heard_ >= kMostEarly / 2 || heard_bytes_ >= kMostEarlyTotal / 2;
+}
+
+void RecvComm::TellIfEnoughLocked() {
+  if (!HasHeardEnoughLocked() || telling_ || closing_ || error_) return;
+  telling_ = true;
+  LoopOf(0)->Post([this] { TellOnLoop(); });
 }
 
 void RecvComm::TellOnLoop() {
@@ -100,7 +114,8 @@ void RecvComm::TellOnLoop() {
   {
     const std::lock_guard lock(mutex_);
     telling_ = false;
-    untold_ = 0;
+    heard_ = 0;
+    heard_bytes_ = 0;
     for (Tag& tag : tags_) {
       if (tag.told == tag.posted) continue;
       tag.told = tag.posted;
@@ -141,7 +156,7 @@ Status RecvComm::OnAskOnLoop(std::span<const CountWire> asked) {
 Result<Tested> RecvComm::Test(Request* request) {
   auto* const one = static_cast<RecvRequest*>(request);
   if (one->left.load(std::memory_order_acquire) > 0) {
-    engine()->swift()->DriveOnce();
+    swift()->DriveOnce();
     if (one->left.load(std::memory_order_acquire) > 0) {
       if (failed()) return failure();
       return Tested{};
@@ -208,6 +223,10 @@ Status RecvComm::CheckPieceLocked(Slot* slot, const DataWire& data, std::uint64_
 void RecvComm::FinishLocked(Slot* slot) {
   if (slot->received < slot->total) return;
   posted_.erase(std::find(posted_.begin(), posted_.end(), slot));
+  if (slot->sequence >= TagOf(slot->tag).told) {
+    ++heard_;
+    heard_bytes_ += slot->total;
+  }
   // Last: the request may be used again from here on.
   slot->request->left.fetch_sub(1, std::memory_order_release);
 }
@@ -220,7 +239,7 @@ Result<net::Placement> RecvComm::OnFrameOnLoop(std::size_t lane, std::span<const
     FERRY_TRY(OnAskOnLoop(*asked));
     return nowhere;
   }
-  const auto data = LoadWire<DataWire>(meta);
+  const auto data = lane == 0 ? LoadPadded(meta) : LoadWire<DataWire>(meta);
   if (!data || data->type != FrameType::kData) {
     return Error(Code::kCorrupt, "the sender said something else than data");
   }
@@ -241,6 +260,7 @@ Result<net::Placement> RecvComm::OnFrameOnLoop(std::size_t lane, std::span<const
   }
   if (payload_bytes == 0) {
     if (landing.slot != nullptr) FinishLocked(landing.slot);
+    TellIfEnoughLocked();
     return nowhere;
   }
   std::byte* const to = landing.slot != nullptr ? landing.slot->data.data() + data->offset
@@ -260,6 +280,7 @@ Status RecvComm::OnPayloadOnLoop(std::size_t lane) {
     landing.slot->received += landing.place.iov_len;
     FinishLocked(landing.slot);
   }
+  TellIfEnoughLocked();
   return Ok();
 }
 
@@ -275,17 +296,21 @@ Result<RecvComm::Early*> RecvComm::KeepEarlyLocked(std::size_t lane, const DataW
                       });
   const bool is_small = lane == 0 && data.offset == 0 && data.total == payload_bytes &&
                         payload_bytes <= kMostEarlyBytes;
-  if (!is_new || !is_small || early_.size() == kMostEarly) {
+  const bool has_room =
+      early_.size() < kMostEarly && payload_bytes <= kMostEarlyTotal - early_total_;
+  if (!is_new || !is_small || !has_room) {
     return Error(Code::kCorrupt,
                  fmt::format("message {} with tag {} ({} of {} bytes) came before a receive was "
-                             "posted for it, and is no small one of the {} that may",
-                             data.sequence, data.tag, payload_bytes, data.total, kMostEarly));
+                             "posted for it, and is no small one of the {} ({} bytes) that may",
+                             data.sequence, data.tag, payload_bytes, data.total, kMostEarly,
+                             kMostEarlyTotal));
   }
   early_.push_back(std::make_unique<Early>());
   Early* const early = early_.back().get();
   early->tag = data.tag;
   early->sequence = data.sequence;
   early->data.resize(payload_bytes);
+  early_total_ += payload_bytes;
   early->whole = payload_bytes == 0;
   return early;
 }
@@ -314,6 +339,7 @@ void RecvComm::DeliverEarlyLocked(Early* early) {
   Slot* const slot = early->slot;
   std::copy(early->data.begin(), early->data.end(), slot->data.begin());
   slot->received = slot->total;
+  early_total_ -= slot->total;
   const auto it = std::find_if(early_.begin(), early_.end(),
                                [&](const auto& each) { return each.get() == early; });
   early_.erase(it);

@@ -21,7 +21,7 @@ struct Incoming {
 class RecvComm final : public Comm {
  public:
   // `early_bytes`: the sender waits with no message that is not larger, but for kMostEarly of them.
-  RecvComm(Engine* engine, std::size_t lanes, std::uint64_t early_bytes);
+  RecvComm(Engine* engine, EventLoop* swift, std::size_t lanes, std::uint64_t early_bytes);
 
   // 1 to kMaxReceives places. Null: there are too many requests already. Errors: the comm's.
   Result<Request*> Receive(std::span<const Incoming> places);
@@ -86,6 +86,8 @@ class RecvComm final : public Comm {
   Tag& TagOf(int tag);
   RecvRequest* FreeRequest();
   bool MustTellLocked(const Tag& tag, std::size_t room) const noexcept;
+  bool HasHeardEnoughLocked() const noexcept;
+  void TellIfEnoughLocked();
   void TellOnLoop();
   void AnswerByeOnLoop();
   Status OnAskOnLoop(std::span<const CountWire> asked);
@@ -116,8 +118,10 @@ class RecvComm final : public Comm {
   std::vector<RecvRequest*> free_;
   std::vector<Slot*> posted_;  // not full, oldest first
   std::vector<std::unique_ptr<Early>> early_;
-  bool telling_ = false;        // TellOnLoop() is to come
-  std::size_t untold_ = 0;      // receives, of all tags
+  std::uint64_t early_total_ = 0;  // bytes of these
+  bool telling_ = false;           // TellOnLoop() is to come
+  std::size_t heard_ = 0;          // messages that are whole, whose receives are not told
+  std::uint64_t heard_bytes_ = 0;
   std::optional<Error> ended_;  // all lanes have, with messages in early_
 };
 

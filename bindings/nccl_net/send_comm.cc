@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -41,17 +42,17 @@ std::vector<net::Address> ChooseWays(Engine* engine, const std::vector<net::Addr
 
 // ---- connecting ---------------------------------------------------------------------------------
 
-SendComm::SendComm(Engine* engine, std::size_t lanes, const ListenAddress& address)
-    : Comm(engine, lanes),
+SendComm::SendComm(Engine* engine, EventLoop* swift, const ListenAddress& address)
+    : Comm(engine, swift, 1 + engine->settings().bulk_lanes),
       address_(address),
       ways_(ChooseWays(engine, address.at)),
       id_(Uuid::Random()) {
-  for (std::size_t i = 0; i < lanes; ++i) hellos_.push_back(std::make_unique<Frame>());
+  for (std::size_t i = 0; i < lanes(); ++i) hellos_.push_back(std::make_unique<Frame>());
 }
 
-Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, const ListenAddress& address) {
-  const std::size_t lanes = 1 + engine->settings().bulk_lanes;
-  auto comm = std::make_shared<SendComm>(engine, lanes, address);
+Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, EventLoop* swift,
+                                                 const ListenAddress& address) {
+  auto comm = std::make_shared<SendComm>(engine, swift, address);
   if (comm->ways_.empty()) {
     std::string text;
     for (const net::Address& at : address.at) text += (text.empty() ? "" : ", ") + at.ToString();
@@ -60,7 +61,7 @@ Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, const ListenAdd
                              "FERRY_INTERFACES or NCCL_SOCKET_IFNAME allows",
                              text));
   }
-  for (std::size_t i = 0; i < lanes; ++i) {
+  for (std::size_t i = 0; i < comm->lanes(); ++i) {
     comm->LoopOf(i)->Post([weak = std::weak_ptr(comm), i] {
       if (const auto self = weak.lock()) self->DialOnLoop(i, 0);
     });
@@ -126,9 +127,23 @@ bool SendComm::IsSmall(const SendRequest& request) const noexcept {
 // receive is posted when they are sent, as by a collective of a few bytes.
 bool SendComm::MayLeaveLocked(const SendRequest& request) {
   if (request.sequence < TagOf(request.tag).granted) return true;
-  if (!IsSmall(request) || early_.size() == kMostEarly) return false;
-  early_.push_back({.tag = request.tag, .sequence = request.sequence});
+  const std::uint64_t bytes = request.data.size();
+  if (!IsSmall(request) || early_.size() == kMostEarly || bytes > kMostEarlyTotal - early_total_) {
+    return false;
+  }
+  early_.push_back({.tag = request.tag, .sequence = request.sequence, .bytes = bytes});
+  early_total_ += bytes;
   return true;
+}
+
+void SendComm::ForgetGrantedLocked() {
+  const auto is_granted = [&](const Early& early) {
+    return early.sequence < TagOf(early.tag).granted;
+  };
+  early_.erase(std::remove_if(early_.begin(), early_.end(), is_granted), early_.end());
+  early_total_ =
+      std::accumulate(early_.begin(), early_.end(), std::uint64_t{0},
+                      [](std::uint64_t sum, const Early& early) { return sum + early.bytes; });
 }
 
 Result<Request*> SendComm::Send(const Outgoing& message) {
@@ -181,7 +196,11 @@ void SendComm::CutLocked(SendRequest* request, std::size_t pieces) {
     data.sequence = request->sequence;
     data.total = total;
     data.offset = offset;
-    StoreWire(data, &frame.meta);
+    if (IsSmall(*request)) {
+      StorePadded(data, total, &frame.meta);
+    } else {
+      StoreWire(data, &frame.meta);
+    }
     frame.left = &request->left;
     frame.payload_bytes = std::min(each, total - offset);
     frame.payload.clear();
@@ -209,7 +228,7 @@ void SendComm::BeginLocked(SendRequest* request) {
 Result<Tested> SendComm::Test(Request* request) {
   auto* const one = static_cast<SendRequest*>(request);
   if (one->left.load(std::memory_order_acquire) > 0) {
-    engine()->swift()->DriveOnce();
+    swift()->DriveOnce();
     if (one->left.load(std::memory_order_acquire) > 0) {
       if (failed()) return failure();
       AskInTime(one);
@@ -303,10 +322,7 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
                    fmt::format("the receiver has used more than {} tags", kMostTags));
     }
   }
-  const auto is_granted = [&](const Early& early) {
-    return early.sequence < TagOf(early.tag).granted;
-  };
-  early_.erase(std::remove_if(early_.begin(), early_.end(), is_granted), early_.end());
+  ForgetGrantedLocked();
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     SendRequest* const request = *it;
     if (!MayLeaveLocked(*request)) {

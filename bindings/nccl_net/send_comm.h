@@ -23,13 +23,14 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
  public:
   // Begins to connect to one of the addresses. Errors: kPeerLost where there is no route to any.
   // Shared with the provider's callbacks.
-  static Result<std::shared_ptr<SendComm>> Dial(Engine* engine, const ListenAddress& address);
+  static Result<std::shared_ptr<SendComm>> Dial(Engine* engine, EventLoop* swift,
+                                                const ListenAddress& address);
 
   // Null: there are too many requests already. Errors: the comm's.
   Result<Request*> Send(const Outgoing& message);
   Result<Tested> Test(Request* request) override;
 
-  SendComm(Engine* engine, std::size_t lanes, const ListenAddress& address);
+  SendComm(Engine* engine, EventLoop* swift, const ListenAddress& address);
 
  private:
   struct SendRequest : Request {
@@ -54,6 +55,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   struct Early {
     int tag = 0;
     std::uint64_t sequence = 0;
+    std::uint64_t bytes = 0;
   };
 
   void DialOnLoop(std::size_t lane, std::size_t attempt);
@@ -63,6 +65,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   SendRequest* FreeRequest();
   bool IsSmall(const SendRequest& request) const noexcept;
   bool MayLeaveLocked(const SendRequest& request);
+  void ForgetGrantedLocked();
   void CutLocked(SendRequest* request, std::size_t pieces);
   void BeginLocked(SendRequest* request);
   bool MayStarveLocked(const SendRequest& request) const;
@@ -92,7 +95,8 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   std::size_t next_lane_ = 0;
   std::deque<SendRequest*> waiting_;  // for the receiver
   std::vector<Early> early_;
-  bool asking_ = false;  // AskOnLoop() is to come
+  std::uint64_t early_total_ = 0;  // bytes of these
+  bool asking_ = false;            // AskOnLoop() is to come
   bool small_sent_ = false;
 };
 

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::uint64_t kPieceBytes = 128 * kKiB;
 constexpr unsigned kManyCores = 8;
+constexpr std::size_t kMostSwiftLoops = 8;  // a machine has rarely more GPUs
 // All-reduce of 1 MiB on two H200 with 32 cores: 238 us, 195 with workers that poll so long; send
 // and receive 282 and 187. Where all of a rank's workers poll, 64 MiB take 5.2 ms instead of 3.7.
 constexpr unsigned kCoresToSpin = 16;
@@ -57,6 +58,16 @@ std::string InterfacesOf(std::string_view socket_ifname) {
   return first ? std::string() : list;
 }
 
+std::uint64_t RaiseDescriptorLimit() {
+  constexpr rlim_t kEnough = 65536;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = std::max(before, std::min(limit.rlim_max, kEnough));
+  if (limit.rlim_cur == before || ::setrlimit(RLIMIT_NOFILE, &limit) != 0) return before;
+  return limit.rlim_cur;
+}
+
 Result<Settings> LoadSettings(const Config::Getter& get) {
   Settings settings;
   FERRY_TRY_ASSIGN(settings.config, Config::FromEnvironment(get));
@@ -74,6 +85,7 @@ Result<Settings> LoadSettings(const Config::Getter& get) {
                                               : 2;
   settings.workers = config.workers > 0 ? static_cast<std::size_t>(config.workers)
                                         : std::clamp(cores / 2, 2U, 16U);
+  settings.swift_loops = std::clamp<std::size_t>(cores / 4, 2, kMostSwiftLoops);
   if (!IsSet(config, "spin") && cores >= kCoresToSpin) config.spin = kSpin;
   settings.spinners = static_cast<int>(std::clamp(cores / 8, 1U, 4U));
   settings.small_bytes = IsSet(config, "eager_bytes")

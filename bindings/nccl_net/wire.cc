@@ -78,6 +78,19 @@ void SetAttempt(void* handle, std::uint64_t attempt) noexcept {
   std::memcpy(handle, &wire, sizeof wire);
 }
 
+void StorePadded(const DataWire& wire, std::uint64_t payload_bytes, std::vector<std::byte>* meta) {
+  meta->assign(kLeastFrame - std::min<std::uint64_t>(payload_bytes, kLeastFrame - sizeof wire),
+               std::byte{0});
+  std::memcpy(meta->data(), &wire, sizeof wire);
+}
+
+std::optional<DataWire> LoadPadded(std::span<const std::byte> meta) {
+  DataWire wire;
+  if (meta.size() < sizeof wire || meta.size() > kLeastFrame) return std::nullopt;
+  std::memcpy(&wire, meta.data(), sizeof wire);
+  return wire;
+}
+
 std::optional<std::vector<CountWire>> LoadCounts(FrameType type, std::span<const std::byte> meta) {
   CountsWire head;
   if (meta.size() < sizeof head) return std::nullopt;

@@ -19,12 +19,13 @@ namespace ferry::nccl_net {
 
 namespace abi = net::plugin::abi;
 
-inline constexpr std::uint16_t kWireVersion = 3;
+inline constexpr std::uint16_t kWireVersion = 4;
 
 // What a sender may send on lane 0 before it is asked for, of all tags: so many messages of at most
-// so many bytes each, which is a step of NCCL's protocol LL. The receiver keeps them.
-inline constexpr std::size_t kMostEarly = 8;
+// so many bytes each, which is a step of NCCL's protocol LL, and in all. The receiver keeps them.
+inline constexpr std::size_t kMostEarly = 32;
 inline constexpr std::uint64_t kMostEarlyBytes = 64 * 1024;
+inline constexpr std::uint64_t kMostEarlyTotal = 8 * kMostEarlyBytes;
 // Of a comm; NCCL has few. More would be memory of the other side's choosing.
 inline constexpr std::size_t kMostTags = 4096;
 
@@ -88,7 +89,8 @@ struct HelloWire {
 };
 static_assert(sizeof(HelloWire) == 56 && offsetof(HelloWire, comm) == 32);
 
-// A piece of a message, which is the frame's payload.
+// A piece of a message, which is the frame's payload. On lane 0 zeros follow that make the frame
+// kLeastFrame bytes long.
 struct DataWire {
   FrameType type = FrameType::kData;
   std::uint8_t zero[3] = {};
@@ -98,6 +100,11 @@ struct DataWire {
   std::uint64_t offset = 0;    // of the piece
 };
 static_assert(sizeof(DataWire) == 32 && offsetof(DataWire, offset) == 24);
+
+// Of two segments that are as long as this, and as each other, the second is acknowledged as it
+// comes; of shorter ones when it is read, before the reader has it, which takes 2 to 3 us (Linux:
+// tcp_measure_rcv_mss, TCP_MSS_DEFAULT).
+inline constexpr std::size_t kLeastFrame = 544;
 
 // kCredit: how many receives of a tag there have been so far. kAsk: how many the sender waits for.
 // `entries` of these follow the type.
@@ -138,6 +145,10 @@ std::optional<Wire> LoadWire(std::span<const std::byte> meta) {
   std::memcpy(&wire, meta.data(), sizeof wire);
   return wire;
 }
+// As StoreWire, with zeros behind it where the payload is short.
+void StorePadded(const DataWire& wire, std::uint64_t payload_bytes, std::vector<std::byte>* meta);
+// Nothing where it is shorter than one of these, or longer than any padding.
+std::optional<DataWire> LoadPadded(std::span<const std::byte> meta);
 // Nothing where the frame is of another type, or they are not as many as it says.
 std::optional<std::vector<CountWire>> LoadCounts(FrameType type, std::span<const std::byte> meta);
 void StoreCounts(FrameType type, std::span<const CountWire> counts, std::vector<std::byte>* meta);

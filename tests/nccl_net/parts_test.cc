@@ -2,8 +2,11 @@
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <array>
+#include <cstring>
 #include <map>
 #include <string>
 #include <thread>
@@ -54,35 +57,39 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 struct Asked {
   std::vector<std::pair<std::string, std::string>> variables;
   bool limits_short = false;
+  std::size_t devices = 1;
   bool operator==(const Asked&) const = default;
 };
 
 Asked AskedWith(const std::map<std::string, std::string>& variables) {
   const auto request = RequestOf(Environment(variables));
   if (!request) return {{{"error", request.error().message()}}};
-  return {request->variables, request->limits_short};
+  return {request->variables, request->limits_short, request->devices};
 }
 
 TEST(NcclRequest, IsForMoreChannelsAndLargerPiecesUnlessSomebodyHasSpoken) {
   const std::pair<std::string, std::string> channels{"NCCL_MIN_NCHANNELS", "8"};
   const std::pair<std::string, std::string> pieces{"NCCL_P2P_NET_CHUNKSIZE", "524288"};
-  EXPECT_EQ(AskedWith({}), (Asked{{pieces, channels}, true}));
+  EXPECT_EQ(AskedWith({}), (Asked{{pieces, channels}, true, 8}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", ""}, {"NCCL_MIN_NCHANNELS", ""}}),
-            (Asked{{pieces, channels}, true}));
-  EXPECT_EQ(AskedWith({{"NCCL_P2P_NET_CHUNKSIZE", "131072"}}), (Asked{{channels}, true}));
+            (Asked{{pieces, channels}, true, 8}));
+  EXPECT_EQ(AskedWith({{"NCCL_P2P_NET_CHUNKSIZE", "131072"}}), (Asked{{channels}, true, 8}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "1"}}),
             (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "1"}}, false}));
+  EXPECT_EQ(AskedWith({{"NCCL_NCHANNELS_PER_NET_PEER", "2"}}), (Asked{{pieces, channels}, true}));
+  EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "4"}}),
+            (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "4"}}, true, 4}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "0"}}), Asked{});
   EXPECT_EQ(AskedWith({{"NCCL_NET", "Socket"}}), Asked{});
-  EXPECT_EQ(AskedWith({{"NCCL_NET", "ferry"}}), (Asked{{pieces, channels}, true}));
+  EXPECT_EQ(AskedWith({{"NCCL_NET", "ferry"}}), (Asked{{pieces, channels}, true, 8}));
 }
 
 // As a process has it whose parent has asked.
 TEST(NcclRequest, LimitsShortCollectivesByTheNumberOfChannelsWhoeverSetIt) {
   EXPECT_EQ(AskedWith({{"NCCL_MIN_NCHANNELS", "8"}, {"NCCL_P2P_NET_CHUNKSIZE", "524288"}}),
-            (Asked{{}, true}));
+            (Asked{{}, true, 8}));
   EXPECT_EQ(AskedWith({{"NCCL_MIN_NCHANNELS", "16"}, {"NCCL_P2P_NET_CHUNKSIZE", "524288"}}),
-            (Asked{{}, false}));
+            (Asked{{}, false, 8}));
 }
 
 TEST(NcclRequest, GoesBeyondNoBoundAndLeavesOtherTunersAlone) {
@@ -99,6 +106,43 @@ TEST(NcclRequest, OfNoNumberIsRefused) {
         fmt::format("FERRY_NCCL_CHANNELS is \"{}\"; give 0 (NCCL decides) to 64", wrong);
     EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", wrong}}), (Asked{{{"error", said}}}));
   }
+}
+
+TEST(SmallFrames, AreLongEnoughAndSayTheSame) {
+  DataWire data;
+  data.tag = 7;
+  data.sequence = 3;
+  for (const std::uint64_t payload : {0U, 1U, 511U, 512U, 513U, 65536U}) {
+    data.total = payload;
+    std::vector<std::byte> meta(1000, std::byte{0xE5});
+    StorePadded(data, payload, &meta);
+    EXPECT_EQ(meta.size() + payload, std::max<std::uint64_t>(kLeastFrame, sizeof data + payload));
+    const auto loaded = LoadPadded(meta);
+    ASSERT_TRUE(loaded);
+    EXPECT_EQ(std::memcmp(&*loaded, &data, sizeof data), 0);
+    EXPECT_EQ(std::count(meta.begin() + sizeof data, meta.end(), std::byte{0}),
+              static_cast<std::ptrdiff_t>(meta.size() - sizeof data));
+  }
+  const std::vector<std::byte> bytes(kLeastFrame + 1);
+  const std::span all(bytes);
+  EXPECT_FALSE(LoadPadded(all));
+  EXPECT_TRUE(LoadPadded(all.first(kLeastFrame)));
+  EXPECT_FALSE(LoadPadded(all.first(sizeof data - 1)));
+}
+
+TEST(NcclSettings, HaveRoomForManyDescriptors) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit low = before;
+  low.rlim_cur = std::min<rlim_t>(before.rlim_cur, 1000);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  EXPECT_EQ(RaiseDescriptorLimit(),
+            std::max<rlim_t>(low.rlim_cur, std::min<rlim_t>(before.rlim_max, 65536)));
+  rlimit now{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &now), 0);
+  EXPECT_EQ(RaiseDescriptorLimit(), now.rlim_cur);
+  EXPECT_EQ(now.rlim_max, before.rlim_max);
+  (void)::setrlimit(RLIMIT_NOFILE, &before);
 }
 
 TEST(NcclSettings, HaveDefaultsOfTheirOwn) {

@@ -57,7 +57,8 @@ TEST_P(EveryTable, TellsWhatItIs) {
   EXPECT_STREQ(host_->name(), "Ferry");
   int devices = 0;
   Require(host_->Devices(&devices), "devices");
-  EXPECT_EQ(devices, 1);
+  // As the version that was first in this process has asked.
+  EXPECT_TRUE(devices == 1 || devices == 8) << devices;
   net::plugin::NicFacts facts;
   Require(host_->Describe(0, &facts), "getProperties");
   EXPECT_FALSE(facts.name.empty());
@@ -69,7 +70,11 @@ TEST_P(EveryTable, TellsWhatItIs) {
   EXPECT_GE(facts.most_comms, 1024);
   EXPECT_EQ(facts.device_type, abi::kDeviceTypeHost);
   EXPECT_EQ(facts.most_message_bytes, std::uint64_t{1} << 30);
-  EXPECT_NE(host_->Describe(1, &facts), abi::kSuccess);
+  const std::string first = facts.name;
+  Require(host_->Describe(devices - 1, &facts), "getProperties of the last");
+  EXPECT_EQ(facts.name, devices == 1 ? first : first + "-7");
+  EXPECT_NE(host_->Describe(devices, &facts), abi::kSuccess);
+  EXPECT_NE(host_->Describe(-1, &facts), abi::kSuccess);
 }
 
 TEST_P(EveryTable, CarriesMessagesOfAllSizes) {
@@ -108,7 +113,9 @@ TEST_P(EveryTable, SendsBeforeTheReceiveIsPosted) {
 
 TEST_P(EveryTable, KeepsSmallMessagesOfManyTagsUntilTheirReceives) {
   // More than may leave at once, and some that are too large for it.
-  constexpr int kTags = 5;
+  constexpr int kTags = 10;
+  // The single bytes leave no room for the last of the large ones.
+  constexpr std::size_t kUnasked = 2 * kTags + kMostEarlyTotal / kMostEarlyBytes - 1;
   const std::array<std::size_t, 4> sizes{0, 1, 65536, 70000};
   std::vector<Bytes> sent;
   std::vector<void*> sends;
@@ -119,7 +126,7 @@ TEST_P(EveryTable, KeepsSmallMessagesOfManyTagsUntilTheirReceives) {
     }
   }
   // The receiver takes what comes, and no other send is done before there is a receive for it.
-  for (std::size_t i = 0; i < kMostEarly; ++i) {
+  for (std::size_t i = 0; i < kUnasked; ++i) {
     ASSERT_EQ(WaitFor(host_, std::exchange(sends[i], nullptr), nullptr, Soon()), abi::kSuccess);
   }
   for (int i = 0; i < 1000; ++i) {
@@ -142,7 +149,7 @@ TEST_P(EveryTable, KeepsSmallMessagesOfManyTagsUntilTheirReceives) {
   }
 }
 
-// The receiver does not tell of its ninth receive by itself, which only messages of the other tag,
+// The receiver does not tell of its last receive by itself, which only messages of the other tag,
 // that have left since, keep from the sender.
 TEST_P(EveryTable, ReceivesWhatWaitsBehindSmallMessagesOfAnotherTag) {
   const Bytes message = PatternOf(100, 1);
