@@ -58,19 +58,20 @@ Result<NcclRequest> RequestOf(const Config::Getter& get) {
   const bool bounded = std::any_of(kBounds.begin(), kBounds.end(),
                                    [&](const char* name) { return !ValueOf(get, name).empty(); });
   if (bounded) return request;
-  if (ValueOf(get, "NCCL_NCHANNELS_PER_NET_PEER").empty()) {
-    request.devices = static_cast<std::size_t>(channels);
-  }
   const std::string wanted = std::to_string(channels);
   const std::string_view set = ValueOf(get, kLeastChannels);
   if (set.empty()) request.variables.emplace_back(kLeastChannels, wanted);
   // By the number and not by who set it: processes inherit variables.
-  request.limits_short = channels >= kFewChannels && (set.empty() || set == wanted);
+  if (channels < kFewChannels || (!set.empty() && set != wanted)) return request;
+  request.tuned_channels = channels;
+  if (ValueOf(get, "NCCL_NCHANNELS_PER_NET_PEER").empty()) {
+    request.devices = static_cast<std::size_t>(channels / 2 + 1);
+  }
   return request;
 }
 
 void Ask(const NcclRequest& request) {
-  if (request.limits_short) LimitShortCollectives();
+  TuneForChannels(request.tuned_channels);
   std::string said;
   for (const auto& [name, value] : request.variables) {
     (void)::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);

@@ -15,12 +15,14 @@ namespace ferry::nccl_net {
 struct NcclRequest {
   std::vector<std::pair<std::string, std::string>> variables;  // for this process: nobody has them
   // As so many devices the NIC is shown, each with its part of the speed: between two ranks NCCL
-  // makes as many channels as a GPU has devices to itself, and no more than two of one. Send/recv
-  // of 64 MiB took 6.4 ms over one device, 4.0 over four and 3.4 over eight.
+  // makes as many channels as a GPU needs devices to fill its PCIe link, up to the next power of
+  // two, and no more than two of one. Send/recv of 64 MiB took 6.4 ms over one device (two
+  // channels), 4.0 over four and 3.4 over eight. Collectives have two channels for each device,
+  // with 9 MiB of pinned memory each way.
   std::size_t devices = 1;
-  // There are as many channels as are asked for, whoever has asked, so that the tuner may keep
-  // short collectives to a few of them.
-  bool limits_short = false;
+  // There are as many channels as are asked for, whoever has asked, so that the tuner may choose
+  // among them. 0: it says nothing.
+  int tuned_channels = 0;
 };
 
 // FERRY_NCCL_CHANNELS channels (8; 0: nothing is asked for). Whoever bounds NCCL's channels, has a

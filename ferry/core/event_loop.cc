@@ -221,8 +221,13 @@ void EventLoop::WorkerSession(std::unique_lock<std::mutex>& lock) {
       spins = false;
       if (spin_permits_ != nullptr) spin_permits_->Give();
     }
-    if (RunTurn(spins ? kNow : Deadline::Never()) && spin_.count() > 0) {
+    const bool worked = RunTurn(spins ? kNow : Deadline::Never());
+    if (worked && spin_.count() > 0) {
       spin_until = Deadline::After(spin_);
+    } else if (spins) {
+      // To a worker that was woken for this core, which would wait for milliseconds: all-reduce of
+      // 64 MiB between two H200 took 3.8 ms without, 3.6 with it.
+      std::this_thread::yield();
     }
   }
   if (spins && spin_permits_ != nullptr) spin_permits_->Give();

@@ -56,7 +56,7 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 
 struct Asked {
   std::vector<std::pair<std::string, std::string>> variables;
-  bool limits_short = false;
+  int tuned_channels = 0;
   std::size_t devices = 1;
   bool operator==(const Asked&) const = default;
 };
@@ -64,39 +64,38 @@ struct Asked {
 Asked AskedWith(const std::map<std::string, std::string>& variables) {
   const auto request = RequestOf(Environment(variables));
   if (!request) return {{{"error", request.error().message()}}};
-  return {request->variables, request->limits_short, request->devices};
+  return {request->variables, request->tuned_channels, request->devices};
 }
 
 TEST(NcclRequest, IsForMoreChannelsAndLargerPiecesUnlessSomebodyHasSpoken) {
   const std::pair<std::string, std::string> channels{"NCCL_MIN_NCHANNELS", "8"};
   const std::pair<std::string, std::string> pieces{"NCCL_P2P_NET_CHUNKSIZE", "524288"};
-  EXPECT_EQ(AskedWith({}), (Asked{{pieces, channels}, true, 8}));
+  EXPECT_EQ(AskedWith({}), (Asked{{pieces, channels}, 8, 5}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", ""}, {"NCCL_MIN_NCHANNELS", ""}}),
-            (Asked{{pieces, channels}, true, 8}));
-  EXPECT_EQ(AskedWith({{"NCCL_P2P_NET_CHUNKSIZE", "131072"}}), (Asked{{channels}, true, 8}));
+            (Asked{{pieces, channels}, 8, 5}));
+  EXPECT_EQ(AskedWith({{"NCCL_P2P_NET_CHUNKSIZE", "131072"}}), (Asked{{channels}, 8, 5}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "1"}}),
-            (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "1"}}, false}));
-  EXPECT_EQ(AskedWith({{"NCCL_NCHANNELS_PER_NET_PEER", "2"}}), (Asked{{pieces, channels}, true}));
+            (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "1"}}}));
+  EXPECT_EQ(AskedWith({{"NCCL_NCHANNELS_PER_NET_PEER", "2"}}), (Asked{{pieces, channels}, 8, 1}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "4"}}),
-            (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "4"}}, true, 4}));
+            (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "4"}}, 4, 3}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "0"}}), Asked{});
   EXPECT_EQ(AskedWith({{"NCCL_NET", "Socket"}}), Asked{});
-  EXPECT_EQ(AskedWith({{"NCCL_NET", "ferry"}}), (Asked{{pieces, channels}, true, 8}));
+  EXPECT_EQ(AskedWith({{"NCCL_NET", "ferry"}}), (Asked{{pieces, channels}, 8, 5}));
 }
 
 // As a process has it whose parent has asked.
 TEST(NcclRequest, LimitsShortCollectivesByTheNumberOfChannelsWhoeverSetIt) {
   EXPECT_EQ(AskedWith({{"NCCL_MIN_NCHANNELS", "8"}, {"NCCL_P2P_NET_CHUNKSIZE", "524288"}}),
-            (Asked{{}, true, 8}));
+            (Asked{{}, 8, 5}));
   EXPECT_EQ(AskedWith({{"NCCL_MIN_NCHANNELS", "16"}, {"NCCL_P2P_NET_CHUNKSIZE", "524288"}}),
-            (Asked{{}, false, 8}));
+            (Asked{}));
 }
 
 TEST(NcclRequest, GoesBeyondNoBoundAndLeavesOtherTunersAlone) {
   for (const char* bound : {"NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MIN_NRINGS",
                             "NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_TUNER_PLUGIN"}) {
-    EXPECT_EQ(AskedWith({{bound, "2"}}), (Asked{{{"NCCL_P2P_NET_CHUNKSIZE", "524288"}}, false}))
-        << bound;
+    EXPECT_EQ(AskedWith({{bound, "2"}}), (Asked{{{"NCCL_P2P_NET_CHUNKSIZE", "524288"}}})) << bound;
   }
 }
 
