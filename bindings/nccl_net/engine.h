@@ -35,7 +35,8 @@ class Engine {
 
   // A loop for small messages, credits and beats. NCCL's threads drive it while they poll, so that
   // those pass without waking anybody; large messages would keep them from it. One after another,
-  // for each context: of a process with several GPUs each communicator's thread has one to itself.
+  // for each context: of a process with several GPUs each communicator's thread has one to itself,
+  // where they are no more than the loops.
   EventLoop* NextSwift() noexcept;
   // One after another, from the first again; each has a thread.
   EventLoop* Bulk(std::size_t turn) noexcept;

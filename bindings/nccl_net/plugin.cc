@@ -23,6 +23,8 @@ namespace ferry::nccl_net {
 namespace {
 
 constexpr int kMostComms = 65536;
+// Of a device: NCCL finds no way by one of less than 0.12 GB/s.
+constexpr int kLeastMegabits = 1000;
 constexpr std::size_t kMostMessageBytes = std::size_t{1} << 30;
 
 // What NCCL holds. All share the engine, which goes with the last of them.
@@ -208,7 +210,7 @@ int GetProperties(int device, abi::PropertiesV12* properties) noexcept {
     properties->pci_path = nic.pci_path.empty() ? nullptr : Kept(nic.pci_path);
     properties->guid = nic.guid;
     properties->ptr_support = abi::kPointerHost;
-    properties->speed = std::max(nic.megabits / static_cast<int>(nic.names.size()), 1);
+    properties->speed = std::max(nic.megabits / static_cast<int>(nic.names.size()), kLeastMegabits);
     properties->port = device;
     properties->max_comms = kMostComms;
     properties->max_recvs = static_cast<int>(kMaxReceives);

@@ -103,10 +103,14 @@ bool RecvComm::HasHeardEnoughLocked() const noexcept {
   return heard_ >= kMostEarly / 2 || heard_bytes_ >= kMostEarlyTotal / 2;
 }
 
-void RecvComm::TellIfEnoughLocked() {
-  if (!HasHeardEnoughLocked() || telling_ || closing_ || error_) return;
+// OnLoop of the lane, when a message may have become whole. True: the caller has to TellOnLoop(),
+// at once: a thread of NCCL's that has all it waited for does not drive the loop again.
+bool RecvComm::IsToTellLocked(std::size_t lane) {
+  if (!HasHeardEnoughLocked() || telling_ || closing_ || error_) return false;
   telling_ = true;
+  if (lane == 0) return true;
   LoopOf(0)->Post([this] { TellOnLoop(); });
+  return false;
 }
 
 void RecvComm::TellOnLoop() {
@@ -243,12 +247,25 @@ Result<net::Placement> RecvComm::OnFrameOnLoop(std::size_t lane, std::span<const
   if (!data || data->type != FrameType::kData) {
     return Error(Code::kCorrupt, "the sender said something else than data");
   }
-  const std::lock_guard lock(mutex_);
-  Landing landing{.slot = FindPostedLocked(*data)};
+  net::Placement placement;
+  bool tells = false;
+  {
+    const std::lock_guard lock(mutex_);
+    placement = PlaceLocked(lane, *data, payload_bytes);
+    tells = payload_bytes == 0 && IsToTellLocked(lane);
+  }
+  if (tells) TellOnLoop();
+  return placement;
+}
+
+net::Placement RecvComm::PlaceLocked(std::size_t lane, const DataWire& data,
+                                     std::uint64_t payload_bytes) {
+  const net::Placement nowhere{.action = net::Placement::Action::kDiscard, .memory = {}};
+  Landing landing{.slot = FindPostedLocked(data)};
   Status placed = Ok();
   if (landing.slot != nullptr) {
-    placed = CheckPieceLocked(landing.slot, *data, payload_bytes);
-  } else if (auto kept = KeepEarlyLocked(lane, *data, payload_bytes); kept) {
+    placed = CheckPieceLocked(landing.slot, data, payload_bytes);
+  } else if (auto kept = KeepEarlyLocked(lane, data, payload_bytes); kept) {
     landing.early = *kept;
   } else {
     placed = kept.error();
@@ -260,18 +277,17 @@ Result<net::Placement> RecvComm::OnFrameOnLoop(std::size_t lane, std::span<const
   }
   if (payload_bytes == 0) {
     if (landing.slot != nullptr) FinishLocked(landing.slot);
-    TellIfEnoughLocked();
     return nowhere;
   }
-  std::byte* const to = landing.slot != nullptr ? landing.slot->data.data() + data->offset
+  std::byte* const to = landing.slot != nullptr ? landing.slot->data.data() + data.offset
                                                 : landing.early->data.data();
   landing.place = {to, payload_bytes};
   landings_[lane] = landing;
-  return net::Placement{.memory = {&landings_[lane].place, 1}};
+  return {.memory = {&landings_[lane].place, 1}};
 }
 
 Status RecvComm::OnPayloadOnLoop(std::size_t lane) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const Landing landing = std::exchange(landings_[lane], Landing{});
   if (landing.early != nullptr) {
     landing.early->whole = true;
@@ -280,7 +296,9 @@ Status RecvComm::OnPayloadOnLoop(std::size_t lane) {
     landing.slot->received += landing.place.iov_len;
     FinishLocked(landing.slot);
   }
-  TellIfEnoughLocked();
+  const bool tells = IsToTellLocked(lane);
+  lock.unlock();
+  if (tells) TellOnLoop();
   return Ok();
 }
 

@@ -87,10 +87,11 @@ class RecvComm final : public Comm {
   RecvRequest* FreeRequest();
   bool MustTellLocked(const Tag& tag, std::size_t room) const noexcept;
   bool HasHeardEnoughLocked() const noexcept;
-  void TellIfEnoughLocked();
+  bool IsToTellLocked(std::size_t lane);
   void TellOnLoop();
   void AnswerByeOnLoop();
   Status OnAskOnLoop(std::span<const CountWire> asked);
+  net::Placement PlaceLocked(std::size_t lane, const DataWire& data, std::uint64_t payload_bytes);
   Slot* FindPostedLocked(const DataWire& data);
   Status CheckPieceLocked(Slot* slot, const DataWire& data, std::uint64_t payload_bytes);
   Result<Early*> KeepEarlyLocked(std::size_t lane, const DataWire& data,

@@ -244,10 +244,12 @@ Result<Tested> SendComm::Test(Request* request) {
   return tested;
 }
 
-// Where all that is ahead has the same tag, its receives come first, and half of them are told.
+// Where all that is ahead is of the same tag and from before it, the receives of that come first,
+// and when half of it has come they are told.
 bool SendComm::MayStarveLocked(const SendRequest& request) const {
-  return std::any_of(early_.begin(), early_.end(),
-                     [&](const Early& early) { return early.tag != request.tag; });
+  return std::any_of(early_.begin(), early_.end(), [&](const Early& early) {
+    return early.tag != request.tag || early.sequence > request.sequence;
+  });
 }
 
 // Whether to ask: AskOnLoop() is to be called then.

@@ -89,8 +89,8 @@ struct HelloWire {
 };
 static_assert(sizeof(HelloWire) == 56 && offsetof(HelloWire, comm) == 32);
 
-// A piece of a message, which is the frame's payload. On lane 0 zeros follow that make the frame
-// kLeastFrame bytes long.
+// A piece of a message, which is the frame's payload. On lane 0 bytes follow that make the frame
+// kLeastFrame bytes long; nobody looks at them.
 struct DataWire {
   FrameType type = FrameType::kData;
   std::uint8_t zero[3] = {};

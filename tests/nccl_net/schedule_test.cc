@@ -21,7 +21,8 @@ using testing::Require;
 
 using Bytes = std::vector<std::byte>;
 
-constexpr std::array<std::size_t, 6> kScheduleSizes{0, 1, 3000, 65'536, 65'537, 200'000};
+constexpr std::array<std::size_t, 8> kScheduleSizes{0,      1,      3000,   16'384,
+                                                    40'000, 65'536, 65'537, 200'000};
 constexpr std::size_t kLargestSize = 200'000;
 constexpr std::size_t kScheduleTags = 3;
 constexpr std::size_t kSendsUnderWay = 60;

@@ -167,6 +167,36 @@ TEST_P(EveryTable, ReceivesWhatWaitsBehindSmallMessagesOfAnotherTag) {
   for (void* const send : first) EXPECT_EQ(WaitFor(host_, send, nullptr, Soon()), abi::kSuccess);
 }
 
+// Receives with much room are told one by one, and each time there is room for a small message from
+// behind the one that waits.
+TEST_P(EveryTable, ReceivesWhatSmallerMessagesHaveOvertaken) {
+  std::vector<std::size_t> sizes(33, 32'768);
+  sizes[16] = 65'536;
+  std::vector<Bytes> sent;
+  std::vector<void*> sends;
+  for (const std::size_t size : sizes) {
+    sent.push_back(PatternOf(size, sent.size()));
+    sends.push_back(Send(sent.back()));
+  }
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    Bytes into(i < 16 ? 1 << 20 : 65'536);
+    ASSERT_EQ(WaitFor(host_, Receive(&into), nullptr, Soon()), abi::kSuccess) << i;
+    EXPECT_TRUE(std::equal(sent[i].begin(), sent[i].end(), into.begin()));
+    // What has been told is heard, and used.
+    for (int polls = 0; polls < 1000; ++polls) {
+      for (void*& send : sends) {
+        int done = 0;
+        if (send != nullptr) Require(host_->Test(send, &done, nullptr), "test");
+        if (done != 0) send = nullptr;
+      }
+    }
+  }
+  for (void* const send : sends) {
+    if (send == nullptr) continue;
+    EXPECT_EQ(WaitFor(host_, send, nullptr, Soon()), abi::kSuccess);
+  }
+}
+
 TEST_P(EveryTable, TellsTheSizeOfAMessageThatIsShorterThanItsReceive) {
   for (const std::size_t size : {0U, 5U, 200'000U}) {
     const Bytes from = PatternOf(size, size);
