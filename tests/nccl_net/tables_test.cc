@@ -382,8 +382,8 @@ class Tuner : public ::testing::Test {
   static std::vector<float> AllAt(float cost) {
     return std::vector<float>(std::size_t{kAlgorithms} * kProtocols, cost);
   }
-  static float At(const std::vector<float>& costs, int algorithm, int protocol) {
-    return costs[static_cast<std::size_t>(algorithm * kProtocols + protocol)];
+  static float At(const std::vector<float>& costs, std::size_t algorithm, std::size_t protocol) {
+    return costs[algorithm * kProtocols + protocol];
   }
 
   const NcclHost host_{FERRY_NCCL_PLUGIN, 12};
@@ -411,7 +411,7 @@ TEST_F(Tuner, TakesBackTheProtocolOfSmallMessagesWhereThereIsMore) {
     EXPECT_EQ(costs, AllAt(5));
     costs[0 * kProtocols + 2] = -1;  // a tree has no other
     Ask(ranks, 8, (128 << 10) * ranks, &costs);
-    for (int algorithm = 0; algorithm < kAlgorithms; ++algorithm) {
+    for (std::size_t algorithm = 0; algorithm < kAlgorithms; ++algorithm) {
       EXPECT_EQ(At(costs, algorithm, 0), algorithm == 0 ? 5 : -1) << algorithm;
       EXPECT_EQ(At(costs, algorithm, 1), 5) << algorithm;
       EXPECT_EQ(At(costs, algorithm, 2), algorithm == 0 ? -1 : 5) << algorithm;
@@ -422,7 +422,9 @@ TEST_F(Tuner, TakesBackTheProtocolOfSmallMessagesWhereThereIsMore) {
 TEST_F(Tuner, TakesBackTreesOfManyStepsBetweenTwoNodesWhereThereIsARing) {
   auto costs = AllAt(5);
   Ask(2, 2, 1000, &costs);
-  for (int protocol = 0; protocol < kProtocols; ++protocol) EXPECT_EQ(At(costs, 6, protocol), -1);
+  for (std::size_t protocol = 0; protocol < kProtocols; ++protocol) {
+    EXPECT_EQ(At(costs, 6, protocol), -1);
+  }
   EXPECT_EQ(std::count(costs.begin(), costs.end(), 5.0F), 6 * kProtocols);
   auto more_nodes = AllAt(5);
   Ask(3, 3, 1000, &more_nodes);
