@@ -274,11 +274,13 @@ TEST_P(DeviceTransferTest, ReceivesThatAreCancelledLeaveTheirMemory) {
     GuardedMemory small(20'000, 5);
     auto target = OnDevice(200'000, 100, last_device());
     const bool large = round % 3 != 0;
-    Operation send = Must(near().Send(1, large ? source.span() : small.span()));
+    // A small message that comes after its receive was cancelled stays, and must not be the next's.
+    const std::uint64_t tag = 100 + round;
+    Operation send = Must(near().Send(tag, large ? source.span() : small.span()));
     if (round % 2 == 0) {
       EXPECT_TRUE(Works(&link_));  // it waits there
     }
-    Operation receive = Must(far.Recv(1, kWholeTag, target.span()));
+    Operation receive = Must(far.Recv(tag, kWholeTag, target.span()));
     for (unsigned spin = 0; spin < 60 * round; ++spin) (void)receive.Poll();
     receive.Cancel();
     const Status received = receive.Wait(Soon());
