@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kChannels = 8;  // more take more of the GPU, and 16 gained nothing
 constexpr int kMostChannels = 64;
+constexpr int kMostDevices = 32;
 constexpr const char* kChunk = "524288";
 constexpr const char* kLeastChannels = "NCCL_MIN_NCHANNELS";
 
@@ -30,16 +31,16 @@ std::string_view ValueOf(const Config::Getter& get, const char* name) {
   return text == nullptr ? std::string_view() : text;
 }
 
-Result<int> ChannelsOf(const Config::Getter& get) {
-  const std::string_view given = ValueOf(get, "FERRY_NCCL_CHANNELS");
-  if (given.empty()) return kChannels;
-  int channels = -1;
-  const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), channels);
+// A whole number up to `most`; `usual` where nobody has set it.
+Result<int> NumberOf(const Config::Getter& get, const char* name, int usual, int most) {
+  const std::string_view given = ValueOf(get, name);
+  if (given.empty()) return usual;
+  int number = -1;
+  const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), number);
   const bool whole = error == std::errc() && end == given.data() + given.size();
-  if (whole && channels >= 0 && channels <= kMostChannels) return channels;
+  if (whole && number >= 0 && number <= most) return number;
   return Error(Code::kInvalidArgument,
-               fmt::format("FERRY_NCCL_CHANNELS is \"{}\"; give 0 (NCCL decides) to {}", given,
-                           kMostChannels));
+               fmt::format("{} is \"{}\"; give 0 (NCCL decides) to {}", name, given, most));
 }
 
 bool IsOurs(std::string_view net) {
@@ -50,7 +51,9 @@ bool IsOurs(std::string_view net) {
 
 Result<NcclRequest> RequestOf(const Config::Getter& get) {
   NcclRequest request;
-  FERRY_TRY_ASSIGN(const int channels, ChannelsOf(get));
+  FERRY_TRY_ASSIGN(const int channels,
+                   NumberOf(get, "FERRY_NCCL_CHANNELS", kChannels, kMostChannels));
+  FERRY_TRY_ASSIGN(const int devices, NumberOf(get, "FERRY_NCCL_DEVICES", 1, kMostDevices));
   if (channels == 0 || !IsOurs(ValueOf(get, "NCCL_NET"))) return request;
   if (ValueOf(get, "NCCL_P2P_NET_CHUNKSIZE").empty()) {
     request.variables.emplace_back("NCCL_P2P_NET_CHUNKSIZE", kChunk);
@@ -64,9 +67,7 @@ Result<NcclRequest> RequestOf(const Config::Getter& get) {
   // By the number and not by who set it: processes inherit variables.
   if (channels < kFewChannels || (!set.empty() && set != wanted)) return request;
   request.tuned_channels = channels;
-  if (ValueOf(get, "NCCL_NCHANNELS_PER_NET_PEER").empty()) {
-    request.devices = static_cast<std::size_t>(channels / 2 + 1);
-  }
+  request.devices = static_cast<std::size_t>(std::max(devices, 1));
   return request;
 }
 

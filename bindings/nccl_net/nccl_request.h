@@ -14,11 +14,12 @@ namespace ferry::nccl_net {
 // way, and 13 to 21 with these (docs/results.md). All ranks must come to the same.
 struct NcclRequest {
   std::vector<std::pair<std::string, std::string>> variables;  // for this process: nobody has them
-  // As so many devices the NIC is shown, each with its part of the speed: between two ranks NCCL
-  // makes as many channels as a GPU needs devices to fill its PCIe link, up to the next power of
-  // two, and no more than two of one. Send/recv of 64 MiB took 6.4 ms over one device (two
-  // channels), 4.0 over four and 3.4 over eight. Collectives have two channels for each device,
-  // with 9 MiB of pinned memory each way.
+  // As so many devices (FERRY_NCCL_DEVICES, 1) the NIC is shown, each with its part of the speed:
+  // between two ranks NCCL makes as many channels as a GPU needs devices to fill its PCIe link, up
+  // to the next power of two, and no more than two of one. Send/recv of 64 MiB took 6.4 ms over one
+  // device (two channels), 4.0 over four and 3.4 over eight. Collectives have two channels for each
+  // device, with 9 MiB of pinned memory each way. Not by itself: NCCL before 2.29 does not compare
+  // what nodes come to, which differs where they do.
   std::size_t devices = 1;
   // There are as many channels as are asked for, whoever has asked, so that the tuner may choose
   // among them. 0: it says nothing.

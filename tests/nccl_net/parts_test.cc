@@ -70,24 +70,27 @@ Asked AskedWith(const std::map<std::string, std::string>& variables) {
 TEST(NcclRequest, IsForMoreChannelsAndLargerPiecesUnlessSomebodyHasSpoken) {
   const std::pair<std::string, std::string> channels{"NCCL_MIN_NCHANNELS", "8"};
   const std::pair<std::string, std::string> pieces{"NCCL_P2P_NET_CHUNKSIZE", "524288"};
-  EXPECT_EQ(AskedWith({}), (Asked{{pieces, channels}, 8, 5}));
+  EXPECT_EQ(AskedWith({}), (Asked{{pieces, channels}, 8, 1}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", ""}, {"NCCL_MIN_NCHANNELS", ""}}),
-            (Asked{{pieces, channels}, 8, 5}));
-  EXPECT_EQ(AskedWith({{"NCCL_P2P_NET_CHUNKSIZE", "131072"}}), (Asked{{channels}, 8, 5}));
+            (Asked{{pieces, channels}, 8, 1}));
+  EXPECT_EQ(AskedWith({{"NCCL_P2P_NET_CHUNKSIZE", "131072"}}), (Asked{{channels}, 8, 1}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "1"}}),
             (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "1"}}}));
-  EXPECT_EQ(AskedWith({{"NCCL_NCHANNELS_PER_NET_PEER", "2"}}), (Asked{{pieces, channels}, 8, 1}));
+  EXPECT_EQ(AskedWith({{"FERRY_NCCL_DEVICES", "5"}}), (Asked{{pieces, channels}, 8, 5}));
+  EXPECT_EQ(AskedWith({{"FERRY_NCCL_DEVICES", "5"}, {"FERRY_NCCL_CHANNELS", "0"}}), Asked{});
+  EXPECT_EQ(AskedWith({{"FERRY_NCCL_DEVICES", "33"}}),
+            (Asked{{{"error", "FERRY_NCCL_DEVICES is \"33\"; give 0 (NCCL decides) to 32"}}}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "4"}}),
-            (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "4"}}, 4, 3}));
+            (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "4"}}, 4, 1}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "0"}}), Asked{});
   EXPECT_EQ(AskedWith({{"NCCL_NET", "Socket"}}), Asked{});
-  EXPECT_EQ(AskedWith({{"NCCL_NET", "ferry"}}), (Asked{{pieces, channels}, 8, 5}));
+  EXPECT_EQ(AskedWith({{"NCCL_NET", "ferry"}}), (Asked{{pieces, channels}, 8, 1}));
 }
 
 // As a process has it whose parent has asked.
 TEST(NcclRequest, LimitsShortCollectivesByTheNumberOfChannelsWhoeverSetIt) {
   EXPECT_EQ(AskedWith({{"NCCL_MIN_NCHANNELS", "8"}, {"NCCL_P2P_NET_CHUNKSIZE", "524288"}}),
-            (Asked{{}, 8, 5}));
+            (Asked{{}, 8, 1}));
   EXPECT_EQ(AskedWith({{"NCCL_MIN_NCHANNELS", "16"}, {"NCCL_P2P_NET_CHUNKSIZE", "524288"}}),
             (Asked{}));
 }
