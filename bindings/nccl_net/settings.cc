@@ -87,8 +87,8 @@ Result<Settings> LoadSettings(const Config::Getter& get) {
                                         : std::clamp(cores / 2, 2U, 16U);
   settings.swift_loops = std::clamp<std::size_t>(cores / 4, 2, kMostSwiftLoops);
   if (!IsSet(config, "spin") && cores >= kCoresToSpin) config.spin = kSpin;
-  // Of 4, 8 and 16 workers that poll, all-reduce of 4 MiB took 535, 510 and 467 us, of 64 MiB 3.6,
-  // 3.8 and 3.6 ms; but others need the cores, too.
+  // Of 4, 8 and 16 workers that poll, all-reduce of 4 MiB took 535, 510 and 467 us (one start
+  // each), of 64 MiB 3.6, 3.8 and 3.6 ms; but others need the cores, too.
   settings.spinners = static_cast<int>(std::clamp(cores / 4, 1U, 8U));
   settings.small_bytes = IsSet(config, "eager_bytes")
                              ? std::min(config.eager_bytes, kMostEarlyBytes)

@@ -24,8 +24,8 @@ struct Settings {
 Result<Settings> LoadSettings(const Config::Getter& get);
 
 // Lets the process have as many descriptors as its hard limit allows, up to 65536: two ranks that
-// send to each other have 80 lanes by default, and soft limits of 1024 are common. Returns the soft
-// limit from now on, 0 where it is not known.
+// send to each other have 80 lanes over eight channels, and soft limits of 1024 are common. Returns
+// the soft limit from now on, 0 where it is not known.
 std::uint64_t RaiseDescriptorLimit();
 
 // FERRY_INTERFACES for a text of NCCL_SOCKET_IFNAME's: prefixes, or names after "="; those that are

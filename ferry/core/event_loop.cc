@@ -225,8 +225,8 @@ void EventLoop::WorkerSession(std::unique_lock<std::mutex>& lock) {
     if (worked && spin_.count() > 0) {
       spin_until = Deadline::After(spin_);
     } else if (spins) {
-      // To a worker that was woken for this core, which would wait for milliseconds: all-reduce of
-      // 64 MiB between two H200 took 3.8 ms without, 3.6 with it.
+      // To a worker that was woken for this core, which may wait for milliseconds. All-reduce of 4
+      // to 64 MiB between two H200 took 2 to 7 % less (one start each, docs/results.md).
       std::this_thread::yield();
     }
   }
