@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "ferry/core/config.h"
-#include "ferry/core/result.h"
 
 namespace ferry::nccl_net {
 
@@ -14,21 +13,23 @@ namespace ferry::nccl_net {
 // way, and 13 to 21 with these (docs/results.md). All ranks must come to the same.
 struct NcclRequest {
   std::vector<std::pair<std::string, std::string>> variables;  // for this process: nobody has them
-  // As so many devices (FERRY_NCCL_DEVICES, 1) the NIC is shown, each with its part of the speed:
-  // between two ranks NCCL makes as many channels as a GPU needs devices to fill its PCIe link, up
-  // to the next power of two, and no more than two of one. Send/recv of 64 MiB took 6.4 ms over one
-  // device (two channels), 4.0 over four and 3.4 over eight. Collectives have two channels for each
-  // device, with 9 MiB of pinned memory each way. Not by itself: NCCL before 2.29 does not compare
-  // what nodes come to, which differs where they do.
+  // As so many devices (FERRY_NCCL_DEVICES, 1) the NIC is shown, each with its part of the speed.
+  // Up to 2.28 NCCL makes as many channels between two ranks as a GPU needs devices to fill its
+  // PCIe link, up to the next power of two, and two of one device; later ones one for each device,
+  // or 14 GB/s of them. Send/recv of 64 MiB took 6.4 ms over one device, 4.0 over four and 3.4 over
+  // eight. Collectives have two channels for each device, with 9 MiB of pinned memory each way. Not
+  // by itself: NCCL before 2.29 does not compare what nodes come to, which differs where they do.
+  // What was asked for is done, whatever else is set: ranks that differ hang.
   std::size_t devices = 1;
   // There are as many channels as are asked for, whoever has asked, so that the tuner may choose
   // among them. 0: it says nothing.
   int tuned_channels = 0;
 };
 
-// FERRY_NCCL_CHANNELS channels (8; 0: nothing is asked for). Whoever bounds NCCL's channels, has a
-// tuner or uses another network is left alone. Errors: kInvalidArgument naming variable and range.
-Result<NcclRequest> RequestOf(const Config::Getter& get);
+// FERRY_NCCL_CHANNELS channels (8, since more take more of the GPU and 16 gained nothing; 0:
+// nothing is asked for). Whoever bounds NCCL's channels, has a tuner or uses another network is
+// left alone.
+NcclRequest RequestOf(const Config& config, const Config::Getter& get);
 
 // Sets them, and tells NCCL's log. Other threads must not look for variables meanwhile, as with
 // everything that sets one (docs/gotchas.md).

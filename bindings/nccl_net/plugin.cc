@@ -65,8 +65,15 @@ Result<std::shared_ptr<Engine>> EngineOfProcess(bool asks) {
   const Config::Getter get = [](const char* name) { return std::getenv(name); };
   const std::uint64_t descriptors = RaiseDescriptorLimit();
   FERRY_TRY_ASSIGN(Settings settings, LoadSettings(get));
-  FERRY_TRY_ASSIGN(const NcclRequest request, RequestOf(get));
-  if (asks) settings.devices = request.devices;
+  const NcclRequest request = RequestOf(settings.config, get);
+  if (asks) {
+    settings.devices = request.devices;
+  } else if (request.devices > 1) {
+    Warn(
+        fmt::format("FERRY_NCCL_DEVICES={} is not used: NCCL is older than 2.24; see that it is "
+                    "the same on all ranks",
+                    request.devices));
+  }
   FERRY_TRY_ASSIGN(auto engine, Engine::Create(std::move(settings)));
   if (asks) Ask(request);
   InformInit(fmt::format("this process may have {} descriptors", descriptors));

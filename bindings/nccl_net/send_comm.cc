@@ -340,7 +340,7 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
       BeginLocked(request);
     }
   }
-  // What has just left may have taken the leave that others of other tags waited for.
+  // What has just left may have taken the leave that others waited for, or overtaken them.
   bool asks = false;
   for (const SendRequest* request : waiting_) {
     if (IsSmall(*request) && MayStarveLocked(*request)) asks |= WantLocked(*request);

@@ -13,322 +13,23 @@
 #include <utility>
 #include <variant>
 
-#include "ferry/core/log.h"
+#include "ferry/core/config_rows.h"
 #include "ferry/core/units.h"
 
 namespace ferry {
 namespace {
 
 using std::chrono::microseconds;
+using Row = ConfigRow;
 
 constexpr std::string_view kPrefix = "FERRY_";
 constexpr std::string_view kFromEnvironment = "environment";
 
-// Two fields that are one setting.
-struct PortRange {
-  std::uint16_t first = 0;
-  std::uint16_t last = 0;
-};
-struct PortRangeMember {};
-
-using Member = std::variant<std::string Config::*, int Config::*, std::uint32_t Config::*,
-                            std::uint64_t Config::*, microseconds Config::*, PortRangeMember>;
-
-// A setting. Its variable and unit follow from name and member.
-struct Row {
-  std::string_view name;
-  Member member;
-  std::uint64_t low = 0;  // bytes, microseconds or a count; unused for text and ports
-  std::uint64_t high = 0;
-  std::string_view zero = {};  // what 0 stands for
-  std::string_view form = {};  // of text and ports: the values, in words
-  bool (*accepts)(std::string_view text) = nullptr;
-  bool hidden = false;  // its text is never shown
-  std::string_view help;
-};
-
-bool IsHost(std::string_view text) {
-  return text.size() <= 253 && text.find_first_of(" \t\r\n") == std::string_view::npos;
-}
-
-bool IsCongestionControl(std::string_view text) {
-  constexpr std::size_t kTcpCaNameMax = 16;  // with the final zero byte; linux/include/net/tcp.h
-  return !text.empty() && text.size() < kTcpCaNameMax &&
-         std::all_of(text.begin(), text.end(), [](char c) {
-           return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
-         });
-}
-
-bool IsAutoOnOff(std::string_view text) { return text == "auto" || text == "on" || text == "off"; }
-
-bool IsInterfaceList(std::string_view text) {
-  return text.size() <= 1024 && text.find_first_of(" \t\r\n/") == std::string_view::npos &&
-         text.find('^', 1) == std::string_view::npos && text != "^";
-}
-
-bool IsAutoOff(std::string_view text) { return text == "auto" || text == "off"; }
-
-bool IsOnOff(std::string_view text) { return text == "on" || text == "off"; }
-
-// Simulated devices are for tests, and not told of: simulated:N or simulated:N:SEED.
-bool IsDevices(std::string_view text) {
-  constexpr std::string_view kSimulated = "simulated:";
-  if (text == "auto" || text == "none") return true;
-  return text.substr(0, kSimulated.size()) == kSimulated && text.size() > kSimulated.size() &&
-         text.find_first_not_of("0123456789:", kSimulated.size()) == std::string_view::npos;
-}
-
-bool IsTls(std::string_view text) { return text == "off" || text == "psk" || text == "cert"; }
-
-bool IsSecret(std::string_view text) {
-  return text.empty() || (text.size() >= kMinSecretBytes && text.size() <= kMaxSecretBytes);
-}
-
-bool IsPath(std::string_view text) { return text.find('\0') == std::string_view::npos; }
-
-bool IsLogLevel(std::string_view text) { return ParseLogLevel(text).has_value(); }
-
-bool IsLogFormat(std::string_view text) { return ParseLogFormat(text).has_value(); }
-
-// Port 0 is any free one.
-bool IsListeningAddress(std::string_view text) {
-  if (text.empty()) return true;
-  const auto colon = text.rfind(':');
-  if (colon == std::string_view::npos || !IsHost(text.substr(0, colon))) return false;
-  const std::string_view port = text.substr(colon + 1);
-  std::uint16_t number = 0;
-  const auto [rest, failure] = std::from_chars(port.data(), port.data() + port.size(), number);
-  return failure == std::errc() && rest == port.data() + port.size();
-}
-
-constexpr std::uint64_t kMillisecond = 1000;
-constexpr std::uint64_t kSecond = 1000 * kMillisecond;
-constexpr std::uint64_t kHour = 3600 * kSecond;
-
-constexpr Row kRows[] = {
-    {.name = "listen_host",
-     .member = &Config::listen_host,
-     .form = "an address or host name; empty for all addresses",
-     .accepts = IsHost,
-     .help = "where to listen"},
-    {.name = "interfaces",
-     .member = &Config::interfaces,
-     .form = "names or patterns like eth0,ens*, or ^ and those to leave out; empty for all",
-     .accepts = IsInterfaceList,
-     .help = "network interfaces that lanes to other machines may use"},
-    {.name = "port_range",
-     .member = PortRangeMember{},
-     .form = "A-B or A within 1..65535; 0 for any free port",
-     .help = "ports to listen on, both ends included; the first free one is taken"},
-    {.name = "lanes",
-     .member = &Config::lanes,
-     .high = 64,
-     .zero = "automatic",
-     .help = "TCP connections per peer"},
-    {.name = "workers",
-     .member = &Config::workers,
-     .high = 64,
-     .zero = "automatic",
-     .help = "progress threads"},
-    {.name = "slice_bytes",
-     .member = &Config::slice_bytes,
-     .low = 4 * kKiB,
-     .high = 64 * kMiB,
-     .help = "size of the slices that are striped over lanes"},
-    {.name = "window_bytes",
-     .member = &Config::window_bytes,
-     .low = 64 * kKiB,
-     .high = kGiB,
-     .help = "bytes in flight per lane; at least slice_bytes"},
-    {.name = "congestion_control",
-     .member = &Config::congestion_control,
-     .form = "auto | system | a name listed in net.ipv4.tcp_available_congestion_control",
-     .accepts = IsCongestionControl,
-     .help = "TCP congestion control of the lanes; system leaves the kernel's default"},
-    {.name = "send_buffer_bytes",
-     .member = &Config::send_buffer_bytes,
-     .high = kGiB,
-     .zero = "kernel autotuning",
-     .help = "SO_SNDBUF of a lane"},
-    {.name = "recv_buffer_bytes",
-     .member = &Config::recv_buffer_bytes,
-     .high = kGiB,
-     .zero = "kernel autotuning",
-     .help = "SO_RCVBUF of a lane"},
-    {.name = "lane_rate_bytes",
-     .member = &Config::lane_rate_bytes,
-     .high = 1024 * kGiB,
-     .zero = "no limit",
-     .help = "most that a lane sends in a second, so that other traffic keeps its share"},
-    {.name = "spin",
-     .member = &Config::spin,
-     .high = kSecond,
-     .zero = "sleep at once",
-     .help = "how long a worker polls before it sleeps; trades CPU time for latency"},
-    {.name = "gift",
-     .member = &Config::gift,
-     .form = "auto | on | off",
-     .accepts = IsAutoOnOff,
-     .help = "whether pages are given to the socket instead of being copied"},
-    {.name = "checksum",
-     .member = &Config::checksum,
-     .form = "on | off",
-     .accepts = IsOnOff,
-     .help = "whether slices carry a CRC32C that their receiver checks; on if either side says so"},
-    {.name = "devices",
-     .member = &Config::devices,
-     .form = "auto | none",
-     .accepts = IsDevices,
-     .help = "GPUs that are used; auto: those that CUDA shows this process"},
-    {.name = "cuda_ipc",
-     .member = &Config::cuda_ipc,
-     .form = "auto | off",
-     .accepts = IsAutoOff,
-     .help = "whether GPU memory of two processes of one machine is copied directly, not over TCP"},
-    {.name = "stage_slice_bytes",
-     .member = &Config::stage_slice_bytes,
-     .low = 4 * kKiB,
-     .high = 16 * kMiB,
-     .help = "size of slices from and into GPU memory, at most slice_bytes"},
-    {.name = "stage_bytes",
-     .member = &Config::stage_bytes,
-     .low = 64 * kKiB,
-     .high = 4 * kGiB,
-     .help = "pinned memory between a GPU and the network, for each GPU in use and direction; at "
-             "least 8 slices"},
-    {.name = "connect_timeout",
-     .member = &Config::connect_timeout,
-     .low = kMillisecond,
-     .high = kHour,
-     .help = "for the lanes to a peer to be connected"},
-    {.name = "handshake_timeout",
-     .member = &Config::handshake_timeout,
-     .low = kMillisecond,
-     .high = kHour,
-     .help = "for a connected peer to introduce and authenticate itself"},
-    {.name = "operation_timeout",
-     .member = &Config::operation_timeout,
-     .low = kMillisecond,
-     .high = 24 * kHour,
-     .help = "for an operation that was given no deadline of its own"},
-    {.name = "peer_timeout",
-     .member = &Config::peer_timeout,
-     .low = kMillisecond,
-     .high = kHour,
-     .help = "silence after which a peer is lost; more than heartbeat_interval"},
-    {.name = "lane_timeout",
-     .member = &Config::lane_timeout,
-     .low = kMillisecond,
-     .high = kHour,
-     .help = "silence on one lane, at least two heartbeats, after which another way is tried"},
-    {.name = "heartbeat_interval",
-     .member = &Config::heartbeat_interval,
-     .low = kMillisecond,
-     .high = kHour,
-     .help = "how often an idle connection shows that it is alive"},
-    {.name = "drain_grace",
-     .member = &Config::drain_grace,
-     .high = kHour,
-     .zero = "cancel at once",
-     .help = "for operations in flight to finish when an endpoint closes"},
-    {.name = "eager_bytes",
-     .member = &Config::eager_bytes,
-     .high = 64 * kKiB,
-     .zero = "always ask first",
-     .help = "largest message that is sent without waiting for its receive"},
-    {.name = "unexpected_bytes",
-     .member = &Config::unexpected_bytes,
-     .low = 64 * kKiB,
-     .high = 16 * kGiB,
-     .help = "memory for eager messages that no receive has asked for yet"},
-    {.name = "notification_bytes",
-     .member = &Config::notification_bytes,
-     .low = 4 * kKiB,
-     .high = kGiB,
-     .help = "memory for notifications that were not taken yet"},
-    {.name = "max_operations",
-     .member = &Config::max_operations,
-     .low = 1,
-     .high = 1 << 24,
-     .help = "operations in flight at once"},
-    {.name = "max_connections",
-     .member = &Config::max_connections,
-     .high = 1 << 20,
-     .zero = "any number",
-     .help = "peers that have connected here at once; more are refused"},
-    {.name = "max_strangers",
-     .member = &Config::max_strangers,
-     .low = 64,
-     .high = 1 << 16,
-     .help = "lanes at once whose peer is not known yet; another takes the place of a silent one"},
-    {.name = "secret",
-     .member = &Config::secret,
-     .form = "16 to 1024 bytes; empty for none",
-     .accepts = IsSecret,
-     .hidden = true,
-     .help = "what both sides must know to connect; better kept in a file"},
-    {.name = "secret_file",
-     .member = &Config::secret_file,
-     .form = "a path; empty for none",
-     .accepts = IsPath,
-     .help = "file that holds the secret; a newline at its end is no part of it"},
-    {.name = "insecure",
-     .member = &Config::insecure,
-     .form = "on | off",
-     .accepts = IsOnOff,
-     .help = "on: where there is no secret, peers on other machines are trusted, too"},
-    {.name = "tls",
-     .member = &Config::tls,
-     .form = "off | psk | cert",
-     .accepts = IsTls,
-     .help = "TLS 1.3 on every lane: by a key made from the secret, or by certificates of both "
-             "sides"},
-    {.name = "tls_cert",
-     .member = &Config::tls_cert,
-     .form = "a path; empty for none",
-     .accepts = IsPath,
-     .help = "PEM file with this endpoint's certificate, then those between it and its authority"},
-    {.name = "tls_key",
-     .member = &Config::tls_key,
-     .form = "a path; empty for none",
-     .accepts = IsPath,
-     .help = "PEM file with the key of tls_cert, without a password"},
-    {.name = "tls_ca",
-     .member = &Config::tls_ca,
-     .form = "a path; empty for none",
-     .accepts = IsPath,
-     .help = "PEM file with the authorities that peers' certificates must come from"},
-    {.name = "tls_name",
-     .member = &Config::tls_name,
-     .form = "a host name or address; empty for any",
-     .accepts = IsHost,
-     .help = "what every peer's certificate must be for, whatever was dialled; empty: anything"},
-    {.name = "net_plugin",
-     .member = &Config::net_plugin,
-     .form = "a path; empty for none",
-     .accepts = IsPath,
-     .help = "library with a NCCL network plugin, such as GPUDirect-TCPX's"},
-    {.name = "metrics_address",
-     .member = &Config::metrics_address,
-     .form = "HOST:PORT, or :PORT for 127.0.0.1; empty for none",
-     .accepts = IsListeningAddress,
-     .help = "where an endpoint's counters can be had over HTTP, in Prometheus' text format"},
-    {.name = "log_level",
-     .member = &Config::log_level,
-     .form = "trace | debug | info | warn | error | off",
-     .accepts = IsLogLevel,
-     .help = "lowest level of messages that are logged"},
-    {.name = "log_format",
-     .member = &Config::log_format,
-     .form = "text | json",
-     .accepts = IsLogFormat,
-     .help = "how messages are logged; json: an object a line"},
-};
-
 const Row* FindRow(std::string_view name) {
-  const auto* row = std::find_if(std::begin(kRows), std::end(kRows),
-                                 [&](const Row& r) { return r.name == name; });
-  return row == std::end(kRows) ? nullptr : row;
+  const auto rows = ConfigRows();
+  const auto row =
+      std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.name == name; });
+  return row == rows.end() ? nullptr : &*row;
 }
 
 std::string VariableOf(const Row& row) {
@@ -503,7 +204,8 @@ std::string SourceOf(const Row& row, const Config& config, const ConfigEntry& en
 
 Error UnknownName(std::string_view name) {
   std::string known;
-  for (const Row& row : kRows) known += fmt::format("{}{}", known.empty() ? "" : ", ", row.name);
+  for (const Row& row : ConfigRows())
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", row.name);
   return Error(Code::kInvalidArgument,
                fmt::format("no setting is called '{}'; there are {}", name, known));
 }
@@ -516,7 +218,7 @@ Result<Config> Config::FromEnvironment() {
 
 Result<Config> Config::FromEnvironment(const Getter& get) {
   Config config;
-  for (const Row& row : kRows) {
+  for (const Row& row : ConfigRows()) {
     const char* text = get(VariableOf(row).c_str());
     if (text == nullptr || *text == '\0') continue;
     FERRY_TRY(config.Set(row.name, text, kFromEnvironment));
@@ -536,7 +238,7 @@ Status Config::Set(std::string_view name, std::string_view text, std::string_vie
 }
 
 Status Config::Validate() const {
-  for (const Row& row : kRows) FERRY_TRY(CheckRow(row, *this));
+  for (const Row& row : ConfigRows()) FERRY_TRY(CheckRow(row, *this));
   if (window_bytes < slice_bytes) {
     return Error(Code::kInvalidArgument,
                  fmt::format("a window of {} cannot hold a slice of {}; raise window_bytes "
@@ -556,7 +258,7 @@ Status Config::Validate() const {
 std::vector<ConfigEntry> Config::Describe() const {
   const Config defaults;
   std::vector<ConfigEntry> entries;
-  for (const Row& row : kRows) {
+  for (const Row& row : ConfigRows()) {
     ConfigEntry entry{.name = std::string(row.name),
                       .variable = VariableOf(row),
                       .unit = {},
@@ -584,7 +286,8 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
     const std::string_view line(*environment);
     const std::string_view name = line.substr(0, line.find('='));
     if (name.substr(0, kPrefix.size()) != kPrefix) continue;
-    const bool known = std::any_of(std::begin(kRows), std::end(kRows),
+    const auto rows = ConfigRows();
+    const bool known = std::any_of(rows.begin(), rows.end(),
                                    [&](const Row& row) { return VariableOf(row) == name; });
     if (!known) unknown.emplace_back(name);
   }

@@ -75,6 +75,8 @@ struct Config {
   std::string tls_key;           // its key, without a password,
   std::string tls_ca;            // and the authorities that peers' certificates must chain to
   std::string tls_name;          // that a peer's certificate must be for; empty: any
+  int nccl_channels = 8;         // that NCCL is asked for, as its network; 0: NCCL decides
+  int nccl_devices = 1;          // as which it is shown the NIC
   std::string metrics_address;   // where Prometheus may ask: "host:port" or ":port"; empty: nowhere
   std::string log_level = "warn";
   std::string log_format = "text";  // or "json"

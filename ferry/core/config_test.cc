@@ -112,6 +112,8 @@ TEST(Config, AcceptsBothEndsOfEveryRangeAndNothingBeyond) {
       {"listen_host", {"", "::1", "node-3.example"}, {"two words"}},
       {"net_plugin", {"", "/opt/a plugin.so"}, {}},
       {"interfaces", {"", "eth0", "eth0,ens*", "^lo,docker*"}, {"eth0 eth1", "^", "a,^b", "../x"}},
+      {"nccl_channels", {"0", "8", "64"}, {"-1", "65", "8 ", "many"}},
+      {"nccl_devices", {"1", "05", "32"}, {"0", "-1", "33", " 5", "five"}},
       {"port_range",
        {"0", "1", "65535", "1-65535", "7-7"},
        {"", "-", "7-6", "0-5", "65536", "1-65536", "-5", "5-", "1-2-3", " 5"}},
@@ -187,7 +189,7 @@ TEST(Config, ValuesShownCanBeSetAgain) {
 
 TEST(Config, EntriesNameVariableUnitRangeAndHelp) {
   const auto entries = Config().Describe();
-  EXPECT_EQ(entries.size(), 43u);
+  EXPECT_EQ(entries.size(), 45u);
   for (const ConfigEntry& entry : entries) {
     EXPECT_FALSE(entry.range.empty() || entry.help.empty() || entry.unit.empty()) << entry.name;
   }

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -64,6 +67,50 @@ TEST(Lifetime, ListenAcceptAndConnectNeverWait) {
   recv = listen.Accept(Shortly());
   Require(host->CloseSend(send), "closeSend");
   Require(host->CloseReceive(recv), "closeRecv");
+}
+
+// A host that is asked to show five; null where an earlier test of this process has left the plugin
+// initialised, as versions without contexts do.
+std::unique_ptr<NcclHost> WithFiveDevices(int version) {
+  (void)::setenv("FERRY_NCCL_DEVICES", "5", /*overwrite=*/1);
+  const std::size_t before = LoggedText().size();
+  auto host = std::make_unique<NcclHost>(FERRY_NCCL_PLUGIN, version);
+  (void)::unsetenv("FERRY_NCCL_DEVICES");
+  if (LoggedText().find("descriptors", before) == std::string::npos) return nullptr;
+  return host;
+}
+
+TEST(Devices, AreAsManyAsAreAskedForAndReachEachOther) {
+  const auto host = WithFiveDevices(12);
+  if (host == nullptr) GTEST_SKIP() << "the plugin is initialised already; run this test alone";
+  int devices = 0;
+  Require((*host)->Devices(&devices), "devices");
+  ASSERT_EQ(devices, 5);
+  std::set<std::string> names;
+  for (int device = 0; device < devices; ++device) {
+    net::plugin::NicFacts facts;
+    Require((*host)->Describe(device, &facts), "getProperties");
+    names.insert(facts.name);
+    NcclListen listen(host.get(), device);
+    NcclConnect connect(host.get(), listen.handle(), (device + 3) % devices);
+    void* const send = connect.Connect(Shortly());
+    void* const recv = listen.Accept(Shortly());
+    Require((*host)->CloseSend(send), "closeSend");
+    Require((*host)->CloseReceive(recv), "closeRecv");
+  }
+  EXPECT_EQ(names.size(), 5U);
+  for (const int wrong : {-1, devices}) {
+    EXPECT_THROW(NcclListen(host.get(), wrong), std::runtime_error) << wrong;
+  }
+}
+
+TEST(Devices, AreOneForAnNcclThatReadsNoneOfItsVariablesLaterAndThatIsSaid) {
+  const auto host = WithFiveDevices(8);
+  if (host == nullptr) GTEST_SKIP() << "the plugin is initialised already; run this test alone";
+  int devices = 0;
+  Require((*host)->Devices(&devices), "devices");
+  EXPECT_EQ(devices, 1);
+  EXPECT_THAT(LoggedText(), HasSubstr("FERRY_NCCL_DEVICES=5 is not used: NCCL is older than 2.24"));
 }
 
 TEST(Lifetime, ManyCommsAreUsedByManyThreads) {

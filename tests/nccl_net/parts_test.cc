@@ -62,9 +62,10 @@ struct Asked {
 };
 
 Asked AskedWith(const std::map<std::string, std::string>& variables) {
-  const auto request = RequestOf(Environment(variables));
-  if (!request) return {{{"error", request.error().message()}}};
-  return {request->variables, request->tuned_channels, request->devices};
+  const auto settings = LoadSettings(Environment(variables));
+  if (!settings) return {{{"error", settings.error().message()}}};
+  const NcclRequest request = RequestOf(settings->config, Environment(variables));
+  return {request.variables, request.tuned_channels, request.devices};
 }
 
 TEST(NcclRequest, IsForMoreChannelsAndLargerPiecesUnlessSomebodyHasSpoken) {
@@ -76,10 +77,6 @@ TEST(NcclRequest, IsForMoreChannelsAndLargerPiecesUnlessSomebodyHasSpoken) {
   EXPECT_EQ(AskedWith({{"NCCL_P2P_NET_CHUNKSIZE", "131072"}}), (Asked{{channels}, 8, 1}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "1"}}),
             (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "1"}}}));
-  EXPECT_EQ(AskedWith({{"FERRY_NCCL_DEVICES", "5"}}), (Asked{{pieces, channels}, 8, 5}));
-  EXPECT_EQ(AskedWith({{"FERRY_NCCL_DEVICES", "5"}, {"FERRY_NCCL_CHANNELS", "0"}}), Asked{});
-  EXPECT_EQ(AskedWith({{"FERRY_NCCL_DEVICES", "33"}}),
-            (Asked{{{"error", "FERRY_NCCL_DEVICES is \"33\"; give 0 (NCCL decides) to 32"}}}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "4"}}),
             (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "4"}}, 4, 1}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "0"}}), Asked{});
@@ -102,12 +99,29 @@ TEST(NcclRequest, GoesBeyondNoBoundAndLeavesOtherTunersAlone) {
   }
 }
 
-TEST(NcclRequest, OfNoNumberIsRefused) {
-  for (const char* wrong : {"-1", "65", "8 ", "many", "99999999999"}) {
-    const std::string said =
-        fmt::format("FERRY_NCCL_CHANNELS is \"{}\"; give 0 (NCCL decides) to 64", wrong);
-    EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", wrong}}), (Asked{{{"error", said}}}));
+// Ranks that show NCCL different numbers of them may hang, so nothing else that one of them has set
+// takes it back.
+TEST(NcclRequest, IsForAsManyDevicesAsAreAskedForWhateverElseIsSet) {
+  EXPECT_EQ(AskedWith({{"FERRY_NCCL_DEVICES", "5"}}).devices, 5U);
+  EXPECT_EQ(AskedWith({{"FERRY_NCCL_DEVICES", "5"}}).tuned_channels, 8);
+  EXPECT_EQ(AskedWith({{"FERRY_NCCL_DEVICES", ""}}).devices, 1U);
+  for (const char* other :
+       {"NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_TUNER_PLUGIN", "FERRY_NCCL_CHANNELS"}) {
+    EXPECT_EQ(AskedWith({{"FERRY_NCCL_DEVICES", "5"}, {other, "1"}}).devices, 5U) << other;
   }
+  EXPECT_EQ(AskedWith({{"FERRY_NCCL_DEVICES", "5"}, {"FERRY_NCCL_CHANNELS", "0"}}),
+            (Asked{{}, 0, 5}));
+}
+
+TEST(NcclRequest, OutOfRangeIsRefused) {
+  EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "65"}}),
+            (Asked{{{"error",
+                     "FERRY_NCCL_CHANNELS cannot be used: '65' is out of range; allowed is 0..64 "
+                     "(0: NCCL decides)"}}}));
+  EXPECT_EQ(
+      AskedWith({{"FERRY_NCCL_DEVICES", "33"}}),
+      (Asked{{{"error",
+               "FERRY_NCCL_DEVICES cannot be used: '33' is out of range; allowed is 1..32"}}}));
 }
 
 TEST(SmallFrames, AreLongEnoughAndSayTheSame) {

@@ -71,9 +71,9 @@ void NcclHost::Finalize() {
   if (!std::exchange(finalized_, true)) Require(driver_->Finalize(), "finalize");
 }
 
-NcclListen::NcclListen(NcclHost* host) : host_(host) {
+NcclListen::NcclListen(NcclHost* host, int device) : host_(host) {
   handle_.fill(std::byte{0xE5});
-  Require((*host_)->Listen(0, handle_.data(), &comm_), "listen");
+  Require((*host_)->Listen(device, handle_.data(), &comm_), "listen");
 }
 
 int NcclListen::TryAccept(void** recv_comm) {
@@ -97,7 +97,7 @@ void NcclListen::Close() {
 
 int NcclConnect::TryConnect(void** send_comm) {
   abi::DeviceHandle* none = nullptr;
-  return (*host_)->Connect(0, handle_.data(), send_comm, &none);
+  return (*host_)->Connect(device_, handle_.data(), send_comm, &none);
 }
 
 void* NcclConnect::Connect(Deadline deadline) {

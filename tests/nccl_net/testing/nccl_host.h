@@ -44,7 +44,7 @@ std::string LoggedText();
 // One listen comm.
 class NcclListen {
  public:
-  explicit NcclListen(NcclHost* host);
+  explicit NcclListen(NcclHost* host, int device = 0);
   ~NcclListen() { Close(); }
   NcclListen(const NcclListen&) = delete;
   NcclListen& operator=(const NcclListen&) = delete;
@@ -64,13 +64,15 @@ class NcclListen {
 // One connect() that is polled.
 class NcclConnect {
  public:
-  NcclConnect(NcclHost* host, const Handle& handle) : host_(host), handle_(handle) {}
+  NcclConnect(NcclHost* host, const Handle& handle, int device = 0)
+      : host_(host), handle_(handle), device_(device) {}
   int TryConnect(void** send_comm);
   void* Connect(Deadline deadline);
 
  private:
   NcclHost* const host_;
   alignas(8) Handle handle_;
+  const int device_;
 };
 
 // A connection whose two ends are in this process; either may be taken out.
