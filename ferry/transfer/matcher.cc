@@ -15,6 +15,40 @@ bool Takes(const OperationState& receive, std::uint64_t tag) {
 
 }  // namespace
 
+// ---- queues -------------------------------------------------------------------------------------
+
+template <class T>
+void Matcher::Queue<T>::Add(Sequence sequence, T item) {
+  if (empty()) {
+    first_sequence_ = sequence;
+    first_ = std::move(item);
+    return;
+  }
+  if (sequence < first_sequence_) {
+    std::swap(sequence, first_sequence_);
+    std::swap(item, first_);
+  }
+  if (!rest_) rest_ = std::make_unique<Rest>();
+  rest_->emplace_hint(rest_->end(), sequence, std::move(item));
+}
+
+template <class T>
+T Matcher::Queue<T>::Take(Sequence sequence) {
+  T taken{};
+  if (sequence == first_sequence_) {
+    taken = std::exchange(first_, T());
+    first_sequence_ = 0;
+    if (!rest_) return taken;
+    first_sequence_ = rest_->begin()->first;
+    first_ = std::move(rest_->begin()->second);
+    rest_->erase(rest_->begin());
+  } else if (rest_) {
+    if (auto node = rest_->extract(sequence)) taken = std::move(node.mapped());
+  }
+  if (rest_ && rest_->empty()) rest_.reset();
+  return taken;
+}
+
 // ---- receives -----------------------------------------------------------------------------------
 
 std::optional<ArrivedMessage> Matcher::Post(const Receive& receive) {
@@ -25,19 +59,17 @@ std::optional<ArrivedMessage> Matcher::Post(const Receive& receive) {
 }
 
 void Matcher::Enqueue(const Receive& receive) {
-  auto& queue = posted_[receive->mask][receive->tag & receive->mask];
-  queue.emplace_hint(queue.end(), receive->posted_as, receive);
+  posted_[receive->mask][receive->tag & receive->mask].Add(receive->posted_as, receive);
 }
 
 Matcher::Receive Matcher::TakeReceive(std::uint64_t tag) {
-  const OperationState* oldest = nullptr;
-  for (const auto& [mask, queues] : posted_) {
-    const auto queue = queues.find(tag & mask);
-    if (queue == queues.end()) continue;
-    const auto& [sequence, receive] = *queue->second.begin();
-    if (oldest == nullptr || sequence < oldest->posted_as) oldest = receive.get();
+  const Queue<Receive>* oldest = nullptr;
+  for (auto& [mask, queues] : posted_) {
+    const Queue<Receive>* const queue = queues.Find(tag & mask);
+    if (queue == nullptr) continue;
+    if (oldest == nullptr || queue->first_sequence() < oldest->first_sequence()) oldest = queue;
   }
-  return oldest == nullptr ? nullptr : Dequeue(oldest);
+  return oldest == nullptr ? nullptr : Dequeue(oldest->first().get());
 }
 
 bool Matcher::RemoveReceive(const OperationState* receive) { return Dequeue(receive) != nullptr; }
@@ -45,13 +77,13 @@ bool Matcher::RemoveReceive(const OperationState* receive) { return Dequeue(rece
 Matcher::Receive Matcher::Dequeue(const OperationState* receive) {
   const auto queues = posted_.find(receive->mask);
   if (queues == posted_.end()) return nullptr;
-  const auto queue = queues->second.find(receive->tag & receive->mask);
-  if (queue == queues->second.end()) return nullptr;
-  auto node = queue->second.extract(receive->posted_as);
-  if (node.empty()) return nullptr;
-  if (queue->second.empty()) queues->second.erase(queue);
+  const std::uint64_t key = receive->tag & receive->mask;
+  Queue<Receive>* const queue = queues->second.Find(key);
+  if (queue == nullptr) return nullptr;
+  Receive taken = queue->Take(receive->posted_as);
+  if (queue->empty()) queues->second.Erase(key);
   if (queues->second.empty() && posted_.size() > kIdleMasks) posted_.erase(queues);
-  return std::move(node.mapped());
+  return taken;
 }
 
 // ---- messages -----------------------------------------------------------------------------------
@@ -71,8 +103,8 @@ Matcher::Arrived::iterator Matcher::FindMessage(const OperationState& receive) {
     return std::find_if(arrived_.begin(), arrived_.end(),
                         [&](const Kept& kept) { return Takes(receive, kept.message.tag); });
   }
-  const auto queue = index->queues.find(receive.tag & receive.mask);
-  return queue == index->queues.end() ? arrived_.end() : queue->second.begin()->second;
+  const auto* const queue = index->queues.Find(receive.tag & receive.mask);
+  return queue == nullptr ? arrived_.end() : queue->first();
 }
 
 // Null where there are too many.
@@ -88,15 +120,15 @@ Matcher::Index* Matcher::IndexOf(std::uint64_t mask) {
 }
 
 void Matcher::AddTo(Index* index, Arrived::iterator message) {
-  auto& queue = index->queues[message->message.tag & index->mask];
-  queue.emplace_hint(queue.end(), message->sequence, message);
+  index->queues[message->message.tag & index->mask].Add(message->sequence, message);
 }
 
 ArrivedMessage Matcher::Take(Arrived::iterator message) {
   for (Index& index : indexes_) {
-    const auto queue = index.queues.find(message->message.tag & index.mask);
-    queue->second.erase(message->sequence);
-    if (queue->second.empty()) index.queues.erase(queue);
+    const std::uint64_t key = message->message.tag & index.mask;
+    auto* const queue = index.queues.Find(key);
+    (void)queue->Take(message->sequence);
+    if (queue->empty()) index.queues.Erase(key);
   }
   ArrivedMessage taken = std::move(message->message);
   if (taken.offered) offers_.erase({taken.peer_operation, message->sequence});

@@ -4,11 +4,10 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "ferry/core/seeded_hash.h"
+#include "ferry/core/number_map.h"
 #include "ferry/transfer/operation.h"
 
 namespace ferry::transfer {
@@ -53,9 +52,27 @@ class Matcher {
  private:
   // What was posted, or has arrived, before has the smaller one.
   using Sequence = std::uint64_t;
-  // By the bits of the tag that a mask leaves; each queue in order, none empty.
+  // In order. Most have one item, which needs no memory of its own.
   template <class T>
-  using Queues = std::unordered_map<std::uint64_t, std::map<Sequence, T>, SeededHash>;
+  class Queue {
+   public:
+    bool empty() const noexcept { return first_sequence_ == 0; }
+    Sequence first_sequence() const noexcept { return first_sequence_; }  // 0: empty
+    const T& first() const noexcept { return first_; }
+    void Add(Sequence sequence, T item);
+    // The item, or T() where there is none.
+    T Take(Sequence sequence);
+
+   private:
+    using Rest = std::map<Sequence, T>;
+
+    Sequence first_sequence_ = 0;
+    T first_{};
+    std::unique_ptr<Rest> rest_;  // those after the first; null or not empty
+  };
+  // By the bits of the tag that a mask leaves; none empty.
+  template <class T>
+  using Queues = NumberMap<Queue<T>>;
   struct Kept {
     ArrivedMessage message;
     Sequence sequence = 0;
