@@ -2,7 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <climits>
+#include <algorithm>
+#include <limits>
 #include <map>
 #include <random>
 #include <vector>
@@ -63,48 +64,63 @@ TEST(OperationTable, GivesThoseThatAreDueOnceAndInOrder) {
   EXPECT_TRUE(table.NextDue().never());
 }
 
-TEST(OperationTable, KnowsWhatIsDueAsAPlainListDoesForTensOfThousandsOfRandomSteps) {
-  std::mt19937 random(1);
-  OperationTable table;
-  std::map<std::uint64_t, int> plain;  // by number; INT_MAX: never
-  const auto any = [&](int below) {
-    return static_cast<int>(random() % static_cast<unsigned>(below));
-  };
-  const auto any_due = [&] { return any(8) == 0 ? INT_MAX : any(1'000'000); };
-  const auto deadline = [](int due) {
-    return due == INT_MAX ? Deadline::Never() : Deadline::At(At(due));
-  };
-  std::uint64_t last = 0;
-  for (int step = 0; step < 30'000; ++step) {
-    const int due = any_due();
-    const std::uint64_t some = last == 0 ? 1 : 1 + random() % last;
-    switch (any(5)) {
-      case 0:
-      case 1:
-        table.Insert(Numbered(++last), deadline(due));
-        plain[last] = due;
-        break;
-      case 2: ASSERT_EQ(table.Erase(some), plain.erase(some) != 0); break;
-      case 3:
-        table.SetDue(some, deadline(due));
-        if (plain.count(some) != 0) plain[some] = due;
-        break;
-      default: {
-        const int now = any(20'000);
-        std::multimap<int, std::uint64_t> expected;
-        for (auto& [id, when] : plain) {
-          if (when > now) continue;
-          expected.emplace(when, id);
-          when = INT_MAX;
-        }
-        const auto taken = table.TakeDue(At(now));
-        ASSERT_EQ(taken.size(), expected.size());
-        for (const auto& operation : taken)
-          ASSERT_TRUE(std::erase_if(
-              expected, [&](const auto& each) { return each.second == operation->id; }));
-      }
+// Does the same to a table and a plain list, at random.
+class OperationTableModelTest : public ::testing::Test {
+ protected:
+  int Any(int below) { return static_cast<int>(random_() % static_cast<unsigned>(below)); }
+  int AnyDue() { return Any(8) == 0 ? kNever : Any(1'000'000); }
+  std::uint64_t AnyId() { return 1 + random_() % (last_ + 1); }
+  static Deadline DeadlineOf(int due) {
+    return due == kNever ? Deadline::Never() : Deadline::At(At(due));
+  }
+
+  void InsertOne() {
+    const int due = AnyDue();
+    table_.Insert(Numbered(++last_), DeadlineOf(due));
+    plain_[last_] = due;
+  }
+  void EraseOne() {
+    const std::uint64_t id = AnyId();
+    ASSERT_EQ(table_.Erase(id), plain_.erase(id) != 0);
+  }
+  void MoveOne() {
+    const std::uint64_t id = AnyId();
+    const int due = AnyDue();
+    table_.SetDue(id, DeadlineOf(due));
+    if (plain_.count(id) != 0) plain_[id] = due;
+  }
+  void TakeThoseDue() {
+    const int now = Any(20'000);
+    std::vector<std::uint64_t> expected;
+    for (auto& [id, when] : plain_) {
+      if (when > now) continue;
+      expected.push_back(id);
+      when = kNever;
     }
-    ASSERT_EQ(table.size(), plain.size());
+    auto taken = NumbersOf(table_.TakeDue(At(now)));
+    std::sort(taken.begin(), taken.end());
+    ASSERT_EQ(taken, expected);
+  }
+
+  static constexpr int kNever = std::numeric_limits<int>::max();
+
+  std::mt19937 random_{1};
+  OperationTable table_;
+  std::map<std::uint64_t, int> plain_;  // by number
+  std::uint64_t last_ = 0;
+};
+
+TEST_F(OperationTableModelTest, KnowsWhatIsDueForTensOfThousandsOfRandomSteps) {
+  for (int step = 0; step < 30'000; ++step) {
+    switch (Any(5)) {
+      case 0:
+      case 1: InsertOne(); break;
+      case 2: EraseOne(); break;
+      case 3: MoveOne(); break;
+      default: TakeThoseDue();
+    }
+    ASSERT_EQ(table_.size(), plain_.size());
+    if (HasFatalFailure()) FAIL() << "step " << step;
   }
 }
 
