@@ -17,6 +17,7 @@
 #include "ferry/transfer/region.h"
 #include "ferry/transfer/staged_copy.h"
 #include "ferry/transfer/wire.h"
+#include "ferry/transfer/work_queue.h"
 
 namespace ferry::transfer {
 
@@ -213,7 +214,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   // channel_send.cc
   void SamplePathOnLoop();
   void PumpOnLoop();
-  bool PumpOne(std::deque<std::shared_ptr<OperationState>>* work);
+  bool PumpOne(WorkQueue* work);
   std::uint64_t Share(const OperationState& operation, std::uint64_t least_slices) const;
   void MeasureRate(std::uint64_t bytes);
   bool MayWrite(const OperationState& operation) const;
@@ -279,9 +280,9 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   bool closed_ = false;
 
   // Sending.
-  std::deque<std::shared_ptr<OperationState>> writes_;         // operations with slices to pull
-  std::deque<std::shared_ptr<OperationState>> staged_writes_;  // those that need slots for it
-  std::deque<std::shared_ptr<OperationState>> reads_;
+  WorkQueue writes_;         // operations with slices to pull
+  WorkQueue staged_writes_;  // those that need slots for it
+  WorkQueue reads_;
   std::deque<Unacked> unacked_;
   std::uint32_t first_unacked_ = 0;  // sequence number of unacked_.front(), modulo 2^32
   std::size_t acked_ = 0;            // of unacked_, from the front: acknowledged but not sent whole

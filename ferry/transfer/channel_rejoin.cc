@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_set>
 #include <utility>
 
 #include "ferry/core/check.h"
@@ -75,15 +76,17 @@ void Channel::DropAnswers() {
 // Slices that were pulled and are under way no more.
 void Channel::GiveBack(
     const std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>>& all) {
+  std::unordered_set<const OperationState*> known;
   std::vector<std::shared_ptr<OperationState>> again;  // each once, to be dealt to the lanes
   for (const auto& [operation, slice] : all) {
     if (!operation->ledger.error()) counts_.retries.Add();
     if (operation->ledger.Return(slice)) {
       connection_->RoundIsOver(operation);
-    } else if (std::find(again.begin(), again.end(), operation) == again.end()) {
+    } else if (known.insert(operation.get()).second) {
       again.push_back(operation);
     }
   }
+  // When all are back: a lane lets go of an operation that has no slice left.
   for (const auto& operation : again) connection_->DealAgain(operation);
 }
 

@@ -107,10 +107,7 @@ void Channel::AddWorkOnLoop(std::shared_ptr<OperationState> operation) {
   if (closed_) return;  // whoever closed us stops the ledger
   const bool writes = operation->plan->direction == Direction::kWrite;
   auto& work = !writes ? reads_ : operation->plan->staged ? staged_writes_ : writes_;
-  // It may be here still, when slices were given back.
-  if (std::find(work.begin(), work.end(), operation) == work.end()) {
-    work.push_back(std::move(operation));
-  }
+  work.Add(std::move(operation));  // it may be there still, when slices were given back
   PumpOnLoop();
 }
 
@@ -171,10 +168,11 @@ std::size_t Channel::MostPlainFrames() const {
 }
 
 // Round robin over operations, a slice each.
-bool Channel::PumpOne(std::deque<std::shared_ptr<OperationState>>* work) {
-  std::shared_ptr<OperationState> operation = std::move(work->front());
-  work->pop_front();
+bool Channel::PumpOne(WorkQueue* work) {
+  const std::shared_ptr<OperationState> operation = work->front();
   const auto slice = operation->ledger.Pull();
+  // With its last slice it goes: one that is given back brings it here again.
+  operation->ledger.left() == 0 ? work->Pop() : work->Rotate();
   if (!slice) return true;
   const auto index = static_cast<std::uint32_t>(*slice);
   if (PartOf(*operation->plan, index).share != 0) {
@@ -186,7 +184,6 @@ bool Channel::PumpOne(std::deque<std::shared_ptr<OperationState>>* work) {
   } else {
     SendWriteSlice(operation, index);
   }
-  work->push_back(std::move(operation));
   return true;
 }
 
@@ -475,9 +472,9 @@ void Channel::CloseOnLoop(const Error& error) {
   });
   owes_data ? lane_->Abort() : lane_->Close();
   loop_->CancelDeferredOnLoop(this);
-  writes_.clear();
-  staged_writes_.clear();
-  reads_.clear();
+  writes_.Clear();
+  staged_writes_.Clear();
+  reads_.Clear();
   std::vector<std::shared_ptr<OperationState>> late;  // with the connection
   for (Unacked& frame : std::exchange(unacked_, {})) {
     if (frame.operation && IsCopyHere(*frame.operation, frame.slice)) {

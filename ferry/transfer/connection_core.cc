@@ -118,21 +118,20 @@ void ConnectionCore::Fail(const Error& error) {
 // ---- the life of an operation -------------------------------------------------------------------
 
 ConnectionCore::Op ConnectionCore::FindOnLoop(std::uint64_t id) const {
-  const auto it = operations_.find(id);
-  return it == operations_.end() ? nullptr : it->second;
+  return operations_.Find(id);
 }
 
 void ConnectionCore::BeginOnLoop(const Op& operation) {
   operation_counts_[static_cast<std::size_t>(operation->kind)].begun.Add();
-  operations_.emplace(operation->id, operation);
+  operations_.Insert(operation, operation->deadline);
   if (lost_.load()) return EndOnLoop(operation, LostError());
-  ScheduleOnLoop(operation->deadline);
+  ScheduleOnLoop();
   if (!operation->waits_for_stream) BeginNowOnLoop(operation);
 }
 
 void ConnectionCore::StreamReached(Op operation, const Status& reached) {
   home_->Post([self = shared_from_this(), operation = std::move(operation), reached] {
-    if (self->operations_.count(operation->id) == 0) return;  // it has ended meanwhile
+    if (!self->operations_.Contains(operation->id)) return;  // it has ended meanwhile
     if (self->lost_.load()) return self->EndOnLoop(operation, self->LostError());
     if (reached) return self->BeginNowOnLoop(operation);
     self->EndOnLoop(operation,
@@ -182,7 +181,7 @@ void ConnectionCore::RoundIsOver(const Op& operation) {
 }
 
 void ConnectionCore::RoundIsOverOnLoop(const Op& operation) {
-  if (operations_.count(operation->id) == 0) return;  // the connection has failed in the meantime
+  if (!operations_.Contains(operation->id)) return;  // the connection has failed in the meantime
   const auto error = operation->ledger.error();
   if (operation->kind == OperationKind::kSend &&
       operation->phase == OperationState::Phase::kSlices) {
@@ -197,7 +196,7 @@ void ConnectionCore::RoundIsOverOnLoop(const Op& operation) {
 }
 
 void ConnectionCore::EndOnLoop(const Op& operation, Status status) {
-  if (operations_.erase(operation->id) == 0) return;
+  if (!operations_.Erase(operation->id)) return;
   CountEndOnLoop(*operation, status);
   operation->local_pins.clear();
   if (operation->plan && operation->plan->shared_with != 0) {
@@ -216,7 +215,8 @@ void ConnectionCore::EndOnLoop(const Op& operation, Status status) {
 }
 
 void ConnectionCore::AbortOnLoop(const Op& operation, const Error& error) {
-  if (operations_.count(operation->id) == 0 || std::exchange(operation->aborting, true)) return;
+  if (!operations_.Contains(operation->id) || std::exchange(operation->aborting, true)) return;
+  operations_.SetDue(operation->id, Deadline::Never());
   switch (operation->phase) {
     case OperationState::Phase::kNew: return EndOnLoop(operation, error);
     case OperationState::Phase::kPosted:
@@ -247,8 +247,8 @@ void ConnectionCore::AbandonReads(const Op& operation) {
 void ConnectionCore::DrainOnLoop(const Op& operation) {
   NoticeLanesOnLoop();
   operation->drain_since = Clock::now();
-  operation->drain_deadline = Deadline::After(config_.drain_grace);
-  ScheduleOnLoop(operation->drain_deadline);
+  operations_.SetDue(operation->id, Deadline::After(config_.drain_grace));
+  ScheduleOnLoop();
   for (const auto& channel : channels_) {
     channel->loop()->Post([self = shared_from_this(), at = channel.get()] {
       at->DropStoppedOnLoop();
@@ -258,7 +258,6 @@ void ConnectionCore::DrainOnLoop(const Op& operation) {
 }
 
 void ConnectionCore::DrainIsOverOnLoop(const Op& operation) {
-  operation->drain_deadline = Deadline::Never();  // until the lanes have said who holds it
   auto holders = std::make_shared<std::vector<std::atomic<bool>>>(channels_.size());
   OnEveryLane(
       [operation, holders](Channel& lane) {
@@ -273,7 +272,7 @@ void ConnectionCore::DrainIsOverOnLoop(const Op& operation) {
 // says nothing while others do: for those FailIfStuckOnLoop has the bound.
 void ConnectionCore::EndDrainOnLoop(const Op& operation,
                                     const std::vector<std::atomic<bool>>& holders) {
-  if (ending_ || operations_.count(operation->id) == 0) return;
+  if (ending_ || !operations_.Contains(operation->id)) return;
   NoticeLanesOnLoop();
   const auto heard = [&](const LaneLife& life) { return life.noticed_at > operation->drain_since; };
   const bool peer_heard = std::any_of(lives_.begin(), lives_.end(), heard);
@@ -293,7 +292,8 @@ void ConnectionCore::EndDrainOnLoop(const Op& operation,
 
 // ---- deadlines and liveness ---------------------------------------------------------------------
 
-void ConnectionCore::ScheduleOnLoop(Deadline deadline) {
+void ConnectionCore::ScheduleOnLoop() {
+  const Deadline deadline = operations_.NextDue();
   // A lost connection ends everything anyway, and may be gone before a timer fires.
   if (lost_.load() || deadline.never() || deadline.when() >= next_check_) return;
   next_check_ = deadline.when();
@@ -306,19 +306,9 @@ void ConnectionCore::ScheduleOnLoop(Deadline deadline) {
 
 void ConnectionCore::CheckDeadlinesOnLoop() {
   next_check_ = Clock::time_point::max();
-  const auto now = Clock::now();
-  std::vector<Op> late;
-  Deadline next = Deadline::Never();
-  for (const auto& [id, operation] : operations_) {
-    const Deadline due = operation->aborting ? operation->drain_deadline : operation->deadline;
-    if (due.when() <= now) {
-      late.push_back(operation);
-    } else {
-      next = next.Sooner(due);
-    }
-  }
-  ScheduleOnLoop(next);
-  for (const Op& operation : late) {
+  const std::vector<Op> due = operations_.TakeDue(Clock::now());
+  ScheduleOnLoop();
+  for (const Op& operation : due) {
     if (operation->aborting) {
       DrainIsOverOnLoop(operation);
       continue;
@@ -377,10 +367,7 @@ void ConnectionCore::FailOnLoop(const Error& cause) {
   if (keeper_) keeper_->StopOnLoop();
   // The lanes go on until they are told: a message that still comes finds no receive of ours.
   matcher_ = Matcher();
-  std::vector<Op> all;
-  all.reserve(operations_.size());
-  for (const auto& [id, operation] : operations_) all.push_back(operation);
-  for (const Op& operation : all) {
+  for (const Op& operation : operations_.All()) {
     // What lanes may still touch ends when they are closed.
     if (operation->ledger.active()) {
       if (operation->ledger.Stop(error)) EndOnLoop(operation, *operation->ledger.error());
@@ -410,9 +397,7 @@ void ConnectionCore::ChannelClosedOnLoop() {
   for (const auto& [id, receive] : landing_) regions_->Remove(receive->landing);
   landing_.clear();
   sharing_.EndOnLoop();
-  std::vector<Op> rest;
-  for (const auto& [id, operation] : operations_) rest.push_back(operation);
-  for (const Op& operation : rest) {
+  for (const Op& operation : operations_.All()) {
     if (const auto copy = std::exchange(operation->staged, nullptr)) AwaitStagedCopy(*copy);
     EndOnLoop(operation, operation->abort_error ? *operation->abort_error : LostError());
   }

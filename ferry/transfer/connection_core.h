@@ -16,12 +16,14 @@
 #include "ferry/core/config.h"
 #include "ferry/core/event_loop.h"
 #include "ferry/core/log_limiter.h"
+#include "ferry/core/seeded_hash.h"
 #include "ferry/transfer/channel.h"
 #include "ferry/transfer/counters.h"
 #include "ferry/transfer/event_ring.h"
 #include "ferry/transfer/gpu_sharing.h"
 #include "ferry/transfer/matcher.h"
 #include "ferry/transfer/operation.h"
+#include "ferry/transfer/operation_table.h"
 #include "ferry/transfer/region.h"
 
 namespace ferry::transfer {
@@ -232,7 +234,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   Clock::time_point BeatLanesOnLoop(Clock::time_point now, Clock::duration missed);
   friend class LaneKeeper;
 
-  void ScheduleOnLoop(Deadline deadline);
+  // Sets the timer for the operation that is due first.
+  void ScheduleOnLoop();
   void CheckDeadlinesOnLoop();
   void HeartbeatOnLoop();
   Op FindOnLoop(std::uint64_t id) const;
@@ -277,8 +280,9 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   bool started_ = false;
   bool ending_ = false;  // everything was told to end
   std::optional<Error> failed_early_;
-  std::unordered_map<std::uint64_t, Op> operations_;
-  std::unordered_map<std::uint64_t, Op> landing_;  // receives, by the sender's operation
+  OperationTable operations_;
+  // Receives, by the sender's operation.
+  std::unordered_map<std::uint64_t, Op, SeededHash> landing_;
   Matcher matcher_;
   std::size_t open_channels_ = 0;
   Clock::time_point next_check_ = Clock::time_point::max();

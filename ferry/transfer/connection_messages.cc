@@ -149,7 +149,7 @@ void ConnectionCore::TakeMessageOnLoop(const Op& receive, ArrivedMessage message
 void ConnectionCore::LandMessageOnLoop(const Op& receive,
                                        std::shared_ptr<std::vector<std::byte>> data,
                                        std::uint64_t at) {
-  if (operations_.count(receive->id) == 0) return;
+  if (!operations_.Contains(receive->id)) return;
   if (receive->abort_error) return EndOnLoop(receive, *receive->abort_error);
   if (at == data->size()) return EndOnLoop(receive, Ok());
   auto slot = receive->stager->Take(
@@ -163,7 +163,7 @@ void ConnectionCore::LandMessageOnLoop(const Op& receive,
 
 void ConnectionCore::LandPartOnLoop(const Op& receive, std::shared_ptr<std::vector<std::byte>> data,
                                     std::uint64_t at, StageSlot slot) {
-  if (operations_.count(receive->id) == 0 || receive->abort_error) {
+  if (!operations_.Contains(receive->id) || receive->abort_error) {
     return LandMessageOnLoop(receive, std::move(data), at);
   }
   const auto part = std::span(*data).subspan(at).first(

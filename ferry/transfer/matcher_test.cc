@@ -2,8 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <random>
 #include <string>
+#include <vector>
+
+#include "ferry/transfer/testing/cost.h"
 
 namespace ferry::transfer {
 namespace {
@@ -134,6 +140,227 @@ TEST(Matcher, RemovesAnOfferByItsNumberAndNeverAMessageThatIsHere) {
   EXPECT_EQ(MessageText(*matcher.Post(Receive(1))), "here");
   EXPECT_EQ(matcher.Post(Receive(1))->peer_operation, 6u);
   EXPECT_EQ(matcher.kept_messages(), 0u);
+}
+
+TEST(Matcher, AReceiveThatIsPutBackIsWhereItWas) {
+  Matcher matcher;
+  const auto first = Receive(1);
+  const auto any = Receive(0, 0);
+  const auto last = Receive(2);
+  for (const auto& receive : {first, any, last}) EXPECT_FALSE(matcher.Post(receive));
+  EXPECT_EQ(matcher.TakeReceive(2), any);
+  matcher.PutBack(any);
+  EXPECT_EQ(matcher.TakeReceive(1), first);
+  EXPECT_EQ(matcher.TakeReceive(2), any);
+  EXPECT_EQ(matcher.TakeReceive(2), last);
+}
+
+// ---- against the plainest matcher ---------------------------------------------------------------
+
+// Looks at everything, in order.
+class PlainMatcher {
+ public:
+  std::optional<ArrivedMessage> Post(const Matcher::Receive& receive) {
+    const auto it = std::find_if(arrived_.begin(), arrived_.end(),
+                                 [&](const auto& message) { return Takes(*receive, message.tag); });
+    if (it == arrived_.end()) {
+      posted_.emplace_back(++last_, receive);
+      return std::nullopt;
+    }
+    ArrivedMessage message = std::move(*it);
+    arrived_.erase(it);
+    return message;
+  }
+  Matcher::Receive TakeReceive(std::uint64_t tag) {
+    const auto it = std::find_if(posted_.begin(), posted_.end(),
+                                 [&](const auto& each) { return Takes(*each.second, tag); });
+    if (it == posted_.end()) return nullptr;
+    taken_ = *it;
+    posted_.erase(it);
+    return taken_.second;
+  }
+  // The one that was taken last.
+  void PutBack() {
+    const auto it = std::find_if(posted_.begin(), posted_.end(),
+                                 [&](const auto& each) { return each.first > taken_.first; });
+    posted_.insert(it, taken_);
+  }
+  void Keep(ArrivedMessage message) { arrived_.push_back(std::move(message)); }
+  bool RemoveReceive(const OperationState* receive) {
+    return std::erase_if(posted_, [&](const auto& each) { return each.second.get() == receive; }) >
+           0;
+  }
+  bool RemoveOffer(std::uint64_t peer_operation) {
+    const auto it = std::find_if(arrived_.begin(), arrived_.end(), [&](const auto& message) {
+      return message.offered && message.peer_operation == peer_operation;
+    });
+    if (it == arrived_.end()) return false;
+    arrived_.erase(it);
+    return true;
+  }
+  std::uint64_t kept_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const auto& message : arrived_) bytes += message.data.size();
+    return bytes;
+  }
+  std::size_t kept_messages() const { return arrived_.size(); }
+  const auto& posted() const { return posted_; }
+
+ private:
+  static bool Takes(const OperationState& receive, std::uint64_t tag) {
+    return ((receive.tag ^ tag) & receive.mask) == 0;
+  }
+
+  std::vector<std::pair<std::uint64_t, Matcher::Receive>> posted_;  // with their places
+  std::vector<ArrivedMessage> arrived_;
+  std::pair<std::uint64_t, Matcher::Receive> taken_;
+  std::uint64_t last_ = 0;
+};
+
+// Does the same to a Matcher and a PlainMatcher, at random.
+class MatcherModelTest : public ::testing::TestWithParam<unsigned> {
+ protected:
+  // Few tags, so that most match something; more masks than are indexed.
+  std::uint64_t AnyTag() { return Any(12) | (Any(2) << 40); }
+  std::uint64_t AnyMask() {
+    constexpr std::array<std::uint64_t, 12> kMasks{
+        ~std::uint64_t{0}, ~std::uint64_t{0},     ~std::uint64_t{0}, 0, ~std::uint64_t{1},
+        ~std::uint64_t{3}, std::uint64_t{3},      std::uint64_t{7},  5, 6,
+        std::uint64_t{9},  std::uint64_t{1} << 40};
+    return kMasks[Any(kMasks.size())];
+  }
+  std::uint64_t Any(std::uint64_t below) { return random_() % below; }
+
+  void PostOne() {
+    const auto receive = Receive(AnyTag(), AnyMask());
+    const auto message = matcher_.Post(receive);
+    const auto expected = plain_.Post(receive);
+    ASSERT_EQ(message.has_value(), expected.has_value());
+    if (message) ExpectSame(*message, *expected);
+  }
+  void BringOne() {
+    const std::uint64_t tag = AnyTag();
+    const auto receive = matcher_.TakeReceive(tag);
+    ASSERT_EQ(receive, plain_.TakeReceive(tag));
+    if (receive && Any(4) == 0) {
+      matcher_.PutBack(receive);
+      plain_.PutBack();
+    } else if (!receive) {
+      ArrivedMessage message =
+          Any(2) == 0 ? Offer(tag, Any(50), ++number_) : Message(tag, std::to_string(++number_));
+      plain_.Keep(message);
+      matcher_.Keep(std::move(message));
+    }
+  }
+  void CancelOne() {
+    if (plain_.posted().empty()) return;
+    const auto receive = plain_.posted()[Any(plain_.posted().size())].second;
+    EXPECT_TRUE(plain_.RemoveReceive(receive.get()));
+    ASSERT_TRUE(matcher_.RemoveReceive(receive.get()));
+    ASSERT_FALSE(matcher_.RemoveReceive(receive.get()));
+  }
+  void WithdrawOne() {
+    const std::uint64_t number = Any(50);
+    ASSERT_EQ(matcher_.RemoveOffer(number), plain_.RemoveOffer(number));
+  }
+  void ExpectSameCounts() {
+    ASSERT_EQ(matcher_.kept_messages(), plain_.kept_messages());
+    ASSERT_EQ(matcher_.kept_bytes(), plain_.kept_bytes());
+  }
+  static void ExpectSame(const ArrivedMessage& message, const ArrivedMessage& expected) {
+    ASSERT_EQ(message.tag, expected.tag);
+    ASSERT_EQ(message.bytes, expected.bytes);
+    ASSERT_EQ(message.peer_operation, expected.peer_operation);
+    ASSERT_EQ(message.offered, expected.offered);
+    ASSERT_EQ(message.data, expected.data);
+  }
+
+  std::mt19937_64 random_{GetParam()};
+  Matcher matcher_;
+  PlainMatcher plain_;
+  std::uint64_t number_ = 0;
+};
+
+// Spells in which mostly receives are posted, and spells in which mostly messages come, so that
+// both sides have many waiting at times, and none at others.
+TEST_P(MatcherModelTest, GivesWhatLookingAtEverythingGivesForTensOfThousandsOfRandomSteps) {
+  for (int step = 0; step < 20'000; ++step) {
+    const std::uint64_t choice = Any(20);
+    const bool posts = step / 500 % 2 == 0 ? choice < 11 : choice < 6;
+    if (choice < 17) {
+      posts ? PostOne() : BringOne();
+    } else {
+      choice < 19 ? CancelOne() : WithdrawOne();
+    }
+    ExpectSameCounts();
+    if (HasFatalFailure()) FAIL() << "step " << step;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Seeds, MatcherModelTest, ::testing::Range(1U, 5U));
+
+// ---- many ---------------------------------------------------------------------------------------
+
+// In another order than that in which they were put there.
+std::uint64_t NextTag(std::uint64_t* tag, std::size_t count) {
+  *tag = (*tag + 7'919) % count;
+  return *tag;
+}
+
+TEST(MatcherWithMany, FindsAReceiveWithoutASearchThroughAllReceives) {
+  const auto growth = CostGrowth([](std::size_t count) {
+    auto matcher = std::make_shared<Matcher>();
+    for (std::size_t tag = 0; tag < count; ++tag) (void)matcher->Post(Receive(tag));
+    (void)matcher->Post(Receive(count, ~std::uint64_t{1}));
+    return [matcher, count, tag = std::uint64_t{0}]() mutable {
+      (void)matcher->Post(matcher->TakeReceive(NextTag(&tag, count)));
+    };
+  });
+  EXPECT_LT(growth, kMostGrowth);
+}
+
+TEST(MatcherWithMany, RemovesAReceiveWithoutASearchThroughAllOfItsTag) {
+  const auto growth = CostGrowth([](std::size_t count) {
+    auto matcher = std::make_shared<Matcher>();
+    auto receives = std::make_shared<std::vector<Matcher::Receive>>();
+    for (std::size_t i = 0; i < count; ++i) {
+      receives->push_back(Receive(1));
+      (void)matcher->Post(receives->back());
+    }
+    return [matcher, receives, count, at = std::uint64_t{0}]() mutable {
+      const auto& receive = (*receives)[NextTag(&at, count)];
+      EXPECT_TRUE(matcher->RemoveReceive(receive.get()));
+      (void)matcher->Post(receive);
+    };
+  });
+  EXPECT_LT(growth, kMostGrowth);
+}
+
+TEST(MatcherWithMany, FindsAMessageWithoutASearchThroughAllMessagesByWholeTagsAndByMasks) {
+  for (const std::uint64_t mask : {~std::uint64_t{0}, ~std::uint64_t{0xF}}) {
+    const auto growth = CostGrowth([mask](std::size_t count) {
+      auto matcher = std::make_shared<Matcher>();
+      for (std::size_t tag = 0; tag < count; ++tag) matcher->Keep(Offer(tag, tag, 1));
+      return [matcher, count, receive = Receive(0, mask)]() mutable {
+        receive->tag = NextTag(&receive->tag, count);
+        auto message = matcher->Post(receive);
+        ASSERT_TRUE(message);
+        matcher->Keep(*std::move(message));
+      };
+    });
+    EXPECT_LT(growth, kMostGrowth) << mask;
+  }
+}
+
+TEST(MatcherWithMany, RemovesAnOfferWithoutASearchThroughAllMessages) {
+  const auto growth = CostGrowth([](std::size_t count) {
+    auto matcher = std::make_shared<Matcher>();
+    for (std::size_t tag = 0; tag < count; ++tag) matcher->Keep(Offer(tag, tag, 1));
+    return [matcher, count, tag = std::uint64_t{0}]() mutable {
+      EXPECT_TRUE(matcher->RemoveOffer(NextTag(&tag, count)));
+      matcher->Keep(Offer(tag, tag, 1));
+    };
+  });
+  EXPECT_LT(growth, kMostGrowth);
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ struct OperationState {
   Stager* stager = nullptr;             // kSend, kRecv: of the GPU whose memory that is
   std::uint64_t tag = 0;                // kSend, kRecv
   std::uint64_t mask = 0;               // kRecv
+  std::uint64_t posted_as = 0;          // kRecv: its place in the Matcher's order
   bool checksum = false;                // kWrite, kRead: whatever the connection does
 
   // Set before lanes are given the round of slices that needs it.
@@ -59,7 +60,6 @@ struct OperationState {
   bool waits_for_stream = false;  // in kNew: set before, until its stream has come so far
   bool aborting = false;
   Clock::time_point drain_since{};  // aborting: when lanes were asked last
-  Deadline drain_deadline = Deadline::Never();
   std::optional<Error> abort_error;
   std::optional<wire::SolicitBody> solicited;  // kSend in kMessage: asked for, or
   std::optional<Status> declined;              // settled, before its frame had left

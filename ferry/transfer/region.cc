@@ -55,6 +55,7 @@ Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memor
   Slot& slot = slots_[region->id];
   region->generation = ++slot.generation;
   slot.region = region;
+  bytes_ += memory.size();
   return region;
 }
 
@@ -65,6 +66,7 @@ void RegionTable::Remove(const std::shared_ptr<RegionState>& region) {
     if (slot.region == region) {
       slot.region.reset();
       free_.push_back(region->id);
+      bytes_ -= region->memory.size();
     }
   }
   region->gate.Close();
@@ -72,18 +74,19 @@ void RegionTable::Remove(const std::shared_ptr<RegionState>& region) {
 
 Result<wire::KeyBody> RegionTable::Grant(const std::shared_ptr<RegionState>& region,
                                          const Uuid& peer, Rights rights) {
+  std::uint64_t token = RandomU64();  // not under the mutex: the kernel is asked for it
   const std::unique_lock lock(mutex_);
   if (slots_[region->id].region != region) {
     return Error(Code::kInvalidArgument,
                  fmt::format("region {} was deregistered: there is nothing to grant", region->id));
   }
-  region->grants.push_back({RandomU64(), peer, rights});
-  return wire::KeyBody{region->id, region->generation, region->grants.back().token};
+  while (!region->grants.Add({token, peer, rights})) token = RandomU64();
+  return wire::KeyBody{region->id, region->generation, token};
 }
 
 void RegionTable::Withdraw(const std::shared_ptr<RegionState>& region, const Uuid& peer) {
   const std::unique_lock lock(mutex_);
-  std::erase_if(region->grants, [&](const RegionGrant& grant) { return grant.peer == peer; });
+  region->grants.Withdraw(peer);
 }
 
 Result<Rights> RegionTable::RightsOf(const RegionState& region, const wire::KeyBody& key,
@@ -95,9 +98,8 @@ Result<Rights> RegionTable::RightsOf(const RegionState& region, const wire::KeyB
                              "that it came by",
                              key.region));
   }
-  const auto grant = std::find_if(region.grants.begin(), region.grants.end(),
-                                  [&](const RegionGrant& each) { return each.token == key.token; });
-  if (grant == region.grants.end()) {
+  const RegionGrant* const grant = region.grants.Find(key.token);
+  if (grant == nullptr) {
     return Error(Code::kRefused,
                  fmt::format("the key of region {} carries a wrong token; use the key that this "
                              "endpoint gave out, unchanged, and has not taken back",
@@ -141,13 +143,7 @@ Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted, con
 
 RegionTable::Size RegionTable::Registered() const {
   const std::shared_lock lock(mutex_);
-  Size size;
-  for (const Slot& slot : slots_) {
-    if (!slot.region) continue;
-    ++size.regions;
-    size.bytes += slot.region->memory.size();
-  }
-  return size;
+  return {slots_.size() - free_.size(), bytes_};
 }
 
 bool RegionTable::Has(const RegionState* region) const {

@@ -12,6 +12,7 @@
 #include "ferry/core/gate.h"
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
+#include "ferry/transfer/grant_table.h"
 #include "ferry/transfer/wire.h"
 
 namespace ferry::transfer {
@@ -24,13 +25,6 @@ constexpr bool Includes(Rights have, Rights want) noexcept {
   return (static_cast<unsigned>(have) & static_cast<unsigned>(want)) == static_cast<unsigned>(want);
 }
 const char* RightsName(Rights rights) noexcept;
-
-// A key that only one peer may use, and for what.
-struct RegionGrant {
-  std::uint64_t token = 0;
-  Uuid peer;
-  Rights rights = Rights::kNone;
-};
 
 // Who asks for access: a connection, and the endpoint at its other end.
 struct Accessor {
@@ -46,8 +40,8 @@ struct RegionState {
   std::span<std::byte> memory;  // which the CPU cannot touch if there is a stager
   Stager* stager = nullptr;     // of the GPU whose memory it is; null: host memory
   Rights rights = Rights::kNone;
-  const void* only_for = nullptr;   // the one connection whose peer may use it; null: any
-  std::vector<RegionGrant> grants;  // under the table's mutex
+  const void* only_for = nullptr;  // the one connection whose peer may use it; null: any
+  GrantTable grants;               // under the table's mutex
   Gate gate;  // held by operations and lanes that touch the memory; closed by Remove
 };
 
@@ -112,6 +106,7 @@ class RegionTable {
   mutable std::shared_mutex mutex_;
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_;
+  std::uint64_t bytes_ = 0;  // of all regions
 };
 
 // Of a remote access. kRefused.

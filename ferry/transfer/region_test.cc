@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "ferry/transfer/testing/cost.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::transfer {
@@ -326,6 +327,50 @@ TEST_F(RegionTableTest, AGrantEndsWhenItIsWithdrawnOrItsRegionRemoved) {
   }
   table_.Remove(region);
   EXPECT_FALSE(table_.Grant(region, peer.peer, Rights::kRead));
+}
+
+TEST_F(RegionTableTest, WithdrawingFromOnePeerLeavesTheKeysOfTheOthers) {
+  const auto region = Add(Rights::kNone);
+  const Accessor one{nullptr, Uuid::Random()};
+  const Accessor other{nullptr, Uuid::Random()};
+  const auto taken = table_.Grant(region, one.peer, Rights::kRead);
+  const auto kept = table_.Grant(region, other.peer, Rights::kRead);
+  ASSERT_TRUE(taken && kept);
+  table_.Withdraw(region, one.peer);
+  EXPECT_FALSE(table_.Open(*taken, Rights::kRead, one));
+  EXPECT_TRUE(table_.Open(*kept, Rights::kRead, other));
+  const auto again = table_.Grant(region, one.peer, Rights::kRead);
+  ASSERT_TRUE(again);
+  EXPECT_TRUE(table_.Open(*again, Rights::kRead, one));
+}
+
+TEST_F(RegionTableTest, CountsTheBytesOfTheRegionsThatAreThere) {
+  const auto first = Add();
+  const auto second = Add();
+  EXPECT_EQ(table_.Registered().regions, 2u);
+  EXPECT_EQ(table_.Registered().bytes, 2 * memory_.size());
+  table_.Remove(first);
+  table_.Remove(first);
+  EXPECT_EQ(table_.Registered().regions, 1u);
+  EXPECT_EQ(table_.Registered().bytes, memory_.size());
+  table_.Remove(second);
+  EXPECT_EQ(table_.Registered().bytes, 0u);
+}
+
+TEST_F(RegionTableTest, OpensAndWithdrawsAGrantedKeyWithoutASearchThroughAllGrants) {
+  const auto growth = CostGrowth([this](std::size_t count) {
+    const auto region = Add(Rights::kNone);
+    for (std::size_t i = 0; i < count; ++i) {
+      EXPECT_TRUE(table_.Grant(region, Uuid::Random(), Rights::kRead));
+    }
+    const Accessor last{nullptr, Uuid::Random()};
+    const auto key = Must(table_.Grant(region, last.peer, Rights::kRead));
+    return [this, region, last, key, nobody = Uuid::Random()] {
+      EXPECT_TRUE(table_.Open(key, Rights::kRead, last));
+      table_.Withdraw(region, nobody);
+    };
+  });
+  EXPECT_LT(growth, kMostGrowth);
 }
 
 }  // namespace

@@ -1,0 +1,98 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "ferry/core/seeded_hash.h"
+
+namespace ferry {
+
+// A hash table from numbers, which a peer may choose, to small values that are cheap to move. It is
+// one piece of memory, at most half full, and a key is at its own place or a few after it: a
+// look-up among many costs one cache miss, where std::unordered_map costs three or more, and no
+// allocation. Pointers to values are valid until the next change.
+template <class Value>
+class NumberMap {
+ public:
+  NumberMap() = default;
+  NumberMap(NumberMap&& other) noexcept
+      : slots_(std::move(other.slots_)), size_(std::exchange(other.size_, 0)) {}
+  NumberMap& operator=(NumberMap&& other) noexcept {
+    slots_ = std::move(other.slots_);
+    size_ = std::exchange(other.size_, 0);
+    return *this;
+  }
+
+  // Null where there is none.
+  Value* Find(std::uint64_t key) noexcept {
+    if (size_ == 0) return nullptr;
+    Slot& slot = slots_[PlaceOf(key)];
+    return slot.used ? &slot.value : nullptr;
+  }
+  // A new one where there is none.
+  Value& operator[](std::uint64_t key) {
+    if (2 * (size_ + 1) > slots_.size()) Grow();
+    Slot& slot = slots_[PlaceOf(key)];
+    if (!slot.used) {
+      slot.used = true;
+      slot.key = key;
+      ++size_;
+    }
+    return slot.value;
+  }
+  // False where there was none.
+  bool Erase(std::uint64_t key) {
+    if (size_ == 0) return false;
+    std::size_t hole = PlaceOf(key);
+    if (!slots_[hole].used) return false;
+    // Those after it that the hole would hide from a look-up move up.
+    for (std::size_t at = After(hole); slots_[at].used; at = After(at)) {
+      if (Distance(HomeOf(slots_[at].key), at) < Distance(hole, at)) continue;
+      slots_[hole] = std::move(slots_[at]);
+      hole = at;
+    }
+    slots_[hole] = Slot();
+    if (--size_ == 0 && slots_.size() > kMaxIdleSlots) std::vector<Slot>().swap(slots_);
+    return true;
+  }
+  bool empty() const noexcept { return size_ == 0; }
+  std::size_t size() const noexcept { return size_; }
+
+ private:
+  static constexpr std::size_t kMinSlots = 16;
+  static constexpr std::size_t kMaxIdleSlots = 1024;  // of an empty table
+
+  struct Slot {
+    std::uint64_t key = 0;
+    bool used = false;
+    Value value{};
+  };
+
+  // The number of slots is a power of two.
+  std::size_t HomeOf(std::uint64_t key) const noexcept {
+    return SeededHash()(key) & (slots_.size() - 1);
+  }
+  std::size_t After(std::size_t at) const noexcept { return (at + 1) & (slots_.size() - 1); }
+  std::size_t Distance(std::size_t from, std::size_t to) const noexcept {
+    return (to - from) & (slots_.size() - 1);
+  }
+  // Of the key, or where it would be put.
+  std::size_t PlaceOf(std::uint64_t key) const noexcept {
+    std::size_t at = HomeOf(key);
+    while (slots_[at].used && slots_[at].key != key) at = After(at);
+    return at;
+  }
+  void Grow() {
+    std::vector<Slot> old(slots_.empty() ? kMinSlots : 2 * slots_.size());
+    old.swap(slots_);
+    for (Slot& slot : old) {
+      if (slot.used) slots_[PlaceOf(slot.key)] = std::move(slot);
+    }
+  }
+
+  std::vector<Slot> slots_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace ferry

@@ -1,0 +1,22 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace ferry {
+
+// For tables whose keys a peer chooses: without the seed, which is random and the same for the
+// whole process, it cannot choose keys that share a bucket.
+class SeededHash {
+ public:
+  std::size_t operator()(std::uint64_t key) const noexcept {
+    std::uint64_t mixed = key ^ Seed();
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9U;
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBU;
+    return static_cast<std::size_t>(mixed ^ (mixed >> 31));
+  }
+
+ private:
+  static std::uint64_t Seed() noexcept;
+};
+
+}  // namespace ferry

@@ -1,0 +1,42 @@
+#include "ferry/transfer/work_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ferry::transfer {
+
+void WorkQueue::Add(Op operation) {
+  if (!members_.insert(operation.get()).second) return;
+  if (queue_.size() >= sweep_at_) Sweep();
+  queue_.push_back(std::move(operation));
+}
+
+void WorkQueue::Rotate() {
+  queue_.push_back(std::move(queue_.front()));
+  queue_.pop_front();
+}
+
+void WorkQueue::Pop() {
+  members_.erase(queue_.front().get());
+  queue_.pop_front();
+  if (queue_.empty()) sweep_at_ = kLeastSweep;
+}
+
+void WorkQueue::Clear() {
+  queue_.clear();
+  members_.clear();
+  sweep_at_ = kLeastSweep;
+}
+
+// Operations that were cancelled, or that other lanes have pulled the last slice of, would stay
+// until their turn, which may not come while the lane is blocked. A slice that is given back brings
+// its operation back, too.
+void WorkQueue::Sweep() {
+  const auto is_over = [this](const Op& operation) {
+    return operation->ledger.left() == 0 && members_.erase(operation.get()) != 0;
+  };
+  queue_.erase(std::remove_if(queue_.begin(), queue_.end(), is_over), queue_.end());
+  sweep_at_ = std::max(kLeastSweep, 2 * queue_.size());
+}
+
+}  // namespace ferry::transfer
