@@ -55,8 +55,10 @@ Status EndpointCore::Start() {
   listening_ = listener_->address();
   link_watch_ = provider_->WatchLinks(
       front_loop(), [this](const net::LinkChange& change) { OnLinkChange(change); });
-  for (std::size_t i = 0; i < loops_.size(); ++i) {
-    loops_[i]->StartWorker(fmt::format("ferry-{}", i).c_str());
+  // The listener's loop last: without all the others nobody is let in, and what was made goes as it
+  // came.
+  for (std::size_t i = loops_.size(); i-- > 0;) {
+    FERRY_TRY(loops_[i]->StartWorker(fmt::format("ferry-{}", i).c_str()));
   }
   return Ok();
 }
