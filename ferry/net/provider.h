@@ -191,8 +191,9 @@ class Provider {
   virtual Capabilities capabilities() const = 0;
   // Call before the loop runs or on it. Takes a free port of config.port_range if address.port is
   // 0. `accepted` runs on `loop`, with lanes whose TLS handshake, if any, is over; what fails
-  // before is logged. Errors: kUnavailable (ports taken), kInvalidArgument (address, or files for
-  // TLS).
+  // before is logged. A host name is looked up first, for at most config.connect_timeout: not on a
+  // loop. Errors: kUnavailable (ports taken), kInvalidArgument (address, or files for TLS),
+  // kTimedOut (host name).
   virtual Result<std::unique_ptr<Listener>> Listen(const Address& address, const Config& config,
                                                    EventLoop* loop, Accepted accepted) = 0;
   // OnLoop; does not block. `connected` runs on `loop`, once, by the deadline: with an unattached

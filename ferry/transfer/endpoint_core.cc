@@ -44,8 +44,9 @@ Status EndpointCore::Start() {
     loops_.push_back(std::move(loop));
   }
   if (!config_.metrics_address.empty()) {
-    FERRY_TRY_ASSIGN(metrics_,
-                     MetricsServer::Start(config_.metrics_address, [this] { return Counters(); }));
+    FERRY_TRY_ASSIGN(metrics_, MetricsServer::Start(config_.metrics_address,
+                                                    Deadline::After(config_.connect_timeout),
+                                                    [this] { return Counters(); }));
   }
   reception_ = std::make_unique<Reception>(this);
   FERRY_TRY_ASSIGN(listener_, provider_->Listen({config_.listen_host, 0}, config_, front_loop(),
@@ -65,6 +66,7 @@ Status EndpointCore::Start() {
 
 void EndpointCore::Shutdown() {
   if (closing_.exchange(true)) return;
+  names_.Cancel();
   metrics_.reset();
   front_loop()->Post([this] {
     listener_.reset();
