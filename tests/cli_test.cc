@@ -1,8 +1,10 @@
 // The program as its users see it: exit codes, sentences, JSON, and two processes of it at work.
 #include <arpa/inet.h>
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -27,6 +29,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 // Operations in flight at once write the same bytes to the same place, as `perf` means them to;
@@ -309,6 +312,36 @@ TEST(Perf, AClientWhoseServerDiesEndsWithCode3) {
   EXPECT_THAT(client.ReadLine(), HasSubstr(address));
   server.Signal(SIGKILL);
   EXPECT_EQ(client.Finish().exit_code, 3);
+}
+
+// One of its threads is named so.
+bool HasThread(pid_t pid, const std::string& name) {
+  std::error_code ignored;
+  const fs::path tasks = fmt::format("/proc/{}/task", pid);
+  for (const auto& task : fs::directory_iterator(tasks, ignored)) {
+    std::string found;
+    if (std::ifstream(task.path() / "comm") >> found && found == name) return true;
+  }
+  return false;
+}
+
+TEST(Perf, AServerThatIsFrozenWhileTheFloorIsMeasuredIsNamedWithItsSilence) {
+  Program server({"perf", "server", "--listen", "127.0.0.1", "--port", "0", "--json", "--set",
+                  "peer_timeout=2s"});
+  const std::string address = AddressOf(&server);
+  // The first that it does at length is to choose the floor's chunk.
+  Program client({"perf", "client", address, "--size", "1MiB", "--iters", "1000000", "--set",
+                  "peer_timeout=2s", "--lanes", "2"});
+  EXPECT_THAT(client.ReadLine(), HasSubstr(address));
+  const Deadline deadline = Deadline::After(kProgramPatience);
+  while (!HasThread(client.pid(), "ferry-floor") && !deadline.expired()) ::sched_yield();
+  server.Signal(SIGSTOP);
+  const ProgramEnd ended = client.Finish();
+  server.Signal(SIGCONT);
+  EXPECT_EQ(ended.exit_code, 3);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("127.0.0.1:"), HasSubstr("has been silent for 2 s"),
+                               HasSubstr("while the plain-socket floor was measured"),
+                               Not(HasSubstr("--deadline"))));
 }
 
 TEST(Perf, CtrlCEndsBothSidesOfALoopback) {

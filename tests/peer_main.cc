@@ -4,6 +4,7 @@
 
 #include "tests/echo_role.h"
 #include "tests/engine_peer.h"
+#include "tests/limits_role.h"
 #include "tests/peer_process.h"
 #include "tests/raw_role.h"
 
@@ -13,6 +14,7 @@ int main(int argc, char** argv) {
   if (const std::string_view role = ferry::tests::RoleOf(argc, argv); !role.empty()) {
     LinePipe parent = ferry::tests::JoinParent();
     if (role == "engine") return ferry::tests::RunEnginePeer(parent);
+    if (role == "limited") return ferry::tests::RunLimitedPeer(parent);
     if (role == "raw") return ferry::tests::RunRawPeer(parent);
     if (role == "echo") return ferry::tests::RunEchoPeer(parent);
     return 2;

@@ -35,8 +35,11 @@ Status Engine::Start() {
   // On a loop whose worker is always there.
   FERRY_TRY_ASSIGN(door_, Door::Open(this, Bulk(0)));
   // NCCL's threads' to poll.
-  for (auto& loop : swift_) loop->StartWorker("ferry-swift");
-  for (auto& loop : bulk_) loop->StartWorker("ferry-nccl", config.spin, &spin_permits_);
+  for (auto& loop : swift_) FERRY_TRY(loop->StartWorker("ferry-swift"));
+  // The listener's loop last: without all the others nobody is let in.
+  for (std::size_t i = bulk_.size(); i-- > 0;) {
+    FERRY_TRY(bulk_[i]->StartWorker("ferry-nccl", config.spin, &spin_permits_));
+  }
   InformInit(
       fmt::format("listening on port {} at {}; {} workers, {} bulk lanes for each comm, {} devices",
                   door_->port(), nic_.AddressText(), settings_.workers, settings_.bulk_lanes,

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <thread>
 #include <utility>
 #include <variant>
 
@@ -15,6 +14,7 @@
 #include "bindings/python/facts.h"
 #include "bindings/python/transfer.h"
 #include "bindings/python/waiting.h"
+#include "ferry/core/thread.h"
 
 namespace ferry::python {
 namespace {
@@ -98,12 +98,14 @@ struct Attempt {
 template <class Connect>
 Connected ConnectBeside(Connect connect) {
   auto attempt = std::make_shared<Attempt>();
-  std::thread([attempt, connect = std::move(connect)]() mutable {
+  auto thread = StartThread("connect()", [attempt, connect = std::move(connect)]() mutable {
     Connected result = connect();
     const std::lock_guard lock(attempt->mutex);
     attempt->result.emplace(std::move(result));
     attempt->ended.notify_all();
-  }).detach();
+  });
+  if (!thread) return thread.error();
+  thread->detach();
   Check(WaitInParts(Deadline::Never(), [&](Deadline part) -> Status {
     std::unique_lock lock(attempt->mutex);
     attempt->ended.wait_until(lock, part.when(), [&] { return attempt->result.has_value(); });

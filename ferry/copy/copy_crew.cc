@@ -6,6 +6,7 @@
 
 #include "ferry/core/check.h"
 #include "ferry/core/deadline.h"
+#include "ferry/core/thread.h"
 #include "ferry/core/units.h"
 
 namespace ferry {
@@ -19,11 +20,17 @@ constexpr auto kAwake = std::chrono::microseconds(200);
 
 }  // namespace
 
-CopyCrew::CopyCrew(int threads) {
+Result<std::unique_ptr<CopyCrew>> CopyCrew::Create(int threads) {
   FERRY_CHECK(threads >= 1, threads);
+  std::unique_ptr<CopyCrew> crew(new CopyCrew);
   for (int i = 1; i < threads; ++i) {
-    members_.emplace_back([this, i] { Work(static_cast<std::size_t>(i)); });
+    FERRY_TRY_ASSIGN(std::thread member,
+                     StartThread("copies of host memory", [self = crew.get(), i] {
+                       self->Work(static_cast<std::size_t>(i));
+                     }));
+    crew->members_.push_back(std::move(member));
   }
+  return crew;
 }
 
 CopyCrew::~CopyCrew() {

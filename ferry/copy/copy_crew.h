@@ -2,8 +2,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
+
+#include "ferry/core/result.h"
 
 namespace ferry {
 
@@ -11,8 +14,8 @@ namespace ferry {
 // thread at a time calls it.
 class CopyCrew {
  public:
-  // As many threads copy, the calling one among them; at least 1.
-  explicit CopyCrew(int threads);
+  // As many threads copy, the calling one among them; at least 1. Errors: kUnavailable (threads).
+  static Result<std::unique_ptr<CopyCrew>> Create(int threads);
   ~CopyCrew();
   CopyCrew(const CopyCrew&) = delete;
   CopyCrew& operator=(const CopyCrew&) = delete;
@@ -29,6 +32,7 @@ class CopyCrew {
     bool last = false;     // nothing to copy: members end
   };
 
+  CopyCrew() = default;
   void Work(std::size_t member);
   void CopyPart(std::size_t member) const;
   void Begin(const Task& task);

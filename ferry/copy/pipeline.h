@@ -123,7 +123,7 @@ class Pipeline {
   };
 
   Pipeline(cuda::DeviceApi* api, int ordinal, const PipelineOptions& options)
-      : api_(api), ordinal_(ordinal), options_(options), crew_(options.staging_threads) {}
+      : api_(api), ordinal_(ordinal), options_(options) {}
   Status Init();
   Status InitSlot(std::size_t index, std::size_t stride);
 
@@ -151,7 +151,7 @@ class Pipeline {
   cuda::DeviceApi* const api_;
   const int ordinal_;
   const PipelineOptions options_;
-  CopyCrew crew_;
+  std::unique_ptr<CopyCrew> crew_;
   cuda::PinnedBuffer pool_;
   cuda::DeviceBuffer device_;
   std::vector<cuda::Stream> streams_;

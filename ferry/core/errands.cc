@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "ferry/core/thread.h"
+
 namespace ferry {
 
 Errands::~Errands() {
@@ -13,13 +15,16 @@ Errands::~Errands() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Errands::Post(Task task) {
+Status Errands::Post(Task task) {
   {
     const std::lock_guard lock(mutex_);
+    if (!thread_.joinable()) {
+      FERRY_TRY_ASSIGN(thread_, StartThread<std::jthread>("long tasks", [this] { Run(); }));
+    }
     tasks_.push_back(std::move(task));
-    if (!thread_.joinable()) thread_ = std::jthread([this] { Run(); });
   }
   changed_.notify_one();
+  return Ok();
 }
 
 void Errands::Run() {

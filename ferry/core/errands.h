@@ -4,6 +4,7 @@
 #include <mutex>
 #include <thread>
 
+#include "ferry/core/result.h"
 #include "ferry/core/unique_function.h"
 
 namespace ferry {
@@ -20,7 +21,8 @@ class Errands {
   Errands(const Errands&) = delete;
   Errands& operator=(const Errands&) = delete;
 
-  void Post(Task task);
+  // Errors: kUnavailable (threads), for the first task; the thread then stays.
+  Status Post(Task task);
 
  private:
   void Run();

@@ -13,8 +13,10 @@ TEST(ErrandsTest, AreRunInTheirOrderByAnotherThread) {
   std::thread::id by;
   {
     Errands errands;
-    for (int i = 0; i < 100; ++i) errands.Post([&order, i] { order.push_back(i); });
-    errands.Post([&by] { by = std::this_thread::get_id(); });
+    for (int i = 0; i < 100; ++i) {
+      EXPECT_TRUE(errands.Post([&order, i] { order.push_back(i); }));
+    }
+    EXPECT_TRUE(errands.Post([&by] { by = std::this_thread::get_id(); }));
   }
   ASSERT_EQ(order.size(), 100u);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
@@ -26,14 +28,14 @@ TEST(ErrandsTest, AreAllRunBeforeTheirEndAlsoWhatOnesOwnEndPosts) {
     Errands* errands;
     bool* ran;
     ~PostsWhenItGoes() {
-      errands->Post([ran = ran] { *ran = true; });
+      EXPECT_TRUE(errands->Post([ran = ran] { *ran = true; }));
     }
   };
   bool ran = false;
   {
     Errands errands;
     auto last = std::make_shared<PostsWhenItGoes>(PostsWhenItGoes{&errands, &ran});
-    errands.Post([last = std::move(last)] {});
+    EXPECT_TRUE(errands.Post([last = std::move(last)] {}));
   }
   EXPECT_TRUE(ran);
 }

@@ -1,5 +1,6 @@
 #include "ferry/core/event_loop.h"
 
+#include <fmt/core.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <utility>
 
 #include "ferry/core/check.h"
+#include "ferry/core/thread.h"
 
 namespace ferry {
 namespace {
@@ -34,12 +36,14 @@ Result<std::unique_ptr<EventLoop>> EventLoop::Create(microseconds linger) {
 
 EventLoop::~EventLoop() { Stop(); }
 
-void EventLoop::StartWorker(const char* thread_name, microseconds spin, SpinPermits* permits) {
+Status EventLoop::StartWorker(const char* thread_name, microseconds spin, SpinPermits* permits) {
   FERRY_CHECK(!worker_.joinable());
   spin_ = spin;
   spin_permits_ = permits;
-  worker_ = std::thread([this] { WorkerMain(); });
+  FERRY_TRY_ASSIGN(
+      worker_, StartThread(fmt::format("the worker {}", thread_name), [this] { WorkerMain(); }));
   (void)::pthread_setname_np(worker_.native_handle(), thread_name);
+  return Ok();
 }
 
 void EventLoop::Stop() {

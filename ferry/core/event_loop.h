@@ -78,9 +78,9 @@ class EventLoop {
   EventLoop& operator=(const EventLoop&) = delete;
 
   // `spin`: how long the worker polls after it had something to do, before it sleeps; with
-  // `permits`, which outlive the loop, only while it has one.
-  void StartWorker(const char* thread_name, microseconds spin = microseconds(0),
-                   SpinPermits* permits = nullptr);
+  // `permits`, which outlive the loop, only while it has one. Errors: kUnavailable (threads).
+  Status StartWorker(const char* thread_name, microseconds spin = microseconds(0),
+                     SpinPermits* permits = nullptr);
   // Any thread but the driver. Stops and joins the worker, and waits until the application threads
   // in DriveUntil have left: no callback runs afterwards. Tasks still queued,
   // tasks posted later and timers are destroyed without running.

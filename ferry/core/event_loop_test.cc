@@ -89,7 +89,7 @@ TEST(EventLoop, KnowsWhichThreadDrives) {
 
 TEST(EventLoop, RunsTasksWhetherItsWorkerSpinsOrSleeps) {
   auto loop = MakeLoop();
-  loop->StartWorker("test", milliseconds(2));
+  ASSERT_TRUE(loop->StartWorker("test", milliseconds(2)));
   for (int i = 0; i < 20; ++i) {
     Flag ran;
     loop->Post([&] { ran.Set(); });
@@ -108,7 +108,7 @@ TEST(EventLoop, RunsTasksOfWorkersThatShareFewerPermitsToSpin) {
     auto first = MakeLoop();
     auto second = MakeLoop();
     for (EventLoop* loop : {first.get(), second.get()}) {
-      loop->StartWorker("test", milliseconds(2), &permits);
+      ASSERT_TRUE(loop->StartWorker("test", milliseconds(2), &permits));
     }
     for (int i = 0; i < 20; ++i) {
       Flag ran[2];
@@ -332,7 +332,7 @@ TEST(DriveUntil, LeavesTheLoopToTheWorkerAfterwards) {
 // The worker used to wake up and go back to sleep in the seat.
 TEST(DriveOnce, MakesAnIdleWorkerLeaveTheSeat) {
   auto loop = MakeLoop(seconds(60));  // how long the worker stays away
-  loop->StartWorker("test-loop");
+  ASSERT_TRUE(loop->StartWorker("test-loop"));
   Flag started;
   loop->Post([&] { started.Set(); });
   ASSERT_TRUE(started.WaitFor());

@@ -75,7 +75,9 @@ Result<std::unique_ptr<SimulatedDevices>> SimulatedDevices::Create(
   }
   FERRY_TRY_ASSIGN(auto memory, SimulatedMemory::Create(options.devices, options.device_bytes,
                                                         options.pinned_bytes));
-  return std::unique_ptr<SimulatedDevices>(new SimulatedDevices(options, std::move(memory)));
+  std::unique_ptr<SimulatedDevices> devices(new SimulatedDevices(options, std::move(memory)));
+  FERRY_TRY(devices->scheduler_.Start());
+  return devices;
 }
 
 SimulatedDevices::SimulatedDevices(const SimulationOptions& options,

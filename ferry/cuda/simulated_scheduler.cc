@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ferry/core/check.h"
+#include "ferry/core/thread.h"
 #include "ferry/core/units.h"
 #include "ferry/cuda/address.h"
 
@@ -66,7 +67,14 @@ SimulatedScheduler::SimulatedScheduler(SimulatedMemory& memory, int devices, con
       broken_(static_cast<std::size_t>(devices)),
       next_stream_(kHandleStep) {
   for (int i = 0; i < devices; ++i) lanes_[static_cast<std::uint64_t>(i)].ordinal = i;
-  for (int i = 0; i < options_.workers; ++i) workers_.emplace_back([this] { Run(); });
+}
+
+Status SimulatedScheduler::Start() {
+  for (int i = 0; i < options_.workers; ++i) {
+    FERRY_TRY_ASSIGN(std::thread worker, StartThread("simulated devices", [this] { Run(); }));
+    workers_.push_back(std::move(worker));
+  }
+  return Ok();
 }
 
 SimulatedScheduler::~SimulatedScheduler() {

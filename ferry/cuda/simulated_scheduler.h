@@ -84,6 +84,8 @@ class SimulatedScheduler {
   SimulatedScheduler& operator=(const SimulatedScheduler&) = delete;
   // Drops what is queued.
   ~SimulatedScheduler();
+  // First, once. Errors: kUnavailable (threads).
+  Status Start();
 
   // Returns what StreamRef::native() is.
   void* AddStream(int ordinal);

@@ -5,7 +5,6 @@
 #include <fnmatch.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <unistd.h>
 
@@ -97,36 +96,6 @@ Result<Address> ParseAddress(std::string_view text, std::uint16_t default_port) 
   }
   FERRY_TRY_ASSIGN(const std::uint16_t port, ParsePort(text.substr(colon + 1), text));
   return Address{std::string(text.substr(0, colon)), port};
-}
-
-Result<std::vector<Address>> Resolve(const Address& address) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_ADDRCONFIG;
-  // A numeric loopback or IPv6 address must work on machines without such an interface address.
-  addrinfo numeric = hints;
-  numeric.ai_flags = AI_NUMERICHOST;
-  addrinfo* list = nullptr;
-  int rc = ::getaddrinfo(address.host.c_str(), nullptr, &numeric, &list);
-  if (rc != 0) rc = ::getaddrinfo(address.host.c_str(), nullptr, &hints, &list);
-  if (rc != 0) {
-    return Error(Code::kInvalidArgument,
-                 fmt::format("cannot resolve host \"{}\": {}; check the name or give an IP address",
-                             address.host, ::gai_strerror(rc)));
-  }
-  std::vector<Address> found;
-  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-    if (!IsIp(entry->ai_addr)) continue;
-    Address one = FromRaw(RawOf(entry->ai_addr));
-    one.port = address.port;
-    found.push_back(std::move(one));
-  }
-  ::freeaddrinfo(list);
-  if (found.empty()) {
-    return Error(Code::kInvalidArgument,
-                 fmt::format("host \"{}\" has no IP address", address.host));
-  }
-  return found;
 }
 
 const sockaddr* RawAddress::get() const noexcept {

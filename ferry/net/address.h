@@ -10,8 +10,8 @@
 
 namespace ferry::net {
 
-// A numeric IP address or, before Resolve(), a host name; and a TCP port. An empty host means all
-// local addresses.
+// A numeric IP address or, before Resolve() (resolve.h), a host name; and a TCP port. An empty host
+// means all local addresses.
 struct Address {
   std::string host;
   std::uint16_t port = 0;
@@ -24,10 +24,6 @@ struct Address {
 // Parses "host", "host:port", "[v6]:port" or a bare IPv6 address; `default_port` where none is
 // given. Errors: kInvalidArgument naming the text.
 Result<Address> ParseAddress(std::string_view text, std::uint16_t default_port);
-
-// All numeric addresses of a host, in the system's order of preference. May ask DNS: blocks, so
-// never on a loop. Errors: kInvalidArgument naming the host.
-Result<std::vector<Address>> Resolve(const Address& address);
 
 // A socket address and its length, for the system calls.
 struct RawAddress {

@@ -104,31 +104,6 @@ TEST(RawAddress, KnowsLoopback) {
   }
 }
 
-TEST(Resolve, LeavesNumericAddressesAsTheyAre) {
-  for (const Address& address : {Address{"127.0.0.1", 80}, Address{"::1", 81}}) {
-    const auto found = Resolve(address);
-    ASSERT_TRUE(found) << found.error().ToString();
-    EXPECT_THAT(*found, ::testing::ElementsAre(address));
-  }
-}
-
-TEST(Resolve, FindsTheAddressesOfAName) {
-  const auto found = Resolve({"localhost", 80});
-  ASSERT_TRUE(found) << found.error().ToString();
-  EXPECT_FALSE(found->empty());
-  for (const Address& address : *found) {
-    EXPECT_TRUE(IsLoopback(MustBeRaw(address))) << address.ToString();
-    EXPECT_EQ(address.port, 80);
-  }
-}
-
-TEST(Resolve, NamesTheHostThatItDoesNotKnow) {
-  const auto found = Resolve({"no such host", 80});
-  ASSERT_FALSE(found);
-  EXPECT_EQ(found.error().code(), Code::kInvalidArgument);
-  EXPECT_THAT(found.error().message(), HasSubstr("\"no such host\""));
-}
-
 TEST(InterfaceOf, NamesTheLoopbackInterfaceForAllItsAddresses) {
   EXPECT_EQ(InterfaceOf({"127.0.0.1", 80}), "lo");
   EXPECT_EQ(InterfaceOf({"127.1.2.3", 80}), "lo");

@@ -1,6 +1,8 @@
 #pragma once
 #include <sys/uio.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -88,6 +90,10 @@ class LaneHandler {
   ~LaneHandler() = default;
 };
 
+// Identifies one TLS connection: both of its ends compute the same bytes, and nobody can make those
+// of two connections equal (RFC 9266, tls-exporter). All zeros without TLS. Not a secret.
+using ChannelBinding = std::array<std::byte, 32>;
+
 // What a lane knows of itself, for logs and reports.
 struct LaneInfo {
   std::string local;               // "127.0.0.1:5000"
@@ -99,6 +105,7 @@ struct LaneInfo {
   std::uint64_t recv_buffer_bytes = 0;
   bool authenticated = false;     // the provider knows by cryptography that it is a peer
   std::string security = "none";  // "TLSv1.3 TLS_AES_256_GCM_SHA384, certificate CN=node7"
+  ChannelBinding channel_binding{};
 };
 
 // What a lane's transport has found out about the way to the peer; for TCP from TCP_INFO (tcp(7)).
@@ -184,8 +191,9 @@ class Provider {
   virtual Capabilities capabilities() const = 0;
   // Call before the loop runs or on it. Takes a free port of config.port_range if address.port is
   // 0. `accepted` runs on `loop`, with lanes whose TLS handshake, if any, is over; what fails
-  // before is logged. Errors: kUnavailable (ports taken), kInvalidArgument (address, or files for
-  // TLS).
+  // before is logged. A host name is looked up first, for at most config.connect_timeout: not on a
+  // loop. Errors: kUnavailable (ports taken), kInvalidArgument (address, or files for TLS),
+  // kTimedOut (host name).
   virtual Result<std::unique_ptr<Listener>> Listen(const Address& address, const Config& config,
                                                    EventLoop* loop, Accepted accepted) = 0;
   // OnLoop; does not block. `connected` runs on `loop`, once, by the deadline: with an unattached

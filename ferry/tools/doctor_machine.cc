@@ -16,6 +16,7 @@
 #include <system_error>
 #include <utility>
 
+#include "ferry/net/resolve.h"
 #include "ferry/net/tcp/gift_pipe.h"
 #include "ferry/transfer/endpoint.h"
 
@@ -40,7 +41,7 @@ class Machine final : public SystemView {
   }
   Result<std::vector<net::Address>> Resolve(const net::Address& address,
                                             Deadline deadline) override {
-    return ResolveWithin(address, deadline);
+    return net::Resolve(address, deadline);
   }
   Result<Route> RouteTo(const net::Address& numeric) override { return FindRoute(numeric); }
   std::vector<Dialed> Dial(const std::vector<net::Address>& numeric, Deadline deadline) override {

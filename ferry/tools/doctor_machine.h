@@ -15,7 +15,6 @@ Result<std::string> FindRealPath(const std::string& path);
 Result<bool> ProbeTokenOption(int option);
 Result<NicSwitches> AskNic(const std::string& interface);
 Result<CommandEnd> RunCommand(const std::vector<std::string>& arguments, Deadline deadline);
-Result<std::vector<net::Address>> ResolveWithin(const net::Address& address, Deadline deadline);
 Result<Route> FindRoute(const net::Address& numeric);
 std::vector<Dialed> DialAll(const std::vector<net::Address>& numeric, Deadline deadline);
 

@@ -162,14 +162,5 @@ TEST(DoctorSockets, NoAnswerIsTimedOut) {
   EXPECT_EQ(dialed.back().error, ETIMEDOUT);
 }
 
-TEST(DoctorSockets, NamesAreResolvedWithinTheirTime) {
-  const auto numeric = ResolveWithin({"127.0.0.1", 5}, Patience());
-  ASSERT_TRUE(numeric);
-  EXPECT_EQ(numeric->front(), (net::Address{"127.0.0.1", 5}));
-  const auto unknown = ResolveWithin({"no-such-host.invalid", 5}, Patience());
-  ASSERT_FALSE(unknown);
-  EXPECT_THAT(unknown.error().message(), HasSubstr("no-such-host.invalid"));
-}
-
 }  // namespace
 }  // namespace ferry::tools

@@ -10,11 +10,7 @@
 
 #include <array>
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
-#include <memory>
-#include <mutex>
-#include <thread>
 
 #include "ferry/core/fd.h"
 #include "ferry/tools/doctor_machine.h"
@@ -171,36 +167,7 @@ void End(Attempt* attempt) {
   attempt->outcome.path_mtu = static_cast<int>(info.tcpi_pmtu);
 }
 
-// ---- names --------------------------------------------------------------------------------------
-
-// What the thread that may be stuck in the resolver shares with the one that waits for it.
-struct Resolving {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::optional<Result<std::vector<net::Address>>> found;
-};
-
 }  // namespace
-
-Result<std::vector<net::Address>> ResolveWithin(const net::Address& address, Deadline deadline) {
-  if (net::ToRaw(address)) return net::Resolve(address);  // asks nobody
-  // Shared with a thread that may outlive this call: nothing interrupts getaddrinfo.
-  const auto resolving = std::make_shared<Resolving>();
-  std::thread([resolving, address] {
-    auto found = net::Resolve(address);
-    const std::lock_guard lock(resolving->mutex);
-    resolving->found.emplace(std::move(found));
-    resolving->changed.notify_one();
-  }).detach();
-  std::unique_lock lock(resolving->mutex);
-  const bool done = resolving->changed.wait_until(
-      lock, deadline.when(), [&resolving] { return resolving->found.has_value(); });
-  if (done) return *resolving->found;
-  return Error(Code::kTimedOut,
-               fmt::format("the name servers did not answer for host \"{}\" in time; check "
-                           "/etc/resolv.conf or give an IP address",
-                           address.host));
-}
 
 Result<Route> FindRoute(const net::Address& numeric) {
   net::Address somewhere = numeric;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "ferry/core/thread.h"
 #include "ferry/net/tcp/socket_options.h"
 #include "ferry/tools/process.h"
 
@@ -23,7 +25,6 @@ namespace {
 constexpr std::size_t kPingBytes = 8;
 constexpr std::uint64_t kAlignment = 64;
 constexpr auto kHelloTimeout = std::chrono::seconds(2);
-constexpr auto kPingTimeout = std::chrono::seconds(10);
 constexpr std::size_t kTriesPerGlance = 4096;
 
 // Sent first on each socket.
@@ -33,12 +34,35 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 20);
 
-Error FloorError(const char* call, ssize_t result) {
-  if (result == 0) return Error(Code::kPeerLost, "the peer closed a socket of the floor");
-  if (errno == EAGAIN || errno == EWOULDBLOCK) {
-    return Error(Code::kTimedOut, fmt::format("{} on a socket of the floor timed out", call));
+// How long a blocking call on a socket of Prepare() waits for the peer.
+std::chrono::seconds TimeoutOf(int fd) {
+  timeval limit{};
+  socklen_t length = sizeof limit;
+  (void)::getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &length);
+  return std::chrono::seconds(limit.tv_sec);
+}
+
+std::string PeerOf(int fd) {
+  net::RawAddress raw;
+  raw.length = sizeof raw.storage;
+  auto* const name = reinterpret_cast<sockaddr*>(&raw.storage);  // as in RawAddress::get()
+  return ::getpeername(fd, name, &raw.length) == 0 ? net::FromRaw(raw).ToString() : "the peer";
+}
+
+Error FloorError(int fd, const char* call, ssize_t result) {
+  const int error_number = errno;
+  if (result == 0) {
+    return Error(Code::kPeerLost,
+                 fmt::format("{} closed a socket of the plain-socket floor", PeerOf(fd)));
   }
-  return ErrnoError(fmt::format("{} on a socket of the floor", call), errno);
+  if (error_number == EAGAIN || error_number == EWOULDBLOCK) {
+    return Error(Code::kPeerLost,
+                 fmt::format("{} has been silent for {} s (FERRY_PEER_TIMEOUT) while the "
+                             "plain-socket floor was measured, before the {} could go on; see "
+                             "whether it is stopped, and the network to it",
+                             PeerOf(fd), TimeoutOf(fd).count(), call));
+  }
+  return ErrnoError(fmt::format("{} on a socket of the floor", call), error_number);
 }
 
 Status SendAll(int fd, std::span<const std::byte> bytes, std::uint64_t chunk) {
@@ -46,7 +70,7 @@ Status SendAll(int fd, std::span<const std::byte> bytes, std::uint64_t chunk) {
     const ssize_t sent =
         ::send(fd, bytes.data(), std::min<std::uint64_t>(bytes.size(), chunk), MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0) return FloorError("send", sent);
+    if (sent < 0) return FloorError(fd, "send", sent);
     bytes = bytes.subspan(static_cast<std::size_t>(sent));
   }
   return Ok();
@@ -56,7 +80,7 @@ Status RecvAll(int fd, std::span<std::byte> bytes, std::uint64_t chunk) {
   while (!bytes.empty()) {
     const ssize_t got = ::recv(fd, bytes.data(), std::min<std::uint64_t>(bytes.size(), chunk), 0);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return FloorError("recv", got);
+    if (got <= 0) return FloorError(fd, "recv", got);
     bytes = bytes.subspan(static_cast<std::size_t>(got));
   }
   return Ok();
@@ -74,7 +98,7 @@ Result<std::uint64_t> RecvCredits(int fd, std::uint64_t most) {
     const ssize_t got =
         ::recv(fd, credits.data(), std::min<std::uint64_t>(most, credits.size()), 0);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return FloorError("recv", got);
+    if (got <= 0) return FloorError(fd, "recv", got);
     return static_cast<std::uint64_t>(got);
   }
 }
@@ -118,16 +142,24 @@ std::span<Byte> ShareOf(std::span<Byte> buffer, std::size_t index, std::size_t c
   return buffer.subspan(edge(index), edge(index + 1) - edge(index));
 }
 
-// Runs `work(socket, index)` in a thread for each socket; the first error of any.
+// Runs `work(socket, index)` in a thread for each socket; the first error of any. Without a thread
+// for each the sockets are shut down, so that those that there are end.
 Status OnEach(std::span<const UniqueFd> sockets,
               const std::function<Status(int, std::size_t)>& work) {
   std::vector<std::optional<Error>> errors(sockets.size());
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < sockets.size(); ++i) {
-    threads.emplace_back([&, i] {
+    auto thread = StartThread("a socket of the floor", [&, i] {
       const Status status = work(sockets[i].get(), i);
       if (!status) errors[i] = status.error();
     });
+    if (!thread) {
+      for (const UniqueFd& each : sockets) (void)::shutdown(each.get(), SHUT_RDWR);
+      for (std::thread& other : threads) other.join();
+      return thread.error();
+    }
+    (void)::pthread_setname_np(thread->native_handle(), "ferry-floor");
+    threads.push_back(*std::move(thread));
   }
   for (std::thread& thread : threads) thread.join();
   for (const auto& error : errors) {
@@ -139,7 +171,7 @@ Status OnEach(std::span<const UniqueFd> sockets,
 Status RecvPing(int fd, bool spin) {
   std::array<std::byte, kPingBytes> ping{};
   if (!spin) return RecvAll(fd, ping, ping.size());
-  const Deadline deadline = Deadline::After(kPingTimeout);
+  const Deadline deadline = Deadline::After(TimeoutOf(fd));
   for (std::size_t have = 0, tries = 0; have < ping.size(); ++tries) {
     const ssize_t got = ::recv(fd, ping.data() + have, ping.size() - have, MSG_DONTWAIT);
     if (got > 0) {
@@ -147,8 +179,9 @@ Status RecvPing(int fd, bool spin) {
       continue;
     }
     const bool empty = got < 0 && (errno == EAGAIN || errno == EINTR);
-    const bool late = tries % kTriesPerGlance == 0 && (deadline.expired() || Interrupted());
-    if (!empty || late) return FloorError("recv", got);
+    const bool glance = tries % kTriesPerGlance == 0;
+    if (empty && glance && Interrupted()) return InterruptedError();
+    if (!empty || (glance && deadline.expired())) return FloorError(fd, "recv", got);
   }
   return Ok();
 }

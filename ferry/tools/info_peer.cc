@@ -8,6 +8,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/units.h"
 #include "ferry/net/address.h"
+#include "ferry/net/resolve.h"
 #include "ferry/tools/command.h"
 #include "ferry/tools/info_network.h"
 #include "ferry/tools/report.h"
@@ -110,7 +111,8 @@ Result<Json> ConnectionInfo(Config config, const net::Address& peer) {
 
 Result<PeerReport> PeerInfo(const Config& config, const std::string& peer) {
   FERRY_TRY_ASSIGN(const net::Address address, net::ParseAddress(peer, kPerfPort));
-  FERRY_TRY_ASSIGN(const auto resolved, net::Resolve(address));
+  FERRY_TRY_ASSIGN(const auto resolved,
+                   net::Resolve(address, Deadline::After(config.connect_timeout)));
   Json info{{"peer", address.ToString()}};
   info["routes"] = Json::array();
   for (const net::Address& to : resolved) info["routes"].push_back(RouteInfo(config, to));

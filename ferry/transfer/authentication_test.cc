@@ -66,11 +66,11 @@ TEST(Secrets, ThatCannotBeReadFailTheEndpoint) {
 class GuardTest : public ::testing::Test {
  protected:
   static Mac Sign(Type first, const std::vector<std::byte>& said, const wire::Nonce& theirs,
-                  const wire::Nonce& ours) {
+                  const wire::Nonce& ours, const net::ChannelBinding& binding = {}) {
     Config config;
     config.secret = kSecret;
     return (*Secret::FromConfig(config))
-        ->Sign("client", {std::as_bytes(std::span(&first, 1)), said, theirs, ours});
+        ->Sign("client", {std::as_bytes(std::span(&first, 1)), said, theirs, ours, binding});
   }
   static std::vector<std::byte> HelloBytes() {
     wire::HelloBody hello = Hello(Uuid::Random(), 2);
@@ -84,7 +84,7 @@ class GuardTest : public ::testing::Test {
   // Says this hello and proves `signed_hello`.
   wire::ProofBody Prove(RawLane* lane, const std::vector<std::byte>& hello,
                         const std::vector<std::byte>& signed_hello) {
-    wire::ProofBody proof{.nonce = {}, .mac = {}};
+    wire::ProofBody proof;
     const wire::Nonce challenge = Challenged(lane, Type::kHello, hello);
     proof.mac = Sign(Type::kHello, signed_hello, challenge, proof.nonce);
     EXPECT_TRUE(lane->Say({.type = Type::kProof, .body = Pod(proof)}));
@@ -122,6 +122,28 @@ TEST_F(GuardTest, AProofThatWasRecordedIsRefusedTheNextTime) {
 TEST_F(GuardTest, AProofOfAnotherHelloIsRefused) {
   RawLane lane(endpoint_.port());
   (void)Prove(&lane, HelloBytes(), HelloBytes());
+  ExpectRefuses(&lane, "different secrets");
+}
+
+TEST_F(GuardTest, AProofForAnotherTlsConnectionIsRefusedAsSomebodyBetweenTheTwoSides) {
+  const net::ChannelBinding other{std::byte{1}};
+  const auto hello = HelloBytes();
+  RawLane lane(endpoint_.port());
+  const wire::Nonce challenge = Challenged(&lane, Type::kHello, hello);
+  wire::ProofBody proof{.binding = other};
+  proof.mac = Sign(Type::kHello, hello, challenge, proof.nonce, other);
+  ASSERT_TRUE(lane.Say({.type = Type::kProof, .body = Pod(proof)}));
+  ExpectRefuses(&lane, "somebody is between the two sides");
+}
+
+TEST_F(GuardTest, AProofWhoseConnectionWasPutInItsPlaceIsRefused) {
+  const net::ChannelBinding other{std::byte{1}};
+  const auto hello = HelloBytes();
+  RawLane lane(endpoint_.port());
+  const wire::Nonce challenge = Challenged(&lane, Type::kHello, hello);
+  wire::ProofBody proof;  // claims the connection that it came by, and is a proof for another
+  proof.mac = Sign(Type::kHello, hello, challenge, proof.nonce, other);
+  ASSERT_TRUE(lane.Say({.type = Type::kProof, .body = Pod(proof)}));
   ExpectRefuses(&lane, "different secrets");
 }
 
@@ -198,6 +220,28 @@ TEST_F(ImpostorTest, WithoutAProofOfItsOwnIsRefused) {
         }),
         "does not know the secret");
   }
+}
+
+// A server knows the secret, and proves that for the TLS connection that somebody between made.
+TEST_F(ImpostorTest, WithAProofForAnotherTlsConnectionIsRefused) {
+  RawListener listener;
+  std::jthread other([&] {
+    RawLane lane = listener.Accept();
+    const RawFrame hello = lane.Expect(Type::kHello);
+    EXPECT_TRUE(lane.Say({.type = Type::kChallenge, .body = Pod(wire::ChallengeBody{})}));
+    const auto proof = lane.Expect(Type::kProof).Body<wire::ProofBody>();
+    Config config;
+    config.secret = kSecret;
+    const auto secret = Must(Secret::FromConfig(config));
+    Exchange exchange{.first = Type::kHello, .said = hello.rest, .client = proof.nonce};
+    exchange.binding = {std::byte{1}};
+    const auto welcome = Welcome();
+    EXPECT_TRUE(lane.Say({.type = Type::kWelcome,
+                          .body = Joined(welcome, Pod(exchange.ServerProof(*secret, welcome)))}));
+    lane.WaitClosed();
+  });
+  ExpectRefused(endpoint_.Connect(HostAndPort(listener.port()), Soon()),
+                "somebody is between the two sides");
 }
 
 TEST_F(ImpostorTest, ThatGivesOurOwnProofBackIsRefused) {

@@ -492,12 +492,18 @@ Status Channel::CheckPayload(Incoming what) const {
   const std::uint32_t found = Crc32cOf(pieces_);
   if (found == incoming_crc_) return Ok();
   connection_->CountMismatch();
+  // The checksum is taken of the source before the bytes of it leave, and who may write to the
+  // source cannot be told from here.
+  const char* const cause = what == Incoming::kRead
+                                ? "the owner of the memory may have written to it while it was read"
+                                : "the sender may have written to its memory while it was sent";
   return Error(
       Code::kCorrupt,
       fmt::format("{} bytes at {} have the CRC32C {:08x}, and {:08x} was sent with them over lane "
-                  "{}; something between the two memories changed them: do not use the "
-                  "destination, and have cables, cards and memory looked at",
-                  incoming_bytes_, PlaceName(what), found, incoming_crc_, index_));
+                  "{}; {}, or the bytes were changed on the way: do not use the destination, try "
+                  "again while nobody writes to the source, and if that fails, too, have cables, "
+                  "cards and memory looked at",
+                  incoming_bytes_, PlaceName(what), found, incoming_crc_, index_, cause));
 }
 
 // Of the payload being received.

@@ -78,6 +78,7 @@ TEST_F(ChecksumTest, AByteOfAWriteThatChangesOnItsWayEndsItNamingPlaceAndValues)
   const std::string message = EndMessage(write);
   EXPECT_THAT(message, ContainsRegex("4096 bytes at offset [0-9]+ of region 0 have the"));
   EXPECT_THAT(message, ContainsRegex(kBothValues));
+  EXPECT_THAT(message, HasSubstr("the sender may have written to its memory while it was sent"));
   EXPECT_TRUE(EndsOk(Write()));
   EXPECT_EQ(there_.Copy(), here_.Copy());
 }
@@ -89,6 +90,8 @@ TEST_F(ChecksumTest, AByteOfAReadThatChangesOnItsWayEndsItNamingPlaceAndValues) 
   EXPECT_TRUE(EndsWith(Code::kCorrupt, read));
   EXPECT_THAT(EndMessage(read), ContainsRegex("4096 bytes at slice [0-9]+ of read"));
   EXPECT_THAT(EndMessage(read), ContainsRegex(kBothValues));
+  EXPECT_THAT(EndMessage(read),
+              HasSubstr("the owner of the memory may have written to it while it was read"));
   EXPECT_TRUE(EndsOk(Read()));
   EXPECT_EQ(there_.Copy(), here_.Copy());
 }

@@ -160,9 +160,10 @@ Result<Connection> Endpoint::Connect(std::string_view host_and_port, Deadline de
         Code::kInvalidArgument,
         fmt::format("\"{}\" should name a host and a port, like node7:7471", host_and_port));
   }
+  const Deadline limit = deadline.Sooner(Deadline::After(core_->config().connect_timeout));
   EndpointAddress resolved;
-  FERRY_TRY_ASSIGN(resolved.at, net::Resolve(address));
-  return Connect(resolved, deadline);
+  FERRY_TRY_ASSIGN(resolved.at, core_->names().Resolve(address, limit));
+  return Connect(resolved, limit);
 }
 
 Result<Connection> Endpoint::Accept(Deadline deadline) {

@@ -44,8 +44,9 @@ Status EndpointCore::Start() {
     loops_.push_back(std::move(loop));
   }
   if (!config_.metrics_address.empty()) {
-    FERRY_TRY_ASSIGN(metrics_,
-                     MetricsServer::Start(config_.metrics_address, [this] { return Counters(); }));
+    FERRY_TRY_ASSIGN(metrics_, MetricsServer::Start(config_.metrics_address,
+                                                    Deadline::After(config_.connect_timeout),
+                                                    [this] { return Counters(); }));
   }
   reception_ = std::make_unique<Reception>(this);
   FERRY_TRY_ASSIGN(listener_, provider_->Listen({config_.listen_host, 0}, config_, front_loop(),
@@ -55,14 +56,17 @@ Status EndpointCore::Start() {
   listening_ = listener_->address();
   link_watch_ = provider_->WatchLinks(
       front_loop(), [this](const net::LinkChange& change) { OnLinkChange(change); });
-  for (std::size_t i = 0; i < loops_.size(); ++i) {
-    loops_[i]->StartWorker(fmt::format("ferry-{}", i).c_str());
+  // The listener's loop last: without all the others nobody is let in, and what was made goes as it
+  // came.
+  for (std::size_t i = loops_.size(); i-- > 0;) {
+    FERRY_TRY(loops_[i]->StartWorker(fmt::format("ferry-{}", i).c_str()));
   }
   return Ok();
 }
 
 void EndpointCore::Shutdown() {
   if (closing_.exchange(true)) return;
+  names_.Cancel();
   metrics_.reset();
   front_loop()->Post([this] {
     listener_.reset();

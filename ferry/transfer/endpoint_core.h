@@ -17,6 +17,7 @@
 #include "ferry/core/log_limiter.h"
 #include "ferry/core/random.h"
 #include "ferry/net/provider.h"
+#include "ferry/net/resolve.h"
 #include "ferry/transfer/connection_core.h"
 #include "ferry/transfer/counter_book.h"
 #include "ferry/transfer/device_memory.h"
@@ -58,6 +59,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   RegionTable& regions() noexcept { return regions_; }
   DeviceMemory& device_memory() noexcept { return device_memory_; }
   StreamWatch& stream_watch() noexcept { return stream_watch_; }
+  net::NameResolver& names() noexcept { return names_; }
   // Over one interface.
   int lanes() const noexcept { return lanes_; }
   // At least one for each interface that peers on other machines may be reached by.
@@ -120,6 +122,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   std::unique_ptr<net::LinkWatch> link_watch_;
   net::Address listening_;
   std::atomic<bool> closing_{false};
+  net::NameResolver names_;
   LogLimiter refusal_log_;  // by host
   std::atomic<std::uint64_t> greetings_refused_{0};
 

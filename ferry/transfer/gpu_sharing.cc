@@ -9,6 +9,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "ferry/core/check.h"
 #include "ferry/core/random.h"
 #include "ferry/cuda/address.h"
 #include "ferry/transfer/connection_core.h"
@@ -139,10 +140,13 @@ PeerMemory::PeerMemory(Mapped mapped, Errands* errands, UniqueFunction<void()> g
 
 // Unmapping may wait for all that the GPU does.
 PeerMemory::~PeerMemory() {
-  errands_->Post([imported = std::move(mapped_.imported), gone = std::move(gone_)]() mutable {
-    imported = cuda::ImportedBuffer();
-    gone();
-  });
+  // Memory is mapped by an errand, so the thread is there.
+  const Status posted =
+      errands_->Post([imported = std::move(mapped_.imported), gone = std::move(gone_)]() mutable {
+        imported = cuda::ImportedBuffer();
+        gone();
+      });
+  FERRY_CHECK(posted.has_value());
 }
 
 bool PeerMemory::Keep(std::shared_ptr<const RegionPin>* keeper) const {
@@ -441,7 +445,7 @@ Status GpuSharing::OnShareOnLoop(const wire::ShareBody& body) {
 
 void GpuSharing::MapOnLoop(const wire::ShareBody& body) {
   const std::weak_ptr<ConnectionCore> weak = connection_->weak_from_this();
-  memory_->errands().Post([weak, memory = memory_, body] {
+  const Status posted = memory_->errands().Post([weak, memory = memory_, body] {
     auto mapped = Map(memory, body, [weak, share = body.share] {
       if (const auto core = weak.lock()) {
         core->home()->Post([core, share] { core->sharing().GoneOnLoop(share); });
@@ -453,6 +457,7 @@ void GpuSharing::MapOnLoop(const wire::ShareBody& body) {
       });
     }
   });
+  if (!posted) MappedOnLoop(body.share, posted.error());
 }
 
 void GpuSharing::AnswerOnLoop(std::uint32_t share, const Status& status, bool for_good) {

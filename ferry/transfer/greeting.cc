@@ -14,6 +14,7 @@ Greeting::Greeting(std::unique_ptr<net::Lane> lane, EventLoop* loop, Deadline de
   interface_ = info.interface;
   is_local_ = info.same_machine;
   is_authenticated_ = info.authenticated;
+  channel_binding_ = info.channel_binding;
 }
 
 Greeting::~Greeting() {

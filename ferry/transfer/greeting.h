@@ -48,6 +48,7 @@ class Greeting final : private net::LaneHandler {
   const std::string& interface() const noexcept { return interface_; }
   // By the lane itself, with TLS.
   bool is_authenticated() const noexcept { return is_authenticated_; }
+  const net::ChannelBinding& channel_binding() const noexcept { return channel_binding_; }
 
  private:
   Result<net::Placement> OnFrame(std::span<const std::byte> meta,
@@ -66,6 +67,7 @@ class Greeting final : private net::LaneHandler {
   std::string interface_;
   bool is_local_;
   bool is_authenticated_;
+  net::ChannelBinding channel_binding_;
   std::deque<net::OutFrame> frames_;
   std::size_t sent_ = 0;  // of them
   Heard heard_callback_;

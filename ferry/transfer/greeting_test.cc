@@ -58,7 +58,7 @@ TEST_F(StrangerTest, AHelloOfAnotherVersionIsAnsweredByARefusalThatNamesBoth) {
   const RawFrame refusal = lane.Expect(Type::kRefuse);
   EXPECT_EQ(refusal.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(Code::kUnsupported));
   EXPECT_THAT(refusal.Text<wire::RefuseBody>(),
-              AllOf(HasSubstr("version 1"), HasSubstr("not 7"), HasSubstr("same release")));
+              AllOf(HasSubstr("version 2"), HasSubstr("not 7"), HasSubstr("same release")));
   lane.WaitClosed();
   ExpectNobodyAccepted();
 }

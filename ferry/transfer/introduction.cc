@@ -26,7 +26,10 @@ Status Introduction::AnswerChallengeOnLoop(Greeting* greeting, wire::MetaReader*
   challenged_ = true;
   exchange_.server = challenge.nonce;
   FillRandom(exchange_.client);
-  const wire::ProofBody proof{.nonce = exchange_.client, .mac = exchange_.ClientProof(**secret_)};
+  exchange_.binding = greeting->channel_binding();
+  const wire::ProofBody proof{.nonce = exchange_.client,
+                              .binding = exchange_.binding,
+                              .mac = exchange_.ClientProof(**secret_)};
   greeting->HearMoreOnLoop();
   greeting->SayOnLoop(wire::Type::kProof, std::as_bytes(std::span(&proof, 1)));
   return Ok();
@@ -46,10 +49,12 @@ Status Introduction::CheckPeer(std::span<const std::byte> body,
     std::memcpy(mac.data(), proof.data(), mac.size());
     if (SameBytes(exchange_.ServerProof(**secret_, body), mac)) return Ok();
   }
-  return Error(Code::kRefused,
-               fmt::format("{} does not know the secret that it asks for; it is not the peer it "
-                           "claims to be, or something on the way changes what is said",
-                           peer_name_));
+  return Error(
+      Code::kRefused,
+      fmt::format("{} does not know the secret that it asks for, or not for this connection; "
+                  "it is not the peer it claims to be, or somebody is between the two "
+                  "sides and relays, or changes, what they say",
+                  peer_name_));
 }
 
 Error Introduction::Refusal(wire::MetaReader* reader) const {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ferry/net/address.h"
+#include "ferry/net/resolve.h"
 
 #ifdef FERRY_HAVE_PROMETHEUS
 #include <prometheus/exposer.h>
@@ -50,19 +51,19 @@ class Prometheus final : public MetricsServer {
   std::uint16_t port_ = 0;
 };
 
-Result<net::Address> Resolved(const std::string& text) {
+Result<net::Address> Resolved(const std::string& text, Deadline deadline) {
   const auto colon = text.rfind(':');
   const std::string whole = colon == 0 ? "127.0.0.1" + text : text;
   FERRY_TRY_ASSIGN(const net::Address address, net::ParseAddress(whole, 0));
-  FERRY_TRY_ASSIGN(const std::vector<net::Address> all, net::Resolve(address));
+  FERRY_TRY_ASSIGN(const std::vector<net::Address> all, net::Resolve(address, deadline));
   return all.front();
 }
 
 }  // namespace
 
 Result<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
-                                                            Source source) {
-  FERRY_TRY_ASSIGN(const net::Address at, Resolved(address));
+                                                            Deadline deadline, Source source) {
+  FERRY_TRY_ASSIGN(const net::Address at, Resolved(address, deadline));
   try {
     return std::unique_ptr<MetricsServer>(std::make_unique<Prometheus>(at, std::move(source)));
   } catch (const std::exception& failure) {
@@ -76,6 +77,7 @@ Result<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& a
 #else
 
 Result<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
+                                                            Deadline /*deadline*/,
                                                             Source /*source*/) {
   return Error(Code::kUnsupported,
                fmt::format("cannot serve metrics at {}: this build is without prometheus-cpp; "

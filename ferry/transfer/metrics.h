@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 #include "ferry/transfer/counters.h"
 
@@ -15,9 +16,11 @@ class MetricsServer {
  public:
   using Source = std::function<EndpointCounters()>;
 
-  // `address`: as config.metrics_address. `source` is called by the server's threads until this
-  // goes. Errors: kInvalidArgument (host), kUnavailable (port taken), kUnsupported.
-  static Result<std::unique_ptr<MetricsServer>> Start(const std::string& address, Source source);
+  // `address`: as config.metrics_address, whose host is looked up by the deadline. `source` is
+  // called by the server's threads until this goes. Errors: kInvalidArgument (host), kTimedOut,
+  // kUnavailable (port taken, threads), kUnsupported.
+  static Result<std::unique_ptr<MetricsServer>> Start(const std::string& address, Deadline deadline,
+                                                      Source source);
   virtual ~MetricsServer() = default;
 
   virtual std::uint16_t port() const noexcept = 0;

@@ -133,9 +133,18 @@ Status Reception::CheckProof(Stranger* stranger, wire::MetaReader* reader) {
   wire::ProofBody proof;
   if (!reader->Read(&proof)) return Error(Code::kCorrupt, "malformed proof");
   stranger->exchange->client = proof.nonce;
-  if (SameBytes(stranger->exchange->ClientProof(*endpoint_->secret()), proof.mac)) return Ok();
+  stranger->exchange->binding = proof.binding;
+  if (!SameBytes(stranger->exchange->ClientProof(*endpoint_->secret()), proof.mac)) {
+    return Error(Code::kRefused,
+                 "the two sides have different secrets, or somebody between them changes what they "
+                 "say; set FERRY_SECRET_FILE to the same on both");
+  }
+  if (proof.binding == stranger->greeting->channel_binding()) return Ok();
   return Error(Code::kRefused,
-               "the two sides have different secrets; set FERRY_SECRET_FILE to the same on both");
+               "somebody is between the two sides: the caller knows the secret, but its TLS "
+               "connection is not the one that arrives here, so another holder of a certificate "
+               "ends TLS on the way; take TLS proxies out of the way, and where there are none, "
+               "replace the authority of FERRY_TLS_CA and its certificates");
 }
 
 Status Reception::Admit(Greeting* greeting, wire::Type type, wire::MetaReader* reader) {

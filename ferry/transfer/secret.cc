@@ -44,11 +44,13 @@ Mac Secret::Sign(std::string_view role,
 }
 
 Mac Exchange::ClientProof(const Secret& secret) const {
-  return secret.Sign("client", {std::as_bytes(std::span(&first, 1)), said, server, client});
+  return secret.Sign("client",
+                     {std::as_bytes(std::span(&first, 1)), said, server, client, binding});
 }
 
 Mac Exchange::ServerProof(const Secret& secret, std::span<const std::byte> answer) const {
-  return secret.Sign("server", {std::as_bytes(std::span(&first, 1)), said, server, client, answer});
+  return secret.Sign("server",
+                     {std::as_bytes(std::span(&first, 1)), said, server, client, binding, answer});
 }
 
 bool SameBytes(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {

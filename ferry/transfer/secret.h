@@ -11,6 +11,7 @@
 
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"
+#include "ferry/net/provider.h"
 #include "ferry/transfer/wire.h"
 
 namespace ferry::transfer {
@@ -38,8 +39,9 @@ class Secret {
 
 // What the two sides of a lane have said to know each other, and what each proves itself with.
 struct Exchange {
-  wire::Type first{};           // of the client's first frame
-  std::vector<std::byte> said;  // its body
+  wire::Type first{};             // of the client's first frame
+  std::vector<std::byte> said;    // its body
+  net::ChannelBinding binding{};  // of the lane, as the side that proves itself sees it
   wire::Nonce server{};
   wire::Nonce client{};
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ferry/core/check.h"
+#include "ferry/core/thread.h"
 #include "ferry/core/trace.h"
 #include "ferry/cuda/profile_range.h"
 
@@ -124,7 +125,9 @@ Result<std::unique_ptr<Stager>> Stager::Create(cuda::DeviceApi* api, int ordinal
   FERRY_CHECK(options.slots > 0 && options.slot_bytes > 0, options.slots, options.slot_bytes);
   std::unique_ptr<Stager> stager(new Stager(api, ordinal, options));
   FERRY_TRY(stager->Init());
-  stager->thread_ = std::jthread([self = stager.get()] { self->Run(); });
+  FERRY_TRY_ASSIGN(stager->thread_,
+                   StartThread<std::jthread>(fmt::format("copies of GPU {}", ordinal),
+                                             [self = stager.get()] { self->Run(); }));
   return stager;
 }
 

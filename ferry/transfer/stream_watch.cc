@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "ferry/core/thread.h"
 #include "ferry/cuda/open_devices.h"
 
 namespace ferry::transfer {
@@ -28,6 +29,10 @@ Result<cuda::Event> StreamWatch::Mark(cuda::StreamRef stream) {
   {
     const std::lock_guard lock(mutex_);
     api_ = api;
+    if (!thread_.joinable()) {
+      FERRY_TRY_ASSIGN(thread_,
+                       StartThread<std::jthread>("watching GPU streams", [this] { Run(); }));
+    }
     auto& events = events_[stream.ordinal()];
     if (!events.empty()) {
       mark = std::move(events.back());
@@ -45,7 +50,6 @@ Result<cuda::Event> StreamWatch::Mark(cuda::StreamRef stream) {
 void StreamWatch::When(cuda::Event mark, Reached reached) {
   const std::lock_guard lock(mutex_);
   asked_.push_back({std::move(mark), std::move(reached)});
-  if (!thread_.joinable()) thread_ = std::jthread([this] { Run(); });
   changed_.notify_one();
 }
 

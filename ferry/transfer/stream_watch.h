@@ -27,9 +27,10 @@ class StreamWatch {
   StreamWatch& operator=(const StreamWatch&) = delete;
 
   // The end of all that is queued on the stream now. Blocks only where the device's queue is full.
-  // Errors: those of OpenDevices() and of DeviceApi, for making and recording an event.
+  // Errors: those of OpenDevices() and of DeviceApi, for making and recording an event;
+  // kUnavailable (threads).
   Result<cuda::Event> Mark(cuda::StreamRef stream);
-  // Calls `reached` when the stream has come to the mark. Keeps it until then.
+  // Calls `reached` when the stream has come to the mark, of Mark(). Keeps it until then.
   void When(cuda::Event mark, Reached reached);
 
  private:

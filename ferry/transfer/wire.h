@@ -15,7 +15,8 @@
 // a list or text. Little-endian, no padding; docs/wire.md has the conversation.
 namespace ferry::transfer::wire {
 
-inline constexpr std::uint16_t kVersion = 1;
+// 2: a proof is bound to its TLS connection.
+inline constexpr std::uint16_t kVersion = 2;
 
 enum class Type : std::uint8_t {
   kHello = 1,         // client, first frame of the first lane
@@ -91,10 +92,11 @@ struct ChallengeBody {
 };
 
 struct ProofBody {
-  Nonce nonce{};  // the client's challenge
+  Nonce nonce{};                        // the client's challenge
+  std::array<std::byte, 32> binding{};  // net::ChannelBinding of the lane, as the client sees it
   std::array<std::byte, 32> mac{};
 };
-static_assert(sizeof(ChallengeBody) == 32 && sizeof(ProofBody) == 64);
+static_assert(sizeof(ChallengeBody) == 32 && sizeof(ProofBody) == 96);
 
 struct WelcomeBody {
   std::uint16_t version = kVersion;

@@ -207,6 +207,7 @@ class Session {
       case Type::kProof:
         FERRY_CHECK(reader.Read(&proof));
         exchange.client = proof.nonce;
+        exchange.binding = proof.binding;
         return;
       case Type::kHello:
       case Type::kRejoin:
@@ -275,6 +276,7 @@ class Session {
     wire::ProofBody proof;
     proof.nonce[0] = static_cast<std::byte>(script_->U8());
     stranger->exchange.client = proof.nonce;
+    stranger->exchange.binding = proof.binding;
     if (host_.has_secret && odd != 1) {
       proof.mac = stranger->exchange.ClientProof(*host_.secret);
       ++proved_;

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "ferry/core/check.h"
+
 namespace ferry {
 
 std::unique_ptr<EventLoop> MakeLoop(microseconds linger) {
@@ -14,7 +16,7 @@ std::unique_ptr<EventLoop> MakeLoop(microseconds linger) {
 
 std::unique_ptr<EventLoop> MakeRunningLoop() {
   auto loop = MakeLoop();
-  loop->StartWorker("test-loop");
+  FERRY_CHECK(loop->StartWorker("test-loop").has_value());
   return loop;
 }
 

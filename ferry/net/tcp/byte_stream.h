@@ -44,7 +44,7 @@ class ByteStream {
   virtual const Failure* failure() const noexcept { return nullptr; }
   // The system says that the connection is lost: looks, in what came before, for the peer's reason.
   virtual void FindReason() {}
-  // Fills in `authenticated` and `security`.
+  // Fills in `authenticated`, `security` and `channel_binding`.
   virtual void Describe(LaneInfo* info) const = 0;
 
  protected:

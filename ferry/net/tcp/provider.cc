@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ferry/core/log.h"
+#include "ferry/net/resolve.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/tcp/lane.h"
 #include "ferry/net/tcp/link_monitor.h"
@@ -123,6 +124,13 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
   EventLoop::TimerId retry_ = 0;
   bool next_turn_requested_ = false;
 };
+
+// What is listened on: peers are told the address, and need no name servers for it.
+Result<Address> NumericOf(const Address& address, const Config& config) {
+  if (ToRaw(address)) return address;
+  FERRY_TRY_ASSIGN(auto all, Resolve(address, Deadline::After(config.connect_timeout)));
+  return std::move(all.front());
+}
 
 Result<UniqueFd> BindAndListen(const Address& address, const Config& config) {
   FERRY_TRY_ASSIGN(RawAddress raw, ToRaw(address));
@@ -268,9 +276,10 @@ class TcpProvider final : public Provider {
     return {.gifted_pages = true, .ipv6 = true, .other_process = true, .tls = true};
   }
 
-  Result<std::unique_ptr<Listener>> Listen(const Address& address, const Config& config,
+  Result<std::unique_ptr<Listener>> Listen(const Address& wanted, const Config& config,
                                            EventLoop* loop, Accepted accepted) override {
     FERRY_TRY_ASSIGN(SharedTls tls, tls_.Get(config));
+    FERRY_TRY_ASSIGN(const Address address, NumericOf(wanted, config));
     FERRY_TRY_ASSIGN(UniqueFd fd, ListenInRange(address, config));
     FERRY_TRY_ASSIGN(Address bound, LocalAddressOf(fd.get()));
     bound.host = address.host;

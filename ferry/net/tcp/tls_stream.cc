@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "ferry/core/fd.h"
@@ -121,6 +122,16 @@ Status TlsStream::CheckPeer() {
                  fmt::format("the TLS handshake with {} ended without its proof of who it is; use "
                              "another build of OpenSSL",
                              remote_));
+  }
+  // RFC 9266: this label, and no context.
+  constexpr std::string_view kLabel = "EXPORTER-Channel-Binding";
+  if (::SSL_export_keying_material(ssl, reinterpret_cast<unsigned char*>(channel_binding_.data()),
+                                   channel_binding_.size(), kLabel.data(), kLabel.size(), nullptr,
+                                   0, /*use_context=*/0) != 1) {
+    return Error(Code::kUnavailable,
+                 fmt::format("OpenSSL gave no channel binding for the TLS connection with {}: {}; "
+                             "free memory, or use another build of OpenSSL",
+                             remote_, TakeOpenSslReason()));
   }
   security_ =
       fmt::format("{} {}, {}", ::SSL_get_version(ssl), ::SSL_get_cipher_name(ssl),
@@ -314,6 +325,7 @@ void TlsStream::SayEnd() {
 void TlsStream::Describe(LaneInfo* info) const {
   info->authenticated = true;
   info->security = security_;
+  info->channel_binding = channel_binding_;
 }
 
 }  // namespace ferry::net::tcp

@@ -73,6 +73,7 @@ class TlsStream final : public ByteStream {
   bool greeted_ = false;  // the handshake is over
   std::optional<Failure> failure_;
   std::string security_;
+  ChannelBinding channel_binding_{};
 
   std::size_t accepted_ = 0;              // bytes that are encrypted and not all sent
   std::uint64_t records_ = 0;             // under the present key

@@ -254,6 +254,22 @@ TEST_F(TlsStreamTest, TellsHowItIsSecured) {
   EXPECT_EQ(info.security, "TLSv1.3 TLS_AES_128_GCM_SHA256, pre-shared key");
 }
 
+TEST_F(TlsStreamTest, BothEndsTellTheSameOfTheirConnectionAndNoOther) {
+  const auto bindings = [this] {
+    LaneInfo near;
+    LaneInfo far;
+    near_->Describe(&near);
+    far_->Describe(&far);
+    return std::pair(near.channel_binding, far.channel_binding);
+  };
+  Open();
+  const auto first = bindings();
+  EXPECT_EQ(first.first, first.second);
+  EXPECT_NE(first.first, ChannelBinding{});
+  Open();
+  EXPECT_NE(bindings().first, first.first);
+}
+
 TEST_F(TlsStreamTest, APeerThatAsksForNewKeysAndReadsNoAnswerIsGivenUp) {
   EXPECT_TRUE(GivesUpOnNewKeys(SSL_KEY_UPDATE_REQUESTED, 8));
   ASSERT_NE(far_->failure(), nullptr);

@@ -470,7 +470,7 @@ TEST_P(ProviderConformance, ALaneMayBeDestroyedAfterItsLoopHasStopped) {
   ASSERT_NO_FATAL_FAILURE(ConnectAndAttach());
   auto loop = EventLoop::Create();
   ASSERT_TRUE(loop);
-  (*loop)->StartWorker("test-short");
+  ASSERT_TRUE((*loop)->StartWorker("test-short"));
   near_->Do([&](Lane&) { near_->MoveTo(loop->get()); });
   near_->Send(Make(*near_, "a", large() / 8));
   (*loop)->Stop();

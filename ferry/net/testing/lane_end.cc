@@ -246,7 +246,7 @@ TestHost::TestHost(std::unique_ptr<Provider> provider) : provider_(std::move(pro
     auto created = EventLoop::Create();
     FERRY_CHECK(created);
     loop = *std::move(created);
-    loop->StartWorker("test-host");
+    FERRY_CHECK(loop->StartWorker("test-host").has_value());
   }
 }
 
