@@ -1,8 +1,10 @@
 #include <fmt/core.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -225,6 +227,47 @@ TEST(Freeze, OfOnesOwnIsNotMistakenForThePeersSilence) {
   const Status written = WriteBy(connection, source, in, kPatience).Wait(Patience());
   EXPECT_TRUE(written) << written.error().ToString();
   EXPECT_EQ(peer.Quit(), 0);
+}
+
+// Nothing lies in its sockets when they run again, and neither is to blame.
+TEST(Freeze, OfBothSidesAtOnceIsNotMistakenForSilence) {
+  EnginePeer caller;
+  EnginePeer callee;
+  caller.ConnectTo(callee.host_and_port());
+  callee.Accept();
+  Stop(caller);
+  Stop(callee);
+  std::this_thread::sleep_for(2 * kPeerTimeout);
+  caller.process().Continue();
+  callee.process().Continue();
+  EXPECT_TRUE(callee.TakeNotification(4 * kHeartbeat).starts_with("TimedOut"));
+  EXPECT_TRUE(caller.TakeNotification(milliseconds(1)).starts_with("TimedOut"));
+  EXPECT_EQ(caller.Quit(), 0);
+  EXPECT_EQ(callee.Quit(), 0);
+}
+
+// Each time it found its timer late, and did not count that time as silence.
+TEST(Freeze, OfOnesOwnAgainAndAgainDoesNotKeepAPeerThatIsSilent) {
+  constexpr milliseconds kRuns{50};
+  constexpr milliseconds kStands{700};
+  static_assert(kStands - kRuns > 2 * kHeartbeat);
+  EnginePeer peer;
+  EnginePeer silent;
+  peer.ConnectTo(silent.host_and_port());
+  silent.Accept();
+  Stop(silent);
+  const Stopwatch since;
+  peer.Say("notification 60000");
+  std::string heard;
+  while (heard.empty() && since.elapsed() < 3 * kPeerTimeout + 4 * kStands + kSlack) {
+    Stop(peer);
+    std::this_thread::sleep_for(kStands);
+    peer.process().Continue();
+    if (auto line = peer.process().Hear(Deadline::After(kRuns))) heard = *std::move(line);
+  }
+  EXPECT_THAT(heard, testing::HasSubstr("PeerLost"));
+  // A gap counts once, and the last one delays what comes of it.
+  ExpectWithin(since.elapsed(), kPeerTimeout + 2 * kHeartbeat + 3 * (kStands + kRuns), "the loss");
 }
 
 TEST(Freeze, DoesNotDelayCloseOrTheEndOfTheEndpoint) {

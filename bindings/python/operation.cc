@@ -118,6 +118,7 @@ void BindOperation(nb::module_& module) {
                      const transfer::PathReport report = self.Get().path();
                      return nb::make_tuple(transfer::PathName(report.path), report.why);
                    })
+      .def("_ended", [](Operation& self) { return self.Get().Done(); })
       .def("__await__", [](nb::handle self) {
         const nb::object wait = nb::module_::import_("tensorferry._asyncio").attr("wait");
         return wait(self).attr("__await__")();

@@ -16,6 +16,13 @@ constexpr int kMaxEvents = 64;
 // How long work for an idle moment is put off on a loop that has none.
 constexpr int kBusyTurns = 64;
 const Deadline kNow = Deadline::At(Clock::time_point{});
+
+// What epoll keeps for a descriptor. The generation tells an event that was fetched before its
+// handler was taken away from one of the descriptor's next handler.
+std::uint64_t EpollKey(int fd, std::uint32_t generation) {
+  return std::uint64_t{generation} << 32 | static_cast<std::uint32_t>(fd);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<EventLoop>> EventLoop::Create(microseconds linger) {
@@ -26,7 +33,7 @@ Result<std::unique_ptr<EventLoop>> EventLoop::Create(microseconds linger) {
   epoll_event event{};
   // Edge-triggered: each write wakes, and nobody ever has to read the count back.
   event.events = EPOLLIN | EPOLLET;
-  event.data.ptr = nullptr;
+  event.data.u64 = EpollKey(loop->wake_.get(), 0);
   if (::epoll_ctl(loop->epoll_.get(), EPOLL_CTL_ADD, loop->wake_.get(), &event) != 0) {
     return ErrnoError("epoll_ctl for the wake-up descriptor", errno);
   }
@@ -52,13 +59,14 @@ void EventLoop::Stop() {
     const std::lock_guard lock(seat_mutex_);
     stopping_.store(true);
     worker_wake_.notify_all();
-    seat_free_.notify_all();
+    waiters_.ForEach(WakeLocked);
     SignalEventFd(wake_.get());
   }
   if (worker_.joinable()) worker_.join();
   std::unique_lock seat(seat_mutex_);
-  seat_free_.wait(seat, [this] { return !seated_ && visitors_.load() == 0; });
+  left_.wait(seat, [this] { return !seated_ && !guest_ && visitors_.load() == 0; });
   seat.unlock();
+  for (auto& list : deferred_) list.Clear();
   // Swapped out first: what they own may post again when it goes.
   const auto dropped_timers = std::exchange(timers_, {});
   timer_times_.clear();
@@ -79,55 +87,113 @@ void EventLoop::Push(Task task) {
 
 void EventLoop::Post(Task task) {
   Push(std::move(task));
-  // The driver sets sleeping_ and then looks at queued_; we set queued_ and then look at sleeping_:
-  // with sequentially consistent accesses one of the two sees the other.
+  WakeDriver();
+}
+
+// The driver sets sleeping_ and then looks at queued_; who posts sets queued_ and then looks at
+// sleeping_: with sequentially consistent accesses one of the two sees the other.
+void EventLoop::WakeDriver() {
   if (sleeping_.exchange(false)) SignalEventFd(wake_.get());
 }
 
 void EventLoop::PostOrRun(Task task) {
-  if (!InLoop() && visitors_.load(std::memory_order_relaxed) == 0) {
-    std::unique_lock lock(seat_mutex_, std::try_to_lock);
-    if (lock.owns_lock() && !seated_ && !stopping_.load()) {
-      TakeSeat();
-      lock.unlock();
-      Push(std::move(task));
-      RunQueue();
-      lock.lock();
-      LeaveSeat(lock);
-      return;
-    }
+  if (InLoop() || !RunAsGuest(&task)) Post(std::move(task));
+}
+
+// Only this task, and none that was posted before: those rely on turns between them, which look at
+// timers and descriptors.
+bool EventLoop::RunAsGuest(Task* task) {
+  std::unique_lock lock(seat_mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !open_ || guest_ || queued_.load() || stopping_.load()) return false;
+  guest_ = true;
+  driver_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  lock.unlock();
+  const Clock::time_point next_timer = NextTimer();
+  {
+    Task mine = std::move(*task);
+    mine();
   }
-  Post(std::move(task));
+  RunDeferred(Defer::kTurnEnd);
+  // A driver that sleeps does not know of what has come since.
+  const bool wakes =
+      notify_due_ || NextTimer() < next_timer || HasSoonDeferred() || !ListOf(Defer::kIdle).empty();
+  lock.lock();
+  if (std::exchange(notify_due_, false)) WakeReadyLocked();
+  if (wakes) WakeDriver();
+  driver_.store({}, std::memory_order_relaxed);
+  guest_ = false;
+  guest_left_.notify_one();
+  if (stopping_.load()) left_.notify_all();
+  return true;
 }
 
 // ---- the seat -----------------------------------------------------------------------------------
 
-void EventLoop::TakeSeat() noexcept {
+// From here on no guest comes, so that guests cannot keep a driver out.
+void EventLoop::TakeSeat(std::unique_lock<std::mutex>& lock) {
+  FERRY_CHECK(!seated_);
   seated_ = true;
+  open_ = false;
+  guest_left_.wait(lock, [this] { return !guest_; });
   driver_.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
 void EventLoop::LeaveSeat(std::unique_lock<std::mutex>& lock) {
   FERRY_CHECK(lock.owns_lock());
   seated_ = false;
-  ++seat_uses_;
+  open_ = true;
   driver_.store({}, std::memory_order_relaxed);
-  seat_free_.notify_all();
+  WakeSuccessorLocked();
+  if (passive_waits_->load() > 0) worker_wake_.notify_one();
+  if (stopping_.load()) left_.notify_all();
 }
 
+void EventLoop::LendSeat() {
+  const std::lock_guard lock(seat_mutex_);
+  driver_.store({}, std::memory_order_relaxed);
+  open_ = true;
+}
+
+void EventLoop::ReclaimSeat() {
+  std::unique_lock lock(seat_mutex_);
+  open_ = false;
+  guest_left_.wait(lock, [this] { return !guest_; });
+  driver_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+}
+
+// Not where it would have to come back at once: that costs a caller more than to be told by it.
 void EventLoop::KickLocked() {
-  if (!worker_seated_) return;
-  worker_kicked_.store(true);
-  SignalEventFd(wake_.get());
+  if (!worker_seated_ || passive_waits_->load() > 0) return;
+  if (!worker_kicked_.exchange(true)) SignalEventFd(wake_.get());
 }
 
-void EventLoop::AwaitSeat(std::unique_lock<std::mutex>& lock, Deadline deadline) {
+void EventLoop::AwaitSeat(std::unique_lock<std::mutex>& lock, Waiter* waiter, Deadline deadline) {
   KickLocked();
+  waiter->woken = false;
+  waiters_.PushBack(&waiter->node);
+  const auto woken = [&] { return waiter->woken; };
   if (deadline.never()) {
-    seat_free_.wait(lock);
+    waiter->wake.wait(lock, woken);
   } else {
-    seat_free_.wait_until(lock, deadline.when());
+    waiter->wake.wait_until(lock, deadline.when(), woken);
   }
+  waiter->node.Unlink();
+}
+
+void EventLoop::WakeLocked(Waiter* waiter) {
+  if (std::exchange(waiter->woken, true)) return;
+  waiter->wake.notify_one();
+}
+
+void EventLoop::WakeReadyLocked() {
+  waiters_.ForEach([](Waiter* waiter) {
+    if (!waiter->woken && waiter->done()) WakeLocked(waiter);
+  });
+}
+
+// One of those that wait. If it leaves instead, EndVisit() wakes the next.
+void EventLoop::WakeSuccessorLocked() {
+  if (Waiter* const next = waiters_.front()) WakeLocked(next);
 }
 
 bool EventLoop::DriveUntil(FunctionRef<bool()> done, Deadline deadline, microseconds spin) {
@@ -139,13 +205,14 @@ bool EventLoop::DriveUntil(FunctionRef<bool()> done, Deadline deadline, microsec
     return done();
   }
   visitors_.fetch_add(1);
+  Waiter waiter(done);
   std::unique_lock lock(seat_mutex_);
   while (!done() && !deadline.expired() && !stopping_.load()) {
     if (seated_) {
-      AwaitSeat(lock, deadline);
+      AwaitSeat(lock, &waiter, deadline);
       continue;
     }
-    TakeSeat();
+    TakeSeat(lock);
     lock.unlock();
     const Deadline spin_until = Deadline::After(spin).Sooner(deadline);
     bool spinning = spin.count() > 0;
@@ -168,20 +235,20 @@ void EventLoop::DriveOnce() {
     // The worker leaves within a turn and stays parked as long as we come back within linger_.
     KickLocked();
   } else if (!seated_ && !stopping_.load()) {
-    TakeSeat();
+    TakeSeat(lock);
     lock.unlock();
     RunTurn(kNow);
     lock.lock();
     LeaveSeat(lock);
   }
-  ++seat_uses_;
   EndVisit(lock);
 }
 
 // Under the lock to its end: once Stop() has seen the last visitor go, the loop may be destroyed.
 void EventLoop::EndVisit(std::unique_lock<std::mutex>& lock) {
   visitors_.fetch_sub(1);
-  if (stopping_.load()) seat_free_.notify_all();
+  if (!seated_) WakeSuccessorLocked();
+  if (stopping_.load()) left_.notify_all();
   lock.unlock();
 }
 
@@ -189,35 +256,59 @@ void EventLoop::NotifyWaiters() {
   // A read-modify-write, as the visitor's own: either we see the visitor here, or the visitor sees
   // what was done before this call, however weakly that was ordered.
   if (visitors_.fetch_add(0) == 0) return;
+  if (InLoop()) {
+    // Once the callback has returned: it may hold what the conditions need, and often there is more
+    // than one to notify of.
+    notify_due_ = true;
+    return;
+  }
   // The driver may be a visitor that is asleep in epoll_wait.
-  if (!InLoop()) Post([] {});
+  Post([] {});
   const std::lock_guard lock(seat_mutex_);
-  seat_free_.notify_all();
+  WakeReadyLocked();
+}
+
+// The driver, between callbacks.
+void EventLoop::WakeReady() {
+  if (!std::exchange(notify_due_, false)) return;
+  const std::lock_guard lock(seat_mutex_);
+  WakeReadyLocked();
+}
+
+EventLoop::PassiveWait EventLoop::BeginPassiveWait() {
+  passive_waits_->fetch_add(1);
+  PassiveWait wait(passive_waits_);
+  const std::lock_guard lock(seat_mutex_);
+  if (!seated_) worker_wake_.notify_one();
+  return wait;
 }
 
 void EventLoop::WorkerMain() {
   std::unique_lock lock(seat_mutex_);
-  std::uint64_t last_uses = seat_uses_;
+  // Turns only: who runs a task and leaves has not looked at timers and descriptors.
+  std::uint64_t seen = turns_.load();
   while (!stopping_.load()) {
-    const bool in_use = seated_ || visitors_.load() > 0 || seat_uses_ != last_uses;
-    if (in_use) {
-      last_uses = seat_uses_;
+    const bool used = std::exchange(seen, turns_.load()) != turns_.load();
+    if (seated_ || (used && passive_waits_->load() == 0)) {
       worker_wake_.wait_for(lock, linger_);
       continue;
     }
-    // Its end is a use of the seat, so the worker is parked at least once before the next.
     WorkerSession(lock);
+    if (stopping_.load()) break;
+    // Somebody wanted it to leave, and has so long to come.
+    seen = turns_.load();
+    worker_wake_.wait_for(lock, linger_);
   }
 }
 
 void EventLoop::WorkerSession(std::unique_lock<std::mutex>& lock) {
-  TakeSeat();
-  worker_seated_ = true;
   worker_kicked_.store(false);
+  worker_seated_ = true;
+  TakeSeat(lock);
   lock.unlock();
   Deadline spin_until = kNow;
   bool spins = false;
-  while (visitors_.load() == 0 && !worker_kicked_.load() && !stopping_.load()) {
+  while (!worker_kicked_.load() && !stopping_.load()) {
     const bool wants = spin_.count() > 0 && !spin_until.expired();
     if (wants && !spins) {
       spins = spin_permits_ == nullptr || spin_permits_->Take();
@@ -247,12 +338,13 @@ bool EventLoop::RunTurn(Deadline wake) {
   worked |= RunDeferred(Defer::kNextTurn);
   worked |= RunQueue();
   worked |= RunTimers();
-  const bool pending = !turn_end_.empty() || !next_turn_.empty();
-  const bool may_sleep = !worked && !pending && idle_.empty();
+  const bool pending = HasSoonDeferred();
+  const bool may_sleep = !worked && !pending && ListOf(Defer::kIdle).empty();
   worked |= PollEvents(may_sleep ? wake : kNow);
   const bool idle = !worked && !pending;
-  busy_turns_ = idle || idle_.empty() ? 0 : busy_turns_ + 1;
+  busy_turns_ = idle || ListOf(Defer::kIdle).empty() ? 0 : busy_turns_ + 1;
   if (idle || busy_turns_ >= kBusyTurns) RunDeferred(Defer::kIdle);
+  turns_.fetch_add(1, std::memory_order_relaxed);
   return !idle;
 }
 
@@ -266,67 +358,66 @@ bool EventLoop::RunQueue() {
   for (Task& task : running_) task();
   running_.clear();
   RunDeferred(Defer::kTurnEnd);
+  WakeReady();
   return true;
+}
+
+Clock::time_point EventLoop::NextTimer() const {
+  return timers_.empty() ? Clock::time_point::max() : timers_.begin()->first.first;
 }
 
 bool EventLoop::RunTimers() {
   if (timers_.empty()) return false;
-  const auto now = Clock::now();
+  timers_run_to_ = Clock::now();
   bool worked = false;
-  while (!timers_.empty() && timers_.begin()->first.first <= now) {
+  while (NextTimer() <= timers_run_to_) {
     auto node = timers_.extract(timers_.begin());
     timer_times_.erase(node.key().second);
     node.mapped()();
     worked = true;
   }
+  timers_run_to_ = Clock::time_point::min();
   if (worked) RunDeferred(Defer::kTurnEnd);
+  WakeReady();
   return worked;
 }
 
-std::vector<EventLoop::Deferred*>& EventLoop::ListOf(Defer when) {
-  switch (when) {
-    case Defer::kTurnEnd: return turn_end_;
-    case Defer::kNextTurn: return next_turn_;
-    case Defer::kIdle: break;
-  }
-  return idle_;
+bool EventLoop::HasSoonDeferred() {
+  return !ListOf(Defer::kTurnEnd).empty() || !ListOf(Defer::kNextTurn).empty();
 }
 
 bool EventLoop::RunDeferred(Defer when) {
-  auto& list = ListOf(when);
-  const bool any = !list.empty();
   // Only those asked for before now: one that asks again waits for its next moment.
-  for (std::size_t left = list.size(); left > 0 && !list.empty(); --left) {
-    Deferred* deferred = list.front();
-    list.erase(list.begin());
-    deferred->RunDeferredOnLoop(when);
-  }
+  Deferred::List& due = due_[static_cast<std::size_t>(when)];
+  due.TakeAll(&ListOf(when));
+  const bool any = !due.empty();
+  while (!due.empty()) due.PopFront()->RunDeferredOnLoop(when);
   if (any && when != Defer::kTurnEnd) RunDeferred(Defer::kTurnEnd);
+  if (any) WakeReady();
   return any;
 }
 
-int EventLoop::SleepMillis(Deadline wake) {
-  if (!timers_.empty()) wake = wake.Sooner(Deadline::At(timers_.begin()->first.first));
-  return wake.PollMillis();
-}
-
 bool EventLoop::PollEvents(Deadline wake) {
-  int timeout = SleepMillis(wake);
+  int timeout = wake.Sooner(Deadline::At(NextTimer())).PollMillis();
   if (timeout != 0) {
     sleeping_.store(true);
     if (queued_.load()) timeout = 0;
   }
-  const int n = ::epoll_wait(epoll_.get(), events_.data(), kMaxEvents, timeout);
+  const bool sleeps = timeout != 0;
+  if (sleeps) LendSeat();
+  const int count = ::epoll_wait(epoll_.get(), events_.data(), kMaxEvents, timeout);
   sleeping_.store(false, std::memory_order_relaxed);
-  ready_ = std::max(n, 0);
+  if (sleeps) ReclaimSeat();
   bool worked = false;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(ready_); ++i) {
-    auto* handler = static_cast<Handler*>(events_[i].data.ptr);
-    if (handler == nullptr) continue;  // the wake-up descriptor, or unwatched in this turn
-    handler->OnEventsOnLoop(events_[i].events);
+  for (int i = 0; i < count; ++i) {
+    const epoll_event& event = events_[static_cast<std::size_t>(i)];
+    const auto it = watches_.find(static_cast<int>(event.data.u64 & 0xffffffff));
+    // Not found: the wake-up descriptor, or unwatched since.
+    if (it == watches_.end() || it->second.generation != event.data.u64 >> 32) continue;
+    it->second.handler->OnEventsOnLoop(event.events);
+    WakeReady();
     worked = true;
   }
-  ready_ = 0;
   if (worked) RunDeferred(Defer::kTurnEnd);
   return worked;
 }
@@ -334,25 +425,29 @@ bool EventLoop::PollEvents(Deadline wake) {
 // ---- registration -------------------------------------------------------------------------------
 
 Status EventLoop::WatchOnLoop(int fd, std::uint32_t events, Handler* handler) {
+  const std::uint32_t generation = next_generation_++;
   epoll_event event{};
   event.events = events | EPOLLET;
-  event.data.ptr = handler;
+  event.data.u64 = EpollKey(fd, generation);
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     return ErrnoError("epoll_ctl add", errno);
   }
+  watches_[fd] = {handler, generation};
   return Ok();
 }
 
 void EventLoop::UnwatchOnLoop(int fd, Handler* handler) {
+  const auto it = watches_.find(fd);
+  if (it == watches_.end() || it->second.handler != handler) return;
+  watches_.erase(it);
   epoll_event event{};
   (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, &event);
-  for (int i = 0; i < ready_; ++i) {
-    epoll_event& ready = events_[static_cast<std::size_t>(i)];
-    if (ready.data.ptr == handler) ready.data.ptr = nullptr;
-  }
 }
 
+// One that a timer adds for now waits for the next turn: timers must not keep the loop from the
+// rest of its work.
 EventLoop::TimerId EventLoop::AddTimerOnLoop(Clock::time_point when, Task task) {
+  if (when <= timers_run_to_) when = timers_run_to_ + Clock::duration(1);
   const TimerId id = next_timer_++;
   timers_.emplace(std::make_pair(when, id), std::move(task));
   timer_times_.emplace(id, when);
@@ -366,12 +461,13 @@ void EventLoop::CancelTimerOnLoop(TimerId id) {
   timer_times_.erase(it);
 }
 
-void EventLoop::DeferOnLoop(Defer when, Deferred* deferred) { ListOf(when).push_back(deferred); }
+void EventLoop::DeferOnLoop(Defer when, Deferred* deferred) {
+  auto& node = deferred->nodes_[static_cast<std::size_t>(when)];
+  if (!node.linked()) ListOf(when).PushBack(&node);
+}
 
 void EventLoop::CancelDeferredOnLoop(Deferred* deferred) {
-  for (auto* list : {&turn_end_, &next_turn_, &idle_}) {
-    list->erase(std::remove(list->begin(), list->end(), deferred), list->end());
-  }
+  for (auto& node : deferred->nodes_) node.Unlink();
 }
 
 }  // namespace ferry

@@ -8,11 +8,13 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "ferry/core/deadline.h"
 #include "ferry/core/fd.h"
 #include "ferry/core/function_ref.h"
+#include "ferry/core/owner_list.h"
 #include "ferry/core/result.h"
 #include "ferry/core/unique_function.h"
 
@@ -41,6 +43,9 @@ class SpinPermits {
 // that wants the answer: on the 2-core machine one wake-up costs 45-50 us, and two would double
 // the latency of a small message.
 //
+// Any mix of callers leaves the loop undriven for at most 2 * linger: only whole turns, which look
+// at timers and descriptors, keep the worker parked.
+//
 // Methods marked OnLoop may be called only by the driver, that is from a callback of this loop.
 class EventLoop {
  public:
@@ -68,10 +73,38 @@ class EventLoop {
 
    protected:
     ~Deferred() = default;
+
+   private:
+    friend class EventLoop;
+    using List = OwnerList<Deferred>;
+    List::Node nodes_[3] = {List::Node(this), List::Node(this), List::Node(this)};  // by Defer
   };
 
-  // `linger`: how long the worker stays parked after an application thread has left the seat. Its
-  // timed waits cost about 5 us each.
+  // While one lives, somebody waits for the loop without driving it, in poll() for a descriptor
+  // say. So the worker drives whenever no application thread does, and does not linger. May outlive
+  // the loop.
+  class PassiveWait {
+   public:
+    PassiveWait() = default;
+    PassiveWait(PassiveWait&& other) noexcept = default;
+    PassiveWait& operator=(PassiveWait&& other) noexcept {
+      End();
+      count_ = std::move(other.count_);
+      return *this;
+    }
+    ~PassiveWait() { End(); }
+
+   private:
+    friend class EventLoop;
+    explicit PassiveWait(std::shared_ptr<std::atomic<int>> count) : count_(std::move(count)) {}
+    void End() noexcept {
+      if (count_ != nullptr) std::exchange(count_, nullptr)->fetch_sub(1);
+    }
+    std::shared_ptr<std::atomic<int>> count_;  // the loop's
+  };
+
+  // `linger`: how long the worker stays parked after a turn of an application thread. Its timed
+  // waits cost about 5 us each.
   static Result<std::unique_ptr<EventLoop>> Create(microseconds linger = milliseconds(1));
   ~EventLoop();
   EventLoop(const EventLoop&) = delete;
@@ -82,59 +115,86 @@ class EventLoop {
   Status StartWorker(const char* thread_name, microseconds spin = microseconds(0),
                      SpinPermits* permits = nullptr);
   // Any thread but the driver. Stops and joins the worker, and waits until the application threads
-  // in DriveUntil have left: no callback runs afterwards. Tasks still queued,
+  // in DriveUntil and PostOrRun have left: no callback runs afterwards. Tasks still queued,
   // tasks posted later and timers are destroyed without running.
   void Stop();
 
   // Any thread. Runs `task` on the loop; wakes the driver if it sleeps in epoll_wait. With the
-  // worker parked and nobody waiting the task starts after `linger` at the latest.
+  // worker parked and nobody waiting the task starts after 2 * `linger` at the latest.
   void Post(Task task);
-  // Any thread. As Post, but when the seat is free the calling thread runs the queue itself before
-  // this returns: no hand-over, for small things that should be on the wire at once.
+  // Any thread. As Post, but where nobody runs callbacks, since the driver sleeps or there is none,
+  // and nothing is queued, the calling thread runs the task itself before this returns: no
+  // hand-over, for small things that should be on the wire at once. That is not a turn.
   void PostOrRun(Task task);
 
   // Any thread but the driver. Drives the loop, or waits for the thread that does, until `done()`
-  // or the deadline. `done` is called by this thread only, often, and must be cheap. Polls without
-  // sleeping for `spin` first. Returns done().
+  // or the deadline. `done` must be cheap. It is called often: by this thread, and while that waits
+  // for another driver, by whoever notifies, under the loop's mutex. Polls without sleeping for
+  // `spin` first. Returns done().
   bool DriveUntil(FunctionRef<bool()> done, Deadline deadline, microseconds spin);
   // Any thread but the driver. Handles what is ready without sleeping; does nothing when another
-  // application thread drives.
+  // application thread drives. A worker that drives is asked to leave, so that who polls on drives
+  // the loop alone, unless there are passive waits, for which it stays.
   void DriveOnce();
-  // Tells threads in DriveUntil to look at their condition again. Any thread.
+  // Wakes the threads in DriveUntil whose condition has come true. Any thread.
   void NotifyWaiters();
+  // Any thread.
+  PassiveWait BeginPassiveWait();
 
   bool InLoop() const noexcept {
     return driver_.load(std::memory_order_relaxed) == std::this_thread::get_id();
   }
 
-  // OnLoop. `handler` must stay alive until UnwatchOnLoop; events already fetched for it are
-  // dropped then.
+  // OnLoop. One handler for a descriptor. `handler` must stay alive until UnwatchOnLoop; events
+  // already fetched for it are dropped then.
   Status WatchOnLoop(int fd, std::uint32_t events, Handler* handler);
   void UnwatchOnLoop(int fd, Handler* handler);
   TimerId AddTimerOnLoop(Clock::time_point when, Task task);
   void CancelTimerOnLoop(TimerId id);
-  // Runs `deferred` once at that moment. A second request before that is the caller's to avoid.
+  // Runs `deferred` once at that moment, however often that was asked for before it.
   void DeferOnLoop(Defer when, Deferred* deferred);
   void CancelDeferredOnLoop(Deferred* deferred);
 
  private:
+  // A thread in DriveUntil that waits for another driver.
+  struct Waiter {
+    explicit Waiter(FunctionRef<bool()> until) : done(until) {}
+    const FunctionRef<bool()> done;
+    std::condition_variable wake;
+    bool woken = false;
+    OwnerList<Waiter>::Node node{this};
+  };
+  struct Watch {
+    Handler* handler;
+    std::uint32_t generation;
+  };
+
   explicit EventLoop(microseconds linger) : linger_(linger) {}
   void WorkerMain();
   void WorkerSession(std::unique_lock<std::mutex>& lock);
-  void TakeSeat() noexcept;
+  void TakeSeat(std::unique_lock<std::mutex>& lock);
   void LeaveSeat(std::unique_lock<std::mutex>& lock);
-  void AwaitSeat(std::unique_lock<std::mutex>& lock, Deadline deadline);
+  void LendSeat();
+  void ReclaimSeat();
+  void AwaitSeat(std::unique_lock<std::mutex>& lock, Waiter* waiter, Deadline deadline);
   void EndVisit(std::unique_lock<std::mutex>& lock);
+  bool RunAsGuest(Task* task);
   void KickLocked();
+  static void WakeLocked(Waiter* waiter);
+  void WakeReadyLocked();
+  void WakeSuccessorLocked();
+  void WakeReady();
+  void WakeDriver();
   // One turn: queue, timers, epoll (sleeping at most until `wake`, and only if nothing was done and
   // nothing is put off), handlers. False where there was nothing to do.
   bool RunTurn(Deadline wake);
   bool RunQueue();
   bool RunTimers();
-  std::vector<Deferred*>& ListOf(Defer when);
+  Deferred::List& ListOf(Defer when) { return deferred_[static_cast<std::size_t>(when)]; }
   bool RunDeferred(Defer when);
+  bool HasSoonDeferred();
   bool PollEvents(Deadline wake);
-  int SleepMillis(Deadline wake);
+  Clock::time_point NextTimer() const;
   void Push(Task task);
 
   const microseconds linger_;
@@ -143,14 +203,21 @@ class EventLoop {
   UniqueFd epoll_;
   UniqueFd wake_;
 
-  // The seat.
+  // The seat. A driver that sleeps in epoll_wait lends it: a guest may run one task meanwhile.
   std::mutex seat_mutex_;
-  std::condition_variable seat_free_;    // application threads wait here
   std::condition_variable worker_wake_;  // the parked worker waits here
-  bool seated_ = false;
+  std::condition_variable guest_left_;   // who takes or reclaims the seat waits here
+  std::condition_variable left_;         // Stop() waits here
+  bool seated_ = false;                  // there is a driver
   bool worker_seated_ = false;
-  std::atomic<bool> worker_kicked_{false};  // somebody wants the worker to leave the seat
-  std::uint64_t seat_uses_ = 0;
+  bool open_ = true;    // no driver, or it sleeps
+  bool guest_ = false;  // written under the mutex; the guest and the driver may read it without
+  OwnerList<Waiter> waiters_;
+  std::shared_ptr<std::atomic<int>> passive_waits_ =
+      std::make_shared<std::atomic<int>>(0);  // with
+                                              // PassiveWait
+  std::atomic<bool> worker_kicked_{false};    // somebody wants the worker to leave the seat
+  std::atomic<std::uint64_t> turns_{0};
   std::atomic<int> visitors_{0};  // application threads inside DriveUntil or DriveOnce
   std::atomic<std::thread::id> driver_{};
   std::atomic<bool> stopping_{false};
@@ -163,17 +230,19 @@ class EventLoop {
   std::atomic<bool> queued_{false};
   std::atomic<bool> sleeping_{false};
 
-  // Driver only.
+  // The driver and the guest only.
   std::vector<Task> running_;
-  std::vector<Deferred*> turn_end_;
-  std::vector<Deferred*> next_turn_;
-  std::vector<Deferred*> idle_;
-  int busy_turns_ = 0;  // since idle_ was last run or empty
+  bool notify_due_ = false;     // waiters' conditions may have come true
+  Deferred::List deferred_[3];  // by Defer
+  Deferred::List due_[3];       // taken from there, and being run
+  int busy_turns_ = 0;          // since work for an idle moment was last run, or there was none
   std::map<std::pair<Clock::time_point, TimerId>, Task> timers_;
   std::map<TimerId, Clock::time_point> timer_times_;
   TimerId next_timer_ = 1;
+  Clock::time_point timers_run_to_ = Clock::time_point::min();  // while timers are run: the moment
+  std::unordered_map<int, Watch> watches_;                      // by descriptor
+  std::uint32_t next_generation_ = 1;
   std::vector<epoll_event> events_;
-  int ready_ = 0;  // events_[0..ready_) are being handled
 };
 
 }  // namespace ferry

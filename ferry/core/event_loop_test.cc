@@ -144,11 +144,14 @@ TEST(EventLoop, PostOrRunRunsInlineWhenTheSeatIsFree) {
   EXPECT_EQ(ran_by, std::this_thread::get_id());
 }
 
-TEST(EventLoop, PostOrRunRunsWhatWasPostedBeforeFirst) {
+// Tasks that were posted rely on turns between them.
+TEST(EventLoop, PostOrRunNeitherOvertakesNorRunsWhatWasPostedBefore) {
   auto loop = MakeLoop();
   std::vector<int> order;
   loop->Post([&] { order.push_back(1); });
   loop->PostOrRun([&] { order.push_back(2); });
+  EXPECT_THAT(order, ElementsAre());
+  Settle(*loop);
   EXPECT_THAT(order, ElementsAre(1, 2));
 }
 
@@ -233,6 +236,23 @@ TEST(EventLoop, LetsATimerAddTheNext) {
   ASSERT_TRUE(done.WaitFor());
   loop->Stop();
   EXPECT_EQ(rounds, 5);
+}
+
+// It used to be run again and again, and nothing else.
+TEST(EventLoop, IsNotHeldUpByATimerThatAddsOneForNow) {
+  auto loop = MakeLoop();
+  bool stop = false;
+  int fired = 0;
+  std::function<void()> again = [&] {
+    ++fired;
+    if (!stop && fired < 1'000'000) loop->AddTimerOnLoop(Clock::time_point{}, [&] { again(); });
+  };
+  loop->PostOrRun([&] { again(); });
+  bool ran = false;
+  loop->Post([&] { ran = true; });
+  EXPECT_TRUE(Drive(*loop, [&] { return ran && fired > 3; }));
+  EXPECT_LT(fired, 1000);
+  stop = true;
 }
 
 // ---- the seat -----------------------------------------------------------------------------------
@@ -341,7 +361,8 @@ TEST(DriveOnce, MakesAnIdleWorkerLeaveTheSeat) {
   const auto caller = std::this_thread::get_id();
   const Deadline deadline = Deadline::After(kPatience);
   while (!mine.load() && !deadline.expired()) {
-    loop->PostOrRun([&] { mine.store(std::this_thread::get_id() == caller); });
+    loop->Post([&] { mine.store(std::this_thread::get_id() == caller); });
+    loop->DriveOnce();
     std::this_thread::yield();
   }
   EXPECT_TRUE(mine.load());

@@ -211,6 +211,47 @@ TEST_F(DeferredWork, IsDroppedWhenCancelled) {
   EXPECT_TRUE(order_.empty());
 }
 
+TEST_F(DeferredWork, IsRunOnceHoweverOftenItWasAskedFor) {
+  loop_->Post([&] {
+    loop_->DeferOnLoop(EventLoop::Defer::kTurnEnd, &turn_end_);
+    loop_->DeferOnLoop(EventLoop::Defer::kTurnEnd, &turn_end_);
+    loop_->DeferOnLoop(EventLoop::Defer::kNextTurn, &turn_end_);
+  });
+  Settle(*loop_);
+  EXPECT_THAT(order_, ElementsAre("turn end", "turn end"));
+}
+
+TEST_F(DeferredWork, MayBeCancelledByWhatRunsBeforeItInItsBatch) {
+  next_turn_.then = [&] {
+    loop_->CancelDeferredOnLoop(&turn_end_);
+    loop_->DeferOnLoop(EventLoop::Defer::kNextTurn, &idle_);
+  };
+  loop_->Post([&] {
+    loop_->DeferOnLoop(EventLoop::Defer::kTurnEnd, &next_turn_);
+    loop_->DeferOnLoop(EventLoop::Defer::kTurnEnd, &turn_end_);
+  });
+  Settle(*loop_);
+  EXPECT_THAT(order_, ElementsAre("next turn", "idle"));
+}
+
+// Each used to move all those behind it: minutes for so many.
+TEST_F(DeferredWork, TakesTimeByItsCountAndNoMore) {
+  constexpr int kMany = 400'000;
+  struct Counts final : EventLoop::Deferred {
+    void RunDeferredOnLoop(EventLoop::Defer /*when*/) override { ++runs; }
+    int runs = 0;
+  };
+  const auto many = std::make_unique<Counts[]>(kMany);  // their links stay where they are
+  const auto start = Clock::now();
+  loop_->Post([&] {
+    for (int i = 0; i < kMany; ++i) loop_->DeferOnLoop(EventLoop::Defer::kTurnEnd, &many[i]);
+    for (int i = 0; i < kMany; i += 2) loop_->CancelDeferredOnLoop(&many[i]);
+  });
+  Settle(*loop_);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
+  for (int i = 0; i < kMany; ++i) ASSERT_EQ(many[i].runs, i % 2) << i;
+}
+
 TEST_F(DeferredWork, NextTurnDoesNotWaitForAnEvent) {
   bool ran = false;
   next_turn_.then = [&] { ran = true; };

@@ -57,6 +57,8 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   // that the lane has left in the kernel to save wake-ups, and, unless it was `heard` since the
   // last time, makes the peer say something.
   void BeatOnLoop(bool heard);
+  // Reads, in the next turn, what waits in the socket for the rest of a payload.
+  void LookOnLoop();
 
   // Makes the peer say something, unless much that makes it do so is on its way.
   void ProbeOnLoop();

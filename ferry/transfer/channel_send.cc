@@ -95,6 +95,10 @@ void Channel::BeatOnLoop(bool heard) {
   if (!heard) SendPlainOnLoop(wire::Type::kPing, 0, {});
 }
 
+void Channel::LookOnLoop() {
+  if (!closed_ && up_) lane_->Poke();
+}
+
 void Channel::ProbeOnLoop() {
   constexpr std::size_t kMuch = 16;
   if (plain_ >= kMuch) return;

@@ -321,13 +321,24 @@ void ConnectionCore::CheckDeadlinesOnLoop() {
   }
 }
 
+// After a gap, in which the process was stopped say, sockets hold what has come since: silence is
+// judged when every lane has looked at its own.
 void ConnectionCore::HeartbeatOnLoop() {
   heartbeat_timer_ = 0;
   if (lost_.load()) return;
+  const Clock::duration late = Clock::now() - next_beat_;
+  if (late < config_.heartbeat_interval) return BeatOnLoop(Clock::duration::zero());
+  // Between two tasks a loop looks at its sockets.
+  OnEveryLane([](Channel& lane) { lane.LookOnLoop(); },
+              [self = shared_from_this(), late] {
+                self->OnEveryLane([](Channel&) {}, [self, late] { self->BeatOnLoop(late); });
+              });
+}
+
+void ConnectionCore::BeatOnLoop(Clock::duration missed) {
+  if (lost_.load()) return;
   const auto now = Clock::now();
-  const Clock::duration late = now - next_beat_;
-  const auto heard_at =
-      BeatLanesOnLoop(now, late >= config_.heartbeat_interval ? late : Clock::duration::zero());
+  const auto heard_at = BeatLanesOnLoop(now, missed);
   if (lost_.load()) return;
   next_beat_ = std::min<Clock::time_point>(now + config_.heartbeat_interval,
                                            heard_at + config_.peer_timeout);

@@ -217,7 +217,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
     Clock::time_point up_since{};  // of the lane that it has
     std::uint64_t noticed_bytes = 0;
     Clock::time_point noticed_at{};  // like heard_*, by NoticeLanesOnLoop
-    Clock::time_point heard_at;      // later by all the time in which we could not have listened
+    Clock::time_point heard_at;      // later by the first gap since in which we did not listen
+    bool excused = false;            // there was one
   };
   void LaneLostOnLoop(std::uint32_t index, const Error& error, std::optional<net::LaneLoss> loss);
   // A lane that may be of no use any more, though nothing has ended it.
@@ -238,6 +239,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void ScheduleOnLoop();
   void CheckDeadlinesOnLoop();
   void HeartbeatOnLoop();
+  void BeatOnLoop(Clock::duration missed);
   Op FindOnLoop(std::uint64_t id) const;
 
   const Config config_;

@@ -130,6 +130,7 @@ void ConnectionCore::LaneIsUp(std::uint32_t index, net::LaneInfo info) {
   home_->Post([self = shared_from_this(), index, info = std::move(info)] {
     self->SetLaneUpOnLoop(index, true);
     self->lives_[index].heard_at = self->lives_[index].up_since = Clock::now();
+    self->lives_[index].excused = false;
     self->lanes_replaced_.fetch_add(1, std::memory_order_relaxed);
     self->Note("lane {} goes on by {} ({} to {})", index, info.interface, info.local, info.remote);
     LogWith(LogLevel::kInfo, "transfer",
@@ -218,18 +219,24 @@ bool ConnectionCore::IsAbandonedOnLoop() const {
 }
 
 // `missed`: how late this is, if by much. While this process was stopped, or its machine asleep,
-// nothing could be heard: what has come since lies in sockets that the loops have not looked at
-// yet. (If it were by little, too, many little ones would add up to a timeout that never comes.)
+// the peer may have been, too, and then speaks as soon as it can: the gap does not count as
+// silence. But only one since the lane was heard last, or a loop that is late again and again would
+// never lose a peer.
 Clock::time_point ConnectionCore::BeatLanesOnLoop(Clock::time_point now, Clock::duration missed) {
   const Clock::duration lane_timeout =
       std::max(config_.lane_timeout, 2 * config_.heartbeat_interval);
   auto latest = Clock::time_point::min();
   for (std::uint32_t i = 0; i < lives_.size(); ++i) {
     LaneLife& life = lives_[i];
-    life.heard_at += missed;
+    if (missed > Clock::duration::zero() && !std::exchange(life.excused, true)) {
+      life.heard_at += missed;
+    }
     const std::uint64_t bytes = channels_[i]->BytesReceived();
     const bool heard = std::exchange(life.heard_bytes, bytes) != bytes;
-    if (heard) life.heard_at = now;
+    if (heard) {
+      life.heard_at = now;
+      life.excused = false;
+    }
     latest = std::max(latest, life.heard_at);
     if (now - life.heard_at >= config_.peer_timeout + lane_timeout) {
       FailIfStuckOnLoop(i, now - life.heard_at);

@@ -27,6 +27,7 @@ void OperationState::Complete(Status result) {
   done.store(true, std::memory_order_release);
   const std::lock_guard lock(event_mutex);
   if (event) SignalEventFd(event.get());
+  wait = {};
   held.clear();
 }
 
@@ -66,7 +67,11 @@ Result<int> Operation::CompletionFd() {
   if (!state_->event) {
     FERRY_TRY_ASSIGN(state_->event, MakeEventFd());
     // Complete() takes the mutex after it has set `done`: one of the two signals.
-    if (state_->done.load(std::memory_order_acquire)) SignalEventFd(state_->event.get());
+    if (Done()) {
+      SignalEventFd(state_->event.get());
+    } else {
+      state_->wait = connection_->home()->BeginPassiveWait();
+    }
   }
   return state_->event.get();
 }

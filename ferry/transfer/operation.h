@@ -76,6 +76,7 @@ struct OperationState {
   std::mutex event_mutex;
   UniqueFd event;                // under event_mutex: made on demand, signalled at the end
   std::vector<StreamHold> held;  // likewise: streams that wait for the end
+  EventLoop::PassiveWait wait;   // likewise: while there is an event and no end
 
   // Sets the outcome, once. `result` is the operation's end for the caller.
   void Complete(Status result);
@@ -88,6 +89,8 @@ class Operation {
   Operation(std::shared_ptr<OperationState> state, std::shared_ptr<ConnectionCore> connection,
             std::shared_ptr<EndpointCore> endpoint);
 
+  // Whether it has ended. Only looks: whoever else drives the connection's loop ends it.
+  bool Done() const noexcept { return state_->done.load(std::memory_order_acquire); }
   // Whether it has ended; also lets the connection make progress, so that polling in a loop is as
   // good as waiting.
   bool Poll();
@@ -106,7 +109,9 @@ class Operation {
   // cannot wait for flags), kUnavailable (there are StreamHold::kMost holds, or MostStreams() other
   // streams of this device, already), those of the device.
   Status HoldBack(cuda::StreamRef stream);
-  // A descriptor that becomes readable when the operation ends; owned by the operation.
+  // A descriptor that becomes readable when the operation ends; owned by the operation. From this
+  // call to the end the engine's own thread drives the connection's loop whenever no thread of the
+  // application does: ask for it before you sleep, and not where you Wait().
   Result<int> CompletionFd();
 
   // How its bytes go, and why.

@@ -256,7 +256,13 @@ class Session {
 
  private:
   void OnLoop(const std::function<void()>& task) {
-    loop_->PostOrRun([&task] { task(); });
+    bool ran = false;
+    loop_->PostOrRun([&] {
+      task();
+      ran = true;
+    });
+    FERRY_CHECK(
+        loop_->DriveUntil([&] { return ran; }, Deadline::After(kPatience), microseconds(0)));
   }
   void Turn() {
     loop_->DriveOnce();

@@ -10,7 +10,8 @@ async def wait(operation):
     Cancelling the task cancels the operation and waits until nothing touches its memory any more.
     """
     cancelled = None
-    while not operation.done():
+    # Only looks: done() would take the connection from the thread that will end the operation.
+    while not operation._ended():
         try:
             await _ended(operation)
         except asyncio.CancelledError as error:

@@ -1,0 +1,378 @@
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ferry/core/testing/event_loop_helpers.h"
+
+// Who drives a loop that all kinds of callers use at once: whatever they do, its timers and
+// descriptors are served.
+namespace ferry {
+namespace {
+
+using std::chrono::seconds;
+
+// What busy threads on a busy machine may add to a wait that is 2 ms by design. A loop that is
+// starved is so for as long as its callers go on.
+constexpr milliseconds kServedWithin{1000};
+constexpr milliseconds kCallersGoOn{3000};
+
+UniqueFd SeatSignal() {
+  auto fd = MakeEventFd();
+  EXPECT_TRUE(fd);
+  return *std::move(fd);
+}
+
+// ---- callers ------------------------------------------------------------------------------------
+
+using Caller = void (*)(EventLoop& loop, const std::atomic<bool>& stop);
+
+void PostsOnly(EventLoop& loop, const std::atomic<bool>& stop) {
+  while (!stop.load()) {
+    loop.Post([] {});
+    std::this_thread::yield();
+  }
+}
+
+void PostsOrRuns(EventLoop& loop, const std::atomic<bool>& stop) {
+  while (!stop.load()) loop.PostOrRun([] {});
+}
+
+void PostsOrRunsEvery50us(EventLoop& loop, const std::atomic<bool>& stop) {
+  while (!stop.load()) {
+    loop.PostOrRun([] {});
+    std::this_thread::sleep_for(microseconds(50));
+  }
+}
+
+void AddsAndCancelsTimers(EventLoop& loop, const std::atomic<bool>& stop) {
+  while (!stop.load()) {
+    EventLoop::TimerId id = 0;
+    std::atomic<bool> added{false};
+    loop.PostOrRun([&] {
+      id = loop.AddTimerOnLoop(Clock::now() + seconds(1), [] {});
+      added.store(true);
+    });
+    while (!added.load()) std::this_thread::yield();
+    loop.PostOrRun([&loop, id] { loop.CancelTimerOnLoop(id); });
+  }
+}
+
+void WaitsForItsTasks(EventLoop& loop, const std::atomic<bool>& stop) {
+  while (!stop.load()) {
+    std::atomic<bool> done{false};
+    loop.PostOrRun([&] {
+      done.store(true);
+      loop.NotifyWaiters();
+    });
+    EXPECT_TRUE(Drive(loop, [&] { return done.load(); }));
+  }
+}
+
+// Each wait ends by what this thread does, not by a turn.
+void WaitsForNothing(EventLoop& loop, const std::atomic<bool>& stop) {
+  while (!stop.load()) {
+    int looks = 0;
+    (void)loop.DriveUntil([&] { return ++looks > 1; }, Deadline::After(milliseconds(1)), kNoSpin);
+    std::this_thread::yield();
+  }
+}
+
+void Polls(EventLoop& loop, const std::atomic<bool>& stop) {
+  while (!stop.load()) {
+    loop.DriveOnce();
+    std::this_thread::yield();
+  }
+}
+
+void PollsSeldom(EventLoop& loop, const std::atomic<bool>& stop) {
+  while (!stop.load()) {
+    loop.DriveOnce();
+    std::this_thread::sleep_for(microseconds(700));
+  }
+}
+
+void SleepsOnADescriptor(EventLoop& loop, const std::atomic<bool>& stop) {
+  const UniqueFd fd = SeatSignal();
+  while (!stop.load()) {
+    loop.PostOrRun([&] { SignalEventFd(fd.get()); });
+    const auto wait = loop.BeginPassiveWait();
+    pollfd ready{.fd = fd.get(), .events = POLLIN, .revents = 0};
+    EXPECT_EQ(::poll(&ready, 1, 30'000), 1);
+    DrainEventFd(fd.get());
+  }
+}
+
+struct Callers {
+  const char* name;
+  std::vector<Caller> threads;
+};
+void PrintTo(const Callers& callers, std::ostream* out) { *out << callers.name; }
+
+// ---- what is served -----------------------------------------------------------------------------
+
+class Served final : public EventLoop::Handler {
+ public:
+  explicit Served(EventLoop* loop) : loop_(loop) {
+    loop_->Post([this] {
+      EXPECT_TRUE(loop_->WatchOnLoop(fd_.get(), EPOLLIN, this));
+      TickOnLoop();
+      watched_.store(true);
+    });
+  }
+  void OnEventsOnLoop(std::uint32_t /*events*/) override { handled_.store(signalled_.load()); }
+
+  // Signals the descriptor again and again, and says how long the longest wait for the loop was.
+  Clock::duration LongestWait(Deadline until) {
+    Clock::duration longest{};
+    while (!until.expired()) {
+      const auto start = Clock::now();
+      const int mine = signalled_.fetch_add(1) + 1;
+      if (watched_.load()) SignalEventFd(fd_.get());
+      while (watched_.load() && handled_.load() < mine && Clock::now() - start < 2 * kCallersGoOn) {
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+      if (!watched_.load()) std::this_thread::sleep_for(milliseconds(1));
+      longest = std::max(longest, Clock::now() - start);
+    }
+    return longest;
+  }
+  int ticks() const { return ticks_.load(); }
+  Clock::duration latest() const { return Clock::duration(latest_.load()); }
+
+ private:
+  void TickOnLoop() {
+    const auto due = Clock::now() + milliseconds(5);
+    loop_->AddTimerOnLoop(due, [this, due] {
+      ticks_.fetch_add(1);
+      latest_.store(std::max(latest_.load(), (Clock::now() - due).count()));
+      TickOnLoop();
+    });
+  }
+
+  EventLoop* loop_;
+  const UniqueFd fd_ = SeatSignal();
+  std::atomic<bool> watched_{false};
+  std::atomic<int> signalled_{0};
+  std::atomic<int> handled_{0};
+  std::atomic<int> ticks_{0};
+  std::atomic<Clock::rep> latest_{0};
+};
+
+class SeatUsedBy : public testing::TestWithParam<Callers> {};
+
+TEST_P(SeatUsedBy, ServesTimersAndDescriptorsInTime) {
+  auto loop = MakeRunningLoop();
+  Served served(loop.get());
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (const Caller caller : GetParam().threads) {
+    threads.emplace_back([&, caller] { caller(*loop, stop); });
+  }
+  const Clock::duration longest = served.LongestWait(Deadline::After(kCallersGoOn / 2));
+  // Who ends must not be what lets the loop be driven.
+  const int ticks = served.ticks();
+  stop.store(true);
+  for (std::thread& thread : threads) thread.join();
+  loop->Stop();
+  EXPECT_LT(longest, kServedWithin);
+  EXPECT_GT(ticks, 2);
+  EXPECT_LT(served.latest(), kServedWithin);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Callers, SeatUsedBy,
+    testing::Values(Callers{"Posters", {PostsOnly}}, Callers{"PostersThatRun", {PostsOrRuns}},
+                    Callers{"PostersThatRunAndPause", {PostsOrRunsEvery50us}},
+                    Callers{"Cancellers", {AddsAndCancelsTimers}},
+                    Callers{"Waiters", {WaitsForItsTasks}},
+                    Callers{"WaitersForNothing", {WaitsForNothing}}, Callers{"Pollers", {Polls}},
+                    Callers{"PollersThatPause", {PollsSeldom}},
+                    Callers{"SleepersOnADescriptor", {SleepsOnADescriptor}},
+                    Callers{"PostersAndPollersThatPause", {PostsOrRuns, PollsSeldom}},
+                    Callers{"All",
+                            {PostsOnly, PostsOrRuns, PostsOrRunsEvery50us, AddsAndCancelsTimers,
+                             WaitsForItsTasks, WaitsForNothing, Polls, PollsSeldom,
+                             SleepsOnADescriptor}}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+// ---- guests -------------------------------------------------------------------------------------
+
+// The worker used to keep the seat in its sleep, and each task to wait for it to wake up.
+TEST(SeatGuest, RunsItsTaskWhileTheWorkerSleeps) {
+  auto loop = MakeLoop(seconds(60));
+  loop->StartWorker("test-loop");
+  std::atomic<bool> started{false};
+  loop->Post([&] { started.store(true); });
+  const auto caller = std::this_thread::get_id();
+  std::atomic<bool> mine{false};
+  const Deadline deadline = Deadline::After(kPatience);
+  while (!(started.load() && mine.load()) && !deadline.expired()) {
+    loop->PostOrRun([&] { mine.store(std::this_thread::get_id() == caller); });
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(mine.load());
+}
+
+TEST(SeatGuest, WakesTheSleepingWorkerForItsTimer) {
+  auto loop = MakeRunningLoop();
+  for (int i = 0; i < 50; ++i) {
+    std::atomic<bool> fired{false};
+    loop->PostOrRun(
+        [&] { loop->AddTimerOnLoop(Clock::now() + milliseconds(1), [&] { fired.store(true); }); });
+    const Deadline deadline = Deadline::After(kPatience);
+    while (!fired.load() && !deadline.expired()) std::this_thread::yield();
+    ASSERT_TRUE(fired.load());
+  }
+}
+
+TEST(SeatGuest, WakesAThreadThatSleepsInTheSeatForWhatItsTaskHasEnded) {
+  for (int i = 0; i < 200; ++i) {
+    auto loop = MakeLoop();
+    std::atomic<bool> asked{false};
+    std::atomic<bool> done{false};
+    std::thread poster([&] {
+      while (!asked.load()) std::this_thread::yield();
+      loop->PostOrRun([&] {
+        done.store(true);
+        loop->NotifyWaiters();
+      });
+    });
+    EXPECT_TRUE(Drive(*loop, [&] {
+      asked.store(true);
+      return done.load();
+    }));
+    poster.join();
+  }
+}
+
+// Their events may have been fetched by a driver that is still on its way back to the seat.
+TEST(SeatGuest, MayDestroyAHandlerWhileTheDriverSleeps) {
+  struct Counts final : EventLoop::Handler {
+    explicit Counts(std::atomic<int>* c) : count(c) {}
+    void OnEventsOnLoop(std::uint32_t /*events*/) override { count->fetch_add(1); }
+    std::atomic<int>* count;
+  };
+  auto loop = MakeRunningLoop();
+  const UniqueFd fd = SeatSignal();
+  std::atomic<int> events{0};
+  std::atomic<bool> stop{false};
+  std::thread signaller([&] {
+    while (!stop.load()) {
+      SignalEventFd(fd.get());
+      std::this_thread::yield();
+    }
+  });
+  for (int i = 0; i < 3000; ++i) {
+    auto handler = std::make_shared<Counts>(&events);  // with both tasks
+    loop->PostOrRun([&loop, &fd, handler] {
+      EXPECT_TRUE(loop->WatchOnLoop(fd.get(), EPOLLIN, handler.get()));
+    });
+    loop->PostOrRun([&loop, &fd, handler = std::move(handler)] {
+      loop->UnwatchOnLoop(fd.get(), handler.get());
+    });
+  }
+  stop.store(true);
+  signaller.join();
+  loop->Stop();
+}
+
+TEST(PassiveWait, EndsTheWorkersLinger) {
+  auto loop = MakeLoop(seconds(60));
+  loop->StartWorker("test-loop");
+  EXPECT_FALSE(loop->DriveUntil([] { return false; }, Deadline::After(milliseconds(5)), kNoSpin));
+  std::atomic<bool> ran{false};
+  const auto wait = loop->BeginPassiveWait();
+  loop->Post([&] { ran.store(true); });
+  const Deadline deadline = Deadline::After(kPatience);
+  while (!ran.load() && !deadline.expired()) std::this_thread::yield();
+  EXPECT_TRUE(ran.load());
+}
+
+TEST(PassiveWait, LetsTheWorkerDriveAsSoonAsAnotherThreadHasLeftTheSeat) {
+  auto loop = MakeLoop(seconds(60));
+  loop->StartWorker("test-loop");
+  const auto wait = loop->BeginPassiveWait();
+  EXPECT_FALSE(loop->DriveUntil([] { return false; }, Deadline::After(milliseconds(5)), kNoSpin));
+  std::atomic<bool> ran{false};
+  loop->Post([&] { ran.store(true); });
+  const Deadline deadline = Deadline::After(kPatience);
+  while (!ran.load() && !deadline.expired()) std::this_thread::yield();
+  EXPECT_TRUE(ran.load());
+}
+
+TEST(PassiveWait, MayOutliveItsLoop) {
+  auto loop = MakeRunningLoop();
+  EventLoop::PassiveWait wait = loop->BeginPassiveWait();
+  wait = loop->BeginPassiveWait();
+  loop.reset();
+}
+
+// ---- many that wait -----------------------------------------------------------------------------
+
+// Every end used to wake everybody.
+TEST(DriveUntil, OfManyThreadsWakesOnlyThoseWhoseConditionHasComeTrue) {
+  constexpr int kThreads = 128;
+  auto loop = MakeLoop();
+  std::array<std::atomic<bool>, kThreads> done{};
+  std::atomic<int> waiting{0};
+  std::atomic<int> looks{0};  // by the waiting threads themselves
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      const auto self = std::this_thread::get_id();
+      bool first = true;
+      EXPECT_TRUE(Drive(*loop, [&] {
+        if (std::this_thread::get_id() == self) looks.fetch_add(1);
+        if (std::exchange(first, false)) waiting.fetch_add(1);
+        return done[static_cast<std::size_t>(i)].load();
+      }));
+    });
+  }
+  while (waiting.load() < kThreads) std::this_thread::yield();
+  for (int i = kThreads - 1; i >= 0; --i) {
+    const auto at = static_cast<std::size_t>(i);
+    done[at].store(true);
+    loop->NotifyWaiters();
+    threads[at].join();
+  }
+  // Each at its coming and its going, and as the driver at each notice.
+  EXPECT_LT(looks.load(), 20 * kThreads);
+}
+
+TEST(DriveUntil, OfManyThreadsOneDrivesWhenTheDriverHasItsEnd) {
+  constexpr int kThreads = 32;
+  constexpr int kRounds = 200;
+  for (const bool with_worker : {false, true}) {
+    auto loop = with_worker ? MakeRunningLoop() : MakeLoop(seconds(60));
+    std::atomic<int> ended{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&] {
+        for (int round = 0; round < kRounds; ++round) {
+          std::atomic<bool> done{false};
+          loop->Post([&] {
+            loop->AddTimerOnLoop(Clock::now() + microseconds(10), [&] {
+              done.store(true);
+              loop->NotifyWaiters();
+            });
+          });
+          if (Drive(*loop, [&] { return done.load(); })) ended.fetch_add(1);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(ended.load(), kThreads * kRounds);
+  }
+}
+
+}  // namespace
+}  // namespace ferry

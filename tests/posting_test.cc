@@ -1,0 +1,56 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/engine_peer.h"
+
+// A thread that posts and cancels and never waits, so that it never drives its connection's loop.
+namespace ferry::tests {
+namespace {
+
+using transfer::Operation;
+using transfer::PostOptions;
+
+class Posting : public testing::TestWithParam<int> {};  // microseconds between two posts
+
+TEST_P(Posting, AndCancellingDelaysNoDeadlineAndNoHeartbeat) {
+  constexpr milliseconds kDeadline{200};
+  constexpr std::string_view kText = "still here";
+  std::vector<std::byte> room(64);
+  LinkedPeer link(FastSettings({"lanes=1"}));
+  const auto post = [&] {
+    PostOptions options;
+    options.deadline = Deadline::After(kDeadline);
+    return Must(link.connection.Recv(8, ~0ull, room, options));
+  };
+  Operation timed = post();
+  Stopwatch since;
+  milliseconds longest{0};
+  for (const auto over = Deadline::After(3 * kPeerTimeout); !over.expired();) {
+    // There may be too many already, where the loop's thread gets little of the machine.
+    if (auto filler = link.connection.Recv(7, ~0ull, room)) filler->Cancel();
+    longest = std::max(longest, since.elapsed());
+    if (timed.Done()) {
+      EXPECT_EQ(timed.Wait(Patience()).error().code(), Code::kTimedOut);
+      timed = post();
+      since = Stopwatch();
+    }
+    if (GetParam() > 0) std::this_thread::sleep_for(microseconds(GetParam()));
+  }
+  ExpectWithin(longest, kDeadline, "the end of a receive by its deadline");
+  EXPECT_FALSE(link.connection.lost());
+  const Status told =
+      Must(link.connection.Notify(std::as_bytes(std::span(kText)))).Wait(Patience());
+  EXPECT_TRUE(told) << told.error().ToString();
+  EXPECT_EQ(link.peer.TakeNotification(kPatience), kText);
+  EXPECT_EQ(link.peer.Quit(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Pauses, Posting, testing::Values(0, 50, 400),
+                         [](const auto& one) { return std::to_string(one.param) + "us"; });
+
+}  // namespace
+}  // namespace ferry::tests
