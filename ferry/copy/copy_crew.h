@@ -5,10 +5,13 @@
 #include <thread>
 #include <vector>
 
+#include "ferry/core/fork.h"
+
 namespace ferry {
 
 // Copies host memory by several threads at once: a core alone moves less than a GPU's bus does. One
-// thread at a time calls it.
+// thread at a time calls it. In a forked child, which has none of the threads, the caller copies
+// alone.
 class CopyCrew {
  public:
   // As many threads copy, the calling one among them; at least 1.
@@ -36,7 +39,7 @@ class CopyCrew {
   Task task_;  // changes only while all members wait for a round
   std::atomic<std::uint32_t> round_{0};
   std::atomic<std::size_t> copying_{0};  // members, other than the calling thread
-  std::vector<std::thread> members_;
+  const ProcessShared<std::vector<std::thread>> members_;
 };
 
 }  // namespace ferry
