@@ -38,13 +38,13 @@ struct Context {
 };
 struct ListenComm {
   ProcessMark made;
-  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Engine> engine;      // with the contexts and comms
   std::shared_ptr<Arrivals> arrivals;  // with the door
 };
 struct DataComm {
   ProcessMark made;
-  std::shared_ptr<Engine> engine;
-  std::shared_ptr<Comm> comm;  // with callbacks of the provider's
+  std::shared_ptr<Engine> engine;  // with the contexts and comms
+  std::shared_ptr<Comm> comm;      // with callbacks of the provider's
 };
 struct MemoryRegion {
   std::span<const std::byte> memory;

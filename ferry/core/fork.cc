@@ -33,7 +33,7 @@ void BecomeChild() {
 [[maybe_unused]] const bool registered = ::pthread_atfork(nullptr, nullptr, BecomeChild) == 0;
 
 struct Abandoned {
-  std::shared_ptr<const void> object;
+  std::shared_ptr<const void> object;  // with nobody: kept from being destroyed
   Abandoned* next;
 };
 // A list, so that leak checkers find them.

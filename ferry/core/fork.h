@@ -61,7 +61,7 @@ class ProcessShared {
   explicit operator bool() const noexcept { return object_ != nullptr; }
 
  private:
-  std::shared_ptr<T> object_;
+  std::shared_ptr<T> object_;  // with its other owners in this process
   ProcessMark mark_;
 };
 

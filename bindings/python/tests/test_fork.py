@@ -20,7 +20,8 @@ accepted = other.accept()
 memory = np.full(1_000_000, 7, dtype=np.uint8)
 region = endpoint.register(memory)
 target = np.zeros(1_000_000, dtype=np.uint8)
-remote = connection.import_region(other.register(target).key)
+into = other.register(target)
+remote = connection.import_region(into.key)
 prepared = connection.prepare_write([(region, remote, None)])
 operation = connection.recv(bytearray(10))
 
@@ -117,7 +118,7 @@ read, write = os.pipe()
 child = os.fork()
 if child == 0:
     start = time.monotonic()
-    del operation, prepared, remote, region, accepted, connection, other, endpoint
+    del operation, prepared, remote, region, into, accepted, connection, other, endpoint
     os.write(write, str(time.monotonic() - start).encode())
     os._exit(0)
 assert status_of(child) == 0
@@ -130,7 +131,7 @@ print(os.read(read, 100).decode())
 
 def test_a_child_may_have_an_endpoint_of_its_own():
     run("""
-address, key = other.address, other.register(target).key
+address, key = other.address, into.key
 child = os.fork()
 if child == 0:
     own = transfer.Endpoint(listen_host="127.0.0.1")
