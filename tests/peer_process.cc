@@ -119,6 +119,30 @@ Result<std::unique_ptr<PeerProcess>> PeerProcess::StartProgram(std::vector<std::
   return Spawn(std::move(command), STDOUT_FILENO);
 }
 
+Result<std::unique_ptr<PeerProcess>> PeerProcess::Fork(FunctionRef<int(LinePipe&)> body, Way way) {
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+    return ErrnoError("socketpair", errno);
+  }
+  UniqueFd ours(ends[0]);
+  UniqueFd theirs(ends[1]);
+  const auto pid =
+      way == Way::kFork
+          ? ::fork()
+          : static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+  if (pid < 0) return ErrnoError("fork", errno);
+  if (pid == 0) {
+    (void)::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    (void)::close(ours.get());
+    LinePipe parent(std::move(theirs));
+    ::_exit(body(parent));
+  }
+  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!pidfd) return ErrnoError("pidfd_open", errno);
+  return std::unique_ptr<PeerProcess>(
+      new PeerProcess(pid, std::move(pidfd), LinePipe(std::move(ours))));
+}
+
 Result<std::unique_ptr<PeerProcess>> PeerProcess::Spawn(std::vector<std::string> command,
                                                         int pipe_fd) {
   std::array<int, 2> ends{};

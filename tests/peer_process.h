@@ -57,6 +57,13 @@ class PeerProcess {
   static Result<std::unique_ptr<PeerProcess>> Start(const std::string& role);
   // Runs any program, whose standard output Hear() then reads.
   static Result<std::unique_ptr<PeerProcess>> StartProgram(std::vector<std::string> command);
+  // How Fork() makes the process. By clone(2) no handler of pthread_atfork(3) runs, so that it has
+  // every descriptor of this one; it may then only make system calls.
+  enum class Way { kFork, kClone };
+  // A copy of this process that runs `body`, with its end of the pipe, and then exits with what
+  // that returns, without running destructors.
+  static Result<std::unique_ptr<PeerProcess>> Fork(FunctionRef<int(LinePipe&)> body,
+                                                   Way way = Way::kFork);
   ~PeerProcess();
   PeerProcess(const PeerProcess&) = delete;
   PeerProcess& operator=(const PeerProcess&) = delete;

@@ -16,9 +16,9 @@
 
 #include <mutex>
 
-template class spdlog::sinks::stdout_sink_base<spdlog::details::console_mutex>;
-template class spdlog::sinks::stdout_sink<spdlog::details::console_mutex>;
-template class spdlog::sinks::stderr_sink<spdlog::details::console_mutex>;
+template class spdlog::sinks::stdout_sink_base<spdlog::details::console_nullmutex>;
+template class spdlog::sinks::stdout_sink<spdlog::details::console_nullmutex>;
+template class spdlog::sinks::stderr_sink<spdlog::details::console_nullmutex>;
 
 FMT_BEGIN_NAMESPACE
 namespace detail {

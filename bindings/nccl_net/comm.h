@@ -10,6 +10,7 @@
 
 #include "bindings/nccl_net/wire.h"
 #include "ferry/core/event_loop.h"
+#include "ferry/core/fork.h"
 #include "ferry/core/result.h"
 #include "ferry/net/provider.h"
 
@@ -65,6 +66,9 @@ class Comm {
   void Close();
   // Closes it if a request that is not done uses this memory, which is about to go.
   void Forget(std::span<const std::byte> memory);
+
+  // Any thread, without a lock. In a child that was forked since, where nothing else may be called.
+  bool of_parent() const noexcept { return made_.forked(); }
 
   // The request is no more when it is done. Errors: the comm's.
   virtual Result<Tested> Test(Request* request) = 0;
@@ -141,6 +145,7 @@ class Comm {
   void BeatOnLoop();
   void PlanBeatOnLoop();
 
+  const ProcessMark made_;
   Engine* const engine_;
   const std::size_t number_;
   std::vector<std::unique_ptr<CommLane>> lanes_;

@@ -18,27 +18,33 @@
 #include "bindings/nccl_net/recv_comm.h"
 #include "bindings/nccl_net/report.h"
 #include "bindings/nccl_net/send_comm.h"
+#include "ferry/core/fork.h"
 
 namespace ferry::nccl_net {
 namespace {
 
 constexpr int kMostComms = 65536;
+constexpr const char* kCommName = "NCCL communicator";
 // Of a device: NCCL finds no way by one of less than 0.12 GB/s.
 constexpr int kLeastMegabits = 1000;
 constexpr std::size_t kMostMessageBytes = std::size_t{1} << 30;
 
-// What NCCL holds. All share the engine, which goes with the last of them.
+// What NCCL holds. All share the engine, which goes with the last of them. In a forked child each
+// is its parent's: calls with it fail, and closing it leaves it alone.
 struct Context {
+  ProcessMark made;
   std::shared_ptr<Engine> engine;  // with all of these
   EventLoop* swift = nullptr;      // of its comms
 };
 struct ListenComm {
-  std::shared_ptr<Engine> engine;
+  ProcessMark made;
+  std::shared_ptr<Engine> engine;      // with the contexts and comms
   std::shared_ptr<Arrivals> arrivals;  // with the door
 };
 struct DataComm {
-  std::shared_ptr<Engine> engine;
-  std::shared_ptr<Comm> comm;  // with callbacks of the provider's
+  ProcessMark made;
+  std::shared_ptr<Engine> engine;  // with the contexts and comms
+  std::shared_ptr<Comm> comm;      // with callbacks of the provider's
 };
 struct MemoryRegion {
   std::span<const std::byte> memory;
@@ -51,10 +57,11 @@ struct Process {
   std::unique_ptr<Context> context;
   std::list<std::string> texts;  // under mutex
 };
-// Never destroyed: NCCL's threads may still be here when the process ends.
+// Never destroyed: NCCL's threads may still be here when the process ends. A forked child begins
+// anew.
 Process& TheProcess() {
-  static auto* const process = new Process;
-  return *process;
+  static PerProcess<Process> process;
+  return process.Get();
 }
 
 // `asks`: of NCCL, for what suits the network, where this is the first use of it.
@@ -83,7 +90,7 @@ Result<std::shared_ptr<Engine>> EngineOfProcess(bool asks) {
 
 std::unique_ptr<Context> NewContext(std::shared_ptr<Engine> engine) {
   EventLoop* const swift = engine->NextSwift();
-  return std::make_unique<Context>(Context{std::move(engine), swift});
+  return std::make_unique<Context>(Context{{}, std::move(engine), swift});
 }
 
 // Runs `body`; no exception leaves it.
@@ -96,6 +103,13 @@ int Guarded(const char* call, Body body) noexcept {
     return abi::kSystemError;
   }
 }
+
+template <class Made>
+bool IsOfParent(const Made* made) noexcept {
+  return made != nullptr && made->made.forked();
+}
+
+int FailOfParent(const char* what) { return Fail(MadeBeforeFork(what)); }
 
 Context* ContextOf(void* context) {
   return context != kProcessContext ? static_cast<Context*>(context) : TheProcess().context.get();
@@ -129,6 +143,7 @@ std::shared_ptr<Engine> EngineInUse() {
 
 int CloseComm(void* comm) noexcept {
   return Guarded("close", [&] {
+    if (IsOfParent(static_cast<DataComm*>(comm))) return int{abi::kSuccess};
     const std::unique_ptr<DataComm> closed(static_cast<DataComm*>(comm));
     if (closed != nullptr) closed->comm->Close();
     return int{abi::kSuccess};
@@ -140,6 +155,7 @@ int ReceiveGroup(void* recv_comm, const Group<Size>& group, void** request) noex
   // NCCL may have left a hint there.
   *request = nullptr;
   return Guarded("irecv", [&] {
+    if (IsOfParent(static_cast<DataComm*>(recv_comm))) return FailOfParent(kCommName);
     if (group.count < 1 || std::cmp_greater(group.count, kMaxReceives)) {
       return Fail(Error(
           Code::kInvalidArgument,
@@ -176,6 +192,7 @@ int Init(void** context, abi::Logger logger) noexcept {
 
 int Finalize(void* context) noexcept {
   return Guarded("finalize", [&] {
+    if (IsOfParent(static_cast<Context*>(context))) return int{abi::kSuccess};
     const std::unique_ptr<Context> ended(static_cast<Context*>(context));
     if (ended != nullptr) ended->engine->DropAttempts(ended.get());
     return int{abi::kSuccess};
@@ -238,6 +255,7 @@ int Listen(void* context, int device, void* handle, void** listen_comm) noexcept
   return Guarded("listen", [&] {
     const Context* const one = ContextOf(context);
     if (one == nullptr) return NotStarted("listen");
+    if (IsOfParent(one)) return FailOfParent("context");
     Engine& engine = *one->engine;
     if (auto known = CheckDevice(engine, device); !known) return Fail(known.error());
     auto arrivals = engine.door().Listen(one->swift);
@@ -250,7 +268,7 @@ int Listen(void* context, int device, void* handle, void** listen_comm) noexcept
       return Fail(written.error());
     }
     *listen_comm =
-        std::make_unique<ListenComm>(ListenComm{one->engine, std::move(arrivals)}).release();
+        std::make_unique<ListenComm>(ListenComm{{}, one->engine, std::move(arrivals)}).release();
     return int{abi::kSuccess};
   });
 }
@@ -260,6 +278,7 @@ int Connect(void* context, int device, void* handle, void** send_comm) noexcept 
   return Guarded("connect", [&] {
     Context* const one = ContextOf(context);
     if (one == nullptr) return NotStarted("connect");
+    if (IsOfParent(one)) return FailOfParent("context");
     Engine& engine = *one->engine;
     if (auto known = CheckDevice(engine, device); !known) return Fail(known.error());
     if (AttemptOf(handle) == 0) {
@@ -287,7 +306,7 @@ int Connect(void* context, int device, void* handle, void** send_comm) noexcept 
       comm->Close();
       return Fail(error);
     }
-    *send_comm = std::make_unique<DataComm>(DataComm{one->engine, std::move(comm)}).release();
+    *send_comm = std::make_unique<DataComm>(DataComm{{}, one->engine, std::move(comm)}).release();
     return int{abi::kSuccess};
   });
 }
@@ -296,19 +315,21 @@ int Accept(void* listen_comm, void** recv_comm) noexcept {
   *recv_comm = nullptr;
   return Guarded("accept", [&] {
     auto* const one = static_cast<ListenComm*>(listen_comm);
+    if (IsOfParent(one)) return FailOfParent(kCommName);
     auto taken = one->arrivals->Take();
     if (!taken) return Fail(taken.error());
     if (*taken == nullptr) {
       one->arrivals->swift()->DriveOnce();
       return int{abi::kSuccess};
     }
-    *recv_comm = std::make_unique<DataComm>(DataComm{one->engine, *std::move(taken)}).release();
+    *recv_comm = std::make_unique<DataComm>(DataComm{{}, one->engine, *std::move(taken)}).release();
     return int{abi::kSuccess};
   });
 }
 
 int CloseListen(void* listen_comm) noexcept {
   return Guarded("closeListen", [&] {
+    if (IsOfParent(static_cast<ListenComm*>(listen_comm))) return int{abi::kSuccess};
     const std::unique_ptr<ListenComm> closed(static_cast<ListenComm*>(listen_comm));
     if (closed != nullptr) closed->engine->door().Unlisten(closed->arrivals->id());
     return int{abi::kSuccess};
@@ -337,8 +358,9 @@ int RegMr(void* /*comm*/, void* data, std::size_t bytes, int kind, void** mr) no
 int DeregMr(void* comm, void* mr) noexcept {
   return Guarded("deregMr", [&] {
     const std::unique_ptr<MemoryRegion> region(static_cast<MemoryRegion*>(mr));
-    if (region != nullptr && comm != nullptr) {
-      static_cast<DataComm*>(comm)->comm->Forget(region->memory);
+    auto* const one = static_cast<DataComm*>(comm);
+    if (region != nullptr && one != nullptr && !IsOfParent(one)) {
+      one->comm->Forget(region->memory);
     }
     return int{abi::kSuccess};
   });
@@ -347,6 +369,7 @@ int DeregMr(void* comm, void* mr) noexcept {
 int Isend(void* send_comm, void* data, std::size_t bytes, int tag, void** request) noexcept {
   *request = nullptr;
   return Guarded("isend", [&] {
+    if (IsOfParent(static_cast<DataComm*>(send_comm))) return FailOfParent(kCommName);
     auto& comm = static_cast<SendComm&>(*static_cast<DataComm*>(send_comm)->comm);
     const auto sent = comm.Send({.data = {static_cast<const std::byte*>(data), bytes}, .tag = tag});
     if (!sent) return Fail(sent.error());
@@ -372,6 +395,7 @@ int Test(void* request, int* done, int* bytes) noexcept {
   *done = 0;
   return Guarded("test", [&] {
     auto* const one = static_cast<Request*>(request);
+    if (one->comm->of_parent()) return FailOfParent("request");
     const auto tested = one->comm->Test(one);
     if (!tested) return Fail(tested.error());
     *done = tested->done ? 1 : 0;

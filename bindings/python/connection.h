@@ -32,8 +32,10 @@ class Connection {
       : endpoint_(std::move(endpoint)), connection_(std::move(connection)) {}
 
   const SharedEndpoint& endpoint() const noexcept { return endpoint_; }
-  transfer::Connection& Get() noexcept { return connection_; }
-  const transfer::Connection& Get() const noexcept { return connection_; }
+  const transfer::Connection& Get() const {
+    RefuseAfterFork(made_, "connection");
+    return connection_;
+  }
 
   Prepared Prepare(transfer::Direction direction, const nanobind::list& parts);
   std::unique_ptr<Operation> Post(const Prepared& prepared, const nanobind::bytes& notification,
@@ -50,6 +52,7 @@ class Connection {
 
   SharedEndpoint endpoint_;
   transfer::Connection connection_;
+  ProcessMark made_;
 };
 
 // Of what `Options::stream` may be. None for no stream.

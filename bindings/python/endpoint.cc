@@ -159,10 +159,12 @@ EndpointHolder::EndpointHolder(transfer::Endpoint endpoint, Config config)
 EndpointHolder::~EndpointHolder() { Close(); }
 
 std::shared_ptr<transfer::Endpoint> EndpointHolder::Get() const {
+  RefuseAfterFork(made_, "endpoint");
   if (endpoint_ != nullptr) return endpoint_;
   throw Raised(Error(Code::kCancelled, "the endpoint is closed; make another"));
 }
 
+// In a forked child this only forgets the endpoint, which is its parent's.
 void EndpointHolder::Close() {
   auto endpoint = std::exchange(endpoint_, nullptr);
   if (endpoint == nullptr) return;

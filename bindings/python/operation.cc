@@ -85,7 +85,11 @@ void BindOperation(nb::module_& module) {
   nb::class_<Operation>(module, "Operation",
                         "A transfer under way; `await` it, wait() for it or ask done(). Holds the "
                         "memory until its end, whatever becomes of this object.")
-      .def("done", &Operation::Done)
+      .def("done",
+           [](Operation& self) {
+             (void)self.Get();
+             return self.Done();
+           })
       .def("wait", &Operation::Wait, nb::arg("timeout") = nb::none(),
            "Waits for the end and returns the bytes moved; raises the operation's error, or "
            "Timeout after `timeout` seconds, while the operation goes on.")

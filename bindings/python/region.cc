@@ -75,6 +75,7 @@ Region::~Region() {
 }
 
 const transfer::Region& Region::Get() const {
+  RefuseAfterFork(made_, "region");
   if (memory_ == nullptr) RefuseArgument("the region was deregistered; register its memory again");
   return *region_;
 }

@@ -7,15 +7,23 @@
 #include <optional>
 #include <vector>
 
+#include "bindings/python/errors.h"
 #include "bindings/python/memory.h"
+#include "ferry/core/fork.h"
 #include "ferry/transfer/endpoint.h"
 
 // What Python sees of ferry/transfer: the same names and rules, with exceptions for errors, and
 // objects that hold the memory that they need. The interpreter's lock is let go of in every call
-// that may wait, and guards what is not said to be guarded otherwise.
+// that may wait, and guards what is not said to be guarded otherwise. In a forked child every use
+// of an object of its parent's raises InvalidArgument; it may be let go of.
 namespace ferry::python {
 
 class Operation;
+
+// Raises InvalidArgument for an object of a parent of this process: "connection".
+inline void RefuseAfterFork(const ProcessMark& made, const char* object) {
+  if (made.forked()) throw Raised(MadeBeforeFork(object));
+}
 
 // An endpoint and its settings. Shared by all objects that were made from it.
 class EndpointHolder {
@@ -24,7 +32,8 @@ class EndpointHolder {
   // Under the interpreter's lock.
   ~EndpointHolder();
 
-  // Errors: Cancelled once it was closed. The caller may use it without the interpreter's lock.
+  // Errors: Cancelled once it was closed; InvalidArgument in a forked child. The caller may use it
+  // without the interpreter's lock.
   std::shared_ptr<transfer::Endpoint> Get() const;
   const Config& config() const noexcept { return config_; }
   // Ends all that is under way, in other threads, too.
@@ -33,6 +42,7 @@ class EndpointHolder {
  private:
   std::shared_ptr<transfer::Endpoint> endpoint_;  // with calls under way; null: closed
   const Config config_;
+  const ProcessMark made_;
 };
 using SharedEndpoint = std::shared_ptr<EndpointHolder>;  // as said there
 
@@ -52,6 +62,7 @@ class Region {
   SharedEndpoint endpoint_;
   std::unique_ptr<Memory> memory_;  // null: deregistered
   std::optional<transfer::Region> region_;
+  const ProcessMark made_;
 };
 
 // One that is under way, or has ended, with the memory that it uses.
@@ -63,15 +74,20 @@ class Operation {
         memory_(std::move(memory)) {}
   ~Operation();
 
+  // Whether it has ended, which it has in a forked child; raises nothing.
   bool Done();
   // Of its end: bytes moved. Errors: its own; Timeout where it has not ended by then.
   std::uint64_t Wait(std::optional<double> timeout);
-  transfer::Operation& Get() noexcept { return operation_; }
+  transfer::Operation& Get() {
+    RefuseAfterFork(made_, "operation");
+    return operation_;
+  }
 
  private:
   SharedEndpoint endpoint_;
   transfer::Operation operation_;
   nanobind::object memory_;  // none: ended
+  ProcessMark made_;
 };
 
 // Keeps the memory of an operation that nobody has any more, until its end is seen: by LetGo(), or

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <memory>
 
 #include "ferry/core/check.h"
 #include "ferry/core/deadline.h"
@@ -20,6 +21,8 @@ constexpr auto kAwake = std::chrono::microseconds(200);
 
 }  // namespace
 
+CopyCrew::CopyCrew() : members_(std::make_shared<std::vector<std::thread>>()) {}
+
 Result<std::unique_ptr<CopyCrew>> CopyCrew::Create(int threads) {
   FERRY_CHECK(threads >= 1, threads);
   std::unique_ptr<CopyCrew> crew(new CopyCrew);
@@ -28,19 +31,20 @@ Result<std::unique_ptr<CopyCrew>> CopyCrew::Create(int threads) {
                      StartThread("copies of host memory", [self = crew.get(), i] {
                        self->Work(static_cast<std::size_t>(i));
                      }));
-    crew->members_.push_back(std::move(member));
+    crew->members_->push_back(std::move(member));
   }
   return crew;
 }
 
 CopyCrew::~CopyCrew() {
+  if (members_.forked()) return;
   Begin({.last = true});
-  for (std::thread& member : members_) member.join();
+  for (std::thread& member : *members_) member.join();
 }
 
 void CopyCrew::Copy(void* dst, const void* src, std::size_t bytes) {
-  const std::size_t share = bytes / (members_.size() + 1);
-  if (members_.empty() || share < kLeastPart) {
+  const std::size_t share = bytes / (members_->size() + 1);
+  if (members_->empty() || share < kLeastPart || members_.forked()) {
     if (bytes > 0) std::memcpy(dst, src, bytes);
     return;
   }
@@ -54,7 +58,7 @@ void CopyCrew::Copy(void* dst, const void* src, std::size_t bytes) {
 
 void CopyCrew::Begin(const Task& task) {
   task_ = task;
-  copying_.store(members_.size(), std::memory_order_relaxed);
+  copying_.store(members_->size(), std::memory_order_relaxed);
   // Whoever sees the new round sees the task.
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();

@@ -6,12 +6,14 @@
 #include <thread>
 #include <vector>
 
+#include "ferry/core/fork.h"
 #include "ferry/core/result.h"
 
 namespace ferry {
 
 // Copies host memory by several threads at once: a core alone moves less than a GPU's bus does. One
-// thread at a time calls it.
+// thread at a time calls it. In a forked child, which has none of the threads, the caller copies
+// alone.
 class CopyCrew {
  public:
   // As many threads copy, the calling one among them; at least 1. Errors: kUnavailable (threads).
@@ -32,7 +34,7 @@ class CopyCrew {
     bool last = false;     // nothing to copy: members end
   };
 
-  CopyCrew() = default;
+  CopyCrew();
   void Work(std::size_t member);
   void CopyPart(std::size_t member) const;
   void Begin(const Task& task);
@@ -40,7 +42,7 @@ class CopyCrew {
   Task task_;  // changes only while all members wait for a round
   std::atomic<std::uint32_t> round_{0};
   std::atomic<std::size_t> copying_{0};  // members, other than the calling thread
-  std::vector<std::thread> members_;
+  const ProcessShared<std::vector<std::thread>> members_;
 };
 
 }  // namespace ferry

@@ -1,8 +1,11 @@
 #include "ferry/copy/copy_crew.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "ferry/core/testing/random_bytes.h"
@@ -41,6 +44,27 @@ TEST(CopyCrew, EachCopyIsWholeBeforeTheNextBegins) {
 TEST(CopyCrew, EndsWithoutHavingCopied) {
   for (const int threads : {1, 2, 8}) EXPECT_TRUE(CopyCrew::Create(threads));
 }
+
+#if !defined(__SANITIZE_THREAD__)  // which does not follow a process with threads through fork()
+TEST(CopyCrew, OfAParentCopiesInAForkedChildByItsCallerAloneAndEnds) {
+  std::optional<CopyCrew> crew(std::in_place, 3);
+  const std::vector<std::byte> source(2'000'000, std::byte{7});
+  std::vector<std::byte> got(source.size());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    (void)::alarm(60);  // ends a child that waits for the threads
+    crew->Copy(got.data(), source.data(), got.size());
+    crew.reset();
+    ::_exit(got == source ? 3 : 4);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 3);
+  crew->Copy(got.data(), source.data(), got.size());
+  EXPECT_TRUE(got == source);
+}
+#endif
 
 }  // namespace
 }  // namespace ferry

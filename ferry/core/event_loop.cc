@@ -27,7 +27,7 @@ std::uint64_t EpollKey(int fd, std::uint32_t generation) {
 
 Result<std::unique_ptr<EventLoop>> EventLoop::Create(microseconds linger) {
   std::unique_ptr<EventLoop> loop(new EventLoop(linger));
-  loop->epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
+  loop->epoll_ = ClosedInChildren(UniqueFd(::epoll_create1(EPOLL_CLOEXEC)));
   if (!loop->epoll_) return ErrnoError("epoll_create1", errno);
   FERRY_TRY_ASSIGN(loop->wake_, MakeEventFd());
   epoll_event event{};

@@ -6,6 +6,9 @@
 
 #include <cerrno>
 #include <system_error>
+#include <utility>
+
+#include "ferry/core/fork.h"
 
 namespace ferry {
 namespace {
@@ -33,7 +36,15 @@ Code CodeOfErrno(int error_number) {
 
 }  // namespace
 
-void FdTraits::Destroy(Handle fd) noexcept { (void)::close(fd); }
+void FdTraits::Destroy(Handle fd) noexcept {
+  StopClosingInChildren(fd);
+  (void)::close(fd);
+}
+
+UniqueFd ClosedInChildren(UniqueFd fd) noexcept {
+  CloseInChildren(fd.get());
+  return fd;
+}
 
 Error ErrnoError(const std::string& what, int error_number, SourceLoc at) {
   return Error(CodeOfErrno(error_number),
@@ -45,7 +56,7 @@ Error ErrnoError(const std::string& what, int error_number, SourceLoc at) {
 Result<UniqueFd> MakeEventFd() {
   UniqueFd fd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!fd) return ErrnoError("eventfd", errno);
-  return fd;
+  return ClosedInChildren(std::move(fd));
 }
 
 void SignalEventFd(int fd) noexcept {

@@ -20,7 +20,10 @@ using UniqueFd = UniqueHandle<FdTraits>;
 // kTimedOut, others kInvalidArgument.
 Error ErrnoError(const std::string& what, int error_number, SourceLoc at = SourceLoc::Current());
 
-// A non-blocking, close-on-exec eventfd with count 0.
+// The same descriptor, which forked children close as their first act (fork.h).
+UniqueFd ClosedInChildren(UniqueFd fd) noexcept;
+
+// A non-blocking, close-on-exec eventfd with count 0, which forked children do not have.
 Result<UniqueFd> MakeEventFd();
 // Adds one to an eventfd; never blocks, never fails in a way that loses the wake-up.
 void SignalEventFd(int fd) noexcept;

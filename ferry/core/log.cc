@@ -5,7 +5,10 @@
 
 #include <array>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
+
+#include "ferry/core/fork.h"
 
 namespace ferry {
 namespace {
@@ -30,22 +33,26 @@ constexpr const char* kTextPattern = "%Y-%m-%dT%H:%M:%S.%fZ %v";
 // The payload is the rest of the object.
 constexpr const char* kJsonPattern = R"({"time":"%Y-%m-%dT%H:%M:%S.%fZ",%v)";
 
-spdlog::logger* MakeLogger(const char* pattern) {
-  auto* logger = new spdlog::logger("ferry", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+std::unique_ptr<spdlog::logger> MakeLogger(const char* pattern) {
+  auto logger =
+      std::make_unique<spdlog::logger>("ferry", std::make_shared<spdlog::sinks::stderr_sink_st>());
   logger->set_level(spdlog::level::trace);
   logger->set_pattern(pattern, spdlog::pattern_time_type::utc);
   return logger;
 }
 
-// Never destroyed: destructors of other static objects may still log. The two share spdlog's lock
-// of the console.
-spdlog::logger& TextLogger() {
-  static spdlog::logger* const logger = MakeLogger(kTextPattern);
-  return *logger;
-}
-spdlog::logger& JsonLogger() {
-  static spdlog::logger* const logger = MakeLogger(kJsonPattern);
-  return *logger;
+// The two share one lock, and not spdlog's own, which a forked child could not leave behind.
+struct Loggers {
+  std::mutex mutex;
+  // Under mutex.
+  std::unique_ptr<spdlog::logger> text = MakeLogger(kTextPattern);
+  std::unique_ptr<spdlog::logger> json = MakeLogger(kJsonPattern);
+};
+
+// Never destroyed: destructors of other static objects may still log.
+Loggers& TheLoggers() {
+  static PerProcess<Loggers> loggers;
+  return loggers.Get();
 }
 
 // The object without its opening brace.
@@ -105,10 +112,15 @@ namespace internal {
 
 void WriteLog(LogLevel level, std::string_view subsystem, LogFields fields, std::string_view text) {
   if (log_format.load(std::memory_order_relaxed) == LogFormat::kJson) {
-    return JsonLogger().log(SpdlogLevel(level), "{}", JsonRest(level, subsystem, fields, text));
+    const std::string rest = JsonRest(level, subsystem, fields, text);
+    Loggers& loggers = TheLoggers();
+    const std::lock_guard lock(loggers.mutex);
+    return loggers.json->log(SpdlogLevel(level), "{}", rest);
   }
   const std::string line = OneLine(text);
-  TextLogger().log(SpdlogLevel(level), "[{}] {}: {}", LogLevelName(level), subsystem, line);
+  Loggers& loggers = TheLoggers();
+  const std::lock_guard lock(loggers.mutex);
+  loggers.text->log(SpdlogLevel(level), "[{}] {}: {}", LogLevelName(level), subsystem, line);
 }
 
 }  // namespace internal

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "ferry/core/fork.h"
 #include "ferry/cuda/simulated_devices.h"
 #ifdef FERRY_HAVE_CUDA
 #include "ferry/cuda/real/factory.h"
@@ -53,16 +54,21 @@ Result<SimulationOptions> ParseSimulated(const std::string& text) {
       fmt::format("devices (FERRY_DEVICES) is '{}'; write simulated:N or simulated:N:SEED", text));
 }
 
-// One set for each value, for good.
+struct SimulatedSets {
+  std::mutex mutex;
+  std::map<std::string, DeviceApi*> opened;  // under mutex
+};
+
+// One set for each value, for good. A forked child has sets of its own, with threads.
 Result<DeviceApi*> OpenSimulated(const std::string& text) {
-  static std::mutex mutex;
-  static auto* const opened = new std::map<std::string, DeviceApi*>;
-  const std::lock_guard lock(mutex);
-  const auto found = opened->find(text);
-  if (found != opened->end()) return found->second;
+  static PerProcess<SimulatedSets> all;
+  SimulatedSets& sets = all.Get();
+  const std::lock_guard lock(sets.mutex);
+  const auto found = sets.opened.find(text);
+  if (found != sets.opened.end()) return found->second;
   FERRY_TRY_ASSIGN(const SimulationOptions options, ParseSimulated(text));
   FERRY_TRY_ASSIGN(auto devices, SimulatedDevices::Create(options));
-  return (*opened)[text] = devices.release();
+  return sets.opened[text] = devices.release();
 }
 
 #ifdef FERRY_HAVE_CUDA

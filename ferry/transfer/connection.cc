@@ -27,14 +27,14 @@ Region::Region(std::shared_ptr<RegionState> state, std::shared_ptr<EndpointCore>
     : state_(std::move(state)), endpoint_(std::move(endpoint)) {}
 
 Region& Region::operator=(Region&& other) noexcept {
-  if (state_) (void)Deregister();
+  if (state_ && !state_.forked()) (void)Deregister();
   state_ = std::move(other.state_);
   endpoint_ = std::move(other.endpoint_);
   return *this;
 }
 
 Region::~Region() {
-  if (state_) (void)Deregister();
+  if (state_ && !state_.forked()) (void)Deregister();
 }
 
 RemoteRegion Region::remote() const {
@@ -50,22 +50,26 @@ RemoteRegion Region::remote() const {
 std::vector<std::byte> Region::key() const { return remote().Serialize(); }
 
 Result<std::vector<std::byte>> Region::KeyFor(const Uuid& peer, Rights rights) {
+  if (state_.forked()) return MadeBeforeFork("region");
   RemoteRegion granted = remote();
-  FERRY_TRY_ASSIGN(granted.key, endpoint_->regions().Grant(state_, peer, rights));
+  FERRY_TRY_ASSIGN(granted.key, endpoint_->regions().Grant(state_.get(), peer, rights));
   granted.rights = rights;
   return granted.Serialize();
 }
 
-void Region::Withdraw(const Uuid& peer) { endpoint_->regions().Withdraw(state_, peer); }
+void Region::Withdraw(const Uuid& peer) {
+  if (!state_.forked()) endpoint_->regions().Withdraw(state_.get(), peer);
+}
 
 Status Region::Deregister(Deadline deadline) {
-  endpoint_->regions().Remove(state_);
-  endpoint_->RevokeEverywhere(state_);
+  if (state_.forked()) return MadeBeforeFork("region");
+  endpoint_->regions().Remove(state_.get());
+  endpoint_->RevokeEverywhere(state_.get());
   // Peers that are reading let go when they have acknowledged the data: they get some time for it.
   const Deadline grace = Deadline::After(endpoint_->config().drain_grace);
   if (state_->gate.WaitDrained(deadline.Sooner(grace))) return Ok();
   if (grace.expired()) {
-    endpoint_->FailHolders(state_);
+    endpoint_->FailHolders(state_.get());
     if (state_->gate.WaitDrained(deadline)) return Ok();
   }
   return Error(Code::kTimedOut,
@@ -79,10 +83,11 @@ Status Region::Deregister(Deadline deadline) {
 Connection::Connection(std::shared_ptr<ConnectionCore> core, std::shared_ptr<EndpointCore> endpoint)
     : core_(std::move(core)), endpoint_(std::move(endpoint)) {}
 
-bool Connection::lost() const noexcept { return core_->lost(); }
+bool Connection::lost() const noexcept { return core_.forked() || core_->lost(); }
 const Uuid& Connection::peer() const noexcept { return core_->peer().endpoint; }
 
 Result<RemoteRegion> Connection::Import(std::span<const std::byte> key) const {
+  if (core_.forked()) return MadeBeforeFork("connection");
   FERRY_TRY_ASSIGN(RemoteRegion region, RemoteRegion::Parse(key));
   if (region.endpoint != core_->peer().endpoint) {
     return Error(Code::kInvalidArgument,
@@ -96,6 +101,7 @@ Result<RemoteRegion> Connection::Import(std::span<const std::byte> key) const {
 
 Result<PreparedTransfer> Connection::Prepare(Direction direction,
                                              std::vector<TransferPart> parts) const {
+  if (core_.forked()) return MadeBeforeFork("connection");
   const bool writing = direction == Direction::kWrite;
   const Rights wanted = writing ? Rights::kWrite : Rights::kRead;
   if (parts.empty()) {
@@ -107,6 +113,9 @@ Result<PreparedTransfer> Connection::Prepare(Direction direction,
     if (part.local == nullptr || part.remote == nullptr) {
       return InPart(Error(Code::kInvalidArgument, "a local and a remote region must be given"), i,
                     parts.size());
+    }
+    if (part.local->state()->made.forked()) {
+      return InPart(MadeBeforeFork("region"), i, parts.size());
     }
     if (part.remote->endpoint != core_->peer().endpoint) {
       return InPart(
@@ -172,6 +181,7 @@ Result<PreparedTransfer> Connection::PrepareRead(std::vector<TransferPart> parts
 
 Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
                                      const PostOptions& options) {
+  if (core_.forked()) return MadeBeforeFork("connection");
   const Config& config = core_->config();
   if (core_->in_flight() >= config.max_operations) {
     return Error(Code::kUnavailable,
@@ -191,11 +201,12 @@ Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
   core_->Submit(state);
   if (mark) {
     // Afterwards, so that the operation is in its table when it is to begin.
-    endpoint_->stream_watch().When(std::move(mark), [core = core_, state](const Status& reached) {
-      core->StreamReached(state, reached);
-    });
+    endpoint_->stream_watch().When(std::move(mark),
+                                   [core = core_.get(), state](const Status& reached) {
+                                     core->StreamReached(state, reached);
+                                   });
   }
-  return Operation(std::move(state), core_, endpoint_);
+  return Operation(std::move(state), core_.get(), endpoint_.get());
 }
 
 // What was prepared on another connection to this peer, which knows the memory by other numbers, or
@@ -211,6 +222,7 @@ Result<std::shared_ptr<const Plan>> Connection::UseShares(std::shared_ptr<const 
 
 Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& transfer,
                                    const PostOptions& options) {
+  if (core_.forked()) return MadeBeforeFork("connection");
   // With the caller's PreparedTransfer, or the operation.
   std::shared_ptr<const Plan> prepared = transfer.plan();
   if (prepared->direction != direction || prepared->peer != core_->peer().endpoint) {
@@ -231,6 +243,7 @@ Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& 
   state->checksum = options.checksum;
   state->notification.assign(options.notification.begin(), options.notification.end());
   for (const PlanPart& part : prepared->parts) {
+    if (part.local->made.forked()) return MadeBeforeFork("region");
     RegionPin pin(part.local);
     if (!pin) {
       return Error(Code::kInvalidArgument,
@@ -246,7 +259,8 @@ Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& 
   state->plan = prepared;
   auto operation = Submit(std::move(state), options);
   if (!operation && prepared->shared_with != 0) {
-    core_->home()->Post([core = core_, prepared] { core->sharing().EndUseOnLoop(*prepared); });
+    core_->home()->Post(
+        [core = core_.get(), prepared] { core->sharing().EndUseOnLoop(*prepared); });
   }
   return operation;
 }
@@ -287,6 +301,7 @@ Result<Operation> Connection::Read(const Region& local, std::uint64_t local_offs
 
 Result<Operation> Connection::Send(std::uint64_t tag, std::span<const std::byte> message,
                                    const PostOptions& options) {
+  if (core_.forked()) return MadeBeforeFork("connection");
   auto state = std::make_shared<OperationState>();
   state->kind = OperationKind::kSend;
   state->tag = tag;
@@ -297,6 +312,7 @@ Result<Operation> Connection::Send(std::uint64_t tag, std::span<const std::byte>
 
 Result<Operation> Connection::Recv(std::uint64_t tag, std::uint64_t mask,
                                    std::span<std::byte> buffer, const PostOptions& options) {
+  if (core_.forked()) return MadeBeforeFork("connection");
   auto state = std::make_shared<OperationState>();
   state->kind = OperationKind::kRecv;
   state->tag = tag;
@@ -320,6 +336,7 @@ Result<Operation> Connection::Notify(std::span<const std::byte> bytes, const Pos
 }
 
 Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
+  if (core_.forked()) return MadeBeforeFork("connection");
   std::vector<std::byte> bytes;
   bool taken = false;
   const auto ready = [&] {
@@ -337,6 +354,7 @@ Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
 
 ConnectionInfo Connection::Info() const {
   ConnectionInfo info;
+  if (core_.forked()) return info;
   info.provider = endpoint_->provider().name();
   info.peer = core_->peer_name();
   info.endpoint = core_->peer().endpoint.ToString();
@@ -346,11 +364,16 @@ ConnectionInfo Connection::Info() const {
   return info;
 }
 
-ConnectionCounters Connection::Counters() const { return core_->Counters(); }
+ConnectionCounters Connection::Counters() const {
+  return core_.forked() ? ConnectionCounters() : core_->Counters();
+}
 
-std::vector<ConnectionEvent> Connection::Events() const { return core_->events().Events(); }
+std::vector<ConnectionEvent> Connection::Events() const {
+  return core_.forked() ? std::vector<ConnectionEvent>() : core_->events().Events();
+}
 
 void Connection::Close() {
+  if (core_.forked()) return;
   core_->Close(Error(Code::kCancelled, fmt::format("the connection to {} was closed by this side",
                                                    core_->peer_name())));
   (void)core_->home()->DriveUntil([this] { return core_->closed(); }, Deadline::Never(),

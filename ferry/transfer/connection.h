@@ -8,6 +8,7 @@
 
 #include "ferry/copy/block_list.h"
 #include "ferry/core/deadline.h"
+#include "ferry/core/fork.h"
 #include "ferry/core/result.h"
 #include "ferry/cuda/resources.h"
 #include "ferry/net/provider.h"
@@ -43,11 +44,11 @@ class Region {
   // Refuses further use by anybody, then waits until nobody touches the memory: after kOk it may be
   // freed. kTimedOut leaves it refused but perhaps still touched; call again.
   Status Deregister(Deadline deadline = Deadline::Never());
-  const std::shared_ptr<RegionState>& state() const noexcept { return state_; }
+  const std::shared_ptr<RegionState>& state() const noexcept { return state_.get(); }
 
  private:
-  std::shared_ptr<RegionState> state_;      // with the table
-  std::shared_ptr<EndpointCore> endpoint_;  // with its other handles
+  ProcessShared<RegionState> state_;      // with the table
+  ProcessShared<EndpointCore> endpoint_;  // with its other handles
 };
 
 // Blocks between one region here and one at the peer; offsets count from the regions' starts. For a
@@ -169,8 +170,8 @@ class Connection {
                          const PostOptions& options);
   Result<Operation> Submit(std::shared_ptr<OperationState> state, const PostOptions& options);
 
-  std::shared_ptr<ConnectionCore> core_;    // with the endpoint's table until it is closed
-  std::shared_ptr<EndpointCore> endpoint_;  // with its other handles
+  ProcessShared<ConnectionCore> core_;    // with the endpoint's table until it is closed
+  ProcessShared<EndpointCore> endpoint_;  // with its other handles
 };
 
 }  // namespace ferry::transfer

@@ -90,21 +90,23 @@ Result<Endpoint> Endpoint::Create(const Config& config, std::unique_ptr<net::Pro
 }
 
 Endpoint& Endpoint::operator=(Endpoint&& other) noexcept {
-  if (core_) core_->Shutdown();
+  Close();
   core_ = std::move(other.core_);
   return *this;
 }
 
-Endpoint::~Endpoint() {
-  if (core_) core_->Shutdown();
-}
+Endpoint::~Endpoint() { Close(); }
 
-void Endpoint::Close() { core_->Shutdown(); }
+void Endpoint::Close() {
+  if (core_ && !core_.forked()) core_->Shutdown();
+}
 
 const Uuid& Endpoint::id() const noexcept { return core_->id(); }
 std::uint16_t Endpoint::port() const noexcept { return core_->listening().port; }
 std::uint16_t Endpoint::metrics_port() const noexcept { return core_->metrics_port(); }
-EndpointCounters Endpoint::Counters() const { return core_->Counters(); }
+EndpointCounters Endpoint::Counters() const {
+  return core_.forked() ? EndpointCounters() : core_->Counters();
+}
 
 EndpointAddress Endpoint::address() const {
   EndpointAddress address{core_->id(), {}};
@@ -121,12 +123,14 @@ EndpointAddress Endpoint::address() const {
 }
 
 Result<Region> Endpoint::Register(std::span<std::byte> memory, Rights rights) {
+  if (core_.forked()) return MadeBeforeFork("endpoint");
   FERRY_TRY_ASSIGN(Stager* const stager, core_->device_memory().StagerOf(memory));
   FERRY_TRY_ASSIGN(auto state, core_->regions().Add(memory, rights, nullptr, stager));
-  return Region(std::move(state), core_);
+  return Region(std::move(state), core_.get());
 }
 
 Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline deadline) {
+  if (core_.forked()) return MadeBeforeFork("endpoint");
   Error last(Code::kInvalidArgument,
              "the endpoint address names no host; use one made on the machine to reach");
   const Deadline limit = deadline.Sooner(Deadline::After(core_->config().connect_timeout));
@@ -135,7 +139,7 @@ Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline de
     const net::Address& at = address.at[address.at.size() - left];
     // A share of the time for each: one that never answers must not use up the others'.
     const auto share = (limit.when() - Clock::now()) / static_cast<std::int64_t>(left);
-    auto dialer = std::make_shared<Dialer>(core_, at, address.endpoint,
+    auto dialer = std::make_shared<Dialer>(core_.get(), at, address.endpoint,
                                            Deadline::After(share));  // with its tasks
     core_->Follow(dialer);
     EventLoop* const home = dialer->home();
@@ -144,7 +148,7 @@ Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline de
     home->DriveUntil([&] { return dialer->done(); }, Deadline::Never(), core_->config().spin);
     if (!dialer->done()) return Error(Code::kCancelled, "this endpoint was closed");
     auto connected = dialer->result();
-    if (connected) return Connection(*std::move(connected), core_);
+    if (connected) return Connection(*std::move(connected), core_.get());
     last = connected.error();
     if (limit.expired()) break;
     if (left > 1) tried += fmt::format("{}{}", tried.empty() ? "" : ", ", at.ToString());
@@ -154,6 +158,7 @@ Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline de
 }
 
 Result<Connection> Endpoint::Connect(std::string_view host_and_port, Deadline deadline) {
+  if (core_.forked()) return MadeBeforeFork("endpoint");
   FERRY_TRY_ASSIGN(const net::Address address, net::ParseAddress(host_and_port, 0));
   if (address.host.empty() || address.port == 0) {
     return Error(
@@ -167,13 +172,14 @@ Result<Connection> Endpoint::Connect(std::string_view host_and_port, Deadline de
 }
 
 Result<Connection> Endpoint::Accept(Deadline deadline) {
+  if (core_.forked()) return MadeBeforeFork("endpoint");
   std::shared_ptr<ConnectionCore> accepted;  // moves on into the handle
   const auto ready = [&] {
     if (!accepted) accepted = core_->TakeAccepted();
     return accepted != nullptr || core_->closing();
   };
   (void)core_->front_loop()->DriveUntil(ready, deadline, core_->config().spin);
-  if (accepted) return Connection(std::move(accepted), core_);
+  if (accepted) return Connection(std::move(accepted), core_.get());
   if (core_->closing()) return Error(Code::kCancelled, "this endpoint was closed");
   return Error(Code::kTimedOut,
                fmt::format("no peer connected to port {} in time; give it the right address, or "

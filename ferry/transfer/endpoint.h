@@ -8,6 +8,7 @@
 
 #include "ferry/core/config.h"
 #include "ferry/core/deadline.h"
+#include "ferry/core/fork.h"
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
 #include "ferry/net/provider.h"
@@ -29,6 +30,10 @@ struct EndpointAddress {
 // The process's place on the network: progress threads, a listening port, registered memory and
 // the connections. Move-only; its end closes every connection and waits until nothing touches any
 // memory. All methods may be called by any thread.
+//
+// An endpoint, and what is made from it, is its process's own. In a child that was forked later
+// (fork(2)) every call that can fail fails by kInvalidArgument at once, and others do nothing; what
+// goes there is left as it is, silently. The parent is not affected. A child makes its own.
 class Endpoint {
  public:
   // `provider`: null for the built-in TCP. Errors: kInvalidArgument (config), kUnavailable (ports,
@@ -70,7 +75,7 @@ class Endpoint {
 
  private:
   explicit Endpoint(std::shared_ptr<EndpointCore> core) : core_(std::move(core)) {}
-  std::shared_ptr<EndpointCore> core_;  // with regions, connections and operations
+  ProcessShared<EndpointCore> core_;  // with regions, connections and operations
 };
 
 }  // namespace ferry::transfer

@@ -39,12 +39,13 @@ Operation::Operation(std::shared_ptr<OperationState> state,
       endpoint_(std::move(endpoint)) {}
 
 bool Operation::Poll() {
-  if (state_->done.load(std::memory_order_acquire)) return true;
+  if (state_.forked() || state_->done.load(std::memory_order_acquire)) return true;
   connection_->home()->DriveOnce();
   return state_->done.load(std::memory_order_acquire);
 }
 
 Status Operation::Wait(Deadline deadline) {
+  if (state_.forked()) return MadeBeforeFork("operation");
   const auto done = [this] { return state_->done.load(std::memory_order_acquire); };
   if (connection_->home()->DriveUntil(done, deadline, connection_->config().spin)) {
     return state_->status;
@@ -59,10 +60,12 @@ Status Operation::Wait(Deadline deadline) {
 }
 
 void Operation::Cancel() {
-  if (!state_->done.load(std::memory_order_acquire)) connection_->Cancel(state_);
+  if (state_.forked() || state_->done.load(std::memory_order_acquire)) return;
+  connection_->Cancel(state_.get());
 }
 
 Result<int> Operation::CompletionFd() {
+  if (state_.forked()) return MadeBeforeFork("operation");
   const std::lock_guard lock(state_->event_mutex);
   if (!state_->event) {
     FERRY_TRY_ASSIGN(state_->event, MakeEventFd());
@@ -83,6 +86,7 @@ PathReport Operation::path() const {
 }
 
 Status Operation::HoldBack(cuda::StreamRef stream) {
+  if (state_.forked()) return MadeBeforeFork("operation");
   if (state_->done.load(std::memory_order_acquire)) return Ok();
   // Not under the mutex, which the end needs: this may wait for the device, which may wait for it.
   FERRY_TRY_ASSIGN(StreamHold hold, StreamHold::Begin(connection_->config(), stream));
@@ -93,10 +97,12 @@ Status Operation::HoldBack(cuda::StreamRef stream) {
 }
 
 std::uint64_t Operation::bytes() const noexcept {
+  if (state_.forked()) return 0;
   return state_->done.load(std::memory_order_acquire) ? state_->bytes : 0;
 }
 
 std::uint64_t Operation::tag() const noexcept {
+  if (state_.forked()) return 0;
   return state_->done.load(std::memory_order_acquire) ? state_->received_tag : 0;
 }
 

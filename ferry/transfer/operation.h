@@ -10,6 +10,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/event_loop.h"
 #include "ferry/core/fd.h"
+#include "ferry/core/fork.h"
 #include "ferry/core/result.h"
 #include "ferry/transfer/plan.h"
 #include "ferry/transfer/region.h"
@@ -84,6 +85,7 @@ struct OperationState {
 
 // The caller's view of an operation under way; copyable. Letting go of it does not end the
 // operation: its memory must stay valid until it is done. All methods may be called by any thread.
+// In a forked child it counts as ended, by kInvalidArgument.
 class Operation {
  public:
   Operation(std::shared_ptr<OperationState> state, std::shared_ptr<ConnectionCore> connection,
@@ -121,9 +123,9 @@ class Operation {
   std::uint64_t tag() const noexcept;
 
  private:
-  std::shared_ptr<OperationState> state_;       // with the engine, until the end
-  std::shared_ptr<ConnectionCore> connection_;  // outlives its Connection handle
-  std::shared_ptr<EndpointCore> endpoint_;      // which owns the loop that a wait drives
+  ProcessShared<OperationState> state_;       // with the engine, until the end
+  ProcessShared<ConnectionCore> connection_;  // outlives its Connection handle
+  ProcessShared<EndpointCore> endpoint_;      // which owns the loop that a wait drives
 };
 
 }  // namespace ferry::transfer

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ferry/core/deadline.h"
+#include "ferry/core/fork.h"
 #include "ferry/core/gate.h"
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
@@ -34,6 +35,7 @@ struct Accessor {
 
 // One registration. Shared between the table, the Region handle and whoever is inside the gate.
 struct RegionState {
+  const ProcessMark made;  // a forked child may not use it
   std::uint32_t id = 0;
   std::uint32_t generation = 0;
   std::uint64_t token = 0;

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "ferry/core/fork.h"
 #include "ferry/cuda/device_api.h"
 #include "ferry/cuda/open_devices.h"
 
@@ -19,10 +20,10 @@ class HoldWords {
  public:
   // Lives as long as the program.
   static HoldWords& Of(cuda::DeviceApi* api) {
-    static std::mutex mutex;
-    static auto* const all = new std::map<cuda::DeviceApi*, HoldWords*>;
-    const std::lock_guard lock(mutex);
-    HoldWords*& words = (*all)[api];
+    static PerProcess<AllWords> every;
+    AllWords& all = every.Get();
+    const std::lock_guard lock(all.mutex);
+    HoldWords*& words = all.of[api];
     if (words == nullptr) words = new HoldWords(api);
     return *words;
   }
@@ -46,6 +47,10 @@ class HoldWords {
   }
 
  private:
+  struct AllWords {
+    std::mutex mutex;
+    std::map<cuda::DeviceApi*, HoldWords*> of;  // under mutex
+  };
   using StreamKey = std::pair<int, void*>;  // ordinal and handle
   struct Word {
     std::uint32_t value = 0;

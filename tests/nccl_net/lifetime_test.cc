@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/nccl_net/testing/nccl_host.h"
+#include "tests/peer_process.h"
 
 namespace ferry::nccl_net {
 namespace {
@@ -316,6 +317,47 @@ TEST(Lifetime, WhoeverHasNoKeyIsNotLetIn) {
   Require(listen.TryAccept(&recv), "accept");
   EXPECT_EQ(recv, nullptr);
 }
+
+#if !defined(__SANITIZE_THREAD__)  // which does not follow a process with threads through fork()
+// What a child finds wrong, or nothing: with what its parent has made, and then with its own.
+std::string FaultsOfChild(NcclHost& host, CommPair& pair, void* request) {
+  std::string faults;
+  Bytes memory(100);
+  const net::plugin::Message message{memory.data(), memory.size(), 1, nullptr};
+  void* made = nullptr;
+  int done = 0;
+  if (host->Send(pair.send, message, &made) == abi::kSuccess) faults += "isend worked; ";
+  if (host->Receive(pair.recv, message, &made) == abi::kSuccess) faults += "irecv worked; ";
+  if (host->Test(request, &done, nullptr) == abi::kSuccess) faults += "test worked; ";
+  if (host->Listen(0, memory.data(), &made) == abi::kSuccess) faults += "listen worked; ";
+  if (LoggedText().find("made before fork()") == std::string::npos) faults += "no word of fork; ";
+  pair.Close();
+  host.Finalize();
+  NcclHost own(FERRY_NCCL_PLUGIN, 12);
+  CommPair fresh(&own, &own);
+  Exchange(fresh, 100'000, 7);
+  return faults;
+}
+
+TEST(Lifetime, AForkedChildLeavesTheCommsOfItsParentAloneAndMakesItsOwn) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  CommPair pair(&host, &host);
+  Exchange(pair, 1'000'000, 1);
+  Bytes into(1000);
+  void* const receive = Post(pair, false, &into);
+  const auto child = tests::Must(tests::PeerProcess::Fork([&](tests::LinePipe& parent) {
+    return parent.Say(FaultsOfChild(host, pair, receive), Shortly()) ? 0 : 1;
+  }));
+  EXPECT_EQ(tests::Must(child->Hear(Shortly())), "");
+  EXPECT_EQ(tests::Must(child->WaitExit(Shortly())), 0);
+  Bytes from = PatternOf(into.size(), 3);
+  void* const send = Post(pair, true, &from);
+  Require(WaitFor(host, send, nullptr, Shortly()), "test of isend");
+  Require(WaitFor(host, receive, nullptr, Shortly()), "test of irecv");
+  EXPECT_EQ(into, from);
+  Exchange(pair, 1'000'000, 2);
+}
+#endif
 
 }  // namespace
 }  // namespace ferry::nccl_net

@@ -322,34 +322,6 @@ def test_a_process_may_end_while_a_thread_waits(call):
     assert done.returncode == 0, done.stderr
 
 
-FORKS = """
-import os, sys, threading
-sys.modules["torch"] = None
-from tensorferry import transfer
-def fail():
-    try:
-        transfer.Endpoint(listen_host="192.0.2.7")
-    except transfer.errors.FerryError:
-        pass
-def again():
-    while True:
-        fail()
-threading.Thread(target=again, daemon=True).start()
-for _ in range(100):
-    child = os.fork()
-    if child == 0:
-        fail()
-        os._exit(0)
-    os.waitpid(child, 0)
-os._exit(0)
-"""
-
-
-def test_a_process_may_fork_while_its_threads_are_at_work():
-    done = subprocess.run([sys.executable, "-c", FORKS], timeout=SECONDS, capture_output=True)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize(
     ("memory", "said"),
     [

@@ -53,8 +53,9 @@ class NoSigPipe {
 std::optional<GiftPipe> GiftPipe::Create() {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_NONBLOCK | O_CLOEXEC) != 0) return std::nullopt;
-  UniqueFd read_end(ends[0]);
-  UniqueFd write_end(ends[1]);
+  // A child that held them would keep the pages in them.
+  UniqueFd read_end = ClosedInChildren(UniqueFd(ends[0]));
+  UniqueFd write_end = ClosedInChildren(UniqueFd(ends[1]));
   (void)::fcntl(write_end.get(), F_SETPIPE_SZ, kWantedBytes);
   const int capacity = ::fcntl(write_end.get(), F_GETPIPE_SZ);
   if (capacity < kLeastBytes) return std::nullopt;

@@ -111,13 +111,13 @@ void TcpLane::CloseNow(bool reset) {
     loop_->CancelDeferredOnLoop(this);
   }
   if (reset) {
-    const linger at_once{1, 0};
-    (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    ResetConnection(fd_.get());
   } else {
     stream_->SayEnd();
     // First: with bytes of the peer still unread, closing alone would send a reset in the place of
-    // the end, and take what was said before it back.
-    (void)::shutdown(fd_.get(), SHUT_WR);
+    // the end, and take what was said before it back. Both directions: where another process holds
+    // the descriptor, what the peer sends from now on is answered by a reset all the same.
+    (void)::shutdown(fd_.get(), SHUT_RDWR);
   }
   fd_.reset();
   gift_.reset();

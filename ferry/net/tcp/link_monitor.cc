@@ -63,7 +63,8 @@ void ParseLinkChanges(std::span<const std::byte> datagram, Provider::LinkChanged
 
 Result<std::unique_ptr<LinkWatch>> LinkMonitor::Create(EventLoop* loop,
                                                        Provider::LinkChanged changed) {
-  UniqueFd fd(::socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_ROUTE));
+  UniqueFd fd = ClosedInChildren(
+      UniqueFd(::socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_ROUTE)));
   if (!fd) return ErrnoError("cannot open a socket of rtnetlink", errno);
   sockaddr_nl address{};
   address.nl_family = AF_NETLINK;

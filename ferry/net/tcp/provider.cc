@@ -65,6 +65,9 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
     loop_->UnwatchOnLoop(fd_.get(), this);
     loop_->CancelDeferredOnLoop(this);
     if (retry_ != 0) loop_->CancelTimerOnLoop(retry_);
+    // Closing would leave the port, and a queue of callers, to another process that holds the
+    // descriptor.
+    (void)::shutdown(fd_.get(), SHUT_RDWR);
   }
 
   const Address& address() const override { return address_; }
@@ -73,7 +76,8 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
  private:
   void OnEventsOnLoop(std::uint32_t /*events*/) override {
     for (int i = 0; i < kAcceptsPerTurn; ++i) {
-      UniqueFd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      UniqueFd fd = ClosedInChildren(
+          UniqueFd(::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)));
       if (fd && door_) {
         door_->KnockOnLoop(std::move(fd));
       } else if (fd) {

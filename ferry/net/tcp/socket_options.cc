@@ -118,7 +118,8 @@ Result<Address> NameOf(int fd, int (*get)(int, sockaddr*, socklen_t*), const cha
 }  // namespace
 
 Result<UniqueFd> OpenSocket(int family, const Config& config) {
-  UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  UniqueFd fd =
+      ClosedInChildren(UniqueFd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)));
   if (!fd) return ErrnoError("socket", errno);
   // Before connect and listen: the window scale is agreed in the handshake.
   FERRY_TRY(SetBuffer(fd.get(), SO_SNDBUF, config.send_buffer_bytes, "SO_SNDBUF"));
@@ -145,6 +146,14 @@ Result<std::string> ConfigureConnected(int fd, const Config& config) {
                    "TCP_USER_TIMEOUT"));
   FERRY_TRY(SetRate(fd, config.lane_rate_bytes));
   return ChooseCongestionControl(fd, config);
+}
+
+void ResetConnection(int fd) noexcept {
+  const linger at_once{1, 0};
+  (void)::setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  sockaddr nobody{};
+  nobody.sa_family = AF_UNSPEC;
+  (void)::connect(fd, &nobody, sizeof nobody);
 }
 
 Result<Address> LocalAddressOf(int fd) { return NameOf(fd, ::getsockname, "getsockname"); }

@@ -1,0 +1,195 @@
+"""What a child of fork() may do with its parent's objects: nothing, and that at once."""
+
+import subprocess
+import sys
+
+SECONDS = 60
+
+# An endpoint that is connected to another of the process, with everything that can be made of it.
+BEGINS = """
+import multiprocessing, os, sys, threading, time
+sys.modules["torch"] = None
+import numpy as np
+from tensorferry import transfer
+from tensorferry.errors import Error, InvalidArgument
+
+endpoint = transfer.Endpoint(listen_host="127.0.0.1")
+other = transfer.Endpoint(listen_host="127.0.0.1")
+connection = endpoint.connect(other.address)
+accepted = other.accept()
+memory = np.full(1_000_000, 7, dtype=np.uint8)
+region = endpoint.register(memory)
+target = np.zeros(1_000_000, dtype=np.uint8)
+into = other.register(target)
+remote = connection.import_region(into.key)
+prepared = connection.prepare_write([(region, remote, None)])
+operation = connection.recv(bytearray(10))
+
+def go_on():
+    target[:] = 0
+    assert connection.post(prepared).wait(60) == target.size
+    assert (target == 7).all()
+    assert not operation.done()
+
+def status_of(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
+def run(program):
+    done = subprocess.run(
+        [sys.executable, "-c", BEGINS + program], timeout=SECONDS, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_call_in_a_child_says_that_the_object_was_made_before_fork():
+    print(run("""
+calls = {
+    "id": lambda: endpoint.id,
+    "port": lambda: endpoint.port,
+    "address": lambda: endpoint.address,
+    "register": lambda: endpoint.register(memory),
+    "connect": lambda: endpoint.connect("127.0.0.1:1"),
+    "accept": lambda: endpoint.accept(),
+    "endpoint counters": lambda: endpoint.counters(),
+    "memory": lambda: region.memory,
+    "key": lambda: region.key,
+    "key_for": lambda: region.key_for("0" * 32, "r"),
+    "withdraw": lambda: region.withdraw("0" * 32),
+    "deregister": lambda: region.deregister(),
+    "import_region": lambda: connection.import_region(b""),
+    "prepare_write": lambda: connection.prepare_write([(region, remote, None)]),
+    "post": lambda: connection.post(prepared),
+    "write": lambda: connection.write(region, remote),
+    "read": lambda: connection.read(region, remote),
+    "send": lambda: connection.send(b"bytes"),
+    "recv": lambda: connection.recv(bytearray(5)),
+    "notify": lambda: connection.notify(b"bytes"),
+    "take_notification": lambda: connection.take_notification(),
+    "peer": lambda: connection.peer,
+    "lost": lambda: connection.lost,
+    "info": lambda: connection.info(),
+    "counters": lambda: connection.counters(),
+    "events": lambda: connection.events(),
+    "done": lambda: operation.done(),
+    "wait": lambda: operation.wait(),
+    "cancel": lambda: operation.cancel(),
+    "fileno": lambda: operation.fileno(),
+    "nbytes": lambda: operation.nbytes,
+}
+child = os.fork()
+if child == 0:
+    wrong = []
+    for name, call in calls.items():
+        try:
+            call()
+            wrong.append(name + " worked")
+        except InvalidArgument as error:
+            if "made before fork()" not in str(error):
+                wrong.append(f"{name}: {error}")
+    connection.close()
+    endpoint.close()
+    print(*wrong, sep="\\n", file=sys.stderr, flush=True)
+    os._exit(len(wrong))
+assert status_of(child) == 0
+go_on()
+"""))
+
+
+def test_a_child_ends_at_once():
+    took = float(run("""
+start = time.monotonic()
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+assert status_of(child) == 0
+took = time.monotonic() - start
+go_on()
+print(took)
+"""))
+    print(f"the interpreter in the child ended after {took:.3f} s")
+    assert took < 10  # the machine may be busy; it was for ever
+
+
+def test_a_child_lets_go_of_its_parents_objects_at_once():
+    took = float(run("""
+read, write = os.pipe()
+child = os.fork()
+if child == 0:
+    start = time.monotonic()
+    del operation, prepared, remote, region, into, accepted, connection, other, endpoint
+    os.write(write, str(time.monotonic() - start).encode())
+    os._exit(0)
+assert status_of(child) == 0
+go_on()
+print(os.read(read, 100).decode())
+"""))
+    print(f"the objects in the child went in {took:.6f} s")
+    assert took < 5
+
+
+def test_a_child_may_have_an_endpoint_of_its_own():
+    run("""
+address, key = other.address, into.key
+child = os.fork()
+if child == 0:
+    own = transfer.Endpoint(listen_host="127.0.0.1")
+    mine = own.connect(address, 60)
+    source = own.register(np.full(target.size, 9, dtype=np.uint8))
+    mine.write(source, mine.import_region(key)).wait(60)
+    own.close()
+    sys.exit(5)
+other.accept(60)
+assert status_of(child) == 5
+assert (target == 9).all()
+go_on()
+""")
+
+
+def test_multiprocessing_may_fork_beside_an_endpoint():
+    run("""
+def square(number):
+    try:
+        endpoint.accept()
+    except Error:
+        return number * number
+
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert pool.map(square, range(10)) == [n * n for n in range(10)]
+go_on()
+""")
+
+
+FORKS = """
+import os, sys, threading
+sys.modules["torch"] = None
+from tensorferry import transfer
+def fail():
+    try:
+        transfer.Endpoint(listen_host="192.0.2.7")
+    except transfer.errors.InvalidArgument:
+        return
+    os._exit(3)
+def again():
+    while True:
+        fail()
+thread = threading.Thread(target=again, daemon=True)
+thread.start()
+for _ in range(100):
+    child = os.fork()
+    if child == 0:
+        try:
+            fail()
+            os._exit(0)
+        finally:
+            os._exit(4)
+    if os.waitpid(child, 0)[1] != 0:
+        os._exit(5)
+os._exit(0 if thread.is_alive() else 6)
+"""
+
+
+def test_a_process_may_fork_while_its_threads_are_at_work():
+    done = subprocess.run([sys.executable, "-c", FORKS], timeout=SECONDS, capture_output=True)
+    assert done.returncode == 0, done.stderr
