@@ -109,6 +109,8 @@ void EventLoop::LeaveSeat(std::unique_lock<std::mutex>& lock) {
   ++seat_uses_;
   driver_.store({}, std::memory_order_relaxed);
   seat_free_.notify_all();
+  // The worker sleeps until it is kicked (WorkerMain).
+  if (!worker_seated_ && !worker_kicked_.exchange(true)) worker_wake_.notify_one();
 }
 
 void EventLoop::KickLocked() {
@@ -197,8 +199,17 @@ void EventLoop::WorkerMain() {
   while (!stopping_.load()) {
     const bool in_use = seated_ || visitors_.load() > 0 || seat_uses_ != last_uses;
     if (in_use) {
+      // A visit that has lasted since the last look may last long: its end kicks the worker. To
+      // look on once per linger would cost two cores where 400 threads wait for their endpoints.
+      const bool lasts = seated_ && seat_uses_ == last_uses;
       last_uses = seat_uses_;
-      worker_wake_.wait_for(lock, linger_);
+      if (lasts) {
+        worker_kicked_.store(false);
+        worker_wake_.wait(lock, [this] { return worker_kicked_.load() || stopping_.load(); });
+      } else {
+        worker_kicked_.store(true);  // not waited for
+        worker_wake_.wait_for(lock, linger_);
+      }
       continue;
     }
     // Its end is a use of the seat, so the worker is parked at least once before the next.
