@@ -99,6 +99,10 @@ std::string EnginePeer::Ask(const std::string& command) {
 
 void EnginePeer::Accept() { Ask("accept"); }
 
+void EnginePeer::AcceptAll() { Ask("accept_all"); }
+
+int EnginePeer::Accepted() { return std::stoi(Ask("accepted")); }
+
 transfer::Connection EnginePeer::AcceptedBy(transfer::Endpoint& endpoint) {
   Say("connect " + ToHex(endpoint.address().Serialize()));
   transfer::Connection connection = Must(endpoint.Accept(Patience()));

@@ -90,6 +90,9 @@ class EnginePeer {
 
   // Takes the peer's next visitor, or visits `endpoint` and has it accept.
   void Accept();
+  // From now on every visitor, who then stays; and how many have come.
+  void AcceptAll();
+  int Accepted();
   transfer::Connection AcceptedBy(transfer::Endpoint& endpoint);
   // A region named `name` there; returns its key.
   std::vector<std::byte> Region(const std::string& name, std::uint64_t bytes, std::uint64_t seed,

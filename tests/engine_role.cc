@@ -73,6 +73,10 @@ class Pump {
 
 class EngineRole {
  public:
+  ~EngineRole() {
+    if (acceptor_.joinable()) endpoint_->Close();  // ends its wait
+  }
+
   // One command's answer without the "ok".
   Result<std::string> Do(const std::string& line);
 
@@ -82,6 +86,8 @@ class EngineRole {
 
   Result<std::string> Endpoint(Words& words);
   Result<std::string> Accept(Words& words);
+  Result<std::string> AcceptAll(Words& words);
+  Result<std::string> Accepted(Words& words);
   Result<std::string> Connect(Words& words);
   Result<std::string> Use(Words& words);
   Result<std::string> Region(Words& words);
@@ -108,6 +114,9 @@ class EngineRole {
   Result<std::string> Keep(Result<transfer::Operation> operation);
 
   std::optional<transfer::Endpoint> endpoint_;
+  std::deque<transfer::Connection> visitors_;  // the acceptor's, until it is joined
+  std::atomic<int> accepted_{0};
+  std::jthread acceptor_;
   std::map<std::string, PatternRegion> regions_;
   // One visitor or host, and what goes to it.
   struct Link {
@@ -126,6 +135,8 @@ const std::map<std::string, EngineRole::Command, std::less<>>& EngineRole::Comma
   static const std::map<std::string, Command, std::less<>> commands = {
       {"endpoint", &EngineRole::Endpoint},
       {"accept", &EngineRole::Accept},
+      {"accept_all", &EngineRole::AcceptAll},
+      {"accepted", &EngineRole::Accepted},
       {"connect", &EngineRole::Connect},
       {"use", &EngineRole::Use},
       {"region", &EngineRole::Region},
@@ -191,6 +202,20 @@ Result<std::string> EngineRole::EnterNamespace(Words& words) {
 Result<std::string> EngineRole::Accept(Words& /*words*/) {
   FERRY_TRY_ASSIGN(connection(), endpoint_->Accept(Patience()));
   return std::string();
+}
+
+Result<std::string> EngineRole::AcceptAll(Words& /*words*/) {
+  acceptor_ = std::jthread([this] {
+    while (auto visitor = endpoint_->Accept(Deadline::After(std::chrono::hours(1)))) {
+      visitors_.push_back(*std::move(visitor));
+      accepted_.fetch_add(1);
+    }
+  });
+  return std::string();
+}
+
+Result<std::string> EngineRole::Accepted(Words& /*words*/) {
+  return fmt::format("{}", accepted_.load());
 }
 
 Result<std::string> EngineRole::Connect(Words& words) {

@@ -1,13 +1,18 @@
 #include "tests/network_pair.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
+
+#include "ferry/core/fd.h"
 
 namespace ferry::tests {
 namespace {
@@ -117,6 +122,67 @@ void NetworkPair::SetBlackHole(std::size_t link, bool on) {
                            link, hook));
     Must(nft + fmt::format("add rule inet hole{} {} {} l{} drop", link, hook,
                            std::string(hook) == "input" ? "iifname" : "oifname", link));
+  }
+}
+
+// ---- one namespace ------------------------------------------------------------------------------
+
+namespace {
+
+// What an interface that leads nowhere may be, by what this machine's kernel has.
+constexpr std::array kIdleKinds{"dummy", "ifb"};
+
+std::optional<std::string> FindIdleKind(const std::string& network) {
+  for (const char* kind : kIdleKinds) {
+    if (Run(fmt::format("ip -n {} link add held type {}", network, kind)).status == 0) return kind;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> OneNetwork::Missing() {
+  if (::geteuid() != 0) return "network namespaces need root";
+  const std::string name = UniqueName("probe");
+  const Ended made = Run("ip netns add " + name);
+  if (made.status != 0) return "no network namespaces here: " + made.said;
+  const auto kind = FindIdleKind(name);
+  (void)Run("ip netns del " + name);
+  if (!kind) return "this kernel has neither dummy nor ifb interfaces";
+  return std::nullopt;
+}
+
+OneNetwork::OneNetwork() : name_(UniqueName("one")) {
+  Must("ip netns add " + name_);
+  (void)FindIdleKind(name_);
+  for (const std::string command :
+       {"link set lo up", "link set held up", "addr add 10.77.0.1/32 dev held",
+        "route add local 10.78.0.0/16 dev lo",
+        "route replace local 10.77.0.1 dev lo table local src 10.78.200.1"}) {
+    Must(fmt::format("ip -n {} {}", name_, command));
+  }
+}
+
+OneNetwork::~OneNetwork() { (void)Run("ip netns del " + name_); }
+
+void OneNetwork::AddInterfaces(int count) {
+  const std::string link = Run(fmt::format("ip -n {} -d link show held", name_)).said;
+  const char* const kind = link.find("dummy") != std::string::npos ? "dummy" : "ifb";
+  std::string commands;
+  for (int i = 0; i < count; ++i) {
+    commands += fmt::format(
+        "link add d{0} type {1}\naddr add 10.79.{2}.{3}/32 dev d{0}\nlink set d{0} up\n", i, kind,
+        i / 250, i % 250 + 1);
+  }
+  Must(fmt::format("ip -n {} -batch - <<'END'\n{}END\n", name_, commands));
+}
+
+void EnterNetwork(const std::string& network) {
+  if (network.empty()) return;
+  const std::string path = "/run/netns/" + network;
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd || ::setns(fd.get(), CLONE_NEWNET) != 0) {
+    throw std::runtime_error(ErrnoError("entering " + path, errno).message());
   }
 }
 

@@ -49,4 +49,31 @@ class NetworkPair {
   std::string far_;
 };
 
+// One network namespace of the test's own, in which connects to kHost come from kSources, any
+// address of which may be bound: as from so many other machines. For machines without veth, too.
+class OneNetwork {
+ public:
+  static constexpr const char* kHost = "10.77.0.1";
+  static constexpr const char* kSources = "10.78";  // and two more numbers
+
+  // Why this process cannot have one, if so.
+  static std::optional<std::string> Missing();
+
+  OneNetwork();
+  ~OneNetwork();
+  OneNetwork(const OneNetwork&) = delete;
+  OneNetwork& operator=(const OneNetwork&) = delete;
+
+  const std::string& name() const noexcept { return name_; }
+  // So many more interfaces, each with an address.
+  void AddInterfaces(int count);
+
+ private:
+  std::string name_;
+};
+
+// Takes the calling thread into a network namespace; "" leaves it where it is. Threads begun from
+// now on, and their sockets, are in it. Throws where it cannot.
+void EnterNetwork(const std::string& network);
+
 }  // namespace ferry::tests

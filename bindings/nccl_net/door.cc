@@ -84,7 +84,13 @@ void Arrivals::Close() {
 class Door::Stranger final : public net::LaneHandler {
  public:
   Stranger(Door* door, std::uint64_t number, std::unique_ptr<net::Lane> lane)
-      : door_(door), number_(number), lane_(std::move(lane)), remote_(lane_->Info().remote) {}
+      : door_(door),
+        number_(number),
+        lane_(std::move(lane)),
+        info_(lane_->Info()),
+        remote_(info_.remote) {}
+
+  const net::LaneInfo& info() const noexcept { return info_; }
 
   void StartOnLoop() {
     lane_->SetMaxMeta(net::kMaxStrangerMeta);
@@ -116,8 +122,7 @@ class Door::Stranger final : public net::LaneHandler {
     FERRY_TRY_ASSIGN(arrivals_, door_->Find(*hello));
     hello_ = *hello;
     lane_->SetMaxMeta(net::kMaxMetaBytes);
-    // Not from inside of a callback of the lane's.
-    door_->loop_->Post([door = door_, number = number_] { door->AdmitOnLoop(number); });
+    door_->OnHelloOnLoop(number_);
     return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
   }
   Status OnPayload() override { return Ok(); }
@@ -142,7 +147,8 @@ class Door::Stranger final : public net::LaneHandler {
   Door* const door_;
   const std::uint64_t number_;
   std::unique_ptr<net::Lane> lane_;
-  const std::string remote_;
+  const net::LaneInfo info_;
+  const std::string& remote_;
   EventLoop::TimerId timer_ = 0;
   std::shared_ptr<Arrivals> arrivals_;  // with the door, from the hello on
   HelloWire hello_;
@@ -161,7 +167,13 @@ Result<std::unique_ptr<Door>> Door::Open(Engine* engine, EventLoop* loop) {
   return door;
 }
 
-Door::Door(Engine* engine, EventLoop* loop) : engine_(engine), loop_(loop) {}
+Door::Door(Engine* engine, EventLoop* loop)
+    : engine_(engine),
+      loop_(loop),
+      admission_(engine->settings().config.max_strangers),
+      gate_(loop, &admission_, [this](bool full) {
+        if (listener_) listener_->PauseOnLoop(full);
+      }) {}
 Door::~Door() = default;
 
 std::shared_ptr<Arrivals> Door::Listen(EventLoop* swift) {
@@ -190,15 +202,23 @@ Result<std::shared_ptr<Arrivals>> Door::Find(const HelloWire& hello) {
 }
 
 void Door::EnterOnLoop(std::unique_ptr<net::Lane> lane) {
-  // The oldest goes where they are too many: those who mean it have said hello by then.
-  if (strangers_.size() >= engine_->settings().config.max_strangers) {
-    DropOnLoop(strangers_.begin()->first);
-  }
   const std::uint64_t number = next_stranger_++;
   auto stranger = std::make_unique<Stranger>(this, number, std::move(lane));
   Stranger* const raw = stranger.get();
+  const net::LaneInfo& info = raw->info();
+  const auto leaving =
+      admission_.Enter(number, net::HostOf(info.remote), info.same_machine, Clock::now());
+  if (leaving) DropOnLoop(*leaving);
+  if (info.authenticated) admission_.MarkSpoken(number, Clock::now());
   strangers_.emplace(number, std::move(stranger));
   raw->StartOnLoop();
+  gate_.UpdateOnLoop();
+}
+
+// It is let in outside of the callbacks of its lane.
+void Door::OnHelloOnLoop(std::uint64_t number) {
+  admission_.MarkSpoken(number, Clock::now());
+  loop_->Post([this, number] { AdmitOnLoop(number); });
 }
 
 void Door::AdmitOnLoop(std::uint64_t number) {
@@ -211,6 +231,8 @@ void Door::AdmitOnLoop(std::uint64_t number) {
 void Door::DropOnLoop(std::uint64_t number) {
   auto node = strangers_.extract(number);
   if (!node.empty()) node.mapped()->StopOnLoop();
+  admission_.Leave(number);
+  gate_.UpdateOnLoop();
 }
 
 }  // namespace ferry::nccl_net

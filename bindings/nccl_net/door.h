@@ -1,7 +1,6 @@
 #pragma once
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -10,6 +9,8 @@
 #include "bindings/nccl_net/wire.h"
 #include "ferry/core/event_loop.h"
 #include "ferry/core/result.h"
+#include "ferry/net/accept_gate.h"
+#include "ferry/net/admission.h"
 #include "ferry/net/provider.h"
 
 namespace ferry::nccl_net {
@@ -46,7 +47,8 @@ class Arrivals {
 };
 
 // The process's listening port. Lanes that come in say which listen comm they are for, with its
-// key, and go to its Arrivals; those that say anything else, or nothing in time, are closed.
+// key, and go to its Arrivals; those that say anything else, or nothing in time, are closed. Who
+// leaves when more come than there is room for is net::Admission's to say.
 class Door {
  public:
   // Before the loop runs.
@@ -64,6 +66,7 @@ class Door {
 
   Door(Engine* engine, EventLoop* loop);
   void EnterOnLoop(std::unique_ptr<net::Lane> lane);
+  void OnHelloOnLoop(std::uint64_t number);
   Result<std::shared_ptr<Arrivals>> Find(const HelloWire& hello);
   void AdmitOnLoop(std::uint64_t number);
   void DropOnLoop(std::uint64_t number);
@@ -71,8 +74,10 @@ class Door {
   Engine* const engine_;
   EventLoop* const loop_;
   std::uint16_t port_ = 0;
-  std::map<std::uint64_t, std::unique_ptr<Stranger>> strangers_;  // loop; by number, oldest first
-  std::uint64_t next_stranger_ = 1;                               // loop
+  net::Admission admission_;                                                // loop
+  net::AcceptGate gate_;                                                    // loop
+  std::unordered_map<std::uint64_t, std::unique_ptr<Stranger>> strangers_;  // loop; by number
+  std::uint64_t next_stranger_ = 1;                                         // loop
   std::mutex mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Arrivals>> listens_;  // under mutex_
   std::uint64_t next_listen_ = 1;                                         // likewise

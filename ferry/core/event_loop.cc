@@ -144,7 +144,7 @@ void EventLoop::LeaveSeat(std::unique_lock<std::mutex>& lock) {
   open_ = true;
   driver_.store({}, std::memory_order_relaxed);
   WakeSuccessorLocked();
-  if (passive_waits_->load() > 0) worker_wake_.notify_one();
+  if (std::exchange(worker_rests_, false) || passive_waits_->load() > 0) worker_wake_.notify_one();
   if (stopping_.load()) left_.notify_all();
 }
 
@@ -289,6 +289,13 @@ void EventLoop::WorkerMain() {
   std::uint64_t seen = turns_.load();
   while (!stopping_.load()) {
     const bool used = std::exchange(seen, turns_.load()) != turns_.load();
+    if (seated_ && !used) {
+      // A visit without a turn since the last look may last long: its end wakes the worker. To look
+      // on once per linger would cost two cores where 400 threads wait for their endpoints.
+      worker_rests_ = true;
+      worker_wake_.wait(lock, [this] { return !worker_rests_ || stopping_.load(); });
+      continue;
+    }
     if (seated_ || (used && passive_waits_->load() == 0)) {
       worker_wake_.wait_for(lock, linger_);
       continue;

@@ -210,7 +210,8 @@ class EventLoop {
   std::condition_variable left_;         // Stop() waits here
   bool seated_ = false;                  // there is a driver
   bool worker_seated_ = false;
-  bool open_ = true;    // no driver, or it sleeps
+  bool worker_rests_ = false;  // parked until the driver leaves
+  bool open_ = true;           // no driver, or it sleeps
   bool guest_ = false;  // written under the mutex; the guest and the driver may read it without
   OwnerList<Waiter> waiters_;
   std::shared_ptr<std::atomic<int>> passive_waits_ =

@@ -6,6 +6,9 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -52,6 +55,22 @@ void RunThreads(int count, const std::function<void(int)>& body) {
   std::vector<std::thread> threads(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) threads[static_cast<std::size_t>(i)] = std::thread(body, i);
   for (std::thread& thread : threads) thread.join();
+}
+
+// How often the thread of this process with this name has slept; -1 where there is none.
+std::int64_t SleepsOf(const std::string& thread_name) {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(task.path() / "status");
+    std::string word;
+    std::string name;
+    while (status >> word) {
+      if (word == "Name:") status >> name;
+      std::int64_t count = -1;
+      if (word == "voluntary_ctxt_switches:" && status >> count && name == thread_name)
+        return count;
+    }
+  }
+  return -1;
 }
 
 // ---- tasks --------------------------------------------------------------------------------------
@@ -435,6 +454,23 @@ TEST(EventLoopStop, DestroysQueuedTasksAndTimersWithoutRunningThem) {
   EXPECT_EQ(owned.use_count(), 1);
   EXPECT_FALSE(ran);
   EXPECT_FALSE(loop->DriveUntil([] { return false; }, Deadline::Never(), kNoSpin));
+}
+
+// Once per linger of 1 ms it would be some 300 times.
+TEST(EventLoop, WorkerSleepsThroughAVisitThatLasts) {
+  auto loop = EventLoop::Create();
+  ASSERT_TRUE(loop);
+  (*loop)->StartWorker("rests");
+  const auto never = [] { return false; };
+  (void)(*loop)->DriveUntil(never, Deadline::After(milliseconds(50)), microseconds(0));
+  const std::int64_t before = SleepsOf("rests");
+  ASSERT_GE(before, 0);
+  (void)(*loop)->DriveUntil(never, Deadline::After(milliseconds(300)), microseconds(0));
+  EXPECT_LE(SleepsOf("rests") - before, 20);
+  // It takes over again.
+  Flag ran;
+  (*loop)->Post([&] { ran.Set(); });
+  EXPECT_TRUE(ran.WaitFor());
 }
 
 }  // namespace

@@ -197,20 +197,24 @@ std::string InterfaceOf(const Address& local) {
   return "";
 }
 
-std::vector<LocalAddress> AdvertisableAddresses() {
-  std::vector<LocalAddress> found;
+LocalAddresses ReadLocalAddresses() {
+  LocalAddresses found;
   const Ifaddrs list = ListInterfaces();
   for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
     if (!IsIp(entry->ifa_addr)) continue;
     const RawAddress raw = RawOf(entry->ifa_addr);
+    const LocalAddress local{entry->ifa_name, FromRaw(raw).host};
+    found.all.push_back(local);
     const bool usable = (entry->ifa_flags & IFF_UP) != 0 && (entry->ifa_flags & IFF_LOOPBACK) == 0;
     if (!usable || IsVirtual(entry->ifa_name) || IsLinkLocal(raw)) continue;
-    found.push_back({entry->ifa_name, FromRaw(raw).host});
+    found.advertisable.push_back(local);
   }
   return found;
 }
 
-Result<Route> RouteTo(const Address& to) {
+std::vector<LocalAddress> AdvertisableAddresses() { return ReadLocalAddresses().advertisable; }
+
+Result<std::string> SourceTo(const Address& to) {
   FERRY_TRY_ASSIGN(RawAddress raw, ToRaw({to.host, kAnyPort}));
   // Connecting a datagram socket looks the route up and sends nothing.
   const UniqueFd probe(::socket(raw.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
@@ -222,8 +226,12 @@ Result<Route> RouteTo(const Address& to) {
     const Error plain = ErrnoError(fmt::format("there is no route to {}", to.host), errno);
     return Error(Code::kPeerLost, plain.message());
   }
+  return FromRaw(local).host;
+}
+
+Result<Route> RouteTo(const Address& to) {
   Route route;
-  route.source = FromRaw(local).host;
+  FERRY_TRY_ASSIGN(route.source, SourceTo(to));
   route.interface = InterfaceOf({route.source, 0});
   return route;
 }

@@ -58,6 +58,18 @@ struct LocalAddress {
 // container's veth, not link-local.
 std::vector<LocalAddress> AdvertisableAddresses();
 
+// Every address of this machine's interfaces, and those of them that AdvertisableAddresses() names.
+// Reads them all from the system: the cost grows with their number (InterfaceTable remembers them).
+struct LocalAddresses {
+  std::vector<LocalAddress> all;
+  std::vector<LocalAddress> advertisable;
+};
+LocalAddresses ReadLocalAddresses();
+
+// The local address from which the kernel's routes send what goes to a numeric address. Errors: as
+// RouteTo().
+Result<std::string> SourceTo(const Address& to);
+
 // Where the kernel's routes send what goes to a numeric address.
 struct Route {
   std::string interface;

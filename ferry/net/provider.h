@@ -178,6 +178,14 @@ class Listener {
   virtual ~Listener() = default;
   // With the port that was really taken.
   virtual const Address& address() const = 0;
+  // OnLoop. While paused nothing is accepted, and those who connect wait in the system's queue; a
+  // lane whose TLS handshake is in flight is still handed over. A provider without such a queue
+  // goes on accepting.
+  virtual void PauseOnLoop(bool /*paused*/) {}
+  // OnLoop. A peer at `host` has proved itself and is about to open so many further lanes: until
+  // then they are not turned away for what others do.
+  virtual void ExpectOnLoop(const std::string& /*host*/, std::size_t /*lanes*/,
+                            Clock::time_point /*until*/) {}
 };
 
 class Provider {
@@ -197,8 +205,10 @@ class Provider {
   virtual Result<std::unique_ptr<Listener>> Listen(const Address& address, const Config& config,
                                                    EventLoop* loop, Accepted accepted) = 0;
   // OnLoop; does not block. `connected` runs on `loop`, once, by the deadline: with an unattached
-  // lane, or kPeerLost (refused, unreachable), kTimedOut, kRefused (TLS), kCorrupt (no TLS). With
-  // certificates a peer may refuse this side's only after that: then the lane ends with kRefused.
+  // lane, or kPeerLost (refused, unreachable), kTimedOut, kRefused (TLS), kCorrupt (no TLS), or
+  // kUnavailable: the connection was made and then reset before the lane was up, as by a listener
+  // that has no room for it now; try again. With certificates a peer may refuse this side's only
+  // after that: then the lane ends with kRefused.
   virtual void Connect(const Address& address, const Config& config, EventLoop* loop,
                        Deadline deadline, Connected connected) = 0;
 

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -10,6 +11,20 @@
 #include "ferry/transfer/lane_keeper.h"
 
 namespace ferry::transfer {
+namespace {
+
+// Between attempts: doubled each time, half of it at random, so that those who were turned away
+// together do not come back together.
+constexpr milliseconds kFirstPause{10};
+constexpr std::uint32_t kMostDoublings = 6;
+
+Clock::duration PauseBefore(std::uint32_t attempt) {
+  const microseconds longest = kFirstPause * (1U << std::min(attempt, kMostDoublings));
+  const auto half = static_cast<std::uint64_t>(longest.count()) / 2;
+  return microseconds(half + RandomU64() % half);
+}
+
+}  // namespace
 
 Dialer::Dialer(std::shared_ptr<EndpointCore> endpoint, net::Address address, Uuid expected,
                Deadline deadline)
@@ -19,8 +34,10 @@ Dialer::Dialer(std::shared_ptr<EndpointCore> endpoint, net::Address address, Uui
       deadline_(deadline),
       loops_(endpoint_->ChooseLoops(static_cast<std::size_t>(endpoint_->LanesTo(address_)))) {}
 
-Dialer::~Dialer() {
-  if (!call_.empty()) endpoint_->EndCall(call_);
+Dialer::~Dialer() { EndCall(); }
+
+void Dialer::EndCall() {
+  if (!call_.empty()) endpoint_->EndCall(std::exchange(call_, {}));
 }
 
 Result<std::shared_ptr<ConnectionCore>> Dialer::result() {
@@ -29,32 +46,35 @@ Result<std::shared_ptr<ConnectionCore>> Dialer::result() {
 }
 
 void Dialer::StartOnLoop() {
+  joined_ = 0;
   greetings_.resize(loops_.size());
-  introductions_.resize(loops_.size(), Introduction(endpoint_->secret(), address_.ToString()));
+  introductions_.assign(loops_.size(), Introduction(endpoint_->secret(), address_.ToString()));
   ConnectLaneOnLoop(0);
 }
 
 void Dialer::ConnectLaneOnLoop(std::size_t index) {
-  endpoint_->provider().Connect(
-      address_, endpoint_->config(), home(), deadline_,
-      [self = shared_from_this(), index](Result<std::unique_ptr<net::Lane>> lane) {
-        self->OnConnected(index, std::move(lane));
-      });
+  endpoint_->provider().Connect(address_, endpoint_->config(), home(), deadline_,
+                                [self = shared_from_this(), id = LaneId{index, attempt_}](
+                                    auto lane) { self->OnConnected(id, std::move(lane)); });
 }
 
-void Dialer::OnConnected(std::size_t index, Result<std::unique_ptr<net::Lane>> lane) {
-  if (done()) return;
-  if (!lane) return FailOnLoop(lane.error());
+void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
+  if (IsOver(id)) return;
+  if (!lane) {
+    const bool may_retry = lane.error().code() == Code::kUnavailable;
+    return may_retry ? RetryOnLoop(lane.error()) : FailOnLoop(lane.error());
+  }
+  const std::size_t index = id.index;
   greetings_[index] = std::make_unique<Greeting>(*std::move(lane), home(), deadline_);
   Greeting& greeting = *greetings_[index];
   if (auto may = endpoint_->CheckLane(greeting, address_.ToString()); !may) {
     return FailOnLoop(may.error());
   }
   greeting.StartOnLoop(
-      [self = shared_from_this(), index](const auto& header, auto* reader) {
-        return self->OnHeard(index, header, reader);
+      [self = shared_from_this(), id](const auto& header, auto* reader) {
+        return self->OnHeard(id, header, reader);
       },
-      [self = shared_from_this()](const Error& error) { self->FailOnLoop(error); });
+      [self = shared_from_this(), id](const Error& error) { self->OnGone(id, error); });
   greeting.SetOnSaid([self = shared_from_this()] { self->FinishIfReady(); });
   if (index > 0) {
     wire::JoinBody join;
@@ -80,12 +100,23 @@ void Dialer::SayHello() {
                                         wire::BytesOf(hello));
 }
 
-Status Dialer::OnHeard(std::size_t index, const wire::MessageHeader& header,
-                       wire::MetaReader* reader) {
+// The peer closed the lane, or its kernel reset it, without a refusal.
+void Dialer::OnGone(LaneId id, const Error& error) {
+  if (IsOver(id)) return;
+  return error.code() == Code::kPeerLost ? RetryOnLoop(error) : FailOnLoop(error);
+}
+
+Status Dialer::OnHeard(LaneId id, const wire::MessageHeader& header, wire::MetaReader* reader) {
   // Another lane has failed in this turn of the loop; this one is about to go, too.
-  if (done()) return *error_;
+  if (IsOver(id)) return Error(Code::kCancelled, "another lane of the connection has failed");
+  const std::size_t index = id.index;
   Introduction& introduction = introductions_[index];
-  if (header.type == wire::Type::kRefuse) return introduction.Refusal(reader);
+  if (header.type == wire::Type::kRefuse) {
+    Error refusal = introduction.Refusal(reader);
+    // The peer knew the connection when it welcomed lane 0, and has given it up since.
+    const bool given_up = index > 0 && refusal.code() == Code::kRefused;
+    return given_up ? Error(Code::kPeerLost, refusal.message()) : refusal;
+  }
   if (header.type == wire::Type::kChallenge) {
     return introduction.AnswerChallengeOnLoop(greetings_[index].get(), reader);
   }
@@ -145,11 +176,13 @@ void Dialer::FinishIfReady() {
     if (!greeting || !greeting->complete()) return;
   }
   // Outside the callback of the lane that is about to move.
-  home()->Post([self = shared_from_this()] { self->Finish(); });
+  home()->Post([self = shared_from_this(), attempt = attempt_] {
+    // Unless a lane was lost since.
+    if (!self->done() && self->attempt_ == attempt) self->Finish();
+  });
 }
 
 void Dialer::Finish() {
-  if (done()) return;  // a lane was lost since
   Uuid peer;
   std::memcpy(peer.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
   std::vector<std::unique_ptr<net::Lane>> lanes;
@@ -174,14 +207,33 @@ void Dialer::Finish() {
   home()->NotifyWaiters();
 }
 
-void Dialer::FailOnLoop(const Error& error) {
-  if (done()) return;
-  error_ = error;
-  done_.store(true, std::memory_order_release);
-  home()->NotifyWaiters();
-  // Their callbacks hold this object; they go outside of them.
+void Dialer::RetryOnLoop(const Error& error) {
+  const auto again = Clock::now() + PauseBefore(attempt_);
+  if (!deadline_.never() && again >= deadline_.when()) return FailOnLoop(error);
+  last_ = error.message();
+  ++attempt_;
+  DropLanesOnLoop();
+  EndCall();
+  // Weak: the timer belongs to a loop of the endpoint, which this object keeps.
+  home()->AddTimerOnLoop(again, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->StartOnLoop();
+  });
+}
+
+// Their callbacks hold this object, and may be what runs: they go outside of them.
+void Dialer::DropLanesOnLoop() {
   home()->Post([greetings = std::make_shared<decltype(greetings_)>(std::move(greetings_))] {});
   greetings_.clear();
+}
+
+void Dialer::FailOnLoop(const Error& error) {
+  if (done()) return;
+  error_ = attempt_ == 0 ? error
+                         : Error(error.code(), fmt::format("{} (attempt {}; the one before: {})",
+                                                           error.message(), attempt_ + 1, last_));
+  done_.store(true, std::memory_order_release);
+  home()->NotifyWaiters();
+  DropLanesOnLoop();
 }
 
 }  // namespace ferry::transfer

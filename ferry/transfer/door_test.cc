@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <deque>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "ferry/net/admission.h"
 #include "ferry/net/tcp/frame_prefix.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
@@ -66,6 +68,51 @@ TEST_F(DoorTest, AFullHouseOfSilentStrangersMakesRoomForAPeer) {
   EXPECT_GE(refused(), 1u);
   EXPECT_LE(refused(), 2u);
   EXPECT_FALSE(silent[10].ReceiveReady());
+}
+
+class GuardedDoorTest : public DoorTest {
+ protected:
+  static Config Guarded(Config config = Crowdable()) {
+    config.secret = "correct horse battery staple";
+    return config;
+  }
+  GuardedDoorTest() : DoorTest(Guarded()) {}
+
+  // Sends a well-formed first frame, which is answered, and no proof.
+  void Speak(RawLane* lane) {
+    wire::HelloBody hello = Hello(Uuid::Random(), 2);
+    hello.flags = wire::kHasSecret;
+    ASSERT_TRUE(lane->Say({.type = Type::kHello, .body = Pod(hello)}));
+    (void)lane->Expect(Type::kChallenge);
+  }
+  void ExpectPeerServed() {
+    Endpoint caller = Must(Endpoint::Create(Guarded(SmallSlices(2, 1))));
+    const Connection out = Must(caller.Connect(endpoint_.address(), Soon()));
+    const Connection in = Must(endpoint_.Accept(Soon()));
+    EXPECT_TRUE(Works(out, in));
+  }
+};
+
+TEST_F(GuardedDoorTest, WhoHasSpokenIsNotPutOutForOneWhoHasNot) {
+  std::deque<RawLane> lanes;
+  for (std::uint32_t i = 0; i < kFewStrangers; ++i) {
+    RawLane& lane = lanes.emplace_back(endpoint_.port());
+    if (i + 1 < kFewStrangers) Speak(&lane);
+  }
+  // Until the silent one has had its time.
+  EXPECT_FALSE(lanes.back().WaitClosedFor(net::Admission::kGrace));
+  RawLane newcomer(endpoint_.port());
+  lanes.back().WaitClosed();
+  ExpectCounted(1);
+}
+
+TEST_F(GuardedDoorTest, WhenAllHaveSpokenAPeerWaitsUntilOneHasStalled) {
+  const auto begun = Clock::now();
+  std::deque<RawLane> spoken;
+  for (std::uint32_t i = 0; i < kFewStrangers; ++i) Speak(&spoken.emplace_back(endpoint_.port()));
+  ExpectPeerServed();
+  EXPECT_GE(Clock::now() - begun, net::Admission::kStall);
+  spoken[0].WaitClosed();
 }
 
 class FewConnectionsTest : public DoorTest {

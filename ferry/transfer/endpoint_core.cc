@@ -166,6 +166,15 @@ bool EndpointCore::IsOwnCall(const std::string& remote_name) {
   return calls_.count(remote_name) > 0;
 }
 
+void EndpointCore::PauseAcceptingOnLoop(bool paused) {
+  if (listener_) listener_->PauseOnLoop(paused);
+}
+
+void EndpointCore::ExpectLanesOnLoop(const std::string& host, std::size_t lanes,
+                                     Clock::time_point until) {
+  if (listener_) listener_->ExpectOnLoop(host, lanes, until);
+}
+
 void EndpointCore::RefusedGreeting(const std::string& peer_name, const std::string& sentence) {
   greetings_refused_.fetch_add(1, std::memory_order_relaxed);
   refusal_log_.Write(LogLevel::kWarn, "transfer", net::HostOf(peer_name), {{"peer", peer_name}},

@@ -76,6 +76,9 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   bool IsOwnCall(const std::string& remote_name);
   // Any thread. Of a call that is about to be made: its end is the endpoint's at the latest.
   void Follow(const std::shared_ptr<Dialer>& dialer);
+  // The front loop. As the listener's.
+  void PauseAcceptingOnLoop(bool paused);
+  void ExpectLanesOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until);
   // Any thread. Counts and logs, by a sentence, that somebody who wished to connect was not let in.
   void RefusedGreeting(const std::string& peer_name, const std::string& sentence);
   // Any thread. The open connection that a peer was welcomed to with this number and token.

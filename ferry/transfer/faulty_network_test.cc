@@ -69,32 +69,29 @@ TEST_F(FaultyNetworkTest, EverythingArrivesWholeThroughNarrowPipesAndWithDelays)
 }
 
 // Two lanes' hello and join are 88 and 64 bytes, the answers 96 and 40, the first pings 40.
-TEST_F(FaultyNetworkTest, AGreetingThatIsCutAtAnyByteFailsOrWorksAndTheNextOneWorks) {
+TEST_F(FaultyNetworkTest, AGreetingThatIsCutAtAnyByteIsMadeAgain) {
   Endpoint server = NewEndpoint(FakeConfig(2, 1));
   Endpoint client = NewEndpoint(FakeConfig(2, 1));
-  for (const bool to_listener : {true, false}) {
-    for (std::uint64_t at = 0; at <= 130; ++at) {
-      FakeFaults faults;
-      (to_listener ? faults.cut_to_listener : faults.cut_to_connector) = at;
-      network_.SetFaults(faults);
-      auto connected = client.Connect(server.address(), Soon());
-      if (!connected) {
-        EXPECT_EQ(connected.error().code(), Code::kPeerLost) << connected.error().ToString();
-        continue;
+  for (const std::size_t lane : {0U, 1U}) {
+    for (const bool to_listener : {true, false}) {
+      for (std::uint64_t at = 0; at <= 130; at += 1 + 4 * lane) {
+        FakeFaults faults;
+        (to_listener ? faults.cut_to_listener : faults.cut_to_connector) = at;
+        network_.SetFaults(network_.connections() + lane, faults);
+        Connection connected = Must(client.Connect(server.address(), Soon()));
+        // It was cut just after the greeting, or before that and made again.
+        const auto note = connected.Notify(BytesOf("cut?"));
+        EXPECT_TRUE(EndsOk(note) || EndsWith(Code::kPeerLost, note));
+        connected.Close();
       }
-      const auto end = connected->TakeNotification(Soon());
-      EXPECT_TRUE(end || end.error().code() == Code::kPeerLost);
     }
   }
-  network_.SetFaults({});
   Connection out = Must(client.Connect(server.address(), Soon()));
   ASSERT_TRUE(EndsOk(out.Notify(BytesOf("at last"))));
   for (;;) {
     Connection in = Must(server.Accept(Soon()));
     const auto note = in.TakeNotification(Soon());
-    if (!note) continue;  // one of those that were cut
-    EXPECT_EQ(TextOf(*note), "at last");
-    break;
+    if (note && TextOf(*note) == "at last") break;
   }
 }
 

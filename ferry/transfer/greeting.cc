@@ -46,12 +46,16 @@ void Greeting::SayOnLoop(wire::Type type, std::span<const std::byte> body, std::
 void Greeting::CloseWhenSaidOnLoop() { close_when_said_ = true; }
 
 void Greeting::CloseOnLoop() {
-  if (timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(timer_, 0));
+  LiftDeadlineOnLoop();
   lane_->Close();
 }
 
-std::unique_ptr<net::Lane> Greeting::ReleaseLane() {
+void Greeting::LiftDeadlineOnLoop() {
   if (timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(timer_, 0));
+}
+
+std::unique_ptr<net::Lane> Greeting::ReleaseLane() {
+  LiftDeadlineOnLoop();
   return std::move(lane_);
 }
 
@@ -88,10 +92,14 @@ void Greeting::OnClosed(const Error& error) { gone_(error); }
 
 void Greeting::Expire() {
   lane_->Close();
-  gone_(Error(Code::kTimedOut,
-              fmt::format("{} did not finish the greeting in time; check that it is a Tensorferry "
-                          "endpoint and not overloaded",
-                          peer_name_)));
+  gone_(Late());
+}
+
+Error Greeting::Late() const {
+  return Error(Code::kTimedOut,
+               fmt::format("{} did not finish the greeting in time; check that it is a Tensorferry "
+                           "endpoint and not overloaded",
+                           peer_name_));
 }
 
 }  // namespace ferry::transfer

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -333,6 +334,72 @@ TEST_F(CallTest, ACallWhoseFurtherLanesAreNotAnsweredEndsAtItsDeadline) {
       endpoint_.Connect(HostAndPort(listener.port()), Deadline::After(std::chrono::seconds(2))),
       Code::kTimedOut, "did not finish the greeting in time");
 }
+
+// ---- calls that are made again ------------------------------------------------------------------
+
+class CallAgainTest : public CallTest {
+ protected:
+  // By a refusal that is final.
+  void RefuseNext() {
+    RawLane lane = listener_.Accept();
+    (void)lane.Expect(Type::kHello);
+    const wire::RefuseBody body{.code = static_cast<std::uint8_t>(Code::kUnsupported)};
+    ASSERT_TRUE(lane.Say({.type = Type::kRefuse, .body = Pod(body)}));
+    lane.WaitClosed();
+  }
+  void ExpectSecondAttempt() {
+    ExpectError(endpoint_.Connect(HostAndPort(listener_.port()), Soon()), Code::kUnsupported,
+                "(attempt 2; the one before: ");
+  }
+
+  RawListener listener_;
+};
+
+TEST_F(CallAgainTest, ThatWereClosedBeforeTheirWelcome) {
+  const std::jthread other([&] {
+    (void)listener_.Accept().Expect(Type::kHello);
+    RefuseNext();
+  });
+  ExpectSecondAttempt();
+}
+
+TEST_F(CallAgainTest, ThatWereResetBeforeTheyWereHeard) {
+  const std::jthread other([&] {
+    listener_.Accept().Close();  // the hello comes after that, or is not read
+    RefuseNext();
+  });
+  ExpectSecondAttempt();
+}
+
+TEST_F(CallAgainTest, WhoseFurtherLaneWasClosed) {
+  const std::jthread other([&] {
+    RawLane lane = listener_.Accept();
+    (void)lane.Expect(Type::kHello);
+    wire::WelcomeBody welcome;
+    welcome.window_bytes = 65536;
+    welcome.lanes = 2;
+    ASSERT_TRUE(lane.Say({.type = Type::kWelcome, .body = Pod(welcome)}));
+    (void)listener_.Accept().Expect(Type::kJoin);
+    lane.WaitClosed();
+    RefuseNext();
+  });
+  ExpectSecondAttempt();
+}
+
+TEST_F(CallAgainTest, UntilTheDeadline) {
+  std::atomic<bool> over{false};
+  const std::jthread other([&] {
+    while (!over.load()) (void)listener_.Accept();
+  });
+  const auto result =
+      endpoint_.Connect(HostAndPort(listener_.port()), Deadline::After(milliseconds(1000)));
+  ASSERT_FALSE(result);
+  EXPECT_THAT(result.error().message(), HasSubstr("(attempt "));
+  over.store(true);
+  RawLane last(listener_.port());
+}
+
+// ---- who gets how many lanes --------------------------------------------------------------------
 
 TEST_F(CallTest, AnEndpointMayCallItself) {
   Connection out = Must(endpoint_.Connect(endpoint_.address(), Soon()));

@@ -29,13 +29,17 @@ Status CheckVersion(wire::MetaReader reader) {
 Reception::Reception(EndpointCore* endpoint)
     : endpoint_(endpoint),
       loop_(endpoint->front_loop()),
-      strangers_(endpoint->config().max_strangers) {}
+      admission_(endpoint->config().max_strangers),
+      gate_(loop_, &admission_, [endpoint](bool full) { endpoint->PauseAcceptingOnLoop(full); }) {}
 
 Reception::~Reception() = default;
 
 void Reception::ClearOnLoop() {
-  arrivals_.clear();
+  while (!arrivals_.empty()) (void)TakeArrival(arrivals_.begin());
+  for (const auto& [number, greeting] : by_number_) admission_.Leave(number);
+  by_number_.clear();
   greetings_.clear();
+  gate_.UpdateOnLoop();
 }
 
 void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
@@ -46,27 +50,31 @@ void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
   auto owned = std::make_unique<Greeting>(std::move(lane), loop_, deadline);
   Greeting* const greeting = owned.get();
   const std::uint64_t number = next_number_++;
-  const auto crowded = strangers_.Enter(number, greeting->peer_host(), greeting->is_local());
-  for (const std::uint64_t gone : crowded) TurnAway(gone);
+  const auto now = Clock::now();
+  const auto leaving = admission_.Enter(number, greeting->peer_host(), greeting->is_local(), now);
+  if (leaving) TurnAway(*leaving);
+  // It has been through a handshake.
+  if (greeting->is_authenticated()) admission_.MarkSpoken(number, now);
   greetings_[greeting].greeting = std::move(owned);
   greetings_[greeting].number = number;
+  by_number_.emplace(number, greeting);
   greeting->StartOnLoop(
       [this, greeting](const auto& header, auto* reader) {
         return OnHeard(greeting, header, reader);
       },
       [this, greeting](const Error& error) { OnGone(greeting, error); });
+  gate_.UpdateOnLoop();
 }
 
 void Reception::TurnAway(std::uint64_t number) {
-  const auto it = std::find_if(greetings_.begin(), greetings_.end(),
-                               [&](const auto& one) { return one.second.number == number; });
-  if (it == greetings_.end()) return;
-  Greeting* const greeting = it->first;
+  const auto it = by_number_.find(number);
+  if (it == by_number_.end()) return;
+  Greeting* const greeting = it->second;
   endpoint_->RefusedGreeting(
       greeting->peer_name(),
-      fmt::format("turned {} away, which had not said who it is: others came, and {} strangers are "
-                  "listened to already (FERRY_MAX_STRANGERS)",
-                  greeting->peer_name(), strangers_.size()));
+      fmt::format("turned {} away, which had not said who it is: others came, and {} pending peers "
+                  "are there already (FERRY_MAX_STRANGERS)",
+                  greeting->peer_name(), admission_.size()));
   greeting->CloseOnLoop();
   Drop(greeting);
 }
@@ -123,7 +131,8 @@ Status Reception::Challenge(Stranger* stranger, wire::Type type, wire::MetaReade
   exchange.first = type;
   exchange.said.assign(reader->rest().begin(), reader->rest().end());
   FillRandom(exchange.server);
-  strangers_.HasSpoken(stranger->number);
+  admission_.MarkSpoken(stranger->number, Clock::now());
+  gate_.UpdateOnLoop();
   stranger->greeting->HearMoreOnLoop();
   stranger->greeting->SayOnLoop(wire::Type::kChallenge, exchange.server);
   return Ok();
@@ -151,7 +160,11 @@ Status Reception::Admit(Greeting* greeting, wire::Type type, wire::MetaReader* r
   FERRY_TRY(type == wire::Type::kHello  ? OnHello(greeting, reader)
             : type == wire::Type::kJoin ? OnJoin(greeting, reader)
                                         : OnRejoin(greeting, reader));
-  strangers_.Leave(greetings_.at(greeting).number);
+  const Stranger& admitted = greetings_.at(greeting);
+  admission_.Leave(admitted.number);
+  gate_.UpdateOnLoop();
+  // From now on the connection's deadline counts for it; a lane that is replaced keeps its own.
+  if (!admitted.rejoins) greeting->LiftDeadlineOnLoop();
   // What it says next, early, may be as long as any connection's.
   greeting->TrustOnLoop();
   return Ok();
@@ -221,7 +234,12 @@ Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
   wire::Append(&body, arrival.welcome);
   body.insert(body.end(), others.begin(), others.end());
   SayProven(greeting, wire::Type::kWelcome, body);
+  const std::size_t further = arrival.lanes.size() - 1;
   arrivals_.emplace(id, std::move(arrival));
+  RenewOnLoop(id);
+  const auto until = Clock::now() + endpoint_->config().handshake_timeout;
+  admission_.Expect(greeting->peer_host(), further, until);
+  endpoint_->ExpectLanesOnLoop(greeting->peer_host(), further, until);
   return Ok();
 }
 
@@ -242,6 +260,7 @@ Status Reception::OnJoin(Greeting* greeting, wire::MetaReader* reader) {
   arrival.lanes[join.lane] = greeting;
   ++arrival.joined;
   const std::uint32_t id = join.connection;
+  RenewOnLoop(id);
   greeting->SetOnSaid([this, id] { CompleteIfReady(id); });
   SayProven(greeting, wire::Type::kJoined, {});
   return Ok();
@@ -269,9 +288,8 @@ void Reception::OnGone(Greeting* greeting, const Error& error) {
   for (auto it = arrivals_.begin(); it != arrivals_.end(); ++it) {
     auto& lanes = it->second.lanes;
     if (std::find(lanes.begin(), lanes.end(), greeting) == lanes.end()) continue;
-    const std::vector<Greeting*> together = lanes;
-    arrivals_.erase(it);
-    for (Greeting* one : together) {
+    const Arrival lost = TakeArrival(it);
+    for (Greeting* one : lost.lanes) {
       if (one != nullptr) Drop(one);
     }
     return;
@@ -283,9 +301,30 @@ void Reception::OnGone(Greeting* greeting, const Error& error) {
 void Reception::Drop(Greeting* greeting) {
   const auto it = greetings_.find(greeting);
   if (it == greetings_.end()) return;
-  strangers_.Leave(it->second.number);
+  admission_.Leave(it->second.number);
+  by_number_.erase(it->second.number);
   loop_->Post([owned = std::move(it->second.greeting)] {});
   greetings_.erase(it);
+  gate_.UpdateOnLoop();
+}
+
+void Reception::RenewOnLoop(std::uint32_t id) {
+  Arrival& arrival = arrivals_.at(id);
+  if (arrival.timer != 0) loop_->CancelTimerOnLoop(arrival.timer);
+  arrival.timer =
+      loop_->AddTimerOnLoop(Clock::now() + endpoint_->config().handshake_timeout, [this, id] {
+        Arrival& late = arrivals_.at(id);
+        late.timer = 0;
+        Greeting* const first = late.lanes.front();
+        OnGone(first, first->Late());
+      });
+}
+
+Reception::Arrival Reception::TakeArrival(Arrivals::iterator it) {
+  if (it->second.timer != 0) loop_->CancelTimerOnLoop(std::exchange(it->second.timer, 0));
+  Arrival arrival = std::move(it->second);
+  arrivals_.erase(it);
+  return arrival;
 }
 
 void Reception::CompleteIfReady(std::uint32_t id) {
@@ -301,12 +340,12 @@ void Reception::CompleteIfReady(std::uint32_t id) {
 void Reception::Complete(std::uint32_t id) {
   const auto it = arrivals_.find(id);
   if (it == arrivals_.end()) return;  // a lane was lost since
-  const Arrival arrival = std::move(it->second);
-  arrivals_.erase(it);
+  const Arrival arrival = TakeArrival(it);
   std::vector<std::unique_ptr<net::Lane>> lanes;
   const std::string name = arrival.lanes.front()->peer_name();
   for (Greeting* greeting : arrival.lanes) {
     lanes.push_back(greeting->ReleaseLane());
+    by_number_.erase(greetings_.at(greeting).number);
     greetings_.erase(greeting);
   }
   Peer agreed;

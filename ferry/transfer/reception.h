@@ -6,11 +6,12 @@
 
 #include "ferry/core/event_loop.h"
 #include "ferry/core/random.h"
+#include "ferry/net/accept_gate.h"
+#include "ferry/net/admission.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/channel.h"
 #include "ferry/transfer/greeting.h"
 #include "ferry/transfer/secret.h"
-#include "ferry/transfer/strangers.h"
 
 namespace ferry::transfer {
 
@@ -45,7 +46,9 @@ class Reception {
     std::uint64_t window_bytes = 0;
     std::vector<Greeting*> lanes;
     std::size_t joined = 0;
+    EventLoop::TimerId timer = 0;  // by which the next lane has joined
   };
+  using Arrivals = std::unordered_map<std::uint32_t, Arrival>;
 
   Status OnHeard(Greeting* greeting, const wire::MessageHeader& header, wire::MetaReader* reader);
   Status Answer(Greeting* greeting, wire::Type type, wire::MetaReader* reader);
@@ -69,6 +72,9 @@ class Reception {
   void TurnAway(std::uint64_t number);
   void Refuse(Greeting* greeting, const Error& error);
   void OnGone(Greeting* greeting, const Error& error);
+  // The peer has proved itself: its other lanes have the handshake's time anew.
+  void RenewOnLoop(std::uint32_t id);
+  Arrival TakeArrival(Arrivals::iterator it);
   void CompleteIfReady(std::uint32_t id);
   void Complete(std::uint32_t id);
   void Drop(Greeting* greeting);
@@ -76,8 +82,10 @@ class Reception {
   EndpointCore* const endpoint_;
   EventLoop* const loop_;
   std::unordered_map<Greeting*, Stranger> greetings_;
-  Strangers strangers_;  // of them, those not known yet
-  std::unordered_map<std::uint32_t, Arrival> arrivals_;
+  std::unordered_map<std::uint64_t, Greeting*> by_number_;
+  net::Admission admission_;  // of them, those not known yet
+  net::AcceptGate gate_;
+  Arrivals arrivals_;
   std::uint32_t next_id_ = 1;
   std::uint64_t next_number_ = 1;
 };

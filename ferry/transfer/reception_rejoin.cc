@@ -86,6 +86,7 @@ void Reception::FinishRejoin(Greeting* greeting, std::uint64_t number) {
                         progress = std::move(stranger->progress)]() mutable {
     channel.ReviveOnLoop(attempt, std::move(parked), progress);
   });
+  by_number_.erase(number);
   greetings_.erase(greeting);
 }
 

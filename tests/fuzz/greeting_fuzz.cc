@@ -127,7 +127,9 @@ class Session {
     host_.provider->on_connect = [this, running]() -> std::unique_ptr<net::Lane> {
       over_ = Deadline::After(kPatience);
       if (std::exchange(turns_, 0) == 0) loop().Post([this, running] { Turn(running); });
-      if (script_->U8() == 255 || strangers_.size() >= kMostStrangers) return nullptr;
+      // A call is made again while it is only cut off; a refusal is final.
+      const bool refuses = script_->U8() == 255 || hung_up_;
+      if (refuses || strangers_.size() >= kMostStrangers) return nullptr;
       Stranger& stranger = strangers_.emplace_back();
       stranger.end = std::make_shared<PeerEnd>();
       return std::make_unique<ScriptedLane>(stranger.end, !far());
@@ -158,6 +160,7 @@ class Session {
   }
 
   void HangUpAll() {
+    hung_up_ = true;
     for (Stranger& stranger : strangers_) stranger.end->HangUp();
   }
 
@@ -374,6 +377,7 @@ class Session {
   Host& host_;
   const Uuid expected_ = Uuid::Random();
   std::vector<Stranger> strangers_ = Reserved();
+  bool hung_up_ = false;
   wire::WelcomeBody welcome_;
   int turns_ = 0;  // since the last Connect() of a lane
   Deadline over_ = Deadline::Never();

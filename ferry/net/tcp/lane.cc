@@ -51,12 +51,10 @@ bool WouldBlock(int error_number) { return error_number == EAGAIN || error_numbe
 
 // ---- life ---------------------------------------------------------------------------------------
 
-TcpLane::TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, std::string congestion_control,
-                 bool may_gift)
+TcpLane::TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, LaneInfo info, bool may_gift)
     : fd_(std::move(fd)),
       stream_(std::move(stream)),
-      congestion_control_(std::move(congestion_control)),
-      info_(DescribeSocket(fd_.get())),
+      info_(std::move(info)),
       remote_(info_.remote),
       may_gift_(may_gift && stream_->is_plain()) {}
 
@@ -135,10 +133,7 @@ void TcpLane::Fail(LaneLoss loss, const Error& error) {
 LaneInfo TcpLane::Info() const {
   // Where it leads is what it was at first: a socket that was reset does not know any more.
   LaneInfo info = info_;
-  const LaneInfo now = DescribeSocket(fd_.get());
-  info.send_buffer_bytes = now.send_buffer_bytes;
-  info.recv_buffer_bytes = now.recv_buffer_bytes;
-  info.congestion_control = congestion_control_;
+  DescribeBuffers(fd_.get(), &info);
   stream_->Describe(&info);
   return info;
 }

@@ -20,9 +20,8 @@ namespace ferry::net::tcp {
 // One connected socket. See provider.h for the contract of the public methods.
 class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop::Deferred {
  public:
-  // `stream` uses the socket.
-  TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, std::string congestion_control,
-          bool may_gift);
+  // `stream` uses the socket, which `info` describes.
+  TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, LaneInfo info, bool may_gift);
   ~TcpLane() override;
 
   void Attach(EventLoop* loop, LaneHandler* handler) override;
@@ -92,7 +91,6 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   std::unique_ptr<ByteStream> stream_;
   EventLoop* loop_ = nullptr;
   LaneHandler* handler_ = nullptr;
-  std::string congestion_control_;
   const LaneInfo info_;  // at first
   std::string remote_;
   LaneLoss loss_ = LaneLoss::kBroken;

@@ -204,7 +204,7 @@ TEST(TcpLane, AResetGoesBeforeBytesThatAreStillUnread) {
 
   TestHost host(CreateProvider());
   auto stream = MakePlainStream(fd.get());
-  LaneEnd end(std::make_unique<TcpLane>(std::move(fd), std::move(stream), "any", false),
+  LaneEnd end(std::make_unique<TcpLane>(std::move(fd), std::move(stream), LaneInfo{}, false),
               host.loop());
   end.Attach();
   const auto closed = end.AwaitClosed();

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ferry/core/log.h"
+#include "ferry/net/interface_table.h"
 #include "ferry/net/resolve.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/tcp/lane.h"
@@ -29,14 +30,22 @@ SecureSocket WithoutTls(UniqueFd fd) {
   return {std::move(fd), std::move(stream)};
 }
 
-Result<std::unique_ptr<Lane>> MakeLane(SecureSocket socket, const Config& config) {
+// With lanes and those that are being made.
+using SharedInterfaces = std::shared_ptr<InterfaceTable>;
+
+Result<std::unique_ptr<Lane>> MakeLane(SecureSocket socket, const Config& config,
+                                       InterfaceTable* interfaces) {
   FERRY_TRY_ASSIGN(std::string congestion_control, ConfigureConnected(socket.fd.get(), config));
+  LaneInfo info = DescribeSocket(socket.fd.get(), interfaces);
+  if (info.remote.empty()) {
+    return Error(Code::kUnavailable,
+                 "the connection was reset as soon as it was made; try again when the peer is back "
+                 "or has room");
+  }
+  info.congestion_control = std::move(congestion_control);
   const bool gift = config.gift != "off";
-  auto lane = std::make_unique<TcpLane>(std::move(socket.fd), std::move(socket.stream),
-                                        std::move(congestion_control), gift);
-  if (!lane->Info().remote.empty()) return std::unique_ptr<Lane>(std::move(lane));
-  return Error(Code::kPeerLost,
-               "the connection was reset as soon as it was made; reconnect when the peer is back");
+  return std::unique_ptr<Lane>(std::make_unique<TcpLane>(
+      std::move(socket.fd), std::move(socket.stream), std::move(info), gift));
 }
 
 // ---- listening ----------------------------------------------------------------------------------
@@ -44,21 +53,26 @@ Result<std::unique_ptr<Lane>> MakeLane(SecureSocket socket, const Config& config
 // In a turn of the loop: who has come is heard before more are let in, and lanes of this loop go
 // on.
 constexpr int kAcceptsPerTurn = 16;
+// As many as the system allows (net.core.somaxconn): they wait there while accepting is paused.
+constexpr int kBacklog = 65535;
 
 class TcpListener final : public Listener, private EventLoop::Handler, private EventLoop::Deferred {
  public:
   TcpListener(UniqueFd fd, Address address, const Config& config, EventLoop* loop,
-              Provider::Accepted accepted)
+              SharedInterfaces interfaces, Provider::Accepted accepted)
       : fd_(std::move(fd)),
         address_(std::move(address)),
         config_(config),
         loop_(loop),
+        interfaces_(std::move(interfaces)),
         accepted_(std::move(accepted)) {}
 
   // Before Watch().
   void UseTls(SharedTls tls) {
-    door_.emplace(std::move(tls), config_, loop_, address_.ToString(),
-                  [this](SecureSocket socket) { Deliver(std::move(socket)); });
+    door_.emplace(
+        std::move(tls), config_, loop_, address_.ToString(),
+        [this](SecureSocket socket) { Deliver(std::move(socket)); },
+        [this](bool full) { SetReason(&handshakes_full_, full); });
   }
 
   ~TcpListener() override {
@@ -72,10 +86,35 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
 
   const Address& address() const override { return address_; }
   Status Watch() { return loop_->WatchOnLoop(fd_.get(), EPOLLIN, this); }
+  void PauseOnLoop(bool paused) override { SetReason(&paused_by_user_, paused); }
+  void ExpectOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until) override {
+    if (door_) door_->ExpectOnLoop(host, lanes, until);
+  }
 
  private:
-  void OnEventsOnLoop(std::uint32_t /*events*/) override {
+  bool paused() const noexcept { return paused_by_user_ || handshakes_full_; }
+  // One of the reasons to pause begins or ends.
+  void SetReason(bool* reason, bool on) {
+    *reason = on;
+    if (!paused()) RequestTurn();
+  }
+
+  // In the next turn: what those who have come say is heard before more are let in.
+  void OnEventsOnLoop(std::uint32_t /*events*/) override { RequestTurn(); }
+
+  void RequestTurn() {
+    if (std::exchange(next_turn_requested_, true)) return;
+    loop_->DeferOnLoop(EventLoop::Defer::kNextTurn, this);
+  }
+
+  void RunDeferredOnLoop(EventLoop::Defer /*when*/) override {
+    next_turn_requested_ = false;
+    AcceptSome();
+  }
+
+  void AcceptSome() {
     for (int i = 0; i < kAcceptsPerTurn; ++i) {
+      if (paused()) return;
       UniqueFd fd = ClosedInChildren(
           UniqueFd(::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)));
       if (fd && door_) {
@@ -89,17 +128,11 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
       }
       // Other errors belong to the one connection that was about to be accepted (accept(2)).
     }
-    if (std::exchange(next_turn_requested_, true)) return;
-    loop_->DeferOnLoop(EventLoop::Defer::kNextTurn, this);
-  }
-
-  void RunDeferredOnLoop(EventLoop::Defer /*when*/) override {
-    next_turn_requested_ = false;
-    OnEventsOnLoop(EPOLLIN);
+    RequestTurn();
   }
 
   void Deliver(SecureSocket socket) {
-    auto lane = MakeLane(std::move(socket), config_);
+    auto lane = MakeLane(std::move(socket), config_, interfaces_.get());
     if (lane) {
       accepted_(*std::move(lane));
     } else {
@@ -115,7 +148,7 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
         address_.ToString(), ErrnoError("accept4", error_number).message());
     retry_ = loop_->AddTimerOnLoop(Clock::now() + milliseconds(100), [this] {
       retry_ = 0;
-      OnEventsOnLoop(EPOLLIN);
+      AcceptSome();
     });
   }
 
@@ -123,8 +156,11 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
   Address address_;
   Config config_;
   EventLoop* loop_;
+  const SharedInterfaces interfaces_;
   Provider::Accepted accepted_;
   std::optional<TlsDoor> door_;
+  bool paused_by_user_ = false;
+  bool handshakes_full_ = false;
   EventLoop::TimerId retry_ = 0;
   bool next_turn_requested_ = false;
 };
@@ -151,7 +187,7 @@ Result<UniqueFd> BindAndListen(const Address& address, const Config& config) {
   if (raw.family() == AF_INET6) {
     (void)::setsockopt(opened->get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   }
-  if (::bind(opened->get(), raw.get(), raw.length) != 0 || ::listen(opened->get(), 1024) != 0) {
+  if (::bind(opened->get(), raw.get(), raw.length) != 0 || ::listen(opened->get(), kBacklog) != 0) {
     if (errno == EADDRNOTAVAIL) {
       return Error(Code::kInvalidArgument,
                    fmt::format("cannot listen on {}: no interface of this machine has the address",
@@ -182,8 +218,12 @@ Result<UniqueFd> ListenInRange(Address address, const Config& config) {
 class Connecting final : private EventLoop::Handler {
  public:
   Connecting(const Address& address, const Config& config, EventLoop* loop,
-             Provider::Connected connected)
-      : address_(address), config_(config), loop_(loop), connected_(std::move(connected)) {}
+             SharedInterfaces interfaces, Provider::Connected connected)
+      : address_(address),
+        config_(config),
+        loop_(loop),
+        interfaces_(std::move(interfaces)),
+        connected_(std::move(connected)) {}
 
   // `tls`: null for none, or why there can be none.
   static void Start(std::unique_ptr<Connecting> self, Result<SharedTls> tls, Deadline deadline) {
@@ -215,18 +255,19 @@ class Connecting final : private EventLoop::Handler {
     (void)::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     Unwatch();
     if (error != 0) return Finish(Refused(error));
-    if (tls_ == nullptr) return Finish(MakeLane(WithoutTls(std::move(fd_)), config_));
+    if (tls_ == nullptr)
+      return Finish(MakeLane(WithoutTls(std::move(fd_)), config_, interfaces_.get()));
     if (auto begun = BeginTls(); !begun) Finish(begun.error());
   }
 
   Status BeginTls() {
     FERRY_TRY_ASSIGN(auto stream, TlsStream::Create(tls_, fd_.get(), TlsStream::Role::kConnects,
                                                     address_.ToString()));
-    handshake_ = std::make_unique<TlsHandshake>(std::move(fd_), std::move(stream), loop_,
-                                                [this](Result<SecureSocket> socket) {
-                                                  if (!socket) return Finish(socket.error());
-                                                  Finish(MakeLane(*std::move(socket), config_));
-                                                });
+    handshake_ = std::make_unique<TlsHandshake>(
+        std::move(fd_), std::move(stream), loop_, [this](Result<SecureSocket> socket) {
+          if (!socket) return Finish(socket.error());
+          Finish(MakeLane(*std::move(socket), config_, interfaces_.get()));
+        });
     return handshake_->StartOnLoop();
   }
 
@@ -246,7 +287,10 @@ class Connecting final : private EventLoop::Handler {
   Error Refused(int error_number) const {
     const Error plain =
         ErrnoError(fmt::format("cannot connect to {}", address_.ToString()), error_number);
-    const Code code = error_number == ETIMEDOUT ? Code::kTimedOut : Code::kPeerLost;
+    const bool was_made = error_number == ECONNRESET || error_number == ECONNABORTED;
+    const Code code = was_made                    ? Code::kUnavailable
+                      : error_number == ETIMEDOUT ? Code::kTimedOut
+                                                  : Code::kPeerLost;
     return Error(code, plain.message() + "; check that the peer listens there");
   }
 
@@ -265,6 +309,7 @@ class Connecting final : private EventLoop::Handler {
   Address address_;
   Config config_;
   EventLoop* loop_;
+  const SharedInterfaces interfaces_;
   Provider::Connected connected_;
   SharedTls tls_;
   UniqueFd fd_;
@@ -288,7 +333,7 @@ class TcpProvider final : public Provider {
     FERRY_TRY_ASSIGN(Address bound, LocalAddressOf(fd.get()));
     bound.host = address.host;
     auto listener = std::make_unique<TcpListener>(std::move(fd), std::move(bound), config, loop,
-                                                  std::move(accepted));
+                                                  interfaces_, std::move(accepted));
     if (tls != nullptr) listener->UseTls(std::move(tls));
     FERRY_TRY(listener->Watch());
     return std::unique_ptr<Listener>(std::move(listener));
@@ -296,13 +341,14 @@ class TcpProvider final : public Provider {
 
   void Connect(const Address& address, const Config& config, EventLoop* loop, Deadline deadline,
                Connected connected) override {
-    Connecting::Start(std::make_unique<Connecting>(address, config, loop, std::move(connected)),
-                      tls_.Get(config), deadline);
+    Connecting::Start(
+        std::make_unique<Connecting>(address, config, loop, interfaces_, std::move(connected)),
+        tls_.Get(config), deadline);
   }
 
   std::vector<LocalAddress> Addresses(const Config& config) const override {
     std::vector<LocalAddress> chosen;
-    for (LocalAddress& local : AdvertisableAddresses()) {
+    for (LocalAddress& local : interfaces_->Advertisable()) {
       const bool v6 = local.host.find(':') != std::string::npos;
       const bool again = std::any_of(chosen.begin(), chosen.end(), [&](const LocalAddress& other) {
         return other.interface == local.interface &&
@@ -316,8 +362,8 @@ class TcpProvider final : public Provider {
   }
 
   std::string InterfaceTo(const Address& to) const override {
-    const auto route = RouteTo(to);
-    return route ? route->interface : "";
+    const auto source = SourceTo(to);
+    return source ? interfaces_->InterfaceOf({*source, 0}) : "";
   }
 
   std::unique_ptr<LinkWatch> WatchLinks(EventLoop* loop, LinkChanged changed) override {
@@ -330,6 +376,7 @@ class TcpProvider final : public Provider {
   }
 
  private:
+  const SharedInterfaces interfaces_ = InterfaceTable::OfThisNamespace();
   TlsContextCache tls_;
 };
 

@@ -159,21 +159,29 @@ void ResetConnection(int fd) noexcept {
 Result<Address> LocalAddressOf(int fd) { return NameOf(fd, ::getsockname, "getsockname"); }
 Result<Address> RemoteAddressOf(int fd) { return NameOf(fd, ::getpeername, "getpeername"); }
 
-LaneInfo DescribeSocket(int fd) {
+bool IsSameMachine(const Address& local, const Address& remote) {
+  const auto raw = ToRaw(remote);
+  return (raw && IsLoopback(*raw)) || local.host == remote.host;
+}
+
+void DescribeBuffers(int fd, LaneInfo* info) {
+  info->send_buffer_bytes = static_cast<std::uint64_t>(GetInt(fd, SOL_SOCKET, SO_SNDBUF));
+  info->recv_buffer_bytes = static_cast<std::uint64_t>(GetInt(fd, SOL_SOCKET, SO_RCVBUF));
+}
+
+LaneInfo DescribeSocket(int fd, InterfaceTable* interfaces) {
   LaneInfo info;
   const auto local = LocalAddressOf(fd);
   if (local) {
     info.local = local->ToString();
-    info.interface = InterfaceOf(*local);
+    info.interface = interfaces->InterfaceOf(*local);
   }
   if (const auto remote = RemoteAddressOf(fd)) {
     info.remote = remote->ToString();
-    const auto raw = ToRaw(*remote);
-    info.same_machine = (raw && IsLoopback(*raw)) || (local && local->host == remote->host);
+    info.same_machine = IsSameMachine(local ? *local : Address(), *remote);
   }
   info.congestion_control = CongestionControlOf(fd);
-  info.send_buffer_bytes = static_cast<std::uint64_t>(GetInt(fd, SOL_SOCKET, SO_SNDBUF));
-  info.recv_buffer_bytes = static_cast<std::uint64_t>(GetInt(fd, SOL_SOCKET, SO_RCVBUF));
+  DescribeBuffers(fd, &info);
   return info;
 }
 

@@ -5,6 +5,7 @@
 #include "ferry/core/fd.h"
 #include "ferry/core/result.h"
 #include "ferry/net/address.h"
+#include "ferry/net/interface_table.h"
 #include "ferry/net/provider.h"
 
 namespace ferry::net::tcp {
@@ -31,6 +32,9 @@ void ResetConnection(int fd) noexcept;
 Result<Address> LocalAddressOf(int fd);
 Result<Address> RemoteAddressOf(int fd);
 // The kernel's present buffer sizes and names, for reports.
-LaneInfo DescribeSocket(int fd);
+LaneInfo DescribeSocket(int fd, InterfaceTable* interfaces);
+void DescribeBuffers(int fd, LaneInfo* info);
+// Whether the peer's address is a loopback address or this side's own.
+bool IsSameMachine(const Address& local, const Address& remote);
 
 }  // namespace ferry::net::tcp

@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 
 #include "ferry/core/log.h"
@@ -17,63 +16,75 @@ constexpr std::chrono::seconds kLogEvery{1};
 }  // namespace
 
 TlsDoor::TlsDoor(std::shared_ptr<const TlsContext> context, const Config& config, EventLoop* loop,
-                 std::string where, Passed passed)
+                 std::string where, Passed passed, AcceptGate::SetPaused set_full)
     : context_(std::move(context)),
       timeout_(config.handshake_timeout),
       loop_(loop),
       where_(std::move(where)),
-      passed_(std::move(passed)) {}
+      passed_(std::move(passed)),
+      admission_(std::min<std::size_t>(config.max_strangers, kMaxHandshakes)),
+      gate_(loop, &admission_, std::move(set_full)) {}
 
 TlsDoor::~TlsDoor() {
-  for (const auto& [id, stranger] : strangers_) loop_->CancelTimerOnLoop(stranger.timer);
+  for (const auto& [id, pending] : pending_) loop_->CancelTimerOnLoop(pending.timer);
 }
 
 void TlsDoor::KnockOnLoop(UniqueFd fd) {
-  const std::string remote = DescribeSocket(fd.get()).remote;
-  if (strangers_.size() >= kMaxHandshakes) MakeRoom();
-  if (const Status begun = Begin(std::move(fd), remote); !begun) {
+  const auto address = RemoteAddressOf(fd.get());
+  if (!address) return;  // reset as soon as it was made
+  const auto local = LocalAddressOf(fd.get());
+  const std::string remote = address->ToString();
+  const std::uint64_t id = next_id_++;
+  const bool same_machine = IsSameMachine(local ? *local : Address(), *address);
+  const auto leaving = admission_.Enter(id, address->host, same_machine, Clock::now());
+  if (leaving) TurnAway(*leaving);
+  if (const Status begun = Begin(id, std::move(fd), remote); !begun) {
+    admission_.Leave(id);
     LogRefusal(remote, begun.error().message());
   }
+  gate_.UpdateOnLoop();
 }
 
-void TlsDoor::MakeRoom() {
-  std::map<std::string_view, std::size_t> by_host;
-  for (const auto& [id, stranger] : strangers_) ++by_host[HostOf(stranger.remote)];
-  const auto crowded =
-      std::max_element(by_host.begin(), by_host.end(),
-                       [](const auto& a, const auto& b) { return a.second < b.second; });
-  const auto oldest = std::find_if(strangers_.begin(), strangers_.end(), [&](const auto& each) {
-    return HostOf(each.second.remote) == crowded->first;
-  });
-  const std::string name = oldest->second.remote;
-  End(oldest->first, Error(Code::kUnavailable,
-                           fmt::format("turned {} away, whose handshake was not over: others came, "
-                                       "and {} TLS handshakes are under way already",
-                                       name, strangers_.size())));
+// By a reset, which says that it is not for what the caller has said: it may try again.
+void TlsDoor::TurnAway(std::uint64_t id) {
+  Pending& leaving = pending_.at(id);
+  leaving.handshake->ResetOnClose();
+  const std::string name = leaving.remote;
+  End(id, Error(Code::kUnavailable,
+                fmt::format("turned {} away, whose handshake was not over: others came, and {} TLS "
+                            "handshakes are under way already",
+                            name, pending_.size())));
 }
 
-Status TlsDoor::Begin(UniqueFd fd, const std::string& remote) {
+Status TlsDoor::Begin(std::uint64_t id, UniqueFd fd, const std::string& remote) {
   FERRY_TRY_ASSIGN(auto stream,
                    TlsStream::Create(context_, fd.get(), TlsStream::Role::kAccepts, remote));
-  const std::uint64_t id = next_id_++;
   auto handshake = std::make_unique<TlsHandshake>(
       std::move(fd), std::move(stream), loop_,
       [this, id](Result<SecureSocket> result) { End(id, std::move(result)); });
-  FERRY_TRY(handshake->StartOnLoop());
+  FERRY_TRY(handshake->StartOnLoop([this, id] {
+    admission_.MarkSpoken(id, Clock::now());
+    gate_.UpdateOnLoop();
+  }));
   const auto timer = loop_->AddTimerOnLoop(Clock::now() + timeout_, [this, id] {
-    const std::string name = strangers_.at(id).remote;
+    const std::string name = pending_.at(id).remote;
     End(id, Error(Code::kTimedOut, fmt::format("{} did not finish the TLS handshake within {}",
                                                name, FormatDuration(timeout_))));
   });
-  strangers_.emplace(id, Stranger{std::move(handshake), timer, remote});
+  pending_.emplace(id, Pending{std::move(handshake), timer, remote});
   return Ok();
 }
 
 void TlsDoor::End(std::uint64_t id, Result<SecureSocket> result) {
-  auto node = strangers_.extract(id);
+  auto node = pending_.extract(id);
   loop_->CancelTimerOnLoop(node.mapped().timer);
-  if (!result) return LogRefusal(node.mapped().remote, result.error().message());
-  passed_(*std::move(result));
+  admission_.Leave(id);
+  if (result) {
+    passed_(*std::move(result));
+  } else {
+    LogRefusal(node.mapped().remote, result.error().message());
+  }
+  gate_.UpdateOnLoop();
 }
 
 void TlsDoor::LogRefusal(const std::string& remote, const std::string& why) {

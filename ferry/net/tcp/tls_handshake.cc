@@ -1,5 +1,7 @@
 #include "ferry/net/tcp/tls_handshake.h"
 
+#include <sys/socket.h>
+
 #include <utility>
 
 namespace ferry::net::tcp {
@@ -12,14 +14,24 @@ TlsHandshake::~TlsHandshake() {
   if (fd_) loop_->UnwatchOnLoop(fd_.get(), this);
 }
 
-Status TlsHandshake::StartOnLoop() {
+Status TlsHandshake::StartOnLoop(UniqueFunction<void()> heard) {
+  heard_ = std::move(heard);
   // A connected socket is writable, which is the first event.
   return loop_->WatchOnLoop(fd_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP, this);
 }
 
+void TlsHandshake::ResetOnClose() {
+  const linger at_once{1, 0};
+  (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+}
+
 void TlsHandshake::OnEventsOnLoop(std::uint32_t /*events*/) {
   const auto progress = stream_->Handshake();
-  if (progress && *progress == TlsStream::Progress::kWaiting) return;
+  if (progress && *progress == TlsStream::Progress::kWaiting) {
+    if (!heard_ || !stream_->has_heard_hello()) return;
+    auto heard = std::exchange(heard_, {});
+    return heard();
+  }
   loop_->UnwatchOnLoop(fd_.get(), this);
   Done done = std::move(done_);
   if (!progress) return done(progress.error());

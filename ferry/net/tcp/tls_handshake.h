@@ -26,8 +26,11 @@ class TlsHandshake final : private EventLoop::Handler {
   TlsHandshake(const TlsHandshake&) = delete;
   TlsHandshake& operator=(const TlsHandshake&) = delete;
 
-  // Nothing is done before the loop's next turn.
-  Status StartOnLoop();
+  // Nothing is done before the loop's next turn. `heard`, where given, is called once, when the
+  // peer's first message has been understood.
+  Status StartOnLoop(UniqueFunction<void()> heard = {});
+  // The peer finds the connection reset, not closed, when this is destroyed.
+  void ResetOnClose();
 
  private:
   void OnEventsOnLoop(std::uint32_t events) override;
@@ -36,6 +39,7 @@ class TlsHandshake final : private EventLoop::Handler {
   std::unique_ptr<TlsStream> stream_;
   EventLoop* const loop_;
   Done done_;
+  UniqueFunction<void()> heard_;  // until it was called
 };
 
 }  // namespace ferry::net::tcp

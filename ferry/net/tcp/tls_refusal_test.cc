@@ -263,7 +263,7 @@ TEST_F(TlsRefusalTest, OfSilentStrangersMakesRoomForThoseWhoCome) {
   const auto lane = near_.Connect(address_, config);
   EXPECT_TRUE(lane) << lane.error().ToString();
   EXPECT_THAT(log.Await(), HasSubstr("256 TLS handshakes are under way already"));
-  EXPECT_EQ(waiting.front().ReadToEnd(), 0);
+  EXPECT_EQ(waiting.front().ReadToEnd(), ECONNRESET);
 }
 
 TEST_F(TlsRefusalTest, OfManyIsLoggedOnceASecond) {

@@ -94,6 +94,11 @@ Result<TlsStream::Progress> TlsStream::Handshake() {
   return Progress::kDone;
 }
 
+bool TlsStream::has_heard_hello() const {
+  const OSSL_HANDSHAKE_STATE state = ::SSL_get_state(ssl_.get());
+  return state != TLS_ST_BEFORE && state != TLS_ST_SR_CLNT_HELLO;
+}
+
 // As far as one read of the socket goes; true when the peer has said all it has to say.
 Result<bool> TlsStream::StepHandshake() {
   ::ERR_clear_error();
@@ -146,7 +151,8 @@ Error TlsStream::HandshakeError(int error_number) {
   }
   const Error plain =
       ErrnoError(fmt::format("the TLS handshake with {} failed", remote_), error_number);
-  return Error(Code::kPeerLost,
+  const bool reset = error_number == ECONNRESET || error_number == EPIPE;
+  return Error(reset ? Code::kUnavailable : Code::kPeerLost,
                plain.message() + "; see its log, and set FERRY_TLS to the same on both sides");
 }
 

@@ -37,8 +37,10 @@ class TlsStream final : public ByteStream {
 
   // Does as much of the handshake as the socket allows; to be called again at its next event.
   // Before it is done nothing else is. Errors: kRefused (either side does not accept the other),
-  // kCorrupt (no TLS), kPeerLost.
+  // kCorrupt (no TLS), kPeerLost, kUnavailable (reset in the middle).
   Result<Progress> Handshake();
+  // On the accepting side: whether the caller's first message has come whole and was understood.
+  bool has_heard_hello() const;
 
   ssize_t Readv(std::span<const iovec> pieces, std::size_t bytes) override;
   ssize_t Discard(std::size_t bytes) override;

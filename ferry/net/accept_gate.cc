@@ -1,0 +1,26 @@
+#include "ferry/net/accept_gate.h"
+
+namespace ferry::net {
+
+void AcceptGate::UpdateOnLoop() {
+  const auto now = Clock::now();
+  const auto when = table_->WhenRoom(now);
+  const bool paused = when > now;
+  if (timer_ == 0 || when != when_ || !paused) {
+    CancelTimer();
+    if (paused) {
+      when_ = when;
+      timer_ = loop_->AddTimerOnLoop(when, [this] {
+        timer_ = 0;
+        UpdateOnLoop();
+      });
+    }
+  }
+  if (std::exchange(paused_, paused) != paused) set_paused_(paused);
+}
+
+void AcceptGate::CancelTimer() {
+  if (timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(timer_, 0));
+}
+
+}  // namespace ferry::net

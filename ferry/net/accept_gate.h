@@ -1,0 +1,36 @@
+#pragma once
+#include <utility>
+
+#include "ferry/core/event_loop.h"
+#include "ferry/core/unique_function.h"
+#include "ferry/net/admission.h"
+
+namespace ferry::net {
+
+// Stops accepting while an Admission has no room, and goes on when it has. Belongs to one loop;
+// destroy on it or after it has stopped, before the table.
+class AcceptGate {
+ public:
+  using SetPaused = UniqueFunction<void(bool paused)>;
+
+  AcceptGate(EventLoop* loop, const Admission* table, SetPaused set_paused)
+      : loop_(loop), table_(table), set_paused_(std::move(set_paused)) {}
+  ~AcceptGate() { CancelTimer(); }
+  AcceptGate(const AcceptGate&) = delete;
+  AcceptGate& operator=(const AcceptGate&) = delete;
+
+  // After every change of the table.
+  void UpdateOnLoop();
+
+ private:
+  void CancelTimer();
+
+  EventLoop* const loop_;
+  const Admission* const table_;
+  SetPaused set_paused_;
+  bool paused_ = false;
+  EventLoop::TimerId timer_ = 0;
+  Clock::time_point when_;  // of the timer
+};
+
+}  // namespace ferry::net

@@ -1,0 +1,119 @@
+#include "ferry/net/admission.h"
+
+#include <arpa/inet.h>
+#include <fmt/core.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+
+namespace ferry::net {
+
+Admission::Admission(std::size_t places)
+    : places_(places), share_(std::max(places / 2, kMaxLanes)) {}
+
+std::string Admission::SourceOf(std::string_view host) {
+  if (!host.empty() && host.front() == '[') host.remove_prefix(1);
+  host = host.substr(0, host.find_first_of("]%"));
+  const std::string text(host);
+  in6_addr v6{};
+  if (::inet_pton(AF_INET6, text.c_str(), &v6) != 1) return text;
+  if (IN6_IS_ADDR_V4MAPPED(&v6)) return text.substr(text.rfind(':') + 1);
+  std::string prefix;
+  for (std::size_t i = 0; i < 8; ++i) prefix += fmt::format("{:02x}", v6.s6_addr[i]);
+  return prefix + "/64";
+}
+
+std::optional<Admission::Id> Admission::Enter(Id id, std::string_view host, bool same_machine,
+                                              Time now) {
+  ForgetExpired(now);
+  Entry entry{SourceOf(host), now, /*silent=*/true};
+  std::optional<Id> leaving = WhoLeaves(sources_[entry.source], same_machine, now);
+  if (leaving) Leave(*leaving);
+  Source& source = sources_[entry.source];  // again: the last of it may have left
+  ++source.entries;
+  if (source.expected > 0) {
+    if (--source.expected == 0) expectations_.erase({source.expected_until, entry.source});
+    entry.silent = false;
+    protected_.emplace(now, id);
+  } else {
+    source.silent.emplace(now, id);
+    silent_.emplace(now, id);
+  }
+  all_.emplace(id, std::move(entry));
+  return leaving;
+}
+
+std::optional<Admission::Id> Admission::WhoLeaves(const Source& source, bool same_machine,
+                                                  Time now) const {
+  const bool has_share = !same_machine && source.expected == 0 && source.silent.size() >= share_;
+  if (has_share) return source.silent.begin()->second;
+  if (all_.size() < places_) return std::nullopt;
+  if (!silent_.empty() && silent_.begin()->first + kGrace <= now) return silent_.begin()->second;
+  if (!protected_.empty() && protected_.begin()->first + kStall <= now) {
+    return protected_.begin()->second;
+  }
+  if (all_.size() < 2 * places_) return std::nullopt;
+  return silent_.empty() ? protected_.begin()->second : silent_.begin()->second;
+}
+
+void Admission::MarkSpoken(Id id, Time now) {
+  const auto it = all_.find(id);
+  if (it == all_.end()) return;
+  Unqueue(id, it->second);
+  it->second.silent = false;
+  it->second.since = now;
+  protected_.emplace(now, id);
+}
+
+void Admission::Leave(Id id) {
+  const auto node = all_.extract(id);
+  if (node.empty()) return;
+  Unqueue(id, node.mapped());
+  --sources_.at(node.mapped().source).entries;
+  ForgetIfUnused(node.mapped().source);
+}
+
+void Admission::Expect(std::string_view host, std::size_t lanes, Time until) {
+  if (lanes == 0) return;
+  const std::string name = SourceOf(host);
+  Source& source = sources_[name];
+  if (source.expected > 0) expectations_.erase({source.expected_until, name});
+  source.expected = std::min(source.expected + lanes, places_);
+  source.expected_until = std::max(source.expected_until, until);
+  expectations_.emplace(source.expected_until, name);
+}
+
+Admission::Time Admission::WhenRoom(Time now) const {
+  if (all_.size() < places_) return now;
+  Time when = Time::max();
+  if (!silent_.empty()) when = silent_.begin()->first + kGrace;
+  if (!protected_.empty()) when = std::min(when, protected_.begin()->first + kStall);
+  return std::max(when, now);
+}
+
+void Admission::Unqueue(Id id, const Entry& entry) {
+  if (!entry.silent) {
+    protected_.erase({entry.since, id});
+    return;
+  }
+  silent_.erase({entry.since, id});
+  sources_.at(entry.source).silent.erase({entry.since, id});
+}
+
+// Lanes that were expected and did not come leave no trace.
+void Admission::ForgetExpired(Time now) {
+  while (!expectations_.empty() && expectations_.begin()->first < now) {
+    const std::string name = expectations_.begin()->second;
+    expectations_.erase(expectations_.begin());
+    sources_.at(name).expected = 0;
+    ForgetIfUnused(name);
+  }
+}
+
+void Admission::ForgetIfUnused(const std::string& source) {
+  const auto it = sources_.find(source);
+  const bool used = it == sources_.end() || it->second.entries > 0 || it->second.expected > 0;
+  if (!used) sources_.erase(it);
+}
+
+}  // namespace ferry::net

@@ -1,0 +1,99 @@
+#include "ferry/net/interface_table.h"
+
+#include <linux/rtnetlink.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <utility>
+
+namespace ferry::net {
+namespace {
+
+UniqueFd OpenChangeSocket() {
+  UniqueFd fd(::socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_ROUTE));
+  if (!fd) return fd;
+  sockaddr_nl address{};
+  address.nl_family = AF_NETLINK;
+  address.nl_groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR;
+  sockaddr_storage storage{};
+  std::memcpy(&storage, &address, sizeof address);
+  const auto* name = reinterpret_cast<const sockaddr*>(&storage);
+  if (::bind(fd.get(), name, sizeof address) != 0) fd.reset();
+  return fd;
+}
+
+using NamespaceId = std::pair<dev_t, ino_t>;
+
+NamespaceId ThisNamespace() {
+  struct stat info {};
+  if (::stat("/proc/thread-self/ns/net", &info) != 0) return {};
+  return {info.st_dev, info.st_ino};
+}
+
+}  // namespace
+
+std::shared_ptr<InterfaceTable> InterfaceTable::OfThisNamespace() {
+  static std::mutex mutex;
+  static std::map<NamespaceId, std::weak_ptr<InterfaceTable>> tables;  // under mutex
+  const std::lock_guard lock(mutex);
+  // The socket of a table keeps its namespace, and so its number, from being used anew.
+  std::weak_ptr<InterfaceTable>& kept = tables[ThisNamespace()];
+  auto table = kept.lock();  // with its users
+  if (!table) kept = table = std::make_shared<InterfaceTable>();
+  return table;
+}
+
+InterfaceTable::InterfaceTable() : changes_(OpenChangeSocket()) {}
+
+std::string InterfaceTable::InterfaceOf(const Address& local) {
+  if (const auto raw = ToRaw(local); raw && IsLoopback(*raw)) return "lo";
+  const std::lock_guard lock(mutex_);
+  RefreshLocked();
+  const auto it = by_host_.find(local.host);
+  return it == by_host_.end() ? std::string() : it->second;
+}
+
+std::vector<LocalAddress> InterfaceTable::Advertisable() {
+  const std::lock_guard lock(mutex_);
+  RefreshLocked();
+  return advertisable_;
+}
+
+std::uint64_t InterfaceTable::reads() {
+  const std::lock_guard lock(mutex_);
+  return reads_;
+}
+
+// A change after the look at the socket is seen by the next one.
+void InterfaceTable::RefreshLocked() {
+  if (!HasChangedLocked() && filled_) return;
+  LocalAddresses now = ReadLocalAddresses();
+  by_host_.clear();
+  for (LocalAddress& local : now.all) {
+    by_host_.emplace(std::move(local.host), std::move(local.interface));
+  }
+  advertisable_ = std::move(now.advertisable);
+  filled_ = true;
+  ++reads_;
+}
+
+bool InterfaceTable::HasChangedLocked() {
+  if (!changes_) return true;
+  bool changed = false;
+  std::array<std::byte, 16384> dropped;
+  for (;;) {
+    if (::recv(changes_.get(), dropped.data(), dropped.size(), MSG_DONTWAIT) >= 0) {
+      changed = true;
+    } else if (errno == ENOBUFS) {
+      changed = true;  // some were lost
+    } else if (errno != EINTR) {
+      return changed;
+    }
+  }
+}
+
+}  // namespace ferry::net
