@@ -209,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(
 // The worker used to keep the seat in its sleep, and each task to wait for it to wake up.
 TEST(SeatGuest, RunsItsTaskWhileTheWorkerSleeps) {
   auto loop = MakeLoop(seconds(60));
-  loop->StartWorker("test-loop");
+  ASSERT_TRUE(loop->StartWorker("test-loop"));
   std::atomic<bool> started{false};
   loop->Post([&] { started.store(true); });
   const auto caller = std::this_thread::get_id();
@@ -287,7 +287,7 @@ TEST(SeatGuest, MayDestroyAHandlerWhileTheDriverSleeps) {
 
 TEST(PassiveWait, EndsTheWorkersLinger) {
   auto loop = MakeLoop(seconds(60));
-  loop->StartWorker("test-loop");
+  ASSERT_TRUE(loop->StartWorker("test-loop"));
   EXPECT_FALSE(loop->DriveUntil([] { return false; }, Deadline::After(milliseconds(5)), kNoSpin));
   std::atomic<bool> ran{false};
   const auto wait = loop->BeginPassiveWait();
@@ -299,7 +299,7 @@ TEST(PassiveWait, EndsTheWorkersLinger) {
 
 TEST(PassiveWait, LetsTheWorkerDriveAsSoonAsAnotherThreadHasLeftTheSeat) {
   auto loop = MakeLoop(seconds(60));
-  loop->StartWorker("test-loop");
+  ASSERT_TRUE(loop->StartWorker("test-loop"));
   const auto wait = loop->BeginPassiveWait();
   EXPECT_FALSE(loop->DriveUntil([] { return false; }, Deadline::After(milliseconds(5)), kNoSpin));
   std::atomic<bool> ran{false};

@@ -460,7 +460,7 @@ TEST(EventLoopStop, DestroysQueuedTasksAndTimersWithoutRunningThem) {
 TEST(EventLoop, WorkerSleepsThroughAVisitThatLasts) {
   auto loop = EventLoop::Create();
   ASSERT_TRUE(loop);
-  (*loop)->StartWorker("rests");
+  ASSERT_TRUE((*loop)->StartWorker("rests"));
   const auto never = [] { return false; };
   (void)(*loop)->DriveUntil(never, Deadline::After(milliseconds(50)), microseconds(0));
   const std::int64_t before = SleepsOf("rests");
