@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "ferry/net/address.h"
 #include "ferry/transfer/endpoint.h"
+#include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::transfer {
 namespace {
@@ -70,6 +72,18 @@ TEST(EndpointAddress, ARegionKeyIsNoAddress) {
   const RemoteRegion remote{Uuid::Random(), {1, 1, 1}, Rights::kRead, 1};
   EXPECT_THAT(AddressFailure(remote.Serialize()), HasSubstr("not an endpoint address"));
   EXPECT_FALSE(RemoteRegion::Parse(Some().Serialize()));
+}
+
+// Peers need no name servers for it.
+TEST(EndpointAddress, OfAnEndpointThatListensAtANameIsNumeric) {
+  Config config = SmallSlices();
+  config.listen_host = "localhost";
+  const Endpoint server = Must(Endpoint::Create(config));
+  const EndpointAddress address = server.address();
+  ASSERT_EQ(address.at.size(), 1u);
+  EXPECT_TRUE(net::ToRaw(address.at.front())) << address.at.front().ToString();
+  Endpoint client = Must(Endpoint::Create(SmallSlices()));
+  EXPECT_TRUE(client.Connect(address, Soon()));
 }
 
 }  // namespace
