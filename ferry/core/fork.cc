@@ -30,7 +30,7 @@ void BecomeChild() {
   }
 }
 
-[[maybe_unused]] const bool registered = ::pthread_atfork(nullptr, nullptr, BecomeChild) == 0;
+[[maybe_unused]] const bool kRegistered = ::pthread_atfork(nullptr, nullptr, BecomeChild) == 0;
 
 struct Abandoned {
   std::shared_ptr<const void> object;  // with nobody: kept from being destroyed
