@@ -266,6 +266,8 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   Status CheckPayload(Incoming what) const;
   std::string PlaceName(Incoming what) const;
 
+  Accessor accessor();
+
   ConnectionCore* const connection_;
   EventLoop* const loop_;
   const std::uint32_t index_;
@@ -317,6 +319,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   std::uint64_t lane_retransmits_ = 0;  // of lane_, counted so far
 
   // Receiving.
+  OpenedRegions opened_;
   std::uint32_t finished_ = 0;  // the peer's sequenced frames dealt with
   std::uint32_t told_ = 0;      // as last acknowledged
   std::uint64_t untold_bytes_ = 0;

@@ -74,8 +74,8 @@ Result<Placement> Channel::OnCopy(const wire::MessageHeader& header, wire::MetaR
     return Placement{Placement::Action::kPause, {}};
   }
   const bool into = body.into == 1;
-  auto region = connection_->regions().Open(body.key, into ? Rights::kWrite : Rights::kRead,
-                                            connection_->accessor());
+  auto region =
+      connection_->regions().Open(body.key, into ? Rights::kWrite : Rights::kRead, accessor());
   if (!region) return RefuseSequenced(header.operation, region.error(), 0);
   Stager* const stager = region->get()->stager;
   auto peer = connection_->sharing().Find(body.share);

@@ -190,6 +190,10 @@ Status Channel::OnReadRefused(const wire::MessageHeader& header, wire::MetaReade
 
 // ---- one-sided access ---------------------------------------------------------------------------
 
+Accessor Channel::accessor() {
+  return {connection_, connection_->peer().endpoint, connection_->number(), index_, &opened_};
+}
+
 // Reads the rest of the payload into nowhere. The frame counts as dealt with when that is done: the
 // peer may have given its pages, which must not change while they are still to be sent.
 void Channel::DropRest() {
@@ -243,7 +247,7 @@ Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::Meta
       payload_bytes == 0) {
     return Malformed("write");
   }
-  auto region = connection_->regions().Open(body.key, Rights::kWrite, connection_->accessor());
+  auto region = connection_->regions().Open(body.key, Rights::kWrite, accessor());
   if (!region) return RefuseSequenced(header.operation, region.error(), payload_bytes);
   if (auto placed = PlaceBlocks(*region->get(), reader->rest(), payload_bytes, &pieces_); !placed) {
     return RefuseSequenced(header.operation, placed.error(), payload_bytes);
@@ -281,7 +285,7 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
     if (block.length > net::kMaxPayloadBytes - bytes) return Malformed("read request");
     bytes += block.length;
   }
-  auto region = connection_->regions().Open(body.key, Rights::kRead, connection_->accessor());
+  auto region = connection_->regions().Open(body.key, Rights::kRead, accessor());
   Status placed = region ? PlaceBlocks(*region->get(), reader->rest(), bytes, &pieces_)
                          : Status(region.error());
   Stager* const stager = placed ? region->get()->stager : nullptr;

@@ -60,7 +60,10 @@ void Region::Withdraw(const Uuid& peer) { endpoint_->regions().Withdraw(state_, 
 
 Status Region::Deregister(Deadline deadline) {
   endpoint_->regions().Remove(state_);
-  endpoint_->RevokeEverywhere(state_);
+  // What nobody is inside of needs no lane to let go.
+  const bool drained = state_->gate.WaitDrained(Deadline::After(Clock::duration::zero()));
+  endpoint_->RevokeEverywhere(state_, drained);
+  if (drained) return Ok();
   // Peers that are reading let go when they have acknowledged the data: they get some time for it.
   const Deadline grace = Deadline::After(endpoint_->config().drain_grace);
   if (state_->gate.WaitDrained(deadline.Sooner(grace))) return Ok();

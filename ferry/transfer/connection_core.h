@@ -58,7 +58,9 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   const Config& config() const noexcept { return config_; }
   RegionTable& regions() const noexcept { return *regions_; }
   const Peer& peer() const noexcept { return peer_; }
-  Accessor accessor() const noexcept { return {this, peer_.endpoint}; }
+  // Before the lanes are given to it: its number in the endpoint (region_openers.h).
+  void SetNumber(std::uint32_t number) noexcept { number_ = number; }
+  std::uint32_t number() const noexcept { return number_; }
   const std::string& peer_name() const noexcept { return peer_.name; }
   std::uint64_t window_bytes() const noexcept { return peer_.window_bytes; }
   bool checksums() const noexcept { return peer_.checksums; }
@@ -111,10 +113,14 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void SetLanePath(std::uint32_t index, const net::PathStats& path);
   // A link of this machine has changed.
   void OnLinkChange(const net::LinkChange& change);
-  // Makes every lane stop receiving into the region, then runs `then` on the home loop.
+  // After the region was removed: makes the lanes that have opened it stop receiving into it, then
+  // runs `then` on the home loop.
   void Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then);
-  // Fails the connection if a lane still holds the region's memory for data that the peer has read.
-  void FailIfHolding(const std::shared_ptr<RegionState>& region);
+  // After the region was removed: makes the peer let go of GPU memory that was shared with it.
+  void TakeBack(const std::shared_ptr<RegionState>& region);
+  // Fails the connection if one of these lanes still holds the region's memory for data that the
+  // peer has read.
+  void FailIfHolding(const std::shared_ptr<RegionState>& region, std::uint64_t lanes);
   // Before StartOnLoop. Outlives this side's loops.
   void SetRefusalLog(LogLimiter* log) { refusal_log_ = log; }
   // Before StartOnLoop. Called on the home loop when the last lane is closed.
@@ -187,8 +193,12 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void FailOnLoop(const Error& cause);
   void FailIfAllDownOnLoop(const Error& error);
   void ChannelClosedOnLoop();
-  // Runs `work` on each lane's loop, then `then` on the home loop.
-  void OnEveryLane(const std::function<void(Channel&)>& work, EventLoop::Task then);
+  // Runs `work` on the loop of each lane whose bit is set, then `then` on the home loop.
+  void OnLanes(std::uint64_t lanes, const std::function<void(Channel&)>& work,
+               EventLoop::Task then);
+  void OnEveryLane(const std::function<void(Channel&)>& work, EventLoop::Task then) {
+    OnLanes(~std::uint64_t{0}, work, std::move(then));
+  }
 
   Status OnOfferOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
   Status OnSolicitOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
@@ -241,6 +251,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   RegionTable* const regions_;
   const Peer peer_;
   EventLoop* const home_;
+  std::uint32_t number_ = kNoConnection;
   std::vector<std::unique_ptr<Channel>> channels_;
   std::function<void()> closed_callback_;
   LogLimiter* refusal_log_ = nullptr;

@@ -215,6 +215,7 @@ void GpuSharing::Ask(const std::shared_ptr<RegionState>& local, std::uint8_t rem
   {
     const std::lock_guard lock(own_mutex_);
     if (!never_.empty() || over_ || FindLocked(*local, remote_gpu) != nullptr) return;
+    local->openers.AddSharer(connection_->number());  // first, so that Deregister finds it
     RegionPin pin(local);
     if (!pin) return;
     auto& own = own_.emplace_back(std::make_unique<Own>());

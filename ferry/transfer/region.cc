@@ -132,6 +132,9 @@ Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted, con
                  fmt::format("region {} allows peers {}, not {}; register it with that right",
                              key.region, RightsName(rights), RightsName(wanted)));
   }
+  if (by.opened != nullptr && !by.opened->Add(key.region, key.generation)) {
+    slot.region->openers.AddLane(by.number, by.lane);
+  }
   RegionPin pin(slot.region);
   if (!pin) {
     return Error(Code::kRefused, fmt::format("region {} is being deregistered", key.region));
