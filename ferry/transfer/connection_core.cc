@@ -108,6 +108,7 @@ bool ConnectionCore::TakeNotification(std::vector<std::byte>* bytes) {
   *bytes = std::move(notifications_.front());
   notifications_.pop_front();
   notification_bytes_ -= bytes->size();
+  memory_.RemoveTried(kKeptRecordBytes + bytes->size());
   return true;
 }
 
@@ -377,6 +378,7 @@ void ConnectionCore::FailOnLoop(const Error& cause) {
   if (keeper_) keeper_->StopOnLoop();
   // The lanes go on until they are told: a message that still comes finds no receive of ours.
   matcher_ = Matcher();
+  CountKeptOnLoop();
   std::vector<Op> all;
   all.reserve(operations_.size());
   for (const auto& [id, operation] : operations_) all.push_back(operation);
@@ -395,9 +397,11 @@ void ConnectionCore::FailOnLoop(const Error& cause) {
   home_->NotifyWaiters();
 }
 
-void ConnectionCore::PostChannelClosed(EventLoop* from) {
-  from->Post(
-      [self = shared_from_this()] { self->home_->Post([self] { self->ChannelClosedOnLoop(); }); });
+void ConnectionCore::PostChannelClosed(Channel* channel) {
+  channel->loop()->Post([self = shared_from_this(), channel] {
+    channel->FreeOnLoop();
+    self->home_->Post([self] { self->ChannelClosedOnLoop(); });
+  });
 }
 
 void ConnectionCore::ChannelClosedOnLoop() {

@@ -20,6 +20,7 @@
 #include "ferry/transfer/counters.h"
 #include "ferry/transfer/event_ring.h"
 #include "ferry/transfer/gpu_sharing.h"
+#include "ferry/transfer/held_memory.h"
 #include "ferry/transfer/matcher.h"
 #include "ferry/transfer/operation.h"
 #include "ferry/transfer/region.h"
@@ -68,6 +69,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   Channel& channel(std::size_t index) const noexcept { return *channels_[index]; }
   EventLoop* home() const noexcept { return home_; }
   GpuSharing& sharing() noexcept { return sharing_; }
+  // What the peer makes this side hold.
+  HeldMemory& memory() noexcept { return memory_; }
 
   // ---- Any thread.
   // Begins an operation. It will end, whatever happens.
@@ -147,7 +150,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void DealAgain(const std::shared_ptr<OperationState>& operation);
   // The part of all that goes through which goes through this lane: of 1, by what was measured.
   double ShareOf(const Channel& channel) const;
-  void PostChannelClosed(EventLoop* from);
+  void PostChannelClosed(Channel* channel);
 
   // ---- Home loop.
   void StartOnLoop();  // all channels have adopted their lanes
@@ -214,6 +217,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void SendDeliveredOnLoop(std::uint64_t operation_id, const Status& status);
   void SendDeclinedOnLoop(std::uint64_t operation_id, const Status& status);
   bool DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation);
+  // After each change of the matcher.
+  void CountKeptOnLoop();
 
   // What the home loop knows of a lane.
   struct LaneLife {
@@ -252,6 +257,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   const Peer peer_;
   EventLoop* const home_;
   std::uint32_t number_ = kNoConnection;
+  HeldMemory memory_;
   std::vector<std::unique_ptr<Channel>> channels_;
   std::function<void()> closed_callback_;
   LogLimiter* refusal_log_ = nullptr;
@@ -291,6 +297,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   std::unordered_map<std::uint64_t, Op> operations_;
   std::unordered_map<std::uint64_t, Op> landing_;  // receives, by the sender's operation
   Matcher matcher_;
+  std::uint64_t kept_bytes_ = 0;  // by the matcher, as memory_ has it
   std::size_t open_channels_ = 0;
   Clock::time_point next_check_ = Clock::time_point::max();
   EventLoop::TimerId check_timer_ = 0;

@@ -26,7 +26,10 @@ int Automatic(int configured, int lowest, int highest) {
 }  // namespace
 
 EndpointCore::EndpointCore(const Config& config, std::unique_ptr<net::Provider> provider)
-    : config_(config), provider_(std::move(provider)), lanes_(Automatic(config.lanes, 2, 16)) {}
+    : config_(config),
+      provider_(std::move(provider)),
+      lanes_(Automatic(config.lanes, 2, 16)),
+      held_(std::make_shared<HeldMemoryPool>(config.peer_memory_total, config.peer_memory)) {}
 
 EndpointCore::~EndpointCore() = default;
 
@@ -191,6 +194,7 @@ EndpointCounters EndpointCore::Counters() {
   const RegionTable::Size size = regions_.Registered();
   counters.regions = size.regions;
   counters.region_bytes = size.bytes;
+  counters.held_bytes = held_->held();
   counters.staging = device_memory_.Counters();
   return counters;
 }
@@ -248,6 +252,7 @@ void EndpointCore::FailHolders(const std::shared_ptr<RegionState>& region) {
 
 void EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
   connection->SetRefusalLog(&refusal_log_);
+  connection->memory().SetPool(held_);
   connection->sharing().SetMemory(&device_memory_);
   connection->SetClosedCallback([this, raw = connection.get()] { Forget(raw); });
   const std::lock_guard lock(mutex_);

@@ -20,6 +20,7 @@
 #include "ferry/transfer/connection_core.h"
 #include "ferry/transfer/counter_book.h"
 #include "ferry/transfer/device_memory.h"
+#include "ferry/transfer/held_memory.h"
 #include "ferry/transfer/metrics.h"
 #include "ferry/transfer/region.h"
 #include "ferry/transfer/secret.h"
@@ -118,6 +119,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   DeviceMemory device_memory_{config_};  // after loops_, to which its threads post
   StreamWatch stream_watch_{config_};    // likewise
   RegionTable regions_;
+  const std::shared_ptr<HeldMemoryPool> held_;  // with the connections, which handles keep
   std::unique_ptr<net::Listener> listener_;
   std::unique_ptr<Reception> reception_;
   std::unique_ptr<net::LinkWatch> link_watch_;

@@ -174,6 +174,7 @@ Error BlockOutside(const RegionState& region, std::size_t index, std::uint64_t o
 Status PlaceBlocks(const RegionState& region, std::span<const std::byte> blocks,
                    std::uint64_t bytes, std::vector<iovec>* pieces) {
   pieces->clear();
+  pieces->reserve(blocks.size() / sizeof(wire::BlockOnWire));
   wire::MetaReader reader(blocks);
   wire::BlockOnWire block;
   std::uint64_t left = bytes;
