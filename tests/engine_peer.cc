@@ -156,6 +156,13 @@ std::string EnginePeer::TakeNotification(milliseconds wait) {
 
 std::uint64_t EnginePeer::Refusals() { return std::stoull(Ask("refusals")); }
 
+EnginePeer::MemoryUse EnginePeer::Memory() {
+  std::istringstream words(Ask("memory"));
+  MemoryUse use;
+  words >> use.held >> use.resident >> use.connections;
+  return use;
+}
+
 void EnginePeer::ConnectTo(const std::string& where) { Ask("connect " + where); }
 
 void EnginePeer::Use(int connection) { Ask(fmt::format("use {}", connection)); }

@@ -113,6 +113,14 @@ class EnginePeer {
   // The notification, or "<CodeName> <message>" of the error.
   std::string TakeNotification(milliseconds wait);
   std::uint64_t Refusals();
+  // Lets go of the handles of all connections.
+  void Leave() { Ask("leave"); }
+  struct MemoryUse {
+    std::uint64_t held = 0;      // for peers, as the endpoint counts it
+    std::uint64_t resident = 0;  // of the process, without what is free
+    std::uint64_t connections = 0;
+  };
+  MemoryUse Memory();
   // Visits a peer at "host:port".
   void ConnectTo(const std::string& where);
   // Of several connections, each under a number: the one that everything is about from now on. The

@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <malloc.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -90,6 +92,7 @@ class EngineRole {
   Result<std::string> Accepted(Words& words);
   Result<std::string> Connect(Words& words);
   Result<std::string> Use(Words& words);
+  Result<std::string> Leave(Words& words);
   Result<std::string> Region(Words& words);
   Result<std::string> RepeatedRegion(Words& words);
   Result<std::string> Deregister(Words& words);
@@ -103,6 +106,7 @@ class EngineRole {
   Result<std::string> Outcome(Words& words);
   Result<std::string> Notification(Words& words);
   Result<std::string> Refusals(Words& words);
+  Result<std::string> Memory(Words& words);
   Result<std::string> EnterNamespace(Words& words);
   Result<std::string> Interfaces(Words& words);
   Result<std::string> Pump(Words& words);
@@ -139,6 +143,7 @@ const std::map<std::string, EngineRole::Command, std::less<>>& EngineRole::Comma
       {"accepted", &EngineRole::Accepted},
       {"connect", &EngineRole::Connect},
       {"use", &EngineRole::Use},
+      {"leave", &EngineRole::Leave},
       {"region", &EngineRole::Region},
       {"repeated_region", &EngineRole::RepeatedRegion},
       {"deregister", &EngineRole::Deregister},
@@ -152,6 +157,7 @@ const std::map<std::string, EngineRole::Command, std::less<>>& EngineRole::Comma
       {"outcome", &EngineRole::Outcome},
       {"notification", &EngineRole::Notification},
       {"refusals", &EngineRole::Refusals},
+      {"memory", &EngineRole::Memory},
       {"namespace", &EngineRole::EnterNamespace},
       {"interfaces", &EngineRole::Interfaces},
       {"pump", &EngineRole::Pump},
@@ -340,6 +346,25 @@ Result<std::string> EngineRole::Notification(Words& words) {
 
 Result<std::string> EngineRole::Refusals(Words& /*words*/) {
   return fmt::format("{}", connection()->Info().refused_accesses);
+}
+
+// Lets go of all connections.
+Result<std::string> EngineRole::Leave(Words& /*words*/) {
+  links_.clear();
+  return std::string();
+}
+
+// What the endpoint counts as held for its peers; what of the process is resident, in bytes, when
+// what was freed has been given back; and how many connections are open.
+Result<std::string> EngineRole::Memory(Words& /*words*/) {
+  (void)::malloc_trim(0);
+  std::ifstream file("/proc/self/statm");
+  std::uint64_t pages = 0;
+  file >> pages >> pages;
+  const auto counters = endpoint_->Counters();
+  return fmt::format("{} {} {}", counters.held_bytes,
+                     pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)),
+                     counters.connections_open);
 }
 
 // One word for each lane, in the order of lanes.

@@ -245,6 +245,14 @@ Status Config::Validate() const {
                              "(FERRY_WINDOW_BYTES) or lower slice_bytes (FERRY_SLICE_BYTES)",
                              FormatSize(window_bytes), FormatSize(slice_bytes)));
   }
+  if (unexpected_bytes + notification_bytes > peer_memory) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("messages of {} and notifications of {} do not fit in the {} that are "
+                             "held for a peer; raise peer_memory (FERRY_PEER_MEMORY) or lower "
+                             "unexpected_bytes (FERRY_UNEXPECTED_BYTES)",
+                             FormatSize(unexpected_bytes), FormatSize(notification_bytes),
+                             FormatSize(peer_memory)));
+  }
   if (heartbeat_interval >= peer_timeout) {
     return Error(Code::kInvalidArgument,
                  fmt::format("a heartbeat every {} loses idle peers after {} of silence; lower "

@@ -64,11 +64,13 @@ struct Config {
   std::uint64_t eager_bytes = 32 << 10;        // largest message sent without asking first
   std::uint64_t unexpected_bytes = 16 << 20;   // kept for messages that nobody has asked for yet
   std::uint64_t notification_bytes = 4 << 20;  // kept for notifications not yet taken
-  std::uint32_t max_operations = 65536;        // in flight at once
-  std::uint32_t max_connections = 1024;        // from peers that connected here; 0: any number
-  std::uint32_t max_strangers = 256;           // lanes whose greeting is under way
-  std::string secret;                          // shared with every peer; empty: none
-  std::string secret_file;                     // that holds it
+  std::uint64_t peer_memory = 32 << 20;        // that one connection's peer makes an endpoint hold,
+  std::uint64_t peer_memory_total = 256 << 20;  // and all together, beyond what each is guaranteed
+  std::uint32_t max_operations = 65536;         // in flight at once
+  std::uint32_t max_connections = 1024;         // from peers that connected here; 0: any number
+  std::uint32_t max_strangers = 256;            // lanes whose greeting is under way
+  std::string secret;                           // shared with every peer; empty: none
+  std::string secret_file;                      // that holds it
   std::string insecure = "off";  // "on": without a secret, trusts peers beyond loopback, too
   std::string tls = "off";       // of every lane: "off", "psk" (from the secret) or "cert"
   std::string tls_cert;          // PEM files: this endpoint's certificate with its chain,

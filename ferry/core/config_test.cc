@@ -146,6 +146,8 @@ TEST(Config, AcceptsBothEndsOfEveryRangeAndNothingBeyond) {
       {"eager_bytes", {"0", "64KiB"}, {"65537"}},
       {"unexpected_bytes", {"64KiB", "16GiB"}, {"65535", "17179869185"}},
       {"notification_bytes", {"4KiB", "1GiB"}, {"4095", "1073741825"}},
+      {"peer_memory", {"1MiB", "64GiB"}, {"1048575", "68719476737"}},
+      {"peer_memory_total", {"1MiB", "1TiB"}, {"1048575", "1099511627777"}},
       {"max_operations", {"1", "16777216"}, {"0", "16777217", "4294967296"}},
       {"max_connections", {"0", "1", "1048576"}, {"-1", "1048577"}},
       {"max_strangers", {"64", "65536"}, {"0", "63", "65537"}},
@@ -189,7 +191,7 @@ TEST(Config, ValuesShownCanBeSetAgain) {
 
 TEST(Config, EntriesNameVariableUnitRangeAndHelp) {
   const auto entries = Config().Describe();
-  EXPECT_EQ(entries.size(), 45u);
+  EXPECT_EQ(entries.size(), 47u);
   for (const ConfigEntry& entry : entries) {
     EXPECT_FALSE(entry.range.empty() || entry.help.empty() || entry.unit.empty()) << entry.name;
   }
@@ -247,6 +249,15 @@ TEST(Config, AWindowHoldsASliceAndAPeerTimeoutAHeartbeat) {
   EXPECT_EQ(MessageFrom({{"FERRY_PEER_TIMEOUT", "1s"}}),
             "a heartbeat every 1 s loses idle peers after 1 s of silence; lower heartbeat_interval "
             "(FERRY_HEARTBEAT_INTERVAL) or raise peer_timeout (FERRY_PEER_TIMEOUT)");
+}
+
+TEST(Config, WhatIsHeldForAPeerHasRoomForItsMessagesAndNotifications) {
+  EXPECT_EQ(MessageFrom({{"FERRY_PEER_MEMORY", "16MiB"}}),
+            "messages of 16 MiB and notifications of 4 MiB do not fit in the 16 MiB that are held "
+            "for a peer; raise peer_memory (FERRY_PEER_MEMORY) or lower unexpected_bytes "
+            "(FERRY_UNEXPECTED_BYTES)");
+  EXPECT_EQ(MessageFrom({{"FERRY_PEER_MEMORY", "20MiB"}}), "");
+  EXPECT_NE(MessageFrom({{"FERRY_PEER_MEMORY_TOTAL", "1KiB"}}), "");
 }
 
 TEST(UnknownVariables, AreFerryVariablesThatNoSettingHas) {

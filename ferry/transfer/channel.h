@@ -14,6 +14,7 @@
 #include "ferry/net/provider.h"
 #include "ferry/transfer/counters.h"
 #include "ferry/transfer/operation.h"
+#include "ferry/transfer/refusal_log.h"
 #include "ferry/transfer/region.h"
 #include "ferry/transfer/staged_copy.h"
 #include "ferry/transfer/wire.h"
@@ -80,13 +81,15 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   bool HoldsWorkOnLoop() const;
   // Whether the peer has acknowledged enough of what was sent to it to be offered more: what ends
   // before that would have no other limit.
-  bool MayOfferOnLoop() const { return kept_ < MostPlainFrames() / 2; }
+  bool MayOfferOnLoop() const { return kept_ < MostSequenced(); }
   // Frames of one piece. `operation`, if any, has one slice of its ledger resolved by the peer's
   // acknowledgement, and keeps `payload` alive until then.
   void SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
                            std::span<const std::byte> body, std::span<const std::byte> payload,
                            std::shared_ptr<OperationState> operation);
-  // Without acknowledgement and payload.
+  // Without acknowledgement and payload. An acknowledgement, ping or pong that is still to be sent
+  // stands for those that are asked for meanwhile: what a peer that does not read is to be told
+  // takes no more room with time.
   void SendPlainOnLoop(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,
                        std::string_view text = {});
   // Stops using the lane that it has: nothing is sent, received or put in place over it any more.
@@ -105,9 +108,17 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   void CloseOnLoop(const Error& error);
   // Why, once the connection has been told.
   const std::optional<Error>& closed_by() const noexcept { return closed_by_; }
+  // After CloseOnLoop, outside the lane's callbacks: frees what only a lane in use needs.
+  void FreeOnLoop();
 
  private:
   struct Frame final : net::OutFrame {
+    std::size_t place = 0;  // in frames_
+    bool used = false;      // not in free_frames_
+    wire::Type type{};
+    bool answer = false;              // to a read: counted in answer_bytes_
+    bool tried = false;               // `held` is of what may be held (held_memory.h)
+    std::uint64_t held = 0;           // bytes that are held for the peer, with this frame
     std::uint64_t unsent = 0;         // counted in unsent_bytes_
     bool plain = false;               // counted in plain_
     bool sequenced = false;           // in unacked_
@@ -137,6 +148,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
     std::uint64_t operation_id = 0;
     std::uint32_t slice = 0;
     std::uint64_t bytes = 0;
+    std::uint64_t cost = 0;  // to the peer, in memory
   };
   // A frame that leaves when its payload has come from GPU memory, and what leaves after it.
   struct Staged {
@@ -156,12 +168,13 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
     std::shared_ptr<OperationState> read;  // whose slice it is, of a kReadData
     std::shared_ptr<StagedCopy> copy;      // null: it waits its turn; with the stager
     std::uint64_t copied = 0;              // bytes of a kCopy
+    std::size_t blocks = 0;                // likewise
   };
-  // Sequenced frames after which an acknowledgement no longer waits for an idle moment.
-  static constexpr std::uint32_t kAckFrames = 256;
-  // A peer has far fewer frames under way, before and behind a refused one.
-  static constexpr std::uint32_t kOldRefusal = 1U << 30;
-  static constexpr std::size_t kMaxRefusals = 4096;  // in refused_; fits a frame's metadata
+  // Sequenced frames after which an acknowledgement no longer waits for an idle moment: until then
+  // the peer keeps a record of each.
+  static constexpr std::uint32_t kAckFrames = 64;
+  static constexpr std::size_t kMaxUnacked = 4096;
+  static constexpr std::size_t kMaxRefusals = 4096;  // told to a successor; fits a frame's metadata
 
   enum class Incoming { kNothing, kDropped, kWrite, kRead, kMessage, kNotification };
 
@@ -178,6 +191,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   void DropIncoming();
   void DropAnswers();
   Status ApplyProgress(const LaneProgress& peer);
+  void ReclaimFrames(std::deque<Unacked>* unfinished);
   void SendAgainOnLoop(std::deque<Unacked> unfinished);
   void GiveBack(const std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>>& all);
   void ReplaceLane(std::unique_ptr<net::Lane> lane);
@@ -220,15 +234,15 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   std::uint64_t Share(const OperationState& operation, std::uint64_t least_slices) const;
   void MeasureRate(std::uint64_t bytes);
   bool MayWrite(const OperationState& operation) const;
-  std::size_t MostPlainFrames() const;
+  std::size_t MostSequenced() const;
   bool MayRead(const OperationState& operation) const;
   bool MayCopy(const OperationState& operation) const;
   void SendWriteSlice(const std::shared_ptr<OperationState>& operation, std::uint32_t slice);
   void SendReadRequest(const std::shared_ptr<OperationState>& operation, std::uint32_t slice);
+  ReadSlice TakeReading();
   Frame* NewFrame(wire::Type type, std::uint64_t operation_id);
   void SendFrame(Frame* frame);
   void TracePayload(const char* what, std::uint64_t bytes, Clock::time_point since) const;
-  void Recycle(Frame* frame);
   static void Checksum(Frame* frame);
   void SendAck();
   void FinishedFrame(std::uint64_t payload_bytes);
@@ -236,6 +250,25 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   void CountFinished(std::uint64_t payload_bytes);
   void Resolve(const std::shared_ptr<OperationState>& operation,
                const std::optional<Error>& error = std::nullopt);
+
+  // channel_hold.cc
+  void Hold(std::uint64_t bytes);
+  void LetGo(std::uint64_t bytes);
+  void HoldFrame(Frame* frame, std::uint64_t bytes);
+  std::uint64_t GuaranteedAnswers() const;
+  std::optional<bool> ReserveAnswer(std::uint64_t bytes);
+  void HoldAnswer(Frame* frame, std::uint64_t bytes, bool tried);
+  void AddReplyRecord(Unacked record);
+  void DropReplyRecord();
+  bool MayAskForMore() const;
+  bool MustPause();
+  void HoldScratch();
+  void Recycle(Frame* frame);
+  void Delete(Frame* frame);
+  void TrimFrames();
+  void DropHeld();
+  bool* QueuedFlag(wire::Type type);
+  void OnPlainSent(wire::Type type);
 
   // channel_receive.cc
   Result<net::Placement> Dispatch(const wire::MessageHeader& header, wire::MetaReader* reader,
@@ -264,10 +297,15 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   void SendNack(std::uint64_t operation_id, const Error& error);
   void SendNackOf(std::uint32_t sequence, std::uint64_t operation_id, const Error& error);
   void SayNackOf(std::uint32_t sequence, std::uint64_t operation_id, const Error& error);
+  void SendNackFrame(const wire::RefusalOnWire& refusal, std::uint64_t operation_id,
+                     std::string_view text);
+  void SayPendingNacks();
   std::uint32_t IncomingSequence() const;
   Status CheckMetadata(std::span<const std::byte> meta, const wire::MessageHeader& header) const;
   Status CheckPayload(Incoming what) const;
   std::string PlaceName(Incoming what) const;
+
+  Accessor accessor();
 
   ConnectionCore* const connection_;
   EventLoop* const loop_;
@@ -296,9 +334,23 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   std::uint64_t copying_bytes_ = 0;  // of our kCopy frames
   std::vector<std::unique_ptr<Frame>> frames_;
   std::vector<Frame*> free_frames_;
-  std::size_t replies_ = 0;  // answers to the peer's reads, in unacked_
-  std::size_t plain_ = 0;    // frames of SendPlainOnLoop, queued in the lane
-  std::size_t kept_ = 0;     // frames kept until acknowledged
+  std::uint64_t asked_cost_ = 0;  // of reading_
+  std::size_t replies_ = 0;       // answers to the peer's reads, in unacked_
+  std::size_t plain_ = 0;         // frames of SendPlainOnLoop, queued in the lane
+  std::size_t kept_ = 0;          // frames kept until acknowledged
+  bool ack_queued_ = false;       // in the lane
+  bool ack_due_ = false;          // another, when that has been sent
+  bool ping_queued_ = false;
+  bool pong_queued_ = false;
+  bool pong_due_ = false;
+  std::size_t nacks_queued_ = 0;
+  // What the peer makes this lane hold (held_memory.h). `charged_` of it is with the connection, in
+  // larger steps.
+  std::uint64_t held_ = 0;
+  std::uint64_t charged_ = 0;
+  std::uint64_t answer_bytes_ = 0;   // of frames that answer reads, and their records
+  std::uint64_t kept_bytes_ = 0;     // of kept frames that the peer has brought about
+  std::uint64_t scratch_bytes_ = 0;  // of vectors that the frame being received needs
   std::atomic<std::uint64_t> rate_{0};
   std::uint64_t rate_bytes_ = 0;  // since rate_since_
   Clock::time_point rate_since_;
@@ -320,11 +372,12 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   std::uint64_t lane_retransmits_ = 0;  // of lane_, counted so far
 
   // Receiving.
+  OpenedRegions opened_;
   std::uint32_t finished_ = 0;  // the peer's sequenced frames dealt with
   std::uint32_t told_ = 0;      // as last acknowledged
   std::uint64_t untold_bytes_ = 0;
   bool ack_deferred_ = false;
-  std::deque<wire::RefusalOnWire> refused_;  // the latest, which the peer may not have heard of
+  RefusalLog refusals_;
   std::uint32_t incoming_crc_ = 0;
   bool incoming_checked_ = false;
   Incoming incoming_ = Incoming::kNothing;
@@ -352,6 +405,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   bool asked_to_land_ = false;               // for a slot to receive into
   bool waits_for_copies_ = false;            // paused until some are over
   std::uint64_t copied_here_bytes_ = 0;      // of the peer's kCopy frames, in landings_
+  std::size_t copied_here_blocks_ = 0;       // likewise
   std::atomic<bool> told_of_copies_{false};  // a task that looks at them is on its way
 };
 

@@ -17,6 +17,7 @@ using net::Placement;
 // Of a lane, under way. A peer of this release has fewer bytes: this only bounds what another can
 // make us hold, and for how long it can have the GPU.
 constexpr std::size_t kMostLandings = 256;
+constexpr std::size_t kMostCopiedBlocks = 4 * wire::kMaxCopiesPerFrame;
 constexpr std::uint64_t kMostCopied = 4 * wire::kMaxCopyBytes;
 
 // Checks the blocks (CopyOnWire[]) against both memories, and adds them up. Errors: kRefused for a
@@ -69,13 +70,14 @@ Result<Placement> Channel::OnCopy(const wire::MessageHeader& header, wire::MetaR
       reader->rest().size() != body.blocks * sizeof(wire::CopyOnWire)) {
     return Malformed("copy");
   }
-  if (landings_.size() >= kMostLandings || copied_here_bytes_ >= kMostCopied) {
+  if (landings_.size() >= kMostLandings || copied_here_bytes_ >= kMostCopied ||
+      copied_here_blocks_ >= kMostCopiedBlocks) {
     waits_for_copies_ = true;
     return Placement{Placement::Action::kPause, {}};
   }
   const bool into = body.into == 1;
-  auto region = connection_->regions().Open(body.key, into ? Rights::kWrite : Rights::kRead,
-                                            connection_->accessor());
+  auto region =
+      connection_->regions().Open(body.key, into ? Rights::kWrite : Rights::kRead, accessor());
   if (!region) return RefuseSequenced(header.operation, region.error(), 0);
   Stager* const stager = region->get()->stager;
   auto peer = connection_->sharing().Find(body.share);
@@ -97,8 +99,9 @@ Result<Placement> Channel::OnCopy(const wire::MessageHeader& header, wire::MetaR
   if (!blocks) return RefuseSequenced(header.operation, blocks.error(), 0);
   copy->pin = *std::move(region);
   copy->peer = std::move(peer);
-  landings_.push_back({0, header.operation, nullptr, copy, bytes});
+  landings_.push_back({0, header.operation, nullptr, copy, bytes, body.blocks});
   copied_here_bytes_ += bytes;
+  copied_here_blocks_ += body.blocks;
   // A process that was stopped must not write, when it goes on, into memory of a peer that has
   // given it up meanwhile.
   const auto begin_by = Clock::now() + connection_->config().drain_grace;

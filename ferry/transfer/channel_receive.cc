@@ -9,6 +9,7 @@
 #include "ferry/core/trace.h"
 #include "ferry/cuda/address.h"
 #include "ferry/transfer/channel.h"
+#include "ferry/transfer/channel_hold.h"
 #include "ferry/transfer/connection_core.h"
 
 namespace ferry::transfer {
@@ -34,24 +35,22 @@ Error Channel::Malformed(const char* what) const {
 }
 
 Result<Placement> Channel::OnFrame(std::span<const std::byte> meta, std::uint64_t payload_bytes) {
-  // A peer that reads our answers lets us have far fewer of them: this bounds what another can make
-  // us hold.
-  if (plain_ >= MostPlainFrames()) {
-    paused_ = true;
-    return Placement{Placement::Action::kPause, {}};
-  }
   wire::MetaReader reader(meta);
   wire::MessageHeader header;
-  if (!up_) return Placement{Placement::Action::kPause, {}};
+  if (!up_ || MustPause()) return Placement{Placement::Action::kPause, {}};
   heard_ = true;
   if (!reader.Read(&header)) return Malformed("no header");
   FERRY_TRY(CheckMetadata(meta, header));
   FERRY_TRY(OnAck(header.ack));
   // What is kept until the peer acknowledges it must not grow without end.
-  if (kept_ >= 2 * MostPlainFrames()) return Malformed("no acknowledgements");
+  if (kept_ >= 4 * MostSequenced() ||
+      (kept_bytes_ > HeldMemory::kGuaranteed && connection_->memory().full())) {
+    return Malformed("no acknowledgements");
+  }
   incoming_crc_ = header.crc;
   incoming_checked_ = (header.flags & wire::kChecked) != 0;
   auto placed = Dispatch(header, &reader, payload_bytes);
+  HoldScratch();
   // One that is paused comes again.
   if (placed && placed->action != Placement::Action::kPause) {
     given_.Release();
@@ -135,7 +134,7 @@ void Channel::SettleFrames() {
     unacked_bytes_ -= frame.bytes;
     copying_bytes_ -= frame.copied;
     if (frame.bytes > 0 && frame.operation) MeasureRate(frame.bytes);
-    if (frame.reply) --replies_;
+    if (frame.reply) DropReplyRecord();
     LetGoOfSlot(&frame);
     if (frame.frame != nullptr) Recycle(frame.frame);
     if (frame.becomes_offer) {
@@ -176,9 +175,7 @@ Status Channel::OnReadRefused(const wire::MessageHeader& header, wire::MetaReade
       reading_.front().operation_id != header.operation || reading_.front().slice != body.slice) {
     return Malformed("refuses a read that was not asked for");
   }
-  ReadSlice slice = std::move(reading_.front());
-  reading_.pop_front();
-  reading_bytes_ -= slice.bytes;
+  const ReadSlice slice = TakeReading();
   if (slice.operation) {
     Resolve(slice.operation,
             Error(wire::CodeFromWire(body.code),
@@ -189,6 +186,10 @@ Status Channel::OnReadRefused(const wire::MessageHeader& header, wire::MetaReade
 }
 
 // ---- one-sided access ---------------------------------------------------------------------------
+
+Accessor Channel::accessor() {
+  return {connection_, connection_->peer().endpoint, connection_->number(), index_, &opened_};
+}
 
 // Reads the rest of the payload into nowhere. The frame counts as dealt with when that is done: the
 // peer may have given its pages, which must not change while they are still to be sent.
@@ -227,13 +228,38 @@ void Channel::SendNackOf(std::uint32_t sequence, std::uint64_t operation_id, con
 }
 
 void Channel::SayNackOf(std::uint32_t sequence, std::uint64_t operation_id, const Error& error) {
+  const auto code = static_cast<std::uint8_t>(error.code());
+  // Without a lane its successor says it.
+  const bool now = !up_ || (nacks_queued_ < kMostNacks && !refusals_.has_unsaid());
+  if (now) SendNackFrame({sequence, code}, operation_id, error.message());
+  refusals_.Add(sequence, code, now);
+}
+
+void Channel::SendNackFrame(const wire::RefusalOnWire& refusal, std::uint64_t operation_id,
+                            std::string_view text) {
+  if (closed_ || !up_) return;
   wire::RefuseBody body;
-  body.sequence = sequence;
-  body.code = static_cast<std::uint8_t>(error.code());
+  body.sequence = refusal.sequence;
+  body.code = static_cast<std::uint8_t>(refusal.code);
+  ++nacks_queued_;
   SendPlainOnLoop(wire::Type::kNack, operation_id, std::as_bytes(std::span(&body, 1)),
-                  error.message());
-  refused_.push_back({sequence, body.code});
-  if (refused_.size() > kMaxRefusals) refused_.pop_front();
+                  text.substr(0, kMostRefusalText));
+}
+
+// Those for which there was no room. Each is said before its frame may be acknowledged, and what
+// says it is not that acknowledgement.
+void Channel::SayPendingNacks() {
+  if (!refusals_.has_unsaid()) return;
+  while (nacks_queued_ < kMostNacks) {
+    const auto refusal = refusals_.NextUnsaid();
+    if (!refusal) break;
+    const Code code = wire::CodeFromWire(static_cast<std::uint8_t>(refusal->code));
+    SendNackFrame(
+        *refusal, 0,
+        fmt::format("{}; too much was refused at once to keep the words", CodeName(code)));
+    refusals_.SaidNext();
+  }
+  if (!refusals_.has_unsaid()) SendAck();  // which had to wait for the last of them
 }
 
 Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::MetaReader* reader,
@@ -243,7 +269,7 @@ Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::Meta
       payload_bytes == 0) {
     return Malformed("write");
   }
-  auto region = connection_->regions().Open(body.key, Rights::kWrite, connection_->accessor());
+  auto region = connection_->regions().Open(body.key, Rights::kWrite, accessor());
   if (!region) return RefuseSequenced(header.operation, region.error(), payload_bytes);
   if (auto placed = PlaceBlocks(*region->get(), reader->rest(), payload_bytes, &pieces_); !placed) {
     return RefuseSequenced(header.operation, placed.error(), payload_bytes);
@@ -269,9 +295,9 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
   if (!reader->Read(&body) || reader->rest().size() != body.blocks * sizeof(wire::BlockOnWire)) {
     return Malformed("read request");
   }
-  // A peer asks for at most kMaxReplies, and acknowledges after kAckFrames: this only bounds what
-  // one that does not can make us hold.
-  if (replies_ + outbox_.size() >= 2 * (kMaxReplies + kAckFrames)) {
+  const std::uint64_t cost = AnswerCost(body.blocks);
+  const auto reserved = ReserveAnswer(cost);
+  if (!reserved) {
     paused_ = true;
     return Placement{Placement::Action::kPause, {}};
   }
@@ -281,12 +307,13 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
     if (block.length > net::kMaxPayloadBytes - bytes) return Malformed("read request");
     bytes += block.length;
   }
-  auto region = connection_->regions().Open(body.key, Rights::kRead, connection_->accessor());
+  auto region = connection_->regions().Open(body.key, Rights::kRead, accessor());
   Status placed = region ? PlaceBlocks(*region->get(), reader->rest(), bytes, &pieces_)
                          : Status(region.error());
   Stager* const stager = placed ? region->get()->stager : nullptr;
   if (stager != nullptr && bytes > stager->slot_bytes()) placed = TooLargeToStage(bytes, *stager);
   if (!placed) {
+    if (*reserved) connection_->memory().RemoveTried(cost);
     if (placed.error().code() == Code::kCorrupt) return placed.error();
     RefuseRead(header.operation, body.slice, placed.error());
     return Placement{};
@@ -296,16 +323,17 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
   frame->payload_bytes = bytes;
   frame->sequenced = true;
   frame->checked |= incoming_checked_;
+  HoldAnswer(frame, cost, *reserved);
   if (stager != nullptr || !outbox_.empty()) {
     StageAnswer(frame, *std::move(region), body.slice);
     return Placement{};
   }
   frame->payload = pieces_;
   frame->gift = true;
-  unacked_.push_back({});
-  unacked_.back().reply = true;
-  unacked_.back().pin = *std::move(region);
-  ++replies_;
+  Unacked record;
+  record.reply = true;
+  record.pin = *std::move(region);
+  AddReplyRecord(std::move(record));
   Checksum(frame);
   SendFrame(frame);
   return Placement{};
@@ -321,8 +349,7 @@ Result<Placement> Channel::OnReadData(const wire::MessageHeader& header, wire::M
   }
   const ReadSlice& slice = reading_.front();
   if (!slice.operation) {
-    reading_bytes_ -= slice.bytes;
-    reading_.pop_front();
+    (void)TakeReading();
     PumpOnLoop();
     return Drop(payload_bytes);
   }
@@ -439,9 +466,7 @@ Status Channel::OnPayload() {
     case Incoming::kDropped:
     case Incoming::kWrite: break;
     case Incoming::kRead: {
-      ReadSlice slice = std::move(reading_.front());
-      reading_.pop_front();
-      reading_bytes_ -= slice.bytes;
+      ReadSlice slice = TakeReading();
       MeasureRate(slice.bytes);
       if (lands) {
         Land(std::move(slice.operation));
@@ -461,6 +486,7 @@ Status Channel::OnPayload() {
       if (intact) connection_->OnNotificationOnLoop(std::move(incoming_data_));
       break;
   }
+  HoldScratch();
   return Ok();
 }
 

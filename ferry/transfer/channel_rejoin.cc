@@ -24,13 +24,14 @@ std::optional<LaneProgress> Channel::FreezeOnLoop(std::uint32_t attempt) {
     connection_->LaneFrozen(index_, heard_);
     GoDownOnLoop();
   }
-  return LaneProgress{finished_, {refused_.begin(), refused_.end()}};
+  return LaneProgress{finished_, refusals_.Latest(kMaxRefusals)};
 }
 
 void Channel::GoDownOnLoop() {
   AwaitCopies();
   up_ = false;
   paused_ = false;
+  refusals_.MarkAllSaid();
   ack_deferred_ = false;
   loop_->CancelDeferredOnLoop(this);
   DropIncoming();
@@ -40,7 +41,7 @@ void Channel::GoDownOnLoop() {
   for (ReadSlice& slice : std::exchange(reading_, {})) {
     if (slice.operation) unread.emplace_back(std::move(slice.operation), slice.slice);
   }
-  reading_bytes_ = 0;
+  reading_bytes_ = asked_cost_ = 0;
   DropOutbox(&unread);
   GiveBack(unread);
 }
@@ -100,19 +101,14 @@ void Channel::ReviveOnLoop(std::uint32_t attempt, std::unique_ptr<ParkedLane> la
   }
   std::deque<Unacked> unfinished = std::exchange(unacked_, {});
   unacked_bytes_ = unsent_bytes_ = copying_bytes_ = 0;
-  sent_ = replies_ = plain_ = 0;
+  sent_ = replies_ = plain_ = nacks_queued_ = 0;
+  ack_queued_ = ack_due_ = ping_queued_ = pong_queued_ = pong_due_ = false;
   const std::optional<Error> failure = lane->failure();
   ReplaceLane(lane->Take());
   up_ = !failure;
   heard_ = false;
   if (up_) lane_->Attach(loop_, this);
-  // The frames that the old lane held are ours again.
-  free_frames_.clear();
-  for (const auto& frame : frames_) {
-    LetGoOfSlot(frame.get());
-    if (!frame->kept) free_frames_.push_back(frame.get());
-  }
-  for (Unacked& frame : unfinished) LetGoOfSlot(&frame);
+  ReclaimFrames(&unfinished);
   SendAgainOnLoop(std::move(unfinished));
   if (failure) return connection_->LaneLost(index_, *failure, std::nullopt);
   connection_->LaneIsUp(index_, lane_->Info());
@@ -120,6 +116,21 @@ void Channel::ReviveOnLoop(std::uint32_t attempt, std::unique_ptr<ParkedLane> la
   SendPlainOnLoop(wire::Type::kPing, 0, {});
   SamplePathOnLoop();
   PumpOnLoop();
+}
+
+// The frames that the old lane held are ours again.
+void Channel::ReclaimFrames(std::deque<Unacked>* unfinished) {
+  std::vector<Frame*> lost;
+  for (const auto& frame : frames_) {
+    LetGoOfSlot(frame.get());
+    if (frame->used && !frame->kept) lost.push_back(frame.get());
+  }
+  for (Frame* const frame : lost) Recycle(frame);
+  for (Unacked& frame : *unfinished) {
+    LetGoOfSlot(&frame);
+    if (frame.reply) DropReplyRecord();
+  }
+  replies_ = 0;
 }
 
 // Settles what the peer has dealt with.

@@ -12,6 +12,7 @@
 #include "ferry/core/units.h"
 #include "ferry/core/unordered_access.h"
 #include "ferry/transfer/channel.h"
+#include "ferry/transfer/channel_hold.h"
 #include "ferry/transfer/connection_core.h"
 
 namespace ferry::transfer {
@@ -23,7 +24,6 @@ constexpr std::uint64_t kUnsentSlices = 2;
 // Slices of GPU memory are small, and each waits for two copies more.
 constexpr std::uint64_t kStagedWrites = 4;
 constexpr std::uint64_t kStagedReads = 6;
-constexpr std::size_t kMaxUnacked = 4096;
 // After so many slices, and bytes, an acknowledgement no longer waits for an idle moment.
 constexpr std::uint64_t kAckSlices = 2;
 constexpr std::uint64_t kLeastAckBytes = 512 * kKiB;
@@ -51,7 +51,7 @@ std::uint32_t Crc32cOf(std::span<const iovec> pieces) {
 }
 
 Channel::Channel(ConnectionCore* connection, EventLoop* loop, std::uint32_t index)
-    : connection_(connection), loop_(loop), index_(index) {}
+    : connection_(connection), loop_(loop), index_(index), refusals_(2 * MostSequenced()) {}
 
 Channel::~Channel() = default;
 
@@ -63,7 +63,7 @@ void Channel::Adopt(std::unique_ptr<net::Lane> lane) {
 
 std::uint64_t Channel::BytesReceived() const {
   const std::lock_guard lock(lane_mutex_);
-  return bytes_before_ + lane_->BytesReceived();
+  return bytes_before_ + (lane_ ? lane_->BytesReceived() : 0);
 }
 
 LaneTraffic Channel::Traffic() const {
@@ -93,17 +93,16 @@ void Channel::BeatOnLoop(bool heard) {
   // What waits in the socket for the rest of a payload has been heard, too.
   lane_->Poke();
   if (!heard) SendPlainOnLoop(wire::Type::kPing, 0, {});
+  TrimFrames();
+  // Another connection may have let go of what this lane waits for.
+  if (std::exchange(paused_, false)) lane_->Resume();
 }
 
 void Channel::LookOnLoop() {
   if (!closed_ && up_) lane_->Poke();
 }
 
-void Channel::ProbeOnLoop() {
-  constexpr std::size_t kMuch = 16;
-  if (plain_ >= kMuch) return;
-  SendPlainOnLoop(wire::Type::kPing, 0, {});
-}
+void Channel::ProbeOnLoop() { SendPlainOnLoop(wire::Type::kPing, 0, {}); }
 
 // ---- slices -------------------------------------------------------------------------------------
 
@@ -161,14 +160,14 @@ bool Channel::MayWrite(const OperationState& operation) const {
 
 bool Channel::MayRead(const OperationState& operation) const {
   const std::uint64_t least = operation.plan->staged ? kStagedReads : kUnsentSlices;
-  return reading_bytes_ < Share(operation, least) && reading_.size() < kMaxReplies &&
+  return reading_bytes_ < Share(operation, least) && MayAskForMore() &&
          unacked_.size() < kMaxUnacked && MayCopy(operation);
 }
 
-// What two sides that both refuse all that the other may have under way have to say; with less,
-// each could wait for the other to read.
-std::size_t Channel::MostPlainFrames() const {
-  return 2 * (kMaxUnacked + kMaxReplies + std::size_t{connection_->config().max_operations});
+// That a peer with our settings has under way on this lane; messages are on the first.
+std::size_t Channel::MostSequenced() const {
+  const std::size_t messages = index_ == 0 ? connection_->config().max_operations : 0;
+  return kMaxUnacked + kMaxReplies + messages;
 }
 
 // Round robin over operations, a slice each.
@@ -233,9 +232,19 @@ void Channel::SendReadRequest(const std::shared_ptr<OperationState>& operation,
   Frame* const frame = NewFrame(wire::Type::kReadRequest, operation->id);
   AppendSlice(plan, slice, &frame->meta, nullptr);
   frame->checked |= operation->checksum;
-  reading_.push_back({operation, operation->id, slice, plan.slices[slice].range.bytes});
-  reading_bytes_ += reading_.back().bytes;
+  const Slice& range = plan.slices[slice].range;
+  reading_.push_back({operation, operation->id, slice, range.bytes, AnswerCost(range.blocks)});
+  reading_bytes_ += range.bytes;
+  asked_cost_ += reading_.back().cost;
   SendFrame(frame);
+}
+
+Channel::ReadSlice Channel::TakeReading() {
+  ReadSlice slice = std::move(reading_.front());
+  reading_.pop_front();
+  reading_bytes_ -= slice.bytes;
+  asked_cost_ -= slice.cost;
+  return slice;
 }
 
 void Channel::Resolve(const std::shared_ptr<OperationState>& operation,
@@ -250,8 +259,7 @@ void Channel::AbandonReadsOnLoop(const std::shared_ptr<OperationState>& operatio
       reading_.front().operation == operation) {
     DropRest();
     incoming_copy_.reset();
-    reading_bytes_ -= reading_.front().bytes;
-    reading_.pop_front();
+    (void)TakeReading();
     Resolve(operation);
   }
   for (ReadSlice& slice : reading_) {
@@ -266,10 +274,13 @@ void Channel::AbandonReadsOnLoop(const std::shared_ptr<OperationState>& operatio
 Channel::Frame* Channel::NewFrame(wire::Type type, std::uint64_t operation_id) {
   if (free_frames_.empty()) {
     frames_.push_back(std::make_unique<Frame>());
+    frames_.back()->place = frames_.size() - 1;
     free_frames_.push_back(frames_.back().get());
   }
   Frame* const frame = free_frames_.back();
   free_frames_.pop_back();
+  frame->used = true;
+  frame->type = type;
   frame->meta.clear();
   frame->payload.clear();
   frame->payload_bytes = 0;
@@ -288,11 +299,11 @@ Channel::Frame* Channel::NewFrame(wire::Type type, std::uint64_t operation_id) {
 }
 
 void Channel::SendFrame(Frame* frame) {
-  // Every frame carries the acknowledgement of all that came before it.
-  told_ = finished_;
+  // Every frame carries the acknowledgement of all that came before it, up to a refusal that has
+  // yet to be said.
+  told_ = refusals_.Acknowledgeable(finished_);
   untold_bytes_ = 0;
-  std::memcpy(frame->meta.data() + offsetof(wire::MessageHeader, ack), &finished_,
-              sizeof finished_);
+  std::memcpy(frame->meta.data() + offsetof(wire::MessageHeader, ack), &told_, sizeof told_);
   if (frame->checked) {
     const auto flags = static_cast<std::byte>(wire::kChecked);
     std::memcpy(frame->meta.data() + offsetof(wire::MessageHeader, flags), &flags, 1);
@@ -311,11 +322,6 @@ void Channel::TracePayload(const char* what, std::uint64_t bytes, Clock::time_po
   Trace* const trace = ActiveTrace();
   if (trace == nullptr) return;
   trace->AddInTurn(fmt::format("lane {} {}", index_, what), FormatSize(bytes), since, Clock::now());
-}
-
-void Channel::Recycle(Frame* frame) {
-  if (std::exchange(frame->kept, false)) --kept_;
-  free_frames_.push_back(frame);
 }
 
 void Channel::Checksum(Frame* frame) {
@@ -341,6 +347,12 @@ void Channel::SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
   unacked_bytes_ += payload.size();
   frame->sequenced = frame->kept = true;
   ++kept_;
+  // What the peer has brought about by itself.
+  if (type == wire::Type::kDeclined || type == wire::Type::kShared ||
+      type == wire::Type::kUnshared) {
+    HoldFrame(frame, kPlainBytes + frame->meta.size());
+    kept_bytes_ += frame->held;
+  }
   unacked_.push_back({std::move(operation), payload.size(), 0, frame, type == wire::Type::kSend});
   Checksum(frame);
   // Without a lane it leaves with the next one.
@@ -351,11 +363,18 @@ void Channel::SendPlainOnLoop(wire::Type type, std::uint64_t operation_id,
                               std::span<const std::byte> body, std::string_view text) {
   // Nothing plain is missed that a lost lane takes along: it is said again, or asked for again.
   if (closed_ || !up_) return;
+  if (bool* const queued = QueuedFlag(type); queued != nullptr && std::exchange(*queued, true)) {
+    ack_due_ |= type == wire::Type::kAck;
+    pong_due_ |= type == wire::Type::kPong;
+    return;
+  }
+  if (type == wire::Type::kLaneLost && plain_ >= kMostPlain) return;  // it is said again
   Frame* const frame = NewFrame(type, operation_id);
   frame->meta.insert(frame->meta.end(), body.begin(), body.end());
   wire::AppendText(&frame->meta, text);
   frame->plain = true;
   ++plain_;
+  HoldFrame(frame, kPlainBytes + frame->meta.size());
   SendFrame(frame);
 }
 
@@ -366,7 +385,8 @@ void Channel::OnSent(net::OutFrame* out) {
   counts_.payload_bytes_sent.Add(frame->payload_bytes);
   unsent_bytes_ -= frame->unsent;
   TracePayload("sends", frame->payload_bytes, frame->handed_over);
-  if (frame->plain) --plain_;
+  const bool kept = frame->kept;  // until it is settled, which may be here
+  if (frame->plain) OnPlainSent(frame->type);
   if (frame->staged && frame->given) {
     unacked_[sent_].staged = std::exchange(frame->staged, nullptr);
   } else {
@@ -377,13 +397,15 @@ void Channel::OnSent(net::OutFrame* out) {
     SettleFrames();
   }
   if (std::exchange(paused_, false)) lane_->Resume();
-  if (!frame->kept) Recycle(frame);
+  if (!kept) Recycle(frame);
   PumpOnLoop();
 }
 
 // ---- acknowledgements ---------------------------------------------------------------------------
 
-void Channel::SendAck() { SendPlainOnLoop(wire::Type::kAck, 0, {}); }
+void Channel::SendAck() {
+  if (refusals_.Acknowledgeable(finished_) != told_) SendPlainOnLoop(wire::Type::kAck, 0, {});
+}
 
 void Channel::FinishedFrame(std::uint64_t payload_bytes) {
   if (landings_.empty()) return CountFinished(payload_bytes);
@@ -392,12 +414,7 @@ void Channel::FinishedFrame(std::uint64_t payload_bytes) {
 
 void Channel::CountFinished(std::uint64_t payload_bytes) {
   ++finished_;
-  // Before its number comes round again, and would be taken for that of a later frame. A frame that
-  // was refused while others before it were landing has a number that is still ahead.
-  if (!refused_.empty()) {
-    const std::uint32_t age = finished_ - refused_.front().sequence;
-    if (age > kOldRefusal && age < -kOldRefusal) refused_.pop_front();
-  }
+  refusals_.Forget(finished_);
   untold_bytes_ += payload_bytes;
   const std::uint64_t slices = std::min(std::max(kAckSlices * payload_bytes, kLeastAckBytes),
                                         kAckSlices * connection_->config().slice_bytes);
@@ -413,13 +430,17 @@ void Channel::CountFinished(std::uint64_t payload_bytes) {
 
 void Channel::RunDeferredOnLoop(EventLoop::Defer /*when*/) {
   ack_deferred_ = false;
-  if (!closed_ && up_ && finished_ != told_) SendAck();
+  if (!closed_ && up_) SendAck();
 }
 
 void Channel::FlushDueAckOnLoop() {
   if (closed_ || !up_) return;
-  if (finished_ != told_) SendAck();
+  SendAck();
   lane_->Flush();  // also what was queued a moment ago
+  if (closed_ || !up_) return;
+  // One that was queued before may have said less.
+  SendAck();
+  lane_->Flush();
 }
 
 bool Channel::HoldsOperationOnLoop(const OperationState* operation) const {
@@ -499,12 +520,14 @@ void Channel::CloseOnLoop(const Error& error) {
   for (ReadSlice& slice : std::exchange(reading_, {})) {
     if (slice.operation) Resolve(slice.operation, error);
   }
+  reading_bytes_ = asked_cost_ = 0;
+  DropHeld();
   incoming_region_.Release();
   incoming_receive_.reset();
   if (!late.empty()) return EndLate(std::move(late), error);
   // By way of the queue: this may be a callback of the lane, which must have returned before the
   // connection, and the lane with it, can go.
-  connection_->PostChannelClosed(loop_);
+  connection_->PostChannelClosed(this);
 }
 
 // Reads that the peer may be copying into memory of ours at this moment, and of which it cannot say
@@ -514,7 +537,7 @@ void Channel::EndLate(std::vector<std::shared_ptr<OperationState>> late, const E
       Clock::now() + connection_->config().drain_grace + kLateCopies,
       [self = connection_->shared_from_this(), this, late = std::move(late), error] {
         for (const auto& operation : late) Resolve(operation, error);
-        connection_->PostChannelClosed(loop_);
+        connection_->PostChannelClosed(this);
       });
 }
 

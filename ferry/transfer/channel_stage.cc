@@ -7,6 +7,7 @@
 #include "ferry/core/log.h"
 #include "ferry/cuda/address.h"
 #include "ferry/transfer/channel.h"
+#include "ferry/transfer/channel_hold.h"
 #include "ferry/transfer/connection_core.h"
 
 // GPU memory on its way to and from a lane. What is sent is gathered into slots of pinned memory a
@@ -79,6 +80,7 @@ void Channel::AwaitCopies() {
     const Landing landing = std::move(landings_.front());
     landings_.pop_front();
     copied_here_bytes_ -= landing.copied;
+    copied_here_blocks_ -= landing.blocks;
     if (landing.read) Resolve(landing.read, CopyStuck());
     if (!landing.read && landing.copy) SendNackOf(finished_, landing.operation, CopyStuck());
     CountFinished(landing.bytes);
@@ -132,9 +134,10 @@ Channel::Frame* Channel::NewRefusal(std::uint64_t operation_id, std::uint32_t sl
   refusal.code = static_cast<std::uint8_t>(error.code());
   Frame* const frame = NewFrame(wire::Type::kReadRefused, operation_id);
   wire::Append(&frame->meta, refusal);
-  wire::AppendText(&frame->meta, error.message());
+  wire::AppendText(&frame->meta, std::string_view(error.message()).substr(0, kMostRefusalText));
   frame->plain = true;
   ++plain_;
+  HoldAnswer(frame, AnswerCost(0), /*tried=*/false);
   return frame;
 }
 
@@ -193,7 +196,7 @@ void Channel::Stage(Staged staged) {
       staged.blocks.push_back(
           {.dst = 0, .src = cuda::AddressOf(piece.iov_base), .len = piece.iov_len});
     }
-    staged.frame->payload.clear();
+    staged.frame->payload = {};
     const auto now = Clock::now();
     if (slots_out_ == 0 && now - last_staged_ >= kStandstill) slots_allowed_ = kFirstSlots;
     last_staged_ = now;
@@ -288,8 +291,11 @@ void Channel::SendOneStaged(Staged staged) {
   frame->unsent = staged.record.bytes;
   unsent_bytes_ += frame->unsent;
   unacked_bytes_ += staged.record.bytes;
-  if (staged.record.reply) ++replies_;
-  unacked_.push_back(std::move(staged.record));
+  if (staged.record.reply) {
+    AddReplyRecord(std::move(staged.record));
+  } else {
+    unacked_.push_back(std::move(staged.record));
+  }
   Checksum(frame);
   SendFrame(frame);
 }
@@ -388,6 +394,7 @@ void Channel::SettleLandings() {
     if (!landed && !landing.read) SendNackOf(finished_, landing.operation, landed.error());
     landings_.pop_front();
     copied_here_bytes_ -= landing.copied;
+    copied_here_blocks_ -= landing.blocks;
     if (landing.copy) landing.copy->Release();
     CountFinished(landing.bytes);
     if (landing.read) {

@@ -64,7 +64,10 @@ void Region::Withdraw(const Uuid& peer) {
 Status Region::Deregister(Deadline deadline) {
   if (state_.forked()) return MadeBeforeFork("region");
   endpoint_->regions().Remove(state_.get());
-  endpoint_->RevokeEverywhere(state_.get());
+  // What nobody is inside of needs no lane to let go.
+  const bool drained = state_->gate.WaitDrained(Deadline::After(Clock::duration::zero()));
+  endpoint_->RevokeEverywhere(state_.get(), drained);
+  if (drained) return Ok();
   // Peers that are reading let go when they have acknowledged the data: they get some time for it.
   const Deadline grace = Deadline::After(endpoint_->config().drain_grace);
   if (state_->gate.WaitDrained(deadline.Sooner(grace))) return Ok();

@@ -108,6 +108,7 @@ bool ConnectionCore::TakeNotification(std::vector<std::byte>* bytes) {
   *bytes = std::move(notifications_.front());
   notifications_.pop_front();
   notification_bytes_ -= bytes->size();
+  memory_.RemoveTried(kKeptRecordBytes + bytes->size());
   return true;
 }
 
@@ -378,6 +379,7 @@ void ConnectionCore::FailOnLoop(const Error& cause) {
   if (keeper_) keeper_->StopOnLoop();
   // The lanes go on until they are told: a message that still comes finds no receive of ours.
   matcher_ = Matcher();
+  CountKeptOnLoop();
   for (const Op& operation : operations_.All()) {
     // What lanes may still touch ends when they are closed.
     if (operation->ledger.active()) {
@@ -393,9 +395,11 @@ void ConnectionCore::FailOnLoop(const Error& cause) {
   home_->NotifyWaiters();
 }
 
-void ConnectionCore::PostChannelClosed(EventLoop* from) {
-  from->Post(
-      [self = shared_from_this()] { self->home_->Post([self] { self->ChannelClosedOnLoop(); }); });
+void ConnectionCore::PostChannelClosed(Channel* channel) {
+  channel->loop()->Post([self = shared_from_this(), channel] {
+    channel->FreeOnLoop();
+    self->home_->Post([self] { self->ChannelClosedOnLoop(); });
+  });
 }
 
 void ConnectionCore::ChannelClosedOnLoop() {
@@ -438,11 +442,17 @@ void ConnectionCore::LaneFailed(const Error& error) {
 }
 
 void ConnectionCore::Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then) {
-  home_->Post([self = shared_from_this(), region] { self->sharing_.TakeBackOnLoop(region.get()); });
-  OnEveryLane([region](Channel& lane) { lane.RevokeOnLoop(region.get()); }, std::move(then));
+  OnLanes(
+      region->openers.LanesOf(number_),
+      [region](Channel& lane) { lane.RevokeOnLoop(region.get()); }, std::move(then));
 }
 
-void ConnectionCore::FailIfHolding(const std::shared_ptr<RegionState>& region) {
+void ConnectionCore::TakeBack(const std::shared_ptr<RegionState>& region) {
+  home_->Post([self = shared_from_this(), region] { self->sharing_.TakeBackOnLoop(region.get()); });
+}
+
+void ConnectionCore::FailIfHolding(const std::shared_ptr<RegionState>& region,
+                                   std::uint64_t lanes) {
   const auto fail_holder = [this, region](Channel& lane) {
     if (!lane.HoldsOnLoop(region.get())) return;
     Fail(Error(Code::kPeerLost,
@@ -451,20 +461,26 @@ void ConnectionCore::FailIfHolding(const std::shared_ptr<RegionState>& region) {
                            "was closed, reconnect",
                            peer_name(), region->id, Seconds(config_.drain_grace))));
   };
-  OnEveryLane(fail_holder, [] {});
+  OnLanes(lanes, fail_holder, [] {});
 }
 
-void ConnectionCore::OnEveryLane(const std::function<void(Channel&)>& work, EventLoop::Task then) {
+void ConnectionCore::OnLanes(std::uint64_t lanes, const std::function<void(Channel&)>& work,
+                             EventLoop::Task then) {
   struct Round {
     std::atomic<std::size_t> left;
     EventLoop::Task then;
   };
-  auto round = std::make_shared<Round>();  // with each lane's task; the last one uses it
-  round->left.store(channels_.size());
-  round->then = std::move(then);
+  std::vector<Channel*> chosen;
   for (const auto& channel : channels_) {
-    channel->loop()->Post([self = shared_from_this(), work, round, at = channel.get()] {
-      work(*at);
+    if ((lanes >> channel->index() & 1U) != 0) chosen.push_back(channel.get());
+  }
+  if (chosen.empty()) return home_->Post(std::move(then));
+  auto round = std::make_shared<Round>();  // with each lane's task; the last one uses it
+  round->left.store(chosen.size());
+  round->then = std::move(then);
+  for (Channel* const channel : chosen) {
+    channel->loop()->Post([self = shared_from_this(), work, round, channel] {
+      work(*channel);
       if (round->left.fetch_sub(1) == 1) self->home_->Post(std::move(round->then));
     });
   }

@@ -21,6 +21,7 @@
 #include "ferry/transfer/counters.h"
 #include "ferry/transfer/event_ring.h"
 #include "ferry/transfer/gpu_sharing.h"
+#include "ferry/transfer/held_memory.h"
 #include "ferry/transfer/matcher.h"
 #include "ferry/transfer/operation.h"
 #include "ferry/transfer/operation_table.h"
@@ -60,7 +61,9 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   const Config& config() const noexcept { return config_; }
   RegionTable& regions() const noexcept { return *regions_; }
   const Peer& peer() const noexcept { return peer_; }
-  Accessor accessor() const noexcept { return {this, peer_.endpoint}; }
+  // Before the lanes are given to it: its number in the endpoint (region_openers.h).
+  void SetNumber(std::uint32_t number) noexcept { number_ = number; }
+  std::uint32_t number() const noexcept { return number_; }
   const std::string& peer_name() const noexcept { return peer_.name; }
   std::uint64_t window_bytes() const noexcept { return peer_.window_bytes; }
   bool checksums() const noexcept { return peer_.checksums; }
@@ -68,6 +71,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   Channel& channel(std::size_t index) const noexcept { return *channels_[index]; }
   EventLoop* home() const noexcept { return home_; }
   GpuSharing& sharing() noexcept { return sharing_; }
+  // What the peer makes this side hold.
+  HeldMemory& memory() noexcept { return memory_; }
 
   // ---- Any thread.
   // Begins an operation. It will end, whatever happens.
@@ -113,10 +118,14 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void SetLanePath(std::uint32_t index, const net::PathStats& path);
   // A link of this machine has changed.
   void OnLinkChange(const net::LinkChange& change);
-  // Makes every lane stop receiving into the region, then runs `then` on the home loop.
+  // After the region was removed: makes the lanes that have opened it stop receiving into it, then
+  // runs `then` on the home loop.
   void Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then);
-  // Fails the connection if a lane still holds the region's memory for data that the peer has read.
-  void FailIfHolding(const std::shared_ptr<RegionState>& region);
+  // After the region was removed: makes the peer let go of GPU memory that was shared with it.
+  void TakeBack(const std::shared_ptr<RegionState>& region);
+  // Fails the connection if one of these lanes still holds the region's memory for data that the
+  // peer has read.
+  void FailIfHolding(const std::shared_ptr<RegionState>& region, std::uint64_t lanes);
   // Before StartOnLoop. Outlives this side's loops.
   void SetRefusalLog(LogLimiter* log) { refusal_log_ = log; }
   // Before StartOnLoop. Called on the home loop when the last lane is closed.
@@ -143,7 +152,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void DealAgain(const std::shared_ptr<OperationState>& operation);
   // The part of all that goes through which goes through this lane: of 1, by what was measured.
   double ShareOf(const Channel& channel) const;
-  void PostChannelClosed(EventLoop* from);
+  void PostChannelClosed(Channel* channel);
 
   // ---- Home loop.
   void StartOnLoop();  // all channels have adopted their lanes
@@ -189,8 +198,12 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void FailOnLoop(const Error& cause);
   void FailIfAllDownOnLoop(const Error& error);
   void ChannelClosedOnLoop();
-  // Runs `work` on each lane's loop, then `then` on the home loop.
-  void OnEveryLane(const std::function<void(Channel&)>& work, EventLoop::Task then);
+  // Runs `work` on the loop of each lane whose bit is set, then `then` on the home loop.
+  void OnLanes(std::uint64_t lanes, const std::function<void(Channel&)>& work,
+               EventLoop::Task then);
+  void OnEveryLane(const std::function<void(Channel&)>& work, EventLoop::Task then) {
+    OnLanes(~std::uint64_t{0}, work, std::move(then));
+  }
 
   Status OnOfferOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
   Status OnSolicitOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
@@ -206,6 +219,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void SendDeliveredOnLoop(std::uint64_t operation_id, const Status& status);
   void SendDeclinedOnLoop(std::uint64_t operation_id, const Status& status);
   bool DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation);
+  // After each change of the matcher.
+  void CountKeptOnLoop();
 
   // What the home loop knows of a lane.
   struct LaneLife {
@@ -246,6 +261,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   RegionTable* const regions_;
   const Peer peer_;
   EventLoop* const home_;
+  std::uint32_t number_ = kNoConnection;
+  HeldMemory memory_;
   std::vector<std::unique_ptr<Channel>> channels_;
   std::function<void()> closed_callback_;
   LogLimiter* refusal_log_ = nullptr;
@@ -286,6 +303,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   // Receives, by the sender's operation.
   std::unordered_map<std::uint64_t, Op, SeededHash> landing_;
   Matcher matcher_;
+  std::uint64_t kept_bytes_ = 0;  // by the matcher, as memory_ has it
   std::size_t open_channels_ = 0;
   Clock::time_point next_check_ = Clock::time_point::max();
   EventLoop::TimerId check_timer_ = 0;

@@ -45,6 +45,7 @@ ConnectionCounters ConnectionCore::Counters() const {
   counters.endpoint = peer_.endpoint.ToString();
   counters.called = called();
   counters.lost = lost();
+  counters.held_bytes = memory_.held();
   {
     const std::lock_guard lock(infos_mutex_);
     for (const LaneRecord& lane : lane_records_) {

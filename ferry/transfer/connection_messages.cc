@@ -117,7 +117,10 @@ void ConnectionCore::SendDeclinedOnLoop(std::uint64_t operation_id, const Status
 
 void ConnectionCore::BeginReceiveOnLoop(const Op& operation) {
   operation->phase = OperationState::Phase::kPosted;
-  if (auto message = matcher_.Post(operation)) TakeMessageOnLoop(operation, *std::move(message));
+  auto message = matcher_.Post(operation);
+  if (!message) return;
+  CountKeptOnLoop();
+  TakeMessageOnLoop(operation, *std::move(message));
 }
 
 void ConnectionCore::TakeMessageOnLoop(const Op& receive, ArrivedMessage message) {
@@ -222,6 +225,7 @@ Status ConnectionCore::OnDeliveredOnLoop(const wire::MessageHeader& header,
   const auto it = landing_.find(header.operation);
   if (it == landing_.end()) {
     (void)matcher_.RemoveOffer(header.operation);
+    CountKeptOnLoop();
     return Ok();
   }
   const Op receive = std::move(it->second);
@@ -309,19 +313,32 @@ void ConnectionCore::PutBackReceiveOnLoop(const Op& receive) {
 
 bool ConnectionCore::MayKeepOnLoop(std::uint64_t bytes) const {
   return matcher_.kept_bytes() + bytes <= config_.unexpected_bytes &&
-         matcher_.kept_messages() < config_.max_operations;
+         matcher_.kept_messages() < config_.max_operations &&
+         memory_.HasRoom(kKeptRecordBytes + bytes);
+}
+
+void ConnectionCore::CountKeptOnLoop() {
+  const std::uint64_t now =
+      matcher_.kept_bytes() + kKeptRecordBytes * std::uint64_t{matcher_.kept_messages()};
+  const std::uint64_t before = std::exchange(kept_bytes_, now);
+  if (now > before) memory_.AddTried(now - before);
+  if (now < before) memory_.RemoveTried(before - now);
 }
 
 // Peers may have more operations under way than this side keeps messages.
 bool ConnectionCore::DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation) {
   const std::size_t most = 2 * std::size_t{config_.max_operations};
-  if (matcher_.kept_messages() < most) return false;
+  const bool has_room = memory_.HasRoom(kKeptRecordBytes);
+  if (has_room && matcher_.kept_messages() < most) return false;
+  const char* const limit =
+      has_room ? "twice its FERRY_MAX_OPERATIONS"
+               : "all that its FERRY_PEER_MEMORY or FERRY_PEER_MEMORY_TOTAL has room for";
   SendDeclinedOnLoop(
       peer_operation,
       Error(Code::kUnavailable,
-            fmt::format("{} messages wait for a receive there already, twice its "
-                        "FERRY_MAX_OPERATIONS; send it again when some were received",
-                        most)));
+            fmt::format("{} messages wait for a receive there already, {}; send it again when some "
+                        "were received",
+                        matcher_.kept_messages(), limit)));
   return true;
 }
 
@@ -340,6 +357,7 @@ void ConnectionCore::TakeOfferOnLoop(std::uint64_t peer_operation, const wire::T
     TakeMessageOnLoop(receive, std::move(message));
   } else if (!DeclineForWantOfRoomOnLoop(peer_operation)) {
     matcher_.Keep(std::move(message));
+    CountKeptOnLoop();
   }
 }
 
@@ -352,6 +370,7 @@ void ConnectionCore::OnWholeMessageOnLoop(const Op& receive, ArrivedMessage mess
     TakeMessageOnLoop(late, std::move(message));
   } else {
     matcher_.Keep(std::move(message));
+    CountKeptOnLoop();
   }
 }
 
@@ -360,13 +379,15 @@ void ConnectionCore::OnWholeMessageOnLoop(const Op& receive, ArrivedMessage mess
 bool ConnectionCore::MayNotifyOnLoop(std::uint64_t bytes) const {
   const std::lock_guard lock(notifications_mutex_);
   return notification_bytes_ + bytes <= config_.notification_bytes &&
-         notifications_.size() < config_.max_operations;
+         notifications_.size() < config_.max_operations &&
+         memory_.HasRoom(kKeptRecordBytes + bytes);
 }
 
 void ConnectionCore::OnNotificationOnLoop(std::vector<std::byte> bytes) {
   {
     const std::lock_guard lock(notifications_mutex_);
     notification_bytes_ += bytes.size();
+    memory_.AddTried(kKeptRecordBytes + bytes.size());
     notifications_.push_back(std::move(bytes));
   }
   home_->NotifyWaiters();

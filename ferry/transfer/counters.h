@@ -84,6 +84,7 @@ struct ConnectionCounters {
   std::string endpoint;  // the peer's id
   bool called = false;   // this side has connected
   bool lost = false;
+  std::uint64_t held_bytes = 0;  // that the peer makes this side hold now (config.peer_memory)
   TrafficCounters traffic;
   std::vector<LaneCounters> lanes;  // by number
 };
@@ -105,6 +106,7 @@ struct EndpointCounters {
   std::uint64_t greetings_refused = 0;  // that wished to connect, lane by lane, and were not let in
   std::uint64_t regions = 0;            // registered, with buffers of large messages under way
   std::uint64_t region_bytes = 0;       // of these; what two of them share counts twice
+  std::uint64_t held_bytes = 0;         // for all peers together now (config.peer_memory_total)
   TrafficCounters traffic;              // of all connections there have been
   std::vector<StagingCounters> staging;         // of GPUs whose memory is used, by ordinal
   std::vector<PeerCounters> peers;              // by host

@@ -26,7 +26,10 @@ int Automatic(int configured, int lowest, int highest) {
 }  // namespace
 
 EndpointCore::EndpointCore(const Config& config, std::unique_ptr<net::Provider> provider)
-    : config_(config), provider_(std::move(provider)), lanes_(Automatic(config.lanes, 2, 16)) {}
+    : config_(config),
+      provider_(std::move(provider)),
+      lanes_(Automatic(config.lanes, 2, 16)),
+      held_(std::make_shared<HeldMemoryPool>(config.peer_memory_total, config.peer_memory)) {}
 
 EndpointCore::~EndpointCore() = default;
 
@@ -204,6 +207,7 @@ EndpointCounters EndpointCore::Counters() {
   const RegionTable::Size size = regions_.Registered();
   counters.regions = size.regions;
   counters.region_bytes = size.bytes;
+  counters.held_bytes = held_->held();
   counters.staging = device_memory_.Counters();
   return counters;
 }
@@ -237,29 +241,41 @@ std::vector<EventLoop*> EndpointCore::ChooseLoops(std::size_t lanes) {
   return chosen;
 }
 
-void EndpointCore::RevokeEverywhere(const std::shared_ptr<RegionState>& region) {
-  std::vector<std::shared_ptr<ConnectionCore>> all;  // a copy: they leave the table meanwhile
-  {
-    const std::lock_guard lock(mutex_);
-    all.assign(connections_.begin(), connections_.end());
+std::shared_ptr<ConnectionCore> EndpointCore::FindConnection(std::uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  return number < by_number_.size() ? by_number_[number] : nullptr;
+}
+
+void EndpointCore::RevokeEverywhere(const std::shared_ptr<RegionState>& region, bool drained) {
+  for (const RegionOpener& opener : region->openers.All()) {
+    if (drained && !opener.shares) continue;
+    const auto connection = FindConnection(opener.connection);
+    if (!connection) continue;
+    if (opener.shares) connection->TakeBack(region);
+    if (!drained) connection->Revoke(region, [] {});
   }
-  for (const auto& connection : all) connection->Revoke(region, [] {});
 }
 
 void EndpointCore::FailHolders(const std::shared_ptr<RegionState>& region) {
-  std::vector<std::shared_ptr<ConnectionCore>> all;  // a copy, as above
-  {
-    const std::lock_guard lock(mutex_);
-    all.assign(connections_.begin(), connections_.end());
+  for (const RegionOpener& opener : region->openers.All()) {
+    const auto connection = FindConnection(opener.connection);
+    if (connection) connection->FailIfHolding(region, opener.lanes);
   }
-  for (const auto& connection : all) connection->FailIfHolding(region);
 }
 
 void EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
   connection->SetRefusalLog(&refusal_log_);
+  connection->memory().SetPool(held_);
   connection->sharing().SetMemory(&device_memory_);
   connection->SetClosedCallback([this, raw = connection.get()] { Forget(raw); });
   const std::lock_guard lock(mutex_);
+  if (free_numbers_.empty()) {
+    free_numbers_.push_back(static_cast<std::uint32_t>(by_number_.size()));
+    by_number_.emplace_back();
+  }
+  connection->SetNumber(free_numbers_.back());
+  free_numbers_.pop_back();
+  by_number_[connection->number()] = connection;
   connections_.insert(connection);
   book_.OnBegin(*connection, !connection->called());
 }
@@ -272,6 +288,8 @@ void EndpointCore::Forget(const ConnectionCore* connection) {
   if (it == connections_.end()) return;
   last = *it;
   connections_.erase(it);
+  by_number_[last->number()].reset();
+  free_numbers_.push_back(last->number());
   book_.OnEnd(*last);
   // Gone before anybody took it.
   accepted_.erase(std::remove(accepted_.begin(), accepted_.end(), last), accepted_.end());

@@ -21,6 +21,7 @@
 #include "ferry/transfer/connection_core.h"
 #include "ferry/transfer/counter_book.h"
 #include "ferry/transfer/device_memory.h"
+#include "ferry/transfer/held_memory.h"
 #include "ferry/transfer/metrics.h"
 #include "ferry/transfer/region.h"
 #include "ferry/transfer/secret.h"
@@ -87,8 +88,9 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
 
   // Any thread. The loops for a new connection's lanes, home first.
   std::vector<EventLoop*> ChooseLoops(std::size_t lanes);
-  // Any thread. Makes lanes of all connections let go of the region.
-  void RevokeEverywhere(const std::shared_ptr<RegionState>& region);
+  // Any thread. Makes the lanes that have opened the region let go of it, and peers of GPU memory
+  // that was shared with them. `drained`: no lane is inside.
+  void RevokeEverywhere(const std::shared_ptr<RegionState>& region, bool drained);
   // Any thread. Closes the connections to peers that do not let go of data they have read from it.
   void FailHolders(const std::shared_ptr<RegionState>& region);
   // Any thread. Locks out other uses of the connections while it adds up, which takes microseconds
@@ -108,6 +110,8 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
 
  private:
   void Forget(const ConnectionCore* connection);
+  // Null: the connection has closed.
+  std::shared_ptr<ConnectionCore> FindConnection(std::uint32_t number);
   void OnLinkChange(const net::LinkChange& change);
 
   const Config config_;
@@ -120,6 +124,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   DeviceMemory device_memory_{config_};  // after loops_, to which its threads post
   StreamWatch stream_watch_{config_};    // likewise
   RegionTable regions_;
+  const std::shared_ptr<HeldMemoryPool> held_;  // with the connections, which handles keep
   std::unique_ptr<net::Listener> listener_;
   std::unique_ptr<Reception> reception_;
   std::unique_ptr<net::LinkWatch> link_watch_;
@@ -133,6 +138,8 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   std::vector<std::weak_ptr<Dialer>> dialers_;  // under mutex_; those that are there, and others
   std::condition_variable changed_;
   std::unordered_set<std::shared_ptr<ConnectionCore>> connections_;  // until closed
+  std::vector<std::shared_ptr<ConnectionCore>> by_number_;           // likewise; null: free
+  std::vector<std::uint32_t> free_numbers_;                          // of by_number_
   std::deque<std::shared_ptr<ConnectionCore>> accepted_;             // until taken
   std::multiset<std::string> calls_;                                 // under way, local names
   CounterBook book_;                                                 // under mutex_

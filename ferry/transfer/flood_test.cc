@@ -1,14 +1,13 @@
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <thread>
 #include <utility>
 
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
-// A peer that asks and asks and never reads an answer is not read from any more after a while:
-// what it makes the endpoint hold is bounded.
+// What a peer that asks and asks and never reads an answer makes the endpoint hold is bounded: it
+// is told one thing for many, or is not read from any more after a while.
 namespace ferry::transfer {
 namespace {
 
@@ -41,6 +40,12 @@ class FloodTest : public ::testing::Test {
   void ExpectStopped(const std::vector<std::byte>& frame) {
     EXPECT_LT(peer_.lane().Flood(frame, kMost, kPatienceMs), kMost);
     EXPECT_FALSE(theirs_.lost());
+    ExpectHeld(33 << 20);  // peer_memory, and what each lane may hold
+  }
+  void ExpectHeld(std::uint64_t most) {
+    const EndpointCounters counters = link_.far.endpoint->Counters();
+    EXPECT_LE(counters.held_bytes, most);
+    for (const auto& connection : counters.connections) EXPECT_LE(connection.held_bytes, most);
   }
 
   GuardedMemory memory_{10'000};
@@ -62,7 +67,16 @@ TEST_F(FloodTest, OfWritesThatAreRefusedIsStopped) {
   ExpectStopped(Access(Type::kWrite, {99, 1, 1}, 1));
 }
 
-TEST_F(FloodTest, OfPingsIsStopped) { ExpectStopped(peer_.lane().Encode({.type = Type::kPing})); }
+// A pong answers all pings before it, so that pings need not wait for their sender to read.
+TEST_F(FloodTest, OfPingsTakesNoMoreRoomThanOne) {
+  constexpr std::uint64_t kPingBytes = 8 << 20;
+  const auto ping = peer_.lane().Encode({.type = Type::kPing});
+  EXPECT_GE(peer_.lane().Flood(ping, kPingBytes, 30'000), kPingBytes);
+  const std::size_t rest = ping.size() - kPingBytes % ping.size();
+  ASSERT_TRUE(peer_.lane().SendBytes(std::span(ping).last(rest % ping.size())));
+  ExpectHeld(64 << 10);
+  EXPECT_TRUE(peer_.lane().IsQuiet());
+}
 
 TEST_F(FloodTest, OfMessagesThatNobodyReceivesIsStopped) {
   ExpectStopped(peer_.lane().Encode({.type = Type::kSend,
@@ -86,27 +100,31 @@ TEST_F(FloodTest, OfNotificationsThatNobodyTakesIsStopped) {
       peer_.lane().Encode({.type = Type::kNotify, .operation = 1, .payload = BytesOf("x")}));
 }
 
-TEST_F(FloodTest, APeerThatReadsAfterAllGetsAllItsAnswers) {
-  constexpr std::uint64_t kPings = 300'000;
-  const auto ping = peer_.lane().Encode({.type = Type::kPing});
-  const std::uint64_t said = peer_.lane().Flood(ping, kPings * ping.size(), kPatienceMs);
-  ASSERT_LT(said, kPings * ping.size());
-  std::atomic<std::uint64_t> pongs{0};
+// Refusals for which there is no room wait without their words, and so do acknowledgements of what
+// comes after them.
+TEST_F(FloodTest, APeerThatReadsAfterAllHearsOfEachRefusalBeforeItsFrameIsAcknowledged) {
+  constexpr std::uint32_t kWrites = 100'000;
+  const auto write = Access(Type::kWrite, {99, 1, 1}, 1);
+  const std::uint64_t said = peer_.lane().Flood(write, kWrites * write.size(), kPatienceMs);
+  ASSERT_LT(said, kWrites * write.size());
   {
-    std::jthread reader([&] {
-      while (pongs.load() < kPings) {
-        (void)peer_.lane().Expect(Type::kPong);
-        pongs.fetch_add(1);
+    const std::jthread writer([&] {
+      std::vector<std::byte> rest;
+      for (std::uint64_t at = said; at < kWrites * write.size(); ++at) {
+        rest.push_back(write[at % write.size()]);
       }
+      EXPECT_TRUE(peer_.lane().SendBytes(rest));
     });
-    std::vector<std::byte> rest;
-    for (std::uint64_t at = said; at < kPings * ping.size(); ++at) {
-      rest.push_back(ping[at % ping.size()]);
+    for (std::uint32_t i = 0; i < kWrites; ++i) {
+      const RawFrame nack = peer_.lane().Expect(Type::kNack);
+      ASSERT_EQ(nack.Body<wire::RefuseBody>().sequence, i);
+      ASSERT_EQ(nack.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(Code::kRefused));
+      ASSERT_LE(nack.header.ack, i);
     }
-    ASSERT_TRUE(peer_.lane().SendBytes(rest));
   }
-  EXPECT_EQ(pongs.load(), kPings);
+  EXPECT_TRUE(peer_.lane().WaitAcked(kWrites));
   EXPECT_TRUE(peer_.lane().IsQuiet());
+  ExpectHeld(256 << 10);
 }
 
 }  // namespace

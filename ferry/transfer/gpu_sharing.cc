@@ -20,6 +20,8 @@ namespace {
 
 // Of a peer's: each is a mapping of the driver's.
 constexpr std::size_t kMostShares = 4096;
+// What one costs here, beside the mapping.
+constexpr std::uint64_t kShareBytes = 512;
 
 std::uint64_t NextId() {
   static std::atomic<std::uint64_t> last{0};
@@ -219,6 +221,7 @@ void GpuSharing::Ask(const std::shared_ptr<RegionState>& local, std::uint8_t rem
   {
     const std::lock_guard lock(own_mutex_);
     if (!never_.empty() || over_ || FindLocked(*local, remote_gpu) != nullptr) return;
+    local->openers.AddSharer(connection_->number());  // first, so that Deregister finds it
     RegionPin pin(local);
     if (!pin) return;
     auto& own = own_.emplace_back(std::make_unique<Own>());
@@ -426,7 +429,10 @@ Status GpuSharing::OnShareOnLoop(const wire::ShareBody& body) {
       return Error(Code::kCorrupt, "share");
     }
     full = peers_.size() >= kMostShares;
-    if (this_host && !off && !full) peers_[body.share] = nullptr;
+    if (this_host && !off && !full) {
+      peers_[body.share] = nullptr;
+      connection_->memory().Add(kShareBytes);
+    }
   }
   if (!this_host) {
     AnswerOnLoop(body.share, Error(Code::kUnsupported, "the peer is on another machine"), true);
@@ -482,6 +488,7 @@ void GpuSharing::MappedOnLoop(std::uint32_t share,
       it->second = *mapped;
     } else {
       peers_.erase(it);
+      connection_->memory().Remove(kShareBytes);
     }
   }
   AnswerOnLoop(share, mapped ? Ok() : Status(mapped.error()), false);
@@ -502,6 +509,7 @@ void GpuSharing::GoneOnLoop(std::uint32_t share) {
   {
     const std::lock_guard lock(peers_mutex_);
     if (peers_.erase(share) == 0) return;  // the connection has ended
+    connection_->memory().Remove(kShareBytes);
   }
   Send(wire::Type::kUnshared, wire::BytesOf(wire::SliceBody{share, 0}));
 }
@@ -512,6 +520,7 @@ void GpuSharing::EndOnLoop() {
   {
     const std::lock_guard lock(peers_mutex_);
     peers.swap(peers_);
+    connection_->memory().Remove(peers.size() * kShareBytes);
   }
   const std::lock_guard lock(own_mutex_);
   over_ = true;

@@ -12,6 +12,9 @@
 
 namespace ferry::transfer {
 
+// What keeping a message, or a notification, costs beside its bytes.
+inline constexpr std::uint64_t kKeptRecordBytes = 96;
+
 // A message that came before its receive.
 struct ArrivedMessage {
   std::uint64_t tag = 0;

@@ -63,6 +63,9 @@ constexpr EndpointRow kEndpointRows[] = {
      &EndpointCounters::greetings_refused},
     {MetricType::Gauge, "ferry_regions",
      "Registered regions, with buffers of large messages under way.", &EndpointCounters::regions},
+    {MetricType::Gauge, "ferry_peer_memory_bytes",
+     "Bytes that peers make the endpoint hold (FERRY_PEER_MEMORY_TOTAL).",
+     &EndpointCounters::held_bytes},
     {MetricType::Gauge, "ferry_region_bytes", "Bytes of these regions.",
      &EndpointCounters::region_bytes},
 };

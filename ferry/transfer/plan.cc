@@ -38,8 +38,10 @@ Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& pe
     const std::uint64_t most =
         shared ? wire::kMaxCopyBytes : std::min(slice_bytes, part.most_slice);
     if (!shared) plan->slice_bytes = std::max(plan->slice_bytes, most);
-    for (const Slice& range : SplitIntoSlices(
-             part.blocks, most, shared ? wire::kMaxCopiesPerFrame : wire::kMaxBlocksPerFrame)) {
+    const std::size_t most_blocks = shared                          ? wire::kMaxCopiesPerFrame
+                                    : direction == Direction::kRead ? wire::kMaxBlocksPerRead
+                                                                    : wire::kMaxBlocksPerFrame;
+    for (const Slice& range : SplitIntoSlices(part.blocks, most, most_blocks)) {
       plan->slices.push_back({index, range});
     }
     plan->parts.push_back(std::move(part));
@@ -114,6 +116,7 @@ void LocalPieces(const Plan& plan, std::uint32_t slice, std::vector<iovec>* piec
   const PlanPart& part = plan.parts[cut.part];
   const bool writing = plan.direction == Direction::kWrite;
   pieces->clear();
+  pieces->reserve(cut.range.blocks);
   ForEachBlockOfSlice(part.blocks, cut.range, [&](const Block& block) {
     AddPiece(part.local_base + (writing ? block.src : block.dst), block.len, pieces);
   });

@@ -134,6 +134,9 @@ Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted, con
                  fmt::format("region {} allows peers {}, not {}; register it with that right",
                              key.region, RightsName(rights), RightsName(wanted)));
   }
+  if (by.opened != nullptr && !by.opened->Add(key.region, key.generation)) {
+    slot.region->openers.AddLane(by.number, by.lane);
+  }
   RegionPin pin(slot.region);
   if (!pin) {
     return Error(Code::kRefused, fmt::format("region {} is being deregistered", key.region));
@@ -167,6 +170,7 @@ Error BlockOutside(const RegionState& region, std::size_t index, std::uint64_t o
 Status PlaceBlocks(const RegionState& region, std::span<const std::byte> blocks,
                    std::uint64_t bytes, std::vector<iovec>* pieces) {
   pieces->clear();
+  pieces->reserve(blocks.size() / sizeof(wire::BlockOnWire));
   wire::MetaReader reader(blocks);
   wire::BlockOnWire block;
   std::uint64_t left = bytes;

@@ -14,6 +14,7 @@
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
 #include "ferry/transfer/grant_table.h"
+#include "ferry/transfer/region_openers.h"
 #include "ferry/transfer/wire.h"
 
 namespace ferry::transfer {
@@ -27,10 +28,14 @@ constexpr bool Includes(Rights have, Rights want) noexcept {
 }
 const char* RightsName(Rights rights) noexcept;
 
-// Who asks for access: a connection, and the endpoint at its other end.
+// Who asks for access: a connection, and the endpoint at its other end; and the lane that is added
+// to the region's openers.
 struct Accessor {
   const void* connection = nullptr;
-  Uuid peer;
+  Uuid peer = {};
+  std::uint32_t number = kNoConnection;  // the connection's
+  std::uint32_t lane = 0;
+  OpenedRegions* opened = nullptr;  // the lane's; null: nobody is added
 };
 
 // One registration. Shared between the table, the Region handle and whoever is inside the gate.
@@ -44,7 +49,8 @@ struct RegionState {
   Rights rights = Rights::kNone;
   const void* only_for = nullptr;  // the one connection whose peer may use it; null: any
   GrantTable grants;               // under the table's mutex
-  Gate gate;  // held by operations and lanes that touch the memory; closed by Remove
+  Gate gate;              // held by operations and lanes that touch the memory; closed by Remove
+  RegionOpeners openers;  // lanes that may be inside, added by Open
 };
 
 // The right to touch a region's memory: while a pin lives, Deregister waits.
@@ -83,7 +89,8 @@ class RegionTable {
                               Rights rights);
   // Takes all that was granted to a peer back: what it begins from now on is refused.
   void Withdraw(const std::shared_ptr<RegionState>& region, const Uuid& peer);
-  // Every check of an access but the bounds of its blocks. Errors: kRefused, saying which check
+  // Every check of an access but the bounds of its blocks. The lane is among the region's openers
+  // before it is let in, so Remove's caller finds it there. Errors: kRefused, saying which check
   // failed.
   Result<RegionPin> Open(const wire::KeyBody& key, Rights wanted, const Accessor& by = {});
   // Whether the region is of this table, and registered.

@@ -1,0 +1,217 @@
+#include "ferry/transfer/channel_hold.h"
+
+#include <utility>
+
+#include "ferry/transfer/channel.h"
+#include "ferry/transfer/connection_core.h"
+
+// What a peer that does not read, or does not acknowledge, makes a lane hold.
+//
+// Two honest sides must never both wait for the other to read. So what a lane has to say is bounded
+// without pausing: one acknowledgement, ping and pong at a time, few refusals with their words and
+// a byte for each further one, and no more of these than the peer can have frames in flight. A
+// lane pauses for answers to reads only beyond what a peer of this release asks for.
+namespace ferry::transfer {
+namespace {
+
+constexpr std::uint64_t kChargeStep = 4 * kKiB;
+// Free frames that are kept for the next ones: at once, and when a heartbeat has found them unused.
+constexpr std::size_t kMostFreeFrames = 256;
+constexpr std::size_t kFreeFramesAtRest = 16;
+// What free frames, and a lane between two payloads, keep the memory of.
+constexpr std::size_t kSmallMeta = 512;
+constexpr std::size_t kSmallList = 256;
+// Frames whose turn comes after a copy. More wait in the socket: copies end whatever the peer does.
+constexpr std::size_t kMostLandingFrames = 1024;
+
+template <class T>
+void FreeIfOver(std::size_t most, std::vector<T>* list) {
+  if (list->capacity() > most) std::vector<T>().swap(*list);
+}
+
+}  // namespace
+
+// ---- counting -----------------------------------------------------------------------------------
+
+void Channel::Hold(std::uint64_t bytes) {
+  held_ += bytes;
+  if (held_ <= charged_) return;
+  const std::uint64_t more = (held_ - charged_ + kChargeStep - 1) / kChargeStep * kChargeStep;
+  connection_->memory().Add(more);
+  charged_ += more;
+}
+
+void Channel::LetGo(std::uint64_t bytes) {
+  held_ -= bytes;
+  const std::uint64_t spare = charged_ - held_;
+  if (spare < 3 * kChargeStep) return;
+  const std::uint64_t back = (spare / kChargeStep - 1) * kChargeStep;
+  connection_->memory().Remove(back);
+  charged_ -= back;
+}
+
+void Channel::HoldFrame(Frame* frame, std::uint64_t bytes) {
+  frame->held = bytes;
+  Hold(bytes);
+}
+
+// Of vectors that belong to what is being received.
+void Channel::HoldScratch() {
+  if (closed_) return;
+  if (incoming_ == Incoming::kNothing || incoming_ == Incoming::kDropped) {
+    FreeIfOver(kSmallList, &pieces_);
+    FreeIfOver(kSmallList, &incoming_blocks_);
+  }
+  const std::uint64_t now = pieces_.capacity() * sizeof(iovec) +
+                            incoming_blocks_.capacity() * sizeof(Block) +
+                            incoming_data_.capacity() + refusals_.bytes();
+  const std::uint64_t before = std::exchange(scratch_bytes_, now);
+  if (now > before) Hold(now - before);
+  if (now < before) LetGo(before - now);
+}
+
+// ---- answers to reads ---------------------------------------------------------------------------
+
+// What a peer of this release can have asked for, and not yet acknowledged.
+std::uint64_t Channel::GuaranteedAnswers() const {
+  return AskBudget(connection_->lanes()) + AnswerCost(wire::kMaxBlocksPerRead) +
+         (kMaxReplies + 16) * kRecordBytes;
+}
+
+// Nothing: not now. True: it was taken from what may be held.
+std::optional<bool> Channel::ReserveAnswer(std::uint64_t bytes) {
+  if (replies_ + outbox_.size() >= 4 * kMaxReplies) return std::nullopt;
+  if (answer_bytes_ + bytes <= GuaranteedAnswers()) return false;
+  // What is guaranteed beyond that is for messages.
+  HeldMemory& memory = connection_->memory();
+  if (!memory.full() && memory.TryAdd(bytes)) return true;
+  return std::nullopt;
+}
+
+void Channel::HoldAnswer(Frame* frame, std::uint64_t bytes, bool tried) {
+  frame->answer = true;
+  frame->tried = tried;
+  answer_bytes_ += bytes;
+  frame->held = bytes;
+  if (!tried) Hold(bytes);
+}
+
+void Channel::AddReplyRecord(Unacked record) {
+  unacked_.push_back(std::move(record));
+  ++replies_;
+  answer_bytes_ += kRecordBytes;
+  Hold(kRecordBytes);
+}
+
+void Channel::DropReplyRecord() {
+  --replies_;
+  answer_bytes_ -= kRecordBytes;
+  LetGo(kRecordBytes);
+}
+
+bool Channel::MayAskForMore() const {
+  return reading_.size() < kMaxReplies && asked_cost_ < AskBudget(connection_->lanes());
+}
+
+// Whether the frame that is offered has to wait. With fewer refusals to be said than the peer can
+// have frames in flight there is no need.
+bool Channel::MustPause() {
+  if (landings_.size() >= kMostLandingFrames) {
+    waits_for_copies_ = true;
+    return true;
+  }
+  if (refusals_.UnsaidSpan(finished_) < 2 * MostSequenced()) return false;
+  paused_ = true;
+  return true;
+}
+
+// ---- frames -------------------------------------------------------------------------------------
+
+void Channel::Recycle(Frame* frame) {
+  if (!std::exchange(frame->used, false)) return;
+  const std::uint64_t held = std::exchange(frame->held, 0);
+  if (std::exchange(frame->kept, false)) {
+    --kept_;
+    kept_bytes_ -= held;
+  }
+  if (std::exchange(frame->answer, false)) answer_bytes_ -= held;
+  if (std::exchange(frame->tried, false)) {
+    connection_->memory().RemoveTried(held);
+  } else if (held > 0) {
+    LetGo(held);
+  }
+  if (free_frames_.size() >= kMostFreeFrames) return Delete(frame);
+  FreeIfOver(kSmallMeta, &frame->meta);
+  FreeIfOver(kSmallList, &frame->payload);
+  free_frames_.push_back(frame);
+}
+
+void Channel::Delete(Frame* frame) {
+  const std::size_t place = frame->place;
+  frames_.back()->place = place;
+  std::swap(frames_[place], frames_.back());
+  frames_.pop_back();
+}
+
+void Channel::TrimFrames() {
+  const std::size_t rest = std::max(kFreeFramesAtRest, free_frames_.size() / 2);
+  while (free_frames_.size() > rest) {
+    Delete(free_frames_.back());
+    free_frames_.pop_back();
+  }
+  if (frames_.capacity() > 4 * std::max(frames_.size(), kFreeFramesAtRest)) frames_.shrink_to_fit();
+  if (free_frames_.capacity() > 4 * kFreeFramesAtRest) free_frames_.shrink_to_fit();
+}
+
+// When the lane is closed.
+void Channel::DropHeld() {
+  for (const auto& frame : frames_) {
+    if (frame->tried) connection_->memory().RemoveTried(frame->held);
+  }
+  std::vector<Frame*>().swap(free_frames_);
+  std::vector<std::unique_ptr<Frame>>().swap(frames_);
+  refusals_.Clear();
+  connection_->memory().Remove(std::exchange(charged_, 0));
+  held_ = answer_bytes_ = kept_bytes_ = scratch_bytes_ = 0;
+}
+
+void Channel::FreeOnLoop() {
+  std::vector<iovec>().swap(pieces_);
+  std::vector<Block>().swap(incoming_blocks_);
+  std::vector<std::byte>().swap(incoming_data_);
+  const std::lock_guard lock(lane_mutex_);
+  if (!lane_) return;
+  bytes_before_ += lane_->BytesReceived();
+  lane_.reset();
+}
+
+// ---- what has no acknowledgement ----------------------------------------------------------------
+
+bool* Channel::QueuedFlag(wire::Type type) {
+  switch (type) {
+    case wire::Type::kAck: return &ack_queued_;
+    case wire::Type::kPing: return &ping_queued_;
+    case wire::Type::kPong: return &pong_queued_;
+    default: return nullptr;
+  }
+}
+
+void Channel::OnPlainSent(wire::Type type) {
+  --plain_;
+  if (bool* const queued = QueuedFlag(type)) *queued = false;
+  switch (type) {
+    case wire::Type::kAck:
+      if (std::exchange(ack_due_, false)) SendAck();
+      break;
+    case wire::Type::kPong:
+      if (std::exchange(pong_due_, false)) SendPlainOnLoop(wire::Type::kPong, 0, {});
+      break;
+    case wire::Type::kNack:
+      --nacks_queued_;
+      SayPendingNacks();
+      break;
+    default: break;
+  }
+}
+
+}  // namespace ferry::transfer

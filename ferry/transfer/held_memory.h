@@ -1,0 +1,68 @@
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+// What peers make an endpoint hold, in bytes: for each connection, and for all together.
+//
+// Two kinds are told apart. What must be held is bounded by its owner otherwise (by what an honest
+// peer can have in flight), and is only counted. What may be held is asked for first, and refused
+// to a connection that has its share, or where all shares are used up; but each connection may
+// always hold kGuaranteed of it, whatever the others hold.
+namespace ferry::transfer {
+
+class HeldMemory;
+
+// All connections of an endpoint. Any thread.
+class HeldMemoryPool {
+ public:
+  // `most` of all connections, `most_each` of one.
+  HeldMemoryPool(std::uint64_t most, std::uint64_t most_each)
+      : most_(most), most_each_(most_each) {}
+
+  std::uint64_t held() const noexcept { return held_.load(std::memory_order_relaxed); }
+
+ private:
+  friend class HeldMemory;
+  const std::uint64_t most_;
+  const std::uint64_t most_each_;
+  std::atomic<std::uint64_t> held_{0};
+};
+
+// One connection's part. Any thread. Gives back what is still held when it is destroyed.
+class HeldMemory {
+ public:
+  // Of what may be held: 1024 connections, the most by default, have as much as 256 MiB.
+  static constexpr std::uint64_t kGuaranteed = 256 * 1024;
+
+  HeldMemory() = default;
+  HeldMemory(const HeldMemory&) = delete;
+  HeldMemory& operator=(const HeldMemory&) = delete;
+  ~HeldMemory();
+
+  // Before anything is held. Without a pool nothing is refused.
+  void SetPool(std::shared_ptr<HeldMemoryPool> pool) noexcept { pool_ = std::move(pool); }
+
+  // What must be held.
+  void Add(std::uint64_t bytes) noexcept;
+  void Remove(std::uint64_t bytes) noexcept;
+  // What may be held: adds nothing where it returns false.
+  bool TryAdd(std::uint64_t bytes) noexcept;
+  // The same in two steps, for what comes later: whether there is room now, and what has come.
+  bool HasRoom(std::uint64_t bytes) const noexcept;
+  void AddTried(std::uint64_t bytes) noexcept;
+  void RemoveTried(std::uint64_t bytes) noexcept;
+  // Whether there is no room beyond what is guaranteed.
+  bool full() const noexcept { return !Fits(0); }
+  std::uint64_t held() const noexcept { return held_.load(std::memory_order_relaxed); }
+
+ private:
+  bool Fits(std::uint64_t more) const noexcept;
+
+  std::shared_ptr<HeldMemoryPool> pool_;  // with the endpoint, which handles may outlive
+  std::atomic<std::uint64_t> held_{0};    // of both kinds
+  std::atomic<std::uint64_t> tried_{0};   // of what may be held
+};
+
+}  // namespace ferry::transfer
