@@ -287,9 +287,8 @@ void Channel::SendOneStaged(Staged staged) {
   frame->gift = true;
   frame->unsent = staged.record.bytes;
   unsent_bytes_ += frame->unsent;
-  unacked_bytes_ += staged.record.bytes;
   if (staged.record.reply) ++replies_;
-  unacked_.push_back(std::move(staged.record));
+  AddSlice(std::move(staged.record));
   Checksum(frame);
   SendFrame(frame);
 }

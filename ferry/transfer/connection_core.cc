@@ -241,56 +241,6 @@ void ConnectionCore::AbandonReads(const Op& operation) {
   }
 }
 
-// What is on its way still lands at the peer; only its acknowledgement, or a closed connection,
-// tells that it has. The peer is asked for something over every lane, so that what is heard in the
-// meantime tells one that stands still from a network that has taken one lane of several.
-void ConnectionCore::DrainOnLoop(const Op& operation) {
-  NoticeLanesOnLoop();
-  operation->drain_since = Clock::now();
-  operation->drain_deadline = Deadline::After(config_.drain_grace);
-  ScheduleOnLoop(operation->drain_deadline);
-  for (const auto& channel : channels_) {
-    channel->loop()->Post([self = shared_from_this(), at = channel.get()] {
-      at->DropStoppedOnLoop();
-      at->ProbeOnLoop();
-    });
-  }
-}
-
-void ConnectionCore::DrainIsOverOnLoop(const Op& operation) {
-  operation->drain_deadline = Deadline::Never();  // until the lanes have said who holds it
-  auto holders = std::make_shared<std::vector<std::atomic<bool>>>(channels_.size());
-  OnEveryLane(
-      [operation, holders](Channel& lane) {
-        (*holders)[lane.index()] = lane.HoldsOperationOnLoop(operation.get());
-      },
-      [self = shared_from_this(), operation, holders] {
-        self->EndDrainOnLoop(operation, *holders);
-      });
-}
-
-// A lane that is down settles what it holds when another takes its place, and so does one that
-// says nothing while others do: for those FailIfStuckOnLoop has the bound.
-void ConnectionCore::EndDrainOnLoop(const Op& operation,
-                                    const std::vector<std::atomic<bool>>& holders) {
-  if (ending_ || operations_.count(operation->id) == 0) return;
-  NoticeLanesOnLoop();
-  const auto heard = [&](const LaneLife& life) { return life.noticed_at > operation->drain_since; };
-  const bool peer_heard = std::any_of(lives_.begin(), lives_.end(), heard);
-  bool excused = true;
-  for (std::size_t i = 0; i < lives_.size(); ++i) {
-    const LaneLife& life = lives_[i];
-    const bool in_use = life.up && life.up_since <= operation->drain_since;
-    if (holders[i] && in_use && (heard(life) || !peer_heard)) excused = false;
-  }
-  if (excused) return DrainOnLoop(operation);
-  FailOnLoop(Error(
-      Code::kPeerLost,
-      fmt::format("{} did not acknowledge a cancelled or late {} within {:.1f} s, "
-                  "so the connection was closed; reconnect",
-                  peer_name(), OperationName(operation->kind), Seconds(config_.drain_grace))));
-}
-
 // ---- deadlines and liveness ---------------------------------------------------------------------
 
 void ConnectionCore::ScheduleOnLoop(Deadline deadline) {
@@ -320,7 +270,7 @@ void ConnectionCore::CheckDeadlinesOnLoop() {
   ScheduleOnLoop(next);
   for (const Op& operation : late) {
     if (operation->aborting) {
-      DrainIsOverOnLoop(operation);
+      LookAtDrainOnLoop(operation);
       continue;
     }
     AbortOnLoop(operation,

@@ -175,11 +175,17 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void AbortOnLoop(const Op& operation, const Error& error);
   void AbortReceiveOnLoop(const Op& operation, const Error& error);
   void AbandonReads(const Op& operation);
-  // Waits for the peer to say that it has dealt with what is on its way, for drain_grace.
+  // connection_drain.cc: waits for the peer to acknowledge what is on its way of an operation that
+  // is aborting, for drain_grace since the last progress.
+  struct DrainLook;
   void DrainOnLoop(const Op& operation);
-  // The time for that is over.
-  void DrainIsOverOnLoop(const Op& operation);
-  void EndDrainOnLoop(const Op& operation, const std::vector<std::atomic<bool>>& holders);
+  void AskLanesOnLoop();
+  void ScheduleDrainLookOnLoop(const Op& operation);
+  void LookAtDrainOnLoop(const Op& operation);
+  void JudgeDrainOnLoop(const Op& operation, const DrainLook& look);
+  bool DrainHasProgressedOnLoop(const Op& operation, const DrainLook& look);
+  bool DrainIsExcusedOnLoop(const Op& operation, const DrainLook& look,
+                            Clock::time_point since) const;
   // Nothing new is begun from now on. Any thread; the first error stays.
   void MarkLost(const Error& error, bool peer_closed = false);
   void LogLoss(const Error& error, bool everyday) const;

@@ -58,8 +58,12 @@ struct OperationState {
   Phase phase = Phase::kNew;
   bool waits_for_stream = false;  // in kNew: set before, until its stream has come so far
   bool aborting = false;
-  Clock::time_point drain_since{};  // aborting: when lanes were asked last
-  Deadline drain_deadline = Deadline::Never();
+  // Aborting (connection_drain.cc).
+  Clock::time_point drain_began{};                // the first time that lanes were asked
+  Clock::time_point drain_since{};                // the last progress, or drain_began
+  Clock::time_point drain_looked{};               // the last look for some
+  std::vector<std::uint64_t> drain_acknowledged;  // by lane, as it was then; 0 of those without
+  Deadline drain_deadline = Deadline::Never();    // the next look
   std::optional<Error> abort_error;
   std::optional<wire::SolicitBody> solicited;  // kSend in kMessage: asked for, or
   std::optional<Status> declined;              // settled, before its frame had left
