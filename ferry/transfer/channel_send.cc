@@ -120,7 +120,7 @@ void Channel::AddWorkOnLoop(std::shared_ptr<OperationState> operation) {
 std::uint64_t Channel::Share(const OperationState& operation, std::uint64_t least_slices) const {
   const std::uint64_t slice = operation.plan->slice_bytes;
   const double part = connection_->ShareOf(*this);
-  const auto lanes = static_cast<double>(connection_->lanes());
+  const auto lanes = static_cast<double>(connection_->bulk_lanes());
   const double least = std::clamp(static_cast<double>(least_slices) * part * lanes, 1.0,
                                   static_cast<double>(least_slices));
   const double share = static_cast<double>(operation.ledger.left()) * part / 2;

@@ -156,17 +156,13 @@ void ConnectionCore::BeginNowOnLoop(const Op& operation) {
 }
 
 void ConnectionCore::BeginSlicesOnLoop(const Op& operation) {
-  const std::size_t slices = operation->plan->slices.size();
   operation->phase = OperationState::Phase::kSlices;
-  operation->ledger.Begin(slices);
-  for (std::size_t i = std::min(slices, channels_.size()); i-- > 1;) {
-    EventLoop* const loop = channels_[i]->loop();
-    auto add = [self = shared_from_this(), operation, i] {
-      self->channels_[i]->AddWorkOnLoop(operation);
-    };
-    loop == home_ ? add() : loop->Post(std::move(add));
+  operation->ledger.Begin(operation->plan->slices.size());
+  operation->small = MayGoWithMessagesOnLoop(operation);
+  if (operation->small && small_under_way_++ < kMaxSmallDepth && lives_.front().up) {
+    return channels_.front()->AddWorkOnLoop(operation);
   }
-  channels_.front()->AddWorkOnLoop(operation);
+  DealOnLoop(operation);
 }
 
 void ConnectionCore::SendNotificationOnLoop(const Op& operation) {
@@ -200,6 +196,7 @@ void ConnectionCore::EndOnLoop(const Op& operation, Status status) {
   if (operations_.erase(operation->id) == 0) return;
   CountEndOnLoop(*operation, status);
   operation->local_pins.clear();
+  if (std::exchange(operation->small, false)) --small_under_way_;
   if (operation->plan && operation->plan->shared_with != 0) {
     sharing_.EndUseOnLoop(*operation->plan);
   }

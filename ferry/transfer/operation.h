@@ -44,6 +44,7 @@ struct OperationState {
   // Set before lanes are given the round of slices that needs it.
   std::shared_ptr<const Plan> plan;  // shared with the caller's PreparedTransfer, for reposting
   SliceLedger ledger;
+  bool small = false;  // may go over the first lane, with the messages
 
   // Home loop only.
   enum class Phase : std::uint8_t {
