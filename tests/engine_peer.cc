@@ -172,8 +172,8 @@ std::vector<std::string> EnginePeer::Interfaces() {
   return {std::istream_iterator<std::string>(words), {}};
 }
 
-void EnginePeer::Pump(const std::string& local, const std::vector<std::byte>& key) {
-  Ask(fmt::format("pump {} {}", local, ToHex(key)));
+void EnginePeer::Pump(const std::string& local, const std::vector<std::byte>& key, bool reads) {
+  Ask(fmt::format("pump {} {} {}", local, ToHex(key), reads ? "reads" : "writes"));
 }
 
 std::uint64_t EnginePeer::Pumped() { return std::stoull(Ask("pumped")); }

@@ -128,9 +128,9 @@ class EnginePeer {
   void Use(int connection);
   // By which interface each lane goes.
   std::vector<std::string> Interfaces();
-  // Writes the region `local` to that of `key` again and again, until StopPump(), which returns
-  // the outcome; and the bytes that have been written so far.
-  void Pump(const std::string& local, const std::vector<std::byte>& key);
+  // Writes the region `local` to that of `key`, or reads it from there, again and again, until
+  // StopPump(), which returns the outcome; and the bytes that have been moved so far.
+  void Pump(const std::string& local, const std::vector<std::byte>& key, bool reads = false);
   std::uint64_t Pumped();
   std::string StopPump();
   // _exit() without a word to anybody. Returns when the process has gone.

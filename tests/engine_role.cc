@@ -34,11 +34,12 @@ T Next(Words& words) {
   return value;
 }
 
-// Writes a region again and again on a thread of its own, eight posts at a time.
+// Writes, or reads, a region again and again on a thread of its own, eight posts at a time.
 class Pump {
  public:
-  Pump(transfer::Connection connection, transfer::PreparedTransfer transfer)
-      : thread_([this, connection = std::move(connection),
+  Pump(transfer::Connection connection, transfer::PreparedTransfer transfer, bool reads)
+      : reads_(reads),
+        thread_([this, connection = std::move(connection),
                  transfer = std::move(transfer)]() mutable { Run(&connection, transfer); }) {}
 
   std::uint64_t bytes() const { return bytes_.load(); }
@@ -54,7 +55,7 @@ class Pump {
     std::deque<transfer::Operation> under_way;
     while (status_ && (!stop_.load() || !under_way.empty())) {
       while (!stop_.load() && under_way.size() < 8) {
-        auto posted = connection->Write(transfer);
+        auto posted = reads_ ? connection->Read(transfer) : connection->Write(transfer);
         if (!posted) {
           status_ = posted.error();
           return;
@@ -67,6 +68,7 @@ class Pump {
     }
   }
 
+  const bool reads_;
   std::atomic<bool> stop_{false};
   std::atomic<std::uint64_t> bytes_{0};
   Status status_ = Ok();  // the thread's, until it is joined
@@ -103,6 +105,10 @@ class EngineRole {
   Result<std::string> Write(Words& words);
   Result<std::string> Read(Words& words);
   Result<std::string> Send(Words& words);
+  Result<std::string> Notify(Words& words);
+  Result<std::string> Cancel(Words& words);
+  Result<std::string> NotifyTimes(Words& words);
+  Result<std::string> TakeTimes(Words& words);
   Result<std::string> Outcome(Words& words);
   Result<std::string> Notification(Words& words);
   Result<std::string> Refusals(Words& words);
@@ -154,6 +160,10 @@ const std::map<std::string, EngineRole::Command, std::less<>>& EngineRole::Comma
       {"write", &EngineRole::Write},
       {"read", &EngineRole::Read},
       {"send", &EngineRole::Send},
+      {"notify", &EngineRole::Notify},
+      {"cancel", &EngineRole::Cancel},
+      {"notify_times", &EngineRole::NotifyTimes},
+      {"take_times", &EngineRole::TakeTimes},
       {"outcome", &EngineRole::Outcome},
       {"notification", &EngineRole::Notification},
       {"refusals", &EngineRole::Refusals},
@@ -299,10 +309,22 @@ Result<std::string> EngineRole::CountRegion(Words& words) {
 
 // ---- operations ---------------------------------------------------------------------------------
 
+// With a deadline in so many milliseconds, if one is named.
 Result<std::string> EngineRole::Write(Words& words) {
   FERRY_TRY_ASSIGN(PatternRegion * found, Find(words));
   FERRY_TRY_ASSIGN(const auto remote, connection()->Import(FromHex(Next<std::string>(words))));
-  return Keep(connection()->Write(found->region, 0, remote, 0, found->bytes().size()));
+  std::int64_t deadline = 0;
+  if (!(words >> deadline)) {
+    return Keep(connection()->Write(found->region, 0, remote, 0, found->bytes().size()));
+  }
+  std::vector<transfer::TransferPart> parts(1);
+  parts[0].local = &found->region;
+  parts[0].remote = &remote;
+  parts[0].blocks.Add({.dst = 0, .src = 0, .len = found->bytes().size()});
+  FERRY_TRY_ASSIGN(auto prepared, connection()->PrepareWrite(std::move(parts)));
+  transfer::PostOptions options;
+  options.deadline = Deadline::After(milliseconds(deadline));
+  return Keep(connection()->Write(prepared, options));
 }
 
 Result<std::string> EngineRole::Read(Words& words) {
@@ -325,6 +347,49 @@ Result<std::string> EngineRole::Send(Words& words) {
     FERRY_TRY(Keep(connection()->Send(tag, found->bytes().first(bytes))));
   }
   return std::string();
+}
+
+Result<std::string> EngineRole::Notify(Words& words) {
+  const auto text = Next<std::string>(words);
+  return Keep(connection()->Notify(std::as_bytes(std::span(text))));
+}
+
+// The latest post.
+Result<std::string> EngineRole::Cancel(Words& /*words*/) {
+  if (posted_.empty()) return Error(Code::kInvalidArgument, "nothing was posted");
+  posted_.back().Cancel();
+  return std::string();
+}
+
+// Notifications that say when they were posted, so many and so many microseconds apart. Processes
+// of one machine have one steady clock.
+Result<std::string> EngineRole::NotifyTimes(Words& words) {
+  const auto count = Next<std::uint64_t>(words);
+  const auto apart = microseconds(Next<std::int64_t>(words));
+  std::deque<transfer::Operation> all;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const Clock::rep now = Clock::now().time_since_epoch().count();
+    FERRY_TRY_ASSIGN(auto posted, connection()->Notify(std::as_bytes(std::span(&now, 1))));
+    all.push_back(std::move(posted));
+    // The load that is measured; nothing is waited for.
+    std::this_thread::sleep_for(apart);
+  }
+  for (transfer::Operation& each : all) FERRY_TRY(each.Wait(Patience()));
+  return std::string();
+}
+
+// How long ago they were posted when they were taken, in microseconds.
+Result<std::string> EngineRole::TakeTimes(Words& words) {
+  std::string all;
+  for (auto left = Next<std::uint64_t>(words); left > 0; --left) {
+    FERRY_TRY_ASSIGN(const auto taken, connection()->TakeNotification(Patience()));
+    Clock::rep then = 0;
+    if (taken.size() != sizeof then) return Error(Code::kCorrupt, "not a time");
+    std::memcpy(&then, taken.data(), sizeof then);
+    const Clock::duration ago(Clock::now().time_since_epoch().count() - then);
+    all += fmt::format("{} ", std::chrono::duration_cast<microseconds>(ago).count());
+  }
+  return all;
 }
 
 Result<std::string> EngineRole::Outcome(Words& /*words*/) {
@@ -381,8 +446,10 @@ Result<std::string> EngineRole::Pump(Words& words) {
   parts[0].local = &found->region;
   parts[0].remote = &remote;
   parts[0].blocks.Add({.dst = 0, .src = 0, .len = found->bytes().size()});
-  FERRY_TRY_ASSIGN(auto prepared, connection()->PrepareWrite(std::move(parts)));
-  link().pump.emplace(*connection(), std::move(prepared));
+  const bool reads = Next<std::string>(words) == "reads";
+  FERRY_TRY_ASSIGN(auto prepared, reads ? connection()->PrepareRead(std::move(parts))
+                                        : connection()->PrepareWrite(std::move(parts)));
+  link().pump.emplace(*connection(), std::move(prepared), reads);
   return std::string();
 }
 

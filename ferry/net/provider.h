@@ -116,6 +116,7 @@ struct PathStats {
   std::uint64_t congestion_window_bytes = 0;
   std::uint64_t delivery_rate = 0;           // bytes per second, as last measured
   std::uint64_t retransmitted_segments = 0;  // since the lane began
+  std::uint64_t acknowledged_bytes = 0;      // likewise, by the peer's kernel
 };
 
 class Lane {

@@ -401,7 +401,7 @@ PerfRow CaseRun::RowOf(const Rounds& rounds) const {
   row.provider = info.provider;
   row.size = case_.size;
   row.block_size = case_.block_size;
-  row.lanes = info.lanes.size();
+  row.lanes = info.bulk_lanes;
   if (carried_) {
     row.provider = "plugin " + carried_->carrier().plugin().name();
     row.lanes = carried_->carrier().channels();
@@ -484,7 +484,7 @@ Status OpenFloor(const PerfJob& job, Link* link, Deadline deadline) {
   const Config config = FloorConfig(job.config, lane.congestion_control);
   FERRY_TRY_ASSIGN(const Json answer,
                    link->control.Ask({{"do", perf_request::kFloorOpen},
-                                      {"sockets", info.lanes.size()},
+                                      {"sockets", info.bulk_lanes},
                                       {"congestion_control", lane.congestion_control}},
                                      deadline));
   FERRY_TRY_ASSIGN(const std::uint64_t port, NumberField(answer, "port"));
@@ -495,7 +495,7 @@ Status OpenFloor(const PerfJob& job, Link* link, Deadline deadline) {
   FERRY_TRY_ASSIGN(net::Address remote, net::ParseAddress(lane.remote, 0));
   remote.port = static_cast<std::uint16_t>(port);
   FERRY_TRY_ASSIGN(auto floor,
-                   FloorSockets::Connect(config, remote, token, info.lanes.size(), deadline));
+                   FloorSockets::Connect(config, remote, token, info.bulk_lanes, deadline));
   link->floor.emplace(std::move(floor));
   FERRY_TRY(link->control.HearAnswer(deadline));
   return Ok();
@@ -518,14 +518,14 @@ PerfRow::Transport TransportOf(const transfer::Connection& connection) {
 void PrintHead(const PerfJob& job, const transfer::ConnectionInfo& info) {
   const bool spin = job.config.spin.count() > 0;
   PrintLine(
-      fmt::format("{} over {}, {} lanes, congestion control {}, security {}, depth {}, {} "
-                  "rounds, {}",
-                  info.peer, info.provider, info.lanes.size(),
+      fmt::format("{} over {}, {} lanes ({} for bulk), congestion control {}, security {}, depth "
+                  "{}, {} rounds, {}",
+                  info.peer, info.provider, info.lanes.size(), info.bulk_lanes,
                   info.lanes.front().congestion_control, Printable(info.lanes.front().security),
                   job.depth, job.rounds, spin ? "waiting by polling" : "waiting asleep"));
   if (job.floor) {
     PrintLine(fmt::format("floor: plain contiguous copy over {} sockets with the same options",
-                          info.lanes.size()));
+                          info.bulk_lanes));
   }
   if (job.carrier) {
     PrintLine(fmt::format("carried by {} over {} channels in chunks of {}", job.carrier->plugin,

@@ -365,10 +365,11 @@ Check CheckLockedMemory(const Visit& visit) {
 
 Check CheckOpenFiles(const Visit& visit) {
   const Limit limit = visit.system->LimitOf(RLIMIT_NOFILE);
-  // Without a setting the library takes half the cores, from 2 to 16.
+  // Without a setting the library takes half the cores, from 2 to 16, and one more.
   const std::uint64_t lanes =
-      visit.config.lanes > 0 ? static_cast<std::uint64_t>(visit.config.lanes)
-                             : std::clamp<std::uint64_t>(visit.system->Cores().size() / 2, 2, 16);
+      visit.config.lanes > 0
+          ? static_cast<std::uint64_t>(visit.config.lanes)
+          : std::clamp<std::uint64_t>(visit.system->Cores().size() / 2, 2, 16) + 1;
   Check check{"open_files", Verdict::kOk,
               fmt::format("{}, at most {}", CountText(limit.soft), CountText(limit.hard)), ""};
   if (limit.soft >= kWantedFiles) return check;

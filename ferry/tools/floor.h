@@ -13,7 +13,7 @@
 #include "ferry/net/address.h"
 
 // What Tensorferry is measured against: the plainest fast copy between the same two processes, with
-// as many sockets as the connection has lanes and the same socket options. One thread per socket
+// as many sockets as the connection has lanes for bulk, with their options. One thread per socket
 // and side; each moves its contiguous share of the buffer by blocking calls, straight between the
 // two buffers. Nothing in it can be scattered, fail over, be checked or be cancelled.
 namespace ferry::tools {

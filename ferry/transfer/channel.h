@@ -77,6 +77,8 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   bool HoldsOnLoop(const RegionState* region);
   // Whether the operation waits for what the peer says over this lane, or its successor.
   bool HoldsOperationOnLoop(const OperationState* operation) const;
+  // Changes whenever the peer, or its kernel, has acknowledged more.
+  std::uint64_t AcknowledgedOnLoop() const;
   // Whether something waits for what comes over this lane, or its successor, and no other.
   bool HoldsWorkOnLoop() const;
   // Whether the peer has acknowledged enough of what was sent to it to be offered more: what ends
@@ -139,6 +141,8 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
     bool becomes_offer = false;  // and this one has
     bool reply = false;          // a kReadData: counts in replies_
     std::uint64_t copied = 0;    // bytes of a kCopy
+    Clock::time_point since{};   // of a slice of a write: when it was handed over
+    std::uint64_t ahead = 0;     // and how many bytes were unacknowledged then, its own included
     RegionPin pin = {};          // of a kReadData whose payload is the region's memory
     // Whose slot the kernel may still read; with the stager.
     std::shared_ptr<StagedCopy> staged = nullptr;
@@ -233,6 +237,8 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   bool PumpOne(WorkQueue* work);
   std::uint64_t Share(const OperationState& operation, std::uint64_t least_slices) const;
   void MeasureRate(std::uint64_t bytes);
+  void AddSlice(Unacked record);
+  void MeasureDrain(const Unacked& slice);
   bool MayWrite(const OperationState& operation) const;
   std::size_t MostSequenced() const;
   bool MayRead(const OperationState& operation) const;
@@ -354,6 +360,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   std::atomic<std::uint64_t> rate_{0};
   std::uint64_t rate_bytes_ = 0;  // since rate_since_
   Clock::time_point rate_since_;
+  std::uint64_t drainable_ = ~std::uint64_t{0};  // MeasureDrain; at first nothing bounds it
   bool paused_ = false;
   std::optional<Error> closed_by_;
 

@@ -133,7 +133,10 @@ void Channel::SettleFrames() {
     --sent_;
     unacked_bytes_ -= frame.bytes;
     copying_bytes_ -= frame.copied;
-    if (frame.bytes > 0 && frame.operation) MeasureRate(frame.bytes);
+    if (frame.bytes > 0 && frame.operation) {
+      MeasureRate(frame.bytes);
+      MeasureDrain(frame);
+    }
     if (frame.reply) DropReplyRecord();
     LetGoOfSlot(&frame);
     if (frame.frame != nullptr) Recycle(frame.frame);

@@ -120,7 +120,7 @@ void Channel::AddWorkOnLoop(std::shared_ptr<OperationState> operation) {
 std::uint64_t Channel::Share(const OperationState& operation, std::uint64_t least_slices) const {
   const std::uint64_t slice = operation.plan->slice_bytes;
   const double part = connection_->ShareOf(*this);
-  const auto lanes = static_cast<double>(connection_->lanes());
+  const auto lanes = static_cast<double>(connection_->bulk_lanes());
   const double least = std::clamp(static_cast<double>(least_slices) * part * lanes, 1.0,
                                   static_cast<double>(least_slices));
   const double share = static_cast<double>(operation.ledger.left()) * part / 2;
@@ -144,6 +144,29 @@ void Channel::MeasureRate(std::uint64_t bytes) {
   rate_since_ = now;
 }
 
+void Channel::AddSlice(Unacked record) {
+  unacked_bytes_ += record.bytes;
+  record.since = Clock::now();
+  record.ahead = unacked_bytes_;
+  unacked_.push_back(std::move(record));
+}
+
+// Bounds what a lane has under way to what it gets through within drain_grace: an operation that is
+// cancelled waits for that. `ahead` bytes have left while the slice was under way, so their rate is
+// a lower limit of the lane's. A lane without a queue may be much faster, and so only slices that
+// took long lower the bound: where none does, nothing is bounded.
+void Channel::MeasureDrain(const Unacked& slice) {
+  if (slice.since == Clock::time_point{}) return;
+  constexpr microseconds kLeast = milliseconds(250);  // longer than any round trip
+  const std::chrono::duration<double> grace =
+      std::max<microseconds>(connection_->config().drain_grace, kLeast);
+  const std::chrono::duration<double> took =
+      std::max<Clock::duration>(Clock::now() - slice.since, microseconds(1));
+  const double bytes = std::min(static_cast<double>(slice.ahead) * (grace / took), 1e18);
+  const auto drains = static_cast<std::uint64_t>(bytes);
+  drainable_ = took > grace / 4 ? drains : std::max(drainable_, drains);
+}
+
 bool Channel::MayCopy(const OperationState& operation) const {
   return operation.plan->shared_with == 0 || copying_bytes_ < kCopyWindow;
 }
@@ -153,8 +176,9 @@ bool Channel::MayWrite(const OperationState& operation) const {
   const bool staged = operation.plan->staged;
   if (staged && !MayStage()) return false;
   const std::uint64_t least = staged ? kStagedWrites : 2 * kAckSlices;
+  const std::uint64_t drainable = std::max<std::uint64_t>(drainable_, 1);  // a slice at any rate
   return unsent_bytes_ < kUnsentSlices * connection_->config().slice_bytes &&
-         unacked_bytes_ + outbox_bytes_ < Share(operation, least) &&
+         unacked_bytes_ + outbox_bytes_ < std::min(Share(operation, least), drainable) &&
          unacked_.size() + outbox_.size() < kMaxUnacked;
 }
 
@@ -218,9 +242,8 @@ void Channel::SendWriteSlice(const std::shared_ptr<OperationState>& operation,
   frame->gift = true;  // the slice is the peer's to acknowledge, and its memory ours until then
   frame->unsent = frame->payload_bytes;
   unsent_bytes_ += frame->unsent;
-  unacked_bytes_ += frame->payload_bytes;
   frame->sequenced = true;
-  unacked_.push_back({operation, frame->payload_bytes, slice});
+  AddSlice({operation, frame->payload_bytes, slice});
   frame->checked |= operation->checksum;
   Checksum(frame);
   SendFrame(frame);
@@ -446,6 +469,11 @@ void Channel::FlushDueAckOnLoop() {
 bool Channel::HoldsOperationOnLoop(const OperationState* operation) const {
   return std::any_of(unacked_.begin(), unacked_.end(),
                      [&](const Unacked& frame) { return frame.operation.get() == operation; });
+}
+
+std::uint64_t Channel::AcknowledgedOnLoop() const {
+  const std::uint64_t frames = first_unacked_ + static_cast<std::uint64_t>(acked_);
+  return closed_ || !up_ ? frames : frames + lane_->Path().acknowledged_bytes;
 }
 
 bool Channel::HoldsWorkOnLoop() const {

@@ -290,11 +290,11 @@ void Channel::SendOneStaged(Staged staged) {
   frame->gift = true;
   frame->unsent = staged.record.bytes;
   unsent_bytes_ += frame->unsent;
-  unacked_bytes_ += staged.record.bytes;
   if (staged.record.reply) {
+    unacked_bytes_ += staged.record.bytes;
     AddReplyRecord(std::move(staged.record));
   } else {
-    unacked_.push_back(std::move(staged.record));
+    AddSlice(std::move(staged.record));
   }
   Checksum(frame);
   SendFrame(frame);

@@ -364,6 +364,7 @@ ConnectionInfo Connection::Info() const {
   info.refused_accesses = core_->refusals();
   info.checksums = core_->checksums();
   info.lanes = core_->LaneInfos();
+  info.bulk_lanes = core_->bulk_lanes();
   return info;
 }
 

@@ -97,6 +97,8 @@ struct ConnectionInfo {
   std::string peer;      // address
   std::string endpoint;  // the peer's id
   std::vector<net::LaneInfo> lanes;
+  std::size_t bulk_lanes =
+      0;  // of them, that carry large transfers: of three or more not the first
   std::uint64_t refused_accesses = 0;  // of the peer, by our checks
   bool checksums = false;              // agreed for everything, by config.checksum of either side
 };

@@ -156,17 +156,13 @@ void ConnectionCore::BeginNowOnLoop(const Op& operation) {
 }
 
 void ConnectionCore::BeginSlicesOnLoop(const Op& operation) {
-  const std::size_t slices = operation->plan->slices.size();
   operation->phase = OperationState::Phase::kSlices;
-  operation->ledger.Begin(slices);
-  for (std::size_t i = std::min(slices, channels_.size()); i-- > 1;) {
-    EventLoop* const loop = channels_[i]->loop();
-    auto add = [self = shared_from_this(), operation, i] {
-      self->channels_[i]->AddWorkOnLoop(operation);
-    };
-    loop == home_ ? add() : loop->Post(std::move(add));
+  operation->ledger.Begin(operation->plan->slices.size());
+  operation->small = MayGoWithMessagesOnLoop(operation);
+  if (operation->small && small_under_way_++ < kMaxSmallDepth && lives_.front().up) {
+    return channels_.front()->AddWorkOnLoop(operation);
   }
-  channels_.front()->AddWorkOnLoop(operation);
+  DealOnLoop(operation);
 }
 
 void ConnectionCore::SendNotificationOnLoop(const Op& operation) {
@@ -200,6 +196,7 @@ void ConnectionCore::EndOnLoop(const Op& operation, Status status) {
   if (!operations_.Erase(operation->id)) return;
   CountEndOnLoop(*operation, status);
   operation->local_pins.clear();
+  if (std::exchange(operation->small, false)) --small_under_way_;
   if (operation->plan && operation->plan->shared_with != 0) {
     sharing_.EndUseOnLoop(*operation->plan);
   }
@@ -242,55 +239,6 @@ void ConnectionCore::AbandonReads(const Op& operation) {
   }
 }
 
-// What is on its way still lands at the peer; only its acknowledgement, or a closed connection,
-// tells that it has. The peer is asked for something over every lane, so that what is heard in the
-// meantime tells one that stands still from a network that has taken one lane of several.
-void ConnectionCore::DrainOnLoop(const Op& operation) {
-  NoticeLanesOnLoop();
-  operation->drain_since = Clock::now();
-  operations_.SetDue(operation->id, Deadline::After(config_.drain_grace));
-  ScheduleOnLoop();
-  for (const auto& channel : channels_) {
-    channel->loop()->Post([self = shared_from_this(), at = channel.get()] {
-      at->DropStoppedOnLoop();
-      at->ProbeOnLoop();
-    });
-  }
-}
-
-void ConnectionCore::DrainIsOverOnLoop(const Op& operation) {
-  auto holders = std::make_shared<std::vector<std::atomic<bool>>>(channels_.size());
-  OnEveryLane(
-      [operation, holders](Channel& lane) {
-        (*holders)[lane.index()] = lane.HoldsOperationOnLoop(operation.get());
-      },
-      [self = shared_from_this(), operation, holders] {
-        self->EndDrainOnLoop(operation, *holders);
-      });
-}
-
-// A lane that is down settles what it holds when another takes its place, and so does one that
-// says nothing while others do: for those FailIfStuckOnLoop has the bound.
-void ConnectionCore::EndDrainOnLoop(const Op& operation,
-                                    const std::vector<std::atomic<bool>>& holders) {
-  if (ending_ || !operations_.Contains(operation->id)) return;
-  NoticeLanesOnLoop();
-  const auto heard = [&](const LaneLife& life) { return life.noticed_at > operation->drain_since; };
-  const bool peer_heard = std::any_of(lives_.begin(), lives_.end(), heard);
-  bool excused = true;
-  for (std::size_t i = 0; i < lives_.size(); ++i) {
-    const LaneLife& life = lives_[i];
-    const bool in_use = life.up && life.up_since <= operation->drain_since;
-    if (holders[i] && in_use && (heard(life) || !peer_heard)) excused = false;
-  }
-  if (excused) return DrainOnLoop(operation);
-  FailOnLoop(Error(
-      Code::kPeerLost,
-      fmt::format("{} did not acknowledge a cancelled or late {} within {:.1f} s, "
-                  "so the connection was closed; reconnect",
-                  peer_name(), OperationName(operation->kind), Seconds(config_.drain_grace))));
-}
-
 // ---- deadlines and liveness ---------------------------------------------------------------------
 
 void ConnectionCore::ScheduleOnLoop() {
@@ -311,7 +259,7 @@ void ConnectionCore::CheckDeadlinesOnLoop() {
   ScheduleOnLoop();
   for (const Op& operation : due) {
     if (operation->aborting) {
-      DrainIsOverOnLoop(operation);
+      LookAtDrainOnLoop(operation);
       continue;
     }
     AbortOnLoop(operation,

@@ -33,6 +33,12 @@ namespace ferry::transfer {
 inline constexpr std::size_t kMaxReplies = 64;
 inline constexpr std::uint64_t kMaxEagerBytes = 64 * 1024;
 inline constexpr std::uint64_t kMaxNotificationBytes = 64 * 1024;
+// A write or read of host memory of at most so many bytes goes with the messages, over the first
+// lane, unless so many of them are under way already: those of a deep queue are bulk.
+inline constexpr std::uint64_t kMaxSmallBytes = 64 * 1024;
+inline constexpr std::uint64_t kMaxSmallDepth = 4;
+// Of so many lanes. Of two both carry bulk: one alone would be much slower.
+constexpr std::size_t FirstBulkLaneOf(std::size_t lanes) { return lanes > 2 ? 1 : 0; }
 
 // Who is at the other end, and what was agreed in the greeting.
 struct Peer {
@@ -68,6 +74,10 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   std::uint64_t window_bytes() const noexcept { return peer_.window_bytes; }
   bool checksums() const noexcept { return peer_.checksums; }
   std::size_t lanes() const noexcept { return channels_.size(); }
+  // The first lane is for messages, notifications and what is small, where there are at least two
+  // others for the rest: those from FirstBulkLane() on.
+  std::size_t FirstBulkLane() const noexcept { return FirstBulkLaneOf(channels_.size()); }
+  std::size_t bulk_lanes() const noexcept { return channels_.size() - FirstBulkLane(); }
   Channel& channel(std::size_t index) const noexcept { return *channels_[index]; }
   EventLoop* home() const noexcept { return home_; }
   GpuSharing& sharing() noexcept { return sharing_; }
@@ -148,9 +158,9 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void LaneFrozen(std::uint32_t index, bool was_heard);
   // The peer, which cannot do so itself, asks for another lane in the place of this one.
   void PeerGaveUpLane(std::uint32_t index);
-  // Gives the operation's slices, of which some were given back, to all lanes.
+  // Gives the operation's slices, of which some were given back, to all lanes that may carry them.
   void DealAgain(const std::shared_ptr<OperationState>& operation);
-  // The part of all that goes through which goes through this lane: of 1, by what was measured.
+  // The part of all bulk that goes through this lane: of 1, by what was measured.
   double ShareOf(const Channel& channel) const;
   void PostChannelClosed(Channel* channel);
 
@@ -178,6 +188,10 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void BeginOnLoop(const Op& operation);
   void BeginNowOnLoop(const Op& operation);
   void BeginSlicesOnLoop(const Op& operation);
+  bool MayGoWithMessagesOnLoop(const Op& operation) const;
+  bool BulkIsDownOnLoop() const;
+  void DealOnLoop(const Op& operation);
+  void DealToFirstLaneOnLoop();
   void BeginSendOnLoop(const Op& operation);
   void BeginReceiveOnLoop(const Op& operation);
   void SendNotificationOnLoop(const Op& operation);
@@ -186,11 +200,17 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void AbortOnLoop(const Op& operation, const Error& error);
   void AbortReceiveOnLoop(const Op& operation, const Error& error);
   void AbandonReads(const Op& operation);
-  // Waits for the peer to say that it has dealt with what is on its way, for drain_grace.
+  // connection_drain.cc: waits for the peer to acknowledge what is on its way of an operation that
+  // is aborting, for drain_grace since the last progress.
+  struct DrainLook;
   void DrainOnLoop(const Op& operation);
-  // The time for that is over.
-  void DrainIsOverOnLoop(const Op& operation);
-  void EndDrainOnLoop(const Op& operation, const std::vector<std::atomic<bool>>& holders);
+  void AskLanesOnLoop();
+  void ScheduleDrainLookOnLoop(const Op& operation);
+  void LookAtDrainOnLoop(const Op& operation);
+  void JudgeDrainOnLoop(const Op& operation, const DrainLook& look);
+  bool DrainHasProgressedOnLoop(const Op& operation, const DrainLook& look);
+  bool DrainIsExcusedOnLoop(const Op& operation, const DrainLook& look,
+                            Clock::time_point since) const;
   // Nothing new is begun from now on. Any thread; the first error stays.
   void MarkLost(const Error& error, bool peer_closed = false);
   void LogLoss(const Error& error, bool everyday) const;
@@ -302,6 +322,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   OperationTable operations_;
   // Receives, by the sender's operation.
   std::unordered_map<std::uint64_t, Op, SeededHash> landing_;
+  std::uint64_t small_under_way_ = 0;  // operations that are `small`
   Matcher matcher_;
   std::uint64_t kept_bytes_ = 0;  // by the matcher, as memory_ has it
   std::size_t open_channels_ = 0;

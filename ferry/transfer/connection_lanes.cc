@@ -32,32 +32,82 @@ void ConnectionCore::SetLanePath(std::uint32_t index, const net::PathStats& path
 
 void ConnectionCore::SetLaneUpOnLoop(std::uint32_t index, bool up) {
   lives_[index].up = up;
-  const std::lock_guard lock(infos_mutex_);
-  lane_records_[index].up = up;
+  {
+    const std::lock_guard lock(infos_mutex_);
+    lane_records_[index].up = up;
+  }
+  const bool last_of_bulk = !up && index >= FirstBulkLane() && BulkIsDownOnLoop();
+  if (last_of_bulk && FirstBulkLane() > 0 && !lost_.load()) DealToFirstLaneOnLoop();
 }
 
 void ConnectionCore::SetKeeper(std::unique_ptr<LaneKeeper> keeper) { keeper_ = std::move(keeper); }
 
+// ---- which lanes carry what ---------------------------------------------------------------------
+
 double ConnectionCore::ShareOf(const Channel& channel) const {
+  const auto lanes = static_cast<double>(bulk_lanes());
+  // The first lane, while it stands in for all others.
+  if (channel.index() < FirstBulkLane()) return 1 / lanes;
   std::uint64_t sum = 0;
   std::size_t known = 0;
-  for (const auto& each : channels_) {
-    const std::uint64_t rate = each->rate();
+  for (std::size_t i = FirstBulkLane(); i < channels_.size(); ++i) {
+    const std::uint64_t rate = channels_[i]->rate();
     sum += rate;
     known += rate > 0 ? 1 : 0;
   }
-  const auto lanes = static_cast<double>(channels_.size());
   const std::uint64_t own = channel.rate();
   // Those that are not known count as the mean of the others.
   if (own == 0 || known == 0) return 1 / lanes;
   return static_cast<double>(own) / static_cast<double>(sum) * static_cast<double>(known) / lanes;
 }
 
+// Not what needs slots or copies of a GPU: a lane waits for those.
+bool ConnectionCore::MayGoWithMessagesOnLoop(const Op& operation) const {
+  const Plan& plan = *operation->plan;
+  return FirstBulkLane() > 0 && plan.slices.size() == 1 && plan.bytes <= kMaxSmallBytes &&
+         !plan.staged && plan.shared_with == 0;
+}
+
+bool ConnectionCore::BulkIsDownOnLoop() const {
+  const auto is_up = [](const LaneLife& life) { return life.up; };
+  return std::none_of(lives_.begin() + static_cast<std::ptrdiff_t>(FirstBulkLane()), lives_.end(),
+                      is_up);
+}
+
+// To as many lanes as it has slices, of those in use: the ones whose threads must be woken first.
+void ConnectionCore::DealOnLoop(const Op& operation) {
+  const bool none_is_up = BulkIsDownOnLoop();
+  const std::size_t slices = operation->plan->slices.size();
+  std::vector<Channel*> chosen;
+  for (std::size_t i = FirstBulkLane(); i < channels_.size() && chosen.size() < slices; ++i) {
+    if (lives_[i].up || none_is_up) chosen.push_back(channels_[i].get());
+  }
+  for (auto it = chosen.rbegin(); it != chosen.rend(); ++it) {
+    auto add = [self = shared_from_this(), operation, at = *it] { at->AddWorkOnLoop(operation); };
+    (*it)->loop() == home_ ? add() : (*it)->loop()->Post(std::move(add));
+  }
+  if (none_is_up && FirstBulkLane() > 0) channels_.front()->AddWorkOnLoop(operation);
+}
+
 void ConnectionCore::DealAgain(const Op& operation) {
-  for (const auto& channel : channels_) {
-    channel->loop()->Post([self = shared_from_this(), operation, at = channel.get()] {
+  home_->Post([self = shared_from_this(), operation] {
+    if (operation->small || self->BulkIsDownOnLoop()) {
+      self->channels_.front()->AddWorkOnLoop(operation);
+    }
+  });
+  for (std::size_t i = FirstBulkLane(); i < channels_.size(); ++i) {
+    channels_[i]->loop()->Post([self = shared_from_this(), operation, at = channels_[i].get()] {
       at->AddWorkOnLoop(operation);
     });
+  }
+}
+
+// The last of the lanes for bulk has gone: while none comes back, the first one carries everything.
+void ConnectionCore::DealToFirstLaneOnLoop() {
+  for (const auto& [id, operation] : operations_) {
+    if (operation->phase == OperationState::Phase::kSlices && operation->ledger.active()) {
+      channels_.front()->AddWorkOnLoop(operation);
+    }
   }
 }
 

@@ -17,10 +17,9 @@ namespace {
 
 constexpr std::size_t kMaxInterfaceLanes = 16;
 
-int Automatic(int configured, int lowest, int highest) {
-  if (configured > 0) return configured;
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::clamp(cores / 2, lowest, highest);
+// Half the cores.
+int Automatic() {
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 2, 16);
 }
 
 }  // namespace
@@ -28,7 +27,7 @@ int Automatic(int configured, int lowest, int highest) {
 EndpointCore::EndpointCore(const Config& config, std::unique_ptr<net::Provider> provider)
     : config_(config),
       provider_(std::move(provider)),
-      lanes_(Automatic(config.lanes, 2, 16)),
+      lanes_(config.lanes > 0 ? config.lanes : Automatic() + 1),
       held_(std::make_shared<HeldMemoryPool>(config.peer_memory_total, config.peer_memory)) {}
 
 EndpointCore::~EndpointCore() = default;
@@ -40,8 +39,9 @@ Status EndpointCore::Start() {
                  fmt::format("the provider {} has no TLS; set FERRY_TLS=off, or use another one",
                              provider_->name()));
   }
-  const int workers =
-      std::min(Automatic(config_.workers, 2, 16), config_.workers > 0 ? 64 : lanes_);
+  // The lane for what is small shares a loop with one of the others.
+  const int loops = lanes_ - static_cast<int>(FirstBulkLaneOf(static_cast<std::size_t>(lanes_)));
+  const int workers = config_.workers > 0 ? config_.workers : std::min(Automatic(), loops);
   for (int i = 0; i < workers; ++i) {
     FERRY_TRY_ASSIGN(auto loop, EventLoop::Create());
     loops_.push_back(std::move(loop));
@@ -113,7 +113,8 @@ int EndpointCore::LanesOverInterfaces() const {
   for (const net::LocalAddress& local : provider_->Addresses(config_)) {
     interfaces.insert(local.interface);
   }
-  return std::max(lanes_, static_cast<int>(std::min(interfaces.size(), kMaxInterfaceLanes)));
+  // One for bulk over each, and the one for what is small.
+  return std::max(lanes_, static_cast<int>(std::min(interfaces.size(), kMaxInterfaceLanes)) + 1);
 }
 
 int EndpointCore::LanesTo(const net::Address& peer) const {
@@ -235,8 +236,10 @@ std::vector<EventLoop*> EndpointCore::ChooseLoops(std::size_t lanes) {
   const std::size_t first = next_loop_.fetch_add(1);
   std::vector<EventLoop*> chosen;
   chosen.reserve(lanes);
+  // The first for bulk is on the home loop, too: what goes over one lane needs no other thread.
+  const std::size_t bulk = FirstBulkLaneOf(lanes);
   for (std::size_t i = 0; i < lanes; ++i) {
-    chosen.push_back(loops_[(first + i) % loops_.size()].get());
+    chosen.push_back(loops_[(first + (i > bulk ? i - bulk : 0)) % loops_.size()].get());
   }
   return chosen;
 }

@@ -46,6 +46,7 @@ struct OperationState {
   // Set before lanes are given the round of slices that needs it.
   std::shared_ptr<const Plan> plan;  // shared with the caller's PreparedTransfer, for reposting
   SliceLedger ledger;
+  bool small = false;  // may go over the first lane, with the messages
 
   // Home loop only.
   enum class Phase : std::uint8_t {
@@ -60,7 +61,11 @@ struct OperationState {
   Phase phase = Phase::kNew;
   bool waits_for_stream = false;  // in kNew: set before, until its stream has come so far
   bool aborting = false;
-  Clock::time_point drain_since{};  // aborting: when lanes were asked last
+  // Aborting (connection_drain.cc).
+  Clock::time_point drain_began{};                // the first time that lanes were asked
+  Clock::time_point drain_since{};                // the last progress, or drain_began
+  Clock::time_point drain_looked{};               // the last look for some
+  std::vector<std::uint64_t> drain_acknowledged;  // by lane, as it was then; 0 of those without
   std::optional<Error> abort_error;
   std::optional<wire::SolicitBody> solicited;  // kSend in kMessage: asked for, or
   std::optional<Status> declined;              // settled, before its frame had left

@@ -18,6 +18,7 @@ PathStats TcpLane::Path() const {
   path.congestion_window_bytes = std::uint64_t{info.tcpi_snd_cwnd} * info.tcpi_snd_mss;
   path.delivery_rate = info.tcpi_delivery_rate;
   path.retransmitted_segments = info.tcpi_total_retrans;
+  path.acknowledged_bytes = info.tcpi_bytes_acked;
   return path;
 }
 
