@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "ferry/core/testing/random_bytes.h"
@@ -47,7 +46,7 @@ TEST(CopyCrew, EndsWithoutHavingCopied) {
 
 #if !defined(__SANITIZE_THREAD__)  // which does not follow a process with threads through fork()
 TEST(CopyCrew, OfAParentCopiesInAForkedChildByItsCallerAloneAndEnds) {
-  std::optional<CopyCrew> crew(std::in_place, 3);
+  auto crew = *CopyCrew::Create(3);
   const std::vector<std::byte> source(2'000'000, std::byte{7});
   std::vector<std::byte> got(source.size());
   const pid_t child = ::fork();
