@@ -401,7 +401,7 @@ PerfRow CaseRun::RowOf(const Rounds& rounds) const {
   row.provider = info.provider;
   row.size = case_.size;
   row.block_size = case_.block_size;
-  row.lanes = info.bulk_lanes;
+  row.lanes = info.lanes.size();
   if (carried_) {
     row.provider = "plugin " + carried_->carrier().plugin().name();
     row.lanes = carried_->carrier().channels();

@@ -191,7 +191,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   bool MayGoWithMessagesOnLoop(const Op& operation) const;
   bool BulkIsDownOnLoop() const;
   void DealOnLoop(const Op& operation);
-  void DealToFirstLaneOnLoop();
+  void DealRestOnLoop();
   void BeginSendOnLoop(const Op& operation);
   void BeginReceiveOnLoop(const Op& operation);
   void SendNotificationOnLoop(const Op& operation);

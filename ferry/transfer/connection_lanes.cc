@@ -36,8 +36,7 @@ void ConnectionCore::SetLaneUpOnLoop(std::uint32_t index, bool up) {
     const std::lock_guard lock(infos_mutex_);
     lane_records_[index].up = up;
   }
-  const bool last_of_bulk = !up && index >= FirstBulkLane() && BulkIsDownOnLoop();
-  if (last_of_bulk && FirstBulkLane() > 0 && !lost_.load()) DealToFirstLaneOnLoop();
+  if (!up && !lost_.load()) DealRestOnLoop();
 }
 
 void ConnectionCore::SetKeeper(std::unique_ptr<LaneKeeper> keeper) { keeper_ = std::move(keeper); }
@@ -82,9 +81,12 @@ void ConnectionCore::DealOnLoop(const Op& operation) {
   for (std::size_t i = FirstBulkLane(); i < channels_.size() && chosen.size() < slices; ++i) {
     if (lives_[i].up || none_is_up) chosen.push_back(channels_[i].get());
   }
-  for (auto it = chosen.rbegin(); it != chosen.rend(); ++it) {
-    auto add = [self = shared_from_this(), operation, at = *it] { at->AddWorkOnLoop(operation); };
-    (*it)->loop() == home_ ? add() : (*it)->loop()->Post(std::move(add));
+  for (std::size_t i = chosen.size(); i-- > 0;) {
+    EventLoop* const loop = chosen[i]->loop();
+    auto add = [self = shared_from_this(), operation, at = chosen[i]] {
+      at->AddWorkOnLoop(operation);
+    };
+    loop == home_ ? add() : loop->Post(std::move(add));
   }
   if (none_is_up && FirstBulkLane() > 0) channels_.front()->AddWorkOnLoop(operation);
 }
@@ -102,12 +104,12 @@ void ConnectionCore::DealAgain(const Op& operation) {
   }
 }
 
-// The last of the lanes for bulk has gone: while none comes back, the first one carries everything.
-void ConnectionCore::DealToFirstLaneOnLoop() {
+// A lane has gone, and may not come back: what waited for it alone goes to others. Without any lane
+// for bulk the first one carries everything.
+void ConnectionCore::DealRestOnLoop() {
   for (const auto& [id, operation] : operations_) {
-    if (operation->phase == OperationState::Phase::kSlices && operation->ledger.active()) {
-      channels_.front()->AddWorkOnLoop(operation);
-    }
+    const bool has_slices = operation->phase == OperationState::Phase::kSlices;
+    if (has_slices && operation->ledger.left() > 0) DealOnLoop(operation);
   }
 }
 
