@@ -22,6 +22,8 @@ TEST_P(Posting, AndCancellingDelaysNoDeadlineAndNoHeartbeat) {
   std::vector<std::byte> room(64);
   LinkedPeer link(FastSettings({"lanes=1"}));
   const auto post = [&] {
+    // A wait first, which sends the engine's thread away for a moment.
+    (void)link.connection.TakeNotification(Deadline::After(milliseconds(5)));
     PostOptions options;
     options.deadline = Deadline::After(kDeadline);
     return Must(link.connection.Recv(8, ~0ull, room, options));

@@ -13,6 +13,7 @@
 namespace ferry {
 namespace {
 constexpr int kMaxEvents = 64;
+constexpr std::size_t kMaxTasks = 256;
 // How long work for an idle moment is put off on a loop that has none.
 constexpr int kBusyTurns = 64;
 const Deadline kNow = Deadline::At(Clock::time_point{});
@@ -70,6 +71,7 @@ void EventLoop::Stop() {
   // Swapped out first: what they own may post again when it goes.
   const auto dropped_timers = std::exchange(timers_, {});
   timer_times_.clear();
+  const auto dropped_running = std::exchange(running_, {});
   std::vector<Task> dropped;
   const std::lock_guard lock(queue_mutex_);
   stopped_ = true;
@@ -104,7 +106,8 @@ void EventLoop::PostOrRun(Task task) {
 // timers and descriptors.
 bool EventLoop::RunAsGuest(Task* task) {
   std::unique_lock lock(seat_mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || !open_ || guest_ || queued_.load() || stopping_.load()) return false;
+  if (!lock.owns_lock() || !open_ || guest_ || stopping_.load()) return false;
+  if (queued_.load() || !running_.empty()) return false;
   guest_ = true;
   driver_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   lock.unlock();
@@ -356,14 +359,22 @@ bool EventLoop::RunTurn(Deadline wake) {
 }
 
 bool EventLoop::RunQueue() {
-  if (queued_.load()) {
+  if (running_.empty() && queued_.load()) {
     const std::lock_guard lock(queue_mutex_);
     running_.swap(queue_);
     queued_.store(false);
   }
   if (running_.empty()) return false;
-  for (Task& task : running_) task();
-  running_.clear();
+  // The rest waits until the turn has looked at timers and descriptors, however fast tasks come.
+  const std::size_t end = std::min(running_.size(), next_task_ + kMaxTasks);
+  while (next_task_ < end) {
+    Task task = std::move(running_[next_task_++]);
+    task();
+  }
+  if (end == running_.size()) {
+    running_.clear();
+    next_task_ = 0;
+  }
   RunDeferred(Defer::kTurnEnd);
   WakeReady();
   return true;

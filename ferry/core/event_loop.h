@@ -232,7 +232,8 @@ class EventLoop {
   std::atomic<bool> sleeping_{false};
 
   // The driver and the guest only.
-  std::vector<Task> running_;
+  std::vector<Task> running_;  // taken from the queue; the first next_task_ have run
+  std::size_t next_task_ = 0;
   bool notify_due_ = false;     // waiters' conditions may have come true
   Deferred::List deferred_[3];  // by Defer
   Deferred::List due_[3];       // taken from there, and being run

@@ -257,6 +257,20 @@ TEST(EventLoop, LetsATimerAddTheNext) {
   EXPECT_EQ(rounds, 5);
 }
 
+// All that was queued used to run before timers and descriptors were looked at.
+TEST(EventLoop, LooksAtTimersBetweenTheTasksOfALongQueue) {
+  constexpr int kTasks = 10'000;
+  auto loop = MakeLoop();
+  int ran = 0;
+  int ran_before_timer = 0;
+  loop->PostOrRun(
+      [&] { loop->AddTimerOnLoop(Clock::time_point{}, [&] { ran_before_timer = ran; }); });
+  for (int i = 0; i < kTasks; ++i) loop->Post([&] { ++ran; });
+  EXPECT_TRUE(Drive(*loop, [&] { return ran == kTasks; }));
+  EXPECT_GT(ran_before_timer, 0);
+  EXPECT_LT(ran_before_timer, kTasks / 10);
+}
+
 // It used to be run again and again, and nothing else.
 TEST(EventLoop, IsNotHeldUpByATimerThatAddsOneForNow) {
   auto loop = MakeLoop();

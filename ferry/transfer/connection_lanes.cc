@@ -273,7 +273,7 @@ bool ConnectionCore::IsAbandonedOnLoop() const {
 // `missed`: how late this is, if by much. While this process was stopped, or its machine asleep,
 // the peer may have been, too, and then speaks as soon as it can: the gap does not count as
 // silence. But only one since the lane was heard last, or a loop that is late again and again would
-// never lose a peer.
+// lose a silent peer after many times its timeout.
 Clock::time_point ConnectionCore::BeatLanesOnLoop(Clock::time_point now, Clock::duration missed) {
   const Clock::duration lane_timeout =
       std::max(config_.lane_timeout, 2 * config_.heartbeat_interval);
