@@ -66,7 +66,15 @@ double MillisecondsSince(Clock::time_point since) {
 
 class AdmissionProcessTest : public testing::Test {
  protected:
-  AdmissionProcessTest() { AllowDescriptors(); }
+  AdmissionProcessTest() {
+    AllowDescriptors();
+    testing::internal::CaptureStderr();  // the server's, too: a line for each address
+  }
+  ~AdmissionProcessTest() override {
+    server_.reset();
+    const std::string log = testing::internal::GetCapturedStderr();
+    if (HasFailure()) fmt::print("{}\n", log.substr(0, 4000));
+  }
 
   // On another machine, as far as addresses tell, or on this one.
   void Begin(bool elsewhere, Settings settings) {
@@ -178,7 +186,7 @@ class FloodTest : public AdmissionProcessTest, public testing::WithParamInterfac
 TEST_P(FloodTest, FromManyAddressesKeepsNoPeerOut) {
   const Settings settings = SettingsOf(GetParam());
   Settings server = settings;
-  server.insert(server.end(), {"lanes=64", "workers=1", "log_level=error"});
+  server.insert(server.end(), {"lanes=64", "workers=1"});
   Begin(GetParam().elsewhere, server);
   if (GetParam().speaks) flood_.words = FirstFrame();
   const Flood flood(flood_);
@@ -303,7 +311,7 @@ class ManyInterfacesTest : public AdmissionProcessTest {
 
 TEST_F(ManyInterfacesTest, MakePendingPeersNoMoreExpensive) {
   const int interfaces = IsFull() ? 500 : 250;
-  const Settings settings{kSecret, "workers=1", "lanes=2", "log_level=error"};
+  const Settings settings{kSecret, "workers=1", "lanes=2"};
   Begin(/*elsewhere=*/true, settings);
   network_->AddInterfaces(interfaces);
   const auto key = server_->Region("in", 4096, 0);

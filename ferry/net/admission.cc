@@ -14,7 +14,7 @@ Admission::Admission(std::size_t places)
 std::string Admission::SourceOf(std::string_view host) {
   if (!host.empty() && host.front() == '[') host.remove_prefix(1);
   host = host.substr(0, host.find_first_of("]%"));
-  const std::string text(host);
+  std::string text(host);
   in6_addr v6{};
   if (::inet_pton(AF_INET6, text.c_str(), &v6) != 1) return text;
   if (IN6_IS_ADDR_V4MAPPED(&v6)) return text.substr(text.rfind(':') + 1);

@@ -19,10 +19,9 @@ UniqueFd OpenChangeSocket() {
   sockaddr_nl address{};
   address.nl_family = AF_NETLINK;
   address.nl_groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR;
-  sockaddr_storage storage{};
-  std::memcpy(&storage, &address, sizeof address);
-  const auto* name = reinterpret_cast<const sockaddr*>(&storage);
-  if (::bind(fd.get(), name, sizeof address) != 0) fd.reset();
+  RawAddress raw;
+  std::memcpy(&raw.storage, &address, sizeof address);
+  if (::bind(fd.get(), raw.get(), sizeof address) != 0) fd.reset();
   return fd;
 }
 
@@ -86,10 +85,9 @@ bool InterfaceTable::HasChangedLocked() {
   bool changed = false;
   std::array<std::byte, 16384> dropped;
   for (;;) {
-    if (::recv(changes_.get(), dropped.data(), dropped.size(), MSG_DONTWAIT) >= 0) {
+    const ssize_t got = ::recv(changes_.get(), dropped.data(), dropped.size(), MSG_DONTWAIT);
+    if (got >= 0 || errno == ENOBUFS) {  // ENOBUFS: some were lost
       changed = true;
-    } else if (errno == ENOBUFS) {
-      changed = true;  // some were lost
     } else if (errno != EINTR) {
       return changed;
     }

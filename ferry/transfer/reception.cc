@@ -13,6 +13,9 @@
 namespace ferry::transfer {
 namespace {
 
+// Of the time in which the next lane of a connection must join, while others do.
+constexpr int kMaxExtensions = 4;
+
 // It stands first in every version of hello and join; the rest may differ.
 Status CheckVersion(wire::MetaReader reader) {
   std::uint16_t version = 0;
@@ -162,6 +165,7 @@ Status Reception::Admit(Greeting* greeting, wire::Type type, wire::MetaReader* r
                                         : OnRejoin(greeting, reader));
   const Stranger& admitted = greetings_.at(greeting);
   admission_.Leave(admitted.number);
+  last_admitted_ = Clock::now();
   gate_.UpdateOnLoop();
   // From now on the connection's deadline counts for it; a lane that is replaced keeps its own.
   if (!admitted.rejoins) greeting->LiftDeadlineOnLoop();
@@ -311,13 +315,19 @@ void Reception::Drop(Greeting* greeting) {
 void Reception::RenewOnLoop(std::uint32_t id) {
   Arrival& arrival = arrivals_.at(id);
   if (arrival.timer != 0) loop_->CancelTimerOnLoop(arrival.timer);
-  arrival.timer =
-      loop_->AddTimerOnLoop(Clock::now() + endpoint_->config().handshake_timeout, [this, id] {
-        Arrival& late = arrivals_.at(id);
-        late.timer = 0;
-        Greeting* const first = late.lanes.front();
-        OnGone(first, first->Late());
-      });
+  arrival.timer = loop_->AddTimerOnLoop(Clock::now() + endpoint_->config().handshake_timeout,
+                                        [this, id] { OnArrivalLate(id); });
+}
+
+// While lanes are being admitted one after another, those of this connection may still be in the
+// system's queue: to give it up would waste what has been done for it, just where time is short.
+void Reception::OnArrivalLate(std::uint32_t id) {
+  Arrival& arrival = arrivals_.at(id);
+  arrival.timer = 0;
+  const auto busy_since = Clock::now() - endpoint_->config().handshake_timeout / 8;
+  if (last_admitted_ > busy_since && arrival.extensions++ < kMaxExtensions) return RenewOnLoop(id);
+  Greeting* const first = arrival.lanes.front();
+  OnGone(first, first->Late());
 }
 
 Reception::Arrival Reception::TakeArrival(Arrivals::iterator it) {

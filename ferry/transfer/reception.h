@@ -47,6 +47,7 @@ class Reception {
     std::vector<Greeting*> lanes;
     std::size_t joined = 0;
     EventLoop::TimerId timer = 0;  // by which the next lane has joined
+    int extensions = 0;            // of that
   };
   using Arrivals = std::unordered_map<std::uint32_t, Arrival>;
 
@@ -74,6 +75,7 @@ class Reception {
   void OnGone(Greeting* greeting, const Error& error);
   // The peer has proved itself: its other lanes have the handshake's time anew.
   void RenewOnLoop(std::uint32_t id);
+  void OnArrivalLate(std::uint32_t id);
   Arrival TakeArrival(Arrivals::iterator it);
   void CompleteIfReady(std::uint32_t id);
   void Complete(std::uint32_t id);
@@ -86,6 +88,7 @@ class Reception {
   net::Admission admission_;  // of them, those not known yet
   net::AcceptGate gate_;
   Arrivals arrivals_;
+  Clock::time_point last_admitted_;  // when a lane last became known
   std::uint32_t next_id_ = 1;
   std::uint64_t next_number_ = 1;
 };
