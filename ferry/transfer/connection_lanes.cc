@@ -107,7 +107,7 @@ void ConnectionCore::DealAgain(const Op& operation) {
 // A lane has gone, and may not come back: what waited for it alone goes to others. Without any lane
 // for bulk the first one carries everything.
 void ConnectionCore::DealRestOnLoop() {
-  for (const auto& [id, operation] : operations_) {
+  for (const Op& operation : operations_.All()) {
     const bool has_slices = operation->phase == OperationState::Phase::kSlices;
     if (has_slices && operation->ledger.left() > 0) DealOnLoop(operation);
   }
