@@ -119,6 +119,12 @@ int NotStarted(const char* call) {
   return Fail(Error(Code::kInvalidArgument, fmt::format("{} was called before init", call)));
 }
 
+// kSuccess where the context may be used.
+int CheckContext(const Context* one, const char* call) {
+  if (one == nullptr) return NotStarted(call);
+  return IsOfParent(one) ? FailOfParent("context") : int{abi::kSuccess};
+}
+
 Status CheckDevice(const Engine& engine, int device) {
   const std::size_t devices = engine.nic().names.size();
   if (device >= 0 && std::cmp_less(device, devices)) return Ok();
@@ -254,8 +260,7 @@ int Listen(void* context, int device, void* handle, void** listen_comm) noexcept
   *listen_comm = nullptr;
   return Guarded("listen", [&] {
     const Context* const one = ContextOf(context);
-    if (one == nullptr) return NotStarted("listen");
-    if (IsOfParent(one)) return FailOfParent("context");
+    if (const int wrong = CheckContext(one, "listen"); wrong != abi::kSuccess) return wrong;
     Engine& engine = *one->engine;
     if (auto known = CheckDevice(engine, device); !known) return Fail(known.error());
     auto arrivals = engine.door().Listen(one->swift);
@@ -277,8 +282,7 @@ int Connect(void* context, int device, void* handle, void** send_comm) noexcept 
   *send_comm = nullptr;
   return Guarded("connect", [&] {
     Context* const one = ContextOf(context);
-    if (one == nullptr) return NotStarted("connect");
-    if (IsOfParent(one)) return FailOfParent("context");
+    if (const int wrong = CheckContext(one, "connect"); wrong != abi::kSuccess) return wrong;
     Engine& engine = *one->engine;
     if (auto known = CheckDevice(engine, device); !known) return Fail(known.error());
     if (AttemptOf(handle) == 0) {
