@@ -173,7 +173,7 @@ class SeatUsedBy : public testing::TestWithParam<Callers> {};
 
 TEST_P(SeatUsedBy, ServesTimersAndDescriptorsInTime) {
   auto loop = MakeLoop(kSeatLinger);
-  loop->StartWorker("test-loop");
+  ASSERT_TRUE(loop->StartWorker("test-loop"));
   Served served(loop.get());
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
