@@ -135,7 +135,7 @@ class AdmissionProcessTest : public testing::Test {
     return in;
   }
 
-  // Of the server's process, in seconds.
+  // CPU time of the server's process, in seconds.
   double CpuTime() {
     std::ifstream stat(fmt::format("/proc/{}/stat", server_->process().pid()));
     std::string word;
@@ -290,7 +290,7 @@ class ManyInterfacesTest : public AdmissionProcessTest {
     std::this_thread::sleep_for(over);  // time is what is measured
     return (CpuTime() - cpu) * 1e3 / std::max(flood.connects() - connects, 1);
   }
-  // Of writes of 4 KiB by a peer, in milliseconds.
+  // Times of 4 KiB writes by a peer, in milliseconds.
   std::vector<double> TimeWrites(const Settings& settings, const std::vector<std::byte>& key) {
     std::vector<double> took;
     RunNear([&] {

@@ -326,7 +326,7 @@ TEST_F(DoctorNetwork, NameServersThatDoNotAnswerAreToldInTime) {
   EXPECT_EQ(visit.exit_code, 6);
   EXPECT_EQ(visit.verdict("name"), "problem");
   EXPECT_THAT(visit.evidence("name"),
-              HasSubstr("did not answer for host \"node7.example\" in time"));
+              HasSubstr("did not answer for host \"node7.example\" within 3000 ms"));
 }
 
 // TCP's settings are each namespace's own.

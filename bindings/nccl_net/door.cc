@@ -209,7 +209,7 @@ void Door::EnterOnLoop(std::unique_ptr<net::Lane> lane) {
   const auto leaving =
       admission_.Enter(number, net::HostOf(info.remote), info.same_machine, Clock::now());
   if (leaving) DropOnLoop(*leaving);
-  if (info.authenticated) admission_.MarkSpoken(number, Clock::now());
+  if (info.authenticated) admission_.MarkSpoken(number, Clock::now(), /*proven=*/true);
   strangers_.emplace(number, std::move(stranger));
   raw->StartOnLoop();
   gate_.UpdateOnLoop();
@@ -217,7 +217,7 @@ void Door::EnterOnLoop(std::unique_ptr<net::Lane> lane) {
 
 // It is let in outside of the callbacks of its lane.
 void Door::OnHelloOnLoop(std::uint64_t number) {
-  admission_.MarkSpoken(number, Clock::now());
+  admission_.MarkSpoken(number, Clock::now(), /*proven=*/true);
   loop_->Post([this, number] { AdmitOnLoop(number); });
 }
 

@@ -68,7 +68,7 @@ struct Config {
   std::uint64_t peer_memory_total = 256 << 20;  // and all together, beyond what each is guaranteed
   std::uint32_t max_operations = 65536;         // in flight at once
   std::uint32_t max_connections = 1024;         // from peers that connected here; 0: any number
-  std::uint32_t max_strangers = 256;            // lanes whose greeting is under way
+  std::uint32_t max_strangers = 256;            // accepted lanes whose peer is not known yet
   std::string secret;                           // shared with every peer; empty: none
   std::string secret_file;                      // that holds it
   std::string insecure = "off";  // "on": without a secret, trusts peers beyond loopback, too

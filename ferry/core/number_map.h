@@ -77,7 +77,7 @@ class NumberMap {
   std::size_t Distance(std::size_t from, std::size_t to) const noexcept {
     return (to - from) & (slots_.size() - 1);
   }
-  // Of the key, or where it would be put.
+  // The slot of the key, or where it would be put.
   std::size_t PlaceOf(std::uint64_t key) const noexcept {
     std::size_t at = HomeOf(key);
     while (slots_[at].used && slots_[at].key != key) at = After(at);

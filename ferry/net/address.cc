@@ -197,9 +197,10 @@ std::string InterfaceOf(const Address& local) {
   return "";
 }
 
-LocalAddresses ReadLocalAddresses() {
+std::optional<LocalAddresses> ReadLocalAddresses() {
   LocalAddresses found;
   const Ifaddrs list = ListInterfaces();
+  if (!list) return std::nullopt;
   for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
     if (!IsIp(entry->ifa_addr)) continue;
     const RawAddress raw = RawOf(entry->ifa_addr);
@@ -212,7 +213,9 @@ LocalAddresses ReadLocalAddresses() {
   return found;
 }
 
-std::vector<LocalAddress> AdvertisableAddresses() { return ReadLocalAddresses().advertisable; }
+std::vector<LocalAddress> AdvertisableAddresses() {
+  return ReadLocalAddresses().value_or(LocalAddresses{}).advertisable;
+}
 
 Result<std::string> SourceTo(const Address& to) {
   FERRY_TRY_ASSIGN(RawAddress raw, ToRaw({to.host, kAnyPort}));

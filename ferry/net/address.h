@@ -2,6 +2,7 @@
 #include <sys/socket.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,7 +65,8 @@ struct LocalAddresses {
   std::vector<LocalAddress> all;
   std::vector<LocalAddress> advertisable;
 };
-LocalAddresses ReadLocalAddresses();
+// Nothing where the system does not tell now (no descriptor or memory left).
+std::optional<LocalAddresses> ReadLocalAddresses();
 
 // The local address from which the kernel's routes send what goes to a numeric address. Errors: as
 // RouteTo().

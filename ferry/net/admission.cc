@@ -26,7 +26,7 @@ std::string Admission::SourceOf(std::string_view host) {
 std::optional<Admission::Id> Admission::Enter(Id id, std::string_view host, bool same_machine,
                                               Time now) {
   ForgetExpired(now);
-  Entry entry{SourceOf(host), now, /*silent=*/true};
+  Entry entry{SourceOf(host), now, /*silent=*/true, same_machine};
   std::optional<Id> leaving = WhoLeaves(sources_[entry.source], same_machine, now);
   if (leaving) Leave(*leaving);
   Source& source = sources_[entry.source];  // again: the last of it may have left
@@ -56,12 +56,24 @@ std::optional<Admission::Id> Admission::WhoLeaves(const Source& source, bool sam
   return silent_.empty() ? protected_.begin()->second : silent_.begin()->second;
 }
 
-void Admission::MarkSpoken(Id id, Time now) {
+void Admission::MarkSpoken(Id id, Time now, bool proven) {
   const auto it = all_.find(id);
   if (it == all_.end()) return;
-  Unqueue(id, it->second);
-  it->second.silent = false;
-  it->second.since = now;
+  Entry& entry = it->second;
+  Source& source = sources_.at(entry.source);
+  Unqueue(id, entry);
+  entry.since = now;
+  const bool any_may = proven || entry.same_machine || !entry.silent;
+  if (!any_may && source.spoken >= kMaxSpoken) {
+    source.silent.emplace(now, id);
+    silent_.emplace(now, id);
+    return;
+  }
+  if (!any_may) {
+    entry.counted = true;
+    ++source.spoken;
+  }
+  entry.silent = false;
   protected_.emplace(now, id);
 }
 
@@ -69,7 +81,9 @@ void Admission::Leave(Id id) {
   const auto node = all_.extract(id);
   if (node.empty()) return;
   Unqueue(id, node.mapped());
-  --sources_.at(node.mapped().source).entries;
+  Source& source = sources_.at(node.mapped().source);
+  --source.entries;
+  if (node.mapped().counted) --source.spoken;
   ForgetIfUnused(node.mapped().source);
 }
 

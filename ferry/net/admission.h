@@ -23,6 +23,9 @@ namespace ferry::net {
 // nobody may leave yet there is no room until then: so a flood is accepted at a bounded rate, and
 // who waits in the system's queue waits for a bounded time.
 //
+// Anybody can send the beginning of a handshake, so speaking protects kMaxSpoken of one source at a
+// time; further ones still count as silent. Addresses of this machine are not held to that either.
+//
 // The silent ones of one source, an IPv4 address or an IPv6 /64, have at most half of the places,
 // or kMaxLanes: then its own oldest leaves. Addresses of this machine are not held to that: all its
 // users share them.
@@ -33,6 +36,7 @@ class Admission {
 
   // A peer's lanes come all at once.
   static constexpr std::size_t kMaxLanes = 64;
+  static constexpr std::size_t kMaxSpoken = 8;
   static constexpr milliseconds kGrace{100};
   static constexpr milliseconds kStall{1000};
 
@@ -45,8 +49,9 @@ class Admission {
   // Enters `id`, which is greater than any before. Returns who has to leave for it and is no longer
   // in the table. Whoever enters before WhenRoom() is taken beyond the places, up to twice as many.
   std::optional<Id> Enter(Id id, std::string_view host, bool same_machine, Time now);
-  // It has sent the beginning of a handshake, or more of it.
-  void MarkSpoken(Id id, Time now);
+  // It has sent the beginning of a handshake, or more of it. `proven`: and has shown by it that it
+  // knows a secret of ours.
+  void MarkSpoken(Id id, Time now, bool proven = false);
   // It is known, or gone.
   void Leave(Id id);
   // A peer at `host` has proved itself and opens so many further lanes until then.
@@ -64,11 +69,14 @@ class Admission {
   struct Entry {
     std::string source;
     Time since;           // entered, or last progress
-    bool silent = false;  // and not expected
+    bool silent = false;  // and not expected; or it has spoken and is not protected by that
+    bool same_machine = false;
+    bool counted = false;  // in Source::spoken
   };
   struct Source {
     Queue silent;
     std::size_t entries = 0;   // all of them
+    std::size_t spoken = 0;    // protected by that
     std::size_t expected = 0;  // lanes still to come
     Time expected_until;
   };

@@ -43,6 +43,30 @@ class AdmissionTest : public ::testing::Test {
   std::uint64_t next_ = 1;
 };
 
+// Anybody can say the beginning of a handshake: one address that does so again and again must not
+// make accepting pause for all.
+TEST_F(AdmissionTest, FewOfOneAddressAreProtectedByHavingSpoken) {
+  EnterMany(1, "honest");
+  table_.MarkSpoken(1, now_);
+  for (int i = 0; i < 2000; ++i) {
+    const auto left = Enter("flood");
+    EXPECT_NE(left, std::optional<Admission::Id>(1)) << i;
+    table_.MarkSpoken(next_ - 1, now_);
+    now_ += milliseconds(1);
+    EXPECT_TRUE(HasRoom()) << i;
+  }
+}
+
+TEST_F(AdmissionTest, ThoseWhoHaveProvedASecretAreProtectedHoweverManyTheyAre) {
+  EnterMany(100, "a");
+  for (std::uint64_t id = 1; id <= 100; ++id) table_.MarkSpoken(id, now_, /*proven=*/true);
+  now_ += milliseconds(150);
+  EnterSpread(156);
+  const auto left = Enter("b");
+  ASSERT_TRUE(left);
+  EXPECT_GT(*left, 100u);
+}
+
 TEST_F(AdmissionTest, WithRoomForAllNobodyLeaves) {
   EnterMany(128, "a");
   EnterMany(127, "b");

@@ -10,11 +10,14 @@
 #include <map>
 #include <utility>
 
+#include "ferry/core/fork.h"
+
 namespace ferry::net {
 namespace {
 
 UniqueFd OpenChangeSocket() {
-  UniqueFd fd(::socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_ROUTE));
+  UniqueFd fd = ClosedInChildren(
+      UniqueFd(::socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_ROUTE)));
   if (!fd) return fd;
   sockaddr_nl address{};
   address.nl_family = AF_NETLINK;
@@ -33,14 +36,19 @@ NamespaceId ThisNamespace() {
   return {info.st_dev, info.st_ino};
 }
 
+struct Tables {
+  std::mutex mutex;
+  std::map<NamespaceId, std::weak_ptr<InterfaceTable>> by_namespace;  // under mutex
+};
+
 }  // namespace
 
 std::shared_ptr<InterfaceTable> InterfaceTable::OfThisNamespace() {
-  static std::mutex mutex;
-  static std::map<NamespaceId, std::weak_ptr<InterfaceTable>> tables;  // under mutex
-  const std::lock_guard lock(mutex);
+  static PerProcess<Tables> all;
+  Tables& tables = all.Get();
+  const std::lock_guard lock(tables.mutex);
   // The socket of a table keeps its namespace, and so its number, from being used anew.
-  std::weak_ptr<InterfaceTable>& kept = tables[ThisNamespace()];
+  std::weak_ptr<InterfaceTable>& kept = tables.by_namespace[ThisNamespace()];
   auto table = kept.lock();  // with its users
   if (!table) kept = table = std::make_shared<InterfaceTable>();
   return table;
@@ -70,17 +78,20 @@ std::uint64_t InterfaceTable::reads() {
 // A change after the look at the socket is seen by the next one.
 void InterfaceTable::RefreshLocked() {
   if (!HasChangedLocked() && filled_) return;
-  LocalAddresses now = ReadLocalAddresses();
+  filled_ = false;
+  auto now = ReadLocalAddresses();
+  if (!now) return;  // what was known is kept, and the next look-up asks again
   by_host_.clear();
-  for (LocalAddress& local : now.all) {
+  for (LocalAddress& local : now->all) {
     by_host_.emplace(std::move(local.host), std::move(local.interface));
   }
-  advertisable_ = std::move(now.advertisable);
+  advertisable_ = std::move(now->advertisable);
   filled_ = true;
   ++reads_;
 }
 
 bool InterfaceTable::HasChangedLocked() {
+  if (!changes_) changes_ = OpenChangeSocket();
   if (!changes_) return true;
   bool changed = false;
   std::array<std::byte, 16384> dropped;

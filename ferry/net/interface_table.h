@@ -15,7 +15,7 @@ namespace ferry::net {
 // costs one system call and does not grow with the number of interfaces. Any thread.
 class InterfaceTable {
  public:
-  // Of the network namespace of the calling thread; shared by all who ask in it.
+  // The table of the calling thread's network namespace; shared by all who ask in it.
   static std::shared_ptr<InterfaceTable> OfThisNamespace();
   InterfaceTable();
 

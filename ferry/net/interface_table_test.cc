@@ -16,7 +16,9 @@ TEST(InterfaceTableTest, SaysWhatTheSystemSaysAndAsksItOnce) {
   EXPECT_EQ(table.InterfaceOf({"127.0.0.1", 0}), "lo");
   EXPECT_EQ(table.InterfaceOf({"127.9.8.7", 0}), "lo");
   EXPECT_EQ(table.reads(), 0u);
-  for (const LocalAddress& local : ReadLocalAddresses().all) {
+  const auto addresses = ReadLocalAddresses();
+  ASSERT_TRUE(addresses);
+  for (const LocalAddress& local : addresses->all) {
     EXPECT_EQ(table.InterfaceOf({local.host, 0}), InterfaceOf({local.host, 0})) << local.host;
   }
   EXPECT_EQ(table.InterfaceOf({"192.0.2.1", 0}), "");

@@ -4,7 +4,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -18,6 +17,7 @@
 #include <thread>
 #include <utility>
 
+#include "ferry/core/fork.h"
 #include "ferry/core/thread.h"
 
 namespace ferry::net {
@@ -35,13 +35,13 @@ struct Lookups {
   std::mutex mutex;  // guards all below
   std::condition_variable changed;
   std::map<std::string, std::shared_ptr<Lookup>> running;  // by host
-  pid_t pid = ::getpid();  // whose threads they are: a forked child has none of them
 };
 
-// Never destroyed: a thread that the system answers late may outlive main().
+// Never destroyed: a thread that the system answers late may outlive main(). A forked child, which
+// has none of the threads, has its own.
 Lookups& AllLookups() {
-  static auto* const all = new Lookups;
-  return *all;
+  static PerProcess<Lookups> all;
+  return all.Get();
 }
 
 Error CannotResolve(const std::string& host, int reason, int error_number) {
@@ -110,10 +110,6 @@ void Run(const NameResolver::Ask& ask, const std::string& host,
 // The lookup of this host, begun if need be; null where as many others run as may. With the mutex.
 Result<std::shared_ptr<Lookup>> JoinLocked(Lookups* all, const NameResolver::Ask& ask,
                                            const std::string& host) {
-  if (all->pid != ::getpid()) {
-    all->pid = ::getpid();
-    all->running.clear();
-  }
   if (const auto it = all->running.find(host); it != all->running.end()) return it->second;
   if (all->running.size() >= NameResolver::kMaxLookups) return std::shared_ptr<Lookup>();
   auto lookup = std::make_shared<Lookup>();  // with its thread and those who wait
@@ -168,9 +164,9 @@ Result<std::vector<Address>> NameResolver::Resolve(const Address& address, Deadl
       all.changed.wait_until(lock, deadline.when());
     }
   }
-  return Error(
-      Code::kCancelled,
-      fmt::format("host \"{}\" is no longer looked up: this endpoint was closed", address.host));
+  return Error(Code::kCancelled,
+               fmt::format("the lookup of host \"{}\" was cancelled: this endpoint was closed",
+                           address.host));
 }
 
 void NameResolver::Cancel() {

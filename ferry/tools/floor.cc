@@ -58,8 +58,8 @@ Error FloorError(int fd, const char* call, ssize_t result) {
   if (error_number == EAGAIN || error_number == EWOULDBLOCK) {
     return Error(Code::kPeerLost,
                  fmt::format("{} has been silent for {} s (FERRY_PEER_TIMEOUT) while the "
-                             "plain-socket floor was measured, before the {} could go on; see "
-                             "whether it is stopped, and the network to it",
+                             "plain-socket floor was measured, during a {}; check that its process "
+                             "runs and that the network to it works",
                              PeerOf(fd), TimeoutOf(fd).count(), call));
   }
   return ErrnoError(fmt::format("{} on a socket of the floor", call), error_number);

@@ -218,7 +218,7 @@ TEST_F(ImpostorTest, WithoutAProofOfItsOwnIsRefused) {
           EXPECT_TRUE(lane->Say({.type = Type::kWelcome,
                                  .body = Joined(Welcome(), std::vector<std::byte>(proof_bytes))}));
         }),
-        "does not know the secret");
+        "did not prove the secret");
   }
 }
 
@@ -251,7 +251,7 @@ TEST_F(ImpostorTest, ThatGivesOurOwnProofBackIsRefused) {
         const auto proof = lane->Expect(Type::kProof).Body<wire::ProofBody>();
         EXPECT_TRUE(lane->Say({.type = Type::kWelcome, .body = Joined(Welcome(), Pod(proof.mac))}));
       }),
-      "does not know the secret");
+      "did not prove the secret");
 }
 
 TEST_F(ImpostorTest, ThatChallengesTwiceEndsTheCall) {

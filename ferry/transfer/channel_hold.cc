@@ -5,7 +5,7 @@
 #include "ferry/transfer/channel.h"
 #include "ferry/transfer/connection_core.h"
 
-// What a peer that does not read, or does not acknowledge, makes a lane hold.
+// The memory that a lane holds for a peer that does not read, or does not acknowledge.
 //
 // Two honest sides must never both wait for the other to read. So what a lane has to say is bounded
 // without pausing: one acknowledgement, ping and pong at a time, few refusals with their words and
@@ -55,7 +55,7 @@ void Channel::HoldFrame(Frame* frame, std::uint64_t bytes) {
   Hold(bytes);
 }
 
-// Of vectors that belong to what is being received.
+// The capacity of the vectors that belong to the frame being received.
 void Channel::HoldScratch() {
   if (closed_) return;
   if (incoming_ == Incoming::kNothing || incoming_ == Incoming::kDropped) {

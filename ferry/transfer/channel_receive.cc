@@ -259,7 +259,7 @@ void Channel::SayPendingNacks() {
     const Code code = wire::CodeFromWire(static_cast<std::uint8_t>(refusal->code));
     SendNackFrame(
         *refusal, 0,
-        fmt::format("{}; too much was refused at once to keep the words", CodeName(code)));
+        fmt::format("{}; too many refusals at once to keep the reason of each", CodeName(code)));
     refusals_.SaidNext();
   }
   if (!refusals_.has_unsaid()) SendAck();  // which had to wait for the last of them
@@ -530,8 +530,8 @@ Status Channel::CheckPayload(Incoming what) const {
       Code::kCorrupt,
       fmt::format("{} bytes at {} have the CRC32C {:08x}, and {:08x} was sent with them over lane "
                   "{}; {}, or the bytes were changed on the way: do not use the destination, try "
-                  "again while nobody writes to the source, and if that fails, too, have cables, "
-                  "cards and memory looked at",
+                  "again while nobody writes to the source, and if it fails again, check cables, "
+                  "network cards and memory",
                   incoming_bytes_, PlaceName(what), found, incoming_crc_, index_, cause));
 }
 

@@ -76,8 +76,9 @@ class PreparedTransfer {
 };
 
 struct PostOptions {
-  // The operation's own: it ends by then, give or take config.drain_grace. Without one it is
-  // config.operation_timeout from now.
+  // The operation's own: it ends config.drain_grace after it at the latest, or, while the peer
+  // acknowledges more, config.peer_timeout after it. Without one it is config.operation_timeout
+  // from now.
   std::optional<Deadline> deadline;
   // With a write: delivered to the peer after all its bytes are in place. At most 64 KiB; empty:
   // none.

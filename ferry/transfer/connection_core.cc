@@ -159,10 +159,21 @@ void ConnectionCore::BeginSlicesOnLoop(const Op& operation) {
   operation->phase = OperationState::Phase::kSlices;
   operation->ledger.Begin(operation->plan->slices.size());
   operation->small = MayGoWithMessagesOnLoop(operation);
-  if (operation->small && small_under_way_++ < kMaxSmallDepth && lives_.front().up) {
+  if (operation->small && GoesWithMessagesOnLoop()) {
     return channels_.front()->AddWorkOnLoop(operation);
   }
   DealOnLoop(operation);
+}
+
+// A program that keeps many small operations in flight posts them in batches: were the first of
+// each batch to go over the first lane, every batch would wait for one lane more.
+bool ConnectionCore::GoesWithMessagesOnLoop() {
+  if (small_under_way_++ >= kMaxSmallDepth) small_as_bulk_ = kSmallAsBulk;
+  if (small_as_bulk_ > 0) {
+    --small_as_bulk_;
+    return false;
+  }
+  return lives_.front().up;
 }
 
 void ConnectionCore::SendNotificationOnLoop(const Op& operation) {

@@ -34,10 +34,12 @@ inline constexpr std::size_t kMaxReplies = 64;
 inline constexpr std::uint64_t kMaxEagerBytes = 64 * 1024;
 inline constexpr std::uint64_t kMaxNotificationBytes = 64 * 1024;
 // A write or read of host memory of at most so many bytes goes with the messages, over the first
-// lane, unless so many of them are under way already: those of a deep queue are bulk.
+// lane, unless so many of them are in flight already: those of a deep queue are bulk.
 inline constexpr std::uint64_t kMaxSmallBytes = 64 * 1024;
 inline constexpr std::uint64_t kMaxSmallDepth = 4;
-// Of so many lanes. Of two both carry bulk: one alone would be much slower.
+// And so are so many that follow.
+inline constexpr std::uint64_t kSmallAsBulk = 64;
+// The first lane for bulk. With two lanes both carry bulk: one alone would be much slower.
 constexpr std::size_t FirstBulkLaneOf(std::size_t lanes) { return lanes > 2 ? 1 : 0; }
 
 // Who is at the other end, and what was agreed in the greeting.
@@ -188,6 +190,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void BeginOnLoop(const Op& operation);
   void BeginNowOnLoop(const Op& operation);
   void BeginSlicesOnLoop(const Op& operation);
+  bool GoesWithMessagesOnLoop();
   bool MayGoWithMessagesOnLoop(const Op& operation) const;
   bool BulkIsDownOnLoop() const;
   void DealOnLoop(const Op& operation);
@@ -323,6 +326,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   // Receives, by the sender's operation.
   std::unordered_map<std::uint64_t, Op, SeededHash> landing_;
   std::uint64_t small_under_way_ = 0;  // operations that are `small`
+  std::uint64_t small_as_bulk_ = 0;    // so many of the next ones go with bulk
   Matcher matcher_;
   std::uint64_t kept_bytes_ = 0;  // by the matcher, as memory_ has it
   std::size_t open_channels_ = 0;

@@ -336,9 +336,10 @@ bool ConnectionCore::DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation) {
   SendDeclinedOnLoop(
       peer_operation,
       Error(Code::kUnavailable,
-            fmt::format("{} messages wait for a receive there already, {}; send it again when some "
-                        "were received",
-                        matcher_.kept_messages(), limit)));
+            fmt::format(
+                "the peer already keeps {} messages without a receive, {}; send it again when "
+                "some were received",
+                matcher_.kept_messages(), limit)));
   return true;
 }
 

@@ -75,7 +75,9 @@ void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
         return self->OnHeard(id, header, reader);
       },
       [self = shared_from_this(), id](const Error& error) { self->OnGone(id, error); });
-  greeting.SetOnSaid([self = shared_from_this()] { self->FinishIfReady(); });
+  greeting.SetOnSaid([self = shared_from_this(), id] {
+    if (!self->IsOver(id)) self->FinishIfReady();
+  });
   if (index > 0) {
     wire::JoinBody join;
     join.lane = static_cast<std::uint16_t>(index);
@@ -114,7 +116,7 @@ Status Dialer::OnHeard(LaneId id, const wire::MessageHeader& header, wire::MetaR
   if (header.type == wire::Type::kRefuse) {
     Error refusal = introduction.Refusal(reader);
     // The peer knew the connection when it welcomed lane 0, and has given it up since.
-    const bool given_up = index > 0 && refusal.code() == Code::kRefused;
+    const bool given_up = index > 0 && refusal.code() == Code::kUnavailable;
     return given_up ? Error(Code::kPeerLost, refusal.message()) : refusal;
   }
   if (header.type == wire::Type::kChallenge) {

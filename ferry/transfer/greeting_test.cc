@@ -117,7 +117,7 @@ TEST_F(StrangerTest, AJoinWithAWrongTokenIsRefusedAndTheConnectionCanStillBeComp
   forged.token[15] ^= 1;
   RawLane intruder(port());
   ASSERT_TRUE(intruder.Say({.type = Type::kJoin, .body = Pod(forged)}));
-  ExpectRefused(&intruder, Code::kRefused, "belongs to no connection");
+  ExpectRefused(&intruder, Code::kUnavailable, "belongs to no connection");
   RawLane second(port());
   ASSERT_TRUE(second.Say({.type = Type::kJoin, .body = Pod(JoinOf(welcome, 1))}));
   (void)second.Expect(Type::kJoined);
@@ -138,7 +138,7 @@ TEST_F(StrangerTest, AJoinOfALaneThatIsTakenOrDoesNotExistIsRefused) {
   unknown.connection += 1000;
   RawLane lost(port());
   ASSERT_TRUE(lost.Say({.type = Type::kJoin, .body = Pod(unknown)}));
-  ExpectRefused(&lost, Code::kRefused, "belongs to no connection");
+  ExpectRefused(&lost, Code::kUnavailable, "belongs to no connection");
   ExpectNobodyAccepted();
 }
 
@@ -154,7 +154,7 @@ TEST_F(StrangerTest, AConnectionThatLosesALaneBeforeItIsCompleteIsForgotten) {
   first.WaitClosed();
   RawLane third(port());
   ASSERT_TRUE(third.Say({.type = Type::kJoin, .body = Pod(JoinOf(welcome, 2))}));
-  ExpectRefused(&third, Code::kRefused, "belongs to no connection");
+  ExpectRefused(&third, Code::kUnavailable, "belongs to no connection");
   ExpectNobodyAccepted();
 }
 

@@ -33,7 +33,7 @@ class HeldMemoryPool {
 // One connection's part. Any thread. Gives back what is still held when it is destroyed.
 class HeldMemory {
  public:
-  // Of what may be held: 1024 connections, the most by default, have as much as 256 MiB.
+  // Guaranteed to each connection; 256 MiB for 1024 connections, the most by default.
   static constexpr std::uint64_t kGuaranteed = 256 * 1024;
 
   HeldMemory() = default;

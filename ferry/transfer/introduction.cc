@@ -49,12 +49,11 @@ Status Introduction::CheckPeer(std::span<const std::byte> body,
     std::memcpy(mac.data(), proof.data(), mac.size());
     if (SameBytes(exchange_.ServerProof(**secret_, body), mac)) return Ok();
   }
-  return Error(
-      Code::kRefused,
-      fmt::format("{} does not know the secret that it asks for, or not for this connection; "
-                  "it is not the peer it claims to be, or somebody is between the two "
-                  "sides and relays, or changes, what they say",
-                  peer_name_));
+  return Error(Code::kRefused,
+               fmt::format("{} did not prove the secret for this connection; it is not the peer it "
+                           "claims to be, or somebody is between the two sides and relays, or "
+                           "changes, what they say",
+                           peer_name_));
 }
 
 Error Introduction::Refusal(wire::MetaReader* reader) const {

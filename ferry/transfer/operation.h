@@ -106,9 +106,9 @@ class Operation {
   // connection's loop itself.
   Status Wait(Deadline deadline = Deadline::Never());
   // Asks for an early end. It still ends only when nothing touches its memory any more, here and,
-  // for a write, at the peer: at once for what has not begun, after the slices under way otherwise,
-  // and with the connection lost if those take longer than config.drain_grace, though the network
-  // has not taken their lane.
+  // for a write, at the peer: at once for what has not begun, otherwise after the slices in flight.
+  // The connection is lost if the peer, whose lanes the network has not taken, acknowledges nothing
+  // of those for config.drain_grace, or not all within config.peer_timeout.
   void Cancel();
   // Work queued on the stream from now on begins when the operation has ended, however it ends:
   // look at Wait() before you rely on its bytes. Blocks only where the device's queue is full; what

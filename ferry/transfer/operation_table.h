@@ -29,7 +29,7 @@ class OperationTable {
   bool Erase(std::uint64_t id);
   // Nothing where there is no such operation.
   void SetDue(std::uint64_t id, Deadline due);
-  // Of the one that is due first; never if none is.
+  // When the first operation is due; never if none is.
   Deadline NextDue() const;
   // Those due by `now`, in order. They stay in the table, due at no time until SetDue.
   std::vector<Op> TakeDue(Clock::time_point now);

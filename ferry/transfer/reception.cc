@@ -13,7 +13,7 @@
 namespace ferry::transfer {
 namespace {
 
-// Of the time in which the next lane of a connection must join, while others do.
+// Extensions of the time in which the next lane of a connection must join, while others do.
 constexpr int kMaxExtensions = 4;
 
 // It stands first in every version of hello and join; the rest may differ.
@@ -57,7 +57,7 @@ void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
   const auto leaving = admission_.Enter(number, greeting->peer_host(), greeting->is_local(), now);
   if (leaving) TurnAway(*leaving);
   // It has been through a handshake.
-  if (greeting->is_authenticated()) admission_.MarkSpoken(number, now);
+  if (greeting->is_authenticated()) admission_.MarkSpoken(number, now, /*proven=*/true);
   greetings_[greeting].greeting = std::move(owned);
   greetings_[greeting].number = number;
   by_number_.emplace(number, greeting);
@@ -75,8 +75,8 @@ void Reception::TurnAway(std::uint64_t number) {
   Greeting* const greeting = it->second;
   endpoint_->RefusedGreeting(
       greeting->peer_name(),
-      fmt::format("turned {} away, which had not said who it is: others came, and {} pending peers "
-                  "are there already (FERRY_MAX_STRANGERS)",
+      fmt::format("closed {} before it had authenticated: {} pending peers are there, the limit is "
+                  "FERRY_MAX_STRANGERS",
                   greeting->peer_name(), admission_.size()));
   greeting->CloseOnLoop();
   Drop(greeting);
@@ -155,7 +155,7 @@ Status Reception::CheckProof(Stranger* stranger, wire::MetaReader* reader) {
   return Error(Code::kRefused,
                "somebody is between the two sides: the caller knows the secret, but its TLS "
                "connection is not the one that arrives here, so another holder of a certificate "
-               "ends TLS on the way; take TLS proxies out of the way, and where there are none, "
+               "ends TLS on the way; remove TLS proxies; if there are none, "
                "replace the authority of FERRY_TLS_CA and its certificates");
 }
 
@@ -255,7 +255,9 @@ Status Reception::OnJoin(Greeting* greeting, wire::MetaReader* reader) {
   const auto it = arrivals_.find(join.connection);
   if (it == arrivals_.end() ||
       !SameBytes(wire::BytesOf(it->second.welcome.token), wire::BytesOf(join.token))) {
-    return Error(Code::kRefused, "this lane belongs to no connection that is being set up here");
+    // The dialer calls again: the connection was given up since it was welcomed.
+    return Error(Code::kUnavailable,
+                 "this lane belongs to no connection that is being set up here");
   }
   Arrival& arrival = it->second;
   if (join.lane >= arrival.lanes.size() || arrival.lanes[join.lane] != nullptr) {

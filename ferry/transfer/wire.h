@@ -216,8 +216,8 @@ struct TagBody {
 static_assert(sizeof(TagBody) == 16);
 
 inline constexpr std::size_t kMaxBlocksPerFrame = 4000;
-// Of a kReadRequest that this release sends: whoever answers keeps the list until the answer has
-// left.
+// The most blocks in a kReadRequest of this release: whoever answers keeps the list until the
+// answer has left.
 inline constexpr std::size_t kMaxBlocksPerRead = 256;
 inline constexpr std::size_t kMaxCopiesPerFrame = 2600;
 // Of a kCopy: large enough that its frame costs nothing beside the copy, small enough that what is

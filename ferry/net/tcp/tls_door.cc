@@ -51,8 +51,8 @@ void TlsDoor::TurnAway(std::uint64_t id) {
   leaving.handshake->ResetOnClose();
   const std::string name = leaving.remote;
   End(id, Error(Code::kUnavailable,
-                fmt::format("turned {} away, whose handshake was not over: others came, and {} TLS "
-                            "handshakes are under way already",
+                fmt::format("closed {} during its TLS handshake: {} handshakes are in flight, and "
+                            "more connections wait",
                             name, pending_.size())));
 }
 
