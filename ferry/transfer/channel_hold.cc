@@ -110,7 +110,11 @@ void Channel::DropReplyRecord() {
 }
 
 bool Channel::MayAskForMore() const {
-  return reading_.size() < kMaxReplies && asked_cost_ < AskBudget(connection_->lanes());
+  // The peer keeps a record of each answer until we acknowledge it. That has to wait for refusals
+  // that are not said yet, and for copies to GPU memory: with more requests the peer would pause
+  // before the frame that frees it.
+  return !refusals_.has_unsaid() && reading_.size() + landings_.size() < kMaxReplies &&
+         asked_cost_ < AskBudget(connection_->lanes());
 }
 
 // Whether the frame that is offered has to wait. With fewer refusals to be said than the peer can

@@ -42,9 +42,10 @@ Result<Placement> Channel::OnFrame(std::span<const std::byte> meta, std::uint64_
   if (!reader.Read(&header)) return Malformed("no header");
   FERRY_TRY(CheckMetadata(meta, header));
   FERRY_TRY(OnAck(header.ack));
-  // What is kept until the peer acknowledges it must not grow without end.
+  // What is kept until the peer acknowledges it must not grow without end. An honest peer's burst
+  // of messages, all declined, stays below: its frames carry acknowledgements older than that.
   if (kept_ >= 4 * MostSequenced() ||
-      (kept_bytes_ > HeldMemory::kGuaranteed && connection_->memory().full())) {
+      (kept_bytes_ > HeldMemory::kGuaranteed && connection_->memory().overfull())) {
     return Malformed("no acknowledgements");
   }
   incoming_crc_ = header.crc;
@@ -298,17 +299,17 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
   if (!reader->Read(&body) || reader->rest().size() != body.blocks * sizeof(wire::BlockOnWire)) {
     return Malformed("read request");
   }
-  const std::uint64_t cost = AnswerCost(body.blocks);
-  const auto reserved = ReserveAnswer(cost);
-  if (!reserved) {
-    paused_ = true;
-    return Placement{Placement::Action::kPause, {}};
-  }
   wire::BlockOnWire block;
   std::uint64_t bytes = 0;
   for (wire::MetaReader sum = *reader; sum.Read(&block);) {
     if (block.length > net::kMaxPayloadBytes - bytes) return Malformed("read request");
     bytes += block.length;
+  }
+  const std::uint64_t cost = AnswerCost(body.blocks);
+  const auto reserved = ReserveAnswer(cost);
+  if (!reserved) {
+    paused_ = true;
+    return Placement{Placement::Action::kPause, {}};
   }
   auto region = connection_->regions().Open(body.key, Rights::kRead, accessor());
   Status placed = region ? PlaceBlocks(*region->get(), reader->rest(), bytes, &pieces_)

@@ -327,6 +327,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   std::unordered_map<std::uint64_t, Op, SeededHash> landing_;
   std::uint64_t small_under_way_ = 0;  // operations that are `small`
   std::uint64_t small_as_bulk_ = 0;    // so many of the next ones go with bulk
+  bool deal_rest_due_ = false;         // a task that deals again is on its way
   Matcher matcher_;
   std::uint64_t kept_bytes_ = 0;  // by the matcher, as memory_ has it
   std::size_t open_channels_ = 0;

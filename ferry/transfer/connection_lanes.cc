@@ -36,7 +36,13 @@ void ConnectionCore::SetLaneUpOnLoop(std::uint32_t index, bool up) {
     const std::lock_guard lock(infos_mutex_);
     lane_records_[index].up = up;
   }
-  if (!up && !lost_.load()) DealRestOnLoop();
+  // Also of a lane that comes up: operations may have begun while there was none. One walk for all
+  // lanes that a link takes along.
+  if (lost_.load() || std::exchange(deal_rest_due_, true)) return;
+  home_->Post([self = shared_from_this()] {
+    self->deal_rest_due_ = false;
+    if (!self->lost_.load()) self->DealRestOnLoop();
+  });
 }
 
 void ConnectionCore::SetKeeper(std::unique_ptr<LaneKeeper> keeper) { keeper_ = std::move(keeper); }

@@ -159,6 +159,10 @@ Status Dialer::OnWelcome(wire::MetaReader* reader) {
                              "new address and keys",
                              address_.ToString(), peer.ToString(), expected_.ToString()));
   }
+  // With two lanes both carry bulk, so the second one is not on the first one's loop.
+  if (FirstBulkLaneOf(loops_.size()) > FirstBulkLaneOf(welcome_.lanes)) {
+    loops_.erase(loops_.begin() + 1);
+  }
   loops_.resize(welcome_.lanes);
   greetings_.resize(welcome_.lanes);
   for (std::size_t i = 1; i < loops_.size(); ++i) ConnectLaneOnLoop(i);

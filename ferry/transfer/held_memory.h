@@ -55,6 +55,11 @@ class HeldMemory {
   void RemoveTried(std::uint64_t bytes) noexcept;
   // Whether there is no room beyond what is guaranteed.
   bool full() const noexcept { return !Fits(0); }
+  // Whether twice the limits are reached, which only a peer that does not acknowledge brings about.
+  bool overfull() const noexcept {
+    return pool_ != nullptr &&
+           (held() >= 2 * pool_->most_each_ || pool_->held() >= 2 * pool_->most_);
+  }
   std::uint64_t held() const noexcept { return held_.load(std::memory_order_relaxed); }
 
  private:
