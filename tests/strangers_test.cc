@@ -152,7 +152,7 @@ TEST_F(StrangersTest, AThousandThatSayNothingDoNotKeepAPeerOut) {
   ExpectTransfers();
   ExpectLittleHeld("1000 that say nothing");
   silent.front().WaitClosed();
-  ExpectLogQuiet("which had not said who it is");
+  ExpectLogQuiet("before it had authenticated");
 }
 
 // Half of them as much as they may without being turned away, half as much as the socket takes.
