@@ -34,8 +34,8 @@ namespace {
 using transfer::Connection;
 using transfer::Endpoint;
 
-constexpr const char* kSecret = "secret=correct-horse-battery-staple";
-constexpr std::uint16_t kPort = 7471;
+constexpr const char* kAdmissionSecret = "secret=correct-horse-battery-staple";
+constexpr std::uint16_t kAdmissionPort = 7471;
 
 bool IsFull() {
   const char* const full = std::getenv("FERRY_TEST_FULL");
@@ -80,12 +80,12 @@ class AdmissionProcessTest : public testing::Test {
   void Begin(bool elsewhere, Settings settings) {
     if (elsewhere) {
       network_.emplace();
-      settings.push_back(fmt::format("port_range={}", kPort));
+      settings.push_back(fmt::format("port_range={}", kAdmissionPort));
       server_.emplace(network_->name(), settings);
       flood_.network = near_ = network_->name();
       flood_.host = host_ = OneNetwork::kHost;
       flood_.sources = OneNetwork::kSources;
-      port_ = kPort;
+      port_ = kAdmissionPort;
     } else {
       settings.emplace_back("listen_host=127.0.0.1");
       server_.emplace(settings);
@@ -164,8 +164,8 @@ struct FloodCase {
 };
 
 Settings SettingsOf(const FloodCase& parameter) {
-  if (parameter.tls) return {kSecret, "tls=psk"};
-  return {kSecret};
+  if (parameter.tls) return {kAdmissionSecret, "tls=psk"};
+  return {kAdmissionSecret};
 }
 
 std::vector<std::byte> FirstFrame() {
@@ -227,7 +227,7 @@ class HerdTest : public AdmissionProcessTest, public testing::WithParamInterface
 
 TEST_P(HerdTest, ThatStartsTogetherIsLetInWhole) {
   const int peers = IsFull() ? GetParam().peers : GetParam().peers / 6;
-  Settings settings{kSecret, "workers=1", "connect_timeout=30s",
+  Settings settings{kAdmissionSecret, "workers=1", "connect_timeout=30s",
                     fmt::format("lanes={}", GetParam().lanes)};
   if (GetParam().tls) settings.emplace_back("tls=psk");
   Settings server = settings;
@@ -311,7 +311,7 @@ class ManyInterfacesTest : public AdmissionProcessTest {
 
 TEST_F(ManyInterfacesTest, MakePendingPeersNoMoreExpensive) {
   const int interfaces = IsFull() ? 500 : 250;
-  const Settings settings{kSecret, "workers=1", "lanes=2"};
+  const Settings settings{kAdmissionSecret, "workers=1", "lanes=2"};
   Begin(/*elsewhere=*/true, settings);
   network_->AddInterfaces(interfaces);
   const auto key = server_->Region("in", 4096, 0);

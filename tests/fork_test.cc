@@ -36,7 +36,7 @@ using transfer::Region;
 using transfer::RemoteRegion;
 using transfer::Rights;
 using transfer::TransferPart;
-using Way = PeerProcess::Way;
+using ForkWay = PeerProcess::Way;
 
 #if defined(__SANITIZE_THREAD__)
 #define FERRY_SKIP_FORK_TEST() \
@@ -68,7 +68,7 @@ class ForkMemory {
 };
 
 // A child that keeps what it has been given until the test ends it.
-std::unique_ptr<PeerProcess> Bystander(Way way) {
+std::unique_ptr<PeerProcess> Bystander(ForkWay way) {
   return Must(PeerProcess::Fork(
       [](LinePipe& /*parent*/) -> int {
         for (;;) ::pause();
@@ -158,7 +158,7 @@ struct ForkLink {
 
 struct HeldCase {
   std::string name;
-  Way way;
+  ForkWay way;
   bool shared;
   Settings settings;
 };
@@ -167,9 +167,9 @@ void PrintTo(const HeldCase& held, std::ostream* out) { *out << held.name; }
 std::vector<HeldCase> HeldCases() {
   const Settings tls = {"tls=psk", "secret=a secret of sixteen bytes or more"};
   std::vector<HeldCase> cases;
-  for (const Way way : {Way::kFork, Way::kClone}) {
+  for (const ForkWay way : {ForkWay::kFork, ForkWay::kClone}) {
     for (const bool shared : {false, true}) {
-      const std::string name = fmt::format("{}_{}", way == Way::kFork ? "forked" : "cloned",
+      const std::string name = fmt::format("{}_{}", way == ForkWay::kFork ? "forked" : "cloned",
                                            shared ? "shared" : "private");
       cases.push_back({name + "_copied", way, shared, {"gift=off"}});
       cases.push_back({name + "_gift", way, shared, {"gift=on"}});
@@ -239,7 +239,7 @@ TEST_P(HeldDescriptors, OfAWriteWhosePeerWasLostSendNothingMore) {
 
 TEST(Fork, AListeningPortIsFreeAndRefusesWhenItsEndpointHasEndedAlthoughAChildHasIt) {
   FERRY_SKIP_FORK_TEST();
-  for (const Way way : {Way::kFork, Way::kClone}) {
+  for (const ForkWay way : {ForkWay::kFork, ForkWay::kClone}) {
     std::optional<Endpoint> first =
         Must(Endpoint::Create(ConfigOf(FastSettings({LastingPorts()}))));
     const std::uint16_t port = first->port();
@@ -257,7 +257,7 @@ TEST(Fork, AListeningPortIsFreeAndRefusesWhenItsEndpointHasEndedAlthoughAChildHa
 
 TEST(Fork, APeerSeesTheOrderlyEndOfAConnectionAlthoughAChildHasIt) {
   FERRY_SKIP_FORK_TEST();
-  for (const Way way : {Way::kFork, Way::kClone}) {
+  for (const ForkWay way : {ForkWay::kFork, ForkWay::kClone}) {
     ForkLink link(kForkSmall, FastSettings({"peer_timeout=60s"}), FastSettings());
     link.ExpectAtWork();
     const auto bystander = Bystander(way);
@@ -271,7 +271,7 @@ TEST(Fork, APeerSeesTheOrderlyEndOfAConnectionAlthoughAChildHasIt) {
 // ---- what a child holds -------------------------------------------------------------------------
 
 // What the open descriptors of a process are of, but for files.
-std::multiset<std::string> OpenDescriptors() {
+std::multiset<std::string> NamesOfDescriptors() {
   std::multiset<std::string> kinds;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code gone;
@@ -286,7 +286,7 @@ std::multiset<std::string> OpenDescriptors() {
 TEST(Fork, AChildHasNoneOfItsParentsDescriptors) {
   FERRY_SKIP_FORK_TEST();
   SeenPeer peer(kForkBulk, PacedSettings({"gift=on"}));
-  const auto before = OpenDescriptors();
+  const auto before = NamesOfDescriptors();
   Endpoint endpoint = Must(Endpoint::Create(ConfigOf(PacedSettings({"gift=on"}))));
   Connection connection = Must(endpoint.Connect(peer.address(), Patience()));
   const PatternRegion source(endpoint, kForkBulk, kSourceSeed);
@@ -294,11 +294,11 @@ TEST(Fork, AChildHasNoneOfItsParentsDescriptors) {
   Operation write = Must(connection.Write(source.region, 0, remote, 0, kForkBulk));
   (void)Must(write.CompletionFd());
   ASSERT_TRUE(WaitForChange(peer.memory(), kForkEarlyWord, kPeerInSeed, Patience()));
-  EXPECT_GT(OpenDescriptors().size(), before.size() + 6);
+  EXPECT_GT(NamesOfDescriptors().size(), before.size() + 6);
 
   const auto child = Must(PeerProcess::Fork([&](LinePipe& parent) {
     std::string more;
-    for (const std::string& open : OpenDescriptors()) {
+    for (const std::string& open : NamesOfDescriptors()) {
       if (before.count(open) == 0) more += open + " ";
     }
     return parent.Say(more, Patience()) ? 0 : 1;
@@ -312,7 +312,7 @@ TEST(Fork, AChildHasNoneOfItsParentsDescriptors) {
 
 TEST(Fork, AProgramThatIsRunHasNoneOfTheDescriptors) {
   FERRY_SKIP_FORK_TEST();
-  const auto before = OpenDescriptors();
+  const auto before = NamesOfDescriptors();
   ForkLink link(kForkSmall, FastSettings({"gift=on"}), FastSettings({"gift=on"}));
   link.ExpectAtWork();
   const auto run = Must(

@@ -353,6 +353,22 @@ TEST(DriveUntil, OfManyThreadsWakesOnlyThoseWhoseConditionHasComeTrue) {
   EXPECT_LT(looks.load(), 20 * kThreads);
 }
 
+// So many times: waits for a timer of its own, and returns how many waits ended well.
+int WaitForTimers(EventLoop* loop, int rounds) {
+  int ended = 0;
+  for (int round = 0; round < rounds; ++round) {
+    std::atomic<bool> done{false};
+    loop->Post([&] {
+      loop->AddTimerOnLoop(Clock::now() + microseconds(10), [&] {
+        done.store(true);
+        loop->NotifyWaiters();
+      });
+    });
+    if (Drive(*loop, [&] { return done.load(); })) ++ended;
+  }
+  return ended;
+}
+
 TEST(DriveUntil, OfManyThreadsOneDrivesWhenTheDriverHasItsEnd) {
   constexpr int kThreads = 32;
   constexpr int kRounds = 200;
@@ -361,18 +377,7 @@ TEST(DriveUntil, OfManyThreadsOneDrivesWhenTheDriverHasItsEnd) {
     std::atomic<int> ended{0};
     std::vector<std::thread> threads;
     for (int i = 0; i < kThreads; ++i) {
-      threads.emplace_back([&] {
-        for (int round = 0; round < kRounds; ++round) {
-          std::atomic<bool> done{false};
-          loop->Post([&] {
-            loop->AddTimerOnLoop(Clock::now() + microseconds(10), [&] {
-              done.store(true);
-              loop->NotifyWaiters();
-            });
-          });
-          if (Drive(*loop, [&] { return done.load(); })) ended.fetch_add(1);
-        }
-      });
+      threads.emplace_back([&] { ended.fetch_add(WaitForTimers(loop.get(), kRounds)); });
     }
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(ended.load(), kThreads * kRounds);

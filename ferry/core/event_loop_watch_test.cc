@@ -244,12 +244,13 @@ TEST_F(DeferredWork, TakesTimeByItsCountAndNoMore) {
   const auto many = std::make_unique<Counts[]>(kMany);  // their links stay where they are
   const auto start = Clock::now();
   loop_->Post([&] {
-    for (int i = 0; i < kMany; ++i) loop_->DeferOnLoop(EventLoop::Defer::kTurnEnd, &many[i]);
-    for (int i = 0; i < kMany; i += 2) loop_->CancelDeferredOnLoop(&many[i]);
+    for (std::size_t i = 0; i < kMany; ++i)
+      loop_->DeferOnLoop(EventLoop::Defer::kTurnEnd, &many[i]);
+    for (std::size_t i = 0; i < kMany; i += 2) loop_->CancelDeferredOnLoop(&many[i]);
   });
   Settle(*loop_);
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
-  for (int i = 0; i < kMany; ++i) ASSERT_EQ(many[i].runs, i % 2) << i;
+  for (std::size_t i = 0; i < kMany; ++i) ASSERT_EQ(many[i].runs, static_cast<int>(i % 2)) << i;
 }
 
 TEST_F(DeferredWork, NextTurnDoesNotWaitForAnEvent) {

@@ -19,6 +19,27 @@ Error InPart(const Error& error, std::size_t index, std::size_t parts) {
   return Error(error.code(), fmt::format("part {}: {}", index, error.message()));
 }
 
+// Whether the regions of a part may be used for a transfer with this peer.
+Status CheckRegions(const TransferPart& part, Rights wanted, const Uuid& peer) {
+  if (part.local == nullptr || part.remote == nullptr) {
+    return Error(Code::kInvalidArgument, "a local and a remote region must be given");
+  }
+  if (part.local->state()->made.forked()) return MadeBeforeFork("region");
+  if (part.remote->endpoint != peer) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("the remote region is of endpoint {}, the connection goes to {}; use "
+                             "a key of that one",
+                             part.remote->endpoint.ToString(), peer.ToString()));
+  }
+  if (!Includes(part.remote->rights, wanted)) {
+    return Error(Code::kRefused,
+                 fmt::format("the remote region allows {}, not {}; ask its owner for a key with "
+                             "that right",
+                             RightsName(part.remote->rights), RightsName(wanted)));
+  }
+  return Ok();
+}
+
 }  // namespace
 
 // ---- Region -------------------------------------------------------------------------------------
@@ -113,28 +134,8 @@ Result<PreparedTransfer> Connection::Prepare(Direction direction,
   std::vector<PlanPart> planned;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     TransferPart& part = parts[i];
-    if (part.local == nullptr || part.remote == nullptr) {
-      return InPart(Error(Code::kInvalidArgument, "a local and a remote region must be given"), i,
-                    parts.size());
-    }
-    if (part.local->state()->made.forked()) {
-      return InPart(MadeBeforeFork("region"), i, parts.size());
-    }
-    if (part.remote->endpoint != core_->peer().endpoint) {
-      return InPart(
-          Error(Code::kInvalidArgument,
-                fmt::format("the remote region is of endpoint {}, the connection goes to "
-                            "{}; use a key of that one",
-                            part.remote->endpoint.ToString(), core_->peer().endpoint.ToString())),
-          i, parts.size());
-    }
-    if (!Includes(part.remote->rights, wanted)) {
-      return InPart(
-          Error(Code::kRefused,
-                fmt::format("the remote region allows {}, not {}; ask its owner for a key "
-                            "with that right",
-                            RightsName(part.remote->rights), RightsName(wanted))),
-          i, parts.size());
+    if (auto usable = CheckRegions(part, wanted, core_->peer().endpoint); !usable) {
+      return InPart(usable.error(), i, parts.size());
     }
     const std::uint64_t local_size = part.local->memory().size();
     const std::uint64_t remote_size = part.remote->length;

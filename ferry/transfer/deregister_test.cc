@@ -75,6 +75,11 @@ class DeregisterTest : public ::testing::Test {
   std::deque<Connection> connections_;
 };
 
+void RaiseTo(std::size_t value, std::atomic<std::size_t>* most) {
+  for (auto was = most->load(); was < value && !most->compare_exchange_weak(was, value);) {
+  }
+}
+
 // Each thread would otherwise queue a task for every lane of every connection each time.
 TEST_F(DeregisterTest, FourThreadsThatRegisterInALoopQueueNothingForLanesThatNeverSawTheRegions) {
   constexpr int kRounds = 2000;
@@ -89,10 +94,7 @@ TEST_F(DeregisterTest, FourThreadsThatRegisterInALoopQueueNothingForLanesThatNev
         for (int round = 0; round < kRounds; ++round) {
           Region region = Must(endpoint_.Register(memory, Rights::kReadWrite));
           ASSERT_TRUE(region.Deregister(Soon()));
-          if (round % 100 != 0) continue;
-          const std::size_t used = ::mallinfo2().uordblks;
-          for (auto was = most.load(); was < used && !most.compare_exchange_weak(was, used);) {
-          }
+          if (round % 100 == 0) RaiseTo(::mallinfo2().uordblks, &most);
         }
       });
     }

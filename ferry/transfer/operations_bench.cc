@@ -84,7 +84,8 @@ class Both {
     (void)near().TakeNotification(Soon());
   }
   void CancelInReverse() {
-    for (auto it = operations_.rbegin(); it != operations_.rend(); ++it) it->Cancel();
+    std::for_each(operations_.rbegin(), operations_.rend(),
+                  [](Operation& operation) { operation.Cancel(); });
   }
   void WaitForAll() {
     for (Operation& operation : operations_) (void)operation.Wait();
