@@ -42,7 +42,7 @@ TEST_P(Posting, AndCancellingDelaysNoDeadlineAndNoHeartbeat) {
     }
     if (GetParam() > 0) std::this_thread::sleep_for(microseconds(GetParam()));
   }
-  ExpectWithin(longest, kDeadline, "the end of a receive by its deadline");
+  ExpectWithin(longest, kShortDeadline, "the end of a receive by its deadline");
   EXPECT_FALSE(link.connection.lost());
   const Status told =
       Must(link.connection.Notify(std::as_bytes(std::span(kText)))).Wait(Patience());
