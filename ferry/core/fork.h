@@ -92,8 +92,8 @@ class PerProcess {
 
 // Forked children close this descriptor as their first act: they hold no connection, port or pipe
 // of their parent's open (but the port of metrics_address, whose sockets are its library's).
-// StopClosingInChildren() comes before the descriptor is closed. A fork() between the two, or before
-// the first call, leaves the descriptor to that child. Any thread.
+// StopClosingInChildren() comes before the descriptor is closed. A fork() between the two, or
+// before the first call, leaves the descriptor to that child. Any thread.
 void CloseInChildren(int fd) noexcept;
 void StopClosingInChildren(int fd) noexcept;
 
