@@ -17,7 +17,7 @@ using transfer::PostOptions;
 class Posting : public testing::TestWithParam<int> {};  // microseconds between two posts
 
 TEST_P(Posting, AndCancellingDelaysNoDeadlineAndNoHeartbeat) {
-  constexpr milliseconds kShortDeadline{200};
+  constexpr milliseconds kPostingDeadline{200};
   constexpr std::string_view kText = "still here";
   std::vector<std::byte> room(64);
   LinkedPeer link(FastSettings({"lanes=1"}));
@@ -25,7 +25,7 @@ TEST_P(Posting, AndCancellingDelaysNoDeadlineAndNoHeartbeat) {
     // A wait first, which sends the engine's thread away for a moment.
     (void)link.connection.TakeNotification(Deadline::After(milliseconds(5)));
     PostOptions options;
-    options.deadline = Deadline::After(kShortDeadline);
+    options.deadline = Deadline::After(kPostingDeadline);
     return Must(link.connection.Recv(8, ~0ull, room, options));
   };
   Operation timed = post();
@@ -42,7 +42,7 @@ TEST_P(Posting, AndCancellingDelaysNoDeadlineAndNoHeartbeat) {
     }
     if (GetParam() > 0) std::this_thread::sleep_for(microseconds(GetParam()));
   }
-  ExpectWithin(longest, kShortDeadline, "the end of a receive by its deadline");
+  ExpectWithin(longest, kPostingDeadline, "the end of a receive by its deadline");
   EXPECT_FALSE(link.connection.lost());
   const Status told =
       Must(link.connection.Notify(std::as_bytes(std::span(kText)))).Wait(Patience());
