@@ -239,8 +239,8 @@ class Session {
       (void)::setsockopt(pair.lane.get(), SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
     }
     auto stream = net::tcp::MakePlainStream(pair.lane.get());
-    lane_ = std::make_unique<net::tcp::TcpLane>(std::move(pair.lane), std::move(stream), "none",
-                                                (how & 2) != 0);
+    lane_ = std::make_unique<net::tcp::TcpLane>(std::move(pair.lane), std::move(stream),
+                                                net::LaneInfo{}, (how & 2) != 0);
     user_.lane = lane_.get();
     OnLoop([this] { lane_->Attach(loop_, &user_); });
   }
