@@ -78,7 +78,8 @@ TEST(ForkTest, AChildDestroysNothingThatItsParentShares) {
             }),
             4);
   // Left alone by this process, too, which would end.
-  [[maybe_unused]] static auto* const reachable = shared;
+  [[gnu::used]] static ProcessShared<EndsTheProcess>* reachable;  // for leak checkers
+  reachable = shared;
 }
 
 struct Locked {
