@@ -78,7 +78,7 @@ TEST(ForkTest, AChildDestroysNothingThatItsParentShares) {
             }),
             4);
   // Left alone by this process, too, which would end.
-  [[gnu::used]] static ProcessShared<EndsTheProcess>* reachable;  // for leak checkers
+  [[maybe_unused, gnu::used]] static ProcessShared<EndsTheProcess>* reachable;  // for leak checkers
   reachable = shared;
 }
 
