@@ -212,15 +212,15 @@ def readme_gpu(transfers, kernels):
 
 
 def ceilings(row):
-    """Of the lesser of what plain sockets and the copy engine move; each floor by name."""
+    """What plain sockets move of memory that no cache holds, and of a ring; what the copy engine moves."""
     if "floor_gbps" not in row:
         return ""
-    said = [f"sockets, cold memory {number(middle(row, 'floor_gbps'))}"]
+    said = [f"cold {number(middle(row, 'floor_gbps'))}"]
     if "ring_floor_gbps" in row:
-        said.append(f"sockets, a ring {number(middle(row, 'ring_floor_gbps'))}")
+        said.append(f"ring {number(middle(row, 'ring_floor_gbps'))}")
     if "h2d_gbps" in row:
         said.append(f"H2D {number(middle(row, 'h2d_gbps'))}")
-    return "; ".join(said)
+    return ", ".join(said)
 
 
 # ---- host memory --------------------------------------------------------------------------------
@@ -320,13 +320,20 @@ def peer_memory(result):
     return grid(["flood", "peers", "lanes of each", "above idle"], rows) + origin(result, "peer_memory_2core")
 
 
+OPERATIONS = {
+    "BmWrite": "write of 64 bytes, all posted at once", "BmRead": "read, the same", "BmPostReceive": "post a receive",
+    "BmCancelReceive": "cancel a receive", "BmMatchReceive": "send to a receive that was posted",
+    "BmReceiveUnexpected": "receive a message that has arrived", "BmTimeOutReceive": "a receive that times out",
+}
+
+
 @table("operations_2core")
 def operations(result):
     rows = []
     for name, row in result["rows"].items():
         benchmark, _, count = name.partition("/")
         if count == "1000":
-            cells = [benchmark]
+            cells = [OPERATIONS.get(benchmark, f"`{benchmark}`")]
             for other in ("1000", "60000", "200000"):
                 found = result["rows"].get(f"{benchmark}/{other}")
                 cells.append(brief(found["cpu_ns"], 1e-3) if found else "")

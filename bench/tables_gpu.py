@@ -20,7 +20,7 @@ def transfer_rows(result):
     for name, row in result["rows"].items():
         if not name.startswith("nccl "):
             rows.append([f"{name}, {row['path']}", spread(row["gbps"], "GB/s"), beside_transfer(row)])
-    return grid(["", "median (least to most)", "floors in GB/s, and ours of the lesser"], rows)
+    return grid(["", "median (least to most)", "floors in GB/s; ours of the lesser, for each"], rows)
 
 
 def beside_transfer(row):
@@ -31,7 +31,7 @@ def beside_transfer(row):
     ours = middle(row, "gbps")
     shares = [ratio(ours, min(middle(row, floor), middle(row, "h2d_gbps")))
               for floor in ("floor_gbps", "ring_floor_gbps") if floor in row]
-    return f"{said}: {' and '.join(shares)}"
+    return f"{said}; {', '.join(shares)}"
 
 
 def nccl_settings(result):

@@ -205,6 +205,78 @@ class Documents(unittest.TestCase):
         self.assertIn("`bench/loopback --json bench/results/loopback_2core.json`", text)
 
 
+def several(unit, *values):
+    return summary.Samples(values or (1, 2, 4), unit).to_json()
+
+
+def rates(*keys, **facts):
+    return {**{key: several("GB/s") for key in keys}, **facts}
+
+
+FLOORS = ("gbps", "floor_gbps", "cpu_seconds_per_gb", "floor_cpu_seconds_per_gb", "ops_per_second")
+PLAIN = {"size": 1 << 26, "block_size": 0, "lanes": 2, "security": "none", "path": "network", "memory": "host"}
+# Rows as the scripts write them.
+ROWS = {
+    "loopback_2core": {
+        "write 64 MiB": rates(*FLOORS, **PLAIN),
+        "read 64 MiB, with and without CRC32C": rates(*FLOORS, "crc_gbps", "crc_cpu_seconds_per_gb", **PLAIN),
+        "write 64 MiB, TLS by the secret": rates(*FLOORS, **PLAIN),
+        "send 8 B, spin": rates("half_rtt_us_p50", "floor_half_rtt_us_p50", **PLAIN)},
+    "peers_2core": {f"{name}, {title}": rates("gbps", failed=0) for title in ("reno", "defaults") for name in
+                    ("ferry write", "ferry read", "Debian's ucx put", "ucx get", "nixl read", "mooncake write")},
+    "strangers_2core": {"a flood": rates("gbps", "gbps_beside_flood")},
+    "peer_memory_2core": {"pings": {"mib_above_idle": several("MiB"), "peers": 4, "lanes": 16}},
+    "reliability_2core": {"A.Test: the end": {"figure": several("ms"), "worst": "max", "bound": "1400"}},
+    "nccl_net_h200": {"a": {**rates("gbps", "cpu_seconds_per_gb"), "size": 4096, "comms": 1, "both": True},
+                      "b": {**rates("half_rtt_us_p50", "half_rtt_us_p99"), "size": 8, "depth": 1}},
+    "transfers_h200": {"contiguous: write 1048576 KiB": rates("gbps", "floor_gbps", "ring_floor_gbps", "h2d_gbps",
+                                                              **PLAIN)},
+    "copies_h200": {"blocks: H2D": {**rates("gbps", "ceiling_gbps", "dma_gbps"), "executor": "kernel",
+                                    "bytes": 1 << 26},
+                    "pipeline: pinned": {**rates("gbps", "seconds", "speedup", "overlap_percent"), "form": "pipeline",
+                                         "bytes": 1 << 26}},
+    "unpack_h200": {"kernel": rates("gbps", "launch_us_per_message"), "through": rates("gbps", "launch_us")},
+    "kernels_h200": {"rms_norm": {"headline": True, "us": {"unit": "us", "n": 50, "median": 2, "min": 1, "max": 3},
+                                  "rate": several("GB/s"), "ceiling_gbps": several("GB/s"),
+                                  "torch eager": several("us")}},
+    "python_h200": {"nano-vllm": rates("tokens_per_s", "step_ms"), "prepare": rates("us", "own_us"),
+                    "staging": rates("us", "separately_us"), "push_weights": rates("gbps")},
+    "nccl_2xh200": {net: {"operation": "all_reduce", "size": 8, "net": net, "us": several("us")}
+                    for net in ("ferry", "ferry5", "default", "2x8+asked+tuner")},
+    "nccl_sockets_2xh200": {"default": {"setting": "default", "size": 1 << 26, "gbps": several("GB/s")}},
+}
+
+
+class Tables(unittest.TestCase):
+    """Each can be drawn from what its script writes, within the width of a document's line."""
+
+    def test_every_table_is_drawn(self):
+        tables = make_results.tables
+        with tempfile.TemporaryDirectory() as folder:
+            for name, rows in ROWS.items():
+                result = {"form": 1, "benchmark": name, "commit": "ab" * 20, "clean": True, "machine": "a machine",
+                          "date": "2026-01-02", "command": "bench/x", "n": 3, "versions": {"ucx": "1"}, "rows": rows}
+                self.assertEqual(summary.problems(result), [])
+                (pathlib.Path(folder) / f"{name}.json").write_text(json.dumps(result))
+            with unittest.mock.patch.object(tables, "RESULTS", pathlib.Path(folder)):
+                for name, (files, _) in tables.TABLES.items():
+                    if not set(files) & set(ROWS):
+                        continue
+                    with self.subTest(name):
+                        text = tables.render(name)
+                        self.assertIn("|---|", text)
+                        self.assertTrue(any(mark in text for mark in ("(1 to 4)", "(1–4)", "(1 to 3)", "± ",
+                                                                      "1.00", "1,400", "1400")), text)
+                        self.assertLessEqual(max(map(len, text.splitlines())), 120)
+
+    def test_the_best_of_all_settings_of_the_sockets_counts(self):
+        rows = {net: {"operation": "all_reduce", "size": 8, "net": net, "us": several("us", us)}
+                for net, us in (("ferry", 10), ("ferry5", 8), ("default", 40), ("2x8+asked", 20))}
+        text = "\n".join(make_results.tables.TABLES["nccl"][1]({
+            "rows": rows, "commit": "ab" * 20, "date": "d", "machine": "m", "n": 1, "command": "c"}))
+        self.assertIn("20 µs (2x8+asked) | 2.00 | 2.50 |", text)
+
+
 class Program(unittest.TestCase):
     def test_the_built_program_says_what_it_was_built_from_in_its_file_and_by_itself(self):
         if PROGRAM is None:
