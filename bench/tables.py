@@ -321,7 +321,7 @@ def peer_memory(result):
 
 
 OPERATIONS = {
-    "BmWrite": "write of 64 bytes, all posted at once", "BmRead": "read, the same", "BmPostReceive": "post a receive",
+    "BmWrite": "write of 64 bytes, all at once", "BmRead": "read, the same", "BmPostReceive": "post a receive",
     "BmCancelReceive": "cancel a receive", "BmMatchReceive": "send to a receive that was posted",
     "BmReceiveUnexpected": "receive a message that has arrived", "BmTimeOutReceive": "a receive that times out",
 }
