@@ -23,6 +23,7 @@ COMMANDS = {
     "operations_2core": "bench/operations --rounds 3",
     "reliability_2core": "bench/reliability",
     "peers_2core": "bench/peers",
+    "soak_2core": "bench/soak",
     "nccl_net_h200": "bench/nccl_net",
     "copies_h200": "bench/gpu --parts copies",
     "transfers_h200": "bench/gpu --parts transfers",
@@ -376,11 +377,11 @@ def peers(result):
 
 @table("soak_2core")
 def soak(result):
-    row = result["rows"]["an hour"]
+    (title, row), = result["rows"].items()
     kept = ("bytes", "bytes of GPU memory here", "bytes of GPU memory there")
     rows = [[name, f"{value / 1e9:,.0f} GB" if name in kept else f"{value:,}"] for name, value in row.items()
             if not isinstance(value, bool)]
-    return grid(["in an hour", "count"], rows) + origin(result, "soak_2core")
+    return grid([f"in {title}", "count"], rows) + origin(result, "soak_2core")
 
 
 @table("nccl_net_h200")
