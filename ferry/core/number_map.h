@@ -12,7 +12,7 @@ namespace ferry {
 // one piece of memory, at most half full, and a key is at its own place or a few after it: a
 // look-up among many costs one cache miss, where std::unordered_map costs three or more, and no
 // allocation. Pointers to values are valid until the next change.
-template <class Value>
+template <class Value, class Hash = SeededHash>
 class NumberMap {
  public:
   NumberMap() = default;
@@ -25,10 +25,13 @@ class NumberMap {
   }
 
   // Null where there is none.
-  Value* Find(std::uint64_t key) noexcept {
+  const Value* Find(std::uint64_t key) const noexcept {
     if (size_ == 0) return nullptr;
-    Slot& slot = slots_[PlaceOf(key)];
+    const Slot& slot = slots_[PlaceOf(key)];
     return slot.used ? &slot.value : nullptr;
+  }
+  Value* Find(std::uint64_t key) noexcept {
+    return const_cast<Value*>(std::as_const(*this).Find(key));
   }
   // A new one where there is none.
   Value& operator[](std::uint64_t key) {
@@ -56,6 +59,13 @@ class NumberMap {
     if (--size_ == 0 && slots_.size() > kMaxIdleSlots) std::vector<Slot>().swap(slots_);
     return true;
   }
+  // Calls `each(key, value)` for all, in no order.
+  template <class Each>
+  void ForEach(Each&& each) const {
+    for (const Slot& slot : slots_) {
+      if (slot.used) each(slot.key, slot.value);
+    }
+  }
   bool empty() const noexcept { return size_ == 0; }
   std::size_t size() const noexcept { return size_; }
 
@@ -70,9 +80,7 @@ class NumberMap {
   };
 
   // The number of slots is a power of two.
-  std::size_t HomeOf(std::uint64_t key) const noexcept {
-    return SeededHash()(key) & (slots_.size() - 1);
-  }
+  std::size_t HomeOf(std::uint64_t key) const noexcept { return Hash()(key) & (slots_.size() - 1); }
   std::size_t After(std::size_t at) const noexcept { return (at + 1) & (slots_.size() - 1); }
   std::size_t Distance(std::size_t from, std::size_t to) const noexcept {
     return (to - from) & (slots_.size() - 1);

@@ -1,52 +1,55 @@
 #include "ferry/transfer/operation_table.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "ferry/core/check.h"
 
 namespace ferry::transfer {
+namespace {
+
+// So many stale entries are left where they are.
+constexpr std::size_t kFewStale = 64;
+
+}  // namespace
 
 void OperationTable::Insert(const Op& operation, Deadline due) {
-  const bool is_new =
-      operations_.emplace(operation->id, Entry{operation, AddDue(operation->id, due)}).second;
-  FERRY_CHECK(is_new, operation->id);
-}
-
-// Most operations have the same time from their beginning on, so the newest is due last.
-OperationTable::Schedule::iterator OperationTable::AddDue(std::uint64_t id, Deadline due) {
-  if (due.never()) return schedule_.end();
-  return schedule_.emplace_hint(schedule_.end(), due.when(), id);
+  Entry& entry = operations_[operation->id];
+  FERRY_CHECK(entry.operation == nullptr, operation->id);
+  entry.operation = operation;
+  Schedule(operation->id, &entry, due);
 }
 
 OperationTable::Op OperationTable::Find(std::uint64_t id) const {
-  const auto it = operations_.find(id);
-  return it == operations_.end() ? nullptr : it->second.operation;
+  const Entry* const entry = operations_.Find(id);
+  return entry == nullptr ? nullptr : entry->operation;
 }
 
 bool OperationTable::Erase(std::uint64_t id) {
-  const auto it = operations_.find(id);
-  if (it == operations_.end()) return false;
-  if (it->second.due != schedule_.end()) schedule_.erase(it->second.due);
-  operations_.erase(it);
+  Entry* const entry = operations_.Find(id);
+  if (entry == nullptr) return false;
+  Schedule(id, entry, Deadline::Never());
+  operations_.Erase(id);
   return true;
 }
 
 void OperationTable::SetDue(std::uint64_t id, Deadline due) {
-  const auto it = operations_.find(id);
-  if (it == operations_.end()) return;
-  if (it->second.due != schedule_.end()) schedule_.erase(it->second.due);
-  it->second.due = AddDue(id, due);
+  if (Entry* const entry = operations_.Find(id)) Schedule(id, entry, due);
 }
 
-Deadline OperationTable::NextDue() const {
-  return schedule_.empty() ? Deadline::Never() : Deadline::At(schedule_.begin()->first);
+Deadline OperationTable::NextDue() {
+  while (!schedule_.empty() && !Stands(schedule_.front())) DropFirst();
+  return schedule_.empty() ? Deadline::Never() : Deadline::At(schedule_.front().when);
 }
 
 std::vector<OperationTable::Op> OperationTable::TakeDue(Clock::time_point now) {
   std::vector<Op> due;
-  while (!schedule_.empty() && schedule_.begin()->first <= now) {
-    Entry& entry = operations_.find(schedule_.begin()->second)->second;
-    schedule_.erase(schedule_.begin());
-    entry.due = schedule_.end();
-    due.push_back(entry.operation);
+  for (Deadline next = NextDue(); !next.never() && next.when() <= now; next = NextDue()) {
+    const std::uint64_t id = schedule_.front().id;
+    Entry* const entry = operations_.Find(id);
+    due.push_back(entry->operation);
+    DropFirst();
+    Schedule(id, entry, Deadline::Never());
   }
   return due;
 }
@@ -54,8 +57,41 @@ std::vector<OperationTable::Op> OperationTable::TakeDue(Clock::time_point now) {
 std::vector<OperationTable::Op> OperationTable::All() const {
   std::vector<Op> all;
   all.reserve(operations_.size());
-  for (const auto& [id, entry] : operations_) all.push_back(entry.operation);
+  operations_.ForEach([&](std::uint64_t, const Entry& entry) { all.push_back(entry.operation); });
   return all;
+}
+
+// ---- due times ----------------------------------------------------------------------------------
+
+void OperationTable::Schedule(std::uint64_t id, Entry* entry, Deadline due) {
+  if (entry->due.when() == due.when()) return;
+  if (!entry->due.never()) --scheduled_;
+  entry->due = due;
+  if (!due.never()) {
+    ++scheduled_;
+    schedule_.push_back({due.when(), id});
+    std::push_heap(schedule_.begin(), schedule_.end(), std::greater<>());
+  }
+  if (schedule_.size() > kFewStale + 2 * scheduled_) DropStale();
+}
+
+bool OperationTable::Stands(const Due& due) const noexcept {
+  const Entry* const entry = operations_.Find(due.id);
+  return entry != nullptr && !entry->due.never() && entry->due.when() == due.when;
+}
+
+void OperationTable::DropFirst() {
+  std::pop_heap(schedule_.begin(), schedule_.end(), std::greater<>());
+  schedule_.pop_back();
+}
+
+// Also one that stands twice, as its operation was due then before.
+void OperationTable::DropStale() {
+  const auto stale = [this](const Due& due) { return !Stands(due); };
+  schedule_.erase(std::remove_if(schedule_.begin(), schedule_.end(), stale), schedule_.end());
+  std::sort(schedule_.begin(), schedule_.end());
+  schedule_.erase(std::unique(schedule_.begin(), schedule_.end()), schedule_.end());
+  if (schedule_.empty()) std::vector<Due>().swap(schedule_);
 }
 
 }  // namespace ferry::transfer

@@ -64,6 +64,17 @@ TEST(OperationTable, GivesThoseThatAreDueOnceAndInOrder) {
   EXPECT_TRUE(table.NextDue().never());
 }
 
+TEST(OperationTable, GivesAnOperationOnceThatIsDueAgainWhenItWasBefore) {
+  OperationTable table;
+  table.Insert(Numbered(1), Deadline::At(At(10)));
+  for (int i = 0; i < 1000; ++i) {
+    table.SetDue(1, Deadline::At(At(20)));
+    table.SetDue(1, Deadline::At(At(10)));
+  }
+  EXPECT_EQ(NumbersOf(table.TakeDue(At(30))), std::vector<std::uint64_t>{1});
+  EXPECT_TRUE(table.NextDue().never());
+}
+
 // Does the same to a table and a plain list, at random.
 class OperationTableModelTest : public ::testing::Test {
  protected:

@@ -1,7 +1,12 @@
 #include <fmt/core.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <exception>
@@ -10,12 +15,16 @@
 #include <thread>
 #include <vector>
 
+#include "ferry/core/check.h"
+#include "ferry/core/fd.h"
 #include "tests/engine_peer.h"
 
 // How long small things take between two processes, by how the program waits for them:
 //   ferry_latency_bench deadline PAUSE_US RUNS   a receive with a deadline of 0.2 s beside a thread
 //                                                that posts and cancels receives with this pause
-//   ferry_latency_bench wait MEDIANS SAMPLES     64-byte writes, by Wait() and by poll()
+//   ferry_latency_bench wait MEDIANS SAMPLES     64-byte writes, by Wait() and by poll(), and 64
+//   bytes
+//                                                there and back over a bare socket
 //   ferry_latency_bench threads COUNT SECONDS    64-byte writes of many threads that Wait()
 // Each prints one line of JSON.
 namespace ferry::tests {
@@ -64,7 +73,48 @@ void Deadlines(microseconds pause, int runs) {
              link.connection.lost());
 }
 
-enum class How { kWait, kPoll };
+// A process that sends back each 64 bytes over a blocking TCP socket: what the machine makes two
+// processes wait that do nothing else.
+class Echo {
+ public:
+  Echo() {
+    UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    FERRY_CHECK(::bind(listener.get(), any, length) == 0 && ::listen(listener.get(), 1) == 0 &&
+                ::getsockname(listener.get(), any, &length) == 0);
+    socket_ = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    FERRY_CHECK(::connect(socket_.get(), any, length) == 0);
+    const UniqueFd accepted(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const int on = 1;
+    for (const int fd : {socket_.get(), accepted.get()}) {
+      FERRY_CHECK(::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0);
+    }
+    if (::fork() != 0) return;
+    socket_.reset();
+    std::array<char, 64> bytes{};
+    while (::recv(accepted.get(), bytes.data(), bytes.size(), MSG_WAITALL) == 64 &&
+           ::send(accepted.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == 64) {
+    }
+    ::_exit(0);
+  }
+
+  double RoundTrip() {
+    std::array<char, 64> bytes{};
+    const auto start = Clock::now();
+    FERRY_CHECK(::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == 64 &&
+                ::recv(socket_.get(), bytes.data(), bytes.size(), MSG_WAITALL) == 64);
+    return MicrosSince(start);
+  }
+
+ private:
+  UniqueFd socket_;
+};
+
+enum class How { kWait, kPoll, kSocket };
 
 double WriteOnce(transfer::Connection& connection, const PatternRegion& local,
                  const transfer::RemoteRegion& remote, How how) {
@@ -79,16 +129,18 @@ double WriteOnce(transfer::Connection& connection, const PatternRegion& local,
 }
 
 void Waits(int medians, int samples) {
+  Echo echo;  // forks, so before there are threads
   LinkedPeer link({"listen_host=127.0.0.1"});
   const PatternRegion local(link.endpoint, 64, kSourceSeed);
   const auto remote = Must(link.connection.Import(link.peer.Region("in", 64, kPeerInSeed)));
-  std::vector<double> median[2];
-  std::vector<double> all[2];
+  std::vector<double> median[3];
+  std::vector<double> all[3];
   for (int round = -1; round < medians; ++round) {  // the first warms up
-    for (const How how : {How::kWait, How::kPoll}) {
+    for (const How how : {How::kWait, How::kPoll, How::kSocket}) {
       std::vector<double> took;
       for (int i = 0; i < samples; ++i) {
-        took.push_back(WriteOnce(link.connection, local, remote, how));
+        took.push_back(how == How::kSocket ? echo.RoundTrip()
+                                           : WriteOnce(link.connection, local, remote, how));
       }
       if (round < 0) continue;
       const auto at = static_cast<std::size_t>(how);
@@ -96,11 +148,13 @@ void Waits(int medians, int samples) {
       all[at].insert(all[at].end(), took.begin(), took.end());
     }
   }
-  fmt::print(
-      "{{\"samples\": {}, \"wait_us\": {{\"medians\": {}, \"p99\": {:.1f}}}, "
-      "\"poll_us\": {{\"medians\": {}, \"p99\": {:.1f}}}}}\n",
-      samples, ListOf(median[0]), Quantile(all[0], 0.99), ListOf(median[1]),
-      Quantile(all[1], 0.99));
+  constexpr const char* kNames[] = {"wait_us", "poll_us", "socket_us"};
+  fmt::print("{{\"samples\": {}", samples);
+  for (std::size_t at = 0; at < 3; ++at) {
+    fmt::print(", \"{}\": {{\"medians\": {}, \"p99\": {:.1f}}}", kNames[at], ListOf(median[at]),
+               Quantile(all[at], 0.99));
+  }
+  fmt::print("}}\n");
 }
 
 void Threads(int count, int seconds) {
