@@ -138,6 +138,7 @@ function(ferry_layer_benches layer sources deps)
   ferry_warnings(${layer}_bench)
   target_link_libraries(${layer}_bench PRIVATE ${layer} ${layer}_testing ${deps}
                                                benchmark::benchmark_main)
+  ferry_carry_commit(${layer}_bench)
   if(NOT TARGET benches)
     add_custom_target(benches)
   endif()

@@ -1,21 +1,23 @@
 include_guard(GLOBAL)
 
-set(FERRY_GIT_COMMIT "")
-find_package(Git QUIET)
-if(Git_FOUND AND EXISTS "${PROJECT_SOURCE_DIR}/.git")
-  execute_process(COMMAND "${GIT_EXECUTABLE}" rev-parse --short=12 HEAD
-                  WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}" OUTPUT_VARIABLE FERRY_GIT_COMMIT
-                  RESULT_VARIABLE git_status OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-  if(NOT git_status EQUAL 0)
-    set(FERRY_GIT_COMMIT "")
-  endif()
-  # Each commit and checkout appends here, so the version follows without a manual configure.
-  if(EXISTS "${PROJECT_SOURCE_DIR}/.git/logs/HEAD")
-    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
-                 "${PROJECT_SOURCE_DIR}/.git/logs/HEAD")
-  endif()
-endif()
-
 set(FERRY_GENERATED_DIR "${PROJECT_BINARY_DIR}/generated")
 configure_file("${PROJECT_SOURCE_DIR}/ferry/core/version.h.in"
                "${FERRY_GENERATED_DIR}/ferry/core/version.h" @ONLY)
+
+# The commit, looked up in every build. Which programs carry it: ferry_carry_commit().
+find_package(Git QUIET)
+set(ferry_commit_source "${FERRY_GENERATED_DIR}/build_commit.cc")
+add_custom_target(ferry_note_commit
+  COMMAND "${CMAKE_COMMAND}" "-DSOURCE_DIR=${PROJECT_SOURCE_DIR}" "-DOUTPUT=${ferry_commit_source}"
+          "-DGIT=${GIT_EXECUTABLE}" -P "${CMAKE_CURRENT_LIST_DIR}/note_commit.cmake"
+  BYPRODUCTS "${ferry_commit_source}"
+  COMMENT "" VERBATIM)
+add_library(ferry_build_commit OBJECT "${ferry_commit_source}")
+add_dependencies(ferry_build_commit ferry_note_commit)
+target_include_directories(ferry_build_commit PUBLIC "${PROJECT_SOURCE_DIR}")
+target_compile_features(ferry_build_commit PUBLIC cxx_std_20)
+
+# Puts the commit into a program or library that bench/ measures, which is where its scripts read it.
+function(ferry_carry_commit name)
+  target_sources(${name} PRIVATE $<TARGET_OBJECTS:ferry_build_commit>)
+endfunction()

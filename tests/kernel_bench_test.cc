@@ -52,6 +52,8 @@ TEST(KernelBench, MeasuresEveryRowOfItsList) {
     EXPECT_TRUE(row.value("written", false));
     EXPECT_GT(row.value("us", 0.0), 0);
     EXPECT_LE(row.value("us_p10", 1e9), row.value("us_p90", 0.0));
+    EXPECT_LE(row.value("us_min", 1e9), row.value("us", 0.0));
+    EXPECT_GE(row.value("us_max", 0.0), row.value("us", 1e9));
     EXPECT_GT(row.value("bytes", 0), 0);
     EXPECT_GE(row.value("samples", 0), 3);
     const bool of_flops = row.value("flops", 0.0) > 0;

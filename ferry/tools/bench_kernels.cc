@@ -57,6 +57,8 @@ Json RowToJson(const KernelRow& row, bool tiny) {
   json["us"] = row.times.median * 1e6;
   json["us_p10"] = row.times.p10 * 1e6;
   json["us_p90"] = row.times.p90 * 1e6;
+  json["us_min"] = row.times.least * 1e6;
+  json["us_max"] = row.times.most * 1e6;
   json["gbps"] = gbps;
   json["tflops"] = of_flops ? Json(KernelRate(row.what->flops, row.times.median, 1e12)) : Json();
   json["ceiling_gbps"] = row.ceiling ? Json(row.ceiling->gbps) : Json();

@@ -14,6 +14,7 @@
 #include "ferry/core/version.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/net/tcp/factory.h"
+#include "ferry/tools/build_commit.h"
 #include "ferry/tools/command.h"
 #include "ferry/tools/info_devices.h"
 #include "ferry/tools/info_network.h"
@@ -64,7 +65,8 @@ std::string FirstLine(const char* path) {
 
 Json BuildInfo() {
   return Json{{"version", FERRY_VERSION},
-              {"commit", FERRY_COMMIT},
+              {"commit", BuiltFrom().commit},
+              {"clean", BuiltFrom().clean},
               {"compiler", fmt::format("g++ {}", kCompiler)},
               {"build_type", FERRY_BUILD_TYPE},
               {"sanitizer", kSanitizer},

@@ -330,11 +330,22 @@ Result<KernelTimes> KernelRunner::MeasureOn(const KernelCase& one, Measured* on)
   return KernelTimes{.median = Median(samples),
                      .p10 = Percentile(samples, 0.1),
                      .p90 = Percentile(samples, 0.9),
+                     .least = *std::min_element(samples.begin(), samples.end()),
+                     .most = *std::max_element(samples.begin(), samples.end()),
                      .launches = slab.sets,
                      .samples = samples.size()};
 }
 
-Result<KernelTimes> KernelRunner::MeasureCopies(std::uint64_t half, bool by_kernel) {
+const char* KernelRunner::CopyName(CopyBy by) {
+  switch (by) {
+    case CopyBy::kEarlyKernel: return "kernel, early";
+    case CopyBy::kKernel: return "kernel";
+    case CopyBy::kEngine: return "engine";
+  }
+  return "";
+}
+
+Result<KernelTimes> KernelRunner::MeasureCopies(std::uint64_t half, CopyBy by) {
   KernelCase one;
   one.op = "copy";
   one.bytes = 2 * half;
@@ -348,7 +359,7 @@ Result<KernelTimes> KernelRunner::MeasureCopies(std::uint64_t half, bool by_kern
   // Shared by the copies of the function.
   const auto prepared = std::make_shared<Prepared>();
   one.launch = [=, this](const KernelStream& to, KernelAddresses at) -> Status {
-    if (!by_kernel) {
+    if (by == CopyBy::kEngine) {
       const cuda::CopyItem item{at[into], at[from], half};
       return to.api->Copy(to.stream, CopyKind::kDeviceToDevice, {&item, 1});
     }
@@ -356,10 +367,9 @@ Result<KernelTimes> KernelRunner::MeasureCopies(std::uint64_t half, bool by_kern
     if (prepared->copy == nullptr) {
       const Block block{0, 0, half};
       const PlacedList list{{&block, 1}, Place::OnDevice(at[into]), Place::OnDevice(at[from])};
-      // Not early: what is held against this is not, either.
       FERRY_TRY_ASSIGN(prepared->copy,
                        PrepareCopy(api_, options_.ordinal, CopyKind::kDeviceToDevice, {&list, 1},
-                                   {.early = false}));
+                                   {.early = by == CopyBy::kEarlyKernel}));
       prepared->first = base;
     }
     const std::int64_t shift = base - prepared->first;
@@ -373,10 +383,10 @@ Result<CopyCeiling> KernelRunner::CeilingFor(std::uint64_t bytes) {
   const auto found = ceilings_.find(half);
   if (found != ceilings_.end()) return found->second;
   CopyCeiling ceiling;
-  for (const bool by_kernel : {true, false}) {
-    FERRY_TRY_ASSIGN(const KernelTimes times, MeasureCopies(half, by_kernel));
+  for (const CopyBy by : {CopyBy::kEarlyKernel, CopyBy::kKernel, CopyBy::kEngine}) {
+    FERRY_TRY_ASSIGN(const KernelTimes times, MeasureCopies(half, by));
     const double gbps = 2 * static_cast<double>(half) / times.median / 1e9;
-    if (gbps > ceiling.gbps) ceiling = {gbps, by_kernel ? "kernel" : "engine"};
+    if (gbps > ceiling.gbps) ceiling = {gbps, CopyName(by)};
   }
   ceilings_[half] = ceiling;
   return ceiling;

@@ -17,6 +17,8 @@ struct KernelTimes {
   double median = 0;
   double p10 = 0;
   double p90 = 0;
+  double least = 0;
+  double most = 0;
   std::size_t launches = 0;  // in a graph
   std::size_t samples = 0;
 };
@@ -24,7 +26,7 @@ struct KernelTimes {
 // What copying moves that reads and writes as many bytes in all, at best.
 struct CopyCeiling {
   double gbps = 0;      // read and written
-  const char* by = "";  // "kernel" or "engine"
+  const char* by = "";  // "kernel, early", "kernel" or "engine"
 };
 
 // How many sets of its buffers a case is measured on: launches of a graph.
@@ -46,7 +48,8 @@ class KernelRunner {
   // kTimedOut what the op may still use is never freed, which would wait for it without limit;
   // leave this object and the process in the same way.
   Result<KernelTimes> Measure(const KernelCase& one);
-  // Measured once for as many bytes.
+  // The best of all ways to copy; launching early is one, since the ops do so. Measured once for as
+  // many bytes.
   Result<CopyCeiling> CeilingFor(std::uint64_t bytes);
 
  private:
@@ -68,7 +71,9 @@ class KernelRunner {
   Status Flush();
   Status WarmUp();
   Result<std::vector<double>> Sample(const cuda::Graph& graph, bool flush);
-  Result<KernelTimes> MeasureCopies(std::uint64_t half, bool by_kernel);
+  enum class CopyBy { kEarlyKernel, kKernel, kEngine };
+  static const char* CopyName(CopyBy by);
+  Result<KernelTimes> MeasureCopies(std::uint64_t half, CopyBy by);
 
   cuda::DeviceApi* const api_;
   const Options options_;

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "ferry/core/version.h"
+#include "ferry/tools/build_commit.h"
 #include "ferry/tools/command.h"
 #include "ferry/tools/process.h"
 #include "ferry/tools/report.h"
@@ -75,11 +76,19 @@ int OnParseError(const CLI::App& app, const CLI::ParseError& error, Invocation i
   return kExitUsage;
 }
 
+// The commit, and whether the build had more than that.
+std::string VersionLine() {
+  const BuildCommit built = BuiltFrom();
+  constexpr std::size_t kShort = 12;
+  return fmt::format("ferry {} {}{}", FERRY_VERSION, built.commit.substr(0, kShort),
+                     built.clean || built.commit.empty() ? "" : "+changes");
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("Moves tensors between processes over TCP.", "ferry");
   Invocation invocation;
   app.require_subcommand(1);
-  app.set_version_flag("--version", fmt::format("ferry {} {}", FERRY_VERSION, FERRY_COMMIT));
+  app.set_version_flag("--version", VersionLine());
   app.footer(kFooter);
   for (const Subcommand& row : kSubcommands) {
     CLI::App* const command = app.add_subcommand(row.name, row.summary);

@@ -33,7 +33,7 @@ class Logic(unittest.TestCase):
         self.assertEqual([bench.bus_factor(op, 4) for op in bench.OPERATIONS], [1.5, 0.75, 0.75, 1])
 
     def test_ours_comes_first_and_is_told_by_its_variables(self):
-        self.assertEqual(bench.settings_of("default,4x4"), ["ferry", "default", "4x4"])
+        self.assertEqual(bench.settings_of("default,4x4"), ["ferry", "ferry5", "default", "4x4"])
         ours = bench.environment_of("ferry", "/p.so", 1, "log")
         self.assertEqual(ours["NCCL_NET_PLUGIN"], "/p.so")
         self.assertNotIn("NCCL_NET", ours)
@@ -41,6 +41,18 @@ class Logic(unittest.TestCase):
         self.assertEqual((theirs["NCCL_NET"], theirs["NCCL_SOCKET_NTHREADS"], theirs["NCCL_NSOCKS_PERTHREAD"]),
                          ("Socket", "4", "8"))
         self.assertNotIn("NCCL_SOCKET_NTHREADS", bench.environment_of("default", "/p.so", 1, "log"))
+        self.assertEqual(bench.environment_of("ferry5", "/p.so", 1, "log")["FERRY_NCCL_DEVICES"], "5")
+
+    def test_the_sockets_get_what_our_plugin_asks_for(self):
+        plain = bench.environment_of("2x8", "/p.so", 1, "log")
+        asked = bench.environment_of("2x8+asked", "/p.so", 1, "log")
+        tuned = bench.environment_of("2x8+asked+tuner", "/p.so", 1, "log")
+        for name in ("NCCL_MIN_NCHANNELS", "NCCL_NCHANNELS_PER_NET_PEER", "NCCL_P2P_NET_CHUNKSIZE"):
+            self.assertNotIn(name, plain)
+            self.assertIn(name, asked)
+        self.assertNotIn("NCCL_TUNER_PLUGIN", asked)
+        self.assertEqual((tuned["NCCL_TUNER_PLUGIN"], tuned["NCCL_NET"]), ("/p.so", "Socket"))
+        self.assertTrue(all(name in bench.SOCKETS for name in ("default,", "+asked", "+asked+tuner")))
 
     def test_the_network_is_read_from_the_log(self):
         text = "a\n" + LINE.format("Ferry") + "\nb"
@@ -58,6 +70,11 @@ class Logic(unittest.TestCase):
         table = bench.compare([row("ferry", us) for us in (10, 90, 12)] + [row("default", us) for us in (24, 30, 1)])
         self.assertEqual((table[0]["us"], table[0]["best_socket_us"], table[0]["ratio"]), (12, 24, 2.0))
         self.assertEqual(table[0]["starts"], 3)
+
+    def test_the_default_is_the_headline_and_five_devices_stand_beside_it(self):
+        table = bench.compare([row("ferry", 20), row("ferry5", 10), row("default", 40), row("4x4+asked", 30)])
+        self.assertEqual((table[0]["ratio"], table[0]["best_socket"], table[0]["ratio_five_devices"]),
+                         (1.5, "4x4+asked", 3.0))
 
     def test_losses_agree_or_do_not(self):
         def of(net, losses):

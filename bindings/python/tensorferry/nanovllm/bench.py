@@ -169,6 +169,12 @@ def _speeds(bench):
     for batch, (staged, separately) in (ours.get("staging_us") or {}).items():
         print(f"staging of {batch:>2} sequences: {staged:.1f} us; a tensor and a copy each: "
               f"{separately:.1f} us")
+    # What a step pays: the call alone is the lesser part of it.
+    own = results.get("own", {}).get("inputs_us_by_batch") or {}
+    for batch, taken in (ours.get("inputs_us_by_batch") or {}).items():
+        if batch in own:
+            print(f"prepare_decode() of {batch:>2} sequences as a whole: {taken:.1f} us; nano-vllm's own: "
+                  f"{own[batch]:.1f} us")
     if ours.get("profile"):
         print(f"profile of the kernels: {options.out}/profile_trace.json, profile_report.txt")
     for sentence in failed:

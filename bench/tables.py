@@ -1,0 +1,413 @@
+"""The tables of README.md and docs/ that are made from bench/results/*.json; scripts/make_results puts them there.
+
+A table is a function of the results that its decorator names, in their order; a result that does not exist is
+None. It returns lines of Markdown. Every figure in them is computed here from a file, so none is written by hand.
+"""
+import json
+import pathlib
+import textwrap
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+TABLES = {}
+WIDTH = 100
+
+# What makes each file: scripts/make_results and the tables of what is missing say it.
+COMMANDS = {
+    "loopback_2core": "bench/loopback",
+    "latency_2core": "bench/latency --python build/python/venv/bin/python",
+    "small_messages_2core": "bench/small_messages",
+    "strangers_2core": "bench/strangers --only writes",
+    "admission_2core": "bench/strangers --only admission --rounds 1",
+    "peer_memory_2core": "bench/peer_memory",
+    "operations_2core": "bench/operations --rounds 3",
+    "reliability_2core": "bench/reliability",
+    "peers_2core": "bench/peers",
+    "soak_2core": "bench/soak",
+    "nccl_net_h200": "bench/nccl_net",
+    "copies_h200": "bench/gpu --parts copies",
+    "transfers_h200": "bench/gpu --parts transfers",
+    "unpack_h200": "bench/gpu --parts unpack",
+    "kernels_h200": "bench/gpu --parts kernels",
+    "python_h200": "bench/gpu --parts python",
+    "nccl_sockets_2xh200": "bench/nccl_sockets",
+    "nccl_2xh200": "bench/nccl_collectives --only collectives --seconds 3600",
+}
+
+
+def table(*files):
+    def keep(function):
+        TABLES[function.__name__] = (files, function)
+        return function
+    return keep
+
+
+def load(name):
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def render(name):
+    """The text between the marks of this table."""
+    files, function = TABLES[name]
+    results = [load(file) for file in files]
+    if all(result is None for result in results):
+        return "\n".join(missing(files))
+    return "\n".join(function(*results)).strip("\n")
+
+
+def sources(name):
+    return [f"bench/results/{file}.json" for file in TABLES[name][0]]
+
+
+def missing(files):
+    return ["Not measured on this code yet:", "", *[f"- `{command_for(file)}`" for file in files]]
+
+
+def command_for(file):
+    """What makes this file."""
+    command = COMMANDS.get(file, f"nothing makes {file} any more")
+    return f"{command} --out bench/results" if command.startswith("bench/gpu") else \
+        f"{command} --json bench/results/{file}.json"
+
+
+# ---- cells --------------------------------------------------------------------------------------
+
+
+def number(value):
+    """Three digits that count, without an exponent."""
+    if value == int(value) and abs(value) < 1e9:
+        return f"{value:,.0f}"
+    digits = 0
+    while digits < 6 and abs(value) * 10**digits < 99.95:
+        digits += 1
+    return f"{value:,.{digits if abs(value) < 99.95 else 0}f}"
+
+
+def spread(value, unit="", scale=1.0):
+    """"13.1 GB/s (12.8 to 13.6)"."""
+    if value is None:
+        return ""
+    middle, least, most = (number(value[key] * scale) for key in ("median", "min", "max"))
+    shown = f"{middle} {unit}".strip()
+    return shown if value["n"] == 1 or least == most else f"{shown} ({least} to {most})"
+
+
+def brief(value, scale=1.0):
+    """"13.1 (12.8–13.6)", where the head of the table has the unit."""
+    if value is None:
+        return ""
+    middle_value, least, most = (number(value[key] * scale) for key in ("median", "min", "max"))
+    return middle_value if value["n"] == 1 or least == most else f"{middle_value} ({least}–{most})"
+
+
+def middle(row, key):
+    return row[key]["median"]
+
+
+def ratio(ours, theirs):
+    return f"{ours / theirs:.2f}"
+
+
+def rounds_ratio(row, ours, theirs):
+    """The median of the ratios of each round, with their range."""
+    pairs = sorted(a / b for a, b in zip(row[ours]["samples"], row[theirs]["samples"]))
+    half = len(pairs) // 2
+    centre = pairs[half] if len(pairs) % 2 else (pairs[half - 1] + pairs[half]) / 2
+    return f"{centre:.2f} ({pairs[0]:.2f} to {pairs[-1]:.2f})"
+
+
+def grid(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+
+
+def origin(result, file):
+    """What was measured, where and when."""
+    said = (f"`{result['commit'][:12]}`, {result['date']}, {result['machine']}; n = {result['n']}; "
+            f"`{result['command']}` → `bench/results/{file}.json`.")
+    return ["", *textwrap.wrap(said, WIDTH, break_long_words=False, break_on_hyphens=False)]
+
+
+def named(result, *names):
+    """Those rows that there are."""
+    return [(name, result["rows"][name]) for name in names if name in result["rows"]]
+
+
+# ---- the front page -----------------------------------------------------------------------------
+
+
+@table(*COMMANDS)
+def overview(*results):
+    """Each benchmark with what it was measured on."""
+    rows = []
+    for file, result in zip(COMMANDS, results):
+        if result is None:
+            rows.append([file, "not measured on this code", "", "", ""])
+        else:
+            rows.append([file, f"`{result['commit'][:8]}`", f"{result['date']}, {result['machine']}", result["n"],
+                         typical_spread(result)])
+    return grid(["benchmark", "commit", "date, machine", "n", "spread"], rows)
+
+
+def typical_spread(result):
+    """Half of the way from the least to the most of a row's samples, of its median: the middle row's."""
+    shares = sorted((value["max"] - value["min"]) / 2 / value["median"] for row in result["rows"].values()
+                    for value in row.values() if isinstance(value, dict) and value["n"] > 1 and value["median"])
+    return f"± {100 * shares[len(shares) // 2]:.0f} %" if shares else "one sample"
+
+
+@table("loopback_2core", "peers_2core")
+def readme_loopback(loopback, peers):
+    rows = []
+    labels = {"write 64 MiB": "write 64 MiB", "read 64 MiB": "read 64 MiB",
+              "write 64 MiB in 16 KiB blocks": "write, 4096 shuffled blocks of 16 KiB"}
+    for name, row in named(loopback, *labels) if loopback else []:
+        rows.append([labels[name], spread(row["gbps"], "GB/s"),
+                     f"{rounds_ratio(row, 'gbps', 'floor_gbps')} of a plain-socket copy"])
+    for name, row in named(loopback, "send 8 B, spin") if loopback else []:
+        rows.append(["8-byte message, half a round trip, spinning", spread(row["half_rtt_us_p50"], "µs"),
+                     f"{rounds_ratio(row, 'half_rtt_us_p50', 'floor_half_rtt_us_p50')} of a plain socket's time"])
+    rows += [[f"{operation}, beside {who}", "", f"{best} × with defaults"]
+             for operation, who, best in rivals(peers, "defaults")]
+    lines = grid(["", "median (least to most)", "beside it"], rows)
+    for result, file in ((loopback, "loopback_2core"), (peers, "peers_2core")):
+        lines += origin(result, file) if result else []
+    return lines
+
+
+def rivals(peers, title):
+    """(operation, whom, ours over the best of theirs)."""
+    found = []
+    if not peers:
+        return found
+    sides = {"write": {"UCX's best of put, tag and active messages": ["ucx put", "ucx tag", "ucx am"],
+                       "NIXL": ["nixl write"], "Mooncake's transfer engine": ["mooncake write"]},
+             "read": {"UCX's get, tuned": ["ucx get", "ucx get tuned"], "NIXL": ["nixl read"],
+                      "Mooncake's transfer engine": ["mooncake read"]},
+             "write, blocks": {"NIXL": ["nixl write, blocks"]}, "read, blocks": {"NIXL": ["nixl read, blocks"]}}
+    for operation, whom in sides.items():
+        ours = peers["rows"].get(f"ferry {operation}, {title}")
+        for who, names in whom.items():
+            theirs = [middle(row, "gbps") for prefix in ("", "Debian's ") for _, row in
+                      named(peers, *[f"{prefix}{name}, {title}" for name in names])]
+            if ours and theirs:
+                found.append((operation, who, ratio(middle(ours, "gbps"), max(theirs))))
+    return found
+
+
+@table("transfers_h200", "kernels_h200")
+def readme_gpu(transfers, kernels):
+    rows = []
+    for name, row in named(transfers, "contiguous: write 1048576 KiB", "16 KiB pages: write 262144 KiB",
+                           "contiguous: write 65536 KiB", "one machine: write 1048576 KiB") if transfers else []:
+        rows.append([name.replace("1048576 KiB", "1 GiB").replace("262144 KiB", "256 MiB")
+                     .replace("65536 KiB", "64 MiB"), spread(row["gbps"], "GB/s"), ceilings(row)])
+    for name, row in kernels["rows"].items() if kernels else []:
+        if row.get("headline"):
+            rows.append([name, kernel_rate(row), kernel_beside(row)])
+    lines = grid(["", "median (least to most)", "beside it"], rows)
+    for result, file in ((transfers, "transfers_h200"), (kernels, "kernels_h200")):
+        lines += origin(result, file) if result else []
+    return lines
+
+
+def ceilings(row):
+    """What plain sockets move of memory that no cache holds, and of a ring; what the copy engine moves."""
+    if "floor_gbps" not in row:
+        return ""
+    said = [f"cold {number(middle(row, 'floor_gbps'))}"]
+    if "ring_floor_gbps" in row:
+        said.append(f"ring {number(middle(row, 'ring_floor_gbps'))}")
+    if "h2d_gbps" in row:
+        said.append(f"H2D {number(middle(row, 'h2d_gbps'))}")
+    return ", ".join(said)
+
+
+# ---- host memory --------------------------------------------------------------------------------
+
+
+@table("loopback_2core")
+def loopback(result):
+    rows = []
+    for name, row in result["rows"].items():
+        if "half_rtt_us_p50" in row or "crc_gbps" in row or "TLS" in name:
+            continue
+        rate = spread(row["gbps"], "GB/s")
+        if row["size"] < 1 << 20:
+            rate = spread(row["ops_per_second"], "operations/s")
+        rows.append([name, rate, rounds_ratio(row, "gbps", "floor_gbps"),
+                     rounds_ratio(row, "cpu_seconds_per_gb", "floor_cpu_seconds_per_gb")])
+    return grid(["operation", "median (least to most)", "of the floor", "CPU time, of the floor's"], rows) \
+        + origin(result, "loopback_2core")
+
+
+@table("loopback_2core")
+def latency_of_sends(result):
+    rows = []
+    for name, row in result["rows"].items():
+        if "half_rtt_us_p50" in row:
+            rows.append([name, spread(row["half_rtt_us_p50"], "µs"), spread(row["floor_half_rtt_us_p50"], "µs"),
+                         rounds_ratio(row, "half_rtt_us_p50", "floor_half_rtt_us_p50")])
+    return grid(["half a round trip", "ours", "plain socket", "ratio"], rows)
+
+
+@table("loopback_2core")
+def protection(result):
+    rows = []
+    for name, row in result["rows"].items():
+        if "crc_gbps" in row:
+            rows.append([name, spread(row["crc_gbps"], "GB/s"), rounds_ratio(row, "crc_gbps", "gbps") + " of it without",
+                         spread(row["crc_cpu_seconds_per_gb"], "s")])
+        elif "TLS" in name:
+            rows.append([f"{name}; {row['security']}", spread(row["gbps"], "GB/s"),
+                         rounds_ratio(row, "gbps", "floor_gbps") + " of the floor",
+                         spread(row["cpu_seconds_per_gb"], "s")])
+    return grid(["", "median (least to most)", "", "CPU time of a GB"], rows)
+
+
+@table("latency_2core")
+def waits(result):
+    rows = []
+    for name, row in result["rows"].items():
+        if "seconds" in row:
+            within = sum(value <= 0.25 for value in row["seconds"]["samples"])
+            rows.append([name, spread(row["seconds"], "s"), f"{within} of {row['seconds']['n']} within 0.25 s"])
+    for name, row in result["rows"].items():
+        if "us" in row:
+            beside = result["rows"].get(f"{name.rsplit(' ', 1)[0]} wait")
+            rows.append([f"64-byte write, {name}", spread(row["us"], "µs"),
+                         ratio(middle(row, "us"), middle(beside, "us")) + " of wait()"])
+        elif "writes_per_second" in row:
+            rows.append([f"64-byte writes of {name}", spread(row["writes_per_second"], "operations/s"), ""])
+    return grid(["", "median (least to most)", ""], rows) + origin(result, "latency_2core")
+
+
+@table("small_messages_2core")
+def small_messages(result):
+    rows = [[name, brief(row["load_gbps"]) if middle(row, "load_gbps") else "",
+             brief(row["median_us"], 1e-3), brief(row["p99_us"], 1e-3)]
+            for name, row in result["rows"].items()]
+    return grid(["link", "beside it, GB/s", "median, ms", "p99, ms"], rows) + origin(result, "small_messages_2core")
+
+
+@table("strangers_2core")
+def strangers(result):
+    rows = [[name, spread(row["gbps_beside_flood"], "GB/s"), rounds_ratio(row, "gbps_beside_flood", "gbps")]
+            for name, row in result["rows"].items()]
+    return grid(["flood", "median (least to most)", "of the rate without"], rows) + origin(result, "strangers_2core")
+
+
+@table("admission_2core")
+def admission(result):
+    floods = [[name, f"{number(middle(row, 'let_in'))} of {number(middle(row, 'dials'))}",
+               spread(row["median_ms"], "ms"), spread(row["slowest_ms"], "ms")]
+              for name, row in result["rows"].items() if "let_in" in row]
+    herds = [[name, number(middle(row, "failed")), spread(row["median_ms"], "ms"), spread(row["slowest_ms"], "ms")]
+             for name, row in result["rows"].items() if "failed" in row]
+    hosts = [[f"{number(middle(row, 'interfaces'))} interfaces", spread(row["cpu_ms_per_connect"], "ms"),
+              spread(row["write_4k_quiet_ms"], "ms"), spread(row["write_4k_beside_ms"], "ms")]
+             for row in result["rows"].values() if "cpu_ms_per_connect" in row]
+    return [*grid(["beside the flood", "let in", "median dial", "slowest"], floods), "",
+            *grid(["start together", "failed", "median", "slowest"], herds), "",
+            *grid(["host", "CPU time of a silent connect", "4 KiB write, alone", "beside connects"], hosts),
+            *origin(result, "admission_2core")]
+
+
+@table("peer_memory_2core")
+def peer_memory(result):
+    rows = [[name, row["peers"], row["lanes"], spread(row["mib_above_idle"], "MiB")]
+            for name, row in result["rows"].items()]
+    return grid(["flood", "peers", "lanes of each", "above idle"], rows) + origin(result, "peer_memory_2core")
+
+
+OPERATIONS = {
+    "BmWrite": "write of 64 bytes, all at once", "BmRead": "read, the same", "BmPostReceive": "post a receive",
+    "BmCancelReceive": "cancel a receive", "BmMatchReceive": "send to a receive that was posted",
+    "BmReceiveUnexpected": "receive a message that has arrived", "BmTimeOutReceive": "a receive that times out",
+}
+
+
+@table("operations_2core")
+def operations(result):
+    rows = []
+    for name, row in result["rows"].items():
+        benchmark, _, count = name.partition("/")
+        if count == "1000":
+            cells = [OPERATIONS.get(benchmark, f"`{benchmark}`")]
+            for other in ("1000", "60000", "200000"):
+                found = result["rows"].get(f"{benchmark}/{other}")
+                cells.append(brief(found["cpu_ns"], 1e-3) if found else "")
+            before = result["rows"].get(f"{benchmark}/60000", {}).get("against_ns")
+            cells.append(brief(before, 1e-3))
+            last = result["rows"].get(f"{benchmark}/60000")
+            cells.append(ratio(middle(last, "cpu_ns"), middle(row, "cpu_ns")) if last else "")
+            rows.append(cells)
+    head = ["CPU time of one of n, µs", "1,000", "60,000", "200,000", "60,000, before", "growth to 60,000"]
+    return grid(head, rows) + origin(result, "operations_2core")
+
+
+@table("reliability_2core")
+def reliability(result):
+    rows = []
+    for name, row in result["rows"].items():
+        figure = row["figure"]
+        worst = figure[row["worst"]]
+        rows.append([name, f"{number(worst)} {figure['unit']}", row.get("bound", ""), figure["n"]])
+    return grid(["test and what it measures", "worst", "bound", "n"], rows) + origin(result, "reliability_2core")
+
+
+@table("peers_2core")
+def peers(result):
+    names = sorted({name.rsplit(", ", 1)[0] for name in result["rows"]}, key=list(
+        dict.fromkeys(name.rsplit(", ", 1)[0] for name in result["rows"])).index)
+    rows = []
+    for name in names:
+        cells = [result["rows"].get(f"{name}, {title}") for title in ("reno", "defaults")]
+        rows.append([name, *[spread(cell["gbps"], "GB/s") if cell else "" for cell in cells]])
+    both = {}
+    for title in ("reno", "defaults"):
+        for operation, who, best in rivals(result, title):
+            both.setdefault(f"**{operation}, over {who}**", {})[title] = f"{best} ×"
+    rows += [[name, cells.get("reno", ""), cells.get("defaults", "")] for name, cells in both.items()]
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    return grid(["64 MiB, median (least to most)", "all under reno", "everybody's defaults"], rows) \
+        + ["", f"{versions}."] + origin(result, "peers_2core")
+
+
+@table("soak_2core")
+def soak(result):
+    (title, row), = result["rows"].items()
+    kept = ("bytes", "bytes of GPU memory here", "bytes of GPU memory there")
+    rows = [[name, f"{value / 1e9:,.0f} GB" if name in kept else f"{value:,}"] for name, value in row.items()
+            if not isinstance(value, bool)]
+    return grid([f"in {title}", "count"], rows) + origin(result, "soak_2core")
+
+
+@table("nccl_net_h200")
+def nccl_net(result):
+    rows = []
+    for row in result["rows"].values():
+        if "gbps" in row:
+            both = "both ways" if row["both"] else "one way"
+            rows.append([f"{row['size'] >> 10} KiB over {row['comms']} comms, {both}", spread(row["gbps"], "GB/s"),
+                         spread(row["cpu_seconds_per_gb"], "s/GB")])
+        else:
+            rows.append([f"{row['size']} bytes, half a round trip, {row['depth']} receives ahead",
+                         spread(row["half_rtt_us_p50"], "µs"), f"p99 {spread(row['half_rtt_us_p99'], 'µs')}"])
+    return grid(["", "median (least to most)", ""], rows) + origin(result, "nccl_net_h200")
+
+
+def kernel_rate(row):
+    """Its time and rate."""
+    rate = f", {number(row['rate']['median'])} {row['rate']['unit']}" if "rate" in row else ""
+    return spread(row["us"], "µs") + rate
+
+
+def kernel_beside(row):
+    said = []
+    if "ceiling_gbps" in row:
+        said.append(f"{ratio(middle(row, 'rate'), middle(row, 'ceiling_gbps'))} of a copy")
+    others = {key[6:]: value for key, value in row.items() if key.startswith("torch ")}
+    said += [f"{name} {number(value['median'])} µs" for name, value in others.items()]
+    return "; ".join(said)

@@ -1,0 +1,151 @@
+"""The tables of bench/tables.py that come from machines with GPUs."""
+from tables import (brief, ceilings, grid, kernel_beside, kernel_rate, middle, origin, ratio, rounds_ratio,
+                    spread, table)
+
+HEAD = ["", "median (least to most)", "beside it"]
+
+
+@table("transfers_h200")
+def transfers(result):
+    return transfer_rows(result) + origin(result, "transfers_h200")
+
+
+@table("transfers_2xh200")
+def transfers_two(result):
+    return transfer_rows(result) + ["", *nccl_settings(result)] + origin(result, "transfers_2xh200")
+
+
+def transfer_rows(result):
+    rows = []
+    for name, row in result["rows"].items():
+        if not name.startswith("nccl "):
+            rows.append([f"{name}, {row['path']}", spread(row["gbps"], "GB/s"), beside_transfer(row)])
+    return grid(["", "median (least to most)", "floors in GB/s; ours of the lesser, for each"], rows)
+
+
+def beside_transfer(row):
+    """Both floors: memory that is cold to the caches, and a ring that is used again and again."""
+    said = ceilings(row)
+    if "floor_gbps" not in row or "h2d_gbps" not in row:
+        return said
+    ours = middle(row, "gbps")
+    shares = [ratio(ours, min(middle(row, floor), middle(row, "h2d_gbps")))
+              for floor in ("floor_gbps", "ring_floor_gbps") if floor in row]
+    return f"{said}; {', '.join(shares)}"
+
+
+def nccl_settings(result):
+    sizes = {}
+    for name, row in result["rows"].items():
+        if name.startswith("nccl "):
+            setting = name[len("nccl "):].split(":")[0]
+            sizes.setdefault(row["size"], {})[setting] = row["gbps"]
+    rows = []
+    for size, by_setting in sizes.items():
+        best = max(by_setting, key=lambda setting: by_setting[setting]["median"])
+        rows.append([f"{size >> 20} MiB", spread(by_setting.get("default"), "GB/s"),
+                     f"{spread(by_setting[best], 'GB/s')} ({best})"])
+    return grid(["torch's send and recv over NCCL's sockets", "by default", "the best setting"], rows) if rows else []
+
+
+@table("copies_h200")
+def copies(result):
+    rows = []
+    for name, row in result["rows"].items():
+        if row.get("form") is None and row["bytes"] == 64 << 20 and row["executor"] != "dma":
+            beside = rounds_ratio(row, "gbps", "ceiling_gbps")
+            engine = rounds_ratio(row, "gbps", "dma_gbps") if "dma_gbps" in row else ""
+            rows.append([name.removeprefix("blocks: "), spread(row["gbps"], "GB/s"), beside, engine])
+    pipelines = [[name.removeprefix("pipeline: "), spread(row["seconds"], "ms", 1e3), spread(row["speedup"], "×"),
+                  spread(row["overlap_percent"], "%")] for name, row in result["rows"].items() if row.get("form")]
+    return [*grid(["64 MiB", "median (least to most)", "of a plain copy", "of one engine copy a block"], rows), "",
+            *grid(["through a kernel and back", "time", "as fast as blocking", "hidden"], pipelines),
+            *origin(result, "copies_h200")]
+
+
+@table("unpack_h200")
+def unpack(result):
+    return unpack_rows(result) + origin(result, "unpack_h200")
+
+
+@table("unpack_2xh200")
+def unpack_two(result):
+    return unpack_rows(result) + origin(result, "unpack_2xh200")
+
+
+def unpack_rows(result):
+    rows = [[name, spread(row["gbps"], "GB/s"), spread(row["launch_us_per_message"], "µs") + " a message to launch"]
+            for name, row in result["rows"].items() if "launch_us_per_message" in row]
+    for name, row in result["rows"].items():
+        if "launch_us_per_message" not in row:
+            launch = spread(row["launch_us"], "µs") + " to launch" if "launch_us" in row else ""
+            rows.append([name, spread(row["gbps"], "GB/s"), launch])
+    return grid(HEAD, rows)
+
+
+@table("kernels_h200")
+def kernels(result):
+    rows = [[name, kernel_rate(row), kernel_beside(row)] for name, row in result["rows"].items()]
+    return grid(["kernel", "median (10th to 90th hundredth), rate", "beside it"], rows) + origin(result, "kernels_h200")
+
+
+@table("python_h200")
+def python(result):
+    rows = []
+    for name, row in result["rows"].items():
+        if "tokens_per_s" in row:
+            rows.append([name, spread(row["tokens_per_s"], "tokens/s"), spread(row["step_ms"], "ms") + " a step"])
+        elif "own_us" in row:
+            rows.append([name, spread(row["us"], "µs"), spread(row["own_us"], "µs") + " by nano-vllm itself"])
+        elif "separately_us" in row:
+            rows.append([name, spread(row["us"], "µs"), spread(row["separately_us"], "µs") + " a tensor and a copy each"])
+        else:
+            rows.append([name, spread(row["gbps"], "GB/s"), ""])
+    return grid(HEAD, rows) + origin(result, "python_h200")
+
+
+@table("nccl_2xh200")
+def nccl(result):
+    """Ours as it is by default and with five devices, the sockets by default and the best of all their settings."""
+    cells = {}
+    for row in result["rows"].values():
+        cells.setdefault((row["operation"], row["size"]), {})[row["net"]] = row["us"]
+    rows = []
+    for (operation, size), nets in cells.items():
+        others = {net: value for net, value in nets.items() if not net.startswith("ferry")}
+        best = min(others, key=lambda net: others[net]["median"])
+        ours = nets.get("ferry")
+        rows.append([f"{operation} {size_of(size)}", spread(ours, "µs"), spread(nets.get("ferry5"), "µs"),
+                     spread(others.get("default"), "µs"), f"{spread(others[best], 'µs')} ({best})",
+                     ratio(others[best]["median"], ours["median"]) if ours else "",
+                     ratio(others[best]["median"], nets["ferry5"]["median"]) if "ferry5" in nets else ""])
+    return grid(["", "ours", "five devices", "sockets by default", "sockets at best", "×", "× with five"], rows) \
+        + origin(result, "nccl_2xh200")
+
+
+@table("earlier/nccl_2xh200")
+def nccl_earlier(result):
+    """Of a state whose commit is not in the history any more."""
+    rows = []
+    for name, row in result["rows"].items():
+        *words, size, _ = name.split(" ")
+        rows.append([" ".join([*words, size_of(int(size))]), brief(row["us"]),
+                     f"{brief(row['best_socket_us'])} ({row['best_socket']})",
+                     ratio(middle(row, "best_socket_us"), middle(row, "us"))])
+    return grid(["five devices; µs", "ours", "sockets, the better of two settings", "×"], rows) \
+        + ["", f"Commit `{result['commit']}`, which is not in the history any more; {result['date']},",
+           f"{result['machine']};", f"`{result['command']}`", "→ `bench/results/earlier/nccl_2xh200.json`."]
+
+
+def size_of(size):
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+@table("nccl_sockets_2xh200")
+def nccl_sockets(result):
+    rows = [[f"{row['setting']}, {size_of(row['size'])}", spread(row["gbps"], "GB/s")]
+            for row in result["rows"].values()]
+    return grid(["threads × sockets", "median (least to most)"], rows) + origin(result, "nccl_sockets_2xh200")

@@ -1,0 +1,46 @@
+# Writes OUTPUT, the source of ferry/tools/build_commit.h: the commit of SOURCE_DIR, and whether what
+# is built from it differs. Results and prose do not count: a benchmark writes its result while the
+# next one is to be run. Leaves the file alone where nothing has changed, so nothing is built anew.
+#
+#   cmake -DSOURCE_DIR=... -DOUTPUT=... [-DGIT=git] -P note_commit.cmake
+set(commit "")
+set(clean "no")
+if(GIT AND EXISTS "${SOURCE_DIR}/.git")
+  execute_process(COMMAND "${GIT}" rev-parse HEAD
+                  WORKING_DIRECTORY "${SOURCE_DIR}" OUTPUT_VARIABLE commit
+                  RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(failed)
+    set(commit "")
+  else()
+    execute_process(COMMAND "${GIT}" --no-optional-locks status --porcelain -- .
+                            ":(exclude)bench/results" ":(exclude)docs" ":(exclude)README.md"
+                    WORKING_DIRECTORY "${SOURCE_DIR}" OUTPUT_VARIABLE changes
+                    RESULT_VARIABLE failed ERROR_QUIET)
+    if(NOT failed AND changes STREQUAL "")
+      set(clean "yes")
+    endif()
+  endif()
+endif()
+if(clean STREQUAL "yes")
+  set(is_clean "true")
+else()
+  set(is_clean "false")
+endif()
+
+file(CONFIGURE OUTPUT "${OUTPUT}" @ONLY CONTENT [=[
+// Made by cmake/note_commit.cmake.
+#include "ferry/tools/build_commit.h"
+
+namespace ferry {
+namespace {
+
+// The linker keeps it, also where nobody calls BuiltFrom(): bench/summary.py looks for it in the file.
+[[gnu::used, gnu::retain]] constexpr char kBuiltFrom[] =
+    "FERRY_BUILT_FROM commit=@commit@ clean=@clean@;";
+
+}  // namespace
+
+BuildCommit BuiltFrom() { return {"@commit@", @is_clean@}; }
+
+}  // namespace ferry
+]=])
