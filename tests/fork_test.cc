@@ -19,6 +19,7 @@
 
 #include "ferry/core/check.h"
 #include "ferry/core/log.h"
+#include "ferry/core/testing/forked_child.h"
 #include "ferry/core/units.h"
 #include "tests/engine_peer.h"
 
@@ -37,13 +38,6 @@ using transfer::RemoteRegion;
 using transfer::Rights;
 using transfer::TransferPart;
 using ForkWay = PeerProcess::Way;
-
-#if defined(__SANITIZE_THREAD__)
-#define FERRY_SKIP_FORK_TEST() \
-  GTEST_SKIP() << "ThreadSanitizer does not follow a process with threads through fork()"
-#else
-#define FERRY_SKIP_FORK_TEST()
-#endif
 
 constexpr std::uint64_t kForkBulk = 64 * kMiB;
 constexpr std::uint64_t kForkSmall = 4 * kMiB;
@@ -154,6 +148,15 @@ struct ForkLink {
   Region source;
 };
 
+// With a receive that waits for a message, on a connection that has been used.
+struct ReceivingLink : ForkLink {
+  ReceivingLink()
+      : ForkLink(kForkSmall), receive((ExpectAtWork(), Must(connection.Recv(7, ~0ull, buffer)))) {}
+
+  std::vector<std::byte> buffer = std::vector<std::byte>(100);
+  Operation receive;
+};
+
 // ---- what a process has given up ----------------------------------------------------------------
 
 struct HeldCase {
@@ -253,6 +256,25 @@ TEST(Fork, AListeningPortIsFreeAndRefusesWhenItsEndpointHasEndedAlthoughAChildHa
         Endpoint::Create(ConfigOf(FastSettings({fmt::format("port_range={}-{}", port, port)})));
     EXPECT_TRUE(again) << again.error().ToString();
   }
+}
+
+// Only of a forked child: the socket is that of a library.
+TEST(Fork, TheMetricsPortIsFreeWhenItsEndpointHasEndedAlthoughAChildLives) {
+  FERRY_SKIP_FORK_TEST();
+  const auto create = [](std::uint16_t port) {
+    const std::string setting = fmt::format("metrics_address=127.0.0.1:{}", port);
+    return Endpoint::Create(ConfigOf(FastSettings({setting})));
+  };
+  auto created = create(0);
+  if (!created && created.error().code() == Code::kUnsupported) {
+    GTEST_SKIP() << Described(created.error());
+  }
+  std::optional<Endpoint> first = Must(std::move(created));
+  const std::uint16_t port = first->metrics_port();
+  const auto bystander = Bystander(ForkWay::kFork);
+  first.reset();
+  const auto again = create(port);
+  EXPECT_TRUE(again) << again.error().ToString();
 }
 
 TEST(Fork, APeerSeesTheOrderlyEndOfAConnectionAlthoughAChildHasIt) {
@@ -422,32 +444,26 @@ void CallTheRest(ForkLink* link, Operation* operation, Faults* faults) {
 
 TEST(Fork, AChildIsToldThatWhatItHasIsItsParentsWhichGoesOn) {
   FERRY_SKIP_FORK_TEST();
-  ForkLink link(kForkSmall);
-  link.ExpectAtWork();
-  std::vector<std::byte> buffer(100);
-  Operation receive = Must(link.connection.Recv(7, ~0ull, buffer));
+  ReceivingLink link;
   const auto child = Must(PeerProcess::Fork([&](LinePipe& parent) {
     Faults faults;
     CallConnection(&link.connection, &link, &faults);
-    CallTheRest(&link, &receive, &faults);
+    CallTheRest(&link, &link.receive, &faults);
     return parent.Say(faults.text(), Patience()) ? 0 : 1;
   }));
   EXPECT_EQ(Must(child->Hear(Patience())), "");
   EXPECT_EQ(Must(child->WaitExit(Patience())), 0);
   link.ExpectAtWork();
-  EXPECT_FALSE(receive.Poll());
+  EXPECT_FALSE(link.receive.Poll());
 }
 
 TEST(Fork, AChildLetsGoOfItsParentsObjectsAtOnce) {
   FERRY_SKIP_FORK_TEST();
-  ForkLink link(kForkSmall);
-  link.ExpectAtWork();
-  std::vector<std::byte> buffer(100);
-  Operation receive = Must(link.connection.Recv(7, ~0ull, buffer));
+  ReceivingLink link;
   const auto child = Must(PeerProcess::Fork([&](LinePipe& parent) {
     const auto start = Clock::now();
     {
-      const Operation operation = std::move(receive);
+      const Operation operation = std::move(link.receive);
       const Region region = std::move(link.source);
       const Connection connection = std::move(link.connection);
       const Endpoint endpoint = std::move(link.endpoint);

@@ -266,7 +266,8 @@ TEST(Freeze, OfOnesOwnAgainAndAgainDoesNotKeepAPeerThatIsSilent) {
     if (auto line = peer.process().Hear(Deadline::After(kRuns))) heard = *std::move(line);
   }
   EXPECT_THAT(heard, testing::HasSubstr("PeerLost"));
-  // A gap counts once, and the last one delays what comes of it.
+  // Three gaps: one ends before the peer's last bytes are noticed, one does not count as silence,
+  // and the timeout passes in one.
   ExpectWithin(since.elapsed(), kPeerTimeout + 2 * kHeartbeat + 3 * (kStands + kRuns), "the loss");
 }
 

@@ -1,4 +1,4 @@
-// What a forked child does first, and what it is told about its parent's objects.
+// The first actions of a forked child, and the error for its parent's objects.
 #include "ferry/core/fork.h"
 
 #include <fmt/core.h>

@@ -9,7 +9,7 @@
 
 // A child of fork(2) has a copy of every object, but none of the threads that work for them, and
 // mutexes that one of those may have held. So a child asks, before it takes any lock, whether an
-// object is its own, and neither uses nor destroys what is not.
+// object is its own, and neither uses nor destroys one of its parent.
 namespace ferry {
 
 namespace internal {
@@ -33,7 +33,7 @@ class ProcessMark {
   std::uint32_t generation_;
 };
 
-// What a call says in a child about an object that its parent has made: "connection".
+// The error of a child's call on an object that its parent has made: "connection".
 Error MadeBeforeFork(std::string_view object);
 
 // A shared_ptr to an object that only the process which made it may use and destroy. A forked child
@@ -90,10 +90,10 @@ class PerProcess {
   std::atomic<Made*> made_{nullptr};
 };
 
-// Forked children close this descriptor as their first act: they hold no connection, port or pipe
-// of their parent's open (but the port of metrics_address, whose sockets are its library's).
-// StopClosingInChildren() comes before the descriptor is closed. A fork() between the two, or
-// before the first call, leaves the descriptor to that child. Any thread.
+// Forked children close this descriptor as their first act, so that they keep no connection, port
+// or pipe of their parent open. StopClosingInChildren() comes before the descriptor is closed. A
+// fork() between the two, or before the first call, leaves the descriptor to that child. Any
+// thread.
 void CloseInChildren(int fd) noexcept;
 void StopClosingInChildren(int fd) noexcept;
 

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -10,29 +9,13 @@
 #include <string>
 
 #include "ferry/core/fd.h"
+#include "ferry/core/testing/forked_child.h"
 
 namespace ferry {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-#define FERRY_SKIP_CORE_FORK_TEST() \
-  GTEST_SKIP() << "ThreadSanitizer does not follow a process with threads through fork()"
-#else
-#define FERRY_SKIP_CORE_FORK_TEST()
-#endif
-
-// The exit status of a child that runs `body`; destructors of static objects run there.
-template <class Body>
-int StatusOfChild(Body body) {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(body());
-  int status = 0;
-  EXPECT_EQ(::waitpid(child, &status, 0), child);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 TEST(ForkTest, AMarkTellsAChildFromTheProcessThatMadeTheObject) {
-  FERRY_SKIP_CORE_FORK_TEST();
+  FERRY_SKIP_FORK_TEST();
   const ProcessMark mark;
   EXPECT_FALSE(mark.forked());
   EXPECT_EQ(StatusOfChild([&] {
@@ -58,7 +41,7 @@ struct EndsTheProcess {
 };
 
 TEST(ForkTest, AChildDestroysNothingThatItsParentShares) {
-  FERRY_SKIP_CORE_FORK_TEST();
+  FERRY_SKIP_FORK_TEST();
   auto* const object = new EndsTheProcess;
   const auto destroy = [](EndsTheProcess* /*kept*/) { ::_exit(9); };
   EXPECT_EQ(
@@ -88,7 +71,7 @@ struct Locked {
 };
 
 TEST(ForkTest, AChildHasAStaticObjectOfItsOwnWhateverItsParentHasLocked) {
-  FERRY_SKIP_CORE_FORK_TEST();
+  FERRY_SKIP_FORK_TEST();
   static PerProcess<Locked> locked;
   locked.Get().number = 2;
   const std::lock_guard held(locked.Get().mutex);
@@ -101,7 +84,7 @@ TEST(ForkTest, AChildHasAStaticObjectOfItsOwnWhateverItsParentHasLocked) {
 }
 
 TEST(ForkTest, AChildClosesWhatItIsToldToAndNothingElse) {
-  FERRY_SKIP_CORE_FORK_TEST();
+  FERRY_SKIP_FORK_TEST();
   const UniqueFd kept(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   UniqueFd closed = ClosedInChildren(UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)));
   const int number = closed.get();

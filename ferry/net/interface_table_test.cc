@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <string>
 #include <thread>
+
+#include "ferry/core/testing/forked_child.h"
 
 namespace ferry::net {
 namespace {
@@ -28,6 +31,39 @@ TEST(InterfaceTableTest, SaysWhatTheSystemSaysAndAsksItOnce) {
 
 TEST(InterfaceTableTest, IsSharedInANetworkNamespace) {
   EXPECT_EQ(InterfaceTable::OfThisNamespace(), InterfaceTable::OfThisNamespace());
+}
+
+TEST(InterfaceTableTest, AForkedChildMakesItsOwn) {
+  FERRY_SKIP_FORK_TEST();
+  const auto parents = InterfaceTable::OfThisNamespace();
+  (void)parents->Advertisable();
+  EXPECT_EQ(StatusOfChild([&] {
+              const auto own = InterfaceTable::OfThisNamespace();
+              return own != parents && own->reads() == 0 ? 7 : 0;
+            }),
+            7);
+  EXPECT_EQ(InterfaceTable::OfThisNamespace(), parents);
+}
+
+TEST(InterfaceTableTest, AsksAgainWhenTheSystemCouldNotAnswer) {
+  const auto addresses = ReadLocalAddresses();
+  ASSERT_TRUE(addresses);
+  InterfaceTable table;  // has its descriptor
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const bool failed = !ReadLocalAddresses();
+  const auto nothing = table.Advertisable();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(failed);
+  EXPECT_TRUE(nothing.empty());
+  EXPECT_EQ(table.reads(), 0u);
+  for (const LocalAddress& local : addresses->all) {
+    EXPECT_EQ(table.InterfaceOf({local.host, 0}), InterfaceOf({local.host, 0})) << local.host;
+  }
+  EXPECT_EQ(table.Advertisable().size(), addresses->advertisable.size());
+  EXPECT_EQ(table.reads(), 1u);
 }
 
 // On a thread in a network namespace of its own.

@@ -116,7 +116,7 @@ struct PathStats {
   std::uint64_t congestion_window_bytes = 0;
   std::uint64_t delivery_rate = 0;           // bytes per second, as last measured
   std::uint64_t retransmitted_segments = 0;  // since the lane began
-  std::uint64_t acknowledged_bytes = 0;      // likewise, by the peer's kernel
+  std::uint64_t acknowledged_bytes = 0;      // the same, by the peer's kernel
 };
 
 class Lane {
@@ -184,7 +184,7 @@ class Listener {
   // goes on accepting.
   virtual void PauseOnLoop(bool /*paused*/) {}
   // OnLoop. A peer at `host` has proved itself and is about to open so many further lanes: until
-  // then they are not turned away for what others do.
+  // then they are not turned away because of others.
   virtual void ExpectOnLoop(const std::string& /*host*/, std::size_t /*lanes*/,
                             Clock::time_point /*until*/) {}
 };

@@ -90,8 +90,8 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
                            std::span<const std::byte> body, std::span<const std::byte> payload,
                            std::shared_ptr<OperationState> operation);
   // Without acknowledgement and payload. An acknowledgement, ping or pong that is still to be sent
-  // stands for those that are asked for meanwhile: what a peer that does not read is to be told
-  // takes no more room with time.
+  // stands for those that are asked for meanwhile, so that frames for a peer that does not read do
+  // not accumulate.
   void SendPlainOnLoop(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,
                        std::string_view text = {});
   // Stops using the lane that it has: nothing is sent, received or put in place over it any more.
@@ -110,7 +110,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   void CloseOnLoop(const Error& error);
   // Why, once the connection has been told.
   const std::optional<Error>& closed_by() const noexcept { return closed_by_; }
-  // After CloseOnLoop, outside the lane's callbacks: frees what only a lane in use needs.
+  // After CloseOnLoop, outside the lane's callbacks: frees the buffers of a lane in use.
   void FreeOnLoop();
 
  private:
@@ -119,7 +119,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
     bool used = false;      // not in free_frames_
     wire::Type type{};
     bool answer = false;              // to a read: counted in answer_bytes_
-    bool tried = false;               // `held` is of what may be held (held_memory.h)
+    bool tried = false;               // `held` is optional memory (held_memory.h)
     std::uint64_t held = 0;           // bytes that are held for the peer, with this frame
     std::uint64_t unsent = 0;         // counted in unsent_bytes_
     bool plain = false;               // counted in plain_
@@ -172,7 +172,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
     std::shared_ptr<OperationState> read;  // whose slice it is, of a kReadData
     std::shared_ptr<StagedCopy> copy;      // null: it waits its turn; with the stager
     std::uint64_t copied = 0;              // bytes of a kCopy
-    std::size_t blocks = 0;                // likewise
+    std::size_t blocks = 0;                // the same
   };
   // Sequenced frames after which an acknowledgement no longer waits for an idle moment: until then
   // the peer keeps a record of each.
@@ -350,7 +350,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   bool pong_queued_ = false;
   bool pong_due_ = false;
   std::size_t nacks_queued_ = 0;
-  // What the peer makes this lane hold (held_memory.h). `charged_` of it is with the connection, in
+  // Memory that the peer makes this lane hold (held_memory.h); the connection counts `charged_`, in
   // larger steps.
   std::uint64_t held_ = 0;
   std::uint64_t charged_ = 0;
@@ -412,7 +412,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   bool asked_to_land_ = false;               // for a slot to receive into
   bool waits_for_copies_ = false;            // paused until some are over
   std::uint64_t copied_here_bytes_ = 0;      // of the peer's kCopy frames, in landings_
-  std::size_t copied_here_blocks_ = 0;       // likewise
+  std::size_t copied_here_blocks_ = 0;       // the same
   std::atomic<bool> told_of_copies_{false};  // a task that looks at them is on its way
 };
 

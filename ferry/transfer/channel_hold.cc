@@ -7,10 +7,10 @@
 
 // The memory that a lane holds for a peer that does not read, or does not acknowledge.
 //
-// Two honest sides must never both wait for the other to read. So what a lane has to say is bounded
-// without pausing: one acknowledgement, ping and pong at a time, few refusals with their words and
-// a byte for each further one, and no more of these than the peer can have frames in flight. A
-// lane pauses for answers to reads only beyond what a peer of this release asks for.
+// Two honest sides must never both wait for the other to read. So a lane's control frames are
+// bounded without pausing: one acknowledgement, ping and pong at a time, few refusals with their
+// words and a byte for each further one, at most as many as the peer can have frames in flight. A
+// lane pauses for answers to reads only beyond the requests that a peer of this release makes.
 namespace ferry::transfer {
 namespace {
 
@@ -18,7 +18,7 @@ constexpr std::uint64_t kChargeStep = 4 * kKiB;
 // Free frames that are kept for the next ones: at once, and when a heartbeat has found them unused.
 constexpr std::size_t kMostFreeFrames = 256;
 constexpr std::size_t kFreeFramesAtRest = 16;
-// What free frames, and a lane between two payloads, keep the memory of.
+// Buffers that free frames, and a lane between two payloads, keep allocated.
 constexpr std::size_t kSmallMeta = 512;
 constexpr std::size_t kSmallList = 256;
 // Frames whose turn comes after a copy. More wait in the socket: copies end whatever the peer does.
@@ -72,17 +72,17 @@ void Channel::HoldScratch() {
 
 // ---- answers to reads ---------------------------------------------------------------------------
 
-// What a peer of this release can have asked for, and not yet acknowledged.
+// The cost of the answers that a peer of this release can have asked for and not acknowledged.
 std::uint64_t Channel::GuaranteedAnswers() const {
   return AskBudget(connection_->lanes()) + AnswerCost(wire::kMaxBlocksPerRead) +
          (kMaxReplies + 16) * kRecordBytes;
 }
 
-// Nothing: not now. True: it was taken from what may be held.
+// Nothing: not now. True: it was taken from the optional memory (held_memory.h).
 std::optional<bool> Channel::ReserveAnswer(std::uint64_t bytes) {
   if (replies_ + outbox_.size() >= 4 * kMaxReplies) return std::nullopt;
   if (answer_bytes_ + bytes <= GuaranteedAnswers()) return false;
-  // What is guaranteed beyond that is for messages.
+  // The guarantee beyond that is for messages.
   HeldMemory& memory = connection_->memory();
   if (!memory.full() && memory.TryAdd(bytes)) return true;
   return std::nullopt;
@@ -189,7 +189,7 @@ void Channel::FreeOnLoop() {
   lane_.reset();
 }
 
-// ---- what has no acknowledgement ----------------------------------------------------------------
+// ---- frames without acknowledgement -------------------------------------------------------------
 
 bool* Channel::QueuedFlag(wire::Type type) {
   switch (type) {

@@ -42,7 +42,7 @@ Result<Placement> Channel::OnFrame(std::span<const std::byte> meta, std::uint64_
   if (!reader.Read(&header)) return Malformed("no header");
   FERRY_TRY(CheckMetadata(meta, header));
   FERRY_TRY(OnAck(header.ack));
-  // What is kept until the peer acknowledges it must not grow without end. An honest peer's burst
+  // The frames kept for the peer to acknowledge must not grow without end. An honest peer's burst
   // of messages, all declined, stays below: its frames carry acknowledgements older than that.
   if (kept_ >= 4 * MostSequenced() ||
       (kept_bytes_ > HeldMemory::kGuaranteed && connection_->memory().overfull())) {
@@ -250,8 +250,8 @@ void Channel::SendNackFrame(const wire::RefusalOnWire& refusal, std::uint64_t op
                   text.substr(0, kMostRefusalText));
 }
 
-// Those for which there was no room. Each is said before its frame may be acknowledged, and what
-// says it is not that acknowledgement.
+// Sends the refusals for which there was no room. Each is sent before its frame may be
+// acknowledged, and does not itself carry that acknowledgement.
 void Channel::SayPendingNacks() {
   if (!refusals_.has_unsaid()) return;
   while (nacks_queued_ < kMostNacks) {

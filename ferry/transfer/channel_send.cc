@@ -94,7 +94,7 @@ void Channel::BeatOnLoop(bool heard) {
   lane_->Poke();
   if (!heard) SendPlainOnLoop(wire::Type::kPing, 0, {});
   TrimFrames();
-  // Another connection may have let go of what this lane waits for.
+  // Another connection may have freed the memory that this lane waits for.
   if (std::exchange(paused_, false)) lane_->Resume();
 }
 
@@ -151,8 +151,8 @@ void Channel::AddSlice(Unacked record) {
   unacked_.push_back(std::move(record));
 }
 
-// Bounds what a lane has under way to what it gets through within drain_grace: an operation that is
-// cancelled waits for that. `ahead` bytes have left while the slice was under way, so their rate is
+// Bounds the bytes in flight on a lane to those it carries within drain_grace: an operation that is
+// cancelled waits for them. `ahead` bytes have left while the slice was in flight, so their rate is
 // a lower limit of the lane's. A lane without a queue may be much faster, and so only slices that
 // took long lower the bound: where none does, nothing is bounded.
 void Channel::MeasureDrain(const Unacked& slice) {
@@ -188,7 +188,7 @@ bool Channel::MayRead(const OperationState& operation) const {
          unacked_.size() < kMaxUnacked && MayCopy(operation);
 }
 
-// That a peer with our settings has under way on this lane; messages are on the first.
+// The most frames that a peer with our settings has in flight on this lane; messages use the first.
 std::size_t Channel::MostSequenced() const {
   const std::size_t messages = index_ == 0 ? connection_->config().max_operations : 0;
   return kMaxUnacked + kMaxReplies + messages;
@@ -370,7 +370,7 @@ void Channel::SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
   unacked_bytes_ += payload.size();
   frame->sequenced = frame->kept = true;
   ++kept_;
-  // What the peer has brought about by itself.
+  // Frames that the peer's own frames have caused.
   if (type == wire::Type::kDeclined || type == wire::Type::kShared ||
       type == wire::Type::kUnshared) {
     HoldFrame(frame, kPlainBytes + frame->meta.size());

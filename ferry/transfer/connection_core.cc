@@ -168,7 +168,7 @@ void ConnectionCore::BeginSlicesOnLoop(const Op& operation) {
 // A program that keeps many small operations in flight posts them in batches: were the first of
 // each batch to go over the first lane, every batch would wait for one lane more.
 bool ConnectionCore::GoesWithMessagesOnLoop() {
-  if (small_under_way_++ >= kMaxSmallDepth) small_as_bulk_ = kSmallAsBulk;
+  if (small_in_flight_++ >= kMaxSmallDepth) small_as_bulk_ = kSmallAsBulk;
   if (small_as_bulk_ > 0) {
     --small_as_bulk_;
     return false;
@@ -207,7 +207,7 @@ void ConnectionCore::EndOnLoop(const Op& operation, Status status) {
   if (!operations_.Erase(operation->id)) return;
   CountEndOnLoop(*operation, status);
   operation->local_pins.clear();
-  if (std::exchange(operation->small, false)) --small_under_way_;
+  if (std::exchange(operation->small, false)) --small_in_flight_;
   if (operation->plan && operation->plan->shared_with != 0) {
     sharing_.EndUseOnLoop(*operation->plan);
   }

@@ -37,7 +37,7 @@ inline constexpr std::uint64_t kMaxNotificationBytes = 64 * 1024;
 // lane, unless so many of them are in flight already: those of a deep queue are bulk.
 inline constexpr std::uint64_t kMaxSmallBytes = 64 * 1024;
 inline constexpr std::uint64_t kMaxSmallDepth = 4;
-// And so are so many that follow.
+// Then so many of the next ones are bulk, too.
 inline constexpr std::uint64_t kSmallAsBulk = 64;
 // The first lane for bulk. With two lanes both carry bulk: one alone would be much slower.
 constexpr std::size_t FirstBulkLaneOf(std::size_t lanes) { return lanes > 2 ? 1 : 0; }
@@ -76,14 +76,14 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   std::uint64_t window_bytes() const noexcept { return peer_.window_bytes; }
   bool checksums() const noexcept { return peer_.checksums; }
   std::size_t lanes() const noexcept { return channels_.size(); }
-  // The first lane is for messages, notifications and what is small, where there are at least two
-  // others for the rest: those from FirstBulkLane() on.
+  // The first lane is for messages, notifications and small operations, where at least two others
+  // carry the rest: those from FirstBulkLane() on.
   std::size_t FirstBulkLane() const noexcept { return FirstBulkLaneOf(channels_.size()); }
   std::size_t bulk_lanes() const noexcept { return channels_.size() - FirstBulkLane(); }
   Channel& channel(std::size_t index) const noexcept { return *channels_[index]; }
   EventLoop* home() const noexcept { return home_; }
   GpuSharing& sharing() noexcept { return sharing_; }
-  // What the peer makes this side hold.
+  // Memory that the peer makes this side hold.
   HeldMemory& memory() noexcept { return memory_; }
 
   // ---- Any thread.
@@ -162,7 +162,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void PeerGaveUpLane(std::uint32_t index);
   // Gives the operation's slices, of which some were given back, to all lanes that may carry them.
   void DealAgain(const std::shared_ptr<OperationState>& operation);
-  // The part of all bulk that goes through this lane: of 1, by what was measured.
+  // The share of all bulk that goes through this lane: of 1, by the measured rates.
   double ShareOf(const Channel& channel) const;
   void PostChannelClosed(Channel* channel);
 
@@ -203,8 +203,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   void AbortOnLoop(const Op& operation, const Error& error);
   void AbortReceiveOnLoop(const Op& operation, const Error& error);
   void AbandonReads(const Op& operation);
-  // connection_drain.cc: waits for the peer to acknowledge what is on its way of an operation that
-  // is aborting, for drain_grace since the last progress.
+  // connection_drain.cc: waits for the peer to acknowledge the slices in flight of an operation
+  // that is aborting, for drain_grace since the last progress.
   struct DrainLook;
   void DrainOnLoop(const Op& operation);
   void AskLanesOnLoop();
@@ -325,7 +325,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   OperationTable operations_;
   // Receives, by the sender's operation.
   std::unordered_map<std::uint64_t, Op, SeededHash> landing_;
-  std::uint64_t small_under_way_ = 0;  // operations that are `small`
+  std::uint64_t small_in_flight_ = 0;  // operations that are `small`
   std::uint64_t small_as_bulk_ = 0;    // so many of the next ones go with bulk
   bool deal_rest_due_ = false;         // a task that deals again is on its way
   Matcher matcher_;

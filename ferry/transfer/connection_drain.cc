@@ -14,7 +14,7 @@
 // long as the peer is heard, and acknowledges more over a lane that the operation waits for, it has
 // drain_grace anew. A lane's TCP counts, too: a slice may take longer than the grace. The bound for
 // all of that is peer_timeout, after which a peer that says nothing at all is given up, too. A lane
-// has no more under way than it got through within the grace before (Channel::MeasureDrain), or one
+// has at most in flight what it got through within the grace before (Channel::MeasureDrain), or one
 // slice; only a new lane, whose rate is not known yet, has more.
 namespace ferry::transfer {
 

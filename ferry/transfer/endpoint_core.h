@@ -138,7 +138,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   std::vector<std::weak_ptr<Dialer>> dialers_;  // under mutex_; those that are there, and others
   std::condition_variable changed_;
   std::unordered_set<std::shared_ptr<ConnectionCore>> connections_;  // until closed
-  std::vector<std::shared_ptr<ConnectionCore>> by_number_;           // likewise; null: free
+  std::vector<std::shared_ptr<ConnectionCore>> by_number_;           // the same; null: free
   std::vector<std::uint32_t> free_numbers_;                          // of by_number_
   std::deque<std::shared_ptr<ConnectionCore>> accepted_;             // until taken
   std::multiset<std::string> calls_;                                 // under way, local names

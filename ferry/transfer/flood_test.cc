@@ -1,8 +1,11 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
 #include <thread>
 #include <utility>
 
+#include "ferry/core/units.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
@@ -125,6 +128,75 @@ TEST_F(FloodTest, APeerThatReadsAfterAllHearsOfEachRefusalBeforeItsFrameIsAcknow
   EXPECT_TRUE(peer_.lane().WaitAcked(kWrites));
   EXPECT_TRUE(peer_.lane().IsQuiet());
   ExpectHeld(256 << 10);
+}
+
+// The peer keeps a record of each answer until it is acknowledged, which has to wait for refusals:
+// two sides that ask each other all the same would both wait for the other to read.
+TEST_F(FloodTest, NoReadIsAskedForBeforeTheRefusalsThatWaitHaveBeenSent) {
+  GuardedMemory into(100);
+  const Region local = Must(link_.far.endpoint->Register(into.span(), Rights::kNone));
+  const RemoteRegion remote{peer_.id(), {1, 1, 1}, Rights::kRead, 100};
+  const auto write = Access(Type::kWrite, {99, 1, 1}, 1);
+  ASSERT_LT(peer_.lane().Flood(write, kMost, kPatienceMs), kMost);
+  const std::uint64_t refused = theirs_.Info().refused_accesses;
+  const auto read = theirs_.Read(local, 0, remote, 0, 100);
+  std::uint64_t sent = 0;
+  auto frame = peer_.lane().Receive();
+  for (; frame && frame->header.type == Type::kNack; frame = peer_.lane().Receive()) ++sent;
+  ASSERT_TRUE(frame.has_value());
+  EXPECT_EQ(frame->header.type, Type::kReadRequest);
+  EXPECT_GE(sent, refused);
+  peer_.lane().Close();
+  EXPECT_TRUE(EndsWith(Code::kPeerLost, read));
+}
+
+// Offers that are declined, each by an answer that is kept until the peer acknowledges it.
+class DeclinedOffersTest : public ::testing::Test {
+ protected:
+  static constexpr std::uint64_t kPeerMemory = kMiB;
+
+  static Config LittleMemory() {
+    Config config = SmallBuffers();
+    config.peer_memory = kPeerMemory;
+    config.unexpected_bytes = config.notification_bytes = 64 * kKiB;
+    return config;
+  }
+  // False where the connection was closed for them, or before they were answered.
+  bool Offer(int offers) {
+    for (int i = 0; i < offers; ++i) {
+      if (!peer_.lane().Say(
+              {.type = Type::kOffer, .operation = 1, .body = Pod(wire::TagBody{1, 1})})) {
+        return false;
+      }
+    }
+    return peer_.lane().UntilPong().has_value();
+  }
+  std::uint64_t held() { return endpoint_.Counters().held_bytes; }
+
+  Endpoint endpoint_ = Must(Endpoint::Create(LittleMemory()));
+  RawPeer peer_{endpoint_.port()};
+  Connection theirs_ = Must(endpoint_.Accept(Soon()));
+};
+
+TEST_F(DeclinedOffersTest, DoNotEndTheConnectionWhenTheMemoryIsFull) {
+  while (held() < kPeerMemory + kPeerMemory / 2) ASSERT_TRUE(Offer(100));
+  ASSERT_TRUE(peer_.lane().AckAll());
+  ASSERT_TRUE(Offer(1));
+  EXPECT_FALSE(theirs_.lost());
+  EXPECT_LT(held(), kPeerMemory / 4);
+}
+
+TEST_F(DeclinedOffersTest, EndTheConnectionAtTwiceTheLimitWhenThePeerAcknowledgesNothing) {
+  std::uint64_t most = 0;
+  while (Offer(100)) {
+    most = std::max(most, held());
+    ASSERT_LT(most, 2 * kPeerMemory + 128 * kKiB);
+  }
+  EXPECT_GT(most, 2 * kPeerMemory - 128 * kKiB);
+  const auto end = theirs_.TakeNotification(Soon());
+  ASSERT_FALSE(end);
+  EXPECT_EQ(end.error().code(), Code::kCorrupt);
+  EXPECT_NE(end.error().message().find("no acknowledgements"), std::string::npos);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ namespace {
 
 // Of a peer's: each is a mapping of the driver's.
 constexpr std::size_t kMostShares = 4096;
-// What one costs here, beside the mapping.
+// The cost of one here, beside the mapping.
 constexpr std::uint64_t kShareBytes = 512;
 
 std::uint64_t NextId() {

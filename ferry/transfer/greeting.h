@@ -32,9 +32,9 @@ class Greeting final : private net::LaneHandler {
   void CloseWhenSaidOnLoop();
   // At once; no callback follows.
   void CloseOnLoop();
-  // Nothing ends it for being late any more; its owner sees to that.
+  // It no longer ends by itself for being late; its owner sees to that.
   void LiftDeadlineOnLoop();
-  // What is said of one that is late.
+  // The error of one that is late.
   Error Late() const;
   // The peer is known: its lane may hold as much as any.
   void TrustOnLoop() { lane_->SetMaxMeta(net::kMaxMetaBytes); }

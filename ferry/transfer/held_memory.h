@@ -4,12 +4,12 @@
 #include <memory>
 #include <utility>
 
-// What peers make an endpoint hold, in bytes: for each connection, and for all together.
+// Memory that peers make an endpoint hold, in bytes: for each connection, and for all together.
 //
-// Two kinds are told apart. What must be held is bounded by its owner otherwise (by what an honest
-// peer can have in flight), and is only counted. What may be held is asked for first, and refused
-// to a connection that has its share, or where all shares are used up; but each connection may
-// always hold kGuaranteed of it, whatever the others hold.
+// There are two kinds. Mandatory memory is bounded by its owner (by what an honest peer can have in
+// flight), and is only counted. Optional memory is asked for first, and refused to a connection
+// that has its share, or where all shares are used up; but each connection may always hold
+// kGuaranteed of it, whatever the others hold.
 namespace ferry::transfer {
 
 class HeldMemory;
@@ -44,16 +44,16 @@ class HeldMemory {
   // Before anything is held. Without a pool nothing is refused.
   void SetPool(std::shared_ptr<HeldMemoryPool> pool) noexcept { pool_ = std::move(pool); }
 
-  // What must be held.
+  // Mandatory memory.
   void Add(std::uint64_t bytes) noexcept;
   void Remove(std::uint64_t bytes) noexcept;
-  // What may be held: adds nothing where it returns false.
+  // Optional memory: adds nothing where it returns false.
   bool TryAdd(std::uint64_t bytes) noexcept;
-  // The same in two steps, for what comes later: whether there is room now, and what has come.
+  // The same in two steps, for memory that is needed later: the check, and the addition.
   bool HasRoom(std::uint64_t bytes) const noexcept;
   void AddTried(std::uint64_t bytes) noexcept;
   void RemoveTried(std::uint64_t bytes) noexcept;
-  // Whether there is no room beyond what is guaranteed.
+  // Whether there is no room beyond the guarantee.
   bool full() const noexcept { return !Fits(0); }
   // Whether twice the limits are reached, which only a peer that does not acknowledge brings about.
   bool overfull() const noexcept {
@@ -67,7 +67,7 @@ class HeldMemory {
 
   std::shared_ptr<HeldMemoryPool> pool_;  // with the endpoint, which handles may outlive
   std::atomic<std::uint64_t> held_{0};    // of both kinds
-  std::atomic<std::uint64_t> tried_{0};   // of what may be held
+  std::atomic<std::uint64_t> tried_{0};   // optional memory
 };
 
 }  // namespace ferry::transfer

@@ -21,7 +21,7 @@ class HeldMemoryTest : public ::testing::Test {
   HeldMemory other_;
 };
 
-TEST_F(HeldMemoryTest, AConnectionHoldsNoMoreThanItsShareOfWhatItIsAskedFor) {
+TEST_F(HeldMemoryTest, AConnectionHoldsAtMostItsShareOfOptionalMemory) {
   EXPECT_TRUE(one_.TryAdd(900 * kKiB));
   EXPECT_FALSE(one_.TryAdd(200 * kKiB));
   EXPECT_EQ(one_.held(), 900 * kKiB);
@@ -31,12 +31,23 @@ TEST_F(HeldMemoryTest, AConnectionHoldsNoMoreThanItsShareOfWhatItIsAskedFor) {
   EXPECT_EQ(pool_->held(), 300 * kKiB);
 }
 
-TEST_F(HeldMemoryTest, WhatMustBeHeldIsCountedAndNeverRefused) {
+TEST_F(HeldMemoryTest, MandatoryMemoryIsCountedAndNeverRefused) {
   one_.Add(3 * kMiB);
   EXPECT_EQ(pool_->held(), 3 * kMiB);
   EXPECT_TRUE(one_.full());
   EXPECT_TRUE(other_.full());
   EXPECT_FALSE(one_.HasRoom(HeldMemory::kGuaranteed + 1));
+}
+
+TEST_F(HeldMemoryTest, IsOverfullAtTwiceTheLimitsOnly) {
+  one_.Add(2 * kMiB - 1);
+  EXPECT_TRUE(one_.full());
+  EXPECT_FALSE(one_.overfull());
+  one_.Add(1);
+  EXPECT_TRUE(one_.overfull());
+  EXPECT_FALSE(other_.overfull());
+  one_.Add(2 * kMiB);
+  EXPECT_TRUE(other_.overfull());
 }
 
 TEST_F(HeldMemoryTest, EachConnectionKeepsItsGuaranteeWhenOthersHaveUsedUpTheRest) {

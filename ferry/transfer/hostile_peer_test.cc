@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <limits>
+#include <thread>
 #include <utility>
 
 #include "ferry/net/tcp/frame_prefix.h"
@@ -187,6 +188,29 @@ TEST_F(HostilePeerTest, ABlockCountBeyondAnyListEndsTheConnection) {
 
 TEST_F(HostilePeerTest, AReadRequestWhoseLengthsOverflowEndsTheConnection) {
   ExpectClosed(Read(Key(), {{0, kHugeOffset}, {0, 2}}), "malformed frame (read request)");
+}
+
+// With so many answers that nobody reads, what a further one needs is taken from the shared memory.
+TEST_F(HostilePeerTest, AReadRequestThatBreaksTheRulesLeavesNothingReserved) {
+  constexpr std::uint64_t kBlock = 4096;
+  Config config = SmallSlices(2, 2);
+  config.send_buffer_bytes = 64 * 1024;
+  Endpoint endpoint = Must(Endpoint::Create(config));
+  RawPeer peer(endpoint.port());
+  Connection theirs = Must(endpoint.Accept(Soon()));
+  std::vector<std::byte> memory(wire::kMaxBlocksPerRead * kBlock);
+  const Region region = Must(endpoint.Register(memory, Rights::kRead));
+  std::vector<wire::BlockOnWire> blocks;
+  for (std::uint64_t i = 0; i < wire::kMaxBlocksPerRead; ++i)
+    blocks.push_back({i * kBlock, kBlock});
+  const Saying read = Read(region.remote().key, blocks);
+  for (int i = 0; i < 80; ++i) ASSERT_TRUE(peer.lane().Say(read));
+  ASSERT_TRUE(peer.lane().Say(Read(region.remote().key, {{0, kHugeOffset}, {0, 2}})));
+  EXPECT_FALSE(theirs.TakeNotification(Soon()));
+  // The handle keeps the connection's count.
+  const Deadline deadline = Soon();
+  while (endpoint.Counters().held_bytes > 0 && !deadline.expired()) std::this_thread::yield();
+  EXPECT_EQ(endpoint.Counters().held_bytes, 0u);
 }
 
 TEST_F(HostilePeerTest, AWriteOfNothingEndsTheConnection) {

@@ -12,7 +12,7 @@
 
 namespace ferry::transfer {
 
-// What keeping a message, or a notification, costs beside its bytes.
+// The cost of keeping a message, or a notification, beside its bytes.
 inline constexpr std::uint64_t kKeptRecordBytes = 96;
 
 // A message that came before its receive.

@@ -2,7 +2,11 @@
 
 #include <fmt/core.h>
 
+#include <charconv>
 #include <exception>
+#include <filesystem>
+#include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -12,7 +16,9 @@
 #ifdef FERRY_HAVE_PROMETHEUS
 #include <prometheus/exposer.h>
 #include <prometheus/metric_family.h>
+#include <sys/socket.h>
 
+#include "ferry/core/fork.h"
 #include "ferry/transfer/metrics_families.h"
 #endif
 
@@ -31,6 +37,32 @@ class Collector final : public prometheus::Collectable {
   const MetricsServer::Source source_;
 };
 
+bool ListensAt(int fd, const net::Address& at) {
+  int listens = 0;
+  socklen_t size = sizeof listens;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) {
+    return false;
+  }
+  net::RawAddress raw;
+  raw.length = sizeof raw.storage;
+  auto* name = reinterpret_cast<sockaddr*>(&raw.storage);  // as in RawAddress::get()
+  return ::getsockname(fd, name, &raw.length) == 0 && net::FromRaw(raw) == at;
+}
+
+// prometheus-cpp does not give its descriptors out.
+std::vector<int> ListenersAt(const net::Address& at) {
+  std::vector<int> found;
+  std::error_code error;
+  using Entries = std::filesystem::directory_iterator;
+  for (Entries it("/proc/self/fd", error); !error && it != Entries(); it.increment(error)) {
+    const std::string number = it->path().filename().string();
+    int fd = -1;
+    std::from_chars(number.data(), number.data() + number.size(), fd);
+    if (ListensAt(fd, at)) found.push_back(fd);
+  }
+  return found;
+}
+
 class Prometheus final : public MetricsServer {
  public:
   // Throws what prometheus-cpp throws.
@@ -42,13 +74,21 @@ class Prometheus final : public MetricsServer {
     exposer_.RegisterCollectable(collector_);
     const std::vector<int> ports = exposer_.GetListeningPorts();
     if (!ports.empty()) port_ = static_cast<std::uint16_t>(ports.front());
+    listeners_ = ListenersAt({at.host, port_});
+    for (const int fd : listeners_) CloseInChildren(fd);
   }
+  ~Prometheus() override {
+    for (const int fd : listeners_) StopClosingInChildren(fd);
+  }
+  Prometheus(const Prometheus&) = delete;
+  Prometheus& operator=(const Prometheus&) = delete;
   std::uint16_t port() const noexcept override { return port_; }
 
  private:
   const std::shared_ptr<Collector> collector_;  // which the exposer holds weakly
   prometheus::Exposer exposer_;
   std::uint16_t port_ = 0;
+  std::vector<int> listeners_;  // the exposer's
 };
 
 Result<net::Address> Resolved(const std::string& text, Deadline deadline) {

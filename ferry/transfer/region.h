@@ -28,8 +28,8 @@ constexpr bool Includes(Rights have, Rights want) noexcept {
 }
 const char* RightsName(Rights rights) noexcept;
 
-// Who asks for access: a connection, and the endpoint at its other end; and the lane that is added
-// to the region's openers.
+// The party that asks for access: a connection, the endpoint at its other end, and the lane that is
+// added to the region's openers.
 struct Accessor {
   const void* connection = nullptr;
   Uuid peer = {};

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <vector>
 
-// Who has opened a region. Whoever takes a region back asks these lanes, and no others, to let go.
+// The lanes that have opened a region: only these are asked to let go of one that is taken back.
 namespace ferry::transfer {
 
 // A connection's number in its endpoint. Numbers of closed connections are used again, so a record

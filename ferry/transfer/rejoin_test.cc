@@ -296,6 +296,33 @@ TEST_F(RejoinTest, OperationsEndThoughALaneCanNeverBeReplaced) {
   traffic.ExpectAllEnd();
 }
 
+TEST_F(RejoinTest, AnOperationBegunWithoutLanesGoesOverWhicheverComesBackFirst) {
+  config_.handshake_timeout = std::chrono::minutes(2);
+  Link link = NewLink();
+  GuardedMemory here(100, 1);
+  GuardedMemory there(100, 2);
+  const Region local = Must(link.near.endpoint->Register(here.span(), Rights::kNone));
+  const Region target = Must(link.far.endpoint->Register(there.span(), Rights::kReadWrite));
+  network_.SetAnswer(net::FakeAnswer::kRefuse);
+  for (std::size_t i = 0; i < kRejoinLanes; ++i) network_.Unreach(first_ + i);
+  const auto lanes_up = [&] {
+    const auto lanes = link.near.connection->Counters().lanes;
+    return std::count_if(lanes.begin(), lanes.end(), [](const auto& lane) { return lane.up; });
+  };
+  const Deadline deadline = Soon();
+  while (lanes_up() > 0 && !deadline.expired()) {
+    (void)link.near.connection->TakeNotification(Deadline::After(milliseconds(1)));
+  }
+  const auto write = link.near.connection->Write(local, 0, target.remote(), 0, 100);
+  // It waits for the first two. Those are dialled first, and never answered.
+  const std::size_t next = network_.connections();
+  for (std::size_t i = 0; i < 2; ++i) network_.SetFaults(next + i, {.black_hole = true});
+  network_.SetAnswer(net::FakeAnswer::kAccept);
+  EXPECT_TRUE(EndsOk(write));
+  EXPECT_EQ(lanes_up(), 1);
+  EXPECT_EQ(there.Copy(), here.Copy());
+}
+
 TEST_F(RejoinTest, ReplacementsProveThatTheyKnowTheSecret) {
   config_.secret = "a secret of the two of them";
   Link link = NewLink(2);
