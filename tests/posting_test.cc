@@ -18,7 +18,7 @@ class Posting : public testing::TestWithParam<int> {};  // microseconds between 
 
 TEST_P(Posting, AndCancellingDelaysNoDeadlineAndNoHeartbeat) {
   constexpr milliseconds kPostingDeadline{200};
-  constexpr std::string_view kText = "still here";
+  constexpr std::string_view kMessage = "still here";
   std::vector<std::byte> room(64);
   LinkedPeer link(FastSettings({"lanes=1"}));
   const auto post = [&] {
@@ -45,9 +45,9 @@ TEST_P(Posting, AndCancellingDelaysNoDeadlineAndNoHeartbeat) {
   ExpectWithin(longest, kPostingDeadline, "the end of a receive by its deadline");
   EXPECT_FALSE(link.connection.lost());
   const Status told =
-      Must(link.connection.Notify(std::as_bytes(std::span(kText)))).Wait(Patience());
+      Must(link.connection.Notify(std::as_bytes(std::span(kMessage)))).Wait(Patience());
   EXPECT_TRUE(told) << told.error().ToString();
-  EXPECT_EQ(link.peer.TakeNotification(kPatience), kText);
+  EXPECT_EQ(link.peer.TakeNotification(kPatience), kMessage);
   EXPECT_EQ(link.peer.Quit(), 0);
 }
 

@@ -93,7 +93,7 @@ void Matcher::Keep(ArrivedMessage message) {
   const auto kept = arrived_.insert(arrived_.end(), {std::move(message), ++last_arrived_});
   for (Index& index : indexes_) AddTo(&index, kept);
   if (kept->message.offered) {
-    offers_.emplace(std::make_pair(kept->message.peer_operation, kept->sequence), kept);
+    offers_[kept->message.peer_operation].Add(kept->sequence, kept);
   }
 }
 
@@ -123,15 +123,18 @@ void Matcher::AddTo(Index* index, Arrived::iterator message) {
   index->queues[message->message.tag & index->mask].Add(message->sequence, message);
 }
 
+void Matcher::RemoveFrom(Queues<Arrived::iterator>* queues, std::uint64_t key, Sequence sequence) {
+  auto* const queue = queues->Find(key);
+  (void)queue->Take(sequence);
+  if (queue->empty()) queues->Erase(key);
+}
+
 ArrivedMessage Matcher::Take(Arrived::iterator message) {
   for (Index& index : indexes_) {
-    const std::uint64_t key = message->message.tag & index.mask;
-    auto* const queue = index.queues.Find(key);
-    (void)queue->Take(message->sequence);
-    if (queue->empty()) index.queues.Erase(key);
+    RemoveFrom(&index.queues, message->message.tag & index.mask, message->sequence);
   }
   ArrivedMessage taken = std::move(message->message);
-  if (taken.offered) offers_.erase({taken.peer_operation, message->sequence});
+  if (taken.offered) RemoveFrom(&offers_, taken.peer_operation, message->sequence);
   arrived_.erase(message);
   if (arrived_.empty()) indexes_.clear();
   kept_bytes_ -= taken.data.size();
@@ -139,9 +142,9 @@ ArrivedMessage Matcher::Take(Arrived::iterator message) {
 }
 
 bool Matcher::RemoveOffer(std::uint64_t peer_operation) {
-  const auto offer = offers_.lower_bound({peer_operation, 0});
-  if (offer == offers_.end() || offer->first.first != peer_operation) return false;
-  (void)Take(offer->second);
+  const auto* const offers = offers_.Find(peer_operation);
+  if (offers == nullptr) return false;
+  (void)Take(offers->first());
   return true;
 }
 

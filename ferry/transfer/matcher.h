@@ -73,7 +73,7 @@ class Matcher {
     T first_{};
     std::unique_ptr<Rest> rest_;  // those after the first; null or not empty
   };
-  // By the bits of the tag that a mask leaves; none empty.
+  // By a number, such as the bits of the tag that a mask leaves; none empty.
   template <class T>
   using Queues = NumberMap<Queue<T>>;
   struct Kept {
@@ -92,14 +92,15 @@ class Matcher {
   Arrived::iterator FindMessage(const OperationState& receive);
   Index* IndexOf(std::uint64_t mask);
   static void AddTo(Index* index, Arrived::iterator message);
+  static void RemoveFrom(Queues<Arrived::iterator>* queues, std::uint64_t key, Sequence sequence);
   ArrivedMessage Take(Arrived::iterator message);
 
   std::map<std::uint64_t, Queues<Receive>> posted_;  // by mask
   Sequence last_posted_ = 0;
   Arrived arrived_;
   Sequence last_arrived_ = 0;
-  std::vector<Index> indexes_;                                              // of arrived_
-  std::map<std::pair<std::uint64_t, Sequence>, Arrived::iterator> offers_;  // by peer_operation
+  std::vector<Index> indexes_;        // of arrived_
+  Queues<Arrived::iterator> offers_;  // by peer_operation, which a faulty peer may use twice
   std::uint64_t kept_bytes_ = 0;
 };
 

@@ -44,6 +44,8 @@ Config ForMany() {
   config.window_bytes = 16 * 1024 * 1024;
   config.max_operations = 1 << 20;
   config.unexpected_bytes = std::uint64_t{1} << 30;
+  config.peer_memory = std::uint64_t{2} << 30;
+  config.peer_memory_total = std::uint64_t{2} << 30;
   return config;
 }
 
