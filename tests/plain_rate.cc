@@ -33,7 +33,7 @@ void Check(bool good, const char* what) {
   if (!good) throw std::runtime_error(ErrnoError(what, errno).message());
 }
 
-AddressInfo Look(const std::string& host, int port) {
+AddressInfo Resolve(const std::string& host, int port) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   hints.ai_socktype = SOCK_STREAM;
@@ -46,7 +46,7 @@ AddressInfo Look(const std::string& host, int port) {
 
 UniqueFd Listen(const std::string& network, const std::string& host, int* port) {
   EnterNetwork(network);
-  const AddressInfo at = Look(host, 0);
+  const AddressInfo at = Resolve(host, 0);
   UniqueFd listening(::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   Check(static_cast<bool>(listening), "plain rate: socket");
   Check(::setsockopt(listening.get(), SOL_SOCKET, SO_RCVTIMEO, &kCallLimit, sizeof kCallLimit) == 0,
@@ -64,7 +64,7 @@ UniqueFd Listen(const std::string& network, const std::string& host, int* port) 
 
 void SendFor(const std::string& network, const std::string& host, int port, milliseconds time) {
   EnterNetwork(network);
-  const AddressInfo at = Look(host, port);
+  const AddressInfo at = Resolve(host, port);
   const UniqueFd fd(::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   Check(static_cast<bool>(fd), "plain rate: socket");
   Check(::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &kCallLimit, sizeof kCallLimit) == 0,
@@ -76,7 +76,7 @@ void SendFor(const std::string& network, const std::string& host, int port, mill
   }
 }
 
-double ReceiveAll(const UniqueFd& listening) {
+double ReceivedRate(const UniqueFd& listening) {
   const UniqueFd fd(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
   Check(static_cast<bool>(fd), "plain rate: accept");
   Check(::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &kCallLimit, sizeof kCallLimit) == 0,
@@ -104,7 +104,7 @@ double PlainRate(const std::string& from, const std::string& to, const std::stri
   const UniqueFd listening =
       std::async(std::launch::async, [&] { return Listen(to, host, &port); }).get();
   auto sent = std::async(std::launch::async, [&] { SendFor(from, host, port, time); });
-  const double rate = ReceiveAll(listening);
+  const double rate = ReceivedRate(listening);
   sent.get();
   return rate;
 }
