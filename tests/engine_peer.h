@@ -27,8 +27,9 @@ inline constexpr milliseconds kDrainGrace{kSanitized ? 2000 : 500};
 // Added to deadlines of what is waited for, not judged: what a busy machine may be late.
 inline constexpr milliseconds kSlack{kSanitized ? 5000 : 2000};
 
-// Whether tests judge rates, and times without regard to what else the machine does, which is in all
-// of them. As FERRY_TEST_RATES=1 has it (bench/reliability); never with a sanitizer, which is too slow.
+// Whether tests judge rates, and times without regard to what else the machine does, which is in
+// all of them. As FERRY_TEST_RATES=1 has it (bench/reliability); never with a sanitizer, which is
+// too slow.
 bool RatesAreJudged();
 
 // "name=value", as Config::Set takes them.
