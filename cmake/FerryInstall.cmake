@@ -16,12 +16,31 @@ endforeach()
 
 add_library(tensorferry STATIC ${ferry_objects})
 add_library(tensorferry::tensorferry ALIAS tensorferry)
-set_target_properties(tensorferry PROPERTIES LINKER_LANGUAGE CXX VERIFY_INTERFACE_HEADER_SETS ON)
+# That a header can be included alone shows where the first thing that its source includes is it: such
+# headers need no compilation of their own (in builds that do not unite the library's sources).
+set(ferry_shown_headers "")
+foreach(header IN LISTS ferry_headers)
+  string(REGEX REPLACE "\\.h$" ".cc" source "${header}")
+  cmake_path(RELATIVE_PATH header BASE_DIRECTORY "${PROJECT_SOURCE_DIR}" OUTPUT_VARIABLE included)
+  if(NOT CMAKE_UNITY_BUILD AND EXISTS "${source}")
+    file(STRINGS "${source}" includes REGEX "^#include " LIMIT_COUNT 1)
+    if(includes STREQUAL "#include \"${included}\"")
+      list(APPEND ferry_shown_headers "${header}")
+    endif()
+  endif()
+endforeach()
+list(REMOVE_ITEM ferry_headers ${ferry_shown_headers})
+set_target_properties(tensorferry PROPERTIES
+  LINKER_LANGUAGE CXX
+  VERIFY_INTERFACE_HEADER_SETS ON
+  INTERFACE_HEADER_SETS_TO_VERIFY "HEADERS;generated_headers")
 target_compile_features(tensorferry PUBLIC cxx_std_20)
 target_link_libraries(tensorferry PUBLIC ${ferry_libs})
-# Two sets, because the base directories of one set may not contain each other.
+# Several sets, because the base directories of one set may not contain each other.
 target_sources(tensorferry PUBLIC
                FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}" FILES ${ferry_headers}
+               FILE_SET shown_headers TYPE HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}"
+               FILES ${ferry_shown_headers}
                FILE_SET generated_headers TYPE HEADERS BASE_DIRS "${FERRY_GENERATED_DIR}"
                FILES "${FERRY_GENERATED_DIR}/ferry/core/version.h")
 
@@ -29,6 +48,7 @@ set(ferry_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/Tensorferry")
 install(TARGETS tensorferry EXPORT TensorferryTargets
         ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
         FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
+        FILE_SET shown_headers DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
         FILE_SET generated_headers DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(EXPORT TensorferryTargets NAMESPACE tensorferry:: DESTINATION "${ferry_package_dir}")
 if(TARGET ferry)

@@ -16,7 +16,7 @@ endif()
 # Builds the sources of the calling folder and its tests:
 #
 #   ferry_layer(<name> [DEPS <layer>...] [LIBS <external target>...] [TEST_DEPS <target>...]
-#               [FOLDERS <folder>...] [PROGRAM <name>] [GPU_TESTS])
+#               [FOLDERS <folder>...] [PROGRAM <name>] [GPU_TESTS] [TSAN_FILTER <filter>])
 #
 # *.cc become the library <name> (an interface library while there are none), testing/*.cc become
 # <name>_testing, which only tests link, *_test.cc become one executable <name>_test, and
@@ -24,8 +24,10 @@ endif()
 # becomes that executable and the layer stays out of the installed library. *.cu go where *.cc of
 # that name would go, in builds with CUDA. With GPU_TESTS, those tests whose names begin with Gpu are
 # labelled gpu instead of unit, and run one at a time. What is in FOLDERS belongs to the layer, too.
+# Under the thread sanitizer only the tests of TSAN_FILTER run (as --gtest_filter has it, or "none"):
+# sweeps over sizes and formats by one thread take minutes there and find nothing.
 function(ferry_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "GPU_TESTS" "PROGRAM" "DEPS;LIBS;TEST_DEPS;FOLDERS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "GPU_TESTS" "PROGRAM;TSAN_FILTER" "DEPS;LIBS;TEST_DEPS;FOLDERS")
   ferry_glob_sources(sources "")
   file(GLOB headers CONFIGURE_DEPENDS *.h)
   foreach(folder IN LISTS arg_FOLDERS)
@@ -67,7 +69,8 @@ function(ferry_layer name)
 
     file(GLOB testing_tests CONFIGURE_DEPENDS testing/*_test.cc)
     list(APPEND tests ${testing_tests})
-    ferry_layer_tests(${name} "${tests}" "${arg_TEST_DEPS}" "${arg_GPU_TESTS}")
+    ferry_layer_tests(${name} "${tests}" "${arg_TEST_DEPS}" "${arg_GPU_TESTS}"
+                      "${arg_TSAN_FILTER}")
     ferry_layer_benches(${name} "${benches}" "${arg_TEST_DEPS}")
   endif()
 endfunction()
@@ -108,8 +111,13 @@ function(ferry_link name)
   endif()
 endfunction()
 
-function(ferry_layer_tests layer sources deps gpu_tests)
+function(ferry_layer_tests layer sources deps gpu_tests tsan_filter)
   if(NOT sources)
+    return()
+  endif()
+  if(NOT FERRY_SANITIZE STREQUAL "thread")
+    set(tsan_filter "")
+  elseif(tsan_filter STREQUAL "none")
     return()
   endif()
   add_executable(${layer}_test ${sources})
@@ -121,13 +129,35 @@ function(ferry_layer_tests layer sources deps gpu_tests)
   endif()
   target_link_libraries(${layer}_test PRIVATE ${layer} ${layer}_testing ${deps} GTest::gmock
                                               GTest::gtest_main)
-  set(discover ${layer}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 TEST_PREFIX "${layer}.")
+  set(filter "*")
   if(gpu_tests)
-    gtest_discover_tests(${discover} TEST_FILTER "Gpu*"
-                         PROPERTIES TIMEOUT ${FERRY_TEST_TIMEOUT} LABELS gpu RESOURCE_LOCK gpu)
-    list(APPEND discover TEST_FILTER "-Gpu*")
+    ferry_test_group(${layer}.gpu ${layer}_test "Gpu*" 1/1)
+    set_tests_properties(${layer}.gpu PROPERTIES LABELS gpu RESOURCE_LOCK gpu)
+    set(filter "-Gpu*")
   endif()
-  gtest_discover_tests(${discover} PROPERTIES TIMEOUT ${FERRY_TEST_TIMEOUT} LABELS unit)
+  if(tsan_filter)
+    set(filter "${tsan_filter}")
+  endif()
+  # So many that none takes much longer than the others.
+  list(LENGTH sources parts)
+  math(EXPR parts "(${parts} + 3) / 4")
+  foreach(part RANGE 1 ${parts})
+    ferry_test_group(${layer}.part_${part} ${layer}_test "${filter}" ${part}/${parts})
+    set_tests_properties(${layer}.part_${part} PROPERTIES LABELS unit COST 10)
+  endforeach()
+endfunction()
+
+# A part of a program's tests in one process, which takes a fraction of the time that a process for
+# each takes. What became of each test is in groups/<name>.xml, which the summary of scripts/test
+# reads. To run one test: the program with --gtest_filter.
+function(ferry_test_group name program filter part)
+  add_test(NAME ${name}
+           COMMAND Python3::Interpreter "${PROJECT_SOURCE_DIR}/scripts/run_gtests.py"
+                   --name ${name} "--filter=${filter}" --part ${part}
+                   --timeout ${FERRY_TEST_TIMEOUT}
+                   --junit "${PROJECT_BINARY_DIR}/groups/${name}.xml" $<TARGET_FILE:${program}>)
+  # Each test has a timeout of its own; this is for the runner's own faults.
+  set_tests_properties(${name} PROPERTIES TIMEOUT 1200)
 endfunction()
 
 function(ferry_layer_benches layer sources deps)

@@ -2,8 +2,8 @@
 # usage: lint.sh [format | tidy [BUILD_DIR [FILE...]] | layers | fix | all]
 #
 # format, tidy and layers check; fix reformats in place; all (the default) checks everything.
-# tidy reads BUILD_DIR/compile_commands.json (default: build/release). Exits 77 when the tool that a
-# mode needs is not installed.
+# tidy reads BUILD_DIR/compile_commands.json (default: build/release), and only what has changed since
+# it was clean (cached_tidy.py). Exits 77 when the tool that a mode needs is not installed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -32,6 +32,7 @@ format() {
 
 tidy() {
   require clang-tidy
+  require python3
   local build=${1:-build/release}
   shift || true
   if [[ ! -f $build/compile_commands.json ]]; then
@@ -52,16 +53,16 @@ tidy() {
   if ((! $#)); then
     # All of a folder as one, which takes a fifth of the time. Not found so are an alias of a
     # namespace that nobody uses, and a using-declaration that only another file uses.
-    require python3
     mapfile -t files < <(sources '*.cc' | grep -zvE "$skip" |
       xargs -0 python3 scripts/tidy_units.py "$build")
     build+=/tidy
     checks=(--checks=-bugprone-suspicious-include)
   fi
+  mapfile -t files < <(printf '%s\n' "${files[@]}" | grep -vE "$skip")
+  if ((! ${#files[@]})); then return; fi
   # g++ alone reads some of our warning flags.
-  printf '%s\0' "${files[@]}" | grep -zvE "$skip" |
-    nice xargs -0 -r -n 1 -P "$(nproc)" clang-tidy --quiet -p "$build" "${checks[@]}" \
-      --extra-arg=-Wno-unknown-warning-option
+  nice python3 scripts/cached_tidy.py "$build" "${files[@]}" -- "${checks[@]}" \
+    --extra-arg=-Wno-unknown-warning-option
 }
 
 layers() {

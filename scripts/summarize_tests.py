@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Sums up test runs: what failed, what was skipped and why, and how many passed.
 
-usage: summarize_tests.py (NAME STATUS JUNIT_XML)...     (STATUS: passed, skipped, or what went wrong)
+usage: summarize_tests.py [--times FILE] (NAME STATUS JUNIT_XML)...
 
-The last line is "N passed, N failed, N skipped"; exits 1 if anything failed.
+STATUS is passed, skipped, or what went wrong. A test of ctest that ran many (run_gtests.py) counts as
+those, which are in groups/ beside JUNIT_XML. FILE has "NAME STEP SECONDS CPU_SECONDS" in its lines:
+how long the steps of each run took; they are printed with the slowest tests. The last line is "N passed, N failed, N skipped"; exits 1 if anything failed.
 """
 import os
 import re
@@ -14,6 +16,7 @@ import xml.etree.ElementTree
 DECLINED = re.compile(r"SKIP_|Disabled")
 OUTPUT_LINES = 25  # of a failed test
 NOISE = re.compile(r"\[[-= ]|Note: |Running main|\d+ warnings? generated")
+SLOWEST_SHOWN = 15
 GTEST_REASON = re.compile(r": Skipped\n(.*?)\n+\[  SKIPPED \]", re.DOTALL)
 
 
@@ -44,13 +47,27 @@ def output_end(case, text):
 class Run:
     def __init__(self, name):
         self.name, self.passed, self.failed, self.skipped, self.seconds = name, 0, [], [], 0.0
-        self.notes = []
+        self.notes, self.times = [], []
+
+    def add_all(self, path):
+        """The tests of a file, and of the groups that it names."""
+        for case in xml.etree.ElementTree.parse(path).getroot().iter("testcase"):
+            group = os.path.join(os.path.dirname(path), "groups", f"{case.get('name')}.xml")
+            if case.get("status") not in ("run", "fail") or not os.path.exists(group):
+                self.add(case)
+                continue
+            failed = len(self.failed)
+            for one in xml.etree.ElementTree.parse(group).getroot().iter("testcase"):
+                self.add(one)
+            if case.get("status") == "fail" and len(self.failed) == failed:
+                self.add(case)
 
     def add(self, case):
         name = case.get("name")
         if case.get("classname") and not case.get("status"):  # pytest's
             name = f"{case.get('classname').rpartition('.')[2]}.{name}"
         self.seconds += float(case.get("time") or 0)
+        self.times.append((float(case.get("time") or 0), name))
         note = case.find("properties/property[@name='note']")
         if note is not None:
             self.notes.append((name, note.get("value")))
@@ -88,8 +105,7 @@ class Run:
 def read_run(name, status, path):
     run = Run(name)
     if os.path.exists(path):
-        for case in xml.etree.ElementTree.parse(path).getroot().iter("testcase"):
-            run.add(case)
+        run.add_all(path)
     if status == "skipped" and run.skipped:
         return run
     if not run.failed and (status != "passed" or not run.passed):
@@ -97,11 +113,32 @@ def read_run(name, status, path):
     return run
 
 
+def print_profile(path, runs):
+    """Where the time went."""
+    print("=== time ===")
+    total = [0.0, 0.0]
+    with open(path, encoding="utf-8") as lines:
+        for name, step, *seconds in map(str.split, lines):
+            wall, cpu = map(float, seconds)
+            total = [total[0] + wall, total[1] + cpu]
+            print(f"{name:8} {step:10} {wall:6.0f} s, {cpu:6.0f} s of CPU")
+    print(f"{'all':19} {total[0]:6.0f} s, {total[1]:6.0f} s of CPU")
+    print("the slowest tests:")
+    times = [(seconds, run.name, name) for run in runs for seconds, name in run.times]
+    for seconds, run_name, name in sorted(times, reverse=True)[:SLOWEST_SHOWN]:
+        print(f"  {seconds:6.1f} s  {run_name}: {name}")
+
+
 def main():
     arguments = sys.argv[1:]
+    times = None
+    if arguments[:1] == ["--times"]:
+        times, arguments = arguments[1], arguments[2:]
     if not arguments or len(arguments) % 3:
         sys.exit(__doc__)
     runs = [read_run(*arguments[i:i + 3]) for i in range(0, len(arguments), 3)]
+    if times:
+        print_profile(times, runs)
     print("=== summary ===")
     for run in runs:
         run.report()

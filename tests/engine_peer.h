@@ -24,11 +24,12 @@ inline constexpr bool kSanitized = false;
 inline constexpr milliseconds kPeerTimeout{kSanitized ? 3000 : 1000};
 inline constexpr milliseconds kHeartbeat{200};
 inline constexpr milliseconds kDrainGrace{kSanitized ? 2000 : 500};
-// Added to every bound in time: what a machine with other work to do may be late.
+// Added to deadlines of what is waited for, not judged: what a busy machine may be late.
 inline constexpr milliseconds kSlack{kSanitized ? 5000 : 2000};
 
-// Whether tests judge rates, and not only print them: what else the machine does is in all of them.
-// As FERRY_TEST_RATES=1 has it (bench/reliability); never with a sanitizer, which is too slow.
+// Whether tests judge rates, and times without regard to what else the machine does, which is in
+// all of them. As FERRY_TEST_RATES=1 has it (bench/reliability); never with a sanitizer, which is
+// too slow.
 bool RatesAreJudged();
 
 // "name=value", as Config::Set takes them.
@@ -51,7 +52,9 @@ class Stopwatch {
  private:
   Clock::time_point start_ = Clock::now();
 };
-// Expects `took` <= `bound` + kSlack, and prints both.
+// Expects `took` to be within `bound`, and prints both. Where RatesAreJudged(), 100 ms are added,
+// otherwise 250 (1500 with a sanitizer) and ten times what the machine has been measured to be late
+// since the test began (tests/load_meter.h).
 void ExpectWithin(milliseconds took, milliseconds bound, std::string_view what);
 
 // Of what the memory of either side begins with.

@@ -472,8 +472,8 @@ TEST(Fork, AChildLetsGoOfItsParentsObjectsAtOnce) {
     return parent.Say(fmt::format("{}", took.count()), Patience()) ? 0 : 1;
   }));
   const double took = std::stod(Must(child->Hear(Patience()))) / 1000;
-  fmt::print("the destructors in the child took {} ms\n", took);
-  EXPECT_LE(took, 100 + static_cast<double>(kSlack.count()));
+  ExpectWithin(milliseconds(static_cast<int>(took)), milliseconds(100),
+               "the destructors in the child");
   EXPECT_EQ(Must(child->WaitExit(Patience())), 0);
   link.ExpectAtWork();
 }

@@ -10,13 +10,15 @@
 #include "ferry/core/units.h"
 #include "tests/engine_peer.h"
 #include "tests/network_pair.h"
+#include "tests/plain_rate.h"
 
-// Two processes in network namespaces with several links between them. The rates are those of the
-// links, which are far below what a quiet machine can do.
+// Two processes in network namespaces with several links between them, whose rates are far below
+// what a quiet machine can do. Rates are judged by what plain TCP moved over the same links before.
 namespace ferry::tests {
 namespace {
 
 constexpr double kShare = 0.9;  // of the links' rates together
+constexpr milliseconds kPlainTime{300};
 constexpr std::uint64_t kLarge = (kSanitized ? 64 : 1024) * kMiB;
 constexpr std::uint64_t kFlowPumped = 16 * kMiB;
 constexpr int kPort = 7471;
@@ -39,12 +41,24 @@ class InterfacesTest : public ::testing::Test {
   // Brings the processes up, connected by the first link.
   void Begin(const PairOptions& options, const Settings& settings = TestSettings()) {
     network_.emplace(options);
+    if (RatesAreJudged()) MeasureLinks(options);
     far_.emplace(network_->far(), settings);
     near_.emplace(network_->near(), settings);
     const std::string host = network_->FarAddress(0);
     near_->ConnectTo(options.ipv6 ? fmt::format("[{}]:{}", host, kPort)
                                   : fmt::format("{}:{}", host, kPort));
     far_->Accept();
+  }
+  void MeasureLinks(const PairOptions& options) {
+    double plain = 0;
+    double nominal = 0;
+    for (std::size_t i = 0; i < options.links.size(); ++i) {
+      plain += PlainRate(network_->near(), network_->far(), network_->FarAddress(i), kPlainTime);
+      nominal += BytesPerSecond(options.links[i].mbits);
+    }
+    plain_share_ = plain / nominal;
+    std::printf("  plain TCP moves %.3f of what the links are set to\n", plain_share_);
+    ASSERT_GT(plain_share_, 0.5) << "the links are far slower than they are set to be";
   }
   static PairOptions Links(const std::vector<int>& mbits, int mtu = 9000, bool ipv6 = false) {
     PairOptions options{{}, mtu, ipv6};
@@ -94,6 +108,7 @@ class InterfacesTest : public ::testing::Test {
   // Until the pump moves at this rate, or at all where rates are not judged. Prints how long that
   // took.
   void AwaitRate(double wanted, milliseconds bound, const char* what) {
+    wanted *= plain_share_;
     const double least = RatesAreJudged() ? wanted : 1;
     const Stopwatch watch;
     double rate = 0;
@@ -105,6 +120,7 @@ class InterfacesTest : public ::testing::Test {
     EXPECT_GE(rate, least) << what;
   }
   void ExpectRate(double rate, double links, const char* what) {
+    links *= plain_share_;
     std::printf("  %s: %.3f GB/s, %.2f of the links\n", what, rate / 1e9, rate / links);
     if (RatesAreJudged()) {
       EXPECT_GE(rate, kShare * links) << what;
@@ -115,6 +131,7 @@ class InterfacesTest : public ::testing::Test {
     EXPECT_EQ(far_->Digest("pumped"), near_->Digest("source"));
   }
 
+  double plain_share_ = 1;  // of the links' rates as they are set, by plain TCP
   std::optional<NetworkPair> network_;
   std::optional<EnginePeer> far_;
   std::optional<EnginePeer> near_;

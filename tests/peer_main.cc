@@ -5,8 +5,17 @@
 #include "tests/echo_role.h"
 #include "tests/engine_peer.h"
 #include "tests/limits_role.h"
+#include "tests/load_meter.h"
 #include "tests/peer_process.h"
 #include "tests/raw_role.h"
+
+namespace {
+
+class EachTest : public testing::EmptyTestEventListener {
+  void OnTestStart(const testing::TestInfo& /*test*/) override { ferry::tests::RestartLoadMeter(); }
+};
+
+}  // namespace
 
 // The tests, or one peer process of a test.
 int main(int argc, char** argv) {
@@ -20,5 +29,6 @@ int main(int argc, char** argv) {
     return 2;
   }
   testing::InitGoogleTest(&argc, argv);
+  testing::UnitTest::GetInstance()->listeners().Append(new EachTest);
   return RUN_ALL_TESTS();
 }

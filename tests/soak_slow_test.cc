@@ -43,7 +43,7 @@ constexpr milliseconds kBound = kOperation + kDrainGrace + 3 * kPeerTimeout + kS
 
 int Seconds() {
   const char* const text = std::getenv("FERRY_SOAK_SECONDS");
-  return text != nullptr ? std::atoi(text) : kSanitized ? 20 : 120;
+  return text != nullptr ? std::atoi(text) : kSanitized ? 20 : 30;
 }
 
 std::uint64_t Seed() {

@@ -80,6 +80,7 @@ void TakeBack(const Tuned& tuned, std::size_t bytes, float* costs, int algorithm
   }
 }
 
+// NOLINTNEXTLINE(readability-function-size): NCCL's parameters
 int Tune(void* context, int /*collective*/, std::size_t bytes, int /*operations*/, float* costs,
          int algorithms, int protocols, int /*registered*/, int* channels) {
   const auto* const tuned = static_cast<const Tuned*>(context);

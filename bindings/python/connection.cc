@@ -144,9 +144,10 @@ transfer::PostOptions PostOptionsOf(const Options& options, const Memory* memory
 
 // An operation comes after one stream. Those of further GPUs are waited for here.
 const Memory* FirstOf(const nb::list& on_gpus, nb::handle stream) {
-  if (on_gpus.size() == 0) return nullptr;
+  const std::size_t count = on_gpus.size();
+  if (count == 0) return nullptr;
   const bool by_itself = nb::isinstance<nb::str>(stream);
-  for (std::size_t i = 1; by_itself && i < on_gpus.size(); ++i) {
+  for (std::size_t i = 1; by_itself && i < count; ++i) {
     nb::cast<const Region&>(on_gpus[i]).memory().AwaitCurrentStream();
   }
   return &nb::cast<const Region&>(on_gpus[0]).memory();
@@ -248,6 +249,7 @@ Prepared PrepareParts(Connection& self, const nb::list& parts) {
   return self.Prepare(kDirection, parts);
 }
 
+// NOLINTBEGIN(readability-function-size): the parameters that Python names
 template <transfer::Direction kDirection>
 std::unique_ptr<Operation> PostOne(Connection& self, nb::handle local, nb::handle remote,
                                    nb::handle blocks, const nb::bytes& notification, bool checksum,
@@ -257,6 +259,7 @@ std::unique_ptr<Operation> PostOne(Connection& self, nb::handle local, nb::handl
   return self.Post(self.Prepare(kDirection, parts), notification, checksum,
                    {timeout, std::move(stream)});
 }
+// NOLINTEND(readability-function-size)
 
 constexpr auto kWrite = transfer::Direction::kWrite;
 constexpr auto kRead = transfer::Direction::kRead;
@@ -315,7 +318,7 @@ void BindMessages(nb::class_<Connection>& connection) {
 }  // namespace
 
 void BindConnection(nb::module_& module) {
-  nb::class_<Memory>(module, "_Memory");  // held by operations
+  const nb::class_<Memory> memory(module, "_Memory");  // held by operations
   nb::class_<Prepared>(module, "PreparedTransfer").def_prop_ro("nbytes", [](const Prepared& self) {
     return self.transfer.bytes();
   });

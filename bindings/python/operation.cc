@@ -103,7 +103,7 @@ void BindOperation(nb::module_& module) {
           "A descriptor that becomes readable at the end.")
       .def(
           "hold_back",
-          [](Operation& self, nb::object stream, int device) {
+          [](Operation& self, const nb::object& stream, int device) {
             const auto held = StreamOf(stream, nullptr, device);
             if (!held) {
               throw Raised(

@@ -127,6 +127,7 @@ class Decode {
   }
 
   // Returns how many sequences there are.
+  // NOLINTNEXTLINE(readability-function-size): the parameters that Python names
   Py_ssize_t Stage(std::uint64_t stream, nb::handle tokens, nb::handle lengths, nb::handle tables,
                    nb::handle temperatures, std::int64_t padded_to) {
     if (busy_) RefuseStep("stage() was called while it runs; call it from one thread at a time");
@@ -246,7 +247,7 @@ class Decode {
       std::fill(field + from, field + most, 0);
     };
     const std::int64_t padded = std::max<std::int64_t>(count, padded_to);
-    std::int32_t* const places = FieldOf<std::int32_t>(slot, kSlotMapping);
+    auto* const places = FieldOf<std::int32_t>(slot, kSlotMapping);
     std::fill(places + count, places + padded, -1);
     clear(places, padded);
     clear(FieldOf<std::int64_t>(slot, kInputIds), count);

@@ -128,9 +128,9 @@ Status SimulatedDevices::Enter(int ordinal, std::string_view tried) {
     return NoSuchDevice(ordinal, options_.devices, tried);
   }
   std::atomic<bool>& lost = lost_[static_cast<std::size_t>(ordinal)];
-  if (lost.load(std::memory_order_relaxed)) return LostDevice(ordinal, tried);
+  if (lost.load(std::memory_order_acquire)) return LostDevice(ordinal, tried);
   if (const auto failure = scheduler_.broken(ordinal)) {
-    lost.store(true, std::memory_order_relaxed);
+    lost.store(true, std::memory_order_release);
     return CudaError(failure->fault,
                      fmt::format("{} on device {}, after {}", tried, ordinal, failure->tried));
   }
@@ -196,7 +196,7 @@ Result<DeviceFacts> SimulatedDevices::Describe(int ordinal) {
 
 bool SimulatedDevices::IsLost(int ordinal) const noexcept {
   return ordinal >= 0 && ordinal < options_.devices &&
-         lost_[static_cast<std::size_t>(ordinal)].load(std::memory_order_relaxed);
+         lost_[static_cast<std::size_t>(ordinal)].load(std::memory_order_acquire);
 }
 
 Result<std::uint64_t> SimulatedDevices::AvailableMemory(int ordinal) {

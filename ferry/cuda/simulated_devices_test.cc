@@ -3,10 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ferry/cuda/testing/conformance.h"
@@ -378,6 +380,35 @@ TEST_F(SimulatedDevicesTest, AStickyFaultOfACopyLosesItsDeviceAndDropsWhatIsQueu
   EXPECT_FALSE(devices_->IsLost(1));
   EXPECT_THAT(pinned_.bytes(), Each(kPoisonPending));
   EXPECT_TRUE(turns.taken().empty());
+}
+
+// A kernel that takes some time.
+struct SlowKernel {
+  std::atomic<bool> begun{false};
+  std::atomic<bool> ended{false};
+};
+struct SlowArguments {
+  SlowKernel* state;
+};
+Status EmulateSlowly(EmulatedMemory& /*memory*/, const void* arguments) {
+  SlowKernel& state = *static_cast<const SlowArguments*>(arguments)->state;
+  state.begun = true;
+  std::this_thread::sleep_for(milliseconds(50));
+  state.ended = true;
+  return Ok();
+}
+
+TEST_F(SimulatedDevicesTest, ADeviceThatIsSaidToBeLostDoesNothingAnyMore) {
+  SlowKernel state;
+  const Kernel kernel{"slow", nullptr, EmulateSlowly};
+  FERRY_ASSERT_OK(LaunchKernel(*devices_, stream_, kernel, SlowArguments{&state}));
+  for (const Deadline limit = Soon(); !state.begun;) {
+    ASSERT_FALSE(limit.expired());
+    std::this_thread::yield();
+  }
+  devices_->Inject({.at = FaultPoint::kAllocatePinned, .fault = Fault::kIllegalAddress});
+  EXPECT_EQ(devices_->AllocatePinned(0, 1).error().code(), Code::kDeviceLost);
+  EXPECT_TRUE(state.ended);
 }
 
 TEST_F(SimulatedDevicesTest, MemoryRunsOutAtItsLimitAndComesBack) {

@@ -169,13 +169,28 @@ void SimulatedScheduler::Resume() {
 // ---- failures -----------------------------------------------------------------------------------
 
 void SimulatedScheduler::Break(int ordinal, const SimulatedFailure& failure) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   BreakDevice(ordinal, failure);
+  AwaitSteps(lock, ordinal);
 }
 
 std::optional<SimulatedFailure> SimulatedScheduler::broken(int ordinal) {
-  const std::lock_guard lock(mutex_);
-  return broken_[static_cast<std::size_t>(ordinal)];
+  std::unique_lock lock(mutex_);
+  const auto& broken = broken_[static_cast<std::size_t>(ordinal)];
+  if (broken) AwaitSteps(lock, ordinal);
+  return broken;
+}
+
+// Callers use the memory again that a lost device's copies had. Not awaited are calls of the host's
+// functions, which write none of it and may be where this is called from.
+void SimulatedScheduler::AwaitSteps(std::unique_lock<std::mutex>& lock, int ordinal) {
+  changed_.wait(lock, [&] {
+    return std::none_of(lanes_.begin(), lanes_.end(), [&](const auto& entry) {
+      const Lane& lane = entry.second;
+      return lane.busy && lane.ordinal == ordinal && !lane.queue.empty() &&
+             !std::holds_alternative<SimulatedCall>(lane.queue.front().work);
+    });
+  });
 }
 
 void SimulatedScheduler::BreakDevice(int ordinal, const SimulatedFailure& failure) {

@@ -107,6 +107,7 @@ class SimulatedScheduler {
   void Pause();
   void Resume();
 
+  // When Break() or a failure of broken() returns, the device writes to no memory any more.
   void Break(int ordinal, const SimulatedFailure& failure);
   std::optional<SimulatedFailure> broken(int ordinal);
 
@@ -142,6 +143,7 @@ class SimulatedScheduler {
   bool CanBegin(const Lane& lane, Clock::time_point now, Clock::time_point* wake);
   bool FlagIsUp(const SimulatedFlagWait& wait, int ordinal);
   void BreakDevice(int ordinal, const SimulatedFailure& failure);
+  void AwaitSteps(std::unique_lock<std::mutex>& lock, int ordinal);
   void Drop(Lane& lane);
   void Tidy(std::map<std::uint64_t, Lane>::iterator lane);
 

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""scripts/cached_tidy.py: what it reads again, and what it does not. Exits 77 without its tools."""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "cached_tidy.py"
+# Finds what is called "bad", and notes that it was asked.
+CLANG_TIDY = '''\
+#!/bin/sh
+if [ "$1" = --version ]; then echo "version ${TIDY_VERSION:-1}"; exit 0; fi
+echo asked >>"$TIDY_LOG"
+for source; do :; done
+if clang++ -E -C "$source" | grep -w bad; then exit 1; fi
+'''
+
+
+class CachedTidy(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        tools = self.folder / "tools"
+        tools.mkdir()
+        (tools / "clang-tidy").write_text(CLANG_TIDY, encoding="utf-8")
+        (tools / "clang-tidy").chmod(0o755)
+        self.environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}",
+                            "FERRY_TIDY_CACHE": str(self.folder / "cache"),
+                            "TIDY_LOG": str(self.folder / "log")}
+        self.environment.pop("CCACHE_DISABLE", None)
+        self.clone("one")
+
+    def clone(self, name):
+        """A checkout with a source that includes a header, long unchanged."""
+        self.root = self.folder / name
+        (self.root / "build").mkdir(parents=True)
+        (self.root / "scripts").mkdir()
+        shutil.copy(SCRIPT, self.root / "scripts")
+        self.write(".clang-tidy", "Checks: '*'\n")
+        self.write("a.h", "// good\nint a();\n")
+        self.write("a.cc", '#include "a.h"\n')
+        self.flags = ["-DONE"]
+
+    def write(self, name, text):
+        (self.root / name).write_text(text, encoding="utf-8")
+        long_ago = time.time() - 1000
+        os.utime(self.root / name, (long_ago, long_ago))
+
+    def asks(self, *arguments):
+        """(exit status, whether clang-tidy was asked)"""
+        source = str(self.root / "a.cc")
+        (self.root / "build" / "compile_commands.json").write_text(json.dumps([
+            {"directory": str(self.root / "build"), "file": source,
+             "arguments": ["c++", *self.flags, f"-I{self.root}", "-c", source]}]), encoding="utf-8")
+        log = pathlib.Path(self.environment["TIDY_LOG"])
+        log.write_text("", encoding="utf-8")
+        done = subprocess.run([sys.executable, self.root / "scripts" / "cached_tidy.py",
+                               self.root / "build", source, "--", *arguments],
+                              env=self.environment, capture_output=True, text=True, check=False)
+        return done.returncode, bool(log.read_text(encoding="utf-8"))
+
+    def test_what_is_clean_is_not_read_again(self):
+        self.assertEqual(self.asks(), (0, True))
+        self.assertEqual(self.asks(), (0, False))
+
+    def test_another_clone_finds_the_results(self):
+        self.assertEqual(self.asks(), (0, True))
+        self.clone("two")
+        self.assertEqual(self.asks(), (0, False))
+
+    def test_what_is_found_is_found_again(self):
+        self.write("a.h", "int bad;\n")
+        self.assertEqual(self.asks(), (1, True))
+        self.assertEqual(self.asks(), (1, True))
+        self.write("a.h", "int good;\n")
+        self.assertEqual(self.asks(), (0, True))
+
+    def test_every_input_counts(self):
+        def change(name, text):
+            return lambda: self.write(name, text)
+
+        for make in (change("a.h", "// NOLINT\nint a();\n"), change("a.cc", '#include "a.h"\n\n'),
+                     change(".clang-tidy", "Checks: '-*'\n"),
+                     lambda: self.flags.append("-DTWO"),
+                     lambda: self.environment.update(TIDY_VERSION="2")):
+            self.assertEqual(self.asks()[0], 0)
+            self.assertEqual(self.asks(), (0, False))
+            make()
+            self.assertEqual(self.asks(), (0, True))
+        self.assertEqual(self.asks("--checks=-x"), (0, True))
+
+    def test_a_change_that_is_taken_back_is_known(self):
+        self.assertEqual(self.asks(), (0, True))
+        self.write("a.h", "int b();\n")
+        self.assertEqual(self.asks(), (0, True))
+        self.write("a.h", "// good\nint a();\n")
+        self.assertEqual(self.asks(), (0, False))
+
+    def test_without_the_compilers_cache_there_is_none(self):
+        self.environment["CCACHE_DISABLE"] = "1"
+        self.assertEqual(self.asks(), (0, True))
+        self.assertEqual(self.asks(), (0, True))
+
+
+if __name__ == "__main__":
+    if not shutil.which("clang++"):
+        print("skipped: clang++ is not installed")
+        sys.exit(77)
+    unittest.main()

@@ -1,0 +1,14 @@
+#pragma once
+#include "ferry/core/deadline.h"
+
+// How late this machine is at present: what else it does is in all times that a test measures.
+namespace ferry::tests {
+
+// Measures from now on, by a thread that lives as long as the process: it sleeps for 10 ms and
+// works for about one, again and again. Later calls only forget what was measured before.
+void RestartLoadMeter();
+
+// By how much the latest of those rounds was late, since the last restart; 0 without one.
+milliseconds WorstLateness();
+
+}  // namespace ferry::tests
