@@ -39,6 +39,7 @@ link_map* MapOf(const void* address) {
   return known ? static_cast<link_map*>(map) : nullptr;
 }
 
+// A function's address, which dladdr(3) takes as one of data.
 const void* OwnCode() { return reinterpret_cast<const void*>(&IsThisLibrary); }
 
 // The main program's is /proc/self/exe.
@@ -60,7 +61,7 @@ std::vector<Folder> FoldersOf(const void* caller) {
   Dl_serinfo size{};
   if (object == nullptr || ::dlinfo(object.get(), RTLD_DI_SERINFOSIZE, &size) != 0) return {};
   std::vector<std::max_align_t> room(size.dls_size / sizeof(std::max_align_t) + 1);
-  auto* const info = reinterpret_cast<Dl_serinfo*>(room.data());
+  auto* const info = static_cast<Dl_serinfo*>(static_cast<void*>(room.data()));
   info->dls_size = size.dls_size;
   info->dls_cnt = size.dls_cnt;
   if (::dlinfo(object.get(), RTLD_DI_SERINFO, info) != 0) return {};
