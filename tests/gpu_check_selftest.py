@@ -157,5 +157,95 @@ esac
         self.assertEqual(results["sanitizers"]["memcheck"]["summary"], "skipped: Device not supported")
 
 
+class Outcomes(unittest.TestCase):
+    """What counts as a failure, with shell scripts in the place of the programs."""
+
+    SUMMARY = "========= ERROR SUMMARY: 0 errors"
+
+    def outcome(self, step, **programs):
+        """What step(folder, results) returns, and the results; programs: name and shell script."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, lines in programs.items():
+                program = pathlib.Path(folder) / name.replace("_", "-")
+                program.write_text("#!/bin/sh\n" + lines + "\n", encoding="utf-8")
+                program.chmod(0o755)
+            results = {"tests": {}, "sanitizers": {}, "benches": {}, "transfers": {}}
+            with unittest.mock.patch.dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}"), \
+                    contextlib.redirect_stdout(io.StringIO()):
+                return step(pathlib.Path(folder), results), results
+
+    def gtest(self, lines):
+        return self.outcome(lambda folder, results: gpu_check.run_tests(folder, results, ["some_test"], 20), run=lines)
+
+    def test_tests_that_pass_are_well(self):
+        self.assertTrue(self.gtest("echo '[  PASSED  ] 3 tests.'")[0])
+
+    def test_no_test_that_ran_is_a_failure(self):
+        for said in ("", "[  PASSED  ] 0 tests.", "[  SKIPPED ] 4 tests"):
+            self.assertFalse(self.gtest(f"echo '{said}'")[0], said)
+
+    def sanitizers(self, lines, limit=20):
+        return self.outcome(lambda folder, results: gpu_check.run_sanitizers(folder, results, limit=limit),
+                            run="exit 0", compute_sanitizer=lines)
+
+    def test_a_sanitizer_that_ends_and_finds_nothing_is_well(self):
+        self.assertTrue(self.sanitizers(f"echo '[  PASSED  ] 3 tests.'; echo '{self.SUMMARY}'")[0])
+
+    def test_a_sanitizer_that_is_cut_off_is_a_failure(self):
+        ok, results = self.sanitizers("echo '[  PASSED  ] 3 tests.'; sleep 60", limit=0.5)
+        self.assertFalse(ok)
+        self.assertEqual(results["sanitizers"]["memcheck"]["summary"], "cut off after 0.5 s")
+
+    def test_a_sanitizer_that_watched_no_test_is_a_failure(self):
+        ok, results = self.sanitizers(f"echo '[  PASSED  ] 0 tests.'; echo '{self.SUMMARY}'")
+        self.assertFalse(ok)
+        self.assertEqual(results["sanitizers"]["racecheck"]["summary"], "no test ran")
+
+    def test_a_sanitizer_without_a_summary_is_a_failure(self):
+        self.assertFalse(self.sanitizers("echo '[  PASSED  ] 3 tests.'")[0])
+
+    def test_benchmarks_that_measure_nothing_are_a_failure(self):
+        for step in (gpu_check.run_benches, gpu_check.run_transfers):
+            self.assertFalse(self.outcome(lambda folder, results, step=step: step(folder, results, 1), run="exit 0")[0])
+            said = """echo '{"verified": true}'"""
+            self.assertTrue(self.outcome(lambda folder, results, step=step: step(folder, results, 1), run=said)[0])
+
+    def nccl(self, program, gpus=2):
+        def step(folder, results):
+            script = folder / "bench"
+            script.write_text(program, encoding="utf-8")
+            return gpu_check.run_nccl(results, 1, script)
+
+        devices = "\n".join(f"echo 'a GPU, {gpu}'" for gpu in range(gpus))
+        return self.outcome(step, nvidia_smi=devices or "exit 0")
+
+    def test_a_failed_nccl_part_is_a_failure(self):
+        self.assertTrue(self.nccl("""print('{"setting": "", "verified": true}')""")[0])
+        for program in ("raise SystemExit(3)", "", """print('{"setting": "", "error": "took too long"}')""",
+                        """print('{"setting": "", "verified": false}')""",
+                        """print('{"setting": "", "verified": true}'); raise SystemExit(1)"""):
+            self.assertFalse(self.nccl(program)[0], program)
+
+    def test_nccl_is_skipped_with_a_reason_where_there_is_one_gpu(self):
+        ok, results = self.nccl("raise SystemExit(3)", gpus=1)
+        self.assertTrue(ok)
+        self.assertIn("skipped", results["nccl"][0]["skipped"])
+
+    def ended(self, *words):
+        with unittest.mock.patch.object(sys, "argv", ["gpu_check", *words]), \
+                contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), \
+                self.assertRaises(SystemExit) as end:
+            gpu_check.main()
+        return end.exception.code
+
+    def test_the_nccl_part_decides_how_the_script_ends(self):
+        for well in (True, False):
+            with unittest.mock.patch.object(gpu_check, "run_nccl", return_value=well):
+                self.assertEqual(self.ended("--parts", "nccl"), 0 if well else 1)
+
+    def test_a_part_that_is_misspelt_is_wrong_usage(self):
+        self.assertEqual(self.ended("--parts", "test"), 2)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bindings/nccl_net/engine.h"
+#include "bindings/nccl_net/rank.h"
 #include "bindings/nccl_net/recv_comm.h"
 #include "ferry/core/log.h"
 
@@ -52,21 +53,34 @@ Status Arrivals::Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane) 
   return Ok();
 }
 
+void Arrivals::Refuse(const Error& reason) {
+  const std::lock_guard lock(mutex_);
+  if (!refused_) refused_ = reason;
+}
+
 Result<std::shared_ptr<RecvComm>> Arrivals::Take() {
   std::shared_ptr<RecvComm> taken;  // with the caller, shortly
   {
     const std::lock_guard lock(mutex_);
+    if (refused_) return *refused_;
     for (auto it = here_.begin(); it != here_.end(); ++it) {
       if (!it->second->complete() && !it->second->failed()) continue;
       taken = std::move(it->second);
       here_.erase(it);
+      if (taken->complete()) gone_.reset();
       break;
     }
+    if (taken == nullptr && gone_ && Clock::now() >= gone_for_good_) return *gone_;
   }
   if (taken == nullptr || !taken->failed()) return taken;
   const Error error = taken->failure();
   taken->Close();
-  return error;
+  if (taken->complete()) return error;
+  // It may have been turned away with the others of its lanes, and dial again.
+  const std::lock_guard lock(mutex_);
+  if (!gone_) gone_for_good_ = Clock::now() + engine_->settings().config.connect_timeout;
+  gone_ = error;
+  return std::shared_ptr<RecvComm>();
 }
 
 void Arrivals::Close() {
@@ -111,16 +125,9 @@ class Door::Stranger final : public net::LaneHandler {
     // The lane is about to move to its comm's loop, where this frame is offered again.
     if (arrivals_ != nullptr)
       return net::Placement{.action = net::Placement::Action::kPause, .memory = {}};
-    const auto hello = LoadWire<HelloWire>(meta);
-    if (!hello || hello->type != FrameType::kHello || payload_bytes != 0) {
-      return NoHello(remote_, "said something else than hello");
-    }
-    if (hello->version != kWireVersion) return NoHello(remote_, "has another version");
-    if (hello->lanes == 0 || hello->lanes > kMaxLanes || hello->lane >= hello->lanes) {
-      return NoHello(remote_, "named a lane that cannot be");
-    }
-    FERRY_TRY_ASSIGN(arrivals_, door_->Find(*hello));
-    hello_ = *hello;
+    if (payload_bytes != 0) return NoHello(remote_, "said something else than hello");
+    FERRY_TRY_ASSIGN(arrivals_, door_->Check(meta, remote_));
+    hello_ = *LoadWire<HelloWire>(meta);
     lane_->SetMaxMeta(net::kMaxMetaBytes);
     door_->OnHelloOnLoop(number_);
     return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
@@ -199,6 +206,30 @@ Result<std::shared_ptr<Arrivals>> Door::Find(const HelloWire& hello) {
     return Error(Code::kRefused, "a lane came for a listen comm that is not, or was closed");
   }
   return it->second;
+}
+
+Result<std::shared_ptr<Arrivals>> Door::Check(std::span<const std::byte> meta,
+                                              const std::string& remote) {
+  const auto head = LoadHelloHead(meta);
+  if (!head || head->type != FrameType::kHello) {
+    return NoHello(remote, "said something else than hello");
+  }
+  if (head->version < kFirstAlike) return NoHello(remote, "has another version");
+  FERRY_TRY_ASSIGN(auto arrivals, Find(*head));
+  const auto refuse = [&arrivals](const Error& reason) {
+    arrivals->Refuse(reason);
+    return reason;
+  };
+  if (head->version != kWireVersion) return refuse(OtherVersion(head->version, remote));
+  const auto hello = LoadWire<HelloWire>(meta);
+  if (!hello) return NoHello(remote, "said something else than hello");
+  if (const auto different = FindDifference(engine_->settings().rank, hello->rank, remote)) {
+    return refuse(*different);
+  }
+  if (hello->lanes == 0 || hello->lanes > kMaxLanes || hello->lane >= hello->lanes) {
+    return NoHello(remote, "named a lane that cannot be");
+  }
+  return arrivals;
 }
 
 void Door::EnterOnLoop(std::unique_ptr<net::Lane> lane) {

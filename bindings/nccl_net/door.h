@@ -29,8 +29,10 @@ class Arrivals {
   const Key& key() const noexcept { return key_; }
   // By the door: a lane of the comm that `hello` names. Errors: kCorrupt for one that cannot be.
   Status Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane);
-  // The next comm whose lanes are all there, or null. Errors: kPeerLost for one whose sender has
-  // gone again.
+  // A rank that cannot work with this one has come: Take() fails with this from now on.
+  void Refuse(const Error& reason);
+  // The next comm whose lanes are all there, or null. Errors: that of Refuse(); kPeerLost where a
+  // sender has gone again, and has not come back for as long as it may try.
   Result<std::shared_ptr<RecvComm>> Take();
   // Nobody enters any more; those who wait go.
   void Close();
@@ -42,6 +44,9 @@ class Arrivals {
   Key key_;
   std::mutex mutex_;
   bool closed_ = false;  // under mutex_, as the rest
+  std::optional<Error> refused_;
+  std::optional<Error> gone_;  // of a sender whose lanes have not all come
+  Clock::time_point gone_for_good_;
   std::unordered_map<Uuid, std::shared_ptr<RecvComm>>
       here_;  // shared with the tasks that move its lanes
 };
@@ -68,6 +73,10 @@ class Door {
   void EnterOnLoop(std::unique_ptr<net::Lane> lane);
   void OnHelloOnLoop(std::uint64_t number);
   Result<std::shared_ptr<Arrivals>> Find(const HelloWire& hello);
+  // Errors: for a hello whose sender is not to come in; the listen comm hears of it where it is a
+  // rank that has the key.
+  Result<std::shared_ptr<Arrivals>> Check(std::span<const std::byte> meta,
+                                          const std::string& remote);
   void AdmitOnLoop(std::uint64_t number);
   void DropOnLoop(std::uint64_t number);
 

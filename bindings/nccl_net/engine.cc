@@ -4,8 +4,8 @@
 
 #include <utility>
 
+#include "bindings/nccl_net/attempt.h"
 #include "bindings/nccl_net/report.h"
-#include "bindings/nccl_net/send_comm.h"
 #include "ferry/core/log.h"
 #include "ferry/net/builtin.h"
 
@@ -56,12 +56,11 @@ Status Engine::AddLoops(std::size_t count, std::vector<std::unique_ptr<EventLoop
 }
 
 Engine::~Engine() {
-  std::map<std::uint64_t, Attempt> attempts;
+  std::map<std::uint64_t, OwnedAttempt> attempts;
   {
     const std::lock_guard lock(mutex_);
     attempts.swap(attempts_);
   }
-  for (auto& [id, attempt] : attempts) attempt.comm->Close();
   attempts.clear();
   for (auto& loop : swift_) loop->Stop();
   for (auto& loop : bulk_) loop->Stop();
@@ -73,39 +72,37 @@ EventLoop* Engine::NextSwift() noexcept {
 
 EventLoop* Engine::Bulk(std::size_t turn) noexcept { return bulk_[turn % bulk_.size()].get(); }
 
-std::uint64_t Engine::AddAttempt(const void* owner, std::shared_ptr<SendComm> comm) {
+std::uint64_t Engine::AddAttempt(const void* owner, std::unique_ptr<Attempt> attempt) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t id = next_attempt_++;
-  attempts_.emplace(id, Attempt{owner, std::move(comm)});
+  attempts_.emplace(id, OwnedAttempt{owner, std::move(attempt)});
   return id;
 }
 
-std::shared_ptr<SendComm> Engine::FindAttempt(std::uint64_t id) {
+std::shared_ptr<Attempt> Engine::FindAttempt(std::uint64_t id) {
   const std::lock_guard lock(mutex_);
   const auto it = attempts_.find(id);
-  return it == attempts_.end() ? nullptr : it->second.comm;
+  return it == attempts_.end() ? nullptr : it->second.attempt;
 }
 
-std::shared_ptr<SendComm> Engine::TakeAttempt(std::uint64_t id) {
+void Engine::DropAttempt(std::uint64_t id) {
+  std::shared_ptr<Attempt> dropped;  // out of attempts_
   const std::lock_guard lock(mutex_);
   auto node = attempts_.extract(id);
-  return node.empty() ? nullptr : std::move(node.mapped().comm);
+  if (!node.empty()) dropped = std::move(node.mapped().attempt);
 }
 
 void Engine::DropAttempts(const void* owner) {
-  std::vector<std::shared_ptr<SendComm>> dropped;  // out of attempts_
-  {
-    const std::lock_guard lock(mutex_);
-    for (auto it = attempts_.begin(); it != attempts_.end();) {
-      if (it->second.owner == owner) {
-        dropped.push_back(std::move(it->second.comm));
-        it = attempts_.erase(it);
-      } else {
-        ++it;
-      }
+  std::vector<std::shared_ptr<Attempt>> dropped;  // out of attempts_; closes outside of the mutex
+  const std::lock_guard lock(mutex_);
+  for (auto it = attempts_.begin(); it != attempts_.end();) {
+    if (it->second.owner == owner) {
+      dropped.push_back(std::move(it->second.attempt));
+      it = attempts_.erase(it);
+    } else {
+      ++it;
     }
   }
-  for (const auto& comm : dropped) comm->Close();
 }
 
 }  // namespace ferry::nccl_net

@@ -15,7 +15,7 @@
 
 namespace ferry::nccl_net {
 
-class SendComm;
+class Attempt;
 
 // What all communicators of the process share: threads, a listening port, the network interface as
 // NCCL sees it, and the connections that are being made. Any thread, but for Create() and its end.
@@ -43,16 +43,17 @@ class Engine {
   std::size_t NextComm() noexcept { return next_comm_.fetch_add(1, std::memory_order_relaxed); }
 
   // Connections under way, by what stands in the handle.
-  std::uint64_t AddAttempt(const void* owner, std::shared_ptr<SendComm> comm);
-  std::shared_ptr<SendComm> FindAttempt(std::uint64_t id);
-  std::shared_ptr<SendComm> TakeAttempt(std::uint64_t id);
+  std::uint64_t AddAttempt(const void* owner, std::unique_ptr<Attempt> attempt);
+  // Null where there is none of this number (any more).
+  std::shared_ptr<Attempt> FindAttempt(std::uint64_t id);
+  void DropAttempt(std::uint64_t id);
   // Gives up those of one owner.
   void DropAttempts(const void* owner);
 
  private:
-  struct Attempt {
+  struct OwnedAttempt {
     const void* owner = nullptr;
-    std::shared_ptr<SendComm> comm;  // with callbacks of the provider's
+    std::shared_ptr<Attempt> attempt;  // with who polls it
   };
 
   explicit Engine(Settings settings);
@@ -69,8 +70,8 @@ class Engine {
   std::atomic<std::size_t> next_comm_{0};
   std::atomic<std::size_t> next_swift_{0};
   std::mutex mutex_;
-  std::map<std::uint64_t, Attempt> attempts_;  // under mutex_
-  std::uint64_t next_attempt_ = 1;             // likewise
+  std::map<std::uint64_t, OwnedAttempt> attempts_;  // under mutex_
+  std::uint64_t next_attempt_ = 1;                  // likewise
 };
 
 }  // namespace ferry::nccl_net

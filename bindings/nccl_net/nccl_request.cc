@@ -18,9 +18,9 @@ namespace {
 constexpr const char* kChunk = "524288";
 constexpr const char* kLeastChannels = "NCCL_MIN_NCHANNELS";
 
-// Of NCCL's: bounds, which a least number of channels would go beyond, and other tuners.
+// Variables of NCCL's: bounds, which a least number of channels would go beyond.
 constexpr std::array kBounds = {"NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MIN_NRINGS",
-                                "NCCL_MAX_CTAS",      "NCCL_MIN_CTAS",   "NCCL_TUNER_PLUGIN"};
+                                "NCCL_MAX_CTAS", "NCCL_MIN_CTAS"};
 
 std::string_view ValueOf(const Config::Getter& get, const char* name) {
   const char* const text = get(name);
@@ -33,7 +33,7 @@ bool IsOurs(std::string_view net) {
 
 }  // namespace
 
-NcclRequest RequestOf(const Config& config, const Config::Getter& get) {
+NcclRequest RequestOf(const Config& config, const Config::Getter& get, const NcclTuner& tuner) {
   NcclRequest request;
   request.devices = static_cast<std::size_t>(config.nccl_devices);
   const int channels = config.nccl_channels;
@@ -44,6 +44,16 @@ NcclRequest RequestOf(const Config& config, const Config::Getter& get) {
   const bool bounded = std::any_of(kBounds.begin(), kBounds.end(),
                                    [&](const char* name) { return !ValueOf(get, name).empty(); });
   if (bounded) return request;
+  if (tuner.whose != RankTuner::kThisLibrary) {
+    // Who names a tuner knows of it.
+    if (!ValueOf(get, "NCCL_TUNER_PLUGIN").empty()) return request;
+    request.warning = fmt::format(
+        "NCCL takes its tuner from {}, in place of the one in this plugin, so FERRY_NCCL_CHANNELS "
+        "is not asked for; set NCCL_TUNER_PLUGIN to the path of libnccl-net-ferry.so on all ranks, "
+        "or to that of the other tuner",
+        tuner.path);
+    return request;
+  }
   const std::string wanted = std::to_string(channels);
   const std::string_view set = ValueOf(get, kLeastChannels);
   if (set.empty()) request.variables.emplace_back(kLeastChannels, wanted);
@@ -54,6 +64,7 @@ NcclRequest RequestOf(const Config& config, const Config::Getter& get) {
 
 void Ask(const NcclRequest& request) {
   TuneForChannels(request.tuned_channels);
+  if (!request.warning.empty()) Warn(request.warning);
   std::string said;
   for (const auto& [name, value] : request.variables) {
     (void)::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);

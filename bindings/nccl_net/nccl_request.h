@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/nccl_net/nccl_tuner.h"
 #include "ferry/core/config.h"
 
 namespace ferry::nccl_net {
@@ -24,12 +25,14 @@ struct NcclRequest {
   // There are as many channels as are asked for, whoever has asked, so that the tuner may choose
   // among them. 0: it says nothing.
   int tuned_channels = 0;
+  // Why there are fewer variables than FERRY_NCCL_CHANNELS asks for, where nobody has said so.
+  std::string warning;
 };
 
 // FERRY_NCCL_CHANNELS channels (8, since more take more of the GPU and 16 gained nothing; 0:
-// nothing is asked for). Whoever bounds NCCL's channels, has a tuner or uses another network is
-// left alone.
-NcclRequest RequestOf(const Config& config, const Config::Getter& get);
+// nothing is asked for). Whoever bounds NCCL's channels, has another tuner or uses another network
+// is left alone.
+NcclRequest RequestOf(const Config& config, const Config::Getter& get, const NcclTuner& tuner);
 
 // Sets them, and tells NCCL's log. Other threads must not look for variables meanwhile, as with
 // everything that sets one (docs/gotchas.md).

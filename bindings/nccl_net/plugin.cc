@@ -13,8 +13,11 @@
 #include <string>
 #include <utility>
 
+#include "bindings/nccl_net/attempt.h"
 #include "bindings/nccl_net/engine.h"
 #include "bindings/nccl_net/nccl_request.h"
+#include "bindings/nccl_net/nccl_tuner.h"
+#include "bindings/nccl_net/rank.h"
 #include "bindings/nccl_net/recv_comm.h"
 #include "bindings/nccl_net/report.h"
 #include "bindings/nccl_net/send_comm.h"
@@ -72,15 +75,19 @@ Result<std::shared_ptr<Engine>> EngineOfProcess(bool asks) {
   const Config::Getter get = [](const char* name) { return std::getenv(name); };
   const std::uint64_t descriptors = RaiseDescriptorLimit();
   FERRY_TRY_ASSIGN(Settings settings, LoadSettings(get));
-  const NcclRequest request = RequestOf(settings.config, get);
-  if (asks) {
-    settings.devices = request.devices;
-  } else if (request.devices > 1) {
-    Warn(
-        fmt::format("FERRY_NCCL_DEVICES={} is not used: NCCL is older than 2.24; see that it is "
-                    "the same on all ranks",
-                    request.devices));
+  const NcclTuner tuner = FindNcclTuner(get, CodeOfNccl());
+  NcclRequest request = RequestOf(settings.config, get, tuner);
+  if (!asks) {
+    if (request.devices > 1) {
+      Warn(
+          fmt::format("FERRY_NCCL_DEVICES={} is not used: NCCL is older than 2.24; see that it is "
+                      "the same on all ranks",
+                      request.devices));
+    }
+    request = NcclRequest();
   }
+  settings.devices = request.devices;
+  settings.rank = RankOf(request, tuner, get);
   FERRY_TRY_ASSIGN(auto engine, Engine::Create(std::move(settings)));
   if (asks) Ask(request);
   InformInit(fmt::format("this process may have {} descriptors", descriptors));
@@ -264,7 +271,10 @@ int Listen(void* context, int device, void* handle, void** listen_comm) noexcept
     Engine& engine = *one->engine;
     if (auto known = CheckDevice(engine, device); !known) return Fail(known.error());
     auto arrivals = engine.door().Listen(one->swift);
-    ListenAddress address{.listen = arrivals->id(), .key = arrivals->key(), .at = {}};
+    ListenAddress address;
+    address.listen = arrivals->id();
+    address.key = arrivals->key();
+    address.rank = engine.settings().rank;
     for (const std::string& host : engine.nic().hosts) {
       address.at.push_back({host, engine.door().port()});
     }
@@ -286,31 +296,23 @@ int Connect(void* context, int device, void* handle, void** send_comm) noexcept 
     Engine& engine = *one->engine;
     if (auto known = CheckDevice(engine, device); !known) return Fail(known.error());
     if (AttemptOf(handle) == 0) {
-      const auto address = ReadHandle(handle);
-      if (!address) return Fail(address.error());
-      auto dialled = SendComm::Dial(&engine, one->swift, *address);
-      if (!dialled) return Fail(dialled.error());
-      SetAttempt(handle, engine.AddAttempt(one, *std::move(dialled)));
+      auto begun = Attempt::Begin(&engine, one->swift, handle);
+      if (!begun) return Fail(begun.error());
+      SetAttempt(handle, engine.AddAttempt(one, *std::move(begun)));
     }
-    const std::uint64_t attempt = AttemptOf(handle);
-    auto comm = engine.FindAttempt(attempt);
-    if (comm == nullptr) {
+    const std::uint64_t number = AttemptOf(handle);
+    const auto attempt = engine.FindAttempt(number);
+    if (attempt == nullptr) {
       return Fail(
           Error(Code::kInvalidArgument,
-                fmt::format("connect was given a handle of attempt {}, which has ended", attempt)));
+                fmt::format("connect was given a handle of attempt {}, which has ended", number)));
     }
-    if (!comm->complete() && !comm->failed()) {
-      one->swift->DriveOnce();
-      return int{abi::kSuccess};
-    }
-    engine.TakeAttempt(attempt);
+    auto comm = attempt->Poll();
+    if (comm && *comm == nullptr) return int{abi::kSuccess};
+    engine.DropAttempt(number);
     SetAttempt(handle, 0);
-    if (comm->failed()) {
-      const Error error = comm->failure();
-      comm->Close();
-      return Fail(error);
-    }
-    *send_comm = std::make_unique<DataComm>(DataComm{{}, one->engine, std::move(comm)}).release();
+    if (!comm) return Fail(comm.error());
+    *send_comm = std::make_unique<DataComm>(DataComm{{}, one->engine, *std::move(comm)}).release();
     return int{abi::kSuccess};
   });
 }

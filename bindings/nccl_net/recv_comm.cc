@@ -28,7 +28,9 @@ Error TooLarge(std::uint64_t bytes, int tag, std::uint64_t room) {
 RecvComm::RecvComm(Engine* engine, EventLoop* swift, std::size_t lanes, std::uint64_t early_bytes)
     : Comm(engine, swift, lanes),
       early_bytes_(std::min(early_bytes, kMostEarlyBytes)),
-      landings_(lanes) {}
+      landings_(lanes) {
+  StoreWire(WelcomeWire{}, &welcome_.meta);
+}
 
 // ---- receives -----------------------------------------------------------------------------------
 
@@ -132,6 +134,11 @@ void RecvComm::TellOnLoop() {
 // When all lanes are here: one whose sender closed it on its way in would never come.
 void RecvComm::AnswerByeOnLoop() {
   if (bye_heard_ && complete()) SayByeOnLoop();
+}
+
+void RecvComm::OnCompleteOnLoop() {
+  SendOnLoop(0, &welcome_);
+  AnswerByeOnLoop();
 }
 
 void RecvComm::OnByeOnLoop() {

@@ -104,7 +104,7 @@ class RecvComm final : public Comm {
                                        std::uint64_t payload_bytes) override;
   Status OnPayloadOnLoop(std::size_t lane) override;
   void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) override;
-  void OnCompleteOnLoop() override { AnswerByeOnLoop(); }
+  void OnCompleteOnLoop() override;
   void OnByeOnLoop() override;
   bool Uses(std::span<const std::byte> memory) const override;
   const char* kind() const noexcept override { return "irecv"; }
@@ -112,6 +112,7 @@ class RecvComm final : public Comm {
   const std::uint64_t early_bytes_;
   std::vector<Landing> landings_;  // by lane
   bool bye_heard_ = false;         // swift loop
+  Frame welcome_;                  // likewise
 
   // Under mutex_.
   std::vector<Tag> tags_;

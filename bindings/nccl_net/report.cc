@@ -24,6 +24,9 @@ void SetLogger(abi::Logger logger) noexcept {
   if (logger != nullptr) logger_in_use.store(logger);
 }
 
+// A function's address, which dladdr(3) takes as one of data.
+const void* CodeOfNccl() noexcept { return reinterpret_cast<const void*>(logger_in_use.load()); }
+
 void Warn(const std::string& text) { Say(abi::kLogWarn, kNetFlag, text); }
 void InformNet(const std::string& text) { Say(abi::kLogInfo, kNetFlag, text); }
 void InformInit(const std::string& text) { Say(abi::kLogInfo, kInitFlag | kNetFlag, text); }

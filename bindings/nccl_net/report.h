@@ -10,6 +10,9 @@ namespace ferry::nccl_net {
 // Where lines go from now on; NCCL's logger outlives the process's use of the plugin. Any thread.
 void SetLogger(net::plugin::abi::Logger logger) noexcept;
 
+// Code of NCCL's, as an address: its logger. Null before SetLogger().
+const void* CodeOfNccl() noexcept;
+
 // NCCL_DEBUG=WARN shows it.
 void Warn(const std::string& text);
 // NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=NET, or INIT, shows it.

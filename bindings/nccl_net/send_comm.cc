@@ -18,6 +18,8 @@ constexpr std::uint64_t kPieceAlignment = 4096;
 // A receiver tells at once of large receives; a large message for a small one, which it refuses,
 // must be asked for.
 constexpr std::chrono::milliseconds kAskAfter{100};
+// A rank that is refused is told so; who refuses it waits no longer for that.
+constexpr std::chrono::seconds kTellWithin{2};
 
 bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
   return std::less<>()(a.data(), b.data() + b.size()) &&
@@ -42,17 +44,20 @@ std::vector<net::Address> ChooseWays(Engine* engine, const std::vector<net::Addr
 
 // ---- connecting ---------------------------------------------------------------------------------
 
-SendComm::SendComm(Engine* engine, EventLoop* swift, const ListenAddress& address)
+SendComm::SendComm(Engine* engine, EventLoop* swift, const ListenAddress& address,
+                   std::optional<Error> refusal)
     : Comm(engine, swift, 1 + engine->settings().bulk_lanes),
       address_(address),
+      refusal_(std::move(refusal)),
       ways_(ChooseWays(engine, address.at)),
       id_(Uuid::Random()) {
   for (std::size_t i = 0; i < lanes(); ++i) hellos_.push_back(std::make_unique<Frame>());
 }
 
 Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, EventLoop* swift,
-                                                 const ListenAddress& address) {
-  auto comm = std::make_shared<SendComm>(engine, swift, address);
+                                                 const ListenAddress& address,
+                                                 std::optional<Error> refusal) {
+  auto comm = std::make_shared<SendComm>(engine, swift, address, std::move(refusal));
   if (comm->ways_.empty()) {
     std::string text;
     for (const net::Address& at : address.at) text += (text.empty() ? "" : ", ") + at.ToString();
@@ -61,7 +66,8 @@ Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, EventLoop* swif
                              "FERRY_INTERFACES or NCCL_SOCKET_IFNAME allows",
                              text));
   }
-  for (std::size_t i = 0; i < comm->lanes(); ++i) {
+  const std::size_t dialled = comm->refusal_ ? 1 : comm->lanes();
+  for (std::size_t i = 0; i < dialled; ++i) {
     comm->LoopOf(i)->Post([weak = std::weak_ptr(comm), i] {
       if (const auto self = weak.lock()) self->DialOnLoop(i, 0);
     });
@@ -73,8 +79,10 @@ void SendComm::DialOnLoop(std::size_t lane, std::size_t attempt) {
   const Config& config = engine()->settings().config;
   // Lanes are dealt to the ways in turn; what one does not reach the next may.
   const net::Address& to = ways_[(number() + lane + attempt) % ways_.size()];
+  const auto timeout = refusal_ ? std::min<microseconds>(config.connect_timeout, kTellWithin)
+                                : config.connect_timeout;
   engine()->provider().Connect(
-      to, config, LoopOf(lane), Deadline::After(config.connect_timeout),
+      to, config, LoopOf(lane), Deadline::After(timeout),
       [weak = weak_from_this(), lane, attempt](Result<std::unique_ptr<net::Lane>> dialled) {
         if (const auto self = weak.lock()) self->OnDialledOnLoop(lane, attempt, std::move(dialled));
       });
@@ -83,7 +91,9 @@ void SendComm::DialOnLoop(std::size_t lane, std::size_t attempt) {
 void SendComm::OnDialledOnLoop(std::size_t lane, std::size_t attempt,
                                Result<std::unique_ptr<net::Lane>> dialled) {
   if (!dialled) {
+    if (refusal_) return Fail(*refusal_);
     if (attempt + 1 < ways_.size()) return DialOnLoop(lane, attempt + 1);
+    if (dialled.error().code() == Code::kUnavailable) turned_away_.store(true);
     return Fail(dialled.error());
   }
   HelloWire hello;
@@ -93,11 +103,14 @@ void SendComm::OnDialledOnLoop(std::size_t lane, std::size_t attempt,
   hello.key = address_.key;
   hello.comm = id_;
   hello.early_bytes = engine()->settings().small_bytes;
+  hello.rank = engine()->settings().rank;
   StoreWire(hello, &hellos_[lane]->meta);
   net::Lane* const raw = dialled->get();
   // Attached here and now; nobody sends on it before all lanes are adopted, and this is on its
   // loop.
   if (Adopt(lane, *std::move(dialled))) raw->Send(hellos_[lane].get());
+  // The hello leaves before the lane is closed.
+  if (refusal_) Fail(*refusal_);
 }
 
 // ---- sending ------------------------------------------------------------------------------------
@@ -311,6 +324,12 @@ bool SendComm::Uses(std::span<const std::byte> memory) const {
 
 Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
                                                std::uint64_t payload_bytes) {
+  const auto welcome = LoadWire<WelcomeWire>(meta);
+  if (lane == 0 && payload_bytes == 0 && welcome && welcome->type == FrameType::kWelcome) {
+    welcomed_.store(true);
+    LoopOf(0)->NotifyWaiters();
+    return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
+  }
   const auto credits = LoadCounts(FrameType::kCredit, meta);
   if (lane != 0 || payload_bytes != 0 || !credits) {
     return Error(Code::kCorrupt, "the receiver said something else than what it waits for");
@@ -351,6 +370,10 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
 
 // A receiver that closes has told by lane 0, before, of what it still waits for.
 void SendComm::OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) {
+  if (!welcomed_.load()) {
+    if (error.code() == Code::kPeerLost) turned_away_.store(true);
+    return Fail(error);
+  }
   if (lane == 0 || last || !WasClosedOnLoop(lane)) return Fail(error);
   FailLaterOnLoop(lane, error);
 }

@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "bindings/nccl_net/wire.h"
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"
 
@@ -17,6 +18,7 @@ struct Settings {
   std::uint64_t small_bytes = 0;  // a message of at most so many is small (FERRY_EAGER_BYTES)
   int spinners = 0;               // workers that may poll at once (FERRY_SPIN)
   std::size_t devices = 1;        // as which NCCL sees the NIC (NcclRequest)
+  RankWire rank;                  // what other ranks must have, too
   std::uint64_t piece_bytes = 0;  // least piece of a message on a bulk lane (FERRY_SLICE_BYTES)
 };
 

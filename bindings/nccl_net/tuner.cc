@@ -27,6 +27,7 @@ constexpr std::size_t kTinyBytes = std::size_t{8} << 10;
 constexpr std::size_t kLowLatencyBytes = std::size_t{128} << 10;
 
 // NCCL's numbers of these (src/include/nccl_common.h of NCCL's).
+constexpr int kAllGather = 2;
 constexpr int kRing = 1;
 constexpr int kPat = 6;
 constexpr int kLowLatency = 0;
@@ -80,13 +81,21 @@ void TakeBack(const Tuned& tuned, std::size_t bytes, float* costs, int algorithm
   }
 }
 
+// NCCL from 2.29 on does grouped broadcasts by the number of channels that is said here for an
+// all-gather, without holding it against that of the communicator: more than this has, as the child
+// of a smaller one may, would be read beyond its end. Between nodes NCCL makes two at least; for
+// long ones it takes all by itself.
+int LongChannels(const Tuned& tuned, int collective) {
+  return collective == kAllGather ? 0 : tuned.channels;
+}
+
 // NOLINTNEXTLINE(readability-function-size): NCCL's parameters
-int Tune(void* context, int /*collective*/, std::size_t bytes, int /*operations*/, float* costs,
+int Tune(void* context, int collective, std::size_t bytes, int /*operations*/, float* costs,
          int algorithms, int protocols, int /*registered*/, int* channels) {
   const auto* const tuned = static_cast<const Tuned*>(context);
   if (tuned == nullptr) return abi::kSuccess;
   if (bytes >= std::max(kLongBytes, kLongForEach * tuned->ranks)) {
-    *channels = tuned->channels;
+    if (const int all = LongChannels(*tuned, collective); all != 0) *channels = all;
   } else if (bytes < kLongBytes && bytes >= kTinyBytes * tuned->ranks) {
     *channels = kFewChannels;
   }

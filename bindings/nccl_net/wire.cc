@@ -29,6 +29,7 @@ Status WriteHandle(const ListenAddress& address, void* handle) {
   wire.version = kWireVersion;
   wire.listen = address.listen;
   wire.key = address.key;
+  wire.rank = address.rank;
   const std::size_t count = std::min(address.at.size(), kMaxAddresses);
   wire.addresses = static_cast<std::uint8_t>(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -51,9 +52,13 @@ Result<ListenAddress> ReadHandle(const void* handle) {
   HandleWire wire;
   std::memcpy(&wire, handle, sizeof wire);
   if (wire.magic != kHandleMagic) return NoHandle("was not made by this plugin");
-  if (wire.version != kWireVersion) return NoHandle("is of another version of this plugin");
+  if (wire.version < kFirstAlike) return NoHandle("is of another version of this plugin");
   if (wire.addresses == 0 || wire.addresses > kMaxAddresses) return NoHandle("has no address");
-  ListenAddress address{.listen = wire.listen, .key = wire.key, .at = {}};
+  ListenAddress address;
+  address.listen = wire.listen;
+  address.key = wire.key;
+  address.version = wire.version;
+  if (wire.version == kWireVersion) address.rank = wire.rank;
   for (std::size_t i = 0; i < wire.addresses; ++i) {
     char text[INET6_ADDRSTRLEN] = {};
     const int family = wire.families[i] == 4 ? AF_INET : AF_INET6;
@@ -76,6 +81,14 @@ void SetAttempt(void* handle, std::uint64_t attempt) noexcept {
   std::memcpy(&wire, handle, sizeof wire);
   wire.attempt = attempt;
   std::memcpy(handle, &wire, sizeof wire);
+}
+
+std::optional<HelloWire> LoadHelloHead(std::span<const std::byte> meta) {
+  constexpr std::size_t kHead = offsetof(HelloWire, comm);
+  HelloWire hello;
+  if (meta.size() < kHead) return std::nullopt;
+  std::memcpy(static_cast<void*>(&hello), meta.data(), kHead);
+  return hello;
 }
 
 void StorePadded(const DataWire& wire, std::uint64_t payload_bytes, std::vector<std::byte>* meta) {

@@ -19,7 +19,10 @@ namespace ferry::nccl_net {
 
 namespace abi = net::plugin::abi;
 
-inline constexpr std::uint16_t kWireVersion = 4;
+inline constexpr std::uint16_t kWireVersion = 5;
+// From this version on handles and hellos begin alike in all versions, so that ranks with different
+// ones can tell each other.
+inline constexpr std::uint16_t kFirstAlike = 5;
 
 // What a sender may send on lane 0 before it is asked for, of all tags: so many messages of at most
 // so many bytes each, which is a step of NCCL's protocol LL, and in all. The receiver keeps them.
@@ -31,16 +34,37 @@ inline constexpr std::size_t kMostTags = 4096;
 
 using Key = std::array<std::byte, 16>;
 
+// Whose tuner NCCL asks.
+enum class RankTuner : std::uint8_t { kThisLibrary = 0, kNone = 1, kOther = 2 };
+
+// What must be alike on all ranks (rank.h). Of NCCL's variables 0: not set.
+struct RankWire {
+  std::uint32_t build = 0;
+  std::uint32_t chunk_bytes = 0;    // NCCL_P2P_NET_CHUNKSIZE
+  std::uint8_t devices = 0;         // as which the NIC is shown
+  std::uint8_t min_channels = 0;    // NCCL_MIN_NCHANNELS, or NCCL_MIN_NRINGS
+  std::uint8_t max_channels = 0;    // NCCL_MAX_NCHANNELS, or NCCL_MAX_NRINGS
+  std::uint8_t min_ctas = 0;        // NCCL_MIN_CTAS
+  std::uint8_t max_ctas = 0;        // NCCL_MAX_CTAS
+  std::uint8_t tuned_channels = 0;  // that the tuner keeps to; 0: it says nothing
+  RankTuner tuner = RankTuner::kThisLibrary;
+  std::uint8_t zero = 0;
+};
+static_assert(sizeof(RankWire) == 16 && offsetof(RankWire, devices) == 8);
+
 // What a listen comm is reached by. NCCL takes the handle to the connecting side by ways of its
 // own; whoever has it may connect.
 struct ListenAddress {
   std::uint64_t listen = 0;
   Key key{};
   std::vector<net::Address> at;  // at most kMaxAddresses
+  std::uint16_t version = kWireVersion;
+  RankWire rank{};  // of the side that listens; of this version only
 };
 inline constexpr std::size_t kMaxAddresses = 4;
 
-// ListenAddress in NCCL's handle. `attempt` belongs to the side that connects, which is given the
+// ListenAddress in NCCL's handle. All before `rank` is the same in all versions from kFirstAlike
+// on. `attempt` belongs to the side that connects, which is given the
 // same memory again and again.
 struct HandleWire {
   std::uint32_t magic;
@@ -52,16 +76,16 @@ struct HandleWire {
   std::uint8_t families[kMaxAddresses];  // 4 or 6
   std::uint8_t zero[3];
   std::uint8_t hosts[kMaxAddresses][16];
-  std::uint8_t reserved[16];
+  RankWire rank;
   std::uint64_t attempt;  // 0: none yet
 };
 static_assert(sizeof(HandleWire) == abi::kHandleBytes && offsetof(HandleWire, key) == 16 &&
               offsetof(HandleWire, addresses) == 32 && offsetof(HandleWire, hosts) == 40 &&
-              offsetof(HandleWire, attempt) == 120);
+              offsetof(HandleWire, rank) == 104 && offsetof(HandleWire, attempt) == 120);
 
 // `handle` is kHandleBytes of any alignment. Errors: kInvalidArgument for an address that is none.
 Status WriteHandle(const ListenAddress& address, void* handle);
-// Errors: kInvalidArgument for bytes that are no handle of this version.
+// Errors: kInvalidArgument for bytes that are no handle, or one from before kFirstAlike.
 Result<ListenAddress> ReadHandle(const void* handle);
 std::uint64_t AttemptOf(const void* handle) noexcept;
 void SetAttempt(void* handle, std::uint64_t attempt) noexcept;
@@ -72,10 +96,12 @@ enum class FrameType : std::uint8_t {
   kCredit = 3,
   kBeat = 4,
   kAsk = 5,
-  kBye = 6
+  kBye = 6,
+  kWelcome = 7
 };
 
-// First on each lane, from the sending side.
+// First on each lane, from the sending side. All before `comm` is the same in all versions from
+// kFirstAlike on.
 struct HelloWire {
   FrameType type = FrameType::kHello;
   std::uint8_t zero = 0;
@@ -86,8 +112,10 @@ struct HelloWire {
   Key key{};
   Uuid comm;
   std::uint64_t early_bytes = 0;  // what this sender sends at most before it is asked for
+  RankWire rank;
 };
-static_assert(sizeof(HelloWire) == 56 && offsetof(HelloWire, comm) == 32);
+static_assert(sizeof(HelloWire) == 72 && offsetof(HelloWire, comm) == 32 &&
+              offsetof(HelloWire, rank) == 56);
 
 // A piece of a message, which is the frame's payload. On lane 0 bytes follow that make the frame
 // kLeastFrame bytes long; nobody looks at them.
@@ -130,6 +158,11 @@ struct ByeWire {
   FrameType type = FrameType::kBye;
 };
 
+// On lane 0, from the receiver: all lanes are there. Until then it may turn the sender away.
+struct WelcomeWire {
+  FrameType type = FrameType::kWelcome;
+};
+
 template <class Wire>
 void StoreWire(const Wire& wire, std::vector<std::byte>* meta) {
   static_assert(std::is_trivially_copyable_v<Wire>);
@@ -145,6 +178,9 @@ std::optional<Wire> LoadWire(std::span<const std::byte> meta) {
   std::memcpy(&wire, meta.data(), sizeof wire);
   return wire;
 }
+// What hellos of all versions begin with; nothing where the metadata is shorter. The rest of it is
+// as it is at first.
+std::optional<HelloWire> LoadHelloHead(std::span<const std::byte> meta);
 // As StoreWire, with zeros behind it where the payload is short.
 void StorePadded(const DataWire& wire, std::uint64_t payload_bytes, std::vector<std::byte>* meta);
 // Nothing where it is shorter than one of these, or longer than any padding.

@@ -20,6 +20,7 @@ struct DoctorJob {
   std::string peer;
   std::vector<std::string> settings;
   bool tcpx = false;
+  bool nccl = false;
   bool json = false;
 };
 
@@ -49,6 +50,7 @@ Result<ExitCode> RunDoctor(const DoctorJob& job) {
   Visit visit;
   visit.system = system.get();
   visit.tcpx = job.tcpx;
+  visit.nccl = job.nccl;
   FERRY_TRY_ASSIGN(visit.config, SettingsFor(job, &wrong));
   FERRY_TRY_ASSIGN(visit.peer, PeerOf(job));
   std::vector<Check> checks{CheckSettings(system.get(), wrong)};
@@ -69,6 +71,9 @@ void DeclareDoctor(CLI::App* app, Invocation* invocation) {
       ->type_name("HOST[:PORT]");
   app->add_flag("--tcpx", job.tcpx,
                 "Look for what GPUDirect-TCPX needs, too, where no plugin of it hints at it");
+  app->add_flag("--nccl", job.nccl,
+                "Look for what libnccl-net-ferry.so needs as NCCL's network, too, where "
+                "NCCL_NET_PLUGIN is not set");
   DeclareSettings(app, &job.settings);
   DeclareJson(app, invocation);
   app->callback([invocation] {

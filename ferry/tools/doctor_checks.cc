@@ -6,6 +6,7 @@
 #include <charconv>
 #include <sstream>
 
+#include "ferry/tools/doctor_nccl.h"
 #include "ferry/tools/doctor_tcpx.h"
 
 namespace ferry::tools {
@@ -40,6 +41,7 @@ std::vector<Check> Examine(Visit visit) {
     checks.push_back(check(visit));
   }
   Append(CheckTcpx(visit.system, visit.tcpx, checks, within(kCommands)), &checks);
+  Append(CheckNccl(visit.system, visit.config, visit.nccl, within(kCommands)), &checks);
   return checks;
 }
 

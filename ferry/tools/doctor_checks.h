@@ -19,6 +19,7 @@ struct Visit {
   Config config;
   std::optional<net::Address> peer;  // as it was given: with a port
   bool tcpx = false;                 // look at GPUDirect-TCPX even where nothing hints at it
+  bool nccl = false;                 // likewise at what NCCL needs
 
   std::vector<net::Address> resolved;   // of the peer
   std::vector<std::string> interfaces;  // to the peer, or those whose addresses peers are told

@@ -1,14 +1,23 @@
 #include "tests/nccl_net/nccl_peer.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <sstream>
 
 namespace ferry::nccl_net::testing {
 namespace {
 
+// As an answer has to be.
+std::string InOneLine(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', '|');
+  return text;
+}
+
 class PeerOfPlugin {
  public:
+  explicit PeerOfPlugin(int version) : host_(FERRY_NCCL_PLUGIN, version) {}
+
   Result<std::string> CarryOut(const std::string& line) {
     std::istringstream words(line);
     std::string verb;
@@ -26,6 +35,18 @@ class PeerOfPlugin {
     if (verb == "accept") {
       recv_ = listen_->Accept(tests::Patience());
       return std::string();
+    }
+    if (verb == "variable") {
+      std::string name;
+      words >> name;
+      const char* const value = std::getenv(name.c_str());
+      return std::string(value == nullptr ? "" : value);
+    }
+    if (verb == "log") return InOneLine(LoggedText());
+    if (verb == "devices") {
+      int count = 0;
+      Require(host_->Devices(&count), "devices");
+      return std::to_string(count);
     }
     std::size_t bytes = 0;
     std::size_t count = 1;
@@ -86,7 +107,7 @@ class PeerOfPlugin {
     return std::string();
   }
 
-  NcclHost host_{FERRY_NCCL_PLUGIN, 12};
+  NcclHost host_;
   std::unique_ptr<NcclListen> listen_;
   void* send_ = nullptr;
   void* recv_ = nullptr;
@@ -101,13 +122,13 @@ Handle HandleOf(const std::string& hex) {
   return handle;
 }
 
-int RunNcclPeer(tests::LinePipe& parent) {
-  PeerOfPlugin peer;
+int RunNcclPeer(tests::LinePipe& parent, int version) {
+  PeerOfPlugin peer(version);
   return tests::Obey(parent, [&](const std::string& line) -> Result<std::string> {
     try {
       return peer.CarryOut(line);
     } catch (const std::exception& error) {
-      return Error(Code::kInternal, error.what());
+      return Error(Code::kInternal, InOneLine(error.what()));
     }
   });
 }

@@ -8,7 +8,8 @@
 
 namespace ferry::nccl_net::testing {
 
-inline constexpr const char* kNcclRole = "nccl";
+inline constexpr const char* kNcclRole = "nccl";          // of the newest version
+inline constexpr const char* kOldNcclRole = "nccl-2.20";  // of one before 2.24
 
 // A process that uses the plugin, as its parent sees it.
 class AskedPeer {
@@ -35,8 +36,8 @@ class AskedPeer {
 Handle HandleOf(const std::string& hex);
 
 // The peer's main: listen, connect HANDLE, accept, echo BYTES, sink BYTES, stream BYTES COUNT (both
-// ways at once), last BYTES (and closes), compare BYTES COUNT (with PatternOf, one after another,
-// and closes).
-int RunNcclPeer(tests::LinePipe& parent);
+// ways at once), variable NAME (its value), log (all lines so far), devices (their number), last
+// BYTES (and closes), compare BYTES COUNT (with PatternOf, one after another, and closes).
+int RunNcclPeer(tests::LinePipe& parent, int version);
 
 }  // namespace ferry::nccl_net::testing

@@ -13,7 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/nccl_net/library_search.h"
 #include "bindings/nccl_net/nccl_request.h"
+#include "bindings/nccl_net/nccl_tuner.h"
+#include "bindings/nccl_net/rank.h"
 #include "bindings/nccl_net/report.h"
 #include "bindings/nccl_net/settings.h"
 #include "bindings/nccl_net/wire.h"
@@ -64,7 +67,8 @@ struct Asked {
 Asked AskedWith(const std::map<std::string, std::string>& variables) {
   const auto settings = LoadSettings(Environment(variables));
   if (!settings) return {{{"error", settings.error().message()}}};
-  const NcclRequest request = RequestOf(settings->config, Environment(variables));
+  const auto get = Environment(variables);
+  const NcclRequest request = RequestOf(settings->config, get, FindNcclTuner(get, nullptr));
   return {request.variables, request.tuned_channels, request.devices};
 }
 
@@ -215,13 +219,107 @@ TEST(NcclWire, BytesThatAreNoHandleAreRefused) {
   EXPECT_THAT(ReadHandle(handle.data()).error().message(), HasSubstr("not made by this plugin"));
   ASSERT_TRUE(WriteHandle({.listen = 1, .key = {}, .at = {{"10.0.0.1", 1}}}, handle.data()));
   HandleBytes other = handle;
-  other[4] = std::byte{99};
+  other[4] = std::byte{kFirstAlike - 1};
   EXPECT_THAT(ReadHandle(other.data()).error().message(), HasSubstr("another version"));
   for (const int count : {0, 5, 255}) {
     other = handle;
     other[32] = static_cast<std::byte>(count);
     EXPECT_FALSE(ReadHandle(other.data()));
   }
+}
+
+TEST(NcclWire, HandlesOfLaterVersionsSayWhereToConnectAndNothingOfTheRank) {
+  ListenAddress address{.listen = 3, .key = {}, .at = {{"10.0.0.1", 1}}};
+  address.rank.devices = 5;
+  HandleBytes handle{};
+  ASSERT_TRUE(WriteHandle(address, handle.data()));
+  EXPECT_EQ(ReadHandle(handle.data())->rank.devices, 5);
+  handle[4] = std::byte{99};
+  const auto read = ReadHandle(handle.data());
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->version, 99);
+  EXPECT_EQ(read->at, address.at);
+  EXPECT_EQ(read->rank.devices, 0);
+}
+
+RankWire RankWith(const std::map<std::string, std::string>& variables) {
+  const auto get = Environment(variables);
+  const auto settings = LoadSettings(get);
+  const NcclTuner tuner = FindNcclTuner(get, nullptr);
+  return RankOf(RequestOf(settings->config, get, tuner), tuner, get);
+}
+
+std::string DifferenceText(const RankWire& own, const RankWire& others) {
+  const auto different = FindDifference(own, others, "10.0.0.2:77");
+  return different ? different->message() : "";
+}
+
+TEST(NcclRank, TellsEachSettingThatDiffersWithBothValues) {
+  const RankWire usual = RankWith({});
+  EXPECT_EQ(DifferenceText(usual, RankWith({{"NCCL_MIN_NCHANNELS", "8"}})), "");
+  const std::pair<const char*, const char*> settings[] = {
+      {"NCCL_MAX_NCHANNELS", "NCCL_MAX_NCHANNELS is not set here and 3 at 10.0.0.2:77"},
+      {"NCCL_MIN_CTAS", "NCCL_MIN_CTAS is not set here and 3 at 10.0.0.2:77"},
+      {"NCCL_MAX_CTAS", "NCCL_MAX_CTAS is not set here and 3 at 10.0.0.2:77"},
+      {"NCCL_MIN_NRINGS", "(which FERRY_NCCL_CHANNELS sets) is 8 here and 3 at 10.0.0.2:77"},
+      {"NCCL_P2P_NET_CHUNKSIZE", "NCCL_P2P_NET_CHUNKSIZE is 524288 here and 3 at 10.0.0.2:77"},
+      {"FERRY_NCCL_DEVICES", "FERRY_NCCL_DEVICES is 1 here and 3 at 10.0.0.2:77"},
+      {"NCCL_TUNER_PLUGIN", "is this plugin's here and another library's at 10.0.0.2:77"},
+  };
+  for (const auto& [name, said] : settings) {
+    EXPECT_THAT(DifferenceText(usual, RankWith({{name, "3"}})), HasSubstr(said)) << name;
+  }
+  RankWire older = usual;
+  older.build = 0x1234;
+  EXPECT_THAT(DifferenceText(usual, older), HasSubstr("and 00001234 at 10.0.0.2:77"));
+}
+
+TEST(NcclTuner, IsTheOneThatTheVariableNamesOrOurs) {
+  const auto named = [](const std::string& name) {
+    return FindNcclTuner(Environment({{"NCCL_TUNER_PLUGIN", name}}), nullptr).whose;
+  };
+  EXPECT_EQ(named(""), RankTuner::kThisLibrary);
+  EXPECT_EQ(named("None"), RankTuner::kNone);
+  EXPECT_EQ(named("/no/such.so"), RankTuner::kOther);
+  EXPECT_EQ(named("libc.so.6"), RankTuner::kOther);
+  EXPECT_EQ(named("/proc/self/exe"), RankTuner::kThisLibrary);
+}
+
+TEST(LibrarySearch, FindsWhatIsLoadedByItsName) {
+  const auto found = FindLibrary("libc.so.6", nullptr);
+  ASSERT_TRUE(found);
+  EXPECT_THAT(*found, HasSubstr("/libc.so.6"));
+  EXPECT_EQ(FindLibrary(*found, nullptr), found);
+  EXPECT_FALSE(FindLibrary("libferry-no-such.so", nullptr));
+  EXPECT_FALSE(FindLibrary("/etc/hostname", nullptr));
+}
+
+// As ldconfig(8) writes it, with texts behind the entries.
+std::string LoaderCacheOf(const std::string& name, const std::string& path) {
+  const auto number = [](std::uint32_t value) {
+    return std::string(reinterpret_cast<const char*>(&value), sizeof value);
+  };
+  std::string cache("glibc-ld.so.cache1.1");
+  cache += number(1) + number(static_cast<std::uint32_t>(name.size() + path.size() + 2));
+  cache += std::string(20, '\0');
+  const std::uint32_t texts = 48 + 24;
+  cache += number(1) + number(texts) + number(texts + static_cast<std::uint32_t>(name.size()) + 1);
+  cache += std::string(12, '\0');
+  return cache + name + '\0' + path + '\0';
+}
+
+TEST(LibrarySearch, ReadsTheLoadersCacheAndOnlyThat) {
+  const std::string cache = LoaderCacheOf("libsome.so", "/proc/self/exe");
+  EXPECT_EQ(FindInLoaderCache(cache, "libsome.so"), "/proc/self/exe");
+  EXPECT_EQ(FindInLoaderCache("an older form" + cache, "libsome.so"), "/proc/self/exe");
+  EXPECT_FALSE(FindInLoaderCache(cache, "libother.so"));
+  EXPECT_FALSE(FindInLoaderCache(LoaderCacheOf("libsome.so", "/etc/hostname"), "libsome.so"));
+  for (std::size_t bytes = 0; bytes < cache.size(); ++bytes) {
+    EXPECT_FALSE(FindInLoaderCache(cache.substr(0, bytes), "libsome.so")) << bytes;
+  }
+  std::string many = cache;
+  many[23] = '\x7F';  // entries
+  EXPECT_FALSE(FindInLoaderCache(many, "libsome.so"));
 }
 
 TEST(NcclWire, CountsAreAsManyAsTheirFrameSays) {

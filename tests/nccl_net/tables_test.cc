@@ -362,15 +362,18 @@ class Tuner : public ::testing::Test {
  protected:
   static constexpr int kAlgorithms = 7;
   static constexpr int kProtocols = 3;
+  static constexpr int kAllGather = 2;
+  static constexpr int kAllReduce = 4;
   // What it says of a collective of two ranks or more: the number of channels (0: as NCCL has it),
   // and what is left of `costs`.
   int Ask(std::size_t ranks, std::size_t nodes, std::size_t bytes,
-          std::vector<float>* costs = nullptr) {
+          std::vector<float>* costs = nullptr, int collective = kAllReduce) {
     void* context = nullptr;
     Require(tuner_->init(ranks, nodes, nullptr, &context), "init of the tuner");
     int channels = 0;
-    Require(tuner_->get_coll_info(context, 4, bytes, 1, costs == nullptr ? nullptr : costs->data(),
-                                  kAlgorithms, kProtocols, 0, &channels),
+    Require(tuner_->get_coll_info(context, collective, bytes, 1,
+                                  costs == nullptr ? nullptr : costs->data(), kAlgorithms,
+                                  kProtocols, 0, &channels),
             "getCollInfo");
     Require(tuner_->destroy(context), "destroy of the tuner");
     return channels;
@@ -398,6 +401,16 @@ TEST_F(Tuner, KeepsShortCollectivesBetweenNodesToFewChannelsAndLongOnesToThoseAs
   EXPECT_EQ(Ask(256, 32, 1 << 19), 0);
   EXPECT_EQ(Ask(8, 1, 1 << 19), 0);
   EXPECT_EQ(Ask(8, 1, 1 << 30), 0);
+}
+
+// NCCL from 2.29 on does not bound the number that is said for grouped broadcasts, which it asks
+// for as an all-gather, by the channels that the communicator has; between nodes it has two at
+// least.
+TEST_F(Tuner, AsksForNoMoreChannelsOfAnAllGatherThanEveryCommunicatorHas) {
+  for (const std::size_t bytes : {16U << 10, 1U << 20, 4U << 20, 128U << 20, 1U << 30}) {
+    EXPECT_LE(Ask(2, 2, bytes, nullptr, kAllGather), kFewChannels) << bytes;
+    EXPECT_LE(Ask(64, 8, bytes, nullptr, kAllGather), kFewChannels) << bytes;
+  }
 }
 
 TEST_F(Tuner, TakesBackTheProtocolOfSmallMessagesWhereThereIsMore) {

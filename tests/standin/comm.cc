@@ -61,7 +61,7 @@ int Comm::Post(const Posting& posting, tcpx::Request** request) {
   free.memory_kind = has_memory ? found->second->kind : abi::kPointerHost;
   free.size = posting.bytes;
   if (has_memory && posting.bytes > 0) {
-    free.memory_offset = static_cast<int>(posting.data - found->second->data);
+    free.gpu_mem_off = static_cast<int>(posting.data - found->second->data);
   }
   *request = &free;
   ++posted_;

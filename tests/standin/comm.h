@@ -6,10 +6,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "ferry/net/plugin/tcpx_layout.h"
 #include "tests/standin/engine.h"
 #include "tests/standin/lane.h"
 #include "tests/standin/link.h"
+#include "tests/standin/original_layout.h"
 
 namespace ferry::standin {
 

@@ -2,10 +2,10 @@
 #include <cstdint>
 #include <memory>
 
-#include "ferry/net/plugin/abi.h"
 #include "tests/standin/comm.h"
 #include "tests/standin/engine.h"
 #include "tests/standin/link.h"
+#include "tests/standin/plugin_abi.h"
 #include "tests/standin/recv_comm.h"
 #include "tests/standin/send_comm.h"
 

@@ -62,7 +62,8 @@ Pool* Engine::PoolOf(int device) {
   const std::lock_guard lock(mutex_);
   auto& pool = pools_[device];
   if (pool == nullptr) {
-    pool = std::make_unique<Pool>(*memory_, device, Pool::Shape{settings_.pool, settings_.together},
+    pool = std::make_unique<Pool>(*memory_, device,
+                                  Pool::Shape{settings_.pool, settings_.together, settings_.spread},
                                   NextSeed());
   }
   return pool->base() == nullptr ? nullptr : pool.get();

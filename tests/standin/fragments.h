@@ -3,7 +3,7 @@
 #include <random>
 #include <vector>
 
-#include "ferry/net/plugin/tcpx_layout.h"
+#include "tests/standin/original_layout.h"
 #include "tests/standin/settings.h"
 
 namespace ferry::standin {
@@ -15,7 +15,7 @@ std::vector<std::uint32_t> CutMessage(std::uint64_t total, const Settings& setti
 
 // What a row of the metadata will say of a received message.
 struct Row {
-  std::vector<net::plugin::tcpx::Fragment> fragments;
+  std::vector<tcpx::Fragment> fragments;
   std::uint64_t total = 0;  // what the request will say
 };
 

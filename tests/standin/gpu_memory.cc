@@ -1,5 +1,6 @@
 #include <dlfcn.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -19,6 +20,29 @@ using CuAddress = unsigned long long;
 using CuContext = struct CuContextObject*;
 using CuStream = struct CuStreamObject*;
 
+// CUDA_MEMCPY2D.
+struct CuCopy2d {
+  std::size_t from_x = 0;
+  std::size_t from_y = 0;
+  int from_kind = 1;  // CU_MEMORYTYPE_HOST
+  const void* from_host = nullptr;
+  CuAddress from_device = 0;
+  void* from_array = nullptr;
+  std::size_t from_pitch = 0;
+  std::size_t to_x = 0;
+  std::size_t to_y = 0;
+  int to_kind = 2;  // CU_MEMORYTYPE_DEVICE
+  void* to_host = nullptr;
+  CuAddress to_device = 0;
+  void* to_array = nullptr;
+  std::size_t to_pitch = 0;
+  std::size_t width = 0;
+  std::size_t height = 0;
+};
+static_assert(sizeof(CuCopy2d) == 128 && offsetof(CuCopy2d, from_host) == 24 &&
+              offsetof(CuCopy2d, to_x) == 56 && offsetof(CuCopy2d, to_device) == 88 &&
+              offsetof(CuCopy2d, width) == 112);
+
 struct CuDriver {
   int (*init)(unsigned flags) = nullptr;
   int (*get_error_name)(int result, const char** name) = nullptr;
@@ -35,6 +59,7 @@ struct CuDriver {
   int (*stream_synchronize)(CuStream stream) = nullptr;
   int (*stream_query)(CuStream stream) = nullptr;
   int (*to_device)(CuAddress to, const void* from, std::size_t bytes, CuStream stream) = nullptr;
+  int (*copy_2d)(const CuCopy2d* copy, CuStream stream) = nullptr;
   int (*to_host)(void* to, CuAddress from, std::size_t bytes, CuStream stream) = nullptr;
   int (*set_bytes)(CuAddress to, unsigned char value, std::size_t bytes, CuStream stream) = nullptr;
 };
@@ -70,6 +95,7 @@ bool LoadCuDriver(const std::string& name, CuDriver* driver) {
          FindSymbol(library, "cuStreamQuery", &driver->stream_query) &&
          FindSymbol(library, "cuMemsetD8Async", &driver->set_bytes) &&
          FindSymbol(library, "cuMemcpyHtoDAsync_v2", &driver->to_device) &&
+         FindSymbol(library, "cuMemcpy2DAsync_v2", &driver->copy_2d) &&
          FindSymbol(library, "cuMemcpyDtoHAsync_v2", &driver->to_host);
 }
 
@@ -84,6 +110,23 @@ std::byte* PointerTo(CuAddress address) {
   std::byte* memory = nullptr;
   std::memcpy(static_cast<void*>(&memory), &address, sizeof(memory));
   return memory;
+}
+
+// How many of the first of these are as long as the first, lie one after another in the host's
+// memory, and at equal distances on the device.
+std::size_t EvenlySpread(std::span<const Placement> placements) {
+  if (placements.size() < 2 || placements[1].to <= placements[0].to) return 1;
+  const std::size_t bytes = placements[0].bytes;
+  const auto distance = placements[1].to - placements[0].to;
+  std::size_t count = 1;
+  for (; count < placements.size(); ++count) {
+    const Placement& last = placements[count - 1];
+    const Placement& next = placements[count];
+    const bool continues =
+        next.bytes == bytes && next.from == last.from + bytes && next.to - last.to == distance;
+    if (!continues) break;
+  }
+  return std::cmp_greater(distance, bytes) ? count : 1;
 }
 
 bool ContinuesIt(const Placement& one, const Placement& next) {
@@ -143,6 +186,12 @@ class CuMemory : public Memory {
     const Inside inside(*this, device);
     bool good = static_cast<bool>(inside);
     for (std::size_t i = 0; good && i < placements.size();) {
+      const std::size_t spread = EvenlySpread(placements.subspan(i));
+      if (spread > 1) {
+        good = CopySpread(placements.subspan(i, spread), inside.stream());
+        i += spread;
+        continue;
+      }
       Placement one = placements[i++];
       for (; i < placements.size() && ContinuesIt(one, placements[i]); ++i) {
         one.bytes += placements[i].bytes;
@@ -221,6 +270,18 @@ class CuMemory : public Memory {
     CuStream stream_ = nullptr;
     bool pushed_ = false;
   };
+
+  // By one copy.
+  bool CopySpread(std::span<const Placement> placements, CuStream stream) {
+    CuCopy2d copy;
+    copy.from_host = placements[0].from;
+    copy.from_pitch = placements[0].bytes;
+    copy.to_device = AddressOf(placements[0].to);
+    copy.to_pitch = static_cast<std::size_t>(placements[1].to - placements[0].to);
+    copy.width = placements[0].bytes;
+    copy.height = placements.size();
+    return Good(driver_.copy_2d(&copy, stream), "cuMemcpy2DAsync");
+  }
 
   bool Good(int result, const char* call) {
     if (result == 0) return true;

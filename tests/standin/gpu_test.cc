@@ -123,6 +123,25 @@ void CarryEveryCut(const char* gpu) {
 
 TEST(StandinGpu, CarriesMemoryOfTheDevice) { CarryEveryCut("1"); }
 
+// By one copy for each run of pages.
+TEST(StandinGpu, CarriesPagesThatAreSpread) {
+  DriverDevice device;
+  const Instance plugin = Instance::Initialized({{"GPU", "1"},
+                                                 {"DRIVER", DriverFile()},
+                                                 {"POOL", "16777216"},
+                                                 {"TOGETHER", "16"},
+                                                 {"SPREAD", "3"}});
+  Pair pair(plugin, kBytes, &device);
+  for (std::size_t at = 0; at < kBytes; at += kPiece) {
+    tcpx::Request* const receive = pair.Receive(at, kPiece);
+    ASSERT_EQ(pair.Wait(receive, pair.Send(at, kPiece)), 1);
+    ASSERT_EQ(pair.Unpack(receive), kPiece);
+    ASSERT_EQ(pair.Consume(receive), abi::kSuccess);
+  }
+  EXPECT_EQ(std::memcmp(pair.source(), pair.target(), kBytes), 0);
+  EXPECT_EQ(plugin.PagesInUse(), 0U);
+}
+
 TEST(StandinGpu, UnpacksFromPoolsThatAreMapped) { CarryEveryCut("mapped"); }
 
 TEST(StandinGpu, PoisonsWhatIsConsumed) {

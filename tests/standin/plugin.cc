@@ -4,8 +4,8 @@
 #include <exception>
 #include <string>
 
-#include "ferry/net/plugin/abi_v7.h"
 #include "tests/standin/connecting.h"
+#include "tests/standin/plugin_abi.h"
 
 // The table that a host finds by dlsym. It turns pointers of the host's into objects, and says no
 // to those that are none, or are no more.
@@ -258,7 +258,7 @@ int IrecvConsumed(void* recv_comm, int count, void* request) {
 // Of NCCL's ncclNet_v7_t; a host reads `name` before init(), so the variable is read at load.
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
-__attribute__((visibility("default"))) ferry::net::plugin::abi::TableV7 ncclNetPlugin_v7 = {
+__attribute__((visibility("default"))) ferry::standin::abi::TableV7 ncclNetPlugin_v7 = {
     .name = ferry::standin::PluginName(),
     .init = ferry::standin::Init,
     .devices = ferry::standin::Devices,

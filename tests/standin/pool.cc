@@ -8,6 +8,7 @@ Pool::Pool(Memory& memory, int device, const Shape& shape, std::uint64_t seed)
     : memory_(memory),
       device_(device),
       together_(shape.together),
+      spread_(shape.spread),
       used_(shape.bytes / kPageBytes),
       random_(seed) {
   base_ = memory_.AllocateDevice(device, shape.bytes);
@@ -67,11 +68,13 @@ std::size_t Pool::TakeTogether(std::span<const std::uint32_t> lengths, Landing* 
   const auto some = lengths.first(together_);
   const auto is_whole = [](std::uint32_t bytes) { return bytes == kPageBytes; };
   if (!std::all_of(some.begin(), some.end(), is_whole)) return 0;
-  const auto page = FindRun(together_, together_);
+  // With the pages between them, which nobody else gets.
+  const std::uint32_t pages = together_ * spread_;
+  const auto page = FindRun(pages, pages);
   if (!page) return 0;
-  landing->runs.push_back({*page, together_});
+  landing->runs.push_back({*page, pages});
   for (std::uint32_t i = 0; i < together_; ++i) {
-    Append((*page + i) * kPageBytes, kPageBytes, landing);
+    Append((*page + i * spread_) * kPageBytes, kPageBytes, landing);
   }
   return together_;
 }

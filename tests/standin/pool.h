@@ -7,12 +7,10 @@
 #include <span>
 #include <vector>
 
-#include "ferry/net/plugin/tcpx_layout.h"
 #include "tests/standin/memory.h"
+#include "tests/standin/original_layout.h"
 
 namespace ferry::standin {
-
-namespace tcpx = net::plugin::tcpx;
 
 // Most fragments that a row is given: one less than it holds, as in the original.
 inline constexpr std::size_t kMostFragments = tcpx::kRowFragments - 1;
@@ -33,7 +31,8 @@ class Pool {
  public:
   struct Shape {
     std::uint64_t bytes = 0;     // rounded down to pages; at most 4 GiB
-    std::uint32_t together = 1;  // so many whole pages of a message one after another
+    std::uint32_t together = 1;  // so many whole pages of a message are taken as one run
+    std::uint32_t spread = 1;    // each of them begins so many pages after the one before
   };
   Pool(Memory& memory, int device, const Shape& shape, std::uint64_t seed);
 
@@ -69,6 +68,7 @@ class Pool {
   Memory& memory_;
   const int device_;
   const std::uint32_t together_;
+  const std::uint32_t spread_;
   std::byte* base_ = nullptr;
   std::mutex mutex_;
   struct Poisoning {

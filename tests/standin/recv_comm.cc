@@ -80,7 +80,7 @@ int RecvComm::Progress() {
     }
     if (request.size_pending < 0 && !Begin(split_)) break;
     if (record_.bytes > 0) {
-      request.next_socket = record_.socket;
+      request.next_sock_id = record_.socket;
       request.next_size = static_cast<int>(record_.bytes);
       lanes_[record_.socket]->Push({.slot = SlotOf(split_),
                                     .lane = record_.socket,

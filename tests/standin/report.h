@@ -1,11 +1,9 @@
 #pragma once
-#include "ferry/net/plugin/abi.h"
+#include "tests/standin/plugin_abi.h"
 
 // What the stand-in tells its host: lines through NCCL's logger, and the count of the host's
 // mistakes. Any thread.
 namespace ferry::standin {
-
-namespace abi = net::plugin::abi;
 
 void BeginReporting(abi::Logger logger, bool abort_on_misuse);
 

@@ -146,6 +146,7 @@ std::optional<Settings> ReadSettings(std::string* problem) {
   reader.Read("FERRY_STANDIN_CHUNK", {1, 64 * 1024 * 1024}, &settings.chunk);
   reader.Read("FERRY_STANDIN_POOL", {4096, kMostPool}, &settings.pool);
   reader.Read("FERRY_STANDIN_TOGETHER", {1, 1024}, &settings.together);
+  reader.Read("FERRY_STANDIN_SPREAD", {1, 16}, &settings.spread);
   ReadFragments(reader, &settings);
   reader.Read("FERRY_STANDIN_SEED", {0, ~std::uint64_t{0}}, &settings.seed);
   ReadFault(reader, &settings);

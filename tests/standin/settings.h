@@ -44,6 +44,7 @@ struct Settings {
   std::uint32_t chunk = 64 * 1024;        // bytes
   std::uint64_t pool = 64 * 1024 * 1024;  // bytes, of each device
   std::uint32_t together = 1;             // pages
+  std::uint32_t spread = 1;               // pages
   Cut cut = Cut::kFixed;
   std::uint32_t fragment = 4096;  // bytes, with Cut::kFixed
   std::uint64_t seed = 1;

@@ -298,6 +298,27 @@ TEST(Standin, TwoProcessesMeetByTheHandle) {
   EXPECT_EQ(sender.Misuses() + receiver.Misuses(), 0U);
 }
 
+// So that no two of them can be copied as one.
+TEST(Standin, SpreadsThePagesOfARun) {
+  const Instance plugin = Instance::Initialized({{"TOGETHER", "8"}, {"SPREAD", "2"}});
+  Pair pair(plugin, kMiB);
+  tcpx::Request* const request = pair.Exchange(kMiB / 2);
+  ASSERT_NE(request, nullptr);
+  auto fragments = pair.FragmentsOf(request);
+  ASSERT_EQ(fragments.size(), kMiB / 2 / 4096);
+  std::sort(fragments.begin(), fragments.end(),
+            [](const auto& a, const auto& b) { return a.dst < b.dst; });
+  for (std::size_t i = 1; i < fragments.size(); ++i) {
+    EXPECT_NE(fragments[i].src, fragments[i - 1].src + fragments[i - 1].len) << i;
+    if (i % 8 == 0) continue;
+    EXPECT_EQ(fragments[i].src, fragments[i - 1].src + 2 * 4096) << i;
+  }
+  ASSERT_EQ(pair.Unpack(request), kMiB / 2);
+  EXPECT_EQ(std::memcmp(pair.source(), pair.target(), kMiB / 2), 0);
+  EXPECT_EQ(pair.Consume(request), abi::kSuccess);
+  EXPECT_EQ(plugin.PagesInUse(), 0U);
+}
+
 TEST(Standin, TheSameSeedCutsTheSameFragments) {
   std::vector<std::vector<std::uint32_t>> lengths;
   for (const char* seed : {"5", "5", "6"}) {

@@ -200,6 +200,44 @@ int cuMemcpyHtoDAsync_v2(Address to, const void* from, std::size_t bytes, Stream
   });
 }
 
+// CUDA_MEMCPY2D, from the host's memory to the device's.
+struct Copy2d {
+  std::size_t from_x;
+  std::size_t from_y;
+  int from_kind;
+  const void* from_host;
+  Address from_device;
+  void* from_array;
+  std::size_t from_pitch;
+  std::size_t to_x;
+  std::size_t to_y;
+  int to_kind;
+  void* to_host;
+  Address to_device;
+  void* to_array;
+  std::size_t to_pitch;
+  std::size_t width;
+  std::size_t height;
+};
+
+int cuMemcpy2DAsync_v2(const Copy2d* asked, Stream* stream) {
+  return Enqueue(stream, [&]() -> std::function<void()> {
+    const Copy2d copy = *asked;
+    const bool is_upload = copy.from_kind == 1 && copy.to_kind == 2 && copy.height > 0 &&
+                           copy.to_pitch >= copy.width && copy.from_pitch >= copy.width;
+    if (!is_upload) return nullptr;
+    const std::size_t room = (copy.height - 1) * copy.to_pitch + copy.width;
+    std::byte* const content = ContentFor(copy.to_device, nullptr, room);
+    const auto* const from = static_cast<const std::byte*>(copy.from_host);
+    if (content == nullptr) return nullptr;
+    return [=] {
+      for (std::size_t row = 0; row < copy.height; ++row) {
+        std::memcpy(content + row * copy.to_pitch, from + row * copy.from_pitch, copy.width);
+      }
+    };
+  });
+}
+
 int cuMemcpyDtoHAsync_v2(void* to, Address from, std::size_t bytes, Stream* stream) {
   return Enqueue(stream, [&]() -> std::function<void()> {
     const std::byte* const content = ContentFor(from, to, bytes);

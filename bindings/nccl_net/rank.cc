@@ -1,0 +1,123 @@
+#include "bindings/nccl_net/rank.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+
+#include "ferry/core/version.h"
+
+namespace ferry::nccl_net {
+namespace {
+
+constexpr std::size_t kBuildDigits = 8;  // of the commit; what 32 bits hold
+
+std::uint32_t BuildNumber() {
+  const std::string_view commit = FERRY_COMMIT;
+  if (commit.size() >= kBuildDigits) {
+    const std::string digits(commit.substr(0, kBuildDigits));
+    return static_cast<std::uint32_t>(std::strtoul(digits.c_str(), nullptr, 16));
+  }
+  // Without a commit the version tells builds apart: FNV-1a.
+  std::uint32_t hash = 2166136261U;
+  for (const char each : std::string_view(FERRY_VERSION)) {
+    hash = (hash ^ static_cast<unsigned char>(each)) * 16777619U;
+  }
+  return hash;
+}
+
+// What NCCL will read: 0 for nothing, and for what is no number.
+template <class Number>
+Number ValueOf(const char* name, const NcclRequest& request, const Config::Getter& get) {
+  const auto set = std::find_if(request.variables.begin(), request.variables.end(),
+                                [&](const auto& one) { return one.first == name; });
+  const char* const text = set != request.variables.end() ? set->second.c_str() : get(name);
+  const long long value = text == nullptr ? 0 : std::strtoll(text, nullptr, 0);
+  constexpr long long kMost = std::numeric_limits<Number>::max();
+  return static_cast<Number>(std::clamp(value, 0LL, kMost));
+}
+
+// NCCL's newer name of a variable counts before the older one.
+std::uint8_t BoundOf(const char* name, const char* older, const NcclRequest& request,
+                     const Config::Getter& get) {
+  const auto value = ValueOf<std::uint8_t>(name, request, get);
+  return value != 0 ? value : ValueOf<std::uint8_t>(older, request, get);
+}
+
+std::string NumberText(std::uint32_t value) {
+  return value == 0 ? "not set" : std::to_string(value);
+}
+
+const char* TunerText(RankTuner tuner) {
+  switch (tuner) {
+    case RankTuner::kThisLibrary: return "this plugin's";
+    case RankTuner::kNone: return "none";
+    case RankTuner::kOther: return "another library's";
+  }
+  return "unknown";
+}
+
+class Differences {
+ public:
+  explicit Differences(const std::string& peer) : peer_(peer) {}
+  void Add(const char* what, const std::string& own, const std::string& others) {
+    if (own == others) return;
+    text_ += fmt::format("{}{} is {} here and {} at {}", text_.empty() ? "" : "; ", what, own,
+                         others, peer_);
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  const std::string& peer_;
+  std::string text_;
+};
+
+}  // namespace
+
+RankWire RankOf(const NcclRequest& request, const NcclTuner& tuner, const Config::Getter& get) {
+  RankWire rank;
+  rank.tuner = tuner.whose;
+  rank.devices = static_cast<std::uint8_t>(request.devices);
+  rank.min_channels = BoundOf("NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS", request, get);
+  rank.max_channels = BoundOf("NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", request, get);
+  rank.min_ctas = ValueOf<std::uint8_t>("NCCL_MIN_CTAS", request, get);
+  rank.max_ctas = ValueOf<std::uint8_t>("NCCL_MAX_CTAS", request, get);
+  rank.tuned_channels = static_cast<std::uint8_t>(request.tuned_channels);
+  rank.chunk_bytes = ValueOf<std::uint32_t>("NCCL_P2P_NET_CHUNKSIZE", request, get);
+  rank.build = BuildNumber();
+  return rank;
+}
+
+std::optional<Error> FindDifference(const RankWire& own, const RankWire& others,
+                                    const std::string& peer) {
+  Differences found(peer);
+  found.Add("the build of libnccl-net-ferry.so", fmt::format("{:08x}", own.build),
+            fmt::format("{:08x}", others.build));
+  found.Add("FERRY_NCCL_DEVICES", NumberText(own.devices), NumberText(others.devices));
+  found.Add("NCCL_MIN_NCHANNELS (which FERRY_NCCL_CHANNELS sets)", NumberText(own.min_channels),
+            NumberText(others.min_channels));
+  found.Add("NCCL_MAX_NCHANNELS", NumberText(own.max_channels), NumberText(others.max_channels));
+  found.Add("NCCL_MIN_CTAS", NumberText(own.min_ctas), NumberText(others.min_ctas));
+  found.Add("NCCL_MAX_CTAS", NumberText(own.max_ctas), NumberText(others.max_ctas));
+  found.Add("NCCL_P2P_NET_CHUNKSIZE", NumberText(own.chunk_bytes), NumberText(others.chunk_bytes));
+  found.Add("NCCL's tuner (NCCL_TUNER_PLUGIN, libnccl-tuner.so)", TunerText(own.tuner),
+            TunerText(others.tuner));
+  found.Add("the number of channels that the tuner keeps to (FERRY_NCCL_CHANNELS)",
+            NumberText(own.tuned_channels), NumberText(others.tuned_channels));
+  if (found.text().empty()) return std::nullopt;
+  return Error(Code::kInvalidArgument,
+               fmt::format("{}; NCCL may hang where ranks differ: give all of them the same "
+                           "variables and the same libnccl-net-ferry.so",
+                           found.text()));
+}
+
+Error OtherVersion(std::uint16_t others, const std::string& peer) {
+  return Error(Code::kInvalidArgument,
+               fmt::format("the protocol of libnccl-net-ferry.so is version {} here and another "
+                           "version, {}, at {}; use the same file on all nodes",
+                           kWireVersion, others, peer));
+}
+
+}  // namespace ferry::nccl_net
