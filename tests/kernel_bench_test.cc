@@ -50,6 +50,7 @@ TEST(KernelBench, MeasuresEveryRowOfItsList) {
     SCOPED_TRACE(row.dump());
     EXPECT_FALSE(row.contains("error"));
     EXPECT_TRUE(row.value("written", false));
+    EXPECT_GT(row.value("checked", 0), 0);
     EXPECT_GT(row.value("us", 0.0), 0);
     EXPECT_LE(row.value("us_p10", 1e9), row.value("us_p90", 0.0));
     EXPECT_LE(row.value("us_min", 1e9), row.value("us", 0.0));

@@ -312,7 +312,18 @@ void BindMessages(nb::class_<Connection>& connection) {
             return self.Notify(data, {timeout, nb::none()});
           },
           nb::arg("data"), nb::kw_only(), nb::arg("timeout") = nb::none())
-      .def("take_notification", &Connection::TakeNotification, nb::arg("timeout") = nb::none());
+      .def("take_notification", &Connection::TakeNotification, nb::arg("timeout") = nb::none())
+      .def(
+          "take_notification_async",
+          [](nb::handle self, std::optional<double> timeout) {
+            return nb::module_::import_("tensorferry._asyncio")
+                .attr("take_notification")(self, timeout);
+          },
+          nb::arg("timeout") = nb::none(),
+          "take_notification() to be awaited: the event loop goes on meanwhile, and a cancelled "
+          "task takes none.")
+      .def("_notification_readiness",
+           [](const Connection& self) { return Take(self.Get().NotificationReadiness()); });
 }
 
 }  // namespace

@@ -6,15 +6,15 @@
 #include <nanobind/stl/variant.h>
 
 #include <algorithm>
-#include <condition_variable>
+#include <functional>
 #include <utility>
 #include <variant>
 
+#include "bindings/python/connect_attempt.h"
 #include "bindings/python/connection.h"
 #include "bindings/python/facts.h"
 #include "bindings/python/transfer.h"
 #include "bindings/python/waiting.h"
-#include "ferry/core/thread.h"
 
 namespace ferry::python {
 namespace {
@@ -85,51 +85,39 @@ void CloseAll() {
   LetGo(~std::size_t{0});
 }
 
-using Connected = Result<transfer::Connection>;
-
-// A connect() on a thread of its own, so that the one that waits for it can be interrupted.
-// Shared by the two.
-struct Attempt {
-  std::mutex mutex;
-  std::condition_variable ended;
-  std::optional<Connected> result;  // under mutex
-};
-
-template <class Connect>
-Connected ConnectBeside(Connect connect) {
-  auto attempt = std::make_shared<Attempt>();
-  auto thread = StartThread("connect()", [attempt, connect = std::move(connect)]() mutable {
-    Connected result = connect();
-    const std::lock_guard lock(attempt->mutex);
-    attempt->result.emplace(std::move(result));
-    attempt->ended.notify_all();
-  });
-  if (!thread) return thread.error();
-  thread->detach();
-  Check(WaitInParts(Deadline::Never(), [&](Deadline part) -> Status {
-    std::unique_lock lock(attempt->mutex);
-    attempt->ended.wait_until(lock, part.when(), [&] { return attempt->result.has_value(); });
-    if (attempt->result) return Ok();
-    return Error(Code::kTimedOut, "connecting goes on");
-  }));
-  return std::move(*attempt->result);
-}
-
 using AnyAddress = std::variant<std::string, nb::bytes>;
 
-Connection Connect(const SharedEndpoint& holder, const AnyAddress& address,
-                   std::optional<double> timeout) {
+std::function<ConnectAttempt::Connected()> Dial(const SharedEndpoint& holder,
+                                                const AnyAddress& address,
+                                                std::optional<double> timeout) {
   const auto endpoint = holder->Get();
   const Deadline deadline = DeadlineOf(timeout, Deadline::After(holder->config().connect_timeout));
   if (const auto* text = std::get_if<std::string>(&address)) {
-    return Connection(holder, Take(ConnectBeside([endpoint, deadline, text = *text] {
-                        return endpoint->Connect(text, deadline);
-                      })));
+    return [endpoint, deadline, text = *text] { return endpoint->Connect(text, deadline); };
   }
   auto parsed = Take(transfer::EndpointAddress::Parse(BytesOf(std::get<nb::bytes>(address))));
-  return Connection(holder, Take(ConnectBeside([endpoint, deadline, parsed = std::move(parsed)] {
-                      return endpoint->Connect(parsed, deadline);
-                    })));
+  return [endpoint, deadline, parsed = std::move(parsed)] {
+    return endpoint->Connect(parsed, deadline);
+  };
+}
+
+Connection Connect(const SharedEndpoint& holder, const AnyAddress& address,
+                   std::optional<double> timeout) {
+  ConnectAttempt attempt(Dial(holder, address, timeout));
+  Check(WaitInParts(Deadline::Never(), [&](Deadline part) { return attempt.Wait(part); }));
+  return Connection(holder, Take(attempt.Take()));
+}
+
+// What connect_async() awaits.
+struct Connecting {
+  SharedEndpoint holder;
+  ConnectAttempt attempt;
+};
+
+std::unique_ptr<Connecting> BeginConnect(const SharedEndpoint& holder, const AnyAddress& address,
+                                         std::optional<double> timeout) {
+  return std::make_unique<Connecting>(
+      Connecting{holder, ConnectAttempt(Dial(holder, address, timeout))});
 }
 
 Connection Accept(const SharedEndpoint& holder, std::optional<double> timeout) {
@@ -177,6 +165,12 @@ void EndpointHolder::Close() {
 
 void BindEndpoint(nb::module_& module) {
   module.def("_close_all", &CloseAll);
+  nb::class_<transfer::Readiness>(module, "_Readiness").def("fileno", &transfer::Readiness::fd);
+  nb::class_<Connecting>(module, "_Connecting")
+      .def("fileno", [](const Connecting& self) { return self.attempt.fd(); })
+      .def("abandon", [](Connecting& self) { self.attempt.Abandon(); })
+      .def("take",
+           [](Connecting& self) { return Connection(self.holder, Take(self.attempt.Take())); });
   nb::class_<EndpointHolder>(module, "Endpoint",
                              "A process's place on the network. Settings are those of the library "
                              "(`ferry info` lists them) by name: Endpoint(lanes=4, secret=...); "
@@ -196,6 +190,25 @@ void BindEndpoint(nb::module_& module) {
       .def("connect", &Connect, nb::arg("address"), nb::arg("timeout") = nb::none(),
            "To 'host:port', or to an endpoint's address.")
       .def("accept", &Accept, nb::arg("timeout") = nb::none(), "The next peer that has connected.")
+      .def(
+          "accept_async",
+          [](nb::handle self, std::optional<double> timeout) {
+            return nb::module_::import_("tensorferry._asyncio").attr("accept")(self, timeout);
+          },
+          nb::arg("timeout") = nb::none(),
+          "accept() to be awaited: the event loop goes on meanwhile, and a cancelled task takes "
+          "no peer.")
+      .def(
+          "connect_async",
+          [](nb::handle self, const AnyAddress& address, std::optional<double> timeout) {
+            return nb::module_::import_("tensorferry._asyncio")
+                .attr("connect")(self, address, timeout);
+          },
+          nb::arg("address"), nb::arg("timeout") = nb::none(),
+          "connect() to be awaited; of a cancelled task no connection is left.")
+      .def("_accept_readiness",
+           [](const EndpointHolder& self) { return Take(self.Get()->AcceptReadiness()); })
+      .def("_begin_connect", &BeginConnect, nb::arg("address"), nb::arg("timeout").none())
       .def("counters", [](const EndpointHolder& self) { return FactsOf(self.Get()->Counters()); })
       .def(
           "close",

@@ -139,7 +139,7 @@ class Decode {
     RingSlot& slot = slots_[turn_];
     Await(slot);
     for (Py_ssize_t row = 0; row < count; ++row) WriteSequence(&slot, step, row);
-    ClearRows(slot, count, padded_to);
+    ClearRows(slot, count);
     Send(&slot, stream, count);
     turn_ = (turn_ + 1) % slots_.size();
     return count;
@@ -240,21 +240,17 @@ class Decode {
     return blocks;
   }
 
-  // Those beyond the sequences: what pads a batch stores and attends to nothing.
-  void ClearRows(const RingSlot& slot, Py_ssize_t count, std::int64_t padded_to) const {
-    const std::int64_t most = shape_.max_batch;
-    const auto clear = [&](auto* field, std::int64_t from) {
-      std::fill(field + from, field + most, 0);
+  // All rows beyond the sequences store nothing (slot -1) and attend to nothing (length 0): a graph
+  // may have been captured over any number of them, whatever the caller says it pads to.
+  void ClearRows(const RingSlot& slot, Py_ssize_t count) const {
+    const auto fill = [&](auto* field, auto value) {
+      std::fill(field + count, field + shape_.max_batch, value);
     };
-    const std::int64_t padded = std::max<std::int64_t>(count, padded_to);
-    auto* const places = FieldOf<std::int32_t>(slot, kSlotMapping);
-    std::fill(places + count, places + padded, -1);
-    clear(places, padded);
-    clear(FieldOf<std::int64_t>(slot, kInputIds), count);
-    clear(FieldOf<std::int64_t>(slot, kPositions), count);
-    clear(FieldOf<std::int32_t>(slot, kContextLens), count);
-    std::fill(FieldOf<float>(slot, kTemperatures) + count,
-              FieldOf<float>(slot, kTemperatures) + most, 0.0F);
+    fill(FieldOf<std::int32_t>(slot, kSlotMapping), std::int32_t{-1});
+    fill(FieldOf<std::int64_t>(slot, kInputIds), std::int64_t{0});
+    fill(FieldOf<std::int64_t>(slot, kPositions), std::int64_t{0});
+    fill(FieldOf<std::int32_t>(slot, kContextLens), std::int32_t{0});
+    fill(FieldOf<float>(slot, kTemperatures), 0.0F);
   }
 
   void Send(RingSlot* slot, std::uint64_t stream, Py_ssize_t count) {

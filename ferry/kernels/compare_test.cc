@@ -112,5 +112,47 @@ TEST(FindWrongRow, NanAndInfinityAreWantedExactlyWhereTheyAreRight) {
   EXPECT_THAT(FindWrongRow({{1}, right, right}, 4, DType::kBfloat16), HasSubstr("no rows of 4"));
 }
 
+// ---- element by element
+// ---------------------------------------------------------------------------
+
+constexpr Roundings kOnce{};
+
+TEST(FindWrongElement, NoElementIsExcusedByTheGreatestOne) {
+  const std::vector<double> right = {1000, 1};
+  EXPECT_EQ(FindWrongElement({{1003, 1}, right, right}, kOnce, DType::kBfloat16), "");
+  EXPECT_THAT(FindWrongElement({{1000, 2}, right, right}, kOnce, DType::kBfloat16),
+              HasSubstr("bf16: element 1 is 2, not 1; it may be off by 0.0039"));
+  EXPECT_THAT(FindWrongElement({{1000, 1.01}, right, right}, kOnce, DType::kBfloat16),
+              HasSubstr("element 1"));
+  EXPECT_NE(FindWrongElement({{1005, 1}, right, right}, kOnce, DType::kBfloat16), "");
+}
+
+TEST(FindWrongElement, WhatIsRoundedTwiceMayBeOffByTwoRoundings) {
+  const Roundings twice{.of_results = 2};
+  EXPECT_NE(FindWrongElement({{1.007}, {1}, {1}}, kOnce, DType::kBfloat16), "");
+  EXPECT_EQ(FindWrongElement({{1.007}, {1}, {1}}, twice, DType::kBfloat16), "");
+  EXPECT_NE(FindWrongElement({{1.009}, {1}, {1}}, twice, DType::kBfloat16), "");
+}
+
+// 1 - 0.999 has the errors of 1, and those of 0.001 only where its terms are as small.
+TEST(FindWrongElement, WhatCancelsIsJudgedByWhatItWasMadeOf) {
+  EXPECT_EQ(FindWrongElement({{0.001 + 1e-6}, {0.001}, {1.999}}, kOnce, DType::kFloat32), "");
+  EXPECT_NE(FindWrongElement({{0.001 + 1e-6}, {0.001}, {0.001}}, kOnce, DType::kFloat32), "");
+  EXPECT_NE(FindWrongElement({{0.001 + 1e-5}, {0.001}, {1.999}}, kOnce, DType::kFloat32), "");
+  const Roundings of_terms{.of_results = 1, .of_terms = 1};
+  EXPECT_EQ(FindWrongElement({{0.008}, {0.001}, {1.999}}, of_terms, DType::kBfloat16), "");
+  EXPECT_NE(FindWrongElement({{0.008}, {0.001}, {1.999}}, kOnce, DType::kBfloat16), "");
+}
+
+TEST(FindWrongElement, NanInfinityAndMissingElementsAreFound) {
+  const std::vector<double> right = {NAN, INFINITY, 1};
+  const std::vector<double> terms = {1, 1, 1};
+  EXPECT_EQ(FindWrongElement({right, right, terms}, kOnce, DType::kFloat16), "");
+  EXPECT_NE(FindWrongElement({{0, INFINITY, 1}, right, terms}, kOnce, DType::kFloat16), "");
+  EXPECT_NE(FindWrongElement({{NAN, 1, 1}, right, terms}, kOnce, DType::kFloat16), "");
+  EXPECT_NE(FindWrongElement({{NAN, INFINITY, NAN}, right, terms}, kOnce, DType::kFloat16), "");
+  EXPECT_NE(FindWrongElement({{1}, right, terms}, kOnce, DType::kFloat16), "");
+}
+
 }  // namespace
 }  // namespace ferry::kernels

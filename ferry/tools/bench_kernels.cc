@@ -67,6 +67,7 @@ Json RowToJson(const KernelRow& row, bool tiny) {
   // Of matrix products: not measured here.
   json["ceiling_tflops"] = Json();
   json["written"] = true;
+  json["checked"] = row.times.checked;
   return json;
 }
 

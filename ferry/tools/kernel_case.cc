@@ -18,6 +18,13 @@ std::size_t AddKernelBuffer(KernelCase* one, KernelBuffer::Holds holds, kernels:
 
 }  // namespace
 
+kernels::Tensor KernelStream::RowsOf(kernels::Tensor tensor) const {
+  const std::int64_t skipped = units.first * tensor.stride[0] * kernels::SizeOf(tensor.dtype);
+  tensor.data = static_cast<std::byte*>(tensor.data) + skipped;
+  tensor.shape[0] = units.count;
+  return tensor;
+}
+
 std::size_t KernelCase::AddNumbers(kernels::DType of, std::int64_t elements) {
   return AddKernelBuffer(this, KernelBuffer::Holds::kNumbers, of, elements);
 }

@@ -8,6 +8,7 @@
 
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
+#include "ferry/kernels/error_bound.h"
 #include "ferry/kernels/tensor.h"
 
 // What `ferry kernel-bench` measures: one function for each op makes its cases.
@@ -31,9 +32,31 @@ struct KernelBuffer {
 // Addresses of a case's buffers, in their order.
 using KernelAddresses = std::span<void* const>;
 
+// Some of a case's units, which do not depend on each other: rows, tokens, sequences or queries.
+struct KernelUnits {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
+// Where a case is to run: on a device's stream as a whole or, to say what is right, some of its
+// units on the CPU, which finds their memory by `memory`.
 struct KernelStream {
-  cuda::DeviceApi* api;
-  cuda::StreamRef stream;
+  cuda::DeviceApi* api = nullptr;
+  cuda::StreamRef stream = cuda::StreamRef::Foreign(0, nullptr);
+  cuda::EmulatedMemory* memory = nullptr;  // not null: on the CPU
+  KernelUnits units = {};                  // likewise
+
+  bool on_cpu() const noexcept { return memory != nullptr; }
+  // Of a tensor whose first size counts units, those that are meant.
+  kernels::Tensor Of(const kernels::Tensor& tensor) const {
+    return on_cpu() ? RowsOf(tensor) : tensor;
+  }
+  kernels::Tensor RowsOf(kernels::Tensor tensor) const;
+  template <class Args>
+  Status Put(const cuda::Kernel& kernel, const Args& args) const {
+    return on_cpu() ? kernel.emulate(*memory, &args)
+                    : cuda::LaunchKernel(*api, stream, kernel, args);
+  }
 };
 
 struct KernelSize {
@@ -51,6 +74,11 @@ struct KernelCase {
   double flops = 0;         // where they are what bounds it, and not the bytes
   bool comes_last = false;  // after all others, which a fault of it would spoil
   std::vector<KernelBuffer> buffers;
+  std::int64_t units = 0;           // 0: no form for the CPU says what is right
+  std::int64_t units_checked = 16;  // in a row, at each place that is looked at
+  kernels::Roundings roundings;
+  // The terms of each element of a unit, at most, where they are more than the element itself.
+  std::function<double(std::int64_t unit)> terms = nullptr;
   // Puts the op on the stream. Called several times, first outside of any capture.
   std::function<Status(const KernelStream&, KernelAddresses)> launch;
 

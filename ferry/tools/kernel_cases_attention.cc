@@ -1,6 +1,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <random>
@@ -26,6 +27,10 @@ struct AttentionOfCase {
   std::int64_t head_size;
 };
 
+// Of the weights, which are rounded to the format before they are multiplied by values: see
+// TermsOfAttention().
+constexpr double kWeightRoundings = 6;
+
 KernelCase NewAttentionCase(const char* op, const AttentionOfCase& of) {
   KernelCase one;
   one.op = op;
@@ -35,12 +40,19 @@ KernelCase NewAttentionCase(const char* op, const AttentionOfCase& of) {
                {"heads", of.heads},
                {"kv_heads", of.kv_heads},
                {"head_size", of.head_size}};
+  one.units_checked = 1;
+  one.roundings.of_terms = kWeightRoundings;
   return one;
 }
 
 float AttentionScale(const AttentionOfCase& of) {
   return 1 / std::sqrt(static_cast<float>(of.head_size));
 }
+
+// The root of the sum of squares of p v: weights of near 1 / tokens each, times values in [-1, 1).
+// Rounded to the format as they are multiplied, they are wrong by chance, each by itself, and six
+// times that is beyond all chance (docs/kernels/accuracy.md).
+double TermsOfAttention(std::int64_t tokens) { return 1 / std::sqrt(static_cast<double>(tokens)); }
 
 // Keys and values of all tokens, q and out.
 std::uint64_t AttentionBytes(const AttentionOfCase& of, std::int64_t queries) {
@@ -74,23 +86,26 @@ KernelCase DecodeCase(const AttentionOfCase& of, std::int64_t page,
       static_cast<std::size_t>(of.batch), static_cast<std::int32_t>(of.tokens)));
   const auto out = one.AddResults(kAttentionType, of.batch * of.heads * of.head_size);
   const auto workspace = one.AddScratch(std::max<std::int64_t>(floats, 4) * 4);
+  one.units = of.batch;
+  one.terms = [of](std::int64_t) { return TermsOfAttention(of.tokens); };
   one.bytes = AttentionBytes(of, 1);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::AttentionDecodeArgs args;
-    args.q = Tensor::Contiguous(at[q], kAttentionType, {of.batch, of.heads, of.head_size});
+    args.q = to.Of(Tensor::Contiguous(at[q], kAttentionType, {of.batch, of.heads, of.head_size}));
     args.k_cache =
         Tensor::Contiguous(at[k], kAttentionType, {pages, page, of.kv_heads, of.head_size});
     args.v_cache =
         Tensor::Contiguous(at[v], kAttentionType, {pages, page, of.kv_heads, of.head_size});
-    args.block_tables = Tensor::Contiguous(at[tables], DType::kInt32, {of.batch, columns});
-    args.context_lens = Tensor::Contiguous(at[lengths], DType::kInt32, {of.batch});
-    args.out = Tensor::Contiguous(at[out], kAttentionType, {of.batch, of.heads, of.head_size});
-    if (floats > 0) {
+    args.block_tables = to.Of(Tensor::Contiguous(at[tables], DType::kInt32, {of.batch, columns}));
+    args.context_lens = to.Of(Tensor::Contiguous(at[lengths], DType::kInt32, {of.batch}));
+    args.out =
+        to.Of(Tensor::Contiguous(at[out], kAttentionType, {of.batch, of.heads, of.head_size}));
+    if (floats > 0 && !to.on_cpu()) {
       args.workspace = Tensor::Contiguous(at[workspace], DType::kFloat32, {floats});
     }
     args.scale = AttentionScale(of);
-    args.plan = plan;
-    return cuda::LaunchKernel(*to.api, to.stream, kernels::kAttentionDecodeKernel, args);
+    if (!to.on_cpu()) args.plan = plan;
+    return to.Put(kernels::kAttentionDecodeKernel, args);
   };
   return one;
 }
@@ -114,6 +129,26 @@ std::vector<std::int32_t> Boundaries(const AttentionOfCase& of) {
   return boundaries;
 }
 
+// The query that is meant, as a sequence of its own with the keys up to it: all that it sees.
+Status PutOneQuery(const KernelStream& to, const AttentionOfCase& of,
+                   kernels::AttentionPrefillArgs args) {
+  const auto part = [](Tensor tensor, std::int64_t first, std::int64_t count) {
+    return KernelStream{.units = {first, count}}.RowsOf(tensor);
+  };
+  const std::int64_t query = to.units.first;
+  const std::int64_t keys = query % of.tokens + 1;
+  std::array<std::int32_t, 2> queries_end{0, 1};
+  std::array<std::int32_t, 2> keys_end{0, static_cast<std::int32_t>(keys)};
+  args.q = part(args.q, query, 1);
+  args.out = part(args.out, query, 1);
+  args.k = part(args.k, query + 1 - keys, keys);
+  args.v = part(args.v, query + 1 - keys, keys);
+  args.cu_seqlens_q = Tensor::Contiguous(queries_end.data(), DType::kInt32, {2});
+  args.cu_seqlens_k = Tensor::Contiguous(keys_end.data(), DType::kInt32, {2});
+  args.max_seqlen_q = 1;
+  return to.Put(kernels::kAttentionPrefillKernel, args);
+}
+
 // Causal. Two products of 2 * tokens * tokens * head_size for each head, of which the half behind
 // the diagonal does not count, as is the custom.
 KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way) {
@@ -130,6 +165,8 @@ KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way) {
   one.bytes = AttentionBytes(of, of.tokens);
   one.flops = 2.0 * static_cast<double>(all) * static_cast<double>(of.tokens) *
               static_cast<double>(of.heads * of.head_size);
+  one.units = all;
+  one.terms = [of](std::int64_t query) { return TermsOfAttention(query % of.tokens + 1); };
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::AttentionPrefillArgs args;
     args.q = Tensor::Contiguous(at[q], kAttentionType, {all, of.heads, of.head_size});
@@ -142,7 +179,8 @@ KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way) {
     args.scale = AttentionScale(of);
     args.stages = way.stages;
     args.form = way.form;
-    return cuda::LaunchKernel(*to.api, to.stream, kernels::kAttentionPrefillKernel, args);
+    if (to.on_cpu()) return PutOneQuery(to, of, args);
+    return to.Put(kernels::kAttentionPrefillKernel, args);
   };
   return one;
 }

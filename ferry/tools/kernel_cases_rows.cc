@@ -23,6 +23,9 @@ KernelCase NewRowCase(const char* op, const RowsOfCase& of) {
   one.op = op;
   one.dtype = of.dtype;
   one.sizes = {{"rows", of.rows}, {"cols", of.cols}};
+  one.units = of.rows;
+  // x + bias, a * b + c, x * gate: of numbers in [-1, 1).
+  one.terms = [](std::int64_t) { return 2.0; };
   return one;
 }
 
@@ -39,10 +42,10 @@ KernelCase AddGeluCase(const RowsOfCase& of) {
   one.bytes = 2 * BytesOf(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::AddGeluArgs args;
-    args.x = Tensor::Contiguous(at[x], of.dtype, {of.rows, of.cols});
+    args.x = to.Of(Tensor::Contiguous(at[x], of.dtype, {of.rows, of.cols}));
     args.bias = Tensor::Contiguous(at[bias], of.dtype, {of.cols});
-    args.out = Tensor::Contiguous(at[out], of.dtype, {of.rows, of.cols});
-    return cuda::LaunchKernel(*to.api, to.stream, kernels::kFusedAddGeluKernel, args);
+    args.out = to.Of(Tensor::Contiguous(at[out], of.dtype, {of.rows, of.cols}));
+    return to.Put(kernels::kFusedAddGeluKernel, args);
   };
   return one;
 }
@@ -57,11 +60,11 @@ KernelCase MulAddCase(const RowsOfCase& of) {
   one.bytes = 4 * BytesOf(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     const auto tensor = [&](std::size_t index) {
-      return Tensor::Contiguous(at[index], of.dtype, {of.rows, of.cols});
+      return to.Of(Tensor::Contiguous(at[index], of.dtype, {of.rows, of.cols}));
     };
     const kernels::MulAddArgs args{
         .a = tensor(a), .b = tensor(b), .c = tensor(c), .out = tensor(out)};
-    return cuda::LaunchKernel(*to.api, to.stream, kernels::kElementWiseMulAddKernel, args);
+    return to.Put(kernels::kElementWiseMulAddKernel, args);
   };
   return one;
 }
@@ -74,10 +77,10 @@ KernelCase SiluAndMulCase(const RowsOfCase& of) {
   one.bytes = 3 * BytesOf(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::GatedArgs args;
-    args.x = Tensor::Contiguous(at[x], of.dtype, {of.rows, 2 * of.cols});
-    args.out = Tensor::Contiguous(at[out], of.dtype, {of.rows, of.cols});
+    args.x = to.Of(Tensor::Contiguous(at[x], of.dtype, {of.rows, 2 * of.cols}));
+    args.out = to.Of(Tensor::Contiguous(at[out], of.dtype, {of.rows, of.cols}));
     args.gate = kernels::Gate::kSilu;
-    return cuda::LaunchKernel(*to.api, to.stream, kernels::kGatedMulKernel, args);
+    return to.Put(kernels::kGatedMulKernel, args);
   };
   return one;
 }
@@ -85,16 +88,17 @@ KernelCase SiluAndMulCase(const RowsOfCase& of) {
 // 2 x.
 KernelCase RmsNormCase(const RowsOfCase& of) {
   KernelCase one = NewRowCase("rms_norm", of);
+  one.roundings.of_results = 2;
   const auto x = one.AddNumbers(of.dtype, of.rows * of.cols);
   const auto weight = one.AddNumbers(of.dtype, of.cols);
   const auto out = one.AddResults(of.dtype, of.rows * of.cols);
   one.bytes = 2 * BytesOf(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::RmsNormArgs args;
-    args.x = Tensor::Contiguous(at[x], of.dtype, {of.rows, of.cols});
+    args.x = to.Of(Tensor::Contiguous(at[x], of.dtype, {of.rows, of.cols}));
     args.weight = Tensor::Contiguous(at[weight], of.dtype, {of.cols});
-    args.out = Tensor::Contiguous(at[out], of.dtype, {of.rows, of.cols});
-    return cuda::LaunchKernel(*to.api, to.stream, kernels::kRmsNormKernel, args);
+    args.out = to.Of(Tensor::Contiguous(at[out], of.dtype, {of.rows, of.cols}));
+    return to.Put(kernels::kRmsNormKernel, args);
   };
   return one;
 }
@@ -103,6 +107,7 @@ KernelCase RmsNormCase(const RowsOfCase& of) {
 // grow from launch to launch.
 KernelCase AddRmsNormCase(const RowsOfCase& of) {
   KernelCase one = NewRowCase("add_rms_norm", of);
+  one.roundings.of_results = 2;
   const auto x = one.AddNumbers(of.dtype, of.rows * of.cols);
   const auto residual = one.AddNumbers(of.dtype, of.rows * of.cols);
   const auto weight = one.AddNumbers(of.dtype, of.cols);
@@ -111,7 +116,7 @@ KernelCase AddRmsNormCase(const RowsOfCase& of) {
   one.bytes = 4 * BytesOf(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     const auto tensor = [&](std::size_t index) {
-      return Tensor::Contiguous(at[index], of.dtype, {of.rows, of.cols});
+      return to.Of(Tensor::Contiguous(at[index], of.dtype, {of.rows, of.cols}));
     };
     kernels::AddRmsNormArgs args;
     args.x = tensor(x);
@@ -119,7 +124,7 @@ KernelCase AddRmsNormCase(const RowsOfCase& of) {
     args.weight = Tensor::Contiguous(at[weight], of.dtype, {of.cols});
     args.residual_out = tensor(sum);
     args.out = tensor(out);
-    return cuda::LaunchKernel(*to.api, to.stream, kernels::kAddRmsNormKernel, args);
+    return to.Put(kernels::kAddRmsNormKernel, args);
   };
   return one;
 }

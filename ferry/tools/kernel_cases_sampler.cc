@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include "ferry/kernels/sampler/sampler.h"
 #include "ferry/tools/kernel_case.h"
 
@@ -30,19 +32,26 @@ KernelCase SampleCase(std::int64_t rows, std::int64_t vocabulary, Draw draw) {
   const auto temperatures = one.AddTable(std::vector<float>(count, 0.6F));
   const auto top_k = one.AddTable(std::vector<std::int32_t>(count, 50));
   const auto top_p = one.AddTable(std::vector<float>(count, 0.9F));
+  // Of each row its own, as servers have them for requests: so the CPU can do any row by itself.
+  std::vector<std::int64_t> own(count);
+  std::iota(own.begin(), own.end(), 1000);
+  const auto seeds = one.AddTable(own);
+  one.units = rows;
+  one.units_checked = 4;
   one.bytes = static_cast<std::uint64_t>(rows * vocabulary) * 2;
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::SampleArgs args;
-    args.logits = Tensor::Contiguous(at[logits], DType::kBfloat16, {rows, vocabulary});
-    args.out = Tensor::Contiguous(at[out], DType::kInt64, {rows});
+    args.logits = to.Of(Tensor::Contiguous(at[logits], DType::kBfloat16, {rows, vocabulary}));
+    args.out = to.Of(Tensor::Contiguous(at[out], DType::kInt64, {rows}));
     if (draw != Draw::kGreedy) {
-      args.temperatures = Tensor::Contiguous(at[temperatures], DType::kFloat32, {rows});
+      args.temperatures = to.Of(Tensor::Contiguous(at[temperatures], DType::kFloat32, {rows}));
     }
+    args.seeds = to.Of(Tensor::Contiguous(at[seeds], DType::kInt64, {rows}));
     if (draw == Draw::kTopKTopP) {
-      args.top_k = Tensor::Contiguous(at[top_k], DType::kInt32, {rows});
-      args.top_p = Tensor::Contiguous(at[top_p], DType::kFloat32, {rows});
+      args.top_k = to.Of(Tensor::Contiguous(at[top_k], DType::kInt32, {rows}));
+      args.top_p = to.Of(Tensor::Contiguous(at[top_p], DType::kFloat32, {rows}));
     }
-    return cuda::LaunchKernel(*to.api, to.stream, kernels::kSampleKernel, args);
+    return to.Put(kernels::kSampleKernel, args);
   };
   return one;
 }

@@ -36,6 +36,7 @@ KernelCase NewTokenCase(const char* op, const TokensOfCase& of) {
   KernelCase one;
   one.op = op;
   one.sizes = {{"tokens", of.tokens}, {"heads", of.heads}, {"kv_heads", of.kv_heads}};
+  one.units = of.tokens;
   return one;
 }
 
@@ -64,6 +65,7 @@ std::vector<std::int32_t> ShuffledSlots(const TokensOfCase& of) {
 // q and k, read and written.
 KernelCase RopeCase(const TokensOfCase& of) {
   KernelCase one = NewTokenCase("rope", of);
+  one.terms = [](std::int64_t) { return 2.0; };  // sums of two products of numbers in [-1, 1)
   constexpr DType kType = DType::kBfloat16;
   const auto q = one.AddNumbers(kType, of.tokens * of.heads * kHeadSize);
   const auto k = one.AddNumbers(kType, of.tokens * of.kv_heads * kHeadSize);
@@ -74,14 +76,14 @@ KernelCase RopeCase(const TokensOfCase& of) {
   one.bytes = 2 * HeadBytes(of, of.heads + of.kv_heads);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::RopeArgs args;
-    args.q = Tensor::Contiguous(at[q], kType, {of.tokens, of.heads, kHeadSize});
-    args.k = Tensor::Contiguous(at[k], kType, {of.tokens, of.kv_heads, kHeadSize});
-    args.q_out = Tensor::Contiguous(at[q_out], kType, {of.tokens, of.heads, kHeadSize});
-    args.k_out = Tensor::Contiguous(at[k_out], kType, {of.tokens, of.kv_heads, kHeadSize});
-    args.positions = Tensor::Contiguous(at[positions], DType::kInt64, {of.tokens});
+    args.q = to.Of(Tensor::Contiguous(at[q], kType, {of.tokens, of.heads, kHeadSize}));
+    args.k = to.Of(Tensor::Contiguous(at[k], kType, {of.tokens, of.kv_heads, kHeadSize}));
+    args.q_out = to.Of(Tensor::Contiguous(at[q_out], kType, {of.tokens, of.heads, kHeadSize}));
+    args.k_out = to.Of(Tensor::Contiguous(at[k_out], kType, {of.tokens, of.kv_heads, kHeadSize}));
+    args.positions = to.Of(Tensor::Contiguous(at[positions], DType::kInt64, {of.tokens}));
     args.cos_sin_cache =
         Tensor::Contiguous(at[cosines], DType::kFloat32, {of.positions, kHeadSize});
-    return cuda::LaunchKernel(*to.api, to.stream, kernels::kRopeKernel, args);
+    return to.Put(kernels::kRopeKernel, args);
   };
   return one;
 }
@@ -100,12 +102,12 @@ KernelCase StoreCase(const TokensOfCase& of, DType cache) {
   one.bytes = static_cast<std::uint64_t>(2 * elements * (2 + kernels::SizeOf(cache)));
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::StoreKvCacheArgs args;
-    args.k = Tensor::Contiguous(at[k], kType, {of.tokens, of.kv_heads, kHeadSize});
-    args.v = Tensor::Contiguous(at[v], kType, {of.tokens, of.kv_heads, kHeadSize});
+    args.k = to.Of(Tensor::Contiguous(at[k], kType, {of.tokens, of.kv_heads, kHeadSize}));
+    args.v = to.Of(Tensor::Contiguous(at[v], kType, {of.tokens, of.kv_heads, kHeadSize}));
     args.k_cache = CacheAt(at[k_cache], cache, of);
     args.v_cache = CacheAt(at[v_cache], cache, of);
-    args.slots = Tensor::Contiguous(at[slots], DType::kInt32, {of.tokens});
-    return cuda::LaunchKernel(*to.api, to.stream, kernels::kStoreKvCacheKernel, args);
+    args.slots = to.Of(Tensor::Contiguous(at[slots], DType::kInt32, {of.tokens}));
+    return to.Put(kernels::kStoreKvCacheKernel, args);
   };
   return one;
 }
@@ -117,6 +119,10 @@ struct FusedBuffers {
 
 FusedBuffers AddFusedBuffers(KernelCase* one, const TokensOfCase& of, bool with_k_out) {
   constexpr DType kType = DType::kBfloat16;
+  // Two roundings of the norm, before a rotation of what is normalised: numbers in [-1, 1) are at
+  // most 1.8 times their root mean square, and two are added up.
+  one->roundings = {.of_results = 1, .of_terms = 2};
+  one->terms = [](std::int64_t) { return 3.6; };
   const std::int64_t kv = of.tokens * of.kv_heads * kHeadSize;
   FusedBuffers b{};
   b.qkv = one->AddNumbers(kType, of.tokens * (of.heads + 2 * of.kv_heads) * kHeadSize);
@@ -132,23 +138,23 @@ FusedBuffers AddFusedBuffers(KernelCase* one, const TokensOfCase& of, bool with_
   return b;
 }
 
-kernels::QkNormRopeStoreArgs FusedArgs(const FusedBuffers& b, const TokensOfCase& of,
-                                       KernelAddresses at) {
+kernels::QkNormRopeStoreArgs FusedArgs(const KernelStream& to, const FusedBuffers& b,
+                                       const TokensOfCase& of, KernelAddresses at) {
   constexpr DType kType = DType::kBfloat16;
   kernels::QkNormRopeStoreArgs args;
-  args.qkv =
-      Tensor::Contiguous(at[b.qkv], kType, {of.tokens, (of.heads + 2 * of.kv_heads) * kHeadSize});
+  args.qkv = to.Of(
+      Tensor::Contiguous(at[b.qkv], kType, {of.tokens, (of.heads + 2 * of.kv_heads) * kHeadSize}));
   args.q_heads = of.heads;
   args.kv_heads = of.kv_heads;
   args.q_weight = Tensor::Contiguous(at[b.q_weight], kType, {kHeadSize});
   args.k_weight = Tensor::Contiguous(at[b.k_weight], kType, {kHeadSize});
-  args.positions = Tensor::Contiguous(at[b.positions], DType::kInt64, {of.tokens});
+  args.positions = to.Of(Tensor::Contiguous(at[b.positions], DType::kInt64, {of.tokens}));
   args.cos_sin_cache =
       Tensor::Contiguous(at[b.cosines], DType::kFloat32, {of.positions, kHeadSize});
-  args.q_out = Tensor::Contiguous(at[b.q_out], kType, {of.tokens, of.heads, kHeadSize});
+  args.q_out = to.Of(Tensor::Contiguous(at[b.q_out], kType, {of.tokens, of.heads, kHeadSize}));
   args.k_cache = CacheAt(at[b.k_cache], kType, of);
   args.v_cache = CacheAt(at[b.v_cache], kType, of);
-  args.slots = Tensor::Contiguous(at[b.slots], DType::kInt32, {of.tokens});
+  args.slots = to.Of(Tensor::Contiguous(at[b.slots], DType::kInt32, {of.tokens}));
   return args;
 }
 
@@ -162,8 +168,7 @@ KernelCase FusedCase(const TokensOfCase& of) {
   const FusedBuffers b = AddFusedBuffers(&one, of, /*with_k_out=*/false);
   one.bytes = FusedBytes(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
-    return cuda::LaunchKernel(*to.api, to.stream, kernels::kQkNormRopeStoreKernel,
-                              FusedArgs(b, of, at));
+    return to.Put(kernels::kQkNormRopeStoreKernel, FusedArgs(to, b, of, at));
   };
   return one;
 }
@@ -184,9 +189,9 @@ KernelCase SeparateCase(const TokensOfCase& of) {
   const FusedBuffers b = AddFusedBuffers(&one, of, /*with_k_out=*/true);
   one.bytes = FusedBytes(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) -> Status {
-    const kernels::QkNormRopeStoreArgs fused = FusedArgs(b, of, at);
-    const Tensor k_out =
-        Tensor::Contiguous(at[b.k_out], fused.qkv.dtype, {of.tokens, of.kv_heads, kHeadSize});
+    const kernels::QkNormRopeStoreArgs fused = FusedArgs(to, b, of, at);
+    const Tensor k_out = to.Of(
+        Tensor::Contiguous(at[b.k_out], fused.qkv.dtype, {of.tokens, of.kv_heads, kHeadSize}));
     const kernels::RmsNormArgs q{.x = HeadsOf(fused.qkv, 0, of.heads),
                                  .weight = fused.q_weight,
                                  .out = fused.q_out,
@@ -207,10 +212,10 @@ KernelCase SeparateCase(const TokensOfCase& of) {
     store.k_cache = fused.k_cache;
     store.v_cache = fused.v_cache;
     store.slots = fused.slots;
-    FERRY_TRY(cuda::LaunchKernel(*to.api, to.stream, kernels::kRmsNormKernel, q));
-    FERRY_TRY(cuda::LaunchKernel(*to.api, to.stream, kernels::kRmsNormKernel, k));
-    FERRY_TRY(cuda::LaunchKernel(*to.api, to.stream, kernels::kRopeKernel, rope));
-    return cuda::LaunchKernel(*to.api, to.stream, kernels::kStoreKvCacheKernel, store);
+    FERRY_TRY(to.Put(kernels::kRmsNormKernel, q));
+    FERRY_TRY(to.Put(kernels::kRmsNormKernel, k));
+    FERRY_TRY(to.Put(kernels::kRopeKernel, rope));
+    return to.Put(kernels::kStoreKvCacheKernel, store);
   };
   return one;
 }

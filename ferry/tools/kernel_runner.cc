@@ -14,6 +14,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/units.h"
 #include "ferry/kernels/number.h"
+#include "ferry/tools/kernel_check.h"
 #include "ferry/tools/report.h"
 
 namespace ferry::tools {
@@ -183,6 +184,19 @@ Status KernelRunner::Upload(std::byte* at, std::span<const std::byte> bytes) {
   return Ok();
 }
 
+Status KernelRunner::Download(const std::byte* from, std::span<std::byte> to) {
+  while (!to.empty()) {
+    const auto part = to.first(std::min(to.size(), staging_.size()));
+    const cuda::CopyItem item{staging_.data(), from, part.size()};
+    FERRY_TRY(api_->Copy(stream_, CopyKind::kDeviceToHost, {&item, 1}));
+    FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+    std::memcpy(part.data(), staging_.data(), part.size());
+    from += part.size();
+    to = to.subspan(part.size());
+  }
+  return Ok();
+}
+
 Status KernelRunner::FillBuffer(const KernelBuffer& buffer, std::byte* at) {
   using Holds = KernelBuffer::Holds;
   if (buffer.bytes == 0) return Ok();
@@ -257,6 +271,13 @@ Status KernelRunner::CheckResults(const KernelCase& one, const Slab& slab) {
   return Ok();
 }
 
+// Of the first set.
+Result<std::size_t> KernelRunner::CompareResults(const KernelCase& one, const Slab& slab) {
+  return CompareWithCpu(
+      one, slab.Addresses(0),
+      [this](const std::byte* from, std::span<std::byte> to) { return Download(from, to); });
+}
+
 Status KernelRunner::Flush() {
   auto* const flushed = static_cast<std::byte*>(flushed_.data());
   const std::uint64_t half = flushed_.size() / 2;
@@ -311,11 +332,12 @@ Result<KernelTimes> KernelRunner::Measure(const KernelCase& one) {
 Result<KernelTimes> KernelRunner::MeasureOn(const KernelCase& one, Measured* on) {
   FERRY_TRY(MakeSlab(one, &on->slab));
   const Slab& slab = on->slab;
-  const KernelStream to{api_, stream_};
+  const KernelStream to{.api = api_, .stream = stream_};
   // Loads the kernel's code, too, before it is captured.
   FERRY_TRY(on->launch(to, slab.Addresses(0)));
   FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
   FERRY_TRY(CheckResults(one, slab));
+  FERRY_TRY_ASSIGN(const std::size_t checked, CompareResults(one, slab));
   FERRY_TRY_ASSIGN(on->graph, api_->Capture(stream_, [&]() -> Status {
     for (std::size_t set = 0; set < slab.sets; ++set) {
       FERRY_TRY(on->launch(to, slab.Addresses(set)));
@@ -333,7 +355,8 @@ Result<KernelTimes> KernelRunner::MeasureOn(const KernelCase& one, Measured* on)
                      .least = *std::min_element(samples.begin(), samples.end()),
                      .most = *std::max_element(samples.begin(), samples.end()),
                      .launches = slab.sets,
-                     .samples = samples.size()};
+                     .samples = samples.size(),
+                     .checked = checked};
 }
 
 const char* KernelRunner::CopyName(CopyBy by) {
@@ -348,6 +371,7 @@ const char* KernelRunner::CopyName(CopyBy by) {
 Result<KernelTimes> KernelRunner::MeasureCopies(std::uint64_t half, CopyBy by) {
   KernelCase one;
   one.op = "copy";
+  one.units = 0;  // nothing that the CPU would have to say
   one.bytes = 2 * half;
   const auto elements = static_cast<std::int64_t>(half / 2);
   const auto from = one.AddNumbers(DType::kBfloat16, elements);

@@ -21,6 +21,7 @@ struct KernelTimes {
   double most = 0;
   std::size_t launches = 0;  // in a graph
   std::size_t samples = 0;
+  std::size_t checked = 0;  // elements that were compared with what the op's form for the CPU says
 };
 
 // What copying moves that reads and writes as many bytes in all, at best.
@@ -44,7 +45,8 @@ class KernelRunner {
   };
   static Result<std::unique_ptr<KernelRunner>> Create(cuda::DeviceApi* api, const Options& options);
 
-  // Errors: those of DeviceApi and of the op; kCorrupt where the op left results unwritten. After
+  // Errors: those of DeviceApi and of the op; kCorrupt where the op left results unwritten, or
+  // where they are not what the op's form for the CPU says (kernel_check.h). After
   // kTimedOut what the op may still use is never freed, which would wait for it without limit;
   // leave this object and the process in the same way.
   Result<KernelTimes> Measure(const KernelCase& one);
@@ -66,6 +68,8 @@ class KernelRunner {
   Status MakeSlab(const KernelCase& one, Slab* slab);
   Status FillBuffer(const KernelBuffer& buffer, std::byte* at);
   Status CheckResults(const KernelCase& one, const Slab& slab);
+  Result<std::size_t> CompareResults(const KernelCase& one, const Slab& slab);
+  Status Download(const std::byte* from, std::span<std::byte> to);
   Result<bool> IsWritten(const std::byte* at, std::uint64_t bytes);
   // Queues a copy that leaves nothing of others' memory in the L2 cache.
   Status Flush();

@@ -356,6 +356,12 @@ Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
                fmt::format("no notification came from {} in time", core_->peer_name()));
 }
 
+Result<Readiness> Connection::NotificationReadiness() const {
+  if (core_.forked()) return MadeBeforeFork("connection");
+  FERRY_TRY_ASSIGN(UniqueFd fd, core_->NotificationDescriptor());
+  return Readiness(std::move(fd), core_->home()->BeginPassiveWait());
+}
+
 ConnectionInfo Connection::Info() const {
   ConnectionInfo info;
   if (core_.forked()) return info;

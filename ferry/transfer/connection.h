@@ -15,6 +15,7 @@
 #include "ferry/transfer/counters.h"
 #include "ferry/transfer/event_ring.h"
 #include "ferry/transfer/operation.h"
+#include "ferry/transfer/readiness.h"
 #include "ferry/transfer/region.h"
 
 namespace ferry::transfer {
@@ -148,6 +149,8 @@ class Connection {
   Result<Operation> Notify(std::span<const std::byte> bytes, const PostOptions& options = {});
   // The oldest notification. Errors: kTimedOut, kPeerLost (after the last one was taken).
   Result<std::vector<std::byte>> TakeNotification(Deadline deadline);
+  // Readable while TakeNotification() would not wait. Errors: kUnavailable (descriptors).
+  Result<Readiness> NotificationReadiness() const;
 
   ConnectionInfo Info() const;
   // The id of the endpoint at the other end, which it has introduced itself by.

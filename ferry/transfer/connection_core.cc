@@ -109,7 +109,14 @@ bool ConnectionCore::TakeNotification(std::vector<std::byte>* bytes) {
   notifications_.pop_front();
   notification_bytes_ -= bytes->size();
   memory_.RemoveTried(kKeptRecordBytes + bytes->size());
+  // ChannelClosedOnLoop() sets the flag for good, under the mutex, after it has stored closed_.
+  if (notifications_.empty() && !closed()) notification_ready_.Set(false);
   return true;
+}
+
+Result<UniqueFd> ConnectionCore::NotificationDescriptor() {
+  const std::lock_guard lock(notifications_mutex_);
+  return notification_ready_.Descriptor(!notifications_.empty() || closed());
 }
 
 void ConnectionCore::Fail(const Error& error) {
@@ -376,6 +383,10 @@ void ConnectionCore::ChannelClosedOnLoop() {
     EndOnLoop(operation, operation->abort_error ? *operation->abort_error : LostError());
   }
   closed_.store(true);
+  {
+    const std::lock_guard lock(notifications_mutex_);
+    notification_ready_.Set(true);
+  }
   home_->NotifyWaiters();
   if (closed_callback_) closed_callback_();
 }

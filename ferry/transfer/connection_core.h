@@ -25,6 +25,7 @@
 #include "ferry/transfer/matcher.h"
 #include "ferry/transfer/operation.h"
 #include "ferry/transfer/operation_table.h"
+#include "ferry/transfer/readiness.h"
 #include "ferry/transfer/region.h"
 
 namespace ferry::transfer {
@@ -109,6 +110,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   // True once no lane touches anything any more.
   bool closed() const noexcept { return closed_.load(); }
   bool TakeNotification(std::vector<std::byte>* bytes);
+  // Any thread. See Connection::NotificationReadiness().
+  Result<UniqueFd> NotificationDescriptor();
   void CountMismatch() { mismatches_.fetch_add(1, std::memory_order_relaxed); }
   ConnectionCounters Counters() const;
   TrafficCounters Traffic() const;
@@ -343,6 +346,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   mutable std::mutex notifications_mutex_;
   std::deque<std::vector<std::byte>> notifications_;  // under notifications_mutex_
   std::uint64_t notification_bytes_ = 0;              // likewise
+  ReadyFlag notification_ready_;                      // likewise; set once it is closed
 };
 
 }  // namespace ferry::transfer

@@ -390,6 +390,7 @@ void ConnectionCore::OnNotificationOnLoop(std::vector<std::byte> bytes) {
     notification_bytes_ += bytes.size();
     memory_.AddTried(kKeptRecordBytes + bytes.size());
     notifications_.push_back(std::move(bytes));
+    notification_ready_.Set(true);
   }
   home_->NotifyWaiters();
 }

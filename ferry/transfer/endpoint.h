@@ -14,6 +14,7 @@
 #include "ferry/net/provider.h"
 #include "ferry/transfer/connection.h"
 #include "ferry/transfer/counters.h"
+#include "ferry/transfer/readiness.h"
 
 namespace ferry::transfer {
 
@@ -72,6 +73,8 @@ class Endpoint {
   // The next peer that has connected here. Its one-sided operations are served before it is
   // accepted, too. Errors: kTimedOut, kCancelled (the endpoint is closing).
   Result<Connection> Accept(Deadline deadline);
+  // Readable while Accept() would not wait. Errors: kUnavailable (descriptors).
+  Result<Readiness> AcceptReadiness() const;
 
  private:
   explicit Endpoint(std::shared_ptr<EndpointCore> core) : core_(std::move(core)) {}

@@ -81,6 +81,7 @@ void EndpointCore::Shutdown() {
     const std::lock_guard lock(mutex_);
     all.assign(connections_.begin(), connections_.end());
     accepted_.clear();
+    accept_ready_.Set(true);
   }
   for (const auto& connection : all) {
     connection->Close(Error(Code::kCancelled, "this endpoint was closed"));
@@ -315,6 +316,7 @@ void EndpointCore::BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connecti
   {
     const std::lock_guard lock(mutex_);
     accepted_.push_back(connection);
+    accept_ready_.Set(true);
   }
   front_loop()->NotifyWaiters();
 }
@@ -329,10 +331,19 @@ void EndpointCore::Follow(const std::shared_ptr<Dialer>& dialer) {
 
 std::shared_ptr<ConnectionCore> EndpointCore::TakeAccepted() {
   const std::lock_guard lock(mutex_);
-  if (accepted_.empty()) return nullptr;
-  auto connection = std::move(accepted_.front());
-  accepted_.pop_front();
+  std::shared_ptr<ConnectionCore> connection;  // moves on to whoever accepts it
+  if (!accepted_.empty()) {
+    connection = std::move(accepted_.front());
+    accepted_.pop_front();
+  }
+  // Shutdown() sets the flag for good, under the mutex, after it has stored closing_.
+  if (accepted_.empty() && !closing()) accept_ready_.Set(false);
   return connection;
+}
+
+Result<UniqueFd> EndpointCore::AcceptDescriptor() {
+  const std::lock_guard lock(mutex_);
+  return accept_ready_.Descriptor(!accepted_.empty() || closing());
 }
 
 }  // namespace ferry::transfer

@@ -23,6 +23,7 @@
 #include "ferry/transfer/device_memory.h"
 #include "ferry/transfer/held_memory.h"
 #include "ferry/transfer/metrics.h"
+#include "ferry/transfer/readiness.h"
 #include "ferry/transfer/region.h"
 #include "ferry/transfer/secret.h"
 #include "ferry/transfer/stream_watch.h"
@@ -106,6 +107,8 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
                      std::vector<std::unique_ptr<net::Lane>> lanes, bool from_outside);
 
   std::shared_ptr<ConnectionCore> TakeAccepted();
+  // Any thread. See Endpoint::AcceptReadiness().
+  Result<UniqueFd> AcceptDescriptor();
   bool closing() const noexcept { return closing_.load(); }
 
  private:
@@ -141,8 +144,9 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   std::vector<std::shared_ptr<ConnectionCore>> by_number_;           // the same; null: free
   std::vector<std::uint32_t> free_numbers_;                          // of by_number_
   std::deque<std::shared_ptr<ConnectionCore>> accepted_;             // until taken
-  std::multiset<std::string> calls_;                                 // under way, local names
-  CounterBook book_;                                                 // under mutex_
+  ReadyFlag accept_ready_;            // under mutex_; set once it is closing
+  std::multiset<std::string> calls_;  // under way, local names
+  CounterBook book_;                  // under mutex_
 
   std::unique_ptr<MetricsServer> metrics_;  // null where none was asked for; last: it uses the rest
 };

@@ -1,7 +1,9 @@
-"""Operations as awaitables."""
+"""Operations, and what an endpoint or a connection waits for, as awaitables."""
 
 import asyncio
 import os
+
+from tensorferry import errors
 
 
 async def wait(operation):
@@ -13,7 +15,7 @@ async def wait(operation):
     # Only looks: done() would take the connection from the thread that will end the operation.
     while not operation._ended():
         try:
-            await _ended(operation)
+            await _readable(operation)
         except asyncio.CancelledError as error:
             cancelled = error
             operation.cancel()
@@ -22,19 +24,60 @@ async def wait(operation):
     return operation.wait()
 
 
-async def _ended(operation):
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    # Of our own: a loop has one reader for a descriptor, and an operation may be awaited twice.
-    descriptor = os.dup(operation.fileno())
+async def accept(endpoint, timeout=None):
+    """The next peer that has connected."""
+    return await _taken(endpoint._accept_readiness(), endpoint.accept, timeout)
 
-    def readable():
-        if not ended.done():
-            ended.set_result(None)
 
-    loop.add_reader(descriptor, readable)
+async def take_notification(connection, timeout=None):
+    """The oldest notification."""
+    return await _taken(connection._notification_readiness(), connection.take_notification, timeout)
+
+
+async def connect(endpoint, address, timeout=None):
+    """A connection; if this is cancelled, the one that may still come about is closed."""
+    attempt = endpoint._begin_connect(address, timeout)  # keeps the deadline itself
     try:
-        await ended
+        await _readable(attempt)
+        return attempt.take()
+    finally:  # now: what a cancelled task has raised keeps this frame
+        attempt.abandon()
+
+
+async def _taken(readiness, take, timeout):
+    """What take(timeout) gives as soon as it need not wait.
+
+    Nothing is awaited between taking and returning, so a cancelled task has taken nothing.
+    """
+    # Checked as the call checks it, and a first look.
+    deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+    while True:
+        left = None if deadline is None else deadline - asyncio.get_running_loop().time()
+        try:
+            return take(0 if left is None or left > 0 else min(timeout, 0))
+        except errors.Timeout:  # others of the loop's tasks may have been sooner
+            if left is not None and left <= 0:
+                raise
+        await _readable(readiness, left)
+
+
+async def _readable(waited_for, seconds=None):
+    """Returns when its descriptor is readable, or when so many seconds have passed."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    # Of our own: a loop has one reader for a descriptor, and an operation may be awaited twice.
+    descriptor = os.dup(waited_for.fileno())
+
+    def end():
+        if not ready.done():
+            ready.set_result(None)
+
+    timer = None if seconds is None else loop.call_later(seconds, end)
+    loop.add_reader(descriptor, end)
+    try:
+        await ready
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
+        if timer is not None:
+            timer.cancel()

@@ -4,6 +4,8 @@ Rounded where Hugging Face's layers round: sums and products in float32, results
 tensors' type.
 """
 
+import random
+
 import torch
 import torch.nn.functional as F
 
@@ -143,7 +145,23 @@ def attention_prefill(
     return out
 
 
-def sample(logits, temperatures=None, top_k=None, top_p=None, seed=0, step=0):
+def _exponential(scores, seed, step, seeds, steps):
+    """Torch's numbers, by generators that follow from the seeds: of one for all, or of each row."""
+    seeds = [seed] if seeds is None else seeds.tolist()
+    steps = [step] if steps is None else steps.tolist()
+    count = max(len(seeds), len(steps))
+    seeds, steps = (x * count if len(x) == 1 else x for x in (seeds, steps))
+    noise = torch.empty_like(scores)
+    for part, one_seed, one_step in zip(noise.chunk(count), seeds, steps):
+        mixed = random.Random(f"{one_seed} {one_step}").getrandbits(63)
+        generator = torch.Generator(device=scores.device).manual_seed(mixed)
+        part.exponential_(generator=generator)
+    return noise
+
+
+def sample(
+    logits, temperatures=None, top_k=None, top_p=None, seed=0, step=0, seeds=None, steps=None
+):
     """As our kernel but for the random numbers, which are torch's."""
     if temperatures is None:
         return logits.argmax(-1)
@@ -159,7 +177,6 @@ def sample(logits, temperatures=None, top_k=None, top_p=None, seed=0, step=0):
         kept = (before < top_p.unsqueeze(-1)).sum(-1, keepdim=True).clamp(min=1)
         least = ordered.gather(-1, kept - 1)
         scores = scores.masked_fill(scores.softmax(-1) < least, float("-inf"))
-    generator = torch.Generator(device=logits.device).manual_seed((seed << 20) ^ step)
-    noise = torch.empty_like(scores).exponential_(generator=generator)
+    noise = _exponential(scores, seed, step, seeds, steps)
     drawn = (scores.softmax(-1) / noise).argmax(-1)
     return torch.where(greedy, logits.argmax(-1), drawn)

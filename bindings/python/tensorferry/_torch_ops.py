@@ -2,11 +2,13 @@
 
 import torch
 
-from tensorferry import _core, _formulas
+from tensorferry import _core, _formulas, _gradients
 
 _kernels = _core.kernels
 _library = torch.library.Library("tensorferry", "DEF")
+_names = []  # of the ops, as they are defined
 _CPU = _kernels.Place(-1, 0)
+_WORD = (1 << 64) - 1  # negative seeds are those of the same bits
 
 
 def _run(name, at, *arguments):
@@ -24,6 +26,13 @@ def _run(name, at, *arguments):
             op(place, *arguments)
 
 
+def _written(*tensors):
+    """Tells autograd that these have changed, which it cannot see: who has kept one is refused."""
+    for tensor in tensors:
+        if tensor is not None and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
 def _op(schema, fake):
     """Registers what is decorated under `schema` for the CPU and for GPUs."""
 
@@ -36,6 +45,7 @@ def _op(schema, fake):
         else:
             _library.impl(name, getattr(_formulas, function.__name__), "CUDA")
         torch.library.register_fake(f"tensorferry::{name}", fake, lib=_library)
+        _names.append(name)
         return function
 
     return register
@@ -124,6 +134,7 @@ _formulas.add_rms_norm_ = _add_rms_norm_formula
 )
 def add_rms_norm_(x, residual, weight, eps=1e-6):
     _run("add_rms_norm", x, x, residual, weight, residual, x, eps)
+    _written(x, residual)
 
 
 def _table(cos_sin_cache):
@@ -155,6 +166,7 @@ _formulas.rope_ = _rope_formula
 )
 def rope_(positions, q, k, cos_sin_cache):
     _run("rope", q, q, k, q, k, positions, _table(cos_sin_cache))
+    _written(q, k)
 
 
 @_op(
@@ -164,6 +176,7 @@ def rope_(positions, q, k, cos_sin_cache):
 )
 def store_kvcache(k, v, k_cache, v_cache, slot_mapping, k_scale=1.0, v_scale=1.0):
     _run("store_kvcache", k, k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    _written(k_cache, v_cache)
 
 
 def _fake_qk(qkv, q_heads, kv_heads, *_, **__):
@@ -216,17 +229,22 @@ def qk_norm_rope_store(
         k_scale,
         v_scale,
     )
+    _written(k_cache, v_cache)
     return q, k
 
 
+# SymInt, here and below: numbers that differ from call to call are no reason to compile anew.
 @_op(
     "sample(Tensor logits, Tensor? temperatures=None, Tensor? top_k=None, Tensor? top_p=None,"
-    " int seed=0, int step=0) -> Tensor",
+    " SymInt seed=0, SymInt step=0, Tensor? seeds=None, Tensor? steps=None) -> Tensor",
     lambda logits, *_, **__: logits.new_empty(logits.shape[:1], dtype=torch.int64),
 )
-def sample(logits, temperatures=None, top_k=None, top_p=None, seed=0, step=0):
+def sample(
+    logits, temperatures=None, top_k=None, top_p=None, seed=0, step=0, seeds=None, steps=None
+):
     out = torch.empty(logits.shape[:1], dtype=torch.int64, device=logits.device)
-    _run("sample", logits, logits, out, temperatures, top_k, top_p, None, None, seed, step)
+    seed, step = seed & _WORD, step & _WORD
+    _run("sample", logits, logits, out, temperatures, top_k, top_p, seeds, steps, seed, step)
     return out
 
 
@@ -275,7 +293,7 @@ def attention_decode(q, k_cache, v_cache, block_tables, context_lens, scale):
 
 @_op(
     "attention_prefill(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k,"
-    " int max_seqlen_q, float scale, bool causal=True, Tensor? block_tables=None) -> Tensor",
+    " SymInt max_seqlen_q, float scale, bool causal=True, Tensor? block_tables=None) -> Tensor",
     _fake_like,
 )
 def attention_prefill(
@@ -297,3 +315,6 @@ def attention_prefill(
         causal,
     )
     return out
+
+
+_gradients.register(_library, _names)

@@ -148,9 +148,42 @@ def qk_norm_rope_store(*arguments, **named):
     return _torch_op("qk_norm_rope_store")(*arguments, **named)
 
 
-def sample(logits, temperatures=None, top_k=None, top_p=None, seed=0, step=0):
-    """A token for each row of logits; greedy where there is no temperature, or one of 0."""
-    return _torch_op("sample")(logits, temperatures, top_k, top_p, seed, step)
+def _drawn_seed(device, generator=None):
+    """One for all rows, of torch's generator.
+
+    On the device, so that a CUDA graph captures the drawing, and each replay has another seed.
+    """
+    return torch.randint(1 << 62, (1,), dtype=torch.int64, device=device, generator=generator)
+
+
+def sample(
+    logits,
+    temperatures=None,
+    top_k=None,
+    top_p=None,
+    seed=None,
+    step=0,
+    *,
+    seeds=None,
+    steps=None,
+    generator=None,
+):
+    """A token for each row of logits; greedy where there is no temperature, or one of 0.
+
+    Draws follow torch's generator, that of the logits' device or the one given: the same
+    torch.manual_seed gives the same tokens, each call other ones, and so does each replay of a CUDA
+    graph (which has to know a generator of one's own: CUDAGraph.register_generator_state).
+
+    With a seed, or seeds, an int64 tensor of one for each row or one for all, nothing is asked of
+    a generator: the same numbers give the same tokens, and each draw needs another step (or steps).
+    A row with a seed of its own draws the same in every batch. Graphs keep numbers, and read
+    tensors anew.
+    """
+    if temperatures is not None and seed is None and seeds is None:
+        seeds = _drawn_seed(logits.device, generator)
+    return _torch_op("sample")(
+        logits, temperatures, top_k, top_p, 0 if seed is None else seed, step, seeds, steps
+    )
 
 
 def attention_decode(q, k_cache, v_cache, block_tables, context_lens, scale):

@@ -151,6 +151,8 @@ class DecodeInputs:
             slots,
         )
         self.tensors = self._staging.tensors
+        with torch.inference_mode(False):  # a graph may run over them before the first step
+            self.tensors["slot_mapping"].fill_(-1)
         self.max_batch, self.max_blocks, self.block_size = max_batch, max_blocks, block_size
         self._batches = {}  # by their sequences
         memory = self._staging._memory
@@ -179,8 +181,9 @@ class DecodeInputs:
         """Brings a step's inputs to the device, on torch's current stream: a Batch of views.
 
         Lists, of each sequence: its last token, its length with that token, its list of blocks.
-        Rows up to padded_to, for a graph of more sequences, get slot -1 and length 0. One thread at
-        a time.
+        All rows behind them get slot -1 and length 0, so that a graph captured over more sequences
+        stores nothing for them; padded_to, that graph's number of them, is only checked. One thread
+        at a time.
         """
         if self._copies:
             count = self._decode.stage(

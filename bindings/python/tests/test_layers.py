@@ -50,6 +50,7 @@ def test_the_gated_mlp_takes_its_old_arguments():
 
 
 @pytest.mark.parametrize("use", [True, False])
+@torch.inference_mode()  # rotation, stores and attention have no gradients
 def test_a_decoder_step_agrees_with_the_whole_sequence(use):
     """Attention of the last token over pages is that of a prefill of all."""
     torch.manual_seed(1)

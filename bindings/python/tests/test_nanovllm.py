@@ -103,20 +103,20 @@ def test_the_sampler_draws_as_nano_vllms_does(nano, both):
         torch.testing.assert_close(shares, right, rtol=0, atol=0.02)
 
 
-def test_draws_differ_from_step_to_step_and_follow_torchs_seed(nano):
+@pytest.mark.parametrize("use_custom_kernels", [True, False])
+def test_draws_differ_from_step_to_step_and_follow_torchs_generator(nano, use_custom_kernels):
     logits, heat = torch.zeros(1, 100000), torch.ones(1)
+    nanovllm.enable(use_custom_kernels)
+    sampler = nano.sampler.Sampler()
 
-    def drawn():
-        nanovllm.enable()
-        sampler = nano.sampler.Sampler()
+    def drawn(seed):
+        torch.manual_seed(seed)
         return [int(sampler(logits, heat)) for _ in range(5)]
 
-    torch.manual_seed(-5)
-    first = drawn()
+    first = drawn(-5)
     assert len(set(first)) == 5
-    assert drawn() == first
-    torch.manual_seed(6)
-    assert drawn() != first
+    assert drawn(-5) == first  # with one enable(), too
+    assert drawn(6) != first
 
 
 # ---- the engine on the CPU ----------------------------------------------------------------------

@@ -35,22 +35,47 @@ def package(tmp_path, monkeypatch):
     sys.modules.update(kept)
 
 
-# All that the plug-in replaces, and the least of each.
+def layer(name, forward, *attributes):
+    made = "".join(f"    self.{attribute} = 1\n" for attribute in attributes)
+    return (f"class {name}:\n  def __init__(self):\n    self.made = 1\n{made}"
+            f"  def forward(self, {forward}): return 'theirs'\n")
+
+
+# All that the plug-in replaces and uses, and the least of each.
 OURS = {
     "config": "class Config:\n  tensor_parallel_size = 1\n  enforce_eager = False\n"
+              "  max_model_len: int\n  max_num_seqs: int\n  hf_config: object\n"
               "  def __init__(self, **named):\n    self.__dict__.update(named)\n"
               "    self.__post_init__()\n  def __post_init__(self): self.checked = True",
-    "engine/model_runner": "class ModelRunner:\n  def prepare_decode(self): pass\n"
-                            "  def prepare_sample(self): pass\n  def run_model(self): pass\n"
-                            "  def capture_cudagraph(self): pass",
-    "layers/activation": "class SiluAndMul:\n  def forward(self, x): return 'theirs'",
+    "engine/sequence": "class Sequence:\n  def __init__(self):\n    self.last_token = 1\n"
+                       "    self.num_tokens = 1\n    self.block_table = []\n"
+                       "    self.temperature = 1.0\n",
+    "engine/model_runner": "from nanovllm.engine.sequence import Sequence\nclass ModelRunner:\n"
+                           "  def __init__(self):\n    self.config = self.block_size = 1\n"
+                           "    self.model = self.enforce_eager = 1\n"
+                           "  def prepare_decode(self, seqs): pass\n"
+                           "  def prepare_sample(self, seqs): pass\n"
+                           "  def run_model(self, input_ids, positions, is_prefill): pass\n"
+                           "  def capture_cudagraph(self):\n    self.graphs = self.graph_bs = 1\n"
+                           "    self.graph_pool = self.graph_vars = 1\n",
+    "layers/activation": layer("SiluAndMul", "x"),
     "layers/attention": "from flash_attn import flash_attn_varlen_func\n"
-                         "def store_kvcache(): pass\nclass Attention:\n  def forward(self): pass",
-    "layers/layernorm": "class RMSNorm:\n  def forward(self): pass",
-    "layers/rotary_embedding": "class RotaryEmbedding:\n  def forward(self): pass",
-    "layers/sampler": "class Sampler:\n  def forward(self): pass",
-    "models/qwen3": "class Qwen3Attention:\n  def forward(self): pass",
-    "utils/context": "def get_context(): pass",
+                        "def store_kvcache(key, value, k_cache, v_cache, slot_mapping): pass\n"
+                        + layer("Attention", "q, k, v", "k_cache", "v_cache", "scale"),
+    "layers/layernorm": layer("RMSNorm", "x, residual=None", "weight", "eps"),
+    "layers/rotary_embedding": layer(
+        "RotaryEmbedding", "positions, query, key", "cos_sin_cache"),
+    "layers/sampler": layer("Sampler", "logits, temperatures"),
+    "models/qwen3": layer(
+        "Qwen3Attention", "positions, hidden_states", "qkv_bias", "qkv_proj", "num_heads",
+        "num_kv_heads", "head_dim", "kv_size", "q_norm", "k_norm", "rotary_emb", "attn", "o_proj"),
+    "utils/context": "class Context:\n  is_prefill = False\n  block_tables = None\n"
+                     "  context_lens = cu_seqlens_q = cu_seqlens_k = slot_mapping = None\n"
+                     "  max_seqlen_q = 0\n"
+                     "def get_context(): return Context()\n"
+                     "def set_context(is_prefill, slot_mapping=None, context_lens=None,"
+                     " block_tables=None): pass\n"
+                     "def reset_context(): pass\n",
 }
 
 
@@ -74,11 +99,63 @@ def test_a_package_of_that_shape_is_patched_and_restored(package):
 
 def test_another_nano_vllm_is_left_as_it_was(package):
     package(OURS | {"layers/sampler": "class Sampler: pass"})
-    with pytest.raises(tensorferry.Unsupported, match="'Sampler' has no attribute 'forward'"):
+    with pytest.raises(tensorferry.Unsupported, match="no nanovllm.layers.sampler.Sampler.forward"):
         nanovllm.enable()
     from nanovllm.layers.activation import SiluAndMul
 
     assert SiluAndMul().forward(None) == "theirs"
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "said"),
+    [
+        ("engine/model_runner", "prepare_decode(self, seqs)", "prepare_decode(self, seqs, more)",
+         r"ModelRunner.prepare_decode takes \(self, seqs, more\), and what would replace it takes"),
+        ("engine/model_runner", "self, input_ids, positions, is_prefill", "self, *, batch",
+         r"ModelRunner.run_model takes \(self, \*, batch\)"),
+        ("layers/layernorm", "x, residual=None", "x", None),
+        ("layers/layernorm", "self.eps", "self.variance_epsilon", "RMSNorm has no eps"),
+        ("layers/attention", "self.k_cache", "self.kv_cache", "Attention has no k_cache"),
+        ("layers/rotary_embedding", "self.cos_sin_cache", "self.cos",
+         "RotaryEmbedding has no cos_sin_cache"),
+        ("models/qwen3", "self.q_norm", "self.query_norm", "Qwen3Attention has no q_norm"),
+        ("engine/sequence", "self.block_table ", "self.blocks ", "Sequence has no block_table"),
+        ("engine/model_runner", "self.graph_bs", "self.sizes", "ModelRunner has no graph_bs"),
+        ("config", "max_num_seqs", "batch", "Config has no max_num_seqs"),
+        ("utils/context", "cu_seqlens_k = ", "", r"get_context\(\) returns has no cu_seqlens_k"),
+        ("utils/context", "context_lens=None", "lengths=None", "set_context cannot be called as"),
+        ("utils/context", "def reset_context", "def reset", "there is no .*context.reset_context"),
+    ],
+)
+def test_what_a_nano_vllm_lacks_is_said_before_anything_is_replaced(
+    package, file, before, after, said
+):
+    assert before in OURS[file]
+    package(OURS | {file: OURS[file].replace(before, after)})
+    if said is None:  # less than ours takes
+        nanovllm.enable()
+        nanovllm.disable()
+        return
+    with pytest.raises(tensorferry.Unsupported, match=f"does not fit the plug-in: .*{said}"):
+        nanovllm.enable()
+    from nanovllm.layers.activation import SiluAndMul
+
+    assert SiluAndMul().forward(None) == "theirs"
+
+
+def test_all_that_is_lacking_is_said_at_once(package):
+    package(OURS | {"layers/sampler": "class Other: pass",
+                    "layers/layernorm": layer("RMSNorm", "x, residual", "weight")})
+    with pytest.raises(tensorferry.Unsupported, match="Sampler.forward; .*RMSNorm has no eps"):
+        nanovllm.enable()
+
+
+def test_what_only_staging_uses_may_lack_without_it(package):
+    package(OURS | {"engine/sequence": "class Sequence: pass"})
+    with pytest.raises(tensorferry.Unsupported, match="Sequence has no last_token"):
+        nanovllm.enable()
+    nanovllm.enable(stage_decode=False)
+    nanovllm.disable()
 
 
 def test_modules_that_are_missing_are_named(package):

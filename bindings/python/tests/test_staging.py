@@ -9,7 +9,7 @@ import tensorferry
 numpy = pytest.importorskip("numpy", reason="numpy is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from tensorferry import staging  # noqa: E402
+from tensorferry import kernels, staging  # noqa: E402
 
 DEVICES = [
     "cpu",
@@ -77,6 +77,30 @@ def test_rows_of_a_padded_batch_store_and_attend_to_nothing():
         inputs.stage([1, 2, 3], [5] * 3, [[0], [1], [2]], padded_to=4)
         assert inputs.tensors["slot_mapping"][3] == -1
         assert inputs.tensors["context_lens"][3] == 0
+
+
+@on_each_device
+@pytest.mark.parametrize("padded_to", [0, 5])
+def test_a_graph_over_the_whole_batch_stores_nothing_for_rows_without_a_sequence(device, padded_to):
+    """Such a graph has the buffers of all rows, whatever a step says that it pads to."""
+    inputs = staging.DecodeInputs(8, 4, SIZE, device)
+    caches = [torch.full((4, SIZE, 2, 64), 7.0, device=device) for _ in range(2)]
+    new = torch.ones(8, 2, 64, device=device)
+
+    def step():
+        kernels.store_kvcache(new, new, *caches, inputs.tensors["slot_mapping"])
+
+    step()
+    assert all((cache == 7).all() for cache in caches)  # before the first step, too
+    inputs.stage(list(range(8)), [5] * 8, [[i % 4] for i in range(8)])
+    for count in (3, 1):
+        inputs.stage([1] * count, [5] * count, [[i + 1] for i in range(count)], None, padded_to)
+        for cache in caches:
+            cache.fill_(7)
+        step()
+        for cache in caches:
+            assert (cache != 7).flatten(2).any(-1).sum() == count
+            assert (cache[0] == 7).all()
 
 
 def test_rows_of_tables_are_written_only_where_they_changed():

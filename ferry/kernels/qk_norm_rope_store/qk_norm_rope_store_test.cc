@@ -209,7 +209,7 @@ class QkTensors {
 
   void ExpectHeads(const std::vector<double>& got, std::int64_t first, std::int64_t heads,
                    const TestTensor& weight, const std::string& name) {
-    Outcome outcome;
+    Elements elements;
     const auto head_dim = static_cast<std::size_t>(given_.head_dim);
     for (std::int64_t token = 0; token < given_.tokens; ++token) {
       const auto position = static_cast<std::int64_t>(positions_.Get(token));
@@ -219,29 +219,25 @@ class QkTensors {
                                     before_.begin() + static_cast<std::ptrdiff_t>(at + head_dim));
         const auto done = static_cast<std::ptrdiff_t>(token * heads + head) *
                           static_cast<std::ptrdiff_t>(head_dim);
-        outcome.got.insert(outcome.got.end(), got.begin() + done,
-                           got.begin() + done + static_cast<std::ptrdiff_t>(head_dim));
-        AppendHead(x, position, weight, &outcome);
+        elements.got.insert(elements.got.end(), got.begin() + done,
+                            got.begin() + done + static_cast<std::ptrdiff_t>(head_dim));
+        AppendHead(x, position, weight, &elements);
       }
     }
-    ExpectAsGoodAsNaive(outcome, given_.dtype, name);
+    // A norm's two roundings come before the rotation, which is a sum of two of its results.
+    ExpectEachRight(elements, {.of_results = 1, .of_terms = 2}, given_.dtype, name);
   }
 
   void AppendHead(const std::vector<double>& x, std::int64_t position, const TestTensor& weight,
-                  Outcome* outcome) const {
-    const DType dtype = given_.dtype;
-    const auto rounded = [dtype](double value) {
-      return double{RoundTo(dtype, static_cast<float>(value))};
-    };
+                  Elements* elements) const {
     const double squares = std::inner_product(x.begin(), x.end(), x.begin(), 0.0);
     const double mean = squares / static_cast<double>(x.size());
     const double scale = 1 / std::sqrt(mean + double{kQkEps});
     std::vector<double> right(x.size());
-    std::vector<double> naive(x.size());
+    std::vector<double> terms(x.size());
     for (std::size_t i = 0; i < x.size(); ++i) {
-      const double w = weight.Get(static_cast<std::int64_t>(i));
-      right[i] = x[i] * scale * w;
-      naive[i] = rounded(rounded(x[i] * rounded(scale)) * w);
+      right[i] = x[i] * scale * weight.Get(static_cast<std::int64_t>(i));
+      terms[i] = std::fabs(right[i]);
     }
     const auto half = static_cast<std::size_t>(given_.rotated / 2);
     for (std::size_t i = 0; i < half; ++i) {
@@ -250,15 +246,15 @@ class QkTensors {
           std::complex<double>(right[i], right[half + i]) * std::polar(1.0, angle);
       right[i] = turned.real();
       right[half + i] = turned.imag();
-      const double cos = rounded(std::cos(angle));
-      const double sin = rounded(std::sin(angle));
-      const double low = naive[i];
-      const double high = naive[half + i];
-      naive[i] = rounded(rounded(low * cos) - rounded(high * sin));
-      naive[half + i] = rounded(rounded(high * cos) + rounded(low * sin));
+      const double cos = std::fabs(std::cos(angle));
+      const double sin = std::fabs(std::sin(angle));
+      const double low = terms[i];
+      const double high = terms[half + i];
+      terms[i] = low * cos + high * sin;
+      terms[half + i] = high * cos + low * sin;
     }
-    outcome->right.insert(outcome->right.end(), right.begin(), right.end());
-    outcome->naive.insert(outcome->naive.end(), naive.begin(), naive.end());
+    elements->right.insert(elements->right.end(), right.begin(), right.end());
+    elements->terms.insert(elements->terms.end(), terms.begin(), terms.end());
   }
 
   // What was stored is, to the last bit, what attention would read elsewhere.

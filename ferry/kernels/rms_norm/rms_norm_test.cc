@@ -105,39 +105,31 @@ class NormTensors {
   void ExpectRight() {
     const auto cols = static_cast<std::size_t>(given_.shape.back());
     const DType dtype = given_.dtype;
-    const auto rounded = [dtype](double value) {
-      return double{RoundTo(dtype, static_cast<float>(value))};
-    };
-    Outcome out{Out().Values(), {}, {}};
-    Outcome sum{{}, {}, {}};
+    Elements out{Out().Values(), {}, {}};
     for (std::size_t row = 0; row < x_before_.size(); row += cols) {
       double squares = 0;
-      double naive_squares = 0;
       for (std::size_t i = row; i < row + cols; ++i) {
         const double value = x_before_[i] + (given_.residual ? residual_before_[i] : 0);
-        sum.right.push_back(value);
-        sum.naive.push_back(rounded(value));
         squares += value * value;
-        naive_squares += rounded(sum.naive[i] * sum.naive[i]);
       }
       const double root = std::sqrt(squares / static_cast<double>(cols) + double{kEps});
-      const double mean = rounded(naive_squares / static_cast<double>(cols));
-      const double naive_scale = rounded(1 / std::sqrt(rounded(mean + double{kEps})));
       for (std::size_t i = row; i < row + cols; ++i) {
-        const double weight = weight_.Get(static_cast<std::int64_t>(i - row));
-        out.right.push_back(sum.right[i] / root * weight);
-        out.naive.push_back(rounded(rounded(sum.naive[i] * naive_scale) * weight));
+        const double residual = given_.residual ? residual_before_[i] : 0;
+        const double scale = weight_.Get(static_cast<std::int64_t>(i - row)) / root;
+        out.right.push_back((x_before_[i] + residual) * scale);
+        out.terms.push_back((std::fabs(x_before_[i]) + std::fabs(residual)) * std::fabs(scale));
       }
     }
     const std::string name = NameOfCase(given_);
-    ExpectAsGoodAsNaive(out, dtype, name);
+    // Rounded before the weight, and behind it.
+    ExpectEachRight(out, {.of_results = 2}, dtype, name);
     if (given_.residual) {
-      sum.got = Sum().Values();
-      for (std::size_t i = 0; i < sum.got.size(); ++i) {
+      const std::vector<double> sums = Sum().Values();
+      for (std::size_t i = 0; i < sums.size(); ++i) {
         // In fp32 and then in the format: rounding twice may go one further.
         const float exact =
             static_cast<float>(x_before_[i]) + static_cast<float>(residual_before_[i]);
-        ASSERT_EQ(sum.got[i], double{RoundTo(dtype, exact)}) << name << " " << i;
+        ASSERT_EQ(sums[i], double{RoundTo(dtype, exact)}) << name << " " << i;
       }
     }
     for (const TestTensor* tensor : {&x_, &residual_, &weight_, &sum_, &out_}) {

@@ -97,10 +97,7 @@ class RopeTensors {
     const auto half = static_cast<std::size_t>(given_.rotated / 2);
     const auto head_dim = static_cast<std::size_t>(given_.head_dim);
     const DType dtype = given_.dtype;
-    const auto rounded = [dtype](double value) {
-      return RoundTo(dtype, static_cast<float>(value));
-    };
-    Outcome outcome{out.Values(), before, before};
+    Elements elements{out.Values(), before, std::vector<double>(before.size())};
     for (std::size_t head = 0; head < before.size(); head += head_dim) {
       const auto token = static_cast<std::int64_t>(head / head_dim) / heads;
       const auto position = static_cast<std::int64_t>(positions_.Get(token));
@@ -108,17 +105,15 @@ class RopeTensors {
         const auto angle = Angle(position, static_cast<std::int64_t>(i - head));
         const std::complex<double> turned =
             std::complex<double>(before[i], before[i + half]) * std::polar(1.0, angle);
-        outcome.right[i] = turned.real();
-        outcome.right[i + half] = turned.imag();
-        const float cos = rounded(std::cos(angle));
-        const float sin = rounded(std::sin(angle));
-        const float low = rounded(before[i]);
-        const float high = rounded(before[i + half]);
-        outcome.naive[i] = rounded(rounded(low * cos) - rounded(high * sin));
-        outcome.naive[i + half] = rounded(rounded(high * cos) + rounded(low * sin));
+        elements.right[i] = turned.real();
+        elements.right[i + half] = turned.imag();
+        const double cos = std::fabs(std::cos(angle));
+        const double sin = std::fabs(std::sin(angle));
+        elements.terms[i] = std::fabs(before[i]) * cos + std::fabs(before[i + half]) * sin;
+        elements.terms[i + half] = std::fabs(before[i + half]) * cos + std::fabs(before[i]) * sin;
       }
     }
-    ExpectAsGoodAsNaive(outcome, dtype, std::string("rope of ") + what);
+    ExpectEachRight(elements, {}, dtype, std::string("rope of ") + what);
   }
 
   const RopeCase given_;

@@ -10,14 +10,26 @@ namespace {
 
 constexpr const char* kSampleName = "sample";
 
+Status CheckNumbers(const Argument& numbers, DType dtype, const SampleArgs& args) {
+  FERRY_TRY(numbers.IsView(1, 1));
+  FERRY_TRY(numbers.HasType({dtype}));
+  FERRY_TRY(numbers.IsContiguous());
+  return Argument{kSampleName, "out", args.out}.IsApartFrom(numbers);
+}
+
 // One number for each row; may be left out.
 Status CheckOfRows(const Argument& numbers, DType dtype, const SampleArgs& args) {
   if (numbers.tensor.none()) return Ok();
-  FERRY_TRY(numbers.IsView(1, 1));
-  FERRY_TRY(numbers.HasType({dtype}));
-  FERRY_TRY(numbers.HasShape({args.logits.shape[0]}, "one for each row of logits"));
-  FERRY_TRY(numbers.IsContiguous());
-  return Argument{kSampleName, "out", args.out}.IsApartFrom(numbers);
+  FERRY_TRY(CheckNumbers(numbers, dtype, args));
+  return numbers.HasShape({args.logits.shape[0]}, "one for each row of logits");
+}
+
+// Likewise, or one for all rows.
+Status CheckOfRowsOrAll(const Argument& numbers, const SampleArgs& args) {
+  if (numbers.tensor.none()) return Ok();
+  FERRY_TRY(CheckNumbers(numbers, DType::kInt64, args));
+  if (numbers.tensor.shape[0] == 1) return Ok();
+  return numbers.HasShape({args.logits.shape[0]}, "one for each row of logits, or one for all");
 }
 
 Status CheckSample(const SampleArgs& args) {
@@ -39,8 +51,8 @@ Status CheckSample(const SampleArgs& args) {
   FERRY_TRY(CheckOfRows({kSampleName, "temperatures", args.temperatures}, DType::kFloat32, args));
   FERRY_TRY(CheckOfRows({kSampleName, "top_k", args.top_k}, DType::kInt32, args));
   FERRY_TRY(CheckOfRows({kSampleName, "top_p", args.top_p}, DType::kFloat32, args));
-  FERRY_TRY(CheckOfRows({kSampleName, "seeds", args.seeds}, DType::kInt64, args));
-  return CheckOfRows({kSampleName, "steps", args.steps}, DType::kInt64, args);
+  FERRY_TRY(CheckOfRowsOrAll({kSampleName, "seeds", args.seeds}, args));
+  return CheckOfRowsOrAll({kSampleName, "steps", args.steps}, args);
 }
 
 }  // namespace
@@ -62,6 +74,9 @@ Result<SamplePlan> PlanSample(const SampleArgs& args) {
   plan.top_p = static_cast<const float*>(args.top_p.data);
   plan.seeds = static_cast<const std::int64_t*>(args.seeds.data);
   plan.steps = static_cast<const std::int64_t*>(args.steps.data);
+  // One row's is its own either way: the counter's word is 0 for both.
+  plan.seed_per_row = !args.seeds.none() && args.seeds.shape[0] > 1;
+  plan.step_per_row = !args.steps.none() && args.steps.shape[0] > 1;
   plan.seed = args.seed;
   plan.step = args.step;
   plan.rows = static_cast<std::uint32_t>(args.logits.shape[0]);

@@ -175,7 +175,7 @@ __device__ __forceinline__ std::uint64_t RaceTokens(const LogitRow<T>& row, cons
       const float most = fmaxf(fmaxf(values[group], values[group + 1]),
                                fmaxf(values[group + 2], values[group + 3]));
       if (fmaf(most, asked.inverse, kMostNoise) < best_score) continue;
-      const PhiloxWords random = RandomOf(asked.seed, asked.step, (base + group) / 4);
+      const PhiloxWords random = RandomOf(asked.random, (base + group) / 4);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float logit = values[group + j];

@@ -11,25 +11,29 @@ namespace ferry::kernels {
 // there are none: the one of the greatest logit, of several the first. Elsewhere one by chance, a
 // token of logit l with a probability that is proportional to exp(l / temperature), among those
 // that top_k and then top_p leave: the token for which
-//   l / temperature + g(seed, step, token)
+//   l / temperature + g(seed, step, row, token)
 // is greatest, where the g are independent numbers of the Gumbel distribution (Gumbel 1954;
 // Maddison et al. 2014, A* Sampling), so that no probabilities are needed and logits are read once.
 //   logits        [rows, vocabulary] fp32, fp16 or bf16, the rows' stride is free; NaN is never
 //                 chosen, nor is minus infinity, unless there is nothing else: then token 0 is
 //   out           int64 [rows], contiguous
 //   temperatures  fp32 [rows]; may be left out, as may all that follow. NaN is greedy; with
-//   infinity
-//                 all tokens are alike (logits count as if by a temperature of 2^126)
+//                 infinity all tokens are alike (logits count as if by a temperature of 2^126)
 //   top_k         int32 [rows]: the k greatest logits, and those that equal the last of them; below
 //                 1: all
 //   top_p         fp32 [rows]: of those the greatest logits whose probabilities together are at
 //                 least p, and those that equal the last of them; 1 or more: all
-//   seeds, steps  int64 [rows]; where they are left out, `seed` plus the row's index, and `step`:
-//                 numbers, which a graph that captures the call keeps, and with them the tokens. In
-//                 graphs give the tensors, and other steps in them for each replay
+//   seeds         int64 [rows], each row's own, or [1], one for all rows
+//   steps         int64 [rows] or [1]
+//                 where they are left out, `seed` and `step` count: numbers, which a graph that
+//                 captures the call keeps, and with them the tokens. In graphs give tensors, and
+//                 other numbers in them for each replay
 // Random numbers are Philox4x32-10's (Salmon et al. 2011, Parallel random numbers: as easy as 1, 2,
-// 3) with the seed as key and (token / 4, 0, step) as counter: so a row's token depends on its own
-// seed, step and logits alone, and is the same on GPUs and on the CPU. Give each draw another step.
+// 3) with the seed as key and (token / 4, row, step) as counter, and are the same on GPUs and on
+// the CPU. Rows that share a seed are told apart by the counter's word for the row, never by the
+// seed: row 1 of seed 0 has nothing in common with row 0 of seed 1. Where each row has a seed of
+// its own that word is 0, so that its token depends on its own seed, step and logits alone,
+// whatever batch it is in. Give each draw another step, or another seed.
 // Scores are in fp32: where l / temperature is about 2^k they have steps of 2^(k - 23), 2^-7 for a
 // logit of 6.5 at a temperature of 1e-4, 0.5 for one of 42 at 1e-5. By about so large a part tokens
 // of nearly equal logits come more or less often than they should; of equal scores the first wins.

@@ -53,7 +53,7 @@ std::uint32_t SampleTokens(const SampleRow& asked, const std::vector<float>& log
   const std::uint32_t least = filtered ? LeastKey(asked, logits) : 0;
   PhiloxWords random{};
   for (std::uint32_t token = 0; token < count; ++token) {
-    if (token % 4 == 0) random = RandomOf(asked.seed, asked.step, token / 4);
+    if (token % 4 == 0) random = RandomOf(asked.random, token / 4);
     if (KeyOf(logits[token]) < least) continue;
     const float noise = GumbelOf(UniformOf(random.word[token % 4]));
     best = std::max(best, Candidate(ScoreOf(logits[token], asked.inverse, noise), token));

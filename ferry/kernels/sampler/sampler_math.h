@@ -36,11 +36,18 @@ FERRY_SAMPLER_BOTH PhiloxWords Philox(PhiloxWords counter, std::uint64_t key) {
   return counter;
 }
 
-// Of tokens 4 `group` to 4 `group` + 3.
-FERRY_SAMPLER_BOTH PhiloxWords RandomOf(std::uint64_t seed, std::uint64_t step,
-                                        std::uint32_t group) {
-  return Philox(
-      {{group, 0, static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(step >> 32)}}, seed);
+// What a row's random numbers depend on, beside the token.
+struct RandomSource {
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+  std::uint32_t row = 0;
+};
+
+// For tokens 4 `group` to 4 `group` + 3.
+FERRY_SAMPLER_BOTH PhiloxWords RandomOf(const RandomSource& source, std::uint32_t group) {
+  return Philox({{group, source.row, static_cast<std::uint32_t>(source.step),
+                  static_cast<std::uint32_t>(source.step >> 32)}},
+                source.seed);
 }
 
 FERRY_SAMPLER_BOTH std::uint32_t BitsOf(float value) {

@@ -4,6 +4,7 @@
 
 #include "ferry/core/result.h"
 #include "ferry/kernels/sampler/sampler.h"
+#include "ferry/kernels/sampler/sampler_math.h"
 
 // What is decided on the host before a launch; goes to the kernel as it is.
 namespace ferry::kernels {
@@ -17,6 +18,8 @@ struct SamplePlan {
   const float* top_p = nullptr;
   const std::int64_t* seeds = nullptr;
   const std::int64_t* steps = nullptr;
+  bool seed_per_row = false;  // false: one for all rows
+  bool step_per_row = false;
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
   std::uint32_t rows = 0;  // 0: nothing is to be done
@@ -31,8 +34,7 @@ struct SampleRow {
   float inverse = 0;        // 1 / temperature; 0: greedy
   std::uint32_t top_k = 0;  // 0: all
   float top_p = 1;
-  std::uint64_t seed = 0;
-  std::uint64_t step = 0;
+  RandomSource random;
 };
 #ifdef __CUDACC__
 __host__ __device__
@@ -51,9 +53,13 @@ __host__ __device__
     asked.top_k = k < plan.vocabulary ? k : 0;
   }
   if (plan.top_p != nullptr && plan.top_p[row] < 1) asked.top_p = plan.top_p[row];
-  asked.seed =
-      plan.seeds != nullptr ? static_cast<std::uint64_t>(plan.seeds[row]) : plan.seed + row;
-  asked.step = plan.steps != nullptr ? static_cast<std::uint64_t>(plan.steps[row]) : plan.step;
+  asked.random.seed = plan.seeds == nullptr
+                          ? plan.seed
+                          : static_cast<std::uint64_t>(plan.seeds[plan.seed_per_row ? row : 0]);
+  asked.random.step = plan.steps == nullptr
+                          ? plan.step
+                          : static_cast<std::uint64_t>(plan.steps[plan.step_per_row ? row : 0]);
+  asked.random.row = plan.seed_per_row ? 0 : row;
   return asked;
 }
 

@@ -281,18 +281,67 @@ TEST_P(SampleTest, ATokenDependsOnItsOwnSeedStepAndLogitsAlone) {
   const std::vector<double> stepped = tensors.Run(Bed());
   EXPECT_EQ(stepped[0], same[0]);
   EXPECT_GT(std::set<double>(stepped.begin(), stepped.end()).size(), 3U);
-  // By numbers instead of tensors: the seed of row r is `seed` + r.
-  tensors.seeds().Fill([](std::int64_t row) { return 777 + static_cast<double>(row); });
-  tensors.steps().Fill([](std::int64_t) { return 9; });
-  const std::vector<double> by_tensors = tensors.Run(Bed());
-  OpBed bed = Bed();
+}
+
+// Draws of equal logits by one seed and step for all rows, as numbers or as tensors of one element.
+std::vector<double> DrawsOf(OpBed bed, std::int64_t seed, std::int64_t step, bool by_tensors) {
+  constexpr std::int64_t kRows = 8;
+  SampleTensors tensors(DType::kFloat32, kRows, 100'003);
+  tensors.logits().Fill([](std::int64_t) { return 0; });
+  TestTensor one_seed(DType::kInt64, {1});
+  TestTensor one_step(DType::kInt64, {1});
+  one_seed.Set(0, static_cast<double>(seed));
+  one_step.Set(0, static_cast<double>(step));
   SampleArgs args = tensors.Args(&bed);
   args.seeds = args.steps = {};
-  args.seed = 777;
-  args.step = 9;
+  if (by_tensors) {
+    args.seeds = bed.View(one_seed);
+    args.steps = bed.View(one_step);
+  } else {
+    args.seed = static_cast<std::uint64_t>(seed);
+    args.step = static_cast<std::uint64_t>(step);
+  }
   tensors.out().Poison();
-  ASSERT_TRUE(bed.Run(kSampleKernel, SampleCpu, args));
-  EXPECT_EQ(tensors.Got(), by_tensors);
+  const Status ran = bed.Run(kSampleKernel, SampleCpu, args);
+  EXPECT_TRUE(ran) << ran.error().ToString();
+  return tensors.Got();
+}
+
+// Of 100,003 equal tokens two draws agree once in so many.
+TEST_P(SampleTest, RowsOfOneSeedHaveNothingInCommonWithRowsOfTheNextSeeds) {
+  std::set<double> all;
+  for (std::int64_t seed = 0; seed < 4; ++seed) {
+    const std::vector<double> drawn = DrawsOf(Bed(), seed, 0, /*by_tensors=*/false);
+    EXPECT_EQ(DrawsOf(Bed(), seed, 0, /*by_tensors=*/true), drawn);
+    all.insert(drawn.begin(), drawn.end());
+  }
+  EXPECT_GE(all.size(), 31U);
+}
+
+TEST_P(SampleTest, OneStepForAllRowsIsTheStepOfEach) {
+  const std::vector<double> drawn = DrawsOf(Bed(), 5, 9, /*by_tensors=*/false);
+  EXPECT_EQ(DrawsOf(Bed(), 5, 9, /*by_tensors=*/true), drawn);
+  EXPECT_NE(DrawsOf(Bed(), 5, 10, /*by_tensors=*/true), drawn);
+}
+
+// What a graph draws follows the numbers that its tensors hold when it is replayed.
+TEST_P(SampleTest, ACapturedCallDoesNotRepeatItsDraws) {
+  SampleTensors tensors(DType::kFloat32, 3, 100'003);
+  tensors.logits().Fill([](std::int64_t) { return 0; });
+  TestTensor seed(DType::kInt64, {1});
+  OpBed bed = Bed();
+  SampleArgs args = tensors.Args(&bed);
+  args.seeds = bed.View(seed);
+  args.steps = {};
+  const Status captured = bed.Capture(kSampleKernel, SampleCpu, args);
+  ASSERT_TRUE(captured) << captured.error().ToString();
+  std::set<double> all;
+  for (int round = 0; round < 4; ++round) {
+    seed.Set(0, round);
+    ASSERT_TRUE(bed.Replay());
+    for (const double token : tensors.Got()) all.insert(token);
+  }
+  EXPECT_GE(all.size(), 11U);
 }
 
 TEST_P(SampleTest, NoRowsAreLeftAlone) {
@@ -435,6 +484,13 @@ TEST_F(SamplePlanTest, WrongArgumentsAreNamedWithWhatTheyMustBe) {
   args = Args();
   args.steps = TensorAt(4, {16}, DType::kFloat32);
   EXPECT_EQ(Refusal(args), "sample: steps is [16] fp32; it must be int64");
+  args = Args();
+  args.seeds = TensorAt(4, {2}, DType::kInt64);
+  EXPECT_EQ(Refusal(args),
+            "sample: seeds is [2] int64; it must be [16], one for each row of logits, or one for "
+            "all");
+  args.seeds = TensorAt(4, {1}, DType::kInt64);
+  EXPECT_EQ(Refusal(args), "accepted");
 }
 
 TEST_F(SamplePlanTest, WordsOf16BytesAreForRowsThatHaveThem) {

@@ -64,45 +64,33 @@ std::uint64_t TestSeed() {
   return seed;
 }
 
-double RoundingOf(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16: return std::ldexp(1.0, -11);
-    case DType::kBfloat16: return std::ldexp(1.0, -8);
-    case DType::kFloat8E4m3: return std::ldexp(1.0, -4);
-    default: return std::ldexp(1.0, -24);
+std::string FindWrongElement(const Elements& elements, const Roundings& roundings, DType dtype) {
+  const std::size_t count = elements.right.size();
+  if (elements.got.size() != count || elements.terms.size() != count) {
+    return fmt::format("{} elements, {} right ones and terms of {}", elements.got.size(), count,
+                       elements.terms.size());
   }
+  std::string wrong;
+  double most = 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    const double right = elements.right[i];
+    const double error = ErrorOf(elements.got[i], right);
+    const double allowed =
+        std::isfinite(right) ? AllowedError(right, elements.terms[i], roundings, dtype) : 0;
+    if (error <= allowed) continue;
+    const double times = allowed > 0 ? error / allowed : HUGE_VAL;
+    if (times < most) continue;
+    most = times;
+    wrong = fmt::format("{}: element {} is {}, not {}; it may be off by {}", NameOf(dtype), i,
+                        elements.got[i], right, allowed);
+  }
+  return wrong;
 }
 
-void ExpectAsGoodAsNaive(const Outcome& outcome, DType dtype, const std::string& name) {
-  ASSERT_EQ(outcome.got.size(), outcome.right.size()) << name;
-  ASSERT_EQ(outcome.naive.size(), outcome.right.size()) << name;
-  double greatest = 0;
-  double naive_error = 0;
-  double error = 0;
-  std::size_t worst = 0;
-  for (std::size_t i = 0; i < outcome.right.size(); ++i) {
-    const double right = outcome.right[i];
-    if (!std::isfinite(right)) {
-      const bool same = std::isnan(right) ? std::isnan(outcome.got[i]) : outcome.got[i] == right;
-      ASSERT_TRUE(same) << name << ": element " << i << " is " << outcome.got[i] << ", not "
-                        << right;
-      continue;
-    }
-    ASSERT_TRUE(std::isfinite(outcome.got[i]))
-        << name << ": element " << i << " is " << outcome.got[i] << ", not " << right;
-    greatest = std::max(greatest, std::fabs(right));
-    naive_error = std::max(naive_error, std::fabs(outcome.naive[i] - right));
-    if (const double here = std::fabs(outcome.got[i] - right); here > error) {
-      error = here;
-      worst = i;
-    }
-  }
-  const double roundings = dtype == DType::kFloat32 ? 16 : 1;
-  const double allowed = 2 * naive_error + roundings * RoundingOf(dtype) * greatest;
-  EXPECT_LE(error, allowed) << name << ", " << NameOf(dtype) << ": element " << worst << " is "
-                            << (outcome.got.empty() ? 0 : outcome.got[worst]) << ", not "
-                            << (outcome.got.empty() ? 0 : outcome.right[worst])
-                            << "; the greatest error in the format itself is " << naive_error;
+void ExpectEachRight(const Elements& elements, const Roundings& roundings, DType dtype,
+                     const std::string& name) {
+  const std::string wrong = FindWrongElement(elements, roundings, dtype);
+  EXPECT_TRUE(wrong.empty()) << name << ": " << wrong;
 }
 
 std::string FindWrongRow(const Outcome& outcome, std::int64_t row, DType dtype) {

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "ferry/kernels/error_bound.h"
 #include "ferry/kernels/tensor.h"
 
 namespace ferry::kernels {
@@ -10,8 +11,18 @@ namespace ferry::kernels {
 // Of a run of the program: the variable FERRY_TEST_SEED, or a fresh one, which is printed once.
 std::uint64_t TestSeed();
 
-// What 1 is rounded by at most in this format, as a part of it: 2^-8 for bf16.
-double RoundingOf(DType dtype);
+// What an op has written, what is right, and the magnitudes that the right value is the sum of,
+// element by element.
+struct Elements {
+  std::vector<double> got;
+  std::vector<double> right;
+  std::vector<double> terms;  // see AllowedError()
+};
+// The element that is furthest beyond AllowedError(), as a sentence; empty where all are right.
+// Where `right` is infinite or NaN, `got` must be so, too.
+std::string FindWrongElement(const Elements& elements, const Roundings& roundings, DType dtype);
+void ExpectEachRight(const Elements& elements, const Roundings& roundings, DType dtype,
+                     const std::string& name);
 
 // What an op has written, what the same sum gives when all of it is done in the op's format, and
 // what is right, element by element.
@@ -20,16 +31,10 @@ struct Outcome {
   std::vector<double> naive;
   std::vector<double> right;
 };
-// Fails the test unless the greatest error of `got` is at most twice that of `naive`, but for a few
-// roundings of the greatest right value: one, and 16 for fp32, in which the op itself calculates,
-// with functions of CUDA's that are wrong by some units of the last place (the rule of
-// FlashAttention's tests). Where `right` is infinite or NaN, `got` must be so, too.
-void ExpectAsGoodAsNaive(const Outcome& outcome, DType dtype, const std::string& name);
-
-// The same for each row of `row` elements by itself, so that none is excused by another: the
-// greatest error of the row is at most twice that of the naive row, or six roundings of the root of
-// the row's mean square, whichever is more. Returns what is wrong with the worst of the rows; empty
-// where all are right.
+// For attention, whose errors are sums of many that cancel: of each row of `row` elements by
+// itself, so that none is excused by another, the greatest error is at most twice that of the naive
+// row, or six roundings of the root of the row's mean square, whichever is more. Returns what is
+// wrong with the worst of the rows; empty where all are right.
 std::string FindWrongRow(const Outcome& outcome, std::int64_t row, DType dtype);
 void ExpectRowsAsGoodAsNaive(const Outcome& outcome, std::int64_t row, DType dtype,
                              const std::string& name);

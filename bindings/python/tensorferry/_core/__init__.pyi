@@ -1,4 +1,4 @@
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from typing import Any
 
 from tensorferry._core import kernels as kernels, staging as staging
@@ -114,6 +114,13 @@ class Connection:
 
     def take_notification(self, timeout: float | None = None) -> bytes: ...
 
+    def take_notification_async(self, timeout: float | None = None) -> Coroutine[Any, Any, bytes]:
+        """
+        take_notification() to be awaited: the event loop goes on meanwhile, and a cancelled task takes none.
+        """
+
+    def _notification_readiness(self) -> _Readiness: ...
+
     def import_region(self, key: bytes) -> RemoteRegion: ...
 
     @property
@@ -135,6 +142,16 @@ class Connection:
     def close(self) -> None: ...
 
 def _close_all() -> None: ...
+
+class _Readiness:
+    def fileno(self) -> int: ...
+
+class _Connecting:
+    def fileno(self) -> int: ...
+
+    def abandon(self) -> None: ...
+
+    def take(self) -> Connection: ...
 
 class Endpoint:
     """
@@ -168,6 +185,18 @@ class Endpoint:
 
     def accept(self, timeout: float | None = None) -> Connection:
         """The next peer that has connected."""
+
+    def accept_async(self, timeout: float | None = None) -> Coroutine[Any, Any, Connection]:
+        """
+        accept() to be awaited: the event loop goes on meanwhile, and a cancelled task takes no peer.
+        """
+
+    def connect_async(self, address: str | bytes, timeout: float | None = None) -> Coroutine[Any, Any, Connection]:
+        """connect() to be awaited; of a cancelled task no connection is left."""
+
+    def _accept_readiness(self) -> _Readiness: ...
+
+    def _begin_connect(self, address: str | bytes, timeout: float | None) -> _Connecting: ...
 
     def counters(self) -> dict: ...
 

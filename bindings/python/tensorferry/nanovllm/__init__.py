@@ -44,29 +44,24 @@ def enable(use_custom_kernels=True, stage_decode=True):
     use_custom_kernels=False, or TENSORFERRY_DISABLE_KERNELS=1, takes torch's formulas in the place
     of our kernels, and runs without CUDA graphs, as these formulas read lengths on the host.
     stage_decode=False leaves the inputs of decode steps to nano-vllm. Again with other arguments,
-    it replaces what it did before.
+    it replaces what it did before. Unsupported says all that a nano-vllm lacks of what this replaces
+    and uses; then nothing is replaced.
     """
     nano = load()
     from tensorferry import _core, _formulas, kernels
-    from tensorferry.nanovllm import _engine, _layers
+    from tensorferry.nanovllm import _engine, _layers, _needs
 
     ops = kernels if use_custom_kernels else _formulas
     ours = use_custom_kernels and kernels.KERNELS_AVAILABLE
     disable()
-    try:
-        replacements = [
-            *_layers.replacements(nano, ops),
-            *_engine.limits(nano, capturable=ours and _core.kernels.has_device_code),
-            *(_engine.staged(nano) if stage_decode else ()),
-        ]
-        for module, path, function in replacements:
-            _replace(module, path, function)
-    except AttributeError as error:
-        disable()
-        raise errors.Unsupported(
-            f"this nano-vllm is none that the plug-in knows ({error}); it is made for nano-vllm "
-            "0.2: install that"
-        ) from error
+    replacements = [
+        *_layers.replacements(nano, ops),
+        *_engine.limits(nano, capturable=ours and _core.kernels.has_device_code),
+        *(_engine.staged(nano) if stage_decode else ()),
+    ]
+    _needs.check(nano, replacements, staged=stage_decode)
+    for module, path, function in replacements:
+        _replace(module, path, function)
 
 
 def disable():

@@ -5,6 +5,7 @@ import bisect
 import torch
 
 from tensorferry import errors, staging
+from tensorferry.nanovllm import _needs
 
 # nano-vllm's: beyond, steps run without graphs.
 _MOST_CAPTURED = 512
@@ -12,7 +13,7 @@ _MOST_CAPTURED = 512
 
 def limits(nano, capturable):
     """What holds of every engine while we are enabled."""
-    before = nano.config.Config.__post_init__
+    before = _needs.find(nano.config, "Config.__post_init__")
 
     def check(self):
         before(self)
@@ -61,8 +62,8 @@ def _graph_size(runner, count):
 
 
 def _inputs(nano):
-    decode_before = nano.model_runner.ModelRunner.prepare_decode
-    sample_before = nano.model_runner.ModelRunner.prepare_sample
+    decode_before = _needs.find(nano.model_runner, "ModelRunner.prepare_decode")
+    sample_before = _needs.find(nano.model_runner, "ModelRunner.prepare_sample")
 
     def prepare_decode(self, seqs):
         if _is_nano_vllms(self):
@@ -97,7 +98,7 @@ def _inputs(nano):
 
 
 def _graphs(nano):
-    run_before = nano.model_runner.ModelRunner.run_model
+    run_before = _needs.find(nano.model_runner, "ModelRunner.run_model")
 
     @torch.inference_mode()
     def run_model(self, input_ids, positions, is_prefill):

@@ -1,8 +1,7 @@
 """nano-vllm's layers on our ops: methods for its own classes, which keep what they hold."""
 
-import itertools
-
-import torch
+from tensorferry import kernels
+from tensorferry.nanovllm import _needs
 
 
 def replacements(nano, ops):
@@ -56,7 +55,7 @@ def _attention(nano, ops):
             ops.store_kvcache(k, v, self.k_cache, self.v_cache, slots)
         return attend(self, q, k, v)
 
-    before = nano.qwen3.Qwen3Attention.forward
+    before = _needs.find(nano.qwen3, "Qwen3Attention.forward")
 
     def block(self, positions, hidden_states):
         if self.qkv_bias:  # such models have no norms of q and k
@@ -85,11 +84,8 @@ def _attention(nano, ops):
 
 
 def _sampler(nano, ops):
-    steps = itertools.count()
-
     def sample(self, logits, temperatures):
-        # 43 bits: what torch's generators take of a seed with a step's number in its lower bits.
-        seed = torch.initial_seed() & ((1 << 43) - 1)
-        return ops.sample(logits, temperatures, seed=seed, step=next(steps))
+        seeds = kernels._drawn_seed(logits.device)  # torch's formulas have no generator's draws
+        return ops.sample(logits, temperatures, seeds=seeds)
 
     yield nano.sampler, "Sampler.forward", sample

@@ -1,0 +1,71 @@
+#include "bindings/python/connect_attempt.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "bindings/python/errors.h"
+#include "bindings/python/waiting.h"
+#include "ferry/core/fd.h"
+#include "ferry/core/thread.h"
+
+namespace ferry::python {
+
+struct ConnectAttempt::State {
+  UniqueFd ended_event;
+  std::mutex mutex;
+  std::condition_variable ended;
+  std::optional<Connected> result;  // under mutex
+  bool abandoned = false;           // likewise: nobody will take a result
+};
+
+ConnectAttempt::ConnectAttempt(std::function<Connected()> connect)
+    : state_(std::make_shared<State>()) {
+  state_->ended_event = python::Take(MakeEventFd());
+  auto thread = StartThread("connect()", [state = state_, connect = std::move(connect)]() mutable {
+    Connected result = connect();
+    {
+      const std::lock_guard lock(state->mutex);
+      if (!state->abandoned) {
+        state->result.emplace(std::move(result));
+        state->ended.notify_all();
+        SignalEventFd(state->ended_event.get());
+        return;
+      }
+    }
+    if (result) result->Close();
+  });
+  if (!thread) throw Raised(thread.error());
+  thread->detach();
+}
+
+void ConnectAttempt::Abandon() noexcept {
+  if (state_ == nullptr) return;
+  std::optional<Connected> unwanted;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->abandoned = true;
+    unwanted = std::exchange(state_->result, std::nullopt);
+  }
+  if (!unwanted || !*unwanted) return;
+  const OthersGoOn others_go_on(std::nothrow);
+  (*unwanted)->Close();
+}
+
+int ConnectAttempt::fd() const noexcept { return state_->ended_event.get(); }
+
+Status ConnectAttempt::Wait(Deadline deadline) {
+  std::unique_lock lock(state_->mutex);
+  state_->ended.wait_until(lock, deadline.when(), [&] { return state_->result.has_value(); });
+  if (state_->result) return Ok();
+  return Error(Code::kTimedOut, "connecting goes on; wait longer");
+}
+
+ConnectAttempt::Connected ConnectAttempt::Take() {
+  const std::lock_guard lock(state_->mutex);
+  if (!state_->result) return Error(Code::kTimedOut, "connecting goes on; wait longer");
+  return *std::exchange(state_->result, std::nullopt);
+}
+
+}  // namespace ferry::python

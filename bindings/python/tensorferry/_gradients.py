@@ -1,0 +1,188 @@
+"""What torch's autograd does with the ops: gradients of some, and a refusal by the others.
+
+Formulas are written in torch's own operations, at least in float32, and can be differentiated
+again. Roundings in the middle of an op count as the identity. What an op keeps for them are its
+inputs, and of add_rms_norm its sum, which is an output anyway.
+"""
+
+import torch
+
+from tensorferry import errors
+
+
+def _wide(*tensors):
+    """In float32, or wider where they are."""
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    return tuple(tensor.to(dtype) for tensor in tensors)
+
+
+def _summed(grad, like):
+    """Over all sizes but the last, as weights and biases are used by every row."""
+    return grad.reshape(-1, grad.shape[-1]).sum(0).to(like.dtype)
+
+
+def fused_add_gelu(grad, x, bias):
+    """Of gelu(x + bias), approximated by tanh: (for x, for bias)."""
+    wide, x_wide, bias_wide = _wide(grad, x, bias)
+    inner = torch.ops.aten.gelu_backward(wide, x_wide + bias_wide, approximate="tanh")
+    return inner.to(x.dtype), _summed(inner, bias)
+
+
+def element_wise_mul_add(grad, a, b):
+    """Of a * b + c: (for a, for b, for c)."""
+    wide, a_wide, b_wide = _wide(grad, a, b)
+    return (wide * b_wide).to(a.dtype), (wide * a_wide).to(b.dtype), grad
+
+
+def _silu(grad, x):
+    sigmoid = torch.sigmoid(x)
+    return x * sigmoid, grad * sigmoid * (1 + x * (1 - sigmoid))
+
+
+def _gelu(approximate):
+    def both(grad, x):
+        return (
+            torch.nn.functional.gelu(x, approximate=approximate),
+            torch.ops.aten.gelu_backward(grad, x, approximate=approximate),
+        )
+
+    return both
+
+
+_GATES = {
+    "silu_and_mul": _silu,
+    "gelu_and_mul": _gelu("none"),
+    "gelu_tanh_and_mul": _gelu("tanh"),
+}
+
+
+def gated(name, grad, x):
+    """Of gate(first half) * second half, for x."""
+    wide, x_wide = _wide(grad, x)
+    first, second = x_wide.chunk(2, dim=-1)
+    gate, for_first = _GATES[name](wide * second, first)
+    return torch.cat((for_first, wide * gate), -1).to(x.dtype)
+
+
+def rms_norm(grad, x, weight, eps):
+    """Of x / sqrt(mean of squares + eps) * weight: (for x, for weight).
+
+    With r = 1 / sqrt(mean(x^2) + eps) and g = grad * weight, over the last size:
+    r * g - x * r^3 * mean(g * x), and grad * x * r summed over the rows.
+    """
+    grad, x_wide, weight_wide = _wide(grad, x, weight)
+    scale = torch.rsqrt(x_wide.square().mean(-1, keepdim=True) + eps)
+    normed, inner = x_wide * scale, grad * weight_wide
+    for_x = scale * (inner - normed * (inner * normed).mean(-1, keepdim=True))
+    return for_x.to(x.dtype), _summed(grad * normed, weight)
+
+
+def add_rms_norm(grad_out, grad_total, total, weight, eps):
+    """Of (rms_norm of the total, the total): (for each of the two that were added, for weight)."""
+    for_total, for_weight = rms_norm(grad_out, total, weight, eps)
+    return for_total + grad_total, for_weight
+
+
+# ---- registration -------------------------------------------------------------------------------
+
+
+def _keep(count):
+    """Keeps so many of the first inputs."""
+
+    def keep(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:count])
+
+    return keep
+
+
+def _keep_for_norm(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+    ctx.eps = inputs[2]
+
+
+def _keep_total(ctx, inputs, output):
+    ctx.save_for_backward(output[1], inputs[2])
+    ctx.eps = inputs[3]
+
+
+def _backward_of_sum(ctx, grad_out, grad_total):
+    for_sum, for_weight = add_rms_norm(grad_out, grad_total, *ctx.saved_tensors, ctx.eps)
+    return for_sum, for_sum, for_weight, None
+
+
+def _backward_of_gate(name):
+    return lambda ctx, grad: gated(name, grad, *ctx.saved_tensors)
+
+
+# By op: (backward, what keeps for it).
+_BACKWARD = {
+    "fused_add_gelu": (lambda ctx, grad: fused_add_gelu(grad, *ctx.saved_tensors), _keep(2)),
+    "element_wise_mul_add": (
+        lambda ctx, grad: element_wise_mul_add(grad, *ctx.saved_tensors), _keep(2)),
+    "rms_norm": (
+        lambda ctx, grad: (*rms_norm(grad, *ctx.saved_tensors, ctx.eps), None), _keep_for_norm),
+    "add_rms_norm": (_backward_of_sum, _keep_total),
+    **{name: (_backward_of_gate(name), _keep(1)) for name in _GATES},
+}
+
+
+def _refuse(name, arguments):
+    asked = next(
+        argument.name
+        for argument, value in arguments
+        if isinstance(value, torch.Tensor) and value.requires_grad
+    )
+    raise errors.Unsupported(
+        f"{name} has no gradient, and its {asked} requires one: call it under torch.no_grad() or "
+        "torch.inference_mode(), or train with torch's own operations (tensorferry.layers: "
+        "use_custom_kernels=False)"
+    )
+
+
+def _add_rms_norm_in_place(x, residual, weight, eps=1e-6):
+    """By the form that is not in place, whose copies torch differentiates."""
+    out, total = torch.ops.tensorferry.add_rms_norm(x, residual, weight, eps)
+    x.copy_(out)
+    residual.copy_(total)
+
+
+def _autograd_kernel(name, where_needed):
+    """The op where nothing requires a gradient; else where_needed(arguments and named ones)."""
+    op = getattr(torch.ops.tensorferry, name).default
+
+    def call(keyset, *arguments, **named):
+        if torch.is_grad_enabled() and any(
+            isinstance(value, torch.Tensor) and value.requires_grad
+            for value in (*arguments, *named.values())
+        ):
+            return where_needed(*arguments, **named)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments, **named)
+
+    return call
+
+
+def _refusing(name):
+    schema = getattr(torch.ops.tensorferry, name).default._schema.arguments
+
+    def refuse(*arguments, **named):
+        by_name = ((argument, named.get(argument.name)) for argument in schema[len(arguments) :])
+        _refuse(name, [*zip(schema, arguments), *by_name])
+
+    return refuse
+
+
+def register(library, names):
+    """For all ops that the library has defined."""
+    for name in names:
+        if name in _BACKWARD:
+            backward, keep = _BACKWARD[name]
+            torch.library.register_autograd(
+                f"tensorferry::{name}", backward, setup_context=keep, lib=library
+            )
+        elif name == "add_rms_norm_":
+            kernel = _autograd_kernel(name, _add_rms_norm_in_place)
+            library.impl(name, kernel, "Autograd", with_keyset=True)
+        elif name != "sample":  # tokens have no gradients, as those of torch.multinomial
+            kernel = _autograd_kernel(name, _refusing(name))
+            library.impl(name, kernel, "Autograd", with_keyset=True)

@@ -1,0 +1,87 @@
+// Descriptors by which other libraries' event loops wait for notifications and for peers.
+#include "ferry/transfer/readiness.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <memory>
+
+#include "ferry/transfer/testing/linked_endpoints.h"
+
+namespace ferry::transfer {
+namespace {
+
+constexpr int kReadyWithinMs = 60'000;
+
+bool IsReadable(const Readiness& readiness, int timeout_ms) {
+  pollfd wanted{readiness.fd(), POLLIN, 0};
+  return ::poll(&wanted, 1, timeout_ms) == 1;
+}
+
+TEST(Readiness, IsThatOfAConnectionWhileThereAreNotifications) {
+  Link link = MakeLink();
+  const Readiness ready = Must(link.far.connection->NotificationReadiness());
+  EXPECT_FALSE(IsReadable(ready, 0));
+  for (int round = 0; round < 10; ++round) {
+    ASSERT_TRUE(EndsOk(link.near.connection->Notify(BytesOf("first"))));
+    ASSERT_TRUE(EndsOk(link.near.connection->Notify(BytesOf("second"))));
+    ASSERT_TRUE(IsReadable(ready, kReadyWithinMs));
+    // One that is made late has the same to say.
+    EXPECT_TRUE(IsReadable(Must(link.far.connection->NotificationReadiness()), 0));
+    EXPECT_EQ(TextOf(Must(link.far.connection->TakeNotification(Soon()))), "first");
+    EXPECT_TRUE(IsReadable(ready, 0));
+    EXPECT_EQ(TextOf(Must(link.far.connection->TakeNotification(Now()))), "second");
+    EXPECT_FALSE(IsReadable(ready, 0));
+  }
+}
+
+TEST(Readiness, NeedsNobodyWhoDrivesTheLoop) {
+  Link link = MakeLink();
+  const Readiness ready = Must(link.far.connection->NotificationReadiness());
+  const auto notify = link.near.connection->Notify(BytesOf("x"));
+  ASSERT_TRUE(notify);
+  EXPECT_TRUE(IsReadable(ready, kReadyWithinMs));
+}
+
+TEST(Readiness, OfAConnectionThatHasEndedStays) {
+  Link link = MakeLink();
+  const Readiness ready = Must(link.far.connection->NotificationReadiness());
+  ASSERT_TRUE(EndsOk(link.near.connection->Notify(BytesOf("last"))));
+  link.near.connection->Close();
+  ASSERT_TRUE(IsReadable(ready, kReadyWithinMs));
+  EXPECT_EQ(TextOf(Must(link.far.connection->TakeNotification(Soon()))), "last");
+  ASSERT_TRUE(IsReadable(ready, kReadyWithinMs));
+  const auto none = link.far.connection->TakeNotification(Soon());
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code(), Code::kPeerLost);
+  EXPECT_TRUE(IsReadable(ready, 0));
+  EXPECT_TRUE(IsReadable(Must(link.far.connection->NotificationReadiness()), 0));
+}
+
+TEST(Readiness, IsThatOfAnEndpointWhilePeersWaitToBeAccepted) {
+  Endpoint far = Must(Endpoint::Create(SmallSlices()));
+  Endpoint near = Must(Endpoint::Create(SmallSlices()));
+  const Readiness ready = Must(far.AcceptReadiness());
+  EXPECT_FALSE(IsReadable(ready, 0));
+  for (int round = 0; round < 3; ++round) {
+    Connection called = Must(near.Connect(HostAndPort(far.port()), Soon()));
+    ASSERT_TRUE(IsReadable(ready, kReadyWithinMs));
+    Connection accepted = Must(far.Accept(Soon()));
+    EXPECT_FALSE(IsReadable(ready, 0));
+  }
+  far.Close();
+  EXPECT_TRUE(IsReadable(ready, 0));
+  const auto none = far.Accept(Soon());
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code(), Code::kCancelled);
+}
+
+TEST(Readiness, OutlivesItsEndpoint) {
+  auto endpoint = std::make_unique<Endpoint>(Must(Endpoint::Create(SmallSlices())));
+  const Readiness ready = Must(endpoint->AcceptReadiness());
+  endpoint.reset();
+  EXPECT_TRUE(IsReadable(ready, 0));
+}
+
+}  // namespace
+}  // namespace ferry::transfer
