@@ -58,7 +58,7 @@ std::optional<std::string> FindFile(const NcclSetup& setup, const std::string& n
   }
   for (const std::string& folder :
        SplitAt(setup.Variable("LD_LIBRARY_PATH").value_or(std::string()), ':')) {
-    const std::string path = folder + "/" + name;
+    const std::string path = fmt::format("{}/{}", folder, name);
     if (setup.system->StateOf(path)) return path;
   }
   return InLoaderCache(setup, name);
@@ -162,6 +162,42 @@ void AddInterfaces(const NcclSetup& setup, Check* check) {
   check->mend = "unset NCCL_SOCKET_IFNAME";
 }
 
+// NCCL's library in the wheel of a Python environment.
+std::optional<std::string> FindWheel(const NcclSetup& setup) {
+  for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
+    const std::string folder = setup.Variable(variable).value_or(std::string()) + "/lib";
+    const auto versions = setup.system->List(folder);
+    for (const std::string& python : versions ? *versions : std::vector<std::string>{}) {
+      std::string wheel =
+          fmt::format("{}/{}/site-packages/nvidia/nccl/lib/{}", folder, python, kNcclFile);
+      if (python.starts_with("python") && setup.system->StateOf(wheel)) return wheel;
+    }
+  }
+  return std::nullopt;
+}
+
+// By the name of the file that a link leads to, or by the wheel's folder of facts:
+// "nvidia_nccl_cu12-2.28.9.dist-info". Empty where neither tells.
+std::string VersionOfNccl(const NcclSetup& setup, const std::string& path) {
+  constexpr std::string_view kSuffix = ".so.";
+  const auto real = setup.system->RealPath(path);
+  const std::size_t suffix = real ? real->rfind(kSuffix) : std::string::npos;
+  if (suffix != std::string::npos) {
+    std::string version = real->substr(suffix + kSuffix.size());
+    if (version.find('.') != std::string::npos) return version;
+  }
+  const std::size_t packages = path.find("/nvidia/nccl/");
+  if (packages == std::string::npos) return {};
+  const auto facts = setup.system->List(path.substr(0, packages));
+  for (const std::string& name : facts ? *facts : std::vector<std::string>{}) {
+    const std::size_t dash = name.find('-');
+    const std::size_t end = name.find(".dist-info");
+    if (!name.starts_with("nvidia_nccl_") || dash == std::string::npos) continue;
+    if (end != std::string::npos) return name.substr(dash + 1, end - dash - 1);
+  }
+  return {};
+}
+
 }  // namespace
 
 std::optional<std::string> NcclSetup::Variable(const std::string& name) const {
@@ -246,16 +282,7 @@ Check CheckNcclGlibc(const NcclSetup& setup) {
 Check CheckNcclLibrary(const NcclSetup& setup) {
   Check check{"nccl_library", Verdict::kOk, "", ""};
   auto path = FindFile(setup, kNcclFile);
-  for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
-    const auto folder = setup.Variable(variable);
-    if (path || !folder) continue;
-    const auto versions = setup.system->List(*folder + "/lib");
-    for (const std::string& python : versions ? *versions : std::vector<std::string>{}) {
-      const std::string wheel =
-          fmt::format("{}/lib/{}/site-packages/nvidia/nccl/lib/{}", *folder, python, kNcclFile);
-      if (python.starts_with("python") && setup.system->StateOf(wheel)) path = wheel;
-    }
-  }
+  if (!path) path = FindWheel(setup);
   if (!path) {
     return Skipped(
         check.id,
@@ -264,22 +291,8 @@ Check CheckNcclLibrary(const NcclSetup& setup) {
                                               kNcclFile)));
   }
   check.evidence = *path;
-  const auto real = setup.system->RealPath(*path);
-  const std::size_t suffix = real ? real->rfind(".so.") : std::string::npos;
-  if (suffix != std::string::npos && real->find('.', suffix + 4) != std::string::npos) {
-    check.evidence += fmt::format(", version {}", real->substr(suffix + 4));
-  }
-  // A wheel's folder of facts: "nvidia_nccl_cu12-2.28.9.dist-info".
-  const std::size_t packages = path->find("/nvidia/nccl/");
-  const auto facts = packages == std::string::npos
-                         ? Result<std::vector<std::string>>(std::vector<std::string>{})
-                         : setup.system->List(path->substr(0, packages));
-  for (const std::string& name : facts ? *facts : std::vector<std::string>{}) {
-    const std::size_t dash = name.find('-');
-    if (!name.starts_with("nvidia_nccl_") || dash == std::string::npos) continue;
-    check.evidence +=
-        fmt::format(", version {}", name.substr(dash + 1, name.find(".dist") - dash - 1));
-  }
+  const std::string version = VersionOfNccl(setup, *path);
+  if (!version.empty()) check.evidence += fmt::format(", version {}", version);
   return check;
 }
 
