@@ -69,7 +69,7 @@ void DeclareDoctor(CLI::App* app, Invocation* invocation) {
       ->type_name("HOST[:PORT]");
   app->add_flag("--tcpx", job.tcpx,
                 "Look for what GPUDirect-TCPX needs, too, where no plugin of it hints at it");
-  DeclareSettings(app, &job.settings);
+  DeclarePeerSettings(app, &job.settings);
   DeclareJson(app, invocation);
   app->callback([invocation] {
     invocation->run = [invocation]() -> Status {
