@@ -147,7 +147,7 @@ TEST(Carrier, SaysEachStep) {
   for (const char* step :
        {"loaded .*standin.so .GPUDirectTCPX_v7, version 7, 2 devices",
         "device 1: standin1, .*leaves what it receives in pieces", "listening on 2 channels",
-        "accepted 2 channels; registered 100000 bytes of host with each",
+        "accepted 2 channels; registered [0-9]+ bytes of host with each",
         "metadata of the first chunk .tag 0, 100000 bytes.: 25 fragments: 4096 bytes at",
         "the pool at [0-9]+ begins ([0-9a-f]{2} ){15}[0-9a-f]{2}",
         "unpacking 25 fragments by host"}) {
@@ -187,6 +187,7 @@ TEST(Carrier, WhatCannotBeCarriedIsRefusedBeforeAnythingBegins) {
       {{"--unpack", "wood"}, "choose kernel, dma or host"},
       {{"--unpack", "kernel"}, "memory host cannot be unpacked by kernel"},
       {{"--chunk", "1"}, "67108864 bytes in chunks of 1 are more than the 10000 chunks"},
+      {{"--size", "1GiB"}, "a plugin registers less than 2 GiB"},
       {{"--channels", "0"}, "0 channels cannot be used; give 1 to 64"},
       {{"--channels", "many"}, "--channels many cannot be used"},
       {{"--chunk", "1GiB"}, "give 1 to 8388608"},
@@ -238,6 +239,49 @@ TEST(Carrier, FaultsOfAPluginEndInTheirOwnErrorInTime) {
     EXPECT_THAT(ended.err, ContainsRegex(one.about)) << one.fault;
   }
 }
+
+// Every way to unpack, on the side that receives: by the host in host memory, and by all three in
+// that of a simulated GPU.
+struct Unpacking {
+  const char* by;
+  const char* op;
+  const char* memory;
+  const char* peer_memory;
+};
+void PrintTo(const Unpacking& how, std::ostream* out) {
+  *out << how.by << " of a " << how.op << " from " << how.memory << " to " << how.peer_memory;
+}
+constexpr Unpacking kUnpackings[] = {
+    {"host", "write", "host", "host"},   {"host", "read", "host", "host"},
+    {"host", "write", "host", "cuda"},   {"dma", "write", "host", "cuda"},
+    {"kernel", "write", "host", "cuda"}, {"kernel", "read", "cuda", "host"},
+};
+
+class CarrierUnpacks : public testing::TestWithParam<Unpacking> {
+ protected:
+  static ProgramEnd Run(const char* fault) {
+    const Unpacking& how = GetParam();
+    Arguments variables{kChunkSize};
+    if (fault != nullptr) variables.push_back(std::string("FERRY_STANDIN_FAULT=") + fault);
+    return Ferry(
+        Loopback({"--op", how.op, "--unpack", how.by, "--memory", how.memory, "--peer-memory",
+                  how.peer_memory, "--set", "devices=simulated:1:1", "--size", "1000003"}),
+        variables);
+  }
+};
+
+TEST_P(CarrierUnpacks, AndVerifies) {
+  const ProgramEnd ended = Run(nullptr);
+  ASSERT_EQ(ended.exit_code, 0) << ended.err;
+  EXPECT_TRUE(json::parse(ended.out, nullptr, false).value("verified", false)) << ended.out;
+}
+
+TEST_P(CarrierUnpacks, FragmentsThatDoNotLieInThePoolAreRefused) {
+  const ProgramEnd ended = Run("out_of_pool");
+  EXPECT_NE(ended.exit_code, 0);
+  EXPECT_THAT(ended.err, HasSubstr("does not lie within the pool of 67108864 bytes"));
+}
+INSTANTIATE_TEST_SUITE_P(StandIn, CarrierUnpacks, testing::ValuesIn(kUnpackings));
 
 TEST(Carrier, AServerThatIsKilledInTheMiddleIsTold) {
   Program server(

@@ -143,7 +143,8 @@ TEST(Doctor, WrongVariablesAreForItToTellAndWrongOptionsAreUsage) {
       VisitBy(FerryWith({"FERRY_LANES=many", "FERRY_LANE=2"}, {"doctor", "--json"}));
   EXPECT_EQ(visit.exit_code, 6);
   EXPECT_THAT(visit.evidence("settings"),
-              AllOf(HasSubstr("FERRY_LANES"), HasSubstr("FERRY_LANE is no setting")));
+              AllOf(HasSubstr("FERRY_LANES"),
+                    HasSubstr("FERRY_LANE is not a setting; did you mean FERRY_LANES?")));
   EXPECT_EQ(visit.mend("settings"), "unset FERRY_LANES FERRY_LANE");
   EXPECT_EQ(ExitOf(FerryWith({}, {"doctor", "--set", "lanes=many"})), 2);
   EXPECT_EQ(ExitOf(FerryWith({}, {"doctor", "--peer", "127.0.0.1:0"})), 2);

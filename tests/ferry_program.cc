@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -41,6 +42,26 @@ bool Append(int fd, std::string* text) {
   return got > 0;
 }
 
+// To read from, and to write to.
+std::pair<UniqueFd, UniqueFd> MakePipe() {
+  std::array<int, 2> ends{};
+  EXPECT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+// Likewise, where what is written to is a terminal.
+std::pair<UniqueFd, UniqueFd> MakeTerminal() {
+  UniqueFd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  EXPECT_TRUE(master);
+  EXPECT_EQ(::grantpt(master.get()), 0);
+  EXPECT_EQ(::unlockpt(master.get()), 0);
+  std::array<char, 64> name{};
+  EXPECT_EQ(::ptsname_r(master.get(), name.data(), name.size()), 0);
+  UniqueFd terminal(::open(name.data(), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  EXPECT_TRUE(terminal);
+  return {std::move(master), std::move(terminal)};
+}
+
 }  // namespace
 
 bool WaitReadable(int fd, Deadline deadline) {
@@ -62,14 +83,13 @@ std::vector<std::string> ProgramEnd::out_lines() const {
 
 // ---- Program ------------------------------------------------------------------------------------
 
-Program::Program(const Arguments& arguments, const Arguments& variables) {
+Program::Program(const Arguments& arguments, const Arguments& variables, Stderr err) {
   std::array<int, 2> out{};
-  std::array<int, 2> err{};
   EXPECT_EQ(::pipe2(out.data(), O_CLOEXEC), 0);
-  EXPECT_EQ(::pipe2(err.data(), O_CLOEXEC), 0);
   out_ = UniqueFd(out[0]);
-  err_ = UniqueFd(err[0]);
-  Spawn(arguments, variables, UniqueFd(out[1]), UniqueFd(err[1]));
+  auto [ours, its] = err == Stderr::kPipe ? MakePipe() : MakeTerminal();
+  err_ = std::move(ours);
+  Spawn(arguments, variables, UniqueFd(out[1]), std::move(its));
   gone_ = OpenProcess(pid_);
   EXPECT_TRUE(gone_);
 }

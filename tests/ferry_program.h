@@ -32,11 +32,15 @@ struct ProgramEnd {
   std::vector<std::string> out_lines() const;
 };
 
+// What the program's stderr is.
+enum class Stderr { kPipe, kTerminal };
+
 // The program, running; killed when the test lets go of it. One thread.
 class Program {
  public:
   // `variables` as "NAME=value"; of the test's own, those of ferry are not passed on.
-  explicit Program(const Arguments& arguments, const Arguments& variables = {});
+  explicit Program(const Arguments& arguments, const Arguments& variables = {},
+                   Stderr err = Stderr::kPipe);
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
   ~Program();

@@ -7,6 +7,7 @@
 #include "bindings/nccl_net/attempt.h"
 #include "bindings/nccl_net/report.h"
 #include "ferry/core/log.h"
+#include "ferry/core/unknown_variables.h"
 #include "ferry/net/builtin.h"
 
 namespace ferry::nccl_net {
@@ -29,6 +30,7 @@ Status Engine::Start() {
   FERRY_TRY_ASSIGN(const LogFormat format, ParseLogFormat(config.log_format));
   SetLogLevel(level);
   SetLogFormat(format);
+  WarnOfUnknownVariables();
   nic_ = FindNic(*provider_, config, settings_.devices);
   FERRY_TRY(AddLoops(settings_.swift_loops, &swift_));
   FERRY_TRY(AddLoops(settings_.workers, &bulk_));

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <concepts>
 #include <cstdlib>
@@ -202,6 +203,15 @@ std::string SourceOf(const Row& row, const Config& config, const ConfigEntry& en
   return entry.value == entry.default_text ? "default" : "set by caller";
 }
 
+// Of variables that are read elsewhere.
+bool HasOtherReader(std::string_view variable) {
+  constexpr std::array<std::string_view, 3> kOthers = {"FERRY_STANDIN_", "FERRY_TEST_",
+                                                       "FERRY_SOAK_"};
+  return std::any_of(kOthers.begin(), kOthers.end(), [&](std::string_view prefix) {
+    return variable.substr(0, prefix.size()) == prefix;
+  });
+}
+
 Error UnknownName(std::string_view name) {
   std::string known;
   for (const Row& row : ConfigRows())
@@ -297,7 +307,7 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
     const auto rows = ConfigRows();
     const bool known = std::any_of(rows.begin(), rows.end(),
                                    [&](const Row& row) { return VariableOf(row) == name; });
-    if (!known) unknown.emplace_back(name);
+    if (!known && !HasOtherReader(name)) unknown.emplace_back(name);
   }
   return unknown;
 }

@@ -268,6 +268,12 @@ TEST(UnknownVariables, AreFerryVariablesThatNoSettingHas) {
             (std::vector<std::string>{"FERRY_LANE", "FERRY_", "FERRY_lanes"}));
 }
 
+TEST(UnknownVariables, AreNotThoseThatOthersRead) {
+  const char* const environment[] = {"FERRY_STANDIN_FAULT=short", "FERRY_TEST_SEED=1",
+                                     "FERRY_SOAK_SECONDS=1", nullptr};
+  EXPECT_TRUE(UnknownVariables(environment).empty());
+}
+
 TEST(UnknownVariables, AreFoundInTheEnvironmentOfTheProcess) {
   ASSERT_EQ(::setenv("FERRY_NO_SUCH_SETTING", "1", 1), 0);
   const auto unknown = UnknownVariables();

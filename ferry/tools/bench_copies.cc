@@ -276,7 +276,7 @@ class Bench {
     const Deadline deadline = Deadline::After(kPatience);
     for (;;) {
       FERRY_TRY_ASSIGN(const bool ready, api_->Query(event));
-      if (ready) return Ok();
+      if (ready) return Interrupted() ? InterruptedError() : Ok();
       if (deadline.expired()) return Error(Code::kTimedOut, "a copy does not end");
     }
   }

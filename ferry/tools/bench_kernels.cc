@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -111,45 +110,18 @@ Status Choose(const std::vector<std::string>& wanted, std::vector<KernelCase>* c
   return Ok();
 }
 
-// Rows as JSON, where they were asked for, each as soon as it is there.
-class KernelJson {
- public:
-  static Result<KernelJson> Open(const std::string& where) {
-    KernelJson json;
-    json.to_stdout_ = where == "-";
-    if (!where.empty() && !json.to_stdout_) {
-      json.file_.open(where);
-      if (!json.file_) {
-        return Error(Code::kInvalidArgument,
-                     fmt::format("{} cannot be written; give another file to --json", where));
-      }
-    }
-    return json;
-  }
-  bool to_stdout() const { return to_stdout_; }
-  void Write(const Json& row) {
-    if (to_stdout_) PrintLine(row.dump());
-    if (file_.is_open()) file_ << row.dump() << std::endl;
-  }
-
- private:
-  bool to_stdout_ = false;
-  std::ofstream file_;
-};
-
 class KernelBench {
  public:
-  KernelBench(const KernelBenchJob* job, KernelJson* json) : job_(job), json_(json) {}
+  explicit KernelBench(const KernelBenchJob* job) : job_(job) {}
 
   void List(const std::vector<KernelCase>& cases) {
     for (const KernelCase& one : cases) {
-      json_->Write(CaseToJson(one, job_->tiny));
-      if (!json_->to_stdout()) PrintLine(NameOf(one));
+      PrintLine(job_->json ? DumpJson(CaseToJson(one, job_->tiny)) : NameOf(one));
     }
   }
 
   Status Run(KernelRunner* runner, const std::vector<KernelCase>& cases) {
-    if (!json_->to_stdout()) {
+    if (!job_->json) {
       PrintLine(fmt::format("{:<86}  {:>10}  {:>10}  {:>10}  {:>14}  {}", "op", "us", "p10", "p90",
                             "rate", "share of a copy's"));
     }
@@ -163,8 +135,7 @@ class KernelBench {
         row.failure = measured.error().message();
         ++failed;
       }
-      json_->Write(RowToJson(row, job_->tiny));
-      if (!json_->to_stdout()) PrintLine(LineOf(row));
+      PrintLine(job_->json ? DumpJson(RowToJson(row, job_->tiny)) : LineOf(row));
       if (!measured && EndsAll(measured.error().code())) return measured.error();
     }
     if (failed == 0) return Ok();
@@ -185,7 +156,6 @@ class KernelBench {
   }
 
   const KernelBenchJob* const job_;
-  KernelJson* const json_;
   Progress progress_;
 };
 
@@ -202,16 +172,17 @@ Status RunKernelBench(const KernelBenchJob& job) {
   }
   std::vector<KernelCase> cases = KernelCases(options);
   FERRY_TRY(Choose(job.ops, &cases));
-  FERRY_TRY_ASSIGN(KernelJson json, KernelJson::Open(job.json));
-  KernelBench bench(&job, &json);
+  KernelBench bench(&job);
   if (job.list) {
     bench.List(cases);
     return Ok();
   }
-  json.Write(Json{{"device", options.facts.name},
-                  {"multiprocessors", options.facts.multiprocessors},
-                  {"compute_capability", fmt::format("{}.{}", options.facts.compute_major,
-                                                     options.facts.compute_minor)}});
+  if (job.json) {
+    PrintLine(DumpJson(Json{{"device", options.facts.name},
+                            {"multiprocessors", options.facts.multiprocessors},
+                            {"compute_capability", fmt::format("{}.{}", options.facts.compute_major,
+                                                               options.facts.compute_minor)}}));
+  }
   FERRY_TRY_ASSIGN(auto runner,
                    KernelRunner::Create(
                        api, {.ordinal = job.ordinal, .seconds = job.seconds, .tiny = job.tiny}));

@@ -15,7 +15,7 @@ struct KernelBenchJob {
   double seconds = 0.05;         // of samples, for each row; 10 times as long at most
   bool list = false;             // the rows, and nothing is measured
   bool tiny = false;             // sizes for machines without a GPU
-  std::string json;              // a file for a JSON object a row, "-" for stdout; empty: none
+  bool json = false;             // an object for each row, in place of the table
 };
 
 // Times each op at each of its sizes, beside what copies move in the same run, and prints a row for

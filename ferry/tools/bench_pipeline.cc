@@ -17,6 +17,7 @@
 #include "ferry/core/trace.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/tools/json.h"
+#include "ferry/tools/process.h"
 #include "ferry/tools/report.h"
 
 namespace ferry::tools {
@@ -190,6 +191,7 @@ class PipelineBench {
     FERRY_TRY_ASSIGN(row->verified, IsRight(pipeline.get(), memory, *row));  // warm by now
     std::vector<double> seconds;
     for (unsigned round = 0; round < job_->rounds; ++round) {
+      if (Interrupted()) return InterruptedError();
       const auto begin = Clock::now();
       FERRY_TRY(RunOnce(pipeline.get(), memory, *row));
       seconds.push_back(Seconds(Clock::now() - begin));

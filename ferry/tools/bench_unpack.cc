@@ -126,6 +126,7 @@ class UnpackBench {
     std::vector<double> enqueues;
     std::vector<double> launches;
     for (unsigned round = 0; round < rounds; ++round) {
+      if (Interrupted()) return InterruptedError();
       FERRY_TRY_ASSIGN(const BatchTimes times, UnpackAll());
       all.push_back(times.all);
       enqueues.push_back(times.enqueue);

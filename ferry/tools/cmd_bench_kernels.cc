@@ -63,13 +63,10 @@ void DeclareKernelBench(CLI::App* app, Invocation* invocation) {
   app->add_flag("--list", job.list, "Show the rows, and measure nothing");
   // Sizes for tests, which have no GPU.
   app->add_flag("--tiny", job.tiny)->group("");
-  app->add_option("--json", job.json,
-                  "Write a JSON object for each row, as soon as it is measured; - is stdout, in "
-                  "place of the table")
-      ->type_name("FILE");
+  DeclareJson(app, invocation);
   DeclareSettings(app, &words.settings);
   app->callback([invocation] {
-    invocation->json = words.job.json == "-";
+    words.job.json = invocation->json;
     invocation->run = [invocation]() -> Status {
       FERRY_TRY_ASSIGN(words.job.config, LoadConfig(words.settings));
       FERRY_TRY_ASSIGN(words.job.ordinal, OrdinalOf(words.device));

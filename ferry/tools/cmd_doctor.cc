@@ -74,7 +74,7 @@ void DeclareDoctor(CLI::App* app, Invocation* invocation) {
   app->add_flag("--nccl", job.nccl,
                 "Look for what libnccl-net-ferry.so needs as NCCL's network, too, where "
                 "NCCL_NET_PLUGIN is not set");
-  DeclareSettings(app, &job.settings);
+  DeclarePeerSettings(app, &job.settings);
   DeclareJson(app, invocation);
   app->callback([invocation] {
     invocation->run = [invocation]() -> Status {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ferry/core/config.h"
+#include "ferry/core/unknown_variables.h"
 #include "ferry/core/version.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/net/tcp/factory.h"
@@ -122,7 +123,7 @@ Json SettingInfo(const Config& config) {
 Json Warnings() {
   Json warnings = Json::array();
   for (const std::string& variable : UnknownVariables()) {
-    warnings.push_back(fmt::format("{} is no setting; check how it is written", variable));
+    warnings.push_back(DescribeUnknown(variable));
   }
   return warnings;
 }
@@ -201,7 +202,7 @@ void DeclareInfo(CLI::App* app, Invocation* invocation) {
   app->add_option("--peer", peer,
                   "Also show the routes to an endpoint, connect to it, and show every lane")
       ->type_name("HOST[:PORT]");
-  DeclareSettings(app, &settings);
+  DeclarePeerSettings(app, &settings);
   DeclareJson(app, invocation);
   app->callback([invocation] {
     invocation->run = [invocation] { return RunInfo(settings, peer, invocation->json); };

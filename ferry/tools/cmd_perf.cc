@@ -53,7 +53,7 @@ void DeclareBothSides(CLI::App* app, PerfFlags* flags, Invocation* invocation) {
                   "block (default) or spin: poll while waiting; give it to both sides")
       ->check(CLI::IsMember({"block", "spin"}));
   DeclareCarrier(app, &flags->carrier);
-  DeclareSettings(app, &flags->settings);
+  DeclarePeerSettings(app, &flags->settings);
   DeclareJson(app, invocation);
 }
 
@@ -100,7 +100,8 @@ void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
       ->capture_default_str()
       ->type_name("N");
   app->add_flag("--verify,!--no-verify", flags->verify,
-                "Check the bytes of one more transfer after the timed part (default)");
+                "Check, after each round, the bytes of its last operation and of some others "
+                "(default)");
   app->add_flag("!--no-floor", flags->floor, "Do not measure the plain-socket floor");
   app->add_flag("--crc", flags->crc,
                 "Measure writes and reads with a CRC32C for every slice, too, in turn");
@@ -159,6 +160,12 @@ Status CheckCarried(const PerfJob& job) {
     if (one.block_size != 0) {
       return Unusable("--block-size", std::to_string(one.block_size),
                       "a plugin carries contiguous memory");
+    }
+    if (job.verify && MarksOf(job, one) == 0) {
+      return Unusable(
+          "--size", FormatSize(one.size),
+          "a plugin registers less than 2 GiB, and what is checked needs a second place; "
+          "give less, or --no-verify");
     }
   }
   if (job.crc) return Unusable("--crc", "on", "a plugin carries no checksums");

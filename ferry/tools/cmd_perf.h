@@ -46,6 +46,10 @@ struct Sample {
   std::optional<LaunchMicroseconds> launch = std::nullopt;  // through a plugin
 };
 
+// How many operations of a timed part are checked. A plugin registers memory whole, and less than 2
+// GiB.
+std::uint64_t MarksOf(const PerfJob& job, const PerfCase& perf_case) noexcept;
+
 // Measures every case against the server at "host:port" and prints a row for each.
 Status RunPerfClient(const PerfJob& job, const std::string& address);
 
@@ -62,14 +66,14 @@ Status RunPerfServer(const PerfServerJob& job);
 // each with one message; those marked * it first answers "ready": true.
 namespace perf_request {
 inline constexpr const char* kSetUp =
-    "set up";  // op, size, block_size, slots, seconds, memory -> key
+    "set up";  // op, size, block_size, slots, marks, seconds, memory -> key
 inline constexpr const char* kBegin = "begin";      // *
 inline constexpr const char* kEnd = "end";          // -> cpu_seconds since kBegin
-inline constexpr const char* kReceive = "receive";  // * count, depth -> cpu_seconds
+inline constexpr const char* kReceive = "receive";  // * count, depth, marks -> cpu_seconds
 inline constexpr const char* kPong = "pong";        // * count
-inline constexpr const char* kFill = "fill";        // seed
+inline constexpr const char* kFill = "fill";        // slot, seed
 inline constexpr const char* kPoison = "poison";
-inline constexpr const char* kCheck = "check";  // seed -> same
+inline constexpr const char* kCheck = "check";  // slot, seed -> (wrong_at)
 inline constexpr const char* kFloorOpen =
     "floor open";  // sockets, congestion_control -> port, token
 inline constexpr const char* kFloorRun =
@@ -79,7 +83,7 @@ inline constexpr const char* kFloorPong = "floor pong";  // * count, spin
 // does, then, when all are connected, "ready": true
 inline constexpr const char* kPluginOpen = "plugin open";
 inline constexpr const char* kPluginRun =
-    "plugin run";  // * count, depth -> cpu_seconds (launch_us, longest_launch_us)
+    "plugin run";  // * count, depth, marks -> cpu_seconds (launch_us, longest_launch_us)
 }  // namespace perf_request
 
 inline constexpr std::uint64_t kMaxDepth = 65536;

@@ -12,6 +12,7 @@
 #include "ferry/tools/floor.h"
 #include "ferry/tools/json.h"
 #include "ferry/tools/operations.h"
+#include "ferry/tools/perf_marks.h"
 #include "ferry/tools/perf_memory.h"
 #include "ferry/tools/perf_plugin.h"
 #include "ferry/tools/process.h"
@@ -63,6 +64,11 @@ class Session {
   Status SayCpu(double since) { return Say({{"cpu_seconds", CpuSeconds() - since}}); }
   Status PostReceive(std::uint64_t tag, std::span<std::byte> buffer, InFlight* receives);
 
+  // Of this side's memory.
+  std::uint64_t slots() const { return SlotsOf(/*is_source=*/case_.op == Op::kRead, most_marks_); }
+  std::uint64_t SlotAt(std::uint64_t slot) const { return slot * case_.SlotBytes(); }
+  Result<LaidOut> LaidOutField(const Json& request) const;
+
   const PerfServerJob& job_;
   transfer::Endpoint* const endpoint_;
   transfer::Connection connection_;
@@ -71,6 +77,7 @@ class Session {
   double cpu_at_begin_ = 0;
 
   PerfCase case_;
+  std::uint64_t most_marks_ = 0;
   std::optional<Layout> layout_;
   MemoryChoice memory_choice_;
   PerfMemory buffer_;
@@ -129,7 +136,8 @@ Status Session::SetUp(const Json& request) {
   FERRY_TRY_ASSIGN(case_.size, BoundedField(request, "size", 1, std::uint64_t{1} << 48));
   FERRY_TRY_ASSIGN(case_.block_size, BoundedField(request, "block_size", 0, case_.size));
   FERRY_TRY(CheckBlocks(case_));
-  FERRY_TRY_ASSIGN(const std::uint64_t slots, NumberField(request, "slots"));
+  FERRY_TRY_ASSIGN(const std::uint64_t shuffle, NumberField(request, "slots"));
+  FERRY_TRY_ASSIGN(most_marks_, BoundedField(request, "marks", 0, kMostMarks));
   FERRY_TRY_ASSIGN(const std::uint64_t seconds, BoundedField(request, "seconds", 1, kMaxSeconds));
   FERRY_TRY_ASSIGN(const std::string memory_text, TextField(request, "memory"));
   FERRY_TRY_ASSIGN(memory_choice_, MemoryChoice::Parse(memory_text));
@@ -138,10 +146,12 @@ Status Session::SetUp(const Json& request) {
   carrier_.reset();
   region_.reset();
   buffer_ = PerfMemory();
-  FERRY_TRY_ASSIGN(buffer_, PerfMemory::Allocate(memory_choice_, case_.RegionBytes(), job_.config));
+  FERRY_TRY_ASSIGN(
+      buffer_,
+      PerfMemory::Allocate(memory_choice_, SlotAt(slots() - 1) + case_.RegionBytes(), job_.config));
   FERRY_TRY_ASSIGN(auto region, endpoint_->Register(buffer_.bytes(), transfer::Rights::kReadWrite));
   region_.emplace(std::move(region));
-  layout_.emplace(case_, slots);
+  layout_.emplace(case_, shuffle);
   return Say({{"key", ToHex(region_->key())}});
 }
 
@@ -162,16 +172,20 @@ Status Session::PostReceive(std::uint64_t tag, std::span<std::byte> buffer, InFl
 Status Session::Receive(const Json& request) {
   FERRY_TRY_ASSIGN(const std::uint64_t count, NumberField(request, "count"));
   FERRY_TRY_ASSIGN(const std::uint64_t depth, BoundedField(request, "depth", 1, kMaxDepth));
+  FERRY_TRY_ASSIGN(const Marks marks, Marks::FromJson(request, count, most_marks_));
+  SlotCursor cursor(marks);
   const double cpu = CpuSeconds();
   InFlight receives;
+  const auto post = [&] {
+    const std::uint64_t at = SlotAt(cursor.NextDestination());
+    return PostReceive(kDataTag, buffer_.bytes().subspan(at, case_.size), &receives);
+  };
   std::uint64_t posted = 0;
-  for (; posted < std::min(count, depth); ++posted) {
-    FERRY_TRY(PostReceive(kDataTag, buffer_.bytes(), &receives));
-  }
+  for (; posted < std::min(count, depth); ++posted) FERRY_TRY(post());
   FERRY_TRY(SayReady());
   while (receives.size() > 0) {
     FERRY_TRY(receives.FinishOldest(deadline_));
-    if (posted++ < count) FERRY_TRY(PostReceive(kDataTag, buffer_.bytes(), &receives));
+    if (posted++ < count) FERRY_TRY(post());
   }
   return SayCpu(cpu);
 }
@@ -179,16 +193,18 @@ Status Session::Receive(const Json& request) {
 Status Session::Pong(const Json& request) {
   FERRY_TRY_ASSIGN(const std::uint64_t count, NumberField(request, "count"));
   std::array<std::byte, kPingBytes> ping{};
-  const std::array<std::byte, kPingBytes> pong{};
+  std::array<std::byte, kPingBytes> pong{};
   InFlight receives;
   InFlight sends;
   FERRY_TRY(PostReceive(kPingTag, ping, &receives));
   FERRY_TRY(SayReady());
   for (std::uint64_t i = 0; i < count; ++i) {
     FERRY_TRY(receives.FinishOldest(deadline_));
+    const auto heard = ping;
     if (i + 1 < count) FERRY_TRY(PostReceive(kPingTag, ping, &receives));
     // The next ping has brought the acknowledgement of the last pong.
     if (sends.size() > 0) FERRY_TRY(sends.FinishOldest(deadline_));
+    pong = heard;
     FERRY_TRY_ASSIGN(auto send,
                      connection_.Send(kPongTag, pong, {.deadline = deadline_, .notification = {}}));
     sends.Add(std::move(send));
@@ -197,9 +213,15 @@ Status Session::Pong(const Json& request) {
   return Say({{"done", true}});
 }
 
+Result<LaidOut> Session::LaidOutField(const Json& request) const {
+  FERRY_TRY_ASSIGN(const std::uint64_t slot, BoundedField(request, "slot", 0, slots() - 1));
+  return LaidOut{*layout_, SlotAt(slot)};
+}
+
 Status Session::Fill(const Json& request) {
   FERRY_TRY_ASSIGN(const std::uint64_t seed, NumberField(request, "seed"));
-  FERRY_TRY(buffer_.Fill(*layout_, seed));
+  FERRY_TRY_ASSIGN(const LaidOut at, LaidOutField(request));
+  FERRY_TRY(buffer_.Fill(at, seed));
   return Say({{"done", true}});
 }
 
@@ -210,8 +232,9 @@ Status Session::DoPoison(const Json& /*request*/) {
 
 Status Session::Check(const Json& request) {
   FERRY_TRY_ASSIGN(const std::uint64_t seed, NumberField(request, "seed"));
-  FERRY_TRY_ASSIGN(const bool same, buffer_.Holds(*layout_, seed));
-  return Say({{"same", same}});
+  FERRY_TRY_ASSIGN(const LaidOut at, LaidOutField(request));
+  FERRY_TRY_ASSIGN(const auto wrong_at, buffer_.FindWrong(at, seed));
+  return Say(wrong_at ? Json{{"wrong_at", *wrong_at}} : Json{{"done", true}});
 }
 
 Status Session::FloorOpen(const Json& request) {
@@ -284,6 +307,8 @@ Status Session::PluginRun(const Json& request) {
   Carrier::Run run{.bytes = case_.size};
   FERRY_TRY_ASSIGN(run.count, NumberField(request, "count"));
   FERRY_TRY_ASSIGN(run.depth, BoundedField(request, "depth", 1, kMaxDepth));
+  FERRY_TRY_ASSIGN(const Marks marks, Marks::FromJson(request, run.count, most_marks_));
+  run.next_offset = OffsetsOf(case_, marks, /*is_source=*/!carries_here_);
   const double cpu = CpuSeconds();
   FERRY_TRY(SayReady());
   FERRY_TRY(carries_here_ ? carrier_->Receive(run, deadline_) : carrier_->Send(run, deadline_));

@@ -39,19 +39,27 @@ class PieceWriter {
     std::uint64_t size = 0;
   };
   PieceWriter(const Way& way, transfer::Connection connection, Control* control)
-      : way_(way), connection_(std::move(connection)), control_(control) {}
+      : way_(way),
+        connection_(std::move(connection)),
+        control_(control),
+        sent_before_(PayloadSent()),
+        progress_(way.size) {}
 
   Status Run();
 
  private:
   std::uint64_t NextPiece() const;
+  std::uint64_t PayloadSent() const {
+    return connection_.Counters().traffic.lanes.payload_bytes_sent;
+  }
   Status MakeRoom(std::uint64_t piece);
   Status FinishOldest();
 
   const Way way_;
   transfer::Connection connection_;
   Control* const control_;
-  Progress progress_;
+  const std::uint64_t sent_before_;  // by the connection
+  ByteProgress progress_;
   InFlight writes_;
   std::deque<std::uint64_t> ends_;  // in the file, of writes_
   std::uint64_t posted_ = 0;        // of the file's bytes, as are the next two
@@ -69,12 +77,12 @@ std::uint64_t PieceWriter::NextPiece() const {
 }
 
 Status PieceWriter::FinishOldest() {
-  FERRY_TRY(writes_.FinishOldest(Deadline::Never()));
+  // Of what is not written yet, some has been sent; copies between GPUs send nothing.
+  const auto show = [this] { progress_.Show(std::max(written_, PayloadSent() - sent_before_)); };
+  FERRY_TRY(writes_.FinishOldest(Deadline::Never(), show));
   written_ = ends_.front();
   ends_.pop_front();
-  const std::uint64_t size = way_.size;
-  progress_.Show(fmt::format("{} of {} MiB ({} %)", written_ / kMiB, size / kMiB,
-                             100 * (written_ / kMiB) / std::max<std::uint64_t>(size / kMiB, 1)));
+  show();
   return Ok();
 }
 
@@ -408,7 +416,7 @@ void DeclareTransfer(CLI::App* app, Invocation* invocation) {
         ->capture_default_str()
         ->type_name("KIND");
     DeclareCarrier(side, &flags.carrier);
-    DeclareSettings(side, &flags.settings);
+    DeclarePeerSettings(side, &flags.settings);
     DeclareJson(side, invocation);
   }
 }

@@ -233,10 +233,16 @@ void Announce(const TransferServerJob& job, std::uint16_t port) {
 
 Status RunTransferServer(const TransferServerJob& job) {
   FERRY_TRY(job.memory.Open(job.config));
+  if (const Status usable = CheckFolder(job.directory); !usable) {
+    return Error(usable.error().code(),
+                 fmt::format("--dir {} cannot be used: {}; make the folder, or name another one",
+                             job.directory, usable.error().message()));
+  }
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   Announce(job, endpoint.port());
   while (!Interrupted()) {
     auto connection = AcceptNext(&endpoint);
+    if (!connection && job.once) return connection.error();
     if (!connection) break;
     Status taken = Reception(job, &endpoint, *connection).Run();
     const std::string peer = connection->Info().peer;

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include "ferry/core/log.h"
+#include "ferry/core/unknown_variables.h"
 
 namespace ferry::tools {
 
@@ -32,6 +33,10 @@ void DeclareSettings(CLI::App* app, std::vector<std::string>* assignments) {
   app->add_option("--set", *assignments, "Any setting of `ferry info`, as NAME=VALUE; repeatable")
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false);
+}
+
+void DeclarePeerSettings(CLI::App* app, std::vector<std::string>* assignments) {
+  DeclareSettings(app, assignments);
   const auto set = [assignments](const char* name, const std::string& value) {
     assignments->push_back(fmt::format("{}={}", name, value));
   };
@@ -71,6 +76,7 @@ Result<Config> LoadConfig(const std::vector<std::string>& assignments) {
   FERRY_TRY_ASSIGN(const LogFormat format, ParseLogFormat(config.log_format));
   SetLogLevel(level);
   SetLogFormat(format);
+  WarnOfUnknownVariables();
   return config;
 }
 

@@ -21,6 +21,7 @@ enum ExitCode : int {
   kExitTimedOut = 4,
   kExitWarning = 5,  // of `ferry doctor`, as is the next
   kExitProblem = 6,
+  kExitSignal = 128,  // and the signal's number
 };
 ExitCode ExitCodeOf(Code code) noexcept;
 
@@ -38,6 +39,8 @@ struct Invocation {
 // Options that several subcommands have.
 void DeclareJson(CLI::App* app, Invocation* invocation);
 void DeclareSettings(CLI::App* app, std::vector<std::string>* assignments);
+// The same, and names for the settings of what talks to a peer: secret and TLS.
+void DeclarePeerSettings(CLI::App* app, std::vector<std::string>* assignments);
 // The environment's settings, then the assignments "name=value"; sets up the log, too. Errors:
 // kInvalidArgument.
 Result<Config> LoadConfig(const std::vector<std::string>& assignments);

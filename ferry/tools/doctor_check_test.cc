@@ -89,7 +89,7 @@ TEST(DoctorSettings, AnUnknownVariableIsAWarning) {
   system.environment = {{"FERRY_LANE", "4"}};
   const Check check = CheckSettings(&system, {});
   EXPECT_EQ(check.verdict, Verdict::kWarning);
-  EXPECT_EQ(check.evidence, "FERRY_LANE is no setting; check how it is written");
+  EXPECT_EQ(check.evidence, "FERRY_LANE is not a setting; did you mean FERRY_LANES?");
   EXPECT_EQ(check.mend, "unset FERRY_LANE");
 }
 

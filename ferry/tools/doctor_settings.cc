@@ -1,6 +1,7 @@
 // The settings themselves, and the secret that they name.
 #include <fmt/core.h>
 
+#include "ferry/core/unknown_variables.h"
 #include "ferry/tools/doctor_checks.h"
 #include "ferry/transfer/secret.h"
 
@@ -51,8 +52,8 @@ Check CheckSettings(SystemView* system, const std::optional<Error>& wrong) {
   const auto unknown = UnknownIn(environment);
   for (const std::string& variable : unknown) {
     check.verdict = std::max(check.verdict, Verdict::kWarning);
-    check.evidence += fmt::format("{}{} is no setting; check how it is written",
-                                  check.evidence.empty() ? "" : "; ", variable);
+    check.evidence +=
+        fmt::format("{}{}", check.evidence.empty() ? "" : "; ", DescribeUnknown(variable));
     to_unset.push_back(variable);
   }
   check.mend = Unset(to_unset);

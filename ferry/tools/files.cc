@@ -92,6 +92,12 @@ Result<IncomingFile> IncomingFile::Create(const std::string& directory, const st
   return file;
 }
 
+// By what a file would need: one without a name, which goes again.
+Status CheckFolder(const std::string& path) {
+  FERRY_TRY(IncomingFile::Create(path, "check", 0));
+  return Ok();
+}
+
 Status IncomingFile::Open() {
   // It is named by way of /proc in the end.
   if (::access(kOpenFiles, X_OK) == 0) {

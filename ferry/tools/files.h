@@ -67,4 +67,8 @@ class IncomingFile {
   std::span<std::byte> bytes_;
 };
 
+// Whether files can be put into a folder. Errors: kInvalidArgument (there is none), kRefused (no
+// permission).
+Status CheckFolder(const std::string& path);
+
 }  // namespace ferry::tools

@@ -42,7 +42,8 @@ constexpr const char* kFooter =
     "  3  the peer could not be reached, or was lost\n"
     "  4  timed out\n"
     "  5  doctor: at worst a warning\n"
-    "  6  doctor: a problem\n";
+    "  6  doctor: a problem\n"
+    "  130  interrupted by Ctrl-C (SIGINT); 143: by SIGTERM. Servers end with 0 then\n";
 
 // "ferry perf loopback": the program and the subcommands that were given.
 std::string NameOf(const CLI::App& app) {
@@ -104,6 +105,11 @@ int Main(int argc, char** argv) {
   CatchSignals();
   const Status status = invocation.run();
   if (status) return invocation.exit_code;
+  if (Interrupted()) {
+    // Whatever failed then failed because of it: the terminal sends it to the other side, too.
+    PrintError(invocation, InterruptedError());
+    return kExitSignal + InterruptSignal();
+  }
   PrintError(invocation, status.error());
   return ExitCodeOf(status.error().code());
 }

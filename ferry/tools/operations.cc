@@ -48,7 +48,8 @@ Result<transfer::Connection> AcceptNext(transfer::Endpoint* endpoint) {
   return InterruptedError();
 }
 
-Status WaitFor(transfer::Operation operation, Deadline deadline) {
+Status WaitFor(transfer::Operation operation, Deadline deadline,
+               const std::function<void()>& glance) {
   for (;;) {
     // Before the wait, too: a signal must also end what never waits for long.
     if (Interrupted()) {
@@ -59,6 +60,7 @@ Status WaitFor(transfer::Operation operation, Deadline deadline) {
     Status status = operation.Wait(Deadline::After(kGlance).Sooner(deadline));
     if (status || status.error().code() != Code::kTimedOut) return status;
     if (operation.Poll()) return operation.Wait();
+    if (glance) glance();
     if (!deadline.expired()) continue;
     operation.Cancel();
     (void)operation.Wait();
@@ -71,10 +73,10 @@ InFlight::~InFlight() {
   for (transfer::Operation& operation : operations_) (void)operation.Wait();
 }
 
-Status InFlight::FinishOldest(Deadline deadline) {
+Status InFlight::FinishOldest(Deadline deadline, const std::function<void()>& glance) {
   const transfer::Operation oldest = std::move(operations_.front());
   operations_.pop_front();
-  return WaitFor(oldest, deadline);
+  return WaitFor(oldest, deadline, glance);
 }
 
 Control::Control(transfer::Connection connection) : connection_(std::move(connection)) {}

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string_view>
 
 #include "ferry/core/deadline.h"
@@ -23,7 +24,9 @@ Result<transfer::Connection> AcceptNext(transfer::Endpoint* endpoint);
 
 // Waits for an operation's end. At the deadline (kTimedOut) or when interrupted (kCancelled) the
 // operation is cancelled: it has ended in any case.
-Status WaitFor(transfer::Operation operation, Deadline deadline);
+// `glance`, if any, is called several times a second meanwhile.
+Status WaitFor(transfer::Operation operation, Deadline deadline,
+               const std::function<void()>& glance = nullptr);
 
 // Operations under way, oldest first. What is left at its end is cancelled and waited for, so
 // declare it after the memory that they use.
@@ -37,7 +40,7 @@ class InFlight {
   std::size_t size() const noexcept { return operations_.size(); }
   void Add(transfer::Operation operation) { operations_.push_back(std::move(operation)); }
   // Waits for the oldest, as WaitFor.
-  Status FinishOldest(Deadline deadline);
+  Status FinishOldest(Deadline deadline, const std::function<void()>& glance = nullptr);
 
  private:
   std::deque<transfer::Operation> operations_;

@@ -10,6 +10,9 @@
 namespace ferry::tools {
 namespace {
 
+constexpr std::uint64_t kWord = sizeof(std::uint64_t);
+constexpr std::uint64_t kPage = 4096;
+
 // Vigna's splitmix64: the n-th number of a stream without the ones before it.
 constexpr std::uint64_t Mix(std::uint64_t x) noexcept {
   x += 0x9E3779B97F4A7C15;
@@ -50,6 +53,10 @@ std::uint64_t PerfCase::RegionBytes() const noexcept {
   return 2 * ((size + block_size - 1) / block_size) * block_size;
 }
 
+std::uint64_t PerfCase::SlotBytes() const noexcept {
+  return (RegionBytes() + kPage - 1) / kPage * kPage;
+}
+
 Status CheckBlocks(const PerfCase& perf_case) {
   constexpr std::uint64_t kMostBlocks = std::uint64_t{16} << 20;
   if (perf_case.block_size == 0 || perf_case.size / perf_case.block_size <= kMostBlocks)
@@ -64,6 +71,7 @@ Status CheckBlocks(const PerfCase& perf_case) {
 Layout::Layout(const PerfCase& perf_case, std::uint64_t seed)
     : size_(perf_case.size),
       block_bytes_(perf_case.block_size == 0 ? perf_case.size : perf_case.block_size),
+      region_bytes_(perf_case.RegionBytes()),
       slots_((size_ + block_bytes_ - 1) / block_bytes_) {
   std::iota(slots_.begin(), slots_.end(), std::uint64_t{0});
   for (std::uint64_t left = slots_.size(); left > 1; --left) {
@@ -76,11 +84,13 @@ std::uint64_t Layout::bytes(std::uint64_t block) const noexcept {
   return std::min(block_bytes_, size_ - block * block_bytes_);
 }
 
-BlockList BlocksBetween(const Layout& dst, const Layout& src) {
+BlockList BlocksBetween(const LaidOut& dst, const LaidOut& src) {
   BlockList list;
-  list.Reserve(dst.blocks());
-  for (std::uint64_t i = 0; i < dst.blocks(); ++i) {
-    list.Add({.dst = dst.offset(i), .src = src.offset(i), .len = dst.bytes(i)});
+  list.Reserve(dst.layout.blocks());
+  for (std::uint64_t i = 0; i < dst.layout.blocks(); ++i) {
+    list.Add({.dst = dst.begin + dst.layout.offset(i),
+              .src = src.begin + src.layout.offset(i),
+              .len = dst.layout.bytes(i)});
   }
   return list;
 }
@@ -89,22 +99,31 @@ void FillPattern(std::span<std::byte> region, const Layout& layout, std::uint64_
   for (std::uint64_t block = 0; block < layout.blocks(); ++block) {
     const auto bytes = region.subspan(layout.offset(block), layout.bytes(block));
     const std::uint64_t key = KeyOf(seed, block);
-    for (std::uint64_t at = 0; at < bytes.size(); at += 8) {
-      const std::uint64_t word = Word(key, at / 8);
-      std::memcpy(bytes.data() + at, &word, std::min<std::uint64_t>(8, bytes.size() - at));
+    const std::uint64_t words = bytes.size() / kWord;
+    for (std::uint64_t i = 0; i < words; ++i) {
+      const std::uint64_t word = Word(key, i);
+      std::memcpy(bytes.data() + i * kWord, &word, kWord);
     }
+    const std::uint64_t word = Word(key, words);
+    std::memcpy(bytes.data() + words * kWord, &word, bytes.size() % kWord);
   }
 }
 
-std::optional<std::uint64_t> FindWrongBlock(std::span<const std::byte> region, const Layout& layout,
-                                            std::uint64_t seed) {
+std::optional<std::uint64_t> FindWrongByte(std::span<const std::byte> region, const Layout& layout,
+                                           std::uint64_t seed) {
   for (std::uint64_t block = 0; block < layout.blocks(); ++block) {
     const auto bytes = region.subspan(layout.offset(block), layout.bytes(block));
+    const std::uint64_t begin = block * layout.block_bytes();
     const std::uint64_t key = KeyOf(seed, block);
-    for (std::uint64_t at = 0; at < bytes.size(); at += 8) {
-      const std::uint64_t word = Word(key, at / 8);
-      const auto length = std::min<std::uint64_t>(8, bytes.size() - at);
-      if (std::memcmp(bytes.data() + at, &word, length) != 0) return block;
+    const std::uint64_t words = bytes.size() / kWord;
+    for (std::uint64_t i = 0; i < words; ++i) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, bytes.data() + i * kWord, kWord);
+      if (word != Word(key, i)) return begin + i * kWord;
+    }
+    const std::uint64_t word = Word(key, words);
+    if (std::memcmp(bytes.data() + words * kWord, &word, bytes.size() % kWord) != 0) {
+      return begin + words * kWord;
     }
   }
   return std::nullopt;

@@ -23,6 +23,8 @@ struct PerfCase {
 
   // The smallest region for its Layout. The last block may not fill its place.
   std::uint64_t RegionBytes() const noexcept;
+  // From one such region to the next, where a side has several, each at a page of its own.
+  std::uint64_t SlotBytes() const noexcept;
 };
 
 // Errors: kInvalidArgument for more blocks than a run should hold lists of.
@@ -38,22 +40,33 @@ class Layout {
   std::uint64_t blocks() const noexcept { return slots_.size(); }
   std::uint64_t offset(std::uint64_t block) const noexcept { return slots_[block] * block_bytes_; }
   std::uint64_t bytes(std::uint64_t block) const noexcept;
+  // All but the last block have as many.
+  std::uint64_t block_bytes() const noexcept { return block_bytes_; }
+  // As PerfCase::RegionBytes().
+  std::uint64_t region_bytes() const noexcept { return region_bytes_; }
 
  private:
   std::uint64_t size_;
   std::uint64_t block_bytes_;
+  std::uint64_t region_bytes_;
   std::vector<std::uint64_t> slots_;
 };
 
+// Where a layout begins in memory that has more than one.
+struct LaidOut {
+  const Layout& layout;
+  std::uint64_t begin = 0;
+};
 // Each block of the case from its place in `src` to its place in `dst`.
-BlockList BlocksBetween(const Layout& dst, const Layout& src);
+BlockList BlocksBetween(const LaidOut& dst, const LaidOut& src);
 
 // Fills a region's blocks with random bytes that depend on the seed and on the block, not on where
 // the block lies.
 void FillPattern(std::span<std::byte> region, const Layout& layout, std::uint64_t seed);
-// The first block that does not hold its bytes of FillPattern, if any.
-std::optional<std::uint64_t> FindWrongBlock(std::span<const std::byte> region, const Layout& layout,
-                                            std::uint64_t seed);
+// The first word of eight bytes that is not as FillPattern wrote it, if any: its offset among the
+// bytes of the case.
+std::optional<std::uint64_t> FindWrongByte(std::span<const std::byte> region, const Layout& layout,
+                                           std::uint64_t seed);
 // Overwrites what earlier transfers left.
 void Poison(std::span<std::byte> region);
 

@@ -55,14 +55,24 @@ TEST(Pattern, FollowsItsBlocksToAnotherLayout) {
   auto to = Region(kScattered);
   FillPattern(from, src, 42);
   Poison(to);
-  EXPECT_EQ(FindWrongBlock(to, dst, 42), 0U);
-  const BlockList list = BlocksBetween(dst, src);
+  EXPECT_EQ(FindWrongByte(to, dst, 42), 0U);
+  const BlockList list = BlocksBetween({dst}, {src});
   EXPECT_TRUE(list.Validate(to.size(), from.size()));
   for (const Block& block : list.blocks()) {
     std::memcpy(to.data() + block.dst, from.data() + block.src, block.len);
   }
-  EXPECT_EQ(FindWrongBlock(to, dst, 42), std::nullopt);
-  EXPECT_NE(FindWrongBlock(to, dst, 43), std::nullopt);
+  EXPECT_EQ(FindWrongByte(to, dst, 42), std::nullopt);
+  EXPECT_NE(FindWrongByte(to, dst, 43), std::nullopt);
+}
+
+TEST(Layout, LiesInSlotsThatBeginAtPages) {
+  const PerfCase small{.op = Op::kWrite, .size = 8};
+  EXPECT_EQ(small.SlotBytes(), 4096U);
+  const PerfCase whole{.op = Op::kWrite, .size = 8192};
+  EXPECT_EQ(whole.SlotBytes(), 8192U);
+  const Layout layout(kScattered, 1);
+  const BlockList list = BlocksBetween({layout, 3 * kScattered.SlotBytes()}, {layout});
+  for (const Block& block : list.blocks()) EXPECT_EQ(block.dst, block.src + 3 * 4096);
 }
 
 TEST(Pattern, NoticesEachSingleWrongByte) {
@@ -72,7 +82,8 @@ TEST(Pattern, NoticesEachSingleWrongByte) {
   for (std::uint64_t block = 0; block < layout.blocks(); ++block) {
     std::byte& last = region[layout.offset(block) + layout.bytes(block) - 1];
     last ^= std::byte{1};
-    EXPECT_EQ(FindWrongBlock(region, layout, 42), block);
+    const std::uint64_t at = block * 64 + layout.bytes(block) - 1;
+    EXPECT_EQ(FindWrongByte(region, layout, 42), at / 8 * 8);
     last ^= std::byte{1};
   }
 }

@@ -17,7 +17,7 @@ Result<PerfMemory> PerfMemory::Allocate(MemoryChoice choice, std::uint64_t bytes
     return memory;
   }
   FERRY_TRY_ASSIGN(memory.gpu_, GpuMirror::Allocate(choice, bytes, config));
-  FERRY_TRY(memory.Upload());
+  FERRY_TRY(memory.Upload(0, bytes));
   return memory;
 }
 
@@ -25,26 +25,28 @@ std::span<std::byte> PerfMemory::bytes() const noexcept {
   return gpu_ ? gpu_.device() : host_.bytes();
 }
 
-Status PerfMemory::Upload() {
-  return gpu_ ? gpu_.Move(cuda::CopyKind::kHostToDevice, 0, gpu_.device().size()) : Ok();
+Status PerfMemory::Upload(std::uint64_t at, std::uint64_t bytes) {
+  return gpu_ ? gpu_.Move(cuda::CopyKind::kHostToDevice, at, bytes) : Ok();
 }
 
-Status PerfMemory::Fill(const Layout& layout, std::uint64_t seed) {
-  FillPattern(host(), layout, seed);
-  return Upload();
+Status PerfMemory::Fill(const LaidOut& at, std::uint64_t seed) {
+  const std::uint64_t length = at.layout.region_bytes();
+  FillPattern(host().subspan(at.begin, length), at.layout, seed);
+  return Upload(at.begin, length);
 }
 
 Status PerfMemory::Poison() {
   tools::Poison(host());
-  return Upload();
+  return Upload(0, host().size());
 }
 
-Result<bool> PerfMemory::Holds(const Layout& layout, std::uint64_t seed) {
+Result<std::optional<std::uint64_t>> PerfMemory::FindWrong(const LaidOut& at, std::uint64_t seed) {
+  const auto region = host().subspan(at.begin, at.layout.region_bytes());
   if (gpu_) {
-    tools::Poison(host());  // so that what is looked at has come from the GPU
-    FERRY_TRY(gpu_.Move(cuda::CopyKind::kDeviceToHost, 0, gpu_.device().size()));
+    tools::Poison(region);  // so that what is looked at has come from the GPU
+    FERRY_TRY(gpu_.Move(cuda::CopyKind::kDeviceToHost, at.begin, region.size()));
   }
-  return !FindWrongBlock(host(), layout, seed).has_value();
+  return FindWrongByte(region, at.layout, seed);
 }
 
 Result<double> PerfMemory::CopyRate(cuda::CopyKind kind, std::uint64_t bytes) {

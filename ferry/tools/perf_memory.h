@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "ferry/core/config.h"
@@ -26,16 +27,17 @@ class PerfMemory {
   // As much host memory.
   std::span<std::byte> host() const noexcept { return gpu_ ? gpu_.host() : host_.bytes(); }
 
-  // FillPattern() and Poison() of what is transferred.
-  Status Fill(const Layout& layout, std::uint64_t seed);
+  // FillPattern() of what is transferred from `begin` on, and Poison() of all of it.
+  Status Fill(const LaidOut& at, std::uint64_t seed);
   Status Poison();
-  // Whether all blocks hold their bytes of Fill().
-  Result<bool> Holds(const Layout& layout, std::uint64_t seed);
+  // FindWrongByte() from `begin` on.
+  Result<std::optional<std::uint64_t>> FindWrong(const LaidOut& at, std::uint64_t seed);
   // Of one plain copy of the first `bytes` from pinned host memory or to it, at best, in GB/s.
   Result<double> CopyRate(cuda::CopyKind kind, std::uint64_t bytes);
 
  private:
-  Status Upload();
+  // Of a GPU's memory.
+  Status Upload(std::uint64_t at, std::uint64_t bytes);
 
   HostBuffer host_;  // empty where gpu_ is used
   GpuMirror gpu_;

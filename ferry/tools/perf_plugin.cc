@@ -16,6 +16,13 @@ LaunchMicroseconds LaunchOf(const Carrier& carrier) {
           Seconds(times.longest) * 1e6};
 }
 
+std::function<std::uint64_t()> OffsetsOf(const PerfCase& perf_case, const Marks& marks,
+                                         bool is_source) {
+  return [slots = SlotCursor(marks), is_source, bytes = perf_case.SlotBytes()]() mutable {
+    return bytes * (is_source ? slots.NextSource() : slots.NextDestination());
+  };
+}
+
 Result<std::unique_ptr<CarriedCase>> CarriedCase::Open(const PerfJob& job,
                                                        const PerfCase& perf_case,
                                                        std::span<std::byte> memory,
@@ -53,10 +60,15 @@ Status CarriedCase::OpenFromServer(Json question, Deadline deadline) {
   return Ok();
 }
 
-Result<Sample> CarriedCase::Run(std::uint64_t count, std::uint64_t depth, Deadline deadline) {
-  FERRY_TRY(control_->Ask({{"do", perf_request::kPluginRun}, {"count", count}, {"depth", depth}},
+Result<Sample> CarriedCase::Run(std::uint64_t count, std::uint64_t depth, const Marks& marks,
+                                Deadline deadline) {
+  FERRY_TRY(control_->Ask({{"do", perf_request::kPluginRun},
+                           {"count", count},
+                           {"depth", depth},
+                           {"marks", marks.ToJson()}},
                           deadline));
-  const Carrier::Run run{.bytes = case_.size, .count = count, .depth = depth};
+  Carrier::Run run{.bytes = case_.size, .count = count, .depth = depth};
+  run.next_offset = OffsetsOf(case_, marks, /*is_source=*/case_.op != Op::kRead);
   const double cpu = CpuSeconds();
   const auto begin = Clock::now();
   const bool from_server = case_.op == Op::kRead;

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -10,11 +11,17 @@
 #include "ferry/tools/cmd_perf.h"
 #include "ferry/tools/json_fwd.h"
 #include "ferry/tools/operations.h"
+#include "ferry/tools/perf_marks.h"
 #include "ferry/tools/plugin_carrier.h"
 
 namespace ferry::tools {
 
 LaunchMicroseconds LaunchOf(const Carrier& carrier);
+
+// For Carrier::Run: where one side has the operations of a part in its memory. Lives no longer than
+// the marks.
+std::function<std::uint64_t()> OffsetsOf(const PerfCase& perf_case, const Marks& marks,
+                                         bool is_source);
 
 // One case of a client, through a plugin. A write goes to the server, a read comes from it; as a
 // plugin sends and receives, both sides take part in either.
@@ -26,7 +33,8 @@ class CarriedCase {
                                                    Deadline deadline);
 
   // Both sides' processes. The clock stops when all is in place, and this side knows it.
-  Result<Sample> Run(std::uint64_t count, std::uint64_t depth, Deadline deadline);
+  Result<Sample> Run(std::uint64_t count, std::uint64_t depth, const Marks& marks,
+                     Deadline deadline);
   const Carrier& carrier() const noexcept { return *carrier_; }
 
  private:

@@ -169,10 +169,6 @@ Result<std::unique_ptr<Carrier>> Carrier::Open(const CarrierOptions& options,
                                                const Config& config) {
   const UnpackBy by =
       options.unpack.value_or(choice.is_host() ? UnpackBy::kHost : UnpackBy::kKernel);
-  if (by != UnpackBy::kHost && choice.is_host()) {
-    return Error(Code::kInvalidArgument,
-                 fmt::format("memory host cannot be unpacked by {}; choose host", UnpackName(by)));
-  }
   const bool wordy = IsSwitchedOn(kUcclDebug) || IsSwitchedOn(kUcclLaunchDebug);
   if (wordy && !LogEnabled(LogLevel::kInfo)) SetLogLevel(LogLevel::kInfo);
   FERRY_TRY_ASSIGN(cuda::DeviceApi* const api, choice.Open(config));
@@ -199,6 +195,10 @@ Status Carrier::MakeCurrent() {
 }
 
 Status Carrier::Listen() {
+  if (by_ != UnpackBy::kHost && choice_.is_host()) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("memory host cannot be unpacked by {}; choose host", UnpackName(by_)));
+  }
   FERRY_TRY(MakeCurrent());
   FERRY_TRY_ASSIGN(in_, InStripe::Listen(plugin_, options_.stripe));
   Tell(fmt::format("listening on {} channels", options_.stripe.channels));
@@ -269,14 +269,15 @@ Status Carrier::CheckRun(const Run& run) const {
 Status Carrier::Send(const Run& run, Deadline deadline) {
   FERRY_TRY(CheckRun(run));
   FERRY_TRY(MakeCurrent());
-  return Drive(out_.get(), run, deadline, "sending:", [&] { out_->Send(run.offset, run.bytes); });
+  return Drive(out_.get(), run, deadline,
+               "sending:", [&] { out_->Send(run.NextOffset(), run.bytes); });
 }
 
 Status Carrier::Receive(const Run& run, Deadline deadline) {
   FERRY_TRY(CheckRun(run));
   FERRY_TRY(MakeCurrent());
   return Drive(in_.get(), run, deadline,
-               "receiving:", [&] { in_->Receive(run.offset, run.bytes); });
+               "receiving:", [&] { in_->Receive(run.NextOffset(), run.bytes); });
 }
 
 // ---- what is told -------------------------------------------------------------------------------

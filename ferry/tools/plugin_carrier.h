@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -67,6 +68,10 @@ class Carrier {
     std::uint64_t bytes = 0;
     std::uint64_t count = 1;  // times, one after another
     std::uint64_t depth = 1;  // at once
+    // In place of `offset`, where they do not all have the same: of one after another.
+    std::function<std::uint64_t()> next_offset = nullptr;
+
+    std::uint64_t NextOffset() const { return next_offset ? next_offset() : offset; }
   };
   // Returns when the plugin has taken all; or when all is in place.
   Status Send(const Run& run, Deadline deadline);

@@ -23,10 +23,13 @@ namespace {
 
 constexpr auto kEndingWait = std::chrono::seconds(5);
 
-std::atomic<bool> interrupted{false};
-static_assert(std::atomic<bool>::is_always_lock_free, "set in a signal handler");
+std::atomic<int> interrupted_by{0};
+static_assert(std::atomic<int>::is_always_lock_free, "set in a signal handler");
 
-void OnSignal(int /*signal*/) { interrupted.store(true, std::memory_order_relaxed); }
+void OnSignal(int signal) {
+  int none = 0;
+  (void)interrupted_by.compare_exchange_strong(none, signal, std::memory_order_relaxed);
+}
 
 double SecondsOf(const timeval& time) {
   return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
@@ -62,9 +65,14 @@ void CatchSignals() {
   (void)::signal(SIGPIPE, SIG_IGN);
 }
 
-bool Interrupted() noexcept { return interrupted.load(std::memory_order_relaxed); }
+bool Interrupted() noexcept { return InterruptSignal() != 0; }
 
-Error InterruptedError() { return Error(Code::kCancelled, "interrupted by a signal"); }
+int InterruptSignal() noexcept { return interrupted_by.load(std::memory_order_relaxed); }
+
+Error InterruptedError() {
+  return Error(Code::kCancelled, InterruptSignal() == SIGTERM ? "interrupted by SIGTERM"
+                                                              : "interrupted by SIGINT (Ctrl-C)");
+}
 
 double CpuSeconds() noexcept {
   rusage usage{};

@@ -14,6 +14,8 @@ namespace ferry::tools {
 // nothing.
 void CatchSignals();
 bool Interrupted() noexcept;
+// The first of these signals that came; 0 for none.
+int InterruptSignal() noexcept;
 Error InterruptedError();
 
 // User and system time of this process so far, all threads.

@@ -16,9 +16,10 @@ namespace {
 constexpr auto kProgressAfter = std::chrono::seconds(1);
 constexpr auto kProgressEvery = milliseconds(100);
 
+// At most 100 characters. What holds for all rows of a run is in the lines above the table; the
+// rest of a row is in its JSON.
 constexpr const char* kColumns =
-    "{:<6} {:<6} {:<8} {:>10} {:>8} {:>5} {:>6} {:>9} {:>9} {:>9} {:>7} {:>7} {:>6} {:>8} {:>8} "
-    "{:>6} {:>9} {:>8}";
+    "{:<5} {:>9} {:>7} {:>8} {:>8} {:>7} {:>8} {:>7} {:>5} {:>8} {:>9} {:>8}";
 
 Json OrNull(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 
@@ -96,6 +97,7 @@ Json ToJson(const PerfRow& row) {
   json["cpu_ratio"] = OrNull(Ratio(row.cpu_seconds_per_gb, row.floor_cpu_seconds_per_gb));
   json["ops_per_second"] = row.ops_per_second;
   json["verified"] = row.verified ? Json(*row.verified) : Json(nullptr);
+  json["verified_operations"] = row.verified_operations;
   json["depth"] = row.depth;
   json["wait"] = row.wait;
   json["congestion_control"] = row.congestion_control;
@@ -138,21 +140,18 @@ Json ToJson(const PerfRow& row) {
 }
 
 std::string PerfTableHead() {
-  return fmt::format(kColumns, "op", "memory", "provider", "size", "block", "lanes", "iters",
-                     "avg ms", "p50 ms", "p99 ms", "GB/s", "floor", "share", "CPU s/GB", "floor",
-                     "ratio", "ops/s", "verified");
+  return fmt::format(kColumns, "op", "size", "block", "p50 ms", "p99 ms", "GB/s", "ops/s", "floor",
+                     "share", "CPU s/GB", "CPU ratio", "verified");
 }
 
 std::string PerfTableLine(const PerfRow& row) {
-  std::string line =
-      fmt::format(kColumns, row.op, row.memory, row.provider, FormatSize(row.size),
-                  row.block_size == 0 ? "-" : FormatSize(row.block_size), row.lanes, row.iterations,
-                  Fixed(row.seconds_avg * 1e3, 3), Fixed(row.seconds_p50 * 1e3, 3),
-                  Fixed(row.seconds_p99 * 1e3, 3), Fixed(row.gbps, 3), Fixed(row.floor_gbps, 3),
-                  Fixed(Ratio(row.gbps, row.floor_gbps), 3), Fixed(row.cpu_seconds_per_gb, 3),
-                  Fixed(row.floor_cpu_seconds_per_gb, 3),
-                  Fixed(Ratio(row.cpu_seconds_per_gb, row.floor_cpu_seconds_per_gb), 2),
-                  Fixed(row.ops_per_second, 1), YesNo(row.verified));
+  std::string line = fmt::format(
+      kColumns, row.op, FormatSize(row.size),
+      row.block_size == 0 ? "-" : FormatSize(row.block_size), Fixed(row.seconds_p50 * 1e3, 3),
+      Fixed(row.seconds_p99 * 1e3, 3), Fixed(row.gbps, 3),
+      Fixed(row.ops_per_second, row.ops_per_second < 1e5 ? 1 : 0), Fixed(row.floor_gbps, 3),
+      Fixed(Ratio(row.gbps, row.floor_gbps), 2), Fixed(row.cpu_seconds_per_gb, 3),
+      Fixed(Ratio(row.cpu_seconds_per_gb, row.floor_cpu_seconds_per_gb), 2), YesNo(row.verified));
   if (row.half_rtt_us_p50) line += "\n" + LatencyLine(row);
   if (row.memory != "host") {
     line += fmt::format("\n  path: {}, {}", row.path, Printable(row.path_reason));
@@ -210,6 +209,20 @@ std::string Printable(std::string_view text) {
     printable += byte < 0x20 || byte == 0x7F ? fmt::format("\\x{:02x}", byte) : std::string(1, c);
   }
   return printable;
+}
+
+std::string ProgressText(std::uint64_t done, std::uint64_t total, double seconds) {
+  constexpr double kMebi = 1 << 20;
+  done = std::min(done, total);
+  const auto moved = static_cast<double>(done);
+  const auto all = static_cast<double>(total);
+  std::string text = fmt::format("{:.0f} of {:.0f} MiB ({:.0f} %)", moved / kMebi, all / kMebi,
+                                 total == 0 ? 100 : 100 * moved / all);
+  if (done == 0 || seconds <= 0) return text;
+  const double rate = moved / seconds;
+  const bool fast = rate >= 1e8;
+  return text + fmt::format(", {:.{}f} {}/s, {:.0f} s left", fast ? rate / 1e9 : rate / 1e6,
+                            fast ? 2 : 1, fast ? "GB" : "MB", (all - moved) / rate);
 }
 
 Progress::Progress()

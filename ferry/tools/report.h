@@ -44,6 +44,8 @@ struct PerfRow {
   std::optional<double> floor_gbps;
   std::optional<double> floor_cpu_seconds_per_gb;
   std::optional<bool> verified;
+  std::uint64_t verified_operations = 0;  // of those that were timed
+  std::string wrong;                      // what was found first where they were not right
   // Of GPU memory: one plain copy of the same bytes from pinned memory, and to it, at best.
   std::optional<double> h2d_gbps;
   std::optional<double> d2h_gbps;
@@ -111,6 +113,24 @@ class Progress {
   const bool terminal_;
   Clock::time_point next_;
   bool shown_ = false;
+};
+
+// How many of a transfer's bytes have been moved, at which rate since it began, and for how long it
+// will go on like this: "512 of 2048 MiB (25 %), 1.20 GB/s, 2 s left".
+std::string ProgressText(std::uint64_t done, std::uint64_t total, double seconds);
+
+// Progress of so many bytes, from now on.
+class ByteProgress {
+ public:
+  explicit ByteProgress(std::uint64_t total) : total_(total) {}
+  void Show(std::uint64_t done) {
+    progress_.Show(ProgressText(done, total_, Seconds(Clock::now() - begin_)));
+  }
+
+ private:
+  const std::uint64_t total_;
+  const Clock::time_point begin_ = Clock::now();
+  Progress progress_;
 };
 
 }  // namespace ferry::tools

@@ -7,6 +7,7 @@
 
 #include "ferry/core/units.h"
 #include "ferry/tools/json.h"
+#include "ferry/tools/report.h"
 
 namespace ferry::tools {
 namespace {
@@ -82,8 +83,10 @@ Carrier::Run CarriedFile::PieceAt(std::uint64_t at) const {
 }
 
 Status CarriedFile::Send() {
+  ByteProgress progress(size_);
   std::uint64_t taken = 0;
   for (std::uint64_t at = 0; at < size_; at += piece_) {
+    progress.Show(at);
     for (; at - taken >= kPiecesAtOnce * piece_; taken += piece_) {
       FERRY_TRY(side_.control->HearAnswer(Deadline::Never()));
     }

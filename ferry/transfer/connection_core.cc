@@ -10,12 +10,6 @@
 #include "ferry/transfer/lane_keeper.h"
 
 namespace ferry::transfer {
-namespace {
-
-bool PutsBytesOnTheWire(OperationKind kind) { return kind != OperationKind::kRecv; }
-
-}  // namespace
-
 ConnectionCore::ConnectionCore(const Config& config, RegionTable* regions, Peer peer,
                                std::vector<EventLoop*> loops)
     : config_(config),
@@ -315,16 +309,17 @@ void ConnectionCore::BeatOnLoop(Clock::duration missed) {
 // ---- the end ------------------------------------------------------------------------------------
 
 void ConnectionCore::MarkLost(const Error& error, bool peer_closed) {
+  const std::string before = EventsInALine();
   {
     const std::lock_guard lock(error_mutex_);
     if (lost_.load()) return;
     lost_code_ = error.code();
     lost_reason_ = error.message();
+    // The peer's other lanes may still bring acknowledgements: ChannelClosedOnLoop() logs it.
+    if (peer_closed) unlogged_close_ = before;
     lost_.store(true);
   }
-  // Peers come and go: that is worth a warning only where something of ours was under way.
-  const bool in_order = peer_closed && sending_.load(std::memory_order_relaxed) == 0;
-  LogLoss(error, in_order || error.code() == Code::kCancelled);
+  if (!peer_closed) LogLoss(error, error.code() == Code::kCancelled, before);
   Note("the connection ended: {}", error.message());
 }
 
@@ -382,6 +377,7 @@ void ConnectionCore::ChannelClosedOnLoop() {
     if (const auto copy = std::exchange(operation->staged, nullptr)) AwaitStagedCopy(*copy);
     EndOnLoop(operation, operation->abort_error ? *operation->abort_error : LostError());
   }
+  LogPeerClose();
   closed_.store(true);
   {
     const std::lock_guard lock(notifications_mutex_);

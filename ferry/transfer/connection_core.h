@@ -54,6 +54,8 @@ struct Peer {
   Uuid token;
 };
 
+inline bool PutsBytesOnTheWire(OperationKind kind) { return kind != OperationKind::kRecv; }
+
 // The engine's side of a connection: its operations, its messages, its life and end. Belongs to its
 // home loop, on which the first lane is; the other lanes' loops reach it through Post.
 //
@@ -219,7 +221,11 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
                             Clock::time_point since) const;
   // Nothing new is begun from now on. Any thread; the first error stays.
   void MarkLost(const Error& error, bool peer_closed = false);
-  void LogLoss(const Error& error, bool everyday) const;
+  // `before`: the events until then.
+  void LogLoss(const Error& error, bool everyday, const std::string& before) const;
+  // Where the peer has closed the connection, once every operation has ended.
+  void LogPeerClose() const;
+  std::string EventsInALine() const;
   void CountEndOnLoop(const OperationState& operation, const Status& status);
   void FailOnLoop(const Error& cause);
   void FailIfAllDownOnLoop(const Error& error);
@@ -320,10 +326,12 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   mutable std::mutex error_mutex_;
   std::string lost_reason_;  // under error_mutex_
   Code lost_code_ = Code::kPeerLost;
+  std::optional<std::string> unlogged_close_;  // under error_mutex_; the events before it
 
   // Home loop.
   bool started_ = false;
-  bool ending_ = false;  // everything was told to end
+  bool ending_ = false;          // everything was told to end
+  bool failed_by_loss_ = false;  // of operations that had begun to put bytes on the wire
   std::optional<Error> failed_early_;
   OperationTable operations_;
   // Receives, by the sender's operation.

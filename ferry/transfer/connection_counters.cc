@@ -69,6 +69,10 @@ void ConnectionCore::CountEndOnLoop(const OperationState& operation, const Statu
   LoopCounter& count =
       operation_counts_[static_cast<std::size_t>(operation.kind)].ended[OutcomeOf(status)];
   count.Add();
+  if (!status && lost_.load() && PutsBytesOnTheWire(operation.kind) &&
+      operation.phase != OperationState::Phase::kNew) {
+    failed_by_loss_ = true;
+  }
   // What ends with the connection is told with that, and cancelling is nothing out of the ordinary.
   if (status || lost_.load() || status.error().code() == Code::kCancelled) return;
   if (!WorthKeeping(count.get())) return;
@@ -82,15 +86,26 @@ void ConnectionCore::CountEndOnLoop(const OperationState& operation, const Statu
           "{} ({} of this kind so far); events: {}", error.message(), count.get(), before);
 }
 
-void ConnectionCore::LogLoss(const Error& error, bool everyday) const {
+std::string ConnectionCore::EventsInALine() const { return events_.Describe(kEventsInALine); }
+
+void ConnectionCore::LogLoss(const Error& error, bool everyday, const std::string& before) const {
   if (everyday) {
     return LogWith(LogLevel::kInfo, "transfer", {{"peer", peer_name()}},
                    "connection to {} ended: {}", peer_name(), error.ToString());
   }
-  const std::string before = events_.Describe(kEventsInALine);
   LogWith(LogLevel::kWarn, "transfer", {{"peer", peer_name()}, {"events", before}},
           "connection to {} was lost: {}; events: {}", peer_name(), error.ToString(),
           before.empty() ? "none" : before);
+}
+
+// Peers come and go: that is worth a warning only where something of ours came to nothing by it.
+void ConnectionCore::LogPeerClose() const {
+  std::optional<std::string> before;
+  {
+    const std::lock_guard lock(error_mutex_);
+    before = unlogged_close_;
+  }
+  if (before) LogLoss(LostError(), !failed_by_loss_, *before);
 }
 
 }  // namespace ferry::transfer

@@ -304,6 +304,37 @@ TEST_F(CountersTest, ASilentLaneIsCountedAsStalled) {
               HasSubstr("has been silent for"));
 }
 
+// Lane 0 brings the acknowledgement, and later than the others bring the end.
+TEST_F(CountersTest, APeerThatClosesAfterItHasTakenEverythingIsNoWarning) {
+  ::testing::internal::CaptureStderr();
+  {
+    Link link = NewLink();
+    std::vector<std::byte> into(4);
+    const auto receive = link.far.connection->Recv(1, kWholeTag, into);
+    network_.SetFaults(first_, {.delay = milliseconds(400)});
+    const auto send = link.near.connection->Send(1, BytesOf("last"));
+    EXPECT_TRUE(EndsOk(receive));
+    link.far.connection->Close();
+    EXPECT_TRUE(EndsOk(send));
+    EXPECT_TRUE(IsLostSoon(link.near.connection));
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
+TEST_F(CountersTest, APeerThatClosesBeforeItHasTakenEverythingIsAWarning) {
+  ::testing::internal::CaptureStderr();
+  {
+    Link link = NewLink();
+    const auto bytes = BytesOf(std::string(kCountedBytes, 'x'));
+    const auto send = link.near.connection->Send(1, bytes);  // that nobody receives
+    EXPECT_TRUE(EndsOk(link.near.connection->Notify(BytesOf("note"))));
+    link.far.connection->Close();
+    EXPECT_FALSE(EndsOk(send));
+  }
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("[warn] transfer: connection to "), HasSubstr("was lost: ")));
+}
+
 TEST_F(CountersTest, ALostConnectionIsLoggedOnceWithWhatCameBefore) {
   config_.heartbeat_interval = milliseconds(20);
   config_.lane_timeout = milliseconds(60);

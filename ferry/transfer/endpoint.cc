@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ferry/core/bytes.h"
+#include "ferry/core/unknown_variables.h"
 #include "ferry/net/builtin.h"
 #include "ferry/transfer/dialer.h"
 #include "ferry/transfer/endpoint_core.h"
@@ -82,6 +83,7 @@ Result<EndpointAddress> EndpointAddress::Parse(std::span<const std::byte> bytes)
 // ---- Endpoint -----------------------------------------------------------------------------------
 
 Result<Endpoint> Endpoint::Create(const Config& config, std::unique_ptr<net::Provider> provider) {
+  WarnOfUnknownVariables();
   FERRY_TRY(config.Validate());
   if (!provider) provider = net::CreateBuiltinProvider();
   auto core = std::make_shared<EndpointCore>(config, std::move(provider));

@@ -85,6 +85,9 @@ class Unpacker {
   // Batches that Enqueue() has events for, and those under way; as of the last Completed().
   std::size_t room() const noexcept { return ring_.size() - under_way(); }
   std::size_t under_way() const noexcept { return static_cast<std::size_t>(issued_ - done_); }
+  // From where the pool is, for one who finds that out later than when this was made: in place of
+  // UnpackerOptions::kind. Before the first Enqueue().
+  void SetKind(cuda::CopyKind kind) noexcept { kind_ = kind; }
   // Where it queues its work. Not for kHost.
   cuda::StreamRef stream() const noexcept { return stream_; }
 
@@ -105,6 +108,7 @@ class Unpacker {
 
   cuda::DeviceApi* const api_;  // null for kHost
   const UnpackerOptions options_;
+  cuda::CopyKind kind_;
   cuda::Stream stream_;
   std::unique_ptr<DeviceExecutor> executor_;  // null for kHost
   std::vector<Batch> ring_;                   // batch t at t % size

@@ -144,7 +144,6 @@ class Bed {
     source = MakePattern(bytes, channels * 10 + static_cast<std::size_t>(by));
     sender.emplace(std::move(ends.senders), how.chunk_timeout);
     ReceiverOptions receiver_options;
-    receiver_options.pool_bytes = kPoolBytes;
     receiver_options.chunk_timeout = how.chunk_timeout;
     receiver = Must(Receiver::Create(api(), unpacker.get(), std::move(ends.receivers),
                                      receiver_options, Soon()));

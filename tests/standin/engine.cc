@@ -76,6 +76,14 @@ unsigned long Engine::pages_in_use() {
   return sum;
 }
 
+std::uint64_t Engine::PoolBytesAt(const void* base) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [device, pool] : pools_) {
+    if (pool->base() == base) return pool->bytes();
+  }
+  return 0;
+}
+
 bool Engine::Hit(Fault fault) { return settings_.fault == fault && ++hits_ == settings_.fault_at; }
 
 std::uint64_t Engine::NextSeed() { return settings_.seed * 1'000'003 + ++seeds_; }
@@ -86,4 +94,11 @@ std::uint64_t Engine::NextSeed() { return settings_.seed * 1'000'003 + ++seeds_;
 extern "C" __attribute__((visibility("default"))) unsigned long ferry_standin_pages_in_use() {
   auto* const engine = ferry::standin::Engine::Running();
   return engine == nullptr ? 0 : engine->pages_in_use();
+}
+
+extern "C" __attribute__((visibility("default"))) unsigned long long
+// NOLINTNEXTLINE(readability-identifier-naming): a C name
+ferry_net_pool_bytes(const void* pool) {
+  auto* const engine = ferry::standin::Engine::Running();
+  return engine == nullptr ? 0 : engine->PoolBytesAt(pool);
 }

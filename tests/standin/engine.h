@@ -57,6 +57,8 @@ class Engine {
   // The one pool of a device; null, with a log line, if there is no memory.
   Pool* PoolOf(int device);
   unsigned long pages_in_use();
+  // Of the pool that begins there; 0 where none does.
+  std::uint64_t PoolBytesAt(const void* base);
 
   // Whether this is the time that the fault which the settings ask for is to strike. Counts.
   bool Hit(Fault fault);

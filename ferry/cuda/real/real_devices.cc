@@ -69,6 +69,15 @@ Result<std::unique_ptr<RealDevices>> RealDevices::Create() {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
     (void)cudaGetLastError();
+    int driver = 0;
+    // The runtime calls a driver that is not there too old.
+    if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess &&
+        driver == 0) {
+      return Error(
+          Code::kUnsupported,
+          "no NVIDIA driver is installed here (libcuda.so.1 was not found); install one to use "
+          "GPUs, or, in a container, start it with GPUs (docker run --gpus all)");
+    }
     return CudaError(error, cudaGetErrorName(error), cudaGetErrorString(error),
                      "looking for GPUs (cudaGetDeviceCount)");
   }

@@ -91,7 +91,7 @@ class PluginRegistry {
     std::unique_ptr<Plugin>& plugin = plugins_[library];
     for (int version = kNewestVersion; plugin == nullptr && version >= kOldestVersion; --version) {
       void* const table = TableOf(library, version);
-      if (table != nullptr) plugin.reset(new Plugin(path, MakeDriver(version, table)));
+      if (table != nullptr) plugin.reset(MakePlugin(path, library, version, table));
     }
     if (plugin == nullptr) return NoPluginError(path, library);
     FERRY_TRY(plugin->Start());
@@ -99,6 +99,12 @@ class PluginRegistry {
   }
 
  private:
+  static Plugin* MakePlugin(const std::string& path, void* library, int version, void* table) {
+    auto* const pool_bytes =
+        reinterpret_cast<Plugin::PoolBytesFunction>(dlsym(library, kPoolBytesName));
+    return new Plugin(path, MakeDriver(version, table), pool_bytes);
+  }
+
   std::mutex mutex_;
   std::map<void*, std::unique_ptr<Plugin>> plugins_;  // by library; null: it has none
 };
@@ -108,10 +114,15 @@ Result<Plugin*> Plugin::Open(const std::string& path) {
   return registry->Open(path);
 }
 
-Plugin::Plugin(std::string path, std::unique_ptr<Driver> driver)
+Plugin::Plugin(std::string path, std::unique_ptr<Driver> driver, PoolBytesFunction pool_bytes)
     : path_(std::move(path)),
       driver_(std::move(driver)),
+      pool_bytes_(pool_bytes),
       name_(driver_->name() == nullptr ? "unnamed" : driver_->name()) {}
+
+std::uint64_t Plugin::PoolBytes(const void* pool) const {
+  return pool_bytes_ == nullptr ? 0 : pool_bytes_(pool);
+}
 
 bool Plugin::has_tcpx_requests() const { return name_.rfind(kTcpxName, 0) == 0; }
 

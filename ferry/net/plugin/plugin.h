@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +30,9 @@ class Plugin {
   // Whether its requests are those of GPUDirect-TCPX (tcpx::Request), as its name says.
   bool has_tcpx_requests() const;
   const std::vector<NicFacts>& nics() const noexcept { return nics_; }
+  // The bytes of the bounce pool that begins there, as far as the plugin tells (see
+  // kPoolBytesName); 0: it does not.
+  std::uint64_t PoolBytes(const void* pool) const;
   Driver& driver() noexcept { return *driver_; }
 
   // What a call that failed says: "isend of libnccl-net.so (GPUDirectTCPX_v7) failed: 3
@@ -39,7 +43,8 @@ class Plugin {
 
  private:
   friend class PluginRegistry;
-  Plugin(std::string path, std::unique_ptr<Driver> driver);
+  using PoolBytesFunction = unsigned long long (*)(const void* pool);
+  Plugin(std::string path, std::unique_ptr<Driver> driver, PoolBytesFunction pool_bytes);
   Status Start();  // does nothing where it has been
   Status Initialise();
   Status FindNics();
@@ -47,11 +52,18 @@ class Plugin {
 
   const std::string path_;
   const std::unique_ptr<Driver> driver_;
+  const PoolBytesFunction pool_bytes_;  // null: it has none
   std::string name_;
   std::vector<NicFacts> nics_;
   bool initialised_ = false;
   bool started_ = false;
 };
+
+// A function that a plugin may export beside its table, unsigned long long (const void* pool): how
+// large the bounce pool is that begins there, 0 for an address that is none. NCCL's interface says
+// nothing of that. GPUDirect-TCPX has no such function: its pools are GPU memory, whose size CUDA
+// tells. A plugin with pools in host memory needs one.
+inline constexpr const char* kPoolBytesName = "ferry_net_pool_bytes";
 
 // Where GPUDirect-TCPX machines have it.
 inline constexpr const char* kUsualPluginPath = "/usr/local/tcpx/lib64/libnccl-net-tcpx.so";

@@ -8,6 +8,7 @@
 
 #include "ferry/core/check.h"
 #include "ferry/core/log.h"
+#include "ferry/cuda/address.h"
 
 namespace ferry::net::plugin {
 namespace {
@@ -16,6 +17,8 @@ constexpr std::chrono::seconds kEndPatience{60};
 constexpr std::chrono::microseconds kShareLaunch{6};
 // Batches: with fewer the GPU would wait for the next launch.
 constexpr std::size_t kFewBatches = 2;
+// What fragments can address.
+constexpr std::uint64_t kMostPoolBytes = std::uint64_t{1} << 32;
 
 }  // namespace
 
@@ -44,14 +47,46 @@ Status Receiver::PlacePool(cuda::DeviceApi* api) {
                              channels_.front().comm->device(), channel.comm->device()));
   }
   pool_ = Place::OnDevice(base);
-  if (api == nullptr) return Ok();
-  FERRY_TRY_ASSIGN(const cuda::PointerInfo info, api->Inspect(base));
-  if (info.kind == cuda::MemoryKind::kDevice) return Ok();
+  cuda::PointerInfo info;
+  if (api != nullptr) {
+    FERRY_TRY_ASSIGN(info, api->Inspect(base));
+  }
+  FERRY_TRY(MeasurePool(info));
+  if (api == nullptr || info.kind == cuda::MemoryKind::kDevice) return Ok();
   const int ordinal = unpacker_->stream().ordinal();
   if (info.kind == cuda::MemoryKind::kHost) {
-    FERRY_TRY_ASSIGN(pool_pin_, api->RegisterHost(ordinal, base, options_.pool_bytes));
+    FERRY_TRY_ASSIGN(pool_pin_, api->RegisterHost(ordinal, base, pool_bytes_));
   }
   FERRY_TRY_ASSIGN(pool_, Place::OnHost(*api, ordinal, base));
+  unpacker_->SetKind(cuda::CopyKind::kHostToDevice);
+  return Ok();
+}
+
+// `info`: of the pool's beginning. The least of what the caller, the plugin and CUDA know.
+Status Receiver::MeasurePool(const cuda::PointerInfo& info) {
+  const Plugin& plugin = channels_.front().comm->plugin();
+  std::byte* const base = channels_.front().rows.pool();
+  const std::uint64_t told = plugin.PoolBytes(base);
+  const bool is_known = info.kind != cuda::MemoryKind::kHost && info.bytes > 0;
+  const std::uint64_t allocated =
+      is_known ? info.base + info.bytes - cuda::AddressOf(base) : std::uint64_t{0};
+  pool_bytes_ = kMostPoolBytes;
+  for (const std::uint64_t known : {options_.pool_bytes, told, allocated}) {
+    if (known > 0) pool_bytes_ = std::min(pool_bytes_, known);
+  }
+  if (options_.pool_bytes > 0 || told > 0 || allocated > 0) return Ok();
+  if (info.kind == cuda::MemoryKind::kHost) {
+    return Error(Code::kUnsupported,
+                 fmt::format("network plugin {} has its bounce pool in host memory and does not "
+                             "tell how large it is, so that what it receives cannot be checked; "
+                             "take a build of it that exports {}",
+                             plugin.name(), kPoolBytesName));
+  }
+  Log(LogLevel::kWarn, "plugin",
+      "neither CUDA nor network plugin {} tells how large its bounce pool is: fragments are "
+      "checked "
+      "against the {} bytes that they can address",
+      plugin.name(), kMostPoolBytes);
   return Ok();
 }
 
@@ -124,7 +159,7 @@ Status Receiver::TakeFrom(std::size_t index) {
     auto fragments = channel.rows.Read(*arrival);
     if (!fragments) return watch_.Named(index, oldest.chunk, fragments.error());
     const std::size_t first = blocks_.size();
-    const PostedReceive receive{options_.pool_bytes, oldest.chunk.message.bytes, oldest.place.runs};
+    const PostedReceive receive{pool_bytes_, oldest.chunk.message.bytes, oldest.place.runs};
     if (auto read = reader_.Read(*fragments, receive, &blocks_); !read) {
       return watch_.Named(index, oldest.chunk, read.error());
     }

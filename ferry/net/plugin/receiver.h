@@ -39,7 +39,9 @@ struct LaunchTimes {
 };
 
 struct ReceiverOptions {
-  std::uint64_t pool_bytes = std::uint64_t{1} << 32;
+  // Of the plugin's bounce pool: fragments that do not lie within are refused. 0: as the plugin
+  // tells it (Plugin::PoolBytes()), or CUDA of the allocation that the pool lies in.
+  std::uint64_t pool_bytes = 0;
   // From when a chunk is the oldest of its channel, and this has room for it, until it has come.
   std::chrono::milliseconds chunk_timeout{30'000};
   ChunkWatcher watcher;
@@ -53,9 +55,10 @@ struct ReceiverOptions {
 class Receiver {
  public:
   // The unpacker and the plugin outlive it; `api` is null where the unpacker copies by the host. A
-  // pool in host memory is registered with the unpacker's GPU. Takes the comms, and closes them
-  // where it fails: register memory afterwards, with comm(). Errors: those of UnpackRows::Open()
-  // and of DeviceApi; kInvalidArgument for comms of different pools.
+  // pool in host memory is registered with the unpacker's GPU, and the unpacker is told of it.
+  // Takes the comms, and closes them where it fails: register memory afterwards, with comm().
+  // Errors: those of UnpackRows::Open() and of DeviceApi; kInvalidArgument for comms of different
+  // pools, kUnsupported for a pool in host memory of which nothing tells how large it is.
   static Result<std::unique_ptr<Receiver>> Create(cuda::DeviceApi* api, Unpacker* unpacker,
                                                   std::vector<std::unique_ptr<ReceiveComm>> comms,
                                                   const ReceiverOptions& options,
@@ -109,6 +112,7 @@ class Receiver {
   Receiver(Unpacker* unpacker, const ReceiverOptions& options)
       : unpacker_(unpacker), options_(options), watch_("receiving", options.chunk_timeout) {}
   Status PlacePool(cuda::DeviceApi* api);
+  Status MeasurePool(const cuda::PointerInfo& info);
   bool IsDue() const;
   Status PostOn(std::size_t channel);
   Status TakeFrom(std::size_t channel);
@@ -124,6 +128,7 @@ class Receiver {
   const ReceiverOptions options_;
   std::vector<Channel> channels_;
   ChunkWatch watch_;
+  std::uint64_t pool_bytes_ = 0;
   cuda::HostRegistration pool_pin_;  // of a pool in host memory
   Place pool_;
   FragmentReader reader_;

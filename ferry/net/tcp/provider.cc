@@ -172,6 +172,13 @@ Result<Address> NumericOf(const Address& address, const Config& config) {
   return std::move(all.front());
 }
 
+Error PortInUse(const Address& address) {
+  return Error(Code::kUnavailable,
+               fmt::format("cannot listen on {}: another program uses port {}; end it, or choose "
+                           "another port (FERRY_PORT_RANGE, --port of ferry)",
+                           address.ToString(), address.port));
+}
+
 Result<UniqueFd> BindAndListen(const Address& address, const Config& config) {
   FERRY_TRY_ASSIGN(RawAddress raw, ToRaw(address));
   auto opened = OpenSocket(raw.family(), config);
@@ -193,6 +200,7 @@ Result<UniqueFd> BindAndListen(const Address& address, const Config& config) {
                    fmt::format("cannot listen on {}: no interface of this machine has the address",
                                address.ToString()));
     }
+    if (errno == EADDRINUSE) return PortInUse(address);
     return ErrnoError(fmt::format("cannot listen on {}", address.ToString()), errno);
   }
   return opened;
@@ -204,7 +212,8 @@ Result<UniqueFd> ListenInRange(Address address, const Config& config) {
   for (unsigned port = config.port_first; port <= config.port_last; ++port) {
     address.port = static_cast<std::uint16_t>(port);
     auto fd = BindAndListen(address, config);
-    if (fd || fd.error().code() != Code::kUnavailable) return fd;
+    const bool is_range = config.port_first < config.port_last;
+    if (fd || !is_range || fd.error().code() != Code::kUnavailable) return fd;
   }
   return Error(Code::kUnavailable,
                fmt::format("every port from {} to {} is taken; widen FERRY_PORT_RANGE",

@@ -1,0 +1,75 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ferry/core/result.h"
+#include "ferry/tools/json_fwd.h"
+#include "ferry/tools/perf_case.h"
+
+// Which operations of a timed part are checked when its clock has stopped, and where those find
+// their bytes and put them.
+//
+// Operations repeat: all of them take the same bytes to the same place, so that an operation that
+// went wrong is overwritten by the next one. Marked operations do not: their source is a slot of
+// its own, with new bytes in each round, and each has a destination slot that no other operation of
+// the part writes. So their bytes can be looked at afterwards, and what an earlier round left there
+// is not taken for them, while the clock sees nothing of it.
+namespace ferry::tools {
+
+// The slots of a side's memory: slot 0 for the operations that are not marked, then those for the
+// marked ones. A source has one more, a destination as many as there may be marks.
+inline constexpr std::uint64_t kPlainSlot = 0;
+inline constexpr std::uint64_t kMarkedSource = 1;
+
+inline constexpr std::uint64_t kMostMarks = 17;
+// How many operations of a part of this case may be marked: the last one and, of the others, as
+// many as fit in a little memory, at least one. Of either side's slots no more than `most_bytes`
+// may be needed: fewer then, or none.
+std::uint64_t MarksFor(const PerfCase& perf_case,
+                       std::uint64_t most_bytes = ~std::uint64_t{0}) noexcept;
+// The slots of a side with so many marks.
+std::uint64_t SlotsOf(bool is_source, std::uint64_t marks) noexcept;
+
+// Some of a part's operations, by their number from 0 on, in order.
+class Marks {
+ public:
+  Marks() = default;  // none
+  // The last one of `count` operations and a few of the others at random: one in a hundred, but at
+  // least one where there is another, and at most `most` in all.
+  static Marks Choose(std::uint64_t count, std::uint64_t most);
+  // Of a peer's request, of `count` operations. Errors: kCorrupt.
+  static Result<Marks> FromJson(const Json& request, std::uint64_t count, std::uint64_t most);
+  Json ToJson() const;
+
+  std::span<const std::uint64_t> operations() const noexcept { return operations_; }
+
+ private:
+  std::vector<std::uint64_t> operations_;
+};
+
+// Goes through a part's operations. Lives no longer than the marks.
+class SlotCursor {
+ public:
+  explicit SlotCursor(const Marks& marks) : left_(marks.operations()) {}
+
+  // The destination slot of the next operation: kPlainSlot, or one of its own.
+  std::uint64_t NextDestination() noexcept {
+    const bool marked = !left_.empty() && left_.front() == at_;
+    ++at_;
+    if (!marked) return kPlainSlot;
+    left_ = left_.subspan(1);
+    return ++marked_;
+  }
+  // Likewise its source slot. One of the two for each operation.
+  std::uint64_t NextSource() noexcept {
+    return NextDestination() == kPlainSlot ? kPlainSlot : kMarkedSource;
+  }
+
+ private:
+  std::span<const std::uint64_t> left_;
+  std::uint64_t at_ = 0;
+  std::uint64_t marked_ = 0;
+};
+
+}  // namespace ferry::tools

@@ -1,0 +1,31 @@
+#pragma once
+#include <deque>
+#include <optional>
+#include <string>
+
+#include "ferry/core/result.h"
+#include "ferry/core/trace.h"
+#include "ferry/tools/cmd_perf.h"
+#include "ferry/tools/floor.h"
+#include "ferry/tools/operations.h"
+#include "ferry/tools/report.h"
+#include "ferry/transfer/endpoint.h"
+
+namespace ferry::tools {
+
+// A client's connection to its server, and the floor's beside it.
+struct Link {
+  transfer::Endpoint endpoint;
+  transfer::Connection connection;
+  Control control;
+  std::optional<FloorSockets> floor;
+  std::deque<Trace> traces{};  // of single operations
+};
+
+// "write of 64 MiB"
+std::string TitleOf(const PerfCase& perf_case);
+
+// Measures a case in rounds, and checks the bytes that its timed operations have moved.
+Result<PerfRow> MeasureCase(const PerfJob& job, const PerfCase& perf_case, Link* link);
+
+}  // namespace ferry::tools
