@@ -1,4 +1,4 @@
-# Writes OUTPUT, the source of ferry/tools/build_commit.h: the commit of SOURCE_DIR, and whether what
+# Writes OUTPUT, the source of ferry/core/build_commit.h: the commit of SOURCE_DIR, and whether what
 # is built from it differs. Results and prose do not count: a benchmark writes its result while the
 # next one is to be run. Leaves the file alone where nothing has changed, so nothing is built anew.
 #
@@ -29,7 +29,7 @@ endif()
 
 file(CONFIGURE OUTPUT "${OUTPUT}" @ONLY CONTENT [=[
 // Made by cmake/note_commit.cmake.
-#include "ferry/tools/build_commit.h"
+#include "ferry/core/build_commit.h"
 
 namespace ferry {
 namespace {

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string_view>
 
+#include "ferry/core/build_commit.h"
 #include "ferry/core/version.h"
 
 namespace ferry::nccl_net {
@@ -15,7 +16,7 @@ namespace {
 constexpr std::size_t kBuildDigits = 8;  // of the commit; what 32 bits hold
 
 std::uint32_t BuildNumber() {
-  const std::string_view commit = FERRY_COMMIT;
+  const std::string_view commit = BuiltFrom().commit;
   if (commit.size() >= kBuildDigits) {
     const std::string digits(commit.substr(0, kBuildDigits));
     return static_cast<std::uint32_t>(std::strtoul(digits.c_str(), nullptr, 16));

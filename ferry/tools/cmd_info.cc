@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "ferry/core/build_commit.h"
 #include "ferry/core/config.h"
 #include "ferry/core/unknown_variables.h"
 #include "ferry/core/version.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/net/tcp/factory.h"
-#include "ferry/tools/build_commit.h"
 #include "ferry/tools/command.h"
 #include "ferry/tools/info_devices.h"
 #include "ferry/tools/info_network.h"

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "ferry/core/build_commit.h"
 #include "ferry/core/version.h"
-#include "ferry/tools/build_commit.h"
 #include "ferry/tools/command.h"
 #include "ferry/tools/process.h"
 #include "ferry/tools/report.h"

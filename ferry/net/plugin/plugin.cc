@@ -100,6 +100,7 @@ class PluginRegistry {
 
  private:
   static Plugin* MakePlugin(const std::string& path, void* library, int version, void* table) {
+    // dlsym() gives functions as data.
     auto* const pool_bytes =
         reinterpret_cast<Plugin::PoolBytesFunction>(dlsym(library, kPoolBytesName));
     return new Plugin(path, MakeDriver(version, table), pool_bytes);
