@@ -64,7 +64,7 @@ TEST(Marks, CrossToThePeerAndBack) {
 }
 
 TEST(SlotCursor, GivesEachMarkedOperationAPlaceOfItsOwn) {
-  const auto marks = Marks::FromJson({{"marks", Json{1, 2, 4}}}, 5, 3);
+  const auto marks = Marks::FromJson({{"marks", Json::parse("[1, 2, 4]")}}, 5, 3);
   ASSERT_TRUE(marks);
   SlotCursor to(*marks);
   SlotCursor from(*marks);

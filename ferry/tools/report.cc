@@ -33,6 +33,8 @@ std::string Fixed(const std::optional<double>& value, int digits) {
   return value ? Fixed(*value, digits) : "-";
 }
 
+std::string Milliseconds(double seconds) { return Fixed(seconds * 1e3, seconds < 1 ? 3 : 1); }
+
 std::string YesNo(const std::optional<bool>& value) {
   if (!value) return "-";
   return *value ? "yes" : "no";
@@ -147,8 +149,8 @@ std::string PerfTableHead() {
 std::string PerfTableLine(const PerfRow& row) {
   std::string line = fmt::format(
       kColumns, row.op, FormatSize(row.size),
-      row.block_size == 0 ? "-" : FormatSize(row.block_size), Fixed(row.seconds_p50 * 1e3, 3),
-      Fixed(row.seconds_p99 * 1e3, 3), Fixed(row.gbps, 3),
+      row.block_size == 0 ? "-" : FormatSize(row.block_size), Milliseconds(row.seconds_p50),
+      Milliseconds(row.seconds_p99), Fixed(row.gbps, 3),
       Fixed(row.ops_per_second, row.ops_per_second < 1e5 ? 1 : 0), Fixed(row.floor_gbps, 3),
       Fixed(Ratio(row.gbps, row.floor_gbps), 2), Fixed(row.cpu_seconds_per_gb, 3),
       Fixed(Ratio(row.cpu_seconds_per_gb, row.floor_cpu_seconds_per_gb), 2), YesNo(row.verified));

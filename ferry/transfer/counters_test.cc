@@ -309,6 +309,7 @@ TEST_F(CountersTest, APeerThatClosesAfterItHasTakenEverythingIsNoWarning) {
   ::testing::internal::CaptureStderr();
   {
     Link link = NewLink();
+    ASSERT_TRUE(Works(&link));  // every lane has been used
     std::vector<std::byte> into(4);
     const auto receive = link.far.connection->Recv(1, kWholeTag, into);
     network_.SetFaults(first_, {.delay = milliseconds(400)});
