@@ -11,7 +11,7 @@ namespace ferry::tools {
 namespace {
 
 constexpr std::uint64_t kWord = sizeof(std::uint64_t);
-constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kRegionPage = 4096;
 
 // Vigna's splitmix64: the n-th number of a stream without the ones before it.
 constexpr std::uint64_t Mix(std::uint64_t x) noexcept {
@@ -54,7 +54,7 @@ std::uint64_t PerfCase::RegionBytes() const noexcept {
 }
 
 std::uint64_t PerfCase::SlotBytes() const noexcept {
-  return (RegionBytes() + kPage - 1) / kPage * kPage;
+  return (RegionBytes() + kRegionPage - 1) / kRegionPage * kRegionPage;
 }
 
 Status CheckBlocks(const PerfCase& perf_case) {

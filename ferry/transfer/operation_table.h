@@ -45,6 +45,7 @@ class OperationTable {
   struct Due {
     Clock::time_point when;
     std::uint64_t id;
+    // NOLINTNEXTLINE(modernize-use-nullptr): not a pointer but the 0 of a comparison
     friend auto operator<=>(const Due&, const Due&) = default;
   };
 

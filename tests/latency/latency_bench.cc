@@ -197,17 +197,17 @@ int RunLatencyBench(std::string_view what, int first, int second) {
 }  // namespace ferry::tests
 
 int main(int argc, char** argv) {
-  using namespace ferry::tests;
-  if (RoleOf(argc, argv) == "engine") {
-    LinePipe parent = JoinParent();
-    return RunEnginePeer(parent);
+  namespace tests = ferry::tests;
+  if (tests::RoleOf(argc, argv) == "engine") {
+    tests::LinePipe parent = tests::JoinParent();
+    return tests::RunEnginePeer(parent);
   }
   if (argc != 4) {
     (void)std::fputs("usage: ferry_latency_bench deadline|wait|threads NUMBER NUMBER\n", stderr);
     return 2;
   }
   try {
-    return RunLatencyBench(argv[1], std::stoi(argv[2]), std::stoi(argv[3]));
+    return tests::RunLatencyBench(argv[1], std::stoi(argv[2]), std::stoi(argv[3]));
   } catch (const std::exception& error) {
     (void)std::fprintf(stderr, "ferry_latency_bench: %s\n", error.what());
     return 1;
