@@ -279,6 +279,7 @@ class ToyBed {
     auto ends = *testing::Connect(plugin, 1, Briefly());
     ReceiverOptions receiver_options;
     receiver_options.chunk_timeout = chunk_timeout;
+    receiver_options.pool_bytes = 4096;  // a toy does not tell it
     receiver = *Receiver::Create(nullptr, unpacker.get(), std::move(ends.receivers),
                                  receiver_options, Briefly());
     sender.emplace(std::move(ends.senders), chunk_timeout);
