@@ -167,6 +167,19 @@ def graphics_processors():
     return f"{len(lines)} x {name}, driver {driver}"
 
 
+def plain_environment():
+    """This shell's variables without settings of NCCL and of ours, which a comparison sets itself."""
+    return {name: value for name, value in os.environ.items()
+            if not name.startswith(("NCCL_", "TORCH_NCCL_", "FERRY_"))}
+
+
+def torch_versions():
+    """Of torch and its NCCL."""
+    import torch
+
+    return {"torch": torch.__version__, "NCCL": ".".join(map(str, torch.cuda.nccl.version()))}
+
+
 class Summary:
     """What one benchmark measured. `path` is the file to write, or None: then nothing is checked or written."""
 
