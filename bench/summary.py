@@ -6,9 +6,11 @@
 
 A summary names the commit that the measured programs were built from. They carry it, since the machine
 that measures may have no git history. Summary() refuses before anything is measured: programs without a
-commit or of two commits, a changed tree, a commit that is not in the history of main, and sources that
-are not those of the commit. Without a file to write nothing is checked.
+commit or of two commits, a changed tree, another build type than a release's, a sanitizer, a commit that
+is not in the history of main, and sources that are not those of the commit. write() refuses where the
+programs have changed meanwhile. Without a file to write nothing is checked.
 """
+import collections
 import datetime
 import json
 import mmap
@@ -24,10 +26,14 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FORM = 1
 # As cmake/note_commit.cmake writes it.
-BUILT_FROM = re.compile(rb"FERRY_BUILT_FROM commit=([0-9a-f]*) clean=(yes|no);")
+BUILT_FROM = re.compile(rb"FERRY_BUILT_FROM commit=([0-9a-f]*) clean=(yes|no) type=([^ ;]*) sanitizer=([^ ;]*);")
+BUILD_TYPE = "RelWithDebInfo"  # of the preset "release"
 # What a result may be written beside: it is not measured.
 NOT_MEASURED = (":(exclude)bench/results", ":(exclude)docs", ":(exclude)README.md")
 DIGITS = 6  # of what is kept
+
+
+Build = collections.namedtuple("Build", "commit clean type sanitizer")
 
 
 class Refused(Exception):
@@ -68,7 +74,7 @@ def has_history(root=ROOT):
 
 
 def built_from(program):
-    """(commit, whether the tree was clean) of a program or library of ours."""
+    """The Build of a program or library of ours."""
     path = pathlib.Path(program)
     if not path.is_file():
         raise Refused(f"{program} is not there; build it first")
@@ -77,7 +83,8 @@ def built_from(program):
         words = found.groups() if found else None
     if words is None:
         raise Refused(f"{program} does not say which commit it was built from; build it anew from a checkout")
-    return words[0].decode(), words[1] == b"yes"
+    commit, clean, build_type, sanitizer = (word.decode() for word in words)
+    return Build(commit, clean == "yes", build_type, sanitizer)
 
 
 def main_branch(root=ROOT):
@@ -88,11 +95,14 @@ def main_branch(root=ROOT):
     return "HEAD"
 
 
-def commit_of(programs, root=ROOT):
-    """The commit that all of them were built from. Raises Refused where a result would not be one of it."""
+def commit_carried(programs):
+    """The commit that all of them carry. Raises Refused where they are not what may be measured."""
     commits = {}
     for program in programs:
-        commit, clean = built_from(program)
+        commit, clean, build_type, sanitizer = built_from(program)
+        if build_type != BUILD_TYPE or sanitizer:
+            said = f"of type {build_type or 'unknown'}" + (f" with the sanitizer {sanitizer}" if sanitizer else "")
+            raise Refused(f"{program} is a build {said}; measure one of {BUILD_TYPE} (cmake --preset release)")
         if not commit:
             raise Refused(f"{program} was built outside of a git checkout and names no commit; build it from one")
         if not clean:
@@ -103,8 +113,13 @@ def commit_of(programs, root=ROOT):
     if len(commits) > 1:
         said = ", ".join(f"{program} of {commit[:12]}" for commit, program in commits.items())
         raise Refused(f"the programs are of different commits ({said}); build them together")
-    (commit, program), = commits.items()
-    check_history(commit, program, root)
+    return next(iter(commits))
+
+
+def commit_of(programs, root=ROOT):
+    """The commit that was measured. Raises Refused where a result would not be one of it."""
+    commit = commit_carried(programs)
+    check_history(commit, programs[0], root)
     return commit
 
 
@@ -152,11 +167,24 @@ def graphics_processors():
     return f"{len(lines)} x {name}, driver {driver}"
 
 
+def plain_environment():
+    """This shell's variables without settings of NCCL and of ours, which a comparison sets itself."""
+    return {name: value for name, value in os.environ.items()
+            if not name.startswith(("NCCL_", "TORCH_NCCL_", "FERRY_"))}
+
+
+def torch_versions():
+    """Of torch and its NCCL."""
+    import torch
+
+    return {"torch": torch.__version__, "NCCL": ".".join(map(str, torch.cuda.nccl.version()))}
+
+
 class Summary:
     """What one benchmark measured. `path` is the file to write, or None: then nothing is checked or written."""
 
     def __init__(self, benchmark, path, programs, rounds, root=ROOT):
-        self.path = path
+        self.path, self.programs = path, list(programs)
         self.commit = commit_of(programs, root) if path else ""
         self.result = {
             "form": FORM,
@@ -166,7 +194,8 @@ class Summary:
             "machine": machine(),
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "command": command_line(root),
-            "n": rounds,
+            "rounds": rounds,
+            "n": 0,
             "load_before": round(os.getloadavg()[0], 2),
             "rows": {},
         }
@@ -182,6 +211,13 @@ class Summary:
     def write(self):
         if not self.path:
             return
+        now = commit_carried(self.programs)
+        if now != self.commit:
+            raise Refused(f"{self.programs[0]} was built from {self.commit[:12]} when measuring began, and is of "
+                          f"{now[:12]} now; measure again")
+        self.result["n"] = most_samples(self.result["rows"])
+        if faults := problems(self.result):
+            raise Refused(f"what was measured is not whole: {'; '.join(faults[:5])}")
         self.result["load_after"] = round(os.getloadavg()[0], 2)
         text = dump(self.result)
         # In one step: whoever reads it finds it whole.
@@ -213,10 +249,24 @@ def is_samples(value):
     return isinstance(value, dict) and "median" in value
 
 
-def problems(result):
-    """What a result lacks, in sentences; none where it is whole."""
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def most_samples(rows):
+    """The largest n of any value; 1 where all were counted once."""
+    return max((value["n"] for row in rows.values() for value in row.values() if is_samples(value)), default=1)
+
+
+# What ends so was measured, whatever it is written as.
+MEASURED = re.compile(r"(^|_)(gbps|tflops|us|ms|ns|percent)(_p\d+)?$")
+
+
+def problems(result, earlier=False):
+    """What a result lacks, in sentences; none where it is whole. An earlier one has a note instead of programs
+    that carry their commit."""
     wrong = []
-    needed = ("form", "benchmark", "commit", "clean", "machine", "date", "command", "n", "rows")
+    needed = ("form", "benchmark", "commit", "note" if earlier else "clean", "machine", "date", "command", "n", "rows")
     wrong += [f"it has no {key}" for key in needed if key not in result]
     if wrong:
         return wrong
@@ -224,25 +274,48 @@ def problems(result):
         wrong.append(f"its form is {result['form']}, not {FORM}")
     if not re.fullmatch(r"[0-9a-f]{7,40}", str(result["commit"])):
         wrong.append(f"its commit is {result['commit']!r}, not the name of a commit")
-    if result["clean"] is not True:
+    if not earlier and result["clean"] is not True:
         wrong.append("its tree was not clean")
+    if not result["rows"]:
+        wrong.append("it has no rows")
     for name, row in result["rows"].items():
+        wrong += [f"{name}: it has no values"] if not row else []
         for key, value in row.items():
-            if is_samples(value):
-                wrong += [f"{name}, {key}: {fault}" for fault in sample_problems(value)]
-            elif isinstance(value, float):
-                wrong.append(f"{name}, {key}: {value} was measured, but has no samples")
+            wrong += [f"{name}, {key}: {fault}" for fault in value_problems(key, value)]
+    if not wrong and not earlier and result["n"] != most_samples(result["rows"]):
+        wrong.append(f"its n is {result['n']}, and the most samples of a row are {most_samples(result['rows'])}")
     return wrong
 
 
+def value_problems(key, value):
+    if is_samples(value):
+        return sample_problems(value)
+    if isinstance(value, float) or MEASURED.search(key):
+        return [f"{value!r} was measured, but has no samples"]
+    if not isinstance(value, (int, str)):
+        return [f"{value!r} is neither samples nor a number, a text or a truth that it was measured with"]
+    return []
+
+
 def sample_problems(value):
+    if not isinstance(value.get("unit"), str):
+        return ["it has no unit"]
     if "samples" not in value:
-        # Programs that take hundreds count them, and say median, spread and number themselves.
-        whole = all(key in value for key in ("unit", "n", "min", "max")) and value["n"] > 0
-        return [] if whole else ["it has neither samples nor n and a spread"]
+        return counted_problems(value)
     samples = value["samples"]
-    if not samples or value.get("n") != len(samples):
+    if not isinstance(samples, list) or not samples or not all(map(is_number, samples)):
+        return ["its samples are not a list of numbers"]
+    if value.get("n") != len(samples):
         return [f"n is {value.get('n')}, and there are {len(samples)} samples"]
     expected = {"median": rounded(statistics.median(samples)), "min": min(samples), "max": max(samples)}
-    return [f"{key} is {value.get(key)}, by the samples {right}"
-            for key, right in expected.items() if abs(value.get(key) - right) > 1e-4 * max(abs(right), 1e-9)]
+    return [f"{key} is {value.get(key)}, by the samples {right}" for key, right in expected.items()
+            if not is_number(value.get(key)) or abs(value[key] - right) > 1e-4 * max(abs(right), 1e-9)]
+
+
+def counted_problems(value):
+    """Programs that take hundreds of samples count them, and say themselves how they are spread."""
+    ordered = ("min", "p10", "median", "p90", "max")
+    if not all(is_number(value.get(key)) for key in ("n", *ordered)) or value["n"] < 1:
+        return ["it has neither samples nor n and a spread with p10 and p90"]
+    spread = [value[key] for key in ordered]
+    return [] if spread == sorted(spread) else [f"{', '.join(ordered)} are {spread}, which is not in order"]

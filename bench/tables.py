@@ -1,7 +1,7 @@
 """The tables of README.md and docs/ that are made from bench/results/*.json; scripts/make_results puts them there.
 
 A table is a function of the results that its decorator names, in their order; a result that does not exist is
-None. It returns lines of Markdown. Every figure in them is computed here from a file, so none is written by hand.
+None. Where bench/results/earlier has one instead, that is shown, and said to be of an older form. It returns lines of Markdown. Every figure in them is computed here from a file, so none is written by hand.
 """
 import json
 import pathlib
@@ -42,22 +42,43 @@ def table(*files):
     return keep
 
 
+def is_earlier(name):
+    """Whether there is only an earlier result, of an older form."""
+    return not (RESULTS / f"{name}.json").is_file() and (RESULTS / "earlier" / f"{name}.json").is_file()
+
+
+def path_of(name):
+    """From bench/results."""
+    return f"earlier/{name}.json" if is_earlier(name) else f"{name}.json"
+
+
 def load(name):
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / path_of(name)
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def all_results():
+    """Those that a command makes, in the commands' order, and all others that there are."""
+    found = sorted({path.stem for folder in (RESULTS, RESULTS / "earlier") for path in folder.glob("*.json")})
+    return list(dict.fromkeys([*COMMANDS, *found]))
 
 
 def render(name):
     """The text between the marks of this table."""
-    files, function = TABLES[name]
+    function = TABLES[name][1]
+    files = files_of(name)
     results = [load(file) for file in files]
     if all(result is None for result in results):
         return "\n".join(missing(files))
     return "\n".join(function(*results)).strip("\n")
 
 
+def files_of(name):
+    return TABLES[name][0] or all_results()
+
+
 def sources(name):
-    return [f"bench/results/{file}.json" for file in TABLES[name][0]]
+    return [f"bench/results/{path_of(file)}" for file in files_of(name)]
 
 
 def missing(files):
@@ -124,8 +145,11 @@ def grid(head, rows):
 
 def origin(result, file):
     """What was measured, where and when."""
-    said = (f"`{result['commit'][:12]}`, {result['date']}, {result['machine']}; n = {result['n']}; "
-            f"`{result['command']}` → `bench/results/{file}.json`.")
+    count, note = f"n = {result['n']}; ", ""
+    if is_earlier(file):
+        count, note = "", f" An earlier result, {result['note']}."
+    said = (f"`{result['commit'][:12]}`, {result['date']}, {result['machine']}; {count}"
+            f"`{result['command']}` → `bench/results/{path_of(file)}`.{note}")
     return ["", *textwrap.wrap(said, WIDTH, break_long_words=False, break_on_hyphens=False)]
 
 
@@ -137,13 +161,16 @@ def named(result, *names):
 # ---- the front page -----------------------------------------------------------------------------
 
 
-@table(*COMMANDS)
+@table()
 def overview(*results):
     """Each benchmark with what it was measured on."""
     rows = []
-    for file, result in zip(COMMANDS, results):
+    for file, result in zip(all_results(), results):
         if result is None:
             rows.append([file, "not measured on this code", "", "", ""])
+        elif is_earlier(file):
+            rows.append([file, f"`{result['commit'][:8]}`, of an older form", f"{result['date']}, {result['machine']}",
+                         "", typical_spread(result)])
         else:
             rows.append([file, f"`{result['commit'][:8]}`", f"{result['date']}, {result['machine']}", result["n"],
                          typical_spread(result)])
@@ -190,8 +217,8 @@ def rivals(peers, title):
         ours = peers["rows"].get(f"ferry {operation}, {title}")
         for who, names in whom.items():
             theirs = [middle(row, "gbps") for prefix in ("", "Debian's ") for _, row in
-                      named(peers, *[f"{prefix}{name}, {title}" for name in names])]
-            if ours and theirs:
+                      named(peers, *[f"{prefix}{name}, {title}" for name in names]) if "gbps" in row]
+            if ours and "gbps" in ours and theirs:
                 found.append((operation, who, ratio(middle(ours, "gbps"), max(theirs))))
     return found
 
@@ -331,6 +358,7 @@ OPERATIONS = {
 @table("operations_2core")
 def operations(result):
     rows = []
+    against = result.get("against")
     for name, row in result["rows"].items():
         benchmark, _, count = name.partition("/")
         if count == "1000":
@@ -338,12 +366,13 @@ def operations(result):
             for other in ("1000", "60000", "200000"):
                 found = result["rows"].get(f"{benchmark}/{other}")
                 cells.append(brief(found["cpu_ns"], 1e-3) if found else "")
-            before = result["rows"].get(f"{benchmark}/60000", {}).get("against_ns")
-            cells.append(brief(before, 1e-3))
+            if against:
+                cells.append(brief(result["rows"].get(f"{benchmark}/60000", {}).get("against_ns"), 1e-3))
             last = result["rows"].get(f"{benchmark}/60000")
             cells.append(ratio(middle(last, "cpu_ns"), middle(row, "cpu_ns")) if last else "")
             rows.append(cells)
-    head = ["CPU time of one of n, µs", "1,000", "60,000", "200,000", "60,000, before", "growth to 60,000"]
+    before = [f"60,000, by `{against[:12]}`"] if against else []
+    head = ["CPU time of one of n, µs", "1,000", "60,000", "200,000", *before, "growth to 60,000"]
     return grid(head, rows) + origin(result, "operations_2core")
 
 
@@ -357,6 +386,16 @@ def reliability(result):
     return grid(["test and what it measures", "worst", "bound", "n"], rows) + origin(result, "reliability_2core")
 
 
+def rate_or_failure(row):
+    """What one contender moved, and in how many rounds it did not."""
+    if row is None:
+        return ""
+    if "gbps" not in row:
+        return f"failed in all {row['failed']} rounds"
+    failed = f", failed in {row['failed']} of {row['failed'] + row['gbps']['n']} rounds" if row["failed"] else ""
+    return spread(row["gbps"], "GB/s") + failed
+
+
 @table("peers_2core")
 def peers(result):
     names = sorted({name.rsplit(", ", 1)[0] for name in result["rows"]}, key=list(
@@ -364,7 +403,7 @@ def peers(result):
     rows = []
     for name in names:
         cells = [result["rows"].get(f"{name}, {title}") for title in ("reno", "defaults")]
-        rows.append([name, *[spread(cell["gbps"], "GB/s") if cell else "" for cell in cells]])
+        rows.append([name, *[rate_or_failure(cell) for cell in cells]])
     both = {}
     for title in ("reno", "defaults"):
         for operation, who, best in rivals(result, title):

@@ -123,7 +123,7 @@ def nccl(result):
         + origin(result, "nccl_2xh200")
 
 
-@table("earlier/nccl_2xh200")
+@table("nccl_five_devices_2xh200")
 def nccl_earlier(result):
     """Of a state whose commit is not in the history any more."""
     rows = []
@@ -133,8 +133,7 @@ def nccl_earlier(result):
                      f"{brief(row['best_socket_us'])} ({row['best_socket']})",
                      ratio(middle(row, "best_socket_us"), middle(row, "us"))])
     return grid(["five devices; µs", "ours", "sockets, the better of two settings", "×"], rows) \
-        + ["", f"Commit `{result['commit']}`, which is not in the history any more; {result['date']},",
-           f"{result['machine']};", f"`{result['command']}`", "→ `bench/results/earlier/nccl_2xh200.json`."]
+        + origin(result, "nccl_five_devices_2xh200")
 
 
 def size_of(size):

@@ -17,7 +17,8 @@ endforeach()
 add_library(tensorferry STATIC ${ferry_objects})
 add_library(tensorferry::tensorferry ALIAS tensorferry)
 # That a header can be included alone shows where the first thing that its source includes is it: such
-# headers need no compilation of their own (in builds that do not unite the library's sources).
+# headers need no compilation of their own (in builds that do not unite the library's sources). This is
+# looked up when configuring; scripts/check_layers.py sees to it that it stays so.
 set(ferry_shown_headers "")
 foreach(header IN LISTS ferry_headers)
   string(REGEX REPLACE "\\.h$" ".cc" source "${header}")

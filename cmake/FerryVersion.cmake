@@ -9,7 +9,8 @@ find_package(Git QUIET)
 set(ferry_commit_source "${FERRY_GENERATED_DIR}/build_commit.cc")
 add_custom_target(ferry_note_commit
   COMMAND "${CMAKE_COMMAND}" "-DSOURCE_DIR=${PROJECT_SOURCE_DIR}" "-DOUTPUT=${ferry_commit_source}"
-          "-DGIT=${GIT_EXECUTABLE}" -P "${CMAKE_CURRENT_LIST_DIR}/note_commit.cmake"
+          "-DGIT=${GIT_EXECUTABLE}" "-DBUILD_TYPE=${CMAKE_BUILD_TYPE}"
+          "-DSANITIZE=${FERRY_SANITIZE}" -P "${CMAKE_CURRENT_LIST_DIR}/note_commit.cmake"
   BYPRODUCTS "${ferry_commit_source}"
   COMMENT "" VERBATIM)
 add_library(ferry_build_commit OBJECT "${ferry_commit_source}")

@@ -1,8 +1,10 @@
 # Writes OUTPUT, the source of ferry/core/build_commit.h: the commit of SOURCE_DIR, and whether what
-# is built from it differs. Results and prose do not count: a benchmark writes its result while the
+# is built from it differs; in the text that bench/summary.py looks for, the build type and the
+# sanitizer, too. Results and prose do not count: a benchmark writes its result while the
 # next one is to be run. Leaves the file alone where nothing has changed, so nothing is built anew.
 #
-#   cmake -DSOURCE_DIR=... -DOUTPUT=... [-DGIT=git] -P note_commit.cmake
+#   cmake -DSOURCE_DIR=... -DOUTPUT=... [-DGIT=git] [-DBUILD_TYPE=RelWithDebInfo] [-DSANITIZE=thread]
+#         -P note_commit.cmake
 set(commit "")
 set(clean "no")
 if(GIT AND EXISTS "${SOURCE_DIR}/.git")
@@ -36,7 +38,7 @@ namespace {
 
 // The linker keeps it, also where nobody calls BuiltFrom(): bench/summary.py looks for it in the file.
 [[gnu::used, gnu::retain]] constexpr char kBuiltFrom[] =
-    "FERRY_BUILT_FROM commit=@commit@ clean=@clean@;";
+    "FERRY_BUILT_FROM commit=@commit@ clean=@clean@ type=@BUILD_TYPE@ sanitizer=@SANITIZE@;";
 
 }  // namespace
 

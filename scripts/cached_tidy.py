@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,10 +26,13 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FORMAT = "1"  # of what is kept
+FORMAT = "2"  # of what is kept
 MAX_RESULTS = 16  # for one source and its flags: of several branches, say
 MAX_AGE_SECONDS = 60 * 24 * 3600
 SLOWEST_SHOWN = 5
+CLOCK_TICK_SECONDS = 0.02  # by which the time of a file may lag behind the clock
+# What the compiler would write, and the rules that it would make, are left out; each has a word.
+OUTPUT_FLAGS = ("-o", "-MF", "-MT", "-MQ")
 # The file that configuring writes names the commit, which no check reads.
 QUOTED = re.compile(rb'"[^"\n]*"')
 
@@ -90,11 +94,23 @@ class Checkout:
 
 
 def words_of(entry):
-    return entry.get("arguments") or entry["command"].split()
+    return entry.get("arguments") or shlex.split(entry["command"])
+
+
+def flags_of(entry):
+    """What the compiler is told of this source, but not what it is to write."""
+    words, flags = iter(words_of(entry)[1:]), []
+    for word in words:
+        if word in OUTPUT_FLAGS:
+            next(words, None)
+        elif word not in ("-c", "-MD", "-MMD", "-MP", entry["file"]):
+            flags.append(word)
+    return flags
 
 
 class Tidy:
     def __init__(self, build, arguments, cache):
+        self.begun = time.time()  # before the first file is read
         self.build, self.arguments, self.cache = build, arguments, cache
         self.checkout = Checkout(build)
         self.digests = Digests(self.checkout)
@@ -113,7 +129,7 @@ class Tidy:
         if not self.cache or not entry:
             return None
         # The folders of system headers may lie elsewhere; the headers themselves are compared.
-        words, flags = iter(words_of(entry)), []
+        words, flags = iter([words_of(entry)[0], *flags_of(entry)]), []
         for word in words:
             if word == "-isystem":
                 next(words, None)
@@ -145,22 +161,24 @@ class Tidy:
         if not compiler:
             return None
         entry = self.entries[str(source)]
-        flags = [word for word in words_of(entry)[1:] if word not in ("-c", str(source))]
-        done = subprocess.run([compiler, "-M", "-MT", "unit", "-w", *flags, str(source)],
+        done = subprocess.run([compiler, "-M", "-MT", "unit", "-w", *flags_of(entry), str(source)],
                               cwd=entry["directory"], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             return None
-        names = done.stdout.partition(":")[2].replace("\\\n", " ").split()
-        return {name: self.digests.of(name) for name in
-                {self.checkout.portable(os.path.normpath(os.path.join(entry["directory"], name)))
-                 for name in names if os.path.realpath(name) != str(source)}}
+        names = {os.path.normpath(os.path.join(entry["directory"], name)) for name in
+                 done.stdout.partition(":")[2].replace("\\\n", " ").split()}
+        others = {name for name in names if os.path.realpath(name) != os.path.realpath(source)}
+        if others == names:
+            return None  # what was printed was something else
+        return {name: self.digests.of(name) for name in map(self.checkout.portable, others)}
 
-    def keep(self, file, source, begun):
+    def keep(self, file, source):
         inputs = self.inputs(source)
         if inputs is None:
             return
-        for name in inputs:  # changed meanwhile: who knows what clang-tidy has read
-            if os.stat(self.checkout.local(name)).st_mtime >= begun:
+        for name in [str(source), *map(self.checkout.local, inputs)]:
+            # Changed since this run began: who knows whether clang-tidy has read what has been hashed.
+            if os.stat(name).st_ctime >= self.begun - CLOCK_TICK_SECONDS:
                 return
         results = [inputs] + [old for old in self.read_results(file) if old != inputs]
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -174,12 +192,12 @@ class Tidy:
         file = self.results_file(source)
         if self.known_clean(file):
             return True, None, ""
-        begun, since = time.time(), time.monotonic()
+        since = time.monotonic()
         done = subprocess.run(["clang-tidy", "--quiet", "-p", self.build, *self.arguments, source],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         took = time.monotonic() - since
         if done.returncode == 0 and file:
-            self.keep(file, source, begun)
+            self.keep(file, source)
         return done.returncode == 0, took, done.stdout.decode(errors="replace")
 
 

@@ -132,12 +132,26 @@ def check_file(path, text):
             yield index + 1, message
 
 
+def check_own_header(root, file):
+    """A source shows that its header can be included alone, which cmake/FerryInstall.cmake relies on: a
+    header beside a source has no compilation of its own."""
+    if file.suffix != ".cc" or not file.with_suffix(".h").is_file():
+        return
+    header = file.with_suffix(".h").relative_to(root).as_posix()
+    lines = file.read_text(encoding="utf-8").splitlines()
+    number, first = next(((number, line) for number, line in enumerate(lines, 1)
+                          if re.match(r"\s*#\s*include\b", line)), (1, ""))
+    if first.strip() != f'#include "{header}"':
+        yield number, f"the first include has to be {header}, which shows that it can be included alone"
+
+
 def check_tree(root):
     files = [file for folder in SOURCES for file in sorted((root / folder).rglob("*"))]
     for file in files:
         if file.is_file() and file.suffix in SUFFIXES:
             path = named(pathlib.PurePosixPath(file.relative_to(root).as_posix()))
-            for number, message in check_file(path, file.read_text(encoding="utf-8")):
+            found = [*check_file(path, file.read_text(encoding="utf-8")), *check_own_header(root, file)]
+            for number, message in found:
                 yield f"{file.relative_to(root)}:{number}: {message}"
 
 

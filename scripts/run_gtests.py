@@ -2,12 +2,12 @@
 """Runs a part of a GoogleTest program's tests in one process, because a process for each costs more
 than most tests do, and writes the outcome of each as ctest would.
 
-usage: run_gtests.py [--filter FILTER] [--part I/N] [--timeout SECONDS] --name NAME --junit FILE PROGRAM
+usage: run_gtests.py [--filter FILTER] [--part I/N] [--timeout SECONDS] [--may-be-empty] --name NAME --junit FILE PROGRAM
 
 Part I of N (from 1) has each Nth test. When a test ends its process, or takes longer than the
 timeout, it has failed, and the rest go on in another process. What fails otherwise at the end of a
 process (leaks, say) is the failure of NAME. Prints the output of what failed; exits 1 if anything
-did.
+did, or if the filter leaves no test at all, unless that may be so.
 """
 import argparse
 import os
@@ -103,7 +103,6 @@ class Process:
         if code is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        os.unlink(self.flags.name)
         if code is None:
             return f"Timeout: no end within {self.timeout:g} s"
         if code < 0:
@@ -111,10 +110,28 @@ class Process:
         return f"exited with {code}" if code else ""
 
 
+    def abandon(self):
+        """Ends what is still there, also where the run is interrupted."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.process.stdout.close()
+        pathlib.Path(self.flags.name).unlink(missing_ok=True)
+
+
 def run_some(program, names, timeout):
     """Runs tests until one ends the process. Returns the cases that began, and why the process
     failed other than by them, with what it wrote at its end."""
-    process, cases, current, tail = Process(program, names, timeout), [], None, []
+    process = Process(program, names, timeout)
+    try:
+        return read_run(process)
+    finally:
+        process.abandon()
+
+
+def read_run(process):
+    """What run_some() returns."""
+    cases, current, tail = [], None, []
     begun = time.monotonic()
     for line in process.lines():
         start, end = BEGIN.match(line), END.search(line)
@@ -180,6 +197,7 @@ def main():
     parser.add_argument("--filter", default="*")
     parser.add_argument("--part", default="1/1")
     parser.add_argument("--timeout", type=float, default=60)
+    parser.add_argument("--may-be-empty", action="store_true")
     parser.add_argument("--name", required=True)
     parser.add_argument("--junit", type=pathlib.Path, required=True)
     parser.add_argument("program", type=pathlib.Path)
@@ -187,8 +205,12 @@ def main():
     arguments.junit.unlink(missing_ok=True)
     part, parts = map(int, arguments.part.split("/"))
     program = arguments.program.resolve()
-    names = list_tests(program, arguments.filter)[part - 1::parts]
-    cases = run_all(arguments.name, program, names, arguments.timeout)
+    names = list_tests(program, arguments.filter)
+    if names or arguments.may_be_empty:
+        cases = run_all(arguments.name, program, names[part - 1::parts], arguments.timeout)
+    else:
+        cases = [Case(arguments.name)]
+        cases[0].why = f"{program.name} has no test that {arguments.filter} names"
     prefix = arguments.name.split(".")[0]
     for case in cases:
         if case.name != arguments.name:
@@ -205,4 +227,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     main()

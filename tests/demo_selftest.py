@@ -29,7 +29,7 @@ def outputs_of(build, targets):
     """Files of the build folder that are there when these targets are."""
     outputs = set(targets)
     for target in targets:
-        # Of a name for a file, the file itself.
+        # The file itself, where a name is a link to it.
         outputs.update(re.findall(r"^    (\S+)$", ninja(build, "query", target).split("  outputs:")[0],
                                   re.MULTILINE))
     return outputs | set(ninja(build, "inputs", *targets).splitlines())

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
@@ -59,12 +60,16 @@ bool RatesAreJudged() {
   return !kSanitized && asked != nullptr && std::string_view(asked) == "1";
 }
 
+milliseconds SlackFor(milliseconds late) {
+  if (RatesAreJudged()) return kJudgedSlack;
+  return kLeastSlack + std::min(kSlackForLateness * late, kSlack);
+}
+
 void ExpectWithin(milliseconds took, milliseconds bound, std::string_view what) {
   fmt::print("{}: {} ms; the bound is {} ms\n", what, took.count(), bound.count());
   (void)std::fflush(stdout);
   const milliseconds late = WorstLateness();
-  const milliseconds slack =
-      RatesAreJudged() ? kJudgedSlack : kLeastSlack + kSlackForLateness * late;
+  const milliseconds slack = SlackFor(late);
   EXPECT_LE(took.count(), (bound + slack).count())
       << what << " (" << slack.count() << " ms are added; the machine was up to " << late.count()
       << " ms late)";

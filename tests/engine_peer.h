@@ -52,9 +52,12 @@ class Stopwatch {
  private:
   Clock::time_point start_ = Clock::now();
 };
-// Expects `took` to be within `bound`, and prints both. Where RatesAreJudged(), 100 ms are added,
-// otherwise 250 (1500 with a sanitizer) and ten times what the machine has been measured to be late
-// since the test began (tests/load_meter.h).
+// What is added to a bound on a machine that was up to `late` late. Where RatesAreJudged(), 100 ms;
+// otherwise 250 (1500 with a sanitizer) and ten times `late`, but no more of that than kSlack: a
+// machine that stood still for long does not excuse everything.
+milliseconds SlackFor(milliseconds late);
+// Expects `took` to be within `bound`, and prints both. SlackFor() what the machine has been
+// measured to be late since the test began is added (tests/load_meter.h).
 void ExpectWithin(milliseconds took, milliseconds bound, std::string_view what);
 
 // Of what the memory of either side begins with.

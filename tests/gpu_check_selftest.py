@@ -18,6 +18,9 @@ SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "gpu_check
 LOADER = importlib.machinery.SourceFileLoader("gpu_check", str(SCRIPT))
 gpu_check = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", LOADER))
 LOADER.exec_module(gpu_check)
+LOADER = importlib.machinery.SourceFileLoader("bench_gpu", str(SCRIPT.parent.parent / "bench" / "gpu"))
+bench_gpu = importlib.util.module_from_spec(importlib.util.spec_from_loader("bench_gpu", LOADER))
+LOADER.exec_module(bench_gpu)
 
 NORM = "rms_norm bf16 rows=8 cols=64"
 PREFILL = "attention_prefill bf16 tokens=16, {}"
@@ -26,6 +29,33 @@ PREFILL = "attention_prefill bf16 tokens=16, {}"
 def ours(name, **more):
     return {"name": name, "op": name.split()[0], "variant": "", "us": 10.0, "gbps": 1000.0, "tflops": None,
             "ceiling_ratio": 0.5, **more}
+
+
+class Writing(unittest.TestCase):
+    """What bench/gpu makes of what run_kernels found."""
+
+    def fault(self, tests=None, **found):
+        results = {"tests": {"ferry_kernels_test": {"exit": 0, "passed": 9, **(tests or {})}},
+                   "kernels": {"exit": 0, "ours": [ours(NORM)], "torch": [{"names": [NORM], "us": 1.0}],
+                               "sanitizers": {"memcheck": {"exit": 0, "summary": "0 errors"}}, **found}}
+        try:
+            bench_gpu.check_kernels(results)
+        except bench_gpu.Failed as failed:
+            return str(failed)
+        return ""
+
+    def test_what_failed_is_not_written(self):
+        self.assertEqual(self.fault(), "")
+        self.assertIn("the kernels' tests", self.fault({"exit": 1}))
+        self.assertIn("the kernels' tests", self.fault({"passed": 0}))
+        self.assertIn("kernel-bench: exit 1, 1 rows", self.fault(exit=1))
+        self.assertIn("kernel-bench: exit 0, 0 rows", self.fault(ours=[]))
+        self.assertIn("1 rows of kernels", self.fault(ours=[ours(NORM, error="no memory")]))
+        self.assertIn("no compiler", self.fault(torch=[{"names": [NORM], "error": "no compiler"}]))
+        self.assertIn("memcheck", self.fault(sanitizers={"memcheck": {"exit": 9, "summary": "1 error"}}))
+        for skipped in ("skipped: compute-sanitizer is not installed",
+                        {"memcheck": {"exit": 1, "summary": "skipped: Device not supported"}}):
+            self.assertEqual(self.fault(sanitizers=skipped), "")
 
 
 class Merging(unittest.TestCase):

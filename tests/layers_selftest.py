@@ -10,12 +10,14 @@ SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "check_lay
 
 
 class CheckLayers(unittest.TestCase):
-    def check(self, path, text):
-        """Runs the script on a tree of this one file; returns its violations."""
+    def check(self, path, text, beside=()):
+        """Runs the script on a tree of this one file, and empty ones beside it; returns its violations."""
         with tempfile.TemporaryDirectory() as root:
             file = pathlib.Path(root) / path
             file.parent.mkdir(parents=True)
             file.write_text(text, encoding="utf-8")
+            for name in beside:
+                (file.parent / name).touch()
             done = subprocess.run([sys.executable, SCRIPT, root], capture_output=True, text=True,
                                   timeout=30, check=False)
         self.assertEqual(done.stderr, "")
@@ -73,6 +75,14 @@ class CheckLayers(unittest.TestCase):
         self.assertEqual(self.check("ferry/transfer/a_test.cc", fake), "")
         self.assertEqual(self.check("ferry/transfer/testing/a.cc", fake), "")
         self.assertIn("only tests may include", self.check("ferry/transfer/a.cc", fake))
+
+    def test_a_source_includes_its_own_header_first(self):
+        own, other = '#include "ferry/core/a.h"\n', "#include <vector>\n"
+        self.assertEqual(self.check("ferry/core/a.cc", own + other, ["a.h"]), "")
+        self.assertEqual(self.check("ferry/core/a.cc", other, ["b.h"]), "")
+        for text in (other + own, "\n#  include <vector>\n" + own, other, ""):
+            self.assertIn("the first include has to be ferry/core/a.h",
+                          self.check("ferry/core/a.cc", text, ["a.h"]), text)
 
     def test_relative_include_is_reported(self):
         self.assertIn("not a path from", self.check("ferry/core/fd.cc", '#include "fd.h"\n'))

@@ -18,6 +18,13 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
+TEST(SlackOfTests, FollowsTheMachineUpToALimit) {
+  if (RatesAreJudged()) GTEST_SKIP() << "FERRY_TEST_RATES=1 asks for a fixed slack";
+  const milliseconds least = SlackFor(milliseconds(0));
+  EXPECT_EQ(SlackFor(milliseconds(10)), least + milliseconds(100));
+  EXPECT_EQ(SlackFor(milliseconds(1'000'000)), least + kSlack);
+}
+
 class LimitedProcess {
  public:
   std::string Ask(const std::string& command) {

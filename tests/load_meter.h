@@ -1,7 +1,8 @@
 #pragma once
 #include "ferry/core/deadline.h"
 
-// How late this machine is at present: what else it does is in all times that a test measures.
+// How late this machine runs a thread at present. Other work on the machine delays everything that
+// a test measures.
 namespace ferry::tests {
 
 // Measures from now on, by a thread that lives as long as the process: it sleeps for 10 ms and

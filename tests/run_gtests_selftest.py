@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """scripts/run_gtests.py against programs that say what GoogleTest's say, and fail in many ways."""
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import unittest
 import xml.etree.ElementTree as ElementTree
 
@@ -31,6 +34,9 @@ for name, act in TESTS.items():
     if act == "crash":
         os.abort()
     if act == "hang":
+        with open(sys.argv[0] + ".pid.new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(file.name, sys.argv[0] + ".pid")
         time.sleep(60)
     if act == "fail":
         failed = True
@@ -51,16 +57,21 @@ class RunGtests(unittest.TestCase):
     def run_tests(self, tests, *arguments):
         """(exit status, outcomes by name, what was printed)"""
         with tempfile.TemporaryDirectory() as folder:
-            program = pathlib.Path(folder) / "program"
-            program.write_text(textwrap.dedent(PROGRAM).format(python=sys.executable, tests=tests),
-                               encoding="utf-8")
-            program.chmod(0o755)
+            program = self.write_program(folder, tests)
             junit = pathlib.Path(folder) / "all.xml"
             done = subprocess.run([ROOT / "scripts" / "run_gtests.py", "--name", "layer.part",
                                    "--junit", junit, *arguments, program], capture_output=True,
                                   text=True, check=False)
             cases = ElementTree.parse(junit).getroot().iter("testcase")
             return done.returncode, {case.get("name"): self.outcome(case) for case in cases}, done.stdout
+
+    @staticmethod
+    def write_program(folder, tests):
+        program = pathlib.Path(folder) / "program"
+        program.write_text(textwrap.dedent(PROGRAM).format(python=sys.executable, tests=tests),
+                           encoding="utf-8")
+        program.chmod(0o755)
+        return program
 
     @staticmethod
     def outcome(case):
@@ -104,6 +115,40 @@ class RunGtests(unittest.TestCase):
             self.assertEqual(code, 0)
             names += outcomes
         self.assertEqual(sorted(names), [f"layer.Suite/Of.{name}" for name in "ABCDE"])
+
+    def test_no_tests_are_a_failure_unless_that_may_be_so(self):
+        code, outcomes, said = self.run_tests({})
+        self.assertEqual(code, 1)
+        self.assertIn("FAILED layer.part: program has no test that * names", said)
+        self.assertEqual(list(outcomes), ["layer.part"])
+        self.assertEqual(self.run_tests({}, "--may-be-empty")[:2], (0, {}))
+
+    def test_a_part_without_tests_is_none_where_others_have_some(self):
+        self.assertEqual(self.run_tests({"A": "pass"}, "--part", "2/2")[:2], (0, {}))
+
+    def test_an_interrupt_ends_the_program_too(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(number), tempfile.TemporaryDirectory() as folder:
+                program = self.write_program(folder, {"A": "hang"})
+                process = subprocess.Popen(
+                    [ROOT / "scripts" / "run_gtests.py", "--name", "layer.part", "--junit",
+                     f"{folder}/all.xml", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                pid_file = pathlib.Path(f"{program}.pid")
+                self.assertTrue(self.becomes_true(pid_file.exists))
+                pid = int(pid_file.read_text(encoding="utf-8"))
+                process.send_signal(number)
+                self.assertNotEqual(process.wait(30), 0)
+                gone = self.becomes_true(lambda: not pathlib.Path(f"/proc/{pid}/fd/0").exists(), 10)
+                if not gone:
+                    os.kill(pid, signal.SIGKILL)
+                self.assertTrue(gone)
+
+    @staticmethod
+    def becomes_true(condition, seconds=30):
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return condition()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """scripts/test_nanovllm says when nano-vllm's tests did not run, and never passes for that."""
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -68,6 +69,19 @@ class Running(unittest.TestCase):
         ended = self.run_script(self.checkout, cases=ALONE)
         self.assertEqual(ended.returncode, 1)
         self.assertIn("were NOT run", ended.stdout)
+
+    def test_a_build_is_named_to_the_script_that_installs_it(self):
+        scripts = self.folder / "scripts"
+        scripts.mkdir()
+        shutil.copy(SCRIPT, scripts)
+        junit = f"<testsuite>{ONE.format(SKIPPED)}</testsuite>"
+        (scripts / "test_python").write_text(f"#!/bin/sh\necho \"$@\"\nprintf '%s' '{junit}' >\"$2\"\n")
+        (scripts / "test_python").chmod(0o755)
+        ended = subprocess.run([sys.executable, scripts / "test_nanovllm", "--from", "build/x", self.checkout],
+                               capture_output=True, text=True, timeout=60)
+        self.assertIn(" --from build/x\n", ended.stdout)
+        self.assertIn("were NOT run: not a single one ran", ended.stdout)
+        self.assertEqual(ended.returncode, 1)
 
     def test_a_failure_is_one(self):
         ended = self.run_script(self.checkout, cases=ONE.format("<failure/>"), code=1)

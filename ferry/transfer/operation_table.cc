@@ -10,6 +10,8 @@ namespace {
 
 // So many stale entries are left where they are.
 constexpr std::size_t kFewStale = 64;
+// Memory for so many due times (16 KiB) is kept.
+constexpr std::size_t kKeptCapacity = 1024;
 
 }  // namespace
 
@@ -83,6 +85,7 @@ bool OperationTable::Stands(const Due& due) const noexcept {
 void OperationTable::DropFirst() {
   std::pop_heap(schedule_.begin(), schedule_.end(), std::greater<>());
   schedule_.pop_back();
+  FreeUnused();
 }
 
 // Also one that stands twice, as its operation was due then before.
@@ -91,7 +94,14 @@ void OperationTable::DropStale() {
   schedule_.erase(std::remove_if(schedule_.begin(), schedule_.end(), stale), schedule_.end());
   std::sort(schedule_.begin(), schedule_.end());
   schedule_.erase(std::unique(schedule_.begin(), schedule_.end()), schedule_.end());
-  if (schedule_.empty()) std::vector<Due>().swap(schedule_);
+  FreeUnused();
+}
+
+// Only where three quarters are unused, so that it costs each of those that were dropped little.
+void OperationTable::FreeUnused() {
+  if (schedule_.capacity() > kKeptCapacity && schedule_.size() <= schedule_.capacity() / 4) {
+    schedule_.shrink_to_fit();
+  }
 }
 
 }  // namespace ferry::transfer

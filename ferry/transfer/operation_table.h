@@ -13,10 +13,10 @@ namespace ferry::transfer {
 
 // The operations of a connection by number, and when each is due. One thread.
 //
-// Due times are a heap whose entries are not searched for: one that its operation no longer has is
-// dropped when it comes up, or with all others once they are as many as the operations. So an
-// operation costs no tree and no memory of its own, and the same among 60,000 as among 1,000 but
-// for cache misses.
+// Due times are in a heap that is never searched. When an operation ends or its due time changes,
+// its entry in the heap becomes stale. Stale entries are dropped when they come up, or all together
+// once they outnumber the operations. The cost of an operation does not depend on how many there
+// are, but for cache misses. Memory that many operations needed is freed after them.
 class OperationTable {
  public:
   using Op = std::shared_ptr<OperationState>;
@@ -36,6 +36,8 @@ class OperationTable {
   std::vector<Op> TakeDue(Clock::time_point now);
   std::vector<Op> All() const;
   std::size_t size() const noexcept { return operations_.size(); }
+  // How many due times there is memory for.
+  std::size_t schedule_capacity() const noexcept { return schedule_.capacity(); }
 
  private:
   struct Entry {
@@ -54,6 +56,7 @@ class OperationTable {
   bool Stands(const Due& due) const noexcept;
   void DropFirst();
   void DropStale();
+  void FreeUnused();
 
   NumberMap<Entry, SeededHashOfRuns> operations_;  // numbers are counted up
   std::vector<Due> schedule_;                      // a heap, first the earliest

@@ -75,6 +75,27 @@ TEST(OperationTable, GivesAnOperationOnceThatIsDueAgainWhenItWasBefore) {
   EXPECT_TRUE(table.NextDue().never());
 }
 
+TEST(OperationTable, FreesTheDueTimesOfManyOperationsAfterThem) {
+  static constexpr std::uint64_t kMany = 60'000;
+  constexpr std::size_t kFewDueTimes = 4096;
+  const auto fill = [](OperationTable* table) {
+    for (std::uint64_t id = 1; id <= kMany; ++id) {
+      table->Insert(Numbered(id), Deadline::At(At(static_cast<int>(id))));
+    }
+    EXPECT_GE(table->schedule_capacity(), kMany);
+  };
+  OperationTable taken;
+  fill(&taken);
+  EXPECT_EQ(taken.TakeDue(At(static_cast<int>(kMany))).size(), kMany);
+  EXPECT_LE(taken.schedule_capacity(), kFewDueTimes);
+
+  OperationTable ended;
+  fill(&ended);
+  for (std::uint64_t id = 1; id <= kMany; ++id) EXPECT_TRUE(ended.Erase(id));
+  EXPECT_TRUE(ended.NextDue().never());
+  EXPECT_LE(ended.schedule_capacity(), kFewDueTimes);
+}
+
 // Does the same to a table and a plain list, at random.
 class OperationTableModelTest : public ::testing::Test {
  protected:

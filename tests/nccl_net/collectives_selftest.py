@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import unittest
+import unittest.mock
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "nccl_collectives"
 loader = importlib.machinery.SourceFileLoader("nccl_collectives", str(SCRIPT))
@@ -53,6 +54,17 @@ class Logic(unittest.TestCase):
         self.assertNotIn("NCCL_TUNER_PLUGIN", asked)
         self.assertEqual((tuned["NCCL_TUNER_PLUGIN"], tuned["NCCL_NET"]), ("/p.so", "Socket"))
         self.assertTrue(all(name in bench.SOCKETS for name in ("default,", "+asked", "+asked+tuner")))
+
+    def test_settings_of_the_shell_do_not_count(self):
+        settings = {"NCCL_ALGO": "Ring", "FERRY_NCCL_DEVICES": "9", "TORCH_NCCL_BLOCKING_WAIT": "1", "KEPT": "1"}
+        with unittest.mock.patch.dict(os.environ, settings):
+            plain = bench.plain_environment()
+        self.assertEqual([name for name in settings if name in plain], ["KEPT"])
+
+    def test_the_sockets_have_our_tuner_with_each_number_of_them(self):
+        for numbers in ("default", "2x8", "4x4", "8x8"):
+            for more in ("", "+asked", "+asked+tuner"):
+                self.assertIn(numbers + more, bench.SOCKETS.split(","))
 
     def test_the_network_is_read_from_the_log(self):
         text = "a\n" + LINE.format("Ferry") + "\nb"

@@ -65,7 +65,7 @@ async def _readable(waited_for, seconds=None):
     """Returns when its descriptor is readable, or when so many seconds have passed."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
-    # Of our own: a loop has one reader for a descriptor, and an operation may be awaited twice.
+    # A descriptor of our own: a loop has one reader for a descriptor, and an operation may be awaited twice.
     descriptor = os.dup(waited_for.fileno())
 
     def end():

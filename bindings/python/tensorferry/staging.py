@@ -103,7 +103,7 @@ class Staging:
             copy = slot.copies[nbytes] = (self._memory[:nbytes], slot.memory[:nbytes])
         copy[0].copy_(copy[1], non_blocking=True)
         if slot.event is not None:
-            # Of the memory's device, which need not be the current one.
+            # On the memory's device, which need not be the current one.
             slot.event.record(torch.cuda.current_stream(self._memory.device))
 
 
@@ -165,7 +165,7 @@ class DecodeInputs:
         slots = [slot.memory.data_ptr() for slot in staging.slots]
         starts = tuple(staging.starts.values())
         shape = (self.max_batch, self.max_blocks, self.block_size)
-        # Of the memory's owners only: what refers to Decode would keep both for good.
+        # A reference to the memory's owners only: what refers to Decode would keep both for good.
         keep = (memory, [slot.memory for slot in staging.slots])
         gpu = memory.device.type == "cuda"
         if not gpu and memory.device.type != "cpu":  # torch's alone

@@ -30,7 +30,7 @@ def normal(shape, dtype, device):
     return torch.randn(shape, dtype=torch.float32).to(dtype).to(device)
 
 
-# Of results to their type, on their way: docs/kernels/accuracy.md.
+# The rounding of results to their type, on their way: docs/kernels/accuracy.md.
 ROUNDINGS = {"rms_norm": 2, "add_rms_norm": 2}
 
 

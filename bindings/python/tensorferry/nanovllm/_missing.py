@@ -109,7 +109,7 @@ class _Weights:
     """safetensors.safe_open(): a header of JSON, then the tensors' bytes."""
 
     def __init__(self, path, _framework, _device):
-        # Of the host, whatever torch's default device is just then.
+        # On the host, whatever torch's default device is just then.
         self._bytes = torch.from_file(
             str(path), size=pathlib.Path(path).stat().st_size, dtype=torch.uint8, device="cpu"
         )

@@ -16,10 +16,10 @@ import sys
 import tempfile
 
 _WAYS = ("kernels", "own", "formulas")
-# Of the largest logit: two that are nearer to each other than this, a model of that type does not
-# tell apart.
+# A share of the largest logit: a model of that type does not tell two logits apart that are nearer to
+# each other than this.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2**-6, "float16": 2**-9}
-# Of all tokens, that are the reference's own: ties are rare, and an error makes many.
+# The least share of all tokens that are the reference's own: ties are rare, and an error makes many.
 _OWN = 0.9
 # Tokens of the first two prompts of --check, at the least: more than nano-vllm's block of 256.
 _BLOCK, _LONG = 256, 320
