@@ -156,6 +156,22 @@ esac
         self.assertIn("no GPU", results["kernels"]["torch"][0]["error"])
         self.assertIn("no GPU", said)
 
+    def test_what_torch_could_not_measure_is_a_failure(self):
+        rows = "\n".join(json.dumps(row) for row in ({"device": "a GPU"}, ours(NORM)))
+        well = {"names": [NORM], "op": "rms_norm", "baseline": "eager", "us": 30.0}
+        failed = {"names": [NORM], "op": "rms_norm", "baseline": "compile", "error": "no compiler"}
+        programs = f"""
+case $1 in
+  ferry_kernels_test) echo "[  PASSED  ] 3 tests."; echo "ERROR SUMMARY: 0 errors" ;;
+  ferry) echo '{rows}' ;;
+esac
+"""
+        for torch, expected in (([well], True), ([well, failed], False), ([failed], False), ([], False),
+                                ([{"device": "a GPU"}], False)):
+            with unittest.mock.patch.object(gpu_check, "run_kernels_torch", return_value=torch), \
+                    unittest.mock.patch.object(gpu_check, "run_sanitizers", return_value=True):
+                self.assertEqual(self.steps(programs)[0], expected, torch)
+
     def test_what_takes_too_long_ends_with_all_that_it_started(self):
         code, said, _ = gpu_check.finish(["/bin/sh", "-c", "echo begun; sleep 100 & sleep 100"], 0.5)
         self.assertEqual((code, said), (124, "begun\n"))
@@ -260,6 +276,23 @@ class Outcomes(unittest.TestCase):
         ok, results = self.nccl("raise SystemExit(3)", gpus=1)
         self.assertTrue(ok)
         self.assertIn("skipped", results["nccl"][0]["skipped"])
+
+    def unpack(self, program, limit=20):
+        rows = '{"verified": true, "gbps": 1}'
+
+        def step(folder, results):
+            script = folder / "nccl_check"
+            script.write_text(program, encoding="utf-8")
+            return gpu_check.run_unpack(folder, results, 1, script, limit)
+
+        return self.outcome(step, run=f"echo '{rows}'")
+
+    def test_nccl_with_the_stand_in_ends_in_time(self):
+        self.assertTrue(self.unpack("""print('{"op": "all_reduce", "verified": true}')""")[0])
+        ok, results = self.unpack(
+            """import time; print('{"op": "all_reduce", "verified": true}', flush=True); time.sleep(60)""", limit=2)
+        self.assertFalse(ok)
+        self.assertEqual(len(results["nccl_standin"]), 1)
 
     def ended(self, *words):
         with unittest.mock.patch.object(sys, "argv", ["gpu_check", *words]), \

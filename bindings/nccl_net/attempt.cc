@@ -52,7 +52,7 @@ Result<std::unique_ptr<Attempt>> Attempt::Begin(Engine* engine, EventLoop* swift
 }
 
 Status Attempt::Dial() {
-  auto dialled = SendComm::Dial(engine_, swift_, address_, refusal_);
+  auto dialled = SendComm::Dial(engine_, swift_, address_, refusal_, deadline_);
   // A rank that cannot be told is refused all the same.
   if (!dialled) return refusal_.value_or(dialled.error());
   comm_ = *std::move(dialled);

@@ -15,8 +15,9 @@ class SendComm;
 
 // One connect() of NCCL's, for as long as it is polled. A listening rank that closes the lanes
 // before all of them are there, as one does whose table of pending peers is full, is dialled again
-// after a pause that doubles, until FERRY_CONNECT_TIMEOUT has passed since the first time; a port
-// where nobody listens is final. One thread at a time.
+// after a pause that doubles, until FERRY_CONNECT_TIMEOUT has passed since the first time, which
+// also bounds the last dial; a port where nobody listens is final, and so is a listen comm that was
+// closed. One thread at a time.
 class Attempt {
  public:
   // Errors: kInvalidArgument for a handle that is none; those of SendComm::Dial. A rank with other

@@ -123,10 +123,17 @@ class Door::Stranger final : public net::LaneHandler {
   Result<net::Placement> OnFrame(std::span<const std::byte> meta,
                                  std::uint64_t payload_bytes) override {
     // The lane is about to move to its comm's loop, where this frame is offered again.
-    if (arrivals_ != nullptr)
+    if (arrivals_ != nullptr || refused_)
       return net::Placement{.action = net::Placement::Action::kPause, .memory = {}};
     if (payload_bytes != 0) return NoHello(remote_, "said something else than hello");
-    FERRY_TRY_ASSIGN(arrivals_, door_->Check(meta, remote_));
+    auto checked = door_->Check(meta, remote_);
+    if (!checked && checked.error().code() == Code::kRefused) {
+      Log(LogLevel::kInfo, "nccl", "{} was refused: {}", remote_, checked.error().message());
+      refused_ = true;
+      door_->loop_->Post([door = door_, number = number_] { door->RefuseOnLoop(number); });
+      return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
+    }
+    FERRY_TRY_ASSIGN(arrivals_, std::move(checked));
     hello_ = *LoadWire<HelloWire>(meta);
     lane_->SetMaxMeta(net::kMaxMetaBytes);
     door_->OnHelloOnLoop(number_);
@@ -142,6 +149,15 @@ class Door::Stranger final : public net::LaneHandler {
     door_->loop_->Post([door = door_, number = number_] { door->DropOnLoop(number); });
   }
 
+  // Without it the sender would take the end for a full table of pending peers, and dial again.
+  void SendRefusalOnLoop() {
+    if (ended_) return;
+    StoreWire(RefusalWire{}, &refusal_.meta);
+    lane_->Send(&refusal_);
+    lane_->Flush();
+    lane_->Close();
+  }
+
   // A lane that has ended since its hello would never say so again: its sender finds out.
   void GoIn() {
     if (ended_) return;
@@ -153,12 +169,14 @@ class Door::Stranger final : public net::LaneHandler {
  private:
   Door* const door_;
   const std::uint64_t number_;
+  net::OutFrame refusal_;
   std::unique_ptr<net::Lane> lane_;
   const net::LaneInfo info_;
   const std::string& remote_;
   EventLoop::TimerId timer_ = 0;
   std::shared_ptr<Arrivals> arrivals_;  // with the door, from the hello on
   HelloWire hello_;
+  bool refused_ = false;
   bool ended_ = false;
 };
 
@@ -203,7 +221,7 @@ Result<std::shared_ptr<Arrivals>> Door::Find(const HelloWire& hello) {
   const std::lock_guard lock(mutex_);
   const auto it = listens_.find(hello.listen);
   if (it == listens_.end() || !SameKey(it->second->key(), hello.key)) {
-    return Error(Code::kRefused, "a lane came for a listen comm that is not, or was closed");
+    return Error(Code::kRefused, "unknown or closed listen comm");
   }
   return it->second;
 }
@@ -214,7 +232,8 @@ Result<std::shared_ptr<Arrivals>> Door::Check(std::span<const std::byte> meta,
   if (!head || head->type != FrameType::kHello) {
     return NoHello(remote, "said something else than hello");
   }
-  if (head->version < kFirstAlike) return NoHello(remote, "has another version");
+  // Its hello does not say where a listen comm's number is, so no accept can be told.
+  if (head->version < kFirstAlike) return OtherVersion(head->version, remote);
   FERRY_TRY_ASSIGN(auto arrivals, Find(*head));
   const auto refuse = [&arrivals](const Error& reason) {
     arrivals->Refuse(reason);
@@ -256,6 +275,13 @@ void Door::AdmitOnLoop(std::uint64_t number) {
   const auto it = strangers_.find(number);
   if (it == strangers_.end()) return;
   it->second->GoIn();
+  DropOnLoop(number);
+}
+
+void Door::RefuseOnLoop(std::uint64_t number) {
+  const auto it = strangers_.find(number);
+  if (it == strangers_.end()) return;
+  it->second->SendRefusalOnLoop();
   DropOnLoop(number);
 }
 

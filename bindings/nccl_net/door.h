@@ -78,6 +78,7 @@ class Door {
   Result<std::shared_ptr<Arrivals>> Check(std::span<const std::byte> meta,
                                           const std::string& remote);
   void AdmitOnLoop(std::uint64_t number);
+  void RefuseOnLoop(std::uint64_t number);
   void DropOnLoop(std::uint64_t number);
 
   Engine* const engine_;

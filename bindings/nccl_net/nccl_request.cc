@@ -45,7 +45,15 @@ NcclRequest RequestOf(const Config& config, const Config::Getter& get, const Ncc
                                    [&](const char* name) { return !ValueOf(get, name).empty(); });
   if (bounded) return request;
   if (tuner.whose != RankTuner::kThisLibrary) {
-    // Who names a tuner knows of it.
+    if (tuner.whose == RankTuner::kNotFound) {
+      request.warning = fmt::format(
+          "NCCL_TUNER_PLUGIN names {}, which was not found, so FERRY_NCCL_CHANNELS is not asked "
+          "for; correct the name, or unset NCCL_TUNER_PLUGIN on all ranks to use the tuner in this "
+          "plugin",
+          tuner.path);
+      return request;
+    }
+    // Whoever names a tuner that exists knows of it.
     if (!ValueOf(get, "NCCL_TUNER_PLUGIN").empty()) return request;
     request.warning = fmt::format(
         "NCCL takes its tuner from {}, in place of the one in this plugin, so FERRY_NCCL_CHANNELS "

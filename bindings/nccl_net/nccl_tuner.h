@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <string>
 
 #include "bindings/nccl_net/wire.h"
@@ -6,11 +7,12 @@
 
 namespace ferry::nccl_net {
 
-// Whose tuner NCCL asks. It opens what NCCL_TUNER_PLUGIN names, by default libnccl-tuner.so; only
-// where there is no such library it takes the tuner in its network's library.
+// The tuner that NCCL asks. NCCL opens the library that NCCL_TUNER_PLUGIN names, by default
+// libnccl-tuner.so; if there is no such library, it uses the tuner in the library of its network.
 struct NcclTuner {
   RankTuner whose = RankTuner::kThisLibrary;
-  std::string path;  // of another library
+  std::string path;       // kOther: of the library; kNotFound: the name that the variable has
+  std::uint8_t hash = 0;  // kOther: of its real file's name and size; kNotFound: of the name
 };
 
 // `nccl`: code of NCCL's, from where it searches; null: of this library's. Loads nothing.

@@ -1,10 +1,14 @@
 #include "bindings/nccl_net/rank.h"
 
+#include <elf.h>
 #include <fmt/core.h>
+#include <link.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
+#include <span>
 #include <string_view>
 
 #include "ferry/core/build_commit.h"
@@ -13,9 +17,33 @@
 namespace ferry::nccl_net {
 namespace {
 
-constexpr std::size_t kBuildDigits = 8;  // of the commit; what 32 bits hold
+constexpr std::size_t kBuildDigits = 8;  // what 32 bits hold
 
-std::uint32_t BuildNumber() {
+// The first bytes of the build ID among these notes of a program header; nothing if it has none.
+std::optional<std::uint32_t> BuildIdIn(std::span<const std::byte> notes, std::size_t alignment) {
+  const auto padded = [&](std::size_t bytes) { return (bytes + alignment - 1) & ~(alignment - 1); };
+  ElfW(Nhdr) head{};
+  while (notes.size() >= sizeof head) {
+    std::memcpy(&head, notes.data(), sizeof head);
+    const std::size_t name = padded(head.n_namesz);
+    const std::size_t whole = sizeof head + name + padded(head.n_descsz);
+    if (whole > notes.size()) break;
+    const auto id = notes.subspan(sizeof head + name, head.n_descsz);
+    const bool is_gnu = head.n_namesz == sizeof ELF_NOTE_GNU &&
+                        std::memcmp(&notes[sizeof head], ELF_NOTE_GNU, sizeof ELF_NOTE_GNU) == 0;
+    if (is_gnu && head.n_type == NT_GNU_BUILD_ID && id.size() >= sizeof(std::uint32_t)) {
+      std::uint32_t number = 0;
+      for (const std::byte each : id.first(sizeof number)) {
+        number = number << 8 | std::to_integer<std::uint32_t>(each);
+      }
+      return number;
+    }
+    notes = notes.subspan(whole);
+  }
+  return std::nullopt;
+}
+
+std::uint32_t BuildOfCommit() {
   const std::string_view commit = BuiltFrom().commit;
   if (commit.size() >= kBuildDigits) {
     const std::string digits(commit.substr(0, kBuildDigits));
@@ -27,6 +55,36 @@ std::uint32_t BuildNumber() {
     hash = (hash ^ static_cast<unsigned char>(each)) * 16777619U;
   }
   return hash;
+}
+
+// The object that has this code, among those that are loaded.
+struct OwnObject {
+  std::optional<std::uint32_t> build_id;
+};
+int LookAtObject(dl_phdr_info* info, std::size_t /*bytes*/, void* own_object) {
+  const auto segments = std::span(info->dlpi_phdr, info->dlpi_phnum);
+  const auto code = reinterpret_cast<ElfW(Addr)>(&BuildOfCommit);
+  const bool is_own = std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
+    const ElfW(Addr) begin = info->dlpi_addr + segment.p_vaddr;
+    return segment.p_type == PT_LOAD && code >= begin && code - begin < segment.p_memsz;
+  });
+  if (!is_own) return 0;
+  auto& found = static_cast<OwnObject*>(own_object)->build_id;
+  for (const auto& segment : segments) {
+    if (segment.p_type != PT_NOTE || found) continue;
+    const auto* const begin =
+        reinterpret_cast<const std::byte*>(info->dlpi_addr + segment.p_vaddr);  // NOLINT: as loaded
+    found = BuildIdIn({begin, segment.p_memsz}, segment.p_align == 8 ? 8 : 4);
+  }
+  return 1;
+}
+
+// The first bytes of the build ID that the linker made of this file's content: two builds of one
+// commit with different changes have different ones. Without a build ID, the commit's.
+std::uint32_t BuildNumber() {
+  OwnObject own;
+  (void)::dl_iterate_phdr(LookAtObject, &own);
+  return own.build_id.value_or(BuildOfCommit());
 }
 
 // What NCCL will read: 0 for nothing, and for what is no number.
@@ -56,6 +114,7 @@ const char* TunerText(RankTuner tuner) {
     case RankTuner::kThisLibrary: return "this plugin's";
     case RankTuner::kNone: return "none";
     case RankTuner::kOther: return "another library's";
+    case RankTuner::kNotFound: return "named and not found";
   }
   return "unknown";
 }
@@ -80,6 +139,7 @@ class Differences {
 RankWire RankOf(const NcclRequest& request, const NcclTuner& tuner, const Config::Getter& get) {
   RankWire rank;
   rank.tuner = tuner.whose;
+  rank.tuner_hash = tuner.hash;
   rank.devices = static_cast<std::uint8_t>(request.devices);
   rank.min_channels = BoundOf("NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS", request, get);
   rank.max_channels = BoundOf("NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", request, get);
@@ -105,6 +165,10 @@ std::optional<Error> FindDifference(const RankWire& own, const RankWire& others,
   found.Add("NCCL_P2P_NET_CHUNKSIZE", NumberText(own.chunk_bytes), NumberText(others.chunk_bytes));
   found.Add("NCCL's tuner (NCCL_TUNER_PLUGIN, libnccl-tuner.so)", TunerText(own.tuner),
             TunerText(others.tuner));
+  if (own.tuner == others.tuner) {
+    found.Add("that tuner's file (a hash of its name and size)",
+              fmt::format("{:02x}", own.tuner_hash), fmt::format("{:02x}", others.tuner_hash));
+  }
   found.Add("the number of channels that the tuner keeps to (FERRY_NCCL_CHANNELS)",
             NumberText(own.tuned_channels), NumberText(others.tuned_channels));
   if (found.text().empty()) return std::nullopt;

@@ -6,8 +6,8 @@
 #include "bindings/nccl_net/nccl_tuner.h"
 #include "bindings/nccl_net/wire.h"
 
-// What all ranks must have alike: NCCL does not compare these, and hangs where they differ. Each
-// rank's are in its handles and in the hellos of its lanes.
+// The values that must be equal on all ranks: NCCL does not compare these, and hangs where they
+// differ. Each rank's are in its handles and in the hellos of its lanes.
 namespace ferry::nccl_net {
 
 // The values of this process, as NCCL reads its variables once `request` has set its own.

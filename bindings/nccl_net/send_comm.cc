@@ -18,7 +18,7 @@ constexpr std::uint64_t kPieceAlignment = 4096;
 // A receiver tells at once of large receives; a large message for a small one, which it refuses,
 // must be asked for.
 constexpr std::chrono::milliseconds kAskAfter{100};
-// A rank that is refused is told so; who refuses it waits no longer for that.
+// For each address by which a refused rank is told so.
 constexpr std::chrono::seconds kTellWithin{2};
 
 bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
@@ -45,10 +45,11 @@ std::vector<net::Address> ChooseWays(Engine* engine, const std::vector<net::Addr
 // ---- connecting ---------------------------------------------------------------------------------
 
 SendComm::SendComm(Engine* engine, EventLoop* swift, const ListenAddress& address,
-                   std::optional<Error> refusal)
+                   std::optional<Error> refusal, Deadline deadline)
     : Comm(engine, swift, 1 + engine->settings().bulk_lanes),
       address_(address),
       refusal_(std::move(refusal)),
+      deadline_(deadline),
       ways_(ChooseWays(engine, address.at)),
       id_(Uuid::Random()) {
   for (std::size_t i = 0; i < lanes(); ++i) hellos_.push_back(std::make_unique<Frame>());
@@ -56,8 +57,8 @@ SendComm::SendComm(Engine* engine, EventLoop* swift, const ListenAddress& addres
 
 Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, EventLoop* swift,
                                                  const ListenAddress& address,
-                                                 std::optional<Error> refusal) {
-  auto comm = std::make_shared<SendComm>(engine, swift, address, std::move(refusal));
+                                                 std::optional<Error> refusal, Deadline deadline) {
+  auto comm = std::make_shared<SendComm>(engine, swift, address, std::move(refusal), deadline);
   if (comm->ways_.empty()) {
     std::string text;
     for (const net::Address& at : address.at) text += (text.empty() ? "" : ", ") + at.ToString();
@@ -75,14 +76,20 @@ Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, EventLoop* swif
   return comm;
 }
 
+// An address that does not answer leaves the same time to each of those behind it.
+Deadline SendComm::DialDeadline(std::size_t attempt) const {
+  const auto now = Clock::now();
+  const auto left = std::max(deadline_.when() - now, Clock::duration::zero());
+  const auto share = left / static_cast<Clock::rep>(ways_.size() - attempt);
+  return Deadline::At(now + (refusal_ ? std::min<Clock::duration>(share, kTellWithin) : share));
+}
+
 void SendComm::DialOnLoop(std::size_t lane, std::size_t attempt) {
   const Config& config = engine()->settings().config;
   // Lanes are dealt to the ways in turn; what one does not reach the next may.
   const net::Address& to = ways_[(number() + lane + attempt) % ways_.size()];
-  const auto timeout = refusal_ ? std::min<microseconds>(config.connect_timeout, kTellWithin)
-                                : config.connect_timeout;
   engine()->provider().Connect(
-      to, config, LoopOf(lane), Deadline::After(timeout),
+      to, config, LoopOf(lane), DialDeadline(attempt),
       [weak = weak_from_this(), lane, attempt](Result<std::unique_ptr<net::Lane>> dialled) {
         if (const auto self = weak.lock()) self->OnDialledOnLoop(lane, attempt, std::move(dialled));
       });
@@ -91,8 +98,8 @@ void SendComm::DialOnLoop(std::size_t lane, std::size_t attempt) {
 void SendComm::OnDialledOnLoop(std::size_t lane, std::size_t attempt,
                                Result<std::unique_ptr<net::Lane>> dialled) {
   if (!dialled) {
-    if (refusal_) return Fail(*refusal_);
     if (attempt + 1 < ways_.size()) return DialOnLoop(lane, attempt + 1);
+    if (refusal_) return Fail(*refusal_);
     if (dialled.error().code() == Code::kUnavailable) turned_away_.store(true);
     return Fail(dialled.error());
   }
@@ -329,6 +336,16 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
     welcomed_.store(true);
     LoopOf(0)->NotifyWaiters();
     return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
+  }
+  const auto refused = LoadWire<RefusalWire>(meta);
+  const bool is_refusal = refused && refused->type == FrameType::kRefusal;
+  if (payload_bytes == 0 && is_refusal && !welcomed_.load()) {
+    refused_.store(true);
+    return Error(
+        Code::kRefused,
+        fmt::format("{} has closed the listen comm of this handle; call listen there again, "
+                    "and connect with the new handle",
+                    Peer()));
   }
   const auto credits = LoadCounts(FrameType::kCredit, meta);
   if (lane != 0 || payload_bytes != 0 || !credits) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bindings/nccl_net/comm.h"
+#include "ferry/core/deadline.h"
 
 namespace ferry::nccl_net {
 
@@ -22,24 +23,25 @@ struct Outgoing {
 // take back what is on its way.
 class SendComm final : public Comm, public std::enable_shared_from_this<SendComm> {
  public:
-  // Begins to connect to one of the addresses. With a `refusal`, why this rank and that one cannot
-  // work together, it only tells the other side by a hello, and fails with it. Errors: kPeerLost
-  // where there is no route to any. Shared with the provider's callbacks.
+  // Begins to connect to one of the addresses; `deadline` is for all of them together. With a
+  // `refusal`, why this rank and that one cannot work together, it only tells the other side by a
+  // hello, and fails with it. Errors: kPeerLost where there is no route to any. Shared with the
+  // provider's callbacks.
   static Result<std::shared_ptr<SendComm>> Dial(Engine* engine, EventLoop* swift,
                                                 const ListenAddress& address,
-                                                std::optional<Error> refusal);
+                                                std::optional<Error> refusal, Deadline deadline);
   // Whether the receiver has said that all lanes are there.
   bool connected() const noexcept { return complete() && welcomed_.load(); }
   // Once failed(): whether the receiver closed a lane while it was pending, as one does that has no
   // room for more, so that another attempt may come through.
-  bool turned_away() const noexcept { return turned_away_.load(); }
+  bool turned_away() const noexcept { return turned_away_.load() && !refused_.load(); }
 
   // Null: there are too many requests already. Errors: the comm's.
   Result<Request*> Send(const Outgoing& message);
   Result<Tested> Test(Request* request) override;
 
   SendComm(Engine* engine, EventLoop* swift, const ListenAddress& address,
-           std::optional<Error> refusal);
+           std::optional<Error> refusal, Deadline deadline);
 
  private:
   struct SendRequest : Request {
@@ -67,6 +69,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
     std::uint64_t bytes = 0;
   };
 
+  Deadline DialDeadline(std::size_t attempt) const;
   void DialOnLoop(std::size_t lane, std::size_t attempt);
   void OnDialledOnLoop(std::size_t lane, std::size_t attempt,
                        Result<std::unique_ptr<net::Lane>> dialled);
@@ -93,12 +96,14 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
 
   const ListenAddress address_;
   const std::optional<Error> refusal_;
+  const Deadline deadline_;
   std::vector<net::Address> ways_;
   const Uuid id_;
   std::vector<std::unique_ptr<Frame>> hellos_;  // of the lanes' loops
   std::atomic<bool> arrived_{false};            // the receiver has answered bye
   std::atomic<bool> welcomed_{false};
   std::atomic<bool> turned_away_{false};
+  std::atomic<bool> refused_{false};  // for good
 
   // Under mutex_.
   std::vector<Tag> tags_;

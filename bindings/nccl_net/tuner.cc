@@ -81,10 +81,10 @@ void TakeBack(const Tuned& tuned, std::size_t bytes, float* costs, int algorithm
   }
 }
 
-// NCCL from 2.29 on does grouped broadcasts by the number of channels that is said here for an
-// all-gather, without holding it against that of the communicator: more than this has, as the child
-// of a smaller one may, would be read beyond its end. Between nodes NCCL makes two at least; for
-// long ones it takes all by itself.
+// The number of channels for a long collective; 0 leaves it to NCCL. From 2.29 on NCCL uses the
+// number for an all-gather for grouped broadcasts, too, and does not check it against the channels
+// that the communicator has: a communicator that was split from another may have fewer, and NCCL
+// would read beyond the end of its array. For long all-gathers NCCL uses all channels by itself.
 int LongChannels(const Tuned& tuned, int collective) {
   return collective == kAllGather ? 0 : tuned.channels;
 }

@@ -14,7 +14,7 @@ int FamilyOf(const std::string& host) {
   return host.find(':') == std::string::npos ? AF_INET : AF_INET6;
 }
 
-Error NoHandle(const char* why) {
+Error NoHandle(const std::string& why) {
   return Error(Code::kInvalidArgument,
                fmt::format("the handle given to connect {}; use the same libnccl-net-ferry.so on "
                            "all nodes",
@@ -52,7 +52,10 @@ Result<ListenAddress> ReadHandle(const void* handle) {
   HandleWire wire;
   std::memcpy(&wire, handle, sizeof wire);
   if (wire.magic != kHandleMagic) return NoHandle("was not made by this plugin");
-  if (wire.version < kFirstAlike) return NoHandle("is of another version of this plugin");
+  if (wire.version < kFirstAlike)
+    return NoHandle(
+        fmt::format("is of version {} of the protocol, before {}; this side has version {}",
+                    wire.version, kFirstAlike, kWireVersion));
   if (wire.addresses == 0 || wire.addresses > kMaxAddresses) return NoHandle("has no address");
   ListenAddress address;
   address.listen = wire.listen;

@@ -35,11 +35,16 @@ inline constexpr std::size_t kMostTags = 4096;
 using Key = std::array<std::byte, 16>;
 
 // Whose tuner NCCL asks.
-enum class RankTuner : std::uint8_t { kThisLibrary = 0, kNone = 1, kOther = 2 };
+enum class RankTuner : std::uint8_t {
+  kThisLibrary = 0,
+  kNone = 1,
+  kOther = 2,
+  kNotFound = 3  // a variable names one that this library has not found
+};
 
 // What must be alike on all ranks (rank.h). Of NCCL's variables 0: not set.
 struct RankWire {
-  std::uint32_t build = 0;
+  std::uint32_t build = 0;          // BuildNumber()
   std::uint32_t chunk_bytes = 0;    // NCCL_P2P_NET_CHUNKSIZE
   std::uint8_t devices = 0;         // as which the NIC is shown
   std::uint8_t min_channels = 0;    // NCCL_MIN_NCHANNELS, or NCCL_MIN_NRINGS
@@ -48,9 +53,10 @@ struct RankWire {
   std::uint8_t max_ctas = 0;        // NCCL_MAX_CTAS
   std::uint8_t tuned_channels = 0;  // that the tuner keeps to; 0: it says nothing
   RankTuner tuner = RankTuner::kThisLibrary;
-  std::uint8_t zero = 0;
+  std::uint8_t tuner_hash = 0;  // NcclTuner::hash
 };
-static_assert(sizeof(RankWire) == 16 && offsetof(RankWire, devices) == 8);
+static_assert(sizeof(RankWire) == 16 && offsetof(RankWire, devices) == 8 &&
+              offsetof(RankWire, tuner_hash) == 15);
 
 // What a listen comm is reached by. NCCL takes the handle to the connecting side by ways of its
 // own; whoever has it may connect.
@@ -97,7 +103,8 @@ enum class FrameType : std::uint8_t {
   kBeat = 4,
   kAsk = 5,
   kBye = 6,
-  kWelcome = 7
+  kWelcome = 7,
+  kRefusal = 8
 };
 
 // First on each lane, from the sending side. All before `comm` is the same in all versions from
@@ -161,6 +168,12 @@ struct ByeWire {
 // On lane 0, from the receiver: all lanes are there. Until then it may turn the sender away.
 struct WelcomeWire {
   FrameType type = FrameType::kWelcome;
+};
+
+// On any lane, in place of a welcome: the process has no listen comm with this number and key, and
+// will not have one. The sender does not dial again. The lane ends behind it.
+struct RefusalWire {
+  FrameType type = FrameType::kRefusal;
 };
 
 template <class Wire>

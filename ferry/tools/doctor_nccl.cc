@@ -117,7 +117,12 @@ std::string TextOf(const GlibcVersion& version) {
 
 // What the loader says that it lacks, without running anything of the library's.
 void AddLoading(const NcclSetup& setup, const std::string& path, Check* check) {
-  const auto listed = setup.system->Run({"ldd", path}, setup.deadline);
+  // Programs are started without the user's variables; of these the loader needs one.
+  std::vector<std::string> command = {"ldd", path};
+  if (const auto folders = setup.Variable("LD_LIBRARY_PATH")) {
+    command = {"env", fmt::format("LD_LIBRARY_PATH={}", *folders), "ldd", path};
+  }
+  const auto listed = setup.system->Run(command, setup.deadline);
   if (!listed) return AddTo(check, Verdict::kNote, listed.error().message());
   for (const std::string& line : SplitAt(listed->out + "\n" + listed->err, '\n')) {
     if (line.find("not found") == std::string::npos) continue;
@@ -328,13 +333,20 @@ Check CheckNcclTuner(const NcclSetup& setup) {
     check.evidence = "none, by NCCL_TUNER_PLUGIN; give all ranks the same";
     return check;
   }
+  const auto plugin = PathOfPlugin(setup);
   const auto found = FindPluginFile(setup, named.value_or(kTunerFile), "libnccl-tuner");
   if (!found) {
-    if (named) AddTo(&check, Verdict::kNote, fmt::format("there is no {}", *named));
+    if (!named) return check;
+    check.verdict = Verdict::kWarning;
+    check.evidence = fmt::format(
+        "NCCL_TUNER_PLUGIN names {}, which was not found: FERRY_NCCL_CHANNELS is not asked for, "
+        "and "
+        "ranks that have it are refused",
+        *named);
+    if (plugin) check.mend = fmt::format("export NCCL_TUNER_PLUGIN={}", ShellWord(*plugin));
     return check;
   }
   const auto real = setup.system->RealPath(*found);
-  const auto plugin = PathOfPlugin(setup);
   const auto real_plugin = plugin ? setup.system->RealPath(*plugin) : real;
   if (plugin && real && real_plugin && *real == *real_plugin) return check;
   check.evidence = fmt::format("{}, in place of the plugin's own", *found);

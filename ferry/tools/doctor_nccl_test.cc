@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "ferry/tools/doctor_machine.h"
 #include "ferry/tools/testing/fake_system.h"
 
 namespace ferry::tools {
@@ -69,6 +70,7 @@ TEST(DoctorNccl, APluginIsFoundByItsSuffixInTheLoadersFolders) {
   system.environment["NCCL_NET_PLUGIN"] = "ferry";
   EXPECT_EQ(CheckNcclPlugin(NcclSetupOf(&system)).verdict, Verdict::kProblem);
   system.environment["LD_LIBRARY_PATH"] = "/elsewhere:/opt/ferry";
+  system.Answer("env", CommandEnd{0, "", ""});
   const Check check = CheckNcclPlugin(NcclSetupOf(&system));
   EXPECT_EQ(check.verdict, Verdict::kOk) << check.evidence;
   EXPECT_EQ(check.evidence, kPlugin);
@@ -87,6 +89,23 @@ TEST(DoctorNccl, APluginThatTheLoaderCannotLoadIsAProblem) {
   check = CheckNcclPlugin(NcclSetupOf(&system));
   EXPECT_EQ(check.verdict, Verdict::kProblem);
   EXPECT_THAT(check.evidence, HasSubstr("noexec"));
+}
+
+TEST(DoctorNccl, TheLoaderIsAskedWithTheFoldersThatTheUserHas) {
+  FakeSystem system = NcclMachine();
+  system.Answer("ldd", CommandEnd{0, "\tlibcustom.so => not found\n", ""});
+  system.Answer("env", CommandEnd{0, "\tlibcustom.so => /opt/custom/libcustom.so (0x7f00)\n", ""});
+  EXPECT_EQ(CheckNcclPlugin(NcclSetupOf(&system)).verdict, Verdict::kProblem);
+  system.environment["LD_LIBRARY_PATH"] = "/opt/custom";
+  EXPECT_EQ(CheckNcclPlugin(NcclSetupOf(&system)).verdict, Verdict::kOk);
+}
+
+// By real programs.
+TEST(DoctorNccl, AProgramThatEnvStartsHasTheVariable) {
+  const auto said = RunCommand({"env", "LD_LIBRARY_PATH=/no/such", "printenv", "LD_LIBRARY_PATH"},
+                               Deadline::After(std::chrono::seconds(60)));
+  ASSERT_TRUE(said) << said.error().ToString();
+  EXPECT_EQ(said->out, "/no/such\n");
 }
 
 TEST(DoctorNccl, AnOlderGlibcThanThePluginNeedsIsAProblem) {
@@ -152,6 +171,17 @@ TEST(DoctorNccl, AnotherTunerThatIsInstalledIsAWarning) {
   EXPECT_EQ(CheckNcclTuner(NcclSetupOf(&system)).verdict, Verdict::kOk);
   system.environment["NCCL_TUNER_PLUGIN"] = "none";
   EXPECT_EQ(CheckNcclTuner(NcclSetupOf(&system)).verdict, Verdict::kNote);
+}
+
+// The plugin takes it for another one's, and does not work with ranks that have found it.
+TEST(DoctorNccl, ATunerThatIsNamedAndNotFoundIsAWarning) {
+  FakeSystem system = NcclMachine();
+  system.environment["NCCL_TUNER_PLUGIN"] = "libfoo.so";
+  const Check check = CheckNcclTuner(NcclSetupOf(&system));
+  EXPECT_EQ(check.verdict, Verdict::kWarning);
+  EXPECT_THAT(check.evidence, AllOf(HasSubstr("libfoo.so, which was not found"),
+                                    HasSubstr("FERRY_NCCL_CHANNELS is not asked for")));
+  EXPECT_EQ(check.mend, std::string("export NCCL_TUNER_PLUGIN=") + kPlugin);
 }
 
 TEST(DoctorNccl, FewDescriptorsAreAWarning) {

@@ -95,18 +95,20 @@ void CompareElement(const KernelCase& one, double got, double said, const Kernel
   ++comparison->compared;
   if (got == said || (std::isnan(got) && std::isnan(said))) return;
   constexpr double kBothRound = 2;
+  // No error is allowed of infinities and NaNs, whose bound would be infinite, too.
+  const bool finite = std::isfinite(got) && std::isfinite(said);
   const double allowed =
-      buffer.dtype == DType::kInt64
+      buffer.dtype == DType::kInt64 || !finite
           ? 0
           : kBothRound * kernels::AllowedError(said, std::max(terms, std::fabs(said)),
                                                one.roundings, buffer.dtype);
   const double error = std::fabs(got - said);
-  if (error <= allowed) return;
+  if (finite && error <= allowed) return;
   const double times = allowed > 0 && std::isfinite(error) ? error / allowed : HUGE_VAL;
   if (times < comparison->most) return;
   comparison->most = times;
-  comparison->wrong = fmt::format("an element is {}, where the CPU says {} and {} may be between",
-                                  got, said, allowed);
+  comparison->wrong = fmt::format(
+      "an element is {}; the CPU's result is {}, and they may differ by {}", got, said, allowed);
 }
 
 void ComparePiece(const KernelCase& one, const HostPiece& piece, std::span<const std::byte> got,
@@ -162,6 +164,11 @@ Result<std::size_t> CompareWithCpu(const KernelCase& one, KernelAddresses addres
       ComparePiece(one, piece, got, terms, &comparison);
     }
     memory.ForgetResults();
+  }
+  if (one.units > 0 && comparison.compared == 0) {
+    return Error(Code::kCorrupt, fmt::format("{} was not checked: its form for the CPU wrote no "
+                                             "result; correct the case's launch",
+                                             NameOf(one)));
   }
   if (comparison.wrong.empty()) return comparison.compared;
   return Error(Code::kCorrupt, fmt::format("{} is wrong: {}; run ferry_kernels_test on this GPU",

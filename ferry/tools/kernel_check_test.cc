@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -111,6 +113,53 @@ TEST(KernelCheck, SmallErrorsOfSmallElementsAreFound) {
     std::memcpy(results.data(), &bits, sizeof bits);
     EXPECT_FALSE(checked.Compare());
   }
+}
+
+// An op whose form for the CPU says `said`, or writes nothing where that is empty.
+KernelCase CaseThatSays(std::vector<float> said) {
+  KernelCase one;
+  one.op = "made_up";
+  one.dtype = kernels::DType::kFloat32;
+  one.units = 1;
+  one.AddResults(kernels::DType::kFloat32, 4);
+  one.launch = [said = std::move(said)](const KernelStream& stream, KernelAddresses addresses) {
+    if (said.empty()) return Ok();
+    const std::uint64_t bytes = said.size() * sizeof(float);
+    const auto to = stream.memory->At(cuda::AddressOf(addresses[0]), bytes);
+    if (!to) return Status(to.error());
+    std::memcpy(*to, said.data(), bytes);
+    return Ok();
+  };
+  return one;
+}
+
+Result<std::size_t> CompareFloats(const std::vector<float>& said, const std::vector<float>& got) {
+  CheckedCase checked(CaseThatSays(said));
+  std::memcpy(checked.results().data(), got.data(), got.size() * sizeof(float));
+  return checked.Compare();
+}
+
+TEST(KernelCheck, AnInfiniteResultAllowsNothingElse) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const float nan = std::nanf("");
+  EXPECT_TRUE(CompareFloats({kInf, -kInf, nan, 1}, {kInf, -kInf, nan, 1}));
+  const float numbers[] = {kInf, -kInf, nan, 1};
+  for (const float said : numbers) {
+    for (const float got : numbers) {
+      const bool same = said == got || (std::isnan(said) && std::isnan(got));
+      EXPECT_EQ(CompareFloats({said, 1, 1, 1}, {got, 1, 1, 1}).has_value(), same)
+          << got << " for " << said;
+    }
+  }
+  EXPECT_THAT(CompareFloats({kInf, 1, 1, 1}, {7, 1, 1, 1}).error().message(),
+              HasSubstr("an element is 7; the CPU's result is inf, and they may differ by 0"));
+}
+
+TEST(KernelCheck, ACpuThatWritesNothingIsNoCheck) {
+  const auto compared = CompareFloats({}, {1, 1, 1, 1});
+  ASSERT_FALSE(compared);
+  EXPECT_EQ(compared.error().code(), Code::kCorrupt);
+  EXPECT_THAT(compared.error().message(), HasSubstr("wrote no result"));
 }
 
 }  // namespace

@@ -3,10 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <thread>
@@ -220,7 +222,10 @@ TEST(NcclWire, BytesThatAreNoHandleAreRefused) {
   ASSERT_TRUE(WriteHandle({.listen = 1, .key = {}, .at = {{"10.0.0.1", 1}}}, handle.data()));
   HandleBytes other = handle;
   other[4] = std::byte{kFirstAlike - 1};
-  EXPECT_THAT(ReadHandle(other.data()).error().message(), HasSubstr("another version"));
+  EXPECT_THAT(
+      ReadHandle(other.data()).error().message(),
+      HasSubstr(fmt::format("of version {} of the protocol, before {}; this side has version {}",
+                            kFirstAlike - 1, kFirstAlike, kWireVersion)));
   for (const int count : {0, 5, 255}) {
     other = handle;
     other[32] = static_cast<std::byte>(count);
@@ -264,7 +269,7 @@ TEST(NcclRank, TellsEachSettingThatDiffersWithBothValues) {
       {"NCCL_MIN_NRINGS", "(which FERRY_NCCL_CHANNELS sets) is 8 here and 3 at 10.0.0.2:77"},
       {"NCCL_P2P_NET_CHUNKSIZE", "NCCL_P2P_NET_CHUNKSIZE is 524288 here and 3 at 10.0.0.2:77"},
       {"FERRY_NCCL_DEVICES", "FERRY_NCCL_DEVICES is 1 here and 3 at 10.0.0.2:77"},
-      {"NCCL_TUNER_PLUGIN", "is this plugin's here and another library's at 10.0.0.2:77"},
+      {"NCCL_TUNER_PLUGIN", "is this plugin's here and named and not found at 10.0.0.2:77"},
   };
   for (const auto& [name, said] : settings) {
     EXPECT_THAT(DifferenceText(usual, RankWith({{name, "3"}})), HasSubstr(said)) << name;
@@ -280,9 +285,46 @@ TEST(NcclTuner, IsTheOneThatTheVariableNamesOrOurs) {
   };
   EXPECT_EQ(named(""), RankTuner::kThisLibrary);
   EXPECT_EQ(named("None"), RankTuner::kNone);
-  EXPECT_EQ(named("/no/such.so"), RankTuner::kOther);
+  EXPECT_EQ(named("/no/such.so"), RankTuner::kNotFound);
   EXPECT_EQ(named("libc.so.6"), RankTuner::kOther);
   EXPECT_EQ(named("/proc/self/exe"), RankTuner::kThisLibrary);
+}
+
+// Of another name, or another length, behind links and in any folder.
+TEST(NcclTuner, OtherLibrariesAreComparedByTheirFileAndNotByTheirPath) {
+  const auto folder = ::testing::TempDir() + fmt::format("/tuners_{}", ::getpid());
+  const auto file = [&](const char* place, const char* name, std::size_t more) {
+    std::filesystem::create_directories(folder + "/" + place);
+    const std::string path = fmt::format("{}/{}/{}", folder, place, name);
+    std::filesystem::copy_file(FERRY_NCCL_PLUGIN, path);
+    std::filesystem::resize_file(path, std::filesystem::file_size(path) + more);
+    return path;
+  };
+  const auto rank = [](const std::string& tuner) {
+    return RankWith({{"NCCL_TUNER_PLUGIN", tuner}});
+  };
+  const RankWire one = rank(file("a", "libone.so", 0));
+  EXPECT_EQ(one.tuner, RankTuner::kOther);
+  EXPECT_EQ(DifferenceText(one, rank(file("b", "libone.so", 0))), "");
+  std::filesystem::create_symlink(folder + "/b/libone.so", folder + "/liblink.so");
+  EXPECT_EQ(DifferenceText(one, rank(folder + "/liblink.so")), "");
+  const auto said = fmt::format("(a hash of its name and size) is {:02x} here", one.tuner_hash);
+  EXPECT_THAT(DifferenceText(one, rank(file("a", "libtwo.so", 0))), HasSubstr(said));
+  EXPECT_THAT(DifferenceText(one, rank(file("c", "libone.so", 1))), HasSubstr(said));
+  const RankWire missing = rank("libmissing.so");
+  EXPECT_EQ(DifferenceText(missing, rank("libmissing.so")), "");
+  EXPECT_THAT(DifferenceText(missing, rank("libother.so")), HasSubstr("that tuner's file"));
+  EXPECT_THAT(DifferenceText(one, missing),
+              HasSubstr("is another library's here and named and not found at"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(NcclRequest, WarnsOfATunerThatIsNamedAndNotFound) {
+  const auto get = Environment({{"NCCL_TUNER_PLUGIN", "libmissing.so"}});
+  const auto settings = LoadSettings(get);
+  ASSERT_TRUE(settings);
+  EXPECT_THAT(RequestOf(settings->config, get, FindNcclTuner(get, nullptr)).warning,
+              HasSubstr("NCCL_TUNER_PLUGIN names libmissing.so, which was not found"));
 }
 
 TEST(LibrarySearch, FindsWhatIsLoadedByItsName) {

@@ -2,10 +2,13 @@
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -15,6 +18,8 @@
 
 #include "bindings/nccl_net/wire.h"
 #include "ferry/net/testing/fault_proxy.h"
+#include "tests/engine_peer.h"
+#include "tests/load_meter.h"
 #include "tests/nccl_net/nccl_peer.h"
 #include "tests/nccl_net/testing/nccl_host.h"
 #include "tests/nccl_net/testing/raw_sender.h"
@@ -29,10 +34,12 @@ using testing::LoggedText;
 using testing::NcclConnect;
 using testing::NcclHost;
 using testing::NcclListen;
+using ::testing::Not;
 using testing::PatternOf;
 using testing::RawSender;
 using testing::Require;
 using testing::WaitFor;
+using tests::ExpectWithin;
 using tests::PeerProcess;
 
 Deadline RanksDeadline() { return Deadline::After(std::chrono::seconds(60)); }
@@ -113,34 +120,41 @@ struct Setting {
   const char* theirs;
 };
 
+// Far below FERRY_CONNECT_TIMEOUT and FERRY_PEER_TIMEOUT, by which it would end otherwise.
+constexpr std::chrono::seconds kRefusalTime{5};
+
 class RanksThatDiffer : public ::testing::TestWithParam<Setting> {
  protected:
   std::string Said(const char* here, const char* there) const {
     return fmt::format("{} is {} here and {} at ", GetParam().what, here, there);
   }
 
+  void SetUp() override {
+    tests::RestartLoadMeter();
+    since_ = {};
+  }
+
+  tests::Stopwatch since_;
   testing::AskedPeer peer_ = PeerWith(GetParam().variable, GetParam().value);
   NcclHost host_{FERRY_NCCL_PLUGIN, 12};
 };
 
 TEST_P(RanksThatDiffer, AreRefusedWithBothValuesAtBothEnds) {
-  const auto begin = Clock::now();
   const testing::Handle handle = testing::HandleOf(peer_->Ask("listen"));
   peer_->Command("accept");
   EXPECT_EQ(OutcomeOfConnect(&host_, handle), abi::kInvalidUsage);
   EXPECT_THAT(FailureOf(peer_), HasSubstr(Said(GetParam().theirs, GetParam().ours)));
   EXPECT_THAT(LoggedText(), HasSubstr(Said(GetParam().ours, GetParam().theirs)));
-  EXPECT_LT(Seconds(Clock::now() - begin), 5);
+  ExpectWithin(since_.elapsed(), kRefusalTime, "the refusal");
 }
 
 TEST_P(RanksThatDiffer, AreRefusedTheOtherWayToo) {
-  const auto begin = Clock::now();
   NcclListen listen(&host_);
   peer_->Command("connect " + tests::ToHex(listen.handle()));
   EXPECT_EQ(OutcomeOfAccept(&host_, &listen), abi::kInvalidUsage);
   EXPECT_THAT(FailureOf(peer_), HasSubstr(Said(GetParam().theirs, GetParam().ours)));
   EXPECT_THAT(LoggedText(), HasSubstr(Said(GetParam().ours, GetParam().theirs)));
-  EXPECT_LT(Seconds(Clock::now() - begin), 5);
+  ExpectWithin(since_.elapsed(), kRefusalTime, "the refusal");
 }
 
 constexpr const char* kTunerSetting = "NCCL's tuner (NCCL_TUNER_PLUGIN, libnccl-tuner.so)";
@@ -153,6 +167,8 @@ INSTANTIATE_TEST_SUITE_P(
                               "524288", "131072"},
                       Setting{"NoTuner", "NCCL_TUNER_PLUGIN", "none", kTunerSetting,
                               "this plugin's", "none"},
+                      Setting{"MissingTuner", "NCCL_TUNER_PLUGIN", "libno-such-tuner.so",
+                              kTunerSetting, "this plugin's", "named and not found"},
                       Setting{"InstalledTuner", "LD_LIBRARY_PATH", FERRY_OTHER_TUNER_FOLDER,
                               kTunerSetting, "this plugin's", "another library's"}),
     [](const auto& parameter) { return parameter.param.name; });
@@ -195,6 +211,42 @@ TEST(Ranks, OfAnotherBuildAreRefused) {
   EXPECT_THAT(
       LoggedText().substr(logged_before),
       HasSubstr(fmt::format("is {:08x} here and {:08x} at", address.rank.build, other.rank.build)));
+}
+
+// As two builds of one commit are that have different changes.
+TEST(Ranks, WhoseFilesHaveOtherBuildIdsAreRefused) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  const std::uint32_t build = ReadHandle(listen.handle().data())->rank.build;
+  // As the note in the file has it: the name "GNU", and the first bytes of the ID.
+  std::string note("GNU", 4);
+  for (const int shift : {24, 16, 8, 0}) note += static_cast<char>(build >> shift);
+  std::ifstream in(FERRY_NCCL_PLUGIN, std::ios::binary);
+  std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  const std::size_t at = file.find(note);
+  ASSERT_NE(at, std::string::npos);
+  file[at + 4] = static_cast<char>(file[at + 4] ^ 1);
+  const auto path = fmt::format("{}/other_build_{}.so", ::testing::TempDir(), ::getpid());
+  std::ofstream(path, std::ios::binary) << file;
+  NcclHost other(path, 12);
+  (void)::unlink(path.c_str());
+  EXPECT_EQ(OutcomeOfConnect(&other, listen.handle()), abi::kInvalidUsage);
+  EXPECT_THAT(LoggedText(), HasSubstr(fmt::format(
+                                "the build of libnccl-net-ferry.so is {:08x} here and {:08x} at",
+                                build ^ 0x01000000U, build)));
+  EXPECT_EQ(OutcomeOfAccept(&host, &listen), abi::kInvalidUsage);
+}
+
+TEST(Ranks, WhoseListenCommWasClosedAreNotDialledAgain) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  const testing::Handle handle = listen.handle();
+  listen.Close();
+  const std::size_t logged_before = LoggedText().size();
+  EXPECT_EQ(OutcomeOfConnect(&host, handle), abi::kRemoteError);
+  const std::string logged = LoggedText().substr(logged_before);
+  EXPECT_THAT(logged, HasSubstr("has closed the listen comm of this handle"));
+  EXPECT_THAT(logged, Not(HasSubstr("attempt 2")));
 }
 
 TEST(Ranks, OfALaterVersionAreRefused) {
