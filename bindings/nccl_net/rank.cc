@@ -63,6 +63,7 @@ struct OwnObject {
 };
 int LookAtObject(dl_phdr_info* info, std::size_t /*bytes*/, void* own_object) {
   const auto segments = std::span(info->dlpi_phdr, info->dlpi_phnum);
+  // Segments are told by number.
   const auto code = reinterpret_cast<ElfW(Addr)>(&BuildOfCommit);
   const bool is_own = std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
     const ElfW(Addr) begin = info->dlpi_addr + segment.p_vaddr;
