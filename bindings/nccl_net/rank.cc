@@ -57,13 +57,13 @@ std::uint32_t BuildOfCommit() {
   return hash;
 }
 
-// The object that has this code, among those that are loaded.
+// The result of looking for the object that has this code, among those that are loaded.
 struct OwnObject {
   std::optional<std::uint32_t> build_id;
 };
 int LookAtObject(dl_phdr_info* info, std::size_t /*bytes*/, void* own_object) {
   const auto segments = std::span(info->dlpi_phdr, info->dlpi_phnum);
-  // Segments are told by number.
+  // As a number, to compare it with the bounds of segments.
   const auto code = reinterpret_cast<ElfW(Addr)>(&BuildOfCommit);
   const bool is_own = std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
     const ElfW(Addr) begin = info->dlpi_addr + segment.p_vaddr;

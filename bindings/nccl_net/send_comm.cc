@@ -26,6 +26,11 @@ bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) noexcep
          std::less<>()(b.data(), a.data() + a.size());
 }
 
+bool IsRefusal(std::span<const std::byte> meta) {
+  const auto refusal = LoadWire<RefusalWire>(meta);
+  return refusal && refusal->type == FrameType::kRefusal;
+}
+
 // One address of the peer's for each interface by which the routes to them leave.
 std::vector<net::Address> ChooseWays(Engine* engine, const std::vector<net::Address>& addresses) {
   std::vector<net::Address> ways;
@@ -337,9 +342,7 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
     LoopOf(0)->NotifyWaiters();
     return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
   }
-  const auto refused = LoadWire<RefusalWire>(meta);
-  const bool is_refusal = refused && refused->type == FrameType::kRefusal;
-  if (payload_bytes == 0 && is_refusal && !welcomed_.load()) {
+  if (!welcomed_.load() && IsRefusal(meta)) {
     refused_.store(true);
     return Error(
         Code::kRefused,

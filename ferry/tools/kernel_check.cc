@@ -90,8 +90,14 @@ double ValueAt(std::span<const std::byte> bytes, DType dtype, std::size_t elemen
   return static_cast<double>(value);
 }
 
-void CompareElement(const KernelCase& one, double got, double said, const KernelBuffer& buffer,
+struct Element {
+  double got = 0;
+  double said = 0;  // by the CPU
+};
+
+void CompareElement(const KernelCase& one, const Element& element, const KernelBuffer& buffer,
                     double terms, Comparison* comparison) {
+  const auto [got, said] = element;
   ++comparison->compared;
   if (got == said || (std::isnan(got) && std::isnan(said))) return;
   constexpr double kBothRound = 2;
@@ -121,7 +127,7 @@ void ComparePiece(const KernelCase& one, const HostPiece& piece, std::span<const
         std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == kUnwritten; });
     if (unwritten) continue;
     const DType dtype = piece.results->dtype;
-    CompareElement(one, ValueAt(got, dtype, i), ValueAt(said, dtype, i), *piece.results, terms,
+    CompareElement(one, {ValueAt(got, dtype, i), ValueAt(said, dtype, i)}, *piece.results, terms,
                    comparison);
   }
 }

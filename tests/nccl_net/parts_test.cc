@@ -295,7 +295,7 @@ TEST(NcclTuner, OtherLibrariesAreComparedByTheirFileAndNotByTheirPath) {
   const auto folder = ::testing::TempDir() + fmt::format("/tuners_{}", ::getpid());
   const auto file = [&](const char* place, const char* name, std::size_t more) {
     std::filesystem::create_directories(folder + "/" + place);
-    const std::string path = fmt::format("{}/{}/{}", folder, place, name);
+    std::string path = fmt::format("{}/{}/{}", folder, place, name);
     std::filesystem::copy_file(FERRY_NCCL_PLUGIN, path);
     std::filesystem::resize_file(path, std::filesystem::file_size(path) + more);
     return path;

@@ -219,7 +219,7 @@ TEST(Ranks, WhoseFilesHaveOtherBuildIdsAreRefused) {
   NcclListen listen(&host);
   const std::uint32_t build = ReadHandle(listen.handle().data())->rank.build;
   // As the note in the file has it: the name "GNU", and the first bytes of the ID.
-  std::string note("GNU", 4);
+  std::string note("GNU\0", 4);
   for (const int shift : {24, 16, 8, 0}) note += static_cast<char>(build >> shift);
   std::ifstream in(FERRY_NCCL_PLUGIN, std::ios::binary);
   std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
