@@ -13,6 +13,7 @@ SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "test_nano
 PYTEST = """#!/bin/sh
 for last in "$@"; do [ "$before" = --junit-xml ] && printf '%s' '{junit}' >"$last"; before=$last; done
 printenv TENSORFERRY_NANOVLLM
+echo "told: $*"
 exit {code}
 """
 ONE = '<testcase classname="test_nanovllm" name="a">{}</testcase>'
@@ -29,16 +30,18 @@ class Running(unittest.TestCase):
         (self.checkout / "nanovllm").mkdir(parents=True)
         (self.checkout / "nanovllm" / "__init__.py").touch()
 
-    def run_script(self, *arguments, cases=None, code=0):
+    def run_script(self, *arguments, cases=None, code=0, python=None, named=None):
         command = [sys.executable, str(SCRIPT)]
         if cases is not None:
-            python = self.folder / "python"
-            python.write_text(PYTEST.format(code=code, junit=f"<testsuite>{cases}</testsuite>"))
-            python.chmod(0o755)
-            command += ["--python", str(python)]
+            made = self.folder / "python"
+            made.write_text(PYTEST.format(code=code, junit=f"<testsuite>{cases}</testsuite>"))
+            made.chmod(0o755)
+            command += ["--python", str(python or made)]
         environment = {k: v for k, v in os.environ.items() if k != "TENSORFERRY_NANOVLLM"}
+        if named:
+            environment["TENSORFERRY_NANOVLLM"] = str(named)
         return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True,
-                              env=environment, timeout=60)
+                              env=environment, timeout=60, cwd=self.folder)
 
     def test_no_checkout_is_said(self):
         ended = self.run_script()
@@ -82,6 +85,24 @@ class Running(unittest.TestCase):
         self.assertIn(" --from build/x\n", ended.stdout)
         self.assertIn("were NOT run: not a single one ran", ended.stdout)
         self.assertEqual(ended.returncode, 1)
+
+    def test_an_interpreter_may_be_named_by_a_relative_path(self):
+        ended = self.run_script(self.checkout, cases=ONE.format(""), python="./python")
+        self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
+
+    def test_an_interpreter_that_is_none_is_said(self):
+        ended = self.run_script(self.checkout, cases="", python="./no_python")
+        self.assertEqual(ended.returncode, 1)
+        self.assertIn("were NOT run: --python is ./no_python", ended.stdout)
+
+    def test_arguments_for_pytest_follow_two_dashes(self):
+        ended = self.run_script("--", "-k", "stage", cases=ONE.format(""), named=self.checkout)
+        self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
+        self.assertIn(f"ran with {self.checkout}", ended.stdout)
+        self.assertIn(" -k stage ", ended.stdout)
+        ended = self.run_script("-k", "stage", cases=ONE.format(""), named=self.checkout)
+        self.assertEqual(ended.returncode, 2)
+        self.assertIn("unknown: -k; give arguments for pytest after --", ended.stderr)
 
     def test_a_failure_is_one(self):
         ended = self.run_script(self.checkout, cases=ONE.format("<failure/>"), code=1)

@@ -1,7 +1,9 @@
 """Tensorferry: moves tensors to where compute needs them.
 
 Importing it loads neither torch nor NumPy. What needs one of them is loaded where it is first used:
-the submodules, and benchmark_kernel and profile.
+the submodules, and benchmark_kernel and profile, which `from tensorferry import *` leaves out.
+
+A submodule that cannot be loaded, for want of torch, say, is not an attribute; importing it says why.
 """
 
 import importlib
@@ -39,9 +41,7 @@ __all__ = [
     "Unavailable",
     "Unsupported",
     "__version__",
-    "benchmark_kernel",
     "errors",
-    "profile",
 ]
 
 _SUBMODULES = ("benchmark", "kernels", "layers", "nanovllm", "staging", "transfer")
@@ -50,7 +50,10 @@ _ELSEWHERE = {"benchmark_kernel": "benchmark", "profile": "benchmark"}
 
 def __getattr__(name):
     if name in _SUBMODULES:
-        return importlib.import_module(f"tensorferry.{name}")
+        try:
+            return importlib.import_module(f"tensorferry.{name}")
+        except (ImportError, Unsupported) as error:  # hasattr() and inspect know no other error
+            raise AttributeError(f"tensorferry.{name} cannot be loaded: {error}") from error
     if name in _ELSEWHERE:
         found = getattr(importlib.import_module(f"tensorferry.{_ELSEWHERE[name]}"), name)
         globals()[name] = found

@@ -49,7 +49,7 @@ async def _taken(readiness, take, timeout):
 
     Nothing is awaited between taking and returning, so a cancelled task has taken nothing.
     """
-    # Checked as the call checks it, and a first look.
+    # take() checks the timeout itself, so it is called before anything is awaited.
     deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
     while True:
         left = None if deadline is None else deadline - asyncio.get_running_loop().time()
@@ -72,12 +72,19 @@ async def _readable(waited_for, seconds=None):
         if not ready.done():
             ready.set_result(None)
 
-    timer = None if seconds is None else loop.call_later(seconds, end)
-    loop.add_reader(descriptor, end)
+    timer, process = None, os.getpid()
     try:
-        await ready
+        if seconds is not None:
+            timer = loop.call_later(seconds, end)
+        loop.add_reader(descriptor, end)
+        try:
+            await ready
+        finally:
+            # A forked child that drops the task shares the loop's epoll set with its parent, whose
+            # reader it would remove.
+            if os.getpid() == process:
+                loop.remove_reader(descriptor)
     finally:
-        loop.remove_reader(descriptor)
         os.close(descriptor)
         if timer is not None:
             timer.cancel()

@@ -9,6 +9,8 @@ import random
 import torch
 import torch.nn.functional as F
 
+from tensorferry import errors
+
 
 def fused_add_gelu(x, bias):
     return F.gelu(x.float() + bias.float(), approximate="tanh").to(x.dtype)
@@ -149,6 +151,13 @@ def _exponential(scores, seed, step, seeds, steps):
     """Torch's numbers, by generators that follow from the seeds: of one for all, or of each row."""
     seeds = [seed] if seeds is None else seeds.tolist()
     steps = [step] if steps is None else steps.tolist()
+    rows = scores.shape[0]
+    for name, numbers in (("seeds", seeds), ("steps", steps)):
+        if len(numbers) not in (1, rows):
+            raise errors.InvalidArgument(
+                f"sample: {name} has {len(numbers)} numbers; it must have {rows}, one for each row "
+                "of logits, or one for all"
+            )
     count = max(len(seeds), len(steps))
     seeds, steps = (x * count if len(x) == 1 else x for x in (seeds, steps))
     noise = torch.empty_like(scores)

@@ -2,10 +2,12 @@
 
 Formulas are written in torch's own operations, at least in float32, and can be differentiated
 again. Roundings in the middle of an op count as the identity. What an op keeps for them are its
-inputs, and of add_rms_norm its sum, which is an output anyway.
+inputs, and of add_rms_norm its sum, which is an output anyway. No op has forward-mode derivatives:
+all but sample refuse arguments with a tangent, which would be lost in silence.
 """
 
 import torch
+from torch.autograd import forward_ad
 
 from tensorferry import errors
 
@@ -139,6 +141,37 @@ def _refuse(name, arguments):
     )
 
 
+def _refuse_tangents(name, values):
+    """Raises Unsupported for a tensor with a tangent, as of torch.func.jvp."""
+    if forward_ad._current_level < 0:  # nobody differentiates forward
+        return
+    for value in values:
+        if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            raise errors.Unsupported(
+                f"{name} has no forward-mode derivative, and an argument of it has a tangent: "
+                "differentiate torch's own operations (tensorferry.layers: "
+                "use_custom_kernels=False), or take the tangent away (forward_ad.unpack_dual)"
+            )
+
+
+def _without_tangents(name, kernel):
+    def call(keyset, *arguments, **named):
+        _refuse_tangents(name, (*arguments, *named.values()))
+        return kernel(keyset, *arguments, **named)
+
+    return call
+
+
+class _RefusingTangents(torch.library.Library):
+    """Whose kernels for autograd refuse tangents, also those that torch.library makes."""
+
+    def impl(self, op_name, fn, dispatch_key="", *, with_keyset=False, **options):
+        if dispatch_key != "Autograd" or not with_keyset:
+            raise errors.Internal(f"torch.library registers {op_name} as {dispatch_key!r}")
+        fn = _without_tangents(op_name, fn)
+        super().impl(op_name, fn, dispatch_key, with_keyset=with_keyset, **options)
+
+
 def _add_rms_norm_in_place(x, residual, weight, eps=1e-6):
     """By the form that is not in place, whose copies torch differentiates."""
     out, total = torch.ops.tensorferry.add_rms_norm(x, residual, weight, eps)
@@ -172,8 +205,9 @@ def _refusing(name):
     return refuse
 
 
-def register(library, names):
-    """For all ops that the library has defined."""
+def register(names):
+    """For all these ops, which have been defined. Returns what keeps the registrations."""
+    library = _RefusingTangents("tensorferry", "FRAGMENT")
     for name in names:
         if name in _BACKWARD:
             backward, keep = _BACKWARD[name]
@@ -186,3 +220,4 @@ def register(library, names):
         elif name != "sample":  # tokens have no gradients, as those of torch.multinomial
             kernel = _autograd_kernel(name, _refusing(name))
             library.impl(name, kernel, "Autograd", with_keyset=True)
+    return library

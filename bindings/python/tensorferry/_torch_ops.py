@@ -317,4 +317,4 @@ def attention_prefill(
     return out
 
 
-_gradients.register(_library, _names)
+_derivatives = _gradients.register(_names)

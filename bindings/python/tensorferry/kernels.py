@@ -7,7 +7,7 @@ schema says. Formulas, shapes and errors are those of ferry/kernels/NAME/NAME.h.
 
 import os
 
-from tensorferry import _core
+from tensorferry import _core, errors
 
 try:
     import torch
@@ -179,6 +179,12 @@ def sample(
     A row with a seed of its own draws the same in every batch. Graphs keep numbers, and read
     tensors anew.
     """
+    if seed is not None and seeds is not None:
+        raise errors.InvalidArgument("sample: seed and seeds are both given; give one of them")
+    if generator is not None and (seed is not None or seeds is not None):
+        raise errors.InvalidArgument(
+            "sample: generator is given with seed or seeds, which draw without one; leave one out"
+        )
     if temperatures is not None and seed is None and seeds is None:
         seeds = _drawn_seed(logits.device, generator)
     return _torch_op("sample")(

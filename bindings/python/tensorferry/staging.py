@@ -86,6 +86,7 @@ class Staging:
         self.starts = {name: start for name, (start, _, _) in layout.items()}
         self.nbytes = nbytes
         self._turn = 0
+        _await_stream(device)
 
     def begin(self):
         """The next slot, once its last copy has ended; its arrays hold what was last written."""
@@ -105,6 +106,12 @@ class Staging:
         if slot.event is not None:
             # On the memory's device, which need not be the current one.
             slot.event.record(torch.cuda.current_stream(self._memory.device))
+
+
+def _await_stream(device):
+    """Until what a constructor has queued has ended: the first copy may be on another stream."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _wait(event):
@@ -153,6 +160,7 @@ class DecodeInputs:
         self.tensors = self._staging.tensors
         with torch.inference_mode(False):  # a graph may run over them before the first step
             self.tensors["slot_mapping"].fill_(-1)
+        _await_stream(self._staging._memory.device)
         self.max_batch, self.max_blocks, self.block_size = max_batch, max_blocks, block_size
         self._batches = {}  # by their sequences
         memory = self._staging._memory

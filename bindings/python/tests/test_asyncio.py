@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import tensorferry
-from tensorferry import transfer
+from tensorferry import _asyncio, transfer
 
 SECONDS = 60
 
@@ -112,6 +112,28 @@ def test_cancelled_tasks_leave_no_descriptor_and_take_nothing(endpoint, other):
         assert (await other.accept_async()).peer == endpoint.id
 
     run(main())
+
+
+@pytest.mark.parametrize("broken", ["call_later", "add_reader"])
+def test_an_event_loop_that_refuses_leaves_no_descriptor(endpoint, monkeypatch, broken):
+    class Refused(Exception):
+        pass
+
+    def refuse(*_):
+        raise Refused
+
+    async def main():
+        readiness = endpoint._accept_readiness()
+        loop = asyncio.get_running_loop()
+        before = descriptors()
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, broken, refuse)
+            for _ in range(5):
+                with pytest.raises(Refused):
+                    await _asyncio._readable(readiness, SECONDS)
+        assert descriptors() == before
+
+    asyncio.run(main())
 
 
 def test_each_of_several_waiting_tasks_gets_one(endpoint, other):

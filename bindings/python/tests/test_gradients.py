@@ -7,6 +7,7 @@ import tensorferry
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from tensorferry import _formulas, _gradients, kernels, layers  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
 ops = torch.ops.tensorferry
 DEVICES = [
@@ -248,6 +249,50 @@ def test_an_op_without_a_gradient_says_so_where_one_is_needed(name, arguments, w
         getattr(kernels, name)(*arguments)
     with torch.inference_mode():
         getattr(kernels, name)(*arguments)
+
+
+def called_with(name):
+    """(a call of the op, the one of its tensors that the call takes)"""
+    if name in NAMES:
+        first, *others = (x.detach() for x in inputs_of(name))
+        return lambda x: getattr(ops, name)(x, *others), first
+    if name == "add_rms_norm_":
+        first, *others = (x.detach() for x in inputs_of("add_rms_norm"))
+        return lambda x: ops.add_rms_norm_(x, *others), first
+    arguments, which = next((list(a), w) for found, a, w, _ in refused() if found == name)
+
+    def call(x):
+        return getattr(ops, name)(*arguments[:which], x, *arguments[which + 1 :])
+
+    return call, arguments[which]
+
+
+ALL_NAMES = [*NAMES, "add_rms_norm_", *dict.fromkeys(name for name, *_ in refused())]
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_forward_mode_is_refused_not_answered_with_zeros(name):
+    call, x = called_with(name)
+    said = f"{name} has no forward-mode derivative"
+    with pytest.raises(tensorferry.Unsupported, match=said):
+        torch.func.jvp(call, (x,), (torch.ones_like(x),))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        with torch.no_grad(), pytest.raises(tensorferry.Unsupported, match=said):
+            call(dual)
+        call(x)  # nothing to lose
+
+
+def test_forward_mode_is_refused_by_jacfwd_and_for_named_arguments():
+    with pytest.raises(tensorferry.Unsupported, match="no forward-mode derivative"):
+        torch.func.jacfwd(kernels.silu_and_mul)(torch.randn(2, 8))
+    x = torch.randn(2, 8)
+    with forward_ad.dual_level():
+        weight = forward_ad.make_dual(torch.ones(8), torch.ones(8))
+        with pytest.raises(tensorferry.Unsupported, match="no forward-mode derivative"):
+            ops.rms_norm(x, weight=weight)
+        logits = forward_ad.make_dual(x, x)
+        assert kernels.sample(logits).tolist() == x.argmax(-1).tolist()
 
 
 def test_tokens_have_no_gradient_and_need_none():

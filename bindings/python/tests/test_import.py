@@ -38,6 +38,31 @@ def test_submodules_and_functions_are_there_when_they_are_asked_for():
     ) == ["done"]
 
 
+def test_a_star_loads_neither_torch_nor_numpy():
+    assert run("from tensorferry import *\nimport sys\n"
+               "print(*({'torch', 'numpy'} & sys.modules.keys()))") == []
+
+
+@pytest.mark.parametrize("name", ["layers", "staging"])
+def test_a_submodule_that_lacks_torch_is_no_attribute_and_its_import_says_why(name):
+    assert run(
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "import tensorferry\n"
+        f"assert not hasattr(tensorferry, '{name}')\n"
+        "assert hasattr(tensorferry, 'kernels')\n"
+        "try:\n"
+        f"    tensorferry.{name}\n"
+        "except AttributeError as error:\n"
+        "    assert 'torch' in str(error), error\n"
+        "try:\n"
+        f"    from tensorferry import {name}\n"
+        "except (ImportError, tensorferry.Unsupported) as error:\n"
+        "    assert 'torch' in str(error), error\n"
+        "    print('refused')"
+    ) == ["refused"]
+
+
 def test_the_package_lists_all_that_it_has_and_refuses_the_rest():
     assert {*tensorferry.__all__} <= {*dir(tensorferry)}
     assert {"kernels", "layers", "nanovllm", "staging", "transfer"} <= {*dir(tensorferry)}

@@ -106,6 +106,24 @@ def test_another_nano_vllm_is_left_as_it_was(package):
     assert SiluAndMul().forward(None) == "theirs"
 
 
+def test_a_second_enable_that_is_refused_leaves_the_first_in_force(package, monkeypatch):
+    package(OURS)
+    nanovllm.enable(use_custom_kernels=False)
+    from nanovllm.config import Config
+    from nanovllm.layers.activation import SiluAndMul
+    from nanovllm.utils import context
+
+    ours = SiluAndMul.forward
+    with monkeypatch.context() as broken:
+        broken.delattr(context, "reset_context")
+        with pytest.raises(tensorferry.Unsupported, match="no .*context.reset_context"):
+            nanovllm.enable()
+    assert SiluAndMul.forward is ours
+    assert Config().enforce_eager  # as with the formulas, which the first call has asked for
+    nanovllm.disable()
+    assert SiluAndMul().forward(None) == "theirs"
+
+
 @pytest.mark.parametrize(
     ("file", "before", "after", "said"),
     [

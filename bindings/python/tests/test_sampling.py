@@ -2,6 +2,8 @@
 
 import pytest
 
+import tensorferry
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch._dynamo.testing  # noqa: E402
@@ -48,6 +50,27 @@ def test_the_formula_takes_the_same_seeds(device, ops):
     assert len(set(first.tolist())) == 3
     assert torch.equal(first, ops.sample(logits, heat, seed=1))
     assert not torch.equal(first, ops.sample(logits, heat, seed=1, step=1))
+
+
+@on_each_device
+@pytest.mark.parametrize("which", ["seeds", "steps"])
+@pytest.mark.parametrize("ops", [kernels, _formulas], ids=["kernels", "formulas"])
+def test_numbers_of_some_rows_only_are_refused(device, ops, which):
+    logits, heat = equal(4, device)
+    for count in (2, 3, 5):
+        numbers = torch.arange(count, device=device)
+        with pytest.raises(tensorferry.InvalidArgument, match=f"sample: {which} .* must "):
+            ops.sample(logits, heat, **{"seeds": torch.arange(4, device=device), which: numbers})
+
+
+def test_two_sources_of_draws_are_refused():
+    logits, heat = equal(2, "cpu")
+    generator = torch.Generator()
+    for given in ({"generator": generator, "seed": 0}, {"seed": 0, "seeds": torch.arange(2)},
+                  {"generator": generator, "seeds": torch.arange(2)}):
+        with pytest.raises(tensorferry.InvalidArgument, match=" and ".join(given) + " are both"
+                           if "seeds" in given and "seed" in given else "generator is given with"):
+            kernels.sample(logits, heat, **given)
 
 
 @on_each_device

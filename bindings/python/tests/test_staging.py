@@ -70,6 +70,23 @@ def test_steps_arrive_in_the_same_memory_without_a_copy_of_torchs(device, monkey
         assert tensor.data_ptr() == before[name] == getattr(batch, name).data_ptr()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_what_is_made_on_one_stream_may_be_staged_on_another():
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(1 << 28)  # what is queued behind it would end after the copies
+        inputs = staging.DecodeInputs(4, 4, SIZE, "cuda")
+        torch.cuda._sleep(1 << 28)
+        ring = staging.Staging({"x": (torch.int64, (4,))}, "cuda")
+    batch = inputs.stage([3, 4], [2, 3], [[0], [1]])
+    slot = ring.begin()
+    slot.arrays["x"][:] = 7
+    ring.send(slot)
+    torch.cuda.synchronize()
+    assert_staged(batch, [3, 4], [2, 3], [[0], [1]])
+    assert ring.tensors["x"].tolist() == [7] * 4
+
+
 def test_rows_of_a_padded_batch_store_and_attend_to_nothing():
     inputs = staging.DecodeInputs(8, 4, SIZE, "cpu", slots=2)
     inputs.stage(list(range(8)), [5] * 8, [[i] for i in range(8)])

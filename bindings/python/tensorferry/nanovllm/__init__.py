@@ -35,7 +35,7 @@ _MODULES = (
     "utils.context",
 )
 
-_replaced = []  # (owner, name, what was there)
+_replaced = []  # (owner, name, what was there, ours)
 
 
 def enable(use_custom_kernels=True, stage_decode=True):
@@ -44,8 +44,9 @@ def enable(use_custom_kernels=True, stage_decode=True):
     use_custom_kernels=False, or TENSORFERRY_DISABLE_KERNELS=1, takes torch's formulas in the place
     of our kernels, and runs without CUDA graphs, as these formulas read lengths on the host.
     stage_decode=False leaves the inputs of decode steps to nano-vllm. Again with other arguments,
-    it replaces what it did before. Unsupported says all that a nano-vllm lacks of what this replaces
-    and uses; then nothing is replaced.
+    it replaces what it did before. Raises Unsupported, with a list of everything that is missing, if
+    this nano-vllm does not have all that the plug-in replaces or calls; nothing changes then, and
+    what an earlier call has replaced stays replaced.
     """
     nano = load()
     from tensorferry import _core, _formulas, kernels
@@ -53,13 +54,20 @@ def enable(use_custom_kernels=True, stage_decode=True):
 
     ops = kernels if use_custom_kernels else _formulas
     ours = use_custom_kernels and kernels.KERNELS_AVAILABLE
-    disable()
-    replacements = [
-        *_layers.replacements(nano, ops),
-        *_engine.limits(nano, capturable=ours and _core.kernels.has_device_code),
-        *(_engine.staged(nano) if stage_decode else ()),
-    ]
-    _needs.check(nano, replacements, staged=stage_decode)
+    earlier = list(_replaced)
+    disable()  # the check and the replacements look at nano-vllm's own
+    try:
+        replacements = [
+            *_layers.replacements(nano, ops),
+            *_engine.limits(nano, capturable=ours and _core.kernels.has_device_code),
+            *(_engine.staged(nano) if stage_decode else ()),
+        ]
+        _needs.check(nano, replacements, staged=stage_decode)
+    except BaseException:
+        for owner, name, _, replacement in earlier:
+            setattr(owner, name, replacement)
+        _replaced.extend(earlier)
+        raise
     for module, path, function in replacements:
         _replace(module, path, function)
 
@@ -67,14 +75,14 @@ def enable(use_custom_kernels=True, stage_decode=True):
 def disable():
     """Undoes enable(). An LLM made in between goes on; its graphs keep our kernels."""
     while _replaced:
-        owner, name, before = _replaced.pop()
+        owner, name, before, _ = _replaced.pop()
         setattr(owner, name, before)
 
 
 def _replace(module, path, function):
     owner, _, name = path.rpartition(".")
     holder = getattr(module, owner) if owner else module
-    _replaced.append((holder, name, getattr(holder, name)))
+    _replaced.append((holder, name, getattr(holder, name), function))
     setattr(holder, name, function)
 
 
