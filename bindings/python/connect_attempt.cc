@@ -11,6 +11,11 @@
 #include "ferry/core/thread.h"
 
 namespace ferry::python {
+namespace {
+
+Error AttemptMadeBeforeFork() { return MadeBeforeFork("connection attempt"); }
+
+}  // namespace
 
 struct ConnectAttempt::State {
   UniqueFd ended_event;
@@ -23,25 +28,26 @@ struct ConnectAttempt::State {
 ConnectAttempt::ConnectAttempt(std::function<Connected()> connect)
     : state_(std::make_shared<State>()) {
   state_->ended_event = python::Take(MakeEventFd());
-  auto thread = StartThread("connect()", [state = state_, connect = std::move(connect)]() mutable {
-    Connected result = connect();
-    {
-      const std::lock_guard lock(state->mutex);
-      if (!state->abandoned) {
-        state->result.emplace(std::move(result));
-        state->ended.notify_all();
-        SignalEventFd(state->ended_event.get());
-        return;
-      }
-    }
-    if (result) result->Close();
-  });
+  auto thread =
+      StartThread("connect()", [state = state_.get(), connect = std::move(connect)]() mutable {
+        Connected result = connect();
+        {
+          const std::lock_guard lock(state->mutex);
+          if (!state->abandoned) {
+            state->result.emplace(std::move(result));
+            state->ended.notify_all();
+            SignalEventFd(state->ended_event.get());
+            return;
+          }
+        }
+        if (result) result->Close();
+      });
   if (!thread) throw Raised(thread.error());
   thread->detach();
 }
 
 void ConnectAttempt::Abandon() noexcept {
-  if (state_ == nullptr) return;
+  if (!state_ || state_.forked()) return;
   std::optional<Connected> unwanted;
   {
     const std::lock_guard lock(state_->mutex);
@@ -53,9 +59,13 @@ void ConnectAttempt::Abandon() noexcept {
   (*unwanted)->Close();
 }
 
-int ConnectAttempt::fd() const noexcept { return state_->ended_event.get(); }
+Result<int> ConnectAttempt::fd() const {
+  if (state_.forked()) return AttemptMadeBeforeFork();
+  return state_->ended_event.get();
+}
 
 Status ConnectAttempt::Wait(Deadline deadline) {
+  if (state_.forked()) return AttemptMadeBeforeFork();
   std::unique_lock lock(state_->mutex);
   state_->ended.wait_until(lock, deadline.when(), [&] { return state_->result.has_value(); });
   if (state_->result) return Ok();
@@ -63,6 +73,7 @@ Status ConnectAttempt::Wait(Deadline deadline) {
 }
 
 ConnectAttempt::Connected ConnectAttempt::Take() {
+  if (state_.forked()) return AttemptMadeBeforeFork();
   const std::lock_guard lock(state_->mutex);
   if (!state_->result) return Error(Code::kTimedOut, "connecting goes on; wait longer");
   return *std::exchange(state_->result, std::nullopt);

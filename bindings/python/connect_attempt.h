@@ -3,13 +3,16 @@
 #include <memory>
 
 #include "ferry/core/deadline.h"
+#include "ferry/core/fork.h"
 #include "ferry/core/result.h"
 #include "ferry/transfer/connection.h"
 
 namespace ferry::python {
 
 // A connect() on a thread of its own, so that whoever waits for it can be interrupted, or can do
-// other things meanwhile. One thread at a time, under the interpreter's lock except for Wait().
+// other things meanwhile. One thread at a time, under the interpreter's lock except for Wait(). In
+// a forked child every call but Abandon(), which does nothing there, fails with kInvalidArgument:
+// the child has neither the thread nor the descriptor, and the thread may have held the mutex.
 class ConnectAttempt {
  public:
   using Connected = Result<transfer::Connection>;
@@ -22,7 +25,7 @@ class ConnectAttempt {
   void Abandon() noexcept;
 
   // Readable once it has ended.
-  int fd() const noexcept;
+  Result<int> fd() const;
   // kTimedOut where it goes on.
   Status Wait(Deadline deadline);
   // How it has ended; once. Errors: its own, kTimedOut where it has not ended.
@@ -30,7 +33,7 @@ class ConnectAttempt {
 
  private:
   struct State;
-  std::shared_ptr<State> state_;  // with the thread
+  ProcessShared<State> state_;  // with the thread
 };
 
 }  // namespace ferry::python

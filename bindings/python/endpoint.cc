@@ -165,9 +165,10 @@ void EndpointHolder::Close() {
 
 void BindEndpoint(nb::module_& module) {
   module.def("_close_all", &CloseAll);
-  nb::class_<transfer::Readiness>(module, "_Readiness").def("fileno", &transfer::Readiness::fd);
+  nb::class_<transfer::Readiness>(module, "_Readiness")
+      .def("fileno", [](const transfer::Readiness& self) { return Take(self.fd()); });
   nb::class_<Connecting>(module, "_Connecting")
-      .def("fileno", [](const Connecting& self) { return self.attempt.fd(); })
+      .def("fileno", [](const Connecting& self) { return Take(self.attempt.fd()); })
       .def("abandon", [](Connecting& self) { self.attempt.Abandon(); })
       .def("take",
            [](Connecting& self) { return Connection(self.holder, Take(self.attempt.Take())); });

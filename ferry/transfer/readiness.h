@@ -1,8 +1,10 @@
 #pragma once
+#include <memory>
 #include <utility>
 
 #include "ferry/core/event_loop.h"
 #include "ferry/core/fd.h"
+#include "ferry/core/fork.h"
 #include "ferry/core/result.h"
 
 // How threads that wait in poll(), or in the event loop of another library, learn that a queue has
@@ -15,13 +17,20 @@ namespace ferry::transfer {
 class Readiness {
  public:
   Readiness(UniqueFd fd, EventLoop::PassiveWait wait)
-      : fd_(std::move(fd)), wait_(std::move(wait)) {}
+      : state_(std::make_shared<State>(State{std::move(fd), std::move(wait)})) {}
 
-  int fd() const noexcept { return fd_.get(); }
+  // Errors: kInvalidArgument in a forked child, which has closed its copy of the descriptor.
+  Result<int> fd() const {
+    if (state_.forked()) return MadeBeforeFork("descriptor of a queue");
+    return state_->fd.get();
+  }
 
  private:
-  UniqueFd fd_;
-  EventLoop::PassiveWait wait_;
+  struct State {
+    UniqueFd fd;
+    EventLoop::PassiveWait wait;
+  };
+  ProcessShared<State> state_;  // a child does not close the number, which may be another's there
 };
 
 // A queue's side of that. Every call is made under the mutex that guards the queue.

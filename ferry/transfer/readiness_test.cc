@@ -1,11 +1,15 @@
 // Descriptors by which other libraries' event loops wait for notifications and for peers.
 #include "ferry/transfer/readiness.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <memory>
+#include <optional>
 
+#include "ferry/core/testing/forked_child.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::transfer {
@@ -14,7 +18,7 @@ namespace {
 constexpr int kReadyWithinMs = 60'000;
 
 bool IsReadable(const Readiness& readiness, int timeout_ms) {
-  pollfd wanted{readiness.fd(), POLLIN, 0};
+  pollfd wanted{Must(readiness.fd()), POLLIN, 0};
   return ::poll(&wanted, 1, timeout_ms) == 1;
 }
 
@@ -74,6 +78,24 @@ TEST(Readiness, IsThatOfAnEndpointWhilePeersWaitToBeAccepted) {
   const auto none = far.Accept(Soon());
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code(), Code::kCancelled);
+}
+
+TEST(Readiness, OfAParentIsRefusedInAForkedChildAndClosesNothingThere) {
+  FERRY_SKIP_FORK_TEST();
+  Link link = MakeLink();
+  std::optional<Readiness> ready(Must(link.far.connection->NotificationReadiness()));
+  const int number = Must(ready->fd());
+  EXPECT_EQ(StatusOfChild([&] {
+              const auto refused = ready->fd();
+              if (refused || refused.error().code() != Code::kInvalidArgument) return 1;
+              // The number is free in the child, whose own descriptor may get it.
+              if (::dup2(STDERR_FILENO, number) != number) return 2;
+              ready.reset();
+              return ::fcntl(number, F_GETFD) < 0 ? 3 : 0;
+            }),
+            0);
+  ASSERT_TRUE(EndsOk(link.near.connection->Notify(BytesOf("x"))));
+  EXPECT_TRUE(IsReadable(*ready, kReadyWithinMs));
 }
 
 TEST(Readiness, OutlivesItsEndpoint) {

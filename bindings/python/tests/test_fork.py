@@ -161,6 +161,84 @@ go_on()
 """)
 
 
+# Tasks that wait: for peers, for a notification, and for a host that listens and says nothing.
+WAITS = """
+import asyncio, socket
+silent = socket.create_server(("127.0.0.1", 0))
+silent_address = f"127.0.0.1:{silent.getsockname()[1]}"
+readiness, attempt = endpoint._accept_readiness(), endpoint._begin_connect(silent_address, 60)
+
+def numbers_taken(numbers):
+    for number in numbers:  # closed in the child, whose own descriptors get them
+        os.dup2(2, number)
+
+async def go_on_waiting(tasks):
+    endpoint_again = transfer.Endpoint(listen_host="127.0.0.1")
+    endpoint_again.connect(endpoint.address)
+    await asyncio.wait_for(tasks[0], 60)
+    assert not tasks[1].done()
+    tasks[1].cancel()
+    await asyncio.wait(tasks)
+    go_on()
+"""
+
+
+def test_what_is_waited_for_in_the_parent_is_refused_in_a_child():
+    run(WAITS + """
+numbers = [readiness.fileno(), attempt.fileno()]
+child = os.fork()
+if child == 0:
+    numbers_taken(numbers)
+    wrong = 0
+    for call in (readiness.fileno, attempt.fileno, attempt.take):
+        try:
+            call()
+            wrong += 1
+        except InvalidArgument as error:
+            wrong += "made before fork()" not in str(error)
+    attempt.abandon()
+    del readiness, attempt
+    for number in numbers:
+        os.fstat(number)  # still open
+    os._exit(wrong)
+assert status_of(child) == 0
+go_on()
+""")
+
+
+def test_a_child_lets_go_of_attempts_that_have_ended():
+    run(WAITS + """
+import select
+ended = endpoint._begin_connect(other.address, 60)
+select.select([ended], [], [], 60)
+number = ended.fileno()
+child = os.fork()
+if child == 0:
+    numbers_taken([number])
+    del ended
+    os.fstat(number)
+    os._exit(0)
+assert status_of(child) == 0
+assert ended.take().peer == other.id
+""")
+
+
+def test_a_child_that_drops_tasks_which_wait_does_not_take_them_from_its_parent():
+    run(WAITS + """
+loop = asyncio.new_event_loop()
+tasks = [loop.create_task(endpoint.accept_async()),
+         loop.create_task(endpoint.connect_async(silent_address, 60))]
+loop.run_until_complete(asyncio.sleep(0.01))
+child = os.fork()
+if child == 0:
+    for task in tasks:
+        task.get_coro().close()
+    os._exit(0)
+assert status_of(child) == 0
+loop.run_until_complete(go_on_waiting(tasks))
+""")
+
+
 FORKS = """
 import os, sys, threading
 sys.modules["torch"] = None
