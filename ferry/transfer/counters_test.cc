@@ -313,7 +313,8 @@ TEST_F(CountersTest, APeerThatClosesAfterItHasTakenEverythingIsNoWarning) {
     std::vector<std::byte> into(4);
     const auto receive = link.far.connection->Recv(1, kWholeTag, into);
     network_.SetFaults(first_, {.delay = milliseconds(400)});
-    const auto send = link.near.connection->Send(1, BytesOf("last"));
+    const auto bytes = BytesOf("last");
+    const auto send = link.near.connection->Send(1, bytes);
     EXPECT_TRUE(EndsOk(receive));
     link.far.connection->Close();
     EXPECT_TRUE(EndsOk(send));
