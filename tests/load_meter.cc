@@ -13,8 +13,11 @@ constexpr int kWork = 200'000;  // steps, of which a core does a million in a fe
 // Never destroyed: the thread outlives the end of main().
 std::atomic<std::int64_t> worst_lateness{0};  // ms
 std::atomic<std::uint64_t> worked{0};
+std::atomic<bool> running{false};
 
 [[noreturn]] void MeasureForEver() {
+  running = true;
+  running.notify_all();
   for (;;) {
     const auto begun = Clock::now();
     // Time is what is measured here; nothing is waited for.
@@ -34,6 +37,9 @@ std::atomic<std::uint64_t> worked{0};
 void RestartLoadMeter() {
   static const bool started = [] {
     std::thread(MeasureForEver).detach();
+    // A test may fork next: while a thread begins, the C library and the sanitizers hold locks that
+    // a child would then never get.
+    running.wait(false);
     return true;
   }();
   (void)started;
