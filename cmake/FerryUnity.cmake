@@ -51,8 +51,6 @@ function(ferry_unite_target target folder)
     ferry_write_unit(units "${out}/unity/${target}_${index}.cc" "${text}")
   endif()
   set_property(TARGET ${target} PROPERTY SOURCES ${alone} ${units})
-  # Which units name their sources by.
-  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
 endfunction()
 
 # A macro: appends to the caller's list. Files that would not change are left as they are.
