@@ -353,10 +353,6 @@ TEST(Fork, AProgramThatIsRunHasNoneOfTheDescriptors) {
 
 TEST(Fork, APeerNoticesTheDeathOfAProcessWhoseChildLivesOn) {
   FERRY_SKIP_FORK_TEST();
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "g++ 12's AddressSanitizer leaves a child its allocator's locks as other threads "
-                  "of the parent held them";
-#endif
   const auto dying = Must(PeerProcess::Fork([](LinePipe& parent) {
     const auto address =
         Must(transfer::EndpointAddress::Parse(FromHex(Must(parent.Hear(Patience())))));
