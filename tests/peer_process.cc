@@ -14,6 +14,8 @@
 #include <cerrno>
 #include <charconv>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <stdexcept>
 #include <utility>
 
@@ -119,6 +121,32 @@ Result<std::unique_ptr<PeerProcess>> PeerProcess::StartProgram(std::vector<std::
   return Spawn(std::move(command), STDOUT_FILENO);
 }
 
+namespace {
+
+// Whether no other thread of this process is on a CPU or waits for one.
+[[maybe_unused]] bool OthersSleep() {
+  const std::string own = fmt::format("{}", ::gettid());
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    if (task.path().filename() == own) continue;
+    std::string stat;
+    std::getline(std::ifstream(task.path() / "stat"), stat);
+    const auto name_end = stat.rfind(')');  // the state comes after the name
+    if (name_end != std::string::npos && stat.compare(name_end, 3, ") S") != 0) return false;
+  }
+  return true;
+}
+
+// g++ 12's AddressSanitizer leaves a child the locks of its allocator as other threads of the
+// parent held them at the fork, and a child of a thread that was just beginning never ended.
+void AwaitForkableMoment() {
+#ifdef __SANITIZE_ADDRESS__
+  const Deadline deadline = Deadline::After(std::chrono::seconds(5));
+  while (!OthersSleep() && !deadline.expired()) ::sched_yield();
+#endif
+}
+
+}  // namespace
+
 Result<std::unique_ptr<PeerProcess>> PeerProcess::Fork(FunctionRef<int(LinePipe&)> body, Way way) {
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
@@ -126,6 +154,7 @@ Result<std::unique_ptr<PeerProcess>> PeerProcess::Fork(FunctionRef<int(LinePipe&
   }
   UniqueFd ours(ends[0]);
   UniqueFd theirs(ends[1]);
+  AwaitForkableMoment();
   const auto pid =
       way == Way::kFork
           ? ::fork()
