@@ -195,8 +195,10 @@ def readme_loopback(loopback, peers):
     for name, row in named(loopback, "send 8 B, spin") if loopback else []:
         rows.append(["8-byte message, half a round trip, spinning", spread(row["half_rtt_us_p50"], "µs"),
                      f"{rounds_ratio(row, 'half_rtt_us_p50', 'floor_half_rtt_us_p50')} of a plain socket's time"])
-    rows += [[f"{operation}, beside {who}", "", f"{best} × with defaults"]
-             for operation, who, best in rivals(peers, "defaults")]
+    defaults = {(operation, who): best for operation, who, best in rivals(peers, "defaults")}
+    rows += [[f"{operation}, beside {who}", "",
+              f"{best} × (all under reno), {defaults[operation, who]} × (everybody's defaults)"]
+             for operation, who, best in rivals(peers, "reno") if (operation, who) in defaults]
     lines = grid(["", "median (least to most)", "beside it"], rows)
     for result, file in ((loopback, "loopback_2core"), (peers, "peers_2core")):
         lines += origin(result, file) if result else []
