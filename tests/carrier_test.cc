@@ -283,6 +283,16 @@ TEST_P(CarrierUnpacks, FragmentsThatDoNotLieInThePoolAreRefused) {
 }
 INSTANTIATE_TEST_SUITE_P(StandIn, CarrierUnpacks, testing::ValuesIn(kUnpackings));
 
+TEST(Carrier, SendsNothingFromTheMemoryOfASimulatedDevice) {
+  const ProgramEnd ended =
+      Ferry(Loopback({"--op", "write", "--unpack", "host", "--memory", "cuda", "--peer-memory",
+                      "host", "--set", "devices=simulated:1:1", "--size", "100000"}),
+            {kChunkSize});
+  EXPECT_EQ(ended.exit_code, 2) << ended.err;
+  EXPECT_THAT(ended.err,
+              HasSubstr("cannot read the memory of simulated cuda:0; send from memory host"));
+}
+
 TEST(Carrier, AServerThatIsKilledInTheMiddleIsTold) {
   Program server(
       {"perf", "server", "--json", "--listen", "127.0.0.1", "--port", "0", "--provider", kStandIn},

@@ -178,6 +178,7 @@ Result<std::unique_ptr<Carrier>> Carrier::Open(const CarrierOptions& options,
   std::unique_ptr<Carrier> carrier(new Carrier(options, plugin, memory, choice));
   carrier->api_ = api;
   carrier->by_ = by;
+  carrier->is_simulated_ = api != nullptr && config.devices.starts_with("simulated:");
   carrier->TellOfDevices();
   return carrier;
 }
@@ -218,6 +219,12 @@ Status Carrier::Accept(Deadline deadline) {
 }
 
 Status Carrier::Connect(std::span<const Handle> handles, Deadline deadline) {
+  if (is_simulated_) {
+    return Error(
+        Code::kUnsupported,
+        fmt::format("a plugin cannot read the memory of simulated {}; send from memory host",
+                    choice_.ToString()));
+  }
   FERRY_TRY(MakeCurrent());
   FERRY_TRY_ASSIGN(out_, OutStripe::Connect(plugin_, handles, {memory_, api_ != nullptr},
                                             options_.stripe, deadline));

@@ -102,6 +102,7 @@ class Carrier {
   const std::span<std::byte> memory_;
   const MemoryChoice choice_;
   cuda::DeviceApi* api_ = nullptr;  // null for host memory
+  bool is_simulated_ = false;       // GPU memory that only this library can read
   UnpackBy by_ = UnpackBy::kHost;
   bool told_ = false;  // of the first arrival
   const bool tells_all_ = IsSwitchedOn(kUcclLaunchDebug);
