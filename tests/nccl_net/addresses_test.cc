@@ -1,8 +1,10 @@
 // A rank with several addresses, of which some cannot be reached: peers in a network namespace.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/socket.h>
 
 #include <cstdlib>
@@ -59,6 +61,21 @@ class SilentPort {
   std::vector<UniqueFd> waiting_;
 };
 
+// This thread is in a network, and back in its own when this goes.
+class NetworkVisit {
+ public:
+  explicit NetworkVisit(const std::string& network)
+      : home_(::open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC)) {
+    tests::EnterNetwork(network);
+  }
+  ~NetworkVisit() { (void)::setns(home_.get(), CLONE_NEWNET); }
+  NetworkVisit(const NetworkVisit&) = delete;
+  NetworkVisit& operator=(const NetworkVisit&) = delete;
+
+ private:
+  UniqueFd home_;
+};
+
 class Addresses : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -84,7 +101,11 @@ class Addresses : public ::testing::Test {
   testing::AskedPeer PeerInside(const std::vector<std::pair<const char*, std::string>>& variables) {
     for (const auto& [name, value] : variables) (void)::setenv(name, value.c_str(), 1);
     testing::AskedPeer peer;
-    Inside([&] { peer = tests::Must(tests::PeerProcess::Start(testing::kNcclRole)); });
+    {
+      // By this thread: a peer is killed when the thread that started it ends.
+      const NetworkVisit visit(network_->name());
+      peer = tests::Must(tests::PeerProcess::Start(testing::kNcclRole));
+    }
     for (const auto& [name, value] : variables) (void)::unsetenv(name);
     return peer;
   }
