@@ -15,7 +15,7 @@ constexpr auto kLongestPause = std::chrono::microseconds(500);
 constexpr auto kProbeTimeout = std::chrono::seconds(5);
 
 template <class Queried>
-Status WaitUntilReady(DeviceApi& api, const Queried& queried, std::string_view what,
+Status WaitUntilReady(StreamApi& api, const Queried& queried, std::string_view what,
                       Deadline deadline) {
   const auto began = Clock::now();
   auto pause = std::chrono::duration_cast<Clock::duration>(kFirstPause);
@@ -68,15 +68,15 @@ template struct ResourceTraits<Resource::kStream>;
 template struct ResourceTraits<Resource::kEvent>;
 template struct ResourceTraits<Resource::kGraph>;
 
-Status DeviceApi::Wait(const Event& event, Deadline deadline) {
+Status StreamApi::Wait(const Event& event, Deadline deadline) {
   return WaitUntilReady(*this, event, "an event", deadline);
 }
 
-Status DeviceApi::Wait(StreamRef stream, Deadline deadline) {
+Status StreamApi::Wait(StreamRef stream, Deadline deadline) {
   return WaitUntilReady(*this, stream, "a stream", deadline);
 }
 
-Result<Graph> DeviceApi::Capture(StreamRef stream, FunctionRef<Status()> give) {
+Result<Graph> GraphApi::Capture(StreamRef stream, FunctionRef<Status()> give) {
   FERRY_TRY(BeginCapture(stream));
   const Status given = give();
   // In any case, or the stream would be captured for ever.

@@ -110,25 +110,14 @@ inline constexpr std::size_t kMaxArgumentBytes = 4096;
 // other devices: CUDA takes some down together (seen with two H200), and IsLost() says which.
 // Failures of queued work show late, by a later call for that device, often a Query(); a call for
 // two devices may tell of either's.
-class DeviceApi {
+//
+// Three roles make it up, so that what needs one of them can be given that one alone.
+//
+// Memory of devices, and of the host as devices reach it.
+class MemoryApi {
  public:
-  virtual ~DeviceApi() = default;
-
-  // ---- facts ------------------------------------------------------------------------------------
-
-  // Devices are numbered from 0. At least 1.
-  virtual int count() const noexcept = 0;
-  virtual Versions versions() const = 0;
-  // Makes no context, so it costs no GPU memory.
-  virtual Result<DeviceFacts> Describe(int ordinal) = 0;
-  virtual bool IsLost(int ordinal) const noexcept = 0;
-  // For code that is not ours and asks CUDA which device is meant: makes this the calling thread's
-  // current one.
-  virtual Status MakeCurrent(int ordinal) = 0;
   // Bytes of the device's memory that nobody has, in this process or another.
   virtual Result<std::uint64_t> AvailableMemory(int ordinal) = 0;
-
-  // ---- memory -----------------------------------------------------------------------------------
 
   virtual Result<DeviceBuffer> AllocateDevice(int ordinal, std::size_t bytes) = 0;
   // By way of a device that the process uses; all devices reach it.
@@ -153,8 +142,13 @@ class DeviceApi {
   // has not, kInvalidArgument where the other device is not visible to this process.
   virtual Result<ImportedBuffer> Import(int ordinal, const IpcExport& exported) = 0;
 
-  // ---- streams and events -----------------------------------------------------------------------
+ protected:
+  ~MemoryApi() = default;
+};
 
+// Streams, events, and the work that streams are given.
+class StreamApi {
+ public:
   virtual Result<Stream> CreateStream(int ordinal, StreamPriority priority) = 0;
   virtual Result<Event> CreateEvent(int ordinal, EventTiming timing) = 0;
   // Moves the event behind all that is queued on the stream now. Of one device, both.
@@ -188,8 +182,27 @@ class DeviceApi {
   // and must not call anything here.
   virtual Status CallHost(StreamRef stream, void (*function)(void*), void* argument) = 0;
 
-  // ---- graphs -----------------------------------------------------------------------------------
+  // ---- flags ------------------------------------------------------------------------------------
 
+  // A flag is a 32-bit word, aligned, in device memory or at the mapped address of pinned memory.
+  // By flags a stream waits for what is not queued yet, of the host or of another stream, and the
+  // host is not blocked. CUDA does not see this order: a stream that waits for a flag may keep
+  // others waiting that share its queue to the device (CUDA_DEVICE_MAX_CONNECTIONS), and whatever
+  // happens the flag must be written one day, or the stream never ends. ProbeFlags() tells whether
+  // a device can. Errors: kUnsupported.
+
+  // Work queued from now on waits until int32(flag - value) >= 0 (cuStreamWaitValue32, GEQ).
+  virtual Status WaitForFlag(StreamRef stream, const void* flag, std::uint32_t value) = 0;
+  // When all before it is done, and what it wrote can be seen (cuStreamWriteValue32).
+  virtual Status WriteFlag(StreamRef stream, void* flag, std::uint32_t value) = 0;
+
+ protected:
+  ~StreamApi() = default;
+};
+
+// Work that is captured once and replayed.
+class GraphApi {
+ public:
   // From now on until EndCapture() the stream does nothing that it is given, but keeps it: copies,
   // kernels and host functions. Any other call for it is wrong then, Query() included, and the
   // capture is lost where CUDA finds out. This thread must not allocate meanwhile, nor give memory
@@ -206,19 +219,24 @@ class DeviceApi {
   // Captures what the function gives the stream, and returns the function's error if it has one.
   Result<Graph> Capture(StreamRef stream, FunctionRef<Status()> give);
 
-  // ---- flags ------------------------------------------------------------------------------------
+ protected:
+  ~GraphApi() = default;
+};
 
-  // A flag is a 32-bit word, aligned, in device memory or at the mapped address of pinned memory.
-  // By flags a stream waits for what is not queued yet, of the host or of another stream, and the
-  // host is not blocked. CUDA does not see this order: a stream that waits for a flag may keep
-  // others waiting that share its queue to the device (CUDA_DEVICE_MAX_CONNECTIONS), and whatever
-  // happens the flag must be written one day, or the stream never ends. ProbeFlags() tells whether
-  // a device can. Errors: kUnsupported.
+// The roles together, and what is known of each device. See above for threads and errors.
+class DeviceApi : public MemoryApi, public StreamApi, public GraphApi {
+ public:
+  virtual ~DeviceApi() = default;
 
-  // Work queued from now on waits until int32(flag - value) >= 0 (cuStreamWaitValue32, GEQ).
-  virtual Status WaitForFlag(StreamRef stream, const void* flag, std::uint32_t value) = 0;
-  // When all before it is done, and what it wrote can be seen (cuStreamWriteValue32).
-  virtual Status WriteFlag(StreamRef stream, void* flag, std::uint32_t value) = 0;
+  // Devices are numbered from 0. At least 1.
+  virtual int count() const noexcept = 0;
+  virtual Versions versions() const = 0;
+  // Makes no context, so it costs no GPU memory.
+  virtual Result<DeviceFacts> Describe(int ordinal) = 0;
+  virtual bool IsLost(int ordinal) const noexcept = 0;
+  // For code that is not ours and asks CUDA which device is meant: makes this the calling thread's
+  // current one.
+  virtual Status MakeCurrent(int ordinal) = 0;
 
  private:
   template <Resource kResource>
@@ -248,7 +266,7 @@ inline std::uint32_t LoadFlag(void* flag) noexcept {
 }
 
 template <class Arguments>
-Status LaunchKernel(DeviceApi& api, StreamRef stream, const Kernel& kernel,
+Status LaunchKernel(StreamApi& api, StreamRef stream, const Kernel& kernel,
                     const Arguments& arguments) {
   static_assert(std::is_trivially_copyable_v<Arguments>, "arguments are copied as bytes");
   static_assert(sizeof(Arguments) <= kMaxArgumentBytes, "more than CUDA passes to a kernel");
