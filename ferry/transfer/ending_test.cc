@@ -78,10 +78,9 @@ class EndingTest : public ::testing::Test {
     EXPECT_TRUE(peer_.lane(lane).AckAll());
     return said;
   }
-  // With nothing left to read, which would make it a reset.
   void CloseInOrder(std::size_t lane) {
     EXPECT_TRUE(peer_.lane(lane).UntilPong().has_value());
-    peer_.lane(lane).Close();
+    peer_.lane(lane).EndSending();
   }
   void ExpectAlive() {
     EXPECT_TRUE(peer_.lane().UntilPong().has_value());

@@ -197,6 +197,8 @@ bool RawLane::WaitAcked(std::uint32_t frames) {
   return true;
 }
 
+void RawLane::EndSending() { FERRY_CHECK(::shutdown(fd_.get(), SHUT_WR) == 0, errno); }
+
 void RawLane::WaitClosed() {
   while (ReceiveAny()) {
   }

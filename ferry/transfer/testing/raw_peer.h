@@ -91,7 +91,10 @@ class RawLane {
   // Acknowledges all sequenced frames received so far, and all later frames ride on it.
   bool AckAll();
   std::uint32_t sequenced() const noexcept { return sequenced_; }
+  // Resets the connection if something is left to read.
   void Close() { fd_.reset(); }
+  // The peer reads the end of the stream, whatever it still sends itself.
+  void EndSending();
 
  private:
   std::optional<RawFrame> ReceiveAny();
