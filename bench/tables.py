@@ -462,6 +462,7 @@ def kernel_cells(row):
     """Time, rate, the share of a copy's rate, and the times of torch."""
     rate = f"{number(row['rate']['median'])} {row['rate']['unit']}" if "rate" in row else ""
     share = ratio(middle(row, "rate"), middle(row, "ceiling_gbps")) if "ceiling_gbps" in row else ""
-    others = {key[6:]: value for key, value in row.items() if key.startswith("torch ")}
+    others = {key[6:].replace("compile max-", "max-"): value for key, value in row.items()
+              if key.startswith("torch ")}
     return [spread(row["us"]), rate, share,
             "; ".join(f"{name} {number(value['median'])}" for name, value in others.items())]
