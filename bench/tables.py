@@ -330,14 +330,20 @@ def small_messages(result):
 
 @table("strangers_2core")
 def strangers(result):
-    rows = [[flood_label(name), spread(row["gbps_beside_flood"], "GB/s"),
+    rows = [[label(name), spread(row["gbps_beside_flood"], "GB/s"),
              rounds_ratio(row, "gbps_beside_flood", "gbps")] for name, row in result["rows"].items()]
     return grid(["flood", "median (min to max)", "rate / rate without flood"], rows) + origin(result, "strangers_2core")
 
 
-def flood_label(name):
-    """Results name unauthenticated peers by an older word."""
-    return name.replace("silent strangers", "silent peers").replace("strangers", "peers")
+# Words of older results, and the present ones.
+RENAMED = (("strangers", "peers"), ("greetings", "handshakes"), ("the visitor", "the connecting peer"),
+           ("those who dribble", "slow senders"), ("200 that dribble", "200 slow senders"))
+
+
+def label(name):
+    for old, new in RENAMED:
+        name = name.replace(old, new)
+    return name
 
 
 @table("admission_2core")
@@ -400,7 +406,7 @@ def reliability(result):
             rows.append([f"**{test}**", "", "", ""])
             last = test
         figure = row["figure"]
-        rows.append([measured, f"{number(figure[row['worst']])} {figure['unit']}", row.get("bound", ""), figure["n"]])
+        rows.append([label(measured), f"{number(figure[row['worst']])} {figure['unit']}", row.get("bound", ""), figure["n"]])
     return grid(["test, and what it measures", "worst", "bound", "n"], rows) + origin(result, "reliability_2core")
 
 

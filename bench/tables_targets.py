@@ -1,5 +1,5 @@
 """The table of docs/engineering/targets.md: goals of the project beside the results that judge them."""
-from tables import flood_label, grid, middle, number, origin, ratio, rounds_ratio, table
+from tables import label, grid, middle, number, origin, ratio, rounds_ratio, table
 
 # Rates of links and of other peers that tests judge, as a share; the tests hold the same numbers.
 LINKS, BYSTANDERS, FLOODS = 0.9, 0.95, 0.9
@@ -52,7 +52,7 @@ def flood_targets(result):
     rows = []
     for name, row in result["rows"].items() if result else []:
         share = rounds_ratio(row, "gbps_beside_flood", "gbps")
-        rows.append(row_of(f"writes during: {flood_label(name)}", f"≥ {FLOODS} of the rate without", share,
+        rows.append(row_of(f"writes during: {label(name)}", f"≥ {FLOODS} of the rate without", share,
                            float(share.split(" ")[0]) >= FLOODS))
     return rows
 
