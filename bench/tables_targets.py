@@ -1,5 +1,5 @@
 """The table of docs/engineering/targets.md: goals of the project beside the results that judge them."""
-from tables import label, grid, middle, number, origin, ratio, rounds_ratio, table
+from tables import grid, label, middle, number, origin, ratio, rounds_ratio, table
 
 # Rates of links and of other peers that tests judge, as a share; the tests hold the same numbers.
 LINKS, BYSTANDERS, FLOODS = 0.9, 0.95, 0.9
