@@ -251,6 +251,9 @@ class Documents(unittest.TestCase):
         self.assertEqual(make_results.too_long("a.md", f"{'x' * 120}\n{'µ' * 120}\n"), [])
         self.assertEqual(make_results.too_long("a.md", f"\n| {'x' * 120} |\n"), ["a.md:2: 124 characters; at most 120"])
 
+    def test_older_rows_are_shown_with_present_words(self):
+        self.assertEqual(make_results.tables.label("200 broken greetings a second"), "200 broken handshakes a second")
+
     def test_a_target_that_is_missed_says_so(self):
         figure = {"unit": "of the links", "n": 1, "min": 0.8, "max": 1.0, "median": 0.9}
         row = {"worst": "min", "figure": figure}
