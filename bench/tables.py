@@ -1,7 +1,8 @@
 """The tables of README.md and docs/ that are made from bench/results/*.json; scripts/make_results puts them there.
 
 A table is a function of the results that its decorator names, in their order; a result that does not exist is
-None. Where bench/results/earlier has one instead, that is shown, and said to be of an older form. It returns lines of Markdown. Every figure in them is computed here from a file, so none is written by hand.
+None. Where bench/results/earlier has one instead, that one is shown and marked as older. The function returns lines
+of Markdown. Every figure in them is computed here from a file; none is written by hand.
 """
 import json
 import pathlib
@@ -150,7 +151,11 @@ def origin(result, file):
         count, note = "", f" An earlier result, {result['note']}."
     said = (f"`{result['commit'][:12]}`, {result['date']}, {result['machine']}; {count}"
             f"`{result['command']}` → `bench/results/{path_of(file)}`.{note}")
-    return ["", *textwrap.wrap(said, WIDTH, break_long_words=False, break_on_hyphens=False)]
+    return ["", *wrapped(said)]
+
+
+def wrapped(text):
+    return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def named(result, *names):
@@ -163,22 +168,22 @@ def named(result, *names):
 
 @table()
 def overview(*results):
-    """Each benchmark with what it was measured on."""
-    rows = []
+    """Each benchmark with its commit and machine. Machines have letters, which a list below the table explains."""
+    rows, machines = [], {}
     for file, result in zip(all_results(), results):
         if result is None:
-            rows.append([file, "not measured on this code", "", "", ""])
-        elif is_earlier(file):
-            rows.append([file, f"`{result['commit'][:8]}`, of an older form", f"{result['date']}, {result['machine']}",
-                         "", typical_spread(result)])
-        else:
-            rows.append([file, f"`{result['commit'][:8]}`", f"{result['date']}, {result['machine']}", result["n"],
-                         typical_spread(result)])
-    return grid(["benchmark", "commit", "date, machine", "n", "spread"], rows)
+            rows.append([file, "not measured on this code", "", "", "", ""])
+            continue
+        letter = machines.setdefault(result["machine"], chr(ord("A") + len(machines)))
+        older = is_earlier(file)
+        rows.append([file, f"`{result['commit'][:8]}`{' (older format)' if older else ''}", result["date"], letter,
+                     "" if older else result["n"], typical_spread(result)])
+    return [*grid(["benchmark", "commit", "date", "machine", "n", "spread"], rows), "",
+            *[f"- {letter}: {machine}" for machine, letter in machines.items()]]
 
 
 def typical_spread(result):
-    """Half of the way from the least to the most of a row's samples, of its median: the middle row's."""
+    """Half of the range of a row's samples over its median; the median of that over the rows."""
     shares = sorted((value["max"] - value["min"]) / 2 / value["median"] for row in result["rows"].values()
                     for value in row.values() if isinstance(value, dict) and value["n"] > 1 and value["median"])
     return f"± {100 * shares[len(shares) // 2]:.0f} %" if shares else "one sample"
@@ -191,15 +196,16 @@ def readme_loopback(loopback, peers):
               "write 64 MiB in 16 KiB blocks": "write, 4096 shuffled blocks of 16 KiB"}
     for name, row in named(loopback, *labels) if loopback else []:
         rows.append([labels[name], spread(row["gbps"], "GB/s"),
-                     f"{rounds_ratio(row, 'gbps', 'floor_gbps')} of a plain-socket copy"])
+                     f"{rounds_ratio(row, 'gbps', 'floor_gbps')} × a plain-socket copy"])
     for name, row in named(loopback, "send 8 B, spin") if loopback else []:
         rows.append(["8-byte message, half a round trip, spinning", spread(row["half_rtt_us_p50"], "µs"),
-                     f"{rounds_ratio(row, 'half_rtt_us_p50', 'floor_half_rtt_us_p50')} of a plain socket's time"])
+                     f"{rounds_ratio(row, 'half_rtt_us_p50', 'floor_half_rtt_us_p50')} × a plain socket's time"])
     defaults = {(operation, who): best for operation, who, best in rivals(peers, "defaults")}
-    rows += [[f"{operation}, beside {who}", "",
-              f"{best} × (all under reno), {defaults[operation, who]} × (everybody's defaults)"]
-             for operation, who, best in rivals(peers, "reno") if (operation, who) in defaults]
-    lines = grid(["", "median (least to most)", "beside it"], rows)
+    others = [[operation, who, f"{best} ×", f"{defaults[operation, who]} ×"]
+              for operation, who, best in rivals(peers, "reno") if (operation, who) in defaults]
+    lines = [*grid(["operation", "median (min to max)", "compared with plain sockets"], rows), "",
+             "Our median rate over that of other libraries, on 64 MiB:", "",
+             *grid(["operation", "compared with", "all under reno", "each with its defaults"], others)]
     for result, file in ((loopback, "loopback_2core"), (peers, "peers_2core")):
         lines += origin(result, file) if result else []
     return lines
@@ -232,17 +238,18 @@ def readme_gpu(transfers, kernels):
                            "contiguous: write 65536 KiB", "one machine: write 1048576 KiB") if transfers else []:
         rows.append([name.replace("1048576 KiB", "1 GiB").replace("262144 KiB", "256 MiB")
                      .replace("65536 KiB", "64 MiB"), spread(row["gbps"], "GB/s"), ceilings(row)])
-    for name, row in kernels["rows"].items() if kernels else []:
-        if row.get("headline"):
-            rows.append([name, kernel_rate(row), kernel_beside(row)])
-    lines = grid(["", "median (least to most)", "beside it"], rows)
+    lines = grid(["", "median (min to max)", "ceilings, GB/s"], rows)
+    if kernels:
+        shown = [(name.partition(" ")[::2], row) for name, row in kernels["rows"].items() if row.get("headline")]
+        lines += ["", *grid(["kernel", *KERNEL_HEAD], [[op, *kernel_cells(row)] for (op, _), row in shown]), "",
+                  *wrapped("Shapes: " + "; ".join(f"{op} {shape}" for (op, shape), _ in shown) + ".")]
     for result, file in ((transfers, "transfers_h200"), (kernels, "kernels_h200")):
         lines += origin(result, file) if result else []
     return lines
 
 
 def ceilings(row):
-    """What plain sockets move of memory that no cache holds, and of a ring; what the copy engine moves."""
+    """Rates of plain sockets on memory that no cache holds and on a ring of buffers, and of the copy engine."""
     if "floor_gbps" not in row:
         return ""
     said = [f"cold {number(middle(row, 'floor_gbps'))}"]
@@ -267,7 +274,7 @@ def loopback(result):
             rate = spread(row["ops_per_second"], "operations/s")
         rows.append([name, rate, rounds_ratio(row, "gbps", "floor_gbps"),
                      rounds_ratio(row, "cpu_seconds_per_gb", "floor_cpu_seconds_per_gb")])
-    return grid(["operation", "median (least to most)", "of the floor", "CPU time, of the floor's"], rows) \
+    return grid(["operation", "median (min to max)", "rate / floor", "CPU time / floor's"], rows) \
         + origin(result, "loopback_2core")
 
 
@@ -278,21 +285,22 @@ def latency_of_sends(result):
         if "half_rtt_us_p50" in row:
             rows.append([name, spread(row["half_rtt_us_p50"], "µs"), spread(row["floor_half_rtt_us_p50"], "µs"),
                          rounds_ratio(row, "half_rtt_us_p50", "floor_half_rtt_us_p50")])
-    return grid(["half a round trip", "ours", "plain socket", "ratio"], rows)
+    return grid(["half round trip", "ours", "plain socket", "ratio"], rows)
 
 
 @table("loopback_2core")
 def protection(result):
-    rows = []
+    rows, ciphers = [], []
     for name, row in result["rows"].items():
         if "crc_gbps" in row:
-            rows.append([name, spread(row["crc_gbps"], "GB/s"), rounds_ratio(row, "crc_gbps", "gbps") + " of it without",
+            rows.append([name, spread(row["crc_gbps"], "GB/s"), rounds_ratio(row, "crc_gbps", "gbps"),
                          spread(row["crc_cpu_seconds_per_gb"], "s")])
         elif "TLS" in name:
-            rows.append([f"{name}; {row['security']}", spread(row["gbps"], "GB/s"),
-                         rounds_ratio(row, "gbps", "floor_gbps") + " of the floor",
+            rows.append([name, spread(row["gbps"], "GB/s"), rounds_ratio(row, "gbps", "floor_gbps"),
                          spread(row["cpu_seconds_per_gb"], "s")])
-    return grid(["", "median (least to most)", "", "CPU time of a GB"], rows)
+            cipher = f"- {name.split(', ', 1)[1]}: {row['security']}"
+            ciphers += [] if cipher in ciphers else [cipher]
+    return [*grid(["operation", "median (min to max)", "rate / reference", "CPU time per GB"], rows), "", *ciphers]
 
 
 @table("latency_2core")
@@ -309,7 +317,7 @@ def waits(result):
                          ratio(middle(row, "us"), middle(beside, "us")) + " of wait()"])
         elif "writes_per_second" in row:
             rows.append([f"64-byte writes of {name}", spread(row["writes_per_second"], "operations/s"), ""])
-    return grid(["", "median (least to most)", ""], rows) + origin(result, "latency_2core")
+    return grid(["", "median (min to max)", ""], rows) + origin(result, "latency_2core")
 
 
 @table("small_messages_2core")
@@ -322,9 +330,20 @@ def small_messages(result):
 
 @table("strangers_2core")
 def strangers(result):
-    rows = [[name, spread(row["gbps_beside_flood"], "GB/s"), rounds_ratio(row, "gbps_beside_flood", "gbps")]
-            for name, row in result["rows"].items()]
-    return grid(["flood", "median (least to most)", "of the rate without"], rows) + origin(result, "strangers_2core")
+    rows = [[label(name), spread(row["gbps_beside_flood"], "GB/s"),
+             rounds_ratio(row, "gbps_beside_flood", "gbps")] for name, row in result["rows"].items()]
+    return grid(["flood", "median (min to max)", "rate / rate without flood"], rows) + origin(result, "strangers_2core")
+
+
+# Words of older results, and the present ones.
+RENAMED = (("strangers", "peers"), ("greetings", "handshakes"), ("the visitor", "the connecting peer"),
+           ("those who dribble", "slow senders"), ("200 that dribble", "200 slow senders"))
+
+
+def label(name):
+    for old, new in RENAMED:
+        name = name.replace(old, new)
+    return name
 
 
 @table("admission_2core")
@@ -337,9 +356,9 @@ def admission(result):
     hosts = [[f"{number(middle(row, 'interfaces'))} interfaces", spread(row["cpu_ms_per_connect"], "ms"),
               spread(row["write_4k_quiet_ms"], "ms"), spread(row["write_4k_beside_ms"], "ms")]
              for row in result["rows"].values() if "cpu_ms_per_connect" in row]
-    return [*grid(["beside the flood", "let in", "median dial", "slowest"], floods), "",
-            *grid(["start together", "failed", "median", "slowest"], herds), "",
-            *grid(["host", "CPU time of a silent connect", "4 KiB write, alone", "beside connects"], hosts),
+    return [*grid(["flood", "dials admitted", "median dial", "slowest"], floods), "",
+            *grid(["peers that start together", "failed", "median", "slowest"], herds), "",
+            *grid(["host", "CPU time per silent connect", "4 KiB write, idle", "during connects"], hosts),
             *origin(result, "admission_2core")]
 
 
@@ -347,7 +366,7 @@ def admission(result):
 def peer_memory(result):
     rows = [[name, row["peers"], row["lanes"], spread(row["mib_above_idle"], "MiB")]
             for name, row in result["rows"].items()]
-    return grid(["flood", "peers", "lanes of each", "above idle"], rows) + origin(result, "peer_memory_2core")
+    return grid(["flood", "peers", "lanes per peer", "above idle"], rows) + origin(result, "peer_memory_2core")
 
 
 OPERATIONS = {
@@ -374,22 +393,25 @@ def operations(result):
             cells.append(ratio(middle(last, "cpu_ns"), middle(row, "cpu_ns")) if last else "")
             rows.append(cells)
     before = [f"60,000, by `{against[:12]}`"] if against else []
-    head = ["CPU time of one of n, µs", "1,000", "60,000", "200,000", *before, "growth to 60,000"]
+    head = ["CPU time per operation, n in flight, µs", "1,000", "60,000", "200,000", *before, "growth to 60,000"]
     return grid(head, rows) + origin(result, "operations_2core")
 
 
 @table("reliability_2core")
 def reliability(result):
-    rows = []
+    rows, last = [], None
     for name, row in result["rows"].items():
+        test, _, measured = name.partition(": ")
+        if test != last:
+            rows.append([f"**{test}**", "", "", ""])
+            last = test
         figure = row["figure"]
-        worst = figure[row["worst"]]
-        rows.append([name, f"{number(worst)} {figure['unit']}", row.get("bound", ""), figure["n"]])
-    return grid(["test and what it measures", "worst", "bound", "n"], rows) + origin(result, "reliability_2core")
+        rows.append([label(measured), f"{number(figure[row['worst']])} {figure['unit']}", row.get("bound", ""), figure["n"]])
+    return grid(["test, and what it measures", "worst", "bound", "n"], rows) + origin(result, "reliability_2core")
 
 
 def rate_or_failure(row):
-    """What one contender moved, and in how many rounds it did not."""
+    """The rate of one library, and the number of rounds in which it failed."""
     if row is None:
         return ""
     if "gbps" not in row:
@@ -412,8 +434,8 @@ def peers(result):
             both.setdefault(f"**{operation}, over {who}**", {})[title] = f"{best} ×"
     rows += [[name, cells.get("reno", ""), cells.get("defaults", "")] for name, cells in both.items()]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    return grid(["64 MiB, median (least to most)", "all under reno", "everybody's defaults"], rows) \
-        + ["", f"{versions}."] + origin(result, "peers_2core")
+    return grid(["64 MiB, median (least to most)", "all under reno", "each with its defaults"], rows) \
+        + ["", *wrapped(f"{versions}.")] + origin(result, "peers_2core")
 
 
 @table("soak_2core")
@@ -436,19 +458,17 @@ def nccl_net(result):
         else:
             rows.append([f"{row['size']} bytes, half a round trip, {row['depth']} receives ahead",
                          spread(row["half_rtt_us_p50"], "µs"), f"p99 {spread(row['half_rtt_us_p99'], 'µs')}"])
-    return grid(["", "median (least to most)", ""], rows) + origin(result, "nccl_net_h200")
+    return grid(["", "median (min to max)", ""], rows) + origin(result, "nccl_net_h200")
 
 
-def kernel_rate(row):
-    """Its time and rate."""
-    rate = f", {number(row['rate']['median'])} {row['rate']['unit']}" if "rate" in row else ""
-    return spread(row["us"], "µs") + rate
+KERNEL_HEAD = ["µs, median (min to max)", "rate", "of a copy", "torch, µs"]
 
 
-def kernel_beside(row):
-    said = []
-    if "ceiling_gbps" in row:
-        said.append(f"{ratio(middle(row, 'rate'), middle(row, 'ceiling_gbps'))} of a copy")
-    others = {key[6:]: value for key, value in row.items() if key.startswith("torch ")}
-    said += [f"{name} {number(value['median'])} µs" for name, value in others.items()]
-    return "; ".join(said)
+def kernel_cells(row):
+    """Time, rate, the share of a copy's rate, and the times of torch."""
+    rate = f"{number(row['rate']['median'])} {row['rate']['unit']}" if "rate" in row else ""
+    share = ratio(middle(row, "rate"), middle(row, "ceiling_gbps")) if "ceiling_gbps" in row else ""
+    others = {key[6:].replace("compile max-", "max-"): value for key, value in row.items()
+              if key.startswith("torch ")}
+    return [spread(row["us"]), rate, share,
+            "; ".join(f"{name} {number(value['median'])}" for name, value in others.items())]

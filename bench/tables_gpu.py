@@ -1,8 +1,8 @@
 """The tables of bench/tables.py that come from machines with GPUs."""
-from tables import (brief, ceilings, grid, kernel_beside, kernel_rate, middle, origin, ratio, rounds_ratio,
-                    spread, table)
+from tables import (KERNEL_HEAD, brief, ceilings, grid, kernel_cells, middle, origin, ratio, rounds_ratio, spread,
+                    table, wrapped)
 
-HEAD = ["", "median (least to most)", "beside it"]
+HEAD = ["", "median (min to max)", "compared with"]
 
 
 @table("transfers_h200")
@@ -20,11 +20,11 @@ def transfer_rows(result):
     for name, row in result["rows"].items():
         if not name.startswith("nccl "):
             rows.append([f"{name}, {row['path']}", spread(row["gbps"], "GB/s"), beside_transfer(row)])
-    return grid(["", "median (least to most)", "floors in GB/s; ours of the lesser, for each"], rows)
+    return grid(["", "median (min to max)", "floors, GB/s; ours / min(floor, H2D)"], rows)
 
 
 def beside_transfer(row):
-    """Both floors: memory that is cold to the caches, and a ring that is used again and again."""
+    """Both floors: memory that no cache holds, and a ring of buffers that is reused."""
     said = ceilings(row)
     if "floor_gbps" not in row or "h2d_gbps" not in row:
         return said
@@ -45,7 +45,7 @@ def nccl_settings(result):
         best = max(by_setting, key=lambda setting: by_setting[setting]["median"])
         rows.append([f"{size >> 20} MiB", spread(by_setting.get("default"), "GB/s"),
                      f"{spread(by_setting[best], 'GB/s')} ({best})"])
-    return grid(["torch's send and recv over NCCL's sockets", "by default", "the best setting"], rows) if rows else []
+    return grid(["torch send/recv over NCCL's sockets", "default", "best setting"], rows) if rows else []
 
 
 @table("copies_h200")
@@ -58,8 +58,8 @@ def copies(result):
             rows.append([name.removeprefix("blocks: "), spread(row["gbps"], "GB/s"), beside, engine])
     pipelines = [[name.removeprefix("pipeline: "), spread(row["seconds"], "ms", 1e3), spread(row["speedup"], "×"),
                   spread(row["overlap_percent"], "%")] for name, row in result["rows"].items() if row.get("form")]
-    return [*grid(["64 MiB", "median (least to most)", "of a plain copy", "of one engine copy a block"], rows), "",
-            *grid(["through a kernel and back", "time", "as fast as blocking", "hidden"], pipelines),
+    return [*grid(["64 MiB", "median (min to max)", "of a plain copy", "of one DMA copy per block"], rows), "",
+            *grid(["through a kernel and back", "time", "speedup over blocking", "overlap"], pipelines),
             *origin(result, "copies_h200")]
 
 
@@ -74,19 +74,33 @@ def unpack_two(result):
 
 
 def unpack_rows(result):
-    rows = [[name, spread(row["gbps"], "GB/s"), spread(row["launch_us_per_message"], "µs") + " a message to launch"]
+    rows = [[name, spread(row["gbps"], "GB/s"), spread(row["launch_us_per_message"], "µs") + " launch per message"]
             for name, row in result["rows"].items() if "launch_us_per_message" in row]
     for name, row in result["rows"].items():
         if "launch_us_per_message" not in row:
-            launch = spread(row["launch_us"], "µs") + " to launch" if "launch_us" in row else ""
+            launch = spread(row["launch_us"], "µs") + " launch" if "launch_us" in row else ""
             rows.append([name, spread(row["gbps"], "GB/s"), launch])
     return grid(HEAD, rows)
 
 
 @table("kernels_h200")
 def kernels(result):
-    rows = [[name, kernel_rate(row), kernel_beside(row)] for name, row in result["rows"].items()]
-    return grid(["kernel", "median (10th to 90th hundredth), rate", "beside it"], rows) + origin(result, "kernels_h200")
+    """One table per op; parameters that all its rows share stand above it."""
+    ops = {}
+    for name, row in result["rows"].items():
+        op, _, shape = name.partition(" ")
+        ops.setdefault(op, []).append((shape, row))
+    lines = []
+    for op, rows in ops.items():
+        words = [shape.replace(", ", " , ").split(" ") for shape, _ in rows]
+        common = [word for word in words[0] if word != "," and all(word in other for other in words)]
+        if len(rows) == 1:
+            common = []
+        cells = [[" ".join(word for word in shape if word not in common).replace(" , ", ", ").strip(" ,"),
+                  *kernel_cells(row)] for shape, (_, row) in zip(words, rows)]
+        head = f"`{op}`" + (f", {' '.join(common)}" if common else "")
+        lines += [*wrapped(f"{head}:"), "", *grid(["case", *KERNEL_HEAD], cells), ""]
+    return lines[:-1] + origin(result, "kernels_h200")
 
 
 @table("python_h200")
@@ -94,11 +108,11 @@ def python(result):
     rows = []
     for name, row in result["rows"].items():
         if "tokens_per_s" in row:
-            rows.append([name, spread(row["tokens_per_s"], "tokens/s"), spread(row["step_ms"], "ms") + " a step"])
+            rows.append([name, spread(row["tokens_per_s"], "tokens/s"), spread(row["step_ms"], "ms") + " per step"])
         elif "own_us" in row:
             rows.append([name, spread(row["us"], "µs"), spread(row["own_us"], "µs") + " by nano-vllm itself"])
         elif "separately_us" in row:
-            rows.append([name, spread(row["us"], "µs"), spread(row["separately_us"], "µs") + " a tensor and a copy each"])
+            rows.append([name, spread(row["us"], "µs"), spread(row["separately_us"], "µs") + " tensor and copy each"])
         else:
             rows.append([name, spread(row["gbps"], "GB/s"), ""])
     return grid(HEAD, rows) + origin(result, "python_h200")
@@ -110,29 +124,30 @@ def nccl(result):
     cells = {}
     for row in result["rows"].values():
         cells.setdefault((row["operation"], row["size"]), {})[row["net"]] = row["us"]
-    rows = []
+    times, ratios = [], []
     for (operation, size), nets in cells.items():
         others = {net: value for net, value in nets.items() if not net.startswith("ferry")}
         best = min(others, key=lambda net: others[net]["median"])
-        ours = nets.get("ferry")
-        rows.append([f"{operation} {size_of(size)}", spread(ours, "µs"), spread(nets.get("ferry5"), "µs"),
-                     spread(others.get("default"), "µs"), f"{spread(others[best], 'µs')} ({best})",
-                     ratio(others[best]["median"], ours["median"]) if ours else "",
-                     ratio(others[best]["median"], nets["ferry5"]["median"]) if "ferry5" in nets else ""])
-    return grid(["", "ours", "five devices", "sockets by default", "sockets at best", "×", "× with five"], rows) \
-        + origin(result, "nccl_2xh200")
+        ours, name = nets.get("ferry"), f"{operation} {size_of(size)}"
+        times.append([name, brief(ours), brief(nets.get("ferry5")), brief(others.get("default"))])
+        ratios.append([name, f"{brief(others[best])} ({best})",
+                       ratio(others[best]["median"], ours["median"]) if ours else "",
+                       ratio(others[best]["median"], nets["ferry5"]["median"]) if "ferry5" in nets else ""])
+    return [*grid(["µs", "ours", "ours, five devices", "sockets, default"], times), "",
+            *grid(["µs", "sockets, best setting", "sockets / ours", "sockets / five devices"], ratios),
+            *origin(result, "nccl_2xh200")]
 
 
 @table("nccl_five_devices_2xh200")
 def nccl_earlier(result):
-    """Of a state whose commit is not in the history any more."""
+    """Measured on a commit that is no longer in the history."""
     rows = []
     for name, row in result["rows"].items():
         *words, size, _ = name.split(" ")
         rows.append([" ".join([*words, size_of(int(size))]), brief(row["us"]),
                      f"{brief(row['best_socket_us'])} ({row['best_socket']})",
                      ratio(middle(row, "best_socket_us"), middle(row, "us"))])
-    return grid(["five devices; µs", "ours", "sockets, the better of two settings", "×"], rows) \
+    return grid(["five devices; µs", "ours", "sockets, better of two settings", "sockets / ours"], rows) \
         + origin(result, "nccl_five_devices_2xh200")
 
 
@@ -147,4 +162,4 @@ def size_of(size):
 def nccl_sockets(result):
     rows = [[f"{row['setting']}, {size_of(row['size'])}", spread(row["gbps"], "GB/s")]
             for row in result["rows"].values()]
-    return grid(["threads × sockets", "median (least to most)"], rows) + origin(result, "nccl_sockets_2xh200")
+    return grid(["threads × sockets", "median (min to max)"], rows) + origin(result, "nccl_sockets_2xh200")

@@ -18,6 +18,7 @@ sys.dont_write_bytecode = True  # beside the scripts
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 import summary  # noqa: E402
+import tables_targets  # noqa: E402
 
 LOADER = importlib.machinery.SourceFileLoader("make_results", str(ROOT / "scripts" / "make_results"))
 make_results = importlib.util.module_from_spec(importlib.util.spec_from_loader("make_results", LOADER))
@@ -246,6 +247,19 @@ class Documents(unittest.TestCase):
         self.assertEqual(make_results.by_hand("docs/wire.md", "after 2 s\n", []), [])
         self.assertEqual(len(make_results.by_hand("docs/wire.md", "at 2 GB/s\n", [])), 1)
 
+    def test_lines_are_short_in_tables_too(self):
+        self.assertEqual(make_results.too_long("a.md", f"{'x' * 120}\n{'µ' * 120}\n"), [])
+        self.assertEqual(make_results.too_long("a.md", f"\n| {'x' * 120} |\n"), ["a.md:2: 124 characters; at most 120"])
+
+    def test_older_rows_are_shown_with_present_words(self):
+        self.assertEqual(make_results.tables.label("200 broken greetings a second"), "200 broken handshakes a second")
+
+    def test_a_target_that_is_missed_says_so(self):
+        figure = {"unit": "of the links", "n": 1, "min": 0.8, "max": 1.0, "median": 0.9}
+        row = {"worst": "min", "figure": figure}
+        cells = tables_targets.fault_targets({"rows": {"A.UsesAllLinks: four": row}})
+        self.assertEqual(cells, [["UsesAllLinks", "≥ 0.9 of the links", "0.800", "**no**"]])
+
     def test_a_result_of_a_commit_that_is_not_there_is_found(self):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
@@ -389,8 +403,8 @@ class Tables(unittest.TestCase):
             self.assertIn("`bench/results/earlier/strangers_2core.json`. An earlier result, of an older form.", text)
             self.assertEqual(tables.sources("strangers"), ["bench/results/earlier/strangers_2core.json"])
             overview = tables.render("overview")
-            self.assertIn("| strangers_2core | `abababab`, of an older form |", overview)
-            self.assertIn("| other_2core | `abababab`, of an older form |", overview)
+            self.assertIn("| strangers_2core | `abababab` (older format) |", overview)
+            self.assertIn("| other_2core | `abababab` (older format) |", overview)
             (tables.RESULTS / "strangers_2core.json").write_text(json.dumps(result))
             (tables.RESULTS / "new.json").write_text(json.dumps(result))
             self.assertNotIn("earlier", tables.render("strangers"))
@@ -419,7 +433,7 @@ class Tables(unittest.TestCase):
                 for net, us in (("ferry", 10), ("ferry5", 8), ("default", 40), ("2x8+asked", 20))}
         text = "\n".join(make_results.tables.TABLES["nccl"][1]({
             "rows": rows, "commit": "ab" * 20, "date": "d", "machine": "m", "n": 1, "command": "c"}))
-        self.assertIn("20 µs (2x8+asked) | 2.00 | 2.50 |", text)
+        self.assertIn("20 (2x8+asked) | 2.00 | 2.50 |", text)
 
 
 class Program(unittest.TestCase):
