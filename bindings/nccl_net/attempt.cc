@@ -1,3 +1,4 @@
+// Dials a listening rank again until it accepts or the timeout passes.
 #include "bindings/nccl_net/attempt.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// One connect() of NCCL's, with its retries.
 #pragma once
 #include <memory>
 #include <optional>

@@ -1,3 +1,4 @@
+// Lanes, heartbeats and closing, common to both ends of a comm.
 #include "bindings/nccl_net/comm.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// What both ends of an NCCL connection share.
 #pragma once
 #include <atomic>
 #include <cstdint>

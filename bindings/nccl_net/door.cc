@@ -1,3 +1,4 @@
+// Accepts lanes and assigns them to listen comms.
 #include "bindings/nccl_net/door.h"
 
 #include <fmt/core.h>

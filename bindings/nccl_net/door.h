@@ -1,3 +1,4 @@
+// The acceptor: the listening port of the process, and pending comms.
 #pragma once
 #include <cstdint>
 #include <deque>

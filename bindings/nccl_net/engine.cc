@@ -1,3 +1,4 @@
+// The plugin's threads, listening port and connection attempts.
 #include "bindings/nccl_net/engine.h"
 
 #include <fmt/core.h>

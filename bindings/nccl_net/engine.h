@@ -1,3 +1,4 @@
+// What all communicators of a process share.
 #pragma once
 #include <atomic>
 #include <cstdint>

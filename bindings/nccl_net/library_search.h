@@ -1,3 +1,4 @@
+// Which file dlopen() would load, without loading it.
 #pragma once
 #include <optional>
 #include <string>

@@ -1,3 +1,4 @@
+// Chooses the NCCL variables that this plugin sets.
 #include "bindings/nccl_net/nccl_request.h"
 
 #include <fmt/core.h>

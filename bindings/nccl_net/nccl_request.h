@@ -1,3 +1,4 @@
+// The NCCL variables that this plugin sets, and why.
 #pragma once
 #include <string>
 #include <utility>

@@ -1,3 +1,4 @@
+// Finds the tuner library that NCCL will load.
 #include "bindings/nccl_net/nccl_tuner.h"
 
 #include <strings.h>

@@ -1,3 +1,4 @@
+// The tuner library that NCCL will load.
 #pragma once
 #include <cstdint>
 #include <string>

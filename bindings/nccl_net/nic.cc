@@ -1,3 +1,4 @@
+// Describes the machine's interfaces as one NIC.
 #include "bindings/nccl_net/nic.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// The NIC that the plugin presents to NCCL.
 #pragma once
 #include <cstdint>
 #include <string>

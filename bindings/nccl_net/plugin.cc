@@ -1,3 +1,4 @@
+// The plugin's functions in the form of the newest version.
 #include "bindings/nccl_net/plugin.h"
 
 #include <fmt/core.h>

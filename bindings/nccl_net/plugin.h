@@ -1,3 +1,4 @@
+// The plugin's functions in the form of the newest version.
 #pragma once
 #include <cstddef>
 #include <cstdint>

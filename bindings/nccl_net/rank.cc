@@ -1,3 +1,4 @@
+// Compares the settings of two ranks.
 #include "bindings/nccl_net/rank.h"
 
 #include <elf.h>

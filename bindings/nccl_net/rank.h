@@ -1,3 +1,4 @@
+// Settings that must be equal on all ranks.
 #pragma once
 #include <optional>
 #include <string>

@@ -1,3 +1,4 @@
+// The receiving end of a comm.
 #include "bindings/nccl_net/recv_comm.h"
 
 #include <fmt/core.h>

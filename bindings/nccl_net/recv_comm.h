@@ -1,3 +1,4 @@
+// The receiving end of a comm.
 #pragma once
 #include <array>
 #include <memory>

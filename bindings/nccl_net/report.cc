@@ -1,3 +1,4 @@
+// Writes to NCCL's log and maps errors to its result codes.
 #include "bindings/nccl_net/report.h"
 
 #include <atomic>

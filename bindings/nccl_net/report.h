@@ -1,3 +1,4 @@
+// Lines of NCCL's log, and result codes of its calls.
 #pragma once
 #include <string>
 

@@ -1,3 +1,4 @@
+// The sending end of a comm.
 #include "bindings/nccl_net/send_comm.h"
 
 #include <fmt/core.h>

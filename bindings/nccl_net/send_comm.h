@@ -1,3 +1,4 @@
+// The sending end of a comm.
 #pragma once
 #include <deque>
 #include <memory>

@@ -1,3 +1,4 @@
+// Reads the plugin's settings and sizes its threads.
 #include "bindings/nccl_net/settings.h"
 
 #include <sys/resource.h>

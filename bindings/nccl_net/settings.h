@@ -1,3 +1,4 @@
+// The plugin's settings.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -1,3 +1,4 @@
+// Adapters from older versions of the plugin interface to the newest.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// The tuner that keeps short collectives to few channels.
 #include "bindings/nccl_net/tuner.h"
 
 #include <algorithm>

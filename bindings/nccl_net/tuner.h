@@ -1,3 +1,4 @@
+// The tuner that NCCL finds in this library.
 #pragma once
 #include <cstddef>
 

@@ -1,3 +1,4 @@
+// Encodes handles and frame metadata.
 #include "bindings/nccl_net/wire.h"
 
 #include <arpa/inet.h>

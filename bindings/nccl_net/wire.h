@@ -1,3 +1,4 @@
+// The wire format of the NCCL plugin: handles and frame metadata.
 #pragma once
 #include <array>
 #include <cstddef>

@@ -1,3 +1,4 @@
+// The kernel that copies block lists.
 #include <algorithm>
 
 #include "ferry/copy/block_kernel.h"

@@ -1,3 +1,4 @@
+// Packed blocks and the arguments of the block copy kernel.
 #pragma once
 #include <cstdint>
 

@@ -1,3 +1,4 @@
+// Validates, merges and slices block lists.
 #include "ferry/copy/block_list.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Block lists: the description of everything that moves.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,3 +1,4 @@
+// Exhaustive tests of block lists at small sizes.
 #include "ferry/copy/block_list.h"
 
 #include <gtest/gtest.h>

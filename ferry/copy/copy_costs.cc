@@ -1,3 +1,4 @@
+// Measures the DMA and kernel executors and chooses between them.
 #include "ferry/copy/copy_costs.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Measured copy costs, and the executor that chooses by them.
 #pragma once
 #include <array>
 #include <cstddef>

@@ -1,3 +1,4 @@
+// Threads that copy host memory in parallel.
 #include "ferry/copy/copy_crew.h"
 
 #include <algorithm>

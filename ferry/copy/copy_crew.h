@@ -1,3 +1,4 @@
+// Parallel memcpy over several threads.
 #pragma once
 #include <atomic>
 #include <cstddef>

@@ -1,3 +1,4 @@
+// Executors that queue block lists on GPU streams.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Tests that all GPU executors copy exactly the same bytes.
 #include "ferry/copy/device_executor.h"
 
 #include <gtest/gtest.h>

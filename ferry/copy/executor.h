@@ -1,3 +1,4 @@
+// The interface of executors that copy block lists and return when done.
 #pragma once
 #include <cstddef>
 #include <span>

@@ -1,3 +1,4 @@
+// The executor that stages runs of blocks in GPU memory.
 #include <fmt/core.h>
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Tests of which blocks the bounce executor stages.
 #include <gtest/gtest.h>
 
 #include <memory>

@@ -1,3 +1,4 @@
+// The executors that use the GPU's copy engines.
 #include <algorithm>
 #include <utility>
 #include <vector>

@@ -1,3 +1,4 @@
+// Copies of block lists between host memory.
 #pragma once
 #include <cstddef>
 #include <span>

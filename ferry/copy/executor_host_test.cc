@@ -1,3 +1,4 @@
+// Tests of copies between host memory.
 #include "ferry/copy/executor_host.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// The executor that copies block lists by a kernel.
 #include <algorithm>
 #include <deque>
 #include <utility>

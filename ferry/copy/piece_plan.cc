@@ -1,3 +1,4 @@
+// Distributes a list's bytes evenly over the warps of a kernel.
 #include "ferry/copy/piece_plan.h"
 
 #include <algorithm>

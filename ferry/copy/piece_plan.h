@@ -1,3 +1,4 @@
+// An even distribution of a list's bytes over the warps of a kernel.
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -1,3 +1,4 @@
+// Tests of the distribution of pieces over warps.
 #include "ferry/copy/piece_plan.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Packs blocks for the copy kernel.
 #include "ferry/copy/piece_writer.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Packs block lists for the copy kernel.
 #pragma once
 #include <cstdint>
 

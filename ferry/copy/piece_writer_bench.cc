@@ -1,3 +1,4 @@
+// Benchmark of packing blocks for the copy kernel.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Runs host memory through a kernel in overlapping chunks.
 #include "ferry/copy/pipeline.h"
 
 #include <fmt/core.h>

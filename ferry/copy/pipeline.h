@@ -1,3 +1,4 @@
+// Overlapped upload, kernel and download of host memory in chunks.
 #pragma once
 #include <array>
 #include <chrono>

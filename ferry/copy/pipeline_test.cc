@@ -1,3 +1,4 @@
+// Tests of the pipeline's bytes, errors and trace.
 #include "ferry/copy/pipeline.h"
 
 #include <gmock/gmock.h>

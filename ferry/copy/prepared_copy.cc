@@ -1,3 +1,4 @@
+// Block lists stored once in GPU memory and copied by one launch.
 #include <fmt/core.h>
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Tests of prepared copies: shifts, order and limits.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The commit that a program was built from.
 #pragma once
 #include <string_view>
 

@@ -1,3 +1,4 @@
+// Bounds-checked reading and writing of little-endian fields.
 #pragma once
 #include <bit>
 #include <concepts>

@@ -1,3 +1,4 @@
+// FERRY_CHECK, the assertion for bugs in the library.
 #pragma once
 #include <sstream>
 #include <string>

@@ -1,3 +1,4 @@
+// Parses, stores, checks and describes settings.
 #include "ferry/core/config.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// All settings of the library, with their defaults and their source.
 #pragma once
 #include <chrono>
 #include <cstddef>

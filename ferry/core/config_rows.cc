@@ -1,3 +1,4 @@
+// The table of settings: name, range, default and help of each.
 #include "ferry/core/config_rows.h"
 
 #include <algorithm>

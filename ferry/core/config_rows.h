@@ -1,3 +1,4 @@
+// The form of the table of settings; internal to config.cc.
 #pragma once
 #include <chrono>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Tests of the settings' parsing, ranges and messages.
 #include "ferry/core/config.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Points on the steady clock by which a wait must end.
 #pragma once
 #include <chrono>
 #include <cstdint>

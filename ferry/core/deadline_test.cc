@@ -1,3 +1,4 @@
+// Tests of deadlines and of their conversion for poll().
 #include "ferry/core/deadline.h"
 
 #include <gtest/gtest.h>

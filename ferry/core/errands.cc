@@ -1,3 +1,4 @@
+// The thread that runs background tasks in order.
 #include "ferry/core/errands.h"
 
 #include <utility>

@@ -1,3 +1,4 @@
+// Background tasks: work that is too slow for an event loop.
 #pragma once
 #include <condition_variable>
 #include <deque>

@@ -1,3 +1,4 @@
+// The epoll loop: posting, loop ownership, turns and registration.
 #include "ferry/core/event_loop.h"
 
 #include <fmt/core.h>

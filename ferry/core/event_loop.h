@@ -1,3 +1,4 @@
+// The epoll loop that lanes, listeners and timers run on.
 #pragma once
 #include <sys/epoll.h>
 

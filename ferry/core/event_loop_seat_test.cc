@@ -1,3 +1,4 @@
+// Tests of loop ownership among a worker and application threads.
 #include <gtest/gtest.h>
 #include <poll.h>
 

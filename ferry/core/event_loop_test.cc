@@ -1,3 +1,4 @@
+// Tests of the loop's tasks, timers and drivers.
 #include "ferry/core/event_loop.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Tests of the loop's descriptors and deferred work.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

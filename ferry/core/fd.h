@@ -1,3 +1,4 @@
+// Owned file descriptors, eventfds and errors made from errno.
 #pragma once
 #include <cstdint>
 #include <string>

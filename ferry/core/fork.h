@@ -1,3 +1,4 @@
+// Detection of fork(2), so that a child leaves its parent's objects alone.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Tests of what a forked child does with its parent's objects.
 #include "ferry/core/fork.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// A non-owning view of a callable.
 #pragma once
 #include <memory>
 #include <type_traits>

@@ -1,3 +1,4 @@
+// A gate that stops new work and waits for the work in flight.
 #pragma once
 #include <atomic>
 #include <condition_variable>

@@ -1,3 +1,4 @@
+// Formats log lines and writes them to stderr, as text or JSON.
 #include "ferry/core/log.h"
 
 #include <spdlog/logger.h>

@@ -1,3 +1,4 @@
+// Logging to stderr, as text or JSON.
 #pragma once
 #include <fmt/core.h>
 

@@ -1,3 +1,4 @@
+// Rate limits for log messages that peers can trigger.
 #include "ferry/core/log_limiter.h"
 
 #include <utility>

@@ -1,3 +1,4 @@
+// Rate limits for log messages that peers can trigger.
 #pragma once
 #include <cstdint>
 #include <functional>

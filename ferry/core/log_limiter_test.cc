@@ -1,3 +1,4 @@
+// Tests of the log rate limits.
 #include "ferry/core/log_limiter.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Tests of log levels, line formats and escaping.
 #include "ferry/core/log.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// mmap(2) regions, huge pages and the probe for readable memory.
 #include "ferry/core/mapping.h"
 
 #include <fmt/core.h>

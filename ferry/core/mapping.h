@@ -1,3 +1,4 @@
+// Owned mmap(2) regions, huge pages and a probe for readable memory.
 #pragma once
 #include <cstddef>
 #include <span>

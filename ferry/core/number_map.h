@@ -1,3 +1,4 @@
+// An open-addressing hash table keyed by 64-bit numbers.
 #pragma once
 #include <cstddef>
 #include <cstdint>

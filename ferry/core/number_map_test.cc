@@ -1,3 +1,4 @@
+// Tests of the hash table against std::map.
 #include "ferry/core/number_map.h"
 
 #include <gtest/gtest.h>

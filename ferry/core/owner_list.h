@@ -1,3 +1,4 @@
+// An intrusive doubly linked list.
 #pragma once
 #include "ferry/core/check.h"
 

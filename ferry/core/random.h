@@ -1,3 +1,4 @@
+// Cryptographic random bytes and random 128-bit ids.
 #pragma once
 #include <array>
 #include <compare>

@@ -1,3 +1,4 @@
+// Error, Result and Status: how every fallible call of the library returns.
 #pragma once
 #include <string>
 #include <utility>

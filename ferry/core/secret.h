@@ -1,3 +1,4 @@
+// The shared secret, from its setting or its file.
 #pragma once
 #include <string>
 #include <string_view>

@@ -1,3 +1,4 @@
+// Hash functions whose collisions a peer cannot construct.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// A bounded lock-free queue between two threads.
 #pragma once
 #include <atomic>
 #include <bit>

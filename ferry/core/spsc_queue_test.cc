@@ -1,3 +1,4 @@
+// Tests of the queue at every fill level, and across two threads.
 #include "ferry/core/spsc_queue.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Thread creation errors, with the limits that may have been reached.
 #include "ferry/core/thread.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Thread creation that reports exhaustion as an error.
 #pragma once
 #include <string_view>
 #include <system_error>

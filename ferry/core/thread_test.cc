@@ -1,3 +1,4 @@
+// Tests of the error for a thread that cannot be started.
 #include "ferry/core/thread.h"
 
 #include <gmock/gmock.h>

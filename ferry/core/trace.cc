@@ -1,3 +1,4 @@
+// Collects spans and writes them as JSON.
 #include "ferry/core/trace.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// A timeline of named spans, written for Perfetto.
 #pragma once
 #include <cstddef>
 #include <cstdint>

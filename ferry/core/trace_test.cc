@@ -1,3 +1,4 @@
+// Tests of spans, their overlap and the trace file.
 #include "ferry/core/trace.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// A move-only std::function.
 #pragma once
 #include <concepts>
 #include <cstddef>

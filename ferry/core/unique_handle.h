@@ -1,3 +1,4 @@
+// The owner template for C handles.
 #pragma once
 #include <utility>
 

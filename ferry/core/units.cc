@@ -1,3 +1,4 @@
+// Parses and formats sizes and durations.
 #include "ferry/core/units.h"
 
 #include <fmt/core.h>

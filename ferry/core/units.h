@@ -1,3 +1,4 @@
+// Sizes and durations as text.
 #pragma once
 #include <chrono>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Suggests the setting that a misspelt FERRY_* variable may mean.
 #include "ferry/core/unknown_variables.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Warnings about FERRY_* variables that no setting has.
 #pragma once
 #include <string>
 

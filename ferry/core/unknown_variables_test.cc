@@ -1,3 +1,4 @@
+// Tests of the suggestions for misspelt variables.
 #include "ferry/core/unknown_variables.h"
 
 #include <gtest/gtest.h>

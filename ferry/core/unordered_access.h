@@ -1,3 +1,4 @@
+// Hides accesses to user memory from ThreadSanitizer.
 #pragma once
 
 #if defined(__SANITIZE_THREAD__)

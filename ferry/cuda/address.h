@@ -1,3 +1,4 @@
+// Conversions between pointers and numeric addresses.
 #pragma once
 #include <cstdint>
 

@@ -1,3 +1,4 @@
+// The parts of DeviceApi that are the same for real and simulated GPUs.
 #include "ferry/cuda/device_api.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// The interface to GPUs, real or simulated.
 #pragma once
 #include <array>
 #include <atomic>

@@ -1,3 +1,4 @@
+// The table of CUDA errors: code, stickiness and the fix.
 #include "ferry/cuda/error.h"
 
 #include <fmt/core.h>

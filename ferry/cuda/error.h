@@ -1,3 +1,4 @@
+// CUDA errors as ferry errors; needs no CUDA header.
 #pragma once
 #include <cstddef>
 #include <string_view>

@@ -1,3 +1,4 @@
+// Tests of the texts and codes of CUDA errors.
 #include "ferry/cuda/error.h"
 
 #include <gtest/gtest.h>

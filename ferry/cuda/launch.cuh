@@ -1,3 +1,4 @@
+// Kernel launches through cudaLaunchKernelEx, for .cu files.
 #pragma once
 #include <cuda_runtime.h>
 

@@ -1,3 +1,4 @@
+// Opens real or simulated GPUs as the setting `devices` says.
 #include "ferry/cuda/open_devices.h"
 
 #include <dlfcn.h>

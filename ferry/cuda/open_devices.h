@@ -1,3 +1,4 @@
+// Access to the process's GPUs, real or simulated.
 #pragma once
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"

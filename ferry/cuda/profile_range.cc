@@ -1,3 +1,4 @@
+// NVTX ranges for NVIDIA's profilers.
 #include "ferry/cuda/profile_range.h"
 
 #ifdef FERRY_HAVE_CUDA

@@ -1,3 +1,4 @@
+// Named time ranges for NVIDIA's profilers.
 #pragma once
 
 namespace ferry::cuda {

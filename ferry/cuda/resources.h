@@ -1,3 +1,4 @@
+// Owners of GPU memory, streams, events and graphs; views of streams.
 #pragma once
 #include <cstddef>
 #include <span>

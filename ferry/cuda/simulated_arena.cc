@@ -1,3 +1,4 @@
+// Address space of a simulated device, on a memfd.
 #include "ferry/cuda/simulated_arena.h"
 
 #include <fcntl.h>

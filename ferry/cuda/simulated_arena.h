@@ -1,3 +1,4 @@
+// Address space of a simulated device.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// The simulated DeviceApi: checks calls, injects faults, counts.
 #include "ferry/cuda/simulated_devices.h"
 
 #include <fmt/core.h>

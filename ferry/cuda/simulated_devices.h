@@ -1,3 +1,4 @@
+// A DeviceApi without GPUs that is stricter than one.
 #pragma once
 #include <atomic>
 #include <cstddef>

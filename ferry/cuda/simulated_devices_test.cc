@@ -1,3 +1,4 @@
+// Tests of the mistakes that simulated devices detect.
 #include "ferry/cuda/simulated_devices.h"
 
 #include <gmock/gmock.h>

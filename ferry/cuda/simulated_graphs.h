@@ -1,3 +1,4 @@
+// Stream capture on simulated devices.
 #pragma once
 #include <cstdint>
 #include <map>

@@ -1,3 +1,4 @@
+// Shares simulated device memory between processes through /proc.
 #include "ferry/cuda/simulated_ipc.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// Sharing of simulated device memory between processes.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Allocation, poison and lookup of simulated device memory.
 #include "ferry/cuda/simulated_memory.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Memory of simulated devices, and who may reach it.
 #pragma once
 #include <condition_variable>
 #include <cstddef>

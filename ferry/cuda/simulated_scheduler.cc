@@ -1,3 +1,4 @@
+// Runs the queued work of simulated streams.
 #include "ferry/cuda/simulated_scheduler.h"
 
 #include <fmt/core.h>

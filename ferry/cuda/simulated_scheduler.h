@@ -1,3 +1,4 @@
+// Streams of simulated devices and the threads that run their work.
 #pragma once
 #include <chrono>
 #include <condition_variable>

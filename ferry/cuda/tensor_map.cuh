@@ -1,3 +1,4 @@
+// Tensor maps for TMA copies, and checks for sm_90a code.
 #pragma once
 #include <cuda.h>
 

@@ -1,3 +1,4 @@
+// Pauses accepting while the admission table is full.
 #pragma once
 #include <utility>
 

@@ -1,3 +1,4 @@
+// Parses addresses and reads interfaces and routes from the kernel.
 #include "ferry/net/address.h"
 
 #include <arpa/inet.h>

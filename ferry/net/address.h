@@ -1,3 +1,4 @@
+// Network addresses, local interfaces and routes.
 #pragma once
 #include <sys/socket.h>
 

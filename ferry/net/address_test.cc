@@ -1,3 +1,4 @@
+// Tests of address parsing and of interface lists.
 #include "ferry/net/address.h"
 
 #include <gmock/gmock.h>

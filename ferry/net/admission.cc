@@ -1,3 +1,4 @@
+// Decides which pending peers stay when too many connect.
 #include "ferry/net/admission.h"
 
 #include <arpa/inet.h>

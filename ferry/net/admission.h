@@ -1,3 +1,4 @@
+// The admission policy for peers that are not authenticated yet.
 #pragma once
 #include <cstdint>
 #include <map>

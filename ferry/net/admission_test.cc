@@ -1,3 +1,4 @@
+// Tests of the admission policy under floods.
 #include "ferry/net/admission.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// The default provider.
 #pragma once
 #include <memory>
 

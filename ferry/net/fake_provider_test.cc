@@ -1,3 +1,4 @@
+// Runs the provider conformance suite on the in-memory network, and tests its faults.
 #include "ferry/net/testing/fake_provider.h"
 
 #include <gmock/gmock.h>

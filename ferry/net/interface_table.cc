@@ -1,3 +1,4 @@
+// Caches local interfaces until rtnetlink reports a change.
 #include "ferry/net/interface_table.h"
 
 #include <linux/rtnetlink.h>

@@ -1,3 +1,4 @@
+// A cache of local interfaces and addresses.
 #pragma once
 #include <memory>
 #include <mutex>

@@ -1,3 +1,4 @@
+// Tests of the interface cache in a network namespace.
 #include "ferry/net/interface_table.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// The interface between the library and a transport: providers, lanes and frames.
 #pragma once
 #include <sys/uio.h>
 

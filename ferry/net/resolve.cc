@@ -1,3 +1,4 @@
+// Resolves host names on threads of their own.
 #include "ferry/net/resolve.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Host name resolution with a deadline.
 #pragma once
 #include <cstddef>
 #include <functional>

@@ -1,3 +1,4 @@
+// Tests of slow and failing name servers.
 #include "ferry/net/resolve.h"
 
 #include <gmock/gmock.h>

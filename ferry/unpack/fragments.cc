@@ -1,3 +1,4 @@
+// Checks the fragments of a received message and makes blocks of them.
 #include "ferry/unpack/fragments.h"
 
 #include <fmt/core.h>

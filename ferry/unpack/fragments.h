@@ -1,3 +1,4 @@
+// Fragments of a received message, and their conversion to blocks.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Queues batches of received messages on a GPU stream.
 #include "ferry/unpack/unpacker.h"
 
 #include <fmt/core.h>

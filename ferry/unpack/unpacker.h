@@ -1,3 +1,4 @@
+// Moves received messages from the pool to their destinations in batches.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Benchmark of the CPU time that unpacking costs per message.
 #include <benchmark/benchmark.h>
 
 #include <vector>

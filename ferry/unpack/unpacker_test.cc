@@ -1,3 +1,4 @@
+// Tests of unpacking on simulated devices and GPUs.
 #include "ferry/unpack/unpacker.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Loops and waits for tests.
 #pragma once
 #include <chrono>
 #include <memory>

@@ -1,3 +1,4 @@
+// Runs part of a test in a forked child.
 #pragma once
 #include <gtest/gtest.h>
 #include <sys/wait.h>

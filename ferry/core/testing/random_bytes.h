@@ -1,3 +1,4 @@
+// Reproducible random contents for test memory.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,3 +1,4 @@
+// Finds the CUDA driver's functions at run time.
 #include "ferry/cuda/real/driver.h"
 
 #include <cuda_runtime_api.h>

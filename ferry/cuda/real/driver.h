@@ -1,3 +1,4 @@
+// The CUDA driver functions that the runtime does not offer.
 #pragma once
 #include <cudaTypedefs.h>
 

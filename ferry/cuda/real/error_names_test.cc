@@ -1,3 +1,4 @@
+// Tests that the error table agrees with the CUDA runtime.
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>

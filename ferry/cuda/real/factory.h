@@ -1,3 +1,4 @@
+// Creates the DeviceApi for real GPUs.
 #pragma once
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"

@@ -1,3 +1,4 @@
+// Errors of kernel launches.
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
 

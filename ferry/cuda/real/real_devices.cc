@@ -1,3 +1,4 @@
+// DeviceApi on GPUs: facts, streams, events and queued work.
 #include "ferry/cuda/real/real_devices.h"
 
 #include <fmt/core.h>

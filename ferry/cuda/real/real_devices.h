@@ -1,3 +1,4 @@
+// DeviceApi on GPUs through the CUDA runtime.
 #pragma once
 #include <cuda_runtime_api.h>
 

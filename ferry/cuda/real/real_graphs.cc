@@ -1,3 +1,4 @@
+// DeviceApi on GPUs: stream capture and graphs.
 #include <fmt/core.h>
 
 #include <memory>

@@ -1,3 +1,4 @@
+// DeviceApi on GPUs: memory, peer access and IPC.
 #include <fmt/core.h>
 
 #include <cstring>

@@ -1,3 +1,4 @@
+// Pushes and pops a device's primary context.
 #include "ferry/cuda/real/scoped_device.h"
 
 #include <fmt/core.h>

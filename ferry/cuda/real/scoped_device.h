@@ -1,3 +1,4 @@
+// Makes a device current for a scope.
 #pragma once
 #include <utility>
 

@@ -1,3 +1,4 @@
+// Encodes tensor maps and checks for sm_90a code.
 #include "ferry/cuda/tensor_map.cuh"
 
 #include <cuda_runtime_api.h>

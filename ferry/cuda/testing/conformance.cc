@@ -1,3 +1,4 @@
+// Conformance suite of DeviceApi: facts, memory and copies.
 #include "ferry/cuda/testing/conformance.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// The conformance suite that every DeviceApi must pass.
 #pragma once
 #include <gtest/gtest.h>
 

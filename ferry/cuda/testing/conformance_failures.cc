@@ -1,3 +1,4 @@
+// Conformance suite of DeviceApi: lost devices and other processes.
 #include <gmock/gmock.h>
 #include <unistd.h>
 

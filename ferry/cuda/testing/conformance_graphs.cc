@@ -1,3 +1,4 @@
+// Conformance suite of DeviceApi: graphs.
 #include <cstring>
 #include <vector>
 

@@ -1,3 +1,4 @@
+// Conformance suite of DeviceApi: streams, events, flags and host functions.
 #include <gmock/gmock.h>
 
 #include <cstring>

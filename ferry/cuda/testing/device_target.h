@@ -1,3 +1,4 @@
+// Devices as a test parameter: simulated everywhere, real where present.
 #pragma once
 #include <gtest/gtest.h>
 

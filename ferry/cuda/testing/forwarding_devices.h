@@ -1,3 +1,4 @@
+// A DeviceApi that forwards to another one, for tests to override.
 #pragma once
 #include <chrono>
 #include <cstddef>

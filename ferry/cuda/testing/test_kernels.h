@@ -1,3 +1,4 @@
+// A small kernel for the conformance suite.
 #pragma once
 #include <cstdint>
 

@@ -1,3 +1,4 @@
+// Types that all versions of NCCL's network plugin interface share.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// NCCL's network plugin interface, version 5.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Chunk timeouts and their error texts.
 #include "ferry/net/plugin/chunk.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Chunks of a message, and their timeouts.
 #pragma once
 #include <chrono>
 #include <cstddef>

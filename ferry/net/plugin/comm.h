@@ -1,3 +1,4 @@
+// One-way connections through a NCCL network plugin.
 #pragma once
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// Adapts each version of the plugin interface to the newest one.
 #include "ferry/net/plugin/driver.h"
 
 #include <array>

@@ -1,3 +1,4 @@
+// A version-independent view of a NCCL network plugin's functions.
 #pragma once
 #include <cstddef>
 #include <cstdint>

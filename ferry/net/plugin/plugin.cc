@@ -1,3 +1,4 @@
+// Loads NCCL network plugins and finds their devices.
 #include "ferry/net/plugin/plugin.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// A loaded NCCL network plugin.
 #pragma once
 #include <cstdint>
 #include <memory>

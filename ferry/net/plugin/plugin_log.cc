@@ -1,3 +1,4 @@
+// Records and explains the log lines of network plugins.
 #include "ferry/net/plugin/plugin_log.h"
 
 #include <algorithm>

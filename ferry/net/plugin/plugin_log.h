@@ -1,3 +1,4 @@
+// The log lines of network plugins.
 #pragma once
 #include <cstdint>
 #include <string>

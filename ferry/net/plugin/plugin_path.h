@@ -1,3 +1,4 @@
+// Which network plugin was asked for, and by which setting.
 #pragma once
 #include <string>
 

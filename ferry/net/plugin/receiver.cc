@@ -1,3 +1,4 @@
+// Receives chunks into the plugin's pool and unpacks them.
 #include "ferry/net/plugin/receiver.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Receives chunks over several channels of a plugin.
 #pragma once
 #include <chrono>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Sends chunks over several channels of a plugin.
 #pragma once
 #include <chrono>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Cuts messages into chunks and distributes them over channels.
 #include "ferry/net/plugin/stripe.h"
 
 #include <fmt/core.h>

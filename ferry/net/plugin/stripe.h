@@ -1,3 +1,4 @@
+// Messages of any size, striped over several channels of a plugin.
 #pragma once
 #include <chrono>
 #include <cstddef>

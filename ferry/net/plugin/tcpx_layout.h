@@ -1,3 +1,4 @@
+// The memory layout behind GPUDirect-TCPX's handles and requests.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Reads the fragments that a plugin records for each receive.
 #include "ferry/net/plugin/unpack_rows.h"
 
 #include <fmt/core.h>

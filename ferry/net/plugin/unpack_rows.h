@@ -1,3 +1,4 @@
+// The fragment metadata that a plugin records for each receive.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -1,3 +1,4 @@
+// The byte stream of a socket, plain or TLS.
 #pragma once
 #include <sys/types.h>
 #include <sys/uio.h>

@@ -1,3 +1,4 @@
+// The header of each frame on a TCP lane.
 #pragma once
 #include <cstddef>
 #include <cstdint>

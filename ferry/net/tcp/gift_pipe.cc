@@ -1,3 +1,4 @@
+// Zero-copy sends with vmsplice(2) and splice(2).
 #include "ferry/net/tcp/gift_pipe.h"
 
 #include <fcntl.h>

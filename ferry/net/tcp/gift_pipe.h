@@ -1,3 +1,4 @@
+// Zero-copy sends of user pages through a pipe.
 #pragma once
 #include <sys/types.h>
 #include <sys/uio.h>

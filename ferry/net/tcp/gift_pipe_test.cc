@@ -1,3 +1,4 @@
+// Tests of zero-copy sends.
 #include "ferry/net/tcp/gift_pipe.h"
 
 #include <arpa/inet.h>

@@ -1,3 +1,4 @@
+// A read or write position in a list of I/O vectors.
 #pragma once
 #include <sys/uio.h>
 

@@ -1,3 +1,4 @@
+// Tests of positions in lists of I/O vectors.
 #include "ferry/net/tcp/io_cursor.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// A TCP lane: receiving, placing and sending frames.
 #include "ferry/net/tcp/lane.h"
 
 #include <fmt/core.h>

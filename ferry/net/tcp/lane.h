@@ -1,3 +1,4 @@
+// A lane over one TCP connection.
 #pragma once
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// Tests of TCP lanes against malformed frames, resets and settings.
 #include "ferry/net/tcp/lane.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Reads link changes from rtnetlink.
 #include "ferry/net/tcp/link_monitor.h"
 
 #include <linux/rtnetlink.h>

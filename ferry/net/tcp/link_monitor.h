@@ -1,3 +1,4 @@
+// Reports network links that go up or down.
 #pragma once
 #include <memory>
 

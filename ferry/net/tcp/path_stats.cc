@@ -1,3 +1,4 @@
+// TCP_INFO of a lane.
 #include <linux/tcp.h>  // in place of netinet/tcp.h, whose tcp_info ends before tcpi_delivery_rate
 #include <netinet/in.h>
 #include <sys/socket.h>

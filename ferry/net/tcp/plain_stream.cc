@@ -1,3 +1,4 @@
+// The byte stream without TLS.
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// The TCP provider: listening, accepting and connecting.
 #include <fmt/core.h>
 #include <netinet/in.h>
 #include <sys/socket.h>

@@ -1,3 +1,4 @@
+// Socket options, congestion control and resets.
 #include "ferry/net/tcp/socket_options.h"
 
 #include <fmt/core.h>

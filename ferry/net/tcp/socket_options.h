@@ -1,3 +1,4 @@
+// Socket options, congestion control and resets.
 #pragma once
 #include <string>
 

@@ -1,3 +1,4 @@
+// Tests of lanes whose peer is still pending.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

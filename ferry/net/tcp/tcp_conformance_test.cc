@@ -1,3 +1,4 @@
+// Runs the provider conformance suite on TCP, plain and TLS.
 #include <sys/socket.h>
 
 #include "ferry/core/check.h"

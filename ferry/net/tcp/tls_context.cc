@@ -1,3 +1,4 @@
+// TLS keys and certificates of an endpoint.
 #include "ferry/net/tcp/tls_context.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// TLS keys and certificates of an endpoint.
 #pragma once
 #include <openssl/ssl.h>
 

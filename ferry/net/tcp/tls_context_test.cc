@@ -1,3 +1,4 @@
+// Tests of TLS settings and files.
 #include "ferry/net/tcp/tls_context.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// TLS handshakes of accepted connections.
 #include "ferry/net/tcp/tls_door.h"
 
 #include <fmt/core.h>

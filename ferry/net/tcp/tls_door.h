@@ -1,3 +1,4 @@
+// TLS handshakes of accepted connections.
 #pragma once
 #include <cstdint>
 #include <memory>

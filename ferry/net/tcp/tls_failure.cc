@@ -1,3 +1,4 @@
+// Explains failed TLS handshakes.
 #include "ferry/net/tcp/tls_failure.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Explanations of failed TLS handshakes.
 #pragma once
 #include <openssl/ssl.h>
 

@@ -1,3 +1,4 @@
+// Drives one TLS handshake on a loop.
 #include "ferry/net/tcp/tls_handshake.h"
 
 #include <sys/socket.h>

@@ -1,3 +1,4 @@
+// One TLS handshake on a loop.
 #pragma once
 #include <memory>
 

@@ -1,3 +1,4 @@
+// Tests of both sides' messages when TLS refuses a peer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

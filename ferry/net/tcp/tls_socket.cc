@@ -1,3 +1,4 @@
+// Buffered socket I/O beneath OpenSSL.
 #include "ferry/net/tcp/tls_socket.h"
 
 #include <sys/socket.h>

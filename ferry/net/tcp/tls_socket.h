@@ -1,3 +1,4 @@
+// Buffered socket I/O beneath OpenSSL.
 #pragma once
 #include <openssl/bio.h>
 

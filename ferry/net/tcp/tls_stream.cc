@@ -1,3 +1,4 @@
+// The byte stream inside TLS.
 #include "ferry/net/tcp/tls_stream.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// The byte stream inside TLS.
 #pragma once
 #include <openssl/ssl.h>
 

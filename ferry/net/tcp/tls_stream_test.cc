@@ -1,3 +1,4 @@
+// Tests of TLS streams: bytes, errors and key updates.
 #include "ferry/net/tcp/tls_stream.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// A certificate authority for tests.
 #pragma once
 #include <memory>
 #include <string>

@@ -1,3 +1,4 @@
+// Conformance suite of providers: frames, placements, ends and moves.
 #include "ferry/net/testing/conformance.h"
 
 #include <gmock/gmock.h>

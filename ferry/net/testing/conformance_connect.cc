@@ -1,3 +1,4 @@
+// Conformance suite of providers: listening and connecting.
 #include <gmock/gmock.h>
 
 #include <memory>

@@ -1,3 +1,4 @@
+// A lane of the in-memory network.
 #include "ferry/net/testing/fake_lane.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// A connection of the in-memory network, with faults.
 #include "ferry/net/testing/fake_link.h"
 
 #include <algorithm>

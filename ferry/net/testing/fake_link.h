@@ -1,3 +1,4 @@
+// A connection of the in-memory network, with faults.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// The in-memory network and its providers.
 #include "ferry/net/testing/fake_provider.h"
 
 #include <fmt/core.h>

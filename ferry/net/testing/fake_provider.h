@@ -1,3 +1,4 @@
+// A network in memory that fails on demand.
 #pragma once
 #include <array>
 #include <cstdint>

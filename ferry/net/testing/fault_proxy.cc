@@ -1,3 +1,4 @@
+// A TCP proxy that delays, cuts and corrupts.
 #include "ferry/net/testing/fault_proxy.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// A TCP proxy that delays, cuts and corrupts.
 #pragma once
 #include <poll.h>
 

@@ -1,3 +1,4 @@
+// Tests of the fault proxy.
 #include "ferry/net/testing/fault_proxy.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Lane handlers and hosts for tests.
 #include "ferry/net/testing/lane_end.h"
 
 #include <gtest/gtest.h>

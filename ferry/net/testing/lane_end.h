@@ -1,3 +1,4 @@
+// Lane handlers and hosts that tests can wait on.
 #pragma once
 #include <atomic>
 #include <condition_variable>

@@ -1,3 +1,4 @@
+// Blocking TCP sockets for tests.
 #include "ferry/net/testing/raw_peer.h"
 
 #include <netinet/in.h>

@@ -1,3 +1,4 @@
+// Blocking TCP sockets for tests that send exact bytes.
 #pragma once
 #include <chrono>
 #include <cstddef>

@@ -1,3 +1,4 @@
+// Scattered messages for tests, and their slow reassembly.
 #pragma once
 #include <algorithm>
 #include <cstddef>
