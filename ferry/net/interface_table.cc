@@ -48,7 +48,7 @@ std::shared_ptr<InterfaceTable> InterfaceTable::OfThisNamespace() {
   static PerProcess<Tables> all;
   Tables& tables = all.Get();
   const std::lock_guard lock(tables.mutex);
-  // The socket of a table keeps its namespace, and so its number, from being used anew.
+  // The table's socket keeps its namespace alive, so the namespace's number is not reused.
   std::weak_ptr<InterfaceTable>& kept = tables.by_namespace[ThisNamespace()];
   auto table = kept.lock();  // with its users
   if (!table) kept = table = std::make_shared<InterfaceTable>();
@@ -76,7 +76,7 @@ std::uint64_t InterfaceTable::reads() {
   return reads_;
 }
 
-// A change after the look at the socket is seen by the next one.
+// A change that comes after this check is seen by the next look-up.
 void InterfaceTable::RefreshLocked() {
   if (!HasChangedLocked() && filled_) return;
   filled_ = false;

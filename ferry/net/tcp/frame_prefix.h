@@ -5,8 +5,8 @@
 
 namespace ferry::net::tcp {
 
-// What stands before each frame on a TCP lane (docs/wire.md); little-endian, as on every machine
-// that CUDA runs on.
+// The header that precedes each frame on a TCP lane (docs/wire.md); little-endian, as on every
+// machine that CUDA runs on.
 struct FramePrefix {
   std::uint32_t magic = kMagic;
   std::uint32_t meta_bytes = 0;

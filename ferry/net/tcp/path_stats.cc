@@ -7,7 +7,7 @@
 
 namespace ferry::net::tcp {
 
-// One system call. An older kernel fills in less, and the rest stays 0.
+// One system call. An older kernel fills in fewer fields; the rest stays 0.
 PathStats TcpLane::Path() const {
   PathStats path;
   tcp_info info{};
