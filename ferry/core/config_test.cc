@@ -223,7 +223,7 @@ TEST(Config, SettingByNameRefusesUnknownNamesAndListsTheKnown) {
   const Status status = config.Set("lane", "1");
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().message().substr(0, 65),
-            "no setting is called 'lane'; there are listen_host, interfaces, p");
+            "unknown setting 'lane'; the settings are listen_host, interfaces, p");
 }
 
 TEST(Config, ValidationFindsFieldsThatWereAssignedOutOfRange) {

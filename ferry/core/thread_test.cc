@@ -20,7 +20,7 @@ TEST(StartThreadTest, RunsWhatItIsGiven) {
   EXPECT_TRUE(ran);
 }
 
-// What the constructor of std::thread throws where the system has no more.
+// Throws as the constructor of std::thread does when the system has no more threads.
 struct NoThread {
   template <class Run>
   explicit NoThread(Run /*run*/) {

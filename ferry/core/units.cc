@@ -45,7 +45,7 @@ std::string LowerCase(std::string_view text) {
   return lower;
 }
 
-// What is asked for, for messages.
+// The kind of value to parse, for messages.
 struct Quantity {
   const char* noun;
   const char* remedy;
