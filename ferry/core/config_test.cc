@@ -222,7 +222,7 @@ TEST(Config, SettingByNameRefusesUnknownNamesAndListsTheKnown) {
   Config config;
   const Status status = config.Set("lane", "1");
   ASSERT_FALSE(status);
-  EXPECT_EQ(status.error().message().substr(0, 65),
+  EXPECT_EQ(status.error().message().substr(0, 67),
             "unknown setting 'lane'; the settings are listen_host, interfaces, p");
 }
 

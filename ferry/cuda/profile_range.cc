@@ -11,7 +11,7 @@ namespace ferry::cuda {
 
 namespace {
 
-// Null where no profiler watches.
+// Null where no profiler is attached.
 nvtxDomainHandle_t ProfileDomain() noexcept {
   static const nvtxDomainHandle_t domain = nvtxDomainCreateA("ferry");
   return domain;

@@ -5,7 +5,7 @@
 
 namespace ferry::cuda::real {
 
-// Those of RealDevices(), made anew: once per process.
+// Creates the devices that RealDevices() returns; call once per process.
 Result<DeviceApi*> CreateDevices();
 
 }  // namespace ferry::cuda::real
