@@ -5,8 +5,8 @@
 
 #include "ferry/net/plugin/abi.h"
 
-// Version 5, which NCCL 2.12 to 2.26 loads. Grouped receives with tags; connect() and accept() that
-// do not block.
+// Version 5, loaded by NCCL 2.12 to 2.26. Has grouped receives with tags, and connect() and
+// accept() that do not block.
 namespace ferry::net::plugin::abi {
 
 struct PropertiesV5 {

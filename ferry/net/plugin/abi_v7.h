@@ -5,8 +5,8 @@
 
 #include "ferry/net/plugin/abi.h"
 
-// Version 7, which NCCL 2.19 to 2.30 loads; what GPUDirect-TCPX exports. Device offload: device
-// handles, getDeviceMr, irecvConsumed.
+// Version 7, loaded by NCCL 2.19 to 2.30, and exported by GPUDirect-TCPX. Adds device offload:
+// device handles, getDeviceMr, irecvConsumed.
 namespace ferry::net::plugin::abi {
 
 struct PropertiesV7 {
