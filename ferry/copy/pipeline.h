@@ -159,7 +159,7 @@ class Pipeline {
   cuda::DeviceBuffer device_;
   std::vector<cuda::Stream> streams_;
   std::vector<Slot> slots_;  // the first of each stream, the second of each, and so on
-  bool drained_ = true;      // false: a failed run's work may be under way
+  bool drained_ = true;      // false: a failed run's work may be in flight
 
   // For the trace.
   cuda::Event base_;

@@ -131,7 +131,7 @@ bool EventLoop::RunAsGuest(Task* task) {
   return true;
 }
 
-// ---- the seat -----------------------------------------------------------------------------------
+// ---- loop ownership -----------------------------------------------------------------------------
 
 // No task of another thread starts from here on, so such tasks cannot keep a driver out.
 void EventLoop::TakeSeat(std::unique_lock<std::mutex>& lock) {

@@ -289,7 +289,7 @@ TEST(EventLoop, IsNotHeldUpByATimerThatAddsOneForNow) {
   stop = true;
 }
 
-// ---- the seat -----------------------------------------------------------------------------------
+// ---- loop ownership -----------------------------------------------------------------------------
 
 TEST(DriveUntil, ReturnsAtOnceWhenTheConditionHolds) {
   auto loop = MakeLoop();

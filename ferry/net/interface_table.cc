@@ -81,7 +81,7 @@ void InterfaceTable::RefreshLocked() {
   if (!HasChangedLocked() && filled_) return;
   filled_ = false;
   auto now = ReadLocalAddresses();
-  if (!now) return;  // what was known is kept, and the next look-up asks again
+  if (!now) return;  // keep the old list; the next look-up tries again
   by_host_.clear();
   for (LocalAddress& local : now->all) {
     by_host_.emplace(std::move(local.host), std::move(local.interface));
@@ -98,7 +98,7 @@ bool InterfaceTable::HasChangedLocked() {
   std::array<std::byte, 16384> dropped;
   for (;;) {
     const ssize_t got = ::recv(changes_.get(), dropped.data(), dropped.size(), MSG_DONTWAIT);
-    if (got >= 0 || errno == ENOBUFS) {  // ENOBUFS: some were lost
+    if (got >= 0 || errno == ENOBUFS) {  // ENOBUFS: messages were lost
       changed = true;
     } else if (errno != EINTR) {
       return changed;

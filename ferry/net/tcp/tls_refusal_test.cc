@@ -229,7 +229,8 @@ TEST_F(TlsRefusalTest, OfFilesThatCannotBeReadEndsListenAndConnect) {
   EXPECT_THAT(lane.error().message(), HasSubstr("tls_key /not/there"));
 }
 
-// ---- those who say nothing ----------------------------------------------------------------------
+// ---- silent peers
+// --------------------------------------------------------------------------------
 
 TEST_F(TlsRefusalTest, OfAStrangerWhoSaysNothingComesWithTheHandshakesTimeout) {
   Config config = WithKey();

@@ -199,7 +199,7 @@ void FaultProxy::ServeLocked(Connection& connection) {
   for (Flow& flow : connection.flows) {
     if (connection.dead) return;
     if (!ReadLocked(flow, connection.draining) || !ForwardLocked(flow)) return Kill(connection);
-    if (connection.dead) return;  // by a cut
+    if (connection.dead) return;  // killed by a cut
     ended = ended && flow.ended && flow.bytes.empty();
   }
   if (ended) connection.dead = true;
