@@ -1,3 +1,4 @@
+// Dials a listening rank again until it accepts or the timeout passes.
 #include "bindings/nccl_net/attempt.h"
 
 #include <fmt/core.h>
@@ -13,8 +14,8 @@
 namespace ferry::nccl_net {
 namespace {
 
-// Doubled each time, half of it at random: ranks that were turned away together do not come back
-// together.
+// Doubled for each retry; half of it is random, so that ranks that were turned away together do not
+// return together.
 constexpr std::chrono::milliseconds kFirstPause{10};
 constexpr std::uint32_t kMaxDoublings = 6;
 
@@ -53,7 +54,7 @@ Result<std::unique_ptr<Attempt>> Attempt::Begin(Engine* engine, EventLoop* swift
 
 Status Attempt::Dial() {
   auto dialled = SendComm::Dial(engine_, swift_, address_, refusal_, deadline_);
-  // A rank that cannot be told is refused all the same.
+  // The refusal is the result even if the other rank cannot be told.
   if (!dialled) return refusal_.value_or(dialled.error());
   comm_ = *std::move(dialled);
   return Ok();
@@ -61,8 +62,8 @@ Status Attempt::Dial() {
 
 Error Attempt::Told(const Error& error) const {
   if (retries_ == 0) return error;
-  return {error.code(),
-          fmt::format("{} (attempt {}; the one before: {})", error.message(), retries_ + 1, last_)};
+  return {error.code(), fmt::format("{} (attempt {}; the previous one: {})", error.message(),
+                                    retries_ + 1, last_)};
 }
 
 Result<std::shared_ptr<SendComm>> Attempt::Poll() {

@@ -1,3 +1,4 @@
+// One connect() of NCCL's, with its retries.
 #pragma once
 #include <memory>
 #include <optional>
@@ -13,22 +14,23 @@ namespace ferry::nccl_net {
 class Engine;
 class SendComm;
 
-// One connect() of NCCL's, for as long as it is polled. A listening rank that closes the lanes
-// before all of them are there, as one does whose table of pending peers is full, is dialled again
-// after a pause that doubles, until FERRY_CONNECT_TIMEOUT has passed since the first time, which
-// also bounds the last dial; a port where nobody listens is final, and so is a listen comm that was
-// closed. One thread at a time.
+// Connects to a listening rank; lives while NCCL polls one connect(). A rank that closes the lanes
+// before all of them are up, as one does whose table of pending peers is full, is dialled again
+// after a pause that doubles each time, until FERRY_CONNECT_TIMEOUT has passed since the first
+// dial; the timeout also bounds the last dial. A port without a listener and a closed listen comm
+// are final. One thread at a time.
 class Attempt {
  public:
-  // Errors: kInvalidArgument for a handle that is none; those of SendComm::Dial. A rank with other
-  // settings is told, and refused by Poll().
+  // Errors: kInvalidArgument for bytes that are not a handle; those of SendComm::Dial. A rank with
+  // different settings is told so, and Poll() returns the error.
   static Result<std::unique_ptr<Attempt>> Begin(Engine* engine, EventLoop* swift,
                                                 const void* handle);
   ~Attempt();
   Attempt(const Attempt&) = delete;
   Attempt& operator=(const Attempt&) = delete;
 
-  // The comm when it is connected; null until then. Errors: the comm's; the attempt has ended.
+  // The comm once it is connected; null until then. Errors: the comm's; the attempt has ended.
+  // Never blocks.
   Result<std::shared_ptr<SendComm>> Poll();
 
  private:
@@ -41,10 +43,10 @@ class Attempt {
   const ListenAddress address_;
   const Deadline deadline_;
   std::optional<Error> refusal_;
-  std::shared_ptr<SendComm> comm_;  // with callbacks of the provider's; null between two dials
+  std::shared_ptr<SendComm> comm_;  // shared with the provider's callbacks; null between two dials
   std::uint32_t retries_ = 0;
-  Clock::time_point again_;  // the next dial
-  std::string last_;         // how the dial before this one ended
+  Clock::time_point again_;  // time of the next dial
+  std::string last_;         // how the previous dial ended
 };
 
 }  // namespace ferry::nccl_net

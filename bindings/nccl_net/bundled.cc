@@ -1,7 +1,7 @@
 // The parts of fmt and spdlog that the library uses, which are installed as shared libraries only:
 // the plugin is carried to machines that have neither. This is what their own sources are.
 #include <fmt/format-inl.h>
-// Below the other, which it uses.
+// Uses the header above.
 #include <spdlog/common-inl.h>
 #include <spdlog/details/backtracer-inl.h>
 #include <spdlog/details/log_msg-inl.h>

@@ -1,3 +1,4 @@
+// Lanes, heartbeats and closing, common to both ends of a comm.
 #include "bindings/nccl_net/comm.h"
 
 #include <fmt/core.h>
@@ -40,16 +41,16 @@ std::string Comm::Peer() {
 // ---- life ---------------------------------------------------------------------------------------
 
 bool Comm::Adopt(std::size_t index, std::unique_ptr<net::Lane> lane) {
-  // Whoever closes the comm posts behind what Attach() posts.
+  // Under the mutex: whoever closes the comm then posts after what Attach() posts.
   const std::lock_guard lock(mutex_);
   CommLane& place = *lanes_[index];
   if (closing_ || error_ || place.lane != nullptr) return false;
   if (index == 0 || peer_.empty()) peer_ = lane->Info().remote;
   if (index == 0) {
     const net::LaneInfo info = lane->Info();
-    InformNet(fmt::format("{} comm with {} by {}: {} lanes, congestion control {}, security {}",
-                          kind(), peer_, info.interface, lanes_.size(), info.congestion_control,
-                          info.security));
+    InformNet(fmt::format(
+        "{} comm with {} through {}: {} lanes, congestion control {}, security {}", kind(), peer_,
+        info.interface, lanes_.size(), info.congestion_control, info.security));
   }
   place.lane = std::move(lane);
   place.open = true;
@@ -84,11 +85,11 @@ Error Comm::failure() {
 
 void Comm::Close() {
   EventLoop* const loop = swift();
-  // What the peer has said is read, where nobody else drives: a socket that is closed with bytes
-  // unread takes back what the peer has not received yet.
+  // Read the peer's data where nobody else drives the loop: closing a socket with unread input
+  // discards what the peer has not received yet.
   loop->DriveOnce();
   AwaitArrival();
-  std::shared_ptr<Closing> closing;  // as under_way_
+  std::shared_ptr<Closing> closing;  // shared as under_way_
   bool is_first = false;
   std::string report;
   {
@@ -116,7 +117,7 @@ void Comm::Close() {
       loop->NotifyWaiters();
     });
   }
-  // Its worker may be parked for a while. Loops run until the last comm is closed.
+  // The loop's worker may be parked for a while. Loops run until the last comm is closed.
   loop->DriveUntil([&] { return closing->swift_done.load(); }, Deadline::Never(), microseconds(0));
   closing->left.wait();
 }
@@ -127,8 +128,8 @@ void Comm::CloseLaneOnLoop(std::size_t index) {
   if (index == 0 && beat_timer_ != 0) {
     place.loop->CancelTimerOnLoop(std::exchange(beat_timer_, 0));
   }
-  // What is queued on lane 0 is a credit, and the peer's isend may wait for it; to close with it
-  // unsent would be a reset.
+  // Lane 0 may have a credit queued that the peer's isend waits for; closing with unsent data would
+  // be a reset.
   if (place.open && index == 0) place.lane->Flush();
   if (place.open) place.lane->Close();
   place.lane.reset();
@@ -214,7 +215,7 @@ void Comm::CommLane::OnSent(net::OutFrame* sent) {
   queued.fetch_sub(index == 0 ? 0 : frame->payload_bytes, std::memory_order_relaxed);
   std::atomic<std::uint32_t>* const left = frame->left;
   std::atomic<bool>* const flag = frame->sent;
-  // Last: the frame may be used again from here on.
+  // Last: the frame may be reused from here on.
   if (flag != nullptr) flag->store(true, std::memory_order_release);
   if (left != nullptr) left->fetch_sub(1, std::memory_order_release);
 }
@@ -254,12 +255,14 @@ void Comm::BeatOnLoop() {
   const std::uint64_t heard = place.lane->BytesReceived();
   silent_beats_ = heard == heard_bytes_ ? silent_beats_ + 1 : 0;
   heard_bytes_ = heard;
-  // In beats, not by the clock: a process that was stopped has heard nothing, either.
+  // Counted in heartbeats and not by the clock: a process that was stopped has not received
+  // anything either.
   if (silent_beats_ * config.heartbeat_interval > config.peer_timeout) {
-    return Fail(Error(Code::kPeerLost,
-                      fmt::format("{} has said nothing for {} beats and may be stopped or cut off; "
-                                  "raise FERRY_PEER_TIMEOUT if it was only slow",
-                                  Peer(), silent_beats_)));
+    return Fail(
+        Error(Code::kPeerLost,
+              fmt::format("{} was silent for {} heartbeats and may be stopped or unreachable; "
+                          "raise FERRY_PEER_TIMEOUT if it was only slow",
+                          Peer(), silent_beats_)));
   }
   if (beat_sent_.exchange(false, std::memory_order_acquire)) place.lane->Send(&beat_);
   PlanBeatOnLoop();

@@ -1,3 +1,4 @@
+// What both ends of an NCCL connection share.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -22,27 +23,27 @@ class Engine;
 inline constexpr std::size_t kMaxLanes = 65;    // of a comm
 inline constexpr std::size_t kMaxReceives = 8;  // that one request may group
 
-// What NCCL has for a piece of work: void* there.
+// A piece of work of NCCL's, which refers to it by void*.
 struct Request {
   explicit Request(Comm* the_comm) : comm(the_comm) {}
   Comm* const comm;
 };
 
-// What a test of a request says.
+// The result of testing a request.
 struct Tested {
   bool done = false;
   std::size_t count = 0;                               // of sizes
-  std::array<std::uint64_t, kMaxReceives> sizes = {};  // that were sent, or received
+  std::array<std::uint64_t, kMaxReceives> sizes = {};  // bytes sent or received, by message
 };
 
-// One end of a connection of NCCL's, which is one way: the lanes to the other end, and what became
-// of them. Lane 0 is on a swift loop of the engine's and carries what is small, both ways; the
-// others carry large messages.
+// One end of an NCCL connection, which is one-way: the lanes to the other end and their state. Lane
+// 0 runs on one of the engine's loops for small messages and carries those in both directions; the
+// other lanes carry large messages.
 //
-// Callers are NCCL's threads, one at a time for a comm; lanes are their loops'. mutex_ stands
-// between the two, is held for a few instructions (or the copy of small messages that came early),
-// and by whoever posts tasks that need the comm: Close() lets nobody post any more, and then waits
-// for what was posted.
+// Threads: NCCL's threads call it, one at a time for a comm; each lane belongs to its loop. mutex_
+// synchronises the two and is held for a few instructions, or for copying small messages that came
+// early. It is also held while posting tasks that need the comm: Close() first prevents further
+// posts, and then waits for the posted tasks.
 class Comm {
  public:
   virtual ~Comm();
@@ -50,92 +51,94 @@ class Comm {
   Comm& operator=(const Comm&) = delete;
 
   std::size_t lanes() const noexcept { return lanes_.size(); }
-  // That of lane 0, which its users drive while they wait.
+  // The loop of lane 0, which callers drive while they wait.
   EventLoop* swift() const noexcept { return LoopOf(0); }
-  // A lane that has come up, on the loop that it belongs to, or unattached. False, and the lane is
-  // gone, where it has one of this number already, or the comm is closed.
+  // Takes a lane that is up, on its own loop or unattached. Returns false and destroys the lane if
+  // the comm already has a lane of this number, or is closed.
   bool Adopt(std::size_t index, std::unique_ptr<net::Lane> lane);
-  // Whether all lanes have come up.
+  // Whether all lanes are up.
   bool complete() const noexcept { return adopted_.load() == lanes_.size(); }
-  // Whether it has ended otherwise than by Close(). No lane touches any memory by then.
+  // Whether it has ended other than by Close(). No lane touches any memory by then.
   bool failed() const noexcept { return failed_.load() && open_.load() == 0; }
-  // Once failed().
+  // The error, once failed().
   Error failure();
-  // Ends it, and waits until no lane touches memory and no task of its is left; not on a loop.
-  // Again, or by two at once: waits as well.
+  // Ends the comm, and blocks until no lane touches memory and none of its tasks is left. Not on a
+  // loop. May be called again, or by two threads at once: each call waits.
   void Close();
-  // Closes it if a request that is not done uses this memory, which is about to go.
+  // Closes the comm if an unfinished request uses this memory, which is about to be released.
   void Forget(std::span<const std::byte> memory);
 
-  // Any thread, without a lock. In a child that was forked since, where nothing else may be called.
+  // Any thread, without a lock. True in a child forked since the comm was made, where no other
+  // method may be called.
   bool of_parent() const noexcept { return made_.forked(); }
 
-  // The request is no more when it is done. Errors: the comm's.
+  // A request that is done must not be used again. Errors: the comm's.
   virtual Result<Tested> Test(Request* request) = 0;
 
  protected:
-  // A frame of ours, and what it is for.
+  // A frame to send, and what to update when it was sent.
   struct Frame : net::OutFrame {
-    std::atomic<std::uint32_t>* left = nullptr;  // counts it down when it is sent
-    std::atomic<bool>* sent = nullptr;           // set then
+    std::atomic<std::uint32_t>* left = nullptr;  // decremented when the frame was sent
+    std::atomic<bool>* sent = nullptr;           // set when the frame was sent
   };
   class CommLane;
 
   Comm(Engine* engine, EventLoop* swift, std::size_t lanes);
 
   Engine* engine() const noexcept { return engine_; }
-  // Of this process's: comms begin with different workers and interfaces by it.
+  // A sequence number within the process, by which comms start with different workers and
+  // interfaces.
   std::size_t number() const noexcept { return number_; }
   EventLoop* LoopOf(std::size_t lane) const noexcept;
   // OnLoop of the lane.
   void SendOnLoop(std::size_t lane, Frame* frame);
-  // On the swift loop, by lane 0. Bye is said once.
+  // On the loop of lane 0. The bye frame is sent once.
   void SayCountsOnLoop(FrameType type, std::span<const CountWire> counts);
   void SayByeOnLoop();
-  // Under mutex_, any thread: by the lane with the least to send beside lane 0, the first of these
-  // from `first` on.
+  // Under mutex_, any thread: uses the lane with the fewest queued bytes, other than lane 0; ties
+  // go to the first one from `first` on.
   void PostBulk(Frame* frame, std::size_t first);
-  // Any thread. The first reason counts; all lanes close.
+  // Any thread. The first error is kept; all lanes close.
   void Fail(const Error& error);
   void FailLocked(const Error& error);
-  // OnLoop of a lane that has ended: the comm fails if it is there still when the others have had
-  // time to bring what the peer sent by them before it closed.
+  // OnLoop of a lane that has ended: fails the comm, unless it is gone by the time the other lanes
+  // have had to deliver what the peer sent before it closed.
   void FailLaterOnLoop(std::size_t lane, const Error& error);
   // OnLoop of a lane that has ended: whether the peer closed it in good order.
   bool WasClosedOnLoop(std::size_t lane) const;
-  // "10.0.0.2:4567", by the first lane.
+  // The address of the peer on the first lane: "10.0.0.2:4567".
   std::string Peer();
 
-  // On the lane's loop; `place` stays as it is until the payload is there.
+  // On the lane's loop; the placement's memory must stay valid until the payload has arrived.
   virtual Result<net::Placement> OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
                                                std::uint64_t payload_bytes) = 0;
   virtual Status OnPayloadOnLoop(std::size_t lane) = 0;
-  // A lane has ended; all have if `last`.
+  // A lane has ended; `last`: all lanes have.
   virtual void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) = 0;
-  // When complete(), on the swift loop.
+  // Called when complete(), on the loop of lane 0.
   virtual void OnCompleteOnLoop() {}
-  // The other side has said bye by lane 0.
+  // The other side has sent bye on lane 0.
   virtual void OnByeOnLoop() = 0;
-  // By Close() first, not on a loop; perhaps by two threads at once.
+  // Called first by Close(), not on a loop; possibly by two threads at once. May block.
   virtual void AwaitArrival() {}
-  // Lane 0 is there. Those who wait on its loop are told when it goes.
+  // Whether lane 0 is up. Waiters on its loop are notified when it ends.
   bool swift_open() const noexcept { return swift_open_.load(); }
-  // Of a message that is done.
+  // Call for each message that is done.
   void Count(std::uint64_t bytes) noexcept {
     messages_.fetch_add(1, std::memory_order_relaxed);
     bytes_.fetch_add(bytes, std::memory_order_relaxed);
   }
-  // Under mutex_.
+  // Whether an unfinished request uses the memory. Under mutex_.
   virtual bool Uses(std::span<const std::byte> memory) const = 0;
   virtual const char* kind() const noexcept = 0;  // "isend"
 
   std::mutex mutex_;
-  bool closing_ = false;        // under mutex_: nobody may post any more
+  bool closing_ = false;        // under mutex_: nothing may be posted any more
   std::optional<Error> error_;  // under mutex_
 
  private:
   struct Closing;
-  // Used again when it is sent.
+  // Reused after it was sent.
   struct CountsFrame : Frame {
     std::atomic<bool> is_sent{true};
   };
@@ -156,7 +159,7 @@ class Comm {
   std::atomic<bool> swift_open_{false};
   std::atomic<std::uint64_t> messages_{0};
   std::atomic<std::uint64_t> bytes_{0};
-  // Under mutex_. Shared with the tasks that close lanes, which may be in it when Close() returns.
+  // Under mutex_. Shared with the tasks that close lanes, which may still run when Close() returns.
   std::shared_ptr<Closing> under_way_;
   std::string peer_;  // under mutex_
 
@@ -171,7 +174,7 @@ class Comm {
   int silent_beats_ = 0;
 };
 
-// One lane of a comm. Belongs to its loop, but for `queued`.
+// One lane of a comm. Belongs to its loop, except `queued`.
 class Comm::CommLane final : public net::LaneHandler {
  public:
   CommLane(Comm* the_comm, std::size_t the_index, EventLoop* the_loop)
@@ -187,9 +190,9 @@ class Comm::CommLane final : public net::LaneHandler {
   const std::size_t index;
   EventLoop* const loop;
   std::unique_ptr<net::Lane> lane;  // set under the comm's mutex, before the loop knows of it
-  bool open = false;                // likewise
+  bool open = false;                // the same
   EventLoop::TimerId grace = 0;
-  std::atomic<std::uint64_t> queued{0};  // bytes that are not sent
+  std::atomic<std::uint64_t> queued{0};  // bytes that were not sent yet
 };
 
 }  // namespace ferry::nccl_net

@@ -1,3 +1,4 @@
+// Accepts lanes and assigns them to listen comms.
 #include "bindings/nccl_net/door.h"
 
 #include <fmt/core.h>
@@ -12,7 +13,7 @@
 namespace ferry::nccl_net {
 namespace {
 
-// In a time that does not tell where they differ.
+// Constant time: the duration does not reveal where the keys differ.
 bool SameKey(const Key& a, const Key& b) noexcept {
   unsigned difference = 0;
   for (std::size_t i = 0; i < a.size(); ++i) difference |= std::to_integer<unsigned>(a[i] ^ b[i]);
@@ -20,7 +21,7 @@ bool SameKey(const Key& a, const Key& b) noexcept {
 }
 
 Error NoHello(const std::string& remote, const char* why) {
-  return Error(Code::kCorrupt, fmt::format("{} {}, and was not let in; use the same "
+  return Error(Code::kCorrupt, fmt::format("{} {} and was refused; use the same "
                                            "libnccl-net-ferry.so on all nodes",
                                            remote, why));
 }
@@ -35,7 +36,7 @@ Arrivals::Arrivals(Engine* engine, EventLoop* swift, std::uint64_t id)
 }
 
 Status Arrivals::Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane) {
-  std::shared_ptr<RecvComm> comm;  // with here_
+  std::shared_ptr<RecvComm> comm;  // shared with here_
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return Error(Code::kCancelled, "the listen comm was closed");
@@ -46,9 +47,11 @@ Status Arrivals::Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane) 
     comm = place;
   }
   if (comm->lanes() != hello.lanes || !comm->Adopt(hello.lane, std::move(lane))) {
-    return Error(Code::kCorrupt,
-                 fmt::format("lane {} of {} cannot be: it is taken, or others said otherwise",
-                             hello.lane, hello.lanes));
+    return Error(
+        Code::kCorrupt,
+        fmt::format(
+            "lane {} of {} is invalid: it is up already, or other lanes announced another count",
+            hello.lane, hello.lanes));
   }
   return Ok();
 }
@@ -59,7 +62,7 @@ void Arrivals::Refuse(const Error& reason) {
 }
 
 Result<std::shared_ptr<RecvComm>> Arrivals::Take() {
-  std::shared_ptr<RecvComm> taken;  // with the caller, shortly
+  std::shared_ptr<RecvComm> taken;  // returned to the caller
   {
     const std::lock_guard lock(mutex_);
     if (refused_) return *refused_;
@@ -76,7 +79,7 @@ Result<std::shared_ptr<RecvComm>> Arrivals::Take() {
   const Error error = taken->failure();
   taken->Close();
   if (taken->complete()) return error;
-  // It may have been turned away with the others of its lanes, and dial again.
+  // The sender may have been turned away on its other lanes, and dial again.
   const std::lock_guard lock(mutex_);
   if (!gone_) gone_for_good_ = Clock::now() + engine_->settings().config.connect_timeout;
   gone_ = error;
@@ -84,7 +87,8 @@ Result<std::shared_ptr<RecvComm>> Arrivals::Take() {
 }
 
 void Arrivals::Close() {
-  std::unordered_map<Uuid, std::shared_ptr<RecvComm>> gone;  // out of here_
+  // Removed from here_, destroyed after the lock.
+  std::unordered_map<Uuid, std::shared_ptr<RecvComm>> gone;
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
@@ -112,7 +116,7 @@ class Door::Stranger final : public net::LaneHandler {
     const auto patience = door_->engine_->settings().config.handshake_timeout;
     timer_ = door_->loop_->AddTimerOnLoop(Clock::now() + patience, [this] {
       timer_ = 0;
-      Log(LogLevel::kWarn, "nccl", "{} connected and said nothing in time", remote_);
+      Log(LogLevel::kWarn, "nccl", "{} connected and sent no hello frame in time", remote_);
       door_->DropOnLoop(number_);
     });
   }
@@ -122,10 +126,10 @@ class Door::Stranger final : public net::LaneHandler {
 
   Result<net::Placement> OnFrame(std::span<const std::byte> meta,
                                  std::uint64_t payload_bytes) override {
-    // The lane is about to move to its comm's loop, where this frame is offered again.
+    // The lane is about to move to its comm's loop, where this frame is delivered again.
     if (arrivals_ != nullptr || refused_)
       return net::Placement{.action = net::Placement::Action::kPause, .memory = {}};
-    if (payload_bytes != 0) return NoHello(remote_, "said something else than hello");
+    if (payload_bytes != 0) return NoHello(remote_, "sent something other than a hello frame");
     auto checked = door_->Check(meta, remote_);
     if (!checked && checked.error().code() == Code::kRefused) {
       Log(LogLevel::kInfo, "nccl", "{} was refused: {}", remote_, checked.error().message());
@@ -144,12 +148,13 @@ class Door::Stranger final : public net::LaneHandler {
   void OnClosed(const Error& error) override {
     ended_ = true;
     const bool left = lane_->loss() == net::LaneLoss::kPeerClosed;
-    Log(left ? LogLevel::kInfo : LogLevel::kWarn, "nccl", "a connection was not let in: {}",
-        error.message());
+    Log(left ? LogLevel::kInfo : LogLevel::kWarn, "nccl",
+        "a connection ended before it was accepted: {}", error.message());
     door_->loop_->Post([door = door_, number = number_] { door->DropOnLoop(number); });
   }
 
-  // Without it the sender would take the end for a full table of pending peers, and dial again.
+  // Tells the sender that this is final. Otherwise it would take the close for a full table of
+  // pending peers, and dial again.
   void SendRefusalOnLoop() {
     if (ended_) return;
     StoreWire(RefusalWire{}, &refusal_.meta);
@@ -158,11 +163,11 @@ class Door::Stranger final : public net::LaneHandler {
     lane_->Close();
   }
 
-  // A lane that has ended since its hello would never say so again: its sender finds out.
+  // A lane that has ended since its hello frame would not report it again; its sender notices.
   void GoIn() {
     if (ended_) return;
     if (auto entered = arrivals_->Enter(hello_, std::move(lane_)); !entered) {
-      Log(LogLevel::kWarn, "nccl", "{} was not let in: {}", remote_, entered.error().message());
+      Log(LogLevel::kWarn, "nccl", "{} was refused: {}", remote_, entered.error().message());
     }
   }
 
@@ -174,7 +179,7 @@ class Door::Stranger final : public net::LaneHandler {
   const net::LaneInfo info_;
   const std::string& remote_;
   EventLoop::TimerId timer_ = 0;
-  std::shared_ptr<Arrivals> arrivals_;  // with the door, from the hello on
+  std::shared_ptr<Arrivals> arrivals_;  // shared with the acceptor; set from the hello frame on
   HelloWire hello_;
   bool refused_ = false;
   bool ended_ = false;
@@ -208,7 +213,7 @@ std::shared_ptr<Arrivals> Door::Listen(EventLoop* swift) {
 }
 
 void Door::Unlisten(std::uint64_t id) {
-  std::shared_ptr<Arrivals> gone;  // with lanes on their way in
+  std::shared_ptr<Arrivals> gone;  // shared with lanes on their way in
   {
     const std::lock_guard lock(mutex_);
     auto node = listens_.extract(id);
@@ -230,9 +235,9 @@ Result<std::shared_ptr<Arrivals>> Door::Check(std::span<const std::byte> meta,
                                               const std::string& remote) {
   const auto head = LoadHelloHead(meta);
   if (!head || head->type != FrameType::kHello) {
-    return NoHello(remote, "said something else than hello");
+    return NoHello(remote, "sent something other than a hello frame");
   }
-  // Its hello does not say where a listen comm's number is, so no accept can be told.
+  // A hello frame of that version does not have the listen comm's number, so no accept can be told.
   if (head->version < kFirstAlike) return OtherVersion(head->version, remote);
   FERRY_TRY_ASSIGN(auto arrivals, Find(*head));
   const auto refuse = [&arrivals](const Error& reason) {
@@ -241,12 +246,12 @@ Result<std::shared_ptr<Arrivals>> Door::Check(std::span<const std::byte> meta,
   };
   if (head->version != kWireVersion) return refuse(OtherVersion(head->version, remote));
   const auto hello = LoadWire<HelloWire>(meta);
-  if (!hello) return NoHello(remote, "said something else than hello");
+  if (!hello) return NoHello(remote, "sent something other than a hello frame");
   if (const auto different = FindDifference(engine_->settings().rank, hello->rank, remote)) {
     return refuse(*different);
   }
   if (hello->lanes == 0 || hello->lanes > kMaxLanes || hello->lane >= hello->lanes) {
-    return NoHello(remote, "named a lane that cannot be");
+    return NoHello(remote, "named an invalid lane");
   }
   return arrivals;
 }
@@ -265,7 +270,7 @@ void Door::EnterOnLoop(std::unique_ptr<net::Lane> lane) {
   gate_.UpdateOnLoop();
 }
 
-// It is let in outside of the callbacks of its lane.
+// Moves the lane to its comm outside the lane's callbacks.
 void Door::OnHelloOnLoop(std::uint64_t number) {
   admission_.MarkSpoken(number, Clock::now(), /*proven=*/true);
   loop_->Post([this, number] { AdmitOnLoop(number); });

@@ -1,3 +1,4 @@
+// The acceptor: the listening port of the process, and pending comms.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -18,23 +19,25 @@ namespace ferry::nccl_net {
 class Engine;
 class RecvComm;
 
-// Those who have come for one listen comm.
+// The pending comms of one listen comm: senders whose lanes are coming in. Any thread.
 class Arrivals {
  public:
   Arrivals(Engine* engine, EventLoop* swift, std::uint64_t id);
 
   std::uint64_t id() const noexcept { return id_; }
-  // Of the comms that come.
+  // The loop for small messages of these comms.
   EventLoop* swift() const noexcept { return swift_; }
   const Key& key() const noexcept { return key_; }
-  // By the door: a lane of the comm that `hello` names. Errors: kCorrupt for one that cannot be.
+  // Called by the acceptor: adds a lane of the comm that `hello` names. Errors: kCorrupt for an
+  // impossible lane number.
   Status Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane);
-  // A rank that cannot work with this one has come: Take() fails with this from now on.
+  // A rank with incompatible settings has connected: from now on Take() fails with `reason`.
   void Refuse(const Error& reason);
-  // The next comm whose lanes are all there, or null. Errors: that of Refuse(); kPeerLost where a
-  // sender has gone again, and has not come back for as long as it may try.
+  // The next comm whose lanes are all up, or null; never blocks. Errors: that of Refuse();
+  // kPeerLost where a sender has closed its lanes, and has not returned for as long as it may
+  // retry.
   Result<std::shared_ptr<RecvComm>> Take();
-  // Nobody enters any more; those who wait go.
+  // Refuses further lanes and closes the pending comms.
   void Close();
 
  private:
@@ -45,24 +48,25 @@ class Arrivals {
   std::mutex mutex_;
   bool closed_ = false;  // under mutex_, as the rest
   std::optional<Error> refused_;
-  std::optional<Error> gone_;  // of a sender whose lanes have not all come
+  std::optional<Error> gone_;  // error of a sender that closed before all its lanes were up
   Clock::time_point gone_for_good_;
   std::unordered_map<Uuid, std::shared_ptr<RecvComm>>
       here_;  // shared with the tasks that move its lanes
 };
 
-// The process's listening port. Lanes that come in say which listen comm they are for, with its
-// key, and go to its Arrivals; those that say anything else, or nothing in time, are closed. Who
-// leaves when more come than there is room for is net::Admission's to say.
+// The acceptor of the process: one listening port. The hello frame of a lane names its listen comm
+// and carries its key, and the lane moves to that listen comm's Arrivals; a lane that sends
+// anything else, or no hello frame within FERRY_HANDSHAKE_TIMEOUT, is closed. net::Admission
+// decides which pending lane is closed when there are too many.
 class Door {
  public:
-  // Before the loop runs.
+  // Call before the loop runs. Errors: those of Provider::Listen().
   static Result<std::unique_ptr<Door>> Open(Engine* engine, EventLoop* loop);
-  // After the loop has stopped.
+  // Destroy after the loop has stopped.
   ~Door();
 
   std::uint16_t port() const noexcept { return port_; }
-  // Shared with the lanes that are on their way in.
+  // Creates a listen comm; shared with the lanes that are on their way to it.
   std::shared_ptr<Arrivals> Listen(EventLoop* swift);
   void Unlisten(std::uint64_t id);
 
@@ -73,8 +77,8 @@ class Door {
   void EnterOnLoop(std::unique_ptr<net::Lane> lane);
   void OnHelloOnLoop(std::uint64_t number);
   Result<std::shared_ptr<Arrivals>> Find(const HelloWire& hello);
-  // Errors: for a hello whose sender is not to come in; the listen comm hears of it where it is a
-  // rank that has the key.
+  // Returns an error for a hello frame that must not be accepted. If its sender has the key, the
+  // listen comm's Take() reports the error too.
   Result<std::shared_ptr<Arrivals>> Check(std::span<const std::byte> meta,
                                           const std::string& remote);
   void AdmitOnLoop(std::uint64_t number);
@@ -90,7 +94,7 @@ class Door {
   std::uint64_t next_stranger_ = 1;                                         // loop
   std::mutex mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Arrivals>> listens_;  // under mutex_
-  std::uint64_t next_listen_ = 1;                                         // likewise
+  std::uint64_t next_listen_ = 1;                                         // under mutex_
   std::unique_ptr<net::Listener> listener_;
 };
 

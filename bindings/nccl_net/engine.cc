@@ -1,3 +1,4 @@
+// The plugin's threads, listening port and connection attempts.
 #include "bindings/nccl_net/engine.h"
 
 #include <fmt/core.h>
@@ -34,11 +35,11 @@ Status Engine::Start() {
   nic_ = FindNic(*provider_, config, settings_.devices);
   FERRY_TRY(AddLoops(settings_.swift_loops, &swift_));
   FERRY_TRY(AddLoops(settings_.workers, &bulk_));
-  // On a loop whose worker is always there.
+  // On a loop whose worker always drives.
   FERRY_TRY_ASSIGN(door_, Door::Open(this, Bulk(0)));
-  // NCCL's threads' to poll.
+  // NCCL's threads drive these loops while they poll.
   for (auto& loop : swift_) FERRY_TRY(loop->StartWorker("ferry-swift"));
-  // The listener's loop last: without all the others nobody is let in.
+  // The listener's loop starts last: lanes must not be accepted before all other loops run.
   for (std::size_t i = bulk_.size(); i-- > 0;) {
     FERRY_TRY(bulk_[i]->StartWorker("ferry-nccl", config.spin, &spin_permits_));
   }
@@ -88,14 +89,15 @@ std::shared_ptr<Attempt> Engine::FindAttempt(std::uint64_t id) {
 }
 
 void Engine::DropAttempt(std::uint64_t id) {
-  std::shared_ptr<Attempt> dropped;  // out of attempts_
+  std::shared_ptr<Attempt> dropped;  // removed from attempts_, destroyed after the lock
   const std::lock_guard lock(mutex_);
   auto node = attempts_.extract(id);
   if (!node.empty()) dropped = std::move(node.mapped().attempt);
 }
 
 void Engine::DropAttempts(const void* owner) {
-  std::vector<std::shared_ptr<Attempt>> dropped;  // out of attempts_; closes outside of the mutex
+  // Removed from attempts_, destroyed after the lock.
+  std::vector<std::shared_ptr<Attempt>> dropped;
   const std::lock_guard lock(mutex_);
   for (auto it = attempts_.begin(); it != attempts_.end();) {
     if (it->second.owner == owner) {

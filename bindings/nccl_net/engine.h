@@ -1,3 +1,4 @@
+// What all communicators of a process share.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -17,13 +18,14 @@ namespace ferry::nccl_net {
 
 class Attempt;
 
-// What all communicators of the process share: threads, a listening port, the network interface as
-// NCCL sees it, and the connections that are being made. Any thread, but for Create() and its end.
+// The resources that all communicators of a process share: threads, the listening port, the network
+// interface as NCCL sees it, and connection attempts. Any thread, except Create() and the
+// destructor.
 class Engine {
  public:
   // Errors: kInvalidArgument (settings), kUnavailable (ports, descriptors).
   static Result<std::shared_ptr<Engine>> Create(Settings settings);
-  // When no comm is left; not on a loop.
+  // Destroy when no comm is left; not on a loop.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -33,27 +35,27 @@ class Engine {
   Door& door() noexcept { return *door_; }
   const Nic& nic() const noexcept { return nic_; }
 
-  // A loop for small messages, credits and beats. NCCL's threads drive it while they poll, so that
-  // those pass without waking anybody; large messages would keep them from it. One after another,
-  // for each context: of a process with several GPUs each communicator's thread has one to itself,
-  // where they are no more than the loops.
+  // A loop for small messages, credits and heartbeats. NCCL's threads drive it while they poll, so
+  // that these messages wake no other thread; large messages would delay them. Assigned round-robin
+  // to contexts: in a process with several GPUs, each communicator's thread gets a loop of its own
+  // if there are enough.
   EventLoop* NextSwift() noexcept;
-  // One after another, from the first again; each has a thread.
+  // The loops for large messages, numbered cyclically; each has a worker thread.
   EventLoop* Bulk(std::size_t turn) noexcept;
   std::size_t NextComm() noexcept { return next_comm_.fetch_add(1, std::memory_order_relaxed); }
 
-  // Connections under way, by what stands in the handle.
+  // Connection attempts in progress, by the number stored in NCCL's handle.
   std::uint64_t AddAttempt(const void* owner, std::unique_ptr<Attempt> attempt);
-  // Null where there is none of this number (any more).
+  // Null if there is no attempt of this number (any longer).
   std::shared_ptr<Attempt> FindAttempt(std::uint64_t id);
   void DropAttempt(std::uint64_t id);
-  // Gives up those of one owner.
+  // Ends the attempts of one owner.
   void DropAttempts(const void* owner);
 
  private:
   struct OwnedAttempt {
     const void* owner = nullptr;
-    std::shared_ptr<Attempt> attempt;  // with who polls it
+    std::shared_ptr<Attempt> attempt;  // shared with its poller
   };
 
   explicit Engine(Settings settings);
@@ -71,7 +73,7 @@ class Engine {
   std::atomic<std::size_t> next_swift_{0};
   std::mutex mutex_;
   std::map<std::uint64_t, OwnedAttempt> attempts_;  // under mutex_
-  std::uint64_t next_attempt_ = 1;                  // likewise
+  std::uint64_t next_attempt_ = 1;                  // under mutex_
 };
 
 }  // namespace ferry::nccl_net

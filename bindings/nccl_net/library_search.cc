@@ -25,7 +25,7 @@ constexpr std::string_view kCacheMagic = "glibc-ld.so.cache1.1";
 struct LibraryCloser {
   void operator()(void* handle) const noexcept { (void)::dlclose(handle); }
 };
-// A reference to an object that is loaded already.
+// A reference to an object that is already loaded.
 using LoadedLibrary = std::unique_ptr<void, LibraryCloser>;
 
 LoadedLibrary OpenLoaded(const char* name) {
@@ -39,10 +39,10 @@ link_map* MapOf(const void* address) {
   return known ? static_cast<link_map*>(map) : nullptr;
 }
 
-// A function's address, which dladdr(3) takes as one of data.
+// The address of a function as a data pointer, which dladdr(3) takes.
 const void* OwnCode() { return reinterpret_cast<const void*>(&IsThisLibrary); }
 
-// The main program's is /proc/self/exe.
+// The path of the main program is /proc/self/exe.
 std::string PathOf(const link_map* map) {
   const bool named = map != nullptr && map->l_name != nullptr && *map->l_name != '\0';
   return named ? map->l_name : "/proc/self/exe";
@@ -50,10 +50,10 @@ std::string PathOf(const link_map* map) {
 
 struct Folder {
   std::string path;
-  bool is_default = false;  // searched behind the loader's cache
+  bool is_default = false;  // searched after the loader's cache
 };
 
-// By the loader itself, which has read the variables when the process began.
+// The folders as the loader itself has them: it read the variables when the process began.
 std::vector<Folder> FoldersOf(const void* caller) {
   const link_map* const map = MapOf(caller);
   LoadedLibrary object = OpenLoaded(map != nullptr && *map->l_name != '\0' ? map->l_name : nullptr);
@@ -82,7 +82,7 @@ std::optional<ElfHead> HeadOf(const std::string& path) {
   return head;
 }
 
-// A shared library for the machine that this one is for. The loader skips others.
+// Whether the file is a shared library for this machine's architecture. The loader skips others.
 bool IsLibrary(const std::string& path) {
   const auto head = HeadOf(path);
   const auto own = HeadOf(PathOf(MapOf(OwnCode())));
@@ -101,7 +101,7 @@ std::optional<std::string> FindIn(const std::vector<Folder>& folders, bool defau
   return std::nullopt;
 }
 
-// As sysdeps/generic/dl-cache.h of glibc has them.
+// The cache header, as sysdeps/generic/dl-cache.h of glibc defines it.
 struct CacheHead {
   char magic[20];
   std::uint32_t entries;
@@ -110,14 +110,14 @@ struct CacheHead {
 };
 struct CacheEntry {
   std::int32_t flags;
-  std::uint32_t name;  // offset of a text, as the next
+  std::uint32_t name;  // offset of a string, like the next
   std::uint32_t path;
   std::uint32_t os_version;
   std::uint64_t capabilities;
 };
 static_assert(sizeof(CacheHead) == 48 && sizeof(CacheEntry) == 24);
 
-// The text that begins there; empty where it does not end.
+// The string at that offset; empty where it is not terminated.
 std::string_view TextAt(std::string_view bytes, std::uint32_t offset) {
   if (offset >= bytes.size()) return {};
   const std::string_view rest = bytes.substr(offset);
@@ -128,7 +128,7 @@ std::string_view TextAt(std::string_view bytes, std::uint32_t offset) {
 }  // namespace
 
 std::optional<std::string> FindInLoaderCache(const std::string& cache, const std::string& name) {
-  // Behind an older form of the cache, or at the beginning.
+  // The header is at the beginning, or follows a cache in the older format.
   const std::size_t begin = cache.find(kCacheMagic);
   if (begin == std::string::npos) return std::nullopt;
   const std::string_view bytes = std::string_view(cache).substr(begin);

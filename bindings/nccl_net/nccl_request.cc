@@ -1,3 +1,4 @@
+// Chooses the NCCL variables that this plugin sets.
 #include "bindings/nccl_net/nccl_request.h"
 
 #include <fmt/core.h>
@@ -18,7 +19,7 @@ namespace {
 constexpr const char* kChunk = "524288";
 constexpr const char* kLeastChannels = "NCCL_MIN_NCHANNELS";
 
-// Variables of NCCL's: bounds, which a least number of channels would go beyond.
+// NCCL variables that bound the number of channels, which a minimum set here could exceed.
 constexpr std::array kBounds = {"NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MIN_NRINGS",
                                 "NCCL_MAX_CTAS", "NCCL_MIN_CTAS"};
 
@@ -53,7 +54,7 @@ NcclRequest RequestOf(const Config& config, const Config::Getter& get, const Ncc
           tuner.path);
       return request;
     }
-    // Whoever names a tuner that exists knows of it.
+    // A user who names an existing tuner does so deliberately.
     if (!ValueOf(get, "NCCL_TUNER_PLUGIN").empty()) return request;
     request.warning = fmt::format(
         "NCCL takes its tuner from {}, in place of the one in this plugin, so FERRY_NCCL_CHANNELS "
@@ -65,7 +66,7 @@ NcclRequest RequestOf(const Config& config, const Config::Getter& get, const Ncc
   const std::string wanted = std::to_string(channels);
   const std::string_view set = ValueOf(get, kLeastChannels);
   if (set.empty()) request.variables.emplace_back(kLeastChannels, wanted);
-  // By the number and not by who set it: processes inherit variables.
+  // Judge by the number and not by who set it: processes inherit variables.
   if (channels >= kFewChannels && (set.empty() || set == wanted)) request.tuned_channels = channels;
   return request;
 }

@@ -1,3 +1,4 @@
+// Finds the tuner library that NCCL will load.
 #include "bindings/nccl_net/nccl_tuner.h"
 
 #include <strings.h>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr const char* kUsualTuner = "libnccl-tuner.so";
 
-// As NCCL tries the names (src/plugin/plugin_open.cc of NCCL's).
+// Tries the names in NCCL's order (src/plugin/plugin_open.cc of NCCL).
 std::optional<std::string> FindTunerFile(const std::string& name, const void* nccl) {
   if (auto found = FindLibrary(name, nccl)) return found;
   const bool is_file_name = name.starts_with("lib") && name.ends_with(".so");
@@ -35,7 +36,7 @@ std::uint8_t HashOf(std::string_view text) {
   return static_cast<std::uint8_t>(hash ^ (hash >> 8));
 }
 
-// The same on nodes that have the same file in different folders, or behind other links.
+// The same on nodes that have the file in different folders, or behind different links.
 std::uint8_t HashOfFile(const std::string& path) {
   const std::unique_ptr<char, FreeText> real(::realpath(path.c_str(), nullptr));
   const std::string file = real != nullptr ? real.get() : path;
@@ -52,7 +53,8 @@ NcclTuner FindNcclTuner(const Config::Getter& get, const void* nccl) {
   if (::strcasecmp(name.c_str(), "none") == 0) return {RankTuner::kNone, {}, 0};
   const auto found = FindTunerFile(name.empty() ? kUsualTuner : name, nccl);
   if (found && IsThisLibrary(*found)) return {};
-  // NCCL may find it in another way, as part of the program, so this is not the default.
+  // NCCL may find it in another way, for example linked into the program, so this is not the
+  // default.
   if (!found && !name.empty()) return {RankTuner::kNotFound, name, HashOf(name)};
   return found ? NcclTuner{RankTuner::kOther, *found, HashOfFile(*found)} : NcclTuner{};
 }

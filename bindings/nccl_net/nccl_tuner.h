@@ -1,3 +1,4 @@
+// The tuner library that NCCL will load.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,15 +8,17 @@
 
 namespace ferry::nccl_net {
 
-// The tuner that NCCL asks. NCCL opens the library that NCCL_TUNER_PLUGIN names, by default
-// libnccl-tuner.so; if there is no such library, it uses the tuner in the library of its network.
+// The tuner that NCCL uses. NCCL opens the library that NCCL_TUNER_PLUGIN names, by default
+// libnccl-tuner.so; if there is none, it uses the tuner in the library of its network plugin.
 struct NcclTuner {
   RankTuner whose = RankTuner::kThisLibrary;
-  std::string path;       // kOther: of the library; kNotFound: the name that the variable has
-  std::uint8_t hash = 0;  // kOther: of its real file's name and size; kNotFound: of the name
+  std::string path;  // kOther: path of the library; kNotFound: the variable's value
+  // KOther: hash of the real file's name and size; kNotFound: hash of the name.
+  std::uint8_t hash = 0;
 };
 
-// `nccl`: code of NCCL's, from where it searches; null: of this library's. Loads nothing.
+// `nccl`: an address of NCCL's code, from where the search starts; null: this library's code. Loads
+// nothing.
 NcclTuner FindNcclTuner(const Config::Getter& get, const void* nccl);
 
 }  // namespace ferry::nccl_net

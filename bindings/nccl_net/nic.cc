@@ -1,3 +1,4 @@
+// Describes the machine's interfaces as one NIC.
 #include "bindings/nccl_net/nic.h"
 
 #include <fmt/core.h>
@@ -14,8 +15,8 @@
 namespace ferry::nccl_net {
 namespace {
 
-// Of interfaces that do not tell, such as those of virtual machines, which may be anything; NCCL
-// makes more channels for faster ones.
+// Assumed speed of interfaces that report none, such as those of virtual machines; NCCL creates
+// more channels for faster ones.
 constexpr int kUnknownMegabits = 100'000;
 
 std::string FolderOf(const std::string& interface) { return "/sys/class/net/" + interface; }
@@ -26,7 +27,7 @@ int SpeedOf(const std::string& interface) {
   return in >> megabits && megabits > 0 ? megabits : 0;
 }
 
-// The MAC address; of interfaces without one 1, as NCCL takes 0 for none.
+// The MAC address; 1 for interfaces without one, because NCCL reads 0 as unknown.
 std::uint64_t GuidOf(const std::string& interface) {
   std::ifstream in(FolderOf(interface) + "/address");
   std::string text;
@@ -39,7 +40,7 @@ std::string PciPathOf(const std::string& interface) {
   std::error_code error;
   const auto path = std::filesystem::canonical(FolderOf(interface) + "/device", error);
   if (error) return {};
-  // A virtio interface is below its PCI function.
+  // A virtio interface is a child of its PCI function.
   const bool is_function = std::filesystem::exists(path / "vendor", error) &&
                            path.filename().string().rfind("virtio", 0) != 0;
   return is_function ? path.string() : path.parent_path().string();

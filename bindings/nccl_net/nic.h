@@ -1,3 +1,4 @@
+// The NIC that the plugin presents to NCCL.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,15 +9,15 @@
 
 namespace ferry::nccl_net {
 
-// The machine's way to others: all interfaces that the settings allow, by the name and place of the
-// first. To NCCL it is as many devices as are asked for (NcclRequest), which share it.
+// All interfaces that the settings allow, presented to NCCL as one NIC with the name and PCI path
+// of the first one. NCCL sees as many devices as requested (NcclRequest), which share it.
 struct Nic {
   std::string name;                // "eth0"
-  std::vector<std::string> names;  // of the devices
+  std::vector<std::string> names;  // by device
   std::string pci_path;            // under /sys; empty for a virtual one
   std::uint64_t guid = 0;          // the same in every process of the machine
-  int megabits = 0;                // per second, of all of them
-  std::vector<std::string> hosts;  // numeric addresses, as many as a handle has room for
+  int megabits = 0;                // Mbit/s of all devices together
+  std::vector<std::string> hosts;  // numeric addresses, as many as fit into a handle
 
   std::string AddressText() const;
 };

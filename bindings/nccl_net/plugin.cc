@@ -1,3 +1,4 @@
+// The plugin's functions in the form of the newest version.
 #include "bindings/nccl_net/plugin.h"
 
 #include <fmt/core.h>
@@ -28,46 +29,45 @@ namespace {
 
 constexpr int kMostComms = 65536;
 constexpr const char* kCommName = "NCCL communicator";
-// Of a device: NCCL finds no way by one of less than 0.12 GB/s.
+// Minimum speed of a device: NCCL finds no route through one below 0.12 GB/s.
 constexpr int kLeastMegabits = 1000;
 constexpr std::size_t kMostMessageBytes = std::size_t{1} << 30;
 
-// What NCCL holds. All share the engine, which goes with the last of them. In a forked child each
-// is its parent's: calls with it fail, and closing it leaves it alone.
+// The objects that NCCL holds. They share the engine, which is destroyed with the last of them. In
+// a forked child all of them belong to the parent: calls fail, and closing one does nothing.
 struct Context {
   ProcessMark made;
-  std::shared_ptr<Engine> engine;  // with all of these
-  EventLoop* swift = nullptr;      // of its comms
+  std::shared_ptr<Engine> engine;  // shared with all of these
+  EventLoop* swift = nullptr;      // the loop of its comms
 };
 struct ListenComm {
   ProcessMark made;
-  std::shared_ptr<Engine> engine;      // with the contexts and comms
-  std::shared_ptr<Arrivals> arrivals;  // with the door
+  std::shared_ptr<Engine> engine;      // shared with the contexts and comms
+  std::shared_ptr<Arrivals> arrivals;  // shared with the acceptor
 };
 struct DataComm {
   ProcessMark made;
-  std::shared_ptr<Engine> engine;  // with the contexts and comms
-  std::shared_ptr<Comm> comm;      // with callbacks of the provider's
+  std::shared_ptr<Engine> engine;  // shared with the contexts and comms
+  std::shared_ptr<Comm> comm;      // shared with the provider's callbacks
 };
 struct MemoryRegion {
   std::span<const std::byte> memory;
 };
 
-// The engine in use, and the context of versions that have none.
+// The engine in use, and the context of versions that have no contexts.
 struct Process {
   std::mutex mutex;
   std::weak_ptr<Engine> engine;  // under mutex
   std::unique_ptr<Context> context;
   std::list<std::string> texts;  // under mutex
 };
-// Never destroyed: NCCL's threads may still be here when the process ends. A forked child begins
-// anew.
+// Never destroyed: NCCL's threads may still run when the process ends. A forked child gets its own.
 Process& TheProcess() {
   static PerProcess<Process> process;
   return process.Get();
 }
 
-// `asks`: of NCCL, for what suits the network, where this is the first use of it.
+// `asks`: whether to set NCCL variables that suit the network, if this creates the engine.
 Result<std::shared_ptr<Engine>> EngineOfProcess(bool asks) {
   Process& process = TheProcess();
   const std::lock_guard lock(process.mutex);
@@ -100,7 +100,7 @@ std::unique_ptr<Context> NewContext(std::shared_ptr<Engine> engine) {
   return std::make_unique<Context>(Context{{}, std::move(engine), swift});
 }
 
-// Runs `body`; no exception leaves it.
+// Runs `body`; no exception leaves this function.
 template <class Body>
 int Guarded(const char* call, Body body) noexcept {
   try {
@@ -126,7 +126,7 @@ int NotStarted(const char* call) {
   return Fail(Error(Code::kInvalidArgument, fmt::format("{} was called before init", call)));
 }
 
-// kSuccess where the context may be used.
+// Returns kSuccess where the context may be used.
 int CheckContext(const Context* one, const char* call) {
   if (one == nullptr) return NotStarted(call);
   return IsOfParent(one) ? FailOfParent("context") : int{abi::kSuccess};
@@ -135,11 +135,12 @@ int CheckContext(const Context* one, const char* call) {
 Status CheckDevice(const Engine& engine, int device) {
   const std::size_t devices = engine.nic().names.size();
   if (device >= 0 && std::cmp_less(device, devices)) return Ok();
-  return Error(Code::kInvalidArgument,
-               fmt::format("there is no device {}, only 0 to {}", device, devices - 1));
+  return Error(
+      Code::kInvalidArgument,
+      fmt::format("device {} does not exist; this machine has 0 to {}", device, devices - 1));
 }
 
-// NCCL keeps the pointers, perhaps longer than the engine lives.
+// A copy that lives as long as the process: NCCL keeps the pointer, perhaps longer than the engine.
 char* Kept(const std::string& text) {
   Process& process = TheProcess();
   const std::lock_guard lock(process.mutex);
@@ -148,7 +149,7 @@ char* Kept(const std::string& text) {
   return it->data();
 }
 
-// With its users, for the length of a call.
+// The engine, kept alive for the length of a call.
 std::shared_ptr<Engine> EngineInUse() {
   const std::lock_guard lock(TheProcess().mutex);
   return TheProcess().engine.lock();
@@ -165,7 +166,7 @@ int CloseComm(void* comm) noexcept {
 
 template <class Size>
 int ReceiveGroup(void* recv_comm, const Group<Size>& group, void** request) noexcept {
-  // NCCL may have left a hint there.
+  // NCCL may have left a hint in it.
   *request = nullptr;
   return Guarded("irecv", [&] {
     if (IsOfParent(static_cast<DataComm*>(recv_comm))) return FailOfParent(kCommName);
@@ -391,7 +392,7 @@ int Irecv(void* recv_comm, const Group<int>& group, void** request) noexcept {
   return ReceiveGroup(recv_comm, group, request);
 }
 
-// Host memory has what was received when the request is done.
+// Nothing to flush: host memory has the data when the request is done.
 int Iflush(void* /*recv_comm*/, void** request) noexcept {
   *request = nullptr;
   return abi::kSuccess;
@@ -413,7 +414,7 @@ int Test(void* request, int* done, int* bytes) noexcept {
   });
 }
 
-// Hints that nothing here depends on.
+// These are hints that nothing here uses.
 int SetNetAttr(void* /*context*/, void* /*attributes*/) noexcept { return abi::kSuccess; }
 
 }  // namespace ferry::nccl_net

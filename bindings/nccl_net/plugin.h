@@ -1,3 +1,4 @@
+// The plugin's functions in the form of the newest version.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,17 +7,19 @@
 #include "bindings/nccl_net/comm.h"
 #include "ferry/net/plugin/abi_v12.h"
 
-// The plugin's functions in the form of the newest version; table_v7.cc to table_v12.cc say them in
-// each version's. All return an abi::Outcome, take no exceptions, and block for nobody, but for the
-// closing ones, which wait for this process's own threads.
+// The plugin's functions in the form of the newest version; table_v7.cc to table_v12.cc adapt them
+// to each version. All return an abi::Outcome and let no exception out. None blocks on a peer; the
+// close functions wait for this process's own threads.
 namespace ferry::nccl_net {
 
 inline constexpr const char* kPluginName = "Ferry";
 
-// From v11 on: a context for each communicator, given back by Finalize(), whatever of it is alive.
+// From v11 on: a context for each communicator, released by Finalize() even if comms of it are
+// still open.
 int Init(void** context, abi::Logger logger) noexcept;
 int Finalize(void* context) noexcept;
-// Up to v10: once for the process, in the place of a context. `asks`: as NcclRequest has it.
+// Up to v10: once for the process, instead of a context. `asks`: whether to set variables
+// (NcclRequest).
 int InitOnce(bool asks, abi::Logger logger) noexcept;
 inline constexpr void* kProcessContext = nullptr;
 
@@ -29,7 +32,7 @@ int RegMr(void* comm, void* data, std::size_t bytes, int kind, void** mr) noexce
 int DeregMr(void* comm, void* mr) noexcept;
 int Isend(void* send_comm, void* data, std::size_t bytes, int tag, void** request) noexcept;
 
-// The receives of one irecv(), as its arrays.
+// The arrays of one irecv().
 template <class Size>
 struct Group {
   int count;

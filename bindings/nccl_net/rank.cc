@@ -1,3 +1,4 @@
+// Compares the settings of two ranks.
 #include "bindings/nccl_net/rank.h"
 
 #include <elf.h>
@@ -17,9 +18,9 @@
 namespace ferry::nccl_net {
 namespace {
 
-constexpr std::size_t kBuildDigits = 8;  // what 32 bits hold
+constexpr std::size_t kBuildDigits = 8;  // digits that fit into 32 bits
 
-// The first bytes of the build ID among these notes of a program header; nothing if it has none.
+// The first bytes of the build ID in the notes of a program header; nothing if it has none.
 std::optional<std::uint32_t> BuildIdIn(std::span<const std::byte> notes, std::size_t alignment) {
   const auto padded = [&](std::size_t bytes) { return (bytes + alignment - 1) & ~(alignment - 1); };
   ElfW(Nhdr) head{};
@@ -49,7 +50,7 @@ std::uint32_t BuildOfCommit() {
     const std::string digits(commit.substr(0, kBuildDigits));
     return static_cast<std::uint32_t>(std::strtoul(digits.c_str(), nullptr, 16));
   }
-  // Without a commit the version tells builds apart: FNV-1a.
+  // Without a commit, the version identifies the build: FNV-1a.
   std::uint32_t hash = 2166136261U;
   for (const char each : std::string_view(FERRY_VERSION)) {
     hash = (hash ^ static_cast<unsigned char>(each)) * 16777619U;
@@ -57,13 +58,13 @@ std::uint32_t BuildOfCommit() {
   return hash;
 }
 
-// The result of looking for the object that has this code, among those that are loaded.
+// The result of searching the loaded objects for the one that contains this code.
 struct OwnObject {
   std::optional<std::uint32_t> build_id;
 };
 int LookAtObject(dl_phdr_info* info, std::size_t /*bytes*/, void* own_object) {
   const auto segments = std::span(info->dlpi_phdr, info->dlpi_phnum);
-  // As a number, to compare it with the bounds of segments.
+  // As a number, for comparison with segment bounds.
   const auto code = reinterpret_cast<ElfW(Addr)>(&BuildOfCommit);
   const bool is_own = std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
     const ElfW(Addr) begin = info->dlpi_addr + segment.p_vaddr;
@@ -80,15 +81,15 @@ int LookAtObject(dl_phdr_info* info, std::size_t /*bytes*/, void* own_object) {
   return 1;
 }
 
-// The first bytes of the build ID that the linker made of this file's content: two builds of one
-// commit with different changes have different ones. Without a build ID, the commit's.
+// The first bytes of the build ID that the linker computed from this file's content, so that two
+// builds of one commit with different changes differ. Without a build ID, the commit's.
 std::uint32_t BuildNumber() {
   OwnObject own;
   (void)::dl_iterate_phdr(LookAtObject, &own);
   return own.build_id.value_or(BuildOfCommit());
 }
 
-// What NCCL will read: 0 for nothing, and for what is no number.
+// The value that NCCL will read: 0 if the variable is not set or is not a number.
 template <class Number>
 Number ValueOf(const char* name, const NcclRequest& request, const Config::Getter& get) {
   const auto set = std::find_if(request.variables.begin(), request.variables.end(),
@@ -99,7 +100,7 @@ Number ValueOf(const char* name, const NcclRequest& request, const Config::Gette
   return static_cast<Number>(std::clamp(value, 0LL, kMost));
 }
 
-// NCCL's newer name of a variable counts before the older one.
+// NCCL prefers the newer name of a variable over the older one.
 std::uint8_t BoundOf(const char* name, const char* older, const NcclRequest& request,
                      const Config::Getter& get) {
   const auto value = ValueOf<std::uint8_t>(name, request, get);

@@ -1,3 +1,4 @@
+// Settings that must be equal on all ranks.
 #pragma once
 #include <optional>
 #include <string>
@@ -6,18 +7,18 @@
 #include "bindings/nccl_net/nccl_tuner.h"
 #include "bindings/nccl_net/wire.h"
 
-// The values that must be equal on all ranks: NCCL does not compare these, and hangs where they
-// differ. Each rank's are in its handles and in the hellos of its lanes.
+// Settings that must be equal on all ranks: NCCL does not compare them, and hangs where they
+// differ. Each rank sends its own in its handles and hello frames.
 namespace ferry::nccl_net {
 
-// The values of this process, as NCCL reads its variables once `request` has set its own.
+// The values of this process, as NCCL will read its variables after `request` was applied.
 RankWire RankOf(const NcclRequest& request, const NcclTuner& tuner, const Config::Getter& get);
 
-// Nothing where they are alike. Else an error with both values of each that differs; `peer` is
-// where the other rank is.
+// Returns nothing if the ranks agree, else an error with both values of each difference; `peer` is
+// the other rank's address.
 std::optional<Error> FindDifference(const RankWire& own, const RankWire& others,
                                     const std::string& peer);
-// The same for a rank whose plugin speaks another version.
+// The error for a rank whose plugin uses another protocol version.
 Error OtherVersion(std::uint16_t others, const std::string& peer);
 
 }  // namespace ferry::nccl_net

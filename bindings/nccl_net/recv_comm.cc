@@ -1,3 +1,4 @@
+// The receiving end of a comm.
 #include "bindings/nccl_net/recv_comm.h"
 
 #include <fmt/core.h>
@@ -82,31 +83,32 @@ Result<Request*> RecvComm::Receive(std::span<const Incoming> places) {
   if (!must_tell || telling_ || closing_ || error_) return static_cast<Request*>(request);
   telling_ = true;
   if (!met_any) {
-    // Not by this thread: it comes back to test, and by then has perhaps posted more.
+    // Not on this thread: it returns to test and may have posted more receives by then.
     LoopOf(0)->Post([this] { TellOnLoop(); });
     return static_cast<Request*>(request);
   }
   lock.unlock();
-  // The request may be done by now and nobody come back, and the sender waits for the credit.
-  // Nobody closes the comm meanwhile.
+  // The request may be done by now without another call, while the sender waits for the credit. The
+  // comm cannot be closed during this call.
   LoopOf(0)->PostOrRun([this] { TellOnLoop(); });
   return static_cast<Request*>(request);
 }
 
-// What the sender may have to wait for.
+// Whether the sender may be waiting for this receive.
 bool RecvComm::MustTellLocked(const Tag& tag, std::size_t room) const noexcept {
   return room > early_bytes_ || tag.asked > tag.told;
 }
 
-// Half of what the sender may send unasked. The receives of small messages are told together, when
-// these have come: each credit is a system call more on both sides, for which NCCL's thread has no
-// time, and what has come says how large it was, which its receive does not.
+// Half of what the sender may send without a credit. Receives of small messages are announced
+// together when these have arrived: each credit costs a system call on both sides, which NCCL's
+// thread has no time for, and the arrived messages tell their size, which a receive does not.
 bool RecvComm::HasHeardEnoughLocked() const noexcept {
   return heard_ >= kMostEarly / 2 || heard_bytes_ >= kMostEarlyTotal / 2;
 }
 
-// OnLoop of the lane, when a message may have become whole. True: the caller has to TellOnLoop(),
-// at once: a thread of NCCL's that has all it waited for does not drive the loop again.
+// OnLoop of the lane, when a message may have become complete. If true, the caller must call
+// TellOnLoop() at once: a thread of NCCL's that has everything it waited for does not drive the
+// loop again.
 bool RecvComm::IsToTellLocked(std::size_t lane) {
   if (!HasHeardEnoughLocked() || telling_ || closing_ || error_) return false;
   telling_ = true;
@@ -131,7 +133,8 @@ void RecvComm::TellOnLoop() {
   SayCountsOnLoop(FrameType::kCredit, posted);
 }
 
-// When all lanes are here: one whose sender closed it on its way in would never come.
+// Call when all lanes are up: a lane that its sender closed during connection setup would never
+// come up.
 void RecvComm::AnswerByeOnLoop() {
   if (bye_heard_ && complete()) SayByeOnLoop();
 }
@@ -154,7 +157,8 @@ Status RecvComm::OnAskOnLoop(std::span<const CountWire> asked) {
     tag.asked = std::max(tag.asked, count.receives);
     must_tell |= tag.asked > tag.told && tag.posted > tag.told;
     if (tags_.size() > kMostTags) {
-      return Error(Code::kCorrupt, fmt::format("the sender has used more than {} tags", kMostTags));
+      return Error(Code::kCorrupt,
+                   fmt::format("the sender used more than {} tags; use fewer", kMostTags));
     }
   }
   if (must_tell && !telling_ && !closing_ && !error_) {
@@ -225,8 +229,9 @@ Status RecvComm::CheckPieceLocked(Slot* slot, const DataWire& data, std::uint64_
                     payload_bytes <= data.total - data.offset &&
                     slot->claims.Take(data.offset, payload_bytes);
   if (!fits) {
-    return Error(Code::kCorrupt, fmt::format("{} bytes at {} are no piece of a message of {} bytes",
-                                             payload_bytes, data.offset, slot->total));
+    return Error(Code::kCorrupt,
+                 fmt::format("{} bytes at offset {} are not a valid piece of a message of {} bytes",
+                             payload_bytes, data.offset, slot->total));
   }
   return Ok();
 }
@@ -238,7 +243,7 @@ void RecvComm::FinishLocked(Slot* slot) {
     ++heard_;
     heard_bytes_ += slot->total;
   }
-  // Last: the request may be used again from here on.
+  // Last: the request may be reused from here on.
   slot->request->left.fetch_sub(1, std::memory_order_release);
 }
 
@@ -246,13 +251,14 @@ Result<net::Placement> RecvComm::OnFrameOnLoop(std::size_t lane, std::span<const
                                                std::uint64_t payload_bytes) {
   const net::Placement nowhere{.action = net::Placement::Action::kDiscard, .memory = {}};
   if (const auto asked = LoadCounts(FrameType::kAsk, meta); asked && lane == 0) {
-    if (payload_bytes != 0) return Error(Code::kCorrupt, "the sender asked with data");
+    if (payload_bytes != 0)
+      return Error(Code::kCorrupt, "the sender sent a credit request with a payload");
     FERRY_TRY(OnAskOnLoop(*asked));
     return nowhere;
   }
   const auto data = lane == 0 ? LoadPadded(meta) : LoadWire<DataWire>(meta);
   if (!data || data->type != FrameType::kData) {
-    return Error(Code::kCorrupt, "the sender said something else than data");
+    return Error(Code::kCorrupt, "the sender sent an unexpected frame instead of data");
   }
   net::Placement placement;
   bool tells = false;
@@ -278,7 +284,7 @@ net::Placement RecvComm::PlaceLocked(std::size_t lane, const DataWire& data,
     placed = kept.error();
   }
   if (!placed) {
-    // As the comm's error it is the first; the lane's end follows from it.
+    // Recorded first as the comm's error; the end of the lane follows from it.
     FailLocked(placed.error());
     return nowhere;
   }
@@ -299,7 +305,7 @@ Status RecvComm::OnPayloadOnLoop(std::size_t lane) {
   if (landing.early != nullptr) {
     landing.early->whole = true;
     if (landing.early->slot != nullptr) DeliverEarlyLocked(landing.early);
-  } else if (landing.slot != nullptr) {  // otherwise it went nowhere
+  } else if (landing.slot != nullptr) {  // otherwise the payload was discarded
     landing.slot->received += landing.place.iov_len;
     FinishLocked(landing.slot);
   }
@@ -340,7 +346,7 @@ Result<RecvComm::Early*> RecvComm::KeepEarlyLocked(std::size_t lane, const DataW
   return early;
 }
 
-// The slot was posted just now: its message may be here.
+// The receive was just posted; its message may have arrived already.
 bool RecvComm::MeetEarlyLocked(Slot* slot) {
   const auto it = std::find_if(early_.begin(), early_.end(), [&](const auto& early) {
     return early->tag == slot->tag && early->sequence == slot->sequence;
@@ -355,7 +361,7 @@ bool RecvComm::MeetEarlyLocked(Slot* slot) {
   early->slot = slot;
   slot->begun = true;
   slot->total = total;
-  (void)slot->claims.Take(0, total);  // no other piece is part of it
+  (void)slot->claims.Take(0, total);  // no other piece is part of this message
   if (early->whole) DeliverEarlyLocked(early);
   return true;
 }
@@ -376,8 +382,8 @@ void RecvComm::OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last)
   const std::lock_guard lock(mutex_);
   const auto is_part = [](const auto& early) { return !early->whole; };
   early_.erase(std::remove_if(early_.begin(), early_.end(), is_part), early_.end());
-  // What was sent before it ended has come, and its receives may be posted later. Those that are
-  // posted have nothing to come, and fail, as the comm does.
+  // Everything sent before the end has arrived, and its receives may be posted later. Receives that
+  // are already posted will get nothing, and fail, as the comm does.
   if (posted_.empty() && !early_.empty()) {
     ended_ = error;
   } else {

@@ -1,3 +1,4 @@
+// The receiving end of a comm.
 #pragma once
 #include <array>
 #include <memory>
@@ -8,34 +9,35 @@
 
 namespace ferry::nccl_net {
 
-// A place for one message.
+// The destination of one message.
 struct Incoming {
   std::span<std::byte> data;
   int tag = 0;
 };
 
-// The receiving end. Large receives are told to the sender at once, so that what arrives has its
-// place, and goes straight there. Small messages come unasked: they are kept where they are ahead
-// of their receives, also when the sender has closed, and their receives are told by the way, so
-// that the sender has always leave for some.
+// The receiving end. The sender is told at once about large receives (a credit), so that their
+// payload arrives directly in its destination. Small messages arrive unasked: they are kept until
+// their receive is posted, even after the sender has closed. Their receives are announced along
+// with other frames, so that the sender always has credit for some.
 class RecvComm final : public Comm {
  public:
-  // `early_bytes`: the sender waits with no message that is not larger, but for kMostEarly of them.
+  // `early_bytes`: messages up to this size are sent without a credit, up to kMostEarly of them.
   RecvComm(Engine* engine, EventLoop* swift, std::size_t lanes, std::uint64_t early_bytes);
 
-  // 1 to kMaxReceives places. Null: there are too many requests already. Errors: the comm's.
+  // 1 to kMaxReceives places. Returns null if there are too many requests already. Errors: the
+  // comm's. Never blocks.
   Result<Request*> Receive(std::span<const Incoming> places);
-  // Errors: kInvalidArgument for a message that was larger than its place, which ends the comm.
+  // Errors: kInvalidArgument for a message that is larger than its place, which ends the comm.
   Result<Tested> Test(Request* request) override;
 
  private:
   struct RecvRequest;
-  // Which bytes of a message have a lane to come by. Kept for its memory.
+  // The parts of a message that a lane is delivering or has delivered. Reused, to keep its memory.
   class Claims {
    public:
     void Clear() { parts_.clear(); }
-    // False where some of them are claimed already, or the parts become too many for an honest
-    // sender, whose lanes deliver theirs in order.
+    // Returns false if some of the bytes are claimed already, or if there are more parts than a
+    // correct sender, whose lanes deliver in order, can cause.
     bool Take(std::uint64_t offset, std::uint64_t bytes);
 
    private:
@@ -44,7 +46,7 @@ class RecvComm final : public Comm {
       std::uint64_t end = 0;
     };
     static constexpr std::size_t kMostParts = 16'384;
-    std::vector<Part> parts_;  // in their order, none touches the next
+    std::vector<Part> parts_;  // sorted; no part touches the next
   };
   struct Slot {
     RecvRequest* request = nullptr;
@@ -53,10 +55,10 @@ class RecvComm final : public Comm {
     std::uint64_t sequence = 0;
     bool begun = false;
     std::uint64_t total = 0;     // once begun
-    std::uint64_t received = 0;  // of them
+    std::uint64_t received = 0;  // received bytes of total
     Claims claims;
   };
-  // A message that has come, or is coming, before its receive.
+  // A message that arrived, or is arriving, before its receive was posted.
   struct Early {
     int tag = 0;
     std::uint64_t sequence = 0;
@@ -68,18 +70,19 @@ class RecvComm final : public Comm {
     using Request::Request;
     std::array<Slot, kMaxReceives> slots;
     std::size_t count = 0;
-    std::atomic<std::uint32_t> left{0};  // slots that are not full
+    std::atomic<std::uint32_t> left{0};  // slots that are not complete
   };
   struct Tag {
     int tag = 0;
     std::uint64_t posted = 0;
-    std::uint64_t told = 0;   // of these the sender knows
-    std::uint64_t asked = 0;  // of these it wants to know as soon as they are posted
+    std::uint64_t told = 0;  // receives that the sender was told of
+    // Receives that the sender wants to be told of as soon as they are posted.
+    std::uint64_t asked = 0;
   };
-  // What a lane is receiving; of its loop.
+  // The frame that a lane is receiving; used on its loop.
   struct Landing {
     Slot* slot = nullptr;
-    Early* early = nullptr;  // in the place of a slot
+    Early* early = nullptr;  // instead of a slot
     iovec place{};
   };
 
@@ -112,19 +115,19 @@ class RecvComm final : public Comm {
   const std::uint64_t early_bytes_;
   std::vector<Landing> landings_;  // by lane
   bool bye_heard_ = false;         // swift loop
-  Frame welcome_;                  // likewise
+  Frame welcome_;                  // loop of lane 0
 
   // Under mutex_.
   std::vector<Tag> tags_;
   std::vector<std::unique_ptr<RecvRequest>> requests_;
   std::vector<RecvRequest*> free_;
-  std::vector<Slot*> posted_;  // not full, oldest first
+  std::vector<Slot*> posted_;  // not complete, oldest first
   std::vector<std::unique_ptr<Early>> early_;
-  std::uint64_t early_total_ = 0;  // bytes of these
-  bool telling_ = false;           // TellOnLoop() is to come
-  std::size_t heard_ = 0;          // messages that are whole, whose receives are not told
+  std::uint64_t early_total_ = 0;  // bytes in early_
+  bool telling_ = false;           // TellOnLoop() is scheduled
+  std::size_t heard_ = 0;          // complete messages whose receives were not announced
   std::uint64_t heard_bytes_ = 0;
-  std::optional<Error> ended_;  // all lanes have, with messages in early_
+  std::optional<Error> ended_;  // set when all lanes have ended with messages left in early_
 };
 
 }  // namespace ferry::nccl_net

@@ -1,3 +1,4 @@
+// Writes to NCCL's log and maps errors to its result codes.
 #include "bindings/nccl_net/report.h"
 
 #include <atomic>
@@ -24,7 +25,7 @@ void SetLogger(abi::Logger logger) noexcept {
   if (logger != nullptr) logger_in_use.store(logger);
 }
 
-// A function's address, which dladdr(3) takes as one of data.
+// The address of a function as a data pointer, which dladdr(3) takes.
 const void* CodeOfNccl() noexcept { return reinterpret_cast<const void*>(logger_in_use.load()); }
 
 void Warn(const std::string& text) { Say(abi::kLogWarn, kNetFlag, text); }

@@ -1,3 +1,4 @@
+// The sending end of a comm.
 #include "bindings/nccl_net/send_comm.h"
 
 #include <fmt/core.h>
@@ -15,10 +16,10 @@ namespace {
 
 constexpr std::size_t kMostSends = abi::kMaxRequests * kMaxReceives;
 constexpr std::uint64_t kPieceAlignment = 4096;
-// A receiver tells at once of large receives; a large message for a small one, which it refuses,
-// must be asked for.
+// A receiver announces large receives at once. A large message whose receive is small, which the
+// receiver rejects, must be asked for.
 constexpr std::chrono::milliseconds kAskAfter{100};
-// For each address by which a refused rank is told so.
+// For each address through which a refused rank is told of the refusal.
 constexpr std::chrono::seconds kTellWithin{2};
 
 bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
@@ -31,7 +32,7 @@ bool IsRefusal(std::span<const std::byte> meta) {
   return refusal && refusal->type == FrameType::kRefusal;
 }
 
-// One address of the peer's for each interface by which the routes to them leave.
+// One address of the peer for each local interface that a route to it uses.
 std::vector<net::Address> ChooseWays(Engine* engine, const std::vector<net::Address>& addresses) {
   std::vector<net::Address> ways;
   std::set<std::string> interfaces;
@@ -81,7 +82,7 @@ Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, EventLoop* swif
   return comm;
 }
 
-// An address that does not answer leaves the same time to each of those behind it.
+// An address that does not answer leaves an equal share of the time to each of the remaining ones.
 Deadline SendComm::DialDeadline(std::size_t attempt) const {
   const auto now = Clock::now();
   const auto left = std::max(deadline_.when() - now, Clock::duration::zero());
@@ -91,7 +92,8 @@ Deadline SendComm::DialDeadline(std::size_t attempt) const {
 
 void SendComm::DialOnLoop(std::size_t lane, std::size_t attempt) {
   const Config& config = engine()->settings().config;
-  // Lanes are dealt to the ways in turn; what one does not reach the next may.
+  // Lanes are assigned to the network paths in turn; if one address is unreachable, the next is
+  // tried.
   const net::Address& to = ways_[(number() + lane + attempt) % ways_.size()];
   engine()->provider().Connect(
       to, config, LoopOf(lane), DialDeadline(attempt),
@@ -118,10 +120,9 @@ void SendComm::OnDialledOnLoop(std::size_t lane, std::size_t attempt,
   hello.rank = engine()->settings().rank;
   StoreWire(hello, &hellos_[lane]->meta);
   net::Lane* const raw = dialled->get();
-  // Attached here and now; nobody sends on it before all lanes are adopted, and this is on its
-  // loop.
+  // Attached here: nobody sends on the lane before all lanes are adopted, and this is its loop.
   if (Adopt(lane, *std::move(dialled))) raw->Send(hellos_[lane].get());
-  // The hello leaves before the lane is closed.
+  // The hello frame leaves before the lane is closed.
   if (refusal_) Fail(*refusal_);
 }
 
@@ -148,8 +149,8 @@ bool SendComm::IsSmall(const SendRequest& request) const noexcept {
   return request.data.size() <= engine()->settings().small_bytes;
 }
 
-// The receiver waits for it, or keeps it until then: a round trip less for small messages whose
-// receive is posted when they are sent, as by a collective of a few bytes.
+// The receiver has posted a receive, or will keep the message until then. This saves a round trip
+// for small messages whose receive is posted when they are sent, as in a collective of a few bytes.
 bool SendComm::MayLeaveLocked(const SendRequest& request) {
   if (request.sequence < TagOf(request.tag).granted) return true;
   const std::uint64_t bytes = request.data.size();
@@ -201,7 +202,7 @@ Result<Request*> SendComm::Send(const Outgoing& message) {
   small_sent_ = true;
   Frame* const frame = request->frames[0].get();
   lock.unlock();
-  // At once, by this thread. Nobody closes the comm meanwhile.
+  // Sent at once, on this thread. The comm cannot be closed during this call.
   LoopOf(0)->PostOrRun([this, frame] { SendOnLoop(0, frame); });
   return static_cast<Request*>(request);
 }
@@ -238,14 +239,15 @@ void SendComm::CutLocked(SendRequest* request, std::size_t pieces) {
   request->left.store(count, std::memory_order_relaxed);
 }
 
-// Not for small ones.
+// For large messages only.
 void SendComm::BeginLocked(SendRequest* request) {
   const std::uint64_t most = request->data.size() / engine()->settings().piece_bytes;
   const std::size_t pieces = std::clamp<std::uint64_t>(most, 1, lanes() - 1);
   CutLocked(request, pieces);
   const std::uint32_t count = request->left.load(std::memory_order_relaxed);
-  // Those of one piece by the first lane that is idle, whose worker has slept least long: send/recv
-  // of 64 KiB took 57 us so on two H200, and 125 to 240 by each lane in turn.
+  // A message of one piece goes to the first idle lane, whose worker has slept for the shortest
+  // time: send/recv of 64 KiB took 57 us this way on two H200, and 125 to 240 us with the lanes in
+  // turn.
   const std::size_t first = pieces > 1 ? next_lane_++ : 0;
   for (std::uint32_t i = 0; i < count; ++i) PostBulk(request->frames[i].get(), first);
 }
@@ -269,15 +271,15 @@ Result<Tested> SendComm::Test(Request* request) {
   return tested;
 }
 
-// Where all that is ahead is of the same tag and from before it, the receives of that come first,
-// and when half of it has come they are told.
+// If everything ahead of the request has the same tag and is older, those receives come first, and
+// are announced when half of them have arrived.
 bool SendComm::MayStarveLocked(const SendRequest& request) const {
   return std::any_of(early_.begin(), early_.end(), [&](const Early& early) {
     return early.tag != request.tag || early.sequence > request.sequence;
   });
 }
 
-// Whether to ask: AskOnLoop() is to be called then.
+// Whether to ask the receiver; the caller must then call AskOnLoop().
 bool SendComm::WantLocked(const SendRequest& request) {
   Tag& tag = TagOf(request.tag);
   tag.wanted = std::max(tag.wanted, request.sequence + 1);
@@ -292,7 +294,7 @@ void SendComm::AskInTime(SendRequest* request) {
     const bool waits = std::find(waiting_.begin(), waiting_.end(), request) != waiting_.end();
     if (!waits || !WantLocked(*request)) return;
   }
-  // Nobody closes the comm meanwhile.
+  // The comm cannot be closed during this call.
   LoopOf(0)->PostOrRun([this] { AskOnLoop(); });
 }
 
@@ -344,15 +346,14 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
   }
   if (!welcomed_.load() && IsRefusal(meta)) {
     refused_.store(true);
-    return Error(
-        Code::kRefused,
-        fmt::format("{} has closed the listen comm of this handle; call listen there again, "
-                    "and connect with the new handle",
-                    Peer()));
+    return Error(Code::kRefused,
+                 fmt::format("{} closed the listen comm of this handle; call listen there again "
+                             "and connect with the new handle",
+                             Peer()));
   }
   const auto credits = LoadCounts(FrameType::kCredit, meta);
   if (lane != 0 || payload_bytes != 0 || !credits) {
-    return Error(Code::kCorrupt, "the receiver said something else than what it waits for");
+    return Error(Code::kCorrupt, "the receiver sent an unexpected frame instead of a credit");
   }
   const std::lock_guard lock(mutex_);
   for (const CountWire& credit : *credits) {
@@ -360,7 +361,7 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
     tag.granted = std::max(tag.granted, credit.receives);
     if (tags_.size() > kMostTags) {
       return Error(Code::kCorrupt,
-                   fmt::format("the receiver has used more than {} tags", kMostTags));
+                   fmt::format("the receiver used more than {} tags; use fewer", kMostTags));
     }
   }
   ForgetGrantedLocked();
@@ -379,7 +380,8 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
       BeginLocked(request);
     }
   }
-  // What has just left may have taken the leave that others waited for, or overtaken them.
+  // The message that has just left may have used the credit that others waited for, or overtaken
+  // them.
   bool asks = false;
   for (const SendRequest* request : waiting_) {
     if (IsSmall(*request) && MayStarveLocked(*request)) asks |= WantLocked(*request);
@@ -388,7 +390,7 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
   return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
 }
 
-// A receiver that closes has told by lane 0, before, of what it still waits for.
+// A closing receiver has announced on lane 0, before, which messages it still waits for.
 void SendComm::OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) {
   if (!welcomed_.load()) {
     if (error.code() == Code::kPeerLost) turned_away_.store(true);

@@ -1,3 +1,4 @@
+// The sending end of a comm.
 #pragma once
 #include <deque>
 #include <memory>
@@ -9,34 +10,35 @@
 
 namespace ferry::nccl_net {
 
-// What isend() is given.
+// The message of one isend().
 struct Outgoing {
   std::span<const std::byte> data;
   int tag = 0;
 };
 
-// The sending end. A message leaves when the receiver has posted a receive for it, so lanes never
-// wait for a receiver with bytes in them: small ones on lane 0, others in pieces on those bulk
-// lanes that have least to do. A few small ones do not wait (kMostEarly). A message is done when
-// the kernel has all of it: the receiver keeps what it has yet to ask for, also when this end has
-// closed, which it does when small messages have come: a credit that meets a closed socket would
-// take back what is on its way.
+// The sending end. A message leaves when the receiver has posted a receive for it, so a lane never
+// blocks on a receiver that is not ready: small messages use lane 0, others are cut into pieces for
+// the bulk lanes with the fewest queued bytes. A few small messages leave without a credit
+// (kMostEarly). A message is done when the kernel has accepted all of it; the receiver keeps
+// messages without a receive, even after this end has closed. This end closes once its small
+// messages have arrived: a credit that reaches a closed socket causes a reset, which would discard
+// data in flight.
 class SendComm final : public Comm, public std::enable_shared_from_this<SendComm> {
  public:
-  // Begins to connect to one of the addresses; `deadline` is for all of them together. With a
-  // `refusal`, why this rank and that one cannot work together, it only tells the other side by a
-  // hello, and fails with it. Errors: kPeerLost where there is no route to any. Shared with the
-  // provider's callbacks.
+  // Starts to connect to one of the addresses; `deadline` covers all of them together. With a
+  // `refusal` (why the two ranks are incompatible) it only tells the other side by a hello frame,
+  // and fails with it. Errors: kPeerLost where no address is reachable. The result is shared with
+  // the provider's callbacks.
   static Result<std::shared_ptr<SendComm>> Dial(Engine* engine, EventLoop* swift,
                                                 const ListenAddress& address,
                                                 std::optional<Error> refusal, Deadline deadline);
-  // Whether the receiver has said that all lanes are there.
+  // Whether the receiver has confirmed that all lanes are up.
   bool connected() const noexcept { return complete() && welcomed_.load(); }
-  // Once failed(): whether the receiver closed a lane while it was pending, as one does that has no
-  // room for more, so that another attempt may come through.
+  // Once failed(): whether the receiver closed a lane while it was pending, as a receiver with a
+  // full table does, so that another attempt may succeed.
   bool turned_away() const noexcept { return turned_away_.load() && !refused_.load(); }
 
-  // Null: there are too many requests already. Errors: the comm's.
+  // Returns null if there are too many requests already. Errors: the comm's. Never blocks.
   Result<Request*> Send(const Outgoing& message);
   Result<Tested> Test(Request* request) override;
 
@@ -50,19 +52,19 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
     int tag = 0;
     std::uint64_t sequence = 0;
     bool in_use = false;                 // under mutex_
-    Clock::time_point ask_at;            // the caller's; max(): not, or it has been asked for
-    std::atomic<std::uint32_t> left{0};  // pieces that are not sent
+    Clock::time_point ask_at;            // used by the caller; max(): never, or asked already
+    std::atomic<std::uint32_t> left{0};  // pieces that are not sent yet
     std::vector<std::unique_ptr<Frame>> frames;
   };
   struct Tag {
     int tag = 0;
     std::uint64_t next = 0;     // sequence number
-    std::uint64_t granted = 0;  // of these the receiver waits for
-    std::uint64_t wanted = 0;   // so many should be
-    std::uint64_t asked = 0;    // so many the receiver was asked for
+    std::uint64_t granted = 0;  // receives that the receiver has posted
+    std::uint64_t wanted = 0;   // receives that are needed
+    std::uint64_t asked = 0;    // receives that the receiver was asked for
   };
 
-  // A message that did not wait, and has yet to be asked for.
+  // A message that left without a credit and has not been matched by one.
   struct Early {
     int tag = 0;
     std::uint64_t sequence = 0;
@@ -99,21 +101,21 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   const Deadline deadline_;
   std::vector<net::Address> ways_;
   const Uuid id_;
-  std::vector<std::unique_ptr<Frame>> hellos_;  // of the lanes' loops
+  std::vector<std::unique_ptr<Frame>> hellos_;  // used on the lanes' loops
   std::atomic<bool> arrived_{false};            // the receiver has answered bye
   std::atomic<bool> welcomed_{false};
   std::atomic<bool> turned_away_{false};
-  std::atomic<bool> refused_{false};  // for good
+  std::atomic<bool> refused_{false};  // refused for good
 
   // Under mutex_.
   std::vector<Tag> tags_;
   std::vector<std::unique_ptr<SendRequest>> requests_;
   std::vector<SendRequest*> free_;
   std::size_t next_lane_ = 0;
-  std::deque<SendRequest*> waiting_;  // for the receiver
+  std::deque<SendRequest*> waiting_;  // requests without a credit
   std::vector<Early> early_;
-  std::uint64_t early_total_ = 0;  // bytes of these
-  bool asking_ = false;            // AskOnLoop() is to come
+  std::uint64_t early_total_ = 0;  // bytes in early_
+  bool asking_ = false;            // AskOnLoop() is scheduled
   bool small_sent_ = false;
 };
 

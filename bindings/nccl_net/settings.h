@@ -1,3 +1,4 @@
+// The plugin's settings.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,29 +10,29 @@
 
 namespace ferry::nccl_net {
 
-// How the plugin runs: FERRY_* variables, and what follows from them here.
+// The plugin's settings: FERRY_* variables, and values derived from them.
 struct Settings {
   Config config;
-  std::size_t bulk_lanes = 0;     // of a comm, beside the one for small messages (FERRY_LANES)
-  std::size_t workers = 0;        // that carry bulk lanes (FERRY_WORKERS)
-  std::size_t swift_loops = 0;    // for what is small
-  std::uint64_t small_bytes = 0;  // a message of at most so many is small (FERRY_EAGER_BYTES)
-  int spinners = 0;               // workers that may poll at once (FERRY_SPIN)
-  std::size_t devices = 1;        // as which NCCL sees the NIC (NcclRequest)
-  RankWire rank;                  // what other ranks must have, too
-  std::uint64_t piece_bytes = 0;  // least piece of a message on a bulk lane (FERRY_SLICE_BYTES)
+  std::size_t bulk_lanes = 0;     // per comm, in addition to lane 0 (FERRY_LANES)
+  std::size_t workers = 0;        // threads for the bulk lanes (FERRY_WORKERS)
+  std::size_t swift_loops = 0;    // loops for small messages
+  std::uint64_t small_bytes = 0;  // largest small message (FERRY_EAGER_BYTES)
+  int spinners = 0;               // workers that may poll at the same time (FERRY_SPIN)
+  std::size_t devices = 1;        // devices as which NCCL sees the NIC (NcclRequest)
+  RankWire rank;                  // values that must be equal on all ranks
+  std::uint64_t piece_bytes = 0;  // smallest piece of a message on a bulk lane (FERRY_SLICE_BYTES)
 };
 
 // Errors: kInvalidArgument naming variable, value and range.
 Result<Settings> LoadSettings(const Config::Getter& get);
 
-// Lets the process have as many descriptors as its hard limit allows, up to 65536: two ranks that
-// send to each other have 80 lanes over eight channels, and soft limits of 1024 are common. Returns
-// the soft limit from now on, 0 where it is not known.
+// Raises the descriptor limit to the hard limit, at most 65536: two ranks that send to each other
+// have 80 lanes over eight channels, and soft limits of 1024 are common. Returns the new soft
+// limit, 0 where it is unknown.
 std::uint64_t RaiseDescriptorLimit();
 
-// FERRY_INTERFACES for a text of NCCL_SOCKET_IFNAME's: prefixes, or names after "="; those that are
-// left out after "^".
+// FERRY_INTERFACES for a value of NCCL_SOCKET_IFNAME: prefixes, or full names after "="; those
+// after "^" are excluded.
 std::string InterfacesOf(std::string_view socket_ifname);
 
 }  // namespace ferry::nccl_net

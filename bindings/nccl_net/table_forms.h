@@ -1,13 +1,15 @@
+// Adapters from older versions of the plugin interface to the newest.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "bindings/nccl_net/plugin.h"
 
-// The forms that calls have in several versions: each table takes those of its own.
+// Calls that have the same form in several versions of the interface; each table uses those of its
+// version.
 namespace ferry::nccl_net {
 
-// v7 to v11: what the version has of the newest one's.
+// v7 to v11: copies the newest properties' fields that the version has.
 template <class Properties>
 int GetPropertiesAs(int device, Properties* properties) noexcept {
   abi::PropertiesV12 newest;
@@ -50,10 +52,10 @@ inline int ConnectInContext(void* context, int device, void* handle, void** send
   return Connect(context, device, handle, send_comm);
 }
 
-// Up to v8, that is NCCL before 2.24, which asks no tuner of ours: with more channels short
+// Up to v8, that is NCCL before 2.24, which does not use our tuner: with more channels short
 // collectives would be slower.
 inline int InitUntuned(abi::Logger logger) { return InitOnce(/*asks=*/false, logger); }
-// Up to v10, and to v9.
+// The first up to v10, the second up to v9.
 inline int ListenInProcess(int device, void* handle, void** listen_comm) {
   return Listen(kProcessContext, device, handle, listen_comm);
 }

@@ -1,3 +1,4 @@
+// The plugin's table for version 8.
 #include "bindings/nccl_net/table_forms.h"
 #include "ferry/net/plugin/abi_v8.h"
 

@@ -1,3 +1,4 @@
+// The tuner that keeps short collectives to few channels.
 #include "bindings/nccl_net/tuner.h"
 
 #include <algorithm>
@@ -12,21 +13,23 @@ namespace {
 
 namespace abi = net::plugin::abi;
 
-// All-reduce on two H200: of 64 KiB 63 to 74 us over two channels and 205 to 240 over eight, of
-// which each message likely costs the proxy's thread as much as a larger one; of 1 MiB 238 and 588;
-// of 4 MiB 535 and 543.
+// All-reduce on two H200: 64 KiB took 63 to 74 us over two channels and 205 to 240 over eight,
+// probably because each message costs the proxy's thread as much as a larger one; 1 MiB took 238
+// and 588; 4 MiB 535 and 543.
 constexpr std::size_t kLongBytes = std::size_t{4} << 20;
-// From so many for each rank on what it was asked for suits NCCL, which makes two channels for each
-// device of the network's. Of fewer it takes fewer by itself, by the number of ranks. All-reduce of
-// 4 MiB between two ranks over sixteen channels took 2 ms, over eight 0.5.
+// From this many bytes per rank on, the number of channels that was asked for suits NCCL, which
+// creates two channels for each network device. Below it NCCL itself takes fewer, depending on the
+// number of ranks. All-reduce of 4 MiB between two ranks took 2 ms over sixteen channels, and 0.5
+// ms over eight.
 constexpr std::size_t kLongForEach = std::size_t{2} << 20;
-// Of shorter ones, for each rank, NCCL chooses a single channel by itself.
+// Below this many bytes per rank NCCL itself chooses a single channel.
 constexpr std::size_t kTinyBytes = std::size_t{8} << 10;
-// For each rank: the protocol LL sends twice the bytes in messages of 64 KiB, all of them by the
-// proxy's thread. All-reduce of 256 KiB between two ranks: 286 us by it, 198 to 216 without.
+// Bytes per rank from which LL is withdrawn: the protocol LL sends twice the bytes in messages of
+// 64 KiB, all of them through the proxy's thread. All-reduce of 256 KiB between two ranks took 286
+// us with it, 198 to 216 us without.
 constexpr std::size_t kLowLatencyBytes = std::size_t{128} << 10;
 
-// NCCL's numbers of these (src/include/nccl_common.h of NCCL's).
+// NCCL's numbers for these (src/include/nccl_common.h of NCCL).
 constexpr int kAllGather = 2;
 constexpr int kRing = 1;
 constexpr int kPat = 6;
@@ -34,7 +37,7 @@ constexpr int kLowLatency = 0;
 constexpr int kSimple = 2;
 constexpr float kNever = -1;
 
-std::atomic<int> long_channels{0};  // 0: NCCL is left alone
+std::atomic<int> long_channels{0};  // 0: the tuner does nothing
 
 struct Tuned {
   std::size_t ranks = 0;
@@ -55,13 +58,13 @@ int InitTuner(std::size_t ranks, std::size_t nodes, abi::Logger /*logger*/, void
   }
 }
 
-// A cost where there is one.
+// The cost of a combination; null where there is none.
 float* CostOf(float* costs, int algorithms, int protocols, int algorithm, int protocol) {
   if (costs == nullptr || algorithm >= algorithms || protocol >= protocols) return nullptr;
   return costs + algorithm * protocols + protocol;
 }
 
-// Nothing is taken back unless there is something else to choose.
+// Withdraws a choice only if another one is left.
 void TakeBack(const Tuned& tuned, std::size_t bytes, float* costs, int algorithms, int protocols) {
   const auto cost = [&](int algorithm, int protocol) {
     return CostOf(costs, algorithms, protocols, algorithm, protocol);
@@ -72,8 +75,8 @@ void TakeBack(const Tuned& tuned, std::size_t bytes, float* costs, int algorithm
     const bool has_other = simple != nullptr && *simple >= 0;
     if (has_other && bytes >= kLowLatencyBytes * tuned.ranks) *low_latency = kNever;
   }
-  // Between two nodes its logarithm of steps is that of a ring. All-gather of 1 MiB: 262 to 290 us
-  // by it, 141 by a ring.
+  // Between two nodes a tree has the same number of steps as a ring. All-gather of 1 MiB took 262
+  // to 290 us with it, 141 us with a ring.
   const float* const ring = cost(kRing, kSimple);
   if (tuned.nodes > 2 || ring == nullptr || *ring < 0) return;
   for (int protocol = 0; protocol < protocols; ++protocol) {
@@ -82,9 +85,9 @@ void TakeBack(const Tuned& tuned, std::size_t bytes, float* costs, int algorithm
 }
 
 // The number of channels for a long collective; 0 leaves it to NCCL. From 2.29 on NCCL uses the
-// number for an all-gather for grouped broadcasts, too, and does not check it against the channels
-// that the communicator has: a communicator that was split from another may have fewer, and NCCL
-// would read beyond the end of its array. For long all-gathers NCCL uses all channels by itself.
+// number for an all-gather also for grouped broadcasts, and does not check it against the channels
+// of the communicator: a communicator split from another may have fewer, and NCCL would read beyond
+// the end of its array. For long all-gathers NCCL uses all channels by itself.
 int LongChannels(const Tuned& tuned, int collective) {
   return collective == kAllGather ? 0 : tuned.channels;
 }

@@ -1,3 +1,4 @@
+// Encodes handles and frame metadata.
 #include "bindings/nccl_net/wire.h"
 
 #include <arpa/inet.h>
@@ -37,7 +38,7 @@ Status WriteHandle(const ListenAddress& address, void* handle) {
     const int family = FamilyOf(at.host);
     if (::inet_pton(family, at.host.c_str(), wire.hosts[i]) != 1) {
       return Error(Code::kInvalidArgument,
-                   fmt::format("{} is no numeric address to listen at; set FERRY_LISTEN_HOST to "
+                   fmt::format("{} is not a numeric listening address; set FERRY_LISTEN_HOST to "
                                "one, or leave it empty",
                                at.host));
     }
@@ -66,7 +67,7 @@ Result<ListenAddress> ReadHandle(const void* handle) {
     char text[INET6_ADDRSTRLEN] = {};
     const int family = wire.families[i] == 4 ? AF_INET : AF_INET6;
     if (::inet_ntop(family, wire.hosts[i], text, sizeof text) == nullptr) {
-      return NoHandle("has an address that is none");
+      return NoHandle("has an invalid address");
     }
     address.at.push_back({text, wire.port});
   }

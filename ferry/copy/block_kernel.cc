@@ -1,3 +1,4 @@
+// The simulated form and the descriptor of the block copy kernel.
 #include "ferry/copy/block_kernel.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// The kernel that copies block lists.
 #include <algorithm>
 
 #include "ferry/copy/block_kernel.h"
@@ -8,10 +9,10 @@
 namespace ferry {
 namespace {
 
-// What the warps of a thread block have in a round lies together: each thread reads one of it.
+// The blocks of a thread block's warps in one round are adjacent: each thread reads one of them.
 static_assert(kWarpBlocks == prim::kWarpThreads);
 
-// Where a thread block has its blocks of a round of `here`.
+// A thread block's blocks in a round of `here` blocks.
 struct GroupShare {
   std::uint32_t first;
   std::uint32_t count;
@@ -27,11 +28,11 @@ __device__ __forceinline__ std::uint32_t BlocksOfRound(std::uint64_t left, std::
   return static_cast<std::uint32_t>(left < most ? left : most);
 }
 
-// This thread's one of the round from `base` on.
+// This thread's block of the round that starts at `base`.
 __device__ __forceinline__ uint4 Read(const PackedBlock* blocks, std::uint64_t base,
                                       std::uint64_t count, std::uint32_t warps) {
   const GroupShare share = ShareOfGroup(warps, BlocksOfRound(count - base, warps));
-  // Past L1: a list in host memory is rewritten between launches.
+  // Bypasses L1: a list in host memory is rewritten between launches.
   return threadIdx.x < share.count
              ? prim::LoadOnce(reinterpret_cast<const uint4*>(blocks + base + share.first) +
                               threadIdx.x)
@@ -46,7 +47,7 @@ template <bool kWords>
 __device__ __forceinline__ void CopyBlock(std::uint64_t dst, std::uint64_t src, std::uint64_t len,
                                           unsigned lane) {
   if constexpr (kWords) {
-    // Addresses travel as numbers.
+    // Addresses are passed as numbers.
     prim::CopyWords(reinterpret_cast<uint4*>(dst), reinterpret_cast<const uint4*>(src), len / 16,
                     lane);
   } else {
@@ -54,12 +55,12 @@ __device__ __forceinline__ void CopyBlock(std::uint64_t dst, std::uint64_t src, 
   }
 }
 
-// For words it makes do with half of the registers (56 of 118), so that twice as many warps are on
+// The word-only form needs half of the registers (56 instead of 118), so twice as many warps fit on
 // the GPU.
 constexpr int GroupsAtOnce(bool words) { return words ? 4 : 2; }
 
-// Where the list is read over the bus, requests should be few and large: so a thread block reads
-// what its warps need at once, and that of the next round before it copies this one's.
+// A list in host memory should be read over the bus by few large requests: a thread block reads the
+// blocks of all its warps at once, and those of the next round before it copies the current ones.
 template <bool kWords>
 __global__ void __launch_bounds__(kBlockKernelThreads, GroupsAtOnce(kWords))
     BlockKernel(const PackedBlock* blocks, std::uint32_t count, std::uint64_t dst_shift,
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kBlockKernelThreads, GroupsAtOnce(kWords))
                         (src & (kAddressLimit - 1)) + src_shift, len, lane);
     }
     if (!more) break;
-    __syncthreads();  // all have read what `held` has
+    __syncthreads();  // all warps have read `held`
   }
 }
 

@@ -1,3 +1,4 @@
+// Packed blocks and the arguments of the block copy kernel.
 #pragma once
 #include <cstdint>
 
@@ -6,20 +7,20 @@
 
 namespace ferry {
 
-// A block of addresses in 16 bytes, which a thread of a GPU reads at once: the lower kAddressBits
-// of `dst` and `src` are the addresses, above them are the lower and the higher half of the length.
+// A block of addresses in 16 bytes, which one GPU thread reads at once: the lower kAddressBits of
+// `dst` and `src` are the addresses; above them are the lower and upper half of the length.
 struct alignas(16) PackedBlock {
   static constexpr unsigned kAddressBits = 48;
   static constexpr unsigned kHalfBits = 64 - kAddressBits;
   std::uint64_t dst = 0;
   std::uint64_t src = 0;
 };
-// All memory of a process is below: user space has 47 bits on x86-64 and 48 on arm64, but for who
-// asks mmap() for more.
+// All memory of a process lies below this: user space has 47 bits on x86-64 and 48 on arm64, unless
+// a program asks mmap() for more.
 inline constexpr std::uint64_t kAddressLimit = std::uint64_t{1} << PackedBlock::kAddressBits;
 inline constexpr std::uint64_t kLongestPacked = std::uint64_t{1} << 30;
 
-// The addresses must be below kAddressLimit, the length at most kLongestPacked.
+// Addresses must be below kAddressLimit, the length at most kLongestPacked.
 constexpr PackedBlock Pack(const Block& block) noexcept {
   return {block.dst | block.len << PackedBlock::kAddressBits,
           block.src | block.len >> PackedBlock::kHalfBits << PackedBlock::kAddressBits};
@@ -31,21 +32,23 @@ constexpr Block Unpack(const PackedBlock& packed) noexcept {
           high << PackedBlock::kHalfBits | low};
 }
 
-// Whether blocks are whole 16-byte words by what an OR of their addresses and lengths has.
+// Whether all blocks consist of whole 16-byte words; `bits` is an OR of their addresses and
+// lengths.
 constexpr bool AreWords(std::uint64_t bits) noexcept { return bits % 16 == 0; }
 
-// Copies blocks of addresses, one warp a block, whatever their lengths and alignments; touches no
-// byte beside them. Host memory must be mapped for the device, and is meant by its mapped address.
+// Copies blocks between addresses, one warp per block, with any lengths and alignments; touches no
+// byte outside them. Host memory must be mapped for the device and is given by its mapped address.
 struct BlockKernelArguments {
-  const PackedBlock* blocks = nullptr;  // in device or mapped memory; unchanged until the end
-  std::uint64_t dst_shift = 0;          // added to all of them, modulo 2^64
+  // In device or mapped memory; unchanged until the kernel ends.
+  const PackedBlock* blocks = nullptr;
+  std::uint64_t dst_shift = 0;  // added to all addresses, modulo 2^64
   std::uint64_t src_shift = 0;
-  std::uint32_t count = 0;   // none: `blocks` may be null
+  std::uint32_t count = 0;   // with 0, `blocks` may be null
   std::uint32_t groups = 1;  // thread blocks of kBlockKernelThreads
-  // All addresses, after the shifts, and lengths are multiples of 16.
+  // Set if all shifted addresses and all lengths are multiples of 16.
   bool words = false;
-  // The kernel may come to the GPU and read its list while the kernel before it in the stream still
-  // runs; it copies when that has ended. Needs compute capability 9 and a list in device memory.
+  // The kernel may start and read its list while the previous kernel of the stream still runs; it
+  // copies when that one has ended. Needs compute capability 9 and a list in device memory.
   bool early = false;
 };
 inline constexpr std::uint32_t kBlockKernelThreads = 256;
@@ -54,11 +57,10 @@ inline constexpr std::uint32_t kBlockKernelWarps = kBlockKernelThreads / 32;
 // Thread blocks for copies within this GPU: four for each multiprocessor.
 std::uint32_t DeviceGroups(const cuda::DeviceFacts& facts) noexcept;
 
-// The blocks are copied in rounds, in which each warp has up to this many, that lie together.
+// Blocks are copied in rounds; in each round a warp gets at most this many consecutive blocks.
 inline constexpr std::uint32_t kWarpBlocks = 32;
 
-// Of `here` blocks of a round the warp has those from `first` on: as many as the others, or one
-// more.
+// A warp's part of a round of `here` blocks; parts differ by at most one block.
 struct WarpShare {
   std::uint32_t first = 0;
   std::uint32_t count = 0;

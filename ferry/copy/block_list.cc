@@ -1,3 +1,4 @@
+// Validates, merges and slices block lists.
 #include "ferry/copy/block_list.h"
 
 #include <fmt/core.h>
@@ -13,7 +14,7 @@ constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
 
 Error Invalid(std::string message) { return Error(Code::kInvalidArgument, std::move(message)); }
 
-// One side of a block, with the words that messages need.
+// One side of a block, with the words for messages.
 struct Side {
   const char* verb;
   const char* noun;
@@ -37,7 +38,7 @@ bool Inside(std::uint64_t start, std::uint64_t len, std::uint64_t size) {
   return start <= size && len <= size - start;
 }
 
-// Why a block that is empty or out of bounds cannot be carried out.
+// Why an empty or out-of-bounds block is rejected.
 Error FaultOf(std::size_t index, const Block& block, std::uint64_t dst_size,
               std::uint64_t src_size) {
   if (block.len == 0) {
@@ -61,8 +62,7 @@ Error Overlap(std::span<const Block> blocks, std::size_t a, std::size_t b) {
       x.dst + x.len, second, y.dst, y.dst + y.len));
 }
 
-// Sorting keys that carry the destination is half again as fast as sorting indexes that refer to
-// it.
+// Sorting keys that contain the destination is 1.5 times as fast as sorting indexes.
 struct Key {
   std::uint64_t dst;
   std::uint64_t index;
@@ -71,7 +71,8 @@ struct Key {
   }
 };
 
-// In order of destination some two neighbours overlap if any two blocks do, as none is empty.
+// Sorted by destination, some two neighbours overlap if any two blocks do, because no block is
+// empty.
 Status CheckDisjoint(std::span<const Block> blocks) {
   std::vector<Key> keys;
   keys.reserve(blocks.size());
@@ -96,7 +97,7 @@ struct SliceLimits {
   std::uint64_t blocks;
 };
 
-// Puts a block into the last slice, and into further ones as each fills up.
+// Appends a block to the last slice, and to further ones as each fills up.
 void AppendBlock(std::size_t index, std::uint64_t len, const SliceLimits& limits,
                  std::vector<Slice>& slices) {
   for (std::uint64_t offset = 0; offset < len;) {

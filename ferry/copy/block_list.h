@@ -1,3 +1,4 @@
+// Block lists: the description of everything that moves.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -18,9 +19,9 @@ struct Block {
   friend bool operator==(const Block&, const Block&) = default;
 };
 
-// Everything that moves: blocks in the order in which they were added, which is the order in which
-// they go over the network. May hold nonsense until Validate() has accepted it; a list from a peer
-// must be validated before any other use. Not thread-safe while it is changed.
+// Describes everything that moves: blocks in the order in which they were added, which is their
+// order on the network. Unchecked until Validate() has accepted it; a list from a peer must be
+// validated before any other use. Concurrent reads are safe; changes are not.
 class BlockList {
  public:
   BlockList() = default;
@@ -48,18 +49,18 @@ class BlockList {
   const Block& operator[](std::size_t index) const noexcept { return blocks_[index]; }
   // Valid until the list changes.
   std::span<const Block> blocks() const noexcept { return blocks_; }
-  // The sum of all lengths; stops at 2^64 - 1.
+  // The sum of all lengths; saturates at 2^64 - 1.
   std::uint64_t total_bytes() const noexcept { return total_bytes_; }
 
-  // Accepts a list that an executor may carry out between a destination and a source of these
-  // sizes in bytes: at least one block, none empty, all within bounds, and no byte of the
-  // destination written twice. Bytes of the source may be read twice. For addresses give 2^64 - 1.
-  // Errors: kInvalidArgument naming the first block, or the two blocks, at fault.
-  // O(n) for blocks in order of destination, O(n log n) time and 16 n bytes otherwise.
+  // Checks that the list can be copied between a destination and a source of these sizes in bytes:
+  // at least one block, no empty block, all within bounds, and no byte of the destination written
+  // twice. Bytes of the source may be read twice. For addresses, pass 2^64 - 1. Errors:
+  // kInvalidArgument naming the first faulty block, or the two blocks. O(n) for blocks in order of
+  // destination, otherwise O(n log n) time and 16 n bytes.
   Status Validate(std::uint64_t dst_size, std::uint64_t src_size) const;
 
-  // The same bytes in the same order, with each block joined to the one before it where both its
-  // destination and its source continue that one. Of a validated list.
+  // The same bytes in the same order, with each block joined to the previous one where it continues
+  // both its destination and its source. The list must be validated.
   BlockList Merged() const;
 
   friend bool operator==(const BlockList& a, const BlockList& b) { return a.blocks_ == b.blocks_; }
@@ -74,8 +75,8 @@ class BlockList {
   std::uint64_t total_bytes_ = 0;
 };
 
-// A run of bytes of a block list: begins `offset` bytes into block `first_block` and goes on for
-// `bytes` bytes, through `blocks` blocks, of which the first and the last may be cut.
+// A range of bytes of a block list: starts `offset` bytes into block `first_block` and covers
+// `bytes` bytes in `blocks` blocks, of which the first and the last may be partial.
 struct Slice {
   std::uint64_t first_block = 0;
   std::uint64_t offset = 0;
@@ -84,8 +85,8 @@ struct Slice {
   friend bool operator==(const Slice&, const Slice&) = default;
 };
 
-// Cuts a validated list into slices that cover it exactly, in order: each is as long as it can be
-// with at most slice_bytes bytes and max_blocks blocks, both at least 1.
+// Cuts a validated list into slices that cover it exactly, in order. Each slice is as long as
+// possible with at most slice_bytes bytes and max_blocks blocks, both at least 1.
 std::vector<Slice> SplitIntoSlices(const BlockList& list, std::uint64_t slice_bytes,
                                    std::uint64_t max_blocks);
 

@@ -1,3 +1,4 @@
+// Exhaustive tests of block lists at small sizes.
 #include "ferry/copy/block_list.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +39,7 @@ void AppendBytes(const Block& block, BytePairs& pairs) {
   for (std::uint64_t i = 0; i < block.len; ++i) pairs.emplace_back(block.dst + i, block.src + i);
 }
 
-// The (destination, source) of each byte in the order in which it moves.
+// The (destination, source) pair of each byte, in the order in which bytes move.
 BytePairs BytesOf(const BlockList& list) {
   BytePairs pairs;
   for (const Block& block : list.blocks()) AppendBytes(block, pairs);
@@ -112,7 +113,8 @@ TEST(BlockList, BlocksBeyond4GiBKeepTheirPlace) {
   EXPECT_NE(MessageOf(BlockList({{4 * kGiB, 0, 2}, {4 * kGiB + 1, 2, 1}}), 8 * kGiB, 8), "");
 }
 
-// What Validate() promises, by counting how often each byte of the destination is written.
+// The contract of Validate(), checked by counting how often each byte of the destination is
+// written.
 bool IsValidByByteMap(const BlockList& list, std::uint64_t dst_size, std::uint64_t src_size) {
   std::vector<int> writes(16, 0);
   for (const Block& block : list.blocks()) {
@@ -203,7 +205,7 @@ TEST(BlockList, FromPagesRefusesPagesThatCannotBe) {
   EXPECT_EQ(MessageOf(*list, kMaxLength, kMaxLength), "");
 }
 
-// Shared by the slice tests: coverage, order, limits, and that no slice could have been longer.
+// Common checks of slices: coverage, order, limits, and that no slice could be longer.
 void CheckSlices(const BlockList& list, std::uint64_t slice_bytes, std::uint64_t max_blocks) {
   const auto slices = SplitIntoSlices(list, slice_bytes, max_blocks);
   BytePairs covered;

@@ -1,3 +1,4 @@
+// Measures the DMA and kernel executors and chooses between them.
 #include "ferry/copy/copy_costs.h"
 
 #include <fmt/core.h>
@@ -17,15 +18,15 @@ namespace {
 
 using cuda::CopyKind;
 
-constexpr std::uint64_t kScratch = std::uint64_t{32} << 20;  // of each memory
-constexpr std::size_t kMostDmaBlocks = 64;                   // of which each costs the same
+constexpr std::uint64_t kScratch = std::uint64_t{32} << 20;  // of each scratch memory
+constexpr std::size_t kMostDmaBlocks = 64;  // the cost per block is constant beyond
 constexpr std::size_t kMostKernelBlocks = 8192;
 constexpr int kRuns = 5;
 constexpr auto kMeasurePatience = std::chrono::seconds(30);
 constexpr std::array kKinds{CopyKind::kHostToDevice, CopyKind::kDeviceToHost,
                             CopyKind::kDeviceToDevice};
 
-// Where in the table a size lies: the point before it, and how far to the next, 0 to 1.
+// The position of a size in the table: the point before it, and the fraction to the next, 0 to 1.
 std::pair<std::size_t, double> Locate(std::uint64_t bytes) {
   const std::uint64_t size =
       std::clamp(bytes, CopyCost::SizeAt(0), CopyCost::SizeAt(CopyCost::kSizes - 1));
@@ -38,7 +39,7 @@ double Between(double a, double b, double part) {
   return std::exp(std::log(a) * (1 - part) + std::log(b) * part);
 }
 
-// A wait that sleeps would add to what takes microseconds.
+// Spins: a sleeping wait would distort measurements of microseconds.
 Status SpinUntil(cuda::DeviceApi& api, const cuda::Event& event, Deadline deadline) {
   for (;;) {
     FERRY_TRY_ASSIGN(const bool ready, api.Query(event));
@@ -47,7 +48,7 @@ Status SpinUntil(cuda::DeviceApi& api, const cuda::Event& event, Deadline deadli
   }
 }
 
-// Times lists of one GPU between scratch memories of its own.
+// Times block lists on one GPU between scratch memories of its own.
 class Meter {
  public:
   static Result<Meter> Make(cuda::DeviceApi* api, int ordinal) {
@@ -79,7 +80,7 @@ class Meter {
  private:
   explicit Meter(cuda::DeviceApi* api) : api_(api) {}
 
-  // Every second block's place is left out, so that no two can be joined.
+  // Leaves a gap after each block, so that no two can be joined.
   Result<double> Best(DeviceExecutor* executor, CopyKind kind, std::uint64_t bytes,
                       std::size_t count) const {
     const std::uint64_t step = std::min(2 * bytes, kScratch / count);
@@ -143,8 +144,8 @@ class AutoExecutor final : public DeviceExecutor {
   }
 
  private:
-  // Adds up a few blocks, each for those around it: looking at all of a long list would take longer
-  // than a wrong choice costs.
+  // Samples a few blocks, each of which stands for its neighbours: reading all of a long list would
+  // take longer than a wrong choice costs.
   static void AddSample(std::span<const Block> blocks, CopyCost::Sum* by_dma,
                         CopyCost::Sum* by_kernel) {
     constexpr std::size_t kSamples = 64;
@@ -152,7 +153,7 @@ class AutoExecutor final : public DeviceExecutor {
     for (std::size_t i = 0; i < blocks.size(); i += step) {
       const auto weight = static_cast<double>(std::min(step, blocks.size() - i));
       by_kernel->Add(blocks[i].len, weight);
-      // The engine takes a run of neighbours as one.
+      // The copy engine takes a run of adjacent blocks as one.
       std::size_t last = i;
       std::uint64_t run = blocks[i].len;
       while (last + 1 < blocks.size() && last < i + kSamples &&
@@ -176,7 +177,7 @@ CopyCost::Point CopyCost::At(std::uint64_t block_bytes) const {
   Point point;
   point.alone = Between(points_[index].alone, points_[index + 1].alone, part);
   point.each = Between(points_[index].each, points_[index + 1].each, part);
-  // Larger ones take longer by what there is more of them.
+  // Larger blocks take longer in proportion to their size.
   if (const std::uint64_t last = SizeAt(kSizes - 1); block_bytes > last) {
     const double more = static_cast<double>(block_bytes - last) / static_cast<double>(last);
     point.alone += point.each * more;

@@ -1,3 +1,4 @@
+// Measured copy costs, and the executor that chooses by them.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 namespace ferry {
 
-// What a list will take, by what was measured: blocks of a few sizes, alone and many of them.
+// The predicted time of a copy, from measurements of a few block sizes, single and repeated.
 class CopyCost {
  public:
   static constexpr std::size_t kSizes = 9;
@@ -19,19 +20,19 @@ class CopyCost {
   }
 
   struct Point {
-    double alone = 0;  // seconds from the call to the end, for one block
-    double each = 0;   // seconds more for each of many
+    double alone = 0;  // seconds from the call to the end, for a single block
+    double each = 0;   // additional seconds for each of many blocks
   };
 
   CopyCost() = default;
   CopyCost(double fixed, const std::array<Point, kSizes>& points)
       : fixed_(fixed), points_(points) {}
 
-  // Adds up blocks; seconds() is what all of them take in one call.
+  // Accumulates blocks; seconds() is the time for all of them in one call.
   class Sum {
    public:
     explicit Sum(const CopyCost* cost) : cost_(cost) {}
-    // `count` blocks of this size.
+    // Adds `count` blocks of this size.
     void Add(std::uint64_t block_bytes, double count = 1);
     double seconds() const noexcept;
 
@@ -43,7 +44,7 @@ class CopyCost {
     Point last_;
   };
 
-  // Between the sizes that were measured, in proportion of the logarithms.
+  // Interpolates between the measured sizes on a logarithmic scale.
   Point At(std::uint64_t block_bytes) const;
   std::string Describe() const;
 
@@ -52,28 +53,28 @@ class CopyCost {
   std::array<Point, kSizes> points_{};
 };
 
-// Of one GPU: by direction, of either executor.
+// The costs of both executors on one GPU, by direction.
 struct CopyCosts {
   struct Direction {
     CopyCost dma;
     CopyCost kernel;
   };
   std::array<Direction, 3> directions;  // by cuda::CopyKind
-  double seconds = 0;                   // that measuring took
+  double seconds = 0;                   // duration of the measurement
 
   const Direction& of(cuda::CopyKind kind) const {
     return directions[static_cast<std::size_t>(kind)];
   }
-  // A few lines: from which block size on, and for how many blocks, which executor.
+  // A few lines: which executor is used from which block size and count on.
   std::string Describe() const;
 };
 
-// Measures the GPU, well under a second, the first time that this process asks, and remembers. Any
-// thread. Valid for the life of the program. Errors: those of DeviceApi.
+// Measures the GPU at the first call of the process, in well under a second, and caches the result.
+// Blocks meanwhile. Any thread. Valid for the life of the program. Errors: those of DeviceApi.
 Result<const CopyCosts*> MeasuredCopyCosts(cuda::DeviceApi* api, int ordinal);
 
-// Takes whichever of both costs less by what was measured on this GPU. Errors: of measuring, and of
-// MakeKernelExecutor().
+// Uses the executor with the lower predicted cost on this GPU. Errors: those of the measurement,
+// and of MakeKernelExecutor().
 Result<std::unique_ptr<DeviceExecutor>> MakeAutoExecutor(cuda::DeviceApi* api, int ordinal,
                                                          const KernelExecutorOptions& options = {});
 

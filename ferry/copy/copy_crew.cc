@@ -1,3 +1,4 @@
+// Threads that copy host memory in parallel.
 #include "ferry/copy/copy_crew.h"
 
 #include <algorithm>
@@ -13,10 +14,10 @@
 namespace ferry {
 namespace {
 
-// Waking a member up, and waiting for it, costs about what copying this takes.
+// Waking a thread, and waiting for it, costs about as much as copying this many bytes.
 constexpr std::size_t kLeastPart = 128 * kKiB;
 constexpr std::size_t kPage = 4 * kKiB;
-// A member that is asked again soon is still awake then.
+// How long a thread polls for the next call before it sleeps.
 constexpr auto kAwake = std::chrono::microseconds(200);
 
 }  // namespace
@@ -59,7 +60,7 @@ void CopyCrew::Copy(void* dst, const void* src, std::size_t bytes) {
 void CopyCrew::Begin(const Task& task) {
   task_ = task;
   copying_.store(members_->size(), std::memory_order_relaxed);
-  // Whoever sees the new round sees the task.
+  // Release: a thread that sees the new round also sees the task.
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();
 }
@@ -70,7 +71,7 @@ void CopyCrew::CopyPart(std::size_t member) const {
   if (bytes > 0) std::memcpy(task_.dst + at, task_.src + at, bytes);
 }
 
-// No round begins before all members have ended the one before, so none is missed.
+// No round begins before all threads have finished the previous one, so none is missed.
 void CopyCrew::Work(std::size_t member) {
   for (std::uint32_t seen = 0;; ++seen) {
     const Deadline sleep = Deadline::After(kAwake);

@@ -1,3 +1,4 @@
+// Parallel memcpy over several threads.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -11,18 +12,18 @@
 
 namespace ferry {
 
-// Copies host memory by several threads at once: a core alone moves less than a GPU's bus does. One
-// thread at a time calls it. In a forked child, which has none of the threads, the caller copies
-// alone.
+// Parallel memcpy: copies host memory with several threads at once, because one core moves less
+// than a GPU's bus does. One thread at a time may call it. In a forked child, which has none of the
+// threads, the caller copies alone.
 class CopyCrew {
  public:
-  // As many threads copy, the calling one among them; at least 1. Errors: kUnavailable (threads).
+  // `threads` threads copy, including the calling one; at least 1. Errors: kUnavailable (threads).
   static Result<std::unique_ptr<CopyCrew>> Create(int threads);
   ~CopyCrew();
   CopyCrew(const CopyCrew&) = delete;
   CopyCrew& operator=(const CopyCrew&) = delete;
 
-  // Returns when all is copied. The two do not overlap.
+  // Blocks until all bytes are copied. The ranges must not overlap.
   void Copy(void* dst, const void* src, std::size_t bytes);
 
  private:
@@ -30,8 +31,8 @@ class CopyCrew {
     std::byte* dst = nullptr;
     const std::byte* src = nullptr;
     std::size_t bytes = 0;
-    std::size_t part = 0;  // bytes of each member
-    bool last = false;     // nothing to copy: members end
+    std::size_t part = 0;  // bytes of each thread
+    bool last = false;     // no copy: threads end
   };
 
   CopyCrew();
@@ -39,9 +40,9 @@ class CopyCrew {
   void CopyPart(std::size_t member) const;
   void Begin(const Task& task);
 
-  Task task_;  // changes only while all members wait for a round
+  Task task_;  // changes only while all threads wait for a round
   std::atomic<std::uint32_t> round_{0};
-  std::atomic<std::size_t> copying_{0};  // members, other than the calling thread
+  std::atomic<std::size_t> copying_{0};  // threads still copying, other than the caller
   const ProcessShared<std::vector<std::thread>> members_;
 };
 

@@ -1,3 +1,4 @@
+// Tests of the parallel memcpy.
 #include "ferry/copy/copy_crew.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Tests that all GPU executors copy exactly the same bytes.
 #include "ferry/copy/device_executor.h"
 
 #include <gtest/gtest.h>
@@ -18,8 +19,8 @@
 #include "ferry/core/units.h"
 #include "ferry/cuda/testing/device_target.h"
 
-// Every executor gives the bytes that the host's gives, whatever the blocks, and touches nothing
-// beside them: between all kinds of memory, on simulated devices and on GPUs.
+// Every executor copies the same bytes as the host, for any blocks, and touches no others: between
+// all kinds of memory, on simulated devices and on GPUs.
 namespace ferry {
 namespace {
 
@@ -36,7 +37,7 @@ std::unique_ptr<DeviceExecutor> MakeHost(DeviceApi* api) { return Must(MakeHostE
 std::unique_ptr<DeviceExecutor> MakeKernel(DeviceApi* api) {
   return Must(MakeKernelExecutor(api, 0));
 }
-// So that lists go round its ring of blocks and are cut into several launches.
+// Small limits, so that lists wrap around its ring of blocks and need several launches.
 std::unique_ptr<DeviceExecutor> MakeSmallKernel(DeviceApi* api) {
   KernelExecutorOptions options;
   options.host_groups = options.device_groups = 2;
@@ -47,7 +48,7 @@ std::unique_ptr<DeviceExecutor> MakeSmallKernel(DeviceApi* api) {
 std::unique_ptr<DeviceExecutor> MakeBounce(DeviceApi* api) {
   return Must(MakeBounceExecutor(api, 0));
 }
-// So that short runs go through its slots, and go round them.
+// Small limits, so that short runs go through its slots and wrap around them.
 std::unique_ptr<DeviceExecutor> MakeSmallBounce(DeviceApi* api) {
   BounceExecutorOptions options;
   options.slot_bytes = 64 * kKiB;
@@ -57,7 +58,7 @@ std::unique_ptr<DeviceExecutor> MakeSmallBounce(DeviceApi* api) {
   return Must(MakeBounceExecutor(api, 0, options));
 }
 
-// Prepares what each call is given, and copies it once.
+// Prepares each call's lists and copies them once.
 class PreparingExecutor final : public DeviceExecutor {
  public:
   PreparingExecutor(DeviceApi* api, const PrepareOptions& options) : api_(api), options_(options) {}
@@ -78,7 +79,7 @@ class PreparingExecutor final : public DeviceExecutor {
 std::unique_ptr<DeviceExecutor> MakePrepared(DeviceApi* api) {
   return std::make_unique<PreparingExecutor>(api, PrepareOptions{});
 }
-// Few warps, so that each has many rounds; and kernels that keep the usual order.
+// Few warps, so that each has many rounds; kernels keep the usual order.
 std::unique_ptr<DeviceExecutor> MakeSmallPrepared(DeviceApi* api) {
   return std::make_unique<PreparingExecutor>(api, PrepareOptions{.groups = 1, .early = false});
 }
@@ -101,7 +102,7 @@ class DeviceExecutorTest : public ::testing::TestWithParam<Case> {
 
   CopyKind kind() const { return std::get<2>(GetParam()); }
 
-  // Carries the lists out, and compares all of the destination with what the host makes of it.
+  // Copies the lists, and compares the whole destination with the host's result.
   void ExpectRight(std::size_t dst_bytes, std::size_t src_bytes,
                    const std::vector<BlockList>& lists) {
     auto src = bed_->MakeSource(src_bytes, kind());
@@ -124,7 +125,8 @@ class DeviceExecutorTest : public ::testing::TestWithParam<Case> {
     EXPECT_EQ(bed_->Look(&src), source);
   }
 
-  // The host's side from `begin` on without gaps, the GPU's with. Returns the bytes of both sides.
+  // The host's side is contiguous from `begin` on; the GPU's has gaps. Returns the bytes of both
+  // sides.
   struct Sides {
     std::uint64_t host;
     std::uint64_t device;
@@ -153,7 +155,7 @@ class DeviceExecutorTest : public ::testing::TestWithParam<Case> {
   std::unique_ptr<DeviceExecutor> executor_;
 };
 
-// Each block has room around it that must stay as it is.
+// Each block is surrounded by bytes that must not change.
 TEST_P(DeviceExecutorTest, EveryAlignmentOfBothSidesIsCopiedToTheByte) {
   std::vector<std::uint64_t> lengths{1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65};
   for (const std::uint64_t more : {127U, 200U, 255U, 256U, 257U, 511U, 512U, 513U, 599U, 600U}) {
@@ -197,7 +199,7 @@ TEST_P(DeviceExecutorTest, NothingBeyondTheEndsOfMemoryIsTouched) {
 
 TEST_P(DeviceExecutorTest, ShuffledPagesGoToTheirPlaces) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  constexpr std::size_t kPages = 100;  // every byte that is touched costs
+  constexpr std::size_t kPages = 100;  // every touched byte costs time
 #else
   constexpr std::size_t kPages = 500;
 #endif
@@ -285,7 +287,7 @@ TEST_P(DeviceExecutorTest, BlocksThatContinueOneAnotherOnBothSidesAreCopiedToThe
   ExpectRight(kMiB + 20, kMiB + 40, {list});
 }
 
-// Lists whose blocks lie together in memory, and go to places of their own.
+// Blocks that are contiguous in memory but go to different destinations.
 TEST_P(DeviceExecutorTest, ListsThatAreHalvesOfOneGoToTheirOwnPlaces) {
   constexpr std::uint64_t kHalf = 300 * kKiB;
   constexpr std::uint64_t kLen = 500;
@@ -310,7 +312,7 @@ TEST_P(DeviceExecutorTest, ListsThatAreHalvesOfOneGoToTheirOwnPlaces) {
   EXPECT_TRUE(bed_->Look(&dst) == expected);
 }
 
-// The next call reads where this one writes, and the other way round.
+// The next call reads what this one writes, and the other way round.
 TEST_P(DeviceExecutorTest, ACallThatUndoesTheOneBeforeSeesAllOfIt) {
   constexpr std::uint64_t kBytes = 2 * kMiB;
   auto src = bed_->MakeSource(kBytes, kind());

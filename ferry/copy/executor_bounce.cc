@@ -1,3 +1,4 @@
+// The executor that stages runs of blocks in GPU memory.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -18,27 +19,27 @@ constexpr auto kEndPatience = std::chrono::seconds(60);
 // A part of GPU memory that a run of blocks passes through.
 struct Slot {
   cuda::DeviceBuffer memory;
-  cuda::Event full;   // what goes through is in it
-  cuda::Event empty;  // and out of it again
+  cuda::Event full;   // the slot has its data
+  cuda::Event empty;  // the data has left the slot
 };
 
-// Each run takes two steps: the first on `ahead`, where it does not wait for the second of the run
-// before, and the second on the caller's stream.
+// One direction. Each run takes two steps: the first on `ahead`, where it does not wait for the
+// second step of the previous run, and the second on the caller's stream.
 struct Way {
   std::vector<Slot> slots;
   std::size_t next = 0;
   cuda::Stream ahead;
-  cuda::Event begin;  // of a call
+  cuda::Event begin;  // start of a call
 };
 
-// Parts of lists that go another way.
+// Parts of lists that do not use a slot.
 class Parts {
  public:
   void Clear() {
     parts_.clear();
     EndList();
   }
-  // What is added next does not continue what was added last.
+  // The next block must not be joined to the last one.
   void EndList() { joinable_ = false; }
   void Add(const PlacedList& list, std::size_t first, std::size_t count) {
     const auto blocks = list.blocks.subspan(first, count);
@@ -53,7 +54,7 @@ class Parts {
   std::span<const PlacedList> parts() const { return parts_; }
 
  private:
-  std::vector<PlacedList> parts_;  // kept for its memory
+  std::vector<PlacedList> parts_;  // reused, to keep its memory
   bool joinable_ = false;
 };
 
@@ -62,7 +63,7 @@ class BounceExecutor final : public DeviceExecutor {
   BounceExecutor(cuda::DeviceApi* api, const BounceExecutorOptions& options)
       : api_(api), options_(options), engine_(MakeDmaExecutor(api)) {}
 
-  // The slots are used until the last run is through.
+  // The slots are used until the last run has completed.
   ~BounceExecutor() override {
     for (const Way& way : ways_) {
       if (!way.ahead) continue;
@@ -117,9 +118,9 @@ class BounceExecutor final : public DeviceExecutor {
   struct Call {
     cuda::StreamRef stream;
     bool to_device;
-    bool begun;  // `ahead` has been told to wait for what is queued on the stream
+    bool begun;  // `ahead` waits for the earlier work of the stream
   };
-  // Blocks of a list that lie together on the host, in this order.
+  // Blocks of a list that are contiguous on the host, in this order.
   struct Run {
     std::size_t first = 0;
     std::size_t count = 0;
@@ -130,7 +131,7 @@ class BounceExecutor final : public DeviceExecutor {
     return call.to_device ? block.src : block.dst;
   }
 
-  // From `first` on: how many continue each other on both sides.
+  // The blocks from `first` on that continue each other on both sides.
   static Run JoinedFrom(std::span<const Block> blocks, std::size_t first) {
     Run run{first, 1, blocks[first].len};
     for (; first + run.count < blocks.size(); ++run.count) {
@@ -193,7 +194,7 @@ class BounceExecutor final : public DeviceExecutor {
     return api_->Record(slot.empty, call->stream);
   }
 
-  // Between the host and the slot.
+  // Copies between the host and the slot.
   Status CopyRun(cuda::StreamRef stream, const PlacedList& list, const Run& run, const Slot& slot,
                  const Call& call) {
     const Block& first = list.blocks[run.first];
@@ -207,12 +208,12 @@ class BounceExecutor final : public DeviceExecutor {
                       {&item, 1});
   }
 
-  // Between the slot and the blocks' places on the GPU.
+  // Copies between the slot and the blocks' places on the GPU.
   Status MoveBlocks(cuda::StreamRef stream, const PlacedList& list, const Run& run,
                     const Slot& slot, const Call& call) {
     PlacedList part = list;
     part.blocks = list.blocks.subspan(run.first, run.count);
-    // Modulo 2^64: so that the first block's offset leads to where the slot begins.
+    // Modulo 2^64: the first block's offset then leads to the start of the slot.
     Place& host_side = call.to_device ? part.src : part.dst;
     host_side = Place::OnDevice(slot.memory.data()) + -HostSide(call, part.blocks.front());
     return mover_->Enqueue(stream, CopyKind::kDeviceToDevice, {&part, 1});

@@ -1,3 +1,4 @@
+// Tests of which blocks the bounce executor stages.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -10,7 +11,7 @@
 #include "ferry/core/units.h"
 #include "ferry/cuda/testing/device_target.h"
 
-// Which way parts of lists go; that all bytes are right is for device_executor_test.cc.
+// Which parts of lists use a slot; device_executor_test.cc checks the bytes.
 namespace ferry {
 namespace {
 
@@ -38,7 +39,7 @@ class BounceExecutorTest : public ::testing::TestWithParam<CopyKind> {
     return kind() == CopyKind::kDeviceToHost ? Block{host, device, len} : Block{device, host, len};
   }
 
-  // Copies and kernels that one call makes.
+  // Copies and kernels that one call queues.
   std::pair<std::uint64_t, std::uint64_t> Cost(const BlockList& list) {
     const auto before = target_->simulated()->counters();
     const PlacedList placed{list.blocks(), dst_.place, src_.place};

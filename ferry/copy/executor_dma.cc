@@ -1,3 +1,4 @@
+// The executors that use the GPU's copy engines.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -42,7 +43,7 @@ class DmaExecutor final : public DeviceExecutor {
   }
 
   cuda::DeviceApi* const api_;
-  std::vector<cuda::CopyItem> items_;  // kept for its memory
+  std::vector<cuda::CopyItem> items_;  // reused, to keep its memory
 };
 
 constexpr std::size_t kHostSlotBytes = std::size_t{1} << 20;
@@ -77,7 +78,7 @@ class ThroughHostExecutor final : public DeviceExecutor {
     return Ok();
   }
 
-  // The stream itself keeps what is fetched next from overtaking what is brought back.
+  // The stream's order keeps the next fetch from overtaking the copies back.
   Status Flush(cuda::StreamRef stream) {
     const Status down = api_->Copy(stream, cuda::CopyKind::kDeviceToHost, down_);
     Status up = down ? api_->Copy(stream, cuda::CopyKind::kHostToDevice, up_) : down;

@@ -1,3 +1,4 @@
+// Copies block lists between host memory.
 #include "ferry/copy/executor_host.h"
 
 #include <cstring>

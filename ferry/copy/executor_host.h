@@ -1,3 +1,4 @@
+// Copies of block lists between host memory.
 #pragma once
 #include <cstddef>
 #include <span>
@@ -7,12 +8,12 @@
 
 namespace ferry {
 
-// Copies host memory on the calling thread. The blocks are validated, and what they write does not
-// overlap what they read.
+// Copies host memory on the calling thread. The blocks must be validated, and their destinations
+// must not overlap their sources.
 void CopyOnHost(std::span<const Block> blocks, std::byte* dst, const std::byte* src) noexcept;
 
-// Copies between host memory on the calling thread. Has no state: any number of threads may use one
-// at the same time.
+// Copies between host memory on the calling thread. Stateless: any number of threads may use one at
+// the same time.
 class HostExecutor final : public Executor {
  public:
   std::string_view name() const noexcept override { return "host"; }

@@ -1,3 +1,4 @@
+// Tests of copies between host memory.
 #include "ferry/copy/executor_host.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +50,7 @@ TEST(HostExecutor, GivesTheSameBytesBeforeAndAfterMerging) {
   EXPECT_EQ(apart, merged);
 }
 
-// Address space without memory behind it, of which only the pages that are touched exist.
+// Address space without memory, of which only the touched pages exist.
 class Sparse {
  public:
   explicit Sparse(std::size_t size)

@@ -1,3 +1,4 @@
+// The executor that copies block lists by a kernel.
 #include <algorithm>
 #include <deque>
 #include <utility>
@@ -12,23 +13,24 @@
 namespace ferry {
 namespace {
 
-// Longer blocks are cut, so that all warps share them: for the bus pieces of this size, within a
-// GPU, where many more warps work, at least these; and for long lists larger ones, so that these
-// many suffice for the longest block.
+// Longer blocks are cut, so that all warps share the work. Over the bus pieces have this size;
+// within a GPU, which has many more warps, at least the second size; for long lists they are
+// larger, so that this many pieces suffice for the longest block.
 constexpr std::uint64_t kHostPiece = 16 * kKiB;
 constexpr std::uint64_t kDevicePiece = 32 * kKiB;
 constexpr std::uint64_t kMostPieces = 8192;
 
-// A block of 4 KiB is written down in 1 ns and copied in 2.3 (80 over the bus), and a launch takes
-// the CPU about 4 us: what this one copies lasts until the next one is there, and so on.
+// Writing the descriptor of a 4 KiB block takes 1 ns, copying it 2.3 ns (80 over the bus), and a
+// launch takes the CPU about 4 us: each launch should copy until the next one is queued.
 constexpr std::uint64_t kFirstLaunch = 2048;
 constexpr std::uint64_t kLaunchGrowth = 3;
 
-// Calls under way, or large parts of calls; Enqueue() waits for the oldest when there are more.
+// Calls in flight, or large parts of calls; Enqueue() waits for the oldest when there are more.
 constexpr std::size_t kMostMarks = 64;
 constexpr auto kRoomPatience = std::chrono::seconds(60);
 
-// Of a few blocks, each for those around it: all of a long list would take too long.
+// Estimated from a few blocks, each of which stands for its neighbours: reading all of a long list
+// would take too long.
 std::uint64_t EstimateBytes(std::span<const PlacedList> lists) {
   constexpr std::size_t kSamples = 64;
   std::uint64_t bytes = 0;
@@ -52,7 +54,7 @@ class KernelExecutor final : public DeviceExecutor {
         ring_(static_cast<PackedBlock*>(blocks_.data())),
         capacity_(blocks_.size() / sizeof(PackedBlock)) {}
 
-  // The ring is read until the last launch has ended.
+  // The GPU reads the ring until the last launch has ended.
   ~KernelExecutor() override {
     for (; !under_way_.empty(); under_way_.pop_front()) {
       (void)api_->Wait(under_way_.front().end, Deadline::After(kRoomPatience));
@@ -71,12 +73,12 @@ class KernelExecutor final : public DeviceExecutor {
 
   Status Enqueue(cuda::StreamRef stream, cuda::CopyKind kind,
                  std::span<const PlacedList> lists) override {
-    // What a call has written that failed before it was launched is not this one's.
+    // Discards blocks that a call wrote before it failed without launching them.
     at_ -= written_ - launched_;
     written_ = launched_;
     bits_ = 0;
     const Status queued = Queue(stream, kind == cuda::CopyKind::kDeviceToDevice, lists);
-    // After an error, too: the GPU reads what was launched.
+    // Also after an error: the GPU reads what was launched.
     const Status marked = Mark(stream);
     return queued ? marked : queued;
   }
@@ -115,12 +117,12 @@ class KernelExecutor final : public DeviceExecutor {
     return Launch(call);
   }
 
-  // Blocks go into the ring as they are read, and to the GPU in launches that grow: it begins while
-  // the rest of a long list is still being written down. Until limit_ blocks may be written without
-  // another look.
+  // Blocks are written to the ring as they are read, and launched in growing batches: the GPU
+  // starts while the rest of a long list is still being written. Up to limit_ blocks may be written
+  // without another check.
   Status MakeRoom(Call* call) {
     FERRY_TRY(Launch(*call));
-    if (at_ == capacity_) at_ = 0;  // a launch's blocks lie together
+    if (at_ == capacity_) at_ = 0;  // a launch's blocks must be contiguous
     while (written_ - freed_ == capacity_) FERRY_TRY(FreeOldest());
     const std::uint64_t room = std::min(capacity_ - (written_ - freed_), capacity_ - at_);
     limit_ = written_ + std::min(room, call->next_launch);
@@ -139,7 +141,7 @@ class KernelExecutor final : public DeviceExecutor {
     arguments.words = AreWords(std::exchange(bits_, 0));
     launched_ = written_;
     FERRY_TRY(cuda::LaunchKernel(*api_, call.stream, kBlockKernel, arguments));
-    // So that a call that fills the ring does not wait for all of it.
+    // Marks early, so that a call that fills the ring does not wait for all of it.
     return launched_ - marked_ < capacity_ / 4 ? Ok() : Mark(call.stream);
   }
 
@@ -164,17 +166,17 @@ class KernelExecutor final : public DeviceExecutor {
   cuda::DeviceApi* const api_;
   const KernelExecutorOptions options_;
   const cuda::PinnedBuffer blocks_;
-  const Place mapped_;  // blocks_
+  const Place mapped_;  // mapped address of blocks_
   PackedBlock* const ring_;
   const std::uint64_t capacity_;
-  // Counts of all time, of blocks.
+  // Totals since creation, in blocks.
   std::uint64_t written_ = 0;
   std::uint64_t launched_ = 0;
   std::uint64_t marked_ = 0;
   std::uint64_t freed_ = 0;
-  std::uint64_t at_ = 0;          // where the next is written
-  std::uint64_t limit_ = 0;       // of written_, until MakeRoom()
-  std::uint64_t bits_ = 0;        // of what is written and not launched, as PieceWriter has them
+  std::uint64_t at_ = 0;          // ring position of the next block
+  std::uint64_t limit_ = 0;       // value of written_ that needs the next MakeRoom()
+  std::uint64_t bits_ = 0;        // of the blocks not yet launched, as PieceWriter::bits()
   std::deque<Marked> under_way_;  // oldest first
   std::vector<cuda::Event> free_;
 };

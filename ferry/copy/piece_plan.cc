@@ -1,3 +1,4 @@
+// Distributes a list's bytes evenly over the warps of a kernel.
 #include "ferry/copy/piece_plan.h"
 
 #include <algorithm>
@@ -9,18 +10,19 @@
 namespace ferry {
 namespace {
 
-// A warp moves 4 KiB in one round trip to memory. Pieces longer than the longest would only make
-// shares less even; and no plan should take much memory for that.
+// A warp moves 4 KiB in one round trip to memory. Pieces above the maximum would only make the
+// shares less even; the maximum also bounds the memory of a plan.
 constexpr std::uint64_t kShortestPlanned = 4 * kKiB;
 constexpr std::uint64_t kLongestPlanned = 16 * kKiB;
 constexpr std::uint64_t kMostPlanned = std::uint64_t{1} << 20;
-// Pieces begin where their block does in this respect, so that all are aligned alike.
+// Pieces start at the same offset from this alignment as their block, so that all are aligned
+// alike.
 constexpr std::uint64_t kLine = 128;
 
 std::uint64_t CeilDivide(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }
 std::uint64_t RoundUp(std::uint64_t value, std::uint64_t to) { return CeilDivide(value, to) * to; }
 
-// In order of destination, which brings together what continues each other.
+// Sorted by destination, which brings together blocks that continue each other.
 BlockList Joined(const BlockList& list) {
   std::vector<Block> blocks(list.blocks().begin(), list.blocks().end());
   std::sort(blocks.begin(), blocks.end(),
@@ -28,7 +30,7 @@ BlockList Joined(const BlockList& list) {
   return BlockList(std::move(blocks)).Merged();
 }
 
-// Blocks in equal pieces.
+// Cuts the blocks into equal pieces.
 std::vector<Block> Cut(const BlockList& list, std::uint64_t longest) {
   std::vector<Block> pieces;
   pieces.reserve(list.size() + list.total_bytes() / longest);
@@ -42,17 +44,18 @@ std::vector<Block> Cut(const BlockList& list, std::uint64_t longest) {
   return pieces;
 }
 
-// Row by row, a piece for each warp, to where the kernel's rounds have the warps' shares.
+// Assigns pieces row by row, one per warp, in the order in which the kernel's rounds assign them.
 std::vector<PackedBlock> Deal(const std::vector<Block>& pieces, std::uint32_t warps) {
   std::vector<PackedBlock> dealt(pieces.size());
   const std::size_t round = std::size_t{warps} * kWarpBlocks;
   for (std::size_t base = 0; base < pieces.size(); base += round) {
     const auto here = static_cast<std::uint32_t>(std::min(round, pieces.size() - base));
-    const std::uint32_t rows = here / warps;  // complete ones; then one for the first few warps
+    const std::uint32_t rows = here / warps;  // complete rows; the rest goes to the first few warps
     for (std::uint32_t i = 0; i < here; ++i) {
       const std::uint32_t row = i / warps;
-      // Pieces become shorter: every second row goes the other way, so that who had the longest has
-      // the shortest next; and who had the shortest at last has one of those that are left.
+      // Pieces get shorter, so every second row runs in reverse: the warp with the longest piece of
+      // a row gets the shortest of the next. The warps with the shortest last pieces get the
+      // remaining ones.
       const bool back = row < rows && (rows - row) % 2 == 1;
       const std::uint32_t warp = back ? warps - 1 - i % warps : i % warps;
       dealt[base + ShareOf(warp, warps, here).first + row] = Pack(pieces[base + i]);

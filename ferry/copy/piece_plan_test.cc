@@ -1,3 +1,4 @@
+// Tests of the distribution of pieces over warps.
 #include "ferry/copy/piece_plan.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +12,7 @@
 namespace ferry {
 namespace {
 
-// What each warp copies, as the kernel takes it.
+// The bytes that each warp copies, as the kernel assigns them.
 std::vector<std::uint64_t> BytesOfWarps(const PiecePlan& plan) {
   const std::uint32_t warps = plan.groups * kBlockKernelWarps;
   std::vector<std::uint64_t> bytes(warps);
@@ -29,7 +30,7 @@ std::vector<std::uint64_t> BytesOfWarps(const PiecePlan& plan) {
   return bytes;
 }
 
-// The plan has each byte of the list once.
+// Checks that the plan contains each byte of the list once.
 void ExpectComplete(const BlockList& list, const PiecePlan& plan) {
   std::vector<Block> pieces;
   for (const PackedBlock& piece : plan.pieces) pieces.push_back(Unpack(piece));

@@ -1,3 +1,4 @@
+// Packs blocks for the copy kernel.
 #include "ferry/copy/piece_writer.h"
 
 #include <fmt/core.h>
@@ -7,9 +8,9 @@
 
 namespace ferry {
 
-// Plain stores: non-temporal ones took 8.6 ns for each block on the machine of an H200 (3.6 so).
+// Plain stores: non-temporal ones took 8.6 ns per block on an H200 machine, plain ones 3.6 ns.
 PackedBlock* PieceWriter::Write(PackedBlock* out, const PackedBlock* end) noexcept {
-  // Copies of the members: what is written might be they, as far as the compiler knows.
+  // Local copies: the compiler must assume that a store may change the members.
   const std::uint64_t dst = dst_;
   const std::uint64_t src = src_;
   const std::uint64_t longest = longest_;
@@ -26,7 +27,7 @@ PackedBlock* PieceWriter::Write(PackedBlock* out, const PackedBlock* end) noexce
       }
       if (next == stop) continue;
     }
-    // One that is longer: as much of it as there is room for.
+    // A longer block: writes as much of it as fits.
     const std::uint64_t to = dst + next->dst;
     const std::uint64_t from = src + next->src;
     const std::uint64_t len = next->len;

@@ -1,3 +1,4 @@
+// Packs block lists for the copy kernel.
 #pragma once
 #include <cstdint>
 
@@ -8,8 +9,8 @@
 
 namespace ferry {
 
-// Writes a list down for the kernel, in its order, cut into pieces of at most `longest` bytes,
-// which is 1 to kLongestPacked. The list lives until it is done.
+// Packs a list for the kernel, in order, cut into pieces of at most `longest` bytes, which is 1 to
+// kLongestPacked. The list must live until done().
 class PieceWriter {
  public:
   PieceWriter(const PlacedList& list, std::uint64_t longest) noexcept
@@ -20,11 +21,12 @@ class PieceWriter {
         last_(next_ + list.blocks.size()) {}
 
   bool done() const noexcept { return next_ == last_; }
-  // As many as there is room for, from where the last call ended. Returns the end of them.
+  // Continues where the last call ended and writes as many pieces as fit before `end`. Returns the
+  // end of the written pieces.
   PackedBlock* Write(PackedBlock* out, const PackedBlock* end) noexcept;
-  // An OR of all addresses and lengths that have been written.
+  // An OR of all addresses and lengths written so far.
   std::uint64_t bits() const noexcept { return bits_; }
-  // Errors: kInvalidArgument where an address of what has been written is too large for memory.
+  // Errors: kInvalidArgument where a written address is outside the address space.
   Status Check() const;
 
  private:

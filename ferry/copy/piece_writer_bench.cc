@@ -1,3 +1,4 @@
+// Benchmark of packing blocks for the copy kernel.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -7,7 +8,7 @@
 
 #include "ferry/copy/piece_writer.h"
 
-// How long the CPU takes for each block of a list before a kernel can have it.
+// The CPU time for each block of a list before a kernel can use it.
 namespace ferry {
 namespace {
 
@@ -29,7 +30,7 @@ void PerBlock(benchmark::State& state, std::size_t blocks) {
       benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
 
-// Round a ring, as the kernel executor goes.
+// Writes around a ring, as the kernel executor does.
 void BmWriteBlocks(benchmark::State& state) {
   const BlockList list = Shuffled(static_cast<std::size_t>(state.range(0)),
                                   static_cast<std::uint64_t>(state.range(1)));
@@ -53,7 +54,7 @@ void BmWriteBlocks(benchmark::State& state) {
 }
 BENCHMARK(BmWriteBlocks)->Args({256, 4096})->Args({16'384, 4096})->Args({1024, 65'536});
 
-// The same bytes as a plain copy of the list: the least that reading and writing it can take.
+// A plain copy of the list: the minimum time for reading and writing its bytes.
 void BmCopyTheList(benchmark::State& state) {
   const BlockList list = Shuffled(static_cast<std::size_t>(state.range(0)), 4096);
   std::vector<Block> out(list.size());

@@ -1,3 +1,4 @@
+// Tests of packing blocks for the copy kernel.
 #include "ferry/copy/piece_writer.h"
 
 #include <gtest/gtest.h>

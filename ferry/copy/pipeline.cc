@@ -1,3 +1,4 @@
+// Runs host memory through a kernel in overlapping chunks.
 #include "ferry/copy/pipeline.h"
 
 #include <fmt/core.h>
@@ -16,8 +17,8 @@ namespace {
 constexpr int kMostStreams = 8;
 constexpr int kMostBuffers = 8;
 constexpr int kMostThreads = 64;
-constexpr std::size_t kAlignment = 256;  // of each chunk, as of what cudaMalloc gives
-// A chunk takes well under this, and a sleep may last as long.
+constexpr std::size_t kAlignment = 256;  // alignment of each chunk, as of cudaMalloc's memory
+// A chunk usually takes much less; beyond this, a sleep costs little.
 constexpr auto kSpinTime = std::chrono::milliseconds(1);
 
 const char* DoingStep(int step) {
@@ -145,7 +146,7 @@ Result<Pipeline::Job> Pipeline::Begin(std::span<const std::byte> source,
     const Status drained = Drain();
     if (!drained) {
       return Error(drained.error().code(),
-                   fmt::format("a run of this pipeline that failed has work under way: {}",
+                   fmt::format("a run of this pipeline that failed has work in flight: {}",
                                drained.error().message()));
     }
   }
@@ -163,14 +164,14 @@ Result<bool> Pipeline::NeedsStaging(const void* data, std::size_t bytes, const c
                  fmt::format("a pipeline {} {} memory at {}; give host memory", side,
                              cuda::MemoryKindName(info.kind), data));
   }
-  // Where only a part is pinned, the CPU reaches all.
+  // If only a part is pinned, the CPU copies all of it.
   const std::uint64_t before = cuda::AddressOf(data) - info.base;
   return info.kind != cuda::MemoryKind::kPinned || before > info.bytes ||
          bytes > info.bytes - before;
 }
 
-// A slot is used again when its last work has ended, which is looked for when its turn comes: of
-// chunks that are alike, those that began first end first.
+// A slot is reused when its last work has ended, which is checked when its turn comes: among equal
+// chunks, those that began first end first.
 Status Pipeline::Overlapped(const Job& job) {
   FERRY_TRY(MarkBase(job.deadline));
   const std::size_t chunks = CountChunks(job);
@@ -218,7 +219,7 @@ Status Pipeline::End(const Status& status) {
                status.error().where());
 }
 
-// The work of a lost device was dropped.
+// The queued work of a lost device was dropped.
 Status Pipeline::Drain() {
   const Deadline limit = Deadline::After(options_.drain_limit);
   for (const cuda::Stream& stream : streams_) {
@@ -257,8 +258,8 @@ Status Pipeline::QueueStep(const Job& job, Slot* slot, Step step, bool marks_end
   return Ok();
 }
 
-// The order of the stream is enough for device memory, and for the staging memory between the copy
-// that reads it and the one that writes it.
+// Stream order protects device memory, and the staging memory between the copy that reads it and
+// the one that writes it.
 Status Pipeline::QueueWork(const Job& job, const Slot& slot, Step step) {
   const PipelineChunk& chunk = slot.chunk;
   switch (step) {
@@ -279,7 +280,7 @@ Status Pipeline::Copy(const Slot& slot, cuda::CopyKind kind, void* dst, const vo
   return api_->Copy(streams_[static_cast<std::size_t>(slot.stream)], kind, {&item, 1});
 }
 
-// Until the slot is free: its chunk is in the destination.
+// Waits until the slot is free, that is until its chunk is in the destination.
 Status Pipeline::Empty(const Job& job, Slot* slot) {
   if (!slot->busy) return Ok();
   Status ended = Await(slot->ends[kDownload], job.deadline);
@@ -313,7 +314,7 @@ Status Pipeline::Await(const cuda::Event& event, Deadline deadline) {
 
 // ---- the trace ----------------------------------------------------------------------------------
 
-// Where the device's times lie on the host's clock: later than true by the time of a Query().
+// The device's times on the host's clock: late by the duration of a Query().
 Status Pipeline::MarkBase(Deadline deadline) {
   spans_.clear();
   if (options_.trace == nullptr) return Ok();

@@ -1,3 +1,4 @@
+// Overlapped upload, kernel and download of host memory in chunks.
 #pragma once
 #include <array>
 #include <chrono>
@@ -20,43 +21,44 @@ namespace ferry {
 struct PipelineOptions {
   std::size_t chunk_bytes = std::size_t{4} << 20;  // 1 to 1 GiB
   int streams = 3;                                 // 1 to 8
-  // Of each stream: chunks that it has under way or that wait behind them; 1 to 8. With one, a
-  // stream is idle while the host fetches and stages.
+  // Chunks of each stream that are in flight or queued behind those; 1 to 8. With one, a stream is
+  // idle while the host fetches and stages.
   int buffers = 2;
-  // The kernel's output is where its input is, which halves the device memory.
+  // The kernel writes its output over its input, which halves the device memory.
   bool in_place = false;
-  // That copy memory which is not pinned, the calling thread among them; 1 to 64.
+  // Threads that copy unpinned memory, including the calling one; 1 to 64.
   int staging_threads = 1;
-  // For how long a run that has failed waits for what it had queued.
+  // How long a failed run waits for its queued work.
   milliseconds drain_limit{30'000};
-  // Gets the times of all copies and kernels. Outlives the pipeline. Null: none are taken.
+  // Receives the times of all copies and kernels. Must outlive the pipeline. Null: none are
+  // recorded.
   Trace* trace = nullptr;
 };
 
-// A part of the bytes on its way, as the kernel finds it. The last one may be shorter than others.
+// A part of the bytes, as passed to the kernel. The last chunk may be shorter.
 struct PipelineChunk {
   std::size_t index = 0;
   std::uint64_t offset = 0;  // of its first byte, in source and destination
   std::size_t bytes = 0;
   void* in = nullptr;   // device memory, aligned to 256 bytes, with the source's bytes
-  void* out = nullptr;  // likewise, for the destination's; with `in_place` the same as `in`
+  void* out = nullptr;  // the same for the destination's bytes; with `in_place` equal to `in`
 };
 
-// Takes bytes from host memory through a kernel of the caller's and back to host memory, in chunks,
-// so that the chunks' copies, both ways, and kernels are under way at once: chunks are dealt over
-// streams in turn, each with several buffers.
+// Streams host memory through a caller's kernel and back, in chunks, so that uploads, kernels and
+// downloads of different chunks overlap: chunks go to several streams in turn, each with several
+// buffers.
 //
-// Host memory may be pinned, or any other. Pinned memory is copied from and to directly. Other
-// memory CUDA would copy synchronously: here the calling thread, with others, copies it by way of a
-// pool of pinned memory, while the GPU works on other chunks.
+// Host memory may be pinned or pageable. Pinned memory is copied directly. CUDA would copy pageable
+// memory synchronously; here the calling thread and its helpers copy it through a pool of pinned
+// memory, while the GPU works on other chunks.
 //
-// All pinned memory, device memory, streams, events and threads are made by Create(): (2 or, in
-// place, 1) * streams * buffers chunks of device memory, streams * buffers of pinned memory. One
-// thread at a time. The DeviceApi outlives it.
+// Create() allocates all pinned memory, device memory, streams, events and threads: 2 * streams *
+// buffers chunks of device memory (half of that in place), and streams * buffers chunks of pinned
+// memory. One thread at a time. The DeviceApi must outlive it.
 class Pipeline {
  public:
-  // Queues the kernel for the chunk on the stream, and does not wait for it. What it queues on
-  // other streams the given stream has to wait for. Its error ends the run.
+  // Queues the kernel for the chunk on the stream, without waiting for it. If it queues work on
+  // other streams, it must make the given stream wait for that work. Its error ends the run.
   using Kernel = FunctionRef<Status(cuda::StreamRef stream, const PipelineChunk& chunk)>;
 
   // Errors: kInvalidArgument for options out of range; those of DeviceApi.
@@ -67,28 +69,29 @@ class Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  // Returns when every byte is in the destination, which is as long as the source, and is either
-  // the same memory or does not overlap it. The kernel is called on this thread, for every chunk
-  // once, in their order.
+  // Blocks until every byte is in the destination, which must be as long as the source, and either
+  // the same memory or disjoint from it. Calls the kernel on this thread, once for every chunk, in
+  // order.
   //
-  // After an error nothing of the run is under way any more, and the destination is undefined. If
-  // that cannot be reached within `drain_limit`, the error says so: source and destination are in
-  // use until a later run has begun or the pipeline is gone. Errors tell the chunk:
-  // kInvalidArgument for memory that is not the host's, kTimedOut, those of DeviceApi, the
+  // After an error no work of the run is in flight, and the destination is undefined. If that
+  // cannot be reached within `drain_limit`, the error says so: source and destination stay in use
+  // until a later run has begun or the pipeline is destroyed. Errors name the chunk:
+  // kInvalidArgument for memory that is not host memory, kTimedOut, those of DeviceApi, the
   // kernel's.
   Status Run(std::span<const std::byte> source, std::span<std::byte> destination, Kernel kernel,
              Deadline deadline);
-  // The same bytes, one step at a time: every copy and kernel is waited for before the next is
-  // queued. What Run() saves is the difference.
+  // The same bytes one step at a time: waits for every copy and kernel before the next is queued.
+  // The reference for what Run() saves.
   Status RunBlocking(std::span<const std::byte> source, std::span<std::byte> destination,
                      Kernel kernel, Deadline deadline);
 
-  // Lanes of the trace. A copy that way, of all streams: as an engine does one after another, a
-  // copy is taken to begin when the one before has ended, though its stream was ready.
+  // Lanes of the trace. Copies in one direction, of all streams: an engine runs them one after
+  // another, so a copy's span begins when the previous one has ended, even if its stream was ready
+  // before.
   static constexpr const char* kUploadLane = "copy H2D";
   static constexpr const char* kDownloadLane = "copy D2H";
   static constexpr const char* kStagingLane = "staging";  // by the calling thread
-  // Kernels of one stream; of several streams they may be under way at once.
+  // Kernels of one stream; kernels of several streams may overlap.
   static std::string ComputeLane(int stream);
 
  private:
@@ -97,11 +100,11 @@ class Pipeline {
 
   struct Slot {
     int stream = 0;
-    std::byte* staging = nullptr;  // pinned; first for the source's bytes, then the destination's
+    std::byte* staging = nullptr;  // pinned; holds the source's bytes, then the destination's
     std::byte* in = nullptr;
     std::byte* out = nullptr;
     std::array<cuda::Event, kSteps> begins;  // recorded for the trace only
-    std::array<cuda::Event, kSteps> ends;    // likewise, but for the last
+    std::array<cuda::Event, kSteps> ends;    // only the last one without a trace
     bool busy = false;
     PipelineChunk chunk;
   };
@@ -156,7 +159,7 @@ class Pipeline {
   cuda::DeviceBuffer device_;
   std::vector<cuda::Stream> streams_;
   std::vector<Slot> slots_;  // the first of each stream, the second of each, and so on
-  bool drained_ = true;      // false: a failed run's work may be under way
+  bool drained_ = true;      // false: a failed run's work may be in flight
 
   // For the trace.
   cuda::Event base_;

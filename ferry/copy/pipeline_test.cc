@@ -1,3 +1,4 @@
+// Tests of the pipeline's bytes, errors and trace.
 #include "ferry/copy/pipeline.h"
 
 #include <gmock/gmock.h>
@@ -52,7 +53,7 @@ HostBytes MakeHost(cuda::DeviceApi* api, bool pinned, std::size_t bytes) {
   return made;
 }
 
-// Adds to each whole word of a chunk, and takes what is left over as it is.
+// Adds to each whole word of a chunk, and copies the remaining bytes unchanged.
 Status AddToWords(cuda::DeviceApi* api, cuda::StreamRef stream, const PipelineChunk& chunk) {
   constexpr std::size_t kWord = sizeof(std::uint32_t);
   const std::size_t left = chunk.bytes % kWord;
@@ -103,7 +104,7 @@ class PipelineTest : public ::testing::TestWithParam<cuda::DeviceCase> {
       return AddToWords(&api(), stream, chunk);
     };
   }
-  // By both forms, between both kinds of memory.
+  // Runs both forms, between both kinds of memory.
   void ExpectRight(Pipeline* pipeline, std::size_t bytes) {
     for (const bool from_pinned : {false, true}) {
       for (const bool to_pinned : {false, true}) {
@@ -259,7 +260,7 @@ TEST_P(PipelineTest, AKernelThatFailsEndsTheRunWithItsError) {
     EXPECT_EQ(status.error().code(), Code::kUnsupported);
     EXPECT_EQ(status.error().message(),
               "the kernel of chunk 9 (offset 90000, 10000 bytes): no such kernel");
-    // Copies that were still under way would lose the device now.
+    // Copies still in flight would lose the device now.
     source.pinned.reset();
     destination.pinned.reset();
     ExpectRight(pipeline.get(), 3 * kChunk + 1);
@@ -288,7 +289,7 @@ TEST_P(SimulatedPipelineTest, NothingIsMadeForAChunk) {
 TEST_P(SimulatedPipelineTest, ACopyThatIsRefusedIsToldWithItsChunk) {
   const auto pipeline = Make({});
   std::vector<std::byte> memory(10 * kChunk);
-  // Of each chunk one copy goes up and one comes down.
+  // Each chunk has one upload and one download.
   target_->simulated()->Inject({.ordinal = 0,
                                 .at = cuda::FaultPoint::kCopy,
                                 .fault = cuda::Fault::kInvalidValue,
@@ -326,7 +327,7 @@ TEST_P(SimulatedPipelineTest, ARunPastItsDeadlineSaysWhatIsStillInUse) {
   EXPECT_EQ(late.error().code(), Code::kTimedOut);
   EXPECT_THAT(late.error().message(), HasSubstr("of chunk 0 "));
   EXPECT_THAT(late.error().message(), HasSubstr("what was queued has not ended"));
-  // Nothing new begins among what is left.
+  // No new work starts while old work is left.
   const Status refused = pipeline->Run(memory, memory, Adding(), Limit());
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kTimedOut);
@@ -353,7 +354,7 @@ TEST_P(SimulatedPipelineTest, WhatCannotBeMadeIsAnErrorAndLeavesNothing) {
 
 // ---- buffers that are used too early ------------------------------------------------------------
 
-// Says of every event that it is ready. Streams are told of rightly.
+// Reports every event as ready; streams are reported correctly.
 class ImpatientDevices final : public cuda::ForwardingDevices {
  public:
   using ForwardingDevices::ForwardingDevices;
@@ -361,8 +362,8 @@ class ImpatientDevices final : public cuda::ForwardingDevices {
   using ForwardingDevices::Query;
 };
 
-// Pipelines that do not wait, which these devices make of them, are seen to be wrong: so the tests
-// above would see one.
+// These devices make a pipeline that does not wait; its output is wrong, so the tests above would
+// detect one.
 class ImpatientPipelineTest : public SimulatedPipelineTest {
  protected:
   static constexpr std::size_t kSlots = 4;
@@ -400,7 +401,7 @@ class ImpatientPipelineTest : public SimulatedPipelineTest {
 TEST_P(ImpatientPipelineTest, ABufferThatIsFilledAgainTooEarlyIsSeen) {
   const HostBytes destination = MakeHost(&api(), true, source_.size());
   RunImpatiently(destination.all);
-  // The first chunks are what came into their buffers next.
+  // The first chunks hold the data that entered their buffers next.
   const auto first = destination.all.first(kSlots * kChunk);
   EXPECT_FALSE(std::equal(first.begin(), first.end(), expected_.begin()));
   EXPECT_TRUE(std::equal(first.begin(), first.end(), expected_.begin() + kSlots * kChunk));
@@ -427,7 +428,8 @@ TEST_P(PipelineTest, EveryCopyAndKernelOfEveryChunkIsOnTheTrace) {
   EXPECT_EQ(trace.Count(Pipeline::ComputeLane(0)), 4U);
   EXPECT_EQ(trace.Count(Pipeline::ComputeLane(1)), 4U);
   EXPECT_EQ(trace.Count(Pipeline::kStagingLane), 16U);
-  // The spans lie within the run, give or take how late the host learns of the first event.
+  // The spans lie within the run, apart from the delay with which the host observes the first
+  // event.
   Trace whole;
   whole.Append(trace);
   whole.Add("run", "run", begin - std::chrono::seconds(1), Clock::now() + std::chrono::seconds(1));

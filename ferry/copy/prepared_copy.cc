@@ -1,3 +1,4 @@
+// Block lists stored once in GPU memory and copied by one launch.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -16,7 +17,7 @@ namespace {
 constexpr auto kUploadPatience = std::chrono::seconds(60);
 constexpr int kFirstEarly = 9;  // compute capability
 
-// All addresses of one side.
+// The address range of one side.
 struct Range {
   std::uint64_t first = kAddressLimit;
   std::uint64_t end = 0;
@@ -28,7 +29,7 @@ struct Range {
 };
 
 Status CheckShift(const char* side, const Range& range, std::int64_t shift) {
-  // Whatever leaves at the lower end comes back far beyond the upper one.
+  // A shift below 0 wraps to far beyond the upper end.
   const std::uint64_t first = range.first + static_cast<std::uint64_t>(shift);
   if (first < kAddressLimit && range.end - range.first <= kAddressLimit - first) return Ok();
   return Error(
@@ -79,7 +80,7 @@ class PreparedKernelCopy final : public PreparedCopy {
   const BlockKernelArguments arguments_;
 };
 
-// All blocks by their addresses.
+// All blocks, with absolute addresses.
 BlockList WithAddresses(std::span<const PlacedList> lists) {
   BlockList all;
   for (const PlacedList& list : lists) {

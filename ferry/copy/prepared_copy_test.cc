@@ -1,3 +1,4 @@
+// Tests of prepared copies: shifts, order and limits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,8 +16,8 @@
 #include "ferry/core/units.h"
 #include "ferry/cuda/testing/device_target.h"
 
-// What is special to prepared copies; that they are right for all kinds of lists is a case of
-// device_executor_test.cc.
+// Behaviour specific to prepared copies; device_executor_test.cc checks the bytes for all kinds of
+// lists.
 namespace ferry {
 namespace {
 
@@ -30,7 +31,7 @@ std::string PreparedCaseName(const ::testing::TestParamInfo<PreparedCase>& info)
 
 class PreparedCopyTest : public ::testing::TestWithParam<PreparedCase> {
  protected:
-  static constexpr std::uint64_t kLayer = 40 * 4096;  // bytes, of which half are copied
+  static constexpr std::uint64_t kLayer = 40 * 4096;  // bytes, half of which are copied
 
   void SetUp() override {
     target_ = std::get<0>(GetParam()).make();
@@ -69,7 +70,7 @@ TEST_P(PreparedCopyTest, ShiftsTakeOneLayoutFromLayerToLayer) {
     std::vector<std::byte> expected = bed_->Look(&dst);
     const std::vector<std::byte> source = bed_->Look(&src);
     const BlockList list = Pages();
-    // Of a layer in the middle, so that shifts go both ways; and one byte beyond on one side.
+    // A layer in the middle, so that shifts go both ways, and one byte too many on one side.
     const auto copy = Must(Prepare(list, dst.place + 2 * kLayer, src.place + 3 * kLayer,
                                    {.groups = 0, .early = early}));
     EXPECT_EQ(copy->bytes(), 20U * 4096);
@@ -87,7 +88,7 @@ TEST_P(PreparedCopyTest, ShiftsTakeOneLayoutFromLayerToLayer) {
   }
 }
 
-// Each kernel reads what the one before has written; most of them may begin early.
+// Each kernel reads what the previous one has written; most may start early.
 TEST_P(PreparedCopyTest, ManyInARowKeepTheOrderOfTheirStream) {
   if (kind() != CopyKind::kDeviceToDevice) GTEST_SKIP() << "needs one memory on both sides";
   constexpr std::uint64_t kBytes = 2 * kMiB;
@@ -99,7 +100,7 @@ TEST_P(PreparedCopyTest, ManyInARowKeepTheOrderOfTheirStream) {
   std::iota(pages.begin(), pages.end(), 0);
   std::vector<std::uint64_t> turned = pages;
   std::rotate(turned.begin(), turned.begin() + 1, turned.end());
-  const auto turn = Must(BlockList::FromPages(turned, pages, 512));  // each to the one after
+  const auto turn = Must(BlockList::FromPages(turned, pages, 512));  // each page to the next one
   const auto there = Must(Prepare(turn, b.place, a.place));
   const auto back = Must(Prepare(turn, a.place, b.place));
   for (int step = 0; step < kSteps; ++step) {
@@ -111,7 +112,7 @@ TEST_P(PreparedCopyTest, ManyInARowKeepTheOrderOfTheirStream) {
   EXPECT_TRUE(bed_->Look(&a) == expected);
 }
 
-// A kernel that may begin early must not begin before anything but a kernel.
+// An early kernel must not start before anything other than a kernel.
 TEST_P(PreparedCopyTest, CopiesAndEventsAroundItKeepTheirOrder) {
   if (kind() != CopyKind::kDeviceToDevice) GTEST_SKIP() << "needs GPU memory on both sides";
   constexpr std::uint64_t kBytes = 256 * kKiB;

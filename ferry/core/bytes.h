@@ -1,3 +1,4 @@
+// Bounds-checked reading and writing of little-endian fields.
 #pragma once
 #include <bit>
 #include <concepts>
@@ -23,8 +24,8 @@ void StoreLe(std::span<std::byte, sizeof(T)> to, T value) noexcept {
   std::memcpy(to.data(), &value, sizeof value);
 }
 
-// Takes fields off the front of bytes that are not trusted, never reading past their end. Each
-// method is false when too few bytes are left, and from then on every method is: a run of calls may
+// Reads fields from the front of untrusted bytes and never past their end. A method returns false
+// when too few bytes are left, and all later calls then return false too: a sequence of calls may
 // be checked once, with ok(). A failed read sets its output to zero or empty.
 class ByteReader {
  public:
@@ -34,14 +35,14 @@ class ByteReader {
   bool U16(std::uint16_t& value) noexcept { return Get(value); }
   bool U32(std::uint32_t& value) noexcept { return Get(value); }
   bool U64(std::uint64_t& value) noexcept { return Get(value); }
-  // The next `count` bytes, not copied: valid as long as the bytes being read.
+  // The next `count` bytes without copying; valid as long as the underlying bytes.
   bool View(std::size_t count, std::span<const std::byte>& view) noexcept {
     ok_ = ok_ && count <= left_.size();
     view = ok_ ? left_.first(count) : std::span<const std::byte>();
     if (ok_) left_ = left_.subspan(count);
     return ok_;
   }
-  // Fills `to` whole, or sets it to zero.
+  // Fills all of `to`; on failure sets it to zero.
   bool Copy(std::span<std::byte> to) noexcept {
     std::span<const std::byte> view;
     if (to.empty()) return ok_;
@@ -58,7 +59,7 @@ class ByteReader {
   }
 
   bool ok() const noexcept { return ok_; }
-  // Bytes not taken yet.
+  // Bytes that were not read yet.
   std::size_t left() const noexcept { return left_.size(); }
 
  private:
@@ -73,8 +74,8 @@ class ByteReader {
   bool ok_ = true;
 };
 
-// Puts fields into a buffer one after another, never writing past its end. Each method is false
-// when the field does not fit, writes nothing then, and from then on every method is false.
+// Writes fields one after another into a buffer and never past its end. A method that finds no room
+// writes nothing and returns false, and all later calls then return false too.
 class ByteWriter {
  public:
   explicit ByteWriter(std::span<std::byte> buffer) noexcept : buffer_(buffer) {}
@@ -91,9 +92,9 @@ class ByteWriter {
   }
 
   bool ok() const noexcept { return ok_; }
-  // What has been written so far.
+  // The bytes written so far.
   std::span<const std::byte> written() const noexcept { return buffer_.first(size_); }
-  // Bytes of the buffer not written yet.
+  // Bytes of the buffer that are still free.
   std::size_t left() const noexcept { return buffer_.size() - size_; }
 
  private:

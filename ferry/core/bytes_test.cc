@@ -1,3 +1,4 @@
+// Tests of the bounds-checked reader and writer.
 #include "ferry/core/bytes.h"
 
 #include <gtest/gtest.h>

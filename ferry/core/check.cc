@@ -1,3 +1,4 @@
+// Prints a failed FERRY_CHECK and aborts.
 #include "ferry/core/check.h"
 
 #include <cstdio>

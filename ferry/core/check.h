@@ -1,3 +1,4 @@
+// FERRY_CHECK, the assertion for bugs in the library.
 #pragma once
 #include <sstream>
 #include <string>
@@ -17,8 +18,10 @@ std::string DescribeValues(const Values&... values) {
 
 }  // namespace ferry::internal
 
-// For bugs, not for errors: prints the expression and the values given after it, then aborts.
-//   FERRY_CHECK(used <= capacity, used, capacity);
+// For bugs, not for errors: if the condition is false, prints the expression and the values after
+// it, then aborts.
+//
+// FERRY_CHECK(used <= capacity, used, capacity);
 #define FERRY_CHECK(condition, ...)                                                              \
   do {                                                                                           \
     if (!(condition)) [[unlikely]]                                                               \

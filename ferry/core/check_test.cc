@@ -1,3 +1,4 @@
+// Tests of what a failed FERRY_CHECK prints.
 #include "ferry/core/check.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Parses, stores, checks and describes settings.
 #include "ferry/core/config.h"
 
 #include <fmt/core.h>
@@ -58,7 +59,7 @@ void Store(Config& config, PortRangeMember, PortRange ports) {
   config.port_last = ports.last;
 }
 
-// The whole number that `text` is, all of it.
+// Parses `text` as a whole number; the entire text must be one.
 template <class T>
 std::optional<T> Number(std::string_view text) {
   T number = 0;
@@ -148,7 +149,7 @@ const char* UnitOf(std::uint64_t) { return "bytes"; }
 const char* UnitOf(microseconds) { return "duration"; }
 const char* UnitOf(PortRange) { return "ports"; }
 
-// `subject` is the name under which the value was given: a variable or a field.
+// `subject` is the name that the value was given under: a variable or a field.
 template <class T>
 Error Refusal(const Row& row, std::string_view subject, std::string_view problem, const T& value) {
   return Error(Code::kInvalidArgument, fmt::format("{} cannot be used: {}; allowed is {}", subject,
@@ -175,7 +176,7 @@ Status CheckRow(const Row& row, const Config& config) {
       row.member);
 }
 
-// Stores the parsed text, or nothing.
+// Stores the parsed value; on an error, stores nothing.
 template <class M>
 Status SetMember(Config& config, M member, const Row& row, std::string_view subject,
                  std::string_view text) {
@@ -203,7 +204,7 @@ std::string SourceOf(const Row& row, const Config& config, const ConfigEntry& en
   return entry.value == entry.default_text ? "default" : "set by caller";
 }
 
-// Of variables that are read elsewhere.
+// Whether a variable without a setting is read elsewhere.
 bool HasOtherReader(std::string_view variable) {
   constexpr std::array<std::string_view, 3> kOthers = {"FERRY_STANDIN_", "FERRY_TEST_",
                                                        "FERRY_SOAK_"};
@@ -217,7 +218,7 @@ Error UnknownName(std::string_view name) {
   for (const Row& row : ConfigRows())
     known += fmt::format("{}{}", known.empty() ? "" : ", ", row.name);
   return Error(Code::kInvalidArgument,
-               fmt::format("no setting is called '{}'; there are {}", name, known));
+               fmt::format("unknown setting '{}'; the settings are {}", name, known));
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+// All settings of the library, with their defaults and their source.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -12,8 +13,8 @@
 
 namespace ferry {
 
-// One setting as `ferry info` and the documentation show it. Texts of values can be given to
-// Config::Set() unchanged, but for that of the secret, which is not shown.
+// One setting as `ferry info` and the documentation show it. Config::Set() accepts each value text
+// unchanged, except that of the secret, which is hidden.
 struct ConfigEntry {
   std::string name;      // "slice_bytes"
   std::string variable;  // "FERRY_SLICE_BYTES"
@@ -21,19 +22,19 @@ struct ConfigEntry {
   std::string range;     // "4 KiB..64 MiB"
   std::string default_text;
   std::string value;
-  std::string source;  // "default", "environment", "set by caller" or what Set() was told
+  std::string source;  // "default", "environment", "set by caller" or the source passed to Set()
   std::string help;
 };
 
 inline constexpr std::size_t kMinSecretBytes = 16;
 inline constexpr std::size_t kMaxSecretBytes = 1024;
 
-// Every setting of the library: read once, checked, and passed down by const reference. Assign the
-// fields freely, then Validate(). Variable, range and help of each are in Describe().
+// Every setting of the library: read once, checked, and passed down by const reference. Assign
+// fields freely, then call Validate(). Describe() has the variable, range and help of each.
 struct Config {
-  std::string listen_host;       // empty: all addresses
-  std::string net_plugin;        // a NCCL network plugin; empty: none
-  std::string interfaces;        // those that are used: "eth0,ens*", or "^docker*"; empty: all
+  std::string listen_host;  // empty: all addresses
+  std::string net_plugin;   // path of a NCCL network plugin; empty: none
+  std::string interfaces;   // interfaces to use: "eth0,ens*", or all but "^docker*"; empty: all
   std::uint16_t port_first = 0;  // inclusive; 0 and 0: any free port
   std::uint16_t port_last = 0;   // inclusive; the two are one setting, port_range
 
@@ -44,78 +45,83 @@ struct Config {
   std::string congestion_control = "auto";  // "auto", "system" or a name the kernel knows
   std::uint64_t send_buffer_bytes = 0;      // 0: the kernel tunes it
   std::uint64_t recv_buffer_bytes = 0;      // 0: the kernel tunes it
-  std::uint64_t lane_rate_bytes = 0;        // per second that a lane sends; 0: no limit
-  std::chrono::microseconds spin{0};        // polling before a worker sleeps
-  std::string gift = "auto";                // pages given to the socket: "auto", "on" or "off"
-  std::string checksum = "off";             // "on": CRC32C of every slice's bytes
-  std::string devices = "auto";             // GPUs: "auto" (all), "none", or "simulated:N[:SEED]"
-  std::string cuda_ipc = "auto";            // copies between GPUs of one machine: "auto" or "off"
+  std::uint64_t lane_rate_bytes = 0;  // maximum send rate of a lane, bytes per second; 0: no limit
+  std::chrono::microseconds spin{0};  // how long a worker polls before it sleeps
+  std::string gift = "auto";          // zero-copy sends: "auto", "on" or "off"
+  std::string checksum = "off";       // "on": CRC32C of every slice's bytes
+  std::string devices = "auto";       // GPUs: "auto" (all), "none", or "simulated:N[:SEED]"
+  std::string cuda_ipc = "auto";      // copies between GPUs of one machine: "auto" or "off"
   std::uint64_t stage_slice_bytes = 256 << 10;  // slices from and into GPU memory
   std::uint64_t stage_bytes = 64 << 20;         // pinned, for each GPU in use and direction
 
   std::chrono::microseconds connect_timeout = std::chrono::seconds(10);
   std::chrono::microseconds handshake_timeout = std::chrono::seconds(5);
   std::chrono::microseconds operation_timeout = std::chrono::seconds(300);
-  std::chrono::microseconds peer_timeout = std::chrono::seconds(10);  // of silence
-  std::chrono::microseconds lane_timeout = std::chrono::seconds(3);   // of silence on one lane
+  // Silence after which a peer is lost.
+  std::chrono::microseconds peer_timeout = std::chrono::seconds(10);
+  // Silence after which another network path is tried.
+  std::chrono::microseconds lane_timeout = std::chrono::seconds(3);
   std::chrono::microseconds heartbeat_interval = std::chrono::seconds(1);
   std::chrono::microseconds drain_grace = std::chrono::seconds(1);
 
-  std::uint64_t eager_bytes = 32 << 10;        // largest message sent without asking first
-  std::uint64_t unexpected_bytes = 16 << 20;   // kept for messages that nobody has asked for yet
-  std::uint64_t notification_bytes = 4 << 20;  // kept for notifications not yet taken
-  std::uint64_t peer_memory = 32 << 20;        // that one connection's peer makes an endpoint hold,
-  std::uint64_t peer_memory_total = 256 << 20;  // and all together, beyond what each is guaranteed
-  std::uint32_t max_operations = 65536;         // in flight at once
-  std::uint32_t max_connections = 1024;         // from peers that connected here; 0: any number
-  std::uint32_t max_strangers = 256;            // accepted lanes whose peer is not known yet
-  std::string secret;                           // shared with every peer; empty: none
-  std::string secret_file;                      // that holds it
-  std::string insecure = "off";  // "on": without a secret, trusts peers beyond loopback, too
-  std::string tls = "off";       // of every lane: "off", "psk" (from the secret) or "cert"
+  std::uint64_t eager_bytes = 32 << 10;        // largest message sent without a rendezvous
+  std::uint64_t unexpected_bytes = 16 << 20;   // memory for messages without a matching receive
+  std::uint64_t notification_bytes = 4 << 20;  // memory for notifications that were not taken yet
+  std::uint64_t peer_memory = 32 << 20;  // memory that the peer of one connection may occupy here,
+  // And that all peers together may, beyond each one's guarantee.
+  std::uint64_t peer_memory_total = 256 << 20;
+  std::uint32_t max_operations = 65536;  // in flight at once
+  std::uint32_t max_connections = 1024;  // connections accepted here; 0: any number
+  std::uint32_t max_strangers = 256;     // pending peers: accepted lanes that are not authenticated
+  std::string secret;                    // shared with every peer; empty: none
+  std::string secret_file;               // file that contains the secret
+  std::string insecure = "off";  // "on": without a secret, trusts peers on other machines too
+  std::string tls = "off";       // TLS on every lane: "off", "psk" (from the secret) or "cert"
   std::string tls_cert;          // PEM files: this endpoint's certificate with its chain,
   std::string tls_key;           // its key, without a password,
-  std::string tls_ca;            // and the authorities that peers' certificates must chain to
-  std::string tls_name;          // that a peer's certificate must be for; empty: any
-  int nccl_channels = 8;         // that NCCL is asked for, as its network; 0: NCCL decides
-  int nccl_devices = 1;          // as which it is shown the NIC
-  std::string metrics_address;   // where Prometheus may ask: "host:port" or ":port"; empty: nowhere
+  std::string tls_ca;            // and the authorities that verify peers' certificates
+  std::string tls_name;          // required name in a peer's certificate; empty: any
+  int nccl_channels = 8;         // channels to ask NCCL for, as its network; 0: NCCL decides
+  int nccl_devices = 1;          // devices that NCCL sees the NIC as
+  // Listening address for Prometheus: "host:port" or ":port"; empty: none.
+  std::string metrics_address;
   std::string log_level = "warn";
   std::string log_format = "text";  // or "json"
 
-  // What last set a field by name; a field assigned directly since then has another value text.
+  // The text and source of a field's last setting by name; ignored if the field was assigned
+  // directly since.
   struct Origin {
     std::string source;
     std::string value;
   };
   std::map<std::string, Origin, std::less<>> origins;
 
-  // Gives a variable's text, or null where it is not set; like getenv(3).
+  // Returns a variable's text, or null where it is not set; like getenv(3).
   using Getter = std::function<const char*(const char* variable)>;
 
   // Defaults overridden by FERRY_* variables; an empty variable counts as not set. Errors:
-  // kInvalidArgument naming variable, value and range.
+  // kInvalidArgument naming the variable, its value and the range.
   static Result<Config> FromEnvironment();
   static Result<Config> FromEnvironment(const Getter& get);
 
-  // Parses and stores one setting. Sizes and durations are as in units.h; port_range is "A-B", "A"
-  // or "0". Errors: kInvalidArgument for an unknown name or a value out of range; the config is
-  // unchanged then. How settings fit together is left to Validate().
+  // Parses and stores one setting. Sizes and durations have the forms of units.h; port_range is
+  // "A-B", "A" or "0". Does not check how settings fit together; Validate() does. Errors:
+  // kInvalidArgument for an unknown name or a value out of range; the config is then unchanged.
   Status Set(std::string_view name, std::string_view text,
              std::string_view source = "set by caller");
 
-  // Checks every field's range, and that a slice fits a window and a heartbeat a peer_timeout.
-  // Errors: kInvalidArgument naming the first field that fails.
+  // Checks the range of every field, that a slice fits into a window, and that a heartbeat_interval
+  // fits into a peer_timeout. Errors: kInvalidArgument naming the first field that fails.
   Status Validate() const;
 
   // Every setting, in the order above.
   std::vector<ConfigEntry> Describe() const;
 };
 
-// Names of FERRY_* variables that no setting has, so that a tool can warn of a misspelling.
+// Names of FERRY_* variables that no setting has, so that a tool can warn about misspellings.
 // `environment` is a null-terminated array of "NAME=value", as environ(7).
 std::vector<std::string> UnknownVariables(const char* const* environment);
-// Of this process.
+// The same for the environment of this process.
 std::vector<std::string> UnknownVariables();
 
 }  // namespace ferry

@@ -1,3 +1,4 @@
+// The table of settings: name, range, default and help of each.
 #include "ferry/core/config_rows.h"
 
 #include <algorithm>
@@ -33,7 +34,7 @@ bool IsAutoOff(std::string_view text) { return text == "auto" || text == "off"; 
 
 bool IsOnOff(std::string_view text) { return text == "on" || text == "off"; }
 
-// Simulated devices are for tests, and not told of: simulated:N or simulated:N:SEED.
+// Simulated devices (simulated:N or simulated:N:SEED) are for tests and not documented.
 bool IsDevices(std::string_view text) {
   constexpr std::string_view kSimulated = "simulated:";
   if (text == "auto" || text == "none") return true;
@@ -53,7 +54,7 @@ bool IsLogLevel(std::string_view text) { return ParseLogLevel(text).has_value();
 
 bool IsLogFormat(std::string_view text) { return ParseLogFormat(text).has_value(); }
 
-// Port 0 is any free one.
+// Port 0 means any free port.
 bool IsListeningAddress(std::string_view text) {
   if (text.empty()) return true;
   const auto colon = text.rfind(':');
@@ -122,7 +123,8 @@ constexpr ConfigRow kRows[] = {
      .member = &Config::lane_rate_bytes,
      .high = 1024 * kGiB,
      .zero = "no limit",
-     .help = "most that a lane sends in a second, so that other traffic keeps its share"},
+     .help =
+         "maximum send rate of a lane in bytes per second, so that other traffic keeps its share"},
     {.name = "spin",
      .member = &Config::spin,
      .high = kSecond,
@@ -132,7 +134,8 @@ constexpr ConfigRow kRows[] = {
      .member = &Config::gift,
      .form = "auto | on | off",
      .accepts = IsAutoOnOff,
-     .help = "whether pages are given to the socket instead of being copied"},
+     .help =
+         "whether sends are zero-copy: pages are spliced into the socket instead of being copied"},
     {.name = "checksum",
      .member = &Config::checksum,
      .form = "on | off",
@@ -163,17 +166,17 @@ constexpr ConfigRow kRows[] = {
      .member = &Config::connect_timeout,
      .low = kMillisecond,
      .high = kHour,
-     .help = "for the lanes to a peer to be connected"},
+     .help = "timeout for connecting all lanes to a peer"},
     {.name = "handshake_timeout",
      .member = &Config::handshake_timeout,
      .low = kMillisecond,
      .high = kHour,
-     .help = "for a connected peer to introduce and authenticate itself"},
+     .help = "timeout for the handshake with a connected peer"},
     {.name = "operation_timeout",
      .member = &Config::operation_timeout,
      .low = kMillisecond,
      .high = 24 * kHour,
-     .help = "for an operation that was given no deadline of its own"},
+     .help = "timeout of an operation without a deadline of its own"},
     {.name = "peer_timeout",
      .member = &Config::peer_timeout,
      .low = kMillisecond,
@@ -183,7 +186,8 @@ constexpr ConfigRow kRows[] = {
      .member = &Config::lane_timeout,
      .low = kMillisecond,
      .high = kHour,
-     .help = "silence on one lane, at least two heartbeats, after which another way is tried"},
+     .help =
+         "silence on one lane, at least two heartbeats, after which another network path is tried"},
     {.name = "heartbeat_interval",
      .member = &Config::heartbeat_interval,
      .low = kMillisecond,
@@ -193,7 +197,7 @@ constexpr ConfigRow kRows[] = {
      .member = &Config::drain_grace,
      .high = kHour,
      .zero = "cancel at once",
-     .help = "for operations in flight to finish when an endpoint closes"},
+     .help = "how long a closing endpoint waits for operations in flight"},
     {.name = "eager_bytes",
      .member = &Config::eager_bytes,
      .high = 64 * kKiB,
@@ -241,7 +245,7 @@ constexpr ConfigRow kRows[] = {
      .form = "16 to 1024 bytes; empty for none",
      .accepts = IsSecret,
      .hidden = true,
-     .help = "what both sides must know to connect; better kept in a file"},
+     .help = "secret that both sides must share to connect; better kept in a file"},
     {.name = "secret_file",
      .member = &Config::secret_file,
      .form = "a path; empty for none",
@@ -297,7 +301,7 @@ constexpr ConfigRow kRows[] = {
      .member = &Config::metrics_address,
      .form = "HOST:PORT, or :PORT for 127.0.0.1; empty for none",
      .accepts = IsListeningAddress,
-     .help = "where an endpoint's counters can be had over HTTP, in Prometheus' text format"},
+     .help = "listening address for an endpoint's counters over HTTP, in Prometheus' text format"},
     {.name = "log_level",
      .member = &Config::log_level,
      .form = "trace | debug | info | warn | error | off",

@@ -1,3 +1,4 @@
+// Tests of the settings' parsing, ranges and messages.
 #include "ferry/core/config.h"
 
 #include <gtest/gtest.h>
@@ -221,8 +222,8 @@ TEST(Config, SettingByNameRefusesUnknownNamesAndListsTheKnown) {
   Config config;
   const Status status = config.Set("lane", "1");
   ASSERT_FALSE(status);
-  EXPECT_EQ(status.error().message().substr(0, 65),
-            "no setting is called 'lane'; there are listen_host, interfaces, p");
+  EXPECT_EQ(status.error().message().substr(0, 67),
+            "unknown setting 'lane'; the settings are listen_host, interfaces, p");
 }
 
 TEST(Config, ValidationFindsFieldsThatWereAssignedOutOfRange) {

@@ -1,3 +1,4 @@
+// CRC-32C by ISA-L.
 #include "ferry/core/crc32c.h"
 
 #include <isa-l/crc.h>

@@ -1,3 +1,4 @@
+// The CRC-32C checksum of a slice's bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>

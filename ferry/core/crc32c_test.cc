@@ -1,3 +1,4 @@
+// Tests of CRC-32C against a bitwise version and the vectors of RFC 3720.
 #include "ferry/core/crc32c.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Points on the steady clock by which a wait must end.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -9,15 +10,15 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// A point on the steady clock, or never. Carried down a call chain so that a chain of waits is
-// bounded by one number.
+// A point on the steady clock, or never. Passed down a call chain so that one value bounds a chain
+// of waits.
 class Deadline {
  public:
   static Deadline Never() noexcept { return Deadline(Clock::time_point::max()); }
   static Deadline At(Clock::time_point when) noexcept { return Deadline(when); }
   template <class Rep, class Period>
   static Deadline After(std::chrono::duration<Rep, Period> wait) noexcept {
-    // A wait that is longer than the clock goes is one for ever.
+    // A wait beyond the range of the clock never ends.
     using Seconds = std::chrono::duration<double>;
     const auto now = Clock::now();
     if (Seconds(wait) >= Seconds(Clock::time_point::max() - now)) return Never();

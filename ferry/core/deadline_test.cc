@@ -1,3 +1,4 @@
+// Tests of deadlines and of their conversion for poll().
 #include "ferry/core/deadline.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +35,8 @@ TEST(Deadline, LiesItsWaitAfterNow) {
   EXPECT_FALSE(deadline.expired());
 }
 
-// Rounded down, poll() would return early and the caller would spin through the last millisecond.
+// Regression: rounded down, poll() would return early and the caller would spin through the last
+// millisecond.
 TEST(Deadline, OfMoreTimeThanTheClockHasIsNever) {
   EXPECT_TRUE(Deadline::After(milliseconds::max()).never());
   EXPECT_TRUE(Deadline::After(Clock::duration::max()).never());

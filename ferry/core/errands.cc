@@ -1,3 +1,4 @@
+// The thread that runs background tasks in order.
 #include "ferry/core/errands.h"
 
 #include <utility>
@@ -36,7 +37,7 @@ void Errands::Run() {
     tasks_.pop_front();
     lock.unlock();
     task();
-    task = nullptr;  // what it holds goes here, too
+    task = nullptr;  // destroy the task's captures before the lock is taken again
     lock.lock();
   }
 }

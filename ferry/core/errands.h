@@ -1,3 +1,4 @@
+// Background tasks: work that is too slow for an event loop.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -9,19 +10,20 @@
 
 namespace ferry {
 
-// A thread for what takes long and must not keep a loop waiting, begun with the first task. Tasks
-// run one after the other, in their order. Any thread.
+// Runs background tasks that would block a loop for too long, one after the other in the order of
+// Post(), on a thread that starts with the first task. Any thread.
 class Errands {
  public:
   using Task = UniqueFunction<void()>;
 
   Errands() = default;
-  // Runs what is queued, and what that queues.
+  // Blocks until all queued tasks, and the tasks that they queue, have run.
   ~Errands();
   Errands(const Errands&) = delete;
   Errands& operator=(const Errands&) = delete;
 
-  // Errors: kUnavailable (threads), for the first task; the thread then stays.
+  // Never blocks on a task. Errors: kUnavailable (no thread), for the first task only; the thread
+  // then exists until destruction.
   Status Post(Task task);
 
  private:

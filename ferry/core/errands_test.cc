@@ -1,3 +1,4 @@
+// Tests of the background task thread.
 #include "ferry/core/errands.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// The epoll loop: posting, loop ownership, turns and registration.
 #include "ferry/core/event_loop.h"
 
 #include <fmt/core.h>
@@ -14,12 +15,12 @@ namespace ferry {
 namespace {
 constexpr int kMaxEvents = 64;
 constexpr std::size_t kMaxTasks = 256;
-// How long work for an idle moment is put off on a loop that has none.
+// Turns after which idle work runs on a loop that is never idle.
 constexpr int kBusyTurns = 64;
 const Deadline kNow = Deadline::At(Clock::time_point{});
 
-// What epoll keeps for a descriptor. The generation tells an event that was fetched before its
-// handler was taken away from one of the descriptor's next handler.
+// The epoll data of a descriptor. The generation distinguishes events that were fetched before the
+// handler was removed from those of the descriptor's next handler.
 std::uint64_t EpollKey(int fd, std::uint32_t generation) {
   return std::uint64_t{generation} << 32 | static_cast<std::uint32_t>(fd);
 }
@@ -32,7 +33,7 @@ Result<std::unique_ptr<EventLoop>> EventLoop::Create(microseconds linger) {
   if (!loop->epoll_) return ErrnoError("epoll_create1", errno);
   FERRY_TRY_ASSIGN(loop->wake_, MakeEventFd());
   epoll_event event{};
-  // Edge-triggered: each write wakes, and nobody ever has to read the count back.
+  // Edge-triggered: each write wakes, and the count never has to be read.
   event.events = EPOLLIN | EPOLLET;
   event.data.u64 = EpollKey(loop->wake_.get(), 0);
   if (::epoll_ctl(loop->epoll_.get(), EPOLL_CTL_ADD, loop->wake_.get(), &event) != 0) {
@@ -68,7 +69,7 @@ void EventLoop::Stop() {
   left_.wait(seat, [this] { return !seated_ && !guest_ && visitors_.load() == 0; });
   seat.unlock();
   for (auto& list : deferred_) list.Clear();
-  // Swapped out first: what they own may post again when it goes.
+  // Swapped out first: destroying the tasks may post again.
   const auto dropped_timers = std::exchange(timers_, {});
   timer_times_.clear();
   const auto dropped_running = std::exchange(running_, {});
@@ -82,7 +83,7 @@ void EventLoop::Stop() {
 
 void EventLoop::Push(Task task) {
   const std::lock_guard lock(queue_mutex_);
-  if (stopped_) return;  // and the task goes, after the lock
+  if (stopped_) return;  // the task is destroyed after the lock
   queue_.push_back(std::move(task));
   queued_.store(true);
 }
@@ -92,8 +93,8 @@ void EventLoop::Post(Task task) {
   WakeDriver();
 }
 
-// The driver sets sleeping_ and then looks at queued_; who posts sets queued_ and then looks at
-// sleeping_: with sequentially consistent accesses one of the two sees the other.
+// The driver sets sleeping_ and then reads queued_; a posting thread sets queued_ and then reads
+// sleeping_. With sequentially consistent accesses at least one of them sees the other's store.
 void EventLoop::WakeDriver() {
   if (sleeping_.exchange(false)) SignalEventFd(wake_.get());
 }
@@ -102,7 +103,7 @@ void EventLoop::PostOrRun(Task task) {
   if (InLoop() || !RunAsGuest(&task)) Post(std::move(task));
 }
 
-// Only this task, and none that was posted before: those rely on turns between them, which look at
+// Runs only this task and none posted earlier: those rely on turns between them, which look at
 // timers and descriptors.
 bool EventLoop::RunAsGuest(Task* task) {
   std::unique_lock lock(seat_mutex_, std::try_to_lock);
@@ -117,7 +118,7 @@ bool EventLoop::RunAsGuest(Task* task) {
     mine();
   }
   RunDeferred(Defer::kTurnEnd);
-  // A driver that sleeps does not know of what has come since.
+  // A sleeping driver does not know what was deferred or scheduled since.
   const bool wakes =
       notify_due_ || NextTimer() < next_timer || HasSoonDeferred() || !ListOf(Defer::kIdle).empty();
   lock.lock();
@@ -130,9 +131,9 @@ bool EventLoop::RunAsGuest(Task* task) {
   return true;
 }
 
-// ---- the seat -----------------------------------------------------------------------------------
+// ---- loop ownership -----------------------------------------------------------------------------
 
-// From here on no guest comes, so that guests cannot keep a driver out.
+// No task of another thread starts from here on, so such tasks cannot keep a driver out.
 void EventLoop::TakeSeat(std::unique_lock<std::mutex>& lock) {
   FERRY_CHECK(!seated_);
   seated_ = true;
@@ -164,7 +165,8 @@ void EventLoop::ReclaimSeat() {
   driver_.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
-// Not where it would have to come back at once: that costs a caller more than to be told by it.
+// Not if the worker would have to return at once: that costs the caller more than being notified by
+// it.
 void EventLoop::KickLocked() {
   if (!worker_seated_ || passive_waits_->load() > 0) return;
   if (!worker_kicked_.exchange(true)) SignalEventFd(wake_.get());
@@ -194,7 +196,7 @@ void EventLoop::WakeReadyLocked() {
   });
 }
 
-// One of those that wait. If it leaves instead, EndVisit() wakes the next.
+// Wakes one waiting thread. If it leaves instead of driving, EndVisit() wakes the next one.
 void EventLoop::WakeSuccessorLocked() {
   if (Waiter* const next = waiters_.front()) WakeLocked(next);
 }
@@ -203,7 +205,7 @@ bool EventLoop::DriveUntil(FunctionRef<bool()> done, Deadline deadline, microsec
   FERRY_CHECK(!InLoop());
   if (done()) return true;
   if (deadline.expired()) {
-    // A caller that only polls must not keep everybody from driving.
+    // A caller that only polls must not prevent others from driving.
     DriveOnce();
     return done();
   }
@@ -235,7 +237,8 @@ void EventLoop::DriveOnce() {
   visitors_.fetch_add(1);
   std::unique_lock lock(seat_mutex_);
   if (worker_seated_) {
-    // The worker leaves within a turn and stays parked as long as we come back within linger_.
+    // The worker leaves within a turn and stays parked as long as this thread returns within
+    // linger_.
     KickLocked();
   } else if (!seated_ && !stopping_.load()) {
     TakeSeat(lock);
@@ -247,7 +250,8 @@ void EventLoop::DriveOnce() {
   EndVisit(lock);
 }
 
-// Under the lock to its end: once Stop() has seen the last visitor go, the loop may be destroyed.
+// Holds the lock to the end: once Stop() has seen the last application thread leave, the loop may
+// be destroyed.
 void EventLoop::EndVisit(std::unique_lock<std::mutex>& lock) {
   visitors_.fetch_sub(1);
   if (!seated_) WakeSuccessorLocked();
@@ -256,22 +260,22 @@ void EventLoop::EndVisit(std::unique_lock<std::mutex>& lock) {
 }
 
 void EventLoop::NotifyWaiters() {
-  // A read-modify-write, as the visitor's own: either we see the visitor here, or the visitor sees
-  // what was done before this call, however weakly that was ordered.
+  // A read-modify-write, like the one of the waiting thread: either this thread sees the waiter, or
+  // the waiter sees everything done before this call, however weakly that was ordered.
   if (visitors_.fetch_add(0) == 0) return;
   if (InLoop()) {
-    // Once the callback has returned: it may hold what the conditions need, and often there is more
-    // than one to notify of.
+    // Notify after the callback has returned: it may hold a lock that the conditions need, and
+    // often several notifications are due.
     notify_due_ = true;
     return;
   }
-  // The driver may be a visitor that is asleep in epoll_wait.
+  // The driver may be an application thread asleep in epoll_wait.
   Post([] {});
   const std::lock_guard lock(seat_mutex_);
   WakeReadyLocked();
 }
 
-// The driver, between callbacks.
+// Called by the driver between callbacks.
 void EventLoop::WakeReady() {
   if (!std::exchange(notify_due_, false)) return;
   const std::lock_guard lock(seat_mutex_);
@@ -288,13 +292,14 @@ EventLoop::PassiveWait EventLoop::BeginPassiveWait() {
 
 void EventLoop::WorkerMain() {
   std::unique_lock lock(seat_mutex_);
-  // Turns only: who runs a task and leaves has not looked at timers and descriptors.
+  // Counts turns only: a thread that ran a task and left has not looked at timers and descriptors.
   std::uint64_t seen = turns_.load();
   while (!stopping_.load()) {
     const bool used = std::exchange(seen, turns_.load()) != turns_.load();
     if (seated_ && !used) {
-      // A visit without a turn since the last look may last long: its end wakes the worker. To look
-      // on once per linger would cost two cores where 400 threads wait for their endpoints.
+      // An application thread without a turn since the last check may stay long; its departure
+      // wakes the worker. Checking once per linger would cost two cores where 400 threads wait for
+      // their endpoints.
       worker_rests_ = true;
       worker_wake_.wait(lock, [this] { return !worker_rests_ || stopping_.load(); });
       continue;
@@ -305,7 +310,7 @@ void EventLoop::WorkerMain() {
     }
     WorkerSession(lock);
     if (stopping_.load()) break;
-    // Somebody wanted it to leave, and has so long to come.
+    // A thread asked for ownership and has this long to take it.
     seen = turns_.load();
     worker_wake_.wait_for(lock, linger_);
   }
@@ -330,8 +335,9 @@ void EventLoop::WorkerSession(std::unique_lock<std::mutex>& lock) {
     if (worked && spin_.count() > 0) {
       spin_until = Deadline::After(spin_);
     } else if (spins) {
-      // To a worker that was woken for this core, which may wait for milliseconds. All-reduce of 4
-      // to 64 MiB between two H200 took 2 to 7 % less (one start each, docs/results.md).
+      // Yield to a worker that was woken for this core and may otherwise wait for milliseconds.
+      // All-reduce of 4 to 64 MiB between two H200 took 2 to 7 % less (one start each,
+      // docs/results.md).
       std::this_thread::yield();
     }
   }
@@ -344,7 +350,8 @@ void EventLoop::WorkerSession(std::unique_lock<std::mutex>& lock) {
 // ---- one turn -----------------------------------------------------------------------------------
 
 bool EventLoop::RunTurn(Deadline wake) {
-  bool worked = RunDeferred(Defer::kTurnEnd);  // asked for by what ran at the last turn's end
+  // Requested by work that ran at the end of the last turn.
+  bool worked = RunDeferred(Defer::kTurnEnd);
   worked |= RunDeferred(Defer::kNextTurn);
   worked |= RunQueue();
   worked |= RunTimers();
@@ -365,7 +372,8 @@ bool EventLoop::RunQueue() {
     queued_.store(false);
   }
   if (running_.empty()) return false;
-  // The rest waits until the turn has looked at timers and descriptors, however fast tasks come.
+  // Remaining tasks wait until the turn has looked at timers and descriptors, however fast tasks
+  // come.
   const std::size_t end = std::min(running_.size(), next_task_ + kMaxTasks);
   while (next_task_ < end) {
     Task task = std::move(running_[next_task_++]);
@@ -405,7 +413,7 @@ bool EventLoop::HasSoonDeferred() {
 }
 
 bool EventLoop::RunDeferred(Defer when) {
-  // Only those asked for before now: one that asks again waits for its next moment.
+  // Runs only work requested before now: work that requests itself again waits for its next moment.
   Deferred::List& due = due_[static_cast<std::size_t>(when)];
   due.TakeAll(&ListOf(when));
   const bool any = !due.empty();
@@ -430,7 +438,7 @@ bool EventLoop::PollEvents(Deadline wake) {
   for (int i = 0; i < count; ++i) {
     const epoll_event& event = events_[static_cast<std::size_t>(i)];
     const auto it = watches_.find(static_cast<int>(event.data.u64 & 0xffffffff));
-    // Not found: the wake-up descriptor, or unwatched since.
+    // No such watch: the wake-up descriptor, or a descriptor that was unwatched since.
     if (it == watches_.end() || it->second.generation != event.data.u64 >> 32) continue;
     it->second.handler->OnEventsOnLoop(event.events);
     WakeReady();
@@ -462,8 +470,8 @@ void EventLoop::UnwatchOnLoop(int fd, Handler* handler) {
   (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, &event);
 }
 
-// One that a timer adds for now waits for the next turn: timers must not keep the loop from the
-// rest of its work.
+// A timer that a timer adds for now runs in the next turn: timers must not keep the loop from its
+// other work.
 EventLoop::TimerId EventLoop::AddTimerOnLoop(Clock::time_point when, Task task) {
   if (when <= timers_run_to_) when = timers_run_to_ + Clock::duration(1);
   const TimerId id = next_timer_++;

@@ -1,3 +1,4 @@
+// The epoll loop that lanes, listeners and timers run on.
 #pragma once
 #include <sys/epoll.h>
 
@@ -20,8 +21,8 @@
 
 namespace ferry {
 
-// How many workers may poll at once, of all that share these: where all of them do, they take from
-// each other the cores that copies need. Any thread.
+// Limits how many workers may poll at once among those that share this object: if all of them poll,
+// they take the cores that copies need. Any thread.
 class SpinPermits {
  public:
   explicit SpinPermits(int count) : free_(count) {}
@@ -37,14 +38,14 @@ class SpinPermits {
   std::atomic<int> free_;
 };
 
-// An epoll loop that one thread at a time may drive: its own worker, or an application thread that
-// waits for something the loop will do (docs/threading.md, "The seat"). While an application
-// thread comes back often, the worker stays parked, so that a wake-up goes straight to the thread
-// that wants the answer: on the 2-core machine one wake-up costs 45-50 us, and two would double
-// the latency of a small message.
+// An epoll loop that one thread at a time drives: its own worker, or an application thread that
+// waits for something the loop will do (caller-driven progress; docs/threading.md). While an
+// application thread returns often, the worker stays parked, so that a wake-up goes straight to the
+// thread that wants the answer: on the 2-core machine one wake-up costs 45-50 us, and two would
+// double the latency of a small message.
 //
-// Any mix of callers leaves the loop undriven for at most 2 * linger: only whole turns, which look
-// at timers and descriptors, keep the worker parked.
+// Whatever mix of callers there is, the loop has no driver for at most 2 * linger: only whole
+// turns, which look at timers and descriptors, keep the worker parked.
 //
 // Methods marked OnLoop may be called only by the driver, that is from a callback of this loop.
 class EventLoop {
@@ -53,7 +54,7 @@ class EventLoop {
   using TimerId = std::uint64_t;
 
   // Receives the epoll events of one file descriptor. Edge-triggered: after a call the handler must
-  // read or write until EAGAIN, or ask for kNextTurn.
+  // read or write until EAGAIN, or request kNextTurn.
   class Handler {
    public:
     virtual void OnEventsOnLoop(std::uint32_t events) = 0;
@@ -62,10 +63,10 @@ class EventLoop {
     ~Handler() = default;
   };
 
-  // Work that is put off: to the end of the batch of callbacks under way (many small frames become
-  // one system call), to the next turn, which then does not sleep (others come first), or until the
-  // loop has nothing better to do, or has been busy for many turns (an acknowledgement that may yet
-  // ride on a reply).
+  // When deferred work runs. kTurnEnd: at the end of the current batch of callbacks (many small
+  // frames become one system call). kNextTurn: in the next turn, which does not sleep (other work
+  // goes first). kIdle: when the loop has nothing else to do, or has been busy for many turns (an
+  // acknowledgement that may be carried by a reply).
   enum class Defer { kTurnEnd, kNextTurn, kIdle };
   class Deferred {
    public:
@@ -80,9 +81,9 @@ class EventLoop {
     List::Node nodes_[3] = {List::Node(this), List::Node(this), List::Node(this)};  // by Defer
   };
 
-  // While one lives, somebody waits for the loop without driving it, in poll() for a descriptor
-  // say. So the worker drives whenever no application thread does, and does not linger. May outlive
-  // the loop.
+  // While one lives, a thread waits for the loop without driving it, for example in poll() on a
+  // descriptor. The worker then drives whenever no application thread does, and does not linger.
+  // May outlive the loop.
   class PassiveWait {
    public:
     PassiveWait() = default;
@@ -103,40 +104,40 @@ class EventLoop {
     std::shared_ptr<std::atomic<int>> count_;  // the loop's
   };
 
-  // `linger`: how long the worker stays parked after a turn of an application thread. Its timed
-  // waits cost about 5 us each.
+  // `linger`: how long the worker stays parked after a turn of an application thread. Each of its
+  // timed waits costs about 5 us.
   static Result<std::unique_ptr<EventLoop>> Create(microseconds linger = milliseconds(1));
   ~EventLoop();
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
 
-  // `spin`: how long the worker polls after it had something to do, before it sleeps; with
-  // `permits`, which outlive the loop, only while it has one. Errors: kUnavailable (threads).
+  // `spin`: how long the worker polls after its last work before it sleeps. With `permits`, which
+  // must outlive the loop, it polls only while it holds one. Errors: kUnavailable (threads).
   Status StartWorker(const char* thread_name, microseconds spin = microseconds(0),
                      SpinPermits* permits = nullptr);
-  // Any thread but the driver. Stops and joins the worker, and waits until the application threads
-  // in DriveUntil and PostOrRun have left: no callback runs afterwards. Tasks still queued,
-  // tasks posted later and timers are destroyed without running.
+  // Any thread but the driver. Stops and joins the worker, and blocks until the application threads
+  // in DriveUntil and PostOrRun have left: no callback runs afterwards. Queued tasks, tasks posted
+  // later and timers are destroyed without running.
   void Stop();
 
-  // Any thread. Runs `task` on the loop; wakes the driver if it sleeps in epoll_wait. With the
-  // worker parked and nobody waiting the task starts after 2 * `linger` at the latest.
+  // Any thread. Runs `task` on the loop; wakes the driver if it sleeps in epoll_wait. With a parked
+  // worker and no waiting thread, the task starts after at most 2 * `linger`.
   void Post(Task task);
-  // Any thread. As Post, but where nobody runs callbacks, since the driver sleeps or there is none,
-  // and nothing is queued, the calling thread runs the task itself before this returns: no
-  // hand-over, for small things that should be on the wire at once. That is not a turn.
+  // Any thread. As Post, except that the calling thread runs the task itself, before this returns,
+  // if no callback is running (the driver sleeps, or there is none) and no task is queued. This
+  // saves a hand-over for small data that should be sent at once. It does not count as a turn.
   void PostOrRun(Task task);
 
   // Any thread but the driver. Drives the loop, or waits for the thread that does, until `done()`
-  // or the deadline. `done` must be cheap. It is called often: by this thread, and while that waits
-  // for another driver, by whoever notifies, under the loop's mutex. Polls without sleeping for
-  // `spin` first. Returns done().
+  // or the deadline. `done` must be cheap: it is called often, by this thread and, while this
+  // thread waits for another driver, by any notifying thread under the loop's mutex. Polls for
+  // `spin` before sleeping. Returns done().
   bool DriveUntil(FunctionRef<bool()> done, Deadline deadline, microseconds spin);
   // Any thread but the driver. Handles what is ready without sleeping; does nothing when another
-  // application thread drives. A worker that drives is asked to leave, so that who polls on drives
-  // the loop alone, unless there are passive waits, for which it stays.
+  // application thread drives. Asks a driving worker to leave, so that a thread that keeps polling
+  // drives the loop alone, unless there are passive waits.
   void DriveOnce();
-  // Wakes the threads in DriveUntil whose condition has come true. Any thread.
+  // Any thread. Wakes the threads in DriveUntil whose condition has become true.
   void NotifyWaiters();
   // Any thread.
   PassiveWait BeginPassiveWait();
@@ -145,18 +146,18 @@ class EventLoop {
     return driver_.load(std::memory_order_relaxed) == std::this_thread::get_id();
   }
 
-  // OnLoop. One handler for a descriptor. `handler` must stay alive until UnwatchOnLoop; events
-  // already fetched for it are dropped then.
+  // OnLoop. One handler per descriptor. `handler` must stay alive until UnwatchOnLoop, which also
+  // drops events that were already fetched for it. Errors: those of epoll_ctl(2).
   Status WatchOnLoop(int fd, std::uint32_t events, Handler* handler);
   void UnwatchOnLoop(int fd, Handler* handler);
   TimerId AddTimerOnLoop(Clock::time_point when, Task task);
   void CancelTimerOnLoop(TimerId id);
-  // Runs `deferred` once at that moment, however often that was asked for before it.
+  // Runs `deferred` once at that moment, however often it was requested.
   void DeferOnLoop(Defer when, Deferred* deferred);
   void CancelDeferredOnLoop(Deferred* deferred);
 
  private:
-  // A thread in DriveUntil that waits for another driver.
+  // A thread in DriveUntil that waits while another thread drives.
   struct Waiter {
     explicit Waiter(FunctionRef<bool()> until) : done(until) {}
     const FunctionRef<bool()> done;
@@ -185,8 +186,8 @@ class EventLoop {
   void WakeSuccessorLocked();
   void WakeReady();
   void WakeDriver();
-  // One turn: queue, timers, epoll (sleeping at most until `wake`, and only if nothing was done and
-  // nothing is put off), handlers. False where there was nothing to do.
+  // One turn: queue, timers, epoll (sleeping until `wake` at most, and only if nothing was done and
+  // nothing is deferred), handlers. Returns false where there was nothing to do.
   bool RunTurn(Deadline wake);
   bool RunQueue();
   bool RunTimers();
@@ -198,26 +199,27 @@ class EventLoop {
   void Push(Task task);
 
   const microseconds linger_;
-  microseconds spin_{0};  // the worker's
+  microseconds spin_{0};  // of the worker
   SpinPermits* spin_permits_ = nullptr;
   UniqueFd epoll_;
   UniqueFd wake_;
 
-  // The seat. A driver that sleeps in epoll_wait lends it: a guest may run one task meanwhile.
+  // Loop ownership. A driver that sleeps in epoll_wait lends it: another thread may run one task
+  // meanwhile.
   std::mutex seat_mutex_;
   std::condition_variable worker_wake_;  // the parked worker waits here
-  std::condition_variable guest_left_;   // who takes or reclaims the seat waits here
+  std::condition_variable guest_left_;   // a thread that takes or reclaims ownership waits here
   std::condition_variable left_;         // Stop() waits here
   bool seated_ = false;                  // there is a driver
   bool worker_seated_ = false;
   bool worker_rests_ = false;  // parked until the driver leaves
-  bool open_ = true;           // no driver, or it sleeps
+  bool open_ = true;           // no driver, or the driver sleeps
   bool guest_ = false;  // written under the mutex; the guest and the driver may read it without
   OwnerList<Waiter> waiters_;
   std::shared_ptr<std::atomic<int>> passive_waits_ =
       std::make_shared<std::atomic<int>>(0);  // with
                                               // PassiveWait
-  std::atomic<bool> worker_kicked_{false};    // somebody wants the worker to leave the seat
+  std::atomic<bool> worker_kicked_{false};    // somebody wants the worker to stop driving
   std::atomic<std::uint64_t> turns_{0};
   std::atomic<int> visitors_{0};  // application threads inside DriveUntil or DriveOnce
   std::atomic<std::thread::id> driver_{};
@@ -231,18 +233,19 @@ class EventLoop {
   std::atomic<bool> queued_{false};
   std::atomic<bool> sleeping_{false};
 
-  // The driver and the guest only.
+  // Used by the driver and by a thread that runs a task for it.
   std::vector<Task> running_;  // taken from the queue; the first next_task_ have run
   std::size_t next_task_ = 0;
-  bool notify_due_ = false;     // waiters' conditions may have come true
+  bool notify_due_ = false;     // conditions of waiting threads may have become true
   Deferred::List deferred_[3];  // by Defer
-  Deferred::List due_[3];       // taken from there, and being run
-  int busy_turns_ = 0;          // since work for an idle moment was last run, or there was none
+  Deferred::List due_[3];       // taken from deferred_ and now running
+  int busy_turns_ = 0;          // since idle work last ran, or since there was none
   std::map<std::pair<Clock::time_point, TimerId>, Task> timers_;
   std::map<TimerId, Clock::time_point> timer_times_;
   TimerId next_timer_ = 1;
-  Clock::time_point timers_run_to_ = Clock::time_point::min();  // while timers are run: the moment
-  std::unordered_map<int, Watch> watches_;                      // by descriptor
+  // While timers run: the time up to which they are due.
+  Clock::time_point timers_run_to_ = Clock::time_point::min();
+  std::unordered_map<int, Watch> watches_;  // by descriptor
   std::uint32_t next_generation_ = 1;
   std::vector<epoll_event> events_;
 };

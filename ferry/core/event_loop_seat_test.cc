@@ -1,3 +1,4 @@
+// Tests of loop ownership among a worker and application threads.
 #include <gtest/gtest.h>
 #include <poll.h>
 
@@ -13,17 +14,17 @@
 
 #include "ferry/core/testing/event_loop_helpers.h"
 
-// Who drives a loop that all kinds of callers use at once: whatever they do, its timers and
-// descriptors are served.
+// Loop ownership with all kinds of callers at once: the loop's timers and descriptors are always
+// served.
 namespace ferry {
 namespace {
 
 using std::chrono::seconds;
 
-// So long that busy callers come back within it on a busy machine, too.
+// Long enough for busy callers to return within it on a busy machine.
 constexpr milliseconds kSeatLinger{20};
-// What busy threads on a busy machine may add to a wait of 2 * kSeatLinger. A loop that is starved
-// is so for as long as its callers go on.
+// The delay that busy threads on a busy machine may add to a wait of 2 * kSeatLinger. A starved
+// loop is starved for as long as its callers continue.
 constexpr milliseconds kServedWithin{1000};
 constexpr milliseconds kCallersGoOn{3000};
 
@@ -79,7 +80,7 @@ void WaitsForItsTasks(EventLoop& loop, const std::atomic<bool>& stop) {
   }
 }
 
-// Each wait ends by what this thread does, not by a turn.
+// This thread ends each wait itself; no turn does.
 void WaitsForNothing(EventLoop& loop, const std::atomic<bool>& stop) {
   while (!stop.load()) {
     int looks = 0;
@@ -132,7 +133,7 @@ class Served final : public EventLoop::Handler {
   }
   void OnEventsOnLoop(std::uint32_t /*events*/) override { handled_.store(signalled_.load()); }
 
-  // Signals the descriptor again and again, and says how long the longest wait for the loop was.
+  // Signals the descriptor repeatedly and returns the longest wait for the loop.
   Clock::duration LongestWait(Deadline until) {
     Clock::duration longest{};
     while (!until.expired()) {
@@ -180,10 +181,10 @@ TEST_P(SeatUsedBy, ServesTimersAndDescriptorsInTime) {
   for (const Caller caller : GetParam().threads) {
     threads.emplace_back([&, caller] { caller(*loop, stop); });
   }
-  // The worker is parked when it begins.
+  // The worker is parked at the start.
   (void)loop->DriveUntil([] { return false; }, Deadline::After(milliseconds(5)), kNoSpin);
   const Clock::duration longest = served.LongestWait(Deadline::After(kCallersGoOn / 2));
-  // Who ends must not be what lets the loop be driven.
+  // The callers' end must not be the reason why the loop is driven.
   const int ticks = served.ticks();
   stop.store(true);
   for (std::thread& thread : threads) thread.join();
@@ -211,7 +212,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // ---- guests -------------------------------------------------------------------------------------
 
-// The worker used to keep the seat in its sleep, and each task to wait for it to wake up.
+// Regression: the worker kept ownership while it slept, and each task waited for its wake-up.
 TEST(SeatGuest, RunsItsTaskWhileTheWorkerSleeps) {
   auto loop = MakeLoop(seconds(60));
   ASSERT_TRUE(loop->StartWorker("test-loop"));
@@ -259,7 +260,7 @@ TEST(SeatGuest, WakesAThreadThatSleepsInTheSeatForWhatItsTaskHasEnded) {
   }
 }
 
-// Their events may have been fetched by a driver that is still on its way back to the seat.
+// The driver may have fetched the handler's events and be on its way back.
 TEST(SeatGuest, MayDestroyAHandlerWhileTheDriverSleeps) {
   struct Counts final : EventLoop::Handler {
     explicit Counts(std::atomic<int>* c) : count(c) {}
@@ -277,7 +278,7 @@ TEST(SeatGuest, MayDestroyAHandlerWhileTheDriverSleeps) {
     }
   });
   for (int i = 0; i < 3000; ++i) {
-    auto handler = std::make_shared<Counts>(&events);  // with both tasks
+    auto handler = std::make_shared<Counts>(&events);  // shared with both tasks
     loop->PostOrRun([&loop, &fd, handler] {
       EXPECT_TRUE(loop->WatchOnLoop(fd.get(), EPOLLIN, handler.get()));
     });
@@ -323,13 +324,13 @@ TEST(PassiveWait, MayOutliveItsLoop) {
 
 // ---- many that wait -----------------------------------------------------------------------------
 
-// Every end used to wake everybody.
+// Regression: every wake-up woke all threads.
 TEST(DriveUntil, OfManyThreadsWakesOnlyThoseWhoseConditionHasComeTrue) {
   constexpr int kThreads = 128;
   auto loop = MakeLoop();
   std::array<std::atomic<bool>, kThreads> done{};
   std::atomic<int> waiting{0};
-  std::atomic<int> looks{0};  // by the waiting threads themselves
+  std::atomic<int> looks{0};  // evaluations by the waiting threads themselves
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&, i] {
@@ -349,11 +350,11 @@ TEST(DriveUntil, OfManyThreadsWakesOnlyThoseWhoseConditionHasComeTrue) {
     loop->NotifyWaiters();
     threads[at].join();
   }
-  // Each at its coming and its going, and as the driver at each notice.
+  // One evaluation on arrival and on departure, and one by the driver at each notification.
   EXPECT_LT(looks.load(), 20 * kThreads);
 }
 
-// So many times: waits for a timer of its own, and returns how many waits ended well.
+// Waits `rounds` times for a timer of its own; returns how many waits succeeded.
 int WaitForTimers(EventLoop* loop, int rounds) {
   int ended = 0;
   for (int round = 0; round < rounds; ++round) {

@@ -1,3 +1,4 @@
+// Tests of the loop's tasks, timers and drivers.
 #include "ferry/core/event_loop.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +28,7 @@ namespace {
 using std::chrono::seconds;
 using testing::ElementsAre;
 
-// Set once, waited for with a deadline.
+// An event that is set once and waited for with a deadline.
 class Flag {
  public:
   void Set() {
@@ -50,14 +51,14 @@ class Flag {
   bool set_ = false;
 };
 
-// Runs `body(0)` to `body(count - 1)`, each on a thread of its own.
+// Runs `body(0)` to `body(count - 1)`, each on its own thread.
 void RunThreads(int count, const std::function<void(int)>& body) {
   std::vector<std::thread> threads(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) threads[static_cast<std::size_t>(i)] = std::thread(body, i);
   for (std::thread& thread : threads) thread.join();
 }
 
-// How often the thread of this process with this name has slept; -1 where there is none.
+// How often the thread with this name has slept; -1 if there is no such thread.
 std::int64_t SleepsOf(const std::string& thread_name) {
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::ifstream status(task.path() / "status");
@@ -114,7 +115,7 @@ TEST(EventLoop, RunsTasksWhetherItsWorkerSpinsOrSleeps) {
     loop->Post([&] { ran.Set(); });
     ASSERT_TRUE(ran.WaitFor());
     if (i % 2 == 0) continue;
-    // Long enough for the worker to have gone to sleep.
+    // Long enough for the worker to fall asleep.
     Flag later;
     loop->Post([&] { loop->AddTimerOnLoop(Clock::now() + milliseconds(4), [&] { later.Set(); }); });
     ASSERT_TRUE(later.WaitFor());
@@ -137,7 +138,7 @@ TEST(EventLoop, RunsTasksOfWorkersThatShareFewerPermitsToSpin) {
       ASSERT_TRUE(ran[1].WaitFor());
     }
   }
-  EXPECT_TRUE(permits.Take());  // it has come back, and is one
+  EXPECT_TRUE(permits.Take());  // the worker returned its permit, and there is one
   EXPECT_FALSE(permits.Take());
 }
 
@@ -163,7 +164,7 @@ TEST(EventLoop, PostOrRunRunsInlineWhenTheSeatIsFree) {
   EXPECT_EQ(ran_by, std::this_thread::get_id());
 }
 
-// Tasks that were posted rely on turns between them.
+// Posted tasks rely on turns between them.
 TEST(EventLoop, PostOrRunNeitherOvertakesNorRunsWhatWasPostedBefore) {
   auto loop = MakeLoop();
   std::vector<int> order;
@@ -230,7 +231,7 @@ TEST(EventLoop, DoesNotFireACancelledTimer) {
     const auto now = Clock::now();
     const auto second = loop->AddTimerOnLoop(now + milliseconds(2), [&] { order.push_back(2); });
     const auto third = loop->AddTimerOnLoop(now + milliseconds(3), [&] { order.push_back(3); });
-    // Due together with its victim, when the machine is slow or not.
+    // Due together with the timer that it cancels, whether the machine is slow or not.
     loop->AddTimerOnLoop(now + milliseconds(1), [&, third] {
       order.push_back(1);
       loop->CancelTimerOnLoop(third);
@@ -257,7 +258,7 @@ TEST(EventLoop, LetsATimerAddTheNext) {
   EXPECT_EQ(rounds, 5);
 }
 
-// All that was queued used to run before timers and descriptors were looked at.
+// Regression: all queued tasks ran before timers and descriptors were looked at.
 TEST(EventLoop, LooksAtTimersBetweenTheTasksOfALongQueue) {
   constexpr int kTasks = 10'000;
   auto loop = MakeLoop();
@@ -271,7 +272,7 @@ TEST(EventLoop, LooksAtTimersBetweenTheTasksOfALongQueue) {
   EXPECT_LT(ran_before_timer, kTasks / 10);
 }
 
-// It used to be run again and again, and nothing else.
+// Regression: the timer ran again and again, and nothing else did.
 TEST(EventLoop, IsNotHeldUpByATimerThatAddsOneForNow) {
   auto loop = MakeLoop();
   bool stop = false;
@@ -288,7 +289,7 @@ TEST(EventLoop, IsNotHeldUpByATimerThatAddsOneForNow) {
   stop = true;
 }
 
-// ---- the seat -----------------------------------------------------------------------------------
+// ---- loop ownership -----------------------------------------------------------------------------
 
 TEST(DriveUntil, ReturnsAtOnceWhenTheConditionHolds) {
   auto loop = MakeLoop();
@@ -309,7 +310,7 @@ TEST(DriveUntil, ReturnsFalseAtItsDeadline) {
   }
 }
 
-// The one waiting thread is the driver itself, asleep with nothing to wake it.
+// The only waiting thread is the driver itself, asleep with nothing to wake it.
 void WaitForAnotherThread(EventLoop& loop) {
   std::atomic<bool> asked{false};
   std::atomic<bool> done{false};
@@ -382,7 +383,7 @@ TEST(DriveUntil, LeavesTheLoopToTheWorkerAfterwards) {
   EXPECT_NE(ran_by, std::this_thread::get_id());
 }
 
-// The worker used to wake up and go back to sleep in the seat.
+// Regression: the worker woke up and went back to sleep while it kept ownership.
 TEST(DriveOnce, MakesAnIdleWorkerLeaveTheSeat) {
   auto loop = MakeLoop(seconds(60));  // how long the worker stays away
   ASSERT_TRUE(loop->StartWorker("test-loop"));
@@ -434,7 +435,7 @@ TEST(EventLoopStop, EndsTheWaitOfEveryThread) {
   StopWhileThreadsWait(*MakeRunningLoop());
 }
 
-// Lanes and listeners may be destroyed by any thread after Stop(), which used to return while an
+// Lanes and listeners may be destroyed by any thread after Stop(). Regression: it returned while an
 // application thread was still in their callbacks.
 TEST(EventLoopStop, WaitsForTheTurnOfAThreadThatDrives) {
   auto loop = MakeLoop();
@@ -456,7 +457,7 @@ TEST(EventLoopStop, WaitsForTheTurnOfAThreadThatDrives) {
 
 TEST(EventLoopStop, DestroysQueuedTasksAndTimersWithoutRunningThem) {
   auto loop = MakeLoop();
-  const auto owned = std::make_shared<int>(1);  // counts the callables that are left
+  const auto owned = std::make_shared<int>(1);  // counts the remaining callables
   bool ran = false;
   loop->PostOrRun([&] {
     loop->AddTimerOnLoop(Clock::now(), [&ran, owned] { ran = true; });
@@ -470,7 +471,7 @@ TEST(EventLoopStop, DestroysQueuedTasksAndTimersWithoutRunningThem) {
   EXPECT_FALSE(loop->DriveUntil([] { return false; }, Deadline::Never(), kNoSpin));
 }
 
-// Once per linger of 1 ms it would be some 300 times.
+// Checking once per linger of 1 ms would be about 300 wake-ups.
 TEST(EventLoop, WorkerSleepsThroughAVisitThatLasts) {
   auto loop = EventLoop::Create();
   ASSERT_TRUE(loop);
@@ -481,7 +482,7 @@ TEST(EventLoop, WorkerSleepsThroughAVisitThatLasts) {
   ASSERT_GE(before, 0);
   (void)(*loop)->DriveUntil(never, Deadline::After(milliseconds(300)), microseconds(0));
   EXPECT_LE(SleepsOf("rests") - before, 20);
-  // It takes over again.
+  // The worker takes over again.
   Flag ran;
   (*loop)->Post([&] { ran.Set(); });
   EXPECT_TRUE(ran.WaitFor());

@@ -1,3 +1,4 @@
+// Tests of the loop's descriptors and deferred work.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -68,7 +69,7 @@ TEST(EventLoopWatch, RefusesADescriptorThatIsWatchedAlready) {
   });
 }
 
-// Both descriptors are ready in one batch; whoever comes first stops the other one.
+// Both descriptors are ready in one batch; the first handler to run unwatches the other.
 TEST(EventLoopWatch, DropsEventsOfAHandlerThatWasUnwatchedInTheSameBatch) {
   auto loop = MakeLoop();
   const UniqueFd first_fd = MakeSignal();
@@ -234,14 +235,14 @@ TEST_F(DeferredWork, MayBeCancelledByWhatRunsBeforeItInItsBatch) {
   EXPECT_THAT(order_, ElementsAre("next turn", "idle"));
 }
 
-// Each used to move all those behind it: minutes for so many.
+// Regression: each cancellation moved all later entries, which took minutes for this many.
 TEST_F(DeferredWork, TakesTimeByItsCountAndNoMore) {
   constexpr int kMany = 400'000;
   struct Counts final : EventLoop::Deferred {
     void RunDeferredOnLoop(EventLoop::Defer /*when*/) override { ++runs; }
     int runs = 0;
   };
-  const auto many = std::make_unique<Counts[]>(kMany);  // their links stay where they are
+  const auto many = std::make_unique<Counts[]>(kMany);  // their list nodes must not move
   const auto start = Clock::now();
   loop_->Post([&] {
     for (std::size_t i = 0; i < kMany; ++i)

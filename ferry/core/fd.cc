@@ -1,3 +1,4 @@
+// Owned descriptors, eventfds and errors made from errno.
 #include "ferry/core/fd.h"
 
 #include <fmt/core.h>

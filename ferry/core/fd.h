@@ -1,3 +1,4 @@
+// Owned file descriptors, eventfds and errors made from errno.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,7 +13,7 @@ struct FdTraits {
   static constexpr Handle kInvalid = -1;
   static void Destroy(Handle fd) noexcept;
 };
-// Owns a file descriptor; closing ignores errors (nothing of ours relies on close() for data).
+// Owns a file descriptor. Ignores errors of close(2): nothing here relies on close() for data.
 using UniqueFd = UniqueHandle<FdTraits>;
 
 // An Error whose message is "<what>: <strerror> (errno N)"; the code follows from errno: EACCES and
@@ -20,12 +21,12 @@ using UniqueFd = UniqueHandle<FdTraits>;
 // kTimedOut, others kInvalidArgument.
 Error ErrnoError(const std::string& what, int error_number, SourceLoc at = SourceLoc::Current());
 
-// The same descriptor, which forked children close as their first act (fork.h).
+// Registers the descriptor to be closed in forked children, before fork() returns there (fork.h).
 UniqueFd ClosedInChildren(UniqueFd fd) noexcept;
 
-// A non-blocking, close-on-exec eventfd with count 0, which forked children do not have.
+// A non-blocking, close-on-exec eventfd with count 0, closed in forked children.
 Result<UniqueFd> MakeEventFd();
-// Adds one to an eventfd; never blocks, never fails in a way that loses the wake-up.
+// Adds one to an eventfd; never blocks and never loses a wake-up.
 void SignalEventFd(int fd) noexcept;
 // Sets an eventfd's count back to 0.
 void DrainEventFd(int fd) noexcept;

@@ -1,3 +1,4 @@
+// Tests of descriptor ownership and errno codes.
 #include "ferry/core/fd.h"
 
 #include <fcntl.h>

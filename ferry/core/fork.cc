@@ -12,13 +12,13 @@
 namespace ferry {
 namespace {
 
-// Descriptors with higher numbers are left to children. Takes memory only where there are some.
+// Higher descriptors stay open in children. A page of this table takes memory only once it is used.
 constexpr std::size_t kMaxDescriptors = std::size_t{1} << 20;
 constexpr std::size_t kWordBits = 64;
 std::array<std::atomic<std::uint64_t>, kMaxDescriptors / kWordBits> to_close;  // one bit for each
 std::atomic<std::size_t> words_used{0};
 
-// Runs in the child before fork() returns; makes system calls only.
+// Runs in the child before fork() returns; makes only system calls.
 void BecomeChild() {
   internal::process_generation.fetch_add(1, std::memory_order_relaxed);
   const std::size_t words = words_used.load(std::memory_order_relaxed);
@@ -33,10 +33,10 @@ void BecomeChild() {
 [[maybe_unused]] const bool kRegistered = ::pthread_atfork(nullptr, nullptr, BecomeChild) == 0;
 
 struct Abandoned {
-  std::shared_ptr<const void> object;  // with nobody: kept from being destroyed
+  std::shared_ptr<const void> object;  // never destroyed
   Abandoned* next;
 };
-// A list, so that leak checkers find them.
+// A list, so that leak checkers can reach the objects.
 std::atomic<Abandoned*> all_abandoned{nullptr};
 
 }  // namespace

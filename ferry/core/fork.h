@@ -1,3 +1,4 @@
+// Detection of fork(2), so that a child leaves its parent's objects alone.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -8,23 +9,24 @@
 #include "ferry/core/result.h"
 
 // A child of fork(2) has a copy of every object, but none of the threads that work for them, and
-// mutexes that one of those may have held. So a child asks, before it takes any lock, whether an
-// object is its own, and neither uses nor destroys one of its parent.
+// mutexes that those threads may have held. So before it takes any lock, a child asks whether an
+// object is its own; it neither uses nor destroys an object of its parent.
 namespace ferry {
 
 namespace internal {
-// Changed in each child of fork(2), by pthread_atfork(3).
+// Incremented in each child of fork(2), by pthread_atfork(3).
 inline std::atomic<std::uint32_t> process_generation{0};
-// Keeps the object for good.
+// Keeps the object alive forever.
 void Abandon(std::shared_ptr<const void> object);
 }  // namespace internal
 
-// Remembers the process that made an object; copies remember the same one. A child made otherwise
-// than by fork(), say by clone(2), is not noticed: POSIX lets it only make system calls.
+// Remembers the process that created an object; copies remember the same one. Does not detect a
+// child created without fork(), for example by clone(2): POSIX allows such a child only system
+// calls.
 class ProcessMark {
  public:
   ProcessMark() noexcept;
-  // Whether the object is that of a parent of this process. Costs one relaxed load. Any thread.
+  // Whether the object belongs to a parent of this process. One relaxed load. Any thread.
   bool forked() const noexcept {
     return generation_ != internal::process_generation.load(std::memory_order_relaxed);
   }
@@ -33,11 +35,12 @@ class ProcessMark {
   std::uint32_t generation_;
 };
 
-// The error of a child's call on an object that its parent has made: "connection".
+// The error for a child's call on an object that its parent created; `object` is its kind:
+// "connection".
 Error MadeBeforeFork(std::string_view object);
 
-// A shared_ptr to an object that only the process which made it may use and destroy. A forked child
-// abandons its copy: nothing is destroyed, joined or waited for.
+// A shared_ptr to an object that only the process that created it may use and destroy. A forked
+// child abandons its copy: nothing is destroyed, joined or waited for.
 template <class T>
 class ProcessShared {
  public:
@@ -65,8 +68,8 @@ class ProcessShared {
   ProcessMark mark_;
 };
 
-// For static memory: one T for each process, made at its first use. A forked child leaves its
-// parent's alone. None is ever destroyed. Any thread.
+// For static storage: one T for each process, created at its first use and never destroyed. A
+// forked child does not touch its parent's. Any thread.
 template <class T>
 class PerProcess {
  public:
@@ -90,10 +93,10 @@ class PerProcess {
   std::atomic<Made*> made_{nullptr};
 };
 
-// Forked children close this descriptor as their first act, so that they keep no connection, port
-// or pipe of their parent open. StopClosingInChildren() comes before the descriptor is closed. A
-// fork() between the two, or before the first call, leaves the descriptor to that child. Any
-// thread.
+// Forked children close this descriptor before fork() returns there, so that they keep no
+// connection, port or pipe of their parent open. Call StopClosingInChildren() before the descriptor
+// is closed. A fork() between the two, or before the first call, leaves the descriptor open in that
+// child. Any thread.
 void CloseInChildren(int fd) noexcept;
 void StopClosingInChildren(int fd) noexcept;
 

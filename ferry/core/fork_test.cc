@@ -1,3 +1,4 @@
+// Tests of what a forked child does with its parent's objects.
 #include "ferry/core/fork.h"
 
 #include <fcntl.h>
@@ -60,7 +61,7 @@ TEST(ForkTest, AChildDestroysNothingThatItsParentShares) {
               return moved.forked() ? 1 : 4;
             }),
             4);
-  // Left alone by this process, too, which would end.
+  // This process does not destroy it either; that would end the process.
   [[maybe_unused, gnu::used]] static ProcessShared<EndsTheProcess>* reachable;  // for leak checkers
   reachable = shared;
 }
@@ -96,7 +97,7 @@ TEST(ForkTest, AChildClosesWhatItIsToldToAndNothingElse) {
   };
   EXPECT_EQ(open_in_child(), 2);
   EXPECT_GE(::fcntl(number, F_GETFD), 0);
-  // Once closed the number is anybody's.
+  // Once closed, the number may be reused.
   closed.reset();
   const UniqueFd again(::fcntl(kept.get(), F_DUPFD_CLOEXEC, number));
   ASSERT_EQ(again.get(), number);

@@ -1,3 +1,4 @@
+// A non-owning view of a callable.
 #pragma once
 #include <memory>
 #include <type_traits>
@@ -8,7 +9,8 @@ namespace ferry {
 template <class Signature>
 class FunctionRef;
 
-// A view of a callable: two words, passed by value, never stored past the call it is passed to.
+// A view of a callable: two words, passed by value. Must not be stored beyond the call that it is
+// passed to.
 template <class R, class... Args>
 class FunctionRef<R(Args...)> {
  public:

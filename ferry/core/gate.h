@@ -1,3 +1,4 @@
+// A gate that stops new work and waits for the work in flight.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -10,9 +11,9 @@
 
 namespace ferry {
 
-// Stops work in two steps: Close() admits nobody new, WaitDrained() waits for those inside. Every
-// member may be called from any thread; entering and leaving an open gate takes no lock. Once
-// WaitDrained() has returned true the gate may be destroyed.
+// Stops work in two steps: Close() rejects new entries, WaitDrained() waits for those inside. Any
+// thread may call any member; entering and leaving an open gate takes no lock. Once WaitDrained()
+// has returned true, the gate may be destroyed.
 class Gate {
  public:
   Gate() = default;
@@ -42,7 +43,7 @@ class Gate {
   }
 
   bool closed() const noexcept { return (state_.load(std::memory_order_acquire) & kClosed) != 0; }
-  // How many are inside now; stale as soon as it is read.
+  // The number of holders inside; may be stale on return.
   std::uint64_t inside() const noexcept {
     return state_.load(std::memory_order_relaxed) & ~kClosed;
   }
@@ -59,8 +60,8 @@ class Gate {
  private:
   static constexpr std::uint64_t kClosed = std::uint64_t{1} << 63;
 
-  // The waiter looks at drained_ and not at state_, and is notified under the lock: it cannot
-  // return, and destroy the gate, before this thread has let go of the last member it touches.
+  // The waiter checks drained_ and not state_, and is notified under the lock: so it cannot return,
+  // and destroy the gate, before this thread has released the last member it touches.
   void MarkDrained() {
     const std::lock_guard lock(mutex_);
     drained_ = true;
@@ -73,8 +74,8 @@ class Gate {
   bool drained_ = false;  // under mutex_; becomes true once
 };
 
-// Is inside the gate while it lives, or false if the gate was closed already. The gate must outlive
-// the wait for it to drain, which this hold delays.
+// Is inside the gate while it lives; converts to false if the gate was already closed. The gate
+// must outlive the wait for it to drain, which this hold delays.
 class [[nodiscard]] GateHold {
  public:
   GateHold() = default;

@@ -1,3 +1,4 @@
+// Tests of closing and draining a gate.
 #include "ferry/core/gate.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Formats log lines and writes them to stderr, as text or JSON.
 #include "ferry/core/log.h"
 
 #include <spdlog/logger.h>
@@ -30,7 +31,7 @@ spdlog::level::level_enum SpdlogLevel(LogLevel level) {
 
 // UTC, so that the logs of two machines can be laid side by side.
 constexpr const char* kTextPattern = "%Y-%m-%dT%H:%M:%S.%fZ %v";
-// The payload is the rest of the object.
+// The message supplies the rest of the object.
 constexpr const char* kJsonPattern = R"({"time":"%Y-%m-%dT%H:%M:%S.%fZ",%v)";
 
 std::unique_ptr<spdlog::logger> MakeLogger(const char* pattern) {
@@ -41,7 +42,7 @@ std::unique_ptr<spdlog::logger> MakeLogger(const char* pattern) {
   return logger;
 }
 
-// The two share one lock, and not spdlog's own, which a forked child could not leave behind.
+// Both loggers share one lock; spdlog's own could stay locked in a forked child.
 struct Loggers {
   std::mutex mutex;
   // Under mutex.
@@ -55,7 +56,7 @@ Loggers& TheLoggers() {
   return loggers.Get();
 }
 
-// The object without its opening brace.
+// The JSON object without its opening brace.
 std::string JsonRest(LogLevel level, std::string_view subsystem, LogFields fields,
                      std::string_view text) {
   nlohmann::ordered_json line{

@@ -1,3 +1,4 @@
+// Logging to stderr, as text or JSON.
 #pragma once
 #include <fmt/core.h>
 
@@ -22,8 +23,8 @@ enum class LogFormat : unsigned char { kText, kJson };
 // Errors: kInvalidArgument for a text other than "text" and "json".
 Result<LogFormat> ParseLogFormat(std::string_view text);
 
-// What a message is about, for programs that read the log. The name is a literal; any bytes may be
-// in the value.
+// A machine-readable value of a log line, shown in JSON only. The name is a literal; the value may
+// contain any bytes.
 struct LogField {
   const char* name;
   std::string value;
@@ -36,7 +37,7 @@ inline std::atomic<LogFormat> log_format{LogFormat::kText};
 void WriteLog(LogLevel level, std::string_view subsystem, LogFields fields, std::string_view text);
 }  // namespace internal
 
-// How lines are written, for the whole process. Any thread.
+// Sets the format of lines for the whole process. Any thread.
 inline void SetLogFormat(LogFormat format) noexcept {
   internal::log_format.store(format, std::memory_order_relaxed);
 }
@@ -51,13 +52,14 @@ inline bool LogEnabled(LogLevel level) noexcept {
   return level != LogLevel::kOff && level >= internal::log_level.load(std::memory_order_relaxed);
 }
 
-// Writes one line to stderr: "<UTC time> [<level>] <subsystem>: <text>". Lowercase, no full stop,
-// values that a double-click selects ("port 4010"). Control characters are written as \xNN, so a
-// message is one line whatever a peer put into it. As JSON the line is one object (RFC 8259) of the
-// strings "time", "level", "subsystem" and "message", and the fields; bytes that are no UTF-8
-// become U+FFFD. Any thread; lines never interleave. A message below the level costs one load and
-// formats nothing.
-//   Log(LogLevel::kWarn, "tcp", "lane {} to {} is down", lane, peer);
+// Writes one line to stderr: "<UTC time> [<level>] <subsystem>: <text>". Use lowercase, no full
+// stop, and values that a double-click selects ("port 4010"). Control characters are written as
+// \xNN, so a message is one line whatever a peer put into it. In JSON a line is one object (RFC
+// 8259) with the strings "time", "level", "subsystem" and "message", and the fields; bytes that are
+// not UTF-8 become U+FFFD. Any thread; lines never interleave. A message below the level costs one
+// load and formats nothing.
+//
+// Log(LogLevel::kWarn, "tcp", "lane {} to {} is down", lane, peer);
 template <class... Args>
 void Log(LogLevel level, std::string_view subsystem, fmt::format_string<Args...> format,
          Args&&... args) {
@@ -65,7 +67,8 @@ void Log(LogLevel level, std::string_view subsystem, fmt::format_string<Args...>
   internal::WriteLog(level, subsystem, {}, fmt::vformat(format, fmt::make_format_args(args...)));
 }
 
-// As Log, with fields. Text does not show them: the message says the same in words.
+// As Log, with fields. Text lines do not show the fields, so the message must contain the values
+// too.
 template <class... Args>
 void LogWith(LogLevel level, std::string_view subsystem, LogFields fields,
              fmt::format_string<Args...> format, Args&&... args) {

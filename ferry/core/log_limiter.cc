@@ -1,3 +1,4 @@
+// Rate limits for log messages that peers can trigger.
 #include "ferry/core/log_limiter.h"
 
 #include <utility>
@@ -28,7 +29,7 @@ std::optional<std::uint64_t> LogLimiter::Admit(std::string_view key) {
 LogLimiter::Entry* LogLimiter::FindOrMake(std::string_view key, Clock::time_point now) {
   if (const auto it = by_key_.find(key); it != by_key_.end()) return &*it->second;
   if (entries_.size() == kMaxKeys) {
-    // Whoever was heard of within the interval must be remembered, or could write at once again.
+    // A key within its interval must be remembered, or it could log again at once.
     if (now - entries_.front().written < interval_) return &rest_;
     by_key_.erase(entries_.front().key);
     entries_.pop_front();

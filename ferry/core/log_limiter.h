@@ -1,3 +1,4 @@
+// Rate limits for log messages that peers can trigger.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -13,10 +14,9 @@
 
 namespace ferry {
 
-// Keeps what others cause from filling the log: for each of them (`key`, an address say) one
-// message an interval, with the number of those that were passed over since the last. Remembers a
-// bounded number of keys, the latest; where more than that speak up within an interval, the rest
-// share one message. Any thread.
+// Limits log messages that others can trigger: for each `key`, for example an address, one message
+// per interval, with the number suppressed since the last one. Remembers the most recent kMaxKeys
+// keys; further keys within an interval share one message. Any thread.
 class LogLimiter {
  public:
   using Now = std::function<Clock::time_point()>;
@@ -25,11 +25,11 @@ class LogLimiter {
   explicit LogLimiter(
       Clock::duration interval = std::chrono::seconds(1), Now now = [] { return Clock::now(); });
 
-  // How many messages were passed over since the key's last one, where this one may be written;
-  // nothing where it may not, and counts as passed over.
+  // If a message of this key may be written now, returns how many were suppressed since its last
+  // one. Otherwise returns nothing and counts the message as suppressed.
   std::optional<std::uint64_t> Admit(std::string_view key);
 
-  // LogWith() of "<text>", or "<text> (and N more before)", where Admit() lets it.
+  // Logs "<text>", or "<text> (and N more before)", if Admit() allows it.
   void Write(LogLevel level, std::string_view subsystem, std::string_view key, LogFields fields,
              std::string_view text);
 
@@ -45,10 +45,10 @@ class LogLimiter {
   const Clock::duration interval_;
   const Now now_;
   std::mutex mutex_;
-  // All under mutex_. Those written longest ago first.
+  // All under mutex_. Ordered by time of the last message, oldest first.
   std::list<Entry> entries_;
   std::unordered_map<std::string_view, std::list<Entry>::iterator> by_key_;
-  Entry rest_;  // of those for whom there is no room
+  Entry rest_;  // for keys beyond kMaxKeys
 };
 
 }  // namespace ferry

@@ -1,3 +1,4 @@
+// Tests of the log rate limits.
 #include "ferry/core/log_limiter.h"
 
 #include <gtest/gtest.h>
@@ -63,7 +64,7 @@ TEST_F(LimiterTest, KeysThatHaveBeenQuietMakeRoomForOthers) {
     EXPECT_TRUE(limiter_.Admit("old " + std::to_string(i)));
   }
   now_ += seconds(1);
-  EXPECT_TRUE(limiter_.Admit("old 0"));  // still heard of
+  EXPECT_TRUE(limiter_.Admit("old 0"));  // still remembered
   for (std::size_t i = 1; i < LogLimiter::kMaxKeys; ++i) {
     EXPECT_EQ(limiter_.Admit("new " + std::to_string(i)), 0u) << i;
   }

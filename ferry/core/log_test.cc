@@ -1,3 +1,4 @@
+// Tests of log levels, line formats and escaping.
 #include "ferry/core/log.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +29,7 @@ class Logging : public testing::Test {
   }
 };
 
-// With every digit as 0, so that times can be compared.
+// The line with every digit replaced by 0, so that times can be compared.
 std::string ShapeOf(std::string line) {
   std::replace_if(
       line.begin(), line.end(), [](char c) { return c >= '0' && c <= '9'; }, '0');

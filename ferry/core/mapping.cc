@@ -1,3 +1,4 @@
+// mmap(2) regions, huge pages and the probe for readable memory.
 #include "ferry/core/mapping.h"
 
 #include <fmt/core.h>
@@ -24,7 +25,7 @@ Result<HugeMemory> MapHugePages(std::size_t bytes) {
   if (at == MAP_FAILED) return ErrnoError(fmt::format("mmap of {} bytes", space), errno);
   HugeMemory memory;
   memory.mapping = UniqueMapping(Mapping{at, space});
-  (void)::madvise(at, space, MADV_HUGEPAGE);  // a wish
+  (void)::madvise(at, space, MADV_HUGEPAGE);  // advisory
   (void)std::align(kHugePage, bytes, at, space);
   memory.bytes = {static_cast<std::byte*>(at), bytes};
   return memory;
@@ -32,10 +33,9 @@ Result<HugeMemory> MapHugePages(std::size_t bytes) {
 
 bool IsReadable(const void* address) noexcept {
   constexpr std::uintptr_t kWord = 8;
-  const auto word =
-      reinterpret_cast<std::uintptr_t>(address) & ~(kWord - 1);  // asked of the kernel
-  if (word == 0) return false;  // which the kernel would take for no set
-  // The kernel reads the set before it looks at what to do with it, which is nothing it knows.
+  const auto word = reinterpret_cast<std::uintptr_t>(address) & ~(kWord - 1);  // read by the kernel
+  if (word == 0) return false;  // the kernel would treat null as no signal set
+  // The kernel reads the signal set before it rejects the invalid `how`.
   const long failed = ::syscall(SYS_rt_sigprocmask, -1, word, nullptr, kWord);
   return failed == 0 || errno != EFAULT;
 }

@@ -1,3 +1,4 @@
+// Owned mmap(2) regions, huge pages and a probe for readable memory.
 #pragma once
 #include <cstddef>
 #include <span>
@@ -20,16 +21,16 @@ struct MappingTraits {
 // Owns pages from mmap(2).
 using UniqueMapping = UniqueHandle<MappingTraits>;
 
-// Memory of whole pages, aligned to the huge ones, of which it is where there are any.
+// Whole pages, aligned to huge pages and backed by them where the system has any.
 struct HugeMemory {
   UniqueMapping mapping;
   std::span<std::byte> bytes;
 };
-// Nothing is in place before it is touched. Errors: those of mmap(2).
+// Pages are allocated at first touch. Errors: those of mmap(2).
 Result<HugeMemory> MapHugePages(std::size_t bytes);
 
-// Whether the CPU can read the eight bytes, aligned, in which the address lies. Reads them, and
-// needs no signal handler.
+// Whether the CPU can read the aligned eight bytes that contain the address. Reads them in the
+// kernel, so it needs no signal handler.
 bool IsReadable(const void* address) noexcept;
 
 }  // namespace ferry

@@ -1,3 +1,4 @@
+// Tests of owned mappings and of the probe for readable memory.
 #include "ferry/core/mapping.h"
 
 #include <gtest/gtest.h>

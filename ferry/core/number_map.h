@@ -1,3 +1,4 @@
+// An open-addressing hash table keyed by 64-bit numbers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,10 +9,11 @@
 
 namespace ferry {
 
-// A hash table from numbers, which a peer may choose, to small values that are cheap to move. It is
-// one piece of memory, at most half full, and a key is at its own place or a few after it: a
-// look-up among many costs one cache miss, where std::unordered_map costs three or more, and no
-// allocation. Pointers to values are valid until the next change.
+// A hash table from 64-bit numbers, which a peer may choose, to small values that are cheap to
+// move. Open addressing in one allocation, at most half full, with each key at its home slot or a
+// few after it: a look-up among many costs one cache miss, where std::unordered_map costs three or
+// more, and it allocates nothing. Pointers to values are valid until the next change. Not
+// thread-safe.
 template <class Value, class Hash = SeededHash>
 class NumberMap {
  public:
@@ -24,7 +26,7 @@ class NumberMap {
     return *this;
   }
 
-  // Null where there is none.
+  // Null if the key is absent.
   const Value* Find(std::uint64_t key) const noexcept {
     if (size_ == 0) return nullptr;
     const Slot& slot = slots_[PlaceOf(key)];
@@ -33,7 +35,7 @@ class NumberMap {
   Value* Find(std::uint64_t key) noexcept {
     return const_cast<Value*>(std::as_const(*this).Find(key));
   }
-  // A new one where there is none.
+  // Inserts a default value if the key is absent.
   Value& operator[](std::uint64_t key) {
     if (2 * (size_ + 1) > slots_.size()) Grow();
     Slot& slot = slots_[PlaceOf(key)];
@@ -44,12 +46,12 @@ class NumberMap {
     }
     return slot.value;
   }
-  // False where there was none.
+  // Returns false if the key was absent.
   bool Erase(std::uint64_t key) {
     if (size_ == 0) return false;
     std::size_t hole = PlaceOf(key);
     if (!slots_[hole].used) return false;
-    // Those after it that the hole would hide from a look-up move up.
+    // Moves up later entries that the empty slot would hide from look-ups.
     for (std::size_t at = After(hole); slots_[at].used; at = After(at)) {
       if (Distance(HomeOf(slots_[at].key), at) < Distance(hole, at)) continue;
       slots_[hole] = std::move(slots_[at]);
@@ -59,7 +61,7 @@ class NumberMap {
     if (--size_ == 0 && slots_.size() > kMaxIdleSlots) std::vector<Slot>().swap(slots_);
     return true;
   }
-  // Calls `each(key, value)` for all, in no order.
+  // Calls `each(key, value)` for all entries, in no particular order.
   template <class Each>
   void ForEach(Each&& each) const {
     for (const Slot& slot : slots_) {
@@ -71,7 +73,7 @@ class NumberMap {
 
  private:
   static constexpr std::size_t kMinSlots = 16;
-  static constexpr std::size_t kMaxIdleSlots = 1024;  // of an empty table
+  static constexpr std::size_t kMaxIdleSlots = 1024;  // larger tables are freed once empty
 
   struct Slot {
     std::uint64_t key = 0;
@@ -85,7 +87,7 @@ class NumberMap {
   std::size_t Distance(std::size_t from, std::size_t to) const noexcept {
     return (to - from) & (slots_.size() - 1);
   }
-  // The slot of the key, or where it would be put.
+  // The slot of the key, or the slot where it would be inserted.
   std::size_t PlaceOf(std::uint64_t key) const noexcept {
     std::size_t at = HomeOf(key);
     while (slots_[at].used && slots_[at].key != key) at = After(at);

@@ -1,3 +1,4 @@
+// Tests of the hash table against std::map.
 #include "ferry/core/number_map.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +41,7 @@ TEST(NumberMap, HasWhatAnotherMapHasForRandomStepsWhileItGrowsAndShrinks) {
   NumberMap<std::uint64_t> map;
   std::unordered_map<std::uint64_t, std::uint64_t> plain;
   for (int step = 0; step < 200'000; ++step) {
-    // Spells in which it fills, and spells in which it becomes empty.
+    // Alternates between phases in which the table fills and phases in which it empties.
     const bool fills = step / 20'000 % 2 == 0;
     const std::uint64_t key = random() % 5'000;
     if (random() % 10 < (fills ? 8U : 1U)) {

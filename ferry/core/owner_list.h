@@ -1,10 +1,11 @@
+// An intrusive doubly linked list.
 #pragma once
 #include "ferry/core/check.h"
 
 namespace ferry {
 
-// A doubly linked list of nodes that are members of their owners: nothing is allocated, and a node
-// leaves in constant time without knowing the list. One thread at a time.
+// A doubly linked list whose nodes are members of their owners: it allocates nothing, and a node
+// unlinks itself in constant time without knowing the list. One thread at a time.
 template <class T>
 class OwnerList {
  public:
@@ -30,7 +31,7 @@ class OwnerList {
   };
 
   OwnerList() = default;
-  // Nodes that are left may outlive the list.
+  // Unlinks the remaining nodes, which may outlive the list.
   ~OwnerList() { Clear(); }
   OwnerList(const OwnerList&) = delete;
   OwnerList& operator=(const OwnerList&) = delete;
@@ -38,7 +39,7 @@ class OwnerList {
   bool empty() const noexcept { return !head_.linked(); }
   T* front() const noexcept { return empty() ? nullptr : head_.next_->owner_; }
 
-  // `node` is in no list.
+  // `node` must not be in a list.
   void PushBack(Node* node) noexcept {
     FERRY_CHECK(!node->linked());
     node->previous_ = head_.previous_;
@@ -51,7 +52,7 @@ class OwnerList {
     first->Unlink();
     return first->owner_;
   }
-  // Takes all of `other`, which is empty afterwards. This list is empty before.
+  // Takes all nodes of `other`, leaving it empty. This list must be empty.
   void TakeAll(OwnerList* other) noexcept {
     FERRY_CHECK(empty());
     if (other->empty()) return;
@@ -64,7 +65,7 @@ class OwnerList {
   void Clear() noexcept {
     while (!empty()) (void)PopFront();
   }
-  // `visit(T*)` adds and removes nothing.
+  // `visit(T*)` must not add or remove nodes.
   template <class Visit>
   void ForEach(Visit visit) const {
     for (Node* node = head_.next_; node != &head_; node = node->next_) visit(node->owner_);

@@ -1,3 +1,4 @@
+// Tests of the intrusive list.
 #include "ferry/core/owner_list.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Random bytes from getrandom(2), and random 128-bit ids.
 #include "ferry/core/random.h"
 
 #include <sys/random.h>

@@ -1,3 +1,4 @@
+// Cryptographic random bytes and random 128-bit ids.
 #pragma once
 #include <array>
 #include <compare>
@@ -9,13 +10,14 @@
 
 namespace ferry {
 
-// Bytes from the kernel's cryptographic generator (getrandom(2)); fit for keys and challenges. Any
-// thread. Blocks only in the first seconds after boot. Aborts where the kernel has no getrandom.
+// Bytes from the kernel's cryptographic generator (getrandom(2)), suitable for keys and challenges.
+// Any thread. Blocks only in the first seconds after boot. Aborts where the kernel has no
+// getrandom.
 void FillRandom(std::span<std::byte> bytes);
 std::uint64_t RandomU64();
 
-// 128 bits that name one thing in the world: an endpoint, a connection. All zero is "none". Not an
-// RFC 4122 UUID: every bit is random.
+// A globally unique 128-bit id of an endpoint or connection. All zero is "none". Not an RFC 4122
+// UUID: every bit is random.
 struct Uuid {
   std::array<std::byte, 16> bytes{};
 

@@ -1,3 +1,4 @@
+// Tests of random bytes and ids.
 #include "ferry/core/random.h"
 
 #include <gtest/gtest.h>

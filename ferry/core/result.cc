@@ -1,3 +1,4 @@
+// Names of error codes and the printed form of an error.
 #include "ferry/core/result.h"
 
 namespace ferry {

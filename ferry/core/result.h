@@ -1,3 +1,4 @@
+// Error, Result and Status: how every fallible call of the library returns.
 #pragma once
 #include <string>
 #include <utility>
@@ -5,8 +6,8 @@
 
 namespace ferry {
 
-// Where an Error was made. std::source_location does not parse under clang 14, so the lint build
-// could not read it; these builtins work in g++ 12, clang 14 and nvcc 13.
+// Where an Error was created. Builtins instead of std::source_location, which clang 14 (the lint
+// build) cannot parse; they work in g++ 12, clang 14 and nvcc 13.
 struct SourceLoc {
   const char* file;
   int line;
@@ -16,7 +17,7 @@ struct SourceLoc {
   }
 };
 
-// What the caller can do about it. Values are on the wire (docs/wire.md): never renumber.
+// How the caller can react to an error. The values are on the wire (docs/wire.md): never renumber.
 enum class Code : unsigned char {
   kInvalidArgument = 1,  // the call is wrong; repeating it cannot help
   kUnsupported = 2,      // this build, provider or machine cannot; another may
@@ -33,7 +34,7 @@ enum class Code : unsigned char {
 // The enumerator without its k, as printed and logged: "PeerLost".
 const char* CodeName(Code code) noexcept;
 
-// One sentence with the values in it, and the remedy it asks for.
+// A code and one sentence that contains the values and the fix.
 class [[nodiscard]] Error {
  public:
   Error(Code code, std::string message, SourceLoc at = SourceLoc::Current())
@@ -84,7 +85,7 @@ inline Status Ok() { return Void{}; }
 #define FERRY_CAT2(a, b) a##b
 #define FERRY_CAT(a, b) FERRY_CAT2(a, b)
 
-// Returns the error of `expr` (a Status or Result) from the enclosing function, if it has one.
+// Returns the error of `expr` (a Status or Result) from the enclosing function, if there is one.
 #define FERRY_TRY(expr)                                                     \
   do {                                                                      \
     if (auto ferry_r = (expr); !ferry_r) return std::move(ferry_r).error(); \

@@ -1,3 +1,4 @@
+// Tests of Result, of its macros and of the codes on the wire.
 #include "ferry/core/result.h"
 
 #include <gtest/gtest.h>

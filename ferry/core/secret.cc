@@ -1,3 +1,4 @@
+// Reads the shared secret and checks who may read its file.
 #include "ferry/core/secret.h"
 
 #include <fmt/core.h>

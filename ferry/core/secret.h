@@ -1,3 +1,4 @@
+// The shared secret, from its setting or its file.
 #pragma once
 #include <string>
 #include <string_view>
@@ -7,13 +8,13 @@
 
 namespace ferry {
 
-// The text of the secret that the config names, from the setting or its file; empty: none. Errors:
-// kInvalidArgument for a file that cannot be read or holds no secret of a length that is allowed,
-// and for a config that names both.
+// The secret that the config names, from the setting or its file; empty if none. Errors:
+// kInvalidArgument for a file that cannot be read or has an invalid length, and for a config that
+// names both.
 Result<std::string> LoadSecret(const Config& config);
 
-// Logs a warning when the file of this setting may be read by others than its owner; an empty path
-// is no file.
+// Logs a warning if users other than the owner may read the file of this setting; does nothing for
+// an empty path.
 void WarnIfOthersMayRead(std::string_view setting, const std::string& path);
 
 }  // namespace ferry

@@ -1,3 +1,4 @@
+// Tests of reading the shared secret.
 #include "ferry/core/secret.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// The random seed of the process's hash tables.
 #include "ferry/core/seeded_hash.h"
 
 #include "ferry/core/random.h"

@@ -1,11 +1,12 @@
+// Hash functions whose collisions a peer cannot construct.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace ferry {
 
-// For tables whose keys a peer chooses: without the seed, which is random and the same for the
-// whole process, it cannot choose keys that share a bucket.
+// For tables whose keys a peer chooses: the seed is random and fixed for the process, so a peer
+// cannot choose keys that share a bucket.
 class SeededHash {
  public:
   std::size_t operator()(std::uint64_t key) const noexcept {
@@ -19,7 +20,7 @@ class SeededHash {
   static std::uint64_t Seed() noexcept;
 };
 
-// For tables whose keys are counted up: eight in sequence are side by side, for the cache's sake.
+// For tables with consecutive keys: eight consecutive keys get adjacent places, for cache locality.
 class SeededHashOfRuns {
  public:
   std::size_t operator()(std::uint64_t key) const noexcept {

@@ -1,3 +1,4 @@
+// A bounded lock-free queue between two threads.
 #pragma once
 #include <atomic>
 #include <bit>
@@ -11,10 +12,10 @@
 
 namespace ferry {
 
-// A bounded, lock-free, wait-free queue from one producer thread to one consumer thread. T is
+// A bounded, lock-free, wait-free queue from one producer thread to one consumer thread. T must be
 // default constructible and move assignable; a slot keeps its moved-from T until it is overwritten.
-// Index is the type of the free-running positions: anything but size_t is for tests, which want to
-// see it wrap around.
+// Index is the type of the free-running positions; types other than size_t are for tests of
+// wrap-around.
 template <class T, class Index = std::size_t>
 class SpscQueue {
   static_assert(std::is_unsigned_v<Index>, "positions wrap around");
@@ -77,8 +78,8 @@ class SpscQueue {
   }
   std::size_t SlotOf(Index position) const noexcept { return position & (capacity_ - 1); }
 
-  // Each side writes one cache line and keeps in it what it last saw of the other's position, so
-  // that the other's line is read once per lap and not once per item.
+  // Each side writes one cache line, and caches there the other side's position, so that the
+  // other's line is read once per lap and not once per item.
   struct alignas(kCacheLine) Producer {
     std::atomic<Index> tail{0};
     Index seen_head = 0;

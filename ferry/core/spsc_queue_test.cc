@@ -1,3 +1,4 @@
+// Tests of the queue at every fill level, and across two threads.
 #include "ferry/core/spsc_queue.h"
 
 #include <gtest/gtest.h>
@@ -64,7 +65,7 @@ TEST(SpscQueue, LeavesTheValueAloneWhenFull) {
   EXPECT_TRUE(queue.TryPush(std::make_unique<int>(1)));
   auto second = std::make_unique<int>(2);
   EXPECT_FALSE(queue.TryPush(std::move(second)));
-  ASSERT_NE(second, nullptr);  // NOLINT(bugprone-use-after-move): that it was not is tested
+  ASSERT_NE(second, nullptr);  // NOLINT(bugprone-use-after-move): tests that it was not moved from
   EXPECT_EQ(*second, 2);       // NOLINT(bugprone-use-after-move)
 }
 

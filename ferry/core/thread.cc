@@ -1,3 +1,4 @@
+// Thread creation errors, with the limits that may have been reached.
 #include "ferry/core/thread.h"
 
 #include <fmt/core.h>
@@ -11,7 +12,7 @@
 namespace ferry {
 namespace {
 
-// The first word of a file, or nothing.
+// The first word of a file; empty on failure.
 std::string FirstWord(const std::string& path) {
   std::string word;
   std::ifstream(path) >> word;
@@ -29,7 +30,7 @@ std::string ThreadsOfThisProcess() {
   return "unknown";
 }
 
-// ", 100 of 128 in its cgroup (pids.max)", or nothing where there is no limit.
+// ", 100 of 128 in its cgroup (pids.max)"; empty where there is no limit.
 std::string CgroupLimit() {
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {

@@ -1,3 +1,4 @@
+// Thread creation that reports exhaustion as an error.
 #pragma once
 #include <string_view>
 #include <system_error>
@@ -8,13 +9,13 @@
 
 namespace ferry {
 
-// kUnavailable: the system started no thread for `what`, for the reason of this errno. Says how
-// many threads there are, and the limits that may be reached.
+// The error (kUnavailable) for a thread that the system did not start for `what`, with the reason
+// of this errno, the number of threads, and the limits that may have been reached.
 Error CannotStartThread(std::string_view what, int error_number);
 
-// Runs `run` on a thread of its own. Every thread of the library starts here, because the
-// constructors of std::thread throw where the system has no more. `what` names it in errors, "a
-// worker". Errors: kUnavailable.
+// Runs `run` on a new thread. The library starts all its threads here, because the constructor of
+// std::thread throws when the system has no more. `what` names the thread in errors: "a worker".
+// Errors: kUnavailable.
 template <class Thread = std::thread, class Run>
 Result<Thread> StartThread(std::string_view what, Run run) {
   try {

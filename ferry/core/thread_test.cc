@@ -1,3 +1,4 @@
+// Tests of the error for a thread that cannot be started.
 #include "ferry/core/thread.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +20,7 @@ TEST(StartThreadTest, RunsWhatItIsGiven) {
   EXPECT_TRUE(ran);
 }
 
-// What the constructor of std::thread throws where the system has no more.
+// Throws as the constructor of std::thread does when the system has no more threads.
 struct NoThread {
   template <class Run>
   explicit NoThread(Run /*run*/) {

@@ -1,3 +1,4 @@
+// Collects spans and writes them as JSON.
 #include "ferry/core/trace.h"
 
 #include <fcntl.h>
@@ -18,13 +19,13 @@ using Json = nlohmann::ordered_json;
 
 std::atomic<Trace*> active_trace{nullptr};
 
-constexpr mode_t kTraceMode = 0666;  // less the umask
+constexpr mode_t kTraceMode = 0666;  // before the umask
 
 double Micros(Clock::duration duration) {
   return std::chrono::duration<double, std::micro>(duration).count();
 }
 
-// One event of the list, on a line of its own. Names may be any bytes.
+// One event of the list, on a line of its own. Names may contain any bytes.
 std::string EventLine(const Json& event) {
   return event.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -119,7 +120,7 @@ std::size_t Trace::Count(std::string_view lane) const {
       spans_.begin(), spans_.end(), [&](const Span& span) { return lanes_[span.lane] == lane; }));
 }
 
-// In their order, and apart from each other.
+// Sorted and disjoint.
 std::vector<Trace::Interval> Trace::BusyLocked(const std::vector<std::string>& lanes) const {
   std::vector<Interval> all;
   for (const Span& span : spans_) {
@@ -153,7 +154,7 @@ double Trace::Overlap(const std::vector<std::string>& a, const std::vector<std::
     const auto begin = std::max(left[i].first, right[k].first);
     const auto end = std::min(left[i].second, right[k].second);
     if (begin < end) both += end - begin;
-    // What ends first meets nothing more.
+    // The interval that ends first cannot overlap any later one.
     if (left[i].second < right[k].second) {
       ++i;
     } else {
@@ -192,7 +193,7 @@ Status Trace::Write(const std::string& path) const {
   UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kTraceMode));
   if (!file) return CannotWrite(path, errno);
   FERRY_TRY(WriteAll(file.get(), text, path));
-  // On some file systems a full disk shows only here (close(2)).
+  // On some file systems a full disk shows only on close(2).
   if (::close(file.release()) != 0) return CannotWrite(path, errno);
   return Ok();
 }

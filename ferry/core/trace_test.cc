@@ -1,3 +1,4 @@
+// Tests of spans, their overlap and the trace file.
 #include "ferry/core/trace.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@ const Clock::time_point kTraceStart = Clock::now();
 
 Clock::time_point AtMicros(int micros) { return kTraceStart + microseconds(micros); }
 
-// A file's name that is nobody else's, and the file's end.
+// A unique file name; deletes the file at the end.
 class TraceFile {
  public:
   TraceFile() : path_(testing::TempDir() + "ferry_trace_" + std::to_string(::getpid()) + ".json") {}

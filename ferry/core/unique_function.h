@@ -1,3 +1,4 @@
+// A move-only std::function.
 #pragma once
 #include <concepts>
 #include <cstddef>
@@ -14,9 +15,9 @@ template <class Signature>
 class UniqueFunction;
 
 // A callable that is moved and never copied, so it may own move-only state. Callables of up to
-// kInlineBytes whose move cannot throw live inside the object; others live on the heap. Not
-// thread-safe; moving leaves the source empty. Stands in for std::move_only_function, which g++ 12
-// has only with -std=c++23.
+// kInlineBytes with a non-throwing move are stored inside the object, others on the heap. Not
+// thread-safe; moving leaves the source empty. Replaces std::move_only_function, which g++ 12 has
+// only with -std=c++23.
 template <class R, class... Args>
 class UniqueFunction<R(Args...)> {
  public:
@@ -66,7 +67,7 @@ class UniqueFunction<R(Args...)> {
  private:
   struct Ops {
     R (*call)(void* storage, Args&&... args);
-    // Moves the callable into raw storage and ends its life in the old one.
+    // Moves the callable into raw storage and destroys the old one.
     void (*relocate)(void* from, void* to) noexcept;
     void (*destroy)(void* storage) noexcept;
   };
@@ -110,7 +111,7 @@ class UniqueFunction<R(Args...)> {
     ops_ = std::exchange(other.ops_, nullptr);
   }
 
-  // Empties first: the callable's destructor may reach this object again.
+  // Clears ops_ first: the callable's destructor may access this object again.
   void Clear() noexcept {
     if (const Ops* ops = std::exchange(ops_, nullptr)) ops->destroy(storage_);
   }

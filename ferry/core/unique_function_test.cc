@@ -1,3 +1,4 @@
+// Tests of the move-only function's storage and lifetime.
 #include "ferry/core/unique_function.h"
 
 #include <gtest/gtest.h>

@@ -1,9 +1,10 @@
+// The owner template for C handles.
 #pragma once
 #include <utility>
 
 namespace ferry {
 
-// Sole owner of a C handle. Traits supply `Handle`, `kInvalid` and `Destroy(Handle) noexcept`.
+// The sole owner of a C handle. Traits supply `Handle`, `kInvalid` and `Destroy(Handle) noexcept`.
 template <class Traits>
 class UniqueHandle {
  public:
@@ -22,7 +23,7 @@ class UniqueHandle {
 
   Handle get() const noexcept { return handle_; }
   explicit operator bool() const noexcept { return handle_ != Traits::kInvalid; }
-  // Gives up ownership without destroying.
+  // Gives up ownership without destroying the handle.
   [[nodiscard]] Handle release() noexcept { return std::exchange(handle_, Traits::kInvalid); }
   void reset() noexcept { UniqueHandle().swap(*this); }
   void swap(UniqueHandle& other) noexcept { std::swap(handle_, other.handle_); }

@@ -1,3 +1,4 @@
+// Parses and formats sizes and durations.
 #include "ferry/core/units.h"
 
 #include <fmt/core.h>
@@ -44,7 +45,7 @@ std::string LowerCase(std::string_view text) {
   return lower;
 }
 
-// What is asked for, for messages.
+// The kind of value to parse, for messages.
 struct Quantity {
   const char* noun;
   const char* remedy;

@@ -1,3 +1,4 @@
+// Tests of parsing and formatting sizes and durations.
 #include "ferry/core/units.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Suggests the setting that a misspelt FERRY_* variable may mean.
 #include "ferry/core/unknown_variables.h"
 
 #include <fmt/core.h>
@@ -15,7 +16,7 @@
 namespace ferry {
 namespace {
 
-// Letters to put in, take out or replace, at least, so that one becomes the other.
+// The Levenshtein distance: the minimum number of insertions, deletions and replacements.
 std::size_t EditsBetween(std::string_view from, std::string_view to) {
   std::vector<std::size_t> row(to.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -34,7 +35,7 @@ std::size_t EditsBetween(std::string_view from, std::string_view to) {
 
 std::string DescribeUnknown(const std::string& variable) {
   std::string nearest;
-  std::size_t least = variable.size() / 3;  // further away it is another word
+  std::size_t least = variable.size() / 3;  // further away it is a different word
   for (const ConfigEntry& entry : Config().Describe()) {
     const std::size_t edits = EditsBetween(variable, entry.variable);
     if (edits > least || (edits == least && !nearest.empty())) continue;
@@ -42,7 +43,7 @@ std::string DescribeUnknown(const std::string& variable) {
     nearest = entry.variable;
   }
   return fmt::format("{} is not a setting; {}", variable,
-                     nearest.empty() ? "see 'ferry info' for those that there are"
+                     nearest.empty() ? "'ferry info' lists all settings"
                                      : fmt::format("did you mean {}?", nearest));
 }
 

@@ -1,3 +1,4 @@
+// Tests of the suggestions for misspelt variables.
 #include "ferry/core/unknown_variables.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +17,7 @@ TEST(UnknownVariables, AreToldWithTheNearestName) {
   EXPECT_EQ(DescribeUnknown("FERRY_PERR_TIMEOUT"),
             "FERRY_PERR_TIMEOUT is not a setting; did you mean FERRY_PEER_TIMEOUT?");
   EXPECT_EQ(DescribeUnknown("FERRY_XYZZY_PLUGH_QUUX"),
-            "FERRY_XYZZY_PLUGH_QUUX is not a setting; see 'ferry info' for those that there are");
+            "FERRY_XYZZY_PLUGH_QUUX is not a setting; 'ferry info' lists all settings");
 }
 
 TEST(UnknownVariables, AreLoggedOnceInAProcess) {

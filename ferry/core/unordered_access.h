@@ -1,3 +1,4 @@
+// Hides accesses to user memory from ThreadSanitizer.
 #pragma once
 
 #if defined(__SANITIZE_THREAD__)
@@ -9,10 +10,9 @@ void __tsan_ignore_thread_end();
 
 namespace ferry {
 
-// While one lives, ThreadSanitizer overlooks what its thread does to memory. For system calls and
-// copies that move the users' memory: two transfers of the same bytes are ordered, if at all, by
-// what the peer does between them, which the sanitizer cannot see, and may be left unordered, as
-// with RDMA.
+// While one lives, ThreadSanitizer ignores this thread's memory accesses. For system calls and
+// copies that move user memory: two transfers of the same bytes are ordered, if at all, by the
+// peer's actions between them, which the sanitizer cannot see, and may be unordered, as with RDMA.
 class UnorderedAccess {
  public:
 #if defined(__SANITIZE_THREAD__)

@@ -1,7 +1,8 @@
+// Conversions between pointers and numeric addresses.
 #pragma once
 #include <cstdint>
 
-// Addresses of memory that this process may be unable to touch travel as numbers.
+// Addresses that this process may be unable to dereference are passed as numbers.
 namespace ferry::cuda {
 
 inline std::uint64_t AddressOf(const void* pointer) noexcept {

@@ -1,3 +1,4 @@
+// Runs the DeviceApi conformance suite on simulated devices and GPUs.
 #include "ferry/cuda/testing/conformance.h"
 
 namespace ferry::cuda {

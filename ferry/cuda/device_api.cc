@@ -1,3 +1,4 @@
+// The parts of DeviceApi that are the same for real and simulated GPUs.
 #include "ferry/cuda/device_api.h"
 
 #include <fmt/core.h>
@@ -79,7 +80,7 @@ Status StreamApi::Wait(StreamRef stream, Deadline deadline) {
 Result<Graph> GraphApi::Capture(StreamRef stream, FunctionRef<Status()> give) {
   FERRY_TRY(BeginCapture(stream));
   const Status given = give();
-  // In any case, or the stream would be captured for ever.
+  // Always end the capture, or the stream would stay in capture mode.
   Result<Graph> graph = EndCapture(stream);
   if (!given) return given.error();
   return graph;
@@ -90,7 +91,7 @@ Result<bool> ProbeFlags(DeviceApi& api, int ordinal) {
   FERRY_TRY_ASSIGN(const PinnedBuffer word, api.AllocatePinned(ordinal, sizeof(std::uint32_t)));
   FERRY_TRY_ASSIGN(void* const flag, api.MappedAddress(ordinal, word.data()));
   StoreFlag(word.data(), 0);
-  // The write comes first: whatever happens the stream ends.
+  // Queue the write first: the stream then ends whatever fails.
   for (const auto call :
        {+[](DeviceApi&a, StreamRef s, void*f) { return a.WriteFlag(s, f, 1); },
         +[](DeviceApi&a, StreamRef s, void*f) { return a.WaitForFlag(s, f, 1); }}) {
@@ -104,7 +105,7 @@ Result<bool> ProbeFlags(DeviceApi& api, int ordinal) {
 
 std::uint32_t MostHeldStreams(const char* connections) noexcept {
   const std::string_view text = connections != nullptr ? connections : "";
-  int queues = 8;  // where nothing is set, or no number
+  int queues = 8;  // the default, also for a value that is not a number
   (void)std::from_chars(text.data(), text.data() + text.size(), queues);
   return static_cast<std::uint32_t>(std::clamp(queues, 1, 32) / 2);
 }

@@ -1,3 +1,4 @@
+// Tests of the limit on streams that wait for flags.
 #include "ferry/cuda/device_api.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// The table of CUDA errors: code, stickiness and the fix.
 #include "ferry/cuda/error.h"
 
 #include <fmt/core.h>
@@ -21,9 +22,9 @@ struct Row {
   const char* next_step;
 };
 
-// In the order of their numbers; cudaGetErrorName() and cudaGetErrorString() of CUDA 13.0. Sticky
-// are those of which driver_types.h says that any further work will return the same error, and
-// hardware faults.
+// Sorted by number; names and texts of cudaGetErrorName() and cudaGetErrorString() of CUDA 13.0.
+// Sticky are the errors for which driver_types.h says that any further work returns the same error,
+// and hardware faults.
 constexpr Row kRows[] = {
     {1, Code::kInvalidArgument, false, "cudaErrorInvalidValue", "invalid argument", kFixTheCall},
     {2, Code::kUnavailable, false, "cudaErrorMemoryAllocation", "out of memory",

@@ -1,13 +1,14 @@
+// CUDA errors as ferry errors; needs no CUDA header.
 #pragma once
 #include <cstddef>
 #include <string_view>
 
 #include "ferry/core/result.h"
 
-// CUDA's errors as ours, for both implementations. Nothing here needs CUDA.
+// CUDA errors as ferry errors, for both implementations.
 namespace ferry::cuda {
 
-// The numbers of cudaError_t that this program makes a difference of.
+// The cudaError_t values that this program distinguishes.
 enum class Fault : int {
   kInvalidValue = 1,
   kMemoryAllocation = 2,
@@ -28,27 +29,27 @@ enum class Fault : int {
   kStreamCaptureInvalidated = 901,
 };
 
-// Whether every call for the device fails after this one, until the process ends.
+// Whether every later call for the device fails too, until the process ends.
 bool IsSticky(int number) noexcept;
 
-// "<tried>: <name> (<text>); <next step>", with the code that fits the number. `tried` names the
-// call and its values; name and text are CUDA's.
+// "<tried>: <name> (<text>); <fix>", with the code that fits the number. `tried` names the call and
+// its values; name and text are CUDA's.
 Error CudaError(int number, std::string_view name, std::string_view text, std::string_view tried,
                 SourceLoc at = SourceLoc::Current());
-// With the name and text that CUDA has for it.
+// The same with CUDA's name and text for the fault.
 Error CudaError(Fault fault, std::string_view tried, SourceLoc at = SourceLoc::Current());
 
-// Of a call for a device that was lost before.
+// The error of a call for a device that was lost before.
 Error LostDevice(int ordinal, std::string_view tried, SourceLoc at = SourceLoc::Current());
-// Where there are `count` devices.
+// The error for an ordinal that does not exist among `count` devices.
 Error NoSuchDevice(int ordinal, int count, std::string_view tried,
                    SourceLoc at = SourceLoc::Current());
 
-// Of a kernel whose thread blocks need more shared memory than they can have on the device.
+// The error for a kernel whose thread blocks need more shared memory than the device offers.
 Error NotEnoughSharedMemory(std::string_view kernel, std::size_t needed, std::size_t there,
                             int ordinal, SourceLoc at = SourceLoc::Current());
 
-// Of an address at which there is no memory.
+// The error for an address without memory.
 Error NothingThere(const void* address, SourceLoc at = SourceLoc::Current());
 
 }  // namespace ferry::cuda

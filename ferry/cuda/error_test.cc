@@ -1,3 +1,4 @@
+// Tests of the texts and codes of CUDA errors.
 #include "ferry/cuda/error.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +38,7 @@ TEST(CudaError, TellsHowMuchSharedMemoryIsNeededAndThere) {
             "has 101376; use fewer stages, or a GPU with more");
 }
 
-// Whatever is sticky loses the device, and nothing else does.
+// A sticky error loses the device; no other error does.
 TEST(CudaError, IsStickyExactlyWhereTheDeviceIsLost) {
   for (int number = 1; number < 1000; ++number) {
     const bool lost = CudaError(number, "", "", "").code() == Code::kDeviceLost;

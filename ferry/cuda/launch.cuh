@@ -1,3 +1,4 @@
+// Kernel launches through cudaLaunchKernelEx, for .cu files.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -7,40 +8,40 @@
 #include "ferry/core/result.h"
 #include "ferry/cuda/resources.h"
 
-// Launches of kernels, for .cu files.
+// Kernel launches that return a Status, for .cu files.
 namespace ferry::cuda {
 
-// More dynamic shared memory than this must be asked for; Launch() does. A block has 48 KiB
-// without, and what a kernel declares itself is of them.
+// Dynamic shared memory above this size must be requested explicitly; Launch() does so. Without a
+// request a block has 48 KiB, including the kernel's static shared memory.
 inline constexpr std::size_t kUsualSharedBytes = 40 * 1024;
 
 struct LaunchConfig {
   dim3 grid;
   dim3 block;
   std::size_t shared_bytes = 0;  // dynamic shared memory of a block
-  // May begin before the kernel before it in the stream has ended, and waits itself, by
-  // prim::WaitForGridsBefore() (cudaLaunchAttributeProgrammaticStreamSerialization). Means nothing
-  // where the kernel's code is for less than compute capability 9: it would not wait.
+  // The kernel may start before the previous kernel of the stream has ended, and waits for it
+  // itself (griddepcontrol.wait; cudaLaunchAttributeProgrammaticStreamSerialization). Ignored where
+  // the kernel's code is for less than compute capability 9, which would not wait.
   bool early = false;
 };
 
-// The error of a launch, given as its cudaError_t; clears what CUDA remembers of it.
+// The error of a launch from its cudaError_t; clears CUDA's last error.
 Error LaunchError(int number, const char* name, StreamRef stream,
                   SourceLoc at = SourceLoc::Current());
 
 // Whether the kernel's code for the stream's device was compiled for compute capability 9 or more,
-// so that it can wait. Asked of CUDA once; false where CUDA has no answer. Any thread.
+// so that it can wait. Cached; false where CUDA does not answer. Any thread.
 bool CanBeginEarly(const void* kernel, StreamRef stream);
 
-// Of a kernel that was refused `dynamic` bytes of shared memory: kUnsupported if the stream's
-// device has less for a thread block, else that of CUDA.
+// The error for a kernel that was refused `dynamic` bytes of shared memory: kUnsupported if the
+// stream's device has less for a thread block, else CUDA's error.
 Error SharedMemoryError(int number, const void* kernel, std::size_t dynamic, const char* name,
                         StreamRef stream);
 
-// Queues the kernel. `name` is for errors. The stream's device must be current: inside
-// Kernel::launch it is, elsewhere a ScopedDevice sees to it. Errors: of the launch itself;
-// kUnsupported where this build has no code for the device, or a thread block has not so much
-// shared memory there. What goes wrong in the kernel shows in later calls.
+// Queues the kernel. `name` is for errors. The stream's device must be current: it is inside
+// Kernel::launch; elsewhere use a ScopedDevice. Errors: those of the launch itself; kUnsupported
+// where this build has no code for the device, or a thread block cannot get that much shared
+// memory. Failures inside the kernel are reported by later calls.
 template <class... Parameters, class... Arguments>
 Status Launch(StreamRef stream, const char* name, const LaunchConfig& config,
               void (*kernel)(Parameters...), Arguments&&... arguments) {
@@ -57,7 +58,7 @@ Status Launch(StreamRef stream, const char* name, const LaunchConfig& config,
     launch.attrs = &attribute;
     launch.numAttrs = 1;
   }
-  // No work on a stream, so a stream that is being captured does not mind.
+  // Does no work on a stream, so it is allowed during a capture.
   if (config.shared_bytes > kUsualSharedBytes) {
     const cudaError_t refused = cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.shared_bytes));

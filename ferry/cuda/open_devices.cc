@@ -1,3 +1,4 @@
+// Opens real or simulated GPUs as the setting `devices` says.
 #include "ferry/cuda/open_devices.h"
 
 #include <dlfcn.h>
@@ -24,7 +25,7 @@ namespace {
 
 constexpr std::string_view kSimulated = "simulated:";
 
-// The number at the front of the text, which loses it.
+// Parses the number at the front of the text and removes it.
 template <class T>
 std::optional<T> TakeNumber(std::string_view* text) {
   T number = 0;
@@ -59,7 +60,8 @@ struct SimulatedSets {
   std::map<std::string, DeviceApi*> opened;  // under mutex
 };
 
-// One set for each value, for good. A forked child has sets of its own, with threads.
+// One set of devices for each value, never destroyed. A forked child gets its own sets, with
+// threads.
 Result<DeviceApi*> OpenSimulated(const std::string& text) {
   static PerProcess<SimulatedSets> all;
   SimulatedSets& sets = all.Get();
@@ -72,7 +74,7 @@ Result<DeviceApi*> OpenSimulated(const std::string& text) {
 }
 
 #ifdef FERRY_HAVE_CUDA
-// So far, of all time (dl_iterate_phdr(3)).
+// How many objects were ever loaded (dl_iterate_phdr(3)).
 std::uint64_t LoadedObjects() {
   std::uint64_t adds = 0;
   const auto first = [](dl_phdr_info* info, std::size_t /*size*/, void* out) {
@@ -83,16 +85,16 @@ std::uint64_t LoadedObjects() {
   return adds;
 }
 
-// For each message of host memory: looking for what is not there searches the file system, 17 us,
-// so that is done only when something has been loaded since.
+// Called for each message in host memory. Looking for a library that is not there searches the file
+// system (17 us), so that happens only if something was loaded since.
 bool IsDriverLoaded() {
   constexpr std::uint64_t kItIs = ~std::uint64_t{0};
-  static std::atomic<std::uint64_t> without{0};  // LoadedObjects() when it was not there
+  static std::atomic<std::uint64_t> without{0};  // LoadedObjects() when the driver was not loaded
   const std::uint64_t seen = without.load(std::memory_order_relaxed);
   if (seen == kItIs) return true;
   const std::uint64_t loaded = LoadedObjects();
   if (loaded == seen) return false;
-  // Whoever allocates GPU memory has it loaded, with whichever CUDA runtime.
+  // Code that allocates GPU memory has loaded the driver, with whichever CUDA runtime.
   void* const driver = ::dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
   if (driver != nullptr) (void)::dlclose(driver);
   without.store(driver != nullptr ? kItIs : loaded, std::memory_order_relaxed);

@@ -1,3 +1,4 @@
+// Tests of the setting `devices`.
 #include "ferry/cuda/open_devices.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// NVTX ranges for NVIDIA's profilers.
 #include "ferry/cuda/profile_range.h"
 
 #ifdef FERRY_HAVE_CUDA
@@ -10,7 +11,7 @@ namespace ferry::cuda {
 
 namespace {
 
-// Null where no profiler watches.
+// Null where no profiler is attached.
 nvtxDomainHandle_t ProfileDomain() noexcept {
   static const nvtxDomainHandle_t domain = nvtxDomainCreateA("ferry");
   return domain;

@@ -1,10 +1,12 @@
+// Owners of GPU memory, streams, events and graphs; views of streams.
 #pragma once
 #include <cstddef>
 #include <span>
 
 #include "ferry/core/unique_handle.h"
 
-// Owners of what a DeviceApi makes, and views of streams. A DeviceApi outlives all it has made.
+// Owners of the resources that a DeviceApi creates, and views of streams. A DeviceApi must outlive
+// its resources.
 namespace ferry::cuda {
 
 class DeviceApi;
@@ -19,7 +21,7 @@ enum class Resource : unsigned char {
   kGraph,
 };
 
-// What an owner holds. For implementations of DeviceApi; users have the classes below.
+// The contents of an owner. For implementations of DeviceApi; users have the classes below.
 struct ResourceHandle {
   DeviceApi* api = nullptr;
   void* native = nullptr;  // the address, cudaStream_t, cudaEvent_t or cudaGraphExec_t
@@ -39,12 +41,12 @@ template <Resource kResource>
 class Owner : public UniqueHandle<ResourceTraits<kResource>> {
  public:
   using UniqueHandle<ResourceTraits<kResource>>::UniqueHandle;
-  // The device that it belongs to, or was made for; -1 for none.
+  // The device that the resource belongs to, or was created for; -1 for none.
   int ordinal() const noexcept { return this->get().ordinal; }
 };
 
-// Memory. Its owner sees to it that no queued work uses it any more before it goes. Giving memory
-// back may wait for everything that the device does (cudaFree, cudaFreeHost): not for data paths.
+// Memory. The owner must ensure that no queued work uses it when it is freed. Freeing may block
+// until the device is idle (cudaFree, cudaFreeHost): not for data paths.
 template <Resource kResource>
 class MemoryOwner : public Owner<kResource> {
  public:
@@ -53,12 +55,12 @@ class MemoryOwner : public Owner<kResource> {
   std::size_t size() const noexcept { return this->get().bytes; }  // bytes
 };
 
-// GPU memory, aligned to 256 bytes. The CPU must not touch it.
+// GPU memory, aligned to 256 bytes. The CPU must not access it.
 using DeviceBuffer = MemoryOwner<Resource::kDeviceMemory>;
-// Another process's GPU memory, mapped here: the whole allocation.
+// Another process's GPU memory, mapped here: always the whole allocation.
 using ImportedBuffer = MemoryOwner<Resource::kImport>;
 
-// Host memory that the CPU and every device can reach at any time.
+// Host memory that the CPU and every device can access at any time.
 template <Resource kResource>
 class HostMemoryOwner : public MemoryOwner<kResource> {
  public:
@@ -68,17 +70,16 @@ class HostMemoryOwner : public MemoryOwner<kResource> {
   }
 };
 
-// Host memory of whole pages that CUDA has allocated.
+// Host memory in whole pages, allocated by CUDA.
 using PinnedBuffer = HostMemoryOwner<Resource::kPinnedMemory>;
-// Keeps somebody else's host memory pinned. That memory must outlive it.
+// Keeps foreign host memory pinned. That memory must outlive it.
 using HostRegistration = HostMemoryOwner<Resource::kRegistration>;
 
-// A view of a stream, of two words. Passed by value; stored only by who knows that the stream
-// lives.
+// A view of a stream: two words, passed by value. Store it only where the stream is known to live
+// longer.
 class StreamRef {
  public:
-  // A stream that somebody else has made on this device: a cudaStream_t, null for the device's
-  // default stream.
+  // A foreign stream on this device: a cudaStream_t, null for the device's default stream.
   static StreamRef Foreign(int ordinal, void* native) noexcept { return {ordinal, native}; }
 
   int ordinal() const noexcept { return ordinal_; }
@@ -92,9 +93,9 @@ class StreamRef {
   void* native_;
 };
 
-// A queue of work for one device. Work of one stream is done in the order of the calls; work of
-// several streams in any. Does not wait for the device's default stream. May be destroyed while its
-// work goes on; the memory of that work must live on.
+// A queue of work for one device. Work of one stream runs in the order of the calls; work of
+// several streams in any order. Does not wait for the device's default stream. May be destroyed
+// while its work is in flight; the memory of that work must stay valid.
 class Stream : public Owner<Resource::kStream> {
  public:
   using Owner::Owner;
@@ -103,14 +104,14 @@ class Stream : public Owner<Resource::kStream> {
   }
 };
 
-// A mark in a stream. Recording it again moves it; it is made once and used for years.
+// A mark in a stream. Recording it again moves it, so one event can be reused indefinitely.
 class Event : public Owner<Resource::kEvent> {
  public:
   using Owner::Owner;
 };
 
-// Work that a stream was given once, to be given to streams again as one. May be destroyed while
-// its work goes on; the memory of that work must live on.
+// Captured work that can be queued on streams again as a whole. May be destroyed while its work is
+// in flight; the memory of that work must stay valid.
 class Graph : public Owner<Resource::kGraph> {
  public:
   using Owner::Owner;

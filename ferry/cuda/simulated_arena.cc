@@ -1,3 +1,4 @@
+// Address space of a simulated device, on a memfd.
 #include "ferry/cuda/simulated_arena.h"
 
 #include <fcntl.h>
@@ -13,7 +14,7 @@
 namespace ferry::cuda {
 namespace {
 
-// Of addresses; memory is behind those only that are in use.
+// Size of the address space; only the used part has memory.
 constexpr std::size_t kArenaBytes = std::size_t{32} << 30;
 
 std::size_t WholePages(std::size_t bytes) {

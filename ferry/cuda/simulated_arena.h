@@ -1,3 +1,4 @@
+// Address space of a simulated device.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,11 +13,11 @@ namespace ferry::cuda {
 
 inline constexpr std::size_t kSimulatedPage = 4096;
 
-// A run of a memfd that is mapped twice: where its users see it, and no CPU may touch it, and where
-// the simulator does.
+// A range of a memfd that is mapped twice: at the address that users see, which no CPU may access,
+// and at the address that the simulator uses.
 class TwiceMapped {
  public:
-  // `offset` is a multiple of a page.
+  // `offset` must be a multiple of the page size.
   static Result<TwiceMapped> Map(int fd, std::size_t offset, std::size_t bytes);
 
   std::byte* visible() const noexcept { return static_cast<std::byte*>(visible_.get().at); }
@@ -31,22 +32,23 @@ class TwiceMapped {
   UniqueMapping alias_;
 };
 
-// The addresses of a simulated device: far more of them than it has memory, so that an address is
-// not soon used again. Not thread-safe.
+// The addresses of a simulated device. There are far more of them than memory, so that an address
+// is not soon reused. Not thread-safe.
 class SimulatedArena {
  public:
   static Result<std::unique_ptr<SimulatedArena>> Create();
 
-  // The offset of so many bytes, whole pages with an unused one behind them. Errors: kUnavailable.
+  // Takes an offset for `bytes` bytes: whole pages followed by an unused page. Errors:
+  // kUnavailable.
   Result<std::size_t> Take(std::size_t bytes);
-  // Drops the contents and lets the offset be used again, after all that were never used.
+  // Drops the contents. The offset is reused only after all unused ones.
   void Give(std::size_t offset, std::size_t bytes);
 
   int fd() const noexcept { return fd_.get(); }
   std::uint64_t inode() const noexcept { return inode_; }
   std::byte* visible(std::size_t offset) const noexcept { return mapped_.visible() + offset; }
   std::byte* alias(std::size_t offset) const noexcept { return mapped_.alias() + offset; }
-  // Whether it is one of this arena's addresses, allocated or not.
+  // Whether the address belongs to this arena, allocated or not.
   bool Holds(std::uint64_t address) const noexcept;
 
  private:
@@ -56,7 +58,7 @@ class SimulatedArena {
   UniqueFd fd_;
   std::uint64_t inode_;
   TwiceMapped mapped_;
-  std::size_t fresh_ = 0;                        // offsets from here on were never used
+  std::size_t fresh_ = 0;                        // offsets from here on are unused so far
   std::map<std::size_t, std::size_t> recycled_;  // offset, bytes
 };
 

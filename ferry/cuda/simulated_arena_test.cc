@@ -1,3 +1,4 @@
+// Tests of address reuse on a simulated device.
 #include "ferry/cuda/simulated_arena.h"
 
 #include <gtest/gtest.h>

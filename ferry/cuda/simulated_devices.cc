@@ -1,3 +1,4 @@
+// The simulated DeviceApi: checks calls, injects faults, counts.
 #include "ferry/cuda/simulated_devices.h"
 
 #include <fmt/core.h>
@@ -22,7 +23,7 @@ std::uint64_t Number(const void* address) noexcept {
 
 std::string BusId(int ordinal) { return fmt::format("0000:{:02x}:00.0", ordinal + 1); }
 
-// A run of bytes that one item of a list reads or writes.
+// A range of bytes that one item of a list reads or writes.
 struct Run {
   std::uint64_t first;
   std::uint64_t bytes;
@@ -38,7 +39,7 @@ Status CheckApart(std::span<const CopyItem> items) {
     runs.push_back({Number(items[i].src), items[i].bytes, i, false});
   }
   std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.first < b.first; });
-  // Furthest end so far of what is written, and of anything; and whose it is.
+  // The furthest end so far of written bytes, and of all bytes, and the items they belong to.
   std::uint64_t written_end = 0;
   std::uint64_t end = 0;
   std::size_t written_by = 0;
@@ -350,7 +351,7 @@ Result<bool> SimulatedDevices::Query(StreamRef stream) {
   constexpr std::string_view kTried = "cudaStreamQuery";
   FERRY_TRY(EnterFreeStream(stream, kTried));
   const bool idle = scheduler_.IsIdle(stream);
-  // Again, because a stream is idle, too, once its device is lost.
+  // Checked again, because a stream is also idle once its device is lost.
   FERRY_TRY(Enter(stream.ordinal(), kTried));
   return idle;
 }

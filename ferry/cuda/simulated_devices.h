@@ -1,3 +1,4 @@
+// A DeviceApi without GPUs that is stricter than one.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -20,16 +21,16 @@ namespace ferry::cuda {
 
 struct SimulationOptions {
   int devices = 1;
-  std::uint64_t seed = 1;                // of the turns that streams take
-  int workers = 2;                       // threads that do the devices' work
-  microseconds max_delay{100};           // of each piece of work
-  std::uint64_t device_bytes = 1 << 30;  // of each; beyond, allocations fail
+  std::uint64_t seed = 1;                // determines the order in which streams run
+  int workers = 2;                       // threads that run the devices' work
+  microseconds max_delay{100};           // maximum delay of each piece of work
+  std::uint64_t device_bytes = 1 << 30;  // memory of each device; allocations beyond it fail
   std::uint64_t pinned_bytes = 1 << 30;
   bool flags = true;        // WaitForFlag() and WriteFlag() are supported
   bool peer_access = true;  // between all devices
 };
 
-// Calls that came in and were not refused.
+// Counts of accepted calls.
 struct SimulationCounters {
   std::uint64_t device_allocations = 0;
   std::uint64_t pinned_allocations = 0;
@@ -64,8 +65,8 @@ enum class FaultPoint : unsigned char {
   kFlag,
 };
 
-// The next call of this kind for the device fails, after `skip` that do not. A sticky fault of work
-// that is queued lets the call pass and strikes when the work's turn comes.
+// After `skip` calls that succeed, the next call of this kind for the device fails. A sticky fault
+// in queued work does not fail the call but strikes when the work runs.
 struct InjectedFault {
   int ordinal = 0;
   FaultPoint at = FaultPoint::kCopy;
@@ -73,24 +74,32 @@ struct InjectedFault {
   std::uint64_t skip = 0;
 };
 
-// GPUs that are none, for machines without any and for tests of what is asynchronous. Stricter than
-// GPUs are:
-// - Device memory is there for this object only: the CPU that touches it gets SIGSEGV.
-// - Work is done late, in turns that the seed decides, each stream in its order, on threads of this
-//   object's. Sources are read then, in pieces, and destinations hold poison until then.
-// - Memory holds poison when it is allocated and when it was freed, and an address is not soon used
-//   again. Memory that goes while queued work needs it makes that work an illegal access.
-// - Kernels and flags know registered host memory by another address than the host does.
-// - Pageable memory in a copy is refused, and so are items of one list that overlap.
-// - A stream that is being captured refuses all that no graph can have, and loses the capture.
+// Simulated GPUs, for machines without GPUs and for tests of asynchronous code. Stricter than GPUs:
+//
+// - Only this object may access device memory: a CPU access is a SIGSEGV.
+//
+// - Work runs late, on threads of this object, each stream in order and the streams in an order
+// that the seed determines. Sources are read at that time, in pieces, and destinations hold poison
+// until then.
+//
+// - Memory holds poison after it was allocated and after it was freed, and addresses are not soon
+// reused. Memory freed while queued work needs it makes that work an illegal access.
+//
+// - Kernels and flags access registered host memory by another address than the host.
+//
+// - Copies refuse pageable memory, and items of one list that overlap.
+//
+// - A stream in capture mode refuses calls that a graph cannot contain, and invalidates the
+// capture.
+//
 // Two processes share memory by IPC as they do on a GPU.
 class SimulatedDevices final : public DeviceApi {
  public:
   static Result<std::unique_ptr<SimulatedDevices>> Create(const SimulationOptions& options);
-  // Drops what is queued.
+  // Drops queued work.
   ~SimulatedDevices() override;
 
-  // Nothing that is queued begins until Resume().
+  // Holds back queued work until Resume().
   void Pause() { scheduler_.Pause(); }
   void Resume() { scheduler_.Resume(); }
   void Inject(const InjectedFault& fault);
@@ -142,16 +151,17 @@ class SimulatedDevices final : public DeviceApi {
 
   void Release(Resource resource, const ResourceHandle& handle) noexcept override;
 
-  // Whether calls for the device are possible; finds out, as calls do, that it is lost.
+  // Whether calls for the device are possible; like other calls, may discover that it is lost.
   Status Enter(int ordinal, std::string_view tried);
   Status EnterStream(StreamRef stream, std::string_view tried);
-  // Likewise of what no graph can have: where the stream is being captured, the capture is lost.
+  // The same for calls that a graph cannot contain: if the stream is being captured, the capture is
+  // invalidated.
   Status EnterFreeStream(StreamRef stream, std::string_view tried);
-  // Enter(), then the fault that was injected, if it strikes here.
+  // Enter(), then the injected fault, if one applies.
   Status Begin(int ordinal, FaultPoint at, std::string_view tried);
-  // Likewise of work, whose sticky fault it returns.
+  // The same for queued work, whose sticky fault it returns.
   Result<std::optional<Fault>> BeginWork(StreamRef stream, FaultPoint at, std::string_view tried);
-  // To the stream, or to whoever captures it.
+  // Queues the work on the stream, or records it in the stream's capture.
   void Push(StreamRef stream, SimulatedWork work, std::optional<Fault> fault);
   std::optional<Fault> TakeFault(int ordinal, FaultPoint at);
   Result<EventState> StateOf(const Event& event, std::string_view tried);
@@ -161,7 +171,7 @@ class SimulatedDevices final : public DeviceApi {
 
   const SimulationOptions options_;
   const std::unique_ptr<SimulatedMemory> memory_;
-  std::vector<std::atomic<bool>> lost_;  // by ordinal: a call has told so
+  std::vector<std::atomic<bool>> lost_;  // by ordinal: a call has reported the loss
 
   mutable std::mutex mutex_;
   std::map<std::uint64_t, EventState> events_;  // by native handle

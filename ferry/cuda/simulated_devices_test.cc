@@ -1,3 +1,4 @@
+// Tests of the mistakes that simulated devices detect.
 #include "ferry/cuda/simulated_devices.h"
 
 #include <gmock/gmock.h>
@@ -14,7 +15,7 @@
 #include "ferry/cuda/testing/conformance.h"
 #include "ferry/cuda/testing/test_kernels.h"
 
-// What simulated devices do beyond what every DeviceApi does: how they find mistakes.
+// Behaviour of simulated devices beyond the DeviceApi contract: how they detect mistakes.
 namespace ferry::cuda {
 namespace {
 
@@ -60,7 +61,7 @@ class SimulatedDevicesTest : public ::testing::Test {
     FERRY_ASSERT_OK(ToDevice());
     FERRY_ASSERT_OK(WaitForAll());
   }
-  // Of the device's memory.
+  // The contents of the device's memory.
   std::vector<std::byte> Content() {
     EXPECT_TRUE(FromDevice());
     EXPECT_TRUE(WaitForAll());
@@ -199,7 +200,7 @@ TEST_F(SimulatedDevicesTest, ItemsOfAListThatOverlapAreRefused) {
   EXPECT_THAT(overlap({{device, device + 100, 8}, {device + 104, device + 8, 8}},
                       CopyKind::kDeviceToDevice),
               HasSubstr("overlap"));
-  // Sources may be read twice, and neighbours touch.
+  // Sources may be read twice, and neighbours may touch.
   EXPECT_EQ(
       overlap({{device, host, 8}, {device + 8, host, 8}, {device + 16, host + 4, 8}}, to_device),
       "");
@@ -273,7 +274,7 @@ TEST_F(SimulatedDevicesTest, WhatADeviceCannotDoCanBeChosen) {
 
 // ---- turns --------------------------------------------------------------------------------------
 
-// The streams' numbers in the order in which their host functions were called.
+// The numbers of the streams in the order in which their host functions ran.
 class Turns {
  public:
   struct Caller {
@@ -296,7 +297,7 @@ class Turns {
   std::vector<Caller> taken_;
 };
 
-// The order in which two streams of 40 calls each took their turns.
+// The order in which two streams of 40 calls each ran.
 std::vector<int> TurnsOf(const SimulationOptions& options) {
   constexpr int kCalls = 40;
   auto devices = *SimulatedDevices::Create(options);
@@ -371,7 +372,7 @@ TEST_F(SimulatedDevicesTest, AStickyFaultOfACopyLosesItsDeviceAndDropsWhatIsQueu
   FERRY_ASSERT_OK(devices_->WaitFor(other, never));
   EXPECT_FALSE(devices_->IsLost(0));
   devices_->Resume();
-  // The other device is not kept waiting for what will not come.
+  // The other device does not wait for work that was dropped.
   FERRY_ASSERT_OK(devices_->Wait(other, Soon()));
   const auto ready = devices_->Query(never);
   ASSERT_FALSE(ready);
@@ -412,7 +413,7 @@ TEST_F(SimulatedDevicesTest, ADeviceThatIsSaidToBeLostDoesNothingAnyMore) {
 }
 
 TEST_F(SimulatedDevicesTest, MemoryRunsOutAtItsLimitAndComesBack) {
-  Make({.device_bytes = 150 * kKiB, .pinned_bytes = 150 * kKiB});  // of which each has 16
+  Make({.device_bytes = 150 * kKiB, .pinned_bytes = 150 * kKiB});  // 16 KiB of each are in use
   for (int round = 0; round < 3; ++round) {
     const auto device = devices_->AllocateDevice(0, 100 * kKiB);
     const auto pinned = devices_->AllocatePinned(0, 100 * kKiB);

@@ -1,3 +1,4 @@
+// Stream capture on simulated devices.
 #include "ferry/cuda/simulated_graphs.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Stream capture on simulated devices.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -13,28 +14,28 @@
 
 namespace ferry::cuda {
 
-// What a stream was given while it was captured.
+// Work that a stream recorded while it was captured.
 struct KeptWork {
   SimulatedWork work;
   std::optional<Fault> fault;
 };
 
-// The graphs of simulated devices, and those that streams are being captured into. Any thread.
+// Graphs of simulated devices, and captures in progress. Any thread.
 class SimulatedGraphs {
  public:
-  // The stream must not be captured already.
+  // The stream must not be in capture mode.
   void Begin(StreamRef stream);
-  // False where the stream is not being captured; otherwise takes the work.
+  // Returns false where the stream is not being captured; otherwise records the work.
   bool Keep(StreamRef stream, SimulatedWork* work, std::optional<Fault> fault);
-  // False where the stream is not being captured; otherwise the capture is lost.
+  // Returns false where the stream is not being captured; otherwise invalidates the capture.
   bool Spoil(StreamRef stream);
-  // Returns the graph's native handle. Errors: kInvalidArgument where there is no capture, or it is
-  // lost; there is none afterwards.
+  // Ends the capture and returns the graph's native handle. Errors: kInvalidArgument where there is
+  // no capture, or it was invalidated.
   Result<void*> End(StreamRef stream);
-  // Of a stream that goes.
+  // Drops the capture of a stream that is destroyed.
   void Forget(StreamRef stream);
 
-  // Errors: kInvalidArgument where there is no such graph.
+  // Errors: kInvalidArgument for an unknown graph.
   Result<std::vector<KeptWork>> WorkOf(const void* graph) const;
   void Remove(const void* graph);
 

@@ -1,3 +1,4 @@
+// Shares simulated device memory between processes through /proc.
 #include "ferry/cuda/simulated_ipc.h"
 
 #include <fcntl.h>
@@ -20,7 +21,7 @@ struct Ticket {
   std::uint64_t magic = kMagic;
   std::int32_t pid = 0;
   std::int32_t fd = 0;
-  std::uint64_t inode = 0;  // so that another file under the same number is not taken for it
+  std::uint64_t inode = 0;  // detects another file with the same descriptor number
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };

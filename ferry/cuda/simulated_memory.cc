@@ -1,3 +1,4 @@
+// Allocation, poison and lookup of simulated device memory.
 #include "ferry/cuda/simulated_memory.h"
 
 #include <fmt/core.h>
@@ -23,13 +24,13 @@ struct SimulatedMemory::Allocation {
   Resource resource = Resource::kDeviceMemory;
   int ordinal = -1;              // of device memory
   std::uint64_t id = 0;          // PointerInfo::allocation
-  std::byte* visible = nullptr;  // to those who asked for it
-  std::byte* alias = nullptr;    // to the simulator
-  std::byte* mapped = nullptr;   // to kernels
+  std::byte* visible = nullptr;  // the users' address
+  std::byte* alias = nullptr;    // the simulator's address
+  std::byte* mapped = nullptr;   // the kernels' address
   std::size_t bytes = 0;
   std::size_t offset = 0;  // in the arena, of device memory
 
-  UniqueMapping owned;  // pinned pages; of registered memory the addresses that kernels see
+  UniqueMapping owned;  // pinned pages; for registered memory, the addresses that kernels use
   std::optional<TwiceMapped> imported;
 
   // Under the memory's mutex.
@@ -43,8 +44,8 @@ struct SimulatedMemory::Allocation {
 
 namespace {
 
-// That the thread sanitizer remembers who wrote each byte takes four times as much memory, and most
-// of the time of a test with large buffers.
+// With ThreadSanitizer: tracking the writer of each byte takes four times the memory, and most of
+// the time of a test with large buffers.
 #if defined(__SANITIZE_THREAD__)
 constexpr std::size_t kMostWatchedBytes = std::size_t{4} << 20;
 __attribute__((no_sanitize("thread"), optimize("no-tree-loop-distribute-patterns"))) void
@@ -62,7 +63,7 @@ void Poison(std::byte* memory, std::size_t bytes, std::byte poison) {
   PoisonUnwatched(memory + watched, bytes - watched, poison);
 }
 
-// Of freed memory that keeps its poison and its addresses, at most.
+// Maximum freed memory that keeps its poison and its addresses.
 constexpr std::uint64_t kQuarantineBytes = 64 * kMiB;
 
 Result<UniqueMapping> MapAnonymous(std::size_t bytes, int protection) {
@@ -231,7 +232,7 @@ Result<void*> SimulatedMemory::Import(int ordinal, const IpcExport& exported) {
 }
 
 void SimulatedMemory::Release(Resource resource, void* address) noexcept {
-  std::shared_ptr<Allocation> gone;  // out of the table, or still in it
+  std::shared_ptr<Allocation> gone;  // removed from the table, or still in it
   {
     std::unique_lock lock(mutex_);
     const View* const view = Find(AddressOf(address));
@@ -258,7 +259,7 @@ void SimulatedMemory::Quarantine(std::shared_ptr<Allocation> allocation) {
   freed_bytes_ += allocation->bytes;
   freed_.push_back(std::move(allocation));
   while (freed_bytes_ > kQuarantineBytes) {
-    const std::shared_ptr<Allocation> oldest = std::move(freed_.front());  // its last owner
+    const std::shared_ptr<Allocation> oldest = std::move(freed_.front());  // the last reference
     freed_.pop_front();
     freed_bytes_ -= oldest->bytes;
     Forget(*oldest);

@@ -1,3 +1,4 @@
+// Memory of simulated devices, and who may reach it.
 #pragma once
 #include <condition_variable>
 #include <cstddef>
@@ -17,13 +18,13 @@
 
 namespace ferry::cuda {
 
-// What memory holds that nobody has written: since it was allocated, since it was freed, and since
-// a copy to it was queued that has not run.
+// Contents of memory that was not written: since its allocation, since it was freed, and since a
+// copy to it was queued that has not run.
 inline constexpr std::byte kPoisonAllocated{0xA7};
 inline constexpr std::byte kPoisonFreed{0xDF};
 inline constexpr std::byte kPoisonPending{0xE3};
 
-// From which side memory is reached, which decides what may be reached and by which address.
+// Who accesses memory; determines which memory is accessible, and by which address.
 enum class Reach : unsigned char {
   kHost,    // by copies: pinned memory, by its host address
   kDevice,  // by copies: memory of any device
@@ -36,7 +37,7 @@ class SimulatedMemory {
   struct Allocation;
 
  public:
-  // Bytes that cannot go while this lives.
+  // Bytes that are not freed while this lives.
   class Held {
    public:
     Held(Held&&) noexcept = default;
@@ -52,7 +53,7 @@ class SimulatedMemory {
     void LetGo() noexcept;
 
     SimulatedMemory* memory_;
-    std::shared_ptr<Allocation> allocation_;  // the table has it, and whoever uses it
+    std::shared_ptr<Allocation> allocation_;  // shared with the table and other users
     std::span<std::byte> bytes_;
   };
 
@@ -64,26 +65,27 @@ class SimulatedMemory {
   Result<void*> AllocatePinned(std::size_t bytes);
   Result<void*> Register(void* data, std::size_t bytes);
   Result<void*> Import(int ordinal, const IpcExport& exported);
-  // Waits for what is held.
+  // Frees the memory; blocks while it is held.
   void Release(Resource resource, void* address) noexcept;
 
-  // Bytes that AllocateDevice() may still make there.
+  // Bytes that AllocateDevice() can still allocate there.
   std::uint64_t Available(int ordinal) const;
-  // Of an address of device memory.
+  // `address` must be in device memory.
   Result<IpcExport> Export(const void* address) const;
   Result<void*> MappedAddress(void* host) const;
   Result<PointerInfo> Inspect(const void* address) const;
   void EnablePeerAccess(int from, int to);
 
-  // Errors: as a real device has them for addresses that are freed, unknown, or of the wrong side.
-  // `ordinal` is of the kernel.
+  // Errors: as a GPU reports them for addresses that are freed, unknown or not accessible.
+  // `ordinal` is the device of the kernel.
   Result<Held> Hold(Reach reach, int ordinal, std::uint64_t address, std::uint64_t bytes);
 
  private:
-  // How an allocation is found by an address: one entry for each place where it can be seen.
+  // The table entry by which an allocation is found: one for each address range where it is
+  // visible.
   struct View {
     std::shared_ptr<Allocation> allocation;  // shared with the other view and with Held
-    bool mapped = false;                     // as kernels see registered memory, and only they
+    bool mapped = false;  // the address by which only kernels access registered memory
   };
 
   SimulatedMemory(std::vector<std::unique_ptr<SimulatedArena>> arenas, std::uint64_t device_bytes,
@@ -110,7 +112,7 @@ class SimulatedMemory {
   std::uint64_t pinned_used_ = 0;
   std::vector<std::vector<bool>> peers_;  // [from][to]
   std::uint64_t next_id_ = 1;
-  std::deque<std::shared_ptr<Allocation>> freed_;  // poisoned; the oldest first; as in the table
+  std::deque<std::shared_ptr<Allocation>> freed_;  // poisoned; oldest first; shared with the table
   std::uint64_t freed_bytes_ = 0;
 };
 

@@ -1,3 +1,4 @@
+// Runs the queued work of simulated streams.
 #include "ferry/cuda/simulated_scheduler.h"
 
 #include <fmt/core.h>
@@ -16,9 +17,9 @@ namespace ferry::cuda {
 namespace {
 
 constexpr std::size_t kLongestPiece = 256 * kKiB;
-// The host writes flags without telling anybody.
+// Poll interval: the host writes flags without notifying anybody.
 constexpr auto kFlagPoll = microseconds(50);
-// So that no handle is null or a small number, as ordinals are.
+// Handles are neither null nor small numbers like ordinals.
 constexpr std::uint64_t kHandleStep = 0x100;
 
 // The default stream of a device has the null handle.
@@ -38,7 +39,7 @@ SimulatedFailure IllegalAccess(std::string tried) {
   return SimulatedFailure{Fault::kIllegalAddress, std::move(tried)};
 }
 
-// What a kernel reaches stays until its end.
+// Holds the memory that a kernel accesses until the kernel ends.
 class KernelMemory final : public EmulatedMemory {
  public:
   KernelMemory(SimulatedMemory& memory, int ordinal) : memory_(memory), ordinal_(ordinal) {}
@@ -122,7 +123,8 @@ void SimulatedScheduler::Push(StreamRef stream, SimulatedWork work, std::optiona
   std::uniform_int_distribution<microseconds::rep> delay(0, options_.max_delay.count());
   lane->second.queue.push_back(
       Queued{std::move(work), fault, Clock::now() + microseconds(delay(random_))});
-  // References into a deque outlive what is pushed behind; nobody takes work from a busy lane.
+  // References into a deque stay valid when elements are appended; nobody removes work from a busy
+  // lane.
   auto* const copy = std::get_if<SimulatedCopy>(&lane->second.queue.back().work);
   if (idle && copy != nullptr) {
     lane->second.busy = true;
@@ -181,8 +183,8 @@ std::optional<SimulatedFailure> SimulatedScheduler::broken(int ordinal) {
   return broken;
 }
 
-// Callers use the memory again that a lost device's copies had. Not awaited are calls of the host's
-// functions, which write none of it and may be where this is called from.
+// Callers reuse the memory of a lost device's copies, so running copies must end first. Host
+// functions are not awaited: they do not write that memory, and may be the caller of this.
 void SimulatedScheduler::AwaitSteps(std::unique_lock<std::mutex>& lock, int ordinal) {
   changed_.wait(lock, [&] {
     return std::none_of(lanes_.begin(), lanes_.end(), [&](const auto& entry) {
@@ -219,7 +221,7 @@ void SimulatedScheduler::Tidy(std::map<std::uint64_t, Lane>::iterator lane) {
 
 bool SimulatedScheduler::FlagIsUp(const SimulatedFlagWait& wait, int ordinal) {
   const auto held = memory_.Hold(Reach::kKernel, ordinal, wait.flag, sizeof wait.value);
-  if (!held) return true;                                        // fails in its step
+  if (!held) return true;                                        // fails when the step runs
   auto& word = *reinterpret_cast<std::uint32_t*>(held->data());  // aligned: checked when queued
   const std::uint32_t now = std::atomic_ref<std::uint32_t>(word).load(std::memory_order_acquire);
   return static_cast<std::int32_t>(now - wait.value) >= 0;
@@ -329,7 +331,7 @@ SimulatedScheduler::Outcome SimulatedScheduler::CopyPiece(SimulatedCopy& copy,
   std::swap(copy.left[choice % copy.left.size()], copy.left.back());
   CopyItem& item = copy.left.back();
   const std::size_t most = std::min(item.bytes, kLongestPiece);
-  // Half of the pieces are as long as they can be, or large copies would take for ever.
+  // Half of the pieces have the maximum length, or large copies would take too long.
   const std::size_t piece = choice >> 63 == 0 ? most : 1 + (choice >> 20) % most;
   {
     const auto dst = memory_.Hold(ReachOfDestination(copy.kind), 0, AddressOf(item.dst), piece);

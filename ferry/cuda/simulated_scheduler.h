@@ -1,3 +1,4 @@
+// Streams of simulated devices and the threads that run their work.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -22,16 +23,16 @@
 
 namespace ferry::cuda {
 
-// One time that an event was recorded; under the scheduler's mutex.
+// One recording of an event; under the scheduler's mutex.
 struct SimulatedRecord {
   bool done = false;
   bool dropped = false;  // its device was lost before
   Clock::time_point when;
 };
-// Of the event, of the stream that will record it, and of those that wait for it.
+// Shared by the event, the stream that will record it, and the streams that wait for it.
 using SharedRecord = std::shared_ptr<SimulatedRecord>;
 
-// What a stream can be asked to do.
+// The kinds of work that a stream can run.
 struct SimulatedCopy {
   CopyKind kind;
   std::vector<CopyItem> left;  // none is empty
@@ -69,45 +70,45 @@ struct SimulatedFailure {
   std::string tried;
 };
 
-// The streams of all simulated devices, and the threads that do their work: late, each stream in
-// its order, streams in turns that a seed decides, and copies in pieces. Any thread.
+// The streams of all simulated devices, and the threads that run their work: late, each stream in
+// order, the streams in an order that a seed determines, and copies in pieces. Any thread.
 class SimulatedScheduler {
  public:
   struct Options {
     std::uint64_t seed = 1;
     int workers = 2;
-    microseconds max_delay{100};  // of each piece of work, from when it is queued
+    microseconds max_delay{100};  // maximum delay of each piece of work after it was queued
   };
 
   SimulatedScheduler(SimulatedMemory& memory, int devices, const Options& options);
   SimulatedScheduler(const SimulatedScheduler&) = delete;
   SimulatedScheduler& operator=(const SimulatedScheduler&) = delete;
-  // Drops what is queued.
+  // Drops queued work.
   ~SimulatedScheduler();
-  // First, once. Errors: kUnavailable (threads).
+  // Call first, once. Errors: kUnavailable (threads).
   Status Start();
 
-  // Returns what StreamRef::native() is.
+  // Returns the value of StreamRef::native().
   void* AddStream(int ordinal);
-  // After what is queued.
+  // The stream goes when its queued work is done.
   void RemoveStream(void* native);
-  // Whether there is one, of that device.
+  // Whether the stream exists on that device.
   bool Knows(StreamRef stream);
 
-  // The stream must be known. With a fault the work fails when its turn comes. Poisons the
-  // destinations of a copy: at once where the stream has nothing else to do, so that no correct
-  // program can still want their contents, otherwise when the copy's turn comes.
+  // The stream must exist. With a fault, the work fails when it runs. Poisons the destinations of a
+  // copy: at once if the stream is idle, because no correct program can still need their contents,
+  // otherwise when the copy starts.
   void Push(StreamRef stream, SimulatedWork work, std::optional<Fault> fault);
   bool IsIdle(StreamRef stream);
   bool IsDone(const SharedRecord& record);
-  // Of two that are done.
+  // Both records must be done.
   std::chrono::nanoseconds Between(const SharedRecord& from, const SharedRecord& to);
 
-  // Begins no more work until Resume(). What has begun goes on.
+  // Starts no more work until Resume(). Work that has started continues.
   void Pause();
   void Resume();
 
-  // When Break() or a failure of broken() returns, the device writes to no memory any more.
+  // When Break() returns, or broken() returns a failure, the device no longer writes to memory.
   void Break(int ordinal, const SimulatedFailure& failure);
   std::optional<SimulatedFailure> broken(int ordinal);
 
@@ -120,7 +121,7 @@ class SimulatedScheduler {
   struct Lane {
     int ordinal = 0;
     std::deque<Queued> queue;
-    bool busy = false;  // a thread works on the first, outside the mutex
+    bool busy = false;  // a thread runs the first entry, outside the mutex
     bool closing = false;
   };
   struct Outcome {
@@ -129,8 +130,7 @@ class SimulatedScheduler {
   };
 
   void Run();
-  // Does a piece of the first work of the lane. Lets go of the mutex meanwhile where that takes
-  // long.
+  // Runs a piece of the lane's first work. Releases the mutex for long work.
   Outcome Step(std::unique_lock<std::mutex>& lock, Lane& lane);
   Outcome CopyPiece(SimulatedCopy& copy, std::uint64_t choice);
   Outcome Poison(const SimulatedCopy& copy);
@@ -153,7 +153,7 @@ class SimulatedScheduler {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::mt19937_64 random_;
-  std::map<std::uint64_t, Lane> lanes_;  // by native handle; the first ones are the default streams
+  std::map<std::uint64_t, Lane> lanes_;  // by native handle; default streams come first
   std::vector<std::optional<SimulatedFailure>> broken_;  // by ordinal
   std::uint64_t next_stream_;
   bool paused_ = false;

@@ -1,3 +1,4 @@
+// Pauses and resumes accepting as the admission table fills and empties.
 #include "ferry/net/accept_gate.h"
 
 namespace ferry::net {

@@ -1,3 +1,4 @@
+// Pauses accepting while the admission table is full.
 #pragma once
 #include <utility>
 
@@ -7,8 +8,8 @@
 
 namespace ferry::net {
 
-// Stops accepting while an Admission has no room, and goes on when it has. Belongs to one loop;
-// destroy on it or after it has stopped, before the table.
+// Pauses accepting while an Admission has no room and resumes when it has. Lives on one loop;
+// destroy it on that loop, or after the loop has stopped, before the table.
 class AcceptGate {
  public:
   using SetPaused = UniqueFunction<void(bool paused)>;
@@ -19,7 +20,8 @@ class AcceptGate {
   AcceptGate(const AcceptGate&) = delete;
   AcceptGate& operator=(const AcceptGate&) = delete;
 
-  // After every change of the table.
+  // Call after every change of the table. Calls `set_paused` only when the state changes, and sets
+  // a timer for the moment at which the table will have room.
   void UpdateOnLoop();
 
  private:

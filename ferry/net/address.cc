@@ -1,3 +1,4 @@
+// Parses addresses and reads interfaces and routes from the kernel.
 #include "ferry/net/address.h"
 
 #include <arpa/inet.h>
@@ -99,7 +100,7 @@ Result<Address> ParseAddress(std::string_view text, std::uint16_t default_port) 
 }
 
 const sockaddr* RawAddress::get() const noexcept {
-  // What the socket calls take: sockaddr_storage is made to be looked at as any sockaddr.
+  // The socket calls take this type: any sockaddr may be stored in a sockaddr_storage.
   return reinterpret_cast<const sockaddr*>(&storage);
 }
 
@@ -186,7 +187,7 @@ std::string_view HostOf(std::string_view host_and_port) noexcept {
 }
 
 std::string InterfaceOf(const Address& local) {
-  // The whole of 127/8 is on the loopback interface, which lists one address of it.
+  // All of 127/8 is on the loopback interface, which lists only one address of it.
   if (const auto raw = ToRaw(local); raw && IsLoopback(*raw)) return "lo";
   const Ifaddrs list = ListInterfaces();
   for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
@@ -219,7 +220,7 @@ std::vector<LocalAddress> AdvertisableAddresses() {
 
 Result<std::string> SourceTo(const Address& to) {
   FERRY_TRY_ASSIGN(RawAddress raw, ToRaw({to.host, kAnyPort}));
-  // Connecting a datagram socket looks the route up and sends nothing.
+  // Connecting a datagram socket looks up the route and sends nothing.
   const UniqueFd probe(::socket(raw.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   RawAddress local;
   local.length = sizeof local.storage;

@@ -1,3 +1,4 @@
+// Network addresses, local interfaces and routes.
 #pragma once
 #include <sys/socket.h>
 
@@ -22,8 +23,8 @@ struct Address {
   std::string ToString() const;
 };
 
-// Parses "host", "host:port", "[v6]:port" or a bare IPv6 address; `default_port` where none is
-// given. Errors: kInvalidArgument naming the text.
+// Parses "host", "host:port", "[v6]:port" or a bare IPv6 address; `default_port` applies where the
+// text has none. Errors: kInvalidArgument naming the text.
 Result<Address> ParseAddress(std::string_view text, std::uint16_t default_port);
 
 // A socket address and its length, for the system calls.
@@ -39,24 +40,25 @@ struct RawAddress {
 Result<RawAddress> ToRaw(const Address& address);
 Address FromRaw(const RawAddress& raw);
 bool IsLoopback(const RawAddress& raw) noexcept;
-// Whether a socket that connects to `to`, a port of this machine at which nobody listens, was given
-// that very port as its own, and so talks to itself (RFC 9293, 3.5, simultaneous open). That takes
-// one dial in about 14,000, and keeps whoever wants to listen there from it. If so, closing the
-// socket will leave nothing behind.
+// Whether this socket is connected to itself. That happens when the kernel gives a socket that
+// connects to a local port with no listener that same port as its own (RFC 9293, 3.5, simultaneous
+// open): about one dial in 14,000. It also keeps the real owner from listening on the port. If
+// true, closing the socket frees the port at once.
 bool TalksToItself(int fd, const RawAddress& to) noexcept;
 
-// Of "host:port" or "[v6]:port", the host as it stands there.
+// Returns the host part of "host:port" or "[v6]:port", with its brackets. A view of the argument.
 std::string_view HostOf(std::string_view host_and_port) noexcept;
 
-// Name of the interface that holds a local numeric address ("" if none does).
+// Name of the interface that holds a local numeric address; "" if none does. Reads all interfaces
+// from the system at each call.
 std::string InterfaceOf(const Address& local);
 
 struct LocalAddress {
   std::string interface;
   std::string host;
 };
-// Addresses that a peer on another machine can be told: up, not loopback, not a bridge or a
-// container's veth, not link-local.
+// Addresses that a peer on another machine can be told: of interfaces that are up, and not
+// loopback, bridge, container veth or link-local.
 std::vector<LocalAddress> AdvertisableAddresses();
 
 // Every address of this machine's interfaces, and those of them that AdvertisableAddresses() names.
@@ -65,23 +67,24 @@ struct LocalAddresses {
   std::vector<LocalAddress> all;
   std::vector<LocalAddress> advertisable;
 };
-// Nothing where the system does not tell now (no descriptor or memory left).
+// Returns nothing where the system has no descriptor or memory left to answer.
 std::optional<LocalAddresses> ReadLocalAddresses();
 
-// The local address from which the kernel's routes send what goes to a numeric address. Errors: as
+// The local address that the kernel's routing table selects for a numeric destination. Errors: as
 // RouteTo().
 Result<std::string> SourceTo(const Address& to);
 
-// Where the kernel's routes send what goes to a numeric address.
+// The interface and source address that the kernel's routing table selects for a destination.
 struct Route {
   std::string interface;
   std::string source;  // the local address
 };
-// Errors: kInvalidArgument (not numeric), kPeerLost (no route).
+// `to` must be numeric. Sends nothing. Errors: kInvalidArgument (not numeric), kPeerLost (no
+// route).
 Result<Route> RouteTo(const Address& to);
 
-// Whether a list like "eth0,eth1" or "ens*" names an interface; one that begins with "^" names
-// those that are left out. Patterns are those of glob(7). An empty list allows all.
+// Whether a list such as "eth0,eth1" or "ens*" allows an interface; a list that begins with "^"
+// names the interfaces to exclude. Patterns are those of glob(7). An empty list allows all.
 bool InterfaceAllowed(std::string_view list, std::string_view interface);
 
 }  // namespace ferry::net

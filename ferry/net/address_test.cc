@@ -1,3 +1,4 @@
+// Tests of address parsing and of interface lists.
 #include "ferry/net/address.h"
 
 #include <gmock/gmock.h>
@@ -87,7 +88,7 @@ TEST(RawAddress, RefusesWhatIsNotNumeric) {
   }
 }
 
-// It used to be taken for no interface at all, and the connect failed with a bare EINVAL.
+// Regression: an unknown interface was ignored, and connect failed with a bare EINVAL.
 TEST(RawAddress, RefusesAnInterfaceThatDoesNotExist) {
   const auto raw = ToRaw({"fe80::1%nosuch0", 80});
   ASSERT_FALSE(raw);

@@ -1,3 +1,4 @@
+// Decides which pending peers stay when too many connect.
 #include "ferry/net/admission.h"
 
 #include <arpa/inet.h>
@@ -29,7 +30,8 @@ std::optional<Admission::Id> Admission::Enter(Id id, std::string_view host, bool
   Entry entry{SourceOf(host), now, /*silent=*/true, same_machine};
   std::optional<Id> leaving = WhoLeaves(sources_[entry.source], same_machine, now);
   if (leaving) Leave(*leaving);
-  Source& source = sources_[entry.source];  // again: the last of it may have left
+  // Looked up again: the source may have lost its last entry.
+  Source& source = sources_[entry.source];
   ++source.entries;
   if (source.expected > 0) {
     if (--source.expected == 0) expectations_.erase({source.expected_until, entry.source});
@@ -114,7 +116,7 @@ void Admission::Unqueue(Id id, const Entry& entry) {
   sources_.at(entry.source).silent.erase({entry.since, id});
 }
 
-// Lanes that were expected and did not come leave no trace.
+// Removes expectations of lanes that did not come in time.
 void Admission::ForgetExpired(Time now) {
   while (!expectations_.empty() && expectations_.begin()->first < now) {
     const std::string name = expectations_.begin()->second;

@@ -1,3 +1,4 @@
+// The admission policy for peers that are not authenticated yet.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -12,29 +13,30 @@
 
 namespace ferry::net {
 
-// Which pending peers stay when more come than there are places for. A pending peer is a lane that
-// was accepted and whose peer is not known yet. A pure table: the caller passes the time, closes
-// whom Enter() returns, and stops accepting until WhenRoom() (AcceptGate does that).
+// Decides which pending peers stay when more connect than there are places. A pending peer is an
+// accepted lane whose peer has not been authenticated yet. A pure table: the caller passes the
+// time, closes the lane that Enter() returns, and stops accepting until WhenRoom() (AcceptGate does
+// that). Not thread-safe.
 //
-// A pending peer is silent, expected (it comes from a host whose peer has proved itself and opens
-// its further lanes) or has spoken: it has sent the well-formed beginning of its handshake. When
-// the table is full the oldest silent one leaves, once it has had kGrace to speak. One that has
-// spoken, or is expected, never leaves for others before it has made no progress for kStall. Where
-// nobody may leave yet there is no room until then: so a flood is accepted at a bounded rate, and
-// who waits in the system's queue waits for a bounded time.
+// A pending peer is in one of three states. Silent: it has sent nothing. Expected: it comes from a
+// host whose peer is authenticated and opens its further lanes. Spoken: it has sent the well-formed
+// beginning of its handshake. When the table is full, the oldest silent peer is evicted, once it
+// has had kGrace to speak. A spoken or expected peer is evicted only after kStall without progress.
+// While nobody may be evicted there is no room: a flood is then accepted at a bounded rate, and a
+// connection in the kernel's queue waits for a bounded time.
 //
-// Anybody can send the beginning of a handshake, so speaking protects kMaxSpoken of one source at a
-// time; further ones still count as silent. Addresses of this machine are not held to that either.
+// Anybody can send the beginning of a handshake, so speaking protects at most kMaxSpoken peers of
+// one source at a time; further ones still count as silent.
 //
-// The silent ones of one source, an IPv4 address or an IPv6 /64, have at most half of the places,
-// or kMaxLanes: then its own oldest leaves. Addresses of this machine are not held to that: all its
-// users share them.
+// The silent peers of one source, an IPv4 address or an IPv6 /64, hold at most half of the places,
+// or kMaxLanes; beyond that the source's own oldest peer is evicted. Addresses of this machine are
+// exempt from both limits, because all its users share them.
 class Admission {
  public:
   using Id = std::uint64_t;
   using Time = Clock::time_point;
 
-  // A peer's lanes come all at once.
+  // A peer opens all its lanes at once.
   static constexpr std::size_t kMaxLanes = 64;
   static constexpr std::size_t kMaxSpoken = 8;
   static constexpr milliseconds kGrace{100};
@@ -42,21 +44,21 @@ class Admission {
 
   explicit Admission(std::size_t places);
 
-  // What counts as one source: an IPv4 address as it is, the /64 of an IPv6 address, with or
-  // without brackets and scope.
+  // The key by which sources are counted: an IPv4 address unchanged, or the /64 of an IPv6 address;
+  // brackets and scope are accepted.
   static std::string SourceOf(std::string_view host);
 
-  // Enters `id`, which is greater than any before. Returns who has to leave for it and is no longer
-  // in the table. Whoever enters before WhenRoom() is taken beyond the places, up to twice as many.
+  // Enters `id`, which must be greater than all before it. Returns the id that is evicted for it
+  // and has left the table. An entry before WhenRoom() exceeds the places, up to twice as many.
   std::optional<Id> Enter(Id id, std::string_view host, bool same_machine, Time now);
-  // It has sent the beginning of a handshake, or more of it. `proven`: and has shown by it that it
-  // knows a secret of ours.
+  // Call when the peer has sent the beginning of a handshake, or more of it. `proven`: the bytes
+  // also prove that it knows our secret.
   void MarkSpoken(Id id, Time now, bool proven = false);
-  // It is known, or gone.
+  // Call when the peer is authenticated or its lane has closed.
   void Leave(Id id);
-  // A peer at `host` has proved itself and opens so many further lanes until then.
+  // An authenticated peer at `host` will open `lanes` further lanes before `until`.
   void Expect(std::string_view host, std::size_t lanes, Time until);
-  // When another may enter: `now`, or later where none may leave yet.
+  // When another peer may enter: `now`, or later where nobody may be evicted yet.
   Time WhenRoom(Time now) const;
 
   std::size_t size() const noexcept { return all_.size(); }
@@ -64,19 +66,19 @@ class Admission {
   std::size_t share() const noexcept { return share_; }
 
  private:
-  // Oldest first.
+  // Ordered by time, oldest first.
   using Queue = std::set<std::pair<Time, Id>>;
   struct Entry {
     std::string source;
     Time since;           // entered, or last progress
-    bool silent = false;  // and not expected; or it has spoken and is not protected by that
+    bool silent = false;  // neither expected nor protected by having spoken
     bool same_machine = false;
     bool counted = false;  // in Source::spoken
   };
   struct Source {
     Queue silent;
     std::size_t entries = 0;   // all of them
-    std::size_t spoken = 0;    // protected by that
+    std::size_t spoken = 0;    // entries protected by having spoken
     std::size_t expected = 0;  // lanes still to come
     Time expected_until;
   };

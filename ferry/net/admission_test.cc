@@ -1,3 +1,4 @@
+// Tests of the admission policy under floods.
 #include "ferry/net/admission.h"
 
 #include <gmock/gmock.h>
@@ -22,14 +23,14 @@ class AdmissionTest : public ::testing::Test {
   std::optional<Admission::Id> Enter(const std::string& host, bool same_machine = kElsewhere) {
     return table_.Enter(next_++, host, same_machine, now_);
   }
-  // Ids follow from 1, a millisecond apart.
+  // Ids start at 1, one millisecond apart.
   void EnterMany(int count, const std::string& host, bool same_machine = kElsewhere) {
     for (int i = 0; i < count; ++i) {
       EXPECT_EQ(Enter(host, same_machine), std::nullopt);
       now_ += milliseconds(1);
     }
   }
-  // One of each of so many addresses.
+  // One peer from each of `count` addresses.
   void EnterSpread(int count) {
     for (int i = 0; i < count; ++i) EnterMany(1, "10.1." + std::to_string(i));
   }
@@ -43,8 +44,8 @@ class AdmissionTest : public ::testing::Test {
   std::uint64_t next_ = 1;
 };
 
-// Anybody can say the beginning of a handshake: one address that does so again and again must not
-// make accepting pause for all.
+// Anybody can send the beginning of a handshake: one address that does so repeatedly must not pause
+// accepting for all.
 TEST_F(AdmissionTest, FewOfOneAddressAreProtectedByHavingSpoken) {
   EnterMany(1, "honest");
   table_.MarkSpoken(1, now_);
@@ -152,14 +153,14 @@ TEST_F(AdmissionTest, LanesThatAPeerIsExpectedToOpenAreKeptThoughSilent) {
     table_.Leave(id);
     EnterMany(1, "10.2." + std::to_string(id));
   }
-  // The oldest of all are the peer's lanes.
+  // The peer's lanes are the oldest.
   now_ += Admission::kGrace;
   EXPECT_THAT(Enter("a"), Optional(257u));
 }
 
 TEST_F(AdmissionTest, NoMoreLanesAreKeptThanArePromisedAndNoLonger) {
   table_.Expect("peer", 2, now_ + std::chrono::seconds(5));
-  EnterMany(3, "peer");  // the last is like any other
+  EnterMany(3, "peer");  // the last one is an ordinary silent peer
   EnterMany(253, "127.0.0.1", kHere);
   EXPECT_THAT(Enter("127.0.0.1", kHere), Optional(3u));
   table_.Expect("late", 1, now_ + milliseconds(50));
@@ -171,7 +172,7 @@ TEST_F(AdmissionTest, NoMoreLanesAreKeptThanArePromisedAndNoLonger) {
   EXPECT_EQ(table_.size(), 4u);
 }
 
-// By a provider that cannot pause, or with handshakes that were in flight.
+// From a provider that cannot pause, or with handshakes in flight.
 TEST_F(AdmissionTest, ThoseWhoComeWithoutRoomAreTakenUpToTwiceThePlaces) {
   for (int i = 0; i < 512; ++i) EXPECT_EQ(Enter("127.0.0.1", kHere), std::nullopt);
   EXPECT_THAT(Enter("127.0.0.1", kHere), Optional(1u));
@@ -215,7 +216,7 @@ TEST(AcceptGateTest, PausesWhileThereIsNoRoomAndGoesOnByItself) {
   });
   EXPECT_TRUE(paused);
   const Deadline limit = Deadline::After(std::chrono::seconds(60));
-  // The grace of the first ends.
+  // The grace period of the first peer ends.
   EXPECT_TRUE((*loop)->DriveUntil([&] { return !paused; }, limit, microseconds(0)));
   EXPECT_EQ(changes, 2);
 }

@@ -1,3 +1,4 @@
+// Chooses the default provider.
 #include "ferry/net/builtin.h"
 
 #include "ferry/net/tcp/factory.h"

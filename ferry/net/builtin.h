@@ -1,3 +1,4 @@
+// The default provider.
 #pragma once
 #include <memory>
 
@@ -5,7 +6,7 @@
 
 namespace ferry::net {
 
-// The provider for endpoints that name none: TCP.
+// The provider of endpoints that name none: TCP.
 std::unique_ptr<Provider> CreateBuiltinProvider();
 
 }  // namespace ferry::net

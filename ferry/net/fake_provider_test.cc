@@ -1,3 +1,4 @@
+// Runs the provider conformance suite on the in-memory network, and tests its faults.
 #include "ferry/net/testing/fake_provider.h"
 
 #include <gmock/gmock.h>
@@ -47,7 +48,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 class FakeNetworkFaults : public ::testing::Test {
  protected:
-  // The next connection; neither end is attached.
+  // Makes the next connection; neither end is attached.
   void Connect() {
     const auto address = far_host_.Listen({FakeNetwork::kHost, 0}, {});
     ASSERT_TRUE(address);

@@ -1,3 +1,4 @@
+// Caches local interfaces until rtnetlink reports a change.
 #include "ferry/net/interface_table.h"
 
 #include <linux/rtnetlink.h>
@@ -47,7 +48,7 @@ std::shared_ptr<InterfaceTable> InterfaceTable::OfThisNamespace() {
   static PerProcess<Tables> all;
   Tables& tables = all.Get();
   const std::lock_guard lock(tables.mutex);
-  // The socket of a table keeps its namespace, and so its number, from being used anew.
+  // The table's socket keeps its namespace alive, so the namespace's number is not reused.
   std::weak_ptr<InterfaceTable>& kept = tables.by_namespace[ThisNamespace()];
   auto table = kept.lock();  // with its users
   if (!table) kept = table = std::make_shared<InterfaceTable>();
@@ -75,12 +76,12 @@ std::uint64_t InterfaceTable::reads() {
   return reads_;
 }
 
-// A change after the look at the socket is seen by the next one.
+// A change that comes after this check is seen by the next look-up.
 void InterfaceTable::RefreshLocked() {
   if (!HasChangedLocked() && filled_) return;
   filled_ = false;
   auto now = ReadLocalAddresses();
-  if (!now) return;  // what was known is kept, and the next look-up asks again
+  if (!now) return;  // keep the old list; the next look-up tries again
   by_host_.clear();
   for (LocalAddress& local : now->all) {
     by_host_.emplace(std::move(local.host), std::move(local.interface));
@@ -97,7 +98,7 @@ bool InterfaceTable::HasChangedLocked() {
   std::array<std::byte, 16384> dropped;
   for (;;) {
     const ssize_t got = ::recv(changes_.get(), dropped.data(), dropped.size(), MSG_DONTWAIT);
-    if (got >= 0 || errno == ENOBUFS) {  // ENOBUFS: some were lost
+    if (got >= 0 || errno == ENOBUFS) {  // ENOBUFS: messages were lost
       changed = true;
     } else if (errno != EINTR) {
       return changed;

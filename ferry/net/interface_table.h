@@ -1,3 +1,4 @@
+// A cache of local interfaces and addresses.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -10,19 +11,19 @@
 
 namespace ferry::net {
 
-// The interfaces of a network namespace and their addresses, read from the system when they are
-// first asked for and after rtnetlink(7) has reported a change of a link or an address. A look-up
-// costs one system call and does not grow with the number of interfaces. Any thread.
+// Caches the interfaces and addresses of a network namespace. Reads them at the first look-up and
+// again after rtnetlink(7) has reported a change of a link or an address. A look-up costs one
+// system call, whatever the number of interfaces. Any thread.
 class InterfaceTable {
  public:
-  // The table of the calling thread's network namespace; shared by all who ask in it.
+  // The table of the calling thread's network namespace; shared by all callers in that namespace.
   static std::shared_ptr<InterfaceTable> OfThisNamespace();
   InterfaceTable();
 
-  // As the functions of address.h.
+  // The same results as the functions in address.h.
   std::string InterfaceOf(const Address& local);
   std::vector<LocalAddress> Advertisable();
-  // How often the system was asked for all of them.
+  // How many times the full list was read from the system; for tests.
   std::uint64_t reads();
 
  private:

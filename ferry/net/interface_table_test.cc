@@ -1,3 +1,4 @@
+// Tests of the interface cache in a network namespace.
 #include "ferry/net/interface_table.h"
 
 #include <gtest/gtest.h>
@@ -66,7 +67,7 @@ TEST(InterfaceTableTest, AsksAgainWhenTheSystemCouldNotAnswer) {
   EXPECT_EQ(table.reads(), 1u);
 }
 
-// On a thread in a network namespace of its own.
+// Runs on a thread in its own network namespace.
 TEST(InterfaceTableTest, HearsOfAddressesThatComeAndGo) {
   if (::geteuid() != 0) GTEST_SKIP() << "network namespaces need root";
   const auto outer = InterfaceTable::OfThisNamespace();

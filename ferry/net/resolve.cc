@@ -1,3 +1,4 @@
+// Resolves host names on threads of their own.
 #include "ferry/net/resolve.h"
 
 #include <fmt/core.h>
@@ -25,20 +26,20 @@ namespace {
 
 using Found = Result<std::vector<Address>>;
 
-// A host that the system is being asked for.
+// One host name that is being resolved.
 struct Lookup {
   std::optional<Found> found;  // under the mutex of all
 };
 
-// All lookups of the process.
+// All look-ups of the process.
 struct Lookups {
   std::mutex mutex;  // guards all below
   std::condition_variable changed;
   std::map<std::string, std::shared_ptr<Lookup>> running;  // by host
 };
 
-// Never destroyed: a thread that the system answers late may outlive main(). A forked child, which
-// has none of the threads, has its own.
+// Never destroyed: a look-up thread may outlive main(). A forked child gets its own object, because
+// it has none of the threads.
 Lookups& AllLookups() {
   static PerProcess<Lookups> all;
   return all.Get();
@@ -47,7 +48,7 @@ Lookups& AllLookups() {
 Error CannotResolve(const std::string& host, int reason, int error_number) {
   const char* const why =
       reason == EAI_SYSTEM ? std::strerror(error_number) : ::gai_strerror(reason);
-  // What the name servers, or this machine, may yet answer another time.
+  // Failures that may succeed on a later attempt.
   const bool for_now = reason == EAI_AGAIN || reason == EAI_MEMORY || reason == EAI_SYSTEM;
   return for_now ? Error(Code::kUnavailable,
                          fmt::format("cannot resolve host \"{}\" now: {}; check /etc/resolv.conf "
@@ -59,7 +60,7 @@ Error CannotResolve(const std::string& host, int reason, int error_number) {
                                      host, why));
 }
 
-// Blocks for as long as the system takes.
+// Blocks for as long as getaddrinfo(3) does.
 Found AskSystem(const Address& address) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -81,7 +82,7 @@ Found AskSystem(const Address& address) {
   return Error(Code::kInvalidArgument, fmt::format("host \"{}\" has no IP address", address.host));
 }
 
-// The address itself where it is numeric, in whatever form getaddrinfo(3) takes, which asks nobody.
+// The address in numeric form, in any notation that getaddrinfo(3) accepts; sends no query.
 std::optional<Address> AsNumeric(const Address& address) {
   if (address.host.empty()) return std::nullopt;
   addrinfo hints{};
@@ -107,7 +108,8 @@ void Run(const NameResolver::Ask& ask, const std::string& host,
   all.changed.notify_all();
 }
 
-// The lookup of this host, begun if need be; null where as many others run as may. With the mutex.
+// The look-up of this host, started if necessary; null when kMaxLookups others are running. Needs
+// the mutex.
 Result<std::shared_ptr<Lookup>> JoinLocked(Lookups* all, const NameResolver::Ask& ask,
                                            const std::string& host) {
   if (const auto it = all->running.find(host); it != all->running.end()) return it->second;

@@ -1,3 +1,4 @@
+// Host name resolution with a deadline.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -10,26 +11,27 @@
 
 namespace ferry::net {
 
-// Looks host names up, and waits for that no longer than it is asked to. Nothing interrupts
-// getaddrinfo(3), so it runs on a thread of its own, which owns all it needs and ends when the
-// system answers, however long the caller and this object have been gone by then. A host is asked
-// for once at a time, and there are at most kMaxLookups such threads in the process. Any thread.
+// Resolves host names with a deadline. getaddrinfo(3) cannot be interrupted, so each look-up runs
+// on its own thread, which owns its data and may outlive the caller and this object. Concurrent
+// requests for one host share a look-up; the process runs at most kMaxLookups such threads. Any
+// thread.
 class NameResolver {
  public:
   using Ask = std::function<Result<std::vector<Address>>(const Address&)>;
   static constexpr std::size_t kMaxLookups = 16;
 
   NameResolver();
-  // `ask` answers in the system's place, and may block.
+  // `ask` replaces the system's resolver and may block; for tests.
   explicit NameResolver(Ask ask) : ask_(std::move(ask)) {}
   NameResolver(const NameResolver&) = delete;
   NameResolver& operator=(const NameResolver&) = delete;
 
-  // All numeric addresses of a host, in the system's order of preference; a numeric one at once.
-  // Not on a loop. Errors: kInvalidArgument (there is no such host), kUnavailable (the name servers
-  // cannot tell now, or there is no thread), kTimedOut, kCancelled: each names the host.
+  // All numeric addresses of a host, in the system's order of preference; a numeric host returns at
+  // once. Blocks until the answer or the deadline, so do not call it on a loop. Errors:
+  // kInvalidArgument (no such host), kUnavailable (the name servers cannot answer now, or no thread
+  // is available), kTimedOut, kCancelled; each names the host.
   Result<std::vector<Address>> Resolve(const Address& address, Deadline deadline);
-  // Ends every wait by kCancelled, those to come too.
+  // Ends all waits with kCancelled, including later ones.
   void Cancel();
 
  private:

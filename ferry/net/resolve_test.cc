@@ -1,3 +1,4 @@
+// Tests of slow and failing name servers.
 #include "ferry/net/resolve.h"
 
 #include <gmock/gmock.h>
@@ -18,7 +19,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr std::chrono::seconds kResolveWait{60};  // for what happens at once
+constexpr std::chrono::seconds kResolveWait{60};  // for events that happen at once
 Deadline InTime() { return Deadline::After(kResolveWait); }
 
 TEST(Resolve, LeavesNumericAddressesAsTheyAre) {
@@ -46,7 +47,7 @@ TEST(Resolve, NamesTheHostThatItDoesNotKnow) {
   EXPECT_THAT(found.error().message(), HasSubstr("\"no such host\""));
 }
 
-// Name servers that answer when they are told to.
+// Name servers that answer on request of the test.
 class SlowServers {
  public:
   NameResolver::Ask ask() {
@@ -81,7 +82,8 @@ class SlowServers {
     int asked = 0;
     bool answers = false;
   };
-  std::shared_ptr<State> state_ = std::make_shared<State>();  // with threads that outlive a test
+  // Shared with threads that may outlive a test.
+  std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 TEST(NameResolverTest, WaitsNoLongerThanItsDeadlineAndNamesHostAndTime) {

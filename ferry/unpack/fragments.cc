@@ -1,3 +1,4 @@
+// Checks the fragments of a received message and makes blocks of them.
 #include "ferry/unpack/fragments.h"
 
 #include <fmt/core.h>
@@ -21,7 +22,7 @@ std::string Describe(std::size_t index, const Fragment& fragment) {
                      fragment.dst);
 }
 
-// Stops at 2^64 - 1.
+// Saturates at 2^64 - 1.
 std::uint64_t TotalBytes(std::span<const PostedRun> runs) noexcept {
   constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
   std::uint64_t total = 0;
@@ -36,7 +37,7 @@ bool InMessage(const Fragment& fragment, std::uint64_t message_bytes) noexcept {
   return fragment.dst <= message_bytes && fragment.len <= message_bytes - fragment.dst;
 }
 
-// Why a fragment cannot be copied, seen by itself.
+// Why a single fragment is rejected.
 Error FaultOf(std::size_t index, const Fragment& fragment, const PostedReceive& receive,
               std::uint64_t posted) {
   const std::string named = Describe(index, fragment);
@@ -60,12 +61,12 @@ void Append(std::vector<Block>* blocks, std::size_t begin, const Block& block) {
   blocks->push_back(block);
 }
 
-// Of fragments that are ordered and cover the message, which is no longer than the runs.
+// The fragments must be sorted and cover the message, which is not longer than the runs.
 void AppendBlocks(std::span<const Fragment> ordered, std::span<const PostedRun> runs,
                   std::vector<Block>* blocks) {
   const std::size_t begin = blocks->size();
   std::size_t run = 0;
-  std::uint64_t used = 0;  // of the run
+  std::uint64_t used = 0;  // used bytes of the run
   for (const Fragment& fragment : ordered) {
     for (std::uint64_t done = 0; done < fragment.len;) {
       while (used == runs[run].bytes) {
@@ -107,7 +108,7 @@ Status FragmentReader::Read(std::span<const Fragment> fragments, const PostedRec
   return Ok();
 }
 
-// Fragments that lie within the message, are as long as it together, and do not overlap cover it.
+// Fragments that lie within the message, have its total length and do not overlap cover it.
 Status FragmentReader::Check(const PostedReceive& receive, std::uint64_t posted) {
   bool ordered = true;
   std::uint64_t total = 0;
@@ -131,14 +132,15 @@ Status FragmentReader::Check(const PostedReceive& receive, std::uint64_t posted)
   return CheckDisjoint();
 }
 
-// In order of destination some two neighbours overlap if any two fragments do, as none is empty.
+// Sorted by destination, some two neighbours overlap if any two fragments do, because none is
+// empty.
 Status FragmentReader::CheckDisjoint() const {
   for (std::size_t i = 1; i < ordered_.size(); ++i) {
     const Fragment& before = ordered_[i - 1];
     if (before.dst + before.len <= ordered_[i].dst) continue;
     auto x = std::find(taken_.begin(), taken_.end(), before);
     auto y = std::find(taken_.begin(), taken_.end(), ordered_[i]);
-    if (y == x) y = std::find(x + 1, taken_.end(), ordered_[i]);  // two that are the same
+    if (y == x) y = std::find(x + 1, taken_.end(), ordered_[i]);  // two equal fragments
     if (y < x) std::swap(x, y);
     const auto index = [&](auto at) { return static_cast<std::size_t>(at - taken_.begin()); };
     return Corrupt(fmt::format("{} and {} both write byte {} of the message",

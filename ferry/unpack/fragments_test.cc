@@ -1,3 +1,4 @@
+// Tests of correct and corrupt fragment lists.
 #include "ferry/unpack/fragments.h"
 
 #include <gmock/gmock.h>

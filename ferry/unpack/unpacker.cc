@@ -1,3 +1,4 @@
+// Queues batches of received messages on a GPU stream.
 #include "ferry/unpack/unpacker.h"
 
 #include <fmt/core.h>
@@ -13,7 +14,7 @@ namespace {
 
 constexpr auto kLastPatience = std::chrono::seconds(60);
 
-// At least as many as an executor makes of them.
+// At least as many pieces as an executor makes of the requests.
 std::uint64_t CountPieces(std::span<const PlacedList> requests) noexcept {
   std::uint64_t pieces = 0;
   for (const PlacedList& request : requests) {
@@ -74,7 +75,7 @@ Result<std::unique_ptr<Unpacker>> Unpacker::CreateWith(cuda::DeviceApi* api, int
   return made;
 }
 
-// Of high priority: while a message waits for its copy, its part of the pool is of no use.
+// High priority: a part of the pool stays occupied until its message is copied.
 Status Unpacker::MakeStream(int ordinal) {
   FERRY_TRY_ASSIGN(stream_, api_->CreateStream(ordinal, cuda::StreamPriority::kHigh));
   for (Batch& batch : ring_) {
@@ -104,7 +105,7 @@ Result<std::uint64_t> Unpacker::Enqueue(std::span<const PlacedList> requests) {
   return ++issued_;
 }
 
-// Within this room the kernel executor never waits: all that its ring has no room for is done.
+// Within this limit the kernel executor never blocks: its ring has room for all pieces in flight.
 Status Unpacker::CheckRoom(std::uint64_t pieces, std::size_t requests) const {
   if (pieces > options_.most_pieces) {
     return Error(Code::kInvalidArgument,
@@ -141,7 +142,7 @@ Result<std::uint64_t> Unpacker::Completed() {
 
 Status Unpacker::Drain(Deadline deadline) {
   if (!stream_) return Ok();
-  // Not the events: after an error there may be none behind what is queued.
+  // Waits for the stream and not for events: after an error the last queued work may have no event.
   const Status idle = api_->Wait(stream_, deadline);
   if (idle) {
     done_ = issued_;

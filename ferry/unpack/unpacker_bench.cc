@@ -1,3 +1,4 @@
+// Benchmark of the CPU time that unpacking costs per message.
 #include <benchmark/benchmark.h>
 
 #include <vector>
@@ -7,14 +8,14 @@
 #include "ferry/unpack/testing/scatter.h"
 #include "ferry/unpack/unpacker.h"
 
-// What the CPU does for each message before a kernel can take it to its place. On a simulated
-// device the launch is not CUDA's, so what is measured there is what is around it.
+// The CPU time for each message before a kernel can copy it. On a simulated device the launch is
+// not CUDA's, so that result shows the work around the launch.
 namespace ferry {
 namespace {
 
 enum Order : std::int64_t { kInOrder, kFewStreams, kShuffled };
 
-// As several sockets deliver a message: each its own part, in order.
+// The order in which several sockets deliver a message: each its own part, in order.
 void Interleave(std::vector<Fragment>* fragments, std::size_t streams) {
   std::vector<Fragment> woven;
   const std::size_t part = (fragments->size() + streams - 1) / streams;
@@ -63,7 +64,7 @@ BENCHMARK(BmReadFragments)
     ->Args({128, kShuffled, 16'384})
     ->Args({2048, kShuffled, 1 << 30});
 
-// As many messages of 128 fragments of 4 KiB in one batch. What the device does is not counted.
+// A batch of messages with 128 fragments of 4 KiB. The device's time is not counted.
 void BmEnqueue(benchmark::State& state) {
   const auto devices = Must(cuda::SimulatedDevices::Create({.max_delay = microseconds(0)}));
   CopyBed bed(devices.get());

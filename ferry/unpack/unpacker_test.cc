@@ -1,3 +1,4 @@
+// Tests of unpacking on simulated devices and GPUs.
 #include "ferry/unpack/unpacker.h"
 
 #include <gmock/gmock.h>
@@ -17,8 +18,8 @@
 #include "ferry/cuda/testing/device_target.h"
 #include "ferry/unpack/testing/scatter.h"
 
-// Messages go to their places by every executor, and nothing beside them is touched: from pools on
-// the GPU and pinned ones, on simulated devices and on GPUs.
+// Every executor copies messages to their destinations and touches nothing else: from pools on the
+// GPU and pinned pools, on simulated devices and on GPUs.
 namespace ferry {
 namespace {
 
@@ -26,7 +27,7 @@ using cuda::CopyKind;
 using ::testing::HasSubstr;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::uint64_t kMessage = 60'000;  // every byte that is touched costs
+constexpr std::uint64_t kMessage = 60'000;  // every touched byte costs time
 #else
 constexpr std::uint64_t kMessage = 512 * 1024 + 9;
 #endif
@@ -56,7 +57,7 @@ std::string UnpackCaseName(const ::testing::TestParamInfo<UnpackCase>& info) {
   return std::string(std::get<0>(info.param).name) + "_" + std::get<1>(info.param).name;
 }
 
-// A message in a pool, and where it goes: both from an odd address on.
+// A message in a pool and its destination, both at odd addresses.
 struct Message {
   Scattered scattered;
   std::vector<PostedRun> runs;
@@ -78,7 +79,7 @@ class UnpackerTest : public ::testing::TestWithParam<UnpackCase> {
     bed_.emplace(&target_->api());
     unpacker_ = Make({});
   }
-  // What is queued, and then the memory that it uses.
+  // Destroys the queued work before the memory that it uses.
   void TearDown() override { unpacker_.reset(); }
 
   cuda::DeviceApi& api() { return target_->api(); }
@@ -90,7 +91,8 @@ class UnpackerTest : public ::testing::TestWithParam<UnpackCase> {
     return Must(Unpacker::Create(way().dst_on_device ? &api() : nullptr, 0, options));
   }
 
-  // Into a run for each of these lengths; into one that is a bit longer where there are none.
+  // A run for each of these lengths; without lengths, one run that is a bit longer than the
+  // message.
   Message MakeMessage(const std::vector<std::uint32_t>& lengths,
                       const std::vector<std::uint32_t>& run_lengths = {}, std::uint64_t seed = 1) {
     Message message;
@@ -120,7 +122,7 @@ class UnpackerTest : public ::testing::TestWithParam<UnpackCase> {
     EXPECT_EQ(wrong, got.end()) << "byte " << (wrong - got.begin()) << " of " << got.size();
   }
 
-  // Asks until the batch is done, and checks that what is done only grows.
+  // Polls until the batch is done; checks that Completed() never decreases.
   void WaitFor(Unpacker* unpacker, std::uint64_t ticket) {
     const Deadline limit = Limit();
     for (std::uint64_t before = 0;;) {
@@ -141,7 +143,7 @@ class UnpackerTest : public ::testing::TestWithParam<UnpackCase> {
     ExpectInPlace(&message);
   }
 
-  // Writes other bytes where the pool was read, on the bed's stream or by this thread.
+  // Overwrites the pool, on the bed's stream or on this thread.
   void QueueOverwrite(Message* message) {
     for (std::byte& byte : message->pool.host.bytes()) byte = ~byte;
     if (!message->pool.device) return;
@@ -234,7 +236,7 @@ TEST_P(UnpackerTest, NothingOfARefusedMessageIsCopied) {
 
 // ---- tickets ------------------------------------------------------------------------------------
 
-// More than fit at once, from a pool that is written again as soon as it may be.
+// More batches than fit at once, from a pool that is overwritten as soon as allowed.
 TEST_P(UnpackerTest, APoolMayBeWrittenAgainWhenItsBatchIsDone) {
   constexpr std::uint64_t kBatches = 40;
   const auto unpacker = Make({.most_batches = 3, .most_pieces = 500});
@@ -310,15 +312,14 @@ TEST_P(LaterUnpackerTest, WhatAnotherStreamWritesIsWaitedFor) {
 
 class SimulatedUnpackerTest : public LaterUnpackerTest {};
 
-// So the tests above would see an unpacker that says too early that a batch is done. Kept as the
-// proof of that.
+// Proves that the tests above would detect an unpacker that reports a batch too early.
 TEST_P(SimulatedUnpackerTest, APoolThatIsWrittenTooEarlyIsSeen) {
   Message message = MakeMessage(LengthsOf(kMessage, 1, 4096));
   target_->simulated()->Pause();
   const auto event = Must(api().CreateEvent(0, cuda::EventTiming::kOff));
   Must(api().Record(event, bed_->stream()));
   const PlacedList request = message.request();
-  if (message.pool.device) {  // a GPU that comes to the batch later than to the other stream
+  if (message.pool.device) {  // the GPU reaches the batch after the other stream's work
     QueueOverwrite(&message);
     Must(api().Record(event, bed_->stream()));
     Must(api().WaitFor(unpacker_->stream(), event));
@@ -371,8 +372,8 @@ TEST_P(SimulatedUnpackerTest, NothingIsMadeForABatch) {
   ExpectInPlace(&message);
 }
 
-// While the GPU does nothing, so that a call that waits does not return in time: with the
-// executor's ring full to the last piece, at every place of it.
+// The GPU is paused, so a call that waits would not return in time. The executor's ring is filled
+// to the last piece, from every position.
 TEST_P(SimulatedUnpackerTest, EnqueueDoesNotWaitForTheGpu) {
   constexpr std::uint32_t kBatches = 5;
   constexpr std::uint64_t kPieces = 20;
@@ -481,7 +482,7 @@ TEST_P(SimulatedUnpackerTest, ADeviceThatIsLostIsToldByAllCalls) {
   EXPECT_EQ(unpacker_->Drain(Limit()).error().code(), Code::kDeviceLost);
 }
 
-// Part of it may be under way: nothing else follows, but what is there can be waited for.
+// Part of the batch may be in flight: no further batch is accepted, but Drain() works.
 TEST_P(SimulatedUnpackerTest, AfterABatchThatCouldNotBeQueuedOnlyTheEndIsWaitedFor) {
   Message message = MakeMessage(LengthsOf(kMessage, 1, 4096));
   const PlacedList request = message.request();

@@ -85,19 +85,19 @@ INSTANTIATE_TEST_SUITE_P(
     Nccl, Lies,
     ::testing::Values(
         Lie{"LongerThanItsReceive", {Piece(101, 0)}, {101}, "is larger than the 100 bytes"},
-        Lie{"PastItsEnd", {Piece(100, 90)}, {20}, "20 bytes at 90 are no piece"},
-        Lie{"FarPastItsEnd", {Piece(100, ~std::uint64_t{0})}, {20}, "are no piece"},
-        Lie{"MoreThanItsTotal", {Piece(10, 0)}, {20}, "are no piece of a message of 10"},
-        Lie{"TheSameTwice", {Piece(100, 0), Piece(100, 0)}, {60, 60}, "are no piece"},
+        Lie{"PastItsEnd", {Piece(100, 90)}, {20}, "20 bytes at offset 90 are not a valid piece"},
+        Lie{"FarPastItsEnd", {Piece(100, ~std::uint64_t{0})}, {20}, "are not a valid piece"},
+        Lie{"MoreThanItsTotal", {Piece(10, 0)}, {20}, "are not a valid piece of a message of 10"},
+        Lie{"TheSameTwice", {Piece(100, 0), Piece(100, 0)}, {60, 60}, "are not a valid piece"},
         Lie{"OneByteTwice",
             {Piece(100, 0), Piece(100, 49)},
             {50, 50},
-            "50 bytes at 49 are no piece"},
+            "50 bytes at offset 49 are not a valid piece"},
         Lie{"AroundAPiece",
             {Piece(100, 40), Piece(100, 0)},
             {10, 60},
-            "60 bytes at 0 are no piece"},
-        Lie{"AnotherTotal", {Piece(100, 0), Piece(90, 50)}, {50, 40}, "are no piece"},
+            "60 bytes at offset 0 are not a valid piece"},
+        Lie{"AnotherTotal", {Piece(100, 0), Piece(90, 50)}, {50, 40}, "are not a valid piece"},
         Lie{"LargeAndNotAskedFor", {Piece(65537, 0, 2)}, {65537}, "before a receive was posted"},
         Lie{"APieceAndNotAskedFor", {Piece(100, 0, 1, 1)}, {50}, "before a receive was posted"},
         Lie{"ALaterPieceAndNotAskedFor",
@@ -278,7 +278,7 @@ TEST_F(HalfEarly, IsNotCompletedByAPieceOfAnotherLane) {
   void* const request = Post(7);
   second_.Say(Piece(100, 50, 7), 50);
   EXPECT_NE(WaitFor(host_, request, nullptr, InTime()), abi::kSuccess);
-  EXPECT_THAT(LoggedSince(), HasSubstr("50 bytes at 50 are no piece"));
+  EXPECT_THAT(LoggedSince(), HasSubstr("50 bytes at offset 50 are not a valid piece"));
 }
 
 TEST_F(HalfEarly, IsRefusedByAReceiveThatIsTooSmall) {

@@ -171,7 +171,7 @@ TEST_F(NcclPeer, RequestsFailWhenThePeerIsStopped) {
   tests::MustDo(peer_->Stop(tests::Patience()));
   EXPECT_EQ(WaitFor(host_, send, nullptr, tests::Patience()), abi::kRemoteError);
   EXPECT_EQ(WaitFor(host_, receive, nullptr, tests::Patience()), abi::kRemoteError);
-  EXPECT_THAT(LoggedText(), HasSubstr("has said nothing for"));
+  EXPECT_THAT(LoggedText(), HasSubstr("was silent for"));
 }
 
 TEST_F(NcclPeer, APeerThatOnlyWaitsIsNotLost) {

@@ -1,3 +1,4 @@
+// Memory and a stream for tests of executors.
 #pragma once
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// Loops for tests, with and without a worker.
 #include "ferry/core/testing/event_loop_helpers.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Loops and waits for tests.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -5,7 +6,7 @@
 #include "ferry/core/event_loop.h"
 #include "ferry/core/function_ref.h"
 
-// For tests of loops and of what lives on them.
+// For tests of loops and of objects that live on them.
 namespace ferry {
 
 inline constexpr std::chrono::seconds kPatience{30};
@@ -15,9 +16,9 @@ std::unique_ptr<EventLoop> MakeLoop(microseconds linger = milliseconds(1));
 // With a worker.
 std::unique_ptr<EventLoop> MakeRunningLoop();
 
-// Whether `done` became true in time.
+// Returns whether `done` became true before the timeout.
 bool Drive(EventLoop& loop, FunctionRef<bool()> done);
-// Drives a loop without a worker until what is queued now, and what that queued, has run.
+// Drives a loop without a worker until the queued tasks, and the tasks that they queue, have run.
 void Settle(EventLoop& loop, int turns = 8);
 
 }  // namespace ferry

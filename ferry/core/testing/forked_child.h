@@ -1,3 +1,4 @@
+// Runs part of a test in a forked child.
 #pragma once
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -12,7 +13,8 @@
 
 namespace ferry {
 
-// The exit status of a child that runs `body`, without destructors of static objects.
+// Runs `body` in a forked child, without destructors of static objects, and returns its exit
+// status.
 template <class Body>
 int StatusOfChild(Body body) {
   const pid_t child = ::fork();

@@ -1,3 +1,4 @@
+// Reproducible random contents for test memory.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -6,12 +7,11 @@
 #include <span>
 #include <vector>
 
-// What tests fill memory with.
+// Contents for test memory.
 namespace ferry {
 
-// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), a word at
-// a time: a generator that is called for each byte is most of what such a test takes under a
-// sanitizer.
+// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), one word
+// at a time: calling a generator for each byte dominates the time of such a test under a sanitizer.
 inline void FillRandomly(std::span<std::byte> bytes, std::uint64_t seed) {
   for (std::size_t i = 0; i < bytes.size(); i += sizeof(std::uint64_t)) {
     std::uint64_t word = seed += 0x9e3779b97f4a7c15;

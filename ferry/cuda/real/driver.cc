@@ -1,3 +1,4 @@
+// Finds the CUDA driver's functions at run time.
 #include "ferry/cuda/real/driver.h"
 
 #include <cuda_runtime_api.h>
@@ -8,7 +9,7 @@
 namespace ferry::cuda::real {
 namespace {
 
-// The version whose form of each function is asked for; that of the types above.
+// The API version whose function variants are requested, as in the types above.
 constexpr unsigned kDriverVersion = 12000;
 
 template <class Function>
@@ -48,7 +49,7 @@ Result<const Driver*> Load() {
   if (!Find("cuTensorMapEncodeTiled", &driver.tensor_map_encode_tiled)) {
     driver.tensor_map_encode_tiled = nullptr;
   }
-  return new Driver(driver);  // for good
+  return new Driver(driver);  // never destroyed
 }
 
 }  // namespace
@@ -63,7 +64,7 @@ Error DriverError(const Driver& driver, CUresult result, std::string_view tried,
   const char* text = nullptr;
   (void)driver.get_error_name(result, &name);
   (void)driver.get_error_string(result, &text);
-  // The two kinds of errors have one set of numbers.
+  // Both APIs use the same error numbers.
   return CudaError(static_cast<int>(result), name != nullptr ? name : "CUDA_ERROR_UNKNOWN",
                    text != nullptr ? text : "unknown error", tried, at);
 }

@@ -1,10 +1,11 @@
+// The CUDA driver functions that the runtime does not offer.
 #pragma once
 #include <cudaTypedefs.h>
 
 #include "ferry/core/result.h"
 
-// What CUDA's driver can and its runtime cannot. Nothing here is linked: the functions are those of
-// the libcuda.so.1 that the runtime has loaded, so a program runs where there is none.
+// Driver functions without a counterpart in the runtime. Not linked: they are looked up in the
+// libcuda.so.1 that the runtime has loaded, so a program also runs without one.
 namespace ferry::cuda::real {
 
 struct Driver {
@@ -18,15 +19,15 @@ struct Driver {
   // Null where streams cannot wait for flags.
   PFN_cuStreamWaitValue32_v11070 stream_wait_value32 = nullptr;
   PFN_cuStreamWriteValue32_v11070 stream_write_value32 = nullptr;
-  // Null where there are no tensor maps.
+  // Null where the driver does not support tensor maps.
   PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encode_tiled = nullptr;
 };
 
-// Found once; lives as long as the program. Errors: kUnsupported where there is no driver, or one
-// that lacks a function.
+// Loaded once; lives as long as the program. Errors: kUnsupported where there is no driver, or it
+// lacks a function.
 Result<const Driver*> LoadDriver();
 
-// The error of a call of the driver's.
+// The error of a driver call.
 Error DriverError(const Driver& driver, CUresult result, std::string_view tried,
                   SourceLoc at = SourceLoc::Current());
 

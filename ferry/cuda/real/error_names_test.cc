@@ -1,3 +1,4 @@
+// Tests that the error table agrees with the CUDA runtime.
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -27,7 +28,7 @@ static_assert(static_cast<int>(Fault::kStreamCaptureUnsupported) ==
 static_assert(static_cast<int>(Fault::kStreamCaptureInvalidated) ==
               cudaErrorStreamCaptureInvalidated);
 
-// So the simulated device says what a GPU says.
+// The simulated device thus reports the same texts as a GPU.
 TEST(CudaErrorNames, AreThoseOfTheRuntime) {
   for (const Fault fault :
        {Fault::kInvalidValue, Fault::kMemoryAllocation, Fault::kInsufficientDriver,
@@ -43,7 +44,7 @@ TEST(CudaErrorNames, AreThoseOfTheRuntime) {
   }
 }
 
-// Of which the runtime's header says so, and hardware faults.
+// Sticky are the errors that the runtime's header describes as such, and hardware faults.
 TEST(CudaErrorNames, StickyOnesAreKnown) {
   for (const cudaError_t error :
        {cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, cudaErrorContained,

@@ -1,3 +1,4 @@
+// Errors of kernel launches.
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
 
@@ -9,7 +10,7 @@
 #include "ferry/cuda/error.h"
 #include "ferry/cuda/resources.h"
 
-// Declared in ferry/cuda/launch.cuh, which only nvcc can read.
+// Declared in ferry/cuda/launch.cuh, which only nvcc can compile.
 namespace ferry::cuda {
 
 Error LaunchError(int number, const char* name, StreamRef stream, SourceLoc at);
@@ -44,7 +45,7 @@ Error SharedMemoryError(int number, const void* kernel, std::size_t dynamic, con
 
 bool CanBeginEarly(const void* kernel, StreamRef stream) {
   constexpr int kFirstVersion = 90;
-  // A device may run code that another has none of its own for, so each is asked.
+  // Queried for each device: one may have compiled code that another lacks.
   static std::mutex mutex;
   static std::map<std::pair<const void*, int>, bool> known;
   const std::pair key(kernel, stream.ordinal());
@@ -52,7 +53,7 @@ bool CanBeginEarly(const void* kernel, StreamRef stream) {
   if (const auto found = known.find(key); found != known.end()) return found->second;
   cudaFuncAttributes attributes{};
   if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
-    // The launch will say what is wrong.
+    // The launch reports the error.
     (void)cudaGetLastError();
     return false;
   }

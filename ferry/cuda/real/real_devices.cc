@@ -1,3 +1,4 @@
+// DeviceApi on GPUs: facts, streams, events and queued work.
 #include "ferry/cuda/real/real_devices.h"
 
 #include <fmt/core.h>
@@ -48,7 +49,7 @@ cudaEvent_t Native(const Event& event) noexcept {
   return static_cast<cudaEvent_t>(event.get().native);
 }
 
-// Whether even a call that does nothing fails.
+// Whether even a call without side effects fails.
 bool FailsForEver(int ordinal) noexcept {
   const auto scope = ScopedDevice::Enter(ordinal);
   if (!scope) return true;
@@ -57,7 +58,7 @@ bool FailsForEver(int ordinal) noexcept {
   return IsSticky(error);
 }
 
-// Not failures: at the process's end the driver goes before owners in static storage.
+// These are not failures: at process exit the driver unloads before owners in static storage.
 bool IsUnloading(cudaError_t error) noexcept {
   return error == cudaErrorCudartUnloading || error == cudaErrorContextIsDestroyed;
 }
@@ -70,7 +71,7 @@ Result<std::unique_ptr<RealDevices>> RealDevices::Create() {
   if (error != cudaSuccess) {
     (void)cudaGetLastError();
     int driver = 0;
-    // The runtime calls a driver that is not there too old.
+    // The runtime reports a missing driver as one that is too old.
     if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess &&
         driver == 0) {
       return Error(
@@ -95,7 +96,8 @@ Result<DeviceApi*> CreateDevices() {
 
 void RealDevices::NoteFailure(int number, int ordinal) noexcept {
   if (!IsSticky(number)) return;
-  // A call for one device may tell of another's loss: a copy between them, a wait for its event.
+  // A call for one device may report the loss of another: a copy between them, or a wait for its
+  // event.
   bool found = false;
   for (int i = 0; i < count(); ++i) {
     if (!HasContext(i) || !FailsForEver(i)) continue;
@@ -108,7 +110,7 @@ void RealDevices::NoteFailure(int number, int ordinal) noexcept {
 Status RealDevices::Check(cudaError_t error, int ordinal, FunctionRef<std::string()> tried,
                           SourceLoc at) {
   if (error == cudaSuccess) return Ok();
-  // Or the next cudaGetLastError() of a launch would find it.
+  // Clear the error, or cudaGetLastError() of the next launch would return it.
   (void)cudaGetLastError();
   NoteFailure(error, ordinal);
   return CudaError(error, cudaGetErrorName(error), cudaGetErrorString(error),
@@ -314,7 +316,7 @@ Status RealDevices::WriteFlag(StreamRef stream, void* flag, std::uint32_t value)
 // ---- the end ------------------------------------------------------------------------------------
 
 void RealDevices::Release(Resource resource, const ResourceHandle& handle) noexcept {
-  // Nothing of a lost device can be given back; the process's end does it.
+  // Resources of a lost device cannot be freed; the process's end frees them.
   if (IsLost(handle.ordinal)) return;
   const auto scope = ScopedDevice::Enter(handle.ordinal);
   if (!scope) return;

@@ -1,3 +1,4 @@
+// DeviceApi on GPUs through the CUDA runtime.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -14,8 +15,8 @@
 
 namespace ferry::cuda::real {
 
-// GPUs by CUDA's runtime, on the devices' primary contexts, so that memory and streams of other
-// libraries in the process can be used and are not in the way.
+// GPUs through CUDA's runtime, on the devices' primary contexts, so that memory and streams of
+// other libraries in the process can be shared. See device_api.h for the contract.
 class RealDevices final : public DeviceApi {
  public:
   static Result<std::unique_ptr<RealDevices>> Create();
@@ -61,16 +62,16 @@ class RealDevices final : public DeviceApi {
 
   void Release(Resource resource, const ResourceHandle& handle) noexcept override;
 
-  // The device is current while the result lives. Errors: kDeviceLost, that there is no such
-  // device.
+  // Makes the device current while the result lives. Errors: kDeviceLost, kInvalidArgument for an
+  // ordinal that does not exist.
   Result<ScopedDevice> Enter(int ordinal, std::string_view tried);
-  // What a call returned; `tried` is asked only where it failed.
+  // Converts the result of a call; calls `tried` only on a failure.
   Status Check(cudaError_t error, int ordinal, FunctionRef<std::string()> tried,
                SourceLoc at = SourceLoc::Current());
   Status CheckDriver(CUresult result, int ordinal, FunctionRef<std::string()> tried,
                      SourceLoc at = SourceLoc::Current());
   void NoteFailure(int number, int ordinal) noexcept;
-  // Not ready is no failure.
+  // cudaErrorNotReady is not a failure.
   Result<bool> CheckQuery(cudaError_t error, int ordinal, const char* call);
   Status CheckPair(int from, int to, std::string_view tried);
 

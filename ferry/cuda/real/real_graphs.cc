@@ -1,3 +1,4 @@
+// DeviceApi on GPUs: stream capture and graphs.
 #include <fmt/core.h>
 
 #include <memory>
@@ -6,7 +7,7 @@
 #include "ferry/cuda/error.h"
 #include "ferry/cuda/real/real_devices.h"
 
-// The part of RealDevices that is about graphs.
+// The graph methods of RealDevices.
 namespace ferry::cuda::real {
 namespace {
 
@@ -20,7 +21,7 @@ using CapturedGraph = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, Destro
 Status RealDevices::BeginCapture(StreamRef stream) {
   constexpr const char* kCall = "cudaStreamBeginCapture";
   FERRY_TRY_ASSIGN(const ScopedDevice scope, Enter(stream.ordinal(), kCall));
-  // Of this thread: what others allocate meanwhile is their business.
+  // Thread-local mode: allocations by other threads do not affect the capture.
   return Check(cudaStreamBeginCapture(static_cast<cudaStream_t>(stream.native()),
                                       cudaStreamCaptureModeThreadLocal),
                stream.ordinal(), [] { return std::string(kCall); });

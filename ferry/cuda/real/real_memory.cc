@@ -1,3 +1,4 @@
+// DeviceApi on GPUs: memory, peer access and IPC.
 #include <fmt/core.h>
 
 #include <cstring>
@@ -7,11 +8,12 @@
 #include "ferry/cuda/error.h"
 #include "ferry/cuda/real/real_devices.h"
 
-// The part of RealDevices that is about memory.
+// The memory methods of RealDevices.
 namespace ferry::cuda::real {
 namespace {
 
-// What cuPointerGetAttributes() tells of one address; all zero for memory that CUDA does not know.
+// Attributes of one address from cuPointerGetAttributes(); all zero for memory that CUDA does not
+// know.
 struct Attributes {
   unsigned memory_type = 0;
   unsigned managed = 0;
@@ -69,7 +71,7 @@ Result<HostRegistration> RealDevices::RegisterHost(int ordinal, void* data, std:
 }
 
 Result<void*> RealDevices::MappedAddress(int ordinal, void* host) {
-  // Not cudaHostGetDevicePointer(), which is documented for the beginning of an allocation only.
+  // Not cudaHostGetDevicePointer(), which is documented only for the start of an allocation.
   constexpr const char* kCall = "cuPointerGetAttributes";
   FERRY_TRY_ASSIGN(const ScopedDevice scope, Enter(ordinal, kCall));
   unsigned memory_type = 0;
@@ -92,7 +94,7 @@ Result<void*> RealDevices::MappedAddress(int ordinal, void* host) {
 Result<PointerInfo> RealDevices::Inspect(const void* address) {
   Attributes attributes;
   const CUresult result = Ask(driver_, address, &attributes);
-  // After the loss of a device the driver may answer no more; host memory is still host memory.
+  // After the loss of a device the driver may fail every call; host memory is still host memory.
   const bool unknown = attributes.memory_type == 0 && attributes.managed == 0;
   if (result != CUDA_SUCCESS && !(IsSticky(static_cast<int>(result)) && IsReadable(address))) {
     return DriverError(driver_, result, fmt::format("cuPointerGetAttributes of {}", address));
@@ -102,7 +104,7 @@ Result<PointerInfo> RealDevices::Inspect(const void* address) {
     return PointerInfo{};
   }
   const MemoryKind kind = KindOf(attributes);
-  // Addresses that are reserved, and have no memory now (cuMemAddressReserve).
+  // Reserved addresses without memory (cuMemAddressReserve).
   if (kind == MemoryKind::kDevice && attributes.mapped == 0) return NothingThere(address);
   return PointerInfo{.kind = kind,
                      .ordinal = kind == MemoryKind::kPinned ? -1 : attributes.ordinal,
@@ -144,7 +146,7 @@ Status RealDevices::EnablePeerAccess(int from, int to) {
   if (from == to) {
     return CudaError(Fault::kPeerAccessUnsupported, fmt::format("{} to itself", kCall));
   }
-  // The peer's context must be there.
+  // The peer's context must exist.
   FERRY_TRY(Enter(to, kCall));
   FERRY_TRY_ASSIGN(const ScopedDevice scope, Enter(from, kCall));
   const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
@@ -200,7 +202,8 @@ Result<ImportedBuffer> RealDevices::Import(int ordinal, const IpcExport& exporte
           fmt::format("{} on device {} of memory of device {}", kCall, ordinal, owner));
     }
   }
-  // In this device's context, and without one on the owner, which would cost it hundreds of MB.
+  // Use this device's context and do not create one on the owner, which would cost it hundreds of
+  // MB.
   FERRY_TRY_ASSIGN(const ScopedDevice scope, Enter(ordinal, kCall));
   cudaIpcMemHandle_t handle;
   std::memcpy(&handle, exported.handle.data(), sizeof handle);

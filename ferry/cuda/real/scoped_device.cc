@@ -1,3 +1,4 @@
+// Pushes and pops a device's primary context.
 #include "ferry/cuda/real/scoped_device.h"
 
 #include <fmt/core.h>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr int kMostDevices = 64;
 
-// Retained for good.
+// Contexts that are retained forever.
 struct Contexts {
   std::mutex making;
   std::array<std::atomic<CUcontext>, kMostDevices> made{};
@@ -62,7 +63,7 @@ ScopedDevice::~ScopedDevice() {
   const auto driver = LoadDriver();
   CUcontext context = nullptr;
   const CUresult result = (*driver)->context_pop(&context);
-  // At the process's end there is nothing to go back to.
+  // At process exit there is no context to restore.
   if (result == CUDA_SUCCESS || result == CUDA_ERROR_DEINITIALIZED) return;
   Log(LogLevel::kWarn, "cuda", "cuCtxPopCurrent failed with error {}", static_cast<int>(result));
 }

@@ -1,3 +1,4 @@
+// Makes a device current for a scope.
 #pragma once
 #include <utility>
 
@@ -5,10 +6,10 @@
 
 namespace ferry::cuda::real {
 
-// Makes a device current on this thread for a scope, then gives the thread back what it had, be it
-// nothing. By the driver's stack of contexts: cudaSetDevice() would make a context on whatever
-// device it is told to go back to. The first one for a device makes its context (the primary one,
-// which everybody in the process shares), some hundred milliseconds and some hundred MiB of it.
+// Makes a device current on this thread for a scope, then restores the previous context, or none.
+// Uses the driver's context stack: cudaSetDevice() would create a context on the device that it
+// switches back to. The first use of a device creates its primary context, which the whole process
+// shares; that takes some hundred milliseconds and some hundred MiB of its memory.
 class ScopedDevice {
  public:
   static Result<ScopedDevice> Enter(int ordinal);
@@ -21,7 +22,7 @@ class ScopedDevice {
   bool entered_ = true;
 };
 
-// Whether one was ever entered.
+// Whether the device was ever entered.
 bool HasContext(int ordinal) noexcept;
 
 }  // namespace ferry::cuda::real

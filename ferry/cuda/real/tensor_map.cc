@@ -1,3 +1,4 @@
+// Encodes tensor maps and checks for sm_90a code.
 #include "ferry/cuda/tensor_map.cuh"
 
 #include <cuda_runtime_api.h>
@@ -67,7 +68,7 @@ bool HasHopperCode(const void* kernel, StreamRef stream) {
 }
 
 Status CheckHopperCode(const void* kernel, const char* name, StreamRef stream) {
-  // A device may run code that another has none of its own for, so each is asked, once.
+  // Queried once for each device: one may have compiled code that another lacks.
   static std::mutex mutex;
   static std::set<std::pair<const void*, int>> right;
   const std::pair key(kernel, stream.ordinal());
@@ -84,7 +85,7 @@ Status CheckHopperCode(const void* kernel, const char* name, StreamRef stream) {
   }
   cudaFuncAttributes attributes{};
   if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
-    // The launch will say what is wrong.
+    // The launch reports the error.
     (void)cudaGetLastError();
     return Ok();
   }

@@ -1,3 +1,4 @@
+// Conformance suite of DeviceApi: facts, memory and copies.
 #include "ferry/cuda/testing/conformance.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +30,7 @@ UniqueMapping Pages(std::size_t bytes) {
   return at == MAP_FAILED ? UniqueMapping() : UniqueMapping(Mapping{at, bytes});
 }
 
-// What it is made of, or a failed test and nothing.
+// The value; a failed test and an empty object if there is none.
 template <class T>
 T Need(Result<T> made) {
   if (made) return *std::move(made);
@@ -49,7 +50,7 @@ Result<std::unique_ptr<StreamGate>> StreamGate::Close(DeviceApi& api, StreamRef 
   return std::unique_ptr<StreamGate>(new StreamGate(std::move(word)));
 }
 
-// The word has to stay until the stream has seen it.
+// The word must stay valid until the stream has read it.
 StreamGate::~StreamGate() { Open(); }
 
 void StreamGate::Open() noexcept { StoreFlag(word_.data(), 1); }
@@ -142,7 +143,7 @@ TEST_P(DeviceConformance, ThereAreNoDevicesBeyondTheCount) {
   }
 }
 
-// Others may use a GPU meanwhile, but not for so much.
+// Others may use a GPU meanwhile, but not that much memory.
 TEST_P(DeviceConformance, AvailableMemoryIsLessWhileSomeIsAllocated) {
   constexpr std::uint64_t kBytes = 64 * kMiB;
   const auto before = api().AvailableMemory(0);
@@ -232,7 +233,7 @@ TEST_P(DeviceConformance, AFreedPointerIsFoundOut) {
     ASSERT_FALSE(after) << MemoryKindName(after->kind);
     EXPECT_EQ(after.error().code(), Code::kInvalidArgument);
     EXPECT_THAT(after.error().message(), HasSubstr("no memory"));
-    // Another allocation, at this address or elsewhere, is not taken for it.
+    // Another allocation, at this address or elsewhere, must not be mistaken for it.
     const DeviceBuffer next = Device(8 * kMiB);
     const auto other = api().Inspect(next.data());
     FERRY_ASSERT_OK(other);
@@ -241,7 +242,7 @@ TEST_P(DeviceConformance, AFreedPointerIsFoundOut) {
 }
 
 TEST_P(DeviceConformance, AnAddressWithoutMemoryIsAnError) {
-  // Not unmapped, or another thread's memory may be there in the meantime.
+  // Not unmapped, because another thread's memory could be mapped there meanwhile.
   const UniqueMapping pages = Pages(4096);
   ASSERT_TRUE(pages);
   const void* const empty = pages.get().at;
@@ -281,7 +282,7 @@ TEST_P(DeviceConformance, KernelsReachPinnedAndRegisteredMemoryAtItsMappedAddres
   FERRY_ASSERT_OK(registered);
   const PinnedBuffer pinned = Pinned(8192);
   const Stream stream = NewStream();
-  // Inside both, not at their beginnings.
+  // Inside both allocations, not at their starts.
   auto* const from = reinterpret_cast<std::uint32_t*>(pinned.data()) + 5;
   auto* const to = static_cast<std::uint32_t*>(pages.get().at) + 1025;
   for (std::uint32_t i = 0; i < 100; ++i) from[i] = i;

@@ -1,3 +1,4 @@
+// The conformance suite that every DeviceApi must pass.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -12,16 +13,16 @@
 #include "ferry/cuda/device_api.h"
 #include "ferry/cuda/testing/device_target.h"
 
-// What a DeviceApi promises (device_api.h), as a suite of tests.
+// Tests of the contract in device_api.h, for every DeviceApi.
 namespace ferry::cuda {
 
-// For waits that end at once where all is well.
+// The deadline of waits that end at once unless something is broken.
 Deadline Soon();
 
-// Keeps a stream from going on until it is opened, or goes.
+// Blocks a stream until it is opened or destroyed.
 class StreamGate {
  public:
-  // The stream must be able to wait for flags.
+  // The stream must support flags.
   static Result<std::unique_ptr<StreamGate>> Close(DeviceApi& api, StreamRef stream);
   ~StreamGate();
   void Open() noexcept;
@@ -36,15 +37,15 @@ class DeviceConformance : public ::testing::TestWithParam<DeviceCase> {
   void SetUp() override;
 
   DeviceApi& api() { return target_->api(); }
-  // Of device 0; failures end the test.
+  // Memory of device 0; a failure ends the test.
   DeviceBuffer Device(std::size_t bytes, int ordinal = 0);
   PinnedBuffer Pinned(std::size_t bytes);
   Stream NewStream(int ordinal = 0);
   Event NewEvent(int ordinal = 0, EventTiming timing = EventTiming::kOff);
-  // Skips the test where streams cannot wait for flags.
+  // Skips the test where streams do not support flags.
   std::unique_ptr<StreamGate> Gate(StreamRef stream);
 
-  // Through pinned memory and a stream of their own, to the end.
+  // Copies through pinned memory and a stream of its own, and waits for the end.
   void Upload(const DeviceBuffer& to, std::span<const std::byte> bytes);
   std::vector<std::byte> Download(const DeviceBuffer& from);
 

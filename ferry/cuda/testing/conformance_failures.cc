@@ -1,3 +1,4 @@
+// Conformance suite of DeviceApi: lost devices and other processes.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -12,9 +13,9 @@
 #include "ferry/cuda/testing/conformance.h"
 #include "ferry/cuda/testing/test_kernels.h"
 
-// What a DeviceApi promises about failures and about other processes: both in a process of their
-// own, because a lost device stays lost, and because nobody imports from himself. A death test runs
-// the test anew in its child, up to the statement.
+// The DeviceApi contract on failures and other processes. Each runs in a child process, because a
+// lost device stays lost, and because a process cannot import its own export. A death test runs the
+// test again in its child, up to the statement.
 namespace ferry::cuda {
 namespace {
 
@@ -23,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr const char* kExportVariable = "FERRY_TEST_EXPORT";
 
-// Ends the child. The message is for the parent's failure.
+// Ends the child; the message is shown in the parent's failure.
 #define FERRY_CHILD_NEEDS(condition)                                         \
   do {                                                                       \
     if (!(condition)) {                                                      \
@@ -57,7 +58,7 @@ IpcExport FromText(std::string text) {
   return exported;
 }
 
-// To the end.
+// Waits for the end of the copy.
 Status CopyNow(DeviceApi& api, CopyKind kind, void* dst, const void* src, std::size_t bytes) {
   FERRY_TRY_ASSIGN(const Stream stream, api.CreateStream(0, StreamPriority::kNormal));
   const CopyItem item{dst, src, bytes};
@@ -65,7 +66,7 @@ Status CopyNow(DeviceApi& api, CopyKind kind, void* dst, const void* src, std::s
   return api.Wait(stream, Soon());
 }
 
-// Reads what the parent wrote and writes something else; exits with 0 if all is well.
+// Reads what the parent wrote and writes other data; exits with 0 if all is correct.
 void ImportInChild(DeviceApi& api, const IpcExport& exported, std::span<const std::byte> expected,
                    std::span<const std::byte> answer) {
   const auto imported = api.Import(0, exported);
@@ -84,7 +85,7 @@ void ImportInChild(DeviceApi& api, const IpcExport& exported, std::span<const st
 
 constexpr std::uint64_t kWildAddress = 0x10;
 
-// Loses device 0 by a kernel that writes where nothing is.
+// Loses device 0 with a kernel that writes to an unmapped address.
 void LoseInChild(DeviceApi& api) {
   const auto pinned = api.AllocatePinned(0, 64);
   const auto buffer = api.AllocateDevice(0, 64);
@@ -97,27 +98,27 @@ void LoseInChild(DeviceApi& api) {
                    AddArguments{.dst = kWildAddress,
                                 .src = reinterpret_cast<std::uint64_t>(buffer->data()),
                                 .count = 1}));
-  // Whichever call is the first to know.
+  // Whichever call reports it first.
   const Status recorded = api.Record(*event, *stream);
   const Status first = recorded ? api.Wait(*stream, Soon()) : recorded;
   FERRY_CHILD_NEEDS(!first && first.error().code() == Code::kDeviceLost);
   FERRY_CHILD_NEEDS(first.error().message().find("cudaError") != std::string::npos);
   FERRY_CHILD_NEEDS(api.IsLost(0));
-  // And so it stays, in every call, at once.
+  // It stays lost, in every call, at once.
   FERRY_CHILD_NEEDS(api.Query(*event).error().code() == Code::kDeviceLost);
   FERRY_CHILD_NEEDS(api.AllocateDevice(0, 64).error().code() == Code::kDeviceLost);
   FERRY_CHILD_NEEDS(api.Record(*event, *stream).error().code() == Code::kDeviceLost);
-  // Host memory is still there.
+  // Host memory is still valid.
   FERRY_CHILD_NEEDS(pinned->bytes()[63] == std::byte{7});
   FERRY_CHILD_NEEDS(api.Inspect(pinned->data()));
 }
 
 void LoseFirstOfTwoInChild(DeviceApi& api) {
-  // New pinned memory would be for all devices, the lost one among them.
+  // New pinned memory would be for all devices, including the lost one.
   const auto pinned = api.AllocatePinned(1, 64);
   LoseInChild(api);
   if (api.IsLost(1)) {
-    // Two H200 with the driver 580 are lost together, where the process has used both.
+    // Two H200 with driver 580 are lost together if the process has used both.
     FERRY_CHILD_NEEDS(api.AllocateDevice(1, 64).error().code() == Code::kDeviceLost);
     FERRY_CHILD_NEEDS(pinned && pinned->bytes().size() == 64);
     ::_exit(0);

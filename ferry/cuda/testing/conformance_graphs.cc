@@ -1,14 +1,15 @@
+// Conformance suite of DeviceApi: graphs.
 #include <cstring>
 #include <vector>
 
 #include "ferry/core/units.h"
 #include "ferry/cuda/testing/conformance.h"
 
-// What a DeviceApi promises about graphs.
+// The DeviceApi contract on graphs.
 namespace ferry::cuda {
 namespace {
 
-// A kernel's code is loaded when it first runs, which a capture need not bear.
+// A kernel's code is loaded at its first launch, which may not be possible during a capture.
 constexpr std::uint32_t kNothing = 0;
 
 std::uint32_t FirstWord(const std::vector<std::byte>& bytes) {
@@ -67,7 +68,7 @@ TEST_P(DeviceConformance, NothingIsDoneWhileAStreamIsCaptured) {
   FERRY_ASSERT_OK(graph);
   FERRY_ASSERT_OK(api().Wait(stream, Soon()));
   EXPECT_EQ(FirstWord(Download(device)), 40U);
-  // On another stream than it was captured from, and several times behind each other.
+  // On another stream than the captured one, and several times in a row.
   const Stream other = NewStream();
   for (int i = 0; i < 3; ++i) FERRY_ASSERT_OK(api().Replay(other, *graph));
   FERRY_ASSERT_OK(api().Wait(other, Soon()));
@@ -114,7 +115,7 @@ TEST_P(DeviceConformance, AFailureInACaptureGivesTheStreamBack) {
 TEST_P(DeviceConformance, OnlyAStreamThatIsCapturedEndsItsCapture) {
   const Stream stream = NewStream();
   EXPECT_EQ(api().EndCapture(stream).error().code(), Code::kInvalidArgument);
-  // Of nothing, too.
+  // An empty capture works too.
   const auto graph = api().Capture(stream, [] { return Ok(); });
   FERRY_ASSERT_OK(graph);
   FERRY_ASSERT_OK(api().Replay(stream, *graph));

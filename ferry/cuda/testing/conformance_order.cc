@@ -1,3 +1,4 @@
+// Conformance suite of DeviceApi: streams, events, flags and host functions.
 #include <gmock/gmock.h>
 
 #include <cstring>
@@ -7,11 +8,11 @@
 #include "ferry/core/units.h"
 #include "ferry/cuda/testing/conformance.h"
 
-// What a DeviceApi promises about order: streams, events, flags and host functions.
+// The DeviceApi contract on order: streams, events, flags and host functions.
 namespace ferry::cuda {
 namespace {
 
-// What host functions have been called with, in their order.
+// Records the arguments of host functions, in order.
 class CallLog {
  public:
   struct Entry {
@@ -239,8 +240,8 @@ TEST_P(DeviceConformance, TimeBetweenEventsIsMeasured) {
   EXPECT_EQ(api().Elapsed(from, untimed).error().code(), Code::kInvalidArgument);
 }
 
-// A ring as the transfer engine has it: slots are written again when the event of their copy says
-// so, and nothing is made on the way.
+// A ring as in the transfer engine: slots are reused when the event of their copy is ready, and
+// nothing is created on the way.
 TEST_P(DeviceConformance, SlotsOfARingAreUsedAgainAfterTheirEvents) {
   constexpr std::size_t kSlots = 3;
   constexpr std::size_t kSlices = 60;
@@ -304,7 +305,7 @@ TEST_P(DeviceConformance, AStreamWaitsUntilTheHostHasWrittenTheValueOrALaterOne)
   FERRY_ASSERT_OK(mapped);
   const Stream stream = NewStream();
   const Event passed = NewEvent();
-  // Beyond the middle of its range, and around its end.
+  // Beyond the middle of the range, and around its end.
   for (const std::uint32_t value : {5u, 0x7fffffffu, 0xfffffff0u, 2u}) {
     StoreFlag(words.data(), value - 1);
     FERRY_ASSERT_OK(api().WaitForFlag(stream, *mapped, value));
@@ -324,7 +325,7 @@ TEST_P(DeviceConformance, AFlagIsWrittenWhenAllBeforeItIsDone) {
   const PinnedBuffer out = Pinned(64 * kKiB);
   const auto bytes = RandomBytes(64 * kKiB, 9);
   std::memcpy(in.data(), bytes.data(), bytes.size());
-  const Stream theirs = NewStream();  // waits for what is not queued yet
+  const Stream theirs = NewStream();  // waits for work that is not queued yet
   const Stream ours = NewStream();
   FERRY_ASSERT_OK(api().WaitForFlag(theirs, flag.data(), 1));
   FERRY_ASSERT_OK(

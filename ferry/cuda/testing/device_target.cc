@@ -1,3 +1,4 @@
+// The simulated and real devices that suites run on.
 #include "ferry/cuda/testing/device_target.h"
 
 #include <utility>

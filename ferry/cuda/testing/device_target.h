@@ -1,3 +1,4 @@
+// Devices as a test parameter: simulated everywhere, real where present.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -8,21 +9,21 @@
 #include "ferry/cuda/device_api.h"
 #include "ferry/cuda/simulated_devices.h"
 
-// Devices for suites of tests that run on simulated devices everywhere and on GPUs where there are
+// Devices for test suites that run on simulated devices everywhere, and on GPUs where there are
 // any:
 //
-//   INSTANTIATE_TEST_SUITE_P(Simulated, MySuite, ::testing::ValuesIn(kSimulatedCases),
-//                            DeviceCaseName);
-//   INSTANTIATE_TEST_SUITE_P(Gpu, MySuite, ::testing::Values(kRealCase), DeviceCaseName);
+// INSTANTIATE_TEST_SUITE_P(Simulated, MySuite, ::testing::ValuesIn(kSimulatedCases),
+// DeviceCaseName); INSTANTIATE_TEST_SUITE_P(Gpu, MySuite, ::testing::Values(kRealCase),
+// DeviceCaseName);
 //
 // and `GPU_TESTS` in the layer's CMakeLists.txt labels the latter.
 namespace ferry::cuda {
 
-// Made anew for each test.
+// Created anew for each test.
 class DeviceTarget {
  public:
   virtual ~DeviceTarget() = default;
-  // Why tests cannot run on it; empty: they can.
+  // Why tests cannot run on it; empty if they can.
   virtual std::string Unavailable() { return {}; }
   virtual DeviceApi& api() = 0;
   // Null for GPUs.
@@ -39,7 +40,7 @@ struct DeviceCase {
 void PrintTo(const DeviceCase& parameter, std::ostream* out);
 std::string DeviceCaseName(const ::testing::TestParamInfo<DeviceCase>& info);
 
-// One device; two that let streams take other turns; two that do their work at once.
+// One device; two devices with different stream orders; two devices without delays.
 extern const DeviceCase kSimulatedCases[3];
 extern const DeviceCase kRealCase;
 

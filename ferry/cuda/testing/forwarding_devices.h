@@ -1,3 +1,4 @@
+// A DeviceApi that forwards to another one, for tests to override.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -8,7 +9,8 @@
 
 namespace ferry::cuda {
 
-// Devices that do what others do, but where a test has it otherwise. The others outlive them.
+// Forwards to other devices, except where a test overrides a method. The other devices must outlive
+// this object.
 class ForwardingDevices : public DeviceApi {
  public:
   explicit ForwardingDevices(DeviceApi* inner) : inner_(*inner) {}
@@ -80,7 +82,7 @@ class ForwardingDevices : public DeviceApi {
   }
 
  private:
-  // What the inner one has made goes back to it.
+  // The inner object frees the resources that it created.
   void Release(Resource /*resource*/, const ResourceHandle& /*handle*/) noexcept override {}
 
   DeviceApi& inner_;

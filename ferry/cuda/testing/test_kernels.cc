@@ -1,3 +1,4 @@
+// The simulated form of the conformance suite's kernel.
 #include "ferry/cuda/testing/test_kernels.h"
 
 #include <cstring>

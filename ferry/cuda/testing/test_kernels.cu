@@ -1,3 +1,4 @@
+// The GPU form of the conformance suite's kernel.
 #include "ferry/cuda/launch.cuh"
 #include "ferry/cuda/testing/test_kernels.h"
 

@@ -1,3 +1,4 @@
+// A small kernel for the conformance suite.
 #pragma once
 #include <cstdint>
 
@@ -5,8 +6,8 @@
 
 namespace ferry::cuda {
 
-// For i < count: dst[i] = src[i] + add, of 32-bit words, modulo 2^32. Addresses as kernels see
-// them; dst may be src.
+// For i < count: dst[i] = src[i] + add, on 32-bit words, modulo 2^32. Addresses are those that
+// kernels use; dst may equal src.
 struct AddArguments {
   std::uint64_t dst = 0;
   std::uint64_t src = 0;
@@ -15,7 +16,7 @@ struct AddArguments {
 };
 extern const Kernel kAddWords;
 
-// In builds with CUDA.
+// In builds with CUDA only.
 Status LaunchAddWords(StreamRef stream, const void* arguments);
 
 }  // namespace ferry::cuda

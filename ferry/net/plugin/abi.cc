@@ -1,3 +1,4 @@
+// Names of ncclResult_t values.
 #include "ferry/net/plugin/abi.h"
 
 namespace ferry::net::plugin::abi {

@@ -1,3 +1,4 @@
+// NCCL's network plugin interface, version 10.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -5,8 +6,8 @@
 #include "ferry/net/plugin/abi.h"
 #include "ferry/net/plugin/abi_v9.h"
 
-// Version 10, which NCCL 2.26 to 2.30 loads. A callback of a profiler, handles of its events, and
-// connect() with a configuration.
+// Version 10, loaded by NCCL 2.26 to 2.30. Adds a profiler callback, event handles, and connect()
+// with a configuration.
 namespace ferry::net::plugin::abi {
 
 using PropertiesV10 = PropertiesV9;

@@ -1,11 +1,12 @@
+// NCCL's network plugin interface, version 11.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "ferry/net/plugin/abi.h"
 
-// Version 11, which NCCL 2.28 to 2.30 loads. init() for each communicator, whose context listen()
-// and connect() are given; finalize().
+// Version 11, loaded by NCCL 2.28 to 2.30. Adds init() for each communicator, whose context
+// listen() and connect() receive, and finalize().
 namespace ferry::net::plugin::abi {
 
 struct PropertiesV11 {

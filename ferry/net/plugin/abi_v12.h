@@ -1,10 +1,11 @@
+// NCCL's network plugin interface, version 12.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "ferry/net/plugin/abi.h"
 
-// Version 12, which NCCL 2.30 loads. Eight devices in a virtual one; rail and plane.
+// Version 12, loaded by NCCL 2.30. Adds eight devices in a virtual one, and rail and plane.
 namespace ferry::net::plugin::abi {
 
 struct PropertiesV12 {

@@ -1,11 +1,12 @@
+// NCCL's network plugin interface, version 5.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "ferry/net/plugin/abi.h"
 
-// Version 5, which NCCL 2.12 to 2.26 loads. Grouped receives with tags; connect() and accept() that
-// do not block.
+// Version 5, loaded by NCCL 2.12 to 2.26. Has grouped receives with tags, and connect() and
+// accept() that do not block.
 namespace ferry::net::plugin::abi {
 
 struct PropertiesV5 {

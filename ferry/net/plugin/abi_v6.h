@@ -1,3 +1,4 @@
+// NCCL's network plugin interface, version 6.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -5,7 +6,7 @@
 #include "ferry/net/plugin/abi.h"
 #include "ferry/net/plugin/abi_v5.h"
 
-// Version 6, which NCCL 2.13 to 2.30 loads. registerDmaBuf.
+// Version 6, loaded by NCCL 2.13 to 2.30. Adds regMrDmaBuf().
 namespace ferry::net::plugin::abi {
 
 using PropertiesV6 = PropertiesV5;

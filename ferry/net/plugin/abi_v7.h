@@ -1,11 +1,12 @@
+// NCCL's network plugin interface, version 7.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "ferry/net/plugin/abi.h"
 
-// Version 7, which NCCL 2.19 to 2.30 loads; what GPUDirect-TCPX exports. Device offload: device
-// handles, getDeviceMr, irecvConsumed.
+// Version 7, loaded by NCCL 2.19 to 2.30, and exported by GPUDirect-TCPX. Adds device offload:
+// device handles, getDeviceMr, irecvConsumed.
 namespace ferry::net::plugin::abi {
 
 struct PropertiesV7 {

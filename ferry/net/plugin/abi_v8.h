@@ -1,11 +1,12 @@
+// NCCL's network plugin interface, version 8.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "ferry/net/plugin/abi.h"
 
-// Version 8, which NCCL 2.20 to 2.30 loads. reg_is_global in the middle of the properties; sizes of
-// registrations are size_t.
+// Version 8, loaded by NCCL 2.20 to 2.30. Adds reg_is_global in the middle of the properties; sizes
+// of registrations are size_t.
 namespace ferry::net::plugin::abi {
 
 struct PropertiesV8 {

@@ -1,11 +1,12 @@
+// NCCL's network plugin interface, version 9.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "ferry/net/plugin/abi.h"
 
-// Version 9, which NCCL 2.24 to 2.30 loads. force_flush in the middle of the properties, virtual
-// devices, sizes of messages are size_t.
+// Version 9, loaded by NCCL 2.24 to 2.30. Adds force_flush in the middle of the properties and
+// virtual devices; sizes of messages are size_t.
 namespace ferry::net::plugin::abi {
 
 struct PropertiesV9 {

@@ -1,3 +1,4 @@
+// Chunk timeouts and their error texts.
 #include "ferry/net/plugin/chunk.h"
 
 #include <fmt/core.h>
@@ -15,7 +16,7 @@ void ChunkWatch::Restart(std::size_t channel, bool has_next) {
   channels_[channel].oldest_by = has_next ? Deadline::After(timeout_) : Deadline::Never();
 }
 
-// While nobody asked, nothing moved: what is late then is this side.
+// Nothing moves while nobody polls, so that time does not count against the peer.
 void ChunkWatch::ForgiveAbsence() {
   const auto now = Clock::now();
   const auto away = now - std::exchange(asked_at_, now);

@@ -1,3 +1,4 @@
+// Chunks of a message, and their timeouts.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -12,24 +13,24 @@
 
 namespace ferry::net::plugin {
 
-// A part of a message, that one channel carries.
+// A part of a message, carried by one channel.
 struct Chunk {
-  std::uint64_t id = 0;      // the caller's
+  std::uint64_t id = 0;      // chosen by the caller
   std::uint64_t offset = 0;  // in the message, for errors
   Message message;           // registered with the channel's comm
 };
 
-// What Sender and Receiver have in common, which take turns of their own over their channels: how
-// long the oldest chunk of each may take, and what errors say of a chunk.
+// The common part of Sender and Receiver: the timeout of the oldest chunk of each channel, and
+// error texts that name a chunk. One thread at a time.
 class ChunkWatch {
  public:
-  // `doing` to chunks, for errors: "sending".
+  // `doing` is the activity named in errors: "sending".
   ChunkWatch(const char* doing, std::chrono::milliseconds timeout)
       : doing_(doing), timeout_(timeout) {}
 
-  // The channels are numbered in this order.
+  // Channels are numbered in the order of these calls.
   void AddChannel(int device) { channels_.push_back({device, Deadline::Never()}); }
-  // Takes a turn, until one has failed: its error is for good.
+  // Runs `turn`, unless an earlier turn failed: the first error is final.
   template <class Turn>
   Status Take(const Turn& turn) {
     if (failed_) return *failed_;
@@ -39,15 +40,15 @@ class ChunkWatch {
     return status;
   }
 
-  // The oldest chunk of this channel has its time from now on, if it has not begun.
+  // Starts the timeout of the channel's oldest chunk, if it is not running.
   void Start(std::size_t channel);
-  // The oldest is done; the next, if there is one, has its time from now on.
+  // The oldest chunk is done: restarts the timeout for the next one, if there is one.
   void Restart(std::size_t channel, bool has_next);
   bool IsLate(std::size_t channel) const { return channels_[channel].oldest_by.expired(); }
 
-  // The same error, of this chunk.
+  // The same error with the channel and chunk in its text.
   Error Named(std::size_t channel, const Chunk& chunk, const Error& error) const;
-  // kTimedOut: what has not happened for so long, and the rest of the sentence.
+  // A kTimedOut error: `what` did not happen within the timeout; `rest` ends the sentence.
   Error Late(std::size_t channel, const Chunk& chunk, const char* what,
              const std::string& rest) const;
 

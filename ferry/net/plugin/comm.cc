@@ -1,3 +1,4 @@
+// Connections through a NCCL network plugin.
 #include "ferry/net/plugin/comm.h"
 
 #include <fmt/core.h>
@@ -23,7 +24,7 @@ void WarnIfFailed(const Plugin& plugin, const char* call, int outcome, std::uint
           .message());
 }
 
-// There is nothing to wait for but that the plugin's threads get on.
+// Polling is the only way to wait: the plugin's threads make the progress.
 constexpr std::chrono::milliseconds kPollInterval{1};
 
 template <class Ask>
@@ -81,7 +82,7 @@ Result<bool> Comm::Begin(Start start, const char* call, const Message& message) 
   const int outcome = (plugin_->driver().*start)(comm_, message, &request);
   if (outcome != abi::kSuccess) {
     return plugin_->CallError(Code::kPeerLost,
-                              fmt::format("{} of {} bytes (tag {}, device {}, {} under way)", call,
+                              fmt::format("{} of {} bytes (tag {}, device {}, {} in flight)", call,
                                           message.bytes, message.tag, device_, under_way()),
                               outcome, mark, kReconnect);
   }
@@ -162,7 +163,7 @@ Status ReceiveComm::Consume() {
 Result<std::unique_ptr<Listening>> Listening::Open(Plugin* plugin, int device) {
   std::unique_ptr<Listening> listening(new Listening(plugin, device));
   const std::uint64_t mark = PluginLogMark();
-  void* comm = nullptr;  // of no meaning where it fails
+  void* comm = nullptr;  // undefined on failure
   const int outcome = plugin->driver().Listen(device, listening->handle_.data(), &comm);
   if (outcome != abi::kSuccess || comm == nullptr) {
     return plugin->CallError(Code::kUnavailable, fmt::format("listen on device {}", device),
@@ -185,7 +186,7 @@ Listening::~Listening() {
 Result<std::unique_ptr<ReceiveComm>> Listening::Accept() {
   FERRY_CHECK(device_handle_ != nullptr, device_);
   void* comm = nullptr;
-  // As NCCL does: who is given memory for it is asked to unpack.
+  // As NCCL does: memory for a device handle tells the plugin that the caller can unpack.
   abi::DeviceHandle* device_handle =
       device_handle_->type == abi::kDeviceTypeUnpack ? device_handle_.get() : nullptr;
   const std::uint64_t mark = PluginLogMark();

@@ -1,3 +1,4 @@
+// One-way connections through a NCCL network plugin.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -10,16 +11,15 @@
 #include "ferry/core/result.h"
 #include "ferry/net/plugin/plugin.h"
 
-// Connections of a plugin: one way, from a SendComm to a ReceiveComm, messages in order. All calls
-// for one comm come from one thread at a time, on which the GPU is current that the comm is for.
-// Errors are those of Plugin::CallError(), mostly kPeerLost: a comm that has failed once is not to
-// be used but closed.
+// Connections of a plugin: one-way, from a SendComm to a ReceiveComm, messages in order. All calls
+// for one comm come from one thread at a time, with the comm's GPU current. Errors are those of
+// Plugin::CallError(), mostly kPeerLost; after an error a comm may only be closed.
 namespace ferry::net::plugin {
 
-// What the receiving side gives to the sending one, by any means.
+// Passed from the receiving side to the sending side by any means.
 using Handle = std::array<std::byte, abi::kHandleBytes>;
 
-// Memory that one comm may use. Give it back before the comm goes.
+// Memory registered with one comm. Destroy it before the comm.
 class Registration {
  public:
   Registration(Plugin* plugin, void* comm, void* mr) : plugin_(plugin), comm_(comm), mr_(mr) {}
@@ -35,16 +35,17 @@ class Registration {
   void* mr_;
 };
 
-// What both ends of a connection have: requests that are under way, oldest first. The plugin is
-// never asked for more than it has room for, as some answer that as they answer everything else.
+// Common to both ends of a connection: requests in flight, oldest first. Never exceeds the plugin's
+// capacity, because some plugins report a full queue like any other failure.
 class Comm {
  public:
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
 
-  // `bytes` of host or GPU memory. GPUDirect-TCPX needs a base of whole pages of 4096 bytes.
+  // Registers `bytes` of host or GPU memory. GPUDirect-TCPX needs memory that starts at a page of
+  // 4096 bytes.
   Result<Registration> Register(void* data, std::size_t bytes, bool on_gpu);
-  // Messages that may be begun now.
+  // How many messages may be started now.
   std::size_t room() const noexcept { return window_ - under_way(); }
   std::size_t under_way() const noexcept { return requests_.size() + held_; }
   int device() const noexcept { return device_; }
@@ -58,33 +59,33 @@ class Comm {
         window_(std::min(window, plugin->driver().most_requests())) {}
   ~Comm() = default;
 
-  // What Send() and Receive() are, by that function of the driver's, which plugins name so.
+  // Starts a request with a function of the driver; `call` is the plugin's name for it.
   using Start = int (Driver::*)(void* comm, const Message& message, void** request);
   Result<bool> Begin(Start start, const char* call, const Message& message);
-  // The oldest request, where it is done now, and no longer under way; else null. `what` it is, for
-  // errors; `bytes` are left as they are where the plugin does not tell.
+  // The oldest request, if it is done, which then leaves the queue; else null. `what` names the
+  // request in errors; `bytes` is unchanged where the plugin does not report it.
   Result<void*> TakeOldest(const char* what, int* bytes);
 
   Plugin* const plugin_;
   void* const comm_;
   const int device_;
   const std::size_t window_;
-  std::deque<void*> requests_;  // that are not done
-  std::size_t held_ = 0;        // done, and the plugin's memory is still used
+  std::deque<void*> requests_;  // not done yet
+  std::size_t held_ = 0;        // done, but the plugin's memory is still in use
 };
 
 class SendComm final : public Comm {
  public:
-  // As GPUDirect-TCPX's users found it to be best.
+  // The best value that users of GPUDirect-TCPX found.
   static constexpr std::size_t kWindow = 12;
 
   SendComm(Plugin* plugin, int device, void* comm) : Comm(plugin, device, comm, kWindow) {}
   ~SendComm();
 
-  // Begins to send; false where the plugin cannot now. Needs room(). The memory stays as it is
-  // until the message is done.
+  // Starts to send; returns false where the plugin has no capacity now. Needs room(). The memory
+  // must stay unchanged until the message is done.
   Result<bool> Send(const Message& message);
-  // Whether the oldest message that was not done is done now.
+  // Whether the oldest unfinished message is done now.
   Result<bool> Test();
 };
 
@@ -96,11 +97,11 @@ class ReceiveComm final : public Comm {
       : Comm(plugin, device, comm, kWindow), handle_(std::move(handle)) {}
   ~ReceiveComm();
 
-  // Begins to receive a message of at most so many bytes; false where the plugin cannot now. Needs
-  // room().
+  // Starts to receive a message of at most this size; returns false where the plugin has no
+  // capacity now. Needs room().
   Result<bool> Receive(const Message& message);
-  // Whether the oldest message that was not done is done now: `bytes` are then its bytes where the
-  // plugin tells, else -1, and `request` what the plugin calls it, until Consume().
+  // Whether the oldest unfinished message is done now. If so, `bytes` is its size, or -1 where the
+  // plugin does not report it, and `request` is the plugin's request, valid until Consume().
   struct Arrival {
     bool done = false;
     int bytes = -1;
@@ -108,16 +109,16 @@ class ReceiveComm final : public Comm {
     std::uint64_t index = 0;  // of all receives of this comm, from 0
   };
   Result<Arrival> Test();
-  // The oldest message that is done and was not consumed: nobody reads the plugin's memory for it
-  // any more.
+  // Releases the plugin's memory of the oldest message that is done and not consumed; nobody may
+  // read it any more.
   Status Consume();
 
-  // Of a plugin that unpacks: what kernels need; else type 0.
+  // For a plugin that unpacks: the data that kernels need; else type 0.
   const abi::DeviceHandle& device_handle() const noexcept { return *handle_; }
 
  private:
   const std::unique_ptr<abi::DeviceHandle> handle_;
-  std::deque<void*> done_;  // and not consumed
+  std::deque<void*> done_;  // not consumed yet
   std::uint64_t tested_ = 0;
 };
 
@@ -130,9 +131,10 @@ class Listening {
   ~Listening();
 
   const Handle& handle() const noexcept { return handle_; }
-  // Null: not yet, ask again. To be called no more when it has given a comm or an error.
+  // Null if there is no connection yet: call again. Do not call after it has returned a comm or an
+  // error.
   Result<std::unique_ptr<ReceiveComm>> Accept();
-  // Asks until then; waits in between. kTimedOut is an end, too.
+  // Polls, with pauses, until the deadline. kTimedOut is final too.
   Result<std::unique_ptr<ReceiveComm>> Accept(Deadline deadline);
 
  private:
@@ -145,7 +147,7 @@ class Listening {
   std::unique_ptr<abi::DeviceHandle> device_handle_;
 };
 
-// Makes one connection. Plugins keep what they remember of it in the handle.
+// Makes one connection. Plugins store their state in the handle.
 class Connecting {
  public:
   Connecting(Plugin* plugin, int device, const Handle& handle)

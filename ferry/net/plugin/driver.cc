@@ -1,3 +1,4 @@
+// Adapts each version of the plugin interface to the newest one.
 #include "ferry/net/plugin/driver.h"
 
 #include <array>
@@ -17,7 +18,7 @@ namespace {
 
 std::string TextOf(const char* text) { return text == nullptr ? std::string() : text; }
 
-// Profilers are not supported: plugins may call without asking whether there is one.
+// Profilers are not supported, but plugins may call this without checking.
 int IgnoreProfile(void** /*event*/, int /*type*/, void* /*parent*/, std::int64_t /*plugin*/,
                   void* /*data*/) {
   return abi::kSuccess;

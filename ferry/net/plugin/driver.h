@@ -1,3 +1,4 @@
+// A version-independent view of a NCCL network plugin's functions.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,26 +10,26 @@
 
 namespace ferry::net::plugin {
 
-// A device of a plugin: a network interface, or several taken together.
+// A device of a plugin: a network interface, or several combined.
 struct NicFacts {
   std::string name;          // "eth1"
-  std::string pci_path;      // under /sys; empty where it is not told
+  std::string pci_path;      // under /sys; empty if unknown
   std::uint64_t guid = 0;    // the same for ports of one card
-  bool host_memory = false;  // that it can send from and receive into
-  bool cuda_memory = false;  // likewise
+  bool host_memory = false;  // sends from and receives into host memory
+  bool cuda_memory = false;  // the same for GPU memory
   bool dma_buf = false;
   std::uint64_t megabits = 0;  // per second
   int port = 0;
   float latency = 0;  // µs
   int most_comms = 0;
-  int most_receives = 0;  // that one call may group
-  bool unpacks = false;   // what is received lies in pieces that the GPU has to put together
+  int most_receives = 0;  // per grouped receive
+  bool unpacks = false;   // received data lies in pieces that the GPU must reassemble
   int device_type = abi::kDeviceTypeHost;
   int device_version = 0;
   std::uint64_t most_message_bytes = 0;
 };
 
-// A piece of registered memory to send or receive.
+// Registered memory to send from or receive into.
 struct Message {
   void* data = nullptr;
   std::size_t bytes = 0;
@@ -38,8 +39,8 @@ struct Message {
 
 inline constexpr std::size_t kMostGrouped = 32;
 
-// A plugin's functions, whatever their version, in one form. Outcomes are those of abi.h. What a
-// version lacks is done as NCCL does it for that version; arguments must be in that version's range
+// A plugin's functions in one form for all versions. Outcomes are those of abi.h. Emulates what a
+// version lacks as NCCL does for that version; arguments must be in that version's range
 // (Driver::most_registered_bytes(), NicFacts::most_message_bytes).
 class Driver {
  public:
@@ -48,7 +49,7 @@ class Driver {
   virtual int version() const noexcept = 0;
   virtual const char* name() const noexcept = 0;  // may be null
   virtual std::uint64_t most_registered_bytes() const noexcept = 0;
-  virtual std::size_t most_requests() const noexcept = 0;  // under way, of one comm
+  virtual std::size_t most_requests() const noexcept = 0;  // in flight, per comm
   virtual bool can_consume() const noexcept = 0;           // has irecvConsumed
 
   virtual int Init(abi::Logger logger) = 0;
@@ -64,7 +65,7 @@ class Driver {
   virtual int Deregister(void* comm, void* mr) = 0;
   virtual int Send(void* send_comm, const Message& message, void** request) = 0;
   virtual int Receive(void* recv_comm, const Message& message, void** request) = 0;
-  // Several as one request, at most NicFacts::most_receives and kMostGrouped.
+  // Receives several messages as one request, at most NicFacts::most_receives and kMostGrouped.
   virtual int ReceiveGroup(void* recv_comm, std::span<const Message> messages, void** request) = 0;
   virtual int Flush(void* recv_comm, const Message& message, void** request) = 0;
   virtual int Test(void* request, int* done, int* bytes) = 0;
@@ -77,8 +78,8 @@ class Driver {
 inline constexpr int kOldestVersion = 5;
 inline constexpr int kNewestVersion = 12;
 
-// Of the table of a loaded library, which outlives the driver; null for a version that is not
-// between those. A driver has state: one for each use of the plugin.
+// A driver for the table of a loaded library, which must outlive it; null for a version outside
+// this range. A driver has state: create one for each use of the plugin.
 std::unique_ptr<Driver> MakeDriver(int version, void* table);
 
 }  // namespace ferry::net::plugin

@@ -1,3 +1,4 @@
+// Loads NCCL network plugins and finds their devices.
 #include "ferry/net/plugin/plugin.h"
 
 #include <dlfcn.h>
@@ -15,8 +16,8 @@
 namespace ferry::net::plugin {
 namespace {
 
-// Versions that NCCL has had, or may have one day, and that are not spoken here: to tell a plugin
-// of another time from a library that is none.
+// All versions that NCCL has had or may have, to tell an unsupported plugin from a library that is
+// not a plugin.
 constexpr int kFirstVersionEver = 2;
 constexpr int kLastVersionLookedFor = 20;
 
@@ -39,12 +40,12 @@ Error NoPluginError(const std::string& path, void* library) {
     return Error(
         Code::kUnsupported,
         fmt::format("{} is a network plugin of version {}, and versions {} to {} are "
-                    "spoken here; take {} of it, or a {} release of this library",
+                    "supported here; use {} of it, or a {} release of this library",
                     path, version, kOldestVersion, kNewestVersion,
                     newer ? "an older build" : "a newer one", newer ? "newer" : "much older"));
   }
   return Error(Code::kUnsupported,
-               fmt::format("{} is a library, but no network plugin: it exports none of "
+               fmt::format("{} is a library but not a network plugin: it exports none of "
                            "ncclNetPlugin_v{} to v{}; 'nm -D {}' shows what it exports",
                            path, kOldestVersion, kNewestVersion, path));
 }
@@ -100,14 +101,14 @@ class PluginRegistry {
 
  private:
   static Plugin* MakePlugin(const std::string& path, void* library, int version, void* table) {
-    // dlsym() gives functions as data.
+    // dlsym() returns functions as data pointers.
     auto* const pool_bytes =
         reinterpret_cast<Plugin::PoolBytesFunction>(dlsym(library, kPoolBytesName));
     return new Plugin(path, MakeDriver(version, table), pool_bytes);
   }
 
   std::mutex mutex_;
-  std::map<void*, std::unique_ptr<Plugin>> plugins_;  // by library; null: it has none
+  std::map<void*, std::unique_ptr<Plugin>> plugins_;  // by library; null: not a plugin
 };
 
 Result<Plugin*> Plugin::Open(const std::string& path) {
@@ -127,7 +128,7 @@ std::uint64_t Plugin::PoolBytes(const void* pool) const {
 
 bool Plugin::has_tcpx_requests() const { return name_.rfind(kTcpxName, 0) == 0; }
 
-// The plugin reads its settings when it starts, and never again.
+// The plugin reads its settings only once, when it starts.
 Status Plugin::CheckSettings() const {
   if (!has_tcpx_requests()) return Ok();
   const char* const chunk = std::getenv(kChunkSetting);
@@ -139,8 +140,8 @@ Status Plugin::CheckSettings() const {
                   kChunkSetting, chunk == nullptr ? "not set" : "0", name_, kChunkSetting));
 }
 
-// Until v10 nothing undoes an init(), and a second one is an error: what it has done is kept for
-// the next try.
+// Up to v10 nothing undoes init(), and a second call is an error: its result is kept for the next
+// attempt.
 Status Plugin::Start() {
   if (started_) return Ok();
   if (!initialised_) FERRY_TRY(Initialise());

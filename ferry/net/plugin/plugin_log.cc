@@ -1,3 +1,4 @@
+// Records and explains the log lines of network plugins.
 #include "ferry/net/plugin/plugin_log.h"
 
 #include <algorithm>
@@ -45,13 +46,13 @@ class Lines {
   std::string fatal_;
 };
 
-// Never destroyed: threads of plugins go on while the process ends.
+// Never destroyed: plugin threads keep running while the process exits.
 Lines& TheLines() {
   static auto* const lines = new Lines;
   return *lines;
 }
 
-// Its signature is NCCL's.
+// The signature is NCCL's.
 __attribute__((format(printf, 5, 6))) void WritePluginLine(int level, unsigned long /*flags*/,
                                                            const char* file, int line,
                                                            const char* format, ...) {
@@ -60,7 +61,7 @@ __attribute__((format(printf, 5, 6))) void WritePluginLine(int level, unsigned l
   va_start(arguments, format);
   const int length = std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  // What cannot be written out leaves anything in `text`; its format still says what it is about.
+  // If formatting fails, `text` is undefined; the format string still shows the subject.
   if (length < 0) std::snprintf(text, sizeof text, "%s", format);
   if (level == abi::kLogWarn || level == abi::kLogAbort) {
     TheLines().Add(level, text);
@@ -91,7 +92,7 @@ constexpr Symptom kSymptoms[] = {
     {"request too many pages",
      "a receive came in more than 2048 pieces; use smaller chunks or a larger MTU"},
     {"unable to allocate requests",
-     "more than 16 requests were under way on one connection; this is a bug of the caller's"},
+     "more than 16 requests were in flight on one connection; this is a bug of the caller's"},
     {"invalid request", "a request was tested out of turn; this is a bug of the caller's"},
 };
 

@@ -1,3 +1,4 @@
+// The log lines of network plugins.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -5,27 +6,27 @@
 
 #include "ferry/net/plugin/abi.h"
 
-// What plugins say. Their interface has no place for whose words they are, so all plugins of a
-// process share this.
+// Log lines of plugins. Their interface does not identify the writer, so all plugins of a process
+// share this log.
 namespace ferry::net::plugin {
 
-// To be given to plugins. Writes to the log (warnings as such, the rest as "debug") and keeps the
-// last lines. Any thread, and as long as the process lives.
+// The logger to pass to plugins. Writes to the log (warnings as warnings, the rest as "debug") and
+// keeps the last warnings. Any thread, for as long as the process lives.
 abi::Logger PluginLogger() noexcept;
 
 struct PluginLine {
   int level = 0;  // abi::LogLevel
   std::string text;
 };
-// The last warnings, at most 8, oldest first; those since `mark`, a value of PluginLogMark().
+// The last warnings, at most 8, oldest first; only those since `mark`, a value of PluginLogMark().
 std::vector<PluginLine> PluginWarnings(std::uint64_t mark = 0);
 std::uint64_t PluginLogMark();
 
-// What a line that plugins of this field write before they fail means, with what to do: "" for
-// others. "rx no cmsg" and its like end the process from inside the plugin.
+// Explains a known message that plugins write before they fail, with the fix; "" for other lines.
+// "rx no cmsg" and similar lines end the process from inside the plugin.
 std::string MeaningOf(const std::string& line);
 
-// Has the process say on its end, on stderr, what the last of such lines means, if there was one.
+// Makes the process, when it exits, explain on stderr the last such line, if there was one.
 void ExplainEndOfProcess();
 
 }  // namespace ferry::net::plugin

@@ -1,3 +1,4 @@
+// Finds out which network plugin was asked for.
 #include "ferry/net/plugin/plugin_path.h"
 
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// Which network plugin was asked for, and by which setting.
 #pragma once
 #include <string>
 
@@ -5,15 +6,15 @@
 
 namespace ferry::net::plugin {
 
-// By which users of UCCL have named the plugin.
+// The variable by which UCCL's users name the plugin.
 inline constexpr const char* kUcclPluginVariable = "UCCL_TCPX_PLUGIN_PATH";
 
-// The plugin that was asked for, with what named it.
+// The requested plugin, and the setting that named it.
 struct PluginPath {
-  std::string path;  // empty: none was
+  std::string path;  // empty: none requested
   std::string source;
 };
-// config.net_plugin, or what kUcclPluginVariable says.
+// config.net_plugin, or else the value of kUcclPluginVariable.
 PluginPath FindPluginPath(const Config& config);
 
 }  // namespace ferry::net::plugin

@@ -1,3 +1,4 @@
+// Receives chunks into the plugin's pool and unpacks them.
 #include "ferry/net/plugin/receiver.h"
 
 #include <fmt/core.h>
@@ -15,9 +16,9 @@ namespace {
 
 constexpr std::chrono::seconds kEndPatience{60};
 constexpr std::chrono::microseconds kShareLaunch{6};
-// Batches: with fewer the GPU would wait for the next launch.
+// With fewer batches in flight the GPU would wait for the next launch.
 constexpr std::size_t kFewBatches = 2;
-// What fragments can address.
+// The range of a fragment's address.
 constexpr std::uint64_t kMostPoolBytes = std::uint64_t{1} << 32;
 
 }  // namespace
@@ -62,7 +63,8 @@ Status Receiver::PlacePool(cuda::DeviceApi* api) {
   return Ok();
 }
 
-// `info`: of the pool's beginning. The least of what the caller, the plugin and CUDA know.
+// `info` is that of the pool's start. Uses the smallest size that the caller, the plugin and CUDA
+// report.
 Status Receiver::MeasurePool(const cuda::PointerInfo& info) {
   const Plugin& plugin = channels_.front().comm->plugin();
   std::byte* const base = channels_.front().rows.pool();
@@ -117,8 +119,8 @@ Status Receiver::Advance(std::vector<std::uint64_t>* done) {
   return Finish(done);
 }
 
-// A chunk that has come shares its launch with others while the GPU has enough to do, but does not
-// wait until all channels have been asked, which may take longer than the launch.
+// A chunk shares its launch with others while the GPU has enough work, but does not wait until all
+// channels were polled, which may take longer than the launch.
 bool Receiver::IsDue() const {
   return unpacking_ < arrived_.size() && (unpacker_->under_way() < kFewBatches ||
                                           Clock::now() - arrived_[unpacking_].at > kShareLaunch);
@@ -167,7 +169,7 @@ Status Receiver::TakeFrom(std::size_t index) {
     arrived_.push_back(
         {index, oldest.chunk, 0, first, blocks_.size() - first, oldest.place.to, at});
     channel.posted.pop_front();
-    // A chunk that there is no room for waits for this side, not for the peer.
+    // A chunk without room waits for this side, not for the peer.
     watch_.Restart(index, !channel.posted.empty());
     if (IsDue()) FERRY_TRY(Unpack());
   }
@@ -183,7 +185,7 @@ Status Receiver::Unpack() {
     }
     std::size_t count = lists_.size();
     auto ticket = unpacker_->Enqueue(lists_);
-    // More may have come by now than is ever unpacked at once.
+    // More chunks may have arrived than fit into one batch.
     while (!ticket && ticket.error().code() == Code::kInvalidArgument && count > 1) {
       count /= 2;
       ticket = unpacker_->Enqueue(std::span(lists_).first(count));
@@ -223,7 +225,7 @@ Status Receiver::Finish(std::vector<std::uint64_t>* done) {
 Status Receiver::GiveBack(std::uint64_t completed, std::vector<std::uint64_t>* done) {
   while (unpacking_ > 0 && arrived_.front().ticket <= completed) {
     const Arrived first = arrived_.front();
-    // Once, whatever the plugin says to it.
+    // Removed once, whatever the plugin returns.
     arrived_.pop_front();
     --unpacking_;
     --under_way_;

@@ -1,3 +1,4 @@
+// Receives chunks over several channels of a plugin.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -18,20 +19,20 @@
 
 namespace ferry::net::plugin {
 
-// Where a chunk that is received goes.
+// The destination of a received chunk.
 struct ChunkPlace {
   Place to;
-  // In the chunk's order, as many bytes as the chunk; FragmentReader's rules hold.
+  // In the chunk's order, with as many bytes as the chunk; the rules of FragmentReader apply.
   std::vector<PostedRun> runs;
 };
 
-// Sees what has come for a chunk, and was found to be right, before it is unpacked: where its
-// pieces lie in the plugin's pool.
+// Called with each received and validated chunk before it is unpacked; `fragments` are its pieces
+// in the plugin's pool.
 using ChunkWatcher = std::function<void(const Chunk& chunk, std::span<const Fragment> fragments,
                                         const std::byte* pool)>;
 
-// What the CPU does between the plugin's word that a chunk has come and the launch that takes it to
-// its place, of chunks that have had theirs.
+// The CPU time between the plugin's completion of a chunk and the launch that unpacks it, over all
+// launched chunks.
 struct LaunchTimes {
   std::uint64_t chunks = 0;
   std::chrono::nanoseconds sum{0};
@@ -39,26 +40,27 @@ struct LaunchTimes {
 };
 
 struct ReceiverOptions {
-  // Of the plugin's bounce pool: fragments that do not lie within are refused. 0: as the plugin
-  // tells it (Plugin::PoolBytes()), or CUDA of the allocation that the pool lies in.
+  // Size of the plugin's bounce pool: fragments outside it are refused. 0: the size that the plugin
+  // reports (Plugin::PoolBytes()), or CUDA for the allocation that contains the pool.
   std::uint64_t pool_bytes = 0;
-  // From when a chunk is the oldest of its channel, and this has room for it, until it has come.
+  // Time limit of a chunk, from when it is the oldest of its channel and was posted, until it has
+  // arrived.
   std::chrono::milliseconds chunk_timeout{30'000};
   ChunkWatcher watcher;
 };
 
 // Receives chunks over several channels of a plugin that leaves messages in pieces in its pool, and
-// unpacks them: at once, or while the GPU is busy those that have come by then, of all channels, in
-// one launch. The plugin's memory is given back when the copy is done, and not before, in the order
-// in which it was taken. One thread at a time; nothing waits. Makes nothing on the GPU after it was
-// made.
+// unpacks them: at once, or, while the GPU is busy, all chunks that have arrived meanwhile, on all
+// channels, in one launch. Returns the plugin's memory when the copy is done, in the order in which
+// it was taken. One thread at a time; never blocks, except where a deadline is given. Allocates
+// nothing on the GPU after its creation.
 class Receiver {
  public:
-  // The unpacker and the plugin outlive it; `api` is null where the unpacker copies by the host. A
-  // pool in host memory is registered with the unpacker's GPU, and the unpacker is told of it.
-  // Takes the comms, and closes them where it fails: register memory afterwards, with comm().
-  // Errors: those of UnpackRows::Open() and of DeviceApi; kInvalidArgument for comms of different
-  // pools, kUnsupported for a pool in host memory of which nothing tells how large it is.
+  // The unpacker and the plugin must outlive it; `api` is null where the unpacker copies on the
+  // host. A pool in host memory is registered with the unpacker's GPU. Takes the comms, and closes
+  // them on failure; register memory afterwards, with comm(). Errors: those of UnpackRows::Open()
+  // and of DeviceApi; kInvalidArgument for comms with different pools, kUnsupported for a pool in
+  // host memory of unknown size.
   static Result<std::unique_ptr<Receiver>> Create(cuda::DeviceApi* api, Unpacker* unpacker,
                                                   std::vector<std::unique_ptr<ReceiveComm>> comms,
                                                   const ReceiverOptions& options,
@@ -71,20 +73,19 @@ class Receiver {
   std::size_t channels() const noexcept { return channels_.size(); }
   ReceiveComm& comm(std::size_t channel) noexcept { return *channels_[channel].comm; }
 
-  // The next message of this channel will be this chunk, of exactly so many bytes. It is posted
-  // when the channel has room.
+  // The next message of this channel is this chunk, with exactly this many bytes. It is posted when
+  // the channel has room.
   void Receive(std::size_t channel, Chunk chunk, ChunkPlace place);
-  // Does what can be done now, and appends the ids of chunks that are in place, for all who look
-  // from now on. To be called again and again while anything is to come: a plugin moves nothing by
-  // itself. Errors are for good: the first is returned by all later calls. They name channel,
-  // chunk, tag and offset: kTimedOut, kCorrupt (the pieces do not make the chunk), those of
-  // Unpacker and of the comms.
+  // Advances all channels, and appends the ids of chunks that are in place for all later readers.
+  // Call repeatedly while anything is in flight: a plugin makes no progress by itself. Errors are
+  // final: all later calls return the first one. They name channel, chunk, tag and offset:
+  // kTimedOut, kCorrupt (the pieces do not form the chunk), those of Unpacker and of the comms.
   Status Progress(std::vector<std::uint64_t>* done);
-  // Chunks that are not in place.
+  // Chunks that are not in place yet.
   std::size_t under_way() const noexcept { return under_way_; }
   const LaunchTimes& launch_times() const noexcept { return launch_times_; }
-  // Waits until no copy is under way, and gives the plugin's memory back. Chunks that are in place
-  // then are told by the next Progress().
+  // Blocks until no copy is in flight, and returns the plugin's memory. The next Progress() reports
+  // chunks that are in place by then.
   Status Drain(Deadline deadline);
 
  private:
@@ -95,14 +96,14 @@ class Receiver {
   struct Channel {
     std::unique_ptr<ReceiveComm> comm;
     UnpackRows rows;
-    std::deque<Expected> waiting;  // not posted
+    std::deque<Expected> waiting;  // not posted yet
     std::deque<Expected> posted;
   };
-  // That has come, and is to be unpacked, or is.
+  // A chunk that has arrived, and is or will be unpacked.
   struct Arrived {
     std::size_t channel = 0;
     Chunk chunk;
-    std::uint64_t ticket = 0;  // the batch's; 0 until there is one
+    std::uint64_t ticket = 0;  // of the batch; 0 before it is queued
     std::size_t first_block = 0;
     std::size_t blocks = 0;
     Place to;
@@ -117,10 +118,10 @@ class Receiver {
   Status PostOn(std::size_t channel);
   Status TakeFrom(std::size_t channel);
   Status Unpack();
-  // So many more have this ticket, and need their blocks no longer.
+  // The next `count` chunks are part of this batch; their blocks are no longer needed.
   void MarkUnpacking(std::size_t count, std::uint64_t ticket);
   Status Finish(std::vector<std::uint64_t>* done);
-  // Of batches up to this one.
+  // For all batches up to `completed`.
   Status GiveBack(std::uint64_t completed, std::vector<std::uint64_t>* done);
   Status Advance(std::vector<std::uint64_t>* done);
 
@@ -129,16 +130,16 @@ class Receiver {
   std::vector<Channel> channels_;
   ChunkWatch watch_;
   std::uint64_t pool_bytes_ = 0;
-  cuda::HostRegistration pool_pin_;  // of a pool in host memory
+  cuda::HostRegistration pool_pin_;  // for a pool in host memory
   Place pool_;
   FragmentReader reader_;
-  std::vector<Block> blocks_;  // of those that have no ticket
+  std::vector<Block> blocks_;  // of chunks without a ticket
   std::vector<PlacedList> lists_;
   std::deque<Arrived> arrived_;
-  std::size_t unpacking_ = 0;  // of these, from the first on
+  std::size_t unpacking_ = 0;  // of arrived_, from the first on
   std::size_t under_way_ = 0;
   LaunchTimes launch_times_;
-  std::vector<std::uint64_t> drained_;  // ids that nobody was told of
+  std::vector<std::uint64_t> drained_;  // ids not reported yet
 };
 
 }  // namespace ferry::net::plugin

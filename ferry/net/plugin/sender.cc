@@ -1,3 +1,4 @@
+// Sends chunks over several channels of a plugin.
 #include "ferry/net/plugin/sender.h"
 
 #include <fmt/core.h>

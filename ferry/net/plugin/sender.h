@@ -1,3 +1,4 @@
+// Sends chunks over several channels of a plugin.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -11,11 +12,11 @@
 
 namespace ferry::net::plugin {
 
-// Sends chunks over several channels. One thread at a time; nothing waits.
+// Sends chunks over several channels. One thread at a time; never blocks.
 class Sender {
  public:
-  // The plugin outlives it. A chunk that is the oldest of its channel for `chunk_timeout` is an
-  // error.
+  // The plugin must outlive it. A chunk that stays the oldest of its channel for `chunk_timeout` is
+  // an error.
   Sender(std::vector<std::unique_ptr<SendComm>> comms, std::chrono::milliseconds chunk_timeout);
   Sender(const Sender&) = delete;
   Sender& operator=(const Sender&) = delete;
@@ -23,7 +24,7 @@ class Sender {
   std::size_t channels() const noexcept { return channels_.size(); }
   SendComm& comm(std::size_t channel) noexcept { return *channels_[channel].comm; }
 
-  // The chunk is this channel's next message. Its memory stays as it is until it is done.
+  // The chunk is this channel's next message. Its memory must stay unchanged until it is done.
   void Send(std::size_t channel, const Chunk& chunk);
   // As Receiver::Progress().
   Status Progress(std::vector<std::uint64_t>* done);

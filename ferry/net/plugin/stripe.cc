@@ -1,3 +1,4 @@
+// Cuts messages into chunks and distributes them over channels.
 #include "ferry/net/plugin/stripe.h"
 
 #include <fmt/core.h>
@@ -12,7 +13,8 @@ namespace {
 
 constexpr std::chrono::seconds kCopiesEnd{60};
 
-// As users of GPUDirect-TCPX number them: so many for each message, and messages one after another.
+// Numbered as users of GPUDirect-TCPX do: a fixed range of tags for each message, one message after
+// another.
 constexpr std::uint64_t kTagsOfMessage = kMostChunksOfMessage;
 constexpr std::uint64_t kTaggedMessages = 100'000;
 
@@ -45,7 +47,7 @@ Status CheckOptions(const StripeOptions& options) {
 
 std::vector<Chunk> ChunkCount::Cut(std::uint64_t offset, std::uint64_t bytes) {
   const std::uint64_t message = begun_++;
-  // A message of no bytes is a chunk of none.
+  // An empty message is one empty chunk.
   const std::uint64_t count =
       std::max<std::uint64_t>((bytes + options_.chunk_bytes - 1) / options_.chunk_bytes, 1);
   open_.push_back({next_id_, count, count});

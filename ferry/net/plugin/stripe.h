@@ -1,3 +1,4 @@
+// Messages of any size, striped over several channels of a plugin.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -14,44 +15,44 @@
 #include "ferry/net/plugin/sender.h"
 #include "ferry/unpack/unpacker.h"
 
-// Messages of any size, one way between two processes: cut into chunks that are dealt over several
-// channels of a plugin, which may be several of its devices. Both sides name the same sizes in the
-// same order, and have the same options; nothing of that crosses. One thread at a time; nothing
-// waits but what takes a deadline. A plugin moves nothing by itself: Progress() has to be called
-// again and again. Errors: those of the comms, of Sender and of Receiver.
+// Messages of any size, one-way between two processes: cut into chunks that are distributed over
+// several channels of a plugin, which may use several of its devices. Both sides must use the same
+// options, and the same sizes in the same order; neither is transmitted. One thread at a time; only
+// calls with a deadline block. A plugin makes no progress by itself: call Progress() repeatedly.
+// Errors: those of the comms, of Sender and of Receiver.
 namespace ferry::net::plugin {
 
 struct StripeOptions {
   std::size_t channels = 1;                         // 1 to kMostChannels
   std::uint64_t chunk_bytes = 512 * 1024;           // 1 to kMostChunkBytes
-  std::chrono::milliseconds chunk_timeout{30'000};  // as ReceiverOptions has it
+  std::chrono::milliseconds chunk_timeout{30'000};  // as in ReceiverOptions
 };
 inline constexpr std::size_t kMostChannels = 64;
 inline constexpr std::uint64_t kMostChunkBytes = std::uint64_t{8} << 20;
-// Of a message: they have tags of their own, and are counted out when it begins.
+// Maximum chunks of a message: each has its own tag, and all are created when the message starts.
 inline constexpr std::uint64_t kMostChunksOfMessage = 10'000;
 // Errors: kInvalidArgument.
 Status CheckOptions(const StripeOptions& options);
 
-// All messages lie in it.
+// The memory that contains all messages.
 struct StripeMemory {
   std::span<std::byte> bytes;
   bool on_gpu = false;
 };
 
-// How messages are cut, and which of them are done.
+// Cuts messages into chunks and counts the messages that are done.
 class ChunkCount {
  public:
   explicit ChunkCount(const StripeOptions& options) : options_(options) {}
 
-  // The chunks of the next message, which lies at `offset`: their ids, offsets, bytes and tags. No
-  // two chunks that are under way have the same tag.
+  // The chunks of the next message, which starts at `offset`: ids, offsets, sizes and tags. No two
+  // chunks in flight have the same tag.
   std::vector<Chunk> Cut(std::uint64_t offset, std::uint64_t bytes);
   std::size_t ChannelOf(const Chunk& chunk) const { return chunk.id % options_.channels; }
   void Done(std::span<const std::uint64_t> ids);
 
   std::uint64_t begun() const noexcept { return begun_; }
-  // Messages that are done, with all before them.
+  // Messages that are done along with all before them.
   std::uint64_t done() const noexcept { return begun_ - open_.size(); }
 
  private:
@@ -68,14 +69,15 @@ class ChunkCount {
 
 class OutStripe {
  public:
-  // To the handles of an InStripe, one for each channel. The memory outlives it.
+  // Connects to the handles of an InStripe, one for each channel. The memory must outlive it.
+  // Blocks until the deadline at most.
   static Result<std::unique_ptr<OutStripe>> Connect(Plugin* plugin, std::span<const Handle> handles,
                                                     const StripeMemory& memory,
                                                     const StripeOptions& options,
                                                     Deadline deadline);
 
-  // The next message is this part of the memory, which stays as it is until the message is done:
-  // the plugin has taken it, which does not say that it is in place over there.
+  // The next message is this part of the memory, which must stay unchanged until the message is
+  // done: the plugin has then accepted it, but it may not be in place on the other side.
   void Send(std::uint64_t offset, std::uint64_t bytes);
   Status Progress();
   std::uint64_t done() const noexcept { return count_.done(); }
@@ -89,7 +91,7 @@ class OutStripe {
   const StripeOptions options_;
   ChunkCount count_;
   std::unique_ptr<Sender> sender_;
-  std::vector<Registration> registrations_;  // by channel; go before their comms
+  std::vector<Registration> registrations_;  // by channel; destroyed before their comms
   std::vector<std::uint64_t> done_;
 };
 
@@ -100,13 +102,14 @@ class InStripe {
   InStripe(const InStripe&) = delete;
   InStripe& operator=(const InStripe&) = delete;
 
-  // For the other side, one for each channel.
+  // Handles for the other side, one for each channel.
   std::vector<Handle> handles() const;
-  // Waits for all channels. `api` and `unpacker` as Receiver::Create() has them. The memory, which
-  // is registered as the kind that the plugin unpacks, outlives it.
+  // Waits for all channels, until the deadline at most. `api` and `unpacker` as in
+  // Receiver::Create(). The memory must outlive it; it is registered as the kind that the plugin
+  // unpacks.
   Status Accept(cuda::DeviceApi* api, Unpacker* unpacker, const StripeMemory& memory,
                 Deadline deadline);
-  // Before Accept().
+  // Call before Accept().
   void SetWatcher(ChunkWatcher watcher) { watcher_ = std::move(watcher); }
 
   // The next message goes to this part of the memory.
@@ -116,7 +119,7 @@ class InStripe {
   std::uint64_t done() const noexcept { return count_.done(); }
   std::uint64_t under_way() const noexcept { return count_.begun() - count_.done(); }
   LaunchTimes launch_times() const { return receiver_ ? receiver_->launch_times() : LaunchTimes(); }
-  // Waits until no copy is under way.
+  // Blocks until no copy is in flight.
   Status Drain(Deadline deadline) { return receiver_ ? receiver_->Drain(deadline) : Ok(); }
 
  private:
@@ -128,7 +131,7 @@ class InStripe {
   std::vector<std::unique_ptr<Listening>> listening_;
   StripeMemory memory_;
   std::unique_ptr<Receiver> receiver_;
-  std::vector<Registration> registrations_;  // by channel; go before their comms
+  std::vector<Registration> registrations_;  // by channel; destroyed before their comms
   std::vector<std::uint64_t> done_;
 };
 

@@ -1,23 +1,24 @@
+// The memory layout behind GPUDirect-TCPX's handles and requests.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "ferry/unpack/fragments.h"
 
-// What GPUDirect-TCPX (plugin 3.1.9) keeps behind its handles: where the fragments of a received
+// The data behind the handles of GPUDirect-TCPX (plugin 3.1.9): where the fragments of a received
 // message lie. Only the first part is an interface, between the plugin and NCCL's kernels
-// (NCCL_NET_DEVICE_UNPACK, version 7); the request is the plugin's own, and is checked against the
-// first part before it is believed. Sizes and offsets hold for LP64.
+// (NCCL_NET_DEVICE_UNPACK, version 7). The request is internal to the plugin, and is checked
+// against the first part before it is used. Sizes and offsets hold for LP64.
 namespace ferry::net::plugin::tcpx {
 
 using ferry::Fragment;
 
-inline constexpr std::size_t kRows = 16;                      // receives under way, of one comm
-inline constexpr std::size_t kRowFragments = kMostFragments;  // of one receive
+inline constexpr std::size_t kRows = 16;                      // receives in flight, per comm
+inline constexpr std::size_t kRowFragments = kMostFragments;  // per receive
 inline constexpr std::size_t kRegistrationAlignment = 4096;
 
-// In pinned host memory. Fragments of a row are in the order in which they came, which is not that
-// of `dst`; the row's count is written, with release, after them.
+// In pinned host memory. Fragments of a row are in order of arrival, not of `dst`; the row's count
+// is written after them, with release.
 struct UnpackMeta {
   Fragment rows[kRows][kRowFragments];
   std::uint64_t counts[kRows];
@@ -33,7 +34,7 @@ struct UnpackHandle {
 static_assert(sizeof(UnpackHandle) == 24 && offsetof(UnpackHandle, bounce_pool) == 8 &&
               offsetof(UnpackHandle, head) == 16);
 
-// What irecv() and isend() of the plugin give as a request.
+// The request that the plugin's irecv() and isend() return.
 struct Request {
   void* comm = nullptr;
   void* data = nullptr;
@@ -42,11 +43,11 @@ struct Request {
   int next_socket = -1;
   int next_size = 0;
   int offset = 0;
-  int size = 0;           // what was posted; the sender's total, once that is known
+  int size = 0;           // posted bytes; later the sender's total
   int size_pending = -1;  // 0: finished
   int memory_fd = -1;
   int memory_offset = 0;
-  alignas(8) bool active = false;  // of the row, as all that follows
+  alignas(8) bool active = false;  // this and all further fields describe the row
   std::uint64_t row = 0;
   Fragment* fragments = nullptr;   // UnpackMeta::rows[row]
   std::uint64_t* count = nullptr;  // UnpackMeta::counts[row]; null until the row is taken

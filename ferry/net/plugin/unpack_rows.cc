@@ -1,3 +1,4 @@
+// Reads the fragments that a plugin records for each receive.
 #include "ferry/net/plugin/unpack_rows.h"
 
 #include <fmt/core.h>
@@ -37,7 +38,7 @@ Status ReadHandle(cuda::DeviceApi* api, const void* from, std::span<std::byte> i
   const cuda::CopyItem item{copy->into.data(), from, into.size()};
   FERRY_TRY(api->Copy(copy->stream, cuda::CopyKind::kDeviceToHost, {&item, 1}));
   if (auto waited = api->Wait(copy->stream, deadline); !waited) {
-    // It may still be written. A GPU that stands still is seldom enough to lose this to it.
+    // The copy may still write to it. A GPU that hangs is rare enough to leak the buffer.
     if (waited.error().code() == Code::kTimedOut) (void)copy.release();
     return waited;
   }
@@ -75,7 +76,7 @@ Result<std::span<const Fragment>> UnpackRows::Read(const ReceiveComm::Arrival& a
   const std::size_t row = arrival.index % tcpx::kRows;
   Fragment* const fragments = handle_.meta->rows[row];
   std::uint64_t* const counted = &handle_.meta->counts[row];
-  // The plugin writes it after the fragments.
+  // The plugin writes the count after the fragments.
   const std::uint64_t count =
       std::atomic_ref<std::uint64_t>(*counted).load(std::memory_order_acquire);
   if (count > tcpx::kRowFragments) {

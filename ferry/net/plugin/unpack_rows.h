@@ -1,3 +1,4 @@
+// The fragment metadata that a plugin records for each receive.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -10,17 +11,17 @@
 
 namespace ferry::net::plugin {
 
-// Where the plugin writes down, for one comm, where in its pool the pieces of messages lie.
+// The records of a comm's plugin on where in its pool the pieces of messages lie.
 class UnpackRows {
  public:
-  // Reads the comm's device handle, in GPU memory or host memory; `api` is null where there are no
-  // GPUs. Errors: kUnsupported where the plugin hands out another kind of handle, kCorrupt for
-  // one that cannot be; those of DeviceApi.
+  // Reads the comm's device handle, in GPU or host memory; `api` is null where there are no GPUs.
+  // Blocks until the deadline at most. Errors: kUnsupported for an unknown kind of handle, kCorrupt
+  // for an invalid one; those of DeviceApi.
   static Result<UnpackRows> Open(const ReceiveComm& comm, cuda::DeviceApi* api, Deadline deadline);
 
   std::byte* pool() const noexcept { return handle_.bounce_pool; }
-  // What has come for a message that is done: in the plugin's memory, until the message is
-  // consumed. Errors: kCorrupt where the plugin's request does not agree with its rows.
+  // The fragments of a message that is done; they stay in the plugin's memory until the message is
+  // consumed. Errors: kCorrupt where the plugin's request contradicts its rows.
   Result<std::span<const Fragment>> Read(const ReceiveComm::Arrival& arrival) const;
 
  private:
@@ -28,7 +29,7 @@ class UnpackRows {
       : handle_(handle), has_known_requests_(has_known_requests) {}
 
   tcpx::UnpackHandle handle_;
-  bool has_known_requests_;  // they are tcpx::Request
+  bool has_known_requests_;  // requests have the layout of tcpx::Request
 };
 
 }  // namespace ferry::net::plugin

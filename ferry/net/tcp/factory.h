@@ -1,3 +1,4 @@
+// Creates the TCP provider.
 #pragma once
 #include <memory>
 

@@ -1,11 +1,12 @@
+// The header of each frame on a TCP lane.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace ferry::net::tcp {
 
-// What stands before each frame on a TCP lane (docs/wire.md); little-endian, as on every machine
-// that CUDA runs on.
+// The header that precedes each frame on a TCP lane (docs/wire.md); little-endian, as on every
+// machine that CUDA runs on.
 struct FramePrefix {
   std::uint32_t magic = kMagic;
   std::uint32_t meta_bytes = 0;

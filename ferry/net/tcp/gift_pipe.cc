@@ -1,3 +1,4 @@
+// Zero-copy sends with vmsplice(2) and splice(2).
 #include "ferry/net/tcp/gift_pipe.h"
 
 #include <fcntl.h>
@@ -13,8 +14,9 @@ namespace {
 constexpr int kWantedBytes = 1 << 20;
 constexpr int kLeastBytes = 256 << 10;
 
-// splice(2) to a socket whose peer has gone raises SIGPIPE and knows no MSG_NOSIGNAL, and what
-// becomes of that signal is the application's to decide: while this lives the thread gets none.
+// splice(2) to a socket whose peer has closed raises SIGPIPE and has no MSG_NOSIGNAL. The
+// disposition of that signal belongs to the application, so it is blocked for this thread while
+// this object lives.
 class NoSigPipe {
  public:
   NoSigPipe() {
@@ -38,7 +40,7 @@ class NoSigPipe {
   NoSigPipe(const NoSigPipe&) = delete;
   NoSigPipe& operator=(const NoSigPipe&) = delete;
 
-  // The call may have raised it: take it back.
+  // Call when the splice may have raised the signal: the destructor then consumes it.
   void MayBeRaised() noexcept { raised_ = true; }
 
  private:
@@ -53,7 +55,7 @@ class NoSigPipe {
 std::optional<GiftPipe> GiftPipe::Create() {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_NONBLOCK | O_CLOEXEC) != 0) return std::nullopt;
-  // A child that held them would keep the pages in them.
+  // A child process with these descriptors would keep the pages in the pipe.
   UniqueFd read_end = ClosedInChildren(UniqueFd(ends[0]));
   UniqueFd write_end = ClosedInChildren(UniqueFd(ends[1]));
   (void)::fcntl(write_end.get(), F_SETPIPE_SZ, kWantedBytes);
@@ -75,8 +77,8 @@ ssize_t GiftPipe::Drain(int socket) {
   const ssize_t passed =
       ::splice(read_end_.get(), nullptr, socket, nullptr, held_, SPLICE_F_MOVE | SPLICE_F_NONBLOCK);
   if (passed > 0) held_ -= static_cast<std::size_t>(passed);
-  // Where the peer goes in the middle of the call, it returns what went before, and raises the
-  // signal all the same.
+  // If the peer closes during the call, splice returns the bytes that went before and still raises
+  // the signal.
   if (passed < asked) no_signal.MayBeRaised();
   return passed;
 }

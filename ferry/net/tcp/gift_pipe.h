@@ -1,3 +1,4 @@
+// Zero-copy sends of user pages through a pipe.
 #pragma once
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -9,17 +10,19 @@
 
 namespace ferry::net::tcp {
 
-// Hands pages of user memory to a socket by reference, through a pipe: vmsplice(2) takes them,
-// splice(2) passes them on, and no byte is copied on the sending side. The memory must not change
-// until the peer's application has said that it has the bytes: the kernel may read it until then.
+// Zero-copy sends: passes pages of user memory to a socket by reference, through a pipe.
+// vmsplice(2) takes the pages and splice(2) passes them on, so the sending side copies nothing. The
+// kernel may read the memory until the peer's application has confirmed the bytes; the memory must
+// not change until then. One thread at a time.
 class GiftPipe {
  public:
-  // Nothing where the kernel gives no pipe of at least 256 KiB.
+  // Returns nothing where the kernel gives no pipe of at least 256 KiB.
   static std::optional<GiftPipe> Create();
 
-  // Takes references to the pieces' pages, as many as fit; the bytes taken, or -1 with errno.
+  // Splices references to the pieces' pages into the pipe, as many as fit; returns their bytes, or
+  // -1 with errno.
   ssize_t Fill(std::span<const iovec> pieces);
-  // Passes what the pipe holds to the socket; the bytes passed, or -1 with errno.
+  // Passes the pipe's contents to the socket; returns the bytes passed, or -1 with errno.
   ssize_t Drain(int socket);
   std::size_t held() const noexcept { return held_; }
   std::size_t capacity() const noexcept { return capacity_; }

@@ -1,3 +1,4 @@
+// Tests of zero-copy sends.
 #include "ferry/net/tcp/gift_pipe.h"
 
 #include <arpa/inet.h>
@@ -17,7 +18,7 @@ namespace {
 
 constexpr int kWaitMillis = 10000;
 
-// Two ends of a TCP connection.
+// The two ends of a TCP connection.
 std::pair<UniqueFd, UniqueFd> Connected() {
   const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -34,14 +35,14 @@ std::pair<UniqueFd, UniqueFd> Connected() {
   return {std::move(client), std::move(server)};
 }
 
-// Passes `memory` to the socket; 0 or the errno of the failure.
+// Splices `memory` into the socket; returns 0 or the errno of the failure.
 int Give(GiftPipe* pipe, std::vector<std::byte>* memory, int socket) {
   const iovec piece{memory->data(), memory->size()};
   if (pipe->held() == 0 && pipe->Fill(std::span(&piece, 1)) < 0) return errno;
   return pipe->Drain(socket) < 0 ? errno : 0;
 }
 
-// splice(2) raised SIGPIPE here, which by default ends the application.
+// Regression: splice(2) raised SIGPIPE here, which by default ends the application.
 TEST(GiftPipe, ReportsAPeerThatHasGoneByAnErrorAndNotByASignal) {
   ASSERT_NE(::signal(SIGPIPE, SIG_DFL), SIG_ERR);
   auto pipe = GiftPipe::Create();
@@ -49,7 +50,7 @@ TEST(GiftPipe, ReportsAPeerThatHasGoneByAnErrorAndNotByASignal) {
   std::vector<std::byte> memory(16384);
   auto [ours, theirs] = Connected();
   theirs.reset();
-  // The first bytes are answered by a reset.
+  // The peer answers the first bytes with a reset.
   EXPECT_EQ(Give(&*pipe, &memory, ours.get()), 0);
   pollfd watched{ours.get(), 0, 0};
   ASSERT_EQ(::poll(&watched, 1, kWaitMillis), 1);

@@ -1,3 +1,4 @@
+// Walks a list of I/O vectors.
 #include "ferry/net/tcp/io_cursor.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// A read or write position in a list of I/O vectors.
 #pragma once
 #include <sys/uio.h>
 
@@ -13,11 +14,11 @@ class IoCursor {
   explicit IoCursor(std::span<const iovec> pieces) : pieces_(pieces) {}
 
   bool at_end() const noexcept { return index_ == pieces_.size(); }
-  // Appends what lies ahead to `out`, at most until it is full or holds `max_bytes`; returns the
+  // Appends the I/O vectors ahead to `out`, until it is full or they hold `max_bytes`; returns the
   // bytes appended.
   std::size_t Collect(std::span<iovec> out, std::size_t* used, std::size_t max_bytes) const;
   void Advance(std::size_t bytes);
-  // Copies into the memory ahead and advances; returns the bytes taken.
+  // Copies into the memory ahead and advances; returns the bytes copied.
   std::size_t CopyIn(std::span<const std::byte> bytes);
 
  private:

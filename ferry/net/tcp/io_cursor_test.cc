@@ -1,3 +1,4 @@
+// Tests of positions in lists of I/O vectors.
 #include "ferry/net/tcp/io_cursor.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +21,7 @@ std::string Text(std::span<const iovec> pieces) {
   return text;
 }
 
-// "abcdefgh", cut where `cuts` has a bit.
+// "abcdefgh", cut at each set bit of `cuts`.
 struct CutText {
   explicit CutText(unsigned cuts) {
     std::size_t begin = 0;

@@ -1,3 +1,4 @@
+// A TCP lane: receiving, placing and sending frames.
 #include "ferry/net/tcp/lane.h"
 
 #include <fmt/core.h>
@@ -18,24 +19,26 @@ namespace {
 
 constexpr std::size_t kReadAhead = 64 * 1024;
 constexpr std::size_t kRxBytes = sizeof(FramePrefix) + kMaxMetaBytes + kReadAhead;
-// Until a read fills it, and all that a lane ever has whose metadata is limited.
+// Initial size of the receive buffer, until a read fills it, and its only size while the peer is
+// pending.
 constexpr std::size_t kSmallRxBytes = kStrangerLaneBytes;
 static_assert(kSmallRxBytes >= 2 * (sizeof(FramePrefix) + kMaxStrangerMeta));
-// After a large payload only the next frame's head is worth reading along, or first: it is likely
-// that of another, and what lands in rx_ is copied once more.
+// After a large payload, only the next frame's head is worth reading ahead: another large frame is
+// likely to follow, and payload bytes that land in rx_ are copied once more.
 constexpr std::size_t kReadAheadAfterLarge = 2 * 1024;
 constexpr std::size_t kLargePayload = 64 * 1024;
-// Per turn, so that neither direction, and no other lane of the loop, waits long.
+// Maximum bytes per turn and direction, so that neither direction, and no other lane of the loop,
+// waits long.
 constexpr std::size_t kTurnBytes = 4 << 20;
-// Per system call: 256 KiB to 1 MiB is best on loopback; 64 KiB costs 16 %.
+// Maximum bytes per system call: 256 KiB to 1 MiB is best on loopback; 64 KiB costs 16 %.
 constexpr std::size_t kSendBytes = 1 << 20;
 constexpr std::size_t kMaxPieces = 256;
-// Pages are given for so much left to send, in pieces of so much on average: docs/results.md has
-// what that gains.
+// Zero-copy sends are used when at least this much is left to send, in pieces of at least this
+// average size; docs/results.md has the gain.
 constexpr std::size_t kGiftFrom = 64 * 1024;
 constexpr std::size_t kGiftPiece = 8 * 1024;
-// How much of a large payload gathers before the lane is woken: waking for each segment costs the
-// receiver 10 to 13 % more CPU time (128 KiB to 512 KiB measured alike).
+// How many bytes of a large payload gather before the lane is woken: waking for each segment costs
+// the receiver 10 to 13 % more CPU time (128 KiB to 512 KiB measured alike).
 constexpr std::uint64_t kWakeBytes = 512 * 1024;
 
 std::string HexOf(std::span<const std::byte> bytes) {
@@ -94,14 +97,14 @@ void TcpLane::Flush() {
   if (fd_) FlushOnLoop();
 }
 
-// What has come of a payload is no reason for a reset, which would take back what was said before:
-// nothing more is put in its place anyway.
+// A partly received payload is no reason for a reset, which would discard what we sent before;
+// nothing more is placed in its memory anyway.
 void TcpLane::Close() { CloseNow(/*reset=*/!queue_.empty()); }
 
 void TcpLane::Abort() { CloseNow(/*reset=*/true); }
 
-// A reset drops what the kernels of both sides still hold: given pages must not be read any more,
-// and the peer must not take what was queued for an operation that has ended.
+// A reset drops what both kernels still hold: spliced pages must not be read any more, and the peer
+// must not receive frames queued for an operation that has ended.
 void TcpLane::CloseNow(bool reset) {
   if (!fd_) return;
   if (loop_ != nullptr) {
@@ -112,9 +115,9 @@ void TcpLane::CloseNow(bool reset) {
     ResetConnection(fd_.get());
   } else {
     stream_->SayEnd();
-    // First: with bytes of the peer still unread, closing alone would send a reset in the place of
-    // the end, and take what was said before it back. Both directions: where another process holds
-    // the descriptor, what the peer sends from now on is answered by a reset all the same.
+    // Shut down first: with unread input, close() alone would send a reset instead of the end of
+    // the stream, and discard what we sent before. Both directions: if another process holds the
+    // descriptor, input that arrives from now on is still answered by a reset.
     (void)::shutdown(fd_.get(), SHUT_RDWR);
   }
   fd_.reset();
@@ -131,7 +134,8 @@ void TcpLane::Fail(LaneLoss loss, const Error& error) {
 }
 
 LaneInfo TcpLane::Info() const {
-  // Where it leads is what it was at first: a socket that was reset does not know any more.
+  // The interface is the one found at connect time: a socket that was reset no longer knows its
+  // route.
   LaneInfo info = info_;
   DescribeBuffers(fd_.get(), &info);
   stream_->Describe(&info);
@@ -171,9 +175,9 @@ void TcpLane::OnEventsOnLoop(std::uint32_t events) {
   }
 }
 
-// A peer that reset the connection has given up the operation whose bytes may still lie in our
-// receive buffer, and if it lent their pages to the kernel it may have changed them since. So look
-// before each read into place: this process may have been stopped for long since the last one.
+// A peer that reset the connection has abandoned the operation whose bytes may still be in our
+// receive buffer; after a zero-copy send it may have changed their pages. So check before each read
+// into the destination: this process may have been stopped since the last check.
 bool TcpLane::FailIfReset() {
   int error = 0;
   socklen_t length = sizeof error;
@@ -183,8 +187,8 @@ bool TcpLane::FailIfReset() {
   return true;
 }
 
-// EPIPE: the peer had closed in good order before it reset what we sent since. What it said before
-// that counts, and says perhaps that all is well: reading on comes to the end of it.
+// EPIPE: the peer had closed in good order before it reset what we sent since. Its earlier data is
+// valid and may complete the operation, so read on to the end of the stream.
 bool TcpLane::ReadsToTheEnd(int error_number) {
   if (error_number != EPIPE || receiving_ == Receiving::kPaused) return false;
   hung_up_ = readable_ = true;
@@ -245,7 +249,8 @@ void TcpLane::SleepUntilMore() {
   WakeFor(receiving_ == Receiving::kFrame ? 0 : payload_left_);
 }
 
-// The socket reports nothing until so much has come, or it is full, or the peer has closed.
+// The socket reports no input until this many bytes have arrived, its buffer is full, or the peer
+// has closed.
 void TcpLane::WakeFor(std::uint64_t bytes) {
   const bool soon = bytes < kReadAhead || !stream_->is_plain();
   const int wanted = soon ? 1 : static_cast<int>(std::min(bytes, kWakeBytes));
@@ -299,7 +304,7 @@ void TcpLane::GrowBuffer(std::size_t bytes) {
 bool TcpLane::AfterRead(ssize_t got) {
   if (got > 0) {
     bytes_received_.fetch_add(static_cast<std::uint64_t>(got), std::memory_order_relaxed);
-    // After a hang-up no event follows: then read on to the end.
+    // No event follows a hang-up, so keep reading to the end.
     if (stream_->drained() && !hung_up_) SleepUntilMore();
     return true;
   }
@@ -483,20 +488,21 @@ void TcpLane::FlushOnLoop() {
   }
 }
 
-// Returns the bytes that went to the socket, or -1 with errno.
+// Returns the bytes accepted by the socket, or -1 with errno.
 ssize_t TcpLane::SendSome() {
   if (!gift_ || gift_->held() == 0) {
     const Queued& front = queue_[sent_frames_];
     const bool at_body = head_sent_ == sizeof(FramePrefix) + front.frame->meta.size();
     if (!at_body || !Gives(front, body_left_)) return SendCopied();
-    // Made here, since a pipe is two descriptors, which a peer must be worth.
+    // Created here and not earlier: a pipe is two descriptors, which only a peer that gets payloads
+    // is worth.
     if (!gift_ && !(gift_ = GiftPipe::Create())) may_gift_ = false;
     if (!gift_) return SendCopied();
     std::array<iovec, kMaxPieces> pieces;
     std::size_t used = 0;
     (void)body_.Collect(pieces, &used, gift_->capacity());
     const ssize_t taken = gift_->Fill(std::span(pieces.data(), used));
-    // Some memory has no pages to lend (device mappings, say): it is copied.
+    // Memory without pages, such as device mappings, is copied instead.
     if (taken <= 0) return SendCopied();
     given_ = true;
     front.frame->given = true;
@@ -519,7 +525,7 @@ ssize_t TcpLane::SendCopied() {
   return sent;
 }
 
-// Gathers the frames to send next, from where the first one stands.
+// Collects the frames to send next, from the current position in the first one.
 void TcpLane::CollectFrames(std::span<iovec> out, std::size_t* used) const {
   std::size_t total = 0;
   for (std::size_t i = sent_frames_; i < queue_.size(); ++i) {
@@ -537,7 +543,7 @@ void TcpLane::CollectFrames(std::span<iovec> out, std::size_t* used) const {
   }
 }
 
-// A frame's prefix and metadata, without the `skip` bytes that have gone.
+// The unsent rest of a frame's prefix and metadata; `skip` bytes have been sent.
 std::size_t TcpLane::CollectHead(const Queued& queued, std::size_t skip, std::span<iovec> out,
                                  std::size_t* used) {
   const std::size_t meta_bytes = queued.frame->meta.size();

@@ -1,3 +1,4 @@
+// A lane over one TCP connection.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -17,10 +18,10 @@
 
 namespace ferry::net::tcp {
 
-// One connected socket. See provider.h for the contract of the public methods.
+// A lane over one connected socket. See provider.h for the contract of the public methods.
 class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop::Deferred {
  public:
-  // `stream` uses the socket, which `info` describes.
+  // `stream` uses the socket, which `info` describes. `may_gift` allows zero-copy sends.
   TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, LaneInfo info, bool may_gift);
   ~TcpLane() override;
 
@@ -91,17 +92,17 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   std::unique_ptr<ByteStream> stream_;
   EventLoop* loop_ = nullptr;
   LaneHandler* handler_ = nullptr;
-  const LaneInfo info_;  // at first
+  const LaneInfo info_;  // as of the connect
   std::string remote_;
   LaneLoss loss_ = LaneLoss::kBroken;
 
-  // Receiving. rx_ holds the head of a frame, small payloads, and what was read ahead.
+  // Receiving. rx_ holds the head of a frame, small payloads and bytes that were read ahead.
   Receiving receiving_ = Receiving::kFrame;
   std::size_t max_meta_ = kMaxMetaBytes;
   std::unique_ptr<std::byte[]> rx_;
-  std::size_t rx_bytes_ = 0;  // of it
-  bool rx_filled_ = false;    // by the last read into it
-  bool after_large_ = false;  // the last frame's payload was
+  std::size_t rx_bytes_ = 0;  // capacity of rx_
+  bool rx_filled_ = false;    // the last read filled rx_
+  bool after_large_ = false;  // the last frame's payload was large
   std::size_t rx_begin_ = 0;
   std::size_t rx_end_ = 0;
   IoCursor place_;
@@ -110,21 +111,22 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   int wake_bytes_ = 1;  // the socket's SO_RCVLOWAT
   std::atomic<std::uint64_t> bytes_received_{0};
   bool hung_up_ = false;
-  bool looked_for_reset_ = false;  // since the last read
+  bool looked_for_reset_ = false;  // checked since the last read
 
   // Sending.
   std::deque<Queued> queue_;
-  std::size_t head_sent_ = 0;  // bytes of the first frame's prefix and metadata sent
+  std::size_t head_sent_ = 0;  // sent bytes of the first frame's prefix and metadata
   IoCursor body_;              // the first frame's payload
   std::uint64_t body_left_ = 0;
-  std::size_t sent_frames_ = 0;  // at the front of queue_, not yet reported
+  std::size_t sent_frames_ = 0;  // sent, at the front of queue_, not yet reported
   bool writable_ = true;
   bool flush_requested_ = false;
   bool next_turn_requested_ = false;
   bool may_gift_;
-  std::optional<GiftPipe> gift_;  // once it was needed
-  // The kernel may still be reading the sender's memory, or holds what the peer must not get.
-  bool given_ = false;  // pages, ever
+  std::optional<GiftPipe> gift_;  // created at the first zero-copy send
+  // True once pages were spliced: the kernel may still read the sender's memory, or hold bytes that
+  // the peer must not receive.
+  bool given_ = false;
 };
 
 }  // namespace ferry::net::tcp

@@ -1,3 +1,4 @@
+// Tests of TCP lanes against malformed frames, resets and settings.
 #include "ferry/net/tcp/lane.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +28,7 @@ std::vector<std::byte> BytesOf(const FramePrefix& prefix) {
   return {bytes.begin(), bytes.end()};
 }
 
-// A frame as it is on the wire.
+// A frame in wire format.
 std::vector<std::byte> WireFrame(std::string_view meta, std::span<const std::byte> payload = {}) {
   FramePrefix prefix;
   prefix.meta_bytes = static_cast<std::uint32_t>(meta.size());
@@ -41,7 +42,7 @@ std::vector<std::byte> WireFrame(std::string_view meta, std::span<const std::byt
 
 class TcpLaneTest : public ::testing::Test {
  protected:
-  // A raw socket at one end, a lane that is not attached at the other.
+  // Connects a raw socket to a lane that is not attached.
   void Connect(const Config& config = {}) {
     const auto address = host_.Listen({"127.0.0.1", 0}, config);
     ASSERT_TRUE(address) << address.error().ToString();
@@ -130,7 +131,7 @@ TEST_F(TcpLaneTest, FramesAreReadWhenTheyComeByteByByte) {
   const Deadline deadline = Deadline::After(kPatience);
   for (std::size_t i = 0; i < wire.size(); ++i) {
     EXPECT_TRUE(peer_->Write(std::span(wire).subspan(i, 1)));
-    // So that the next byte does not join it.
+    // Wait, so that the next byte arrives by itself.
     while (end_->lane().BytesReceived() <= i && !deadline.expired()) std::this_thread::yield();
   }
   const auto arrived = end_->Take(2);
@@ -189,7 +190,7 @@ TEST_F(TcpLaneTest, APausedFrameIsOfferedAgainAfterThePeerHasClosed) {
   EXPECT_EQ(end_->log(), "FFPC");
 }
 
-// A peer that resets has given up the operation whose bytes are still in our receive buffer; its
+// A peer that resets has abandoned the operation whose bytes are still in our receive buffer; its
 // memory may be in other use by now.
 TEST(TcpLane, AResetGoesBeforeBytesThatAreStillUnread) {
   RawListener listener;
@@ -215,8 +216,8 @@ TEST(TcpLane, AResetGoesBeforeBytesThatAreStillUnread) {
 }
 
 TEST_F(TcpLaneTest, AnOrderlyCloseLetsThePeerReadWhatWasSent) {
-  // With pages to give, too, as long as none were given: it used to reset the connection, and a
-  // peer that was refused never read why.
+  // Also with zero-copy sends enabled, as long as no pages were spliced. Regression: it reset the
+  // connection, and a refused peer never read the reason.
   for (const char* gift : {"off", "on"}) {
     Config config;
     config.gift = gift;
@@ -304,7 +305,7 @@ TEST_F(TcpLaneTest, BufferSizesAreSetAndReported) {
   config.recv_buffer_bytes = 30'000;
   ASSERT_NO_FATAL_FAILURE(ConnectAndAttach(config));
   const LaneInfo info = Info();
-  // The kernel reports twice what it was asked for: its book-keeping counts (socket(7)).
+  // The kernel reports twice the requested size, to include its bookkeeping (socket(7)).
   EXPECT_EQ(info.send_buffer_bytes, 40'000U);
   EXPECT_EQ(info.recv_buffer_bytes, 60'000U);
   EXPECT_NE(tuned.send_buffer_bytes, info.send_buffer_bytes);
@@ -323,7 +324,7 @@ TEST_F(TcpLaneTest, ALaneOfALimitedRateTakesItsTime) {
 
 // ---- listening ----------------------------------------------------------------------------------
 
-// It used to be taken for a taken port, and with a range for a whole range of them.
+// Regression: it was reported as a port in use, and with a range as a whole range of them.
 TEST_F(TcpLaneTest, ListeningOnAnotherMachinesAddressIsInvalid) {
   for (const bool in_range : {false, true}) {
     Config config;
@@ -374,7 +375,7 @@ class NoDescriptors : public TcpLaneTest {
                     "virtual call; the thread sanitizer finds the same misuse of memory";
 #endif
   }
-  // Connects two sockets while nothing can be accepted.
+  // Connects two sockets while no descriptor is free to accept them.
   void ConnectInVain() {
     const auto address = host_.Listen({"127.0.0.1", 0}, {});
     ASSERT_TRUE(address);
@@ -383,7 +384,7 @@ class NoDescriptors : public TcpLaneTest {
     limit_.emplace();
     for (const UniqueFd& fd : clients_) {
       ASSERT_EQ(::connect(fd.get(), raw.get(), raw.length), 0);
-      // Let the listener see this one before the next comes.
+      // Let the listener see this connection before the next one.
       for (int i = 0; i < 4; ++i) RunOn(*host_.loop(), [] {});
     }
   }
@@ -399,7 +400,7 @@ TEST_F(NoDescriptors, WaitingConnectionsAreAcceptedWhenThereAreSomeAgain) {
   EXPECT_NE(host_.Accept(), nullptr);
 }
 
-// Each connection in vain used to start a timer, and the listener took only the last with it.
+// Regression: each failed accept started a timer, and the listener cancelled only the last one.
 TEST_F(NoDescriptors, AListenerThatGoesTakesItsRetryWithIt) {
   ASSERT_NO_FATAL_FAILURE(ConnectInVain());
   host_.StopListening();

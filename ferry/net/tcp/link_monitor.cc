@@ -1,3 +1,4 @@
+// Reads link changes from rtnetlink.
 #include "ferry/net/tcp/link_monitor.h"
 
 #include <linux/rtnetlink.h>
@@ -12,7 +13,7 @@
 namespace ferry::net::tcp {
 namespace {
 
-// rtnetlink aligns headers and attributes alike.
+// rtnetlink aligns headers and attributes to 4 bytes.
 constexpr std::size_t Aligned(std::size_t bytes) { return (bytes + 3) & ~std::size_t{3}; }
 
 template <class T>
@@ -23,7 +24,7 @@ bool Take(std::span<const std::byte>* rest, T* value) {
   return true;
 }
 
-// "" where it is not there.
+// The interface name among the attributes; "" if there is none.
 std::string NameIn(std::span<const std::byte> attributes) {
   rtattr attribute{};
   while (Take(&attributes, &attribute)) {
@@ -88,7 +89,8 @@ void LinkMonitor::OnEventsOnLoop(std::uint32_t /*events*/) {
     const ssize_t got = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (got > 0) {
       ParseLinkChanges(std::span(buffer).first(static_cast<std::size_t>(got)), changed_);
-    } else if (errno != EINTR && errno != ENOBUFS) {  // ENOBUFS: some were lost; heartbeats remain
+      // ENOBUFS: messages were lost; heartbeats remain.
+    } else if (errno != EINTR && errno != ENOBUFS) {
       return;
     }
   }

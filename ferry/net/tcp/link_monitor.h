@@ -1,3 +1,4 @@
+// Reports network links that go up or down.
 #pragma once
 #include <memory>
 
@@ -8,12 +9,12 @@
 
 namespace ferry::net::tcp {
 
-// Watches the links of this network namespace through rtnetlink(7). A link that loses its carrier
-// is reported within milliseconds, where the sockets on it would notice nothing for as long as
-// TCP_USER_TIMEOUT (without it, many minutes).
+// Reports link changes of this network namespace through rtnetlink(7). A link that loses its
+// carrier is reported within milliseconds; its sockets would not notice before TCP_USER_TIMEOUT
+// (without it, many minutes).
 class LinkMonitor final : public LinkWatch, private EventLoop::Handler {
  public:
-  // As Provider::WatchLinks. Errors: of the system calls.
+  // As Provider::WatchLinks. Errors: those of the system calls.
   static Result<std::unique_ptr<LinkWatch>> Create(EventLoop* loop, Provider::LinkChanged changed);
   ~LinkMonitor() override;
 
@@ -27,8 +28,8 @@ class LinkMonitor final : public LinkWatch, private EventLoop::Handler {
   Provider::LinkChanged changed_;
 };
 
-// The changes that a datagram of rtnetlink reports, to `changed`; what it does not understand it
-// passes over.
+// Passes each change that an rtnetlink datagram reports to `changed`; ignores messages that it does
+// not understand.
 void ParseLinkChanges(std::span<const std::byte> datagram, Provider::LinkChanged& changed);
 
 }  // namespace ferry::net::tcp

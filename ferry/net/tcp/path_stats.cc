@@ -1,3 +1,4 @@
+// TCP_INFO of a lane.
 #include <linux/tcp.h>  // in place of netinet/tcp.h, whose tcp_info ends before tcpi_delivery_rate
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -6,7 +7,7 @@
 
 namespace ferry::net::tcp {
 
-// One system call. An older kernel fills in less, and the rest stays 0.
+// One system call. An older kernel fills in fewer fields; the rest stays 0.
 PathStats TcpLane::Path() const {
   PathStats path;
   tcp_info info{};

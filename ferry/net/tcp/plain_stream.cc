@@ -1,3 +1,4 @@
+// The byte stream without TLS.
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,8 +19,9 @@ class PlainStream final : public ByteStream {
   }
 
   ssize_t Discard(std::size_t bytes) override {
-    // For TCP, MSG_TRUNC takes bytes out of the queue without copying them anywhere (tcp(7)). Not
-    // recv(): the sanitizers' version of it believes that memory at the null pointer was written.
+    // For TCP, MSG_TRUNC removes bytes from the queue without copying them (tcp(7)). A raw system
+    // call instead of recv(), because the sanitizers' wrapper assumes that the null pointer was
+    // written to.
     return Got(::syscall(SYS_recvfrom, fd_, nullptr, bytes, MSG_TRUNC, nullptr, nullptr), bytes);
   }
 

@@ -1,3 +1,4 @@
+// The TCP provider: listening, accepting and connecting.
 #include <fmt/core.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -22,7 +23,7 @@
 namespace ferry::net::tcp {
 namespace {
 
-// As much as both sides need to know; with the endpoint's lanes.
+// Shared by all connections of the endpoint and its lanes.
 using SharedTls = std::shared_ptr<const TlsContext>;
 
 SecureSocket WithoutTls(UniqueFd fd) {
@@ -30,7 +31,7 @@ SecureSocket WithoutTls(UniqueFd fd) {
   return {std::move(fd), std::move(stream)};
 }
 
-// With lanes and those that are being made.
+// Shared with the lanes and the connects in flight.
 using SharedInterfaces = std::shared_ptr<InterfaceTable>;
 
 Result<std::unique_ptr<Lane>> MakeLane(SecureSocket socket, const Config& config,
@@ -50,10 +51,11 @@ Result<std::unique_ptr<Lane>> MakeLane(SecureSocket socket, const Config& config
 
 // ---- listening ----------------------------------------------------------------------------------
 
-// In a turn of the loop: who has come is heard before more are let in, and lanes of this loop go
-// on.
+// Accepts per turn of the loop, so that handshakes of accepted peers and the loop's lanes also make
+// progress.
 constexpr int kAcceptsPerTurn = 16;
-// As many as the system allows (net.core.somaxconn): they wait there while accepting is paused.
+// The kernel limits this to net.core.somaxconn. Connections wait in this queue while accepting is
+// paused.
 constexpr int kBacklog = 65535;
 
 class TcpListener final : public Listener, private EventLoop::Handler, private EventLoop::Deferred {
@@ -67,7 +69,7 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
         interfaces_(std::move(interfaces)),
         accepted_(std::move(accepted)) {}
 
-  // Before Watch().
+  // Call before Watch().
   void UseTls(SharedTls tls) {
     door_.emplace(
         std::move(tls), config_, loop_, address_.ToString(),
@@ -79,8 +81,8 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
     loop_->UnwatchOnLoop(fd_.get(), this);
     loop_->CancelDeferredOnLoop(this);
     if (retry_ != 0) loop_->CancelTimerOnLoop(retry_);
-    // Closing would leave the port, and a queue of callers, to another process that holds the
-    // descriptor.
+    // close() alone would leave the port, and a queue of connections, to another process that holds
+    // the descriptor.
     (void)::shutdown(fd_.get(), SHUT_RDWR);
   }
 
@@ -93,13 +95,13 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
 
  private:
   bool paused() const noexcept { return paused_by_user_ || handshakes_full_; }
-  // One of the reasons to pause begins or ends.
+  // Sets or clears one of the reasons to pause.
   void SetReason(bool* reason, bool on) {
     *reason = on;
     if (!paused()) RequestTurn();
   }
 
-  // In the next turn: what those who have come say is heard before more are let in.
+  // Accept in the next turn, so that data of accepted peers is handled first.
   void OnEventsOnLoop(std::uint32_t /*events*/) override { RequestTurn(); }
 
   void RequestTurn() {
@@ -126,7 +128,7 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
       } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         return RetryLater(errno);
       }
-      // Other errors belong to the one connection that was about to be accepted (accept(2)).
+      // Other errors concern only the connection that was about to be accepted (accept(2)).
     }
     RequestTurn();
   }
@@ -141,7 +143,7 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
     }
   }
 
-  // The pending connection gives no new edge, so a timer must ask again.
+  // The waiting connection triggers no new edge, so a timer must retry.
   void RetryLater(int error_number) {
     if (retry_ != 0) return;
     Log(LogLevel::kWarn, "tcp", "cannot accept on {}: {}; trying again in 100 ms",
@@ -165,7 +167,7 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
   bool next_turn_requested_ = false;
 };
 
-// What is listened on: peers are told the address, and need no name servers for it.
+// The numeric listening address: peers are told this address and need no name servers for it.
 Result<Address> NumericOf(const Address& address, const Config& config) {
   if (ToRaw(address)) return address;
   FERRY_TRY_ASSIGN(auto all, Resolve(address, Deadline::After(config.connect_timeout)));
@@ -183,7 +185,7 @@ Result<UniqueFd> BindAndListen(const Address& address, const Config& config) {
   FERRY_TRY_ASSIGN(RawAddress raw, ToRaw(address));
   auto opened = OpenSocket(raw.family(), config);
   if (!opened && address.host.empty()) {
-    // No IPv6 on this machine.
+    // This machine has no IPv6.
     FERRY_TRY_ASSIGN(raw, ToRaw(Address{"0.0.0.0", address.port}));
     opened = OpenSocket(raw.family(), config);
   }
@@ -222,8 +224,8 @@ Result<UniqueFd> ListenInRange(Address address, const Config& config) {
 
 // ---- connecting ---------------------------------------------------------------------------------
 
-// One connect(2) under way, and the TLS handshake after it. Belongs to its timer, and so goes with
-// a loop that stops first.
+// One connect(2) in flight, and the TLS handshake after it. Owned by its timer, and so destroyed
+// with a loop that stops first.
 class Connecting final : private EventLoop::Handler {
  public:
   Connecting(const Address& address, const Config& config, EventLoop* loop,
@@ -234,7 +236,7 @@ class Connecting final : private EventLoop::Handler {
         interfaces_(std::move(interfaces)),
         connected_(std::move(connected)) {}
 
-  // `tls`: null for none, or why there can be none.
+  // `tls`: null for none, or the reason why there is none.
   static void Start(std::unique_ptr<Connecting> self, Result<SharedTls> tls, Deadline deadline) {
     Connecting* const raw = self.get();
     EventLoop* const loop = self->loop_;
@@ -311,7 +313,7 @@ class Connecting final : private EventLoop::Handler {
     Unwatch();
     fd_.reset();
     Provider::Connected connected = std::move(connected_);
-    loop_->CancelTimerOnLoop(timer_);  // destroys this object, unless the timer is what runs
+    loop_->CancelTimerOnLoop(timer_);  // destroys this object, unless it is called from the timer
     connected(std::move(result));
   }
 

@@ -1,3 +1,4 @@
+// Socket options, congestion control and resets.
 #include "ferry/net/tcp/socket_options.h"
 
 #include <fmt/core.h>
@@ -24,12 +25,13 @@ Status SetInt(int fd, int level, int option, int value, const char* name) {
 }
 
 Status SetBuffer(int fd, int option, std::uint64_t bytes, const char* name) {
-  if (bytes == 0) return Ok();  // the kernel's autotuning reaches further than a fixed size
+  if (bytes == 0) return Ok();  // the kernel's autotuning grows further than a fixed size
   return SetInt(fd, SOL_SOCKET, option, static_cast<int>(std::min<std::uint64_t>(bytes, 1U << 30)),
                 name);
 }
 
-// socket(7): the kernel's TCP paces by itself where the interface's queue does not.
+// SO_MAX_PACING_RATE (socket(7)): the kernel's TCP paces by itself where the interface's queue does
+// not.
 Status SetRate(int fd, std::uint64_t bytes_per_second) {
   if (bytes_per_second == 0) return Ok();
   if (::setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_second,
@@ -121,11 +123,11 @@ Result<UniqueFd> OpenSocket(int family, const Config& config) {
   UniqueFd fd =
       ClosedInChildren(UniqueFd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)));
   if (!fd) return ErrnoError("socket", errno);
-  // Before connect and listen: the window scale is agreed in the handshake.
+  // Set before connect and listen: the window scale is negotiated in the handshake.
   FERRY_TRY(SetBuffer(fd.get(), SO_SNDBUF, config.send_buffer_bytes, "SO_SNDBUF"));
   FERRY_TRY(SetBuffer(fd.get(), SO_RCVBUF, config.recv_buffer_bytes, "SO_RCVBUF"));
-  // A connection that has begun under BBR is paced by timers for good, whatever it changes to. So
-  // it begins under something else, and a far peer's gets BBR back.
+  // A connection that starts under BBR is paced by timers forever, even if it changes later. So it
+  // starts under another algorithm, and gets BBR back if the peer is distant.
   if (config.congestion_control == "auto") {
     if (IsBbr(CongestionControlOf(fd.get()))) (void)AvoidBbr(fd.get());
   } else if (config.congestion_control != "system") {

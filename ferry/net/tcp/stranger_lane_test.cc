@@ -1,3 +1,4 @@
+// Tests of lanes whose peer is still pending.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +11,7 @@
 #include "ferry/net/testing/lane_end.h"
 #include "ferry/net/testing/raw_peer.h"
 
-// What a lane does for a peer that is not known yet, and how it becomes like any other.
+// How a lane treats a pending peer, and how it becomes an ordinary lane.
 namespace ferry::net::tcp {
 namespace {
 
@@ -68,7 +69,7 @@ TEST_F(StrangerLaneTest, TakesFramesUpToItsLimit) {
   }
 }
 
-// Only its length has come: nothing waits for the rest.
+// Only the length has arrived: the lane ends without waiting for the rest.
 TEST_F(StrangerLaneTest, EndsAtTheLengthOfAFrameBeyondItsLimit) {
   ASSERT_NO_FATAL_FAILURE(ConnectStranger());
   auto frame = Frame(kMaxStrangerMeta + 1);
@@ -90,7 +91,7 @@ TEST_F(StrangerLaneTest, TakesAnyFrameOnceItsPeerIsKnown) {
   EXPECT_EQ(arrived[1].payload.size(), 200'000u);
 }
 
-// As a greeting does that has heard what it wanted: the small buffer is full by then.
+// As when a server handshake has read its hello frame: the small buffer is full by then.
 TEST_F(StrangerLaneTest, WhatCameBeforeItsPeerWasKnownIsReadAfterwards) {
   ASSERT_NO_FATAL_FAILURE(Connect());
   end_->lane().SetMaxMeta(kMaxStrangerMeta);
@@ -129,7 +130,8 @@ TEST_F(StrangerLaneTest, HasNoPipeBeforeItGivesPages) {
   config.gift = "on";
   ASSERT_NO_FATAL_FAILURE(Connect(config));
   end_->Attach();
-  // By then all threads and sockets are there. A pipe made too soon would be missing in the end.
+  // All threads and sockets exist by now. A pipe created too early would show as a missing
+  // descriptor at the end.
   end_->Send(end_->Make("greeting"));
   ASSERT_TRUE(end_->AwaitSent(1));
   const auto before = OpenDescriptors();

@@ -1,3 +1,4 @@
+// Runs the provider conformance suite on TCP, plain and TLS.
 #include <sys/socket.h>
 
 #include "ferry/core/check.h"
@@ -10,7 +11,7 @@
 namespace ferry::net::tcp {
 namespace {
 
-// A port whose backlog is full: the kernel ignores who else asks.
+// A port with a full backlog: the kernel ignores further connections.
 class SilentPort {
  public:
   explicit SilentPort(const std::string& host) {
@@ -54,7 +55,7 @@ class TcpTarget : public ConformanceTarget {
   std::unique_ptr<SilentPort> silent_;
 };
 
-// So that system calls take and give less than was asked for.
+// Makes system calls transfer less than requested.
 class TinyBuffers final : public TcpTarget {
  public:
   TinyBuffers() : TcpTarget("127.0.0.1") {}

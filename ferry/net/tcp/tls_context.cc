@@ -1,3 +1,4 @@
+// TLS keys and certificates of an endpoint.
 #include "ferry/net/tcp/tls_context.h"
 
 #include <fmt/core.h>
@@ -16,12 +17,12 @@
 namespace ferry::net::tcp {
 namespace {
 
-// Names the key that both sides make from their secret; a change of how it is made changes this.
+// Identifies the key derivation; change it whenever the derivation changes.
 constexpr std::string_view kIdentity = "tensorferry psk 1";
-// Apart from whatever else is made from the secret.
+// Separates this key from others derived from the same secret.
 constexpr std::string_view kSalt = "tensorferry tls";
 
-// TLS_AES_128_GCM_SHA256: its hash is that of the key, as TLS wants it (RFC 8446, 4.2.11).
+// TLS_AES_128_GCM_SHA256: TLS requires the cipher's hash to be that of the key (RFC 8446, 4.2.11).
 constexpr std::array<unsigned char, 2> kKeyCipher = {0x13, 0x01};
 constexpr const char* kKeyCiphers = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
 
@@ -34,18 +35,18 @@ const unsigned char* Raw(std::string_view text) {
   return reinterpret_cast<const unsigned char*>(text.data());
 }
 
-// SSL_psk_use_session_cb_func: what the connecting side offers.
+// SSL_psk_use_session_cb_func: the key that the connecting side presents.
 int OfferKey(SSL* ssl, const EVP_MD* hash, const unsigned char** identity,
              std::size_t* identity_bytes, SSL_SESSION** session) {
   *identity = Raw(kIdentity);
   *identity_bytes = kIdentity.size();
-  // Once the hash is agreed another one's key is worth nothing.
+  // Once a hash is negotiated, a key with another one is useless.
   const bool fits = hash == nullptr || ::EVP_MD_is_a(hash, "SHA256") == 1;
   *session = fits ? ContextOf(ssl).MakeSession(ssl) : nullptr;
   return 1;
 }
 
-// SSL_psk_find_session_cb_func: the accepting side looks for the key that was offered.
+// SSL_psk_find_session_cb_func: the accepting side looks up the presented key.
 int FindKey(SSL* ssl, const unsigned char* identity, std::size_t identity_bytes,
             SSL_SESSION** session) {
   const bool known = identity_bytes == kIdentity.size() &&
@@ -54,7 +55,8 @@ int FindKey(SSL* ssl, const unsigned char* identity, std::size_t identity_bytes,
   return 1;
 }
 
-// A key with a password is an error; it must not stop the process for a question on the terminal.
+// A key with a password is an error; OpenSSL must not stop the process to ask for it on the
+// terminal.
 int RefusePassword(char* /*to*/, int /*size*/, int /*writing*/, void* /*data*/) { return -1; }
 
 Status MakeKey(std::string_view secret, TlsContext::Key* key) {
@@ -62,7 +64,7 @@ Status MakeKey(std::string_view secret, TlsContext::Key* key) {
   EVP_KDF_CTX* const context = ::EVP_KDF_CTX_new(kdf);
   ::EVP_KDF_free(kdf);
   std::string hash = "SHA256";
-  // The parameters are not written to.
+  // OpenSSL does not write to the parameters.
   const auto octets = [](const char* name, std::string_view text) {
     return ::OSSL_PARAM_construct_octet_string(name, const_cast<char*>(text.data()), text.size());
   };
@@ -119,7 +121,7 @@ std::string TakeOpenSslReason() {
 Result<std::shared_ptr<const TlsContext>> TlsContext::Create(const Config& config) {
   if (config.tls == "off") return std::shared_ptr<const TlsContext>();
   const bool is_psk = config.tls == "psk";
-  // With every stream that uses it.
+  // Shared with every stream that uses it.
   std::shared_ptr<TlsContext> context(new TlsContext(is_psk));
   FERRY_TRY(context->Open());
   FERRY_TRY(is_psk ? context->UseKey(config) : context->UseCertificates(config));
@@ -135,14 +137,14 @@ Status TlsContext::Open() {
   if (context == nullptr || ::SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) != 1) {
     return NoContext();
   }
-  // Every lane makes a full handshake: no tickets, no early data (off unless asked for), nothing
-  // kept. The kernel's TLS (SSL_OP_ENABLE_KTLS) would need the socket itself as the stream's BIO.
+  // Every lane makes a full handshake: no tickets, no early data (off by default), no session
+  // cache. Kernel TLS (SSL_OP_ENABLE_KTLS) would need the socket itself as the stream's BIO.
   ::SSL_CTX_set_options(context, SSL_OP_NO_TICKET);
   (void)::SSL_CTX_set_num_tickets(context, 0);
   ::SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-  // A shared key is a session to OpenSSL, and one of another context is refused by either side.
+  // OpenSSL treats a shared key as a session, and both sides refuse a session of another context.
   (void)::SSL_CTX_set_session_id_context(context, Raw(kIdentity), kIdentity.size());
-  // In both modes: with a key there is no authority, so that a certificate in its place is refused.
+  // In both modes: with a key there is no authority, so a certificate presented instead is refused.
   ::SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   return Ok();
 }

@@ -1,3 +1,4 @@
+// TLS keys and certificates of an endpoint.
 #pragma once
 #include <openssl/ssl.h>
 
@@ -19,12 +20,12 @@ struct SslContextTraits {
   static void Destroy(Handle context) noexcept { ::SSL_CTX_free(context); }
 };
 
-// What one endpoint needs to prove itself to its peers, and to check them, by TLS 1.3 (RFC 8446).
-// Serves both ends of a connection and any thread.
+// The credentials with which an endpoint authenticates itself to its peers and verifies them, by
+// TLS 1.3 (RFC 8446). Serves both ends of a connection. Any thread.
 //
-// "psk": a key made from the secret by HKDF-SHA-256 (RFC 5869), always with an ephemeral key
-// exchange, so that what was recorded stays secret when the secret gets known. "cert": both sides
-// show a certificate that chains to tls_ca; revocation lists are not looked at.
+// "psk": a key derived from the secret by HKDF-SHA-256 (RFC 5869), always with an ephemeral key
+// exchange, so that recorded traffic stays confidential if the secret leaks. "cert": both sides
+// present a certificate that chains to tls_ca; revocation lists are not consulted.
 class TlsContext {
  public:
   using Key = std::array<unsigned char, 32>;
@@ -38,7 +39,7 @@ class TlsContext {
 
   SSL_CTX* get() const noexcept { return context_.get(); }
   bool is_psk() const noexcept { return is_psk_; }
-  // A session that stands for the shared key; null when there is no memory.
+  // A session that represents the shared key; null when there is no memory. The caller owns it.
   SSL_SESSION* MakeSession(SSL* ssl) const;
 
  private:
@@ -52,7 +53,7 @@ class TlsContext {
   Key key_{};
 };
 
-// The context of the config that was last asked for, so that files are read once. Any thread.
+// Caches the context of the last config, so that files are read once. Any thread.
 class TlsContextCache {
  public:
   Result<std::shared_ptr<const TlsContext>> Get(const Config& config);
@@ -62,10 +63,10 @@ class TlsContextCache {
 
   std::mutex mutex_;
   std::optional<Settings> settings_;
-  std::shared_ptr<const TlsContext> context_;  // with the streams that use it
+  std::shared_ptr<const TlsContext> context_;  // shared with the streams that use it
 };
 
-// Takes this thread's OpenSSL errors; the reason of the first, in words.
+// Clears this thread's OpenSSL error queue; returns the reason of the first error in words.
 std::string TakeOpenSslReason();
 
 }  // namespace ferry::net::tcp

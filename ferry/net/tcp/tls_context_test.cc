@@ -1,3 +1,4 @@
+// Tests of TLS settings and files.
 #include "ferry/net/tcp/tls_context.h"
 
 #include <gmock/gmock.h>
@@ -69,7 +70,7 @@ TEST(TlsContext, AKeyOfAnotherCertificateIsAnError) {
   ExpectError(config, AllOf(HasSubstr("tls_key"), HasSubstr("key values mismatch")));
 }
 
-// OpenSSL would ask for it on the terminal.
+// OpenSSL would ask for the password on the terminal.
 TEST(TlsContext, AKeyWithAPasswordIsAnError) {
   TestAuthority authority;
   Config config = authority.Use({}, "node");

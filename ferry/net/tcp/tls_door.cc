@@ -1,3 +1,4 @@
+// TLS handshakes of accepted connections.
 #include "ferry/net/tcp/tls_door.h"
 
 #include <fmt/core.h>
@@ -31,7 +32,7 @@ TlsDoor::~TlsDoor() {
 
 void TlsDoor::KnockOnLoop(UniqueFd fd) {
   const auto address = RemoteAddressOf(fd.get());
-  if (!address) return;  // reset as soon as it was made
+  if (!address) return;  // reset right after it was accepted
   const auto local = LocalAddressOf(fd.get());
   const std::string remote = address->ToString();
   const std::uint64_t id = next_id_++;
@@ -45,7 +46,8 @@ void TlsDoor::KnockOnLoop(UniqueFd fd) {
   gate_.UpdateOnLoop();
 }
 
-// By a reset, which says that it is not for what the caller has said: it may try again.
+// Resets instead of closing: the connection was not refused for its contents, and the caller may
+// try again.
 void TlsDoor::TurnAway(std::uint64_t id) {
   Pending& leaving = pending_.at(id);
   leaving.handshake->ResetOnClose();
@@ -90,13 +92,13 @@ void TlsDoor::End(std::uint64_t id, Result<SecureSocket> result) {
 void TlsDoor::LogRefusal(const std::string& remote, const std::string& why) {
   if (Clock::now() < next_log_) {
     ++not_logged_;
-    Log(LogLevel::kDebug, "tcp", "{} is not let in on {}: {}", remote, where_, why);
+    Log(LogLevel::kDebug, "tcp", "connection from {} refused on {}: {}", remote, where_, why);
     return;
   }
   next_log_ = Clock::now() + kLogEvery;
   const auto others = std::exchange(not_logged_, 0);
-  Log(LogLevel::kWarn, "tcp", "{} is not let in on {}: {}{}", remote, where_, why,
-      others == 0 ? "" : fmt::format(" (and {} others since the last such line)", others));
+  Log(LogLevel::kWarn, "tcp", "connection from {} refused on {}: {}{}", remote, where_, why,
+      others == 0 ? "" : fmt::format(" (and {} more since the last such line)", others));
 }
 
 }  // namespace ferry::net::tcp

@@ -1,3 +1,4 @@
+// TLS handshakes of accepted connections.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,23 +14,26 @@
 
 namespace ferry::net::tcp {
 
-// The handshakes with those who have connected to a listener: config.max_strangers at once, at most
-// kMaxHandshakes, each for config.handshake_timeout. Who leaves when more come is Admission's to
-// say; one has spoken when its first message has come whole. Who does not pass is logged, at most
-// once a second. Belongs to one loop; destroy on it or after it has stopped.
+// Runs the TLS handshakes of accepted connections: config.max_strangers at once, at most
+// kMaxHandshakes, each for at most config.handshake_timeout. Admission decides which handshake is
+// closed when more connections come; a peer counts as having spoken when its first message is
+// complete. Failures are logged, at most once a second. Lives on one loop; destroy it on that loop,
+// or after the loop has stopped.
 class TlsDoor {
  public:
   using Passed = UniqueFunction<void(SecureSocket)>;
-  // Each costs some 50 KiB while it lasts.
+  // Each handshake needs about 50 KiB.
   static constexpr std::size_t kMaxHandshakes = 256;
 
-  // `where`: the address that was listened on, for the log. `set_full`: whether more may come.
+  // `where`: the listening address, for the log. `set_full` tells the listener to pause or resume
+  // accepting.
   TlsDoor(std::shared_ptr<const TlsContext> context, const Config& config, EventLoop* loop,
           std::string where, Passed passed, AcceptGate::SetPaused set_full);
   ~TlsDoor();
   TlsDoor(const TlsDoor&) = delete;
   TlsDoor& operator=(const TlsDoor&) = delete;
 
+  // Takes an accepted socket and starts its handshake.
   void KnockOnLoop(UniqueFd fd);
   // As Listener::ExpectOnLoop().
   void ExpectOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until) {
@@ -48,7 +52,7 @@ class TlsDoor {
   void End(std::uint64_t id, Result<SecureSocket> result);
   void LogRefusal(const std::string& remote, const std::string& why);
 
-  const std::shared_ptr<const TlsContext> context_;  // with the streams
+  const std::shared_ptr<const TlsContext> context_;  // shared with the streams
   const microseconds timeout_;
   EventLoop* const loop_;
   const std::string where_;

@@ -1,3 +1,4 @@
+// Explains failed TLS handshakes.
 #include "ferry/net/tcp/tls_failure.h"
 
 #include <fmt/core.h>
@@ -27,7 +28,7 @@ Failure NotTls(std::span<const std::byte> first) {
   return {Code::kCorrupt, fmt::format("{}; {}", what, kSameMode)};
 }
 
-// The peer's certificate does not satisfy this side.
+// The peer's certificate failed this side's verification.
 Failure BadCertificate(long verdict, bool is_psk) {
   if (is_psk) {
     return Refused(
@@ -46,7 +47,7 @@ Failure BadCertificate(long verdict, bool is_psk) {
                              ::X509_verify_cert_error_string(verdict), next));
 }
 
-// What the peer has refused us with (RFC 8446, 6.2).
+// The alert with which the peer refused us (RFC 8446, 6.2).
 Failure DescribeAlert(int alert, bool is_psk) {
   const char* const words = ::SSL_alert_desc_string_long(alert);
   switch (alert) {

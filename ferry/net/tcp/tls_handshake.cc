@@ -1,3 +1,4 @@
+// Drives one TLS handshake on a loop.
 #include "ferry/net/tcp/tls_handshake.h"
 
 #include <sys/socket.h>
@@ -16,7 +17,7 @@ TlsHandshake::~TlsHandshake() {
 
 Status TlsHandshake::StartOnLoop(UniqueFunction<void()> heard) {
   heard_ = std::move(heard);
-  // A connected socket is writable, which is the first event.
+  // A connected socket is writable; that is the first event.
   return loop_->WatchOnLoop(fd_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP, this);
 }
 

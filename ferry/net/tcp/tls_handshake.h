@@ -1,3 +1,4 @@
+// One TLS handshake on a loop.
 #pragma once
 #include <memory>
 
@@ -8,17 +9,17 @@
 
 namespace ferry::net::tcp {
 
-// A socket that has been connected, with what was agreed on it. The stream uses the socket.
+// A connected socket and the stream that was negotiated on it. The stream uses the socket.
 struct SecureSocket {
   UniqueFd fd;
   std::unique_ptr<ByteStream> stream;
 };
 
-// A TLS handshake under way. Belongs to one loop, and has no deadline: whoever owns it ends it by
+// A TLS handshake in flight. Lives on one loop and has no timeout of its own: its owner ends it by
 // destroying it.
 class TlsHandshake final : private EventLoop::Handler {
  public:
-  // Called once, as the last thing that this does: it may destroy the handshake.
+  // Called once, as the last action: it may destroy the handshake.
   using Done = UniqueFunction<void(Result<SecureSocket>)>;
 
   TlsHandshake(UniqueFd fd, std::unique_ptr<TlsStream> stream, EventLoop* loop, Done done);
@@ -26,10 +27,10 @@ class TlsHandshake final : private EventLoop::Handler {
   TlsHandshake(const TlsHandshake&) = delete;
   TlsHandshake& operator=(const TlsHandshake&) = delete;
 
-  // Nothing is done before the loop's next turn. `heard`, where given, is called once, when the
-  // peer's first message has been understood.
+  // Starts in the loop's next turn. `heard`, if given, is called once, when the peer's first
+  // message has been parsed.
   Status StartOnLoop(UniqueFunction<void()> heard = {});
-  // The peer finds the connection reset, not closed, when this is destroyed.
+  // From now on destruction resets the connection instead of closing it.
   void ResetOnClose();
 
  private:
@@ -39,7 +40,7 @@ class TlsHandshake final : private EventLoop::Handler {
   std::unique_ptr<TlsStream> stream_;
   EventLoop* const loop_;
   Done done_;
-  UniqueFunction<void()> heard_;  // until it was called
+  UniqueFunction<void()> heard_;  // empty after the call
 };
 
 }  // namespace ferry::net::tcp

@@ -1,3 +1,4 @@
+// Tests of both sides' messages when TLS refuses a peer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -19,7 +20,7 @@
 #include "ferry/net/testing/lane_end.h"
 #include "ferry/net/testing/raw_peer.h"
 
-// Who gets no lane, or loses it at once, and what either side says of it.
+// Which peers get no lane, or lose it at once, and the messages on both sides.
 namespace ferry::net::tcp {
 namespace {
 
@@ -33,7 +34,7 @@ Config WithKey(const std::string& secret = "sixteen letters!") {
   return config;
 }
 
-// What is logged while this lives.
+// Captures the log while it lives.
 class LogCapture {
  public:
   LogCapture() : file_(std::tmpfile()), before_(::dup(STDERR_FILENO)) {
@@ -47,7 +48,7 @@ class LogCapture {
   LogCapture(const LogCapture&) = delete;
   LogCapture& operator=(const LogCapture&) = delete;
 
-  // Waits for a line: the accepting side may hear of its refusal later than the other.
+  // Waits for a line: the accepting side may learn of the refusal later than the other.
   std::string Await() const {
     const Deadline deadline = Deadline::After(kPatience);
     std::string text(4096, '\0');
@@ -72,7 +73,7 @@ class TlsRefusalTest : public ::testing::Test {
     ASSERT_TRUE(address) << address.error().ToString();
     address_ = *address;
   }
-  // The error of the connecting side: of the connect, or of the lane that it got.
+  // The error of the connecting side, from the connect or from the lane that it got.
   Error Refusal(const Config& config) {
     auto lane = near_.Connect(address_, config);
     if (!lane) return lane.error();
@@ -81,7 +82,7 @@ class TlsRefusalTest : public ::testing::Test {
     end_->Send(end_->Make("hello"));
     return end_->AwaitClosed().value_or(Error(Code::kInternal, "the lane lives on"));
   }
-  // Both sides' words: of the connecting side's error, and in the accepting side's log.
+  // Checks both messages: the connecting side's error and the accepting side's log.
   void ExpectRefusal(const Config& far, const Config& near, const std::string& error,
                      const std::string& log) {
     Listen(far);
@@ -90,8 +91,7 @@ class TlsRefusalTest : public ::testing::Test {
     const std::string logged = capture.Await();
     EXPECT_THAT(refusal.message(), AllOf(HasSubstr(address_.ToString()), HasSubstr(error)));
     EXPECT_THAT(refusal.message(), AllOf(HasSubstr("; "), HasSubstr("FERRY_TLS")));
-    EXPECT_THAT(logged,
-                AllOf(HasSubstr("is not let in on " + address_.ToString()), HasSubstr(log)));
+    EXPECT_THAT(logged, AllOf(HasSubstr(" refused on " + address_.ToString()), HasSubstr(log)));
     far_.StopListening();
     Destroy(&end_);
   }
@@ -229,7 +229,8 @@ TEST_F(TlsRefusalTest, OfFilesThatCannotBeReadEndsListenAndConnect) {
   EXPECT_THAT(lane.error().message(), HasSubstr("tls_key /not/there"));
 }
 
-// ---- those who say nothing ----------------------------------------------------------------------
+// ---- silent peers
+// --------------------------------------------------------------------------------
 
 TEST_F(TlsRefusalTest, OfAStrangerWhoSaysNothingComesWithTheHandshakesTimeout) {
   Config config = WithKey();
@@ -237,7 +238,7 @@ TEST_F(TlsRefusalTest, OfAStrangerWhoSaysNothingComesWithTheHandshakesTimeout) {
   Listen(config);
   const LogCapture log;
   RawPeer peer = RawPeer::ConnectTo(address_);
-  (void)peer.ReadToEnd();  // at most a minute
+  (void)peer.ReadToEnd();  // takes at most a minute
   EXPECT_THAT(log.Await(), HasSubstr("did not finish the TLS handshake within 50 ms"));
 }
 

@@ -1,3 +1,4 @@
+// Buffered socket I/O beneath OpenSSL.
 #include "ferry/net/tcp/tls_socket.h"
 
 #include <sys/socket.h>
@@ -12,7 +13,7 @@
 namespace ferry::net::tcp {
 namespace {
 
-// While the peer is a stranger.
+// Read-ahead while the peer is pending.
 constexpr std::size_t kFirstReadAhead = 4 * 1024;
 
 TlsSocket& SocketOf(BIO* bio) { return *static_cast<TlsSocket*>(::BIO_get_data(bio)); }
@@ -22,7 +23,7 @@ TlsSocket& SocketOf(BIO* bio) { return *static_cast<TlsSocket*>(::BIO_get_data(b
 TlsSocket::TlsSocket(int fd) : fd_(fd), wanted_(kFirstReadAhead) {}
 
 const BIO_METHOD* TlsSocket::Method() {
-  // Lives as long as the process; OpenSSL's BIOs refer to it.
+  // Lives as long as the process, because OpenSSL's BIOs refer to it.
   static BIO_METHOD* const method = [] {
     BIO_METHOD* const made = ::BIO_meth_new(BIO_TYPE_SOURCE_SINK | ::BIO_get_new_index(), "ferry");
     ::BIO_meth_set_read(made, OnRead);
@@ -63,7 +64,8 @@ long TlsSocket::OnControl(BIO* bio, int command, long /*number*/, void* /*pointe
   return 0;
 }
 
-// As read(2), but for what was read ahead, and for EAGAIN when a second read is not allowed.
+// As read(2), except that buffered bytes come first, and that a second read of the socket fails
+// with EAGAIN.
 int TlsSocket::Read(std::byte* to, std::size_t bytes) {
   if (in_begin_ < in_end_) {
     const std::size_t n = std::min(bytes, held());
@@ -77,7 +79,7 @@ int TlsSocket::Read(std::byte* to, std::size_t bytes) {
     in_.reset(new std::byte[wanted_]);
     capacity_ = wanted_;
   }
-  // The rest of the record that is being read goes straight to where it is decrypted.
+  // The rest of the current record goes straight into OpenSSL's buffer.
   const std::array<iovec, 2> pieces = {iovec{to, bytes}, iovec{in_.get(), capacity_}};
   ssize_t got = 0;
   do {

@@ -1,3 +1,4 @@
+// Buffered socket I/O beneath OpenSSL.
 #pragma once
 #include <openssl/bio.h>
 
@@ -8,28 +9,28 @@
 
 namespace ferry::net::tcp {
 
-// The socket below a TLS stream. Reads much at a time, and keeps what is to be sent until Flush(),
-// so that a record, of at most 16 KiB, does not cost a system call of its own. (OpenSSL's own read
-// ahead moves what it holds to the front of its buffer for each record, as of 3.0.)
+// The socket beneath a TLS stream. Reads ahead and buffers output until Flush(), so that a record
+// (at most 16 KiB) does not cost a system call of its own. OpenSSL's read-ahead (as of 3.0) moves
+// its buffered bytes to the front for each record.
 class TlsSocket {
  public:
   explicit TlsSocket(int fd);
 
-  // For SSL_set_bio(), once; refers to this.
+  // A BIO for SSL_set_bio() that refers to this object; call once.
   BIO* MakeBio();
 
-  // Until this is called again the socket is read at most once.
+  // Permits one read of the socket, until this is called again.
   void AllowRead() noexcept {
     may_read_ = true;
     drained_ = false;
   }
-  // How many bytes are read ahead from now on.
+  // Sets how many bytes are read ahead from now on.
   void SetReadAhead(std::size_t bytes) { wanted_ = bytes; }
-  // For what is no record of the stream.
+  // Queues bytes that are not a record of the stream.
   void Queue(std::span<const std::byte> bytes) {
     out_.insert(out_.end(), bytes.begin(), bytes.end());
   }
-  // Sends what there is; false, with errno, while something is left.
+  // Sends the queued bytes; returns false, with errno, while some are left.
   bool Flush();
 
   bool drained() const noexcept { return drained_; }  // by the last read
@@ -55,7 +56,7 @@ class TlsSocket {
 
   std::unique_ptr<std::byte[]> in_;
   std::size_t capacity_ = 0;  // of in_
-  std::size_t wanted_;        // likewise, from the next read on
+  std::size_t wanted_;        // the same, from the next read on
   std::size_t in_begin_ = 0;
   std::size_t in_end_ = 0;
   std::vector<std::byte> out_;

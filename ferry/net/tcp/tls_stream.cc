@@ -1,3 +1,4 @@
+// The byte stream inside TLS.
 #include "ferry/net/tcp/tls_stream.h"
 
 #include <fmt/core.h>
@@ -18,18 +19,18 @@ namespace ferry::net::tcp {
 namespace {
 
 constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
-// Encrypted and sent at once, and read ahead: 128 KiB to 1 MiB measured alike on loopback.
+// Bytes encrypted and sent at once, and read ahead: 128 KiB to 1 MiB measured alike on loopback.
 constexpr std::size_t kTlsSendBytes = 128 * 1024;
 constexpr std::size_t kTlsReadAhead = 128 * 1024;
 constexpr std::size_t kDiscardPieces = 64;
-// What may wait for a peer to read it: a turn's records, and answers to its requests for new keys.
+// Maximum unsent output for a peer: one turn's records, and answers to its key update requests.
 constexpr std::size_t kMostUnsent = 2 * kTlsSendBytes;
 // The alert protocol_version (RFC 8446, 6).
 constexpr std::array<std::byte, 7> kNeedsTls = {std::byte{21}, std::byte{3}, std::byte{3},
                                                 std::byte{0},  std::byte{2}, std::byte{2},
                                                 std::byte{70}};
 
-// The common name of the peer's certificate, or all of its subject; printable, whatever is in it.
+// The common name of the peer's certificate, or its whole subject; control characters are escaped.
 std::string SubjectOf(X509* certificate) {
   X509_NAME* const subject = ::X509_get_subject_name(certificate);
   std::array<char, 256> name{};
@@ -99,14 +100,15 @@ bool TlsStream::has_heard_hello() const {
   return state != TLS_ST_BEFORE && state != TLS_ST_SR_CLNT_HELLO;
 }
 
-// As far as one read of the socket goes; true when the peer has said all it has to say.
+// Advances as far as one read of the socket allows; returns true when the peer's part is complete.
 Result<bool> TlsStream::StepHandshake() {
   ::ERR_clear_error();
   socket_.AllowRead();
   const int result = ::SSL_do_handshake(ssl_.get());
   if (result != 1 && ::SSL_get_error(ssl_.get(), result) != SSL_ERROR_WANT_READ) {
     NoteFailure();
-    // OpenSSL has no answer to bytes that are no TLS; ours may know what this one means.
+    // OpenSSL has no answer to bytes that are not TLS; a Tensorferry peer without TLS understands
+    // this alert.
     if (LooksLikeFrame(socket_.first())) socket_.Queue(kNeedsTls);
     (void)socket_.Flush();  // the alert
     return HandshakeError(socket_.error());
@@ -115,7 +117,7 @@ Result<bool> TlsStream::StepHandshake() {
   return result == 1;
 }
 
-// OpenSSL has seen to it, as it was told; but nothing is worth more here than to be sure.
+// OpenSSL has verified the peer already; this check guards against a mistake in its configuration.
 Status TlsStream::CheckPeer() {
   SSL* const ssl = ssl_.get();
   X509* const certificate = ::SSL_get0_peer_certificate(ssl);
@@ -128,7 +130,7 @@ Status TlsStream::CheckPeer() {
                              "another build of OpenSSL",
                              remote_));
   }
-  // RFC 9266: this label, and no context.
+  // RFC 9266: this label and an empty context.
   constexpr std::string_view kLabel = "EXPORTER-Channel-Binding";
   if (::SSL_export_keying_material(ssl, reinterpret_cast<unsigned char*>(channel_binding_.data()),
                                    channel_binding_.size(), kLabel.data(), kLabel.size(), nullptr,
@@ -156,7 +158,7 @@ Error TlsStream::HandshakeError(int error_number) {
                plain.message() + "; see its log, and set FERRY_TLS to the same on both sides");
 }
 
-// After a call that failed for good. What the system said stays in socket_.error().
+// Call after a fatal failure. The system's error stays in socket_.error().
 void TlsStream::NoteFailure() {
   if (failure_ || socket_.error() != 0) return;
   if (socket_.at_end() && ::ERR_peek_error() != 0 &&
@@ -190,15 +192,16 @@ ssize_t TlsStream::Readv(std::span<const iovec> pieces, std::size_t /*bytes*/) {
     const std::size_t filled = Fill(piece, /*to_the_end=*/total == 0, &end);
     total += filled;
     if (filled == piece.iov_len) continue;
-    // What came before an end counts; the end is found again.
+    // Return data that arrived before the end; the next read finds the end again.
     if (total == 0) return end;
     break;
   }
   return static_cast<ssize_t>(total);
 }
 
-// The bytes that were there for the piece; if too few, `end` is what read(2) would say next. With
-// `to_the_end` the socket is read until there is a byte or it is drained.
+// Returns the bytes available for the piece; if fewer than its size, `end` is the result that
+// read(2) would give next. With `to_the_end` the socket is read until there is a byte or it is
+// drained.
 std::size_t TlsStream::Fill(const iovec& piece, bool to_the_end, ssize_t* end) {
   std::size_t filled = 0;
   while (filled < piece.iov_len) {
@@ -211,7 +214,7 @@ std::size_t TlsStream::Fill(const iovec& piece, bool to_the_end, ssize_t* end) {
     const bool nothing_now = *end < 0 && errno == EAGAIN;
     if (nothing_now) drained_ = socket_.drained();
     if (!nothing_now || drained_ || !to_the_end || filled > 0) break;
-    socket_.AllowRead();  // it gave the beginning of a record, and has more
+    socket_.AllowRead();  // it returned the beginning of a record and has more
   }
   return filled;
 }
@@ -224,7 +227,7 @@ ssize_t TlsStream::EndOfRead(int result) {
   }
   if (why == SSL_ERROR_ZERO_RETURN) return 0;
   NoteFailure();
-  // The alert, which tells the peer; it does not matter if that cannot be sent any more.
+  // Sends the alert to the peer, if that is still possible.
   (void)socket_.Flush();
   errno = failure_ ? EPROTO : socket_.error();
   return -1;
@@ -242,8 +245,8 @@ ssize_t TlsStream::Discard(std::size_t bytes) {
   return Readv(std::span(pieces.data(), used), asked);
 }
 
-// Who refuses a certificate says so and closes, and what this side has sent meanwhile makes that a
-// reset, which is seen first.
+// A peer that refuses our certificate sends an alert and closes. Data that we sent meanwhile turns
+// that into a reset, which the kernel reports before the alert.
 void TlsStream::FindReason() {
   if (failure_) return;
   while (Discard(kDiscardPieces * kRecordBytes) > 0) {
@@ -284,7 +287,7 @@ std::size_t TlsStream::Encrypt(std::span<const iovec> pieces) {
   return total;
 }
 
-// A whole record out of one piece is encrypted from where it lies; smaller ones are gathered.
+// A whole record from one piece is encrypted in place; smaller pieces are gathered.
 std::span<const std::byte> TlsStream::NextRecord(IoCursor* cursor) {
   if (!record_) record_.reset(new std::byte[kRecordBytes]);
   std::size_t gathered = 0;
@@ -306,7 +309,7 @@ std::span<const std::byte> TlsStream::NextRecord(IoCursor* cursor) {
   return {record_.get(), gathered};
 }
 
-// The bytes of the record; 0 for a failure.
+// Returns the record's bytes; 0 after a failure.
 std::size_t TlsStream::EncryptRecord(IoCursor* cursor) {
   if (records_++ == records_per_key_) {
     records_ = 1;

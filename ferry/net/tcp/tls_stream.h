@@ -1,3 +1,4 @@
+// The byte stream inside TLS.
 #pragma once
 #include <openssl/ssl.h>
 
@@ -21,25 +22,26 @@ struct SslTraits {
   static void Destroy(Handle ssl) noexcept { ::SSL_free(ssl); }
 };
 
-// TLS 1.3 on a connected socket. What was read is in the caller's memory only once its record was
-// found to be genuine.
+// TLS 1.3 on a connected socket. Data reaches the caller's memory only after its record was
+// authenticated.
 class TlsStream final : public ByteStream {
  public:
   enum class Role { kConnects, kAccepts };
   enum class Progress { kWaiting, kDone };
-  // A new key after so many records: AES-GCM may encrypt 2^24.5 with one (RFC 8446, 5.5).
+  // The key is updated after this many records: AES-GCM may encrypt 2^24.5 with one (RFC 8446,
+  // 5.5).
   static constexpr std::uint64_t kRecordsPerKey = 1 << 23;
 
-  // `remote` is for messages. Errors: kUnavailable.
+  // `remote` is for messages. Errors: kUnavailable (no memory).
   static Result<std::unique_ptr<TlsStream>> Create(std::shared_ptr<const TlsContext> context,
                                                    int fd, Role role, std::string remote,
                                                    std::uint64_t records_per_key = kRecordsPerKey);
 
-  // Does as much of the handshake as the socket allows; to be called again at its next event.
-  // Before it is done nothing else is. Errors: kRefused (either side does not accept the other),
-  // kCorrupt (no TLS), kPeerLost, kUnavailable (reset in the middle).
+  // Advances the handshake as far as the socket allows; call again at its next event. No other call
+  // is allowed before kDone. Errors: kRefused (either side rejects the other), kCorrupt (the peer
+  // does not speak TLS), kPeerLost, kUnavailable (reset during the handshake).
   Result<Progress> Handshake();
-  // On the accepting side: whether the caller's first message has come whole and was understood.
+  // On the accepting side: whether the peer's first message is complete and valid.
   bool has_heard_hello() const;
 
   ssize_t Readv(std::span<const iovec> pieces, std::size_t bytes) override;
@@ -61,13 +63,13 @@ class TlsStream final : public ByteStream {
   Error HandshakeError(int error_number);
   void NoteFailure();
   std::size_t Fill(const iovec& piece, bool to_the_end, ssize_t* end);
-  // 0, or -1 with errno, which is EAGAIN when nothing is there now.
+  // Returns 0, or -1 with errno, which is EAGAIN when no data is available.
   ssize_t EndOfRead(int result);
   std::size_t Encrypt(std::span<const iovec> pieces);
   std::span<const std::byte> NextRecord(IoCursor* cursor);
   std::size_t EncryptRecord(IoCursor* cursor);
 
-  const std::shared_ptr<const TlsContext> context_;  // with the provider and other streams
+  const std::shared_ptr<const TlsContext> context_;  // shared with the provider and other streams
   const std::string remote_;
   const std::uint64_t records_per_key_;
   TlsSocket socket_;
@@ -77,8 +79,8 @@ class TlsStream final : public ByteStream {
   std::string security_;
   ChannelBinding channel_binding_{};
 
-  std::size_t accepted_ = 0;              // bytes that are encrypted and not all sent
-  std::uint64_t records_ = 0;             // under the present key
+  std::size_t accepted_ = 0;              // encrypted and not completely sent
+  std::uint64_t records_ = 0;             // with the current key
   std::unique_ptr<std::byte[]> record_;   // gathers small pieces
   std::unique_ptr<std::byte[]> scratch_;  // of Discard
 };

@@ -1,3 +1,4 @@
+// Tests of TLS streams: bytes, errors and key updates.
 #include "ferry/net/tcp/tls_stream.h"
 
 #include <fcntl.h>
@@ -35,7 +36,7 @@ std::vector<iovec> Pieces(std::vector<std::byte>& bytes, std::size_t piece) {
   return pieces;
 }
 
-// Two streams over a pair of sockets, greeted; `wire` of one can be opened to do harm.
+// Two streams over a pair of sockets, after the handshake; a test can tamper with `wire`.
 class TlsStreamTest : public ::testing::Test {
  protected:
   void Open(std::uint64_t records_per_key = TlsStream::kRecordsPerKey) {
@@ -59,7 +60,7 @@ class TlsStreamTest : public ::testing::Test {
     }
     ASSERT_EQ(done, 2);
   }
-  // All of `from`, piece by piece, into all of `to`.
+  // Moves all of `from`, piece by piece, into all of `to`.
   void Move(std::vector<iovec> from, std::vector<iovec> to) {
     IoCursor out(from);
     IoCursor in(to);
@@ -88,7 +89,7 @@ class TlsStreamTest : public ::testing::Test {
       EXPECT_EQ(errno, EAGAIN);
       EXPECT_TRUE(far_->drained());
     }
-    // What is not announced by an event has been taken.
+    // Input that epoll will not report must have been read.
     EXPECT_TRUE(!far_->drained() || got < static_cast<ssize_t>(asked));
     if (got > 0) in->Advance(static_cast<std::size_t>(got));
     return got > 0;
@@ -103,7 +104,7 @@ class TlsStreamTest : public ::testing::Test {
     return near_->Writev({&piece, 1});
   }
 
-  // `far_` greeted by OpenSSL's own client.
+  // Opens `far_` against OpenSSL's own client.
   UniqueHandle<SslTraits> OpenRaw() {
     std::array<int, 2> ends{};
     FERRY_CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()) == 0);
@@ -122,7 +123,7 @@ class TlsStreamTest : public ::testing::Test {
     FERRY_CHECK(false);
     return ssl;
   }
-  // Whether `far_` gives up on a peer that changes its keys again and again and says nothing.
+  // Whether `far_` gives up on a peer that updates its keys repeatedly without reading answers.
   bool GivesUpOnNewKeys(int how, int at_once) {
     const UniqueHandle<SslTraits> ssl = OpenRaw();
     for (int i = 0; i < 60'000; ++i) {

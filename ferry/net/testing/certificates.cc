@@ -1,3 +1,4 @@
+// Issues certificates for tests.
 #include "ferry/net/testing/certificates.h"
 
 #include <gtest/gtest.h>

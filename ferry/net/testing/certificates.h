@@ -1,3 +1,4 @@
+// A certificate authority for tests.
 #pragma once
 #include <memory>
 #include <string>
@@ -6,8 +7,8 @@
 
 namespace ferry::net {
 
-// An authority for tests, with the certificates that it issues, as PEM files in a folder of their
-// own that goes with it. What cannot be made aborts.
+// A certificate authority for tests, and the certificates that it issues, as PEM files in a folder
+// that is deleted with the object. Aborts on failure.
 class TestAuthority {
  public:
   // A certificate and its key.
@@ -21,12 +22,12 @@ class TestAuthority {
   TestAuthority(const TestAuthority&) = delete;
   TestAuthority& operator=(const TestAuthority&) = delete;
 
-  // Of the authority's own certificate.
+  // The file with the authority's own certificate.
   const std::string& file() const noexcept { return file_; }
-  // For DNS:`name` and, where it is not empty, IP:`address`, valid until so many days from now,
-  // which may be in the past.
+  // A certificate for DNS:`name` and, if not empty, IP:`address`, valid for `days` days from now,
+  // which may be negative.
   Issued Issue(const std::string& name, const std::string& address = {}, int days = 30);
-  // `base` with tls=cert, a new certificate for `name`, and this authority for that of the peer.
+  // `base` with tls=cert, a new certificate for `name`, and this authority for verifying the peer.
   Config Use(Config base, const std::string& name);
 
  private:

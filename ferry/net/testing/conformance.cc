@@ -1,3 +1,4 @@
+// Conformance suite of providers: frames, placements, ends and moves.
 #include "ferry/net/testing/conformance.h"
 
 #include <gmock/gmock.h>
@@ -103,7 +104,7 @@ TEST_P(ProviderConformance, FramesArriveInOrderWithTheirMetadataAndPayload) {
 
 TEST_P(ProviderConformance, PiecesOfAnySizeMeetPiecesOfAnyOtherSize) {
   ASSERT_NO_FATAL_FAILURE(ConnectAndAttach());
-  // Single bytes are for short payloads only; they are still more than one system call takes.
+  // Single bytes only for short payloads; they are still more than one system call takes.
   const std::vector<std::size_t> single = {1};
   const std::vector<std::vector<std::size_t>> shapes = {
       single, {1, 4095, 4097, 2 * kMiB}, {65536}, {3 * kMiB + 1}, {17, 1, 300'000}};
@@ -176,8 +177,8 @@ TEST_P(ProviderConformance, BothDirectionsWorkAtOnce) {
 TEST_P(ProviderConformance, CallbacksMaySend) {
   constexpr int kRounds = 300;
   ASSERT_NO_FATAL_FAILURE(Connect());
-  // A ball that each end returns from inside OnFrame; from the far end it comes with a payload,
-  // and from the near end another frame follows each one that was sent.
+  // Each end returns a frame from inside OnFrame; the far end adds a payload, and the near end
+  // sends another frame after each sent one.
   far_->on_frame = [&](const std::string& meta, std::uint64_t) -> LaneEnd::Choice {
     if (meta != "ball") return Placement{};
     far_->lane().Send(Make(*far_, "back", 1000));
@@ -268,7 +269,7 @@ TEST_P(ProviderConformance, APausedFrameIsOfferedAgainAfterEachResume) {
   near_->Send(frames);
   for (int round = 1; round <= 3; ++round) {
     ASSERT_TRUE(tally_.AwaitAtLeast(round));
-    // Whatever arrives meanwhile, the lane says nothing.
+    // Whatever arrives meanwhile, a paused lane calls nothing.
     frames.push_back(Make(*near_, "more " + std::to_string(round)));
     near_->Send(frames.back());
     far_->Do([](Lane&) {});
@@ -391,7 +392,7 @@ TEST_P(ProviderConformance, CloseDropsQueuedFramesAndNoCallbackFollows) {
   near_->Do([&](Lane& lane) {
     for (TestFrame* frame : frames) lane.Send(frame);
     lane.Close();
-    // Theirs no more: nothing may read them.
+    // The frames are the sender's again: the lane must not read them.
     for (TestFrame* frame : frames) *frame = TestFrame();
   });
   const auto closed = far_->AwaitClosed();

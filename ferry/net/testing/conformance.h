@@ -1,3 +1,4 @@
+// The conformance suite that every provider must pass.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -17,18 +18,18 @@
 //                            ConformanceCaseName);
 namespace ferry::net {
 
-// What the suite must know of a provider; made anew for each test.
+// The provider-specific part of the suite; created anew for each test.
 class ConformanceTarget {
  public:
   virtual ~ConformanceTarget() = default;
-  // Why these tests cannot run on this machine; empty: they can.
+  // Why these tests cannot run on this machine; empty if they can.
   virtual std::string Unavailable() { return {}; }
-  // Twice: one for each end.
+  // Called twice: once for each end.
   virtual std::unique_ptr<Provider> MakeProvider() = 0;
   virtual Config MakeConfig() { return {}; }
   // Where to listen; port 0.
   virtual Address ListenAddress() = 0;
-  // Where connects get no answer. Lasts as long as the target.
+  // An address where connects get no answer, for the lifetime of the target.
   virtual Address SilentAddress() = 0;
   // For tests of large payloads.
   virtual std::size_t LargeBytes() { return std::size_t{64} << 20; }
@@ -45,13 +46,13 @@ class ProviderConformance : public ::testing::TestWithParam<ConformanceCase> {
  protected:
   void SetUp() override;
 
-  // Makes a lane; neither end is attached.
+  // Creates a lane; neither end is attached.
   void Connect();
   void ConnectAndAttach();
   // A frame of `bytes` in pieces of these sizes, with a pattern that depends on the metadata.
   TestFrame* Make(LaneEnd& end, std::string_view meta, std::size_t bytes = 0,
                   std::span<const std::size_t> pieces = {});
-  // Whether what arrived is what the frames hold, in their order.
+  // Whether the arrived frames equal the given ones, in order.
   static ::testing::AssertionResult Match(std::span<TestFrame* const> frames,
                                           std::span<const Arrived> arrived);
   std::size_t large() const { return target_->LargeBytes(); }
@@ -62,7 +63,7 @@ class ProviderConformance : public ::testing::TestWithParam<ConformanceCase> {
   std::unique_ptr<TestHost> near_host_;  // connects
   std::unique_ptr<TestHost> far_host_;   // listens
   Address address_;                      // of far_host_, once connected
-  // For the ends' callbacks, which may come until the ends go.
+  // Used by the ends' callbacks, which may run until the ends are destroyed.
   Tally tally_;
   Scatter place_;
   std::size_t moves_ = 0;

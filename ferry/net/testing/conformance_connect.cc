@@ -1,3 +1,4 @@
+// Conformance suite of providers: listening and connecting.
 #include <gmock/gmock.h>
 
 #include <memory>
@@ -40,7 +41,7 @@ TEST_P(ProviderConformance, ListeningTakesAFreePortOfTheConfiguredRange) {
     config.port_last = static_cast<std::uint16_t>(any->port + 1);
     const auto first = far_host_->Listen(target_->ListenAddress(), config);
     const auto second = near_host_->Listen(target_->ListenAddress(), config);
-    if (!first || !second) continue;  // another process has one of the two
+    if (!first || !second) continue;  // another process has one of the two ports
     EXPECT_EQ(first->port, config.port_first);
     EXPECT_EQ(second->port, config.port_last);
     TestHost third(target_->MakeProvider());
@@ -88,10 +89,10 @@ TEST_P(ProviderConformance, ConnectingWithoutAnAnswerTimesOutAtItsDeadline) {
   EXPECT_THAT(timed_out.error().message(), HasSubstr(silent.ToString()));
 }
 
-// What waits for the answer used to live on, and with it all that it owned.
+// Regression: the pending connect lived on, with everything that it owned.
 TEST_P(ProviderConformance, AConnectUnderWayGoesWithItsLoop) {
   const Address silent = target_->SilentAddress();
-  const auto owned = std::make_shared<int>(1);  // counts the callbacks that are left
+  const auto owned = std::make_shared<int>(1);  // counts the remaining callbacks
   auto loop = EventLoop::Create();
   ASSERT_TRUE(loop);
   (*loop)->PostOrRun([&] {

@@ -1,3 +1,4 @@
+// A lane of the in-memory network.
 #include "ferry/net/testing/fake_lane.h"
 
 #include <algorithm>
@@ -25,7 +26,7 @@ std::span<const std::byte> PieceOf(const auto& queued, std::size_t index) {
   return {static_cast<const std::byte*>(piece.iov_base), piece.iov_len};
 }
 
-// Neither destruction nor Attach() may come from inside a callback.
+// Destruction and Attach() are not allowed inside a callback.
 class Calling {
  public:
   explicit Calling(bool* flag) : flag_(flag), before_(std::exchange(*flag, true)) {}
@@ -68,7 +69,7 @@ void FakeLane::Attach(EventLoop* loop, LaneHandler* handler) {
   if (receiving_ == Receiving::kPaused) receiving_ = Receiving::kOffer;
   loop_ = loop;
   handler_ = handler;
-  // The new loop may use this object as soon as it is bound, so that comes last.
+  // Bind last: the new loop may use this object immediately afterwards.
   if (!closed_) link_->Bind(side_, loop, this);
 }
 
@@ -87,8 +88,8 @@ void FakeLane::Flush() {
   if (!closed_) FlushOnLoop();
 }
 
-// As TCP does: an unfinished frame never arrives as a whole one, and what was reported as sent
-// still arrives if there is no reset.
+// As with TCP, an unfinished frame never arrives as a whole one, and frames reported as sent still
+// arrive unless the connection is reset.
 void FakeLane::LeaveLoop(bool reset) {
   if (std::exchange(closed_, true)) return;
   if (loop_ != nullptr) {
@@ -186,7 +187,7 @@ void FakeLane::WaitFor(const FakeLink::Taken& taken) {
   }
 }
 
-// Where the next bytes go.
+// Where the next received bytes are stored.
 std::span<std::byte> FakeLane::Target() {
   if (receiving_ == Receiving::kDiscard) {
     return std::span(buffer_).first(std::min<std::uint64_t>(buffer_.size(), payload_left_));

@@ -1,3 +1,4 @@
+// A lane of the in-memory network.
 #pragma once
 #include <array>
 #include <atomic>

@@ -1,3 +1,4 @@
+// A connection of the in-memory network, with faults.
 #include "ferry/net/testing/fake_link.h"
 
 #include <algorithm>
@@ -17,7 +18,7 @@ void FakeLink::SetFaults(const FakeFaults& faults) {
   pipes_[kListener].cut = faults.cut_to_connector;
   for (const Side side : {kConnector, kListener}) {
     pipes_[side].random.seed(faults.seed * 0x9E3779B97F4A7C15U + 2 * index_ + side);
-    // There may be room now, or less to read per turn.
+    // There may be room now, or a smaller receive limit.
     WakeLocked(side);
   }
 }
@@ -70,7 +71,8 @@ void FakeLink::WakeLocked(Side side) {
   End& end = ends_[side];
   if (end.loop == nullptr || end.woken) return;
   end.woken = true;
-  // Under the mutex: the loop may only go once its lane has closed, which takes the mutex too.
+  // Under the mutex: the loop may be destroyed only after its lane has closed, which takes the
+  // mutex too.
   end.loop->Post([self = shared_from_this(), side, loop = end.loop] { self->RunWake(side, loop); });
 }
 
@@ -79,12 +81,12 @@ void FakeLink::RunWake(Side side, const EventLoop* loop) {
   {
     const std::lock_guard lock(mutex_);
     End& end = ends_[side];
-    // A lane that has moved has got a wake-up on its new loop.
+    // A lane that has moved has received a wake-up on its new loop.
     if (end.loop != loop) return;
     end.woken = false;
     waker = end.waker;
   }
-  // The lane cannot go meanwhile: it is destroyed on this loop.
+  // The lane cannot be destroyed meanwhile: that happens on this loop.
   waker->OnWakeOnLoop();
 }
 
@@ -103,12 +105,12 @@ void FakeLink::Close(Side side, bool drop) {
   if (std::exchange(end.closed, true)) return;
   end.loop = nullptr;
   end.waker = nullptr;
-  // Nobody reads these any more, and the peer may go on writing until it has seen the end.
+  // These bytes have no reader any more; the peer may keep writing until it sees the end.
   pipes_[Other(side)].chunks.clear();
   pipes_[Other(side)].held = 0;
-  // After a cut nothing more of this side gets through, not even a reset.
+  // After a cut nothing more from this side arrives, not even a reset.
   if (down_) {
-    // The peer does not get to know.
+    // The peer is not notified.
   } else if (drop && !end.failed) {
     FailLocked(LaneLoss::kReset);
   } else {

@@ -1,3 +1,4 @@
+// A connection of the in-memory network, with faults.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -13,16 +14,16 @@
 
 namespace ferry::net {
 
-// The most that a lane moves in one turn of its loop.
+// Maximum bytes that a lane moves in one turn of its loop.
 inline constexpr std::size_t kTurnBytes = 4 << 20;
 
-// What is between the two lanes of a connection: a pipe of bytes for each direction, with the
-// network's faults. Any thread. Owned by the lanes, their wake-ups under way, and the network.
+// The connection between two lanes: a byte pipe for each direction, with the network's faults. Any
+// thread. Owned jointly by the lanes, by wake-ups in flight and by the network.
 class FakeLink : public std::enable_shared_from_this<FakeLink> {
  public:
   enum Side : std::size_t { kConnector = 0, kListener = 1 };
 
-  // Gets told, on its loop, that bytes, room or the end may be there.
+  // Notified on its loop that bytes, room or the end may be available.
   class Waker {
    public:
     virtual void OnWakeOnLoop() = 0;
@@ -31,7 +32,7 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
     ~Waker() = default;
   };
 
-  // `host`: which of the network's hosts, and so by which interface, it was connected to.
+  // `host`: the host of the network that was dialled, which also determines the interface.
   FakeLink(std::size_t index, std::string host) : index_(index), host_(std::move(host)) {}
 
   const std::string& host() const noexcept { return host_; }
@@ -39,22 +40,22 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
   void SetFaults(const FakeFaults& faults);
   void Cut();
   void Reset();
-  // Both sides find that the network has given up.
+  // Both sides see the network give up the connection.
   void Unreach();
-  // While set, what is written is lost, whatever the faults say.
+  // While set, written bytes are lost, whatever the faults say.
   void SetDown(bool down);
   std::uint64_t BytesSent(FakeDirection direction) const;
 
-  // Wake-ups of this side go to the waker on `loop` from now on; one comes at once.
+  // From now on wake-ups of this side go to the waker on `loop`; one comes at once.
   void Bind(Side side, EventLoop* loop, Waker* waker);
-  // No wake-up begins after this. With `drop`, what is on its way to the peer is lost.
+  // No wake-up begins after this. With `drop`, bytes in flight to the peer are lost.
   void Close(Side side, bool drop);
 
-  // Once the connection has failed, how: nothing more can be read or written.
+  // How the connection failed, once it has; nothing can be read or written then.
   std::optional<LaneLoss> Failed(Side side) const;
-  // How many bytes may be written now, at most `most`. When 0, a wake-up will follow.
+  // How many bytes may be written now, at most `most`. After 0, a wake-up will follow.
   std::size_t Room(Side side, std::size_t most);
-  // Not more than there is room for.
+  // The bytes must fit into Room().
   void Write(Side side, std::vector<std::byte> bytes);
 
   struct Taken {
@@ -63,9 +64,9 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
     std::size_t bytes = 0;   // for kBytes
     Clock::time_point when;  // for kLater
   };
-  // For kNothing, a wake-up will follow.
+  // After kNothing, a wake-up will follow.
   Taken Take(Side side, std::span<std::byte> into);
-  // How much one turn may receive.
+  // Maximum bytes that one turn may receive.
   std::size_t TurnBytes(Side side);
   std::uint64_t pipe_bytes() const;
   bool another_machine() const;
@@ -92,7 +93,7 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
   struct End {
     EventLoop* loop = nullptr;
     Waker* waker = nullptr;
-    bool woken = false;  // a wake-up is under way
+    bool woken = false;  // a wake-up is in flight
     std::optional<LaneLoss> failed;
     bool closed = false;
   };

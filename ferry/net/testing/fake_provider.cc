@@ -1,3 +1,4 @@
+// The in-memory network and its providers.
 #include "ferry/net/testing/fake_provider.h"
 
 #include <fmt/core.h>
@@ -18,14 +19,14 @@ namespace {
 constexpr unsigned kFirstPort = 10'000;
 constexpr unsigned kFirstConnectorPort = 40'000;
 
-// Shared by the listener, the network's table, and lanes on their way.
+// Shared by the listener, the network's table and lanes in flight.
 struct Listening {
   EventLoop* loop;
   Provider::Accepted accepted;  // on the loop, like `open`
   bool open = true;
 };
 
-// A listener's loop and what it wants to be told; on the loop.
+// A watcher's loop and its callback; used on the loop only.
 struct Watching {
   EventLoop* loop;
   Provider::LinkChanged changed;
@@ -46,27 +47,27 @@ Error BadAddress(const Address& address) {
 
 }  // namespace
 
-// What a network's providers and listeners share, so that none need outlive another.
+// State that a network's providers and listeners share, so that none must outlive another.
 class FakeNetwork::State {
  public:
   void SetAnswer(FakeAnswer answer);
   void SetFaults(const FakeFaults& faults);
   void SetFaults(std::size_t connection, const FakeFaults& faults);
   std::size_t connections() const;
-  std::shared_ptr<FakeLink> LinkAt(std::size_t connection) const;  // as the caller's
+  std::shared_ptr<FakeLink> LinkAt(std::size_t connection) const;  // with the caller
 
-  // The port that was taken.
+  // Returns the port that was bound.
   Result<std::uint16_t> Listen(const Address& address, const Config& config,
-                               std::shared_ptr<Listening> listening);  // as the listener's
+                               std::shared_ptr<Listening> listening);  // with the listener
   void StopListening(std::uint16_t port);
-  // To a connect to this host.
+  // How a connect to this host is answered.
   FakeAnswer AnswerAt(const std::string& host) const;
   Result<std::unique_ptr<Lane>> Connect(const Address& address);
 
   void SetInterfaces(std::size_t count);
   std::size_t interfaces() const;
   void SetLink(std::string_view host, bool up, bool announce);
-  void Watch(std::shared_ptr<Watching> watching);  // as the watch's
+  void Watch(std::shared_ptr<Watching> watching);  // with the watch
   void StopWatching(const Watching* watching);
 
  private:
@@ -198,7 +199,8 @@ Result<std::unique_ptr<Lane>> FakeNetwork::State::Connect(const Address& address
   const std::string here = Address{address.host, port}.ToString();
   const std::string there = address.ToString();
   auto accepted = std::make_unique<FakeLane>(link, FakeLink::kListener, there, here);
-  // Under the mutex, as the listener and then its loop may go once they are out of the table.
+  // Under the mutex: the listener, and then its loop, may be destroyed once they have left the
+  // table.
   found->second->loop->Post([listening = found->second, lane = std::move(accepted)]() mutable {
     if (listening->open) listening->accepted(std::move(lane));
   });
@@ -226,8 +228,8 @@ class FakeListener final : public Listener {
   const Address& address() const override { return address_; }
 
  private:
-  const std::shared_ptr<FakeNetwork::State> network_;  // with the providers
-  const std::shared_ptr<Listening> listening_;         // with lanes on their way
+  const std::shared_ptr<FakeNetwork::State> network_;  // shared with the providers
+  const std::shared_ptr<Listening> listening_;         // shared with lanes in flight
   const Address address_;
 };
 
@@ -243,8 +245,8 @@ class FakeLinkWatch final : public LinkWatch {
   }
 
  private:
-  const std::shared_ptr<FakeNetwork::State> network_;  // with the providers
-  const std::shared_ptr<Watching> watching_;           // with news on their way
+  const std::shared_ptr<FakeNetwork::State> network_;  // shared with the providers
+  const std::shared_ptr<Watching> watching_;           // shared with notices in flight
 };
 
 class FakeProvider final : public Provider {
@@ -302,7 +304,7 @@ class FakeProvider final : public Provider {
   }
 
  private:
-  const std::shared_ptr<FakeNetwork::State> network_;  // with the other providers
+  const std::shared_ptr<FakeNetwork::State> network_;  // shared with the other providers
 };
 
 }  // namespace

@@ -1,3 +1,4 @@
+// A TCP proxy that delays, cuts and corrupts.
 #include "ferry/net/testing/fault_proxy.h"
 
 #include <fmt/core.h>
@@ -141,8 +142,8 @@ void FaultProxy::Main() {
   }
 }
 
-// Sleeps until something can be done. A descriptor of which nothing is wanted is left out, as poll
-// would report its hang-up over and over.
+// Sleeps until something can be done. Leaves out descriptors that it waits for nothing on, because
+// poll would report their hang-up again and again.
 void FaultProxy::WaitLocked(std::unique_lock<std::mutex>& lock) {
   polled_.assign(1, {wake_.get(), POLLIN, 0});
   Deadline wake = Deadline::Never();
@@ -157,7 +158,7 @@ void FaultProxy::WaitLocked(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
-// Adds what the flow waits for; if that is time, returns it.
+// Adds the events that the flow waits for; if it waits for time, returns that deadline.
 Deadline FaultProxy::WantLocked(const Flow& flow) {
   if (flow.bytes.empty()) {
     if (!flow.ended) polled_.push_back({flow.from, POLLIN, 0});
@@ -175,7 +176,7 @@ void FaultProxy::AcceptLocked() {
     ++accepted_;
     auto target = OpenTcp(target_.family());
     if (!target) continue;
-    // A refusal shows when the connection is served.
+    // A refused connection is detected when the connection is served.
     (void)::connect(target->get(), target_.get(), target_.length);
     if (TalksToItself(target->get(), target_)) continue;
     SetNoDelay(client.get());
@@ -198,13 +199,13 @@ void FaultProxy::ServeLocked(Connection& connection) {
   for (Flow& flow : connection.flows) {
     if (connection.dead) return;
     if (!ReadLocked(flow, connection.draining) || !ForwardLocked(flow)) return Kill(connection);
-    if (connection.dead) return;  // by a cut
+    if (connection.dead) return;  // killed by a cut
     ended = ended && flow.ended && flow.bytes.empty();
   }
   if (ended) connection.dead = true;
 }
 
-// False when the connection has failed.
+// Returns false when the connection has failed.
 bool FaultProxy::ReadLocked(Flow& flow, bool draining) {
   while (!flow.ended && flow.bytes.empty()) {
     std::size_t most = kReadBytes;
@@ -223,7 +224,7 @@ bool FaultProxy::ReadLocked(Flow& flow, bool draining) {
   return true;
 }
 
-// How many of the flow's bytes may go on now, and changes the one that is to be corrupted.
+// Returns how many of the flow's bytes may be forwarded now, and corrupts the selected byte.
 std::size_t FaultProxy::PrepareLocked(Flow& flow) {
   const std::size_t index = IndexOf(flow.direction);
   const std::uint64_t begin = forwarded_[index];
@@ -238,7 +239,7 @@ std::size_t FaultProxy::PrepareLocked(Flow& flow) {
   return most;
 }
 
-// False when the connection has failed.
+// Returns false when the connection has failed.
 bool FaultProxy::ForwardLocked(Flow& flow) {
   if (!flow.bytes.empty() && flow.due <= Clock::now()) {
     const std::size_t most = PrepareLocked(flow);
@@ -263,7 +264,7 @@ void FaultProxy::CutLocked(ProxyCut how) {
       Kill(connection);
       continue;
     }
-    // Closing with bytes unread would send a reset: both streams end, and the rest is drained.
+    // Closing with unread bytes would send a reset, so both streams end and the rest is drained.
     connection.draining = true;
     for (Flow& flow : connection.flows) {
       flow.bytes.clear();

@@ -1,3 +1,4 @@
+// A TCP proxy that delays, cuts and corrupts.
 #pragma once
 #include <poll.h>
 
@@ -21,16 +22,15 @@ namespace ferry::net {
 enum class ProxyDirection : unsigned char { kToTarget, kToClient };
 enum class ProxyCut : unsigned char { kClose, kReset };
 
-// Stands between TCP clients and one listening port, and does to their bytes what networks do.
-// Runs on a thread of its own. All methods may be called by any thread at any time; what they set
-// holds for all connections together, and offsets count the bytes forwarded one way over all
-// connections since the start.
+// Relays between TCP clients and one listening port, and injects network faults. Runs on its own
+// thread. Any thread may call any method at any time. Settings apply to all connections together,
+// and offsets count the bytes forwarded in one direction over all connections since the start.
 class FaultProxy {
  public:
-  // Listens on a free port of 127.0.0.1. `seed`: of the random sizes and delays. Errors:
+  // Listens on a free port of 127.0.0.1. `seed` determines the random sizes and delays. Errors:
   // kInvalidArgument for a target that is not numeric, kUnavailable.
   static Result<std::unique_ptr<FaultProxy>> Start(const Address& target, std::uint64_t seed = 1);
-  // Resets what is still open.
+  // Resets all open connections.
   ~FaultProxy();
   FaultProxy(const FaultProxy&) = delete;
   FaultProxy& operator=(const FaultProxy&) = delete;
@@ -38,19 +38,20 @@ class FaultProxy {
   // Where clients connect in place of the target.
   const Address& address() const noexcept { return address_; }
 
-  // Forwards 1..bytes at a time; 0, as at first: as much as there is.
+  // Forwards 1..bytes at a time; 0, the default: as much as is available.
   void SetPieceBytes(std::size_t bytes);
-  // Each piece waits 0..delay.
+  // Delays each piece by 0..delay.
   void SetDelay(microseconds delay);
-  // A black hole: connections stay open, new ones too, and nothing is forwarded until this ends.
+  // A black hole: connections stay open, new ones too, and nothing is forwarded until this is
+  // reset.
   void SetStalled(bool stalled);
-  // Ends every connection once the byte before `offset` has been forwarded; later ones are served.
-  // kClose is seen as an end of the stream, kReset as a lost connection.
+  // Ends every connection once the byte before `offset` has been forwarded; later connections work.
+  // Peers see kClose as the end of the stream and kReset as a lost connection.
   void CutAt(ProxyDirection direction, std::uint64_t offset, ProxyCut how);
   void CutNow(ProxyCut how);
-  // Resets one connection, the `index`th of those that are open, counted round.
+  // Resets one connection: number `index` of the open ones, modulo their count.
   void ResetOne(std::size_t index);
-  // Inverts the byte at `offset`, if it has not been forwarded yet.
+  // Inverts the byte at `offset`, unless it was already forwarded.
   void CorruptAt(ProxyDirection direction, std::uint64_t offset);
 
   std::uint64_t forwarded(ProxyDirection direction) const;

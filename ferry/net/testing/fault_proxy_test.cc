@@ -1,3 +1,4 @@
+// Tests of the fault proxy.
 #include "ferry/net/testing/fault_proxy.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +25,7 @@ class FaultProxyTest : public ::testing::Test {
     client_.emplace(RawPeer::ConnectTo(proxy_->address()));
     target_.emplace(listener_.Accept());
   }
-  // What arrives of these bytes at the target until they all have, or the stream ends.
+  // The bytes that arrive at the target, until all have arrived or the stream ends.
   std::vector<std::byte> SendToTarget(std::span<const std::byte> bytes) {
     std::vector<std::byte> arrived;
     std::thread reader([&] { arrived = target_->Read(bytes.size()); });

@@ -1,3 +1,4 @@
+// Lane handlers and hosts for tests.
 #include "ferry/net/testing/lane_end.h"
 
 #include <gtest/gtest.h>
@@ -99,7 +100,7 @@ void RunOn(EventLoop& loop, FunctionRef<void()> task) {
     task();
     ended.Add();
   });
-  // The task has references into this frame: there is no way on without it.
+  // The task refers to this frame, so continuing after a timeout would be unsafe.
   FERRY_CHECK(ended.AwaitAtLeast(1));
 }
 

@@ -1,3 +1,4 @@
+// Lane handlers and hosts that tests can wait on.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -15,18 +16,19 @@
 #include "ferry/core/testing/random_bytes.h"
 #include "ferry/net/provider.h"
 
-// Tools for tests of lanes: the provider's callbacks, turned into things that a test can wait for.
+// Tools for tests of lanes: they turn the provider's callbacks into events that a test can wait
+// for.
 namespace ferry::net {
 
-// For waits that end soon unless something is broken.
+// Timeout of waits that end soon unless something is broken.
 inline constexpr std::chrono::seconds kPatience{60};
 
 std::span<const std::byte> AsBytes(std::string_view text);
 std::string AsText(std::span<const std::byte> bytes);
-// Sizes that add up to `total`, taken from `sizes` over and over.
+// Sizes that add up to `total`, taken cyclically from `sizes`.
 std::vector<std::size_t> CutInto(std::uint64_t total, std::span<const std::size_t> sizes);
 
-// Scattered memory: pieces that lie in another order than they are used in, with guard bytes
+// Scattered memory: pieces whose order in memory differs from their order of use, with guard bytes
 // between them.
 class Scatter {
  public:
@@ -45,12 +47,12 @@ class Scatter {
   std::size_t bytes_ = 0;
 };
 
-// Counts something that happens on another thread.
+// Counts an event that happens on another thread.
 class Tally {
  public:
   void Add();
   int count() const;
-  // False when that does not happen in kPatience.
+  // Returns false after kPatience.
   bool AwaitAtLeast(int count);
 
  private:
@@ -59,7 +61,7 @@ class Tally {
   int count_ = 0;
 };
 
-// Runs `task` on the loop and waits for its end; aborts when that takes longer than kPatience.
+// Runs `task` on the loop and waits for its end; aborts after kPatience.
 void RunOn(EventLoop& loop, FunctionRef<void()> task);
 
 struct TestFrame final : OutFrame {
@@ -73,7 +75,7 @@ struct Arrived {
   std::vector<std::byte> payload;
 };
 
-// The handler of one lane, with the frames that it sends. Checks that callbacks come on the right
+// The handler of one lane, with the frames that it sends. Checks that callbacks run on the right
 // loop, and that nothing is written outside the placements.
 class LaneEnd final : public LaneHandler {
  public:
@@ -83,40 +85,40 @@ class LaneEnd final : public LaneHandler {
   LaneEnd(const LaneEnd&) = delete;
   LaneEnd& operator=(const LaneEnd&) = delete;
 
-  // What to do instead of receiving a frame whole, or along with the other callbacks. To be set
-  // before Attach(), or in Do().
+  // Overrides how a frame is received, or observes the callbacks. Set before Attach(), or in Do().
   using Choice = std::optional<Result<Placement>>;  // nothing: receive it
   std::function<Choice(const std::string& meta, std::uint64_t payload_bytes)> on_frame;
   std::function<Status()> on_payload;  // of payloads that on_frame has placed
   std::function<void(OutFrame*)> on_sent;
-  // Sizes of the pieces of receiving memory, used over and over; empty: one piece.
+  // Sizes of the pieces of receive memory, used cyclically; empty: one piece.
   std::vector<std::size_t> receive_pieces;
 
   void Attach();
-  // On the lane's loop, as RunOn.
+  // Runs on the lane's loop, as RunOn.
   void Do(FunctionRef<void(Lane&)> task);
   void MoveTo(EventLoop* loop);  // on the lane's loop: to call from Do() or a posted task
-  // On its loop, or on this thread, which only a loop that has stopped allows.
+  // The first destroys the lane on its loop, the second on this thread, which is allowed only after
+  // the loop has stopped.
   void DestroyLane();
   void DestroyLaneHere() { lane_.reset(); }
   EventLoop* loop() const noexcept { return loop_.load(); }
   Lane& lane() noexcept { return *lane_; }
 
-  // Frames live as long as this end. The payload has the given pieces, filled with a pattern.
+  // Frames live as long as this object. The payload has the given pieces, filled with a pattern.
   TestFrame* Make(std::string_view meta, std::span<const std::size_t> pieces = {},
                   std::uint64_t seed = 0);
-  // From any thread; all in one turn.
+  // Any thread; sends all frames in one turn.
   void Send(std::span<TestFrame* const> frames);
   void Send(TestFrame* frame) { Send(std::span(&frame, 1)); }
 
-  // Waits until so many frames have arrived whole, and takes them. Fails the test, and returns
-  // what there is, after kPatience or when the lane closes before.
+  // Waits until `count` frames have arrived whole, and takes them. After kPatience, or when the
+  // lane closes first, fails the test and returns the frames there are.
   std::vector<Arrived> Take(std::size_t count);
   bool AwaitSent(std::size_t count);
-  // The error of OnClosed.
+  // The error passed to OnClosed.
   std::optional<Error> AwaitClosed();
   std::vector<const OutFrame*> sent() const;
-  // The callbacks so far: F and P for OnFrame and OnPayload, S for OnSent, C for OnClosed.
+  // The callbacks so far: F for OnFrame, P for OnPayload, S for OnSent, C for OnClosed.
   std::string log() const;
 
  private:
@@ -141,11 +143,11 @@ class LaneEnd final : public LaneHandler {
   std::string log_;
 };
 
-// Destroys the end, if there is one. Unlike reset(), leaves the pointer alone while callbacks that
-// use it may still come.
+// Destroys the lane end, if any. Unlike reset(), keeps the pointer valid while callbacks that use
+// it may still run.
 void Destroy(std::unique_ptr<LaneEnd>* end);
 
-// A provider with two loops that have workers, as one process would use them.
+// A provider with two loops that have workers, as in a real process.
 class TestHost {
  public:
   explicit TestHost(std::unique_ptr<Provider> provider);
@@ -157,10 +159,10 @@ class TestHost {
   // Connections are made and accepted on loop(0).
   EventLoop* loop(std::size_t index = 0) const noexcept { return loops_[index].get(); }
 
-  // Lanes that arrive are kept for Accept(). Replaces an earlier listener.
+  // Keeps arriving lanes for Accept(). Replaces an earlier listener.
   Result<Address> Listen(const Address& address, const Config& config);
   void StopListening();
-  // Null, and the test fails, after kPatience.
+  // After kPatience fails the test and returns null.
   std::unique_ptr<Lane> Accept();
   Result<std::unique_ptr<Lane>> Connect(const Address& address, const Config& config,
                                         Deadline deadline = Deadline::After(kPatience));

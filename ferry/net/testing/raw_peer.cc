@@ -1,3 +1,4 @@
+// Blocking TCP sockets for tests.
 #include "ferry/net/testing/raw_peer.h"
 
 #include <netinet/in.h>
@@ -16,7 +17,7 @@ namespace {
 UniqueFd OpenPatientTcp(int family) {
   UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   FERRY_CHECK(fd, errno);
-  // Also bounds accept() and connect().
+  // Also limits accept() and connect().
   const timeval minute{60, 0};
   (void)::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &minute, sizeof minute);
   (void)::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &minute, sizeof minute);

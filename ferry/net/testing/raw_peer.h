@@ -1,3 +1,4 @@
+// Blocking TCP sockets for tests that send exact bytes.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -10,21 +11,21 @@
 
 namespace ferry::net {
 
-// A plain TCP socket for tests that say exactly which bytes cross. Calls block, at most for a
-// minute; a socket that cannot be made aborts.
+// A blocking TCP socket for tests that send exact bytes. A call blocks for at most a minute; aborts
+// if the socket cannot be created.
 class RawPeer {
  public:
   explicit RawPeer(UniqueFd fd);
   static RawPeer ConnectTo(const Address& address);
 
-  // False when the connection is lost.
+  // Returns false when the connection is lost.
   bool Write(std::span<const std::byte> bytes);
-  // So many bytes, or fewer when the stream ends.
+  // Reads `bytes` bytes, or fewer when the stream ends.
   std::vector<std::byte> Read(std::size_t bytes);
-  // Reads on to the end: 0 when the peer closed, or the error, ECONNRESET say.
+  // Reads to the end: returns 0 when the peer closed, else the errno, for example ECONNRESET.
   int ReadToEnd();
   void EndWriting();
-  // A reset, whatever is unsent or unread.
+  // Resets the connection, whatever is unsent or unread.
   void Reset();
   void Close() { fd_.reset(); }
   int fd() const noexcept { return fd_.get(); }

@@ -1,3 +1,4 @@
+// Scattered messages for tests, and their slow reassembly.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -9,23 +10,23 @@
 
 #include "ferry/unpack/fragments.h"
 
-// What a network interface does with a message, and the slow way to undo it.
+// Scatters a message over a pool, as a network interface does, and reassembles it slowly.
 namespace ferry {
 
 struct ScatterOptions {
   std::uint64_t seed = 1;
-  std::uint64_t begin = 0;      // of what it uses of the pool
+  std::uint64_t begin = 0;      // start of the used part of the pool
   std::uint64_t most_gap = 40;  // between fragments there, bytes
-  bool in_order = false;        // of the fragments: by where they go
+  bool in_order = false;        // fragments sorted by destination
 };
 
 struct Scattered {
   std::vector<Fragment> fragments;
   std::uint64_t bytes = 0;     // of the message
-  std::uint64_t pool_end = 0;  // of what it uses
+  std::uint64_t pool_end = 0;  // end of the used part of the pool
 };
 
-// A message of fragments of these lengths, each somewhere in the pool.
+// A message with fragments of these lengths, each somewhere in the pool.
 inline Scattered Scatter(std::span<const std::uint32_t> lengths, const ScatterOptions& options) {
   std::mt19937_64 random(options.seed);
   Scattered made;
@@ -46,7 +47,7 @@ inline Scattered Scatter(std::span<const std::uint32_t> lengths, const ScatterOp
   return made;
 }
 
-// One run after the other in the message, anywhere and with gaps in the place.
+// Consecutive runs of the message, scattered with gaps over the destination.
 struct ScatteredRuns {
   std::vector<PostedRun> runs;
   std::uint64_t place_end = 0;
@@ -60,7 +61,7 @@ inline ScatteredRuns ScatterRuns(std::span<const std::uint32_t> lengths, std::ui
   return made;
 }
 
-// Lengths from `least` to `most` that have `bytes` together; the last may be shorter.
+// Lengths from `least` to `most` with a total of `bytes`; the last may be shorter.
 inline std::vector<std::uint32_t> LengthsOf(std::uint64_t bytes, std::uint32_t least,
                                             std::uint32_t most, std::uint64_t seed = 1) {
   std::mt19937_64 random(seed);
@@ -73,7 +74,7 @@ inline std::vector<std::uint32_t> LengthsOf(std::uint64_t bytes, std::uint32_t l
   return lengths;
 }
 
-// Of fragments that are right: by way of the whole message.
+// Reassembles a message from correct fragments, through a copy of the whole message.
 inline void PutInPlace(const Scattered& message, std::span<const PostedRun> runs,
                        std::span<const std::byte> pool, std::span<std::byte> place) {
   std::vector<std::byte> whole(message.bytes);
