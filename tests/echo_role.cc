@@ -1,3 +1,5 @@
+// Implements the peer role "echo".
+
 #include "tests/echo_role.h"
 
 #include <dirent.h>

@@ -1,3 +1,4 @@
+// A peer process with its own endpoint, controlled by the test.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -10,7 +11,6 @@
 #include "tests/guarded_memory.h"
 #include "tests/peer_process.h"
 
-// A peer with an endpoint of its own in another process, which does what it is told.
 namespace ferry::tests {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -1,3 +1,6 @@
+// The peer role "engine": reads one command per line and answers with one line, "ok" and a result
+// or "error" and a reason.
+
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <malloc.h>
@@ -20,8 +23,6 @@
 #include "ferry/core/crc32c.h"
 #include "tests/engine_peer.h"
 
-// What a peer process does in the role "engine": one command a line, one answer a line, "ok" and a
-// result or "error" and a reason.
 namespace ferry::tests {
 namespace {
 

@@ -1,3 +1,5 @@
+// Implements running the built program `ferry` from tests.
+
 #include "tests/ferry_program.h"
 
 #include <fcntl.h>

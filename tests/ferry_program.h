@@ -1,3 +1,4 @@
+// Runs the built program `ferry` as users run it, and makes files for it.
 #pragma once
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +13,6 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/fd.h"
 
-// The built program `ferry`, run as its users run it, and files for it.
 namespace ferry::tests {
 
 // Ten times what the slowest command of a test needs under a sanitizer.

@@ -1,3 +1,5 @@
+// Implements floods of connects from many addresses.
+
 #include "tests/flood.h"
 
 #include <fmt/core.h>

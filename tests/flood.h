@@ -1,3 +1,4 @@
+// A flood of TCP connects from many addresses.
 #pragma once
 #include <netinet/in.h>
 

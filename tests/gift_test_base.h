@@ -1,3 +1,4 @@
+// Fixture for tests that must pass with zero-copy sends and with copies.
 #pragma once
 #include <gtest/gtest.h>
 

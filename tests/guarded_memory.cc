@@ -1,3 +1,5 @@
+// Implements guarded memory and byte patterns.
+
 #include "tests/guarded_memory.h"
 
 #include <sched.h>

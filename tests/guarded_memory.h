@@ -1,3 +1,6 @@
+// Memory with known contents between guards, and functions that inspect it while or after an
+// engine writes there. ThreadSanitizer does not instrument them: often another process orders
+// their reads after the writes of a transfer.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -5,9 +8,6 @@
 
 #include "ferry/core/deadline.h"
 
-// Memory whose every byte is known, and functions that look at it while or after an engine has
-// written there. They are not instrumented by ThreadSanitizer: what orders their reads after the
-// writes of a transfer is often another process.
 namespace ferry::tests {
 
 // Memory between two guards.

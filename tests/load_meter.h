@@ -1,8 +1,8 @@
+// Measures how late this machine currently runs a thread: other work on the machine delays
+// everything that a test measures.
 #pragma once
 #include "ferry/core/deadline.h"
 
-// How late this machine runs a thread at present. Other work on the machine delays everything that
-// a test measures.
 namespace ferry::tests {
 
 // Measures from now on, by a thread that lives as long as the process: it sleeps for 10 ms and

@@ -1,3 +1,5 @@
+// Implements network namespaces and rate-limited links for tests.
+
 #include "tests/network_pair.h"
 
 #include <fcntl.h>

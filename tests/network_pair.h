@@ -1,9 +1,9 @@
+// Two network namespaces owned by a test, with rate-limited links between them.
 #pragma once
 #include <optional>
 #include <string>
 #include <vector>
 
-// Two network namespaces of the test's own with links of limited rate between them.
 namespace ferry::tests {
 
 struct LinkSpec {

@@ -1,3 +1,5 @@
+// Tests a connection that one side closes while both have operations in flight.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +12,6 @@
 #include "tests/engine_peer.h"
 #include "tests/posted_operations.h"
 
-// Promises of the engine about a connection that one side closes while both are at work.
 namespace ferry::tests {
 namespace {
 

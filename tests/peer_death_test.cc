@@ -1,3 +1,6 @@
+// Tests the death of the other process: every operation ends once, with kPeerLost and soon; its
+// memory is then no longer used; and only that connection is affected.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -10,8 +13,6 @@
 #include "tests/gift_test_base.h"
 #include "tests/posted_operations.h"
 
-// Promises of the engine when the other process dies: every operation ends, once, with kPeerLost
-// and soon; what it used is then nobody else's; and only that connection is affected.
 namespace ferry::tests {
 namespace {
 

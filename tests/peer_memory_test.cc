@@ -1,3 +1,6 @@
+// Tests the memory that an endpoint holds for admitted peers that request everything and read
+// nothing: it is bounded while honest peers are served, and freed by the close.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -12,8 +15,6 @@
 #include "ferry/transfer/testing/raw_peer.h"
 #include "tests/engine_peer.h"
 
-// What admitted peers that ask for everything and read nothing make an endpoint in another process
-// hold: a bounded number of bytes, while honest peers are served, and nothing after the close.
 namespace ferry::tests {
 namespace {
 

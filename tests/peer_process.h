@@ -1,3 +1,5 @@
+// A second process for tests: the same test program, started in a role. All waits have deadlines,
+// and a peer never outlives the test.
 #pragma once
 #include <sys/types.h>
 
@@ -13,8 +15,6 @@
 #include "ferry/core/function_ref.h"
 #include "ferry/core/result.h"
 
-// A second process for tests that need one: this test's program, run again in a role. Waits have
-// deadlines everywhere, and a peer never outlives the test.
 namespace ferry::tests {
 
 // How long a thing may take that has no bound of its own.

@@ -1,3 +1,4 @@
+// Host or GPU memory that tests fill and check from the host.
 #pragma once
 #include <cstddef>
 #include <span>

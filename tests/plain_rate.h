@@ -1,3 +1,4 @@
+// Measures the rate of one plain TCP connection between two network namespaces.
 #pragma once
 #include <string>
 

@@ -1,3 +1,5 @@
+// Implements the checks of operations in flight.
+
 #include "tests/posted_operations.h"
 
 #include <fmt/core.h>

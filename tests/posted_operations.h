@@ -1,3 +1,4 @@
+// Operations in flight and the checks that each ends once and in time.
 #pragma once
 #include <string>
 #include <vector>

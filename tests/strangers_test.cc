@@ -1,3 +1,6 @@
+// Tests an endpoint against thousands of hostile pending peers: it holds little memory for them,
+// its log stays readable, and its other peers are served meanwhile.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -20,8 +23,6 @@
 #include "ferry/transfer/testing/raw_peer.h"
 #include "tests/engine_peer.h"
 
-// Promises of the engine about those who mean no good, by the thousand: what they make it hold is
-// little, its log stays readable, and its peers are served meanwhile.
 namespace ferry::tests {
 namespace {
 

@@ -1,3 +1,4 @@
+// A relay that terminates TLS between clients and a server, as an attacker would.
 #pragma once
 #include <openssl/ssl.h>
 

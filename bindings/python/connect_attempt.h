@@ -1,3 +1,4 @@
+// A connect() on its own thread, which the caller can wait for, poll or abandon.
 #pragma once
 #include <functional>
 #include <memory>

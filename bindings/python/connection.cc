@@ -1,3 +1,5 @@
+// Binds connections to Python: posting operations, messages, notifications and closing.
+
 #include "bindings/python/connection.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Python's view of a connection and the options that every posting method accepts.
 #pragma once
 #include <nanobind/nanobind.h>
 

@@ -1,3 +1,5 @@
+// Binds endpoints to Python: creation, listening, accepting, connecting and counters.
+
 #include <fmt/core.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>

@@ -1,3 +1,5 @@
+// Binds the inference ops of ferry/kernels to Python, on torch tensors and CPU arrays.
+
 #include "bindings/python/kernels.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,5 @@
+// Finds address, length and device of the bytes of a Python object and keeps the object alive.
+
 #include "bindings/python/memory.h"
 
 #include <fmt/core.h>

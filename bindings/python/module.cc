@@ -1,3 +1,5 @@
+// Entry point of the native module tensorferry._core.
+
 #include "bindings/python/errors.h"
 #include "bindings/python/kernels.h"
 #include "bindings/python/staging.h"

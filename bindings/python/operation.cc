@@ -1,3 +1,5 @@
+// Binds operations to Python: waiting, polling, cancelling and the eventfd for asyncio.
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>

@@ -1,3 +1,5 @@
+// Binds the staging ring: small inputs of a step, written by the host and copied to a GPU at once.
+
 #include "bindings/python/staging.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,7 @@
+// Python's view of ferry/transfer: the same names and rules, with exceptions for errors, and
+// objects that keep alive the memory they need. Every call that may block releases the GIL; the
+// GIL guards all state that has no other documented guard. In a forked child every use of an
+// object of the parent raises InvalidArgument; the child may release it.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -12,10 +16,6 @@
 #include "ferry/core/fork.h"
 #include "ferry/transfer/endpoint.h"
 
-// What Python sees of ferry/transfer: the same names and rules, with exceptions for errors, and
-// objects that hold the memory that they need. The interpreter's lock is let go of in every call
-// that may wait, and guards what is not said to be guarded otherwise. In a forked child every use
-// of an object of its parent's raises InvalidArgument; it may be let go of.
 namespace ferry::python {
 
 class Operation;

@@ -1,7 +1,7 @@
+// Activations on the CPU, in double; activation.cuh has the device versions.
 #pragma once
 #include <cmath>
 
-// Activations on the CPU, in double; in device code they are in activation.cuh.
 namespace ferry::kernels {
 
 // Hendrycks and Gimpel 2016, Gaussian Error Linear Units: x * sigmoid(x), which they call SiLU.

@@ -1,3 +1,5 @@
+// Implements the argument checks and the wording of their errors.
+
 #include "ferry/kernels/argument.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Checks of tensor arguments that all ops share; each error names op, argument, value and rule.
 #pragma once
 #include <cstdint>
 #include <initializer_list>

@@ -1,10 +1,10 @@
+// Argument checks that both attention ops share.
 #pragma once
 #include <cstdint>
 
 #include "ferry/core/result.h"
 #include "ferry/kernels/argument.h"
 
-// Checks that the ops of attention have in common.
 namespace ferry::kernels {
 
 // Keys and values of tokens, [..., kv_heads, head_size], for queries [..., heads, head_size].

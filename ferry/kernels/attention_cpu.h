@@ -1,3 +1,4 @@
+// Reference attention on the CPU and the block table reader that both ops share.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -1,3 +1,6 @@
+// One step of attention over a tile of keys, by a warp, as in FlashAttention-2 (Dao 2023,
+// algorithm 1): scores and output stay in registers, and a running maximum and sum per row make
+// the softmax. Uses the fragments of prim/mma.cuh.
 #pragma once
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/prim/float_math.cuh"
@@ -5,9 +8,6 @@
 #include "ferry/prim/shared_tile.cuh"
 #include "ferry/prim/warp_copy.cuh"
 
-// One step of attention over a tile of keys, by a warp, as FlashAttention-2 does it (Dao 2023,
-// algorithm 1): scores and output stay in registers, the softmax runs along with a maximum and a
-// sum for each row. In fragments of prim/mma.cuh.
 namespace ferry::kernels {
 
 // Rows of a matrix in global memory, at multiples of 16 bytes. Those from `count` on, which may be

@@ -1,8 +1,8 @@
+// Device stores of FP8 values to paged caches.
 #pragma once
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/paged_cache.h"
 
-// Stores to paged caches in device code.
 namespace ferry::kernels {
 
 // kWidth numbers from the element `at` of a cache of E4M3 on, which begin at a multiple of kWidth

@@ -1,3 +1,5 @@
+// Tests that the comparison of tests detects errors as a wrong kernel would make them.
+
 #include "ferry/kernels/testing/compare.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +17,6 @@
 #include "ferry/kernels/number.h"
 #include "ferry/kernels/testing/attention_formula.h"
 
-// How closely tests look: rows that are wrong as those of a wrong kernel would be must be found.
 namespace ferry::kernels {
 namespace {
 

@@ -1,3 +1,4 @@
+// Element formats in device code: conversion of single elements and of 16-byte words.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -10,7 +11,6 @@
 #include "ferry/kernels/tensor.h"
 #include "ferry/prim/packed.cuh"
 
-// The formats of elements in device code: one at a time, and as many as 16 bytes have.
 namespace ferry::kernels {
 
 using Bfloat16 = __nv_bfloat16;

@@ -1,10 +1,10 @@
+// Allowed error of an element that an op wrote: a function of the element itself and of its own
+// terms, never of other elements (docs/kernels/accuracy.md).
 #pragma once
 #include <cmath>
 
 #include "ferry/kernels/tensor.h"
 
-// How far an element that an op has written may be from the right value: by its own size and by
-// that of what it was made of, never by other elements (docs/kernels/accuracy.md).
 namespace ferry::kernels {
 
 // The unit roundoff of the format, as a part of a number: 2^-8 for bf16.

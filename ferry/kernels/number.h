@@ -1,3 +1,5 @@
+// Element formats on the host, without CUDA's headers. Conversions to a narrower format round to
+// nearest, ties to even.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -6,8 +8,6 @@
 
 #include "ferry/kernels/tensor.h"
 
-// The formats of elements on the host, without CUDA's headers. To a narrower format always to the
-// nearest value, of two as near to the one whose last bit is 0.
 namespace ferry::kernels {
 
 // bfloat16: the upper half of a float.

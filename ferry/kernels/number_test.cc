@@ -1,3 +1,5 @@
+// Tests of the host's element conversions against exhaustive and boundary values.
+
 #include "ferry/kernels/number.h"
 
 #include <gtest/gtest.h>

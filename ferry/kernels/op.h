@@ -1,3 +1,4 @@
+// Conventions that all ops follow, and the helper that makes an op a cuda::Kernel.
 #pragma once
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"

@@ -1,3 +1,5 @@
+// Implements checks and address arithmetic of paged key/value caches.
+
 #include "ferry/kernels/paged_cache.h"
 
 #include <fmt/core.h>

@@ -1,11 +1,11 @@
+// Caches of keys and values in pages, [blocks, block, kv_heads, head_dim]; the slot of a token is
+// block index * tokens per block + index in the block.
 #pragma once
 #include <cstdint>
 
 #include "ferry/core/result.h"
 #include "ferry/kernels/tensor.h"
 
-// Caches of keys and values in pages: [blocks, block, kv_heads, head_dim], where a token has a
-// slot, block * size of a block + place in it.
 namespace ferry::kernels {
 
 // A pair of caches, as kernels have them. What a token has in one is contiguous.

@@ -1,3 +1,6 @@
+// Tensors as rows of their last size, for ops that process each row on its own. There are at most
+// three sizes before the last; those that can be joined in all tensors of a call are joined, so
+// that usually one remains.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -5,9 +8,6 @@
 
 #include "ferry/kernels/tensor.h"
 
-// Tensors as rows of their last size, for ops that work on each row by itself. The sizes before the
-// last are at most three; those that are one size to all tensors of a call are joined, so that most
-// often there is one.
 namespace ferry::kernels {
 
 // How many rows there are, by their sizes: `outer` of `middle` of `inner`.

@@ -1,3 +1,4 @@
+// A tensor as ops see it: a non-owning view of memory with shape, strides and element type.
 #pragma once
 #include <array>
 #include <cstddef>

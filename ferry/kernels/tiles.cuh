@@ -1,3 +1,4 @@
+// Maps a thread to its words of a tile.
 #pragma once
 #include "ferry/kernels/tiles.h"
 

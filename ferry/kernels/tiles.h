@@ -1,9 +1,9 @@
+// Distributes rows of words to thread blocks, for ops that process each word on its own.
 #pragma once
 #include <cstdint>
 
 #include "ferry/core/result.h"
 
-// How rows of words are dealt to thread blocks, for ops that treat each word by itself.
 namespace ferry::kernels {
 
 // A block has threads_x by threads_y threads and works on threads_y rows, of which each thread has

@@ -1,11 +1,12 @@
+// Asynchronous copies from global to shared memory that bypass registers while the thread
+// continues (PTX ISA, "Data Movement and Conversion Instructions: Asynchronous Copy", sm_80).
+//
+// A thread's copies form groups, and a thread waits for its own groups only. The copied bytes are
+// visible to the thread itself after WaitForCopies(), and to other threads after a barrier that
+// follows it.
 #pragma once
 #include <cstdint>
 
-// Copies from global to shared memory that go past the registers, while the thread does other
-// things (PTX ISA, "Data Movement and Conversion Instructions: Asynchronous Copy", sm_80).
-//
-// A thread's copies form groups, and it waits for groups of its own only. What it has copied is
-// there for itself after WaitForCopies(), and for others after a barrier behind that.
 namespace ferry::prim {
 
 inline constexpr int kCopyBytes = 16;

@@ -1,8 +1,8 @@
+// Ordering between a kernel and the next one of its stream when that one is launched early
+// (LaunchConfig::early; PTX ISA, "griddepcontrol", sm_90). Kernels that are launched without it
+// run one after the other, as do all kernels on older GPUs; the functions here do nothing then.
 #pragma once
 
-// Order between a kernel and the next one of its stream, where that is launched so that it may
-// begin early (LaunchConfig::early; PTX ISA, "griddepcontrol", sm_90). Kernels that are launched
-// otherwise follow each other as ever, and on older GPUs all do: these do nothing then.
 namespace ferry::prim {
 
 // griddepcontrol.wait: until all kernels before this one have ended and what they wrote can be

@@ -1,15 +1,16 @@
+// Barriers in shared memory that also count bytes that the copy engine delivers (PTX ISA,
+// "Parallel Synchronization and Communication Instructions: mbarrier"; the variants here need
+// sm_90).
+//
+// A barrier advances from phase to phase. A phase ends when as many threads have arrived as
+// InitBarrier() was given and all bytes announced by ArriveAndExpect() have been delivered. A
+// barrier is 8 bytes, aligned to 8, and is passed as its SharedAddress().
 #pragma once
 #include <cstdint>
 
 #include "ferry/prim/cp_async.cuh"
 #include "ferry/prim/trap.cuh"
 
-// Barriers in shared memory that also count bytes which the copy engine brings (PTX ISA,
-// "Parallel Synchronization and Communication Instructions: mbarrier", sm_90 for what is here).
-//
-// A barrier goes from phase to phase: one ends when as many threads have arrived as InitBarrier()
-// was told, and all bytes that ExpectBytes() has announced for it are there. Barriers are 8 bytes,
-// at multiples of 8, named by their SharedAddress().
 namespace ferry::prim {
 
 // mbarrier.init.shared::cta.b64: in its phase 0, of which nobody has seen the end. One thread does

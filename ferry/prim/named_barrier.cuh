@@ -1,8 +1,8 @@
+// Barriers for some warps of a thread block (PTX ISA, "Parallel Synchronization and Communication
+// Instructions: bar, barrier"). A block has 16 of them; __syncthreads() is number 0. All lanes of
+// a warp call each of these, and `threads`, a multiple of 32, counts whole warps.
 #pragma once
 
-// Barriers of some of a block's warps (PTX ISA, "Parallel Synchronization and Communication
-// Instructions: bar, barrier"). A block has 16 of them, of which __syncthreads() is number 0. All
-// lanes of a warp call each of these, and `threads`, a multiple of 32, counts whole warps.
 namespace ferry::prim {
 
 // bar.sync: until so many threads have come, be it here or by ArriveAtNamed().

@@ -1,7 +1,8 @@
+// Global memory accesses of 16 bytes, the most that one load or store of a thread moves before
+// sm_100.
 #pragma once
 #include <cstdint>
 
-// Accesses to memory of 16 bytes, the most that one thread's load or store moves before sm_100.
 namespace ferry::prim {
 
 // ld.global.v4.u32 (PTX ISA, "ld"): of an address that is a multiple of 16. Sees what this thread

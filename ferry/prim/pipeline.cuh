@@ -1,7 +1,7 @@
+// A ring of buffers in shared memory: copies fill the others while one is in use.
 #pragma once
 #include "ferry/prim/cp_async.cuh"
 
-// A ring of buffers in shared memory: while one is worked on, copies fill the others.
 namespace ferry::prim {
 
 // Who shares a ring, and so waits for each other.

@@ -1,7 +1,7 @@
+// Sums and maxima over the threads of a warp, a group of lanes or a block.
 #pragma once
 #include <cstdint>
 
-// Sums and greatest values over threads.
 namespace ferry::prim {
 
 // shfl.sync.bfly (PTX ISA, "shfl.sync"), log2(kThreads) times: over groups of kThreads neighbours,

@@ -1,9 +1,9 @@
+// A matrix of 16-bit numbers in shared memory, laid out for cp.async and ldmatrix.
 #pragma once
 #include <cstdint>
 
 #include "ferry/prim/mma.cuh"
 
-// A matrix of 16-bit numbers in shared memory, made for cp.async and ldmatrix.
 namespace ferry::prim {
 
 // kRows rows of kColumns, without gaps, from a multiple of 128 on. In row r, word c (of 16 bytes)

@@ -1,3 +1,4 @@
+// A trap that exists in debug builds of device code only.
 #pragma once
 
 namespace ferry::prim {

@@ -1,7 +1,7 @@
+// Copies of memory blocks by warps, for kernels.
 #pragma once
 #include <cstdint>
 
-// Copies of blocks by warps, for kernels.
 namespace ferry::prim {
 
 inline constexpr unsigned kWarpThreads = 32;

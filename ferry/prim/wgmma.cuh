@@ -1,3 +1,4 @@
+// Matrix products by a warpgroup, on wgmma.
 #pragma once
 #include <cstdint>
 #include <type_traits>

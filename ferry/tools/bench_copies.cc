@@ -1,3 +1,5 @@
+// Measures copies of block lists with each executor for `ferry copy-bench`.
+
 #include "ferry/tools/bench_copies.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,5 @@
+// Times each op and prints one row for each, for `ferry kernel-bench`.
+
 #include "ferry/tools/bench_kernels.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Job description and entry point of `ferry kernel-bench`.
 #pragma once
 #include <string>
 #include <vector>

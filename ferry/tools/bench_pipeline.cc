@@ -1,3 +1,5 @@
+// Measures copy/kernel pipelines for `ferry copy-bench --pipeline`.
+
 #include "ferry/tools/bench_pipeline.h"
 
 #include <fmt/core.h>

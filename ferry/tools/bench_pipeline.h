@@ -1,3 +1,4 @@
+// Job description and entry point of `ferry copy-bench --pipeline`.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,5 @@
+// Measures unpacking of fragmented messages for `ferry copy-bench --unpack`.
+
 #include "ferry/tools/bench_unpack.h"
 
 #include <fmt/core.h>

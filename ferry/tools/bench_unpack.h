@@ -1,3 +1,4 @@
+// Job description and entry point of `ferry copy-bench --unpack`.
 #pragma once
 #include <cstdint>
 #include <vector>

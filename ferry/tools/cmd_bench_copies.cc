@@ -1,3 +1,5 @@
+// Command line of `ferry copy-bench`.
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string>

@@ -1,3 +1,5 @@
+// Command line of `ferry kernel-bench`.
+
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>

@@ -1,3 +1,5 @@
+// Command line of `ferry doctor`.
+
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>

@@ -1,3 +1,5 @@
+// Implements `ferry info`: build, machine, kernel and settings.
+
 #include <fmt/core.h>
 #include <sched.h>
 #include <sys/utsname.h>

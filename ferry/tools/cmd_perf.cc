@@ -1,3 +1,5 @@
+// Command line of `ferry perf` and its subcommands client, server and loopback.
+
 #include "ferry/tools/cmd_perf.h"
 
 #include <fmt/core.h>

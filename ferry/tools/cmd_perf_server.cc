@@ -1,3 +1,5 @@
+// Server of `ferry perf`: answers the control messages of one client after another.
+
 #include <fmt/core.h>
 
 #include <array>

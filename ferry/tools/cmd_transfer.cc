@@ -1,3 +1,5 @@
+// Command line and client of `ferry transfer`.
+
 #include "ferry/tools/cmd_transfer.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Jobs of `ferry transfer` and the control messages between its client and server.
 #pragma once
 #include <cstdint>
 #include <optional>

@@ -1,3 +1,5 @@
+// Server of `ferry transfer`: receives one file or message from each client.
+
 #include <fmt/core.h>
 
 #include <optional>

@@ -1,3 +1,4 @@
+// Interface between main() and the subcommands: declarations, exit codes and common options.
 #pragma once
 #include <functional>
 #include <string>

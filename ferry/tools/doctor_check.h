@@ -1,3 +1,4 @@
+// A finding of `ferry doctor`: verdict, evidence and fix.
 #pragma once
 #include <string>
 #include <string_view>

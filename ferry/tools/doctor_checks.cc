@@ -1,3 +1,5 @@
+// Runs the checks of `ferry doctor` in report order.
+
 #include "ferry/tools/doctor_checks.h"
 
 #include <fmt/core.h>

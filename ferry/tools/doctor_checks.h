@@ -1,3 +1,4 @@
+// The checks of `ferry doctor` and the context that they share.
 #pragma once
 #include <cstdint>
 #include <optional>

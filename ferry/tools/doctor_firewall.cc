@@ -1,3 +1,5 @@
+// Doctor check of packet filters, from the rules that nft and iptables print.
+
 #include "ferry/tools/doctor_firewall.h"
 
 #include <fmt/core.h>

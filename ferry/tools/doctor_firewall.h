@@ -1,3 +1,4 @@
+// A model of packet filters that tells whether a new TCP connection to a port passes.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -8,7 +9,6 @@
 
 #include "ferry/core/result.h"
 
-// Packet filters, reduced to what becomes of a new TCP connection to a port.
 namespace ferry::tools {
 
 // Whether a condition holds for such a connection from or to another machine.

@@ -1,3 +1,5 @@
+// Tests of the doctor's checks of TCP and kernel settings.
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,3 +1,5 @@
+// Implements the doctor's view of the real machine: routes, connects, limits and clock.
+
 #include "ferry/tools/doctor_machine.h"
 
 #include <fcntl.h>

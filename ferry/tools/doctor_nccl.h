@@ -1,3 +1,5 @@
+// Doctor checks for libnccl-net-ferry.so as NCCL's network: library, machine and NCCL variables
+// (docs/nccl_net.md). They load no library.
 #pragma once
 #include <map>
 #include <optional>
@@ -9,8 +11,6 @@
 #include "ferry/tools/doctor_check.h"
 #include "ferry/tools/doctor_system.h"
 
-// What libnccl-net-ferry.so, as NCCL's network, wants of a machine and of NCCL's variables
-// (docs/nccl_net.md). Nothing is loaded for it.
 namespace ferry::tools {
 
 // What the checks have in common.

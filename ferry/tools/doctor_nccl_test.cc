@@ -1,3 +1,5 @@
+// Tests of the doctor's checks for the NCCL plugin.
+
 #include "ferry/tools/doctor_nccl.h"
 
 #include <gmock/gmock.h>

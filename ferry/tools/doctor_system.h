@@ -1,3 +1,4 @@
+// Read-only interface through which `ferry doctor` looks at a machine; tests replace it.
 #pragma once
 #include <cstdint>
 #include <map>

@@ -1,3 +1,6 @@
+// Doctor checks for Google's GPUDirect-TCPX plugin (3.1.9): machine and settings, in the order of
+// docs/tcpx.md. They do not load the plugin, because only its first start in a process takes
+// effect.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -9,8 +12,6 @@
 #include "ferry/tools/doctor_check.h"
 #include "ferry/tools/doctor_system.h"
 
-// What Google's GPUDirect-TCPX plugin (3.1.9) wants of a machine and its settings, as docs/tcpx.md
-// has it in order. The plugin is not loaded for it: its first start is the only one that counts.
 namespace ferry::tools {
 
 // By which a user names the file of a network plugin; net::plugin::kUcclPluginVariable is another.

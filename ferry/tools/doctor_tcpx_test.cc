@@ -1,3 +1,5 @@
+// Tests of the doctor's checks of plugin, daemon and settings for GPUDirect-TCPX.
+
 #include "ferry/tools/doctor_tcpx.h"
 
 #include <gmock/gmock.h>

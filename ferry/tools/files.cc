@@ -1,3 +1,5 @@
+// Implements mapped input files, received files and their checksums.
+
 #include "ferry/tools/files.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// Files of `ferry transfer`: safe names, mapped input, atomic output and SHA-256.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,5 @@
+// Implements the plain-socket copy that transfers are compared with.
+
 #include "ferry/tools/floor.h"
 
 #include <fcntl.h>

@@ -1,3 +1,8 @@
+// The floor that transfers are compared with: the simplest fast copy between the same two
+// processes, over as many sockets as the connection has bulk lanes, with the same socket options.
+// It has one thread per socket and side; each moves its contiguous share of the buffer with
+// blocking calls, directly between the two buffers. It does not scatter, fail over, check or
+// cancel.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,10 +17,6 @@
 #include "ferry/core/result.h"
 #include "ferry/net/address.h"
 
-// What Tensorferry is measured against: the plainest fast copy between the same two processes, with
-// as many sockets as the connection has lanes for bulk, with their options. One thread per socket
-// and side; each moves its contiguous share of the buffer by blocking calls, straight between the
-// two buffers. Nothing in it can be scattered, fail over, be checked or be cancelled.
 namespace ferry::tools {
 
 // Transfers of the whole buffer, one after another.

@@ -1,3 +1,4 @@
+// GPU memory paired with pinned host memory, for tools that fill and check it.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// JSON from and for other processes, with errors as values.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Forward declaration of the JSON type.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 

@@ -1,3 +1,4 @@
+// Cases of `ferry kernel-bench`: one function per op makes its cases.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +12,6 @@
 #include "ferry/kernels/error_bound.h"
 #include "ferry/kernels/tensor.h"
 
-// What `ferry kernel-bench` measures: one function for each op makes its cases.
 namespace ferry::tools {
 
 struct KernelBuffer {

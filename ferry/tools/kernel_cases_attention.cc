@@ -1,3 +1,5 @@
+// Benchmark cases of the attention ops.
+
 #include <fmt/core.h>
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Benchmark cases of sampling.
+
 #include <numeric>
 
 #include "ferry/kernels/sampler/sampler.h"

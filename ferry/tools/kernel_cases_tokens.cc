@@ -1,3 +1,7 @@
+// Benchmark cases of the ops between a projection and attention. Heads that are read or written
+// count once in the bytes; positions, slots, weights and cosines, which all layers and heads
+// share, do not count.
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -10,8 +14,6 @@
 #include "ferry/kernels/store_kvcache/store_kvcache.h"
 #include "ferry/tools/kernel_case.h"
 
-// Ops between a projection and attention. Bytes: heads that are read or written count, each once.
-// Positions, slots, weights and the cosines, which all layers and heads have in common, do not.
 namespace ferry::tools {
 namespace {
 

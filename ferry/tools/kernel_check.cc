@@ -1,3 +1,5 @@
+// Compares the results of a benchmark case with the op's CPU form.
+
 #include "ferry/tools/kernel_check.h"
 
 #include <fmt/core.h>

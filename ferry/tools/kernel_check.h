@@ -1,3 +1,4 @@
+// Verifies the results of kernel benchmark cases.
 #pragma once
 #include <cstddef>
 #include <functional>

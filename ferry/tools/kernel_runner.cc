@@ -1,3 +1,5 @@
+// Times cases in CUDA graphs over several sets of buffers and measures copy ceilings.
+
 #include "ferry/tools/kernel_runner.h"
 
 #include <fmt/core.h>

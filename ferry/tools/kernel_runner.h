@@ -1,3 +1,4 @@
+// Times kernel benchmark cases on one device.
 #pragma once
 #include <cstddef>
 #include <cstdint>

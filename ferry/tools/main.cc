@@ -1,3 +1,5 @@
+// Entry point of the program `ferry`: subcommands, usage errors and exit codes.
+
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>

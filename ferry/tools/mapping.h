@@ -1,3 +1,4 @@
+// Host memory for measurements, in huge pages where available.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,5 @@
+// Parses `--memory` and opens the GPU that it names.
+
 #include "ferry/tools/memory_choice.h"
 
 #include <fmt/core.h>

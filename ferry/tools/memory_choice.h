@@ -1,3 +1,4 @@
+// The value of `--memory`: host memory or one GPU.
 #pragma once
 #include <string>
 #include <string_view>

@@ -1,3 +1,4 @@
+// Waits, queues of operations and JSON control messages that the tools share.
 #pragma once
 #include <cstdint>
 #include <deque>

@@ -1,3 +1,5 @@
+// Implements the file window through which a file passes GPU or registered memory.
+
 #include "ferry/tools/passage.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// A file window: bounded memory through which a file of any size is transferred.
 #pragma once
 #include <cstddef>
 #include <cstdint>

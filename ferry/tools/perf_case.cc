@@ -1,3 +1,5 @@
+// Implements layouts and byte patterns of `ferry perf`.
+
 #include "ferry/tools/perf_case.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// A case of `ferry perf`: its operation, sizes, layout and byte patterns.
 #pragma once
 #include <cstdint>
 #include <optional>

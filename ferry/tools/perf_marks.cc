@@ -1,3 +1,5 @@
+// Implements the selection and the slots of verified operations.
+
 #include "ferry/tools/perf_marks.h"
 
 #include <fmt/core.h>

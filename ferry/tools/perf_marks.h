@@ -1,3 +1,11 @@
+// Selects the operations of a timed part that are verified after its clock has stopped, and the
+// memory slots that they use.
+//
+// Operations repeat: all of them move the same bytes to the same place, so the next operation
+// overwrites the result of a wrong one. Marked operations do not: their source is a separate slot
+// with new bytes in each round, and each has a destination slot that no other operation of the
+// part writes. So their bytes can be checked afterwards, and bytes left by an earlier round are
+// not mistaken for theirs, without any cost inside the timed part.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -7,14 +15,6 @@
 #include "ferry/tools/json_fwd.h"
 #include "ferry/tools/perf_case.h"
 
-// Which operations of a timed part are checked when its clock has stopped, and where those find
-// their bytes and put them.
-//
-// Operations repeat: all of them take the same bytes to the same place, so that an operation that
-// went wrong is overwritten by the next one. Marked operations do not: their source is a slot of
-// its own, with new bytes in each round, and each has a destination slot that no other operation of
-// the part writes. So their bytes can be looked at afterwards, and what an earlier round left there
-// is not taken for them, while the clock sees nothing of it.
 namespace ferry::tools {
 
 // The slots of a side's memory: slot 0 for the operations that are not marked, then those for the

@@ -1,3 +1,4 @@
+// Memory whose transfers `ferry perf` measures: host or GPU, with patterns and checks.
 #pragma once
 #include <cstdint>
 #include <optional>

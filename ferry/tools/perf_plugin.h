@@ -1,3 +1,4 @@
+// Cases of `ferry perf` that a NCCL network plugin carries.
 #pragma once
 #include <cstdint>
 #include <functional>

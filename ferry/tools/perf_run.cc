@@ -1,3 +1,5 @@
+// Measures one case of `ferry perf` in rounds, beside the floor, and verifies its bytes.
+
 #include "ferry/tools/perf_run.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Entry point for the measurement of one case of `ferry perf`.
 #pragma once
 #include <deque>
 #include <optional>

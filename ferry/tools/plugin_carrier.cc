@@ -1,3 +1,5 @@
+// Implements transfers of one memory through a NCCL network plugin.
+
 #include "ferry/tools/plugin_carrier.h"
 
 #include <fmt/core.h>

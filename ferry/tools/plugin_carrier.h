@@ -1,3 +1,4 @@
+// Options and driver for transfers through a NCCL network plugin.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -1,3 +1,4 @@
+// Signals, CPU time, free memory and a child process of the same program.
 #pragma once
 #include <sys/types.h>
 

@@ -1,3 +1,5 @@
+// Implements tables, JSON rows, messages and progress lines of the tools.
+
 #include "ferry/tools/report.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Output of the tools: rows of `ferry perf`, messages and progress.
 #pragma once
 #include <cstdint>
 #include <map>

@@ -1,3 +1,5 @@
+// Implements files and messages that `ferry transfer` carries through a plugin.
+
 #include "ferry/tools/transfer_plugin.h"
 
 #include <fmt/core.h>

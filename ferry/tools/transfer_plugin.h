@@ -1,3 +1,4 @@
+// Files and messages that `ferry transfer` carries through a NCCL network plugin.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -1,8 +1,8 @@
+// Environment variables that scripts for UCCL's TCPX library set. docs/tcpx.md defines their
+// meaning here; command line options take precedence.
 #pragma once
 #include "ferry/tools/json_fwd.h"
 
-// Names of the environment that users of UCCL's TCPX library have in their scripts. What they mean
-// here, docs/tcpx.md says; options of the command line count more.
 namespace ferry::tools {
 
 inline constexpr const char* kUcclUnpack = "UCCL_TCPX_UNPACK_IMPL";

@@ -1,3 +1,9 @@
+// Fuzzes the engine with a peer that completes the handshake and then sends anything, in any
+// order, cut anywhere, while this side registers memory and reads, writes, sends, receives,
+// cancels and deregisters. Each buffer is a separate allocation that is freed as soon as the
+// engine reports that it no longer uses it, so AddressSanitizer detects any access beyond or after
+// that. At the end every operation has ended and nothing remains of the connection.
+
 #include <array>
 #include <cstring>
 #include <deque>
@@ -9,11 +15,6 @@
 #include "tests/fuzz/script.h"
 #include "tests/fuzz/scripted_lane.h"
 
-// A peer that has greeted properly and then says anything, in any order, cut anywhere, while this
-// side registers memory and reads, writes, sends, receives, cancels and deregisters. Each buffer is
-// an allocation of its own that is freed as soon as the engine says that it is done with it, so
-// AddressSanitizer sees any touch beyond or after that. At the end every operation has ended and
-// nothing is left of the connection.
 namespace ferry::fuzz {
 namespace {
 

@@ -1,3 +1,5 @@
+// Implements lanes whose peer is a script.
+
 #include "tests/fuzz/scripted_lane.h"
 
 #include <atomic>

@@ -1,3 +1,6 @@
+// A provider whose lanes lead to a script instead of another process: the engine receives the
+// script's bytes frame by frame and, within a payload, byte by byte; the script decides when it
+// reads the engine's frames. Everything runs on the single loop of an endpoint with one worker.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -8,9 +11,6 @@
 
 #include "ferry/net/provider.h"
 
-// A provider whose lanes lead to a script in place of another process: what the script says is
-// heard frame by frame and, within a payload, byte by byte; what the engine says is read when the
-// script does so. Everything on the one loop of an endpoint with one worker.
 namespace ferry::fuzz {
 
 // A frame as it went over the wire.

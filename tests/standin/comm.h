@@ -1,3 +1,4 @@
+// One end of a stand-in connection: its request ring and misuse checks.
 #pragma once
 #include <array>
 #include <atomic>

@@ -1,3 +1,4 @@
+// Listen comms and the state behind a connection handle.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -1,3 +1,4 @@
+// The stand-in's process-wide state: memory, pools, live objects and faults.
 #pragma once
 #include <atomic>
 #include <cstdint>

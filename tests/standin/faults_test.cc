@@ -1,3 +1,5 @@
+// Tests the faults that the stand-in injects on request.
+
 #include <gtest/gtest.h>
 
 #include <algorithm>

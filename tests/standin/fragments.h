@@ -1,3 +1,4 @@
+// Fragment lengths of a received message, and the faults of its metadata row.
 #pragma once
 #include <cstdint>
 #include <random>

@@ -1,3 +1,5 @@
+// GPU memory of the stand-in, through CUDA's driver API.
+
 #include <dlfcn.h>
 
 #include <cstddef>

@@ -1,3 +1,4 @@
+// A data socket with the thread that moves its bytes.
 #pragma once
 #include <chrono>
 #include <condition_variable>

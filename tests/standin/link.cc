@@ -1,3 +1,5 @@
+// Implements making the sockets of a connection.
+
 #include "tests/standin/link.h"
 
 #include <netinet/in.h>

@@ -1,3 +1,4 @@
+// The sockets of a stand-in connection, over 127.0.0.1.
 #pragma once
 #include <condition_variable>
 #include <cstddef>
@@ -10,7 +11,6 @@
 
 #include "ferry/core/unique_handle.h"
 
-// The sockets of a connection, over 127.0.0.1.
 namespace ferry::standin {
 
 struct SocketTraits {

@@ -1,3 +1,4 @@
+// Interface to device memory: real GPU memory or host memory.
 #pragma once
 #include <cstddef>
 #include <memory>

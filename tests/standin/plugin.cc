@@ -1,3 +1,6 @@
+// The function table that a host finds by dlsym. It converts the host's pointers to objects and
+// rejects those that are unknown or closed.
+
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -7,8 +10,6 @@
 #include "tests/standin/connecting.h"
 #include "tests/standin/plugin_abi.h"
 
-// The table that a host finds by dlsym. It turns pointers of the host's into objects, and says no
-// to those that are none, or are no more.
 namespace ferry::standin {
 namespace {
 

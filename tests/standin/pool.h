@@ -1,3 +1,4 @@
+// The pool of bounce buffers of a device.
 #pragma once
 #include <cstdint>
 #include <deque>

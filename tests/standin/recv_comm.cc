@@ -1,3 +1,5 @@
+// Implements the receiving end of a stand-in connection.
+
 #include "tests/standin/recv_comm.h"
 
 #include <sys/socket.h>

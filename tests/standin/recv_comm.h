@@ -1,3 +1,4 @@
+// The receiving end of a stand-in connection.
 #pragma once
 #include <array>
 #include <random>

@@ -1,3 +1,4 @@
+// Settings of the stand-in and the faults that it injects.
 #pragma once
 #include <cstdint>
 #include <optional>

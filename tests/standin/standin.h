@@ -1,3 +1,4 @@
+// Functions that the stand-in exports for tests.
 #pragma once
 
 // What the stand-in exports beside ncclNetPlugin_v7, for tests: find them by dlsym in the same

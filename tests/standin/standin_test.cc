@@ -1,3 +1,5 @@
+// Tests of the stand-in: data, limits, misuse and closing.
+
 #include "tests/standin/standin.h"
 
 #include <gmock/gmock.h>

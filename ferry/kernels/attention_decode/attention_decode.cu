@@ -1,3 +1,5 @@
+// Kernels of decode attention: one thread block per part of a sequence, then a merge of the parts.
+
 #include <cstdint>
 
 #include "ferry/cuda/launch.cuh"

@@ -1,3 +1,4 @@
+// Decode attention: its arguments, plan and both forms.
 #pragma once
 #include <cstdint>
 

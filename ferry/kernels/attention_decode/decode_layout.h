@@ -1,7 +1,7 @@
+// Sizes on which the host code and the decode kernel must agree.
 #pragma once
 #include <cstdint>
 
-// What the host and the kernel agree on.
 namespace ferry::kernels {
 
 inline constexpr int kDecodeWarps = 4;

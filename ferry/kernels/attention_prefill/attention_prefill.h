@@ -1,3 +1,4 @@
+// Prefill attention: its arguments, forms and tile sizes.
 #pragma once
 #include <cstdint>
 

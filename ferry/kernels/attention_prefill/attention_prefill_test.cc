@@ -1,3 +1,5 @@
+// Tests of prefill attention on CPU, simulated device and GPU.
+
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,7 @@
+// Prefill attention for compute capability 9.0, with the work divided as in FlashAttention-3 (Shah
+// et al. 2024, section 3): one warp requests tiles of K and V from the copy engine, and two
+// warpgroups of 64 queries each let the tensor cores work on one tile while they compute the
+// softmax of the next one.
 #pragma once
 #include <cuda.h>
 
@@ -10,10 +14,6 @@
 #include "ferry/prim/panel_tile.cuh"
 #include "ferry/prim/tma.cuh"
 
-// The form for compute capability 9.0, as FlashAttention-3 divides the work (Shah et al. 2024,
-// section 3): one warp asks the copy engine for tiles of K and V, and two warpgroups, of 64 queries
-// each, have the tensor cores work on one tile while they themselves are with the softmax of the
-// next one.
 namespace ferry::kernels {
 
 struct TensorMemoryParameters {

@@ -1,3 +1,5 @@
+// Kernels of the elementwise ops.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/activation.cuh"
 #include "ferry/kernels/device_number.cuh"

@@ -1,3 +1,4 @@
+// Launch plans of the elementwise ops: computed on the host, passed to the kernels by value.
 #pragma once
 #include <cstdint>
 
@@ -6,7 +7,6 @@
 #include "ferry/kernels/rows.h"
 #include "ferry/kernels/tiles.h"
 
-// What is decided on the host before a launch; goes to the kernels as it is.
 namespace ferry::kernels {
 
 struct AddGeluPlan {

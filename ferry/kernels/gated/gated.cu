@@ -1,3 +1,5 @@
+// Kernel of the gated activations.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/activation.cuh"
 #include "ferry/kernels/device_number.cuh"

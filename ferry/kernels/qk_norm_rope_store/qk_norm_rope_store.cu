@@ -1,3 +1,5 @@
+// Kernels of the fused norm, rotation and cache store.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/cache_store.cuh"
 #include "ferry/kernels/device_number.cuh"

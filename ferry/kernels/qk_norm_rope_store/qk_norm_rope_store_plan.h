@@ -1,3 +1,4 @@
+// Launch plan of the fused op: computed on the host, passed to the kernel by value.
 #pragma once
 #include <cstdint>
 
@@ -5,7 +6,6 @@
 #include "ferry/kernels/paged_cache.h"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store.h"
 
-// What is decided on the host before a launch; goes to the kernel as it is.
 namespace ferry::kernels {
 
 struct HeadsOut {

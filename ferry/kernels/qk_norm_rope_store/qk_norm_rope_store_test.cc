@@ -1,3 +1,5 @@
+// Tests of the fused norm, rotation and cache store on CPU, simulated device and GPU.
+
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Checks arguments, plans and launches RMS norm, with and without a residual.
+
 #include "ferry/kernels/rms_norm/rms_norm.h"
 
 #include <algorithm>

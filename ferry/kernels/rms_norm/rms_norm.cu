@@ -1,3 +1,5 @@
+// Kernels of RMS norm: rows held in registers, and rows read twice.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/rms_norm/rms_norm_plan.h"

@@ -1,3 +1,4 @@
+// Launch plan of RMS norm: computed on the host, passed to the kernel by value.
 #pragma once
 #include <cstdint>
 
@@ -6,7 +7,6 @@
 #include "ferry/kernels/rms_norm/rms_norm.h"
 #include "ferry/kernels/rows.h"
 
-// What is decided on the host before a launch; goes to the kernel as it is.
 namespace ferry::kernels {
 
 // A row is held in registers by all threads together, each of which has so much of it, or read

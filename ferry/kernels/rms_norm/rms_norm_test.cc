@@ -1,3 +1,5 @@
+// Tests of RMS norm on CPU, simulated device and GPU.
+
 #include "ferry/kernels/rms_norm/rms_norm.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Checks arguments, plans and launches the rotary embedding.
+
 #include "ferry/kernels/rope/rope.h"
 
 #include <algorithm>

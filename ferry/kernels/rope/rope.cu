@@ -1,3 +1,5 @@
+// Kernels of the rotary embedding.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/rope/rope_plan.h"

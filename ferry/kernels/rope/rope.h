@@ -1,3 +1,4 @@
+// Rotary position embedding of queries and keys.
 #pragma once
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"

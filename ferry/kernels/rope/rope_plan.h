@@ -1,10 +1,10 @@
+// Launch plan of the rotary embedding: computed on the host, passed to the kernel by value.
 #pragma once
 #include <cstdint>
 
 #include "ferry/core/result.h"
 #include "ferry/kernels/rope/rope.h"
 
-// What is decided on the host before a launch; goes to the kernel as it is.
 namespace ferry::kernels {
 
 // Heads of all tokens, and where they go.

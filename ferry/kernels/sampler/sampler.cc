@@ -1,3 +1,5 @@
+// Checks arguments, plans and launches sampling.
+
 #include "ferry/kernels/sampler/sampler.h"
 
 #include "ferry/kernels/argument.h"

@@ -1,3 +1,5 @@
+// Kernel of sampling: radix selection for top_k and top_p, then a Gumbel race.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/sampler/sampler_math.h"

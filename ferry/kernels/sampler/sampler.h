@@ -1,3 +1,4 @@
+// Sampling: one token from each row of logits, with temperature, top_k and top_p.
 #pragma once
 #include <cstdint>
 

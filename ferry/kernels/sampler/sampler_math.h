@@ -1,3 +1,4 @@
+// Random numbers, keys and scores of sampling, identical on host and device.
 #pragma once
 #include <cfloat>
 #include <cmath>

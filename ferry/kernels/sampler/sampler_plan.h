@@ -1,3 +1,4 @@
+// Launch plan of sampling: computed on the host, passed to the kernel by value.
 #pragma once
 #include <cfloat>
 #include <cstdint>
@@ -6,7 +7,6 @@
 #include "ferry/kernels/sampler/sampler.h"
 #include "ferry/kernels/sampler/sampler_math.h"
 
-// What is decided on the host before a launch; goes to the kernel as it is.
 namespace ferry::kernels {
 
 struct SamplePlan {

@@ -1,3 +1,5 @@
+// Tests of sampling: draws, filters, reproducibility and argument checks.
+
 #include "ferry/kernels/sampler/sampler.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Kernel of the store to a paged cache.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/cache_store.cuh"
 #include "ferry/kernels/store_kvcache/store_kvcache_plan.h"

@@ -1,3 +1,4 @@
+// Attention by its definition, as the reference of tests.
 #pragma once
 #include <cstddef>
 #include <functional>

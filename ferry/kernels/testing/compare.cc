@@ -1,3 +1,5 @@
+// Implements the element-by-element comparison of tests.
+
 #include "ferry/kernels/testing/compare.h"
 
 #include <fmt/core.h>

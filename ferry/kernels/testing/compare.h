@@ -1,3 +1,4 @@
+// Compares the results of ops with references, element by element, and supplies seeds.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -1,3 +1,6 @@
+// The primitives of compute capability 9.0 as one op each, so that a failing test names the wrong
+// primitive. All are for bf16 or fp16. Errors: kInvalidArgument for sizes other than those listed,
+// kUnsupported on other GPUs.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -6,9 +9,6 @@
 #include "ferry/cuda/device_api.h"
 #include "ferry/kernels/tensor.h"
 
-// The primitives of compute capability 9.0 one by one, as ops, so that a test of one of them tells
-// which is wrong. All of bf16 or fp16. Errors: kInvalidArgument for other sizes than these,
-// kUnsupported on other GPUs.
 namespace ferry::kernels {
 
 // prim::LoadTile() or prim::StoreTile(): a tile of 64 rows of 128 columns, of a tensor of 2 to 4

@@ -1,3 +1,4 @@
+// Test fixture that runs the same op test on CPU, simulated device and GPU.
 #pragma once
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Test tensors with random contents, gaps between rows and guarded ends.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// A fake A3 machine that is set up correctly for GPUDirect-TCPX.
 #pragma once
 #include <fmt/core.h>
 

@@ -1,3 +1,4 @@
+// A fake machine for tests of `ferry doctor`.
 #pragma once
 #include <algorithm>
 #include <cerrno>

@@ -1,3 +1,5 @@
+// Drives libnccl-net-ferry.so as NCCL does: through its function tables, by polling, with handles
+// copied as bytes.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -9,7 +11,6 @@
 #include "ferry/net/plugin/comm.h"
 #include "ferry/net/plugin/driver.h"
 
-// Plays NCCL towards libnccl-net-ferry.so: by its tables, polling, with handles copied as bytes.
 namespace ferry::nccl_net::testing {
 
 using net::plugin::Driver;

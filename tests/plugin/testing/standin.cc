@@ -1,3 +1,5 @@
+// Implements access to the stand-in library for tests.
+
 #include "tests/plugin/testing/standin.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// A minimal host for tests of the stand-in, which knows only the plugin interface.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -8,7 +9,6 @@
 #include "tests/standin/testing/library_copy.h"
 #include "tests/standin/testing/pages.h"
 
-// A host of the stand-in's, as small as its tests need, that knows only the interface.
 namespace ferry::standin::testing {
 
 namespace abi = net::plugin::abi;
