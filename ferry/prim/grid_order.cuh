@@ -5,16 +5,16 @@
 
 namespace ferry::prim {
 
-// griddepcontrol.wait: until all kernels before this one have ended and what they wrote can be
-// seen. Each warp that reads or writes what others may have had calls it first.
+// griddepcontrol.wait: blocks until all earlier kernels have ended and their writes are visible.
+// Each warp calls it before it accesses memory that they may have used.
 __device__ __forceinline__ void WaitForGridsBefore() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// griddepcontrol.launch_dependents: the next kernel may come to the GPU when each thread block has
-// called this or has ended. Says nothing about memory.
+// griddepcontrol.launch_dependents: the next kernel may start once each thread block has called
+// this or has ended. It implies no memory ordering.
 __device__ __forceinline__ void LetNextGridBegin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

@@ -5,11 +5,11 @@
 
 namespace ferry::prim {
 
-// bar.sync: until so many threads have come, be it here or by ArriveAtNamed().
+// bar.sync: blocks until `threads` threads have arrived, here or by ArriveAtNamed().
 __device__ __forceinline__ void WaitAtNamed(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
 }
-// bar.arrive: counts, and goes on.
+// bar.arrive: counts this warp without blocking.
 __device__ __forceinline__ void ArriveAtNamed(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
 }

@@ -4,8 +4,8 @@
 namespace ferry::prim {
 
 // trap (PTX ISA, "trap"), in device code that is built for a debugger (nvcc -G): ends the kernel,
-// and the device is lost to the process. Otherwise nothing: what calls it goes on in its defined
-// way.
+// after which the process has lost the device. In other builds it does nothing, and the caller
+// continues in its defined way.
 __device__ __forceinline__ void TrapInDebug() {
 #ifdef __CUDACC_DEBUG__
   __trap();

@@ -366,7 +366,7 @@ TEST_P(AttentionPrefillTest, NoSequencesAndNoQueriesAreFine) {
   }
 }
 
-// Of the first key, which all queries see.
+// Spoils the first key, which all queries see.
 TEST_P(AttentionPrefillTest, AValueThatIsNanIsSeenInItsColumnOnly) {
   PrefillProblem problem({2, 2, 128, {{70, 70}, {5, 20}}}, DType::kBfloat16, &random());
   problem.v.Set(problem.TokenElement(0, 0, 1) + 5, NAN);

@@ -21,7 +21,7 @@ struct AddGeluPlan {
   DType dtype = DType::kFloat32;
   bool wide = false;  // words of 16 bytes, otherwise elements
 };
-// Of x, to a thread.
+// Words of x per thread.
 inline constexpr std::uint32_t kAddGeluWords = 2;
 
 struct MulAddPlan {
@@ -40,7 +40,7 @@ struct MulAddPlan {
   bool wide = false;
 };
 
-// Errors: as the ops have them.
+// Checks the arguments and computes the plan. Errors: as the ops.
 Result<AddGeluPlan> PlanAddGelu(const AddGeluArgs& args);
 Result<MulAddPlan> PlanMulAdd(const MulAddArgs& args);
 

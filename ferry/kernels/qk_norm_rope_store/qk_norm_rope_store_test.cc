@@ -196,7 +196,7 @@ class QkTensors {
     return qkv;
   }
 
-  // Of what lies in qkv, before the call or, where the op works in place, after it.
+  // The heads in qkv, before the call or, if the op works in place, after it.
   std::vector<double> HeadsNow(std::int64_t first, std::int64_t heads, const TestTensor& out,
                                bool written) const {
     if (written && !given_.in_place) return out.Values();

@@ -417,7 +417,7 @@ TEST_F(RmsNormPlanTest, WordsOf16BytesAreForRowsThatHaveThem) {
   EXPECT_FALSE(Plan(args).wide);
 }
 
-// Of a thread; 0 where rows are read twice.
+// Elements held by a thread; 0 if rows are read twice.
 std::uint32_t HeldByThread(RmsNormForm form) {
   switch (form) {
     case RmsNormForm::kOneWord: return 1;

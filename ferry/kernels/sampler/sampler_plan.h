@@ -29,7 +29,7 @@ struct SamplePlan {
 };
 inline constexpr std::uint32_t kSampleThreads = 512;
 
-// What is asked of a row.
+// Parameters of one row.
 struct SampleRow {
   float inverse = 0;        // 1 / temperature; 0: greedy
   std::uint32_t top_k = 0;  // 0: all
