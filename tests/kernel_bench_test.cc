@@ -122,7 +122,7 @@ TEST(KernelBench, WritesATableOrJsonForTheOpsThatWereAskedFor) {
 TEST(KernelBench, AnOpThatThereIsNotIsAnsweredWithThoseThatThereAre) {
   const ProgramEnd ended = Ferry({"kernel-bench", "--op", "rmsnorm"}, kSimulatedGpu);
   EXPECT_EQ(ended.exit_code, 2);
-  EXPECT_THAT(ended.err, Sentence("ferry kernel-bench", "\"rmsnorm\" is no op; give "));
+  EXPECT_THAT(ended.err, Sentence("ferry kernel-bench", "unknown op \"rmsnorm\"; give "));
   EXPECT_THAT(ended.err, HasSubstr("rms_norm, add_rms_norm, rope"));
 }
 

@@ -58,7 +58,7 @@ Result<CopyKind> KindNamed(const std::string& direction) {
     if (direction == cuda::CopyKindName(kind)) return kind;
   }
   return Error(Code::kInvalidArgument,
-               fmt::format("\"{}\" is no direction; give H2D, D2H, D2D or duplex", direction));
+               fmt::format("unknown direction \"{}\"; give H2D, D2H, D2D or duplex", direction));
 }
 
 // One way: a stream, memory on both sides of it, and what is copied there.
@@ -179,7 +179,7 @@ class Bench {
     }
     return Error(
         Code::kInvalidArgument,
-        fmt::format("\"{}\" is no executor; give dma, kernel, bounce, auto or prepared", name));
+        fmt::format("unknown executor \"{}\"; give dma, kernel, bounce, auto or prepared", name));
   }
 
   // Blocks of every second place, in an order of their own on each side; or one after another on
@@ -279,7 +279,8 @@ class Bench {
     for (;;) {
       FERRY_TRY_ASSIGN(const bool ready, api_->Query(event));
       if (ready) return Interrupted() ? InterruptedError() : Ok();
-      if (deadline.expired()) return Error(Code::kTimedOut, "a copy does not end");
+      if (deadline.expired())
+        return Error(Code::kTimedOut, "a copy did not end before its deadline");
     }
   }
 

@@ -104,7 +104,7 @@ Status Choose(const std::vector<std::string>& wanted, std::vector<KernelCase>* c
     if (std::find(there.begin(), there.end(), op) != there.end()) continue;
     std::string all;
     for (const std::string& name : there) all += (all.empty() ? "" : ", ") + name;
-    return Error(Code::kInvalidArgument, fmt::format("\"{}\" is no op; give {}", op, all));
+    return Error(Code::kInvalidArgument, fmt::format("unknown op \"{}\"; give {}", op, all));
   }
   std::erase_if(*cases, [&](const KernelCase& one) {
     return std::find(wanted.begin(), wanted.end(), one.op) == wanted.end();

@@ -158,7 +158,8 @@ class UnpackBench {
     for (;;) {
       FERRY_TRY_ASSIGN(const std::uint64_t done, unpacker_->Completed());
       if (done >= ticket) return Ok();
-      if (deadline.expired()) return Error(Code::kTimedOut, "unpacking did not end");
+      if (deadline.expired())
+        return Error(Code::kTimedOut, "unpacking did not end before its deadline");
     }
   }
 

@@ -70,11 +70,12 @@ void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("OP");
-  app->add_option("--memory", flags->memory, fmt::format("{}; of this side", kMemoryForms))
+  app->add_option("--memory", flags->memory, fmt::format("Memory of this side: {}", kMemoryForms))
       ->capture_default_str()
       ->type_name("KIND");
-  app->add_option("--peer-memory", flags->peer_memory,
-                  "Of the server; default: as --memory, in loopback on another GPU if there is one")
+  app->add_option(
+         "--peer-memory", flags->peer_memory,
+         "Memory of the server; default: as --memory, in loopback the next GPU if there is one")
       ->type_name("KIND");
   app->add_option("--size", flags->sizes, "Bytes of an operation, like 64MiB; a list")
       ->envname(kUcclPerfSize)
@@ -105,13 +106,14 @@ void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
                 "Check, after each round, the bytes of its last operation and of some others "
                 "(default)");
   app->add_flag("!--no-floor", flags->floor, "Do not measure the plain-socket floor");
-  app->add_flag("--crc", flags->crc,
-                "Measure writes and reads with a CRC32C for every slice, too, in turn");
+  app->add_flag(
+      "--crc", flags->crc,
+      "Also measure writes and reads with a CRC32C for every slice, in alternating rounds");
   app->add_option("--trace", flags->trace,
-                  "Write a timeline of one more operation of each kind, as this side sees it, for "
+                  "Write a timeline of one more operation of each case, as seen by this side, for "
                   "Perfetto")
       ->type_name("FILE");
-  app->add_option("--deadline", flags->deadline, "For each row of the result")
+  app->add_option("--deadline", flags->deadline, "Time limit for each row of the result")
       ->capture_default_str()
       ->type_name("TIME");
 }
@@ -164,10 +166,9 @@ Status CheckCarried(const PerfJob& job) {
                       "a plugin carries contiguous memory");
     }
     if (job.verify && MarksOf(job, one) == 0) {
-      return Unusable(
-          "--size", FormatSize(one.size),
-          "a plugin registers less than 2 GiB, and what is checked needs a second place; "
-          "give less, or --no-verify");
+      return Unusable("--size", FormatSize(one.size),
+                      "a plugin registers less than 2 GiB, and verification needs a second slot; "
+                      "give less, or --no-verify");
     }
   }
   if (job.crc) return Unusable("--crc", "on", "a plugin carries no checksums");
@@ -199,7 +200,8 @@ Result<PerfJob> JobOf(const PerfFlags& flags, bool json) {
   FERRY_TRY_ASSIGN(job.carrier, CarrierOptionsOf(flags.carrier, job.config));
   if (job.carrier) FERRY_TRY(CheckCarried(job));
   FERRY_TRY_ASSIGN(job.deadline, ParseDuration(flags.deadline));
-  if (job.deadline.count() <= 0) return Unusable("--deadline", flags.deadline, "give some time");
+  if (job.deadline.count() <= 0)
+    return Unusable("--deadline", flags.deadline, "give a time above 0");
   return job;
 }
 
@@ -290,8 +292,9 @@ void DeclarePerf(CLI::App* app, Invocation* invocation) {
   DeclareMeasurement(client, &flags);
   DeclareBothSides(client, &flags, invocation);
 
-  CLI::App* const loopback = AddSide(app, "loopback", "Measure between two processes right here",
-                                     invocation, {&flags, RunLoopback});
+  CLI::App* const loopback =
+      AddSide(app, "loopback", "Measure between two processes on this machine", invocation,
+              {&flags, RunLoopback});
   loopback->add_option("--host", flags.host, "Loopback address, 127.0.0.1 or ::1")
       ->capture_default_str()
       ->type_name("HOST");

@@ -122,7 +122,8 @@ Status Session::Handle(const Json& request) {
   for (const Row& row : kRows) {
     if (name != row.request) continue;
     if (row.handler != &Session::SetUp && row.handler != &Session::FloorOpen && !layout_) {
-      return Error(Code::kInvalidArgument, fmt::format("\"{}\" came before \"set up\"", name));
+      return Error(Code::kInvalidArgument,
+                   fmt::format("the request \"{}\" came before \"set up\"", name));
     }
     return (this->*row.handler)(request);
   }
@@ -279,7 +280,7 @@ Status Session::FloorPong(const Json& request) {
 Status Session::PluginOpen(const Json& request) {
   if (!job_.carrier) {
     return Error(Code::kInvalidArgument,
-                 "this server carries nothing through a plugin; start it with --provider "
+                 "this server was started without a plugin; start it with --provider "
                  "plugin:PATH");
   }
   CarrierOptions options = *job_.carrier;

@@ -233,7 +233,7 @@ Status Delivery::CompareDigests(std::span<const std::byte> bytes) {
   Say(fmt::format("SHA-256 here  {}", digest_));
   Say(fmt::format("SHA-256 there {}", theirs));
   if (theirs == digest_) return Ok();
-  return Error(Code::kInternal, "the bytes differ at the far side");
+  return Error(Code::kInternal, "the bytes at the receiver differ from those sent");
 }
 
 Status Delivery::Finish(const char* kind, const std::string& name,
@@ -384,9 +384,10 @@ void DeclareTransfer(CLI::App* app, Invocation* invocation) {
   // Lives as long as the program: the parser writes into it, the chosen subcommand reads it.
   static TransferFlags flags;
 
-  CLI::App* const server = app->add_subcommand("server", "Take files and messages");
+  CLI::App* const server = app->add_subcommand("server", "Receive files and messages");
   server
-      ->add_option("--dir", flags.directory, "Where files go; those of the same name are replaced")
+      ->add_option("--dir", flags.directory,
+                   "Folder for received files; existing files are replaced")
       ->capture_default_str()
       ->type_name("DIR");
   server->add_option("--listen", flags.listen, "Address to listen on; default: all")
@@ -396,9 +397,9 @@ void DeclareTransfer(CLI::App* app, Invocation* invocation) {
     invocation->run = [invocation] { return StartTransferServer(flags, invocation->json); };
   });
 
-  CLI::App* const client = app->add_subcommand("client", "Deliver one file or message");
+  CLI::App* const client = app->add_subcommand("client", "Send one file or message");
   client->add_option("host", flags.host, "The server")->type_name("HOST[:PORT]")->required();
-  CLI::Option_group* const what = client->add_option_group("what to deliver");
+  CLI::Option_group* const what = client->add_option_group("what to send");
   what->add_option("--file", flags.file, "A file")->type_name("FILE");
   what->add_option("--message", flags.message, "A text")->type_name("TEXT");
   what->require_option(1);

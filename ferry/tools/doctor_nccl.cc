@@ -237,7 +237,7 @@ Check CheckNcclPlugin(const NcclSetup& setup) {
   const auto path = PathOfPlugin(setup);
   if (!path) {
     check = {check.id, Verdict::kProblem,
-             fmt::format("there is no {}: NCCL goes on with its own sockets", name), use};
+             fmt::format("{} does not exist: NCCL falls back to its own sockets", name), use};
     return check;
   }
   check.evidence = *path;
@@ -245,7 +245,7 @@ Check CheckNcclPlugin(const NcclSetup& setup) {
   if (!state) {
     AddTo(&check, Verdict::kProblem, state.error().message());
   } else if (state->kind != PathState::Kind::kFile || !state->readable) {
-    AddTo(&check, Verdict::kProblem, "which is no file that may be read");
+    AddTo(&check, Verdict::kProblem, "which is not a readable file");
     check.mend = fmt::format("ls -ld {}", ShellWord(*path));
   } else if (state->noexec) {
     AddTo(&check, Verdict::kProblem, "on a mount with noexec, from where nothing can be loaded");

@@ -266,7 +266,7 @@ Result<std::vector<FilterChain>> ParseNft(std::string_view text) {
   const Json& objects = Member(all, "nftables");
   if (!objects.is_array()) {
     return Error(Code::kCorrupt,
-                 fmt::format("nft printed {} bytes that are no list of rules", text.size()));
+                 fmt::format("nft printed {} bytes that are not a list of rules", text.size()));
   }
   Sets sets;
   std::vector<FilterChain> chains;

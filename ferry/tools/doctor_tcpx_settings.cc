@@ -77,7 +77,7 @@ void AddSysctl(const TcpxSetup& setup, const WantedSysctl& wanted, Check* check)
   const std::string is = NumbersText(values);
   if (fine) return AddTcpxFinding(Verdict::kOk, fmt::format("{} {}", wanted.name, is), check);
   AddTcpxFinding(Verdict::kWarning,
-                 fmt::format("{} {}, {} wanted", wanted.name, is, NumbersText(wanted.values)),
+                 fmt::format("{} {}, {} recommended", wanted.name, is, NumbersText(wanted.values)),
                  check);
   const char* const quote = wanted.values.size() > 1 ? "'" : "";
   check->mend += fmt::format("{}{}={}{}{}", check->mend.empty() ? "sysctl -w " : " ", wanted.name,
@@ -105,7 +105,7 @@ Check CheckTcpxChunkSize(const TcpxSetup& setup) {
   const auto chunk = TcpxChunkSize(setup);
   if (!chunk) {
     check.verdict = Verdict::kProblem;
-    check.evidence = text ? fmt::format("{}={} is no size above 0", kChunkVariable, *text)
+    check.evidence = text ? fmt::format("{}={} is not a size above 0", kChunkVariable, *text)
                           : fmt::format("{} is not set", kChunkVariable);
     check.evidence += ": the plugin can send nothing";
   } else {

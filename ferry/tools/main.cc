@@ -26,13 +26,13 @@ struct Subcommand {
 
 constexpr Subcommand kSubcommands[] = {
     {"perf", "Measure bandwidth and latency between two processes", DeclarePerf},
-    {"transfer", "Move one file or message and check it at the far side", DeclareTransfer},
+    {"transfer", "Move one file or message and verify it at the receiver", DeclareTransfer},
     {"info", "Show version, machine and every setting", DeclareInfo},
-    {"doctor", "Tell what keeps this machine from moving tensors, and how to mend it",
+    {"doctor", "Check what keeps this machine from moving tensors, and print how to fix it",
      DeclareDoctor},
-    {"copy-bench", "Measure copies between host and GPU memory and within it, by executor",
+    {"copy-bench", "Measure copies between host and GPU memory and within it, for each executor",
      DeclareCopyBench},
-    {"kernel-bench", "Measure the kernels for inference, beside what copies move",
+    {"kernel-bench", "Measure the inference kernels and compare them with copy bandwidth",
      DeclareKernelBench},
 };
 
@@ -60,7 +60,7 @@ std::string NameOf(const CLI::App& app) {
 std::string Explain(const CLI::App& app, const CLI::ParseError& error) {
   const auto unread = app.remaining(/*recurse=*/true);
   if (error.get_name() == "RequiredError" && !unread.empty()) {
-    return fmt::format("\"{}\" is no subcommand or option; see --help", unread.front());
+    return fmt::format("unknown subcommand or option \"{}\"; see --help", unread.front());
   }
   std::string text = error.what();
   std::replace(text.begin(), text.end(), '\n', ' ');

@@ -415,7 +415,7 @@ Result<std::optional<std::uint64_t>> CaseRun::FindWrong(std::uint64_t slot, std:
 Status CaseRun::CheckSlot(std::uint64_t slot, std::uint64_t seed, const std::string& what) {
   FERRY_TRY_ASSIGN(const auto wrong_at, FindWrong(slot, seed));
   if (wrong_at && wrong_.empty()) {
-    wrong_ = fmt::format("{}{}: {} has wrong bytes at the far side, first at byte {} of {}",
+    wrong_ = fmt::format("{}{}: {} has wrong bytes at the receiver, first at byte {} of {}",
                          TitleOf(case_), checksum_ ? " with checksums" : "", what, *wrong_at,
                          case_.size);
   }
