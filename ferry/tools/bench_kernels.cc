@@ -20,9 +20,9 @@
 namespace ferry::tools {
 namespace {
 
-// Of an H200: what plans of a list are made for, where no device is asked.
+// Facts of an H200, for the plans of --list, which uses no device.
 constexpr int kListedMultiprocessors = 132;
-// Of what moves less, and of a copy of it, the time is that of a launch.
+// Below this number of bytes the time of an op, and of a copy, is that of a launch.
 constexpr std::uint64_t kLeastForShare = 4 * kMiB;
 constexpr std::uint64_t kTinyLeastForShare = 4 * kKiB;
 
@@ -33,7 +33,7 @@ struct KernelRow {
   std::string failure;
 };
 
-// What is known before anything is measured.
+// The fields that are known before any measurement.
 Json CaseToJson(const KernelCase& one, bool tiny) {
   Json sizes = Json::object();
   for (const KernelSize& size : one.sizes) sizes[size.name] = size.value;
@@ -65,7 +65,7 @@ Json RowToJson(const KernelRow& row, bool tiny) {
   json["ceiling_gbps"] = row.ceiling ? Json(row.ceiling->gbps) : Json();
   json["ceiling_by"] = row.ceiling ? Json(row.ceiling->by) : Json();
   json["ceiling_ratio"] = row.ceiling ? Json(gbps / row.ceiling->gbps) : Json();
-  // Of matrix products: not measured here.
+  // The ceiling of matrix products is not measured here.
   json["ceiling_tflops"] = Json();
   json["written"] = true;
   json["checked"] = row.times.checked;

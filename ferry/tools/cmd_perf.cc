@@ -157,7 +157,7 @@ Result<std::vector<PerfCase>> CasesOf(const PerfFlags& flags) {
   return cases;
 }
 
-// What plugins can carry: contiguous memory, to a receive.
+// Checks the job against the limits of plugins: contiguous memory, into a posted receive.
 Status CheckCarried(const PerfJob& job) {
   for (const PerfCase& one : job.cases) {
     if (one.op == Op::kSend) return Unusable("--op", "send", "a plugin carries write and read");
@@ -214,7 +214,7 @@ Status StartPerfServer(const PerfFlags& flags, bool json) {
   if (!flags.listen.empty()) FERRY_TRY(config.Set("listen_host", flags.listen, "--listen"));
   job.floor_config = config;
   if (config.port_first == config.port_last) {
-    // No room beside the server's own.
+    // The range has no second port for the floor.
     job.floor_config.port_first = job.floor_config.port_last = 0;
   }
   if (flags.port || config.port_first == 0) {
@@ -239,7 +239,7 @@ Status RunLoopback(const PerfFlags& flags, bool json) {
   const auto port = std::to_string(flags.port.value_or(0));
   std::vector<std::string> arguments{"perf", "server", "--json", "--listen", flags.host, "--port",
                                      port,
-                                     // That its only client ends is nothing to tell of.
+                                     // The end of its only client needs no log line.
                                      "--set", "log_level=error"};
   for (const std::string& setting : flags.settings) {
     arguments.insert(arguments.end(), {"--set", setting});
@@ -257,7 +257,7 @@ Status RunLoopback(const PerfFlags& flags, bool json) {
   return RunPerfClient(job, net::Address{flags.host, server.port()}.ToString());
 }
 
-// What a side's subcommand does with the options that it was given.
+// The action of a side's subcommand.
 using Side = Status (*)(const PerfFlags& flags, bool json);
 
 CLI::App* AddSide(CLI::App* perf, const char* name, const char* summary, Invocation* invocation,

@@ -66,7 +66,7 @@ class Session {
   Status SayCpu(double since) { return Say({{"cpu_seconds", CpuSeconds() - since}}); }
   Status PostReceive(std::uint64_t tag, std::span<std::byte> buffer, InFlight* receives);
 
-  // Of this side's memory.
+  // Verified slots of this side's memory.
   std::uint64_t slots() const { return SlotsOf(/*is_source=*/case_.op == Op::kRead, most_marks_); }
   std::uint64_t SlotAt(std::uint64_t slot) const { return slot * case_.SlotBytes(); }
   Result<LaidOut> LaidOutField(const Json& request) const;

@@ -71,7 +71,7 @@ class PieceWriter {
 
 std::uint64_t PieceWriter::NextPiece() const {
   const std::uint64_t here = way_.passage->window();
-  // Of a window that is used again and again, some pieces are written while others are taken out.
+  // In a window that is reused, some pieces are written while others are taken out.
   const std::uint64_t share =
       way_.window < way_.size ? std::max<std::uint64_t>(way_.window / kPieces, 1) : way_.size;
   return std::min({kPieceBytes, way_.passage->piece_bytes(), share, way_.size - posted_,
@@ -79,7 +79,7 @@ std::uint64_t PieceWriter::NextPiece() const {
 }
 
 Status PieceWriter::FinishOldest() {
-  // Of what is not written yet, some has been sent; copies between GPUs send nothing.
+  // Part of the bytes not yet written has been sent; copies between GPUs send nothing.
   const auto show = [this] { progress_.Show(std::max(written_, PayloadSent() - sent_before_)); };
   FERRY_TRY(writes_.FinishOldest(Deadline::Never(), show));
   written_ = ends_.front();
@@ -127,7 +127,7 @@ class Delivery {
            transfer::Connection connection)
       : job_(job), endpoint_(endpoint), connection_(std::move(connection)), control_(connection_) {}
 
-  // What is in `passage` already, or comes through it.
+  // Bytes that are in `passage` already, or pass through it.
   Status SendFile(const std::string& name, std::span<std::byte> file, Passage* passage);
   Status SendMessage(std::span<std::byte> text, Passage* passage);
   void DescribeTransport() const;

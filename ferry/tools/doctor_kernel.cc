@@ -1,4 +1,4 @@
-// What the kernel's settings do to a TCP connection.
+// Doctor checks of kernel settings that affect TCP connections.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ constexpr std::size_t kCoresForBbr = 32;
 // Both sides' buffers of one lane hold this much before they hold up a LAN of 100 Gbit/s.
 constexpr std::uint64_t kLeastBuffer = 4 * kMiB;
 constexpr std::uint64_t kWantedBuffer = 64 * kMiB;
-constexpr std::uint64_t kLeastPipe = 256 * kKiB;  // that the library lends pages through
+constexpr std::uint64_t kLeastPipe = 256 * kKiB;  // for zero-copy sends
 
 struct Algorithms {
   std::string usual;                 // the kernel's default
@@ -67,7 +67,7 @@ std::string CommandToAllow(const Algorithms& algorithms, const std::string& name
   return fmt::format("{}sysctl -w {}='{}'", load, kAllowedAlgorithms, Joined(allowed));
 }
 
-// Of a name that FERRY_CONGESTION_CONTROL gives.
+// Checks a name given by FERRY_CONGESTION_CONTROL.
 Check CheckChosen(const Visit& visit, const Algorithms& algorithms, Check check) {
   const std::string& chosen = visit.config.congestion_control;
   check.evidence += fmt::format("; FERRY_CONGESTION_CONTROL={}", chosen);
@@ -123,7 +123,7 @@ double LinkRate(const Visit& visit) {
   return fastest;
 }
 
-// Twice what is under way in a round trip, because the kernel counts its own overhead, too.
+// Twice the bytes in flight in a round trip, because the kernel also counts its own overhead.
 std::uint64_t WantedBuffer(const Visit& visit) {
   const double under_way = LinkRate(visit) * visit.rtt_us * 1e-6;
   return std::max(kLeastBuffer, static_cast<std::uint64_t>(2 * under_way));

@@ -1,4 +1,4 @@
-// What `nft -j list ruleset` prints: libnftables-json(5).
+// Parses the output of `nft -j list ruleset`, libnftables-json(5).
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -149,7 +149,7 @@ bool IsPort(const Json& left) {
   return (protocol == "tcp" || protocol == "th") && Text(payload, "field") == "dport";
 }
 
-// Of anything but ports.
+// Conditions on anything but ports.
 Holds HoldsOf(const Json& left, const std::string& op, const std::vector<Json>& values) {
   const Json& payload = Member(left, "payload");
   const std::string protocol = Text(payload, "protocol");

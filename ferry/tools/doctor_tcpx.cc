@@ -21,7 +21,8 @@ constexpr const char* kPrefixVariable = "NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX";
 constexpr const char* kPluginsPrefix = "/tmp";
 constexpr const char* kDaemonsFolder = "/run/tcpx";
 constexpr const char* kGpuSocket = "get_gpu_fd_";
-// What takes fragments back: the kernel that the plugin is for, and Linux since 6.12.
+// Kernels to which an application returns fragments: the one that the plugin is for, and Linux
+// since 6.12.
 constexpr int kTcpxTokenOption = 97;
 constexpr int kUpstreamTokenOption = 80;
 constexpr const char* kGpuFolder = "/proc/driver/nvidia/gpus";

@@ -70,7 +70,7 @@ void AddSysctl(const TcpxSetup& setup, const WantedSysctl& wanted, Check* check)
   for (std::size_t i = 0; fine && i < values.size(); ++i) {
     fine = wanted.more_is_fine ? values[i] >= wanted.values[i] : values[i] == wanted.values[i];
   }
-  // What is more already stays.
+  // Larger values stay.
   for (std::size_t i = 0; wanted.more_is_fine && i < std::min(values.size(), target.size()); ++i) {
     target[i] = std::max(target[i], values[i]);
   }
@@ -125,7 +125,7 @@ Check CheckTcpxChunkSize(const TcpxSetup& setup) {
 Check CheckTcpxSetupWait(const TcpxSetup& setup) {
   Check check{"tcpx_setup_wait", Verdict::kOk, "", ""};
   const auto text = setup.Variable(kWaitVariable);
-  // What is no number is the default to the plugin.
+  // The plugin uses its default for a value that is not a number.
   const std::uint64_t wait = (text ? NumberIn(*text) : std::nullopt).value_or(kDefaultWait);
   check.evidence = fmt::format("each accept waits {:.2f} s for its flow rules ({} {})",
                                static_cast<double>(wait) / 1e6, kWaitVariable,

@@ -5,8 +5,8 @@
 
 namespace ferry::tools {
 
-// Loads and starts the plugin that was asked for: its facts, or why it cannot be used. Null where
-// none was.
+// Loads and initialises the configured plugin and returns its facts, or the reason why it cannot be
+// used. Null if none is configured.
 Json PluginInfo(const Config& config);
 void PrintPlugin(const Json& plugin);
 

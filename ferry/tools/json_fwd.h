@@ -4,8 +4,8 @@
 
 namespace ferry::tools {
 
-// Keeps the order in which fields were added. For declarations, since all of json.h takes a second
-// to compile.
+// Keeps the order in which fields were added. Use this header for declarations: the full json.h
+// takes a second to compile.
 using Json = nlohmann::ordered_json;
 
 }  // namespace ferry::tools

@@ -204,7 +204,7 @@ void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>
   for (const DecodeSize& size : decodes) {
     cases->push_back(DecodeCase({size.batch, size.tokens, 32, 8, 128}, size.page, options.facts));
   }
-  // Of 16384 tokens in all.
+  // Batches of 16384 tokens in total.
   const std::vector<std::int64_t> lengths =
       options.tiny ? std::vector<std::int64_t>{16} : std::vector<std::int64_t>{1024, 4096, 16384};
   for (const std::int64_t tokens : lengths) {

@@ -133,7 +133,7 @@ KernelCase AddRmsNormCase(const RowsOfCase& of) {
 }  // namespace
 
 void AddRowCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases) {
-  // Of Qwen3-8B.
+  // Sizes of Qwen3-8B.
   const std::int64_t hidden = options.tiny ? 64 : 4096;
   const std::int64_t intermediate = options.tiny ? 96 : 12288;
   const std::vector<std::uint64_t> sizes =

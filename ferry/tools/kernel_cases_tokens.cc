@@ -228,7 +228,7 @@ void AddTokenCases(const KernelCaseOptions& options, std::vector<KernelCase>* ca
   const std::vector<std::int64_t> tokens = options.tiny
                                                ? std::vector<std::int64_t>{1, 16}
                                                : std::vector<std::int64_t>{1, 16, 256, 4096, 16384};
-  // Of Qwen3-8B and Qwen3-0.6B.
+  // Sizes of Qwen3-8B and Qwen3-0.6B.
   constexpr std::int64_t kKvHeads = 8;
   constexpr std::int64_t kHeads[] = {32, 16};
   const std::int64_t positions = options.tiny ? 32 : 40960;

@@ -71,7 +71,7 @@ int OnParseError(const CLI::App& app, const CLI::ParseError& error, Invocation i
                  std::span<char* const> arguments) {
   if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
   invocation.name = NameOf(app);
-  // What comes after the mistake has not been read.
+  // The parser stops at the mistake, so --json may not have been read.
   invocation.json = std::find_if(arguments.begin(), arguments.end(), [](const char* argument) {
                       return std::string_view(argument) == "--json";
                     }) != arguments.end();
@@ -79,7 +79,7 @@ int OnParseError(const CLI::App& app, const CLI::ParseError& error, Invocation i
   return kExitUsage;
 }
 
-// The commit, and whether the build had more than that.
+// The version, the commit, and whether the build had uncommitted changes.
 std::string VersionLine() {
   const BuildCommit built = BuiltFrom();
   constexpr std::size_t kShort = 12;

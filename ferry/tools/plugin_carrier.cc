@@ -30,7 +30,7 @@ constexpr std::string_view kPluginProvider = "plugin";
 constexpr std::size_t kToldBytes = 16;
 constexpr std::chrono::seconds kReadPatience{1};
 
-// What was said, and by what; nothing where nobody has said it.
+// A value and its source, an option or a variable; empty if neither is set.
 struct Said {
   std::string text;
   std::string by;
@@ -248,7 +248,7 @@ Status CheckTime(const char* doing, std::uint64_t done, std::uint64_t count, Dea
                            doing, done, count));
 }
 
-// `begin` begins the next transfer of a stripe.
+// `begin` starts the next transfer of a stripe.
 template <class Stripe, class Begin>
 Status Drive(Stripe* stripe, const Carrier::Run& run, Deadline deadline, const char* doing,
              const Begin& begin) {
@@ -257,7 +257,7 @@ Status Drive(Stripe* stripe, const Carrier::Run& run, Deadline deadline, const c
   for (std::uint64_t done = 0; done < run.count; done = stripe->done() - before) {
     for (; begun < run.count && stripe->under_way() < run.depth; ++begun) begin();
     FERRY_TRY(stripe->Progress());
-    // The plugin's threads and the other side may want this core.
+    // The plugin's threads and the other side may need this core.
     if (stripe->done() - before == done) (void)::sched_yield();
     FERRY_TRY(CheckTime(doing, stripe->done() - before, run.count, deadline));
   }

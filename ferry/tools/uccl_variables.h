@@ -13,10 +13,11 @@ inline constexpr const char* kUcclLaunchDebug = "UCCL_TCPX_LAUNCH_DEBUG";
 inline constexpr const char* kUcclPerfSize = "UCCL_TCPX_PERF_SIZE";
 inline constexpr const char* kUcclPerfIterations = "UCCL_TCPX_PERF_ITERS";
 
-// Whether it is set, and not to 0.
+// Whether the variable is set to a value other than 0.
 bool IsSwitchedOn(const char* variable) noexcept;
 
-// For `ferry info`: of each its "name", "value" (null where it is not set) and what it counts "as".
+// For `ferry info`: the "name", "value" (null if unset) and equivalent option "as" of each
+// variable.
 Json UcclVariables();
 void PrintUcclVariables(const Json& variables);
 
