@@ -23,7 +23,7 @@ else()
   if(NOT FERRY_NVCC)
     set(ferry_why_no_cuda "nvcc was not found")
   else()
-    # What check_language() tries; it tries nothing where CMAKE_CUDA_COMPILER is set.
+    # The compiler for check_language(), which tries no other if CMAKE_CUDA_COMPILER is set.
     if(NOT DEFINED ENV{CUDACXX})
       set(ENV{CUDACXX} "${FERRY_NVCC}")
     endif()

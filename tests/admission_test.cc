@@ -97,7 +97,7 @@ class AdmissionProcessTest : public testing::Test {
   }
   std::string where() const { return fmt::format("{}:{}", host_, port_); }
 
-  // What a thread on the near side does, and throws.
+  // The body and the exception of a thread on the near side.
   template <class Work>
   void RunNear(Work work) {
     std::exception_ptr thrown;

@@ -80,7 +80,7 @@ class BystandersTest : public ::testing::Test {
       std::this_thread::yield();
     }
   }
-  // Of each peer, from now on, in bytes per second.
+  // The rate of each peer from now on, in bytes per second.
   std::array<double, kPeers> Rates(milliseconds over) {
     const auto before = Pumped();
     const Stopwatch watch;

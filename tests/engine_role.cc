@@ -129,7 +129,7 @@ class EngineRole {
   std::atomic<int> accepted_{0};
   std::jthread acceptor_;
   std::map<std::string, PatternRegion> regions_;
-  // One visitor or host, and what goes to it.
+  // One connection and its objects.
   struct Link {
     std::optional<transfer::Connection> connection;
     std::optional<class Pump> pump;
@@ -420,8 +420,8 @@ Result<std::string> EngineRole::Leave(Words& /*words*/) {
   return std::string();
 }
 
-// What the endpoint counts as held for its peers; what of the process is resident, in bytes, when
-// what was freed has been given back; and how many connections are open.
+// The bytes that the endpoint counts as held for its peers, and the resident bytes of the process
+// when what was freed has been given back; and how many connections are open.
 Result<std::string> EngineRole::Memory(Words& /*words*/) {
   (void)::malloc_trim(0);
   std::ifstream file("/proc/self/statm");

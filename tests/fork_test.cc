@@ -294,7 +294,7 @@ TEST(Fork, APeerSeesTheOrderlyEndOfAConnectionAlthoughAChildHasIt) {
 
 // ---- what a child holds -------------------------------------------------------------------------
 
-// What the open descriptors of a process are of, but for files.
+// The kinds of the open descriptors of a process, except files.
 std::multiset<std::string> NamesOfDescriptors() {
   std::multiset<std::string> kinds;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

@@ -59,7 +59,7 @@ TEST(KernelBench, MeasuresEveryRowOfItsList) {
     EXPECT_GE(row.value("samples", 0), 3);
     const bool of_flops = row.value("flops", 0.0) > 0;
     EXPECT_EQ(row["tflops"].is_number(), of_flops);
-    // Of what moves little a copy's time says nothing.
+    // A small copy's time is not a meaningful ceiling.
     const bool has_share = !of_flops && row.value("bytes", 0) >= 4096;
     EXPECT_EQ(row["ceiling_ratio"].is_number(), has_share);
     EXPECT_EQ(row["ceiling_ratio"].is_null(), !has_share);

@@ -9,7 +9,7 @@ namespace ferry::tests {
 // works for about one, again and again. Later calls only forget what was measured before.
 void RestartLoadMeter();
 
-// By how much the latest of those rounds was late, since the last restart; 0 without one.
+// The largest delay of a round since the last restart; 0 if there was none.
 milliseconds WorstLateness();
 
 }  // namespace ferry::tests

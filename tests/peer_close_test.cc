@@ -52,8 +52,8 @@ std::size_t CloseAmongMessages() {
   return ended_by_close;
 }
 
-// What came between the end of the operations and the end of the lanes was put into the buffers of
-// receives that had ended.
+// Bytes that arrived between the end of the operations and the end of the lanes were put into the
+// buffers of receives that had ended.
 TEST(Close, LeavesTheBuffersOfReceivesAloneThatItEnded) {
   constexpr int kRounds = 4;
   std::size_t ended_by_close = 0;

@@ -108,7 +108,7 @@ class VisitorDeath : public GiftTest {
     ASSERT_FALSE(lost);
     EXPECT_EQ(lost.error().code(), Code::kPeerLost) << lost.error().ToString();
   }
-  // Another visitor is served as if nothing had been.
+  // Another peer is served as if nothing had happened.
   void ExpectServes(const PatternRegion& region) {
     EnginePeer next(FastGiftSettings());
     transfer::Connection connection = next.AcceptedBy(endpoint_);

@@ -28,7 +28,7 @@ constexpr std::size_t kHostile = 4;
 constexpr std::uint64_t kRegionBytes = 4 * kMiB;
 constexpr std::uint64_t kMostForOne = 64 * kMiB;
 constexpr std::uint64_t kMostInAll = 512 * kMiB;
-// As long as a lane takes nothing it is given up on; a machine may be busy.
+// A lane is closed after this time without progress; a machine may be busy.
 constexpr int kFullMs = 300;
 
 std::vector<std::byte> Body(const wire::KeyBody& key, std::uint32_t blocks, std::uint64_t bytes) {

@@ -48,7 +48,7 @@ class RelayedTest : public testing::Test {
     if (with_secret) settings.push_back("secret=" + secret_);
     return settings;
   }
-  // What both processes have logged.
+  // The log of both processes.
   std::string Log() {
     log_taken_ = true;
     return testing::internal::GetCapturedStderr();

@@ -45,7 +45,7 @@ TEST_P(PerfVerify, AWrongByteInTheLastOperationOfARoundIsFound) {
   EXPECT_THAT(ended.out, HasSubstr("\"verified\":false"));
 }
 
-// Of two operations both are checked.
+// With two operations both are checked.
 TEST_P(PerfVerify, AWrongByteInAnotherOperationIsFound) {
   const ProgramEnd ended = RunWithOneWrongByte(GetParam(), 2, 0);
   EXPECT_EQ(ended.exit_code, 1) << ended.out;

@@ -84,7 +84,7 @@ Settings SoakSettings(const Settings& more = {}) {
   return settings;
 }
 
-// What happened, by name; any thread.
+// Counts of events, by name; any thread may add.
 class Counts {
  public:
   void Add(const std::string& what, std::uint64_t count = 1) {

@@ -33,7 +33,7 @@ namespace wire = transfer::wire;
 constexpr int kCrowd = 1000;
 constexpr std::uint64_t kServedBytes = 4 * kMiB;
 constexpr milliseconds kFloodTime{2000};
-// What the process may grow by in a flood; a sanitizer keeps what was freed.
+// Bytes by which the process may grow in a flood; a sanitizer keeps freed memory.
 constexpr std::int64_t kMostGrowthKib = kSanitized ? 512 * 1024 : 16 * 1024;
 constexpr const char* kSecret = "secret=correct-horse-battery-staple";
 

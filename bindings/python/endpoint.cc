@@ -110,7 +110,7 @@ Connection Connect(const SharedEndpoint& holder, const AnyAddress& address,
   return Connection(holder, Take(attempt.Take()));
 }
 
-// What connect_async() awaits.
+// The object that connect_async() awaits.
 struct Connecting {
   SharedEndpoint holder;
   ConnectAttempt attempt;

@@ -7,7 +7,7 @@
 #include "ferry/core/version.h"
 
 NB_MODULE(_core, module) {
-  // What torch keeps to its end is no leak.
+  // Objects that torch keeps until exit are not leaks.
   nanobind::set_leak_warnings(false);
   module.attr("__version__") = FERRY_VERSION;
   ferry::python::BindErrors(module);

@@ -28,7 +28,7 @@ class Items {
   const char* what_;
 };
 
-// What a number is, for errors: "the token of sequence 3".
+// Describes a number in errors: "the token of sequence 3".
 struct NumberOf {
   const char* what;
   Py_ssize_t row;

@@ -76,7 +76,8 @@ class Operation {
 
   // Whether it has ended, which it has in a forked child; raises nothing.
   bool Done();
-  // Of its end: bytes moved. Errors: its own; Timeout where it has not ended by then.
+  // Waits for the end and returns the bytes moved. Errors: the operation's own; Timeout if it has
+  // not ended by then.
   std::uint64_t Wait(std::optional<double> timeout);
   transfer::Operation& Get() {
     RefuseAfterFork(made_, "operation");

@@ -164,7 +164,7 @@ class Session {
       FERRY_CHECK(Includes(memory->region->state()->rights, Rights::kWrite) && !memory->revoked);
     }
   }
-  // Of what the peer reads only the bounds are looked at: our own writes send from any region.
+  // Only the bounds of the peer's reads are checked: our own writes send from any region.
   void CheckRead(std::span<const iovec> pieces) {
     for (const iovec& piece : pieces) (void)Holding(piece);
   }
@@ -302,7 +302,7 @@ class Session {
     Tell(&lanes_[0], Type::kDelivered, operation, body);
   }
 
-  // What a good peer could answer to the next frame.
+  // Sends a valid answer to the next frame.
   void Answer(PeerLane* lane) {
     const std::uint8_t how = script_->U8();
     halves_ = (how & 128) != 0;
@@ -333,7 +333,7 @@ class Session {
     return heard_.empty() ? nullptr : &heard_[heard_.size() - 1 - at % heard_.size()];
   }
 
-  // Of one of our regions, of one that was opened for the peer, or nonsense.
+  // The key of one of our regions, of one opened for the peer, or random bytes.
   wire::KeyBody PickKey() {
     const std::size_t at = script_->U8();
     wire::KeyBody key;

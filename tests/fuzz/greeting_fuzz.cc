@@ -288,7 +288,7 @@ class Session {
     wire::Append(meta, proof);
   }
 
-  // Of a listener: what it lets us in with, and its proof.
+  // A listener's answer that admits us, and its proof.
   void AppendAnswer(const Stranger& stranger, std::span<const std::byte> body, std::uint8_t odd,
                     std::vector<std::byte>* meta) {
     meta->insert(meta->end(), body.begin(), body.end());

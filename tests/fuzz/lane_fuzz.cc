@@ -364,7 +364,8 @@ class Session {
     OnLoop([&] { lane_->Send(&frame); });
   }
 
-  // What the lane has sent; only its amount is looked at, the conformance suite compares bytes.
+  // Reads the lane's output; only its length is checked, because the conformance suite compares
+  // bytes.
   void Drain() {
     std::byte sink[16384];
     const ssize_t n = ::recv(peer_.get(), sink, sizeof sink, MSG_DONTWAIT);

@@ -66,7 +66,7 @@ class PeerEnd {
 
 class ScriptedLane final : public net::Lane {
  public:
-  // `local`: whether its peer counts as one on this machine.
+  // `local`: whether its peer counts as local to this machine.
   ScriptedLane(std::shared_ptr<PeerEnd> peer, bool local);
   ~ScriptedLane() override;
 
@@ -105,9 +105,9 @@ class ScriptedProvider final : public net::Provider {
                Deadline deadline, Connected connected) override;
 
   EventLoop& loop() const noexcept { return *loop_; }
-  // OnLoop: a stranger comes in.
+  // On the loop: a pending peer connects.
   std::shared_ptr<PeerEnd> Knock(bool local = true);  // as the lane's
-  // What Connect() answers; null refuses.
+  // The lane's peer end that Connect() returns; null refuses.
   std::function<std::unique_ptr<net::Lane>()> on_connect;
 
  private:

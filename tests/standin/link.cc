@@ -44,7 +44,7 @@ sockaddr_in Loopback(std::uint32_t port) {
   return address;
 }
 
-// What bind(), connect() and getsockname() take.
+// The address in the form of bind(), connect() and getsockname().
 sockaddr* Generic(sockaddr_in& address) {
   return static_cast<sockaddr*>(static_cast<void*>(&address));
 }

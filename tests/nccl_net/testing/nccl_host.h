@@ -17,7 +17,7 @@ using net::plugin::Driver;
 using net::plugin::Handle;
 using net::plugin::Message;
 
-// What must work for a test to go on throws std::runtime_error.
+// A failure of a call that a test depends on throws std::runtime_error.
 void Require(int outcome, const char* call);
 
 // The use of the plugin that one communicator makes: from init() to finalize().

@@ -10,7 +10,7 @@
 namespace ferry::net::plugin::testing {
 namespace {
 
-// Of a library that is loaded already.
+// Looks up a symbol of a library that is already loaded.
 template <class Function>
 Function* Find(const std::string& path, const char* name) {
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);

@@ -28,7 +28,7 @@ class StandIn {
   explicit StandIn(const Variables& variables);
 
   Result<Plugin*> Open();
-  // What the plugin has seen done that may not be done; "" for nothing.
+  // The misuses that the plugin has detected; "" for none.
   std::string Misuse() const;
 
  private:
