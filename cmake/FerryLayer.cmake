@@ -1,3 +1,4 @@
+# ferry_layer(): builds the library, tests and benchmarks of one folder.
 include_guard(GLOBAL)
 include(GoogleTest)
 

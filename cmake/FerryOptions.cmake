@@ -1,3 +1,4 @@
+# Build type, compiler warnings, sanitizers and caches for all targets.
 include_guard(GLOBAL)
 include(GNUInstallDirs)
 

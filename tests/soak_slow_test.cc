@@ -404,7 +404,7 @@ class Soak : public ::testing::Test {
     }
   }
 
-  // What was begun has been said to have ended: all that it needed is back soon.
+  // Every operation has ended, so all its resources are returned soon.
   void ExpectPeerHoldsNothing() {
     const Deadline patience = Patience();
     for (const char* what : {"connections", "slots"}) {

@@ -36,7 +36,7 @@ class EndpointHolder {
   // without the interpreter's lock.
   std::shared_ptr<transfer::Endpoint> Get() const;
   const Config& config() const noexcept { return config_; }
-  // Ends all that is under way, in other threads, too.
+  // Ends all operations and waits in flight, also those of other threads.
   void Close();
 
  private:
@@ -65,7 +65,7 @@ class Region {
   const ProcessMark made_;
 };
 
-// One that is under way, or has ended, with the memory that it uses.
+// An operation in flight or ended, with references to the memory that it uses.
 class Operation {
  public:
   Operation(SharedEndpoint endpoint, transfer::Operation operation, nanobind::object memory)

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t kJudgedHead = 128;
 
-// What a wrong kernel makes of a sequence: of the tokens that it sees, and of the scale.
+// The errors of a wrong kernel on a sequence: in the tokens that it sees, and in the scale.
 struct Mistake {
   const char* name;
   std::function<void(std::vector<std::size_t>* tokens, double* scale)> make;

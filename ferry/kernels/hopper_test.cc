@@ -103,7 +103,7 @@ const std::vector<TileCase>& TileCases() {
   return cases;
 }
 
-// What is in the tile, and zero where the tensor has ended.
+// The expected tile, with zeros beyond the end of the tensor.
 double InTile(const TestTensor& tensor, const TileCase& one, std::int64_t row,
               std::int64_t column) {
   const std::int64_t rows = one.shape[one.shape.size() - 2];

@@ -29,8 +29,8 @@ struct AttentionOfCase {
   std::int64_t head_size;
 };
 
-// Of the weights, which are rounded to the format before they are multiplied by values: see
-// TermsOfAttention().
+// The bound for the weights, which are rounded to the format before they are multiplied by values:
+// see TermsOfAttention().
 constexpr double kWeightRoundings = 6;
 
 KernelCase NewAttentionCase(const char* op, const AttentionOfCase& of) {

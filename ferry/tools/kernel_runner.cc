@@ -273,7 +273,7 @@ Status KernelRunner::CheckResults(const KernelCase& one, const Slab& slab) {
   return Ok();
 }
 
-// Of the first set.
+// Compares the first set of buffers.
 Result<std::size_t> KernelRunner::CompareResults(const KernelCase& one, const Slab& slab) {
   return CompareWithCpu(
       one, slab.Addresses(0),

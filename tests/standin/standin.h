@@ -1,8 +1,9 @@
 // Functions that the stand-in exports for tests.
 #pragma once
 
-// What the stand-in exports beside ncclNetPlugin_v7, for tests: find them by dlsym in the same
-// library. Any thread. docs/tcpx_standin.md says what the stand-in is, and names its variables.
+// Symbols that the stand-in exports for tests besides ncclNetPlugin_v7: find them by dlsym in the
+// same library. Any thread. docs/tcpx_standin.md says what the stand-in is, and names its
+// variables.
 extern "C" {
 // NOLINTBEGIN(readability-identifier-naming): C names
 

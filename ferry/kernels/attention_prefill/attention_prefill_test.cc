@@ -88,7 +88,7 @@ class PrefillProblem {
     }
     KeepInputs();
   }
-  // What is expected from now on, of the tensors as they are.
+  // Computes the expected result from the current tensors.
   void SetLengths(const std::vector<Lengths>& lengths) { sizes_.sequences = lengths; }
 
   AttentionPrefillArgs Args(OpBed* bed, int stages = 2) {
@@ -430,7 +430,8 @@ TEST_P(AttentionPrefillTest, OnAGpuAPageThatIsNoneCountsAsZeros) {
   }
 }
 
-// What would take the CPU too long: many tiles for every warp, many heads, long rows of pages.
+// Cases that would take the CPU too long: many tiles for every warp, many heads, long rows of
+// pages.
 TEST_P(AttentionPrefillTest, OnAGpuLongSequencesAreRight) {
   if (!OnGpu()) GTEST_SKIP() << "as the CPU's form is for short ones";
   for (const std::int64_t head_size : {64, 128, 256}) {

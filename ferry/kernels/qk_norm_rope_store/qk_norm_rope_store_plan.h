@@ -46,7 +46,7 @@ struct QkNormRopeStorePlan {
   std::uint32_t threads_y = 0;  // heads at once; with threads_x a multiple of 32
 };
 inline constexpr std::uint32_t kQkMostThreads = 256;
-// Heads that a thread has under way at once, unless by numbers.
+// Heads that a thread has in flight at once, except in the form for single numbers.
 inline constexpr std::uint32_t kQkHeads = 2;
 
 // Errors: as QkNormRopeStore(), but for those of positions and slots.

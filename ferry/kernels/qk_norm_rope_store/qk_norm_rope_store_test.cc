@@ -259,7 +259,7 @@ class QkTensors {
     elements->terms.insert(elements->terms.end(), terms.begin(), terms.end());
   }
 
-  // What was stored is, to the last bit, what attention would read elsewhere.
+  // The stored values equal, to the last bit, those that attention would read elsewhere.
   void ExpectCache(const std::vector<double>& heads, const TestTensor& cache, float scale,
                    std::int64_t without) {
     const std::int64_t cols = given_.kv_heads * given_.head_dim;

@@ -224,7 +224,7 @@ TEST_P(RmsNormTest, ResultsAreRoundedBeforeTheWeightAndAfterIt) {
   }
 }
 
-// 259 is no number of bf16's: it is 260 in residual_out, and itself where it is normalised.
+// bf16 cannot represent 259: it is 260 in residual_out, and itself where it is normalised.
 TEST_P(RmsNormTest, TheSumIsNotRoundedForTheOutput) {
   TestTensor x(DType::kBfloat16, {3, 64});
   TestTensor residual(DType::kBfloat16, {3, 64});

@@ -326,7 +326,7 @@ TEST_P(SampleTest, OneStepForAllRowsIsTheStepOfEach) {
   EXPECT_NE(DrawsOf(Bed(), 5, 10, /*by_tensors=*/true), drawn);
 }
 
-// What a graph draws follows the numbers that its tensors hold when it is replayed.
+// The draws of a graph follow the numbers that its tensors hold when it is replayed.
 TEST_P(SampleTest, ACapturedCallDoesNotRepeatItsDraws) {
   SampleTensors tensors(DType::kFloat32, 3, 100'003);
   tensors.logits().Fill([](std::int64_t) { return 0; });
