@@ -28,7 +28,7 @@ FORM = 1
 # As cmake/note_commit.cmake writes it.
 BUILT_FROM = re.compile(rb"FERRY_BUILT_FROM commit=([0-9a-f]*) clean=(yes|no) type=([^ ;]*) sanitizer=([^ ;]*);")
 BUILD_TYPE = "RelWithDebInfo"  # of the preset "release"
-# What a result may be written beside: it is not measured.
+# Paths that may have uncommitted changes when a result is written: they are not measured.
 NOT_MEASURED = (":(exclude)bench/results", ":(exclude)docs", ":(exclude)README.md")
 DIGITS = 6  # of what is kept
 
@@ -258,7 +258,7 @@ def most_samples(rows):
     return max((value["n"] for row in rows.values() for value in row.values() if is_samples(value)), default=1)
 
 
-# What ends so was measured, whatever it is written as.
+# A field whose name ends like this was measured, in whatever form it is written.
 MEASURED = re.compile(r"(^|_)(gbps|tflops|us|ms|ns|percent)(_p\d+)?$")
 
 

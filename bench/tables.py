@@ -13,7 +13,7 @@ RESULTS = ROOT / "bench" / "results"
 TABLES = {}
 WIDTH = 100
 
-# What makes each file: scripts/make_results and the tables of what is missing say it.
+# The command that makes each file; scripts/make_results and the tables of missing results print it.
 COMMANDS = {
     "loopback_2core": "bench/loopback",
     "latency_2core": "bench/latency --python build/python/venv/bin/python",
@@ -87,7 +87,7 @@ def missing(files):
 
 
 def command_for(file):
-    """What makes this file."""
+    """The command that makes this file."""
     command = COMMANDS.get(file, f"nothing makes {file} any more")
     return f"{command} --out bench/results" if command.startswith("bench/gpu") else \
         f"{command} --json bench/results/{file}.json"

@@ -1,3 +1,4 @@
+# Finds CUDA, as FERRY_CUDA asks, and the flags with which device code is compiled.
 include_guard(GLOBAL)
 include(CheckLanguage)
 
@@ -23,7 +24,7 @@ else()
   if(NOT FERRY_NVCC)
     set(ferry_why_no_cuda "nvcc was not found")
   else()
-    # What check_language() tries; it tries nothing where CMAKE_CUDA_COMPILER is set.
+    # The compiler that check_language() tries; it is ignored if CMAKE_CUDA_COMPILER is set.
     if(NOT DEFINED ENV{CUDACXX})
       set(ENV{CUDACXX} "${FERRY_NVCC}")
     endif()

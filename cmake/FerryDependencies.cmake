@@ -1,3 +1,4 @@
+# Finds the libraries that the build requires, and the optional ones.
 include_guard(GLOBAL)
 
 find_package(Threads REQUIRED)

@@ -1,3 +1,4 @@
+# Makes the library tensorferry of all layers, and installs it with headers, programs and package.
 include_guard(GLOBAL)
 include(CMakePackageConfigHelpers)
 

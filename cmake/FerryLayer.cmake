@@ -1,7 +1,8 @@
+# ferry_layer(): builds the library, tests and benchmarks of one folder.
 include_guard(GLOBAL)
 include(GoogleTest)
 
-# What the installed library is made of; filled by ferry_layer(), read by FerryInstall.
+# The parts of the installed library; filled by ferry_layer(), read by FerryInstall.
 define_property(GLOBAL PROPERTY FERRY_LAYERS)
 define_property(GLOBAL PROPERTY FERRY_HEADERS)
 define_property(GLOBAL PROPERTY FERRY_LIBS)

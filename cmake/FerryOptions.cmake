@@ -1,3 +1,4 @@
+# Build type, compiler warnings, sanitizers and caches for all targets.
 include_guard(GLOBAL)
 include(GNUInstallDirs)
 
@@ -17,7 +18,7 @@ if(FERRY_CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 set(FERRY_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion)
-# What nvcc hands to g++ is not pedantic.
+# -Wpedantic rejects the code that nvcc passes to g++.
 set(FERRY_CUDA_WARNINGS -Xcompiler=-Wall,-Wextra,-Wshadow -Xptxas=--warn-on-spills)
 if(FERRY_WERROR)
   list(APPEND FERRY_WARNINGS -Werror)

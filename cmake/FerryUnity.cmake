@@ -1,3 +1,4 @@
+# Unity builds with paths that do not depend on the checkout.
 include_guard(GLOBAL)
 
 # Compiles several sources of a target as one, because most of what a file costs is its headers: as

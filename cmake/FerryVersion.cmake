@@ -1,3 +1,4 @@
+# Generates the version header and the source that holds the commit.
 include_guard(GLOBAL)
 
 set(FERRY_GENERATED_DIR "${PROJECT_BINARY_DIR}/generated")

@@ -62,7 +62,7 @@ class Model(torch.nn.Module):
         self.to(device, torch.bfloat16 if device.startswith("cuda") else torch.float32)
         self.device = device
         dtype = self.words.weight.dtype
-        # Of each layer K and V, in pages.
+        # K and V of each layer, in pages.
         self.caches = torch.zeros(
             LAYERS, 2, PAGES, PAGE, KV_HEADS, SIZE, dtype=dtype, device=device)
 

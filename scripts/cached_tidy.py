@@ -31,7 +31,7 @@ MAX_RESULTS = 16  # for one source and its flags: of several branches, say
 MAX_AGE_SECONDS = 60 * 24 * 3600
 SLOWEST_SHOWN = 5
 CLOCK_TICK_SECONDS = 0.02  # by which the time of a file may lag behind the clock
-# What the compiler would write, and the rules that it would make, are left out; each has a word.
+# Options for output files and dependency rules are left out; each has one argument.
 OUTPUT_FLAGS = ("-o", "-MF", "-MT", "-MQ")
 # The file that configuring writes names the commit, which no check reads.
 QUOTED = re.compile(rb'"[^"\n]*"')

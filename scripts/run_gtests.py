@@ -130,7 +130,7 @@ def run_some(program, names, timeout):
 
 
 def read_run(process):
-    """What run_some() returns."""
+    """The result of run_some()."""
     cases, current, tail = [], None, []
     begun = time.monotonic()
     for line in process.lines():

@@ -13,9 +13,9 @@ import shlex
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# What goes together with no other file: linux/tcp.h excludes netinet/tcp.h, each fuzzer has an
-# entry point of the same name, as each toy and a benchmark have, and sources of fmt's and spdlog's exclude their
-# headers.
+# Files that cannot share a unit with others: linux/tcp.h excludes netinet/tcp.h, each fuzzer has an
+# entry point of the same name, as each toy and a benchmark have, and sources of fmt's and spdlog's
+# exclude their headers.
 ALONE = {"ferry/net/tcp/path_stats.cc", "tests/plugin/toy_plugin.cc",
          "bindings/nccl_net/bundled.cc", "tests/nccl_net/nccl_net_bench.cc"}
 FLAGS_WITH_A_WORD = {"-I", "-D", "-U", "-isystem", "-include"}

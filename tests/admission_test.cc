@@ -1,3 +1,8 @@
+// Tests that pending peers do not keep honest ones out, whatever number of addresses they come
+// from, that honest peers do not keep each other out, and that the cost of a pending peer does not
+// grow with the machine. With FERRY_TEST_FULL=1 the counts are those of the documented promises,
+// and bench/strangers reads the printed figures.
+
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,10 +29,6 @@
 #include "tests/flood.h"
 #include "tests/network_pair.h"
 
-// Pending peers do not keep honest ones out, however many addresses they come from, honest peers do
-// not keep each other out, and what a pending peer costs does not grow with the machine. With
-// FERRY_TEST_FULL=1 the counts are those of the promises, and bench/strangers reads the figures
-// that are printed.
 namespace ferry::tests {
 namespace {
 
@@ -96,7 +97,7 @@ class AdmissionProcessTest : public testing::Test {
   }
   std::string where() const { return fmt::format("{}:{}", host_, port_); }
 
-  // What a thread on the near side does, and throws.
+  // The body and the exception of a thread on the near side.
   template <class Work>
   void RunNear(Work work) {
     std::exception_ptr thrown;

@@ -1,3 +1,7 @@
+// Tests one endpoint that writes to four peers, each behind its own link, when one of them falls
+// silent. The links are far slower than the machine, so a peer's rate is that of its link unless
+// something delays it; sanitizers make the machine too slow for that.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -14,9 +18,6 @@
 #include "tests/network_pair.h"
 #include "tests/plain_rate.h"
 
-// One endpoint that writes to four peers, each behind a link of its own, when one of them falls
-// silent. The links are far below what the machine can do, so a peer's rate is its link's unless
-// something holds it up; sanitizers make the machine too slow for that.
 namespace ferry::tests {
 namespace {
 
@@ -79,7 +80,7 @@ class BystandersTest : public ::testing::Test {
       std::this_thread::yield();
     }
   }
-  // Of each peer, from now on, in bytes per second.
+  // The rate of each peer from now on, in bytes per second.
   std::array<double, kPeers> Rates(milliseconds over) {
     const auto before = Pumped();
     const Stopwatch watch;

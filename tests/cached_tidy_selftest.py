@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/cached_tidy.py: what it reads again, and what it does not. Exits 77 without its tools."""
+"""Tests which files scripts/cached_tidy.py checks again and which not. Exits 77 without its tools."""
 import json
 import os
 import pathlib

@@ -1,5 +1,5 @@
-// What the program says to people at a terminal: progress, warnings, and what is wrong with how it
-// was called.
+// Tests the program's messages to people at a terminal: progress, warnings, and what is wrong with
+// how it was called.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -23,7 +23,7 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// What nobody set in this test's own environment is to be seen.
+// Settings from the test's own environment must not be visible.
 Arguments FerryWith(const Arguments& variables, const Arguments& arguments) {
   Arguments command{"/usr/bin/env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"};
   command.insert(command.end(), variables.begin(), variables.end());

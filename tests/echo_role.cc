@@ -1,3 +1,5 @@
+// Implements the peer role "echo".
+
 #include "tests/echo_role.h"
 
 #include <dirent.h>
@@ -73,7 +75,7 @@ class EchoRole {
     return ToHex(regions_.back().key());
   }
 
-  // Of the next visitor's messages.
+  // The memory place of the next peer's messages.
   int NextPlace() {
     const int visitor = visitors_++;
     if (devices_ == nullptr || visitor % 2 == 0) return kOnHost;

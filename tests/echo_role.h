@@ -1,9 +1,9 @@
+// The peer role "echo": it accepts every peer, has regions that every peer may read and write,
+// sends every message back and receives every notification. If its settings name GPUs, messages of
+// every other peer are received in GPU memory.
 #pragma once
 #include "tests/peer_process.h"
 
-// A peer in the role "echo": lets everybody in, has regions that everybody may read and write,
-// sends every message back, and takes every notification. Where its settings name GPUs,
-// every other visitor's messages are received in memory of one.
 namespace ferry::tests {
 
 inline constexpr std::uint64_t kEchoMost = 300 * 1000;  // bytes of a message

@@ -1,3 +1,5 @@
+// Implements the parent's handle of a peer process with an endpoint.
+
 #include "tests/engine_peer.h"
 
 #include <fmt/core.h>

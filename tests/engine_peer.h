@@ -1,3 +1,4 @@
+// A peer process with its own endpoint, controlled by the test.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -10,7 +11,6 @@
 #include "tests/guarded_memory.h"
 #include "tests/peer_process.h"
 
-// A peer with an endpoint of its own in another process, which does what it is told.
 namespace ferry::tests {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -19,17 +19,17 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-// Settings of both sides, chosen so that what takes seconds by default takes tenths. With a
-// sanitizer a process on a busy machine may be silent for long without being frozen.
+// Settings of both sides: timeouts that are seconds by default are tenths of a second. They are
+// longer with a sanitizer, where a process on a busy machine may be silent for long without being
+// frozen.
 inline constexpr milliseconds kPeerTimeout{kSanitized ? 3000 : 1000};
 inline constexpr milliseconds kHeartbeat{200};
 inline constexpr milliseconds kDrainGrace{kSanitized ? 2000 : 500};
-// Added to deadlines of what is waited for, not judged: what a busy machine may be late.
+// Added to deadlines of waits that are not judged: the delay that a busy machine may cause.
 inline constexpr milliseconds kSlack{kSanitized ? 5000 : 2000};
 
-// Whether tests judge rates, and times without regard to what else the machine does, which is in
-// all of them. As FERRY_TEST_RATES=1 has it (bench/reliability); never with a sanitizer, which is
-// too slow.
+// Whether tests judge rates, and judge times without allowance for other load on the machine. Set
+// by FERRY_TEST_RATES=1 (bench/reliability); never with a sanitizer, which is too slow.
 bool RatesAreJudged();
 
 // "name=value", as Config::Set takes them.
@@ -52,15 +52,15 @@ class Stopwatch {
  private:
   Clock::time_point start_ = Clock::now();
 };
-// What is added to a bound on a machine that was up to `late` late. Where RatesAreJudged(), 100 ms;
-// otherwise 250 (1500 with a sanitizer) and ten times `late`, but no more of that than kSlack: a
-// machine that stood still for long does not excuse everything.
+// The allowance added to a time bound on a machine that ran threads up to `late` late. If
+// RatesAreJudged(), 100 ms; otherwise 250 ms (1500 ms with a sanitizer) plus ten times `late`, of
+// which at most kSlack counts: a machine that stood still for long does not excuse everything.
 milliseconds SlackFor(milliseconds late);
 // Expects `took` to be within `bound`, and prints both. SlackFor() what the machine has been
 // measured to be late since the test began is added (tests/load_meter.h).
 void ExpectWithin(milliseconds took, milliseconds bound, std::string_view what);
 
-// Of what the memory of either side begins with.
+// Seeds of the initial contents of either side's memory.
 inline constexpr std::uint64_t kSourceSeed = 1;
 inline constexpr std::uint64_t kDestinationSeed = 2;
 inline constexpr std::uint64_t kPeerInSeed = 3;
@@ -82,8 +82,8 @@ struct PatternRegion {
   transfer::Region region;
 };
 
-// The parent's handle of a peer in the role "engine". Each method is one command of
-// engine_role.cc, and throws when that fails.
+// The parent's handle of a peer in the role "engine". Each method sends one command of
+// engine_role.cc, blocks for its answer, and throws if it fails.
 class EnginePeer {
  public:
   explicit EnginePeer(const Settings& settings = FastSettings());
@@ -94,9 +94,10 @@ class EnginePeer {
   const transfer::EndpointAddress& address() const noexcept { return address_; }
   std::string host_and_port() const;
 
-  // Takes the peer's next visitor, or visits `endpoint` and has it accept.
+  // Makes the peer accept the next connection, or makes it connect to `endpoint`, which accepts
+  // here.
   void Accept();
-  // From now on every visitor, who then stays; and how many have come.
+  // Makes the peer accept and keep every connection from now on; and the number of them.
   void AcceptAll();
   int Accepted();
   transfer::Connection AcceptedBy(transfer::Endpoint& endpoint);
@@ -119,27 +120,26 @@ class EnginePeer {
   // The notification, or "<CodeName> <message>" of the error.
   std::string TakeNotification(milliseconds wait);
   std::uint64_t Refusals();
-  // Lets go of the handles of all connections.
+  // Drops the handles of all connections.
   void Leave() { Ask("leave"); }
   struct MemoryUse {
-    std::uint64_t held = 0;      // for peers, as the endpoint counts it
+    std::uint64_t held = 0;      // bytes held for peers, as counted by the endpoint
     std::uint64_t resident = 0;  // of the process, without what is free
     std::uint64_t connections = 0;
   };
   MemoryUse Memory();
-  // Visits a peer at "host:port".
+  // Makes the peer connect to "host:port".
   void ConnectTo(const std::string& where);
-  // Of several connections, each under a number: the one that everything is about from now on. The
-  // first is 0.
+  // Selects the connection, by number, that later commands use. The first is 0.
   void Use(int connection);
-  // By which interface each lane goes.
+  // The interface of each lane.
   std::vector<std::string> Interfaces();
   // Writes the region `local` to that of `key`, or reads it from there, again and again, until
   // StopPump(), which returns the outcome; and the bytes that have been moved so far.
   void Pump(const std::string& local, const std::vector<std::byte>& key, bool reads = false);
   std::uint64_t Pumped();
   std::string StopPump();
-  // _exit() without a word to anybody. Returns when the process has gone.
+  // Makes the peer call _exit() without closing anything. Returns when the process has gone.
   void Vanish();
   // An orderly end, and its exit status.
   int Quit();

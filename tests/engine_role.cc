@@ -1,3 +1,6 @@
+// The peer role "engine": reads one command per line and answers with one line, "ok" and a result
+// or "error" and a reason.
+
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <malloc.h>
@@ -20,8 +23,6 @@
 #include "ferry/core/crc32c.h"
 #include "tests/engine_peer.h"
 
-// What a peer process does in the role "engine": one command a line, one answer a line, "ok" and a
-// result or "error" and a reason.
 namespace ferry::tests {
 namespace {
 
@@ -128,7 +129,7 @@ class EngineRole {
   std::atomic<int> accepted_{0};
   std::jthread acceptor_;
   std::map<std::string, PatternRegion> regions_;
-  // One visitor or host, and what goes to it.
+  // One connection and its objects.
   struct Link {
     std::optional<transfer::Connection> connection;
     std::optional<class Pump> pump;
@@ -419,8 +420,8 @@ Result<std::string> EngineRole::Leave(Words& /*words*/) {
   return std::string();
 }
 
-// What the endpoint counts as held for its peers; what of the process is resident, in bytes, when
-// what was freed has been given back; and how many connections are open.
+// The bytes that the endpoint counts as held for its peers, and the resident bytes of the process
+// when what was freed has been given back; and how many connections are open.
 Result<std::string> EngineRole::Memory(Words& /*words*/) {
   (void)::malloc_trim(0);
   std::ifstream file("/proc/self/statm");

@@ -1,3 +1,5 @@
+// Implements running the built program `ferry` from tests.
+
 #include "tests/ferry_program.h"
 
 #include <fcntl.h>
@@ -49,7 +51,7 @@ std::pair<UniqueFd, UniqueFd> MakePipe() {
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-// Likewise, where what is written to is a terminal.
+// A pseudo-terminal to read from and write to.
 std::pair<UniqueFd, UniqueFd> MakeTerminal() {
   UniqueFd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   EXPECT_TRUE(master);

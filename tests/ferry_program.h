@@ -1,3 +1,4 @@
+// Runs the built program `ferry` as users run it, and makes files for it.
 #pragma once
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +13,6 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/fd.h"
 
-// The built program `ferry`, run as its users run it, and files for it.
 namespace ferry::tests {
 
 // Ten times what the slowest command of a test needs under a sanitizer.
@@ -32,13 +32,13 @@ struct ProgramEnd {
   std::vector<std::string> out_lines() const;
 };
 
-// What the program's stderr is.
+// The kind of file that the program's stderr is.
 enum class Stderr { kPipe, kTerminal };
 
-// The program, running; killed when the test lets go of it. One thread.
+// A running program; killed by the destructor. For one thread.
 class Program {
  public:
-  // `variables` as "NAME=value"; of the test's own, those of ferry are not passed on.
+  // `variables` are "NAME=value"; FERRY_ variables of the test process are not inherited.
   explicit Program(const Arguments& arguments, const Arguments& variables = {},
                    Stderr err = Stderr::kPipe);
   Program(const Program&) = delete;
@@ -48,9 +48,9 @@ class Program {
   pid_t pid() const { return pid_; }
   void Signal(int signal) const;
 
-  // The next line of its stdout; "" when there is none in time.
+  // Blocks for the next line of its stdout; "" if none comes in time.
   std::string ReadLine();
-  // Reads both outputs to their ends and waits for the program's.
+  // Reads both outputs to their ends and waits for the program's exit.
   ProgramEnd Finish();
 
  private:
@@ -68,7 +68,7 @@ class Program {
 ProgramEnd Ferry(const Arguments& arguments, const Arguments& variables = {});
 // The address of a server that was started with --json and --listen 127.0.0.1.
 std::string AddressOf(Program* server);
-// A port at which nobody listens, nor anybody else can.
+// A port at which nobody listens and which no other process can take.
 class ClosedPort {
  public:
   ClosedPort();
@@ -81,7 +81,7 @@ class ClosedPort {
 // One sentence: a single line that begins with the command's name.
 testing::Matcher<const std::string&> Sentence(const std::string& command, const std::string& about);
 
-// A temporary folder; goes with all that is in it.
+// A temporary folder; the destructor deletes it with its contents.
 class Folder {
  public:
   Folder();

@@ -1,3 +1,5 @@
+// Implements floods of connects from many addresses.
+
 #include "tests/flood.h"
 
 #include <fmt/core.h>
@@ -30,7 +32,7 @@ void Flood::Run(const std::stop_token& stop) {
   for (int i = 0; i < options_.at_first && !stop.stop_requested(); ++i) ConnectOne(i);
   const auto pause = std::chrono::nanoseconds(std::chrono::seconds(1)) / options_.per_second;
   auto due = Clock::now();
-  // What was missed is not made up for.
+  // Missed connects are not caught up.
   for (int i = options_.at_first; !stop.stop_requested(); ++i) {
     ConnectOne(i);
     due = std::max(due + pause, Clock::now() - std::chrono::milliseconds(100));

@@ -1,3 +1,4 @@
+// A flood of TCP connects from many addresses.
 #pragma once
 #include <netinet/in.h>
 
@@ -25,13 +26,14 @@ struct FloodOptions {
   std::vector<std::byte> words = {};  // what each says; nothing more follows
 };
 
-// Connects from many addresses in turn until it is destroyed, and keeps the last ones open.
+// Connects from many addresses in turn, on its own thread, until it is destroyed; keeps the latest
+// connections open.
 class Flood {
  public:
   explicit Flood(const FloodOptions& options);
 
   int connects() const noexcept { return connects_.load(); }
-  // Until those at first have been made.
+  // Blocks until the initial connects have been made.
   void AwaitBegun() const;
 
  private:

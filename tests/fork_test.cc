@@ -1,3 +1,7 @@
+// Tests the promises about fork(2): memory and descriptors that a process has released stay
+// released although a child has its descriptors, and a child can neither use nor harm its parent's
+// objects and keeps none of them alive.
+
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,8 +27,6 @@
 #include "ferry/core/units.h"
 #include "tests/engine_peer.h"
 
-// Promises about fork(2): what a process has given up stays given up although a child has its
-// descriptors, a child can neither use nor harm what its parent has made, and holds nothing of it.
 namespace ferry::tests {
 namespace {
 
@@ -292,7 +294,7 @@ TEST(Fork, APeerSeesTheOrderlyEndOfAConnectionAlthoughAChildHasIt) {
 
 // ---- what a child holds -------------------------------------------------------------------------
 
-// What the open descriptors of a process are of, but for files.
+// The kinds of the open descriptors of a process, except files.
 std::multiset<std::string> NamesOfDescriptors() {
   std::multiset<std::string> kinds;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

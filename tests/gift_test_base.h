@@ -1,3 +1,4 @@
+// Fixture for tests that must pass with zero-copy sends and with copies.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -7,8 +8,8 @@
 
 namespace ferry::tests {
 
-// Tests that hold whether pages of the source are lent to the kernel or copied. To be instantiated
-// with GiftModes() and GiftName.
+// Base of tests that must pass both with zero-copy sends and with copies. Instantiate with
+// GiftModes() and GiftName.
 class GiftTest : public testing::TestWithParam<std::string> {
  protected:
   Settings FastGiftSettings(Settings more = {}) const {
@@ -17,8 +18,8 @@ class GiftTest : public testing::TestWithParam<std::string> {
   }
 };
 
-// Runs `attempt` until it says that it cut a transfer in the middle. A busy machine may let a
-// transfer end before the test acts, so some attempts come too late.
+// Runs `attempt` until it returns that it interrupted a transfer in the middle. A busy machine may
+// let a transfer end before the test acts, so some attempts come too late.
 template <typename Attempt>
 void UntilInTheMiddle(Attempt attempt) {
   constexpr int kAttempts = 10;

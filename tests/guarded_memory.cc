@@ -1,3 +1,5 @@
+// Implements guarded memory and byte patterns.
+
 #include "tests/guarded_memory.h"
 
 #include <sched.h>
@@ -33,7 +35,7 @@ FERRY_TESTS_UNORDERED std::uint64_t LoadWord(const std::byte* at) {
   return *static_cast<const volatile std::uint64_t*>(static_cast<const volatile void*>(at));
 }
 
-// Of the file, from its start, or zeroed; `at` replaces what is there.
+// Maps the file from its start, or zeroed memory; `at` replaces an existing mapping.
 std::span<std::byte> MapPages(std::byte* at, std::size_t bytes, int file) {
   const int kind = (file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) |
                    (at == nullptr ? MAP_NORESERVE : MAP_FIXED);

@@ -1,3 +1,6 @@
+// Memory with known contents between guards, and functions that inspect it while or after an
+// engine writes there. ThreadSanitizer does not instrument them: often another process orders
+// their reads after the writes of a transfer.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -5,20 +8,17 @@
 
 #include "ferry/core/deadline.h"
 
-// Memory whose every byte is known, and functions that look at it while or after an engine has
-// written there. They are not instrumented by ThreadSanitizer: what orders their reads after the
-// writes of a transfer is often another process.
 namespace ferry::tests {
 
 // Memory between two guards.
 class GuardedMemory {
  public:
-  // Zeroed; starts off any alignment larger than 8.
+  // Allocates zeroed memory whose address is aligned to 8 but to nothing larger.
   explicit GuardedMemory(std::size_t bytes);
-  // Address space of which one stretch of kStretchBytes fills all, over and over: costs little, and
-  // yet what is taken from or put into a wrong place shows, unless that is off by a multiple of the
-  // stretch. With `windows` there is memory of its own at both ends and around each GiB, where even
-  // that shows.
+  // Address space that maps one stretch of kStretchBytes repeatedly: it costs little memory, and
+  // yet bytes at a wrong place are detected unless they are off by a multiple of the stretch. With
+  // `windows`, both ends and the surroundings of each GiB have separate memory, where even that is
+  // detected.
   static GuardedMemory Repeated(std::size_t bytes, bool windows);
   ~GuardedMemory();
   GuardedMemory(GuardedMemory&& other) noexcept;
@@ -40,12 +40,12 @@ class GuardedMemory {
 // A prime number of pages.
 inline constexpr std::size_t kStretchBytes = std::size_t{16411} * 4096;
 
-// Every seed gives other bytes at every place. The last word may be cut.
+// Fills with bytes that differ for every seed at every place. The last word may be truncated.
 void Fill(std::span<std::byte> memory, std::uint64_t seed);
 std::uint64_t PatternWord(std::uint64_t seed, std::uint64_t index) noexcept;
 
-// How many bytes are those that Fill(memory, before) or Fill(memory, after) would have put there,
-// and how many are neither.
+// Numbers of bytes that equal those of Fill(memory, before), those of Fill(memory, after), and
+// neither.
 struct Census {
   std::uint64_t before = 0;
   std::uint64_t after = 0;
@@ -53,7 +53,7 @@ struct Census {
 };
 Census TakeCensus(std::span<const std::byte> memory, std::uint64_t before, std::uint64_t after);
 
-// Until the word at `word` is no longer that of `seed`, or false at the deadline. Busy.
+// Polls until the word at `word` is no longer that of `seed`; false at the deadline.
 bool WaitForChange(std::span<const std::byte> memory, std::uint64_t word, std::uint64_t seed,
                    Deadline deadline);
 

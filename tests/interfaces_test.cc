@@ -1,3 +1,7 @@
+// Tests two processes in network namespaces with several links between them. The links are far
+// slower than a quiet machine; rates are judged by those of plain TCP over the same links just
+// before.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -12,8 +16,6 @@
 #include "tests/network_pair.h"
 #include "tests/plain_rate.h"
 
-// Two processes in network namespaces with several links between them, whose rates are far below
-// what a quiet machine can do. Rates are judged by what plain TCP moved over the same links before.
 namespace ferry::tests {
 namespace {
 

@@ -59,7 +59,7 @@ TEST(KernelBench, MeasuresEveryRowOfItsList) {
     EXPECT_GE(row.value("samples", 0), 3);
     const bool of_flops = row.value("flops", 0.0) > 0;
     EXPECT_EQ(row["tflops"].is_number(), of_flops);
-    // Of what moves little a copy's time says nothing.
+    // A small copy's time is not a meaningful ceiling.
     const bool has_share = !of_flops && row.value("bytes", 0) >= 4096;
     EXPECT_EQ(row["ceiling_ratio"].is_number(), has_share);
     EXPECT_EQ(row["ceiling_ratio"].is_null(), !has_share);
@@ -122,7 +122,7 @@ TEST(KernelBench, WritesATableOrJsonForTheOpsThatWereAskedFor) {
 TEST(KernelBench, AnOpThatThereIsNotIsAnsweredWithThoseThatThereAre) {
   const ProgramEnd ended = Ferry({"kernel-bench", "--op", "rmsnorm"}, kSimulatedGpu);
   EXPECT_EQ(ended.exit_code, 2);
-  EXPECT_THAT(ended.err, Sentence("ferry kernel-bench", "\"rmsnorm\" is no op; give "));
+  EXPECT_THAT(ended.err, Sentence("ferry kernel-bench", "unknown op \"rmsnorm\"; give "));
   EXPECT_THAT(ended.err, HasSubstr("rms_norm, add_rms_norm, rope"));
 }
 

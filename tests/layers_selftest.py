@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check_layers.py accepts what it should and reports each kind of violation."""
+"""Tests that check_layers.py accepts valid trees and reports each kind of violation."""
 import pathlib
 import subprocess
 import sys

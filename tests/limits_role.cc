@@ -1,3 +1,5 @@
+// Implements the peer role that works under tight resource limits.
+
 #include "tests/limits_role.h"
 
 #include <arpa/inet.h>

@@ -1,3 +1,4 @@
+// A peer role that runs under tight resource limits.
 #pragma once
 #include "tests/peer_process.h"
 

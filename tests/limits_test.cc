@@ -1,3 +1,6 @@
+// Tests an endpoint on a system that has no more threads for it, or whose name servers do not
+// answer.
+
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +13,6 @@
 #include "tests/engine_peer.h"
 #include "tests/peer_process.h"
 
-// What an endpoint does where the system has no threads for it, or no answer.
 namespace ferry::tests {
 namespace {
 

@@ -1,3 +1,5 @@
+// Implements the measurement of scheduling delay.
+
 #include "tests/load_meter.h"
 
 #include <atomic>

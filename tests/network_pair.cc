@@ -1,3 +1,5 @@
+// Implements network namespaces and rate-limited links for tests.
+
 #include "tests/network_pair.h"
 
 #include <fcntl.h>
@@ -129,7 +131,7 @@ void NetworkPair::SetBlackHole(std::size_t link, bool on) {
 
 namespace {
 
-// What an interface that leads nowhere may be, by what this machine's kernel has.
+// Kinds of interfaces without a peer; the first one that this machine's kernel supports is used.
 constexpr std::array kIdleKinds{"dummy", "ifb"};
 
 std::optional<std::string> FindIdleKind(const std::string& network) {

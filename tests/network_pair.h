@@ -1,9 +1,9 @@
+// Two network namespaces owned by a test, with rate-limited links between them.
 #pragma once
 #include <optional>
 #include <string>
 #include <vector>
 
-// Two network namespaces of the test's own with links of limited rate between them.
 namespace ferry::tests {
 
 struct LinkSpec {
@@ -16,11 +16,11 @@ struct PairOptions {
   bool ipv6 = false;  // and no IPv4
 };
 
-// The interfaces are l0, l1, ... in both; addresses are those of near() and far(). What exists is
-// removed with the object. Every command that fails throws what it said.
+// The interfaces are l0, l1, ... in both; addresses are those of near() and far(). The destructor
+// removes everything. A failing command throws its output.
 class NetworkPair {
  public:
-  // Why this process cannot have namespaces, if so.
+  // The reason why this process cannot create namespaces; empty if it can.
   static std::optional<std::string> Missing();
 
   explicit NetworkPair(const PairOptions& options);
@@ -33,7 +33,7 @@ class NetworkPair {
   // Without brackets.
   std::string FarAddress(std::size_t link) const;
 
-  // Takes the near end of the link down, or up, for both.
+  // Sets the near end of the link down, or up, for both sides.
   void SetLink(std::size_t link, bool up);
   // The ports that dials of the near side are given as their own.
   void SetDialPorts(int first, int last);
@@ -56,7 +56,7 @@ class OneNetwork {
   static constexpr const char* kHost = "10.77.0.1";
   static constexpr const char* kSources = "10.78";  // and two more numbers
 
-  // Why this process cannot have one, if so.
+  // The reason why this process cannot create one; empty if it can.
   static std::optional<std::string> Missing();
 
   OneNetwork();
@@ -72,8 +72,8 @@ class OneNetwork {
   std::string name_;
 };
 
-// Takes the calling thread into a network namespace; "" leaves it where it is. Threads begun from
-// now on, and their sockets, are in it. Throws where it cannot.
+// Moves the calling thread into a network namespace; "" leaves it where it is. Threads that it
+// starts later, and their sockets, are in it too. Throws on failure.
 void EnterNetwork(const std::string& network);
 
 }  // namespace ferry::tests

@@ -1,4 +1,4 @@
-// What can be seen of running programs from outside: metrics over HTTP, and `ferry info --peer`.
+// Tests the outside view of running programs: metrics over HTTP, and `ferry info --peer`.
 #include <dirent.h>
 #include <fmt/core.h>
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// What a server of plain sockets answers to "GET <path>", head and body.
+// The answer of an HTTP server to "GET <path>", head and body.
 std::string Get(std::uint16_t port, const std::string& path) {
   const net::RawAddress raw = Must(net::ToRaw({"127.0.0.1", port}));
   const UniqueFd socket(::socket(raw.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -52,7 +52,7 @@ std::string Get(std::uint16_t port, const std::string& path) {
   return answer;
 }
 
-// Of Prometheus' text format: the type of each metric, and the value of each series by its name
+// Parsed Prometheus text format: the type of each metric, and the value of each series by its name
 // with labels.
 struct Exposition {
   std::map<std::string, std::string> types;

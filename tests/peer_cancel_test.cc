@@ -1,3 +1,6 @@
+// Tests operations that are cancelled, or reach their deadline, in the middle: they end soon,
+// afterwards neither process's memory changes, and the connection stays usable.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +12,6 @@
 #include "tests/engine_peer.h"
 #include "tests/gift_test_base.h"
 
-// Promises of the engine about an operation that is cancelled, or late, in the middle: it ends
-// soon, from then on neither process's memory changes, and the connection is as good as before.
 namespace ferry::tests {
 namespace {
 

@@ -1,3 +1,5 @@
+// Tests a connection that one side closes while both have operations in flight.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +12,6 @@
 #include "tests/engine_peer.h"
 #include "tests/posted_operations.h"
 
-// Promises of the engine about a connection that one side closes while both are at work.
 namespace ferry::tests {
 namespace {
 
@@ -51,8 +52,8 @@ std::size_t CloseAmongMessages() {
   return ended_by_close;
 }
 
-// What came between the end of the operations and the end of the lanes was put into the buffers of
-// receives that had ended.
+// Bytes that arrived between the end of the operations and the end of the lanes were put into the
+// buffers of receives that had ended.
 TEST(Close, LeavesTheBuffersOfReceivesAloneThatItEnded) {
   constexpr int kRounds = 4;
   std::size_t ended_by_close = 0;

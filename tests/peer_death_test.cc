@@ -1,3 +1,6 @@
+// Tests the death of the other process: every operation ends once, with kPeerLost and soon; its
+// memory is then no longer used; and only that connection is affected.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -10,8 +13,6 @@
 #include "tests/gift_test_base.h"
 #include "tests/posted_operations.h"
 
-// Promises of the engine when the other process dies: every operation ends, once, with kPeerLost
-// and soon; what it used is then nobody else's; and only that connection is affected.
 namespace ferry::tests {
 namespace {
 
@@ -107,7 +108,7 @@ class VisitorDeath : public GiftTest {
     ASSERT_FALSE(lost);
     EXPECT_EQ(lost.error().code(), Code::kPeerLost) << lost.error().ToString();
   }
-  // Another visitor is served as if nothing had been.
+  // Another peer is served as if nothing had happened.
   void ExpectServes(const PatternRegion& region) {
     EnginePeer next(FastGiftSettings());
     transfer::Connection connection = next.AcceptedBy(endpoint_);

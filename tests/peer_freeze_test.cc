@@ -1,3 +1,6 @@
+// Tests a peer process that is stopped (SIGSTOP): its kernel still accepts bytes, so silence is
+// the only symptom.
+
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,8 +16,6 @@
 #include "tests/gift_test_base.h"
 #include "tests/posted_operations.h"
 
-// Promises of the engine when the other process stands still (SIGSTOP): its kernel goes on taking
-// bytes, so nothing but silence tells.
 namespace ferry::tests {
 namespace {
 

@@ -1,3 +1,6 @@
+// Tests a peer that stops in the middle of a frame: its connection ends, its bytes stay within the
+// memory that it may write, and other peers are served as before.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +12,6 @@
 #include "ferry/core/units.h"
 #include "tests/engine_peer.h"
 
-// Promises of the engine about a peer that stops in the middle of a frame: its connection ends,
-// what it sent stays within the memory it may write, and everybody else is served as before.
 namespace ferry::tests {
 namespace {
 

@@ -1,3 +1,6 @@
+// Tests transfers whose byte counts exceed 32 bits and whose block counts exceed 20 bits; they are
+// smaller under a sanitizer.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -7,8 +10,6 @@
 #include "ferry/core/units.h"
 #include "tests/engine_peer.h"
 
-// Transfers whose bytes do not fit 32 bits and whose blocks do not fit 20. Under a sanitizer they
-// are smaller.
 namespace ferry::tests {
 namespace {
 

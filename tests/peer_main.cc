@@ -1,3 +1,5 @@
+// Entry point of the tests with several processes and of their peer roles.
+
 #include <gtest/gtest.h>
 
 #include <string_view>

@@ -1,3 +1,6 @@
+// Tests the memory that an endpoint holds for admitted peers that request everything and read
+// nothing: it is bounded while honest peers are served, and freed by the close.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -12,8 +15,6 @@
 #include "ferry/transfer/testing/raw_peer.h"
 #include "tests/engine_peer.h"
 
-// What admitted peers that ask for everything and read nothing make an endpoint in another process
-// hold: a bounded number of bytes, while honest peers are served, and nothing after the close.
 namespace ferry::tests {
 namespace {
 
@@ -27,7 +28,7 @@ constexpr std::size_t kHostile = 4;
 constexpr std::uint64_t kRegionBytes = 4 * kMiB;
 constexpr std::uint64_t kMostForOne = 64 * kMiB;
 constexpr std::uint64_t kMostInAll = 512 * kMiB;
-// As long as a lane takes nothing it is given up on; a machine may be busy.
+// A lane is closed after this time without progress; a machine may be busy.
 constexpr int kFullMs = 300;
 
 std::vector<std::byte> Body(const wire::KeyBody& key, std::uint32_t blocks, std::uint64_t bytes) {

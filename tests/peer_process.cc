@@ -1,3 +1,5 @@
+// Implements peer processes and the line protocol to them.
+
 #include "tests/peer_process.h"
 
 #include <fmt/core.h>

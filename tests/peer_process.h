@@ -1,3 +1,5 @@
+// A second process for tests: the same test program, started in a role. All waits have deadlines,
+// and a peer never outlives the test.
 #pragma once
 #include <sys/types.h>
 
@@ -13,15 +15,13 @@
 #include "ferry/core/function_ref.h"
 #include "ferry/core/result.h"
 
-// A second process for tests that need one: this test's program, run again in a role. Waits have
-// deadlines everywhere, and a peer never outlives the test.
 namespace ferry::tests {
 
-// How long a thing may take that has no bound of its own.
+// Time limit of steps without their own bound.
 inline constexpr std::chrono::seconds kPatience{60};
 inline Deadline Patience() { return Deadline::After(kPatience); }
 
-// For what must work for a test to go on: throws the error as a std::runtime_error.
+// Throws the error as a std::runtime_error; for steps that a test depends on.
 [[noreturn]] void ThrowError(const Error& error);
 template <class T>
 T Must(Result<T> result) {
@@ -32,13 +32,13 @@ inline void MustDo(const Status& status) {
   if (!status) ThrowError(status.error());
 }
 
-// Lines of text to and from another process. One thread.
+// Exchanges lines of text with another process. For one thread.
 class LinePipe {
  public:
   // `socket` is one end of a socketpair.
   explicit LinePipe(UniqueFd socket) : socket_(std::move(socket)) {}
 
-  // Errors: kTimedOut, kPeerLost when nobody reads any more.
+  // Errors: kTimedOut, kPeerLost if the reader is gone.
   Status Say(std::string_view line, Deadline deadline);
   // The next line, without its end. Errors: kTimedOut, kPeerLost after the last one.
   Result<std::string> Hear(Deadline deadline);
@@ -50,7 +50,7 @@ class LinePipe {
   std::string heard_;  // not yet handed out
 };
 
-// A process in a role, as its parent sees it. Killed and reaped when it goes.
+// The parent's handle of a process in a role. The destructor kills and reaps it.
 class PeerProcess {
  public:
   // Runs /proc/self/exe in `role`, which main() looks up in the table of peer_main.cc.
@@ -71,7 +71,7 @@ class PeerProcess {
   pid_t pid() const noexcept { return pid_; }
 
   Result<std::string> Hear(Deadline deadline) { return pipe_.Hear(deadline); }
-  // Says a line that Obey() there carries out; throws when it cannot.
+  // Sends a command that Obey() in the child executes; throws on failure.
   void Command(std::string_view line);
   // The result of the oldest command without an answer; throws its error.
   std::string Answer();
@@ -98,7 +98,7 @@ class PeerProcess {
 
 // The child's side: what Start() passed on, or empty for the test itself.
 std::string_view RoleOf(int argc, char** argv);
-// Ties the child's life to its parent's and returns its end of the pipe. Once.
+// Makes the child die with its parent and returns its end of the pipe. Call once.
 LinePipe JoinParent();
 // Carries out the parent's commands, one a line, until "quit" or the parent's end, and answers each
 // by its result. Returns the exit status.

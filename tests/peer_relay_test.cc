@@ -1,3 +1,7 @@
+// Tests two processes that share a secret and have certificates, with an attacker between them who
+// has a certificate of the same authority but not the secret. The attacker can terminate TLS
+// towards both and relay their proofs, but a proof is valid for one TLS connection only.
+
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,9 +17,6 @@
 #include "tests/engine_peer.h"
 #include "tests/tls_relay.h"
 
-// Two processes that share a secret and have certificates, and somebody between them who has a
-// certificate of the same authority and not the secret. It can end TLS towards both, and relay what
-// they prove to each other; but a proof is worth something for one TLS connection only.
 namespace ferry::tests {
 namespace {
 
@@ -47,7 +48,7 @@ class RelayedTest : public testing::Test {
     if (with_secret) settings.push_back("secret=" + secret_);
     return settings;
   }
-  // What both processes have logged.
+  // The log of both processes.
   std::string Log() {
     log_taken_ = true;
     return testing::internal::GetCapturedStderr();

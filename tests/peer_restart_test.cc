@@ -1,3 +1,6 @@
+// Tests a peer that was restarted at the same address while the other side still has its old
+// address and keys, and keys that were tampered with.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -10,8 +13,6 @@
 #include "ferry/core/units.h"
 #include "tests/engine_peer.h"
 
-// Promises of the engine when a peer was restarted where it was before, and the other side still
-// has its old address and keys; and about keys that were tampered with.
 namespace ferry::tests {
 namespace {
 

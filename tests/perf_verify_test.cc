@@ -41,15 +41,15 @@ class PerfVerify : public testing::TestWithParam<const char*> {};
 TEST_P(PerfVerify, AWrongByteInTheLastOperationOfARoundIsFound) {
   const ProgramEnd ended = RunWithOneWrongByte(GetParam(), 5, 4);
   EXPECT_EQ(ended.exit_code, 1) << ended.out;
-  EXPECT_THAT(ended.err, HasSubstr("operation 5 of 5 of a round has wrong bytes at the far side"));
+  EXPECT_THAT(ended.err, HasSubstr("operation 5 of 5 of a round has wrong bytes at the receiver"));
   EXPECT_THAT(ended.out, HasSubstr("\"verified\":false"));
 }
 
-// Of two operations both are checked.
+// With two operations both are checked.
 TEST_P(PerfVerify, AWrongByteInAnotherOperationIsFound) {
   const ProgramEnd ended = RunWithOneWrongByte(GetParam(), 2, 0);
   EXPECT_EQ(ended.exit_code, 1) << ended.out;
-  EXPECT_THAT(ended.err, HasSubstr("operation 1 of 2 of a round has wrong bytes at the far side"));
+  EXPECT_THAT(ended.err, HasSubstr("operation 1 of 2 of a round has wrong bytes at the receiver"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ops, PerfVerify, testing::Values("write", "read", "send"),

@@ -1,3 +1,5 @@
+// Implements host or GPU memory for tests.
+
 #include "tests/placed_memory.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Host or GPU memory that tests fill and check from the host.
 #pragma once
 #include <cstddef>
 #include <span>
@@ -10,28 +11,28 @@
 
 namespace ferry::tests {
 
-// GPUs that a process of a test uses, by the value of the setting `devices`; none for "none".
-// Throws where there are none of those.
+// The GPUs that a test process uses, by the value of the setting `devices`; null for "none". Throws
+// if they do not exist.
 cuda::DeviceApi* DevicesOf(const std::string& devices);
 
 // The place of memory that is the host's.
 inline constexpr int kOnHost = -1;
 
-// Memory of the host or of a GPU, which is filled and looked at from the host. Nothing else uses it
-// while it is. One thread.
+// Host or GPU memory that the host fills and inspects. No transfer may use it meanwhile. For one
+// thread.
 class PlacedMemory {
  public:
-  // Of the GPU `place` of `devices`, or of the host, for which there may be none.
+  // Allocates on GPU `place` of `devices`, or on the host, for which `devices` may be null.
   PlacedMemory(cuda::DeviceApi* devices, int place, std::size_t bytes);
 
   bool on_gpu() const noexcept { return devices_ != nullptr; }
-  // What is transferred.
+  // The memory to transfer.
   std::span<std::byte> span() noexcept;
   // The first of its bytes.
   void Put(std::span<const std::byte> bytes);
-  // Likewise; valid until the next call.
+  // The current bytes, copied from a GPU if necessary; valid until the next call.
   std::span<const std::byte> Look(std::size_t bytes);
-  // Whether nothing was written before or behind it. True for host memory.
+  // Whether no byte before or behind it was written. Always true for host memory.
   bool GuardsIntact();
 
  private:
@@ -44,11 +45,11 @@ class PlacedMemory {
   cuda::Stream stream_;
 };
 
-// Transfers something on each GPU, so that all is there that CUDA makes at the first use and keeps.
+// Copies something on each GPU, so that everything exists that CUDA creates at first use and keeps.
 void UseEachGpu(cuda::DeviceApi* devices, const Config& config);
 // Bytes of each GPU that nobody has, by ordinal; nothing without GPUs.
 std::vector<std::uint64_t> AvailableMemory(cuda::DeviceApi* devices);
-// Slots that somebody has or waits for, of all GPUs.
+// Staging slots in use or waited for, over all GPUs.
 std::uint64_t SlotsInUse(const transfer::EndpointCounters& counters);
 
 }  // namespace ferry::tests

@@ -1,3 +1,5 @@
+// Implements the rate measurement of one plain TCP connection.
+
 #include "tests/plain_rate.h"
 
 #include <arpa/inet.h>

@@ -1,3 +1,4 @@
+// Measures the rate of one plain TCP connection between two network namespaces.
 #pragma once
 #include <string>
 
@@ -5,8 +6,9 @@
 
 namespace ferry::tests {
 
-// What one plain TCP connection from the network namespace `from` to the address `host` (without
-// brackets) of the namespace `to` moves, in bytes per second, for so long. Throws where it cannot.
+// Measures for the given time the rate of one plain TCP connection from the network namespace
+// `from` to the address `host` (without brackets) of the namespace `to`, in bytes per second.
+// Blocks; throws on failure.
 double PlainRate(const std::string& from, const std::string& to, const std::string& host,
                  milliseconds time);
 

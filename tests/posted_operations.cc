@@ -1,3 +1,5 @@
+// Implements the checks of operations in flight.
+
 #include "tests/posted_operations.h"
 
 #include <fmt/core.h>
@@ -9,7 +11,7 @@
 namespace ferry::tests {
 namespace {
 
-// What the eventfd has counted since it was read last.
+// The count of the eventfd since its last read.
 std::uint64_t CountOf(int eventfd) {
   std::uint64_t count = 0;
   return ::read(eventfd, &count, sizeof count) == sizeof count ? count : 0;

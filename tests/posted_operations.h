@@ -1,3 +1,4 @@
+// Operations in flight and the checks that each ends once and in time.
 #pragma once
 #include <string>
 #include <vector>
@@ -6,7 +7,7 @@
 
 namespace ferry::tests {
 
-// Operations under way, and what is promised of their end: that it comes once, and in time.
+// Operations in flight, and checks of the promise that each ends once and in time.
 class PostedOperations {
  public:
   // Throws if the post failed.

@@ -1,3 +1,6 @@
+// Tests a thread that posts and cancels without ever waiting, so that it never drives its
+// connection's loop.
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +11,6 @@
 
 #include "tests/engine_peer.h"
 
-// A thread that posts and cancels and never waits, so that it never drives its connection's loop.
 namespace ferry::tests {
 namespace {
 

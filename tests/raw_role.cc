@@ -1,3 +1,5 @@
+// Implements a peer that speaks the wire protocol without the engine.
+
 #include "tests/raw_role.h"
 
 #include <arpa/inet.h>

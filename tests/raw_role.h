@@ -1,3 +1,4 @@
+// A peer role without the engine, which sends a write and stops in the middle.
 #pragma once
 #include "tests/peer_process.h"
 

@@ -1,3 +1,6 @@
+// Tests a cancel, or a deadline, on a slow but healthy link, when the lanes hold more bytes than
+// the link carries within drain_grace.
+
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +12,6 @@
 #include "tests/engine_peer.h"
 #include "tests/network_pair.h"
 
-// What a cancel, or a deadline, does to a connection over a link that is slow, but well: the lanes
-// hold more than the link carries in drain_grace.
 namespace ferry::tests {
 namespace {
 

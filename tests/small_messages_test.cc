@@ -1,3 +1,5 @@
+// Tests that small messages do not wait behind bulk transfers.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +17,6 @@
 #include "tests/engine_peer.h"
 #include "tests/network_pair.h"
 
-// What is small does not wait behind bulk.
 namespace ferry::tests {
 namespace {
 

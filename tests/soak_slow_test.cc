@@ -1,3 +1,9 @@
+// Soak test that runs for FERRY_SOAK_SECONDS: operations of all kinds with reachable and
+// unreachable deadlines, some cancelled, on connections whose lanes are reset, stalled and
+// corrupted and whose peer is frozen, killed and restarted, between host and GPU memory. Every
+// operation ends in time, every successful operation moved all its bytes, and nothing remains at
+// the end.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -23,11 +29,6 @@
 #include "tests/engine_peer.h"
 #include "tests/placed_memory.h"
 
-// Everything at once, for as long as FERRY_SOAK_SECONDS says: operations of all kinds with good and
-// hopeless deadlines, some cancelled, on connections whose lanes are reset, stalled and corrupted,
-// and whose peer is frozen, killed and begun anew, between memory of the host and of GPUs. Every
-// operation ends in time, what is said to be done is done byte for byte, and at the end nothing is
-// left over.
 namespace ferry::tests {
 namespace {
 
@@ -83,7 +84,7 @@ Settings SoakSettings(const Settings& more = {}) {
   return settings;
 }
 
-// What happened, by name; any thread.
+// Counts of events, by name; any thread may add.
 class Counts {
  public:
   void Add(const std::string& what, std::uint64_t count = 1) {
@@ -403,7 +404,7 @@ class Soak : public ::testing::Test {
     }
   }
 
-  // What was begun has been said to have ended: all that it needed is back soon.
+  // Every operation has ended, so all its resources are returned soon.
   void ExpectPeerHoldsNothing() {
     const Deadline patience = Patience();
     for (const char* what : {"connections", "slots"}) {

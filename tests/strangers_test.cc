@@ -1,3 +1,6 @@
+// Tests an endpoint against thousands of hostile pending peers: it holds little memory for them,
+// its log stays readable, and its other peers are served meanwhile.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -20,8 +23,6 @@
 #include "ferry/transfer/testing/raw_peer.h"
 #include "tests/engine_peer.h"
 
-// Promises of the engine about those who mean no good, by the thousand: what they make it hold is
-// little, its log stays readable, and its peers are served meanwhile.
 namespace ferry::tests {
 namespace {
 
@@ -32,7 +33,7 @@ namespace wire = transfer::wire;
 constexpr int kCrowd = 1000;
 constexpr std::uint64_t kServedBytes = 4 * kMiB;
 constexpr milliseconds kFloodTime{2000};
-// What the process may grow by in a flood; a sanitizer keeps what was freed.
+// Bytes by which the process may grow in a flood; a sanitizer keeps freed memory.
 constexpr std::int64_t kMostGrowthKib = kSanitized ? 512 * 1024 : 16 * 1024;
 constexpr const char* kSecret = "secret=correct-horse-battery-staple";
 

@@ -1,3 +1,5 @@
+// Implements a relay that terminates TLS on both sides.
+
 #include "tests/tls_relay.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// A relay that terminates TLS between clients and a server, as an attacker would.
 #pragma once
 #include <openssl/ssl.h>
 
@@ -17,15 +18,15 @@
 
 namespace ferry::tests {
 
-// Somebody between TLS clients and one listening port who holds a certificate that both sides
-// accept: it ends TLS towards either of them, so that all bytes are in the clear here, and passes
-// them on. A thread for each connection. All methods may be called by any thread.
+// A man in the middle between TLS clients and one listening port, with a certificate that both
+// sides accept: it terminates TLS on both sides, so that it sees all bytes in the clear, and
+// forwards them. It has a thread per connection. Any thread may call any method.
 class TlsRelay {
  public:
   // Listens on a free port of 127.0.0.1. `own`: with tls=cert and the files of the relay. Errors:
   // kInvalidArgument for a target that is not numeric or for the files, kUnavailable.
   static Result<std::unique_ptr<TlsRelay>> Start(const net::Address& target, const Config& own);
-  // Cuts what is still open.
+  // Closes all open connections.
   ~TlsRelay();
   TlsRelay(const TlsRelay&) = delete;
   TlsRelay& operator=(const TlsRelay&) = delete;
@@ -35,7 +36,7 @@ class TlsRelay {
   // Connections before this one, counted from 0 as they come, pass as they are, TLS and all; at
   // first none does.
   void EndTlsFrom(std::size_t connection) { end_tls_from_.store(connection); }
-  // Resets a connection, or what is open.
+  // Resets one connection, or all open ones.
   void Cut(std::size_t connection);
   void CutNow();
 

@@ -148,7 +148,7 @@ TEST(TransferMemory, AGpuThatThereIsNotIsCode2AndASentence) {
     std::string about;
   };
   for (const Mistake& mistake :
-       {Mistake{"cuda:2", "simulated:2", "there is no GPU 2 here: 2 are seen, numbered from 0"},
+       {Mistake{"cuda:2", "simulated:2", "GPU 2 does not exist: 2 are visible, numbered from 0"},
         Mistake{"cuda", "none", "devices=none"}, Mistake{"gpu", "simulated:2", "\"gpu\""}}) {
     const Arguments variables = {"FERRY_DEVICES=" + mistake.devices};
     for (const char* name : {"file", "empty"}) {

@@ -1,3 +1,5 @@
+// Tests `ferry transfer` with a file that is larger than any buffer it passes.
+
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -16,7 +18,6 @@
 #include "ferry/core/units.h"
 #include "tests/engine_peer.h"
 
-// `ferry transfer` of a file that is larger than any buffer on the way.
 namespace ferry::tests {
 namespace {
 

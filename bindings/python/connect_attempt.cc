@@ -1,3 +1,5 @@
+// Implements connects that run on their own thread and signal their end by a descriptor.
+
 #include "bindings/python/connect_attempt.h"
 
 #include <condition_variable>

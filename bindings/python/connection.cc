@@ -1,3 +1,5 @@
+// Binds connections to Python: posting operations, messages, notifications and closing.
+
 #include "bindings/python/connection.h"
 
 #include <fmt/core.h>
@@ -60,7 +62,7 @@ BlockList BlocksOf(nb::handle rows, transfer::Direction direction) {
   return blocks;
 }
 
-// Of each GPU the first.
+// The first device of each GPU.
 void NoteGpu(nb::handle region, nb::list* on_gpus) {
   const int ordinal = nb::cast<const Region&>(region).memory().ordinal();
   if (ordinal == Memory::kHost) return;
@@ -162,7 +164,7 @@ std::unique_ptr<Operation> Connection::Begun(Result<transfer::Operation> operati
 }
 
 Prepared Connection::Prepare(transfer::Direction direction, const nb::list& parts) {
-  // Of our own: other threads may change the caller's list.
+  // A private copy: other threads may change the caller's list.
   std::vector<nb::tuple> held;
   for (const nb::handle part : nb::tuple(parts)) {
     nb::tuple one;

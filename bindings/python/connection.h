@@ -1,3 +1,4 @@
+// Python's view of a connection and the options that every posting method accepts.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -18,7 +19,7 @@ struct Prepared {
   nanobind::list on_gpus;    // of each GPU whose memory it is one of them
 };
 
-// What all that begins an operation takes, by these names.
+// The keyword options of every method that begins an operation.
 struct Options {
   std::optional<double> timeout;
   // The stream that it comes after: "auto" for the one that the memory's library now queues work
@@ -55,8 +56,8 @@ class Connection {
   ProcessMark made_;
 };
 
-// Of what `Options::stream` may be. None for no stream.
-// Of GPU `ordinal` where neither stream nor memory says.
+// Converts a value of `Options::stream`; None means no stream. Uses GPU `ordinal` if neither stream
+// nor memory determines one.
 std::optional<cuda::StreamRef> StreamOf(nanobind::handle stream, const Memory* memory, int ordinal);
 
 }  // namespace ferry::python

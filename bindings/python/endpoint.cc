@@ -1,3 +1,5 @@
+// Binds endpoints to Python: creation, listening, accepting, connecting and counters.
+
 #include <fmt/core.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -108,7 +110,7 @@ Connection Connect(const SharedEndpoint& holder, const AnyAddress& address,
   return Connection(holder, Take(attempt.Take()));
 }
 
-// What connect_async() awaits.
+// The object that connect_async() awaits.
 struct Connecting {
   SharedEndpoint holder;
   ConnectAttempt attempt;

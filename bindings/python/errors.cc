@@ -1,3 +1,5 @@
+// Maps library error codes to the exceptions of tensorferry.errors.
+
 #include "bindings/python/errors.h"
 
 #include <string>

@@ -1,3 +1,4 @@
+// Carries a library Error until it is raised as the exception of its code in tensorferry.errors.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -5,7 +6,6 @@
 
 #include "ferry/core/result.h"
 
-// An Error on its way to being the Python exception of its code, tensorferry.errors.
 namespace ferry::python {
 
 class Raised : public std::exception {

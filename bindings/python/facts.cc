@@ -1,3 +1,5 @@
+// Converts the library's plain data (connection facts, counters, events) to Python objects.
+
 #include "bindings/python/facts.h"
 
 #include <chrono>

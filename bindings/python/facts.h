@@ -1,3 +1,4 @@
+// Converts the library's plain data to Python objects.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -7,7 +8,6 @@
 
 #include "ferry/transfer/endpoint.h"
 
-// The library's plain data as Python's.
 namespace ferry::python {
 
 nanobind::bytes ToPython(std::span<const std::byte> bytes);

@@ -1,3 +1,5 @@
+// Binds the inference ops of ferry/kernels to Python, on torch tensors and CPU arrays.
+
 #include "bindings/python/kernels.h"
 
 #include <fmt/core.h>
@@ -111,7 +113,7 @@ Tensor ArrayTensor(nb::handle object, const char* argument) {
 // A tensor that may be left out: None.
 using Maybe = std::optional<nb::object>;
 
-// Of the CPU, or of GPU `ordinal` where it is not negative.
+// A view of a tensor on the CPU, or on GPU `ordinal` if that is not negative.
 Tensor TensorOf(nb::handle object, const char* argument, int ordinal) {
   return nb::hasattr(object, "data_ptr") ? TorchTensor(object, argument, ordinal)
                                          : ArrayTensor(object, argument);

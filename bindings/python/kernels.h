@@ -1,3 +1,4 @@
+// Registers the submodule with the inference ops.
 #pragma once
 #include <nanobind/nanobind.h>
 

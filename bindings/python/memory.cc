@@ -1,3 +1,5 @@
+// Finds address, length and device of the bytes of a Python object and keeps the object alive.
+
 #include "bindings/python/memory.h"
 
 #include <fmt/core.h>
@@ -18,7 +20,7 @@ namespace nb = nanobind;
 
 std::string TypeName(nb::handle object) { return nb::type_name(object.type()).c_str(); }
 
-// Of the exception that is set, which is no more then.
+// The message of the current Python exception, which is cleared.
 std::string TakeErrorText() {
   const nb::python_error error;
   return nb::cast<std::string>(nb::str(error.value()));

@@ -1,3 +1,7 @@
+// Bytes of a Python object: of any object with the buffer protocol (NumPy arrays, bytearray,
+// mmap), of a torch tensor on the host or a GPU, or of any object with __cuda_array_interface__
+// (CuPy). Keeps the object, and so the bytes, alive; a resizable object cannot be resized
+// meanwhile.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -6,9 +10,6 @@
 #include <span>
 #include <string>
 
-// Bytes of a Python object: of whatever has the buffer protocol (NumPy arrays, bytearray, mmap), of
-// a torch tensor of the host or a GPU, or of what has __cuda_array_interface__ (CuPy). Keeps the
-// object, and so the bytes, alive and, where the object can be resized, in place.
 namespace ferry::python {
 
 class Memory {

@@ -1,3 +1,5 @@
+// Entry point of the native module tensorferry._core.
+
 #include "bindings/python/errors.h"
 #include "bindings/python/kernels.h"
 #include "bindings/python/staging.h"
@@ -5,7 +7,7 @@
 #include "ferry/core/version.h"
 
 NB_MODULE(_core, module) {
-  // What torch keeps to its end is no leak.
+  // Objects that torch keeps until exit are not leaks.
   nanobind::set_leak_warnings(false);
   module.attr("__version__") = FERRY_VERSION;
   ferry::python::BindErrors(module);

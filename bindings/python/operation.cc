@@ -1,3 +1,5 @@
+// Binds operations to Python: waiting, polling, cancelling and the eventfd for asyncio.
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -83,7 +85,7 @@ std::uint64_t Operation::Wait(std::optional<double> timeout) {
 
 void BindOperation(nb::module_& module) {
   nb::class_<Operation>(module, "Operation",
-                        "A transfer under way; `await` it, wait() for it or ask done(). Holds the "
+                        "A transfer in flight; `await` it, wait() for it or ask done(). Holds the "
                         "memory until its end, whatever becomes of this object.")
       .def("done",
            [](Operation& self) {

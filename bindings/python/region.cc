@@ -1,3 +1,5 @@
+// Binds registered memory, remote regions and prepared transfers to Python.
+
 #include <fmt/core.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>

@@ -1,3 +1,5 @@
+// Reads lists of Python integers straight into host memory.
+
 #include "bindings/python/staged_numbers.h"
 
 #include <fmt/core.h>

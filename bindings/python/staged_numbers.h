@@ -1,9 +1,10 @@
+// Reads Python numbers in place. Errors are Python exceptions that name the sequence and the
+// value.
 #pragma once
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
 
-// Python's numbers, read in place. Errors, as Python exceptions, name the sequence and the value.
 namespace ferry::python {
 
 // A list or tuple, or a list made of what else can be iterated. What runs Python may change a list,
@@ -27,7 +28,7 @@ class Items {
   const char* what_;
 };
 
-// What a number is, for errors: "the token of sequence 3".
+// Describes a number in errors: "the token of sequence 3".
 struct NumberOf {
   const char* what;
   Py_ssize_t row;

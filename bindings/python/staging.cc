@@ -1,3 +1,5 @@
+// Binds the staging ring: small inputs of a step, written by the host and copied to a GPU at once.
+
 #include "bindings/python/staging.h"
 
 #include <fmt/core.h>
@@ -78,7 +80,7 @@ class Flagged {
   throw Raised(Error(Code::kInvalidArgument, "DecodeInputs: " + std::move(why)));
 }
 
-// Of where the memory is: by number, as the CPU cannot touch all of it.
+// The address of the memory as a number, because the CPU cannot access all of it.
 struct Addresses {
   std::uint64_t device;  // 0: steps are written to slots, and somebody else copies them
   std::vector<std::uint64_t> slots;
@@ -304,7 +306,7 @@ class TrialMemory {
     for (const auto& slot : slots_) addresses.push_back(cuda::AddressOf(slot.data()));
     return addresses;
   }
-  // What the memory holds when all before is done.
+  // The contents of the memory once all earlier work has ended.
   nb::bytes Read() {
     const cuda::CopyItem item{back_.data(), memory_.data(), back_.size()};
     Check(api_->Copy(stream_, cuda::CopyKind::kDeviceToHost, {&item, 1}));

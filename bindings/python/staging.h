@@ -1,3 +1,4 @@
+// Registers the submodule with the staging ring.
 #pragma once
 #include <nanobind/nanobind.h>
 

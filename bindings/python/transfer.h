@@ -1,3 +1,7 @@
+// Python's view of ferry/transfer: the same names and rules, with exceptions for errors, and
+// objects that keep alive the memory they need. Every call that may block releases the GIL; the
+// GIL guards all state that has no other documented guard. In a forked child every use of an
+// object of the parent raises InvalidArgument; the child may release it.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -12,10 +16,6 @@
 #include "ferry/core/fork.h"
 #include "ferry/transfer/endpoint.h"
 
-// What Python sees of ferry/transfer: the same names and rules, with exceptions for errors, and
-// objects that hold the memory that they need. The interpreter's lock is let go of in every call
-// that may wait, and guards what is not said to be guarded otherwise. In a forked child every use
-// of an object of its parent's raises InvalidArgument; it may be let go of.
 namespace ferry::python {
 
 class Operation;
@@ -36,7 +36,7 @@ class EndpointHolder {
   // without the interpreter's lock.
   std::shared_ptr<transfer::Endpoint> Get() const;
   const Config& config() const noexcept { return config_; }
-  // Ends all that is under way, in other threads, too.
+  // Ends all operations and waits in flight, also those of other threads.
   void Close();
 
  private:
@@ -65,7 +65,7 @@ class Region {
   const ProcessMark made_;
 };
 
-// One that is under way, or has ended, with the memory that it uses.
+// An operation in flight or ended, with references to the memory that it uses.
 class Operation {
  public:
   Operation(SharedEndpoint endpoint, transfer::Operation operation, nanobind::object memory)
@@ -76,7 +76,8 @@ class Operation {
 
   // Whether it has ended, which it has in a forked child; raises nothing.
   bool Done();
-  // Of its end: bytes moved. Errors: its own; Timeout where it has not ended by then.
+  // Waits for the end and returns the bytes moved. Errors: the operation's own; Timeout if it has
+  // not ended by then.
   std::uint64_t Wait(std::optional<double> timeout);
   transfer::Operation& Get() {
     RefuseAfterFork(made_, "operation");

@@ -1,3 +1,5 @@
+// Implements waits that release the GIL and check for signals several times a second.
+
 #include "bindings/python/waiting.h"
 
 #include <fmt/core.h>

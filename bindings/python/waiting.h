@@ -1,3 +1,4 @@
+// Waits that let other Python threads run and that Ctrl-C ends.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -9,7 +10,6 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 
-// Waits that let other Python threads go on, and that Ctrl-C ends.
 namespace ferry::python {
 
 // Seconds from now; None: `otherwise`. A number that is none, or below zero, is an error.

@@ -1,10 +1,10 @@
+// Activations in device code; their formulas are in activation.h. 16-bit results use the
+// instructions for 2^x and 1 / x, whose errors are far below the last bit of such a result: two
+// instructions of the slow unit for each element, and no branches for subnormal numbers, which
+// would as much as double the cost of an element.
 #pragma once
 #include "ferry/prim/float_math.cuh"
 
-// Activations in device code; their formulas are in activation.h. For results of 16 bits by the
-// instructions for 2^x and 1 / x, whose errors are far below such a result's last bit: two of the
-// slow unit's for each element, and no branches for numbers that are not normal, which as much as
-// double what an element costs.
 namespace ferry::kernels {
 
 inline constexpr float kLog2E = 1.4426950408889634F;

@@ -1,3 +1,5 @@
+// Implements the argument checks and the wording of their errors.
+
 #include "ferry/kernels/argument.h"
 
 #include <fmt/core.h>
@@ -68,7 +70,7 @@ struct Footprint {
   std::size_t count = 0;
   std::int64_t run = 0;
 
-  // What one index of the steps before `first` spans.
+  // The span of one index of the steps before `first`.
   std::int64_t Span(std::size_t first) const {
     std::int64_t span = run;
     for (std::size_t i = first; i < count; ++i) span += steps[i].bytes * (steps[i].size - 1);

@@ -1,3 +1,5 @@
+// Tests of argument checks: messages, strides, overlap.
+
 #include "ferry/kernels/argument.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Implements the argument checks that both attention ops share.
+
 #include "ferry/kernels/attention_argument.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,5 @@
+// Reference attention of one query on the CPU, in double.
+
 #include "ferry/kernels/attention_cpu.h"
 
 #include <fmt/core.h>

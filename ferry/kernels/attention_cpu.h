@@ -1,3 +1,4 @@
+// Reference attention on the CPU and the block table reader that both ops share.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -8,13 +9,14 @@
 
 namespace ferry::kernels {
 
-// A token's key and value: the elements in which they begin.
+// Where a token's key and value begin, in elements from the start of their tensors.
 struct TokenPlace {
   std::int64_t k = 0;
   std::int64_t v = 0;
 };
 
-// One query and its output: the elements in which they begin. As long as the last size of q.
+// One query and its output; `q_at` and `out_at` are element offsets. Their length is the last size
+// of q. It references the tensors; the caller keeps them alive.
 struct AttentionRow {
   const Tensor& q;
   std::int64_t q_at;
@@ -25,7 +27,7 @@ struct AttentionRow {
   float scale;
 };
 
-// Whose keys and values lie this far behind their tokens' places: those of another head.
+// Offset, in elements, from a token's place for head 0 to that of another head.
 struct HeadShift {
   std::int64_t k = 0;
   std::int64_t v = 0;
@@ -35,7 +37,7 @@ struct HeadShift {
 void AttendOnCpu(const AttentionRow& row, std::span<const TokenPlace> tokens,
                  const HeadShift& shift);
 
-// Keys and values in pages, and the tables that say where.
+// Paged keys and values with their block tables.
 struct AttentionPages {
   const char* op;
   const Tensor& k;  // [blocks, block, kv_heads, head_size]
@@ -43,8 +45,8 @@ struct AttentionPages {
   const Tensor& tables;  // int32 [batch, max_blocks]
 };
 
-// The first `length` tokens of a sequence, of the first of the heads. Errors: kInvalidArgument
-// where the table does not have so many, or names no block.
+// Writes to `tokens` the places of the first `length` tokens of a sequence, for head 0. Errors:
+// kInvalidArgument if the table has fewer tokens or an entry is not a valid block.
 Status ReadTable(const AttentionPages& pages, std::int64_t sequence, std::int64_t length,
                  std::vector<TokenPlace>* tokens);
 

@@ -1,3 +1,6 @@
+// One step of attention over a tile of keys, by a warp, as in FlashAttention-2 (Dao 2023,
+// algorithm 1): scores and output stay in registers, and a running maximum and sum per row make
+// the softmax. Uses the fragments of prim/mma.cuh.
 #pragma once
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/prim/float_math.cuh"
@@ -5,13 +8,10 @@
 #include "ferry/prim/shared_tile.cuh"
 #include "ferry/prim/warp_copy.cuh"
 
-// One step of attention over a tile of keys, by a warp, as FlashAttention-2 does it (Dao 2023,
-// algorithm 1): scores and output stay in registers, the softmax runs along with a maximum and a
-// sum for each row. In fragments of prim/mma.cuh.
 namespace ferry::kernels {
 
-// Rows of a matrix in global memory, at multiples of 16 bytes. Those from `count` on, which may be
-// less than 0, are zeros in a tile, and nobody looks at their addresses.
+// Rows of a matrix in global memory, aligned to 16 bytes. Rows from `count` on (`count` may be
+// negative) become zeros in a tile, and their addresses are never read.
 template <class T>
 struct SourceRows {
   const T* first;
@@ -38,13 +38,13 @@ __device__ __forceinline__ void CopySixteen(const prim::SharedTile<kRows, kColum
   }
 }
 
-// What 2^x is taken of, for a row whose largest score is `largest`, is score * scale - base. Where
-// nothing can be seen yet, the largest is -inf, and -inf - 0 gives a weight of zero, no NaN.
+// The weights of a row whose largest score is `largest` are 2^(score * scale - base). If no key is
+// visible yet, `largest` is -inf and the base is 0, so that weights become zero and not NaN.
 __device__ __forceinline__ float BaseOf(float largest, float scale) {
   return largest == -INFINITY ? 0.0F : largest * scale;
 }
 
-// The largest, or the sum, of what the four lanes have that share a row of C.
+// Maximum, or sum, over the four lanes that share a row of C.
 __device__ __forceinline__ float MaxOfRow(float value) {
   value = fmaxf(value, __shfl_xor_sync(prim::kAllLanes, value, 1));
   return fmaxf(value, __shfl_xor_sync(prim::kAllLanes, value, 2));
@@ -54,8 +54,8 @@ __device__ __forceinline__ float SumOfRow(float value) {
   return value + __shfl_xor_sync(prim::kAllLanes, value, 2);
 }
 
-// A warp's 16 * kRowTiles queries, and how far it is with them. Row `half` of row tile t is query
-// 16 * t + 8 * half + lane / 4.
+// The running state of a warp's 16 * kRowTiles queries. Row `half` of row tile t is query 16 * t +
+// 8 * half + lane / 4.
 template <prim::MatrixElement T, int kHead, int kRowTiles>
 struct WarpAttention {
   static constexpr int kColumnTiles = kHead / 8;
@@ -112,7 +112,8 @@ struct WarpAttention {
     }
   }
 
-  // Keys that a query must not see: key `k` of the tile where k >= seen_of(row of this warp).
+  // Masks the keys that a query must not see: key `k` of the tile if k >= seen_of(row of this
+  // warp).
   template <int kKeys, class SeenOf>
   static __device__ __forceinline__ void Mask(Scores<kKeys>& scores, int lane,
                                               const SeenOf& seen_of) {
@@ -129,8 +130,8 @@ struct WarpAttention {
     }
   }
 
-  // scores become weights, relative to the largest so far; what there is already follows it.
-  // `scale` has log2(e) in it, and is positive.
+  // Turns scores into weights relative to the largest score so far, and rescales sum and output to
+  // it. `scale` includes log2(e) and is positive.
   template <int kKeys>
   __device__ __forceinline__ void Weigh(Scores<kKeys>& scores, float scale) {
     float keep[kRowTiles][2];
@@ -138,8 +139,8 @@ struct WarpAttention {
     if (__any_sync(prim::kAllLanes, WeighScores<kKeys>(scores, scale, keep))) Shrink(keep);
   }
 
-  // Likewise, but leaves `out` to be followed up by Shrink(keep), which changes something if the
-  // result is true in any lane.
+  // Like Weigh(), but does not rescale `out`: call Shrink(keep) for that. Shrink(keep) has an
+  // effect only if the result is true in any lane.
   template <int kKeys>
   __device__ __forceinline__ bool WeighScores(Scores<kKeys>& scores, float scale,
                                               float (&keep)[kRowTiles][2]) {
@@ -154,8 +155,8 @@ struct WarpAttention {
           now = fmaxf(now, fmaxf(scores[t][n][2 * half], scores[t][n][2 * half + 1]));
         }
         now = MaxOfRow(now);
-        // 1 to the bit where the largest stays what it was; also where there is none as yet, which
-        // would be -inf less -inf.
+        // Exactly 1 if the maximum did not change, also while it is -inf, where the difference
+        // would be NaN.
         keep[t][half] =
             now == largest[t][half] ? 1.0F : prim::Exp2((largest[t][half] - now) * scale);
         changed = changed || keep[t][half] != 1.0F;
@@ -198,7 +199,8 @@ struct WarpAttention {
              WordOf(right[0], right[1], T{}), WordOf(right[2], right[3], T{})}};
   }
 
-  // out += weights * values; the weights are rounded to T, their sum is of those that are not.
+  // out += weights * values; the weights are rounded to T here, while their sum uses unrounded
+  // weights.
   template <int kKeys>
   __device__ __forceinline__ void Add(const Scores<kKeys>& weights,
                                       const prim::SharedTile<kKeys, kHead>& values, int lane) {

@@ -1,12 +1,12 @@
+// Device stores of FP8 values to paged caches.
 #pragma once
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/paged_cache.h"
 
-// Stores to paged caches in device code.
 namespace ferry::kernels {
 
-// kWidth numbers from the element `at` of a cache of E4M3 on, which begin at a multiple of kWidth
-// bytes.
+// Stores kWidth numbers, multiplied by `inverse`, from element `at` of an E4M3 cache on. The
+// address is a multiple of kWidth bytes.
 template <int kWidth>
 __device__ __forceinline__ void StoreNarrow(void* cache, std::int64_t at,
                                             const float (&values)[kWidth], float inverse) {

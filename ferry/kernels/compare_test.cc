@@ -1,3 +1,5 @@
+// Tests that the comparison of tests detects errors as a wrong kernel would make them.
+
 #include "ferry/kernels/testing/compare.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +17,6 @@
 #include "ferry/kernels/number.h"
 #include "ferry/kernels/testing/attention_formula.h"
 
-// How closely tests look: rows that are wrong as those of a wrong kernel would be must be found.
 namespace ferry::kernels {
 namespace {
 
@@ -23,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t kJudgedHead = 128;
 
-// What a wrong kernel makes of a sequence: of the tokens that it sees, and of the scale.
+// The errors of a wrong kernel on a sequence: in the tokens that it sees, and in the scale.
 struct Mistake {
   const char* name;
   std::function<void(std::vector<std::size_t>* tokens, double* scale)> make;

@@ -1,3 +1,4 @@
+// Element formats in device code: conversion of single elements and of 16-byte words.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -10,7 +11,6 @@
 #include "ferry/kernels/tensor.h"
 #include "ferry/prim/packed.cuh"
 
-// The formats of elements in device code: one at a time, and as many as 16 bytes have.
 namespace ferry::kernels {
 
 using Bfloat16 = __nv_bfloat16;
@@ -20,7 +20,7 @@ __device__ __forceinline__ float ToFloat(float value) { return value; }
 __device__ __forceinline__ float ToFloat(Float16 value) { return __half2float(value); }
 __device__ __forceinline__ float ToFloat(Bfloat16 value) { return __bfloat162float(value); }
 
-// To the nearest, as number.h does.
+// Rounds to nearest even, as number.h does.
 template <class T>
 __device__ __forceinline__ T FromFloat(float value);
 template <>
@@ -35,13 +35,13 @@ template <>
 __device__ __forceinline__ Bfloat16 FromFloat<Bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
-// What a value becomes when it is stored and loaded again.
+// The value after a store and a load in this format.
 template <class T>
 __device__ __forceinline__ float RoundTo(float value) {
   return ToFloat(FromFloat<T>(value));
 }
 
-// The bits of E4M3; what is too great becomes the greatest number.
+// Converts to the bits of E4M3, saturating at the largest number.
 __device__ __forceinline__ std::uint8_t ToE4m3(float value) {
   return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
 }
@@ -49,7 +49,7 @@ __device__ __forceinline__ float FromE4m3(std::uint8_t bits) {
   return __half2float(__half(__nv_cvt_fp8_to_halfraw(bits, __NV_E4M3)));
 }
 
-// Elements in 16 bytes.
+// Number of elements in 16 bytes.
 template <class T>
 inline constexpr int kPacked = 16 / static_cast<int>(sizeof(T));
 
@@ -104,8 +104,8 @@ __device__ __forceinline__ uint4 Pack(const float (&values)[kPacked<T>]) {
   return {words[0], words[1], words[2], words[3]};
 }
 
-// What one access moves, as it is in memory, which is half the registers that its numbers need as
-// floats: 16 bytes, or one element.
+// The unit of one access, as stored in memory: 16 bytes or one element. It needs half the registers
+// of its numbers as floats.
 template <class T, int kWidth>
 using Word = std::conditional_t<kWidth == 1, T, uint4>;
 
@@ -117,7 +117,7 @@ __device__ __forceinline__ Word<T, kWidth> LoadWord(const T* from) {
     return prim::Load16(from);
   }
 }
-// Words by prim::LoadAhead16().
+// The same through prim::LoadAhead16(), which the compiler does not move behind a branch.
 template <class T, int kWidth>
 __device__ __forceinline__ Word<T, kWidth> LoadWordAhead(const T* from) {
   if constexpr (kWidth == 1) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ Word<T, kWidth> LoadWordAhead(const T* from) {
     return prim::LoadAhead16(from);
   }
 }
-// Of what nobody writes while the kernel runs, and other threads read, too.
+// Loads memory that no thread writes while the kernel runs and other threads read too.
 template <class T, int kWidth>
 __device__ __forceinline__ Word<T, kWidth> LoadSharedWord(const T* from) {
   if constexpr (kWidth == 1) {
@@ -144,8 +144,8 @@ __device__ __forceinline__ void NumbersOf(const Word<T, kWidth>& word, float (&v
   }
 }
 
-// The products of two words' numbers, each rounded once, as RoundTo<T>(a * b) does: the product of
-// two numbers of 16 bits is one of floats to the last bit.
+// The products of two words' numbers, each rounded once, as RoundTo<T>(a * b) does: a float holds
+// the product of two 16-bit numbers exactly.
 __device__ __forceinline__ std::uint32_t ProductOf(std::uint32_t a, std::uint32_t b,
                                                    Bfloat16 /*format*/) {
   __nv_bfloat162 pairs[2];
@@ -168,15 +168,14 @@ __device__ __forceinline__ std::uint32_t ProductOf(std::uint32_t a, std::uint32_
                                                    float /*format*/) {
   return __float_as_uint(__uint_as_float(a) * __uint_as_float(b));
 }
-// Of the numbers of two words of 16 bytes.
+// The same for two 16-byte words.
 template <class T>
 __device__ __forceinline__ uint4 ProductsOf(const uint4& a, const uint4& b) {
   return {ProductOf(a.x, b.x, T{}), ProductOf(a.y, b.y, T{}), ProductOf(a.z, b.z, T{}),
           ProductOf(a.w, b.w, T{})};
 }
 
-// kWidth elements as floats: all that 16 bytes have, from an address that is a multiple of 16, or
-// one.
+// Loads kWidth elements as floats: either all elements of 16 aligned bytes, or one.
 template <class T, int kWidth>
 __device__ __forceinline__ void Load(const T* from, float (&values)[kWidth]) {
   static_assert(kWidth == kPacked<T> || kWidth == 1, "16 bytes or one element");
@@ -195,7 +194,7 @@ __device__ __forceinline__ void Store(T* to, const float (&values)[kWidth]) {
     prim::Store16(to, Pack<T>(values));
   }
 }
-// Of what nobody writes while the kernel runs, and other threads read, too.
+// Loads memory that no thread writes while the kernel runs and other threads read too.
 template <class T, int kWidth>
 __device__ __forceinline__ void LoadWeights(const T* from, float (&values)[kWidth]) {
   static_assert(kWidth == kPacked<T> || kWidth == 1, "16 bytes or one element");
@@ -206,8 +205,8 @@ __device__ __forceinline__ void LoadWeights(const T* from, float (&values)[kWidt
   }
 }
 
-// Likewise kWidth floats that are floats in memory, whatever else goes with them: one, or a
-// multiple of four from an address that is a multiple of 16.
+// Loads kWidth fp32 values that no thread writes while the kernel runs: one, or a multiple of four
+// from an address that is a multiple of 16.
 template <int kWidth>
 __device__ __forceinline__ void LoadFloats(const float* from, float (&values)[kWidth]) {
   static_assert(kWidth == 1 || kWidth % 4 == 0, "words of 16 bytes or one float");

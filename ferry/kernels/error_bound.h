@@ -1,13 +1,13 @@
+// Allowed error of an element that an op wrote: a function of the element itself and of its own
+// terms, never of other elements (docs/kernels/accuracy.md).
 #pragma once
 #include <cmath>
 
 #include "ferry/kernels/tensor.h"
 
-// How far an element that an op has written may be from the right value: by its own size and by
-// that of what it was made of, never by other elements (docs/kernels/accuracy.md).
 namespace ferry::kernels {
 
-// The unit roundoff of the format, as a part of a number: 2^-8 for bf16.
+// The unit roundoff of the format, relative to the number: 2^-8 for bf16.
 inline double RoundingOf(DType dtype) {
   switch (dtype) {
     case DType::kFloat16: return std::ldexp(1.0, -11);
@@ -17,7 +17,8 @@ inline double RoundingOf(DType dtype) {
   }
 }
 
-// Below it the format has no relative precision, or the device makes zeros of what is there.
+// Absolute precision near zero: the spacing of the format's subnormal numbers, or the smallest
+// normal number where devices flush subnormal results to zero.
 inline double SmallestOf(DType dtype) {
   switch (dtype) {
     case DType::kFloat16: return std::ldexp(1.0, -24);
@@ -26,16 +27,18 @@ inline double SmallestOf(DType dtype) {
   }
 }
 
+// How many times an op rounds to the format.
 struct Roundings {
   double of_results = 1;  // to the format, of a value on its way to being the element
   double of_terms = 0;    // to the format, of what is summed up
 };
 
-// Of calculations in fp32, of which the elementary functions of CUDA are wrong by some units.
+// Allowance for fp32 calculations: CUDA's elementary functions are wrong by some units in the last
+// place.
 inline constexpr double kRoundingsInFloat32 = 16;
 
-// `terms`: the sum of the magnitudes of what the right value is the sum of: |a b| + |c| for
-// a * b + c, the sum of |p v| for attention.
+// Largest accepted difference from `right`. `terms` is the sum of the magnitudes of the terms that
+// add up to the right value: |a b| + |c| for a * b + c, the sum of |p v| for attention.
 inline double AllowedError(double right, double terms, const Roundings& roundings, DType dtype) {
   return RoundingOf(dtype) *
              (roundings.of_results * std::fabs(right) + roundings.of_terms * terms) +

@@ -1,3 +1,5 @@
+// Tests each primitive of the compute capability 9.0 form of attention on its own.
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +13,6 @@
 #include "ferry/kernels/testing/op_bed.h"
 #include "ferry/kernels/testing/test_tensor.h"
 
-// Each of the primitives that attention's form for compute capability 9.0 is made of, by itself.
 namespace ferry::kernels {
 namespace {
 
@@ -102,7 +103,7 @@ const std::vector<TileCase>& TileCases() {
   return cases;
 }
 
-// What is in the tile, and zero where the tensor has ended.
+// The expected tile, with zeros beyond the end of the tensor.
 double InTile(const TestTensor& tensor, const TileCase& one, std::int64_t row,
               std::int64_t column) {
   const std::int64_t rows = one.shape[one.shape.size() - 2];

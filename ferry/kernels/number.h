@@ -1,3 +1,5 @@
+// Element formats on the host, without CUDA's headers. Conversions to a narrower format round to
+// nearest, ties to even.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -6,8 +8,6 @@
 
 #include "ferry/kernels/tensor.h"
 
-// The formats of elements on the host, without CUDA's headers. To a narrower format always to the
-// nearest value, of two as near to the one whose last bit is 0.
 namespace ferry::kernels {
 
 // bfloat16: the upper half of a float.
@@ -22,8 +22,8 @@ inline std::uint16_t ToBfloat16(float value) noexcept {
 
 namespace number_internal {
 
-// A format with a sign, an exponent of which 0 are the subnormal numbers, and kMantissa bits, whose
-// bias is kBias. Infinity and NaN are the callers'.
+// Widens a magnitude of a format with kMantissa mantissa bits and exponent bias kBias, in which
+// exponent 0 marks subnormal numbers. The callers handle sign, infinity and NaN.
 template <int kMantissa, int kBias>
 float Widen(std::uint32_t magnitude) noexcept {
   const std::uint32_t exponent = magnitude >> kMantissa;
@@ -34,7 +34,8 @@ float Widen(std::uint32_t magnitude) noexcept {
   return std::bit_cast<float>((exponent + 127 - kBias) << 23 | mantissa << (23 - kMantissa));
 }
 
-// Of a value that is not negative and whose exponent the format has, or a smaller one.
+// Rounds a non-negative value to the format. The value must not exceed the format's largest
+// exponent.
 template <int kMantissa, int kBias>
 std::uint32_t Narrow(float magnitude) noexcept {
   constexpr std::uint32_t kSmallestNormal = (128U - kBias) << 23;
@@ -80,7 +81,7 @@ inline float FromE4m3(std::uint8_t bits) noexcept {
                                         : number_internal::Widen<3, 7>(magnitude);
   return (bits & 0x80U) != 0 ? -value : value;
 }
-// What is greater than kLargestE4m3 becomes it, infinity included.
+// Saturates: values above kLargestE4m3, infinity included, become kLargestE4m3.
 inline std::uint8_t ToE4m3(float value) noexcept {
   const std::uint32_t sign = std::bit_cast<std::uint32_t>(value) >> 31 << 7;
   const float magnitude = std::fabs(value);
@@ -93,8 +94,8 @@ inline std::uint8_t ToE4m3(float value) noexcept {
   return static_cast<std::uint8_t>(sign | bits);
 }
 
-// The element that lies `index` elements behind data, which the CPU can reach. Of the formats of
-// numbers with a point.
+// Reads the element `index` elements behind `data`, which must be host memory. Floating-point types
+// only.
 inline float ReadFloat(const void* data, DType dtype, std::int64_t index) noexcept {
   const auto* const at = static_cast<const std::byte*>(data) + index * SizeOf(dtype);
   if (dtype == DType::kFloat32) {
@@ -107,6 +108,8 @@ inline float ReadFloat(const void* data, DType dtype, std::int64_t index) noexce
   std::memcpy(&bits, at, sizeof bits);
   return dtype == DType::kBfloat16 ? FromBfloat16(bits) : FromFloat16(bits);
 }
+// Writes the element `index` elements behind `data`, rounded to its type. Host memory and
+// floating-point types only.
 inline void WriteFloat(void* data, DType dtype, std::int64_t index, float value) noexcept {
   auto* const at = static_cast<std::byte*>(data) + index * SizeOf(dtype);
   if (dtype == DType::kFloat32) {
@@ -118,7 +121,7 @@ inline void WriteFloat(void* data, DType dtype, std::int64_t index, float value)
     std::memcpy(at, &bits, sizeof bits);
   }
 }
-// What a value becomes when it is written and read again.
+// The value after a write and a read in this format.
 inline float RoundTo(DType dtype, float value) noexcept {
   switch (dtype) {
     case DType::kFloat16: return FromFloat16(ToFloat16(value));

@@ -1,3 +1,5 @@
+// Tests of the host's element conversions against exhaustive and boundary values.
+
 #include "ferry/kernels/number.h"
 
 #include <gtest/gtest.h>
@@ -81,7 +83,7 @@ TEST(Number, EveryPatternIsWrittenAsItWasRead) {
   }
 }
 
-// Of two neighbours: what is between them, and the middle itself, which goes to the even one.
+// Values between two neighbours round to the nearer one, and the midpoint to the even one.
 TEST(Number, ValuesBetweenTwoPatternsGoToTheNearerOne) {
   for (const FormatFacts& format : kFormats) {
     const std::uint32_t greatest =

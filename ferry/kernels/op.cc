@@ -1,3 +1,5 @@
+// Helpers of all ops: the error of a build without CUDA and the mapping of emulated tensors.
+
 #include "ferry/kernels/op.h"
 
 #include <fmt/core.h>

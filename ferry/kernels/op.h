@@ -1,9 +1,10 @@
+// Conventions that all ops follow, and the helper that makes an op a cuda::Kernel.
 #pragma once
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
 #include "ferry/kernels/tensor.h"
 
-// What ops have in common. Each has `struct BarArgs`, of tensors and numbers, and three forms:
+// An op has a `struct BarArgs` of tensors and numbers, and three forms:
 //
 //   Status Bar(const BarArgs&, cuda::StreamRef)   on the stream, whose device is current; returns
 //                                                 when the work is queued, allocates nothing and
@@ -11,14 +12,14 @@
 //   Status BarCpu(const BarArgs&)                 the same, on memory that the CPU can reach
 //   const cuda::Kernel kBarKernel                 both, for cuda::LaunchKernel(), with BarArgs
 //
-// Arguments are checked before anything is done. Any thread calls any of them.
+// Each form checks its arguments before it does any work. Any thread may call any of them.
 namespace ferry::kernels {
 
-// Of a build without CUDA.
+// The error of every device form in a build without CUDA: kUnsupported.
 Error NoDeviceCode(const char* op, SourceLoc at = SourceLoc::Current());
 
-// Makes a view of device memory one of what the CPU finds there. Of none or of no elements:
-// nothing.
+// Replaces the device address of a view with the address at which the CPU finds the emulated
+// memory. Leaves a view without sizes or elements unchanged.
 Status MapTensor(cuda::EmulatedMemory& memory, Tensor* tensor);
 
 namespace op_internal {
@@ -32,8 +33,8 @@ struct ArgsOf<kCpu> {
 
 }  // namespace op_internal
 
-// `constexpr` is all that is asked of the name, which must live on. kTensors are those members of
-// the arguments that are tensors, each of them:
+// Makes the op a kernel for cuda::LaunchKernel(). `name` must have static lifetime. kTensors lists
+// every tensor member of the arguments:
 //
 //   const cuda::Kernel kBarKernel = MakeKernel<Bar, BarCpu, &BarArgs::x, &BarArgs::out>("bar");
 template <auto kBar, auto kBarCpu, auto... kTensors>

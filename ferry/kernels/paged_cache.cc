@@ -1,3 +1,5 @@
+// Implements checks and address arithmetic of paged key/value caches.
+
 #include "ferry/kernels/paged_cache.h"
 
 #include <fmt/core.h>
@@ -65,7 +67,7 @@ Result<PagedCaches> CheckCaches(const CacheArguments& arguments, const TokensToS
   caches.v_block = arguments.v_cache.stride[0];
   caches.v_place = arguments.v_cache.stride[1];
   caches.slot_count = arguments.k_cache.shape[0] * arguments.k_cache.shape[1];
-  // Of caches without slots every slot is out of range, before it is divided.
+  // If a cache has no slots, every slot is out of range; checked before the division.
   caches.block_size =
       static_cast<std::uint32_t>(arguments.k_cache.shape[1] > 0 ? arguments.k_cache.shape[1] : 1);
   caches.dtype = arguments.k_cache.dtype;

@@ -1,14 +1,14 @@
+// Caches of keys and values in pages, [blocks, block, kv_heads, head_dim]; the slot of a token is
+// block index * tokens per block + index in the block.
 #pragma once
 #include <cstdint>
 
 #include "ferry/core/result.h"
 #include "ferry/kernels/tensor.h"
 
-// Caches of keys and values in pages: [blocks, block, kv_heads, head_dim], where a token has a
-// slot, block * size of a block + place in it.
 namespace ferry::kernels {
 
-// A pair of caches, as kernels have them. What a token has in one is contiguous.
+// A pair of caches as kernels receive them. The elements of one token in one cache are contiguous.
 struct PagedCaches {
   void* k = nullptr;  // null: there are none
   void* v = nullptr;
@@ -24,7 +24,7 @@ struct PagedCaches {
   float v_inverse = 1;
 };
 
-// Where a token lies in either cache, in elements.
+// Offsets of a token in both caches, in elements.
 struct CachePlace {
   std::int64_t k;
   std::int64_t v;
@@ -40,7 +40,7 @@ __host__ __device__
           block * caches.v_block + place * caches.v_place};
 }
 
-// The arguments of an op that stores tokens of [heads, head_dim].
+// The cache arguments of an op that stores tokens of [heads, head_dim].
 struct CacheArguments {
   const char* op;
   const Tensor& k_cache;  // [blocks, block, heads, head_dim]; the strides of the first two are free
@@ -55,19 +55,19 @@ struct TokensToStore {
   std::int64_t heads;
   std::int64_t head_dim;
 };
-// Errors: kInvalidArgument for caches of other shapes, types or strides or that lie over each
-// other, for more than 2^31 - 1 slots, and for scales that are not above 0 or
-// whose inverse is infinite.
+// Checks the arguments. Errors: kInvalidArgument for caches of other shapes, types or strides or
+// that overlap, for more than 2^31 - 1 slots, and for scales that are not positive or whose inverse
+// is infinite.
 Result<PagedCaches> CheckCaches(const CacheArguments& arguments, const TokensToStore& tokens);
 
-// Whether what a token has begins at a multiple of `bytes` wherever it is stored.
+// Whether the elements of a token begin at a multiple of `bytes` in every slot.
 bool CachesAreAligned(const CacheArguments& arguments, std::int64_t bytes) noexcept;
 
-// Of the slots of all tokens, on the CPU. Errors: kInvalidArgument for one that the caches do not
-// have, with its index.
+// Checks the slots of all tokens, on the CPU. Errors: kInvalidArgument with the index of the first
+// token whose slot is out of range.
 Status CheckSlots(const char* op, const PagedCaches& caches, std::int64_t tokens);
 
-// On the CPU: stores one number of a token.
+// Stores one number of a token, on the CPU.
 void StoreInCache(void* cache, DType dtype, std::int64_t index, float value,
                   float inverse) noexcept;
 

@@ -1,3 +1,4 @@
+// Rotation of one pair of numbers, with identical results on the host and on GPUs.
 #pragma once
 #include <cmath>
 

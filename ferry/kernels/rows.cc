@@ -1,3 +1,5 @@
+// Implements the reduction of tensors to rows.
+
 #include "ferry/kernels/rows.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// Tensors as rows of their last size, for ops that process each row on its own. There are at most
+// three sizes before the last; those that can be joined in all tensors of a call are joined, so
+// that usually one remains.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -5,12 +8,9 @@
 
 #include "ferry/kernels/tensor.h"
 
-// Tensors as rows of their last size, for ops that work on each row by itself. The sizes before the
-// last are at most three; those that are one size to all tensors of a call are joined, so that most
-// often there is one.
 namespace ferry::kernels {
 
-// How many rows there are, by their sizes: `outer` of `middle` of `inner`.
+// Number of rows by size: row = (outer index * middle + middle index) * inner + inner index.
 struct RowSizes {
   std::uint32_t outer = 1;
   std::uint32_t middle = 1;
@@ -20,7 +20,7 @@ struct RowSizes {
   friend bool operator==(const RowSizes&, const RowSizes&) = default;
 };
 
-// From row to row, in elements.
+// Distances between rows along each size, in elements.
 struct RowStrides {
   std::int64_t outer = 0;
   std::int64_t middle = 0;
@@ -28,10 +28,10 @@ struct RowStrides {
   friend bool operator==(const RowStrides&, const RowStrides&) = default;
 };
 
-// The most rows that an op takes: one thread block each.
+// Maximum number of rows of an op: the limit of a grid with one thread block per row.
 inline constexpr std::int64_t kMostRows = (std::int64_t{1} << 31) - 1;
 
-// A row's elements begin so many behind the tensor's first.
+// Offset of a row from the tensor's first element, in elements.
 #ifdef __CUDACC__
 __host__ __device__
 #endif
@@ -45,14 +45,16 @@ __host__ __device__
          inner * strides.inner;
 }
 
+// The common row sizes of several tensors, and the row strides of each.
 struct JoinedRows {
   RowSizes sizes;
   std::array<RowStrides, 4> strides;  // of each tensor
 };
-// Of one to four tensors with the same sizes but for the last, and at most kMostRows rows.
+// Takes one to four tensors whose sizes are equal except for the last, with at most kMostRows rows.
 JoinedRows JoinRows(std::initializer_list<const Tensor*> tensors);
 
-// Whether all rows begin at multiples of `bytes`, so that they can be accessed as words of so many.
+// Whether all rows begin at multiples of `bytes`, so that they can be accessed in words of that
+// size.
 bool RowsAreAligned(const Tensor& tensor, std::int64_t bytes) noexcept;
 
 }  // namespace ferry::kernels

@@ -1,3 +1,5 @@
+// Tests of the reduction of tensors to rows.
+
 #include "ferry/kernels/rows.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Implements element sizes, descriptions and properties of tensor views.
+
 #include "ferry/kernels/tensor.h"
 
 #include <fmt/core.h>

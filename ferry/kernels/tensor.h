@@ -1,3 +1,4 @@
+// A tensor as ops see it: a non-owning view of memory with shape, strides and element type.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -15,26 +16,25 @@ const char* NameOf(DType dtype) noexcept;   // "fp32", "fp16", "bf16", "e4m3", "
 inline constexpr int kMaxRank = 4;
 using Extents = std::array<std::int64_t, kMaxRank>;
 
-// A view of elements in somebody's memory, of the host or of a GPU. The element of indices i is
-// sum(i[d] * stride[d]) elements behind `data`. A view without sizes is none: an argument that is
-// left out.
+// A non-owning view of host or GPU memory. The element with indices i is sum(i[d] * stride[d])
+// elements behind `data`. A view of rank 0 means an omitted argument.
 struct Tensor {
   void* data = nullptr;  // may be null where there are no elements
   DType dtype = DType::kFloat32;
-  int rank = 0;  // sizes and strides beyond mean nothing
+  int rank = 0;  // sizes and strides from this index on are ignored
   Extents shape{};
   Extents stride{};  // in elements
 
-  // At most kMaxRank sizes.
+  // A view with row-major strides; `shape` has at most kMaxRank sizes.
   static Tensor Contiguous(void* data, DType dtype,
                            std::initializer_list<std::int64_t> shape) noexcept;
 
   bool none() const noexcept { return rank == 0; }
   std::int64_t last() const noexcept { return shape[static_cast<std::size_t>(rank) - 1]; }
   std::int64_t Numel() const noexcept;  // 0 for none
-  // The elements follow each other in the order of their indices, the last one fastest.
+  // Whether the elements are dense and row-major.
   bool IsContiguous() const noexcept;
-  // Bytes from `data` to behind the last element.
+  // Bytes from `data` to the end of the last element.
   std::int64_t SpanBytes() const noexcept;
 
   friend bool operator==(const Tensor&, const Tensor&) = default;

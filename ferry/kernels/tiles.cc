@@ -1,3 +1,5 @@
+// Implements the distribution of rows of words to thread blocks.
+
 #include "ferry/kernels/tiles.h"
 
 #include <fmt/core.h>

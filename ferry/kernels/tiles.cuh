@@ -1,14 +1,15 @@
+// Maps a thread to its words of a tile.
 #pragma once
 #include "ferry/kernels/tiles.h"
 
 namespace ferry::kernels {
 
-// What this thread has of a tile: words word, word + blockDim.x and so on of its row, as many as it
-// has in all, below `end`.
+// The words of this thread: word, word + blockDim.x and so on of its row, words_per_thread of them,
+// as long as they are below `end`.
 struct TilePlace {
   std::uint32_t row;
   std::uint32_t word;
-  std::uint32_t end;  // 0 where the row is none
+  std::uint32_t end;  // 0 for a row beyond the last
 };
 __device__ __forceinline__ TilePlace PlaceInTile(const RowTiles& tiles, int words_per_thread) {
   std::uint32_t rows_from = blockIdx.x;

@@ -1,3 +1,5 @@
+// Tests of the distribution of rows to thread blocks.
+
 #include "ferry/kernels/tiles.h"
 
 #include <gmock/gmock.h>

@@ -1,6 +1,6 @@
+// Float functions for which the GPU has an instruction.
 #pragma once
 
-// Functions of floats that the GPU has an instruction for.
 namespace ferry::prim {
 
 // ex2.approx.ftz.f32 (PTX ISA, "Floating Point Instructions: ex2"): 2^x to about 2 ulp; 0 for -inf

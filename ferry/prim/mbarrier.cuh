@@ -1,19 +1,20 @@
+// Barriers in shared memory that also count bytes that the copy engine delivers (PTX ISA,
+// "Parallel Synchronization and Communication Instructions: mbarrier"; the variants here need
+// sm_90).
+//
+// A barrier advances from phase to phase. A phase ends when as many threads have arrived as
+// InitBarrier() was given and all bytes announced by ArriveAndExpect() have been delivered. A
+// barrier is 8 bytes, aligned to 8, and is passed as its SharedAddress().
 #pragma once
 #include <cstdint>
 
 #include "ferry/prim/cp_async.cuh"
 #include "ferry/prim/trap.cuh"
 
-// Barriers in shared memory that also count bytes which the copy engine brings (PTX ISA,
-// "Parallel Synchronization and Communication Instructions: mbarrier", sm_90 for what is here).
-//
-// A barrier goes from phase to phase: one ends when as many threads have arrived as InitBarrier()
-// was told, and all bytes that ExpectBytes() has announced for it are there. Barriers are 8 bytes,
-// at multiples of 8, named by their SharedAddress().
 namespace ferry::prim {
 
-// mbarrier.init.shared::cta.b64: in its phase 0, of which nobody has seen the end. One thread does
-// it, then calls PublishBarriers(), before the __syncthreads() behind which others use it.
+// mbarrier.init.shared::cta.b64: starts the barrier in phase 0. One thread calls it and then
+// PublishBarriers(), before the __syncthreads() after which other threads use it.
 __device__ __forceinline__ void InitBarrier(std::uint32_t barrier, std::uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                :
@@ -30,8 +31,8 @@ __device__ __forceinline__ void PublishBarriers() {
 __device__ __forceinline__ void Arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(barrier) : "memory");
 }
-// mbarrier.arrive.expect_tx.shared::cta.b64: likewise, and the phase does not end before so many
-// bytes more have come.
+// mbarrier.arrive.expect_tx.shared::cta.b64: the same, and the phase does not end before `bytes`
+// more bytes have been delivered.
 __device__ __forceinline__ void ArriveAndExpect(std::uint32_t barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                :
@@ -41,7 +42,7 @@ __device__ __forceinline__ void ArriveAndExpect(std::uint32_t barrier, std::uint
 
 // mbarrier.try_wait.parity.shared::cta.b64, acquire: whether the phase of this parity, the current
 // one or the one before, has ended. Sleeps for a while, which the hardware decides, before it says
-// no. Of a new barrier the phase before, of parity 1, counts as ended.
+// no. For a new barrier the preceding phase, of parity 1, counts as ended.
 __device__ __forceinline__ bool TryWaitForPhase(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t ended;
   asm volatile(
@@ -55,8 +56,8 @@ __device__ __forceinline__ bool TryWaitForPhase(std::uint32_t barrier, std::uint
       : "memory");
   return ended != 0;
 }
-// Until it has; in builds for a debugger the kernel is ended after a few million tries, some
-// seconds.
+// Blocks until the phase has ended. Debug builds of device code trap after a few million tries,
+// some seconds.
 __device__ __forceinline__ void WaitForPhase(std::uint32_t barrier, std::uint32_t parity) {
   constexpr std::uint32_t kMostTries = 1U << 22;
   for (std::uint32_t tries = 0; !TryWaitForPhase(barrier, parity); ++tries) {
@@ -64,15 +65,15 @@ __device__ __forceinline__ void WaitForPhase(std::uint32_t barrier, std::uint32_
   }
 }
 
-// Where one is in a ring of kStages buffers. Each has a barrier that tells when it is full and one
-// that tells when it is empty; the n-th time that a buffer is used is phase n of both.
+// A position in a ring of kStages buffers. Each buffer has a full barrier and an empty barrier; the
+// n-th use of a buffer is phase n of both.
 template <int kStages>
 struct RingPlace {
   int slot = 0;
   std::uint32_t parity = 0;
 
-  // What who empties the buffer waits for, and what who fills it does: the first time, that it is
-  // empty holds at once.
+  // The parity that the consumer waits for on the full barrier, and the one that the producer waits
+  // for on the empty barrier; the producer's first wait returns at once.
   __device__ __forceinline__ std::uint32_t full() const { return parity; }
   __device__ __forceinline__ std::uint32_t empty() const { return parity ^ 1; }
   __device__ __forceinline__ void Advance() {

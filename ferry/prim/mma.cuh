@@ -1,3 +1,4 @@
+// Matrix products by one warp, on mma.sync and ldmatrix.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

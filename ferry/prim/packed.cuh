@@ -1,16 +1,18 @@
+// Global memory accesses of 16 bytes, the most that one load or store of a thread moves before
+// sm_100.
 #pragma once
 #include <cstdint>
 
-// Accesses to memory of 16 bytes, the most that one thread's load or store moves before sm_100.
 namespace ferry::prim {
 
-// ld.global.v4.u32 (PTX ISA, "ld"): of an address that is a multiple of 16. Sees what this thread
-// has stored, so that an op may work in place.
+// ld.global.v4.u32 (PTX ISA, "ld"): the address is a multiple of 16. Sees the thread's own stores,
+// so that an op may work in place.
 __device__ __forceinline__ uint4 Load16(const void* from) {
   return *static_cast<const uint4*>(from);
 }
-// st.global.v4.u32 (PTX ISA, "st"): likewise. By its name, since the compiler makes four stores of
-// some assignments of words, and of others stores that first ask what memory is meant.
+// st.global.v4.u32 (PTX ISA, "st"): the address is a multiple of 16. Written as assembly because
+// the compiler turns some word assignments into four stores and others into generic stores that
+// first determine the memory space.
 __device__ __forceinline__ void Store16(void* to, const uint4& word) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
                :
@@ -18,7 +20,8 @@ __device__ __forceinline__ void Store16(void* to, const uint4& word) {
                  "r"(word.w)
                : "memory");
 }
-// The same if `wanted`, without a branch, behind which the compiler would move loads of the word.
+// The same if `wanted`, predicated instead of branched: the compiler would move loads of the word
+// behind a branch.
 __device__ __forceinline__ void Store16If(bool wanted, void* to, const uint4& word) {
   asm volatile(
       "{\n"
@@ -31,14 +34,14 @@ __device__ __forceinline__ void Store16If(bool wanted, void* to, const uint4& wo
         "r"(static_cast<std::uint32_t>(wanted))
       : "memory");
 }
-// ld.global.nc.v4.u32 (PTX ISA, "ld.global.nc"): through the read-only cache, of what nobody writes
-// while the kernel runs. For what all blocks read, such as weights.
+// ld.global.nc.v4.u32 (PTX ISA, "ld.global.nc"): through the read-only cache, for memory that no
+// thread writes while the kernel runs and all blocks read, such as weights.
 __device__ __forceinline__ uint4 LoadShared16(const void* from) {
   return __ldg(static_cast<const uint4*>(from));
 }
 
-// The same loads, which the compiler leaves where they are: others it moves behind a branch that
-// can do without what they bring, where they begin only when what decides the branch is there.
+// A 16-byte load that the compiler does not move: it would sink a plain load below a branch that
+// does not need the value, so that the load would start only once the branch is decided.
 __device__ __forceinline__ uint4 LoadAhead16(const void* from) {
   uint4 word;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"

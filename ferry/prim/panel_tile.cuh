@@ -1,9 +1,9 @@
+// A matrix of 16-bit numbers in shared memory, laid out for the copy engine and wgmma.
 #pragma once
 #include <cstdint>
 
 #include "ferry/prim/wgmma.cuh"
 
-// A matrix of 16-bit numbers in shared memory, made for the copy engine and wgmma.
 namespace ferry::prim {
 
 // kRows rows of kColumns, from a multiple of 1024 on: in panels of 64 columns, one behind the

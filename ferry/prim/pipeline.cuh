@@ -1,12 +1,12 @@
+// A ring of buffers in shared memory: copies fill the others while one is in use.
 #pragma once
 #include "ferry/prim/cp_async.cuh"
 
-// A ring of buffers in shared memory: while one is worked on, copies fill the others.
 namespace ferry::prim {
 
-// Who shares a ring, and so waits for each other.
+// The threads that share a ring, and therefore wait for each other.
 struct WarpScope {
-  // bar.warp.sync: all lanes are here, and see what the others wrote.
+  // bar.warp.sync: blocks until all lanes have arrived; each then sees the others' writes.
   static __device__ __forceinline__ void Wait() { __syncwarp(); }
 };
 struct BlockScope {

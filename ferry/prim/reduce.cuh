@@ -1,7 +1,7 @@
+// Sums and maxima over the threads of a warp, a group of lanes or a block.
 #pragma once
 #include <cstdint>
 
-// Sums and greatest values over threads.
 namespace ferry::prim {
 
 // shfl.sync.bfly (PTX ISA, "shfl.sync"), log2(kThreads) times: over groups of kThreads neighbours,
@@ -28,7 +28,7 @@ __device__ __forceinline__ float WarpMax(float value) {
   return value;
 }
 
-// Likewise of groups whose size is known when the kernel runs, and the same in the whole warp.
+// The same for a group size that is known only at run time and is equal in the whole warp.
 __device__ __forceinline__ float WarpSum(float value, unsigned threads) {
   for (unsigned apart = threads / 2; apart > 0; apart /= 2) {
     value += __shfl_xor_sync(0xffffffffU, value, static_cast<int>(apart));
@@ -37,8 +37,7 @@ __device__ __forceinline__ float WarpSum(float value, unsigned threads) {
 }
 
 // Over all threads of the block, whole warps, at most 32 of them; each gets the result. `held` is
-// 32 floats of shared memory, which must be free: before the next use of it comes a
-// __syncthreads().
+// 32 floats of shared memory that no thread is using; a __syncthreads() must precede its next use.
 __device__ __forceinline__ float BlockSum(float value, float* held) {
   const unsigned lane = threadIdx.x % 32;
   const unsigned warps = blockDim.x / 32;
@@ -49,7 +48,7 @@ __device__ __forceinline__ float BlockSum(float value, float* held) {
   return WarpSum(lane < warps ? held[lane] : 0.0F);
 }
 
-// The greatest, over all threads of the block, as BlockSum(); `held` is 32 words.
+// The maximum over all threads of the block, with the rules of BlockSum(); `held` is 32 words.
 __device__ __forceinline__ std::uint64_t BlockMax(std::uint64_t value, std::uint64_t* held) {
   const unsigned lane = threadIdx.x % 32;
   const auto over_warp = [](std::uint64_t mine) {

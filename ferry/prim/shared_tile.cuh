@@ -1,9 +1,9 @@
+// A matrix of 16-bit numbers in shared memory, laid out for cp.async and ldmatrix.
 #pragma once
 #include <cstdint>
 
 #include "ferry/prim/mma.cuh"
 
-// A matrix of 16-bit numbers in shared memory, made for cp.async and ldmatrix.
 namespace ferry::prim {
 
 // kRows rows of kColumns, without gaps, from a multiple of 128 on. In row r, word c (of 16 bytes)
@@ -27,8 +27,8 @@ struct SharedTile {
     return data + row * kRowBytes + (word ^ row % 8) * kCopyBytes;
   }
 
-  // Of a word in row + first_row, where `first` is At() of that word of `row`. kStep is a power of
-  // two, row less than it, and first_row a multiple of it.
+  // The address of a word in row + first_row, where `first` is At() of that word in `row`. kStep is
+  // a power of two, row is less than kStep, and first_row is a multiple of it.
   template <int kStep>
   static __device__ __forceinline__ std::uint32_t Below(std::uint32_t first, int first_row) {
     static_assert((kStep & (kStep - 1)) == 0, "no bit of row is one of first_row's");

@@ -1,16 +1,16 @@
+// Copies of tensor tiles by the copy engine, TMA (PTX ISA, "Data Movement and Conversion
+// Instructions: cp.async.bulk.tensor", sm_90). A tensor map describes the tensor, the tile sizes
+// and the layout in shared memory; the kernel receives it as a __grid_constant__ parameter
+// (ferry/cuda/tensor_map.cuh). One thread requests a tile.
+//
+// Coordinates are those of the first element of the tile, in elements, innermost first; they may
+// lie outside the tensor. Elements outside the tensor are loaded as zeros and are not stored; the
+// bytes that a barrier counts are always those of the whole tile.
 #pragma once
 #include <cuda.h>
 
 #include <cstdint>
 
-// Copies of tiles of a tensor by the copy engine (PTX ISA, "Data Movement and Conversion
-// Instructions: cp.async.bulk.tensor", sm_90). The tensor, the tile's sizes and how it lies in
-// shared memory are told by a tensor map, which the kernel has as a __grid_constant__ parameter
-// (ferry/cuda/tensor_map.cuh). One thread asks for a tile.
-//
-// Coordinates are those of the tile's first element, in elements, the innermost first; they may be
-// outside of the tensor. What a tile has there is zeros when it is loaded, and is left out when it
-// is stored; the bytes that a barrier counts are always those of the whole tile.
 namespace ferry::prim {
 
 // prefetch.tensormap: the map is there sooner.

@@ -1,16 +1,16 @@
+// Copies of memory blocks by warps, for kernels.
 #pragma once
 #include <cstdint>
 
-// Copies of blocks by warps, for kernels.
 namespace ferry::prim {
 
 inline constexpr unsigned kWarpThreads = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
-// 16-byte words that a thread has under way at once: a warp has 4 KiB, so that one page is one
+// 16-byte words that a thread has in flight at once: a warp has 4 KiB, so that one page is one
 // round trip.
 inline constexpr int kWordsUnderWay = 8;
 
-// What is copied is used once: it need not stay in L1.
+// The copied bytes are used once, so they need not stay in L1.
 __device__ __forceinline__ uint4 LoadOnce(const uint4* from) {
   uint4 word;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void StoreOnce(uint4* to, const uint4& word) {
                : "memory");
 }
 
-// `bytes` <= 32 or the few that are left: one at a time.
+// Copies at most 32 bytes, one per lane.
 __device__ __forceinline__ void CopyBytes(std::uint8_t* dst, const std::uint8_t* src,
                                           std::uint64_t bytes, unsigned lane) {
   for (std::uint64_t i = lane; i < bytes; i += kWarpThreads) dst[i] = src[i];
@@ -82,7 +82,7 @@ __device__ __forceinline__ void CopyShifted(uint4* dst, const uint4* src, std::u
       const std::uint64_t at = base + i * kWarpThreads + lane;
       if (at <= words) held[i] = LoadOnce(src + at);
     }
-    // Of the word after these only the first lane's is needed.
+    // Only the first lane needs the word after these.
     const std::uint64_t after = base + kHeld * kWarpThreads;
     if (lane == 0 && after <= words) held[kHeld] = LoadOnce(src + after);
 #pragma unroll
@@ -107,7 +107,7 @@ __device__ __forceinline__ void WarpCopy(std::uint64_t dst_address, std::uint64_
   // The first word that is read begins `shift` bytes before what is needed of it.
   if (head < shift) head += 16;
   if (head + 16 + (shift != 0 ? 16 : 0) > len) return CopyBytes(dst, src, len, lane);
-  // Likewise the last one ends 16 - shift bytes behind.
+  // The last word that is read ends 16 - shift bytes behind the last byte needed.
   const std::uint64_t beyond = shift != 0 ? 16 - shift : 0;
   const std::uint64_t words = (len - head - beyond) / 16;
   auto* const to = reinterpret_cast<uint4*>(dst + head);

@@ -1,3 +1,4 @@
+// Matrix products by a warpgroup, on wgmma.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -13,9 +14,9 @@
 // c [64, N] += a [64, 16] * b [16, N]. In the fragments of mma.cuh, warp w has the rows from 16 * w
 // on: c[n] is its C of columns 8 * n to 8 * n + 7, and where a is in registers, it is its A.
 //
-// The products run by themselves. Before the first one, and after each access to registers that it
-// reads or writes, comes BeginMatrices(); behind the last EndMatrixGroup(); and before c is looked
-// at, or what a and b have is changed, WaitForMatrices() and then KeepInOrder(c).
+// The products run asynchronously. Call BeginMatrices() before the first one and after each access
+// to registers that it reads or writes, EndMatrixGroup() after the last one, and WaitForMatrices()
+// followed by KeepInOrder(c) before reading c or changing a or b.
 namespace ferry::prim {
 
 // Whether code is compiled for a GPU that has these; kernels have no body where it is not.
@@ -33,13 +34,13 @@ __device__ __forceinline__ void BeginMatrices() {
 __device__ __forceinline__ void EndMatrixGroup() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// wgmma.wait_group.sync.aligned: until no more than the last kGroups groups are under way.
+// wgmma.wait_group.sync.aligned: waits until no more than the last kGroups groups are in flight.
 template <int kGroups>
 __device__ __forceinline__ void WaitForMatrices() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
 }
-// No instruction. The compiler does not know that WaitForMatrices() makes c what it is: what is
-// done with c behind this stays behind what is before this.
+// A compiler barrier without an instruction. The compiler does not know that WaitForMatrices()
+// completes c; this keeps later uses of c after it.
 template <int kColumnTiles>
 __device__ __forceinline__ void KeepInOrder(float (&c)[kColumnTiles][4]) {
 #pragma unroll
@@ -49,9 +50,9 @@ __device__ __forceinline__ void KeepInOrder(float (&c)[kColumnTiles][4]) {
   }
 }
 
-// setmaxnreg.{dec,inc}.sync.aligned.u32 (PTX ISA, "Miscellaneous Instructions: setmaxnreg"): each
-// of the warpgroup's threads has so many registers from now on, a multiple of 8. Taking waits until
-// others have given enough. Needs a kernel with __launch_bounds__(threads, 1).
+// setmaxnreg.{dec,inc}.sync.aligned.u32 (PTX ISA, "Miscellaneous Instructions: setmaxnreg"): sets
+// the register count of each of the warpgroup's threads, a multiple of 8. An increase blocks until
+// other warpgroups have released enough. Needs a kernel with __launch_bounds__(threads, 1).
 template <int kRegisters>
 __device__ __forceinline__ void GiveRegisters() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256,
@@ -78,7 +79,7 @@ struct MatrixDescriptor {
     return std::uint64_t{Field(start)} | std::uint64_t{Field(leading_offset)} << 16 |
            std::uint64_t{Field(stride_offset)} << 32 | static_cast<std::uint64_t>(swizzle) << 62;
   }
-  // Of what lies so many bytes behind.
+  // The descriptor of the matrix `bytes` bytes behind.
   static constexpr __host__ __device__ std::uint64_t Behind(std::uint64_t word,
                                                             std::uint32_t bytes) {
     return word + (bytes >> 4);
@@ -138,8 +139,8 @@ enum class MatrixOrder : std::uint8_t { kTransposed = 0, kAsIs = 1 };
                : FERRY_MATRIX_WORDS, "l"(b), FERRY_MATRIX_OPERANDS                        \
                : "memory")
 
-// a and b in shared memory, by the Word() of their descriptors; a as rows of 16 numbers. Where it
-// does not add, c is what the product is.
+// a and b in shared memory, by the Word() of their descriptors; a as rows of 16 numbers. Without
+// adding, c becomes the product.
 template <MatrixElement T, MatrixOrder kOrder>
 __device__ __forceinline__ void MultiplyAddAsync(float (&c)[8][4], std::uint64_t a, std::uint64_t b,
                                                  bool adds) {

@@ -1,3 +1,5 @@
+// Measures copies of block lists with each executor for `ferry copy-bench`.
+
 #include "ferry/tools/bench_copies.h"
 
 #include <fmt/core.h>
@@ -24,13 +26,12 @@ namespace {
 using cuda::CopyKind;
 
 constexpr std::uint64_t kCeilingBytes = std::uint64_t{256} << 20;
-// A copy for each block takes microseconds each: of more, fewer rounds are enough.
+// A copy for each block takes microseconds; beyond this number fewer rounds are enough.
 constexpr std::size_t kManyCopies = 4096;
 constexpr unsigned kFewRounds = 3;
 constexpr auto kPatience = std::chrono::seconds(60);
 
-// Copies of a prepared list that are put on the stream at once, and as many of what it is held
-// against.
+// Copies of a prepared list that are queued at once, and as many of the copy it is compared with.
 constexpr unsigned kBackToBack = 20;
 
 struct CopyRow {
@@ -56,7 +57,7 @@ Result<CopyKind> KindNamed(const std::string& direction) {
     if (direction == cuda::CopyKindName(kind)) return kind;
   }
   return Error(Code::kInvalidArgument,
-               fmt::format("\"{}\" is no direction; give H2D, D2H, D2D or duplex", direction));
+               fmt::format("unknown direction \"{}\"; give H2D, D2H, D2D or duplex", direction));
 }
 
 // One way: a stream, memory on both sides of it, and what is copied there.
@@ -74,7 +75,7 @@ struct Lane {
   std::unique_ptr<DeviceExecutor> executor;
 };
 
-// Prepares the list of its first call, which is that of all others.
+// Prepares the list of the first call; all later calls use the same list.
 class PreparedExecutor final : public DeviceExecutor {
  public:
   PreparedExecutor(cuda::DeviceApi* api, int ordinal) : api_(api), ordinal_(ordinal) {}
@@ -177,7 +178,7 @@ class Bench {
     }
     return Error(
         Code::kInvalidArgument,
-        fmt::format("\"{}\" is no executor; give dma, kernel, bounce, auto or prepared", name));
+        fmt::format("unknown executor \"{}\"; give dma, kernel, bounce, auto or prepared", name));
   }
 
   // Blocks of every second place, in an order of their own on each side; or one after another on
@@ -246,7 +247,7 @@ class Bench {
     return Ok();
   }
 
-  // Of rounds in each of which every lane's list is put on its stream this often.
+  // Measures rounds in each of which every lane's list is queued this often.
   Result<Times> MedianOf(std::vector<Lane>* lanes, unsigned rounds, unsigned times) const {
     std::vector<double> wall;
     std::vector<double> device;
@@ -271,13 +272,14 @@ class Bench {
     return Times{Median(wall), Median(device)};
   }
 
-  // A wait that sleeps would add to what takes microseconds.
+  // Polls, because a sleeping wait would add to copies that take microseconds.
   Status SpinUntil(const cuda::Event& event) const {
     const Deadline deadline = Deadline::After(kPatience);
     for (;;) {
       FERRY_TRY_ASSIGN(const bool ready, api_->Query(event));
       if (ready) return Interrupted() ? InterruptedError() : Ok();
-      if (deadline.expired()) return Error(Code::kTimedOut, "a copy does not end");
+      if (deadline.expired())
+        return Error(Code::kTimedOut, "a copy did not end before its deadline");
     }
   }
 

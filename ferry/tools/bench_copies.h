@@ -1,3 +1,4 @@
+// Job description and entry point of `ferry copy-bench`.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,15 +9,16 @@
 
 namespace ferry::tools {
 
-// What `ferry copy-bench` was told to measure: each direction with each executor, at each size of
-// blocks. "prepared" is a list that was prepared in advance (PrepareCopy); "bounce" is left out of
-// D2D, where it is the kernel.
+// The job of `ferry copy-bench`: each direction with each executor, at each block size. "prepared"
+// is a list that was prepared in advance (PrepareCopy); "bounce" is left out of D2D, where it is
+// the kernel.
 struct CopyBenchJob {
   Config config;
   int ordinal = 0;
   std::vector<std::string> directions;  // "H2D", "D2H", "D2D", "duplex"
   std::vector<std::string> executors;   // "dma", "kernel", "bounce", "auto", "prepared"
-  // Of the host's side of duplex: "scattered" like the GPU's, or "contiguous", as a staging buffer.
+  // Layout of the host's side of duplex: "scattered" like the GPU's, or "contiguous" like a staging
+  // buffer.
   std::vector<std::string> host_sides;
   std::vector<std::uint64_t> block_sizes;
   std::uint64_t bytes = std::uint64_t{64} << 20;  // in all
@@ -25,7 +27,7 @@ struct CopyBenchJob {
 };
 
 // Copies shuffled blocks with gaps between them, checks every byte, and prints a row for each, with
-// what one copy of all bytes moves in the same run.
+// the bandwidth of one copy of all bytes in the same run.
 Status RunCopyBench(const CopyBenchJob& job);
 
 }  // namespace ferry::tools

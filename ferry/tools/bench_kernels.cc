@@ -1,3 +1,5 @@
+// Times each op and prints one row for each, for `ferry kernel-bench`.
+
 #include "ferry/tools/bench_kernels.h"
 
 #include <fmt/core.h>
@@ -18,9 +20,9 @@
 namespace ferry::tools {
 namespace {
 
-// Of an H200: what plans of a list are made for, where no device is asked.
+// Facts of an H200, for the plans of --list, which uses no device.
 constexpr int kListedMultiprocessors = 132;
-// Of what moves less, and of a copy of it, the time is that of a launch.
+// Below this number of bytes the time of an op, and of a copy, is that of a launch.
 constexpr std::uint64_t kLeastForShare = 4 * kMiB;
 constexpr std::uint64_t kTinyLeastForShare = 4 * kKiB;
 
@@ -31,7 +33,7 @@ struct KernelRow {
   std::string failure;
 };
 
-// What is known before anything is measured.
+// The fields that are known before any measurement.
 Json CaseToJson(const KernelCase& one, bool tiny) {
   Json sizes = Json::object();
   for (const KernelSize& size : one.sizes) sizes[size.name] = size.value;
@@ -63,7 +65,7 @@ Json RowToJson(const KernelRow& row, bool tiny) {
   json["ceiling_gbps"] = row.ceiling ? Json(row.ceiling->gbps) : Json();
   json["ceiling_by"] = row.ceiling ? Json(row.ceiling->by) : Json();
   json["ceiling_ratio"] = row.ceiling ? Json(gbps / row.ceiling->gbps) : Json();
-  // Of matrix products: not measured here.
+  // The ceiling of matrix products is not measured here.
   json["ceiling_tflops"] = Json();
   json["written"] = true;
   json["checked"] = row.times.checked;
@@ -102,7 +104,7 @@ Status Choose(const std::vector<std::string>& wanted, std::vector<KernelCase>* c
     if (std::find(there.begin(), there.end(), op) != there.end()) continue;
     std::string all;
     for (const std::string& name : there) all += (all.empty() ? "" : ", ") + name;
-    return Error(Code::kInvalidArgument, fmt::format("\"{}\" is no op; give {}", op, all));
+    return Error(Code::kInvalidArgument, fmt::format("unknown op \"{}\"; give {}", op, all));
   }
   std::erase_if(*cases, [&](const KernelCase& one) {
     return std::find(wanted.begin(), wanted.end(), one.op) == wanted.end();

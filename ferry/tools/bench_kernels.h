@@ -1,3 +1,4 @@
+// Job description and entry point of `ferry kernel-bench`.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,7 +8,7 @@
 
 namespace ferry::tools {
 
-// What `ferry kernel-bench` was told to measure.
+// The job of `ferry kernel-bench`, from its command line.
 struct KernelBenchJob {
   Config config;
   int ordinal = 0;
@@ -18,10 +19,10 @@ struct KernelBenchJob {
   bool json = false;             // an object for each row, in place of the table
 };
 
-// Times each op at each of its sizes, beside what copies move in the same run, and prints a row for
-// each. What fails is told in its row, and the others go on. Errors: kInvalidArgument for ops that
-// there are not; those of DeviceApi; kInternal at the end, for rows that failed. After kTimedOut a
-// kernel still runs, for which an orderly end of the process would wait: leave by std::_Exit().
+// Times each op at each of its sizes, measures copy bandwidth in the same run, and prints a row for
+// each. A failure is reported in its row, and the other rows continue. Errors: kInvalidArgument for
+// unknown ops; those of DeviceApi; kInternal at the end if rows failed. After kTimedOut a kernel is
+// still running and a normal exit would wait for it: leave by std::_Exit().
 Status RunKernelBench(const KernelBenchJob& job);
 
 }  // namespace ferry::tools

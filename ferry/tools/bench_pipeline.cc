@@ -1,3 +1,5 @@
+// Measures copy/kernel pipelines for `ferry copy-bench --pipeline`.
+
 #include "ferry/tools/bench_pipeline.h"
 
 #include <fmt/core.h>
@@ -27,7 +29,7 @@ constexpr auto kRunPatience = std::chrono::seconds(60);
 constexpr int kMostStreams = 4;
 constexpr int kTimings = 7;
 // The kernel is made slow by giving it few of the GPU's thread blocks, then by repeating it: more
-// launches than these, of all chunks under way, and queueing them would be what is measured.
+// launches than these, over all chunks in flight, and queueing them would be what is measured.
 constexpr std::uint32_t kMostGroups = 64;
 constexpr long kMostRepeats = 4;
 

@@ -1,3 +1,4 @@
+// Job description and entry point of `ferry copy-bench --pipeline`.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace ferry::tools {
 
-// What `ferry copy-bench --pipeline` was told to measure.
+// The job of `ferry copy-bench --pipeline`, from its command line.
 struct PipelineBenchJob {
   Config config;
   int ordinal = 0;
@@ -20,8 +21,8 @@ struct PipelineBenchJob {
   bool json = false;
 };
 
-// Takes bytes of pageable and of pinned memory to the GPU, through a kernel that takes about as
-// long as a copy, and back: one step at a time, and by a pipeline of 1 to 4 streams. Checks every
+// Copies pageable and pinned memory to the GPU, runs a kernel on it that takes about as long as a
+// copy, and copies it back: one step at a time, and by a pipeline of 1 to 4 streams. Checks every
 // byte, and prints a row for each.
 Status RunPipelineBench(const PipelineBenchJob& job);
 

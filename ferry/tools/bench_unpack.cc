@@ -1,3 +1,5 @@
+// Measures unpacking of fragmented messages for `ferry copy-bench --unpack`.
+
 #include "ferry/tools/bench_unpack.h"
 
 #include <fmt/core.h>
@@ -156,7 +158,8 @@ class UnpackBench {
     for (;;) {
       FERRY_TRY_ASSIGN(const std::uint64_t done, unpacker_->Completed());
       if (done >= ticket) return Ok();
-      if (deadline.expired()) return Error(Code::kTimedOut, "unpacking did not end");
+      if (deadline.expired())
+        return Error(Code::kTimedOut, "unpacking did not end before its deadline");
     }
   }
 

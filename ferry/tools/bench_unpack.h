@@ -1,3 +1,4 @@
+// Job description and entry point of `ferry copy-bench --unpack`.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,7 +9,7 @@
 
 namespace ferry::tools {
 
-// What `ferry copy-bench --unpack` was told to measure.
+// The job of `ferry copy-bench --unpack`, from its command line.
 struct UnpackBenchJob {
   Config config;
   int ordinal = 0;
@@ -19,9 +20,9 @@ struct UnpackBenchJob {
   bool json = false;
 };
 
-// Takes messages whose fragments lie anywhere in a pool in GPU memory, in no order, to their
-// places: by each way, all in one batch and message by message. Checks every byte, and prints a row
-// for each.
+// Assembles messages whose fragments lie in random places of a pool in GPU memory: with each
+// method, all messages in one batch and message by message. Checks every byte, and prints a row for
+// each.
 Status RunUnpackBench(const UnpackBenchJob& job);
 
 }  // namespace ferry::tools

@@ -1,3 +1,5 @@
+// Command line of `ferry copy-bench`.
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string>
@@ -97,7 +99,7 @@ void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
   job.directions = {"H2D", "D2H", "D2D", "duplex"};
   job.executors = {"dma", "kernel", "bounce", "auto", "prepared"};
   job.host_sides = {"scattered", "contiguous"};
-  app->add_option("--device", job.ordinal, "GPU, as CUDA counts them")->type_name("N");
+  app->add_option("--device", job.ordinal, "GPU, by CUDA's number")->type_name("N");
   app->add_option("--direction", job.directions, "H2D, D2H, D2D or duplex; a list, or repeated")
       ->delimiter(',')
       ->type_name("WAY");
@@ -105,7 +107,8 @@ void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
                   "dma, kernel, bounce, auto or prepared; a list, or repeated")
       ->delimiter(',')
       ->type_name("NAME");
-  app->add_option("--host-side", job.host_sides, "Of duplex: scattered or contiguous; a list")
+  app->add_option("--host-side", job.host_sides,
+                  "Layout of the host's side of duplex: scattered or contiguous; a list")
       ->delimiter(',')
       ->check(CLI::IsMember({"scattered", "contiguous"}))
       ->type_name("HOW");
@@ -114,24 +117,24 @@ void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
                   "1KiB,4KiB,16KiB)")
       ->delimiter(',')
       ->type_name("SIZE");
-  app->add_option("--size", words.size, "Bytes that are copied, in all (64MiB; --pipeline: 256MiB)")
+  app->add_option("--size", words.size, "Total bytes to copy (64MiB; --pipeline: 256MiB)")
       ->type_name("SIZE");
-  app->add_option("--rounds", job.rounds, "Results are medians over them")
+  app->add_option("--rounds", job.rounds, "Rounds; results are medians over them")
       ->capture_default_str()
       ->check(CLI::Range(1U, 1000U))
       ->type_name("N");
   auto* const pipeline = app->add_flag(
       "--pipeline", words.pipeline,
-      "Instead: through a kernel and back, one step at a time and by overlapping streams");
+      "Measure instead: through a kernel and back, one step at a time and on several streams");
   app->add_flag("--unpack", words.unpack,
-                "Instead: messages of 512 KiB whose fragments (--block-size) lie in a pool in GPU "
-                "memory, to their places")
+                "Measure instead: unpacking of 512 KiB messages whose fragments (--block-size) "
+                "lie in a pool in GPU memory")
       ->excludes(pipeline);
-  app->add_option("--chunk", words.chunk, "Bytes that go through a pipeline at once")
+  app->add_option("--chunk", words.chunk, "Bytes of a chunk of a pipeline")
       ->needs(pipeline)
       ->capture_default_str()
       ->type_name("SIZE");
-  app->add_option("--staging-threads", words.staging_threads, "That copy pageable memory")
+  app->add_option("--staging-threads", words.staging_threads, "Threads that copy pageable memory")
       ->needs(pipeline)
       ->capture_default_str()
       ->check(CLI::Range(1, 64))

@@ -1,3 +1,5 @@
+// Command line of `ferry kernel-bench`.
+
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -32,7 +34,8 @@ Result<int> OrdinalOf(const std::string& device) {
   if (failure == std::errc() && end == number.data() + number.size() && ordinal >= 0) {
     return ordinal;
   }
-  return Error(Code::kInvalidArgument, fmt::format("--device {} is no GPU; write cuda:N", device));
+  return Error(Code::kInvalidArgument,
+               fmt::format("--device {} does not name a GPU; write cuda:N", device));
 }
 
 // Past all destructors and the driver's own end, which wait for a kernel that may never end.
@@ -48,19 +51,19 @@ void DeclareKernelBench(CLI::App* app, Invocation* invocation) {
   // Lives as long as the program: the parser writes into it, the subcommand reads it.
   static KernelBenchWords words;
   KernelBenchJob& job = words.job;
-  app->add_option("--op", job.ops, "Of the kernels, by name; a list, or repeated (all)")
+  app->add_option("--op", job.ops, "Ops to measure, by name; a list, or repeated (default: all)")
       ->delimiter(',')
       ->type_name("NAME");
-  app->add_option("--device", words.device, "GPU, as CUDA counts them")
+  app->add_option("--device", words.device, "GPU, by CUDA's number")
       ->capture_default_str()
       ->type_name("cuda:N");
   app->add_option("--seconds", job.seconds,
-                  "That samples of a row take, of which there are at "
-                  "least 20, but for no more than 10 times as long")
+                  "Time that the samples of a row take; a row has at "
+                  "least 20, unless they take 10 times as long")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 60.0))
       ->type_name("S");
-  app->add_flag("--list", job.list, "Show the rows, and measure nothing");
+  app->add_flag("--list", job.list, "List the rows without measuring");
   // Sizes for tests, which have no GPU.
   app->add_flag("--tiny", job.tiny)->group("");
   DeclareJson(app, invocation);

@@ -1,3 +1,5 @@
+// Command line of `ferry doctor`.
+
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -64,15 +66,16 @@ Result<ExitCode> RunDoctor(const DoctorJob& job) {
 void DeclareDoctor(CLI::App* app, Invocation* invocation) {
   // Lives as long as the program: the parser writes into it, the subcommand reads it.
   static DoctorJob job;
-  app->add_option("--peer", job.peer,
-                  fmt::format("Look at the way to this peer, too, and connect as a program that "
-                              "uses the library does (default port {})",
-                              kPerfPort))
+  app->add_option(
+         "--peer", job.peer,
+         fmt::format("Also check the path to this peer, and connect to it as a program that "
+                     "uses the library does (default port {})",
+                     kPerfPort))
       ->type_name("HOST[:PORT]");
   app->add_flag("--tcpx", job.tcpx,
-                "Look for what GPUDirect-TCPX needs, too, where no plugin of it hints at it");
+                "Also check the requirements of GPUDirect-TCPX if no plugin of it is configured");
   app->add_flag("--nccl", job.nccl,
-                "Look for what libnccl-net-ferry.so needs as NCCL's network, too, where "
+                "Also check the requirements of libnccl-net-ferry.so as NCCL's network if "
                 "NCCL_NET_PLUGIN is not set");
   DeclarePeerSettings(app, &job.settings);
   DeclareJson(app, invocation);

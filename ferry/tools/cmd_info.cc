@@ -1,3 +1,5 @@
+// Implements `ferry info`: build, machine, kernel and settings.
+
 #include <fmt/core.h>
 #include <sched.h>
 #include <sys/utsname.h>
@@ -39,7 +41,7 @@ constexpr const char* kSanitizer = "none";
 constexpr const char* kCompiler = __VERSION__;
 #endif
 
-// What the kernel decides about sockets and pages.
+// Kernel settings about sockets and pages.
 constexpr std::array kKernelFiles = {
     "/proc/sys/net/ipv4/tcp_congestion_control",
     "/proc/sys/net/ipv4/tcp_available_congestion_control",

@@ -1,3 +1,5 @@
+// Command line of `ferry perf` and its subcommands client, server and loopback.
+
 #include "ferry/tools/cmd_perf.h"
 
 #include <fmt/core.h>
@@ -68,11 +70,12 @@ void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("OP");
-  app->add_option("--memory", flags->memory, fmt::format("{}; of this side", kMemoryForms))
+  app->add_option("--memory", flags->memory, fmt::format("Memory of this side: {}", kMemoryForms))
       ->capture_default_str()
       ->type_name("KIND");
-  app->add_option("--peer-memory", flags->peer_memory,
-                  "Of the server; default: as --memory, in loopback on another GPU if there is one")
+  app->add_option(
+         "--peer-memory", flags->peer_memory,
+         "Memory of the server; default: as --memory, in loopback the next GPU if there is one")
       ->type_name("KIND");
   app->add_option("--size", flags->sizes, "Bytes of an operation, like 64MiB; a list")
       ->envname(kUcclPerfSize)
@@ -103,13 +106,14 @@ void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
                 "Check, after each round, the bytes of its last operation and of some others "
                 "(default)");
   app->add_flag("!--no-floor", flags->floor, "Do not measure the plain-socket floor");
-  app->add_flag("--crc", flags->crc,
-                "Measure writes and reads with a CRC32C for every slice, too, in turn");
+  app->add_flag(
+      "--crc", flags->crc,
+      "Also measure writes and reads with a CRC32C for every slice, in alternating rounds");
   app->add_option("--trace", flags->trace,
-                  "Write a timeline of one more operation of each kind, as this side sees it, for "
+                  "Write a timeline of one more operation of each case, as seen by this side, for "
                   "Perfetto")
       ->type_name("FILE");
-  app->add_option("--deadline", flags->deadline, "For each row of the result")
+  app->add_option("--deadline", flags->deadline, "Time limit for each row of the result")
       ->capture_default_str()
       ->type_name("TIME");
 }
@@ -153,7 +157,7 @@ Result<std::vector<PerfCase>> CasesOf(const PerfFlags& flags) {
   return cases;
 }
 
-// What plugins can carry: contiguous memory, to a receive.
+// Checks the job against the limits of plugins: contiguous memory, into a posted receive.
 Status CheckCarried(const PerfJob& job) {
   for (const PerfCase& one : job.cases) {
     if (one.op == Op::kSend) return Unusable("--op", "send", "a plugin carries write and read");
@@ -162,10 +166,9 @@ Status CheckCarried(const PerfJob& job) {
                       "a plugin carries contiguous memory");
     }
     if (job.verify && MarksOf(job, one) == 0) {
-      return Unusable(
-          "--size", FormatSize(one.size),
-          "a plugin registers less than 2 GiB, and what is checked needs a second place; "
-          "give less, or --no-verify");
+      return Unusable("--size", FormatSize(one.size),
+                      "a plugin registers less than 2 GiB, and verification needs a second slot; "
+                      "give less, or --no-verify");
     }
   }
   if (job.crc) return Unusable("--crc", "on", "a plugin carries no checksums");
@@ -197,7 +200,8 @@ Result<PerfJob> JobOf(const PerfFlags& flags, bool json) {
   FERRY_TRY_ASSIGN(job.carrier, CarrierOptionsOf(flags.carrier, job.config));
   if (job.carrier) FERRY_TRY(CheckCarried(job));
   FERRY_TRY_ASSIGN(job.deadline, ParseDuration(flags.deadline));
-  if (job.deadline.count() <= 0) return Unusable("--deadline", flags.deadline, "give some time");
+  if (job.deadline.count() <= 0)
+    return Unusable("--deadline", flags.deadline, "give a time above 0");
   return job;
 }
 
@@ -210,7 +214,7 @@ Status StartPerfServer(const PerfFlags& flags, bool json) {
   if (!flags.listen.empty()) FERRY_TRY(config.Set("listen_host", flags.listen, "--listen"));
   job.floor_config = config;
   if (config.port_first == config.port_last) {
-    // No room beside the server's own.
+    // The range has no second port for the floor.
     job.floor_config.port_first = job.floor_config.port_last = 0;
   }
   if (flags.port || config.port_first == 0) {
@@ -235,7 +239,7 @@ Status RunLoopback(const PerfFlags& flags, bool json) {
   const auto port = std::to_string(flags.port.value_or(0));
   std::vector<std::string> arguments{"perf", "server", "--json", "--listen", flags.host, "--port",
                                      port,
-                                     // That its only client ends is nothing to tell of.
+                                     // The end of its only client needs no log line.
                                      "--set", "log_level=error"};
   for (const std::string& setting : flags.settings) {
     arguments.insert(arguments.end(), {"--set", setting});
@@ -253,7 +257,7 @@ Status RunLoopback(const PerfFlags& flags, bool json) {
   return RunPerfClient(job, net::Address{flags.host, server.port()}.ToString());
 }
 
-// What a side's subcommand does with the options that it was given.
+// The action of a side's subcommand.
 using Side = Status (*)(const PerfFlags& flags, bool json);
 
 CLI::App* AddSide(CLI::App* perf, const char* name, const char* summary, Invocation* invocation,
@@ -288,8 +292,9 @@ void DeclarePerf(CLI::App* app, Invocation* invocation) {
   DeclareMeasurement(client, &flags);
   DeclareBothSides(client, &flags, invocation);
 
-  CLI::App* const loopback = AddSide(app, "loopback", "Measure between two processes right here",
-                                     invocation, {&flags, RunLoopback});
+  CLI::App* const loopback =
+      AddSide(app, "loopback", "Measure between two processes on this machine", invocation,
+              {&flags, RunLoopback});
   loopback->add_option("--host", flags.host, "Loopback address, 127.0.0.1 or ::1")
       ->capture_default_str()
       ->type_name("HOST");

@@ -1,3 +1,4 @@
+// Jobs of `ferry perf` and the control messages between its client and server.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,7 +14,7 @@
 
 namespace ferry::tools {
 
-// What `ferry perf client` was told to measure.
+// The job of `ferry perf client`, from its command line.
 struct PerfJob {
   std::vector<PerfCase> cases;
   Config config;
@@ -32,8 +33,8 @@ struct PerfJob {
   std::optional<CarrierOptions> carrier;  // in place of the endpoint's own lanes
 };
 
-// How long a chunk waits for the receiver's CPU, from the plugin's word that it has come until its
-// copy is queued; of all since the connection began.
+// How long a chunk waits for the receiver's CPU: from the plugin's report of its arrival until its
+// copy is queued, over all chunks since the connection began.
 struct LaunchMicroseconds {
   double average = 0;
   double longest = 0;
@@ -46,8 +47,8 @@ struct Sample {
   std::optional<LaunchMicroseconds> launch = std::nullopt;  // through a plugin
 };
 
-// How many operations of a timed part are checked. A plugin registers memory whole, and less than 2
-// GiB.
+// Number of operations of a timed part that are verified. Bounded by the memory that a plugin
+// registers, as a whole and less than 2 GiB.
 std::uint64_t MarksOf(const PerfJob& job, const PerfCase& perf_case) noexcept;
 
 // Measures every case against the server at "host:port" and prints a row for each.
@@ -62,8 +63,9 @@ struct PerfServerJob {
 // Serves clients, one after another, until interrupted.
 Status RunPerfServer(const PerfServerJob& job);
 
-// The requests of a client, as "do" in its messages, and what comes with them. The server answers
-// each with one message; those marked * it first answers "ready": true.
+// The requests of a client: the value of "do" in its messages, the fields that accompany it, and ->
+// the fields of the answer. The server answers each with one message; for those marked * it first
+// sends "ready": true.
 namespace perf_request {
 inline constexpr const char* kSetUp =
     "set up";  // op, size, block_size, slots, marks, seconds, memory -> key
@@ -93,7 +95,7 @@ inline constexpr std::uint64_t kPingTag = 3;
 inline constexpr std::uint64_t kPongTag = 4;
 inline constexpr std::size_t kPingBytes = 8;
 
-// The settings of the floor's sockets: ours, with the congestion control that a lane reports.
+// The settings of the floor's sockets: `config` with the congestion control that a lane reports.
 Config FloorConfig(const Config& config, const std::string& congestion_control);
 
 }  // namespace ferry::tools

@@ -1,3 +1,5 @@
+// Client of `ferry perf`: connects, runs every case and prints the rows.
+
 #include <fmt/core.h>
 
 #include <algorithm>

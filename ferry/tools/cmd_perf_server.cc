@@ -1,3 +1,5 @@
+// Server of `ferry perf`: answers the control messages of one client after another.
+
 #include <fmt/core.h>
 
 #include <array>
@@ -64,7 +66,7 @@ class Session {
   Status SayCpu(double since) { return Say({{"cpu_seconds", CpuSeconds() - since}}); }
   Status PostReceive(std::uint64_t tag, std::span<std::byte> buffer, InFlight* receives);
 
-  // Of this side's memory.
+  // Verified slots of this side's memory.
   std::uint64_t slots() const { return SlotsOf(/*is_source=*/case_.op == Op::kRead, most_marks_); }
   std::uint64_t SlotAt(std::uint64_t slot) const { return slot * case_.SlotBytes(); }
   Result<LaidOut> LaidOutField(const Json& request) const;
@@ -120,7 +122,8 @@ Status Session::Handle(const Json& request) {
   for (const Row& row : kRows) {
     if (name != row.request) continue;
     if (row.handler != &Session::SetUp && row.handler != &Session::FloorOpen && !layout_) {
-      return Error(Code::kInvalidArgument, fmt::format("\"{}\" came before \"set up\"", name));
+      return Error(Code::kInvalidArgument,
+                   fmt::format("the request \"{}\" came before \"set up\"", name));
     }
     return (this->*row.handler)(request);
   }
@@ -277,7 +280,7 @@ Status Session::FloorPong(const Json& request) {
 Status Session::PluginOpen(const Json& request) {
   if (!job_.carrier) {
     return Error(Code::kInvalidArgument,
-                 "this server carries nothing through a plugin; start it with --provider "
+                 "this server was started without a plugin; start it with --provider "
                  "plugin:PATH");
   }
   CarrierOptions options = *job_.carrier;

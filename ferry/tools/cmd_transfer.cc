@@ -1,3 +1,5 @@
+// Command line and client of `ferry transfer`.
+
 #include "ferry/tools/cmd_transfer.h"
 
 #include <fmt/core.h>
@@ -69,7 +71,7 @@ class PieceWriter {
 
 std::uint64_t PieceWriter::NextPiece() const {
   const std::uint64_t here = way_.passage->window();
-  // Of a window that is used again and again, some pieces are written while others are taken out.
+  // In a window that is reused, some pieces are written while others are taken out.
   const std::uint64_t share =
       way_.window < way_.size ? std::max<std::uint64_t>(way_.window / kPieces, 1) : way_.size;
   return std::min({kPieceBytes, way_.passage->piece_bytes(), share, way_.size - posted_,
@@ -77,7 +79,7 @@ std::uint64_t PieceWriter::NextPiece() const {
 }
 
 Status PieceWriter::FinishOldest() {
-  // Of what is not written yet, some has been sent; copies between GPUs send nothing.
+  // Part of the bytes not yet written has been sent; copies between GPUs send nothing.
   const auto show = [this] { progress_.Show(std::max(written_, PayloadSent() - sent_before_)); };
   FERRY_TRY(writes_.FinishOldest(Deadline::Never(), show));
   written_ = ends_.front();
@@ -125,7 +127,7 @@ class Delivery {
            transfer::Connection connection)
       : job_(job), endpoint_(endpoint), connection_(std::move(connection)), control_(connection_) {}
 
-  // What is in `passage` already, or comes through it.
+  // Bytes that are in `passage` already, or pass through it.
   Status SendFile(const std::string& name, std::span<std::byte> file, Passage* passage);
   Status SendMessage(std::span<std::byte> text, Passage* passage);
   void DescribeTransport() const;
@@ -231,7 +233,7 @@ Status Delivery::CompareDigests(std::span<const std::byte> bytes) {
   Say(fmt::format("SHA-256 here  {}", digest_));
   Say(fmt::format("SHA-256 there {}", theirs));
   if (theirs == digest_) return Ok();
-  return Error(Code::kInternal, "the bytes differ at the far side");
+  return Error(Code::kInternal, "the bytes at the receiver differ from those sent");
 }
 
 Status Delivery::Finish(const char* kind, const std::string& name,
@@ -382,9 +384,10 @@ void DeclareTransfer(CLI::App* app, Invocation* invocation) {
   // Lives as long as the program: the parser writes into it, the chosen subcommand reads it.
   static TransferFlags flags;
 
-  CLI::App* const server = app->add_subcommand("server", "Take files and messages");
+  CLI::App* const server = app->add_subcommand("server", "Receive files and messages");
   server
-      ->add_option("--dir", flags.directory, "Where files go; those of the same name are replaced")
+      ->add_option("--dir", flags.directory,
+                   "Folder for received files; existing files are replaced")
       ->capture_default_str()
       ->type_name("DIR");
   server->add_option("--listen", flags.listen, "Address to listen on; default: all")
@@ -394,9 +397,9 @@ void DeclareTransfer(CLI::App* app, Invocation* invocation) {
     invocation->run = [invocation] { return StartTransferServer(flags, invocation->json); };
   });
 
-  CLI::App* const client = app->add_subcommand("client", "Deliver one file or message");
+  CLI::App* const client = app->add_subcommand("client", "Send one file or message");
   client->add_option("host", flags.host, "The server")->type_name("HOST[:PORT]")->required();
-  CLI::Option_group* const what = client->add_option_group("what to deliver");
+  CLI::Option_group* const what = client->add_option_group("what to send");
   what->add_option("--file", flags.file, "A file")->type_name("FILE");
   what->add_option("--message", flags.message, "A text")->type_name("TEXT");
   what->require_option(1);

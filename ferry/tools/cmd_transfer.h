@@ -1,3 +1,4 @@
+// Jobs of `ferry transfer` and the control messages between its client and server.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -19,7 +20,7 @@ struct TransferServerJob {
   bool once = false;
   bool json = false;
 };
-// Takes one file or message of each client, until interrupted.
+// Receives one file or message from each client, until interrupted. Blocks; for the main thread.
 Status RunTransferServer(const TransferServerJob& job);
 
 struct TransferClientJob {
@@ -43,7 +44,7 @@ Status RunTransferClient(const TransferClientJob& job);
 // its own "sha256", the client with "bye", which tells the server that its answer arrived.
 inline constexpr std::uint64_t kMessageTag = 2;
 
-// The memory that a message tells of; releases that name none have "host".
+// The memory that a message names; "host" if it names none, as older releases do.
 Result<std::string> MemoryField(const Json& message);
 
 }  // namespace ferry::tools

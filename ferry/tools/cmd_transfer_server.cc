@@ -1,3 +1,5 @@
+// Server of `ferry transfer`: receives one file or message from each client.
+
 #include <fmt/core.h>
 
 #include <optional>
@@ -175,7 +177,7 @@ Status Reception::TakeFile(const Json& request, std::uint64_t size) {
 Status Reception::TakeThroughPlugin(const Json& request, std::span<std::byte> bytes) {
   if (!job_.carrier) {
     return Error(Code::kInvalidArgument,
-                 "this server takes nothing through a plugin; start it with --provider "
+                 "this server was started without a plugin; start it with --provider "
                  "plugin:PATH");
   }
   const Json answer{{"ready", true}, {"memory", job_.memory.ToString()}};

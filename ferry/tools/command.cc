@@ -1,3 +1,5 @@
+// Options, settings and exit codes that all subcommands share.
+
 #include "ferry/tools/command.h"
 
 #include <fmt/core.h>

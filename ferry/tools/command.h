@@ -1,3 +1,4 @@
+// Interface between main() and the subcommands: declarations, exit codes and common options.
 #pragma once
 #include <functional>
 #include <string>
@@ -19,7 +20,7 @@ enum ExitCode : int {
   kExitUsage = 2,
   kExitPeer = 3,
   kExitTimedOut = 4,
-  kExitWarning = 5,  // of `ferry doctor`, as is the next
+  kExitWarning = 5,  // `ferry doctor` only, as the next one
   kExitProblem = 6,
   kExitSignal = 128,  // and the signal's number
 };
@@ -28,7 +29,7 @@ ExitCode ExitCodeOf(Code code) noexcept;
 inline constexpr std::uint16_t kPerfPort = 7471;
 inline constexpr std::uint16_t kTransferPort = 7472;
 
-// What the command line asked for; filled while it is parsed.
+// The parsed command line; filled while it is parsed.
 struct Invocation {
   std::string name = "ferry";  // with the subcommands, for messages
   bool json = false;
@@ -36,16 +37,17 @@ struct Invocation {
   ExitCode exit_code = kExitOk;  // where `run` ends well
 };
 
-// Options that several subcommands have.
+// Options that several subcommands share. Every Declare function keeps its pointers until the
+// program ends.
 void DeclareJson(CLI::App* app, Invocation* invocation);
 void DeclareSettings(CLI::App* app, std::vector<std::string>* assignments);
-// The same, and names for the settings of what talks to a peer: secret and TLS.
+// DeclareSettings() plus named options for the settings of peers: secret and TLS.
 void DeclarePeerSettings(CLI::App* app, std::vector<std::string>* assignments);
 // The environment's settings, then the assignments "name=value"; sets up the log, too. Errors:
 // kInvalidArgument.
 Result<Config> LoadConfig(const std::vector<std::string>& assignments);
 
-// What each subcommand adds to the command line.
+// Each adds the options and the action of one subcommand.
 void DeclarePerf(CLI::App* app, Invocation* invocation);
 void DeclareTransfer(CLI::App* app, Invocation* invocation);
 void DeclareInfo(CLI::App* app, Invocation* invocation);

@@ -1,3 +1,5 @@
+// Formats findings of `ferry doctor` as text and JSON.
+
 #include "ferry/tools/doctor_check.h"
 
 #include <fmt/core.h>

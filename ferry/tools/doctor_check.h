@@ -1,3 +1,4 @@
+// A finding of `ferry doctor`: verdict, evidence and fix.
 #pragma once
 #include <string>
 #include <string_view>
@@ -8,36 +9,36 @@
 
 namespace ferry::tools {
 
-// From harmless to grave.
+// Ordered by severity.
 enum class Verdict {
   kOk,
-  kSkipped,  // could not be looked at; the evidence says why
+  kSkipped,  // could not be checked; the evidence says why
   kNote,     // good to know; nothing needs to change
   kWarning,  // costs speed, or will bite later
   kProblem,  // keeps transfers from working
 };
 
-// What one look at the machine found.
+// The finding of one check.
 struct Check {
   std::string id;  // "socket_buffers"; stable, for scripts
   Verdict verdict = Verdict::kOk;
   std::string evidence;  // the values that were read
-  std::string mend;      // a command to paste; empty: nothing to do, or nothing that we know
+  std::string mend;      // the fix, a command to paste; empty: none needed, or none known
 };
 
 const char* VerdictName(Verdict verdict) noexcept;
-// kOk of no checks.
+// The most severe verdict; kOk without checks.
 Verdict WorstOf(const std::vector<Check>& checks) noexcept;
 // kExitOk, kExitWarning or kExitProblem.
 ExitCode ExitCodeOf(Verdict worst) noexcept;
 
 // {"checks": [{"id", "verdict", "evidence", "mend"}], "worst": ...}
 Json ToJson(const std::vector<Check>& checks);
-// A line for each check, with what is longer and the command below it; then the count of each
-// verdict. Without the last line end.
+// One line for each check, with longer evidence and the fix below it; then the count of each
+// verdict. Has no final newline.
 std::string DoctorText(const std::vector<Check>& checks);
 
-// The text in single quotes where a shell would not read it as one plain word.
+// The text, in single quotes if a shell would not read it as one plain word.
 std::string ShellWord(std::string_view text);
 
 }  // namespace ferry::tools

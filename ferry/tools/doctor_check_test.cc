@@ -1,3 +1,5 @@
+// Tests of the doctor's verdicts, text and JSON.
+
 #include "ferry/tools/doctor_check.h"
 
 #include <gmock/gmock.h>

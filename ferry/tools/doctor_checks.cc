@@ -1,3 +1,5 @@
+// Runs the checks of `ferry doctor` in report order.
+
 #include "ferry/tools/doctor_checks.h"
 
 #include <fmt/core.h>
@@ -67,7 +69,7 @@ Result<std::uint64_t> ReadNumber(SystemView* system, const std::string& path) {
   FERRY_TRY_ASSIGN(const std::string text, system->ReadFile(path));
   if (const auto number = NumberIn(text)) return *number;
   return Error(Code::kCorrupt,
-               fmt::format("{} holds \"{}\", which is no number", path, text.substr(0, 60)));
+               fmt::format("{} holds \"{}\", which is not a number", path, text.substr(0, 60)));
 }
 
 std::string SysctlPath(std::string_view name) {

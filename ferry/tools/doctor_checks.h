@@ -1,3 +1,4 @@
+// The checks of `ferry doctor` and the context that they share.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,19 +14,20 @@
 
 namespace ferry::tools {
 
-// What a doctor looks at, and what its first checks have found for the later ones.
+// The context of a run: what to check, and the facts that earlier checks found for later ones.
 struct Visit {
   SystemView* system = nullptr;
   Config config;
   std::optional<net::Address> peer;  // as it was given: with a port
-  bool tcpx = false;                 // look at GPUDirect-TCPX even where nothing hints at it
-  bool nccl = false;                 // likewise at what NCCL needs
+  bool tcpx = false;                 // check GPUDirect-TCPX even without a sign of it
+  bool nccl = false;                 // check NCCL's requirements even without a sign of them
 
-  std::vector<net::Address> resolved;   // of the peer
-  std::vector<std::string> interfaces;  // to the peer, or those whose addresses peers are told
-  bool loopback = false;                // the peer is on this machine
-  bool reached = false;                 // something listens at the peer's port
-  double rtt_us = 0;                    // to the peer; 0: unknown
+  std::vector<net::Address> resolved;  // of the peer
+  std::vector<std::string>
+      interfaces;         // towards the peer, or those whose addresses are announced to peers
+  bool loopback = false;  // the peer is on this machine
+  bool reached = false;   // a process listens at the peer's port
+  double rtt_us = 0;      // to the peer; 0: unknown
 };
 
 // Every check, in the order of the report; a few seconds.
@@ -64,15 +66,15 @@ inline constexpr const char* kMakeSecret =
 
 // ---- what they share ----------------------------------------------------------------------------
 
-// The whole text as a number, blanks around it apart.
+// Parses the whole text as a number; surrounding blanks are ignored.
 std::optional<std::uint64_t> NumberIn(std::string_view text);
 std::vector<std::string> WordsOf(std::string_view text);
-// "tcp_sack" -> the file's number. Errors: as ReadFile; kCorrupt for what is no number.
+// Reads the number in a file. Errors: those of ReadFile; kCorrupt if the file holds no number.
 Result<std::uint64_t> ReadNumber(SystemView* system, const std::string& path);
-// A file of /proc/sys by the name that sysctl(8) gives it.
+// The path below /proc/sys of a sysctl(8) name.
 std::string SysctlPath(std::string_view name);
 Check Skipped(std::string id, const Error& error);
-// "0-3,8" as sorted numbers; empty for what is no such list.
+// Parses a list such as "0-3,8" to sorted numbers; empty if it is malformed.
 std::vector<int> CoreList(std::string_view text);
 
 }  // namespace ferry::tools

@@ -1,3 +1,5 @@
+// Doctor check of packet filters, from the rules that nft and iptables print.
+
 #include "ferry/tools/doctor_firewall.h"
 
 #include <fmt/core.h>
@@ -154,7 +156,7 @@ Result<Rules> AskForRules(SystemView* system, Deadline deadline) {
   auto older = AskIptables(system, deadline);
   if (!older) {
     if (chains) return Rules{*std::move(chains), "nft"};
-    // What keeps nft from answering says more, unless it is not there.
+    // The reason why nft failed says more, unless nft is not installed.
     return chains.error().code() == Code::kUnsupported ? older.error() : chains.error();
   }
   if (!chains) return Rules{*std::move(older), "iptables-save"};

@@ -1,3 +1,4 @@
+// A model of packet filters that tells whether a new TCP connection to a port passes.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -8,10 +9,9 @@
 
 #include "ferry/core/result.h"
 
-// Packet filters, reduced to what becomes of a new TCP connection to a port.
 namespace ferry::tools {
 
-// Whether a condition holds for such a connection from or to another machine.
+// Whether a condition holds for a connection from or to another machine.
 enum class Holds { kYes, kNo, kPerhaps };
 Holds And(Holds a, Holds b) noexcept;
 Holds Not(Holds holds) noexcept;
@@ -39,24 +39,24 @@ struct FilterChain {
   std::string table;
   std::string name;
   Way way = Way::kNone;
-  bool drops = false;  // what no rule decides
+  bool drops = false;  // the policy for packets that no rule decides
   bool of_iptables = false;
   std::vector<FilterRule> rules;
 };
 
 // The output of `nft -j list ruleset`. Errors: kCorrupt.
 Result<std::vector<FilterChain>> ParseNft(std::string_view text);
-// Whether there are conditions in it that only iptables-save can tell.
+// Whether it has conditions that only iptables-save prints.
 bool HasForeignRules(std::string_view nft_text) noexcept;
-// The output of iptables-save ("ip") or ip6tables-save ("ip6"). An option that is not known is a
-// condition that perhaps holds.
+// The output of iptables-save ("ip") or ip6tables-save ("ip6"). An unknown option counts as a
+// condition that may hold.
 std::vector<FilterChain> ParseIptables(std::string_view text, const std::string& family);
 
-// What keeps connections from a port.
+// The rule or policy that blocks connections to a port.
 struct Blocked {
   std::string by;           // "chain inet filter input, rule \"tcp dport 7471 drop\""
-  const FilterChain* base;  // where the packet came in; an accept there lets it pass
-  bool certain = true;      // false: some are let through
+  const FilterChain* base;  // the base chain of the packet; an accept there lets it pass
+  bool certain = true;      // false: some connections pass
 };
 std::optional<Blocked> WhatBlocks(const std::vector<FilterChain>& chains, FilterChain::Way way,
                                   std::uint16_t port);

@@ -1,3 +1,5 @@
+// Tests of the doctor's firewall check with rules from nft and iptables.
+
 #include "ferry/tools/doctor_firewall.h"
 
 #include <fmt/core.h>

@@ -1,4 +1,4 @@
-// What iptables-save(8) prints.
+// Parses the output of iptables-save(8).
 #include <algorithm>
 #include <charconv>
 #include <sstream>
@@ -98,7 +98,7 @@ void SetTarget(const std::string& option, const std::string& target, FilterRule*
   }
 }
 
-// Of "-A CHAIN ...".
+// Parses a rule, "-A CHAIN ...".
 FilterRule ParseRule(const std::string& line, const std::vector<std::string>& words) {
   FilterRule rule;
   rule.text = "\"" + line + "\"";

@@ -1,4 +1,4 @@
-// What the kernel's settings do to a TCP connection.
+// Doctor checks of kernel settings that affect TCP connections.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ constexpr std::size_t kCoresForBbr = 32;
 // Both sides' buffers of one lane hold this much before they hold up a LAN of 100 Gbit/s.
 constexpr std::uint64_t kLeastBuffer = 4 * kMiB;
 constexpr std::uint64_t kWantedBuffer = 64 * kMiB;
-constexpr std::uint64_t kLeastPipe = 256 * kKiB;  // that the library lends pages through
+constexpr std::uint64_t kLeastPipe = 256 * kKiB;  // for zero-copy sends
 
 struct Algorithms {
   std::string usual;                 // the kernel's default
@@ -41,7 +41,7 @@ Result<Algorithms> ReadAlgorithms(SystemView* system) {
   FERRY_TRY_ASSIGN(const std::string usual, system->ReadFile(SysctlPath(kDefaultAlgorithm)));
   const auto words = WordsOf(usual);
   if (words.size() != 1) {
-    return Error(Code::kCorrupt, fmt::format("{} is \"{}\", which is no name", kDefaultAlgorithm,
+    return Error(Code::kCorrupt, fmt::format("{} is \"{}\", which is not a name", kDefaultAlgorithm,
                                              usual.substr(0, 60)));
   }
   algorithms.usual = words.front();
@@ -67,7 +67,7 @@ std::string CommandToAllow(const Algorithms& algorithms, const std::string& name
   return fmt::format("{}sysctl -w {}='{}'", load, kAllowedAlgorithms, Joined(allowed));
 }
 
-// Of a name that FERRY_CONGESTION_CONTROL gives.
+// Checks a name given by FERRY_CONGESTION_CONTROL.
 Check CheckChosen(const Visit& visit, const Algorithms& algorithms, Check check) {
   const std::string& chosen = visit.config.congestion_control;
   check.evidence += fmt::format("; FERRY_CONGESTION_CONTROL={}", chosen);
@@ -123,7 +123,7 @@ double LinkRate(const Visit& visit) {
   return fastest;
 }
 
-// Twice what is under way in a round trip, because the kernel counts its own overhead, too.
+// Twice the bytes in flight in a round trip, because the kernel also counts its own overhead.
 std::uint64_t WantedBuffer(const Visit& visit) {
   const double under_way = LinkRate(visit) * visit.rtt_us * 1e-6;
   return std::max(kLeastBuffer, static_cast<std::uint64_t>(2 * under_way));
@@ -174,7 +174,7 @@ Check CheckSocketBuffers(const Visit& visit) {
   if (!send) return Skipped(id, send.error());
   const std::uint64_t wanted = WantedBuffer(visit);
   Check check{id, Verdict::kOk,
-              fmt::format("autotuning up to {} for receiving, {} for sending; {} wanted",
+              fmt::format("autotuning up to {} for receiving, {} for sending; {} recommended",
                           FormatSize(*receive), FormatSize(*send), FormatSize(wanted)),
               ""};
   const std::uint64_t target = std::max(kWantedBuffer, wanted);
@@ -211,10 +211,11 @@ Check CheckTcpOptions(const Visit& visit) {
     const char* effect;
   };
   constexpr std::array kOptions = {
-      Option{"net.ipv4.tcp_window_scaling", Verdict::kWarning, "no more than 64 KiB under way"},
-      Option{"net.ipv4.tcp_sack", Verdict::kWarning, "one lost packet sends many again"},
+      Option{"net.ipv4.tcp_window_scaling", Verdict::kWarning, "at most 64 KiB in flight"},
+      Option{"net.ipv4.tcp_sack", Verdict::kWarning, "one lost packet makes TCP retransmit many"},
       Option{"net.ipv4.tcp_timestamps", Verdict::kNote,
-             "round trips are measured more coarsely, sequence numbers wrap unguarded (RFC 7323)"},
+             "round trips are measured more coarsely, and wrapped sequence numbers go undetected "
+             "(RFC 7323)"},
   };
   Check check{"tcp_options", Verdict::kOk, "", ""};
   std::string assignments;
@@ -241,7 +242,7 @@ Check CheckSlowStart(const Visit& visit) {
   if (*value == 0) return check;
   check.verdict = Verdict::kNote;
   check.evidence +=
-      ": a lane that was idle begins slowly again, which shows in bursts over long "
+      ": a lane that was idle restarts in slow start, which slows bursts over long "
       "round trips";
   check.mend = fmt::format("sysctl -w {}=0", kName);
   return check;
@@ -258,7 +259,7 @@ Check CheckLentPages(const Visit& visit) {
   if (most) check.evidence = fmt::format("{} {}; ", kName, FormatSize(*most));
   const Status lent = visit.system->LendPages();
   if (lent) {
-    check.evidence += "pages can be lent to a pipe";
+    check.evidence += "zero-copy sends are available: pages can be spliced into a pipe";
     return check;
   }
   check.verdict = visit.config.gift == "on" ? Verdict::kWarning : Verdict::kNote;

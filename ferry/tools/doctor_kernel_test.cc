@@ -1,3 +1,5 @@
+// Tests of the doctor's checks of TCP and kernel settings.
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -122,7 +124,7 @@ TEST(DoctorSocketBuffers, SmallOnesAreLifted) {
             "net.ipv4.tcp_wmem='4096 65536 67108864'");
 }
 
-// 100 Gbit/s and 10 ms: 125 MB are under way.
+// 100 Gbit/s and 10 ms: 125 MB are in flight.
 TEST(DoctorSocketBuffers, MoreIsWantedFarAway) {
   FakeSystem system;
   Visit visit = VisitAlone(&system);

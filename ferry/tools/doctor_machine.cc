@@ -1,3 +1,5 @@
+// Implements the doctor's view of the real machine: routes, connects, limits and clock.
+
 #include "ferry/tools/doctor_machine.h"
 
 #include <fcntl.h>
@@ -125,13 +127,14 @@ Result<ClockState> Machine::Clock() {
 Status Machine::LendPages() {
   auto pipe = net::tcp::GiftPipe::Create();
   if (!pipe) {
-    return Error(Code::kUnsupported, "the kernel gives no pipe of 256 KiB to lend pages through");
+    return Error(Code::kUnsupported, "the kernel provides no pipe of 256 KiB for zero-copy sends");
   }
   std::array<char, 64> bytes{};
   const iovec piece{.iov_base = bytes.data(), .iov_len = bytes.size()};
   if (pipe->Fill(std::span(&piece, 1)) < 0) {
-    return Error(Code::kUnsupported, fmt::format("pages cannot be lent to a pipe: vmsplice: {}",
-                                                 std::generic_category().message(errno)));
+    return Error(Code::kUnsupported,
+                 fmt::format("pages cannot be spliced into a pipe: vmsplice: {}",
+                             std::generic_category().message(errno)));
   }
   return Ok();
 }

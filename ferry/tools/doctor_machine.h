@@ -1,3 +1,4 @@
+// Factory of the doctor's view of the real machine.
 #pragma once
 #include <memory>
 

@@ -37,7 +37,7 @@ bool IsWord(const std::string& text, const char* word) {
   return ::strcasecmp(text.c_str(), word) == 0;
 }
 
-// What ldconfig(8) knows: "	libm.so.6 (libc6,x86-64) => /lib/libm.so.6".
+// Parses the output of ldconfig(8): "     libm.so.6 (libc6,x86-64) => /lib/libm.so.6".
 std::optional<std::string> InLoaderCache(const NcclSetup& setup, const std::string& name) {
   const auto cache = setup.system->Run({"ldconfig", "-p"}, setup.deadline);
   if (!cache) return std::nullopt;
@@ -115,7 +115,7 @@ std::string TextOf(const GlibcVersion& version) {
   return fmt::format("{}.{}", version.first, version.second);
 }
 
-// What the loader says that it lacks, without running anything of the library's.
+// The libraries that the loader cannot find, determined without running any code of the library.
 void AddLoading(const NcclSetup& setup, const std::string& path, Check* check) {
   // Programs are started without the user's variables; of these the loader needs one.
   std::vector<std::string> command = {"ldd", path};
@@ -237,7 +237,7 @@ Check CheckNcclPlugin(const NcclSetup& setup) {
   const auto path = PathOfPlugin(setup);
   if (!path) {
     check = {check.id, Verdict::kProblem,
-             fmt::format("there is no {}: NCCL goes on with its own sockets", name), use};
+             fmt::format("{} does not exist: NCCL falls back to its own sockets", name), use};
     return check;
   }
   check.evidence = *path;
@@ -245,7 +245,7 @@ Check CheckNcclPlugin(const NcclSetup& setup) {
   if (!state) {
     AddTo(&check, Verdict::kProblem, state.error().message());
   } else if (state->kind != PathState::Kind::kFile || !state->readable) {
-    AddTo(&check, Verdict::kProblem, "which is no file that may be read");
+    AddTo(&check, Verdict::kProblem, "which is not a readable file");
     check.mend = fmt::format("ls -ld {}", ShellWord(*path));
   } else if (state->noexec) {
     AddTo(&check, Verdict::kProblem, "on a mount with noexec, from where nothing can be loaded");

@@ -1,3 +1,5 @@
+// Doctor checks for libnccl-net-ferry.so as NCCL's network: library, machine and NCCL variables
+// (docs/nccl_net.md). They load no library.
 #pragma once
 #include <map>
 #include <optional>
@@ -9,23 +11,21 @@
 #include "ferry/tools/doctor_check.h"
 #include "ferry/tools/doctor_system.h"
 
-// What libnccl-net-ferry.so, as NCCL's network, wants of a machine and of NCCL's variables
-// (docs/nccl_net.md). Nothing is loaded for it.
 namespace ferry::tools {
 
-// What the checks have in common.
+// The inputs that the checks share.
 struct NcclSetup {
   SystemView* system = nullptr;
   Config config;
   std::map<std::string, std::string> environment;
   Deadline deadline;
 
-  // An empty variable is none.
+  // The value of an environment variable; an empty one counts as unset.
   std::optional<std::string> Variable(const std::string& name) const;
 };
 
-// All of it where the user asked for it or a variable of NCCL's names a plugin, and one harmless
-// check elsewhere.
+// Runs all checks if the user asked for them or a variable of NCCL's names a plugin; otherwise one
+// check that is skipped or harmless.
 std::vector<Check> CheckNccl(SystemView* system, const Config& config, bool asked,
                              Deadline deadline);
 

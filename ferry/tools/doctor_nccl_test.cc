@@ -1,3 +1,5 @@
+// Tests of the doctor's checks for the NCCL plugin.
+
 #include "ferry/tools/doctor_nccl.h"
 
 #include <gmock/gmock.h>
@@ -60,7 +62,7 @@ TEST(DoctorNccl, APluginThatIsNotThereIsAProblem) {
   system.environment["NCCL_NET_PLUGIN"] = "/nowhere/p.so";
   const Check check = CheckNcclPlugin(NcclSetupOf(&system));
   EXPECT_EQ(check.verdict, Verdict::kProblem);
-  EXPECT_THAT(check.evidence, HasSubstr("there is no /nowhere/p.so"));
+  EXPECT_THAT(check.evidence, HasSubstr("/nowhere/p.so does not exist"));
   system.environment["NCCL_NET_PLUGIN"] = "None";
   EXPECT_EQ(CheckNcclPlugin(NcclSetupOf(&system)).verdict, Verdict::kProblem);
 }

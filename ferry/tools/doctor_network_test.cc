@@ -1,3 +1,5 @@
+// Tests of the doctor's checks of routes, reachability, peer and links.
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// What `nft -j list ruleset` prints: libnftables-json(5).
+// Parses the output of `nft -j list ruleset`, libnftables-json(5).
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -149,7 +149,7 @@ bool IsPort(const Json& left) {
   return (protocol == "tcp" || protocol == "th") && Text(payload, "field") == "dport";
 }
 
-// Of anything but ports.
+// Conditions on anything but ports.
 Holds HoldsOf(const Json& left, const std::string& op, const std::vector<Json>& values) {
   const Json& payload = Member(left, "payload");
   const std::string protocol = Text(payload, "protocol");
@@ -266,7 +266,7 @@ Result<std::vector<FilterChain>> ParseNft(std::string_view text) {
   const Json& objects = Member(all, "nftables");
   if (!objects.is_array()) {
     return Error(Code::kCorrupt,
-                 fmt::format("nft printed {} bytes that are no list of rules", text.size()));
+                 fmt::format("nft printed {} bytes that are not a list of rules", text.size()));
   }
   Sets sets;
   std::vector<FilterChain> chains;

@@ -1,4 +1,4 @@
-// What this machine's paths, kernel and network interfaces are asked.
+// Reads facts about this machine's paths, kernel and network interfaces.
 #include <dirent.h>
 #include <fmt/core.h>
 #include <linux/ethtool.h>

@@ -1,4 +1,4 @@
-// What the process may have of the machine.
+// Doctor checks of the resources that this process may use.
 #include <fmt/core.h>
 #include <sys/resource.h>
 
@@ -15,8 +15,9 @@ constexpr std::uint64_t kLeastLocked = 64 * kMiB;
 constexpr std::uint64_t kLeastMemory = kGiB;
 constexpr std::uint64_t kLeastFiles = 256;
 constexpr std::uint64_t kWantedFiles = 4096;
-constexpr std::uint64_t kFilesPerLane = 3;  // a socket, and a pipe to lend pages through
-constexpr std::uint64_t kSlowLink = 1000;   // Mbit/s
+constexpr std::uint64_t kFilesPerLane =
+    3;  // a socket and the two ends of a pipe for zero-copy sends
+constexpr std::uint64_t kSlowLink = 1000;  // Mbit/s
 // cgroup v1 says "no limit" by the largest multiple of a page.
 constexpr std::uint64_t kNoMemoryLimit = std::uint64_t{1} << 60;
 

@@ -1,3 +1,5 @@
+// Tests of the doctor's checks of cores, memory, limits and clock.
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -1,3 +1,4 @@
+// Read-only interface through which `ferry doctor` looks at a machine; tests replace it.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -13,14 +14,14 @@
 
 namespace ferry::tools {
 
-// A program that has ended.
+// The result of a program that has ended.
 struct CommandEnd {
   int exit_code = -1;  // 128 plus the signal that ended it
   std::string out;
   std::string err;
 };
 
-// The way that packets to an address take from here.
+// The route of packets from this machine to an address.
 struct Route {
   std::string interface;
   std::string source;   // address
@@ -29,7 +30,7 @@ struct Route {
   int mtu = 0;          // of the path, as far as the kernel knows it; 0: unknown
 };
 
-// What became of a TCP connect.
+// The outcome of a TCP connect.
 struct Dialed {
   net::Address at;
   int error = 0;         // an errno; 0: connected, ETIMEDOUT: no answer
@@ -49,7 +50,7 @@ struct ClockState {
   std::int64_t max_error_us = 0;
 };
 
-// What stands at a path, and what this process may do with it.
+// The file type at a path, and this process's permissions for it.
 struct PathState {
   enum class Kind { kFile, kFolder, kSocket, kOther };
 
@@ -59,21 +60,22 @@ struct PathState {
   bool noexec = false;  // the mount that it is on lets nothing be executed (mount(8))
 };
 
-// What ethtool(8) shows of an interface.
+// Facts that ethtool(8) shows for an interface.
 struct NicSwitches {
   std::map<std::string, bool> private_flags;  // of its driver; most have none
-  std::optional<bool> ntuple;                 // filters by addresses and ports; not told: nothing
+  std::optional<bool>
+      ntuple;  // filtering by addresses and ports; empty if the driver does not report it
 };
 
-// The machine, as `ferry doctor` looks at it: nothing here changes anything, and everything ends
-// by its deadline. One thread. Tests have a machine of their own making in its place.
+// The machine as `ferry doctor` reads it. No call changes anything, and every call returns by its
+// deadline. For one thread. Tests substitute a fake machine.
 class SystemView {
  public:
   virtual ~SystemView() = default;
 
   // A file of /proc or /sys, up to 1 MiB of it, without the line end. Errors: as ErrnoError.
   virtual Result<std::string> ReadFile(const std::string& path) = 0;
-  // Links are followed. Errors: as ErrnoError.
+  // Follows symbolic links. Errors: as ErrnoError.
   virtual Result<PathState> StateOf(const std::string& path) = 0;
   // Names in a folder, sorted. Errors: as ErrnoError.
   virtual Result<std::vector<std::string>> List(const std::string& folder) = 0;
@@ -90,16 +92,16 @@ class SystemView {
                                                     Deadline deadline) = 0;
   // Errors: as ErrnoError, kPeerLost where there is no route.
   virtual Result<Route> RouteTo(const net::Address& numeric) = 0;
-  // Connects to all at once and closes again; one answer for each.
+  // Connects to all addresses in parallel and closes the sockets; one outcome per address.
   virtual std::vector<Dialed> Dial(const std::vector<net::Address>& numeric, Deadline deadline) = 0;
-  // What peers are told.
+  // The local addresses that peers are told.
   virtual std::vector<net::LocalAddress> Addresses() = 0;
   // Whether this process may choose a congestion control that the kernel has loaded.
   virtual bool MayUse(const std::string& congestion_control) = 0;
-  // Whether a TCP socket has the option of SOL_SOCKET by which fragments of device memory are given
-  // back; asked by giving back none. Errors: as ErrnoError.
+  // Whether TCP sockets have the SOL_SOCKET option that returns fragments of device memory; tested
+  // by returning none. Errors: as ErrnoError.
   virtual Result<bool> TakesTokens(int option) = 0;
-  // Errors: as ErrnoError where there is no such interface, or it cannot be asked.
+  // Errors: as ErrnoError if the interface does not exist or cannot be queried.
   virtual Result<NicSwitches> SwitchesOf(const std::string& interface) = 0;
 
   // RLIMIT_*; numbers are kUnlimited where nothing limits.
@@ -108,7 +110,8 @@ class SystemView {
   virtual std::vector<int> Cores() = 0;
   // Errors: as ErrnoError.
   virtual Result<ClockState> Clock() = 0;
-  // Whether pages can be lent to a pipe (vmsplice). Errors: kUnsupported with the reason.
+  // Tests whether pages can be spliced into a pipe (vmsplice). Errors: kUnsupported with the
+  // reason.
   virtual Status LendPages() = 0;
   // Connects as a program that uses the library does. Errors: those of Endpoint::Connect.
   virtual Result<transfer::ConnectionInfo> Meet(const Config& config,

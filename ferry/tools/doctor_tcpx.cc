@@ -21,7 +21,8 @@ constexpr const char* kPrefixVariable = "NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX";
 constexpr const char* kPluginsPrefix = "/tmp";
 constexpr const char* kDaemonsFolder = "/run/tcpx";
 constexpr const char* kGpuSocket = "get_gpu_fd_";
-// What takes fragments back: the kernel that the plugin is for, and Linux since 6.12.
+// Kernels to which an application returns fragments: the one that the plugin is for, and Linux
+// since 6.12.
 constexpr int kTcpxTokenOption = 97;
 constexpr int kUpstreamTokenOption = 80;
 constexpr const char* kGpuFolder = "/proc/driver/nvidia/gpus";
@@ -102,7 +103,7 @@ void AddSocket(const TcpxSetup& setup, const std::string& path, Check* check) {
   if (!state) {
     AddTcpxFinding(Verdict::kProblem, state.error().message(), check);
   } else if (state->kind != PathState::Kind::kSocket) {
-    AddTcpxFinding(Verdict::kProblem, fmt::format("{} is no socket", path), check);
+    AddTcpxFinding(Verdict::kProblem, fmt::format("{} is not a socket", path), check);
   } else if (!state->writable) {
     AddTcpxFinding(Verdict::kProblem, fmt::format("{} may not be connected to", path), check);
     AddTcpxMend(fmt::format("chmod a+w {}", ShellWord(path)), check);
@@ -226,7 +227,7 @@ Check CheckTcpxPlugin(const TcpxSetup& setup) {
       plugin.origin.empty() ? plugin.path : fmt::format("{}, by {}", plugin.path, plugin.origin);
   const std::string word = ShellWord(plugin.path);
   if (state->kind != PathState::Kind::kFile) {
-    AddTcpxFinding(Verdict::kProblem, "which is no file", &check);
+    AddTcpxFinding(Verdict::kProblem, "which is not a file", &check);
     AddTcpxMend(fmt::format("ls -ld {}", word), &check);
   } else if (!state->readable) {
     AddTcpxFinding(Verdict::kProblem, "which may not be read", &check);

@@ -1,3 +1,6 @@
+// Doctor checks for Google's GPUDirect-TCPX plugin (3.1.9): machine and settings, in the order of
+// docs/tcpx.md. They do not load the plugin, because only its first start in a process takes
+// effect.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -9,14 +12,13 @@
 #include "ferry/tools/doctor_check.h"
 #include "ferry/tools/doctor_system.h"
 
-// What Google's GPUDirect-TCPX plugin (3.1.9) wants of a machine and its settings, as docs/tcpx.md
-// has it in order. The plugin is not loaded for it: its first start is the only one that counts.
 namespace ferry::tools {
 
-// By which a user names the file of a network plugin; net::plugin::kUcclPluginVariable is another.
+// The variable with which a user names the file of a network plugin;
+// net::plugin::kUcclPluginVariable is another.
 inline constexpr const char* kPluginVariable = "FERRY_NET_PLUGIN";
 
-// What the checks have in common.
+// The inputs that the checks share.
 struct TcpxSetup {
   SystemView* system = nullptr;
   std::map<std::string, std::string> environment;
@@ -24,13 +26,13 @@ struct TcpxSetup {
   std::vector<std::string> interfaces;  // that the plugin takes, sorted as it does
   std::vector<std::string> gpus;        // PCI addresses: "0000:04:00.0"
 
-  // An empty variable is none.
+  // The value of an environment variable; an empty one counts as unset.
   std::optional<std::string> Variable(const std::string& name) const;
 };
 TcpxSetup TcpxSetupOf(SystemView* system);
 
-// All of it where the user asked for it or there is a plugin, and one harmless check elsewhere.
-// `others`: what has been found before, for what is not looked at twice.
+// Runs all checks if the user asked for them or a plugin is configured; otherwise one harmless
+// check. `others` are the findings so far; facts in them are not checked twice.
 std::vector<Check> CheckTcpx(SystemView* system, bool asked, const std::vector<Check>& others,
                              Deadline deadline);
 
@@ -52,17 +54,17 @@ Check CheckTcpxLimits(const TcpxSetup& setup, const std::vector<Check>& others);
 
 // ---- what they share ----------------------------------------------------------------------------
 
-// Interfaces that a list of NCCL's takes: prefixes, "=" before the list: whole names, "^": all but
-// these. In the order of the names.
+// The interfaces that a list in NCCL's syntax selects: entries are prefixes; a leading "=" means
+// whole names, "^" all except these. Sorted by name.
 std::vector<std::string> TcpxMatches(const std::string& list,
                                      const std::vector<std::string>& interfaces);
 // The list's entries, without "^" and "=".
 std::vector<std::string> TcpxEntries(const std::string& list);
-// Bytes; nothing where it is not set, or no number above 0.
+// The chunk size in bytes; nothing if it is not set or is not a number above 0.
 std::optional<std::uint64_t> TcpxChunkSize(const TcpxSetup& setup);
-// Makes the check as grave as this at least, and adds to its evidence.
+// Raises the check's verdict to at least this one and appends to its evidence.
 void AddTcpxFinding(Verdict verdict, const std::string& text, Check* check);
-// Adds a command to those that the check has.
+// Appends a command to the check's fixes.
 void AddTcpxMend(const std::string& command, Check* check);
 
 }  // namespace ferry::tools

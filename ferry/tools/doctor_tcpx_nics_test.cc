@@ -1,3 +1,5 @@
+// Tests of the doctor's checks of network interfaces for GPUDirect-TCPX.
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

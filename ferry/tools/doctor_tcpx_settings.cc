@@ -70,14 +70,14 @@ void AddSysctl(const TcpxSetup& setup, const WantedSysctl& wanted, Check* check)
   for (std::size_t i = 0; fine && i < values.size(); ++i) {
     fine = wanted.more_is_fine ? values[i] >= wanted.values[i] : values[i] == wanted.values[i];
   }
-  // What is more already stays.
+  // Larger values stay.
   for (std::size_t i = 0; wanted.more_is_fine && i < std::min(values.size(), target.size()); ++i) {
     target[i] = std::max(target[i], values[i]);
   }
   const std::string is = NumbersText(values);
   if (fine) return AddTcpxFinding(Verdict::kOk, fmt::format("{} {}", wanted.name, is), check);
   AddTcpxFinding(Verdict::kWarning,
-                 fmt::format("{} {}, {} wanted", wanted.name, is, NumbersText(wanted.values)),
+                 fmt::format("{} {}, {} recommended", wanted.name, is, NumbersText(wanted.values)),
                  check);
   const char* const quote = wanted.values.size() > 1 ? "'" : "";
   check->mend += fmt::format("{}{}={}{}{}", check->mend.empty() ? "sysctl -w " : " ", wanted.name,
@@ -105,7 +105,7 @@ Check CheckTcpxChunkSize(const TcpxSetup& setup) {
   const auto chunk = TcpxChunkSize(setup);
   if (!chunk) {
     check.verdict = Verdict::kProblem;
-    check.evidence = text ? fmt::format("{}={} is no size above 0", kChunkVariable, *text)
+    check.evidence = text ? fmt::format("{}={} is not a size above 0", kChunkVariable, *text)
                           : fmt::format("{} is not set", kChunkVariable);
     check.evidence += ": the plugin can send nothing";
   } else {
@@ -125,7 +125,7 @@ Check CheckTcpxChunkSize(const TcpxSetup& setup) {
 Check CheckTcpxSetupWait(const TcpxSetup& setup) {
   Check check{"tcpx_setup_wait", Verdict::kOk, "", ""};
   const auto text = setup.Variable(kWaitVariable);
-  // What is no number is the default to the plugin.
+  // The plugin uses its default for a value that is not a number.
   const std::uint64_t wait = (text ? NumberIn(*text) : std::nullopt).value_or(kDefaultWait);
   check.evidence = fmt::format("each accept waits {:.2f} s for its flow rules ({} {})",
                                static_cast<double>(wait) / 1e6, kWaitVariable,

@@ -1,3 +1,5 @@
+// Tests of the doctor's checks of plugin, daemon and settings for GPUDirect-TCPX.
+
 #include "ferry/tools/doctor_tcpx.h"
 
 #include <gmock/gmock.h>
@@ -181,7 +183,7 @@ TEST(DoctorTcpxDaemon, MustHaveAllSocketsAndLetThisProcessConnect) {
   EXPECT_EQ(refused.verdict, Verdict::kProblem);
   EXPECT_EQ(refused.mend, "chmod a+w /run/tcpx/rx_rule_manager");
   machine.system.states["/run/tcpx/rx_rule_manager"] = PathState{.readable = true};
-  EXPECT_THAT(CheckTcpxDaemon(SetupOf(&machine)).evidence, HasSubstr("is no socket"));
+  EXPECT_THAT(CheckTcpxDaemon(SetupOf(&machine)).evidence, HasSubstr("is not a socket"));
 }
 
 TEST(DoctorTcpxDaemon, IsWarnedOfWithoutAPoolInAGpuAndAProblemWithoutAny) {

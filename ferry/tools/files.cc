@@ -1,3 +1,5 @@
+// Implements mapped input files, received files and their checksums.
+
 #include "ferry/tools/files.h"
 
 #include <fcntl.h>
@@ -48,7 +50,7 @@ Result<std::string> BaseNameOf(std::string_view path) {
   const bool usable =
       !name.empty() && name != "." && name != ".." && name.find('\0') == std::string::npos;
   if (usable) return name;
-  return Error(Code::kInvalidArgument, fmt::format("\"{}\" is no name for a file", path));
+  return Error(Code::kInvalidArgument, fmt::format("\"{}\" is not a valid file name", path));
 }
 
 std::string Sha256(std::span<const std::byte> bytes) {

@@ -1,3 +1,4 @@
+// Files of `ferry transfer`: safe names, mapped input, atomic output and SHA-256.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,20 +12,20 @@
 
 namespace ferry::tools {
 
-// What a file that a peer names may be called here: the last part of its path. Errors:
+// The local name of a file that a peer names: the last component of its path. Errors:
 // kInvalidArgument for a name without one ("", "a/", "..").
 Result<std::string> BaseNameOf(std::string_view path);
 
 // 64 lowercase hex digits.
 std::string Sha256(std::span<const std::byte> bytes);
 
-// An existing file, mapped for reading.
+// An existing file, mapped for reading. The mapping lives as long as the object.
 class SourceFile {
  public:
   // Errors: kInvalidArgument (not a regular file), kRefused (no permission).
   static Result<SourceFile> Open(const std::string& path);
 
-  // Not writable in spite of the type, which is that of registered memory. Empty for an empty file.
+  // Read-only despite the type, which registration requires. Empty for an empty file.
   std::span<std::byte> bytes() const noexcept { return bytes_; }
 
  private:
@@ -35,8 +36,8 @@ class SourceFile {
   std::span<std::byte> bytes_;
 };
 
-// A file that is being received: without a name until it is whole, so that nothing is left where
-// the process ends before; on file systems that cannot do that, under a temporary one.
+// A file that is being received. It has no name until it is complete, so that an aborted process
+// leaves nothing behind; on file systems without that feature it has a temporary name.
 class IncomingFile {
  public:
   // `name`: from BaseNameOf. Errors: kUnavailable (no space), kRefused (no permission).
@@ -44,13 +45,13 @@ class IncomingFile {
                                      std::uint64_t size);
   IncomingFile(IncomingFile&& other) = default;
   IncomingFile& operator=(IncomingFile&&) = delete;
-  // What was not kept goes.
+  // Deletes the file unless Keep() has succeeded.
   ~IncomingFile();
 
   std::span<std::byte> bytes() const noexcept { return bytes_; }
-  // Waits until it is on the disk.
+  // Blocks until the bytes are on disk.
   Status Flush();
-  // Gives it its name, in place of a file that has that already.
+  // Gives the file its name and replaces an existing file of that name.
   Status Keep();
 
  private:
@@ -67,8 +68,8 @@ class IncomingFile {
   std::span<std::byte> bytes_;
 };
 
-// Whether files can be put into a folder. Errors: kInvalidArgument (there is none), kRefused (no
-// permission).
+// Whether files can be created in a folder. Errors: kInvalidArgument (it does not exist), kRefused
+// (no permission).
 Status CheckFolder(const std::string& path);
 
 }  // namespace ferry::tools

@@ -1,3 +1,5 @@
+// Tests of file names, mapped files and received files.
+
 #include "ferry/tools/files.h"
 
 #include <fcntl.h>

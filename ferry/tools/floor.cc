@@ -1,3 +1,5 @@
+// Implements the plain-socket copy that transfers are compared with.
+
 #include "ferry/tools/floor.h"
 
 #include <fcntl.h>
@@ -331,7 +333,7 @@ Result<FloorSockets> FloorListener::Accept(const Config& config, std::size_t cou
         RecvAll(socket.get(), std::as_writable_bytes(std::span(&hello, 1)), sizeof hello);
     const bool ours =
         heard && hello.token == token_.bytes && hello.index < count && !floor.sockets_[hello.index];
-    if (!ours) continue;  // a stranger on our port
+    if (!ours) continue;  // an unknown peer on our port
     floor.sockets_[hello.index] = std::move(socket);
     --left;
   }

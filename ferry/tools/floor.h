@@ -1,3 +1,8 @@
+// The floor that transfers are compared with: the simplest fast copy between the same two
+// processes, over as many sockets as the connection has bulk lanes, with the same socket options.
+// It has one thread per socket and side; each moves its contiguous share of the buffer with
+// blocking calls, directly between the two buffers. It does not scatter, fail over, check or
+// cancel.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,24 +17,20 @@
 #include "ferry/core/result.h"
 #include "ferry/net/address.h"
 
-// What Tensorferry is measured against: the plainest fast copy between the same two processes, with
-// as many sockets as the connection has lanes for bulk, with their options. One thread per socket
-// and side; each moves its contiguous share of the buffer by blocking calls, straight between the
-// two buffers. Nothing in it can be scattered, fail over, be checked or be cancelled.
 namespace ferry::tools {
 
-// Transfers of the whole buffer, one after another.
+// A sequence of transfers of the whole buffer.
 struct FloorRun {
   // How the two sides keep in step, by one byte per transfer and socket: the receiver acknowledges,
   // as it does for a write, or asks, as for a read.
   bool asked_for = false;
   std::uint64_t count = 1;
-  std::uint64_t depth = 1;  // transfers that the sender may be ahead
+  std::uint64_t depth = 1;  // transfers by which the sender may be ahead
   std::uint64_t chunk = 0;  // bytes per system call
 };
 
-// One side's connected sockets. All calls block, and fail when nothing happens for long. Errors:
-// kPeerLost, kTimedOut.
+// One side's connected sockets. All calls block, and fail after a long time without progress.
+// Errors: kPeerLost, kTimedOut.
 class FloorSockets {
  public:
   // `config` gives buffer sizes and congestion control. Connects; the other side accepts.
@@ -39,7 +40,7 @@ class FloorSockets {
   Status Produce(std::span<const std::byte> buffer, const FloorRun& run);
   Status Consume(std::span<std::byte> buffer, const FloorRun& run);
 
-  // Messages of 8 bytes to and fro on the first socket. `spin`: polls in place of sleeping.
+  // Exchanges messages of 8 bytes on the first socket. `spin`: polls instead of sleeping.
   struct Pings {
     std::uint64_t count = 1;
     bool spin = false;
@@ -58,14 +59,14 @@ class FloorSockets {
   std::vector<UniqueFd> sockets_;
 };
 
-// Where the other side's sockets arrive, on a port of its own.
+// Listens for the other side's sockets on a separate port.
 class FloorListener {
  public:
   // Errors: kUnavailable (ports taken).
   static Result<FloorListener> Open(const Config& config, const std::string& host);
 
   std::uint16_t port() const noexcept { return port_; }
-  // What a socket must bring to be ours.
+  // The token by which an accepted socket is recognised as the other side's.
   const Uuid& token() const noexcept { return token_; }
   Result<FloorSockets> Accept(const Config& config, std::size_t count, Deadline deadline);
 

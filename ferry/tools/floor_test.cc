@@ -1,3 +1,5 @@
+// Tests of the plain-socket copy.
+
 #include "ferry/tools/floor.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// GPU memory paired with pinned host memory, for tools that fill and check it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,24 +12,25 @@
 
 namespace ferry::tools {
 
-// GPU memory with as much pinned host memory beside it, by which its bytes come and go. One thread.
+// GPU memory with pinned host memory of the same size, through which its bytes are copied. For one
+// thread.
 class GpuMirror {
  public:
   GpuMirror() = default;
   GpuMirror(GpuMirror&&) = default;
   GpuMirror& operator=(GpuMirror&& other) noexcept;
   ~GpuMirror() = default;
-  // `choice` is no host memory. Errors: those of MemoryChoice::Open(), kUnavailable for more than
-  // there is.
+  // `choice` must name a GPU. Errors: those of MemoryChoice::Open(), kUnavailable if memory is
+  // short.
   static Result<GpuMirror> Allocate(MemoryChoice choice, std::uint64_t bytes, const Config& config);
 
   explicit operator bool() const noexcept { return static_cast<bool>(device_); }
-  // What is transferred, from a page's beginning on, as plugins want it; not for the CPU.
+  // The GPU memory to transfer, page-aligned as plugins require; the CPU must not access it.
   std::span<std::byte> device() const noexcept;
   std::span<std::byte> host() const noexcept { return host_.bytes(); }
 
-  // Of `bytes` from `at` on, from host() to device() or back; returns when they are there. Errors:
-  // those of DeviceApi::Wait().
+  // Copies `bytes` bytes at offset `at` from host() to device() or back; blocks until they are
+  // there. Errors: those of DeviceApi::Wait().
   Status Move(cuda::CopyKind kind, std::uint64_t at, std::uint64_t bytes);
 
  private:

@@ -1,3 +1,5 @@
+// Tests of GPU memory with pinned host memory beside it.
+
 #include "ferry/tools/gpu_mirror.h"
 
 #include <gtest/gtest.h>

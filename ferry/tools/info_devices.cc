@@ -1,3 +1,5 @@
+// Collects and prints the facts about GPUs for `ferry info`.
+
 #include "ferry/tools/info_devices.h"
 
 #include <fmt/core.h>

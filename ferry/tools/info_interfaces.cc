@@ -1,3 +1,5 @@
+// Collects and prints the facts about network interfaces for `ferry info`.
+
 #include <fmt/core.h>
 #include <ifaddrs.h>
 #include <linux/ethtool.h>

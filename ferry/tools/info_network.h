@@ -1,3 +1,4 @@
+// The network sections of `ferry info`, as JSON and as text.
 #pragma once
 #include <string>
 
@@ -5,7 +6,6 @@
 #include "ferry/core/result.h"
 #include "ferry/tools/json.h"
 
-// What `ferry info` tells of the network, as JSON and as the lines made from it.
 namespace ferry::tools {
 
 // Every IP address of this machine: its interface, state, MTU (bytes) and speed (Mbit/s; null where

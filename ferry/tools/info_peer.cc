@@ -1,3 +1,5 @@
+// Connects to an endpoint and reports its lanes for `ferry info --peer`.
+
 #include <fmt/core.h>
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Loads a NCCL network plugin and reports its facts for `ferry info`.
+
 #include "ferry/tools/info_plugin.h"
 
 #include <fmt/core.h>

@@ -1,12 +1,12 @@
+// The NCCL plugin section of `ferry info`, as JSON and as text.
 #pragma once
 #include "ferry/core/config.h"
 #include "ferry/tools/json.h"
 
-// What `ferry info` tells of a NCCL network plugin, as JSON and as the lines made from it.
 namespace ferry::tools {
 
-// Loads and starts the plugin that was asked for: its facts, or why it cannot be used. Null where
-// none was.
+// Loads and initialises the configured plugin and returns its facts, or the reason why it cannot be
+// used. Null if none is configured.
 Json PluginInfo(const Config& config);
 void PrintPlugin(const Json& plugin);
 

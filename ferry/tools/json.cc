@@ -1,3 +1,5 @@
+// Implements parsing and field access of JSON from other processes.
+
 #include "ferry/tools/json.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// JSON from and for other processes, with errors as values.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace ferry::tools {
 
-// For text from another process: no exceptions. Errors of all: kCorrupt.
+// Parses text from another process without exceptions. Errors of all functions here: kCorrupt.
 Result<Json> ParseJson(std::string_view text);
 Result<std::uint64_t> NumberField(const Json& object, const char* name);
 // Errors: kInvalidArgument, too.
@@ -21,16 +22,16 @@ Result<std::uint64_t> BoundedField(const Json& object, const char* name, std::ui
 Result<double> RealField(const Json& object, const char* name);
 Result<std::string> TextField(const Json& object, const char* name);
 Result<std::vector<std::byte>> BytesField(const Json& object, const char* name);  // of ToHex
-// False where there is none.
+// A boolean field; false if it is missing.
 bool FlagField(const Json& object, const char* name);
 
-// On one line; bytes that are no UTF-8 are replaced.
+// The JSON text on one line; bytes that are not UTF-8 are replaced.
 std::string DumpJson(const Json& value);
 std::string ToHex(std::span<const std::byte> bytes);
 
 // {"error": {"code": ..., "message": ...}}
 Json ErrorToJson(const Error& error);
-// The inverse: the error that the message reports, or Ok.
+// The inverse of the above: the error that the message reports, or Ok.
 Status ErrorFromJson(const Json& message);
 
 }  // namespace ferry::tools

@@ -1,3 +1,5 @@
+// Helpers that describe the buffers and the name of a kernel benchmark case.
+
 #include "ferry/tools/kernel_case.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Cases of `ferry kernel-bench`: one function per op makes its cases.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,16 +12,15 @@
 #include "ferry/kernels/error_bound.h"
 #include "ferry/kernels/tensor.h"
 
-// What `ferry kernel-bench` measures: one function for each op makes its cases.
 namespace ferry::tools {
 
 struct KernelBuffer {
   enum class Holds : unsigned char {
-    kNumbers,  // random ones, in [-1, 1)
-    kLogits,   // bfloat16; random ones as models have them: normal, with a deviation of 3
-    kResults,  // of the op, which must write all of them
+    kNumbers,  // random numbers in [-1, 1)
+    kLogits,   // bfloat16 random numbers as models produce them: normal, standard deviation 3
+    kResults,  // results of the op, which must write all of them
     kTable,    // `table`
-    kScratch,  // nothing that counts
+    kScratch,  // contents are not checked
   };
   Holds holds = Holds::kNumbers;
   kernels::DType dtype = kernels::DType::kBfloat16;  // of numbers
@@ -29,17 +29,17 @@ struct KernelBuffer {
   std::vector<std::byte> table;
 };
 
-// Addresses of a case's buffers, in their order.
+// Addresses of a case's buffers, in the order in which they were added.
 using KernelAddresses = std::span<void* const>;
 
-// Some of a case's units, which do not depend on each other: rows, tokens, sequences or queries.
+// A range of a case's independent units: rows, tokens, sequences or queries.
 struct KernelUnits {
   std::int64_t first = 0;
   std::int64_t count = 0;
 };
 
-// Where a case is to run: on a device's stream as a whole or, to say what is right, some of its
-// units on the CPU, which finds their memory by `memory`.
+// Where a case runs: as a whole on a device's stream or, to compute the reference, some of its
+// units on the CPU, which finds their memory through `memory`.
 struct KernelStream {
   cuda::DeviceApi* api = nullptr;
   cuda::StreamRef stream = cuda::StreamRef::Foreign(0, nullptr);
@@ -47,7 +47,7 @@ struct KernelStream {
   KernelUnits units = {};                  // likewise
 
   bool on_cpu() const noexcept { return memory != nullptr; }
-  // Of a tensor whose first size counts units, those that are meant.
+  // The selected units of a tensor whose first size counts units; on a device the whole tensor.
   kernels::Tensor Of(const kernels::Tensor& tensor) const {
     return on_cpu() ? RowsOf(tensor) : tensor;
   }
@@ -77,9 +77,10 @@ struct KernelCase {
   std::int64_t units = 0;           // 0: no form for the CPU says what is right
   std::int64_t units_checked = 16;  // in a row, at each place that is looked at
   kernels::Roundings roundings;
-  // The terms of each element of a unit, at most, where they are more than the element itself.
+  // An upper bound of the sum of term magnitudes of each element of a unit, if it exceeds the
+  // element itself.
   std::function<double(std::int64_t unit)> terms = nullptr;
-  // Puts the op on the stream. Called several times, first outside of any capture.
+  // Launches the op on the stream. Called several times, the first time outside any graph capture.
   std::function<Status(const KernelStream&, KernelAddresses)> launch;
 
   // These return the buffer's index.
@@ -100,7 +101,7 @@ struct KernelCase {
 
 // "rows=2048 cols=4096"
 std::string ShapeOf(const KernelCase& one);
-// "rms_norm bf16 rows=2048 cols=4096", and the variant behind it: no two cases have the same.
+// "rms_norm bf16 rows=2048 cols=4096", followed by the variant; unique among all cases.
 std::string NameOf(const KernelCase& one);
 
 struct KernelCaseOptions {
@@ -108,9 +109,10 @@ struct KernelCaseOptions {
   bool tiny = false;        // for machines without a GPU
 };
 
-// Of rows: fused_add_gelu, element_wise_mul_add, silu_and_mul, rms_norm, add_rms_norm.
+// Cases of the ops on rows: fused_add_gelu, element_wise_mul_add, silu_and_mul, rms_norm,
+// add_rms_norm.
 void AddRowCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases);
-// Of tokens: rope, store_kvcache, qk_norm_rope_store.
+// Cases of the ops on tokens: rope, store_kvcache, qk_norm_rope_store.
 void AddTokenCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases);
 // attention_decode, attention_prefill.
 void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases);

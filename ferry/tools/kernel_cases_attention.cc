@@ -1,3 +1,5 @@
+// Benchmark cases of the attention ops.
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -27,8 +29,8 @@ struct AttentionOfCase {
   std::int64_t head_size;
 };
 
-// Of the weights, which are rounded to the format before they are multiplied by values: see
-// TermsOfAttention().
+// The bound for the weights, which are rounded to the format before they are multiplied by values:
+// see TermsOfAttention().
 constexpr double kWeightRoundings = 6;
 
 KernelCase NewAttentionCase(const char* op, const AttentionOfCase& of) {
@@ -202,7 +204,7 @@ void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>
   for (const DecodeSize& size : decodes) {
     cases->push_back(DecodeCase({size.batch, size.tokens, 32, 8, 128}, size.page, options.facts));
   }
-  // Of 16384 tokens in all.
+  // Batches of 16384 tokens in total.
   const std::vector<std::int64_t> lengths =
       options.tiny ? std::vector<std::int64_t>{16} : std::vector<std::int64_t>{1024, 4096, 16384};
   for (const std::int64_t tokens : lengths) {

@@ -1,11 +1,12 @@
+// Benchmark cases of the ops on rows. Each tensor with as many rows as x counts once in the bytes;
+// weights and biases, which all rows share, do not count.
+
 #include "ferry/core/units.h"
 #include "ferry/kernels/elementwise/elementwise.h"
 #include "ferry/kernels/gated/gated.h"
 #include "ferry/kernels/rms_norm/rms_norm.h"
 #include "ferry/tools/kernel_case.h"
 
-// Ops on rows. Bytes: each tensor with as many rows as x counts once; weights and biases, which all
-// rows have in common, do not count.
 namespace ferry::tools {
 namespace {
 
@@ -132,7 +133,7 @@ KernelCase AddRmsNormCase(const RowsOfCase& of) {
 }  // namespace
 
 void AddRowCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases) {
-  // Of Qwen3-8B.
+  // Sizes of Qwen3-8B.
   const std::int64_t hidden = options.tiny ? 64 : 4096;
   const std::int64_t intermediate = options.tiny ? 96 : 12288;
   const std::vector<std::uint64_t> sizes =

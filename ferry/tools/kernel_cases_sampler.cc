@@ -1,3 +1,5 @@
+// Benchmark cases of sampling.
+
 #include <numeric>
 
 #include "ferry/kernels/sampler/sampler.h"
@@ -32,7 +34,8 @@ KernelCase SampleCase(std::int64_t rows, std::int64_t vocabulary, Draw draw) {
   const auto temperatures = one.AddTable(std::vector<float>(count, 0.6F));
   const auto top_k = one.AddTable(std::vector<std::int32_t>(count, 50));
   const auto top_p = one.AddTable(std::vector<float>(count, 0.9F));
-  // Of each row its own, as servers have them for requests: so the CPU can do any row by itself.
+  // Each row has its own parameters, as servers have for each request, so that the CPU can compute
+  // any row on its own.
   std::vector<std::int64_t> own(count);
   std::iota(own.begin(), own.end(), 1000);
   const auto seeds = one.AddTable(own);

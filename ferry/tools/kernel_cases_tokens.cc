@@ -1,3 +1,7 @@
+// Benchmark cases of the ops between a projection and attention. Heads that are read or written
+// count once in the bytes; positions, slots, weights and cosines, which all layers and heads
+// share, do not count.
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -10,8 +14,6 @@
 #include "ferry/kernels/store_kvcache/store_kvcache.h"
 #include "ferry/tools/kernel_case.h"
 
-// Ops between a projection and attention. Bytes: heads that are read or written count, each once.
-// Positions, slots, weights and the cosines, which all layers and heads have in common, do not.
 namespace ferry::tools {
 namespace {
 
@@ -226,7 +228,7 @@ void AddTokenCases(const KernelCaseOptions& options, std::vector<KernelCase>* ca
   const std::vector<std::int64_t> tokens = options.tiny
                                                ? std::vector<std::int64_t>{1, 16}
                                                : std::vector<std::int64_t>{1, 16, 256, 4096, 16384};
-  // Of Qwen3-8B and Qwen3-0.6B.
+  // Sizes of Qwen3-8B and Qwen3-0.6B.
   constexpr std::int64_t kKvHeads = 8;
   constexpr std::int64_t kHeads[] = {32, 16};
   const std::int64_t positions = options.tiny ? 32 : 40960;

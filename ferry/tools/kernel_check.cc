@@ -1,3 +1,5 @@
+// Compares the results of a benchmark case with the op's CPU form.
+
 #include "ferry/tools/kernel_check.h"
 
 #include <fmt/core.h>
@@ -19,7 +21,8 @@ namespace {
 
 using kernels::DType;
 
-// What the CPU has not written: no result of 2 bytes or more is likely to have these bytes.
+// Marks memory that the CPU form has not written: no result of 2 bytes or more is likely to equal
+// it.
 constexpr std::byte kUnwritten{0xa5};
 
 struct HostPiece {

@@ -1,3 +1,5 @@
+// Times cases in CUDA graphs over several sets of buffers and measures copy ceilings.
+
 #include "ferry/tools/kernel_runner.h"
 
 #include <fmt/core.h>
@@ -26,7 +28,7 @@ using kernels::DType;
 constexpr auto kKernelPatience = std::chrono::seconds(10);
 constexpr auto kWarmUp = std::chrono::milliseconds(300);
 constexpr std::size_t kLeastSamples = 20;
-constexpr std::size_t kBatch = 5;  // samples that are under way at once
+constexpr std::size_t kBatch = 5;  // samples in flight at once
 constexpr std::size_t kTinyBatch = 3;
 constexpr double kMostOverrun = 10;  // times the seconds asked for, whatever samples there are then
 constexpr std::size_t kMostSamples = 400;
@@ -115,7 +117,7 @@ struct KernelRunner::Slab {
   }
 };
 
-// What a case is measured with, and what its kernels may use for as long as they run.
+// The resources of a measurement; the kernels of a case may use them for as long as they run.
 struct KernelRunner::Measured {
   std::function<Status(const KernelStream&, KernelAddresses)> launch;
   Slab slab;
@@ -250,7 +252,7 @@ Result<bool> KernelRunner::IsWritten(const std::byte* at, std::uint64_t bytes) {
   return true;
 }
 
-// Of the first set, from both ends.
+// Checks the first set of buffers, from both ends.
 Status KernelRunner::CheckResults(const KernelCase& one, const Slab& slab) {
   const std::vector<void*> addresses = slab.Addresses(0);
   for (std::size_t i = 0; i < one.buffers.size(); ++i) {
@@ -271,7 +273,7 @@ Status KernelRunner::CheckResults(const KernelCase& one, const Slab& slab) {
   return Ok();
 }
 
-// Of the first set.
+// Compares the first set of buffers.
 Result<std::size_t> KernelRunner::CompareResults(const KernelCase& one, const Slab& slab) {
   return CompareWithCpu(
       one, slab.Addresses(0),

@@ -1,3 +1,4 @@
+// Times kernel benchmark cases on one device.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace ferry::tools {
 
-// Of one launch, seconds: over samples, each the mean over the launches of a graph.
+// Time of one launch, in seconds: statistics over samples, each of which is the mean over the
+// launches of a graph.
 struct KernelTimes {
   double median = 0;
   double p10 = 0;
@@ -24,18 +26,18 @@ struct KernelTimes {
   std::size_t checked = 0;  // elements that were compared with what the op's form for the CPU says
 };
 
-// What copying moves that reads and writes as many bytes in all, at best.
+// The best bandwidth of a copy that reads and writes as many bytes in total.
 struct CopyCeiling {
   double gbps = 0;      // read and written
   const char* by = "";  // "kernel, early", "kernel" or "engine"
 };
 
-// How many sets of its buffers a case is measured on: launches of a graph.
+// Number of sets of buffers that a case is measured on, which is the number of launches of a graph.
 std::size_t SetsOf(const KernelCase& one, bool tiny);
 
 // Measures kernels on one device. A graph launches the op on each of several sets of buffers, so
-// that none finds in the L2 cache what it left there; where the sets are small, other memory is
-// copied between the samples, too. One thread.
+// that no launch finds its data in the L2 cache; if the sets are small, other memory is also copied
+// between the samples. For one thread.
 class KernelRunner {
  public:
   struct Options {
@@ -45,13 +47,13 @@ class KernelRunner {
   };
   static Result<std::unique_ptr<KernelRunner>> Create(cuda::DeviceApi* api, const Options& options);
 
-  // Errors: those of DeviceApi and of the op; kCorrupt where the op left results unwritten, or
-  // where they are not what the op's form for the CPU says (kernel_check.h). After
-  // kTimedOut what the op may still use is never freed, which would wait for it without limit;
-  // leave this object and the process in the same way.
+  // Errors: those of DeviceApi and of the op; kCorrupt if the op left results unwritten or they
+  // differ from those of its CPU form (kernel_check.h). After kTimedOut the memory that the op may
+  // still use is never freed, because freeing would block without limit; do not destroy this
+  // object, and leave the process by std::_Exit().
   Result<KernelTimes> Measure(const KernelCase& one);
-  // The best of all ways to copy; launching early is one, since the ops do so. Measured once for as
-  // many bytes.
+  // The best of all copy methods; early launch is one of them because the ops use it. Measured once
+  // per size.
   Result<CopyCeiling> CeilingFor(std::uint64_t bytes);
 
  private:
@@ -61,7 +63,7 @@ class KernelRunner {
 
   Status Prepare();
   Status MakePatterns();
-  // A block of `bytes` of device memory of which the first `filled` are repeated.
+  // Fills `bytes` bytes of device memory by repeating the first `filled` bytes.
   Status Repeat(std::byte* at, std::uint64_t filled, std::uint64_t bytes);
   Status Upload(std::byte* at, std::span<const std::byte> bytes);
   Result<KernelTimes> MeasureOn(const KernelCase& one, Measured* on);
@@ -71,7 +73,7 @@ class KernelRunner {
   Result<std::size_t> CompareResults(const KernelCase& one, const Slab& slab);
   Status Download(const std::byte* from, std::span<std::byte> to);
   Result<bool> IsWritten(const std::byte* at, std::uint64_t bytes);
-  // Queues a copy that leaves nothing of others' memory in the L2 cache.
+  // Queues a copy that evicts all other data from the L2 cache.
   Status Flush();
   Status WarmUp();
   Result<std::vector<double>> Sample(const cuda::Graph& graph, bool flush);

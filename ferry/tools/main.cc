@@ -1,3 +1,5 @@
+// Entry point of the program `ferry`: subcommands, usage errors and exit codes.
+
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -24,13 +26,13 @@ struct Subcommand {
 
 constexpr Subcommand kSubcommands[] = {
     {"perf", "Measure bandwidth and latency between two processes", DeclarePerf},
-    {"transfer", "Move one file or message and check it at the far side", DeclareTransfer},
+    {"transfer", "Move one file or message and verify it at the receiver", DeclareTransfer},
     {"info", "Show version, machine and every setting", DeclareInfo},
-    {"doctor", "Tell what keeps this machine from moving tensors, and how to mend it",
+    {"doctor", "Check what keeps this machine from moving tensors, and print how to fix it",
      DeclareDoctor},
-    {"copy-bench", "Measure copies between host and GPU memory and within it, by executor",
+    {"copy-bench", "Measure copies between host and GPU memory and within it, for each executor",
      DeclareCopyBench},
-    {"kernel-bench", "Measure the kernels for inference, beside what copies move",
+    {"kernel-bench", "Measure the inference kernels and compare them with copy bandwidth",
      DeclareKernelBench},
 };
 
@@ -58,7 +60,7 @@ std::string NameOf(const CLI::App& app) {
 std::string Explain(const CLI::App& app, const CLI::ParseError& error) {
   const auto unread = app.remaining(/*recurse=*/true);
   if (error.get_name() == "RequiredError" && !unread.empty()) {
-    return fmt::format("\"{}\" is no subcommand or option; see --help", unread.front());
+    return fmt::format("unknown subcommand or option \"{}\"; see --help", unread.front());
   }
   std::string text = error.what();
   std::replace(text.begin(), text.end(), '\n', ' ');
@@ -69,7 +71,7 @@ int OnParseError(const CLI::App& app, const CLI::ParseError& error, Invocation i
                  std::span<char* const> arguments) {
   if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
   invocation.name = NameOf(app);
-  // What comes after the mistake has not been read.
+  // The parser stops at the mistake, so --json may not have been read.
   invocation.json = std::find_if(arguments.begin(), arguments.end(), [](const char* argument) {
                       return std::string_view(argument) == "--json";
                     }) != arguments.end();
@@ -77,7 +79,7 @@ int OnParseError(const CLI::App& app, const CLI::ParseError& error, Invocation i
   return kExitUsage;
 }
 
-// The commit, and whether the build had more than that.
+// The version, the commit, and whether the build had uncommitted changes.
 std::string VersionLine() {
   const BuildCommit built = BuiltFrom();
   constexpr std::size_t kShort = 12;

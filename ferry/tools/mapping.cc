@@ -1,3 +1,5 @@
+// Implements host memory for measurements.
+
 #include "ferry/tools/mapping.h"
 
 #include <fmt/core.h>

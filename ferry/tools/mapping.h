@@ -1,3 +1,4 @@
+// Host memory for measurements, in huge pages where available.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,12 +10,12 @@
 
 namespace ferry::tools {
 
-// Host memory for measurements: huge pages where there are any, aligned to them, and every page in
-// place.
+// Host memory for measurements: in huge pages if available, aligned to them, with every page
+// resident.
 class HostBuffer {
  public:
   HostBuffer() = default;
-  // Errors: kUnavailable for more than the machine has left.
+  // Errors: kUnavailable if the machine has less memory available.
   static Result<HostBuffer> Allocate(std::uint64_t bytes);
 
   std::span<std::byte> bytes() const noexcept { return memory_.bytes; }

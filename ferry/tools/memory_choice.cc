@@ -1,3 +1,5 @@
+// Parses `--memory` and opens the GPU that it names.
+
 #include "ferry/tools/memory_choice.h"
 
 #include <fmt/core.h>
@@ -22,7 +24,7 @@ Result<MemoryChoice> MemoryChoice::Parse(std::string_view text) {
     if (failure == std::errc() && rest == end && choice.ordinal >= 0) return choice;
   }
   return Error(Code::kInvalidArgument,
-               fmt::format("there is no memory \"{}\"; choose host, cuda or cuda:N", text));
+               fmt::format("unknown memory \"{}\"; choose host, cuda or cuda:N", text));
 }
 
 std::string MemoryChoice::ToString() const {
@@ -35,7 +37,7 @@ Result<cuda::DeviceApi*> MemoryChoice::Open(const Config& config) const {
   if (ordinal < api->count()) return api;
   return Error(
       Code::kInvalidArgument,
-      fmt::format("there is no GPU {} here: {} are seen, numbered from 0", ordinal, api->count()));
+      fmt::format("GPU {} does not exist: {} are visible, numbered from 0", ordinal, api->count()));
 }
 
 }  // namespace ferry::tools

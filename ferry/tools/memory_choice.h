@@ -1,3 +1,4 @@
+// The value of `--memory`: host memory or one GPU.
 #pragma once
 #include <string>
 #include <string_view>
@@ -8,10 +9,10 @@
 
 namespace ferry::tools {
 
-// For --help; what Parse() takes.
+// The forms that Parse() accepts, for --help.
 inline constexpr const char* kMemoryForms = "host, cuda (GPU 0) or cuda:N";
 
-// What `--memory` names: "host", "cuda" (GPU 0) or "cuda:N".
+// The memory named by `--memory`: "host", "cuda" (GPU 0) or "cuda:N".
 struct MemoryChoice {
   int ordinal = -1;  // -1: host memory
 
@@ -19,8 +20,8 @@ struct MemoryChoice {
   static Result<MemoryChoice> Parse(std::string_view text);
   std::string ToString() const;
   bool is_host() const noexcept { return ordinal < 0; }
-  // The GPUs that have this one; null for host memory. Errors: kUnsupported without GPUs,
-  // kInvalidArgument for one that there is not.
+  // Opens the devices that include this GPU; null for host memory. Errors: kUnsupported without
+  // GPUs, kInvalidArgument for a GPU that does not exist.
   Result<cuda::DeviceApi*> Open(const Config& config) const;
 };
 

@@ -1,3 +1,5 @@
+// Implements connecting, waiting and control messages for the tools.
+
 #include "ferry/tools/operations.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,5 @@
+// Implements the file window through which a file passes GPU or registered memory.
+
 #include "ferry/tools/passage.h"
 
 #include <algorithm>
@@ -18,7 +20,7 @@ Result<Passage> Passage::Through(std::span<std::byte> file, MemoryChoice choice,
                                  const Config& config) {
   Passage passage;
   passage.file_ = file;
-  // Of an empty file, too, it should be said that there is no such GPU.
+  // Opens the GPU for an empty file too, so that a GPU that does not exist is reported.
   FERRY_TRY(choice.Open(config));
   if (file.empty()) return passage;
   const std::uint64_t window = std::min<std::uint64_t>(file.size(), most);

@@ -1,3 +1,4 @@
+// A file window: bounded memory through which a file of any size is transferred.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,34 +13,36 @@
 
 namespace ferry::tools {
 
-// Of a file of any size so much is on a GPU at once, and in so many pieces it comes and goes: what
-// the network needs while the pieces before and behind are copied.
+// Size of the window of a file in GPU memory, and of the pieces in which it is copied: the network
+// transfers one piece while those before and after it are copied.
 inline constexpr std::uint64_t kGpuWindowBytes = 128 * kMiB;
 inline constexpr std::uint64_t kGpuPieceBytes = 32 * kMiB;
 
-// The memory that a transfer finds a file's bytes in, or puts them into: the mapped file itself, or
-// a window of GPU memory, or of host memory beside the file, that all of it passes. Byte n of the
-// file is at n % window(). One thread.
+// The memory that a transfer reads a file's bytes from, or writes them to: the mapped file itself,
+// or a window of GPU or host memory that the whole file passes through. Byte n of the file is at n
+// % window(). For one thread.
 class Passage {
  public:
   Passage() = default;
-  // Of `file`, which the caller keeps. Errors: those of GpuMirror::Allocate().
+  // Chooses the memory for `file`, which the caller keeps alive. Errors: those of
+  // GpuMirror::Allocate().
   static Result<Passage> Of(std::span<std::byte> file, MemoryChoice choice, const Config& config);
 
-  // Always by a window, of at most so many bytes: for those that cannot register any file.
+  // Always uses a window, of at most `most` bytes: for providers that cannot register mapped files.
   static Result<Passage> Through(std::span<std::byte> file, MemoryChoice choice, std::uint64_t most,
                                  const Config& config);
 
-  // To be registered, or sent; empty for an empty file.
+  // The memory to register or send; empty for an empty file.
   std::span<std::byte> memory() const noexcept {
     return gpu_ ? gpu_.device() : beside_.bytes().empty() ? file_ : beside_.bytes();
   }
   std::uint64_t window() const noexcept { return memory().size(); }
-  // The most that should pass at once.
+  // The largest number of bytes to transfer at once.
   std::uint64_t piece_bytes() const noexcept { return gpu_ ? kGpuPieceBytes : file_.size(); }
 
-  // The file's bytes from `at` on, at most as many as the window has, come into it; or out of it
-  // into the file. Errors: those of GpuMirror::Move().
+  // Load() copies bytes of the file into the window, Store() from the window into the file: `bytes`
+  // bytes from file offset `at` on, at most window(). Both block. Errors: those of
+  // GpuMirror::Move().
   Status Load(std::uint64_t at, std::uint64_t bytes);
   Status Store(std::uint64_t at, std::uint64_t bytes);
 

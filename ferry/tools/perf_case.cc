@@ -1,3 +1,5 @@
+// Implements layouts and byte patterns of `ferry perf`.
+
 #include "ferry/tools/perf_case.h"
 
 #include <fmt/core.h>
@@ -45,7 +47,7 @@ Result<Op> ParseOp(std::string_view text) {
     if (text == OpName(op)) return op;
   }
   return Error(Code::kInvalidArgument,
-               fmt::format("there is no operation \"{}\"; choose write, read or send", text));
+               fmt::format("unknown operation \"{}\"; choose write, read or send", text));
 }
 
 std::uint64_t PerfCase::RegionBytes() const noexcept {

@@ -1,3 +1,4 @@
+// A case of `ferry perf`: its operation, sizes, layout and byte patterns.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -15,15 +16,15 @@ const char* OpName(Op op) noexcept;
 // Errors: kInvalidArgument.
 Result<Op> ParseOp(std::string_view text);
 
-// What one row of `ferry perf` moves.
+// The transfer that one row of `ferry perf` measures.
 struct PerfCase {
   Op op = Op::kWrite;
   std::uint64_t size = 0;
   std::uint64_t block_size = 0;  // 0: contiguous
 
-  // The smallest region for its Layout. The last block may not fill its place.
+  // Bytes of the smallest region for its Layout. The last block may be shorter than its place.
   std::uint64_t RegionBytes() const noexcept;
-  // From one such region to the next, where a side has several, each at a page of its own.
+  // Distance between regions of one side, in bytes; each begins at a page.
   std::uint64_t SlotBytes() const noexcept;
 };
 
@@ -40,7 +41,7 @@ class Layout {
   std::uint64_t blocks() const noexcept { return slots_.size(); }
   std::uint64_t offset(std::uint64_t block) const noexcept { return slots_[block] * block_bytes_; }
   std::uint64_t bytes(std::uint64_t block) const noexcept;
-  // All but the last block have as many.
+  // Bytes of every block except the last.
   std::uint64_t block_bytes() const noexcept { return block_bytes_; }
   // As PerfCase::RegionBytes().
   std::uint64_t region_bytes() const noexcept { return region_bytes_; }
@@ -52,12 +53,12 @@ class Layout {
   std::vector<std::uint64_t> slots_;
 };
 
-// Where a layout begins in memory that has more than one.
+// Offset of a layout in memory that holds several.
 struct LaidOut {
   const Layout& layout;
   std::uint64_t begin = 0;
 };
-// Each block of the case from its place in `src` to its place in `dst`.
+// One entry per block: from its place in `src` to its place in `dst`.
 BlockList BlocksBetween(const LaidOut& dst, const LaidOut& src);
 
 // Fills a region's blocks with random bytes that depend on the seed and on the block, not on where

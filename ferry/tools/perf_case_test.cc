@@ -1,3 +1,5 @@
+// Tests of layouts and byte patterns of `ferry perf`.
+
 #include "ferry/tools/perf_case.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Implements the selection and the slots of verified operations.
+
 #include "ferry/tools/perf_marks.h"
 
 #include <fmt/core.h>
@@ -12,7 +14,7 @@
 namespace ferry::tools {
 namespace {
 
-// Of a destination's memory, for the operations that are marked besides the last one.
+// Destination memory for the marked operations besides the last one.
 constexpr std::uint64_t kMarkedBytes = 16 * kMiB;
 // Few enough for their colder memory not to show in the rate.
 constexpr std::uint64_t kOperationsOfMark = 100;

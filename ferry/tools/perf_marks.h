@@ -1,3 +1,11 @@
+// Selects the operations of a timed part that are verified after its clock has stopped, and the
+// memory slots that they use.
+//
+// Operations repeat: all of them move the same bytes to the same place, so the next operation
+// overwrites the result of a wrong one. Marked operations do not: their source is a separate slot
+// with new bytes in each round, and each has a destination slot that no other operation of the
+// part writes. So their bytes can be checked afterwards, and bytes left by an earlier round are
+// not mistaken for theirs, without any cost inside the timed part.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -7,14 +15,6 @@
 #include "ferry/tools/json_fwd.h"
 #include "ferry/tools/perf_case.h"
 
-// Which operations of a timed part are checked when its clock has stopped, and where those find
-// their bytes and put them.
-//
-// Operations repeat: all of them take the same bytes to the same place, so that an operation that
-// went wrong is overwritten by the next one. Marked operations do not: their source is a slot of
-// its own, with new bytes in each round, and each has a destination slot that no other operation of
-// the part writes. So their bytes can be looked at afterwards, and what an earlier round left there
-// is not taken for them, while the clock sees nothing of it.
 namespace ferry::tools {
 
 // The slots of a side's memory: slot 0 for the operations that are not marked, then those for the
@@ -24,21 +24,21 @@ inline constexpr std::uint64_t kMarkedSource = 1;
 
 inline constexpr std::uint64_t kMostMarks = 17;
 // How many operations of a part of this case may be marked: the last one and, of the others, as
-// many as fit in a little memory, at least one. Of either side's slots no more than `most_bytes`
-// may be needed: fewer then, or none.
+// many as fit in a little memory, at least one. The slots of a side never need more than
+// `most_bytes`: fewer operations are marked then, or none.
 std::uint64_t MarksFor(const PerfCase& perf_case,
                        std::uint64_t most_bytes = ~std::uint64_t{0}) noexcept;
-// The slots of a side with so many marks.
+// Number of slots of a side with `marks` marks.
 std::uint64_t SlotsOf(bool is_source, std::uint64_t marks) noexcept;
 
-// Some of a part's operations, by their number from 0 on, in order.
+// A sorted set of a part's operations, by number from 0 on.
 class Marks {
  public:
   Marks() = default;  // none
-  // The last one of `count` operations and a few of the others at random: one in a hundred, but at
-  // least one where there is another, and at most `most` in all.
+  // Selects the last of `count` operations and a few random others: one in a hundred, but at least
+  // one if there is another, and at most `most` in total.
   static Marks Choose(std::uint64_t count, std::uint64_t most);
-  // Of a peer's request, of `count` operations. Errors: kCorrupt.
+  // Parses the marks in a peer's request for `count` operations. Errors: kCorrupt.
   static Result<Marks> FromJson(const Json& request, std::uint64_t count, std::uint64_t most);
   Json ToJson() const;
 
@@ -48,7 +48,7 @@ class Marks {
   std::vector<std::uint64_t> operations_;
 };
 
-// Goes through a part's operations. Lives no longer than the marks.
+// Iterates over a part's operations. The marks must outlive it.
 class SlotCursor {
  public:
   explicit SlotCursor(const Marks& marks) : left_(marks.operations()) {}
@@ -61,7 +61,7 @@ class SlotCursor {
     left_ = left_.subspan(1);
     return ++marked_;
   }
-  // Likewise its source slot. One of the two for each operation.
+  // The source slot of the next operation. Call one of the two for each operation.
   std::uint64_t NextSource() noexcept {
     return NextDestination() == kPlainSlot ? kPlainSlot : kMarkedSource;
   }

@@ -1,3 +1,5 @@
+// Tests of the selection and the slots of verified operations.
+
 #include "ferry/tools/perf_marks.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Implements the memory whose transfers `ferry perf` measures.
+
 #include "ferry/tools/perf_memory.h"
 
 #include <algorithm>

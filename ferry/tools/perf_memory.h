@@ -1,3 +1,4 @@
+// Memory whose transfers `ferry perf` measures: host or GPU, with patterns and checks.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,30 +14,29 @@
 
 namespace ferry::tools {
 
-// Memory to measure transfers of, with a copy in host memory beside it if it is a GPU's. One
-// thread.
+// Memory whose transfers are measured; GPU memory has a host copy beside it. For one thread.
 class PerfMemory {
  public:
-  // Errors: kUnavailable for more than there is, kUnsupported without GPUs, kInvalidArgument for
-  // one that there is not.
+  // Errors: kUnavailable if memory is short, kUnsupported without GPUs, kInvalidArgument for a GPU
+  // that does not exist.
   static Result<PerfMemory> Allocate(MemoryChoice choice, std::uint64_t bytes,
                                      const Config& config);
 
-  // What is transferred.
+  // The memory to transfer.
   std::span<std::byte> bytes() const noexcept;
-  // As much host memory.
+  // Host memory of the same size.
   std::span<std::byte> host() const noexcept { return gpu_ ? gpu_.host() : host_.bytes(); }
 
-  // FillPattern() of what is transferred from `begin` on, and Poison() of all of it.
+  // Apply FillPattern() to the memory from `begin` on, and Poison() to all of it.
   Status Fill(const LaidOut& at, std::uint64_t seed);
   Status Poison();
-  // FindWrongByte() from `begin` on.
+  // FindWrongByte() on the memory from `begin` on.
   Result<std::optional<std::uint64_t>> FindWrong(const LaidOut& at, std::uint64_t seed);
-  // Of one plain copy of the first `bytes` from pinned host memory or to it, at best, in GB/s.
+  // Best rate of one plain copy of the first `bytes` bytes from or to pinned host memory, in GB/s.
   Result<double> CopyRate(cuda::CopyKind kind, std::uint64_t bytes);
 
  private:
-  // Of a GPU's memory.
+  // Present for GPU memory only.
   Status Upload(std::uint64_t at, std::uint64_t bytes);
 
   HostBuffer host_;  // empty where gpu_ is used

@@ -1,3 +1,5 @@
+// Implements cases of `ferry perf` that a NCCL network plugin carries.
+
 #include "ferry/tools/perf_plugin.h"
 
 #include <fmt/core.h>

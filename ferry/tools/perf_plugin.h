@@ -1,3 +1,4 @@
+// Cases of `ferry perf` that a NCCL network plugin carries.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -18,8 +19,8 @@ namespace ferry::tools {
 
 LaunchMicroseconds LaunchOf(const Carrier& carrier);
 
-// For Carrier::Run: where one side has the operations of a part in its memory. Lives no longer than
-// the marks.
+// Carrier::Run::next_offset for one side: the offset of each operation of a part. The marks must
+// outlive it.
 std::function<std::uint64_t()> OffsetsOf(const PerfCase& perf_case, const Marks& marks,
                                          bool is_source);
 
@@ -27,12 +28,12 @@ std::function<std::uint64_t()> OffsetsOf(const PerfCase& perf_case, const Marks&
 // plugin sends and receives, both sides take part in either.
 class CarriedCase {
  public:
-  // The server's memory is set up, and this side's outlives it.
+  // Requires that the server's memory is set up; this side's memory must outlive the object.
   static Result<std::unique_ptr<CarriedCase>> Open(const PerfJob& job, const PerfCase& perf_case,
                                                    std::span<std::byte> memory, Control* control,
                                                    Deadline deadline);
 
-  // Both sides' processes. The clock stops when all is in place, and this side knows it.
+  // CPU time of both processes. The clock stops when all bytes are in place and this side knows it.
   Result<Sample> Run(std::uint64_t count, std::uint64_t depth, const Marks& marks,
                      Deadline deadline);
   const Carrier& carrier() const noexcept { return *carrier_; }

@@ -1,3 +1,5 @@
+// Measures one case of `ferry perf` in rounds, beside the floor, and verifies its bytes.
+
 #include "ferry/tools/perf_run.h"
 
 #include <fmt/core.h>
@@ -50,7 +52,7 @@ struct Part {
   Marks marks = {};
 };
 
-// What the rounds of a case gave.
+// Results of the rounds of a case.
 struct Rounds {
   std::vector<Sample> ours;
   std::vector<Sample> floor;
@@ -90,7 +92,7 @@ class CaseRun {
   Result<Sample> RunCarried(const Part& part, std::vector<double>* seconds);
   Status PostAll(const Part& part, std::vector<double>* seconds);
   Result<transfer::Operation> Post(std::uint64_t slot);
-  // A timed part, with all that has to be done before and after its clock runs.
+  // One timed part, including the steps before its clock starts and after it stops.
   Result<Sample> Measure(std::vector<double>* seconds);
   Status FillSource(std::uint64_t slot, std::uint64_t seed);
   Result<std::optional<std::uint64_t>> FindWrong(std::uint64_t slot, std::uint64_t seed);
@@ -190,7 +192,7 @@ Result<Sample> CaseRun::RunOurs(const Part& part, std::vector<double>* seconds) 
   return sample;
 }
 
-// One side alone does not see when each ends at the other: all have their mean.
+// One side cannot see when each operation ends at the other, so all get the mean.
 Result<Sample> CaseRun::RunCarried(const Part& part, std::vector<double>* seconds) {
   FERRY_TRY_ASSIGN(const Sample sample,
                    carried_->Run(part.count, job_.depth, part.marks, deadline_));
@@ -255,7 +257,7 @@ Status CaseRun::RunFloorPings(std::uint64_t count, std::vector<double>* half_rou
 
 // ---- before the rounds --------------------------------------------------------------------------
 
-// One transfer for each slot of the destination.
+// Prepares one transfer for each slot of the destination.
 Status CaseRun::PrepareAll(const transfer::RemoteRegion& remote, const Layout& far) {
   const bool write = case_.op == Op::kWrite;
   for (std::uint64_t slot = kPlainSlot; slot < SlotsOf(/*is_source=*/false, most_marks_); ++slot) {
@@ -296,7 +298,7 @@ Status CaseRun::SetUp() {
     FERRY_TRY(PrepareAll(remote, Layout(case_, far_slots)));
   }
   if (!job_.verify) return Ok();
-  // What is there is not to be taken for what will come.
+  // Old contents must not be mistaken for transferred bytes.
   if (ToServer()) {
     FERRY_TRY(Ask({{"do", perf_request::kPoison}}));
   } else {
@@ -305,7 +307,7 @@ Status CaseRun::SetUp() {
   return FillSource(kPlainSlot, plain_seed_);
 }
 
-// How many operations take about as long as a round should.
+// Number of operations that take about as long as a round should.
 Result<std::uint64_t> CaseRun::Calibrate() {
   FERRY_TRY(RunOurs({.count = std::max<std::uint64_t>(job_.warmup, 1)}, nullptr));
   if (job_.iterations != 0) return job_.iterations;
@@ -382,7 +384,7 @@ Status CaseRun::MeasurePings(Rounds* rounds) {
   return Ok();
 }
 
-// Who goes first alternates, so that neither always finds the caches of the other.
+// The order alternates, so that neither always runs with the caches left by the other.
 Status CaseRun::MeasureRound(std::uint64_t index, Rounds* rounds) {
   if (index % 2 == 0) FERRY_TRY(MeasureFloor(rounds));
   if (index % 2 == 0) FERRY_TRY(MeasureChecked(rounds));
@@ -413,14 +415,14 @@ Result<std::optional<std::uint64_t>> CaseRun::FindWrong(std::uint64_t slot, std:
 Status CaseRun::CheckSlot(std::uint64_t slot, std::uint64_t seed, const std::string& what) {
   FERRY_TRY_ASSIGN(const auto wrong_at, FindWrong(slot, seed));
   if (wrong_at && wrong_.empty()) {
-    wrong_ = fmt::format("{}{}: {} has wrong bytes at the far side, first at byte {} of {}",
+    wrong_ = fmt::format("{}{}: {} has wrong bytes at the receiver, first at byte {} of {}",
                          TitleOf(case_), checksum_ ? " with checksums" : "", what, *wrong_at,
                          case_.size);
   }
   return Ok();
 }
 
-// Every marked operation, and what the others have left behind where they all write.
+// Checks every marked operation, and the slot that all others write.
 Status CaseRun::Check(const Part& part) {
   std::uint64_t slot = kPlainSlot;
   for (const std::uint64_t operation : part.marks.operations()) {
@@ -503,7 +505,7 @@ PerfRow CaseRun::RowOf(const Rounds& rounds) const {
   return row;
 }
 
-// One operation on a timeline; how much of copies and sockets was at once, where there were both.
+// Runs one operation with a timeline; records the overlap of copies and sockets if there were both.
 Result<std::optional<double>> CaseRun::TraceOne() {
   Trace& trace = link_->traces.emplace_back();
   SetActiveTrace(&trace);

@@ -1,3 +1,4 @@
+// Entry point for the measurement of one case of `ferry perf`.
 #pragma once
 #include <deque>
 #include <optional>
@@ -13,7 +14,7 @@
 
 namespace ferry::tools {
 
-// A client's connection to its server, and the floor's beside it.
+// A client's connection to its server, and the floor's sockets.
 struct Link {
   transfer::Endpoint endpoint;
   transfer::Connection connection;
@@ -25,7 +26,7 @@ struct Link {
 // "write of 64 MiB"
 std::string TitleOf(const PerfCase& perf_case);
 
-// Measures a case in rounds, and checks the bytes that its timed operations have moved.
+// Measures a case in rounds and verifies the bytes that its timed operations moved. Blocks.
 Result<PerfRow> MeasureCase(const PerfJob& job, const PerfCase& perf_case, Link* link);
 
 }  // namespace ferry::tools

@@ -1,3 +1,5 @@
+// Implements transfers of one memory through a NCCL network plugin.
+
 #include "ferry/tools/plugin_carrier.h"
 
 #include <fmt/core.h>
@@ -28,7 +30,7 @@ constexpr std::string_view kPluginProvider = "plugin";
 constexpr std::size_t kToldBytes = 16;
 constexpr std::chrono::seconds kReadPatience{1};
 
-// What was said, and by what; nothing where nobody has said it.
+// A value and its source, an option or a variable; empty if neither is set.
 struct Said {
   std::string text;
   std::string by;
@@ -111,11 +113,11 @@ void DeclareCarrier(CLI::App* app, CarrierFlags* flags) {
                   "tcp (default), or plugin:PATH, an NCCL network plugin; give it to both sides")
       ->type_name("NAME");
   app->add_option("--unpack", flags->unpack,
-                  "What puts the pieces together that a plugin receives: kernel (default), dma or "
-                  "host; for host memory always host")
+                  "How fragments that a plugin receives are assembled: kernel (default), dma or "
+                  "host; host memory always uses host")
       ->type_name("HOW");
   app->add_option("--channels", flags->channels,
-                  "Connections of the plugin, dealt over its devices; default 1")
+                  "Connections of the plugin, distributed over its devices; default 1")
       ->type_name("N");
   app->add_option("--chunk", flags->chunk, "Bytes that a channel carries at a time; default 512KiB")
       ->type_name("SIZE");
@@ -150,8 +152,8 @@ Result<std::vector<Handle>> HandlesField(const Json& object) {
   FERRY_TRY_ASSIGN(const auto bytes, BytesField(object, "handles"));
   constexpr std::size_t kEach = std::tuple_size_v<Handle>;
   if (bytes.size() % kEach != 0 || bytes.size() / kEach > net::plugin::kMostChannels) {
-    return Error(Code::kCorrupt,
-                 fmt::format("{} bytes are no handles of {} bytes each", bytes.size(), kEach));
+    return Error(Code::kCorrupt, fmt::format("{} bytes are not a list of handles of {} bytes each",
+                                             bytes.size(), kEach));
   }
   std::vector<Handle> handles(bytes.size() / kEach);
   auto from = bytes.begin();
@@ -241,12 +243,12 @@ Status CheckTime(const char* doing, std::uint64_t done, std::uint64_t count, Dea
   if (Interrupted()) return InterruptedError();
   if (!deadline.expired()) return Ok();
   return Error(Code::kTimedOut,
-               fmt::format("{} {} of {} transfers are done, and the time for them is over; look at "
-                           "the other side, or give it more time (--deadline)",
+               fmt::format("{} {} of {} transfers ended before the deadline; check "
+                           "the other side, or raise --deadline",
                            doing, done, count));
 }
 
-// `begin` begins the next transfer of a stripe.
+// `begin` starts the next transfer of a stripe.
 template <class Stripe, class Begin>
 Status Drive(Stripe* stripe, const Carrier::Run& run, Deadline deadline, const char* doing,
              const Begin& begin) {
@@ -255,7 +257,7 @@ Status Drive(Stripe* stripe, const Carrier::Run& run, Deadline deadline, const c
   for (std::uint64_t done = 0; done < run.count; done = stripe->done() - before) {
     for (; begun < run.count && stripe->under_way() < run.depth; ++begun) begin();
     FERRY_TRY(stripe->Progress());
-    // The plugin's threads and the other side may want this core.
+    // The plugin's threads and the other side may need this core.
     if (stripe->done() - before == done) (void)::sched_yield();
     FERRY_TRY(CheckTime(doing, stripe->done() - before, run.count, deadline));
   }

@@ -1,3 +1,4 @@
+// Options and driver for transfers through a NCCL network plugin.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,16 +21,16 @@
 
 namespace ferry::tools {
 
-// What `--provider plugin:PATH` and its like say.
+// The parsed values of `--provider plugin:PATH` and related options.
 struct CarrierOptions {
   std::string plugin;              // a path, or a name that dlopen(3) looks for
   std::optional<UnpackBy> unpack;  // default: kernel for GPU memory, host for host memory
   net::plugin::StripeOptions stripe;
 };
 
-// Options as they are given on a command line; those that are not come from the variables that
-// users of UCCL's TCPX code know: UCCL_TCPX_UNPACK_IMPL (kernel, d2d or host),
-// UCCL_TCPX_NUM_CHANNELS, UCCL_TCPX_CHUNK_BYTES, and UCCL_TCPX_PLUGIN_PATH for the path.
+// Options as given on the command line; omitted ones come from the environment variables of UCCL's
+// TCPX code: UCCL_TCPX_UNPACK_IMPL (kernel, d2d or host), UCCL_TCPX_NUM_CHANNELS,
+// UCCL_TCPX_CHUNK_BYTES, and UCCL_TCPX_PLUGIN_PATH for the path.
 struct CarrierFlags {
   std::string provider;  // "", "tcp", "plugin" or "plugin:PATH"
   std::string unpack;
@@ -37,30 +38,31 @@ struct CarrierFlags {
   std::string chunk;
 };
 void DeclareCarrier(CLI::App* app, CarrierFlags* flags);
-// Nothing where the provider is TCP. Errors: kInvalidArgument, naming the option or the variable.
+// Empty if the provider is TCP. Errors: kInvalidArgument, naming the option or the variable.
 Result<std::optional<CarrierOptions>> CarrierOptionsOf(const CarrierFlags& flags,
                                                        const Config& config);
 const char* UnpackName(UnpackBy by) noexcept;
 
-// What one side tells the other one of its channels, as the field "handles". Errors: kCorrupt.
+// Encodes the connection handles that one side sends to the other in the field "handles", and
+// decodes them. Errors: kCorrupt.
 std::string HandlesToHex(const std::vector<net::plugin::Handle>& handles);
 Result<std::vector<net::plugin::Handle>> HandlesField(const Json& object);
 
-// One side of transfers through a network plugin, one way, of one piece of memory. One thread; the
-// calls block. Says each step at the level "info". Errors: those of Plugin::Open(),
+// One side of one-way transfers of one memory through a network plugin. For one thread; calls block
+// until their deadline. Logs each step at level "info". Errors: those of Plugin::Open(),
 // Unpacker::Create() and of both stripes; kCancelled when interrupted.
 class Carrier {
  public:
-  // The memory outlives it, and begins at a page.
+  // `memory` is page-aligned and outlives the carrier.
   static Result<std::unique_ptr<Carrier>> Open(const CarrierOptions& options,
                                                std::span<std::byte> memory, MemoryChoice choice,
                                                const Config& config);
 
-  // The receiving side: listens, gives `handles()` to the other one, and waits for it.
+  // The receiving side calls Listen(), sends handles() to the other side, then calls Accept().
   Status Listen();
   std::vector<net::plugin::Handle> handles() const { return in_->handles(); }
   Status Accept(Deadline deadline);
-  // The sending side.
+  // The sending side calls Connect() with the received handles.
   Status Connect(std::span<const net::plugin::Handle> handles, Deadline deadline);
 
   struct Run {
@@ -68,16 +70,16 @@ class Carrier {
     std::uint64_t bytes = 0;
     std::uint64_t count = 1;  // times, one after another
     std::uint64_t depth = 1;  // at once
-    // In place of `offset`, where they do not all have the same: of one after another.
+    // Replaces `offset` if it differs between transfers: called once for each, in order.
     std::function<std::uint64_t()> next_offset = nullptr;
 
     std::uint64_t NextOffset() const { return next_offset ? next_offset() : offset; }
   };
-  // Returns when the plugin has taken all; or when all is in place.
+  // Send() returns when the plugin has sent everything, Receive() when all bytes are in place.
   Status Send(const Run& run, Deadline deadline);
   Status Receive(const Run& run, Deadline deadline);
 
-  // Of the receiving side.
+  // Launch delays of the receiving side; zeros on the sending side.
   net::plugin::LaunchTimes launch_times() const {
     return in_ ? in_->launch_times() : net::plugin::LaunchTimes();
   }
@@ -94,7 +96,7 @@ class Carrier {
   void TellOfDevices() const;
   void TellOfArrival(const net::plugin::Chunk& chunk, std::span<const Fragment> fragments,
                      const std::byte* pool);
-  // Its first bytes, as text; of GPU memory, by a copy.
+  // The first bytes as text; GPU memory is copied to the host first.
   std::string FirstBytes(const std::byte* at, std::size_t bytes) const;
 
   const CarrierOptions options_;

@@ -1,3 +1,5 @@
+// Implements signal handling, process facts and the server child process.
+
 #include "ferry/tools/process.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// Signals, CPU time, free memory and a child process of the same program.
 #pragma once
 #include <sys/types.h>
 
@@ -10,22 +11,22 @@
 
 namespace ferry::tools {
 
-// From now on the first SIGINT or SIGTERM only sets Interrupted(), the second kills; SIGPIPE does
-// nothing.
+// Installs handlers: the first SIGINT or SIGTERM only sets Interrupted(), the second kills the
+// process; SIGPIPE is ignored.
 void CatchSignals();
 bool Interrupted() noexcept;
-// The first of these signals that came; 0 for none.
+// The first of these signals that was received; 0 for none.
 int InterruptSignal() noexcept;
 Error InterruptedError();
 
-// User and system time of this process so far, all threads.
+// User and system time of all threads of this process so far, in seconds.
 double CpuSeconds() noexcept;
 
-// Bytes that programs can still get without swapping; 0 where the kernel does not say.
+// Bytes that programs can still allocate without swapping; 0 if the kernel does not report it.
 std::uint64_t AvailableMemory();
 
-// This program run a second time, as a server that announces itself with a JSON line on its stdout.
-// Ends with this object, and with this process however that dies.
+// A child process of this program that runs as a server and announces itself with a JSON line on
+// its stdout. It ends with this object, and with this process however that dies.
 class ServerProcess {
  public:
   // Returns when the server listens. `arguments`: after the program's name. Call from the main

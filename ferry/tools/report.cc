@@ -1,3 +1,5 @@
+// Implements tables, JSON rows, messages and progress lines of the tools.
+
 #include "ferry/tools/report.h"
 
 #include <fmt/core.h>
@@ -40,7 +42,7 @@ std::string YesNo(const std::optional<bool>& value) {
   return *value ? "yes" : "no";
 }
 
-// A reader that went away is no reason to fail.
+// A closed stdout is not a failure.
 void Put(std::FILE* file, std::string_view text) {
   (void)std::fwrite(text.data(), 1, text.size(), file);
   (void)std::fflush(file);
@@ -56,7 +58,7 @@ std::string LatencyLine(const PerfRow& row) {
   return line;
 }
 
-// Of transfers between GPUs: the slower of the network and the copy into the GPU.
+// The ceiling of transfers between GPUs: the slower of the network and the copy into the GPU.
 std::optional<double> CeilingOf(const PerfRow& row) {
   if (!row.floor_gbps || !row.h2d_gbps) return std::nullopt;
   return std::min(*row.floor_gbps, *row.h2d_gbps);

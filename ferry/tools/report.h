@@ -1,3 +1,4 @@
+// Output of the tools: rows of `ferry perf`, messages and progress.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -13,9 +14,10 @@
 
 namespace ferry::tools {
 
-// The middle value; of an even number of them, the mean of the middle two. Not of nothing.
+// The median; for an even count the mean of the two middle values. `values` must not be empty.
 double Median(std::vector<double> values);
-// The smallest value that at least `share` of them do not exceed. Not of nothing.
+// The smallest value that at least `share` (0 to 1) of the values do not exceed. `values` must not
+// be empty.
 double Percentile(std::vector<double> values, double share);
 
 // One line of `ferry perf`. Rates are in units of 1e9 bytes per second. Absent: not measured.
@@ -46,10 +48,10 @@ struct PerfRow {
   std::optional<bool> verified;
   std::uint64_t verified_operations = 0;  // of those that were timed
   std::string wrong;                      // what was found first where they were not right
-  // Of GPU memory: one plain copy of the same bytes from pinned memory, and to it, at best.
+  // For GPU memory: best rate of one plain copy of the same bytes from, and to, pinned memory.
   std::optional<double> h2d_gbps;
   std::optional<double> d2h_gbps;
-  // The same with a CRC32C for every slice, in turn with the rounds without.
+  // With a CRC32C for every slice, measured in alternation with rounds without.
   std::optional<double> crc_gbps;
   std::optional<double> crc_cpu_seconds_per_gb;
 
@@ -57,7 +59,7 @@ struct PerfRow {
   std::optional<double> launch_us;
   std::optional<double> longest_launch_us;
 
-  // Half of the round trip of 8 bytes, in microseconds; of sends only.
+  // Half of the round trip time of 8 bytes, in microseconds; for sends only.
   std::optional<double> half_rtt_us_p50;
   std::optional<double> half_rtt_us_p99;
   std::optional<double> floor_half_rtt_us_p50;
@@ -68,11 +70,11 @@ struct PerfRow {
     std::optional<double> floor_gbps;
   };
   std::vector<Round> rounds;
-  // Of one more operation, as this side saw it: for how much of the shorter's time copies of a GPU
-  // and sockets were busy at once; 0 to 1.
+  // Overlap of GPU copies and sockets in one more operation, as seen by this side: the share of the
+  // shorter one's time in which both were busy, 0 to 1.
   std::optional<double> overlap;
 
-  // What happened on the way, since the connection began.
+  // Transport events since the connection was made.
   struct Transport {
     std::map<std::string, std::uint64_t> lanes;  // that are up, by interface
     std::uint64_t retries = 0;
@@ -86,20 +88,20 @@ struct PerfRow {
 Json ToJson(const PerfRow& row);
 std::string PerfTableHead();
 std::string PerfTableLine(const PerfRow& row);
-// "" where all went as it should, over one interface.
+// Empty if there were no such events and one interface was used.
 std::string TransportLine(const PerfRow::Transport& transport);
 
-// To stdout, with a line end, at once.
+// Writes a line to stdout and flushes it.
 void PrintLine(std::string_view text);
-// Likewise to stderr.
+// Writes a line to stderr and flushes it.
 void PrintNote(std::string_view text);
 // One sentence on stderr, and with --json an object on stdout.
 void PrintError(const Invocation& invocation, const Error& error);
-// Without control characters, which a peer may have put in.
+// Escapes control characters, which a peer may have sent.
 std::string Printable(std::string_view text);
 
-// A line on a terminal that says how far a slow thing has come; nothing for what is over within a
-// second, or where stderr is no terminal.
+// A progress line on a terminal; prints nothing for work that ends within a second, or if stderr is
+// not a terminal.
 class Progress {
  public:
   Progress();
@@ -115,11 +117,11 @@ class Progress {
   bool shown_ = false;
 };
 
-// How many of a transfer's bytes have been moved, at which rate since it began, and for how long it
-// will go on like this: "512 of 2048 MiB (25 %), 1.20 GB/s, 2 s left".
+// Progress of a transfer: bytes moved, average rate and remaining time at that rate: "512 of 2048
+// MiB (25 %), 1.20 GB/s, 2 s left".
 std::string ProgressText(std::uint64_t done, std::uint64_t total, double seconds);
 
-// Progress of so many bytes, from now on.
+// Progress of `total` bytes, timed from construction.
 class ByteProgress {
  public:
   explicit ByteProgress(std::uint64_t total) : total_(total) {}

@@ -1,3 +1,5 @@
+// Tests of tables, JSON rows and progress lines.
+
 #include "ferry/tools/report.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Implements files and messages that `ferry transfer` carries through a plugin.
+
 #include "ferry/tools/transfer_plugin.h"
 
 #include <fmt/core.h>
@@ -16,7 +18,7 @@ constexpr std::uint64_t kPieceOfPlugin = 32 * kMiB;
 constexpr std::uint64_t kPiecesAtOnce = 2;
 constexpr auto kControlPatience = std::chrono::seconds(30);
 
-// In no more chunks than a message may have.
+// Bounded by the number of chunks of a message.
 std::uint64_t MostOfPiece(std::uint64_t chunk_bytes) {
   return std::min(kPieceOfPlugin, net::plugin::kMostChunksOfMessage * chunk_bytes);
 }

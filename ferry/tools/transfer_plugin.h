@@ -1,3 +1,4 @@
+// Files and messages that `ferry transfer` carries through a NCCL network plugin.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,7 +16,8 @@
 namespace ferry::tools {
 
 // One side of a file or message that `ferry transfer` carries through a plugin, in pieces through a
-// window of two: while the server takes one out, the client sends the next.
+// window of two pieces: the client sends the next one while the server takes one out. For one
+// thread; calls block.
 //
 // The client's first message has "plugin": how many "channels", bytes of a "chunk" and of a
 // "piece"; the server's answer has its "handles", and comes again as "ready" when all are
@@ -29,18 +31,18 @@ class CarriedFile {
     const Config* config;
     Control* control;
   };
-  // The client's side: what can fail here fails before the server is asked. The bytes, which are
-  // at least one, outlive it.
+  // The client's side. It makes all local checks, so that they fail before the server is contacted.
+  // `bytes` has at least one byte and outlives the object.
   static Result<std::unique_ptr<CarriedFile>> Prepare(const Side& side, std::span<std::byte> bytes);
   Json Question() const;
   Status Connect(const Json& answer);
-  // Returns when the server has taken all.
+  // Returns when the server has taken all bytes out of its window.
   Status Send();
 
-  // The server's side: answers with "handles" and what `answer` has.
+  // The server's side: sends an answer with "handles" and the fields of `answer`.
   static Result<std::unique_ptr<CarriedFile>> Accept(const Side& side, const Json& question,
                                                      Json answer, std::span<std::byte> bytes);
-  // Returns when all is in place.
+  // Returns when all bytes are in place.
   Status Receive();
 
   // "GPUDirectTCPX_v7 (/x.so), 4 channels, chunks of 512 KiB"

@@ -1,3 +1,5 @@
+// Reads and lists the environment variables of UCCL's TCPX library.
+
 #include "ferry/tools/uccl_variables.h"
 
 #include <fmt/core.h>

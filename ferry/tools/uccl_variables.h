@@ -1,8 +1,8 @@
+// Environment variables that scripts for UCCL's TCPX library set. docs/tcpx.md defines their
+// meaning here; command line options take precedence.
 #pragma once
 #include "ferry/tools/json_fwd.h"
 
-// Names of the environment that users of UCCL's TCPX library have in their scripts. What they mean
-// here, docs/tcpx.md says; options of the command line count more.
 namespace ferry::tools {
 
 inline constexpr const char* kUcclUnpack = "UCCL_TCPX_UNPACK_IMPL";
@@ -13,10 +13,11 @@ inline constexpr const char* kUcclLaunchDebug = "UCCL_TCPX_LAUNCH_DEBUG";
 inline constexpr const char* kUcclPerfSize = "UCCL_TCPX_PERF_SIZE";
 inline constexpr const char* kUcclPerfIterations = "UCCL_TCPX_PERF_ITERS";
 
-// Whether it is set, and not to 0.
+// Whether the variable is set to a value other than 0.
 bool IsSwitchedOn(const char* variable) noexcept;
 
-// For `ferry info`: of each its "name", "value" (null where it is not set) and what it counts "as".
+// For `ferry info`: the "name", "value" (null if unset) and equivalent option "as" of each
+// variable.
 Json UcclVariables();
 void PrintUcclVariables(const Json& variables);
 

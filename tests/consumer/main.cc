@@ -1,3 +1,5 @@
+// A program that builds against the installed package, as its users do.
+
 #include <cstdio>
 
 #include "ferry/core/result.h"

@@ -1,3 +1,6 @@
+// Fuzzes every decoder of bytes or text from other machines: accepted values are unchanged after
+// they are written and read again, and accesses are those that a simple model allows.
+
 #include <cctype>
 #include <string>
 #include <string_view>
@@ -10,8 +13,6 @@
 #include "ferry/transfer/region.h"
 #include "tests/fuzz/script.h"
 
-// Everything that turns bytes or text from elsewhere into values: what is accepted comes out the
-// same after being written and read again, and accesses are those that a simple model allows.
 namespace ferry::fuzz {
 namespace {
 

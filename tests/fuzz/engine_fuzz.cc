@@ -1,3 +1,9 @@
+// Fuzzes the engine with a peer that completes the handshake and then sends anything, in any
+// order, cut anywhere, while this side registers memory and reads, writes, sends, receives,
+// cancels and deregisters. Each buffer is a separate allocation that is freed as soon as the
+// engine reports that it no longer uses it, so AddressSanitizer detects any access beyond or after
+// that. At the end every operation has ended and nothing remains of the connection.
+
 #include <array>
 #include <cstring>
 #include <deque>
@@ -9,11 +15,6 @@
 #include "tests/fuzz/script.h"
 #include "tests/fuzz/scripted_lane.h"
 
-// A peer that has greeted properly and then says anything, in any order, cut anywhere, while this
-// side registers memory and reads, writes, sends, receives, cancels and deregisters. Each buffer is
-// an allocation of its own that is freed as soon as the engine says that it is done with it, so
-// AddressSanitizer sees any touch beyond or after that. At the end every operation has ended and
-// nothing is left of the connection.
 namespace ferry::fuzz {
 namespace {
 
@@ -163,7 +164,7 @@ class Session {
       FERRY_CHECK(Includes(memory->region->state()->rights, Rights::kWrite) && !memory->revoked);
     }
   }
-  // Of what the peer reads only the bounds are looked at: our own writes send from any region.
+  // Only the bounds of the peer's reads are checked: our own writes send from any region.
   void CheckRead(std::span<const iovec> pieces) {
     for (const iovec& piece : pieces) (void)Holding(piece);
   }
@@ -301,7 +302,7 @@ class Session {
     Tell(&lanes_[0], Type::kDelivered, operation, body);
   }
 
-  // What a good peer could answer to the next frame.
+  // Sends a valid answer to the next frame.
   void Answer(PeerLane* lane) {
     const std::uint8_t how = script_->U8();
     halves_ = (how & 128) != 0;
@@ -332,7 +333,7 @@ class Session {
     return heard_.empty() ? nullptr : &heard_[heard_.size() - 1 - at % heard_.size()];
   }
 
-  // Of one of our regions, of one that was opened for the peer, or nonsense.
+  // The key of one of our regions, of one opened for the peer, or random bytes.
   wire::KeyBody PickKey() {
     const std::size_t at = script_->U8();
     wire::KeyBody key;

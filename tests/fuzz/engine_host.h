@@ -1,3 +1,5 @@
+// The endpoints that the engine's fuzzer talks to, and the objects that each side holds of the
+// other.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -12,7 +14,6 @@
 #include "ferry/transfer/endpoint.h"
 #include "tests/fuzz/scripted_lane.h"
 
-// The endpoints that the engine's fuzzer talks to, and what both sides hold of one another.
 namespace ferry::fuzz {
 
 namespace wire = transfer::wire;

@@ -1,3 +1,8 @@
+// Fuzzes the handshake: pending peers that send anything to an endpoint, and listeners that answer
+// anything, with and without a secret, from this machine and from others. No connection is made
+// with a peer that has not proved that it knows the secret, Connect() ends, and nothing remains of
+// the pending peers once they have gone.
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -11,10 +16,6 @@
 #include "tests/fuzz/script.h"
 #include "tests/fuzz/scripted_lane.h"
 
-// Strangers that greet an endpoint, and listeners that an endpoint greets, in any words; with and
-// without a secret, from this machine and from another. No connection comes about by which somebody
-// is let in who has not shown that he knows the secret, Connect() ends, and once all strangers are
-// gone nothing is left of them.
 namespace ferry::fuzz {
 namespace {
 
@@ -287,7 +288,7 @@ class Session {
     wire::Append(meta, proof);
   }
 
-  // Of a listener: what it lets us in with, and its proof.
+  // A listener's answer that admits us, and its proof.
   void AppendAnswer(const Stranger& stranger, std::span<const std::byte> body, std::uint8_t odd,
                     std::vector<std::byte>* meta) {
     meta->insert(meta->end(), body.begin(), body.end());

@@ -1,3 +1,7 @@
+// Fuzzes a TCP lane whose peer sends anything, cut anywhere, while the lane's user places,
+// discards, pauses, moves and sends. The bytes that arrive must equal those that a second parser
+// finds in the bytes sent.
+
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -19,8 +23,6 @@
 #include "ferry/net/tcp/tls_failure.h"
 #include "tests/fuzz/script.h"
 
-// A TCP lane whose peer sends anything, cut anywhere, while the lane's user places, discards,
-// pauses, moves and sends. What arrives is what a second parser finds in the bytes that were sent.
 namespace ferry::fuzz {
 namespace {
 
@@ -362,7 +364,8 @@ class Session {
     OnLoop([&] { lane_->Send(&frame); });
   }
 
-  // What the lane has sent; only its amount is looked at, the conformance suite compares bytes.
+  // Reads the lane's output; only its length is checked, because the conformance suite compares
+  // bytes.
   void Drain() {
     std::byte sink[16384];
     const ssize_t n = ::recv(peer_.get(), sink, sizeof sink, MSG_DONTWAIT);

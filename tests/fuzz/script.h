@@ -1,3 +1,4 @@
+// Turns the fuzzer's bytes into a sequence of decisions.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,3 +1,5 @@
+// Implements lanes whose peer is a script.
+
 #include "tests/fuzz/scripted_lane.h"
 
 #include <atomic>
@@ -247,13 +249,13 @@ void Settle(EventLoop& loop, int turns) {
 
 }  // namespace ferry::fuzz
 
-// Of every fuzzer with scripted lanes.
+// Options of every fuzzer with scripted lanes.
 extern "C" int LLVMFuzzerInitialize(int* /*argc*/, char*** /*argv*/) {
   ferry::SetLogLevel(ferry::LogLevel::kOff);
   return 0;
 }
 
-// What OpenSSL keeps for a thread it frees at the thread's end, which the workers do not come to.
+// OpenSSL frees its per-thread data at the thread's end, which the workers never reach.
 extern "C" const char* __lsan_default_suppressions() {  // NOLINT: its name is the sanitizer's
   return "leak:CRYPTO_zalloc\n";
 }

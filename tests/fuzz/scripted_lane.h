@@ -1,3 +1,6 @@
+// A provider whose lanes lead to a script instead of another process: the engine receives the
+// script's bytes frame by frame and, within a payload, byte by byte; the script decides when it
+// reads the engine's frames. Everything runs on the single loop of an endpoint with one worker.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -8,9 +11,6 @@
 
 #include "ferry/net/provider.h"
 
-// A provider whose lanes lead to a script in place of another process: what the script says is
-// heard frame by frame and, within a payload, byte by byte; what the engine says is read when the
-// script does so. Everything on the one loop of an endpoint with one worker.
 namespace ferry::fuzz {
 
 // A frame as it went over the wire.
@@ -66,7 +66,7 @@ class PeerEnd {
 
 class ScriptedLane final : public net::Lane {
  public:
-  // `local`: whether its peer counts as one on this machine.
+  // `local`: whether its peer counts as local to this machine.
   ScriptedLane(std::shared_ptr<PeerEnd> peer, bool local);
   ~ScriptedLane() override;
 
@@ -105,9 +105,9 @@ class ScriptedProvider final : public net::Provider {
                Deadline deadline, Connected connected) override;
 
   EventLoop& loop() const noexcept { return *loop_; }
-  // OnLoop: a stranger comes in.
+  // On the loop: a pending peer connects.
   std::shared_ptr<PeerEnd> Knock(bool local = true);  // as the lane's
-  // What Connect() answers; null refuses.
+  // The lane's peer end that Connect() returns; null refuses.
   std::function<std::unique_ptr<net::Lane>()> on_connect;
 
  private:

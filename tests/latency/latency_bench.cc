@@ -1,3 +1,5 @@
+// Latency of small operations between two processes; bench/latency runs it.
+
 #include <fmt/core.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>

@@ -229,7 +229,7 @@ TEST_F(Told, WhatItAsksForAtOnceOrWhenItIsPosted) {
   EXPECT_EQ(credit[1].receives, 1U);
 }
 
-// Of 100 bytes 50 come before the receive of tag 7, on the first of two lanes.
+// 50 of 100 bytes arrive before the receive of tag 7, on the first of two lanes.
 class HalfEarly : public ::testing::Test {
  protected:
   HalfEarly() {

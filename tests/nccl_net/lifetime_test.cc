@@ -323,7 +323,8 @@ TEST(Lifetime, WhoeverHasNoKeyIsNotLetIn) {
 }
 
 #if !defined(__SANITIZE_THREAD__)  // which does not follow a process with threads through fork()
-// What a child finds wrong, or nothing: with what its parent has made, and then with its own.
+// The first failure that a child finds, or nothing: with its parent's objects, and then with its
+// own.
 std::string FaultsOfChild(NcclHost& host, CommPair& pair, void* request) {
   std::string faults;
   Bytes memory(100);

@@ -1,3 +1,5 @@
+// Entry point of the NCCL plugin's tests and of their peer processes.
+
 #include <gtest/gtest.h>
 
 #include "tests/nccl_net/nccl_peer.h"

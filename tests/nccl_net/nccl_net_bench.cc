@@ -1,5 +1,5 @@
-// What a network plugin of NCCL's carries between two processes of this machine, each with one
-// thread that polls, as NCCL's proxy does:
+// Measures the messages that an NCCL network plugin carries between two processes of this machine,
+// each with one thread that polls, as NCCL's proxy does:
 //
 //   ferry_nccl_bench PLUGIN SIZE COMMS DEPTH SECONDS [both]      messages one way, or both ways
 //   ferry_nccl_bench PLUGIN SIZE pingpong SECONDS [DEPTH]        half a round trip, with so many
@@ -56,7 +56,7 @@ double CpuSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-// Messages of one comm that are under way, each with a place of its own.
+// The messages of one comm in flight, each with its own place in memory.
 class Stream {
  public:
   Stream(NcclHost* host, void* comm, bool sends, const BenchCase& what)

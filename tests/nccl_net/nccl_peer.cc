@@ -1,3 +1,5 @@
+// Implements the peer process that drives the NCCL plugin.
+
 #include "tests/nccl_net/nccl_peer.h"
 
 #include <algorithm>

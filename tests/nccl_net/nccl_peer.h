@@ -1,3 +1,4 @@
+// A peer process that drives the NCCL plugin.
 #pragma once
 #include <memory>
 #include <string>

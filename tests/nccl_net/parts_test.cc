@@ -290,7 +290,7 @@ TEST(NcclTuner, IsTheOneThatTheVariableNamesOrOurs) {
   EXPECT_EQ(named("/proc/self/exe"), RankTuner::kThisLibrary);
 }
 
-// Of another name, or another length, behind links and in any folder.
+// Files with another name, or of another length, behind links and in any folder.
 TEST(NcclTuner, OtherLibrariesAreComparedByTheirFileAndNotByTheirPath) {
   const auto folder = ::testing::TempDir() + fmt::format("/tuners_{}", ::getpid());
   const auto file = [&](const char* place, const char* name, std::size_t more) {

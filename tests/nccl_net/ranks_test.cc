@@ -71,7 +71,7 @@ class ScopedVariable {
 };
 
 testing::AskedPeer PeerWith(const char* name, const std::string& value) {
-  // What the plugin has set in this process.
+  // The variables that the plugin has set in this process.
   const ScopedVariable channels("NCCL_MIN_NCHANNELS", "");
   const ScopedVariable chunk("NCCL_P2P_NET_CHUNKSIZE", "");
   const ScopedVariable variable(name, value);

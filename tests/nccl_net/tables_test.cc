@@ -1,4 +1,4 @@
-// What each version's table does, both ends in this process.
+// Tests the function table of each version, with both ends in this process.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -178,7 +178,7 @@ TEST_P(EveryTable, ReceivesWhatSmallerMessagesHaveOvertaken) {
     Bytes into(i < 16 ? 1 << 20 : 65'536);
     ASSERT_EQ(WaitFor(host_, Receive(&into), nullptr, Soon()), abi::kSuccess) << i;
     EXPECT_TRUE(std::equal(sent[i].begin(), sent[i].end(), into.begin()));
-    // What has been told is heard, and used.
+    // The values that were set are read and used.
     for (int polls = 0; polls < 1000; ++polls) {
       for (void*& send : sends) {
         int done = 0;
@@ -364,8 +364,8 @@ class Tuner : public ::testing::Test {
   static constexpr int kProtocols = 3;
   static constexpr int kAllGather = 2;
   static constexpr int kAllReduce = 4;
-  // What it says of a collective of two ranks or more: the number of channels (0: as NCCL has it),
-  // and what is left of `costs`.
+  // The tuner's answer for a collective of two ranks or more: the number of channels (0: NCCL's
+  // default), and what is left of `costs`.
   int Ask(std::size_t ranks, std::size_t nodes, std::size_t bytes,
           std::vector<float>* costs = nullptr, int collective = kAllReduce) {
     void* context = nullptr;

@@ -99,7 +99,7 @@ int Accept(void* /*listen*/, void** comm, abi::DeviceHandle** handle) {
 
 int context_of_toy = 0;
 
-// What is the same in many versions.
+// Parts that many versions share.
 template <class Table>
 constexpr Table Common() {
   constexpr int kVersion = Table::kVersion;

@@ -448,9 +448,8 @@ INSTANTIATE_TEST_SUITE_P(Gpu, PluginSteady,
 
 // ---- the proof ----------------------------------------------------------------------------------
 
-// What Receiver does, but with the plugin's memory given back before the copy is done: then other
-// bytes than those that came are copied. So this test's counterparts above see when that goes
-// wrong.
+// As Receiver does, but returns the plugin's memory before the copy has ended: then other bytes
+// than those that came are copied. So this test's counterparts above see when that goes wrong.
 TEST(PluginTransfer, MemoryThatIsGivenBackBeforeTheCopyIsDoneIsSeen) {
   constexpr std::size_t kBytes = kChunkBytes;
   StandIn stand_in(Variables{});

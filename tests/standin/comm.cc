@@ -1,3 +1,5 @@
+// Implements the request ring that both ends of a connection share.
+
 #include "tests/standin/comm.h"
 
 #include <cstdint>

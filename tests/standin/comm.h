@@ -1,3 +1,4 @@
+// One end of a stand-in connection: its request ring and misuse checks.
 #pragma once
 #include <array>
 #include <atomic>
@@ -23,15 +24,15 @@ struct ControlRecord {
 };
 static_assert(sizeof(ControlRecord) == 16);
 
-// What the host gives with isend() and irecv().
+// The arguments of isend() and irecv().
 struct Posting {
   std::byte* data = nullptr;
   int bytes = 0;
   void* mr = nullptr;
 };
 
-// One end of a connection. One thread of the host's at a time; two at once are misuse. Its memory
-// outlives Close(), see Kept.
+// One end of a connection. The host may use it from one thread at a time; concurrent calls are
+// reported as misuse. Its memory outlives Close(), see Kept.
 //
 // Its 16 requests are a ring. Of all that were ever posted those below freed_ are free again, those
 // below finished_ have been reported (and wait for irecvConsumed), those below split_ are with the
@@ -45,7 +46,7 @@ class Comm {
 
   int device() const { return device_; }
   bool closed() const { return closed_; }
-  // Whether the calling thread is the only one in the comm; then Leave() must follow.
+  // Whether the calling thread is the only one in the comm; if true, Leave() must follow.
   bool Enter() { return !busy_.exchange(true, std::memory_order_relaxed); }
   void Leave() { busy_.store(false, std::memory_order_relaxed); }
 

@@ -1,3 +1,5 @@
+// Implements listen comms and connection handles.
+
 #include "tests/standin/connecting.h"
 
 #include <sys/socket.h>

@@ -1,3 +1,4 @@
+// Listen comms and the state behind a connection handle.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,8 +14,8 @@ namespace ferry::standin {
 
 class Dial;
 
-// What listen() writes and connect() reads, of the 128 bytes. As in the original, connect() keeps a
-// pointer to its private state in it.
+// The part of the 128-byte handle that listen() writes and connect() reads. As in the original,
+// connect() stores a pointer to its private state in it.
 struct Handle {
   std::uint64_t magic = kMagic;
   Rendezvous rendezvous;
@@ -24,7 +25,7 @@ struct Handle {
 };
 static_assert(sizeof(Handle) <= abi::kHandleBytes);
 
-// The state behind a handle, and what is left of it afterwards. Calls one at a time.
+// The state behind a handle, kept after the connection is made. Calls must not overlap.
 class Dial {
  public:
   Dial(const void* handle, std::uint64_t id, int device);
@@ -32,7 +33,7 @@ class Dial {
   bool IsOf(const void* handle, std::uint64_t id) const { return handle_ == handle && id_ == id; }
   std::uint64_t id() const { return id_; }
   void Start(Engine& engine, const Rendezvous& rendezvous);
-  // Gives a comm, or null for not yet.
+  // Returns a comm, or null while it is not ready.
   int Poll(Engine& engine, std::unique_ptr<Comm>* comm);
 
  private:

@@ -1,3 +1,5 @@
+// Implements the stand-in's process-wide state.
+
 #include "tests/standin/engine.h"
 
 #include <string>

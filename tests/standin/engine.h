@@ -1,3 +1,4 @@
+// The stand-in's process-wide state: memory, pools, live objects and faults.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -24,7 +25,7 @@ class Kept {
     objects_.emplace(raw, std::move(object));
     return raw;
   }
-  // Null for a pointer that is none of these.
+  // Null for an unknown pointer.
   T* Find(const void* pointer) {
     const std::lock_guard lock(mutex_);
     const auto found = objects_.find(pointer);
@@ -44,10 +45,10 @@ class Kept {
   std::unordered_map<const void*, std::unique_ptr<T>> objects_;
 };
 
-// What init() makes, once in a process, for good. Any thread.
+// The objects that init() makes once in a process and never frees. Any thread.
 class Engine {
  public:
-  // An Outcome, with a log line if it is a bad one.
+  // Makes the engine; returns an Outcome and logs a failure.
   static int Start(abi::Logger logger);
   // Null before.
   static Engine* Running();
@@ -57,10 +58,10 @@ class Engine {
   // The one pool of a device; null, with a log line, if there is no memory.
   Pool* PoolOf(int device);
   unsigned long pages_in_use();
-  // Of the pool that begins there; 0 where none does.
+  // Size of the pool that begins at this address; 0 if there is none.
   std::uint64_t PoolBytesAt(const void* base);
 
-  // Whether this is the time that the fault which the settings ask for is to strike. Counts.
+  // Whether the configured fault strikes this time. Each call counts.
   bool Hit(Fault fault);
   // A different one each time, the same in each run.
   std::uint64_t NextSeed();

@@ -1,3 +1,5 @@
+// Tests the faults that the stand-in injects on request.
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +32,7 @@ class Struck {
               [](const auto& a, const auto& b) { return a.dst < b.dst; });
     for (const auto& one : fragments_) bytes_ += one.len;
   }
-  // What is wrong with a row does not harm the stand-in itself.
+  // A faulty row does not harm the stand-in itself.
   ~Struck() {
     if (request_ != nullptr) {
       EXPECT_EQ(pair_.Consume(request_), abi::kSuccess);

@@ -1,3 +1,5 @@
+// Cuts messages into fragments and injects faulty rows.
+
 #include "tests/standin/fragments.h"
 
 #include <algorithm>

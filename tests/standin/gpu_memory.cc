@@ -1,3 +1,5 @@
+// GPU memory of the stand-in, through CUDA's driver API.
+
 #include <dlfcn.h>
 
 #include <cstddef>
@@ -208,7 +210,7 @@ class CuMemory : public Memory {
                 "cuMemcpyDtoHAsync") &&
            inside.Synchronize();
   }
-  // What is poisoned while a kernel of the host's runs may have to wait for that, which may wait
+  // Poisoning while a kernel of the host's runs may have to wait for that kernel, which may wait
   // for the caller.
   void* Poison(int device, std::span<const std::span<std::byte>> memory) override {
     Inside inside(*this, device);
@@ -317,7 +319,7 @@ class CuMemory : public Memory {
     if (free.size() >= kMostFreeStreams) return;
     if (CuStream const made = MakeStream(); made != nullptr) free.push_back(made);
   }
-  // Of high priority, so that it shares no queue of the device with the host's streams.
+  // High priority, so that it shares no hardware queue with the host's streams.
   CuStream MakeStream() {
     constexpr unsigned kNonBlocking = 1;
     constexpr int kHighest = -100;  // is clamped

@@ -1,3 +1,6 @@
+// Tests the stand-in's GPU mode with a fake driver; FERRY_STANDIN_TEST_DRIVER=libcuda.so.1 selects
+// a real one.
+
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +12,6 @@
 
 #include "tests/standin/testing/host.h"
 
-// GPU mode, with a driver that has no GPU; FERRY_STANDIN_TEST_DRIVER=libcuda.so.1 has these tests
-// use a real one.
 namespace ferry::standin::testing {
 namespace {
 

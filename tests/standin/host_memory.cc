@@ -1,3 +1,5 @@
+// Host memory in place of GPU memory, for machines without a GPU.
+
 #include <cstdlib>
 #include <cstring>
 

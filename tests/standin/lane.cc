@@ -1,3 +1,5 @@
+// Implements the thread of a data socket.
+
 #include "tests/standin/lane.h"
 
 #include <sys/socket.h>

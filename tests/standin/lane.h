@@ -1,3 +1,4 @@
+// A data socket with the thread that moves its bytes.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -38,7 +39,7 @@ class Lane {
  public:
   // `work` moves a task's bytes, on the thread; false if it cannot.
   Lane(Socket socket, std::function<bool(Lane&, const Task&)> work, DoneTasks* done);
-  // Interrupts the task under way.
+  // Interrupts the task in flight.
   ~Lane();
 
   int fd() const { return socket_.get(); }

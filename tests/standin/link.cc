@@ -1,3 +1,5 @@
+// Implements making the sockets of a connection.
+
 #include "tests/standin/link.h"
 
 #include <netinet/in.h>
@@ -42,7 +44,7 @@ sockaddr_in Loopback(std::uint32_t port) {
   return address;
 }
 
-// What bind(), connect() and getsockname() take.
+// The address in the form of bind(), connect() and getsockname().
 sockaddr* Generic(sockaddr_in& address) {
   return static_cast<sockaddr*>(static_cast<void*>(&address));
 }

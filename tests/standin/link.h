@@ -1,3 +1,4 @@
+// The sockets of a stand-in connection, over 127.0.0.1.
 #pragma once
 #include <condition_variable>
 #include <cstddef>
@@ -10,7 +11,6 @@
 
 #include "ferry/core/unique_handle.h"
 
-// The sockets of a connection, over 127.0.0.1.
 namespace ferry::standin {
 
 struct SocketTraits {
@@ -25,7 +25,7 @@ struct Link {
   std::vector<Socket> data;
 };
 
-// Which listener is meant, and how many data sockets it expects.
+// Identifies a listener and the number of data sockets that it expects.
 struct Rendezvous {
   std::uint64_t id = 0;
   std::uint32_t port = 0;
@@ -37,9 +37,10 @@ struct Rendezvous {
 bool SendAll(int fd, const std::byte* from, std::size_t bytes);
 bool ReceiveAll(int fd, std::byte* to, std::size_t bytes);
 
-// Listens at a port of the system's choice, `*port`. Invalid, with a log line, if that fails.
+// Listens on a port chosen by the system and writes it to `*port`. On failure it logs the reason
+// and returns an invalid descriptor.
 Socket ListenOnLoopback(std::uint32_t* port);
-// Block until the other side has all its sockets. What fails has been logged.
+// Block until the other side has all its sockets. Failures are logged.
 std::optional<Link> ConnectLink(const Rendezvous& rendezvous);
 std::optional<Link> AcceptLink(int listener, const Rendezvous& rendezvous);
 
@@ -51,11 +52,11 @@ class Attempt {
   // The thread is nobody's, as in the original: it ends when `make` does, and shares the attempt
   // with whoever polls.
   static std::shared_ptr<Attempt> Start(std::function<std::optional<Link>()> make);
-  // Of a fault: never ready.
+  // For an injected fault: an attempt that never becomes ready.
   static std::shared_ptr<Attempt> Never();
 
   State state();
-  // Once, of an attempt that is kReady.
+  // Takes the result of an attempt that is kReady. Call once.
   Link TakeLink();
 
  private:

@@ -1,3 +1,4 @@
+// Interface to device memory: real GPU memory or host memory.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -13,8 +14,8 @@ struct Placement {
   std::size_t bytes = 0;
 };
 
-// All that differs between a GPU and its absence. Any thread; calls but Poison() return when their
-// work is done. What fails has been logged.
+// Operations that differ between GPU memory and its host substitute. Any thread may call them; all
+// except Poison() return when their work is done. Failures are logged.
 class Memory {
  public:
   virtual ~Memory() = default;
@@ -27,7 +28,7 @@ class Memory {
   // Memory of the host's that the device reaches, zeroed.
   virtual std::byte* AllocatePinned(int device, std::size_t bytes) = 0;
   virtual void FreePinned(int device, std::byte* memory) = 0;
-  // Where the device finds pinned memory.
+  // The device address of pinned memory.
   virtual std::byte* DeviceAddress(int device, std::byte* pinned) = 0;
 
   virtual bool Place(int device, std::span<const Placement> placements) = 0;

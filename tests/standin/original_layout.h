@@ -1,10 +1,11 @@
+// Structures that GPUDirect-TCPX (plugin 3.1.9) keeps behind its handles, as the plugin writes
+// them. Written for the stand-in from the description of the plugin and not shared with
+// ferry/net/plugin, which reads them, so that a wrong offset on one side shows as a mismatch.
+// Offsets are for LP64.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-// What GPUDirect-TCPX (plugin 3.1.9) keeps behind its handles, as the plugin writes it. Written for
-// the stand-in from the description of the plugin, and not shared with ferry/net/plugin, which
-// reads it: an offset that is wrong on one side shows between the two. Offsets hold for LP64.
 namespace ferry::standin::tcpx {
 
 inline constexpr std::size_t kRows = 16;                       // receives under way, of one comm

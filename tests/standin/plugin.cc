@@ -1,3 +1,6 @@
+// The function table that a host finds by dlsym. It converts the host's pointers to objects and
+// rejects those that are unknown or closed.
+
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -7,8 +10,6 @@
 #include "tests/standin/connecting.h"
 #include "tests/standin/plugin_abi.h"
 
-// The table that a host finds by dlsym. It turns pointers of the host's into objects, and says no
-// to those that are none, or are no more.
 namespace ferry::standin {
 namespace {
 
@@ -38,7 +39,7 @@ int WithEngine(const char* call, Body body) noexcept {
   }
 }
 
-// Runs `body` with the comm, if that is one, is alive, and nobody else is in it.
+// Runs `body` with the comm if the pointer is a live comm that no other thread is using.
 template <class Body>
 int WithComm(const char* call, const void* pointer, Body body) noexcept {
   return WithEngine(call, [&](Engine&) {
@@ -255,7 +256,7 @@ int IrecvConsumed(void* recv_comm, int count, void* request) {
 }  // namespace
 }  // namespace ferry::standin
 
-// Of NCCL's ncclNet_v7_t; a host reads `name` before init(), so the variable is read at load.
+// The name in NCCL's ncclNet_v7_t; a host reads it before init(), so the variable is read at load.
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
 __attribute__((visibility("default"))) ferry::standin::abi::TableV7 ncclNetPlugin_v7 = {

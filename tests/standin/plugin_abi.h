@@ -1,10 +1,10 @@
+// Version 7 of NCCL's network plugin interface as a plugin sees it. Written for the stand-in from
+// the description of NCCL's plugin headers and not shared with ferry/net/plugin, which drives it,
+// so that a wrong offset on one side shows as a mismatch. Offsets are for LP64.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-// Version 7 of NCCL's network plugin interface, as a plugin sees it. Written for the stand-in from
-// the description of NCCL's plugin headers, and not shared with ferry/net/plugin, which drives it:
-// an offset that is wrong on one side shows between the two. Offsets hold for LP64.
 namespace ferry::standin::abi {
 
 // ncclResult_t, as far as the stand-in returns it.

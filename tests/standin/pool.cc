@@ -1,3 +1,5 @@
+// Implements the pool of bounce buffers.
+
 #include "tests/standin/pool.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The pool of bounce buffers of a device.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -12,10 +13,10 @@
 
 namespace ferry::standin {
 
-// Most fragments that a row is given: one less than it holds, as in the original.
+// Maximum number of fragments in a row: one less than its capacity, as in the original.
 inline constexpr std::size_t kMostFragments = tcpx::kRowFragments - 1;
 
-// Where a message lies until it is consumed. Plain data.
+// The pages of a message until it is consumed.
 struct Landing {
   struct Run {
     std::uint32_t page = 0;
@@ -36,7 +37,7 @@ class Pool {
   };
   Pool(Memory& memory, int device, const Shape& shape, std::uint64_t seed);
 
-  // Null if there was no memory.
+  // Null if memory could not be allocated.
   std::byte* base() const { return base_; }
   std::uint64_t bytes() const { return std::uint64_t{kPageBytes} * used_.size(); }
 
@@ -47,7 +48,7 @@ class Pool {
   // Poisons the pages before they are free again.
   void Give(const Landing& landing);
 
-  // Waits for what is being poisoned.
+  // Blocks until all poisoning has ended.
   unsigned long pages_in_use();
 
  private:
@@ -62,7 +63,7 @@ class Pool {
   bool IsFree(std::uint32_t page, std::uint32_t pages) const;
   std::uint32_t Below(std::uint64_t limit);
   void MarkFree(const Landing& landing);
-  // What has been poisoned.
+  // The pages that have been poisoned.
   void Reclaim();
 
   Memory& memory_;

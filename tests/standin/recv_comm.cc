@@ -1,3 +1,5 @@
+// Implements the receiving end of a stand-in connection.
+
 #include "tests/standin/recv_comm.h"
 
 #include <sys/socket.h>
@@ -91,7 +93,7 @@ int RecvComm::Progress() {
     if (request.offset == request.size) ++split_;
     record_bytes_ = 0;
   }
-  // What has been announced may still come.
+  // Announced bytes may still arrive.
   const bool has_record = record_bytes_ == sizeof(record_);
   if (!control_ended_ || has_record || split_ == posted_ || split_ > finished_) {
     return abi::kSuccess;
@@ -160,7 +162,7 @@ void RecvComm::TakeRow(tcpx::Request* request) {
   std::atomic_ref(*request->count).store(0, std::memory_order_relaxed);
 }
 
-// Of those that strike at a receive.
+// Applies the faults that affect a receive.
 Fault RecvComm::FaultOfNext() {
   switch (const Fault fault = engine_.settings().fault) {
     case Fault::kExitNoCmsg:

@@ -1,3 +1,4 @@
+// The receiving end of a stand-in connection.
 #pragma once
 #include <array>
 #include <random>
@@ -13,13 +14,13 @@ class RecvComm final : public Comm {
   // Null, with a log line, if the device has no memory for it.
   static std::unique_ptr<RecvComm> Make(Engine& engine, int device, Link link);
 
-  // What accept() says of it.
+  // The device handle that accept() returns.
   abi::DeviceHandle Handle() const;
   int Receive(const Posting& posting, void** request);
   int Consumed(const void* request);
 
  private:
-  // Of a request, from its first control record until it is consumed.
+  // State of a request from its first control record until it is consumed.
   struct Arrival {
     std::uint64_t posted = 0;  // bytes
     Landing landing;

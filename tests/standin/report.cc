@@ -1,3 +1,5 @@
+// Implements log lines and the count of misuses.
+
 #include "tests/standin/report.h"
 
 #include <atomic>

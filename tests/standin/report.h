@@ -1,8 +1,8 @@
+// Reports of the stand-in to its host: lines through NCCL's logger, and the count of the host's
+// misuses. Any thread may call them.
 #pragma once
 #include "tests/standin/plugin_abi.h"
 
-// What the stand-in tells its host: lines through NCCL's logger, and the count of the host's
-// mistakes. Any thread.
 namespace ferry::standin {
 
 void BeginReporting(abi::Logger logger, bool abort_on_misuse);

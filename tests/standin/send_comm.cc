@@ -1,3 +1,5 @@
+// Implements the sending end of a stand-in connection.
+
 #include "tests/standin/send_comm.h"
 
 #include <sys/socket.h>

@@ -1,3 +1,4 @@
+// The sending end of a stand-in connection.
 #pragma once
 #include <array>
 #include <memory>

@@ -1,3 +1,5 @@
+// Reads the stand-in's settings from environment variables.
+
 #include "tests/standin/settings.h"
 
 #include <cerrno>

@@ -1,3 +1,4 @@
+// Settings of the stand-in and the faults that it injects.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -5,7 +6,7 @@
 
 namespace ferry::standin {
 
-// What the stand-in does wrong on purpose; docs/tcpx_standin.md says what each looks like.
+// Faults that the stand-in injects; docs/tcpx_standin.md describes the effect of each.
 enum class Fault {
   kNone,
   kIsendRc2,

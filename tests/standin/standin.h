@@ -1,7 +1,9 @@
+// Functions that the stand-in exports for tests.
 #pragma once
 
-// What the stand-in exports beside ncclNetPlugin_v7, for tests: find them by dlsym in the same
-// library. Any thread. docs/tcpx_standin.md says what the stand-in is, and names its variables.
+// Symbols that the stand-in exports for tests besides ncclNetPlugin_v7: find them by dlsym in the
+// same library. Any thread. docs/tcpx_standin.md says what the stand-in is, and names its
+// variables.
 extern "C" {
 // NOLINTBEGIN(readability-identifier-naming): C names
 
@@ -11,7 +13,7 @@ unsigned long ferry_standin_misuses();
 const char* ferry_standin_last_misuse();
 // Forgets them. Not the settings, which the first init() reads for good.
 void ferry_standin_reset();
-// Of the bounce pools together: 0 once everything is consumed.
+// Bytes in use over all bounce pools; 0 once everything is consumed.
 unsigned long ferry_standin_pages_in_use();
 // For hosts, as ferry/net/plugin/plugin.h has it; the original has no such function. The bytes of
 // the pool that begins there; 0 where none does.

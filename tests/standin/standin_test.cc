@@ -1,3 +1,5 @@
+// Tests of the stand-in: data, limits, misuse and closing.
+
 #include "tests/standin/standin.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +25,7 @@ bool SameBytes(const Pair& pair, std::size_t bytes) {
   return std::memcmp(pair.source(), pair.target(), bytes) == 0;
 }
 
-// All chunks of a pair's buffers, with up to 16 under way in each direction, in the order in which
+// All chunks of a pair's buffers, with up to 16 in flight in each direction, in the order in which
 // the original takes them. Counts the entries that do not follow the one before them.
 struct Transfer {
   Pair& pair;

@@ -162,7 +162,7 @@ def _offer(weights, peer):
 
 
 class _Offer:
-    """What a peer has said that it receives."""
+    """The tensors that a peer has announced it receives."""
 
     def __init__(self, peer, timeout):
         self.peer, self.timeout = peer, timeout

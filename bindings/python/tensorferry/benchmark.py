@@ -1,4 +1,4 @@
-"""How long a kernel takes, what that is of the machine's best, and where a program's time goes."""
+"""Times kernels, compares them with the machine's limits, and profiles programs."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""What goes wrong, by what the caller can do about it."""
+"""Exceptions of the package, by what the caller can do about them."""
 
 
 class Error(Exception):

@@ -1,4 +1,4 @@
-"""What the tests of tensorferry.nanovllm share: small models, and what they should say."""
+"""Small models with their expected outputs, for the tests of tensorferry.nanovllm."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""The other process of a test: does what it is told, a line of JSON at a time, and answers likewise."""
+"""The peer process of a test: executes commands, one line of JSON each, and answers with one line each."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What is measured is not judged here, only that it is told."""
+"""Tests that benchmarks report their measurements; the values are not judged."""
 
 import json
 

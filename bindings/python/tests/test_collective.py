@@ -1,4 +1,4 @@
-"""Many tensors at once, and the examples."""
+"""Tests of transfers of many tensors at once, and of the examples."""
 
 import pathlib
 import subprocess
@@ -106,7 +106,7 @@ def test_kept_weights_are_written_by_nobody_between_pushes(two_peers):
     with pytest.raises(tensorferry.Refused, match="has not taken back"):
         ours[0].write(late, ours[0].import_region(keys[0])).wait(SECONDS)
     assert (into.tensors["a"] == 7).all()
-    # What fails may have left somebody in the memory, so nothing is kept of it.
+    # A failed transfer may still be writing to the memory, so none of it is kept.
     joins = [receiving(theirs[0], into)]
     with pytest.raises(tensorferry.InvalidArgument, match="does not have 'more'"):
         transfer.push_weights(weights(7) | {"more": np.zeros(1)}, ours[:1], SECONDS)

@@ -1,4 +1,4 @@
-"""What a child of fork() may do with its parent's objects: nothing, and that at once."""
+"""Tests that a forked child cannot use its parent's objects, and that each use fails at once."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Importing the package is quick, and brings what is heavy only when that is used."""
+"""Tests that importing the package is quick and loads heavy modules only when they are used."""
 
 import subprocess
 import sys

@@ -68,7 +68,7 @@ def each_element_is_right(name, ours, formula, arguments):
     arguments = tuple(map(wide, arguments))
     # The formulas compute in float32: 16 of its roundings are allowed twice, for theirs, too.
     right = [x.double() for x in tuple_of(formula(*arguments))]
-    # What is rounded on the way may be subnormal, and is then multiplied by a weight.
+    # An intermediate value may be rounded as a subnormal number and then be multiplied by a weight.
     factor = max([1.0] + [x.abs().max().item() for x in arguments
                           if isinstance(x, torch.Tensor) and x.numel()])
     for mine, exact, terms in zip(tuple_of(ours), right, terms_of(name, arguments, right)):
@@ -151,7 +151,7 @@ def table(positions, size, device):
 
 
 def tokens(device, dtype=torch.bfloat16, count=6, q_heads=4, kv_heads=2, size=64, pages=3):
-    """What qk_norm_rope_store takes."""
+    """The arguments of qk_norm_rope_store."""
     slots = torch.randperm(pages * 16)[:count].to(torch.int32)
     slots[count // 2] = -1
     return dict(

@@ -1,4 +1,4 @@
-"""Modules on our kernels, against the same without them."""
+"""Tests of modules on our kernels against the same modules without them."""
 
 import copy
 import pickle

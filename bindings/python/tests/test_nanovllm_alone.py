@@ -1,4 +1,4 @@
-"""tensorferry.nanovllm without nano-vllm: what it says is missing, and what it puts there."""
+"""Tests of tensorferry.nanovllm without nano-vllm: its errors, and its substitutes for missing modules."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Inputs of steps, through a ring of slots and one copy."""
+"""Tests of the staging of step inputs through a ring of slots and one copy."""
 
 import random
 

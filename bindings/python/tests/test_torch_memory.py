@@ -1,4 +1,4 @@
-"""Tensors as memory."""
+"""Tests of torch tensors as transfer memory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Two processes."""
+"""Tests of transfers between two processes."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""What type checkers are told of the native module is what it has."""
+"""Tests that the type stubs of the native module match it."""
 
 import ast
 import pathlib

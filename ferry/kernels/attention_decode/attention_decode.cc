@@ -1,3 +1,5 @@
+// Checks arguments, plans and launches decode attention.
+
 #include "ferry/kernels/attention_decode/attention_decode.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,5 @@
+// Kernels of decode attention: one thread block per part of a sequence, then a merge of the parts.
+
 #include <cstdint>
 
 #include "ferry/cuda/launch.cuh"
@@ -45,10 +47,10 @@ struct DecodeParameters {
   float scale;  // with log2(e)
 };
 
-// A part's sum of weights, each 2^(score * scale - base).
+// The sum of the weights of a part, each 2^(score * scale - base).
 __device__ __forceinline__ float2 PartSum(float base, float sum) { return {base, sum}; }
 
-// Of a sum of weights; 0 where there were none. NaN stays NaN.
+// Reciprocal of a sum of weights; 0 if there were none. NaN stays NaN.
 __device__ __forceinline__ float InverseOf(float sum) { return sum == 0 ? 0.0F : 1 / sum; }
 
 // Where a thread block is in the grid: parts first, then sequences; then row tiles of heads.

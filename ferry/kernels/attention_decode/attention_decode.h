@@ -1,3 +1,4 @@
+// Decode attention: its arguments, plan and both forms.
 #pragma once
 #include <cstdint>
 
@@ -13,16 +14,16 @@
 // and g = h / (heads / kv_heads), as in grouped-query attention (Ainslie et al. 2023).
 namespace ferry::kernels {
 
-// How the work is dealt out: the result of PlanDecode(), or of who knows better.
+// How the work is divided: the result of PlanDecode(), or the caller's own choice.
 struct DecodePlan {
-  // Parts into which each sequence is cut, each for a thread block of its own; a second kernel puts
-  // them together. Lengths are read on the device: the parts of a short sequence are short or
+  // Number of parts of each sequence. Each part has its own thread block, and a second kernel
+  // merges them. Lengths are read on the device, so the parts of a short sequence are short or
   // empty.
   int splits = 1;
   // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256.
   int stages = 2;
-  // The second kernel may come to the GPU while the first one ends. Needs compute capability 9, and
-  // means nothing elsewhere.
+  // Launches the second kernel with programmatic dependent launch, so that it may start while the
+  // first one ends. Needs compute capability 9; ignored elsewhere.
   bool early = false;
   friend bool operator==(const DecodePlan&, const DecodePlan&) = default;
 };
@@ -33,14 +34,15 @@ struct DecodeShape {
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
   std::int64_t head_size = 0;
-  // Of the longest sequence that may come, at most max_blocks * block. A graph is captured once for
-  // all lengths up to this.
+  // Tokens of the longest expected sequence, at most max_blocks * block. A graph captured once
+  // serves all lengths up to this.
   std::int64_t most_tokens = 0;
 };
 
-// As few parts as keep the GPU's multiprocessors about as busy as any number would.
+// Chooses the smallest number of parts that keeps the GPU's multiprocessors about as busy as any
+// other number would.
 DecodePlan PlanDecode(const DecodeShape& shape, const cuda::DeviceFacts& facts) noexcept;
-// Floats that AttentionDecodeArgs::workspace must have: 0 for one part.
+// Number of floats that AttentionDecodeArgs::workspace must have; 0 for one part.
 std::int64_t DecodeWorkspace(const DecodeShape& shape, int splits) noexcept;
 
 struct AttentionDecodeArgs {
@@ -51,16 +53,16 @@ struct AttentionDecodeArgs {
   // 256.
   Tensor k_cache;
   Tensor v_cache;
-  // int32 [batch, max_blocks]. Entries behind those that context_lens[b] needs are not read: -1, by
-  // custom.
+  // int32 [batch, max_blocks]. Entries beyond those that context_lens[b] needs are not read; by
+  // convention they are -1.
   Tensor block_tables;
-  // int32 [batch], 0 to max_blocks * block. 0: a row of zeros in out, as for padding.
+  // int32 [batch], 0 to max_blocks * block. For 0, as used for padding, the row of out is zeros.
   Tensor context_lens;
   // [batch, heads, head_size]; shares no memory with the others.
   Tensor out;
-  // fp32 [DecodeWorkspace()] or more, contiguous; none for one part. What is in it before and after
-  // means nothing; shares no memory with the others. Calls may have one and the same if they follow
-  // each other in one stream, or wait for each other otherwise. The CPU form leaves it alone.
+  // fp32 [DecodeWorkspace()] or more, contiguous; none for one part. Its contents before and after
+  // a call are unspecified; it overlaps no other argument. Calls may share one workspace if a
+  // stream or an event orders them. The CPU form does not touch it.
   Tensor workspace;
   float scale = 0;  // > 0
   DecodePlan plan;
@@ -68,16 +70,16 @@ struct AttentionDecodeArgs {
 
 // On the GPU: bf16 and fp16, heads of 64, 128 and 256, addresses and strides that are multiples of
 // 16 bytes. Sums in float; weights are rounded to the format of v before they meet it, as
-// FlashAttention-2 does. It reads nothing out of bounds whatever lengths and tables have: too long
-// a sequence is cut at max_blocks * block, a block that is none counts as one of zeros. K and V are
-// read once for each 16 heads of a group.
+// FlashAttention-2 does. It reads nothing out of bounds whatever lengths and tables have: a
+// sequence that is too long is truncated to max_blocks * block, and an invalid block counts as
+// zeros. K and V are read once for each 16 heads of a group.
 //
-// NaN and infinite values of tokens behind a sequence's end, and of blocks that are none, are never
-// seen. A value that is NaN or infinite where its token's weight is 0 or has been rounded to it
-// gives NaN, as 0 * NaN is, here and in FlashAttention-2.
+// NaN and infinite values beyond a sequence's end and in invalid blocks never affect the result. A
+// value that is NaN or infinite where its token's weight is 0 or has been rounded to it gives NaN,
+// as 0 * NaN is, here and in FlashAttention-2.
 //
-// Errors: kInvalidArgument; kUnsupported for what only the CPU form does, and for more shared
-// memory than a thread block has on this GPU: heads of 256, and of 128 with 3 stages, need more
+// Errors: kInvalidArgument; kUnsupported for cases that only the CPU form supports, and if a thread
+// block of this GPU has too little shared memory: heads of 256, and of 128 with 3 stages, need more
 // than the 99 KiB that there are for compute capability 8.6, 8.9 and 12.
 Status AttentionDecode(const AttentionDecodeArgs& args, cuda::StreamRef stream);
 
@@ -87,7 +89,8 @@ Status AttentionDecodeCpu(const AttentionDecodeArgs& args);
 
 extern const cuda::Kernel kAttentionDecodeKernel;
 
-// What both forms need; and what the GPU's needs beyond that.
+// Checks the requirements of both forms, and the additional ones of the GPU form. Errors: as the
+// forms.
 Status CheckAttentionDecode(const AttentionDecodeArgs& args);
 Status CheckAttentionDecodeForDevice(const AttentionDecodeArgs& args);
 DecodeShape ShapeOf(const AttentionDecodeArgs& args) noexcept;

@@ -1,3 +1,5 @@
+// CPU form of decode attention.
+
 #include <cstdint>
 #include <vector>
 

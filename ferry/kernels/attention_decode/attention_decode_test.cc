@@ -1,3 +1,5 @@
+// Tests of decode attention on CPU, simulated device and GPU.
+
 #include "ferry/kernels/attention_decode/attention_decode.h"
 
 #include <fmt/core.h>

@@ -1,25 +1,26 @@
+// Sizes on which the host code and the decode kernel must agree.
 #pragma once
 #include <cstdint>
 
-// What the host and the kernel agree on.
 namespace ferry::kernels {
 
 inline constexpr int kDecodeWarps = 4;
 inline constexpr int kDecodeThreads = kDecodeWarps * 32;
-// Queries of a thread block: heads that share their K and V.
+// Queries per thread block: heads that share K and V.
 inline constexpr int kDecodeRows = 16;
-// Tokens of a warp's tile. A tile lies in one block of the cache.
+// Tokens per tile of a warp. A tile lies within one block of the cache.
 inline constexpr int kDecodeKeys = 16;
-// Tokens that a thread block takes at once.
+// Tokens that a thread block processes at once.
 inline constexpr int kDecodeStep = kDecodeWarps * kDecodeKeys;
 
-// Of 16-bit numbers: the queries, and each warp's ring of tiles of K and V.
+// Shared memory of a thread block, in bytes, for 16-bit numbers: the queries, and each warp's ring
+// of K and V tiles.
 constexpr int DecodeSharedBytes(int head_size, int stages) noexcept {
   const int row = head_size * 2;
   return kDecodeRows * row + kDecodeWarps * stages * 2 * kDecodeKeys * row;
 }
 
-// Thread blocks for the heads that share one of K and V.
+// Number of thread blocks for the `group` heads that share one head of K and V.
 constexpr std::int64_t DecodeRowTiles(std::int64_t group) noexcept {
   return (group + kDecodeRows - 1) / kDecodeRows;
 }

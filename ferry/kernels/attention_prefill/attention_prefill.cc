@@ -1,3 +1,5 @@
+// Checks arguments, selects the form and launches prefill attention.
+
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,5 @@
+// The cp.async form of prefill attention (compute capability 8 and later).
+
 #include <cstdint>
 
 #include "ferry/cuda/launch.cuh"

@@ -1,3 +1,4 @@
+// Prefill attention: its arguments, forms and tile sizes.
 #pragma once
 #include <cstdint>
 
@@ -15,9 +16,9 @@
 // can follow a prefix whose keys are there already. A query that sees no key gives zeros.
 namespace ferry::kernels {
 
-// How the GPU does it.
+// The implementation on the GPU.
 enum class PrefillForm : std::uint8_t {
-  kAuto,  // kTensorMemory where device, build and arguments can have it
+  kAuto,  // kTensorMemory if device, build and arguments support it
   // Copies by each thread (cp.async), and products by each warp: compute capability 8 and later.
   kCpAsync,
   // Copies by the copy engine (TMA), and products by warpgroups (wgmma): compute capability 9.0, in
@@ -38,19 +39,19 @@ struct AttentionPrefillArgs {
   // b + 1. The first entry is 0 and none is less than the one before.
   Tensor cu_seqlens_q;
   Tensor cu_seqlens_k;
-  // int32 [batch, max_blocks], or none: the pages of each sequence's keys. Entries behind those
-  // that it needs are not read: -1, by custom.
+  // int32 [batch, max_blocks], or none: the pages of each sequence's keys. Entries beyond those
+  // that it needs are not read; by convention they are -1.
   Tensor block_tables;
-  // [all queries, heads, head_size]; shares no memory with the others. Rows behind the last
-  // sequence stay as they are.
+  // [all queries, heads, head_size]; shares no memory with the others. Rows beyond the last
+  // sequence are not written.
   Tensor out;
-  // Of the longest sequence, or more: the GPU's form leaves out queries beyond it.
+  // At least the length of the longest sequence, in queries: the GPU form skips queries beyond it.
   std::int64_t max_seqlen_q = 0;
   float scale = 0;  // > 0
   bool causal = true;
-  // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256. With one
-  // nothing is copied while a thread block computes, with n the next n - 1 tiles are.
-  // The form kTensorMemory has 2.
+  // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256. With one,
+  // nothing is copied while a thread block computes; with n, the next n - 1 tiles are. The form
+  // kTensorMemory always uses 2.
   int stages = 2;
   PrefillForm form = PrefillForm::kAuto;
 };
@@ -58,17 +59,17 @@ struct AttentionPrefillArgs {
 // On the GPU: bf16 and fp16, heads of 64, 128 and 256, addresses and strides that are multiples of
 // 16 bytes. Sums in float; weights are rounded to the format of v before they meet it, as
 // FlashAttention-2 does. It reads nothing out of bounds whatever lengths and tables have: sequences
-// are cut where their tensors or pages end, a page that is none counts as one of zeros.
+// are cut where their tensors or pages end, an invalid page counts as zeros.
 //
-// NaN and infinite values behind a sequence's end are never seen. But a query that must not see a
-// key of its own sequence gives it a weight of 0, where both are in one tile, and 0 times a value
-// that is NaN or infinite is NaN, here and in FlashAttention-2.
+// NaN and infinite values beyond a sequence's end never affect the result. But a query that must
+// not see a key of its own sequence gives it a weight of 0, where both are in one tile, and 0 times
+// a value that is NaN or infinite is NaN, here and in FlashAttention-2.
 //
-// Errors: kInvalidArgument; kUnsupported for what only the CPU form does, and for more shared
-// memory than a thread block has on this GPU: heads of 128 with 3 stages need more than the 99 KiB
-// that there are for compute capability 8.6, 8.9 and 12. The form kTensorMemory: kInvalidArgument
-// for paged keys and for strides that a tensor map cannot have; kUnsupported on other GPUs and in
-// other builds.
+// Errors: kInvalidArgument; kUnsupported for cases that only the CPU form supports, and if a thread
+// block of this GPU has too little shared memory: heads of 128 with 3 stages need more than the 99
+// KiB that there are for compute capability 8.6, 8.9 and 12. The form kTensorMemory:
+// kInvalidArgument for paged keys and for strides that a tensor map cannot have; kUnsupported on
+// other GPUs and in other builds.
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
 
 // In double, rounded once, any head size. Errors: kInvalidArgument, also for lengths and pages out
@@ -77,14 +78,16 @@ Status AttentionPrefillCpu(const AttentionPrefillArgs& args);
 
 extern const cuda::Kernel kAttentionPrefillKernel;
 
-// What both forms need; and what the GPU's needs beyond that.
+// Checks the requirements of both forms, and the additional ones of the GPU form. Errors: as the
+// forms.
 Status CheckAttentionPrefill(const AttentionPrefillArgs& args);
 Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args);
-// Never kAuto; of arguments that have been checked, on a device that has the form kTensorMemory or
-// not. Errors: that the form they ask for is not for them.
+// Selects the form for arguments that have been checked; never returns kAuto. `has_tensor_memory`
+// tells whether device and build support that form. Errors: the requested form does not support the
+// arguments or the device.
 Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args, bool has_tensor_memory);
 
-// Tokens of a page, or 0 where keys are not paged.
+// Tokens per page; 0 if keys are not paged.
 inline std::int64_t PageTokens(const AttentionPrefillArgs& args) noexcept {
   return args.block_tables.none() ? 0 : args.k.shape[1];
 }
@@ -92,8 +95,8 @@ inline std::int64_t KvHeads(const AttentionPrefillArgs& args) noexcept {
   return args.block_tables.none() ? args.k.shape[1] : args.k.shape[2];
 }
 
-// How the work is dealt out, by head size: queries of a thread block, of which each of its warps
-// has the same number, and keys of a tile.
+// How the work is divided, by head size: warps of a thread block, queries of each warp, and keys of
+// a tile.
 struct PrefillTiles {
   int warps;
   int row_tiles;  // of 16 queries, for each warp
@@ -113,13 +116,13 @@ __host__ __device__
   return {.warps = 4, .row_tiles = 1, .keys = 32};
 }
 
-// Likewise of the form kTensorMemory.
+// The division of work of the form kTensorMemory.
 struct TensorMemoryTiles {
   int groups;  // warpgroups that compute, each of 64 queries
   int keys;
   int stages;  // buffers for K, and as many for V
-  // The warpgroups begin their products in turns, so that the softmax of one is under the products
-  // of the other.
+  // The warpgroups begin their products in turns, so that the softmax of one overlaps with the
+  // products of the other.
   bool turns;
 };
 #ifdef __CUDACC__
@@ -127,8 +130,8 @@ __host__ __device__
 #endif
     constexpr TensorMemoryTiles
     TensorMemoryTilesOf(int head_size) noexcept {
-  // Of a thread's 232 registers the outputs are head_size / 2, the scores keys / 2, and the weights
-  // of the tile before, which the tensor cores read meanwhile, keys / 4.
+  // A thread has 232 registers: head_size / 2 hold outputs, keys / 2 hold scores, and keys / 4 hold
+  // the weights of the previous tile, which the tensor cores read meanwhile.
   if (head_size <= 128) return {.groups = 2, .keys = 128, .stages = 2, .turns = false};
   return {.groups = 2, .keys = 64, .stages = 2, .turns = false};
 }

@@ -1,3 +1,5 @@
+// Tests of argument checks and form selection of prefill attention; they touch no tensor memory.
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,3 +1,8 @@
+// Times each form of prefill attention on the first GPU with the workload of FlashAttention's
+// figures: 16 Ki tokens of one or more sequences of equal length, 2048 columns of heads of q, k
+// and v, bf16. Measures cold first, then back to back, on random numbers: a GPU computes faster on
+// zeros.
+
 #include <benchmark/benchmark.h>
 
 #include <chrono>
@@ -10,9 +15,6 @@
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/kernels/number.h"
 
-// How fast each form is on the first GPU: as FlashAttention's figures have it, 16 Ki tokens of one
-// or more sequences of equal lengths, 2048 columns of heads of q, k and v, bf16. Cold at first,
-// then in a row, of random numbers: of zeros a GPU computes faster.
 namespace ferry::kernels {
 namespace {
 

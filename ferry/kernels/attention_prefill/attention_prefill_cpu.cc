@@ -1,3 +1,5 @@
+// CPU form of prefill attention.
+
 #include <fmt/core.h>
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Tests of prefill attention on CPU, simulated device and GPU.
+
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 
 #include <fmt/core.h>
@@ -86,7 +88,7 @@ class PrefillProblem {
     }
     KeepInputs();
   }
-  // What is expected from now on, of the tensors as they are.
+  // Computes the expected result from the current tensors.
   void SetLengths(const std::vector<Lengths>& lengths) { sizes_.sequences = lengths; }
 
   AttentionPrefillArgs Args(OpBed* bed, int stages = 2) {
@@ -364,7 +366,7 @@ TEST_P(AttentionPrefillTest, NoSequencesAndNoQueriesAreFine) {
   }
 }
 
-// Of the first key, which all queries see.
+// Spoils the first key, which all queries see.
 TEST_P(AttentionPrefillTest, AValueThatIsNanIsSeenInItsColumnOnly) {
   PrefillProblem problem({2, 2, 128, {{70, 70}, {5, 20}}}, DType::kBfloat16, &random());
   problem.v.Set(problem.TokenElement(0, 0, 1) + 5, NAN);
@@ -428,7 +430,8 @@ TEST_P(AttentionPrefillTest, OnAGpuAPageThatIsNoneCountsAsZeros) {
   }
 }
 
-// What would take the CPU too long: many tiles for every warp, many heads, long rows of pages.
+// Cases that would take the CPU too long: many tiles for every warp, many heads, long rows of
+// pages.
 TEST_P(AttentionPrefillTest, OnAGpuLongSequencesAreRight) {
   if (!OnGpu()) GTEST_SKIP() << "as the CPU's form is for short ones";
   for (const std::int64_t head_size : {64, 128, 256}) {

@@ -1,3 +1,5 @@
+// Device code that both GPU forms of prefill attention share: where a thread block works, and how
+// it writes its results.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,8 +8,6 @@
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/kernels/attention_tile.cuh"
 
-// What the forms for GPUs have in common: what a thread block is to do, and how its results are
-// written.
 namespace ferry::kernels {
 
 // Strides in elements.

@@ -1,3 +1,7 @@
+// Prefill attention for compute capability 9.0, with the work divided as in FlashAttention-3 (Shah
+// et al. 2024, section 3): one warp requests tiles of K and V from the copy engine, and two
+// warpgroups of 64 queries each let the tensor cores work on one tile while they compute the
+// softmax of the next one.
 #pragma once
 #include <cuda.h>
 
@@ -10,10 +14,6 @@
 #include "ferry/prim/panel_tile.cuh"
 #include "ferry/prim/tma.cuh"
 
-// The form for compute capability 9.0, as FlashAttention-3 divides the work (Shah et al. 2024,
-// section 3): one warp asks the copy engine for tiles of K and V, and two warpgroups, of 64 queries
-// each, have the tensor cores work on one tile while they themselves are with the softmax of the
-// next one.
 namespace ferry::kernels {
 
 struct TensorMemoryParameters {
@@ -51,7 +51,7 @@ struct TensorMemoryShape {
                 "there are no more");
 };
 
-// Tiles in shared memory, and their barriers.
+// Barriers of the tiles in shared memory.
 template <int kStages>
 struct TensorMemoryBarriers {
   std::uint64_t queries;
@@ -59,7 +59,8 @@ struct TensorMemoryBarriers {
   std::uint64_t keys_empty[kStages];
   std::uint64_t values_full[kStages];
   std::uint64_t values_empty[kStages];
-  std::uint64_t ragged;  // the last tile of values, before it is told to be full
+  std::uint64_t
+      ragged;  // the last tile of values has arrived but its rows past the end are not cleared yet
 };
 
 template <class Shape>
@@ -130,8 +131,8 @@ __device__ __forceinline__ void LoadTiles(const TensorMemoryParameters& all,
   }
 }
 
-// Behind a sequence's end come values of others, or such as were never written, which may be NaN: a
-// weight of 0 does not make them 0.
+// The rows of V after a sequence's end belong to other sequences or were never written, so they may
+// be NaN, and a weight of 0 does not make those 0.
 template <class Shape>
 __device__ __forceinline__ void ClearBehindEnd(const PrefillPlace& place,
                                                const TensorMemoryTile<Shape>& tile, int tiles) {
@@ -152,8 +153,8 @@ __device__ __forceinline__ void ClearBehindEnd(const PrefillPlace& place,
   if (lane == 0) prim::Arrive(prim::SharedAddress(&tile.barriers->values_full[slot]));
 }
 
-// Two warpgroups, one of which has the tensor cores begin on its matrices while the other one is
-// with its softmax (FlashAttention-3's "ping-pong").
+// Two warpgroups that alternate: one starts its matrix products while the other one computes its
+// softmax ("ping-pong" of FlashAttention-3).
 enum : int { kTurnBarrier = 1, kOutBarrier = 3 };
 template <class Shape>
 struct Turns {
@@ -171,7 +172,7 @@ struct Turns {
   // `again`: this warpgroup takes another turn.
   __device__ __forceinline__ void Pass(bool again) const {
     if constexpr (Shape::kTurns) {
-      if (group == 1 && !again) return;  // the first one takes none any more
+      if (group == 1 && !again) return;  // the first one takes no further turn
       prim::ArriveAtNamed(kTurnBarrier + 1 - group, 2 * prim::kWarpgroupThreads);
     }
   }
@@ -271,7 +272,7 @@ struct GroupAttention {
     Weights weights;
     Round(scores, &weights);
     if (tiles > 1) AwaitKeys();
-    // Of tile i the scores, while the tensor cores add what tile i - 1 has for the output.
+    // Computes the scores of tile i while the tensor cores add the output of tile i - 1.
     for (int i = 1; i < tiles; ++i) {
       turns.Take();
       BeginScores(scores);
@@ -283,8 +284,8 @@ struct GroupAttention {
       Free(tile.barriers->keys_empty, &keys);
       const bool shrinks =
           __any_sync(prim::kAllLanes, Weigh(scores, place, i * kKeys, given.scale, keep));
-      // Waiting for keys here has one more purpose: without a branch in between, ptxas puts the
-      // softmax off until the tensor cores have ended, which would wait for each other in turn.
+      // Waiting for keys here has a second purpose: without a branch in between, ptxas delays the
+      // softmax until the tensor cores have finished, which would serialise the two.
       prim::KeepInOrder(scores[0]);
       if (i + 1 < tiles) AwaitKeys();
       prim::WaitForMatrices<0>();

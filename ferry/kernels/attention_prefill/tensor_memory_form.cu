@@ -1,3 +1,5 @@
+// Kernel and launcher of the TMA and wgmma form of prefill attention (compute capability 9.0).
+
 #include <cstdint>
 
 #include "ferry/cuda/launch.cuh"

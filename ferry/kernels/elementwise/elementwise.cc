@@ -1,3 +1,5 @@
+// Checks arguments, plans and launches the elementwise ops.
+
 #include "ferry/kernels/elementwise/elementwise.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Kernels of the elementwise ops.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/activation.cuh"
 #include "ferry/kernels/device_number.cuh"
@@ -18,7 +20,7 @@ __device__ __forceinline__ void StoreGelu(T* to, const Word<T, kWidth>& x,
   Store<T, kWidth>(to, values);
 }
 
-// All of a thread's loads are under way before its first store.
+// All of a thread's loads are in flight before its first store.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kTileThreads) AddGelu(const __grid_constant__ AddGeluPlan plan) {
   constexpr int kWords = static_cast<int>(kAddGeluWords);
@@ -50,7 +52,7 @@ __global__ void __launch_bounds__(kTileThreads) AddGelu(const __grid_constant__ 
   }
 }
 
-// A thread's word of each tensor: three loads are under way.
+// A thread's word of each tensor: three loads are in flight.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kTileThreads) MulAdd(const __grid_constant__ MulAddPlan plan) {
   prim::WaitForGridsBefore();

@@ -1,3 +1,4 @@
+// Elementwise ops: bias with GELU, and multiply-add.
 #pragma once
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"

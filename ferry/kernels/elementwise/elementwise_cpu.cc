@@ -1,3 +1,5 @@
+// CPU forms of the elementwise ops.
+
 #include <cmath>
 
 #include "ferry/kernels/activation.h"

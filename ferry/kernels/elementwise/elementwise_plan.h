@@ -1,3 +1,4 @@
+// Launch plans of the elementwise ops: computed on the host, passed to the kernels by value.
 #pragma once
 #include <cstdint>
 
@@ -6,7 +7,6 @@
 #include "ferry/kernels/rows.h"
 #include "ferry/kernels/tiles.h"
 
-// What is decided on the host before a launch; goes to the kernels as it is.
 namespace ferry::kernels {
 
 struct AddGeluPlan {
@@ -21,7 +21,7 @@ struct AddGeluPlan {
   DType dtype = DType::kFloat32;
   bool wide = false;  // words of 16 bytes, otherwise elements
 };
-// Of x, to a thread.
+// Words of x per thread.
 inline constexpr std::uint32_t kAddGeluWords = 2;
 
 struct MulAddPlan {
@@ -40,7 +40,7 @@ struct MulAddPlan {
   bool wide = false;
 };
 
-// Errors: as the ops have them.
+// Checks the arguments and computes the plan. Errors: as the ops.
 Result<AddGeluPlan> PlanAddGelu(const AddGeluArgs& args);
 Result<MulAddPlan> PlanMulAdd(const MulAddArgs& args);
 

@@ -1,3 +1,5 @@
+// Tests of the elementwise ops on CPU, simulated device and GPU.
+
 #include "ferry/kernels/elementwise/elementwise.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Checks arguments, plans and launches the gated activations.
+
 #include "ferry/kernels/gated/gated.h"
 
 #include "ferry/kernels/argument.h"

@@ -1,3 +1,5 @@
+// Kernel of the gated activations.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/activation.cuh"
 #include "ferry/kernels/device_number.cuh"
@@ -15,7 +17,7 @@ __device__ __forceinline__ float Gated(float x) {
   return GeluTanh<T>(x);
 }
 
-// A thread's word of either half. Both loads are under way before the store.
+// A thread's word of either half. Both loads are in flight before the store.
 template <class T, int kWidth, Gate kGate>
 __global__ void __launch_bounds__(kTileThreads) GatedRows(const __grid_constant__ GatedPlan plan) {
   prim::WaitForGridsBefore();

@@ -1,3 +1,4 @@
+// Gated activations: silu_and_mul, gelu_and_mul, gelu_tanh_and_mul.
 #pragma once
 #include <cstdint>
 

@@ -1,3 +1,5 @@
+// CPU form of the gated activations.
+
 #include "ferry/kernels/activation.h"
 #include "ferry/kernels/gated/gated.h"
 #include "ferry/kernels/gated/gated_plan.h"

@@ -1,10 +1,10 @@
+// Launch plan of the gated activations: computed on the host, passed to the kernel by value.
 #pragma once
 #include "ferry/core/result.h"
 #include "ferry/kernels/gated/gated.h"
 #include "ferry/kernels/rows.h"
 #include "ferry/kernels/tiles.h"
 
-// What is decided on the host before a launch; goes to the kernel as it is.
 namespace ferry::kernels {
 
 struct GatedPlan {

@@ -1,3 +1,5 @@
+// Tests of the gated activations on CPU, simulated device and GPU.
+
 #include "ferry/kernels/gated/gated.h"
 
 #include <gmock/gmock.h>

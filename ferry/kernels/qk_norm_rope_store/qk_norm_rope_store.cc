@@ -1,3 +1,5 @@
+// Checks arguments, plans and launches the fused norm, rotation and cache store.
+
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store.h"
 
 #include <algorithm>

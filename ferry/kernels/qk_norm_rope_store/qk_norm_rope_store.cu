@@ -1,3 +1,5 @@
+// Kernels of the fused norm, rotation and cache store.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/cache_store.cuh"
 #include "ferry/kernels/device_number.cuh"
@@ -12,7 +14,7 @@ namespace {
 
 using QkPlan = QkNormRopeStorePlan;
 
-// Heads that a thread has under way at once.
+// Heads that a thread has in flight at once.
 constexpr int kTogether = static_cast<int>(kQkHeads);
 // Blocks of DoNeighbours() that share a multiprocessor, which 64 registers to a thread allow.
 constexpr int kNeighbourBlocks = 4;
@@ -219,8 +221,8 @@ __global__ void __launch_bounds__(kQkMostThreads)
   }
 }
 
-// What a thread has of heads that are neighbours, all of them of q, or of k, or of v: its word of
-// both halves of each, and of the weights.
+// A thread's part of neighbouring heads, all of them of q, or of k, or of v: its word of both
+// halves of each, and of the weights.
 template <class T>
 struct Neighbours {
   std::uint32_t first;  // head
@@ -260,7 +262,7 @@ __device__ __forceinline__ void SumHeads(float (&sums)[kTogether]) {
   }
 }
 
-// What a thread holds of a token: words, and the angles of their numbers.
+// The part of a token that a thread holds: words, and the angles of their numbers.
 template <class T>
 struct HeldHeads {
   uint4 low[kTogether];
@@ -305,7 +307,7 @@ __device__ __forceinline__ void WriteWord(const HeadTarget<T>& target, std::int6
   }
 }
 
-// What is known of a token beside its heads.
+// The facts of a token besides its heads.
 struct TokenFacts {
   std::int64_t position;
   std::int32_t slot;

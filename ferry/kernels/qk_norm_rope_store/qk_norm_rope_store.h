@@ -1,3 +1,4 @@
+// Fused op of a decoder layer: RMS norm of q and k, rotary embedding, store to the paged cache.
 #pragma once
 #include <cstdint>
 

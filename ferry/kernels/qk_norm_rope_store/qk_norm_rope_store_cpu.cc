@@ -1,3 +1,5 @@
+// CPU form of the fused norm, rotation and cache store.
+
 #include <fmt/core.h>
 
 #include <cmath>

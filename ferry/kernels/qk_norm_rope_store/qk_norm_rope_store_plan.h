@@ -1,3 +1,4 @@
+// Launch plan of the fused op: computed on the host, passed to the kernel by value.
 #pragma once
 #include <cstdint>
 
@@ -5,7 +6,6 @@
 #include "ferry/kernels/paged_cache.h"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store.h"
 
-// What is decided on the host before a launch; goes to the kernel as it is.
 namespace ferry::kernels {
 
 struct HeadsOut {
@@ -46,7 +46,7 @@ struct QkNormRopeStorePlan {
   std::uint32_t threads_y = 0;  // heads at once; with threads_x a multiple of 32
 };
 inline constexpr std::uint32_t kQkMostThreads = 256;
-// Heads that a thread has under way at once, unless by numbers.
+// Heads that a thread has in flight at once, except in the form for single numbers.
 inline constexpr std::uint32_t kQkHeads = 2;
 
 // Errors: as QkNormRopeStore(), but for those of positions and slots.

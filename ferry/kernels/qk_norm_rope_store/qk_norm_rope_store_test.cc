@@ -1,3 +1,5 @@
+// Tests of the fused norm, rotation and cache store on CPU, simulated device and GPU.
+
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store.h"
 
 #include <gmock/gmock.h>
@@ -194,7 +196,7 @@ class QkTensors {
     return qkv;
   }
 
-  // Of what lies in qkv, before the call or, where the op works in place, after it.
+  // The heads in qkv, before the call or, if the op works in place, after it.
   std::vector<double> HeadsNow(std::int64_t first, std::int64_t heads, const TestTensor& out,
                                bool written) const {
     if (written && !given_.in_place) return out.Values();
@@ -257,7 +259,7 @@ class QkTensors {
     elements->terms.insert(elements->terms.end(), terms.begin(), terms.end());
   }
 
-  // What was stored is, to the last bit, what attention would read elsewhere.
+  // The stored values equal, to the last bit, those that attention would read elsewhere.
   void ExpectCache(const std::vector<double>& heads, const TestTensor& cache, float scale,
                    std::int64_t without) {
     const std::int64_t cols = given_.kv_heads * given_.head_dim;

@@ -1,3 +1,5 @@
+// Checks arguments, plans and launches RMS norm, with and without a residual.
+
 #include "ferry/kernels/rms_norm/rms_norm.h"
 
 #include <algorithm>
@@ -83,7 +85,7 @@ RmsNormForm ChosenForm(const RmsNormPlan& plan) {
   return plan.words <= 2 * kRmsNormMostThreads ? RmsNormForm::kTwoWords : RmsNormForm::kFourWords;
 }
 
-// What both ops have.
+// The steps that both ops share.
 RmsNormPlan BeginPlan(const Tensor& x, const Tensor& weight, const JoinedRows& joined, float eps) {
   RmsNormPlan plan;
   plan.x = x.data;

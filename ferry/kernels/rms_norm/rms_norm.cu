@@ -1,3 +1,5 @@
+// Kernels of RMS norm: rows held in registers, and rows read twice.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/rms_norm/rms_norm_plan.h"
@@ -30,7 +32,7 @@ __device__ __forceinline__ NormRow<T> NormRowAt(const RmsNormPlan& plan, std::ui
   return at;
 }
 
-// What is normalised, from the element `at` of the row on.
+// The values to normalise, from element `at` of the row on.
 template <class T, int kWidth, bool kResidual>
 __device__ __forceinline__ void LoadSum(const NormRow<T>& row, std::int64_t at,
                                         float (&values)[kWidth]) {
@@ -67,8 +69,8 @@ __device__ __forceinline__ float RowSum(float value, std::uint32_t threads, floa
   return threads > 32 ? prim::BlockSum(value, held) : prim::WarpSum(value, threads);
 }
 
-// Threads are (threads_per_row, rows_per_block). Each has kHeld elements of its row, all of them
-// under way at once, and the weights that go with them, which need not wait for the sum.
+// Threads are (threads_per_row, rows_per_block). Each has kHeld elements of its row, all of them in
+// flight at once, and the weights that go with them, which need not wait for the sum.
 template <class T, int kHeld, bool kResidual>
 __global__ void __launch_bounds__(kRmsNormMostThreads)
     NormHeldElements(const __grid_constant__ RmsNormPlan plan) {
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(kRmsNormMostThreads)
   }
 }
 
-// What is normalised of one word, as it came where that can be: it needs fewer registers so.
+// The values to normalise of one word, kept as loaded where possible, which needs fewer registers.
 template <class T, bool kResidual>
 struct NormWord;
 template <class T>

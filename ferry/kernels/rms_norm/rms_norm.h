@@ -1,3 +1,4 @@
+// RMS norm of rows, with and without a residual sum.
 #pragma once
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"

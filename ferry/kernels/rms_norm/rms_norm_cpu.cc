@@ -1,3 +1,5 @@
+// CPU form of RMS norm.
+
 #include <cmath>
 #include <vector>
 

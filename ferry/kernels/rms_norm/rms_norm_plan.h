@@ -1,3 +1,4 @@
+// Launch plan of RMS norm: computed on the host, passed to the kernel by value.
 #pragma once
 #include <cstdint>
 
@@ -6,10 +7,9 @@
 #include "ferry/kernels/rms_norm/rms_norm.h"
 #include "ferry/kernels/rows.h"
 
-// What is decided on the host before a launch; goes to the kernel as it is.
 namespace ferry::kernels {
 
-// A row is held in registers by all threads together, each of which has so much of it, or read
+// How a row is processed: held in registers, with this many words or elements per thread, or read
 // twice.
 enum class RmsNormForm : std::uint8_t { kOneWord, kTwoWords, kFourWords, kEightElements, kTwoPass };
 
@@ -33,11 +33,11 @@ struct RmsNormPlan {
   bool wide = false;                  // words of 16 bytes, otherwise elements
   std::uint32_t threads_per_row = 0;  // a power of two up to 32, or a multiple of it
   std::uint32_t rows_per_block = 0;   // 1, or as many as make whole warps
-  std::uint32_t blocks = 0;           // 0: nothing is to be done
+  std::uint32_t blocks = 0;           // 0: nothing to launch
 };
 inline constexpr std::uint32_t kRmsNormMostThreads = 512;
 
-// Errors: as the ops have them.
+// Checks the arguments and computes the plan. Errors: as the ops.
 Result<RmsNormPlan> PlanRmsNorm(const RmsNormArgs& args);
 Result<RmsNormPlan> PlanAddRmsNorm(const AddRmsNormArgs& args);
 

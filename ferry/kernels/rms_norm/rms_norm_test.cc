@@ -1,3 +1,5 @@
+// Tests of RMS norm on CPU, simulated device and GPU.
+
 #include "ferry/kernels/rms_norm/rms_norm.h"
 
 #include <gmock/gmock.h>
@@ -222,7 +224,7 @@ TEST_P(RmsNormTest, ResultsAreRoundedBeforeTheWeightAndAfterIt) {
   }
 }
 
-// 259 is no number of bf16's: it is 260 in residual_out, and itself where it is normalised.
+// bf16 cannot represent 259: it is 260 in residual_out, and itself where it is normalised.
 TEST_P(RmsNormTest, TheSumIsNotRoundedForTheOutput) {
   TestTensor x(DType::kBfloat16, {3, 64});
   TestTensor residual(DType::kBfloat16, {3, 64});
@@ -415,7 +417,7 @@ TEST_F(RmsNormPlanTest, WordsOf16BytesAreForRowsThatHaveThem) {
   EXPECT_FALSE(Plan(args).wide);
 }
 
-// Of a thread; 0 where rows are read twice.
+// Elements held by a thread; 0 if rows are read twice.
 std::uint32_t HeldByThread(RmsNormForm form) {
   switch (form) {
     case RmsNormForm::kOneWord: return 1;

@@ -1,3 +1,5 @@
+// Checks arguments, plans and launches the rotary embedding.
+
 #include "ferry/kernels/rope/rope.h"
 
 #include <algorithm>
@@ -41,7 +43,7 @@ Status CheckPositions(const RopeArgs& args) {
   return Ok();
 }
 
-// What is written must be nobody's input but its own.
+// An output may overlap only its own input.
 Status CheckApart(const RopeArgs& args) {
   const bool with_k = !args.k.none();
   const Argument q_out{kRopeName, "q_out", args.q_out};

@@ -1,3 +1,5 @@
+// Kernels of the rotary embedding.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/rope/rope_plan.h"
@@ -25,7 +27,7 @@ __device__ __forceinline__ RopeHead<T> RopeHeadAt(const RopePlan& plan, std::uin
 }
 
 // As numbers. A token's block. Threads are (along a half, over heads): each keeps its cosines and
-// sines for all of its heads, and has the two words of kTogether heads under way at once.
+// sines for all of its heads, and has the two words of kTogether heads in flight at once.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kRopeMostThreads)
     RotateHeads(const __grid_constant__ RopePlan plan) {

@@ -1,3 +1,4 @@
+// Rotary position embedding of queries and keys.
 #pragma once
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
@@ -12,14 +13,14 @@ namespace ferry::kernels {
 // and the rest as it is. In fp32; rounded once.
 //   q, k           [T, heads, head_dim] fp32, fp16 or bf16, any strides but 1 for the last size; k
 //                  may be left out
-//   q_out, k_out   likewise; may be q and k themselves
+//   q_out, k_out   same shapes; may be q and k themselves
 //   positions      int64 [T], contiguous
 //   cos_sin_cache  fp32 [positions, R], the rows' strides free: R / 2 cosines, then the sines; R is
 //                  even, from 2 to head_dim
-// A position that the cache does not have: the form for the CPU does nothing at all and returns
-// kInvalidArgument; on GPUs that token's heads are not written, and device code built for a
-// debugger traps. Other errors: kInvalidArgument for other shapes, types or strides, and for
-// outputs over inputs in part; kUnsupported where the build has no CUDA; those of a launch.
+// If a position is not in the cache, the CPU form does nothing and returns kInvalidArgument; on
+// GPUs that token's heads are not written, and device code built for a debugger traps. Other
+// errors: kInvalidArgument for other shapes, types or strides, and for outputs over inputs in part;
+// kUnsupported where the build has no CUDA; those of a launch.
 struct RopeArgs {
   Tensor q;
   Tensor k;

@@ -1,3 +1,5 @@
+// CPU form of the rotary embedding.
+
 #include <fmt/core.h>
 
 #include "ferry/kernels/number.h"

@@ -1,13 +1,13 @@
+// Launch plan of the rotary embedding: computed on the host, passed to the kernel by value.
 #pragma once
 #include <cstdint>
 
 #include "ferry/core/result.h"
 #include "ferry/kernels/rope/rope.h"
 
-// What is decided on the host before a launch; goes to the kernel as it is.
 namespace ferry::kernels {
 
-// Heads of all tokens, and where they go.
+// Heads of all tokens and their destination.
 struct RopeHeads {
   const void* in = nullptr;
   void* out = nullptr;
@@ -18,8 +18,8 @@ struct RopeHeads {
   std::uint32_t count = 0;
 };
 
-// As numbers: any size and alignment. As words: a thread has a word of either half of one head, and
-// all of a token's are asked for before its position is there.
+// kNumbers works for any size and alignment. With kWords a thread has one word of each half of one
+// head, and all words of a token are requested before its position has arrived.
 enum class RopeForm : std::uint8_t { kNumbers, kWords };
 
 struct RopePlan {
@@ -42,7 +42,7 @@ struct RopePlan {
 };
 inline constexpr std::uint32_t kRopeMostThreads = 256;
 inline constexpr std::uint32_t kRopeMostWordThreads = 512;
-// Heads that a thread has under way at once, as numbers.
+// Heads that a thread has in flight at once in the form kNumbers.
 inline constexpr std::uint32_t kRopeHeads = 2;
 
 // Errors: as Rope().

@@ -1,3 +1,5 @@
+// Tests of the rotary embedding on CPU, simulated device and GPU.
+
 #include "ferry/kernels/rope/rope.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Checks arguments, plans and launches sampling.
+
 #include "ferry/kernels/sampler/sampler.h"
 
 #include "ferry/kernels/argument.h"
@@ -17,14 +19,14 @@ Status CheckNumbers(const Argument& numbers, DType dtype, const SampleArgs& args
   return Argument{kSampleName, "out", args.out}.IsApartFrom(numbers);
 }
 
-// One number for each row; may be left out.
+// One number for each row; may be omitted.
 Status CheckOfRows(const Argument& numbers, DType dtype, const SampleArgs& args) {
   if (numbers.tensor.none()) return Ok();
   FERRY_TRY(CheckNumbers(numbers, dtype, args));
   return numbers.HasShape({args.logits.shape[0]}, "one for each row of logits");
 }
 
-// Likewise, or one for all rows.
+// One number for each row, or one for all rows; may be omitted.
 Status CheckOfRowsOrAll(const Argument& numbers, const SampleArgs& args) {
   if (numbers.tensor.none()) return Ok();
   FERRY_TRY(CheckNumbers(numbers, DType::kInt64, args));

@@ -1,3 +1,5 @@
+// Kernel of sampling: radix selection for top_k and top_p, then a Gumbel race.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/sampler/sampler_math.h"
@@ -9,8 +11,8 @@ namespace {
 
 constexpr int kBins = 256;
 
-// What the threads of a row share: sums of weights by eight bits of the keys, in two words each,
-// because shared memory adds words of 32 bits by itself.
+// Shared memory of the threads of a row: sums of weights by eight bits of the keys, in two words
+// each, because shared memory adds words of 32 bits by itself.
 struct SampleShared {
   std::uint32_t low[kBins];
   std::uint32_t high[kBins];
@@ -58,7 +60,7 @@ __device__ __forceinline__ void AddWeight(SampleShared* shared, std::uint32_t bi
   if (high != 0) atomicAdd(&shared->high[bin], high);
 }
 
-// What a selection goes for: so much weight, or a share of all.
+// The target of a selection: an absolute weight, or a share of the total.
 struct SelectTarget {
   std::uint64_t weight;
   float share;  // 1: `weight` is meant

@@ -1,3 +1,4 @@
+// Sampling: one token from each row of logits, with temperature, top_k and top_p.
 #pragma once
 #include <cstdint>
 
@@ -7,10 +8,10 @@
 
 namespace ferry::kernels {
 
-// Of each row of logits one token. Where the row's temperature is below kGreedyTemperature, or
-// there are none: the one of the greatest logit, of several the first. Elsewhere one by chance, a
-// token of logit l with a probability that is proportional to exp(l / temperature), among those
-// that top_k and then top_p leave: the token for which
+// Selects one token per row of logits. If the row's temperature is below kGreedyTemperature, or
+// temperatures are omitted, it is the token with the greatest logit, and the first of several.
+// Otherwise it is a random token: among those that top_k and then top_p leave, a token of logit l
+// has a probability proportional to exp(l / temperature). It is the token for which
 //   l / temperature + g(seed, step, row, token)
 // is greatest, where the g are independent numbers of the Gumbel distribution (Gumbel 1954;
 // Maddison et al. 2014, A* Sampling), so that no probabilities are needed and logits are read once.
@@ -33,17 +34,17 @@ namespace ferry::kernels {
 // the CPU. Rows that share a seed are told apart by the counter's word for the row, never by the
 // seed: row 1 of seed 0 has nothing in common with row 0 of seed 1. Where each row has a seed of
 // its own that word is 0, so that its token depends on its own seed, step and logits alone,
-// whatever batch it is in. Give each draw another step, or another seed.
-// Scores are in fp32: where l / temperature is about 2^k they have steps of 2^(k - 23), 2^-7 for a
-// logit of 6.5 at a temperature of 1e-4, 0.5 for one of 42 at 1e-5. By about so large a part tokens
-// of nearly equal logits come more or less often than they should; of equal scores the first wins.
-// A finite logit's score is never less than fp32's lowest number, so that minus infinity loses.
-// A row is the work of one thread block. With neither top_k nor top_p logits are read once; top_k
-// reads them up to four times more (twice for bf16), top_p up to five times (three times): from the
-// L2 cache if it has room for all rows that are under way, which it has not for large batches of
-// large vocabularies. What that costs has not been measured.
-// Errors: kInvalidArgument for other shapes, types or strides, for a vocabulary of none or of more
-// than 2^30; kUnsupported where the build has no CUDA; those of a launch.
+// whatever batch it is in. Give each draw another step, or another seed. Scores are in fp32: where
+// l / temperature is about 2^k they have steps of 2^(k - 23), 2^-7 for a logit of 6.5 at a
+// temperature of 1e-4, 0.5 for one of 42 at 1e-5. By about so large a part tokens of nearly equal
+// logits come more or less often than they should; of equal scores the first wins. A finite logit's
+// score is never less than fp32's lowest number, so that minus infinity loses. A row is the work of
+// one thread block. With neither top_k nor top_p logits are read once; top_k reads them up to four
+// times more (twice for bf16), top_p up to five times (three times): from the L2 cache if that has
+// room for all rows in flight, which it does not for large batches of large vocabularies. That cost
+// has not been measured. Errors: kInvalidArgument for other shapes, types or strides, for a
+// vocabulary of none or of more than 2^30; kUnsupported where the build has no CUDA; those of a
+// launch.
 struct SampleArgs {
   Tensor logits;
   Tensor out;

@@ -1,3 +1,5 @@
+// CPU form of sampling.
+
 #include <algorithm>
 #include <cmath>
 #include <functional>

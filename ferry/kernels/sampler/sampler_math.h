@@ -1,3 +1,4 @@
+// Random numbers, keys and scores of sampling, identical on host and device.
 #pragma once
 #include <cfloat>
 #include <cmath>
@@ -36,14 +37,14 @@ FERRY_SAMPLER_BOTH PhiloxWords Philox(PhiloxWords counter, std::uint64_t key) {
   return counter;
 }
 
-// What a row's random numbers depend on, beside the token.
+// The inputs of a row's random numbers besides the token.
 struct RandomSource {
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
   std::uint32_t row = 0;
 };
 
-// For tokens 4 `group` to 4 `group` + 3.
+// Random words of the tokens 4 * group to 4 * group + 3.
 FERRY_SAMPLER_BOTH PhiloxWords RandomOf(const RandomSource& source, std::uint32_t group) {
   return Philox({{group, source.row, static_cast<std::uint32_t>(source.step),
                   static_cast<std::uint32_t>(source.step >> 32)}},
@@ -61,7 +62,7 @@ FERRY_SAMPLER_BOTH float FloatOf(std::uint32_t bits) {
   return value;
 }
 
-// Keys that are ordered as their numbers are. Both zeros are one number.
+// A key whose integer order is the order of the numbers. Both zeros have the same key.
 FERRY_SAMPLER_BOTH std::uint32_t KeyOf(float value) {
   const std::uint32_t bits = value == 0 ? 0 : BitsOf(value);
   return bits >> 31 != 0 ? ~bits : bits | 0x80000000U;
@@ -93,7 +94,7 @@ FERRY_SAMPLER_BOTH float LogOf(float value) {
   return fmaf(static_cast<float>(exponent), 0.69314718056F, mantissa);
 }
 
-// e^x as a part of 2^32, of an x that is not above 0; 0 for what is less, and for NaN.
+// e^x as a fraction of 2^32, for x <= 0; 0 below 2^-32, and for NaN.
 FERRY_SAMPLER_BOTH std::uint64_t WeightOf(float x) {
   if (!(x >= -24.0F)) return 0;  // e^-24 is less than 2^-32
   const float whole = rintf(fmaf(x, 1.44269504F, 0.0F));
@@ -110,27 +111,27 @@ FERRY_SAMPLER_BOTH std::uint64_t WeightOf(float x) {
       fmaf(p, FloatOf(static_cast<std::uint32_t>(exponent) << 23), 0.0F));
 }
 
-// A random word as a number between 0 and 1, neither of them, the finer the smaller it is.
+// A random word as a number in the open interval (0, 1), with finer steps for smaller numbers.
 FERRY_SAMPLER_BOTH float UniformOf(std::uint32_t word) {
   constexpr float kBelowOne = 0.99999994F;
   const float uniform = fmaf(static_cast<float>(word), 0x1p-32F, 0x1p-33F);
   return uniform < kBelowOne ? uniform : kBelowOne;
 }
-// -log(-log(1 - uniform)): great where `uniform` is small, of which there are fine ones.
+// -log(-log(1 - uniform)): large where `uniform` is small, where its steps are finest.
 FERRY_SAMPLER_BOTH float GumbelOf(float uniform) {
   const float exponential = uniform < 0x1p-12F ? fmaf(fmaf(uniform, 0.5F, 0.0F), uniform, uniform)
                                                : -LogOf(1.0F - uniform);
   return -LogOf(exponential);
 }
 
-// What a token has in the race. A finite logit never comes to minus infinity, however low the
-// temperature: it is more than nothing.
+// The score of a token. A finite logit never becomes minus infinity, however low the temperature,
+// so that it still beats a masked token.
 FERRY_SAMPLER_BOTH float ScoreOf(float logit, float inverse, float noise) {
   const float score = fmaf(logit, inverse, noise);
   return logit >= -FLT_MAX && score < -FLT_MAX ? -FLT_MAX : score;
 }
 
-// What is greatest wins: by score, of equal ones the first token.
+// A candidate whose maximum selects the token: by score, and the first token among equal scores.
 FERRY_SAMPLER_BOTH std::uint64_t Candidate(float score, std::uint32_t token) {
   return std::uint64_t{KeyOf(score)} << 32 | static_cast<std::uint32_t>(~token);
 }

@@ -1,3 +1,4 @@
+// Launch plan of sampling: computed on the host, passed to the kernel by value.
 #pragma once
 #include <cfloat>
 #include <cstdint>
@@ -6,7 +7,6 @@
 #include "ferry/kernels/sampler/sampler.h"
 #include "ferry/kernels/sampler/sampler_math.h"
 
-// What is decided on the host before a launch; goes to the kernel as it is.
 namespace ferry::kernels {
 
 struct SamplePlan {
@@ -29,7 +29,7 @@ struct SamplePlan {
 };
 inline constexpr std::uint32_t kSampleThreads = 512;
 
-// What is asked of a row.
+// Parameters of one row.
 struct SampleRow {
   float inverse = 0;        // 1 / temperature; 0: greedy
   std::uint32_t top_k = 0;  // 0: all

@@ -1,3 +1,5 @@
+// Tests of sampling: draws, filters, reproducibility and argument checks.
+
 #include "ferry/kernels/sampler/sampler.h"
 
 #include <gmock/gmock.h>
@@ -64,7 +66,7 @@ class SampleTensors {
     for (const TestTensor* tensor : {&logits_, &out_}) tensor->ExpectGapsUntouched("sample");
     return out_.Values();
   }
-  // Of everything in all sorts.
+  // All options in all combinations.
   void FillAnew(std::mt19937_64* random) {
     logits_.FillNormally(random, 0, 4);
     std::uniform_int_distribution<std::int64_t> any(0, 1 << 30);
@@ -307,7 +309,7 @@ std::vector<double> DrawsOf(OpBed bed, std::int64_t seed, std::int64_t step, boo
   return tensors.Got();
 }
 
-// Of 100,003 equal tokens two draws agree once in so many.
+// With 100,003 equal tokens two draws agree once in 100,003 cases.
 TEST_P(SampleTest, RowsOfOneSeedHaveNothingInCommonWithRowsOfTheNextSeeds) {
   std::set<double> all;
   for (std::int64_t seed = 0; seed < 4; ++seed) {
@@ -324,7 +326,7 @@ TEST_P(SampleTest, OneStepForAllRowsIsTheStepOfEach) {
   EXPECT_NE(DrawsOf(Bed(), 5, 10, /*by_tensors=*/true), drawn);
 }
 
-// What a graph draws follows the numbers that its tensors hold when it is replayed.
+// The draws of a graph follow the numbers that its tensors hold when it is replayed.
 TEST_P(SampleTest, ACapturedCallDoesNotRepeatItsDraws) {
   SampleTensors tensors(DType::kFloat32, 3, 100'003);
   tensors.logits().Fill([](std::int64_t) { return 0; });

@@ -1,3 +1,5 @@
+// Checks arguments, plans and launches the store to a paged cache.
+
 #include "ferry/kernels/store_kvcache/store_kvcache.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Kernel of the store to a paged cache.
+
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/cache_store.cuh"
 #include "ferry/kernels/store_kvcache/store_kvcache_plan.h"
@@ -29,7 +31,7 @@ __device__ __forceinline__ void StoreCacheWord(const WordPlace& place,
   }
 }
 
-// A thread's word of k and of v. Both loads are under way before the first store; they need not
+// A thread's word of k and of v. Both loads are in flight before the first store; they need not
 // wait for the slot.
 template <class T, int kWidth, bool kNarrow>
 __global__ void __launch_bounds__(kTileThreads)

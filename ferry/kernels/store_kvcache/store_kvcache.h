@@ -1,3 +1,4 @@
+// Stores keys and values of tokens in a paged cache.
 #pragma once
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"

@@ -1,3 +1,5 @@
+// CPU form of the store to a paged cache.
+
 #include "ferry/kernels/number.h"
 #include "ferry/kernels/store_kvcache/store_kvcache.h"
 #include "ferry/kernels/store_kvcache/store_kvcache_plan.h"

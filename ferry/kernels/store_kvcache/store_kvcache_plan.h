@@ -1,10 +1,10 @@
+// Launch plan of the cache store: computed on the host, passed to the kernel by value.
 #pragma once
 #include "ferry/core/result.h"
 #include "ferry/kernels/paged_cache.h"
 #include "ferry/kernels/store_kvcache/store_kvcache.h"
 #include "ferry/kernels/tiles.h"
 
-// What is decided on the host before a launch; goes to the kernel as it is.
 namespace ferry::kernels {
 
 struct StoreKvCachePlan {

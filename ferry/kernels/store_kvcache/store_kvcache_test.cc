@@ -1,3 +1,5 @@
+// Tests of the store to a paged cache on CPU, simulated device and GPU.
+
 #include "ferry/kernels/store_kvcache/store_kvcache.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Attention by its definition, in double, for tests.
+
 #include "ferry/kernels/testing/attention_formula.h"
 
 #include <cmath>

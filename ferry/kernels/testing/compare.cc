@@ -1,3 +1,5 @@
+// Implements the element-by-element comparison of tests.
+
 #include "ferry/kernels/testing/compare.h"
 
 #include <fmt/core.h>
@@ -17,7 +19,7 @@ namespace {
 
 struct JudgedRow {
   double allowed = 0;
-  double error = 0;       // infinite where one of the two is no number
+  double error = 0;       // infinite if one of the two is not a number
   std::size_t worst = 0;  // element of the row
 };
 

@@ -1,3 +1,4 @@
+// Compares the results of ops with references, element by element, and supplies seeds.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,24 +9,24 @@
 
 namespace ferry::kernels {
 
-// Of a run of the program: the variable FERRY_TEST_SEED, or a fresh one, which is printed once.
+// The seed of this run of the program: FERRY_TEST_SEED if set, otherwise a random one, which is
+// printed once.
 std::uint64_t TestSeed();
 
-// What an op has written, what is right, and the magnitudes that the right value is the sum of,
-// element by element.
+// Results of an op, right values and the sums of the magnitudes of their terms, element by element.
 struct Elements {
   std::vector<double> got;
   std::vector<double> right;
   std::vector<double> terms;  // see AllowedError()
 };
-// The element that is furthest beyond AllowedError(), as a sentence; empty where all are right.
-// Where `right` is infinite or NaN, `got` must be so, too.
+// Describes the element that is furthest beyond AllowedError(); empty if all are right. Where
+// `right` is infinite or NaN, `got` must be the same.
 std::string FindWrongElement(const Elements& elements, const Roundings& roundings, DType dtype);
 void ExpectEachRight(const Elements& elements, const Roundings& roundings, DType dtype,
                      const std::string& name);
 
-// What an op has written, what the same sum gives when all of it is done in the op's format, and
-// what is right, element by element.
+// Results of an op, of the same sum computed naively in the op's format, and right values, element
+// by element.
 struct Outcome {
   std::vector<double> got;
   std::vector<double> naive;

@@ -1,3 +1,5 @@
+// Host side of the ops that expose single Hopper primitives to tests.
+
 #include "ferry/kernels/testing/hopper_ops.h"
 
 #include "ferry/kernels/argument.h"

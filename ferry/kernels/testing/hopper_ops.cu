@@ -1,3 +1,5 @@
+// Kernels that expose single Hopper primitives to tests.
+
 #include <array>
 #include <cstdint>
 

@@ -1,3 +1,6 @@
+// The primitives of compute capability 9.0 as one op each, so that a failing test names the wrong
+// primitive. All are for bf16 or fp16. Errors: kInvalidArgument for sizes other than those listed,
+// kUnsupported on other GPUs.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -6,14 +9,12 @@
 #include "ferry/cuda/device_api.h"
 #include "ferry/kernels/tensor.h"
 
-// The primitives of compute capability 9.0 one by one, as ops, so that a test of one of them tells
-// which is wrong. All of bf16 or fp16. Errors: kInvalidArgument for other sizes than these,
-// kUnsupported on other GPUs.
 namespace ferry::kernels {
 
 // prim::LoadTile() or prim::StoreTile(): a tile of 64 rows of 128 columns, of a tensor of 2 to 4
-// sizes, the rows being the second to last, from tensor[..., row, 0] on. What of it is outside of
-// the tensor is zeros, and is not written. In between the tile is where PanelTile::At() says.
+// sizes, the rows being the second to last, from tensor[..., row, 0] on. Elements outside the
+// tensor are loaded as zeros and not stored. In shared memory the tile is laid out as
+// PanelTile::At() defines.
 struct TileArgs {
   static constexpr std::int64_t kRows = 64;
   static constexpr std::int64_t kColumns = 128;
@@ -42,8 +43,8 @@ Status Product(const ProductArgs& args, cuda::StreamRef stream);
 Status ProductCpu(const ProductArgs& args);
 extern const cuda::Kernel kProductKernel;
 
-// Barriers, a ring, and registers that one warpgroup gives and another takes: tiles of 64 rows come
-// by LoadTile(), and leave by ordinary stores.
+// Exercises barriers, a ring, and registers that one warpgroup releases and another acquires: tiles
+// of 64 rows are loaded by LoadTile() and written by ordinary stores.
 struct RingArgs {
   static constexpr std::int64_t kRows = 64;
   static constexpr std::int64_t kColumns = 64;

@@ -1,3 +1,5 @@
+// Implements the fixture that runs one op test on several targets.
+
 #include "ferry/kernels/testing/op_bed.h"
 
 #include <chrono>

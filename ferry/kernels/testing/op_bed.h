@@ -1,3 +1,4 @@
+// Test fixture that runs the same op test on CPU, simulated device and GPU.
 #pragma once
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,14 +22,14 @@
 
 namespace ferry::kernels {
 
-// Runs ops on tests' tensors: by their form for the CPU where they are, or on a device, in memory
-// that is made and filled for it and read again afterwards.
+// Runs ops on the tensors of a test: by the CPU form in place, or on a device, in device memory
+// that is filled before and read back afterwards.
 class OpBed {
  public:
   // Null for the CPU.
   explicit OpBed(cuda::DeviceApi* api);
 
-  // Where ops find the tensor, for their arguments. The tensor must live as long as this.
+  // The view of the tensor to put into the op's arguments. The tensor must outlive this object.
   Tensor View(TestTensor& tensor);
 
   template <class Args>
@@ -39,7 +40,7 @@ class OpBed {
     return Finish();
   }
 
-  // One behind the other, with nothing between them.
+  // Tensors that follow each other without gaps.
   template <class Args>
   Status RunEach(const cuda::Kernel& kernel, Status (*cpu)(const Args&),
                  const std::vector<Args>& calls) {
@@ -50,8 +51,8 @@ class OpBed {
     return api_ == nullptr ? Ok() : Finish();
   }
 
-  // Makes a call that can be made again by Replay(), which takes what the tensors have then: on
-  // devices a graph, into which the call is captured here; elsewhere just the call.
+  // Records a call that Replay() repeats on the tensors' contents at that time: on devices by
+  // capturing it into a graph, on the CPU by keeping the call.
   template <class Args>
   Status Capture(const cuda::Kernel& kernel, Status (*cpu)(const Args&), const Args& args) {
     if (api_ == nullptr) {
@@ -73,7 +74,7 @@ class OpBed {
   };
 
   void Upload();
-  Status Finish();  // waits and reads all tensors
+  Status Finish();  // waits for the device and reads back all tensors
 
   cuda::DeviceApi* const api_;
   std::optional<cuda::Stream> stream_;
@@ -102,7 +103,7 @@ class OpTest : public ::testing::TestWithParam<cuda::DeviceCase> {
     ASSERT_TRUE(ran) << ran.error().ToString();
     tensors->ExpectRight();
   }
-  // Of a call that is captured once and replayed on other values.
+  // Captures a call once and replays it on other values.
   template <class Tensors, class Args>
   void ExpectRightReplays(Tensors* tensors, const cuda::Kernel& kernel,
                           Status (*cpu)(const Args&)) {
@@ -117,13 +118,14 @@ class OpTest : public ::testing::TestWithParam<cuda::DeviceCase> {
     }
   }
 
-  // One for each run of an op, so that memory is not kept.
+  // A fresh bed for each run of an op, so that no memory is kept.
   OpBed Bed() { return OpBed(target_ ? &target_->api() : nullptr); }
   std::mt19937_64& random() { return random_; }
-  // Of the same test everywhere the same; less is tried where each element costs.
+  // Seeded identically for the same test on every target; the number of trials is lower where
+  // elements are expensive.
   bool OnGpu() const { return target_ && target_->simulated() == nullptr; }
   bool OnCpu() const { return target_ == nullptr; }
-  // Of the GPU, the first number of its compute capability; 0 elsewhere.
+  // Major compute capability of the GPU; 0 on other targets.
   int ComputeMajor() const;
 
  private:
@@ -131,11 +133,11 @@ class OpTest : public ::testing::TestWithParam<cuda::DeviceCase> {
   std::mt19937_64 random_;
 };
 
-// Where there is no memory: for checks and plans, which only look at addresses.
+// An address without memory behind it, for checks and plans, which never dereference it.
 Tensor TensorAt(std::uintptr_t gigabyte, std::initializer_list<std::int64_t> shape,
                 DType dtype = DType::kBfloat16);
 
-// Each of `cases` spoils good arguments in its way, and the check says its sentence.
+// Each of `cases` spoils valid arguments in one way and expects the sentence of the check.
 template <class Args, class Case>
 void ExpectSentences(const Args& good, const std::vector<Case>& cases, Status (*check)(const Args&),
                      Code code) {
@@ -150,7 +152,7 @@ void ExpectSentences(const Args& good, const std::vector<Case>& cases, Status (*
   }
 }
 
-extern const cuda::DeviceCase kCpuCase;  // its make is null
+extern const cuda::DeviceCase kCpuCase;  // its `make` is null
 
 #define FERRY_INSTANTIATE_OP_TEST(Suite)                                                   \
   INSTANTIATE_TEST_SUITE_P(Cpu, Suite, ::testing::Values(kCpuCase), cuda::DeviceCaseName); \

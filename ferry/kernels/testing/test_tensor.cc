@@ -1,3 +1,5 @@
+// Implements test tensors with guards and gaps.
+
 #include "ferry/kernels/testing/test_tensor.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Test tensors with random contents, gaps between rows and guarded ends.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,16 +12,16 @@
 
 namespace ferry::kernels {
 
-// How a test's tensor lies in its memory.
+// Layout of a test tensor in its memory.
 struct TestLayout {
-  // Elements more than the strides of a contiguous tensor have, size by size.
+  // Elements added to each stride of a contiguous tensor.
   Extents gap{};
-  // Elements before the first, which are not a multiple of 16 bytes where it should be misaligned.
+  // Elements before the first one; not a multiple of 16 bytes if the tensor should be misaligned.
   std::int64_t skip = 0;
 };
 
-// Memory of the host with a tensor in it. Whatever does not belong to the tensor is poison: bytes
-// of 0xff, which are NaN in all formats, and -1.
+// Host memory that contains a tensor. All other bytes are poison, 0xff, which reads as NaN in all
+// floating-point formats and as -1.
 class TestTensor {
  public:
   TestTensor(DType dtype, std::vector<std::int64_t> shape, const TestLayout& layout = {});
@@ -29,7 +30,7 @@ class TestTensor {
   std::span<std::byte> memory() noexcept { return memory_; }
   std::int64_t Numel() const noexcept { return view_.Numel(); }
 
-  // Elements in the order of their indices, the last one fastest. Set() rounds to the format.
+  // Elements by row-major index. Set() rounds to the format.
   double Get(std::int64_t element) const;
   void Set(std::int64_t element, double value);
   std::vector<double> Values() const;
@@ -38,7 +39,7 @@ class TestTensor {
   void FillNormally(std::mt19937_64* random, double mean = 0, double deviation = 1);
   void Poison();
 
-  // Fails the test unless all beside the elements is still poison.
+  // Fails the test unless all bytes outside the elements are still poison.
   void ExpectGapsUntouched(const std::string& name) const;
 
  private:
@@ -48,12 +49,12 @@ class TestTensor {
   Tensor view_;
 };
 
-// What tensors have when it is made, gaps included: for those that an op must not write. They live
-// as long as this.
+// A snapshot of tensors, gaps included, for tensors that an op must not write. The tensors must
+// outlive it.
 class Snapshot {
  public:
   explicit Snapshot(std::vector<TestTensor*> tensors);
-  // Fails the test unless they have the same bytes still.
+  // Fails the test if any byte has changed.
   void ExpectSame(const std::string& name) const;
 
  private:

@@ -1,3 +1,4 @@
+// A fake A3 machine that is set up correctly for GPUDirect-TCPX.
 #pragma once
 #include <fmt/core.h>
 
@@ -9,8 +10,8 @@
 
 namespace ferry::tools {
 
-// A machine for GPUDirect-TCPX that nothing is wrong with: 8 GPUs, and an interface on the PCI
-// switch of each two of them; its daemon runs, and the variables are those that its users are told.
+// A machine with a correct setup for GPUDirect-TCPX: 8 GPUs, with one interface on the PCI switch
+// of each pair; its daemon runs, and the variables are the documented ones.
 struct A3Machine {
   A3Machine() {
     system.states["/usr/local/tcpx/lib64/libnccl-net-tcpx.so"] = PathState{.readable = true};

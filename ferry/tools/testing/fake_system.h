@@ -1,3 +1,4 @@
+// A fake machine for tests of `ferry doctor`.
 #pragma once
 #include <algorithm>
 #include <cerrno>
@@ -12,10 +13,10 @@
 
 namespace ferry::tools {
 
-// For checks of a made-up machine, which end at once.
+// A deadline for checks of a fake machine, which end at once.
 inline Deadline Soon() { return Deadline::After(std::chrono::seconds(10)); }
 
-// A machine that a test makes up, at first one that nothing is wrong with.
+// A machine defined by a test; as constructed it has no problem.
 class FakeSystem final : public SystemView {
  public:
   FakeSystem() {
@@ -58,7 +59,7 @@ class FakeSystem final : public SystemView {
     if (found == states.end()) return ErrnoError(path, ENOENT);
     return found->second;
   }
-  // Names of all that the test has put below the folder.
+  // Names of all files, states and links that the test has put below the folder.
   Result<std::vector<std::string>> List(const std::string& folder) override {
     std::set<std::string> names;
     const auto add = [&](const std::string& path) {
@@ -157,7 +158,7 @@ class FakeSystem final : public SystemView {
   Result<transfer::ConnectionInfo> met = transfer::ConnectionInfo{};
 };
 
-// Somebody whose peer is at 10.0.0.2.
+// A run with the peer 10.0.0.2.
 inline Visit VisitTo(FakeSystem* system) {
   Visit visit;
   visit.system = system;
@@ -167,7 +168,7 @@ inline Visit VisitTo(FakeSystem* system) {
   return visit;
 }
 
-// What only reads the machine.
+// A run without a peer, which only reads the machine.
 inline Visit VisitAlone(FakeSystem* system) {
   Visit visit;
   visit.system = system;

@@ -1,3 +1,5 @@
+// Implements the host that drives the NCCL plugin.
+
 #include "tests/nccl_net/testing/nccl_host.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,5 @@
+// Drives libnccl-net-ferry.so as NCCL does: through its function tables, by polling, with handles
+// copied as bytes.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -9,14 +11,13 @@
 #include "ferry/net/plugin/comm.h"
 #include "ferry/net/plugin/driver.h"
 
-// Plays NCCL towards libnccl-net-ferry.so: by its tables, polling, with handles copied as bytes.
 namespace ferry::nccl_net::testing {
 
 using net::plugin::Driver;
 using net::plugin::Handle;
 using net::plugin::Message;
 
-// What must work for a test to go on throws std::runtime_error.
+// A failure of a call that a test depends on throws std::runtime_error.
 void Require(int outcome, const char* call);
 
 // The use of the plugin that one communicator makes: from init() to finalize().

@@ -1,3 +1,4 @@
+// A sender that speaks the NCCL plugin's wire protocol over plain sockets.
 #pragma once
 #include <sys/socket.h>
 #include <sys/time.h>

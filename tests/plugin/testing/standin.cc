@@ -1,3 +1,5 @@
+// Implements access to the stand-in library for tests.
+
 #include "tests/plugin/testing/standin.h"
 
 #include <dlfcn.h>
@@ -8,7 +10,7 @@
 namespace ferry::net::plugin::testing {
 namespace {
 
-// Of a library that is loaded already.
+// Looks up a symbol of a library that is already loaded.
 template <class Function>
 Function* Find(const std::string& path, const char* name) {
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);

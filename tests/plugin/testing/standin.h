@@ -1,3 +1,4 @@
+// The stand-in for GPUDirect-TCPX (docs/tcpx_standin.md) as the library loads it.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -11,7 +12,6 @@
 #include "tests/standin/testing/library_copy.h"
 #include "tests/standin/testing/pages.h"
 
-// The stand-in for GPUDirect-TCPX (docs/tcpx_standin.md), as the library loads it.
 namespace ferry::net::plugin::testing {
 
 using standin::testing::LibraryCopy;
@@ -28,7 +28,7 @@ class StandIn {
   explicit StandIn(const Variables& variables);
 
   Result<Plugin*> Open();
-  // What the plugin has seen done that may not be done; "" for nothing.
+  // The misuses that the plugin has detected; "" for none.
   std::string Misuse() const;
 
  private:

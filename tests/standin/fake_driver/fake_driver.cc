@@ -1,3 +1,7 @@
+// The part of CUDA's driver API that the stand-in calls, with two devices and without a GPU. The
+// host cannot access device memory, work on a stream happens when the stream is synchronised, and
+// every call but a few needs a current context and copies pinned memory only.
+
 #include <sys/mman.h>
 
 #include <cstddef>
@@ -11,9 +15,6 @@
 #include <utility>
 #include <vector>
 
-// As much of CUDA's driver API as the stand-in calls, with two devices and without a GPU: memory of
-// a device cannot be touched by the host, what is asked of a stream happens when that is
-// synchronised, and every call but a few needs a current context and copies pinned memory only.
 namespace {
 
 constexpr int kDevices = 2;

@@ -1,3 +1,5 @@
+// Implements the minimal host of the stand-in's tests.
+
 #include "tests/standin/testing/host.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// A minimal host for tests of the stand-in, which knows only the plugin interface.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -8,7 +9,6 @@
 #include "tests/standin/testing/library_copy.h"
 #include "tests/standin/testing/pages.h"
 
-// A host of the stand-in's, as small as its tests need, that knows only the interface.
 namespace ferry::standin::testing {
 
 namespace abi = net::plugin::abi;
@@ -58,7 +58,7 @@ class Pair {
  public:
   // Polls until both ends are there. `device` is the current one.
   Pair(const Instance& plugin, std::size_t bytes, Device* device = nullptr);
-  // Of two instances, which stand for two processes.
+  // Two instances that stand for two processes.
   Pair(const Instance& sender, const Instance& receiver, std::size_t bytes, Device* device);
   // Deregisters and closes what is not closed yet.
   ~Pair();
@@ -78,7 +78,7 @@ class Pair {
   // One message, sent and received, not consumed. Null if that fails.
   tcpx::Request* Exchange(std::size_t bytes);
 
-  // What the row of a finished receive says.
+  // The contents of the row of a finished receive.
   std::vector<tcpx::Fragment> FragmentsOf(const tcpx::Request* request) const;
   // Copies a received message from the bounce pool to its place in target(). Returns its bytes.
   std::size_t Unpack(const tcpx::Request* request) const;

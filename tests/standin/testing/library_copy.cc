@@ -1,3 +1,5 @@
+// Implements copies of library files and scoped environment variables.
+
 #include "tests/standin/testing/library_copy.h"
 
 #include <unistd.h>

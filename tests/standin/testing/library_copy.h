@@ -1,9 +1,9 @@
+// For tests that load a library anew with environment variables of its own.
 #pragma once
 #include <string>
 #include <utility>
 #include <vector>
 
-// For tests that load a library anew, with variables of its own.
 namespace ferry::standin::testing {
 
 // The stand-in for GPUDirect-TCPX: FERRY_STANDIN_FILE says where, on a machine that it was brought

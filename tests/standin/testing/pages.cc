@@ -1,3 +1,5 @@
+// Implements page-aligned memory for tests.
+
 #include "tests/standin/testing/pages.h"
 
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// Page-aligned memory for tests.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -43,7 +43,7 @@ class RemoteRegion:
 
 class Operation:
     """
-    A transfer under way; `await` it, wait() for it or ask done(). Holds the memory until its end, whatever becomes of this object.
+    A transfer in flight; `await` it, wait() for it or ask done(). Holds the memory until its end, whatever becomes of this object.
     """
 
     def done(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""nano-vllm's engine on the CPU, for tests: what it asks of a GPU is answered here."""
+"""Runs nano-vllm's engine on the CPU, for tests, by replacing the GPU functions that it calls."""
 
 import contextlib
 import unittest.mock

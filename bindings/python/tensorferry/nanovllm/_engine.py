@@ -12,7 +12,7 @@ _MOST_CAPTURED = 512
 
 
 def limits(nano, capturable):
-    """What holds of every engine while we are enabled."""
+    """State that every engine has while the plug-in is enabled."""
     before = _needs.find(nano.config, "Config.__post_init__")
 
     def check(self):

@@ -7,7 +7,8 @@ import inspect
 
 from tensorferry import errors
 
-# What is read of objects, by (module, class): found in its code, as objects are made much later.
+# Attributes read from objects, by (module, class): looked up in the class's code, because objects
+# are made much later.
 _LAYERS = {
     ("layernorm", "RMSNorm"): ("weight", "eps"),
     ("rotary_embedding", "RotaryEmbedding"): ("cos_sin_cache",),

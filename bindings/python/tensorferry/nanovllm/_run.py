@@ -20,7 +20,7 @@ from tensorferry.nanovllm import _cpu, _missing
 _BATCHES = (1, 4, 8, 16, 32)
 _STEPS = 32
 _SECONDS = 60.0
-# What prompts of --check have in common: a block of nano-vllm's cache, which it then shares.
+# The common prefix of the prompts of --check: a block of nano-vllm's cache, which it then shares.
 COMMON = 256
 
 

@@ -169,7 +169,7 @@ def _speeds(bench):
     for batch, (staged, separately) in (ours.get("staging_us") or {}).items():
         print(f"staging of {batch:>2} sequences: {staged:.1f} us; a tensor and a copy each: "
               f"{separately:.1f} us")
-    # What a step pays: the call alone is the lesser part of it.
+    # The full cost of a step; the call alone is the smaller part.
     own = results.get("own", {}).get("inputs_us_by_batch") or {}
     for batch, taken in (ours.get("inputs_us_by_batch") or {}).items():
         if batch in own:
