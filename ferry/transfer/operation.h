@@ -102,8 +102,8 @@ class Operation {
   // good as waiting.
   bool Poll();
   // Waits for the end and returns how it ended; kTimedOut if `deadline` comes first, and then the
-  // operation still goes on (its own deadline is in PostOptions). The waiting thread drives the
-  // connection's loop itself.
+  // operation still goes on (its own deadline is in the verb's options). The waiting thread drives
+  // the connection's loop itself.
   Status Wait(Deadline deadline = Deadline::Never());
   // Asks for an early end. It still ends only when nothing touches its memory any more, here and,
   // for a write, at the peer: at once for what has not begun, otherwise after the slices in flight.
