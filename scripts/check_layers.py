@@ -21,13 +21,11 @@ ALLOWED = {
     "net": {"core"},
     "net/tcp": {"core", "net"},
     "net/plugin": {"core", "cuda", "copy", "unpack", "net"},
-    "net/devmem": {"core", "cuda", "net"},
     "transfer": {"core", "cuda", "copy", "unpack", "net"},
     "bindings/python": {"core", "cuda", "transfer", "kernels"},
     "bindings/nccl_net": {"core", "cuda", "copy", "net", "net/plugin"},
-    "bindings/nixl": {"core", "cuda", "transfer"},
     "tools": {"core", "cuda", "copy", "unpack", "kernels", "net", "net/tcp", "net/plugin",
-              "net/devmem", "transfer"},
+              "transfer"},
 }
 PRIM_USERS = {"copy", "kernels"}  # in device code only
 DEVICE_SUFFIXES = {".cu", ".cuh"}
