@@ -72,7 +72,7 @@ class Cut : public GiftTest {
     const RemoteRegion elsewhere = PeerRegion(fmt::format("elsewhere-{}", ++round_trips_), kMiB);
     ExpectOk(Write(small, elsewhere, Options(Patience())));
     Fill(small.bytes(), kLaterSeed);
-    ExpectOk(Read(small, elsewhere, {.deadline = Patience())});
+    ExpectOk(Read(small, elsewhere, {.deadline = Patience()}));
     EXPECT_EQ(TakeCensus(small.bytes(), 0, kSourceSeed).after, kMiB);
   }
 
@@ -126,7 +126,7 @@ class Cut : public GiftTest {
     EXPECT_EQ(link_.peer.Quit(), 0);
   }
   void ExpectReadsStill(const PatternRegion& destination, const RemoteRegion& out) {
-    ExpectOk(Read(destination, out, {.deadline = Patience())});
+    ExpectOk(Read(destination, out, {.deadline = Patience()}));
     EXPECT_EQ(TakeCensus(destination.bytes(), 0, kPeerInSeed).after, kCutBulk);
     EXPECT_EQ(link_.peer.Quit(), 0);
   }

@@ -105,9 +105,9 @@ inline constexpr std::size_t kMaxArgumentBytes = 4096;
 //
 // Some failures are sticky: after an illegal access, an assertion or a fault of the hardware every
 // call for that device fails (cudaErrorIllegalAddress and its like). The device is lost to this
-// process then: its calls return kDeviceLost, its queued work is dropped, its host functions never
-// run, and its events never become ready. Host memory, pinned memory included, goes on, and so may
-// other devices: CUDA takes some down together (seen with two H200), and IsLost() says which.
+// process then: its calls return kDeviceLost, its queued work is dropped, and its events never
+// become ready. Host memory, pinned memory included, goes on, and so may other devices: CUDA takes
+// some down together (seen with two H200), and IsLost() says which.
 // Failures of queued work show late, by a later call for that device, often a Query(); a call for
 // two devices may tell of either's.
 class DeviceApi {
@@ -184,14 +184,11 @@ class DeviceApi {
   // Copies the arguments, at most kMaxArgumentBytes. See LaunchKernel().
   virtual Status Launch(StreamRef stream, const Kernel& kernel,
                         std::span<const std::byte> arguments) = 0;
-  // Calls the function on a thread of the driver's, which all streams may share: it must be short,
-  // and must not call anything here.
-  virtual Status CallHost(StreamRef stream, void (*function)(void*), void* argument) = 0;
 
   // ---- graphs -----------------------------------------------------------------------------------
 
-  // From now on until EndCapture() the stream does nothing that it is given, but keeps it: copies,
-  // kernels and host functions. Any other call for it is wrong then, Query() included, and the
+  // From now on until EndCapture() the stream does nothing that it is given, but keeps it: copies
+  // and kernels. Any other call for it is wrong then, Query() included, and the
   // capture is lost where CUDA finds out. This thread must not allocate meanwhile, nor give memory
   // back. A kernel should have run before: its code is loaded when it first does. Not for a
   // device's default stream.

@@ -24,7 +24,6 @@ Status CheckRegions(const TransferPart& part, Rights wanted, const Uuid& peer) {
   if (part.local == nullptr || part.remote == nullptr) {
     return Error(Code::kInvalidArgument, "a local and a remote region must be given");
   }
-  if (part.local->state()->made.forked()) return MadeBeforeFork("region");
   if (part.remote->endpoint != peer) {
     return Error(Code::kInvalidArgument,
                  fmt::format("the remote region is of endpoint {}, the connection goes to {}; use "
@@ -46,6 +45,8 @@ Status CheckRegions(const TransferPart& part, Rights wanted, const Uuid& peer) {
 
 Region::Region(std::shared_ptr<RegionState> state, std::shared_ptr<EndpointCore> endpoint)
     : state_(std::move(state)), endpoint_(std::move(endpoint)) {}
+
+std::span<std::byte> Region::memory() const noexcept { return state_->memory; }
 
 Region& Region::operator=(Region&& other) noexcept {
   if (state_ && !state_.forked()) (void)Deregister();
@@ -102,6 +103,15 @@ Status Region::Deregister(Deadline deadline) {
                            state_->id, state_->gate.inside()));
 }
 
+// ---- PreparedTransfer ---------------------------------------------------------------------------
+
+PreparedTransfer::PreparedTransfer(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {}
+
+Direction PreparedTransfer::direction() const noexcept { return plan_->direction; }
+std::uint64_t PreparedTransfer::bytes() const noexcept { return plan_->bytes; }
+PathReport PreparedTransfer::path() const { return PathOf(*plan_); }
+std::size_t PreparedTransfer::slices() const noexcept { return plan_->slices.size(); }
+
 // ---- Connection ---------------------------------------------------------------------------------
 
 Connection::Connection(std::shared_ptr<ConnectionCore> core, std::shared_ptr<EndpointCore> endpoint)
@@ -134,6 +144,9 @@ Result<PreparedTransfer> Connection::Prepare(Direction direction, std::vector<Tr
   std::vector<PlanPart> planned;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     TransferPart& part = parts[i];
+    if (part.local != nullptr && part.local->state_->made.forked()) {
+      return InPart(MadeBeforeFork("region"), i, parts.size());
+    }
     if (auto usable = CheckRegions(part, wanted, core_->peer().endpoint); !usable) {
       return InPart(usable.error(), i, parts.size());
     }
@@ -144,10 +157,11 @@ Result<PreparedTransfer> Connection::Prepare(Direction direction, std::vector<Tr
         !valid) {
       return InPart(valid.error(), i, parts.size());
     }
-    Stager* const stager = part.local->state()->stager;
+    const std::shared_ptr<RegionState>& local = part.local->state_.get();
+    Stager* const stager = local->stager;
     const std::uint64_t most = stager ? stager->slot_bytes() : ~std::uint64_t{0};
     planned.push_back({.local_base = part.local->memory().data(),
-                       .local = part.local->state(),
+                       .local = local,
                        .remote = part.remote->key,
                        .stager = stager,
                        .most_slice = std::min(most, part.remote->most_slice()),
@@ -230,7 +244,7 @@ Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& 
                                    const WriteOptions& options) {
   if (core_.forked()) return MadeBeforeFork("connection");
   // With the caller's PreparedTransfer, or the operation.
-  std::shared_ptr<const Plan> prepared = transfer.plan();
+  std::shared_ptr<const Plan> prepared = transfer.plan_;
   if (prepared->direction != direction || prepared->peer != core_->peer().endpoint) {
     return Error(
         Code::kInvalidArgument,
@@ -361,7 +375,7 @@ Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
 Result<Readiness> Connection::NotificationReadiness() const {
   if (core_.forked()) return MadeBeforeFork("connection");
   FERRY_TRY_ASSIGN(UniqueFd fd, core_->NotificationDescriptor());
-  return Readiness(std::move(fd), core_->home()->BeginPassiveWait());
+  return MakeReadiness(std::move(fd), core_->home()->BeginPassiveWait());
 }
 
 ConnectionInfo Connection::Info() const {

@@ -16,12 +16,18 @@
 #include "ferry/transfer/event_ring.h"
 #include "ferry/transfer/operation.h"
 #include "ferry/transfer/options.h"
+#include "ferry/transfer/path.h"
 #include "ferry/transfer/readiness.h"
 #include "ferry/transfer/region.h"
 
 namespace ferry::transfer {
 
+class ConnectionCore;
 class EndpointCore;
+struct Plan;
+struct PlanPart;
+struct OperationState;
+struct RegionState;
 
 // Memory that transfers may use. Move-only; deregisters when it goes, which waits for the
 // operations and peers that are in the memory right now.
@@ -32,7 +38,7 @@ class Region {
   Region& operator=(Region&& other) noexcept;
   ~Region();
 
-  std::span<std::byte> memory() const noexcept { return state_->memory; }
+  std::span<std::byte> memory() const noexcept;
   // What a peer gives to Connection::Import; send it by any way. Whoever has it, and a connection
   // to this endpoint, may use the region as its rights say.
   std::vector<std::byte> key() const;
@@ -46,9 +52,9 @@ class Region {
   // Refuses further use by anybody, then waits until nobody touches the memory: after kOk it may be
   // freed. kTimedOut leaves it refused but perhaps still touched; call again.
   Status Deregister(Deadline deadline = Deadline::Never());
-  const std::shared_ptr<RegionState>& state() const noexcept { return state_.get(); }
 
  private:
+  friend class Connection;
   ProcessShared<RegionState> state_;      // with the table
   ProcessShared<EndpointCore> endpoint_;  // with its other handles
 };
@@ -65,15 +71,17 @@ struct TransferPart {
 // regions must stay registered while posts of it are under way.
 class PreparedTransfer {
  public:
-  explicit PreparedTransfer(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {}
-  std::uint64_t bytes() const noexcept { return plan_->bytes; }
+  Direction direction() const noexcept;
+  std::uint64_t bytes() const noexcept;
   // How its bytes go, and why. Posted on another connection it may be another way: ask the
   // operation.
-  PathReport path() const { return PathOf(*plan_); }
-  std::size_t slices() const noexcept { return plan_->slices.size(); }
-  const std::shared_ptr<const Plan>& plan() const noexcept { return plan_; }
+  PathReport path() const;
+  std::size_t slices() const noexcept;
 
  private:
+  friend class Connection;
+  explicit PreparedTransfer(std::shared_ptr<const Plan> plan);
+
   std::shared_ptr<const Plan> plan_;  // with its posts
 };
 

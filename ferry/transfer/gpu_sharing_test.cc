@@ -71,8 +71,8 @@ class GpuSharingTest : public ::testing::Test {
     return Prepare(direction, *local_, remote_->remote(), Whole(kSharingBytes));
   }
   Operation Post(const PreparedTransfer& transfer) {
-    return Must(transfer.plan()->direction == Direction::kWrite ? near().Write(transfer)
-                                                                : near().Read(transfer));
+    return Must(transfer.direction() == Direction::kWrite ? near().Write(transfer)
+                                                          : near().Read(transfer));
   }
   // Writes all of it, one way or the other, and looks.
   void ExpectWrites(unsigned seed) {

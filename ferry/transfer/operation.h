@@ -12,6 +12,7 @@
 #include "ferry/core/fd.h"
 #include "ferry/core/fork.h"
 #include "ferry/core/result.h"
+#include "ferry/transfer/path.h"
 #include "ferry/transfer/plan.h"
 #include "ferry/transfer/region.h"
 #include "ferry/transfer/slice_ledger.h"
@@ -97,7 +98,7 @@ class Operation {
             std::shared_ptr<EndpointCore> endpoint);
 
   // Whether it has ended. Only looks: whoever else drives the connection's loop ends it.
-  bool Done() const noexcept { return state_->done.load(std::memory_order_acquire); }
+  bool Done() const noexcept;
   // Whether it has ended; also lets the connection make progress, so that polling in a loop is as
   // good as waiting.
   bool Poll();
