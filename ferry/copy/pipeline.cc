@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "ferry/copy/copy_crew.h"
 #include "ferry/core/units.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/profile_range.h"

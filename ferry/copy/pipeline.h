@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "ferry/copy/copy_crew.h"
 #include "ferry/core/deadline.h"
 #include "ferry/core/function_ref.h"
 #include "ferry/core/result.h"
@@ -16,6 +15,8 @@
 #include "ferry/cuda/device_api.h"
 
 namespace ferry {
+
+class CopyCrew;
 
 struct PipelineOptions {
   std::size_t chunk_bytes = std::size_t{4} << 20;  // 1 to 1 GiB

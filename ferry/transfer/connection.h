@@ -13,7 +13,6 @@
 #include "ferry/cuda/resources.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/counters.h"
-#include "ferry/transfer/event_ring.h"
 #include "ferry/transfer/operation.h"
 #include "ferry/transfer/options.h"
 #include "ferry/transfer/path.h"
