@@ -105,6 +105,9 @@ Status Pipeline::InitSlot(std::size_t index, std::size_t stride) {
   return Ok();
 }
 
+Pipeline::Pipeline(cuda::DeviceApi* api, int ordinal, const PipelineOptions& options)
+    : api_(api), ordinal_(ordinal), options_(options) {}
+
 Pipeline::~Pipeline() {
   if (!drained_) (void)Drain();
 }

@@ -123,8 +123,7 @@ class Pipeline {
     std::chrono::nanoseconds end;
   };
 
-  Pipeline(cuda::DeviceApi* api, int ordinal, const PipelineOptions& options)
-      : api_(api), ordinal_(ordinal), options_(options) {}
+  Pipeline(cuda::DeviceApi* api, int ordinal, const PipelineOptions& options);
   Status Init();
   Status InitSlot(std::size_t index, std::size_t stride);
 
