@@ -1,8 +1,8 @@
 include_guard(GLOBAL)
 
 # Makes ferry/kernels.h, all ops in one header, of the contract that each op has in its folder
-# (ferry/kernels/<op>/<op>.h). It is made, not written, so that an op stays one folder and installs no
-# header of its own; and it is a concatenation, not a list of #includes, so that it needs none of those.
+# (ferry/kernels/<op>/<op>.h). It is made, not written, so that an op stays one folder and installs
+# no header of its own; it is a concatenation, not a list of #includes, so that it needs none.
 file(GLOB ferry_op_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/ferry/kernels/*/*.h")
 set(ferry_kernels_text "// Made from ferry/kernels/<op>/<op>.h: the ops, for programs outside of this tree.
 #pragma once

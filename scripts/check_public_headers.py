@@ -4,8 +4,8 @@
 usage: check_public_headers.py [SOURCE_ROOT]     (default: this checkout)
 
 Every listed header exists or is generated, includes no header of ours that is not listed, and is
-listed once, in order; public_headers.txt has at most 40. Prints one line per violation and exits 1 if
-there is any.
+listed once, in order; public_headers.txt has at most 40. Prints one line per violation and exits 1
+if there is any.
 """
 import pathlib
 import re
