@@ -1,6 +1,7 @@
 # Makes the library tensorferry of all layers, and installs it with headers, programs and package.
 include_guard(GLOBAL)
 include(CMakePackageConfigHelpers)
+include(FerryKernelsHeader)
 
 get_property(ferry_layers GLOBAL PROPERTY FERRY_LAYERS)
 get_property(ferry_headers GLOBAL PROPERTY FERRY_HEADERS)
@@ -32,25 +33,42 @@ foreach(header IN LISTS ferry_headers)
   endif()
 endforeach()
 list(REMOVE_ITEM ferry_headers ${ferry_shown_headers})
-set_target_properties(tensorferry PROPERTIES
-  LINKER_LANGUAGE CXX
-  VERIFY_INTERFACE_HEADER_SETS ON
-  INTERFACE_HEADER_SETS_TO_VERIFY "HEADERS;generated_headers")
+set_target_properties(tensorferry PROPERTIES LINKER_LANGUAGE CXX)
 target_compile_features(tensorferry PUBLIC cxx_std_20)
 target_link_libraries(tensorferry PUBLIC ${ferry_libs})
-# Several sets, because the base directories of one set may not contain each other.
+# What is installed. Two sets, because the base directories of one set may not contain each other.
+set(ferry_generated_headers ferry/core/version.h ferry/kernels.h)
+file(STRINGS "${PROJECT_SOURCE_DIR}/cmake/public_headers.txt" ferry_public_headers REGEX "^ferry/")
+file(STRINGS "${PROJECT_SOURCE_DIR}/cmake/public_device_headers.txt" ferry_device_headers
+     REGEX "^ferry/")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+             "${PROJECT_SOURCE_DIR}/cmake/public_headers.txt"
+             "${PROJECT_SOURCE_DIR}/cmake/public_device_headers.txt")
+list(REMOVE_ITEM ferry_public_headers ${ferry_generated_headers})
+list(APPEND ferry_public_headers ${ferry_device_headers})
+list(TRANSFORM ferry_public_headers PREPEND "${PROJECT_SOURCE_DIR}/")
+list(TRANSFORM ferry_generated_headers PREPEND "${FERRY_GENERATED_DIR}/")
 target_sources(tensorferry PUBLIC
-               FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}" FILES ${ferry_headers}
-               FILE_SET shown_headers TYPE HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}"
-               FILES ${ferry_shown_headers}
+               FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}" FILES ${ferry_public_headers}
                FILE_SET generated_headers TYPE HEADERS BASE_DIRS "${FERRY_GENERATED_DIR}"
-               FILES "${FERRY_GENERATED_DIR}/ferry/core/version.h")
+               FILES ${ferry_generated_headers})
+
+# All headers, installed or not: a target that only the test headers.self_contained builds.
+add_library(ferry_all_headers INTERFACE)
+target_link_libraries(ferry_all_headers INTERFACE tensorferry)
+set_target_properties(ferry_all_headers PROPERTIES
+  VERIFY_INTERFACE_HEADER_SETS ON
+  INTERFACE_HEADER_SETS_TO_VERIFY "HEADERS;generated_headers")
+target_sources(ferry_all_headers INTERFACE
+               FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}"
+               FILES ${ferry_headers} "${PROJECT_SOURCE_DIR}/ferry/ferry.h"
+               FILE_SET generated_headers TYPE HEADERS BASE_DIRS "${FERRY_GENERATED_DIR}"
+               FILES ${ferry_generated_headers})
 
 set(ferry_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/Tensorferry")
 install(TARGETS tensorferry EXPORT TensorferryTargets
         ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
         FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
-        FILE_SET shown_headers DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
         FILE_SET generated_headers DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(EXPORT TensorferryTargets NAMESPACE tensorferry:: DESTINATION "${ferry_package_dir}")
 if(TARGET ferry)

@@ -40,7 +40,7 @@ tidy() {
     exit 1
   fi
   # Where CUDA was not found, its headers are missing, too.
-  local skip='^tests/consumer/'
+  local skip='^tests/(consumer|options)/|^examples/cpp/'
   if ! grep -q ferry/cuda/real/ "$build/compile_commands.json"; then
     echo "lint.sh: ferry/cuda/real is left out, as it is in $build"
     skip+='|^ferry/cuda/real/'

@@ -323,9 +323,7 @@ Result<std::string> EngineRole::Write(Words& words) {
   parts[0].remote = &remote;
   parts[0].blocks.Add({.dst = 0, .src = 0, .len = found->bytes().size()});
   FERRY_TRY_ASSIGN(auto prepared, connection()->PrepareWrite(std::move(parts)));
-  transfer::PostOptions options;
-  options.deadline = Deadline::After(milliseconds(deadline));
-  return Keep(connection()->Write(prepared, options));
+  return Keep(connection()->Write(prepared, {.deadline = Deadline::After(milliseconds(deadline))}));
 }
 
 Result<std::string> EngineRole::Read(Words& words) {

@@ -34,7 +34,6 @@ using testing::HasSubstr;
 using transfer::Connection;
 using transfer::Endpoint;
 using transfer::Operation;
-using transfer::PostOptions;
 using transfer::Region;
 using transfer::RemoteRegion;
 using transfer::Rights;
@@ -128,9 +127,8 @@ struct ForkLink {
     parts[0].local = &source;
     parts[0].remote = &remote;
     parts[0].blocks.Add({.dst = 0, .src = 0, .len = memory.bytes().size()});
-    PostOptions options;
-    options.deadline = Deadline::After(wait);
-    return Must(connection.Write(Must(connection.PrepareWrite(std::move(parts))), options));
+    return Must(connection.Write(Must(connection.PrepareWrite(std::move(parts))),
+                                 {.deadline = Deadline::After(wait)}));
   }
 
   // A whole write, seen in the peer's memory.

@@ -16,19 +16,17 @@ namespace ferry::tests {
 namespace {
 
 using transfer::Operation;
-using transfer::PostOptions;
+using transfer::ReadOptions;
 using transfer::RemoteRegion;
 using transfer::TransferPart;
+using transfer::WriteOptions;
 
 constexpr std::uint64_t kCutBulk = 64 * kMiB;
 constexpr std::uint64_t kCutEarlyWord = kCutBulk / 8 / sizeof(std::uint64_t);
 constexpr milliseconds kShort{5};  // at first; doubled until something has moved by then
 
-PostOptions Options(Deadline deadline, std::string_view notification = {}) {
-  PostOptions options;
-  options.deadline = deadline;
-  options.notification = std::as_bytes(std::span(notification));
-  return options;
+WriteOptions Options(Deadline deadline, std::string_view notification = {}) {
+  return {.deadline = deadline, .notification = std::as_bytes(std::span(notification))};
 }
 
 class Cut : public GiftTest {
@@ -46,12 +44,12 @@ class Cut : public GiftTest {
     return parts;
   }
   Operation Write(const PatternRegion& local, const RemoteRegion& remote,
-                  const PostOptions& options) {
+                  const WriteOptions& options) {
     return Must(
         link_.connection.Write(Must(link_.connection.PrepareWrite(Whole(local, remote))), options));
   }
   Operation Read(const PatternRegion& local, const RemoteRegion& remote,
-                 const PostOptions& options) {
+                 const ReadOptions& options) {
     return Must(
         link_.connection.Read(Must(link_.connection.PrepareRead(Whole(local, remote))), options));
   }
@@ -75,7 +73,7 @@ class Cut : public GiftTest {
     const RemoteRegion elsewhere = PeerRegion(fmt::format("elsewhere-{}", ++round_trips_), kMiB);
     ExpectOk(Write(small, elsewhere, Options(Patience())));
     Fill(small.bytes(), kLaterSeed);
-    ExpectOk(Read(small, elsewhere, Options(Patience())));
+    ExpectOk(Read(small, elsewhere, {.deadline = Patience()}));
     EXPECT_EQ(TakeCensus(small.bytes(), 0, kSourceSeed).after, kMiB);
   }
 
@@ -129,7 +127,7 @@ class Cut : public GiftTest {
     EXPECT_EQ(link_.peer.Quit(), 0);
   }
   void ExpectReadsStill(const PatternRegion& destination, const RemoteRegion& out) {
-    ExpectOk(Read(destination, out, Options(Patience())));
+    ExpectOk(Read(destination, out, {.deadline = Patience()}));
     EXPECT_EQ(TakeCensus(destination.bytes(), 0, kPeerInSeed).after, kCutBulk);
     EXPECT_EQ(link_.peer.Quit(), 0);
   }
@@ -171,7 +169,7 @@ TEST_P(Cut, ReadByCancelLeavesItsDestinationAloneAndTheConnectionGood) {
   const RemoteRegion out = PeerRegion("out", kCutBulk);
   UntilInTheMiddle([&] {
     Fill(destination.bytes(), kDestinationSeed);
-    Operation read = Read(destination, out, Options(Patience()));
+    Operation read = Read(destination, out, {.deadline = Patience()});
     if (!WaitForChange(destination.bytes(), kCutEarlyWord, kDestinationSeed, Patience()))
       return false;
     read.Cancel();
@@ -187,7 +185,7 @@ TEST_P(Cut, ReadByItsDeadlineLeavesItsDestinationAloneAndTheConnectionGood) {
   milliseconds time = kShort;
   UntilInTheMiddle([&] {
     Fill(destination.bytes(), kDestinationSeed);
-    const Operation read = Read(destination, out, Options(Deadline::After(time)));
+    const Operation read = Read(destination, out, {.deadline = Deadline::After(time)});
     const milliseconds bound = std::exchange(time, 2 * time) + kDrainGrace;
     return EndsEarly(read, Code::kTimedOut, bound) && ExpectDestinationIsLeftAlone(destination);
   });

@@ -22,7 +22,6 @@ namespace {
 using transfer::Connection;
 using transfer::Endpoint;
 using transfer::Operation;
-using transfer::PostOptions;
 using transfer::RemoteRegion;
 using transfer::TransferPart;
 
@@ -42,17 +41,13 @@ std::vector<TransferPart> Whole(const transfer::Region& local, const RemoteRegio
 Operation WriteBy(Connection& connection, const PatternRegion& source, const RemoteRegion& target,
                   milliseconds wait) {
   const auto prepared = Must(connection.PrepareWrite(Whole(source.region, target)));
-  PostOptions options;
-  options.deadline = Deadline::After(wait);
-  return Must(connection.Write(prepared, options));
+  return Must(connection.Write(prepared, {.deadline = Deadline::After(wait)}));
 }
 
 Operation ReadBy(Connection& connection, const PatternRegion& destination,
                  const RemoteRegion& source, milliseconds wait) {
   const auto prepared = Must(connection.PrepareRead(Whole(destination.region, source)));
-  PostOptions options;
-  options.deadline = Deadline::After(wait);
-  return Must(connection.Read(prepared, options));
+  return Must(connection.Read(prepared, {.deadline = Deadline::After(wait)}));
 }
 
 // Lets time pass; the connection stays good.

@@ -15,7 +15,6 @@ namespace ferry::tests {
 namespace {
 
 using transfer::Operation;
-using transfer::PostOptions;
 
 class Posting : public testing::TestWithParam<int> {};  // microseconds between two posts
 
@@ -28,9 +27,8 @@ TEST_P(Posting, AndCancellingDelaysNoDeadlineAndNoHeartbeat) {
   const auto post = [&] {
     // A wait first, which sends the engine's thread away for a moment.
     (void)link.connection.TakeNotification(Deadline::After(milliseconds(5)));
-    PostOptions options;
-    options.deadline = Deadline::After(kPostingDeadline);
-    return Must(link.connection.Recv(8, ~0ull, room, options));
+    return Must(
+        link.connection.Recv(8, ~0ull, room, {.deadline = Deadline::After(kPostingDeadline)}));
   };
   Operation timed = post();
   std::deque<Operation> fillers;

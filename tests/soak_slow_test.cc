@@ -25,6 +25,7 @@
 
 #include "ferry/core/units.h"
 #include "ferry/net/testing/fault_proxy.h"
+#include "ferry/transfer/testing/any_options.h"
 #include "tests/echo_role.h"
 #include "tests/engine_peer.h"
 #include "tests/placed_memory.h"
@@ -169,11 +170,7 @@ class Client {
     }
   }
 
-  transfer::PostOptions By(milliseconds wait) {
-    transfer::PostOptions options;
-    options.deadline = Deadline::After(wait);
-    return options;
-  }
+  static transfer::AnyOptions By(milliseconds wait) { return {.deadline = Deadline::After(wait)}; }
 
   // How it ended; "hang" is the failure of the test.
   Status End(const char* what, Result<Operation> operation, std::uint64_t bytes) {

@@ -137,8 +137,9 @@ std::optional<cuda::StreamRef> StreamOf(nb::handle stream, const Memory* memory,
 
 namespace {
 
-transfer::PostOptions PostOptionsOf(const Options& options, const Memory* memory) {
-  transfer::PostOptions made;
+template <typename VerbOptions>
+VerbOptions OptionsOf(const Options& options, const Memory* memory) {
+  VerbOptions made;
   if (options.timeout) made.deadline = DeadlineOf(options.timeout);
   made.after = StreamOf(options.stream, memory, 0);
   return made;
@@ -189,14 +190,22 @@ Prepared Connection::Prepare(transfer::Direction direction, const nb::list& part
 
 std::unique_ptr<Operation> Connection::Post(const Prepared& prepared, const nb::bytes& notification,
                                             bool checksum, const Options& options) {
-  transfer::PostOptions post = PostOptionsOf(options, FirstOf(prepared.on_gpus, options.stream));
-  post.notification = BytesOf(notification);
-  post.checksum = checksum;
+  const Memory* first = FirstOf(prepared.on_gpus, options.stream);
   auto begun = [&] {
+    if (prepared.direction == transfer::Direction::kWrite) {
+      auto post = OptionsOf<transfer::WriteOptions>(options, first);
+      post.notification = BytesOf(notification);
+      post.checksum = checksum;
+      const OthersGoOn others_go_on;
+      return connection_.Write(prepared.transfer, post);
+    }
+    if (notification.size() != 0) {
+      RefuseCall("a read carries no notification; send one when the read has ended");
+    }
+    auto post = OptionsOf<transfer::ReadOptions>(options, first);
+    post.checksum = checksum;
     const OthersGoOn others_go_on;
-    return prepared.direction == transfer::Direction::kWrite
-               ? connection_.Write(prepared.transfer, post)
-               : connection_.Read(prepared.transfer, post);
+    return connection_.Read(prepared.transfer, post);
   }();
   return Begun(std::move(begun), prepared.regions);
 }
@@ -204,7 +213,7 @@ std::unique_ptr<Operation> Connection::Post(const Prepared& prepared, const nb::
 std::unique_ptr<Operation> Connection::Send(nb::handle data, std::uint64_t tag,
                                             const Options& options) {
   auto memory = std::make_unique<Memory>(data, Memory::Access::kRead, "data");
-  const auto post = PostOptionsOf(options, memory.get());
+  const auto post = OptionsOf<transfer::SendOptions>(options, memory.get());
   auto begun = [&] {
     const OthersGoOn others_go_on;
     return connection_.Send(tag, memory->bytes(), post);
@@ -215,7 +224,7 @@ std::unique_ptr<Operation> Connection::Send(nb::handle data, std::uint64_t tag,
 std::unique_ptr<Operation> Connection::Recv(nb::handle buffer, std::uint64_t tag,
                                             std::uint64_t mask, const Options& options) {
   auto memory = std::make_unique<Memory>(buffer, Memory::Access::kWrite, "buffer");
-  const auto post = PostOptionsOf(options, memory.get());
+  const auto post = OptionsOf<transfer::RecvOptions>(options, memory.get());
   auto begun = [&] {
     const OthersGoOn others_go_on;
     return connection_.Recv(tag, mask, memory->bytes(), post);
@@ -224,7 +233,7 @@ std::unique_ptr<Operation> Connection::Recv(nb::handle buffer, std::uint64_t tag
 }
 
 std::unique_ptr<Operation> Connection::Notify(const nb::bytes& bytes, const Options& options) {
-  const auto post = PostOptionsOf(options, nullptr);
+  const auto post = OptionsOf<transfer::NotifyOptions>(options, nullptr);
   return Begun(connection_.Notify(BytesOf(bytes), post), nb::none());
 }
 

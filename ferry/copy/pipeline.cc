@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "ferry/copy/copy_crew.h"
 #include "ferry/core/units.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/profile_range.h"
@@ -104,6 +105,9 @@ Status Pipeline::InitSlot(std::size_t index, std::size_t stride) {
   }
   return Ok();
 }
+
+Pipeline::Pipeline(cuda::DeviceApi* api, int ordinal, const PipelineOptions& options)
+    : api_(api), ordinal_(ordinal), options_(options) {}
 
 Pipeline::~Pipeline() {
   if (!drained_) (void)Drain();

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "ferry/copy/copy_crew.h"
 #include "ferry/core/deadline.h"
 #include "ferry/core/function_ref.h"
 #include "ferry/core/result.h"
@@ -17,6 +16,8 @@
 #include "ferry/cuda/device_api.h"
 
 namespace ferry {
+
+class CopyCrew;
 
 struct PipelineOptions {
   std::size_t chunk_bytes = std::size_t{4} << 20;  // 1 to 1 GiB
@@ -125,8 +126,7 @@ class Pipeline {
     std::chrono::nanoseconds end;
   };
 
-  Pipeline(cuda::DeviceApi* api, int ordinal, const PipelineOptions& options)
-      : api_(api), ordinal_(ordinal), options_(options) {}
+  Pipeline(cuda::DeviceApi* api, int ordinal, const PipelineOptions& options);
   Status Init();
   Status InitSlot(std::size_t index, std::size_t stride);
 

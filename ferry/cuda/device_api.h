@@ -159,9 +159,6 @@ class StreamApi {
   // Copies the arguments, at most kMaxArgumentBytes. Prefer LaunchKernel().
   virtual Status Launch(StreamRef stream, const Kernel& kernel,
                         std::span<const std::byte> arguments) = 0;
-  // Calls the function on a thread of the driver, which all streams may share: it must be short,
-  // and must not call this interface.
-  virtual Status CallHost(StreamRef stream, void (*function)(void*), void* argument) = 0;
 
   // ---- flags ------------------------------------------------------------------------------------
 
@@ -185,11 +182,11 @@ class StreamApi {
 // Work that is captured once and replayed. Threads and errors: see DeviceApi.
 class GraphApi {
  public:
-  // From now until EndCapture() the stream records what it is given instead of running it: copies,
-  // kernels and host functions. Any other call for it is wrong, including Query(), and invalidates
-  // the capture where CUDA detects it. This thread must not allocate or free memory meanwhile. A
-  // kernel should have run before, because its code is loaded at its first launch. Not for a
-  // device's default stream.
+  // From now until EndCapture() the stream records what it is given instead of running it: copies
+  // and kernels. Any other call for it is wrong, including Query(), and invalidates the capture
+  // where CUDA detects it. This thread must not allocate or free memory meanwhile. A kernel should
+  // have run before, because its code is loaded at its first launch. Not for a device's default
+  // stream.
   virtual Status BeginCapture(StreamRef stream) = 0;
   // The recorded work, in order. The stream leaves capture mode even after an error. Errors:
   // kInvalidArgument where the stream is not being captured, or the capture was invalidated.
@@ -219,9 +216,9 @@ class GraphApi {
 //
 // Some failures are sticky: after an illegal access, an assertion or a hardware fault every call
 // for that device fails (cudaErrorIllegalAddress and similar). The device is then lost to this
-// process: its calls return kDeviceLost, its queued work is dropped, its host functions never run,
-// and its events never become ready. Host memory, including pinned memory, stays usable, and other
-// devices may: CUDA takes some down together (seen with two H200), and IsLost() says which.
+// process: its calls return kDeviceLost, its queued work is dropped, and its events never become
+// ready. Host memory, including pinned memory, stays usable, and other devices may: CUDA takes some
+// down together (seen with two H200), and IsLost() says which.
 // Failures of queued work are reported late, by a later call for that device, often a Query(); a
 // call for two devices may report either's.
 //

@@ -116,7 +116,7 @@ constexpr Row kRows[] = {
      "operation not permitted when stream is capturing", "end the capture before"},
     {901, Code::kInvalidArgument, false, "cudaErrorStreamCaptureInvalidated",
      "operation failed due to a previous error during capture",
-     "capture nothing but copies, kernels and host functions"},
+     "capture nothing but copies and kernels"},
     {911, Code::kDeviceLost, true, "cudaErrorExternalDevice",
      "an async error has occured in external entity outside of CUDA", kRestart},
 };

@@ -447,13 +447,6 @@ Status SimulatedDevices::Launch(StreamRef stream, const Kernel& kernel,
   return Ok();
 }
 
-Status SimulatedDevices::CallHost(StreamRef stream, void (*function)(void*), void* argument) {
-  FERRY_TRY(EnterStream(stream, "cudaLaunchHostFunc"));
-  Count(&SimulationCounters::host_functions);
-  Push(stream, SimulatedCall{function, argument}, std::nullopt);
-  return Ok();
-}
-
 // ---- graphs -------------------------------------------------------------------------------------
 
 void SimulatedDevices::Push(StreamRef stream, SimulatedWork work, std::optional<Fault> fault) {

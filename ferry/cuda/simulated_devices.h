@@ -44,7 +44,6 @@ struct SimulationCounters {
   std::uint64_t copy_items = 0;
   std::uint64_t copy_bytes = 0;
   std::uint64_t launches = 0;
-  std::uint64_t host_functions = 0;
   std::uint64_t graphs = 0;
   std::uint64_t replays = 0;
   std::uint64_t flag_waits = 0;
@@ -133,7 +132,6 @@ class SimulatedDevices final : public DeviceApi {
   Status Copy(StreamRef stream, CopyKind kind, std::span<const CopyItem> items) override;
   Status Launch(StreamRef stream, const Kernel& kernel,
                 std::span<const std::byte> arguments) override;
-  Status CallHost(StreamRef stream, void (*function)(void*), void* argument) override;
   Status BeginCapture(StreamRef stream) override;
   Result<Graph> EndCapture(StreamRef stream) override;
   Status Replay(StreamRef stream, const Graph& graph) override;

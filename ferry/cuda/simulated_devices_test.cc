@@ -214,7 +214,7 @@ TEST_F(SimulatedDevicesTest, HandlesThatAreNoneAreRefused) {
   for (const StreamRef stream : {stale, StreamRef::Foreign(1, stream_.get().native),
                                  StreamRef::Foreign(0, reinterpret_cast<void*>(0x77))}) {
     EXPECT_EQ(devices_->Query(stream).error().code(), Code::kInvalidArgument);
-    EXPECT_THAT(devices_->CallHost(stream, nullptr, nullptr).error().message(),
+    EXPECT_THAT(devices_->Launch(stream, {"gone", nullptr, nullptr}, {}).error().message(),
                 HasSubstr("cudaErrorInvalidResourceHandle"));
   }
 }
@@ -282,10 +282,11 @@ class Turns {
     int stream;
     int call;
   };
-  static void Take(void* caller) {
+  static Status Take(EmulatedMemory& /*memory*/, const void* caller) {
     const auto& c = *static_cast<const Caller*>(caller);
     const std::lock_guard lock(c.turns->mutex_);
     c.turns->taken_.push_back(c);
+    return Ok();
   }
   std::vector<Caller> taken() {
     const std::lock_guard lock(mutex_);
@@ -296,6 +297,7 @@ class Turns {
   std::mutex mutex_;
   std::vector<Caller> taken_;
 };
+constexpr Kernel kTakeTurn{"take a turn", nullptr, Turns::Take};
 
 // The order in which two streams of 40 calls each ran.
 std::vector<int> TurnsOf(const SimulationOptions& options) {
@@ -309,8 +311,8 @@ std::vector<int> TurnsOf(const SimulationOptions& options) {
     for (int call = 0; call < kCalls; ++call) callers.push_back({&turns, stream, call});
   }
   devices->Pause();
-  for (Turns::Caller& caller : callers) {
-    EXPECT_TRUE(devices->CallHost(streams[caller.stream], Turns::Take, &caller));
+  for (const Turns::Caller& caller : callers) {
+    EXPECT_TRUE(LaunchKernel(*devices, streams[caller.stream], kTakeTurn, caller));
   }
   devices->Resume();
   for (const Stream& stream : streams) EXPECT_TRUE(devices->Wait(stream, Soon()));
@@ -362,12 +364,12 @@ TEST_F(SimulatedDevicesTest, AStickyFaultOfACopyLosesItsDeviceAndDropsWhatIsQueu
   const Stream other = *devices_->CreateStream(1, StreamPriority::kNormal);
   const Event never = *devices_->CreateEvent(0, EventTiming::kOff);
   Turns turns;
-  Turns::Caller caller{&turns, 0, 0};
+  const Turns::Caller caller{&turns, 0, 0};
   FillDevice(std::byte{1});
   devices_->Pause();
   devices_->Inject({.at = FaultPoint::kCopy, .fault = Fault::kIllegalAddress});
   FERRY_ASSERT_OK(FromDevice());
-  FERRY_ASSERT_OK(devices_->CallHost(stream_, Turns::Take, &caller));
+  FERRY_ASSERT_OK(LaunchKernel(*devices_, stream_, kTakeTurn, caller));
   FERRY_ASSERT_OK(devices_->Record(never, stream_));
   FERRY_ASSERT_OK(devices_->WaitFor(other, never));
   EXPECT_FALSE(devices_->IsLost(0));

@@ -189,8 +189,7 @@ void SimulatedScheduler::AwaitSteps(std::unique_lock<std::mutex>& lock, int ordi
   changed_.wait(lock, [&] {
     return std::none_of(lanes_.begin(), lanes_.end(), [&](const auto& entry) {
       const Lane& lane = entry.second;
-      return lane.busy && lane.ordinal == ordinal && !lane.queue.empty() &&
-             !std::holds_alternative<SimulatedCall>(lane.queue.front().work);
+      return lane.busy && lane.ordinal == ordinal && !lane.queue.empty();
     });
   });
 }
@@ -304,8 +303,6 @@ SimulatedScheduler::Outcome SimulatedScheduler::Step(std::unique_lock<std::mutex
     copy->poisoned = true;
   } else if (const auto* const launch = std::get_if<SimulatedLaunch>(&first.work)) {
     outcome = RunKernel(*launch, ordinal);
-  } else if (const auto* const call = std::get_if<SimulatedCall>(&first.work)) {
-    call->function(call->argument);
   } else if (const auto* const write = std::get_if<SimulatedFlagWrite>(&first.work)) {
     outcome = WriteFlag(*write, ordinal);
   } else if (const auto* const wait = std::get_if<SimulatedFlagWait>(&first.work)) {

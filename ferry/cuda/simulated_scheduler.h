@@ -42,10 +42,6 @@ struct SimulatedLaunch {
   Kernel kernel;
   std::vector<std::max_align_t> arguments;
 };
-struct SimulatedCall {
-  void (*function)(void*);
-  void* argument;
-};
 struct SimulatedRecording {
   SharedRecord record;
 };
@@ -60,9 +56,8 @@ struct SimulatedFlagWrite {
   std::uint64_t flag;
   std::uint32_t value;
 };
-using SimulatedWork =
-    std::variant<SimulatedCopy, SimulatedLaunch, SimulatedCall, SimulatedRecording, SimulatedWait,
-                 SimulatedFlagWait, SimulatedFlagWrite>;
+using SimulatedWork = std::variant<SimulatedCopy, SimulatedLaunch, SimulatedRecording,
+                                   SimulatedWait, SimulatedFlagWait, SimulatedFlagWrite>;
 
 // Why a device is lost.
 struct SimulatedFailure {

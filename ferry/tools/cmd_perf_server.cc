@@ -166,8 +166,7 @@ Status Session::Begin(const Json& /*request*/) {
 Status Session::End(const Json& /*request*/) { return SayCpu(cpu_at_begin_); }
 
 Status Session::PostReceive(std::uint64_t tag, std::span<std::byte> buffer, InFlight* receives) {
-  FERRY_TRY_ASSIGN(auto receive, connection_.Recv(tag, kWholeTag, buffer,
-                                                  {.deadline = deadline_, .notification = {}}));
+  FERRY_TRY_ASSIGN(auto receive, connection_.Recv(tag, kWholeTag, buffer, {.deadline = deadline_}));
   receives->Add(std::move(receive));
   return Ok();
 }
@@ -208,8 +207,7 @@ Status Session::Pong(const Json& request) {
     // The next ping has brought the acknowledgement of the last pong.
     if (sends.size() > 0) FERRY_TRY(sends.FinishOldest(deadline_));
     pong = heard;
-    FERRY_TRY_ASSIGN(auto send,
-                     connection_.Send(kPongTag, pong, {.deadline = deadline_, .notification = {}}));
+    FERRY_TRY_ASSIGN(auto send, connection_.Send(kPongTag, pong, {.deadline = deadline_}));
     sends.Add(std::move(send));
   }
   while (sends.size() > 0) FERRY_TRY(sends.FinishOldest(deadline_));

@@ -85,9 +85,9 @@ Control::Control(transfer::Connection connection) : connection_(std::move(connec
 
 Status Control::Say(const Json& message, Deadline deadline) {
   const std::string text = DumpJson(message);
-  FERRY_TRY_ASSIGN(const auto operation,
-                   connection_.Send(kControlTag, std::as_bytes(std::span(text)),
-                                    {.deadline = deadline, .notification = {}}));
+  FERRY_TRY_ASSIGN(
+      const auto operation,
+      connection_.Send(kControlTag, std::as_bytes(std::span(text)), {.deadline = deadline}));
   return WaitFor(operation, deadline);
 }
 
@@ -95,7 +95,7 @@ Result<Json> Control::Hear(Deadline deadline) {
   std::string text(kMaxControlBytes, '\0');
   FERRY_TRY_ASSIGN(const auto operation,
                    connection_.Recv(kControlTag, kWholeTag, std::as_writable_bytes(std::span(text)),
-                                    {.deadline = deadline, .notification = {}}));
+                                    {.deadline = deadline}));
   FERRY_TRY(WaitFor(operation, deadline));
   return ParseJson(std::string_view(text).substr(0, operation.bytes()));
 }

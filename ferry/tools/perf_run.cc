@@ -104,9 +104,6 @@ class CaseRun {
   Result<double> HearCpu();
 
   Result<Json> Ask(const Json& question) { return link_->control.Ask(question, deadline_); }
-  transfer::PostOptions Options() const {
-    return {.deadline = deadline_, .notification = {}, .checksum = checksum_};
-  }
 
   bool ToServer() const { return case_.op != Op::kRead; }
   std::uint64_t SlotAt(std::uint64_t slot) const { return slot * case_.SlotBytes(); }
@@ -146,12 +143,16 @@ Result<double> CaseRun::HearCpu() {
 // `slot`: of the destination.
 Result<transfer::Operation> CaseRun::Post(std::uint64_t slot) {
   switch (case_.op) {
-    case Op::kWrite: return link_->connection.Write(transfers_[slot], Options());
-    case Op::kRead: return link_->connection.Read(transfers_[slot], Options());
+    case Op::kWrite:
+      return link_->connection.Write(transfers_[slot],
+                                     {.deadline = deadline_, .checksum = checksum_});
+    case Op::kRead:
+      return link_->connection.Read(transfers_[slot],
+                                    {.deadline = deadline_, .checksum = checksum_});
     case Op::kSend: break;
   }
   const std::uint64_t source = slot == kPlainSlot ? kPlainSlot : kMarkedSource;
-  return link_->connection.Send(kDataTag, Slot(source), Options());
+  return link_->connection.Send(kDataTag, Slot(source), {.deadline = deadline_});
 }
 
 Status CaseRun::PostAll(const Part& part, std::vector<double>* seconds) {
@@ -231,9 +232,10 @@ Status CaseRun::RunPings(std::uint64_t count, std::vector<double>* half_round_tr
   for (std::uint64_t i = 0; i < count; ++i) {
     ping = plain_seed_ + i;
     const auto begin = Clock::now();
-    FERRY_TRY_ASSIGN(auto receive, link_->connection.Recv(kPongTag, kWholeTag, heard, Options()));
+    FERRY_TRY_ASSIGN(auto receive,
+                     link_->connection.Recv(kPongTag, kWholeTag, heard, {.deadline = deadline_}));
     operations.Add(std::move(receive));
-    FERRY_TRY_ASSIGN(auto send, link_->connection.Send(kPingTag, sent, Options()));
+    FERRY_TRY_ASSIGN(auto send, link_->connection.Send(kPingTag, sent, {.deadline = deadline_}));
     operations.Add(std::move(send));
     FERRY_TRY(operations.FinishOldest(deadline_));
     half_round_trips->push_back(SecondsSince(begin) / 2);

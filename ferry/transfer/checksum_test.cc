@@ -60,10 +60,10 @@ class ChecksumTest : public ::testing::Test {
     std::vector<TransferPart> parts(1);
     parts[0] = {&*local_, &remote, {}};
     parts[0].blocks.Add({.dst = 0, .src = 0, .len = kSummedBytes});
-    PostOptions options;
-    options.checksum = checksum;
-    if (write) return near.Write(Must(near.PrepareWrite(std::move(parts))), options);
-    return near.Read(Must(near.PrepareRead(std::move(parts))), options);
+    if (write) {
+      return near.Write(Must(near.PrepareWrite(std::move(parts))), {.checksum = checksum});
+    }
+    return near.Read(Must(near.PrepareRead(std::move(parts))), {.checksum = checksum});
   }
 };
 

@@ -24,7 +24,6 @@ Status CheckRegions(const TransferPart& part, Rights wanted, const Uuid& peer) {
   if (part.local == nullptr || part.remote == nullptr) {
     return Error(Code::kInvalidArgument, "a local and a remote region must be given");
   }
-  if (part.local->state()->made.forked()) return MadeBeforeFork("region");
   if (part.remote->endpoint != peer) {
     return Error(Code::kInvalidArgument,
                  fmt::format("the remote region is of endpoint {}, the connection goes to {}; use "
@@ -46,6 +45,8 @@ Status CheckRegions(const TransferPart& part, Rights wanted, const Uuid& peer) {
 
 Region::Region(std::shared_ptr<RegionState> state, std::shared_ptr<EndpointCore> endpoint)
     : state_(std::move(state)), endpoint_(std::move(endpoint)) {}
+
+std::span<std::byte> Region::memory() const noexcept { return state_->memory; }
 
 Region& Region::operator=(Region&& other) noexcept {
   if (state_ && !state_.forked()) (void)Deregister();
@@ -102,6 +103,15 @@ Status Region::Deregister(Deadline deadline) {
                            state_->id, state_->gate.inside()));
 }
 
+// ---- PreparedTransfer ---------------------------------------------------------------------------
+
+PreparedTransfer::PreparedTransfer(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {}
+
+Direction PreparedTransfer::direction() const noexcept { return plan_->direction; }
+std::uint64_t PreparedTransfer::bytes() const noexcept { return plan_->bytes; }
+PathReport PreparedTransfer::path() const { return PathOf(*plan_); }
+std::size_t PreparedTransfer::slices() const noexcept { return plan_->slices.size(); }
+
 // ---- Connection ---------------------------------------------------------------------------------
 
 Connection::Connection(std::shared_ptr<ConnectionCore> core, std::shared_ptr<EndpointCore> endpoint)
@@ -123,8 +133,8 @@ Result<RemoteRegion> Connection::Import(std::span<const std::byte> key) const {
   return region;
 }
 
-Result<PreparedTransfer> Connection::Prepare(Direction direction,
-                                             std::vector<TransferPart> parts) const {
+Result<PreparedTransfer> Connection::Prepare(Direction direction, std::vector<TransferPart> parts,
+                                             Deadline deadline) const {
   if (core_.forked()) return MadeBeforeFork("connection");
   const bool writing = direction == Direction::kWrite;
   const Rights wanted = writing ? Rights::kWrite : Rights::kRead;
@@ -134,6 +144,9 @@ Result<PreparedTransfer> Connection::Prepare(Direction direction,
   std::vector<PlanPart> planned;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     TransferPart& part = parts[i];
+    if (part.local != nullptr && part.local->state_->made.forked()) {
+      return InPart(MadeBeforeFork("region"), i, parts.size());
+    }
     if (auto usable = CheckRegions(part, wanted, core_->peer().endpoint); !usable) {
       return InPart(usable.error(), i, parts.size());
     }
@@ -144,17 +157,18 @@ Result<PreparedTransfer> Connection::Prepare(Direction direction,
         !valid) {
       return InPart(valid.error(), i, parts.size());
     }
-    Stager* const stager = part.local->state()->stager;
+    const std::shared_ptr<RegionState>& local = part.local->state_.get();
+    Stager* const stager = local->stager;
     const std::uint64_t most = stager ? stager->slot_bytes() : ~std::uint64_t{0};
     planned.push_back({.local_base = part.local->memory().data(),
-                       .local = part.local->state(),
+                       .local = local,
                        .remote = part.remote->key,
                        .stager = stager,
                        .most_slice = std::min(most, part.remote->most_slice()),
                        .remote_gpu = part.remote->gpu,
                        .blocks = std::move(part.blocks)});
   }
-  FERRY_TRY_ASSIGN(auto plan, Route(direction, std::move(planned), Deadline::Never()));
+  FERRY_TRY_ASSIGN(auto plan, Route(direction, std::move(planned), deadline));
   return PreparedTransfer(std::move(plan));
 }
 
@@ -175,16 +189,19 @@ Result<std::shared_ptr<const Plan>> Connection::Route(Direction direction,
                   shared_with);
 }
 
-Result<PreparedTransfer> Connection::PrepareWrite(std::vector<TransferPart> parts) const {
-  return Prepare(Direction::kWrite, std::move(parts));
+Result<PreparedTransfer> Connection::PrepareWrite(std::vector<TransferPart> parts,
+                                                  Deadline deadline) const {
+  return Prepare(Direction::kWrite, std::move(parts), deadline);
 }
 
-Result<PreparedTransfer> Connection::PrepareRead(std::vector<TransferPart> parts) const {
-  return Prepare(Direction::kRead, std::move(parts));
+Result<PreparedTransfer> Connection::PrepareRead(std::vector<TransferPart> parts,
+                                                 Deadline deadline) const {
+  return Prepare(Direction::kRead, std::move(parts), deadline);
 }
 
 Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
-                                     const PostOptions& options) {
+                                     std::optional<Deadline> deadline,
+                                     std::optional<cuda::StreamRef> after) {
   if (core_.forked()) return MadeBeforeFork("connection");
   const Config& config = core_->config();
   if (core_->in_flight() >= config.max_operations) {
@@ -195,13 +212,12 @@ Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
   }
   if (core_->lost()) return core_->LostError();
   cuda::Event mark;
-  if (options.after) {
-    FERRY_TRY_ASSIGN(mark, endpoint_->stream_watch().Mark(*options.after));
+  if (after) {
+    FERRY_TRY_ASSIGN(mark, endpoint_->stream_watch().Mark(*after));
     state->waits_for_stream = true;
   }
   state->id = core_->NewOperationId();
-  state->deadline =
-      options.deadline ? *options.deadline : Deadline::After(config.operation_timeout);
+  state->deadline = deadline ? *deadline : Deadline::After(config.operation_timeout);
   core_->Submit(state);
   if (mark) {
     // Afterwards, so that the operation is in its table when it is to begin.
@@ -225,10 +241,10 @@ Result<std::shared_ptr<const Plan>> Connection::UseShares(std::shared_ptr<const 
 }
 
 Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& transfer,
-                                   const PostOptions& options) {
+                                   const WriteOptions& options) {
   if (core_.forked()) return MadeBeforeFork("connection");
   // With the caller's PreparedTransfer, or the operation.
-  std::shared_ptr<const Plan> prepared = transfer.plan();
+  std::shared_ptr<const Plan> prepared = transfer.plan_;
   if (prepared->direction != direction || prepared->peer != core_->peer().endpoint) {
     return Error(
         Code::kInvalidArgument,
@@ -261,7 +277,7 @@ Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& 
     FERRY_TRY_ASSIGN(prepared, UseShares(prepared, options.deadline.value_or(Deadline::Never())));
   }
   state->plan = prepared;
-  auto operation = Submit(std::move(state), options);
+  auto operation = Submit(std::move(state), options.deadline, options.after);
   if (!operation && prepared->shared_with != 0) {
     core_->home()->Post(
         [core = core_.get(), prepared] { core->sharing().EndUseOnLoop(*prepared); });
@@ -269,53 +285,52 @@ Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& 
   return operation;
 }
 
-Result<Operation> Connection::Write(const PreparedTransfer& transfer, const PostOptions& options) {
+Result<Operation> Connection::Write(const PreparedTransfer& transfer, const WriteOptions& options) {
   return Post(Direction::kWrite, transfer, options);
 }
 
-Result<Operation> Connection::Read(const PreparedTransfer& transfer, const PostOptions& options) {
-  if (!options.notification.empty()) {
-    return Error(Code::kInvalidArgument,
-                 "a read carries no notification; send one when the read has ended");
-  }
-  return Post(Direction::kRead, transfer, options);
+Result<Operation> Connection::Read(const PreparedTransfer& transfer, const ReadOptions& options) {
+  return Post(Direction::kRead, transfer,
+              {.deadline = options.deadline, .checksum = options.checksum, .after = options.after});
 }
 
 Result<Operation> Connection::Write(const Region& local, std::uint64_t local_offset,
                                     const RemoteRegion& remote, std::uint64_t remote_offset,
-                                    std::uint64_t bytes) {
+                                    std::uint64_t bytes, const WriteOptions& options) {
   TransferPart part{&local, &remote, {}};
   part.blocks.Add({.dst = remote_offset, .src = local_offset, .len = bytes});
   std::vector<TransferPart> parts;
   parts.push_back(std::move(part));
-  FERRY_TRY_ASSIGN(const PreparedTransfer transfer, PrepareWrite(std::move(parts)));
-  return Write(transfer);
+  FERRY_TRY_ASSIGN(const PreparedTransfer transfer,
+                   PrepareWrite(std::move(parts), options.deadline.value_or(Deadline::Never())));
+  return Write(transfer, options);
 }
 
 Result<Operation> Connection::Read(const Region& local, std::uint64_t local_offset,
                                    const RemoteRegion& remote, std::uint64_t remote_offset,
-                                   std::uint64_t bytes) {
+                                   std::uint64_t bytes, const ReadOptions& options) {
   TransferPart part{&local, &remote, {}};
   part.blocks.Add({.dst = local_offset, .src = remote_offset, .len = bytes});
   std::vector<TransferPart> parts;
   parts.push_back(std::move(part));
-  FERRY_TRY_ASSIGN(const PreparedTransfer transfer, PrepareRead(std::move(parts)));
-  return Read(transfer);
+  FERRY_TRY_ASSIGN(const PreparedTransfer transfer,
+                   PrepareRead(std::move(parts), options.deadline.value_or(Deadline::Never())));
+  return Read(transfer, options);
 }
 
 Result<Operation> Connection::Send(std::uint64_t tag, std::span<const std::byte> message,
-                                   const PostOptions& options) {
+                                   const SendOptions& options) {
   if (core_.forked()) return MadeBeforeFork("connection");
   auto state = std::make_shared<OperationState>();
   state->kind = OperationKind::kSend;
   state->tag = tag;
   state->message = message;
   FERRY_TRY_ASSIGN(state->stager, endpoint_->device_memory().StagerOf(message));
-  return Submit(std::move(state), options);
+  return Submit(std::move(state), options.deadline, options.after);
 }
 
 Result<Operation> Connection::Recv(std::uint64_t tag, std::uint64_t mask,
-                                   std::span<std::byte> buffer, const PostOptions& options) {
+                                   std::span<std::byte> buffer, const RecvOptions& options) {
   if (core_.forked()) return MadeBeforeFork("connection");
   auto state = std::make_shared<OperationState>();
   state->kind = OperationKind::kRecv;
@@ -323,10 +338,11 @@ Result<Operation> Connection::Recv(std::uint64_t tag, std::uint64_t mask,
   state->mask = mask;
   state->buffer = buffer;
   FERRY_TRY_ASSIGN(state->stager, endpoint_->device_memory().StagerOf(buffer));
-  return Submit(std::move(state), options);
+  return Submit(std::move(state), options.deadline, options.after);
 }
 
-Result<Operation> Connection::Notify(std::span<const std::byte> bytes, const PostOptions& options) {
+Result<Operation> Connection::Notify(std::span<const std::byte> bytes,
+                                     const NotifyOptions& options) {
   if (bytes.empty() || bytes.size() > kMaxNotificationBytes) {
     return Error(Code::kInvalidArgument,
                  fmt::format("a notification has 1 to {} bytes, not {}; send larger things as "
@@ -336,7 +352,7 @@ Result<Operation> Connection::Notify(std::span<const std::byte> bytes, const Pos
   auto state = std::make_shared<OperationState>();
   state->kind = OperationKind::kNotify;
   state->notification.assign(bytes.begin(), bytes.end());
-  return Submit(std::move(state), options);
+  return Submit(std::move(state), options.deadline, options.after);
 }
 
 Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
@@ -359,7 +375,7 @@ Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
 Result<Readiness> Connection::NotificationReadiness() const {
   if (core_.forked()) return MadeBeforeFork("connection");
   FERRY_TRY_ASSIGN(UniqueFd fd, core_->NotificationDescriptor());
-  return Readiness(std::move(fd), core_->home()->BeginPassiveWait());
+  return MakeReadiness(std::move(fd), core_->home()->BeginPassiveWait());
 }
 
 ConnectionInfo Connection::Info() const {

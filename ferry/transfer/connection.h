@@ -13,14 +13,20 @@
 #include "ferry/cuda/resources.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/counters.h"
-#include "ferry/transfer/event_ring.h"
 #include "ferry/transfer/operation.h"
+#include "ferry/transfer/options.h"
+#include "ferry/transfer/path.h"
 #include "ferry/transfer/readiness.h"
 #include "ferry/transfer/region.h"
 
 namespace ferry::transfer {
 
+class ConnectionCore;
 class EndpointCore;
+struct Plan;
+struct PlanPart;
+struct OperationState;
+struct RegionState;
 
 // Memory that transfers may use. Move-only; deregisters when it goes, which waits for the
 // operations and peers that are in the memory right now.
@@ -31,7 +37,7 @@ class Region {
   Region& operator=(Region&& other) noexcept;
   ~Region();
 
-  std::span<std::byte> memory() const noexcept { return state_->memory; }
+  std::span<std::byte> memory() const noexcept;
   // What a peer gives to Connection::Import; send it by any way. Whoever has it, and a connection
   // to this endpoint, may use the region as its rights say.
   std::vector<std::byte> key() const;
@@ -45,9 +51,9 @@ class Region {
   // Refuses further use by anybody, then waits until nobody touches the memory: after kOk it may be
   // freed. kTimedOut leaves it refused but perhaps still touched; call again.
   Status Deregister(Deadline deadline = Deadline::Never());
-  const std::shared_ptr<RegionState>& state() const noexcept { return state_.get(); }
 
  private:
+  friend class Connection;
   ProcessShared<RegionState> state_;      // with the table
   ProcessShared<EndpointCore> endpoint_;  // with its other handles
 };
@@ -64,34 +70,18 @@ struct TransferPart {
 // regions must stay registered while posts of it are under way.
 class PreparedTransfer {
  public:
-  explicit PreparedTransfer(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {}
-  std::uint64_t bytes() const noexcept { return plan_->bytes; }
+  Direction direction() const noexcept;
+  std::uint64_t bytes() const noexcept;
   // How its bytes go, and why. Posted on another connection it may be another way: ask the
   // operation.
-  PathReport path() const { return PathOf(*plan_); }
-  std::size_t slices() const noexcept { return plan_->slices.size(); }
-  const std::shared_ptr<const Plan>& plan() const noexcept { return plan_; }
+  PathReport path() const;
+  std::size_t slices() const noexcept;
 
  private:
-  std::shared_ptr<const Plan> plan_;  // with its posts
-};
+  friend class Connection;
+  explicit PreparedTransfer(std::shared_ptr<const Plan> plan);
 
-struct PostOptions {
-  // The operation's own: it ends config.drain_grace after it at the latest, or, while the peer
-  // acknowledges more, config.peer_timeout after it. Without one it is config.operation_timeout
-  // from now.
-  std::optional<Deadline> deadline;
-  // With a write: delivered to the peer after all its bytes are in place. At most 64 KiB; empty:
-  // none.
-  std::span<const std::byte> notification;
-  // Of a write or read: every slice carries a CRC32C, which its receiver checks. A mismatch ends
-  // the operation by kCorrupt. Without it as config.checksum says.
-  bool checksum = false;
-  // The operation begins when all that is queued on this stream now is done: a kernel that still
-  // writes what is sent, or reads what is overwritten. Until then it can be cancelled, and its
-  // deadline counts. The call fails where the stream's device does, or there is none; an operation
-  // whose device is lost later ends by kDeviceLost.
-  std::optional<cuda::StreamRef> after = std::nullopt;
+  std::shared_ptr<const Plan> plan_;  // with its posts
 };
 
 struct ConnectionInfo {
@@ -119,34 +109,41 @@ class Connection {
   // peer.
   Result<RemoteRegion> Import(std::span<const std::byte> key) const;
 
-  // Checks blocks and rights, merges neighbours, cuts into slices. Errors: kInvalidArgument naming
-  // part and block; kRefused for a right that the key does not have.
-  Result<PreparedTransfer> PrepareWrite(std::vector<TransferPart> parts) const;
-  Result<PreparedTransfer> PrepareRead(std::vector<TransferPart> parts) const;
+  // Checks blocks and rights, merges neighbours, cuts into slices. Can block where both regions are
+  // GPU memory: the first transfer between two of them asks the peer whether they can be copied
+  // directly, and waits for the answer until `deadline`, at most config.handshake_timeout. Without
+  // an answer the transfer takes the path over the network; that is not an error. Errors:
+  // kInvalidArgument naming part and block; kRefused for a right that the key does not have.
+  Result<PreparedTransfer> PrepareWrite(std::vector<TransferPart> parts,
+                                        Deadline deadline = Deadline::Never()) const;
+  Result<PreparedTransfer> PrepareRead(std::vector<TransferPart> parts,
+                                       Deadline deadline = Deadline::Never()) const;
 
   // Errors here: kInvalidArgument (another peer's or direction's transfer, a closed region),
-  // kUnavailable (config.max_operations under way), kPeerLost. Later ones are the operation's.
-  Result<Operation> Write(const PreparedTransfer& transfer, const PostOptions& options = {});
-  Result<Operation> Read(const PreparedTransfer& transfer, const PostOptions& options = {});
-  // One contiguous piece, prepared and posted.
+  // kUnavailable (config.max_operations under way), kPeerLost. Later ones are the operation's. Can
+  // block, like PrepareWrite and until options.deadline, only for a transfer that was prepared on
+  // another connection or whose GPU memory is no longer shared with the peer.
+  Result<Operation> Write(const PreparedTransfer& transfer, const WriteOptions& options = {});
+  Result<Operation> Read(const PreparedTransfer& transfer, const ReadOptions& options = {});
+  // One contiguous piece, prepared and posted; can block like PrepareWrite, until options.deadline.
   Result<Operation> Write(const Region& local, std::uint64_t local_offset,
                           const RemoteRegion& remote, std::uint64_t remote_offset,
-                          std::uint64_t bytes);
+                          std::uint64_t bytes, const WriteOptions& options = {});
   Result<Operation> Read(const Region& local, std::uint64_t local_offset,
                          const RemoteRegion& remote, std::uint64_t remote_offset,
-                         std::uint64_t bytes);
+                         std::uint64_t bytes, const ReadOptions& options = {});
 
   // Ends when the peer has the whole message (for a large one: when its receive has). Empty
   // messages are allowed.
   Result<Operation> Send(std::uint64_t tag, std::span<const std::byte> message,
-                         const PostOptions& options = {});
+                         const SendOptions& options = {});
   // Takes the oldest message whose tag agrees with `tag` in the bits of `mask`. Errors of the
   // operation: kInvalidArgument for a message larger than the buffer, which is dropped.
   Result<Operation> Recv(std::uint64_t tag, std::uint64_t mask, std::span<std::byte> buffer,
-                         const PostOptions& options = {});
+                         const RecvOptions& options = {});
   // 1 byte to 64 KiB, copied here. Ends when the peer's queue has it; kUnavailable when that is
   // full.
-  Result<Operation> Notify(std::span<const std::byte> bytes, const PostOptions& options = {});
+  Result<Operation> Notify(std::span<const std::byte> bytes, const NotifyOptions& options = {});
   // The oldest notification. Errors: kTimedOut, kPeerLost (after the last one was taken).
   Result<std::vector<std::byte>> TakeNotification(Deadline deadline);
   // Readable while TakeNotification() would not wait. Errors: kUnavailable (descriptors).
@@ -167,14 +164,16 @@ class Connection {
   void Close();
 
  private:
-  Result<PreparedTransfer> Prepare(Direction direction, std::vector<TransferPart> parts) const;
+  Result<PreparedTransfer> Prepare(Direction direction, std::vector<TransferPart> parts,
+                                   Deadline deadline) const;
   Result<std::shared_ptr<const Plan>> Route(Direction direction, std::vector<PlanPart> parts,
                                             Deadline deadline) const;
   Result<std::shared_ptr<const Plan>> UseShares(std::shared_ptr<const Plan> plan,
                                                 Deadline deadline) const;
   Result<Operation> Post(Direction direction, const PreparedTransfer& transfer,
-                         const PostOptions& options);
-  Result<Operation> Submit(std::shared_ptr<OperationState> state, const PostOptions& options);
+                         const WriteOptions& options);
+  Result<Operation> Submit(std::shared_ptr<OperationState> state, std::optional<Deadline> deadline,
+                           std::optional<cuda::StreamRef> after);
 
   ProcessShared<ConnectionCore> core_;    // with the endpoint's table until it is closed
   ProcessShared<EndpointCore> endpoint_;  // with its other handles

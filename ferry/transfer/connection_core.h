@@ -25,7 +25,7 @@
 #include "ferry/transfer/matcher.h"
 #include "ferry/transfer/operation.h"
 #include "ferry/transfer/operation_table.h"
-#include "ferry/transfer/readiness.h"
+#include "ferry/transfer/ready_flag.h"
 #include "ferry/transfer/region.h"
 
 namespace ferry::transfer {

@@ -1,20 +1,45 @@
 #pragma once
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/operation.h"
-#include "ferry/transfer/stager_counters.h"
 
 // What has happened, in numbers. Snapshots are plain data: each number in them was right at some
 // moment while the snapshot was taken, but not all at the same one. Counts of a connection only
 // grow; those of an endpoint and of a peer go on when connections end.
 namespace ferry::transfer {
+
+// Of the slots between one GPU's memory and the network, one way.
+struct StagerCounters {
+  std::uint64_t launches = 0;  // of kernels that copy, so far
+  std::uint64_t slots = 0;     // that they copied
+  std::uint64_t bytes = 0;     // likewise
+  std::uint64_t free = 0;      // slots that nobody has now
+  std::uint64_t waiting = 0;   // who would have one, now
+};
+
+// Of one GPU whose memory is used. When all connections have ended all its slots are free.
+struct StagingCounters {
+  int ordinal = -1;
+  std::uint64_t slots = 0;  // for each way
+  StagerCounters to_network;
+  StagerCounters from_network;
+};
+
+// One thing that happened to a connection.
+struct ConnectionEvent {
+  std::chrono::system_clock::time_point at;
+  Clock::time_point when;  // the same moment, for ages
+  std::string text;        // "lane 2 was lost: ..."; at most 160 bytes, without its end
+};
 
 inline constexpr std::size_t kOperationKinds = 5;  // OperationKind
 inline constexpr std::size_t kOutcomes = 11;       // 0: ok; else a Code

@@ -381,8 +381,7 @@ TEST_F(CountersTest, AnOperationThatTimesOutIsLoggedWithTheLastEvents) {
   const auto log_of_one = [&] {
     ::testing::internal::CaptureStderr();
     EXPECT_TRUE(
-        EndsWith(Code::kTimedOut,
-                 link.near.connection->Send(1, message, {.deadline = Now(), .notification = {}})));
+        EndsWith(Code::kTimedOut, link.near.connection->Send(1, message, {.deadline = Now()})));
     return ::testing::internal::GetCapturedStderr();
   };
   // The caller has its error, and nothing came before it.
@@ -392,9 +391,8 @@ TEST_F(CountersTest, AnOperationThatTimesOutIsLoggedWithTheLastEvents) {
   // Nobody need hear of a message that did not come.
   std::vector<std::byte> into(10);
   ::testing::internal::CaptureStderr();
-  EXPECT_TRUE(EndsWith(
-      Code::kTimedOut,
-      link.near.connection->Recv(1, kWholeTag, into, {.deadline = Now(), .notification = {}})));
+  EXPECT_TRUE(EndsWith(Code::kTimedOut,
+                       link.near.connection->Recv(1, kWholeTag, into, {.deadline = Now()})));
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   EXPECT_THAT(TextsOf(link.near.connection->Events()),
               AllOf(HasSubstr("ended by TimedOut"), Not(HasSubstr("the connection ended"))));

@@ -60,13 +60,14 @@ class DeviceTransferTest : public ::testing::TestWithParam<DevicesCase> {
     return Must(link_.far.endpoint->Register(memory, Rights::kReadWrite));
   }
   Operation Post(Direction direction, const Region& local, const RemoteRegion& remote,
-                 const BlockList& blocks, const PostOptions& options = {}) {
+                 const BlockList& blocks, bool checksum = false) {
     std::vector<TransferPart> parts;
     parts.push_back({&local, &remote, blocks});
     if (direction == Direction::kWrite) {
-      return Must(near().Write(Must(near().PrepareWrite(std::move(parts))), options));
+      return Must(
+          near().Write(Must(near().PrepareWrite(std::move(parts))), {.checksum = checksum}));
     }
-    return Must(near().Read(Must(near().PrepareRead(std::move(parts))), options));
+    return Must(near().Read(Must(near().PrepareRead(std::move(parts))), {.checksum = checksum}));
   }
   static BlockList Whole(std::uint64_t bytes) {
     BlockList list;
@@ -141,14 +142,12 @@ TEST_P(DeviceTransferTest, PagesAreScatteredOnBothSides) {
                 expected.begin() + static_cast<std::ptrdiff_t>(to[i] * kPage));
   }
   const BlockList pages = Must(BlockList::FromPages(to, from, kPage));
-  PostOptions options;
-  options.checksum = true;
-  EXPECT_TRUE(EndsOk(Post(Direction::kWrite, local, remote.remote(), pages, options)));
+  EXPECT_TRUE(EndsOk(Post(Direction::kWrite, local, remote.remote(), pages, true)));
   EXPECT_EQ(target.Copy(), expected);
   auto fetched = OnDevice(kBytes, 2);
   const Region into = Near(fetched.span());
   const BlockList back = Must(BlockList::FromPages(to, to, kPage));
-  EXPECT_TRUE(EndsOk(Post(Direction::kRead, into, remote.remote(), back, options)));
+  EXPECT_TRUE(EndsOk(Post(Direction::kRead, into, remote.remote(), back, true)));
   EXPECT_EQ(fetched.Copy(), expected);
 }
 
@@ -250,14 +249,13 @@ TEST_P(DeviceTransferTest, WhatHasChangedOnItsWayIsToldAndTouchesNoGpuMemory) {
     const RemoteRegion key = remote.remote();
     std::vector<TransferPart> parts;
     parts.push_back({&local, &key, Whole(kBytes)});
-    PostOptions options;
-    options.checksum = true;
     const auto way = writes ? net::ProxyDirection::kToTarget : net::ProxyDirection::kToClient;
     proxy->CorruptAt(way, proxy->forwarded(way) + 10'000);
     EXPECT_TRUE(EndsWith(
         Code::kCorrupt,
-        writes ? connection.Write(Must(connection.PrepareWrite(std::move(parts))), options)
-               : connection.Read(Must(connection.PrepareRead(std::move(parts))), options)));
+        writes
+            ? connection.Write(Must(connection.PrepareWrite(std::move(parts))), {.checksum = true})
+            : connection.Read(Must(connection.PrepareRead(std::move(parts))), {.checksum = true})));
     // Inverted, the byte is in neither of them.
     const auto after = target.Copy();
     for (std::size_t i = 0; i < kBytes; ++i) {

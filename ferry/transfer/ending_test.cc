@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ferry/transfer/testing/any_options.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
@@ -36,9 +37,7 @@ class EndingTest : public ::testing::Test {
   RemoteRegion AtPeer(std::uint64_t bytes = kTargetBytes) {
     return {peer_.id(), {1, 1, 1}, Rights::kReadWrite, bytes};
   }
-  PostOptions By(microseconds time) {
-    return {.deadline = Deadline::After(time), .notification = {}};
-  }
+  static AnyOptions By(microseconds time) { return {.deadline = Deadline::After(time)}; }
   PreparedTransfer Prepared(Direction direction) {
     const RemoteRegion remote = AtPeer();
     BlockList list;

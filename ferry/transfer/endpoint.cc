@@ -192,7 +192,7 @@ Result<Connection> Endpoint::Accept(Deadline deadline) {
 Result<Readiness> Endpoint::AcceptReadiness() const {
   if (core_.forked()) return MadeBeforeFork("endpoint");
   FERRY_TRY_ASSIGN(UniqueFd fd, core_->AcceptDescriptor());
-  return Readiness(std::move(fd), core_->front_loop()->BeginPassiveWait());
+  return MakeReadiness(std::move(fd), core_->front_loop()->BeginPassiveWait());
 }
 
 }  // namespace ferry::transfer

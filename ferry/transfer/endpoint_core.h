@@ -23,7 +23,7 @@
 #include "ferry/transfer/device_memory.h"
 #include "ferry/transfer/held_memory.h"
 #include "ferry/transfer/metrics.h"
-#include "ferry/transfer/readiness.h"
+#include "ferry/transfer/ready_flag.h"
 #include "ferry/transfer/region.h"
 #include "ferry/transfer/secret.h"
 #include "ferry/transfer/stream_watch.h"

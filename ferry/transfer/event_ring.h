@@ -9,14 +9,9 @@
 #include <vector>
 
 #include "ferry/core/deadline.h"
+#include "ferry/transfer/counters.h"
 
 namespace ferry::transfer {
-
-struct ConnectionEvent {
-  std::chrono::system_clock::time_point at;
-  Clock::time_point when;  // the same moment, for ages
-  std::string text;        // "lane 2 was lost: ..."; at most EventRing::kTextBytes, without its end
-};
 
 // The last things that happened to a connection, to be told with its errors. Any thread; a mutex,
 // because events are rare. What repeats without end is the caller's to thin out: WorthKeeping.

@@ -70,9 +70,9 @@ class GpuSharingTest : public ::testing::Test {
   PreparedTransfer Prepare(Direction direction) {
     return Prepare(direction, *local_, remote_->remote(), Whole(kSharingBytes));
   }
-  Operation Post(const PreparedTransfer& transfer, const PostOptions& options = {}) {
-    return Must(transfer.plan()->direction == Direction::kWrite ? near().Write(transfer, options)
-                                                                : near().Read(transfer, options));
+  Operation Post(const PreparedTransfer& transfer) {
+    return Must(transfer.direction() == Direction::kWrite ? near().Write(transfer)
+                                                          : near().Read(transfer));
   }
   // Writes all of it, one way or the other, and looks.
   void ExpectWrites(unsigned seed) {
@@ -142,9 +142,7 @@ TEST_F(GpuSharingTest, ScatteredBlocksGoWhereTheyBelong) {
 
 TEST_F(GpuSharingTest, ANotificationComesAfterTheBytes) {
   const auto words = BytesOf("it is there");
-  PostOptions options;
-  options.notification = words;
-  Operation write = Post(Prepare(Direction::kWrite), options);
+  Operation write = Must(near().Write(Prepare(Direction::kWrite), {.notification = words}));
   EXPECT_EQ(TextOf(Must(link_.far.connection->TakeNotification(Soon()))), "it is there");
   EXPECT_EQ(target_->Copy(), source_->Copy());
   EXPECT_TRUE(EndsOk(write));

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "ferry/transfer/testing/any_options.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
@@ -173,8 +174,7 @@ TEST_F(LifetimeTest, ShortDeadlinesOfAnyLengthEndEveryOperationInTime) {
   Connection far = *link_.far.connection;
   std::vector<std::byte> large(kLongBytes);
   for (int round = 0; round < 60; ++round) {
-    const PostOptions options{.deadline = Deadline::After(microseconds(round * 50)),
-                              .notification = {}};
+    const AnyOptions options{.deadline = Deadline::After(microseconds(round * 50))};
     auto receive = near_.Recv(1, kWholeTag, buffer_.span(), options);
     auto send = far.Send(1, large, options);
     for (auto* operation : {&receive, &send}) {

@@ -74,7 +74,7 @@ TEST_F(NotificationTest, WhenItIsTakenTheBytesOfItsWriteAreInPlace) {
     const auto fresh = RandomBytes(kBytes, round);
     std::copy(fresh.begin(), fresh.end(), here.span().begin());
     const std::string name = "round " + std::to_string(round);
-    const auto write = near_.Write(transfer, {.deadline = {}, .notification = BytesOf(name)});
+    const auto write = near_.Write(transfer, {.notification = BytesOf(name)});
     ASSERT_EQ(Take(), name);
     ASSERT_TRUE(std::equal(fresh.begin(), fresh.end(), there.span().begin())) << name;
     ASSERT_TRUE(EndsOk(write));
@@ -89,7 +89,7 @@ TEST_F(NotificationTest, OfARefusedWriteIsNotDelivered) {
   const RemoteRegion remote = Must(near_.Import(target.key()));
   const auto transfer = Must(near_.PrepareWrite(OnePart(local, remote, 50'000)));
   ASSERT_TRUE(target.Deregister(Soon()));
-  const auto write = near_.Write(transfer, {.deadline = {}, .notification = BytesOf("never")});
+  const auto write = near_.Write(transfer, {.notification = BytesOf("never")});
   ASSERT_TRUE(EndsWith(Code::kRefused, write));
   ASSERT_TRUE(EndsOk(near_.Notify(BytesOf("next"))));
   EXPECT_EQ(Take(), "next");
@@ -167,11 +167,11 @@ TEST(NotificationQueue, WhenFullByNumberTheNextIsUnavailableAndTheWriteItWasJoin
   ASSERT_TRUE(EndsOk(near.Notify(BytesOf("a"))));
   ASSERT_TRUE(EndsOk(near.Notify(BytesOf("b"))));
   const auto transfer = Must(near.PrepareWrite(OnePart(local, remote, 10'000)));
-  const auto write = near.Write(transfer, {.deadline = {}, .notification = BytesOf("c")});
+  const auto write = near.Write(transfer, {.notification = BytesOf("c")});
   ASSERT_TRUE(EndsWith(Code::kUnavailable, write));
   EXPECT_EQ(there.Copy(), here.Copy());
   EXPECT_EQ(TextOf(Must(link.far.connection->TakeNotification(Soon()))), "a");
-  ASSERT_TRUE(EndsOk(near.Write(transfer, {.deadline = {}, .notification = BytesOf("d")})));
+  ASSERT_TRUE(EndsOk(near.Write(transfer, {.notification = BytesOf("d")})));
   EXPECT_EQ(TextOf(Must(link.far.connection->TakeNotification(Soon()))), "b");
   EXPECT_EQ(TextOf(Must(link.far.connection->TakeNotification(Soon()))), "d");
 }

@@ -38,6 +38,8 @@ Operation::Operation(std::shared_ptr<OperationState> state,
       connection_(std::move(connection)),
       endpoint_(std::move(endpoint)) {}
 
+bool Operation::Done() const noexcept { return state_->done.load(std::memory_order_acquire); }
+
 bool Operation::Poll() {
   if (state_.forked() || state_->done.load(std::memory_order_acquire)) return true;
   connection_->home()->DriveOnce();

@@ -12,6 +12,7 @@
 #include "ferry/core/fd.h"
 #include "ferry/core/fork.h"
 #include "ferry/core/result.h"
+#include "ferry/transfer/path.h"
 #include "ferry/transfer/plan.h"
 #include "ferry/transfer/region.h"
 #include "ferry/transfer/slice_ledger.h"
@@ -97,13 +98,13 @@ class Operation {
             std::shared_ptr<EndpointCore> endpoint);
 
   // Whether it has ended. Only looks: whoever else drives the connection's loop ends it.
-  bool Done() const noexcept { return state_->done.load(std::memory_order_acquire); }
+  bool Done() const noexcept;
   // Whether it has ended; also lets the connection make progress, so that polling in a loop is as
   // good as waiting.
   bool Poll();
   // Waits for the end and returns how it ended; kTimedOut if `deadline` comes first, and then the
-  // operation still goes on (its own deadline is in PostOptions). The waiting thread drives the
-  // connection's loop itself.
+  // operation still goes on (its own deadline is in the verb's options). The waiting thread drives
+  // the connection's loop itself.
   Status Wait(Deadline deadline = Deadline::Never());
   // Asks for an early end. It still ends only when nothing touches its memory any more, here and,
   // for a write, at the peer: at once for what has not begun, otherwise after the slices in flight.

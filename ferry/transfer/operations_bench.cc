@@ -56,12 +56,6 @@ std::vector<std::uint64_t> ShuffledTags(std::size_t count) {
   return tags;
 }
 
-PostOptions Within(Deadline deadline) {
-  PostOptions options;
-  options.deadline = deadline;
-  return options;
-}
-
 class Both {
  public:
   explicit Both(std::size_t count) : bytes_(kBytes), buffer_(kBytes) { operations_.reserve(count); }
@@ -69,10 +63,10 @@ class Both {
   Connection& far() { return *link_.far.connection; }
 
   void Send(std::uint64_t tag) {
-    operations_.push_back(Must(near().Send(tag, bytes_, Within(Deadline::After(kLong)))));
+    operations_.push_back(Must(near().Send(tag, bytes_, {.deadline = Deadline::After(kLong)})));
   }
   void Receive(std::uint64_t tag, Deadline deadline = Deadline::After(kLong)) {
-    operations_.push_back(Must(far().Recv(tag, kWholeTag, buffer_, Within(deadline))));
+    operations_.push_back(Must(far().Recv(tag, kWholeTag, buffer_, {.deadline = deadline})));
   }
   void Write(const PreparedTransfer& transfer) {
     operations_.push_back(Must(near().Write(transfer)));

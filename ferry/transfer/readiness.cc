@@ -5,7 +5,26 @@
 #include <cerrno>
 #include <utility>
 
+#include "ferry/transfer/ready_flag.h"
+
 namespace ferry::transfer {
+
+struct ReadinessState {
+  UniqueFd fd;
+  EventLoop::PassiveWait wait;
+};
+
+Readiness::Readiness(std::shared_ptr<ReadinessState> state) : state_(std::move(state)) {}
+
+Result<int> Readiness::fd() const {
+  if (state_.forked()) return MadeBeforeFork("descriptor of a queue");
+  return state_->fd.get();
+}
+
+Readiness MakeReadiness(UniqueFd fd, EventLoop::PassiveWait wait) {
+  return Readiness(
+      std::make_shared<ReadinessState>(ReadinessState{std::move(fd), std::move(wait)}));
+}
 
 Result<UniqueFd> ReadyFlag::Descriptor(bool ready) {
   if (!event_) {

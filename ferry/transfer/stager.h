@@ -17,7 +17,7 @@
 #include "ferry/core/result.h"
 #include "ferry/core/unique_function.h"
 #include "ferry/cuda/device_api.h"
-#include "ferry/transfer/stager_counters.h"
+#include "ferry/transfer/counters.h"
 
 namespace ferry::transfer {
 

@@ -14,6 +14,7 @@
 #include "ferry/cuda/simulated_devices.h"
 #include "ferry/cuda/testing/conformance.h"
 #include "ferry/transfer/stream_hold.h"
+#include "ferry/transfer/testing/any_options.h"
 #include "ferry/transfer/testing/device_mirror.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
@@ -72,19 +73,16 @@ class StreamOrderBase : public ::testing::Test {
   std::vector<std::byte> InPinned() const {
     return {pinned_.bytes().begin(), pinned_.bytes().end()};
   }
-  PostOptions After(milliseconds deadline = std::chrono::seconds(30)) const {
-    PostOptions options;
-    options.after = stream_;
-    options.deadline = Deadline::After(deadline);
-    return options;
+  AnyOptions After(milliseconds deadline = std::chrono::seconds(30)) const {
+    return {.deadline = Deadline::After(deadline), .after = stream_};
   }
   Connection& near() { return *link_.near.connection; }
   Connection& far() { return *link_.far.connection; }
-  Operation Write(const Region& local, const PostOptions& options) {
+  Operation Write(const Region& local, const WriteOptions& options) {
     return Must(near().Write(Must(near().PrepareWrite(Whole(local))), options));
   }
-  Operation Write(const PostOptions& options) { return Write(*local_, options); }
-  Operation Read(const PostOptions& options) {
+  Operation Write(const WriteOptions& options) { return Write(*local_, options); }
+  Operation Read(const ReadOptions& options) {
     return Must(near().Read(Must(near().PrepareRead(Whole(*local_))), options));
   }
   // What waited for the stream before this, and was not to begin, has had its chance.
@@ -341,7 +339,7 @@ TEST_P(StreamOrderTest, ThreadsMayPostAndHoldAtOnce) {
   for (const cuda::Stream& mine : streams) {
     threads.emplace_back([this, &mine] {
       for (int round = 0; round < 30; ++round) {
-        PostOptions options = After();
+        WriteOptions options = After();
         options.after = round % 2 == 0 ? cuda::StreamRef(stream_) : cuda::StreamRef(mine);
         Operation write = Write(options);
         EXPECT_TRUE(write.HoldBack(mine));
@@ -440,7 +438,7 @@ TEST(StreamOrderWithoutDevices, IsAnErrorOfTheCall) {
   config.devices = "none";
   Link link = MakeLink(config);
   const auto message = BytesOf("hello");
-  PostOptions options;
+  SendOptions options;
   options.after = cuda::StreamRef::Foreign(0, nullptr);
   const auto refused = link.near.connection->Send(kTag, message, options);
   ASSERT_FALSE(refused);

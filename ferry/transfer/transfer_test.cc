@@ -321,14 +321,10 @@ TEST_F(WrongCallTest, ATransferOfADeregisteredLocalRegionIsNotPosted) {
   EXPECT_TRUE(Works(&link_));
 }
 
-TEST_F(WrongCallTest, NotificationsHaveABoundAndReadsCarryNone) {
+TEST_F(WrongCallTest, NotificationsHaveABound) {
   const std::vector<std::byte> large(64 * 1024 + 1);
   const auto write = Must(near_.PrepareWrite(OnePart(local_, remote_, OneBlock(0, 0, 1))));
-  const auto read = Must(near_.PrepareRead(OnePart(local_, remote_, OneBlock(0, 0, 1))));
-  ExpectError(near_.Write(write, {.deadline = {}, .notification = large}), Code::kInvalidArgument,
-              "65537");
-  ExpectError(near_.Read(read, {.deadline = {}, .notification = BytesOf("x")}),
-              Code::kInvalidArgument, "no notification");
+  ExpectError(near_.Write(write, {.notification = large}), Code::kInvalidArgument, "65537");
   ExpectError(near_.Notify(large), Code::kInvalidArgument, "65537");
   ExpectError(near_.Notify({}), Code::kInvalidArgument, "1 to");
 }

@@ -2,11 +2,11 @@
 
 #include <cstdio>
 
-#include "ferry/core/result.h"
-#include "ferry/core/version.h"
+#include "ferry/ferry.h"
 
 int main() {
-  const ferry::Result<int> answer = ferry::Error(ferry::Code::kUnavailable, "no answer yet");
-  std::printf("tensorferry %s says %s\n", FERRY_VERSION, answer.error().ToString().c_str());
-  return answer ? 1 : 0;
+  const auto endpoint = ferry::transfer::Endpoint::Create(ferry::Config{});
+  if (!endpoint) std::printf("%s\n", endpoint.error().ToString().c_str());
+  if (endpoint) std::printf("tensorferry %s: port %u\n", FERRY_VERSION, endpoint->port());
+  return endpoint ? 0 : 1;
 }

@@ -1,5 +1,5 @@
-# Installs the build in BUILD_DIR into a scratch prefix, then builds this folder against it and runs
-# it, as a user of the package would.
+# Installs the build in BUILD_DIR into a scratch prefix, then builds this folder and
+# examples/cpp against it and runs them, as a user of the package would.
 set(scratch "${BUILD_DIR}/consumer")
 file(REMOVE_RECURSE "${scratch}")
 
@@ -8,8 +8,14 @@ function(run)
 endfunction()
 
 run("${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${scratch}/prefix")
-run("${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}" -B "${scratch}/build" -G "${GENERATOR}"
-    "-DCMAKE_CXX_COMPILER=${CXX}" "-DCMAKE_CXX_FLAGS=${FLAGS}"
-    "-DCMAKE_PREFIX_PATH=${scratch}/prefix")
-run("${CMAKE_COMMAND}" --build "${scratch}/build")
+function(build source binary)
+  run("${CMAKE_COMMAND}" -S "${source}" -B "${binary}" -G "${GENERATOR}"
+      "-DCMAKE_CXX_COMPILER=${CXX}" "-DCMAKE_CXX_FLAGS=${FLAGS}"
+      "-DCMAKE_PREFIX_PATH=${scratch}/prefix")
+  run("${CMAKE_COMMAND}" --build "${binary}")
+endfunction()
+
+build("${CMAKE_CURRENT_LIST_DIR}" "${scratch}/build")
 run("${scratch}/build/consumer")
+build("${CMAKE_CURRENT_LIST_DIR}/../../examples/cpp" "${scratch}/examples")
+run("${scratch}/examples/write")

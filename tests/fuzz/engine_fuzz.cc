@@ -161,7 +161,7 @@ class Session {
     for (const iovec& piece : pieces) {
       const Memory* const memory = Holding(piece);
       if (memory == nullptr || memory->read_into) continue;
-      FERRY_CHECK(Includes(memory->region->state()->rights, Rights::kWrite) && !memory->revoked);
+      FERRY_CHECK(Includes(memory->region->remote().rights, Rights::kWrite) && !memory->revoked);
     }
   }
   // Only the bounds of the peer's reads are checked: our own writes send from any region.
@@ -170,7 +170,7 @@ class Session {
   }
 
   bool Untouched(const Memory& memory) const {
-    if (memory.read_into || Includes(memory.region->state()->rights, Rights::kWrite)) return true;
+    if (memory.read_into || Includes(memory.region->remote().rights, Rights::kWrite)) return true;
     return std::all_of(memory.bytes.get(), memory.bytes.get() + memory.size,
                        [](std::byte b) { return b == kFill; });
   }
@@ -470,8 +470,8 @@ class Session {
     memories_.push_back(std::move(memory));
   }
 
-  PostOptions Options() {
-    PostOptions options;
+  WriteOptions Options() {
+    WriteOptions options;
     const std::uint8_t how = script_->U8();
     if ((how & 15) == 15) options.deadline = Now();
     if ((how & 16) != 0) options.notification = notification_;
@@ -488,7 +488,7 @@ class Session {
     const std::size_t at = script_->U8();
     const std::size_t pieces = 1 + script_->Below(8);
     const std::uint64_t bytes = 1 + script_->U16();
-    const PostOptions options = Options();
+    const WriteOptions options = Options();
     if (memories_.empty() || running_.size() >= kMostOperations) return;
     Memory& memory = *memories_[at % memories_.size()];
     const std::uint64_t each =
@@ -505,22 +505,26 @@ class Session {
                            : connection_->PrepareRead(std::move(parts));
     if (!prepared) return;
     if (!writes) memory.read_into = true;
-    Keep(writes ? connection_->Write(*prepared, options) : connection_->Read(*prepared, options));
+    Keep(writes ? connection_->Write(*prepared, options)
+                : connection_->Read(*prepared, {.deadline = options.deadline}));
   }
 
   void Message() {
     const std::size_t kind = script_->Below(3);
     const std::uint64_t tag = script_->Below(4);
     const std::size_t bytes = script_->U16() % ((script_->U8() & 7) == 0 ? 20'000U : 1024U);
-    const PostOptions options = Options();
+    const std::optional<Deadline> deadline = Options().deadline;
     if (running_.size() >= kMostOperations) return;
     auto buffer = std::make_unique<std::byte[]>(bytes);
     const std::span<std::byte> memory(buffer.get(), bytes);
     switch (kind) {
-      case 0: return Keep(connection_->Send(tag, memory, options), std::move(buffer));
-      case 1: return Keep(connection_->Recv(tag, 3, memory, options), std::move(buffer));
+      case 0:
+        return Keep(connection_->Send(tag, memory, {.deadline = deadline}), std::move(buffer));
+      case 1:
+        return Keep(connection_->Recv(tag, 3, memory, {.deadline = deadline}), std::move(buffer));
       default:
-        Keep(connection_->Notify(memory.first(std::min<std::size_t>(bytes, 2000)), options),
+        Keep(connection_->Notify(memory.first(std::min<std::size_t>(bytes, 2000)),
+                                 {.deadline = deadline}),
              std::move(buffer));
     }
   }

@@ -33,7 +33,6 @@ namespace ferry::tests {
 namespace {
 
 using transfer::Operation;
-using transfer::PostOptions;
 
 double MicrosSince(Clock::time_point start) { return Seconds(Clock::now() - start) * 1e6; }
 
@@ -53,10 +52,9 @@ double DeadlineBesidePosts(transfer::Connection& connection, microseconds pause)
   std::vector<std::byte> room(64);
   // A wait first, which sends the engine's thread away for a moment.
   (void)connection.TakeNotification(Deadline::After(milliseconds(5)));
-  PostOptions options;
-  options.deadline = Deadline::After(milliseconds(200));
+  const Deadline deadline = Deadline::After(milliseconds(200));
   const auto start = Clock::now();
-  Operation timed = Must(connection.Recv(8, ~0ull, room, options));
+  Operation timed = Must(connection.Recv(8, ~0ull, room, {.deadline = deadline}));
   while (!timed.Done() && Clock::now() - start < kLimit) {
     if (auto filler = connection.Recv(7, ~0ull, room)) filler->Cancel();
     if (pause.count() > 0) std::this_thread::sleep_for(pause);

@@ -286,13 +286,6 @@ Status RealDevices::Launch(StreamRef stream, const Kernel& kernel,
   return launched;
 }
 
-Status RealDevices::CallHost(StreamRef stream, void (*function)(void*), void* argument) {
-  constexpr const char* kCall = "cudaLaunchHostFunc";
-  FERRY_TRY_ASSIGN(const ScopedDevice scope, Enter(stream.ordinal(), kCall));
-  return Check(cudaLaunchHostFunc(Native(stream), function, argument), stream.ordinal(),
-               [] { return std::string(kCall); });
-}
-
 Status RealDevices::WaitForFlag(StreamRef stream, const void* flag, std::uint32_t value) {
   constexpr const char* kCall = "cuStreamWaitValue32";
   FERRY_TRY_ASSIGN(const ScopedDevice scope, Enter(stream.ordinal(), kCall));

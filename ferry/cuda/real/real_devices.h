@@ -49,7 +49,6 @@ class RealDevices final : public DeviceApi {
   Status Copy(StreamRef stream, CopyKind kind, std::span<const CopyItem> items) override;
   Status Launch(StreamRef stream, const Kernel& kernel,
                 std::span<const std::byte> arguments) override;
-  Status CallHost(StreamRef stream, void (*function)(void*), void* argument) override;
   Status BeginCapture(StreamRef stream) override;
   Result<Graph> EndCapture(StreamRef stream) override;
   Status Replay(StreamRef stream, const Graph& graph) override;

@@ -28,8 +28,6 @@ std::vector<std::byte> WordBytes(std::uint32_t word) {
   return bytes;
 }
 
-void Increment(void* counter) { ++*static_cast<int*>(counter); }
-
 }  // namespace
 
 TEST_P(DeviceConformance, AGraphDoesAgainWhatAStreamWasGiven) {
@@ -37,15 +35,13 @@ TEST_P(DeviceConformance, AGraphDoesAgainWhatAStreamWasGiven) {
   const DeviceBuffer device = Device(4);
   const PinnedBuffer in = Pinned(4);
   const PinnedBuffer out = Pinned(4);
-  int calls = 0;
   FERRY_ASSERT_OK(Add(stream, device.data(), device.data(), 1, kNothing));
   FERRY_ASSERT_OK(api().Wait(stream, Soon()));
   const auto graph = api().Capture(stream, [&]() -> Status {
     FERRY_TRY(CopyOne(stream, CopyKind::kHostToDevice, device.data(), in.data(), 4));
     FERRY_TRY(Add(stream, device.data(), device.data(), 1, 5));
     FERRY_TRY(Add(stream, device.data(), device.data(), 1, 7));
-    FERRY_TRY(CopyOne(stream, CopyKind::kDeviceToHost, out.data(), device.data(), 4));
-    return api().CallHost(stream, Increment, &calls);
+    return CopyOne(stream, CopyKind::kDeviceToHost, out.data(), device.data(), 4);
   });
   FERRY_ASSERT_OK(graph);
   for (std::uint32_t round = 0; round < 20; ++round) {
@@ -53,7 +49,6 @@ TEST_P(DeviceConformance, AGraphDoesAgainWhatAStreamWasGiven) {
     FERRY_ASSERT_OK(api().Replay(stream, *graph));
     FERRY_ASSERT_OK(api().Wait(stream, Soon()));
     EXPECT_EQ(FirstWord({out.bytes().begin(), out.bytes().end()}), 100 * round + 12);
-    EXPECT_EQ(calls, static_cast<int>(round) + 1);
   }
 }
 

@@ -1,38 +1,15 @@
-// Conformance suite of DeviceApi: streams, events, flags and host functions.
+// Conformance suite of DeviceApi: streams, events and flags.
 #include <gmock/gmock.h>
 
 #include <cstring>
-#include <mutex>
 #include <vector>
 
 #include "ferry/core/units.h"
 #include "ferry/cuda/testing/conformance.h"
 
-// The DeviceApi contract on order: streams, events, flags and host functions.
+// The DeviceApi contract on order: streams, events and flags.
 namespace ferry::cuda {
 namespace {
-
-// Records the arguments of host functions, in order.
-class CallLog {
- public:
-  struct Entry {
-    CallLog* log;
-    int value;
-  };
-  static void Append(void* entry) {
-    const auto& e = *static_cast<const Entry*>(entry);
-    const std::lock_guard lock(e.log->mutex_);
-    e.log->values_.push_back(e.value);
-  }
-  std::vector<int> values() {
-    const std::lock_guard lock(mutex_);
-    return values_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<int> values_;
-};
 
 std::uint32_t WordAt(std::span<const std::byte> bytes, std::size_t index) {
   std::uint32_t word = 0;
@@ -263,27 +240,6 @@ TEST_P(DeviceConformance, SlotsOfARingAreUsedAgainAfterTheirEvents) {
   }
   FERRY_ASSERT_OK(api().Wait(stream, Soon()));
   EXPECT_TRUE(Download(device) == bytes);
-}
-
-// ---- host functions -----------------------------------------------------------------------------
-
-TEST_P(DeviceConformance, HostFunctionsAreCalledInTheirOrderAfterWhatIsBeforeThem) {
-  constexpr int kCalls = 50;
-  const Stream stream = NewStream();
-  CallLog log;
-  std::vector<CallLog::Entry> entries;
-  for (int i = 0; i < kCalls; ++i) entries.push_back({&log, i});
-  auto gate = Gate(stream);
-  FERRY_NEED_GATE(gate);
-  for (CallLog::Entry& entry : entries) {
-    FERRY_ASSERT_OK(api().CallHost(stream, CallLog::Append, &entry));
-  }
-  EXPECT_TRUE(log.values().empty());
-  gate->Open();
-  FERRY_ASSERT_OK(api().Wait(stream, Soon()));
-  std::vector<int> expected;
-  for (int i = 0; i < kCalls; ++i) expected.push_back(i);
-  EXPECT_EQ(log.values(), expected);
 }
 
 // ---- flags --------------------------------------------------------------------------------------

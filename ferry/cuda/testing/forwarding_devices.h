@@ -66,9 +66,6 @@ class ForwardingDevices : public DeviceApi {
                 std::span<const std::byte> arguments) override {
     return inner_.Launch(stream, kernel, arguments);
   }
-  Status CallHost(StreamRef stream, void (*function)(void*), void* argument) override {
-    return inner_.CallHost(stream, function, argument);
-  }
   Status BeginCapture(StreamRef stream) override { return inner_.BeginCapture(stream); }
   Result<Graph> EndCapture(StreamRef stream) override { return inner_.EndCapture(stream); }
   Status Replay(StreamRef stream, const Graph& graph) override {

@@ -1,0 +1,57 @@
+// The options of each verb of a Connection. A verb has the fields that apply to it and no others,
+// so that an option that does not apply does not compile.
+#pragma once
+#include <cstddef>
+#include <optional>
+#include <span>
+
+#include "ferry/core/deadline.h"
+#include "ferry/cuda/resources.h"
+
+namespace ferry::transfer {
+
+// The fields that several of them have:
+//
+// deadline      of the operation itself. It ends config.drain_grace after it at the latest, or,
+// while
+//               the peer acknowledges more, config.peer_timeout after it. Without one it is
+//               config.operation_timeout from now.
+// checksum      every slice carries a CRC32C, which its receiver checks. A mismatch ends the
+//               operation by kCorrupt. If false, config.checksum decides.
+// after         the operation begins when everything that is queued on this stream now has run: for
+//               example a kernel that still writes the bytes to send, or reads the bytes to
+//               overwrite. Until then it can be cancelled, and its deadline counts. The call fails
+//               with the error of the stream's device, or where there is no device; an operation
+//               whose device is lost later ends by kDeviceLost.
+
+struct WriteOptions {
+  std::optional<Deadline> deadline = std::nullopt;
+  // Delivered to the peer after all bytes of the write are in place; copied by the call. At most
+  // 64 KiB; empty: none.
+  std::span<const std::byte> notification = {};
+  bool checksum = false;
+  std::optional<cuda::StreamRef> after = std::nullopt;
+};
+
+struct ReadOptions {
+  std::optional<Deadline> deadline = std::nullopt;
+  bool checksum = false;
+  std::optional<cuda::StreamRef> after = std::nullopt;
+};
+
+struct SendOptions {
+  std::optional<Deadline> deadline = std::nullopt;
+  std::optional<cuda::StreamRef> after = std::nullopt;
+};
+
+struct RecvOptions {
+  std::optional<Deadline> deadline = std::nullopt;
+  std::optional<cuda::StreamRef> after = std::nullopt;
+};
+
+struct NotifyOptions {
+  std::optional<Deadline> deadline = std::nullopt;
+  std::optional<cuda::StreamRef> after = std::nullopt;
+};
+
+}  // namespace ferry::transfer
