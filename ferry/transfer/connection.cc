@@ -47,6 +47,8 @@ Status CheckRegions(const TransferPart& part, Rights wanted, const Uuid& peer) {
 Region::Region(std::shared_ptr<RegionState> state, std::shared_ptr<EndpointCore> endpoint)
     : state_(std::move(state)), endpoint_(std::move(endpoint)) {}
 
+std::span<std::byte> Region::memory() const noexcept { return state_->memory; }
+
 Region& Region::operator=(Region&& other) noexcept {
   if (state_ && !state_.forked()) (void)Deregister();
   state_ = std::move(other.state_);

@@ -15,12 +15,16 @@
 #include "ferry/transfer/counters.h"
 #include "ferry/transfer/event_ring.h"
 #include "ferry/transfer/operation.h"
+#include "ferry/transfer/plan.h"
 #include "ferry/transfer/readiness.h"
 #include "ferry/transfer/region.h"
 
 namespace ferry::transfer {
 
+class ConnectionCore;
 class EndpointCore;
+struct OperationState;
+struct RegionState;
 
 // Memory that transfers may use. Move-only; deregisters when it goes, which waits for the
 // operations and peers that are in the memory right now.
@@ -31,7 +35,7 @@ class Region {
   Region& operator=(Region&& other) noexcept;
   ~Region();
 
-  std::span<std::byte> memory() const noexcept { return state_->memory; }
+  std::span<std::byte> memory() const noexcept;
   // What a peer gives to Connection::Import; send it by any way. Whoever has it, and a connection
   // to this endpoint, may use the region as its rights say.
   std::vector<std::byte> key() const;

@@ -23,10 +23,10 @@
 #include "ferry/transfer/gpu_sharing.h"
 #include "ferry/transfer/held_memory.h"
 #include "ferry/transfer/matcher.h"
-#include "ferry/transfer/operation.h"
+#include "ferry/transfer/operation_state.h"
 #include "ferry/transfer/operation_table.h"
 #include "ferry/transfer/readiness.h"
-#include "ferry/transfer/region.h"
+#include "ferry/transfer/region_table.h"
 
 namespace ferry::transfer {
 

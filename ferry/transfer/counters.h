@@ -8,7 +8,7 @@
 
 #include "ferry/core/result.h"
 #include "ferry/net/provider.h"
-#include "ferry/transfer/operation.h"
+#include "ferry/transfer/operation_kind.h"
 #include "ferry/transfer/stager_counters.h"
 
 // What has happened, in numbers. Snapshots are plain data: each number in them was right at some

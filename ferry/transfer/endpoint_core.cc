@@ -9,7 +9,7 @@
 
 #include "ferry/core/log.h"
 #include "ferry/transfer/dialer.h"
-#include "ferry/transfer/endpoint.h"
+#include "ferry/transfer/endpoint_address.h"
 #include "ferry/transfer/reception.h"
 
 namespace ferry::transfer {

@@ -10,26 +10,13 @@
 #include "ferry/copy/block_list.h"
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
-#include "ferry/transfer/region.h"
+#include "ferry/transfer/path.h"
+#include "ferry/transfer/region_table.h"
 #include "ferry/transfer/wire.h"
 
 namespace ferry::transfer {
 
 class Stager;
-
-// How bytes come from one side to the other.
-enum class Path : std::uint8_t {
-  kNetwork,  // over the lanes
-  kGpuCopy,  // by the peer's copies between GPU memory of this machine
-  kBoth,     // some parts so, some so
-};
-const char* PathName(Path path) noexcept;  // "network", "gpu-copy", "both"
-struct PathReport {
-  Path path = Path::kNetwork;
-  std::string why;  // of the first part, in words
-};
-
-enum class Direction : std::uint8_t { kWrite, kRead };
 
 // Blocks between one local and one remote region.
 struct PlanPart {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "ferry/core/log.h"
-#include "ferry/transfer/endpoint.h"
+#include "ferry/transfer/endpoint_address.h"
 #include "ferry/transfer/endpoint_core.h"
 
 namespace ferry::transfer {

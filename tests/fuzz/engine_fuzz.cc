@@ -160,7 +160,7 @@ class Session {
     for (const iovec& piece : pieces) {
       const Memory* const memory = Holding(piece);
       if (memory == nullptr || memory->read_into) continue;
-      FERRY_CHECK(Includes(memory->region->state()->rights, Rights::kWrite) && !memory->revoked);
+      FERRY_CHECK(Includes(memory->region->remote().rights, Rights::kWrite) && !memory->revoked);
     }
   }
   // Of what the peer reads only the bounds are looked at: our own writes send from any region.
@@ -169,7 +169,7 @@ class Session {
   }
 
   bool Untouched(const Memory& memory) const {
-    if (memory.read_into || Includes(memory.region->state()->rights, Rights::kWrite)) return true;
+    if (memory.read_into || Includes(memory.region->remote().rights, Rights::kWrite)) return true;
     return std::all_of(memory.bytes.get(), memory.bytes.get() + memory.size,
                        [](std::byte b) { return b == kFill; });
   }
