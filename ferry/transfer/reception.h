@@ -30,10 +30,20 @@ class Reception {
   void ClearOnLoop();
 
  private:
+  enum class State : std::uint8_t {
+    kSilent,      // has said nothing, or nothing whole
+    kChallenged,  // has begun well, and owes the proof that it knows the secret
+    kAdmitted,    // its peer is known: waits for the connection's other lanes
+    kRejoining,   // likewise, and may take a lane's place: owes its progress on that one
+    kFreezing,    // this side is stopping the old lane
+    kMoving,      // was sent this side's progress: moves when that has left
+    kRefused,     // closes when the refusal has left
+  };
   struct Stranger {
     std::unique_ptr<Greeting> greeting;
-    std::optional<Exchange> exchange;  // once it was challenged
-    std::uint64_t number = 0;          // of its own
+    State state = State::kSilent;
+    Exchange exchange;         // from kChallenged on
+    std::uint64_t number = 0;  // of its own
     // Of a lane that takes the place of another.
     std::shared_ptr<ConnectionCore> rejoins;  // with the endpoint's table, while the lane moves
     wire::RejoinBody rejoin;
@@ -51,6 +61,7 @@ class Reception {
   };
   using Arrivals = std::unordered_map<std::uint32_t, Arrival>;
 
+  void MoveTo(Stranger* stranger, State to);
   Status OnHeard(Greeting* greeting, const wire::MessageHeader& header, wire::MetaReader* reader);
   Status Answer(Greeting* greeting, wire::Type type, wire::MetaReader* reader);
   Status Challenge(Stranger* stranger, wire::Type type, wire::MetaReader* reader);
