@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -9,8 +10,8 @@
 #include "ferry/net/accept_gate.h"
 #include "ferry/net/admission.h"
 #include "ferry/net/provider.h"
-#include "ferry/transfer/channel.h"
 #include "ferry/transfer/greeting.h"
+#include "ferry/transfer/lane_progress.h"
 #include "ferry/transfer/secret.h"
 
 namespace ferry::transfer {

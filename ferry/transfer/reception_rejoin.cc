@@ -7,7 +7,6 @@
 #include "ferry/transfer/endpoint_core.h"
 #include "ferry/transfer/parked_lane.h"
 #include "ferry/transfer/reception.h"
-#include "ferry/transfer/rejoin.h"
 
 // The listening side of a lane that takes the place of another (channel_rejoin.cc has what for).
 namespace ferry::transfer {

@@ -19,30 +19,6 @@ constexpr auto kPatience = milliseconds(2000);
 
 }  // namespace
 
-std::vector<std::byte> EncodeProgress(const LaneProgress& progress) {
-  std::vector<std::byte> bytes;
-  wire::Append(&bytes, wire::ResumeBody{progress.finished,
-                                        static_cast<std::uint32_t>(progress.refused.size())});
-  for (const wire::RefusalOnWire& refusal : progress.refused) wire::Append(&bytes, refusal);
-  return bytes;
-}
-
-Result<LaneProgress> ParseProgress(wire::MetaReader* reader, const std::string& peer_name) {
-  wire::ResumeBody body;
-  if (!reader->Read(&body) ||
-      reader->rest().size() != std::uint64_t{body.refusals} * sizeof(wire::RefusalOnWire)) {
-    return Error(Code::kCorrupt,
-                 fmt::format("{} went on with a lane by a malformed frame; use the same release "
-                             "on both sides",
-                             peer_name));
-  }
-  LaneProgress progress;
-  progress.finished = body.finished;
-  progress.refused.resize(body.refusals);
-  for (wire::RefusalOnWire& refusal : progress.refused) reader->Read(&refusal);
-  return progress;
-}
-
 Rejoin::Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneKeeper* keeper,
                std::uint32_t lane, std::uint32_t attempt)
     : endpoint_(endpoint),

@@ -4,18 +4,14 @@
 #include <optional>
 
 #include "ferry/net/provider.h"
-#include "ferry/transfer/channel.h"
-#include "ferry/transfer/connection_core.h"
 #include "ferry/transfer/introduction.h"
+#include "ferry/transfer/lane_progress.h"
 
 namespace ferry::transfer {
 
+class ConnectionCore;
 class EndpointCore;
 class LaneKeeper;
-
-std::vector<std::byte> EncodeProgress(const LaneProgress& progress);
-// Errors: kCorrupt.
-Result<LaneProgress> ParseProgress(wire::MetaReader* reader, const std::string& peer_name);
 
 // One attempt of the connecting side to put a new lane in the place of another: connects, greets,
 // and only when the peer has agreed stops using the old one. Belongs to the connection's home loop;
