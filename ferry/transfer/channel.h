@@ -13,9 +13,10 @@
 #include "ferry/core/event_loop.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/counters.h"
-#include "ferry/transfer/operation.h"
+#include "ferry/transfer/lane_progress.h"
+#include "ferry/transfer/operation_state.h"
 #include "ferry/transfer/refusal_log.h"
-#include "ferry/transfer/region.h"
+#include "ferry/transfer/region_table.h"
 #include "ferry/transfer/staged_copy.h"
 #include "ferry/transfer/wire.h"
 #include "ferry/transfer/work_queue.h"
@@ -24,13 +25,6 @@ namespace ferry::transfer {
 
 class ConnectionCore;
 class ParkedLane;
-
-// How far one side has dealt with the other's sequenced frames when a lane was given up: what each
-// needs to know to go on over another.
-struct LaneProgress {
-  std::uint32_t finished = 0;
-  std::vector<wire::RefusalOnWire> refused;  // of those, the latest
-};
 
 // Of the bytes of all pieces, one after the other.
 std::uint32_t Crc32cOf(std::span<const iovec> pieces);

@@ -23,10 +23,10 @@
 #include "ferry/transfer/gpu_sharing.h"
 #include "ferry/transfer/held_memory.h"
 #include "ferry/transfer/matcher.h"
-#include "ferry/transfer/operation.h"
+#include "ferry/transfer/operation_state.h"
 #include "ferry/transfer/operation_table.h"
 #include "ferry/transfer/ready_flag.h"
-#include "ferry/transfer/region.h"
+#include "ferry/transfer/region_table.h"
 
 namespace ferry::transfer {
 
@@ -99,6 +99,8 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   // Operations begun and not ended; for the limit.
   std::uint32_t in_flight() const noexcept { return in_flight_.load(); }
   bool lost() const noexcept { return lost_.load(); }
+  // Otherwise than by this side's wish.
+  bool was_lost() const { return lost() && LostError().code() != Code::kCancelled; }
   Error LostError() const;
   std::uint64_t refusals() const noexcept { return refusals_.load(); }
   void CountRefusal(const Error& error);

@@ -4,16 +4,11 @@
 #include <utility>
 
 #include "ferry/net/address.h"
-#include "ferry/transfer/connection_core.h"
 
 namespace ferry::transfer {
 namespace {
 
 constexpr std::string_view kOthers = "other";
-
-bool WasLost(const ConnectionCore& connection) {
-  return connection.lost() && connection.LostError().code() != Code::kCancelled;
-}
 
 }  // namespace
 
@@ -22,46 +17,46 @@ std::string CounterBook::HostOf(std::string_view peer_name) {
   return address && !address->host.empty() ? address->host : std::string(peer_name);
 }
 
-CounterBook::Peer& CounterBook::PlaceOf(const ConnectionCore& connection, Peers* peers) {
-  std::string host = HostOf(connection.peer_name());
+CounterBook::Peer& CounterBook::PlaceOf(std::string_view peer_name, Peers* peers) {
+  std::string host = HostOf(peer_name);
   const auto found = peers->find(host);
   if (found != peers->end()) return found->second;
   if (peers->size() >= kMaxPeers) host = kOthers;
   return (*peers)[std::move(host)];
 }
 
-void CounterBook::AddTo(const ConnectionCore& connection, Peer* peer) {
-  peer->traffic += connection.Traffic();
-  peer->lanes.resize(std::max(peer->lanes.size(), connection.lanes()));
-  for (std::size_t i = 0; i < connection.lanes(); ++i) {
-    peer->lanes[i] += connection.channel(i).Traffic();
+void CounterBook::AddTo(const ConnectionCounters& connection, Peer* peer) {
+  peer->traffic += connection.traffic;
+  peer->lanes.resize(std::max(peer->lanes.size(), connection.lanes.size()));
+  for (std::size_t i = 0; i < connection.lanes.size(); ++i) {
+    peer->lanes[i] += connection.lanes[i].traffic;
   }
 }
 
-void CounterBook::OnBegin(const ConnectionCore& connection, bool from_outside) {
+void CounterBook::OnBegin(std::string_view peer_name, bool from_outside) {
   ++(from_outside ? accepted_ : dialled_);
-  (void)PlaceOf(connection, &peers_);
+  (void)PlaceOf(peer_name, &peers_);
 }
 
-void CounterBook::OnEnd(const ConnectionCore& connection) {
-  if (WasLost(connection)) ++lost_;
-  AddTo(connection, &PlaceOf(connection, &peers_));
+void CounterBook::OnEnd(const ConnectionCounters& connection, bool was_lost) {
+  if (was_lost) ++lost_;
+  AddTo(connection, &PlaceOf(connection.peer, &peers_));
 }
 
-EndpointCounters CounterBook::Snapshot(const std::vector<const ConnectionCore*>& open) const {
+EndpointCounters CounterBook::Snapshot(std::vector<ConnectionCounters> open,
+                                       std::uint64_t lost) const {
   EndpointCounters counters;
   counters.connections_open = open.size();
   counters.connections_accepted = accepted_;
   counters.connections_dialled = dialled_;
-  counters.connections_lost = lost_;
+  counters.connections_lost = lost_ + lost;
   Peers all = peers_;
-  for (const ConnectionCore* connection : open) {
-    Peer& peer = PlaceOf(*connection, &all);
-    AddTo(*connection, &peer);
+  for (const ConnectionCounters& connection : open) {
+    Peer& peer = PlaceOf(connection.peer, &all);
+    AddTo(connection, &peer);
     ++peer.open;
-    if (WasLost(*connection)) ++counters.connections_lost;
-    counters.connections.push_back(connection->Counters());
   }
+  counters.connections = std::move(open);
   for (auto& [host, peer] : all) {
     counters.traffic += peer.traffic;
     counters.peers.push_back({host, peer.open, peer.traffic, std::move(peer.lanes)});

@@ -9,19 +9,19 @@
 
 namespace ferry::transfer {
 
-class ConnectionCore;
-
 // What an endpoint remembers of connections that have ended, so that its counts never go back. Not
 // safe by itself: whoever has it locks. Memory is bounded by kMaxPeers, whoever connects.
 class CounterBook {
  public:
   // Before it is looked at: its host gets its place.
-  void OnBegin(const ConnectionCore& connection, bool from_outside);
-  // Once, when it has ended and counts no more; it must not be among `open` again.
-  void OnEnd(const ConnectionCore& connection);
+  void OnBegin(std::string_view peer_name, bool from_outside);
+  // Once, when it has ended and counts no more; it must not be among `open` again. `was_lost`: it
+  // ended otherwise than by this side's wish.
+  void OnEnd(const ConnectionCounters& connection, bool was_lost);
 
-  // With the connections that have begun and not ended. Fills in all but regions and greetings.
-  EndpointCounters Snapshot(const std::vector<const ConnectionCore*>& open) const;
+  // With the connections that have begun and not ended, `lost` of which were lost already. Fills in
+  // all but regions and greetings.
+  EndpointCounters Snapshot(std::vector<ConnectionCounters> open, std::uint64_t lost) const;
 
   // "10.0.0.1" of "10.0.0.1:7471", "::1" of "[::1]:7471".
   static std::string HostOf(std::string_view peer_name);
@@ -33,8 +33,8 @@ class CounterBook {
     std::uint64_t open = 0;
   };
   using Peers = std::map<std::string, Peer, std::less<>>;
-  static Peer& PlaceOf(const ConnectionCore& connection, Peers* peers);
-  static void AddTo(const ConnectionCore& connection, Peer* peer);
+  static Peer& PlaceOf(std::string_view peer_name, Peers* peers);
+  static void AddTo(const ConnectionCounters& connection, Peer* peer);
 
   Peers peers_;  // of ended connections; a place for each host that has been, while there are any
   std::uint64_t accepted_ = 0;

@@ -10,7 +10,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 #include "ferry/net/provider.h"
-#include "ferry/transfer/operation.h"
+#include "ferry/transfer/operation_kind.h"
 
 // What has happened, in numbers. Snapshots are plain data: each number in them was right at some
 // moment while the snapshot was taken, but not all at the same one. Counts of a connection only

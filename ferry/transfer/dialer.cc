@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "ferry/transfer/endpoint.h"
+#include "ferry/transfer/endpoint_address.h"
 #include "ferry/transfer/endpoint_core.h"
 #include "ferry/transfer/lane_keeper.h"
 

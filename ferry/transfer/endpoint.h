@@ -14,19 +14,10 @@
 #include "ferry/net/provider.h"
 #include "ferry/transfer/connection.h"
 #include "ferry/transfer/counters.h"
+#include "ferry/transfer/endpoint_address.h"
 #include "ferry/transfer/readiness.h"
 
 namespace ferry::transfer {
-
-// Where an endpoint can be reached and which one it is; opaque bytes for the user to pass on.
-struct EndpointAddress {
-  Uuid endpoint;  // none(): whichever listens there
-  std::vector<net::Address> at;
-
-  std::vector<std::byte> Serialize() const;
-  // Errors: kInvalidArgument for bytes that are no address of this version.
-  static Result<EndpointAddress> Parse(std::span<const std::byte> bytes);
-};
 
 // The process's place on the network: progress threads, a listening port, registered memory and
 // the connections. Move-only; its end closes every connection and waits until nothing touches any

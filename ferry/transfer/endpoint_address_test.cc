@@ -1,8 +1,9 @@
+#include "ferry/transfer/endpoint_address.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "ferry/net/address.h"
-#include "ferry/transfer/endpoint.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::transfer {

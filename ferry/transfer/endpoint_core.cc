@@ -9,7 +9,7 @@
 
 #include "ferry/core/log.h"
 #include "ferry/transfer/dialer.h"
-#include "ferry/transfer/endpoint.h"
+#include "ferry/transfer/endpoint_address.h"
 #include "ferry/transfer/reception.h"
 
 namespace ferry::transfer {
@@ -200,10 +200,14 @@ EndpointCounters EndpointCore::Counters() {
   EndpointCounters counters;
   {
     const std::lock_guard lock(mutex_);
-    std::vector<const ConnectionCore*> open;
+    std::vector<ConnectionCounters> open;
+    std::uint64_t lost = 0;
     open.reserve(connections_.size());
-    for (const auto& connection : connections_) open.push_back(connection.get());
-    counters = book_.Snapshot(open);
+    for (const auto& connection : connections_) {
+      if (connection->was_lost()) ++lost;
+      open.push_back(connection->Counters());
+    }
+    counters = book_.Snapshot(std::move(open), lost);
   }
   counters.greetings_refused = greetings_refused_.load(std::memory_order_relaxed);
   const RegionTable::Size size = regions_.Registered();
@@ -281,7 +285,7 @@ void EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
   free_numbers_.pop_back();
   by_number_[connection->number()] = connection;
   connections_.insert(connection);
-  book_.OnBegin(*connection, !connection->called());
+  book_.OnBegin(connection->peer_name(), !connection->called());
 }
 
 void EndpointCore::Forget(const ConnectionCore* connection) {
@@ -294,7 +298,7 @@ void EndpointCore::Forget(const ConnectionCore* connection) {
   connections_.erase(it);
   by_number_[last->number()].reset();
   free_numbers_.push_back(last->number());
-  book_.OnEnd(*last);
+  book_.OnEnd(last->Counters(), last->was_lost());
   // Gone before anybody took it.
   accepted_.erase(std::remove(accepted_.begin(), accepted_.end(), last), accepted_.end());
   changed_.notify_all();

@@ -24,7 +24,7 @@
 #include "ferry/transfer/held_memory.h"
 #include "ferry/transfer/metrics.h"
 #include "ferry/transfer/ready_flag.h"
-#include "ferry/transfer/region.h"
+#include "ferry/transfer/region_table.h"
 #include "ferry/transfer/secret.h"
 #include "ferry/transfer/stream_watch.h"
 

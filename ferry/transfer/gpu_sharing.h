@@ -16,7 +16,7 @@
 #include "ferry/core/unique_function.h"
 #include "ferry/cuda/resources.h"
 #include "ferry/transfer/plan.h"
-#include "ferry/transfer/region.h"
+#include "ferry/transfer/region_table.h"
 #include "ferry/transfer/wire.h"
 
 namespace ferry::transfer {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ferry/core/number_map.h"
-#include "ferry/transfer/operation.h"
+#include "ferry/transfer/operation_state.h"
 
 namespace ferry::transfer {
 

@@ -5,31 +5,9 @@
 #include <thread>
 #include <utility>
 
-#include "ferry/core/check.h"
 #include "ferry/transfer/connection_core.h"
 
 namespace ferry::transfer {
-
-const char* OperationName(OperationKind kind) noexcept {
-  switch (kind) {
-    case OperationKind::kWrite: return "write";
-    case OperationKind::kRead: return "read";
-    case OperationKind::kSend: return "send";
-    case OperationKind::kRecv: return "receive";
-    case OperationKind::kNotify: return "notification";
-  }
-  return "operation";
-}
-
-void OperationState::Complete(Status result) {
-  FERRY_CHECK(!done.load(), id);
-  status = std::move(result);
-  done.store(true, std::memory_order_release);
-  const std::lock_guard lock(event_mutex);
-  if (event) SignalEventFd(event.get());
-  wait = {};
-  held.clear();
-}
 
 Operation::Operation(std::shared_ptr<OperationState> state,
                      std::shared_ptr<ConnectionCore> connection,

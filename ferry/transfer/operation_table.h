@@ -7,7 +7,7 @@
 
 #include "ferry/core/deadline.h"
 #include "ferry/core/number_map.h"
-#include "ferry/transfer/operation.h"
+#include "ferry/transfer/operation_state.h"
 
 namespace ferry::transfer {
 

@@ -11,7 +11,7 @@
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
 #include "ferry/transfer/path.h"
-#include "ferry/transfer/region.h"
+#include "ferry/transfer/region_table.h"
 #include "ferry/transfer/wire.h"
 
 namespace ferry::transfer {

@@ -6,8 +6,9 @@
 #include <cstring>
 #include <utility>
 
+#include "ferry/core/check.h"
 #include "ferry/core/log.h"
-#include "ferry/transfer/endpoint.h"
+#include "ferry/transfer/endpoint_address.h"
 #include "ferry/transfer/endpoint_core.h"
 
 namespace ferry::transfer {
@@ -82,6 +83,40 @@ void Reception::TurnAway(std::uint64_t number) {
   Drop(greeting);
 }
 
+void Reception::MoveTo(Stranger* stranger, State to) {
+  const State from = std::exchange(stranger->state, to);
+  Greeting& greeting = *stranger->greeting;
+  const auto comes_from = [&](State one, State other) {
+    FERRY_CHECK(from == one || from == other, static_cast<int>(from), static_cast<int>(to));
+  };
+  switch (to) {
+    case State::kSilent: break;
+    // It has begun well: it keeps its place where silent ones lose theirs.
+    case State::kChallenged:
+      comes_from(State::kSilent, State::kSilent);
+      admission_.MarkSpoken(stranger->number, Clock::now());
+      gate_.UpdateOnLoop();
+      greeting.HearMoreOnLoop();
+      break;
+    case State::kAdmitted:
+    case State::kRejoining:
+      comes_from(State::kSilent, State::kChallenged);
+      admission_.Leave(stranger->number);
+      last_admitted_ = Clock::now();
+      gate_.UpdateOnLoop();
+      // From now on the connection's deadline counts for it; a lane that is replaced keeps its own.
+      if (to == State::kAdmitted) greeting.LiftDeadlineOnLoop();
+      // What it says next, early, may be as long as any connection's.
+      greeting.TrustOnLoop();
+      break;
+    // The peer has stopped its side, and says nothing more over the new lane until this side has.
+    case State::kFreezing: comes_from(State::kRejoining, State::kRejoining); break;
+    // Only a stopped lane's progress is final.
+    case State::kMoving: comes_from(State::kFreezing, State::kFreezing); break;
+    case State::kRefused: greeting.CloseWhenSaidOnLoop(); break;
+  }
+}
+
 Status Reception::OnHeard(Greeting* greeting, const wire::MessageHeader& header,
                           wire::MetaReader* reader) {
   Status heard = Answer(greeting, header.type, reader);
@@ -94,15 +129,15 @@ Status Reception::OnHeard(Greeting* greeting, const wire::MessageHeader& header,
 
 Status Reception::Answer(Greeting* greeting, wire::Type type, wire::MetaReader* reader) {
   Stranger& stranger = greetings_.at(greeting);
-  if (stranger.rejoins) {
+  if (stranger.state == State::kRejoining) {
     if (type != wire::Type::kResume) return Error(Code::kCorrupt, "no resume");
     return OnResume(greeting, reader);
   }
-  if (stranger.exchange) {
+  if (stranger.state == State::kChallenged) {
     if (type != wire::Type::kProof) return Error(Code::kCorrupt, "no proof");
     FERRY_TRY(CheckProof(&stranger, reader));
-    wire::MetaReader said(stranger.exchange->said);
-    return Admit(greeting, stranger.exchange->first, &said);
+    wire::MetaReader said(stranger.exchange.said);
+    return Admit(greeting, stranger.exchange.first, &said);
   }
   if (type != wire::Type::kHello && type != wire::Type::kJoin && type != wire::Type::kRejoin) {
     return Error(Code::kCorrupt, "no greeting");
@@ -130,13 +165,11 @@ Status Reception::Challenge(Stranger* stranger, wire::Type type, wire::MetaReade
                  "this endpoint asks its peers for a secret and got none; set FERRY_SECRET_FILE to "
                  "the same on both sides");
   }
-  Exchange& exchange = stranger->exchange.emplace();
+  Exchange& exchange = stranger->exchange;
   exchange.first = type;
   exchange.said.assign(reader->rest().begin(), reader->rest().end());
   FillRandom(exchange.server);
-  admission_.MarkSpoken(stranger->number, Clock::now());
-  gate_.UpdateOnLoop();
-  stranger->greeting->HearMoreOnLoop();
+  MoveTo(stranger, State::kChallenged);
   stranger->greeting->SayOnLoop(wire::Type::kChallenge, exchange.server);
   return Ok();
 }
@@ -144,9 +177,9 @@ Status Reception::Challenge(Stranger* stranger, wire::Type type, wire::MetaReade
 Status Reception::CheckProof(Stranger* stranger, wire::MetaReader* reader) {
   wire::ProofBody proof;
   if (!reader->Read(&proof)) return Error(Code::kCorrupt, "malformed proof");
-  stranger->exchange->client = proof.nonce;
-  stranger->exchange->binding = proof.binding;
-  if (!SameBytes(stranger->exchange->ClientProof(*endpoint_->secret()), proof.mac)) {
+  stranger->exchange.client = proof.nonce;
+  stranger->exchange.binding = proof.binding;
+  if (!SameBytes(stranger->exchange.ClientProof(*endpoint_->secret()), proof.mac)) {
     return Error(Code::kRefused,
                  "the two sides have different secrets, or somebody between them changes what they "
                  "say; set FERRY_SECRET_FILE to the same on both");
@@ -163,21 +196,15 @@ Status Reception::Admit(Greeting* greeting, wire::Type type, wire::MetaReader* r
   FERRY_TRY(type == wire::Type::kHello  ? OnHello(greeting, reader)
             : type == wire::Type::kJoin ? OnJoin(greeting, reader)
                                         : OnRejoin(greeting, reader));
-  const Stranger& admitted = greetings_.at(greeting);
-  admission_.Leave(admitted.number);
-  last_admitted_ = Clock::now();
-  gate_.UpdateOnLoop();
-  // From now on the connection's deadline counts for it; a lane that is replaced keeps its own.
-  if (!admitted.rejoins) greeting->LiftDeadlineOnLoop();
-  // What it says next, early, may be as long as any connection's.
-  greeting->TrustOnLoop();
+  Stranger& admitted = greetings_.at(greeting);
+  MoveTo(&admitted, admitted.rejoins ? State::kRejoining : State::kAdmitted);
   return Ok();
 }
 
 void Reception::SayProven(Greeting* greeting, wire::Type type, std::span<const std::byte> body) {
   std::vector<std::byte> all(body.begin(), body.end());
   if (const auto& secret = endpoint_->secret()) {
-    const Mac mac = greetings_.at(greeting).exchange->ServerProof(*secret, body);
+    const Mac mac = greetings_.at(greeting).exchange.ServerProof(*secret, body);
     all.insert(all.end(), mac.begin(), mac.end());
   }
   greeting->SayOnLoop(type, all);
@@ -277,7 +304,7 @@ void Reception::Refuse(Greeting* greeting, const Error& error) {
                              fmt::format("refused {}: {}", greeting->peer_name(), error.message()));
   wire::RefuseBody body;
   body.code = static_cast<std::uint8_t>(error.code());
-  greeting->CloseWhenSaidOnLoop();
+  MoveTo(&greetings_.at(greeting), State::kRefused);
   greeting->SayOnLoop(wire::Type::kRefuse, wire::BytesOf(body), error.message());
 }
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -9,8 +10,8 @@
 #include "ferry/net/accept_gate.h"
 #include "ferry/net/admission.h"
 #include "ferry/net/provider.h"
-#include "ferry/transfer/channel.h"
 #include "ferry/transfer/greeting.h"
+#include "ferry/transfer/lane_progress.h"
 #include "ferry/transfer/secret.h"
 
 namespace ferry::transfer {
@@ -30,10 +31,20 @@ class Reception {
   void ClearOnLoop();
 
  private:
+  enum class State : std::uint8_t {
+    kSilent,      // has said nothing, or nothing whole
+    kChallenged,  // has begun well, and owes the proof that it knows the secret
+    kAdmitted,    // its peer is known: waits for the connection's other lanes
+    kRejoining,   // likewise, and may take a lane's place: owes its progress on that one
+    kFreezing,    // this side is stopping the old lane
+    kMoving,      // was sent this side's progress: moves when that has left
+    kRefused,     // closes when the refusal has left
+  };
   struct Stranger {
     std::unique_ptr<Greeting> greeting;
-    std::optional<Exchange> exchange;  // once it was challenged
-    std::uint64_t number = 0;          // of its own
+    State state = State::kSilent;
+    Exchange exchange;         // from kChallenged on
+    std::uint64_t number = 0;  // of its own
     // Of a lane that takes the place of another.
     std::shared_ptr<ConnectionCore> rejoins;  // with the endpoint's table, while the lane moves
     wire::RejoinBody rejoin;
@@ -51,6 +62,7 @@ class Reception {
   };
   using Arrivals = std::unordered_map<std::uint32_t, Arrival>;
 
+  void MoveTo(Stranger* stranger, State to);
   Status OnHeard(Greeting* greeting, const wire::MessageHeader& header, wire::MetaReader* reader);
   Status Answer(Greeting* greeting, wire::Type type, wire::MetaReader* reader);
   Status Challenge(Stranger* stranger, wire::Type type, wire::MetaReader* reader);

@@ -7,7 +7,6 @@
 #include "ferry/transfer/endpoint_core.h"
 #include "ferry/transfer/parked_lane.h"
 #include "ferry/transfer/reception.h"
-#include "ferry/transfer/rejoin.h"
 
 // The listening side of a lane that takes the place of another (channel_rejoin.cc has what for).
 namespace ferry::transfer {
@@ -54,6 +53,7 @@ void Reception::TurnAwayRival(const ConnectionCore* connection, std::uint32_t la
 Status Reception::OnResume(Greeting* greeting, wire::MetaReader* reader) {
   Stranger& stranger = greetings_.at(greeting);
   FERRY_TRY_ASSIGN(stranger.progress, ParseProgress(reader, greeting->peer_name()));
+  MoveTo(&stranger, State::kFreezing);
   Channel& channel = stranger.rejoins->channel(stranger.rejoin.lane);
   channel.loop()->Post([this, greeting, number = stranger.number, connection = stranger.rejoins,
                         attempt = stranger.rejoin.attempt, &channel] {
@@ -67,10 +67,12 @@ Status Reception::OnResume(Greeting* greeting, wire::MetaReader* reader) {
 
 void Reception::OnFrozen(Greeting* greeting, std::uint64_t number,
                          std::optional<LaneProgress> progress) {
-  if (Find(greeting, number) == nullptr) return;
+  Stranger* const stranger = Find(greeting, number);
+  if (stranger == nullptr) return;
   if (!progress) {
     return Refuse(greeting, Error(Code::kUnavailable, "a later lane has taken this one's place"));
   }
+  MoveTo(stranger, State::kMoving);
   greeting->SetOnSaid(
       [this, greeting, number] { loop_->Post([=, this] { FinishRejoin(greeting, number); }); });
   greeting->SayOnLoop(wire::Type::kResumed, EncodeProgress(*progress));

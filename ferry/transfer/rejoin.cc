@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "ferry/core/check.h"
 #include "ferry/transfer/endpoint_core.h"
 #include "ferry/transfer/lane_keeper.h"
 #include "ferry/transfer/parked_lane.h"
@@ -17,30 +18,6 @@ namespace {
 constexpr auto kPatience = milliseconds(2000);
 
 }  // namespace
-
-std::vector<std::byte> EncodeProgress(const LaneProgress& progress) {
-  std::vector<std::byte> bytes;
-  wire::Append(&bytes, wire::ResumeBody{progress.finished,
-                                        static_cast<std::uint32_t>(progress.refused.size())});
-  for (const wire::RefusalOnWire& refusal : progress.refused) wire::Append(&bytes, refusal);
-  return bytes;
-}
-
-Result<LaneProgress> ParseProgress(wire::MetaReader* reader, const std::string& peer_name) {
-  wire::ResumeBody body;
-  if (!reader->Read(&body) ||
-      reader->rest().size() != std::uint64_t{body.refusals} * sizeof(wire::RefusalOnWire)) {
-    return Error(Code::kCorrupt,
-                 fmt::format("{} went on with a lane by a malformed frame; use the same release "
-                             "on both sides",
-                             peer_name));
-  }
-  LaneProgress progress;
-  progress.finished = body.finished;
-  progress.refused.resize(body.refusals);
-  for (wire::RefusalOnWire& refusal : progress.refused) reader->Read(&refusal);
-  return progress;
-}
 
 Rejoin::Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneKeeper* keeper,
                std::uint32_t lane, std::uint32_t attempt)
@@ -61,13 +38,32 @@ void Rejoin::StartOnLoop(const net::Address& to) {
       [self = shared_from_this()](auto lane) { self->OnConnected(std::move(lane)); });
 }
 
-void Rejoin::CancelOnLoop() {
-  keeper_ = nullptr;
-  EndOnLoop(std::nullopt);
+void Rejoin::CancelOnLoop() { MoveTo(State::kOver); }
+
+void Rejoin::MoveTo(State to) {
+  const State from = std::exchange(state_, to);
+  const bool is_next = static_cast<int>(to) == static_cast<int>(from) + 1;
+  FERRY_CHECK(is_next || to == State::kOver, static_cast<int>(from), static_cast<int>(to));
+  switch (to) {
+    case State::kConnecting: break;
+    // The old lane stays in use until the peer has agreed: it may know of no such connection.
+    case State::kJoining: return SayRejoin();
+    // Both stop the old lane before they compare progress: what is still on its way over it must
+    // not change memory later.
+    case State::kFreezing: greeting_->HearMoreOnLoop(); return FreezeOnLoop();
+    // Only a stopped lane's progress is final. OnFrozen, which has it, says it.
+    case State::kResuming: break;
+    case State::kMoving: return FinishIfReady();
+    // The greeting's callbacks hold this object, and may be what runs: it goes outside of them.
+    case State::kOver:
+      connection_->home()->Post([greeting = std::move(greeting_)] {});
+      greeting_ = nullptr;
+      break;
+  }
 }
 
 void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
-  if (keeper_ == nullptr) return;
+  if (state_ == State::kOver) return;
   if (!lane) return EndOnLoop(lane.error());
   greeting_ = std::make_unique<Greeting>(*std::move(lane), connection_->home(), deadline_);
   // Routes change while a connection lives.
@@ -80,6 +76,10 @@ void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
       },
       [self = shared_from_this()](const Error& error) { self->EndOnLoop(error); });
   greeting_->SetOnSaid([self = shared_from_this()] { self->FinishIfReady(); });
+  MoveTo(State::kJoining);
+}
+
+void Rejoin::SayRejoin() {
   wire::RejoinBody rejoin;
   rejoin.lane = static_cast<std::uint16_t>(lane_);
   rejoin.connection = connection_->peer().connection;
@@ -90,7 +90,7 @@ void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
 }
 
 Status Rejoin::OnHeard(const wire::MessageHeader& header, wire::MetaReader* reader) {
-  if (keeper_ == nullptr) return Ok();
+  if (state_ == State::kOver) return Ok();
   switch (header.type) {
     case wire::Type::kRefuse: {
       Error refusal = introduction_.Refusal(reader);
@@ -100,19 +100,15 @@ Status Rejoin::OnHeard(const wire::MessageHeader& header, wire::MetaReader* read
     case wire::Type::kChallenge:
       return introduction_.AnswerChallengeOnLoop(greeting_.get(), reader);
     case wire::Type::kRejoined:
-      if (joined_) break;
+      if (state_ != State::kJoining) break;
       FERRY_TRY(introduction_.CheckPeer({}, reader->rest()));
-      joined_ = true;
-      greeting_->HearMoreOnLoop();
-      FreezeOnLoop();
+      MoveTo(State::kFreezing);
       return Ok();
-    case wire::Type::kResumed: {
-      if (!frozen_) break;
+    case wire::Type::kResumed:
+      if (state_ != State::kResuming) break;
       FERRY_TRY_ASSIGN(peer_, ParseProgress(reader, connection_->peer_name()));
-      resumed_ = true;
-      FinishIfReady();
+      MoveTo(State::kMoving);
       return Ok();
-    }
     default: break;
   }
   return Error(Code::kCorrupt,
@@ -131,25 +127,21 @@ void Rejoin::FreezeOnLoop() {
 }
 
 void Rejoin::OnFrozen(std::optional<LaneProgress> progress) {
-  frozen_ = progress.has_value();
-  if (keeper_ == nullptr) return;
-  if (!frozen_) {
-    return EndOnLoop(Error(Code::kCancelled, "the connection has ended"));
-  }
-  // The new lane may have failed meanwhile.
-  if (!greeting_) return EndOnLoop(Error(Code::kPeerLost, "the new lane was lost at once"));
+  if (state_ == State::kOver) return;
+  if (!progress) return EndOnLoop(Error(Code::kCancelled, "the connection has ended"));
+  MoveTo(State::kResuming);
   greeting_->SayOnLoop(wire::Type::kResume, EncodeProgress(*progress));
 }
 
 // An answer may come before the lane has reported that what it answers has left.
 void Rejoin::FinishIfReady() {
-  if (!resumed_ || !greeting_ || !greeting_->complete()) return;
+  if (state_ != State::kMoving || !greeting_->complete()) return;
   // Outside the callback of the lane that is about to move.
   connection_->home()->Post([self = shared_from_this()] { self->FinishOnLoop(); });
 }
 
 void Rejoin::FinishOnLoop() {
-  if (keeper_ == nullptr || !greeting_) return;
+  if (state_ == State::kOver) return;
   Channel& channel = connection_->channel(lane_);
   auto parked = std::make_unique<ParkedLane>(greeting_->ReleaseLane(), channel.loop());
   channel.loop()->Post([self = shared_from_this(), &channel, parked = std::move(parked)]() mutable {
@@ -159,14 +151,11 @@ void Rejoin::FinishOnLoop() {
 }
 
 void Rejoin::EndOnLoop(const std::optional<Error>& error) {
-  // Its callbacks hold this object, and may be what runs: it goes outside of them.
-  connection_->home()->Post([greeting = std::move(greeting_)] {});
-  greeting_ = nullptr;
+  if (state_ == State::kOver) return;
   // While the old lane is being stopped, nobody may take another attempt for this one's success.
-  if (error && joined_ && !frozen_) frozen_ = true;
-  if (LaneKeeper* const keeper = std::exchange(keeper_, nullptr)) {
-    keeper->OnAttemptOverOnLoop(lane_, error, frozen_);
-  }
+  const bool frozen = state_ >= State::kFreezing;
+  MoveTo(State::kOver);
+  keeper_->OnAttemptOverOnLoop(lane_, error, frozen);
 }
 
 }  // namespace ferry::transfer

@@ -4,18 +4,14 @@
 #include <optional>
 
 #include "ferry/net/provider.h"
-#include "ferry/transfer/channel.h"
-#include "ferry/transfer/connection_core.h"
 #include "ferry/transfer/introduction.h"
+#include "ferry/transfer/lane_progress.h"
 
 namespace ferry::transfer {
 
+class ConnectionCore;
 class EndpointCore;
 class LaneKeeper;
-
-std::vector<std::byte> EncodeProgress(const LaneProgress& progress);
-// Errors: kCorrupt.
-Result<LaneProgress> ParseProgress(wire::MetaReader* reader, const std::string& peer_name);
 
 // One attempt of the connecting side to put a new lane in the place of another: connects, greets,
 // and only when the peer has agreed stops using the old one. Belongs to the connection's home loop;
@@ -34,7 +30,19 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
   void CancelOnLoop();
 
  private:
+  // Each step goes to the next, and any to kOver.
+  enum class State : std::uint8_t {
+    kConnecting,  // the new lane
+    kJoining,     // the peer was asked whether the lane may take the other's place
+    kFreezing,    // it may: this side is stopping the old lane
+    kResuming,    // the peer was sent this side's progress, and owes its own
+    kMoving,      // both are known: the new lane moves when all that was said has left
+    kOver,        // the keeper was told, or has cancelled
+  };
+
+  void MoveTo(State to);
   void OnConnected(Result<std::unique_ptr<net::Lane>> lane);
+  void SayRejoin();
   Status OnHeard(const wire::MessageHeader& header, wire::MetaReader* reader);
   void FreezeOnLoop();
   void OnFrozen(std::optional<LaneProgress> progress);
@@ -45,16 +53,14 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
   EndpointCore* const endpoint_;
   // Until the end; keeps the channel that is being frozen.
   std::shared_ptr<ConnectionCore> connection_;
-  LaneKeeper* keeper_;  // null once told, or cancelled
+  LaneKeeper* const keeper_;  // until kOver
   const std::uint32_t lane_;
   const std::uint32_t attempt_;
   const Deadline deadline_;
   Introduction introduction_;
   std::unique_ptr<Greeting> greeting_;
+  State state_ = State::kConnecting;
   bool refused_ = false;
-  bool joined_ = false;
-  bool frozen_ = false;
-  bool resumed_ = false;
   LaneProgress peer_;
 };
 

@@ -11,7 +11,7 @@
 #include "ferry/core/result.h"
 #include "ferry/core/unique_function.h"
 #include "ferry/transfer/gpu_sharing.h"
-#include "ferry/transfer/region.h"
+#include "ferry/transfer/region_table.h"
 #include "ferry/transfer/stager.h"
 
 namespace ferry::transfer {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <unordered_set>
 
-#include "ferry/transfer/operation.h"
+#include "ferry/transfer/operation_state.h"
 
 namespace ferry::transfer {
 
