@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# usage: lint.sh [format | tidy [BUILD_DIR [FILE...]] | layers | fix | all]
+# usage: lint.sh [format | tidy [BUILD_DIR [FILE...]] | layers | words | fix | all]
 #
-# format, tidy and layers check; fix reformats in place; all (the default) checks everything.
+# format, tidy, layers and words check; fix reformats in place; all (the default) checks everything.
 # tidy reads BUILD_DIR/compile_commands.json (default: build/release), and only what has changed since
 # it was clean (cached_tidy.py). Exits 77 when the tool that a mode needs is not installed.
 set -euo pipefail
@@ -70,15 +70,22 @@ layers() {
   python3 scripts/check_layers.py
 }
 
+words() {
+  require python3
+  python3 scripts/check_words.py
+}
+
 mode=${1:-all}
 shift || true
 case $mode in
   format) format --dry-run --Werror ;;
   tidy) tidy "$@" ;;
   layers) layers ;;
+  words) words ;;
   fix) format -i ;;
   all)
     layers
+    words
     format --dry-run --Werror
     tidy "$@"
     ;;
