@@ -168,7 +168,7 @@ def check_of(path, lines):
 
 def check_file(path, content, words):
     """Yields (line number, what was found, advice); line 0 is the file's name."""
-    for _, found, advice in check_text(path, [path], words):
+    for _, found, advice in check_text(path, list(shown_lines(path, words)), words):
         yield 0, found, advice
     lines = list(shown_lines(content, words))
     for index, found, advice in sorted({*check_text(path, lines, words), *check_of(path, lines)}):

@@ -83,6 +83,7 @@ class CheckWords(unittest.TestCase):
     def test_skipped_files_ignored_names_and_bytes_are_passed(self):
         self.assertEqual(self.check("results/boats.json", "boats\n"), "")
         self.assertEqual(self.check("a.py", "read('old_boats')\n"), "")
+        self.assertEqual(self.check("old_boats", "\n"), "")
         self.assertEqual(self.check("a.bin", b"boat\xff\n"), "")
 
     def test_tables_of_recorded_results_are_passed(self):
