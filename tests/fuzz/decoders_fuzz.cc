@@ -8,6 +8,7 @@
 #include "ferry/net/address.h"
 #include "ferry/transfer/endpoint.h"
 #include "ferry/transfer/region.h"
+#include "ferry/transfer/region_table.h"
 #include "tests/fuzz/script.h"
 
 // Everything that turns bytes or text from elsewhere into values: what is accepted comes out the
