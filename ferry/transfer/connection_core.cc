@@ -26,6 +26,10 @@ ConnectionCore::ConnectionCore(const Config& config, RegionTable* regions, Peer 
 
 ConnectionCore::~ConnectionCore() = default;
 
+void ConnectionCore::SendControlOnLoop(wire::Type type, std::span<const std::byte> body) {
+  channels_.front()->SendSequencedOnLoop(type, 0, body, {}, nullptr);
+}
+
 void ConnectionCore::StartOnLoop() {
   if (ending_) return;
   started_ = true;

@@ -27,6 +27,7 @@
 #include "ferry/transfer/operation_table.h"
 #include "ferry/transfer/ready_flag.h"
 #include "ferry/transfer/region_table.h"
+#include "ferry/transfer/sharing_host.h"
 
 namespace ferry::transfer {
 
@@ -62,20 +63,21 @@ inline bool PutsBytesOnTheWire(OperationKind kind) { return kind != OperationKin
 // Shared between the endpoint's table (until closed), the user's handles, and tasks under way.
 class LaneKeeper;
 
-class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore> {
+class ConnectionCore final : public SharingHost,
+                             public std::enable_shared_from_this<ConnectionCore> {
  public:
   // `loops`: one for each lane; the first is the home loop.
   ConnectionCore(const Config& config, RegionTable* regions, Peer peer,
                  std::vector<EventLoop*> loops);
-  ~ConnectionCore();
+  ~ConnectionCore() override;
 
-  const Config& config() const noexcept { return config_; }
-  RegionTable& regions() const noexcept { return *regions_; }
+  const Config& config() const noexcept override { return config_; }
+  RegionTable& regions() const noexcept override { return *regions_; }
   const Peer& peer() const noexcept { return peer_; }
   // Before the lanes are given to it: its number in the endpoint (region_openers.h).
   void SetNumber(std::uint32_t number) noexcept { number_ = number; }
-  std::uint32_t number() const noexcept { return number_; }
-  const std::string& peer_name() const noexcept { return peer_.name; }
+  std::uint32_t number() const noexcept override { return number_; }
+  const std::string& peer_name() const noexcept override { return peer_.name; }
   std::uint64_t window_bytes() const noexcept { return peer_.window_bytes; }
   bool checksums() const noexcept { return peer_.checksums; }
   std::size_t lanes() const noexcept { return channels_.size(); }
@@ -84,10 +86,11 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   std::size_t FirstBulkLane() const noexcept { return FirstBulkLaneOf(channels_.size()); }
   std::size_t bulk_lanes() const noexcept { return channels_.size() - FirstBulkLane(); }
   Channel& channel(std::size_t index) const noexcept { return *channels_[index]; }
-  EventLoop* home() const noexcept { return home_; }
+  EventLoop* home() const noexcept override { return home_; }
   GpuSharing& sharing() noexcept { return sharing_; }
-  // Memory that the peer makes this side hold.
-  HeldMemory& memory() noexcept { return memory_; }
+  HeldMemory& memory() noexcept override { return memory_; }
+  std::weak_ptr<SharingHost> weak() noexcept override { return weak_from_this(); }
+  void SendControlOnLoop(wire::Type type, std::span<const std::byte> body) override;
 
   // ---- Any thread.
   // Begins an operation. It will end, whatever happens.
@@ -98,7 +101,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   std::uint64_t NewOperationId() noexcept { return next_operation_.fetch_add(1) + 1; }
   // Operations begun and not ended; for the limit.
   std::uint32_t in_flight() const noexcept { return in_flight_.load(); }
-  bool lost() const noexcept { return lost_.load(); }
+  bool lost() const noexcept override { return lost_.load(); }
   // Otherwise than by this side's wish.
   bool was_lost() const { return lost() && LostError().code() != Code::kCancelled; }
   Error LostError() const;
@@ -107,7 +110,7 @@ class ConnectionCore final : public std::enable_shared_from_this<ConnectionCore>
   // Logs what a peer can bring about at will: so much of it in a second.
   void LogLimited(LogFields fields, const std::string& sentence);
   // Fails everything with `error` and closes the lanes; `closed_callback` follows.
-  void Fail(const Error& error);
+  void Fail(const Error& error) override;
   // The same by this side's own wish: the peer is told first what has been done for it, so that
   // nothing of its fails that is in place here.
   void Close(const Error& error);

@@ -8,7 +8,6 @@
 
 #include "ferry/transfer/endpoint_address.h"
 #include "ferry/transfer/endpoint_core.h"
-#include "ferry/transfer/lane_keeper.h"
 
 namespace ferry::transfer {
 namespace {
@@ -192,7 +191,7 @@ void Dialer::Finish() {
   Uuid peer;
   std::memcpy(peer.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
   std::vector<std::unique_ptr<net::Lane>> lanes;
-  const Way dialled{address_, greetings_.front()->interface()};
+  const Dialled dialled{address_, greetings_.front()->interface(), others_};
   for (auto& greeting : greetings_) lanes.push_back(greeting->ReleaseLane());
   Peer agreed;
   agreed.endpoint = peer;
@@ -201,13 +200,7 @@ void Dialer::Finish() {
   agreed.checksums = (welcome_.flags & wire::kChecksums) != 0;
   agreed.connection = welcome_.connection;
   std::memcpy(agreed.token.bytes.data(), welcome_.token, sizeof welcome_.token);
-  connection_ = std::make_shared<ConnectionCore>(endpoint_->config(), &endpoint_->regions(),
-                                                 std::move(agreed), loops_);
-  connection_->SetKeeper(std::make_unique<LaneKeeper>(
-      endpoint_.get(), connection_.get(),
-      WaysTo(endpoint_->provider(), endpoint_->config(), dialled, others_)));
-  endpoint_->Keep(connection_);
-  endpoint_->BringUpOnLoop(connection_, std::move(lanes), /*from_outside=*/false);
+  connection_ = endpoint_->EstablishOnLoop(std::move(agreed), std::move(lanes), loops_, &dialled);
   greetings_.clear();
   done_.store(true, std::memory_order_release);
   home()->NotifyWaiters();

@@ -10,6 +10,7 @@
 #include "ferry/core/log.h"
 #include "ferry/transfer/dialer.h"
 #include "ferry/transfer/endpoint_address.h"
+#include "ferry/transfer/lane_keeper.h"
 #include "ferry/transfer/reception.h"
 
 namespace ferry::transfer {
@@ -271,6 +272,21 @@ void EndpointCore::FailHolders(const std::shared_ptr<RegionState>& region) {
   }
 }
 
+std::shared_ptr<ConnectionCore> EndpointCore::EstablishOnLoop(
+    Peer agreed, std::vector<std::unique_ptr<net::Lane>> lanes, std::vector<EventLoop*> loops,
+    const Dialled* dialled) {
+  auto connection =
+      std::make_shared<ConnectionCore>(config_, &regions_, std::move(agreed), std::move(loops));
+  if (dialled != nullptr) {
+    connection->SetKeeper(std::make_unique<LaneKeeper>(
+        this, connection.get(),
+        WaysTo(*provider_, config_, {dialled->at, dialled->interface}, dialled->others)));
+  }
+  Keep(connection);
+  BringUpOnLoop(connection, std::move(lanes));
+  return connection;
+}
+
 void EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
   connection->SetRefusalLog(&refusal_log_);
   connection->memory().SetPool(held_);
@@ -305,7 +321,7 @@ void EndpointCore::Forget(const ConnectionCore* connection) {
 }
 
 void EndpointCore::BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connection,
-                                 std::vector<std::unique_ptr<net::Lane>> lanes, bool from_outside) {
+                                 std::vector<std::unique_ptr<net::Lane>> lanes) {
   std::vector<net::LaneInfo> infos;
   infos.reserve(lanes.size());
   for (const auto& lane : lanes) infos.push_back(lane->Info());
@@ -316,7 +332,7 @@ void EndpointCore::BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connecti
     connection->Fail(Error(Code::kCancelled, "this endpoint was closed"));
     return;
   }
-  if (!from_outside) return;
+  if (connection->called()) return;
   {
     const std::lock_guard lock(mutex_);
     accepted_.push_back(connection);

@@ -35,6 +35,13 @@ class Greeting;
 class Reception;
 struct EndpointAddress;
 
+// Where a peer was reached, by which interface, and where else it says that it can be.
+struct Dialled {
+  net::Address at;
+  std::string interface;
+  std::vector<net::Address> others;
+};
+
 // What an endpoint's handles share. Owns loops, listener, regions and live connections.
 class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
  public:
@@ -99,12 +106,13 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   EndpointCounters Counters();
   // 0 where there are none.
   std::uint16_t metrics_port() const noexcept { return metrics_ ? metrics_->port() : 0; }
-  // Any thread. From now until it is closed the endpoint keeps the connection.
-  void Keep(const std::shared_ptr<ConnectionCore>& connection);
-  // The home loop: gives the channels their lanes, lets the connection run, and hands it to Accept
-  // if it came from outside.
-  void BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connection,
-                     std::vector<std::unique_ptr<net::Lane>> lanes, bool from_outside);
+  // The loop that the lanes are on: makes the connection that was agreed on, with a loop for each
+  // lane, keeps it until it is closed, lets it run, and hands it to Accept if a peer has made it.
+  // `dialled`: null where a peer has. Shared with the endpoint's table.
+  std::shared_ptr<ConnectionCore> EstablishOnLoop(Peer agreed,
+                                                  std::vector<std::unique_ptr<net::Lane>> lanes,
+                                                  std::vector<EventLoop*> loops,
+                                                  const Dialled* dialled);
 
   std::shared_ptr<ConnectionCore> TakeAccepted();
   // Any thread. See Endpoint::AcceptReadiness().
@@ -112,6 +120,9 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   bool closing() const noexcept { return closing_.load(); }
 
  private:
+  void Keep(const std::shared_ptr<ConnectionCore>& connection);
+  void BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connection,
+                     std::vector<std::unique_ptr<net::Lane>> lanes);
   void Forget(const ConnectionCore* connection);
   // Null: the connection has closed.
   std::shared_ptr<ConnectionCore> FindConnection(std::uint32_t number);

@@ -12,8 +12,8 @@
 #include "ferry/core/check.h"
 #include "ferry/core/random.h"
 #include "ferry/cuda/address.h"
-#include "ferry/transfer/connection_core.h"
 #include "ferry/transfer/device_memory.h"
+#include "ferry/transfer/sharing_host.h"
 
 namespace ferry::transfer {
 namespace {
@@ -157,7 +157,7 @@ bool PeerMemory::Keep(std::shared_ptr<const RegionPin>* keeper) const {
   return *keeper != nullptr;
 }
 
-GpuSharing::GpuSharing(ConnectionCore* connection) : connection_(connection), id_(NextId()) {}
+GpuSharing::GpuSharing(SharingHost* connection) : connection_(connection), id_(NextId()) {}
 
 // ---- own memory ---------------------------------------------------------------------------------
 
@@ -235,9 +235,8 @@ void GpuSharing::Ask(const std::shared_ptr<RegionState>& local, std::uint8_t rem
   }
   // Not under the mutex: the driver may wait.
   const Status filled = Fill(*local, &body);
-  connection_->home()->PostOrRun([self = connection_->shared_from_this(), this, body, filled] {
-    SendShareOnLoop(body, filled);
-  });
+  connection_->home()->PostOrRun(
+      [self = connection_->weak().lock(), this, body, filled] { SendShareOnLoop(body, filled); });
 }
 
 GpuSharing::Route GpuSharing::RouteTo(const std::shared_ptr<RegionState>& local,
@@ -276,7 +275,7 @@ void GpuSharing::SendShareOnLoop(const wire::ShareBody& body, const Status& fill
 }
 
 void GpuSharing::LimitOnLoop(std::uint32_t share) {
-  const std::weak_ptr<ConnectionCore> weak = connection_->weak_from_this();
+  const std::weak_ptr<SharingHost> weak = connection_->weak();
   connection_->home()->AddTimerOnLoop(Clock::now() + connection_->config().drain_grace,
                                       [weak, this, share] {
                                         const auto core = weak.lock();
@@ -298,7 +297,7 @@ Error GpuSharing::NotLetGo() const {
 }
 
 void GpuSharing::Send(wire::Type type, std::span<const std::byte> body) {
-  connection_->channel(0).SendSequencedOnLoop(type, 0, body, {}, nullptr);
+  connection_->SendControlOnLoop(type, body);
 }
 
 bool GpuSharing::BeginUse(const Plan& plan) {
@@ -450,16 +449,16 @@ Status GpuSharing::OnShareOnLoop(const wire::ShareBody& body) {
 }
 
 void GpuSharing::MapOnLoop(const wire::ShareBody& body) {
-  const std::weak_ptr<ConnectionCore> weak = connection_->weak_from_this();
-  const Status posted = memory_->errands().Post([weak, memory = memory_, body] {
-    auto mapped = Map(memory, body, [weak, share = body.share] {
+  const std::weak_ptr<SharingHost> weak = connection_->weak();
+  const Status posted = memory_->errands().Post([weak, this, memory = memory_, body] {
+    auto mapped = Map(memory, body, [weak, this, share = body.share] {
       if (const auto core = weak.lock()) {
-        core->home()->Post([core, share] { core->sharing().GoneOnLoop(share); });
+        core->home()->Post([core, this, share] { GoneOnLoop(share); });
       }
     });
     if (const auto core = weak.lock()) {
-      core->home()->Post([core, share = body.share, mapped = std::move(mapped)]() mutable {
-        core->sharing().MappedOnLoop(share, std::move(mapped));
+      core->home()->Post([core, this, share = body.share, mapped = std::move(mapped)]() mutable {
+        MappedOnLoop(share, std::move(mapped));
       });
     }
   });

@@ -21,8 +21,8 @@
 
 namespace ferry::transfer {
 
-class ConnectionCore;
 class DeviceMemory;
+class SharingHost;
 
 // GPU memory of a peer's that one GPU of this process reaches. Shared between the connection and
 // the copies under way; unmapped, by an errand, when the last of them lets go.
@@ -78,7 +78,7 @@ class LocalShare {
 // and copies. So nobody reaches a region whose owner does not let him.
 class GpuSharing {
  public:
-  explicit GpuSharing(ConnectionCore* connection);
+  explicit GpuSharing(SharingHost* connection);
   // Of this connection and no other that this process has, or had; not 0.
   std::uint64_t id() const noexcept { return id_; }
   // Before the connection is started. Outlives it.
@@ -153,7 +153,7 @@ class GpuSharing {
   Status OnUnshareOnLoop(std::uint32_t share);
   Status OnUnsharedOnLoop(std::uint32_t share);
 
-  ConnectionCore* const connection_;
+  SharingHost* const connection_;
   const std::uint64_t id_;
   DeviceMemory* memory_ = nullptr;
 

@@ -394,12 +394,9 @@ void Reception::Complete(std::uint32_t id) {
   agreed.checksums = (arrival.welcome.flags & wire::kChecksums) != 0;
   agreed.connection = arrival.welcome.connection;
   std::memcpy(agreed.token.bytes.data(), arrival.welcome.token, sizeof arrival.welcome.token);
-  auto connection =
-      std::make_shared<ConnectionCore>(endpoint_->config(), &endpoint_->regions(),
-                                       std::move(agreed), endpoint_->ChooseLoops(lanes.size()));
-  endpoint_->Keep(connection);
+  const auto loops = endpoint_->ChooseLoops(lanes.size());
   // The lanes move to their own loops from this one, which is theirs until then.
-  endpoint_->BringUpOnLoop(connection, std::move(lanes), /*from_outside=*/true);
+  (void)endpoint_->EstablishOnLoop(std::move(agreed), std::move(lanes), loops, nullptr);
 }
 
 }  // namespace ferry::transfer

@@ -104,11 +104,12 @@ Status Rejoin::OnHeard(const wire::MessageHeader& header, wire::MetaReader* read
       FERRY_TRY(introduction_.CheckPeer({}, reader->rest()));
       MoveTo(State::kFreezing);
       return Ok();
-    case wire::Type::kResumed:
+    case wire::Type::kResumed: {
       if (state_ != State::kResuming) break;
       FERRY_TRY_ASSIGN(peer_, ParseProgress(reader, connection_->peer_name()));
       MoveTo(State::kMoving);
       return Ok();
+    }
     default: break;
   }
   return Error(Code::kCorrupt,

@@ -11,6 +11,7 @@
 #include "ferry/net/address.h"
 #include "ferry/transfer/endpoint.h"
 #include "ferry/transfer/region.h"
+#include "ferry/transfer/region_table.h"
 #include "tests/fuzz/script.h"
 
 namespace ferry::fuzz {
