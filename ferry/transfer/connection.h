@@ -1,3 +1,4 @@
+// Public handles for registered memory, prepared transfers and connections.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -22,8 +23,9 @@ namespace ferry::transfer {
 
 class EndpointCore;
 
-// Memory that transfers may use. Move-only; deregisters when it goes, which waits for the
-// operations and peers that are in the memory right now.
+// Registered memory that transfers may use. Move-only. The destructor deregisters, which blocks
+// until operations and peers that are inside the memory have left it. All methods may be called
+// from any thread.
 class Region {
  public:
   Region(std::shared_ptr<RegionState> state, std::shared_ptr<EndpointCore> endpoint);
@@ -32,103 +34,109 @@ class Region {
   ~Region();
 
   std::span<std::byte> memory() const noexcept { return state_->memory; }
-  // What a peer gives to Connection::Import; send it by any way. Whoever has it, and a connection
-  // to this endpoint, may use the region as its rights say.
+  // Serialized key for Connection::Import on the peer; send it by any channel. Whoever has it, and
+  // a connection to this endpoint, may use the region within its rights: treat it as a secret.
   std::vector<std::byte> key() const;
   RemoteRegion remote() const;
-  // A key that only the peer with this endpoint id may use, for these rights, whatever the region
-  // allows others: register with Rights::kNone and give each peer its own. It ends with the region,
-  // or by Withdraw(). Errors: kInvalidArgument for a region that was deregistered.
+  // A key that only the peer with this endpoint id may use, limited to `rights`, independent of the
+  // rights that the region grants to all peers: register with Rights::kNone and give each peer its
+  // own key. The key is valid until the region is deregistered or Withdraw() is called. Errors:
+  // kInvalidArgument if the region was deregistered.
   Result<std::vector<std::byte>> KeyFor(const Uuid& peer, Rights rights);
-  // Refuses what the peer begins from now on by keys of its own; what is under way goes on.
+  // Revokes all keys that KeyFor() made for `peer`: accesses that begin later are refused, accesses
+  // in flight continue.
   void Withdraw(const Uuid& peer);
-  // Refuses further use by anybody, then waits until nobody touches the memory: after kOk it may be
-  // freed. kTimedOut leaves it refused but perhaps still touched; call again.
+  // Refuses further use of the region, then blocks until nobody touches the memory or `deadline`
+  // passes. After kOk the memory may be freed. kTimedOut: new accesses stay refused but the memory
+  // may still be touched; call again.
   Status Deregister(Deadline deadline = Deadline::Never());
   const std::shared_ptr<RegionState>& state() const noexcept { return state_.get(); }
 
  private:
-  ProcessShared<RegionState> state_;      // with the table
-  ProcessShared<EndpointCore> endpoint_;  // with its other handles
+  ProcessShared<RegionState> state_;      // shared with the region table
+  ProcessShared<EndpointCore> endpoint_;  // shared with other handles of the endpoint
 };
 
-// Blocks between one region here and one at the peer; offsets count from the regions' starts. For a
-// write `dst` is the peer's side, for a read it is ours.
+// Blocks between one local and one remote region. Offsets are in bytes from the start of each
+// region. For a write `dst` is the remote side, for a read the local side.
 struct TransferPart {
   const Region* local = nullptr;
   const RemoteRegion* remote = nullptr;
   BlockList blocks;
 };
 
-// A checked transfer, for any number of posts on connections to its peer; cheap to copy. The
-// regions must stay registered while posts of it are under way.
+// A validated transfer that can be posted any number of times on connections to the same peer.
+// Cheap to copy. Its regions must stay registered while an operation that uses it is in flight.
 class PreparedTransfer {
  public:
   explicit PreparedTransfer(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {}
   std::uint64_t bytes() const noexcept { return plan_->bytes; }
-  // How its bytes go, and why. Posted on another connection it may be another way: ask the
-  // operation.
+  // The path that its bytes take, and why. Posted on another connection it may take another path:
+  // ask Operation::path().
   PathReport path() const { return PathOf(*plan_); }
   std::size_t slices() const noexcept { return plan_->slices.size(); }
   const std::shared_ptr<const Plan>& plan() const noexcept { return plan_; }
 
  private:
-  std::shared_ptr<const Plan> plan_;  // with its posts
+  std::shared_ptr<const Plan> plan_;  // shared with the operations that use it
 };
 
 struct PostOptions {
-  // The operation's own: it ends config.drain_grace after it at the latest, or, while the peer
-  // acknowledges more, config.peer_timeout after it. Without one it is config.operation_timeout
-  // from now.
+  // Deadline of this operation. It ends at most config.drain_grace after the deadline, or, while
+  // the peer keeps acknowledging, at most config.peer_timeout after it. Default:
+  // config.operation_timeout from now.
   std::optional<Deadline> deadline;
-  // With a write: delivered to the peer after all its bytes are in place. At most 64 KiB; empty:
-  // none.
+  // Write only: delivered to the peer's notification queue after all bytes are in place. At most 64
+  // KiB; empty: no notification.
   std::span<const std::byte> notification;
-  // Of a write or read: every slice carries a CRC32C, which its receiver checks. A mismatch ends
-  // the operation by kCorrupt. Without it as config.checksum says.
+  // Write or read only: every slice carries a CRC32C that its receiver checks. A mismatch ends the
+  // operation with kCorrupt. Default: config.checksum.
   bool checksum = false;
-  // The operation begins when all that is queued on this stream now is done: a kernel that still
-  // writes what is sent, or reads what is overwritten. Until then it can be cancelled, and its
-  // deadline counts. The call fails where the stream's device does, or there is none; an operation
-  // whose device is lost later ends by kDeviceLost.
+  // The operation begins once all work queued on this stream so far is complete, such as a kernel
+  // that writes the source or reads the destination. Until then it can be cancelled, and its
+  // deadline already runs. The call fails if the stream's device fails or does not exist; an
+  // operation whose device is lost later ends with kDeviceLost.
   std::optional<cuda::StreamRef> after = std::nullopt;
 };
 
 struct ConnectionInfo {
   std::string provider;
-  std::string peer;      // address
+  std::string peer;      // address of the peer
   std::string endpoint;  // the peer's id
   std::vector<net::LaneInfo> lanes;
-  std::size_t bulk_lanes =
-      0;  // of them, that carry large transfers: of three or more not the first
-  std::uint64_t refused_accesses = 0;  // of the peer, by our checks
-  bool checksums = false;              // agreed for everything, by config.checksum of either side
+  std::size_t bulk_lanes = 0;  // lanes for large transfers: all but the first of three or more
+  std::uint64_t refused_accesses = 0;  // accesses of the peer that our checks refused
+  bool checksums = false;              // on for all transfers: config.checksum of either side
 };
 
-// A connection to one peer; copyable handle, any thread. Closed by Close(), or with its endpoint;
-// not by letting go of the handle: the peer may still be using it one-sidedly.
+// A connection to one peer. A copyable handle; all methods may be called from any thread. Close()
+// or the end of the endpoint closes it; dropping the handle does not, because the peer may still be
+// using one-sided operations.
 //
-// Every operation that a call returns ends exactly once, in bounded time: ok, kCancelled,
-// kTimedOut, kRefused or kPeerLost. Memory given to it must stay valid, and for a write or send
-// unchanged, until then; after the end nothing here touches it.
+// Every operation that a call returns ends exactly once, in bounded time: ok, or with an error such
+// as kCancelled, kTimedOut, kRefused or kPeerLost. Its memory must stay valid until then, and for a
+// write or send unchanged; afterwards the library no longer touches it.
 class Connection {
  public:
   Connection(std::shared_ptr<ConnectionCore> core, std::shared_ptr<EndpointCore> endpoint);
 
-  // Errors: kInvalidArgument for bytes that are no key, or the key of another endpoint than the
-  // peer.
+  // Parses a key that the peer made with Region::key() or KeyFor(). Errors: kInvalidArgument for
+  // malformed bytes or the key of another endpoint.
   Result<RemoteRegion> Import(std::span<const std::byte> key) const;
 
-  // Checks blocks and rights, merges neighbours, cuts into slices. Errors: kInvalidArgument naming
-  // part and block; kRefused for a right that the key does not have.
+  // Checks blocks and rights, merges adjacent blocks and cuts them into slices. If GPU memory is
+  // involved the call may block while it asks the peer how to reach that memory. Errors:
+  // kInvalidArgument naming part and block; kRefused if the key does not grant the right.
   Result<PreparedTransfer> PrepareWrite(std::vector<TransferPart> parts) const;
   Result<PreparedTransfer> PrepareRead(std::vector<TransferPart> parts) const;
 
-  // Errors here: kInvalidArgument (another peer's or direction's transfer, a closed region),
-  // kUnavailable (config.max_operations under way), kPeerLost. Later ones are the operation's.
+  // Posts a prepared transfer; does not wait for the peer. Errors of the call: kInvalidArgument
+  // (transfer to another peer or in the other direction, closed region), kUnavailable
+  // (config.max_operations in flight), kPeerLost. Later errors are reported by the operation.
   Result<Operation> Write(const PreparedTransfer& transfer, const PostOptions& options = {});
   Result<Operation> Read(const PreparedTransfer& transfer, const PostOptions& options = {});
-  // One contiguous piece, prepared and posted.
+  // Prepares and posts one contiguous block. Offsets and length in bytes; blocks and errors as for
+  // PrepareWrite and Write.
   Result<Operation> Write(const Region& local, std::uint64_t local_offset,
                           const RemoteRegion& remote, std::uint64_t remote_offset,
                           std::uint64_t bytes);
@@ -136,34 +144,37 @@ class Connection {
                          const RemoteRegion& remote, std::uint64_t remote_offset,
                          std::uint64_t bytes);
 
-  // Ends when the peer has the whole message (for a large one: when its receive has). Empty
+  // Ends when the peer has the whole message; a large message ends when its receive has it. Empty
   // messages are allowed.
   Result<Operation> Send(std::uint64_t tag, std::span<const std::byte> message,
                          const PostOptions& options = {});
-  // Takes the oldest message whose tag agrees with `tag` in the bits of `mask`. Errors of the
-  // operation: kInvalidArgument for a message larger than the buffer, which is dropped.
+  // Receives the oldest message whose tag equals `tag` in the bits set in `mask`. The operation
+  // ends with kInvalidArgument if the message is larger than the buffer; the message is dropped
+  // then.
   Result<Operation> Recv(std::uint64_t tag, std::uint64_t mask, std::span<std::byte> buffer,
                          const PostOptions& options = {});
-  // 1 byte to 64 KiB, copied here. Ends when the peer's queue has it; kUnavailable when that is
-  // full.
+  // Sends a notification of 1 byte to 64 KiB; the bytes are copied before the call returns. Ends
+  // when the peer has queued it, or with kUnavailable if that queue is full.
   Result<Operation> Notify(std::span<const std::byte> bytes, const PostOptions& options = {});
-  // The oldest notification. Errors: kTimedOut, kPeerLost (after the last one was taken).
+  // Takes the oldest notification; blocks until there is one or the deadline passes. Errors:
+  // kTimedOut, kPeerLost (once the queue is empty).
   Result<std::vector<std::byte>> TakeNotification(Deadline deadline);
-  // Readable while TakeNotification() would not wait. Errors: kUnavailable (descriptors).
+  // A descriptor that is readable while TakeNotification() would not block. Errors: kUnavailable
+  // (out of file descriptors).
   Result<Readiness> NotificationReadiness() const;
 
   ConnectionInfo Info() const;
-  // The id of the endpoint at the other end, which it has introduced itself by.
+  // Endpoint id of the peer, as it gave it in the handshake.
   const Uuid& peer() const noexcept;
-  // What has gone through it so far; see counters.h. Also after its end.
+  // Counters of this connection so far (counters.h); valid after it has ended, too.
   ConnectionCounters Counters() const;
-  // The last things that happened to it, the oldest first: lanes lost, suspected and replaced,
-  // links that changed, accesses refused, operations that ended badly. Of what repeats the 1st,
-  // 2nd, 4th, 8th time is kept. The log has them, too, where the connection is lost.
+  // The latest events of this connection, oldest first: lanes lost, suspected and replaced, link
+  // changes, refused accesses, operations that failed. Of a repeated event the 1st, 2nd, 4th, 8th
+  // ... are kept. They are also logged when the connection is lost.
   std::vector<ConnectionEvent> Events() const;
   bool lost() const noexcept;
-  // Ends every operation by kCancelled, then closes; the peer sees kPeerLost. Returns when nothing
-  // touches memory any more.
+  // Ends every operation with kCancelled, then closes; the peer sees kPeerLost. Blocks until
+  // nothing touches memory any more.
   void Close();
 
  private:
@@ -176,8 +187,8 @@ class Connection {
                          const PostOptions& options);
   Result<Operation> Submit(std::shared_ptr<OperationState> state, const PostOptions& options);
 
-  ProcessShared<ConnectionCore> core_;    // with the endpoint's table until it is closed
-  ProcessShared<EndpointCore> endpoint_;  // with its other handles
+  ProcessShared<ConnectionCore> core_;    // shared with the endpoint's table until closed
+  ProcessShared<EndpointCore> endpoint_;  // shared with other handles of the endpoint
 };
 
 }  // namespace ferry::transfer

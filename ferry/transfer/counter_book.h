@@ -1,3 +1,4 @@
+// Counters of ended connections, kept so that an endpoint's totals never decrease.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -11,19 +12,22 @@ namespace ferry::transfer {
 
 class ConnectionCore;
 
-// What an endpoint remembers of connections that have ended, so that its counts never go back. Not
-// safe by itself: whoever has it locks. Memory is bounded by kMaxPeers, whoever connects.
+// Accumulates the counters of connections that have ended, so that an endpoint's totals never
+// decrease. Not thread-safe: the owner locks. Memory is bounded by kMaxPeers hosts.
 class CounterBook {
  public:
-  // Before it is looked at: its host gets its place.
+  // Reserves an entry for the connection's host. Call before the connection is included in
+  // Snapshot().
   void OnBegin(const ConnectionCore& connection, bool from_outside);
-  // Once, when it has ended and counts no more; it must not be among `open` again.
+  // Call once, when the connection has ended and its counters no longer change; it must not be
+  // passed to Snapshot() again.
   void OnEnd(const ConnectionCore& connection);
 
-  // With the connections that have begun and not ended. Fills in all but regions and greetings.
+  // `open`: connections that have begun and not ended. Fills in all fields except regions and
+  // refused handshakes.
   EndpointCounters Snapshot(const std::vector<const ConnectionCore*>& open) const;
 
-  // "10.0.0.1" of "10.0.0.1:7471", "::1" of "[::1]:7471".
+  // Returns the host: "10.0.0.1" for "10.0.0.1:7471", "::1" for "[::1]:7471".
   static std::string HostOf(std::string_view peer_name);
 
  private:
@@ -36,7 +40,7 @@ class CounterBook {
   static Peer& PlaceOf(const ConnectionCore& connection, Peers* peers);
   static void AddTo(const ConnectionCore& connection, Peer* peer);
 
-  Peers peers_;  // of ended connections; a place for each host that has been, while there are any
+  Peers peers_;  // by host; entries stay while a connection of the host is open
   std::uint64_t accepted_ = 0;
   std::uint64_t dialled_ = 0;
   std::uint64_t lost_ = 0;

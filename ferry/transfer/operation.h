@@ -1,3 +1,4 @@
+// The public handle of an operation, and the engine's state behind it.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -26,27 +27,27 @@ struct StagedCopy;
 enum class OperationKind : std::uint8_t { kWrite, kRead, kSend, kRecv, kNotify };
 const char* OperationName(OperationKind kind) noexcept;
 
-// What the engine knows of one operation. Shared between the caller's Operation, the connection's
-// table and the lanes that carry its slices. Fields without a note are set before the operation is
-// handed to the loop and then only read.
+// The engine's state of one operation. Owners: the caller's Operation, the connection's table and
+// the lanes that carry its slices. Fields without a note are set before the operation is handed to
+// the loop and are read-only afterwards.
 struct OperationState {
   OperationKind kind = OperationKind::kWrite;
   std::uint64_t id = 0;
   Deadline deadline = Deadline::Never();
   std::vector<RegionPin> local_pins;    // home loop; released when the operation ends
-  std::vector<std::byte> notification;  // kNotify, or joined to a kWrite
+  std::vector<std::byte> notification;  // kNotify, or attached to a kWrite
   std::span<const std::byte> message;   // kSend
   std::span<std::byte> buffer;          // kRecv
-  Stager* stager = nullptr;             // kSend, kRecv: of the GPU whose memory that is
+  Stager* stager = nullptr;             // kSend, kRecv: stager of the GPU that owns the memory
   std::uint64_t tag = 0;                // kSend, kRecv
   std::uint64_t mask = 0;               // kRecv
-  std::uint64_t posted_as = 0;          // kRecv: its place in the Matcher's order
-  bool checksum = false;                // kWrite, kRead: whatever the connection does
+  std::uint64_t posted_as = 0;          // kRecv: its position in the Matcher's order
+  bool checksum = false;                // kWrite, kRead: on, whatever config.checksum says
 
-  // Set before lanes are given the round of slices that needs it.
-  std::shared_ptr<const Plan> plan;  // shared with the caller's PreparedTransfer, for reposting
+  // Set before lanes receive the round of slices that uses it.
+  std::shared_ptr<const Plan> plan;  // shared with the caller's PreparedTransfer
   SliceLedger ledger;
-  bool small = false;  // may go over the first lane, with the messages
+  bool small = false;  // may use the first lane, with the messages
 
   // Home loop only.
   enum class Phase : std::uint8_t {
@@ -59,78 +60,80 @@ struct OperationState {
     kReceiving
   };
   Phase phase = Phase::kNew;
-  bool waits_for_stream = false;  // in kNew: set before, until its stream has come so far
+  bool waits_for_stream = false;  // in kNew: its stream has not reached the mark
   bool aborting = false;
-  // Aborting (connection_drain.cc).
-  Clock::time_point drain_began{};                // the first time that lanes were asked
+  // While the operation is being aborted (connection_drain.cc).
+  Clock::time_point drain_began{};                // when lanes were first asked
   Clock::time_point drain_since{};                // the last progress, or drain_began
-  Clock::time_point drain_looked{};               // the last look for some
-  std::vector<std::uint64_t> drain_acknowledged;  // by lane, as it was then; 0 of those without
+  Clock::time_point drain_looked{};               // last check for progress
+  std::vector<std::uint64_t> drain_acknowledged;  // by lane, at that check; 0 for lanes without it
   std::optional<Error> abort_error;
-  std::optional<wire::SolicitBody> solicited;  // kSend in kMessage: asked for, or
-  std::optional<Status> declined;              // settled, before its frame had left
-  std::uint64_t peer_operation = 0;            // kRecv in kReceiving: the sender's
-  std::shared_ptr<RegionState> landing;        // kRecv in kReceiving: the buffer, writable
-  std::shared_ptr<StagedCopy> staged;          // kRecv in kReceiving: on its way into GPU memory
+  std::optional<wire::SolicitBody> solicited;  // kSend in kMessage: the CTS or FIN that
+  std::optional<Status> declined;              // arrived before its frame had been sent
+  std::uint64_t peer_operation = 0;            // kRecv in kReceiving: the sender's operation id
+  std::shared_ptr<RegionState> landing;  // kRecv in kReceiving: the buffer, as a writable region
+  std::shared_ptr<StagedCopy> staged;    // kRecv in kReceiving: the copy into GPU memory
 
-  // The outcome. `done` is released last; the fields before it are then constant.
+  // The outcome. `done` is stored last, with release order; the fields above it are constant
+  // afterwards.
   std::atomic<bool> done{false};
   Status status = Ok();
-  std::uint64_t bytes = 0;         // moved; kRecv: of the message
+  std::uint64_t bytes = 0;         // moved; kRecv: message size
   std::uint64_t received_tag = 0;  // kRecv
 
   std::mutex event_mutex;
   UniqueFd event;                // under event_mutex: made on demand, signalled at the end
-  std::vector<StreamHold> held;  // likewise: streams that wait for the end
-  EventLoop::PassiveWait wait;   // the same: while there is an event and no end
+  std::vector<StreamHold> held;  // under event_mutex: streams that wait for the end
+  EventLoop::PassiveWait wait;   // under event_mutex: while `event` exists and the operation runs
 
-  // Sets the outcome, once. `result` is the operation's end for the caller.
+  // Sets the outcome; call exactly once. `result`: the status that the caller sees.
   void Complete(Status result);
 };
 
-// The caller's view of an operation under way; copyable. Letting go of it does not end the
-// operation: its memory must stay valid until it is done. All methods may be called by any thread.
-// In a forked child it counts as ended, by kInvalidArgument.
+// Handle of an operation in flight; copyable. All methods may be called from any thread. Dropping
+// the handle does not end the operation: its memory must stay valid until it is done. In a forked
+// child every operation counts as ended with kInvalidArgument.
 class Operation {
  public:
   Operation(std::shared_ptr<OperationState> state, std::shared_ptr<ConnectionCore> connection,
             std::shared_ptr<EndpointCore> endpoint);
 
-  // Whether it has ended. Only looks: whoever else drives the connection's loop ends it.
+  // Whether it has ended. Makes no progress itself: another thread must drive the connection's
+  // loop.
   bool Done() const noexcept { return state_->done.load(std::memory_order_acquire); }
-  // Whether it has ended; also lets the connection make progress, so that polling in a loop is as
-  // good as waiting.
+  // Whether it has ended. Also drives the connection's loop once, so that calling it in a loop is
+  // as fast as Wait().
   bool Poll();
-  // Waits for the end and returns how it ended; kTimedOut if `deadline` comes first, and then the
-  // operation still goes on (its own deadline is in PostOptions). The waiting thread drives the
-  // connection's loop itself.
+  // Blocks until the operation has ended and returns its outcome. Returns kTimedOut if `deadline`
+  // passes first; the operation continues then (its own deadline is in PostOptions). The calling
+  // thread drives the connection's loop while it waits.
   Status Wait(Deadline deadline = Deadline::Never());
-  // Asks for an early end. It still ends only when nothing touches its memory any more, here and,
-  // for a write, at the peer: at once for what has not begun, otherwise after the slices in flight.
-  // The connection is lost if the peer, whose lanes the network has not taken, acknowledges nothing
-  // of those for config.drain_grace, or not all within config.peer_timeout.
+  // Requests an early end; does not block. The operation ends once nothing touches its memory, here
+  // and, for a write, at the peer: at once if it has not begun, otherwise after the slices in
+  // flight are acknowledged. The connection fails if the peer, while its lanes are up, acknowledges
+  // nothing of those for config.drain_grace, or not all of them within config.peer_timeout.
   void Cancel();
-  // Work queued on the stream from now on begins when the operation has ended, however it ends:
-  // look at Wait() before you rely on its bytes. Blocks only where the device's queue is full; what
-  // a stream that waits may stop: docs/gotchas.md. Errors: kUnsupported (no GPUs, or streams that
-  // cannot wait for flags), kUnavailable (there are StreamHold::kMost holds, or MostStreams() other
-  // streams of this device, already), those of the device.
+  // Makes work queued on `stream` after this call wait until the operation has ended, with whatever
+  // outcome: check Wait() before you rely on the data. Blocks only while the device's queue is
+  // full. docs/gotchas.md says which other work a waiting stream can stall. Errors: kUnsupported
+  // (no GPU, or its streams cannot wait for flags), kUnavailable (StreamHold::kMost waits exist, or
+  // MostStreams() other streams of this device wait), those of the device.
   Status HoldBack(cuda::StreamRef stream);
   // A descriptor that becomes readable when the operation ends; owned by the operation. From this
-  // call to the end the engine's own thread drives the connection's loop whenever no thread of the
-  // application does: ask for it before you sleep, and not where you Wait().
+  // call to the end the engine's thread drives the connection's loop while no application thread
+  // does. Use it to sleep in poll(), not together with Wait(), which is faster without it.
   Result<int> CompletionFd();
 
-  // How its bytes go, and why.
+  // The path that its bytes take, and why.
   PathReport path() const;
-  // After the end: bytes moved, and for a receive the message's tag.
+  // Valid after the end: bytes moved, and for a receive the message's tag.
   std::uint64_t bytes() const noexcept;
   std::uint64_t tag() const noexcept;
 
  private:
-  ProcessShared<OperationState> state_;       // with the engine, until the end
-  ProcessShared<ConnectionCore> connection_;  // outlives its Connection handle
-  ProcessShared<EndpointCore> endpoint_;      // which owns the loop that a wait drives
+  ProcessShared<OperationState> state_;       // shared with the engine, until the end
+  ProcessShared<ConnectionCore> connection_;  // keeps the connection beyond its handle
+  ProcessShared<EndpointCore> endpoint_;      // owns the loop that a wait drives
 };
 
 }  // namespace ferry::transfer

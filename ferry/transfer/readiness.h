@@ -1,3 +1,4 @@
+// Descriptors for poll() that tell when a queue has an item.
 #pragma once
 #include <memory>
 #include <utility>
@@ -7,13 +8,14 @@
 #include "ferry/core/fork.h"
 #include "ferry/core/result.h"
 
-// How threads that wait in poll(), or in the event loop of another library, learn that a queue has
-// something for them: a connection's notifications, an endpoint's accepted connections.
+// Lets threads in poll(), or in another library's event loop, learn that a queue has an item: a
+// connection's notifications, an endpoint's accepted connections.
 namespace ferry::transfer {
 
-// While it lives its descriptor is readable whenever there is something to take, or nothing will
-// ever come again; then take without waiting. Others may take first: be ready to find nothing. The
-// loop's worker drives meanwhile, as with an operation's completion descriptor.
+// Owns a descriptor that is readable while there is an item to take, or no item will ever come
+// again; then call the take function, which does not block. Another thread may be first: expect to
+// find nothing. While it exists the loop's worker drives the loop, as for an operation's completion
+// descriptor.
 class Readiness {
  public:
   Readiness(UniqueFd fd, EventLoop::PassiveWait wait)
@@ -30,20 +32,20 @@ class Readiness {
     UniqueFd fd;
     EventLoop::PassiveWait wait;
   };
-  ProcessShared<State> state_;  // a child does not close the number, which may be another's there
+  ProcessShared<State> state_;  // a child must not close it: the number may be reused there
 };
 
-// A queue's side of that. Every call is made under the mutex that guards the queue.
+// The queue's side of a Readiness. Every call must hold the mutex that guards the queue.
 class ReadyFlag {
  public:
-  // A descriptor of the caller's own. `ready`: whether there is something now. Errors: kUnavailable
-  // (descriptors).
+  // A descriptor owned by the caller. `ready`: whether there is an item now. Errors: kUnavailable
+  // (out of file descriptors).
   Result<UniqueFd> Descriptor(bool ready);
-  // Costs nothing until somebody has asked for a descriptor.
+  // Costs nothing until a descriptor was requested.
   void Set(bool ready) noexcept;
 
  private:
-  UniqueFd event_;  // made for the first descriptor
+  UniqueFd event_;  // created with the first descriptor
 };
 
 }  // namespace ferry::transfer

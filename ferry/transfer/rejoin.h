@@ -1,3 +1,4 @@
+// One attempt to replace a lane of a connection, on the dialing side.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,23 +15,25 @@ class EndpointCore;
 class LaneKeeper;
 
 std::vector<std::byte> EncodeProgress(const LaneProgress& progress);
-// Errors: kCorrupt.
+// Parses a kResume or kResumed frame. Errors: kCorrupt.
 Result<LaneProgress> ParseProgress(wire::MetaReader* reader, const std::string& peer_name);
 
-// One attempt of the connecting side to put a new lane in the place of another: connects, greets,
-// and only when the peer has agreed stops using the old one. Belongs to the connection's home loop;
-// shared between the keeper and its callbacks under way.
+// One attempt of the dialing side to replace a lane: connects, runs the handshake, and freezes the
+// old lane only after the peer has agreed. Lives on the connection's home loop. Owners: the keeper
+// and callbacks in flight.
 class Rejoin final : public std::enable_shared_from_this<Rejoin> {
  public:
-  // The first three outlive the keeper's interest in this, which CancelOnLoop ends.
+  // `endpoint`, `connection` and `keeper` must stay valid until CancelOnLoop() or the end of the
+  // attempt.
   Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneKeeper* keeper, std::uint32_t lane,
          std::uint32_t attempt);
   ~Rejoin();
 
   void StartOnLoop(const net::Address& to);
-  // Whoever was reached has said that it knows of no such connection. Nothing proves who that is.
+  // The host that was reached replied that it knows no such connection. The reply is not
+  // authenticated.
   bool refused() const noexcept { return refused_; }
-  // The keeper is told nothing after this.
+  // Ends the attempt; the keeper is not called after this.
   void CancelOnLoop();
 
  private:
@@ -43,9 +46,9 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
   void EndOnLoop(const std::optional<Error>& error);
 
   EndpointCore* const endpoint_;
-  // Until the end; keeps the channel that is being frozen.
+  // Kept until the end: owns the channel that is being frozen.
   std::shared_ptr<ConnectionCore> connection_;
-  LaneKeeper* keeper_;  // null once told, or cancelled
+  LaneKeeper* keeper_;  // null once it was called or the attempt was cancelled
   const std::uint32_t lane_;
   const std::uint32_t attempt_;
   const Deadline deadline_;
