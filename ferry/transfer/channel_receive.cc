@@ -1,3 +1,4 @@
+// The receiving half of a lane: dispatches the peer's frames and answers them.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -42,8 +43,9 @@ Result<Placement> Channel::OnFrame(std::span<const std::byte> meta, std::uint64_
   if (!reader.Read(&header)) return Malformed("no header");
   FERRY_TRY(CheckMetadata(meta, header));
   FERRY_TRY(OnAck(header.ack));
-  // The frames kept for the peer to acknowledge must not grow without end. An honest peer's burst
-  // of messages, all declined, stays below: its frames carry acknowledgements older than that.
+  // The frames kept until the peer acknowledges them must be bounded. An honest peer's burst of
+  // messages, all declined, stays below this limit: its later frames acknowledge the earlier
+  // answers.
   if (kept_ >= 4 * MostSequenced() ||
       (kept_bytes_ > HeldMemory::kGuaranteed && connection_->memory().overfull())) {
     return Malformed("no acknowledgements");
@@ -52,7 +54,7 @@ Result<Placement> Channel::OnFrame(std::span<const std::byte> meta, std::uint64_
   incoming_checked_ = (header.flags & wire::kChecked) != 0;
   auto placed = Dispatch(header, &reader, payload_bytes);
   HoldScratch();
-  // One that is paused comes again.
+  // A paused frame is offered again.
   if (placed && placed->action != Placement::Action::kPause) {
     given_.Release();
     incoming_since_ = {};
@@ -124,7 +126,7 @@ Status Channel::OnAck(std::uint32_t ack) {
   return Ok();
 }
 
-// Lets go of the frames that are both acknowledged and sent.
+// Releases the frames that are both acknowledged and sent.
 void Channel::SettleFrames() {
   while (acked_ > 0 && sent_ > 0) {
     Unacked frame = std::move(unacked_.front());
@@ -162,15 +164,15 @@ Status Channel::OnNack(wire::MetaReader* reader) {
   return Ok();
 }
 
-// The frame is settled by the count that follows.
+// The acknowledgement that follows settles the frame.
 void Channel::ApplyRefusal(Unacked* frame, const Error& error) {
   if (frame->is_send && error.code() == Code::kUnavailable) {
-    // Kept there as an offer, to be asked for: the message waits at ours.
+    // The sender keeps the message like one that waits for a CTS.
     frame->becomes_offer = true;
     return;
   }
   const bool over = frame->operation->ledger.Stop(error);
-  FERRY_CHECK(!over, frame->operation->id);  // this slice is still under way
+  FERRY_CHECK(!over, frame->operation->id);  // this slice is still in flight
 }
 
 Status Channel::OnReadRefused(const wire::MessageHeader& header, wire::MetaReader* reader) {
@@ -195,8 +197,8 @@ Accessor Channel::accessor() {
   return {connection_, connection_->peer().endpoint, connection_->number(), index_, &opened_};
 }
 
-// Reads the rest of the payload into nowhere. The frame counts as dealt with when that is done: the
-// peer may have given its pages, which must not change while they are still to be sent.
+// Reads the rest of the payload and discards it. The frame counts as processed only afterwards: the
+// peer may have sent its pages zero-copy, and they must not change while they are still queued.
 void Channel::DropRest() {
   lane_->DiscardRest();
   incoming_ = Incoming::kDropped;
@@ -209,7 +211,7 @@ Placement Channel::Drop(std::uint64_t payload_bytes) {
   return {Placement::Action::kDiscard, {}};
 }
 
-// Answers a sequenced frame by an error and drops its payload; the connection lives on.
+// Refuses a sequenced frame with an error and drops its payload; the connection stays up.
 Result<Placement> Channel::RefuseSequenced(std::uint64_t operation_id, const Error& error,
                                            std::uint64_t payload_bytes) {
   if (error.code() == Code::kCorrupt) return Malformed(error.message().c_str());
@@ -217,7 +219,7 @@ Result<Placement> Channel::RefuseSequenced(std::uint64_t operation_id, const Err
   return Drop(payload_bytes);
 }
 
-// Of the frame that is being received.
+// Sequence number of the frame being received.
 std::uint32_t Channel::IncomingSequence() const {
   return finished_ + static_cast<std::uint32_t>(landings_.size());
 }
@@ -233,7 +235,7 @@ void Channel::SendNackOf(std::uint32_t sequence, std::uint64_t operation_id, con
 
 void Channel::SayNackOf(std::uint32_t sequence, std::uint64_t operation_id, const Error& error) {
   const auto code = static_cast<std::uint8_t>(error.code());
-  // Without a lane its successor says it.
+  // Without a lane, the replacement lane sends it.
   const bool now = !up_ || (nacks_queued_ < kMostNacks && !refusals_.has_unsaid());
   if (now) SendNackFrame({sequence, code}, operation_id, error.message());
   refusals_.Add(sequence, code, now);
@@ -251,7 +253,7 @@ void Channel::SendNackFrame(const wire::RefusalOnWire& refusal, std::uint64_t op
 }
 
 // Sends the refusals for which there was no room. Each is sent before its frame may be
-// acknowledged, and does not itself carry that acknowledgement.
+// acknowledged, and does not carry that acknowledgement itself.
 void Channel::SayPendingNacks() {
   if (!refusals_.has_unsaid()) return;
   while (nacks_queued_ < kMostNacks) {
@@ -263,7 +265,7 @@ void Channel::SayPendingNacks() {
         fmt::format("{}; too many refusals at once to keep the reason of each", CodeName(code)));
     refusals_.SaidNext();
   }
-  if (!refusals_.has_unsaid()) SendAck();  // which had to wait for the last of them
+  if (!refusals_.has_unsaid()) SendAck();  // was delayed until the last refusal was sent
 }
 
 Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::MetaReader* reader,
@@ -412,7 +414,7 @@ Result<Placement> Channel::OnSend(const wire::MessageHeader& header, wire::MetaR
   const bool staged = incoming_receive_ && incoming_receive_->stager && payload_bytes > 0;
   if (staged) connection_->PutBackReceiveOnLoop(std::exchange(incoming_receive_, nullptr));
   if (staged || (!incoming_receive_ && !connection_->MayKeepOnLoop(payload_bytes))) {
-    // Refused is nothing by that: the message comes when it is asked for.
+    // This is not a refusal: the sender keeps the message until our CTS requests it.
     SayNackOf(IncomingSequence(), header.operation, Error(Code::kUnavailable, "kept as an offer"));
     const Placement dropped = Drop(payload_bytes);
     connection_->TakeOfferOnLoop(header.operation, body);
@@ -456,7 +458,7 @@ Status Channel::OnPayload() {
   TracePayload("receives", incoming_bytes_, incoming_since_);
   if (what != Incoming::kDropped) counts_.payload_bytes_received.Add(incoming_bytes_);
   const Status intact = what == Incoming::kDropped ? Ok() : CheckPayload(what);
-  // Whoever sent it is told before the frame counts as dealt with. A read is our own.
+  // The sender gets the error before the frame counts as processed. A read is our own operation.
   if (!intact && what != Incoming::kRead) SendNack(incoming_operation_, intact.error());
   const bool lands = intact && incoming_copy_ != nullptr;
   if (what == Incoming::kWrite && lands) Land(nullptr);
@@ -494,7 +496,7 @@ Status Channel::OnPayload() {
   return Ok();
 }
 
-// Before anything in it is believed: where bytes go must not be what a network has made of it.
+// Checked before any of it is used: a corrupted address must not decide where bytes are written.
 Status Channel::CheckMetadata(std::span<const std::byte> meta,
                               const wire::MessageHeader& header) const {
   if ((header.flags & wire::kChecked) == 0) {
@@ -516,14 +518,14 @@ Status Channel::CheckMetadata(std::span<const std::byte> meta,
                            meta.size(), connection_->peer_name(), found, sent, index_));
 }
 
-// Whether the payload that has just been put in its place is what was sent.
+// Checks the CRC of the payload that was just put in place.
 Status Channel::CheckPayload(Incoming what) const {
   if (!incoming_checked_ || incoming_bytes_ == 0) return Ok();
   const std::uint32_t found = Crc32cOf(pieces_);
   if (found == incoming_crc_) return Ok();
   connection_->CountMismatch();
-  // The checksum is taken of the source before the bytes of it leave, and who may write to the
-  // source cannot be told from here.
+  // The sender computes the checksum before the bytes leave the source, and this side cannot know
+  // who writes to the source in between.
   const char* const cause = what == Incoming::kRead
                                 ? "the owner of the memory may have written to it while it was read"
                                 : "the sender may have written to its memory while it was sent";
@@ -536,7 +538,7 @@ Status Channel::CheckPayload(Incoming what) const {
                   incoming_bytes_, PlaceName(what), found, incoming_crc_, index_, cause));
 }
 
-// Of the payload being received.
+// The destination of the payload being received, for messages.
 std::string Channel::PlaceName(Incoming what) const {
   switch (what) {
     case Incoming::kWrite: {

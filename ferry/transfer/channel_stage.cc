@@ -1,3 +1,4 @@
+// Staging: copies a lane's payloads between GPU memory and pinned slots.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -10,29 +11,30 @@
 #include "ferry/transfer/channel_hold.h"
 #include "ferry/transfer/connection_core.h"
 
-// GPU memory on its way to and from a lane. What is sent is gathered into slots of pinned memory a
-// few slices ahead of the socket; what is received goes into a slot first, and counts as dealt with
-// when it is in its place. A slot is held by a lane only while the lane can use it at once, or has
-// it in a socket: slots are shared by all connections.
+// How a lane sends and receives GPU memory. Data to send is gathered into slots of pinned memory a
+// few slices ahead of the socket; received data goes into a slot first, and counts as processed
+// once it is in place. A lane holds a slot only while it can use the slot at once or has it in a
+// socket, because all connections share the slots.
 //
-// Copies under way outlive nothing: a lane that goes down, or closes, waits for its own, which
-// takes as long as the GPU has copies queued, well under a millisecond.
+// A lane that freezes or closes waits for its copies in flight, which takes as long as the copies
+// queued on the GPU, well under a millisecond.
 namespace ferry::transfer {
 namespace {
 
-// Slots to send from that a lane may always have, and those that it may have while more than half
-// of all are free. Between two H200 over 16 lanes of loopback 8 for each lane carried 41 GB/s, 12
-// carried 43 and 16 carried 45 (docs/results.md).
+// Slots for sending that a lane may always hold, and those that it may hold while more than half of
+// all slots are free. Measured between two H200 over 16 lanes of loopback: 8 per lane carried 41
+// GB/s, 12 carried 43 and 16 carried 45 (docs/results.md).
 constexpr std::size_t kOwnSlots = 4;
 constexpr std::size_t kMostSlots = 16;
-// Those that a lane may have at first; one more with each slice that it has handed to its socket.
-// GPUs copy in the order in which lanes ask, and the last lane would wait until all others have
-// their most: with this reads of 64 MiB are 4 % faster, of 256 MiB 2 %, and writes no slower.
+// Slots that a lane may hold at first; the limit grows by one with each slice handed to the socket.
+// GPUs copy in the order in which lanes ask, and without this the last lane would wait until all
+// others have their maximum. It makes reads of 64 MiB 4 % faster and of 256 MiB 2 %; writes are not
+// slower.
 constexpr std::size_t kFirstSlots = 2;
-// A lane that stages nothing for this long begins anew.
+// After staging nothing for this long a lane starts with kFirstSlots again.
 constexpr auto kStandstill = microseconds(50);
 
-// The number in a frame's header.
+// The operation id in a frame's header.
 std::uint64_t OperationIn(const net::OutFrame& frame) {
   wire::MessageHeader header;
   FERRY_CHECK(wire::MetaReader(frame.meta).Read(&header), frame.meta.size());
@@ -58,7 +60,7 @@ UniqueFunction<void()> Channel::TellOfCopies() {
 }
 
 void Channel::OnCopiesOverOnLoop() {
-  (void)told_of_copies_.exchange(false);  // before looking
+  (void)told_of_copies_.exchange(false);  // before the check
   if (closed_) return;
   SettleLandings();
   if (up_ && std::exchange(waits_for_copies_, false)) lane_->Resume();
@@ -76,7 +78,7 @@ void Channel::AwaitCopies() {
   }
   if (!all) Log(LogLevel::kError, "transfer", "{}", CopyStuck().message());
   SettleLandings();
-  while (!landings_.empty()) {  // stuck
+  while (!landings_.empty()) {  // the GPU is stuck
     const Landing landing = std::move(landings_.front());
     landings_.pop_front();
     copied_here_bytes_ -= landing.copied;
@@ -89,7 +91,7 @@ void Channel::AwaitCopies() {
 
 // ---- from GPU memory ----------------------------------------------------------------------------
 
-// Whether a slice that is pulled now is sent before long.
+// Whether a slice that is pulled now would be sent soon.
 bool Channel::MayStage() const {
   const bool waits = !outbox_.empty() && outbox_.back().stager && !outbox_.back().copy;
   return slots_out_ < slots_allowed_ && !waits;
@@ -111,7 +113,7 @@ void Channel::StageWrite(const std::shared_ptr<OperationState>& operation, std::
   Stage(std::move(staged));
 }
 
-// To a read of what is in pieces_.
+// Stages the answer to a read of the memory in pieces_.
 void Channel::StageAnswer(Frame* frame, RegionPin pin, std::uint32_t slice) {
   Staged staged;
   staged.frame = frame;
@@ -141,7 +143,7 @@ Channel::Frame* Channel::NewRefusal(std::uint64_t operation_id, std::uint32_t sl
   return frame;
 }
 
-// Behind what is in the outbox: a peer hears of its reads in their order.
+// Queued behind the outbox, because the peer expects answers to its reads in order.
 void Channel::RefuseRead(std::uint64_t operation_id, std::uint32_t slice, const Error& error) {
   connection_->CountRefusal(error);
   Frame* const refusal = NewRefusal(operation_id, slice, error);
@@ -156,7 +158,8 @@ const RegionPin& Channel::PinOf(const Staged& staged) {
   return staged.stager != nullptr ? staged.pin : staged.record.pin;
 }
 
-// Answers from the region that wait for slots, which may take as long as other peers hold them.
+// Refuses answers from the region that wait for slots: that can take as long as other peers hold
+// the slots.
 void Channel::RefuseWaiting(const RegionState* region) {
   for (Staged& staged : outbox_) {
     if (staged.copy || PinOf(staged).get() != region) continue;
@@ -173,7 +176,7 @@ void Channel::RefuseWaiting(const RegionState* region) {
 }
 
 void Channel::DropStoppedOnLoop() {
-  std::vector<std::shared_ptr<OperationState>> stopped;  // each slice; with the connection
+  std::vector<std::shared_ptr<OperationState>> stopped;  // one entry per slice
   const auto goes = [&](Staged& staged) {
     const auto& operation = staged.record.operation;
     if (staged.copy || !operation || !operation->ledger.error()) return false;
@@ -188,7 +191,7 @@ void Channel::DropStoppedOnLoop() {
   PumpOnLoop();
 }
 
-// The payload of the frame is the memory it comes from.
+// On entry the frame's payload is the GPU memory to copy from.
 void Channel::Stage(Staged staged) {
   if (staged.stager != nullptr) {
     staged.blocks.reserve(staged.frame->payload.size());
@@ -206,7 +209,7 @@ void Channel::Stage(Staged staged) {
   FillOutbox();
 }
 
-// Begins copies, in order, as long as there are slots.
+// Begins copies in order while there are slots.
 void Channel::FillOutbox() {
   if (!up_ || closing_) return;
   for (Staged& staged : outbox_) {
@@ -230,7 +233,7 @@ bool Channel::TakeSlotFor(Staged* staged) {
   } else if (slots_out_ < kMostSlots) {
     slot = stager->TakeSpare(StageWay::kToNetwork);
   }
-  if (!slot) return false;  // when one of those that it has is sent, it looks again
+  if (!slot) return false;  // retried when one of its slots is sent
   BeginGatherFor(staged, *std::move(slot));
   return true;
 }
@@ -239,7 +242,7 @@ void Channel::OnSlotToSendOnLoop(Stager* stager, StageSlot slot) {
   const auto it = std::find_if(outbox_.begin(), outbox_.end(), [&](const Staged& staged) {
     return staged.asked && staged.stager == stager;
   });
-  if (it == outbox_.end()) return;  // the lane has gone down meanwhile: the slot is for others
+  if (it == outbox_.end()) return;  // frozen meanwhile: leave the slot to others
   it->asked = false;
   BeginGatherFor(&*it, std::move(slot));
   FillOutbox();
@@ -247,7 +250,7 @@ void Channel::OnSlotToSendOnLoop(Stager* stager, StageSlot slot) {
 
 void Channel::BeginGatherFor(Staged* staged, StageSlot slot) {
   Frame* const frame = staged->frame;
-  // A peer may ask for nothing.
+  // A peer may request zero bytes.
   if (frame->payload_bytes > 0) {
     frame->payload.assign(1, {slot.memory().data(), frame->payload_bytes});
   }
@@ -309,8 +312,8 @@ void Channel::LetGoOfSlot(Holder* holder) {
 template void Channel::LetGoOfSlot(Channel::Frame* holder);
 template void Channel::LetGoOfSlot(Channel::Unacked* holder);
 
-// With nothing under way. Slices of writes are put into `unsent`; a peer asks again for what it
-// wished to read.
+// Requires that no copy is in flight. Puts slices of writes into `unsent`; the peer requests its
+// reads again.
 void Channel::DropOutbox(
     std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>>* unsent) {
   for (Staged& staged : std::exchange(outbox_, {})) {
@@ -329,7 +332,7 @@ void Channel::DropOutbox(
 
 // ---- into GPU memory ----------------------------------------------------------------------------
 
-// Turns pieces_ from the payload's memory into a slot's, or pauses until there is one.
+// Replaces the addresses in pieces_ by a slot, or pauses until a slot is free.
 Result<net::Placement> Channel::PlaceInSlot(Stager* stager, std::uint64_t payload_bytes) {
   if (given_by_ != stager) given_.Release();
   std::optional<StageSlot> slot;
@@ -365,7 +368,7 @@ void Channel::OnSlotToLandOnLoop(Stager* stager, StageSlot slot) {
   lane_->Resume();
 }
 
-// What has just been received into a slot goes where it belongs.
+// Starts the copy of a payload that was just received into a slot.
 void Channel::Land(std::shared_ptr<OperationState> read) {
   const std::shared_ptr<StagedCopy> copy = std::exchange(incoming_copy_, nullptr);
   copy->pin = std::move(incoming_region_);
@@ -373,7 +376,7 @@ void Channel::Land(std::shared_ptr<OperationState> read) {
   BeginScatter(incoming_stager_, copy, incoming_blocks_, TellOfCopies());
 }
 
-// Whoever takes a region back takes its memory, too.
+// Whoever deregisters a region may free its memory, so wait for copies into it.
 void Channel::AwaitLandingsIn(const RegionState* region) {
   const Deadline deadline = Deadline::After(kCopyPatience);
   bool any = false;

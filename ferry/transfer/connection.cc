@@ -1,3 +1,4 @@
+// Implements the public handles Region, PreparedTransfer and Connection.
 #include "ferry/transfer/connection.h"
 
 #include <fmt/core.h>
@@ -13,13 +14,13 @@
 namespace ferry::transfer {
 namespace {
 
-// "part 2: ..." where there are several.
+// Prefixes the error with "part 2: " if there are several parts.
 Error InPart(const Error& error, std::size_t index, std::size_t parts) {
   if (parts == 1) return error;
   return Error(error.code(), fmt::format("part {}: {}", index, error.message()));
 }
 
-// Whether the regions of a part may be used for a transfer with this peer.
+// Checks that the regions of a part may be used for a transfer with this peer.
 Status CheckRegions(const TransferPart& part, Rights wanted, const Uuid& peer) {
   if (part.local == nullptr || part.remote == nullptr) {
     return Error(Code::kInvalidArgument, "a local and a remote region must be given");
@@ -85,11 +86,12 @@ void Region::Withdraw(const Uuid& peer) {
 Status Region::Deregister(Deadline deadline) {
   if (state_.forked()) return MadeBeforeFork("region");
   endpoint_->regions().Remove(state_.get());
-  // What nobody is inside of needs no lane to let go.
+  // If nobody is inside, no lane has to release the region.
   const bool drained = state_->gate.WaitDrained(Deadline::After(Clock::duration::zero()));
   endpoint_->RevokeEverywhere(state_.get(), drained);
   if (drained) return Ok();
-  // Peers that are reading let go when they have acknowledged the data: they get some time for it.
+  // Peers that are reading release the region when they have acknowledged the data: give them time
+  // for that.
   const Deadline grace = Deadline::After(endpoint_->config().drain_grace);
   if (state_->gate.WaitDrained(deadline.Sooner(grace))) return Ok();
   if (grace.expired()) {
@@ -158,7 +160,7 @@ Result<PreparedTransfer> Connection::Prepare(Direction direction,
   return PreparedTransfer(std::move(plan));
 }
 
-// Decides how the parts go, and cuts them up for that.
+// Chooses the path of each part, and cuts the parts into slices accordingly.
 Result<std::shared_ptr<const Plan>> Connection::Route(Direction direction,
                                                       std::vector<PlanPart> parts,
                                                       Deadline deadline) const {
@@ -204,7 +206,7 @@ Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
       options.deadline ? *options.deadline : Deadline::After(config.operation_timeout);
   core_->Submit(state);
   if (mark) {
-    // Afterwards, so that the operation is in its table when it is to begin.
+    // Done last, so that the operation is in its table when the mark is reached.
     endpoint_->stream_watch().When(std::move(mark),
                                    [core = core_.get(), state](const Status& reached) {
                                      core->StreamReached(state, reached);
@@ -213,8 +215,8 @@ Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
   return Operation(std::move(state), core_.get(), endpoint_.get());
 }
 
-// What was prepared on another connection to this peer, which knows the memory by other numbers, or
-// with a share that is gone, is routed anew.
+// Routes a transfer anew if it was prepared on another connection to this peer, which uses other
+// share numbers, or if one of its shares is gone.
 Result<std::shared_ptr<const Plan>> Connection::UseShares(std::shared_ptr<const Plan> plan,
                                                           Deadline deadline) const {
   GpuSharing& sharing = core_->sharing();
@@ -227,7 +229,7 @@ Result<std::shared_ptr<const Plan>> Connection::UseShares(std::shared_ptr<const 
 Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& transfer,
                                    const PostOptions& options) {
   if (core_.forked()) return MadeBeforeFork("connection");
-  // With the caller's PreparedTransfer, or the operation.
+  // Shared with the caller's PreparedTransfer, or the operation.
   std::shared_ptr<const Plan> prepared = transfer.plan();
   if (prepared->direction != direction || prepared->peer != core_->peer().endpoint) {
     return Error(
@@ -344,7 +346,7 @@ Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
   std::vector<std::byte> bytes;
   bool taken = false;
   const auto ready = [&] {
-    // Not lost(): when one lane is lost others may still bring notifications.
+    // Not lost(): after one lane is lost, others may still bring notifications.
     const bool closed = core_->closed();
     taken = taken || core_->TakeNotification(&bytes);
     return taken || closed;

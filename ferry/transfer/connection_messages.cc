@@ -1,3 +1,4 @@
+// Tagged messages (eager and rendezvous) and notifications of a connection.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -8,9 +9,10 @@
 #include "ferry/cuda/address.h"
 #include "ferry/transfer/connection_core.h"
 
-// Tagged messages and notifications. Small messages travel at once; a large one, or one that finds
-// no room, is offered, asked for when its receive is there, and then written by all lanes into the
-// receive's buffer like any other write.
+// Tagged messages and notifications. A small message is sent at once (eager). A large one, or one
+// that finds no room, uses a rendezvous: the sender sends an RTS, the receiver answers with a CTS
+// once the receive is posted, and all lanes write the message into the receive's buffer like any
+// other write.
 namespace ferry::transfer {
 namespace {
 
@@ -37,7 +39,7 @@ Error TooShort(const OperationState& receive, std::uint64_t tag, std::uint64_t b
 
 void ConnectionCore::BeginSendOnLoop(const Op& operation) {
   const wire::TagBody body{operation->tag, operation->message.size()};
-  // GPU memory is staged slice by slice, as a write's.
+  // GPU memory is staged slice by slice, like a write.
   if (operation->stager != nullptr ||
       operation->message.size() > std::min(config_.eager_bytes, kMaxEagerBytes)) {
     if (!channels_.front()->MayOfferOnLoop()) {
@@ -147,8 +149,8 @@ void ConnectionCore::TakeMessageOnLoop(const Op& receive, ArrivedMessage message
   EndOnLoop(receive, Ok());
 }
 
-// Puts the rest of a message that has come before its receive, from `at`, into that GPU memory, a
-// slot at a time. `data` is shared between the steps.
+// Copies the rest, from offset `at`, of a message that arrived before its receive into GPU memory,
+// one slot at a time. `data` is shared by the steps.
 void ConnectionCore::LandMessageOnLoop(const Op& receive,
                                        std::shared_ptr<std::vector<std::byte>> data,
                                        std::uint64_t at) {
@@ -180,7 +182,7 @@ void ConnectionCore::LandPartOnLoop(const Op& receive, std::shared_ptr<std::vect
                [self = shared_from_this(), receive, data, next = at + part.size()] {
                  self->home_->Post([self, receive, data, next] {
                    const auto copy = std::exchange(receive->staged, nullptr);
-                   if (!copy) return;  // the connection has ended, and waited for it
+                   if (!copy) return;  // the connection has ended, and waited for the copy
                    copy->Release();
                    if (!copy->outcome) return self->EndOnLoop(receive, copy->outcome);
                    self->LandMessageOnLoop(receive, data, next);
@@ -235,8 +237,8 @@ Status ConnectionCore::OnDeliveredOnLoop(const wire::MessageHeader& header,
     EndOnLoop(receive, std::move(status));
     return Ok();
   }
-  // A peer that has lost the lane of a slice gives the message up while a part of it is still here.
-  // That it is whole, only a peer that breaks the rules says then.
+  // A peer that has lost the lane of a slice may withdraw the message while part of it is still
+  // being processed here. Only a peer that violates the protocol declares it complete then.
   receive->abort_error =
       status ? Error(Code::kCorrupt,
                      fmt::format("{} declared a message delivered in the middle of writing it",
@@ -277,10 +279,10 @@ void ConnectionCore::AbortReceiveOnLoop(const Op& operation, const Error& error)
   }
   if (operation->stager && !operation->landing) {
     if (!operation->staged) return EndOnLoop(operation, error);  // it waits for a slot
-    operation->abort_error = error;                              // ends after the copy of one part
+    operation->abort_error = error;                              // ends after the copy in flight
     return;
   }
-  if (!operation->landing) {  // a small message, arriving now
+  if (!operation->landing) {  // a small message that is arriving
     channels_.front()->DropMessageOnLoop(operation.get());
     return EndOnLoop(operation, error);
   }
@@ -325,7 +327,7 @@ void ConnectionCore::CountKeptOnLoop() {
   if (now < before) memory_.RemoveTried(before - now);
 }
 
-// Peers may have more operations under way than this side keeps messages.
+// Peers may have more operations in flight than this side keeps messages.
 bool ConnectionCore::DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation) {
   const std::size_t most = 2 * std::size_t{config_.max_operations};
   const bool has_room = memory_.HasRoom(kKeptRecordBytes);
@@ -365,8 +367,8 @@ void ConnectionCore::TakeOfferOnLoop(std::uint64_t peer_operation, const wire::T
 void ConnectionCore::OnWholeMessageOnLoop(const Op& receive, ArrivedMessage message,
                                           const Status& intact) {
   if (receive) return EndOnLoop(receive, intact);
-  if (!intact) return;  // its sender was told
-  // A receive may have been posted while the message was on its way in.
+  if (!intact) return;  // the sender has been told
+  // A receive may have been posted while the message was arriving.
   if (const Op late = matcher_.TakeReceive(message.tag)) {
     TakeMessageOnLoop(late, std::move(message));
   } else {

@@ -1,3 +1,4 @@
+// Finds the stager for a memory range.
 #include "ferry/transfer/device_memory.h"
 
 #include <fmt/core.h>
@@ -17,7 +18,7 @@ constexpr std::uint64_t kLeastSlots = 8;
 }  // namespace
 
 Result<Stager*> DeviceMemory::StagerOf(std::span<const std::byte> memory) {
-  // Where nobody has made GPU memory there is none; and no reason to look for GPUs, which is slow.
+  // If this process has made no GPU memory there is none; searching for GPUs would be slow.
   if (memory.empty() || !cuda::MayHaveDeviceMemory(config_)) return nullptr;
   const auto api = cuda::OpenDevices(config_);
   if (!api) return nullptr;

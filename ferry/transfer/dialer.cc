@@ -1,3 +1,4 @@
+// Dials a peer's lanes and completes the client handshake, with retries.
 #include "ferry/transfer/dialer.h"
 
 #include <fmt/core.h>
@@ -13,8 +14,8 @@
 namespace ferry::transfer {
 namespace {
 
-// Between attempts: doubled each time, half of it at random, so that those who were turned away
-// together do not come back together.
+// Pause between attempts: doubles each time, and half of it is random, so that peers that were
+// refused together do not return together.
 constexpr milliseconds kFirstPause{10};
 constexpr std::uint32_t kMostDoublings = 6;
 
@@ -109,13 +110,13 @@ void Dialer::OnGone(LaneId id, const Error& error) {
 }
 
 Status Dialer::OnHeard(LaneId id, const wire::MessageHeader& header, wire::MetaReader* reader) {
-  // Another lane has failed in this turn of the loop; this one is about to go, too.
+  // Another lane has failed in this turn of the loop; this lane will be closed, too.
   if (IsOver(id)) return Error(Code::kCancelled, "another lane of the connection has failed");
   const std::size_t index = id.index;
   Introduction& introduction = introductions_[index];
   if (header.type == wire::Type::kRefuse) {
     Error refusal = introduction.Refusal(reader);
-    // The peer knew the connection when it welcomed lane 0, and has given it up since.
+    // The peer knew the connection when it answered the hello frame, and has dropped it since.
     const bool given_up = index > 0 && refusal.code() == Code::kUnavailable;
     return given_up ? Error(Code::kPeerLost, refusal.message()) : refusal;
   }
@@ -159,7 +160,7 @@ Status Dialer::OnWelcome(wire::MetaReader* reader) {
                              "new address and keys",
                              address_.ToString(), peer.ToString(), expected_.ToString()));
   }
-  // With two lanes both carry bulk, so the second one is not on the first one's loop.
+  // With two lanes both carry bulk, so the second one must not share the first one's loop.
   if (FirstBulkLaneOf(loops_.size()) > FirstBulkLaneOf(welcome_.lanes)) {
     loops_.erase(loops_.begin() + 1);
   }
@@ -175,15 +176,15 @@ void Dialer::OnJoined() {
   FinishIfReady();
 }
 
-// An answer may come before the lane has reported that what it answers has left.
+// An answer may arrive before the lane has reported that its request was sent.
 void Dialer::FinishIfReady() {
   if (done() || joined_ < loops_.size()) return;
   for (const auto& greeting : greetings_) {
     if (!greeting || !greeting->complete()) return;
   }
-  // Outside the callback of the lane that is about to move.
+  // Posted, to leave the callback of the lane that is about to move.
   home()->Post([self = shared_from_this(), attempt = attempt_] {
-    // Unless a lane was lost since.
+    // Skipped if a lane was lost meanwhile.
     if (!self->done() && self->attempt_ == attempt) self->Finish();
   });
 }
@@ -220,13 +221,13 @@ void Dialer::RetryOnLoop(const Error& error) {
   ++attempt_;
   DropLanesOnLoop();
   EndCall();
-  // Weak: the timer belongs to a loop of the endpoint, which this object keeps.
+  // Weak: the timer belongs to a loop of the endpoint, which this object keeps alive.
   home()->AddTimerOnLoop(again, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->StartOnLoop();
   });
 }
 
-// Their callbacks hold this object, and may be what runs: they go outside of them.
+// Posted, because the lanes' callbacks keep this object alive and one may be running.
 void Dialer::DropLanesOnLoop() {
   home()->Post([greetings = std::make_shared<decltype(greetings_)>(std::move(greetings_))] {});
   greetings_.clear();

@@ -1,3 +1,4 @@
+// Starts and stops an endpoint, accepts connections and keeps the connection table.
 #include "ferry/transfer/endpoint_core.h"
 
 #include <fmt/core.h>
@@ -39,7 +40,7 @@ Status EndpointCore::Start() {
                  fmt::format("the provider {} has no TLS; set FERRY_TLS=off, or use another one",
                              provider_->name()));
   }
-  // The lane for what is small shares a loop with one of the others.
+  // The lane for small operations shares a loop with another lane.
   const int loops = lanes_ - static_cast<int>(FirstBulkLaneOf(static_cast<std::size_t>(lanes_)));
   const int workers = config_.workers > 0 ? config_.workers : std::min(Automatic(), loops);
   for (int i = 0; i < workers; ++i) {
@@ -59,8 +60,7 @@ Status EndpointCore::Start() {
   listening_ = listener_->address();
   link_watch_ = provider_->WatchLinks(
       front_loop(), [this](const net::LinkChange& change) { OnLinkChange(change); });
-  // The listener's loop last: without all the others nobody is let in, and what was made goes as it
-  // came.
+  // The listener's loop stops last: nobody is accepted without the other loops.
   for (std::size_t i = loops_.size(); i-- > 0;) {
     FERRY_TRY(loops_[i]->StartWorker(fmt::format("ferry-{}", i).c_str()));
   }
@@ -114,7 +114,7 @@ int EndpointCore::LanesOverInterfaces() const {
   for (const net::LocalAddress& local : provider_->Addresses(config_)) {
     interfaces.insert(local.interface);
   }
-  // One for bulk over each, and the one for what is small.
+  // One lane for bulk over each interface, plus the lane for small operations.
   return std::max(lanes_, static_cast<int>(std::min(interfaces.size(), kMaxInterfaceLanes)) + 1);
 }
 
@@ -124,7 +124,7 @@ int EndpointCore::LanesTo(const net::Address& peer) const {
 
 EndpointAddress EndpointCore::OtherAddresses() const {
   EndpointAddress address{id_, {}};
-  // A host to listen at was named: no others answer.
+  // If a host to listen at was configured, other addresses do not answer.
   const bool any = config_.listen_host.empty() || listening_.host.empty();
   for (const net::LocalAddress& local : provider_->Addresses(config_)) {
     if (!any || address.at.size() == kMaxInterfaceLanes) break;
@@ -195,7 +195,8 @@ std::size_t EndpointCore::ConnectionsFromOutside() {
 
 // ---- counters -----------------------------------------------------------------------------------
 
-// Under the mutex, so that a connection is counted as open or as ended, and as no less afterwards.
+// Under the mutex, so that a connection is counted either as open or as ended, and totals never
+// decrease.
 EndpointCounters EndpointCore::Counters() {
   EndpointCounters counters;
   {
@@ -216,7 +217,8 @@ EndpointCounters EndpointCore::Counters() {
 
 // ---- connections --------------------------------------------------------------------------------
 
-// The route to the peer decides by which interface it is reached; the config, whether that may be.
+// The route to the peer decides which interface the lane uses; the config decides whether that is
+// allowed.
 Status EndpointCore::CheckLane(const Greeting& greeting, const std::string& peer_name) const {
   if (!secret_ && !Trusts(greeting.is_local() || greeting.is_authenticated())) {
     return Error(
@@ -237,7 +239,8 @@ std::vector<EventLoop*> EndpointCore::ChooseLoops(std::size_t lanes) {
   const std::size_t first = next_loop_.fetch_add(1);
   std::vector<EventLoop*> chosen;
   chosen.reserve(lanes);
-  // The first for bulk is on the home loop, too: what goes over one lane needs no other thread.
+  // The first lane for bulk is on the home loop, too: an operation on one lane needs no other
+  // thread.
   const std::size_t bulk = FirstBulkLaneOf(lanes);
   for (std::size_t i = 0; i < lanes; ++i) {
     chosen.push_back(loops_[(first + (i > bulk ? i - bulk : 0)) % loops_.size()].get());
@@ -285,7 +288,7 @@ void EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
 }
 
 void EndpointCore::Forget(const ConnectionCore* connection) {
-  std::shared_ptr<ConnectionCore> last;  // destroyed after the lock
+  std::shared_ptr<ConnectionCore> last;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   const auto it = std::find_if(connections_.begin(), connections_.end(),
                                [&](const auto& kept) { return kept.get() == connection; });
@@ -295,7 +298,7 @@ void EndpointCore::Forget(const ConnectionCore* connection) {
   by_number_[last->number()].reset();
   free_numbers_.push_back(last->number());
   book_.OnEnd(*last);
-  // Gone before anybody took it.
+  // It ended before anybody accepted it.
   accepted_.erase(std::remove(accepted_.begin(), accepted_.end(), last), accepted_.end());
   changed_.notify_all();
 }
@@ -331,12 +334,12 @@ void EndpointCore::Follow(const std::shared_ptr<Dialer>& dialer) {
 
 std::shared_ptr<ConnectionCore> EndpointCore::TakeAccepted() {
   const std::lock_guard lock(mutex_);
-  std::shared_ptr<ConnectionCore> connection;  // moves on to whoever accepts it
+  std::shared_ptr<ConnectionCore> connection;  // moves to the caller of Accept
   if (!accepted_.empty()) {
     connection = std::move(accepted_.front());
     accepted_.pop_front();
   }
-  // Shutdown() sets the flag for good, under the mutex, after it has stored closing_.
+  // Shutdown() stores closing_ first, then sets the flag for good under the mutex.
   if (accepted_.empty() && !closing()) accept_ready_.Set(false);
   return connection;
 }

@@ -1,3 +1,4 @@
+// Sends and receives handshake frames on a lane until it is complete or its deadline passes.
 #include "ferry/transfer/greeting.h"
 
 #include <fmt/core.h>
@@ -61,7 +62,7 @@ std::unique_ptr<net::Lane> Greeting::ReleaseLane() {
 
 Result<net::Placement> Greeting::OnFrame(std::span<const std::byte> meta,
                                          std::uint64_t payload_bytes) {
-  // The peer may go on at once; the connection will read it.
+  // The peer may send more at once; the connection will read it.
   if (heard_) return net::Placement{net::Placement::Action::kPause, {}};
   wire::MetaReader reader(meta);
   wire::MessageHeader header;

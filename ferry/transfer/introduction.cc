@@ -1,3 +1,4 @@
+// Proves the shared secret to the server, and checks the server's proof.
 #include "ferry/transfer/introduction.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Chooses network paths for lanes and schedules their replacement.
 #include "ferry/transfer/lane_keeper.h"
 
 #include <fmt/core.h>
@@ -12,8 +13,8 @@
 namespace ferry::transfer {
 namespace {
 
-// How long a way is passed over when a lane on it was lost to the network, or did not come up; the
-// latter doubles with each failure in a row.
+// How long a network path is avoided after a lane on it was dropped, or failed to come up; the
+// latter time doubles with each consecutive failure.
 constexpr auto kAfterLoss = milliseconds(1000);
 constexpr auto kAfterFailure = milliseconds(100);
 constexpr auto kAfterManyFailures = milliseconds(5000);
@@ -43,7 +44,7 @@ LaneKeeper::LaneKeeper(EndpointCore* endpoint, ConnectionCore* connection, std::
     : endpoint_(endpoint), connection_(connection) {
   for (Way& way : ways) ways_.push_back({std::move(way)});
   lanes_.resize(connection->lanes());
-  // All have come up by the first.
+  // All lanes have come up over the first path.
   for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].own = i % ways_.size();
 }
 
@@ -71,7 +72,7 @@ void LaneKeeper::OnLaneLostOnLoop(std::uint32_t lane, net::LaneLoss loss) {
   if (stopped_) return;
   Care& care = lanes_[lane];
   care.down = true;
-  // Where there is no other way, this one is tried at once all the same.
+  // If there is no other path, this one is retried at once.
   if (loss != net::LaneLoss::kReset && ways_.size() > 1) MarkBad(care.way, kAfterLoss);
   StepOnLoop(lane);
 }
@@ -124,7 +125,7 @@ std::optional<std::size_t> LaneKeeper::ChooseWay(const Care& care, Clock::time_p
   if (!must_move) return std::nullopt;
   std::optional<std::size_t> chosen;
   for (std::size_t i = 0; i < ways_.size(); ++i) {
-    // The way that a silent lane has is no better for a new one; that of a lost one may be.
+    // A new lane does not improve on a silent lane over the same path; after a lost lane it may.
     if (!good(i) || (!care.down && i == care.way)) continue;
     if (!chosen || (InGoodUse(i) && !InGoodUse(*chosen))) chosen = i;
   }
@@ -144,7 +145,7 @@ void LaneKeeper::StepOnLoop(std::uint32_t lane) {
   care.attempt->StartOnLoop(ways_[*way].way.to);
 }
 
-// A lane is down and no way is worth trying right now.
+// A lane is down and no path is worth trying right now.
 void LaneKeeper::RetryLaterOnLoop() {
   if (retry_ != 0) return;
   auto when = Clock::time_point::max();
@@ -156,7 +157,7 @@ void LaneKeeper::RetryLaterOnLoop() {
 }
 
 void LaneKeeper::NoteFailure(std::uint32_t lane, const WayState& state, const Error& error) const {
-  // Attempts go on for as long as the lane is down.
+  // Attempts continue for as long as the lane is down.
   if (WorthKeeping(state.failures + 1)) {
     connection_->Note("lane {} did not come up by {} at {}: {}", lane, state.way.interface,
                       state.way.to.ToString(), error.message());
@@ -182,10 +183,10 @@ void LaneKeeper::OnAttemptOverOnLoop(std::uint32_t lane, const std::optional<Err
   NoteFailure(lane, state, *error);
   const bool none_up =
       std::all_of(lanes_.begin(), lanes_.end(), [](const Care& each) { return each.down; });
-  // It is there, and knows nothing of the connection. A refusal comes without a proof, even where
-  // there is a secret: so it is believed only of the address that the user has dialled, and not
-  // while lanes are up. At another somebody else may be, to whom the attempt was lost as to any
-  // that does not answer.
+  // The host is reachable and knows no such connection. A refusal carries no proof, even if there
+  // is a secret: so it is trusted only from the address that the user dialed, and only while no
+  // lane is up. At another address there may be a different host, and the attempt failed just as if
+  // it had not answered.
   if (refused && none_up && care.trying == 0) {
     return connection_->Fail(Error(Code::kPeerLost, error->message()));
   }

@@ -1,3 +1,4 @@
+// Builds the Prometheus metric families from a counter snapshot.
 #include "ferry/transfer/metrics_families.h"
 
 #ifdef FERRY_HAVE_PROMETHEUS
@@ -155,7 +156,7 @@ void AddTraffic(const EndpointCounters& counters, std::vector<MetricFamily>* fam
 
 // ---- of lanes that are up -----------------------------------------------------------------------
 
-// All lanes to a host by one interface.
+// All lanes to one host over one interface.
 struct Way {
   std::uint64_t lanes = 0;
   std::uint64_t rate = 0;

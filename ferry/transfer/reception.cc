@@ -1,3 +1,4 @@
+// Server handshake: admits pending peers, checks them and completes their connections.
 #include "ferry/transfer/reception.h"
 
 #include <fmt/core.h>
@@ -13,10 +14,11 @@
 namespace ferry::transfer {
 namespace {
 
-// Extensions of the time in which the next lane of a connection must join, while others do.
+// How often the time limit for the next lane of a connection is extended while other lanes are
+// admitted.
 constexpr int kMaxExtensions = 4;
 
-// It stands first in every version of hello and join; the rest may differ.
+// The version is the first field of every version's hello and join frames; the rest may differ.
 Status CheckVersion(wire::MetaReader reader) {
   std::uint16_t version = 0;
   if (!reader.Read(&version)) return Error(Code::kCorrupt, "empty greeting");
@@ -48,7 +50,7 @@ void Reception::ClearOnLoop() {
 void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
   if (endpoint_->closing()) return;
   lane->SetMaxMeta(net::kMaxStrangerMeta);
-  // From now on, whatever comes: who dribbles gains no time.
+  // Fixed from now on: a slow sender does not extend the deadline.
   const Deadline deadline = Deadline::After(endpoint_->config().handshake_timeout);
   auto owned = std::make_unique<Greeting>(std::move(lane), loop_, deadline);
   Greeting* const greeting = owned.get();
@@ -56,7 +58,7 @@ void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
   const auto now = Clock::now();
   const auto leaving = admission_.Enter(number, greeting->peer_host(), greeting->is_local(), now);
   if (leaving) TurnAway(*leaving);
-  // It has been through a handshake.
+  // It has completed a TLS handshake.
   if (greeting->is_authenticated()) admission_.MarkSpoken(number, now, /*proven=*/true);
   greetings_[greeting].greeting = std::move(owned);
   greetings_[greeting].number = number;
@@ -167,9 +169,10 @@ Status Reception::Admit(Greeting* greeting, wire::Type type, wire::MetaReader* r
   admission_.Leave(admitted.number);
   last_admitted_ = Clock::now();
   gate_.UpdateOnLoop();
-  // From now on the connection's deadline counts for it; a lane that is replaced keeps its own.
+  // From now on the connection's deadline applies; a replacement lane keeps its own.
   if (!admitted.rejoins) greeting->LiftDeadlineOnLoop();
-  // What it says next, early, may be as long as any connection's.
+  // The peer is authenticated: frames that it sends early may be as long as those of any
+  // connection.
   greeting->TrustOnLoop();
   return Ok();
 }
@@ -255,7 +258,7 @@ Status Reception::OnJoin(Greeting* greeting, wire::MetaReader* reader) {
   const auto it = arrivals_.find(join.connection);
   if (it == arrivals_.end() ||
       !SameBytes(wire::BytesOf(it->second.welcome.token), wire::BytesOf(join.token))) {
-    // The dialer calls again: the connection was given up since it was welcomed.
+    // The connection was dropped since its hello frame was answered; the peer dials again.
     return Error(Code::kUnavailable,
                  "this lane belongs to no connection that is being set up here");
   }
@@ -303,7 +306,7 @@ void Reception::OnGone(Greeting* greeting, const Error& error) {
   Drop(greeting);
 }
 
-// Outside the callback that brought us here.
+// Posted, to leave the callback that called this.
 void Reception::Drop(Greeting* greeting) {
   const auto it = greetings_.find(greeting);
   if (it == greetings_.end()) return;
@@ -321,8 +324,9 @@ void Reception::RenewOnLoop(std::uint32_t id) {
                                         [this, id] { OnArrivalLate(id); });
 }
 
-// While lanes are being admitted one after another, those of this connection may still be in the
-// system's queue: to give it up would waste what has been done for it, just where time is short.
+// While lanes are admitted one after another, lanes of this connection may still wait in the
+// kernel's accept queue. Dropping the connection would waste the work done for it, just when time
+// is short.
 void Reception::OnArrivalLate(std::uint32_t id) {
   Arrival& arrival = arrivals_.at(id);
   arrival.timer = 0;
@@ -351,7 +355,7 @@ void Reception::CompleteIfReady(std::uint32_t id) {
 
 void Reception::Complete(std::uint32_t id) {
   const auto it = arrivals_.find(id);
-  if (it == arrivals_.end()) return;  // a lane was lost since
+  if (it == arrivals_.end()) return;  // a lane was lost meanwhile
   const Arrival arrival = TakeArrival(it);
   std::vector<std::unique_ptr<net::Lane>> lanes;
   const std::string name = arrival.lanes.front()->peer_name();
@@ -371,7 +375,7 @@ void Reception::Complete(std::uint32_t id) {
       std::make_shared<ConnectionCore>(endpoint_->config(), &endpoint_->regions(),
                                        std::move(agreed), endpoint_->ChooseLoops(lanes.size()));
   endpoint_->Keep(connection);
-  // The lanes move to their own loops from this one, which is theirs until then.
+  // Until they move to their own loops, the lanes belong to this loop.
   endpoint_->BringUpOnLoop(connection, std::move(lanes), /*from_outside=*/true);
 }
 

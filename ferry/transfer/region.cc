@@ -1,3 +1,4 @@
+// Registers regions, checks accesses and parses keys.
 #include "ferry/transfer/region.h"
 
 #include <fmt/format.h>
@@ -74,7 +75,7 @@ void RegionTable::Remove(const std::shared_ptr<RegionState>& region) {
 
 Result<wire::KeyBody> RegionTable::Grant(const std::shared_ptr<RegionState>& region,
                                          const Uuid& peer, Rights rights) {
-  std::uint64_t token = RandomU64();  // not under the mutex: the kernel is asked for it
+  std::uint64_t token = RandomU64();  // without the mutex: this is a system call
   const std::unique_lock lock(mutex_);
   if (slots_[region->id].region != region) {
     return Error(Code::kInvalidArgument,

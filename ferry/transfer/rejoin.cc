@@ -1,3 +1,4 @@
+// Runs one attempt to replace a lane over a given network path.
 #include "ferry/transfer/rejoin.h"
 
 #include <fmt/core.h>
@@ -13,7 +14,7 @@
 namespace ferry::transfer {
 namespace {
 
-// A way that works answers within a few round trips; one that does not must not be waited for.
+// A working path answers within a few round trips; do not wait longer for one that does not.
 constexpr auto kPatience = milliseconds(2000);
 
 }  // namespace
@@ -70,7 +71,7 @@ void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
   if (keeper_ == nullptr) return;
   if (!lane) return EndOnLoop(lane.error());
   greeting_ = std::make_unique<Greeting>(*std::move(lane), connection_->home(), deadline_);
-  // Routes change while a connection lives.
+  // Routes can change during a connection, so the lane is checked again.
   if (auto may = endpoint_->CheckLane(*greeting_, greeting_->peer_name()); !may) {
     return EndOnLoop(may.error());
   }
@@ -141,10 +142,10 @@ void Rejoin::OnFrozen(std::optional<LaneProgress> progress) {
   greeting_->SayOnLoop(wire::Type::kResume, EncodeProgress(*progress));
 }
 
-// An answer may come before the lane has reported that what it answers has left.
+// An answer may arrive before the lane has reported that its request was sent.
 void Rejoin::FinishIfReady() {
   if (!resumed_ || !greeting_ || !greeting_->complete()) return;
-  // Outside the callback of the lane that is about to move.
+  // Posted, to leave the callback of the lane that is about to move.
   connection_->home()->Post([self = shared_from_this()] { self->FinishOnLoop(); });
 }
 
@@ -159,10 +160,11 @@ void Rejoin::FinishOnLoop() {
 }
 
 void Rejoin::EndOnLoop(const std::optional<Error>& error) {
-  // Its callbacks hold this object, and may be what runs: it goes outside of them.
+  // Posted, because the lane's callbacks keep this object alive and one may be running.
   connection_->home()->Post([greeting = std::move(greeting_)] {});
   greeting_ = nullptr;
-  // While the old lane is being stopped, nobody may take another attempt for this one's success.
+  // While the old lane is being frozen, nobody may mistake the success of another attempt for this
+  // one's.
   if (error && joined_ && !frozen_) frozen_ = true;
   if (LaneKeeper* const keeper = std::exchange(keeper_, nullptr)) {
     keeper->OnAttemptOverOnLoop(lane_, error, frozen_);

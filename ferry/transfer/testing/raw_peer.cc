@@ -1,3 +1,4 @@
+// Implements the scripted peer with plain sockets.
 #include "ferry/transfer/testing/raw_peer.h"
 
 #include <arpa/inet.h>
