@@ -1,3 +1,4 @@
+// Tests notifications, alone and attached to writes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
