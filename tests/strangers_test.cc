@@ -188,7 +188,7 @@ TEST_F(StrangersTest, HellosByteByByteAreGivenUpInTime) {
   for (RawLane& lane : slow) EXPECT_TRUE(lane.WaitClosedFor(kPatience));
   ExpectWithin(since.elapsed(), 2 * kHandshake, "the end of those who dribble");
   ExpectLittleHeld("200 that dribble");
-  ExpectLogQuiet("did not finish the greeting in time");
+  ExpectLogQuiet("did not finish the handshake in time");
 }
 
 TEST_F(StrangersTest, AFloodOfBrokenGreetingsIsTurnedAwayAndLoggedOnceASecond) {

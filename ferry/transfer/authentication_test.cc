@@ -293,7 +293,7 @@ TEST_F(OtherMachineTest, IsNotCalledWithoutASecret) {
 TEST_F(OtherMachineTest, IsNotLetInWithoutASecret) {
   const Endpoint server = NewEndpoint(Plain("off"));
   Endpoint client = NewEndpoint(Plain("on"));
-  ExpectRefused(client.Connect(server.address(), Soon()), "no secret to know peers");
+  ExpectRefused(client.Connect(server.address(), Soon()), "no secret to authenticate peers");
 }
 
 TEST_F(OtherMachineTest, IsTrustedWhereBothSidesWereToldTo) {

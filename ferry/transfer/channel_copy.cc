@@ -42,7 +42,7 @@ Result<std::vector<Block>> PlaceCopies(const RegionState& region, const PeerMemo
                                placed.size(), block.length, block.shared, peer.bytes()));
     }
     if (block.length == 0 || block.length > left) {
-      return Error(Code::kCorrupt, "a copy of no bytes, or of more than a frame may ask for");
+      return Error(Code::kCorrupt, "a copy of no bytes, or of more than one frame may request");
     }
     left -= block.length;
     const std::uint64_t here = base + block.offset;

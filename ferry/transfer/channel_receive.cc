@@ -19,11 +19,10 @@ namespace {
 using net::Placement;
 
 Error TooLargeToStage(std::uint64_t bytes, const Stager& stager) {
-  return Error(
-      Code::kUnsupported,
-      fmt::format("a slice has {} bytes, and {} is the most that GPU memory there takes at "
-                  "once; use its key unchanged, which says so",
-                  bytes, stager.slot_bytes()));
+  return Error(Code::kUnsupported,
+               fmt::format("a slice of {} bytes exceeds the limit of {} bytes for GPU memory "
+                           "there; use the region's key unchanged, which carries the limit",
+                           bytes, stager.slot_bytes()));
 }
 
 }  // namespace
@@ -179,7 +178,7 @@ Status Channel::OnReadRefused(const wire::MessageHeader& header, wire::MetaReade
   wire::RefuseBody body;
   if (!reader->Read(&body) || reading_.empty() ||
       reading_.front().operation_id != header.operation || reading_.front().slice != body.slice) {
-    return Malformed("refuses a read that was not asked for");
+    return Malformed("refuses a read that was not requested");
   }
   const ReadSlice slice = TakeReading();
   if (slice.operation) {
@@ -351,7 +350,7 @@ Result<Placement> Channel::OnReadData(const wire::MessageHeader& header, wire::M
   if (!reader->Read(&body) || reading_.empty() || payload_bytes == 0 ||
       reading_.front().operation_id != header.operation || reading_.front().slice != body.slice ||
       reading_.front().bytes != payload_bytes) {
-    return Malformed("read data that was not asked for");
+    return Malformed("read data that was not requested");
   }
   const ReadSlice& slice = reading_.front();
   if (!slice.operation) {
@@ -415,7 +414,8 @@ Result<Placement> Channel::OnSend(const wire::MessageHeader& header, wire::MetaR
   if (staged) connection_->PutBackReceiveOnLoop(std::exchange(incoming_receive_, nullptr));
   if (staged || (!incoming_receive_ && !connection_->MayKeepOnLoop(payload_bytes))) {
     // This is not a refusal: the sender keeps the message until our CTS requests it.
-    SayNackOf(IncomingSequence(), header.operation, Error(Code::kUnavailable, "kept as an offer"));
+    SayNackOf(IncomingSequence(), header.operation,
+              Error(Code::kUnavailable, "kept at the sender until it is requested"));
     const Placement dropped = Drop(payload_bytes);
     connection_->TakeOfferOnLoop(header.operation, body);
     return dropped;
@@ -434,7 +434,7 @@ Result<Placement> Channel::OnNotify(std::uint64_t payload_bytes) {
     return RefuseSequenced(
         incoming_operation_,
         Error(Code::kUnavailable,
-              "its queue of notifications is full; it must take some before more can come"),
+              "its notification queue is full; it must take notifications before more can arrive"),
         payload_bytes);
   }
   incoming_data_.resize(payload_bytes);
@@ -500,8 +500,9 @@ Status Channel::OnPayload() {
 Status Channel::CheckMetadata(std::span<const std::byte> meta,
                               const wire::MessageHeader& header) const {
   if ((header.flags & wire::kChecked) == 0) {
-    return connection_->checksums() ? Status(Malformed("no checksum, though they were agreed"))
-                                    : Ok();
+    return connection_->checksums()
+               ? Status(Malformed("no checksum, although checksums were agreed"))
+               : Ok();
   }
   wire::MessageHeader summed = header;
   summed.meta_crc = 0;
@@ -511,10 +512,9 @@ Status Channel::CheckMetadata(std::span<const std::byte> meta,
   if (found == sent) return Ok();
   connection_->CountMismatch();
   return Error(Code::kCorrupt,
-               fmt::format("the metadata of a frame of {} bytes from {} has the CRC32C {:08x}, and "
-                           "{:08x} was sent with it over lane {}; something on the way changes "
-                           "what is sent, so the connection was closed: have cables and cards "
-                           "looked at",
+               fmt::format("the metadata of a frame of {} bytes from {} has CRC32C {:08x}, but "
+                           "{:08x} was sent with it over lane {}; the network corrupts data, so "
+                           "the connection was closed: check cables and network cards",
                            meta.size(), connection_->peer_name(), found, sent, index_));
 }
 
@@ -531,11 +531,11 @@ Status Channel::CheckPayload(Incoming what) const {
                                 : "the sender may have written to its memory while it was sent";
   return Error(
       Code::kCorrupt,
-      fmt::format("{} bytes at {} have the CRC32C {:08x}, and {:08x} was sent with them over lane "
-                  "{}; {}, or the bytes were changed on the way: do not use the destination, try "
-                  "again while nobody writes to the source, and if it fails again, check cables, "
-                  "network cards and memory",
-                  incoming_bytes_, PlaceName(what), found, incoming_crc_, index_, cause));
+      fmt::format(
+          "{} bytes at {} have CRC32C {:08x}, but {:08x} was sent with them over lane {}; {}, or "
+          "the network corrupted them: do not use the destination, try again while nobody writes "
+          "to the source, and if it fails again, check cables, network cards and memory",
+          incoming_bytes_, PlaceName(what), found, incoming_crc_, index_, cause));
 }
 
 // The destination of the payload being received, for messages.

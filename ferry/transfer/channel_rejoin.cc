@@ -137,14 +137,14 @@ void Channel::ReclaimFrames(std::deque<Unacked>* unfinished) {
 // Settles the frames that the peer has processed.
 Status Channel::ApplyProgress(const LaneProgress& peer) {
   const std::uint32_t count = peer.finished - first_unacked_;
-  if (count > unacked_.size()) return Malformed("has dealt with frames that were never sent");
+  if (count > unacked_.size()) return Malformed("has processed frames that were never sent");
   for (const wire::RefusalOnWire& refusal : peer.refused) {
     const std::uint32_t index = refusal.sequence - first_unacked_;
     if (index >= count || !unacked_[index].operation) continue;
     const auto code = wire::CodeFromWire(static_cast<std::uint8_t>(refusal.code));
     ApplyRefusal(
         &unacked_[index],
-        Error(code, fmt::format("{} refused a {} ({}; its words were lost with a lane)",
+        Error(code, fmt::format("{} refused a {} ({}; the reason was lost with a lane)",
                                 connection_->peer_name(),
                                 OperationName(unacked_[index].operation->kind), CodeName(code))));
   }

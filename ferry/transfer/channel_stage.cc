@@ -44,10 +44,9 @@ std::uint64_t OperationIn(const net::OutFrame& frame) {
 bool IsOver(const StagedCopy& copy) { return copy.over.load(std::memory_order_acquire); }
 
 Error CopyStuck() {
-  return Error(Code::kDeviceLost,
-               fmt::format("a GPU did not finish a copy within {} s; look for errors of the driver "
-                           "(dmesg, Xid), and begin the process anew",
-                           kCopyPatience.count()));
+  return Error(Code::kDeviceLost, fmt::format("a GPU did not finish a copy within {} s; check for "
+                                              "driver errors (dmesg, Xid), and restart the process",
+                                              kCopyPatience.count()));
 }
 
 }  // namespace

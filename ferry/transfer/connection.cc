@@ -28,8 +28,8 @@ Status CheckRegions(const TransferPart& part, Rights wanted, const Uuid& peer) {
   if (part.local->state()->made.forked()) return MadeBeforeFork("region");
   if (part.remote->endpoint != peer) {
     return Error(Code::kInvalidArgument,
-                 fmt::format("the remote region is of endpoint {}, the connection goes to {}; use "
-                             "a key of that one",
+                 fmt::format("the remote region belongs to endpoint {}, but the connection goes to "
+                             "{}; use a key of the connection's endpoint",
                              part.remote->endpoint.ToString(), peer.ToString()));
   }
   if (!Includes(part.remote->rights, wanted)) {
@@ -117,8 +117,8 @@ Result<RemoteRegion> Connection::Import(std::span<const std::byte> key) const {
   FERRY_TRY_ASSIGN(RemoteRegion region, RemoteRegion::Parse(key));
   if (region.endpoint != core_->peer().endpoint) {
     return Error(Code::kInvalidArgument,
-                 fmt::format("this key is of endpoint {}, the connection goes to {} at {}; use the "
-                             "connection to the key's owner, or a key of this one",
+                 fmt::format("this key belongs to endpoint {}, but the connection goes to {} at "
+                             "{}; use a connection to the key's owner, or a key of this peer",
                              region.endpoint.ToString(), core_->peer().endpoint.ToString(),
                              core_->peer_name()));
   }
@@ -191,8 +191,8 @@ Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
   const Config& config = core_->config();
   if (core_->in_flight() >= config.max_operations) {
     return Error(Code::kUnavailable,
-                 fmt::format("{} operations are under way to {}, the most allowed "
-                             "(FERRY_MAX_OPERATIONS); wait for some",
+                 fmt::format("{} operations to {} are in flight, which is the limit "
+                             "(FERRY_MAX_OPERATIONS); wait for some to end",
                              core_->in_flight(), core_->peer_name()));
   }
   if (core_->lost()) return core_->LostError();
@@ -241,7 +241,7 @@ Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& 
   }
   if (options.notification.size() > kMaxNotificationBytes) {
     return Error(Code::kInvalidArgument,
-                 fmt::format("the notification has {} bytes, {} is the most; send it as a message",
+                 fmt::format("the notification has {} bytes, the limit is {}; send it as a message",
                              options.notification.size(), kMaxNotificationBytes));
   }
   auto state = std::make_shared<OperationState>();
@@ -330,10 +330,10 @@ Result<Operation> Connection::Recv(std::uint64_t tag, std::uint64_t mask,
 
 Result<Operation> Connection::Notify(std::span<const std::byte> bytes, const PostOptions& options) {
   if (bytes.empty() || bytes.size() > kMaxNotificationBytes) {
-    return Error(Code::kInvalidArgument,
-                 fmt::format("a notification has 1 to {} bytes, not {}; send larger things as "
-                             "messages",
-                             kMaxNotificationBytes, bytes.size()));
+    return Error(
+        Code::kInvalidArgument,
+        fmt::format("a notification has 1 to {} bytes, not {}; send larger data as messages",
+                    kMaxNotificationBytes, bytes.size()));
   }
   auto state = std::make_shared<OperationState>();
   state->kind = OperationKind::kNotify;
@@ -354,8 +354,9 @@ Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
   (void)core_->home()->DriveUntil(ready, deadline, core_->config().spin);
   if (taken) return bytes;
   if (core_->closed()) return core_->LostError();
-  return Error(Code::kTimedOut,
-               fmt::format("no notification came from {} in time", core_->peer_name()));
+  return Error(Code::kTimedOut, fmt::format("no notification arrived from {} before the deadline; "
+                                            "wait longer, or check that the peer sends one",
+                                            core_->peer_name()));
 }
 
 Result<Readiness> Connection::NotificationReadiness() const {

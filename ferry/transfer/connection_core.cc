@@ -137,12 +137,13 @@ void ConnectionCore::StreamReached(Op operation, const Status& reached) {
     if (!self->operations_.Contains(operation->id)) return;  // it has ended meanwhile
     if (self->lost_.load()) return self->EndOnLoop(operation, self->LostError());
     if (reached) return self->BeginNowOnLoop(operation);
-    self->EndOnLoop(operation,
-                    Error(reached.error().code(),
-                          fmt::format("{} {} to {} has not begun, as the stream that it waits for "
-                                      "has failed: {}",
-                                      OperationName(operation->kind), operation->id,
-                                      self->peer_name(), reached.error().message())));
+    self->EndOnLoop(
+        operation,
+        Error(
+            reached.error().code(),
+            fmt::format("{} {} to {} did not begin because the stream that it waits for failed: {}",
+                        OperationName(operation->kind), operation->id, self->peer_name(),
+                        reached.error().message())));
   });
 }
 
@@ -275,11 +276,12 @@ void ConnectionCore::CheckDeadlinesOnLoop() {
       LookAtDrainOnLoop(operation);
       continue;
     }
-    AbortOnLoop(operation,
-                Error(Code::kTimedOut,
-                      fmt::format("{} {} to {} did not end before its deadline; give it "
-                                  "more time or look at the peer",
-                                  OperationName(operation->kind), operation->id, peer_name())));
+    AbortOnLoop(
+        operation,
+        Error(Code::kTimedOut,
+              fmt::format(
+                  "{} {} to {} did not end before its deadline; allow more time or check the peer",
+                  OperationName(operation->kind), operation->id, peer_name())));
   }
 }
 

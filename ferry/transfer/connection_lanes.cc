@@ -191,10 +191,10 @@ void ConnectionCore::LaneIsUp(std::uint32_t index, net::LaneInfo info) {
     self->lives_[index].heard_at = self->lives_[index].up_since = Clock::now();
     self->lives_[index].excused = false;
     self->lanes_replaced_.fetch_add(1, std::memory_order_relaxed);
-    self->Note("lane {} goes on by {} ({} to {})", index, info.interface, info.local, info.remote);
+    self->Note("lane {} resumed on {} ({} to {})", index, info.interface, info.local, info.remote);
     LogWith(LogLevel::kInfo, "transfer",
             {{"peer", self->peer_name()}, {"lane", std::to_string(index)}},
-            "lane {} to {} goes on by {} ({} to {})", index, self->peer_name(), info.interface,
+            "lane {} to {} resumed on {} ({} to {})", index, self->peer_name(), info.interface,
             info.local, info.remote);
     const std::lock_guard lock(self->infos_mutex_);
     self->lane_records_[index].info = info;
@@ -253,9 +253,9 @@ void ConnectionCore::FailIfStuckOnLoop(std::uint32_t index, Clock::duration sile
         if (!at->HoldsWorkOnLoop()) return;
         self->Fail(Error(
             Code::kPeerLost,
-            fmt::format("lane {} to {} has been of no use for {:.1f} s and could not be replaced, "
-                        "so that what was under way on it cannot end (FERRY_PEER_TIMEOUT); look "
-                        "whether new connections to the peer come through, and reconnect",
+            fmt::format("lane {} to {} has been unusable for {:.1f} s and could not be replaced, "
+                        "so operations in flight on it cannot end (FERRY_PEER_TIMEOUT); check that "
+                        "new connections to the peer succeed, and reconnect",
                         index, self->peer_name(), Seconds(silent))));
       });
 }

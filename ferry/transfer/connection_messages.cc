@@ -45,8 +45,8 @@ void ConnectionCore::BeginSendOnLoop(const Op& operation) {
     if (!channels_.front()->MayOfferOnLoop()) {
       return EndOnLoop(operation,
                        Error(Code::kUnavailable,
-                             fmt::format("{} has yet to acknowledge too many earlier messages, "
-                                         "cancelled ones too; send it again a little later",
+                             fmt::format("too many earlier messages to {} are unacknowledged, "
+                                         "including cancelled ones; send it again later",
                                          peer_name())));
     }
     operation->phase = OperationState::Phase::kOffered;
@@ -75,13 +75,14 @@ Status ConnectionCore::OnSolicitOnLoop(const wire::MessageHeader& header,
                                        wire::MetaReader* reader) {
   wire::SolicitBody key;
   if (!reader->Read(&key) || key.most_slice < wire::kLeastSlice) {
-    return Error(Code::kCorrupt, fmt::format("{} sent a malformed solicit", peer_name()));
+    return Error(Code::kCorrupt, fmt::format("{} sent a malformed CTS", peer_name()));
   }
   const Op operation = FindOnLoop(header.operation);
   if (!operation || operation->kind != OperationKind::kSend) return Ok();  // cancelled meanwhile
   if (operation->message.empty()) {
-    return Error(Code::kCorrupt,
-                 fmt::format("{} solicited a message that has no bytes to write", peer_name()));
+    return Error(
+        Code::kCorrupt,
+        fmt::format("{} sent a CTS for a message that has no bytes to write", peer_name()));
   }
   if (operation->phase == OperationState::Phase::kOffered) WriteSolicitedOnLoop(operation, key);
   if (operation->phase == OperationState::Phase::kMessage) operation->solicited = key;
@@ -193,7 +194,7 @@ void ConnectionCore::LandPartOnLoop(const Op& receive, std::shared_ptr<std::vect
 void ConnectionCore::SolicitOnLoop(const Op& receive, const ArrivedMessage& message) {
   if (landing_.count(message.peer_operation) != 0) {
     const Error error(Code::kCorrupt,
-                      fmt::format("{} offered two messages under one number; the connection was "
+                      fmt::format("{} sent two RTS with one operation id; the connection was "
                                   "closed, reconnect with the same release on both sides",
                                   peer_name()));
     EndOnLoop(receive, error);
@@ -217,7 +218,7 @@ Status ConnectionCore::OnDeliveredOnLoop(const wire::MessageHeader& header,
                                          wire::MetaReader* reader) {
   wire::RefuseBody body;
   if (!reader->Read(&body)) {
-    return Error(Code::kCorrupt, fmt::format("{} sent a malformed delivered", peer_name()));
+    return Error(Code::kCorrupt, fmt::format("{} sent a malformed FIN", peer_name()));
   }
   Status status = Ok();
   if (body.code != 0) {
@@ -241,7 +242,7 @@ Status ConnectionCore::OnDeliveredOnLoop(const wire::MessageHeader& header,
   // being processed here. Only a peer that violates the protocol declares it complete then.
   receive->abort_error =
       status ? Error(Code::kCorrupt,
-                     fmt::format("{} declared a message delivered in the middle of writing it",
+                     fmt::format("{} sent the FIN of a message in the middle of writing it",
                                  peer_name()))
              : status.error();
   Revoke(receive->landing,
@@ -348,7 +349,7 @@ bool ConnectionCore::DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation) {
 Status ConnectionCore::OnOfferOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader) {
   wire::TagBody body;
   if (!reader->Read(&body) || body.bytes == 0) {
-    return Error(Code::kCorrupt, fmt::format("{} sent a malformed offer", peer_name()));
+    return Error(Code::kCorrupt, fmt::format("{} sent a malformed RTS", peer_name()));
   }
   TakeOfferOnLoop(header.operation, body);
   return Ok();

@@ -252,7 +252,7 @@ TEST_F(CountersTest, ALaneThatIsResetIsCountedAsLostAndReplaced) {
     const ConnectionCounters counters = side->connection->Counters();
     EXPECT_EQ(counters.traffic.lanes_lost, 1U);
     EXPECT_THAT(TextsOf(side->connection->Events()),
-                AllOf(HasSubstr("lane 1 was lost: "), HasSubstr("lane 1 goes on by fake")));
+                AllOf(HasSubstr("lane 1 was lost: "), HasSubstr("lane 1 resumed on fake")));
   }
 }
 

@@ -36,8 +36,8 @@ Result<Stager*> DeviceMemory::StagerOf(std::span<const std::byte> memory) {
   const std::uint64_t offset = cuda::AddressOf(memory.data()) - info.base;
   if (offset > info.bytes || memory.size() > info.bytes - offset) {
     return Error(Code::kInvalidArgument,
-                 fmt::format("{} at {:#x} go beyond their allocation on GPU {}, of which {} are "
-                             "left there; check the size",
+                 fmt::format("{} at {:#x} exceed their allocation on GPU {}, which has {} left "
+                             "there; check the size",
                              FormatSize(memory.size()), cuda::AddressOf(memory.data()),
                              info.ordinal, FormatSize(info.bytes - std::min(offset, info.bytes))));
   }

@@ -448,7 +448,7 @@ TEST_P(DeviceTransferTest, MemoryThatWasFreedOrEndsSoonerIsNotRegistered) {
       link_.near.endpoint->Register({memory.span().data(), 100'000'000}, Rights::kNone);
   ASSERT_FALSE(beyond);
   EXPECT_EQ(beyond.error().code(), Code::kInvalidArgument);
-  EXPECT_THAT(beyond.error().message(), ::testing::HasSubstr("beyond their allocation"));
+  EXPECT_THAT(beyond.error().message(), ::testing::HasSubstr("exceed their allocation"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Simulated, DeviceTransferTest, ::testing::ValuesIn(kSimulatedDevices),

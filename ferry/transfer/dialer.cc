@@ -129,10 +129,10 @@ Status Dialer::OnHeard(LaneId id, const wire::MessageHeader& header, wire::MetaR
     OnJoined();
     return Ok();
   }
-  return Error(Code::kCorrupt,
-               fmt::format("{} answered the greeting by a {} frame; use the same release on both "
-                           "sides",
-                           address_.ToString(), wire::TypeName(header.type)));
+  return Error(
+      Code::kCorrupt,
+      fmt::format("{} answered the hello frame with a {} frame; use the same release on both sides",
+                  address_.ToString(), wire::TypeName(header.type)));
 }
 
 Status Dialer::OnWelcome(wire::MetaReader* reader) {
@@ -236,7 +236,7 @@ void Dialer::DropLanesOnLoop() {
 void Dialer::FailOnLoop(const Error& error) {
   if (done()) return;
   error_ = attempt_ == 0 ? error
-                         : Error(error.code(), fmt::format("{} (attempt {}; the one before: {})",
+                         : Error(error.code(), fmt::format("{} (attempt {}; the previous one: {})",
                                                            error.message(), attempt_ + 1, last_));
   done_.store(true, std::memory_order_release);
   home()->NotifyWaiters();

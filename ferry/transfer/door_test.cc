@@ -170,7 +170,7 @@ TEST_F(FewConnectionsTest, ThoseWhoseLanesAreStillToComeCount) {
 TEST_F(DoorTest, WhoCallsItselfByOurNameIsRefused) {
   RawLane lane(endpoint_.port());
   ASSERT_TRUE(lane.Say({.type = Type::kHello, .body = Pod(Hello(endpoint_.id(), 1))}));
-  ExpectRefused(&lane, Code::kRefused, "is the name of this endpoint itself");
+  ExpectRefused(&lane, Code::kRefused, "is the id of this endpoint itself");
   ExpectCounted(1);
   const Connection out = Must(endpoint_.Connect(endpoint_.address(), Soon()));
   const Connection in = Must(endpoint_.Accept(Soon()));

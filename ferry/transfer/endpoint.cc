@@ -185,10 +185,9 @@ Result<Connection> Endpoint::Accept(Deadline deadline) {
   (void)core_->front_loop()->DriveUntil(ready, deadline, core_->config().spin);
   if (accepted) return Connection(std::move(accepted), core_.get());
   if (core_->closing()) return Error(Code::kCancelled, "this endpoint was closed");
-  return Error(Code::kTimedOut,
-               fmt::format("no peer connected to port {} in time; give it the right address, or "
-                           "wait longer",
-                           port()));
+  return Error(Code::kTimedOut, fmt::format("no peer connected to port {} before the deadline; "
+                                            "check the address that the peer uses, or wait longer",
+                                            port()));
 }
 
 Result<Readiness> Endpoint::AcceptReadiness() const {

@@ -154,7 +154,7 @@ std::shared_ptr<ConnectionCore> EndpointCore::FindConnection(std::uint32_t numbe
   return nullptr;
 }
 
-// ---- strangers ----------------------------------------------------------------------------------
+// ---- pending peers ------------------------------------------------------------------------------
 
 void EndpointCore::BeginCall(const std::string& local_name) {
   const std::lock_guard lock(mutex_);
@@ -223,7 +223,7 @@ Status EndpointCore::CheckLane(const Greeting& greeting, const std::string& peer
   if (!secret_ && !Trusts(greeting.is_local() || greeting.is_authenticated())) {
     return Error(
         Code::kRefused,
-        fmt::format("{} is on another machine and there is no secret to know it by; set "
+        fmt::format("{} is on another machine and there is no secret to authenticate it; set "
                     "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust",
                     peer_name));
   }

@@ -167,7 +167,7 @@ std::string GpuSharing::ReasonAgainst(const RegionState& local, std::uint8_t rem
   if (remote_gpu == 0) return "the peer's memory is host memory";
   if (connection_->config().cuda_ipc == "off") return "FERRY_CUDA_IPC=off";
   // A region of another endpoint would not be taken back from this endpoint's connections.
-  if (!connection_->regions().Has(&local)) return "the region here is another endpoint's";
+  if (!connection_->regions().Has(&local)) return "the region here belongs to another endpoint";
   return {};
 }
 
@@ -291,11 +291,10 @@ void GpuSharing::LimitOnLoop(std::uint32_t share) {
 }
 
 Error GpuSharing::NotLetGo() const {
-  return Error(
-      Code::kPeerLost,
-      fmt::format("{} has not let go of GPU memory that is being deregistered for {:.1f} s "
-                  "(FERRY_DRAIN_GRACE); the connection was closed, reconnect",
-                  connection_->peer_name(), Seconds(connection_->config().drain_grace)));
+  return Error(Code::kPeerLost,
+               fmt::format("{} has not unmapped GPU memory, which is being deregistered, for "
+                           "{:.1f} s (FERRY_DRAIN_GRACE); the connection was closed, reconnect",
+                           connection_->peer_name(), Seconds(connection_->config().drain_grace)));
 }
 
 void GpuSharing::Send(wire::Type type, std::span<const std::byte> body) {
@@ -370,7 +369,7 @@ Status GpuSharing::OnSharedOnLoop(wire::MetaReader* reader) {
     const std::lock_guard lock(own_mutex_);
     Own* const own = FindLocked(body.sequence);
     if (own == nullptr || own->state != State::kAsked) {
-      return Error(Code::kCorrupt, "an answer to what was not shared");
+      return Error(Code::kCorrupt, "an answer about memory that was not shared");
     }
     if (body.code == 0) {
       own->state = State::kShared;
@@ -391,7 +390,7 @@ Status GpuSharing::OnUnsharedOnLoop(std::uint32_t share) {
   const std::lock_guard lock(own_mutex_);
   const Own* const own = FindLocked(share);
   if (own == nullptr || own->state != State::kEnding) {
-    return Error(Code::kCorrupt, "lets go of what was not taken back");
+    return Error(Code::kCorrupt, "unmaps memory that was not taken back");
   }
   EraseLocked(own);
   return Ok();
@@ -442,7 +441,8 @@ Status GpuSharing::OnShareOnLoop(const wire::ShareBody& body) {
   } else if (full) {
     AnswerOnLoop(body.share,
                  Error(Code::kUnavailable,
-                       fmt::format("the peer maps {} pieces of memory already", kMostShares)),
+                       fmt::format("the peer already maps {} memory ranges, which is the limit",
+                                   kMostShares)),
                  false);
   } else {
     MapOnLoop(body);
@@ -500,7 +500,7 @@ Status GpuSharing::OnUnshareOnLoop(std::uint32_t share) {
   const std::lock_guard lock(peers_mutex_);
   const auto it = peers_.find(share);
   if (it == peers_.end() || it->second == nullptr) {
-    return Error(Code::kCorrupt, "takes back what was not shared");
+    return Error(Code::kCorrupt, "takes back memory that was not shared");
   }
   last = std::move(it->second);
   return Ok();

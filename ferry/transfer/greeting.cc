@@ -69,7 +69,7 @@ Result<net::Placement> Greeting::OnFrame(std::span<const std::byte> meta,
   if (!reader.Read(&header) || payload_bytes != 0) {
     return Error(
         Code::kCorrupt,
-        fmt::format("{} sent a malformed greeting; check that it is a Tensorferry endpoint",
+        fmt::format("{} sent a malformed handshake frame; check that it is a Tensorferry endpoint",
                     peer_name_));
   }
   heard_ = true;
@@ -97,10 +97,9 @@ void Greeting::Expire() {
 }
 
 Error Greeting::Late() const {
-  return Error(Code::kTimedOut,
-               fmt::format("{} did not finish the greeting in time; check that it is a Tensorferry "
-                           "endpoint and not overloaded",
-                           peer_name_));
+  return Error(Code::kTimedOut, fmt::format("{} did not finish the handshake in time; check that "
+                                            "it is a Tensorferry endpoint and not overloaded",
+                                            peer_name_));
 }
 
 }  // namespace ferry::transfer

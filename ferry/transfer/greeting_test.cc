@@ -262,7 +262,7 @@ TEST_F(CallTest, ToAnUnknownHostIsAnInvalidArgument) {
 TEST_F(CallTest, ToSomebodyWhoNeverAnswersEndsAtItsDeadline) {
   RawListener listener;
   ExpectError(endpoint_.Connect(HostAndPort(listener.port()), Deadline::After(milliseconds(500))),
-              Code::kTimedOut, "did not finish the greeting in time");
+              Code::kTimedOut, "did not finish the handshake in time");
 }
 
 TEST_F(CallTest, ToSomebodyWhoNeverAnswersEndsAtTheConnectTimeoutWithoutADeadline) {
@@ -271,7 +271,7 @@ TEST_F(CallTest, ToSomebodyWhoNeverAnswersEndsAtTheConnectTimeoutWithoutADeadlin
   Endpoint hasty = Must(Endpoint::Create(config));
   RawListener listener;
   ExpectError(hasty.Connect(HostAndPort(listener.port()), Deadline::Never()), Code::kTimedOut,
-              "did not finish the greeting in time");
+              "did not finish the handshake in time");
 }
 
 TEST_F(CallTest, ToAnotherEndpointThanTheAddressMeansIsRefused) {
@@ -334,7 +334,7 @@ TEST_F(CallTest, ACallWhoseFurtherLanesAreNotAnsweredEndsAtItsDeadline) {
   });
   ExpectError(
       endpoint_.Connect(HostAndPort(listener.port()), Deadline::After(std::chrono::seconds(2))),
-      Code::kTimedOut, "did not finish the greeting in time");
+      Code::kTimedOut, "did not finish the handshake in time");
 }
 
 // ---- dials that are retried ---------------------------------------------------------------------
@@ -351,7 +351,7 @@ class CallAgainTest : public CallTest {
   }
   void ExpectSecondAttempt() {
     ExpectError(endpoint_.Connect(HostAndPort(listener_.port()), Soon()), Code::kUnsupported,
-                "(attempt 2; the one before: ");
+                "(attempt 2; the previous one: ");
   }
 
   RawListener listener_;

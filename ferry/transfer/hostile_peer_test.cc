@@ -286,12 +286,12 @@ TEST_F(HostilePeerTest, ReadDataThatNobodyAskedForEndsTheConnection) {
                 .operation = 1,
                 .body = Pod(wire::SliceBody{}),
                 .payload = BytesOf("here you are")},
-               "read data that was not asked for");
+               "read data that was not requested");
 }
 
 TEST_F(HostilePeerTest, ARefusalOfAReadThatNobodyAskedForEndsTheConnection) {
   ExpectClosed({.type = Type::kReadRefused, .operation = 1, .body = Pod(wire::RefuseBody{})},
-               "refuses a read that was not asked for");
+               "refuses a read that was not requested");
 }
 
 TEST_F(HostilePeerTest, AnswersToMessagesThatDoNotExistAreIgnored) {
@@ -306,8 +306,7 @@ TEST_F(HostilePeerTest, AnswersToMessagesThatDoNotExistAreIgnored) {
 }
 
 TEST_F(HostilePeerTest, ShortAnswersEndTheConnection) {
-  ExpectClosed({.type = Type::kSolicit, .operation = 1, .body = BytesOf("short")},
-               "malformed solicit");
+  ExpectClosed({.type = Type::kSolicit, .operation = 1, .body = BytesOf("short")}, "malformed CTS");
 }
 
 // Each slice of a plan costs memory on our side.
@@ -318,7 +317,7 @@ TEST_F(HostilePeerTest, AWishForTinySlicesEndsTheConnection) {
   ExpectClosed({.type = Type::kSolicit,
                 .operation = offer.header.operation,
                 .body = Pod(wire::SolicitBody{Key(), wire::kLeastSlice - 1})},
-               "malformed solicit");
+               "malformed CTS");
 }
 
 // The id of the read, the slice or the length differs from the request.
@@ -341,7 +340,7 @@ TEST_F(HostilePeerTest, ReadDataOfAnotherReadSliceOrLengthEndsTheConnection) {
                          .body = Pod(wire::SliceBody{asked.slice + (wrong == 1 ? 1 : 0), 0}),
                          .payload = std::vector<std::byte>(wrong == 2 ? 4095 : 4096)}));
     ASSERT_TRUE(EndsWith(Code::kCorrupt, read));
-    EXPECT_THAT(EndMessage(*read), HasSubstr("not asked for"));
+    EXPECT_THAT(EndMessage(*read), HasSubstr("not requested"));
     EXPECT_EQ(into.Copy(), before);
   }
 }
@@ -387,7 +386,7 @@ TEST_F(HostilePeerTest, ANotificationLargerThanAnyIsAllowedToBeEndsTheConnection
 
 TEST_F(HostilePeerTest, AnOfferOfNothingEndsTheConnection) {
   ExpectClosed({.type = Type::kOffer, .operation = 1, .body = Pod(wire::TagBody{1, 0})},
-               "malformed offer");
+               "malformed RTS");
 }
 
 TEST_F(HostilePeerTest, TwoOffersOfOneNumberEndTheConnectionAndBothReceives) {

@@ -80,11 +80,11 @@ void LaneKeeper::OnLaneLostOnLoop(std::uint32_t lane, net::LaneLoss loss) {
 void LaneKeeper::OnSuspectOnLoop(std::uint32_t lane, const char* why) {
   Care& care = lanes_[lane];
   if (stopped_ || care.down || care.suspect || ways_.size() == 1) return;
-  connection_->Note("lane {} by {} {}: trying another way", lane, ways_[care.way].way.interface,
-                    why);
+  connection_->Note("lane {} on {} {}: trying another network path", lane,
+                    ways_[care.way].way.interface, why);
   LogWith(LogLevel::kWarn, "transfer",
           {{"peer", connection_->peer_name()}, {"lane", std::to_string(lane)}},
-          "lane {} to {} by {} {}: trying another way", lane, connection_->peer_name(),
+          "lane {} to {} on {} {}: trying another network path", lane, connection_->peer_name(),
           ways_[care.way].way.interface, why);
   care.suspect = true;
   MarkBad(care.way, kAfterLoss);
@@ -159,12 +159,12 @@ void LaneKeeper::RetryLaterOnLoop() {
 void LaneKeeper::NoteFailure(std::uint32_t lane, const WayState& state, const Error& error) const {
   // Attempts continue for as long as the lane is down.
   if (WorthKeeping(state.failures + 1)) {
-    connection_->Note("lane {} did not come up by {} at {}: {}", lane, state.way.interface,
+    connection_->Note("lane {} did not come up on {} at {}: {}", lane, state.way.interface,
                       state.way.to.ToString(), error.message());
   }
   LogWith(LogLevel::kInfo, "transfer",
           {{"peer", connection_->peer_name()}, {"lane", std::to_string(lane)}},
-          "lane {} to {} did not come up by {} at {}: {}", lane, connection_->peer_name(),
+          "lane {} to {} did not come up on {} at {}: {}", lane, connection_->peer_name(),
           state.way.interface, state.way.to.ToString(), error.message());
 }
 

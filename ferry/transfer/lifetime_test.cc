@@ -71,7 +71,8 @@ TEST_F(LifetimeTest, AWaitThatTimesOutLeavesTheOperationUnderWay) {
     const Status status = receive->Wait(deadline);
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().code(), Code::kTimedOut);
-    EXPECT_THAT(status.error().message(), HasSubstr("goes on after the deadline of this wait"));
+    EXPECT_THAT(status.error().message(),
+                HasSubstr("is still in flight after the deadline of this wait"));
   }
   EXPECT_FALSE(receive->Poll());
   ASSERT_TRUE(EndsOk(link_.far.connection->Send(1, BytesOf("x"))));

@@ -122,8 +122,8 @@ Result<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& a
                                                             Deadline /*deadline*/,
                                                             Source /*source*/) {
   return Error(Code::kUnsupported,
-               fmt::format("cannot serve metrics at {}: this build is without prometheus-cpp; "
-                           "install prometheus-cpp-dev and build again, or leave metrics_address "
+               fmt::format("cannot serve metrics at {}: this build has no prometheus-cpp; install "
+                           "prometheus-cpp-dev and build again, or leave metrics_address "
                            "(FERRY_METRICS_ADDRESS) empty",
                            address));
 }

@@ -55,8 +55,8 @@ Status Operation::Wait(Deadline deadline) {
   while (!done() && !deadline.expired()) std::this_thread::yield();
   if (done()) return state_->status;
   return Error(Code::kTimedOut,
-               fmt::format("{} {} to {} goes on after the deadline of this wait; wait again, or "
-                           "cancel it",
+               fmt::format("{} {} to {} is still in flight after the deadline of this wait; wait "
+                           "again, or cancel it",
                            OperationName(state_->kind), state_->id, connection_->peer_name()));
 }
 

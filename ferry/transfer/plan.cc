@@ -50,8 +50,8 @@ Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& pe
   if (plan->slice_bytes == 0) plan->slice_bytes = slice_bytes;  // all parts are shared
   if (plan->slices.size() > std::numeric_limits<std::uint32_t>::max()) {
     return Error(Code::kInvalidArgument,
-                 fmt::format("the transfer has {} slices of {} bytes, 2^32 is the most; use larger "
-                             "slices or several transfers",
+                 fmt::format("the transfer has {} slices of {} bytes, the limit is 2^32; use "
+                             "larger slices or several transfers",
                              plan->slices.size(), slice_bytes));
   }
   return std::shared_ptr<const Plan>(std::move(plan));

@@ -15,7 +15,7 @@ Result<UniqueFd> ReadyFlag::Descriptor(bool ready) {
   }
   // A duplicate, so that it may outlive the queue, and one loop may watch several.
   UniqueFd own(::fcntl(event_.get(), F_DUPFD_CLOEXEC, 0));
-  if (!own) return ErrnoError("a descriptor to wait by cannot be made", errno);
+  if (!own) return ErrnoError("cannot create a descriptor to wait on", errno);
   return ClosedInChildren(std::move(own));
 }
 

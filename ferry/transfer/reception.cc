@@ -21,7 +21,7 @@ constexpr int kMaxExtensions = 4;
 // The version is the first field of every version's hello and join frames; the rest may differ.
 Status CheckVersion(wire::MetaReader reader) {
   std::uint16_t version = 0;
-  if (!reader.Read(&version)) return Error(Code::kCorrupt, "empty greeting");
+  if (!reader.Read(&version)) return Error(Code::kCorrupt, "empty hello frame");
   if (version == wire::kVersion) return Ok();
   return Error(Code::kUnsupported,
                fmt::format("this endpoint speaks version {} of the protocol, not {}; use the same "
@@ -113,7 +113,7 @@ Status Reception::Answer(Greeting* greeting, wire::Type type, wire::MetaReader* 
   if (endpoint_->secret()) return Challenge(&stranger, type, reader);
   if (!endpoint_->Trusts(greeting->is_local() || greeting->is_authenticated())) {
     return Error(Code::kRefused,
-                 "this endpoint has no secret to know peers on other machines by; set "
+                 "this endpoint has no secret to authenticate peers on other machines; set "
                  "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust");
   }
   return Admit(greeting, type, reader);
@@ -126,7 +126,7 @@ Status Reception::Challenge(Stranger* stranger, wire::Type type, wire::MetaReade
   const std::size_t bytes = is_hello                    ? sizeof hello
                             : type == wire::Type::kJoin ? sizeof(wire::JoinBody)
                                                         : sizeof(wire::RejoinBody);
-  if (reader->rest().size() != bytes) return Error(Code::kCorrupt, "malformed greeting");
+  if (reader->rest().size() != bytes) return Error(Code::kCorrupt, "malformed hello frame");
   if (is_hello && (!peek.Read(&hello) || (hello.flags & wire::kHasSecret) == 0)) {
     return Error(Code::kRefused,
                  "this endpoint asks its peers for a secret and got none; set FERRY_SECRET_FILE to "
@@ -150,15 +150,15 @@ Status Reception::CheckProof(Stranger* stranger, wire::MetaReader* reader) {
   stranger->exchange->binding = proof.binding;
   if (!SameBytes(stranger->exchange->ClientProof(*endpoint_->secret()), proof.mac)) {
     return Error(Code::kRefused,
-                 "the two sides have different secrets, or somebody between them changes what they "
-                 "say; set FERRY_SECRET_FILE to the same on both");
+                 "the two sides have different secrets, or somebody between them changes the "
+                 "frames; set FERRY_SECRET_FILE to the same on both");
   }
   if (proof.binding == stranger->greeting->channel_binding()) return Ok();
   return Error(Code::kRefused,
-               "somebody is between the two sides: the caller knows the secret, but its TLS "
-               "connection is not the one that arrives here, so another holder of a certificate "
-               "ends TLS on the way; remove TLS proxies; if there are none, "
-               "replace the authority of FERRY_TLS_CA and its certificates");
+               "somebody is between the two sides: the client knows the secret, but its TLS "
+               "connection is not the one that arrives here, so another certificate holder "
+               "terminates TLS on the way; remove TLS proxies; if there are none, replace the "
+               "authority of FERRY_TLS_CA and its certificates");
 }
 
 Status Reception::Admit(Greeting* greeting, wire::Type type, wire::MetaReader* reader) {
@@ -189,7 +189,7 @@ void Reception::SayProven(Greeting* greeting, wire::Type type, std::span<const s
 Status Reception::MayConnect(const Greeting& greeting, const Uuid& peer) {
   if (peer == endpoint_->id() && !endpoint_->IsOwnCall(greeting.peer_name())) {
     return Error(Code::kRefused,
-                 fmt::format("{} is the name of this endpoint itself, which has not called from {}",
+                 fmt::format("{} is the id of this endpoint itself, which has not dialed from {}",
                              peer.ToString(), greeting.peer_name()));
   }
   const std::size_t most = endpoint_->config().max_connections;
@@ -291,7 +291,7 @@ void Reception::OnGone(Greeting* greeting, const Error& error) {
     endpoint_->RefusedGreeting(
         peer, fmt::format("refused {}{}", is_named ? "" : peer + ": ", error.message()));
   } else {
-    Log(LogLevel::kDebug, "transfer", "greeting with {} ended: {}", greeting->peer_name(),
+    Log(LogLevel::kDebug, "transfer", "handshake with {} ended: {}", greeting->peer_name(),
         error.message());
   }
   for (auto it = arrivals_.begin(); it != arrivals_.end(); ++it) {

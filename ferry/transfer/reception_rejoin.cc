@@ -70,7 +70,7 @@ void Reception::OnFrozen(Greeting* greeting, std::uint64_t number,
                          std::optional<LaneProgress> progress) {
   if (Find(greeting, number) == nullptr) return;
   if (!progress) {
-    return Refuse(greeting, Error(Code::kUnavailable, "a later lane has taken this one's place"));
+    return Refuse(greeting, Error(Code::kUnavailable, "a later lane has replaced this one"));
   }
   greeting->SetOnSaid(
       [this, greeting, number] { loop_->Post([=, this] { FinishRejoin(greeting, number); }); });

@@ -31,10 +31,10 @@ Result<LaneProgress> ParseProgress(wire::MetaReader* reader, const std::string& 
   wire::ResumeBody body;
   if (!reader->Read(&body) ||
       reader->rest().size() != std::uint64_t{body.refusals} * sizeof(wire::RefusalOnWire)) {
-    return Error(Code::kCorrupt,
-                 fmt::format("{} went on with a lane by a malformed frame; use the same release "
-                             "on both sides",
-                             peer_name));
+    return Error(
+        Code::kCorrupt,
+        fmt::format("{} resumed a lane with a malformed frame; use the same release on both sides",
+                    peer_name));
   }
   LaneProgress progress;
   progress.finished = body.finished;
@@ -116,10 +116,11 @@ Status Rejoin::OnHeard(const wire::MessageHeader& header, wire::MetaReader* read
     }
     default: break;
   }
-  return Error(Code::kCorrupt,
-               fmt::format("{} answered a rejoining lane by a {} frame; use the same release on "
-                           "both sides",
-                           connection_->peer_name(), wire::TypeName(header.type)));
+  return Error(
+      Code::kCorrupt,
+      fmt::format(
+          "{} answered a rejoining lane with a {} frame; use the same release on both sides",
+          connection_->peer_name(), wire::TypeName(header.type)));
 }
 
 void Rejoin::FreezeOnLoop() {

@@ -66,10 +66,11 @@ class HoldWords {
     const std::lock_guard lock(mutex_);
     if (!memory_) FERRY_TRY(MakeLocked(stream.first));
     if (free_.empty()) {
-      return Error(Code::kUnavailable,
-                   fmt::format("{} streams wait for operations already, the most that can; wait "
-                               "for some of these",
-                               StreamHold::kMost));
+      return Error(
+          Code::kUnavailable,
+          fmt::format(
+              "{} streams already wait for operations, which is the limit; wait for some of these",
+              StreamHold::kMost));
     }
     FERRY_TRY(CheckStreamsLocked(stream));
     const std::uint32_t word = free_.back();
@@ -88,12 +89,11 @@ class HoldWords {
     });
     const std::uint32_t most = StreamHold::MostStreams();
     if (others < most) return Ok();
-    return Error(
-        Code::kUnavailable,
-        fmt::format("{} streams of device {} wait for operations already, and {} may (half "
-                    "of CUDA_DEVICE_MAX_CONNECTIONS); wait for some of these, or set that "
-                    "to 32 before the program starts",
-                    others, stream.first, most));
+    return Error(Code::kUnavailable,
+                 fmt::format("{} streams of device {} already wait for operations, and the limit "
+                             "is {} (half of CUDA_DEVICE_MAX_CONNECTIONS); wait for some of these, "
+                             "or set that to 32 before the program starts",
+                             others, stream.first, most));
   }
 
   Status MakeLocked(int ordinal) {

@@ -303,7 +303,7 @@ TEST_F(WrongCallTest, AKeyWithoutTheRightIsRefusedBeforeAnythingIsSent) {
 }
 
 TEST_F(WrongCallTest, AKeyOfAnotherEndpointThanThePeerIsNotImported) {
-  ExpectError(near_.Import(local_.key()), Code::kInvalidArgument, "this key is of endpoint");
+  ExpectError(near_.Import(local_.key()), Code::kInvalidArgument, "this key belongs to endpoint");
   ExpectError(near_.Import({}), Code::kInvalidArgument, "not a region key");
   const RemoteRegion own = local_.remote();
   ExpectError(near_.PrepareWrite(OnePart(local_, own, OneBlock(0, 0, 1))), Code::kInvalidArgument,

@@ -234,7 +234,7 @@ bool RawLane::AckAll() {
   return Say({.type = wire::Type::kAck});
 }
 
-// ---- greeting -----------------------------------------------------------------------------------
+// ---- handshake ----------------------------------------------------------------------------------
 
 wire::HelloBody Hello(const Uuid& id, std::uint16_t lanes, std::uint64_t window_bytes) {
   wire::HelloBody hello;
