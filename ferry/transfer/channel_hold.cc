@@ -35,6 +35,7 @@ void FreeIfOver(std::size_t most, std::vector<T>* list) {
 
 // ---- counting -----------------------------------------------------------------------------------
 
+// The connection's counters are shared by all lanes, so they are changed in steps of kChargeStep.
 void Channel::Hold(std::uint64_t bytes) {
   held_ += bytes;
   if (held_ <= charged_) return;
@@ -43,6 +44,8 @@ void Channel::Hold(std::uint64_t bytes) {
   charged_ += more;
 }
 
+// Keeps one step in reserve, so that a lane at the edge of a step does not charge and return it for
+// every frame.
 void Channel::LetGo(std::uint64_t bytes) {
   held_ -= bytes;
   const std::uint64_t spare = charged_ - held_;
@@ -92,6 +95,8 @@ std::optional<bool> Channel::ReserveAnswer(std::uint64_t bytes) {
   return std::nullopt;
 }
 
+// The cost is returned when the frame is recycled. `tried`: ReserveAnswer took it from the optional
+// memory.
 void Channel::HoldAnswer(Frame* frame, std::uint64_t bytes, bool tried) {
   frame->answer = true;
   frame->tried = tried;
@@ -135,6 +140,8 @@ bool Channel::MustPause() {
 
 // ---- frames -------------------------------------------------------------------------------------
 
+// Returns everything that the frame holds. Idempotent; the frame's buffers are kept only up to a
+// small size.
 void Channel::Recycle(Frame* frame) {
   if (!std::exchange(frame->used, false)) return;
   const std::uint64_t held = std::exchange(frame->held, 0);
@@ -154,6 +161,7 @@ void Channel::Recycle(Frame* frame) {
   free_frames_.push_back(frame);
 }
 
+// Constant time: the last frame takes the freed index.
 void Channel::Delete(Frame* frame) {
   const std::size_t place = frame->place;
   frames_.back()->place = place;
@@ -161,6 +169,8 @@ void Channel::Delete(Frame* frame) {
   frames_.pop_back();
 }
 
+// Halves the free frames at each call, so that memory of a burst is returned within a few
+// heartbeats.
 void Channel::TrimFrames() {
   const std::size_t rest = std::max(kFreeFramesAtRest, free_frames_.size() / 2);
   while (free_frames_.size() > rest) {
@@ -195,6 +205,7 @@ void Channel::FreeOnLoop() {
 
 // ---- frames without acknowledgement -------------------------------------------------------------
 
+// Types of which at most one frame is queued at a time; null for all others.
 bool* Channel::QueuedFlag(wire::Type type) {
   switch (type) {
     case wire::Type::kAck: return &ack_queued_;
@@ -204,6 +215,7 @@ bool* Channel::QueuedFlag(wire::Type type) {
   }
 }
 
+// Sends what was merged into the frame while it was queued.
 void Channel::OnPlainSent(wire::Type type) {
   --plain_;
   if (bool* const queued = QueuedFlag(type)) *queued = false;

@@ -267,6 +267,8 @@ void Channel::SayPendingNacks() {
   if (!refusals_.has_unsaid()) SendAck();  // was delayed until the last refusal was sent
 }
 
+// The payload goes directly into the region's memory, or into a slot if that is GPU memory. The
+// placement is revocable: deregistering stops it in the middle.
 Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::MetaReader* reader,
                                    std::uint64_t payload_bytes) {
   wire::WriteBody body;
@@ -294,6 +296,8 @@ Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::Meta
   return Placement{Placement::Action::kPlace, pieces_, /*revocable=*/true};
 }
 
+// The cost of the answer is reserved before the region is opened; a paused request is offered again
+// and starts over.
 Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
                                          wire::MetaReader* reader) {
   wire::WriteBody body;
@@ -344,6 +348,7 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
   return Placement{};
 }
 
+// Answers arrive in request order, so only the oldest request may match.
 Result<Placement> Channel::OnReadData(const wire::MessageHeader& header, wire::MetaReader* reader,
                                       std::uint64_t payload_bytes) {
   wire::SliceBody body;
@@ -368,6 +373,7 @@ Result<Placement> Channel::OnReadData(const wire::MessageHeader& header, wire::M
   return Placement{Placement::Action::kPlace, pieces_};
 }
 
+// Afterwards no frame of this lane writes to the region; answers in flight keep their pins.
 void Channel::RevokeOnLoop(const RegionState* region) {
   AwaitLandingsIn(region);
   RefuseWaiting(region);

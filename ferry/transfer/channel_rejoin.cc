@@ -18,6 +18,7 @@
 // numbers continue at the peer's count, so repeating the exchange changes nothing.
 namespace ferry::transfer {
 
+// Attempts are numbered, so that a late message of an earlier attempt changes nothing.
 std::optional<LaneProgress> Channel::FreezeOnLoop(std::uint32_t attempt) {
   if (closed_ || attempt <= attempt_) return std::nullopt;
   attempt_ = attempt;
@@ -28,6 +29,8 @@ std::optional<LaneProgress> Channel::FreezeOnLoop(std::uint32_t attempt) {
   return LaneProgress{finished_, refusals_.Latest(kMaxRefusals)};
 }
 
+// Waits for GPU copies in flight (well under 1 ms), because their slots and memory are given up
+// here. Unacknowledged frames are kept: the peer's progress decides about them.
 void Channel::GoDownOnLoop() {
   AwaitCopies();
   up_ = false;
@@ -92,6 +95,8 @@ void Channel::GiveBack(
   for (const auto& operation : again) connection_->DealAgain(operation);
 }
 
+// The new lane may have failed while it moved here; it is installed all the same, so that its loss
+// is handled like any other.
 void Channel::ReviveOnLoop(std::uint32_t attempt, std::unique_ptr<ParkedLane> lane,
                            const LaneProgress& peer) {
   if (closed_ || attempt != attempt_) return;  // a later attempt has started
@@ -154,6 +159,7 @@ Status Channel::ApplyProgress(const LaneProgress& peer) {
   return Ok();
 }
 
+// The lane's mutex is held only to swap the pointer: BytesReceived() may read it on another thread.
 void Channel::ReplaceLane(std::unique_ptr<net::Lane> lane) {
   lane_->Abort();
   const std::lock_guard lock(lane_mutex_);
@@ -162,6 +168,7 @@ void Channel::ReplaceLane(std::unique_ptr<net::Lane> lane) {
   lane_retransmits_ = 0;
 }
 
+// Frames that are kept leave again in order; slices of writes return to their ledgers.
 void Channel::SendAgainOnLoop(std::deque<Unacked> unfinished) {
   // Shared with the connection and the other lanes.
   std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>> unwritten;

@@ -219,6 +219,8 @@ bool Channel::PumpOne(WorkQueue* work) {
   return true;
 }
 
+// Sends as much as the limits allow. Called whenever a limit may have moved: new work, an
+// acknowledgement, a sent frame. Restarts the rate measurement if the lane was idle.
 void Channel::PumpOnLoop() {
   if (!up_ || closing_) return;
   FillOutbox();
@@ -267,6 +269,7 @@ void Channel::SendReadRequest(const std::shared_ptr<OperationState>& operation,
   SendFrame(frame);
 }
 
+// Answers to reads arrive in request order, so the first entry is always the one concerned.
 Channel::ReadSlice Channel::TakeReading() {
   ReadSlice slice = std::move(reading_.front());
   reading_.pop_front();
@@ -352,6 +355,7 @@ void Channel::TracePayload(const char* what, std::uint64_t bytes, Clock::time_po
   trace->AddInTurn(fmt::format("lane {} {}", index_, what), FormatSize(bytes), since, Clock::now());
 }
 
+// Covers the payload; SendFrame computes the CRC of the metadata, which contains this one.
 void Channel::Checksum(Frame* frame) {
   if (!frame->checked || frame->payload_bytes == 0) return;
   const std::uint32_t crc = Crc32cOf(frame->payload);

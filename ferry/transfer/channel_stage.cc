@@ -96,6 +96,7 @@ bool Channel::MayStage() const {
   return slots_out_ < slots_allowed_ && !waits;
 }
 
+// The frame's payload lists GPU addresses until Stage() turns them into blocks.
 void Channel::StageWrite(const std::shared_ptr<OperationState>& operation, std::uint32_t slice) {
   const Plan& plan = *operation->plan;
   Frame* const frame = NewFrame(wire::Type::kWrite, operation->id);
@@ -128,6 +129,7 @@ void Channel::StageAnswer(Frame* frame, RegionPin pin, std::uint32_t slice) {
   Stage(std::move(staged));
 }
 
+// A plain frame: not acknowledged, because the peer requests a read again if its lane is lost.
 Channel::Frame* Channel::NewRefusal(std::uint64_t operation_id, std::uint32_t slice,
                                     const Error& error) {
   wire::RefuseBody refusal;
@@ -152,6 +154,8 @@ void Channel::RefuseRead(std::uint64_t operation_id, std::uint32_t slice, const 
   Stage(std::move(staged));
 }
 
+// The pin moves from the entry to its copy when the copy begins; answers from host memory keep it
+// in the record.
 const RegionPin& Channel::PinOf(const Staged& staged) {
   if (staged.copy) return staged.copy->pin;
   return staged.stager != nullptr ? staged.pin : staged.record.pin;
@@ -217,6 +221,8 @@ void Channel::FillOutbox() {
   }
 }
 
+// Returns false if there is no slot yet. Up to kOwnSlots are queued for; further ones are only
+// taken if spare, so that lanes that have none come first.
 bool Channel::TakeSlotFor(Staged* staged) {
   Stager* const stager = staged->stager;
   std::optional<StageSlot> slot;
@@ -237,6 +243,7 @@ bool Channel::TakeSlotFor(Staged* staged) {
   return true;
 }
 
+// A slot was granted after a wait. `this` is valid: the callback keeps the connection alive.
 void Channel::OnSlotToSendOnLoop(Stager* stager, StageSlot slot) {
   const auto it = std::find_if(outbox_.begin(), outbox_.end(), [&](const Staged& staged) {
     return staged.asked && staged.stager == stager;
@@ -260,6 +267,8 @@ void Channel::BeginGatherFor(Staged* staged, StageSlot slot) {
   BeginGather(staged->stager, staged->copy, staged->blocks, TellOfCopies());
 }
 
+// Sends finished entries from the front only: frames leave in the order of the outbox, even if a
+// later copy ends first.
 void Channel::SendStaged() {
   while (up_ && !closed_ && !outbox_.empty()) {
     const Staged& front = outbox_.front();
@@ -271,6 +280,8 @@ void Channel::SendStaged() {
   FillOutbox();
 }
 
+// Sends an entry whose copy has ended. If the copy failed, or the operation was stopped meanwhile,
+// the slice is resolved or the read is refused instead.
 void Channel::SendOneStaged(Staged staged) {
   Frame* const frame = staged.frame;
   if (frame->plain) return SendFrame(frame);

@@ -124,6 +124,7 @@ ConnectionCore::Op ConnectionCore::FindOnLoop(std::uint64_t id) const {
   return operations_.Find(id);
 }
 
+// The deadline counts from here, also while the operation waits for its stream.
 void ConnectionCore::BeginOnLoop(const Op& operation) {
   operation_counts_[static_cast<std::size_t>(operation->kind)].begun.Add();
   operations_.Insert(operation, operation->deadline);
@@ -132,6 +133,7 @@ void ConnectionCore::BeginOnLoop(const Op& operation) {
   if (!operation->waits_for_stream) BeginNowOnLoop(operation);
 }
 
+// The operation may have been cancelled or timed out while it waited.
 void ConnectionCore::StreamReached(Op operation, const Status& reached) {
   home_->Post([self = shared_from_this(), operation = std::move(operation), reached] {
     if (!self->operations_.Contains(operation->id)) return;  // it has ended meanwhile
@@ -158,6 +160,7 @@ void ConnectionCore::BeginNowOnLoop(const Op& operation) {
   }
 }
 
+// A small operation uses the first lane alone, which is on the home loop: no other thread is woken.
 void ConnectionCore::BeginSlicesOnLoop(const Op& operation) {
   operation->phase = OperationState::Phase::kSlices;
   operation->ledger.Begin(operation->plan->slices.size());
@@ -179,6 +182,8 @@ bool ConnectionCore::GoesWithMessagesOnLoop() {
   return lives_.front().up;
 }
 
+// For a write this runs after all its slices are acknowledged, so the notification cannot overtake
+// the data.
 void ConnectionCore::SendNotificationOnLoop(const Op& operation) {
   operation->phase = OperationState::Phase::kNotify;
   operation->ledger.BeginPulled();
@@ -191,6 +196,8 @@ void ConnectionCore::RoundIsOver(const Op& operation) {
   home_->Post([self = shared_from_this(), operation] { self->RoundIsOverOnLoop(operation); });
 }
 
+// The end of a round of slices: a message continues with its FIN, a write with its notification;
+// otherwise the operation ends.
 void ConnectionCore::RoundIsOverOnLoop(const Op& operation) {
   if (!operations_.Contains(operation->id)) return;  // the connection has failed meanwhile
   const auto error = operation->ledger.error();
@@ -206,6 +213,8 @@ void ConnectionCore::RoundIsOverOnLoop(const Op& operation) {
   EndOnLoop(operation, Ok());
 }
 
+// The only place where an operation ends; idempotent, because the table holds it exactly once. Pins
+// and shares are released before the caller can see the end.
 void ConnectionCore::EndOnLoop(const Op& operation, Status status) {
   if (!operations_.Erase(operation->id)) return;
   CountEndOnLoop(*operation, status);
@@ -226,6 +235,8 @@ void ConnectionCore::EndOnLoop(const Op& operation, Status status) {
   home_->NotifyWaiters();
 }
 
+// Ends an operation early, for a cancel or a deadline. At once where nothing is in flight; slices
+// in flight are drained first, because the peer may still write them.
 void ConnectionCore::AbortOnLoop(const Op& operation, const Error& error) {
   if (!operations_.Contains(operation->id) || std::exchange(operation->aborting, true)) return;
   operations_.SetDue(operation->id, Deadline::Never());

@@ -80,7 +80,7 @@ bool ConnectionCore::BulkIsDownOnLoop() const {
                       is_up);
 }
 
-// Offers it to as many lanes as it has slices, first to lanes whose threads must be woken.
+// Offers it to as many lanes in use as it has slices, first to lanes whose threads must be woken.
 void ConnectionCore::DealOnLoop(const Op& operation) {
   const bool none_is_up = BulkIsDownOnLoop();
   const std::size_t slices = operation->plan->slices.size();
@@ -98,6 +98,7 @@ void ConnectionCore::DealOnLoop(const Op& operation) {
   if (none_is_up && FirstBulkLane() > 0) channels_.front()->AddWorkOnLoop(operation);
 }
 
+// Offered to all lanes: any of them may be the first to have room.
 void ConnectionCore::DealAgain(const Op& operation) {
   home_->Post([self = shared_from_this(), operation] {
     if (operation->small || self->BulkIsDownOnLoop()) {
@@ -129,6 +130,7 @@ void ConnectionCore::LaneLost(std::uint32_t index, const Error& error,
   });
 }
 
+// The dialing side replaces the lane; the accepting side asks for a replacement.
 void ConnectionCore::LaneLostOnLoop(std::uint32_t index, const Error& error,
                                     std::optional<net::LaneLoss> loss) {
   LaneLife& life = lives_[index];
@@ -153,6 +155,8 @@ void ConnectionCore::LaneLostOnLoop(std::uint32_t index, const Error& error,
   SuspectOnLoop(index, "was lost");
 }
 
+// Lanes of a closing peer end one after another; the last of them ends the connection, or the timer
+// does.
 void ConnectionCore::PeerClosedLane(std::uint32_t index, const Error& error) {
   MarkLost(error, /*peer_closed=*/true);
   home_->Post([self = shared_from_this(), index, error] {
@@ -260,6 +264,7 @@ void ConnectionCore::FailIfStuckOnLoop(std::uint32_t index, Clock::duration sile
       });
 }
 
+// Separate from the heartbeat's record, because drain checks run between heartbeats, too.
 void ConnectionCore::NoticeLanesOnLoop() {
   const auto now = Clock::now();
   for (std::size_t i = 0; i < lives_.size(); ++i) {

@@ -37,6 +37,7 @@ Error TooShort(const OperationState& receive, std::uint64_t tag, std::uint64_t b
 
 // ---- sending ------------------------------------------------------------------------------------
 
+// Eager up to the limit of the config; otherwise rendezvous, without copying the message.
 void ConnectionCore::BeginSendOnLoop(const Op& operation) {
   const wire::TagBody body{operation->tag, operation->message.size()};
   // GPU memory is staged slice by slice, like a write.
@@ -60,6 +61,8 @@ void ConnectionCore::BeginSendOnLoop(const Op& operation) {
                                          operation->message, operation);
 }
 
+// The receiver had no room for the eager message and keeps only its envelope. Its CTS or FIN may
+// have arrived before the refusal was processed here.
 void ConnectionCore::BecomesOfferOnLoop(const Op& operation) {
   const bool stopped = operation->ledger.Resolve() && operation->ledger.error().has_value();
   if (stopped) {
@@ -71,6 +74,7 @@ void ConnectionCore::BecomesOfferOnLoop(const Op& operation) {
   if (operation->solicited) WriteSolicitedOnLoop(operation, *operation->solicited);
 }
 
+// A CTS that arrives while the eager frame is still in flight is kept until that frame is settled.
 Status ConnectionCore::OnSolicitOnLoop(const wire::MessageHeader& header,
                                        wire::MetaReader* reader) {
   wire::SolicitBody key;
@@ -89,6 +93,7 @@ Status ConnectionCore::OnSolicitOnLoop(const wire::MessageHeader& header,
   return Ok();
 }
 
+// The message becomes a write of one block into the region that the CTS names.
 void ConnectionCore::WriteSolicitedOnLoop(const Op& operation, const wire::SolicitBody& asked) {
   PlanPart part;
   part.remote = asked.key;
@@ -126,6 +131,8 @@ void ConnectionCore::BeginReceiveOnLoop(const Op& operation) {
   TakeMessageOnLoop(operation, *std::move(message));
 }
 
+// A receive was matched with a message: with its data, or with an RTS, which is answered by a CTS
+// or refused.
 void ConnectionCore::TakeMessageOnLoop(const Op& receive, ArrivedMessage message) {
   receive->bytes = message.bytes;
   receive->received_tag = message.tag;
@@ -191,6 +198,8 @@ void ConnectionCore::LandPartOnLoop(const Op& receive, std::shared_ptr<std::vect
                });
 }
 
+// Registers the receive's buffer as a region for this one message and sends its key to the sender
+// in a CTS.
 void ConnectionCore::SolicitOnLoop(const Op& receive, const ArrivedMessage& message) {
   if (landing_.count(message.peer_operation) != 0) {
     const Error error(Code::kCorrupt,
@@ -214,6 +223,7 @@ void ConnectionCore::SolicitOnLoop(const Op& receive, const ArrivedMessage& mess
                                          wire::BytesOf(body), {}, nullptr);
 }
 
+// The receive ends only when no lane is inside its buffer any more, whatever the FIN says.
 Status ConnectionCore::OnDeliveredOnLoop(const wire::MessageHeader& header,
                                          wire::MetaReader* reader) {
   wire::RefuseBody body;

@@ -202,6 +202,7 @@ void GpuSharing::EraseLocked(const Own* own) {
   std::erase_if(own_, [&](const auto& each) { return each.get() == own; });
 }
 
+// The handle covers the whole allocation; offset and bytes select the region in it.
 Status GpuSharing::Fill(const RegionState& local, wire::ShareBody* body) {
   FERRY_TRY_ASSIGN(const cuda::IpcExport exported,
                    local.stager->api()->Export(local.memory.data()));
@@ -260,6 +261,7 @@ GpuSharing::Route GpuSharing::RouteTo(const std::shared_ptr<RegionState>& local,
   return route;
 }
 
+// The region may have been taken back, or the export may have failed, before the request is sent.
 void GpuSharing::SendShareOnLoop(const wire::ShareBody& body, const Status& filled) {
   {
     const std::lock_guard lock(own_mutex_);
@@ -301,6 +303,7 @@ void GpuSharing::Send(wire::Type type, std::span<const std::byte> body) {
   connection_->channel(0).SendSequencedOnLoop(type, 0, body, {}, nullptr);
 }
 
+// All shares of the plan or none.
 bool GpuSharing::BeginUse(const Plan& plan) {
   const std::lock_guard lock(own_mutex_);
   const auto usable = [&](const PlanPart& part) {
@@ -314,6 +317,7 @@ bool GpuSharing::BeginUse(const Plan& plan) {
   return true;
 }
 
+// Returns true once per share; the caller then sends the kUnshare, without the mutex.
 bool GpuSharing::EndsLocked(Own* own) const {
   if (!own->take_back || own->users > 0 || own->state != State::kShared) return false;
   own->state = State::kEnding;
@@ -341,6 +345,7 @@ void GpuSharing::EndUseOnLoop(const Plan& plan) {
   SendUnshares(ending);
 }
 
+// A share that the peer has not answered for yet is taken back when its answer arrives.
 void GpuSharing::TakeBackOnLoop(const RegionState* region) {
   std::vector<std::uint32_t> ending;
   std::vector<std::uint32_t> asked;
@@ -361,6 +366,7 @@ void GpuSharing::TakeBackOnLoop(const RegionState* region) {
   for (const std::uint32_t share : asked) LimitOnLoop(share);
 }
 
+// A refusal with `slice` set holds for every region: the peer can never map memory of this process.
 Status GpuSharing::OnSharedOnLoop(wire::MetaReader* reader) {
   wire::RefuseBody body;
   if (!reader->Read(&body)) return Error(Code::kCorrupt, "shared");

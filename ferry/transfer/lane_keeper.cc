@@ -68,6 +68,7 @@ void LaneKeeper::MarkBad(std::size_t way, Clock::duration how_long) {
   ways_[way].bad_until = std::max(ways_[way].bad_until, Clock::now() + how_long);
 }
 
+// A reset does not mark the path as bad: it shows that packets still get through.
 void LaneKeeper::OnLaneLostOnLoop(std::uint32_t lane, net::LaneLoss loss) {
   if (stopped_) return;
   Care& care = lanes_[lane];
@@ -91,6 +92,8 @@ void LaneKeeper::OnSuspectOnLoop(std::uint32_t lane, const char* why) {
   StepOnLoop(lane);
 }
 
+// A link that is up again clears its path's failures; a link that is down makes its path unusable
+// at once, without waiting for timeouts.
 void LaneKeeper::OnLinkChangeOnLoop(const net::LinkChange& change) {
   if (stopped_) return;
   for (std::size_t i = 0; i < ways_.size(); ++i) {
@@ -112,12 +115,15 @@ void LaneKeeper::BeatOnLoop(Clock::time_point /*now*/) {
 
 // ---- what is done about it ----------------------------------------------------------------------
 
+// A path on which another lane works is known to be good.
 bool LaneKeeper::InGoodUse(std::size_t way) const {
   return std::any_of(lanes_.begin(), lanes_.end(), [&](const Care& care) {
     return care.way == way && !care.down && !care.suspect;
   });
 }
 
+// The lane's own path comes first, even if the lane works elsewhere. Otherwise only a lane that is
+// down or suspect moves, preferably to a path on which another lane works. nullopt: stay.
 std::optional<std::size_t> LaneKeeper::ChooseWay(const Care& care, Clock::time_point now) const {
   const auto good = [&](std::size_t way) { return ways_[way].bad_until <= now; };
   const bool must_move = care.down || care.suspect;
@@ -132,6 +138,7 @@ std::optional<std::size_t> LaneKeeper::ChooseWay(const Care& care, Clock::time_p
   return chosen;
 }
 
+// Starts an attempt if the lane should move; at most one per lane at a time.
 void LaneKeeper::StepOnLoop(std::uint32_t lane) {
   Care& care = lanes_[lane];
   if (stopped_ || care.attempt) return;
@@ -168,6 +175,8 @@ void LaneKeeper::NoteFailure(std::uint32_t lane, const WayState& state, const Er
           state.way.interface, state.way.to.ToString(), error.message());
 }
 
+// After success the lane is checked again: its own path may have become good meanwhile. After a
+// failure the path is avoided for a time that doubles.
 void LaneKeeper::OnAttemptOverOnLoop(std::uint32_t lane, const std::optional<Error>& error,
                                      bool frozen) {
   if (stopped_) return;

@@ -47,6 +47,7 @@ void Reception::ClearOnLoop() {
   gate_.UpdateOnLoop();
 }
 
+// Admits a new lane as a pending peer; if the table is full, the policy names one to evict.
 void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
   if (endpoint_->closing()) return;
   lane->SetMaxMeta(net::kMaxStrangerMeta);
@@ -71,6 +72,7 @@ void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
   gate_.UpdateOnLoop();
 }
 
+// Evicts a pending peer.
 void Reception::TurnAway(std::uint64_t number) {
   const auto it = by_number_.find(number);
   if (it == by_number_.end()) return;
@@ -84,6 +86,8 @@ void Reception::TurnAway(std::uint64_t number) {
   Drop(greeting);
 }
 
+// kCorrupt closes the lane without an answer, because the peer may not be an endpoint at all. Every
+// other error is sent to it as a refusal.
 Status Reception::OnHeard(Greeting* greeting, const wire::MessageHeader& header,
                           wire::MetaReader* reader) {
   Status heard = Answer(greeting, header.type, reader);
@@ -200,6 +204,8 @@ Status Reception::MayConnect(const Greeting& greeting, const Uuid& peer) {
                            most));
 }
 
+// Answers with the smaller of both sides' limits, and reserves places for the peer's further lanes,
+// so that other pending peers do not crowd them out.
 Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
   wire::HelloBody hello;
   const bool whole = reader->Read(&hello) && reader->rest().empty();
@@ -250,6 +256,7 @@ Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
   return Ok();
 }
 
+// The token proves that the lane comes from the peer that sent the hello frame.
 Status Reception::OnJoin(Greeting* greeting, wire::MetaReader* reader) {
   wire::JoinBody join;
   if (!reader->Read(&join) || !reader->rest().empty()) {
@@ -284,6 +291,7 @@ void Reception::Refuse(Greeting* greeting, const Error& error) {
   greeting->SayOnLoop(wire::Type::kRefuse, wire::BytesOf(body), error.message());
 }
 
+// The end of one lane ends the connection being assembled: its other lanes are closed, too.
 void Reception::OnGone(Greeting* greeting, const Error& error) {
   if (error.code() == Code::kCorrupt || error.code() == Code::kTimedOut) {
     const std::string& peer = greeting->peer_name();
@@ -343,6 +351,7 @@ Reception::Arrival Reception::TakeArrival(Arrivals::iterator it) {
   return arrival;
 }
 
+// Complete once every lane has joined and has sent its answer.
 void Reception::CompleteIfReady(std::uint32_t id) {
   const auto it = arrivals_.find(id);
   if (it == arrivals_.end() || it->second.joined < it->second.lanes.size()) return;
