@@ -40,8 +40,8 @@ std::uint32_t Crc32cOf(std::span<const iovec> pieces);
 // peer's frames from and into registered memory, and acknowledges frames in order. If the network
 // drops the lane, a replacement takes over (channel_rejoin.cc).
 //
-// Lives on one event loop: methods whose name ends in OnLoop, and all that say nothing else, must
-// run on that loop. None of them blocks, except that a lane that freezes or closes waits for GPU
+// Lives on one event loop: all methods must run on that loop, apart from loop(), index() and those
+// marked "Any thread". None of them blocks, except that a lane that freezes or closes waits for GPU
 // copies in flight, normally well under 1 ms. The connection calls in by posting to the loop.
 class Channel final : private net::LaneHandler, private EventLoop::Deferred {
  public:

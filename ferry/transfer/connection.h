@@ -125,8 +125,8 @@ class Connection {
   Result<RemoteRegion> Import(std::span<const std::byte> key) const;
 
   // Checks blocks and rights, merges adjacent blocks and cuts them into slices. If GPU memory is
-  // involved the call may block while it asks the peer how to reach that memory. Errors:
-  // kInvalidArgument naming part and block; kRefused if the key does not grant the right.
+  // involved the call may block, for at most config.handshake_timeout, while it asks the peer how
+  // to reach that memory. Errors: kInvalidArgument naming part and block; kRefused if the key does not grant the right.
   Result<PreparedTransfer> PrepareWrite(std::vector<TransferPart> parts) const;
   Result<PreparedTransfer> PrepareRead(std::vector<TransferPart> parts) const;
 

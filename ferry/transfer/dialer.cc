@@ -46,6 +46,7 @@ Result<std::shared_ptr<ConnectionCore>> Dialer::result() {
   return connection_;
 }
 
+// Only the first lane dials now; the others follow when the server has told how many it accepts.
 void Dialer::StartOnLoop() {
   joined_ = 0;
   greetings_.resize(loops_.size());
@@ -59,6 +60,7 @@ void Dialer::ConnectLaneOnLoop(std::size_t index) {
                                     auto lane) { self->OnConnected(id, std::move(lane)); });
 }
 
+// kUnavailable is temporary and retried; other errors are final.
 void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
   if (IsOver(id)) return;
   if (!lane) {
@@ -89,6 +91,7 @@ void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
   SayHello();
 }
 
+// Records the call first, so that this endpoint recognizes a connection to itself.
 void Dialer::SayHello() {
   call_ = greetings_.front()->local_name();
   endpoint_->BeginCall(call_);
@@ -135,6 +138,7 @@ Status Dialer::OnHeard(LaneId id, const wire::MessageHeader& header, wire::MetaR
                   address_.ToString(), wire::TypeName(header.type)));
 }
 
+// The server's proof is checked before its addresses and its endpoint id are used.
 Status Dialer::OnWelcome(wire::MetaReader* reader) {
   const std::span<const std::byte> all = reader->rest();
   const bool whole = reader->Read(&welcome_) && welcome_.version == wire::kVersion &&
@@ -189,6 +193,7 @@ void Dialer::FinishIfReady() {
   });
 }
 
+// `done_` is stored last: the thread in Endpoint::Connect then reads the result without a lock.
 void Dialer::Finish() {
   Uuid peer;
   std::memcpy(peer.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
@@ -214,6 +219,7 @@ void Dialer::Finish() {
   home()->NotifyWaiters();
 }
 
+// Keeps the error for the final message, which reports the previous attempt, too.
 void Dialer::RetryOnLoop(const Error& error) {
   const auto again = Clock::now() + PauseBefore(attempt_);
   if (!deadline_.never() && again >= deadline_.when()) return FailOnLoop(error);

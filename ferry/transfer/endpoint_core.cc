@@ -60,13 +60,16 @@ Status EndpointCore::Start() {
   listening_ = listener_->address();
   link_watch_ = provider_->WatchLinks(
       front_loop(), [this](const net::LinkChange& change) { OnLinkChange(change); });
-  // The listener's loop stops last: nobody is accepted without the other loops.
+  // The listener's loop starts last: nobody is accepted before all the others run, so after an
+  // error everything made so far can simply be destroyed.
   for (std::size_t i = loops_.size(); i-- > 0;) {
     FERRY_TRY(loops_[i]->StartWorker(fmt::format("ferry-{}", i).c_str()));
   }
   return Ok();
 }
 
+// Order: first nothing new comes in (names, metrics, listener), then all connections close, then
+// the loops stop; only then may the objects that their tasks use be destroyed.
 void EndpointCore::Shutdown() {
   if (closing_.exchange(true)) return;
   names_.Cancel();
@@ -143,6 +146,8 @@ void EndpointCore::OnLinkChange(const net::LinkChange& change) {
   for (const auto& connection : all) connection->OnLinkChange(change);
 }
 
+// Compares tokens in constant time. Only connections that the peer has dialed can be rejoined by
+// it.
 std::shared_ptr<ConnectionCore> EndpointCore::FindConnection(std::uint32_t number,
                                                              const Uuid& token) {
   const std::lock_guard lock(mutex_);
@@ -235,6 +240,7 @@ Status EndpointCore::CheckLane(const Greeting& greeting, const std::string& peer
                            peer_name, greeting.interface(), allowed));
 }
 
+// Round robin, so that connections spread over the loops.
 std::vector<EventLoop*> EndpointCore::ChooseLoops(std::size_t lanes) {
   const std::size_t first = next_loop_.fetch_add(1);
   std::vector<EventLoop*> chosen;
@@ -253,6 +259,7 @@ std::shared_ptr<ConnectionCore> EndpointCore::FindConnection(std::uint32_t numbe
   return number < by_number_.size() ? by_number_[number] : nullptr;
 }
 
+// If nobody is inside, only connections that share the region's GPU memory are asked.
 void EndpointCore::RevokeEverywhere(const std::shared_ptr<RegionState>& region, bool drained) {
   for (const RegionOpener& opener : region->openers.All()) {
     if (drained && !opener.shares) continue;
@@ -270,6 +277,7 @@ void EndpointCore::FailHolders(const std::shared_ptr<RegionState>& region) {
   }
 }
 
+// Prepares the connection before its first lane is adopted, and gives it a free number.
 void EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
   connection->SetRefusalLog(&refusal_log_);
   connection->memory().SetPool(held_);
@@ -303,6 +311,8 @@ void EndpointCore::Forget(const ConnectionCore* connection) {
   changed_.notify_all();
 }
 
+// The lanes are adopted here, on the loop that they belong to; each moves to its own loop
+// afterwards.
 void EndpointCore::BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connection,
                                  std::vector<std::unique_ptr<net::Lane>> lanes, bool from_outside) {
   std::vector<net::LaneInfo> infos;

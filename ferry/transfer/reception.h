@@ -57,7 +57,7 @@ class Reception {
   Status Challenge(Stranger* stranger, wire::Type type, wire::MetaReader* reader);
   Status CheckProof(Stranger* stranger, wire::MetaReader* reader);
   Status Admit(Greeting* greeting, wire::Type type, wire::MetaReader* reader);
-  // Appends a proof that we know the secret, if the endpoint has one.
+  // Sends the frame, with a proof that we know the secret if the endpoint has one.
   void SayProven(Greeting* greeting, wire::Type type, std::span<const std::byte> body);
   // Errors: kRefused or kUnavailable for a peer that is not authenticated, or exceeds a limit.
   Status MayConnect(const Greeting& greeting, const Uuid& peer);

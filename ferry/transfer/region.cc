@@ -33,6 +33,7 @@ const char* RightsName(Rights rights) noexcept {
 
 // ---- RegionTable --------------------------------------------------------------------------------
 
+// Ids are reused; the generation makes keys of earlier registrations stale.
 Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memory, Rights rights,
                                                       const void* only_for, Stager* stager) {
   if (memory.empty() || memory.data() == nullptr) {
@@ -60,6 +61,7 @@ Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memor
   return region;
 }
 
+// The gate closes outside the mutex; Open() pins under it, so no peer enters afterwards.
 void RegionTable::Remove(const std::shared_ptr<RegionState>& region) {
   {
     const std::unique_lock lock(mutex_);
@@ -90,6 +92,7 @@ void RegionTable::Withdraw(const std::shared_ptr<RegionState>& region, const Uui
   region->grants.Withdraw(peer);
 }
 
+// The region's own token grants its rights to every peer; a granted token only to its peer.
 Result<Rights> RegionTable::RightsOf(const RegionState& region, const wire::KeyBody& key,
                                      const Accessor& by) {
   if (key.token == region.token) {
@@ -167,6 +170,7 @@ Error BlockOutside(const RegionState& region, std::size_t index, std::uint64_t o
                            index, length, offset, region.id, region.memory.size()));
 }
 
+// Every number comes from the peer: compared without additions that could overflow.
 Status PlaceBlocks(const RegionState& region, std::span<const std::byte> blocks,
                    std::uint64_t bytes, std::vector<iovec>* pieces) {
   pieces->clear();

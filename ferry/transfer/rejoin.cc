@@ -67,6 +67,8 @@ void Rejoin::CancelOnLoop() {
   EndOnLoop(std::nullopt);
 }
 
+// The lane is checked and authenticated like a first connection: anybody could listen at the
+// address.
 void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
   if (keeper_ == nullptr) return;
   if (!lane) return EndOnLoop(lane.error());
@@ -123,6 +125,7 @@ Status Rejoin::OnHeard(const wire::MessageHeader& header, wire::MetaReader* read
           connection_->peer_name(), wire::TypeName(header.type)));
 }
 
+// The channel lives on its lane's loop, so freezing takes a task there and one back.
 void Rejoin::FreezeOnLoop() {
   Channel& channel = connection_->channel(lane_);
   channel.loop()->Post([self = shared_from_this(), &channel] {
@@ -132,6 +135,7 @@ void Rejoin::FreezeOnLoop() {
   });
 }
 
+// nullopt: a later attempt or the end of the connection came first.
 void Rejoin::OnFrozen(std::optional<LaneProgress> progress) {
   frozen_ = progress.has_value();
   if (keeper_ == nullptr) return;
@@ -150,6 +154,7 @@ void Rejoin::FinishIfReady() {
   connection_->home()->Post([self = shared_from_this()] { self->FinishOnLoop(); });
 }
 
+// The lane changes loops here: it is parked until the channel's loop attaches it.
 void Rejoin::FinishOnLoop() {
   if (keeper_ == nullptr || !greeting_) return;
   Channel& channel = connection_->channel(lane_);

@@ -103,6 +103,7 @@ StageSlot Stager::TakeFreeLocked(Side* from) {
   return StageSlot(this, slot);
 }
 
+// The callback runs without the mutex, because it takes other locks.
 void Stager::Return(std::uint32_t slot) {
   Given given;
   {
@@ -212,6 +213,7 @@ void Stager::Move(std::vector<Block> blocks, Clock::time_point begin_by, Done do
   Ask(StageWay::kWithin, Request{0, std::move(blocks), std::move(done), begin_by});
 }
 
+// Wakes the thread only if it was idle; otherwise it looks again after the current copies.
 void Stager::Ask(StageWay way, Request request) {
   FERRY_CHECK(
       way == StageWay::kWithin || request.slot / options_.slots == static_cast<std::uint32_t>(way),
