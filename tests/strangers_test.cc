@@ -152,7 +152,7 @@ TEST_F(StrangersTest, AThousandThatSayNothingDoNotKeepAPeerOut) {
   ExpectTransfers();
   ExpectLittleHeld("1000 that say nothing");
   silent.front().WaitClosed();
-  ExpectLogQuiet("before it had authenticated");
+  ExpectLogQuiet("before it was authenticated");
 }
 
 // Half of them as much as they may without being turned away, half as much as the socket takes.

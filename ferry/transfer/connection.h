@@ -126,7 +126,8 @@ class Connection {
 
   // Checks blocks and rights, merges adjacent blocks and cuts them into slices. If GPU memory is
   // involved the call may block, for at most config.handshake_timeout, while it asks the peer how
-  // to reach that memory. Errors: kInvalidArgument naming part and block; kRefused if the key does not grant the right.
+  // to reach that memory. Errors: kInvalidArgument naming part and block; kRefused if the key does
+  // not grant the right.
   Result<PreparedTransfer> PrepareWrite(std::vector<TransferPart> parts) const;
   Result<PreparedTransfer> PrepareRead(std::vector<TransferPart> parts) const;
 

@@ -77,11 +77,10 @@ void Reception::TurnAway(std::uint64_t number) {
   const auto it = by_number_.find(number);
   if (it == by_number_.end()) return;
   Greeting* const greeting = it->second;
-  endpoint_->RefusedGreeting(
-      greeting->peer_name(),
-      fmt::format("closed {} before it had authenticated: {} pending peers are there, the limit is "
-                  "FERRY_MAX_STRANGERS",
-                  greeting->peer_name(), admission_.size()));
+  endpoint_->RefusedGreeting(greeting->peer_name(),
+                             fmt::format("closed {} before it was authenticated: {} pending peers "
+                                         "are connected, the limit is FERRY_MAX_STRANGERS",
+                                         greeting->peer_name(), admission_.size()));
   greeting->CloseOnLoop();
   Drop(greeting);
 }

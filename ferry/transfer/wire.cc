@@ -49,9 +49,9 @@ const char* TypeName(Type type) noexcept {
     case Type::kReadData: return "read data";
     case Type::kReadRefused: return "read refused";
     case Type::kSend: return "send";
-    case Type::kOffer: return "offer";
-    case Type::kSolicit: return "solicit";
-    case Type::kDelivered: return "delivered";
+    case Type::kOffer: return "RTS";
+    case Type::kSolicit: return "CTS";
+    case Type::kDelivered: return "FIN";
     case Type::kNotify: return "notify";
     case Type::kDeclined: return "declined";
     case Type::kCopy: return "copy";
