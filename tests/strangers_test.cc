@@ -153,7 +153,7 @@ TEST_F(StrangersTest, AThousandThatSayNothingDoNotKeepAPeerOut) {
   ExpectTransfers();
   ExpectLittleHeld("1000 that say nothing");
   silent.front().WaitClosed();
-  ExpectLogQuiet("before it had authenticated");
+  ExpectLogQuiet("before it was authenticated");
 }
 
 // Half of them as much as they may without being turned away, half as much as the socket takes.
@@ -189,7 +189,7 @@ TEST_F(StrangersTest, HellosByteByByteAreGivenUpInTime) {
   for (RawLane& lane : slow) EXPECT_TRUE(lane.WaitClosedFor(kPatience));
   ExpectWithin(since.elapsed(), 2 * kHandshake, "the end of those who dribble");
   ExpectLittleHeld("200 that dribble");
-  ExpectLogQuiet("did not finish the greeting in time");
+  ExpectLogQuiet("did not finish the handshake in time");
 }
 
 TEST_F(StrangersTest, AFloodOfBrokenGreetingsIsTurnedAwayAndLoggedOnceASecond) {

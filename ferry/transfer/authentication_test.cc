@@ -1,3 +1,4 @@
+// Tests which endpoints may connect to which, with and without a shared secret.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,8 +11,8 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
-// Who may connect to whom: both sides know the secret, or neither has one and they trust each
-// other for being on one machine, or because they were told to.
+// Two endpoints connect if both know the secret. If neither has one, they trust each other for
+// being on one machine, or because the settings say so.
 namespace ferry::transfer {
 namespace {
 
@@ -61,7 +62,7 @@ TEST(Secrets, ThatCannotBeReadFailTheEndpoint) {
   EXPECT_THAT(endpoint.error().message(), HasSubstr("/not/there"));
 }
 
-// ---- strangers who speak to an endpoint with a secret -------------------------------------------
+// ---- pending peers of an endpoint with a secret -------------------------------------------------
 
 class GuardTest : public ::testing::Test {
  protected:
@@ -81,7 +82,7 @@ class GuardTest : public ::testing::Test {
     EXPECT_TRUE(lane->Say({.type = type, .body = said}));
     return lane->Expect(Type::kChallenge).Body<wire::ChallengeBody>().nonce;
   }
-  // Says this hello and proves `signed_hello`.
+  // Sends `hello`, but proves `signed_hello`.
   wire::ProofBody Prove(RawLane* lane, const std::vector<std::byte>& hello,
                         const std::vector<std::byte>& signed_hello) {
     wire::ProofBody proof;
@@ -141,7 +142,7 @@ TEST_F(GuardTest, AProofWhoseConnectionWasPutInItsPlaceIsRefused) {
   const auto hello = HelloBytes();
   RawLane lane(endpoint_.port());
   const wire::Nonce challenge = Challenged(&lane, Type::kHello, hello);
-  wire::ProofBody proof;  // claims the connection that it came by, and is a proof for another
+  wire::ProofBody proof;  // claims the connection of its own lane with a proof made for another
   proof.mac = Sign(Type::kHello, hello, challenge, proof.nonce, other);
   ASSERT_TRUE(lane.Say({.type = Type::kProof, .body = Pod(proof)}));
   ExpectRefuses(&lane, "different secrets");
@@ -176,11 +177,11 @@ TEST_F(GuardTest, FramesOutOfTurnCloseTheLaneWithoutAnAnswer) {
   short_proof.WaitClosed();
 }
 
-// ---- endpoints that are not what they claim -----------------------------------------------------
+// ---- endpoints that are not what they claim to be -----------------------------------------------
 
 class ImpostorTest : public ::testing::Test {
  protected:
-  // Calls somebody who goes on like this after the hello.
+  // Dials a server that behaves like this after the hello frame.
   template <class Impostor>
   Result<Connection> Call(Impostor impostor) {
     RawListener listener;
@@ -222,7 +223,7 @@ TEST_F(ImpostorTest, WithoutAProofOfItsOwnIsRefused) {
   }
 }
 
-// A server knows the secret, and proves that for the TLS connection that somebody between made.
+// The server knows the secret, and proves that for the TLS connection of a man in the middle.
 TEST_F(ImpostorTest, WithAProofForAnotherTlsConnectionIsRefused) {
   RawListener listener;
   std::jthread other([&] {
@@ -292,7 +293,7 @@ TEST_F(OtherMachineTest, IsNotCalledWithoutASecret) {
 TEST_F(OtherMachineTest, IsNotLetInWithoutASecret) {
   const Endpoint server = NewEndpoint(Plain("off"));
   Endpoint client = NewEndpoint(Plain("on"));
-  ExpectRefused(client.Connect(server.address(), Soon()), "no secret to know peers");
+  ExpectRefused(client.Connect(server.address(), Soon()), "no secret to authenticate peers");
 }
 
 TEST_F(OtherMachineTest, IsTrustedWhereBothSidesWereToldTo) {

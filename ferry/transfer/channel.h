@@ -1,3 +1,4 @@
+// One lane of a connection: sends and receives frames, acknowledges them and recovers a lost lane.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -29,10 +30,13 @@ class ParkedLane;
 // Of the bytes of all pieces, one after the other.
 std::uint32_t Crc32cOf(std::span<const iovec> pieces);
 
-// One lane of a connection: pulls slices of operations and turns them into frames, serves the
-// peer's frames from and into registered memory, and keeps the order in which things are
-// acknowledged. When the network takes the lane away, another takes its place (channel_rejoin.cc).
-// Belongs to its loop; the connection reaches it through Post.
+// One lane of a connection. Pulls slices of operations and turns them into frames, serves the
+// peer's frames from and into registered memory, and acknowledges frames in order. If the network
+// drops the lane, a replacement takes over (channel_rejoin.cc).
+//
+// Lives on one event loop: all methods must run on that loop, apart from loop(), index() and those
+// marked "Any thread". None of them blocks, except that a lane that freezes or closes waits for GPU
+// copies in flight, normally well under 1 ms. The connection calls in by posting to the loop.
 class Channel final : private net::LaneHandler, private EventLoop::Deferred {
  public:
   Channel(ConnectionCore* connection, EventLoop* loop, std::uint32_t index);
@@ -40,105 +44,112 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
 
   EventLoop* loop() const noexcept { return loop_; }
   std::uint32_t index() const noexcept { return index_; }
-  // Once, by the thread that has just greeted the peer over it, on the lane's present loop.
+  // Installs the lane after the handshake. Called once, by the thread that ran the handshake, on
+  // the lane's current loop.
   void Adopt(std::unique_ptr<net::Lane> lane);
-  // Any thread: over all the lanes that it has had.
+  // Bytes received over this lane and all lanes it replaced. Any thread.
   std::uint64_t BytesReceived() const;
-  // Any thread: bytes per second that have lately gone through; 0: not known.
+  // Recent throughput in bytes per second; 0 if not known yet. Any thread.
   std::uint64_t rate() const noexcept { return rate_.load(std::memory_order_relaxed); }
-  // Any thread: what has gone through it so far.
+  // Traffic totals so far, over all lanes it replaced as well. Any thread.
   LaneTraffic Traffic() const;
-  // Every heartbeat interval. Tells the connection what the lane knows of its way, looks for bytes
-  // that the lane has left in the kernel to save wake-ups, and, unless it was `heard` since the
-  // last time, makes the peer say something.
+  // Runs once per heartbeat interval. Reports the lane's path statistics to the connection and
+  // reads bytes that the lane has left in the kernel to save wake-ups. Unless the lane was `heard`
+  // since the last call, sends a ping.
   void BeatOnLoop(bool heard);
-  // Reads, in the next turn, what waits in the socket for the rest of a payload.
+  // In the next turn of the loop, reads the rest of a payload that waits in the socket.
   void LookOnLoop();
 
-  // Makes the peer say something, unless much that makes it do so is on its way.
+  // Sends a ping, unless frames that the peer must answer are already in flight.
   void ProbeOnLoop();
 
-  // Pulls from the operation's ledger until that is empty.
+  // Pulls slices from the operation's ledger until the ledger is empty.
   void AddWorkOnLoop(std::shared_ptr<OperationState> operation);
-  // Ends every wait for read data of the operation, and lets go of its memory.
+  // Stops waiting for read data of the operation and releases the operation's memory. Data that
+  // arrives later is dropped.
   void AbandonReadsOnLoop(const std::shared_ptr<OperationState>& operation);
-  // Stops receiving into the region's memory, and refuses reads of it that are still to be copied.
+  // Stops receiving into the region's memory, and refuses reads of it whose data has not been
+  // copied yet.
   void RevokeOnLoop(const RegionState* region);
-  // Ends slices of operations that were stopped, as far as they wait for a slot.
+  // Resolves slices of stopped operations that still wait for a staging slot.
   void DropStoppedOnLoop();
-  // Whether the region's memory is on its way to the peer, or may still be read for that. A lane
-  // that is in use no more is reset, so that it does not.
+  // Whether frames in flight still reference the region's memory. Resets the lane first if it is
+  // frozen, so that the kernel stops reading that memory.
   bool HoldsOnLoop(const RegionState* region);
-  // Whether the operation waits for what the peer says over this lane, or its successor.
+  // Whether the operation waits for an acknowledgement or for data over this lane or its
+  // replacement.
   bool HoldsOperationOnLoop(const OperationState* operation) const;
-  // Changes whenever the peer, or its kernel, has acknowledged more.
+  // A number that changes whenever the peer, or the peer's kernel, acknowledges more bytes.
   std::uint64_t AcknowledgedOnLoop() const;
-  // Whether something waits for what comes over this lane, or its successor, and no other.
+  // Whether some operation waits for this lane or its replacement and for no other lane.
   bool HoldsWorkOnLoop() const;
-  // Whether the peer has acknowledged enough of what was sent to it to be offered more: what ends
-  // before that would have no other limit.
+  // Whether a further RTS may be sent: false while the peer leaves too many frames unacknowledged.
+  // The limit is needed because nothing else bounds messages whose send has ended before that.
   bool MayOfferOnLoop() const { return kept_ < MostSequenced(); }
-  // Frames of one piece. `operation`, if any, has one slice of its ledger resolved by the peer's
-  // acknowledgement, and keeps `payload` alive until then.
+  // Sends a sequenced frame with a one-piece payload. If `operation` is set, the acknowledgement
+  // resolves one slice of its ledger, and the frame keeps the operation, which owns `payload`,
+  // alive until then.
   void SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
                            std::span<const std::byte> body, std::span<const std::byte> payload,
                            std::shared_ptr<OperationState> operation);
-  // Without acknowledgement and payload. An acknowledgement, ping or pong that is still to be sent
-  // stands for those that are asked for meanwhile, so that frames for a peer that does not read do
-  // not accumulate.
+  // Sends a frame without acknowledgement and payload. An ACK, ping or pong that is already queued
+  // stands for later ones, so that frames do not pile up for a peer that does not read.
   void SendPlainOnLoop(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,
                        std::string_view text = {});
-  // Stops using the lane that it has: nothing is sent, received or put in place over it any more.
-  // Nothing where a later attempt to replace the lane has come first, or the connection has ended.
+  // Stops using the current lane: nothing is sent, received or written to memory over it
+  // afterwards. Returns nullopt if a later attempt to replace the lane has started, or if the
+  // connection has ended.
   std::optional<LaneProgress> FreezeOnLoop(std::uint32_t attempt);
-  // Puts `lane` in the place of the one frozen by this attempt, sends again what the peer has not
-  // dealt with, and gives slices back for any lane to carry.
+  // Replaces the lane frozen by this attempt with `lane`. Resends messages that the peer has not
+  // processed, and returns unfinished slices to their ledgers, from where any lane may pull them.
   void ReviveOnLoop(std::uint32_t attempt, std::unique_ptr<ParkedLane> lane,
                     const LaneProgress& peer);
-  // Acknowledges what an idle moment would have acknowledged; it is with the kernel afterwards.
+  // Sends a delayed acknowledgement now; on return the kernel has it.
   void FlushDueAckOnLoop();
   // Stops writing an arriving message into the receive's buffer; the message is dropped.
   void DropMessageOnLoop(const OperationState* receive);
-  // Closes the lane and resolves everything that waits on it with `error`; then the connection is
-  // told, on its home loop.
+  // Closes the lane and fails everything that waits on it with `error`, then notifies the
+  // connection on its home loop. Idempotent.
   void CloseOnLoop(const Error& error);
-  // Why, once the connection has been told.
+  // Why the lane closed; set once the connection has been notified.
   const std::optional<Error>& closed_by() const noexcept { return closed_by_; }
-  // After CloseOnLoop, outside the lane's callbacks: frees the buffers of a lane in use.
+  // Frees the buffers of a lane in use. Call after CloseOnLoop, outside the lane's callbacks.
   void FreeOnLoop();
 
  private:
   struct Frame final : net::OutFrame {
-    std::size_t place = 0;  // in frames_
+    std::size_t place = 0;  // index in frames_
     bool used = false;      // not in free_frames_
     wire::Type type{};
-    bool answer = false;              // to a read: counted in answer_bytes_
+    bool answer = false;              // answers a read: counted in answer_bytes_
     bool tried = false;               // `held` is optional memory (held_memory.h)
-    std::uint64_t held = 0;           // bytes that are held for the peer, with this frame
+    std::uint64_t held = 0;           // bytes held for the peer with this frame
     std::uint64_t unsent = 0;         // counted in unsent_bytes_
     bool plain = false;               // counted in plain_
     bool sequenced = false;           // in unacked_
-    bool kept = false;                // until acknowledged, to be sent again over another lane
+    bool kept = false;                // kept until acknowledged, to be resent over another lane
     bool checked = false;             // carries checksums
-    Clock::time_point handed_over{};  // to the lane; of payloads that are traced
-    // Whose slot is the payload; until it is sent, and if it was given until it is acknowledged.
-    std::shared_ptr<StagedCopy> staged;  // with the stager
+    Clock::time_point handed_over{};  // to the lane; only if payloads are traced
+    // The slot that holds the payload. Kept until the frame is sent, or until it is acknowledged if
+    // the frame was sent zero-copy. Shared with the stager.
+    std::shared_ptr<StagedCopy> staged;
   };
-  // A sequenced frame that the peer has not acknowledged, or that has not left whole: a peer may
-  // refuse, and count as dealt with, what it has read only the metadata of.
+  // A sequenced frame that the peer has not acknowledged, or that has not been sent completely.
+  // Both matter: a peer may refuse a frame, which counts as processed, after it has read only the
+  // metadata.
   struct Unacked {
-    std::shared_ptr<OperationState> operation;  // null when nothing waits for it
+    std::shared_ptr<OperationState> operation;  // null: nothing waits for it
     std::uint64_t bytes = 0;
     std::uint32_t slice = 0;     // of a kWrite or kCopy
-    Frame* frame = nullptr;      // where it is kept
-    bool is_send = false;        // a kSend: a kNack of kUnavailable turns it into an offer
-    bool becomes_offer = false;  // and this one has
+    Frame* frame = nullptr;      // where the frame is kept
+    bool is_send = false;        // a kSend: a kNack of kUnavailable turns it into an RTS
+    bool becomes_offer = false;  // a kSend that was turned into an RTS
     bool reply = false;          // a kReadData: counts in replies_
     std::uint64_t copied = 0;    // bytes of a kCopy
-    Clock::time_point since{};   // of a slice of a write: when it was handed over
-    std::uint64_t ahead = 0;     // and how many bytes were unacknowledged then, its own included
-    RegionPin pin = {};          // of a kReadData whose payload is the region's memory
-    // Whose slot the kernel may still read; with the stager.
+    Clock::time_point since{};   // write slices: when it was handed over
+    std::uint64_t ahead = 0;     // bytes unacknowledged at `since`, its own included
+    RegionPin pin = {};          // a kReadData whose payload is the region's memory
+    // The slot that the kernel may still read. Shared with the stager.
     std::shared_ptr<StagedCopy> staged = nullptr;
   };
   struct ReadSlice {
@@ -146,33 +157,34 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
     std::uint64_t operation_id = 0;
     std::uint32_t slice = 0;
     std::uint64_t bytes = 0;
-    std::uint64_t cost = 0;  // to the peer, in memory
+    std::uint64_t cost = 0;  // memory it costs the peer, in bytes
   };
-  // A frame that leaves when its payload has come from GPU memory, and what leaves after it.
+  // A frame in the outbox. It is sent once its payload has been copied from GPU memory, or once the
+  // frames before it have been sent.
   struct Staged {
     Frame* frame = nullptr;
-    Unacked record;                    // as unacked_ will have it, if the frame is sequenced
-    Stager* stager = nullptr;          // null: it only waits its turn
+    Unacked record;                    // moves to unacked_ if the frame is sequenced
+    Stager* stager = nullptr;          // null: no copy, it only keeps its place
     std::vector<Block> blocks;         // until its copy begins
-    RegionPin pin;                     // likewise
-    bool asked = false;                // for a slot
-    std::shared_ptr<StagedCopy> copy;  // once begun; with the stager
+    RegionPin pin;                     // until its copy begins
+    bool asked = false;                // a slot was requested
+    std::shared_ptr<StagedCopy> copy;  // set once begun; shared with the stager
   };
-  // A sequenced frame of the peer's that is here, but not dealt with: its payload is on its way
-  // into GPU memory, or that of one before it.
+  // A sequenced frame from the peer that has arrived but is not processed yet: its payload, or that
+  // of an earlier frame, is still being copied into GPU memory.
   struct Landing {
     std::uint64_t bytes = 0;
     std::uint64_t operation = 0;
-    std::shared_ptr<OperationState> read;  // whose slice it is, of a kReadData
-    std::shared_ptr<StagedCopy> copy;      // null: it waits its turn; with the stager
+    std::shared_ptr<OperationState> read;  // a kReadData: the read that owns the slice
+    std::shared_ptr<StagedCopy> copy;      // null: waits its turn; shared with the stager
     std::uint64_t copied = 0;              // bytes of a kCopy
-    std::size_t blocks = 0;                // the same
+    std::size_t blocks = 0;                // blocks of a kCopy
   };
-  // Sequenced frames after which an acknowledgement no longer waits for an idle moment: until then
-  // the peer keeps a record of each.
+  // Once this many sequenced frames are unacknowledged, the acknowledgement is no longer delayed
+  // until the loop is idle: the peer keeps a record of each.
   static constexpr std::uint32_t kAckFrames = 64;
   static constexpr std::size_t kMaxUnacked = 4096;
-  static constexpr std::size_t kMaxRefusals = 4096;  // told to a successor; fits a frame's metadata
+  static constexpr std::size_t kMaxRefusals = 4096;  // sent to a replacement; fits one frame
 
   enum class Incoming { kNothing, kDropped, kWrite, kRead, kMessage, kNotification };
 
@@ -310,55 +322,55 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   ConnectionCore* const connection_;
   EventLoop* const loop_;
   const std::uint32_t index_;
-  mutable std::mutex lane_mutex_;    // taken to replace lane_, and to look at it from elsewhere
+  mutable std::mutex lane_mutex_;    // held to replace lane_, and by other threads to read it
   std::unique_ptr<net::Lane> lane_;  // written under lane_mutex_
-  std::uint64_t bytes_before_ = 0;   // under lane_mutex_: received over earlier lanes
+  std::uint64_t bytes_before_ = 0;   // under lane_mutex_: received over replaced lanes
   bool up_ = false;                  // the lane is in use
-  bool heard_ = true;                // a frame has come over it: the peer uses it, too
-  std::uint32_t attempt_ = 0;        // the latest to replace the lane
-  bool closing_ = false;             // nothing is begun any more
+  bool heard_ = true;                // a frame has arrived over it: the peer uses it too
+  std::uint32_t attempt_ = 0;        // number of the latest attempt to replace the lane
+  bool closing_ = false;             // nothing new begins
   bool closed_ = false;
 
   // Sending.
   WorkQueue writes_;         // operations with slices to pull
-  WorkQueue staged_writes_;  // those that need slots for it
+  WorkQueue staged_writes_;  // those that need staging slots
   WorkQueue reads_;
   std::deque<Unacked> unacked_;
   std::uint32_t first_unacked_ = 0;  // sequence number of unacked_.front(), modulo 2^32
-  std::size_t acked_ = 0;            // of unacked_, from the front: acknowledged but not sent whole
-  std::size_t sent_ = 0;             // likewise: sent whole but not acknowledged
-  std::deque<ReadSlice> reading_;    // asked for, in order
+  std::size_t acked_ = 0;            // front of unacked_: acknowledged, not sent completely
+  std::size_t sent_ = 0;             // front of unacked_: sent completely, not acknowledged
+  std::deque<ReadSlice> reading_;    // requested reads, in order
   std::uint64_t unacked_bytes_ = 0;
-  std::uint64_t unsent_bytes_ = 0;  // of sequenced frames still with the lane
+  std::uint64_t unsent_bytes_ = 0;  // sequenced frames still queued in the lane
   std::uint64_t reading_bytes_ = 0;
-  std::uint64_t copying_bytes_ = 0;  // of our kCopy frames
+  std::uint64_t copying_bytes_ = 0;  // of kCopy frames that we sent
   std::vector<std::unique_ptr<Frame>> frames_;
   std::vector<Frame*> free_frames_;
-  std::uint64_t asked_cost_ = 0;  // of reading_
+  std::uint64_t asked_cost_ = 0;  // cost of reading_ to the peer
   std::size_t replies_ = 0;       // answers to the peer's reads, in unacked_
-  std::size_t plain_ = 0;         // frames of SendPlainOnLoop, queued in the lane
+  std::size_t plain_ = 0;         // SendPlainOnLoop frames queued in the lane
   std::size_t kept_ = 0;          // frames kept until acknowledged
-  bool ack_queued_ = false;       // in the lane
-  bool ack_due_ = false;          // another, when that has been sent
+  bool ack_queued_ = false;       // an ACK is queued in the lane
+  bool ack_due_ = false;          // send another ACK after the queued one
   bool ping_queued_ = false;
   bool pong_queued_ = false;
   bool pong_due_ = false;
   std::size_t nacks_queued_ = 0;
-  // Memory that the peer makes this lane hold (held_memory.h); the connection counts `charged_`, in
-  // larger steps.
+  // Memory that the peer makes this lane hold, in bytes (held_memory.h). The connection is charged
+  // in larger steps; `charged_` is its current share.
   std::uint64_t held_ = 0;
   std::uint64_t charged_ = 0;
-  std::uint64_t answer_bytes_ = 0;   // of frames that answer reads, and their records
-  std::uint64_t kept_bytes_ = 0;     // of kept frames that the peer has brought about
-  std::uint64_t scratch_bytes_ = 0;  // of vectors that the frame being received needs
+  std::uint64_t answer_bytes_ = 0;   // frames that answer reads, and their records
+  std::uint64_t kept_bytes_ = 0;     // kept frames that the peer has caused
+  std::uint64_t scratch_bytes_ = 0;  // vectors that the frame being received needs
   std::atomic<std::uint64_t> rate_{0};
   std::uint64_t rate_bytes_ = 0;  // since rate_since_
   Clock::time_point rate_since_;
-  std::uint64_t drainable_ = ~std::uint64_t{0};  // MeasureDrain; at first nothing bounds it
+  std::uint64_t drainable_ = ~std::uint64_t{0};  // MeasureDrain; unlimited at first
   bool paused_ = false;
   std::optional<Error> closed_by_;
 
-  // Counted on the loop, read by any thread; as the fields of LaneTraffic.
+  // Incremented on the loop, read by any thread. Fields as in LaneTraffic.
   struct Counts {
     LoopCounter bytes_sent;
     LoopCounter bytes_received;
@@ -370,12 +382,12 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
     LoopCounter retransmits;
   };
   Counts counts_;
-  std::uint64_t lane_retransmits_ = 0;  // of lane_, counted so far
+  std::uint64_t lane_retransmits_ = 0;  // value of lane_ that is already counted
 
   // Receiving.
   OpenedRegions opened_;
-  std::uint32_t finished_ = 0;  // the peer's sequenced frames dealt with
-  std::uint32_t told_ = 0;      // as last acknowledged
+  std::uint32_t finished_ = 0;  // sequenced frames of the peer that are processed
+  std::uint32_t told_ = 0;      // last acknowledged value of finished_
   std::uint64_t untold_bytes_ = 0;
   bool ack_deferred_ = false;
   RefusalLog refusals_;
@@ -384,30 +396,30 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   Incoming incoming_ = Incoming::kNothing;
   std::uint64_t incoming_bytes_ = 0;
   std::uint64_t incoming_operation_ = 0;
-  Clock::time_point incoming_since_{};  // of a payload that is traced
+  Clock::time_point incoming_since_{};  // only if payloads are traced
   RegionPin incoming_region_;
-  std::shared_ptr<OperationState> incoming_receive_;  // kMessage straight into a posted buffer
+  std::shared_ptr<OperationState> incoming_receive_;  // kMessage into a posted buffer
   std::uint64_t incoming_tag_ = 0;
   std::vector<std::byte> incoming_data_;
   std::vector<iovec> pieces_;
 
-  // Of GPU memory.
-  std::deque<Staged> outbox_;  // in the order in which they leave
+  // GPU memory.
+  std::deque<Staged> outbox_;  // in sending order
   std::uint64_t outbox_bytes_ = 0;
-  std::size_t slots_out_ = 0;        // held by outbox_ and by frames that are sent
+  std::size_t slots_out_ = 0;        // held by outbox_ and by frames being sent
   std::size_t slots_allowed_ = 1;    // at most
-  Clock::time_point last_staged_{};  // something
+  Clock::time_point last_staged_{};  // last time that a slice was staged
   std::deque<Landing> landings_;
-  std::vector<Block> incoming_blocks_;         // the addresses that incoming_copy_ is for
-  std::shared_ptr<StagedCopy> incoming_copy_;  // what is received into a slot
+  std::vector<Block> incoming_blocks_;         // target addresses of incoming_copy_
+  std::shared_ptr<StagedCopy> incoming_copy_;  // the frame being received into a slot
   Stager* incoming_stager_ = nullptr;
-  StageSlot given_;                          // to receive into
-  Stager* given_by_ = nullptr;               // whose that is
-  bool asked_to_land_ = false;               // for a slot to receive into
-  bool waits_for_copies_ = false;            // paused until some are over
-  std::uint64_t copied_here_bytes_ = 0;      // of the peer's kCopy frames, in landings_
-  std::size_t copied_here_blocks_ = 0;       // the same
-  std::atomic<bool> told_of_copies_{false};  // a task that looks at them is on its way
+  StageSlot given_;                          // a slot granted for receiving
+  Stager* given_by_ = nullptr;               // the stager that granted it
+  bool asked_to_land_ = false;               // a slot for receiving was requested
+  bool waits_for_copies_ = false;            // paused until some copies end
+  std::uint64_t copied_here_bytes_ = 0;      // kCopy frames of the peer in landings_
+  std::size_t copied_here_blocks_ = 0;       // blocks of those
+  std::atomic<bool> told_of_copies_{false};  // a task that checks them is posted
 };
 
 }  // namespace ferry::transfer

@@ -1,3 +1,4 @@
+// Slices that the region's owner copies between GPUs of one machine, without the socket.
 #include <fmt/core.h>
 
 #include <utility>
@@ -6,22 +7,22 @@
 #include "ferry/transfer/channel.h"
 #include "ferry/transfer/connection_core.h"
 
-// Slices between GPU memory of one machine: the frame says what is to be copied, and whoever owns
-// the region copies. It counts as dealt with when the bytes are in place, whichever way they go, so
-// that acknowledgements, refusals, cancelling and lanes that are lost are as for writes.
+// Slices between GPU memory on one machine: the frame describes the copy, and the owner of the
+// region performs it. The frame counts as processed once the bytes are in place, in either
+// direction, so acknowledgements, refusals, cancelling and lost lanes work as for writes.
 namespace ferry::transfer {
 namespace {
 
 using net::Placement;
 
-// Of a lane, under way. A peer of this release has fewer bytes: this only bounds what another can
-// make us hold, and for how long it can have the GPU.
+// Limits per lane, of copies in flight. A peer of this release has fewer bytes in flight: the limit
+// only bounds what another peer can make us hold, and for how long it can occupy the GPU.
 constexpr std::size_t kMostLandings = 256;
 constexpr std::size_t kMostCopiedBlocks = 4 * wire::kMaxCopiesPerFrame;
 constexpr std::uint64_t kMostCopied = 4 * wire::kMaxCopyBytes;
 
-// Checks the blocks (CopyOnWire[]) against both memories, and adds them up. Errors: kRefused for a
-// block outside, kCorrupt for more than a frame may ask for.
+// Checks the blocks (CopyOnWire[]) against both memories, and adds up their lengths. Errors:
+// kRefused for a block outside, kCorrupt for more bytes than one frame may request.
 Result<std::vector<Block>> PlaceCopies(const RegionState& region, const PeerMemory& peer, bool into,
                                        std::span<const std::byte> blocks, std::uint64_t* bytes) {
   std::vector<Block> placed;
@@ -41,7 +42,7 @@ Result<std::vector<Block>> PlaceCopies(const RegionState& region, const PeerMemo
                                placed.size(), block.length, block.shared, peer.bytes()));
     }
     if (block.length == 0 || block.length > left) {
-      return Error(Code::kCorrupt, "a copy of no bytes, or of more than a frame may ask for");
+      return Error(Code::kCorrupt, "a copy of no bytes, or of more than one frame may request");
     }
     left -= block.length;
     const std::uint64_t here = base + block.offset;
@@ -90,7 +91,7 @@ Result<Placement> Channel::OnCopy(const wire::MessageHeader& header, wire::MetaR
                           body.share, region->get()->id)),
         0);
   }
-  const auto copy = std::make_shared<StagedCopy>();  // with the stager
+  const auto copy = std::make_shared<StagedCopy>();  // shared with the stager
   std::uint64_t bytes = 0;
   auto blocks = PlaceCopies(*region->get(), *peer, into, reader->rest(), &bytes);
   if (blocks && !peer->Keep(&copy->keeper)) {
@@ -102,8 +103,8 @@ Result<Placement> Channel::OnCopy(const wire::MessageHeader& header, wire::MetaR
   landings_.push_back({0, header.operation, nullptr, copy, bytes, body.blocks});
   copied_here_bytes_ += bytes;
   copied_here_blocks_ += body.blocks;
-  // A process that was stopped must not write, when it goes on, into memory of a peer that has
-  // given it up meanwhile.
+  // If this process was stopped and resumes, it must not write into memory that the peer has given
+  // up in the meantime.
   const auto begin_by = Clock::now() + connection_->config().drain_grace;
   BeginMove(stager, copy, *std::move(blocks), begin_by, TellOfCopies());
   return Placement{};

@@ -1,3 +1,4 @@
+// Limits the memory that a lane holds for a peer that does not read or acknowledge.
 #include "ferry/transfer/channel_hold.h"
 
 #include <utility>
@@ -5,23 +6,24 @@
 #include "ferry/transfer/channel.h"
 #include "ferry/transfer/connection_core.h"
 
-// The memory that a lane holds for a peer that does not read, or does not acknowledge.
-//
-// Two honest sides must never both wait for the other to read. So a lane's control frames are
-// bounded without pausing: one acknowledgement, ping and pong at a time, few refusals with their
-// words and a byte for each further one, at most as many as the peer can have frames in flight. A
-// lane pauses for answers to reads only beyond the requests that a peer of this release makes.
+// Two honest sides must never both wait for the other to read. So a lane bounds its control frames
+// without pausing: at most one acknowledgement, ping and pong at a time, and few refusals with
+// text; a further refusal costs one byte, and there are at most as many as the peer can have frames
+// in flight. A lane pauses for answers to reads only beyond the number of requests that a peer of
+// this release makes.
 namespace ferry::transfer {
 namespace {
 
 constexpr std::uint64_t kChargeStep = 4 * kKiB;
-// Free frames that are kept for the next ones: at once, and when a heartbeat has found them unused.
+// Free frames kept for reuse: the limit at any time, and the limit after a heartbeat has found them
+// unused.
 constexpr std::size_t kMostFreeFrames = 256;
 constexpr std::size_t kFreeFramesAtRest = 16;
-// Buffers that free frames, and a lane between two payloads, keep allocated.
+// Capacity that the buffers of a free frame, and of a lane between two payloads, may keep.
 constexpr std::size_t kSmallMeta = 512;
 constexpr std::size_t kSmallList = 256;
-// Frames whose turn comes after a copy. More wait in the socket: copies end whatever the peer does.
+// Frames that wait for an earlier copy. Further ones wait in the socket: copies end whatever the
+// peer does.
 constexpr std::size_t kMostLandingFrames = 1024;
 
 template <class T>
@@ -33,6 +35,7 @@ void FreeIfOver(std::size_t most, std::vector<T>* list) {
 
 // ---- counting -----------------------------------------------------------------------------------
 
+// The connection's counters are shared by all lanes, so they are changed in steps of kChargeStep.
 void Channel::Hold(std::uint64_t bytes) {
   held_ += bytes;
   if (held_ <= charged_) return;
@@ -41,6 +44,8 @@ void Channel::Hold(std::uint64_t bytes) {
   charged_ += more;
 }
 
+// Keeps one step in reserve, so that a lane at the edge of a step does not charge and return it for
+// every frame.
 void Channel::LetGo(std::uint64_t bytes) {
   held_ -= bytes;
   const std::uint64_t spare = charged_ - held_;
@@ -55,7 +60,7 @@ void Channel::HoldFrame(Frame* frame, std::uint64_t bytes) {
   Hold(bytes);
 }
 
-// The capacity of the vectors that belong to the frame being received.
+// Accounts for the capacity of the vectors that the frame being received uses.
 void Channel::HoldScratch() {
   if (closed_) return;
   if (incoming_ == Incoming::kNothing || incoming_ == Incoming::kDropped) {
@@ -72,22 +77,26 @@ void Channel::HoldScratch() {
 
 // ---- answers to reads ---------------------------------------------------------------------------
 
-// The cost of the answers that a peer of this release can have asked for and not acknowledged.
+// Upper bound of the cost of answers that a peer of this release can have requested and not
+// acknowledged.
 std::uint64_t Channel::GuaranteedAnswers() const {
   return AskBudget(connection_->lanes()) + AnswerCost(wire::kMaxBlocksPerRead) +
          (kMaxReplies + 16) * kRecordBytes;
 }
 
-// Nothing: not now. True: it was taken from the optional memory (held_memory.h).
+// Returns nullopt if the answer must wait, and true if its cost was taken from the optional memory
+// (held_memory.h).
 std::optional<bool> Channel::ReserveAnswer(std::uint64_t bytes) {
   if (replies_ + outbox_.size() >= 4 * kMaxReplies) return std::nullopt;
   if (answer_bytes_ + bytes <= GuaranteedAnswers()) return false;
-  // The guarantee beyond that is for messages.
+  // The rest of the guarantee is reserved for messages.
   HeldMemory& memory = connection_->memory();
   if (!memory.full() && memory.TryAdd(bytes)) return true;
   return std::nullopt;
 }
 
+// The cost is returned when the frame is recycled. `tried`: ReserveAnswer took it from the optional
+// memory.
 void Channel::HoldAnswer(Frame* frame, std::uint64_t bytes, bool tried) {
   frame->answer = true;
   frame->tried = tried;
@@ -110,15 +119,15 @@ void Channel::DropReplyRecord() {
 }
 
 bool Channel::MayAskForMore() const {
-  // The peer keeps a record of each answer until we acknowledge it. That has to wait for refusals
-  // that are not said yet, and for copies to GPU memory: with more requests the peer would pause
+  // The peer keeps a record of each answer until we acknowledge it. Our acknowledgement must wait
+  // for unsent refusals and for copies to GPU memory: with more requests the peer would pause
   // before the frame that frees it.
   return !refusals_.has_unsaid() && reading_.size() + landings_.size() < kMaxReplies &&
          asked_cost_ < AskBudget(connection_->lanes());
 }
 
-// Whether the frame that is offered has to wait. With fewer refusals to be said than the peer can
-// have frames in flight there is no need.
+// Whether the offered frame must wait. Not needed while fewer refusals are unsent than the peer can
+// have frames in flight.
 bool Channel::MustPause() {
   if (landings_.size() >= kMostLandingFrames) {
     waits_for_copies_ = true;
@@ -131,6 +140,8 @@ bool Channel::MustPause() {
 
 // ---- frames -------------------------------------------------------------------------------------
 
+// Returns everything that the frame holds. Idempotent; the frame's buffers are kept only up to a
+// small size.
 void Channel::Recycle(Frame* frame) {
   if (!std::exchange(frame->used, false)) return;
   const std::uint64_t held = std::exchange(frame->held, 0);
@@ -150,6 +161,7 @@ void Channel::Recycle(Frame* frame) {
   free_frames_.push_back(frame);
 }
 
+// Constant time: the last frame takes the freed index.
 void Channel::Delete(Frame* frame) {
   const std::size_t place = frame->place;
   frames_.back()->place = place;
@@ -157,6 +169,8 @@ void Channel::Delete(Frame* frame) {
   frames_.pop_back();
 }
 
+// Halves the free frames at each call, so that memory of a burst is returned within a few
+// heartbeats.
 void Channel::TrimFrames() {
   const std::size_t rest = std::max(kFreeFramesAtRest, free_frames_.size() / 2);
   while (free_frames_.size() > rest) {
@@ -167,7 +181,7 @@ void Channel::TrimFrames() {
   if (free_frames_.capacity() > 4 * kFreeFramesAtRest) free_frames_.shrink_to_fit();
 }
 
-// When the lane is closed.
+// Called when the lane is closed.
 void Channel::DropHeld() {
   for (const auto& frame : frames_) {
     if (frame->tried) connection_->memory().RemoveTried(frame->held);
@@ -191,6 +205,7 @@ void Channel::FreeOnLoop() {
 
 // ---- frames without acknowledgement -------------------------------------------------------------
 
+// Types of which at most one frame is queued at a time; null for all others.
 bool* Channel::QueuedFlag(wire::Type type) {
   switch (type) {
     case wire::Type::kAck: return &ack_queued_;
@@ -200,6 +215,7 @@ bool* Channel::QueuedFlag(wire::Type type) {
   }
 }
 
+// Sends what was merged into the frame while it was queued.
 void Channel::OnPlainSent(wire::Type type) {
   --plain_;
   if (bool* const queued = QueuedFlag(type)) *queued = false;

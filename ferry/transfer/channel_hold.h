@@ -1,3 +1,4 @@
+// Costs and limits of the memory that a lane holds for its peer.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -5,25 +6,26 @@
 
 #include "ferry/core/units.h"
 
-// The memory that a lane holds for its peer, and asks its peer to hold: both sides count the same
-// way, so a peer of this release never asks for more than its guarantee.
+// Costs and limits, in bytes, of the memory that a lane holds for its peer and asks its peer to
+// hold. Both sides count the same way, so a peer of this release never asks for more than it is
+// guaranteed.
 namespace ferry::transfer {
 
-// An answer to a read of so many blocks, from the request until it has left: the frame with its
-// list, twice where the memory is a GPU's.
+// Cost of an answer to a read of `blocks` blocks, from the request until the answer is sent: the
+// frame and its block list, counted twice because GPU memory needs a second list.
 constexpr std::uint64_t AnswerCost(std::uint64_t blocks) { return 640 + 24 * blocks; }
-// A read is asked for while those in flight cost less than this.
+// A read is requested only while those in flight cost less than this.
 constexpr std::uint64_t AskBudget(std::size_t lanes) {
   return std::max<std::uint64_t>(6 * kKiB, 192 * kKiB / lanes);
 }
-// The record of an answer, until the peer acknowledges it.
+// Cost of the record of an answer, until the peer acknowledges the answer.
 inline constexpr std::uint64_t kRecordBytes = 128;
-// A frame without its metadata.
+// Cost of a frame without its metadata.
 inline constexpr std::uint64_t kPlainBytes = 256;
-// Queued with their words; the others wait in the RefusalLog.
+// Refusals queued with their text; further ones wait in the RefusalLog without it.
 inline constexpr std::size_t kMostNacks = 8;
 inline constexpr std::size_t kMostRefusalText = 320;
-// With so many queued frames, a frame that will be sent again anyway is not sent.
+// With this many plain frames queued, frames that are repeated anyway are skipped.
 inline constexpr std::size_t kMostPlain = 256;
 
 }  // namespace ferry::transfer

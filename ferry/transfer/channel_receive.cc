@@ -1,3 +1,4 @@
+// The receiving half of a lane: dispatches the peer's frames and answers them.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -18,11 +19,10 @@ namespace {
 using net::Placement;
 
 Error TooLargeToStage(std::uint64_t bytes, const Stager& stager) {
-  return Error(
-      Code::kUnsupported,
-      fmt::format("a slice has {} bytes, and {} is the most that GPU memory there takes at "
-                  "once; use its key unchanged, which says so",
-                  bytes, stager.slot_bytes()));
+  return Error(Code::kUnsupported,
+               fmt::format("a slice of {} bytes exceeds the limit of {} bytes for GPU memory "
+                           "there; use the region's key unchanged, which carries the limit",
+                           bytes, stager.slot_bytes()));
 }
 
 }  // namespace
@@ -42,8 +42,9 @@ Result<Placement> Channel::OnFrame(std::span<const std::byte> meta, std::uint64_
   if (!reader.Read(&header)) return Malformed("no header");
   FERRY_TRY(CheckMetadata(meta, header));
   FERRY_TRY(OnAck(header.ack));
-  // The frames kept for the peer to acknowledge must not grow without end. An honest peer's burst
-  // of messages, all declined, stays below: its frames carry acknowledgements older than that.
+  // The frames kept until the peer acknowledges them must be bounded. An honest peer's burst of
+  // messages, all declined, stays below this limit: its later frames acknowledge the earlier
+  // answers.
   if (kept_ >= 4 * MostSequenced() ||
       (kept_bytes_ > HeldMemory::kGuaranteed && connection_->memory().overfull())) {
     return Malformed("no acknowledgements");
@@ -52,7 +53,7 @@ Result<Placement> Channel::OnFrame(std::span<const std::byte> meta, std::uint64_
   incoming_checked_ = (header.flags & wire::kChecked) != 0;
   auto placed = Dispatch(header, &reader, payload_bytes);
   HoldScratch();
-  // One that is paused comes again.
+  // A paused frame is offered again.
   if (placed && placed->action != Placement::Action::kPause) {
     given_.Release();
     incoming_since_ = {};
@@ -124,7 +125,7 @@ Status Channel::OnAck(std::uint32_t ack) {
   return Ok();
 }
 
-// Lets go of the frames that are both acknowledged and sent.
+// Releases the frames that are both acknowledged and sent.
 void Channel::SettleFrames() {
   while (acked_ > 0 && sent_ > 0) {
     Unacked frame = std::move(unacked_.front());
@@ -162,22 +163,22 @@ Status Channel::OnNack(wire::MetaReader* reader) {
   return Ok();
 }
 
-// The frame is settled by the count that follows.
+// The acknowledgement that follows settles the frame.
 void Channel::ApplyRefusal(Unacked* frame, const Error& error) {
   if (frame->is_send && error.code() == Code::kUnavailable) {
-    // Kept there as an offer, to be asked for: the message waits at ours.
+    // The sender keeps the message like one that waits for a CTS.
     frame->becomes_offer = true;
     return;
   }
   const bool over = frame->operation->ledger.Stop(error);
-  FERRY_CHECK(!over, frame->operation->id);  // this slice is still under way
+  FERRY_CHECK(!over, frame->operation->id);  // this slice is still in flight
 }
 
 Status Channel::OnReadRefused(const wire::MessageHeader& header, wire::MetaReader* reader) {
   wire::RefuseBody body;
   if (!reader->Read(&body) || reading_.empty() ||
       reading_.front().operation_id != header.operation || reading_.front().slice != body.slice) {
-    return Malformed("refuses a read that was not asked for");
+    return Malformed("refuses a read that was not requested");
   }
   const ReadSlice slice = TakeReading();
   if (slice.operation) {
@@ -195,8 +196,8 @@ Accessor Channel::accessor() {
   return {connection_, connection_->peer().endpoint, connection_->number(), index_, &opened_};
 }
 
-// Reads the rest of the payload into nowhere. The frame counts as dealt with when that is done: the
-// peer may have given its pages, which must not change while they are still to be sent.
+// Reads the rest of the payload and discards it. The frame counts as processed only afterwards: the
+// peer may have sent its pages zero-copy, and they must not change while they are still queued.
 void Channel::DropRest() {
   lane_->DiscardRest();
   incoming_ = Incoming::kDropped;
@@ -209,7 +210,7 @@ Placement Channel::Drop(std::uint64_t payload_bytes) {
   return {Placement::Action::kDiscard, {}};
 }
 
-// Answers a sequenced frame by an error and drops its payload; the connection lives on.
+// Refuses a sequenced frame with an error and drops its payload; the connection stays up.
 Result<Placement> Channel::RefuseSequenced(std::uint64_t operation_id, const Error& error,
                                            std::uint64_t payload_bytes) {
   if (error.code() == Code::kCorrupt) return Malformed(error.message().c_str());
@@ -217,7 +218,7 @@ Result<Placement> Channel::RefuseSequenced(std::uint64_t operation_id, const Err
   return Drop(payload_bytes);
 }
 
-// Of the frame that is being received.
+// Sequence number of the frame being received.
 std::uint32_t Channel::IncomingSequence() const {
   return finished_ + static_cast<std::uint32_t>(landings_.size());
 }
@@ -233,7 +234,7 @@ void Channel::SendNackOf(std::uint32_t sequence, std::uint64_t operation_id, con
 
 void Channel::SayNackOf(std::uint32_t sequence, std::uint64_t operation_id, const Error& error) {
   const auto code = static_cast<std::uint8_t>(error.code());
-  // Without a lane its successor says it.
+  // Without a lane, the replacement lane sends it.
   const bool now = !up_ || (nacks_queued_ < kMostNacks && !refusals_.has_unsaid());
   if (now) SendNackFrame({sequence, code}, operation_id, error.message());
   refusals_.Add(sequence, code, now);
@@ -251,7 +252,7 @@ void Channel::SendNackFrame(const wire::RefusalOnWire& refusal, std::uint64_t op
 }
 
 // Sends the refusals for which there was no room. Each is sent before its frame may be
-// acknowledged, and does not itself carry that acknowledgement.
+// acknowledged, and does not carry that acknowledgement itself.
 void Channel::SayPendingNacks() {
   if (!refusals_.has_unsaid()) return;
   while (nacks_queued_ < kMostNacks) {
@@ -263,9 +264,11 @@ void Channel::SayPendingNacks() {
         fmt::format("{}; too many refusals at once to keep the reason of each", CodeName(code)));
     refusals_.SaidNext();
   }
-  if (!refusals_.has_unsaid()) SendAck();  // which had to wait for the last of them
+  if (!refusals_.has_unsaid()) SendAck();  // was delayed until the last refusal was sent
 }
 
+// The payload goes directly into the region's memory, or into a slot if that is GPU memory. The
+// placement is revocable: deregistering stops it in the middle.
 Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::MetaReader* reader,
                                    std::uint64_t payload_bytes) {
   wire::WriteBody body;
@@ -293,6 +296,8 @@ Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::Meta
   return Placement{Placement::Action::kPlace, pieces_, /*revocable=*/true};
 }
 
+// The cost of the answer is reserved before the region is opened; a paused request is offered again
+// and starts over.
 Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
                                          wire::MetaReader* reader) {
   wire::WriteBody body;
@@ -343,13 +348,14 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
   return Placement{};
 }
 
+// Answers arrive in request order, so only the oldest request may match.
 Result<Placement> Channel::OnReadData(const wire::MessageHeader& header, wire::MetaReader* reader,
                                       std::uint64_t payload_bytes) {
   wire::SliceBody body;
   if (!reader->Read(&body) || reading_.empty() || payload_bytes == 0 ||
       reading_.front().operation_id != header.operation || reading_.front().slice != body.slice ||
       reading_.front().bytes != payload_bytes) {
-    return Malformed("read data that was not asked for");
+    return Malformed("read data that was not requested");
   }
   const ReadSlice& slice = reading_.front();
   if (!slice.operation) {
@@ -367,6 +373,7 @@ Result<Placement> Channel::OnReadData(const wire::MessageHeader& header, wire::M
   return Placement{Placement::Action::kPlace, pieces_};
 }
 
+// Afterwards no frame of this lane writes to the region; answers in flight keep their pins.
 void Channel::RevokeOnLoop(const RegionState* region) {
   AwaitLandingsIn(region);
   RefuseWaiting(region);
@@ -412,8 +419,9 @@ Result<Placement> Channel::OnSend(const wire::MessageHeader& header, wire::MetaR
   const bool staged = incoming_receive_ && incoming_receive_->stager && payload_bytes > 0;
   if (staged) connection_->PutBackReceiveOnLoop(std::exchange(incoming_receive_, nullptr));
   if (staged || (!incoming_receive_ && !connection_->MayKeepOnLoop(payload_bytes))) {
-    // Refused is nothing by that: the message comes when it is asked for.
-    SayNackOf(IncomingSequence(), header.operation, Error(Code::kUnavailable, "kept as an offer"));
+    // This is not a refusal: the sender keeps the message until our CTS requests it.
+    SayNackOf(IncomingSequence(), header.operation,
+              Error(Code::kUnavailable, "kept at the sender until it is requested"));
     const Placement dropped = Drop(payload_bytes);
     connection_->TakeOfferOnLoop(header.operation, body);
     return dropped;
@@ -432,7 +440,7 @@ Result<Placement> Channel::OnNotify(std::uint64_t payload_bytes) {
     return RefuseSequenced(
         incoming_operation_,
         Error(Code::kUnavailable,
-              "its queue of notifications is full; it must take some before more can come"),
+              "its notification queue is full; it must take notifications before more can arrive"),
         payload_bytes);
   }
   incoming_data_.resize(payload_bytes);
@@ -456,7 +464,7 @@ Status Channel::OnPayload() {
   TracePayload("receives", incoming_bytes_, incoming_since_);
   if (what != Incoming::kDropped) counts_.payload_bytes_received.Add(incoming_bytes_);
   const Status intact = what == Incoming::kDropped ? Ok() : CheckPayload(what);
-  // Whoever sent it is told before the frame counts as dealt with. A read is our own.
+  // The sender gets the error before the frame counts as processed. A read is our own operation.
   if (!intact && what != Incoming::kRead) SendNack(incoming_operation_, intact.error());
   const bool lands = intact && incoming_copy_ != nullptr;
   if (what == Incoming::kWrite && lands) Land(nullptr);
@@ -494,12 +502,13 @@ Status Channel::OnPayload() {
   return Ok();
 }
 
-// Before anything in it is believed: where bytes go must not be what a network has made of it.
+// Checked before any of it is used: a corrupted address must not decide where bytes are written.
 Status Channel::CheckMetadata(std::span<const std::byte> meta,
                               const wire::MessageHeader& header) const {
   if ((header.flags & wire::kChecked) == 0) {
-    return connection_->checksums() ? Status(Malformed("no checksum, though they were agreed"))
-                                    : Ok();
+    return connection_->checksums()
+               ? Status(Malformed("no checksum, although checksums were agreed"))
+               : Ok();
   }
   wire::MessageHeader summed = header;
   summed.meta_crc = 0;
@@ -509,34 +518,33 @@ Status Channel::CheckMetadata(std::span<const std::byte> meta,
   if (found == sent) return Ok();
   connection_->CountMismatch();
   return Error(Code::kCorrupt,
-               fmt::format("the metadata of a frame of {} bytes from {} has the CRC32C {:08x}, and "
-                           "{:08x} was sent with it over lane {}; something on the way changes "
-                           "what is sent, so the connection was closed: have cables and cards "
-                           "looked at",
+               fmt::format("the metadata of a frame of {} bytes from {} has CRC32C {:08x}, but "
+                           "{:08x} was sent with it over lane {}; the network corrupts data, so "
+                           "the connection was closed: check cables and network cards",
                            meta.size(), connection_->peer_name(), found, sent, index_));
 }
 
-// Whether the payload that has just been put in its place is what was sent.
+// Checks the CRC of the payload that was just put in place.
 Status Channel::CheckPayload(Incoming what) const {
   if (!incoming_checked_ || incoming_bytes_ == 0) return Ok();
   const std::uint32_t found = Crc32cOf(pieces_);
   if (found == incoming_crc_) return Ok();
   connection_->CountMismatch();
-  // The checksum is taken of the source before the bytes of it leave, and who may write to the
-  // source cannot be told from here.
+  // The sender computes the checksum before the bytes leave the source, and this side cannot know
+  // who writes to the source in between.
   const char* const cause = what == Incoming::kRead
                                 ? "the owner of the memory may have written to it while it was read"
                                 : "the sender may have written to its memory while it was sent";
   return Error(
       Code::kCorrupt,
-      fmt::format("{} bytes at {} have the CRC32C {:08x}, and {:08x} was sent with them over lane "
-                  "{}; {}, or the bytes were changed on the way: do not use the destination, try "
-                  "again while nobody writes to the source, and if it fails again, check cables, "
-                  "network cards and memory",
-                  incoming_bytes_, PlaceName(what), found, incoming_crc_, index_, cause));
+      fmt::format(
+          "{} bytes at {} have CRC32C {:08x}, but {:08x} was sent with them over lane {}; {}, or "
+          "the network corrupted them: do not use the destination, try again while nobody writes "
+          "to the source, and if it fails again, check cables, network cards and memory",
+          incoming_bytes_, PlaceName(what), found, incoming_crc_, index_, cause));
 }
 
-// Of the payload being received.
+// The destination of the payload being received, for messages.
 std::string Channel::PlaceName(Incoming what) const {
   switch (what) {
     case Incoming::kWrite: {

@@ -1,3 +1,4 @@
+// Replaces a lane of a channel: freezes the old one, exchanges progress, resends the rest.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -10,13 +11,14 @@
 #include "ferry/transfer/connection_core.h"
 #include "ferry/transfer/parked_lane.h"
 
-// How a channel goes on when the network has taken its lane away, or a better way is there. Both
-// sides first stop using the old lane, so that nothing that is still on its way over it can change
-// memory later. Then each tells the other how many of its frames it has dealt with: the rest was
-// not, and is sent again - slices by whichever lane is free, messages in their order over the new
-// one. Sequence numbers go on where the peer stands, so doing this twice changes nothing.
+// How a channel continues after the network has dropped its lane, or when a better network path is
+// available. First both sides stop using the old lane, so that nothing still in flight on it can
+// change memory later. Then each side sends the other how many of its frames it has processed. The
+// rest is resent: slices over whichever lane is free, messages in order over the new lane. Sequence
+// numbers continue at the peer's count, so repeating the exchange changes nothing.
 namespace ferry::transfer {
 
+// Attempts are numbered, so that a late message of an earlier attempt changes nothing.
 std::optional<LaneProgress> Channel::FreezeOnLoop(std::uint32_t attempt) {
   if (closed_ || attempt <= attempt_) return std::nullopt;
   attempt_ = attempt;
@@ -27,6 +29,8 @@ std::optional<LaneProgress> Channel::FreezeOnLoop(std::uint32_t attempt) {
   return LaneProgress{finished_, refusals_.Latest(kMaxRefusals)};
 }
 
+// Waits for GPU copies in flight (well under 1 ms), because their slots and memory are given up
+// here. Unacknowledged frames are kept: the peer's progress decides about them.
 void Channel::GoDownOnLoop() {
   AwaitCopies();
   up_ = false;
@@ -35,8 +39,8 @@ void Channel::GoDownOnLoop() {
   ack_deferred_ = false;
   loop_->CancelDeferredOnLoop(this);
   DropIncoming();
-  // What was asked for and has not come can be asked for again at once: only this side knows where
-  // it belongs.
+  // Read data that has not arrived can be requested again at once: only this side knows where it
+  // belongs.
   std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>> unread;
   for (ReadSlice& slice : std::exchange(reading_, {})) {
     if (slice.operation) unread.emplace_back(std::move(slice.operation), slice.slice);
@@ -46,7 +50,7 @@ void Channel::GoDownOnLoop() {
   GiveBack(unread);
 }
 
-// Ends the payload that is being received: from here on it is put nowhere.
+// Stops receiving the current payload: from here on nothing of it is written.
 void Channel::DropIncoming() {
   lane_->DiscardRest();
   incoming_copy_.reset();
@@ -55,7 +59,7 @@ void Channel::DropIncoming() {
     case Incoming::kNothing:
     case Incoming::kRead: break;
     case Incoming::kWrite: incoming_region_.Release(); break;
-    // It was refused, and nothing of it comes any more.
+    // The frame was refused, and no more of its payload follows.
     case Incoming::kDropped: ++finished_; break;
     case Incoming::kMessage:
       if (incoming_receive_) {
@@ -66,19 +70,19 @@ void Channel::DropIncoming() {
   }
 }
 
-// Read data is never sent again, so that only the old lane still needs its memory. Not for every
-// lane that goes down: over one that is only stopped here the peer may still be receiving it.
+// Drops answers to reads: read data is never resent, so only the old lane still needs its memory.
+// Not done for a lane that is only frozen here, because the peer may still be receiving over it.
 void Channel::DropAnswers() {
   lane_->Abort();
   for (Unacked& frame : unacked_) frame.pin.Release();
   replies_ = 0;
 }
 
-// Slices that were pulled and are under way no more.
+// Returns slices that were pulled and are no longer in flight.
 void Channel::GiveBack(
     const std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>>& all) {
   std::unordered_set<const OperationState*> known;
-  std::vector<std::shared_ptr<OperationState>> again;  // each once, to be dealt to the lanes
+  std::vector<std::shared_ptr<OperationState>> again;  // each once, to offer to the lanes again
   for (const auto& [operation, slice] : all) {
     if (!operation->ledger.error()) counts_.retries.Add();
     if (operation->ledger.Return(slice)) {
@@ -87,13 +91,15 @@ void Channel::GiveBack(
       again.push_back(operation);
     }
   }
-  // When all are back: a lane lets go of an operation that has no slice left.
+  // Done after all slices are returned: a lane drops an operation that has no slice left.
   for (const auto& operation : again) connection_->DealAgain(operation);
 }
 
+// The new lane may have failed while it moved here; it is installed all the same, so that its loss
+// is handled like any other.
 void Channel::ReviveOnLoop(std::uint32_t attempt, std::unique_ptr<ParkedLane> lane,
                            const LaneProgress& peer) {
-  if (closed_ || attempt != attempt_) return;  // a later attempt has come first
+  if (closed_ || attempt != attempt_) return;  // a later attempt has started
   FERRY_CHECK(!up_, index_);
   if (auto applied = ApplyProgress(peer); !applied) {
     connection_->LaneFailed(applied.error());
@@ -112,13 +118,13 @@ void Channel::ReviveOnLoop(std::uint32_t attempt, std::unique_ptr<ParkedLane> la
   SendAgainOnLoop(std::move(unfinished));
   if (failure) return connection_->LaneLost(index_, *failure, std::nullopt);
   connection_->LaneIsUp(index_, lane_->Info());
-  // Tells the peer that this side counts on the lane from now on.
+  // Tells the peer that this side now relies on the lane.
   SendPlainOnLoop(wire::Type::kPing, 0, {});
   SamplePathOnLoop();
   PumpOnLoop();
 }
 
-// The frames that the old lane held are ours again.
+// Takes back the frames that the old lane held.
 void Channel::ReclaimFrames(std::deque<Unacked>* unfinished) {
   std::vector<Frame*> lost;
   for (const auto& frame : frames_) {
@@ -133,17 +139,17 @@ void Channel::ReclaimFrames(std::deque<Unacked>* unfinished) {
   replies_ = 0;
 }
 
-// Settles what the peer has dealt with.
+// Settles the frames that the peer has processed.
 Status Channel::ApplyProgress(const LaneProgress& peer) {
   const std::uint32_t count = peer.finished - first_unacked_;
-  if (count > unacked_.size()) return Malformed("has dealt with frames that were never sent");
+  if (count > unacked_.size()) return Malformed("has processed frames that were never sent");
   for (const wire::RefusalOnWire& refusal : peer.refused) {
     const std::uint32_t index = refusal.sequence - first_unacked_;
     if (index >= count || !unacked_[index].operation) continue;
     const auto code = wire::CodeFromWire(static_cast<std::uint8_t>(refusal.code));
     ApplyRefusal(
         &unacked_[index],
-        Error(code, fmt::format("{} refused a {} ({}; its words were lost with a lane)",
+        Error(code, fmt::format("{} refused a {} ({}; the reason was lost with a lane)",
                                 connection_->peer_name(),
                                 OperationName(unacked_[index].operation->kind), CodeName(code))));
   }
@@ -153,6 +159,7 @@ Status Channel::ApplyProgress(const LaneProgress& peer) {
   return Ok();
 }
 
+// The lane's mutex is held only to swap the pointer: BytesReceived() may read it on another thread.
 void Channel::ReplaceLane(std::unique_ptr<net::Lane> lane) {
   lane_->Abort();
   const std::lock_guard lock(lane_mutex_);
@@ -161,8 +168,9 @@ void Channel::ReplaceLane(std::unique_ptr<net::Lane> lane) {
   lane_retransmits_ = 0;
 }
 
+// Frames that are kept leave again in order; slices of writes return to their ledgers.
 void Channel::SendAgainOnLoop(std::deque<Unacked> unfinished) {
-  // With the connection and their other lanes.
+  // Shared with the connection and the other lanes.
   std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>> unwritten;
   for (Unacked& frame : unfinished) {
     frame.becomes_offer = false;
@@ -175,7 +183,7 @@ void Channel::SendAgainOnLoop(std::deque<Unacked> unfinished) {
     } else if (frame.operation) {
       unwritten.emplace_back(std::move(frame.operation), frame.slice);
     }
-    // The rest answered reads that the peer asks for again.
+    // The rest answered reads that the peer requests again.
   }
   GiveBack(unwritten);
 }

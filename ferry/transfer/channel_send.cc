@@ -1,3 +1,4 @@
+// The sending half of a lane: pulls slices, sends frames, handles acknowledgements and close.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -18,23 +19,24 @@
 namespace ferry::transfer {
 namespace {
 
-// How much a lane holds ready for the socket. A slice is pulled late, so that lanes of different
-// speed end together; two slices keep the socket from running dry between turns.
+// How many slices a lane keeps queued for the socket. Slices are pulled late so that lanes of
+// different speed finish together; two slices keep the socket from running dry between turns of the
+// loop.
 constexpr std::uint64_t kUnsentSlices = 2;
-// Slices of GPU memory are small, and each waits for two copies more.
+// GPU memory has smaller slices, and each waits for two more copies.
 constexpr std::uint64_t kStagedWrites = 4;
 constexpr std::uint64_t kStagedReads = 6;
-// After so many slices, and bytes, an acknowledgement no longer waits for an idle moment.
+// After this many slices, or bytes, an acknowledgement is no longer delayed until the loop is idle.
 constexpr std::uint64_t kAckSlices = 2;
 constexpr std::uint64_t kLeastAckBytes = 512 * kKiB;
 
-// Of slices that the peer copies, for each lane: what is under way is settled before a cancel ends.
+// Bytes per lane of slices that the peer copies: copies in flight must end before a cancel can end.
 constexpr std::uint64_t kCopyWindow = 2 * wire::kMaxCopyBytes;
-// Beyond drain_grace, after which a peer begins no copy any more (channel_copy.cc): those that it
-// has begun are over then.
+// Added to drain_grace, after which a peer begins no further copy (channel_copy.cc): copies that it
+// has begun have ended by then.
 constexpr auto kLateCopies = milliseconds(100);
 
-// Whether the peer writes the slice into memory of ours.
+// Whether the peer writes the slice into our memory.
 bool IsCopyHere(const OperationState& operation, std::uint32_t slice) {
   return operation.kind == OperationKind::kRead && PartOf(*operation.plan, slice).share != 0;
 }
@@ -90,11 +92,11 @@ void Channel::SamplePathOnLoop() {
 void Channel::BeatOnLoop(bool heard) {
   if (closed_ || !up_) return;
   SamplePathOnLoop();
-  // What waits in the socket for the rest of a payload has been heard, too.
+  // Bytes that wait in the socket for the rest of a payload count as heard, too.
   lane_->Poke();
   if (!heard) SendPlainOnLoop(wire::Type::kPing, 0, {});
   TrimFrames();
-  // Another connection may have freed the memory that this lane waits for.
+  // Another connection may have released the memory that this lane waits for.
   if (std::exchange(paused_, false)) lane_->Resume();
 }
 
@@ -107,16 +109,17 @@ void Channel::ProbeOnLoop() { SendPlainOnLoop(wire::Type::kPing, 0, {}); }
 // ---- slices -------------------------------------------------------------------------------------
 
 void Channel::AddWorkOnLoop(std::shared_ptr<OperationState> operation) {
-  if (closed_) return;  // whoever closed us stops the ledger
+  if (closed_) return;  // the function that closed the lane stops the ledger
   const bool writes = operation->plan->direction == Direction::kWrite;
   auto& work = !writes ? reads_ : operation->plan->staged ? staged_writes_ : writes_;
-  work.Add(std::move(operation));  // it may be there still, when slices were given back
+  work.Add(std::move(operation));  // may still be queued, if slices were returned
   PumpOnLoop();
 }
 
-// How much of an operation a lane may have under way: what is under way is settled, so near the end
-// each lane takes less, the slower the less, and all end together. Given pages fill a socket at
-// once, without a copy to slow the first lane down until the others are awake.
+// Limit of an operation's bytes in flight on one lane. Near the end each lane takes less, a slower
+// lane less than a fast one, so that all finish together: bytes in flight cannot move to another
+// lane. Zero-copy pages fill a socket at once, without a memcpy that would slow the first lane down
+// until the others are awake.
 std::uint64_t Channel::Share(const OperationState& operation, std::uint64_t least_slices) const {
   const std::uint64_t slice = operation.plan->slice_bytes;
   const double part = connection_->ShareOf(*this);
@@ -128,7 +131,8 @@ std::uint64_t Channel::Share(const OperationState& operation, std::uint64_t leas
   return std::min(connection_->window_bytes(), slices * slice);
 }
 
-// Called with what has gone through. Its clock stands while nothing is under way.
+// Called with the bytes that have been sent or received. The clock stops while nothing is in
+// flight.
 void Channel::MeasureRate(std::uint64_t bytes) {
   constexpr auto kLeast = milliseconds(20);
   rate_bytes_ += bytes;
@@ -151,10 +155,10 @@ void Channel::AddSlice(Unacked record) {
   unacked_.push_back(std::move(record));
 }
 
-// Bounds the bytes in flight on a lane to those it carries within drain_grace: an operation that is
-// cancelled waits for them. `ahead` bytes have left while the slice was in flight, so their rate is
-// a lower limit of the lane's. A lane without a queue may be much faster, and so only slices that
-// took long lower the bound: where none does, nothing is bounded.
+// Limits the bytes in flight on a lane to those it can carry within drain_grace, because a
+// cancelled operation waits for them. `ahead` bytes were sent while the slice was in flight, so
+// their rate is a lower bound of the lane's rate. A lane without a queue may be much faster, so
+// only slices that took long lower the limit; if none did, there is no limit.
 void Channel::MeasureDrain(const Unacked& slice) {
   if (slice.since == Clock::time_point{}) return;
   constexpr microseconds kLeast = milliseconds(250);  // longer than any round trip
@@ -176,7 +180,7 @@ bool Channel::MayWrite(const OperationState& operation) const {
   const bool staged = operation.plan->staged;
   if (staged && !MayStage()) return false;
   const std::uint64_t least = staged ? kStagedWrites : 2 * kAckSlices;
-  const std::uint64_t drainable = std::max<std::uint64_t>(drainable_, 1);  // a slice at any rate
+  const std::uint64_t drainable = std::max<std::uint64_t>(drainable_, 1);  // at least one slice
   return unsent_bytes_ < kUnsentSlices * connection_->config().slice_bytes &&
          unacked_bytes_ + outbox_bytes_ < std::min(Share(operation, least), drainable) &&
          unacked_.size() + outbox_.size() < kMaxUnacked;
@@ -188,17 +192,18 @@ bool Channel::MayRead(const OperationState& operation) const {
          unacked_.size() < kMaxUnacked && MayCopy(operation);
 }
 
-// The most frames that a peer with our settings has in flight on this lane; messages use the first.
+// Limit of the sequenced frames that a peer with our settings has in flight on this lane. The first
+// lane has the messages, too.
 std::size_t Channel::MostSequenced() const {
   const std::size_t messages = index_ == 0 ? connection_->config().max_operations : 0;
   return kMaxUnacked + kMaxReplies + messages;
 }
 
-// Round robin over operations, a slice each.
+// Round robin over the operations, one slice each.
 bool Channel::PumpOne(WorkQueue* work) {
   const std::shared_ptr<OperationState> operation = work->front();
   const auto slice = operation->ledger.Pull();
-  // With its last slice it goes: one that is given back brings it here again.
+  // Remove it after its last slice; a slice that is returned queues it again.
   operation->ledger.left() == 0 ? work->Pop() : work->Rotate();
   if (!slice) return true;
   const auto index = static_cast<std::uint32_t>(*slice);
@@ -214,6 +219,8 @@ bool Channel::PumpOne(WorkQueue* work) {
   return true;
 }
 
+// Sends as much as the limits allow. Called whenever a limit may have moved: new work, an
+// acknowledgement, a sent frame. Restarts the rate measurement if the lane was idle.
 void Channel::PumpOnLoop() {
   if (!up_ || closing_) return;
   FillOutbox();
@@ -225,7 +232,7 @@ void Channel::PumpOnLoop() {
   const auto write = [this](auto* work) {
     return !closed_ && !work->empty() && MayWrite(*work->front()) && PumpOne(work);
   };
-  // In turn: host memory does not wait for slots.
+  // Alternate, so that host memory does not wait for staging slots.
   for (bool moved = true; moved;) {
     moved = write(&writes_);
     moved |= write(&staged_writes_);
@@ -239,7 +246,7 @@ void Channel::SendWriteSlice(const std::shared_ptr<OperationState>& operation,
   Frame* const frame = NewFrame(wire::Type::kWrite, operation->id);
   AppendSlice(plan, slice, &frame->meta, &frame->payload);
   frame->payload_bytes = plan.slices[slice].range.bytes;
-  frame->gift = true;  // the slice is the peer's to acknowledge, and its memory ours until then
+  frame->gift = true;  // zero-copy: the memory is kept until the peer acknowledges the slice
   frame->unsent = frame->payload_bytes;
   unsent_bytes_ += frame->unsent;
   frame->sequenced = true;
@@ -262,6 +269,7 @@ void Channel::SendReadRequest(const std::shared_ptr<OperationState>& operation,
   SendFrame(frame);
 }
 
+// Answers to reads arrive in request order, so the first entry is always the one concerned.
 Channel::ReadSlice Channel::TakeReading() {
   ReadSlice slice = std::move(reading_.front());
   reading_.pop_front();
@@ -272,7 +280,7 @@ Channel::ReadSlice Channel::TakeReading() {
 
 void Channel::Resolve(const std::shared_ptr<OperationState>& operation,
                       const std::optional<Error>& error) {
-  // Stop cannot end the round: the slice being resolved is still under way.
+  // Stop() cannot end the round here: the slice being resolved is still in flight.
   if (error && operation->ledger.Stop(*error)) FERRY_CHECK(false, operation->id);
   if (operation->ledger.Resolve()) connection_->RoundIsOver(operation);
 }
@@ -322,8 +330,8 @@ Channel::Frame* Channel::NewFrame(wire::Type type, std::uint64_t operation_id) {
 }
 
 void Channel::SendFrame(Frame* frame) {
-  // Every frame carries the acknowledgement of all that came before it, up to a refusal that has
-  // yet to be said.
+  // Every frame acknowledges all frames that came before it, up to the first refusal that is not
+  // sent yet.
   told_ = refusals_.Acknowledgeable(finished_);
   untold_bytes_ = 0;
   std::memcpy(frame->meta.data() + offsetof(wire::MessageHeader, ack), &told_, sizeof told_);
@@ -347,6 +355,7 @@ void Channel::TracePayload(const char* what, std::uint64_t bytes, Clock::time_po
   trace->AddInTurn(fmt::format("lane {} {}", index_, what), FormatSize(bytes), since, Clock::now());
 }
 
+// Covers the payload; SendFrame computes the CRC of the metadata, which contains this one.
 void Channel::Checksum(Frame* frame) {
   if (!frame->checked || frame->payload_bytes == 0) return;
   const std::uint32_t crc = Crc32cOf(frame->payload);
@@ -370,7 +379,7 @@ void Channel::SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
   unacked_bytes_ += payload.size();
   frame->sequenced = frame->kept = true;
   ++kept_;
-  // Frames that the peer's own frames have caused.
+  // Frames that answer frames of the peer.
   if (type == wire::Type::kDeclined || type == wire::Type::kShared ||
       type == wire::Type::kUnshared) {
     HoldFrame(frame, kPlainBytes + frame->meta.size());
@@ -378,20 +387,20 @@ void Channel::SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
   }
   unacked_.push_back({std::move(operation), payload.size(), 0, frame, type == wire::Type::kSend});
   Checksum(frame);
-  // Without a lane it leaves with the next one.
+  // Without a lane, the replacement sends it.
   if (up_) SendFrame(frame);
 }
 
 void Channel::SendPlainOnLoop(wire::Type type, std::uint64_t operation_id,
                               std::span<const std::byte> body, std::string_view text) {
-  // Nothing plain is missed that a lost lane takes along: it is said again, or asked for again.
+  // A plain frame may be lost with its lane: it is repeated, or requested again.
   if (closed_ || !up_) return;
   if (bool* const queued = QueuedFlag(type); queued != nullptr && std::exchange(*queued, true)) {
     ack_due_ |= type == wire::Type::kAck;
     pong_due_ |= type == wire::Type::kPong;
     return;
   }
-  if (type == wire::Type::kLaneLost && plain_ >= kMostPlain) return;  // it is said again
+  if (type == wire::Type::kLaneLost && plain_ >= kMostPlain) return;  // it is repeated
   Frame* const frame = NewFrame(type, operation_id);
   frame->meta.insert(frame->meta.end(), body.begin(), body.end());
   wire::AppendText(&frame->meta, text);
@@ -408,7 +417,7 @@ void Channel::OnSent(net::OutFrame* out) {
   counts_.payload_bytes_sent.Add(frame->payload_bytes);
   unsent_bytes_ -= frame->unsent;
   TracePayload("sends", frame->payload_bytes, frame->handed_over);
-  const bool kept = frame->kept;  // until it is settled, which may be here
+  const bool kept = frame->kept;  // until settled, possibly below
   if (frame->plain) OnPlainSent(frame->type);
   if (frame->staged && frame->given) {
     unacked_[sent_].staged = std::exchange(frame->staged, nullptr);
@@ -445,7 +454,7 @@ void Channel::CountFinished(std::uint64_t payload_bytes) {
   if (untold_bytes_ >= many || finished_ - told_ >= kAckFrames) {
     SendAck();
   } else if (!ack_deferred_) {
-    // A moment later it may ride on a frame of ours, or cover more frames of theirs.
+    // Delayed a moment: it may be carried by another frame, or cover more frames.
     ack_deferred_ = true;
     loop_->DeferOnLoop(EventLoop::Defer::kIdle, this);
   }
@@ -459,9 +468,9 @@ void Channel::RunDeferredOnLoop(EventLoop::Defer /*when*/) {
 void Channel::FlushDueAckOnLoop() {
   if (closed_ || !up_) return;
   SendAck();
-  lane_->Flush();  // also what was queued a moment ago
+  lane_->Flush();  // includes frames queued before
   if (closed_ || !up_) return;
-  // One that was queued before may have said less.
+  // An ACK that was queued earlier may acknowledge less.
   SendAck();
   lane_->Flush();
 }
@@ -487,9 +496,9 @@ bool Channel::HoldsWorkOnLoop() const {
 // ---- the end ------------------------------------------------------------------------------------
 
 void Channel::OnClosed(const Error& error) {
-  if (!up_) return;  // it has been given up already
+  if (!up_) return;  // already frozen
   const net::LaneLoss loss = lane_->loss();
-  // The peer has given up the attempt that made this lane, and its connection is as well as ever.
+  // The peer has cancelled the attempt that made this lane; the connection is not affected.
   if (!heard_ && (loss == net::LaneLoss::kPeerClosed || loss == net::LaneLoss::kReset)) {
     GoDownOnLoop();
     DropAnswers();
@@ -500,7 +509,7 @@ void Channel::OnClosed(const Error& error) {
     DropAnswers();
     return connection_->LaneLost(index_, error, loss);
   }
-  // First, so that no operation ends by the loss of a connection that is not lost yet.
+  // First, so that no operation fails with the loss of a connection that is still up.
   if (loss == net::LaneLoss::kPeerClosed) {
     connection_->PeerClosedLane(index_, error);
   } else {
@@ -512,14 +521,14 @@ void Channel::OnClosed(const Error& error) {
 void Channel::CloseOnLoop(const Error& error) {
   closing_ = true;
   if (!closed_) AwaitCopies();
-  // Where this side closes, the peer's last frames have been dealt with, and their operations ended
-  // well: it must hear that before it hears the end.
+  // This side closes: the peer's last frames were processed and their operations succeeded, which
+  // the peer must learn before the close.
   if (error.code() == Code::kCancelled) FlushDueAckOnLoop();
   if (std::exchange(closed_, true)) return;
   up_ = false;
   closed_by_ = error;
-  // Data that the peer has not acknowledged belongs to operations that end now: it must not take
-  // it.
+  // Unacknowledged data belongs to operations that end now: reset the lane so that the peer does
+  // not accept it.
   const bool owes_data = std::any_of(unacked_.begin(), unacked_.end(), [](const Unacked& frame) {
     return frame.operation != nullptr || frame.reply;
   });
@@ -528,7 +537,7 @@ void Channel::CloseOnLoop(const Error& error) {
   writes_.Clear();
   staged_writes_.Clear();
   reads_.Clear();
-  std::vector<std::shared_ptr<OperationState>> late;  // with the connection
+  std::vector<std::shared_ptr<OperationState>> late;  // shared with the connection
   for (Unacked& frame : std::exchange(unacked_, {})) {
     if (frame.operation && IsCopyHere(*frame.operation, frame.slice)) {
       late.push_back(std::move(frame.operation));
@@ -538,7 +547,7 @@ void Channel::CloseOnLoop(const Error& error) {
     frame.pin.Release();
     LetGoOfSlot(&frame);
   }
-  // With the connection, which ends them.
+  // Shared with the connection, which ends them.
   std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>> unsent;
   DropOutbox(&unsent);
   for (const auto& [operation, slice] : unsent) Resolve(operation, error);
@@ -553,13 +562,13 @@ void Channel::CloseOnLoop(const Error& error) {
   incoming_region_.Release();
   incoming_receive_.reset();
   if (!late.empty()) return EndLate(std::move(late), error);
-  // By way of the queue: this may be a callback of the lane, which must have returned before the
-  // connection, and the lane with it, can go.
+  // Posted, because this may be a callback of the lane, which must return before the connection,
+  // and the lane with it, can be destroyed.
   connection_->PostChannelClosed(this);
 }
 
-// Reads that the peer may be copying into memory of ours at this moment, and of which it cannot say
-// any more when it is done.
+// Ends reads that the peer may be copying into our memory right now: without the lane it cannot
+// report when the copy is done.
 void Channel::EndLate(std::vector<std::shared_ptr<OperationState>> late, const Error& error) {
   loop_->AddTimerOnLoop(
       Clock::now() + connection_->config().drain_grace + kLateCopies,

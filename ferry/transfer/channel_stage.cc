@@ -1,3 +1,4 @@
+// Staging: copies a lane's payloads between GPU memory and pinned slots.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -10,29 +11,30 @@
 #include "ferry/transfer/channel_hold.h"
 #include "ferry/transfer/connection_core.h"
 
-// GPU memory on its way to and from a lane. What is sent is gathered into slots of pinned memory a
-// few slices ahead of the socket; what is received goes into a slot first, and counts as dealt with
-// when it is in its place. A slot is held by a lane only while the lane can use it at once, or has
-// it in a socket: slots are shared by all connections.
+// How a lane sends and receives GPU memory. Data to send is gathered into slots of pinned memory a
+// few slices ahead of the socket; received data goes into a slot first, and counts as processed
+// once it is in place. A lane holds a slot only while it can use the slot at once or has it in a
+// socket, because all connections share the slots.
 //
-// Copies under way outlive nothing: a lane that goes down, or closes, waits for its own, which
-// takes as long as the GPU has copies queued, well under a millisecond.
+// A lane that freezes or closes waits for its copies in flight, which takes as long as the copies
+// queued on the GPU, well under a millisecond.
 namespace ferry::transfer {
 namespace {
 
-// Slots to send from that a lane may always have, and those that it may have while more than half
-// of all are free. Between two H200 over 16 lanes of loopback 8 for each lane carried 41 GB/s, 12
-// carried 43 and 16 carried 45 (docs/results.md).
+// Slots for sending that a lane may always hold, and those that it may hold while more than half of
+// all slots are free. Measured between two H200 over 16 lanes of loopback: 8 per lane carried 41
+// GB/s, 12 carried 43 and 16 carried 45 (docs/results.md).
 constexpr std::size_t kOwnSlots = 4;
 constexpr std::size_t kMostSlots = 16;
-// Those that a lane may have at first; one more with each slice that it has handed to its socket.
-// GPUs copy in the order in which lanes ask, and the last lane would wait until all others have
-// their most: with this reads of 64 MiB are 4 % faster, of 256 MiB 2 %, and writes no slower.
+// Slots that a lane may hold at first; the limit grows by one with each slice handed to the socket.
+// GPUs copy in the order in which lanes ask, and without this the last lane would wait until all
+// others have their maximum. It makes reads of 64 MiB 4 % faster and of 256 MiB 2 %; writes are not
+// slower.
 constexpr std::size_t kFirstSlots = 2;
-// A lane that stages nothing for this long begins anew.
+// After staging nothing for this long a lane starts with kFirstSlots again.
 constexpr auto kStandstill = microseconds(50);
 
-// The number in a frame's header.
+// The operation id in a frame's header.
 std::uint64_t OperationIn(const net::OutFrame& frame) {
   wire::MessageHeader header;
   FERRY_CHECK(wire::MetaReader(frame.meta).Read(&header), frame.meta.size());
@@ -42,10 +44,9 @@ std::uint64_t OperationIn(const net::OutFrame& frame) {
 bool IsOver(const StagedCopy& copy) { return copy.over.load(std::memory_order_acquire); }
 
 Error CopyStuck() {
-  return Error(Code::kDeviceLost,
-               fmt::format("a GPU did not finish a copy within {} s; look for errors of the driver "
-                           "(dmesg, Xid), and begin the process anew",
-                           kCopyPatience.count()));
+  return Error(Code::kDeviceLost, fmt::format("a GPU did not finish a copy within {} s; check for "
+                                              "driver errors (dmesg, Xid), and restart the process",
+                                              kCopyPatience.count()));
 }
 
 }  // namespace
@@ -58,7 +59,7 @@ UniqueFunction<void()> Channel::TellOfCopies() {
 }
 
 void Channel::OnCopiesOverOnLoop() {
-  (void)told_of_copies_.exchange(false);  // before looking
+  (void)told_of_copies_.exchange(false);  // before the check
   if (closed_) return;
   SettleLandings();
   if (up_ && std::exchange(waits_for_copies_, false)) lane_->Resume();
@@ -76,7 +77,7 @@ void Channel::AwaitCopies() {
   }
   if (!all) Log(LogLevel::kError, "transfer", "{}", CopyStuck().message());
   SettleLandings();
-  while (!landings_.empty()) {  // stuck
+  while (!landings_.empty()) {  // the GPU is stuck
     const Landing landing = std::move(landings_.front());
     landings_.pop_front();
     copied_here_bytes_ -= landing.copied;
@@ -89,12 +90,13 @@ void Channel::AwaitCopies() {
 
 // ---- from GPU memory ----------------------------------------------------------------------------
 
-// Whether a slice that is pulled now is sent before long.
+// Whether a slice that is pulled now would be sent soon.
 bool Channel::MayStage() const {
   const bool waits = !outbox_.empty() && outbox_.back().stager && !outbox_.back().copy;
   return slots_out_ < slots_allowed_ && !waits;
 }
 
+// The frame's payload lists GPU addresses until Stage() turns them into blocks.
 void Channel::StageWrite(const std::shared_ptr<OperationState>& operation, std::uint32_t slice) {
   const Plan& plan = *operation->plan;
   Frame* const frame = NewFrame(wire::Type::kWrite, operation->id);
@@ -111,7 +113,7 @@ void Channel::StageWrite(const std::shared_ptr<OperationState>& operation, std::
   Stage(std::move(staged));
 }
 
-// To a read of what is in pieces_.
+// Stages the answer to a read of the memory in pieces_.
 void Channel::StageAnswer(Frame* frame, RegionPin pin, std::uint32_t slice) {
   Staged staged;
   staged.frame = frame;
@@ -127,6 +129,7 @@ void Channel::StageAnswer(Frame* frame, RegionPin pin, std::uint32_t slice) {
   Stage(std::move(staged));
 }
 
+// A plain frame: not acknowledged, because the peer requests a read again if its lane is lost.
 Channel::Frame* Channel::NewRefusal(std::uint64_t operation_id, std::uint32_t slice,
                                     const Error& error) {
   wire::RefuseBody refusal;
@@ -141,7 +144,7 @@ Channel::Frame* Channel::NewRefusal(std::uint64_t operation_id, std::uint32_t sl
   return frame;
 }
 
-// Behind what is in the outbox: a peer hears of its reads in their order.
+// Queued behind the outbox, because the peer expects answers to its reads in order.
 void Channel::RefuseRead(std::uint64_t operation_id, std::uint32_t slice, const Error& error) {
   connection_->CountRefusal(error);
   Frame* const refusal = NewRefusal(operation_id, slice, error);
@@ -151,12 +154,15 @@ void Channel::RefuseRead(std::uint64_t operation_id, std::uint32_t slice, const 
   Stage(std::move(staged));
 }
 
+// The pin moves from the entry to its copy when the copy begins; answers from host memory keep it
+// in the record.
 const RegionPin& Channel::PinOf(const Staged& staged) {
   if (staged.copy) return staged.copy->pin;
   return staged.stager != nullptr ? staged.pin : staged.record.pin;
 }
 
-// Answers from the region that wait for slots, which may take as long as other peers hold them.
+// Refuses answers from the region that wait for slots: that can take as long as other peers hold
+// the slots.
 void Channel::RefuseWaiting(const RegionState* region) {
   for (Staged& staged : outbox_) {
     if (staged.copy || PinOf(staged).get() != region) continue;
@@ -173,7 +179,7 @@ void Channel::RefuseWaiting(const RegionState* region) {
 }
 
 void Channel::DropStoppedOnLoop() {
-  std::vector<std::shared_ptr<OperationState>> stopped;  // each slice; with the connection
+  std::vector<std::shared_ptr<OperationState>> stopped;  // one entry per slice
   const auto goes = [&](Staged& staged) {
     const auto& operation = staged.record.operation;
     if (staged.copy || !operation || !operation->ledger.error()) return false;
@@ -188,7 +194,7 @@ void Channel::DropStoppedOnLoop() {
   PumpOnLoop();
 }
 
-// The payload of the frame is the memory it comes from.
+// On entry the frame's payload is the GPU memory to copy from.
 void Channel::Stage(Staged staged) {
   if (staged.stager != nullptr) {
     staged.blocks.reserve(staged.frame->payload.size());
@@ -206,7 +212,7 @@ void Channel::Stage(Staged staged) {
   FillOutbox();
 }
 
-// Begins copies, in order, as long as there are slots.
+// Begins copies in order while there are slots.
 void Channel::FillOutbox() {
   if (!up_ || closing_) return;
   for (Staged& staged : outbox_) {
@@ -215,6 +221,8 @@ void Channel::FillOutbox() {
   }
 }
 
+// Returns false if there is no slot yet. Up to kOwnSlots are queued for; further ones are only
+// taken if spare, so that lanes that have none come first.
 bool Channel::TakeSlotFor(Staged* staged) {
   Stager* const stager = staged->stager;
   std::optional<StageSlot> slot;
@@ -230,16 +238,17 @@ bool Channel::TakeSlotFor(Staged* staged) {
   } else if (slots_out_ < kMostSlots) {
     slot = stager->TakeSpare(StageWay::kToNetwork);
   }
-  if (!slot) return false;  // when one of those that it has is sent, it looks again
+  if (!slot) return false;  // retried when one of its slots is sent
   BeginGatherFor(staged, *std::move(slot));
   return true;
 }
 
+// A slot was granted after a wait. `this` is valid: the callback keeps the connection alive.
 void Channel::OnSlotToSendOnLoop(Stager* stager, StageSlot slot) {
   const auto it = std::find_if(outbox_.begin(), outbox_.end(), [&](const Staged& staged) {
     return staged.asked && staged.stager == stager;
   });
-  if (it == outbox_.end()) return;  // the lane has gone down meanwhile: the slot is for others
+  if (it == outbox_.end()) return;  // frozen meanwhile: leave the slot to others
   it->asked = false;
   BeginGatherFor(&*it, std::move(slot));
   FillOutbox();
@@ -247,7 +256,7 @@ void Channel::OnSlotToSendOnLoop(Stager* stager, StageSlot slot) {
 
 void Channel::BeginGatherFor(Staged* staged, StageSlot slot) {
   Frame* const frame = staged->frame;
-  // A peer may ask for nothing.
+  // A peer may request zero bytes.
   if (frame->payload_bytes > 0) {
     frame->payload.assign(1, {slot.memory().data(), frame->payload_bytes});
   }
@@ -258,6 +267,8 @@ void Channel::BeginGatherFor(Staged* staged, StageSlot slot) {
   BeginGather(staged->stager, staged->copy, staged->blocks, TellOfCopies());
 }
 
+// Sends finished entries from the front only: frames leave in the order of the outbox, even if a
+// later copy ends first.
 void Channel::SendStaged() {
   while (up_ && !closed_ && !outbox_.empty()) {
     const Staged& front = outbox_.front();
@@ -269,6 +280,8 @@ void Channel::SendStaged() {
   FillOutbox();
 }
 
+// Sends an entry whose copy has ended. If the copy failed, or the operation was stopped meanwhile,
+// the slice is resolved or the read is refused instead.
 void Channel::SendOneStaged(Staged staged) {
   Frame* const frame = staged.frame;
   if (frame->plain) return SendFrame(frame);
@@ -309,8 +322,8 @@ void Channel::LetGoOfSlot(Holder* holder) {
 template void Channel::LetGoOfSlot(Channel::Frame* holder);
 template void Channel::LetGoOfSlot(Channel::Unacked* holder);
 
-// With nothing under way. Slices of writes are put into `unsent`; a peer asks again for what it
-// wished to read.
+// Requires that no copy is in flight. Puts slices of writes into `unsent`; the peer requests its
+// reads again.
 void Channel::DropOutbox(
     std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>>* unsent) {
   for (Staged& staged : std::exchange(outbox_, {})) {
@@ -329,7 +342,7 @@ void Channel::DropOutbox(
 
 // ---- into GPU memory ----------------------------------------------------------------------------
 
-// Turns pieces_ from the payload's memory into a slot's, or pauses until there is one.
+// Replaces the addresses in pieces_ by a slot, or pauses until a slot is free.
 Result<net::Placement> Channel::PlaceInSlot(Stager* stager, std::uint64_t payload_bytes) {
   if (given_by_ != stager) given_.Release();
   std::optional<StageSlot> slot;
@@ -365,7 +378,7 @@ void Channel::OnSlotToLandOnLoop(Stager* stager, StageSlot slot) {
   lane_->Resume();
 }
 
-// What has just been received into a slot goes where it belongs.
+// Starts the copy of a payload that was just received into a slot.
 void Channel::Land(std::shared_ptr<OperationState> read) {
   const std::shared_ptr<StagedCopy> copy = std::exchange(incoming_copy_, nullptr);
   copy->pin = std::move(incoming_region_);
@@ -373,7 +386,7 @@ void Channel::Land(std::shared_ptr<OperationState> read) {
   BeginScatter(incoming_stager_, copy, incoming_blocks_, TellOfCopies());
 }
 
-// Whoever takes a region back takes its memory, too.
+// Whoever deregisters a region may free its memory, so wait for copies into it.
 void Channel::AwaitLandingsIn(const RegionState* region) {
   const Deadline deadline = Deadline::After(kCopyPatience);
   bool any = false;

@@ -1,3 +1,4 @@
+// Tests that checksums detect corruption that TCP's own checksum has missed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,7 +9,7 @@
 #include "ferry/net/testing/fault_proxy.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
-// What a network changes that TCP's own checksum has let pass.
+// The network changes bytes in a way that TCP's own checksum does not detect.
 namespace ferry::transfer {
 namespace {
 
@@ -20,7 +21,7 @@ constexpr std::size_t kSummedBytes = 50'000;  // in slices of 4 KiB
 
 class ChecksumTest : public ::testing::Test {
  protected:
-  // One lane, through a proxy; `near` has called.
+  // One lane, through a proxy; `near` dials.
   void Connect(const std::string& near, const std::string& far) {
     Config config = SmallSlices(1, 1);
     config.checksum = far;
@@ -32,14 +33,14 @@ class ChecksumTest : public ::testing::Test {
         Must(link_.near.endpoint->Connect(proxy_->address().ToString(), Soon()));
     link_.far.connection = Must(link_.far.endpoint->Accept(Soon()));
     ASSERT_TRUE(Works(&link_));
-    // Takes along what `near` still has to acknowledge: then nothing goes ahead of what a test
+    // Flushes the acknowledgement that `near` still owes, so that nothing precedes what a test
     // sends.
     ASSERT_TRUE(EndsOk(link_.near.connection->Notify(RandomBytes(1, 1))));
     ASSERT_TRUE(link_.far.connection->TakeNotification(Soon()));
     local_ = Must(link_.near.endpoint->Register(here_.span(), Rights::kNone));
     remote_ = Must(link_.far.endpoint->Register(there_.span(), Rights::kReadWrite));
   }
-  // The byte that is so far from the present end of what has been sent that way.
+  // Corrupts the byte at this distance from the current end of the data sent in that direction.
   void CorruptAhead(ProxyDirection direction, std::uint64_t bytes) {
     proxy_->CorruptAt(direction, proxy_->forwarded(direction) + bytes);
   }
@@ -100,7 +101,7 @@ TEST_F(ChecksumTest, AMessageThatChangesOnItsWayEndsAtBothSides) {
   Connect("on", "on");
   std::vector<std::byte> buffer(kSummedBytes);
   Operation receive = Must(link_.far.connection->Recv(1, kWholeTag, buffer));
-  ASSERT_TRUE(Works(&link_));  // and so it is posted before the message comes
+  ASSERT_TRUE(Works(&link_));  // so the receive is posted before the message arrives
   CorruptAhead(ProxyDirection::kToTarget, 500);
   EXPECT_TRUE(EndsWith(Code::kCorrupt, link_.near.connection->Send(1, here_.span().first(1000))));
   EXPECT_TRUE(EndsWith(Code::kCorrupt, receive));
@@ -114,7 +115,7 @@ TEST_F(ChecksumTest, ANotificationThatChangesOnItsWayIsNotDelivered) {
   EXPECT_FALSE(link_.far.connection->TakeNotification(Now()));
 }
 
-// Where bytes go is not believed when a network has changed it.
+// A corrupted address must not decide where bytes are written.
 TEST_F(ChecksumTest, AByteOfTheMetadataThatChangesEndsTheConnectionBeforeAnythingIsPutInPlace) {
   for (const std::uint64_t at : {20U, 45U, 60U, 66U}) {  // header, key, offset, length
     SCOPED_TRACE("byte " + std::to_string(at));

@@ -1,3 +1,4 @@
+// Implements the public handles Region, PreparedTransfer and Connection.
 #include "ferry/transfer/connection.h"
 
 #include <fmt/core.h>
@@ -13,21 +14,21 @@
 namespace ferry::transfer {
 namespace {
 
-// "part 2: ..." where there are several.
+// Prefixes the error with "part 2: " if there are several parts.
 Error InPart(const Error& error, std::size_t index, std::size_t parts) {
   if (parts == 1) return error;
   return Error(error.code(), fmt::format("part {}: {}", index, error.message()));
 }
 
-// Whether the regions of a part may be used for a transfer with this peer.
+// Checks that the regions of a part may be used for a transfer with this peer.
 Status CheckRegions(const TransferPart& part, Rights wanted, const Uuid& peer) {
   if (part.local == nullptr || part.remote == nullptr) {
     return Error(Code::kInvalidArgument, "a local and a remote region must be given");
   }
   if (part.remote->endpoint != peer) {
     return Error(Code::kInvalidArgument,
-                 fmt::format("the remote region is of endpoint {}, the connection goes to {}; use "
-                             "a key of that one",
+                 fmt::format("the remote region belongs to endpoint {}, but the connection goes to "
+                             "{}; use a key of the connection's endpoint",
                              part.remote->endpoint.ToString(), peer.ToString()));
   }
   if (!Includes(part.remote->rights, wanted)) {
@@ -86,11 +87,12 @@ void Region::Withdraw(const Uuid& peer) {
 Status Region::Deregister(Deadline deadline) {
   if (state_.forked()) return MadeBeforeFork("region");
   endpoint_->regions().Remove(state_.get());
-  // What nobody is inside of needs no lane to let go.
+  // If nobody is inside, no lane has to release the region.
   const bool drained = state_->gate.WaitDrained(Deadline::After(Clock::duration::zero()));
   endpoint_->RevokeEverywhere(state_.get(), drained);
   if (drained) return Ok();
-  // Peers that are reading let go when they have acknowledged the data: they get some time for it.
+  // Peers that are reading release the region when they have acknowledged the data: give them time
+  // for that.
   const Deadline grace = Deadline::After(endpoint_->config().drain_grace);
   if (state_->gate.WaitDrained(deadline.Sooner(grace))) return Ok();
   if (grace.expired()) {
@@ -125,8 +127,8 @@ Result<RemoteRegion> Connection::Import(std::span<const std::byte> key) const {
   FERRY_TRY_ASSIGN(RemoteRegion region, RemoteRegion::Parse(key));
   if (region.endpoint != core_->peer().endpoint) {
     return Error(Code::kInvalidArgument,
-                 fmt::format("this key is of endpoint {}, the connection goes to {} at {}; use the "
-                             "connection to the key's owner, or a key of this one",
+                 fmt::format("this key belongs to endpoint {}, but the connection goes to {} at "
+                             "{}; use a connection to the key's owner, or a key of this peer",
                              region.endpoint.ToString(), core_->peer().endpoint.ToString(),
                              core_->peer_name()));
   }
@@ -172,7 +174,7 @@ Result<PreparedTransfer> Connection::Prepare(Direction direction, std::vector<Tr
   return PreparedTransfer(std::move(plan));
 }
 
-// Decides how the parts go, and cuts them up for that.
+// Chooses the path of each part, and cuts the parts into slices accordingly.
 Result<std::shared_ptr<const Plan>> Connection::Route(Direction direction,
                                                       std::vector<PlanPart> parts,
                                                       Deadline deadline) const {
@@ -206,8 +208,8 @@ Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
   const Config& config = core_->config();
   if (core_->in_flight() >= config.max_operations) {
     return Error(Code::kUnavailable,
-                 fmt::format("{} operations are under way to {}, the most allowed "
-                             "(FERRY_MAX_OPERATIONS); wait for some",
+                 fmt::format("{} operations to {} are in flight, which is the limit "
+                             "(FERRY_MAX_OPERATIONS); wait for some to end",
                              core_->in_flight(), core_->peer_name()));
   }
   if (core_->lost()) return core_->LostError();
@@ -220,7 +222,7 @@ Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
   state->deadline = deadline ? *deadline : Deadline::After(config.operation_timeout);
   core_->Submit(state);
   if (mark) {
-    // Afterwards, so that the operation is in its table when it is to begin.
+    // Done last, so that the operation is in its table when the mark is reached.
     endpoint_->stream_watch().When(std::move(mark),
                                    [core = core_.get(), state](const Status& reached) {
                                      core->StreamReached(state, reached);
@@ -229,8 +231,8 @@ Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
   return Operation(std::move(state), core_.get(), endpoint_.get());
 }
 
-// What was prepared on another connection to this peer, which knows the memory by other numbers, or
-// with a share that is gone, is routed anew.
+// Routes a transfer anew if it was prepared on another connection to this peer, which uses other
+// share numbers, or if one of its shares is gone.
 Result<std::shared_ptr<const Plan>> Connection::UseShares(std::shared_ptr<const Plan> plan,
                                                           Deadline deadline) const {
   GpuSharing& sharing = core_->sharing();
@@ -255,7 +257,7 @@ Result<Operation> Connection::Post(Direction direction, const PreparedTransfer& 
   }
   if (options.notification.size() > kMaxNotificationBytes) {
     return Error(Code::kInvalidArgument,
-                 fmt::format("the notification has {} bytes, {} is the most; send it as a message",
+                 fmt::format("the notification has {} bytes, the limit is {}; send it as a message",
                              options.notification.size(), kMaxNotificationBytes));
   }
   auto state = std::make_shared<OperationState>();
@@ -344,10 +346,10 @@ Result<Operation> Connection::Recv(std::uint64_t tag, std::uint64_t mask,
 Result<Operation> Connection::Notify(std::span<const std::byte> bytes,
                                      const NotifyOptions& options) {
   if (bytes.empty() || bytes.size() > kMaxNotificationBytes) {
-    return Error(Code::kInvalidArgument,
-                 fmt::format("a notification has 1 to {} bytes, not {}; send larger things as "
-                             "messages",
-                             kMaxNotificationBytes, bytes.size()));
+    return Error(
+        Code::kInvalidArgument,
+        fmt::format("a notification has 1 to {} bytes, not {}; send larger data as messages",
+                    kMaxNotificationBytes, bytes.size()));
   }
   auto state = std::make_shared<OperationState>();
   state->kind = OperationKind::kNotify;
@@ -360,7 +362,7 @@ Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
   std::vector<std::byte> bytes;
   bool taken = false;
   const auto ready = [&] {
-    // Not lost(): when one lane is lost others may still bring notifications.
+    // Not lost(): after one lane is lost, others may still bring notifications.
     const bool closed = core_->closed();
     taken = taken || core_->TakeNotification(&bytes);
     return taken || closed;
@@ -368,8 +370,9 @@ Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
   (void)core_->home()->DriveUntil(ready, deadline, core_->config().spin);
   if (taken) return bytes;
   if (core_->closed()) return core_->LostError();
-  return Error(Code::kTimedOut,
-               fmt::format("no notification came from {} in time", core_->peer_name()));
+  return Error(Code::kTimedOut, fmt::format("no notification arrived from {} before the deadline; "
+                                            "wait longer, or check that the peer sends one",
+                                            core_->peer_name()));
 }
 
 Result<Readiness> Connection::NotificationReadiness() const {

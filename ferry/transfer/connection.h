@@ -1,3 +1,4 @@
+// Public handles for registered memory, prepared transfers and connections.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -28,8 +29,9 @@ struct PlanPart;
 struct OperationState;
 struct RegionState;
 
-// Memory that transfers may use. Move-only; deregisters when it goes, which waits for the
-// operations and peers that are in the memory right now.
+// Registered memory that transfers may use. Move-only. The destructor deregisters, which blocks
+// until operations and peers that are inside the memory have left it. All methods may be called
+// from any thread.
 class Region {
  public:
   Region(std::shared_ptr<RegionState> state, std::shared_ptr<EndpointCore> endpoint);
@@ -42,14 +44,17 @@ class Region {
   // to this endpoint, may use the region as its rights say.
   std::vector<std::byte> key() const;
   RemoteRegion remote() const;
-  // A key that only the peer with this endpoint id may use, for these rights, whatever the region
-  // allows others: register with Rights::kNone and give each peer its own. It ends with the region,
-  // or by Withdraw(). Errors: kInvalidArgument for a region that was deregistered.
+  // A key that only the peer with this endpoint id may use, limited to `rights`, independent of the
+  // rights that the region grants to all peers: register with Rights::kNone and give each peer its
+  // own key. The key is valid until the region is deregistered or Withdraw() is called. Errors:
+  // kInvalidArgument if the region was deregistered.
   Result<std::vector<std::byte>> KeyFor(const Uuid& peer, Rights rights);
-  // Refuses what the peer begins from now on by keys of its own; what is under way goes on.
+  // Revokes all keys that KeyFor() made for `peer`: accesses that begin later are refused, accesses
+  // in flight continue.
   void Withdraw(const Uuid& peer);
-  // Refuses further use by anybody, then waits until nobody touches the memory: after kOk it may be
-  // freed. kTimedOut leaves it refused but perhaps still touched; call again.
+  // Refuses further use of the region, then blocks until nobody touches the memory or `deadline`
+  // passes. After kOk the memory may be freed. kTimedOut: new accesses stay refused but the memory
+  // may still be touched; call again.
   Status Deregister(Deadline deadline = Deadline::Never());
 
  private:
@@ -58,16 +63,16 @@ class Region {
   ProcessShared<EndpointCore> endpoint_;  // with its other handles
 };
 
-// Blocks between one region here and one at the peer; offsets count from the regions' starts. For a
-// write `dst` is the peer's side, for a read it is ours.
+// Blocks between one local and one remote region. Offsets are in bytes from the start of each
+// region. For a write `dst` is the remote side, for a read the local side.
 struct TransferPart {
   const Region* local = nullptr;
   const RemoteRegion* remote = nullptr;
   BlockList blocks;
 };
 
-// A checked transfer, for any number of posts on connections to its peer; cheap to copy. The
-// regions must stay registered while posts of it are under way.
+// A validated transfer that can be posted any number of times on connections to the same peer.
+// Cheap to copy. Its regions must stay registered while an operation that uses it is in flight.
 class PreparedTransfer {
  public:
   Direction direction() const noexcept;
@@ -86,27 +91,27 @@ class PreparedTransfer {
 
 struct ConnectionInfo {
   std::string provider;
-  std::string peer;      // address
+  std::string peer;      // address of the peer
   std::string endpoint;  // the peer's id
   std::vector<net::LaneInfo> lanes;
-  std::size_t bulk_lanes =
-      0;  // of them, that carry large transfers: of three or more not the first
-  std::uint64_t refused_accesses = 0;  // of the peer, by our checks
-  bool checksums = false;              // agreed for everything, by config.checksum of either side
+  std::size_t bulk_lanes = 0;  // lanes for large transfers: all but the first of three or more
+  std::uint64_t refused_accesses = 0;  // accesses of the peer that our checks refused
+  bool checksums = false;              // on for all transfers: config.checksum of either side
 };
 
-// A connection to one peer; copyable handle, any thread. Closed by Close(), or with its endpoint;
-// not by letting go of the handle: the peer may still be using it one-sidedly.
+// A connection to one peer. A copyable handle; all methods may be called from any thread. Close()
+// or the end of the endpoint closes it; dropping the handle does not, because the peer may still be
+// using one-sided operations.
 //
-// Every operation that a call returns ends exactly once, in bounded time: ok, kCancelled,
-// kTimedOut, kRefused or kPeerLost. Memory given to it must stay valid, and for a write or send
-// unchanged, until then; after the end nothing here touches it.
+// Every operation that a call returns ends exactly once, in bounded time: ok, or with an error such
+// as kCancelled, kTimedOut, kRefused or kPeerLost. Its memory must stay valid until then, and for a
+// write or send unchanged; afterwards the library no longer touches it.
 class Connection {
  public:
   Connection(std::shared_ptr<ConnectionCore> core, std::shared_ptr<EndpointCore> endpoint);
 
-  // Errors: kInvalidArgument for bytes that are no key, or the key of another endpoint than the
-  // peer.
+  // Parses a key that the peer made with Region::key() or KeyFor(). Errors: kInvalidArgument for
+  // malformed bytes or the key of another endpoint.
   Result<RemoteRegion> Import(std::span<const std::byte> key) const;
 
   // Checks blocks and rights, merges neighbours, cuts into slices. Can block where both regions are
@@ -133,7 +138,7 @@ class Connection {
                          const RemoteRegion& remote, std::uint64_t remote_offset,
                          std::uint64_t bytes, const ReadOptions& options = {});
 
-  // Ends when the peer has the whole message (for a large one: when its receive has). Empty
+  // Ends when the peer has the whole message; a large message ends when its receive has it. Empty
   // messages are allowed.
   Result<Operation> Send(std::uint64_t tag, std::span<const std::byte> message,
                          const SendOptions& options = {});
@@ -146,21 +151,22 @@ class Connection {
   Result<Operation> Notify(std::span<const std::byte> bytes, const NotifyOptions& options = {});
   // The oldest notification. Errors: kTimedOut, kPeerLost (after the last one was taken).
   Result<std::vector<std::byte>> TakeNotification(Deadline deadline);
-  // Readable while TakeNotification() would not wait. Errors: kUnavailable (descriptors).
+  // A descriptor that is readable while TakeNotification() would not block. Errors: kUnavailable
+  // (out of file descriptors).
   Result<Readiness> NotificationReadiness() const;
 
   ConnectionInfo Info() const;
-  // The id of the endpoint at the other end, which it has introduced itself by.
+  // Endpoint id of the peer, as it gave it in the handshake.
   const Uuid& peer() const noexcept;
-  // What has gone through it so far; see counters.h. Also after its end.
+  // Counters of this connection so far (counters.h); valid after it has ended, too.
   ConnectionCounters Counters() const;
-  // The last things that happened to it, the oldest first: lanes lost, suspected and replaced,
-  // links that changed, accesses refused, operations that ended badly. Of what repeats the 1st,
-  // 2nd, 4th, 8th time is kept. The log has them, too, where the connection is lost.
+  // The latest events of this connection, oldest first: lanes lost, suspected and replaced, link
+  // changes, refused accesses, operations that failed. Of a repeated event the 1st, 2nd, 4th, 8th
+  // ... are kept. They are also logged when the connection is lost.
   std::vector<ConnectionEvent> Events() const;
   bool lost() const noexcept;
-  // Ends every operation by kCancelled, then closes; the peer sees kPeerLost. Returns when nothing
-  // touches memory any more.
+  // Ends every operation with kCancelled, then closes; the peer sees kPeerLost. Blocks until
+  // nothing touches memory any more.
   void Close();
 
  private:
@@ -175,8 +181,8 @@ class Connection {
   Result<Operation> Submit(std::shared_ptr<OperationState> state, std::optional<Deadline> deadline,
                            std::optional<cuda::StreamRef> after);
 
-  ProcessShared<ConnectionCore> core_;    // with the endpoint's table until it is closed
-  ProcessShared<EndpointCore> endpoint_;  // with its other handles
+  ProcessShared<ConnectionCore> core_;    // shared with the endpoint's table until closed
+  ProcessShared<EndpointCore> endpoint_;  // shared with other handles of the endpoint
 };
 
 }  // namespace ferry::transfer

@@ -1,3 +1,4 @@
+// Operations of a connection: begin, deadlines, liveness and the end.
 #include "ferry/transfer/connection_core.h"
 
 #include <fmt/core.h>
@@ -34,7 +35,7 @@ void ConnectionCore::StartOnLoop() {
   if (ending_) return;
   started_ = true;
   if (failed_early_) return FailOnLoop(*failed_early_);
-  if (lost_.load()) return;  // LaneFailed is about to tell
+  if (lost_.load()) return;  // LaneFailed will report it
   next_beat_ = Clock::now();
   for (LaneLife& life : lives_) life.heard_at = next_beat_;
   OnEveryLane([](Channel& lane) { lane.BeatOnLoop(/*heard=*/false); }, [] {});
@@ -44,7 +45,7 @@ void ConnectionCore::StartOnLoop() {
 
 // ---- from the application -----------------------------------------------------------------------
 
-// Ends the operation even if the loop was stopped before it could run this.
+// Ends the operation even if the loop stops before it could run this task.
 struct ConnectionCore::Begin {
   std::shared_ptr<ConnectionCore> connection;
   Op operation;
@@ -63,8 +64,8 @@ struct ConnectionCore::Begin {
 
 void ConnectionCore::Submit(Op operation) {
   in_flight_.fetch_add(1);
-  // With nothing of ours on the wire the calling thread sends at once; otherwise the loop has a
-  // turn coming, in which what has gathered by then leaves in one system call.
+  // If none of our data is in flight the calling thread sends at once. Otherwise the loop has a
+  // turn coming, and what has queued up by then is sent in one system call.
   const bool at_once =
       !PutsBytesOnTheWire(operation->kind) || sending_.fetch_add(1, std::memory_order_relaxed) == 0;
   Begin begin(shared_from_this(), std::move(operation));
@@ -107,7 +108,7 @@ bool ConnectionCore::TakeNotification(std::vector<std::byte>* bytes) {
   notifications_.pop_front();
   notification_bytes_ -= bytes->size();
   memory_.RemoveTried(kKeptRecordBytes + bytes->size());
-  // ChannelClosedOnLoop() sets the flag for good, under the mutex, after it has stored closed_.
+  // ChannelClosedOnLoop() stores closed_ first, then sets the flag for good under the mutex.
   if (notifications_.empty() && !closed()) notification_ready_.Set(false);
   return true;
 }
@@ -127,6 +128,7 @@ ConnectionCore::Op ConnectionCore::FindOnLoop(std::uint64_t id) const {
   return operations_.Find(id);
 }
 
+// The deadline counts from here, also while the operation waits for its stream.
 void ConnectionCore::BeginOnLoop(const Op& operation) {
   operation_counts_[static_cast<std::size_t>(operation->kind)].begun.Add();
   operations_.Insert(operation, operation->deadline);
@@ -135,17 +137,19 @@ void ConnectionCore::BeginOnLoop(const Op& operation) {
   if (!operation->waits_for_stream) BeginNowOnLoop(operation);
 }
 
+// The operation may have been cancelled or timed out while it waited.
 void ConnectionCore::StreamReached(Op operation, const Status& reached) {
   home_->Post([self = shared_from_this(), operation = std::move(operation), reached] {
     if (!self->operations_.Contains(operation->id)) return;  // it has ended meanwhile
     if (self->lost_.load()) return self->EndOnLoop(operation, self->LostError());
     if (reached) return self->BeginNowOnLoop(operation);
-    self->EndOnLoop(operation,
-                    Error(reached.error().code(),
-                          fmt::format("{} {} to {} has not begun, as the stream that it waits for "
-                                      "has failed: {}",
-                                      OperationName(operation->kind), operation->id,
-                                      self->peer_name(), reached.error().message())));
+    self->EndOnLoop(
+        operation,
+        Error(
+            reached.error().code(),
+            fmt::format("{} {} to {} did not begin because the stream that it waits for failed: {}",
+                        OperationName(operation->kind), operation->id, self->peer_name(),
+                        reached.error().message())));
   });
 }
 
@@ -160,6 +164,7 @@ void ConnectionCore::BeginNowOnLoop(const Op& operation) {
   }
 }
 
+// A small operation uses the first lane alone, which is on the home loop: no other thread is woken.
 void ConnectionCore::BeginSlicesOnLoop(const Op& operation) {
   operation->phase = OperationState::Phase::kSlices;
   operation->ledger.Begin(operation->plan->slices.size());
@@ -170,8 +175,8 @@ void ConnectionCore::BeginSlicesOnLoop(const Op& operation) {
   DealOnLoop(operation);
 }
 
-// A program that keeps many small operations in flight posts them in batches: were the first of
-// each batch to go over the first lane, every batch would wait for one lane more.
+// A program that keeps many small operations in flight posts them in batches. If the first of each
+// batch went over the first lane, every batch would wait for one more lane.
 bool ConnectionCore::GoesWithMessagesOnLoop() {
   if (small_in_flight_++ >= kMaxSmallDepth) small_as_bulk_ = kSmallAsBulk;
   if (small_as_bulk_ > 0) {
@@ -181,6 +186,8 @@ bool ConnectionCore::GoesWithMessagesOnLoop() {
   return lives_.front().up;
 }
 
+// For a write this runs after all its slices are acknowledged, so the notification cannot overtake
+// the data.
 void ConnectionCore::SendNotificationOnLoop(const Op& operation) {
   operation->phase = OperationState::Phase::kNotify;
   operation->ledger.BeginPulled();
@@ -189,12 +196,14 @@ void ConnectionCore::SendNotificationOnLoop(const Op& operation) {
 }
 
 void ConnectionCore::RoundIsOver(const Op& operation) {
-  // Always by way of the queue: the caller is in the middle of its own bookkeeping.
+  // Always posted: the caller is in the middle of its own bookkeeping.
   home_->Post([self = shared_from_this(), operation] { self->RoundIsOverOnLoop(operation); });
 }
 
+// The end of a round of slices: a message continues with its FIN, a write with its notification;
+// otherwise the operation ends.
 void ConnectionCore::RoundIsOverOnLoop(const Op& operation) {
-  if (!operations_.Contains(operation->id)) return;  // the connection has failed in the meantime
+  if (!operations_.Contains(operation->id)) return;  // the connection has failed meanwhile
   const auto error = operation->ledger.error();
   if (operation->kind == OperationKind::kSend &&
       operation->phase == OperationState::Phase::kSlices) {
@@ -208,6 +217,8 @@ void ConnectionCore::RoundIsOverOnLoop(const Op& operation) {
   EndOnLoop(operation, Ok());
 }
 
+// The only place where an operation ends; idempotent, because the table holds it exactly once. Pins
+// and shares are released before the caller can see the end.
 void ConnectionCore::EndOnLoop(const Op& operation, Status status) {
   if (!operations_.Erase(operation->id)) return;
   CountEndOnLoop(*operation, status);
@@ -228,6 +239,8 @@ void ConnectionCore::EndOnLoop(const Op& operation, Status status) {
   home_->NotifyWaiters();
 }
 
+// Ends an operation early, for a cancel or a deadline. At once where nothing is in flight; slices
+// in flight are drained first, because the peer may still write them.
 void ConnectionCore::AbortOnLoop(const Op& operation, const Error& error) {
   if (!operations_.Contains(operation->id) || std::exchange(operation->aborting, true)) return;
   operations_.SetDue(operation->id, Deadline::Never());
@@ -259,7 +272,7 @@ void ConnectionCore::AbandonReads(const Op& operation) {
 
 void ConnectionCore::ScheduleOnLoop() {
   const Deadline deadline = operations_.NextDue();
-  // A lost connection ends everything anyway, and may be gone before a timer fires.
+  // A lost connection ends all its operations anyway, and may be destroyed before a timer fires.
   if (lost_.load() || deadline.never() || deadline.when() >= next_check_) return;
   next_check_ = deadline.when();
   if (check_timer_ != 0) home_->CancelTimerOnLoop(check_timer_);
@@ -278,22 +291,23 @@ void ConnectionCore::CheckDeadlinesOnLoop() {
       LookAtDrainOnLoop(operation);
       continue;
     }
-    AbortOnLoop(operation,
-                Error(Code::kTimedOut,
-                      fmt::format("{} {} to {} did not end before its deadline; give it "
-                                  "more time or look at the peer",
-                                  OperationName(operation->kind), operation->id, peer_name())));
+    AbortOnLoop(
+        operation,
+        Error(Code::kTimedOut,
+              fmt::format(
+                  "{} {} to {} did not end before its deadline; allow more time or check the peer",
+                  OperationName(operation->kind), operation->id, peer_name())));
   }
 }
 
-// After a gap, in which the process was stopped say, sockets hold what has come since: silence is
-// judged when every lane has looked at its own.
+// After a gap, for example when the process was stopped, the sockets hold what has arrived since.
+// So silence is judged only after every lane has read its socket.
 void ConnectionCore::HeartbeatOnLoop() {
   heartbeat_timer_ = 0;
   if (lost_.load()) return;
   const Clock::duration late = Clock::now() - next_beat_;
   if (late < config_.heartbeat_interval) return BeatOnLoop(Clock::duration::zero());
-  // Between two tasks a loop looks at its sockets.
+  // A loop polls its sockets between two tasks.
   OnEveryLane([](Channel& lane) { lane.LookOnLoop(); },
               [self = shared_from_this(), late] {
                 self->OnEveryLane([](Channel&) {}, [self, late] { self->BeatOnLoop(late); });
@@ -319,7 +333,8 @@ void ConnectionCore::MarkLost(const Error& error, bool peer_closed) {
     if (lost_.load()) return;
     lost_code_ = error.code();
     lost_reason_ = error.message();
-    // The peer's other lanes may still bring acknowledgements: ChannelClosedOnLoop() logs it.
+    // Acknowledgements may still arrive on the other lanes, so ChannelClosedOnLoop() logs the
+    // close.
     if (peer_closed) unlogged_close_ = before;
     lost_.store(true);
   }
@@ -342,11 +357,11 @@ void ConnectionCore::FailOnLoop(const Error& cause) {
     if (*timer != 0) home_->CancelTimerOnLoop(std::exchange(*timer, 0));
   }
   if (keeper_) keeper_->StopOnLoop();
-  // The lanes go on until they are told: a message that still comes finds no receive of ours.
+  // The lanes go on until they are closed: a message that still arrives finds no receive.
   matcher_ = Matcher();
   CountKeptOnLoop();
   for (const Op& operation : operations_.All()) {
-    // What lanes may still touch ends when they are closed.
+    // Operations whose memory a lane may still touch end when the lanes are closed.
     if (operation->ledger.active()) {
       if (operation->ledger.Stop(error)) EndOnLoop(operation, *operation->ledger.error());
     } else if (operation->phase != OperationState::Phase::kReceiving) {
@@ -370,7 +385,7 @@ void ConnectionCore::PostChannelClosed(Channel* channel) {
 void ConnectionCore::ChannelClosedOnLoop() {
   if (--open_channels_ > 0) return;
   if (!ending_) {
-    // The peer has closed every lane before LaneFailed came to it.
+    // The peer has closed every lane before LaneFailed ran.
     started_ = true;
     FailOnLoop(*channels_.front()->closed_by());
   }
@@ -393,10 +408,11 @@ void ConnectionCore::ChannelClosedOnLoop() {
 
 void ConnectionCore::Close(const Error& error) {
   home_->Post([self = shared_from_this(), error] {
-    if (!self->started_) return self->FailOnLoop(error);  // lanes are being given to it
-    // Nothing is begun any more: data that is under way would cost a lane its end.
+    if (!self->started_) return self->FailOnLoop(error);  // lanes are still being adopted
+    // Nothing new begins: data in flight would turn an orderly close into a reset.
     self->MarkLost(error);
-    // No lane ends before all have said what they have to: the peer may hear the end of one first.
+    // Every lane sends its acknowledgements before any lane closes: the peer may see the end of one
+    // lane first.
     self->OnEveryLane([](Channel& lane) { lane.FlushDueAckOnLoop(); },
                       [self, error] { self->FailOnLoop(error); });
   });
@@ -404,7 +420,7 @@ void ConnectionCore::Close(const Error& error) {
 
 void ConnectionCore::LaneFailed(const Error& error) {
   MarkLost(error);
-  // Between two tasks a loop looks at its sockets.
+  // A loop polls its sockets between two tasks.
   OnEveryLane([](Channel&) {},
               [self = shared_from_this(), error] {
                 self->OnEveryLane([](Channel&) {}, [self, error] { self->FailOnLoop(error); });
@@ -445,7 +461,7 @@ void ConnectionCore::OnLanes(std::uint64_t lanes, const std::function<void(Chann
     if ((lanes >> channel->index() & 1U) != 0) chosen.push_back(channel.get());
   }
   if (chosen.empty()) return home_->Post(std::move(then));
-  auto round = std::make_shared<Round>();  // with each lane's task; the last one uses it
+  auto round = std::make_shared<Round>();  // shared by the lanes' tasks; the last one uses it
   round->left.store(chosen.size());
   round->then = std::move(then);
   for (Channel* const channel : chosen) {

@@ -1,3 +1,4 @@
+// Engine side of a connection: operations, messages, lanes, liveness and shutdown.
 #pragma once
 #include <fmt/core.h>
 
@@ -31,36 +32,32 @@
 
 namespace ferry::transfer {
 
-// A peer may not have more of its reads under way on one lane than twice this.
+// A peer may have at most twice this many reads in flight on one lane.
 inline constexpr std::size_t kMaxReplies = 64;
 inline constexpr std::uint64_t kMaxEagerBytes = 64 * 1024;
 inline constexpr std::uint64_t kMaxNotificationBytes = 64 * 1024;
-// A write or read of host memory of at most so many bytes goes with the messages, over the first
-// lane, unless so many of them are in flight already: those of a deep queue are bulk.
+// A write or read of host memory up to kMaxSmallBytes uses the first lane, with the messages,
+// unless kMaxSmallDepth of them are already in flight: those of a deep queue count as bulk.
 inline constexpr std::uint64_t kMaxSmallBytes = 64 * 1024;
 inline constexpr std::uint64_t kMaxSmallDepth = 4;
-// Then so many of the next ones are bulk, too.
+// Once that limit is reached, this many of the next small operations count as bulk, too.
 inline constexpr std::uint64_t kSmallAsBulk = 64;
-// The first lane for bulk. With two lanes both carry bulk: one alone would be much slower.
+// Index of the first lane for bulk data. With two lanes both carry bulk: one alone is much slower.
 constexpr std::size_t FirstBulkLaneOf(std::size_t lanes) { return lanes > 2 ? 1 : 0; }
 
-// Who is at the other end, and what was agreed in the greeting.
+// The peer and the parameters agreed in the handshake.
 struct Peer {
   Uuid endpoint;
   std::string name;                // its address, for messages
-  std::uint64_t window_bytes = 0;  // the smaller of both sides' limits
+  std::uint64_t window_bytes = 0;  // the smaller of both sides' limits, in bytes
   bool checksums = false;
-  // By which the listening side knows the connection when a lane is joined anew.
+  // Number by which the accepting side finds the connection when a lane is replaced.
   std::uint32_t connection = 0;
   Uuid token;
 };
 
 inline bool PutsBytesOnTheWire(OperationKind kind) { return kind != OperationKind::kRecv; }
 
-// The engine's side of a connection: its operations, its messages, its life and end. Belongs to its
-// home loop, on which the first lane is; the other lanes' loops reach it through Post.
-//
-// Shared between the endpoint's table (until closed), the user's handles, and tasks under way.
 class LaneKeeper;
 
 class ConnectionCore final : public SharingHost,
@@ -74,15 +71,15 @@ class ConnectionCore final : public SharingHost,
   const Config& config() const noexcept override { return config_; }
   RegionTable& regions() const noexcept override { return *regions_; }
   const Peer& peer() const noexcept { return peer_; }
-  // Before the lanes are given to it: its number in the endpoint (region_openers.h).
+  // Sets its number in the endpoint (region_openers.h). Call before the lanes are adopted.
   void SetNumber(std::uint32_t number) noexcept { number_ = number; }
   std::uint32_t number() const noexcept override { return number_; }
   const std::string& peer_name() const noexcept override { return peer_.name; }
   std::uint64_t window_bytes() const noexcept { return peer_.window_bytes; }
   bool checksums() const noexcept { return peer_.checksums; }
   std::size_t lanes() const noexcept { return channels_.size(); }
-  // The first lane is for messages, notifications and small operations, where at least two others
-  // carry the rest: those from FirstBulkLane() on.
+  // With at least three lanes the first one carries messages, notifications and small operations,
+  // and lanes from FirstBulkLane() on carry the rest.
   std::size_t FirstBulkLane() const noexcept { return FirstBulkLaneOf(channels_.size()); }
   std::size_t bulk_lanes() const noexcept { return channels_.size() - FirstBulkLane(); }
   Channel& channel(std::size_t index) const noexcept { return *channels_[index]; }
@@ -93,13 +90,15 @@ class ConnectionCore final : public SharingHost,
   void SendControlOnLoop(wire::Type type, std::span<const std::byte> body) override;
 
   // ---- Any thread.
-  // Begins an operation. It will end, whatever happens.
+  //
+  // Begins an operation, which from then on ends exactly once, also if the connection fails.
   void Submit(std::shared_ptr<OperationState> operation);
   void Cancel(std::shared_ptr<OperationState> operation);
-  // After Submit(): the stream that it waits for has come so far, or why it will not.
+  // Called after Submit() once the stream that the operation waits for has reached its mark, or
+  // with the error that prevents it.
   void StreamReached(std::shared_ptr<OperationState> operation, const Status& reached);
   std::uint64_t NewOperationId() noexcept { return next_operation_.fetch_add(1) + 1; }
-  // Operations begun and not ended; for the limit.
+  // Operations that have begun and not ended; compared with config.max_operations.
   std::uint32_t in_flight() const noexcept { return in_flight_.load(); }
   bool lost() const noexcept override { return lost_.load(); }
   // Otherwise than by this side's wish.
@@ -107,87 +106,91 @@ class ConnectionCore final : public SharingHost,
   Error LostError() const;
   std::uint64_t refusals() const noexcept { return refusals_.load(); }
   void CountRefusal(const Error& error);
-  // Logs what a peer can bring about at will: so much of it in a second.
+  // Logs an event that a peer can cause at will; rate-limited.
   void LogLimited(LogFields fields, const std::string& sentence);
   // Fails everything with `error` and closes the lanes; `closed_callback` follows.
   void Fail(const Error& error) override;
   // The same by this side's own wish: the peer is told first what has been done for it, so that
   // nothing of its fails that is in place here.
   void Close(const Error& error);
-  // True once no lane touches anything any more.
+  // True once no lane touches memory any more.
   bool closed() const noexcept { return closed_.load(); }
   bool TakeNotification(std::vector<std::byte>* bytes);
-  // Any thread. See Connection::NotificationReadiness().
+  // See Connection::NotificationReadiness(). Any thread.
   Result<UniqueFd> NotificationDescriptor();
   void CountMismatch() { mismatches_.fetch_add(1, std::memory_order_relaxed); }
   ConnectionCounters Counters() const;
   TrafficCounters Traffic() const;
-  // Keeps it among the last events.
+  // Appends to the event ring.
   template <class... Args>
   void Note(fmt::format_string<Args...> format, Args&&... args) {
     events_.Add(fmt::vformat(format, fmt::make_format_args(args...)));
   }
   const EventRing& events() const noexcept { return events_; }
-  // As they are now; of a lane that is lost, as it was.
+  // Current lanes; for a lost lane its last state.
   std::vector<net::LaneInfo> LaneInfos() const;
-  // Before StartOnLoop.
+  // Call before StartOnLoop.
   void SetLaneInfos(std::vector<net::LaneInfo> infos);
-  // Before StartOnLoop: on the connecting side, who replaces lanes.
+  // Sets the object that replaces lanes; connecting side only. Call before StartOnLoop.
   void SetKeeper(std::unique_ptr<LaneKeeper> keeper);
-  // Whether this side has connected to the other.
+  // Whether this side dialed.
   bool called() const noexcept { return keeper_ != nullptr; }
-  // By the lane's loop.
+  // Called by the lane's loop.
   void SetLanePath(std::uint32_t index, const net::PathStats& path);
-  // A link of this machine has changed.
+  // Called when a network link of this machine changes.
   void OnLinkChange(const net::LinkChange& change);
-  // After the region was removed: makes the lanes that have opened it stop receiving into it, then
-  // runs `then` on the home loop.
+  // Called after the region was removed. Makes the lanes that have opened it stop receiving into
+  // it, then runs `then` on the home loop.
   void Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then);
-  // After the region was removed: makes the peer let go of GPU memory that was shared with it.
+  // Called after the region was removed. Makes the peer unmap GPU memory that was shared with it.
   void TakeBack(const std::shared_ptr<RegionState>& region);
-  // Fails the connection if one of these lanes still holds the region's memory for data that the
-  // peer has read.
+  // Fails the connection if one of these lanes still references the region's memory for data that
+  // the peer has requested.
   void FailIfHolding(const std::shared_ptr<RegionState>& region, std::uint64_t lanes);
-  // Before StartOnLoop. Outlives this side's loops.
+  // Call before StartOnLoop. `log` must outlive this side's loops.
   void SetRefusalLog(LogLimiter* log) { refusal_log_ = log; }
-  // Before StartOnLoop. Called on the home loop when the last lane is closed.
+  // Call before StartOnLoop. Runs on the home loop when the last lane is closed.
   void SetClosedCallback(std::function<void()> callback) { closed_callback_ = std::move(callback); }
 
   // ---- Any lane's loop.
+  //
+  // The operation's current round of slices is complete.
   void RoundIsOver(const std::shared_ptr<OperationState>& operation);
-  // The connection goes with any of its lanes, but what has come over the others is heard first: it
-  // may say that operations have ended well.
+  // Fails the connection because one lane failed. Data that has already arrived on the other lanes
+  // is processed first: it may complete operations.
   void LaneFailed(const Error& error);
-  // The same by the peer's wish: what is still to come over the others is heard, too, up to their
-  // ends or for drain_grace.
+  // The peer closed this lane in order. Data still to come on the other lanes is processed first,
+  // until they end or drain_grace passes.
   void PeerClosedLane(std::uint32_t index, const Error& error);
-  // The network has taken a lane away; another may take its place. Nothing for `loss`: it was
-  // given up before anything had come over it, which says no more than was known before.
+  // The network dropped a lane; a replacement may follow. `loss` is nullopt if the lane was given
+  // up before any frame had arrived over it, which says nothing new about its network path.
   void LaneLost(std::uint32_t index, const Error& error, std::optional<net::LaneLoss> loss);
   void LaneIsUp(std::uint32_t index, net::LaneInfo info);
-  // The lane is in use no more, and another is to take its place. `was_heard`: the peer has used
-  // it.
+  // The lane is frozen and will be replaced. `was_heard`: the peer has used it.
   void LaneFrozen(std::uint32_t index, bool was_heard);
-  // The peer, which cannot do so itself, asks for another lane in the place of this one.
+  // The peer, which accepted the connection and cannot dial, requests a replacement for this lane.
   void PeerGaveUpLane(std::uint32_t index);
-  // Gives the operation's slices, of which some were given back, to all lanes that may carry them.
+  // Offers the operation's remaining slices, some of which were returned, to all lanes that may
+  // carry them.
   void DealAgain(const std::shared_ptr<OperationState>& operation);
-  // The share of all bulk that goes through this lane: of 1, by the measured rates.
+  // Fraction (0 to 1) of all bulk data that this lane carries, from measured rates.
   double ShareOf(const Channel& channel) const;
   void PostChannelClosed(Channel* channel);
 
   // ---- Home loop.
-  void StartOnLoop();  // all channels have adopted their lanes
+  void StartOnLoop();  // requires that all channels have adopted their lanes
   Status OnMessageOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
-  // Null when no receive waits for the tag; kInvalidArgument when the one that does is too short.
+  // Takes the receive that matches the tag. Null if no receive matches; kInvalidArgument if its
+  // buffer is too small.
   Result<std::shared_ptr<OperationState>> TakeReceiveOnLoop(std::uint64_t tag, std::uint64_t bytes);
   bool MayKeepOnLoop(std::uint64_t bytes) const;
-  // A message that waits at the peer.
+  // An RTS arrived: a message that waits at the peer.
   void TakeOfferOnLoop(std::uint64_t peer_operation, const wire::TagBody& body);
-  // `receive`: whose buffer it has come into; null for a message with its data.
+  // A whole message arrived. `receive`: the receive whose buffer holds it; null if `message` holds
+  // its data.
   void OnWholeMessageOnLoop(const std::shared_ptr<OperationState>& receive, ArrivedMessage message,
                             const Status& intact);
-  // Its message did not come whole, and comes again.
+  // Requeues a receive whose message did not arrive completely; the sender will resend it.
   void PutBackReceiveOnLoop(const std::shared_ptr<OperationState>& receive);
   bool MayNotifyOnLoop(std::uint64_t bytes) const;
   void OnNotificationOnLoop(std::vector<std::byte> bytes);
@@ -213,8 +216,8 @@ class ConnectionCore final : public SharingHost,
   void AbortOnLoop(const Op& operation, const Error& error);
   void AbortReceiveOnLoop(const Op& operation, const Error& error);
   void AbandonReads(const Op& operation);
-  // connection_drain.cc: waits for the peer to acknowledge the slices in flight of an operation
-  // that is aborting, for drain_grace since the last progress.
+  // For an operation that is being aborted: waits until the peer has acknowledged its slices in
+  // flight, for at most drain_grace since the last progress (connection_drain.cc).
   struct DrainLook;
   void DrainOnLoop(const Op& operation);
   void AskLanesOnLoop();
@@ -224,11 +227,11 @@ class ConnectionCore final : public SharingHost,
   bool DrainHasProgressedOnLoop(const Op& operation, const DrainLook& look);
   bool DrainIsExcusedOnLoop(const Op& operation, const DrainLook& look,
                             Clock::time_point since) const;
-  // Nothing new is begun from now on. Any thread; the first error stays.
+  // Marks the connection as lost: nothing new begins. Any thread; the first error is kept.
   void MarkLost(const Error& error, bool peer_closed = false);
-  // `before`: the events until then.
+  // `before`: text of the events up to now.
   void LogLoss(const Error& error, bool everyday, const std::string& before) const;
-  // Where the peer has closed the connection, once every operation has ended.
+  // Logs that the peer closed the connection, once every operation has ended.
   void LogPeerClose() const;
   std::string EventsInALine() const;
   void CountEndOnLoop(const OperationState& operation, const Status& status);
@@ -256,38 +259,38 @@ class ConnectionCore final : public SharingHost,
   void SendDeliveredOnLoop(std::uint64_t operation_id, const Status& status);
   void SendDeclinedOnLoop(std::uint64_t operation_id, const Status& status);
   bool DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation);
-  // After each change of the matcher.
+  // Call after each change of the matcher.
   void CountKeptOnLoop();
 
-  // What the home loop knows of a lane.
+  // State of one lane as the home loop sees it.
   struct LaneLife {
     bool up = true;
-    bool by_reset = false;  // how it was lost
-    bool replaced = false;  // was well until it was; of no meaning once its successor is used
-    bool stalled = false;   // and that was counted
+    bool by_reset = false;  // how the lane was lost
+    bool replaced = false;  // frozen while it worked; meaningless once its replacement is used
+    bool stalled = false;   // a stall was counted
     std::uint64_t heard_bytes = 0;
-    Clock::time_point up_since{};  // of the lane that it has
+    Clock::time_point up_since{};  // since when the current lane is up
     std::uint64_t noticed_bytes = 0;
-    Clock::time_point noticed_at{};  // like heard_*, by NoticeLanesOnLoop
-    Clock::time_point heard_at;      // later by the first gap since in which we did not listen
-    bool excused = false;            // there was one
+    Clock::time_point noticed_at{};  // like heard_*, set by NoticeLanesOnLoop
+    Clock::time_point heard_at;      // moved forward over the first gap in which we did not poll
+    bool excused = false;            // there was such a gap
   };
   void LaneLostOnLoop(std::uint32_t index, const Error& error, std::optional<net::LaneLoss> loss);
-  // A lane that may be of no use any more, though nothing has ended it.
+  // Reports a lane that may be dead although it has not ended.
   void SuspectOnLoop(std::uint32_t index, const char* why);
   void CountStallOnLoop(std::uint32_t index, Clock::duration silent);
-  // Gives up a peer on one of whose lanes work has waited for too long.
+  // Fails the connection if operations have waited too long for one of its lanes.
   void FailIfStuckOnLoop(std::uint32_t index, Clock::duration silent);
   void SetLaneUpOnLoop(std::uint32_t index, bool up);
-  // Looks which lanes have been heard since the last time, whenever that was.
+  // Records which lanes have received data since the previous call.
   void NoticeLanesOnLoop();
-  // Whether the lanes are as a process leaves them that ends while some are being replaced.
+  // Whether the lanes look as they do when the peer process exits while some are being replaced.
   bool IsAbandonedOnLoop() const;
-  // Returns when the peer was last heard of.
+  // Returns when the peer was last heard.
   Clock::time_point BeatLanesOnLoop(Clock::time_point now, Clock::duration missed);
   friend class LaneKeeper;
 
-  // Sets the timer for the operation that is due first.
+  // Sets the timer for the earliest due operation.
   void ScheduleOnLoop();
   void CheckDeadlinesOnLoop();
   void HeartbeatOnLoop();
@@ -315,7 +318,7 @@ class ConnectionCore final : public SharingHost,
 
   std::atomic<std::uint64_t> next_operation_{0};
   std::atomic<std::uint32_t> in_flight_{0};
-  std::atomic<std::uint32_t> sending_{0};  // of in_flight_, those that put bytes on the wire
+  std::atomic<std::uint32_t> sending_{0};  // those of in_flight_ that send data
   std::atomic<std::uint64_t> refusals_{0};
   std::atomic<std::uint64_t> mismatches_{0};
   std::atomic<std::uint64_t> lanes_lost_{0};
@@ -325,41 +328,41 @@ class ConnectionCore final : public SharingHost,
     LoopCounter begun;
     std::array<LoopCounter, kOutcomes> ended;
   };
-  std::array<OperationCounters, kOperationKinds> operation_counts_;  // counted on the home loop
+  std::array<OperationCounters, kOperationKinds> operation_counts_;  // written on the home loop
   std::atomic<bool> lost_{false};
   std::atomic<bool> closed_{false};
   mutable std::mutex error_mutex_;
   std::string lost_reason_;  // under error_mutex_
   Code lost_code_ = Code::kPeerLost;
-  std::optional<std::string> unlogged_close_;  // under error_mutex_; the events before it
+  std::optional<std::string> unlogged_close_;  // under error_mutex_; earlier events
 
-  // Home loop.
+  // Home loop only.
   bool started_ = false;
   bool ending_ = false;          // everything was told to end
-  bool failed_by_loss_ = false;  // of operations that had begun to put bytes on the wire
+  bool failed_by_loss_ = false;  // of operations that had begun to send
   std::optional<Error> failed_early_;
   OperationTable operations_;
-  // Receives, by the sender's operation.
+  // Receives in progress, by the sender's operation id.
   std::unordered_map<std::uint64_t, Op, SeededHash> landing_;
-  std::uint64_t small_in_flight_ = 0;  // operations that are `small`
-  std::uint64_t small_as_bulk_ = 0;    // so many of the next ones go with bulk
-  bool deal_rest_due_ = false;         // a task that deals again is on its way
+  std::uint64_t small_in_flight_ = 0;  // operations marked `small`
+  std::uint64_t small_as_bulk_ = 0;    // number of next small operations that count as bulk
+  bool deal_rest_due_ = false;         // a task that redistributes slices is posted
   Matcher matcher_;
-  std::uint64_t kept_bytes_ = 0;  // by the matcher, as memory_ has it
+  std::uint64_t kept_bytes_ = 0;  // bytes kept by the matcher, as charged to memory_
   std::size_t open_channels_ = 0;
   Clock::time_point next_check_ = Clock::time_point::max();
   EventLoop::TimerId check_timer_ = 0;
   EventLoop::TimerId heartbeat_timer_ = 0;
-  EventLoop::TimerId last_words_timer_ = 0;  // since the peer has closed a lane
+  EventLoop::TimerId last_words_timer_ = 0;  // started when the peer closes a lane
   std::vector<LaneLife> lives_;
   std::vector<std::atomic<bool>> given_up_;  // by lane: PeerGaveUpLane has posted; any thread
   Clock::time_point next_beat_;
-  std::unique_ptr<LaneKeeper> keeper_;  // null on the side that listened
+  std::unique_ptr<LaneKeeper> keeper_;  // null on the accepting side
 
   mutable std::mutex notifications_mutex_;
   std::deque<std::vector<std::byte>> notifications_;  // under notifications_mutex_
-  std::uint64_t notification_bytes_ = 0;              // likewise
-  ReadyFlag notification_ready_;                      // likewise; set once it is closed
+  std::uint64_t notification_bytes_ = 0;              // under notifications_mutex_
+  ReadyFlag notification_ready_;  // under notifications_mutex_; set for good once closed
 };
 
 }  // namespace ferry::transfer

@@ -1,3 +1,4 @@
+// Counters, events and log lines of a connection.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -5,14 +6,14 @@
 #include "ferry/core/log.h"
 #include "ferry/transfer/connection_core.h"
 
-// What a connection tells of itself: its numbers, and its last events where something went wrong.
+// Reports the state of a connection: its counters, and its latest events after a failure.
 namespace ferry::transfer {
 namespace {
 
 constexpr std::size_t kEventsInALine = 16;
 
-// Operations that the caller will hear of, and a person should: what a peer's silence or a broken
-// machine does to them. Waiting for a message in vain is an everyday thing.
+// Failures that a person should see in the log: those caused by a silent peer or a broken machine.
+// A receive that times out is normal.
 bool IsWorthAWarning(const OperationState& operation, Code code) {
   return code == Code::kCorrupt ||
          (code == Code::kTimedOut && operation.kind != OperationKind::kRecv);
@@ -24,7 +25,7 @@ TrafficCounters ConnectionCore::Traffic() const {
   TrafficCounters traffic;
   for (std::size_t kind = 0; kind < kOperationKinds; ++kind) {
     OperationCounts& counts = traffic.operations[kind];
-    // What has ended was begun before.
+    // Operations that have ended were begun before, so `begun` is read later.
     for (std::size_t outcome = 0; outcome < kOutcomes; ++outcome) {
       counts.ended[outcome] = operation_counts_[kind].ended[outcome].get();
     }
@@ -56,7 +57,7 @@ ConnectionCounters ConnectionCore::Counters() const {
                                 .path = lane.path});
     }
   }
-  // None yet, where the connection is being brought up.
+  // The lanes may have no info yet, while the connection is brought up.
   for (std::size_t i = 0; i < counters.lanes.size(); ++i) {
     counters.lanes[i].traffic = channels_[i]->Traffic();
     counters.lanes[i].rate = channels_[i]->rate();
@@ -73,14 +74,14 @@ void ConnectionCore::CountEndOnLoop(const OperationState& operation, const Statu
       operation.phase != OperationState::Phase::kNew) {
     failed_by_loss_ = true;
   }
-  // What ends with the connection is told with that, and cancelling is nothing out of the ordinary.
+  // Failures caused by the end of the connection are logged with that, and cancelling is normal.
   if (status || lost_.load() || status.error().code() == Code::kCancelled) return;
   if (!WorthKeeping(count.get())) return;
   const std::string before = events_.Describe(kEventsInALine);
   const Error& error = status.error();
   Note("{} {} ended by {}, {} of that kind so far", OperationName(operation.kind), operation.id,
        CodeName(error.code()), count.get());
-  // The caller has the error; what came before it is all that the log can add.
+  // The caller has the error; the log adds only the events before it.
   if (before.empty() || !IsWorthAWarning(operation, error.code())) return;
   LogWith(LogLevel::kWarn, "transfer", {{"peer", peer_name()}, {"events", before}},
           "{} ({} of this kind so far); events: {}", error.message(), count.get(), before);
@@ -98,7 +99,7 @@ void ConnectionCore::LogLoss(const Error& error, bool everyday, const std::strin
           before.empty() ? "none" : before);
 }
 
-// Peers come and go: that is worth a warning only where something of ours came to nothing by it.
+// Peers come and go: a warning only if operations of this side failed because of it.
 void ConnectionCore::LogPeerClose() const {
   std::optional<std::string> before;
   {

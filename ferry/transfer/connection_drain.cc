@@ -1,3 +1,4 @@
+// Ends operations that were cancelled or are late while slices are in flight.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -5,24 +6,24 @@
 
 #include "ferry/transfer/connection_core.h"
 
-// The end of an operation that was cancelled, or is late, and of which slices are on their way.
-// They still land at the peer; only their acknowledgement, or a closed connection, tells that they
-// have.
+// The end of an operation that was cancelled, or is late, while some of its slices are in flight.
+// They still arrive at the peer; only their acknowledgement, or a closed connection, proves that
+// they have.
 //
-// The peer is asked for something over every lane, so that what is heard in the meantime tells one
-// that stands still from a network that has taken one lane of several. A slow link is neither: as
-// long as the peer is heard, and acknowledges more over a lane that the operation waits for, it has
-// drain_grace anew. A lane's TCP counts, too: a slice may take longer than the grace. The bound for
-// all of that is peer_timeout, after which a peer that says nothing at all is given up, too. A lane
-// has at most in flight what it got through within the grace before (Channel::MeasureDrain), or one
-// slice; only a new lane, whose rate is not known yet, has more.
+// The peer is pinged over every lane, so that answers on other lanes tell a stopped peer from a
+// network that has dropped one lane of several. A slow link is neither: as long as the peer is
+// heard, and acknowledges more over a lane that the operation waits for, drain_grace starts again.
+// Acknowledgements of the lane's TCP count, too: a slice may take longer than the grace. The limit
+// for all of that is peer_timeout, after which a completely silent peer is given up anyway. A lane
+// has at most as many bytes in flight as it carried within the last drain_grace
+// (Channel::MeasureDrain), or one slice; only a new lane, whose rate is unknown, has more.
 namespace ferry::transfer {
 
-// What the lanes say, each for itself.
+// The answers of the lanes; each lane writes its own entries.
 struct ConnectionCore::DrainLook {
   explicit DrainLook(std::size_t lanes) : holds(lanes), acknowledged(lanes) {}
 
-  std::vector<std::atomic<bool>> holds;  // the operation
+  std::vector<std::atomic<bool>> holds;  // whether the lane holds the operation
   std::vector<std::atomic<std::uint64_t>> acknowledged;
 };
 
@@ -54,8 +55,8 @@ void ConnectionCore::ScheduleDrainLookOnLoop(const Op& operation) {
 }
 
 void ConnectionCore::LookAtDrainOnLoop(const Op& operation) {
-  operations_.SetDue(operation->id, Deadline::Never());  // until the lanes have said what they know
-  auto look = std::make_shared<DrainLook>(channels_.size());  // with each lane's task
+  operations_.SetDue(operation->id, Deadline::Never());       // until the lanes have answered
+  auto look = std::make_shared<DrainLook>(channels_.size());  // shared by the lanes' tasks
   OnEveryLane(
       [operation, look](Channel& lane) {
         const bool holds = lane.HoldsOperationOnLoop(operation.get());
@@ -88,8 +89,9 @@ void ConnectionCore::JudgeDrainOnLoop(const Op& operation, const DrainLook& look
           peer_name(), OperationName(operation->kind), Seconds(now - operation->drain_began))));
 }
 
-// Since the last look: the peer was heard, and more was acknowledged over a lane that holds the
-// operation. Its kernel alone acknowledges even when the process is frozen.
+// Whether, since the last check, the peer was heard and more was acknowledged over a lane that
+// holds the operation. Acknowledgements alone do not suffice: the peer's kernel sends them even if
+// the process is stopped.
 bool ConnectionCore::DrainHasProgressedOnLoop(const Op& operation, const DrainLook& look) {
   const auto before = std::exchange(operation->drain_acknowledged, {});
   const auto looked = std::exchange(operation->drain_looked, Clock::now());
@@ -102,8 +104,8 @@ bool ConnectionCore::DrainHasProgressedOnLoop(const Op& operation, const DrainLo
                              [&](const LaneLife& life) { return life.noticed_at > looked; });
 }
 
-// A lane that is down settles what it holds when another takes its place, and so does one that
-// says nothing while others do: for those FailIfStuckOnLoop has the bound.
+// A lane that is down settles its frames when it is replaced, and so does a lane that is silent
+// while others are not: FailIfStuckOnLoop limits those.
 bool ConnectionCore::DrainIsExcusedOnLoop(const Op& operation, const DrainLook& look,
                                           Clock::time_point since) const {
   const auto heard = [&](const LaneLife& life) { return life.noticed_at > since; };

@@ -1,3 +1,4 @@
+// Lane state as the home loop sees it: liveness, slice distribution and lost lanes.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 #include "ferry/transfer/lane_keeper.h"
 
 // A connection's lanes as its home loop sees them: which are up, how long each has been silent, and
-// what is done about those that are lost.
+// how lost lanes are handled.
 namespace ferry::transfer {
 
 std::vector<net::LaneInfo> ConnectionCore::LaneInfos() const {
@@ -36,8 +37,8 @@ void ConnectionCore::SetLaneUpOnLoop(std::uint32_t index, bool up) {
     const std::lock_guard lock(infos_mutex_);
     lane_records_[index].up = up;
   }
-  // Also of a lane that comes up: operations may have begun while there was none. One walk for all
-  // lanes that a link takes along.
+  // Also done when a lane comes up: operations may have begun while there was none. One pass serves
+  // all lanes that a lost link has dropped.
   if (lost_.load() || std::exchange(deal_rest_due_, true)) return;
   home_->Post([self = shared_from_this()] {
     self->deal_rest_due_ = false;
@@ -51,7 +52,7 @@ void ConnectionCore::SetKeeper(std::unique_ptr<LaneKeeper> keeper) { keeper_ = s
 
 double ConnectionCore::ShareOf(const Channel& channel) const {
   const auto lanes = static_cast<double>(bulk_lanes());
-  // The first lane, while it stands in for all others.
+  // The first lane, while it replaces all lanes for bulk.
   if (channel.index() < FirstBulkLane()) return 1 / lanes;
   std::uint64_t sum = 0;
   std::size_t known = 0;
@@ -61,12 +62,12 @@ double ConnectionCore::ShareOf(const Channel& channel) const {
     known += rate > 0 ? 1 : 0;
   }
   const std::uint64_t own = channel.rate();
-  // Those that are not known count as the mean of the others.
+  // Lanes with unknown rates count as the mean of the others.
   if (own == 0 || known == 0) return 1 / lanes;
   return static_cast<double>(own) / static_cast<double>(sum) * static_cast<double>(known) / lanes;
 }
 
-// Not what needs slots or copies of a GPU: a lane waits for those.
+// Excludes operations that need staging slots or GPU copies: a lane waits for those.
 bool ConnectionCore::MayGoWithMessagesOnLoop(const Op& operation) const {
   const Plan& plan = *operation->plan;
   return FirstBulkLane() > 0 && plan.slices.size() == 1 && plan.bytes <= kMaxSmallBytes &&
@@ -79,7 +80,7 @@ bool ConnectionCore::BulkIsDownOnLoop() const {
                       is_up);
 }
 
-// To as many lanes as it has slices, of those in use: the ones whose threads must be woken first.
+// Offers it to as many lanes in use as it has slices, first to lanes whose threads must be woken.
 void ConnectionCore::DealOnLoop(const Op& operation) {
   const bool none_is_up = BulkIsDownOnLoop();
   const std::size_t slices = operation->plan->slices.size();
@@ -97,6 +98,7 @@ void ConnectionCore::DealOnLoop(const Op& operation) {
   if (none_is_up && FirstBulkLane() > 0) channels_.front()->AddWorkOnLoop(operation);
 }
 
+// Offered to all lanes: any of them may be the first to have room.
 void ConnectionCore::DealAgain(const Op& operation) {
   home_->Post([self = shared_from_this(), operation] {
     if (operation->small || self->BulkIsDownOnLoop()) {
@@ -110,8 +112,8 @@ void ConnectionCore::DealAgain(const Op& operation) {
   }
 }
 
-// A lane has gone, and may not come back: what waited for it alone goes to others. Without any lane
-// for bulk the first one carries everything.
+// A lane has been lost, and may not come back: operations that waited for it alone are offered to
+// others. If no lane for bulk is up the first lane carries everything.
 void ConnectionCore::DealRestOnLoop() {
   for (const Op& operation : operations_.All()) {
     const bool has_slices = operation->phase == OperationState::Phase::kSlices;
@@ -128,12 +130,13 @@ void ConnectionCore::LaneLost(std::uint32_t index, const Error& error,
   });
 }
 
+// The dialing side replaces the lane; the accepting side asks for a replacement.
 void ConnectionCore::LaneLostOnLoop(std::uint32_t index, const Error& error,
                                     std::optional<net::LaneLoss> loss) {
   LaneLife& life = lives_[index];
   SetLaneUpOnLoop(index, false);
   if (lost_.load()) return FailIfAllDownOnLoop(error);
-  // One that nobody has used yet says no more than was known before.
+  // The loss of a lane that was never used says nothing new about the network.
   if (loss) {
     life.by_reset = *loss == net::LaneLoss::kReset;
     life.replaced = false;
@@ -142,7 +145,7 @@ void ConnectionCore::LaneLostOnLoop(std::uint32_t index, const Error& error,
   Note("lane {} was lost: {}", index, error.message());
   LogLimited({{"peer", peer_name()}, {"lane", std::to_string(index)}},
              fmt::format("lane {} to {} was lost: {}", index, peer_name(), error.message()));
-  // Networks lose one lane or another; that all were reset is what a process leaves that has ended.
+  // A network drops some lanes; a reset of all lanes is the sign of a process that has exited.
   const bool all_reset = std::all_of(
       lives_.begin(), lives_.end(), [](const LaneLife& each) { return !each.up && each.by_reset; });
   if (all_reset) return LaneFailed(error);
@@ -152,6 +155,8 @@ void ConnectionCore::LaneLostOnLoop(std::uint32_t index, const Error& error,
   SuspectOnLoop(index, "was lost");
 }
 
+// Lanes of a closing peer end one after another; the last of them ends the connection, or the timer
+// does.
 void ConnectionCore::PeerClosedLane(std::uint32_t index, const Error& error) {
   MarkLost(error, /*peer_closed=*/true);
   home_->Post([self = shared_from_this(), index, error] {
@@ -190,10 +195,10 @@ void ConnectionCore::LaneIsUp(std::uint32_t index, net::LaneInfo info) {
     self->lives_[index].heard_at = self->lives_[index].up_since = Clock::now();
     self->lives_[index].excused = false;
     self->lanes_replaced_.fetch_add(1, std::memory_order_relaxed);
-    self->Note("lane {} goes on by {} ({} to {})", index, info.interface, info.local, info.remote);
+    self->Note("lane {} resumed on {} ({} to {})", index, info.interface, info.local, info.remote);
     LogWith(LogLevel::kInfo, "transfer",
             {{"peer", self->peer_name()}, {"lane", std::to_string(index)}},
-            "lane {} to {} goes on by {} ({} to {})", index, self->peer_name(), info.interface,
+            "lane {} to {} resumed on {} ({} to {})", index, self->peer_name(), info.interface,
             info.local, info.remote);
     const std::lock_guard lock(self->infos_mutex_);
     self->lane_records_[index].info = info;
@@ -203,7 +208,8 @@ void ConnectionCore::LaneIsUp(std::uint32_t index, net::LaneInfo info) {
 void ConnectionCore::SuspectOnLoop(std::uint32_t index, const char* why) {
   if (lost_.load()) return;
   if (keeper_) return keeper_->OnSuspectOnLoop(index, why);
-  // The other side joins lanes; this one can only ask for it, over a lane that may be well.
+  // The other side dials; this side can only request a replacement, over a lane that may still
+  // work.
   wire::JoinBody body;
   body.lane = static_cast<std::uint16_t>(index);
   for (std::size_t i = 0; i < channels_.size(); ++i) {
@@ -214,7 +220,8 @@ void ConnectionCore::SuspectOnLoop(std::uint32_t index, const char* why) {
   }
 }
 
-// A peer may say so as often as it likes: one task for each lane waits, however busy the loop is.
+// A peer may repeat this any number of times: at most one task per lane is posted, however busy the
+// loop is.
 void ConnectionCore::PeerGaveUpLane(std::uint32_t index) {
   if (index >= given_up_.size() || given_up_[index].exchange(true)) return;
   home_->Post([self = shared_from_this(), index] {
@@ -243,21 +250,21 @@ void ConnectionCore::CountStallOnLoop(std::uint32_t index, Clock::duration silen
   Note("lane {} has been silent for {:.1f} s", index, Seconds(silent));
 }
 
-// A lane that cannot be replaced must not hold up for good what was given to it, however well the
-// others are.
+// Limits how long operations wait for a lane that cannot be replaced while the other lanes work.
 void ConnectionCore::FailIfStuckOnLoop(std::uint32_t index, Clock::duration silent) {
   channels_[index]->loop()->Post(
       [self = shared_from_this(), index, silent, at = channels_[index].get()] {
         if (!at->HoldsWorkOnLoop()) return;
         self->Fail(Error(
             Code::kPeerLost,
-            fmt::format("lane {} to {} has been of no use for {:.1f} s and could not be replaced, "
-                        "so that what was under way on it cannot end (FERRY_PEER_TIMEOUT); look "
-                        "whether new connections to the peer come through, and reconnect",
+            fmt::format("lane {} to {} has been unusable for {:.1f} s and could not be replaced, "
+                        "so operations in flight on it cannot end (FERRY_PEER_TIMEOUT); check that "
+                        "new connections to the peer succeed, and reconnect",
                         index, self->peer_name(), Seconds(silent))));
       });
 }
 
+// Separate from the heartbeat's record, because drain checks run between heartbeats, too.
 void ConnectionCore::NoticeLanesOnLoop() {
   const auto now = Clock::now();
   for (std::size_t i = 0; i < lives_.size(); ++i) {
@@ -266,7 +273,7 @@ void ConnectionCore::NoticeLanesOnLoop() {
   }
 }
 
-// A lane that was stopped to be replaced is not seen to be reset.
+// A lane that was frozen for its replacement cannot be seen to be reset.
 bool ConnectionCore::IsAbandonedOnLoop() const {
   const auto is_gone = [](const LaneLife& life) {
     return !life.up && (life.by_reset || life.replaced);
@@ -276,10 +283,10 @@ bool ConnectionCore::IsAbandonedOnLoop() const {
          std::any_of(lives_.begin(), lives_.end(), is_reset);
 }
 
-// `missed`: how late this is, if by much. While this process was stopped, or its machine asleep,
-// the peer may have been, too, and then speaks as soon as it can: the gap does not count as
-// silence. But only one since the lane was heard last, or a loop that is late again and again would
-// lose a silent peer after many times its timeout.
+// `missed`: how late this call is, if it is late by much. While this process was stopped, or its
+// machine suspended, the peer may have been, too, and answers as soon as it can: the gap does not
+// count as silence. But only the first gap since the lane was last heard is excused; otherwise a
+// loop that is late again and again would detect a silent peer only after many timeouts.
 Clock::time_point ConnectionCore::BeatLanesOnLoop(Clock::time_point now, Clock::duration missed) {
   const Clock::duration lane_timeout =
       std::max(config_.lane_timeout, 2 * config_.heartbeat_interval);

@@ -1,3 +1,4 @@
+// Tagged messages (eager and rendezvous) and notifications of a connection.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -8,9 +9,10 @@
 #include "ferry/cuda/address.h"
 #include "ferry/transfer/connection_core.h"
 
-// Tagged messages and notifications. Small messages travel at once; a large one, or one that finds
-// no room, is offered, asked for when its receive is there, and then written by all lanes into the
-// receive's buffer like any other write.
+// Tagged messages and notifications. A small message is sent at once (eager). A large one, or one
+// that finds no room, uses a rendezvous: the sender sends an RTS, the receiver answers with a CTS
+// once the receive is posted, and all lanes write the message into the receive's buffer like any
+// other write.
 namespace ferry::transfer {
 namespace {
 
@@ -35,16 +37,17 @@ Error TooShort(const OperationState& receive, std::uint64_t tag, std::uint64_t b
 
 // ---- sending ------------------------------------------------------------------------------------
 
+// Eager up to the limit of the config; otherwise rendezvous, without copying the message.
 void ConnectionCore::BeginSendOnLoop(const Op& operation) {
   const wire::TagBody body{operation->tag, operation->message.size()};
-  // GPU memory is staged slice by slice, as a write's.
+  // GPU memory is staged slice by slice, like a write.
   if (operation->stager != nullptr ||
       operation->message.size() > std::min(config_.eager_bytes, kMaxEagerBytes)) {
     if (!channels_.front()->MayOfferOnLoop()) {
       return EndOnLoop(operation,
                        Error(Code::kUnavailable,
-                             fmt::format("{} has yet to acknowledge too many earlier messages, "
-                                         "cancelled ones too; send it again a little later",
+                             fmt::format("too many earlier messages to {} are unacknowledged, "
+                                         "including cancelled ones; send it again later",
                                          peer_name())));
     }
     operation->phase = OperationState::Phase::kOffered;
@@ -58,6 +61,8 @@ void ConnectionCore::BeginSendOnLoop(const Op& operation) {
                                          operation->message, operation);
 }
 
+// The receiver had no room for the eager message and keeps only its envelope. Its CTS or FIN may
+// have arrived before the refusal was processed here.
 void ConnectionCore::BecomesOfferOnLoop(const Op& operation) {
   const bool stopped = operation->ledger.Resolve() && operation->ledger.error().has_value();
   if (stopped) {
@@ -69,23 +74,26 @@ void ConnectionCore::BecomesOfferOnLoop(const Op& operation) {
   if (operation->solicited) WriteSolicitedOnLoop(operation, *operation->solicited);
 }
 
+// A CTS that arrives while the eager frame is still in flight is kept until that frame is settled.
 Status ConnectionCore::OnSolicitOnLoop(const wire::MessageHeader& header,
                                        wire::MetaReader* reader) {
   wire::SolicitBody key;
   if (!reader->Read(&key) || key.most_slice < wire::kLeastSlice) {
-    return Error(Code::kCorrupt, fmt::format("{} sent a malformed solicit", peer_name()));
+    return Error(Code::kCorrupt, fmt::format("{} sent a malformed CTS", peer_name()));
   }
   const Op operation = FindOnLoop(header.operation);
   if (!operation || operation->kind != OperationKind::kSend) return Ok();  // cancelled meanwhile
   if (operation->message.empty()) {
-    return Error(Code::kCorrupt,
-                 fmt::format("{} solicited a message that has no bytes to write", peer_name()));
+    return Error(
+        Code::kCorrupt,
+        fmt::format("{} sent a CTS for a message that has no bytes to write", peer_name()));
   }
   if (operation->phase == OperationState::Phase::kOffered) WriteSolicitedOnLoop(operation, key);
   if (operation->phase == OperationState::Phase::kMessage) operation->solicited = key;
   return Ok();
 }
 
+// The message becomes a write of one block into the region that the CTS names.
 void ConnectionCore::WriteSolicitedOnLoop(const Op& operation, const wire::SolicitBody& asked) {
   PlanPart part;
   part.remote = asked.key;
@@ -123,6 +131,8 @@ void ConnectionCore::BeginReceiveOnLoop(const Op& operation) {
   TakeMessageOnLoop(operation, *std::move(message));
 }
 
+// A receive was matched with a message: with its data, or with an RTS, which is answered by a CTS
+// or refused.
 void ConnectionCore::TakeMessageOnLoop(const Op& receive, ArrivedMessage message) {
   receive->bytes = message.bytes;
   receive->received_tag = message.tag;
@@ -147,8 +157,8 @@ void ConnectionCore::TakeMessageOnLoop(const Op& receive, ArrivedMessage message
   EndOnLoop(receive, Ok());
 }
 
-// Puts the rest of a message that has come before its receive, from `at`, into that GPU memory, a
-// slot at a time. `data` is shared between the steps.
+// Copies the rest, from offset `at`, of a message that arrived before its receive into GPU memory,
+// one slot at a time. `data` is shared by the steps.
 void ConnectionCore::LandMessageOnLoop(const Op& receive,
                                        std::shared_ptr<std::vector<std::byte>> data,
                                        std::uint64_t at) {
@@ -180,7 +190,7 @@ void ConnectionCore::LandPartOnLoop(const Op& receive, std::shared_ptr<std::vect
                [self = shared_from_this(), receive, data, next = at + part.size()] {
                  self->home_->Post([self, receive, data, next] {
                    const auto copy = std::exchange(receive->staged, nullptr);
-                   if (!copy) return;  // the connection has ended, and waited for it
+                   if (!copy) return;  // the connection has ended, and waited for the copy
                    copy->Release();
                    if (!copy->outcome) return self->EndOnLoop(receive, copy->outcome);
                    self->LandMessageOnLoop(receive, data, next);
@@ -188,10 +198,12 @@ void ConnectionCore::LandPartOnLoop(const Op& receive, std::shared_ptr<std::vect
                });
 }
 
+// Registers the receive's buffer as a region for this one message and sends its key to the sender
+// in a CTS.
 void ConnectionCore::SolicitOnLoop(const Op& receive, const ArrivedMessage& message) {
   if (landing_.count(message.peer_operation) != 0) {
     const Error error(Code::kCorrupt,
-                      fmt::format("{} offered two messages under one number; the connection was "
+                      fmt::format("{} sent two RTS with one operation id; the connection was "
                                   "closed, reconnect with the same release on both sides",
                                   peer_name()));
     EndOnLoop(receive, error);
@@ -211,11 +223,12 @@ void ConnectionCore::SolicitOnLoop(const Op& receive, const ArrivedMessage& mess
                                          wire::BytesOf(body), {}, nullptr);
 }
 
+// The receive ends only when no lane is inside its buffer any more, whatever the FIN says.
 Status ConnectionCore::OnDeliveredOnLoop(const wire::MessageHeader& header,
                                          wire::MetaReader* reader) {
   wire::RefuseBody body;
   if (!reader->Read(&body)) {
-    return Error(Code::kCorrupt, fmt::format("{} sent a malformed delivered", peer_name()));
+    return Error(Code::kCorrupt, fmt::format("{} sent a malformed FIN", peer_name()));
   }
   Status status = Ok();
   if (body.code != 0) {
@@ -235,11 +248,11 @@ Status ConnectionCore::OnDeliveredOnLoop(const wire::MessageHeader& header,
     EndOnLoop(receive, std::move(status));
     return Ok();
   }
-  // A peer that has lost the lane of a slice gives the message up while a part of it is still here.
-  // That it is whole, only a peer that breaks the rules says then.
+  // A peer that has lost the lane of a slice may withdraw the message while part of it is still
+  // being processed here. Only a peer that violates the protocol declares it complete then.
   receive->abort_error =
       status ? Error(Code::kCorrupt,
-                     fmt::format("{} declared a message delivered in the middle of writing it",
+                     fmt::format("{} sent the FIN of a message in the middle of writing it",
                                  peer_name()))
              : status.error();
   Revoke(receive->landing,
@@ -277,10 +290,10 @@ void ConnectionCore::AbortReceiveOnLoop(const Op& operation, const Error& error)
   }
   if (operation->stager && !operation->landing) {
     if (!operation->staged) return EndOnLoop(operation, error);  // it waits for a slot
-    operation->abort_error = error;                              // ends after the copy of one part
+    operation->abort_error = error;                              // ends after the copy in flight
     return;
   }
-  if (!operation->landing) {  // a small message, arriving now
+  if (!operation->landing) {  // a small message that is arriving
     channels_.front()->DropMessageOnLoop(operation.get());
     return EndOnLoop(operation, error);
   }
@@ -325,7 +338,7 @@ void ConnectionCore::CountKeptOnLoop() {
   if (now < before) memory_.RemoveTried(before - now);
 }
 
-// Peers may have more operations under way than this side keeps messages.
+// Peers may have more operations in flight than this side keeps messages.
 bool ConnectionCore::DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation) {
   const std::size_t most = 2 * std::size_t{config_.max_operations};
   const bool has_room = memory_.HasRoom(kKeptRecordBytes);
@@ -346,7 +359,7 @@ bool ConnectionCore::DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation) {
 Status ConnectionCore::OnOfferOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader) {
   wire::TagBody body;
   if (!reader->Read(&body) || body.bytes == 0) {
-    return Error(Code::kCorrupt, fmt::format("{} sent a malformed offer", peer_name()));
+    return Error(Code::kCorrupt, fmt::format("{} sent a malformed RTS", peer_name()));
   }
   TakeOfferOnLoop(header.operation, body);
   return Ok();
@@ -365,8 +378,8 @@ void ConnectionCore::TakeOfferOnLoop(std::uint64_t peer_operation, const wire::T
 void ConnectionCore::OnWholeMessageOnLoop(const Op& receive, ArrivedMessage message,
                                           const Status& intact) {
   if (receive) return EndOnLoop(receive, intact);
-  if (!intact) return;  // its sender was told
-  // A receive may have been posted while the message was on its way in.
+  if (!intact) return;  // the sender has been told
+  // A receive may have been posted while the message was arriving.
   if (const Op late = matcher_.TakeReceive(message.tag)) {
     TakeMessageOnLoop(late, std::move(message));
   } else {

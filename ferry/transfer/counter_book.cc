@@ -1,3 +1,4 @@
+// Accumulates counters of ended connections by host.
 #include "ferry/transfer/counter_book.h"
 
 #include <algorithm>

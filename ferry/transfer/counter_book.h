@@ -1,3 +1,4 @@
+// Counters of ended connections, kept so that an endpoint's totals never decrease.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -23,7 +24,7 @@ class CounterBook {
   // all but regions and greetings.
   EndpointCounters Snapshot(std::vector<ConnectionCounters> open, std::uint64_t lost) const;
 
-  // "10.0.0.1" of "10.0.0.1:7471", "::1" of "[::1]:7471".
+  // Returns the host: "10.0.0.1" for "10.0.0.1:7471", "::1" for "[::1]:7471".
   static std::string HostOf(std::string_view peer_name);
 
  private:
@@ -36,7 +37,7 @@ class CounterBook {
   static Peer& PlaceOf(std::string_view peer_name, Peers* peers);
   static void AddTo(const ConnectionCounters& connection, Peer* peer);
 
-  Peers peers_;  // of ended connections; a place for each host that has been, while there are any
+  Peers peers_;  // by host; entries stay while a connection of the host is open
   std::uint64_t accepted_ = 0;
   std::uint64_t dialled_ = 0;
   std::uint64_t lost_ = 0;

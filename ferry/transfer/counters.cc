@@ -1,3 +1,4 @@
+// Names and indexes of operation outcomes.
 #include "ferry/transfer/counters.h"
 
 namespace ferry::transfer {

@@ -1,3 +1,4 @@
+// Counter snapshots of lanes, connections, peers and endpoints.
 #pragma once
 #include <array>
 #include <atomic>
@@ -12,9 +13,9 @@
 #include "ferry/net/provider.h"
 #include "ferry/transfer/operation_kind.h"
 
-// What has happened, in numbers. Snapshots are plain data: each number in them was right at some
-// moment while the snapshot was taken, but not all at the same one. Counts of a connection only
-// grow; those of an endpoint and of a peer go on when connections end.
+// Counters of an endpoint and its connections. Snapshots are plain data. Each number was correct at
+// some moment during the snapshot, not all at the same moment. Counters of a connection only
+// increase; those of an endpoint and of a peer keep the totals of ended connections.
 namespace ferry::transfer {
 
 // Of the slots between one GPU's memory and the network, one way.
@@ -44,8 +45,8 @@ struct ConnectionEvent {
 inline constexpr std::size_t kOperationKinds = 5;  // OperationKind
 inline constexpr std::size_t kOutcomes = 11;       // 0: ok; else a Code
 
-// Grows by its owner's hand, one thread at a time (a loop); read by any. Costs what a plain
-// variable does: no locked instruction.
+// A counter with one writer thread at a time (a loop) and any number of readers. Incrementing costs
+// as much as for a plain variable: no locked instruction.
 class LoopCounter {
  public:
   void Add(std::uint64_t n = 1) noexcept {
@@ -57,38 +58,38 @@ class LoopCounter {
   std::atomic<std::uint64_t> value_{0};
 };
 
-// Of one lane, over all that have taken the place of each other.
+// Traffic of one lane, including all lanes it replaced.
 struct LaneTraffic {
-  // Metadata and payload of frames that have left whole, or come whole; without what the provider
-  // and the layers below put around them.
+  // Metadata and payload, in bytes, of frames sent or received completely, without overhead of the
+  // provider and the layers below.
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
   std::uint64_t frames_sent = 0;
   std::uint64_t frames_received = 0;
-  // Of these bytes the payload: sent, with what was sent again; received into its place, without
-  // what was refused.
+  // Payload part of those bytes. Sent: includes resends. Received: what was put in place, without
+  // refused payloads.
   std::uint64_t payload_bytes_sent = 0;
   std::uint64_t payload_bytes_received = 0;
-  std::uint64_t retries = 0;                 // slices and messages sent, or asked for, again
-  std::uint64_t retransmitted_segments = 0;  // by the kernel, as of the last heartbeat
+  std::uint64_t retries = 0;                 // slices and messages sent or requested again
+  std::uint64_t retransmitted_segments = 0;  // TCP retransmits, as of the last heartbeat
 
   LaneTraffic& operator+=(const LaneTraffic& other) noexcept;
 };
 
 struct OperationCounts {
   std::uint64_t begun = 0;
-  std::array<std::uint64_t, kOutcomes> ended{};  // by outcome
+  std::array<std::uint64_t, kOutcomes> ended{};  // by outcome, see OutcomeOf()
 };
 
-// Of a connection, or of several together.
+// Traffic of one connection, or the sum over several.
 struct TrafficCounters {
   std::array<OperationCounts, kOperationKinds> operations;  // by OperationKind
-  LaneTraffic lanes;                                        // of all together
-  std::uint64_t lanes_lost = 0;                             // to the network
-  std::uint64_t lanes_replaced = 0;       // by others, after a loss or for a better way
+  LaneTraffic lanes;                                        // sum over all lanes
+  std::uint64_t lanes_lost = 0;                             // dropped by the network
+  std::uint64_t lanes_replaced = 0;       // after a loss, or for a better network path
   std::uint64_t lane_stalls = 0;          // times that a lane was silent for config.lane_timeout
-  std::uint64_t refused_accesses = 0;     // of the peer, by our checks
-  std::uint64_t checksum_mismatches = 0;  // in what came
+  std::uint64_t refused_accesses = 0;     // accesses of the peer that our checks refused
+  std::uint64_t checksum_mismatches = 0;  // in received frames
 
   const OperationCounts& of(OperationKind kind) const noexcept {
     return operations[static_cast<std::size_t>(kind)];
@@ -97,24 +98,24 @@ struct TrafficCounters {
 };
 
 struct LaneCounters {
-  net::LaneInfo info;  // as it began, or came up last
+  net::LaneInfo info;  // as of its first or latest lane
   bool up = false;
   LaneTraffic traffic;
-  std::uint64_t rate = 0;  // bytes per second, as measured while it was busy; 0: not yet
+  std::uint64_t rate = 0;  // bytes per second while busy; 0: not measured yet
   net::PathStats path;     // as of the last heartbeat
 };
 
 struct ConnectionCounters {
-  std::string peer;      // address
+  std::string peer;      // address of the peer
   std::string endpoint;  // the peer's id
-  bool called = false;   // this side has connected
+  bool called = false;   // this side dialed
   bool lost = false;
-  std::uint64_t held_bytes = 0;  // that the peer makes this side hold now (config.peer_memory)
+  std::uint64_t held_bytes = 0;  // held for the peer now (config.peer_memory)
   TrafficCounters traffic;
   std::vector<LaneCounters> lanes;  // by number
 };
 
-// All connections that there have been to one host.
+// Totals of all connections to one host.
 struct PeerCounters {
   std::string host;  // "other": those that came after the first kMaxPeers hosts
   std::uint64_t open_connections = 0;
@@ -127,20 +128,20 @@ struct EndpointCounters {
   std::uint64_t connections_open = 0;
   std::uint64_t connections_accepted = 0;
   std::uint64_t connections_dialled = 0;
-  std::uint64_t connections_lost = 0;   // all that ended otherwise than by this side's wish
-  std::uint64_t greetings_refused = 0;  // that wished to connect, lane by lane, and were not let in
-  std::uint64_t regions = 0;            // registered, with buffers of large messages under way
-  std::uint64_t region_bytes = 0;       // of these; what two of them share counts twice
-  std::uint64_t held_bytes = 0;         // for all peers together now (config.peer_memory_total)
-  TrafficCounters traffic;              // of all connections there have been
-  std::vector<StagingCounters> staging;         // of GPUs whose memory is used, by ordinal
-  std::vector<PeerCounters> peers;              // by host
-  std::vector<ConnectionCounters> connections;  // those open
+  std::uint64_t connections_lost = 0;    // ended for any reason but this side's request
+  std::uint64_t greetings_refused = 0;   // refused handshakes, counted per lane
+  std::uint64_t regions = 0;             // registered, with buffers of large messages in flight
+  std::uint64_t region_bytes = 0;        // bytes of those; overlaps count twice
+  std::uint64_t held_bytes = 0;          // for all peers together now (config.peer_memory_total)
+  TrafficCounters traffic;               // all connections so far
+  std::vector<StagingCounters> staging;  // per GPU in use, by ordinal
+  std::vector<PeerCounters> peers;       // by host
+  std::vector<ConnectionCounters> connections;  // open ones
 };
 
-// "ok", or the code's name.
+// "ok", or the name of the Code.
 const char* OutcomeName(std::size_t outcome) noexcept;
-// The place of a status in OperationCounts::ended.
+// Index of a status in OperationCounts::ended.
 std::size_t OutcomeOf(const Status& status) noexcept;
 
 }  // namespace ferry::transfer

@@ -1,3 +1,4 @@
+// Tests counters, events and log lines of connections and endpoints.
 #include "ferry/transfer/counters.h"
 
 #include <gmock/gmock.h>
@@ -13,7 +14,7 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/traffic.h"
 
-// What the counters, the last events and the log tell of what has happened.
+// Counters, events and the log after various operations and failures.
 namespace ferry::transfer {
 namespace {
 
@@ -30,7 +31,7 @@ std::uint64_t Ended(const TrafficCounters& traffic, OperationKind kind, std::siz
 }
 std::size_t PlaceOf(Code code) { return static_cast<std::size_t>(code); }
 
-// Every number of `later` is at least that of `before`.
+// Every number in `later` is at least the one in `before`.
 void ExpectNoLess(const TrafficCounters& before, const TrafficCounters& later) {
   for (std::size_t kind = 0; kind < kOperationKinds; ++kind) {
     EXPECT_GE(later.operations[kind].begun, before.operations[kind].begun);
@@ -50,7 +51,7 @@ void ExpectNoLess(const TrafficCounters& before, const TrafficCounters& later) {
   EXPECT_GE(later.refused_accesses, before.refused_accesses);
 }
 
-// Lets the side's home loop run until `done` says so.
+// Runs the side's home loop until `done` returns true.
 template <class Done>
 ::testing::AssertionResult Until(Link* link, Done done) {
   const Deadline deadline = Soon();
@@ -100,7 +101,7 @@ class CountersTest : public ::testing::Test {
 
   FakeNetwork network_;
   Config config_;
-  std::size_t first_ = 0;  // connection of the network that the last link began with
+  std::size_t first_ = 0;  // index of the network's first connection of the latest link
 };
 
 TEST_F(CountersTest, WritesReadsAndMessagesAreCountedOnBothSides) {
@@ -112,7 +113,8 @@ TEST_F(CountersTest, WritesReadsAndMessagesAreCountedOnBothSides) {
   Connection near = *link.near.connection;
   Connection far = *link.far.connection;
   ASSERT_TRUE(EndsOk(near.Write(local, 0, remote.remote(), 0, kCountedBytes)));
-  // At the operation's end all that it has sent is counted, and at the peer all that it has put.
+  // When the operation has ended, all that this side sent is counted, and all that the peer has put
+  // in place.
   EXPECT_EQ(near.Counters().traffic.lanes.payload_bytes_sent, kCountedBytes);
   EXPECT_EQ(far.Counters().traffic.lanes.payload_bytes_received, kCountedBytes);
   ASSERT_TRUE(EndsOk(near.Read(local, 0, remote.remote(), 0, kCountedBytes / 2)));
@@ -141,7 +143,7 @@ TEST_F(CountersTest, WritesReadsAndMessagesAreCountedOnBothSides) {
   EXPECT_TRUE(ours.called);
   EXPECT_FALSE(theirs.called);
   ASSERT_EQ(ours.lanes.size(), kCountedLanes);
-  // How much each lane carries is for whichever is free: on a busy machine one may carry nothing.
+  // Whichever lane is free takes the next slice: on a busy machine a lane may carry nothing.
   std::uint64_t frames = 0;
   std::uint64_t payload = 0;
   for (const LaneCounters& lane : ours.lanes) {
@@ -250,7 +252,7 @@ TEST_F(CountersTest, ALaneThatIsResetIsCountedAsLostAndReplaced) {
     const ConnectionCounters counters = side->connection->Counters();
     EXPECT_EQ(counters.traffic.lanes_lost, 1U);
     EXPECT_THAT(TextsOf(side->connection->Events()),
-                AllOf(HasSubstr("lane 1 was lost: "), HasSubstr("lane 1 goes on by fake")));
+                AllOf(HasSubstr("lane 1 was lost: "), HasSubstr("lane 1 resumed on fake")));
   }
 }
 
@@ -261,12 +263,12 @@ TEST_F(CountersTest, SlicesOfALostLaneAreCountedAsSentAgain) {
   GuardedMemory there(kCountedBytes, 2);
   const Region local = Must(link.near.endpoint->Register(here.span(), Rights::kNone));
   const Region remote = Must(link.far.endpoint->Register(there.span(), Rights::kReadWrite));
-  // Nothing of it arrives, so that it is all still under way when the lane is reset.
+  // No byte arrives, so all of it is in flight when the lane is reset.
   network_.SetFaults(first_ + 1, {.black_hole = true});
   std::vector<Operation> writes;
   EXPECT_TRUE(Until(&link, [&] {
     if (link.near.connection->Counters().lanes[1].traffic.payload_bytes_sent > 0) return true;
-    // The other lane may have been so fast as to carry all of it.
+    // The other lane may have been fast enough to carry all of it.
     if (writes.empty() || writes.back().Poll()) {
       writes.push_back(
           Must(link.near.connection->Write(local, 0, remote.remote(), 0, kCountedBytes)));
@@ -304,7 +306,7 @@ TEST_F(CountersTest, ASilentLaneIsCountedAsStalled) {
               HasSubstr("has been silent for"));
 }
 
-// Lane 0 brings the acknowledgement, and later than the others bring the end.
+// Lane 0 carries the acknowledgement, and is slower than the lanes that close.
 TEST_F(CountersTest, APeerThatClosesAfterItHasTakenEverythingIsNoWarning) {
   ::testing::internal::CaptureStderr();
   {
@@ -328,7 +330,7 @@ TEST_F(CountersTest, APeerThatClosesBeforeItHasTakenEverythingIsAWarning) {
   {
     Link link = NewLink();
     const auto bytes = BytesOf(std::string(kCountedBytes, 'x'));
-    const auto send = link.near.connection->Send(1, bytes);  // that nobody receives
+    const auto send = link.near.connection->Send(1, bytes);  // nobody receives it
     EXPECT_TRUE(EndsOk(link.near.connection->Notify(BytesOf("note"))));
     link.far.connection->Close();
     EXPECT_FALSE(EndsOk(send));
@@ -354,7 +356,7 @@ TEST_F(CountersTest, ALostConnectionIsLoggedOnceWithWhatCameBefore) {
                 AllOf(HasSubstr("link fake went down"), HasSubstr("the connection ended: ")));
   }
   const std::string log = ::testing::internal::GetCapturedStderr();
-  // By each side.
+  // Logged by each side.
   const std::string words = "was lost: PeerLost: ";
   std::size_t lines = 0;
   for (auto at = log.find(words); at != std::string::npos; at = log.find(words, at + 1)) ++lines;
@@ -384,11 +386,11 @@ TEST_F(CountersTest, AnOperationThatTimesOutIsLoggedWithTheLastEvents) {
         EndsWith(Code::kTimedOut, link.near.connection->Send(1, message, {.deadline = Now()})));
     return ::testing::internal::GetCapturedStderr();
   };
-  // The caller has its error, and nothing came before it.
+  // The caller has its error, and no event preceded it.
   EXPECT_EQ(log_of_one(), "");
   EXPECT_THAT(log_of_one(), AllOf(HasSubstr("did not end before its deadline"),
                                   HasSubstr("ago: send 1 ended by TimedOut")));
-  // Nobody need hear of a message that did not come.
+  // A receive that times out is not worth a warning.
   std::vector<std::byte> into(10);
   ::testing::internal::CaptureStderr();
   EXPECT_TRUE(EndsWith(Code::kTimedOut,
@@ -422,7 +424,7 @@ TEST(Counters, EveryOutcomeHasItsPlaceAndName) {
   EXPECT_LT(OutcomeOf(Error(Code::kInternal, "")), kOutcomes);
 }
 
-// TCP says more of its way.
+// TCP reports more about its network path than the in-memory network.
 TEST(Counters, ATcpLaneKnowsItsRoundTripAndWindow) {
   Config config = SmallSlices();
   config.heartbeat_interval = milliseconds(20);

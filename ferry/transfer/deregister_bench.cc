@@ -1,3 +1,4 @@
+// Measures the cost of registering and deregistering memory beside connected peers.
 #include <benchmark/benchmark.h>
 #include <sys/resource.h>
 
@@ -9,8 +10,8 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
-// What registering memory and taking it back costs, with peers that are connected and never see the
-// region, and with some that have read it.
+// Cost of registering and deregistering memory while peers are connected that never access the
+// region, or while some have read it.
 namespace ferry::transfer {
 namespace {
 
@@ -34,7 +35,7 @@ struct Crowd {
   std::deque<Connection> accepted;
 };
 
-// Arguments: connections, and how many of them have read the region.
+// Arguments: number of connections, and how many of them have read the region.
 void RegisterAndDeregister(benchmark::State& state) {
   Crowd crowd(static_cast<std::size_t>(state.range(0)));
   const auto readers = static_cast<std::size_t>(state.range(1));

@@ -1,3 +1,4 @@
+// Tests that deregistering involves only the lanes that have opened the region.
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <sys/resource.h>
@@ -12,8 +13,7 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
-// Taking a region back costs what the lanes that have opened it cost, however many others there
-// are.
+// Deregistering costs as much as the lanes that have opened the region, however many others exist.
 namespace ferry::transfer {
 namespace {
 
@@ -49,7 +49,7 @@ TEST(RegionOpenersTest, ALaneThatHasForgottenARegionAddsItselfAgain) {
   EXPECT_FALSE(opened.Add(1, 1));
   EXPECT_TRUE(opened.Add(1, 1));
   EXPECT_FALSE(opened.Add(1, 2));   // another registration in the same slot
-  EXPECT_FALSE(opened.Add(17, 1));  // takes its place
+  EXPECT_FALSE(opened.Add(17, 1));  // evicts it
   EXPECT_FALSE(opened.Add(1, 2));
 }
 
@@ -80,7 +80,7 @@ void RaiseTo(std::size_t value, std::atomic<std::size_t>* most) {
   }
 }
 
-// Each thread would otherwise queue a task for every lane of every connection each time.
+// Otherwise each thread would queue a task for every lane of every connection each time.
 TEST_F(DeregisterTest, FourThreadsThatRegisterInALoopQueueNothingForLanesThatNeverSawTheRegions) {
   constexpr int kRounds = 2000;
   Connect(40);
@@ -105,7 +105,7 @@ TEST_F(DeregisterTest, FourThreadsThatRegisterInALoopQueueNothingForLanesThatNev
 TEST_F(DeregisterTest, WaitsForTheOneLaneOfManyThatIsInTheMiddleOfAWrite) {
   Connect(20);
   std::vector<std::byte> memory(1000);
-  // More than a lane remembers, so that what it has forgotten is revoked, too.
+  // More regions than a lane remembers, so that evicted ones are revoked, too.
   std::vector<std::vector<std::byte>> others(40, std::vector<std::byte>(16));
   std::vector<Region> regions;
   Region region = Must(endpoint_.Register(memory, Rights::kReadWrite));
@@ -131,12 +131,12 @@ TEST_F(DeregisterTest, WaitsForTheOneLaneOfManyThatIsInTheMiddleOfAWrite) {
   ASSERT_TRUE(lane.SendBytes(std::span(bytes).last(500)));
   ASSERT_TRUE(lane.WaitAcked(2));
   EXPECT_EQ(std::count(memory.begin(), memory.end(), std::byte{0xEE}), 1000);
-  // The lane goes on.
+  // The lane stays up.
   EXPECT_TRUE(peers_[13].lane(4).IsQuiet());
   EXPECT_FALSE(connections_[13].lost());
 }
 
-// An answer that the peer does not acknowledge keeps the memory; only that connection goes.
+// An answer that the peer does not acknowledge keeps the memory in use; only that connection fails.
 TEST_F(DeregisterTest, EndsOnlyTheConnectionThatDoesNotAcknowledgeWhatItHasRead) {
   Connect(5);
   std::vector<std::byte> memory(1000);
@@ -153,7 +153,7 @@ TEST_F(DeregisterTest, EndsOnlyTheConnectionThatDoesNotAcknowledgeWhatItHasRead)
   }
 }
 
-// Numbers of closed connections are given out again.
+// Numbers of closed connections are reused.
 TEST_F(DeregisterTest, FindsALaneWhoseConnectionHasTheNumberOfAnEarlierOne) {
   std::vector<std::byte> memory(1000);
   Region region = Must(endpoint_.Register(memory, Rights::kReadWrite));

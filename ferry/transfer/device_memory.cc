@@ -1,3 +1,4 @@
+// Finds the stager for a memory range.
 #include "ferry/transfer/device_memory.h"
 
 #include <fmt/core.h>
@@ -17,7 +18,7 @@ constexpr std::uint64_t kLeastSlots = 8;
 }  // namespace
 
 Result<Stager*> DeviceMemory::StagerOf(std::span<const std::byte> memory) {
-  // Where nobody has made GPU memory there is none; and no reason to look for GPUs, which is slow.
+  // If this process has made no GPU memory there is none; searching for GPUs would be slow.
   if (memory.empty() || !cuda::MayHaveDeviceMemory(config_)) return nullptr;
   const auto api = cuda::OpenDevices(config_);
   if (!api) return nullptr;
@@ -35,8 +36,8 @@ Result<Stager*> DeviceMemory::StagerOf(std::span<const std::byte> memory) {
   const std::uint64_t offset = cuda::AddressOf(memory.data()) - info.base;
   if (offset > info.bytes || memory.size() > info.bytes - offset) {
     return Error(Code::kInvalidArgument,
-                 fmt::format("{} at {:#x} go beyond their allocation on GPU {}, of which {} are "
-                             "left there; check the size",
+                 fmt::format("{} at {:#x} exceed their allocation on GPU {}, which has {} left "
+                             "there; check the size",
                              FormatSize(memory.size()), cuda::AddressOf(memory.data()),
                              info.ordinal, FormatSize(info.bytes - std::min(offset, info.bytes))));
   }

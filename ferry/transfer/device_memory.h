@@ -1,3 +1,4 @@
+// Detects GPU memory and owns one stager per GPU in use.
 #pragma once
 #include <cstddef>
 #include <map>
@@ -14,21 +15,21 @@
 
 namespace ferry::transfer {
 
-// Tells GPU memory from host memory, and has a stager for each GPU whose memory is used. Any
+// Tells GPU memory from host memory, and owns a stager for each GPU whose memory is used. Any
 // thread.
 class DeviceMemory {
  public:
   explicit DeviceMemory(const Config& config) : config_(config) {}
 
-  // Of the GPU whose memory this is; null for host memory, pinned memory too. Makes it at the first
-  // use of a GPU, which takes tenths of seconds. Lives as long as this. Errors: kInvalidArgument
-  // (memory that was freed, or goes beyond its allocation), kUnsupported (managed memory), those of
-  // Stager::Create().
+  // Returns the stager of the GPU that owns `memory`; null for host memory, pinned memory included.
+  // The first use of a GPU creates its stager, which blocks for tenths of a second. The stager is
+  // owned by this object. Errors: kInvalidArgument (memory was freed, or is longer than its
+  // allocation), kUnsupported (managed memory), those of Stager::Create().
   Result<Stager*> StagerOf(std::span<const std::byte> memory);
-  // Of every GPU whose memory is used, by ordinal.
+  // Counters of each GPU in use, by ordinal.
   std::vector<StagingCounters> Counters();
 
-  // Of a GPU whose memory has been used; or null.
+  // The stager of a GPU, or null if none of its memory has been used.
   Stager* Known(int ordinal);
   Errands& errands() noexcept { return errands_; }
 
@@ -36,7 +37,7 @@ class DeviceMemory {
   Result<Stager*> StagerFor(cuda::DeviceApi* api, int ordinal);
 
   const Config& config_;
-  Errands errands_;  // before the stagers, whose copies may still post some
+  Errands errands_;  // before the stagers, whose copies may still post tasks
   std::mutex mutex_;
   std::map<int, std::unique_ptr<Stager>> stagers_;  // by ordinal; under mutex_
 };

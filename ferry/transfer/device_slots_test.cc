@@ -1,3 +1,4 @@
+// Tests staging slots that stalled peers hold, and requests that wait for a slot.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,15 +16,15 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
-// Slots that are held by peers who stand still, and what waits for one meanwhile.
+// Slots held by stalled peers, and operations that wait for a slot meanwhile.
 namespace ferry::transfer {
 namespace {
 
 using wire::Type;
 
-constexpr std::size_t kSlot = 64 * 1024;  // so large that its pages are given
-constexpr std::size_t kSlots = 8;         // for each way
-constexpr std::size_t kLaneSlots = 4;     // that a lane may have when half of them are taken
+constexpr std::size_t kSlot = 64 * 1024;  // large enough for zero-copy
+constexpr std::size_t kSlots = 8;         // per direction
+constexpr std::size_t kLaneSlots = 4;     // limit of a lane when half of them are taken
 
 Config FewSlots() {
   Config config = SmallSlices(/*lanes=*/1, /*workers=*/1);
@@ -32,7 +33,7 @@ Config FewSlots() {
   config.slice_bytes = kSlot;
   config.window_bytes = 16 * kSlot;
   config.stage_slice_bytes = kSlot;
-  config.stage_bytes = kSlot;  // 8 slots are the least
+  config.stage_bytes = kSlot;  // 8 slots are the minimum
   config.gift = "on";
   return config;
 }
@@ -51,7 +52,7 @@ class DeviceSlotsTest : public ::testing::Test {
     accepted_.push_back(Must(far_.Accept(Soon())));
     return peer;
   }
-  // Peers that have read what they asked for, and do not say so.
+  // Peers that have received the data they requested, but do not acknowledge it.
   void HoldSlotsToSend() {
     for (std::size_t held = 0; held < kSlots; held += kLaneSlots) {
       RawLane& lane = NewPeer().lane();
@@ -61,7 +62,7 @@ class DeviceSlotsTest : public ::testing::Test {
       }
     }
   }
-  // Peers that stop in the middle of what they write.
+  // Peers that stall in the middle of a write.
   void HoldSlotsToLand() {
     for (std::size_t held = 0; held < kSlots; ++held) {
       RawLane& lane = NewPeer().lane();
@@ -100,7 +101,7 @@ TEST_F(DeviceSlotsTest, WhatWaitsForASlotLetsHostMemoryPassAndMayBeCancelled) {
   EXPECT_FALSE(waits.Poll());
   waits.Cancel();
   EXPECT_TRUE(EndsWith(Code::kCancelled, waits));
-  // And the next one goes on when there are slots.
+  // The next one continues once there are slots.
   Operation next = Must(to_near_.Write(region_, 0, key, 0, 3 * kSlot));
   EXPECT_FALSE(next.Poll());
   for (RawPeer& peer : peers_) ASSERT_TRUE(peer.lane().AckAll());
@@ -120,7 +121,7 @@ TEST_F(DeviceSlotsTest, SlotsOfPeersThatAreGoneComeBack) {
   std::copy(back.begin(), back.end(), sink_.span().begin());
   EXPECT_TRUE(EndsOk(to_near_.Read(region_, 0, key, 0, 3 * kSlot)));
   EXPECT_EQ(memory_.Copy(), back);
-  // All of them, which the endpoint's counters tell.
+  // All of them, according to the endpoint's counters.
   const auto free_slots = [&] {
     const std::vector<StagingCounters> staging = far_.Counters().staging;
     return staging.size() == 1 ? staging[0].to_network.free + staging[0].from_network.free : 0;
@@ -146,7 +147,7 @@ TEST_F(DeviceSlotsTest, AnswersThatWaitForASlotAreRefusedWhenTheirRegionGoes) {
   ASSERT_TRUE(lane.Say(Access(Type::kReadRequest, host_region_.remote().key, 10, 1)));
   ASSERT_TRUE(lane.Say(Access(Type::kReadRequest, Key(), kSlot, 2)));
   EXPECT_TRUE(lane.IsQuiet());
-  // The one behind the other, too.
+  // The operation queued behind it, too.
   EXPECT_TRUE(host_region_.Deregister(Soon()));
   EXPECT_TRUE(on_device.Deregister(Soon()));
   other.Free();
@@ -178,7 +179,7 @@ TEST_F(DeviceSlotsTest, AReceiveThatWaitsForASlotMayBeCancelled) {
   EXPECT_EQ(memory_.Copy(), sink_.Copy());
 }
 
-// Its sender would take a lost refusal for a write that is in place.
+// Otherwise its sender would take a lost refusal for a write that is in place.
 TEST_F(DeviceSlotsTest, ARefusalIsRememberedWhileFramesBeforeItLand) {
   RawPeer& peer = NewPeer();
   wire::KeyBody wrong = Key();
@@ -188,7 +189,7 @@ TEST_F(DeviceSlotsTest, ARefusalIsRememberedWhileFramesBeforeItLand) {
   ASSERT_TRUE(peer.lane().Say(Access(Type::kWrite, Key(), kSlot)));
   ASSERT_TRUE(peer.lane().Say(Access(Type::kWrite, wrong, 10)));
   EXPECT_EQ(peer.lane().Expect(Type::kNack).Body<wire::RefuseBody>().sequence, 2U);
-  // Nobody may rely on any of them yet, not even on the one that needs no copy.
+  // None of them may be acknowledged yet, not even the one that needs no copy.
   ASSERT_TRUE(peer.lane().Say({.type = Type::kPing}));
   EXPECT_EQ(peer.lane().Expect(Type::kPong).header.ack, 0U);
   devices_->Resume();

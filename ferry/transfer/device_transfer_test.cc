@@ -1,3 +1,4 @@
+// Tests every operation with GPU memory as source and destination.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +25,7 @@
 namespace ferry::transfer {
 namespace {
 
-// 16 slots of 4 KiB for each way, for 2 lanes that may have 8 each.
+// 16 slots of 4 KiB per direction, for 2 lanes that may hold 8 each.
 Config WithDevices(const std::string& devices, Config config = SmallSlices()) {
   config.devices = devices;
   config.cuda_ipc = "off";
@@ -133,7 +134,7 @@ TEST_P(DeviceTransferTest, PagesAreScatteredOnBothSides) {
   std::mt19937 random(5);
   std::shuffle(to.begin(), to.end(), random);
   std::shuffle(from.begin(), from.end(), random);
-  to.resize(700);  // the rest stays as it is
+  to.resize(700);  // the rest stays unchanged
   from.resize(700);
   auto expected = target.Copy();
   const auto bytes = source.Copy();
@@ -166,7 +167,7 @@ TEST_P(DeviceTransferTest, MessagesGoFromAndToGpuMemory) {
           << bytes;
       EXPECT_TRUE(target.GuardsIntact());
     };
-    // The receive first, and the message first.
+    // Once with the receive posted first, and once with the message first.
     Operation receive = Must(far.Recv(1, kWholeTag, into));
     EXPECT_TRUE(EndsOk(near().Send(1, from)));
     EXPECT_TRUE(EndsOk(receive));
@@ -177,7 +178,7 @@ TEST_P(DeviceTransferTest, MessagesGoFromAndToGpuMemory) {
     EXPECT_TRUE(EndsOk(far.Recv(2, kWholeTag, into)));
     EXPECT_TRUE(EndsOk(send));
     expect_same(source.Copy());
-    // From host memory, small ones of which travel at once.
+    // From host memory; small messages are sent eagerly.
     receive = Must(far.Recv(3, kWholeTag, into));
     EXPECT_TRUE(EndsOk(near().Send(3, on_host.span())));
     EXPECT_TRUE(EndsOk(receive));
@@ -188,7 +189,7 @@ TEST_P(DeviceTransferTest, MessagesGoFromAndToGpuMemory) {
     EXPECT_TRUE(EndsOk(far.Recv(4, kWholeTag, into)));
     EXPECT_TRUE(EndsOk(send));
     expect_same(on_host.Copy());
-    // And into it.
+    // And into host memory.
     receive = Must(far.Recv(5, kWholeTag, on_host.span()));
     EXPECT_TRUE(EndsOk(near().Send(5, from)));
     EXPECT_TRUE(EndsOk(receive));
@@ -200,7 +201,7 @@ TEST_P(DeviceTransferTest, MessagesGoFromAndToGpuMemory) {
 }
 
 TEST_P(DeviceTransferTest, MessagesOfOneTagKeepTheirOrderOnTheirWayIntoGpuMemory) {
-  constexpr std::size_t kBytes = 9000;  // some travel at once, and some are offered
+  constexpr std::size_t kBytes = 9000;  // some are sent eagerly, some by rendezvous
   constexpr unsigned kMessages = 24;
   Connection& far = *link_.far.connection;
   std::vector<GuardedMemory> sent;
@@ -272,11 +273,12 @@ TEST_P(DeviceTransferTest, ReceivesThatAreCancelledLeaveTheirMemory) {
     GuardedMemory small(20'000, 5);
     auto target = OnDevice(200'000, 100, last_device());
     const bool large = round % 3 != 0;
-    // A small message that comes after its receive was cancelled stays, and must not be the next's.
+    // A small message that arrives after its receive was cancelled is kept, and must not match the
+    // next receive.
     const std::uint64_t tag = 100 + round;
     Operation send = Must(near().Send(tag, large ? source.span() : small.span()));
     if (round % 2 == 0) {
-      EXPECT_TRUE(Works(&link_));  // it waits there
+      EXPECT_TRUE(Works(&link_));  // the message waits there
     }
     Operation receive = Must(far.Recv(tag, kWholeTag, target.span()));
     for (unsigned spin = 0; spin < 60 * round; ++spin) (void)receive.Poll();
@@ -306,7 +308,7 @@ TEST_P(DeviceTransferTest, ManyOperationsAtOnceShareTheSlots) {
   auto source = OnDevice(kBytes * kOperations, 1);
   auto target = OnDevice(kBytes * kOperations, 2, last_device());
   auto fetched = OnDevice(kBytes * kOperations, 3);
-  // What is read is not written at once.
+  // The range that is read is not written at the same time.
   auto beside = OnDevice(kBytes * kOperations, 4, last_device());
   const Region local = Near(source.span());
   const Region remote = Far(target.span());
@@ -332,7 +334,7 @@ TEST_P(DeviceTransferTest, ManyOperationsAtOnceShareTheSlots) {
   EXPECT_EQ(beside.Copy(), source.Copy());
 }
 
-// What was freed in time harms nobody; a copy that came later would lose the device.
+// Memory freed after the end causes no error; a later copy would lose the device.
 TEST_P(DeviceTransferTest, MemoryMayBeFreedWhenACancelledOperationHasEnded) {
   constexpr std::size_t kBytes = 400'000;
   for (unsigned round = 0; round < 8; ++round) {
@@ -387,7 +389,7 @@ TEST_P(DeviceTransferTest, LanesThatAreLostLoseNothing) {
   auto proxy = Must(net::FaultProxy::Start({"127.0.0.1", link_.far.endpoint->port()}, 1));
   Connection connection = Must(link_.near.endpoint->Connect(proxy->address().ToString(), Soon()));
   const Connection accepted = Must(link_.far.endpoint->Accept(Soon()));
-  // When all are reset the peer is lost.
+  // If all lanes are reset the peer is lost.
   const auto reset_one = [&](unsigned which) {
     const Deadline patience = Soon();
     while (!(AllLanesAreUp(connection) && AllLanesAreUp(accepted)) && !patience.expired()) {
@@ -444,16 +446,16 @@ TEST_P(DeviceTransferTest, MemoryThatWasFreedOrEndsSoonerIsNotRegistered) {
       link_.near.endpoint->Register({memory.span().data(), 100'000'000}, Rights::kNone);
   ASSERT_FALSE(beyond);
   EXPECT_EQ(beyond.error().code(), Code::kInvalidArgument);
-  EXPECT_THAT(beyond.error().message(), ::testing::HasSubstr("beyond their allocation"));
+  EXPECT_THAT(beyond.error().message(), ::testing::HasSubstr("exceed their allocation"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Simulated, DeviceTransferTest, ::testing::ValuesIn(kSimulatedDevices),
                          DevicesCaseName);
 INSTANTIATE_TEST_SUITE_P(Gpu, DeviceTransferTest, ::testing::Values(kRealDevices), DevicesCaseName);
 
-// ---- what the simulated devices find out --------------------------------------------------------
+// ---- mistakes that the simulated devices detect -------------------------------------------------
 
-// A stager whose GPU stands still, and one slot on its way into memory.
+// A stager whose GPU is stuck, and one slot that is being copied into memory.
 class MistakeTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -476,7 +478,7 @@ class MistakeTest : public ::testing::Test {
   std::unique_ptr<cuda::SimulatedDevices> devices_;
   std::unique_ptr<Stager> stager_;
   std::optional<MirroredMemory> memory_;
-  std::shared_ptr<StagedCopy> copy_ = std::make_shared<StagedCopy>();  // with the stager
+  std::shared_ptr<StagedCopy> copy_ = std::make_shared<StagedCopy>();  // shared with the stager
 };
 
 TEST_F(MistakeTest, ASlotThatIsUsedAgainTooSoonShowsInTheBytes) {
@@ -487,7 +489,7 @@ TEST_F(MistakeTest, ASlotThatIsUsedAgainTooSoonShowsInTheBytes) {
 }
 
 TEST_F(MistakeTest, MemoryThatIsFreedTooSoonLosesTheDevice) {
-  memory_->Free();  // as whoever has deregistered it may
+  memory_->Free();  // as the caller of Deregister may do
   devices_->Resume();
   ASSERT_TRUE(AwaitStagedCopy(*copy_));
   ASSERT_FALSE(copy_->outcome);
@@ -527,7 +529,7 @@ TEST(LostDeviceTest, ItsOperationsEndAndHostTransfersGoOn) {
   const Region host = Must(link.near.endpoint->Register(on_host.span(), Rights::kNone));
   EXPECT_TRUE(EndsOk(near.Write(host, 0, key, 0, 300'000)));
   EXPECT_EQ(target.Copy(), on_host.Copy());
-  // And the other one, whose owner is the peer.
+  // Then the other device, which belongs to the peer.
   devices->Inject(
       {.ordinal = 1, .at = cuda::FaultPoint::kLaunch, .fault = cuda::Fault::kIllegalAddress});
   const Operation second = Must(near.Write(host, 0, key, 0, 300'000));

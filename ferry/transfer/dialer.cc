@@ -1,3 +1,4 @@
+// Dials a peer's lanes and completes the client handshake, with retries.
 #include "ferry/transfer/dialer.h"
 
 #include <fmt/core.h>
@@ -12,8 +13,8 @@
 namespace ferry::transfer {
 namespace {
 
-// Between attempts: doubled each time, half of it at random, so that those who were turned away
-// together do not come back together.
+// Pause between attempts: doubles each time, and half of it is random, so that peers that were
+// refused together do not return together.
 constexpr milliseconds kFirstPause{10};
 constexpr std::uint32_t kMostDoublings = 6;
 
@@ -44,6 +45,7 @@ Result<std::shared_ptr<ConnectionCore>> Dialer::result() {
   return connection_;
 }
 
+// Only the first lane dials now; the others follow when the server has told how many it accepts.
 void Dialer::StartOnLoop() {
   joined_ = 0;
   greetings_.resize(loops_.size());
@@ -57,6 +59,7 @@ void Dialer::ConnectLaneOnLoop(std::size_t index) {
                                     auto lane) { self->OnConnected(id, std::move(lane)); });
 }
 
+// kUnavailable is temporary and retried; other errors are final.
 void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
   if (IsOver(id)) return;
   if (!lane) {
@@ -87,6 +90,7 @@ void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
   SayHello();
 }
 
+// Records the call first, so that this endpoint recognizes a connection to itself.
 void Dialer::SayHello() {
   call_ = greetings_.front()->local_name();
   endpoint_->BeginCall(call_);
@@ -108,13 +112,13 @@ void Dialer::OnGone(LaneId id, const Error& error) {
 }
 
 Status Dialer::OnHeard(LaneId id, const wire::MessageHeader& header, wire::MetaReader* reader) {
-  // Another lane has failed in this turn of the loop; this one is about to go, too.
+  // Another lane has failed in this turn of the loop; this lane will be closed, too.
   if (IsOver(id)) return Error(Code::kCancelled, "another lane of the connection has failed");
   const std::size_t index = id.index;
   Introduction& introduction = introductions_[index];
   if (header.type == wire::Type::kRefuse) {
     Error refusal = introduction.Refusal(reader);
-    // The peer knew the connection when it welcomed lane 0, and has given it up since.
+    // The peer knew the connection when it answered the hello frame, and has dropped it since.
     const bool given_up = index > 0 && refusal.code() == Code::kUnavailable;
     return given_up ? Error(Code::kPeerLost, refusal.message()) : refusal;
   }
@@ -127,12 +131,13 @@ Status Dialer::OnHeard(LaneId id, const wire::MessageHeader& header, wire::MetaR
     OnJoined();
     return Ok();
   }
-  return Error(Code::kCorrupt,
-               fmt::format("{} answered the greeting by a {} frame; use the same release on both "
-                           "sides",
-                           address_.ToString(), wire::TypeName(header.type)));
+  return Error(
+      Code::kCorrupt,
+      fmt::format("{} answered the hello frame with a {} frame; use the same release on both sides",
+                  address_.ToString(), wire::TypeName(header.type)));
 }
 
+// The server's proof is checked before its addresses and its endpoint id are used.
 Status Dialer::OnWelcome(wire::MetaReader* reader) {
   const std::span<const std::byte> all = reader->rest();
   const bool whole = reader->Read(&welcome_) && welcome_.version == wire::kVersion &&
@@ -158,7 +163,7 @@ Status Dialer::OnWelcome(wire::MetaReader* reader) {
                              "new address and keys",
                              address_.ToString(), peer.ToString(), expected_.ToString()));
   }
-  // With two lanes both carry bulk, so the second one is not on the first one's loop.
+  // With two lanes both carry bulk, so the second one must not share the first one's loop.
   if (FirstBulkLaneOf(loops_.size()) > FirstBulkLaneOf(welcome_.lanes)) {
     loops_.erase(loops_.begin() + 1);
   }
@@ -174,19 +179,20 @@ void Dialer::OnJoined() {
   FinishIfReady();
 }
 
-// An answer may come before the lane has reported that what it answers has left.
+// An answer may arrive before the lane has reported that its request was sent.
 void Dialer::FinishIfReady() {
   if (done() || joined_ < loops_.size()) return;
   for (const auto& greeting : greetings_) {
     if (!greeting || !greeting->complete()) return;
   }
-  // Outside the callback of the lane that is about to move.
+  // Posted, to leave the callback of the lane that is about to move.
   home()->Post([self = shared_from_this(), attempt = attempt_] {
-    // Unless a lane was lost since.
+    // Skipped if a lane was lost meanwhile.
     if (!self->done() && self->attempt_ == attempt) self->Finish();
   });
 }
 
+// `done_` is stored last: the thread in Endpoint::Connect then reads the result without a lock.
 void Dialer::Finish() {
   Uuid peer;
   std::memcpy(peer.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
@@ -206,6 +212,7 @@ void Dialer::Finish() {
   home()->NotifyWaiters();
 }
 
+// Keeps the error for the final message, which reports the previous attempt, too.
 void Dialer::RetryOnLoop(const Error& error) {
   const auto again = Clock::now() + PauseBefore(attempt_);
   if (!deadline_.never() && again >= deadline_.when()) return FailOnLoop(error);
@@ -213,13 +220,13 @@ void Dialer::RetryOnLoop(const Error& error) {
   ++attempt_;
   DropLanesOnLoop();
   EndCall();
-  // Weak: the timer belongs to a loop of the endpoint, which this object keeps.
+  // Weak: the timer belongs to a loop of the endpoint, which this object keeps alive.
   home()->AddTimerOnLoop(again, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->StartOnLoop();
   });
 }
 
-// Their callbacks hold this object, and may be what runs: they go outside of them.
+// Posted, because the lanes' callbacks keep this object alive and one may be running.
 void Dialer::DropLanesOnLoop() {
   home()->Post([greetings = std::make_shared<decltype(greetings_)>(std::move(greetings_))] {});
   greetings_.clear();
@@ -228,7 +235,7 @@ void Dialer::DropLanesOnLoop() {
 void Dialer::FailOnLoop(const Error& error) {
   if (done()) return;
   error_ = attempt_ == 0 ? error
-                         : Error(error.code(), fmt::format("{} (attempt {}; the one before: {})",
+                         : Error(error.code(), fmt::format("{} (attempt {}; the previous one: {})",
                                                            error.message(), attempt_ + 1, last_));
   done_.store(true, std::memory_order_release);
   home()->NotifyWaiters();

@@ -1,3 +1,4 @@
+// The dialing side of a connection: connects all lanes and runs the client handshake.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -15,11 +16,12 @@ namespace ferry::transfer {
 class EndpointCore;
 class ConnectionCore;
 
-// The connecting side of the greeting, for one address. A peer that closes or resets a lane before
-// the connection is complete, as one does that has no room, is dialled again after a pause that
-// doubles, until the deadline; a refusal and a port where nobody listens are final. Belongs to the
-// connection's home loop; shared between that and the thread in Endpoint::Connect, which waits for
-// `done`.
+// Runs the client handshake for one address. If the peer closes or resets a lane before the
+// connection is complete, as a peer without room does, the attempt is repeated after a pause that
+// doubles each time, until the deadline. A refusal and a port without a listener are final.
+//
+// Lives on the connection's home loop. Shared between that loop and the thread in
+// Endpoint::Connect, which waits for done().
 class Dialer final : public std::enable_shared_from_this<Dialer> {
  public:
   Dialer(std::shared_ptr<EndpointCore> endpoint, net::Address address, Uuid expected,
@@ -28,14 +30,14 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
 
   EventLoop* home() const noexcept { return loops_.front(); }
   void StartOnLoop();
-  // After its loop has stopped: lets go of the lanes, whose callbacks keep this object.
+  // Releases the lanes, whose callbacks keep this object alive. Call after its loop has stopped.
   void GiveUp() { greetings_.clear(); }
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
-  // Once done.
+  // Valid once done() is true.
   Result<std::shared_ptr<ConnectionCore>> result();
 
  private:
-  // A lane of one attempt: what its callbacks say counts as long as the attempt lasts.
+  // Identifies a lane of one attempt; callbacks of earlier attempts are ignored.
   struct LaneId {
     std::size_t index = 0;
     std::uint32_t attempt = 0;
@@ -47,7 +49,7 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
   void OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane);
   void OnGone(LaneId id, const Error& error);
   Status OnHeard(LaneId id, const wire::MessageHeader& header, wire::MetaReader* reader);
-  // Ends the attempt, and makes the next one where there is time for it.
+  // Ends the attempt, and schedules the next one if the deadline allows.
   void RetryOnLoop(const Error& error);
   void DropLanesOnLoop();
   Status OnWelcome(wire::MetaReader* reader);
@@ -57,19 +59,19 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
   void FailOnLoop(const Error& error);
   void EndCall();
 
-  std::shared_ptr<EndpointCore> endpoint_;  // with the endpoint's handles
+  std::shared_ptr<EndpointCore> endpoint_;  // shared with the endpoint's handles
   const net::Address address_;
   const Uuid expected_;
   const Deadline deadline_;
   std::vector<EventLoop*> loops_;
   std::vector<std::unique_ptr<Greeting>> greetings_;
   std::vector<Introduction> introductions_;
-  std::string call_;  // the local name of the first lane, that this endpoint knows its own call
+  std::string call_;  // local name of the first lane, to detect a call to ourselves
   wire::WelcomeBody welcome_;
-  std::vector<net::Address> others_;  // by which the peer says that it can be reached, too
+  std::vector<net::Address> others_;  // further addresses that the peer announces
   std::size_t joined_ = 0;
   std::uint32_t attempt_ = 0;
-  std::string last_;  // how the attempt before this one ended
+  std::string last_;  // how the previous attempt ended
   std::atomic<bool> done_{false};
   std::optional<Error> error_;
   std::shared_ptr<ConnectionCore> connection_;  // handed on by result()

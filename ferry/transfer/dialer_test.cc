@@ -1,3 +1,4 @@
+// Tests how a dialed connection's lanes are assigned to loops.
 #include "ferry/transfer/dialer.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@
 namespace ferry::transfer {
 namespace {
 
-// With more lanes the first two would share a loop: the first one carries little then.
+// With more lanes the first two would share a loop, because the first one carries little then.
 TEST(DialerTest, TwoLanesAreOnTwoLoopsHoweverManyWereAskedFor) {
   const Endpoint far = Must(Endpoint::Create(SmallSlices(2, 2)));
   for (const int lanes : {2, 3, 5}) {

@@ -1,3 +1,4 @@
+// Tests limits on pending peers: admission, false claims and slow handshakes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,8 +13,9 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
-// Strangers that want more than they should have: the places of others, a name that is not theirs,
-// a connection that is not theirs. Each is refused and counted, and a peer is served meanwhile.
+// Pending peers that exceed their limits: they occupy the places of others, use an id that is not
+// theirs, or join a connection that is not theirs. Each is refused and counted, while a legitimate
+// peer is served.
 namespace ferry::transfer {
 namespace {
 
@@ -47,7 +49,7 @@ class DoorTest : public ::testing::Test {
     EXPECT_TRUE(Works(out, in));
   }
   std::uint64_t refused() { return endpoint_.Counters().greetings_refused; }
-  // A lane that ends by an error is closed just before that is counted.
+  // A lane that ends with an error is closed just before the error is counted.
   void ExpectCounted(std::uint64_t count) {
     const Deadline limit = Soon();
     while (refused() < count && !limit.expired()) std::this_thread::yield();
@@ -63,7 +65,7 @@ TEST_F(DoorTest, AFullHouseOfSilentStrangersMakesRoomForAPeer) {
   std::deque<RawLane> silent;
   for (std::uint32_t i = 0; i < kFewStrangers; ++i) silent.emplace_back(endpoint_.port());
   ExpectServed();
-  // For each of the peer's lanes one had to go, the oldest first.
+  // For each of the peer's lanes one silent peer was evicted, the oldest first.
   silent[0].WaitClosed();
   EXPECT_GE(refused(), 1u);
   EXPECT_LE(refused(), 2u);
@@ -78,7 +80,7 @@ class GuardedDoorTest : public DoorTest {
   }
   GuardedDoorTest() : DoorTest(Guarded()) {}
 
-  // Sends a well-formed first frame, which is answered, and no proof.
+  // Sends a well-formed hello frame, which is answered, and no proof.
   void Speak(RawLane* lane) {
     wire::HelloBody hello = Hello(Uuid::Random(), 2);
     hello.flags = wire::kHasSecret;
@@ -99,7 +101,7 @@ TEST_F(GuardedDoorTest, WhoHasSpokenIsNotPutOutForOneWhoHasNot) {
     RawLane& lane = lanes.emplace_back(endpoint_.port());
     if (i + 1 < kFewStrangers) Speak(&lane);
   }
-  // Until the silent one has had its time.
+  // Until the silent peer's grace period is over.
   EXPECT_FALSE(lanes.back().WaitClosedFor(net::Admission::kGrace));
   RawLane newcomer(endpoint_.port());
   lanes.back().WaitClosed();
@@ -168,7 +170,7 @@ TEST_F(FewConnectionsTest, ThoseWhoseLanesAreStillToComeCount) {
 TEST_F(DoorTest, WhoCallsItselfByOurNameIsRefused) {
   RawLane lane(endpoint_.port());
   ASSERT_TRUE(lane.Say({.type = Type::kHello, .body = Pod(Hello(endpoint_.id(), 1))}));
-  ExpectRefused(&lane, Code::kRefused, "is the name of this endpoint itself");
+  ExpectRefused(&lane, Code::kRefused, "is the id of this endpoint itself");
   ExpectCounted(1);
   const Connection out = Must(endpoint_.Connect(endpoint_.address(), Soon()));
   const Connection in = Must(endpoint_.Accept(Soon()));
@@ -244,7 +246,7 @@ class HastyDoorTest : public DoorTest {
   HastyDoorTest() : DoorTest(Hasty()) {}
 };
 
-// It would take a minute, and each byte comes well within the time.
+// The whole frame would take a minute, although each byte arrives well within the timeout.
 TEST_F(HastyDoorTest, AByteNowAndThenGainsNoTime) {
   RawLane lane(endpoint_.port());
   const auto hello = lane.Encode({.type = Type::kHello, .body = Pod(Hello(Uuid::Random(), 1))});

@@ -1,3 +1,4 @@
+// Tests the engine over TLS.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +28,7 @@ Config ByKey(const std::string& secret = "correct horse battery staple") {
   return config;
 }
 
-// Writes, reads and sends, and looks at every byte.
+// Writes, reads and sends, and checks every byte.
 void ExpectMovesEverything(Link* link) {
   GuardedMemory here(kSecretBytes, 1);
   GuardedMemory there(kSecretBytes, 2);
@@ -114,7 +115,7 @@ TEST(Encrypted, FilesThatCannotBeReadFailTheEndpoint) {
   EXPECT_THAT(endpoint.error().message(), HasSubstr("tls_cert /not/there"));
 }
 
-// It would go on in the clear.
+// Otherwise the endpoint would communicate unencrypted.
 TEST(Encrypted, AProviderWithoutTlsFailsTheEndpoint) {
   net::FakeNetwork network;
   Config config = ByKey();
@@ -142,8 +143,8 @@ TEST(Encrypted, TwoSidesThatDoNotAgreeSaySo) {
   EXPECT_TRUE(friendly.Connect(secure.address(), Soon()));
 }
 
-// The listener lets a peer in only after it has seen its certificate, which the caller hears of on
-// a lane that it has already.
+// The listener checks the peer's certificate last, so the dialing side gets the refusal on a lane
+// that it already has.
 TEST(Encrypted, ACertificateThatTheListenerRefusesEndsTheCallWithItsReason) {
   net::TestAuthority authority;
   net::TestAuthority unknown("Unknown");
@@ -157,8 +158,8 @@ TEST(Encrypted, ACertificateThatTheListenerRefusesEndsTheCallWithItsReason) {
   EXPECT_THAT(refused.error().message(), HasSubstr("unknown CA"));
 }
 
-// A bit that changes on the way anywhere in what a write says and answers: either it was not
-// reached, or the operation ends with an error. In no case is it well with wrong bytes.
+// Flips a bit anywhere in the bytes that a write and its answer send: either the byte was not
+// reached, or the operation ends with an error. It never succeeds with wrong bytes.
 TEST(Encrypted, NoByteThatWasChangedOnTheWayIsTakenForGood) {
   Config config = ByKey();
   config.lanes = 1;

@@ -1,3 +1,4 @@
+// Tests how operations end early, at each point of their life, against a scripted peer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,9 +9,9 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
-// How operations end early, at each point of their life. The peer is a raw one, so that each point
-// can be held; all of the endpoint is on one loop, so that a pong of one peer says that all that
-// the other has sent was read.
+// Operations that end early, at each point of their life. The peer is scripted, so that the engine
+// can be held at each point. The endpoint has one loop, so that a pong on one connection proves
+// that everything sent before on the other was read.
 namespace ferry::transfer {
 namespace {
 
@@ -47,11 +48,11 @@ class EndingTest : public ::testing::Test {
     return Must(direction == Direction::kWrite ? theirs_.PrepareWrite(std::move(parts))
                                                : theirs_.PrepareRead(std::move(parts)));
   }
-  // The endpoint has read what was sent to it before.
+  // Returns once the endpoint has read everything that was sent to it before.
   void LetItRead() {
     for (int i = 0; i < 2; ++i) ASSERT_TRUE(clock_.lane().IsQuiet());
   }
-  // The memory is the caller's again: nothing may change it any more.
+  // The memory is the caller's again: nothing may change it from now on.
   void Reclaim() { memory_.Fill(std::byte{0xEE}); }
   void ExpectUntouched() {
     LetItRead();
@@ -59,7 +60,7 @@ class EndingTest : public ::testing::Test {
     EXPECT_EQ(std::count(bytes.begin(), bytes.end(), std::byte{0xEE}), std::ssize(bytes));
     EXPECT_TRUE(memory_.GuardsIntact());
   }
-  // Acknowledges what comes until the operation has ended; the frames that came.
+  // Acknowledges frames until the operation has ended; returns those frames.
   std::vector<RawFrame> AckUntilEnd(Operation operation) {
     std::vector<RawFrame> frames;
     const Deadline limit = Soon();
@@ -152,7 +153,7 @@ TEST_F(EndingTest, AWriteEndsOnlyWhenItsFramesHaveLeftHoweverSoonThePeerRefusesT
   const Region local = Must(endpoint.Register(large, Rights::kNone));
   const RemoteRegion remote{peer.id(), {1, 1, 1}, Rights::kWrite, large.size()};
   auto write = connection.Write(local, 0, remote, 0, large.size());
-  ASSERT_TRUE(clock.lane().IsQuiet());  // by now it has begun
+  ASSERT_TRUE(clock.lane().IsQuiet());  // it has begun by now
   const wire::RefuseBody no{.code = static_cast<std::uint8_t>(Code::kRefused)};
   ASSERT_TRUE(peer.lane().Say({.type = Type::kNack, .body = Joined(Pod(no), BytesOf("not here"))}));
   ASSERT_TRUE(peer.lane().Say({.type = Type::kAck, .ack = 1}));
@@ -264,7 +265,7 @@ TEST_F(EndingTest, AReceiveThatMissesItsDeadlineEndsAtOnce) {
 
 TEST_F(EndingTest, AReceiveCancelledInTheMiddleOfASmallMessageIsNotWrittenToAfterItsEnd) {
   auto receive = theirs_.Recv(1, kWholeTag, memory_.span());
-  LetItRead();  // so it is there before the message
+  LetItRead();  // so it is posted before the message
   const auto rest = SayAllBut100(0, {.type = Type::kSend,
                                      .operation = 9,
                                      .body = Pod(Tagged(5000)),
@@ -316,7 +317,7 @@ TEST_F(EndingTest, ACancelledOfferEndsAtOnceAndThePeerIsTold) {
   const RawFrame withdrawn = peer_.lane().Expect(Type::kDelivered);
   EXPECT_EQ(withdrawn.header.operation, offer.header.operation);
   EXPECT_EQ(withdrawn.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(Code::kCancelled));
-  // Too late, and ignored.
+  // Too late: it is ignored.
   ASSERT_TRUE(peer_.lane().Say({.type = Type::kSolicit,
                                 .operation = offer.header.operation,
                                 .body = Pod(wire::SolicitBody{{1, 1, 1}})}));
@@ -353,8 +354,8 @@ TEST_F(EndingTest, ASmallSendWithoutAnAnswerEndsAtItsDeadlineAndTheAcknowledgeme
   ASSERT_TRUE(EndsWith(Code::kTimedOut, *send));
 }
 
-// The answers to a small message come while it is still queued here: the peer has read other
-// frames' metadata only in this test, but a real one may have read this one's.
+// The answers to a small message arrive while the message is still queued here. The scripted peer
+// answers without having read it; a real peer may have read its metadata.
 class EarlyAnswerTest : public EndingTest {
  protected:
   static constexpr std::uint32_t kAhead = 500;  // more than the sockets hold
@@ -364,13 +365,13 @@ class EarlyAnswerTest : public EndingTest {
       ahead_.push_back(Must(theirs_.Notify(RandomBytes(64 * 1024, 1))));
     }
     send_.emplace(Must(theirs_.Send(1, memory_.span().first(10'000))));
-    LetItRead();  // and so number and queue its frames
+    LetItRead();  // and so has numbered and queued its frames
     const wire::RefuseBody later{.sequence = kAhead,
                                  .code = static_cast<std::uint8_t>(Code::kUnavailable)};
     EXPECT_TRUE(peer_.lane().Say({.type = Type::kNack, .body = Pod(later), .ack = kAhead}));
   }
   void Answer(Type type, std::vector<std::byte> body) {
-    // Operations are numbered from 1.
+    // Operation ids start at 1.
     EXPECT_TRUE(peer_.lane().Say(
         {.type = type, .operation = kAhead + 1, .body = std::move(body), .ack = kAhead + 1}));
     LetItRead();

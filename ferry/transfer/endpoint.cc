@@ -1,3 +1,4 @@
+// Implements Endpoint and EndpointAddress.
 #include "ferry/transfer/endpoint.h"
 
 #include <fmt/core.h>
@@ -68,14 +69,15 @@ Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline de
   std::string tried;
   for (std::size_t left = address.at.size(); left > 0; --left) {
     const net::Address& at = address.at[address.at.size() - left];
-    // A share of the time for each: one that never answers must not use up the others'.
+    // Each address gets a share of the time: one that never answers must not use up the others'
+    // time.
     const auto share = (limit.when() - Clock::now()) / static_cast<std::int64_t>(left);
     auto dialer = std::make_shared<Dialer>(core_.get(), at, address.endpoint,
-                                           Deadline::After(share));  // with its tasks
+                                           Deadline::After(share));  // shared with its tasks
     core_->Follow(dialer);
     EventLoop* const home = dialer->home();
     home->PostOrRun([dialer] { dialer->StartOnLoop(); });
-    // The dialer keeps the deadline itself, and says at what it failed.
+    // The dialer enforces the deadline itself, and its error tells at which step it failed.
     home->DriveUntil([&] { return dialer->done(); }, Deadline::Never(), core_->config().spin);
     if (!dialer->done()) return Error(Code::kCancelled, "this endpoint was closed");
     auto connected = dialer->result();
@@ -104,7 +106,7 @@ Result<Connection> Endpoint::Connect(std::string_view host_and_port, Deadline de
 
 Result<Connection> Endpoint::Accept(Deadline deadline) {
   if (core_.forked()) return MadeBeforeFork("endpoint");
-  std::shared_ptr<ConnectionCore> accepted;  // moves on into the handle
+  std::shared_ptr<ConnectionCore> accepted;  // moves into the handle
   const auto ready = [&] {
     if (!accepted) accepted = core_->TakeAccepted();
     return accepted != nullptr || core_->closing();
@@ -112,10 +114,9 @@ Result<Connection> Endpoint::Accept(Deadline deadline) {
   (void)core_->front_loop()->DriveUntil(ready, deadline, core_->config().spin);
   if (accepted) return Connection(std::move(accepted), core_.get());
   if (core_->closing()) return Error(Code::kCancelled, "this endpoint was closed");
-  return Error(Code::kTimedOut,
-               fmt::format("no peer connected to port {} in time; give it the right address, or "
-                           "wait longer",
-                           port()));
+  return Error(Code::kTimedOut, fmt::format("no peer connected to port {} before the deadline; "
+                                            "check the address that the peer uses, or wait longer",
+                                            port()));
 }
 
 Result<Readiness> Endpoint::AcceptReadiness() const {

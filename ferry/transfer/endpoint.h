@@ -1,3 +1,4 @@
+// The public handle of an endpoint: listener, registered memory and connections of a process.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -20,16 +21,17 @@
 namespace ferry::transfer {
 
 // The process's place on the network: progress threads, a listening port, registered memory and
-// the connections. Move-only; its end closes every connection and waits until nothing touches any
-// memory. All methods may be called by any thread.
+// connections. Move-only. The destructor closes every connection and blocks until nothing touches
+// memory. All methods may be called from any thread.
 //
-// An endpoint, and what is made from it, is its process's own. In a child that was forked later
-// (fork(2)) every call that can fail fails by kInvalidArgument at once, and others do nothing; what
-// goes there is left as it is, silently. The parent is not affected. A child makes its own.
+// An endpoint and everything made from it belong to the process that created it. In a child forked
+// later (fork(2)), calls that can fail return kInvalidArgument at once and other calls do nothing;
+// destroying handles there has no effect. The parent is not affected. A child creates its own
+// endpoint.
 class Endpoint {
  public:
-  // `provider`: null for the built-in TCP. Errors: kInvalidArgument (config), kUnavailable (ports,
-  // descriptors), kUnsupported (metrics_address, in a build without prometheus-cpp).
+  // `provider`: null for the built-in TCP provider. Errors: kInvalidArgument (config), kUnavailable
+  // (ports, file descriptors), kUnsupported (metrics_address in a build without prometheus-cpp).
   static Result<Endpoint> Create(const Config& config,
                                  std::unique_ptr<net::Provider> provider = nullptr);
   Endpoint(Endpoint&&) = default;
@@ -38,38 +40,42 @@ class Endpoint {
 
   const Uuid& id() const noexcept;
   std::uint16_t port() const noexcept;
-  // What has happened so far; see counters.h.
+  // Counters so far (counters.h). Takes microseconds per open connection.
   EndpointCounters Counters() const;
-  // Where config.metrics_address is served; 0 where it is empty.
+  // Port at which config.metrics_address is served; 0 if that is empty.
   std::uint16_t metrics_port() const noexcept;
-  // With every address that a peer may try, or only config.listen_host.
+  // All addresses that a peer may try, or only config.listen_host if that is set.
   EndpointAddress address() const;
 
-  // The memory is the caller's and must outlive the region: of the host, or of one GPU
-  // (cudaMalloc), which is seen from the address. Errors: kInvalidArgument (no bytes, or GPU memory
-  // that was freed or ends sooner), kUnsupported (managed memory), kUnavailable (no memory to stage
-  // it).
+  // Registers memory for transfers. Host memory, or memory of one GPU (cudaMalloc); the kind is
+  // detected from the pointer. The memory stays the caller's and must outlive the region. The first
+  // GPU region blocks for tenths of a second. Errors: kInvalidArgument (empty, or GPU memory that
+  // was freed or is shorter), kUnsupported (managed memory), kUnavailable (no memory for staging).
   Result<Region> Register(std::span<std::byte> memory, Rights rights);
 
-  // Errors: kInvalidArgument (unknown host), kPeerLost (nothing listens, or it closed), kTimedOut,
-  // kCorrupt (no Tensorferry endpoint), kUnsupported (version), kRefused (another endpoint than
-  // the address means), kUnavailable (the peer has as many connections as it allows).
+  // Connects and runs the client handshake; blocks until that is done or the deadline passes.
+  // Errors: kInvalidArgument (unknown host), kPeerLost (nothing listens, or the peer closed),
+  // kTimedOut, kCorrupt (not a Tensorferry endpoint), kUnsupported (version), kRefused (secrets or
+  // settings differ, or another endpoint listens there), kUnavailable (the peer is at its
+  // connection limit).
   Result<Connection> Connect(const EndpointAddress& address, Deadline deadline);
   Result<Connection> Connect(std::string_view host_and_port, Deadline deadline);
-  // Ends every connection, operation and call under way, by kCancelled, as the endpoint's own end
-  // does; returns when nothing touches any memory. Idempotent; a second call at the same time does
-  // not wait. Accept() and Connect() are cancelled from now on.
+  // Ends every connection, operation and blocked call with kCancelled, as the destructor does;
+  // blocks until nothing touches memory. Idempotent; a concurrent second call does not wait. Later
+  // calls of Accept() and Connect() return kCancelled.
   void Close();
 
-  // The next peer that has connected here. Its one-sided operations are served before it is
-  // accepted, too. Errors: kTimedOut, kCancelled (the endpoint is closing).
+  // Returns the next peer that has connected; blocks until there is one or the deadline passes.
+  // One-sided operations of a peer are served before it is accepted. Errors: kTimedOut, kCancelled
+  // (the endpoint is closing).
   Result<Connection> Accept(Deadline deadline);
-  // Readable while Accept() would not wait. Errors: kUnavailable (descriptors).
+  // A descriptor that is readable while Accept() would not block. Errors: kUnavailable (out of file
+  // descriptors).
   Result<Readiness> AcceptReadiness() const;
 
  private:
   explicit Endpoint(std::shared_ptr<EndpointCore> core) : core_(std::move(core)) {}
-  ProcessShared<EndpointCore> core_;  // with regions, connections and operations
+  ProcessShared<EndpointCore> core_;  // shared with regions, connections and operations
 };
 
 }  // namespace ferry::transfer

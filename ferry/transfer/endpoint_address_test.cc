@@ -75,7 +75,7 @@ TEST(EndpointAddress, ARegionKeyIsNoAddress) {
   EXPECT_FALSE(RemoteRegion::Parse(Some().Serialize()));
 }
 
-// Peers need no name servers for it.
+// A peer must be able to use it without a name server.
 TEST(EndpointAddress, OfAnEndpointThatListensAtANameIsNumeric) {
   Config config = SmallSlices();
   config.listen_host = "localhost";

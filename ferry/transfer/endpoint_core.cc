@@ -1,3 +1,4 @@
+// Starts and stops an endpoint, accepts connections and keeps the connection table.
 #include "ferry/transfer/endpoint_core.h"
 
 #include <fmt/core.h>
@@ -40,7 +41,7 @@ Status EndpointCore::Start() {
                  fmt::format("the provider {} has no TLS; set FERRY_TLS=off, or use another one",
                              provider_->name()));
   }
-  // The lane for what is small shares a loop with one of the others.
+  // The lane for small operations shares a loop with another lane.
   const int loops = lanes_ - static_cast<int>(FirstBulkLaneOf(static_cast<std::size_t>(lanes_)));
   const int workers = config_.workers > 0 ? config_.workers : std::min(Automatic(), loops);
   for (int i = 0; i < workers; ++i) {
@@ -60,14 +61,16 @@ Status EndpointCore::Start() {
   listening_ = listener_->address();
   link_watch_ = provider_->WatchLinks(
       front_loop(), [this](const net::LinkChange& change) { OnLinkChange(change); });
-  // The listener's loop last: without all the others nobody is let in, and what was made goes as it
-  // came.
+  // The listener's loop starts last: nobody is accepted before all the others run, so after an
+  // error everything made so far can simply be destroyed.
   for (std::size_t i = loops_.size(); i-- > 0;) {
     FERRY_TRY(loops_[i]->StartWorker(fmt::format("ferry-{}", i).c_str()));
   }
   return Ok();
 }
 
+// Order: first nothing new comes in (names, metrics, listener), then all connections close, then
+// the loops stop; only then may the objects that their tasks use be destroyed.
 void EndpointCore::Shutdown() {
   if (closing_.exchange(true)) return;
   names_.Cancel();
@@ -115,7 +118,7 @@ int EndpointCore::LanesOverInterfaces() const {
   for (const net::LocalAddress& local : provider_->Addresses(config_)) {
     interfaces.insert(local.interface);
   }
-  // One for bulk over each, and the one for what is small.
+  // One lane for bulk over each interface, plus the lane for small operations.
   return std::max(lanes_, static_cast<int>(std::min(interfaces.size(), kMaxInterfaceLanes)) + 1);
 }
 
@@ -125,7 +128,7 @@ int EndpointCore::LanesTo(const net::Address& peer) const {
 
 EndpointAddress EndpointCore::OtherAddresses() const {
   EndpointAddress address{id_, {}};
-  // A host to listen at was named: no others answer.
+  // If a host to listen at was configured, other addresses do not answer.
   const bool any = config_.listen_host.empty() || listening_.host.empty();
   for (const net::LocalAddress& local : provider_->Addresses(config_)) {
     if (!any || address.at.size() == kMaxInterfaceLanes) break;
@@ -144,6 +147,8 @@ void EndpointCore::OnLinkChange(const net::LinkChange& change) {
   for (const auto& connection : all) connection->OnLinkChange(change);
 }
 
+// Compares tokens in constant time. Only connections that the peer has dialed can be rejoined by
+// it.
 std::shared_ptr<ConnectionCore> EndpointCore::FindConnection(std::uint32_t number,
                                                              const Uuid& token) {
   const std::lock_guard lock(mutex_);
@@ -155,7 +160,7 @@ std::shared_ptr<ConnectionCore> EndpointCore::FindConnection(std::uint32_t numbe
   return nullptr;
 }
 
-// ---- strangers ----------------------------------------------------------------------------------
+// ---- pending peers ------------------------------------------------------------------------------
 
 void EndpointCore::BeginCall(const std::string& local_name) {
   const std::lock_guard lock(mutex_);
@@ -196,7 +201,8 @@ std::size_t EndpointCore::ConnectionsFromOutside() {
 
 // ---- counters -----------------------------------------------------------------------------------
 
-// Under the mutex, so that a connection is counted as open or as ended, and as no less afterwards.
+// Under the mutex, so that a connection is counted either as open or as ended, and totals never
+// decrease.
 EndpointCounters EndpointCore::Counters() {
   EndpointCounters counters;
   {
@@ -221,12 +227,13 @@ EndpointCounters EndpointCore::Counters() {
 
 // ---- connections --------------------------------------------------------------------------------
 
-// The route to the peer decides by which interface it is reached; the config, whether that may be.
+// The route to the peer decides which interface the lane uses; the config decides whether that is
+// allowed.
 Status EndpointCore::CheckLane(const Greeting& greeting, const std::string& peer_name) const {
   if (!secret_ && !Trusts(greeting.is_local() || greeting.is_authenticated())) {
     return Error(
         Code::kRefused,
-        fmt::format("{} is on another machine and there is no secret to know it by; set "
+        fmt::format("{} is on another machine and there is no secret to authenticate it; set "
                     "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust",
                     peer_name));
   }
@@ -238,11 +245,13 @@ Status EndpointCore::CheckLane(const Greeting& greeting, const std::string& peer
                            peer_name, greeting.interface(), allowed));
 }
 
+// Round robin, so that connections spread over the loops.
 std::vector<EventLoop*> EndpointCore::ChooseLoops(std::size_t lanes) {
   const std::size_t first = next_loop_.fetch_add(1);
   std::vector<EventLoop*> chosen;
   chosen.reserve(lanes);
-  // The first for bulk is on the home loop, too: what goes over one lane needs no other thread.
+  // The first lane for bulk is on the home loop, too: an operation on one lane needs no other
+  // thread.
   const std::size_t bulk = FirstBulkLaneOf(lanes);
   for (std::size_t i = 0; i < lanes; ++i) {
     chosen.push_back(loops_[(first + (i > bulk ? i - bulk : 0)) % loops_.size()].get());
@@ -255,6 +264,7 @@ std::shared_ptr<ConnectionCore> EndpointCore::FindConnection(std::uint32_t numbe
   return number < by_number_.size() ? by_number_[number] : nullptr;
 }
 
+// If nobody is inside, only connections that share the region's GPU memory are asked.
 void EndpointCore::RevokeEverywhere(const std::shared_ptr<RegionState>& region, bool drained) {
   for (const RegionOpener& opener : region->openers.All()) {
     if (drained && !opener.shares) continue;
@@ -305,7 +315,7 @@ void EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
 }
 
 void EndpointCore::Forget(const ConnectionCore* connection) {
-  std::shared_ptr<ConnectionCore> last;  // destroyed after the lock
+  std::shared_ptr<ConnectionCore> last;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   const auto it = std::find_if(connections_.begin(), connections_.end(),
                                [&](const auto& kept) { return kept.get() == connection; });
@@ -320,6 +330,8 @@ void EndpointCore::Forget(const ConnectionCore* connection) {
   changed_.notify_all();
 }
 
+// The lanes are adopted here, on the loop that they belong to; each moves to its own loop
+// afterwards.
 void EndpointCore::BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connection,
                                  std::vector<std::unique_ptr<net::Lane>> lanes) {
   std::vector<net::LaneInfo> infos;
@@ -351,12 +363,12 @@ void EndpointCore::Follow(const std::shared_ptr<Dialer>& dialer) {
 
 std::shared_ptr<ConnectionCore> EndpointCore::TakeAccepted() {
   const std::lock_guard lock(mutex_);
-  std::shared_ptr<ConnectionCore> connection;  // moves on to whoever accepts it
+  std::shared_ptr<ConnectionCore> connection;  // moves to the caller of Accept
   if (!accepted_.empty()) {
     connection = std::move(accepted_.front());
     accepted_.pop_front();
   }
-  // Shutdown() sets the flag for good, under the mutex, after it has stored closing_.
+  // Shutdown() stores closing_ first, then sets the flag for good under the mutex.
   if (accepted_.empty() && !closing()) accept_ready_.Set(false);
   return connection;
 }

@@ -1,3 +1,4 @@
+// State shared by the handles of an endpoint: loops, listener, regions and connections.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -49,62 +50,62 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   ~EndpointCore();
 
   Status Start();
-  // Closes everything, waits until nothing touches memory, stops the threads. Idempotent.
+  // Closes everything, blocks until nothing touches memory, then stops the threads. Idempotent.
   void Shutdown();
 
   const Config& config() const noexcept { return config_; }
   const Uuid& id() const noexcept { return id_; }
   net::Provider& provider() const noexcept { return *provider_; }
   const net::Address& listening() const noexcept { return listening_; }
-  // Once started.
+  // Valid after Start().
   const std::optional<Secret>& secret() const noexcept { return secret_; }
-  // Whether, having no secret, this endpoint connects to a peer, or lets it in. `is_known`: for
-  // being on this machine, or by TLS.
+  // Whether this endpoint, if it has no secret, accepts a connection to or from a peer. `is_known`:
+  // the peer is on this machine or is authenticated by TLS.
   bool Trusts(bool is_known) const noexcept { return is_known || config_.insecure == "on"; }
-  // Whether this endpoint's settings let it use a lane that it has connected to `peer_name`: by
-  // whom that is known to be, and by the interface by which the lane leaves. Errors: kRefused,
-  // kInvalidArgument.
+  // Whether the settings allow the use of a lane dialed to `peer_name`: checks how the peer is
+  // authenticated and which interface the lane leaves by. Errors: kRefused, kInvalidArgument.
   Status CheckLane(const Greeting& greeting, const std::string& peer_name) const;
   RegionTable& regions() noexcept { return regions_; }
   DeviceMemory& device_memory() noexcept { return device_memory_; }
   StreamWatch& stream_watch() noexcept { return stream_watch_; }
   net::NameResolver& names() noexcept { return names_; }
-  // Over one interface.
+  // Lanes of a connection over one interface.
   int lanes() const noexcept { return lanes_; }
-  // At least one for each interface that peers on other machines may be reached by.
+  // Like lanes(), but at least one for each interface by which remote peers may be reached.
   int LanesOverInterfaces() const;
   int LanesTo(const net::Address& peer) const;
-  // Every address that peers on other machines may be told.
+  // All addresses that peers on other machines may use.
   EndpointAddress OtherAddresses() const;
-  // Any thread. Those that peers have made to this endpoint, until they are closed.
+  // Open connections that peers have dialed. Any thread.
   std::size_t ConnectionsFromOutside();
-  // Any thread. While a call of this endpoint's is under way, from this address and port of its
-  // own: whether somebody who calls from there is this endpoint itself.
+  // BeginCall and EndCall record the local address and port of a dial in progress. IsOwnCall tells
+  // whether an incoming connection is this endpoint itself. Any thread.
   void BeginCall(const std::string& local_name);
   void EndCall(const std::string& local_name);
   bool IsOwnCall(const std::string& remote_name);
-  // Any thread. Of a call that is about to be made: its end is the endpoint's at the latest.
+  // Registers a dial that is about to start, so that Shutdown() ends it. Any thread.
   void Follow(const std::shared_ptr<Dialer>& dialer);
-  // The front loop. As the listener's.
+  // Same contracts as net::Listener. Front loop only.
   void PauseAcceptingOnLoop(bool paused);
   void ExpectLanesOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until);
-  // Any thread. Counts and logs, by a sentence, that somebody who wished to connect was not let in.
+  // Counts and logs a refused handshake. `sentence`: the reason. Any thread.
   void RefusedGreeting(const std::string& peer_name, const std::string& sentence);
-  // Any thread. The open connection that a peer was welcomed to with this number and token.
+  // The open connection that the server handshake gave this number and token to; null if there is
+  // none. Any thread.
   std::shared_ptr<ConnectionCore> FindConnection(std::uint32_t number, const Uuid& token);
   EventLoop* front_loop() const noexcept { return loops_.front().get(); }
 
-  // Any thread. The loops for a new connection's lanes, home first.
+  // Event loops for a new connection's lanes, home loop first. Any thread.
   std::vector<EventLoop*> ChooseLoops(std::size_t lanes);
-  // Any thread. Makes the lanes that have opened the region let go of it, and peers of GPU memory
-  // that was shared with them. `drained`: no lane is inside.
+  // Makes lanes that have opened the region release it, and peers unmap GPU memory that was shared
+  // with them. `drained`: no lane is inside. Any thread.
   void RevokeEverywhere(const std::shared_ptr<RegionState>& region, bool drained);
-  // Any thread. Closes the connections to peers that do not let go of data they have read from it.
+  // Closes connections to peers that still hold data requested from the region. Any thread.
   void FailHolders(const std::shared_ptr<RegionState>& region);
-  // Any thread. Locks out other uses of the connections while it adds up, which takes microseconds
-  // for each.
+  // Locks the connection table while it sums up, which takes microseconds per connection. Any
+  // thread.
   EndpointCounters Counters();
-  // 0 where there are none.
+  // 0 if metrics are off.
   std::uint16_t metrics_port() const noexcept { return metrics_ ? metrics_->port() : 0; }
   // The loop that the lanes are on: makes the connection that was agreed on, with a loop for each
   // lane, keeps it until it is closed, lets it run, and hands it to Accept if a peer has made it.
@@ -115,7 +116,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
                                                   const Dialled* dialled);
 
   std::shared_ptr<ConnectionCore> TakeAccepted();
-  // Any thread. See Endpoint::AcceptReadiness().
+  // See Endpoint::AcceptReadiness(). Any thread.
   Result<UniqueFd> AcceptDescriptor();
   bool closing() const noexcept { return closing_.load(); }
 
@@ -124,7 +125,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   void BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connection,
                      std::vector<std::unique_ptr<net::Lane>> lanes);
   void Forget(const ConnectionCore* connection);
-  // Null: the connection has closed.
+  // Null if the connection has closed.
   std::shared_ptr<ConnectionCore> FindConnection(std::uint32_t number);
   void OnLinkChange(const net::LinkChange& change);
 
@@ -136,9 +137,9 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   std::vector<std::unique_ptr<EventLoop>> loops_;
   std::atomic<std::size_t> next_loop_{0};
   DeviceMemory device_memory_{config_};  // after loops_, to which its threads post
-  StreamWatch stream_watch_{config_};    // likewise
+  StreamWatch stream_watch_{config_};    // after loops_, to which its threads post
   RegionTable regions_;
-  const std::shared_ptr<HeldMemoryPool> held_;  // with the connections, which handles keep
+  const std::shared_ptr<HeldMemoryPool> held_;  // shared with connections, which handles keep alive
   std::unique_ptr<net::Listener> listener_;
   std::unique_ptr<Reception> reception_;
   std::unique_ptr<net::LinkWatch> link_watch_;
@@ -149,17 +150,17 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   std::atomic<std::uint64_t> greetings_refused_{0};
 
   std::mutex mutex_;
-  std::vector<std::weak_ptr<Dialer>> dialers_;  // under mutex_; those that are there, and others
+  std::vector<std::weak_ptr<Dialer>> dialers_;  // under mutex_; expired ones are removed lazily
   std::condition_variable changed_;
   std::unordered_set<std::shared_ptr<ConnectionCore>> connections_;  // until closed
-  std::vector<std::shared_ptr<ConnectionCore>> by_number_;           // the same; null: free
-  std::vector<std::uint32_t> free_numbers_;                          // of by_number_
-  std::deque<std::shared_ptr<ConnectionCore>> accepted_;             // until taken
-  ReadyFlag accept_ready_;            // under mutex_; set once it is closing
-  std::multiset<std::string> calls_;  // under way, local names
+  std::vector<std::shared_ptr<ConnectionCore>> by_number_;  // the same connections; null: free
+  std::vector<std::uint32_t> free_numbers_;                 // free indexes in by_number_
+  std::deque<std::shared_ptr<ConnectionCore>> accepted_;    // until taken
+  ReadyFlag accept_ready_;            // under mutex_; set for good once closing
+  std::multiset<std::string> calls_;  // local names of dials in progress
   CounterBook book_;                  // under mutex_
 
-  std::unique_ptr<MetricsServer> metrics_;  // null where none was asked for; last: it uses the rest
+  std::unique_ptr<MetricsServer> metrics_;  // null if metrics are off; last: it uses the rest
 };
 
 }  // namespace ferry::transfer

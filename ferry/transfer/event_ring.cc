@@ -1,3 +1,4 @@
+// Stores and formats a connection's latest events.
 #include "ferry/transfer/event_ring.h"
 
 #include <fmt/core.h>

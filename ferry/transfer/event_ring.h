@@ -1,3 +1,4 @@
+// A ring of the latest events of a connection.
 #pragma once
 #include <array>
 #include <chrono>
@@ -21,9 +22,9 @@ class EventRing {
   static constexpr std::size_t kTextBytes = 160;
 
   void Add(std::string_view text);
-  // The oldest first.
+  // Oldest first.
   std::vector<ConnectionEvent> Events() const;
-  // "3.2 s ago: lane 1 was lost; 0.1 s ago: ..." of the last `most`; "" where there are none.
+  // The last `most` events as "3.2 s ago: lane 1 was lost; 0.1 s ago: ..."; "" if there are none.
   std::string Describe(std::size_t most) const;
 
  private:
@@ -35,11 +36,11 @@ class EventRing {
   };
   mutable std::mutex mutex_;
   std::array<Slot, kEvents> slots_;  // under mutex_
-  std::uint64_t added_ = 0;          // likewise
+  std::uint64_t added_ = 0;          // under mutex_
 };
 
-// Whether the `nth` time, from 1, of something that a peer may make happen again and again is one
-// of those that are kept: the 1st, 2nd, 4th, 8th.
+// Whether the `nth` occurrence (from 1) of a repeated event is kept: the 1st, 2nd, 4th, 8th ...
+// are. Bounds what a peer can write into the ring.
 constexpr bool WorthKeeping(std::uint64_t nth) noexcept { return (nth & (nth - 1)) == 0; }
 
 }  // namespace ferry::transfer

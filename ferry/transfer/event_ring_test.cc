@@ -1,3 +1,4 @@
+// Tests the ring of connection events.
 #include "ferry/transfer/event_ring.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Tests the engine over an in-memory network with injected faults.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +12,7 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/traffic.h"
 
-// The engine over a network in memory that cuts, delays, loses and ends at any byte, and that
+// The engine over an in-memory network that cuts, delays, loses and ends at any byte, and that
 // checks how its lanes are used.
 namespace ferry::transfer {
 namespace {
@@ -68,7 +69,7 @@ TEST_F(FaultyNetworkTest, EverythingArrivesWholeThroughNarrowPipesAndWithDelays)
   }
 }
 
-// Two lanes' hello and join are 88 and 64 bytes, the answers 96 and 40, the first pings 40.
+// Two lanes' hello and join frames are 88 and 64 bytes, the answers 96 and 40, the first pings 40.
 TEST_F(FaultyNetworkTest, AGreetingThatIsCutIsMadeAgain) {
   Endpoint server = NewEndpoint(FakeConfig(2, 1));
   Endpoint client = NewEndpoint(FakeConfig(2, 1));
@@ -79,7 +80,7 @@ TEST_F(FaultyNetworkTest, AGreetingThatIsCutIsMadeAgain) {
         (to_listener ? faults.cut_to_listener : faults.cut_to_connector) = at;
         network_.SetFaults(network_.connections() + lane, faults);
         Connection connected = Must(client.Connect(server.address(), Soon()));
-        // It was cut just after the greeting, or before that and made again.
+        // It was cut just after the handshake, or earlier and repeated.
         const auto note = connected.Notify(BytesOf("cut?"));
         const bool never_began = !note && note.error().code() == Code::kPeerLost;
         EXPECT_TRUE(never_began || EndsOk(note) || EndsWith(Code::kPeerLost, note));
@@ -99,7 +100,7 @@ TEST_F(FaultyNetworkTest, AGreetingThatIsCutIsMadeAgain) {
 TEST_F(FaultyNetworkTest, ConnectionsCutAtAnyPointOfTheirTrafficEndEveryOperation) {
   std::mt19937 random(7);
   Config config = FakeConfig();
-  config.drain_grace = milliseconds(50);  // for which the other lanes are heard
+  config.drain_grace = milliseconds(50);  // the time that the other lanes are still read
   for (int round = 0; round < 60; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     network_.SetFaults({.seed = random(), .piece_bytes = 1 + random() % 5000});

@@ -1,3 +1,4 @@
+// Tests bounds on the memory that a peer which never reads can make an endpoint hold.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,8 +10,8 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
-// What a peer that asks and asks and never reads an answer makes the endpoint hold is bounded: it
-// is told one thing for many, or is not read from any more after a while.
+// A peer that sends requests without reading any answer makes the endpoint hold a bounded amount of
+// memory: one answer stands for many, or the endpoint stops reading from it.
 namespace ferry::transfer {
 namespace {
 
@@ -43,7 +44,7 @@ class FloodTest : public ::testing::Test {
   void ExpectStopped(const std::vector<std::byte>& frame) {
     EXPECT_LT(peer_.lane().Flood(frame, kMost, kPatienceMs), kMost);
     EXPECT_FALSE(theirs_.lost());
-    ExpectHeld(33 << 20);  // peer_memory, and what each lane may hold
+    ExpectHeld(33 << 20);  // peer_memory, plus what each lane may hold
   }
   void ExpectHeld(std::uint64_t most) {
     const EndpointCounters counters = link_.far.endpoint->Counters();
@@ -70,7 +71,7 @@ TEST_F(FloodTest, OfWritesThatAreRefusedIsStopped) {
   ExpectStopped(Access(Type::kWrite, {99, 1, 1}, 1));
 }
 
-// A pong answers all pings before it, so that pings need not wait for their sender to read.
+// A pong answers all pings before it, so a ping need not wait until its sender reads.
 TEST_F(FloodTest, OfPingsTakesNoMoreRoomThanOne) {
   constexpr std::uint64_t kPingBytes = 8 << 20;
   const auto ping = peer_.lane().Encode({.type = Type::kPing});
@@ -88,7 +89,8 @@ TEST_F(FloodTest, OfMessagesThatNobodyReceivesIsStopped) {
                                      .payload = BytesOf("x")}));
 }
 
-// Each is declined, and that is kept until the peer acknowledges it, which this one never does.
+// Each is declined, and that answer is kept until the peer acknowledges it, which this one never
+// does.
 TEST_F(FloodTest, OfOffersThatNobodyReceivesEndsTheConnection) {
   const auto offer = peer_.lane().Encode(
       {.type = Type::kOffer, .operation = 1, .body = Pod(wire::TagBody{.tag = 1, .bytes = 1})});
@@ -103,8 +105,8 @@ TEST_F(FloodTest, OfNotificationsThatNobodyTakesIsStopped) {
       peer_.lane().Encode({.type = Type::kNotify, .operation = 1, .payload = BytesOf("x")}));
 }
 
-// Refusals for which there is no room wait without their words, and so do acknowledgements of what
-// comes after them.
+// Refusals for which there is no room are kept without their text, and acknowledgements of later
+// frames wait for them.
 TEST_F(FloodTest, APeerThatReadsAfterAllHearsOfEachRefusalBeforeItsFrameIsAcknowledged) {
   constexpr std::uint32_t kWrites = 100'000;
   const auto write = Access(Type::kWrite, {99, 1, 1}, 1);
@@ -130,8 +132,8 @@ TEST_F(FloodTest, APeerThatReadsAfterAllHearsOfEachRefusalBeforeItsFrameIsAcknow
   ExpectHeld(256 << 10);
 }
 
-// The peer keeps a record of each answer until it is acknowledged, which has to wait for refusals:
-// two sides that ask each other all the same would both wait for the other to read.
+// The peer keeps a record of each answer until the answer is acknowledged, which must wait for
+// refusals. Two sides that went on requesting would both wait for the other to read.
 TEST_F(FloodTest, NoReadIsAskedForBeforeTheRefusalsThatWaitHaveBeenSent) {
   GuardedMemory into(100);
   const Region local = Must(link_.far.endpoint->Register(into.span(), Rights::kNone));
@@ -150,7 +152,7 @@ TEST_F(FloodTest, NoReadIsAskedForBeforeTheRefusalsThatWaitHaveBeenSent) {
   EXPECT_TRUE(EndsWith(Code::kPeerLost, read));
 }
 
-// Offers that are declined, each by an answer that is kept until the peer acknowledges it.
+// RTS frames that are declined; each answer is kept until the peer acknowledges it.
 class DeclinedOffersTest : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kPeerMemory = kMiB;
@@ -161,7 +163,7 @@ class DeclinedOffersTest : public ::testing::Test {
     config.unexpected_bytes = config.notification_bytes = 64 * kKiB;
     return config;
   }
-  // False where the connection was closed for them, or before they were answered.
+  // Returns false if the connection was closed because of them, or before they were answered.
   bool Offer(int offers) {
     for (int i = 0; i < offers; ++i) {
       if (!peer_.lane().Say(

@@ -1,3 +1,4 @@
+// Shares GPU memory between the two sides of a connection: offers, mapping, taking back.
 #include "ferry/transfer/gpu_sharing.h"
 
 #include <fmt/core.h>
@@ -18,9 +19,9 @@
 namespace ferry::transfer {
 namespace {
 
-// Of a peer's: each is a mapping of the driver's.
+// Limit of shares of one peer: each is a mapping in the driver.
 constexpr std::size_t kMostShares = 4096;
-// The cost of one here, beside the mapping.
+// Bytes charged for a share here, beyond the mapping.
 constexpr std::uint64_t kShareBytes = 512;
 
 std::uint64_t NextId() {
@@ -38,8 +39,8 @@ LocalShares& AllLocalShares() {
   return all;
 }
 
-// The same for all processes of a running machine, whatever their container and network; none
-// where the kernel does not tell (random(4)).
+// An id that is the same for all processes of a running machine, whatever their container and
+// network; none if the kernel does not tell (random(4)).
 Uuid ReadHost() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   Uuid id;
@@ -65,7 +66,7 @@ Uuid UuidOf(const std::uint8_t (&sent)[16]) {
   return id;
 }
 
-// Nothing that a peer says of its memory is believed: what was mapped is asked of the driver.
+// The peer's description of its memory is not trusted: the driver reports what was mapped.
 Result<PeerMemory::Mapped> MapOther(cuda::DeviceApi* api, const wire::ShareBody& body) {
   const auto gpu = static_cast<int>(body.gpu);
   cuda::IpcExport exported;
@@ -98,7 +99,7 @@ Result<PeerMemory::Mapped> MapHere(cuda::DeviceApi* api, int gpu,
   return mapped;
 }
 
-// Of another process of this machine, or of this one.
+// Maps memory of another process of this machine, or finds memory of this one.
 Result<std::shared_ptr<const PeerMemory>> Map(DeviceMemory* memory, const wire::ShareBody& body,
                                               UniqueFunction<void()> gone) {
   const auto gpu = static_cast<int>(body.gpu);
@@ -140,9 +141,9 @@ std::shared_ptr<const RegionPin> LocalShare::Find(const Uuid& token) {
 PeerMemory::PeerMemory(Mapped mapped, Errands* errands, UniqueFunction<void()> gone)
     : mapped_(std::move(mapped)), errands_(errands), gone_(std::move(gone)) {}
 
-// Unmapping may wait for all that the GPU does.
+// Unmapping may wait for all work on the GPU, so a background task does it.
 PeerMemory::~PeerMemory() {
-  // Memory is mapped by an errand, so the thread is there.
+  // Memory is mapped by a background task, so the thread exists.
   const Status posted =
       errands_->Post([imported = std::move(mapped_.imported), gone = std::move(gone_)]() mutable {
         imported = cuda::ImportedBuffer();
@@ -165,8 +166,8 @@ std::string GpuSharing::ReasonAgainst(const RegionState& local, std::uint8_t rem
   if (local.stager == nullptr) return "the memory here is host memory";
   if (remote_gpu == 0) return "the peer's memory is host memory";
   if (connection_->config().cuda_ipc == "off") return "FERRY_CUDA_IPC=off";
-  // Only its own endpoint takes a region back from connections.
-  if (!connection_->regions().Has(&local)) return "the region here is another endpoint's";
+  // A region of another endpoint would not be taken back from this endpoint's connections.
+  if (!connection_->regions().Has(&local)) return "the region here belongs to another endpoint";
   return {};
 }
 
@@ -189,7 +190,7 @@ GpuSharing::Route GpuSharing::RouteLocked(const Own& own) const {
   return {0, "the peer has not answered whether it can map the memory here"};
 }
 
-// The memory is the peer's to reach no more.
+// The peer can no longer access the memory.
 void GpuSharing::RefuseLocked(Own* own, std::string why) {
   own->state = State::kRefused;
   own->why = std::move(why);
@@ -201,6 +202,7 @@ void GpuSharing::EraseLocked(const Own* own) {
   std::erase_if(own_, [&](const auto& each) { return each.get() == own; });
 }
 
+// The handle covers the whole allocation; offset and bytes select the region in it.
 Status GpuSharing::Fill(const RegionState& local, wire::ShareBody* body) {
   FERRY_TRY_ASSIGN(const cuda::IpcExport exported,
                    local.stager->api()->Export(local.memory.data()));
@@ -233,7 +235,7 @@ void GpuSharing::Ask(const std::shared_ptr<RegionState>& local, std::uint8_t rem
     own->local = std::make_unique<LocalShare>(own->pin);
     std::memcpy(body.token, own->local->token().bytes.data(), sizeof body.token);
   }
-  // Not under the mutex: the driver may wait.
+  // Without the mutex: the driver may block.
   const Status filled = Fill(*local, &body);
   connection_->home()->PostOrRun(
       [self = connection_->weak().lock(), this, body, filled] { SendShareOnLoop(body, filled); });
@@ -258,12 +260,13 @@ GpuSharing::Route GpuSharing::RouteTo(const std::shared_ptr<RegionState>& local,
   return route;
 }
 
+// The region may have been taken back, or the export may have failed, before the request is sent.
 void GpuSharing::SendShareOnLoop(const wire::ShareBody& body, const Status& filled) {
   {
     const std::lock_guard lock(own_mutex_);
     Own* const own = FindLocked(body.share);
     if (own == nullptr) return;
-    if (own->take_back) {  // the peer has not heard of it
+    if (own->take_back) {  // the peer was not told about it yet
       EraseLocked(own);
       return;
     }
@@ -289,17 +292,17 @@ void GpuSharing::LimitOnLoop(std::uint32_t share) {
 }
 
 Error GpuSharing::NotLetGo() const {
-  return Error(
-      Code::kPeerLost,
-      fmt::format("{} has not let go of GPU memory that is being deregistered for {:.1f} s "
-                  "(FERRY_DRAIN_GRACE); the connection was closed, reconnect",
-                  connection_->peer_name(), Seconds(connection_->config().drain_grace)));
+  return Error(Code::kPeerLost,
+               fmt::format("{} has not unmapped GPU memory, which is being deregistered, for "
+                           "{:.1f} s (FERRY_DRAIN_GRACE); the connection was closed, reconnect",
+                           connection_->peer_name(), Seconds(connection_->config().drain_grace)));
 }
 
 void GpuSharing::Send(wire::Type type, std::span<const std::byte> body) {
   connection_->SendControlOnLoop(type, body);
 }
 
+// All shares of the plan or none.
 bool GpuSharing::BeginUse(const Plan& plan) {
   const std::lock_guard lock(own_mutex_);
   const auto usable = [&](const PlanPart& part) {
@@ -313,6 +316,7 @@ bool GpuSharing::BeginUse(const Plan& plan) {
   return true;
 }
 
+// Returns true once per share; the caller then sends the kUnshare, without the mutex.
 bool GpuSharing::EndsLocked(Own* own) const {
   if (!own->take_back || own->users > 0 || own->state != State::kShared) return false;
   own->state = State::kEnding;
@@ -332,7 +336,7 @@ void GpuSharing::EndUseOnLoop(const Plan& plan) {
     const std::lock_guard lock(own_mutex_);
     for (const PlanPart& part : plan.parts) {
       Own* const own = part.share == 0 ? nullptr : FindLocked(part.share);
-      if (own == nullptr) continue;  // gone with the connection
+      if (own == nullptr) continue;  // the connection has ended
       --own->users;
       if (EndsLocked(own)) ending.push_back(own->share);
     }
@@ -340,6 +344,7 @@ void GpuSharing::EndUseOnLoop(const Plan& plan) {
   SendUnshares(ending);
 }
 
+// A share that the peer has not answered for yet is taken back when its answer arrives.
 void GpuSharing::TakeBackOnLoop(const RegionState* region) {
   std::vector<std::uint32_t> ending;
   std::vector<std::uint32_t> asked;
@@ -360,6 +365,7 @@ void GpuSharing::TakeBackOnLoop(const RegionState* region) {
   for (const std::uint32_t share : asked) LimitOnLoop(share);
 }
 
+// A refusal with `slice` set holds for every region: the peer can never map memory of this process.
 Status GpuSharing::OnSharedOnLoop(wire::MetaReader* reader) {
   wire::RefuseBody body;
   if (!reader->Read(&body)) return Error(Code::kCorrupt, "shared");
@@ -368,7 +374,7 @@ Status GpuSharing::OnSharedOnLoop(wire::MetaReader* reader) {
     const std::lock_guard lock(own_mutex_);
     Own* const own = FindLocked(body.sequence);
     if (own == nullptr || own->state != State::kAsked) {
-      return Error(Code::kCorrupt, "an answer to what was not shared");
+      return Error(Code::kCorrupt, "an answer about memory that was not shared");
     }
     if (body.code == 0) {
       own->state = State::kShared;
@@ -389,7 +395,7 @@ Status GpuSharing::OnUnsharedOnLoop(std::uint32_t share) {
   const std::lock_guard lock(own_mutex_);
   const Own* const own = FindLocked(share);
   if (own == nullptr || own->state != State::kEnding) {
-    return Error(Code::kCorrupt, "lets go of what was not taken back");
+    return Error(Code::kCorrupt, "unmaps memory that was not taken back");
   }
   EraseLocked(own);
   return Ok();
@@ -440,7 +446,8 @@ Status GpuSharing::OnShareOnLoop(const wire::ShareBody& body) {
   } else if (full) {
     AnswerOnLoop(body.share,
                  Error(Code::kUnavailable,
-                       fmt::format("the peer maps {} pieces of memory already", kMostShares)),
+                       fmt::format("the peer already maps {} memory ranges, which is the limit",
+                                   kMostShares)),
                  false);
   } else {
     MapOnLoop(body);
@@ -494,11 +501,11 @@ void GpuSharing::MappedOnLoop(std::uint32_t share,
 }
 
 Status GpuSharing::OnUnshareOnLoop(std::uint32_t share) {
-  std::shared_ptr<const PeerMemory> last;  // with the copies; goes after the lock
+  std::shared_ptr<const PeerMemory> last;  // shared with the copies; destroyed after the lock
   const std::lock_guard lock(peers_mutex_);
   const auto it = peers_.find(share);
   if (it == peers_.end() || it->second == nullptr) {
-    return Error(Code::kCorrupt, "takes back what was not shared");
+    return Error(Code::kCorrupt, "takes back memory that was not shared");
   }
   last = std::move(it->second);
   return Ok();
@@ -514,7 +521,7 @@ void GpuSharing::GoneOnLoop(std::uint32_t share) {
 }
 
 void GpuSharing::EndOnLoop() {
-  std::map<std::uint32_t, std::shared_ptr<const PeerMemory>> peers;  // with the copies
+  std::map<std::uint32_t, std::shared_ptr<const PeerMemory>> peers;  // shared with the copies
   std::vector<std::unique_ptr<Own>> own;
   {
     const std::lock_guard lock(peers_mutex_);

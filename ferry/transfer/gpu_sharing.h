@@ -1,3 +1,4 @@
+// GPU memory shared between the two sides of a connection on one machine, by CUDA IPC.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -24,19 +25,20 @@ namespace ferry::transfer {
 class DeviceMemory;
 class SharingHost;
 
-// GPU memory of a peer's that one GPU of this process reaches. Shared between the connection and
-// the copies under way; unmapped, by an errand, when the last of them lets go.
+// Memory of a peer that one GPU of this process can access. Owners: the connection and the copies
+// in flight; when the last of them releases it, a background task unmaps it.
 class PeerMemory {
  public:
   struct Mapped {
-    int gpu = 0;  // that reaches it: ordinal
+    int gpu = 0;  // ordinal of the GPU that can access it
     std::uint64_t address = 0;
-    std::uint64_t bytes = 0;             // that may be used
-    cuda::ImportedBuffer imported = {};  // of another process
-    // Of this process: the peer's region, for as long as the peer shares it.
+    std::uint64_t bytes = 0;             // usable size
+    cuda::ImportedBuffer imported = {};  // if it belongs to another process
+    // If it belongs to this process: the peer's region, for as long as the peer shares it.
     std::optional<std::weak_ptr<const RegionPin>> here = {};
   };
-  // `gone` is called by the errand, when nothing here reaches the memory any more.
+  // The background task calls `gone` after unmapping, when nothing here accesses the memory any
+  // more.
   PeerMemory(Mapped mapped, Errands* errands, UniqueFunction<void()> gone);
   ~PeerMemory();
   PeerMemory(const PeerMemory&) = delete;
@@ -45,8 +47,8 @@ class PeerMemory {
   int gpu() const noexcept { return mapped_.gpu; }
   std::uint64_t address() const noexcept { return mapped_.address; }
   std::uint64_t bytes() const noexcept { return mapped_.bytes; }
-  // What a copy keeps until its end, so that a region of this process stays. False: it is shared no
-  // more.
+  // Sets `keeper` to an owner that a copy holds until its end, so that a region of this process
+  // stays registered. Returns false if the memory is no longer shared.
   bool Keep(std::shared_ptr<const RegionPin>* keeper) const;
 
  private:
@@ -55,8 +57,8 @@ class PeerMemory {
   UniqueFunction<void()> gone_;
 };
 
-// Makes a region known to this process by a token that nobody can guess: a peer in the same process
-// has no need, and no way, to map it. Any thread.
+// Publishes a region within this process under an unguessable token: a peer in the same process
+// cannot map the memory by CUDA IPC and does not need to. Any thread.
 class LocalShare {
  public:
   explicit LocalShare(const std::shared_ptr<const RegionPin>& region);
@@ -65,68 +67,73 @@ class LocalShare {
   ~LocalShare();
 
   const Uuid& token() const noexcept { return token_; }
-  // Null: no share of this process has it.
+  // Null if no share of this process has the token.
   static std::shared_ptr<const RegionPin> Find(const Uuid& token);
 
  private:
   const Uuid token_ = Uuid::Random();
 };
 
-// What both sides of a connection know of each other's GPU memory on one machine, so that bytes
-// between GPUs need not pass through TCP. Whoever begins an operation lets the peer map its memory
-// (CUDA IPC), and the peer, whose region the operation is about, checks rights and bounds as ever
-// and copies. So nobody reaches a region whose owner does not let him.
+// Tracks which GPU memory the two sides of a connection on one machine have shared, so that
+// transfers between GPUs can bypass TCP. The side that begins an operation lets the peer map its
+// memory (CUDA IPC). The peer, whose region the operation names, checks rights and bounds as for
+// any access and copies. So nobody reaches a region without its owner's consent.
 class GpuSharing {
  public:
   explicit GpuSharing(SharingHost* connection);
   // Of this connection and no other that this process has, or had; not 0.
   std::uint64_t id() const noexcept { return id_; }
-  // Before the connection is started. Outlives it.
+  // Call before the connection is started. `memory` must outlive this object.
   void SetMemory(DeviceMemory* memory) { memory_ = memory; }
 
   // ---- Own memory.
-  // What the peer knows it by, or why bytes go over the lanes.
+  //
+  // The number under which the peer knows the memory, or the reason why bytes use the lanes.
   struct Route {
-    std::uint32_t share = 0;  // 0: over the lanes
+    std::uint32_t share = 0;  // 0: use the lanes
     std::string why;
   };
-  // Any thread. Asks the peer at the first use of a region and a GPU of the peer's (as in a key).
+  // On the first use of a region together with a GPU of the peer (number as in a key), asks the
+  // peer to map it. Does not wait. Any thread.
   void Ask(const std::shared_ptr<RegionState>& local, std::uint8_t remote_gpu);
-  // Any thread but a loop's driver. Waits for the answer to Ask(), and then no more for one that
-  // did not come.
+  // Blocks until the answer to Ask() arrives or the deadline passes; a share whose answer was late
+  // is not waited for again. Not for a thread that drives a loop.
   Route RouteTo(const std::shared_ptr<RegionState>& local, std::uint8_t remote_gpu,
                 Deadline deadline);
-  // Any thread. While an operation uses a share it is not taken back. False where one is gone.
+  // Marks the plan's shares as used by an operation, which keeps them from being taken back.
+  // Returns false if one of them is gone. Any thread.
   bool BeginUse(const Plan& plan);
-  // Home loop, when the operation has ended.
+  // Counterpart of BeginUse() when the operation has ended. Home loop.
   void EndUseOnLoop(const Plan& plan);
-  // Home loop. Makes the peer let go of the region's memory, when no operation uses it.
+  // Makes the peer unmap the region's memory once no operation uses it. Home loop.
   void TakeBackOnLoop(const RegionState* region);
 
   // ---- The peer's memory.
-  // Any lane's loop. Null: there is no such share, or no more.
+  //
+  // Null if the share does not exist or was taken back. Any lane's loop.
   std::shared_ptr<const PeerMemory> Find(std::uint32_t share) const;
 
-  // Home loop.
+  // Handles a share frame. An error ends the connection. Home loop.
   Status OnFrameOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
-  // Home loop, when no lane carries anything any more.
+  // Call when no lane carries anything any more. Home loop.
   void EndOnLoop();
 
  private:
   enum class State : std::uint8_t { kNew, kAsked, kShared, kRefused, kEnding };
   struct Own {
     std::uint32_t share = 0;
-    std::uint32_t region = 0;      // id and
-    std::uint32_t generation = 0;  // generation
-    std::uint8_t gpu = 0;          // as in the key
+    std::uint32_t region = 0;      // region id
+    std::uint32_t generation = 0;  // and generation
+    std::uint8_t gpu = 0;          // number as in a key
     State state = State::kNew;
-    bool take_back = false;  // as soon as nobody uses it
+    bool take_back = false;  // once nobody uses it
     bool silent = false;     // the peer did not answer in time
     std::uint64_t users = 0;
-    std::string why;  // kShared, kRefused
-    // Until the peer does not reach it any more; with its copies where it is in this process.
+    std::string why;  // reason, in kShared and kRefused
+    // Held until the peer no longer accesses the memory. Shared with the peer's copies if the peer
+    // is in this process.
     std::shared_ptr<const RegionPin> pin;
-    std::unique_ptr<LocalShare> local;  // while there is a pin
+    std::unique_ptr<LocalShare> local;  // exists while `pin` is held
   };
   std::string ReasonAgainst(const RegionState& local, std::uint8_t remote_gpu) const;
   Own* FindLocked(const RegionState& local, std::uint8_t gpu);
@@ -137,9 +144,9 @@ class GpuSharing {
   static Status Fill(const RegionState& local, wire::ShareBody* body);
   void SendShareOnLoop(const wire::ShareBody& body, const Status& filled);
   Error NotLetGo() const;
-  // Gives a peer that owes an answer about memory that is taken back drain_grace for it.
+  // Limits the wait for a peer's answer about memory that is being taken back to drain_grace.
   void LimitOnLoop(std::uint32_t share);
-  // Whether the peer is to let go of it now.
+  // Whether the peer must be told to unmap it now.
   bool EndsLocked(Own* own) const;
   void SendUnshares(const std::vector<std::uint32_t>& shares);
   void Send(wire::Type type, std::span<const std::byte> body);
@@ -157,16 +164,16 @@ class GpuSharing {
   const std::uint64_t id_;
   DeviceMemory* memory_ = nullptr;
 
-  // Loops' mutexes are held where this one is taken: nothing is sent or posted under it.
+  // May be taken while a loop's mutex is held: do not send or post while holding it.
   mutable std::mutex own_mutex_;
-  std::uint32_t last_share_ = 0;  // these under own_mutex_
+  std::uint32_t last_share_ = 0;  // this and the following: under own_mutex_
   std::vector<std::unique_ptr<Own>> own_;
-  std::string never_;  // why, whatever the memory; empty: nothing against it is known
+  std::string never_;  // reason against sharing any memory; empty: none known
   bool over_ = false;  // the connection has ended
 
   mutable std::mutex peers_mutex_;
-  // By share; under peers_mutex_. Null: it is being mapped, or was taken back and copies still use
-  // it. With the copies.
+  // By share number; under peers_mutex_. Null: being mapped, or taken back while copies still use
+  // it. Owned together with the copies.
   std::map<std::uint32_t, std::shared_ptr<const PeerMemory>> peers_;
 };
 

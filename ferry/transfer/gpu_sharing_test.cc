@@ -1,3 +1,4 @@
+// Tests copies between GPUs of one machine in place of the network.
 #include "ferry/transfer/gpu_sharing.h"
 
 #include <gmock/gmock.h>
@@ -17,8 +18,8 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
-// Copies between GPUs in place of the network. Both endpoints are of this process, but for the
-// mapping as between two; tests/cli_test.cc has two.
+// Copies between GPUs in place of the network. Both endpoints are in this process; the memory is
+// mapped as if they were in two. tests/cli_test.cc runs two processes.
 namespace ferry::transfer {
 namespace {
 
@@ -37,7 +38,7 @@ Config TwoGpus(const char* devices = "simulated:2:77") {
   config.devices = devices;
   config.stage_slice_bytes = 4096;
   config.stage_bytes = 64 * 1024;
-  // No answer of a peer is late for it, however busy the machine.
+  // Long enough that no answer of a peer is late, however busy the machine.
   config.drain_grace = std::chrono::seconds(20);
   return config;
 }
@@ -74,7 +75,7 @@ class GpuSharingTest : public ::testing::Test {
     return Must(transfer.direction() == Direction::kWrite ? near().Write(transfer)
                                                           : near().Read(transfer));
   }
-  // Writes all of it, one way or the other, and looks.
+  // Writes all of it over one of the two paths, and checks it.
   void ExpectWrites(unsigned seed) {
     source_->Fill(RandomBytes(kSharingBytes, seed));
     EXPECT_TRUE(EndsOk(Post(Prepare(Direction::kWrite))));
@@ -237,7 +238,7 @@ TEST_F(GpuSharingTest, APreparedTransferGoesOnOverAnotherConnection) {
   EXPECT_TRUE(EndsOk(Must(second.Write(write))));
 }
 
-// Its endpoint takes it back from its own connections only.
+// Its endpoint would take it back only from its own connections.
 TEST_F(GpuSharingTest, ARegionOfAnotherEndpointGoesOverTheNetwork) {
   ExpectWrites(3);
   Endpoint other = Must(Endpoint::Create(config_));
@@ -330,7 +331,7 @@ TEST_F(LostGpuTest, EndsItsOperationsAndNoOthers) {
   EXPECT_TRUE(Works(&link_));
 }
 
-// ---- where it is not ----------------------------------------------------------------------------
+// ---- where it cannot be used --------------------------------------------------------------------
 
 TEST_F(GpuSharingTest, EitherSideCanKeepItToTheNetwork) {
   for (const bool near_off : {true, false}) {
@@ -358,7 +359,7 @@ TEST_F(GpuSharingTest, MemoryThatCannotBeMappedGoesOverTheNetwork) {
   ExpectWrites(31);
 }
 
-// ---- a peer that lies ---------------------------------------------------------------------------
+// ---- a dishonest peer ---------------------------------------------------------------------------
 
 class HostileSharingTest : public ::testing::Test {
  protected:
@@ -379,7 +380,7 @@ class HostileSharingTest : public ::testing::Test {
     for (const auto& block : blocks) wire::Append(&body, block);
     return Of(wire::Type::kCopy, std::move(body));
   }
-  // Memory of another process, it says.
+  // Claims to be memory of another process.
   static wire::ShareBody SomeShare() {
     wire::ShareBody body;
     body.share = 1;

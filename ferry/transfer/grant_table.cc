@@ -1,3 +1,4 @@
+// Adds, finds and revokes region keys of single peers.
 #include "ferry/transfer/grant_table.h"
 
 namespace ferry::transfer {

@@ -1,3 +1,4 @@
+// Tests region keys that only one peer may use.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -5,7 +6,7 @@
 
 #include "ferry/transfer/testing/linked_endpoints.h"
 
-// Keys that are one peer's alone.
+// Region keys that only one peer may use.
 namespace ferry::transfer {
 namespace {
 
@@ -13,7 +14,7 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kGranted = 20'000;  // in slices of 4 KiB
 
-// An owner with memory that nobody may use, and two peers connected to it.
+// An owner whose memory has Rights::kNone, and two peers connected to it.
 class GrantTest : public ::testing::Test {
  protected:
   Connection Join(Endpoint* peer) {
@@ -21,7 +22,7 @@ class GrantTest : public ::testing::Test {
     accepted_.push_back(Must(owner_.Accept(Soon())));
     return connection;
   }
-  // To its end.
+  // Waits for the end of the write.
   Status WriteBy(Endpoint* peer, Connection* connection, std::span<const std::byte> key) {
     const Region local = Must(peer->Register(content_, Rights::kNone));
     const RemoteRegion remote = Must(connection->Import(key));
@@ -59,7 +60,7 @@ TEST_F(GrantTest, ItsPeerUsesItAndAnotherIsRefused) {
 TEST_F(GrantTest, ItAllowsWhatItWasGivenForAndNoMore) {
   const auto key = Must(region_.KeyFor(first_.id(), Rights::kRead));
   ExpectRefused(WriteBy(&first_, &to_owner_, key), "allows reading only");
-  // Nor does the key of the region itself, which allows nothing.
+  // The region's own key does not work either: it grants nothing.
   ExpectRefused(WriteBy(&first_, &to_owner_, region_.key()), "allows");
   std::vector<std::byte> into(kGranted);
   const Region local = Must(first_.Register(into, Rights::kNone));

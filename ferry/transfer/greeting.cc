@@ -1,3 +1,4 @@
+// Sends and receives handshake frames on a lane until it is complete or its deadline passes.
 #include "ferry/transfer/greeting.h"
 
 #include <fmt/core.h>
@@ -61,14 +62,14 @@ std::unique_ptr<net::Lane> Greeting::ReleaseLane() {
 
 Result<net::Placement> Greeting::OnFrame(std::span<const std::byte> meta,
                                          std::uint64_t payload_bytes) {
-  // The peer may go on at once; the connection will read it.
+  // The peer may send more at once; the connection will read it.
   if (heard_) return net::Placement{net::Placement::Action::kPause, {}};
   wire::MetaReader reader(meta);
   wire::MessageHeader header;
   if (!reader.Read(&header) || payload_bytes != 0) {
     return Error(
         Code::kCorrupt,
-        fmt::format("{} sent a malformed greeting; check that it is a Tensorferry endpoint",
+        fmt::format("{} sent a malformed handshake frame; check that it is a Tensorferry endpoint",
                     peer_name_));
   }
   heard_ = true;
@@ -96,10 +97,9 @@ void Greeting::Expire() {
 }
 
 Error Greeting::Late() const {
-  return Error(Code::kTimedOut,
-               fmt::format("{} did not finish the greeting in time; check that it is a Tensorferry "
-                           "endpoint and not overloaded",
-                           peer_name_));
+  return Error(Code::kTimedOut, fmt::format("{} did not finish the handshake in time; check that "
+                                            "it is a Tensorferry endpoint and not overloaded",
+                                            peer_name_));
 }
 
 }  // namespace ferry::transfer

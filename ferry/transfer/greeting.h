@@ -1,3 +1,4 @@
+// A lane during the handshake, before it belongs to a connection.
 #pragma once
 #include <deque>
 #include <functional>
@@ -12,12 +13,12 @@
 
 namespace ferry::transfer {
 
-// A lane until it belongs to a connection: frames are said and heard, by a deadline. After a frame
-// was heard no other is, unless HearMoreOnLoop() asks for it. Belongs to one loop. Whoever owns it
-// destroys it outside the lane's callbacks.
+// A lane during the handshake: sends and receives handshake frames until a deadline. After a frame
+// was received no other is read, unless HearMoreOnLoop() asks for it. Lives on one loop. Its owner
+// must destroy it outside the lane's callbacks.
 class Greeting final : private net::LaneHandler {
  public:
-  // Gets a frame; an Error closes the lane and goes on to `gone`.
+  // Called for each frame; a returned Error closes the lane and is passed to `gone`.
   using Heard = std::function<Status(const wire::MessageHeader&, wire::MetaReader*)>;
   using Gone = std::function<void(const Error&)>;
 
@@ -25,32 +26,32 @@ class Greeting final : private net::LaneHandler {
   ~Greeting();
 
   void StartOnLoop(Heard heard, Gone gone);
-  // From inside `heard`: calls it again with the next frame.
+  // Call inside `heard`: it is called again for the next frame.
   void HearMoreOnLoop() noexcept { heard_ = false; }
   void SayOnLoop(wire::Type type, std::span<const std::byte> body, std::string_view text = {});
-  // After this the lane closes as soon as what was said has left.
+  // Closes the lane as soon as all queued frames are sent.
   void CloseWhenSaidOnLoop();
-  // At once; no callback follows.
+  // Closes at once; no callback follows.
   void CloseOnLoop();
-  // It no longer ends by itself for being late; its owner sees to that.
+  // Removes the deadline; from now on the owner is responsible for a timeout.
   void LiftDeadlineOnLoop();
-  // The error of one that is late.
+  // The timeout error of this handshake.
   Error Late() const;
-  // The peer is known: its lane may hold as much as any.
+  // The peer is authenticated: its frames may have metadata of full size.
   void TrustOnLoop() { lane_->SetMaxMeta(net::kMaxMetaBytes); }
-  // All was said and heard: the lane may move on.
+  // All frames were sent and the awaited frame was received: the lane may move on.
   bool complete() const noexcept { return said() && heard_; }
-  // Runs when complete() becomes true by what was said leaving.
+  // Called when complete() becomes true because a frame was sent.
   void SetOnSaid(std::function<void()> on_said) { on_said_ = std::move(on_said); }
   std::unique_ptr<net::Lane> ReleaseLane();
   const std::string& peer_name() const noexcept { return peer_name_; }
   std::string peer_host() const { return std::string(net::HostOf(peer_name_)); }
-  // The address and port of this side.
+  // Address and port of this side.
   const std::string& local_name() const noexcept { return local_name_; }
-  // On this machine, as its address says.
+  // Whether the peer's address is on this machine.
   bool is_local() const noexcept { return is_local_; }
   const std::string& interface() const noexcept { return interface_; }
-  // By the lane itself, with TLS.
+  // Whether the lane itself has authenticated the peer (TLS).
   bool is_authenticated() const noexcept { return is_authenticated_; }
   const net::ChannelBinding& channel_binding() const noexcept { return channel_binding_; }
 
@@ -73,7 +74,7 @@ class Greeting final : private net::LaneHandler {
   bool is_authenticated_;
   net::ChannelBinding channel_binding_;
   std::deque<net::OutFrame> frames_;
-  std::size_t sent_ = 0;  // of them
+  std::size_t sent_ = 0;  // frames of frames_ that are sent
   Heard heard_callback_;
   Gone gone_;
   std::function<void()> on_said_;

@@ -1,3 +1,4 @@
+// Tests the handshake on both sides, and how malformed handshakes are refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +11,7 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
-// How connections come about, and what happens to those who do not greet as they should.
+// How connections are established, and how peers are treated that violate the handshake.
 namespace ferry::transfer {
 namespace {
 
@@ -18,7 +19,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using wire::Type;
 
-// ---- strangers at the door ----------------------------------------------------------------------
+// ---- pending peers ------------------------------------------------------------------------------
 
 class StrangerTest : public ::testing::Test {
  protected:
@@ -64,7 +65,7 @@ TEST_F(StrangerTest, AHelloOfAnotherVersionIsAnsweredByARefusalThatNamesBoth) {
   ExpectNobodyAccepted();
 }
 
-// All that a later version promises is that its number stands first.
+// A later version promises only that its version number is the first field.
 TEST_F(StrangerTest, AHelloOfAnotherVersionMayHaveAnyLength) {
   for (const std::size_t rest : {0U, 1U, 500U}) {
     RawLane lane(port());
@@ -164,7 +165,7 @@ TEST_F(StrangerTest, NobodyGetsMoreLanesThanTheEndpointHas) {
   EXPECT_EQ(first.Expect(Type::kWelcome).Body<wire::WelcomeBody>().lanes, 3);
 }
 
-// Its lanes come up on several loops while others of them are closed already.
+// Its lanes come up on several loops while others of them are already closed.
 TEST_F(StrangerTest, PeersThatVanishAsTheirConnectionComesUpHarmNobody) {
   for (int round = 0; round < 50; ++round) {
     RawPeer peer(port(), 3);
@@ -174,7 +175,7 @@ TEST_F(StrangerTest, PeersThatVanishAsTheirConnectionComesUpHarmNobody) {
   }
   RawPeer steady(port(), 3);
   ASSERT_TRUE(steady.lane(0).Say({.type = Type::kNotify, .payload = BytesOf("here")}));
-  // Those that were not forgotten come first.
+  // Those that were not dropped yet come first.
   while (!Must(link_.far.endpoint->Accept(Soon())).TakeNotification(Soon())) {
   }
 }
@@ -212,7 +213,7 @@ TEST_F(SilentStrangerTest, LanesThatNeverJoinAreNotWaitedForLong) {
   ExpectNobodyAccepted();
 }
 
-// ---- whom we call -------------------------------------------------------------------------------
+// ---- the dialing side ---------------------------------------------------------------------------
 
 class CallTest : public ::testing::Test {
  protected:
@@ -221,7 +222,8 @@ class CallTest : public ::testing::Test {
     EXPECT_EQ(result.error().code(), code) << result.error().ToString();
     EXPECT_THAT(result.error().message(), HasSubstr(words));
   }
-  // What becomes of a call to somebody who hears the hello and answers with these bytes.
+  // Dials a server that reads the hello frame and answers with these bytes; checks how the dial
+  // fails.
   void ExpectAnswerFails(const std::vector<std::byte>& answer, Code code,
                          const std::string& words) {
     RawListener listener;
@@ -260,7 +262,7 @@ TEST_F(CallTest, ToAnUnknownHostIsAnInvalidArgument) {
 TEST_F(CallTest, ToSomebodyWhoNeverAnswersEndsAtItsDeadline) {
   RawListener listener;
   ExpectError(endpoint_.Connect(HostAndPort(listener.port()), Deadline::After(milliseconds(500))),
-              Code::kTimedOut, "did not finish the greeting in time");
+              Code::kTimedOut, "did not finish the handshake in time");
 }
 
 TEST_F(CallTest, ToSomebodyWhoNeverAnswersEndsAtTheConnectTimeoutWithoutADeadline) {
@@ -269,7 +271,7 @@ TEST_F(CallTest, ToSomebodyWhoNeverAnswersEndsAtTheConnectTimeoutWithoutADeadlin
   Endpoint hasty = Must(Endpoint::Create(config));
   RawListener listener;
   ExpectError(hasty.Connect(HostAndPort(listener.port()), Deadline::Never()), Code::kTimedOut,
-              "did not finish the greeting in time");
+              "did not finish the handshake in time");
 }
 
 TEST_F(CallTest, ToAnotherEndpointThanTheAddressMeansIsRefused) {
@@ -332,14 +334,14 @@ TEST_F(CallTest, ACallWhoseFurtherLanesAreNotAnsweredEndsAtItsDeadline) {
   });
   ExpectError(
       endpoint_.Connect(HostAndPort(listener.port()), Deadline::After(std::chrono::seconds(2))),
-      Code::kTimedOut, "did not finish the greeting in time");
+      Code::kTimedOut, "did not finish the handshake in time");
 }
 
-// ---- calls that are made again ------------------------------------------------------------------
+// ---- dials that are retried ---------------------------------------------------------------------
 
 class CallAgainTest : public CallTest {
  protected:
-  // By a refusal that is final.
+  // Refuses with a final error.
   void RefuseNext() {
     RawLane lane = listener_.Accept();
     (void)lane.Expect(Type::kHello);
@@ -349,7 +351,7 @@ class CallAgainTest : public CallTest {
   }
   void ExpectSecondAttempt() {
     ExpectError(endpoint_.Connect(HostAndPort(listener_.port()), Soon()), Code::kUnsupported,
-                "(attempt 2; the one before: ");
+                "(attempt 2; the previous one: ");
   }
 
   RawListener listener_;
@@ -365,7 +367,7 @@ TEST_F(CallAgainTest, ThatWereClosedBeforeTheirWelcome) {
 
 TEST_F(CallAgainTest, ThatWereResetBeforeTheyWereHeard) {
   const std::jthread other([&] {
-    listener_.Accept().Close();  // the hello comes after that, or is not read
+    listener_.Accept().Close();  // the hello frame arrives later, or is not read
     RefuseNext();
   });
   ExpectSecondAttempt();
@@ -432,7 +434,7 @@ TEST_F(CallTest, ManyEndpointsMayCallOneAtOnce) {
     for (int i = 0; i < kCallers; ++i) {
       Connection in = Must(endpoint_.Accept(Soon()));
       EXPECT_EQ(TextOf(Must(in.TakeNotification(Soon()))), "hello");
-      // Not waited for: the caller may be gone before it has acknowledged.
+      // Not waited for: the dialing side may be gone before it has acknowledged.
       ASSERT_TRUE(in.Notify(BytesOf("hello back")));
     }
   }

@@ -1,3 +1,4 @@
+// Counts held memory against the limits of a connection and its pool.
 #include "ferry/transfer/held_memory.h"
 
 namespace ferry::transfer {
@@ -30,7 +31,8 @@ void HeldMemory::AddTried(std::uint64_t bytes) noexcept {
   Add(bytes);
 }
 
-// Added first and looked at then, so that threads that ask at once do not all get the last bytes.
+// Adds first and then checks, so that threads that ask at the same time do not all get the last
+// bytes.
 bool HeldMemory::TryAdd(std::uint64_t bytes) noexcept {
   AddTried(bytes);
   if (HasRoom(0)) return true;

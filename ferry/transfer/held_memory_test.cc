@@ -1,3 +1,4 @@
+// Tests limits of memory held for peers.
 #include "ferry/transfer/held_memory.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Tests that no frame of a hostile peer harms memory or other connections.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,8 +11,8 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
-// What a peer can say after a proper greeting to do harm: whatever it is, the memory around its
-// region, and the connection of another peer of the same endpoint, are as before.
+// Frames that a peer can send after a correct handshake to do harm. Whatever it sends, the memory
+// around its region and the connection of another peer of the same endpoint are unchanged.
 namespace ferry::transfer {
 namespace {
 
@@ -39,7 +40,7 @@ class HostilePeerTest : public ::testing::Test {
     EXPECT_TRUE(Works(&link_));
   }
 
-  // A frame that writes `payload` zeros where the blocks say.
+  // A frame that writes `payload` zeros to these blocks.
   Saying Write(const wire::KeyBody& key, const std::vector<wire::BlockOnWire>& blocks,
                std::size_t payload) {
     return {.type = Type::kWrite,
@@ -60,7 +61,7 @@ class HostilePeerTest : public ::testing::Test {
     EXPECT_EQ(frame.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(code));
     EXPECT_THAT(frame.Text<wire::RefuseBody>(), HasSubstr(words));
   }
-  // The write is refused with these words, nothing is written, and the connection lives on.
+  // The write is refused with this text, nothing is written, and the connection stays up.
   void ExpectWriteRefused(const Saying& write, const std::string& words) {
     const auto before = memory_.Copy();
     ASSERT_TRUE(peer_.lane().Say(write));
@@ -76,7 +77,7 @@ class HostilePeerTest : public ::testing::Test {
     ExpectRefused(refused, Type::kReadRefused, Code::kRefused, words);
     EXPECT_EQ(refused.Body<wire::RefuseBody>().slice, 5u);
   }
-  // A proper write and read of the same peer.
+  // A correct write and read of the same peer succeed.
   void ExpectStillServed() {
     memory_.Fill(std::byte{0xFF});
     ASSERT_TRUE(peer_.lane().Say(Write(Key(), {{0, 10}}, 10)));
@@ -87,7 +88,7 @@ class HostilePeerTest : public ::testing::Test {
     const RawFrame data = peer_.lane().Expect(Type::kReadData);
     EXPECT_EQ(TextOf(data.payload), std::string("\0\0\xFF\xFF", 4));
   }
-  // The connection is closed, and its handle says why.
+  // The connection is closed, and its handle reports why.
   void ExpectClosed(const Saying& saying, const std::string& words) {
     ASSERT_TRUE(peer_.lane().Say(saying));
     ExpectClosedFor(words);
@@ -105,7 +106,7 @@ class HostilePeerTest : public ::testing::Test {
   Region region_ = Must(link_.far.endpoint->Register(memory_.span(), Rights::kReadWrite));
   RawPeer peer_{link_.far.endpoint->port()};
   Connection theirs_ = Must(link_.far.endpoint->Accept(Soon()));
-  std::uint32_t said_ = 0;  // sequenced frames
+  std::uint32_t said_ = 0;  // sequenced frames sent
 };
 
 // ---- refused accesses ---------------------------------------------------------------------------
@@ -190,7 +191,7 @@ TEST_F(HostilePeerTest, AReadRequestWhoseLengthsOverflowEndsTheConnection) {
   ExpectClosed(Read(Key(), {{0, kHugeOffset}, {0, 2}}), "malformed frame (read request)");
 }
 
-// With so many answers that nobody reads, what a further one needs is taken from the shared memory.
+// With that many unread answers, the cost of a further one is taken from the shared memory.
 TEST_F(HostilePeerTest, AReadRequestThatBreaksTheRulesLeavesNothingReserved) {
   constexpr std::uint64_t kBlock = 4096;
   Config config = SmallSlices(2, 2);
@@ -207,7 +208,7 @@ TEST_F(HostilePeerTest, AReadRequestThatBreaksTheRulesLeavesNothingReserved) {
   for (int i = 0; i < 80; ++i) ASSERT_TRUE(peer.lane().Say(read));
   ASSERT_TRUE(peer.lane().Say(Read(region.remote().key, {{0, kHugeOffset}, {0, 2}})));
   EXPECT_FALSE(theirs.TakeNotification(Soon()));
-  // The handle keeps the connection's count.
+  // The handle keeps the connection's counters.
   const Deadline deadline = Soon();
   while (endpoint.Counters().held_bytes > 0 && !deadline.expired()) std::this_thread::yield();
   EXPECT_EQ(endpoint.Counters().held_bytes, 0u);
@@ -247,7 +248,7 @@ TEST_F(HostilePeerTest, PayloadWhereNoneBelongsEndsTheConnection) {
 }
 
 TEST_F(HostilePeerTest, AFrameCutShortLeavesTheRestOfItsBlockAlone) {
-  // Unread bytes, of the first ping say, would make the close a reset.
+  // Unread bytes, for example of the first ping, would make the close a reset.
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(peer_.lane().IsQuiet());
   auto bytes = peer_.lane().Encode(Write(Key(), {{0, 100}}, 100));
   bytes.resize(bytes.size() - 60);
@@ -285,12 +286,12 @@ TEST_F(HostilePeerTest, ReadDataThatNobodyAskedForEndsTheConnection) {
                 .operation = 1,
                 .body = Pod(wire::SliceBody{}),
                 .payload = BytesOf("here you are")},
-               "read data that was not asked for");
+               "read data that was not requested");
 }
 
 TEST_F(HostilePeerTest, ARefusalOfAReadThatNobodyAskedForEndsTheConnection) {
   ExpectClosed({.type = Type::kReadRefused, .operation = 1, .body = Pod(wire::RefuseBody{})},
-               "refuses a read that was not asked for");
+               "refuses a read that was not requested");
 }
 
 TEST_F(HostilePeerTest, AnswersToMessagesThatDoNotExistAreIgnored) {
@@ -305,11 +306,10 @@ TEST_F(HostilePeerTest, AnswersToMessagesThatDoNotExistAreIgnored) {
 }
 
 TEST_F(HostilePeerTest, ShortAnswersEndTheConnection) {
-  ExpectClosed({.type = Type::kSolicit, .operation = 1, .body = BytesOf("short")},
-               "malformed solicit");
+  ExpectClosed({.type = Type::kSolicit, .operation = 1, .body = BytesOf("short")}, "malformed CTS");
 }
 
-// Each slice of a plan is memory of ours.
+// Each slice of a plan costs memory on our side.
 TEST_F(HostilePeerTest, AWishForTinySlicesEndsTheConnection) {
   const std::vector<std::byte> message(200'000);
   const Operation send = Must(theirs_.Send(1, message));
@@ -317,10 +317,10 @@ TEST_F(HostilePeerTest, AWishForTinySlicesEndsTheConnection) {
   ExpectClosed({.type = Type::kSolicit,
                 .operation = offer.header.operation,
                 .body = Pod(wire::SolicitBody{Key(), wire::kLeastSlice - 1})},
-               "malformed solicit");
+               "malformed CTS");
 }
 
-// The number of the read, a slice or the length is not the one that was asked for.
+// The id of the read, the slice or the length differs from the request.
 TEST_F(HostilePeerTest, ReadDataOfAnotherReadSliceOrLengthEndsTheConnection) {
   GuardedMemory into(8192);
   const auto before = into.Copy();
@@ -340,21 +340,21 @@ TEST_F(HostilePeerTest, ReadDataOfAnotherReadSliceOrLengthEndsTheConnection) {
                          .body = Pod(wire::SliceBody{asked.slice + (wrong == 1 ? 1 : 0), 0}),
                          .payload = std::vector<std::byte>(wrong == 2 ? 4095 : 4096)}));
     ASSERT_TRUE(EndsWith(Code::kCorrupt, read));
-    EXPECT_THAT(EndMessage(*read), HasSubstr("not asked for"));
+    EXPECT_THAT(EndMessage(*read), HasSubstr("not requested"));
     EXPECT_EQ(into.Copy(), before);
   }
 }
 
-// Nothing is over because a peer says so before it can have received it: the memory would be the
-// caller's again while the lane still holds a pointer to it.
+// Nothing completes because a peer acknowledges it before it can have received it: the caller would
+// own the memory again while the lane still holds a pointer to it.
 TEST_F(HostilePeerTest, AnAcknowledgementOfWhatIsStillQueuedEndsNothingBeforeItHasLeft) {
-  // On one loop, so that an answer to the clock says that what was posted before is queued.
+  // One loop, so that an answer to the clock peer proves that everything posted before is queued.
   Endpoint endpoint = Must(Endpoint::Create(SmallSlices(2, 1)));
   RawPeer peer(endpoint.port(), 2);
   Connection theirs = Must(endpoint.Accept(Soon()));
   RawPeer clock(endpoint.port());
   const std::vector<std::byte> message(64 * 1024);
-  // More than the socket takes while nobody reads.
+  // More than the socket accepts while nobody reads.
   std::vector<Operation> sends;
   for (int i = 0; i < 1000; ++i) sends.push_back(Must(theirs.Notify(message)));
   ASSERT_TRUE(clock.lane().IsQuiet());
@@ -386,7 +386,7 @@ TEST_F(HostilePeerTest, ANotificationLargerThanAnyIsAllowedToBeEndsTheConnection
 
 TEST_F(HostilePeerTest, AnOfferOfNothingEndsTheConnection) {
   ExpectClosed({.type = Type::kOffer, .operation = 1, .body = Pod(wire::TagBody{1, 0})},
-               "malformed offer");
+               "malformed RTS");
 }
 
 TEST_F(HostilePeerTest, TwoOffersOfOneNumberEndTheConnectionAndBothReceives) {
@@ -401,7 +401,7 @@ TEST_F(HostilePeerTest, TwoOffersOfOneNumberEndTheConnectionAndBothReceives) {
   EXPECT_TRUE(EndsWith(Code::kCorrupt, receive));
   EXPECT_TRUE(EndsWith(Code::kCorrupt, again));
   peer_.lane().WaitClosed();
-  // The first one's key is worth nothing to anybody any more.
+  // The key of the first one is not valid any more.
   RawPeer other(link_.far.endpoint->port());
   ASSERT_TRUE(other.lane().Say(Write(key, {{0, 10}}, 10)));
   EXPECT_THAT(other.lane().Expect(Type::kNack).Text<wire::RefuseBody>(), HasSubstr("stale"));
@@ -424,9 +424,9 @@ TEST_F(HostilePeerTest, TheKeyOfAReceiveIsRefusedToEveryOtherPeer) {
   EXPECT_TRUE(buffer.GuardsIntact());
 }
 
-// "Delivered" on one lane while a write into the buffer is half done on another.
+// A FIN arrives on one lane while a write into the buffer is incomplete on another.
 TEST_F(HostilePeerTest, AReceiveDeclaredDeliveredEndsOnlyWhenNothingWritesIntoItsBuffer) {
-  // On one loop, so that a pong on one lane says that the other lane has been read.
+  // One loop, so that a pong on one lane proves that the other lane has been read.
   Endpoint endpoint = Must(Endpoint::Create(SmallSlices(2, 1)));
   RawPeer peer(endpoint.port(), 2);
   Connection theirs = Must(endpoint.Accept(Soon()));

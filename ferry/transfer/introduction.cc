@@ -1,3 +1,4 @@
+// Proves the shared secret to the server, and checks the server's proof.
 #include "ferry/transfer/introduction.h"
 
 #include <fmt/core.h>
@@ -19,8 +20,7 @@ Status Introduction::AnswerChallengeOnLoop(Greeting* greeting, wire::MetaReader*
   wire::ChallengeBody challenge;
   if (!reader->Read(&challenge) || !*secret_ || challenged_) {
     return Error(Code::kCorrupt,
-                 fmt::format("{} sent a challenge that was not asked for; use the same release on "
-                             "both sides",
+                 fmt::format("{} sent an unexpected challenge; use the same release on both sides",
                              peer_name_));
   }
   challenged_ = true;
@@ -49,11 +49,11 @@ Status Introduction::CheckPeer(std::span<const std::byte> body,
     std::memcpy(mac.data(), proof.data(), mac.size());
     if (SameBytes(exchange_.ServerProof(**secret_, body), mac)) return Ok();
   }
-  return Error(Code::kRefused,
-               fmt::format("{} did not prove the secret for this connection; it is not the peer it "
-                           "claims to be, or somebody is between the two sides and relays, or "
-                           "changes, what they say",
-                           peer_name_));
+  return Error(
+      Code::kRefused,
+      fmt::format("{} did not prove the secret for this connection; it is not the peer it claims "
+                  "to be, or somebody is between the two sides and relays or changes the frames",
+                  peer_name_));
 }
 
 Error Introduction::Refusal(wire::MetaReader* reader) const {

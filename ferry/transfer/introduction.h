@@ -1,3 +1,4 @@
+// The client side of mutual authentication on one lane.
 #pragma once
 #include <span>
 #include <string>
@@ -8,21 +9,22 @@
 
 namespace ferry::transfer {
 
-// The connecting side of knowing each other over one lane: what it said first, the challenge, and
-// both proofs. One loop.
+// The client side of mutual authentication on one lane: the hello frame, the challenge, and both
+// proofs. Lives on one loop.
 class Introduction {
  public:
-  // `secret`: of this endpoint, which outlives this; the peer is called `peer_name` in errors.
+  // `secret`: the endpoint's, which must outlive this object. `peer_name`: the peer's name in error
+  // messages.
   Introduction(const std::optional<Secret>& secret, std::string peer_name)
       : secret_(&secret), peer_name_(std::move(peer_name)) {}
 
   void SayFirstOnLoop(Greeting* greeting, wire::Type type, std::span<const std::byte> body);
-  // Errors: kCorrupt for a challenge out of turn.
+  // Errors: kCorrupt for an unexpected challenge.
   Status AnswerChallengeOnLoop(Greeting* greeting, wire::MetaReader* reader);
-  // `body` is what the peer proves itself with, and the proof is the rest of the frame. Errors:
-  // kRefused for a peer that does not know the secret.
+  // `body`: the part of the frame that the proof covers; `proof`: the rest of it. Errors: kRefused
+  // if the peer does not know the secret.
   Status CheckPeer(std::span<const std::byte> body, std::span<const std::byte> proof) const;
-  // What a kRefuse says.
+  // Converts a kRefuse frame into an error.
   Error Refusal(wire::MetaReader* reader) const;
 
  private:

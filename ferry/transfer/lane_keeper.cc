@@ -1,3 +1,4 @@
+// Chooses network paths for lanes and schedules their replacement.
 #include "ferry/transfer/lane_keeper.h"
 
 #include <fmt/core.h>
@@ -12,8 +13,8 @@
 namespace ferry::transfer {
 namespace {
 
-// How long a way is passed over when a lane on it was lost to the network, or did not come up; the
-// latter doubles with each failure in a row.
+// How long a network path is avoided after a lane on it was dropped, or failed to come up; the
+// latter time doubles with each consecutive failure.
 constexpr auto kAfterLoss = milliseconds(1000);
 constexpr auto kAfterFailure = milliseconds(100);
 constexpr auto kAfterManyFailures = milliseconds(5000);
@@ -43,7 +44,7 @@ LaneKeeper::LaneKeeper(EndpointCore* endpoint, ConnectionCore* connection, std::
     : endpoint_(endpoint), connection_(connection) {
   for (Way& way : ways) ways_.push_back({std::move(way)});
   lanes_.resize(connection->lanes());
-  // All have come up by the first.
+  // All lanes have come up over the first path.
   for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].own = i % ways_.size();
 }
 
@@ -67,11 +68,12 @@ void LaneKeeper::MarkBad(std::size_t way, Clock::duration how_long) {
   ways_[way].bad_until = std::max(ways_[way].bad_until, Clock::now() + how_long);
 }
 
+// A reset does not mark the path as bad: it shows that packets still get through.
 void LaneKeeper::OnLaneLostOnLoop(std::uint32_t lane, net::LaneLoss loss) {
   if (stopped_) return;
   Care& care = lanes_[lane];
   care.down = true;
-  // Where there is no other way, this one is tried at once all the same.
+  // If there is no other path, this one is retried at once.
   if (loss != net::LaneLoss::kReset && ways_.size() > 1) MarkBad(care.way, kAfterLoss);
   StepOnLoop(lane);
 }
@@ -79,17 +81,19 @@ void LaneKeeper::OnLaneLostOnLoop(std::uint32_t lane, net::LaneLoss loss) {
 void LaneKeeper::OnSuspectOnLoop(std::uint32_t lane, const char* why) {
   Care& care = lanes_[lane];
   if (stopped_ || care.down || care.suspect || ways_.size() == 1) return;
-  connection_->Note("lane {} by {} {}: trying another way", lane, ways_[care.way].way.interface,
-                    why);
+  connection_->Note("lane {} on {} {}: trying another network path", lane,
+                    ways_[care.way].way.interface, why);
   LogWith(LogLevel::kWarn, "transfer",
           {{"peer", connection_->peer_name()}, {"lane", std::to_string(lane)}},
-          "lane {} to {} by {} {}: trying another way", lane, connection_->peer_name(),
+          "lane {} to {} on {} {}: trying another network path", lane, connection_->peer_name(),
           ways_[care.way].way.interface, why);
   care.suspect = true;
   MarkBad(care.way, kAfterLoss);
   StepOnLoop(lane);
 }
 
+// A link that is up again clears its path's failures; a link that is down makes its path unusable
+// at once, without waiting for timeouts.
 void LaneKeeper::OnLinkChangeOnLoop(const net::LinkChange& change) {
   if (stopped_) return;
   for (std::size_t i = 0; i < ways_.size(); ++i) {
@@ -111,12 +115,15 @@ void LaneKeeper::BeatOnLoop(Clock::time_point /*now*/) {
 
 // ---- what is done about it ----------------------------------------------------------------------
 
+// A path on which another lane works is known to be good.
 bool LaneKeeper::InGoodUse(std::size_t way) const {
   return std::any_of(lanes_.begin(), lanes_.end(), [&](const Care& care) {
     return care.way == way && !care.down && !care.suspect;
   });
 }
 
+// The lane's own path comes first, even if the lane works elsewhere. Otherwise only a lane that is
+// down or suspect moves, preferably to a path on which another lane works. nullopt: stay.
 std::optional<std::size_t> LaneKeeper::ChooseWay(const Care& care, Clock::time_point now) const {
   const auto good = [&](std::size_t way) { return ways_[way].bad_until <= now; };
   const bool must_move = care.down || care.suspect;
@@ -124,13 +131,14 @@ std::optional<std::size_t> LaneKeeper::ChooseWay(const Care& care, Clock::time_p
   if (!must_move) return std::nullopt;
   std::optional<std::size_t> chosen;
   for (std::size_t i = 0; i < ways_.size(); ++i) {
-    // The way that a silent lane has is no better for a new one; that of a lost one may be.
+    // A new lane does not improve on a silent lane over the same path; after a lost lane it may.
     if (!good(i) || (!care.down && i == care.way)) continue;
     if (!chosen || (InGoodUse(i) && !InGoodUse(*chosen))) chosen = i;
   }
   return chosen;
 }
 
+// Starts an attempt if the lane should move; at most one per lane at a time.
 void LaneKeeper::StepOnLoop(std::uint32_t lane) {
   Care& care = lanes_[lane];
   if (stopped_ || care.attempt) return;
@@ -144,7 +152,7 @@ void LaneKeeper::StepOnLoop(std::uint32_t lane) {
   care.attempt->StartOnLoop(ways_[*way].way.to);
 }
 
-// A lane is down and no way is worth trying right now.
+// A lane is down and no path is worth trying right now.
 void LaneKeeper::RetryLaterOnLoop() {
   if (retry_ != 0) return;
   auto when = Clock::time_point::max();
@@ -156,17 +164,19 @@ void LaneKeeper::RetryLaterOnLoop() {
 }
 
 void LaneKeeper::NoteFailure(std::uint32_t lane, const WayState& state, const Error& error) const {
-  // Attempts go on for as long as the lane is down.
+  // Attempts continue for as long as the lane is down.
   if (WorthKeeping(state.failures + 1)) {
-    connection_->Note("lane {} did not come up by {} at {}: {}", lane, state.way.interface,
+    connection_->Note("lane {} did not come up on {} at {}: {}", lane, state.way.interface,
                       state.way.to.ToString(), error.message());
   }
   LogWith(LogLevel::kInfo, "transfer",
           {{"peer", connection_->peer_name()}, {"lane", std::to_string(lane)}},
-          "lane {} to {} did not come up by {} at {}: {}", lane, connection_->peer_name(),
+          "lane {} to {} did not come up on {} at {}: {}", lane, connection_->peer_name(),
           state.way.interface, state.way.to.ToString(), error.message());
 }
 
+// After success the lane is checked again: its own path may have become good meanwhile. After a
+// failure the path is avoided for a time that doubles.
 void LaneKeeper::OnAttemptOverOnLoop(std::uint32_t lane, const std::optional<Error>& error,
                                      bool frozen) {
   if (stopped_) return;
@@ -182,10 +192,10 @@ void LaneKeeper::OnAttemptOverOnLoop(std::uint32_t lane, const std::optional<Err
   NoteFailure(lane, state, *error);
   const bool none_up =
       std::all_of(lanes_.begin(), lanes_.end(), [](const Care& each) { return each.down; });
-  // It is there, and knows nothing of the connection. A refusal comes without a proof, even where
-  // there is a secret: so it is believed only of the address that the user has dialled, and not
-  // while lanes are up. At another somebody else may be, to whom the attempt was lost as to any
-  // that does not answer.
+  // The host is reachable and knows no such connection. A refusal carries no proof, even if there
+  // is a secret: so it is trusted only from the address that the user dialed, and only while no
+  // lane is up. At another address there may be a different host, and the attempt failed just as if
+  // it had not answered.
   if (refused && none_up && care.trying == 0) {
     return connection_->Fail(Error(Code::kPeerLost, error->message()));
   }

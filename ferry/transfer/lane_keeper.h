@@ -1,3 +1,4 @@
+// Keeps a connection's lanes up: spreads them over network paths and replaces lost ones.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,52 +16,53 @@ class ConnectionCore;
 class EndpointCore;
 class Rejoin;
 
-// A way to the peer: one of its addresses, and the interface by which the route to it leaves.
+// A network path to the peer: one of its addresses, and the local interface that the route uses.
 struct Way {
   net::Address to;
   std::string interface;
 };
 
-// The ways to a peer that is known to listen at `dialled`, which comes first, and perhaps at
-// `others`: one for each interface that the routes to them leave by and config.interfaces allows,
-// `dialled`'s family before the other. Any thread.
+// Network paths to a peer that is known to listen at `dialled`, which comes first, and possibly at
+// `others`: one for each interface that the routes use and config.interfaces allows; addresses of
+// `dialled`'s family come first. Any thread.
 std::vector<Way> WaysTo(const net::Provider& provider, const Config& config, const Way& dialled,
                         const std::vector<net::Address>& others);
 
-// Keeps a connection's lanes in use, on the side that has connected: spreads them over the ways to
-// the peer, replaces lost and silent ones over ways that work, and brings them back to their own
-// way when that works again. Belongs to the connection's home loop.
+// Keeps a connection's lanes up, on the dialing side: spreads them over the network paths to the
+// peer, replaces lost and silent lanes over working paths, and moves lanes back to their own path
+// when it works again. Lives on the connection's home loop.
 class LaneKeeper {
  public:
-  // Both outlive this.
+  // `endpoint` and `connection` must outlive this object.
   LaneKeeper(EndpointCore* endpoint, ConnectionCore* connection, std::vector<Way> ways);
   ~LaneKeeper();
 
   void StartOnLoop();
-  // Ends all attempts.
+  // Cancels all attempts.
   void StopOnLoop();
   void OnLaneLostOnLoop(std::uint32_t lane, net::LaneLoss loss);
-  // The lane may be of no use: another way is tried, and the lane is in use until that works.
+  // The lane may be dead: tries another path. The lane stays in use until that succeeds.
   void OnSuspectOnLoop(std::uint32_t lane, const char* why);
   void OnLinkChangeOnLoop(const net::LinkChange& change);
   void BeatOnLoop(Clock::time_point now);
 
-  // By an attempt, once: nothing, or why it failed. `frozen`: the old lane is in use no more.
+  // Called once by each attempt, with its error if it failed. `frozen`: the old lane is no longer
+  // in use.
   void OnAttemptOverOnLoop(std::uint32_t lane, const std::optional<Error>& error, bool frozen);
 
  private:
   struct WayState {
     Way way;
     Clock::time_point bad_until{};
-    unsigned failures = 0;  // in a row
+    unsigned failures = 0;  // consecutive
   };
   struct Care {
-    std::size_t own = 0;  // the way that it should take
-    std::size_t way = 0;  // that it takes, or took last
+    std::size_t own = 0;  // index of the path that it should use
+    std::size_t way = 0;  // index of the path that it uses, or used last
     std::size_t trying = 0;
     bool down = false;
     bool suspect = false;
-    std::shared_ptr<Rejoin> attempt;  // with the tasks that it has posted to its loops
+    std::shared_ptr<Rejoin> attempt;  // shared with the tasks that it has posted to its loops
     std::uint32_t attempts = 0;
   };
 

@@ -1,3 +1,4 @@
+// Tests waiting for operations, cancelling them and closing what they depend on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -12,7 +13,7 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
-// Ways to wait for operations, and what ends them all: closed connections and endpoints.
+// Ways to wait for operations, and events that end all of them: closed connections and endpoints.
 namespace ferry::transfer {
 namespace {
 
@@ -22,7 +23,7 @@ constexpr std::size_t kLongBytes = 2 << 20;
 
 class LifetimeTest : public ::testing::Test {
  protected:
-  // One operation of each kind that cannot end by itself: nothing answers them at the far side, or
+  // One operation of each kind that cannot end by itself: the far side answers none of them, or
   // they are too long to be over already.
   std::vector<Operation> EveryKind() {
     std::vector<Operation> operations;
@@ -34,7 +35,8 @@ class LifetimeTest : public ::testing::Test {
     operations.push_back(Must(near_.Send(3, here_.span().first(5))));
     return operations;
   }
-  // Ended, each with this code or, where it was faster, well. The first two cannot have been.
+  // All have ended with this code or, if they were faster, successfully. The first two cannot have
+  // succeeded.
   void ExpectEnded(std::vector<Operation>* operations, Code code) {
     for (std::size_t i = 0; i < operations->size(); ++i) {
       Operation& operation = (*operations)[i];
@@ -70,7 +72,8 @@ TEST_F(LifetimeTest, AWaitThatTimesOutLeavesTheOperationUnderWay) {
     const Status status = receive->Wait(deadline);
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().code(), Code::kTimedOut);
-    EXPECT_THAT(status.error().message(), HasSubstr("goes on after the deadline of this wait"));
+    EXPECT_THAT(status.error().message(),
+                HasSubstr("is still in flight after the deadline of this wait"));
   }
   EXPECT_FALSE(receive->Poll());
   ASSERT_TRUE(EndsOk(link_.far.connection->Send(1, BytesOf("x"))));
@@ -152,7 +155,7 @@ TEST_F(LifetimeTest, TransfersCancelledOnTheirWayDoNotTouchMemoryAfterTheirEnd) 
   for (int round = 0; round < 10; ++round) {
     auto write = near_.Write(*local_, 0, remote_, 0, kLongBytes);
     auto read = near_.Read(*into_, 0, remote_, 0, kLongBytes);
-    // Operations take turns, so when this one is over those are on their way.
+    // Operations take turns, so when this one has ended those are in flight.
     ASSERT_TRUE(EndsOk(near_.Write(*local_, 0, remote_, 0, 1)));
     write->Cancel();
     read->Cancel();
@@ -231,7 +234,7 @@ TEST_F(LifetimeTest, AfterCloseTheMemoryMayBeFreedAtOnce) {
   near_.Close();
   buffer.reset();
   ASSERT_TRUE(send);
-  const Status sent = Operation(*send).Wait(Soon());  // it may have been there before the close
+  const Status sent = Operation(*send).Wait(Soon());  // it may have arrived before the close
   EXPECT_TRUE(sent || sent.error().code() == Code::kPeerLost) << sent.error().ToString();
 }
 
@@ -256,7 +259,7 @@ TEST_F(LifetimeTest, AnEndpointThatGoesEndsEveryOperationOfBothSides) {
 TEST_F(LifetimeTest, CloseEndsWhoeverWaitsForPeersOrConnects) {
   auto operations = EveryKind();
   Endpoint& endpoint = *link_.near.endpoint;
-  // Lets who connects wait for its greeting.
+  // Blocks the dialing side in its handshake.
   const RawListener silent;
   const std::string address = "127.0.0.1:" + std::to_string(silent.port());
   std::optional<Code> accepted;
@@ -309,7 +312,7 @@ TEST_F(LifetimeTest, HandlesThatOutliveTheirEndpointAreHarmless) {
   local_.reset();
   into_.reset();
   link_.near.connection.reset();
-  near_ = *link_.far.connection;  // the last connection of the endpoint that has gone
+  near_ = *link_.far.connection;  // the last connection of the destroyed endpoint
   for (Operation& operation : operations) {
     EXPECT_TRUE(operation.Poll());
     (void)operation.Wait(Soon());
@@ -359,7 +362,7 @@ TEST_F(LifetimeTest, ThreadsThatWaitWhenTheEndpointGoesAreWoken) {
     });
   }
   const Deadline limit = Soon();
-  // All six are under way, or about to be.
+  // All six are in flight, or about to be.
   while (near_.Info().lanes.empty() && !limit.expired()) std::this_thread::yield();
   link_.near.endpoint.reset();
 }
@@ -373,7 +376,7 @@ TEST_F(LifetimeTest, AConnectionThatIsLostBeforeItIsAcceptedIsForgotten) {
   Connection in = Must(link_.far.endpoint->Accept(Soon()));
   auto note = in.TakeNotification(Soon());
   if (!note) {
-    // This was quicker than the news of the other one's end.
+    // This connection was faster than the notice of the other one's end.
     in = Must(link_.far.endpoint->Accept(Soon()));
     note = in.TakeNotification(Soon());
   }

@@ -1,3 +1,4 @@
+// Queues and tables that match receives with messages.
 #include "ferry/transfer/matcher.h"
 
 #include <algorithm>
@@ -6,7 +7,7 @@
 namespace ferry::transfer {
 namespace {
 
-// Tables of masks that no receive has at present are kept for the next one, up to so many masks.
+// Limit of mask tables that are kept for reuse although no receive has their mask at present.
 constexpr std::size_t kIdleMasks = 8;
 
 bool Takes(const OperationState& receive, std::uint64_t tag) {
@@ -107,7 +108,7 @@ Matcher::Arrived::iterator Matcher::FindMessage(const OperationState& receive) {
   return queue == nullptr ? arrived_.end() : queue->first();
 }
 
-// Null where there are too many.
+// Null if there are too many masks.
 Matcher::Index* Matcher::IndexOf(std::uint64_t mask) {
   const auto found = std::find_if(indexes_.begin(), indexes_.end(),
                                   [&](const Index& index) { return index.mask == mask; });

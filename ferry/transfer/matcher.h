@@ -1,3 +1,4 @@
+// Matches receives with messages by tag and mask.
 #pragma once
 #include <cstdint>
 #include <list>
@@ -12,39 +13,39 @@
 
 namespace ferry::transfer {
 
-// The cost of keeping a message, or a notification, beside its bytes.
+// Bytes charged for keeping a message or notification, beyond its data.
 inline constexpr std::uint64_t kKeptRecordBytes = 96;
 
-// A message that came before its receive.
+// A message that arrived before its receive was posted.
 struct ArrivedMessage {
   std::uint64_t tag = 0;
   std::uint64_t bytes = 0;
   std::uint64_t peer_operation = 0;
-  bool offered = false;         // the bytes are still at the sender
-  std::vector<std::byte> data;  // otherwise
+  bool offered = false;         // an RTS: the data is still at the sender
+  std::vector<std::byte> data;  // the data, unless `offered`
 };
 
-// Pairs receives with messages: first posted, first matched; first arrived, first taken. A receive
-// takes a message whose tag agrees with its own in the bits of its mask. One thread.
+// Matches receives with messages: receives in posting order, messages in arrival order. A receive
+// takes a message whose tag equals its own tag in the bits of its mask. Not thread-safe.
 //
-// Receives with the same mask are in a table by the bits that the mask leaves of their tags, so a
-// message costs one look-up for each mask in use, however many receives there are. Messages are in
-// such a table for each of the first kMaxIndexes masks that receives came with while many messages
-// were here; a receive with yet another mask walks the messages.
+// Receives with the same mask are in a table keyed by the masked tag, so a message costs one
+// look-up per mask in use, however many receives there are. Messages are in such a table for each
+// of the first kMaxIndexes masks of receives that were posted while many messages waited; a receive
+// with another mask scans the messages.
 class Matcher {
  public:
-  using Receive = std::shared_ptr<OperationState>;  // with the connection's table
+  using Receive = std::shared_ptr<OperationState>;  // shared with the connection's table
   static constexpr std::size_t kMaxIndexes = 8;
-  // So few messages are walked.
+  // Up to this many messages are scanned without a table.
   static constexpr std::size_t kFewMessages = 8;
 
-  // The oldest message that `receive` takes, which leaves the queue; else `receive` is queued.
+  // Takes the oldest message that matches `receive`; if there is none, queues `receive`.
   std::optional<ArrivedMessage> Post(const Receive& receive);
-  // The oldest receive that takes `tag`, which leaves the queue; else null.
+  // Takes the oldest receive that matches `tag`; null if there is none.
   Receive TakeReceive(std::uint64_t tag);
-  // Undoes TakeReceive: the receive is where it was in the order.
+  // Reverts TakeReceive: the receive returns to its old place in the order.
   void PutBack(const Receive& receive) { Enqueue(receive); }
-  // Queues a message for which TakeReceive gave null.
+  // Queues a message for which TakeReceive returned null.
   void Keep(ArrivedMessage message);
   bool RemoveReceive(const OperationState* receive);
   bool RemoveOffer(std::uint64_t peer_operation);
@@ -53,9 +54,9 @@ class Matcher {
   std::size_t kept_messages() const noexcept { return arrived_.size(); }
 
  private:
-  // What was posted, or has arrived, before has the smaller one.
+  // Position in the order: what was posted, or arrived, earlier has the smaller number.
   using Sequence = std::uint64_t;
-  // In order. Most have one item, which needs no memory of its own.
+  // A queue in sequence order. Most have one item, which needs no allocation.
   template <class T>
   class Queue {
    public:
@@ -63,7 +64,7 @@ class Matcher {
     Sequence first_sequence() const noexcept { return first_sequence_; }  // 0: empty
     const T& first() const noexcept { return first_; }
     void Add(Sequence sequence, T item);
-    // The item, or T() where there is none.
+    // Removes the item; returns T() if there is none.
     T Take(Sequence sequence);
 
    private:
@@ -71,9 +72,9 @@ class Matcher {
 
     Sequence first_sequence_ = 0;
     T first_{};
-    std::unique_ptr<Rest> rest_;  // those after the first; null or not empty
+    std::unique_ptr<Rest> rest_;  // items after the first; null or not empty
   };
-  // By a number, such as the bits of the tag that a mask leaves; none empty.
+  // Queues by a number, such as a masked tag; empty queues are removed.
   template <class T>
   using Queues = NumberMap<Queue<T>>;
   struct Kept {
@@ -87,7 +88,7 @@ class Matcher {
   };
 
   void Enqueue(const Receive& receive);
-  // Null where it is not queued.
+  // Null if it is not queued.
   Receive Dequeue(const OperationState* receive);
   Arrived::iterator FindMessage(const OperationState& receive);
   Index* IndexOf(std::uint64_t mask);
@@ -100,7 +101,7 @@ class Matcher {
   Arrived arrived_;
   Sequence last_arrived_ = 0;
   std::vector<Index> indexes_;        // of arrived_
-  Queues<Arrived::iterator> offers_;  // by peer_operation, which a faulty peer may use twice
+  Queues<Arrived::iterator> offers_;  // by peer_operation, which a faulty peer may repeat
   std::uint64_t kept_bytes_ = 0;
 };
 

@@ -1,3 +1,4 @@
+// Tests matching of receives and messages against a simple model.
 #include "ferry/transfer/matcher.h"
 
 #include <gtest/gtest.h>
@@ -155,9 +156,9 @@ TEST(Matcher, AReceiveThatIsPutBackIsWhereItWas) {
   EXPECT_EQ(matcher.TakeReceive(2), last);
 }
 
-// ---- against the plainest matcher ---------------------------------------------------------------
+// ---- against a simple model ---------------------------------------------------------------------
 
-// Looks at everything, in order.
+// Scans everything, in order.
 class PlainMatcher {
  public:
   std::optional<ArrivedMessage> Post(const Matcher::Receive& receive) {
@@ -179,7 +180,7 @@ class PlainMatcher {
     posted_.erase(it);
     return taken_.second;
   }
-  // The one that was taken last.
+  // The receive that was taken last.
   void PutBack() {
     const auto it = std::find_if(posted_.begin(), posted_.end(),
                                  [&](const auto& each) { return each.first > taken_.first; });
@@ -211,13 +212,13 @@ class PlainMatcher {
     return ((receive.tag ^ tag) & receive.mask) == 0;
   }
 
-  std::vector<std::pair<std::uint64_t, Matcher::Receive>> posted_;  // with their places
+  std::vector<std::pair<std::uint64_t, Matcher::Receive>> posted_;  // with their positions
   std::vector<ArrivedMessage> arrived_;
   std::pair<std::uint64_t, Matcher::Receive> taken_;
   std::uint64_t last_ = 0;
 };
 
-// Does the same to a Matcher and a PlainMatcher, at random.
+// Applies the same random steps to a Matcher and a PlainMatcher.
 class MatcherModelTest : public ::testing::TestWithParam<unsigned> {
  protected:
   // Few tags, so that most match something; more masks than are indexed.
@@ -281,8 +282,8 @@ class MatcherModelTest : public ::testing::TestWithParam<unsigned> {
   std::uint64_t number_ = 0;
 };
 
-// Spells in which mostly receives are posted, and spells in which mostly messages come, so that
-// both sides have many waiting at times, and none at others.
+// Alternates phases in which mostly receives are posted with phases in which mostly messages
+// arrive, so that at times both sides have long queues, and at times empty ones.
 TEST_P(MatcherModelTest, GivesWhatLookingAtEverythingGivesForTensOfThousandsOfRandomSteps) {
   for (int step = 0; step < 20'000; ++step) {
     const std::uint64_t choice = Any(20);
@@ -300,7 +301,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, MatcherModelTest, ::testing::Range(1U, 5U));
 
 // ---- many ---------------------------------------------------------------------------------------
 
-// In another order than that in which they were put there.
+// Visits them in a different order than they were inserted in.
 std::uint64_t NextTag(std::uint64_t* tag, std::size_t count) {
   *tag = (*tag + 7'919) % count;
   return *tag;

@@ -1,3 +1,4 @@
+// Tests tagged messages between two endpoints.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +28,7 @@ class MessageTest : public ::testing::Test {
   explicit MessageTest(const Config& far_config = EagerConfig())
       : link_(MakeLink(EagerConfig(), far_config)) {}
 
-  // Whatever was sent before has been looked at by the receiver: messages keep their order.
+  // The receiver has processed all that was sent before: messages keep their order.
   void ExpectArrived() {
     std::byte nothing{};
     const auto receive = far_.Recv(~0ULL - 1, kWholeTag, {&nothing, 0});
@@ -172,8 +173,8 @@ TEST_F(MessageTest, AKeptMessageLargerThanTheBufferIsDroppedAndTheNextOneIsRecei
   EXPECT_EQ(TextOf(buffer), "fits");
 }
 
-// Once each side took "delivered" about the other's message for an answer about its own: operations
-// of both sides have the same numbers.
+// Regression: each side took the FIN of the other's message for an answer to its own, because
+// operations of both sides have the same ids.
 TEST_F(MessageTest, BothSidesMaySendLargeMessagesAtTheSameTime) {
   const auto ours = RandomBytes(kLarge, 1);
   const auto theirs = RandomBytes(kLarge, 2);
@@ -237,11 +238,11 @@ TEST_F(MessageTest, ManyThreadsMaySendAndReceiveOnOneConnectionAtOnce) {
   }
 }
 
-// ---- more than is kept for nobody ---------------------------------------------------------------
+// ---- more than is kept without a receive --------------------------------------------------------
 
 Config LittleRoom() {
   Config config = EagerConfig();
-  config.unexpected_bytes = 64 * 1024;  // the least there is
+  config.unexpected_bytes = 64 * 1024;  // the minimum
   return config;
 }
 
@@ -320,7 +321,7 @@ class FewMessagesTest : public MessageTest {
   FewMessagesTest() : MessageTest(FewMessages()) {}
 };
 
-// Once the receive of such a message failed, and its send waited for its deadline.
+// Regression: the receive of such a message failed, and its send waited for its deadline.
 TEST_F(FewMessagesTest, EmptyMessagesThatFindNoRoomArrive) {
   std::vector<Operation> sends;
   for (int i = 0; i < 6; ++i) sends.push_back(Must(near_.Send(7, {})));
@@ -333,7 +334,7 @@ TEST_F(FewMessagesTest, EmptyMessagesThatFindNoRoomArrive) {
   for (const Operation& send : sends) EXPECT_TRUE(EndsOk(send));
 }
 
-// The sender's own limit is higher than the receiver's; once that closed the connection.
+// The sender's own limit is higher than the receiver's. Regression: that closed the connection.
 TEST_F(FewMessagesTest, MessagesBeyondWhatTheReceiverKeepsAtAllAreUnavailableToTheirSenderOnly) {
   for (const std::size_t bytes : {100UL, kLarge}) {
     const auto message = RandomBytes(bytes, 1);

@@ -1,3 +1,4 @@
+// Serves counters with prometheus-cpp.
 #include "ferry/transfer/metrics.h"
 
 #include <fmt/core.h>
@@ -49,7 +50,8 @@ bool ListensAt(int fd, const net::Address& at) {
   return ::getsockname(fd, name, &raw.length) == 0 && net::FromRaw(raw) == at;
 }
 
-// prometheus-cpp does not give its descriptors out.
+// Finds the listening sockets of this process, because prometheus-cpp does not expose its
+// descriptors.
 std::vector<int> ListenersAt(const net::Address& at) {
   std::vector<int> found;
   std::error_code error;
@@ -65,10 +67,10 @@ std::vector<int> ListenersAt(const net::Address& at) {
 
 class Prometheus final : public MetricsServer {
  public:
-  // Throws what prometheus-cpp throws.
+  // Throws the exceptions of prometheus-cpp.
   Prometheus(const net::Address& at, Source source)
       : collector_(std::make_shared<Collector>(std::move(source))),
-        // One that connects and says nothing must not keep others out for long.
+        // Two threads: a client that connects and sends nothing must not block others for long.
         exposer_(std::vector<std::string>{"listening_ports", at.ToString(), "num_threads", "2",
                                           "request_timeout_ms", "5000"}) {
     exposer_.RegisterCollectable(collector_);
@@ -85,10 +87,10 @@ class Prometheus final : public MetricsServer {
   std::uint16_t port() const noexcept override { return port_; }
 
  private:
-  const std::shared_ptr<Collector> collector_;  // which the exposer holds weakly
+  const std::shared_ptr<Collector> collector_;  // the exposer holds it weakly
   prometheus::Exposer exposer_;
   std::uint16_t port_ = 0;
-  std::vector<int> listeners_;  // the exposer's
+  std::vector<int> listeners_;  // owned by the exposer
 };
 
 Result<net::Address> Resolved(const std::string& text, Deadline deadline) {
@@ -120,8 +122,8 @@ Result<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& a
                                                             Deadline /*deadline*/,
                                                             Source /*source*/) {
   return Error(Code::kUnsupported,
-               fmt::format("cannot serve metrics at {}: this build is without prometheus-cpp; "
-                           "install prometheus-cpp-dev and build again, or leave metrics_address "
+               fmt::format("cannot serve metrics at {}: this build has no prometheus-cpp; install "
+                           "prometheus-cpp-dev and build again, or leave metrics_address "
                            "(FERRY_METRICS_ADDRESS) empty",
                            address));
 }

@@ -1,3 +1,4 @@
+// HTTP server for an endpoint's metrics in the Prometheus format.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -10,15 +11,15 @@
 
 namespace ferry::transfer {
 
-// Serves an endpoint's counters over HTTP at /metrics, in Prometheus' text format, with two threads
-// of its own. Without prometheus-cpp the build has none.
+// Serves an endpoint's counters over HTTP at /metrics, in the Prometheus text format, with two
+// threads of its own. Builds without prometheus-cpp have no server.
 class MetricsServer {
  public:
   using Source = std::function<EndpointCounters()>;
 
-  // `address`: as config.metrics_address, whose host is looked up by the deadline. `source` is
-  // called by the server's threads until this goes. Errors: kInvalidArgument (host), kTimedOut,
-  // kUnavailable (port taken, threads), kUnsupported.
+  // `address`: as config.metrics_address; its host is resolved before the deadline. `source` is
+  // called on the server's threads until this object is destroyed. Errors: kInvalidArgument (host),
+  // kTimedOut, kUnavailable (port in use, threads), kUnsupported (no prometheus-cpp).
   static Result<std::unique_ptr<MetricsServer>> Start(const std::string& address, Deadline deadline,
                                                       Source source);
   virtual ~MetricsServer() = default;

@@ -1,3 +1,4 @@
+// Builds the Prometheus metric families from a counter snapshot.
 #include "ferry/transfer/metrics_families.h"
 
 #ifdef FERRY_HAVE_PROMETHEUS
@@ -52,17 +53,17 @@ struct EndpointRow {
 constexpr EndpointRow kEndpointRows[] = {
     {MetricType::Gauge, "ferry_connections", "Connections that are open.",
      &EndpointCounters::connections_open},
-    {MetricType::Counter, "ferry_connections_accepted_total", "Connections that peers have made.",
+    {MetricType::Counter, "ferry_connections_accepted_total", "Connections that peers have dialed.",
      &EndpointCounters::connections_accepted},
-    {MetricType::Counter, "ferry_connections_dialled_total", "Connections that this side has made.",
-     &EndpointCounters::connections_dialled},
+    {MetricType::Counter, "ferry_connections_dialled_total",
+     "Connections that this side has dialed.", &EndpointCounters::connections_dialled},
     {MetricType::Counter, "ferry_connections_lost_total",
-     "Connections that ended otherwise than by this side's wish.",
+     "Connections that ended for any reason but this side's request.",
      &EndpointCounters::connections_lost},
-    {MetricType::Counter, "ferry_greetings_refused_total", "Strangers that were turned away.",
+    {MetricType::Counter, "ferry_greetings_refused_total", "Pending peers that were refused.",
      &EndpointCounters::greetings_refused},
     {MetricType::Gauge, "ferry_regions",
-     "Registered regions, with buffers of large messages under way.", &EndpointCounters::regions},
+     "Registered regions, with buffers of large messages in flight.", &EndpointCounters::regions},
     {MetricType::Gauge, "ferry_peer_memory_bytes",
      "Bytes that peers make the endpoint hold (FERRY_PEER_MEMORY_TOTAL).",
      &EndpointCounters::held_bytes},
@@ -84,13 +85,12 @@ constexpr LaneRow kLaneRows[] = {
      &LaneTraffic::bytes_received},
     {"ferry_frames_sent_total", "Frames sent.", &LaneTraffic::frames_sent},
     {"ferry_frames_received_total", "Frames received.", &LaneTraffic::frames_received},
-    {"ferry_payload_bytes_sent_total", "Bytes of payload sent, with what was sent again.",
+    {"ferry_payload_bytes_sent_total", "Bytes of payload sent, including resends.",
      &LaneTraffic::payload_bytes_sent},
     {"ferry_payload_bytes_received_total", "Bytes of payload put in their places.",
      &LaneTraffic::payload_bytes_received},
-    {"ferry_retries_total", "Slices and messages sent, or asked for, again.",
-     &LaneTraffic::retries},
-    {"ferry_tcp_retransmitted_segments_total", "TCP segments that the kernel has sent again.",
+    {"ferry_retries_total", "Slices and messages sent or requested again.", &LaneTraffic::retries},
+    {"ferry_tcp_retransmitted_segments_total", "TCP segments that the kernel has retransmitted.",
      &LaneTraffic::retransmitted_segments},
 };
 
@@ -100,10 +100,8 @@ struct PeerRow {
   std::uint64_t TrafficCounters::*value;
 };
 constexpr PeerRow kPeerRows[] = {
-    {"ferry_lanes_lost_total", "Lanes that the network has taken away.",
-     &TrafficCounters::lanes_lost},
-    {"ferry_lanes_replaced_total", "Lanes that another has taken the place of.",
-     &TrafficCounters::lanes_replaced},
+    {"ferry_lanes_lost_total", "Lanes that the network has dropped.", &TrafficCounters::lanes_lost},
+    {"ferry_lanes_replaced_total", "Lanes that were replaced.", &TrafficCounters::lanes_replaced},
     {"ferry_lane_stalls_total", "Times that a lane was silent for lane_timeout.",
      &TrafficCounters::lane_stalls},
     {"ferry_refused_accesses_total", "Accesses of peers that were refused.",
@@ -155,7 +153,7 @@ void AddTraffic(const EndpointCounters& counters, std::vector<MetricFamily>* fam
 
 // ---- of lanes that are up -----------------------------------------------------------------------
 
-// All lanes to a host by one interface.
+// All lanes to one host over one interface.
 struct Way {
   std::uint64_t lanes = 0;
   std::uint64_t rate = 0;
@@ -183,11 +181,11 @@ void AddWays(const EndpointCounters& counters, std::vector<MetricFamily>* famili
   }
   Family lanes(MetricType::Gauge, "ferry_lanes", "Lanes that are up.");
   Family rate(MetricType::Gauge, "ferry_lane_rate_bytes_per_second",
-              "What went through the lanes when they were last busy, together.");
+              "Throughput of the lanes when they were last busy, summed.");
   Family delivery(MetricType::Gauge, "ferry_tcp_delivery_rate_bytes_per_second",
-                  "TCP's own estimate for the lanes, together.");
+                  "TCP's own estimate for the lanes, summed.");
   Family window(MetricType::Gauge, "ferry_tcp_congestion_window_bytes",
-                "Congestion windows of the lanes, together.");
+                "Congestion windows of the lanes, summed.");
   Family round_trip(MetricType::Gauge, "ferry_tcp_round_trip_seconds",
                     "The longest smoothed round trip of the lanes.");
   for (const auto& [key, way] : ways) {

@@ -1,3 +1,4 @@
+// Converts counter snapshots to Prometheus metric families.
 #pragma once
 #include <vector>
 
@@ -9,8 +10,9 @@ struct MetricFamily;
 
 namespace ferry::transfer {
 
-// The snapshot in Prometheus' terms: base units, _total for what only grows, no more series than
-// kMaxPeers hosts, their lanes and interfaces make. In builds with prometheus-cpp only.
+// Converts a snapshot to Prometheus families: base units, suffix _total for counters. The number of
+// series is bounded by kMaxPeers hosts, their lanes and interfaces. Only in builds with
+// prometheus-cpp.
 std::vector<prometheus::MetricFamily> FamiliesOf(const EndpointCounters& counters);
 
 }  // namespace ferry::transfer

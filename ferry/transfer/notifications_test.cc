@@ -1,3 +1,4 @@
+// Tests notifications, alone and attached to writes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -145,7 +146,7 @@ TEST(NotificationQueue, WhenFullOfBytesTheNextIsUnavailableAndLaterOnesAreFine) 
   ASSERT_TRUE(EndsOk(near.Notify(RandomBytes(4000, 1))));
   auto refused = near.Notify(RandomBytes(97, 2));
   ASSERT_TRUE(EndsWith(Code::kUnavailable, refused));
-  EXPECT_THAT(EndMessage(*refused), HasSubstr("queue of notifications is full"));
+  EXPECT_THAT(EndMessage(*refused), HasSubstr("notification queue is full"));
   ASSERT_TRUE(EndsOk(near.Notify(RandomBytes(96, 3))));
   EXPECT_EQ(Must(link.far.connection->TakeNotification(Soon())), RandomBytes(4000, 1));
   ASSERT_TRUE(EndsOk(near.Notify(RandomBytes(97, 4))));

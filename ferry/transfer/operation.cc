@@ -1,3 +1,4 @@
+// Waits for, cancels and completes operations.
 #include "ferry/transfer/operation.h"
 
 #include <fmt/core.h>
@@ -30,12 +31,12 @@ Status Operation::Wait(Deadline deadline) {
   if (connection_->home()->DriveUntil(done, deadline, connection_->config().spin)) {
     return state_->status;
   }
-  // The loop was stopped: its endpoint is about to end what had not begun.
+  // The loop was stopped: its endpoint is about to end operations that had not begun.
   while (!done() && !deadline.expired()) std::this_thread::yield();
   if (done()) return state_->status;
   return Error(Code::kTimedOut,
-               fmt::format("{} {} to {} goes on after the deadline of this wait; wait again, or "
-                           "cancel it",
+               fmt::format("{} {} to {} is still in flight after the deadline of this wait; wait "
+                           "again, or cancel it",
                            OperationName(state_->kind), state_->id, connection_->peer_name()));
 }
 
@@ -49,7 +50,7 @@ Result<int> Operation::CompletionFd() {
   const std::lock_guard lock(state_->event_mutex);
   if (!state_->event) {
     FERRY_TRY_ASSIGN(state_->event, MakeEventFd());
-    // Complete() takes the mutex after it has set `done`: one of the two signals.
+    // Complete() takes the mutex after it has set `done`: either it or this call signals the event.
     if (Done()) {
       SignalEventFd(state_->event.get());
     } else {
@@ -68,10 +69,12 @@ PathReport Operation::path() const {
 Status Operation::HoldBack(cuda::StreamRef stream) {
   if (state_.forked()) return MadeBeforeFork("operation");
   if (state_->done.load(std::memory_order_acquire)) return Ok();
-  // Not under the mutex, which the end needs: this may wait for the device, which may wait for it.
+  // Without the mutex, which the end of the operation needs: this may wait for the device, which
+  // may wait for the operation.
   FERRY_TRY_ASSIGN(StreamHold hold, StreamHold::Begin(connection_->config(), stream));
   const std::lock_guard lock(state_->event_mutex);
-  // Complete() takes the mutex after it has set `done`: it lets go of whoever was before it.
+  // Complete() takes the mutex after it has set `done`, and releases the waits that are in the list
+  // then.
   if (!state_->done.load(std::memory_order_acquire)) state_->held.push_back(std::move(hold));
   return Ok();
 }

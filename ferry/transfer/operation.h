@@ -1,3 +1,4 @@
+// The public handle of an operation, and the engine's state behind it.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,9 +15,9 @@ class ConnectionCore;
 class EndpointCore;
 struct OperationState;
 
-// The caller's view of an operation under way; copyable. Letting go of it does not end the
-// operation: its memory must stay valid until it is done. All methods may be called by any thread.
-// In a forked child it counts as ended, by kInvalidArgument.
+// Handle of an operation in flight; copyable. All methods may be called from any thread. Dropping
+// the handle does not end the operation: its memory must stay valid until it is done. In a forked
+// child every operation counts as ended with kInvalidArgument.
 class Operation {
  public:
   Operation(std::shared_ptr<OperationState> state, std::shared_ptr<ConnectionCore> connection,
@@ -31,32 +32,32 @@ class Operation {
   // operation still goes on (its own deadline is in the verb's options). The waiting thread drives
   // the connection's loop itself.
   Status Wait(Deadline deadline = Deadline::Never());
-  // Asks for an early end. It still ends only when nothing touches its memory any more, here and,
-  // for a write, at the peer: at once for what has not begun, otherwise after the slices in flight.
-  // The connection is lost if the peer, whose lanes the network has not taken, acknowledges nothing
-  // of those for config.drain_grace, or not all within config.peer_timeout.
+  // Requests an early end; does not block. The operation ends once nothing touches its memory, here
+  // and, for a write, at the peer: at once if it has not begun, otherwise after the slices in
+  // flight are acknowledged. The connection fails if the peer, while its lanes are up, acknowledges
+  // nothing of those for config.drain_grace, or not all of them within config.peer_timeout.
   void Cancel();
-  // Work queued on the stream from now on begins when the operation has ended, however it ends:
-  // look at Wait() before you rely on its bytes. Blocks only where the device's queue is full; what
-  // a stream that waits may stop: docs/gotchas.md. Errors: kUnsupported (no GPUs, or streams that
-  // cannot wait for flags), kUnavailable (there are StreamHold::kMost holds, or MostStreams() other
-  // streams of this device, already), those of the device.
+  // Makes work queued on `stream` after this call wait until the operation has ended, with whatever
+  // outcome: check Wait() before you rely on the data. Blocks only while the device's queue is
+  // full. docs/gotchas.md says which other work a waiting stream can stall. Errors: kUnsupported
+  // (no GPU, or its streams cannot wait for flags), kUnavailable (StreamHold::kMost waits exist, or
+  // MostStreams() other streams of this device wait), those of the device.
   Status HoldBack(cuda::StreamRef stream);
   // A descriptor that becomes readable when the operation ends; owned by the operation. From this
-  // call to the end the engine's own thread drives the connection's loop whenever no thread of the
-  // application does: ask for it before you sleep, and not where you Wait().
+  // call to the end the engine's thread drives the connection's loop while no application thread
+  // does. Use it to sleep in poll(), not together with Wait(), which is faster without it.
   Result<int> CompletionFd();
 
-  // How its bytes go, and why.
+  // The path that its bytes take, and why.
   PathReport path() const;
-  // After the end: bytes moved, and for a receive the message's tag.
+  // Valid after the end: bytes moved, and for a receive the message's tag.
   std::uint64_t bytes() const noexcept;
   std::uint64_t tag() const noexcept;
 
  private:
-  ProcessShared<OperationState> state_;       // with the engine, until the end
-  ProcessShared<ConnectionCore> connection_;  // outlives its Connection handle
-  ProcessShared<EndpointCore> endpoint_;      // which owns the loop that a wait drives
+  ProcessShared<OperationState> state_;       // shared with the engine, until the end
+  ProcessShared<ConnectionCore> connection_;  // keeps the connection beyond its handle
+  ProcessShared<EndpointCore> endpoint_;      // owns the loop that a wait drives
 };
 
 }  // namespace ferry::transfer

@@ -1,3 +1,4 @@
+// Table of operations and heap of their due times.
 #include "ferry/transfer/operation_table.h"
 
 #include <algorithm>
@@ -8,9 +9,9 @@
 namespace ferry::transfer {
 namespace {
 
-// So many stale entries are left where they are.
+// This many stale entries are tolerated.
 constexpr std::size_t kFewStale = 64;
-// Memory for so many due times (16 KiB) is kept.
+// Memory for this many due times (16 KiB) is kept.
 constexpr std::size_t kKeptCapacity = 1024;
 
 }  // namespace
@@ -88,7 +89,7 @@ void OperationTable::DropFirst() {
   FreeUnused();
 }
 
-// Also one that stands twice, as its operation was due then before.
+// Also drops duplicates: an operation may have had the same due time before.
 void OperationTable::DropStale() {
   const auto stale = [this](const Due& due) { return !Stands(due); };
   schedule_.erase(std::remove_if(schedule_.begin(), schedule_.end(), stale), schedule_.end());
@@ -97,7 +98,7 @@ void OperationTable::DropStale() {
   FreeUnused();
 }
 
-// Only where three quarters are unused, so that it costs each of those that were dropped little.
+// Only if three quarters are unused, so that the amortized cost per dropped entry stays small.
 void OperationTable::FreeUnused() {
   if (schedule_.capacity() > kKeptCapacity && schedule_.size() <= schedule_.capacity() / 4) {
     schedule_.shrink_to_fit();

@@ -1,3 +1,4 @@
+// The operations of a connection by id, with their deadlines.
 #pragma once
 #include <compare>
 #include <cstddef>
@@ -11,12 +12,12 @@
 
 namespace ferry::transfer {
 
-// The operations of a connection by number, and when each is due. One thread.
+// The operations of a connection by id, and when each is due. Not thread-safe.
 //
 // Due times are in a heap that is never searched. When an operation ends or its due time changes,
-// its entry in the heap becomes stale. Stale entries are dropped when they come up, or all together
-// once they outnumber the operations. The cost of an operation does not depend on how many there
-// are, but for cache misses. Memory that many operations needed is freed after them.
+// its heap entry becomes stale. Stale entries are dropped when they reach the top, or all together
+// once they outnumber the operations. So the cost per operation does not depend on their number,
+// except for cache misses. Memory that many operations needed is freed after they end.
 class OperationTable {
  public:
   using Op = std::shared_ptr<OperationState>;
@@ -24,19 +25,20 @@ class OperationTable {
   // `operation->id` must be new.
   void Insert(const Op& operation, Deadline due);
   bool Contains(std::uint64_t id) const { return operations_.Find(id) != nullptr; }
-  // Null where there is none.
+  // Null if there is none.
   Op Find(std::uint64_t id) const;
-  // False where there was none.
+  // Returns false if there was none.
   bool Erase(std::uint64_t id);
-  // Nothing where there is no such operation.
+  // Does nothing if there is no such operation.
   void SetDue(std::uint64_t id, Deadline due);
-  // When the first operation is due; never if none is.
+  // Earliest due time; never() if there is none.
   Deadline NextDue();
-  // Those due by `now`, in order. They stay in the table, due at no time until SetDue.
+  // Operations due by `now`, earliest first. They stay in the table, without a due time until
+  // SetDue.
   std::vector<Op> TakeDue(Clock::time_point now);
   std::vector<Op> All() const;
   std::size_t size() const noexcept { return operations_.size(); }
-  // How many due times there is memory for.
+  // Number of heap entries that memory is allocated for.
   std::size_t schedule_capacity() const noexcept { return schedule_.capacity(); }
 
  private:
@@ -52,15 +54,15 @@ class OperationTable {
   };
 
   void Schedule(std::uint64_t id, Entry* entry, Deadline due);
-  // Whether the operation is there and still due then.
+  // Whether the operation exists and is still due at that time.
   bool Stands(const Due& due) const noexcept;
   void DropFirst();
   void DropStale();
   void FreeUnused();
 
-  NumberMap<Entry, SeededHashOfRuns> operations_;  // numbers are counted up
-  std::vector<Due> schedule_;                      // a heap, first the earliest
-  std::size_t scheduled_ = 0;                      // operations that are due at some time
+  NumberMap<Entry, SeededHashOfRuns> operations_;  // ids are consecutive
+  std::vector<Due> schedule_;                      // a min-heap
+  std::size_t scheduled_ = 0;                      // operations that have a due time
 };
 
 }  // namespace ferry::transfer

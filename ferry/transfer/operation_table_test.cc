@@ -1,3 +1,4 @@
+// Tests the operation table and its deadlines against a simple model.
 #include "ferry/transfer/operation_table.h"
 
 #include <gtest/gtest.h>
@@ -96,7 +97,7 @@ TEST(OperationTable, FreesTheDueTimesOfManyOperationsAfterThem) {
   EXPECT_LE(ended.schedule_capacity(), kFewDueTimes);
 }
 
-// Does the same to a table and a plain list, at random.
+// Applies the same random steps to a table and a plain list.
 class OperationTableModelTest : public ::testing::Test {
  protected:
   int Any(int below) { return static_cast<int>(random_() % static_cast<unsigned>(below)); }
@@ -138,7 +139,7 @@ class OperationTableModelTest : public ::testing::Test {
 
   std::mt19937 random_{1};
   OperationTable table_;
-  std::map<std::uint64_t, int> plain_;  // by number
+  std::map<std::uint64_t, int> plain_;  // by id
   std::uint64_t last_ = 0;
 };
 

@@ -1,3 +1,4 @@
+// Measures the CPU cost of one operation while many others are in flight.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -10,14 +11,14 @@
 #include "ferry/transfer/matcher.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
-// What one operation costs while `n` others are in flight. Times are CPU time of the whole process,
-// which another program on the machine does not change much, for one of n operations.
+// Cost of one operation while `n` others are in flight: CPU time of the whole process, divided by
+// n. Other programs on the machine change it little.
 //
-// The link is between two endpoints of this process over loopback; both sides' work is counted.
+// The two endpoints are in this process, connected over loopback, so the cost includes both sides.
 namespace ferry::transfer {
 namespace {
 
-constexpr std::uint64_t kBytes = 64;  // of each write, read and message
+constexpr std::uint64_t kBytes = 64;  // bytes of each write, read and message
 constexpr auto kLong = std::chrono::hours(1);
 
 double CpuSeconds() {
@@ -30,7 +31,7 @@ std::size_t Count(const benchmark::State& state) {
   return static_cast<std::size_t>(state.range(0));
 }
 
-// `spent`: CPU seconds of all n.
+// `spent`: CPU seconds of all n operations.
 void Report(benchmark::State& state, double spent) {
   state.SetIterationTime(spent);
   state.counters["per_operation"] = benchmark::Counter(
@@ -74,7 +75,7 @@ class Both {
   void Read(const PreparedTransfer& transfer) {
     operations_.push_back(Must(near().Read(transfer)));
   }
-  // What was posted on the far side before has been begun.
+  // Returns once all operations posted earlier on the far side have begun.
   void Settle() {
     (void)Must(far().Notify(bytes_)).Wait();
     (void)near().TakeNotification(Soon());
@@ -155,7 +156,7 @@ void BmCancelReceive(benchmark::State& state) {
   }
 }
 
-// The receives are there before their messages, which come in another order.
+// The receives are posted before their messages, which arrive in a different order.
 void BmMatchReceive(benchmark::State& state) {
   Both both(2 * Count(state));
   const auto tags = ShuffledTags(Count(state));
@@ -169,7 +170,7 @@ void BmMatchReceive(benchmark::State& state) {
   }
 }
 
-// The messages are there before their receives, which are posted in another order.
+// The messages arrive before their receives, which are posted in a different order.
 void BmMatchMessage(benchmark::State& state) {
   Both both(2 * Count(state));
   const auto tags = ShuffledTags(Count(state));
@@ -183,7 +184,7 @@ void BmMatchMessage(benchmark::State& state) {
   }
 }
 
-// Receives that time out, one every 16 us. From their posting to the end of the last.
+// Receives that time out, one every 16 us. Measured from their posting to the end of the last.
 void BmDeadline(benchmark::State& state) {
   Both both(Count(state));
   for (auto _ : state) {
@@ -207,7 +208,7 @@ Matcher::Receive ReceiveFor(std::uint64_t tag, std::uint64_t mask = kWholeTag) {
   return receive;
 }
 
-// One receive is matched and another posted while n are there.
+// Matches one receive and posts another while n are queued.
 void BmMatcherReceives(benchmark::State& state) {
   Matcher matcher;
   const auto tags = ShuffledTags(Count(state));
@@ -219,7 +220,7 @@ void BmMatcherReceives(benchmark::State& state) {
   }
 }
 
-// One message is taken and another kept while n are there.
+// Takes one message and keeps another while n are queued.
 void BmMatcherMessages(benchmark::State& state) {
   Matcher matcher;
   const auto tags = ShuffledTags(Count(state));
@@ -235,7 +236,7 @@ void BmMatcherMessages(benchmark::State& state) {
   }
 }
 
-// As above, by receives that do not look at the lowest bit.
+// As above, with receives whose mask ignores the lowest bit.
 void BmMatcherMessagesByMask(benchmark::State& state) {
   Matcher matcher;
   const auto tags = ShuffledTags(Count(state));
@@ -251,7 +252,7 @@ void BmMatcherMessagesByMask(benchmark::State& state) {
   }
 }
 
-// An access by one of n granted keys.
+// One access with one of n granted keys.
 void BmOpenGranted(benchmark::State& state) {
   std::vector<std::byte> memory(kBytes);
   RegionTable table;
@@ -269,7 +270,7 @@ void BmOpenGranted(benchmark::State& state) {
   }
 }
 
-// A key is granted to one more peer, and withdrawn.
+// Grants a key to one more peer, and withdraws it.
 void BmGrantAndWithdraw(benchmark::State& state) {
   std::vector<std::byte> memory(kBytes);
   RegionTable table;

@@ -1,3 +1,4 @@
+// A lane in transit between two event loops.
 #pragma once
 #include <memory>
 #include <optional>
@@ -6,17 +7,17 @@
 
 namespace ferry::transfer {
 
-// A lane on its way from one loop to another: nothing is read from it until its new user is there.
-// Made on the loop that the lane belongs to; from then on it belongs to the other.
+// A lane in transit from one loop to another: nothing is read from it until its new user attaches
+// it. Created on the loop that the lane belongs to; from then on it belongs to the other loop.
 class ParkedLane final : private net::LaneHandler {
  public:
   ParkedLane(std::unique_ptr<net::Lane> lane, EventLoop* to) : lane_(std::move(lane)) {
     lane_->Attach(to, this);
   }
 
-  // OnLoop of the new one, which attaches it.
+  // Transfers the lane to its new user, who attaches it. New loop only.
   std::unique_ptr<net::Lane> Take() { return std::move(lane_); }
-  // It has failed since. OnLoop.
+  // Set if the lane has failed in transit. New loop only.
   const std::optional<Error>& failure() const noexcept { return failure_; }
 
  private:

@@ -1,3 +1,4 @@
+// Cuts validated parts into slices and encodes a slice's blocks for the wire.
 #include "ferry/transfer/plan.h"
 
 #include <fmt/core.h>
@@ -46,11 +47,11 @@ Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& pe
     }
     plan->parts.push_back(std::move(part));
   }
-  if (plan->slice_bytes == 0) plan->slice_bytes = slice_bytes;  // all of it is shared
+  if (plan->slice_bytes == 0) plan->slice_bytes = slice_bytes;  // all parts are shared
   if (plan->slices.size() > std::numeric_limits<std::uint32_t>::max()) {
     return Error(Code::kInvalidArgument,
-                 fmt::format("the transfer has {} slices of {} bytes, 2^32 is the most; use larger "
-                             "slices or several transfers",
+                 fmt::format("the transfer has {} slices of {} bytes, the limit is 2^32; use "
+                             "larger slices or several transfers",
                              plan->slices.size(), slice_bytes));
   }
   return std::shared_ptr<const Plan>(std::move(plan));

@@ -1,3 +1,4 @@
+// Tests that plans cut transfers into slices that cover exactly their blocks.
 #include "ferry/transfer/plan.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@ namespace {
 constexpr std::uint64_t kSliceBytes = 4;
 constexpr std::size_t kMemory = 4096;
 
-// A byte on its way: which part, where at the peer, where here.
+// One byte of a transfer: its part, its position at the peer, its position here.
 struct Moved {
   std::uint32_t part;
   std::uint64_t remote;
@@ -47,7 +48,7 @@ std::vector<Moved> Expected(Direction direction, const std::vector<PlanPart>& pa
   return moved;
 }
 
-// One slice as its frame and its local memory say, byte by byte; what they say must agree.
+// Expands a slice byte by byte, both from its frame and from its local memory; the two must agree.
 struct Seen {
   std::vector<Moved> moved;
   std::size_t blocks = 0;
@@ -114,8 +115,8 @@ void ExpectCovers(Direction direction, std::vector<PlanPart> parts, std::uint64_
   EXPECT_EQ(moved, expected);
 }
 
-// Every list of up to `most` blocks with lengths 1 to 3 whose sources and destinations either
-// continue the block before or leave a gap.
+// Calls `fn` for every list of up to `most` blocks with lengths 1 to 3 whose sources and
+// destinations either continue the previous block or leave a gap.
 void ForEachList(std::size_t most, const BlockList& list, const auto& fn) {
   if (!list.empty()) fn(list);
   if (list.size() == most) return;

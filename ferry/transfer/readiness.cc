@@ -1,3 +1,4 @@
+// Creates and signals the descriptors behind Readiness.
 #include "ferry/transfer/readiness.h"
 
 #include <fcntl.h>
@@ -31,9 +32,9 @@ Result<UniqueFd> ReadyFlag::Descriptor(bool ready) {
     FERRY_TRY_ASSIGN(event_, MakeEventFd());
     Set(ready);
   }
-  // Its own number, so that it may outlive the queue, and a loop may watch it beside others.
+  // A duplicate, so that it may outlive the queue, and one loop may watch several.
   UniqueFd own(::fcntl(event_.get(), F_DUPFD_CLOEXEC, 0));
-  if (!own) return ErrnoError("a descriptor to wait by cannot be made", errno);
+  if (!own) return ErrnoError("cannot create a descriptor to wait on", errno);
   return ClosedInChildren(std::move(own));
 }
 

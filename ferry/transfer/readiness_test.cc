@@ -1,4 +1,4 @@
-// Descriptors by which other libraries' event loops wait for notifications and for peers.
+// Tests descriptors that other event loops poll for notifications and peers.
 #include "ferry/transfer/readiness.h"
 
 #include <fcntl.h>
@@ -30,7 +30,7 @@ TEST(Readiness, IsThatOfAConnectionWhileThereAreNotifications) {
     ASSERT_TRUE(EndsOk(link.near.connection->Notify(BytesOf("first"))));
     ASSERT_TRUE(EndsOk(link.near.connection->Notify(BytesOf("second"))));
     ASSERT_TRUE(IsReadable(ready, kReadyWithinMs));
-    // One that is made late has the same to say.
+    // A descriptor that is made later reports the same.
     EXPECT_TRUE(IsReadable(Must(link.far.connection->NotificationReadiness()), 0));
     EXPECT_EQ(TextOf(Must(link.far.connection->TakeNotification(Soon()))), "first");
     EXPECT_TRUE(IsReadable(ready, 0));
@@ -88,7 +88,7 @@ TEST(Readiness, OfAParentIsRefusedInAForkedChildAndClosesNothingThere) {
   EXPECT_EQ(StatusOfChild([&] {
               const auto refused = ready->fd();
               if (refused || refused.error().code() != Code::kInvalidArgument) return 1;
-              // The number is free in the child, whose own descriptor may get it.
+              // The number is free in the child, which may reuse it for a descriptor of its own.
               if (::dup2(STDERR_FILENO, number) != number) return 2;
               ready.reset();
               return ::fcntl(number, F_GETFD) < 0 ? 3 : 0;

@@ -1,3 +1,4 @@
+// Server handshake: admits pending peers, checks them and completes their connections.
 #include "ferry/transfer/reception.h"
 
 #include <fmt/core.h>
@@ -14,13 +15,14 @@
 namespace ferry::transfer {
 namespace {
 
-// Extensions of the time in which the next lane of a connection must join, while others do.
+// How often the time limit for the next lane of a connection is extended while other lanes are
+// admitted.
 constexpr int kMaxExtensions = 4;
 
-// It stands first in every version of hello and join; the rest may differ.
+// The version is the first field of every version's hello and join frames; the rest may differ.
 Status CheckVersion(wire::MetaReader reader) {
   std::uint16_t version = 0;
-  if (!reader.Read(&version)) return Error(Code::kCorrupt, "empty greeting");
+  if (!reader.Read(&version)) return Error(Code::kCorrupt, "empty hello frame");
   if (version == wire::kVersion) return Ok();
   return Error(Code::kUnsupported,
                fmt::format("this endpoint speaks version {} of the protocol, not {}; use the same "
@@ -46,10 +48,11 @@ void Reception::ClearOnLoop() {
   gate_.UpdateOnLoop();
 }
 
+// Admits a new lane as a pending peer; if the table is full, the policy names one to evict.
 void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
   if (endpoint_->closing()) return;
   lane->SetMaxMeta(net::kMaxStrangerMeta);
-  // From now on, whatever comes: who dribbles gains no time.
+  // Fixed from now on: a slow sender does not extend the deadline.
   const Deadline deadline = Deadline::After(endpoint_->config().handshake_timeout);
   auto owned = std::make_unique<Greeting>(std::move(lane), loop_, deadline);
   Greeting* const greeting = owned.get();
@@ -57,7 +60,7 @@ void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
   const auto now = Clock::now();
   const auto leaving = admission_.Enter(number, greeting->peer_host(), greeting->is_local(), now);
   if (leaving) TurnAway(*leaving);
-  // It has been through a handshake.
+  // It has completed a TLS handshake.
   if (greeting->is_authenticated()) admission_.MarkSpoken(number, now, /*proven=*/true);
   greetings_[greeting].greeting = std::move(owned);
   greetings_[greeting].number = number;
@@ -70,15 +73,15 @@ void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
   gate_.UpdateOnLoop();
 }
 
+// Evicts a pending peer.
 void Reception::TurnAway(std::uint64_t number) {
   const auto it = by_number_.find(number);
   if (it == by_number_.end()) return;
   Greeting* const greeting = it->second;
-  endpoint_->RefusedGreeting(
-      greeting->peer_name(),
-      fmt::format("closed {} before it had authenticated: {} pending peers are there, the limit is "
-                  "FERRY_MAX_STRANGERS",
-                  greeting->peer_name(), admission_.size()));
+  endpoint_->RefusedGreeting(greeting->peer_name(),
+                             fmt::format("closed {} before it was authenticated: {} pending peers "
+                                         "are connected, the limit is FERRY_MAX_STRANGERS",
+                                         greeting->peer_name(), admission_.size()));
   greeting->CloseOnLoop();
   Drop(greeting);
 }
@@ -146,7 +149,7 @@ Status Reception::Answer(Greeting* greeting, wire::Type type, wire::MetaReader* 
   if (endpoint_->secret()) return Challenge(&stranger, type, reader);
   if (!endpoint_->Trusts(greeting->is_local() || greeting->is_authenticated())) {
     return Error(Code::kRefused,
-                 "this endpoint has no secret to know peers on other machines by; set "
+                 "this endpoint has no secret to authenticate peers on other machines; set "
                  "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust");
   }
   return Admit(greeting, type, reader);
@@ -159,7 +162,7 @@ Status Reception::Challenge(Stranger* stranger, wire::Type type, wire::MetaReade
   const std::size_t bytes = is_hello                    ? sizeof hello
                             : type == wire::Type::kJoin ? sizeof(wire::JoinBody)
                                                         : sizeof(wire::RejoinBody);
-  if (reader->rest().size() != bytes) return Error(Code::kCorrupt, "malformed greeting");
+  if (reader->rest().size() != bytes) return Error(Code::kCorrupt, "malformed hello frame");
   if (is_hello && (!peek.Read(&hello) || (hello.flags & wire::kHasSecret) == 0)) {
     return Error(Code::kRefused,
                  "this endpoint asks its peers for a secret and got none; set FERRY_SECRET_FILE to "
@@ -181,15 +184,15 @@ Status Reception::CheckProof(Stranger* stranger, wire::MetaReader* reader) {
   stranger->exchange.binding = proof.binding;
   if (!SameBytes(stranger->exchange.ClientProof(*endpoint_->secret()), proof.mac)) {
     return Error(Code::kRefused,
-                 "the two sides have different secrets, or somebody between them changes what they "
-                 "say; set FERRY_SECRET_FILE to the same on both");
+                 "the two sides have different secrets, or somebody between them changes the "
+                 "frames; set FERRY_SECRET_FILE to the same on both");
   }
   if (proof.binding == stranger->greeting->channel_binding()) return Ok();
   return Error(Code::kRefused,
-               "somebody is between the two sides: the caller knows the secret, but its TLS "
-               "connection is not the one that arrives here, so another holder of a certificate "
-               "ends TLS on the way; remove TLS proxies; if there are none, "
-               "replace the authority of FERRY_TLS_CA and its certificates");
+               "somebody is between the two sides: the client knows the secret, but its TLS "
+               "connection is not the one that arrives here, so another certificate holder "
+               "terminates TLS on the way; remove TLS proxies; if there are none, replace the "
+               "authority of FERRY_TLS_CA and its certificates");
 }
 
 Status Reception::Admit(Greeting* greeting, wire::Type type, wire::MetaReader* reader) {
@@ -213,7 +216,7 @@ void Reception::SayProven(Greeting* greeting, wire::Type type, std::span<const s
 Status Reception::MayConnect(const Greeting& greeting, const Uuid& peer) {
   if (peer == endpoint_->id() && !endpoint_->IsOwnCall(greeting.peer_name())) {
     return Error(Code::kRefused,
-                 fmt::format("{} is the name of this endpoint itself, which has not called from {}",
+                 fmt::format("{} is the id of this endpoint itself, which has not dialed from {}",
                              peer.ToString(), greeting.peer_name()));
   }
   const std::size_t most = endpoint_->config().max_connections;
@@ -224,6 +227,8 @@ Status Reception::MayConnect(const Greeting& greeting, const Uuid& peer) {
                            most));
 }
 
+// Answers with the smaller of both sides' limits, and reserves places for the peer's further lanes,
+// so that other pending peers do not crowd them out.
 Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
   wire::HelloBody hello;
   const bool whole = reader->Read(&hello) && reader->rest().empty();
@@ -274,6 +279,7 @@ Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
   return Ok();
 }
 
+// The token proves that the lane comes from the peer that sent the hello frame.
 Status Reception::OnJoin(Greeting* greeting, wire::MetaReader* reader) {
   wire::JoinBody join;
   if (!reader->Read(&join) || !reader->rest().empty()) {
@@ -282,7 +288,7 @@ Status Reception::OnJoin(Greeting* greeting, wire::MetaReader* reader) {
   const auto it = arrivals_.find(join.connection);
   if (it == arrivals_.end() ||
       !SameBytes(wire::BytesOf(it->second.welcome.token), wire::BytesOf(join.token))) {
-    // The dialer calls again: the connection was given up since it was welcomed.
+    // The connection was dropped since its hello frame was answered; the peer dials again.
     return Error(Code::kUnavailable,
                  "this lane belongs to no connection that is being set up here");
   }
@@ -308,6 +314,7 @@ void Reception::Refuse(Greeting* greeting, const Error& error) {
   greeting->SayOnLoop(wire::Type::kRefuse, wire::BytesOf(body), error.message());
 }
 
+// The end of one lane ends the connection being assembled: its other lanes are closed, too.
 void Reception::OnGone(Greeting* greeting, const Error& error) {
   if (error.code() == Code::kCorrupt || error.code() == Code::kTimedOut) {
     const std::string& peer = greeting->peer_name();
@@ -315,7 +322,7 @@ void Reception::OnGone(Greeting* greeting, const Error& error) {
     endpoint_->RefusedGreeting(
         peer, fmt::format("refused {}{}", is_named ? "" : peer + ": ", error.message()));
   } else {
-    Log(LogLevel::kDebug, "transfer", "greeting with {} ended: {}", greeting->peer_name(),
+    Log(LogLevel::kDebug, "transfer", "handshake with {} ended: {}", greeting->peer_name(),
         error.message());
   }
   for (auto it = arrivals_.begin(); it != arrivals_.end(); ++it) {
@@ -330,7 +337,7 @@ void Reception::OnGone(Greeting* greeting, const Error& error) {
   Drop(greeting);
 }
 
-// Outside the callback that brought us here.
+// Posted, to leave the callback that called this.
 void Reception::Drop(Greeting* greeting) {
   const auto it = greetings_.find(greeting);
   if (it == greetings_.end()) return;
@@ -348,8 +355,9 @@ void Reception::RenewOnLoop(std::uint32_t id) {
                                         [this, id] { OnArrivalLate(id); });
 }
 
-// While lanes are being admitted one after another, those of this connection may still be in the
-// system's queue: to give it up would waste what has been done for it, just where time is short.
+// While lanes are admitted one after another, lanes of this connection may still wait in the
+// kernel's accept queue. Dropping the connection would waste the work done for it, just when time
+// is short.
 void Reception::OnArrivalLate(std::uint32_t id) {
   Arrival& arrival = arrivals_.at(id);
   arrival.timer = 0;
@@ -366,6 +374,7 @@ Reception::Arrival Reception::TakeArrival(Arrivals::iterator it) {
   return arrival;
 }
 
+// Complete once every lane has joined and has sent its answer.
 void Reception::CompleteIfReady(std::uint32_t id) {
   const auto it = arrivals_.find(id);
   if (it == arrivals_.end() || it->second.joined < it->second.lanes.size()) return;
@@ -378,7 +387,7 @@ void Reception::CompleteIfReady(std::uint32_t id) {
 
 void Reception::Complete(std::uint32_t id) {
   const auto it = arrivals_.find(id);
-  if (it == arrivals_.end()) return;  // a lane was lost since
+  if (it == arrivals_.end()) return;  // a lane was lost meanwhile
   const Arrival arrival = TakeArrival(it);
   std::vector<std::unique_ptr<net::Lane>> lanes;
   const std::string name = arrival.lanes.front()->peer_name();

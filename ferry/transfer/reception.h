@@ -1,3 +1,4 @@
+// The server handshake: turns lanes of pending peers into connections.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -19,15 +20,15 @@ namespace ferry::transfer {
 class EndpointCore;
 class ConnectionCore;
 
-// The listening side of the greeting: strangers' lanes come in, whole connections go out. Belongs
-// to the listener's loop.
+// The server handshake: accepts lanes of pending peers and assembles them into connections. Lives
+// on the listener's loop.
 class Reception {
  public:
   explicit Reception(EndpointCore* endpoint);
   ~Reception();
 
   void OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane);
-  // Drops everybody.
+  // Closes all pending lanes.
   void ClearOnLoop();
 
  private:
@@ -48,17 +49,17 @@ class Reception {
     // Of a lane that takes the place of another.
     std::shared_ptr<ConnectionCore> rejoins;  // with the endpoint's table, while the lane moves
     wire::RejoinBody rejoin;
-    LaneProgress progress;  // the peer's
+    LaneProgress progress;  // progress of the peer
   };
-  // A connection whose lanes are not all there yet.
+  // A connection of which some lanes are still missing.
   struct Arrival {
     wire::WelcomeBody welcome;
     Uuid peer;
     std::uint64_t window_bytes = 0;
     std::vector<Greeting*> lanes;
     std::size_t joined = 0;
-    EventLoop::TimerId timer = 0;  // by which the next lane has joined
-    int extensions = 0;            // of that
+    EventLoop::TimerId timer = 0;  // limit for the next lane to join
+    int extensions = 0;            // times that the limit was extended
   };
   using Arrivals = std::unordered_map<std::uint32_t, Arrival>;
 
@@ -68,9 +69,9 @@ class Reception {
   Status Challenge(Stranger* stranger, wire::Type type, wire::MetaReader* reader);
   Status CheckProof(Stranger* stranger, wire::MetaReader* reader);
   Status Admit(Greeting* greeting, wire::Type type, wire::MetaReader* reader);
-  // With a proof that we know the secret, where there is one.
+  // Sends the frame, with a proof that we know the secret if the endpoint has one.
   void SayProven(Greeting* greeting, wire::Type type, std::span<const std::byte> body);
-  // Errors: for a peer that is not who it says, or one too many.
+  // Errors: kRefused or kUnavailable for a peer that is not authenticated, or exceeds a limit.
   Status MayConnect(const Greeting& greeting, const Uuid& peer);
   Status OnHello(Greeting* greeting, wire::MetaReader* reader);
   Status OnJoin(Greeting* greeting, wire::MetaReader* reader);
@@ -78,14 +79,14 @@ class Reception {
   Status OnResume(Greeting* greeting, wire::MetaReader* reader);
   void OnFrozen(Greeting* greeting, std::uint64_t number, std::optional<LaneProgress> progress);
   void FinishRejoin(Greeting* greeting, std::uint64_t number);
-  // An earlier lane that was to take the same place.
+  // Closes a pending lane that was to replace the same lane.
   void TurnAwayRival(const ConnectionCore* connection, std::uint32_t lane);
-  // Nothing where that greeting has ended.
+  // Null if that handshake has ended.
   Stranger* Find(Greeting* greeting, std::uint64_t number);
   void TurnAway(std::uint64_t number);
   void Refuse(Greeting* greeting, const Error& error);
   void OnGone(Greeting* greeting, const Error& error);
-  // The peer has proved itself: its other lanes have the handshake's time anew.
+  // The peer is authenticated: restarts the handshake timeout for its remaining lanes.
   void RenewOnLoop(std::uint32_t id);
   void OnArrivalLate(std::uint32_t id);
   Arrival TakeArrival(Arrivals::iterator it);
@@ -97,10 +98,10 @@ class Reception {
   EventLoop* const loop_;
   std::unordered_map<Greeting*, Stranger> greetings_;
   std::unordered_map<std::uint64_t, Greeting*> by_number_;
-  net::Admission admission_;  // of them, those not known yet
+  net::Admission admission_;  // those of them that are not authenticated yet
   net::AcceptGate gate_;
   Arrivals arrivals_;
-  Clock::time_point last_admitted_;  // when a lane last became known
+  Clock::time_point last_admitted_;  // when a lane was last authenticated
   std::uint32_t next_id_ = 1;
   std::uint64_t next_number_ = 1;
 };

@@ -1,3 +1,4 @@
+// Server handshake of a lane that replaces another one.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 #include "ferry/transfer/parked_lane.h"
 #include "ferry/transfer/reception.h"
 
-// The listening side of a lane that takes the place of another (channel_rejoin.cc has what for).
+// The accepting side of a lane replacement; channel_rejoin.cc describes the whole procedure.
 namespace ferry::transfer {
 
 Reception::Stranger* Reception::Find(Greeting* greeting, std::uint64_t number) {
@@ -38,8 +39,8 @@ Status Reception::OnRejoin(Greeting* greeting, wire::MetaReader* reader) {
   return Ok();
 }
 
-// Who may replace a lane is a stranger no more, and is not counted as one: so there is one for
-// each.
+// Closes earlier candidates for the same lane. A peer that may replace a lane is authenticated and
+// does not count as a pending peer, so the limit here is one per lane.
 void Reception::TurnAwayRival(const ConnectionCore* connection, std::uint32_t lane) {
   const auto it = std::find_if(greetings_.begin(), greetings_.end(), [&](const auto& each) {
     return each.second.rejoins.get() == connection && each.second.rejoin.lane == lane;
@@ -70,7 +71,7 @@ void Reception::OnFrozen(Greeting* greeting, std::uint64_t number,
   Stranger* const stranger = Find(greeting, number);
   if (stranger == nullptr) return;
   if (!progress) {
-    return Refuse(greeting, Error(Code::kUnavailable, "a later lane has taken this one's place"));
+    return Refuse(greeting, Error(Code::kUnavailable, "a later lane has replaced this one"));
   }
   MoveTo(stranger, State::kMoving);
   greeting->SetOnSaid(

@@ -1,3 +1,4 @@
+// Stores refusal codes by sequence number.
 #include "ferry/transfer/refusal_log.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ void RefusalLog::Add(std::uint32_t sequence, std::uint8_t code, bool said) {
     codes_.clear();
     base_ = sequence;
   }
-  // One whose payload was still on its way when a later one was refused.
+  // A frame whose payload was still being received when a later one was refused.
   while (IsBefore(sequence, base_)) {
     codes_.push_front(0);
     --base_;

@@ -1,3 +1,4 @@
+// Tests the log of refused frames.
 #include "ferry/transfer/refusal_log.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +22,7 @@ TEST(RefusalLogTest, RemembersWhichFramesWereRefusedAndWhy) {
   EXPECT_TRUE(LatestOf(log).empty());
   log.Add(5, 3, true);
   log.Add(9, 4, true);
-  log.Add(7, 2, true);  // its payload came later
+  log.Add(7, 2, true);  // its payload arrived later
   log.Add(4, 1, true);
   EXPECT_EQ(LatestOf(log), (Pairs{{4, 1}, {5, 3}, {7, 2}, {9, 4}}));
   EXPECT_EQ(LatestOf(log, 2), (Pairs{{7, 2}, {9, 4}}));
@@ -68,7 +69,7 @@ TEST(RefusalLogTest, HoldsAByteAFrameHoweverManyAreRefused) {
     log.Forget(i + 1);
   }
   EXPECT_LE(log.bytes(), 101u);
-  // Nor does a long time without any take room.
+  // A long time without refusals takes no memory either.
   log.Add(2'000'000'000U, 1, true);
   EXPECT_LE(log.bytes(), 1u);
 }

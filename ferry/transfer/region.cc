@@ -1,3 +1,4 @@
+// Registers regions, checks accesses and parses keys.
 #include "ferry/transfer/region.h"
 
 #include <fmt/core.h>

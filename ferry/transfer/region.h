@@ -1,3 +1,4 @@
+// Registered memory: the region table, access checks and keys.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -18,19 +19,19 @@ const char* RightsName(Rights rights) noexcept;
 
 // What a peer needs to name a region: travels as opaque bytes by whatever way the user has.
 struct RemoteRegion {
-  Uuid endpoint;  // the one it belongs to
+  Uuid endpoint;  // owner
   wire::KeyBody key;
   Rights rights = Rights::kNone;
   std::uint64_t length = 0;
-  // The largest slice that its owner takes or gives at once is 2^most_slice_log2 bytes; 0: any.
+  // log2 of the largest slice, in bytes, that the owner accepts or sends at once; 0: no limit.
   std::uint8_t most_slice_log2 = 0;
-  std::uint8_t gpu = 0;  // of the owner's, whose memory it is: ordinal + 1; 0: host memory
+  std::uint8_t gpu = 0;  // ordinal + 1 of the owner's GPU; 0: host memory
 
   std::uint64_t most_slice() const noexcept {
     return most_slice_log2 == 0 ? ~std::uint64_t{0} : std::uint64_t{1} << most_slice_log2;
   }
   std::vector<std::byte> Serialize() const;
-  // Errors: kInvalidArgument for bytes that are no key of this version.
+  // Errors: kInvalidArgument for bytes that are not a key of this version.
   static Result<RemoteRegion> Parse(std::span<const std::byte> bytes);
 };
 

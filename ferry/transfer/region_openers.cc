@@ -1,3 +1,4 @@
+// Records of lanes that have opened a region.
 #include "ferry/transfer/region_openers.h"
 
 #include <algorithm>

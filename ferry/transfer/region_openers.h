@@ -1,43 +1,46 @@
+// Records which lanes have opened a region.
 #pragma once
 #include <array>
 #include <cstdint>
 #include <mutex>
 #include <vector>
 
-// The lanes that have opened a region: only these are asked to let go of one that is taken back.
+// Records which lanes have opened a region, so that deregistering asks only these lanes to release
+// it.
 namespace ferry::transfer {
 
-// A connection's number in its endpoint. Numbers of closed connections are used again, so a record
-// may name lanes of an earlier connection: asking those in vain costs a task each.
+// Not the number of a connection. Numbers of closed connections are reused, so a record may name
+// lanes of an earlier connection; asking those in vain costs one task each.
 inline constexpr std::uint32_t kNoConnection = ~std::uint32_t{0};
 
 struct RegionOpener {
   std::uint32_t connection = kNoConnection;
-  bool shares = false;      // the connection may have shared the region's GPU memory with its peer
-  std::uint64_t lanes = 0;  // a bit for each lane that has opened the region
+  bool shares = false;      // may have shared the region's GPU memory with its peer
+  std::uint64_t lanes = 0;  // one bit for each lane that has opened it
 };
 
-// One region's records, at most one for each number. Any thread.
+// The records of one region, at most one per connection number. Any thread.
 class RegionOpeners {
  public:
   void AddLane(std::uint32_t connection, std::uint32_t lane);
   void AddSharer(std::uint32_t connection);
   std::vector<RegionOpener> All() const;
-  // A bit for each lane of the connection that has opened the region.
+  // One bit for each lane of the connection that has opened the region.
   std::uint64_t LanesOf(std::uint32_t connection) const;
 
  private:
   RegionOpener& PlaceLocked(std::uint32_t connection);
 
   mutable std::mutex mutex_;
-  std::vector<RegionOpener> openers_;  // under mutex_; by number
+  std::vector<RegionOpener> openers_;  // under mutex_; ordered by number
 };
 
-// A lane's memory of the regions whose records name it, so that most accesses take no lock. It may
-// forget; then the lane adds itself again. Belongs to the lane's loop.
+// A lane's cache of the regions whose records name it, so that most accesses take no lock. An entry
+// may be evicted; then the lane adds itself again. Lives on the lane's loop.
 class OpenedRegions {
  public:
-  // True when the region was added before. Region and generation are never used again together.
+  // Returns true if the region is in the cache already. A pair of region and generation is never
+  // reused.
   bool Add(std::uint32_t region, std::uint32_t generation) noexcept {
     Entry& entry = entries_[region % entries_.size()];
     if (entry.region == region && entry.generation == generation) return true;

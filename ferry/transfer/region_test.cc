@@ -1,3 +1,4 @@
+// Tests regions, access checks and keys.
 #include "ferry/transfer/region.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Runs one attempt to replace a lane over a given network path.
 #include "ferry/transfer/rejoin.h"
 
 #include <fmt/core.h>
@@ -14,7 +15,7 @@
 namespace ferry::transfer {
 namespace {
 
-// A way that works answers within a few round trips; one that does not must not be waited for.
+// A working path answers within a few round trips; do not wait longer for one that does not.
 constexpr auto kPatience = milliseconds(2000);
 
 }  // namespace
@@ -62,11 +63,13 @@ void Rejoin::MoveTo(State to) {
   }
 }
 
+// The lane is checked and authenticated like a first connection: anybody could listen at the
+// address.
 void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
   if (state_ == State::kOver) return;
   if (!lane) return EndOnLoop(lane.error());
   greeting_ = std::make_unique<Greeting>(*std::move(lane), connection_->home(), deadline_);
-  // Routes change while a connection lives.
+  // Routes can change during a connection, so the lane is checked again.
   if (auto may = endpoint_->CheckLane(*greeting_, greeting_->peer_name()); !may) {
     return EndOnLoop(may.error());
   }
@@ -112,12 +115,14 @@ Status Rejoin::OnHeard(const wire::MessageHeader& header, wire::MetaReader* read
     }
     default: break;
   }
-  return Error(Code::kCorrupt,
-               fmt::format("{} answered a rejoining lane by a {} frame; use the same release on "
-                           "both sides",
-                           connection_->peer_name(), wire::TypeName(header.type)));
+  return Error(
+      Code::kCorrupt,
+      fmt::format(
+          "{} answered a rejoining lane with a {} frame; use the same release on both sides",
+          connection_->peer_name(), wire::TypeName(header.type)));
 }
 
+// The channel lives on its lane's loop, so freezing takes a task there and one back.
 void Rejoin::FreezeOnLoop() {
   Channel& channel = connection_->channel(lane_);
   channel.loop()->Post([self = shared_from_this(), &channel] {
@@ -127,6 +132,7 @@ void Rejoin::FreezeOnLoop() {
   });
 }
 
+// nullopt: a later attempt or the end of the connection came first.
 void Rejoin::OnFrozen(std::optional<LaneProgress> progress) {
   if (state_ == State::kOver) return;
   if (!progress) return EndOnLoop(Error(Code::kCancelled, "the connection has ended"));
@@ -134,13 +140,14 @@ void Rejoin::OnFrozen(std::optional<LaneProgress> progress) {
   greeting_->SayOnLoop(wire::Type::kResume, EncodeProgress(*progress));
 }
 
-// An answer may come before the lane has reported that what it answers has left.
+// An answer may arrive before the lane has reported that its request was sent.
 void Rejoin::FinishIfReady() {
   if (state_ != State::kMoving || !greeting_->complete()) return;
   // Outside the callback of the lane that is about to move.
   connection_->home()->Post([self = shared_from_this()] { self->FinishOnLoop(); });
 }
 
+// The lane changes loops here: it is parked until the channel's loop attaches it.
 void Rejoin::FinishOnLoop() {
   if (state_ == State::kOver) return;
   Channel& channel = connection_->channel(lane_);

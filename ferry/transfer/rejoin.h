@@ -1,3 +1,4 @@
+// One attempt to replace a lane of a connection, on the dialing side.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -18,15 +19,17 @@ class LaneKeeper;
 // shared between the keeper and its callbacks under way.
 class Rejoin final : public std::enable_shared_from_this<Rejoin> {
  public:
-  // The first three outlive the keeper's interest in this, which CancelOnLoop ends.
+  // `endpoint`, `connection` and `keeper` must stay valid until CancelOnLoop() or the end of the
+  // attempt.
   Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneKeeper* keeper, std::uint32_t lane,
          std::uint32_t attempt);
   ~Rejoin();
 
   void StartOnLoop(const net::Address& to);
-  // Whoever was reached has said that it knows of no such connection. Nothing proves who that is.
+  // The host that was reached replied that it knows no such connection. The reply is not
+  // authenticated.
   bool refused() const noexcept { return refused_; }
-  // The keeper is told nothing after this.
+  // Ends the attempt; the keeper is not called after this.
   void CancelOnLoop();
 
  private:
@@ -51,7 +54,7 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
   void EndOnLoop(const std::optional<Error>& error);
 
   EndpointCore* const endpoint_;
-  // Until the end; keeps the channel that is being frozen.
+  // Kept until the end: owns the channel that is being frozen.
   std::shared_ptr<ConnectionCore> connection_;
   LaneKeeper* const keeper_;  // until kOver
   const std::uint32_t lane_;

@@ -1,3 +1,4 @@
+// Tests replacement of lanes that the network has dropped.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +12,7 @@
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/traffic.h"
 
-// Lanes that the network takes away, and others that take their place.
+// Lanes that the network drops, and their replacements.
 namespace ferry::transfer {
 namespace {
 
@@ -30,7 +31,7 @@ class RejoinTest : public ::testing::Test {
     config_.insecure = "on";
   }
 
-  // Over `interfaces` ways; `near` has called by the first of them.
+  // Over `interfaces` network paths; `near` dials over the first of them.
   Link NewLink(std::size_t interfaces = 1) {
     network_.SetInterfaces(interfaces);
     FakeFaults far_away;
@@ -47,13 +48,13 @@ class RejoinTest : public ::testing::Test {
     return link;
   }
 
-  // The interfaces of a side's lanes.
+  // Interfaces of a side's lanes.
   static std::multiset<std::string> InterfacesOf(const Connection& connection) {
     std::multiset<std::string> found;
     for (const net::LaneInfo& lane : connection.Info().lanes) found.insert(lane.interface);
     return found;
   }
-  // Lets the side's home loop run until its lanes are by these interfaces.
+  // Runs the side's home loop until its lanes use these interfaces.
   static ::testing::AssertionResult MovesTo(Link* link, const std::multiset<std::string>& wanted) {
     const Deadline deadline = Soon();
     while (InterfacesOf(*link->near.connection) != wanted ||
@@ -70,7 +71,7 @@ class RejoinTest : public ::testing::Test {
     return ::testing::AssertionSuccess();
   }
 
-  // Lets the near side's home loop run until so many lanes were replaced.
+  // Runs the near side's home loop until this many lanes were replaced.
   static ::testing::AssertionResult HasReplaced(Link* link, std::uint64_t lanes) {
     const Deadline deadline = Soon();
     while (link->near.connection->Counters().traffic.lanes_replaced < lanes) {
@@ -84,9 +85,9 @@ class RejoinTest : public ::testing::Test {
   }
 
   FakeNetwork network_;
-  Config config_;                      // of both sides
-  std::optional<Config> near_config_;  // of the near side, where it has its own
-  std::size_t first_ = 0;              // connection of the network that the last link began with
+  Config config_;                      // config of both sides
+  std::optional<Config> near_config_;  // the near side's, if it differs
+  std::size_t first_ = 0;              // index of the network's first connection of the latest link
 };
 
 TEST_F(RejoinTest, LanesThatAreResetInTheMiddleAreReplacedAndEverythingArrivesOnce) {
@@ -218,8 +219,8 @@ TEST_F(RejoinTest, APeerThatNoLinkReachesIsLostWithinItsTimeout) {
   EXPECT_TRUE(IsLostSoon(link.near.connection) && IsLostSoon(link.far.connection));
 }
 
-// How many bytes a lane that takes the place of another has carried when the first frame, a ping
-// after the greeting's two, has come over it.
+// Number of bytes that a replacement lane has carried when its first frame, a ping after the two
+// handshake frames, has arrived.
 constexpr std::uint64_t FirstWholeFrame(bool to_listener) {
   constexpr std::uint64_t kEmptyFrame = net::kFakePrefixBytes + sizeof(wire::MessageHeader);
   return 3 * kEmptyFrame + sizeof(wire::ResumeBody) + (to_listener ? sizeof(wire::RejoinBody) : 0);
@@ -237,7 +238,8 @@ TEST_F(RejoinTest, AReplacementThatIsCutAtAnyByteIsTriedAgain) {
       Traffic traffic(&link);
       traffic.Begin();
       network_.Reset(first_ + 1);
-      // A cut reads as the peer's wish once a frame has come over the lane, and not before.
+      // A cut counts as an orderly close by the peer once a frame has arrived over the lane, and
+      // not before.
       at < FirstWholeFrame(to_listener) ? traffic.ExpectAllWell() : traffic.ExpectAllEnd();
       EXPECT_TRUE(traffic.GuardsIntact());
     }
@@ -250,7 +252,8 @@ TEST_F(RejoinTest, AReplacementThatIsGivenUpForTakingTooLongIsTriedAgain) {
   for (unsigned round = 0; round < 40; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     Link link = NewLink();
-    // Its answers may come when the near side has stopped waiting, and the far side counts on it.
+    // Its answers may arrive after the near side has stopped waiting, while the far side relies on
+    // it.
     network_.SetFaults(first_ + kRejoinLanes, {.seed = round, .delay = milliseconds(40)});
     Traffic traffic(&link);
     traffic.Begin();
@@ -314,7 +317,7 @@ TEST_F(RejoinTest, AnOperationBegunWithoutLanesGoesOverWhicheverComesBackFirst) 
     (void)link.near.connection->TakeNotification(Deadline::After(milliseconds(1)));
   }
   const auto write = link.near.connection->Write(local, 0, target.remote(), 0, 100);
-  // It waits for the first two. Those are dialled first, and never answered.
+  // It waits for the first two, which are dialed first and never answered.
   const std::size_t next = network_.connections();
   for (std::size_t i = 0; i < 2; ++i) network_.SetFaults(next + i, {.black_hole = true});
   network_.SetAnswer(net::FakeAnswer::kAccept);
@@ -332,7 +335,7 @@ TEST_F(RejoinTest, ReplacementsProveThatTheyKnowTheSecret) {
 }
 
 TEST_F(RejoinTest, AnEndpointMayGoWhileItsLanesAreBeingReplaced) {
-  // A lane that is being replaced then is not seen to be reset: the peer is lost all the same.
+  // A lane that is being replaced then cannot be seen to be reset; the peer is lost all the same.
   config_.heartbeat_interval = milliseconds(50);
   config_.lane_timeout = milliseconds(200);
   for (int round = 0; round < 20; ++round) {
@@ -356,7 +359,7 @@ TEST_F(RejoinTest, CancelledOperationsEndWhileTheirLaneIsBeingReplaced) {
   EXPECT_TRUE(traffic.GuardsIntact());
 }
 
-// A write of which a part is on its way over the lane that `faults` are for; it cannot end.
+// A write of which a part is in flight on the lane that `faults` apply to; it cannot end.
 class HeldWrite {
  public:
   HeldWrite(Link* link, FakeNetwork* network, std::size_t lane)
@@ -448,7 +451,7 @@ TEST_F(RejoinTest, ALaneThatTheListeningSideHasStoppedForNothingCountsAsDownTher
   Link link = NewLink(2);
   FakeFaults cut;
   cut.another_machine = true;
-  cut.cut_to_connector = 41;  // one byte after the welcome
+  cut.cut_to_connector = 41;  // one byte after the welcome frame
   const std::size_t next = network_.connections();
   for (std::size_t i = 0; i < 200; ++i) network_.SetFaults(next + i, cut);
   network_.SetLink("fake1", /*up=*/true, /*announce=*/true);

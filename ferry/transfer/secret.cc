@@ -1,3 +1,4 @@
+// Reads the shared secret and computes its HMACs.
 #include "ferry/transfer/secret.h"
 
 #include <openssl/crypto.h>
@@ -35,7 +36,7 @@ Mac Secret::Sign(std::string_view role,
   for (const auto part : parts) Append(&said, part);
   Mac mac;
   unsigned int length = 0;
-  // OpenSSL's bytes are unsigned char.
+  // OpenSSL uses unsigned char.
   const auto* done = ::HMAC(::EVP_sha256(), text_.data(), static_cast<int>(text_.size()),
                             reinterpret_cast<const unsigned char*>(said.data()), said.size(),
                             reinterpret_cast<unsigned char*>(mac.data()), &length);

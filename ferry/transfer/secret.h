@@ -1,3 +1,4 @@
+// The shared secret of two endpoints, and the proofs made with it.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -19,16 +20,16 @@ namespace ferry::transfer {
 // An HMAC-SHA-256 (RFC 2104, FIPS 198-1).
 using Mac = std::array<std::byte, 32>;
 
-// What both sides of a connection know. It never goes over the wire; each side shows that it knows
-// it by a code over what was said, challenges of both sides included.
+// The secret that both sides of a connection share. It is never sent; each side proves that it
+// knows it by an HMAC over the handshake frames, which include a challenge of each side.
 class Secret {
  public:
-  // None where the config names none. Errors: kInvalidArgument for a file that cannot be read or
-  // holds no secret of a length that is allowed, and for a config that names both.
+  // nullopt if the config names no secret. Errors: kInvalidArgument for a file that cannot be read,
+  // a secret of a length that is not allowed, or a config that names both a file and a secret.
   static Result<std::optional<Secret>> FromConfig(const Config& config);
 
-  // The code over `role`, which tells apart what either side may say, and the parts with their
-  // lengths.
+  // HMAC over `role` and the parts with their lengths. `role` separates the statements that the two
+  // sides may sign.
   Mac Sign(std::string_view role, std::initializer_list<std::span<const std::byte>> parts) const;
 
  private:
@@ -37,20 +38,20 @@ class Secret {
   std::string text_;
 };
 
-// What the two sides of a lane have said to know each other, and what each proves itself with.
+// The handshake frames of one lane that the proofs cover.
 struct Exchange {
-  wire::Type first{};             // of the client's first frame
+  wire::Type first{};             // type of the client's first frame
   std::vector<std::byte> said;    // its body
-  net::ChannelBinding binding{};  // of the lane, as the side that proves itself sees it
+  net::ChannelBinding binding{};  // of the lane, as seen by the side that proves itself
   wire::Nonce server{};
   wire::Nonce client{};
 
   Mac ClientProof(const Secret& secret) const;
-  // `answer` is the body of the frame that the server lets the client in with.
+  // `answer`: body of the frame with which the server accepts the client.
   Mac ServerProof(const Secret& secret, std::span<const std::byte> answer) const;
 };
 
-// In a time that does not tell where they differ, only whether their sizes do.
+// Compares in constant time: the time depends on the sizes but not on where the bytes differ.
 bool SameBytes(std::span<const std::byte> a, std::span<const std::byte> b) noexcept;
 
 }  // namespace ferry::transfer

@@ -1,3 +1,4 @@
+// Tests reading of the shared secret, and the proofs made with it.
 #include "ferry/transfer/secret.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Distributes the slices of an operation to lanes and detects when all are resolved.
 #pragma once
 #include <cstdint>
 #include <mutex>
@@ -10,25 +11,26 @@
 
 namespace ferry::transfer {
 
-// Who does which slice of an operation, and when it is over. Lanes on several loops pull slices, so
-// a faster lane does more of them; the operation is over when every pulled slice has been resolved
-// and no more may be pulled. Exactly one call, of Resolve or Stop, is told so. Any thread.
+// Distributes the slices of an operation to lanes, and detects its end. Lanes on several loops pull
+// slices, so a faster lane takes more of them. A round is over when every pulled slice is resolved
+// and no more may be pulled; exactly one call of Resolve, Return or Stop reports that. Any thread;
+// each call takes a mutex for a few instructions.
 class SliceLedger {
  public:
-  // Starts a round of `slices` > 0; the round before must be over.
+  // Starts a round of `slices` > 0; the previous round must be over.
   void Begin(std::uint64_t slices) {
     const std::lock_guard lock(mutex_);
     BeginLocked(slices);
   }
-  // Likewise, of one slice that is pulled already: a lane that the round before has left with the
-  // operation may look for more at any moment, and this one is not for it.
+  // Starts a round of one slice that is already pulled: a lane that still knows the operation from
+  // the previous round may try to pull at any moment, and must not get this slice.
   void BeginPulled() {
     const std::lock_guard lock(mutex_);
     BeginLocked(1);
     next_ = under_way_ = 1;
   }
 
-  // The next slice, until there is none left or the ledger was stopped.
+  // Takes the next slice; nullopt if none is left or the ledger was stopped.
   std::optional<std::uint64_t> Pull() {
     const std::lock_guard lock(mutex_);
     if (LeftLocked() == 0) return std::nullopt;
@@ -39,7 +41,8 @@ class SliceLedger {
     return slice;
   }
 
-  // One pulled slice will not be touched any more. True if that was the last: the round is over.
+  // The caller no longer touches this pulled slice. Returns true if it was the last one: the round
+  // is over.
   [[nodiscard]] bool Resolve() {
     const std::lock_guard lock(mutex_);
     FERRY_CHECK(under_way_ > 0, next_);
@@ -47,8 +50,9 @@ class SliceLedger {
     return CheckOverLocked();
   }
 
-  // A pulled slice that was not done, and is not touched any more, may be pulled again. True if the
-  // ledger was stopped and this was the last under way: the round is over.
+  // Returns a pulled slice that was not transferred and is no longer touched, so that it may be
+  // pulled again. Returns true if the ledger was stopped and this was the last one in flight: the
+  // round is over.
   [[nodiscard]] bool Return(std::uint64_t slice) {
     const std::lock_guard lock(mutex_);
     FERRY_CHECK(under_way_ > 0 && slice < next_, slice, next_);
@@ -57,8 +61,8 @@ class SliceLedger {
     return CheckOverLocked();
   }
 
-  // No more slices may be pulled; the first error is kept. True if nothing was under way: the round
-  // is over. Without a round (none begun, or over) nothing happens.
+  // Forbids further pulls; the first error is kept. Returns true if nothing was in flight: the
+  // round is over. Does nothing if no round is active.
   [[nodiscard]] bool Stop(Error error) {
     const std::lock_guard lock(mutex_);
     if (over_) return false;
@@ -66,12 +70,12 @@ class SliceLedger {
     return CheckOverLocked();
   }
 
-  // Slices that may be pulled; stale at once.
+  // Slices that may still be pulled; stale as soon as it returns.
   std::uint64_t left() const {
     const std::lock_guard lock(mutex_);
     return LeftLocked();
   }
-  // Is a round under way?
+  // Whether a round is active.
   bool active() const {
     const std::lock_guard lock(mutex_);
     return !over_;
@@ -98,9 +102,9 @@ class SliceLedger {
 
   mutable std::mutex mutex_;
   std::uint64_t total_ = 0;
-  std::uint64_t next_ = 0;               // never pulled before
+  std::uint64_t next_ = 0;               // next slice that was never pulled
   std::uint64_t under_way_ = 0;          // pulled, neither resolved nor returned
-  std::vector<std::uint64_t> returned_;  // of those before next_
+  std::vector<std::uint64_t> returned_;  // smaller than next_
   bool over_ = true;
   std::optional<Error> error_;
 };

@@ -1,3 +1,4 @@
+// Tests the slice ledger over all orders of calls, and with threads.
 #include "ferry/transfer/slice_ledger.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +15,7 @@ namespace {
 
 enum class Step : char { kPull = 'p', kResolve = 'r', kStop = 's' };
 
-// What the ledger should be, in the plainest words.
+// A simple model of the ledger.
 struct Model {
   std::uint64_t total = 0;
   std::uint64_t pulled = 0;
@@ -33,7 +34,7 @@ struct Model {
 
 Error TestError(const char* text) { return Error(Code::kCancelled, text); }
 
-// Takes one step with both and compares them.
+// Applies one step to both and compares the results.
 void Take(Step step, Model* model, SliceLedger* ledger) {
   switch (step) {
     case Step::kPull: {
@@ -70,8 +71,8 @@ void Replay(std::uint64_t slices, const std::string& steps, int* overs) {
   }
 }
 
-// Every order of pulls, resolves and stops in which each slice is resolved after its pull; stops
-// and pulls also where they should have no effect.
+// Visits every order of pulls, resolves and stops in which each slice is resolved after its pull,
+// including stops and pulls that should have no effect.
 void ForEachOrder(std::uint64_t slices, const std::string& prefix, Model model,
                   const std::function<void(const std::string&)>& fn) {
   const auto count = [&](Step step) {
@@ -155,7 +156,7 @@ TEST(SliceLedgerDeathTest, AbortsOnARoundOfNothingOrAResolveWithoutAPull) {
   EXPECT_DEATH(ledger.Begin(1), "");
 }
 
-// What threads that pull and resolve until there is nothing left have seen.
+// Counts of threads that pull and resolve until nothing is left.
 struct Tally {
   std::vector<std::atomic<int>> pulls;
   std::atomic<int> overs{0};

@@ -1,3 +1,4 @@
+// A copy between a staging slot and GPU memory, with the objects it depends on.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -16,17 +17,17 @@
 
 namespace ferry::transfer {
 
-// A copy between a slot and GPU memory, or between GPUs, with all that must stay until it is over.
-// Shared between the channel, which may let go of it at any time, and the stager.
+// A copy between a slot and GPU memory, or between GPUs, with everything that must outlive it.
+// Owners: the channel, which may drop it at any time, and the stager.
 struct StagedCopy {
   StageSlot slot;
-  RegionPin pin;                            // of a peer's access
-  std::shared_ptr<const PeerMemory> peer;   // with the connection: its other side, without a slot
-  std::shared_ptr<const RegionPin> keeper;  // likewise, of a peer in this process: its region's
-  Status outcome = Ok();                    // once it is over
+  RegionPin pin;                            // for an access by a peer
+  std::shared_ptr<const PeerMemory> peer;   // remote side, without a slot
+  std::shared_ptr<const RegionPin> keeper;  // region of a peer in this process; for the same copies
+  Status outcome = Ok();                    // valid once the copy is over
   std::atomic<bool> over{false};
 
-  // Once its bytes are elsewhere: in the socket, or in their place.
+  // Call once its bytes have left: they are in the socket, or in their final place.
   void Release() {
     slot.Release();
     pin.Release();
@@ -35,10 +36,10 @@ struct StagedCopy {
   }
 };
 
-// A GPU that has not copied a slice by then is not going to.
+// Timeout for one slice: a GPU that has not copied it by then is considered stuck.
 inline constexpr auto kCopyPatience = std::chrono::seconds(10);
-// Waits for the end of a copy, which takes as long as the GPU has copies queued, well under a
-// millisecond. False when that takes too long.
+// Blocks until a copy has ended, which takes as long as the copies queued on the GPU, well under a
+// millisecond. Returns false on timeout.
 inline bool AwaitStagedCopy(const StagedCopy& copy,
                             Deadline deadline = Deadline::After(kCopyPatience)) {
   while (!copy.over.load(std::memory_order_acquire)) {
@@ -48,7 +49,8 @@ inline bool AwaitStagedCopy(const StagedCopy& copy,
   return true;
 }
 
-// Marks the copy as over, then calls `told`, which must post what it does.
+// A completion callback that marks the copy as over, then calls `told`. `told` runs on the stager's
+// thread and must only post.
 inline Stager::Done EndOf(std::shared_ptr<StagedCopy> copy, UniqueFunction<void()> told) {
   return [copy = std::move(copy), told = std::move(told)](Status outcome) mutable {
     copy->outcome = std::move(outcome);
@@ -56,7 +58,7 @@ inline Stager::Done EndOf(std::shared_ptr<StagedCopy> copy, UniqueFunction<void(
     told();
   };
 }
-// Begin a copy of `copy->slot`, and call `told` when it is over.
+// Start a copy of `copy->slot`; `told` is called when it is over.
 inline void BeginGather(Stager* stager, const std::shared_ptr<StagedCopy>& copy,
                         std::span<const Block> blocks, UniqueFunction<void()> told) {
   stager->Gather(copy->slot, blocks, EndOf(copy, std::move(told)));

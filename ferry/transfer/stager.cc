@@ -1,3 +1,4 @@
+// The stager's slots, request queues and copy thread.
 #include "ferry/transfer/stager.h"
 
 #include <fmt/core.h>
@@ -15,17 +16,16 @@
 namespace ferry::transfer {
 namespace {
 
-// Launches of one way that are queued at once: one runs, one is ready behind it, and while their
-// ends are looked for, two more. What waits meanwhile leaves together, by the next. With 2 the
-// whole way was 6 % slower, with 1 by 13 %; two streams in turn, whose kernels overlap, were slower
-// by 9 %.
+// Launches of one direction that are queued at once: one runs, one is ready behind it, and two more
+// cover the time until their end is noticed. With 2 the whole transfer was 6 % slower, with 1 it
+// was 13 % slower. Two alternating streams with overlapping kernels were 9 % slower.
 constexpr std::size_t kMostLaunches = 4;
-// In a launch, whose slots are all told of at its end: 4 MiB take 80 us.
+// Requests in one launch, which all complete at its end: 4 MiB take 80 us.
 constexpr std::size_t kMostRequests = 16;
-// Of kernels that copy between GPUs: half of the multiprocessors of an H100. Not the engine, whose
-// copies may stand behind those of streams that wait (docs/gotchas.md).
+// Thread blocks of kernels that copy between GPUs: half of the multiprocessors of an H100. Not the
+// copy engine, whose copies may queue behind those of waiting streams (docs/gotchas.md).
 constexpr std::uint32_t kMoveGroups = 64;
-constexpr int kSpins = 256;  // before the processor is offered to others
+constexpr int kSpins = 256;  // then yield the processor
 constexpr auto kDrain = std::chrono::seconds(60);
 
 constexpr std::array kWays{StageWay::kToNetwork, StageWay::kFromNetwork, StageWay::kWithin};
@@ -39,7 +39,7 @@ cuda::CopyKind KindOf(StageWay way) {
   return cuda::CopyKind::kDeviceToDevice;
 }
 
-// In traces.
+// Name of the row in traces.
 const char* LaneOf(StageWay way) {
   return way == StageWay::kWithin ? "copies" : cuda::CopyKindName(KindOf(way));
 }
@@ -82,7 +82,7 @@ std::span<std::byte> Stager::MemoryOf(std::uint32_t slot) const {
 std::optional<StageSlot> Stager::Take(StageWay way, Given given) {
   const std::lock_guard lock(mutex_);
   Side& from = side(way);
-  // While anybody waits, none is free.
+  // While anybody waits, no slot is free.
   if (from.free.empty()) {
     from.waiting.push_back(std::move(given));
     return std::nullopt;
@@ -103,6 +103,7 @@ StageSlot Stager::TakeFreeLocked(Side* from) {
   return StageSlot(this, slot);
 }
 
+// The callback runs without the mutex, because it takes other locks.
 void Stager::Return(std::uint32_t slot) {
   Given given;
   {
@@ -137,8 +138,8 @@ Status Stager::Init() {
   return Ok();
 }
 
-// Ordinary memory that is pinned afterwards: the pages of what CUDA allocates cannot be given to a
-// socket. Of huge pages, where there are any.
+// Ordinary memory that is pinned afterwards, because pages of memory that CUDA allocates cannot be
+// passed to a socket zero-copy. Uses huge pages if there are any.
 Status Stager::InitMemory() {
   FERRY_TRY_ASSIGN(memory_, MapHugePages(2 * options_.slots * options_.slot_bytes));
   void* const at = memory_.bytes.data();
@@ -163,7 +164,7 @@ Status Stager::InitSide(StageWay way) {
                      MakeKernelExecutor(api_, ordinal_, {.device_groups = kMoveGroups}));
   } else if (options_.by_kernel) {
     FERRY_TRY_ASSIGN(made.executor, MakeKernelExecutor(api_, ordinal_));
-    // Here, as later streams may wait for the very operation that needs them.
+    // Loaded here, because later a stream may wait for the very operation that needs the kernels.
     FERRY_TRY(LoadCopyKernels(api_, made.stream));
   } else {
     made.executor = MakeDmaExecutor(api_);
@@ -212,6 +213,7 @@ void Stager::Move(std::vector<Block> blocks, Clock::time_point begin_by, Done do
   Ask(StageWay::kWithin, Request{0, std::move(blocks), std::move(done), begin_by});
 }
 
+// Wakes the thread only if it was idle; otherwise it looks again after the current copies.
 void Stager::Ask(StageWay way, Request request) {
   FERRY_CHECK(
       way == StageWay::kWithin || request.slot / options_.slots == static_cast<std::uint32_t>(way),
@@ -248,7 +250,7 @@ bool Stager::IsIdleLocked() const {
                      [](const Side& each) { return each.asked.empty(); });
 }
 
-// False when a GPU that stands still has been waited for for long enough.
+// Returns false after waiting too long for a stuck GPU.
 bool Stager::Spin(int* spins, Deadline* last) {
   if (++*spins % kSpins != 0) return true;
   std::this_thread::yield();
@@ -259,7 +261,7 @@ bool Stager::Spin(int* spins, Deadline* last) {
 
 void Stager::Run() {
   int spins = 0;
-  Deadline last = Deadline::Never();  // once it is to end, of what is under way
+  Deadline last = Deadline::Never();  // set once stopping: limit for copies in flight
   for (;;) {
     bool moved = false;
     bool busy = false;
@@ -280,7 +282,8 @@ void Stager::Run() {
     changed_.wait(lock, [this] { return stopping_ || !IsIdleLocked(); });
     if (stopping_) break;
   }
-  // Nobody is told any more. The requests go after the lock: the slots that they own come back.
+  // No callback runs any more. The requests are destroyed after the lock is released: that returns
+  // the slots they own.
   std::array<std::deque<Request>, kWays.size()> dropped;
   std::array<std::deque<Launch>, kWays.size()> stuck;
   const std::lock_guard lock(mutex_);
@@ -339,10 +342,10 @@ void Stager::LaunchOne(StageWay way, std::vector<Request> requests) {
   Status queued = Queue(way, requests);
   if (queued) queued = api_->Record(to.events.back(), to.stream);
   if (!queued) {
-    // Some of it may be queued: the slots are nobody's before that is over.
+    // Part of it may be queued: no slot may be reused before that is over.
     (void)api_->Wait(to.stream, Deadline::After(kDrain));
     if (requests.size() == 1) return Fail(std::move(requests), queued.error());
-    // What is wrong with one is not the others' fault.
+    // An error in one request must not fail the others.
     for (Request& request : requests) RunAlone(way, std::move(request));
     return;
   }

@@ -1,3 +1,4 @@
+// Copies slices between GPU memory and pinned slots, for all connections of an endpoint.
 #pragma once
 #include <array>
 #include <condition_variable>
@@ -23,8 +24,8 @@ namespace ferry::transfer {
 
 class Stager;
 
-// A piece of pinned memory between a GPU and the network. Goes back to its stager when it goes, at
-// which time no copy may be under way; a stager outlives its slots.
+// A slot: a piece of pinned memory between a GPU and the network. The destructor returns it to its
+// stager; no copy may be in flight then. The stager must outlive its slots.
 class StageSlot {
  public:
   StageSlot() = default;
@@ -41,45 +42,45 @@ class StageSlot {
   StageSlot(Stager* stager, std::uint32_t index) : stager_(stager), index_(index) {}
 
   Stager* stager_ = nullptr;
-  std::uint32_t index_ = 0;  // of all slots, of both directions
+  std::uint32_t index_ = 0;  // among the slots of all directions
 };
 
-// Which way bytes go through a slot. Each has slots of its own, so that what waits for one way
-// never waits for the other.
+// Direction of the bytes through a slot. Each direction has its own slots, so that a wait for one
+// direction never blocks the other.
 enum class StageWay : unsigned char {
   kToNetwork,
   kFromNetwork,
-  kWithin,  // between GPU memory and GPU memory of a peer's, without a slot
+  kWithin,  // between two GPUs, without a slot
 };
 
 struct StagerOptions {
   std::uint64_t slot_bytes = std::uint64_t{256} << 10;
-  std::uint32_t slots = 128;  // for each way
-  // Whoever copies: kernels, or the copy engines.
+  std::uint32_t slots = 128;  // per direction
+  // true: copy with kernels; false: with the copy engines.
   bool by_kernel = true;
 };
 
-// Moves slices between the memory of one GPU and pinned slots, for all connections of an endpoint:
-// a thread of its own queues whatever is asked for while the copies before are under way, all of a
-// way by one kernel, and reports each slot when its bytes are there. Copies of one way are carried
-// out in the order of the calls. Any thread.
+// Moves slices between the memory of one GPU and pinned slots, for all connections of an endpoint.
+// Its own thread collects the requests that arrive while earlier copies run, queues all of one
+// direction as one kernel launch, and reports each slot when its bytes are in place. Copies of one
+// direction run in the order of the calls. Any thread.
 //
-// What was measured by copies between two H200 over 16 lanes of loopback, and decides the form of
-// this: one copy of the engine for each slot moves 10 to 20 GB/s, kernels that each copy all slots
-// that happen to be ready move 43 to 49, with half the memory. docs/results.md has the table.
+// Measured with copies between two H200 over 16 lanes of loopback: one copy-engine copy per slot
+// moves 10 to 20 GB/s; kernels that each copy all slots that happen to be ready move 43 to 49 GB/s,
+// with half the memory. Hence this design; docs/results.md has the table.
 class Stager {
  public:
-  // Called by whoever releases a slot, with it: must post what it does.
+  // Called by the thread that releases a slot, with that slot. Must only post.
   using Given = UniqueFunction<void(StageSlot)>;
-  // Called on the stager's thread, once: the bytes are in place, or why they are not. Must post
-  // what it does. No copy of the slot is under way any more, unless the GPU is lost.
+  // Called once on the stager's thread, with ok once the bytes are in place, or with the error.
+  // Must only post. Afterwards no copy of the slot is in flight, unless the GPU is lost.
   using Done = UniqueFunction<void(Status)>;
 
-  // Errors: those of DeviceApi, of making streams and pinned memory.
+  // Starts the thread. Errors: those of DeviceApi, for creating streams and pinned memory.
   static Result<std::unique_ptr<Stager>> Create(cuda::DeviceApi* api, int ordinal,
                                                 const StagerOptions& options);
-  // Waits for the copies under way, after which nobody is told anything any more; for a GPU that
-  // stands still, a few minutes.
+  // Blocks until the copies in flight have ended, for at most a few minutes if the GPU is stuck. No
+  // callback runs afterwards.
   ~Stager();
   Stager(const Stager&) = delete;
   Stager& operator=(const Stager&) = delete;
@@ -87,18 +88,21 @@ class Stager {
   std::uint64_t slot_bytes() const noexcept { return options_.slot_bytes; }
   int ordinal() const noexcept { return ordinal_; }
 
-  // A slot, or nothing; then one is given later, once, in the order of those who wait.
+  // Returns a slot; if none is free, returns nullopt and calls `given` later, once, in order of the
+  // requests.
   std::optional<StageSlot> Take(StageWay way, Given given);
-  // A slot, where nobody waits and more than half of them are free. For those who have some.
+  // Returns a slot only if nobody waits and more than half of them are free. For callers that
+  // already have some.
   std::optional<StageSlot> TakeSpare(StageWay way);
-  // From GPU memory into the slot, from its beginning and without gaps: blocks of addresses and
-  // lengths, whose sum fits the slot. The slot and the memory stay until `done`.
+  // Copies from GPU memory into the slot, from its start and without gaps. `blocks`: addresses and
+  // lengths, whose sum must fit the slot. The slot and the memory must stay valid until `done`.
   void Gather(const StageSlot& slot, std::span<const Block> blocks, Done done);
-  // From the slot into GPU memory, likewise.
+  // Copies from the slot into GPU memory; otherwise as Gather.
   void Scatter(const StageSlot& slot, std::span<const Block> blocks, Done done);
 
-  // Between addresses that kernels of this GPU reach: Block::dst and Block::src, of which none
-  // overlap. Both memories stay until `done`. Not begun by then it fails with kTimedOut.
+  // Copies between addresses that kernels of this GPU can access (Block::dst, Block::src; no
+  // overlap). Both memories must stay valid until `done`. Fails with kTimedOut if it has not begun
+  // by `begin_by`.
   void Move(std::vector<Block> blocks, Clock::time_point begin_by, Done done);
 
   cuda::DeviceApi* api() const noexcept { return api_; }
@@ -118,7 +122,7 @@ class Stager {
     std::vector<Request> requests;
     Clock::time_point began;
   };
-  // All that belongs to one way; the first half under mutex_, the second the thread's.
+  // State of one direction. The first half is under mutex_, the second half belongs to the thread.
   struct Side {
     std::vector<std::uint32_t> free;
     std::deque<Given> waiting;
@@ -157,9 +161,9 @@ class Stager {
   const StagerOptions options_;
   HugeMemory memory_;
   cuda::HostRegistration pinned_;  // memory_
-  Place place_;                    // likewise
+  Place place_;                    // of memory_
   std::array<Side, 3> sides_;
-  std::vector<PlacedList> lists_;  // the thread's, kept for its memory
+  std::vector<PlacedList> lists_;  // used by the thread; kept to reuse its memory
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

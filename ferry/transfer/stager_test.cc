@@ -1,3 +1,4 @@
+// Tests the stager on simulated devices and on GPUs.
 #include "ferry/transfer/stager.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +26,7 @@ namespace {
 constexpr std::uint64_t kSlotBytes = 64 * 1024;
 constexpr auto kPatience = std::chrono::seconds(60);
 
-// How requests ended, in the order in which they did.
+// Records how requests ended, in the order of their ends.
 class Endings {
  public:
   Stager::Done Next(int name) {
@@ -143,12 +144,12 @@ TEST_P(StagerTest, WhoFindsNoSlotIsGivenOneInTurnWhenOneIsBack) {
       given.emplace_back(who, std::move(slot));
     }));
   }
-  // The other way has slots of its own.
+  // The other direction has slots of its own.
   EXPECT_TRUE(Take(StageWay::kFromNetwork));
   taken.pop_back();
   ASSERT_EQ(given.size(), 1U);
   EXPECT_EQ(given[0].first, 1);
-  // It is theirs now.
+  // They belong to the waiting request now.
   EXPECT_FALSE(stager_->TakeSpare(StageWay::kToNetwork));
   given.front().second.Release();
   ASSERT_EQ(given.size(), 2U);
@@ -170,7 +171,8 @@ TEST_P(StagerTest, CopiesOfOneWayEndInTheirOrder) {
   for (int i = 0; i < 8; ++i) {
     const Block block{.dst = At(0), .src = 0, .len = kSlotBytes};
     std::memset(slots[static_cast<std::size_t>(i)].memory().data(), i, kSlotBytes);
-    // One place for all: the order would show. Within a launch there is none, so one after another.
+    // All write to one place, so that a wrong order would show. One request per launch, because
+    // requests within a launch have no order.
     stager_->Scatter(slots[static_cast<std::size_t>(i)], {&block, 1}, endings_.Next(i));
     endings_.Await(static_cast<std::size_t>(i) + 1);
   }
@@ -185,7 +187,8 @@ TEST_P(SimulatedStagerTest, WhatWaitsLeavesTogether) {
   std::vector<StageSlot> slots;
   for (int i = 0; i < 8; ++i) slots.push_back(Take(StageWay::kFromNetwork));
   const Block block{.dst = At(0), .src = 0, .len = 1000};
-  // As many launches as are queued at once, each with one; the others must wait for their ends.
+  // As many launches as may be queued at once, each with one request; the others must wait for
+  // their ends.
   for (int i = 0; i < 4; ++i) {
     stager_->Scatter(slots[static_cast<std::size_t>(i)], {&block, 1}, endings_.Next(i));
     const Deadline limit = Deadline::After(kPatience);
@@ -253,7 +256,7 @@ TEST_P(SimulatedStagerTest, ItsEndWaitsForWhatIsUnderWayAndDropsTheRest) {
   EXPECT_LE(ended, 8U);
 }
 
-// As of whoever has waited for long enough, and let go.
+// Like the requests of a lane that has waited too long and dropped them.
 TEST_P(SimulatedStagerTest, WhatIsDroppedAtItsEndMayOwnItsSlot) {
   cuda::SimulatedDevices& devices = *target_->simulated();
   devices.Pause();
@@ -263,14 +266,14 @@ TEST_P(SimulatedStagerTest, WhatIsDroppedAtItsEndMayOwnItsSlot) {
     copy->slot = Take(StageWay::kToNetwork);
     BeginGather(stager_.get(), copy, {&block, 1}, [] {});
     const Deadline limit = Deadline::After(kPatience);
-    // As many launches as are queued at once; the rest is only asked for.
+    // As many launches as may be queued at once; further requests only wait.
     while (stager_->Counters(StageWay::kToNetwork).launches < std::min(i + 1, 4U)) {
       ASSERT_FALSE(limit.expired());
       std::this_thread::yield();
     }
   }
   std::jthread later([&devices] {
-    for (int i = 0; i < 2000; ++i) std::this_thread::yield();  // most often the end begins first
+    for (int i = 0; i < 2000; ++i) std::this_thread::yield();  // usually the destructor is first
     devices.Resume();
   });
   stager_.reset();

@@ -1,3 +1,4 @@
+// Words of pinned memory that GPU streams wait for.
 #include "ferry/transfer/stream_hold.h"
 
 #include <fmt/core.h>
@@ -14,11 +15,12 @@
 
 namespace ferry::transfer {
 
-// The words of one set of devices. Each grows by one with every use, and a stream waits until it is
-// that large or larger: so one that comes to its wait after the word is used again does not stop.
+// The words of one set of devices. Each grows by one with every use, and a stream waits until its
+// word has reached the target or more. So a stream that begins its wait after the word was reused
+// does not block.
 class HoldWords {
  public:
-  // Lives as long as the program.
+  // Never destroyed.
   static HoldWords& Of(cuda::DeviceApi* api) {
     static PerProcess<AllWords> every;
     AllWords& all = every.Get();
@@ -31,7 +33,7 @@ class HoldWords {
   Result<StreamHold> Hold(cuda::StreamRef stream) {
     std::uint32_t target = 0;
     FERRY_TRY_ASSIGN(StreamHold hold, Take({stream.ordinal(), stream.native()}, &target));
-    // Not under the mutex: where the device's queue is full this waits, for holds to be released.
+    // Without the mutex: if the device's queue is full this blocks until waits are released.
     FERRY_TRY_ASSIGN(const void* const flag,
                      api_->MappedAddress(stream.ordinal(), HostAddress(hold.word_)));
     FERRY_TRY(api_->WaitForFlag(stream, flag, target));
@@ -54,20 +56,21 @@ class HoldWords {
   using StreamKey = std::pair<int, void*>;  // ordinal and handle
   struct Word {
     std::uint32_t value = 0;
-    StreamKey stream;  // of its last use
+    StreamKey stream;  // stream of its last use
   };
 
   explicit HoldWords(cuda::DeviceApi* api) : api_(api) {}
 
-  // `target`: what the word will be once the hold is released.
+  // `target`: the value of the word after the release.
   Result<StreamHold> Take(StreamKey stream, std::uint32_t* target) {
     const std::lock_guard lock(mutex_);
     if (!memory_) FERRY_TRY(MakeLocked(stream.first));
     if (free_.empty()) {
-      return Error(Code::kUnavailable,
-                   fmt::format("{} streams wait for operations already, the most that can; wait "
-                               "for some of these",
-                               StreamHold::kMost));
+      return Error(
+          Code::kUnavailable,
+          fmt::format(
+              "{} streams already wait for operations, which is the limit; wait for some of these",
+              StreamHold::kMost));
     }
     FERRY_TRY(CheckStreamsLocked(stream));
     const std::uint32_t word = free_.back();
@@ -78,19 +81,19 @@ class HoldWords {
     return StreamHold(this, word);
   }
 
-  // With too many the copies of the very operations that they wait for could not run.
+  // With too many waiting streams, the copies of the very operations that they wait for could not
+  // run.
   Status CheckStreamsLocked(StreamKey stream) const {
     const auto others = std::count_if(held_.begin(), held_.end(), [&](const auto& held) {
       return held.first != stream && held.first.first == stream.first;
     });
     const std::uint32_t most = StreamHold::MostStreams();
     if (others < most) return Ok();
-    return Error(
-        Code::kUnavailable,
-        fmt::format("{} streams of device {} wait for operations already, and {} may (half "
-                    "of CUDA_DEVICE_MAX_CONNECTIONS); wait for some of these, or set that "
-                    "to 32 before the program starts",
-                    others, stream.first, most));
+    return Error(Code::kUnavailable,
+                 fmt::format("{} streams of device {} already wait for operations, and the limit "
+                             "is {} (half of CUDA_DEVICE_MAX_CONNECTIONS); wait for some of these, "
+                             "or set that to 32 before the program starts",
+                             others, stream.first, most));
   }
 
   Status MakeLocked(int ordinal) {
@@ -110,10 +113,10 @@ class HoldWords {
 
   cuda::DeviceApi* const api_;
   std::mutex mutex_;
-  cuda::PinnedBuffer memory_;  // made under mutex_, with the first hold
-  std::vector<Word> words_;    // under mutex_, as the rest
+  cuda::PinnedBuffer memory_;  // made under mutex_, with the first wait
+  std::vector<Word> words_;    // this and the following: under mutex_
   std::vector<std::uint32_t> free_;
-  std::map<StreamKey, std::uint32_t> held_;  // how often each is
+  std::map<StreamKey, std::uint32_t> held_;  // number of waits of each stream
 };
 
 std::uint32_t StreamHold::MostStreams() {

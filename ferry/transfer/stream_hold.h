@@ -1,3 +1,4 @@
+// Makes a GPU stream wait until an operation has ended.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -10,19 +11,21 @@ namespace ferry::transfer {
 
 class HoldWords;
 
-// Keeps a stream from going on until it is released, or goes: the stream waits for a word of pinned
-// memory. The words are the program's and not an endpoint's, because a stream that has other work
-// to do first looks at its word long after it was released. Move-only. Any thread.
+// Makes a stream wait until Release() or the destructor. The stream waits for a word of pinned
+// memory. The words belong to the program and not to an endpoint, because a stream that has other
+// work queued first reads its word long after the release. Move-only. Any thread.
 class StreamHold {
  public:
-  // Of the whole program, at a time.
+  // Limit of simultaneous waits in the whole program.
   static constexpr std::uint32_t kMost = 1024;
-  // Streams of one device that are held at a time: cuda::MostHeldStreams() of this process.
+  // Limit of streams of one device that wait at the same time: cuda::MostHeldStreams() of this
+  // process.
   static std::uint32_t MostStreams();
 
-  // Work queued on the stream from now on begins when the hold is released. `config` tells which
-  // devices. Blocks only where the device's queue is full. Errors: those of OpenDevices(), of
-  // DeviceApi::WaitForFlag(), and kUnavailable where there are kMost holds or MostStreams() others.
+  // Makes work queued on `stream` after this call wait for the release. `config`: which devices
+  // exist. Blocks only while the device's queue is full. Errors: those of OpenDevices() and
+  // DeviceApi::WaitForFlag(); kUnavailable if kMost waits exist or MostStreams() other streams
+  // wait.
   static Result<StreamHold> Begin(const Config& config, cuda::StreamRef stream);
 
   StreamHold(StreamHold&& other) noexcept

@@ -1,3 +1,4 @@
+// Tests the order of operations and GPU streams that wait for each other.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -18,16 +19,16 @@
 #include "ferry/transfer/testing/device_mirror.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
-// Operations among the work of GPU streams: what waits for a stream, and streams that wait.
+// Operations that wait for GPU streams, and streams that wait for operations.
 namespace ferry::transfer {
 namespace {
 
 constexpr std::size_t kStreamBytes = 100'000;
 constexpr std::uint64_t kTag = 17;
 
-// Memory of a GPU on the near side, of the host on the far side, and a stream that others wait for.
-// While a stream is stopped nothing here copies by another one, other than endpoints do, nor gives
-// memory back: on a GPU that might wait for the stream (docs/gotchas.md).
+// GPU memory on the near side, host memory on the far side, and a stream that others wait for.
+// While a stream is stopped nothing here copies on another stream, except for the endpoints, and
+// nothing frees memory: on a GPU that might wait for the stream (docs/gotchas.md).
 class StreamOrderBase : public ::testing::Test {
  protected:
   void Prepare(const std::string& devices) {
@@ -49,14 +50,14 @@ class StreamOrderBase : public ::testing::Test {
   }
   void TearDown() override {
     if (gate_) gate_->Open();
-    // Of a lost device it never ends.
+    // On a lost device it never ends.
     if (stream_ && !api_->IsLost(0)) {
       EXPECT_TRUE(api_->Wait(stream_, Soon()));
     }
   }
 
   cuda::Stream NewStream() { return Must(api_->CreateStream(0, cuda::StreamPriority::kNormal)); }
-  // Nothing queued on stream_ from now on begins before gate_->Open().
+  // Work queued on stream_ from now on does not begin before gate_->Open().
   void Close() { gate_ = Must(cuda::StreamGate::Close(*api_, stream_)); }
   void QueueUpload(void* from) {
     const cuda::CopyItem item{memory_->span().data(), from, kStreamBytes};
@@ -85,7 +86,8 @@ class StreamOrderBase : public ::testing::Test {
   Operation Read(const ReadOptions& options) {
     return Must(near().Read(Must(near().PrepareRead(Whole(*local_))), options));
   }
-  // What waited for the stream before this, and was not to begin, has had its chance.
+  // Returns once an operation that waited for the stream before this call would have begun if it
+  // could.
   ::testing::AssertionResult StreamIsLookedAt() {
     return EndsOk(near().Notify(BytesOf("looked"), After()));
   }
@@ -98,8 +100,8 @@ class StreamOrderBase : public ::testing::Test {
   GuardedMemory peer_{kStreamBytes, 2};
   cuda::PinnedBuffer pinned_;
   Link link_;
-  std::optional<Region> local_;   // memory_
-  std::optional<Region> remote_;  // peer_
+  std::optional<Region> local_;   // registration of memory_
+  std::optional<Region> remote_;  // registration of peer_
 
  private:
   std::vector<TransferPart> Whole(const Region& local) const {
@@ -124,7 +126,7 @@ TEST_P(StreamOrderTest, AWriteBeginsWhenItsStreamHasComeSoFar) {
   Close();
   QueueUpload(fresh);
   Operation write = Write(After());
-  EXPECT_TRUE(Works(&link_));  // what would have been sent has been
+  EXPECT_TRUE(Works(&link_));  // anything that was to be sent has been sent
   EXPECT_FALSE(write.Poll());
   EXPECT_EQ(peer_.Copy(), before);
   gate_->Open();
@@ -197,7 +199,7 @@ TEST_P(StreamOrderTest, WhoWaitsForItsStreamEndsByCancelAndDeadlineAndNeverBegin
   EXPECT_TRUE(EndsWith(Code::kCancelled, cancelled));
   EXPECT_TRUE(EndsWith(Code::kTimedOut, late));
   EXPECT_TRUE(api_->Wait(reader, Soon()));
-  local_.reset();  // nothing is inside
+  local_.reset();  // nobody is inside
   gate_->Open();
   EXPECT_TRUE(StreamIsLookedAt());
   EXPECT_TRUE(Works(&link_));
@@ -240,7 +242,7 @@ TEST_P(StreamOrderTest, WhoWaitsForItsStreamEndsWithTheEndpoint) {
     EXPECT_TRUE(EndsWith(Code::kCancelled, receive));
   }
   EXPECT_TRUE(api_->Wait(reader, Soon()));
-  other.near.connection.reset();  // the last that held what the endpoint was, and its watch
+  other.near.connection.reset();  // the last owner of the endpoint's state and its watch
 }
 
 // ---- streams that wait for an operation ---------------------------------------------------------
@@ -257,13 +259,13 @@ TEST_P(StreamOrderTest, AStreamThatIsHeldBackSeesTheBytes) {
   EXPECT_TRUE(api_->Wait(reader, Soon()));
   EXPECT_EQ(InPinned(), peer_.Copy());
   EXPECT_TRUE(EndsOk(read));
-  // One that has ended holds nobody.
+  // An operation that has ended blocks no stream.
   ASSERT_TRUE(read.HoldBack(reader));
   EXPECT_TRUE(api_->Wait(reader, Soon()));
 }
 
-// The host only queues: an upload, a write of it, another upload over it, a read of what was
-// written, a download; and again.
+// The host only queues: an upload, a write of it, another upload over it, a read of the written
+// data, a download; and repeats that.
 TEST_P(StreamOrderTest, CopiesAndOperationsOfOneStreamFollowEachOther) {
   constexpr std::size_t kRounds = 8;
   const auto sent = Must(api_->AllocatePinned(0, kRounds * kStreamBytes));
@@ -310,7 +312,7 @@ TEST_P(StreamOrderTest, MoreStreamsThanMayAreRefusedUntilOneIsLetGo) {
   const Status refused = others.HoldBack(stream_);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kUnavailable);
-  EXPECT_TRUE(EndsOk(Write({})));  // the GPU's copies go on
+  EXPECT_TRUE(EndsOk(Write({})));  // the GPU's copies continue
   first.Cancel();
   EXPECT_TRUE(EndsWith(Code::kCancelled, first));
   ASSERT_TRUE(others.HoldBack(stream_));
@@ -318,7 +320,7 @@ TEST_P(StreamOrderTest, MoreStreamsThanMayAreRefusedUntilOneIsLetGo) {
   for (const cuda::Stream& reader : readers) EXPECT_TRUE(api_->Wait(reader, Soon()));
 }
 
-// A stream comes to its wait when the operation, and its endpoint, have long been gone.
+// The stream begins its wait long after the operation and its endpoint are destroyed.
 TEST_P(StreamOrderTest, AStreamMayLookWhenTheEndpointIsGone) {
   Link other = MakeLink(config_);
   Close();
@@ -361,7 +363,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, StreamOrderTest, ::testing::Values(kRealDevices), 
 
 // ---- what fails ---------------------------------------------------------------------------------
 
-// Devices that are lost stay so: each test has its own.
+// A lost device stays lost: each test has its own devices.
 class StreamFailureTest : public StreamOrderBase {
  protected:
   void PrepareSimulated(const std::string& devices) {
@@ -389,7 +391,7 @@ TEST_F(StreamFailureTest, AStreamWhoseDeviceIsLostEndsWhatWaitsForIt) {
   EXPECT_TRUE(api_->Wait(other, Soon()));
   EXPECT_EQ(near().Notify(BytesOf("?"), After()).error().code(), Code::kDeviceLost);
   EXPECT_TRUE(Works(&link_));
-  // Who waits for the other device, with words that were made by way of the lost one.
+  // A stream of the other device, with words that were allocated through the lost one.
   std::vector<std::byte> nothing(10);
   Operation receive = Must(near().Recv(kTag, kWholeTag, nothing));
   EXPECT_EQ(receive.HoldBack(stream_).error().code(), Code::kDeviceLost);

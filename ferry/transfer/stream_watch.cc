@@ -1,3 +1,4 @@
+// Polls the marks of GPU streams.
 #include "ferry/transfer/stream_watch.h"
 
 #include <algorithm>
@@ -39,7 +40,7 @@ Result<cuda::Event> StreamWatch::Mark(cuda::StreamRef stream) {
       events.pop_back();
     }
   }
-  // Not under the mutex: what goes to the device may wait, until others have begun and ended.
+  // Without the mutex: a call to the device may block until other operations have begun and ended.
   if (!mark) {
     FERRY_TRY_ASSIGN(mark, api->CreateEvent(stream.ordinal(), cuda::EventTiming::kOff));
   }
@@ -63,7 +64,7 @@ void StreamWatch::Run() {
     lock.unlock();
     const auto over = std::stable_partition(waiting.begin(), waiting.end(),
                                             [&](Watch& watch) { return !Look(api, &watch); });
-    // What they own may be the last of a connection: it goes before the lock is taken.
+    // Destroyed before the lock is taken: they may own the last reference to a connection.
     std::vector<cuda::Event> done;
     for (auto watch = over; watch != waiting.end(); ++watch) done.push_back(std::move(watch->mark));
     waiting.erase(over, waiting.end());
@@ -78,7 +79,7 @@ void StreamWatch::Run() {
   }
 }
 
-// Whether it is over.
+// Returns whether the watch is over.
 bool StreamWatch::Look(cuda::DeviceApi* api, Watch* watch) {
   const auto over = api->Query(watch->mark);
   if (over && !*over) return false;

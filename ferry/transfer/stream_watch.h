@@ -1,3 +1,4 @@
+// Tells when GPU streams have reached a mark.
 #pragma once
 #include <condition_variable>
 #include <map>
@@ -12,25 +13,25 @@
 
 namespace ferry::transfer {
 
-// Tells when GPU streams have come to a point: a thread looks, every 20 us and what the kernel adds
-// to that (50 by default), and sleeps while nobody waits. Any thread.
+// Tells when GPU streams have reached a mark. Its thread polls every 20 us plus the kernel's timer
+// slack (50 us by default), and sleeps while nobody waits. Any thread.
 class StreamWatch {
  public:
-  // Called once, on the watch's thread: the stream has come to the point, or why it will not. Must
-  // post what it does.
+  // Called once on the watch's thread, with ok when the stream has reached the mark, or with the
+  // error. Must only post.
   using Reached = UniqueFunction<void(const Status&)>;
 
   explicit StreamWatch(const Config& config) : config_(config) {}
-  // Drops what was not reached.
+  // Drops callbacks of marks that were not reached.
   ~StreamWatch();
   StreamWatch(const StreamWatch&) = delete;
   StreamWatch& operator=(const StreamWatch&) = delete;
 
-  // The end of all that is queued on the stream now. Blocks only where the device's queue is full.
-  // Errors: those of OpenDevices() and of DeviceApi, for making and recording an event;
+  // Marks the end of all work queued on the stream so far. Blocks only while the device's queue is
+  // full. Errors: those of OpenDevices() and, for making and recording an event, of DeviceApi;
   // kUnavailable (threads).
   Result<cuda::Event> Mark(cuda::StreamRef stream);
-  // Calls `reached` when the stream has come to the mark, of Mark(). Keeps it until then.
+  // Calls `reached` when the stream has reached `mark`, made by Mark(); keeps the mark until then.
   void When(cuda::Event mark, Reached reached);
 
  private:
@@ -45,8 +46,8 @@ class StreamWatch {
   const Config& config_;
   std::mutex mutex_;  // guards the following
   cuda::DeviceApi* api_ = nullptr;
-  std::map<int, std::vector<cuda::Event>> events_;  // by ordinal: made, and not in use
-  std::vector<Watch> asked_;                        // for the thread to take
+  std::map<int, std::vector<cuda::Event>> events_;  // by ordinal: unused events for reuse
+  std::vector<Watch> asked_;                        // new entries for the thread
   std::condition_variable changed_;
   bool stopping_ = false;
   std::jthread thread_;  // last: it uses the rest

@@ -1,3 +1,4 @@
+// Tests writes and reads of block lists between two endpoints.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +50,7 @@ void PrintTo(const Shape& shape, std::ostream* out) {
   *out << shape.lanes << " lanes, " << shape.workers << " workers";
 }
 
-// Both sides with the same shape, and memory at both.
+// Both sides with the same config, and memory on both.
 class TransferTest : public ::testing::TestWithParam<Shape> {
  protected:
   static constexpr std::size_t kBytes = 600'000;
@@ -222,7 +223,8 @@ TEST_P(TransferTest, BothSidesMayWriteAndReadAtTheSameTime) {
   EXPECT_EQ(ours.Copy(), theirs.Copy());
 }
 
-// Bytes [index * kShare, ...) belong to one thread, which writes them there and reads them back.
+// Bytes [index * kShare, ...) belong to one thread, which writes them to the peer and reads them
+// back.
 constexpr std::size_t kShare = 20'000;
 
 void WriteAndReadBack(Connection connection, const Region* local, const RemoteRegion* remote,
@@ -251,7 +253,7 @@ TEST_P(TransferTest, ManyThreadsMayPostAndWaitOnOneConnectionAtOnce) {
   EXPECT_TRUE(Works(&link_));
 }
 
-// ---- calls that are wrong -----------------------------------------------------------------------
+// ---- invalid calls ------------------------------------------------------------------------------
 
 class WrongCallTest : public ::testing::Test {
  protected:
@@ -301,7 +303,7 @@ TEST_F(WrongCallTest, AKeyWithoutTheRightIsRefusedBeforeAnythingIsSent) {
 }
 
 TEST_F(WrongCallTest, AKeyOfAnotherEndpointThanThePeerIsNotImported) {
-  ExpectError(near_.Import(local_.key()), Code::kInvalidArgument, "this key is of endpoint");
+  ExpectError(near_.Import(local_.key()), Code::kInvalidArgument, "this key belongs to endpoint");
   ExpectError(near_.Import({}), Code::kInvalidArgument, "not a region key");
   const RemoteRegion own = local_.remote();
   ExpectError(near_.PrepareWrite(OnePart(local_, own, OneBlock(0, 0, 1))), Code::kInvalidArgument,

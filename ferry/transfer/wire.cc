@@ -1,3 +1,4 @@
+// Decodes text and codes from received metadata.
 #include "ferry/transfer/wire.h"
 
 #include <algorithm>
@@ -18,7 +19,7 @@ std::string MetaReader::Text() const {
 
 void AppendText(std::vector<std::byte>* meta, std::string_view text) {
   const auto kept = text.substr(0, kMaxTextBytes);
-  if (kept.empty()) return;  // and perhaps null
+  if (kept.empty()) return;  // data() may be null then
   const std::size_t at = meta->size();
   meta->resize(at + kept.size());
   std::memcpy(meta->data() + at, kept.data(), kept.size());
@@ -48,9 +49,9 @@ const char* TypeName(Type type) noexcept {
     case Type::kReadData: return "read data";
     case Type::kReadRefused: return "read refused";
     case Type::kSend: return "send";
-    case Type::kOffer: return "offer";
-    case Type::kSolicit: return "solicit";
-    case Type::kDelivered: return "delivered";
+    case Type::kOffer: return "RTS";
+    case Type::kSolicit: return "CTS";
+    case Type::kDelivered: return "FIN";
     case Type::kNotify: return "notify";
     case Type::kDeclined: return "declined";
     case Type::kCopy: return "copy";

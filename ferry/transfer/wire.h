@@ -1,3 +1,4 @@
+// Layout of the engine's frames on the wire.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -11,76 +12,77 @@
 
 #include "ferry/core/result.h"
 
-// The metadata of the engine's frames: a MessageHeader, the body of its type, then for some types
-// a list or text. Little-endian, no padding; docs/wire.md has the conversation.
+// The metadata of the engine's frames: a MessageHeader, the body of its type, then for some types a
+// list or text. Little-endian, no padding; docs/wire.md describes the conversation.
 namespace ferry::transfer::wire {
 
-// 2: a proof is bound to its TLS connection.
+// Version 2: a proof is bound to its TLS connection.
 inline constexpr std::uint16_t kVersion = 2;
 
 enum class Type : std::uint8_t {
-  kHello = 1,         // client, first frame of the first lane
-  kWelcome = 2,       // server's answer
-  kJoin = 3,          // client, first frame of every further lane
-  kJoined = 4,        // server's answer
-  kRefuse = 5,        // server's answer that ends the lane: RefuseBody, text
-  kChallenge = 6,     // server's answer to kHello and kJoin where it has a secret: ChallengeBody
-  kProof = 7,         // client's answer to that: ProofBody; then the server's answer with a code
-  kRejoin = 8,        // client, first frame of a lane that takes the place of a lost one
-  kRejoined = 9,      // server's answer
+  kHello = 1,      // client, first frame of the first lane
+  kWelcome = 2,    // server's answer to kHello
+  kJoin = 3,       // client, first frame of every further lane
+  kJoined = 4,     // server's answer to kJoin
+  kRefuse = 5,     // server's answer that closes the lane: RefuseBody, text
+  kChallenge = 6,  // server's answer to kHello and kJoin if it has a secret: ChallengeBody
+  kProof = 7,  // client's answer to kChallenge: ProofBody; the server's answer then carries a proof
+  kRejoin = 8,        // client, first frame of a lane that replaces a lost one
+  kRejoined = 9,      // server's answer to kRejoin
   kResume = 10,       // client, after kRejoined: ResumeBody, RefusalOnWire[]
-  kResumed = 11,      // server's answer: the same of its side; the lane is in use from here
+  kResumed = 11,      // server's answer: the same for its side; the lane is in use from here
   kWrite = 16,        // WriteBody, BlockOnWire[], payload; sequenced
   kReadRequest = 17,  // WriteBody, BlockOnWire[]; answered in order by kReadData or kReadRefused
   kReadData = 18,     // SliceBody, payload; sequenced
   kReadRefused = 19,  // RefuseBody, text
   kSend = 20,         // TagBody, payload: a whole small message; sequenced
-  kOffer = 21,        // TagBody: a message that waits for kSolicit; sequenced
-  kSolicit = 22,      // KeyBody: write the offered message into this region; sequenced
-  // RefuseBody, text: from the sender, an offered message is in place or withdrawn; sequenced
+  kOffer = 21,        // RTS, TagBody: a message that waits for kSolicit; sequenced
+  kSolicit = 22,      // CTS, KeyBody: write the message of an RTS into this region; sequenced
+  // FIN, RefuseBody, text: from the sender, the message of an RTS is in place or withdrawn;
+  // sequenced.
   kDelivered = 23,
   kNotify = 24,  // payload: a notification; sequenced
-  // RefuseBody, text: from the receiver, an offered message will not be asked for: it is not
-  // wanted, or (code 0) it is there, having no bytes. Sequenced.
+  // RefuseBody, text: from the receiver, no CTS will follow. Either the message is refused, or
+  // (code 0) it is complete because it is empty. Sequenced.
   kDeclined = 25,
   kCopy = 26,      // CopyBody, CopyOnWire[]: a slice that its receiver copies itself; sequenced
   kShare = 27,     // ShareBody: GPU memory that the receiver may map, for kCopy; sequenced
-  kShared = 28,    // RefuseBody, text: it has, or why not; sequenced
-  kUnshare = 29,   // SliceBody: it must not be used any more; sequenced
+  kShared = 28,    // RefuseBody, text: it was mapped, or the reason why not; sequenced
+  kUnshare = 29,   // SliceBody: it must no longer be used; sequenced
   kUnshared = 30,  // SliceBody: nothing uses it any more; sequenced
   kAck = 32,       // nothing but the header's ack
   kNack = 33,      // RefuseBody, text: a sequenced frame was refused
   kPing = 34,
   kPong = 35,
-  kLaneLost = 36,  // JoinBody: from the accepting side, this lane should be joined anew
+  kLaneLost = 36,  // JoinBody: from the accepting side, a request to replace this lane
 };
 
 struct MessageHeader {
   Type type{};
   std::uint8_t flags = 0;
   std::uint16_t reserved16 = 0;
-  // How many of the peer's sequenced frames on this lane have been dealt with, modulo 2^32.
+  // Number of the peer's sequenced frames on this lane that have been processed, modulo 2^32.
   std::uint32_t ack = 0;
-  std::uint64_t operation = 0;  // chosen by the side that began the operation
-  // CRC32C, with kChecked: of the payload, and of the metadata with zeros in meta_crc.
+  std::uint64_t operation = 0;  // id chosen by the side that began the operation
+  // CRC32C, if kChecked is set: of the payload, and of the metadata with meta_crc as zero.
   std::uint32_t crc = 0;
   std::uint32_t meta_crc = 0;
 };
 static_assert(sizeof(MessageHeader) == 24 && offsetof(MessageHeader, operation) == 8);
 
-// In MessageHeader: it carries checksums; and with a kReadRequest, the answer should.
+// MessageHeader flag: the frame carries checksums; in a kReadRequest: the answer should, too.
 inline constexpr std::uint8_t kChecked = 1;
 
-// In HelloBody what its sender has or wishes, in WelcomeBody what is agreed.
+// Flags. In HelloBody: features that the sender has or requests. In WelcomeBody: those agreed.
 inline constexpr std::uint32_t kHasSecret = 1;
 inline constexpr std::uint32_t kChecksums = 2;
 
 struct HelloBody {
-  std::uint16_t version = kVersion;  // stays here in every version
+  std::uint16_t version = kVersion;  // at this offset in every version
   std::uint16_t lanes = 0;
   std::uint32_t flags = 0;
   std::uint8_t endpoint[16] = {};
-  std::uint8_t expected[16] = {};  // the endpoint that is dialled; zeros: whichever listens there
+  std::uint8_t expected[16] = {};  // id of the endpoint dialed; zeros: any
   std::uint64_t window_bytes = 0;
 };
 static_assert(sizeof(HelloBody) == 48);
@@ -103,10 +105,11 @@ struct WelcomeBody {
   std::uint16_t lanes = 0;
   std::uint32_t connection = 0;
   std::uint8_t endpoint[16] = {};
-  std::uint8_t token[16] = {};  // proves that a kJoin comes from whom this was sent to
+  std::uint8_t token[16] = {};  // proves that a kJoin comes from the peer that this was sent to
   std::uint64_t window_bytes = 0;
   std::uint32_t flags = 0;
-  // Of an EndpointAddress that follows: by which other interfaces the server can be reached.
+  // Size of the EndpointAddress that follows: further interfaces at which the server can be
+  // reached.
   std::uint32_t address_bytes = 0;
 };
 static_assert(sizeof(WelcomeBody) == 56);
@@ -123,19 +126,19 @@ struct RejoinBody {
   std::uint16_t version = kVersion;
   std::uint16_t lane = 0;
   std::uint32_t connection = 0;
-  std::uint32_t attempt = 0;  // grows with each of a lane's
+  std::uint32_t attempt = 0;  // increases with each attempt for a lane
   std::uint32_t reserved = 0;
   std::uint8_t token[16] = {};
 };
 static_assert(sizeof(RejoinBody) == 32);
 
-// What became of the frames that the other side has sent on this lane so far.
+// Which of the frames that the other side has sent on this lane were processed.
 struct ResumeBody {
   std::uint32_t finished = 0;  // as MessageHeader::ack
   std::uint32_t refusals = 0;
 };
 struct RefusalOnWire {
-  std::uint32_t sequence = 0;  // of a frame among those, which was refused
+  std::uint32_t sequence = 0;  // of a refused frame among those
   std::uint32_t code = 0;      // ferry::Code
 };
 static_assert(sizeof(ResumeBody) == 8 && sizeof(RefusalOnWire) == 8);
@@ -143,7 +146,7 @@ static_assert(sizeof(ResumeBody) == 8 && sizeof(RefusalOnWire) == 8);
 struct RefuseBody {
   std::uint32_t sequence = 0;  // kNack: of the refused frame
   std::uint32_t slice = 0;     // kReadRefused
-  std::uint8_t code = 0;       // ferry::Code; 0 in a kDelivered that succeeded
+  std::uint8_t code = 0;       // ferry::Code; 0 in a kDelivered for success
   std::uint8_t reserved[7] = {};
 };
 static_assert(sizeof(RefuseBody) == 16);
@@ -157,7 +160,7 @@ static_assert(sizeof(KeyBody) == 16);
 
 struct SolicitBody {
   KeyBody key;
-  std::uint64_t most_slice = ~std::uint64_t{0};  // bytes that are taken at once
+  std::uint64_t most_slice = ~std::uint64_t{0};  // slice limit in bytes
 };
 static_assert(sizeof(SolicitBody) == 24);
 
@@ -179,21 +182,21 @@ static_assert(sizeof(CopyBody) == 32);
 
 struct CopyOnWire {
   std::uint64_t offset = 0;  // in the region
-  std::uint64_t shared = 0;  // offset in the sender's memory
+  std::uint64_t shared = 0;  // offset in the sender's shared memory
   std::uint64_t length = 0;
 };
 static_assert(sizeof(CopyOnWire) == 24);
 
 struct ShareBody {
   std::uint32_t share = 0;             // number, chosen by the sender; not 0
-  std::uint32_t gpu = 0;               // of the receiver's, that is to reach it: ordinal
-  std::uint64_t allocation = 0;        // bytes, of all that is mapped
-  std::uint64_t offset = 0;            // in it: what may be used,
-  std::uint64_t bytes = 0;             // which is this long
-  std::uint8_t host[16] = {};          // the machine's boot
-  std::uint8_t token[16] = {};         // by which the sender's own process knows this
+  std::uint32_t gpu = 0;               // ordinal of the receiver's GPU that will access it
+  std::uint64_t allocation = 0;        // size of the mapped allocation, in bytes
+  std::uint64_t offset = 0;            // usable part: offset in the allocation
+  std::uint64_t bytes = 0;             // usable part: size
+  std::uint8_t host[16] = {};          // boot id of the machine
+  std::uint8_t token[16] = {};         // identifies the memory within the sender's own process
   std::array<std::byte, 64> handle{};  // cudaIpcMemHandle_t
-  char bus[16] = {};                   // PCI, of its GPU
+  char bus[16] = {};                   // PCI bus id of its GPU
 };
 static_assert(sizeof(ShareBody) == 144);
 
@@ -216,18 +219,20 @@ struct TagBody {
 static_assert(sizeof(TagBody) == 16);
 
 inline constexpr std::size_t kMaxBlocksPerFrame = 4000;
-// The most blocks in a kReadRequest of this release: whoever answers keeps the list until the
-// answer has left.
+// Limit of blocks in a kReadRequest of this release: the answering side keeps the list until the
+// answer is sent.
 inline constexpr std::size_t kMaxBlocksPerRead = 256;
 inline constexpr std::size_t kMaxCopiesPerFrame = 2600;
-// Of a kCopy: large enough that its frame costs nothing beside the copy, small enough that what is
-// under way is over soon.
+// Limit of a kCopy: large enough that the frame costs nothing compared with the copy, small enough
+// that copies in flight end soon.
 inline constexpr std::uint64_t kMaxCopyBytes = std::uint64_t{16} << 20;
-// That an endpoint may wish for, by a key or a kSolicit: how many there are is memory of the other.
+// Smallest slice limit that an endpoint may request by a key or a kSolicit: each slice of a plan
+// costs the other side memory.
 inline constexpr std::uint64_t kLeastSlice = 4096;
 inline constexpr std::size_t kMaxTextBytes = 512;
 
-// Reads PODs off the front of received metadata; false once it is too short, and then for good.
+// Reads PODs from the front of received metadata. Returns false once it is too short, and from then
+// on.
 class MetaReader {
  public:
   explicit MetaReader(std::span<const std::byte> bytes) : rest_(bytes) {}
@@ -241,14 +246,14 @@ class MetaReader {
     return true;
   }
   std::span<const std::byte> rest() const noexcept { return rest_; }
-  // What is left, as text, cut to kMaxTextBytes and made printable.
+  // The remaining bytes as text, cut to kMaxTextBytes; bytes that cannot be printed are replaced.
   std::string Text() const;
 
  private:
   std::span<const std::byte> rest_;
 };
 
-// A body as the bytes that travel; they are the body's own.
+// The body as the bytes that are sent; a view of `body`.
 template <class T>
 std::span<const std::byte> BytesOf(const T& body) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -265,7 +270,7 @@ void Append(std::vector<std::byte>* meta, const T& value) {
 }
 void AppendText(std::vector<std::byte>* meta, std::string_view text);
 
-// A code off the wire; unknown ones become kInternal.
+// A code from the wire; unknown ones become kInternal.
 Code CodeFromWire(std::uint8_t code) noexcept;
 const char* TypeName(Type type) noexcept;
 

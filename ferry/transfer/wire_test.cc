@@ -1,3 +1,4 @@
+// Tests encoding and decoding of frames.
 #include "ferry/transfer/wire.h"
 
 #include <gtest/gtest.h>
@@ -73,7 +74,7 @@ TEST(MetaReader, ReadsWhatWasAppendedAndNothingMore) {
   EXPECT_FALSE(reader.Read(&slice));
 }
 
-// The bytes lie in an allocation of exactly their size, so that a sanitizer sees one byte too many.
+// The bytes are in an allocation of exactly their size, so that a sanitizer detects a read past it.
 TEST(MetaReader, NeverReadsPastTheEndWhateverTheLength) {
   for (std::size_t length = 0; length <= 40; ++length) {
     const std::vector<std::byte> exact = Bytes(length);

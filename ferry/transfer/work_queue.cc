@@ -1,3 +1,4 @@
+// Adds operations to a lane's queue and removes stale ones.
 #include "ferry/transfer/work_queue.h"
 
 #include <algorithm>
@@ -28,9 +29,9 @@ void WorkQueue::Clear() {
   sweep_at_ = kLeastSweep;
 }
 
-// Operations that were cancelled, or that other lanes have pulled the last slice of, would stay
-// until their turn, which may not come while the lane is blocked. A slice that is given back brings
-// its operation back, too.
+// Operations that were cancelled, or whose last slice another lane has pulled, would stay until
+// their turn, which may not come while the lane is blocked. A returned slice queues its operation
+// again.
 void WorkQueue::Sweep() {
   const auto is_over = [this](const Op& operation) {
     return operation->ledger.left() == 0 && members_.erase(operation.get()) != 0;

@@ -1,3 +1,4 @@
+// The queue of operations from which a lane pulls slices.
 #pragma once
 #include <cstddef>
 #include <deque>
@@ -8,8 +9,8 @@
 
 namespace ferry::transfer {
 
-// The operations that a lane pulls slices of, in turn. Each is in it once at most, and each call
-// takes constant time, averaged over many, however many there are. One thread.
+// The operations from which a lane pulls slices, in turn. Each operation is in it at most once.
+// Each call takes amortized constant time. Not thread-safe.
 class WorkQueue {
  public:
   using Op = std::shared_ptr<OperationState>;
@@ -17,9 +18,9 @@ class WorkQueue {
   bool empty() const noexcept { return queue_.empty(); }
   std::size_t size() const noexcept { return queue_.size(); }
   const Op& front() const { return queue_.front(); }
-  // Puts it last; nothing where it is in the queue already.
+  // Appends it; does nothing if it is already in the queue.
   void Add(Op operation);
-  // The first becomes the last.
+  // Moves the first to the end.
   void Rotate();
   void Pop();
   void Clear();
@@ -31,7 +32,7 @@ class WorkQueue {
 
   std::deque<Op> queue_;
   std::unordered_set<const OperationState*> members_;  // those in queue_
-  std::size_t sweep_at_ = kLeastSweep;                 // a size of queue_
+  std::size_t sweep_at_ = kLeastSweep;  // size of queue_ at which the next sweep runs
 };
 
 }  // namespace ferry::transfer

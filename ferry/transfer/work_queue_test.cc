@@ -1,3 +1,4 @@
+// Tests the queue of operations that a lane pulls slices from.
 #include "ferry/transfer/work_queue.h"
 
 #include <gtest/gtest.h>

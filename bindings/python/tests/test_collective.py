@@ -103,7 +103,7 @@ def test_kept_weights_are_written_by_nobody_between_pushes(two_peers):
     transfer.push_weights(weights(7), [Spy()], SECONDS)
     join()
     late = ours[0].endpoint.register(np.zeros((3, 5), np.float32), "")
-    with pytest.raises(tensorferry.Refused, match="has not taken back"):
+    with pytest.raises(tensorferry.Refused, match="was not withdrawn"):
         ours[0].write(late, ours[0].import_region(keys[0])).wait(SECONDS)
     assert (into.tensors["a"] == 7).all()
     # A failed transfer may still be writing to the memory, so none of it is kept.

@@ -1,3 +1,4 @@
+// Measures how the CPU cost of a step grows with the size of a table.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -7,14 +8,15 @@
 
 namespace ferry::transfer {
 
-// What this thread has spent so far: how busy the machine is changes it little.
+// CPU time of this thread so far, in seconds; other load on the machine changes it little.
 inline double ThreadCpuSeconds() {
   timespec now{};
   FERRY_CHECK(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) == 0);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// The least that one call of `step` took, as the mean of several, of several tries.
+// Least CPU time of one call of `step`, in seconds: the minimum over several tries, each the mean
+// of several calls.
 template <class Step>
 double LeastCost(Step&& step) {
   constexpr int kTries = 7;
@@ -28,8 +30,8 @@ double LeastCost(Step&& step) {
   return least;
 }
 
-// How many times as long a step takes in a table of 60,000 as in one of 1,000. `make(n)` gives a
-// step in a table of n. A search through the table makes it 60, and caches a small number.
+// Ratio of the cost of a step in a table of 60,000 entries to one of 1,000. `make(n)` returns a
+// step in a table of n. A linear search yields 60, caches yield a small number.
 template <class Make>
 double CostGrowth(Make&& make) {
   auto few = make(std::size_t{1'000});
@@ -38,7 +40,7 @@ double CostGrowth(Make&& make) {
   return LeastCost(many) / cost_of_few;
 }
 
-// Well below what a search makes of it, and far above what caches do.
+// Well below the ratio of a linear search, and far above that of caches.
 inline constexpr double kMostGrowth = 20;
 
 }  // namespace ferry::transfer

@@ -1,3 +1,4 @@
+// GPU memory with guard bytes for tests of endpoints.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -15,11 +16,11 @@
 
 namespace ferry::transfer {
 
-// Devices for suites that have endpoints, as ferry/cuda/testing/device_target.h has them for those
-// that have not.
+// Devices for suites that have endpoints; ferry/cuda/testing/device_target.h has those for other
+// suites.
 struct DevicesCase {
   const char* name;
-  const char* devices;  // the setting
+  const char* devices;  // value of the setting
 };
 inline void PrintTo(const DevicesCase& parameter, std::ostream* out) { *out << parameter.devices; }
 inline std::string DevicesCaseName(const ::testing::TestParamInfo<DevicesCase>& info) {
@@ -29,7 +30,7 @@ inline constexpr DevicesCase kSimulatedDevices[] = {{"One", "simulated:1"},
                                                     {"Two", "simulated:2:5"}};
 inline constexpr DevicesCase kRealDevices = {"Real", "auto"};
 
-// GPU memory with guards on both sides, which the test fills and looks at through pinned memory.
+// GPU memory with guard bytes on both sides, which the test fills and checks through pinned memory.
 class MirroredMemory {
  public:
   MirroredMemory(cuda::DeviceApi* api, int ordinal, std::size_t bytes, unsigned seed)
@@ -53,14 +54,14 @@ class MirroredMemory {
     Move(cuda::CopyKind::kDeviceToHost, mirror_.data(), memory_.data());
     return {mirror_.bytes().begin() + kGuardBytes, mirror_.bytes().end() - kGuardBytes};
   }
-  // Of the last Copy().
+  // As of the last Copy().
   bool GuardsIntact() const {
     const auto is_guard = [](std::byte byte) { return byte == std::byte{0xA5}; };
     const auto all = mirror_.bytes();
     return std::all_of(all.begin(), all.begin() + kGuardBytes, is_guard) &&
            std::all_of(all.end() - kGuardBytes, all.end(), is_guard);
   }
-  // Gives the GPU memory back while the test goes on.
+  // Frees the GPU memory while the test continues.
   void Free() { memory_ = cuda::DeviceBuffer(); }
 
  private:

@@ -1,3 +1,4 @@
+// Builds connected endpoints and checks outcomes of operations.
 #include "ferry/transfer/testing/linked_endpoints.h"
 
 #include <algorithm>
@@ -103,7 +104,7 @@ std::string EndMessage(Operation operation) {
 
 namespace {
 
-// Nobody else's.
+// Used by no test.
 constexpr std::uint64_t kProbeTag = 0xF0F0F0F0F0F0F0F0;
 constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
 

@@ -1,3 +1,4 @@
+// Two connected endpoints, guarded memory and checks of outcomes for tests.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -14,35 +15,35 @@
 
 namespace ferry::transfer {
 
-// For waits whose end a working engine always reaches.
+// A deadline far enough away that a working engine always meets it.
 Deadline Soon();
-// The present. A wait with it asks whether something has happened already.
+// The present: a wait with it only checks whether something has already happened.
 Deadline Now();
 
-// The mask of a receive that takes one tag only.
+// The mask of a receive that takes exactly one tag.
 inline constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
 
-// Of a listener on this machine.
+// Address of a listener on this machine.
 std::string HostAndPort(std::uint16_t port);
 
-// Endpoints on 127.0.0.1 with slices of 4 KiB and windows of 64 KiB, so that everything is many
-// slices in several windows; and so patient with silent peers that a debugger does not lose them.
+// Endpoints on 127.0.0.1 with slices of 4 KiB and windows of 64 KiB, so that every transfer has
+// many slices in several windows. Timeouts for silent peers are long enough for a debugger.
 Config SmallSlices(int lanes = 2, int workers = 2);
 
-// The value; aborts with the error where there is none.
+// Returns the value; aborts with the error if there is none.
 template <class T>
 T Must(Result<T> result) {
   FERRY_CHECK(result.has_value(), result.has_value() ? "" : result.error().ToString());
   return *std::move(result);
 }
 
-// One side of a connection. Both can be reset() to see what the other side makes of it.
+// One side of a connection. reset() either member to test how the other side reacts.
 struct Side {
   std::optional<Endpoint> endpoint;
   std::optional<Connection> connection;
 };
 
-// Two endpoints of this process, connected over TCP. `near` has called, `far` has accepted.
+// Two endpoints of this process, connected over TCP. `near` dialed, `far` accepted.
 struct Link {
   Side near;
   Side far;
@@ -50,7 +51,7 @@ struct Link {
 Link MakeLink(const Config& near, const Config& far);
 Link MakeLink(const Config& both = SmallSlices());
 
-// Memory between two guard areas, filled with bytes that follow from `seed`.
+// Memory between two guard areas, filled with bytes that depend on `seed`.
 class GuardedMemory {
  public:
   explicit GuardedMemory(std::size_t bytes, unsigned seed = 1);
@@ -70,16 +71,17 @@ class GuardedMemory {
 std::vector<std::byte> BytesOf(std::string_view text);
 std::string TextOf(std::span<const std::byte> bytes);
 
-// How an operation ends, as a sentence if it is not as it should be.
+// Wait for the end of an operation and compare its outcome; the failure text holds the outcome.
 ::testing::AssertionResult EndsOk(Operation operation);
 ::testing::AssertionResult EndsOk(const Result<Operation>& operation);
 ::testing::AssertionResult EndsWith(Code code, Operation operation);
 ::testing::AssertionResult EndsWith(Code code, const Result<Operation>& operation);
-// Its error's message; "" for success. For looking at the words after EndsWith().
+// The error message; "" for success. For checks of the text after EndsWith().
 std::string EndMessage(Operation operation);
 
-// Whether the connection still moves things: messages of no bytes, few and many (which all lanes
-// share) in both directions. What either side said before it on the first lane has been heard then.
+// Whether the connection still works: sends empty, small and large messages (the latter over all
+// lanes) in both directions. Frames that either side sent before it on the first lane have been
+// processed then.
 ::testing::AssertionResult Works(Link* link);
 ::testing::AssertionResult Works(const Connection& near, const Connection& far);
 

@@ -1,3 +1,4 @@
+// Implements the scripted peer with plain sockets.
 #include "ferry/transfer/testing/raw_peer.h"
 
 #include <arpa/inet.h>
@@ -235,7 +236,7 @@ bool RawLane::AckAll() {
   return Say({.type = wire::Type::kAck});
 }
 
-// ---- greeting -----------------------------------------------------------------------------------
+// ---- handshake ----------------------------------------------------------------------------------
 
 wire::HelloBody Hello(const Uuid& id, std::uint16_t lanes, std::uint64_t window_bytes) {
   wire::HelloBody hello;

@@ -1,3 +1,4 @@
+// A scripted peer made of plain system calls, for protocol tests.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -12,9 +13,9 @@
 #include "ferry/core/random.h"
 #include "ferry/transfer/wire.h"
 
-// A peer made of plain system calls, which says what no lane of the engine would say, and stays
-// silent when one would not. Every wait of it ends after 30 s; then, and whenever it hears what its
-// caller did not ask for, it aborts.
+// A scripted peer made of plain system calls. It sends frames that no lane of the engine would
+// send, and stays silent where a lane would answer. Every wait ends after 30 s; on that timeout,
+// and on any unexpected frame, it aborts.
 namespace ferry::transfer {
 
 template <class T>
@@ -27,7 +28,7 @@ std::vector<std::byte> Joined(std::vector<std::byte> first, std::span<const std:
 
 struct RawFrame {
   wire::MessageHeader header;
-  std::vector<std::byte> rest;  // of the metadata
+  std::vector<std::byte> rest;  // rest of the metadata
   std::vector<std::byte> payload;
 
   template <class T>
@@ -37,7 +38,7 @@ struct RawFrame {
     FERRY_CHECK(reader.Read(&body), rest.size(), sizeof body);
     return body;
   }
-  // What follows a body of type T.
+  // The text after a body of type T.
   template <class T>
   std::string Text() const {
     T body;
@@ -47,7 +48,7 @@ struct RawFrame {
   }
 };
 
-// What to say; the acknowledgement is the lane's last one unless given.
+// A frame to send. `ack` defaults to the lane's latest acknowledgement.
 struct Saying {
   wire::Type type{};
   std::uint64_t operation = 0;
@@ -63,32 +64,35 @@ class RawLane {
   explicit RawLane(UniqueFd fd) : fd_(std::move(fd)) {}
 
   std::vector<std::byte> Encode(const Saying& saying) const;
-  // False where the other side has closed.
+  // Returns false if the other side has closed.
   bool SendBytes(std::span<const std::byte> bytes);
   bool Say(const Saying& saying) { return SendBytes(Encode(saying)); }
-  // Sends the same bytes again and again without reading, until the socket has taken no more for
-  // `patience` or `most` bytes have gone out; returns how many have.
+  // Sends the same bytes repeatedly without reading, until the socket accepts no more for
+  // `patience_ms` or `most` bytes were sent. Returns the number of bytes sent.
   std::uint64_t Flood(std::span<const std::byte> bytes, std::uint64_t most, int patience_ms);
 
-  // The next frame that is no ping and no mere acknowledgement; nothing once the lane is closed.
+  // The next frame that is neither a ping nor a mere acknowledgement; nullopt once the lane is
+  // closed.
   std::optional<RawFrame> Receive();
-  // The same, but nothing where none is here now.
+  // Like Receive(), but returns nullopt if no frame is here now.
   std::optional<RawFrame> ReceiveReady();
-  // That frame, which is of this type.
+  // The next frame, which must be of this type.
   RawFrame Expect(wire::Type type);
-  // Until this many of our sequenced frames are acknowledged; other frames are kept for Receive().
-  // False where the lane is closed before.
+  // Blocks until this many of our sequenced frames are acknowledged; other frames are kept for
+  // Receive(). Returns false if the lane is closed before.
   bool WaitAcked(std::uint32_t frames);
-  // Until the other side has closed; what it still says is dropped.
+  // Blocks until the other side has closed; frames that still arrive are dropped.
   void WaitClosed();
-  // Whether the other side has closed within the time; what it still says is dropped.
+  // Whether the other side closes within the timeout; frames that still arrive are dropped.
   bool WaitClosedFor(milliseconds patience);
-  // What it has said when it has answered a ping; nothing where it has closed.
+  // Sends a ping and returns the frames that arrive before the pong; nullopt if the lane was
+  // closed.
   std::optional<std::vector<RawFrame>> UntilPong();
-  // Whether it has neither closed nor said anything but acknowledgements by then.
+  // Sends a ping; returns whether the lane stays open and only acknowledgements arrive before the
+  // pong.
   bool IsQuiet();
 
-  // Acknowledges all sequenced frames received so far, and all later frames ride on it.
+  // Acknowledges all sequenced frames received so far, in this and every later frame.
   bool AckAll();
   std::uint32_t sequenced() const noexcept { return sequenced_; }
   // Resets the connection if something is left to read.
@@ -102,12 +106,12 @@ class RawLane {
 
   UniqueFd fd_;
   std::deque<RawFrame> kept_;
-  std::uint32_t sequenced_ = 0;  // frames of theirs
-  std::uint32_t told_ = 0;       // of those, acknowledged by us
-  std::uint32_t acked_ = 0;      // frames of ours
+  std::uint32_t sequenced_ = 0;  // frames received
+  std::uint32_t told_ = 0;       // received frames that we have acknowledged
+  std::uint32_t acked_ = 0;      // frames of ours that are acknowledged
 };
 
-// Has greeted an endpoint on this machine and holds the lanes that came of it.
+// A peer that has run the handshake with an endpoint on this machine, with its lanes.
 class RawPeer {
  public:
   explicit RawPeer(std::uint16_t port, std::uint16_t lanes = 1,
@@ -123,7 +127,7 @@ class RawPeer {
   std::vector<RawLane> lanes_;
 };
 
-// Somebody who listens where an endpoint was expected.
+// A listener in the place of an endpoint.
 class RawListener {
  public:
   RawListener();

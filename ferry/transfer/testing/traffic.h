@@ -1,3 +1,4 @@
+// Concurrent operations of every kind between two endpoints, for tests.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -10,7 +11,7 @@
 
 namespace ferry::transfer {
 
-// Its operations may all have ended before it notices.
+// Blocks until the connection reports its loss. Operations may all end before that.
 inline bool IsLostSoon(std::optional<Connection>& connection) {
   Result<std::vector<std::byte>> note = connection->TakeNotification(Soon());
   while (note) note = connection->TakeNotification(Soon());
@@ -19,7 +20,7 @@ inline bool IsLostSoon(std::optional<Connection>& connection) {
 
 inline constexpr std::size_t kTrafficBytes = 300'000;
 
-// Operations of every kind in both directions, all of which end well on a network that works.
+// Operations of every kind in both directions, all of which succeed on a working network.
 class Traffic {
  public:
   explicit Traffic(Link* link)
@@ -61,15 +62,15 @@ class Traffic {
     EXPECT_TRUE(std::equal(fetched_.span().begin(), fetched_.span().begin() + 2999,
                            given_.span().begin() + 99 * 3000));
   }
-  // All have ended: well, or because the connection was lost or they were cancelled. Then nothing
-  // touches memory any more.
+  // All have ended: successfully, or because the connection was lost or they were cancelled.
+  // Afterwards nothing touches memory.
   void ExpectAllEnd() {
     for (Operation& operation : operations_) {
       const Status status = operation.Wait(Soon());
       ASSERT_TRUE(operation.Poll());
       if (status) continue;
       const Code code = status.error().code();
-      // Refused: by a receive that was cancelled over there.
+      // kRefused: by a receive that was cancelled at the peer.
       EXPECT_TRUE(code == Code::kPeerLost || code == Code::kCancelled || code == Code::kRefused)
           << status.error().ToString();
       EXPECT_NE(status.error().message(), "");
