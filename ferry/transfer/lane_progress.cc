@@ -17,8 +17,8 @@ Result<LaneProgress> ParseProgress(wire::MetaReader* reader, const std::string& 
   if (!reader->Read(&body) ||
       reader->rest().size() != std::uint64_t{body.refusals} * sizeof(wire::RefusalOnWire)) {
     return Error(Code::kCorrupt,
-                 fmt::format("{} went on with a lane by a malformed frame; use the same release "
-                             "on both sides",
+                 fmt::format("{} resumed a lane with a malformed frame; use the same release on "
+                             "both sides",
                              peer_name));
   }
   LaneProgress progress;

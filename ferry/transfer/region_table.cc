@@ -68,15 +68,15 @@ Result<Rights> RegionTable::RightsOf(const RegionState& region, const wire::KeyB
   if (key.token == region.token) {
     if (region.only_for == nullptr || region.only_for == by.connection) return region.rights;
     return Error(Code::kRefused,
-                 fmt::format("region {} was opened for another connection; use its key on the one "
-                             "that it came by",
+                 fmt::format("region {} was opened for another connection; use its key on the "
+                             "connection that it came from",
                              key.region));
   }
   const RegionGrant* const grant = region.grants.Find(key.token);
   if (grant == nullptr) {
     return Error(Code::kRefused,
-                 fmt::format("the key of region {} carries a wrong token; use the key that this "
-                             "endpoint gave out, unchanged, and has not taken back",
+                 fmt::format("the key of region {} has a wrong token; use a key that this endpoint "
+                             "gave out, unchanged, and that was not withdrawn",
                              key.region));
   }
   if (grant->peer == by.peer) return grant->rights;
