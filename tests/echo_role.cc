@@ -91,7 +91,7 @@ class EchoRole {
       ++serving_;
       auto serve = [this, over, place = NextPlace(),
                     connection = *std::move(connection)]() mutable {
-        Serve(std::move(connection), PlacedMemory(devices_, place, kEchoMost));
+        Serve(std::move(connection), PlacedMemory(devices_, place, kEchoMax));
         --serving_;
         over->store(true);
       };

@@ -6,7 +6,7 @@
 
 namespace ferry::tests {
 
-inline constexpr std::uint64_t kEchoMost = 300 * 1000;  // bytes of a message
+inline constexpr std::uint64_t kEchoMax = 300 * 1000;  // bytes of a message
 
 // The commands: "endpoint NAME=VALUE...": the address, "region BYTES PLACE": the key of one more,
 // in the memory of GPU PLACE, or of the host for -1, "descriptors": how many are open,

@@ -20,7 +20,7 @@ namespace ferry::tests {
 namespace {
 
 constexpr milliseconds kJudgedSlack{100};
-constexpr milliseconds kLeastSlack{kSanitized ? 1500 : 250};
+constexpr milliseconds kMinSlack{kSanitized ? 1500 : 250};
 // An end is several steps, of this process and of another, each of which may be that late.
 constexpr int kSlackForLateness = 10;
 
@@ -64,7 +64,7 @@ bool RatesAreJudged() {
 
 milliseconds SlackFor(milliseconds late) {
   if (RatesAreJudged()) return kJudgedSlack;
-  return kLeastSlack + std::min(kSlackForLateness * late, kSlack);
+  return kMinSlack + std::min(kSlackForLateness * late, kSlack);
 }
 
 void ExpectWithin(milliseconds took, milliseconds bound, std::string_view what) {

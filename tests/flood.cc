@@ -55,7 +55,7 @@ void Flood::ConnectOne(int number) {
     (void)::send(fd.get(), options_.words.data(), options_.words.size(), MSG_NOSIGNAL);
   }
   open_.push_back(std::move(fd));
-  if (open_.size() > kMostOpen) open_.pop_front();
+  if (open_.size() > kMaxOpen) open_.pop_front();
   connects_.fetch_add(1);
 }
 

@@ -37,7 +37,7 @@ class Flood {
   void AwaitBegun() const;
 
  private:
-  static constexpr std::size_t kMostOpen = 1000;
+  static constexpr std::size_t kMaxOpen = 1000;
 
   void Run(const std::stop_token& stop);
   void ConnectOne(int number);

@@ -26,8 +26,8 @@ namespace wire = transfer::wire;
 constexpr std::uint16_t kLanes = 16;
 constexpr std::size_t kHostile = 4;
 constexpr std::uint64_t kRegionBytes = 4 * kMiB;
-constexpr std::uint64_t kMostForOne = 64 * kMiB;
-constexpr std::uint64_t kMostInAll = 512 * kMiB;
+constexpr std::uint64_t kMaxForOne = 64 * kMiB;
+constexpr std::uint64_t kMaxInAll = 512 * kMiB;
 // A lane is closed after this time without progress; a machine may be busy.
 constexpr int kFullMs = 300;
 
@@ -154,10 +154,10 @@ TEST_F(PeerMemoryTest, OfPeersThatAskForAllAndReadNothingIsBoundedAndFreedByTheC
   const auto idle = Show("idle");
   FloodFromAll();
   const auto use = Show("flooded");
-  EXPECT_LE(use.held, kHostile * kMostForOne);
+  EXPECT_LE(use.held, kHostile * kMaxForOne);
   if (!kSanitized) {
-    EXPECT_LE(use.resident, idle.resident + kHostile * kMostForOne);
-    EXPECT_LE(use.resident, idle.resident + kMostInAll);
+    EXPECT_LE(use.resident, idle.resident + kHostile * kMaxForOne);
+    EXPECT_LE(use.resident, idle.resident + kMaxInAll);
   }
   ExpectHonestPeerIsServed();
   ExpectFreedByTheClose(idle);

@@ -20,7 +20,7 @@ class Posting : public testing::TestWithParam<int> {};  // microseconds between 
 
 TEST_P(Posting, AndCancellingDelaysNoDeadlineAndNoHeartbeat) {
   constexpr milliseconds kPostingDeadline{200};
-  constexpr std::size_t kMostFillers = 1000;
+  constexpr std::size_t kMaxFillers = 1000;
   constexpr std::string_view kMessage = "still here";
   std::vector<std::byte> room(64);
   LinkedPeer link(FastSettings({"lanes=1"}));
@@ -36,8 +36,8 @@ TEST_P(Posting, AndCancellingDelaysNoDeadlineAndNoHeartbeat) {
   milliseconds longest{0};
   for (const auto over = Deadline::After(2 * kPeerTimeout); !over.expired();) {
     // No further one where the loop's thread gets so little of the machine that they pile up.
-    if (fillers.size() < kMostFillers || fillers.front().Done()) {
-      if (fillers.size() == kMostFillers) fillers.pop_front();
+    if (fillers.size() < kMaxFillers || fillers.front().Done()) {
+      if (fillers.size() == kMaxFillers) fillers.pop_front();
       fillers.push_back(Must(link.connection.Recv(7, ~0ull, room)));
       fillers.back().Cancel();
     }

@@ -254,11 +254,11 @@ class Client {
   }
 
   void Echo(Connection& connection) {
-    const std::uint64_t bytes = Below(2) == 0 ? Below(2000) : Below(kEchoMost);
+    const std::uint64_t bytes = Below(2) == 0 ? Below(2000) : Below(kEchoMax);
     const std::uint64_t tag = ++tag_;
     FillOut(bytes, tag);
     PoisonIn(bytes);
-    auto receive = connection.Recv(tag, kWholeTag, in_.span().first(kEchoMost), By(kOperation));
+    auto receive = connection.Recv(tag, kWholeTag, in_.span().first(kEchoMax), By(kOperation));
     const Status sent =
         End("send", connection.Send(tag, out_.span().first(bytes), By(kOperation)), bytes);
     if (!sent && receive) receive->Cancel();

@@ -34,7 +34,7 @@ constexpr int kCrowd = 1000;
 constexpr std::uint64_t kServedBytes = 4 * kMiB;
 constexpr milliseconds kFloodTime{2000};
 // Bytes by which the process may grow in a flood; a sanitizer keeps freed memory.
-constexpr std::int64_t kMostGrowthKib = kSanitized ? 512 * 1024 : 16 * 1024;
+constexpr std::int64_t kMaxGrowthKib = kSanitized ? 512 * 1024 : 16 * 1024;
 constexpr const char* kSecret = "secret=correct-horse-battery-staple";
 
 // The figure after `name` in a file of /proc; 0 where it is not there.
@@ -106,7 +106,7 @@ class StrangersTest : public testing::Test {
     const std::int64_t pages = Figure("/proc/net/sockstat", "mem") - socket_pages_before_;
     const std::int64_t kernel_kib = pages * ::sysconf(_SC_PAGESIZE) / 1024;
     fmt::print("{}: VmRSS grew by {} KiB, all sockets' memory by {} KiB\n", by, grown, kernel_kib);
-    EXPECT_LT(grown, kMostGrowthKib);
+    EXPECT_LT(grown, kMaxGrowthKib);
   }
   // Nobody is named twice in a second: all come from one address.
   void ExpectLogQuiet(const std::string& words) {

@@ -17,7 +17,7 @@ namespace ferry::nccl_net {
 namespace {
 
 constexpr const char* kChunk = "524288";
-constexpr const char* kLeastChannels = "NCCL_MIN_NCHANNELS";
+constexpr const char* kMinChannels = "NCCL_MIN_NCHANNELS";
 
 // NCCL variables that bound the number of channels, which a minimum set here could exceed.
 constexpr std::array kBounds = {"NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MIN_NRINGS",
@@ -64,8 +64,8 @@ NcclRequest RequestOf(const Config& config, const Config::Getter& get, const Ncc
     return request;
   }
   const std::string wanted = std::to_string(channels);
-  const std::string_view set = ValueOf(get, kLeastChannels);
-  if (set.empty()) request.variables.emplace_back(kLeastChannels, wanted);
+  const std::string_view set = ValueOf(get, kMinChannels);
+  if (set.empty()) request.variables.emplace_back(kMinChannels, wanted);
   // Judge by the number and not by who set it: processes inherit variables.
   if (channels >= kFewChannels && (set.empty() || set == wanted)) request.tuned_channels = channels;
   return request;

@@ -27,11 +27,11 @@
 namespace ferry::nccl_net {
 namespace {
 
-constexpr int kMostComms = 65536;
+constexpr int kMaxComms = 65536;
 constexpr const char* kCommName = "NCCL communicator";
 // Minimum speed of a device: NCCL finds no route through one below 0.12 GB/s.
-constexpr int kLeastMegabits = 1000;
-constexpr std::size_t kMostMessageBytes = std::size_t{1} << 30;
+constexpr int kMinMegabits = 1000;
+constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 30;
 
 // The objects that NCCL holds. They share the engine, which is destroyed with the last of them. In
 // a forked child all of them belong to the parent: calls fail, and closing one does nothing.
@@ -248,15 +248,15 @@ int GetProperties(int device, abi::PropertiesV12* properties) noexcept {
     properties->pci_path = nic.pci_path.empty() ? nullptr : Kept(nic.pci_path);
     properties->guid = nic.guid;
     properties->ptr_support = abi::kPointerHost;
-    properties->speed = std::max(nic.megabits / static_cast<int>(nic.names.size()), kLeastMegabits);
+    properties->speed = std::max(nic.megabits / static_cast<int>(nic.names.size()), kMinMegabits);
     properties->port = device;
-    properties->max_comms = kMostComms;
+    properties->max_comms = kMaxComms;
     properties->max_recvs = static_cast<int>(kMaxReceives);
     properties->device_type = abi::kDeviceTypeHost;
     properties->virtual_device.count = 1;
     properties->virtual_device.devices[0] = device;
-    properties->max_p2p_bytes = kMostMessageBytes;
-    properties->max_coll_bytes = kMostMessageBytes;
+    properties->max_p2p_bytes = kMaxMessageBytes;
+    properties->max_coll_bytes = kMaxMessageBytes;
     properties->max_multi_request_size = 1;
     return int{abi::kSuccess};
   });

@@ -96,8 +96,8 @@ Number ValueOf(const char* name, const NcclRequest& request, const Config::Gette
                                 [&](const auto& one) { return one.first == name; });
   const char* const text = set != request.variables.end() ? set->second.c_str() : get(name);
   const long long value = text == nullptr ? 0 : std::strtoll(text, nullptr, 0);
-  constexpr long long kMost = std::numeric_limits<Number>::max();
-  return static_cast<Number>(std::clamp(value, 0LL, kMost));
+  constexpr long long kMax = std::numeric_limits<Number>::max();
+  return static_cast<Number>(std::clamp(value, 0LL, kMax));
 }
 
 // NCCL prefers the newer name of a variable over the older one.

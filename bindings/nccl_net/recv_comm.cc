@@ -28,7 +28,7 @@ Error TooLarge(std::uint64_t bytes, int tag, std::uint64_t room) {
 
 RecvComm::RecvComm(Engine* engine, EventLoop* swift, std::size_t lanes, std::uint64_t early_bytes)
     : Comm(engine, swift, lanes),
-      early_bytes_(std::min(early_bytes, kMostEarlyBytes)),
+      early_bytes_(std::min(early_bytes, kMaxEarlyBytes)),
       landings_(lanes) {
   StoreWire(WelcomeWire{}, &welcome_.meta);
 }
@@ -103,7 +103,7 @@ bool RecvComm::MustTellLocked(const Tag& tag, std::size_t room) const noexcept {
 // together when these have arrived: each credit costs a system call on both sides, which NCCL's
 // thread has no time for, and the arrived messages tell their size, which a receive does not.
 bool RecvComm::HasHeardEnoughLocked() const noexcept {
-  return heard_ >= kMostEarly / 2 || heard_bytes_ >= kMostEarlyTotal / 2;
+  return heard_ >= kMaxEarly / 2 || heard_bytes_ >= kMaxEarlyTotal / 2;
 }
 
 // OnLoop of the lane, when a message may have become complete. If true, the caller must call
@@ -156,9 +156,9 @@ Status RecvComm::OnAskOnLoop(std::span<const CountWire> asked) {
     Tag& tag = TagOf(count.tag);
     tag.asked = std::max(tag.asked, count.receives);
     must_tell |= tag.asked > tag.told && tag.posted > tag.told;
-    if (tags_.size() > kMostTags) {
+    if (tags_.size() > kMaxTags) {
       return Error(Code::kCorrupt,
-                   fmt::format("the sender used more than {} tags; use fewer", kMostTags));
+                   fmt::format("the sender used more than {} tags; use fewer", kMaxTags));
     }
   }
   if (must_tell && !telling_ && !closing_ && !error_) {
@@ -207,7 +207,7 @@ bool RecvComm::Claims::Take(std::uint64_t offset, std::uint64_t bytes) {
     if (joins_next) parts_.erase(next);
   } else if (joins_next) {
     next->begin = part.begin;
-  } else if (parts_.size() < kMostParts) {
+  } else if (parts_.size() < kMaxParts) {
     parts_.insert(next, part);
   } else {
     return false;
@@ -326,15 +326,14 @@ Result<RecvComm::Early*> RecvComm::KeepEarlyLocked(std::size_t lane, const DataW
                         return early->tag == data.tag && early->sequence == data.sequence;
                       });
   const bool is_small = lane == 0 && data.offset == 0 && data.total == payload_bytes &&
-                        payload_bytes <= kMostEarlyBytes;
-  const bool has_room =
-      early_.size() < kMostEarly && payload_bytes <= kMostEarlyTotal - early_total_;
+                        payload_bytes <= kMaxEarlyBytes;
+  const bool has_room = early_.size() < kMaxEarly && payload_bytes <= kMaxEarlyTotal - early_total_;
   if (!is_new || !is_small || !has_room) {
-    return Error(Code::kCorrupt,
-                 fmt::format("message {} with tag {} ({} of {} bytes) came before a receive was "
-                             "posted for it, and is no small one of the {} ({} bytes) that may",
-                             data.sequence, data.tag, payload_bytes, data.total, kMostEarly,
-                             kMostEarlyTotal));
+    return Error(
+        Code::kCorrupt,
+        fmt::format("message {} with tag {} ({} of {} bytes) came before a receive was "
+                    "posted for it, and is no small one of the {} ({} bytes) that may",
+                    data.sequence, data.tag, payload_bytes, data.total, kMaxEarly, kMaxEarlyTotal));
   }
   early_.push_back(std::make_unique<Early>());
   Early* const early = early_.back().get();

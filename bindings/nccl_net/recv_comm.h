@@ -21,7 +21,7 @@ struct Incoming {
 // with other frames, so that the sender always has credit for some.
 class RecvComm final : public Comm {
  public:
-  // `early_bytes`: messages up to this size are sent without a credit, up to kMostEarly of them.
+  // `early_bytes`: messages up to this size are sent without a credit, up to kMaxEarly of them.
   RecvComm(Engine* engine, EventLoop* swift, std::size_t lanes, std::uint64_t early_bytes);
 
   // 1 to kMaxReceives places. Returns null if there are too many requests already. Errors: the
@@ -45,7 +45,7 @@ class RecvComm final : public Comm {
       std::uint64_t begin = 0;
       std::uint64_t end = 0;
     };
-    static constexpr std::size_t kMostParts = 16'384;
+    static constexpr std::size_t kMaxParts = 16'384;
     std::vector<Part> parts_;  // sorted; no part touches the next
   };
   struct Slot {

@@ -14,7 +14,7 @@
 namespace ferry::nccl_net {
 namespace {
 
-constexpr std::size_t kMostSends = abi::kMaxRequests * kMaxReceives;
+constexpr std::size_t kMaxSends = abi::kMaxRequests * kMaxReceives;
 constexpr std::uint64_t kPieceAlignment = 4096;
 // A receiver announces large receives at once. A large message whose receive is small, which the
 // receiver rejects, must be asked for.
@@ -136,7 +136,7 @@ SendComm::Tag& SendComm::TagOf(int tag) {
 
 SendComm::SendRequest* SendComm::FreeRequest() {
   if (free_.empty()) {
-    if (requests_.size() == kMostSends) return nullptr;
+    if (requests_.size() == kMaxSends) return nullptr;
     requests_.push_back(std::make_unique<SendRequest>(this));
     return requests_.back().get();
   }
@@ -154,7 +154,7 @@ bool SendComm::IsSmall(const SendRequest& request) const noexcept {
 bool SendComm::MayLeaveLocked(const SendRequest& request) {
   if (request.sequence < TagOf(request.tag).granted) return true;
   const std::uint64_t bytes = request.data.size();
-  if (!IsSmall(request) || early_.size() == kMostEarly || bytes > kMostEarlyTotal - early_total_) {
+  if (!IsSmall(request) || early_.size() == kMaxEarly || bytes > kMaxEarlyTotal - early_total_) {
     return false;
   }
   early_.push_back({.tag = request.tag, .sequence = request.sequence, .bytes = bytes});
@@ -359,9 +359,9 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
   for (const CountWire& credit : *credits) {
     Tag& tag = TagOf(credit.tag);
     tag.granted = std::max(tag.granted, credit.receives);
-    if (tags_.size() > kMostTags) {
+    if (tags_.size() > kMaxTags) {
       return Error(Code::kCorrupt,
-                   fmt::format("the receiver used more than {} tags; use fewer", kMostTags));
+                   fmt::format("the receiver used more than {} tags; use fewer", kMaxTags));
     }
   }
   ForgetGrantedLocked();

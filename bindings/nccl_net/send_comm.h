@@ -19,7 +19,7 @@ struct Outgoing {
 // The sending end. A message leaves when the receiver has posted a receive for it, so a lane never
 // blocks on a receiver that is not ready: small messages use lane 0, others are cut into pieces for
 // the bulk lanes with the fewest queued bytes. A few small messages leave without a credit
-// (kMostEarly). A message is done when the kernel has accepted all of it; the receiver keeps
+// (kMaxEarly). A message is done when the kernel has accepted all of it; the receiver keeps
 // messages without a receive, even after this end has closed. This end closes once its small
 // messages have arrived: a credit that reaches a closed socket causes a reset, which would discard
 // data in flight.

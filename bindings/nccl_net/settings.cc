@@ -15,18 +15,18 @@ namespace {
 
 constexpr std::uint64_t kPieceBytes = 128 * kKiB;
 constexpr unsigned kManyCores = 8;
-constexpr std::size_t kMostSwiftLoops = 8;  // machines rarely have more GPUs
+constexpr std::size_t kMaxSwiftLoops = 8;  // machines rarely have more GPUs
 // From this many cores on workers poll. All-reduce of 1 MiB on two H200 with 32 cores took 238 us
 // without polling workers and 195 us with them; send and receive 282 and 187 us.
 constexpr unsigned kCoresToSpin = 16;
 constexpr std::chrono::microseconds kSpin{300};
 // All ranks connect to each other at once, with several lanes each, and none may be turned away;
 // but the process needs most of its descriptors itself.
-std::uint32_t MostStrangers(std::uint32_t at_least) {
-  constexpr rlim_t kMost = 4096;
+std::uint32_t MaxStrangers(std::uint32_t at_least) {
+  constexpr rlim_t kMax = 4096;
   rlimit descriptors{};
   if (::getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return at_least;
-  return std::max(at_least, static_cast<std::uint32_t>(std::min(kMost, descriptors.rlim_cur / 4)));
+  return std::max(at_least, static_cast<std::uint32_t>(std::min(kMax, descriptors.rlim_cur / 4)));
 }
 
 bool IsSet(const Config& config, std::string_view name) {
@@ -78,7 +78,7 @@ Result<Settings> LoadSettings(const Config::Getter& get) {
     FERRY_TRY(config.Set("interfaces", InterfacesOf(names), "NCCL_SOCKET_IFNAME"));
   }
   if (!IsSet(config, "max_strangers")) {
-    config.max_strangers = MostStrangers(config.max_strangers);
+    config.max_strangers = MaxStrangers(config.max_strangers);
   }
   const unsigned cores = std::max(std::thread::hardware_concurrency(), 1U);
   settings.bulk_lanes = config.lanes > 0      ? static_cast<std::size_t>(config.lanes)
@@ -86,14 +86,13 @@ Result<Settings> LoadSettings(const Config::Getter& get) {
                                               : 2;
   settings.workers = config.workers > 0 ? static_cast<std::size_t>(config.workers)
                                         : std::clamp(cores / 2, 2U, 16U);
-  settings.swift_loops = std::clamp<std::size_t>(cores / 4, 2, kMostSwiftLoops);
+  settings.swift_loops = std::clamp<std::size_t>(cores / 4, 2, kMaxSwiftLoops);
   if (!IsSet(config, "spin") && cores >= kCoresToSpin) config.spin = kSpin;
   // With 4, 8 and 16 polling workers, all-reduce of 4 MiB took 535, 510 and 467 us (one start
   // each), of 64 MiB 3.6, 3.8 and 3.6 ms; but other threads need the cores too.
   settings.spinners = static_cast<int>(std::clamp(cores / 4, 1U, 8U));
-  settings.small_bytes = IsSet(config, "eager_bytes")
-                             ? std::min(config.eager_bytes, kMostEarlyBytes)
-                             : kMostEarlyBytes;
+  settings.small_bytes =
+      IsSet(config, "eager_bytes") ? std::min(config.eager_bytes, kMaxEarlyBytes) : kMaxEarlyBytes;
   settings.piece_bytes = IsSet(config, "slice_bytes") ? config.slice_bytes : kPieceBytes;
   return settings;
 }

@@ -96,14 +96,14 @@ std::optional<HelloWire> LoadHelloHead(std::span<const std::byte> meta) {
 }
 
 void StorePadded(const DataWire& wire, std::uint64_t payload_bytes, std::vector<std::byte>* meta) {
-  meta->assign(kLeastFrame - std::min<std::uint64_t>(payload_bytes, kLeastFrame - sizeof wire),
+  meta->assign(kMinFrame - std::min<std::uint64_t>(payload_bytes, kMinFrame - sizeof wire),
                std::byte{0});
   std::memcpy(meta->data(), &wire, sizeof wire);
 }
 
 std::optional<DataWire> LoadPadded(std::span<const std::byte> meta) {
   DataWire wire;
-  if (meta.size() < sizeof wire || meta.size() > kLeastFrame) return std::nullopt;
+  if (meta.size() < sizeof wire || meta.size() > kMinFrame) return std::nullopt;
   std::memcpy(&wire, meta.data(), sizeof wire);
   return wire;
 }

@@ -28,12 +28,12 @@ inline constexpr std::uint16_t kFirstAlike = 5;
 // What a sender may send on lane 0 without a credit, over all tags: the number of messages, the
 // bytes of each (one step of NCCL's protocol LL), and the bytes in total. The receiver keeps them
 // until their receives are posted.
-inline constexpr std::size_t kMostEarly = 32;
-inline constexpr std::uint64_t kMostEarlyBytes = 64 * 1024;
-inline constexpr std::uint64_t kMostEarlyTotal = 8 * kMostEarlyBytes;
+inline constexpr std::size_t kMaxEarly = 32;
+inline constexpr std::uint64_t kMaxEarlyBytes = 64 * 1024;
+inline constexpr std::uint64_t kMaxEarlyTotal = 8 * kMaxEarlyBytes;
 // Tags per comm; NCCL uses few. The limit bounds the memory that the other side can make us
 // allocate.
-inline constexpr std::size_t kMostTags = 4096;
+inline constexpr std::size_t kMaxTags = 4096;
 
 using Key = std::array<std::byte, 16>;
 
@@ -129,7 +129,7 @@ struct HelloWire {
 static_assert(sizeof(HelloWire) == 72 && offsetof(HelloWire, comm) == 32 &&
               offsetof(HelloWire, rank) == 56);
 
-// A piece of a message, which is the frame's payload. On lane 0 padding makes the frame kLeastFrame
+// A piece of a message, which is the frame's payload. On lane 0 padding makes the frame kMinFrame
 // bytes long; its content is ignored.
 struct DataWire {
   FrameType type = FrameType::kData;
@@ -144,7 +144,7 @@ static_assert(sizeof(DataWire) == 32 && offsetof(DataWire, offset) == 24);
 // Minimum frame size on lane 0. When two segments have at least this length, and the same one,
 // Linux acknowledges the second on arrival; shorter segments are acknowledged when they are read,
 // before the reader gets them, which takes 2 to 3 us (tcp_measure_rcv_mss, TCP_MSS_DEFAULT).
-inline constexpr std::size_t kLeastFrame = 544;
+inline constexpr std::size_t kMinFrame = 544;
 
 // kCredit: the number of receives posted so far, by tag. kAsk: the number that the sender waits
 // for. `entries` CountWires follow.

@@ -19,8 +19,8 @@ namespace {
 using cuda::CopyKind;
 
 constexpr std::uint64_t kScratch = std::uint64_t{32} << 20;  // of each scratch memory
-constexpr std::size_t kMostDmaBlocks = 64;  // the cost per block is constant beyond
-constexpr std::size_t kMostKernelBlocks = 8192;
+constexpr std::size_t kMaxDmaBlocks = 64;  // the cost per block is constant beyond
+constexpr std::size_t kMaxKernelBlocks = 8192;
 constexpr int kRuns = 5;
 constexpr auto kMeasurePatience = std::chrono::seconds(30);
 constexpr std::array kKinds{CopyKind::kHostToDevice, CopyKind::kDeviceToHost,
@@ -118,8 +118,8 @@ Result<CopyCosts> Measure(cuda::DeviceApi* api, int ordinal) {
   FERRY_TRY_ASSIGN(const auto kernel, MakeKernelExecutor(api, ordinal));
   for (const CopyKind kind : kKinds) {
     auto& direction = costs.directions[static_cast<std::size_t>(kind)];
-    FERRY_TRY_ASSIGN(direction.dma, meter.Measure(dma.get(), kind, kMostDmaBlocks));
-    FERRY_TRY_ASSIGN(direction.kernel, meter.Measure(kernel.get(), kind, kMostKernelBlocks));
+    FERRY_TRY_ASSIGN(direction.dma, meter.Measure(dma.get(), kind, kMaxDmaBlocks));
+    FERRY_TRY_ASSIGN(direction.kernel, meter.Measure(kernel.get(), kind, kMaxKernelBlocks));
   }
   costs.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   return costs;

@@ -15,7 +15,7 @@ namespace ferry {
 namespace {
 
 // Waking a thread, and waiting for it, costs about as much as copying this many bytes.
-constexpr std::size_t kLeastPart = 128 * kKiB;
+constexpr std::size_t kMinPart = 128 * kKiB;
 constexpr std::size_t kPage = 4 * kKiB;
 // How long a thread polls for the next call before it sleeps.
 constexpr auto kAwake = std::chrono::microseconds(200);
@@ -45,7 +45,7 @@ CopyCrew::~CopyCrew() {
 
 void CopyCrew::Copy(void* dst, const void* src, std::size_t bytes) {
   const std::size_t share = bytes / (members_->size() + 1);
-  if (members_->empty() || share < kLeastPart || members_.forked()) {
+  if (members_->empty() || share < kMinPart || members_.forked()) {
     if (bytes > 0) std::memcpy(dst, src, bytes);
     return;
   }

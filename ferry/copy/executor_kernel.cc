@@ -18,7 +18,7 @@ namespace {
 // larger, so that this many pieces suffice for the longest block.
 constexpr std::uint64_t kHostPiece = 16 * kKiB;
 constexpr std::uint64_t kDevicePiece = 32 * kKiB;
-constexpr std::uint64_t kMostPieces = 8192;
+constexpr std::uint64_t kMaxPieces = 8192;
 
 // Writing the descriptor of a 4 KiB block takes 1 ns, copying it 2.3 ns (80 over the bus), and a
 // launch takes the CPU about 4 us: each launch should copy until the next one is queued.
@@ -26,7 +26,7 @@ constexpr std::uint64_t kFirstLaunch = 2048;
 constexpr std::uint64_t kLaunchGrowth = 3;
 
 // Calls in flight, or large parts of calls; Enqueue() waits for the oldest when there are more.
-constexpr std::size_t kMostMarks = 64;
+constexpr std::size_t kMaxMarks = 64;
 constexpr auto kRoomPatience = std::chrono::seconds(60);
 
 // Estimated from a few blocks, each of which stands for its neighbours: reading all of a long list
@@ -62,7 +62,7 @@ class KernelExecutor final : public DeviceExecutor {
   }
 
   Status MakeEvents(int ordinal) {
-    for (std::size_t i = 0; i < kMostMarks; ++i) {
+    for (std::size_t i = 0; i < kMaxMarks; ++i) {
       FERRY_TRY_ASSIGN(auto event, api_->CreateEvent(ordinal, cuda::EventTiming::kOff));
       free_.push_back(std::move(event));
     }
@@ -96,7 +96,7 @@ class KernelExecutor final : public DeviceExecutor {
 
   Status Queue(cuda::StreamRef stream, bool within, std::span<const PlacedList> lists) {
     const std::uint64_t least = within ? kDevicePiece : kHostPiece;
-    const std::uint64_t even = (EstimateBytes(lists) / kMostPieces + 4095) & ~4095ULL;
+    const std::uint64_t even = (EstimateBytes(lists) / kMaxPieces + 4095) & ~4095ULL;
     const std::uint64_t piece = std::clamp(even, least, kLongestPacked);
     Call call{stream, within ? options_.device_groups : options_.host_groups,
               std::min(kFirstLaunch, capacity_ / 2)};

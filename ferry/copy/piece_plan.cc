@@ -14,7 +14,7 @@ namespace {
 // shares less even; the maximum also bounds the memory of a plan.
 constexpr std::uint64_t kShortestPlanned = 4 * kKiB;
 constexpr std::uint64_t kLongestPlanned = 16 * kKiB;
-constexpr std::uint64_t kMostPlanned = std::uint64_t{1} << 20;
+constexpr std::uint64_t kMaxPlanned = std::uint64_t{1} << 20;
 // Pieces start at the same offset from this alignment as their block, so that all are aligned
 // alike.
 constexpr std::uint64_t kLine = 128;
@@ -72,7 +72,7 @@ PiecePlan PlanPieces(const BlockList& list, std::uint32_t groups) {
   const std::uint64_t even =
       RoundUp(CeilDivide(total, std::uint64_t{groups} * kBlockKernelWarps), kLine);
   const std::uint64_t longest = std::max(std::clamp(even, kShortestPlanned, kLongestPlanned),
-                                         RoundUp(CeilDivide(total, kMostPlanned), kLine));
+                                         RoundUp(CeilDivide(total, kMaxPlanned), kLine));
   std::vector<Block> pieces = Cut(joined, longest);
   std::stable_sort(pieces.begin(), pieces.end(),
                    [](const Block& a, const Block& b) { return a.len > b.len; });

@@ -15,9 +15,9 @@
 namespace ferry {
 namespace {
 
-constexpr int kMostStreams = 8;
-constexpr int kMostBuffers = 8;
-constexpr int kMostThreads = 64;
+constexpr int kMaxStreams = 8;
+constexpr int kMaxBuffers = 8;
+constexpr int kMaxThreads = 64;
 constexpr std::size_t kAlignment = 256;  // alignment of each chunk, as of cudaMalloc's memory
 // A chunk usually takes much less; beyond this, a sleep costs little.
 constexpr auto kSpinTime = std::chrono::milliseconds(1);
@@ -40,17 +40,17 @@ Status CheckOptions(const PipelineOptions& options) {
                                                      "is 1 byte to 1 GiB",
                                                      options.chunk_bytes));
   }
-  if (options.streams < 1 || options.streams > kMostStreams || options.buffers < 1 ||
-      options.buffers > kMostBuffers) {
+  if (options.streams < 1 || options.streams > kMaxStreams || options.buffers < 1 ||
+      options.buffers > kMaxBuffers) {
     return Error(Code::kInvalidArgument,
                  fmt::format("a pipeline of {} streams with {} buffers each; allowed is 1 to {} "
                              "and 1 to {}",
-                             options.streams, options.buffers, kMostStreams, kMostBuffers));
+                             options.streams, options.buffers, kMaxStreams, kMaxBuffers));
   }
-  if (options.staging_threads < 1 || options.staging_threads > kMostThreads) {
+  if (options.staging_threads < 1 || options.staging_threads > kMaxThreads) {
     return Error(Code::kInvalidArgument,
                  fmt::format("a pipeline with {} threads that stage; allowed is 1 to {}",
-                             options.staging_threads, kMostThreads));
+                             options.staging_threads, kMaxThreads));
   }
   return Ok();
 }

@@ -182,8 +182,8 @@ TEST_P(PreparedCopyTest, ShiftsOutOfTheAddressSpaceAreRefused) {
   auto dst = bed_->MakeDestination(kLayer, kind());
   const auto copy = Must(Prepare(Pages(), dst.place, src.place));
   constexpr std::int64_t kFar = std::int64_t{1} << 48;
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
-  for (const std::int64_t shift : {kFar, -kFar, kMost, -kMost - 1}) {
+  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t shift : {kFar, -kFar, kMax, -kMax - 1}) {
     for (const bool of_dst : {true, false}) {
       const Status status = copy->Enqueue(bed_->stream(), of_dst ? shift : 0, of_dst ? 0 : shift);
       ASSERT_FALSE(status) << shift;

@@ -103,7 +103,7 @@ Result<bool> ProbeFlags(DeviceApi& api, int ordinal) {
   return LoadFlag(word.data()) == 1;
 }
 
-std::uint32_t MostHeldStreams(const char* connections) noexcept {
+std::uint32_t MaxHeldStreams(const char* connections) noexcept {
   const std::string_view text = connections != nullptr ? connections : "";
   int queues = 8;  // the default, also for a value that is not a number
   (void)std::from_chars(text.data(), text.data() + text.size(), queues);

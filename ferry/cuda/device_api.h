@@ -252,7 +252,7 @@ Result<bool> ProbeFlags(DeviceApi& api, int ordinal);
 // of the queues to the device. `connections` is the value of CUDA_DEVICE_MAX_CONNECTIONS, null
 // where it is not set: 1 to 32, by default 8. With as many waiting streams as queues nothing on
 // that device moves (docs/gotchas.md).
-std::uint32_t MostHeldStreams(const char* connections) noexcept;
+std::uint32_t MaxHeldStreams(const char* connections) noexcept;
 
 // The host's access to a flag in pinned memory, by its host address.
 inline void StoreFlag(void* flag, std::uint32_t value) noexcept {

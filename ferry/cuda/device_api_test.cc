@@ -6,16 +6,16 @@
 namespace ferry::cuda {
 namespace {
 
-TEST(MostHeldStreams, AreHalfOfTheQueuesToTheDevice) {
-  EXPECT_EQ(MostHeldStreams(nullptr), 4U);
-  EXPECT_EQ(MostHeldStreams(""), 4U);
-  EXPECT_EQ(MostHeldStreams("many"), 4U);
-  EXPECT_EQ(MostHeldStreams("8"), 4U);
-  EXPECT_EQ(MostHeldStreams("32"), 16U);
-  EXPECT_EQ(MostHeldStreams("1000"), 16U);
-  EXPECT_EQ(MostHeldStreams("2"), 1U);
-  EXPECT_EQ(MostHeldStreams("1"), 0U);
-  EXPECT_EQ(MostHeldStreams("-3"), 0U);
+TEST(MaxHeldStreams, AreHalfOfTheQueuesToTheDevice) {
+  EXPECT_EQ(MaxHeldStreams(nullptr), 4U);
+  EXPECT_EQ(MaxHeldStreams(""), 4U);
+  EXPECT_EQ(MaxHeldStreams("many"), 4U);
+  EXPECT_EQ(MaxHeldStreams("8"), 4U);
+  EXPECT_EQ(MaxHeldStreams("32"), 16U);
+  EXPECT_EQ(MaxHeldStreams("1000"), 16U);
+  EXPECT_EQ(MaxHeldStreams("2"), 1U);
+  EXPECT_EQ(MaxHeldStreams("1"), 0U);
+  EXPECT_EQ(MaxHeldStreams("-3"), 0U);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 namespace ferry::cuda {
 namespace {
 
-constexpr int kMostDevices = 16;
+constexpr int kMaxDevices = 16;
 constexpr int kVersion = 13000;
 constexpr std::size_t kFlagAlignment = 4;
 
@@ -70,9 +70,9 @@ Status CheckApart(std::span<const CopyItem> items) {
 
 Result<std::unique_ptr<SimulatedDevices>> SimulatedDevices::Create(
     const SimulationOptions& options) {
-  if (options.devices < 1 || options.devices > kMostDevices) {
+  if (options.devices < 1 || options.devices > kMaxDevices) {
     return Error(Code::kInvalidArgument, fmt::format("{} simulated devices; allowed is 1..{}",
-                                                     options.devices, kMostDevices));
+                                                     options.devices, kMaxDevices));
   }
   FERRY_TRY_ASSIGN(auto memory, SimulatedMemory::Create(options.devices, options.device_bytes,
                                                         options.pinned_bytes));

@@ -47,18 +47,18 @@ namespace {
 // With ThreadSanitizer: tracking the writer of each byte takes four times the memory, and most of
 // the time of a test with large buffers.
 #if defined(__SANITIZE_THREAD__)
-constexpr std::size_t kMostWatchedBytes = std::size_t{4} << 20;
+constexpr std::size_t kMaxWatchedBytes = std::size_t{4} << 20;
 __attribute__((no_sanitize("thread"), optimize("no-tree-loop-distribute-patterns"))) void
 PoisonUnwatched(std::byte* memory, std::size_t bytes, std::byte poison) {
   for (std::size_t i = 0; i < bytes; ++i) memory[i] = poison;
 }
 #else
-constexpr std::size_t kMostWatchedBytes = ~std::size_t{0};
+constexpr std::size_t kMaxWatchedBytes = ~std::size_t{0};
 void PoisonUnwatched(std::byte* /*memory*/, std::size_t /*bytes*/, std::byte /*poison*/) {}
 #endif
 
 void Poison(std::byte* memory, std::size_t bytes, std::byte poison) {
-  const std::size_t watched = std::min(bytes, kMostWatchedBytes);
+  const std::size_t watched = std::min(bytes, kMaxWatchedBytes);
   std::memset(memory, static_cast<int>(poison), watched);
   PoisonUnwatched(memory + watched, bytes - watched, poison);
 }

@@ -15,11 +15,11 @@ namespace ferry::kernels {
 namespace {
 
 // More than any memory has, and far from where sums overflow.
-constexpr std::int64_t kMostBytes = std::int64_t{1} << 56;
+constexpr std::int64_t kMaxBytes = std::int64_t{1} << 56;
 
 std::size_t RankOf(const Tensor& tensor) { return static_cast<std::size_t>(tensor.rank); }
 
-// Bytes that a view spans, as SpanBytes(); -1 where they are more than kMostBytes.
+// Bytes that a view spans, as SpanBytes(); -1 where they are more than kMaxBytes.
 std::int64_t CheckedSpan(const Tensor& tensor) {
   std::int64_t count = 1;
   std::int64_t last = 0;
@@ -28,7 +28,7 @@ std::int64_t CheckedSpan(const Tensor& tensor) {
     std::int64_t reach = 0;
     if (__builtin_mul_overflow(count, tensor.shape[d], &count) ||
         __builtin_mul_overflow(tensor.shape[d] - 1, tensor.stride[d], &reach) ||
-        __builtin_add_overflow(last, reach, &last) || count > kMostBytes || last > kMostBytes) {
+        __builtin_add_overflow(last, reach, &last) || count > kMaxBytes || last > kMaxBytes) {
       return -1;
     }
   }

@@ -58,7 +58,7 @@ Status CheckBlockTables(const Argument& tables, std::int64_t batch, std::int64_t
   FERRY_TRY(tables.HasType({DType::kInt32}));
   FERRY_TRY(tables.HasDenseRows());
   FERRY_TRY(tables.HasShape({batch, tables.tensor.shape[1]}, "a row for each sequence"));
-  if (tables.tensor.shape[1] > kMostTokens / block) return tables.Wrong("of at most 2^30 tokens");
+  if (tables.tensor.shape[1] > kMaxTokens / block) return tables.Wrong("of at most 2^30 tokens");
   return Ok();
 }
 
@@ -76,8 +76,8 @@ Status CheckScale(const char* op, float scale) {
 }
 
 Status CheckStages(const Argument& q, const char* name, int stages) {
-  constexpr int kMostStages = 3;
-  if (stages < 1 || stages > kMostStages) return WrongNumber(q.op, name, stages, "1, 2 or 3");
+  constexpr int kMaxStages = 3;
+  if (stages < 1 || stages > kMaxStages) return WrongNumber(q.op, name, stages, "1, 2 or 3");
   const std::int64_t head_size = q.tensor.last();
   if (stages != 2 && HasDeviceHeads(head_size) && head_size != 128) {
     return WrongNumber(q.op, name, stages, "2 for heads of 64 and 256");

@@ -29,6 +29,6 @@ Status CheckHeadsForDevice(const Argument& q);
 Status IsAlignedForDevice(const Argument& argument);
 
 // Upper bound of token counts, so that the sum of two counts fits an int32.
-inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
+inline constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;
 
 }  // namespace ferry::kernels

@@ -26,8 +26,8 @@ Status CheckCache(const Argument& cache, const TokensToStore& tokens) {
   const bool dense = (tensor.shape[3] <= 1 || tensor.stride[3] == 1) &&
                      (tensor.shape[2] <= 1 || tensor.stride[2] == tensor.shape[3]);
   if (!dense) return cache.Wrong("contiguous along its last two sizes");
-  if (tensor.shape[0] > kMostRows || tensor.shape[1] > kMostRows ||
-      tensor.shape[0] * tensor.shape[1] > kMostRows) {
+  if (tensor.shape[0] > kMaxRows || tensor.shape[1] > kMaxRows ||
+      tensor.shape[0] * tensor.shape[1] > kMaxRows) {
     return cache.Wrong("one of at most 2^31 - 1 slots");
   }
   return cache.IsWritable();

@@ -29,7 +29,7 @@ struct RowStrides {
 };
 
 // Maximum number of rows of an op: the limit of a grid with one thread block per row.
-inline constexpr std::int64_t kMostRows = (std::int64_t{1} << 31) - 1;
+inline constexpr std::int64_t kMaxRows = (std::int64_t{1} << 31) - 1;
 
 // Offset of a row from the tensor's first element, in elements.
 #ifdef __CUDACC__
@@ -50,7 +50,7 @@ struct JoinedRows {
   RowSizes sizes;
   std::array<RowStrides, 4> strides;  // of each tensor
 };
-// Takes one to four tensors whose sizes are equal except for the last, with at most kMostRows rows.
+// Takes one to four tensors whose sizes are equal except for the last, with at most kMaxRows rows.
 JoinedRows JoinRows(std::initializer_list<const Tensor*> tensors);
 
 // Whether all rows begin at multiples of `bytes`, so that they can be accessed in words of that

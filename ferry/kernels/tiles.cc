@@ -10,7 +10,7 @@
 namespace ferry::kernels {
 namespace {
 
-constexpr std::int64_t kMostBlocks = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kMaxBlocks = (std::int64_t{1} << 31) - 1;
 
 std::int64_t Quotient(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
 
@@ -28,7 +28,7 @@ Result<RowTiles> TileRows(const char* op, std::int64_t rows, std::int64_t words,
                     : Quotient(share, kWarp) * kWarp;
   const std::int64_t threads_y = std::max<std::int64_t>(kTileThreads / threads_x, 1);
   const std::int64_t row_blocks = Quotient(rows, threads_y);
-  if (words > kMostBlocks || rows > kMostBlocks || row_blocks > kMostBlocks / chunks) {
+  if (words > kMaxBlocks || rows > kMaxBlocks || row_blocks > kMaxBlocks / chunks) {
     return Error(Code::kInvalidArgument,
                  fmt::format("{}: {} rows of {} words are more than a grid of blocks has; split "
                              "them over several calls",

@@ -128,17 +128,17 @@ TEST(NameResolverTest, AsksOnceForAHostThatManyWaitForAndGivesEachItsPort) {
 TEST(NameResolverTest, StartsNoMoreThreadsThanItMay) {
   SlowServers servers;
   NameResolver names(servers.ask());
-  constexpr int kMost = static_cast<int>(NameResolver::kMaxLookups);
-  for (int i = 0; i < kMost; ++i) {
+  constexpr int kMax = static_cast<int>(NameResolver::kMaxLookups);
+  for (int i = 0; i < kMax; ++i) {
     const Address one{"one" + std::to_string(i) + ".example", 80};
     EXPECT_FALSE(names.Resolve(one, Deadline::After(milliseconds(1))));
   }
-  ASSERT_TRUE(servers.AwaitAsked(kMost));
+  ASSERT_TRUE(servers.AwaitAsked(kMax));
   const auto crowded = names.Resolve({"late.example", 80}, Deadline::After(milliseconds(1)));
   ASSERT_FALSE(crowded);
   EXPECT_EQ(crowded.error().code(), Code::kTimedOut);
   EXPECT_THAT(crowded.error().message(), AllOf(HasSubstr("\"late.example\""), HasSubstr("16")));
-  EXPECT_EQ(servers.asked(), kMost);
+  EXPECT_EQ(servers.asked(), kMax);
   servers.Answer();
   EXPECT_TRUE(names.Resolve({"late.example", 80}, InTime()));  // there is room again
 }

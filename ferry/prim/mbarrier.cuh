@@ -59,9 +59,9 @@ __device__ __forceinline__ bool TryWaitForPhase(std::uint32_t barrier, std::uint
 // Blocks until the phase has ended. Debug builds of device code trap after a few million tries,
 // some seconds.
 __device__ __forceinline__ void WaitForPhase(std::uint32_t barrier, std::uint32_t parity) {
-  constexpr std::uint32_t kMostTries = 1U << 22;
+  constexpr std::uint32_t kMaxTries = 1U << 22;
   for (std::uint32_t tries = 0; !TryWaitForPhase(barrier, parity); ++tries) {
-    if (tries == kMostTries) TrapInDebug();
+    if (tries == kMaxTries) TrapInDebug();
   }
 }
 

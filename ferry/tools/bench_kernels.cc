@@ -23,8 +23,8 @@ namespace {
 // Facts of an H200, for the plans of --list, which uses no device.
 constexpr int kListedMultiprocessors = 132;
 // Below this number of bytes the time of an op, and of a copy, is that of a launch.
-constexpr std::uint64_t kLeastForShare = 4 * kMiB;
-constexpr std::uint64_t kTinyLeastForShare = 4 * kKiB;
+constexpr std::uint64_t kMinForShare = 4 * kMiB;
+constexpr std::uint64_t kTinyMinForShare = 4 * kKiB;
 
 struct KernelRow {
   const KernelCase* what = nullptr;
@@ -151,7 +151,7 @@ class KernelBench {
 
   Status MeasureRow(KernelRunner* runner, KernelRow* row) const {
     FERRY_TRY_ASSIGN(row->times, runner->Measure(*row->what));
-    const std::uint64_t least = job_->tiny ? kTinyLeastForShare : kLeastForShare;
+    const std::uint64_t least = job_->tiny ? kTinyMinForShare : kMinForShare;
     if (row->what->flops > 0 || row->what->bytes < least) return Ok();
     FERRY_TRY_ASSIGN(row->ceiling, runner->CeilingFor(row->what->bytes));
     return Ok();

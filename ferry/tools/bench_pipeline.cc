@@ -26,12 +26,12 @@ namespace ferry::tools {
 namespace {
 
 constexpr auto kRunPatience = std::chrono::seconds(60);
-constexpr int kMostStreams = 4;
+constexpr int kMaxStreams = 4;
 constexpr int kTimings = 7;
 // The kernel is made slow by giving it few of the GPU's thread blocks, then by repeating it: more
 // launches than these, over all chunks in flight, and queueing them would be what is measured.
-constexpr std::uint32_t kMostGroups = 64;
-constexpr long kMostRepeats = 4;
+constexpr std::uint32_t kMaxGroups = 64;
+constexpr long kMaxRepeats = 4;
 
 struct PipelineRow {
   bool blocking = false;
@@ -82,14 +82,14 @@ class StandInKernel {
                        return api->Copy(stream, cuda::CopyKind::kHostToDevice, {&item, 1});
                      }));
     const auto run = [&] { return Repeat(stream, out.data(), in.data(), bytes); };
-    for (std::uint32_t groups = kMostGroups; groups > 0; groups /= 2) {
+    for (std::uint32_t groups = kMaxGroups; groups > 0; groups /= 2) {
       KernelExecutorOptions options;
       options.device_groups = groups;
       FERRY_TRY_ASSIGN(executor_, MakeKernelExecutor(api, ordinal, options));
       repeats_ = 1;
       FERRY_TRY_ASSIGN(const double once, TimeOf(api, stream, run));
-      repeats_ = std::clamp(std::lround(copy_seconds_ / once), 1L, kMostRepeats);
-      if (once * static_cast<double>(kMostRepeats) >= copy_seconds_) break;
+      repeats_ = std::clamp(std::lround(copy_seconds_ / once), 1L, kMaxRepeats);
+      if (once * static_cast<double>(kMaxRepeats) >= copy_seconds_) break;
     }
     FERRY_TRY_ASSIGN(kernel_seconds_, TimeOf(api, stream, run));
     return Ok();
@@ -143,7 +143,7 @@ class PipelineBench {
       FERRY_TRY(Measure(memory, &blocking));
       blocking.blocking_seconds = blocking.seconds;
       Print(blocking);
-      for (int streams = 1; streams <= kMostStreams; ++streams) {
+      for (int streams = 1; streams <= kMaxStreams; ++streams) {
         PipelineRow row{.pinned = pinned, .streams = streams};
         row.blocking_seconds = blocking.seconds;
         FERRY_TRY(Measure(memory, &row));

@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kCopySize = "64MiB";
 constexpr const char* kPipelineSize = "256MiB";
-constexpr std::uint64_t kMostPool = std::uint64_t{4} << 30;  // what fragments can address
+constexpr std::uint64_t kMaxPool = std::uint64_t{4} << 30;  // what fragments can address
 
 struct Words {
   CopyBenchJob job;
@@ -57,12 +57,12 @@ Status RunUnpack(const CopyBenchJob& copies) {
   job.fragment_bytes = copies.block_sizes;
   job.rounds = copies.rounds;
   job.json = copies.json;
-  if (job.bytes > kMostPool) {
+  if (job.bytes > kMaxPool) {
     return Error(Code::kInvalidArgument,
                  "--size is more than the 4 GiB that fragments can address; give less");
   }
   for (const std::uint64_t size : job.fragment_bytes) {
-    if (job.message_bytes % size == 0 && job.message_bytes / size < kMostFragments) continue;
+    if (job.message_bytes % size == 0 && job.message_bytes / size < kMaxFragments) continue;
     return Error(Code::kInvalidArgument,
                  "fragments of " + std::to_string(size) +
                      " bytes do not make a message of 512 KiB; give sizes like 1KiB or 4KiB");

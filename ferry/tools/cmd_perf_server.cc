@@ -140,7 +140,7 @@ Status Session::SetUp(const Json& request) {
   FERRY_TRY_ASSIGN(case_.block_size, BoundedField(request, "block_size", 0, case_.size));
   FERRY_TRY(CheckBlocks(case_));
   FERRY_TRY_ASSIGN(const std::uint64_t shuffle, NumberField(request, "slots"));
-  FERRY_TRY_ASSIGN(most_marks_, BoundedField(request, "marks", 0, kMostMarks));
+  FERRY_TRY_ASSIGN(most_marks_, BoundedField(request, "marks", 0, kMaxMarks));
   FERRY_TRY_ASSIGN(const std::uint64_t seconds, BoundedField(request, "seconds", 1, kMaxSeconds));
   FERRY_TRY_ASSIGN(const std::string memory_text, TextField(request, "memory"));
   FERRY_TRY_ASSIGN(memory_choice_, MemoryChoice::Parse(memory_text));
@@ -283,9 +283,9 @@ Status Session::PluginOpen(const Json& request) {
   }
   CarrierOptions options = *job_.carrier;
   FERRY_TRY_ASSIGN(options.stripe.channels,
-                   BoundedField(request, "channels", 1, net::plugin::kMostChannels));
+                   BoundedField(request, "channels", 1, net::plugin::kMaxChannels));
   FERRY_TRY_ASSIGN(options.stripe.chunk_bytes,
-                   BoundedField(request, "chunk", 1, net::plugin::kMostChunkBytes));
+                   BoundedField(request, "chunk", 1, net::plugin::kMaxChunkBytes));
   carries_here_ = FlagField(request, "to_server");
   carrier_.reset();
   FERRY_TRY_ASSIGN(auto carrier,

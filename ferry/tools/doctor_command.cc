@@ -20,7 +20,7 @@ namespace {
 
 // Not PATH: a doctor run as root starts what the system has, and /usr/sbin is not in everybody's.
 constexpr std::array kFolders = {"/usr/sbin/", "/usr/bin/", "/sbin/", "/bin/"};
-constexpr std::size_t kMostOutput = 16 << 20;
+constexpr std::size_t kMaxOutput = 16 << 20;
 
 std::string FindProgram(const std::string& name) {
   for (const char* folder : kFolders) {
@@ -113,10 +113,10 @@ Status Collect(int out, int err, Deadline deadline, CommandEnd* end) {
       if (entries[i].revents == 0) continue;
       if (!Append(entries[i].fd, i == 0 ? &end->out : &end->err)) entries[i].fd = -1;
     }
-    if (end->out.size() + end->err.size() > kMostOutput) {
+    if (end->out.size() + end->err.size() > kMaxOutput) {
       return Error(Code::kUnavailable, fmt::format("was killed because it printed more than {} "
                                                    "bytes",
-                                                   kMostOutput));
+                                                   kMaxOutput));
     }
   }
   return Ok();

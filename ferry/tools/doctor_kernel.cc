@@ -16,9 +16,9 @@ constexpr const char* kLoadedAlgorithms = "net.ipv4.tcp_available_congestion_con
 // From here on BBR's timers cost nothing that shows (docs/gotchas.md).
 constexpr std::size_t kCoresForBbr = 32;
 // Both sides' buffers of one lane hold this much before they hold up a LAN of 100 Gbit/s.
-constexpr std::uint64_t kLeastBuffer = 4 * kMiB;
+constexpr std::uint64_t kMinBuffer = 4 * kMiB;
 constexpr std::uint64_t kWantedBuffer = 64 * kMiB;
-constexpr std::uint64_t kLeastPipe = 256 * kKiB;  // for zero-copy sends
+constexpr std::uint64_t kMinPipe = 256 * kKiB;  // for zero-copy sends
 
 struct Algorithms {
   std::string usual;                 // the kernel's default
@@ -126,7 +126,7 @@ double LinkRate(const Visit& visit) {
 // Twice the bytes in flight in a round trip, because the kernel also counts its own overhead.
 std::uint64_t WantedBuffer(const Visit& visit) {
   const double under_way = LinkRate(visit) * visit.rtt_us * 1e-6;
-  return std::max(kLeastBuffer, static_cast<std::uint64_t>(2 * under_way));
+  return std::max(kMinBuffer, static_cast<std::uint64_t>(2 * under_way));
 }
 
 // A fixed size that a setting asks for and the kernel cuts down.
@@ -264,7 +264,7 @@ Check CheckLentPages(const Visit& visit) {
   }
   check.verdict = visit.config.gift == "on" ? Verdict::kWarning : Verdict::kNote;
   check.evidence += lent.error().message() + "; payloads are copied into the socket";
-  if (most && *most < kLeastPipe) check.mend = fmt::format("sysctl -w {}={}", kName, kMiB);
+  if (most && *most < kMinPipe) check.mend = fmt::format("sysctl -w {}={}", kName, kMiB);
   return check;
 }
 

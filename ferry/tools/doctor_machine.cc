@@ -25,7 +25,7 @@
 namespace ferry::tools {
 namespace {
 
-constexpr std::size_t kMostOfFile = 1 << 20;
+constexpr std::size_t kMaxOfFile = 1 << 20;
 
 std::uint64_t CountOf(rlim_t limit) { return limit == RLIM_INFINITY ? kUnlimited : limit; }
 
@@ -69,7 +69,7 @@ Result<std::string> Machine::ReadFile(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd) return ErrnoError(path, errno);
   std::string text;
-  while (text.size() < kMostOfFile) {
+  while (text.size() < kMaxOfFile) {
     std::array<char, 4096> part{};
     const ssize_t got = ::read(fd.get(), part.data(), part.size());
     if (got < 0 && errno == EINTR) continue;

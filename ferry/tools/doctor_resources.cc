@@ -11,9 +11,9 @@
 namespace ferry::tools {
 namespace {
 
-constexpr std::uint64_t kLeastLocked = 64 * kMiB;
-constexpr std::uint64_t kLeastMemory = kGiB;
-constexpr std::uint64_t kLeastFiles = 256;
+constexpr std::uint64_t kMinLocked = 64 * kMiB;
+constexpr std::uint64_t kMinMemory = kGiB;
+constexpr std::uint64_t kMinFiles = 256;
 constexpr std::uint64_t kWantedFiles = 4096;
 constexpr std::uint64_t kFilesPerLane =
     3;  // a socket and the two ends of a pipe for zero-copy sends
@@ -288,12 +288,12 @@ Check CheckMemory(const Visit& visit) {
     tightest = file.path;
   }
   if (limit < *total) {
-    check.verdict = limit < kLeastMemory ? Verdict::kWarning : Verdict::kNote;
+    check.verdict = limit < kMinMemory ? Verdict::kWarning : Verdict::kNote;
     check.evidence +=
         fmt::format("; a control group allows {}, page cache of files included", SizeText(limit));
     check.mend = fmt::format("echo {} > {}", tightest.ends_with("memory.max") ? "max" : "-1",
                              ShellWord(tightest));
-  } else if (*available < kLeastMemory) {
+  } else if (*available < kMinMemory) {
     check.verdict = Verdict::kWarning;
     check.mend = "ps -eo rss,pid,comm --sort=-rss | head";
   }
@@ -353,7 +353,7 @@ Check CheckLockedMemory(const Visit& visit) {
   const Limit limit = visit.system->LimitOf(RLIMIT_MEMLOCK);
   Check check{"locked_memory", Verdict::kOk,
               fmt::format("{}, at most {}", SizeText(limit.soft), SizeText(limit.hard)), ""};
-  if (limit.soft >= kLeastLocked) return check;
+  if (limit.soft >= kMinLocked) return check;
   check.verdict = Verdict::kNote;
   check.evidence += ": pools of pinned memory will not fit";
   check.mend = limit.hard == kUnlimited
@@ -374,7 +374,7 @@ Check CheckOpenFiles(const Visit& visit) {
   Check check{"open_files", Verdict::kOk,
               fmt::format("{}, at most {}", CountText(limit.soft), CountText(limit.hard)), ""};
   if (limit.soft >= kWantedFiles) return check;
-  check.verdict = limit.soft < kLeastFiles ? Verdict::kWarning : Verdict::kNote;
+  check.verdict = limit.soft < kMinFiles ? Verdict::kWarning : Verdict::kNote;
   check.evidence += fmt::format(": enough for about {} peers of {} lanes",
                                 limit.soft / (kFilesPerLane * lanes), lanes);
   check.mend = limit.hard >= kWantedFiles

@@ -20,7 +20,7 @@ constexpr const char* kBufferFlag = "enable-max-rx-buffer-size";
 constexpr std::uint64_t kTcpHeaders = 52;
 constexpr std::uint64_t kPageMtu = 4096 + kTcpHeaders;
 constexpr std::uint64_t kTwoPagesMtu = 2 * 4096 + kTcpHeaders;
-constexpr std::uint64_t kMostFragments = 2048;  // of a request
+constexpr std::uint64_t kMaxFragments = 2048;  // of a request
 
 Check NoTcpxInterface(std::string id) {
   return {std::move(id), Verdict::kSkipped, "the plugin would find no interface", ""};
@@ -340,11 +340,11 @@ Check CheckTcpxMtu(const TcpxSetup& setup) {
       continue;
     }
     const std::uint64_t fragments = chunk / (*mtu - kTcpHeaders);
-    if (fragments >= kMostFragments) {
+    if (fragments >= kMaxFragments) {
       AddTcpxFinding(Verdict::kProblem,
                      fmt::format("{} {}: a chunk of {} bytes would come in {} fragments, and from "
                                  "{} on the plugin ends the process",
-                                 interface, *mtu, chunk, fragments, kMostFragments),
+                                 interface, *mtu, chunk, fragments, kMaxFragments),
                      &check);
     } else if (*mtu < kPageMtu) {
       AddTcpxFinding(Verdict::kWarning,

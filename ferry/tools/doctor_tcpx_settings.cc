@@ -14,12 +14,12 @@ namespace {
 
 constexpr const char* kChunkVariable = "NCCL_DYNAMIC_CHUNK_SIZE";
 constexpr std::uint64_t kUsualChunk = 524288;
-constexpr std::uint64_t kMostChunk = 4194304;  // of the plugin's slices
+constexpr std::uint64_t kMaxChunk = 4194304;  // of the plugin's slices
 constexpr const char* kWaitVariable = "NCCL_GPUDIRECTTCPX_PROGRAM_FLOW_STEERING_WAIT_MICROS";
 constexpr std::uint64_t kDefaultWait = 5'000'000;  // us
 constexpr std::uint64_t kUsualWait = 50'000;       // us
 constexpr std::uint64_t kLongWait = 1'000'000;     // us
-constexpr std::uint64_t kMostSockets = 8;          // of data, of a connection
+constexpr std::uint64_t kMaxSockets = 8;           // of data, of a connection
 
 // Sockets with TCPX's options, where nothing is said: one for each of one thread.
 std::uint64_t SocketsOf(const TcpxSetup& setup) {
@@ -110,9 +110,9 @@ Check CheckTcpxChunkSize(const TcpxSetup& setup) {
     check.evidence += ": the plugin can send nothing";
   } else {
     check.evidence = fmt::format("{}={}", kChunkVariable, *chunk);
-    if (*chunk > kMostChunk) {
+    if (*chunk > kMaxChunk) {
       AddTcpxFinding(Verdict::kWarning,
-                     fmt::format("more than the {} bytes of a slice of the plugin's", kMostChunk),
+                     fmt::format("more than the {} bytes of a slice of the plugin's", kMaxChunk),
                      &check);
     }
   }
@@ -164,8 +164,8 @@ Check CheckTcpxVariables(const TcpxSetup& setup) {
   AddTcpxFinding(Verdict::kOk,
                  fmt::format("{} data socket{} a connection", sockets, sockets == 1 ? "" : "s"),
                  &check);
-  if (sockets > kMostSockets) {
-    AddTcpxFinding(Verdict::kWarning, fmt::format("the plugin takes {} of them", kMostSockets),
+  if (sockets > kMaxSockets) {
+    AddTcpxFinding(Verdict::kWarning, fmt::format("the plugin takes {} of them", kMaxSockets),
                    &check);
     AddTcpxMend("export NCCL_NSOCKS_PERTHREAD=4 NCCL_SOCKET_NTHREADS=1", &check);
   }

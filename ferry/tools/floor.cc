@@ -264,7 +264,7 @@ Result<FloorSockets> FloorSockets::Connect(const Config& config, const net::Addr
 
 std::span<const UniqueFd> FloorSockets::SocketsFor(std::size_t bytes) const {
   const std::span<const UniqueFd> all = sockets_;
-  return all.first(bytes < all.size() * kLeastShare ? 1 : all.size());
+  return all.first(bytes < all.size() * kMinShare ? 1 : all.size());
 }
 
 Status FloorSockets::Produce(std::span<const std::byte> buffer, const FloorRun& run) {

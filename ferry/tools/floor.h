@@ -54,7 +54,7 @@ class FloorSockets {
   explicit FloorSockets(std::size_t count) : sockets_(count) {}
   // Small transfers are cheapest whole, on one socket.
   std::span<const UniqueFd> SocketsFor(std::size_t bytes) const;
-  static constexpr std::size_t kLeastShare = 64 * 1024;
+  static constexpr std::size_t kMinShare = 64 * 1024;
 
   std::vector<UniqueFd> sockets_;
 };

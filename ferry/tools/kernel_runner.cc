@@ -27,13 +27,13 @@ using kernels::DType;
 
 constexpr auto kKernelPatience = std::chrono::seconds(10);
 constexpr auto kWarmUp = std::chrono::milliseconds(300);
-constexpr std::size_t kLeastSamples = 20;
+constexpr std::size_t kMinSamples = 20;
 constexpr std::size_t kBatch = 5;  // samples in flight at once
 constexpr std::size_t kTinyBatch = 3;
-constexpr double kMostOverrun = 10;  // times the seconds asked for, whatever samples there are then
-constexpr std::size_t kMostSamples = 400;
-constexpr std::size_t kLeastSets = 2;
-constexpr std::size_t kMostSets = 256;
+constexpr double kMaxOverrun = 10;  // times the seconds asked for, whatever samples there are then
+constexpr std::size_t kMaxSamples = 400;
+constexpr std::size_t kMinSets = 2;
+constexpr std::size_t kMaxSets = 256;
 constexpr std::size_t kTinySets = 3;
 // A graph should take about this long, so that its own launch does not count.
 constexpr double kGraphSeconds = 1e-3;
@@ -41,7 +41,7 @@ constexpr double kGraphSeconds = 1e-3;
 constexpr double kGuessedBytesPerSecond = 4e12;
 constexpr double kGuessedFlopsPerSecond = 4e14;
 constexpr double kGuessedLaunchSeconds = 2e-6;
-constexpr std::uint64_t kMostSlab = 8 * kGiB;
+constexpr std::uint64_t kMaxSlab = 8 * kGiB;
 // L2 caches have up to 126 MiB.
 constexpr std::uint64_t kColdBytes = 256 * kMiB;
 constexpr std::uint64_t kPattern = 4 * kMiB;
@@ -92,10 +92,10 @@ std::size_t SetsOf(const KernelCase& one, bool tiny) {
   if (tiny) return kTinySets;
   const double guessed = static_cast<double>(one.bytes) / kGuessedBytesPerSecond +
                          one.flops / kGuessedFlopsPerSecond + kGuessedLaunchSeconds;
-  const std::uint64_t room = kMostSlab / std::max<std::uint64_t>(SetBytes(one, false), 1);
+  const std::uint64_t room = kMaxSlab / std::max<std::uint64_t>(SetBytes(one, false), 1);
   return std::clamp<std::size_t>(
-      std::min<std::size_t>(static_cast<std::size_t>(kGraphSeconds / guessed), room), kLeastSets,
-      kMostSets);
+      std::min<std::size_t>(static_cast<std::size_t>(kGraphSeconds / guessed), room), kMinSets,
+      kMaxSets);
 }
 
 // The buffers of all sets, in one allocation: first those that they share.
@@ -291,7 +291,7 @@ Status KernelRunner::Flush() {
 Status KernelRunner::WarmUp() {
   const Deadline warm = Deadline::After(options_.tiny ? Clock::duration::zero() : kWarmUp);
   while (!warm.expired()) {
-    for (std::size_t i = 0; i < kLeastSamples; ++i) FERRY_TRY(Flush());
+    for (std::size_t i = 0; i < kMinSamples; ++i) FERRY_TRY(Flush());
     FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
   }
   return Ok();
@@ -300,11 +300,11 @@ Status KernelRunner::WarmUp() {
 // One batch is queued as a whole, behind a replay that nobody times: the device waits for the host
 // only before that.
 Result<std::vector<double>> KernelRunner::Sample(const cuda::Graph& graph, bool flush) {
-  const std::size_t least = options_.tiny ? kTinyBatch : kLeastSamples;
+  const std::size_t least = options_.tiny ? kTinyBatch : kMinSamples;
   const std::size_t batch = options_.tiny ? kTinyBatch : kBatch;
   std::vector<double> samples;
   double sum = 0;
-  while (samples.size() < least || (sum < options_.seconds && samples.size() < kMostSamples)) {
+  while (samples.size() < least || (sum < options_.seconds && samples.size() < kMaxSamples)) {
     FERRY_TRY(api_->Replay(stream_, graph));
     for (std::size_t i = 0; i < batch; ++i) {
       if (flush) FERRY_TRY(Flush());
@@ -318,7 +318,7 @@ Result<std::vector<double>> KernelRunner::Sample(const cuda::Graph& graph, bool 
       samples.push_back(SecondsOf(between));
       sum += samples.back();
     }
-    if (options_.tiny || sum > kMostOverrun * options_.seconds) break;
+    if (options_.tiny || sum > kMaxOverrun * options_.seconds) break;
   }
   return samples;
 }

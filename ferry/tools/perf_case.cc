@@ -60,14 +60,13 @@ std::uint64_t PerfCase::SlotBytes() const noexcept {
 }
 
 Status CheckBlocks(const PerfCase& perf_case) {
-  constexpr std::uint64_t kMostBlocks = std::uint64_t{16} << 20;
-  if (perf_case.block_size == 0 || perf_case.size / perf_case.block_size <= kMostBlocks)
-    return Ok();
+  constexpr std::uint64_t kMaxBlocks = std::uint64_t{16} << 20;
+  if (perf_case.block_size == 0 || perf_case.size / perf_case.block_size <= kMaxBlocks) return Ok();
   return Error(Code::kInvalidArgument,
                fmt::format("{} bytes in blocks of {} are {} blocks, {} is the most; give larger "
                            "blocks or a smaller size",
                            perf_case.size, perf_case.block_size,
-                           perf_case.size / perf_case.block_size, kMostBlocks));
+                           perf_case.size / perf_case.block_size, kMaxBlocks));
 }
 
 Layout::Layout(const PerfCase& perf_case, std::uint64_t seed)

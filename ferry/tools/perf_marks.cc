@@ -23,8 +23,7 @@ constexpr std::uint64_t kOperationsOfMark = 100;
 
 std::uint64_t MarksFor(const PerfCase& perf_case, std::uint64_t most_bytes) noexcept {
   const std::uint64_t slot = perf_case.SlotBytes();
-  const std::uint64_t wanted =
-      1 + std::clamp<std::uint64_t>(kMarkedBytes / slot, 1, kMostMarks - 1);
+  const std::uint64_t wanted = 1 + std::clamp<std::uint64_t>(kMarkedBytes / slot, 1, kMaxMarks - 1);
   const std::uint64_t slots = most_bytes / slot;  // of which the first is for all the others
   return slots == 0 ? 0 : std::min(wanted, slots - 1);
 }

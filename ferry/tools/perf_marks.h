@@ -22,7 +22,7 @@ namespace ferry::tools {
 inline constexpr std::uint64_t kPlainSlot = 0;
 inline constexpr std::uint64_t kMarkedSource = 1;
 
-inline constexpr std::uint64_t kMostMarks = 17;
+inline constexpr std::uint64_t kMaxMarks = 17;
 // How many operations of a part of this case may be marked: the last one and, of the others, as
 // many as fit in a little memory, at least one. The slots of a side never need more than
 // `most_bytes`: fewer operations are marked then, or none.

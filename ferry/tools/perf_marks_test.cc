@@ -43,7 +43,7 @@ TEST(Marks, AreFewEnoughNotToShow) {
 }
 
 TEST(Marks, AreMoreWhereOperationsAreSmall) {
-  EXPECT_EQ(MarksFor({.op = Op::kWrite, .size = 8}), kMostMarks);
+  EXPECT_EQ(MarksFor({.op = Op::kWrite, .size = 8}), kMaxMarks);
   EXPECT_EQ(MarksFor({.op = Op::kWrite, .size = 4 * kMiB}), 5U);
   EXPECT_EQ(MarksFor({.op = Op::kWrite, .size = kGiB}), 2U);
   EXPECT_EQ(MarksFor({.op = Op::kWrite, .size = kGiB}, 3 * kGiB - 1), 1U);

@@ -29,11 +29,11 @@ namespace {
 constexpr double kRoundSeconds = 0.5;
 constexpr double kTrialSeconds = 0.05;
 constexpr double kPingSeconds = 0.25;
-constexpr std::uint64_t kFewest = 5;
-constexpr std::uint64_t kMost = 1'000'000;
+constexpr std::uint64_t kMin = 5;
+constexpr std::uint64_t kMax = 1'000'000;
 constexpr std::uint64_t kPingTrial = 50;
-constexpr std::uint64_t kFewestPings = 100;
-constexpr std::uint64_t kMostPings = 50'000;
+constexpr std::uint64_t kMinPings = 100;
+constexpr std::uint64_t kMaxPings = 50'000;
 constexpr std::array kFloorChunks = {512 * kKiB, kMiB};
 constexpr int kChunkTrials = 3;
 
@@ -315,8 +315,8 @@ Result<std::uint64_t> CaseRun::Calibrate() {
   if (job_.iterations != 0) return job_.iterations;
   for (std::uint64_t count = 1;; count *= 4) {
     FERRY_TRY_ASSIGN(const Sample sample, RunOurs({.count = count}, nullptr));
-    if (sample.seconds < kTrialSeconds && count < kMost) continue;
-    return CountFor(kRoundSeconds, sample.seconds / static_cast<double>(count), kFewest, kMost);
+    if (sample.seconds < kTrialSeconds && count < kMax) continue;
+    return CountFor(kRoundSeconds, sample.seconds / static_cast<double>(count), kMin, kMax);
   }
 }
 
@@ -377,7 +377,7 @@ Status CaseRun::MeasurePings(Rounds* rounds) {
   if (pings_ == 0) {
     std::vector<double> trial;
     FERRY_TRY(RunPings(kPingTrial, &trial));
-    pings_ = CountFor(kPingSeconds, 2 * Median(std::move(trial)), kFewestPings, kMostPings);
+    pings_ = CountFor(kPingSeconds, 2 * Median(std::move(trial)), kMinPings, kMaxPings);
   }
   const bool floor_first = rounds->ours.size() % 2 == 0;
   if (link_->floor && floor_first) FERRY_TRY(RunFloorPings(pings_, &rounds->floor_pings));

@@ -151,7 +151,7 @@ std::string HandlesToHex(const std::vector<Handle>& handles) {
 Result<std::vector<Handle>> HandlesField(const Json& object) {
   FERRY_TRY_ASSIGN(const auto bytes, BytesField(object, "handles"));
   constexpr std::size_t kEach = std::tuple_size_v<Handle>;
-  if (bytes.size() % kEach != 0 || bytes.size() / kEach > net::plugin::kMostChannels) {
+  if (bytes.size() % kEach != 0 || bytes.size() / kEach > net::plugin::kMaxChannels) {
     return Error(Code::kCorrupt, fmt::format("{} bytes are not a list of handles of {} bytes each",
                                              bytes.size(), kEach));
   }
@@ -267,12 +267,12 @@ Status Drive(Stripe* stripe, const Carrier::Run& run, Deadline deadline, const c
 }  // namespace
 
 Status Carrier::CheckRun(const Run& run) const {
-  constexpr std::uint64_t kMostChunks = net::plugin::kMostChunksOfMessage;
-  if (run.bytes <= kMostChunks * options_.stripe.chunk_bytes) return Ok();
+  constexpr std::uint64_t kMaxChunks = net::plugin::kMaxChunksOfMessage;
+  if (run.bytes <= kMaxChunks * options_.stripe.chunk_bytes) return Ok();
   return Error(Code::kInvalidArgument,
                fmt::format("{} bytes in chunks of {} are more than the {} chunks of a transfer; "
                            "give larger ones (--chunk)",
-                           run.bytes, options_.stripe.chunk_bytes, kMostChunks));
+                           run.bytes, options_.stripe.chunk_bytes, kMaxChunks));
 }
 
 Status Carrier::Send(const Run& run, Deadline deadline) {

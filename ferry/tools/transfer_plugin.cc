@@ -19,8 +19,8 @@ constexpr std::uint64_t kPiecesAtOnce = 2;
 constexpr auto kControlPatience = std::chrono::seconds(30);
 
 // Bounded by the number of chunks of a message.
-std::uint64_t MostOfPiece(std::uint64_t chunk_bytes) {
-  return std::min(kPieceOfPlugin, net::plugin::kMostChunksOfMessage * chunk_bytes);
+std::uint64_t MaxOfPiece(std::uint64_t chunk_bytes) {
+  return std::min(kPieceOfPlugin, net::plugin::kMaxChunksOfMessage * chunk_bytes);
 }
 
 }  // namespace
@@ -36,7 +36,7 @@ Status CarriedFile::Open(std::span<std::byte> bytes) {
 Result<std::unique_ptr<CarriedFile>> CarriedFile::Prepare(const Side& side,
                                                           std::span<std::byte> bytes) {
   const std::uint64_t piece =
-      std::min<std::uint64_t>(bytes.size(), MostOfPiece(side.options.stripe.chunk_bytes));
+      std::min<std::uint64_t>(bytes.size(), MaxOfPiece(side.options.stripe.chunk_bytes));
   std::unique_ptr<CarriedFile> file(new CarriedFile(side, piece, bytes.size()));
   FERRY_TRY(file->Open(bytes));
   return file;
@@ -62,10 +62,10 @@ Result<std::unique_ptr<CarriedFile>> CarriedFile::Accept(const Side& side, const
                                                          Json answer, std::span<std::byte> bytes) {
   Side agreed = side;
   FERRY_TRY_ASSIGN(agreed.options.stripe.channels,
-                   BoundedField(question, "channels", 1, net::plugin::kMostChannels));
+                   BoundedField(question, "channels", 1, net::plugin::kMaxChannels));
   FERRY_TRY_ASSIGN(agreed.options.stripe.chunk_bytes,
-                   BoundedField(question, "chunk", 1, net::plugin::kMostChunkBytes));
-  const std::uint64_t most = MostOfPiece(agreed.options.stripe.chunk_bytes);
+                   BoundedField(question, "chunk", 1, net::plugin::kMaxChunkBytes));
+  const std::uint64_t most = MaxOfPiece(agreed.options.stripe.chunk_bytes);
   FERRY_TRY_ASSIGN(const std::uint64_t piece, BoundedField(question, "piece", 1, most));
   std::unique_ptr<CarriedFile> file(new CarriedFile(agreed, piece, bytes.size()));
   FERRY_TRY(file->Open(bytes));

@@ -85,7 +85,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   bool HoldsWorkOnLoop() const;
   // Whether a further RTS may be sent: false while the peer leaves too many frames unacknowledged.
   // The limit is needed because nothing else bounds messages whose send has ended before that.
-  bool MayOfferOnLoop() const { return kept_ < MostSequenced(); }
+  bool MayOfferOnLoop() const { return kept_ < MaxSequenced(); }
   // Sends a sequenced frame with a one-piece payload. If `operation` is set, the acknowledgement
   // resolves one slice of its ledger, and the frame keeps the operation, which owns `payload`,
   // alive until then.
@@ -246,7 +246,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   void AddSlice(Unacked record);
   void MeasureDrain(const Unacked& slice);
   bool MayWrite(const OperationState& operation) const;
-  std::size_t MostSequenced() const;
+  std::size_t MaxSequenced() const;
   bool MayRead(const OperationState& operation) const;
   bool MayCopy(const OperationState& operation) const;
   void SendWriteSlice(const std::shared_ptr<OperationState>& operation, std::uint32_t slice);

@@ -17,9 +17,9 @@ using net::Placement;
 
 // Limits per lane, of copies in flight. A peer of this release has fewer bytes in flight: the limit
 // only bounds what another peer can make us hold, and for how long it can occupy the GPU.
-constexpr std::size_t kMostLandings = 256;
-constexpr std::size_t kMostCopiedBlocks = 4 * wire::kMaxCopiesPerFrame;
-constexpr std::uint64_t kMostCopied = 4 * wire::kMaxCopyBytes;
+constexpr std::size_t kMaxLandings = 256;
+constexpr std::size_t kMaxCopiedBlocks = 4 * wire::kMaxCopiesPerFrame;
+constexpr std::uint64_t kMaxCopied = 4 * wire::kMaxCopyBytes;
 
 // Checks the blocks (CopyOnWire[]) against both memories, and adds up their lengths. Errors:
 // kRefused for a block outside, kCorrupt for more bytes than one frame may request.
@@ -71,8 +71,8 @@ Result<Placement> Channel::OnCopy(const wire::MessageHeader& header, wire::MetaR
       reader->rest().size() != body.blocks * sizeof(wire::CopyOnWire)) {
     return Malformed("copy");
   }
-  if (landings_.size() >= kMostLandings || copied_here_bytes_ >= kMostCopied ||
-      copied_here_blocks_ >= kMostCopiedBlocks) {
+  if (landings_.size() >= kMaxLandings || copied_here_bytes_ >= kMaxCopied ||
+      copied_here_blocks_ >= kMaxCopiedBlocks) {
     waits_for_copies_ = true;
     return Placement{Placement::Action::kPause, {}};
   }

@@ -17,14 +17,14 @@ namespace {
 constexpr std::uint64_t kChargeStep = 4 * kKiB;
 // Free frames kept for reuse: the limit at any time, and the limit after a heartbeat has found them
 // unused.
-constexpr std::size_t kMostFreeFrames = 256;
+constexpr std::size_t kMaxFreeFrames = 256;
 constexpr std::size_t kFreeFramesAtRest = 16;
 // Capacity that the buffers of a free frame, and of a lane between two payloads, may keep.
 constexpr std::size_t kSmallMeta = 512;
 constexpr std::size_t kSmallList = 256;
 // Frames that wait for an earlier copy. Further ones wait in the socket: copies end whatever the
 // peer does.
-constexpr std::size_t kMostLandingFrames = 1024;
+constexpr std::size_t kMaxLandingFrames = 1024;
 
 template <class T>
 void FreeIfOver(std::size_t most, std::vector<T>* list) {
@@ -129,11 +129,11 @@ bool Channel::MayAskForMore() const {
 // Whether the offered frame must wait. Not needed while fewer refusals are unsent than the peer can
 // have frames in flight.
 bool Channel::MustPause() {
-  if (landings_.size() >= kMostLandingFrames) {
+  if (landings_.size() >= kMaxLandingFrames) {
     waits_for_copies_ = true;
     return true;
   }
-  if (refusals_.UnsaidSpan(finished_) < 2 * MostSequenced()) return false;
+  if (refusals_.UnsaidSpan(finished_) < 2 * MaxSequenced()) return false;
   paused_ = true;
   return true;
 }
@@ -155,7 +155,7 @@ void Channel::Recycle(Frame* frame) {
   } else if (held > 0) {
     LetGo(held);
   }
-  if (free_frames_.size() >= kMostFreeFrames) return Delete(frame);
+  if (free_frames_.size() >= kMaxFreeFrames) return Delete(frame);
   FreeIfOver(kSmallMeta, &frame->meta);
   FreeIfOver(kSmallList, &frame->payload);
   free_frames_.push_back(frame);

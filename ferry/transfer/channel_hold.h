@@ -23,9 +23,9 @@ inline constexpr std::uint64_t kRecordBytes = 128;
 // Cost of a frame without its metadata.
 inline constexpr std::uint64_t kPlainBytes = 256;
 // Refusals queued with their text; further ones wait in the RefusalLog without it.
-inline constexpr std::size_t kMostNacks = 8;
-inline constexpr std::size_t kMostRefusalText = 320;
+inline constexpr std::size_t kMaxNacks = 8;
+inline constexpr std::size_t kMaxRefusalText = 320;
 // With this many plain frames queued, frames that are repeated anyway are skipped.
-inline constexpr std::size_t kMostPlain = 256;
+inline constexpr std::size_t kMaxPlain = 256;
 
 }  // namespace ferry::transfer

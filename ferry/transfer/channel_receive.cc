@@ -45,7 +45,7 @@ Result<Placement> Channel::OnFrame(std::span<const std::byte> meta, std::uint64_
   // The frames kept until the peer acknowledges them must be bounded. An honest peer's burst of
   // messages, all declined, stays below this limit: its later frames acknowledge the earlier
   // answers.
-  if (kept_ >= 4 * MostSequenced() ||
+  if (kept_ >= 4 * MaxSequenced() ||
       (kept_bytes_ > HeldMemory::kGuaranteed && connection_->memory().overfull())) {
     return Malformed("no acknowledgements");
   }
@@ -235,7 +235,7 @@ void Channel::SendNackOf(std::uint32_t sequence, std::uint64_t operation_id, con
 void Channel::SayNackOf(std::uint32_t sequence, std::uint64_t operation_id, const Error& error) {
   const auto code = static_cast<std::uint8_t>(error.code());
   // Without a lane, the replacement lane sends it.
-  const bool now = !up_ || (nacks_queued_ < kMostNacks && !refusals_.has_unsaid());
+  const bool now = !up_ || (nacks_queued_ < kMaxNacks && !refusals_.has_unsaid());
   if (now) SendNackFrame({sequence, code}, operation_id, error.message());
   refusals_.Add(sequence, code, now);
 }
@@ -248,14 +248,14 @@ void Channel::SendNackFrame(const wire::RefusalOnWire& refusal, std::uint64_t op
   body.code = static_cast<std::uint8_t>(refusal.code);
   ++nacks_queued_;
   SendPlainOnLoop(wire::Type::kNack, operation_id, std::as_bytes(std::span(&body, 1)),
-                  text.substr(0, kMostRefusalText));
+                  text.substr(0, kMaxRefusalText));
 }
 
 // Sends the refusals for which there was no room. Each is sent before its frame may be
 // acknowledged, and does not carry that acknowledgement itself.
 void Channel::SayPendingNacks() {
   if (!refusals_.has_unsaid()) return;
-  while (nacks_queued_ < kMostNacks) {
+  while (nacks_queued_ < kMaxNacks) {
     const auto refusal = refusals_.NextUnsaid();
     if (!refusal) break;
     const Code code = wire::CodeFromWire(static_cast<std::uint8_t>(refusal->code));

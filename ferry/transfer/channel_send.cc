@@ -28,7 +28,7 @@ constexpr std::uint64_t kStagedWrites = 4;
 constexpr std::uint64_t kStagedReads = 6;
 // After this many slices, or bytes, an acknowledgement is no longer delayed until the loop is idle.
 constexpr std::uint64_t kAckSlices = 2;
-constexpr std::uint64_t kLeastAckBytes = 512 * kKiB;
+constexpr std::uint64_t kMinAckBytes = 512 * kKiB;
 
 // Bytes per lane of slices that the peer copies: copies in flight must end before a cancel can end.
 constexpr std::uint64_t kCopyWindow = 2 * wire::kMaxCopyBytes;
@@ -53,7 +53,7 @@ std::uint32_t Crc32cOf(std::span<const iovec> pieces) {
 }
 
 Channel::Channel(ConnectionCore* connection, EventLoop* loop, std::uint32_t index)
-    : connection_(connection), loop_(loop), index_(index), refusals_(2 * MostSequenced()) {}
+    : connection_(connection), loop_(loop), index_(index), refusals_(2 * MaxSequenced()) {}
 
 Channel::~Channel() = default;
 
@@ -134,11 +134,11 @@ std::uint64_t Channel::Share(const OperationState& operation, std::uint64_t leas
 // Called with the bytes that have been sent or received. The clock stops while nothing is in
 // flight.
 void Channel::MeasureRate(std::uint64_t bytes) {
-  constexpr auto kLeast = milliseconds(20);
+  constexpr auto kMin = milliseconds(20);
   rate_bytes_ += bytes;
   const auto now = Clock::now();
   const auto passed = now - rate_since_;
-  if (passed < kLeast) return;
+  if (passed < kMin) return;
   const double present =
       static_cast<double>(rate_bytes_) / std::chrono::duration<double>(passed).count();
   const auto before = static_cast<double>(rate());
@@ -161,9 +161,9 @@ void Channel::AddSlice(Unacked record) {
 // only slices that took long lower the limit; if none did, there is no limit.
 void Channel::MeasureDrain(const Unacked& slice) {
   if (slice.since == Clock::time_point{}) return;
-  constexpr microseconds kLeast = milliseconds(250);  // longer than any round trip
+  constexpr microseconds kMin = milliseconds(250);  // longer than any round trip
   const std::chrono::duration<double> grace =
-      std::max<microseconds>(connection_->config().drain_grace, kLeast);
+      std::max<microseconds>(connection_->config().drain_grace, kMin);
   const std::chrono::duration<double> took =
       std::max<Clock::duration>(Clock::now() - slice.since, microseconds(1));
   const double bytes = std::min(static_cast<double>(slice.ahead) * (grace / took), 1e18);
@@ -194,7 +194,7 @@ bool Channel::MayRead(const OperationState& operation) const {
 
 // Limit of the sequenced frames that a peer with our settings has in flight on this lane. The first
 // lane has the messages, too.
-std::size_t Channel::MostSequenced() const {
+std::size_t Channel::MaxSequenced() const {
   const std::size_t messages = index_ == 0 ? connection_->config().max_operations : 0;
   return kMaxUnacked + kMaxReplies + messages;
 }
@@ -400,7 +400,7 @@ void Channel::SendPlainOnLoop(wire::Type type, std::uint64_t operation_id,
     pong_due_ |= type == wire::Type::kPong;
     return;
   }
-  if (type == wire::Type::kLaneLost && plain_ >= kMostPlain) return;  // it is repeated
+  if (type == wire::Type::kLaneLost && plain_ >= kMaxPlain) return;  // it is repeated
   Frame* const frame = NewFrame(type, operation_id);
   frame->meta.insert(frame->meta.end(), body.begin(), body.end());
   wire::AppendText(&frame->meta, text);
@@ -448,7 +448,7 @@ void Channel::CountFinished(std::uint64_t payload_bytes) {
   ++finished_;
   refusals_.Forget(finished_);
   untold_bytes_ += payload_bytes;
-  const std::uint64_t slices = std::min(std::max(kAckSlices * payload_bytes, kLeastAckBytes),
+  const std::uint64_t slices = std::min(std::max(kAckSlices * payload_bytes, kMinAckBytes),
                                         kAckSlices * connection_->config().slice_bytes);
   const std::uint64_t many = std::min(connection_->window_bytes() / 4, slices);
   if (untold_bytes_ >= many || finished_ - told_ >= kAckFrames) {

@@ -25,7 +25,7 @@ namespace {
 // all slots are free. Measured between two H200 over 16 lanes of loopback: 8 per lane carried 41
 // GB/s, 12 carried 43 and 16 carried 45 (docs/results.md).
 constexpr std::size_t kOwnSlots = 4;
-constexpr std::size_t kMostSlots = 16;
+constexpr std::size_t kMaxSlots = 16;
 // Slots that a lane may hold at first; the limit grows by one with each slice handed to the socket.
 // GPUs copy in the order in which lanes ask, and without this the last lane would wait until all
 // others have their maximum. It makes reads of 64 MiB 4 % faster and of 256 MiB 2 %; writes are not
@@ -137,7 +137,7 @@ Channel::Frame* Channel::NewRefusal(std::uint64_t operation_id, std::uint32_t sl
   refusal.code = static_cast<std::uint8_t>(error.code());
   Frame* const frame = NewFrame(wire::Type::kReadRefused, operation_id);
   wire::Append(&frame->meta, refusal);
-  wire::AppendText(&frame->meta, std::string_view(error.message()).substr(0, kMostRefusalText));
+  wire::AppendText(&frame->meta, std::string_view(error.message()).substr(0, kMaxRefusalText));
   frame->plain = true;
   ++plain_;
   HoldAnswer(frame, AnswerCost(0), /*tried=*/false);
@@ -235,7 +235,7 @@ bool Channel::TakeSlotFor(Staged* staged) {
                           });
                         });
     staged->asked = !slot;
-  } else if (slots_out_ < kMostSlots) {
+  } else if (slots_out_ < kMaxSlots) {
     slot = stager->TakeSpare(StageWay::kToNetwork);
   }
   if (!slot) return false;  // retried when one of its slots is sent
@@ -299,7 +299,7 @@ void Channel::SendOneStaged(Staged staged) {
     }
     staged.copy->pin.Release();
   }
-  slots_allowed_ = std::min(kMostSlots, slots_allowed_ + 1);
+  slots_allowed_ = std::min(kMaxSlots, slots_allowed_ + 1);
   frame->gift = true;
   frame->unsent = staged.record.bytes;
   unsent_bytes_ += frame->unsent;

@@ -78,7 +78,7 @@ void ConnectionCore::BecomesOfferOnLoop(const Op& operation) {
 Status ConnectionCore::OnSolicitOnLoop(const wire::MessageHeader& header,
                                        wire::MetaReader* reader) {
   wire::SolicitBody key;
-  if (!reader->Read(&key) || key.most_slice < wire::kLeastSlice) {
+  if (!reader->Read(&key) || key.most_slice < wire::kMinSlice) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed CTS", peer_name()));
   }
   const Op operation = FindOnLoop(header.operation);

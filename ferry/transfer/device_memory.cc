@@ -13,7 +13,7 @@
 namespace ferry::transfer {
 namespace {
 
-constexpr std::uint64_t kLeastSlots = 8;
+constexpr std::uint64_t kMinSlots = 8;
 
 }  // namespace
 
@@ -55,7 +55,7 @@ Result<Stager*> DeviceMemory::StagerFor(cuda::DeviceApi* api, int ordinal) {
   auto& stager = stagers_[ordinal];
   if (!stager) {
     const std::uint64_t slot = std::min(config_.stage_slice_bytes, config_.slice_bytes);
-    const std::uint64_t slots = std::max(config_.stage_bytes / slot, kLeastSlots);
+    const std::uint64_t slots = std::max(config_.stage_bytes / slot, kMinSlots);
     FERRY_TRY_ASSIGN(stager, Stager::Create(api, ordinal,
                                             {.slot_bytes = slot,
                                              .slots = static_cast<std::uint32_t>(slots),

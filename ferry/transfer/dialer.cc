@@ -16,10 +16,10 @@ namespace {
 // Pause between attempts: doubles each time, and half of it is random, so that peers that were
 // refused together do not return together.
 constexpr milliseconds kFirstPause{10};
-constexpr std::uint32_t kMostDoublings = 6;
+constexpr std::uint32_t kMaxDoublings = 6;
 
 Clock::duration PauseBefore(std::uint32_t attempt) {
-  const microseconds longest = kFirstPause * (1U << std::min(attempt, kMostDoublings));
+  const microseconds longest = kFirstPause * (1U << std::min(attempt, kMaxDoublings));
   const auto half = static_cast<std::uint64_t>(longest.count()) / 2;
   return microseconds(half + RandomU64() % half);
 }

@@ -20,7 +20,7 @@ namespace ferry::transfer {
 namespace {
 
 // Limit of shares of one peer: each is a mapping in the driver.
-constexpr std::size_t kMostShares = 4096;
+constexpr std::size_t kMaxShares = 4096;
 // Bytes charged for a share here, beyond the mapping.
 constexpr std::uint64_t kShareBytes = 512;
 
@@ -433,7 +433,7 @@ Status GpuSharing::OnShareOnLoop(const wire::ShareBody& body) {
     if (!fits || body.share == 0 || peers_.count(body.share) != 0) {
       return Error(Code::kCorrupt, "share");
     }
-    full = peers_.size() >= kMostShares;
+    full = peers_.size() >= kMaxShares;
     if (this_host && !off && !full) {
       peers_[body.share] = nullptr;
       connection_->memory().Add(kShareBytes);
@@ -447,7 +447,7 @@ Status GpuSharing::OnShareOnLoop(const wire::ShareBody& body) {
     AnswerOnLoop(body.share,
                  Error(Code::kUnavailable,
                        fmt::format("the peer already maps {} memory ranges, which is the limit",
-                                   kMostShares)),
+                                   kMaxShares)),
                  false);
   } else {
     MapOnLoop(body);

@@ -316,7 +316,7 @@ TEST_F(HostilePeerTest, AWishForTinySlicesEndsTheConnection) {
   const RawFrame offer = peer_.lane().Expect(Type::kOffer);
   ExpectClosed({.type = Type::kSolicit,
                 .operation = offer.header.operation,
-                .body = Pod(wire::SolicitBody{Key(), wire::kLeastSlice - 1})},
+                .body = Pod(wire::SolicitBody{Key(), wire::kMinSlice - 1})},
                "malformed CTS");
 }
 

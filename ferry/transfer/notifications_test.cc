@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::size_t kMostBytes = 64 * 1024;
+constexpr std::size_t kMaxBytes = 64 * 1024;
 
 std::vector<TransferPart> OnePart(const Region& local, const RemoteRegion& remote,
                                   std::uint64_t bytes) {
@@ -43,7 +43,7 @@ TEST_F(NotificationTest, AreTakenInTheOrderOfTheirSending) {
 }
 
 TEST_F(NotificationTest, HaveEverySizeFromOneByteToTheMost) {
-  for (const std::size_t bytes : {1UL, 2UL, 4095UL, 4096UL, kMostBytes - 1, kMostBytes}) {
+  for (const std::size_t bytes : {1UL, 2UL, 4095UL, 4096UL, kMaxBytes - 1, kMaxBytes}) {
     const auto sent = RandomBytes(bytes, 1);
     auto operation = near_.Notify(sent);
     const auto taken = far_.TakeNotification(Soon());

@@ -171,7 +171,7 @@ TEST(OperationTable, FindsThoseThatAreDueWithoutASearchThroughAll) {
       EXPECT_TRUE(table->Erase(id));
     };
   });
-  EXPECT_LT(growth, kMostGrowth);
+  EXPECT_LT(growth, kMaxGrowth);
 }
 
 }  // namespace

@@ -9,9 +9,9 @@ namespace ferry::transfer {
 namespace {
 
 constexpr std::uint32_t kKeyMagic = 0x59454B46;  // the bytes "FKEY"
-constexpr std::uint8_t kLeastSliceLog2 = 12;
-constexpr std::uint8_t kMostSliceLog2 = 32;
-static_assert(std::uint64_t{1} << kLeastSliceLog2 == wire::kLeastSlice);
+constexpr std::uint8_t kMinSliceLog2 = 12;
+constexpr std::uint8_t kMaxSliceLog2 = 32;
+static_assert(std::uint64_t{1} << kMinSliceLog2 == wire::kMinSlice);
 constexpr std::size_t kKeyBytes = 4 + 2 + 1 + 1 + 16 + 4 + 4 + 8 + 8 + 1;
 
 }  // namespace
@@ -59,7 +59,7 @@ Result<RemoteRegion> RemoteRegion::Parse(std::span<const std::byte> bytes) {
   reader.U64(region.length);
   reader.U8(region.gpu);
   const std::uint8_t slice = region.most_slice_log2;
-  const bool sliced = slice == 0 || (slice >= kLeastSliceLog2 && slice <= kMostSliceLog2);
+  const bool sliced = slice == 0 || (slice >= kMinSliceLog2 && slice <= kMaxSliceLog2);
   if (!reader.ok() || bytes.size() != kKeyBytes || magic != kKeyMagic || rights > 3 || !sliced) {
     return Error(Code::kInvalidArgument,
                  fmt::format("these {} bytes are not a region key; pass on Region::key() unchanged",

@@ -19,9 +19,9 @@ namespace {
 // Launches of one direction that are queued at once: one runs, one is ready behind it, and two more
 // cover the time until their end is noticed. With 2 the whole transfer was 6 % slower, with 1 it
 // was 13 % slower. Two alternating streams with overlapping kernels were 9 % slower.
-constexpr std::size_t kMostLaunches = 4;
+constexpr std::size_t kMaxLaunches = 4;
 // Requests in one launch, which all complete at its end: 4 MiB take 80 us.
-constexpr std::size_t kMostRequests = 16;
+constexpr std::size_t kMaxRequests = 16;
 // Thread blocks of kernels that copy between GPUs: half of the multiprocessors of an H100. Not the
 // copy engine, whose copies may queue behind those of waiting streams (docs/gotchas.md).
 constexpr std::uint32_t kMoveGroups = 64;
@@ -154,7 +154,7 @@ Status Stager::InitSide(StageWay way) {
   const auto first = static_cast<std::uint32_t>(way) * options_.slots;
   const std::uint32_t slots = way == StageWay::kWithin ? 0 : options_.slots;
   for (std::uint32_t i = slots; i > 0; --i) made.free.push_back(first + i - 1);
-  for (std::size_t i = 0; i < kMostLaunches; ++i) {
+  for (std::size_t i = 0; i < kMaxLaunches; ++i) {
     FERRY_TRY_ASSIGN(auto event, api_->CreateEvent(ordinal_, cuda::EventTiming::kOff));
     made.events.push_back(std::move(event));
   }
@@ -295,12 +295,12 @@ void Stager::Run() {
 
 bool Stager::LaunchMore(StageWay way) {
   Side& from = side(way);
-  if (from.under_way.size() == kMostLaunches) return false;
+  if (from.under_way.size() == kMaxLaunches) return false;
   std::vector<Request> requests;
   {
     const std::lock_guard lock(mutex_);
     if (stopping_ || from.asked.empty()) return false;
-    const std::size_t count = std::min(from.asked.size(), kMostRequests);
+    const std::size_t count = std::min(from.asked.size(), kMaxRequests);
     requests.reserve(count);
     for (std::size_t i = 0; i < count; ++i) {
       requests.push_back(std::move(from.asked.front()));

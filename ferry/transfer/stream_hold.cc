@@ -70,7 +70,7 @@ class HoldWords {
           Code::kUnavailable,
           fmt::format(
               "{} streams already wait for operations, which is the limit; wait for some of these",
-              StreamHold::kMost));
+              StreamHold::kMax));
     }
     FERRY_TRY(CheckStreamsLocked(stream));
     const std::uint32_t word = free_.back();
@@ -87,7 +87,7 @@ class HoldWords {
     const auto others = std::count_if(held_.begin(), held_.end(), [&](const auto& held) {
       return held.first != stream && held.first.first == stream.first;
     });
-    const std::uint32_t most = StreamHold::MostStreams();
+    const std::uint32_t most = StreamHold::MaxStreams();
     if (others < most) return Ok();
     return Error(Code::kUnavailable,
                  fmt::format("{} streams of device {} already wait for operations, and the limit "
@@ -98,9 +98,9 @@ class HoldWords {
 
   Status MakeLocked(int ordinal) {
     FERRY_TRY_ASSIGN(memory_,
-                     api_->AllocatePinned(ordinal, StreamHold::kMost * sizeof(std::uint32_t)));
-    words_.resize(StreamHold::kMost);
-    for (std::uint32_t i = StreamHold::kMost; i > 0; --i) {
+                     api_->AllocatePinned(ordinal, StreamHold::kMax * sizeof(std::uint32_t)));
+    words_.resize(StreamHold::kMax);
+    for (std::uint32_t i = StreamHold::kMax; i > 0; --i) {
       cuda::StoreFlag(HostAddress(i - 1), 0);
       free_.push_back(i - 1);
     }
@@ -119,9 +119,9 @@ class HoldWords {
   std::map<StreamKey, std::uint32_t> held_;  // number of waits of each stream
 };
 
-std::uint32_t StreamHold::MostStreams() {
+std::uint32_t StreamHold::MaxStreams() {
   static const std::uint32_t most =
-      cuda::MostHeldStreams(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+      cuda::MaxHeldStreams(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
   return most;
 }
 

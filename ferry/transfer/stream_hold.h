@@ -17,14 +17,14 @@ class HoldWords;
 class StreamHold {
  public:
   // Limit of simultaneous waits in the whole program.
-  static constexpr std::uint32_t kMost = 1024;
-  // Limit of streams of one device that wait at the same time: cuda::MostHeldStreams() of this
+  static constexpr std::uint32_t kMax = 1024;
+  // Limit of streams of one device that wait at the same time: cuda::MaxHeldStreams() of this
   // process.
-  static std::uint32_t MostStreams();
+  static std::uint32_t MaxStreams();
 
   // Makes work queued on `stream` after this call wait for the release. `config`: which devices
   // exist. Blocks only while the device's queue is full. Errors: those of OpenDevices() and
-  // DeviceApi::WaitForFlag(); kUnavailable if kMost waits exist or MostStreams() other streams
+  // DeviceApi::WaitForFlag(); kUnavailable if kMax waits exist or MaxStreams() other streams
   // wait.
   static Result<StreamHold> Begin(const Config& config, cuda::StreamRef stream);
 

@@ -39,7 +39,7 @@ class StreamOrderBase : public ::testing::Test {
     if (!api) GTEST_SKIP() << api.error().message();
     api_ = *api;
     if (!Must(cuda::ProbeFlags(*api_, 0))) GTEST_SKIP() << "streams cannot wait for flags";
-    if (StreamHold::MostStreams() < 4) GTEST_SKIP() << "too few streams can wait";
+    if (StreamHold::MaxStreams() < 4) GTEST_SKIP() << "too few streams can wait";
     link_ = MakeLink(config_);
     memory_.emplace(api_, 0, kStreamBytes, 1);
     pinned_ = Must(api_->AllocatePinned(0, kStreamBytes));
@@ -287,7 +287,7 @@ TEST_P(StreamOrderTest, CopiesAndOperationsOfOneStreamFollowEachOther) {
 
 TEST_P(StreamOrderTest, AsManyStreamsAsMayAreHeldAndLetGo) {
   std::vector<cuda::Stream> readers;
-  for (std::uint32_t i = 0; i < StreamHold::MostStreams(); ++i) readers.push_back(NewStream());
+  for (std::uint32_t i = 0; i < StreamHold::MaxStreams(); ++i) readers.push_back(NewStream());
   for (int round = 0; round < 50; ++round) {
     std::vector<Operation> writes;
     for (const cuda::Stream& reader : readers) {
@@ -303,7 +303,7 @@ TEST_P(StreamOrderTest, AsManyStreamsAsMayAreHeldAndLetGo) {
 
 TEST_P(StreamOrderTest, MoreStreamsThanMayAreRefusedUntilOneIsLetGo) {
   std::vector<cuda::Stream> readers;
-  for (std::uint32_t i = 0; i < StreamHold::MostStreams(); ++i) readers.push_back(NewStream());
+  for (std::uint32_t i = 0; i < StreamHold::MaxStreams(); ++i) readers.push_back(NewStream());
   Operation first = Must(near().Recv(kTag, kWholeTag, {}));
   Operation others = Must(near().Recv(kTag + 1, kWholeTag, {}));
   ASSERT_TRUE(first.HoldBack(readers.front()));
@@ -407,7 +407,7 @@ TEST_F(StreamFailureTest, MoreHoldsThanThereAreAreRefusedUntilSomeAreReleased) {
   Operation first = Must(near().Recv(kTag, kWholeTag, nothing));
   Operation second = Must(near().Recv(kTag + 1, kWholeTag, nothing));
   ASSERT_TRUE(first.HoldBack(stream_));
-  for (std::uint32_t i = 1; i < StreamHold::kMost; ++i) ASSERT_TRUE(second.HoldBack(stream_));
+  for (std::uint32_t i = 1; i < StreamHold::kMax; ++i) ASSERT_TRUE(second.HoldBack(stream_));
   const Status refused = second.HoldBack(stream_);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kUnavailable);

@@ -228,7 +228,7 @@ inline constexpr std::size_t kMaxCopiesPerFrame = 2600;
 inline constexpr std::uint64_t kMaxCopyBytes = std::uint64_t{16} << 20;
 // Smallest slice limit that an endpoint may request by a key or a kSolicit: each slice of a plan
 // costs the other side memory.
-inline constexpr std::uint64_t kLeastSlice = 4096;
+inline constexpr std::uint64_t kMinSlice = 4096;
 inline constexpr std::size_t kMaxTextBytes = 512;
 
 // Reads PODs from the front of received metadata. Returns false once it is too short, and from then

@@ -20,13 +20,13 @@ void WorkQueue::Rotate() {
 void WorkQueue::Pop() {
   members_.erase(queue_.front().get());
   queue_.pop_front();
-  if (queue_.empty()) sweep_at_ = kLeastSweep;
+  if (queue_.empty()) sweep_at_ = kMinSweep;
 }
 
 void WorkQueue::Clear() {
   queue_.clear();
   members_.clear();
-  sweep_at_ = kLeastSweep;
+  sweep_at_ = kMinSweep;
 }
 
 // Operations that were cancelled, or whose last slice another lane has pulled, would stay until
@@ -37,7 +37,7 @@ void WorkQueue::Sweep() {
     return operation->ledger.left() == 0 && members_.erase(operation.get()) != 0;
   };
   queue_.erase(std::remove_if(queue_.begin(), queue_.end(), is_over), queue_.end());
-  sweep_at_ = std::max(kLeastSweep, 2 * queue_.size());
+  sweep_at_ = std::max(kMinSweep, 2 * queue_.size());
 }
 
 }  // namespace ferry::transfer

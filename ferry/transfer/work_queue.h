@@ -26,13 +26,13 @@ class WorkQueue {
   void Clear();
 
  private:
-  static constexpr std::size_t kLeastSweep = 64;
+  static constexpr std::size_t kMinSweep = 64;
 
   void Sweep();
 
   std::deque<Op> queue_;
   std::unordered_set<const OperationState*> members_;  // those in queue_
-  std::size_t sweep_at_ = kLeastSweep;  // size of queue_ at which the next sweep runs
+  std::size_t sweep_at_ = kMinSweep;  // size of queue_ at which the next sweep runs
 };
 
 }  // namespace ferry::transfer

@@ -94,7 +94,7 @@ TEST(WorkQueue, AddsAnOperationWithoutASearchThroughAll) {
       queue->Pop();
     };
   });
-  EXPECT_LT(growth, kMostGrowth);
+  EXPECT_LT(growth, kMaxGrowth);
 }
 
 }  // namespace

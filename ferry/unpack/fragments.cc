@@ -84,8 +84,8 @@ void AppendBlocks(std::span<const Fragment> ordered, std::span<const PostedRun> 
 }  // namespace
 
 FragmentReader::FragmentReader() {
-  taken_.reserve(kMostFragments);
-  ordered_.reserve(kMostFragments);
+  taken_.reserve(kMaxFragments);
+  ordered_.reserve(kMaxFragments);
 }
 
 Status FragmentReader::Read(std::span<const Fragment> fragments, const PostedReceive& receive,
@@ -95,9 +95,9 @@ Status FragmentReader::Read(std::span<const Fragment> fragments, const PostedRec
     return Corrupt(fmt::format("a message of {} bytes has come for a receive of {} bytes",
                                receive.message_bytes, posted));
   }
-  if (fragments.size() > kMostFragments) {
+  if (fragments.size() > kMaxFragments) {
     return Corrupt(fmt::format("a message of {} bytes has {} fragments, and {} are the most",
-                               receive.message_bytes, fragments.size(), kMostFragments));
+                               receive.message_bytes, fragments.size(), kMaxFragments));
   }
   if (fragments.empty() && receive.message_bytes > 0) {
     return Corrupt(fmt::format("a message of {} bytes has no fragments", receive.message_bytes));

@@ -26,7 +26,7 @@ static_assert(offsetof(Fragment, src) == 0 && offsetof(Fragment, len) == 4 &&
 
 // Maximum fragments of one message: the size of a row of that metadata
 // (NET_UNPACK_MAX_SLICE_PAGES).
-inline constexpr std::size_t kMostFragments = 2048;
+inline constexpr std::size_t kMaxFragments = 2048;
 
 // A contiguous part of a posted receive's memory.
 struct PostedRun {

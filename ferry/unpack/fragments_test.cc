@@ -99,7 +99,7 @@ TEST_F(FragmentsTest, OfAPoolOf4GiBReachItsLastByte) {
 }
 
 TEST_F(FragmentsTest, AsManyAsTheRowHasAreAccepted) {
-  for (const std::size_t count : {kMostFragments - 1, kMostFragments}) {
+  for (const std::size_t count : {kMaxFragments - 1, kMaxFragments}) {
     const Scattered made = Scatter(std::vector<std::uint32_t>(count, 7), {.most_gap = 3});
     blocks_.clear();
     EXPECT_TRUE(Read(made.fragments, made.bytes, made.bytes));
@@ -219,7 +219,7 @@ std::optional<Origins> ReferenceOrigins(const std::vector<Fragment>& fragments,
       message[dst] = src;
     }
   }
-  if (fragments.size() > kMostFragments) return std::nullopt;
+  if (fragments.size() > kMaxFragments) return std::nullopt;
   Origins place(place_bytes);
   std::size_t at = 0;
   for (const PostedRun& run : receive.runs) {

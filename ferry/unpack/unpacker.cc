@@ -35,14 +35,14 @@ Unpacker::~Unpacker() {
 }
 
 Status Unpacker::CheckOptions(const UnpackerOptions& options) {
-  if (options.most_batches >= 1 && options.most_batches <= kMostUnpackBatches &&
+  if (options.most_batches >= 1 && options.most_batches <= kMaxUnpackBatches &&
       options.most_pieces >= 1) {
     return Ok();
   }
   return Error(Code::kInvalidArgument,
                fmt::format("an unpacker with {} batches and {} pieces under way cannot be made; "
                            "give 1 to {} batches and at least 1 piece",
-                           options.most_batches, options.most_pieces, kMostUnpackBatches));
+                           options.most_batches, options.most_pieces, kMaxUnpackBatches));
 }
 
 Result<std::unique_ptr<Unpacker>> Unpacker::Create(cuda::DeviceApi* api, int ordinal,

@@ -26,13 +26,13 @@ struct UnpackerOptions {
   UnpackBy by = UnpackBy::kKernel;
   // From the pool's memory to the destinations' memory; ignored without a GPU.
   cuda::CopyKind kind = cuda::CopyKind::kDeviceToDevice;
-  std::uint32_t most_batches = 32;  // in flight; 1 to kMostUnpackBatches
+  std::uint32_t most_batches = 32;  // in flight; 1 to kMaxUnpackBatches
   // Pieces in flight; blocks are cut into pieces of at most kUnpackPiece bytes. The kernel needs 16
   // bytes of pinned memory for each.
   std::uint64_t most_pieces = std::uint64_t{1} << 16;
   std::uint32_t groups = 0;  // thread blocks of a kernel; 0: as KernelExecutorOptions has it
 };
-inline constexpr std::uint32_t kMostUnpackBatches = 48;
+inline constexpr std::uint32_t kMaxUnpackBatches = 48;
 inline constexpr std::uint64_t kUnpackPiece = std::uint64_t{16} << 10;
 
 // Copies messages from a pool on the GPU to their destinations, many at once, and reports when the

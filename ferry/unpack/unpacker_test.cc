@@ -178,7 +178,7 @@ TEST_P(UnpackerTest, ALastFragmentOfFewBytesGoesToItsPlace) {
 }
 
 TEST_P(UnpackerTest, AsManyFragmentsAsThereMayBeGoToTheirPlaces) {
-  for (const std::size_t count : {kMostFragments - 1, kMostFragments}) {
+  for (const std::size_t count : {kMaxFragments - 1, kMaxFragments}) {
     const auto average = static_cast<std::uint32_t>(kMessage / count);
     ExpectRight(std::vector<std::uint32_t>(count, average | 1U));
   }

@@ -21,10 +21,10 @@ namespace {
 using namespace transfer;  // NOLINT(google-build-using-namespace): a test of all of it
 using wire::Type;
 
-constexpr std::size_t kMostMemories = 8;
-constexpr std::size_t kMostOperations = 24;
-constexpr std::size_t kMostHeard = 32;
-constexpr int kMostSteps = 400;
+constexpr std::size_t kMaxMemories = 8;
+constexpr std::size_t kMaxOperations = 24;
+constexpr std::size_t kMaxHeard = 32;
+constexpr int kMaxSteps = 400;
 constexpr std::byte kFill{0xC3};
 constexpr Type kSayings[] = {
     Type::kWrite,   Type::kReadRequest, Type::kReadData,  Type::kReadRefused, Type::kSend,
@@ -48,7 +48,7 @@ class Session {
   }
 
   void Run() {
-    for (int steps = 0; steps < kMostSteps && !script_->empty(); ++steps) {
+    for (int steps = 0; steps < kMaxSteps && !script_->empty(); ++steps) {
       Step();
       Reap();
     }
@@ -256,7 +256,7 @@ class Session {
     heard.body.assign(reader.rest().begin(), reader.rest().end());
     if (IsSequenced(heard.header.type)) heard.sequence = lane->sequenced++;
     heard_.push_back(heard);
-    if (heard_.size() > kMostHeard) heard_.pop_front();
+    if (heard_.size() > kMaxHeard) heard_.pop_front();
     return heard;
   }
 
@@ -459,7 +459,7 @@ class Session {
   void Register() {
     const auto rights = static_cast<Rights>(script_->Below(4));
     const std::size_t size = 1 + script_->U16() % 20'000;
-    if (memories_.size() == kMostMemories) return;
+    if (memories_.size() == kMaxMemories) return;
     auto memory = std::make_unique<Memory>();
     memory->size = size;
     memory->bytes = std::make_unique<std::byte[]>(size);
@@ -489,7 +489,7 @@ class Session {
     const std::size_t pieces = 1 + script_->Below(8);
     const std::uint64_t bytes = 1 + script_->U16();
     const WriteOptions options = Options();
-    if (memories_.empty() || running_.size() >= kMostOperations) return;
+    if (memories_.empty() || running_.size() >= kMaxOperations) return;
     Memory& memory = *memories_[at % memories_.size()];
     const std::uint64_t each =
         std::max<std::uint64_t>(std::min<std::uint64_t>(bytes, memory.size) / pieces, 1);
@@ -514,7 +514,7 @@ class Session {
     const std::uint64_t tag = script_->Below(4);
     const std::size_t bytes = script_->U16() % ((script_->U8() & 7) == 0 ? 20'000U : 1024U);
     const std::optional<Deadline> deadline = Options().deadline;
-    if (running_.size() >= kMostOperations) return;
+    if (running_.size() >= kMaxOperations) return;
     auto buffer = std::make_unique<std::byte[]>(bytes);
     const std::span<std::byte> memory(buffer.get(), bytes);
     switch (kind) {

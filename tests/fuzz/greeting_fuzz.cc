@@ -23,8 +23,8 @@ using namespace transfer;  // NOLINT(google-build-using-namespace): a test of al
 using wire::Type;
 
 constexpr std::uint16_t kLanes = 3;
-constexpr std::size_t kMostStrangers = 8;
-constexpr int kMostSteps = 300;
+constexpr std::size_t kMaxStrangers = 8;
+constexpr int kMaxSteps = 300;
 constexpr std::chrono::seconds kPatience{5};
 constexpr const char* kSecret = "what both sides know";
 constexpr Type kSayings[] = {
@@ -116,7 +116,7 @@ class Session {
   }
 
   void Listen() {
-    for (int steps = 0; steps < kMostSteps && !script_->empty(); ++steps) {
+    for (int steps = 0; steps < kMaxSteps && !script_->empty(); ++steps) {
       RunOnLoop(loop(), [this] { Step(); });
       if (steps % 64 == 63) Settle(loop(), 1);
     }
@@ -130,7 +130,7 @@ class Session {
       if (std::exchange(turns_, 0) == 0) loop().Post([this, running] { Turn(running); });
       // A call is made again while it is only cut off; a refusal is final.
       const bool refuses = script_->U8() == 255 || hung_up_;
-      if (refuses || strangers_.size() >= kMostStrangers) return nullptr;
+      if (refuses || strangers_.size() >= kMaxStrangers) return nullptr;
       Stranger& stranger = strangers_.emplace_back();
       stranger.end = std::make_shared<PeerEnd>();
       return std::make_unique<ScriptedLane>(stranger.end, !far());
@@ -150,7 +150,7 @@ class Session {
   // Connect() ends soon after every lane has been lost, or refused.
   void Turn(const std::shared_ptr<std::atomic<bool>>& running) {
     if (!running->load()) return;
-    if (++turns_ < kMostSteps && !script_->empty()) {
+    if (++turns_ < kMaxSteps && !script_->empty()) {
       Step();
       over_ = Deadline::After(kPatience);
     } else {
@@ -187,7 +187,7 @@ class Session {
   }
 
   void Knock() {
-    if ((how_ & 2) != 0 || strangers_.size() >= kMostStrangers) return;
+    if ((how_ & 2) != 0 || strangers_.size() >= kMaxStrangers) return;
     Stranger& stranger = strangers_.emplace_back();
     stranger.end = host_.provider->Knock(!far());
   }
@@ -386,7 +386,7 @@ class Session {
 
   static std::vector<Stranger> Reserved() {
     std::vector<Stranger> strangers;
-    strangers.reserve(kMostStrangers);  // a step may add to it while it uses one
+    strangers.reserve(kMaxStrangers);  // a step may add to it while it uses one
     return strangers;
   }
 };

@@ -30,8 +30,8 @@ using net::Placement;
 using net::tcp::FramePrefix;
 
 constexpr std::size_t kGuardBytes = 64;
-constexpr std::size_t kMostSent = 256 << 10;  // by one input, each direction
-constexpr int kMostSteps = 200;
+constexpr std::size_t kMaxSent = 256 << 10;  // by one input, each direction
+constexpr int kMaxSteps = 200;
 constexpr std::chrono::seconds kPatience{5};
 
 UniqueFd NewSocket() {
@@ -166,7 +166,7 @@ class User final : public net::LaneHandler {
     at_ += sizeof prefix + meta.size();
     payload_ = payload_bytes;
     in_payload_ = payload_bytes > 0;
-    discards_ = choice == 1 || payload_bytes > kMostSent;
+    discards_ = choice == 1 || payload_bytes > kMaxSent;
     if (discards_) return Placement{Placement::Action::kDiscard, {}};
     return Placement{Placement::Action::kPlace, Pieces(choice), (choice & 128) != 0};
   }
@@ -252,7 +252,7 @@ class Session {
   }
 
   void Run() {
-    for (int steps = 0; steps < kMostSteps && !script_->empty(); ++steps) Step();
+    for (int steps = 0; steps < kMaxSteps && !script_->empty(); ++steps) Step();
     Finish();
   }
 
@@ -289,7 +289,7 @@ class Session {
   }
 
   void Feed(std::span<const std::byte> bytes) {
-    if (user_.closed || fed_all_ || user_.fed.size() + bytes.size() > kMostSent) return;
+    if (user_.closed || fed_all_ || user_.fed.size() + bytes.size() > kMaxSent) return;
     user_.fed.insert(user_.fed.end(), bytes.begin(), bytes.end());
     for (int turns = 0; !bytes.empty() && !user_.closed; ++turns) {
       const ssize_t n =
@@ -359,7 +359,7 @@ class Session {
       frame.payload_bytes += bytes;
     }
     const std::uint64_t all = sizeof(FramePrefix) + frame.meta.size() + frame.payload_bytes;
-    if (user_.closed || owed_ + all > kMostSent) return frames_.pop_back();
+    if (user_.closed || owed_ + all > kMaxSent) return frames_.pop_back();
     owed_ += all;
     OnLoop([&] { lane_->Send(&frame); });
   }

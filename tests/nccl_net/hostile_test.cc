@@ -184,18 +184,18 @@ TEST_F(Told, OfEachReceiveWhereItSendsNothingUnasked) {
 
 TEST_F(Told, OfHalfAsManyAsItMaySendUnasked) {
   Begin(100);
-  for (std::size_t i = 0; i < kMostEarly / 2; ++i) Bring(i, i % 2 == 0 ? 1 : 2, i / 2);
+  for (std::size_t i = 0; i < kMaxEarly / 2; ++i) Bring(i, i % 2 == 0 ? 1 : 2, i / 2);
   Post(1);
   const auto credit = Credit();
   ASSERT_EQ(credit.size(), 2U);
   // Perhaps with that which was posted last.
-  EXPECT_GE(credit[0].receives + credit[1].receives, kMostEarly / 2);
+  EXPECT_GE(credit[0].receives + credit[1].receives, kMaxEarly / 2);
 }
 
 TEST_F(Told, OfHalfAsManyBytesAsItMaySendUnasked) {
-  Begin(kMostEarlyBytes);
-  constexpr std::uint64_t kMessages = kMostEarlyTotal / 2 / kMostEarlyBytes;
-  for (std::uint64_t i = 0; i < kMessages; ++i) Bring(kMostEarlyBytes, 1, i);
+  Begin(kMaxEarlyBytes);
+  constexpr std::uint64_t kMessages = kMaxEarlyTotal / 2 / kMaxEarlyBytes;
+  for (std::uint64_t i = 0; i < kMessages; ++i) Bring(kMaxEarlyBytes, 1, i);
   Post(1);
   EXPECT_GE(Credit().at(0).receives, kMessages);
 }

@@ -138,17 +138,17 @@ TEST(SmallFrames, AreLongEnoughAndSayTheSame) {
     data.total = payload;
     std::vector<std::byte> meta(1000, std::byte{0xE5});
     StorePadded(data, payload, &meta);
-    EXPECT_EQ(meta.size() + payload, std::max<std::uint64_t>(kLeastFrame, sizeof data + payload));
+    EXPECT_EQ(meta.size() + payload, std::max<std::uint64_t>(kMinFrame, sizeof data + payload));
     const auto loaded = LoadPadded(meta);
     ASSERT_TRUE(loaded);
     EXPECT_EQ(std::memcmp(&*loaded, &data, sizeof data), 0);
     EXPECT_EQ(std::count(meta.begin() + sizeof data, meta.end(), std::byte{0}),
               static_cast<std::ptrdiff_t>(meta.size() - sizeof data));
   }
-  const std::vector<std::byte> bytes(kLeastFrame + 1);
+  const std::vector<std::byte> bytes(kMinFrame + 1);
   const std::span all(bytes);
   EXPECT_FALSE(LoadPadded(all));
-  EXPECT_TRUE(LoadPadded(all.first(kLeastFrame)));
+  EXPECT_TRUE(LoadPadded(all.first(kMinFrame)));
   EXPECT_FALSE(LoadPadded(all.first(sizeof data - 1)));
 }
 

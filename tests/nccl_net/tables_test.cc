@@ -30,7 +30,7 @@ using testing::Require;
 using testing::WaitFor;
 
 using Bytes = std::vector<std::byte>;
-constexpr std::size_t kMost = 8;  // receives in a group
+constexpr std::size_t kMax = 8;  // receives in a group
 
 Deadline Soon() { return Deadline::After(std::chrono::seconds(60)); }
 
@@ -65,7 +65,7 @@ TEST_P(EveryTable, TellsWhatItIs) {
   EXPECT_FALSE(facts.cuda_memory || facts.dma_buf || facts.unpacks);
   EXPECT_GT(facts.megabits, 0U);
   EXPECT_NE(facts.guid, 0U);
-  EXPECT_EQ(facts.most_receives, static_cast<int>(kMost));
+  EXPECT_EQ(facts.most_receives, static_cast<int>(kMax));
   EXPECT_GE(facts.most_comms, 1024);
   EXPECT_EQ(facts.device_type, abi::kDeviceTypeHost);
   EXPECT_EQ(facts.most_message_bytes, std::uint64_t{1} << 30);
@@ -111,7 +111,7 @@ TEST_P(EveryTable, KeepsSmallMessagesOfManyTagsUntilTheirReceives) {
   // More than may leave at once, and some that are too large for it.
   constexpr int kTags = 10;
   // The single bytes leave no room for the last of the large ones.
-  constexpr std::size_t kUnasked = 2 * kTags + kMostEarlyTotal / kMostEarlyBytes - 1;
+  constexpr std::size_t kUnasked = 2 * kTags + kMaxEarlyTotal / kMaxEarlyBytes - 1;
   const std::array<std::size_t, 4> sizes{0, 1, 65536, 70000};
   std::vector<Bytes> sent;
   std::vector<void*> sends;
@@ -151,11 +151,11 @@ TEST_P(EveryTable, ReceivesWhatWaitsBehindSmallMessagesOfAnotherTag) {
   const Bytes message = PatternOf(100, 1);
   std::vector<void*> first;
   std::vector<void*> others;
-  for (std::size_t i = 0; i < kMostEarly; ++i) first.push_back(Send(message, 1));
-  for (std::size_t i = 0; i < kMostEarly; ++i) others.push_back(Send(message, 2));
+  for (std::size_t i = 0; i < kMaxEarly; ++i) first.push_back(Send(message, 1));
+  for (std::size_t i = 0; i < kMaxEarly; ++i) others.push_back(Send(message, 2));
   first.push_back(Send(message, 1));
   Bytes into(100);
-  for (std::size_t i = 0; i < kMostEarly; ++i) {
+  for (std::size_t i = 0; i < kMaxEarly; ++i) {
     ASSERT_EQ(WaitFor(host_, Receive(&into, 1), nullptr, Soon()), abi::kSuccess);
   }
   for (void* const send : others) EXPECT_EQ(WaitFor(host_, send, nullptr, Soon()), abi::kSuccess);
@@ -249,13 +249,13 @@ TEST_P(EveryTable, HasAsManyRequestsAsItMust) {
   EXPECT_EQ(Receive(&places[0]), nullptr);
   std::vector<Bytes> messages;
   std::vector<void*> sends;
-  for (std::size_t i = 0; i < abi::kMaxRequests * kMost; ++i) {
+  for (std::size_t i = 0; i < abi::kMaxRequests * kMax; ++i) {
     messages.push_back(PatternOf(i % 65, i));
   }
   for (const Bytes& message : messages) sends.push_back(Send(message));
   EXPECT_EQ(std::count(sends.begin(), sends.end(), nullptr), 0);
   EXPECT_EQ(Send(messages[0]), nullptr);
-  for (std::size_t round = 0; round < kMost; ++round) {
+  for (std::size_t round = 0; round < kMax; ++round) {
     for (std::size_t i = 0; i < receives.size(); ++i) {
       const std::size_t number = round * receives.size() + i;
       int bytes = -1;
@@ -263,7 +263,7 @@ TEST_P(EveryTable, HasAsManyRequestsAsItMust) {
       ASSERT_EQ(bytes, static_cast<int>(number % 65));
       EXPECT_TRUE(std::equal(messages[number].begin(), messages[number].end(), places[i].begin()));
       EXPECT_EQ(WaitFor(host_, sends[number], nullptr, Soon()), abi::kSuccess);
-      if (round + 1 < kMost) receives[i] = Receive(&places[i]);
+      if (round + 1 < kMax) receives[i] = Receive(&places[i]);
     }
   }
 }
@@ -272,25 +272,25 @@ TEST_P(EveryTable, FillsAGroupOfReceivesByTagInAnyOrder) {
   for (const bool backwards : {false, true}) {
     std::vector<Bytes> messages;
     std::vector<Bytes> places;
-    for (std::size_t i = 0; i < kMost; ++i) {
+    for (std::size_t i = 0; i < kMax; ++i) {
       messages.push_back(PatternOf(i * 40'000, i));
       places.emplace_back(400'000);
     }
     std::vector<net::plugin::Message> group;
-    for (std::size_t i = 0; i < kMost; ++i) {
+    for (std::size_t i = 0; i < kMax; ++i) {
       group.push_back({places[i].data(), places[i].size(), static_cast<int>(100 + i), nullptr});
     }
     void* receive = nullptr;
     Require(host_->ReceiveGroup(pair_.recv, group, &receive), "irecv");
     std::vector<void*> sends;
-    for (std::size_t i = 0; i < kMost; ++i) {
-      const std::size_t which = backwards ? kMost - 1 - i : i;
+    for (std::size_t i = 0; i < kMax; ++i) {
+      const std::size_t which = backwards ? kMax - 1 - i : i;
       sends.push_back(Send(messages[which], static_cast<int>(100 + which)));
     }
-    std::array<int, kMost> sizes{};
+    std::array<int, kMax> sizes{};
     EXPECT_EQ(WaitFor(host_, receive, sizes.data(), Soon()), abi::kSuccess);
     for (void* const send : sends) EXPECT_EQ(WaitFor(host_, send, nullptr, Soon()), abi::kSuccess);
-    for (std::size_t i = 0; i < kMost; ++i) {
+    for (std::size_t i = 0; i < kMax; ++i) {
       EXPECT_EQ(sizes[i], static_cast<int>(messages[i].size()));
       EXPECT_TRUE(std::equal(messages[i].begin(), messages[i].end(), places[i].begin()));
     }

@@ -9,18 +9,18 @@
 namespace ferry::standin {
 namespace {
 
-constexpr std::uint32_t kMostRandom = 9000;  // a jumbo frame
-constexpr std::uint32_t kMostMergedPages = 16;
-constexpr std::uint32_t kMostTiny = 15;
+constexpr std::uint32_t kMaxRandom = 9000;  // a jumbo frame
+constexpr std::uint32_t kMaxMergedPages = 16;
+constexpr std::uint32_t kMaxTiny = 15;
 
 std::uint32_t WantedBytes(const Settings& settings, std::mt19937_64& random) {
   switch (settings.cut) {
     case Cut::kFixed: return settings.fragment;
-    case Cut::kRandom: return static_cast<std::uint32_t>(1 + random() % kMostRandom);
+    case Cut::kRandom: return static_cast<std::uint32_t>(1 + random() % kMaxRandom);
     case Cut::kTiny: return 4096;
     case Cut::kMerged: break;
   }
-  return static_cast<std::uint32_t>(4096 * (1 + random() % kMostMergedPages));
+  return static_cast<std::uint32_t>(4096 * (1 + random() % kMaxMergedPages));
 }
 
 void AddOversize(std::uint64_t posted, Row* row) {
@@ -47,8 +47,8 @@ void MakeOverlap(std::vector<tcpx::Fragment>* fragments) {
 std::vector<std::uint32_t> CutMessage(std::uint64_t total, const Settings& settings,
                                       std::mt19937_64& random) {
   std::uint64_t tail = 0;
-  if (settings.cut == Cut::kTiny) tail = std::min<std::uint64_t>(total, 1 + random() % kMostTiny);
-  const std::size_t most = kMostFragments - (tail > 0 ? 1 : 0);
+  if (settings.cut == Cut::kTiny) tail = std::min<std::uint64_t>(total, 1 + random() % kMaxTiny);
+  const std::size_t most = kMaxFragments - (tail > 0 ? 1 : 0);
   std::vector<std::uint32_t> lengths;
   for (std::uint64_t left = total - tail; left > 0;) {
     const std::uint64_t slots = most - lengths.size();

@@ -9,7 +9,7 @@
 
 namespace ferry::standin {
 
-// Cuts a message of `total` bytes into fragment lengths as a network might: at most kMostFragments,
+// Cuts a message of `total` bytes into fragment lengths as a network might: at most kMaxFragments,
 // which are longer than configured if necessary.
 std::vector<std::uint32_t> CutMessage(std::uint64_t total, const Settings& settings,
                                       std::mt19937_64& random);

@@ -239,7 +239,7 @@ class CuMemory : public Memory {
     CuContext context = nullptr;
     std::vector<CuStream> free;
   };
-  static constexpr std::size_t kMostFreeStreams = 64;
+  static constexpr std::size_t kMaxFreeStreams = 64;
 
   // Makes a device's context current for as long as it lives, on whatever thread, and has a stream.
   class Inside {
@@ -316,7 +316,7 @@ class CuMemory : public Memory {
   void AddStream(int device) {
     const std::lock_guard lock(mutex_);
     std::vector<CuStream>& free = gpus_[device].free;
-    if (free.size() >= kMostFreeStreams) return;
+    if (free.size() >= kMaxFreeStreams) return;
     if (CuStream const made = MakeStream(); made != nullptr) free.push_back(made);
   }
   // High priority, so that it shares no hardware queue with the host's streams.

@@ -27,7 +27,7 @@ std::optional<Landing> Pool::Take(std::span<const std::uint32_t> lengths) {
       fits = TakeFragment(lengths.front(), &landing);
       taken = 1;
     }
-    fits = fits && landing.fragments.size() <= kMostFragments;
+    fits = fits && landing.fragments.size() <= kMaxFragments;
     lengths = lengths.subspan(taken);
   }
   if (fits) return landing;

@@ -14,7 +14,7 @@
 namespace ferry::standin {
 
 // Maximum number of fragments in a row: one less than its capacity, as in the original.
-inline constexpr std::size_t kMostFragments = tcpx::kRowFragments - 1;
+inline constexpr std::size_t kMaxFragments = tcpx::kRowFragments - 1;
 
 // The pages of a message until it is consumed.
 struct Landing {

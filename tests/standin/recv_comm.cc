@@ -119,9 +119,9 @@ bool RecvComm::ReadRecord() {
 }
 
 bool RecvComm::RecordIsSane(const tcpx::Request& request) const {
-  constexpr std::uint32_t kMost = 0x7fffffff;
+  constexpr std::uint32_t kMax = 0x7fffffff;
   const bool first = request.size_pending < 0;
-  const bool fits = record_.total <= kMost && record_.bytes <= record_.total &&
+  const bool fits = record_.total <= kMax && record_.bytes <= record_.total &&
                     record_.offset == static_cast<std::uint32_t>(request.offset) &&
                     record_.bytes <= record_.total - record_.offset;
   return fits && record_.socket < lanes_.size() &&

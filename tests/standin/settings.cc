@@ -139,14 +139,14 @@ void ReadFault(Reader& reader, Settings* settings) {
 }  // namespace
 
 std::optional<Settings> ReadSettings(std::string* problem) {
-  constexpr std::uint64_t kMostPool = std::uint64_t{4} << 30;  // what a Fragment can address
+  constexpr std::uint64_t kMaxPool = std::uint64_t{4} << 30;  // what a Fragment can address
   Settings settings;
   Reader reader(problem);
   reader.Read("FERRY_STANDIN_NICS", {1, 8}, &settings.nics);
   ReadPolls(reader, &settings);
   reader.Read("FERRY_STANDIN_SOCKETS", {1, 8}, &settings.sockets);
   reader.Read("FERRY_STANDIN_CHUNK", {1, 64 * 1024 * 1024}, &settings.chunk);
-  reader.Read("FERRY_STANDIN_POOL", {4096, kMostPool}, &settings.pool);
+  reader.Read("FERRY_STANDIN_POOL", {4096, kMaxPool}, &settings.pool);
   reader.Read("FERRY_STANDIN_TOGETHER", {1, 1024}, &settings.together);
   reader.Read("FERRY_STANDIN_SPREAD", {1, 16}, &settings.spread);
   ReadFragments(reader, &settings);

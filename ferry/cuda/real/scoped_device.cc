@@ -14,12 +14,12 @@
 namespace ferry::cuda::real {
 namespace {
 
-constexpr int kMostDevices = 64;
+constexpr int kMaxDevices = 64;
 
 // Contexts that are retained forever.
 struct Contexts {
   std::mutex making;
-  std::array<std::atomic<CUcontext>, kMostDevices> made{};
+  std::array<std::atomic<CUcontext>, kMaxDevices> made{};
 };
 
 Contexts& TheContexts() {
@@ -28,8 +28,8 @@ Contexts& TheContexts() {
 }
 
 Result<CUcontext> ContextOf(const Driver& driver, int ordinal) {
-  if (ordinal < 0 || ordinal >= kMostDevices) {
-    return NoSuchDevice(ordinal, kMostDevices, "cuDevicePrimaryCtxRetain");
+  if (ordinal < 0 || ordinal >= kMaxDevices) {
+    return NoSuchDevice(ordinal, kMaxDevices, "cuDevicePrimaryCtxRetain");
   }
   Contexts& contexts = TheContexts();
   std::atomic<CUcontext>& made = contexts.made[static_cast<std::size_t>(ordinal)];
@@ -69,7 +69,7 @@ ScopedDevice::~ScopedDevice() {
 }
 
 bool HasContext(int ordinal) noexcept {
-  return ordinal >= 0 && ordinal < kMostDevices &&
+  return ordinal >= 0 && ordinal < kMaxDevices &&
          TheContexts().made[static_cast<std::size_t>(ordinal)].load(std::memory_order_acquire) !=
              nullptr;
 }

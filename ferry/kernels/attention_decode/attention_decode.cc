@@ -26,15 +26,15 @@ Argument DecodeArgument(const char* name, const Tensor& tensor) {
 // block needs beside its own; and thread blocks of 128 threads whose registers it has.
 constexpr int kMultiprocessorBytes = 227 * 1024;
 constexpr int kReservedBytes = 2 * 1024;
-constexpr int kMostResident = 4;
+constexpr int kMaxResident = 4;
 
 std::int64_t ResidentBlocks(std::int64_t head_size, int stages) {
   const int bytes = DecodeSharedBytes(static_cast<int>(head_size), stages) + kReservedBytes;
-  return std::clamp(kMultiprocessorBytes / bytes, 1, kMostResident);
+  return std::clamp(kMultiprocessorBytes / bytes, 1, kMaxResident);
 }
 
 Status CheckDecodePlan(const AttentionDecodeArgs& args) {
-  if (args.plan.splits < 1 || args.plan.splits > kMostDecodeSplits) {
+  if (args.plan.splits < 1 || args.plan.splits > kMaxDecodeSplits) {
     return WrongNumber(kDecodeOp, "plan.splits", args.plan.splits, "1 to 256");
   }
   return CheckStages(DecodeArgument("q", args.q), "plan.stages", args.plan.stages);
@@ -89,7 +89,7 @@ DecodePlan PlanDecode(const DecodeShape& shape, const cuda::DeviceFacts& facts) 
   const std::int64_t slots =
       std::max(facts.multiprocessors, 1) * ResidentBlocks(shape.head_size, plan.stages);
   const std::int64_t steps = (shape.most_tokens + kDecodeStep - 1) / kDecodeStep;
-  const std::int64_t most = std::clamp<std::int64_t>(steps, 1, kMostDecodeSplits);
+  const std::int64_t most = std::clamp<std::int64_t>(steps, 1, kMaxDecodeSplits);
   // Time, in steps: of each wave, what its parts take, and what they take to begin and to end.
   constexpr std::int64_t kAround = 2;
   const auto time = [&](std::int64_t splits) {
@@ -137,8 +137,8 @@ Status CheckAttentionDecodeForDevice(const AttentionDecodeArgs& args) {
   if (shape.batch * shape.heads * args.plan.splits > std::numeric_limits<std::int32_t>::max()) {
     return q.Wrong("of fewer heads in all: with the parts they are more than a grid has");
   }
-  constexpr std::int64_t kMostGridRows = 65535;
-  if (shape.heads > kMostGridRows) return q.Wrong("of at most 65535 heads");
+  constexpr std::int64_t kMaxGridRows = 65535;
+  if (shape.heads > kMaxGridRows) return q.Wrong("of at most 65535 heads");
   return CheckDecodeWorkspace(args);
 }
 

@@ -27,7 +27,7 @@ struct DecodePlan {
   bool early = false;
   friend bool operator==(const DecodePlan&, const DecodePlan&) = default;
 };
-inline constexpr int kMostDecodeSplits = 256;
+inline constexpr int kMaxDecodeSplits = 256;
 
 struct DecodeShape {
   std::int64_t batch = 0;

@@ -564,7 +564,7 @@ TEST(PlanDecode, NoBatchTakesMuchLongerThanItsShareOfTheGpu) {
   for (std::int64_t batch = 1; batch <= 300; ++batch) {
     const DecodePlan plan = PlanFor(batch, 32, 8, kTokens);
     ASSERT_GE(plan.splits, 1);
-    ASSERT_LE(plan.splits, kMostDecodeSplits);
+    ASSERT_LE(plan.splits, kMaxDecodeSplits);
     const auto parts = static_cast<double>(batch * 8 * plan.splits);
     const double steps = std::ceil(static_cast<double>(kTokens) / kDecodeStep / plan.splits);
     const double ideal = static_cast<double>(batch * 8 * kTokens) / kDecodeStep / kSlots;

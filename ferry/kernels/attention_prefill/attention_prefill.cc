@@ -30,7 +30,7 @@ Status CheckPrefillKeys(const AttentionPrefillArgs& args) {
   }
   FERRY_TRY(k.IsView(3, 3));
   FERRY_TRY(v.IsView(3, 3));
-  if (args.k.shape[0] > kMostTokens) return k.Wrong("of at most 2^30 tokens");
+  if (args.k.shape[0] > kMaxTokens) return k.Wrong("of at most 2^30 tokens");
   return CheckKeys(q, k, v);
 }
 
@@ -68,7 +68,7 @@ Status CheckAttentionPrefill(const AttentionPrefillArgs& args) {
   FERRY_TRY(q.IsView(3, 3));
   FERRY_TRY(q.HasType(kFloats));
   FERRY_TRY(q.HasDenseRows());
-  if (args.q.shape[0] > kMostTokens) return q.Wrong("of at most 2^30 tokens");
+  if (args.q.shape[0] > kMaxTokens) return q.Wrong("of at most 2^30 tokens");
   FERRY_TRY(CheckPrefillEnds(args));
   FERRY_TRY(CheckPrefillKeys(args));
   FERRY_TRY(CheckAttentionOut(q, out));
@@ -79,7 +79,7 @@ Status CheckAttentionPrefill(const AttentionPrefillArgs& args) {
         std::pair("block_tables", &args.block_tables)}) {
     if (!tensor->none()) FERRY_TRY(out.IsApartFrom(PrefillArgument(name, *tensor)));
   }
-  if (args.max_seqlen_q < 0 || args.max_seqlen_q > kMostTokens) {
+  if (args.max_seqlen_q < 0 || args.max_seqlen_q > kMaxTokens) {
     return WrongNumber(kPrefillOp, "max_seqlen_q", static_cast<double>(args.max_seqlen_q),
                        "0 to 2^30");
   }
@@ -95,13 +95,13 @@ Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args) {
     FERRY_TRY(IsAlignedForDevice(PrefillArgument(name, *tensor)));
   }
   // The second and the third size of a grid.
-  constexpr std::int64_t kMostBlocks = 65535;
+  constexpr std::int64_t kMaxBlocks = 65535;
   const PrefillTiles tiles = PrefillTilesOf(static_cast<int>(args.q.last()));
-  if (args.max_seqlen_q > kMostBlocks * 16 * tiles.warps * tiles.row_tiles) {
+  if (args.max_seqlen_q > kMaxBlocks * 16 * tiles.warps * tiles.row_tiles) {
     return WrongNumber(kPrefillOp, "max_seqlen_q", static_cast<double>(args.max_seqlen_q),
                        "at most 4194240 for heads of 256 and 8388480 for others");
   }
-  if (args.cu_seqlens_q.shape[0] - 1 > kMostBlocks) {
+  if (args.cu_seqlens_q.shape[0] - 1 > kMaxBlocks) {
     return PrefillArgument("cu_seqlens_q", args.cu_seqlens_q).Wrong("of at most 65535 sequences");
   }
   return Ok();

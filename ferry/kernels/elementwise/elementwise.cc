@@ -20,7 +20,7 @@ Status CheckFirst(const Argument& first) {
   FERRY_TRY(first.HasType(kFloats));
   FERRY_TRY(first.HasDenseRows());
   const Tensor& tensor = first.tensor;
-  if (tensor.last() > 0 && tensor.Numel() / tensor.last() > kMostRows) {
+  if (tensor.last() > 0 && tensor.Numel() / tensor.last() > kMaxRows) {
     return first.Wrong("one of at most 2^31 - 1 rows");
   }
   return Ok();
@@ -38,7 +38,7 @@ MulAddArgs InOneRow(const MulAddArgs& args) {
   MulAddArgs flat = args;
   const std::int64_t count = args.a.Numel();
   const std::array<Tensor*, 4> tensors = {&flat.a, &flat.b, &flat.c, &flat.out};
-  if (count > kMostRows || !std::all_of(tensors.begin(), tensors.end(), [](const Tensor* tensor) {
+  if (count > kMaxRows || !std::all_of(tensors.begin(), tensors.end(), [](const Tensor* tensor) {
         return tensor->IsContiguous();
       })) {
     return args;

@@ -70,7 +70,7 @@ Result<GatedPlan> PlanGated(const GatedArgs& args) {
   GatedPlan plan;
   if (args.out.Numel() == 0) return plan;
   const std::int64_t cols = args.out.last();
-  if (args.out.Numel() / cols > kMostRows) return x.Wrong("one of at most 2^31 - 1 rows");
+  if (args.out.Numel() / cols > kMaxRows) return x.Wrong("one of at most 2^31 - 1 rows");
   const JoinedRows joined = JoinRows({&args.x, &args.out});
   plan.gate = halves.gate.data;
   plan.up = halves.up.data;

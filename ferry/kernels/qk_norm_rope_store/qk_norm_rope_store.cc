@@ -58,20 +58,20 @@ Status CheckQkv(const QkNormRopeStoreArgs& args) {
   FERRY_TRY(qkv.HasType(kFloats));
   FERRY_TRY(qkv.HasDenseRows());
   FERRY_TRY(CheckWeights(args, qkv));
-  constexpr std::int64_t kMostHeads = 1 << 20;
+  constexpr std::int64_t kMaxHeads = 1 << 20;
   for (const std::int64_t heads : {args.q_heads, args.kv_heads}) {
-    if (heads < 0 || heads > kMostHeads) {
+    if (heads < 0 || heads > kMaxHeads) {
       return WrongNumber(kQkName, "a number of heads", static_cast<double>(heads),
                          "from 0 to 2^20");
     }
   }
   const std::int64_t head_dim = args.q_weight.last();
-  if (head_dim < 2 || head_dim > kMostHeads) {
+  if (head_dim < 2 || head_dim > kMaxHeads) {
     return Argument{kQkName, "q_weight", args.q_weight}.Wrong("of 2 to 2^20 elements");
   }
   FERRY_TRY(qkv.HasShape({args.qkv.shape[0], (args.q_heads + 2 * args.kv_heads) * head_dim},
                          "the heads of q, k and v"));
-  if (args.qkv.shape[0] > kMostRows) return qkv.Wrong("of at most 2^31 - 1 tokens");
+  if (args.qkv.shape[0] > kMaxRows) return qkv.Wrong("of at most 2^31 - 1 tokens");
   if (args.eps >= 0 && std::isfinite(args.eps)) return Ok();
   return WrongNumber(kQkName, "eps", args.eps, "0 or more");
 }
@@ -175,7 +175,7 @@ void DealHeads(QkNormRopeStorePlan* plan) {
   const std::uint32_t step = kQkWarp / plan->threads_x;  // whole warps
   const std::uint32_t wanted = (heads + together - 1) / together;
   plan->threads_y = (wanted + step - 1) / step * step;
-  const std::uint32_t most = kQkMostThreads / plan->threads_x;
+  const std::uint32_t most = kQkMaxThreads / plan->threads_x;
   const bool even = plan->q_heads % together == 0 && plan->kv_heads % together == 0;
   plan->form = by_words ? QkForm::kWords : QkForm::kNumbers;
   if (by_words && even && plan->threads_y <= most) plan->form = QkForm::kNeighbours;

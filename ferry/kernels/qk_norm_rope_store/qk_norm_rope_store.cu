@@ -120,7 +120,7 @@ __device__ __forceinline__ float SquaresOf(const float (&low)[kWidth],
 // kTogether heads in registers, from the loads to the stores, and the sums are over neighbours, so
 // that nobody waits for a block.
 template <class T, bool kNarrow>
-__global__ void __launch_bounds__(kQkMostThreads) DoHeads(const __grid_constant__ QkPlan plan) {
+__global__ void __launch_bounds__(kQkMaxThreads) DoHeads(const __grid_constant__ QkPlan plan) {
   constexpr int kWidth = kPacked<T>;
   prim::WaitForGridsBefore();
   prim::LetNextGridBegin();
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kQkMostThreads) DoHeads(const __grid_constant_
 // The same for any size and alignment: a warp to a head, twice over its elements. What a thread
 // writes in place nobody else reads any more: all have read it for the sum.
 template <class T, bool kNarrow>
-__global__ void __launch_bounds__(kQkMostThreads)
+__global__ void __launch_bounds__(kQkMaxThreads)
     DoHeadsByElement(const __grid_constant__ QkPlan plan) {
   prim::WaitForGridsBefore();
   prim::LetNextGridBegin();
@@ -375,7 +375,7 @@ __device__ __forceinline__ const T* WordsOf(const QkPlan& plan, const Neighbours
 // A token's block. All that can be asked for at once is: only the cosines wait for a position, and
 // nothing is left out before the sums for want of one, or the compiler would have all loads wait.
 template <class T, bool kNarrow>
-__global__ void __launch_bounds__(kQkMostThreads, kNeighbourBlocks)
+__global__ void __launch_bounds__(kQkMaxThreads, kNeighbourBlocks)
     DoNeighbours(const __grid_constant__ QkPlan plan) {
   prim::WaitForGridsBefore();
   prim::LetNextGridBegin();

@@ -45,7 +45,7 @@ struct QkNormRopeStorePlan {
   std::uint32_t threads_x = 0;  // of a head: a power of two up to 32
   std::uint32_t threads_y = 0;  // heads at once; with threads_x a multiple of 32
 };
-inline constexpr std::uint32_t kQkMostThreads = 256;
+inline constexpr std::uint32_t kQkMaxThreads = 256;
 // Heads that a thread has in flight at once, except in the form for single numbers.
 inline constexpr std::uint32_t kQkHeads = 2;
 

@@ -541,7 +541,7 @@ TEST_F(QkPlanTest, HeadsAreDealtToWholeWarps) {
       EXPECT_GE(plan.threads_x * 8, static_cast<std::uint32_t>(head_dim / 2));
       EXPECT_LE(plan.threads_x, 32U);
       EXPECT_EQ(plan.threads_x * plan.threads_y % 32, 0U);
-      EXPECT_LE(plan.threads_x * plan.threads_y, kQkMostThreads);
+      EXPECT_LE(plan.threads_x * plan.threads_y, kQkMaxThreads);
       EXPECT_GT(plan.threads_y, 0U);
     }
   }

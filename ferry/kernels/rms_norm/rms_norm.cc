@@ -22,10 +22,10 @@ Status CheckNormInput(const Argument& x) {
   FERRY_TRY(x.IsView(2, 3));
   FERRY_TRY(x.HasType(kFloats));
   FERRY_TRY(x.HasDenseRows());
-  if (x.tensor.last() > 0 && x.tensor.Numel() / x.tensor.last() > kMostRows) {
+  if (x.tensor.last() > 0 && x.tensor.Numel() / x.tensor.last() > kMaxRows) {
     return x.Wrong("one of at most 2^31 - 1 rows");
   }
-  if (x.tensor.last() > kMostRows) return x.Wrong("one of at most 2^31 - 1 columns");
+  if (x.tensor.last() > kMaxRows) return x.Wrong("one of at most 2^31 - 1 columns");
   return Ok();
 }
 
@@ -73,7 +73,7 @@ constexpr std::uint32_t kFewRows = 264;  // two for each multiprocessor of an H2
 // Words that a row has for each of its threads, where that makes a block that is no larger than
 // needed for a row to be quick.
 bool IsQuick(const RmsNormPlan& plan) {
-  return plan.rows <= kFewRows && plan.words <= kRmsNormMostThreads;
+  return plan.rows <= kFewRows && plan.words <= kRmsNormMaxThreads;
 }
 
 // Few words: a row to a part of a warp, several rows to a block. More: a block to a row, whose
@@ -81,8 +81,8 @@ bool IsQuick(const RmsNormPlan& plan) {
 RmsNormForm ChosenForm(const RmsNormPlan& plan) {
   if (!plan.wide) return RmsNormForm::kEightElements;
   const bool one = plan.words <= kWarp || IsQuick(plan) || plan.residual != nullptr;
-  if (one && plan.words <= kRmsNormMostThreads) return RmsNormForm::kOneWord;
-  return plan.words <= 2 * kRmsNormMostThreads ? RmsNormForm::kTwoWords : RmsNormForm::kFourWords;
+  if (one && plan.words <= kRmsNormMaxThreads) return RmsNormForm::kOneWord;
+  return plan.words <= 2 * kRmsNormMaxThreads ? RmsNormForm::kTwoWords : RmsNormForm::kFourWords;
 }
 
 // The steps that both ops share.
@@ -106,13 +106,13 @@ void FinishPlan(const Tensor& weight, bool aligned, RmsNormPlan* plan) {
   plan->form = ChosenForm(*plan);
   const std::uint32_t held = HeldBy(plan->form);
   const std::uint32_t threads = plan->words / held + (plan->words % held != 0 ? 1 : 0);
-  if (threads > kRmsNormMostThreads) plan->form = RmsNormForm::kTwoPass;
+  if (threads > kRmsNormMaxThreads) plan->form = RmsNormForm::kTwoPass;
   if (threads <= kWarp) {
     plan->threads_per_row = std::bit_ceil(std::max(threads, 1U));
     plan->rows_per_block = std::max(kSmallBlock / plan->threads_per_row, 1U);
     if (IsQuick(*plan)) plan->rows_per_block = kWarp / plan->threads_per_row;
   } else {
-    plan->threads_per_row = RoundUp(std::min(threads, kRmsNormMostThreads), kWarp);
+    plan->threads_per_row = RoundUp(std::min(threads, kRmsNormMaxThreads), kWarp);
     plan->rows_per_block = 1;
   }
   plan->blocks = (plan->rows + plan->rows_per_block - 1) / plan->rows_per_block;

@@ -72,7 +72,7 @@ __device__ __forceinline__ float RowSum(float value, std::uint32_t threads, floa
 // Threads are (threads_per_row, rows_per_block). Each has kHeld elements of its row, all of them in
 // flight at once, and the weights that go with them, which need not wait for the sum.
 template <class T, int kHeld, bool kResidual>
-__global__ void __launch_bounds__(kRmsNormMostThreads)
+__global__ void __launch_bounds__(kRmsNormMaxThreads)
     NormHeldElements(const __grid_constant__ RmsNormPlan plan) {
   constexpr int kWidth = 1;
   __shared__ float sums[32];
@@ -162,7 +162,7 @@ __device__ __forceinline__ void StoreNormWord(const NormRow<T>& row, std::int64_
 
 // As NormHeldElements(), of words.
 template <class T, int kHeld, bool kResidual>
-__global__ void __launch_bounds__(kRmsNormMostThreads)
+__global__ void __launch_bounds__(kRmsNormMaxThreads)
     NormHeldWords(const __grid_constant__ RmsNormPlan plan) {
   constexpr int kWidth = kPacked<T>;
   __shared__ float sums[32];
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kRmsNormMostThreads)
 // A block to a row that no block's registers can hold. The sums are not stored by the first pass,
 // since what they would be rounded to is not what is normalised.
 template <class T, int kWidth, bool kResidual>
-__global__ void __launch_bounds__(kRmsNormMostThreads)
+__global__ void __launch_bounds__(kRmsNormMaxThreads)
     NormLongRows(const __grid_constant__ RmsNormPlan plan) {
   __shared__ float sums[32];
   prim::WaitForGridsBefore();

@@ -35,7 +35,7 @@ struct RmsNormPlan {
   std::uint32_t rows_per_block = 0;   // 1, or as many as make whole warps
   std::uint32_t blocks = 0;           // 0: nothing to launch
 };
-inline constexpr std::uint32_t kRmsNormMostThreads = 512;
+inline constexpr std::uint32_t kRmsNormMaxThreads = 512;
 
 // Checks the arguments and computes the plan. Errors: as the ops.
 Result<RmsNormPlan> PlanRmsNorm(const RmsNormArgs& args);

@@ -73,9 +73,9 @@ Status CheckRope(const RopeArgs& args) {
   } else if (!args.k_out.none()) {
     return Argument{kRopeName, "k_out", args.k_out}.Wrong("left out, as k is");
   }
-  if (args.q.shape[0] > kMostRows) return q.Wrong("of at most 2^31 - 1 tokens");
-  if (args.q.shape[1] + (args.k.none() ? 0 : args.k.shape[1]) > kMostRows ||
-      args.q.shape[2] > kMostRows) {
+  if (args.q.shape[0] > kMaxRows) return q.Wrong("of at most 2^31 - 1 tokens");
+  if (args.q.shape[1] + (args.k.none() ? 0 : args.k.shape[1]) > kMaxRows ||
+      args.q.shape[2] > kMaxRows) {
     return q.Wrong("of at most 2^31 - 1 heads of as many elements");
   }
   FERRY_TRY(CheckPositions(args));
@@ -129,14 +129,14 @@ Result<RopePlan> PlanRope(const RopeArgs& args) {
   const auto packed = static_cast<std::uint32_t>(16 / SizeOf(plan.dtype));
   plan.wide = plan.half % packed == 0 && AllAligned(args);
   plan.words = plan.wide ? plan.half / packed : plan.half;
-  plan.threads_x = std::min(std::bit_ceil(plan.words), kRopeMostThreads);
-  const bool fits = std::uint64_t{plan.threads_x} * heads <= kRopeMostWordThreads;
+  plan.threads_x = std::min(std::bit_ceil(plan.words), kRopeMaxThreads);
+  const bool fits = std::uint64_t{plan.threads_x} * heads <= kRopeMaxWordThreads;
   if (plan.wide && !plan.copies_rest && fits) {
     plan.form = RopeForm::kWords;
     plan.threads_y = heads;
   } else {
     const std::uint32_t pairs = (heads + kRopeHeads - 1) / kRopeHeads;
-    plan.threads_y = std::min(pairs, kRopeMostThreads / plan.threads_x);
+    plan.threads_y = std::min(pairs, kRopeMaxThreads / plan.threads_x);
   }
   return plan;
 }

@@ -29,7 +29,7 @@ __device__ __forceinline__ RopeHead<T> RopeHeadAt(const RopePlan& plan, std::uin
 // As numbers. A token's block. Threads are (along a half, over heads): each keeps its cosines and
 // sines for all of its heads, and has the two words of kTogether heads in flight at once.
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kRopeMostThreads)
+__global__ void __launch_bounds__(kRopeMaxThreads)
     RotateHeads(const __grid_constant__ RopePlan plan) {
   constexpr int kTogether = static_cast<int>(kRopeHeads);
   prim::WaitForGridsBefore();
@@ -113,7 +113,7 @@ __device__ __forceinline__ void RotateAndStore(const RopeAngles<T>& angles, cons
 // A token's block. Threads are (words of a half, heads), and each has its word of both halves of a
 // head.
 template <class T>
-__global__ void __launch_bounds__(kRopeMostWordThreads)
+__global__ void __launch_bounds__(kRopeMaxWordThreads)
     RotateWords(const __grid_constant__ RopePlan plan) {
   prim::WaitForGridsBefore();
   prim::LetNextGridBegin();

@@ -40,8 +40,8 @@ struct RopePlan {
   std::uint32_t threads_y = 0;  // over heads
   RopeForm form = RopeForm::kNumbers;
 };
-inline constexpr std::uint32_t kRopeMostThreads = 256;
-inline constexpr std::uint32_t kRopeMostWordThreads = 512;
+inline constexpr std::uint32_t kRopeMaxThreads = 256;
+inline constexpr std::uint32_t kRopeMaxWordThreads = 512;
 // Heads that a thread has in flight at once in the form kNumbers.
 inline constexpr std::uint32_t kRopeHeads = 2;
 

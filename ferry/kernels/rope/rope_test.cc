@@ -301,7 +301,7 @@ TEST_F(RopePlanTest, BlocksAreOfOneTokenAndNotTooLarge) {
       EXPECT_GE(plan.threads_x, 1U);
       EXPECT_GE(plan.threads_y, 1U);
       EXPECT_LE(plan.threads_x * plan.threads_y,
-                plan.form == RopeForm::kNumbers ? kRopeMostThreads : kRopeMostWordThreads);
+                plan.form == RopeForm::kNumbers ? kRopeMaxThreads : kRopeMaxWordThreads);
       EXPECT_FALSE(plan.copies_rest);
     }
   }

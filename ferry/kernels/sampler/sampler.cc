@@ -40,9 +40,9 @@ Status CheckSample(const SampleArgs& args) {
   FERRY_TRY(logits.IsView(2, 2));
   FERRY_TRY(logits.HasType(kFloats));
   FERRY_TRY(logits.HasDenseRows());
-  constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
-  if (args.logits.shape[0] > kMostRows) return logits.Wrong("of at most 2^31 - 1 rows");
-  if (args.logits.last() < 1 || args.logits.last() > kMostTokens) {
+  constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;
+  if (args.logits.shape[0] > kMaxRows) return logits.Wrong("of at most 2^31 - 1 rows");
+  if (args.logits.last() < 1 || args.logits.last() > kMaxTokens) {
     return logits.Wrong("of 1 to 2^30 tokens along its last size");
   }
   FERRY_TRY(out.IsView(1, 1));

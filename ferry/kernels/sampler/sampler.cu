@@ -167,8 +167,8 @@ __device__ __forceinline__ std::uint32_t LeastKey(const LogitRow<T>& row, const 
 template <class T>
 __device__ __forceinline__ std::uint64_t RaceTokens(const LogitRow<T>& row, const SampleRow& asked,
                                                     std::uint32_t least) {
-  constexpr float kMostNoise = 23.0F;  // -log(2^-33) is less
-  constexpr float kMargin = 0.01F;     // far above the errors of the quick logarithm
+  constexpr float kMaxNoise = 23.0F;  // -log(2^-33) is less
+  constexpr float kMargin = 0.01F;    // far above the errors of the quick logarithm
   float best_score = -INFINITY;
   std::uint32_t best = 0;
   ForEachChunk(row, [&](std::uint32_t base, const float(&values)[kPacked<T>]) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ std::uint64_t RaceTokens(const LogitRow<T>& row, cons
     for (int group = 0; group < kPacked<T>; group += 4) {
       const float most = fmaxf(fmaxf(values[group], values[group + 1]),
                                fmaxf(values[group + 2], values[group + 3]));
-      if (fmaf(most, asked.inverse, kMostNoise) < best_score) continue;
+      if (fmaf(most, asked.inverse, kMaxNoise) < best_score) continue;
       const PhiloxWords random = RandomOf(asked.random, (base + group) / 4);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {

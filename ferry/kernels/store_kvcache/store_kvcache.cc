@@ -20,7 +20,7 @@ Status CheckTokens(const Argument& tokens) {
   Tensor one = tokens.tensor;
   one.shape[0] = 1;
   if (!one.IsContiguous()) return tokens.Wrong("contiguous along its last two sizes");
-  if (tokens.tensor.shape[0] > kMostRows) return tokens.Wrong("of at most 2^31 - 1 tokens");
+  if (tokens.tensor.shape[0] > kMaxRows) return tokens.Wrong("of at most 2^31 - 1 tokens");
   return Ok();
 }
 

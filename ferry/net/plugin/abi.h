@@ -74,10 +74,10 @@ struct CommConfig {
 static_assert(sizeof(CommConfig) == 4);
 
 // From v9 on: the devices that form a virtual one.
-template <int kMost>
+template <int kMax>
 struct VirtualDevice {
   int count = 0;
-  int devices[kMost] = {};
+  int devices[kMax] = {};
 };
 static_assert(sizeof(VirtualDevice<4>) == 20 && sizeof(VirtualDevice<8>) == 36);
 

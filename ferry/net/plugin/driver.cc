@@ -116,12 +116,12 @@ class TableDriver final : public Driver {
     return ReceiveGroup(recv_comm, {&message, 1}, request);
   }
   int ReceiveGroup(void* recv_comm, std::span<const Message> messages, void** request) override {
-    std::array<void*, kMostGrouped> data{};
-    std::array<Size, kMostGrouped> bytes{};
-    std::array<int, kMostGrouped> tags{};
-    std::array<void*, kMostGrouped> mrs{};
-    [[maybe_unused]] std::array<void*, kMostGrouped> events{};
-    if (messages.size() > kMostGrouped) return abi::kInvalidArgument;
+    std::array<void*, kMaxGrouped> data{};
+    std::array<Size, kMaxGrouped> bytes{};
+    std::array<int, kMaxGrouped> tags{};
+    std::array<void*, kMaxGrouped> mrs{};
+    [[maybe_unused]] std::array<void*, kMaxGrouped> events{};
+    if (messages.size() > kMaxGrouped) return abi::kInvalidArgument;
     for (std::size_t i = 0; i < messages.size(); ++i) {
       if (TooLong(messages[i].bytes)) return abi::kInvalidArgument;
       data[i] = messages[i].data;

@@ -37,7 +37,7 @@ struct Message {
   void* mr = nullptr;
 };
 
-inline constexpr std::size_t kMostGrouped = 32;
+inline constexpr std::size_t kMaxGrouped = 32;
 
 // A plugin's functions in one form for all versions. Outcomes are those of abi.h. Emulates what a
 // version lacks as NCCL does for that version; arguments must be in that version's range
@@ -65,7 +65,7 @@ class Driver {
   virtual int Deregister(void* comm, void* mr) = 0;
   virtual int Send(void* send_comm, const Message& message, void** request) = 0;
   virtual int Receive(void* recv_comm, const Message& message, void** request) = 0;
-  // Receives several messages as one request, at most NicFacts::most_receives and kMostGrouped.
+  // Receives several messages as one request, at most NicFacts::most_receives and kMaxGrouped.
   virtual int ReceiveGroup(void* recv_comm, std::span<const Message> messages, void** request) = 0;
   virtual int Flush(void* recv_comm, const Message& message, void** request) = 0;
   virtual int Test(void* request, int* done, int* bytes) = 0;

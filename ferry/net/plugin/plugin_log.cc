@@ -13,7 +13,7 @@
 namespace ferry::net::plugin {
 namespace {
 
-constexpr std::size_t kMostLines = 8;
+constexpr std::size_t kMaxLines = 8;
 
 class Lines {
  public:
@@ -21,7 +21,7 @@ class Lines {
     const std::lock_guard lock(mutex_);
     ++added_;
     lines_.push_back({level, text});
-    if (lines_.size() > kMostLines) lines_.pop_front();
+    if (lines_.size() > kMaxLines) lines_.pop_front();
     if (!MeaningOf(text).empty()) fatal_ = text;
   }
   std::uint64_t added() const {

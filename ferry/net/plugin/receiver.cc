@@ -19,7 +19,7 @@ constexpr std::chrono::microseconds kShareLaunch{6};
 // With fewer batches in flight the GPU would wait for the next launch.
 constexpr std::size_t kFewBatches = 2;
 // The range of a fragment's address.
-constexpr std::uint64_t kMostPoolBytes = std::uint64_t{1} << 32;
+constexpr std::uint64_t kMaxPoolBytes = std::uint64_t{1} << 32;
 
 }  // namespace
 
@@ -72,7 +72,7 @@ Status Receiver::MeasurePool(const cuda::PointerInfo& info) {
   const bool is_known = info.kind != cuda::MemoryKind::kHost && info.bytes > 0;
   const std::uint64_t allocated =
       is_known ? info.base + info.bytes - cuda::AddressOf(base) : std::uint64_t{0};
-  pool_bytes_ = kMostPoolBytes;
+  pool_bytes_ = kMaxPoolBytes;
   for (const std::uint64_t known : {options_.pool_bytes, told, allocated}) {
     if (known > 0) pool_bytes_ = std::min(pool_bytes_, known);
   }
@@ -88,7 +88,7 @@ Status Receiver::MeasurePool(const cuda::PointerInfo& info) {
       "neither CUDA nor network plugin {} tells how large its bounce pool is: fragments are "
       "checked "
       "against the {} bytes that they can address",
-      plugin.name(), kMostPoolBytes);
+      plugin.name(), kMaxPoolBytes);
   return Ok();
 }
 

@@ -15,7 +15,7 @@ constexpr std::chrono::seconds kCopiesEnd{60};
 
 // Numbered as users of GPUDirect-TCPX do: a fixed range of tags for each message, one message after
 // another.
-constexpr std::uint64_t kTagsOfMessage = kMostChunksOfMessage;
+constexpr std::uint64_t kTagsOfMessage = kMaxChunksOfMessage;
 constexpr std::uint64_t kTaggedMessages = 100'000;
 
 int DeviceOf(const Plugin& plugin, std::size_t channel) {
@@ -31,14 +31,14 @@ Chunk In(const StripeMemory& memory, const Registration& registration, Chunk chu
 }  // namespace
 
 Status CheckOptions(const StripeOptions& options) {
-  if (options.channels == 0 || options.channels > kMostChannels) {
+  if (options.channels == 0 || options.channels > kMaxChannels) {
     return Error(Code::kInvalidArgument, fmt::format("{} channels cannot be used; give 1 to {}",
-                                                     options.channels, kMostChannels));
+                                                     options.channels, kMaxChannels));
   }
-  if (options.chunk_bytes == 0 || options.chunk_bytes > kMostChunkBytes) {
+  if (options.chunk_bytes == 0 || options.chunk_bytes > kMaxChunkBytes) {
     return Error(Code::kInvalidArgument,
                  fmt::format("chunks of {} bytes cannot be used; give 1 to {}", options.chunk_bytes,
-                             kMostChunkBytes));
+                             kMaxChunkBytes));
   }
   return Ok();
 }

@@ -23,14 +23,14 @@
 namespace ferry::net::plugin {
 
 struct StripeOptions {
-  std::size_t channels = 1;                         // 1 to kMostChannels
-  std::uint64_t chunk_bytes = 512 * 1024;           // 1 to kMostChunkBytes
+  std::size_t channels = 1;                         // 1 to kMaxChannels
+  std::uint64_t chunk_bytes = 512 * 1024;           // 1 to kMaxChunkBytes
   std::chrono::milliseconds chunk_timeout{30'000};  // as in ReceiverOptions
 };
-inline constexpr std::size_t kMostChannels = 64;
-inline constexpr std::uint64_t kMostChunkBytes = std::uint64_t{8} << 20;
+inline constexpr std::size_t kMaxChannels = 64;
+inline constexpr std::uint64_t kMaxChunkBytes = std::uint64_t{8} << 20;
 // Maximum chunks of a message: each has its own tag, and all are created when the message starts.
-inline constexpr std::uint64_t kMostChunksOfMessage = 10'000;
+inline constexpr std::uint64_t kMaxChunksOfMessage = 10'000;
 // Errors: kInvalidArgument.
 Status CheckOptions(const StripeOptions& options);
 

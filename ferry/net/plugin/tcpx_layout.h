@@ -13,8 +13,8 @@ namespace ferry::net::plugin::tcpx {
 
 using ferry::Fragment;
 
-inline constexpr std::size_t kRows = 16;                      // receives in flight, per comm
-inline constexpr std::size_t kRowFragments = kMostFragments;  // per receive
+inline constexpr std::size_t kRows = 16;                     // receives in flight, per comm
+inline constexpr std::size_t kRowFragments = kMaxFragments;  // per receive
 inline constexpr std::size_t kRegistrationAlignment = 4096;
 
 // In pinned host memory. Fragments of a row are in order of arrival, not of `dst`; the row's count

@@ -12,7 +12,7 @@
 namespace ferry::net::tcp {
 namespace {
 constexpr int kWantedBytes = 1 << 20;
-constexpr int kLeastBytes = 256 << 10;
+constexpr int kMinBytes = 256 << 10;
 
 // splice(2) to a socket whose peer has closed raises SIGPIPE and has no MSG_NOSIGNAL. The
 // disposition of that signal belongs to the application, so it is blocked for this thread while
@@ -60,7 +60,7 @@ std::optional<GiftPipe> GiftPipe::Create() {
   UniqueFd write_end = ClosedInChildren(UniqueFd(ends[1]));
   (void)::fcntl(write_end.get(), F_SETPIPE_SZ, kWantedBytes);
   const int capacity = ::fcntl(write_end.get(), F_GETPIPE_SZ);
-  if (capacity < kLeastBytes) return std::nullopt;
+  if (capacity < kMinBytes) return std::nullopt;
   return GiftPipe(std::move(read_end), std::move(write_end), static_cast<std::size_t>(capacity));
 }
 

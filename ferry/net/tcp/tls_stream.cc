@@ -24,7 +24,7 @@ constexpr std::size_t kTlsSendBytes = 128 * 1024;
 constexpr std::size_t kTlsReadAhead = 128 * 1024;
 constexpr std::size_t kDiscardPieces = 64;
 // Maximum unsent output for a peer: one turn's records, and answers to its key update requests.
-constexpr std::size_t kMostUnsent = 2 * kTlsSendBytes;
+constexpr std::size_t kMaxUnsent = 2 * kTlsSendBytes;
 // The alert protocol_version (RFC 8446, 6).
 constexpr std::array<std::byte, 7> kNeedsTls = {std::byte{21}, std::byte{3}, std::byte{3},
                                                 std::byte{0},  std::byte{2}, std::byte{2},
@@ -176,7 +176,7 @@ ssize_t TlsStream::Readv(std::span<const iovec> pieces, std::size_t /*bytes*/) {
   const UnorderedAccess placing;
   drained_ = false;
   ::ERR_clear_error();
-  if (socket_.unsent() > kMostUnsent && !socket_.Flush() && !failure_) {
+  if (socket_.unsent() > kMaxUnsent && !socket_.Flush() && !failure_) {
     failure_ = Failure{Code::kCorrupt,
                        "it asks for new keys again and again and reads no answer; the connection "
                        "was closed, reconnect with the same release on both sides"};

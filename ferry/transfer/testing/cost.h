@@ -41,6 +41,6 @@ double CostGrowth(Make&& make) {
 }
 
 // Well below the ratio of a linear search, and far above that of caches.
-inline constexpr double kMostGrowth = 20;
+inline constexpr double kMaxGrowth = 20;
 
 }  // namespace ferry::transfer
