@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kBlockKernelThreads, GroupsAtOnce(kWords))
   const unsigned lane = threadIdx.x % prim::kWarpThreads;
   const std::uint32_t warps = gridDim.x * kBlockKernelWarps;
   uint4 mine = Read(blocks, 0, count, warps);
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   for (std::uint64_t base = 0;;) {
     const std::uint32_t here = BlocksOfRound(count - base, warps);

@@ -7,7 +7,7 @@ namespace ferry::prim {
 
 // griddepcontrol.wait: blocks until all earlier kernels have ended and their writes are visible.
 // Each warp calls it before it accesses memory that they may have used.
-__device__ __forceinline__ void WaitForGridsBefore() {
+__device__ __forceinline__ void GridDependencySynchronize() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

@@ -14,7 +14,7 @@
 // c [64, N] += a [64, 16] * b [16, N]. In the fragments of mma.cuh, warp w has the rows from 16 * w
 // on: c[n] is its C of columns 8 * n to 8 * n + 7, and where a is in registers, it is its A.
 //
-// The products run asynchronously. Call BeginMatrices() before the first one and after each access
+// The products run asynchronously. Call WgmmaFence() before the first one and after each access
 // to registers that it reads or writes, EndMatrixGroup() after the last one, and WaitForMatrices()
 // followed by KeepInOrder(c) before reading c or changing a or b.
 namespace ferry::prim {
@@ -27,7 +27,7 @@ namespace ferry::prim {
 inline constexpr int kWarpgroupThreads = 128;
 
 // wgmma.fence.sync.aligned.
-__device__ __forceinline__ void BeginMatrices() {
+__device__ __forceinline__ void WgmmaFence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 // wgmma.commit_group.sync.aligned: the products since the last one are a group.
@@ -54,7 +54,7 @@ __device__ __forceinline__ void KeepInOrder(float (&c)[kColumnTiles][4]) {
 // the register count of each of the warpgroup's threads, a multiple of 8. An increase blocks until
 // other warpgroups have released enough. Needs a kernel with __launch_bounds__(threads, 1).
 template <int kRegisters>
-__device__ __forceinline__ void GiveRegisters() {
+__device__ __forceinline__ void DecreaseRegisters() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256,
                 "as the PTX ISA says");
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));

@@ -121,7 +121,7 @@ struct PrefillWay {
 constexpr PrefillWay kPrefillWays[] = {{"1 stage", 1, kernels::PrefillForm::kCpAsync},
                                        {"2 stages", 2, kernels::PrefillForm::kCpAsync},
                                        {"3 stages", 3, kernels::PrefillForm::kCpAsync},
-                                       {"tensor memory", 2, kernels::PrefillForm::kTensorMemory}};
+                                       {"tensor memory", 2, kernels::PrefillForm::kWgmmaSm90}};
 
 std::vector<std::int32_t> Boundaries(const AttentionOfCase& of) {
   std::vector<std::int32_t> boundaries;
@@ -157,7 +157,7 @@ KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way) {
   KernelCase one = NewAttentionCase("attention_prefill", of);
   one.variant = way.name;
   // As the newest form, likeliest to fault, after which the device does nothing more.
-  one.comes_last = way.form == kernels::PrefillForm::kTensorMemory;
+  one.comes_last = way.form == kernels::PrefillForm::kWgmmaSm90;
   const std::int64_t all = of.batch * of.tokens;
   const auto q = one.AddNumbers(kAttentionType, all * of.heads * of.head_size);
   const auto k = one.AddNumbers(kAttentionType, all * of.kv_heads * of.head_size);

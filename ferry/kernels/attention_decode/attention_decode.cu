@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kDecodeThreads)
 template <class T, int kHead>
 __global__ void __launch_bounds__(kHead / 4)
     CombineKernel(const __grid_constant__ DecodeParameters given) {
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   const int batch = static_cast<int>(blockIdx.x) / given.heads;
   const int head = static_cast<int>(blockIdx.x) % given.heads;
   const int column = static_cast<int>(threadIdx.x) * 4;

@@ -54,7 +54,7 @@ Status HasTensorMapStrides(const Argument& argument) {
         tensor.stride[d] >= tensor.last() && tensor.stride[d] < kMapBytes / SizeOf(tensor.dtype);
     if (tensor.shape[d] > 1 && !right) {
       return argument.Wrong(
-          fmt::format("with strides of {} to 2^39 - 1 for the form kTensorMemory", tensor.last()));
+          fmt::format("with strides of {} to 2^39 - 1 for the form kWgmmaSm90", tensor.last()));
     }
   }
   return Ok();
@@ -107,14 +107,14 @@ Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args) {
   return Ok();
 }
 
-static Status CheckTensorMemoryForm(const AttentionPrefillArgs& args) {
+static Status CheckWgmmaSm90Form(const AttentionPrefillArgs& args) {
   if (!args.block_tables.none()) {
     return PrefillArgument("block_tables", args.block_tables)
-        .Wrong("none for the form kTensorMemory, or the form kCpAsync");
+        .Wrong("none for the form kWgmmaSm90, or the form kCpAsync");
   }
-  constexpr int kStages = TensorMemoryTilesOf(128).stages;
+  constexpr int kStages = WgmmaSm90TilesOf(128).stages;
   if (args.stages != kStages) {
-    return WrongNumber(kPrefillOp, "stages", args.stages, "2 for the form kTensorMemory");
+    return WrongNumber(kPrefillOp, "stages", args.stages, "2 for the form kWgmmaSm90");
   }
   for (const auto& [name, tensor] :
        {std::pair("q", &args.q), std::pair("k", &args.k), std::pair("v", &args.v)}) {
@@ -123,31 +123,30 @@ static Status CheckTensorMemoryForm(const AttentionPrefillArgs& args) {
   return Ok();
 }
 
-Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args, bool has_tensor_memory) {
+Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args, bool has_wgmma_sm90) {
   if (args.form == PrefillForm::kCpAsync) return PrefillForm::kCpAsync;
-  const Status can = CheckTensorMemoryForm(args);
-  if (args.form == PrefillForm::kTensorMemory) {
+  const Status can = CheckWgmmaSm90Form(args);
+  if (args.form == PrefillForm::kWgmmaSm90) {
     FERRY_TRY(can);
-    return PrefillForm::kTensorMemory;
+    return PrefillForm::kWgmmaSm90;
   }
-  return has_tensor_memory && can ? PrefillForm::kTensorMemory : PrefillForm::kCpAsync;
+  return has_wgmma_sm90 && can ? PrefillForm::kWgmmaSm90 : PrefillForm::kCpAsync;
 }
 
 #ifdef FERRY_HAVE_CUDA
-bool HasTensorMemoryForm(cuda::StreamRef stream);  // tensor_memory_form.cu
-Status LaunchAttentionPrefillByTensorMemory(const AttentionPrefillArgs& args,
-                                            cuda::StreamRef stream);
+bool HasWgmmaSm90Form(cuda::StreamRef stream);  // wgmma_sm90_form.cu
+Status LaunchAttentionPrefillByWgmmaSm90(const AttentionPrefillArgs& args, cuda::StreamRef stream);
 Status LaunchAttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
 
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
   FERRY_TRY(CheckAttentionPrefill(args));
   FERRY_TRY(CheckAttentionPrefillForDevice(args));
-  const bool chosen = args.form == PrefillForm::kAuto && HasTensorMemoryForm(stream);
+  const bool chosen = args.form == PrefillForm::kAuto && HasWgmmaSm90Form(stream);
   FERRY_TRY_ASSIGN(const PrefillForm form, PrefillFormOf(args, chosen));
   const bool none = args.q.Numel() == 0 || args.max_seqlen_q == 0 || args.cu_seqlens_q.last() == 1;
   if (none) return Ok();
-  return form == PrefillForm::kTensorMemory ? LaunchAttentionPrefillByTensorMemory(args, stream)
-                                            : LaunchAttentionPrefill(args, stream);
+  return form == PrefillForm::kWgmmaSm90 ? LaunchAttentionPrefillByWgmmaSm90(args, stream)
+                                         : LaunchAttentionPrefill(args, stream);
 }
 #else
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef /*stream*/) {

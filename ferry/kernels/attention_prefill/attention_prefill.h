@@ -18,12 +18,12 @@ namespace ferry::kernels {
 
 // The implementation on the GPU.
 enum class PrefillForm : std::uint8_t {
-  kAuto,  // kTensorMemory if device, build and arguments support it
+  kAuto,  // kWgmmaSm90 if device, build and arguments support it
   // Copies by each thread (cp.async), and products by each warp: compute capability 8 and later.
   kCpAsync,
   // Copies by the copy engine (TMA), and products by warpgroups (wgmma): compute capability 9.0, in
   // builds for 90a. Keys that are not paged.
-  kTensorMemory,
+  kWgmmaSm90,
 };
 
 struct AttentionPrefillArgs {
@@ -51,7 +51,7 @@ struct AttentionPrefillArgs {
   bool causal = true;
   // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256. With one,
   // nothing is copied while a thread block computes; with n, the next n - 1 tiles are. The form
-  // kTensorMemory always uses 2.
+  // kWgmmaSm90 always uses 2.
   int stages = 2;
   PrefillForm form = PrefillForm::kAuto;
 };
@@ -67,7 +67,7 @@ struct AttentionPrefillArgs {
 //
 // Errors: kInvalidArgument; kUnsupported for cases that only the CPU form supports, and if a thread
 // block of this GPU has too little shared memory: heads of 128 with 3 stages need more than the 99
-// KiB that there are for compute capability 8.6, 8.9 and 12. The form kTensorMemory:
+// KiB that there are for compute capability 8.6, 8.9 and 12. The form kWgmmaSm90:
 // kInvalidArgument for paged keys and for strides that a tensor map cannot have; kUnsupported on
 // other GPUs and in other builds.
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
@@ -82,10 +82,10 @@ extern const cuda::Kernel kAttentionPrefillKernel;
 // forms.
 Status CheckAttentionPrefill(const AttentionPrefillArgs& args);
 Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args);
-// Selects the form for arguments that have been checked; never returns kAuto. `has_tensor_memory`
+// Selects the form for arguments that have been checked; never returns kAuto. `has_wgmma_sm90`
 // tells whether device and build support that form. Errors: the requested form does not support the
 // arguments or the device.
-Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args, bool has_tensor_memory);
+Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args, bool has_wgmma_sm90);
 
 // Tokens per page; 0 if keys are not paged.
 inline std::int64_t PageTokens(const AttentionPrefillArgs& args) noexcept {
@@ -116,8 +116,8 @@ __host__ __device__
   return {.warps = 4, .row_tiles = 1, .keys = 32};
 }
 
-// The division of work of the form kTensorMemory.
-struct TensorMemoryTiles {
+// The division of work of the form kWgmmaSm90.
+struct WgmmaSm90Tiles {
   int groups;  // warpgroups that compute, each of 64 queries
   int keys;
   int stages;  // buffers for K, and as many for V
@@ -128,8 +128,8 @@ struct TensorMemoryTiles {
 #ifdef __CUDACC__
 __host__ __device__
 #endif
-    constexpr TensorMemoryTiles
-    TensorMemoryTilesOf(int head_size) noexcept {
+    constexpr WgmmaSm90Tiles
+    WgmmaSm90TilesOf(int head_size) noexcept {
   // A thread has 232 registers: head_size / 2 hold outputs, keys / 2 hold scores, and keys / 4 hold
   // the weights of the previous tile, which the tensor cores read meanwhile.
   if (head_size <= 128) return {.groups = 2, .keys = 128, .stages = 2, .turns = false};

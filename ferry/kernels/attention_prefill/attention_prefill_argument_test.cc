@@ -91,11 +91,11 @@ TEST(AttentionPrefillCheck, WhatOnlyTheGpuCannotDoHasItsSentence) {
       CheckAttentionPrefillForDevice, Code::kInvalidArgument);
 }
 
-TEST(AttentionPrefillForm, IsTensorMemoryWhereThatCanBeUnlessTheOtherOneIsAskedFor) {
+TEST(AttentionPrefillForm, IsWgmmaSm90WhereThatCanBeUnlessTheOtherOneIsAskedFor) {
   alignas(16) static std::byte memory[128 * 1024];  // nobody reads it
   const AttentionPrefillArgs args = GoodPrefillArgs(memory);
   EXPECT_EQ(*PrefillFormOf(args, false), PrefillForm::kCpAsync);
-  EXPECT_EQ(*PrefillFormOf(args, true), PrefillForm::kTensorMemory);
+  EXPECT_EQ(*PrefillFormOf(args, true), PrefillForm::kWgmmaSm90);
   const auto form_with = [&](auto change) {
     AttentionPrefillArgs changed = args;
     change(&changed);
@@ -107,28 +107,28 @@ TEST(AttentionPrefillForm, IsTensorMemoryWhereThatCanBeUnlessTheOtherOneIsAskedF
   EXPECT_EQ(form_with([](auto* a) { a->k.stride[1] = 0; }), PrefillForm::kCpAsync);
 }
 
-TEST(AttentionPrefillForm, TensorMemoryUsesNoStrideOfASizeOfOne) {
+TEST(AttentionPrefillForm, WgmmaSm90UsesNoStrideOfASizeOfOne) {
   alignas(16) static std::byte memory[128 * 1024];  // nobody reads it
   AttentionPrefillArgs args = GoodPrefillArgs(memory);
-  args.form = PrefillForm::kTensorMemory;
+  args.form = PrefillForm::kWgmmaSm90;
   args.k.shape[0] = args.v.shape[0] = 1;
   args.k.stride[0] = 0;
-  EXPECT_EQ(*PrefillFormOf(args, false), PrefillForm::kTensorMemory);
+  EXPECT_EQ(*PrefillFormOf(args, false), PrefillForm::kWgmmaSm90);
 }
 
-TEST(AttentionPrefillForm, TensorMemorySaysWhatItCannotDo) {
+TEST(AttentionPrefillForm, WgmmaSm90SaysWhatItCannotDo) {
   const auto asked = [](auto spoil) {
     return [spoil](AttentionPrefillArgs* args) {
-      args->form = PrefillForm::kTensorMemory;
+      args->form = PrefillForm::kWgmmaSm90;
       spoil(args);
     };
   };
   ExpectPrefillSentences(
-      {{"block_tables is [2, 3] int32; it must be none for the form kTensorMemory",
+      {{"block_tables is [2, 3] int32; it must be none for the form kWgmmaSm90",
         asked([](auto* args) { MakePaged(args, 16); })},
-       {"stages is 3; it must be 2 for the form kTensorMemory",
+       {"stages is 3; it must be 2 for the form kWgmmaSm90",
         asked([](auto* args) { args->stages = 3; })},
-       {"it must be with strides of 128 to 2^39 - 1 for the form kTensorMemory",
+       {"it must be with strides of 128 to 2^39 - 1 for the form kWgmmaSm90",
         asked([](auto* args) { args->k.stride[1] = 0; })},
        {"q is [5, 8, 128] bf16 with strides [549755813888, 128, 1]",
         asked([](auto* args) { args->q.stride[0] = std::int64_t{1} << 39; })}},
@@ -140,9 +140,9 @@ TEST(AttentionPrefillForm, TensorMemorySaysWhatItCannotDo) {
 }
 
 // 227 KiB of shared memory, and 232 registers of a thread, of which some are for other things.
-TEST(AttentionPrefillForm, TensorMemorysTilesFitIntoAThreadBlock) {
+TEST(AttentionPrefillForm, WgmmaSm90sTilesFitIntoAThreadBlock) {
   for (const int head_size : {64, 128, 256}) {
-    const TensorMemoryTiles tiles = TensorMemoryTilesOf(head_size);
+    const WgmmaSm90Tiles tiles = WgmmaSm90TilesOf(head_size);
     const int rows = tiles.groups * 64 + tiles.stages * 2 * tiles.keys;
     EXPECT_LE(rows * head_size * 2 + 2048, 227 * 1024) << head_size;
     EXPECT_LE(head_size / 2 + tiles.keys / 2 + tiles.keys / 4, 232 - 48) << head_size;

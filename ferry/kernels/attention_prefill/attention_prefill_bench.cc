@@ -131,7 +131,7 @@ void BmPrefill(benchmark::State& state) {
 BENCHMARK(BmPrefill)
     ->ArgNames({"form", "head", "sequence", "causal"})
     ->ArgsProduct({{static_cast<std::int64_t>(PrefillForm::kCpAsync),
-                    static_cast<std::int64_t>(PrefillForm::kTensorMemory)},
+                    static_cast<std::int64_t>(PrefillForm::kWgmmaSm90)},
                    {64, 128, 256},
                    {512, 2048, 16384},
                    {0, 1}})

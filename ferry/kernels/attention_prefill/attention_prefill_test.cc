@@ -222,23 +222,23 @@ class PrefillProblem {
   TestTensor out;
 };
 
-constexpr const char* kTensorMemoryName = "TensorMemory";
+constexpr const char* kWgmmaSm90Name = "WgmmaSm90";
 
 class AttentionPrefillTest : public OpTest {
  protected:
   void SetUp() override {
     OpTest::SetUp();
-    if (!IsSkipped() && ByTensorMemory() && ComputeMajor() != 9) {
+    if (!IsSkipped() && ByWgmmaSm90() && ComputeMajor() != 9) {
       GTEST_SKIP() << "only GPUs of compute capability 9.0 have this form";
     }
   }
-  // Whether the test is of the form kTensorMemory, where that does what is asked.
-  bool ByTensorMemory() const { return std::string_view(GetParam().name) == kTensorMemoryName; }
+  // Whether the test is of the form kWgmmaSm90, where that does what is asked.
+  bool ByWgmmaSm90() const { return std::string_view(GetParam().name) == kWgmmaSm90Name; }
 
   AttentionPrefillArgs ArgsOf(PrefillProblem* problem, OpBed* bed, int stages = 2) {
     AttentionPrefillArgs args = problem->Args(bed, stages);
-    const bool can = ByTensorMemory() && args.block_tables.none() && stages == 2;
-    args.form = can ? PrefillForm::kTensorMemory : PrefillForm::kCpAsync;
+    const bool can = ByWgmmaSm90() && args.block_tables.none() && stages == 2;
+    args.form = can ? PrefillForm::kWgmmaSm90 : PrefillForm::kCpAsync;
     return args;
   }
   void ExpectRight(PrefillProblem* problem, const std::string& name, int stages = 2) {
@@ -251,9 +251,8 @@ class AttentionPrefillTest : public OpTest {
   }
 };
 FERRY_INSTANTIATE_OP_TEST(AttentionPrefillTest);
-INSTANTIATE_TEST_SUITE_P(GpuTensorMemory, AttentionPrefillTest,
-                         ::testing::Values(cuda::DeviceCase{kTensorMemoryName,
-                                                            cuda::kRealCase.make}),
+INSTANTIATE_TEST_SUITE_P(GpuWgmmaSm90, AttentionPrefillTest,
+                         ::testing::Values(cuda::DeviceCase{kWgmmaSm90Name, cuda::kRealCase.make}),
                          cuda::DeviceCaseName);
 
 // Lengths beside a tile of keys, of queries, and of a warp's; prefixes; queries before the first

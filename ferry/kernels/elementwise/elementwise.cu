@@ -24,7 +24,7 @@ __device__ __forceinline__ void StoreGelu(T* to, const Word<T, kWidth>& x,
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kTileThreads) AddGelu(const __grid_constant__ AddGeluPlan plan) {
   constexpr int kWords = static_cast<int>(kAddGeluWords);
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const TilePlace place = PlaceInTile(plan.tiles, kWords);
   const T* const x =
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kTileThreads) AddGelu(const __grid_constant__ 
 // A thread's word of each tensor: three loads are in flight.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kTileThreads) MulAdd(const __grid_constant__ MulAddPlan plan) {
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const TilePlace place = PlaceInTile(plan.tiles, 1);
   if (place.word >= place.end) return;

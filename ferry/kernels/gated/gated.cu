@@ -20,7 +20,7 @@ __device__ __forceinline__ float Gated(float x) {
 // A thread's word of either half. Both loads are in flight before the store.
 template <class T, int kWidth, Gate kGate>
 __global__ void __launch_bounds__(kTileThreads) GatedRows(const __grid_constant__ GatedPlan plan) {
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const TilePlace place = PlaceInTile(plan.tiles, 1);
   if (place.word >= place.end) return;

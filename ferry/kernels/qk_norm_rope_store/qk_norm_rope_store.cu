@@ -122,7 +122,7 @@ __device__ __forceinline__ float SquaresOf(const float (&low)[kWidth],
 template <class T, bool kNarrow>
 __global__ void __launch_bounds__(kQkMaxThreads) DoHeads(const __grid_constant__ QkPlan plan) {
   constexpr int kWidth = kPacked<T>;
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const std::uint32_t token = blockIdx.x;
   const std::uint32_t heads = plan.q_heads + 2 * plan.kv_heads;
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kQkMaxThreads) DoHeads(const __grid_constant__
 template <class T, bool kNarrow>
 __global__ void __launch_bounds__(kQkMaxThreads)
     DoHeadsByElement(const __grid_constant__ QkPlan plan) {
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const std::uint32_t token = blockIdx.x;
   const std::uint32_t heads = plan.q_heads + 2 * plan.kv_heads;
@@ -377,7 +377,7 @@ __device__ __forceinline__ const T* WordsOf(const QkPlan& plan, const Neighbours
 template <class T, bool kNarrow>
 __global__ void __launch_bounds__(kQkMaxThreads, kNeighbourBlocks)
     DoNeighbours(const __grid_constant__ QkPlan plan) {
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const TokenFacts facts = FactsOf(plan, blockIdx.x);
   HeldHeads<T> held{};

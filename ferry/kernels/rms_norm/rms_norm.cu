@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads)
     NormHeldElements(const __grid_constant__ RmsNormPlan plan) {
   constexpr int kWidth = 1;
   __shared__ float sums[32];
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const std::uint32_t row_index = blockIdx.x * blockDim.y + threadIdx.y;
   const bool there = row_index < plan.rows;  // the others only take part in the sums
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads)
     NormHeldWords(const __grid_constant__ RmsNormPlan plan) {
   constexpr int kWidth = kPacked<T>;
   __shared__ float sums[32];
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const std::uint32_t row_index = blockIdx.x * blockDim.y + threadIdx.y;
   const bool there = row_index < plan.rows;  // the others only take part in the sums
@@ -214,7 +214,7 @@ template <class T, int kWidth, bool kResidual>
 __global__ void __launch_bounds__(kRmsNormMaxThreads)
     NormLongRows(const __grid_constant__ RmsNormPlan plan) {
   __shared__ float sums[32];
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const NormRow<T> row = NormRowAt<T, kResidual>(plan, blockIdx.x);
   float squares = 0;

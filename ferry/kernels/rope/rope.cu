@@ -32,7 +32,7 @@ template <class T, int kWidth>
 __global__ void __launch_bounds__(kRopeMaxThreads)
     RotateHeads(const __grid_constant__ RopePlan plan) {
   constexpr int kTogether = static_cast<int>(kRopeHeads);
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const std::uint32_t token = blockIdx.x;
   const std::uint32_t heads = plan.q.count + plan.k.count;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void RotateAndStore(const RopeAngles<T>& angles, cons
 template <class T>
 __global__ void __launch_bounds__(kRopeMaxWordThreads)
     RotateWords(const __grid_constant__ RopePlan plan) {
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const std::uint32_t token = blockIdx.x;
   const bool there = threadIdx.x < plan.words && threadIdx.y < plan.q.count + plan.k.count;

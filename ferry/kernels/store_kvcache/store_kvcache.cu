@@ -36,7 +36,7 @@ __device__ __forceinline__ void StoreCacheWord(const WordPlace& place,
 template <class T, int kWidth, bool kNarrow>
 __global__ void __launch_bounds__(kTileThreads)
     StoreTokens(const __grid_constant__ StoreKvCachePlan plan) {
-  prim::WaitForGridsBefore();
+  prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const TilePlace place = PlaceInTile(plan.tiles, 1);
   if (place.word >= place.end) return;

@@ -145,7 +145,7 @@ __global__ void ProductBlock(const __grid_constant__ ProductParameters given) {
     }
   }
   float c[kColumns / 8][4];
-  prim::BeginMatrices();
+  prim::WgmmaFence();
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     std::uint64_t b_word;
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(2 * prim::kWarpgroupThreads, 1)
   __syncthreads();
   prim::RingPlace<kStages> place;
   if (threadIdx.x < prim::kWarpgroupThreads) {
-    prim::GiveRegisters<40>();
+    prim::DecreaseRegisters<40>();
     if (threadIdx.x != 0) return;
     for (int i = 0; i < given.tiles; ++i) {
       prim::WaitForPhase(prim::SharedAddress(&empty[place.slot]), place.empty());

@@ -5,25 +5,25 @@
 #include "ferry/cuda/launch.cuh"
 #include "ferry/cuda/tensor_map.cuh"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
-#include "ferry/kernels/attention_prefill/tensor_memory_block.cuh"
+#include "ferry/kernels/attention_prefill/wgmma_sm90_block.cuh"
 
 namespace ferry::kernels {
 namespace {
 
 // A tile of queries of one head of one sequence.
 template <class T, int kHead>
-__global__ void __launch_bounds__(TensorMemoryShape<T, kHead>::kThreads, 1)
-    TensorMemoryKernel(const __grid_constant__ TensorMemoryParameters all) {
+__global__ void __launch_bounds__(WgmmaSm90Shape<T, kHead>::kThreads, 1)
+    WgmmaSm90Kernel(const __grid_constant__ WgmmaSm90Parameters all) {
 #ifdef FERRY_HAVE_WARPGROUP_MATRICES
-  using Shape = TensorMemoryShape<T, kHead>;
+  using Shape = WgmmaSm90Shape<T, kHead>;
   extern __shared__ std::uint8_t unaligned[];
-  __shared__ TensorMemoryBarriers<Shape::kStages> barriers;
+  __shared__ WgmmaSm90Barriers<Shape::kStages> barriers;
 
   const PrefillPlace place(all.given, Shape::kRows);
   if (place.first_query >= place.queries.count) return;
   constexpr std::uint32_t kAlignment = Shape::Queries::kAlignment;
-  const TensorMemoryTile<Shape> tile{unaligned + (0U - prim::SharedAddress(unaligned)) % kAlignment,
-                                     &barriers};
+  const WgmmaSm90Tile<Shape> tile{unaligned + (0U - prim::SharedAddress(unaligned)) % kAlignment,
+                                  &barriers};
   const int tiles = place.TilesOf(Shape::kRows, Shape::kKeys);
   if (threadIdx.x == 0) {
     prim::PrefetchTensorMap(all.q);
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(TensorMemoryShape<T, kHead>::kThreads, 1)
   // The same in all lanes, which the compiler does not know of threadIdx.
   const int role = __shfl_sync(prim::kAllLanes, threadIdx.x / prim::kWarpgroupThreads, 0);
   if (role == 0) {
-    prim::GiveRegisters<Shape::kLoaderRegisters>();
+    prim::DecreaseRegisters<Shape::kLoaderRegisters>();
     if (tiles > 0 && threadIdx.x < prim::kWarpThreads) {
       if (threadIdx.x == 0) LoadTiles<Shape>(all, place, tile, tiles);
       __syncwarp();
@@ -77,12 +77,12 @@ Result<CUtensorMap> MapOf(const Tensor& tensor, const Tensor& none_as, int rows)
 }
 
 template <class T, int kHead>
-Status EnqueueTensorMemory(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
-  using Shape = TensorMemoryShape<T, kHead>;
+Status EnqueueWgmmaSm90(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
+  using Shape = WgmmaSm90Shape<T, kHead>;
   constexpr const char* kName = "attention_prefill, by tensor memory accelerator";
-  const auto kernel = TensorMemoryKernel<T, kHead>;
+  const auto kernel = WgmmaSm90Kernel<T, kHead>;
   FERRY_TRY(cuda::CheckHopperCode(kernel, kName, stream));
-  TensorMemoryParameters all{};
+  WgmmaSm90Parameters all{};
   all.given = ParametersOf(args);
   FERRY_TRY_ASSIGN(all.q, MapOf(args.q, args.q, Shape::kRows));
   FERRY_TRY_ASSIGN(all.k, MapOf(args.k, args.q, Shape::kKeys));
@@ -96,24 +96,23 @@ Status EnqueueTensorMemory(const AttentionPrefillArgs& args, cuda::StreamRef str
 }
 
 template <class T>
-Status EnqueueTensorMemoryOfType(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
+Status EnqueueWgmmaSm90OfType(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
   switch (args.q.last()) {
-    case 64: return EnqueueTensorMemory<T, 64>(args, stream);
-    case 256: return EnqueueTensorMemory<T, 256>(args, stream);
-    default: return EnqueueTensorMemory<T, 128>(args, stream);
+    case 64: return EnqueueWgmmaSm90<T, 64>(args, stream);
+    case 256: return EnqueueWgmmaSm90<T, 256>(args, stream);
+    default: return EnqueueWgmmaSm90<T, 128>(args, stream);
   }
 }
 
 }  // namespace
 
-bool HasTensorMemoryForm(cuda::StreamRef stream) {
-  return cuda::HasHopperCode(TensorMemoryKernel<__nv_bfloat16, 128>, stream);
+bool HasWgmmaSm90Form(cuda::StreamRef stream) {
+  return cuda::HasHopperCode(WgmmaSm90Kernel<__nv_bfloat16, 128>, stream);
 }
 
-Status LaunchAttentionPrefillByTensorMemory(const AttentionPrefillArgs& args,
-                                            cuda::StreamRef stream) {
-  return args.q.dtype == DType::kBfloat16 ? EnqueueTensorMemoryOfType<__nv_bfloat16>(args, stream)
-                                          : EnqueueTensorMemoryOfType<__half>(args, stream);
+Status LaunchAttentionPrefillByWgmmaSm90(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
+  return args.q.dtype == DType::kBfloat16 ? EnqueueWgmmaSm90OfType<__nv_bfloat16>(args, stream)
+                                          : EnqueueWgmmaSm90OfType<__half>(args, stream);
 }
 
 }  // namespace ferry::kernels

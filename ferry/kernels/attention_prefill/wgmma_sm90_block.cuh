@@ -16,7 +16,7 @@
 
 namespace ferry::kernels {
 
-struct TensorMemoryParameters {
+struct WgmmaSm90Parameters {
   CUtensorMap q;
   CUtensorMap k;
   CUtensorMap v;
@@ -24,8 +24,8 @@ struct TensorMemoryParameters {
 };
 
 template <class T, int kHead>
-struct TensorMemoryShape {
-  static constexpr TensorMemoryTiles kTiles = TensorMemoryTilesOf(kHead);
+struct WgmmaSm90Shape {
+  static constexpr WgmmaSm90Tiles kTiles = WgmmaSm90TilesOf(kHead);
   static constexpr int kKeys = kTiles.keys;
   static constexpr int kStages = kTiles.stages;
   static constexpr bool kTurns = kTiles.turns;
@@ -53,7 +53,7 @@ struct TensorMemoryShape {
 
 // Barriers of the tiles in shared memory.
 template <int kStages>
-struct TensorMemoryBarriers {
+struct WgmmaSm90Barriers {
   std::uint64_t queries;
   std::uint64_t keys_full[kStages];
   std::uint64_t keys_empty[kStages];
@@ -64,10 +64,10 @@ struct TensorMemoryBarriers {
 };
 
 template <class Shape>
-struct TensorMemoryTile {
+struct WgmmaSm90Tile {
   using Keys = typename Shape::Keys;
   std::uint8_t* shared;
-  TensorMemoryBarriers<Shape::kStages>* barriers;
+  WgmmaSm90Barriers<Shape::kStages>* barriers;
 
   __device__ __forceinline__ typename Shape::Queries Queries() const { return {shared}; }
   __device__ __forceinline__ Keys KeysOf(int slot) const {
@@ -105,9 +105,8 @@ __device__ __forceinline__ void LoadPanels(const Tile& tile, const CUtensorMap& 
 
 // The part of the warp that loads. K is one tile ahead of V, as it is when they are used.
 template <class Shape>
-__device__ __forceinline__ void LoadTiles(const TensorMemoryParameters& all,
-                                          const PrefillPlace& place,
-                                          const TensorMemoryTile<Shape>& tile, int tiles) {
+__device__ __forceinline__ void LoadTiles(const WgmmaSm90Parameters& all, const PrefillPlace& place,
+                                          const WgmmaSm90Tile<Shape>& tile, int tiles) {
   auto& barriers = *tile.barriers;
   typename Shape::Ring keys;
   typename Shape::Ring values;
@@ -135,7 +134,7 @@ __device__ __forceinline__ void LoadTiles(const TensorMemoryParameters& all,
 // be NaN, and a weight of 0 does not make those 0.
 template <class Shape>
 __device__ __forceinline__ void ClearBehindEnd(const PrefillPlace& place,
-                                               const TensorMemoryTile<Shape>& tile, int tiles) {
+                                               const WgmmaSm90Tile<Shape>& tile, int tiles) {
   using Keys = typename Shape::Keys;
   const int there = place.keys.count - (tiles - 1) * Shape::kKeys;
   if (there >= Shape::kKeys) return;
@@ -181,14 +180,14 @@ struct Turns {
 // A warpgroup's 64 queries.
 template <class T, int kHead>
 struct GroupAttention {
-  using Shape = TensorMemoryShape<T, kHead>;
+  using Shape = WgmmaSm90Shape<T, kHead>;
   using State = typename Shape::State;
   using Scores = typename Shape::Scores;
   static constexpr int kKeys = Shape::kKeys;
   static constexpr int kColumnsAtOnce = kHead < 128 ? kHead : 128;
   using Weights = prim::FragmentA[kKeys / 16];
 
-  const TensorMemoryTile<Shape>& tile;
+  const WgmmaSm90Tile<Shape>& tile;
   int first_row;  // of this warpgroup, in the tile of queries
   State state;
   typename Shape::Ring keys;
@@ -206,7 +205,7 @@ struct GroupAttention {
   __device__ __forceinline__ void BeginScores(Scores& scores) {
     const std::uint64_t a = tile.Queries().RowsFrom(first_row);
     const std::uint64_t b = tile.KeysOf(keys.slot).RowsFrom(0);
-    prim::BeginMatrices();
+    prim::WgmmaFence();
 #pragma unroll
     for (int column = 0; column < kHead; column += 16) {
       prim::MultiplyAddAsync<T, prim::MatrixOrder::kTransposed>(
@@ -218,7 +217,7 @@ struct GroupAttention {
 
   // Begins out += weights * values.
   __device__ __forceinline__ void BeginOut(const Weights& weights) {
-    prim::BeginMatrices();
+    prim::WgmmaFence();
 #pragma unroll
     for (int column = 0; column < kHead; column += kColumnsAtOnce) {
       const std::uint64_t b = tile.ValuesOf(values.slot).ColumnsFrom(column);
