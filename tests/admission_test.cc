@@ -123,7 +123,7 @@ class AdmissionProcessTest : public testing::Test {
       for (int i = 0; i < dials; ++i) {
         Endpoint endpoint = Must(Endpoint::Create(config));
         const auto since = Clock::now();
-        const auto connection = endpoint.Connect(where(), Patience());
+        const auto connection = endpoint.Connect(where(), TestDeadline());
         took.push_back(MillisecondsSince(since));
         if (connection && connection->Info().lanes.size() == static_cast<std::size_t>(lanes)) ++in;
         if (!connection) fmt::print("{} lanes: {}\n", lanes, connection.error().ToString());
@@ -245,7 +245,7 @@ TEST_P(HerdTest, ThatStartsTogetherIsLetInWhole) {
         auto endpoint = Endpoint::Create(ConfigOf(settings));
         together.arrive_and_wait();
         const auto since = Clock::now();
-        auto connection = endpoint ? endpoint->Connect(where(), Patience())
+        auto connection = endpoint ? endpoint->Connect(where(), TestDeadline())
                                    : Result<Connection>(endpoint.error());
         each = MillisecondsSince(since);
         if (!connection) {
@@ -296,13 +296,13 @@ class ManyInterfacesTest : public AdmissionProcessTest {
     std::vector<double> took;
     RunNear([&] {
       Endpoint endpoint = Must(Endpoint::Create(ConfigOf(settings)));
-      Connection connection = Must(endpoint.Connect(where(), Patience()));
+      Connection connection = Must(endpoint.Connect(where(), TestDeadline()));
       const PatternRegion from(endpoint, 4096, kSourceSeed);
       const auto to = Must(connection.Import(key));
       for (int i = 0; i < 500; ++i) {
         const auto since = Clock::now();
         auto write = Must(connection.Write(from.region, 0, to, 0, 4096));
-        MustDo(write.Wait(Patience()));
+        MustDo(write.Wait(TestDeadline()));
         took.push_back(MillisecondsSince(since));
       }
     });

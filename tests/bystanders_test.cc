@@ -72,7 +72,7 @@ class BystandersTest : public ::testing::Test {
     return bytes;
   }
   void AwaitFlow() {
-    const Deadline deadline = Patience();
+    const Deadline deadline = TestDeadline();
     for (const std::uint64_t bytes = 8 * kPumped;;) {
       const auto pumped = Pumped();
       if (std::all_of(pumped.begin(), pumped.end(), [&](auto one) { return one > bytes; })) return;
@@ -127,7 +127,7 @@ class BystandersTest : public ::testing::Test {
 };
 
 TEST_F(BystandersTest, AFrozenPeerIsNoticedAndSlowsNobodyElse) {
-  ExpectOthersGoOn([this] { Must(far_[0].process().Stop(Patience())); });
+  ExpectOthersGoOn([this] { Must(far_[0].process().Stop(TestDeadline())); });
 }
 
 TEST_F(BystandersTest, ABlackHoleIsNoticedAndSlowsNobodyElse) {

@@ -342,7 +342,7 @@ TEST(Perf, AServerThatIsFrozenWhileTheFloorIsMeasuredIsNamedWithItsSilence) {
   Program client({"perf", "client", address, "--size", "1MiB", "--iters", "1000000", "--set",
                   "peer_timeout=2s", "--lanes", "2"});
   EXPECT_THAT(client.ReadLine(), HasSubstr(address));
-  const Deadline deadline = Deadline::After(kProgramPatience);
+  const Deadline deadline = Deadline::After(kProgramTimeout);
   while (!HasThread(client.pid(), "ferry-floor") && !deadline.expired()) ::sched_yield();
   server.Signal(SIGSTOP);
   const ProgramEnd ended = client.Finish();
@@ -387,7 +387,7 @@ TEST(Perf, TheServerOfALoopbackDiesWithItsParent) {
   const UniqueFd gone = OpenProcess(server);
   ASSERT_TRUE(gone);
   loopback.Signal(SIGKILL);
-  EXPECT_TRUE(WaitReadable(gone.get(), Deadline::After(kProgramPatience)));
+  EXPECT_TRUE(WaitReadable(gone.get(), Deadline::After(kProgramTimeout)));
 }
 
 // ---- transfer -----------------------------------------------------------------------------------

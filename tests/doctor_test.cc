@@ -34,7 +34,7 @@ Arguments FerryWith(const Arguments& variables, const Arguments& arguments) {
 
 // The end of a program whose output is of no interest.
 int ExitOf(Arguments command) {
-  return Must(Must(PeerProcess::StartProgram(std::move(command)))->WaitExit(Patience()));
+  return Must(Must(PeerProcess::StartProgram(std::move(command)))->WaitExit(TestDeadline()));
 }
 
 struct Visit {
@@ -55,8 +55,8 @@ struct Visit {
 Visit VisitBy(Arguments command) {
   const auto doctor = Must(PeerProcess::StartProgram(std::move(command)));
   Visit visit;
-  visit.report = json::parse(Must(doctor->Hear(Patience())), nullptr, false);
-  visit.exit_code = Must(doctor->WaitExit(Patience()));
+  visit.report = json::parse(Must(doctor->Hear(TestDeadline())), nullptr, false);
+  visit.exit_code = Must(doctor->WaitExit(TestDeadline()));
   return visit;
 }
 
@@ -87,7 +87,7 @@ class SilentListener {
 };
 
 std::string AddressOf(PeerProcess* server) {
-  const json announcement = json::parse(Must(server->Hear(Patience())), nullptr, false);
+  const json announcement = json::parse(Must(server->Hear(TestDeadline())), nullptr, false);
   return announcement.value("listening", "");
 }
 

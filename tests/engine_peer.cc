@@ -126,7 +126,7 @@ int EnginePeer::Accepted() { return std::stoi(Ask("accepted")); }
 
 transfer::Connection EnginePeer::AcceptedBy(transfer::Endpoint& endpoint) {
   Say("connect " + ToHex(endpoint.address().Serialize()));
-  transfer::Connection connection = Must(endpoint.Accept(Patience()));
+  transfer::Connection connection = Must(endpoint.Accept(TestDeadline()));
   Answer();
   return connection;
 }
@@ -203,18 +203,18 @@ std::string EnginePeer::StopPump() { return Ask("stop_pump"); }
 
 void EnginePeer::Vanish() {
   Say("vanish");
-  (void)Must(process_->WaitExit(Patience()));
+  (void)Must(process_->WaitExit(TestDeadline()));
 }
 
 int EnginePeer::Quit() {
   Say("quit");
-  return Must(process_->WaitExit(Patience()));
+  return Must(process_->WaitExit(TestDeadline()));
 }
 
 LinkedPeer::LinkedPeer(const Settings& settings)
     : peer(settings),
       endpoint(Must(transfer::Endpoint::Create(ConfigOf(settings)))),
-      connection(Must(endpoint.Connect(peer.address(), Patience()))) {
+      connection(Must(endpoint.Connect(peer.address(), TestDeadline()))) {
   peer.Accept();
 }
 

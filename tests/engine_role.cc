@@ -63,7 +63,7 @@ class Pump {
         }
         under_way.push_back(*std::move(posted));
       }
-      status_ = under_way.front().Wait(Patience());
+      status_ = under_way.front().Wait(TestDeadline());
       if (status_) bytes_.fetch_add(under_way.front().bytes());
       under_way.pop_front();
     }
@@ -217,7 +217,7 @@ Result<std::string> EngineRole::EnterNamespace(Words& words) {
 }
 
 Result<std::string> EngineRole::Accept(Words& /*words*/) {
-  FERRY_TRY_ASSIGN(connection(), endpoint_->Accept(Patience()));
+  FERRY_TRY_ASSIGN(connection(), endpoint_->Accept(TestDeadline()));
   return std::string();
 }
 
@@ -238,11 +238,11 @@ Result<std::string> EngineRole::Accepted(Words& /*words*/) {
 Result<std::string> EngineRole::Connect(Words& words) {
   const auto where = Next<std::string>(words);
   if (where.find(':') != std::string::npos) {
-    FERRY_TRY_ASSIGN(connection(), endpoint_->Connect(where, Patience()));
+    FERRY_TRY_ASSIGN(connection(), endpoint_->Connect(where, TestDeadline()));
     return std::string();
   }
   FERRY_TRY_ASSIGN(const auto address, transfer::EndpointAddress::Parse(FromHex(where)));
-  FERRY_TRY_ASSIGN(connection(), endpoint_->Connect(address, Patience()));
+  FERRY_TRY_ASSIGN(connection(), endpoint_->Connect(address, TestDeadline()));
   return std::string();
 }
 
@@ -275,7 +275,7 @@ Result<std::string> EngineRole::RepeatedRegion(Words& words) {
 
 Result<std::string> EngineRole::Deregister(Words& words) {
   FERRY_TRY_ASSIGN(PatternRegion * found, Find(words));
-  FERRY_TRY(found->region.Deregister(Patience()));
+  FERRY_TRY(found->region.Deregister(TestDeadline()));
   return std::string();
 }
 
@@ -289,7 +289,7 @@ Result<std::string> EngineRole::AwaitChange(Words& words) {
   FERRY_TRY_ASSIGN(PatternRegion * found, Find(words));
   const auto word = Next<std::uint64_t>(words);
   const auto seed = Next<std::uint64_t>(words);
-  if (WaitForChange(found->bytes(), word, seed, Patience())) return std::string();
+  if (WaitForChange(found->bytes(), word, seed, TestDeadline())) return std::string();
   return Error(Code::kTimedOut, "the memory did not change");
 }
 
@@ -373,7 +373,7 @@ Result<std::string> EngineRole::NotifyTimes(Words& words) {
     // The load that is measured; nothing is waited for.
     std::this_thread::sleep_for(apart);
   }
-  for (transfer::Operation& each : all) FERRY_TRY(each.Wait(Patience()));
+  for (transfer::Operation& each : all) FERRY_TRY(each.Wait(TestDeadline()));
   return std::string();
 }
 
@@ -381,7 +381,7 @@ Result<std::string> EngineRole::NotifyTimes(Words& words) {
 Result<std::string> EngineRole::TakeTimes(Words& words) {
   std::string all;
   for (auto left = Next<std::uint64_t>(words); left > 0; --left) {
-    FERRY_TRY_ASSIGN(const auto taken, connection()->TakeNotification(Patience()));
+    FERRY_TRY_ASSIGN(const auto taken, connection()->TakeNotification(TestDeadline()));
     Clock::rep then = 0;
     if (taken.size() != sizeof then) return Error(Code::kCorrupt, "not a time");
     std::memcpy(&then, taken.data(), sizeof then);
@@ -395,7 +395,7 @@ Result<std::string> EngineRole::Outcome(Words& /*words*/) {
   if (posted_.empty()) return Error(Code::kInvalidArgument, "nothing was posted");
   transfer::Operation operation = std::move(posted_.front());
   posted_.pop_front();
-  const Status status = operation.Wait(Patience());
+  const Status status = operation.Wait(TestDeadline());
   return status ? std::string("done") : Described(status.error());
 }
 

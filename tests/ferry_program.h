@@ -16,7 +16,7 @@
 namespace ferry::tests {
 
 // Ten times what the slowest command of a test needs under a sanitizer.
-inline constexpr std::chrono::seconds kProgramPatience{100};
+inline constexpr std::chrono::seconds kProgramTimeout{100};
 
 using Arguments = std::vector<std::string>;
 
@@ -57,7 +57,7 @@ class Program {
   void Spawn(const Arguments& arguments, const Arguments& variables, UniqueFd out, UniqueFd err);
   void Drain(ProgramEnd* ended) const;
 
-  const Deadline deadline_ = Deadline::After(kProgramPatience);
+  const Deadline deadline_ = Deadline::After(kProgramTimeout);
   pid_t pid_ = -1;
   UniqueFd gone_;
   UniqueFd out_;

@@ -20,7 +20,7 @@ Flood::Flood(const FloodOptions& options)
     : options_(options), thread_([this](const std::stop_token& stop) { Run(stop); }) {}
 
 void Flood::AwaitBegun() const {
-  const Deadline deadline = Patience();
+  const Deadline deadline = TestDeadline();
   while (connects() < options_.at_first) {
     if (deadline.expired()) throw std::runtime_error("the flood did not begin in time");
     std::this_thread::yield();

@@ -78,8 +78,9 @@ class SeenPeer {
   SeenPeer(std::uint64_t bytes, const Settings& settings) : memory_(bytes, /*shared=*/true) {
     Fill(memory_.bytes(), kPeerInSeed);
     process_ = Must(PeerProcess::Fork([&](LinePipe& parent) { return Serve(parent, settings); }));
-    address_ = Must(transfer::EndpointAddress::Parse(FromHex(Must(process_->Hear(Patience())))));
-    key_ = FromHex(Must(process_->Hear(Patience())));
+    address_ =
+        Must(transfer::EndpointAddress::Parse(FromHex(Must(process_->Hear(TestDeadline())))));
+    key_ = FromHex(Must(process_->Hear(TestDeadline())));
   }
 
   PeerProcess& process() noexcept { return *process_; }
@@ -87,20 +88,20 @@ class SeenPeer {
   const transfer::EndpointAddress& address() const noexcept { return address_; }
   const std::vector<std::byte>& key() const noexcept { return key_; }
   // After it was said that the connection is lost nobody writes the memory.
-  std::string AwaitLoss() { return Must(process_->Hear(Patience())); }
+  std::string AwaitLoss() { return Must(process_->Hear(TestDeadline())); }
   Census TakeCensusNow() const { return TakeCensus(memory(), kPeerInSeed, kSourceSeed); }
 
  private:
   int Serve(LinePipe& parent, const Settings& settings) {
     Endpoint endpoint = Must(Endpoint::Create(ConfigOf(settings)));
     Region region = Must(endpoint.Register(memory_.bytes(), Rights::kReadWrite));
-    MustDo(parent.Say(ToHex(endpoint.address().Serialize()), Patience()));
-    MustDo(parent.Say(ToHex(region.key()), Patience()));
-    Connection connection = Must(endpoint.Accept(Patience()));
-    const auto lost = connection.TakeNotification(Deadline::After(2 * kPatience));
-    MustDo(region.Deregister(Patience()));
-    MustDo(parent.Say(lost ? "a notification" : Described(lost.error()), Patience()));
-    (void)parent.Hear(Deadline::After(2 * kPatience));
+    MustDo(parent.Say(ToHex(endpoint.address().Serialize()), TestDeadline()));
+    MustDo(parent.Say(ToHex(region.key()), TestDeadline()));
+    Connection connection = Must(endpoint.Accept(TestDeadline()));
+    const auto lost = connection.TakeNotification(Deadline::After(2 * kTimeout));
+    MustDo(region.Deregister(TestDeadline()));
+    MustDo(parent.Say(lost ? "a notification" : Described(lost.error()), TestDeadline()));
+    (void)parent.Hear(Deadline::After(2 * kTimeout));
     return 0;
   }
 
@@ -116,7 +117,7 @@ struct ForkLink {
       : peer(bytes, peers),
         memory(bytes, shared),
         endpoint(Must(Endpoint::Create(ConfigOf(ours)))),
-        connection(Must(endpoint.Connect(peer.address(), Patience()))),
+        connection(Must(endpoint.Connect(peer.address(), TestDeadline()))),
         remote(Must(connection.Import(peer.key()))),
         source((Fill(memory.bytes(), kSourceSeed),
                 Must(endpoint.Register(memory.bytes(), Rights::kReadWrite)))) {}
@@ -134,7 +135,7 @@ struct ForkLink {
   // A whole write, seen in the peer's memory.
   void ExpectAtWork() {
     Fill(peer.memory(), kPeerInSeed);
-    const Status written = Write(kPatience).Wait(Patience());
+    const Status written = Write(kTimeout).Wait(TestDeadline());
     EXPECT_TRUE(written) << written.error().ToString();
     EXPECT_EQ(peer.TakeCensusNow().after, peer.memory().size());
     EXPECT_FALSE(connection.lost());
@@ -192,12 +193,12 @@ class HeldDescriptors : public testing::TestWithParam<HeldCase> {
     Settings ours = PacedSettings(held.settings);
     if (end != End::kPeerTimeout) ours.emplace_back("peer_timeout=30s");
     ForkLink link(kForkBulk, PacedSettings(held.settings), ours, held.shared);
-    Operation write = link.Write(end == End::kDeadline ? milliseconds(1000) : kPatience);
-    EXPECT_TRUE(WaitForChange(link.peer.memory(), kForkEarlyWord, kPeerInSeed, Patience()));
+    Operation write = link.Write(end == End::kDeadline ? milliseconds(1000) : kTimeout);
+    EXPECT_TRUE(WaitForChange(link.peer.memory(), kForkEarlyWord, kPeerInSeed, TestDeadline()));
     const auto bystander = Bystander(held.way);
-    MustDo(link.peer.process().Stop(Patience()));
+    MustDo(link.peer.process().Stop(TestDeadline()));
     if (end == End::kCancel) write.Cancel();
-    EXPECT_FALSE(write.Wait(Patience())) << "the write was over before the peer was stopped";
+    EXPECT_FALSE(write.Wait(TestDeadline())) << "the write was over before the peer was stopped";
     const auto now = link.peer.memory();
     const std::vector<std::byte> at_end(now.begin(), now.end());
     Fill(link.memory.bytes(), kLaterSeed);
@@ -249,7 +250,7 @@ TEST(Fork, AListeningPortIsFreeAndRefusesWhenItsEndpointHasEndedAlthoughAChildHa
     const auto bystander = Bystander(way);
     first.reset();
     Endpoint other = Must(Endpoint::Create(ConfigOf(FastSettings())));
-    const auto nobody = other.Connect(fmt::format("127.0.0.1:{}", port), Patience());
+    const auto nobody = other.Connect(fmt::format("127.0.0.1:{}", port), TestDeadline());
     ASSERT_FALSE(nobody);
     EXPECT_EQ(nobody.error().code(), Code::kPeerLost) << nobody.error().ToString();
     const auto again =
@@ -310,12 +311,12 @@ TEST(Fork, AChildHasNoneOfItsParentsDescriptors) {
   SeenPeer peer(kForkBulk, PacedSettings({"gift=on"}));
   const auto before = NamesOfDescriptors();
   Endpoint endpoint = Must(Endpoint::Create(ConfigOf(PacedSettings({"gift=on"}))));
-  Connection connection = Must(endpoint.Connect(peer.address(), Patience()));
+  Connection connection = Must(endpoint.Connect(peer.address(), TestDeadline()));
   const PatternRegion source(endpoint, kForkBulk, kSourceSeed);
   const auto remote = Must(connection.Import(peer.key()));
   Operation write = Must(connection.Write(source.region, 0, remote, 0, kForkBulk));
   (void)Must(write.CompletionFd());
-  ASSERT_TRUE(WaitForChange(peer.memory(), kForkEarlyWord, kPeerInSeed, Patience()));
+  ASSERT_TRUE(WaitForChange(peer.memory(), kForkEarlyWord, kPeerInSeed, TestDeadline()));
   EXPECT_GT(NamesOfDescriptors().size(), before.size() + 6);
 
   const auto child = Must(PeerProcess::Fork([&](LinePipe& parent) {
@@ -323,12 +324,12 @@ TEST(Fork, AChildHasNoneOfItsParentsDescriptors) {
     for (const std::string& open : NamesOfDescriptors()) {
       if (before.count(open) == 0) more += open + " ";
     }
-    return parent.Say(more, Patience()) ? 0 : 1;
+    return parent.Say(more, TestDeadline()) ? 0 : 1;
   }));
-  const std::string more = Must(child->Hear(Patience()));
+  const std::string more = Must(child->Hear(TestDeadline()));
   // Its end of the pipe to this test.
   EXPECT_EQ(std::count(more.begin(), more.end(), ' '), 1) << more;
-  EXPECT_TRUE(write.Wait(Patience()));
+  EXPECT_TRUE(write.Wait(TestDeadline()));
   EXPECT_EQ(peer.TakeCensusNow().after, kForkBulk);
 }
 
@@ -340,7 +341,7 @@ TEST(Fork, AProgramThatIsRunHasNoneOfTheDescriptors) {
   const auto run = Must(
       PeerProcess::StartProgram({"/bin/sh", "-c", "ls -l /proc/self/fd; echo; echo end of list"}));
   std::string more;
-  for (std::string line; line != "end of list"; line = Must(run->Hear(Patience()))) {
+  for (std::string line; line != "end of list"; line = Must(run->Hear(TestDeadline()))) {
     const auto arrow = line.find("-> ");
     if (arrow == std::string::npos) continue;
     const std::string target = line.substr(arrow + 3);
@@ -355,26 +356,26 @@ TEST(Fork, APeerNoticesTheDeathOfAProcessWhoseChildLivesOn) {
   FERRY_SKIP_FORK_TEST();
   const auto dying = Must(PeerProcess::Fork([](LinePipe& parent) {
     const auto address =
-        Must(transfer::EndpointAddress::Parse(FromHex(Must(parent.Hear(Patience())))));
+        Must(transfer::EndpointAddress::Parse(FromHex(Must(parent.Hear(TestDeadline())))));
     Endpoint endpoint = Must(Endpoint::Create(ConfigOf(FastSettings({"peer_timeout=60s"}))));
-    Connection connection = Must(endpoint.Connect(address, Patience()));
+    Connection connection = Must(endpoint.Connect(address, TestDeadline()));
     // Not tied to its parent's life.
     const pid_t child = ::fork();
     if (child == 0) {
-      (void)parent.Hear(Patience());
+      (void)parent.Hear(TestDeadline());
       ::_exit(0);
     }
-    MustDo(parent.Say("ready", Patience()));
+    MustDo(parent.Say("ready", TestDeadline()));
     for (;;) ::pause();
     return 0;
   }));
   Endpoint endpoint = Must(Endpoint::Create(ConfigOf(FastSettings({"peer_timeout=60s"}))));
   dying->Command(ToHex(endpoint.address().Serialize()));
-  Connection connection = Must(endpoint.Accept(Patience()));
-  ASSERT_EQ(Must(dying->Hear(Patience())), "ready");
+  Connection connection = Must(endpoint.Accept(TestDeadline()));
+  ASSERT_EQ(Must(dying->Hear(TestDeadline())), "ready");
   const Stopwatch since;
   dying->Kill();
-  const auto lost = connection.TakeNotification(Deadline::After(kPatience / 3));
+  const auto lost = connection.TakeNotification(Deadline::After(kTimeout / 3));
   ASSERT_FALSE(lost);
   EXPECT_EQ(lost.error().code(), Code::kPeerLost) << lost.error().ToString();
   ExpectWithin(since.elapsed(), milliseconds(0), "the loss of the process");
@@ -414,7 +415,7 @@ void CallConnection(Connection* connection, ForkLink* link, Faults* faults) {
   faults->ExpectRefused("Send", connection->Send(1, small));
   faults->ExpectRefused("Recv", connection->Recv(1, 1, small));
   faults->ExpectRefused("Notify", connection->Notify(small));
-  faults->ExpectRefused("TakeNotification", connection->TakeNotification(Patience()));
+  faults->ExpectRefused("TakeNotification", connection->TakeNotification(TestDeadline()));
   faults->Expect("the connection is not lost", connection->lost());
   faults->Expect("there are lanes", connection->Info().lanes.empty());
   faults->Expect("there are counters", connection->Counters().lanes.empty());
@@ -426,18 +427,18 @@ void CallTheRest(ForkLink* link, Operation* operation, Faults* faults) {
   std::vector<std::byte> small(100);
   Endpoint& endpoint = link->endpoint;
   faults->ExpectRefused("Register", endpoint.Register(small, Rights::kRead));
-  faults->ExpectRefused("Connect", endpoint.Connect(link->peer.address(), Patience()));
-  faults->ExpectRefused("Connect by name", endpoint.Connect("127.0.0.1:1", Patience()));
-  faults->ExpectRefused("Accept", endpoint.Accept(Patience()));
+  faults->ExpectRefused("Connect", endpoint.Connect(link->peer.address(), TestDeadline()));
+  faults->ExpectRefused("Connect by name", endpoint.Connect("127.0.0.1:1", TestDeadline()));
+  faults->ExpectRefused("Accept", endpoint.Accept(TestDeadline()));
   faults->Expect("there are connections", endpoint.Counters().connections.empty());
   (void)endpoint.address();
   endpoint.Close();
   faults->ExpectRefused("KeyFor", link->source.KeyFor(endpoint.id(), Rights::kRead));
-  faults->ExpectRefused("Deregister", link->source.Deregister(Patience()));
+  faults->ExpectRefused("Deregister", link->source.Deregister(TestDeadline()));
   link->source.Withdraw(endpoint.id());
   operation->Cancel();
   faults->Expect("the operation goes on", operation->Poll());
-  faults->ExpectRefused("Wait", operation->Wait(Patience()));
+  faults->ExpectRefused("Wait", operation->Wait(TestDeadline()));
   faults->ExpectRefused("CompletionFd", operation->CompletionFd());
   faults->Expect("the operation moved bytes", operation->bytes() == 0 && operation->tag() == 0);
 }
@@ -449,10 +450,10 @@ TEST(Fork, AChildIsToldThatWhatItHasIsItsParentsWhichGoesOn) {
     Faults faults;
     CallConnection(&link.connection, &link, &faults);
     CallTheRest(&link, &link.receive, &faults);
-    return parent.Say(faults.text(), Patience()) ? 0 : 1;
+    return parent.Say(faults.text(), TestDeadline()) ? 0 : 1;
   }));
-  EXPECT_EQ(Must(child->Hear(Patience())), "");
-  EXPECT_EQ(Must(child->WaitExit(Patience())), 0);
+  EXPECT_EQ(Must(child->Hear(TestDeadline())), "");
+  EXPECT_EQ(Must(child->WaitExit(TestDeadline())), 0);
   link.ExpectAtWork();
   EXPECT_FALSE(link.receive.Poll());
 }
@@ -469,12 +470,12 @@ TEST(Fork, AChildLetsGoOfItsParentsObjectsAtOnce) {
       const Endpoint endpoint = std::move(link.endpoint);
     }
     const auto took = std::chrono::duration_cast<microseconds>(Clock::now() - start);
-    return parent.Say(fmt::format("{}", took.count()), Patience()) ? 0 : 1;
+    return parent.Say(fmt::format("{}", took.count()), TestDeadline()) ? 0 : 1;
   }));
-  const double took = std::stod(Must(child->Hear(Patience()))) / 1000;
+  const double took = std::stod(Must(child->Hear(TestDeadline()))) / 1000;
   ExpectWithin(milliseconds(static_cast<int>(took)), milliseconds(100),
                "the destructors in the child");
-  EXPECT_EQ(Must(child->WaitExit(Patience())), 0);
+  EXPECT_EQ(Must(child->WaitExit(TestDeadline())), 0);
   link.ExpectAtWork();
 }
 
@@ -490,7 +491,7 @@ TEST(Fork, AChildEndsAtOnceByExitWithAnEndpointOfItsParentInStaticMemory) {
   const Region region = Must(LastingEndpoint()->Register(memory, Rights::kRead));
   const Stopwatch since;
   const auto child = Must(PeerProcess::Fork([](LinePipe& /*parent*/) -> int { std::exit(7); }));
-  EXPECT_EQ(Must(child->WaitExit(Patience())), 7);
+  EXPECT_EQ(Must(child->WaitExit(TestDeadline())), 7);
   ExpectWithin(since.elapsed(), milliseconds(100), "the child's end");
   LastingEndpoint().reset();
 }
@@ -504,21 +505,21 @@ TEST(Fork, AChildMayHaveAnEndpointOfItsOwn) {
   const auto child = Must(PeerProcess::Fork([&](LinePipe& parent) {
     Endpoint own = Must(Endpoint::Create(ConfigOf(settings)));
     Connection connection =
-        Must(own.Connect(Must(transfer::EndpointAddress::Parse(FromHex(address))), Patience()));
+        Must(own.Connect(Must(transfer::EndpointAddress::Parse(FromHex(address))), TestDeadline()));
     const PatternRegion source(own, kForkSmall, kSourceSeed);
-    const auto remote = Must(connection.Import(FromHex(Must(parent.Hear(Patience())))));
-    MustDo(Must(connection.Write(source.region, 0, remote, 0, kForkSmall)).Wait(Patience()));
+    const auto remote = Must(connection.Import(FromHex(Must(parent.Hear(TestDeadline())))));
+    MustDo(Must(connection.Write(source.region, 0, remote, 0, kForkSmall)).Wait(TestDeadline()));
     // The parent's region is not a place to write from.
     Faults faults;
     faults.ExpectRefused("a write from the parent's region",
                          connection.Write(target.region, 0, remote, 0, 1));
     connection.Close();
-    return parent.Say(faults.text(), Patience()) ? 0 : 1;
+    return parent.Say(faults.text(), TestDeadline()) ? 0 : 1;
   }));
-  const Connection accepted = Must(endpoint.Accept(Patience()));
+  const Connection accepted = Must(endpoint.Accept(TestDeadline()));
   child->Command(ToHex(target.region.key()));
-  EXPECT_EQ(Must(child->Hear(Patience())), "");
-  EXPECT_EQ(Must(child->WaitExit(Patience())), 0);
+  EXPECT_EQ(Must(child->Hear(TestDeadline())), "");
+  EXPECT_EQ(Must(child->WaitExit(TestDeadline())), 0);
   EXPECT_EQ(TakeCensus(target.bytes(), kPeerInSeed, kSourceSeed).after, kForkSmall);
 }
 
@@ -534,7 +535,7 @@ TEST(Fork, ChildrenOfABusyProcessEndAtOnce) {
   std::atomic<bool> stop{false};
   std::vector<std::thread> busy;
   busy.emplace_back([&] {
-    while (!stop.load()) (void)link.Write(kPatience).Wait(Patience());
+    while (!stop.load()) (void)link.Write(kTimeout).Wait(TestDeadline());
   });
   busy.emplace_back([&] {
     while (!stop.load()) (void)link.endpoint.Counters();
@@ -553,7 +554,7 @@ TEST(Fork, ChildrenOfABusyProcessEndAtOnce) {
       Endpoint own = Must(Endpoint::Create(ConfigOf(FastSettings())));
       return refused && nothing ? 0 : 1;
     }));
-    EXPECT_EQ(Must(child->WaitExit(Patience())), 0);
+    EXPECT_EQ(Must(child->WaitExit(TestDeadline())), 0);
   }
   stop.store(true);
   for (std::thread& thread : busy) thread.join();

@@ -69,7 +69,7 @@ class InterfacesTest : public ::testing::Test {
   }
   // Until the lanes are spread over so many interfaces.
   void AwaitSpread(std::size_t interfaces) {
-    const Deadline deadline = Patience();
+    const Deadline deadline = TestDeadline();
     for (;;) {
       const auto lanes = near_->Interfaces();
       if (std::set<std::string>(lanes.begin(), lanes.end()).size() == interfaces) return;
@@ -157,11 +157,11 @@ TEST_F(InterfacesTest, RatesThatChangeDuringATransferAreFollowed) {
   Begin(Links({2000, 2000, 2000, 2000}));
   AwaitSpread(4);
   BeginPump();
-  AwaitRate(kShare * BytesPerSecond(8000), kPatience, "all at 2 Gbit/s");
+  AwaitRate(kShare * BytesPerSecond(8000), kTimeout, "all at 2 Gbit/s");
   network_->SetRate(1, 500);
-  AwaitRate(kShare * BytesPerSecond(6500), kPatience, "one at 0.5 Gbit/s");
+  AwaitRate(kShare * BytesPerSecond(6500), kTimeout, "one at 0.5 Gbit/s");
   network_->SetRate(1, 2000);
-  AwaitRate(kShare * BytesPerSecond(8000), kPatience, "all at 2 Gbit/s again");
+  AwaitRate(kShare * BytesPerSecond(8000), kTimeout, "all at 2 Gbit/s again");
   EndPump();
 }
 
@@ -169,13 +169,13 @@ TEST_F(InterfacesTest, ALinkThatIsCutIsDoneWithoutAndUsedAgainWhenItIsBack) {
   Begin(Links({2000, 2000, 2000, 2000}));
   AwaitSpread(4);
   BeginPump();
-  AwaitRate(kShare * BytesPerSecond(8000), kPatience, "four links");
+  AwaitRate(kShare * BytesPerSecond(8000), kTimeout, "four links");
   for (const std::size_t link : {2U, 0U}) {
     network_->SetLink(link, false);
-    AwaitRate(kShare * BytesPerSecond(6000), kPatience, "three links");
+    AwaitRate(kShare * BytesPerSecond(6000), kTimeout, "three links");
     network_->SetLink(link, true);
     AwaitSpread(4);
-    AwaitRate(kShare * BytesPerSecond(8000), kPatience, "four links again");
+    AwaitRate(kShare * BytesPerSecond(8000), kTimeout, "four links again");
   }
   EndPump();
 }
@@ -199,11 +199,11 @@ TEST_F(InterfacesTest, ALinkThatSwallowsEverythingIsDoneWithout) {
   Begin(Links({2000, 2000, 2000, 2000}));
   AwaitSpread(4);
   BeginPump();
-  AwaitRate(kShare * BytesPerSecond(8000), kPatience, "four links");
+  AwaitRate(kShare * BytesPerSecond(8000), kTimeout, "four links");
   network_->SetBlackHole(3, true);
-  AwaitRate(kShare * BytesPerSecond(6000), kPatience, "three links");
+  AwaitRate(kShare * BytesPerSecond(6000), kTimeout, "three links");
   network_->SetBlackHole(3, false);
-  AwaitRate(kShare * BytesPerSecond(8000), kPatience, "four links again");
+  AwaitRate(kShare * BytesPerSecond(8000), kTimeout, "four links again");
   EndPump();
 }
 
@@ -216,7 +216,7 @@ TEST_F(InterfacesTest, APeerThatNoLinkReachesIsLostWithinItsTimeout) {
   const std::string near_end = near_->StopPump();
   EXPECT_EQ(near_end.rfind("PeerLost", 0), 0U) << near_end;
   ExpectWithin(watch.elapsed(), milliseconds(kSanitized ? 8400 : 4400), "the near side");
-  const std::string far_end = far_->TakeNotification(kPatience);
+  const std::string far_end = far_->TakeNotification(kTimeout);
   EXPECT_EQ(far_end.rfind("PeerLost", 0), 0U) << far_end;
   ExpectWithin(watch.elapsed(), milliseconds(kSanitized ? 8400 : 4400), "both sides");
 }
@@ -229,7 +229,7 @@ TEST_F(InterfacesTest, ADialThatTheKernelConnectsToItselfIsRefused) {
   for (const std::string host : {"127.0.0.1", "[::1]", "10.77.0.1"}) {
     const std::string where = fmt::format("{}:{}", host, kFree);
     near_->Say("connect " + where);
-    const std::string said = Must(near_->process().Hear(Patience()));
+    const std::string said = Must(near_->process().Hear(TestDeadline()));
     EXPECT_NE(said.find("cannot connect to " + where), std::string::npos) << said;
     EXPECT_NE(said.find("check that the peer listens there"), std::string::npos) << said;
   }

@@ -41,7 +41,7 @@ std::string Get(std::uint16_t port, const std::string& path) {
   EXPECT_EQ(::write(socket.get(), request.data(), request.size()),
             static_cast<ssize_t>(request.size()));
   std::string answer;
-  const Deadline deadline = Patience();
+  const Deadline deadline = TestDeadline();
   for (std::array<char, 4096> part;;) {
     pollfd entry{.fd = socket.get(), .events = POLLIN, .revents = 0};
     if (::poll(&entry, 1, deadline.PollMillis()) <= 0) break;
@@ -133,10 +133,11 @@ struct Finished {
 };
 Finished Finish(PeerProcess* program) {
   Finished finished;
-  if (auto line = program->Hear(Patience())) finished.first = json::parse(*line, nullptr, false);
-  while (program->Hear(Patience())) {
+  if (auto line = program->Hear(TestDeadline()))
+    finished.first = json::parse(*line, nullptr, false);
+  while (program->Hear(TestDeadline())) {
   }
-  finished.exit_code = Must(program->WaitExit(Patience()));
+  finished.exit_code = Must(program->WaitExit(TestDeadline()));
   return finished;
 }
 
@@ -145,7 +146,7 @@ struct Server {
     Words words{"perf", "server", "--json"};
     words.insert(words.end(), more.begin(), more.end());
     process = StartFerry(words, network);
-    const json line = json::parse(Must(process->Hear(Patience())), nullptr, false);
+    const json line = json::parse(Must(process->Hear(TestDeadline())), nullptr, false);
     port = line.value("port", std::uint16_t{0});
     metrics = line.value("metrics_port", std::uint16_t{0});
   }
@@ -188,8 +189,8 @@ TEST(Metrics, EverySeriesHasANameATypeAndHelpAsPrometheusAsksFor) {
   peer.ConnectTo(fmt::format("127.0.0.1:{}", server.port));
   Exposition exposition = Scrape(server.metrics);
   // The server may have yet to bring its side up.
-  const Deadline patience = Patience();
-  while (exposition.Sum("ferry_connections") != 1 && !patience.expired()) {
+  const Deadline timeout = TestDeadline();
+  while (exposition.Sum("ferry_connections") != 1 && !timeout.expired()) {
     exposition = Scrape(server.metrics);
   }
   EXPECT_GE(exposition.types.size(), 20U);

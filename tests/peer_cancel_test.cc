@@ -54,13 +54,13 @@ class Cut : public GiftTest {
         link_.connection.Read(Must(link_.connection.PrepareRead(Whole(local, remote))), options));
   }
   static void ExpectOk(Operation operation) {
-    const Status status = operation.Wait(Patience());
+    const Status status = operation.Wait(TestDeadline());
     EXPECT_TRUE(status) << status.error().ToString();
   }
   // Whether it ended early, with `code`.
   static bool EndsEarly(Operation operation, Code code, milliseconds bound) {
     const Stopwatch since;
-    const Status status = operation.Wait(Patience());
+    const Status status = operation.Wait(TestDeadline());
     ExpectWithin(since.elapsed(), bound, "the end of the operation");
     EXPECT_TRUE(operation.Poll());
     if (status) return false;
@@ -71,9 +71,9 @@ class Cut : public GiftTest {
   void RoundTrip() {
     const PatternRegion small(link_.endpoint, kMiB, kSourceSeed);
     const RemoteRegion elsewhere = PeerRegion(fmt::format("elsewhere-{}", ++round_trips_), kMiB);
-    ExpectOk(Write(small, elsewhere, Options(Patience())));
+    ExpectOk(Write(small, elsewhere, Options(TestDeadline())));
     Fill(small.bytes(), kLaterSeed);
-    ExpectOk(Read(small, elsewhere, {.deadline = Patience()}));
+    ExpectOk(Read(small, elsewhere, {.deadline = TestDeadline()}));
     EXPECT_EQ(TakeCensus(small.bytes(), 0, kSourceSeed).after, kMiB);
   }
 
@@ -117,17 +117,17 @@ class Cut : public GiftTest {
   // The connection carries a whole write, with its notification and no earlier one.
   void ExpectWritesStill(const PatternRegion& source, const RemoteRegion& in) {
     Fill(source.bytes(), kLaterSeed);
-    ExpectOk(Write(source, in, Options(Patience(), "said")));
-    std::string text = link_.peer.TakeNotification(kPatience);
+    ExpectOk(Write(source, in, Options(TestDeadline(), "said")));
+    std::string text = link_.peer.TakeNotification(kTimeout);
     for (; text == "never said" && too_late_ > 0; --too_late_) {
-      text = link_.peer.TakeNotification(kPatience);
+      text = link_.peer.TakeNotification(kTimeout);
     }
     EXPECT_EQ(text, "said");
     EXPECT_EQ(link_.peer.TakeCensus("in", kPeerInSeed, kLaterSeed).after, kCutBulk);
     EXPECT_EQ(link_.peer.Quit(), 0);
   }
   void ExpectReadsStill(const PatternRegion& destination, const RemoteRegion& out) {
-    ExpectOk(Read(destination, out, {.deadline = Patience()}));
+    ExpectOk(Read(destination, out, {.deadline = TestDeadline()}));
     EXPECT_EQ(TakeCensus(destination.bytes(), 0, kPeerInSeed).after, kCutBulk);
     EXPECT_EQ(link_.peer.Quit(), 0);
   }
@@ -143,7 +143,7 @@ TEST_P(Cut, WriteByCancelLeavesTheTargetAloneAndTheConnectionGood) {
   const RemoteRegion in = PeerRegion("in", kCutBulk);
   UntilInTheMiddle([&] {
     FillBothSides(source);
-    Operation write = Write(source, in, Options(Patience(), "never said"));
+    Operation write = Write(source, in, Options(TestDeadline(), "never said"));
     link_.peer.AwaitChange("in", kCutEarlyWord, kPeerInSeed);
     write.Cancel();
     return CutsWrite(source, write, Code::kCancelled, kDrainGrace);
@@ -169,8 +169,8 @@ TEST_P(Cut, ReadByCancelLeavesItsDestinationAloneAndTheConnectionGood) {
   const RemoteRegion out = PeerRegion("out", kCutBulk);
   UntilInTheMiddle([&] {
     Fill(destination.bytes(), kDestinationSeed);
-    Operation read = Read(destination, out, {.deadline = Patience()});
-    if (!WaitForChange(destination.bytes(), kCutEarlyWord, kDestinationSeed, Patience()))
+    Operation read = Read(destination, out, {.deadline = TestDeadline()});
+    if (!WaitForChange(destination.bytes(), kCutEarlyWord, kDestinationSeed, TestDeadline()))
       return false;
     read.Cancel();
     return EndsEarly(read, Code::kCancelled, kDrainGrace) &&
@@ -199,7 +199,8 @@ TEST_P(Cut, ReceiveByCancelLeavesItsBufferAloneAndTellsTheSender) {
     Fill(buffer.bytes(), kDestinationSeed);
     Operation receive = Must(link_.connection.Recv(5, ~0ull, buffer.bytes()));
     link_.peer.Ask("send message 5");
-    if (!WaitForChange(buffer.bytes(), kCutEarlyWord, kDestinationSeed, Patience())) return false;
+    if (!WaitForChange(buffer.bytes(), kCutEarlyWord, kDestinationSeed, TestDeadline()))
+      return false;
     receive.Cancel();
     const bool early = EndsEarly(receive, Code::kCancelled, kDrainGrace);
     const Census right_after = TakeCensus(buffer.bytes(), kDestinationSeed, kPeerInSeed);
@@ -225,13 +226,13 @@ TEST_P(Cut, WriteAtAnyMomentEitherEndsWellOrLeavesTheTargetAlone) {
   for (int round = 0; round < kRounds; ++round) {
     link_.peer.Fill("in", kPeerInSeed);
     Fill(source.bytes(), kSourceSeed);
-    Operation write = Write(source, in, Options(Patience()));
+    Operation write = Write(source, in, Options(TestDeadline()));
     // Later in each round; the last ones come too late.
     const Deadline moment = Deadline::After(microseconds(500 * round));
     while (!write.Poll() && !moment.expired()) {
     }
     write.Cancel();
-    const Status status = write.Wait(Patience());
+    const Status status = write.Wait(TestDeadline());
     link_.peer.Say("digest in");
     Fill(source.bytes(), kLaterSeed);
     const std::string right_after = link_.peer.Answer();

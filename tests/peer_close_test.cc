@@ -36,13 +36,13 @@ std::size_t CloseAmongMessages() {
     receives.push_back(Must(link.connection.Recv(5, ~0ull, buffer)));
   }
   link.peer.Say(fmt::format("send message 5 {} {}", kReceives, kMessage));
-  EXPECT_TRUE(receives.front().Wait(Patience()));
+  EXPECT_TRUE(receives.front().Wait(TestDeadline()));
   link.connection.Close();
 
   std::size_t ended_by_close = 0;
   std::size_t touched = 0;
   for (std::size_t i = 0; i < kReceives; ++i) {
-    if (receives[i].Wait(Patience())) continue;
+    if (receives[i].Wait(TestDeadline())) continue;
     ++ended_by_close;
     const auto buffer = buffers.bytes().subspan(i * kMessage, kMessage);
     if (TakeCensus(buffer, kUntouched, 1).before != kMessage) ++touched;
@@ -82,7 +82,7 @@ TEST(Close, EndsWhatIsUnderWayHereByCancelledAndThereByPeerLost) {
 
   const std::string there = link.peer.Outcome();
   EXPECT_TRUE(there.starts_with("PeerLost")) << there;
-  const std::string lost = link.peer.TakeNotification(kPatience);
+  const std::string lost = link.peer.TakeNotification(kTimeout);
   EXPECT_TRUE(lost.starts_with("PeerLost")) << lost;
   const std::uint32_t written_there = link.peer.Digest("in");
   { const Endpoint gone = std::move(link.endpoint); }
@@ -107,7 +107,7 @@ TEST(Close, RightAfterAMessageCameStillLetsItsSenderSucceed) {
     transfer::Connection connection = peer.AcceptedBy(endpoint);
     Operation receive = Must(connection.Recv(5, ~0ull, buffer));
     peer.Ask(round % 2 == 0 ? "send message 5" : "send message 5 1 100");
-    const Status received = receive.Wait(Patience());
+    const Status received = receive.Wait(TestDeadline());
     ASSERT_TRUE(received) << received.error().ToString();
     connection.Close();
     EXPECT_EQ(peer.Outcome(), "done") << "round " << round;

@@ -70,7 +70,8 @@ TEST_P(PeerDeath, EndsAReadWhoseDestinationIsThenLeftAlone) {
 
   PostedOperations posted;
   posted.Add("read", link.connection.Read(destination.region, 0, out, 0, kDeathBulk));
-  ASSERT_TRUE(WaitForChange(destination.bytes(), kDeathEarlyWord, kDestinationSeed, Patience()));
+  ASSERT_TRUE(
+      WaitForChange(destination.bytes(), kDeathEarlyWord, kDestinationSeed, TestDeadline()));
   link.peer.process().Kill();
   const Stopwatch since;
 
@@ -81,7 +82,7 @@ TEST_P(PeerDeath, EndsAReadWhoseDestinationIsThenLeftAlone) {
 
 TEST_P(PeerDeath, EndsANotificationThatTheStoppedPeerNeverTook) {
   LinkedPeer link(FastGiftSettings());
-  ASSERT_TRUE(link.peer.process().Stop(Patience()));
+  ASSERT_TRUE(link.peer.process().Stop(TestDeadline()));
   const std::string text = "nobody reads this";
   PostedOperations posted;
   posted.Add("notification", link.connection.Notify(std::as_bytes(std::span(text))));
@@ -89,7 +90,7 @@ TEST_P(PeerDeath, EndsANotificationThatTheStoppedPeerNeverTook) {
   link.peer.process().Kill();
   const Stopwatch since;
   posted.ExpectAllEnd(Code::kPeerLost, since, kSoon);
-  const auto none = link.connection.TakeNotification(Patience());
+  const auto none = link.connection.TakeNotification(TestDeadline());
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code(), Code::kPeerLost);
   DestroyEndpoint(&link.endpoint);
@@ -103,7 +104,7 @@ class VisitorDeath : public GiftTest {
   VisitorDeath() : endpoint_(Must(Endpoint::Create(ConfigOf(FastGiftSettings())))) {}
 
   void ExpectLostSoon(transfer::Connection* connection, const Stopwatch& since) {
-    const auto lost = connection->TakeNotification(Patience());
+    const auto lost = connection->TakeNotification(TestDeadline());
     ExpectWithin(since.elapsed(), kSoon, "the loss of the visitor");
     ASSERT_FALSE(lost);
     EXPECT_EQ(lost.error().code(), Code::kPeerLost) << lost.error().ToString();
@@ -131,7 +132,8 @@ TEST_P(VisitorDeath, InTheMiddleOfItsWriteLeavesTheTargetWholeAndServing) {
     transfer::Connection connection = visitor.AcceptedBy(endpoint_);
     visitor.Region("from", kDeathBulk, kPeerOutSeed);
     visitor.PostWrite("from", target.region);
-    if (!WaitForChange(target.bytes(), kDeathEarlyWord, kDestinationSeed, Patience())) return false;
+    if (!WaitForChange(target.bytes(), kDeathEarlyWord, kDestinationSeed, TestDeadline()))
+      return false;
     visitor.Vanish();
     const Stopwatch since;
 

@@ -57,7 +57,7 @@ void LetPass(Connection& connection, milliseconds time) {
   ASSERT_EQ(nothing.error().code(), Code::kTimedOut) << nothing.error().ToString();
 }
 
-void Stop(EnginePeer& peer) { Must(peer.process().Stop(Patience())); }
+void Stop(EnginePeer& peer) { Must(peer.process().Stop(TestDeadline())); }
 
 class PeerFreeze : public GiftTest {
  protected:
@@ -71,9 +71,9 @@ class PeerFreeze : public GiftTest {
         GetParam() == "off" ? 0 : link->connection.Info().lanes.size() * Config().slice_bytes;
     const Stopwatch since;
     peer.process().Continue();
-    std::string lost = peer.TakeNotification(kPatience);
+    std::string lost = peer.TakeNotification(kTimeout);
     // It may have come before the loss was known.
-    if (lost == kText) lost = peer.TakeNotification(kPatience);
+    if (lost == kText) lost = peer.TakeNotification(kTimeout);
     ExpectWithin(since.elapsed(), kPeerTimeout + 2 * kHeartbeat, "the loss as the peer sees it");
     EXPECT_TRUE(lost.starts_with("PeerLost")) << lost;
     const std::uint32_t right_after = peer.Digest("in");
@@ -153,7 +153,7 @@ TEST_P(PeerFreeze, KeepsASmallWriteThatTimedOutFromEverArriving) {
   posted.Add("small write", WriteBy(link.connection, source, in, kDeadline));
   posted.ExpectAllEnd(Code::kTimedOut, since, kDeadline + kDrainGrace);
   link.peer.process().Continue();
-  const std::string lost = link.peer.TakeNotification(kPatience);
+  const std::string lost = link.peer.TakeNotification(kTimeout);
   EXPECT_TRUE(lost.starts_with("PeerLost")) << lost;
   EXPECT_EQ(link.peer.TakeCensus("in", kPeerInSeed, kSourceSeed).before, kSmall);
   EXPECT_EQ(link.peer.Quit(), 0);
@@ -167,7 +167,8 @@ TEST_P(PeerFreeze, TimesAReadOutByItsOwnDeadlineAndKeepsTheConnection) {
   PostedOperations posted;
   const Stopwatch since;
   posted.Add("read", ReadBy(link.connection, destination, out, kDeadline));
-  ASSERT_TRUE(WaitForChange(destination.bytes(), kFreezeEarlyWord, kDestinationSeed, Patience()));
+  ASSERT_TRUE(
+      WaitForChange(destination.bytes(), kFreezeEarlyWord, kDestinationSeed, TestDeadline()));
   Stop(link.peer);
 
   posted.ExpectAllEnd(Code::kTimedOut, since, kDeadline + kDrainGrace);
@@ -176,10 +177,10 @@ TEST_P(PeerFreeze, TimesAReadOutByItsOwnDeadlineAndKeepsTheConnection) {
   link.peer.process().Continue();
   // After a whole round trip all that was asked for before it has come.
   const PatternRegion other(link.endpoint, kMiB, kDestinationSeed);
-  EXPECT_TRUE(Must(link.connection.Read(other.region, 0, out, 0, kMiB)).Wait(Patience()));
+  EXPECT_TRUE(Must(link.connection.Read(other.region, 0, out, 0, kMiB)).Wait(TestDeadline()));
   EXPECT_EQ(TakeCensus(other.bytes(), 0, kPeerOutSeed).after, kMiB);
   EXPECT_EQ(destination.Digest(), right_after) << "memory was written after the read's end";
-  EXPECT_TRUE(ReadBy(link.connection, destination, out, kPatience).Wait());
+  EXPECT_TRUE(ReadBy(link.connection, destination, out, kTimeout).Wait());
   EXPECT_EQ(TakeCensus(destination.bytes(), 0, kPeerOutSeed).after, kFreezeBulk);
   EXPECT_EQ(link.peer.Quit(), 0);
   posted.ExpectEndedOnce();
@@ -191,17 +192,17 @@ TEST_P(PeerFreeze, ThatIsShorterThanThePeerTimeoutOnlyDelaysTheTransfer) {
   const PatternRegion destination(link.endpoint, kFreezeBulk, kDestinationSeed);
   const auto in = Must(link.connection.Import(link.peer.Region("in", kFreezeBulk, kPeerInSeed)));
   const auto out = Must(link.connection.Import(link.peer.Region("out", kFreezeBulk, kPeerOutSeed)));
-  Operation write = WriteBy(link.connection, source, in, kPatience);
-  Operation read = ReadBy(link.connection, destination, out, kPatience);
+  Operation write = WriteBy(link.connection, source, in, kTimeout);
+  Operation read = ReadBy(link.connection, destination, out, kTimeout);
   link.peer.AwaitChange("in", kFreezeEarlyWord, kPeerInSeed);
   Stop(link.peer);
   LetPass(link.connection, kPeerTimeout - 2 * kHeartbeat);
   EXPECT_FALSE(write.Poll() && read.Poll());
   link.peer.process().Continue();
 
-  const Status written = write.Wait(Patience());
+  const Status written = write.Wait(TestDeadline());
   EXPECT_TRUE(written) << written.error().ToString();
-  const Status was_read = read.Wait(Patience());
+  const Status was_read = read.Wait(TestDeadline());
   EXPECT_TRUE(was_read) << was_read.error().ToString();
   EXPECT_EQ(link.peer.TakeCensus("in", kPeerInSeed, kSourceSeed).after, kFreezeBulk);
   EXPECT_EQ(TakeCensus(destination.bytes(), kDestinationSeed, kPeerOutSeed).after, kFreezeBulk);
@@ -212,15 +213,16 @@ TEST_P(PeerFreeze, ThatIsShorterThanThePeerTimeoutOnlyDelaysTheTransfer) {
 // silence for ours.
 TEST(Freeze, OfOnesOwnIsNotMistakenForThePeersSilence) {
   EnginePeer peer;
-  Endpoint patient = Must(Endpoint::Create(ConfigOf(FastSettings({"peer_timeout=60s"}))));
-  Connection connection = Must(patient.Connect(peer.address(), Patience()));
+  Endpoint with_long_timeouts =
+      Must(Endpoint::Create(ConfigOf(FastSettings({"peer_timeout=60s"}))));
+  Connection connection = Must(with_long_timeouts.Connect(peer.address(), TestDeadline()));
   peer.Accept();
   Stop(peer);
   LetPass(connection, kPeerTimeout + 3 * kHeartbeat);
   peer.process().Continue();
-  const PatternRegion source(patient, kMiB, kSourceSeed);
+  const PatternRegion source(with_long_timeouts, kMiB, kSourceSeed);
   const auto in = Must(connection.Import(peer.Region("in", kMiB, kPeerInSeed)));
-  const Status written = WriteBy(connection, source, in, kPatience).Wait(Patience());
+  const Status written = WriteBy(connection, source, in, kTimeout).Wait(TestDeadline());
   EXPECT_TRUE(written) << written.error().ToString();
   EXPECT_EQ(peer.Quit(), 0);
 }
@@ -269,7 +271,7 @@ TEST(Freeze, OfOnesOwnAgainAndAgainDoesNotKeepAPeerThatIsSilent) {
 
 TEST(Freeze, DoesNotDelayCloseOrTheEndOfTheEndpoint) {
   LinkedPeer link(FastSettings({"peer_timeout=30s"}));
-  Connection second = Must(link.endpoint.Connect(link.peer.address(), Patience()));
+  Connection second = Must(link.endpoint.Connect(link.peer.address(), TestDeadline()));
   const PatternRegion source(link.endpoint, kFreezeBulk, kSourceSeed);
   const auto in = Must(link.connection.Import(link.peer.Region("in", kFreezeBulk, kPeerInSeed)));
   Stop(link.peer);
@@ -311,20 +313,20 @@ TEST(Freeze, OfOnePeerLeavesTheOthersAtWork) {
   std::vector<Linked> linked;
   for (int i = 0; i < 3; ++i) {
     EnginePeer peer(settings);
-    Connection connection = Must(endpoint.Connect(peer.address(), Patience()));
+    Connection connection = Must(endpoint.Connect(peer.address(), TestDeadline()));
     peer.Accept();
     linked.push_back({std::move(peer), std::move(connection), {}});
   }
   for (Linked& one : linked) {
     const auto in = Must(one.connection.Import(one.peer.Region("in", kFreezeBulk, kPeerInSeed)));
-    one.operations.push_back(WriteBy(one.connection, source, in, kPatience));
+    one.operations.push_back(WriteBy(one.connection, source, in, kTimeout));
   }
   Linked& frozen = linked.front();
   frozen.peer.AwaitChange("in", 0, kPeerInSeed);
   Stop(frozen.peer);
 
   const auto expect_whole = [](Linked& one) {
-    const Status written = one.operations.front().Wait(Patience());
+    const Status written = one.operations.front().Wait(TestDeadline());
     EXPECT_TRUE(written) << written.error().ToString();
     EXPECT_EQ(one.peer.TakeCensus("in", kPeerInSeed, kSourceSeed).after, kFreezeBulk);
     EXPECT_EQ(one.peer.Quit(), 0);

@@ -66,12 +66,12 @@ TEST_P(HalfFrame, EndsOnlyThatConnection) {
   Connection kept = good.AcceptedBy(endpoint_);
   AskRaw(fmt::format("half_write {} {} {} {}", endpoint_.port(), ToHex(target_.region.key()),
                      kAnnounced, kSent));
-  Connection doomed = Must(endpoint_.Accept(Patience()));
-  ASSERT_TRUE(WaitForChange(target_.bytes(), kSent / 8 - 1, kSeed, Patience()));
+  Connection doomed = Must(endpoint_.Accept(TestDeadline()));
+  ASSERT_TRUE(WaitForChange(target_.bytes(), kSent / 8 - 1, kSeed, TestDeadline()));
   const Stopwatch since;
   AskRaw(GetParam().command);
 
-  const auto lost = doomed.TakeNotification(Patience());
+  const auto lost = doomed.TakeNotification(TestDeadline());
   ExpectWithin(since.elapsed(), GetParam().bound, "the loss of the peer");
   ASSERT_FALSE(lost);
   EXPECT_EQ(lost.error().code(), Code::kPeerLost) << lost.error().ToString();
@@ -92,7 +92,7 @@ TEST_P(HalfFrame, EndsOnlyThatConnection) {
 TEST_P(HalfFrame, DoesNotHoldUpTheEndOfTheEndpoint) {
   AskRaw(fmt::format("half_write {} {} {} {}", endpoint_.port(), ToHex(target_.region.key()),
                      kAnnounced, kSent));
-  ASSERT_TRUE(WaitForChange(target_.bytes(), kSent / 8 - 1, kSeed, Patience()));
+  ASSERT_TRUE(WaitForChange(target_.bytes(), kSent / 8 - 1, kSeed, TestDeadline()));
   const Stopwatch since;
   AskRaw(GetParam().command);
   { const Endpoint gone = std::move(endpoint_); }

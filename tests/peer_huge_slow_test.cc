@@ -33,7 +33,7 @@ class Huge : public testing::Test {
   }
   static void ExpectOk(Operation operation) {
     const Stopwatch since;
-    const Status status = operation.Wait(Patience());
+    const Status status = operation.Wait(TestDeadline());
     EXPECT_TRUE(status) << status.error().ToString();
     fmt::print("{} bytes in {} ms\n", operation.bytes(), since.elapsed().count());
   }

@@ -109,14 +109,14 @@ class PeerMemoryTest : public testing::Test {
   }
   void ExpectHonestPeerIsServed() {
     transfer::Endpoint endpoint = Must(transfer::Endpoint::Create(ConfigOf(settings_)));
-    transfer::Connection out = Must(endpoint.Connect(server_->address(), Patience()));
+    transfer::Connection out = Must(endpoint.Connect(server_->address(), TestDeadline()));
     server_->Use(next_++);
     server_->Accept();
     const PatternRegion from(endpoint, kRegionBytes, ++seed_);
     const PatternRegion into(endpoint, kRegionBytes, ++seed_);
     auto remote = Must(out.Import(key_));
     const auto well = [](transfer::Operation operation) {
-      const Status ended = operation.Wait(Patience());
+      const Status ended = operation.Wait(TestDeadline());
       EXPECT_TRUE(ended) << ended.error().ToString();
     };
     well(Must(out.Write(from.region, 0, remote, 0, kRegionBytes)));
@@ -128,7 +128,7 @@ class PeerMemoryTest : public testing::Test {
   }
   void ExpectFreedByTheClose(const EnginePeer::MemoryUse& idle) {
     peers_.clear();
-    const Deadline limit = Patience();
+    const Deadline limit = TestDeadline();
     while (server_->Memory().connections > 0) ASSERT_FALSE(limit.expired());
     server_->Leave();  // with notifications that nobody took
     const auto use = Show("closed");

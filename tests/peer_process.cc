@@ -205,10 +205,10 @@ PeerProcess::~PeerProcess() {
   (void)WaitExit(Deadline::After(std::chrono::seconds(30)));
 }
 
-void PeerProcess::Command(std::string_view line) { Must(pipe_.Say(line, Patience())); }
+void PeerProcess::Command(std::string_view line) { Must(pipe_.Say(line, TestDeadline())); }
 
 std::string PeerProcess::Answer() {
-  std::string answer = Must(pipe_.Hear(Patience()));
+  std::string answer = Must(pipe_.Hear(TestDeadline()));
   if (answer.starts_with("ok ")) return answer.substr(3);
   throw std::runtime_error("the peer answered: " + answer);
 }
@@ -272,7 +272,7 @@ int Obey(LinePipe& parent, FunctionRef<Result<std::string>(const std::string&)> 
     if (!line || *line == "quit") return line ? 0 : 1;
     const auto answer = carry_out(*line);
     const std::string said = answer ? "ok " + *answer : "error " + Described(answer.error());
-    if (!parent.Say(said, Patience())) return 1;
+    if (!parent.Say(said, TestDeadline())) return 1;
   }
 }
 

@@ -18,8 +18,8 @@
 namespace ferry::tests {
 
 // Time limit of steps without their own bound.
-inline constexpr std::chrono::seconds kPatience{60};
-inline Deadline Patience() { return Deadline::After(kPatience); }
+inline constexpr std::chrono::seconds kTimeout{60};
+inline Deadline TestDeadline() { return Deadline::After(kTimeout); }
 
 // Throws the error as a std::runtime_error; for steps that a test depends on.
 [[noreturn]] void ThrowError(const Error& error);

@@ -54,13 +54,13 @@ class RelayedTest : public testing::Test {
     return testing::internal::GetCapturedStderr();
   }
   Result<transfer::Connection> ConnectThroughTheRelay() {
-    return endpoint_->Connect(relay_->address().ToString(), Patience());
+    return endpoint_->Connect(relay_->address().ToString(), TestDeadline());
   }
   void ExpectWrites(transfer::Connection* connection) {
     const PatternRegion source(*endpoint_, kRelayedBytes, kSourceSeed);
     const auto in = Must(connection->Import(peer_->Region("in", kRelayedBytes, kPeerInSeed)));
     const Status written =
-        Must(connection->Write(source.region, 0, in, 0, kRelayedBytes)).Wait(Patience());
+        Must(connection->Write(source.region, 0, in, 0, kRelayedBytes)).Wait(TestDeadline());
     EXPECT_TRUE(written) << written.error().ToString();
     EXPECT_EQ(peer_->TakeCensus("in", kPeerInSeed, kSourceSeed).after, kRelayedBytes);
   }
@@ -87,7 +87,7 @@ TEST_F(RelayedTest, WhoEndsTlsIsRefusedByBothSidesWithWhatItMeans) {
   EXPECT_EQ(refused.error().code(), Code::kRefused) << refused.error().ToString();
   EXPECT_THAT(refused.error().message(), HasSubstr(kWhatItMeans));
   EXPECT_GT(relay_->bytes_seen(), 0u);  // and so it was between
-  auto direct = Must(endpoint_->Connect(peer_->address(), Patience()));
+  auto direct = Must(endpoint_->Connect(peer_->address(), TestDeadline()));
   peer_->Accept();
   ExpectWrites(&direct);
   EXPECT_THAT(Log(), HasSubstr(kWhatItMeans));
@@ -114,7 +114,7 @@ TEST_F(RelayedTest, WhoEndsTlsOfALaneThatIsJoinedAnewIsRefusedByBothSides) {
       return event.text.find(kWhatItMeans) != std::string::npos;
     });
   };
-  const Deadline deadline = Patience();
+  const Deadline deadline = TestDeadline();
   // The listening side says one thing of a host a second, and has just said that the lane was lost:
   // the pauses before the fifth attempt are longer than that.
   const auto goes_on = [&] { return !connection.lost() && !deadline.expired(); };

@@ -29,16 +29,16 @@ class Restarted : public testing::Test {
   Restarted() : endpoint_(Must(Endpoint::Create(ConfigOf(FastSettings())))) {
     EnginePeer old(FastSettings({LastingPorts()}));
     old_address_ = old.address();
-    const Connection connection = Must(endpoint_.Connect(old_address_, Patience()));
+    const Connection connection = Must(endpoint_.Connect(old_address_, TestDeadline()));
     old_key_ = old.Region("in", kBytes, kPeerInSeed);
     old.process().Kill();
-    Must(old.process().WaitExit(Patience()));
+    Must(old.process().WaitExit(TestDeadline()));
     peer_.emplace(FastSettings({fmt::format("port_range={}", old_address_.at.front().port)}));
     new_key_ = peer_->Region("in", kBytes, kPeerInSeed);
   }
 
   Connection ConnectByName() {
-    Connection connection = Must(endpoint_.Connect(peer_->host_and_port(), Patience()));
+    Connection connection = Must(endpoint_.Connect(peer_->host_and_port(), TestDeadline()));
     peer_->Accept();
     return connection;
   }
@@ -50,7 +50,7 @@ class Restarted : public testing::Test {
     EXPECT_FALSE(connection->lost());
     const auto in = Must(connection->Import(new_key_));
     const Status written =
-        Must(connection->Write(source.region, 0, in, 0, kBytes)).Wait(Patience());
+        Must(connection->Write(source.region, 0, in, 0, kBytes)).Wait(TestDeadline());
     EXPECT_TRUE(written) << written.error().ToString();
     EXPECT_EQ(peer_->TakeCensus("in", kPeerInSeed, kSourceSeed).after, kBytes);
     EXPECT_EQ(peer_->Quit(), 0);
@@ -65,12 +65,12 @@ class Restarted : public testing::Test {
 
 TEST_F(Restarted, PeerIsNotTakenForTheOneThatTheAddressMeans) {
   ASSERT_EQ(peer_->address().at.front().port, old_address_.at.front().port);
-  const auto connection = endpoint_.Connect(old_address_, Patience());
+  const auto connection = endpoint_.Connect(old_address_, TestDeadline());
   ASSERT_FALSE(connection);
   EXPECT_EQ(connection.error().code(), Code::kRefused);
   EXPECT_NE(connection.error().message().find("restarted or replaced"), std::string::npos)
       << connection.error().message();
-  EXPECT_TRUE(endpoint_.Connect(peer_->address(), Patience()));
+  EXPECT_TRUE(endpoint_.Connect(peer_->address(), TestDeadline()));
 }
 
 TEST_F(Restarted, PeerReachedByNameOnlyDoesNotTakeTheOldKey) {
@@ -94,7 +94,7 @@ TEST_F(Restarted, PeerRefusesTheOldTokenUnderItsNewName) {
   forged.endpoint = real.endpoint;
   const RemoteRegion imported = Must(connection.Import(forged.Serialize()));
   const Status written =
-      Must(connection.Write(source.region, 0, imported, 0, kBytes)).Wait(Patience());
+      Must(connection.Write(source.region, 0, imported, 0, kBytes)).Wait(TestDeadline());
   ASSERT_FALSE(written);
   EXPECT_EQ(written.error().code(), Code::kRefused);
   EXPECT_NE(written.error().message().find("token"), std::string::npos)
@@ -133,7 +133,7 @@ TEST_P(Forged, KeyIsRefusedByTheTargetWhichSaysWhy) {
   for (const bool write : {true, false}) {
     auto posted = write ? connection.Write(source.region, 0, forged, offset, 1000)
                         : connection.Read(source.region, 0, forged, offset, 1000);
-    const Status done = Must(std::move(posted)).Wait(Patience());
+    const Status done = Must(std::move(posted)).Wait(TestDeadline());
     ASSERT_FALSE(done);
     EXPECT_EQ(done.error().code(), Code::kRefused) << done.error().ToString();
     EXPECT_NE(done.error().message().find(GetParam().sentence), std::string::npos)
@@ -153,7 +153,7 @@ TEST_F(Restarted, PeerAllowsNoMoreThanItsRegionEvenIfTheKeySaysSo) {
   EXPECT_FALSE(connection.Write(source.region, 0, forged, 0, kBytes));
   forged.rights = Rights::kReadWrite;
   const Status written =
-      Must(connection.Write(source.region, 0, forged, 0, kBytes)).Wait(Patience());
+      Must(connection.Write(source.region, 0, forged, 0, kBytes)).Wait(TestDeadline());
   ASSERT_FALSE(written);
   EXPECT_EQ(written.error().code(), Code::kRefused);
   EXPECT_NE(written.error().message().find("reading only"), std::string::npos)
@@ -168,7 +168,7 @@ TEST_F(Restarted, PeerRefusesTheKeyOfARegionThatIsGone) {
   const auto stale = Must(connection.Import(peer_->Region("brief", kBytes, kPeerInSeed)));
   peer_->Deregister("brief");
   const Status written =
-      Must(connection.Write(source.region, 0, stale, 0, kBytes)).Wait(Patience());
+      Must(connection.Write(source.region, 0, stale, 0, kBytes)).Wait(TestDeadline());
   ASSERT_FALSE(written);
   EXPECT_EQ(written.error().code(), Code::kRefused);
   EXPECT_NE(written.error().message().find("stale"), std::string::npos)

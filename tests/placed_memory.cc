@@ -46,7 +46,7 @@ void PlacedMemory::Copy(cuda::CopyKind kind, std::size_t at, std::size_t bytes) 
   const bool up = kind == cuda::CopyKind::kHostToDevice;
   const cuda::CopyItem item{up ? there : here, up ? here : there, bytes};
   MustDo(devices_->Copy(stream_, kind, {&item, 1}));
-  MustDo(devices_->Wait(stream_, Patience()));
+  MustDo(devices_->Wait(stream_, TestDeadline()));
 }
 
 void PlacedMemory::Put(std::span<const std::byte> bytes) {
@@ -81,11 +81,11 @@ void UseEachGpu(cuda::DeviceApi* devices, const Config& config) {
     PlacedMemory to(devices, i, kBytes);
     auto near = Must(transfer::Endpoint::Create(config));
     auto far = Must(transfer::Endpoint::Create(config));
-    auto connection = Must(near.Connect(far.address(), Patience()));
+    auto connection = Must(near.Connect(far.address(), TestDeadline()));
     const auto source = Must(near.Register(from.span(), transfer::Rights::kNone));
     const auto target = Must(far.Register(to.span(), transfer::Rights::kWrite));
     const auto remote = Must(connection.Import(target.key()));
-    MustDo(Must(connection.Write(source, 0, remote, 0, kBytes)).Wait(Patience()));
+    MustDo(Must(connection.Write(source, 0, remote, 0, kBytes)).Wait(TestDeadline()));
   }
 }
 

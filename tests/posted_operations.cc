@@ -27,7 +27,7 @@ void PostedOperations::Add(const std::string& what, Result<transfer::Operation> 
 
 void PostedOperations::ExpectAllEnd(Code code, const Stopwatch& since, milliseconds bound) {
   for (Posted& posted : posted_) {
-    const Status status = posted.operation.Wait(Patience());
+    const Status status = posted.operation.Wait(TestDeadline());
     ExpectWithin(since.elapsed(), bound, fmt::format("the end of the {}", posted.what));
     ASSERT_TRUE(posted.operation.Poll()) << posted.what << " never ended";
     if (status) {

@@ -43,7 +43,7 @@ TEST_P(Posting, AndCancellingDelaysNoDeadlineAndNoHeartbeat) {
     }
     longest = std::max(longest, since.elapsed());
     if (timed.Done()) {
-      EXPECT_EQ(timed.Wait(Patience()).error().code(), Code::kTimedOut);
+      EXPECT_EQ(timed.Wait(TestDeadline()).error().code(), Code::kTimedOut);
       timed = post();
       since = Stopwatch();
     }
@@ -52,9 +52,9 @@ TEST_P(Posting, AndCancellingDelaysNoDeadlineAndNoHeartbeat) {
   ExpectWithin(longest, kPostingDeadline, "the end of a receive by its deadline");
   EXPECT_FALSE(link.connection.lost());
   const Status told =
-      Must(link.connection.Notify(std::as_bytes(std::span(kMessage)))).Wait(Patience());
+      Must(link.connection.Notify(std::as_bytes(std::span(kMessage)))).Wait(TestDeadline());
   EXPECT_TRUE(told) << told.error().ToString();
-  EXPECT_EQ(link.peer.TakeNotification(kPatience), kMessage);
+  EXPECT_EQ(link.peer.TakeNotification(kTimeout), kMessage);
   EXPECT_EQ(link.peer.Quit(), 0);
 }
 

@@ -72,12 +72,12 @@ TEST_F(SlowLinkTest, ADeadlineLeavesTheConnectionGood) {
 TEST_F(SlowLinkTest, AFrozenPeerEndsACancelledWriteAfterTheGrace) {
   near_->Ask("write out " + key_);
   far_->AwaitChange("in", 0, kPeerInSeed);
-  MustDo(far_->process().Stop(Patience()));
+  MustDo(far_->process().Stop(TestDeadline()));
   near_->Ask("cancel");
   const Stopwatch watch;
   EXPECT_THAT(near_->Outcome(), StartsWith("Cancelled"));
   ExpectWithin(watch.elapsed(), milliseconds(1'000), "a write to a frozen peer");
-  EXPECT_THAT(near_->TakeNotification(kPatience), StartsWith("PeerLost"));
+  EXPECT_THAT(near_->TakeNotification(kTimeout), StartsWith("PeerLost"));
   far_->process().Continue();
 }
 

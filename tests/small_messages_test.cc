@@ -44,9 +44,9 @@ class SmallMessages : public ::testing::Test {
     for (int i = 0; i < kRoundTrips; ++i) {
       const std::string text = fmt::format("note-{}", i);
       EXPECT_TRUE(link_.connection.Notify(std::as_bytes(std::span(text))));
-      EXPECT_EQ(link_.peer.TakeNotification(kPatience), text);
+      EXPECT_EQ(link_.peer.TakeNotification(kTimeout), text);
       link_.peer.Ask("notify " + text);
-      const auto taken = Must(link_.connection.TakeNotification(Patience()));
+      const auto taken = Must(link_.connection.TakeNotification(TestDeadline()));
       EXPECT_EQ(taken.size(), text.size());
       EXPECT_EQ(link_.peer.Outcome(), "done");
     }
@@ -54,13 +54,13 @@ class SmallMessages : public ::testing::Test {
   }
   void TransferEightBytesBothWays() {
     for (int i = 0; i < kRoundTrips; ++i) {
-      MustDo(Must(link_.connection.Write(eight_.region, 0, far_eight_, 0, 8)).Wait(Patience()));
-      MustDo(Must(link_.connection.Read(eight_.region, 0, far_eight_, 0, 8)).Wait(Patience()));
+      MustDo(Must(link_.connection.Write(eight_.region, 0, far_eight_, 0, 8)).Wait(TestDeadline()));
+      MustDo(Must(link_.connection.Read(eight_.region, 0, far_eight_, 0, 8)).Wait(TestDeadline()));
     }
   }
   void ExpectEndsLater(transfer::Operation* bulk) {
     EXPECT_FALSE(bulk->Poll()) << "the transfer has ended before what was to overtake it";
-    MustDo(bulk->Wait(Patience()));
+    MustDo(bulk->Wait(TestDeadline()));
     EXPECT_EQ(link_.peer.Digest("bulk"), bulk_.Digest());
   }
 
@@ -81,7 +81,7 @@ TEST_F(SmallMessages, OvertakeALargeWrite) {
 
 TEST_F(SmallMessages, OvertakeALargeRead) {
   auto read = Must(link_.connection.Read(bulk_.region, 0, far_bulk_, 0, kSlowTransfer));
-  EXPECT_TRUE(WaitForChange(bulk_.bytes(), 0, kSourceSeed, Patience()));
+  EXPECT_TRUE(WaitForChange(bulk_.bytes(), 0, kSourceSeed, TestDeadline()));
   NotifyBothWays();
   TransferEightBytesBothWays();
   ExpectEndsLater(&read);
@@ -142,7 +142,7 @@ TEST_P(SmallMessageTimes, FromThePostUntilTheyAreTaken) {
     const auto key = far_->Region("far", kLoad, kPeerInSeed);
     near_->Region("near", kLoad, kSourceSeed);
     near_->Pump("near", key, load == "reads");
-    for (const Deadline deadline = Patience(); near_->Pumped() == 0;) {
+    for (const Deadline deadline = TestDeadline(); near_->Pumped() == 0;) {
       ASSERT_FALSE(deadline.expired());
     }
   }

@@ -360,14 +360,14 @@ class Soak : public ::testing::Test {
             proxy.forwarded(net::ProxyDirection::kToTarget) + random() % kMiB);
       case 5: {
         counts_.Add("fault: peer frozen");
-        MustDo(host_.process->Stop(Patience()));
+        MustDo(host_.process->Stop(TestDeadline()));
         pause(kSanitized ? 500 : 1500);
         return host_.process->Continue();
       }
       case 6:
         counts_.Add("fault: peer killed");
         host_.process->Kill();
-        (void)Must(host_.process->WaitExit(Patience()));
+        (void)Must(host_.process->WaitExit(TestDeadline()));
         return BeginHost();
       default: counts_.Add("fault: one lane reset"); return proxy.ResetOne(random());
     }
@@ -403,9 +403,9 @@ class Soak : public ::testing::Test {
 
   // Every operation has ended, so all its resources are returned soon.
   void ExpectPeerHoldsNothing() {
-    const Deadline patience = Patience();
+    const Deadline timeout = TestDeadline();
     for (const char* what : {"connections", "slots"}) {
-      while (Ask(*host_.process, what) != "0" && !patience.expired()) std::this_thread::yield();
+      while (Ask(*host_.process, what) != "0" && !timeout.expired()) std::this_thread::yield();
       EXPECT_EQ(Ask(*host_.process, what), "0") << what;
     }
     ExpectAsMuchAvailable(NumbersOf(host_.available), NumbersOf(Ask(*host_.process, "available")),
@@ -464,11 +464,11 @@ TEST_F(Soak, NothingIsLostLeakedOrLeftHangingWhateverGoesWrong) {
   EXPECT_EQ(counts_.Of("bytes of GPU memory here") > 0, devices_ != nullptr);
   // All is closed here; there it is when the ends have come over.
   ExpectPeerHoldsNothing();
-  const Deadline patience = Patience();
-  while (OpenDescriptors() > descriptors && !patience.expired()) std::this_thread::yield();
+  const Deadline timeout = TestDeadline();
+  while (OpenDescriptors() > descriptors && !timeout.expired()) std::this_thread::yield();
   EXPECT_LE(OpenDescriptors(), descriptors);
   const auto in_use = [&] { return SlotsInUse(endpoint->Counters()); };
-  while (in_use() > 0 && !patience.expired()) std::this_thread::yield();
+  while (in_use() > 0 && !timeout.expired()) std::this_thread::yield();
   EXPECT_EQ(in_use(), 0U);
   endpoint.reset();
   ExpectAsMuchAvailable(before_endpoint, AvailableMemory(devices_), "this process");

@@ -65,7 +65,7 @@ class StrangersTest : public testing::Test {
     server_.emplace(settings);
     settings_ = settings;
     endpoint_.emplace(Must(transfer::Endpoint::Create(ConfigOf(settings))));
-    connection_.emplace(Must(endpoint_->Connect(server_->address(), Patience())));
+    connection_.emplace(Must(endpoint_->Connect(server_->address(), TestDeadline())));
     server_->Accept();
     local_.emplace(*endpoint_, kServedBytes, 1);
     key_ = server_->Region("in", kServedBytes, 0);
@@ -80,7 +80,7 @@ class StrangersTest : public testing::Test {
   void ExpectTransfers() {
     Fill(local_->bytes(), ++seed_);
     auto write = Must(connection_->Write(local_->region, 0, *remote_, 0, kServedBytes));
-    const ferry::Status ended = write.Wait(Patience());
+    const ferry::Status ended = write.Wait(TestDeadline());
     ASSERT_TRUE(ended) << ended.error().ToString();
     EXPECT_EQ(server_->Digest("in"), local_->Digest());
     ++transfers_;
@@ -94,11 +94,11 @@ class StrangersTest : public testing::Test {
   // Somebody new, who is known.
   void ExpectAnotherPeerIsLetIn() {
     transfer::Endpoint other = Must(transfer::Endpoint::Create(ConfigOf(settings_)));
-    transfer::Connection out = Must(other.Connect(server_->address(), Patience()));
+    transfer::Connection out = Must(other.Connect(server_->address(), TestDeadline()));
     const PatternRegion from(other, kServedBytes, ++seed_);
     auto to = Must(out.Import(key_));
     auto write = Must(out.Write(from.region, 0, to, 0, kServedBytes));
-    ASSERT_TRUE(write.Wait(Patience()));
+    ASSERT_TRUE(write.Wait(TestDeadline()));
     EXPECT_EQ(server_->Digest("in"), from.Digest());
   }
   void ExpectLittleHeld(const std::string& by) {
@@ -186,7 +186,7 @@ TEST_F(StrangersTest, HellosByteByByteAreGivenUpInTime) {
     ExpectTransfers();
     (void)slow.back().WaitClosedFor(milliseconds(10));
   }
-  for (RawLane& lane : slow) EXPECT_TRUE(lane.WaitClosedFor(kPatience));
+  for (RawLane& lane : slow) EXPECT_TRUE(lane.WaitClosedFor(kTimeout));
   ExpectWithin(since.elapsed(), 2 * kHandshake, "the end of those who dribble");
   ExpectLittleHeld("200 that dribble");
   ExpectLogQuiet("did not finish the handshake in time");

@@ -69,7 +69,7 @@ class MappedFile {
 };
 
 json NextLine(PeerProcess& process) {
-  return json::parse(Must(process.Hear(Patience())), nullptr, /*allow_exceptions=*/false);
+  return json::parse(Must(process.Hear(TestDeadline())), nullptr, /*allow_exceptions=*/false);
 }
 
 TEST(TransferProgram, CarriesALargeFileBetweenTwoProcesses) {
@@ -85,8 +85,8 @@ TEST(TransferProgram, CarriesALargeFileBetweenTwoProcesses) {
       {FERRY_BINARY, "transfer", "client", address, "--file", here / "model", "--json"}));
   const json client_says = NextLine(*client);
   const json server_says = NextLine(*server);
-  EXPECT_EQ(Must(client->WaitExit(Patience())), 0);
-  EXPECT_EQ(Must(server->WaitExit(Patience())), 0);
+  EXPECT_EQ(Must(client->WaitExit(TestDeadline())), 0);
+  EXPECT_EQ(Must(server->WaitExit(TestDeadline())), 0);
 
   EXPECT_EQ(client_says.value("bytes", std::uint64_t{0}), kFileBytes);
   EXPECT_TRUE(client_says.value("identical", false)) << client_says;

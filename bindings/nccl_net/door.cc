@@ -113,8 +113,8 @@ class Door::Stranger final : public net::LaneHandler {
   void StartOnLoop() {
     lane_->SetMaxMeta(net::kMaxStrangerMeta);
     lane_->Attach(door_->loop_, this);
-    const auto patience = door_->engine_->settings().config.handshake_timeout;
-    timer_ = door_->loop_->AddTimerOnLoop(Clock::now() + patience, [this] {
+    const auto timeout = door_->engine_->settings().config.handshake_timeout;
+    timer_ = door_->loop_->AddTimerOnLoop(Clock::now() + timeout, [this] {
       timer_ = 0;
       Log(LogLevel::kWarn, "nccl", "{} connected and sent no hello frame in time", remote_);
       door_->DropOnLoop(number_);

@@ -70,7 +70,7 @@ std::shared_ptr<EndpointHolder> Make(const nb::kwargs& settings) {
   return holder;
 }
 
-constexpr std::chrono::seconds kReturnPatience{10};
+constexpr std::chrono::seconds kReturnTimeout{10};
 
 // Threads that wait would otherwise be ended by the interpreter in the middle of it, and the
 // process with them.
@@ -82,7 +82,7 @@ void CloseAll() {
     }
   };
   close();
-  OthersGoOn::AwaitReturns(Deadline::After(kReturnPatience));
+  OthersGoOn::AwaitReturns(Deadline::After(kReturnTimeout));
   close();  // those that were being made
   LetGo(~std::size_t{0});
 }

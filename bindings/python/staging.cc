@@ -149,7 +149,7 @@ class Decode {
 
   std::size_t turn() const { return turn_; }
   std::uint64_t rows_written() const { return rows_written_; }
-  double patience = 60;  // seconds for a copy to end
+  double timeout = 60;  // seconds for a copy to end
 
  private:
   template <class T>
@@ -180,13 +180,13 @@ class Decode {
           "a copy failed after it may have begun, and nothing tells when it ends; make it anew");
     }
     if (api_ == nullptr || Take(api_->Query(slot.event))) return;
-    const Status waited = WaitInParts(DeadlineOf(patience),
+    const Status waited = WaitInParts(DeadlineOf(timeout),
                                       [&](Deadline part) { return api_->Wait(slot.event, part); });
     if (!waited && waited.error().code() == Code::kTimedOut) {
       throw Raised(Error(Code::kTimedOut,
                          fmt::format("Staging: a copy to the GPU has not ended in {:.0f} s; what "
                                      "is queued before it on its stream does not end",
-                                     patience)));
+                                     timeout)));
     }
     Check(waited);
   }
@@ -344,7 +344,7 @@ void BindStaging(nb::module_& module) {
            "Returns how many sequences there are.")
       .def_prop_ro("turn", &Decode::turn, "Of the slot that comes next.")
       .def_prop_ro("rows_written", &Decode::rows_written, "Rows of tables, in all.")
-      .def_rw("patience", &Decode::patience, "Seconds for a copy to end.");
+      .def_rw("timeout", &Decode::timeout, "Seconds for a copy to end.");
   nb::class_<TrialMemory>(staging, "TrialMemory", "For tests on simulated devices.")
       .def(nb::init<int, std::size_t, std::size_t>(), nb::arg("device"), nb::arg("nbytes"),
            nb::arg("slots"))

@@ -22,7 +22,7 @@ constexpr std::uint64_t kScratch = std::uint64_t{32} << 20;  // of each scratch 
 constexpr std::size_t kMaxDmaBlocks = 64;  // the cost per block is constant beyond
 constexpr std::size_t kMaxKernelBlocks = 8192;
 constexpr int kRuns = 5;
-constexpr auto kMeasurePatience = std::chrono::seconds(30);
+constexpr auto kMeasureTimeout = std::chrono::seconds(30);
 constexpr std::array kKinds{CopyKind::kHostToDevice, CopyKind::kDeviceToHost,
                             CopyKind::kDeviceToDevice};
 
@@ -95,7 +95,7 @@ class Meter {
       const auto begin = Clock::now();
       FERRY_TRY(executor->Enqueue(stream_, kind, {&placed, 1}));
       FERRY_TRY(api_->Record(end_, stream_));
-      FERRY_TRY(SpinUntil(*api_, end_, Deadline::After(kMeasurePatience)));
+      FERRY_TRY(SpinUntil(*api_, end_, Deadline::After(kMeasureTimeout)));
       best = std::min(best, std::chrono::duration<double>(Clock::now() - begin).count());
     }
     return best;

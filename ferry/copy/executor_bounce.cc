@@ -14,7 +14,7 @@ namespace {
 
 using cuda::CopyKind;
 
-constexpr auto kEndPatience = std::chrono::seconds(60);
+constexpr auto kEndTimeout = std::chrono::seconds(60);
 
 // A part of GPU memory that a run of blocks passes through.
 struct Slot {
@@ -67,9 +67,9 @@ class BounceExecutor final : public DeviceExecutor {
   ~BounceExecutor() override {
     for (const Way& way : ways_) {
       if (!way.ahead) continue;
-      (void)api_->Wait(way.ahead, Deadline::After(kEndPatience));
+      (void)api_->Wait(way.ahead, Deadline::After(kEndTimeout));
       for (const Slot& slot : way.slots) {
-        (void)api_->Wait(slot.empty, Deadline::After(kEndPatience));
+        (void)api_->Wait(slot.empty, Deadline::After(kEndTimeout));
       }
     }
   }

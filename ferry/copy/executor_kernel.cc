@@ -27,7 +27,7 @@ constexpr std::uint64_t kLaunchGrowth = 3;
 
 // Calls in flight, or large parts of calls; Enqueue() waits for the oldest when there are more.
 constexpr std::size_t kMaxMarks = 64;
-constexpr auto kRoomPatience = std::chrono::seconds(60);
+constexpr auto kRoomTimeout = std::chrono::seconds(60);
 
 // Estimated from a few blocks, each of which stands for its neighbours: reading all of a long list
 // would take too long.
@@ -57,7 +57,7 @@ class KernelExecutor final : public DeviceExecutor {
   // The GPU reads the ring until the last launch has ended.
   ~KernelExecutor() override {
     for (; !under_way_.empty(); under_way_.pop_front()) {
-      (void)api_->Wait(under_way_.front().end, Deadline::After(kRoomPatience));
+      (void)api_->Wait(under_way_.front().end, Deadline::After(kRoomTimeout));
     }
   }
 
@@ -156,7 +156,7 @@ class KernelExecutor final : public DeviceExecutor {
   }
 
   Status FreeOldest() {
-    FERRY_TRY(api_->Wait(under_way_.front().end, Deadline::After(kRoomPatience)));
+    FERRY_TRY(api_->Wait(under_way_.front().end, Deadline::After(kRoomTimeout)));
     freed_ = under_way_.front().up_to;
     free_.push_back(std::move(under_way_.front().end));
     under_way_.pop_front();
@@ -189,7 +189,7 @@ Status LoadCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream) {
     nothing.words = words;
     FERRY_TRY(cuda::LaunchKernel(*api, stream, kBlockKernel, nothing));
   }
-  return api->Wait(stream, Deadline::After(kRoomPatience));
+  return api->Wait(stream, Deadline::After(kRoomTimeout));
 }
 
 Result<std::unique_ptr<DeviceExecutor>> MakeKernelExecutor(cuda::DeviceApi* api, int ordinal,

@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kChunk = 10'000;
 constexpr std::uint32_t kAdded = 77;
-constexpr auto kRunPatience = std::chrono::seconds(60);
+constexpr auto kRunTimeout = std::chrono::seconds(60);
 
 template <class T>
 T Given(Result<T> result) {
@@ -94,7 +94,7 @@ class PipelineTest : public ::testing::TestWithParam<cuda::DeviceCase> {
   }
 
   cuda::DeviceApi& api() { return target_->api(); }
-  static Deadline Limit() { return Deadline::After(kRunPatience); }
+  static Deadline Limit() { return Deadline::After(kRunTimeout); }
   std::unique_ptr<Pipeline> Make(PipelineOptions options) {
     options.chunk_bytes = kChunk;
     return Given(Pipeline::Create(&api(), 0, options));
@@ -355,7 +355,7 @@ TEST_P(SimulatedPipelineTest, WhatCannotBeMadeIsAnErrorAndLeavesNothing) {
 // ---- buffers that are used too early ------------------------------------------------------------
 
 // Reports every event as ready; streams are reported correctly.
-class ImpatientDevices final : public cuda::ForwardingDevices {
+class ShortTimeoutDevices final : public cuda::ForwardingDevices {
  public:
   using ForwardingDevices::ForwardingDevices;
   Result<bool> Query(const cuda::Event& /*event*/) override { return true; }
@@ -364,15 +364,15 @@ class ImpatientDevices final : public cuda::ForwardingDevices {
 
 // These devices make a pipeline that does not wait; its output is wrong, so the tests above would
 // detect one.
-class ImpatientPipelineTest : public SimulatedPipelineTest {
+class ShortTimeoutPipelineTest : public SimulatedPipelineTest {
  protected:
   static constexpr std::size_t kSlots = 4;
 
   void SetUp() override {
     SimulatedPipelineTest::SetUp();
-    impatient_ = std::make_unique<ImpatientDevices>(&api());
+    short_timeout_ = std::make_unique<ShortTimeoutDevices>(&api());
     pipeline_ = Given(Pipeline::Create(
-        impatient_.get(), 0,
+        short_timeout_.get(), 0,
         {.chunk_bytes = kChunk, .streams = 2, .buffers = kSlots / 2, .in_place = true}));
     source_.resize(2 * kSlots * kChunk);
     FillRandomly(source_, 5);
@@ -380,7 +380,7 @@ class ImpatientPipelineTest : public SimulatedPipelineTest {
   }
 
   // Nothing is done before the run has returned.
-  void RunImpatiently(std::span<std::byte> destination) {
+  void RunWithShortTimeout(std::span<std::byte> destination) {
     std::vector<cuda::StreamRef> streams;
     const auto kernel = [&](cuda::StreamRef stream, const PipelineChunk& chunk) {
       streams.push_back(stream);
@@ -392,24 +392,24 @@ class ImpatientPipelineTest : public SimulatedPipelineTest {
     for (const cuda::StreamRef stream : streams) ExpectOk(api().Wait(stream, Limit()));
   }
 
-  std::unique_ptr<ImpatientDevices> impatient_;
+  std::unique_ptr<ShortTimeoutDevices> short_timeout_;
   std::unique_ptr<Pipeline> pipeline_;
   std::vector<std::byte> source_;
   std::vector<std::byte> expected_;
 };
 
-TEST_P(ImpatientPipelineTest, ABufferThatIsFilledAgainTooEarlyIsSeen) {
+TEST_P(ShortTimeoutPipelineTest, ABufferThatIsFilledAgainTooEarlyIsSeen) {
   const HostBytes destination = MakeHost(&api(), true, source_.size());
-  RunImpatiently(destination.all);
+  RunWithShortTimeout(destination.all);
   // The first chunks hold the data that entered their buffers next.
   const auto first = destination.all.first(kSlots * kChunk);
   EXPECT_FALSE(std::equal(first.begin(), first.end(), expected_.begin()));
   EXPECT_TRUE(std::equal(first.begin(), first.end(), expected_.begin() + kSlots * kChunk));
 }
 
-TEST_P(ImpatientPipelineTest, BytesThatAreTakenTooEarlyAreSeen) {
+TEST_P(ShortTimeoutPipelineTest, BytesThatAreTakenTooEarlyAreSeen) {
   std::vector<std::byte> destination(source_.size());
-  RunImpatiently(destination);
+  RunWithShortTimeout(destination);
   EXPECT_FALSE(destination == expected_);
 }
 
@@ -453,7 +453,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, PipelineTest, ::testing::Values(cuda::kRealCase),
                          cuda::DeviceCaseName);
 INSTANTIATE_TEST_SUITE_P(Simulated, SimulatedPipelineTest,
                          ::testing::ValuesIn(cuda::kSimulatedCases), cuda::DeviceCaseName);
-INSTANTIATE_TEST_SUITE_P(Simulated, ImpatientPipelineTest,
+INSTANTIATE_TEST_SUITE_P(Simulated, ShortTimeoutPipelineTest,
                          ::testing::ValuesIn(cuda::kSimulatedCases), cuda::DeviceCaseName);
 
 }  // namespace

@@ -14,7 +14,7 @@
 namespace ferry {
 namespace {
 
-constexpr auto kUploadPatience = std::chrono::seconds(60);
+constexpr auto kUploadTimeout = std::chrono::seconds(60);
 constexpr int kFirstEarly = 9;  // compute capability
 
 // The address range of one side.
@@ -99,7 +99,7 @@ Result<cuda::DeviceBuffer> Upload(cuda::DeviceApi* api, int ordinal,
   FERRY_TRY_ASSIGN(const auto stream, api->CreateStream(ordinal, cuda::StreamPriority::kHigh));
   const cuda::CopyItem item{buffer.data(), staging.data(), pieces.size_bytes()};
   FERRY_TRY(api->Copy(stream, cuda::CopyKind::kHostToDevice, {&item, 1}));
-  FERRY_TRY(api->Wait(stream, Deadline::After(kUploadPatience)));
+  FERRY_TRY(api->Wait(stream, Deadline::After(kUploadTimeout)));
   return buffer;
 }
 

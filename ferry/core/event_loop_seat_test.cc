@@ -220,7 +220,7 @@ TEST(SeatGuest, RunsItsTaskWhileTheWorkerSleeps) {
   loop->Post([&] { started.store(true); });
   const auto caller = std::this_thread::get_id();
   std::atomic<bool> mine{false};
-  const Deadline deadline = Deadline::After(kPatience);
+  const Deadline deadline = Deadline::After(kTimeout);
   while (!(started.load() && mine.load()) && !deadline.expired()) {
     loop->PostOrRun([&] { mine.store(std::this_thread::get_id() == caller); });
     std::this_thread::yield();
@@ -234,7 +234,7 @@ TEST(SeatGuest, WakesTheSleepingWorkerForItsTimer) {
     std::atomic<bool> fired{false};
     loop->PostOrRun(
         [&] { loop->AddTimerOnLoop(Clock::now() + milliseconds(1), [&] { fired.store(true); }); });
-    const Deadline deadline = Deadline::After(kPatience);
+    const Deadline deadline = Deadline::After(kTimeout);
     while (!fired.load() && !deadline.expired()) std::this_thread::yield();
     ASSERT_TRUE(fired.load());
   }
@@ -298,7 +298,7 @@ TEST(PassiveWait, EndsTheWorkersLinger) {
   std::atomic<bool> ran{false};
   const auto wait = loop->BeginPassiveWait();
   loop->Post([&] { ran.store(true); });
-  const Deadline deadline = Deadline::After(kPatience);
+  const Deadline deadline = Deadline::After(kTimeout);
   while (!ran.load() && !deadline.expired()) std::this_thread::yield();
   EXPECT_TRUE(ran.load());
 }
@@ -310,7 +310,7 @@ TEST(PassiveWait, LetsTheWorkerDriveAsSoonAsAnotherThreadHasLeftTheSeat) {
   EXPECT_FALSE(loop->DriveUntil([] { return false; }, Deadline::After(milliseconds(5)), kNoSpin));
   std::atomic<bool> ran{false};
   loop->Post([&] { ran.store(true); });
-  const Deadline deadline = Deadline::After(kPatience);
+  const Deadline deadline = Deadline::After(kTimeout);
   while (!ran.load() && !deadline.expired()) std::this_thread::yield();
   EXPECT_TRUE(ran.load());
 }

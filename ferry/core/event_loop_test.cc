@@ -40,7 +40,7 @@ class Flag {
     const std::lock_guard lock(mutex_);
     return set_;
   }
-  bool WaitFor(Clock::duration wait = kPatience) {
+  bool WaitFor(Clock::duration wait = kTimeout) {
     std::unique_lock lock(mutex_);
     return changed_.wait_until(lock, Clock::now() + wait, [this] { return set_; });
   }
@@ -393,7 +393,7 @@ TEST(DriveOnce, MakesAnIdleWorkerLeaveTheSeat) {
   loop->DriveOnce();
   std::atomic<bool> mine{false};
   const auto caller = std::this_thread::get_id();
-  const Deadline deadline = Deadline::After(kPatience);
+  const Deadline deadline = Deadline::After(kTimeout);
   while (!mine.load() && !deadline.expired()) {
     loop->Post([&] { mine.store(std::this_thread::get_id() == caller); });
     loop->DriveOnce();

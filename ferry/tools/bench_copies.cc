@@ -29,7 +29,7 @@ constexpr std::uint64_t kCeilingBytes = std::uint64_t{256} << 20;
 // A copy for each block takes microseconds; beyond this number fewer rounds are enough.
 constexpr std::size_t kManyCopies = 4096;
 constexpr unsigned kFewRounds = 3;
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kTimeout = std::chrono::seconds(60);
 
 // Copies of a prepared list that are queued at once, and as many of the copy it is compared with.
 constexpr unsigned kBackToBack = 20;
@@ -274,7 +274,7 @@ class Bench {
 
   // Polls, because a sleeping wait would add to copies that take microseconds.
   Status SpinUntil(const cuda::Event& event) const {
-    const Deadline deadline = Deadline::After(kPatience);
+    const Deadline deadline = Deadline::After(kTimeout);
     for (;;) {
       FERRY_TRY_ASSIGN(const bool ready, api_->Query(event));
       if (ready) return Interrupted() ? InterruptedError() : Ok();
@@ -300,7 +300,7 @@ class Bench {
     FERRY_TRY(Put(lane, lane->dst, std::vector<std::byte>(bytes, std::byte{0xa5})));
     const PlacedList placed{lane->list.blocks(), lane->dst, lane->src};
     FERRY_TRY(lane->executor->Enqueue(lane->stream, lane->kind, {&placed, 1}));
-    FERRY_TRY(api_->Wait(lane->stream, Deadline::After(kPatience)));
+    FERRY_TRY(api_->Wait(lane->stream, Deadline::After(kTimeout)));
     FERRY_TRY_ASSIGN(const auto got, Get(lane, lane->dst, bytes));
     return got == expected;
   }
@@ -319,7 +319,7 @@ class Bench {
     std::memcpy(staging.data(), bytes.data(), bytes.size());
     const cuda::CopyItem item{cuda::PointerTo(place.address), staging.data(), bytes.size()};
     FERRY_TRY(api_->Copy(lane->stream, CopyKind::kHostToDevice, {&item, 1}));
-    return api_->Wait(lane->stream, Deadline::After(kPatience));
+    return api_->Wait(lane->stream, Deadline::After(kTimeout));
   }
 
   Result<std::vector<std::byte>> Get(Lane* lane, const Place& place, std::uint64_t count) const {
@@ -330,7 +330,7 @@ class Bench {
     FERRY_TRY_ASSIGN(const auto staging, api_->AllocatePinned(job_->ordinal, count));
     const cuda::CopyItem item{staging.data(), cuda::PointerTo(place.address), count};
     FERRY_TRY(api_->Copy(lane->stream, CopyKind::kDeviceToHost, {&item, 1}));
-    FERRY_TRY(api_->Wait(lane->stream, Deadline::After(kPatience)));
+    FERRY_TRY(api_->Wait(lane->stream, Deadline::After(kTimeout)));
     const auto bytes = staging.bytes();
     return std::vector<std::byte>(bytes.begin(), bytes.end());
   }

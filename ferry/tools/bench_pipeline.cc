@@ -25,7 +25,7 @@
 namespace ferry::tools {
 namespace {
 
-constexpr auto kRunPatience = std::chrono::seconds(60);
+constexpr auto kRunTimeout = std::chrono::seconds(60);
 constexpr int kMaxStreams = 4;
 constexpr int kTimings = 7;
 // The kernel is made slow by giving it few of the GPU's thread blocks, then by repeating it: more
@@ -106,7 +106,7 @@ class StandInKernel {
       FERRY_TRY(api->Record(begin, stream));
       FERRY_TRY(queue());
       FERRY_TRY(api->Record(end, stream));
-      FERRY_TRY(api->Wait(end, Deadline::After(kRunPatience)));
+      FERRY_TRY(api->Wait(end, Deadline::After(kRunTimeout)));
       if (i == 0) continue;  // warm by now
       FERRY_TRY_ASSIGN(const auto between, api->Elapsed(begin, end));
       seconds.push_back(std::chrono::duration<double>(between).count());
@@ -218,7 +218,7 @@ class PipelineBench {
   }
 
   Status RunOnce(Pipeline* pipeline, const BenchMemory& memory, const PipelineRow& row) const {
-    const Deadline deadline = Deadline::After(kRunPatience);
+    const Deadline deadline = Deadline::After(kRunTimeout);
     return row.blocking
                ? pipeline->RunBlocking(memory.source, memory.destination, kernel_, deadline)
                : pipeline->Run(memory.source, memory.destination, kernel_, deadline);

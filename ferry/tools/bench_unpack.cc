@@ -23,7 +23,7 @@ namespace {
 
 using cuda::CopyKind;
 
-constexpr auto kUnpackPatience = std::chrono::seconds(60);
+constexpr auto kUnpackTimeout = std::chrono::seconds(60);
 // A copy for each fragment takes microseconds each.
 constexpr unsigned kSlowRounds = 3;
 
@@ -102,7 +102,7 @@ class UnpackBench {
   Status Move(CopyKind kind, void* dst, const void* src, std::uint64_t bytes) {
     const cuda::CopyItem item{dst, src, bytes};
     FERRY_TRY(api_->Copy(stream_, kind, {&item, 1}));
-    return api_->Wait(stream_, Deadline::After(kUnpackPatience));
+    return api_->Wait(stream_, Deadline::After(kUnpackTimeout));
   }
 
   Status Read(PooledMessage* message) {
@@ -154,7 +154,7 @@ class UnpackBench {
 
   // The unpacker's batches end in their order.
   Status WaitFor(std::uint64_t ticket) {
-    const Deadline deadline = Deadline::After(kUnpackPatience);
+    const Deadline deadline = Deadline::After(kUnpackTimeout);
     for (;;) {
       FERRY_TRY_ASSIGN(const std::uint64_t done, unpacker_->Completed());
       if (done >= ticket) return Ok();

@@ -17,8 +17,8 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr auto kPatience = std::chrono::seconds(30);
-Deadline Patience() { return Deadline::After(kPatience); }
+constexpr auto kTimeout = std::chrono::seconds(30);
+Deadline TestDeadline() { return Deadline::After(kTimeout); }
 
 // A socket of this machine's loopback, bound to a port that nobody else has.
 struct Bound {
@@ -96,18 +96,18 @@ TEST(DoctorMachine, TheKernelIsAskedForOptionsAndInterfacesForSwitches) {
 }
 
 TEST(DoctorCommand, GivesBothOutputsAndTheExitCode) {
-  const auto end = RunCommand({"sh", "-c", "echo out; echo err >&2; exit 3"}, Patience());
+  const auto end = RunCommand({"sh", "-c", "echo out; echo err >&2; exit 3"}, TestDeadline());
   ASSERT_TRUE(end) << end.error().message();
   EXPECT_EQ(end->exit_code, 3);
   EXPECT_EQ(end->out, "out\n");
   EXPECT_EQ(end->err, "err\n");
-  const auto killed = RunCommand({"sh", "-c", "kill -9 $$"}, Patience());
+  const auto killed = RunCommand({"sh", "-c", "kill -9 $$"}, TestDeadline());
   ASSERT_TRUE(killed);
   EXPECT_EQ(killed->exit_code, 128 + 9);
 }
 
 TEST(DoctorCommand, OneThatIsMissingIsUnsupported) {
-  const auto end = RunCommand({"no-such-program"}, Patience());
+  const auto end = RunCommand({"no-such-program"}, TestDeadline());
   ASSERT_FALSE(end);
   EXPECT_EQ(end.error().code(), Code::kUnsupported);
 }
@@ -122,7 +122,7 @@ TEST(DoctorCommand, OneThatDoesNotEndIsKilled) {
 }
 
 TEST(DoctorCommand, OneThatPrintsWithoutEndIsKilled) {
-  const auto end = RunCommand({"sh", "-c", "exec cat /dev/zero"}, Patience());
+  const auto end = RunCommand({"sh", "-c", "exec cat /dev/zero"}, TestDeadline());
   ASSERT_FALSE(end);
   EXPECT_EQ(end.error().code(), Code::kUnavailable);
 }
@@ -143,7 +143,7 @@ TEST(DoctorSockets, AllAreDialledAtOnceAndToldApart) {
   ASSERT_EQ(::listen(open.fd.get(), 8), 0);
   const Bound closed = Bind();
   const auto dialed = DialAll(
-      {{"127.0.0.1", open.port}, {"127.0.0.1", closed.port}, {"not numeric", 1}}, Patience());
+      {{"127.0.0.1", open.port}, {"127.0.0.1", closed.port}, {"not numeric", 1}}, TestDeadline());
   ASSERT_EQ(dialed.size(), 3U);
   EXPECT_EQ(dialed[0].error, 0);
   EXPECT_GT(dialed[0].path_mtu, 0);

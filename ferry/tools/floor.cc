@@ -196,11 +196,11 @@ Status SendPing(int fd) {
 // A blocking socket with the lanes' options.
 Status Prepare(int fd, const Config& config) {
   const auto seconds = std::chrono::ceil<std::chrono::seconds>(config.peer_timeout);
-  const timeval patience{.tv_sec = seconds.count(), .tv_usec = 0};
+  const timeval timeout{.tv_sec = seconds.count(), .tv_usec = 0};
   const int flags = ::fcntl(fd, F_GETFL);
   if (::fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) != 0 ||
-      ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) != 0 ||
-      ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) != 0) {
+      ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout) != 0 ||
+      ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout) != 0) {
     return ErrnoError("options of a socket of the floor", errno);
   }
   FERRY_TRY(net::tcp::ConfigureConnected(fd, config));
@@ -327,9 +327,9 @@ Result<FloorSockets> FloorListener::Accept(const Config& config, std::size_t cou
   for (std::size_t left = count; left > 0;) {
     FERRY_TRY_ASSIGN(UniqueFd socket, AcceptOne(config, deadline));
     Hello hello{};
-    const auto patience = Deadline::After(kHelloTimeout).Sooner(deadline);
+    const auto timeout = Deadline::After(kHelloTimeout).Sooner(deadline);
     const bool heard =
-        WaitFor(socket.get(), POLLIN, patience) &&
+        WaitFor(socket.get(), POLLIN, timeout) &&
         RecvAll(socket.get(), std::as_writable_bytes(std::span(&hello, 1)), sizeof hello);
     const bool ours =
         heard && hello.token == token_.bytes && hello.index < count && !floor.sockets_[hello.index];

@@ -9,7 +9,7 @@ namespace ferry::tools {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr auto kCopyPatience = std::chrono::seconds(60);
+constexpr auto kCopyTimeout = std::chrono::seconds(60);
 
 }  // namespace
 
@@ -49,7 +49,7 @@ Status GpuMirror::Move(cuda::CopyKind kind, std::uint64_t at, std::uint64_t byte
   void* const here = host().subspan(at, bytes).data();
   const cuda::CopyItem item{up ? there : here, up ? here : there, bytes};
   FERRY_TRY(api_->Copy(stream_, kind, {&item, 1}));
-  return api_->Wait(stream_, Deadline::After(kCopyPatience));
+  return api_->Wait(stream_, Deadline::After(kCopyTimeout));
 }
 
 }  // namespace ferry::tools

@@ -25,7 +25,7 @@ namespace {
 using cuda::CopyKind;
 using kernels::DType;
 
-constexpr auto kKernelPatience = std::chrono::seconds(10);
+constexpr auto kKernelTimeout = std::chrono::seconds(10);
 constexpr auto kWarmUp = std::chrono::milliseconds(300);
 constexpr std::size_t kMinSamples = 20;
 constexpr std::size_t kBatch = 5;  // samples in flight at once
@@ -161,7 +161,7 @@ Status KernelRunner::MakePatterns() {
   const cuda::CopyItem first{flushed, patterns_.data(), filled};
   FERRY_TRY(api_->Copy(stream_, CopyKind::kDeviceToDevice, {&first, 1}));
   FERRY_TRY(Repeat(flushed, filled, flushed_.size()));
-  return api_->Wait(stream_, Deadline::After(kKernelPatience));
+  return api_->Wait(stream_, Deadline::After(kKernelTimeout));
 }
 
 Status KernelRunner::Repeat(std::byte* at, std::uint64_t filled, std::uint64_t bytes) {
@@ -179,7 +179,7 @@ Status KernelRunner::Upload(std::byte* at, std::span<const std::byte> bytes) {
     std::memcpy(staging_.data(), part.data(), part.size());
     const cuda::CopyItem item{at, staging_.data(), part.size()};
     FERRY_TRY(api_->Copy(stream_, CopyKind::kHostToDevice, {&item, 1}));
-    FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+    FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelTimeout)));
     at += part.size();
     bytes = bytes.subspan(part.size());
   }
@@ -191,7 +191,7 @@ Status KernelRunner::Download(const std::byte* from, std::span<std::byte> to) {
     const auto part = to.first(std::min(to.size(), staging_.size()));
     const cuda::CopyItem item{staging_.data(), from, part.size()};
     FERRY_TRY(api_->Copy(stream_, CopyKind::kDeviceToHost, {&item, 1}));
-    FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+    FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelTimeout)));
     std::memcpy(part.data(), staging_.data(), part.size());
     from += part.size();
     to = to.subspan(part.size());
@@ -234,13 +234,13 @@ Status KernelRunner::MakeSlab(const KernelCase& one, Slab* slab) {
     FERRY_TRY(FillBuffer(one.buffers[i], static_cast<std::byte*>(first[i])));
   }
   FERRY_TRY(Repeat(slab->data() + slab->shared, slab->stride, slab->stride * slab->sets));
-  return api_->Wait(stream_, Deadline::After(kKernelPatience));
+  return api_->Wait(stream_, Deadline::After(kKernelTimeout));
 }
 
 Result<bool> KernelRunner::IsWritten(const std::byte* at, std::uint64_t bytes) {
   const cuda::CopyItem item{staging_.data(), at, bytes};
   FERRY_TRY(api_->Copy(stream_, CopyKind::kDeviceToHost, {&item, 1}));
-  FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+  FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelTimeout)));
   const auto got = staging_.bytes().first(bytes);
   for (std::size_t from = 0; from < bytes; from += kPiece) {
     const auto piece = got.subspan(from, std::min<std::size_t>(kPiece, bytes - from));
@@ -292,7 +292,7 @@ Status KernelRunner::WarmUp() {
   const Deadline warm = Deadline::After(options_.tiny ? Clock::duration::zero() : kWarmUp);
   while (!warm.expired()) {
     for (std::size_t i = 0; i < kMinSamples; ++i) FERRY_TRY(Flush());
-    FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+    FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelTimeout)));
   }
   return Ok();
 }
@@ -312,7 +312,7 @@ Result<std::vector<double>> KernelRunner::Sample(const cuda::Graph& graph, bool 
       FERRY_TRY(api_->Replay(stream_, graph));
       FERRY_TRY(api_->Record(ends_[i], stream_));
     }
-    FERRY_TRY(api_->Wait(ends_[batch - 1], Deadline::After(kKernelPatience)));
+    FERRY_TRY(api_->Wait(ends_[batch - 1], Deadline::After(kKernelTimeout)));
     for (std::size_t i = 0; i < batch; ++i) {
       FERRY_TRY_ASSIGN(const auto between, api_->Elapsed(begins_[i], ends_[i]));
       samples.push_back(SecondsOf(between));
@@ -337,7 +337,7 @@ Result<KernelTimes> KernelRunner::MeasureOn(const KernelCase& one, Measured* on)
   const KernelStream to{.api = api_, .stream = stream_};
   // Loads the kernel's code, too, before it is captured.
   FERRY_TRY(on->launch(to, slab.Addresses(0)));
-  FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+  FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelTimeout)));
   FERRY_TRY(CheckResults(one, slab));
   FERRY_TRY_ASSIGN(const std::size_t checked, CompareResults(one, slab));
   FERRY_TRY_ASSIGN(on->graph, api_->Capture(stream_, [&]() -> Status {
@@ -347,7 +347,7 @@ Result<KernelTimes> KernelRunner::MeasureOn(const KernelCase& one, Measured* on)
     return Ok();
   }));
   for (int warm = 0; warm < 2; ++warm) FERRY_TRY(api_->Replay(stream_, on->graph));
-  FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelPatience)));
+  FERRY_TRY(api_->Wait(stream_, Deadline::After(kKernelTimeout)));
   const bool flush = slab.stride * slab.sets < kColdBytes;
   FERRY_TRY_ASSIGN(std::vector<double> samples, Sample(on->graph, flush));
   for (double& sample : samples) sample /= static_cast<double>(slab.sets);

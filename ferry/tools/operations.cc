@@ -106,9 +106,9 @@ Result<Json> Control::Ask(const Json& question, Deadline deadline) {
 }
 
 Status Control::CauseOf(Status ours) {
-  const Deadline patience = Deadline::After(kLastWord);
+  const Deadline timeout = Deadline::After(kLastWord);
   for (;;) {
-    const auto message = Hear(patience);
+    const auto message = Hear(timeout);
     if (!message) return ours;
     if (Status theirs = ErrorFromJson(*message); !theirs) return theirs;
   }

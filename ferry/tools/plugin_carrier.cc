@@ -28,7 +28,7 @@ using net::plugin::Plugin;
 
 constexpr std::string_view kPluginProvider = "plugin";
 constexpr std::size_t kToldBytes = 16;
-constexpr std::chrono::seconds kReadPatience{1};
+constexpr std::chrono::seconds kReadTimeout{1};
 
 // A value and its source, an option or a variable; empty if neither is set.
 struct Said {
@@ -93,7 +93,7 @@ Result<std::vector<std::byte>> ReadFromGpu(cuda::DeviceApi* api, int ordinal,
                    api->CreateStream(ordinal, cuda::StreamPriority::kNormal));
   const cuda::CopyItem item{read.data(), bytes.data(), bytes.size()};
   FERRY_TRY(api->Copy(stream, cuda::CopyKind::kDeviceToHost, {&item, 1}));
-  FERRY_TRY(api->Wait(stream, Deadline::After(kReadPatience)));
+  FERRY_TRY(api->Wait(stream, Deadline::After(kReadTimeout)));
   return std::vector<std::byte>(read.bytes().begin(), read.bytes().end());
 }
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t kPieceOfPlugin = 32 * kMiB;
 constexpr std::uint64_t kPiecesAtOnce = 2;
-constexpr auto kControlPatience = std::chrono::seconds(30);
+constexpr auto kControlTimeout = std::chrono::seconds(30);
 
 // Bounded by the number of chunks of a message.
 std::uint64_t MaxOfPiece(std::uint64_t chunk_bytes) {
@@ -71,9 +71,9 @@ Result<std::unique_ptr<CarriedFile>> CarriedFile::Accept(const Side& side, const
   FERRY_TRY(file->Open(bytes));
   FERRY_TRY(file->carrier_->Listen());
   answer["handles"] = HandlesToHex(file->carrier_->handles());
-  FERRY_TRY(side.control->Say(answer, Deadline::After(kControlPatience)));
+  FERRY_TRY(side.control->Say(answer, Deadline::After(kControlTimeout)));
   FERRY_TRY(file->carrier_->Accept(Deadline::After(side.config->connect_timeout)));
-  FERRY_TRY(side.control->Say({{"ready", true}}, Deadline::After(kControlPatience)));
+  FERRY_TRY(side.control->Say({{"ready", true}}, Deadline::After(kControlTimeout)));
   return file;
 }
 
@@ -109,7 +109,7 @@ Status CarriedFile::Receive() {
     const Carrier::Run piece = PieceAt(at);
     FERRY_TRY(carrier_->Receive(piece, Deadline::Never()));
     FERRY_TRY(passage_.Store(at, piece.bytes));
-    FERRY_TRY(side_.control->Say({{"taken", at + piece.bytes}}, Deadline::After(kControlPatience)));
+    FERRY_TRY(side_.control->Say({{"taken", at + piece.bytes}}, Deadline::After(kControlTimeout)));
   }
   return Ok();
 }

@@ -46,7 +46,7 @@ bool IsOver(const StagedCopy& copy) { return copy.over.load(std::memory_order_ac
 Error CopyStuck() {
   return Error(Code::kDeviceLost, fmt::format("a GPU did not finish a copy within {} s; check for "
                                               "driver errors (dmesg, Xid), and restart the process",
-                                              kCopyPatience.count()));
+                                              kCopyTimeout.count()));
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ void Channel::OnCopiesOverOnLoop() {
 }
 
 void Channel::AwaitCopies() {
-  const Deadline deadline = Deadline::After(kCopyPatience);
+  const Deadline deadline = Deadline::After(kCopyTimeout);
   bool all = true;
   for (const Staged& staged : outbox_)
     all &= !staged.copy || AwaitStagedCopy(*staged.copy, deadline);
@@ -388,7 +388,7 @@ void Channel::Land(std::shared_ptr<OperationState> read) {
 
 // Whoever deregisters a region may free its memory, so wait for copies into it.
 void Channel::AwaitLandingsIn(const RegionState* region) {
-  const Deadline deadline = Deadline::After(kCopyPatience);
+  const Deadline deadline = Deadline::After(kCopyTimeout);
   bool any = false;
   for (const Landing& landing : landings_) {
     if (!landing.copy || landing.copy->pin.get() != region) continue;

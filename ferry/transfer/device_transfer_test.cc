@@ -391,8 +391,8 @@ TEST_P(DeviceTransferTest, LanesThatAreLostLoseNothing) {
   const Connection accepted = Must(link_.far.endpoint->Accept(Soon()));
   // If all lanes are reset the peer is lost.
   const auto reset_one = [&](unsigned which) {
-    const Deadline patience = Soon();
-    while (!(AllLanesAreUp(connection) && AllLanesAreUp(accepted)) && !patience.expired()) {
+    const Deadline timeout = Soon();
+    while (!(AllLanesAreUp(connection) && AllLanesAreUp(accepted)) && !timeout.expired()) {
     }
     proxy->ResetOne(which);
   };

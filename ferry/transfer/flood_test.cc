@@ -18,7 +18,7 @@ namespace {
 using wire::Type;
 
 constexpr std::uint64_t kMax = 256 << 20;
-constexpr int kPatienceMs = 500;
+constexpr int kTimeoutMs = 500;
 
 Config SmallBuffers() {
   Config config = SmallSlices(2, 2);
@@ -42,7 +42,7 @@ class FloodTest : public ::testing::Test {
         {.type = type, .operation = 1, .body = body, .payload = std::vector<std::byte>(payload)});
   }
   void ExpectStopped(const std::vector<std::byte>& frame) {
-    EXPECT_LT(peer_.lane().Flood(frame, kMax, kPatienceMs), kMax);
+    EXPECT_LT(peer_.lane().Flood(frame, kMax, kTimeoutMs), kMax);
     EXPECT_FALSE(theirs_.lost());
     ExpectHeld(33 << 20);  // peer_memory, plus what each lane may hold
   }
@@ -94,7 +94,7 @@ TEST_F(FloodTest, OfMessagesThatNobodyReceivesIsStopped) {
 TEST_F(FloodTest, OfOffersThatNobodyReceivesEndsTheConnection) {
   const auto offer = peer_.lane().Encode(
       {.type = Type::kOffer, .operation = 1, .body = Pod(wire::TagBody{.tag = 1, .bytes = 1})});
-  EXPECT_LT(peer_.lane().Flood(offer, kMax, kPatienceMs), kMax);
+  EXPECT_LT(peer_.lane().Flood(offer, kMax, kTimeoutMs), kMax);
   const auto end = theirs_.TakeNotification(Soon());
   ASSERT_FALSE(end);
   EXPECT_EQ(end.error().code(), Code::kCorrupt);
@@ -110,7 +110,7 @@ TEST_F(FloodTest, OfNotificationsThatNobodyTakesIsStopped) {
 TEST_F(FloodTest, APeerThatReadsAfterAllHearsOfEachRefusalBeforeItsFrameIsAcknowledged) {
   constexpr std::uint32_t kWrites = 100'000;
   const auto write = Access(Type::kWrite, {99, 1, 1}, 1);
-  const std::uint64_t said = peer_.lane().Flood(write, kWrites * write.size(), kPatienceMs);
+  const std::uint64_t said = peer_.lane().Flood(write, kWrites * write.size(), kTimeoutMs);
   ASSERT_LT(said, kWrites * write.size());
   {
     const std::jthread writer([&] {
@@ -139,7 +139,7 @@ TEST_F(FloodTest, NoReadIsAskedForBeforeTheRefusalsThatWaitHaveBeenSent) {
   const Region local = Must(link_.far.endpoint->Register(into.span(), Rights::kNone));
   const RemoteRegion remote{peer_.id(), {1, 1, 1}, Rights::kRead, 100};
   const auto write = Access(Type::kWrite, {99, 1, 1}, 1);
-  ASSERT_LT(peer_.lane().Flood(write, kMax, kPatienceMs), kMax);
+  ASSERT_LT(peer_.lane().Flood(write, kMax, kTimeoutMs), kMax);
   const std::uint64_t refused = theirs_.Info().refused_accesses;
   const auto read = theirs_.Read(local, 0, remote, 0, 100);
   std::uint64_t sent = 0;

@@ -180,7 +180,7 @@ TEST_F(StrangerTest, PeersThatVanishAsTheirConnectionComesUpHarmNobody) {
   }
 }
 
-Config Impatient() {
+Config ShortTimeout() {
   Config config = SmallSlices(3, 1);
   config.handshake_timeout = milliseconds(300);
   return config;
@@ -188,7 +188,7 @@ Config Impatient() {
 
 class SilentStrangerTest : public StrangerTest {
  protected:
-  SilentStrangerTest() : StrangerTest(Impatient()) {}
+  SilentStrangerTest() : StrangerTest(ShortTimeout()) {}
 };
 
 TEST_F(SilentStrangerTest, AHelloThatNeverComesIsNotWaitedForLong) {

@@ -91,9 +91,9 @@ TEST_F(LifetimeTest, PollingInALoopIsAsGoodAsWaiting) {
   }
 }
 
-bool BecomesReadable(int fd, int patience_ms) {
+bool BecomesReadable(int fd, int timeout_ms) {
   pollfd wanted{fd, POLLIN, 0};
-  return ::poll(&wanted, 1, patience_ms) == 1;
+  return ::poll(&wanted, 1, timeout_ms) == 1;
 }
 
 TEST_F(LifetimeTest, TheCompletionDescriptorBecomesReadableAtTheEndAndStaysSo) {

@@ -16,7 +16,7 @@ namespace ferry::transfer {
 namespace {
 
 // A working path answers within a few round trips; do not wait longer for one that does not.
-constexpr auto kPatience = milliseconds(2000);
+constexpr auto kTimeout = milliseconds(2000);
 
 }  // namespace
 
@@ -28,7 +28,7 @@ Rejoin::Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneKeeper* k
       lane_(lane),
       attempt_(attempt),
       deadline_(Deadline::After(
-          std::min<microseconds>(kPatience, connection->config().handshake_timeout))),
+          std::min<microseconds>(kTimeout, connection->config().handshake_timeout))),
       introduction_(endpoint->secret(), connection->peer_name()) {}
 
 Rejoin::~Rejoin() = default;

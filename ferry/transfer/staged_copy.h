@@ -37,11 +37,11 @@ struct StagedCopy {
 };
 
 // Timeout for one slice: a GPU that has not copied it by then is considered stuck.
-inline constexpr auto kCopyPatience = std::chrono::seconds(10);
+inline constexpr auto kCopyTimeout = std::chrono::seconds(10);
 // Blocks until a copy has ended, which takes as long as the copies queued on the GPU, well under a
 // millisecond. Returns false on timeout.
 inline bool AwaitStagedCopy(const StagedCopy& copy,
-                            Deadline deadline = Deadline::After(kCopyPatience)) {
+                            Deadline deadline = Deadline::After(kCopyTimeout)) {
   while (!copy.over.load(std::memory_order_acquire)) {
     if (deadline.expired()) return false;
     std::this_thread::yield();

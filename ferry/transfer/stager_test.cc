@@ -24,7 +24,7 @@ namespace ferry::transfer {
 namespace {
 
 constexpr std::uint64_t kSlotBytes = 64 * 1024;
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kTimeout = std::chrono::seconds(60);
 
 // Records how requests ended, in the order of their ends.
 class Endings {
@@ -38,7 +38,7 @@ class Endings {
   }
   std::vector<std::pair<int, std::string>> Await(std::size_t count) {
     std::unique_lock lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, kPatience, [&] { return all_.size() >= count; }));
+    EXPECT_TRUE(changed_.wait_for(lock, kTimeout, [&] { return all_.size() >= count; }));
     return all_;
   }
 
@@ -93,7 +93,7 @@ class StagerTest : public ::testing::TestWithParam<cuda::DeviceCase> {
   void Move(cuda::CopyKind kind, void* dst, const void* src) {
     const cuda::CopyItem item{dst, src, kBytes};
     ASSERT_TRUE(target_->api().Copy(stream_, kind, {&item, 1}));
-    ASSERT_TRUE(target_->api().Wait(stream_, Deadline::After(kPatience)));
+    ASSERT_TRUE(target_->api().Wait(stream_, Deadline::After(kTimeout)));
   }
 
   static constexpr std::uint64_t kBytes = 512 * 1024;
@@ -191,7 +191,7 @@ TEST_P(SimulatedStagerTest, WhatWaitsLeavesTogether) {
   // their ends.
   for (int i = 0; i < 4; ++i) {
     stager_->Scatter(slots[static_cast<std::size_t>(i)], {&block, 1}, endings_.Next(i));
-    const Deadline limit = Deadline::After(kPatience);
+    const Deadline limit = Deadline::After(kTimeout);
     while (stager_->Counters(StageWay::kFromNetwork).launches <= static_cast<unsigned>(i)) {
       ASSERT_FALSE(limit.expired());
       std::this_thread::yield();
@@ -265,7 +265,7 @@ TEST_P(SimulatedStagerTest, WhatIsDroppedAtItsEndMayOwnItsSlot) {
     auto copy = std::make_shared<StagedCopy>();
     copy->slot = Take(StageWay::kToNetwork);
     BeginGather(stager_.get(), copy, {&block, 1}, [] {});
-    const Deadline limit = Deadline::After(kPatience);
+    const Deadline limit = Deadline::After(kTimeout);
     // As many launches as may be queued at once; further requests only wait.
     while (stager_->Counters(StageWay::kToNetwork).launches < std::min(i + 1, 4U)) {
       ASSERT_FALSE(limit.expired());

@@ -12,7 +12,7 @@
 namespace ferry {
 namespace {
 
-constexpr auto kLastPatience = std::chrono::seconds(60);
+constexpr auto kLastTimeout = std::chrono::seconds(60);
 
 // At least as many pieces as an executor makes of the requests.
 std::uint64_t CountPieces(std::span<const PlacedList> requests) noexcept {
@@ -31,7 +31,7 @@ Unpacker::Unpacker(cuda::DeviceApi* api, const UnpackerOptions& options)
     : api_(api), options_(options), kind_(options.kind), ring_(options.most_batches) {}
 
 Unpacker::~Unpacker() {
-  if (api_ != nullptr) (void)Drain(Deadline::After(kLastPatience));
+  if (api_ != nullptr) (void)Drain(Deadline::After(kLastTimeout));
 }
 
 Status Unpacker::CheckOptions(const UnpackerOptions& options) {

@@ -31,7 +31,7 @@ constexpr std::uint64_t kMessage = 60'000;  // every touched byte costs time
 #else
 constexpr std::uint64_t kMessage = 512 * 1024 + 9;
 #endif
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kTimeout = std::chrono::seconds(60);
 constexpr std::size_t kGuard = 100;
 
 struct WayCase {
@@ -84,7 +84,7 @@ class UnpackerTest : public ::testing::TestWithParam<UnpackCase> {
 
   cuda::DeviceApi& api() { return target_->api(); }
   const WayCase& way() const { return std::get<1>(GetParam()); }
-  static Deadline Limit() { return Deadline::After(kPatience); }
+  static Deadline Limit() { return Deadline::After(kTimeout); }
   std::unique_ptr<Unpacker> Make(UnpackerOptions options) {
     options.by = way().by;
     options.kind = way().kind;
@@ -395,7 +395,7 @@ TEST_P(SimulatedUnpackerTest, EnqueueDoesNotWaitForTheGpu) {
       const PlacedList request = message.request();
       ticket = Must(unpacker->Enqueue({&request, 1}));
     }
-    EXPECT_LT(Clock::now() - begin, kPatience / 2);
+    EXPECT_LT(Clock::now() - begin, kTimeout / 2);
     EXPECT_EQ(unpacker->room(), 0U);
     target_->simulated()->Resume();
     WaitFor(unpacker.get(), ticket);

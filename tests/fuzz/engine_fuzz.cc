@@ -39,7 +39,7 @@ class Session {
  public:
   explicit Session(Script* script)
       : script_(script),
-        host_((script->U8() & 1) != 0 ? Host::Impatient() : Host::Patient()),
+        host_((script->U8() & 1) != 0 ? Host::ShortTimeout() : Host::WithLongTimeouts()),
         loop_(host_.provider->loop()) {
     for (std::uint16_t i = 0; i < kLanes; ++i) Greet(i);
     auto accepted = host_.endpoint->Accept(Deadline::After(std::chrono::seconds(5)));

@@ -53,11 +53,11 @@ struct Host {
     endpoint = *std::move(created);
   }
 
-  static Host& Patient() {
+  static Host& WithLongTimeouts() {
     static Host host(std::chrono::hours(1));
     return host;
   }
-  static Host& Impatient() {
+  static Host& ShortTimeout() {
     static Host host(std::chrono::microseconds(0));
     return host;
   }

@@ -25,7 +25,7 @@ using wire::Type;
 constexpr std::uint16_t kLanes = 3;
 constexpr std::size_t kMaxStrangers = 8;
 constexpr int kMaxSteps = 300;
-constexpr std::chrono::seconds kPatience{5};
+constexpr std::chrono::seconds kTimeout{5};
 constexpr const char* kSecret = "what both sides know";
 constexpr Type kSayings[] = {
     Type::kHello,  Type::kJoin,      Type::kProof,  Type::kWelcome, Type::kJoined,
@@ -126,7 +126,7 @@ class Session {
   void Dial() {
     auto running = std::make_shared<std::atomic<bool>>(true);  // with the turns
     host_.provider->on_connect = [this, running]() -> std::unique_ptr<net::Lane> {
-      over_ = Deadline::After(kPatience);
+      over_ = Deadline::After(kTimeout);
       if (std::exchange(turns_, 0) == 0) loop().Post([this, running] { Turn(running); });
       // A call is made again while it is only cut off; a refusal is final.
       const bool refuses = script_->U8() == 255 || hung_up_;
@@ -152,7 +152,7 @@ class Session {
     if (!running->load()) return;
     if (++turns_ < kMaxSteps && !script_->empty()) {
       Step();
-      over_ = Deadline::After(kPatience);
+      over_ = Deadline::After(kTimeout);
     } else {
       FERRY_CHECK(!over_.expired(), strangers_.size());
       HangUpAll();

@@ -32,7 +32,7 @@ using net::tcp::FramePrefix;
 constexpr std::size_t kGuardBytes = 64;
 constexpr std::size_t kMaxSent = 256 << 10;  // by one input, each direction
 constexpr int kMaxSteps = 200;
-constexpr std::chrono::seconds kPatience{5};
+constexpr std::chrono::seconds kTimeout{5};
 
 UniqueFd NewSocket() {
   UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -263,8 +263,7 @@ class Session {
       task();
       ran = true;
     });
-    FERRY_CHECK(
-        loop_->DriveUntil([&] { return ran; }, Deadline::After(kPatience), microseconds(0)));
+    FERRY_CHECK(loop_->DriveUntil([&] { return ran; }, Deadline::After(kTimeout), microseconds(0)));
   }
   void Turn() {
     loop_->DriveOnce();
@@ -395,7 +394,7 @@ class Session {
   }
 
   void Await(FunctionRef<bool()> done) {
-    const Deadline deadline = Deadline::After(kPatience);
+    const Deadline deadline = Deadline::After(kTimeout);
     while (!done()) {
       FERRY_CHECK(!deadline.expired(), user_.fed.size(), user_.in_payload(), user_.sent);
       (void)loop_->DriveUntil(done, Deadline::After(milliseconds(1)), microseconds(0));

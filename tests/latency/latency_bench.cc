@@ -61,7 +61,7 @@ double DeadlineBesidePosts(transfer::Connection& connection, microseconds pause)
   }
   const double took = Seconds(Clock::now() - start);
   timed.Cancel();
-  (void)timed.Wait(Patience());
+  (void)timed.Wait(TestDeadline());
   return took;
 }
 
@@ -124,7 +124,7 @@ double WriteOnce(transfer::Connection& connection, const PatternRegion& local,
     pollfd ready{.fd = Must(write.CompletionFd()), .events = POLLIN, .revents = 0};
     (void)::poll(&ready, 1, -1);
   }
-  MustDo(write.Wait(Patience()));
+  MustDo(write.Wait(TestDeadline()));
   return MicrosSince(start);
 }
 

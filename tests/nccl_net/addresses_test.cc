@@ -158,7 +158,7 @@ TEST_F(Addresses, OneThatDoesNotAnswerLeavesTimeForTheNext) {
 TEST_F(Addresses, AllTogetherHaveTheTimeOfOneConnect) {
   Listen();
   listening_->Kill();
-  (void)tests::Must(listening_->WaitExit(tests::Patience()));
+  (void)tests::Must(listening_->WaitExit(tests::TestDeadline()));
   std::optional<SilentPort> first;
   std::optional<SilentPort> second;
   Inside([&] {

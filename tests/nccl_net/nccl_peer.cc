@@ -31,11 +31,11 @@ class PeerOfPlugin {
     if (verb == "connect") {
       std::string handle;
       words >> handle;
-      send_ = NcclConnect(&host_, HandleOf(handle)).Connect(tests::Patience());
+      send_ = NcclConnect(&host_, HandleOf(handle)).Connect(tests::TestDeadline());
       return std::string();
     }
     if (verb == "accept") {
-      recv_ = listen_->Accept(tests::Patience());
+      recv_ = listen_->Accept(tests::TestDeadline());
       return std::string();
     }
     if (verb == "variable") {
@@ -71,16 +71,16 @@ class PeerOfPlugin {
 
   Result<std::string> Take(std::size_t bytes, bool give_back) {
     std::vector<std::byte> memory(bytes);
-    Require(WaitFor(host_, Post(false, &memory), nullptr, tests::Patience()), "irecv");
+    Require(WaitFor(host_, Post(false, &memory), nullptr, tests::TestDeadline()), "irecv");
     if (give_back) {
-      Require(WaitFor(host_, Post(true, &memory), nullptr, tests::Patience()), "isend");
+      Require(WaitFor(host_, Post(true, &memory), nullptr, tests::TestDeadline()), "isend");
     }
     return std::string();
   }
 
   Result<std::string> TakeAndClose(std::size_t bytes) {
     std::vector<std::byte> memory(bytes);
-    const int outcome = WaitFor(host_, Post(false, &memory), nullptr, tests::Patience());
+    const int outcome = WaitFor(host_, Post(false, &memory), nullptr, tests::TestDeadline());
     Require(host_->CloseReceive(recv_), "closeRecv");
     Require(outcome, "irecv");
     return std::string();
@@ -89,7 +89,7 @@ class PeerOfPlugin {
   Result<std::string> Compare(std::size_t bytes, std::size_t count) {
     std::vector<std::byte> memory(bytes);
     for (std::size_t i = 0; i < count; ++i) {
-      Require(WaitFor(host_, Post(false, &memory), nullptr, tests::Patience()), "irecv");
+      Require(WaitFor(host_, Post(false, &memory), nullptr, tests::TestDeadline()), "irecv");
       if (memory != PatternOf(bytes, i)) return Error(Code::kInternal, "other bytes came");
     }
     Require(host_->CloseReceive(recv_), "closeRecv");
@@ -104,7 +104,7 @@ class PeerOfPlugin {
       requests.push_back(Post(false, &memory));
     }
     for (void* const request : requests) {
-      Require(WaitFor(host_, request, nullptr, tests::Patience()), "test");
+      Require(WaitFor(host_, request, nullptr, tests::TestDeadline()), "test");
     }
     return std::string();
   }

@@ -46,8 +46,8 @@ class NcclPeer : public ::testing::Test {
     const std::string handle = peer_->Ask("listen");
     NcclConnect connect(&host_, testing::HandleOf(handle));
     peer_->Command("connect " + tests::ToHex(listen.handle()));
-    send_ = connect.Connect(tests::Patience());
-    recv_ = listen.Accept(tests::Patience());
+    send_ = connect.Connect(tests::TestDeadline());
+    recv_ = listen.Accept(tests::TestDeadline());
     peer_->Answer();
     peer_->Ask("accept");
   }
@@ -80,8 +80,8 @@ TEST_F(NcclPeer, BytesGoToAnotherProcessAndBack) {
     peer_->Command(fmt::format("echo {}", size));
     void* const receive = Receive(&into);
     void* const send = Send(&from);
-    EXPECT_EQ(WaitFor(host_, send, nullptr, tests::Patience()), abi::kSuccess);
-    EXPECT_EQ(WaitFor(host_, receive, nullptr, tests::Patience()), abi::kSuccess);
+    EXPECT_EQ(WaitFor(host_, send, nullptr, tests::TestDeadline()), abi::kSuccess);
+    EXPECT_EQ(WaitFor(host_, receive, nullptr, tests::TestDeadline()), abi::kSuccess);
     peer_->Answer();
     EXPECT_EQ(into, from);
   }
@@ -92,13 +92,13 @@ TEST_F(NcclPeer, BytesGoToAnotherProcessAndBack) {
 TEST_F(NcclPeer, WhatWasReceivedWasSentAlthoughTheReceiverCloses) {
   for (int round = 0; round < 50; ++round) {
     NcclConnect connect(&host_, testing::HandleOf(peer_->Ask("listen")));
-    void* const send = connect.Connect(tests::Patience());
+    void* const send = connect.Connect(tests::TestDeadline());
     peer_->Ask("accept");
     Bytes bytes = PatternOf(8, 1);
     void* request = nullptr;
     Require(host_->Send(send, {bytes.data(), bytes.size(), 1, nullptr}, &request), "isend");
     peer_->Ask("last 8");
-    ASSERT_EQ(WaitFor(host_, request, nullptr, tests::Patience()), abi::kSuccess) << round;
+    ASSERT_EQ(WaitFor(host_, request, nullptr, tests::TestDeadline()), abi::kSuccess) << round;
     Require(host_->CloseSend(send), "closeSend");
   }
 }
@@ -114,7 +114,7 @@ TEST_F(NcclPeer, WhatWasSentIsReceivedAlthoughTheSenderCloses) {
     const bool late = round % 2 == 1;
     const std::string take = fmt::format("compare {} {}", kBytes, from.size());
     NcclConnect connect(&host_, testing::HandleOf(peer_->Ask("listen")));
-    void* const send = connect.Connect(tests::Patience());
+    void* const send = connect.Connect(tests::TestDeadline());
     if (!late) {
       peer_->Ask("accept");
       peer_->Command(take);
@@ -124,7 +124,7 @@ TEST_F(NcclPeer, WhatWasSentIsReceivedAlthoughTheSenderCloses) {
       Require(host_->Send(send, {from[i].data(), kBytes, 1, nullptr}, &requests[i]), "isend");
     }
     for (void* const request : requests) {
-      ASSERT_EQ(WaitFor(host_, request, nullptr, tests::Patience()), abi::kSuccess) << round;
+      ASSERT_EQ(WaitFor(host_, request, nullptr, tests::TestDeadline()), abi::kSuccess) << round;
     }
     Require(host_->CloseSend(send), "closeSend");
     if (late) peer_->Ask("accept");
@@ -140,8 +140,8 @@ TEST_F(NcclPeer, RequestsFailWhenThePeerIsKilled) {
   void* const receive = Receive(&into);
   peer_->Kill();
   const auto begin = Clock::now();
-  EXPECT_EQ(WaitFor(host_, send, nullptr, tests::Patience()), abi::kRemoteError);
-  EXPECT_EQ(WaitFor(host_, receive, nullptr, tests::Patience()), abi::kRemoteError);
+  EXPECT_EQ(WaitFor(host_, send, nullptr, tests::TestDeadline()), abi::kRemoteError);
+  EXPECT_EQ(WaitFor(host_, receive, nullptr, tests::TestDeadline()), abi::kRemoteError);
   EXPECT_LT(Seconds(Clock::now() - begin), 20);
 }
 
@@ -154,11 +154,11 @@ TEST_F(NcclPeer, RequestsFailWhenThePeerIsKilledInTheMiddleOfMessages) {
     requests.push_back(Receive(&into[i]));
     requests.push_back(Send(&from[i]));
   }
-  EXPECT_EQ(WaitFor(host_, requests[0], nullptr, tests::Patience()), abi::kSuccess);
+  EXPECT_EQ(WaitFor(host_, requests[0], nullptr, tests::TestDeadline()), abi::kSuccess);
   peer_->Kill();
   int failed = 0;
   for (std::size_t i = 1; i < requests.size(); ++i) {
-    if (WaitFor(host_, requests[i], nullptr, tests::Patience()) != abi::kSuccess) ++failed;
+    if (WaitFor(host_, requests[i], nullptr, tests::TestDeadline()) != abi::kSuccess) ++failed;
   }
   EXPECT_GT(failed, 0);
 }
@@ -168,9 +168,9 @@ TEST_F(NcclPeer, RequestsFailWhenThePeerIsStopped) {
   Bytes into(1 << 20);
   void* const send = Send(&from);
   void* const receive = Receive(&into);
-  tests::MustDo(peer_->Stop(tests::Patience()));
-  EXPECT_EQ(WaitFor(host_, send, nullptr, tests::Patience()), abi::kRemoteError);
-  EXPECT_EQ(WaitFor(host_, receive, nullptr, tests::Patience()), abi::kRemoteError);
+  tests::MustDo(peer_->Stop(tests::TestDeadline()));
+  EXPECT_EQ(WaitFor(host_, send, nullptr, tests::TestDeadline()), abi::kRemoteError);
+  EXPECT_EQ(WaitFor(host_, receive, nullptr, tests::TestDeadline()), abi::kRemoteError);
   EXPECT_THAT(LoggedText(), HasSubstr("was silent for"));
 }
 
@@ -185,7 +185,7 @@ TEST_F(NcclPeer, APeerThatOnlyWaitsIsNotLost) {
     ASSERT_EQ(done, 0);
   }
   peer_->Ask("sink 1048576");
-  EXPECT_EQ(WaitFor(host_, send, nullptr, tests::Patience()), abi::kSuccess);
+  EXPECT_EQ(WaitFor(host_, send, nullptr, tests::TestDeadline()), abi::kSuccess);
 }
 
 TEST(NcclPeerGone, ConnectFailsWhereNobodyListensAnyMore) {
@@ -194,12 +194,12 @@ TEST(NcclPeerGone, ConnectFailsWhereNobodyListensAnyMore) {
   NcclConnect connect(&host, testing::HandleOf(peer->Ask("listen")));
   peer->Kill();
   tests::MustDo([&]() -> Status {
-    FERRY_TRY(peer->WaitExit(tests::Patience()));
+    FERRY_TRY(peer->WaitExit(tests::TestDeadline()));
     return Ok();
   }());
   void* send = nullptr;
   int outcome = abi::kSuccess;
-  const Deadline deadline = tests::Patience();
+  const Deadline deadline = tests::TestDeadline();
   while (outcome == abi::kSuccess && send == nullptr && !deadline.expired()) {
     outcome = connect.TryConnect(&send);
   }

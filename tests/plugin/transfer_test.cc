@@ -186,7 +186,7 @@ class Bed {
     while (receiver->under_way() > 0 || sender->under_way() > 0) {
       FERRY_TRY(sender->Progress(&sent));
       FERRY_TRY(receiver->Progress(&received));
-      if (deadline.expired()) return Error(Code::kTimedOut, "the test's own patience is over");
+      if (deadline.expired()) return Error(Code::kTimedOut, "the test's own timeout is over");
     }
     return Ok();
   }
@@ -348,13 +348,13 @@ TEST(PluginTransfer, WhatIsInPlaceAfterADrainIsTold) {
   bed.simulated()->Pause();
   std::vector<std::uint64_t> sent;
   std::vector<std::uint64_t> received;
-  for (const Deadline patience = Soon(); bed.unpacker->under_way() == 0 && !patience.expired();) {
+  for (const Deadline timeout = Soon(); bed.unpacker->under_way() == 0 && !timeout.expired();) {
     MustBe(bed.sender->Progress(&sent));
     MustBe(bed.receiver->Progress(&received));
   }
   bed.simulated()->Resume();
   MustBe(bed.receiver->Drain(Soon()));
-  for (const Deadline patience = Soon(); received.size() < 2 && !patience.expired();) {
+  for (const Deadline timeout = Soon(); received.size() < 2 && !timeout.expired();) {
     MustBe(bed.sender->Progress(&sent));
     MustBe(bed.receiver->Progress(&received));
   }

@@ -77,8 +77,8 @@ Socket AcceptAnyone(int listener) {
 
 // Whether the peer is one of ours; then which of its sockets this is.
 bool IsExpected(const Socket& socket, const Rendezvous& rendezvous, std::uint32_t* index) {
-  const timeval patience = {.tv_sec = 5, .tv_usec = 0};
-  (void)::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  const timeval timeout = {.tv_sec = 5, .tv_usec = 0};
+  (void)::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   Hello hello;
   if (!ReceiveAll(socket.get(), BytesOf(hello), sizeof(hello))) return false;
   if (hello.magic != kHelloMagic || hello.id != rendezvous.id) return false;

@@ -341,7 +341,7 @@ def test_steps_come_to_a_device_in_the_streams_order(monkeypatch):
 
 def test_a_copy_that_does_not_end_is_a_timeout_and_the_step_may_be_tried_again(monkeypatch):
     memory, decode = on_simulated_devices(monkeypatch, slots=1)
-    decode.patience = 0.0
+    decode.timeout = 0.0
     late = 0
     for step in range(200):
         try:
@@ -350,7 +350,7 @@ def test_a_copy_that_does_not_end_is_a_timeout_and_the_step_may_be_tried_again(m
             assert "has not ended in 0 s" in str(error)
             late += 1
     assert late
-    decode.patience = 60.0
+    decode.timeout = 60.0
     decode.stage(memory.stream, [1234], [1], [[1]], None, 0)
     assert numpy.frombuffer(memory.read(), numpy.int64, 1).tolist() == [1234]
 

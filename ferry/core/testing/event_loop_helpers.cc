@@ -22,7 +22,7 @@ std::unique_ptr<EventLoop> MakeRunningLoop() {
 }
 
 bool Drive(EventLoop& loop, FunctionRef<bool()> done) {
-  return loop.DriveUntil(done, Deadline::After(kPatience), kNoSpin);
+  return loop.DriveUntil(done, Deadline::After(kTimeout), kNoSpin);
 }
 
 void Settle(EventLoop& loop, int turns) {

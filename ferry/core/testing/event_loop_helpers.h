@@ -9,7 +9,7 @@
 // For tests of loops and of objects that live on them.
 namespace ferry {
 
-inline constexpr std::chrono::seconds kPatience{30};
+inline constexpr std::chrono::seconds kTimeout{30};
 inline constexpr microseconds kNoSpin{0};
 
 std::unique_ptr<EventLoop> MakeLoop(microseconds linger = milliseconds(1));

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t kBenchTokens = 16384;
 constexpr std::int64_t kBenchColumns = 2048;
-constexpr auto kBenchPatience = std::chrono::seconds(20);
+constexpr auto kBenchTimeout = std::chrono::seconds(20);
 
 template <class T>
 T MustMake(Result<T> result) {
@@ -74,7 +74,7 @@ class BenchPrefill {
       MustDo(cuda::LaunchKernel(api_, stream_, kAttentionPrefillKernel, args));
     }
     MustDo(api_.Record(end_, stream_));
-    MustDo(api_.Wait(end_, Deadline::After(kBenchPatience)));
+    MustDo(api_.Wait(end_, Deadline::After(kBenchTimeout)));
     return MustMake(api_.Elapsed(begin_, end_));
   }
 
@@ -86,7 +86,7 @@ class BenchPrefill {
   void Upload(const cuda::DeviceBuffer& to, std::int64_t bytes) {
     const cuda::CopyItem item{to.data(), pinned_.data(), static_cast<std::size_t>(bytes)};
     MustDo(api_.Copy(stream_, cuda::CopyKind::kHostToDevice, {&item, 1}));
-    MustDo(api_.Wait(stream_, Deadline::After(kBenchPatience)));
+    MustDo(api_.Wait(stream_, Deadline::After(kBenchTimeout)));
   }
 
   cuda::DeviceApi& api_;

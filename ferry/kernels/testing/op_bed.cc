@@ -10,7 +10,7 @@
 namespace ferry::kernels {
 namespace {
 
-constexpr auto kBedPatience = std::chrono::seconds(60);
+constexpr auto kBedTimeout = std::chrono::seconds(60);
 
 template <class T>
 T Made(Result<T> result) {
@@ -53,12 +53,12 @@ void OpBed::Upload() {
 
 Status OpBed::Finish() {
   // Before the copies down, which would put the kernel's failure down to themselves.
-  FERRY_TRY(api_->Wait(*stream_, Deadline::After(kBedPatience)));
+  FERRY_TRY(api_->Wait(*stream_, Deadline::After(kBedTimeout)));
   for (const Mirror& mirror : mirrors_) {
     const cuda::CopyItem item{mirror.pinned.data(), mirror.device.data(), mirror.pinned.size()};
     FERRY_TRY(api_->Copy(*stream_, cuda::CopyKind::kDeviceToHost, {&item, 1}));
   }
-  FERRY_TRY(api_->Wait(*stream_, Deadline::After(kBedPatience)));
+  FERRY_TRY(api_->Wait(*stream_, Deadline::After(kBedTimeout)));
   for (const Mirror& mirror : mirrors_) {
     std::memcpy(mirror.tensor->memory().data(), mirror.pinned.data(), mirror.pinned.size());
   }

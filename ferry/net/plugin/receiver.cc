@@ -14,7 +14,7 @@
 namespace ferry::net::plugin {
 namespace {
 
-constexpr std::chrono::seconds kEndPatience{60};
+constexpr std::chrono::seconds kEndTimeout{60};
 constexpr std::chrono::microseconds kShareLaunch{6};
 // With fewer batches in flight the GPU would wait for the next launch.
 constexpr std::size_t kFewBatches = 2;
@@ -93,7 +93,7 @@ Status Receiver::MeasurePool(const cuda::PointerInfo& info) {
 }
 
 Receiver::~Receiver() {
-  if (auto drained = Drain(Deadline::After(kEndPatience)); !drained) {
+  if (auto drained = Drain(Deadline::After(kEndTimeout)); !drained) {
     Log(LogLevel::kWarn, "plugin", "at the end of a receiver: {}", drained.error().message());
   }
 }

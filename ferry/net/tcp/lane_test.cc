@@ -128,7 +128,7 @@ TEST_F(TcpLaneTest, FramesAreReadWhenTheyComeByteByByte) {
   std::vector<std::byte> wire = WireFrame("meta", payload);
   const auto second = WireFrame("x");
   wire.insert(wire.end(), second.begin(), second.end());
-  const Deadline deadline = Deadline::After(kPatience);
+  const Deadline deadline = Deadline::After(kTimeout);
   for (std::size_t i = 0; i < wire.size(); ++i) {
     EXPECT_TRUE(peer_->Write(std::span(wire).subspan(i, 1)));
     // Wait, so that the next byte arrives by itself.

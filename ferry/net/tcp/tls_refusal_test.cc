@@ -50,7 +50,7 @@ class LogCapture {
 
   // Waits for a line: the accepting side may learn of the refusal later than the other.
   std::string Await() const {
-    const Deadline deadline = Deadline::After(kPatience);
+    const Deadline deadline = Deadline::After(kTimeout);
     std::string text(4096, '\0');
     ssize_t bytes = 0;
     while (bytes <= 0 && !deadline.expired()) {

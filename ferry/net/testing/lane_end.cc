@@ -91,7 +91,7 @@ int Tally::count() const {
 
 bool Tally::AwaitAtLeast(int count) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, Clock::now() + kPatience, [&] { return count_ >= count; });
+  return changed_.wait_until(lock, Clock::now() + kTimeout, [&] { return count_ >= count; });
 }
 
 void RunOn(EventLoop& loop, FunctionRef<void()> task) {
@@ -212,7 +212,7 @@ void LaneEnd::Note(char what) {
 
 std::vector<Arrived> LaneEnd::Take(std::size_t count) {
   std::unique_lock lock(mutex_);
-  (void)changed_.wait_until(lock, Clock::now() + kPatience,
+  (void)changed_.wait_until(lock, Clock::now() + kTimeout,
                             [&] { return arrived_.size() >= count || !closed_.empty(); });
   EXPECT_EQ(arrived_.size(), count) << (closed_.empty() ? "" : closed_.front().ToString());
   return std::exchange(arrived_, {});
@@ -220,12 +220,12 @@ std::vector<Arrived> LaneEnd::Take(std::size_t count) {
 
 bool LaneEnd::AwaitSent(std::size_t count) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, Clock::now() + kPatience, [&] { return sent_.size() >= count; });
+  return changed_.wait_until(lock, Clock::now() + kTimeout, [&] { return sent_.size() >= count; });
 }
 
 std::optional<Error> LaneEnd::AwaitClosed() {
   std::unique_lock lock(mutex_);
-  (void)changed_.wait_until(lock, Clock::now() + kPatience, [&] { return !closed_.empty(); });
+  (void)changed_.wait_until(lock, Clock::now() + kTimeout, [&] { return !closed_.empty(); });
   if (closed_.empty()) return std::nullopt;
   return closed_.front();
 }
@@ -281,7 +281,7 @@ void TestHost::StopListening() {
 
 std::unique_ptr<Lane> TestHost::Accept() {
   std::unique_lock lock(mutex_);
-  (void)changed_.wait_until(lock, Clock::now() + kPatience, [this] { return !accepted_.empty(); });
+  (void)changed_.wait_until(lock, Clock::now() + kTimeout, [this] { return !accepted_.empty(); });
   EXPECT_FALSE(accepted_.empty());
   if (accepted_.empty()) return nullptr;
   auto lane = std::move(accepted_.front());

@@ -21,7 +21,7 @@
 namespace ferry::net {
 
 // Timeout of waits that end soon unless something is broken.
-inline constexpr std::chrono::seconds kPatience{60};
+inline constexpr std::chrono::seconds kTimeout{60};
 
 std::span<const std::byte> AsBytes(std::string_view text);
 std::string AsText(std::span<const std::byte> bytes);
@@ -52,7 +52,7 @@ class Tally {
  public:
   void Add();
   int count() const;
-  // Returns false after kPatience.
+  // Returns false after kTimeout.
   bool AwaitAtLeast(int count);
 
  private:
@@ -61,7 +61,7 @@ class Tally {
   int count_ = 0;
 };
 
-// Runs `task` on the loop and waits for its end; aborts after kPatience.
+// Runs `task` on the loop and waits for its end; aborts after kTimeout.
 void RunOn(EventLoop& loop, FunctionRef<void()> task);
 
 struct TestFrame final : OutFrame {
@@ -111,7 +111,7 @@ class LaneEnd final : public LaneHandler {
   void Send(std::span<TestFrame* const> frames);
   void Send(TestFrame* frame) { Send(std::span(&frame, 1)); }
 
-  // Waits until `count` frames have arrived whole, and takes them. After kPatience, or when the
+  // Waits until `count` frames have arrived whole, and takes them. After kTimeout, or when the
   // lane closes first, fails the test and returns the frames there are.
   std::vector<Arrived> Take(std::size_t count);
   bool AwaitSent(std::size_t count);
@@ -162,10 +162,10 @@ class TestHost {
   // Keeps arriving lanes for Accept(). Replaces an earlier listener.
   Result<Address> Listen(const Address& address, const Config& config);
   void StopListening();
-  // After kPatience fails the test and returns null.
+  // After kTimeout fails the test and returns null.
   std::unique_ptr<Lane> Accept();
   Result<std::unique_ptr<Lane>> Connect(const Address& address, const Config& config,
-                                        Deadline deadline = Deadline::After(kPatience));
+                                        Deadline deadline = Deadline::After(kTimeout));
 
  private:
   std::unique_ptr<Provider> provider_;

@@ -14,7 +14,7 @@
 namespace ferry::net {
 namespace {
 
-UniqueFd OpenPatientTcp(int family) {
+UniqueFd OpenTcpWithLongTimeouts(int family) {
   UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   FERRY_CHECK(fd, errno);
   // Also limits accept() and connect().
@@ -34,7 +34,7 @@ RawPeer::RawPeer(UniqueFd fd) : fd_(std::move(fd)) {
 RawPeer RawPeer::ConnectTo(const Address& address) {
   const auto raw = ToRaw(address);
   FERRY_CHECK(raw, address.ToString());
-  UniqueFd fd = OpenPatientTcp(raw->family());
+  UniqueFd fd = OpenTcpWithLongTimeouts(raw->family());
   FERRY_CHECK(::connect(fd.get(), raw->get(), raw->length) == 0, address.ToString(), errno);
   return RawPeer(std::move(fd));
 }
@@ -78,7 +78,7 @@ void RawPeer::Reset() {
 
 RawListener::RawListener() {
   RawAddress raw = *ToRaw({"127.0.0.1", 0});
-  fd_ = OpenPatientTcp(raw.family());
+  fd_ = OpenTcpWithLongTimeouts(raw.family());
   auto* const name = reinterpret_cast<sockaddr*>(&raw.storage);
   FERRY_CHECK(::bind(fd_.get(), name, raw.length) == 0, errno);
   FERRY_CHECK(::listen(fd_.get(), 128) == 0, errno);

@@ -21,7 +21,7 @@ namespace {
 
 using net::tcp::FramePrefix;
 
-constexpr int kRawPatienceMs = 30000;
+constexpr int kRawTimeoutMs = 30000;
 
 sockaddr_in Loopback(std::uint16_t port) {
   sockaddr_in address{};
@@ -69,11 +69,11 @@ bool IsSequenced(wire::Type type) {
   }
 }
 
-bool WaitFor(int fd, short events, int patience_ms) {
+bool WaitFor(int fd, short events, int timeout_ms) {
   pollfd wanted{fd, events, 0};
   int ready = 0;
   do {
-    ready = ::poll(&wanted, 1, patience_ms);
+    ready = ::poll(&wanted, 1, timeout_ms);
   } while (ready < 0 && errno == EINTR);
   return ready > 0;
 }
@@ -104,7 +104,7 @@ std::vector<std::byte> RawLane::Encode(const Saying& saying) const {
 
 bool RawLane::SendBytes(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    FERRY_CHECK(WaitFor(fd_.get(), POLLOUT, kRawPatienceMs), bytes.size());
+    FERRY_CHECK(WaitFor(fd_.get(), POLLOUT, kRawTimeoutMs), bytes.size());
     const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && (errno == EAGAIN || errno == EINTR)) continue;
     if (sent < 0) return false;
@@ -113,13 +113,12 @@ bool RawLane::SendBytes(std::span<const std::byte> bytes) {
   return true;
 }
 
-std::uint64_t RawLane::Flood(std::span<const std::byte> bytes, std::uint64_t most,
-                             int patience_ms) {
+std::uint64_t RawLane::Flood(std::span<const std::byte> bytes, std::uint64_t most, int timeout_ms) {
   std::vector<std::byte> many;
   while (many.size() < 64 * 1024) many.insert(many.end(), bytes.begin(), bytes.end());
   std::uint64_t total = 0;
   std::size_t at = 0;
-  while (total < most && WaitFor(fd_.get(), POLLOUT, patience_ms)) {
+  while (total < most && WaitFor(fd_.get(), POLLOUT, timeout_ms)) {
     const ssize_t sent =
         ::send(fd_.get(), many.data() + at, many.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno != EAGAIN && errno != EINTR) break;
@@ -131,7 +130,7 @@ std::uint64_t RawLane::Flood(std::span<const std::byte> bytes, std::uint64_t mos
 
 bool RawLane::ReadExactly(std::span<std::byte> bytes) {
   while (!bytes.empty()) {
-    FERRY_CHECK(WaitFor(fd_.get(), POLLIN, kRawPatienceMs), bytes.size());
+    FERRY_CHECK(WaitFor(fd_.get(), POLLIN, kRawTimeoutMs), bytes.size());
     const ssize_t got = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
     if (got <= 0) return false;
@@ -205,8 +204,8 @@ void RawLane::WaitClosed() {
   }
 }
 
-bool RawLane::WaitClosedFor(milliseconds patience) {
-  const Deadline deadline = Deadline::After(patience);
+bool RawLane::WaitClosedFor(milliseconds timeout) {
+  const Deadline deadline = Deadline::After(timeout);
   std::array<std::byte, 64 * 1024> dropped;
   while (WaitFor(fd_.get(), POLLIN, deadline.PollMillis())) {
     const ssize_t got = ::recv(fd_.get(), dropped.data(), dropped.size(), MSG_DONTWAIT);
@@ -273,7 +272,7 @@ RawListener::RawListener() : fd_(NewSocket()) {
 }
 
 RawLane RawListener::Accept() {
-  FERRY_CHECK(WaitFor(fd_.get(), POLLIN, kRawPatienceMs));
+  FERRY_CHECK(WaitFor(fd_.get(), POLLIN, kRawTimeoutMs));
   UniqueFd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
   FERRY_CHECK(static_cast<bool>(fd), errno);
   return RawLane(std::move(fd));

@@ -69,7 +69,7 @@ class RawLane {
   bool Say(const Saying& saying) { return SendBytes(Encode(saying)); }
   // Sends the same bytes repeatedly without reading, until the socket accepts no more for
   // `patience_ms` or `most` bytes were sent. Returns the number of bytes sent.
-  std::uint64_t Flood(std::span<const std::byte> bytes, std::uint64_t most, int patience_ms);
+  std::uint64_t Flood(std::span<const std::byte> bytes, std::uint64_t most, int timeout_ms);
 
   // The next frame that is neither a ping nor a mere acknowledgement; nullopt once the lane is
   // closed.
@@ -84,7 +84,7 @@ class RawLane {
   // Blocks until the other side has closed; frames that still arrive are dropped.
   void WaitClosed();
   // Whether the other side closes within the timeout; frames that still arrive are dropped.
-  bool WaitClosedFor(milliseconds patience);
+  bool WaitClosedFor(milliseconds timeout);
   // Sends a ping and returns the frames that arrive before the pong; nullopt if the lane was
   // closed.
   std::optional<std::vector<RawFrame>> UntilPong();

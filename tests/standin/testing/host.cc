@@ -16,15 +16,15 @@
 namespace ferry::standin::testing {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kTimeout = std::chrono::seconds(60);
 constexpr const char* kPrefix = "FERRY_STANDIN_";
 
-class Patience {
+class TestDeadline {
  public:
   bool Holds() const { return std::chrono::steady_clock::now() < end_; }
 
  private:
-  std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + kPatience;
+  std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + kTimeout;
 };
 
 struct Lines {
@@ -109,7 +109,7 @@ Pair::Pair(const Instance& sender, const Instance& receiver, std::size_t bytes, 
   abi::DeviceHandle* device_handle = &device_handle_;
   abi::DeviceHandle* none = nullptr;
   int outcome = abi::kSuccess;
-  for (const Patience patience; outcome == abi::kSuccess && patience.Holds();) {
+  for (const TestDeadline timeout; outcome == abi::kSuccess && timeout.Holds();) {
     if (send_comm_ == nullptr) outcome = sender_->connect(0, handle_, &send_comm_, &none);
     if (recv_comm_ == nullptr && outcome == abi::kSuccess) {
       outcome = receiver_->accept(listen_comm_, &recv_comm_, &device_handle);
@@ -150,10 +150,10 @@ void Pair::CloseRecv() {
 tcpx::Request* Pair::Send(std::size_t offset, std::size_t bytes) {
   void* request = nullptr;
   int outcome = abi::kSuccess;
-  for (const Patience patience; outcome == abi::kSuccess && request == nullptr;) {
+  for (const TestDeadline timeout; outcome == abi::kSuccess && request == nullptr;) {
     outcome = sender_->isend(send_comm_, sent_from_ + offset, static_cast<int>(bytes), 0, send_mr_,
                              &request);
-    if (!patience.Holds()) break;
+    if (!timeout.Holds()) break;
   }
   EXPECT_EQ(outcome, abi::kSuccess);
   EXPECT_NE(request, nullptr);
@@ -182,7 +182,7 @@ int Pair::Test(tcpx::Request* request) const {
 
 int Pair::Wait(tcpx::Request* mine, tcpx::Request* peers) const {
   int outcome = 0;
-  for (const Patience patience; (outcome == 0 || peers != nullptr) && patience.Holds();) {
+  for (const TestDeadline timeout; (outcome == 0 || peers != nullptr) && timeout.Holds();) {
     if (peers != nullptr && Test(peers) != 0) peers = nullptr;
     if (outcome == 0) outcome = Test(mine);
   }
@@ -199,7 +199,7 @@ tcpx::Request* Pair::Exchange(std::size_t bytes) {
   if (receive == nullptr || send == nullptr) return nullptr;
   int sent = 0;
   int received = 0;
-  for (const Patience patience; (sent == 0 || received == 0) && patience.Holds();) {
+  for (const TestDeadline timeout; (sent == 0 || received == 0) && timeout.Holds();) {
     if (sent == 0) sent = Test(send);
     if (received == 0) received = Test(receive);
     if (sent < 0 || received < 0) return nullptr;

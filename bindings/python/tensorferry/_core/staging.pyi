@@ -18,11 +18,11 @@ class Decode:
         """Rows of tables, in all."""
 
     @property
-    def patience(self) -> float:
+    def timeout(self) -> float:
         """Seconds for a copy to end."""
 
-    @patience.setter
-    def patience(self, arg: float, /) -> None: ...
+    @timeout.setter
+    def timeout(self, arg: float, /) -> None: ...
 
 class TrialMemory:
     """For tests on simulated devices."""
