@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "ferry/copy/copy_crew.h"
+#include "ferry/copy/parallel_memcpy.h"
 #include "ferry/core/units.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/profile_range.h"
@@ -70,7 +70,7 @@ Result<std::unique_ptr<Pipeline>> Pipeline::Create(cuda::DeviceApi* api, int ord
 }
 
 Status Pipeline::Init() {
-  FERRY_TRY_ASSIGN(crew_, CopyCrew::Create(options_.staging_threads));
+  FERRY_TRY_ASSIGN(parallel_memcpy_, ParallelMemcpy::Create(options_.staging_threads));
   const std::size_t stride = (options_.chunk_bytes + kAlignment - 1) / kAlignment * kAlignment;
   const auto count =
       static_cast<std::size_t>(options_.streams) * static_cast<std::size_t>(options_.buffers);
@@ -300,7 +300,7 @@ Status Pipeline::Empty(const Job& job, Slot* slot) {
 void Pipeline::CopyOnHost(std::byte* dst, const std::byte* src, const char* what,
                           const Slot& slot) {
   const auto begin = Clock::now();
-  crew_->Copy(dst, src, slot.chunk.bytes);
+  parallel_memcpy_->Copy(dst, src, slot.chunk.bytes);
   if (options_.trace == nullptr) return;
   options_.trace->Add(kStagingLane, fmt::format("chunk {} {}", slot.chunk.index, what), begin,
                       Clock::now());

@@ -17,7 +17,7 @@
 
 namespace ferry {
 
-class CopyCrew;
+class ParallelMemcpy;
 
 struct PipelineOptions {
   std::size_t chunk_bytes = std::size_t{4} << 20;  // 1 to 1 GiB
@@ -154,7 +154,7 @@ class Pipeline {
   cuda::DeviceApi* const api_;
   const int ordinal_;
   const PipelineOptions options_;
-  std::unique_ptr<CopyCrew> crew_;
+  std::unique_ptr<ParallelMemcpy> parallel_memcpy_;
   cuda::PinnedBuffer pool_;
   cuda::DeviceBuffer device_;
   std::vector<cuda::Stream> streams_;

@@ -14,10 +14,10 @@
 #include "ferry/core/units.h"
 #include "ferry/net/address.h"
 #include "ferry/tools/command.h"
+#include "ferry/tools/file_window.h"
 #include "ferry/tools/files.h"
 #include "ferry/tools/json.h"
 #include "ferry/tools/operations.h"
-#include "ferry/tools/passage.h"
 #include "ferry/tools/report.h"
 #include "ferry/tools/transfer_plugin.h"
 #include "ferry/transfer/endpoint.h"
@@ -34,7 +34,7 @@ class PieceWriter {
  public:
   // `remote` holds `window` bytes of the file's `size`, and `region` is what passes through here.
   struct Way {
-    Passage* passage = nullptr;
+    FileWindow* file_window = nullptr;
     const transfer::Region* region = nullptr;
     const transfer::RemoteRegion* remote = nullptr;
     std::uint64_t window = 0;
@@ -70,11 +70,11 @@ class PieceWriter {
 };
 
 std::uint64_t PieceWriter::NextPiece() const {
-  const std::uint64_t here = way_.passage->window();
+  const std::uint64_t here = way_.file_window->window();
   // In a window that is reused, some pieces are written while others are taken out.
   const std::uint64_t share =
       way_.window < way_.size ? std::max<std::uint64_t>(way_.window / kPieces, 1) : way_.size;
-  return std::min({kPieceBytes, way_.passage->piece_bytes(), share, way_.size - posted_,
+  return std::min({kPieceBytes, way_.file_window->piece_bytes(), share, way_.size - posted_,
                    here - posted_ % here, way_.window - posted_ % way_.window});
 }
 
@@ -90,7 +90,7 @@ Status PieceWriter::FinishOldest() {
 
 Status PieceWriter::MakeRoom(std::uint64_t piece) {
   const std::uint64_t end = posted_ + piece;
-  while (writes_.size() == kPieces || end > written_ + way_.passage->window()) {
+  while (writes_.size() == kPieces || end > written_ + way_.file_window->window()) {
     FERRY_TRY(FinishOldest());
   }
   while (end > taken_ + way_.window) {
@@ -109,9 +109,10 @@ Status PieceWriter::Run() {
   while (posted_ < way_.size) {
     const std::uint64_t piece = NextPiece();
     FERRY_TRY(MakeRoom(piece));
-    FERRY_TRY(way_.passage->Load(posted_, piece));
-    FERRY_TRY_ASSIGN(auto write, connection_.Write(*way_.region, posted_ % way_.passage->window(),
-                                                   *way_.remote, posted_ % way_.window, piece));
+    FERRY_TRY(way_.file_window->Load(posted_, piece));
+    FERRY_TRY_ASSIGN(auto write,
+                     connection_.Write(*way_.region, posted_ % way_.file_window->window(),
+                                       *way_.remote, posted_ % way_.window, piece));
     writes_.Add(std::move(write));
     posted_ += piece;
     ends_.push_back(posted_);
@@ -127,16 +128,16 @@ class Delivery {
            transfer::Connection connection)
       : job_(job), endpoint_(endpoint), connection_(std::move(connection)), control_(connection_) {}
 
-  // Bytes that are in `passage` already, or pass through it.
-  Status SendFile(const std::string& name, std::span<std::byte> file, Passage* passage);
-  Status SendMessage(std::span<std::byte> text, Passage* passage);
+  // Bytes that are in `file window` already, or pass through it.
+  Status SendFile(const std::string& name, std::span<std::byte> file, FileWindow* file_window);
+  Status SendMessage(std::span<std::byte> text, FileWindow* file_window);
   void DescribeTransport() const;
 
  private:
   Result<Json> Ask(Json question);
   Result<Json> AskToCarry(Json question, std::span<std::byte> bytes);
   Status Carry(const Json& answer);
-  Status WriteAll(const Json& answer, Passage* passage, std::uint64_t size);
+  Status WriteAll(const Json& answer, FileWindow* file_window, std::uint64_t size);
   Status CompareDigests(std::span<const std::byte> bytes);
   Status Finish(const char* kind, const std::string& name, std::span<const std::byte> bytes);
   void Say(std::string_view step) const {
@@ -176,7 +177,7 @@ Result<Json> Delivery::Ask(Json question) {
   return answer;
 }
 
-Status Delivery::WriteAll(const Json& answer, Passage* passage, std::uint64_t size) {
+Status Delivery::WriteAll(const Json& answer, FileWindow* file_window, std::uint64_t size) {
   FERRY_TRY_ASSIGN(const auto key, BytesField(answer, "key"));
   FERRY_TRY_ASSIGN(const auto remote, connection_.Import(key));
   std::uint64_t window = size;
@@ -189,17 +190,18 @@ Status Delivery::WriteAll(const Json& answer, Passage* passage, std::uint64_t si
                                              window, size));
   }
   FERRY_TRY_ASSIGN(const auto region,
-                   endpoint_->Register(passage->memory(), transfer::Rights::kNone));
+                   endpoint_->Register(file_window->memory(), transfer::Rights::kNone));
   const std::string from =
       job_.memory.is_host()
           ? "the mapped file"
-          : fmt::format("{} on {}", FormatSize(passage->window()), job_.memory.ToString());
+          : fmt::format("{} on {}", FormatSize(file_window->window()), job_.memory.ToString());
   const std::string to = peer_memory_ == "host" ? "the server's mapped file"
                                                 : fmt::format("{} on the server's {}",
                                                               FormatSize(window), peer_memory_);
   Say(fmt::format("writing from {} into {}, one-sided", from, to));
   const auto begin = Clock::now();
-  FERRY_TRY(PieceWriter({passage, &region, &remote, window, size}, connection_, &control_).Run());
+  FERRY_TRY(
+      PieceWriter({file_window, &region, &remote, window, size}, connection_, &control_).Run());
   seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
   return Ok();
 }
@@ -270,7 +272,8 @@ Status Delivery::Finish(const char* kind, const std::string& name,
   return Ok();
 }
 
-Status Delivery::SendFile(const std::string& name, std::span<std::byte> file, Passage* passage) {
+Status Delivery::SendFile(const std::string& name, std::span<std::byte> file,
+                          FileWindow* file_window) {
   Say(fmt::format("file {}, {} bytes: asking the server for room", name, file.size()));
   FERRY_TRY_ASSIGN(const Json answer,
                    AskToCarry({{"kind", "file"}, {"name", name}, {"size", file.size()}}, file));
@@ -281,13 +284,13 @@ Status Delivery::SendFile(const std::string& name, std::span<std::byte> file, Pa
   if (file.empty()) {
     Say("there are no bytes to move");
   } else {
-    FERRY_TRY(WriteAll(answer, passage, file.size()));
+    FERRY_TRY(WriteAll(answer, file_window, file.size()));
   }
   FERRY_TRY(control_.Say({{"landed", true}}, Deadline::After(kAnswer)));
   return Finish("file", name, file);
 }
 
-Status Delivery::SendMessage(std::span<std::byte> text, Passage* passage) {
+Status Delivery::SendMessage(std::span<std::byte> text, FileWindow* file_window) {
   Say(fmt::format("message of {} bytes: sending it two-sided", text.size()));
   FERRY_TRY_ASSIGN(const Json answer,
                    AskToCarry({{"kind", "message"}, {"size", text.size()}}, text));
@@ -295,10 +298,10 @@ Status Delivery::SendMessage(std::span<std::byte> text, Passage* passage) {
     FERRY_TRY(Carry(answer));
     return Finish("message", "", text);
   }
-  FERRY_TRY(passage->Load(0, text.size()));
+  FERRY_TRY(file_window->Load(0, text.size()));
   const auto begin = Clock::now();
   InFlight sends;
-  FERRY_TRY_ASSIGN(auto send, connection_.Send(kMessageTag, passage->memory()));
+  FERRY_TRY_ASSIGN(auto send, connection_.Send(kMessageTag, file_window->memory()));
   sends.Add(std::move(send));
   FERRY_TRY(sends.FinishOldest(Deadline::Never()));
   seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -364,9 +367,9 @@ Status RunTransferClient(const TransferClientJob& job) {
     file.emplace(std::move(opened));
     bytes = file->bytes();
   }
-  Passage passage;
+  FileWindow file_window;
   if (!job.carrier) {
-    FERRY_TRY_ASSIGN(passage, Passage::Of(bytes, job.memory, job.config));
+    FERRY_TRY_ASSIGN(file_window, FileWindow::Of(bytes, job.memory, job.config));
   }
   if (!job.json) PrintLine(fmt::format("connecting to {}", job.address));
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
@@ -374,9 +377,9 @@ Status RunTransferClient(const TransferClientJob& job) {
                    ConnectTo(&endpoint, job.address, Deadline::After(job.config.connect_timeout)));
   Delivery delivery(job, &endpoint, connection);
   delivery.DescribeTransport();
-  if (!file) return delivery.SendMessage(bytes, &passage);
+  if (!file) return delivery.SendMessage(bytes, &file_window);
   FERRY_TRY_ASSIGN(const std::string name, BaseNameOf(*job.file));
-  return delivery.SendFile(name, bytes, &passage);
+  return delivery.SendFile(name, bytes, &file_window);
 }
 
 void DeclareTransfer(CLI::App* app, Invocation* invocation) {

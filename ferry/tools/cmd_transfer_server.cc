@@ -9,10 +9,10 @@
 #include "ferry/core/units.h"
 #include "ferry/net/address.h"
 #include "ferry/tools/cmd_transfer.h"
+#include "ferry/tools/file_window.h"
 #include "ferry/tools/files.h"
 #include "ferry/tools/json.h"
 #include "ferry/tools/operations.h"
-#include "ferry/tools/passage.h"
 #include "ferry/tools/process.h"
 #include "ferry/tools/report.h"
 #include "ferry/tools/transfer_plugin.h"
@@ -46,7 +46,7 @@ class Reception {
   Status ReceiveMessage(std::span<std::byte> message);
   Status TakeThroughPlugin(const Json& request, std::span<std::byte> bytes);
   Status Offer(const IncomingFile& file);
-  Status TakeOut(Passage* passage, std::uint64_t size);
+  Status TakeOut(FileWindow* file_window, std::uint64_t size);
   Result<std::string> CompareDigests(std::span<const std::byte> bytes);
   Status Answer(const std::string& digest);
   void Say(std::string_view step) const;
@@ -122,22 +122,22 @@ Status Reception::Answer(const std::string& digest) {
 
 // Until all bytes are in the file.
 Status Reception::Offer(const IncomingFile& file) {
-  FERRY_TRY_ASSIGN(Passage passage, Passage::Of(file.bytes(), job_.memory, job_.config));
+  FERRY_TRY_ASSIGN(FileWindow file_window, FileWindow::Of(file.bytes(), job_.memory, job_.config));
   std::optional<transfer::Region> region;
   Json answer{{"ready", true}, {"memory", job_.memory.ToString()}};
   if (!file.bytes().empty()) {
     FERRY_TRY_ASSIGN(auto registered,
-                     endpoint_->Register(passage.memory(), transfer::Rights::kWrite));
+                     endpoint_->Register(file_window.memory(), transfer::Rights::kWrite));
     region.emplace(std::move(registered));
     answer["key"] = ToHex(region->key());
-    answer["window"] = passage.window();
+    answer["window"] = file_window.window();
   }
   FERRY_TRY(control_.Say(answer, Deadline::After(kControlWait)));
-  return TakeOut(&passage, file.bytes().size());
+  return TakeOut(&file_window, file.bytes().size());
 }
 
 // As the client says that they have come.
-Status Reception::TakeOut(Passage* passage, std::uint64_t size) {
+Status Reception::TakeOut(FileWindow* file_window, std::uint64_t size) {
   for (std::uint64_t taken = 0;;) {
     FERRY_TRY_ASSIGN(const Json message, control_.Hear(Deadline::Never()));
     const bool landed = FlagField(message, "landed");
@@ -145,14 +145,14 @@ Status Reception::TakeOut(Passage* passage, std::uint64_t size) {
     if (!landed) {
       FERRY_TRY_ASSIGN(written, NumberField(message, "written"));
     }
-    if (written < taken || written > size || written - taken > passage->window()) {
+    if (written < taken || written > size || written - taken > file_window->window()) {
       return Error(Code::kCorrupt,
                    fmt::format("the client says that {} of {} bytes are written, of which {} have "
                                "been taken out of a window of {}; use the same version of ferry on "
                                "both sides",
-                               written, size, taken, passage->window()));
+                               written, size, taken, file_window->window()));
     }
-    FERRY_TRY(passage->Store(taken, written - taken));
+    FERRY_TRY(file_window->Store(taken, written - taken));
     if (landed) return Ok();
     taken = written;
     FERRY_TRY(control_.Say({{"ready", true}}, Deadline::After(kControlWait)));
@@ -190,14 +190,14 @@ Status Reception::TakeThroughPlugin(const Json& request, std::span<std::byte> by
 }
 
 Status Reception::ReceiveMessage(std::span<std::byte> message) {
-  FERRY_TRY_ASSIGN(Passage passage, Passage::Of(message, job_.memory, job_.config));
+  FERRY_TRY_ASSIGN(FileWindow file_window, FileWindow::Of(message, job_.memory, job_.config));
   InFlight receives;
-  FERRY_TRY_ASSIGN(auto receive, connection_.Recv(kMessageTag, kWholeTag, passage.memory()));
+  FERRY_TRY_ASSIGN(auto receive, connection_.Recv(kMessageTag, kWholeTag, file_window.memory()));
   receives.Add(std::move(receive));
   FERRY_TRY(control_.Say({{"ready", true}, {"memory", job_.memory.ToString()}},
                          Deadline::After(kControlWait)));
   FERRY_TRY(receives.FinishOldest(Deadline::Never()));
-  return passage.Store(0, message.size());
+  return file_window.Store(0, message.size());
 }
 
 Status Reception::TakeMessage(const Json& request, std::uint64_t size) {

@@ -26,10 +26,10 @@ std::uint64_t MaxOfPiece(std::uint64_t chunk_bytes) {
 }  // namespace
 
 Status CarriedFile::Open(std::span<std::byte> bytes) {
-  FERRY_TRY_ASSIGN(passage_,
-                   Passage::Through(bytes, side_.memory, kPiecesAtOnce * piece_, *side_.config));
-  FERRY_TRY_ASSIGN(carrier_,
-                   Carrier::Open(side_.options, passage_.memory(), side_.memory, *side_.config));
+  FERRY_TRY_ASSIGN(file_window_,
+                   FileWindow::Through(bytes, side_.memory, kPiecesAtOnce * piece_, *side_.config));
+  FERRY_TRY_ASSIGN(
+      carrier_, Carrier::Open(side_.options, file_window_.memory(), side_.memory, *side_.config));
   return Ok();
 }
 
@@ -93,7 +93,7 @@ Status CarriedFile::Send() {
       FERRY_TRY(side_.control->HearAnswer(Deadline::Never()));
     }
     const Carrier::Run piece = PieceAt(at);
-    FERRY_TRY(passage_.Load(at, piece.bytes));
+    FERRY_TRY(file_window_.Load(at, piece.bytes));
     if (Status sent = carrier_->Send(piece, Deadline::Never()); !sent) {
       return side_.control->CauseOf(std::move(sent));
     }
@@ -108,7 +108,7 @@ Status CarriedFile::Receive() {
   for (std::uint64_t at = 0; at < size_; at += piece_) {
     const Carrier::Run piece = PieceAt(at);
     FERRY_TRY(carrier_->Receive(piece, Deadline::Never()));
-    FERRY_TRY(passage_.Store(at, piece.bytes));
+    FERRY_TRY(file_window_.Store(at, piece.bytes));
     FERRY_TRY(side_.control->Say({{"taken", at + piece.bytes}}, Deadline::After(kControlTimeout)));
   }
   return Ok();

@@ -7,10 +7,10 @@
 
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"
+#include "ferry/tools/file_window.h"
 #include "ferry/tools/json_fwd.h"
 #include "ferry/tools/memory_choice.h"
 #include "ferry/tools/operations.h"
-#include "ferry/tools/passage.h"
 #include "ferry/tools/plugin_carrier.h"
 
 namespace ferry::tools {
@@ -58,7 +58,7 @@ class CarriedFile {
   const Side side_;
   const std::uint64_t piece_;
   const std::uint64_t size_;
-  Passage passage_;
+  FileWindow file_window_;
   std::unique_ptr<Carrier> carrier_;  // goes before the memory that it uses
 };
 

@@ -10,7 +10,7 @@
 
 #include "ferry/core/log.h"
 #include "ferry/net/testing/fake_provider.h"
-#include "ferry/transfer/counter_book.h"
+#include "ferry/transfer/counter_aggregator.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/traffic.h"
 
@@ -412,10 +412,10 @@ TEST_F(CountersTest, StrangersThatAreRefusedAreCounted) {
   EXPECT_GE(link.far.endpoint->Counters().greetings_refused, 1U);
 }
 
-TEST(CounterBook, HostsAreNamedWithoutTheirPorts) {
-  EXPECT_EQ(CounterBook::HostOf("10.0.0.1:7471"), "10.0.0.1");
-  EXPECT_EQ(CounterBook::HostOf("[::1]:7471"), "::1");
-  EXPECT_EQ(CounterBook::HostOf("fake"), "fake");
+TEST(CounterAggregator, HostsAreNamedWithoutTheirPorts) {
+  EXPECT_EQ(CounterAggregator::HostOf("10.0.0.1:7471"), "10.0.0.1");
+  EXPECT_EQ(CounterAggregator::HostOf("[::1]:7471"), "::1");
+  EXPECT_EQ(CounterAggregator::HostOf("fake"), "fake");
 }
 
 TEST(Counters, EveryOutcomeHasItsPlaceAndName) {

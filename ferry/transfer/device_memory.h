@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "ferry/core/background_tasks.h"
 #include "ferry/core/config.h"
-#include "ferry/core/errands.h"
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
 #include "ferry/transfer/stager.h"
@@ -31,13 +31,13 @@ class DeviceMemory {
 
   // The stager of a GPU, or null if none of its memory has been used.
   Stager* Known(int ordinal);
-  Errands& errands() noexcept { return errands_; }
+  BackgroundTasks& background_tasks() noexcept { return background_tasks_; }
 
  private:
   Result<Stager*> StagerFor(cuda::DeviceApi* api, int ordinal);
 
   const Config& config_;
-  Errands errands_;  // before the stagers, whose copies may still post tasks
+  BackgroundTasks background_tasks_;  // before the stagers, whose copies may still post tasks
   std::mutex mutex_;
   std::map<int, std::unique_ptr<Stager>> stagers_;  // by ordinal; under mutex_
 };

@@ -214,7 +214,7 @@ EndpointCounters EndpointCore::Counters() {
       if (connection->was_lost()) ++lost;
       open.push_back(connection->Counters());
     }
-    counters = book_.Snapshot(std::move(open), lost);
+    counters = aggregator_.Snapshot(std::move(open), lost);
   }
   counters.greetings_refused = greetings_refused_.load(std::memory_order_relaxed);
   const RegionTable::Size size = regions_.Registered();
@@ -311,7 +311,7 @@ void EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
   free_numbers_.pop_back();
   by_number_[connection->number()] = connection;
   connections_.insert(connection);
-  book_.OnBegin(connection->peer_name(), !connection->called());
+  aggregator_.OnBegin(connection->peer_name(), !connection->called());
 }
 
 void EndpointCore::Forget(const ConnectionCore* connection) {
@@ -324,7 +324,7 @@ void EndpointCore::Forget(const ConnectionCore* connection) {
   connections_.erase(it);
   by_number_[last->number()].reset();
   free_numbers_.push_back(last->number());
-  book_.OnEnd(last->Counters(), last->was_lost());
+  aggregator_.OnEnd(last->Counters(), last->was_lost());
   // Gone before anybody took it.
   accepted_.erase(std::remove(accepted_.begin(), accepted_.end(), last), accepted_.end());
   changed_.notify_all();

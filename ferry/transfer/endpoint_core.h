@@ -20,7 +20,7 @@
 #include "ferry/net/provider.h"
 #include "ferry/net/resolve.h"
 #include "ferry/transfer/connection_core.h"
-#include "ferry/transfer/counter_book.h"
+#include "ferry/transfer/counter_aggregator.h"
 #include "ferry/transfer/device_memory.h"
 #include "ferry/transfer/held_memory.h"
 #include "ferry/transfer/metrics.h"
@@ -158,7 +158,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   std::deque<std::shared_ptr<ConnectionCore>> accepted_;    // until taken
   ReadyFlag accept_ready_;            // under mutex_; set for good once closing
   std::multiset<std::string> calls_;  // local names of dials in progress
-  CounterBook book_;                  // under mutex_
+  CounterAggregator aggregator_;      // under mutex_
 
   std::unique_ptr<MetricsServer> metrics_;  // null if metrics are off; last: it uses the rest
 };

@@ -110,7 +110,8 @@ Result<std::shared_ptr<const PeerMemory>> Map(DeviceMemory* memory, const wire::
   const auto local = LocalShare::Find(UuidOf(body.token));
   FERRY_TRY_ASSIGN(PeerMemory::Mapped mapped,
                    local ? MapHere(stager->api(), gpu, local) : MapOther(stager->api(), body));
-  return std::make_shared<const PeerMemory>(std::move(mapped), &memory->errands(), std::move(gone));
+  return std::make_shared<const PeerMemory>(std::move(mapped), &memory->background_tasks(),
+                                            std::move(gone));
 }
 
 }  // namespace
@@ -138,14 +139,15 @@ std::shared_ptr<const RegionPin> LocalShare::Find(const Uuid& token) {
 
 // ---- PeerMemory ---------------------------------------------------------------------------------
 
-PeerMemory::PeerMemory(Mapped mapped, Errands* errands, UniqueFunction<void()> gone)
-    : mapped_(std::move(mapped)), errands_(errands), gone_(std::move(gone)) {}
+PeerMemory::PeerMemory(Mapped mapped, BackgroundTasks* background_tasks,
+                       UniqueFunction<void()> gone)
+    : mapped_(std::move(mapped)), background_tasks_(background_tasks), gone_(std::move(gone)) {}
 
 // Unmapping may wait for all work on the GPU, so a background task does it.
 PeerMemory::~PeerMemory() {
   // Memory is mapped by a background task, so the thread exists.
-  const Status posted =
-      errands_->Post([imported = std::move(mapped_.imported), gone = std::move(gone_)]() mutable {
+  const Status posted = background_tasks_->Post(
+      [imported = std::move(mapped_.imported), gone = std::move(gone_)]() mutable {
         imported = cuda::ImportedBuffer();
         gone();
       });
@@ -457,7 +459,7 @@ Status GpuSharing::OnShareOnLoop(const wire::ShareBody& body) {
 
 void GpuSharing::MapOnLoop(const wire::ShareBody& body) {
   const std::weak_ptr<SharingHost> weak = connection_->weak();
-  const Status posted = memory_->errands().Post([weak, this, memory = memory_, body] {
+  const Status posted = memory_->background_tasks().Post([weak, this, memory = memory_, body] {
     auto mapped = Map(memory, body, [weak, this, share = body.share] {
       if (const auto core = weak.lock()) {
         core->home()->Post([core, this, share] { GoneOnLoop(share); });

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "ferry/core/background_tasks.h"
 #include "ferry/core/deadline.h"
-#include "ferry/core/errands.h"
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
 #include "ferry/core/unique_function.h"
@@ -39,7 +39,7 @@ class PeerMemory {
   };
   // The background task calls `gone` after unmapping, when nothing here accesses the memory any
   // more.
-  PeerMemory(Mapped mapped, Errands* errands, UniqueFunction<void()> gone);
+  PeerMemory(Mapped mapped, BackgroundTasks* background_tasks, UniqueFunction<void()> gone);
   ~PeerMemory();
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
@@ -53,7 +53,7 @@ class PeerMemory {
 
  private:
   Mapped mapped_;
-  Errands* const errands_;
+  BackgroundTasks* const background_tasks_;
   UniqueFunction<void()> gone_;
 };
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "ferry/transfer/counter_book.h"
+#include "ferry/transfer/counter_aggregator.h"
 
 namespace ferry::transfer {
 namespace {
@@ -165,7 +165,7 @@ struct Way {
 void AddWays(const EndpointCounters& counters, std::vector<MetricFamily>* families) {
   std::map<std::pair<std::string, std::string>, Way> ways;  // by host and interface
   for (const ConnectionCounters& connection : counters.connections) {
-    std::string host = CounterBook::HostOf(connection.peer);
+    std::string host = CounterAggregator::HostOf(connection.peer);
     const bool known = std::any_of(counters.peers.begin(), counters.peers.end(),
                                    [&](const PeerCounters& peer) { return peer.host == host; });
     if (!known) host = "other";

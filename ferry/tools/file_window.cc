@@ -1,6 +1,6 @@
 // Implements the file window through which a file passes GPU or registered memory.
 
-#include "ferry/tools/passage.h"
+#include "ferry/tools/file_window.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,38 +9,39 @@
 
 namespace ferry::tools {
 
-Result<Passage> Passage::Of(std::span<std::byte> file, MemoryChoice choice, const Config& config) {
+Result<FileWindow> FileWindow::Of(std::span<std::byte> file, MemoryChoice choice,
+                                  const Config& config) {
   if (!choice.is_host()) return Through(file, choice, kGpuWindowBytes, config);
-  Passage passage;
-  passage.file_ = file;
-  return passage;
+  FileWindow file_window;
+  file_window.file_ = file;
+  return file_window;
 }
 
-Result<Passage> Passage::Through(std::span<std::byte> file, MemoryChoice choice, std::uint64_t most,
-                                 const Config& config) {
-  Passage passage;
-  passage.file_ = file;
+Result<FileWindow> FileWindow::Through(std::span<std::byte> file, MemoryChoice choice,
+                                       std::uint64_t most, const Config& config) {
+  FileWindow file_window;
+  file_window.file_ = file;
   // Opens the GPU for an empty file too, so that a GPU that does not exist is reported.
   FERRY_TRY(choice.Open(config));
-  if (file.empty()) return passage;
+  if (file.empty()) return file_window;
   const std::uint64_t window = std::min<std::uint64_t>(file.size(), most);
   if (choice.is_host()) {
-    FERRY_TRY_ASSIGN(passage.beside_, HostBuffer::Allocate(window));
+    FERRY_TRY_ASSIGN(file_window.beside_, HostBuffer::Allocate(window));
   } else {
-    FERRY_TRY_ASSIGN(passage.gpu_, GpuMirror::Allocate(choice, window, config));
+    FERRY_TRY_ASSIGN(file_window.gpu_, GpuMirror::Allocate(choice, window, config));
   }
-  return passage;
+  return file_window;
 }
 
-Status Passage::Load(std::uint64_t at, std::uint64_t bytes) {
+Status FileWindow::Load(std::uint64_t at, std::uint64_t bytes) {
   return Pass(cuda::CopyKind::kHostToDevice, at, bytes);
 }
 
-Status Passage::Store(std::uint64_t at, std::uint64_t bytes) {
+Status FileWindow::Store(std::uint64_t at, std::uint64_t bytes) {
   return Pass(cuda::CopyKind::kDeviceToHost, at, bytes);
 }
 
-Status Passage::Pass(cuda::CopyKind kind, std::uint64_t at, std::uint64_t bytes) {
+Status FileWindow::Pass(cuda::CopyKind kind, std::uint64_t at, std::uint64_t bytes) {
   if (!gpu_ && beside_.bytes().empty()) return Ok();
   FERRY_CHECK(bytes <= window() && at + bytes <= file_.size(), at, bytes, window());
   for (const std::uint64_t end = at + bytes; at < end;) {

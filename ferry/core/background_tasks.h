@@ -12,15 +12,15 @@ namespace ferry {
 
 // Runs background tasks that would block a loop for too long, one after the other in the order of
 // Post(), on a thread that starts with the first task. Any thread.
-class Errands {
+class BackgroundTasks {
  public:
   using Task = UniqueFunction<void()>;
 
-  Errands() = default;
+  BackgroundTasks() = default;
   // Blocks until all queued tasks, and the tasks that they queue, have run.
-  ~Errands();
-  Errands(const Errands&) = delete;
-  Errands& operator=(const Errands&) = delete;
+  ~BackgroundTasks();
+  BackgroundTasks(const BackgroundTasks&) = delete;
+  BackgroundTasks& operator=(const BackgroundTasks&) = delete;
 
   // Never blocks on a task. Errors: kUnavailable (no thread), for the first task only; the thread
   // then exists until destruction.

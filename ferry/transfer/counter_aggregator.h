@@ -12,7 +12,7 @@ namespace ferry::transfer {
 
 // What an endpoint remembers of connections that have ended, so that its counts never go back. Not
 // safe by itself: whoever has it locks. Memory is bounded by kMaxPeers, whoever connects.
-class CounterBook {
+class CounterAggregator {
  public:
   // Before it is looked at: its host gets its place.
   void OnBegin(std::string_view peer_name, bool from_outside);

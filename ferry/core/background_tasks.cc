@@ -1,5 +1,5 @@
 // The thread that runs background tasks in order.
-#include "ferry/core/errands.h"
+#include "ferry/core/background_tasks.h"
 
 #include <utility>
 
@@ -7,7 +7,7 @@
 
 namespace ferry {
 
-Errands::~Errands() {
+BackgroundTasks::~BackgroundTasks() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -16,7 +16,7 @@ Errands::~Errands() {
   if (thread_.joinable()) thread_.join();
 }
 
-Status Errands::Post(Task task) {
+Status BackgroundTasks::Post(Task task) {
   {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) {
@@ -28,7 +28,7 @@ Status Errands::Post(Task task) {
   return Ok();
 }
 
-void Errands::Run() {
+void BackgroundTasks::Run() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });

@@ -21,16 +21,17 @@ inline constexpr std::uint64_t kGpuPieceBytes = 32 * kMiB;
 // The memory that a transfer reads a file's bytes from, or writes them to: the mapped file itself,
 // or a window of GPU or host memory that the whole file passes through. Byte n of the file is at n
 // % window(). For one thread.
-class Passage {
+class FileWindow {
  public:
-  Passage() = default;
+  FileWindow() = default;
   // Chooses the memory for `file`, which the caller keeps alive. Errors: those of
   // GpuMirror::Allocate().
-  static Result<Passage> Of(std::span<std::byte> file, MemoryChoice choice, const Config& config);
+  static Result<FileWindow> Of(std::span<std::byte> file, MemoryChoice choice,
+                               const Config& config);
 
   // Always uses a window, of at most `most` bytes: for providers that cannot register mapped files.
-  static Result<Passage> Through(std::span<std::byte> file, MemoryChoice choice, std::uint64_t most,
-                                 const Config& config);
+  static Result<FileWindow> Through(std::span<std::byte> file, MemoryChoice choice,
+                                    std::uint64_t most, const Config& config);
 
   // The memory to register or send; empty for an empty file.
   std::span<std::byte> memory() const noexcept {

@@ -1,5 +1,5 @@
 // Threads that copy host memory in parallel.
-#include "ferry/copy/copy_crew.h"
+#include "ferry/copy/parallel_memcpy.h"
 
 #include <algorithm>
 #include <chrono>
@@ -22,28 +22,28 @@ constexpr auto kAwake = std::chrono::microseconds(200);
 
 }  // namespace
 
-CopyCrew::CopyCrew() : members_(std::make_shared<std::vector<std::thread>>()) {}
+ParallelMemcpy::ParallelMemcpy() : members_(std::make_shared<std::vector<std::thread>>()) {}
 
-Result<std::unique_ptr<CopyCrew>> CopyCrew::Create(int threads) {
+Result<std::unique_ptr<ParallelMemcpy>> ParallelMemcpy::Create(int threads) {
   FERRY_CHECK(threads >= 1, threads);
-  std::unique_ptr<CopyCrew> crew(new CopyCrew);
+  std::unique_ptr<ParallelMemcpy> parallel_memcpy(new ParallelMemcpy);
   for (int i = 1; i < threads; ++i) {
     FERRY_TRY_ASSIGN(std::thread member,
-                     StartThread("copies of host memory", [self = crew.get(), i] {
+                     StartThread("copies of host memory", [self = parallel_memcpy.get(), i] {
                        self->Work(static_cast<std::size_t>(i));
                      }));
-    crew->members_->push_back(std::move(member));
+    parallel_memcpy->members_->push_back(std::move(member));
   }
-  return crew;
+  return parallel_memcpy;
 }
 
-CopyCrew::~CopyCrew() {
+ParallelMemcpy::~ParallelMemcpy() {
   if (members_.forked()) return;
   Begin({.last = true});
   for (std::thread& member : *members_) member.join();
 }
 
-void CopyCrew::Copy(void* dst, const void* src, std::size_t bytes) {
+void ParallelMemcpy::Copy(void* dst, const void* src, std::size_t bytes) {
   const std::size_t share = bytes / (members_->size() + 1);
   if (members_->empty() || share < kMinPart || members_.forked()) {
     if (bytes > 0) std::memcpy(dst, src, bytes);
@@ -57,7 +57,7 @@ void CopyCrew::Copy(void* dst, const void* src, std::size_t bytes) {
   while (copying_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
 }
 
-void CopyCrew::Begin(const Task& task) {
+void ParallelMemcpy::Begin(const Task& task) {
   task_ = task;
   copying_.store(members_->size(), std::memory_order_relaxed);
   // Release: a thread that sees the new round also sees the task.
@@ -65,14 +65,14 @@ void CopyCrew::Begin(const Task& task) {
   round_.notify_all();
 }
 
-void CopyCrew::CopyPart(std::size_t member) const {
+void ParallelMemcpy::CopyPart(std::size_t member) const {
   const std::size_t at = std::min(member * task_.part, task_.bytes);
   const std::size_t bytes = std::min(task_.part, task_.bytes - at);
   if (bytes > 0) std::memcpy(task_.dst + at, task_.src + at, bytes);
 }
 
 // No round begins before all threads have finished the previous one, so none is missed.
-void CopyCrew::Work(std::size_t member) {
+void ParallelMemcpy::Work(std::size_t member) {
   for (std::uint32_t seen = 0;; ++seen) {
     const Deadline sleep = Deadline::After(kAwake);
     while (round_.load(std::memory_order_acquire) == seen && !sleep.expired()) {

@@ -1,5 +1,5 @@
 // Accumulates counters of ended connections by host.
-#include "ferry/transfer/counter_book.h"
+#include "ferry/transfer/counter_aggregator.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,12 +13,12 @@ constexpr std::string_view kOthers = "other";
 
 }  // namespace
 
-std::string CounterBook::HostOf(std::string_view peer_name) {
+std::string CounterAggregator::HostOf(std::string_view peer_name) {
   const auto address = net::ParseAddress(peer_name, 0);
   return address && !address->host.empty() ? address->host : std::string(peer_name);
 }
 
-CounterBook::Peer& CounterBook::PlaceOf(std::string_view peer_name, Peers* peers) {
+CounterAggregator::Peer& CounterAggregator::PlaceOf(std::string_view peer_name, Peers* peers) {
   std::string host = HostOf(peer_name);
   const auto found = peers->find(host);
   if (found != peers->end()) return found->second;
@@ -26,7 +26,7 @@ CounterBook::Peer& CounterBook::PlaceOf(std::string_view peer_name, Peers* peers
   return (*peers)[std::move(host)];
 }
 
-void CounterBook::AddTo(const ConnectionCounters& connection, Peer* peer) {
+void CounterAggregator::AddTo(const ConnectionCounters& connection, Peer* peer) {
   peer->traffic += connection.traffic;
   peer->lanes.resize(std::max(peer->lanes.size(), connection.lanes.size()));
   for (std::size_t i = 0; i < connection.lanes.size(); ++i) {
@@ -34,18 +34,18 @@ void CounterBook::AddTo(const ConnectionCounters& connection, Peer* peer) {
   }
 }
 
-void CounterBook::OnBegin(std::string_view peer_name, bool from_outside) {
+void CounterAggregator::OnBegin(std::string_view peer_name, bool from_outside) {
   ++(from_outside ? accepted_ : dialled_);
   (void)PlaceOf(peer_name, &peers_);
 }
 
-void CounterBook::OnEnd(const ConnectionCounters& connection, bool was_lost) {
+void CounterAggregator::OnEnd(const ConnectionCounters& connection, bool was_lost) {
   if (was_lost) ++lost_;
   AddTo(connection, &PlaceOf(connection.peer, &peers_));
 }
 
-EndpointCounters CounterBook::Snapshot(std::vector<ConnectionCounters> open,
-                                       std::uint64_t lost) const {
+EndpointCounters CounterAggregator::Snapshot(std::vector<ConnectionCounters> open,
+                                             std::uint64_t lost) const {
   EndpointCounters counters;
   counters.connections_open = open.size();
   counters.connections_accepted = accepted_;

@@ -15,13 +15,13 @@ namespace ferry {
 // Parallel memcpy: copies host memory with several threads at once, because one core moves less
 // than a GPU's bus does. One thread at a time may call it. In a forked child, which has none of the
 // threads, the caller copies alone.
-class CopyCrew {
+class ParallelMemcpy {
  public:
   // `threads` threads copy, including the calling one; at least 1. Errors: kUnavailable (threads).
-  static Result<std::unique_ptr<CopyCrew>> Create(int threads);
-  ~CopyCrew();
-  CopyCrew(const CopyCrew&) = delete;
-  CopyCrew& operator=(const CopyCrew&) = delete;
+  static Result<std::unique_ptr<ParallelMemcpy>> Create(int threads);
+  ~ParallelMemcpy();
+  ParallelMemcpy(const ParallelMemcpy&) = delete;
+  ParallelMemcpy& operator=(const ParallelMemcpy&) = delete;
 
   // Blocks until all bytes are copied. The ranges must not overlap.
   void Copy(void* dst, const void* src, std::size_t bytes);
@@ -35,7 +35,7 @@ class CopyCrew {
     bool last = false;     // no copy: threads end
   };
 
-  CopyCrew();
+  ParallelMemcpy();
   void Work(std::size_t member);
   void CopyPart(std::size_t member) const;
   void Begin(const Task& task);
