@@ -112,7 +112,7 @@ void BindOperation(nb::module_& module) {
                   Error(Code::kInvalidArgument, "stream: None cannot be held back; give a stream"));
             }
             const OthersGoOn others_go_on;
-            Check(self.Get().HoldBack(*held));
+            Check(self.Get().MakeStreamWait(*held));
           },
           nb::arg("stream"), nb::arg("device") = 0,
           "Work queued on this stream of GPU `device` from now on begins after the operation's "

@@ -66,12 +66,12 @@ PathReport Operation::path() const {
   return {Path::kNetwork, "messages and notifications go over the lanes"};
 }
 
-Status Operation::HoldBack(cuda::StreamRef stream) {
+Status Operation::MakeStreamWait(cuda::StreamRef stream) {
   if (state_.forked()) return MadeBeforeFork("operation");
   if (state_->done.load(std::memory_order_acquire)) return Ok();
   // Without the mutex, which the end of the operation needs: this may wait for the device, which
   // may wait for the operation.
-  FERRY_TRY_ASSIGN(StreamHold hold, StreamHold::Begin(connection_->config(), stream));
+  FERRY_TRY_ASSIGN(StreamWait hold, StreamWait::Begin(connection_->config(), stream));
   const std::lock_guard lock(state_->event_mutex);
   // Complete() takes the mutex after it has set `done`, and releases the waits that are in the list
   // then.

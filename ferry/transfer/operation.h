@@ -40,9 +40,9 @@ class Operation {
   // Makes work queued on `stream` after this call wait until the operation has ended, with whatever
   // outcome: check Wait() before you rely on the data. Blocks only while the device's queue is
   // full. docs/gotchas.md says which other work a waiting stream can stall. Errors: kUnsupported
-  // (no GPU, or its streams cannot wait for flags), kUnavailable (StreamHold::kMax waits exist, or
+  // (no GPU, or its streams cannot wait for flags), kUnavailable (StreamWait::kMax waits exist, or
   // MaxStreams() other streams of this device wait), those of the device.
-  Status HoldBack(cuda::StreamRef stream);
+  Status MakeStreamWait(cuda::StreamRef stream);
   // A descriptor that becomes readable when the operation ends; owned by the operation. From this
   // call to the end the engine's thread drives the connection's loop while no application thread
   // does. Use it to sleep in poll(), not together with Wait(), which is faster without it.

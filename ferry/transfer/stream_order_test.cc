@@ -14,7 +14,7 @@
 #include "ferry/cuda/open_devices.h"
 #include "ferry/cuda/simulated_devices.h"
 #include "ferry/cuda/testing/conformance.h"
-#include "ferry/transfer/stream_hold.h"
+#include "ferry/transfer/stream_wait.h"
 #include "ferry/transfer/testing/any_options.h"
 #include "ferry/transfer/testing/device_mirror.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
@@ -39,7 +39,7 @@ class StreamOrderBase : public ::testing::Test {
     if (!api) GTEST_SKIP() << api.error().message();
     api_ = *api;
     if (!Must(cuda::ProbeFlags(*api_, 0))) GTEST_SKIP() << "streams cannot wait for flags";
-    if (StreamHold::MaxStreams() < 4) GTEST_SKIP() << "too few streams can wait";
+    if (StreamWait::MaxStreams() < 4) GTEST_SKIP() << "too few streams can wait";
     link_ = MakeLink(config_);
     memory_.emplace(api_, 0, kStreamBytes, 1);
     pinned_ = Must(api_->AllocatePinned(0, kStreamBytes));
@@ -194,7 +194,7 @@ TEST_P(StreamOrderTest, WhoWaitsForItsStreamEndsByCancelAndDeadlineAndNeverBegin
   Operation cancelled = Write(After());
   Operation late = Write(After(milliseconds(20)));
   const cuda::Stream reader = NewStream();
-  ASSERT_TRUE(late.HoldBack(reader));
+  ASSERT_TRUE(late.MakeStreamWait(reader));
   cancelled.Cancel();
   EXPECT_TRUE(EndsWith(Code::kCancelled, cancelled));
   EXPECT_TRUE(EndsWith(Code::kTimedOut, late));
@@ -211,7 +211,7 @@ TEST_P(StreamOrderTest, WhoWaitsForItsStreamEndsWithThePeer) {
   Operation write = Write(After());
   Operation receive = Must(near().Recv(kTag, kWholeTag, memory_->span(), After()));
   const cuda::Stream reader = NewStream();
-  ASSERT_TRUE(write.HoldBack(reader));
+  ASSERT_TRUE(write.MakeStreamWait(reader));
   remote_.reset();
   link_.far.connection.reset();
   link_.far.endpoint.reset();
@@ -236,7 +236,7 @@ TEST_P(StreamOrderTest, WhoWaitsForItsStreamEndsWithTheEndpoint) {
   {
     Operation send = Must(other.near.connection->Send(kTag, memory.span(), After()));
     Operation receive = Must(other.near.connection->Recv(kTag, kWholeTag, memory.span(), After()));
-    ASSERT_TRUE(receive.HoldBack(reader));
+    ASSERT_TRUE(receive.MakeStreamWait(reader));
     other.near.endpoint.reset();
     EXPECT_TRUE(EndsWith(Code::kCancelled, send));
     EXPECT_TRUE(EndsWith(Code::kCancelled, receive));
@@ -251,7 +251,7 @@ TEST_P(StreamOrderTest, AStreamThatIsHeldBackSeesTheBytes) {
   const cuda::Stream reader = NewStream();
   Close();
   Operation read = Read(After());
-  ASSERT_TRUE(read.HoldBack(reader));
+  ASSERT_TRUE(read.MakeStreamWait(reader));
   QueueDownload(reader, pinned_.data());
   EXPECT_TRUE(Works(&link_));
   EXPECT_FALSE(*api_->Query(reader));
@@ -260,7 +260,7 @@ TEST_P(StreamOrderTest, AStreamThatIsHeldBackSeesTheBytes) {
   EXPECT_EQ(InPinned(), peer_.Copy());
   EXPECT_TRUE(EndsOk(read));
   // An operation that has ended blocks no stream.
-  ASSERT_TRUE(read.HoldBack(reader));
+  ASSERT_TRUE(read.MakeStreamWait(reader));
   EXPECT_TRUE(api_->Wait(reader, Soon()));
 }
 
@@ -274,9 +274,9 @@ TEST_P(StreamOrderTest, CopiesAndOperationsOfOneStreamFollowEachOther) {
   std::memcpy(sent.data(), all.data(), all.size());
   for (std::size_t at = 0; at < all.size(); at += kStreamBytes) {
     QueueUpload(sent.bytes().subspan(at).data());
-    ASSERT_TRUE(Write(After()).HoldBack(stream_));
+    ASSERT_TRUE(Write(After()).MakeStreamWait(stream_));
     QueueUpload(pinned_.data());
-    ASSERT_TRUE(Read(After()).HoldBack(stream_));
+    ASSERT_TRUE(Read(After()).MakeStreamWait(stream_));
     QueueDownload(stream_, seen.bytes().subspan(at).data());
   }
   ASSERT_TRUE(api_->Wait(stream_, Soon()));
@@ -287,13 +287,13 @@ TEST_P(StreamOrderTest, CopiesAndOperationsOfOneStreamFollowEachOther) {
 
 TEST_P(StreamOrderTest, AsManyStreamsAsMayAreHeldAndLetGo) {
   std::vector<cuda::Stream> readers;
-  for (std::uint32_t i = 0; i < StreamHold::MaxStreams(); ++i) readers.push_back(NewStream());
+  for (std::uint32_t i = 0; i < StreamWait::MaxStreams(); ++i) readers.push_back(NewStream());
   for (int round = 0; round < 50; ++round) {
     std::vector<Operation> writes;
     for (const cuda::Stream& reader : readers) {
       writes.push_back(Write({}));
-      ASSERT_TRUE(writes.back().HoldBack(reader));
-      ASSERT_TRUE(writes.front().HoldBack(reader));
+      ASSERT_TRUE(writes.back().MakeStreamWait(reader));
+      ASSERT_TRUE(writes.front().MakeStreamWait(reader));
     }
     for (const cuda::Stream& reader : readers) EXPECT_TRUE(api_->Wait(reader, Soon()));
     for (const Operation& write : writes) EXPECT_TRUE(EndsOk(write));
@@ -303,19 +303,19 @@ TEST_P(StreamOrderTest, AsManyStreamsAsMayAreHeldAndLetGo) {
 
 TEST_P(StreamOrderTest, MoreStreamsThanMayAreRefusedUntilOneIsLetGo) {
   std::vector<cuda::Stream> readers;
-  for (std::uint32_t i = 0; i < StreamHold::MaxStreams(); ++i) readers.push_back(NewStream());
+  for (std::uint32_t i = 0; i < StreamWait::MaxStreams(); ++i) readers.push_back(NewStream());
   Operation first = Must(near().Recv(kTag, kWholeTag, {}));
   Operation others = Must(near().Recv(kTag + 1, kWholeTag, {}));
-  ASSERT_TRUE(first.HoldBack(readers.front()));
-  for (std::size_t i = 1; i < readers.size(); ++i) ASSERT_TRUE(others.HoldBack(readers[i]));
-  ASSERT_TRUE(others.HoldBack(readers.back()));  // the same stream again
-  const Status refused = others.HoldBack(stream_);
+  ASSERT_TRUE(first.MakeStreamWait(readers.front()));
+  for (std::size_t i = 1; i < readers.size(); ++i) ASSERT_TRUE(others.MakeStreamWait(readers[i]));
+  ASSERT_TRUE(others.MakeStreamWait(readers.back()));  // the same stream again
+  const Status refused = others.MakeStreamWait(stream_);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kUnavailable);
   EXPECT_TRUE(EndsOk(Write({})));  // the GPU's copies continue
   first.Cancel();
   EXPECT_TRUE(EndsWith(Code::kCancelled, first));
-  ASSERT_TRUE(others.HoldBack(stream_));
+  ASSERT_TRUE(others.MakeStreamWait(stream_));
   others.Cancel();
   for (const cuda::Stream& reader : readers) EXPECT_TRUE(api_->Wait(reader, Soon()));
 }
@@ -324,7 +324,8 @@ TEST_P(StreamOrderTest, MoreStreamsThanMayAreRefusedUntilOneIsLetGo) {
 TEST_P(StreamOrderTest, AStreamMayLookWhenTheEndpointIsGone) {
   Link other = MakeLink(config_);
   Close();
-  ASSERT_TRUE(Must(other.near.connection->Recv(kTag, kWholeTag, {}, After())).HoldBack(stream_));
+  ASSERT_TRUE(
+      Must(other.near.connection->Recv(kTag, kWholeTag, {}, After())).MakeStreamWait(stream_));
   QueueUpload(RandomBytes(kStreamBytes, 9));
   other = Link();
   EXPECT_TRUE(Works(&link_));
@@ -344,8 +345,8 @@ TEST_P(StreamOrderTest, ThreadsMayPostAndHoldAtOnce) {
         WriteOptions options = After();
         options.after = round % 2 == 0 ? cuda::StreamRef(stream_) : cuda::StreamRef(mine);
         Operation write = Write(options);
-        EXPECT_TRUE(write.HoldBack(mine));
-        EXPECT_TRUE(write.HoldBack(stream_));
+        EXPECT_TRUE(write.MakeStreamWait(mine));
+        EXPECT_TRUE(write.MakeStreamWait(stream_));
         if (round % 5 == 0) write.Cancel();
         if (round % 3 == 0) (void)write.Wait(Soon());
       }
@@ -379,9 +380,9 @@ TEST_F(StreamFailureTest, AStreamWhoseDeviceIsLostEndsWhatWaitsForIt) {
   Close();
   const Operation write = Write(After());
   const cuda::Stream reader = NewStream();
-  ASSERT_TRUE(Operation(write).HoldBack(reader));
+  ASSERT_TRUE(Operation(write).MakeStreamWait(reader));
   const cuda::Stream other = Must(api_->CreateStream(1, cuda::StreamPriority::kNormal));
-  ASSERT_TRUE(Operation(write).HoldBack(other));
+  ASSERT_TRUE(Operation(write).MakeStreamWait(other));
   simulated_->Inject(
       {.ordinal = 0, .at = cuda::FaultPoint::kCopy, .fault = cuda::Fault::kIllegalAddress});
   const cuda::Stream broken = NewStream();
@@ -394,8 +395,8 @@ TEST_F(StreamFailureTest, AStreamWhoseDeviceIsLostEndsWhatWaitsForIt) {
   // A stream of the other device, with words that were allocated through the lost one.
   std::vector<std::byte> nothing(10);
   Operation receive = Must(near().Recv(kTag, kWholeTag, nothing));
-  EXPECT_EQ(receive.HoldBack(stream_).error().code(), Code::kDeviceLost);
-  ASSERT_TRUE(receive.HoldBack(other));
+  EXPECT_EQ(receive.MakeStreamWait(stream_).error().code(), Code::kDeviceLost);
+  ASSERT_TRUE(receive.MakeStreamWait(other));
   EXPECT_FALSE(*api_->Query(other));
   receive.Cancel();
   EXPECT_TRUE(api_->Wait(other, Soon()));
@@ -406,15 +407,15 @@ TEST_F(StreamFailureTest, MoreHoldsThanThereAreAreRefusedUntilSomeAreReleased) {
   std::vector<std::byte> nothing(10);
   Operation first = Must(near().Recv(kTag, kWholeTag, nothing));
   Operation second = Must(near().Recv(kTag + 1, kWholeTag, nothing));
-  ASSERT_TRUE(first.HoldBack(stream_));
-  for (std::uint32_t i = 1; i < StreamHold::kMax; ++i) ASSERT_TRUE(second.HoldBack(stream_));
-  const Status refused = second.HoldBack(stream_);
+  ASSERT_TRUE(first.MakeStreamWait(stream_));
+  for (std::uint32_t i = 1; i < StreamWait::kMax; ++i) ASSERT_TRUE(second.MakeStreamWait(stream_));
+  const Status refused = second.MakeStreamWait(stream_);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kUnavailable);
   first.Cancel();
   EXPECT_TRUE(EndsWith(Code::kCancelled, first));
-  ASSERT_TRUE(second.HoldBack(stream_));
-  EXPECT_EQ(second.HoldBack(stream_).error().code(), Code::kUnavailable);
+  ASSERT_TRUE(second.MakeStreamWait(stream_));
+  EXPECT_EQ(second.MakeStreamWait(stream_).error().code(), Code::kUnavailable);
   second.Cancel();
   EXPECT_TRUE(api_->Wait(stream_, Soon()));
 }
@@ -425,7 +426,7 @@ TEST_F(StreamFailureTest, AHoldThatTheDeviceRefusesLeavesTheOperation) {
   Operation write = Write(After());
   simulated_->Inject(
       {.ordinal = 0, .at = cuda::FaultPoint::kFlag, .fault = cuda::Fault::kNotSupported});
-  EXPECT_EQ(write.HoldBack(stream_).error().code(), Code::kUnsupported);
+  EXPECT_EQ(write.MakeStreamWait(stream_).error().code(), Code::kUnsupported);
   simulated_->Inject(
       {.ordinal = 0, .at = cuda::FaultPoint::kEvent, .fault = cuda::Fault::kMemoryAllocation});
   EXPECT_EQ(near().Notify(BytesOf("?"), After()).error().code(), Code::kUnavailable);
@@ -447,7 +448,7 @@ TEST(StreamOrderWithoutDevices, IsAnErrorOfTheCall) {
   EXPECT_EQ(refused.error().code(), Code::kUnsupported);
   std::vector<std::byte> nothing(10);
   Operation receive = Must(link.near.connection->Recv(kTag, kWholeTag, nothing));
-  EXPECT_EQ(receive.HoldBack(*options.after).error().code(), Code::kUnsupported);
+  EXPECT_EQ(receive.MakeStreamWait(*options.after).error().code(), Code::kUnsupported);
   EXPECT_TRUE(Works(&link));
 }
 

@@ -1,5 +1,5 @@
 // Words of pinned memory that GPU streams wait for.
-#include "ferry/transfer/stream_hold.h"
+#include "ferry/transfer/stream_wait.h"
 
 #include <fmt/core.h>
 
@@ -30,9 +30,9 @@ class HoldWords {
     return *words;
   }
 
-  Result<StreamHold> Hold(cuda::StreamRef stream) {
+  Result<StreamWait> Hold(cuda::StreamRef stream) {
     std::uint32_t target = 0;
-    FERRY_TRY_ASSIGN(StreamHold hold, Take({stream.ordinal(), stream.native()}, &target));
+    FERRY_TRY_ASSIGN(StreamWait hold, Take({stream.ordinal(), stream.native()}, &target));
     // Without the mutex: if the device's queue is full this blocks until waits are released.
     FERRY_TRY_ASSIGN(const void* const flag,
                      api_->MappedAddress(stream.ordinal(), HostAddress(hold.word_)));
@@ -62,7 +62,7 @@ class HoldWords {
   explicit HoldWords(cuda::DeviceApi* api) : api_(api) {}
 
   // `target`: the value of the word after the release.
-  Result<StreamHold> Take(StreamKey stream, std::uint32_t* target) {
+  Result<StreamWait> Take(StreamKey stream, std::uint32_t* target) {
     const std::lock_guard lock(mutex_);
     if (!memory_) FERRY_TRY(MakeLocked(stream.first));
     if (free_.empty()) {
@@ -70,7 +70,7 @@ class HoldWords {
           Code::kUnavailable,
           fmt::format(
               "{} streams already wait for operations, which is the limit; wait for some of these",
-              StreamHold::kMax));
+              StreamWait::kMax));
     }
     FERRY_TRY(CheckStreamsLocked(stream));
     const std::uint32_t word = free_.back();
@@ -78,7 +78,7 @@ class HoldWords {
     ++held_[stream];
     words_[word].stream = stream;
     *target = words_[word].value + 1;
-    return StreamHold(this, word);
+    return StreamWait(this, word);
   }
 
   // With too many waiting streams, the copies of the very operations that they wait for could not
@@ -87,7 +87,7 @@ class HoldWords {
     const auto others = std::count_if(held_.begin(), held_.end(), [&](const auto& held) {
       return held.first != stream && held.first.first == stream.first;
     });
-    const std::uint32_t most = StreamHold::MaxStreams();
+    const std::uint32_t most = StreamWait::MaxStreams();
     if (others < most) return Ok();
     return Error(Code::kUnavailable,
                  fmt::format("{} streams of device {} already wait for operations, and the limit "
@@ -98,9 +98,9 @@ class HoldWords {
 
   Status MakeLocked(int ordinal) {
     FERRY_TRY_ASSIGN(memory_,
-                     api_->AllocatePinned(ordinal, StreamHold::kMax * sizeof(std::uint32_t)));
-    words_.resize(StreamHold::kMax);
-    for (std::uint32_t i = StreamHold::kMax; i > 0; --i) {
+                     api_->AllocatePinned(ordinal, StreamWait::kMax * sizeof(std::uint32_t)));
+    words_.resize(StreamWait::kMax);
+    for (std::uint32_t i = StreamWait::kMax; i > 0; --i) {
       cuda::StoreFlag(HostAddress(i - 1), 0);
       free_.push_back(i - 1);
     }
@@ -119,18 +119,18 @@ class HoldWords {
   std::map<StreamKey, std::uint32_t> held_;  // number of waits of each stream
 };
 
-std::uint32_t StreamHold::MaxStreams() {
+std::uint32_t StreamWait::MaxStreams() {
   static const std::uint32_t most =
       cuda::MaxHeldStreams(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
   return most;
 }
 
-Result<StreamHold> StreamHold::Begin(const Config& config, cuda::StreamRef stream) {
+Result<StreamWait> StreamWait::Begin(const Config& config, cuda::StreamRef stream) {
   FERRY_TRY_ASSIGN(cuda::DeviceApi* const api, cuda::OpenDevices(config));
   return HoldWords::Of(api).Hold(stream);
 }
 
-void StreamHold::Release() {
+void StreamWait::Release() {
   if (HoldWords* const words = std::exchange(words_, nullptr)) words->Return(word_);
 }
 

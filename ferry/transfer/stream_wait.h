@@ -14,7 +14,7 @@ class HoldWords;
 // Makes a stream wait until Release() or the destructor. The stream waits for a word of pinned
 // memory. The words belong to the program and not to an endpoint, because a stream that has other
 // work queued first reads its word long after the release. Move-only. Any thread.
-class StreamHold {
+class StreamWait {
  public:
   // Limit of simultaneous waits in the whole program.
   static constexpr std::uint32_t kMax = 1024;
@@ -26,18 +26,18 @@ class StreamHold {
   // exist. Blocks only while the device's queue is full. Errors: those of OpenDevices() and
   // DeviceApi::WaitForFlag(); kUnavailable if kMax waits exist or MaxStreams() other streams
   // wait.
-  static Result<StreamHold> Begin(const Config& config, cuda::StreamRef stream);
+  static Result<StreamWait> Begin(const Config& config, cuda::StreamRef stream);
 
-  StreamHold(StreamHold&& other) noexcept
+  StreamWait(StreamWait&& other) noexcept
       : words_(std::exchange(other.words_, nullptr)), word_(other.word_) {}
-  StreamHold& operator=(StreamHold&&) = delete;
-  ~StreamHold() { Release(); }
+  StreamWait& operator=(StreamWait&&) = delete;
+  ~StreamWait() { Release(); }
 
   void Release();
 
  private:
   friend class HoldWords;
-  StreamHold(HoldWords* words, std::uint32_t word) : words_(words), word_(word) {}
+  StreamWait(HoldWords* words, std::uint32_t word) : words_(words), word_(word) {}
 
   HoldWords* words_;
   std::uint32_t word_;
