@@ -86,7 +86,7 @@ void Channel::GiveBack(
   for (const auto& [operation, slice] : all) {
     if (!operation->ledger.error()) counts_.retries.Add();
     if (operation->ledger.Return(slice)) {
-      connection_->RoundIsOver(operation);
+      connection_->PostRoundDone(operation);
     } else if (known.insert(operation.get()).second) {
       again.push_back(operation);
     }
@@ -117,7 +117,7 @@ void Channel::ReviveOnLoop(std::uint32_t attempt, std::unique_ptr<ParkedLane> la
   ReclaimFrames(&unfinished);
   SendAgainOnLoop(std::move(unfinished));
   if (failure) return connection_->LaneLost(index_, *failure, std::nullopt);
-  connection_->LaneIsUp(index_, lane_->Info());
+  connection_->OnLaneUp(index_, lane_->Info());
   // Tells the peer that this side now relies on the lane.
   SendPlainOnLoop(wire::Type::kPing, 0, {});
   SamplePathOnLoop();

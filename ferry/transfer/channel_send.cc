@@ -282,7 +282,7 @@ void Channel::Resolve(const std::shared_ptr<OperationState>& operation,
                       const std::optional<Error>& error) {
   // Stop() cannot end the round here: the slice being resolved is still in flight.
   if (error && operation->ledger.Stop(*error)) FERRY_CHECK(false, operation->id);
-  if (operation->ledger.Resolve()) connection_->RoundIsOver(operation);
+  if (operation->ledger.Resolve()) connection_->PostRoundDone(operation);
 }
 
 void Channel::AbandonReadsOnLoop(const std::shared_ptr<OperationState>& operation) {

@@ -8,7 +8,7 @@
 
 #include "ferry/core/check.h"
 #include "ferry/core/log.h"
-#include "ferry/transfer/lane_keeper.h"
+#include "ferry/transfer/lane_health.h"
 
 namespace ferry::transfer {
 ConnectionCore::ConnectionCore(const Config& config, RegionTable* regions, Peer peer,
@@ -40,7 +40,7 @@ void ConnectionCore::StartOnLoop() {
   for (LaneLife& life : lives_) life.heard_at = next_beat_;
   OnEveryLane([](Channel& lane) { lane.BeatOnLoop(/*heard=*/false); }, [] {});
   HeartbeatOnLoop();
-  if (keeper_) keeper_->StartOnLoop();
+  if (lane_health_) lane_health_->StartOnLoop();
 }
 
 // ---- from the application -----------------------------------------------------------------------
@@ -195,14 +195,14 @@ void ConnectionCore::SendNotificationOnLoop(const Op& operation) {
                                          operation->notification, operation);
 }
 
-void ConnectionCore::RoundIsOver(const Op& operation) {
+void ConnectionCore::PostRoundDone(const Op& operation) {
   // Always posted: the caller is in the middle of its own bookkeeping.
-  home_->Post([self = shared_from_this(), operation] { self->RoundIsOverOnLoop(operation); });
+  home_->Post([self = shared_from_this(), operation] { self->OnRoundDone(operation); });
 }
 
 // The end of a round of slices: a message continues with its FIN, a write with its notification;
 // otherwise the operation ends.
-void ConnectionCore::RoundIsOverOnLoop(const Op& operation) {
+void ConnectionCore::OnRoundDone(const Op& operation) {
   if (!operations_.Contains(operation->id)) return;  // the connection has failed meanwhile
   const auto error = operation->ledger.error();
   if (operation->kind == OperationKind::kSend &&
@@ -255,7 +255,7 @@ void ConnectionCore::AbortOnLoop(const Op& operation, const Error& error) {
     case OperationState::Phase::kMessage:
     case OperationState::Phase::kNotify: break;
   }
-  if (operation->ledger.Stop(error)) return RoundIsOverOnLoop(operation);
+  if (operation->ledger.Stop(error)) return OnRoundDone(operation);
   if (operation->kind == OperationKind::kRead) AbandonReads(operation);
   DrainOnLoop(operation);
 }
@@ -356,7 +356,7 @@ void ConnectionCore::FailOnLoop(const Error& cause) {
   for (EventLoop::TimerId* timer : {&heartbeat_timer_, &last_words_timer_}) {
     if (*timer != 0) home_->CancelTimerOnLoop(std::exchange(*timer, 0));
   }
-  if (keeper_) keeper_->StopOnLoop();
+  if (lane_health_) lane_health_->StopOnLoop();
   // The lanes go on until they are closed: a message that still arrives finds no receive.
   matcher_ = Matcher();
   CountKeptOnLoop();

@@ -58,7 +58,7 @@ struct Peer {
 
 inline bool PutsBytesOnTheWire(OperationKind kind) { return kind != OperationKind::kRecv; }
 
-class LaneKeeper;
+class LaneHealth;
 
 class ConnectionCore final : public SharingHost,
                              public std::enable_shared_from_this<ConnectionCore> {
@@ -132,9 +132,9 @@ class ConnectionCore final : public SharingHost,
   // Call before StartOnLoop.
   void SetLaneInfos(std::vector<net::LaneInfo> infos);
   // Sets the object that replaces lanes; connecting side only. Call before StartOnLoop.
-  void SetKeeper(std::unique_ptr<LaneKeeper> keeper);
+  void SetLaneHealth(std::unique_ptr<LaneHealth> lane_health);
   // Whether this side dialed.
-  bool called() const noexcept { return keeper_ != nullptr; }
+  bool called() const noexcept { return lane_health_ != nullptr; }
   // Called by the lane's loop.
   void SetLanePath(std::uint32_t index, const net::PathStats& path);
   // Called when a network link of this machine changes.
@@ -155,7 +155,7 @@ class ConnectionCore final : public SharingHost,
   // ---- Any lane's loop.
   //
   // The operation's current round of slices is complete.
-  void RoundIsOver(const std::shared_ptr<OperationState>& operation);
+  void PostRoundDone(const std::shared_ptr<OperationState>& operation);
   // Fails the connection because one lane failed. Data that has already arrived on the other lanes
   // is processed first: it may complete operations.
   void LaneFailed(const Error& error);
@@ -165,7 +165,7 @@ class ConnectionCore final : public SharingHost,
   // The network dropped a lane; a replacement may follow. `loss` is nullopt if the lane was given
   // up before any frame had arrived over it, which says nothing new about its network path.
   void LaneLost(std::uint32_t index, const Error& error, std::optional<net::LaneLoss> loss);
-  void LaneIsUp(std::uint32_t index, net::LaneInfo info);
+  void OnLaneUp(std::uint32_t index, net::LaneInfo info);
   // The lane is frozen and will be replaced. `was_heard`: the peer has used it.
   void LaneFrozen(std::uint32_t index, bool was_heard);
   // The peer, which accepted the connection and cannot dial, requests a replacement for this lane.
@@ -211,7 +211,7 @@ class ConnectionCore final : public SharingHost,
   void BeginSendOnLoop(const Op& operation);
   void BeginReceiveOnLoop(const Op& operation);
   void SendNotificationOnLoop(const Op& operation);
-  void RoundIsOverOnLoop(const Op& operation);
+  void OnRoundDone(const Op& operation);
   void EndOnLoop(const Op& operation, Status status);
   void AbortOnLoop(const Op& operation, const Error& error);
   void AbortReceiveOnLoop(const Op& operation, const Error& error);
@@ -288,7 +288,7 @@ class ConnectionCore final : public SharingHost,
   bool IsAbandonedOnLoop() const;
   // Returns when the peer was last heard.
   Clock::time_point BeatLanesOnLoop(Clock::time_point now, Clock::duration missed);
-  friend class LaneKeeper;
+  friend class LaneHealth;
 
   // Sets the timer for the earliest due operation.
   void ScheduleOnLoop();
@@ -357,7 +357,7 @@ class ConnectionCore final : public SharingHost,
   std::vector<LaneLife> lives_;
   std::vector<std::atomic<bool>> given_up_;  // by lane: PeerGaveUpLane has posted; any thread
   Clock::time_point next_beat_;
-  std::unique_ptr<LaneKeeper> keeper_;  // null on the accepting side
+  std::unique_ptr<LaneHealth> lane_health_;  // null on the accepting side
 
   mutable std::mutex notifications_mutex_;
   std::deque<std::vector<std::byte>> notifications_;  // under notifications_mutex_

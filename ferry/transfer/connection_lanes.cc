@@ -6,7 +6,7 @@
 
 #include "ferry/core/log.h"
 #include "ferry/transfer/connection_core.h"
-#include "ferry/transfer/lane_keeper.h"
+#include "ferry/transfer/lane_health.h"
 
 // A connection's lanes as its home loop sees them: which are up, how long each has been silent, and
 // how lost lanes are handled.
@@ -46,7 +46,9 @@ void ConnectionCore::SetLaneUpOnLoop(std::uint32_t index, bool up) {
   });
 }
 
-void ConnectionCore::SetKeeper(std::unique_ptr<LaneKeeper> keeper) { keeper_ = std::move(keeper); }
+void ConnectionCore::SetLaneHealth(std::unique_ptr<LaneHealth> lane_health) {
+  lane_health_ = std::move(lane_health);
+}
 
 // ---- which lanes carry what ---------------------------------------------------------------------
 
@@ -149,8 +151,8 @@ void ConnectionCore::LaneLostOnLoop(std::uint32_t index, const Error& error,
   const bool all_reset = std::all_of(
       lives_.begin(), lives_.end(), [](const LaneLife& each) { return !each.up && each.by_reset; });
   if (all_reset) return LaneFailed(error);
-  if (keeper_) {
-    return keeper_->OnLaneLostOnLoop(index, loss.value_or(net::LaneLoss::kUnreachable));
+  if (lane_health_) {
+    return lane_health_->OnLaneLostOnLoop(index, loss.value_or(net::LaneLoss::kUnreachable));
   }
   SuspectOnLoop(index, "was lost");
 }
@@ -189,7 +191,7 @@ void ConnectionCore::LaneFrozen(std::uint32_t index, bool was_heard) {
   });
 }
 
-void ConnectionCore::LaneIsUp(std::uint32_t index, net::LaneInfo info) {
+void ConnectionCore::OnLaneUp(std::uint32_t index, net::LaneInfo info) {
   home_->Post([self = shared_from_this(), index, info = std::move(info)] {
     self->SetLaneUpOnLoop(index, true);
     self->lives_[index].heard_at = self->lives_[index].up_since = Clock::now();
@@ -207,7 +209,7 @@ void ConnectionCore::LaneIsUp(std::uint32_t index, net::LaneInfo info) {
 
 void ConnectionCore::SuspectOnLoop(std::uint32_t index, const char* why) {
   if (lost_.load()) return;
-  if (keeper_) return keeper_->OnSuspectOnLoop(index, why);
+  if (lane_health_) return lane_health_->OnSuspectOnLoop(index, why);
   // The other side dials; this side can only request a replacement, over a lane that may still
   // work.
   wire::JoinBody body;
@@ -226,8 +228,8 @@ void ConnectionCore::PeerGaveUpLane(std::uint32_t index) {
   if (index >= given_up_.size() || given_up_[index].exchange(true)) return;
   home_->Post([self = shared_from_this(), index] {
     self->given_up_[index] = false;
-    if (self->lost_.load() || !self->keeper_) return;
-    self->keeper_->OnSuspectOnLoop(index, "was given up by the peer");
+    if (self->lost_.load() || !self->lane_health_) return;
+    self->lane_health_->OnSuspectOnLoop(index, "was given up by the peer");
   });
 }
 
@@ -241,7 +243,7 @@ void ConnectionCore::OnLinkChange(const net::LinkChange& change) {
         self->SuspectOnLoop(i, "has its link down");
       }
     }
-    if (self->keeper_) self->keeper_->OnLinkChangeOnLoop(change);
+    if (self->lane_health_) self->lane_health_->OnLinkChangeOnLoop(change);
   });
 }
 
@@ -330,7 +332,7 @@ Clock::time_point ConnectionCore::BeatLanesOnLoop(Clock::time_point now, Clock::
                     peer_name(), Seconds(now - latest))));
     return latest;
   }
-  if (keeper_) keeper_->BeatOnLoop(now);
+  if (lane_health_) lane_health_->BeatOnLoop(now);
   return latest;
 }
 

@@ -11,7 +11,7 @@
 #include "ferry/core/log.h"
 #include "ferry/transfer/dialer.h"
 #include "ferry/transfer/endpoint_address.h"
-#include "ferry/transfer/lane_keeper.h"
+#include "ferry/transfer/lane_health.h"
 #include "ferry/transfer/reception.h"
 
 namespace ferry::transfer {
@@ -288,7 +288,7 @@ std::shared_ptr<ConnectionCore> EndpointCore::EstablishOnLoop(
   auto connection =
       std::make_shared<ConnectionCore>(config_, &regions_, std::move(agreed), std::move(loops));
   if (dialled != nullptr) {
-    connection->SetKeeper(std::make_unique<LaneKeeper>(
+    connection->SetLaneHealth(std::make_unique<LaneHealth>(
         this, connection.get(),
         WaysTo(*provider_, config_, {dialled->at, dialled->interface}, dialled->others)));
   }

@@ -154,10 +154,10 @@ PeerMemory::~PeerMemory() {
   FERRY_CHECK(posted.has_value());
 }
 
-bool PeerMemory::Keep(std::shared_ptr<const RegionPin>* keeper) const {
+bool PeerMemory::Keep(std::shared_ptr<const RegionPin>* lane_health) const {
   if (!mapped_.here) return true;
-  *keeper = mapped_.here->lock();
-  return *keeper != nullptr;
+  *lane_health = mapped_.here->lock();
+  return *lane_health != nullptr;
 }
 
 GpuSharing::GpuSharing(SharingHost* connection) : connection_(connection), id_(NextId()) {}

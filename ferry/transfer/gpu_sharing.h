@@ -49,7 +49,7 @@ class PeerMemory {
   std::uint64_t bytes() const noexcept { return mapped_.bytes; }
   // Sets `keeper` to an owner that a copy holds until its end, so that a region of this process
   // stays registered. Returns false if the memory is no longer shared.
-  bool Keep(std::shared_ptr<const RegionPin>* keeper) const;
+  bool Keep(std::shared_ptr<const RegionPin>* lane_health) const;
 
  private:
   Mapped mapped_;

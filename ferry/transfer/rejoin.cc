@@ -9,7 +9,7 @@
 
 #include "ferry/core/check.h"
 #include "ferry/transfer/endpoint_core.h"
-#include "ferry/transfer/lane_keeper.h"
+#include "ferry/transfer/lane_health.h"
 #include "ferry/transfer/parked_lane.h"
 
 namespace ferry::transfer {
@@ -20,11 +20,11 @@ constexpr auto kTimeout = milliseconds(2000);
 
 }  // namespace
 
-Rejoin::Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneKeeper* keeper,
+Rejoin::Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneHealth* lane_health,
                std::uint32_t lane, std::uint32_t attempt)
     : endpoint_(endpoint),
       connection_(connection->shared_from_this()),
-      keeper_(keeper),
+      lane_health_(lane_health),
       lane_(lane),
       attempt_(attempt),
       deadline_(Deadline::After(
@@ -163,7 +163,7 @@ void Rejoin::EndOnLoop(const std::optional<Error>& error) {
   // While the old lane is being stopped, nobody may take another attempt for this one's success.
   const bool frozen = state_ >= State::kFreezing;
   MoveTo(State::kOver);
-  keeper_->OnAttemptOverOnLoop(lane_, error, frozen);
+  lane_health_->OnAttemptOverOnLoop(lane_, error, frozen);
 }
 
 }  // namespace ferry::transfer

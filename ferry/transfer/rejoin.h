@@ -12,7 +12,7 @@ namespace ferry::transfer {
 
 class ConnectionCore;
 class EndpointCore;
-class LaneKeeper;
+class LaneHealth;
 
 // One attempt of the connecting side to put a new lane in the place of another: connects, greets,
 // and only when the peer has agreed stops using the old one. Belongs to the connection's home loop;
@@ -21,8 +21,8 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
  public:
   // `endpoint`, `connection` and `keeper` must stay valid until CancelOnLoop() or the end of the
   // attempt.
-  Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneKeeper* keeper, std::uint32_t lane,
-         std::uint32_t attempt);
+  Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneHealth* lane_health,
+         std::uint32_t lane, std::uint32_t attempt);
   ~Rejoin();
 
   void StartOnLoop(const net::Address& to);
@@ -56,7 +56,7 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
   EndpointCore* const endpoint_;
   // Kept until the end: owns the channel that is being frozen.
   std::shared_ptr<ConnectionCore> connection_;
-  LaneKeeper* const keeper_;  // until kOver
+  LaneHealth* const lane_health_;  // until kOver
   const std::uint32_t lane_;
   const std::uint32_t attempt_;
   const Deadline deadline_;

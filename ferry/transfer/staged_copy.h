@@ -21,17 +21,18 @@ namespace ferry::transfer {
 // Owners: the channel, which may drop it at any time, and the stager.
 struct StagedCopy {
   StageSlot slot;
-  RegionPin pin;                            // for an access by a peer
-  std::shared_ptr<const PeerMemory> peer;   // remote side, without a slot
-  std::shared_ptr<const RegionPin> keeper;  // region of a peer in this process; for the same copies
-  Status outcome = Ok();                    // valid once the copy is over
+  RegionPin pin;                           // for an access by a peer
+  std::shared_ptr<const PeerMemory> peer;  // remote side, without a slot
+  std::shared_ptr<const RegionPin>
+      lane_health;        // region of a peer in this process; for the same copies
+  Status outcome = Ok();  // valid once the copy is over
   std::atomic<bool> over{false};
 
   // Call once its bytes have left: they are in the socket, or in their final place.
   void Release() {
     slot.Release();
     pin.Release();
-    keeper.reset();
+    lane_health.reset();
     peer.reset();
   }
 };

@@ -31,11 +31,11 @@ std::vector<Way> WaysTo(const net::Provider& provider, const Config& config, con
 // Keeps a connection's lanes up, on the dialing side: spreads them over the network paths to the
 // peer, replaces lost and silent lanes over working paths, and moves lanes back to their own path
 // when it works again. Lives on the connection's home loop.
-class LaneKeeper {
+class LaneHealth {
  public:
   // `endpoint` and `connection` must outlive this object.
-  LaneKeeper(EndpointCore* endpoint, ConnectionCore* connection, std::vector<Way> ways);
-  ~LaneKeeper();
+  LaneHealth(EndpointCore* endpoint, ConnectionCore* connection, std::vector<Way> ways);
+  ~LaneHealth();
 
   void StartOnLoop();
   // Cancels all attempts.
@@ -56,7 +56,7 @@ class LaneKeeper {
     Clock::time_point bad_until{};
     unsigned failures = 0;  // consecutive
   };
-  struct Care {
+  struct LaneState {
     std::size_t own = 0;  // index of the path that it should use
     std::size_t way = 0;  // index of the path that it uses, or used last
     std::size_t trying = 0;
@@ -67,7 +67,7 @@ class LaneKeeper {
   };
 
   void StepOnLoop(std::uint32_t lane);
-  std::optional<std::size_t> ChooseWay(const Care& care, Clock::time_point now) const;
+  std::optional<std::size_t> ChooseWay(const LaneState& lane_state, Clock::time_point now) const;
   bool InGoodUse(std::size_t way) const;
   void MarkBad(std::size_t way, Clock::duration how_long);
   void RetryLaterOnLoop();
@@ -76,7 +76,7 @@ class LaneKeeper {
   EndpointCore* const endpoint_;
   ConnectionCore* const connection_;
   std::vector<WayState> ways_;
-  std::vector<Care> lanes_;
+  std::vector<LaneState> lanes_;
   EventLoop::TimerId retry_ = 0;
   bool stopped_ = false;
 };

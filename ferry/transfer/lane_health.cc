@@ -1,5 +1,5 @@
 // Chooses network paths for lanes and schedules their replacement.
-#include "ferry/transfer/lane_keeper.h"
+#include "ferry/transfer/lane_health.h"
 
 #include <fmt/core.h>
 
@@ -40,7 +40,7 @@ std::vector<Way> WaysTo(const net::Provider& provider, const Config& config, con
   return ways;
 }
 
-LaneKeeper::LaneKeeper(EndpointCore* endpoint, ConnectionCore* connection, std::vector<Way> ways)
+LaneHealth::LaneHealth(EndpointCore* endpoint, ConnectionCore* connection, std::vector<Way> ways)
     : endpoint_(endpoint), connection_(connection) {
   for (Way& way : ways) ways_.push_back({std::move(way)});
   lanes_.resize(connection->lanes());
@@ -48,53 +48,53 @@ LaneKeeper::LaneKeeper(EndpointCore* endpoint, ConnectionCore* connection, std::
   for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].own = i % ways_.size();
 }
 
-LaneKeeper::~LaneKeeper() = default;
+LaneHealth::~LaneHealth() = default;
 
-void LaneKeeper::StartOnLoop() {
+void LaneHealth::StartOnLoop() {
   for (std::uint32_t i = 0; i < lanes_.size(); ++i) StepOnLoop(i);
 }
 
-void LaneKeeper::StopOnLoop() {
+void LaneHealth::StopOnLoop() {
   stopped_ = true;
   if (retry_ != 0) connection_->home()->CancelTimerOnLoop(std::exchange(retry_, 0));
-  for (Care& care : lanes_) {
-    if (auto attempt = std::exchange(care.attempt, nullptr)) attempt->CancelOnLoop();
+  for (LaneState& lane_state : lanes_) {
+    if (auto attempt = std::exchange(lane_state.attempt, nullptr)) attempt->CancelOnLoop();
   }
 }
 
 // ---- what is heard of lanes ---------------------------------------------------------------------
 
-void LaneKeeper::MarkBad(std::size_t way, Clock::duration how_long) {
+void LaneHealth::MarkBad(std::size_t way, Clock::duration how_long) {
   ways_[way].bad_until = std::max(ways_[way].bad_until, Clock::now() + how_long);
 }
 
 // A reset does not mark the path as bad: it shows that packets still get through.
-void LaneKeeper::OnLaneLostOnLoop(std::uint32_t lane, net::LaneLoss loss) {
+void LaneHealth::OnLaneLostOnLoop(std::uint32_t lane, net::LaneLoss loss) {
   if (stopped_) return;
-  Care& care = lanes_[lane];
-  care.down = true;
+  LaneState& lane_state = lanes_[lane];
+  lane_state.down = true;
   // If there is no other path, this one is retried at once.
-  if (loss != net::LaneLoss::kReset && ways_.size() > 1) MarkBad(care.way, kAfterLoss);
+  if (loss != net::LaneLoss::kReset && ways_.size() > 1) MarkBad(lane_state.way, kAfterLoss);
   StepOnLoop(lane);
 }
 
-void LaneKeeper::OnSuspectOnLoop(std::uint32_t lane, const char* why) {
-  Care& care = lanes_[lane];
-  if (stopped_ || care.down || care.suspect || ways_.size() == 1) return;
+void LaneHealth::OnSuspectOnLoop(std::uint32_t lane, const char* why) {
+  LaneState& lane_state = lanes_[lane];
+  if (stopped_ || lane_state.down || lane_state.suspect || ways_.size() == 1) return;
   connection_->Note("lane {} on {} {}: trying another network path", lane,
-                    ways_[care.way].way.interface, why);
+                    ways_[lane_state.way].way.interface, why);
   LogWith(LogLevel::kWarn, "transfer",
           {{"peer", connection_->peer_name()}, {"lane", std::to_string(lane)}},
           "lane {} to {} on {} {}: trying another network path", lane, connection_->peer_name(),
-          ways_[care.way].way.interface, why);
-  care.suspect = true;
-  MarkBad(care.way, kAfterLoss);
+          ways_[lane_state.way].way.interface, why);
+  lane_state.suspect = true;
+  MarkBad(lane_state.way, kAfterLoss);
   StepOnLoop(lane);
 }
 
 // A link that is up again clears its path's failures; a link that is down makes its path unusable
 // at once, without waiting for timeouts.
-void LaneKeeper::OnLinkChangeOnLoop(const net::LinkChange& change) {
+void LaneHealth::OnLinkChangeOnLoop(const net::LinkChange& change) {
   if (stopped_) return;
   for (std::size_t i = 0; i < ways_.size(); ++i) {
     if (ways_[i].way.interface != change.interface) continue;
@@ -108,7 +108,7 @@ void LaneKeeper::OnLinkChangeOnLoop(const net::LinkChange& change) {
   for (std::uint32_t i = 0; i < lanes_.size(); ++i) StepOnLoop(i);
 }
 
-void LaneKeeper::BeatOnLoop(Clock::time_point /*now*/) {
+void LaneHealth::BeatOnLoop(Clock::time_point /*now*/) {
   if (stopped_) return;
   for (std::uint32_t i = 0; i < lanes_.size(); ++i) StepOnLoop(i);
 }
@@ -116,44 +116,47 @@ void LaneKeeper::BeatOnLoop(Clock::time_point /*now*/) {
 // ---- what is done about it ----------------------------------------------------------------------
 
 // A path on which another lane works is known to be good.
-bool LaneKeeper::InGoodUse(std::size_t way) const {
-  return std::any_of(lanes_.begin(), lanes_.end(), [&](const Care& care) {
-    return care.way == way && !care.down && !care.suspect;
+bool LaneHealth::InGoodUse(std::size_t way) const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [&](const LaneState& lane_state) {
+    return lane_state.way == way && !lane_state.down && !lane_state.suspect;
   });
 }
 
 // The lane's own path comes first, even if the lane works elsewhere. Otherwise only a lane that is
 // down or suspect moves, preferably to a path on which another lane works. nullopt: stay.
-std::optional<std::size_t> LaneKeeper::ChooseWay(const Care& care, Clock::time_point now) const {
+std::optional<std::size_t> LaneHealth::ChooseWay(const LaneState& lane_state,
+                                                 Clock::time_point now) const {
   const auto good = [&](std::size_t way) { return ways_[way].bad_until <= now; };
-  const bool must_move = care.down || care.suspect;
-  if (good(care.own) && (care.down || care.way != care.own)) return care.own;
+  const bool must_move = lane_state.down || lane_state.suspect;
+  if (good(lane_state.own) && (lane_state.down || lane_state.way != lane_state.own))
+    return lane_state.own;
   if (!must_move) return std::nullopt;
   std::optional<std::size_t> chosen;
   for (std::size_t i = 0; i < ways_.size(); ++i) {
     // A new lane does not improve on a silent lane over the same path; after a lost lane it may.
-    if (!good(i) || (!care.down && i == care.way)) continue;
+    if (!good(i) || (!lane_state.down && i == lane_state.way)) continue;
     if (!chosen || (InGoodUse(i) && !InGoodUse(*chosen))) chosen = i;
   }
   return chosen;
 }
 
 // Starts an attempt if the lane should move; at most one per lane at a time.
-void LaneKeeper::StepOnLoop(std::uint32_t lane) {
-  Care& care = lanes_[lane];
-  if (stopped_ || care.attempt) return;
-  const auto way = ChooseWay(care, Clock::now());
+void LaneHealth::StepOnLoop(std::uint32_t lane) {
+  LaneState& lane_state = lanes_[lane];
+  if (stopped_ || lane_state.attempt) return;
+  const auto way = ChooseWay(lane_state, Clock::now());
   if (!way) {
-    if (care.down) RetryLaterOnLoop();
+    if (lane_state.down) RetryLaterOnLoop();
     return;
   }
-  care.trying = *way;
-  care.attempt = std::make_shared<Rejoin>(endpoint_, connection_, this, lane, ++care.attempts);
-  care.attempt->StartOnLoop(ways_[*way].way.to);
+  lane_state.trying = *way;
+  lane_state.attempt =
+      std::make_shared<Rejoin>(endpoint_, connection_, this, lane, ++lane_state.attempts);
+  lane_state.attempt->StartOnLoop(ways_[*way].way.to);
 }
 
 // A lane is down and no path is worth trying right now.
-void LaneKeeper::RetryLaterOnLoop() {
+void LaneHealth::RetryLaterOnLoop() {
   if (retry_ != 0) return;
   auto when = Clock::time_point::max();
   for (const WayState& state : ways_) when = std::min(when, state.bad_until);
@@ -163,7 +166,7 @@ void LaneKeeper::RetryLaterOnLoop() {
   });
 }
 
-void LaneKeeper::NoteFailure(std::uint32_t lane, const WayState& state, const Error& error) const {
+void LaneHealth::NoteFailure(std::uint32_t lane, const WayState& state, const Error& error) const {
   // Attempts continue for as long as the lane is down.
   if (WorthKeeping(state.failures + 1)) {
     connection_->Note("lane {} did not come up on {} at {}: {}", lane, state.way.interface,
@@ -177,32 +180,32 @@ void LaneKeeper::NoteFailure(std::uint32_t lane, const WayState& state, const Er
 
 // After success the lane is checked again: its own path may have become good meanwhile. After a
 // failure the path is avoided for a time that doubles.
-void LaneKeeper::OnAttemptOverOnLoop(std::uint32_t lane, const std::optional<Error>& error,
+void LaneHealth::OnAttemptOverOnLoop(std::uint32_t lane, const std::optional<Error>& error,
                                      bool frozen) {
   if (stopped_) return;
-  Care& care = lanes_[lane];
-  const bool refused = std::exchange(care.attempt, nullptr)->refused();
-  WayState& state = ways_[care.trying];
+  LaneState& lane_state = lanes_[lane];
+  const bool refused = std::exchange(lane_state.attempt, nullptr)->refused();
+  WayState& state = ways_[lane_state.trying];
   if (!error) {
-    care.way = care.trying;
-    care.down = care.suspect = false;
+    lane_state.way = lane_state.trying;
+    lane_state.down = lane_state.suspect = false;
     state.failures = 0;
     return StepOnLoop(lane);
   }
   NoteFailure(lane, state, *error);
   const bool none_up =
-      std::all_of(lanes_.begin(), lanes_.end(), [](const Care& each) { return each.down; });
+      std::all_of(lanes_.begin(), lanes_.end(), [](const LaneState& each) { return each.down; });
   // The host is reachable and knows no such connection. A refusal carries no proof, even if there
   // is a secret: so it is trusted only from the address that the user dialed, and only while no
   // lane is up. At another address there may be a different host, and the attempt failed just as if
   // it had not answered.
-  if (refused && none_up && care.trying == 0) {
+  if (refused && none_up && lane_state.trying == 0) {
     return connection_->Fail(Error(Code::kPeerLost, error->message()));
   }
   const Clock::duration pause = kAfterFailure * (1U << std::min(state.failures, 10U));
   ++state.failures;
-  MarkBad(care.trying, std::min<Clock::duration>(pause, kAfterManyFailures));
-  if (frozen) care.down = true;
+  MarkBad(lane_state.trying, std::min<Clock::duration>(pause, kAfterManyFailures));
+  if (frozen) lane_state.down = true;
   StepOnLoop(lane);
 }
 
