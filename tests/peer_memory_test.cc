@@ -87,7 +87,7 @@ class PeerMemoryTest : public testing::Test {
                                    .body = transfer::Pod(wire::TagBody{1, message.size()}),
                                    .payload = message});
     const auto offer = lane.Encode(
-        {.type = Type::kOffer, .operation = 1, .body = transfer::Pod(wire::TagBody{1, 1})});
+        {.type = Type::kRts, .operation = 1, .body = transfer::Pod(wire::TagBody{1, 1})});
     const auto notify = lane.Encode({.type = Type::kNotify, .operation = 1, .payload = message});
     return transfer::Joined(transfer::Joined(send, offer), notify);
   }

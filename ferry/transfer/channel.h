@@ -85,7 +85,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   bool HoldsWorkOnLoop() const;
   // Whether a further RTS may be sent: false while the peer leaves too many frames unacknowledged.
   // The limit is needed because nothing else bounds messages whose send has ended before that.
-  bool MayOfferOnLoop() const { return kept_ < MaxSequenced(); }
+  bool MaySendRtsOnLoop() const { return kept_ < MaxSequenced(); }
   // Sends a sequenced frame with a one-piece payload. If `operation` is set, the acknowledgement
   // resolves one slice of its ledger, and the frame keeps the operation, which owns `payload`,
   // alive until then.
@@ -140,15 +140,15 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   struct Unacked {
     std::shared_ptr<OperationState> operation;  // null: nothing waits for it
     std::uint64_t bytes = 0;
-    std::uint32_t slice = 0;     // of a kWrite or kCopy
-    Frame* frame = nullptr;      // where the frame is kept
-    bool is_send = false;        // a kSend: a kNack of kUnavailable turns it into an RTS
-    bool becomes_offer = false;  // a kSend that was turned into an RTS
-    bool reply = false;          // a kReadData: counts in replies_
-    std::uint64_t copied = 0;    // bytes of a kCopy
-    Clock::time_point since{};   // write slices: when it was handed over
-    std::uint64_t ahead = 0;     // bytes unacknowledged at `since`, its own included
-    RegionPin pin = {};          // a kReadData whose payload is the region's memory
+    std::uint32_t slice = 0;    // of a kWrite or kCopy
+    Frame* frame = nullptr;     // where the frame is kept
+    bool is_send = false;       // a kSend: a kNack of kUnavailable turns it into an RTS
+    bool becomes_rts = false;   // a kSend that was turned into an RTS
+    bool reply = false;         // a kReadData: counts in replies_
+    std::uint64_t copied = 0;   // bytes of a kCopy
+    Clock::time_point since{};  // write slices: when it was handed over
+    std::uint64_t ahead = 0;    // bytes unacknowledged at `since`, its own included
+    RegionPin pin = {};         // a kReadData whose payload is the region's memory
     // The slot that the kernel may still read. Shared with the stager.
     std::shared_ptr<StagedCopy> staged = nullptr;
   };

@@ -97,9 +97,9 @@ Result<Placement> Channel::OnPlainFrame(const wire::MessageHeader& header,
       connection_->PeerGaveUpLane(body.lane);
       return Placement{};
     }
-    case wire::Type::kOffer:
-    case wire::Type::kSolicit:
-    case wire::Type::kDelivered:
+    case wire::Type::kRts:
+    case wire::Type::kCts:
+    case wire::Type::kFin:
     case wire::Type::kDeclined: break;
     case wire::Type::kShare:
     case wire::Type::kShared:
@@ -142,8 +142,8 @@ void Channel::SettleFrames() {
     if (frame.reply) DropReplyRecord();
     LetGoOfSlot(&frame);
     if (frame.frame != nullptr) Recycle(frame.frame);
-    if (frame.becomes_offer) {
-      connection_->BecomesOfferOnLoop(frame.operation);
+    if (frame.becomes_rts) {
+      connection_->BecomesRtsOnLoop(frame.operation);
     } else if (frame.operation) {
       Resolve(frame.operation);
     }
@@ -167,7 +167,7 @@ Status Channel::OnNack(wire::MetaReader* reader) {
 void Channel::ApplyRefusal(Unacked* frame, const Error& error) {
   if (frame->is_send && error.code() == Code::kUnavailable) {
     // The sender keeps the message like one that waits for a CTS.
-    frame->becomes_offer = true;
+    frame->becomes_rts = true;
     return;
   }
   const bool over = frame->operation->ledger.Stop(error);
@@ -423,7 +423,7 @@ Result<Placement> Channel::OnSend(const wire::MessageHeader& header, wire::MetaR
     SayNackOf(IncomingSequence(), header.operation,
               Error(Code::kUnavailable, "kept at the sender until it is requested"));
     const Placement dropped = Drop(payload_bytes);
-    connection_->TakeOfferOnLoop(header.operation, body);
+    connection_->TakeRtsOnLoop(header.operation, body);
     return dropped;
   }
   incoming_data_.resize(incoming_receive_ ? 0 : payload_bytes);

@@ -173,7 +173,7 @@ void Channel::SendAgainOnLoop(std::deque<Unacked> unfinished) {
   // Shared with the connection and the other lanes.
   std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>> unwritten;
   for (Unacked& frame : unfinished) {
-    frame.becomes_offer = false;
+    frame.becomes_rts = false;
     if (frame.frame != nullptr) {
       Frame* const kept = frame.frame;
       unacked_bytes_ += frame.bytes;

@@ -207,7 +207,7 @@ void ConnectionCore::OnRoundDone(const Op& operation) {
   const auto error = operation->ledger.error();
   if (operation->kind == OperationKind::kSend &&
       operation->phase == OperationState::Phase::kSlices) {
-    SendDeliveredOnLoop(operation->id, error ? Status(*error) : Ok());
+    SendFinOnLoop(operation->id, error ? Status(*error) : Ok());
   }
   if (error) return EndOnLoop(operation, *error);
   const bool notify = operation->kind == OperationKind::kWrite &&
@@ -248,8 +248,8 @@ void ConnectionCore::AbortOnLoop(const Op& operation, const Error& error) {
     case OperationState::Phase::kNew: return EndOnLoop(operation, error);
     case OperationState::Phase::kPosted:
     case OperationState::Phase::kReceiving: return AbortReceiveOnLoop(operation, error);
-    case OperationState::Phase::kOffered:
-      SendDeliveredOnLoop(operation->id, error);
+    case OperationState::Phase::kRtsSent:
+      SendFinOnLoop(operation->id, error);
       return EndOnLoop(operation, error);
     case OperationState::Phase::kSlices:
     case OperationState::Phase::kMessage:

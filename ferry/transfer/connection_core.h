@@ -185,7 +185,7 @@ class ConnectionCore final : public SharingHost,
   Result<std::shared_ptr<OperationState>> TakeReceiveOnLoop(std::uint64_t tag, std::uint64_t bytes);
   bool MayKeepOnLoop(std::uint64_t bytes) const;
   // An RTS arrived: a message that waits at the peer.
-  void TakeOfferOnLoop(std::uint64_t peer_operation, const wire::TagBody& body);
+  void TakeRtsOnLoop(std::uint64_t peer_operation, const wire::TagBody& body);
   // A whole message arrived. `receive`: the receive whose buffer holds it; null if `message` holds
   // its data.
   void OnWholeMessageOnLoop(const std::shared_ptr<OperationState>& receive, ArrivedMessage message,
@@ -194,7 +194,7 @@ class ConnectionCore final : public SharingHost,
   void PutBackReceiveOnLoop(const std::shared_ptr<OperationState>& receive);
   bool MayNotifyOnLoop(std::uint64_t bytes) const;
   void OnNotificationOnLoop(std::vector<std::byte> bytes);
-  void BecomesOfferOnLoop(const std::shared_ptr<OperationState>& operation);
+  void BecomesRtsOnLoop(const std::shared_ptr<OperationState>& operation);
 
  private:
   using Op = std::shared_ptr<OperationState>;
@@ -245,18 +245,18 @@ class ConnectionCore final : public SharingHost,
     OnLanes(~std::uint64_t{0}, work, std::move(then));
   }
 
-  Status OnOfferOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
-  Status OnSolicitOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
-  Status OnDeliveredOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnRtsOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnCtsOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnFinOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
   Status OnDeclinedOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
-  void WriteSolicitedOnLoop(const Op& operation, const wire::SolicitBody& asked);
+  void WriteRequestedOnLoop(const Op& operation, const wire::CtsBody& asked);
   void LandMessageOnLoop(const Op& receive, std::shared_ptr<std::vector<std::byte>> data,
                          std::uint64_t at);
   void LandPartOnLoop(const Op& receive, std::shared_ptr<std::vector<std::byte>> data,
                       std::uint64_t at, StageSlot slot);
   void TakeMessageOnLoop(const Op& receive, ArrivedMessage message);
-  void SolicitOnLoop(const Op& receive, const ArrivedMessage& message);
-  void SendDeliveredOnLoop(std::uint64_t operation_id, const Status& status);
+  void SendCtsOnLoop(const Op& receive, const ArrivedMessage& message);
+  void SendFinOnLoop(std::uint64_t operation_id, const Status& status);
   void SendDeclinedOnLoop(std::uint64_t operation_id, const Status& status);
   bool DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation);
   // Call after each change of the matcher.

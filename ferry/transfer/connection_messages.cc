@@ -43,16 +43,16 @@ void ConnectionCore::BeginSendOnLoop(const Op& operation) {
   // GPU memory is staged slice by slice, like a write.
   if (operation->stager != nullptr ||
       operation->message.size() > std::min(config_.eager_bytes, kMaxEagerBytes)) {
-    if (!channels_.front()->MayOfferOnLoop()) {
+    if (!channels_.front()->MaySendRtsOnLoop()) {
       return EndOnLoop(operation,
                        Error(Code::kUnavailable,
                              fmt::format("too many earlier messages to {} are unacknowledged, "
                                          "including cancelled ones; send it again later",
                                          peer_name())));
     }
-    operation->phase = OperationState::Phase::kOffered;
-    channels_.front()->SendSequencedOnLoop(wire::Type::kOffer, operation->id, wire::BytesOf(body),
-                                           {}, nullptr);
+    operation->phase = OperationState::Phase::kRtsSent;
+    channels_.front()->SendSequencedOnLoop(wire::Type::kRts, operation->id, wire::BytesOf(body), {},
+                                           nullptr);
     return;
   }
   operation->phase = OperationState::Phase::kMessage;
@@ -63,21 +63,20 @@ void ConnectionCore::BeginSendOnLoop(const Op& operation) {
 
 // The receiver had no room for the eager message and keeps only its envelope. Its CTS or FIN may
 // have arrived before the refusal was processed here.
-void ConnectionCore::BecomesOfferOnLoop(const Op& operation) {
+void ConnectionCore::BecomesRtsOnLoop(const Op& operation) {
   const bool stopped = operation->ledger.Resolve() && operation->ledger.error().has_value();
   if (stopped) {
-    SendDeliveredOnLoop(operation->id, *operation->ledger.error());
+    SendFinOnLoop(operation->id, *operation->ledger.error());
     return EndOnLoop(operation, *operation->ledger.error());
   }
-  operation->phase = OperationState::Phase::kOffered;
+  operation->phase = OperationState::Phase::kRtsSent;
   if (operation->declined) return EndOnLoop(operation, *operation->declined);
-  if (operation->solicited) WriteSolicitedOnLoop(operation, *operation->solicited);
+  if (operation->cts) WriteRequestedOnLoop(operation, *operation->cts);
 }
 
 // A CTS that arrives while the eager frame is still in flight is kept until that frame is settled.
-Status ConnectionCore::OnSolicitOnLoop(const wire::MessageHeader& header,
-                                       wire::MetaReader* reader) {
-  wire::SolicitBody key;
+Status ConnectionCore::OnCtsOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader) {
+  wire::CtsBody key;
   if (!reader->Read(&key) || key.most_slice < wire::kMinSlice) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed CTS", peer_name()));
   }
@@ -88,13 +87,13 @@ Status ConnectionCore::OnSolicitOnLoop(const wire::MessageHeader& header,
         Code::kCorrupt,
         fmt::format("{} sent a CTS for a message that has no bytes to write", peer_name()));
   }
-  if (operation->phase == OperationState::Phase::kOffered) WriteSolicitedOnLoop(operation, key);
-  if (operation->phase == OperationState::Phase::kMessage) operation->solicited = key;
+  if (operation->phase == OperationState::Phase::kRtsSent) WriteRequestedOnLoop(operation, key);
+  if (operation->phase == OperationState::Phase::kMessage) operation->cts = key;
   return Ok();
 }
 
 // The message becomes a write of one block into the region that the CTS names.
-void ConnectionCore::WriteSolicitedOnLoop(const Op& operation, const wire::SolicitBody& asked) {
+void ConnectionCore::WriteRequestedOnLoop(const Op& operation, const wire::CtsBody& asked) {
   PlanPart part;
   part.remote = asked.key;
   part.stager = operation->stager;
@@ -106,15 +105,15 @@ void ConnectionCore::WriteSolicitedOnLoop(const Op& operation, const wire::Solic
   parts.push_back(std::move(part));
   auto plan = MakePlan(Direction::kWrite, peer_.endpoint, std::move(parts), config_.slice_bytes);
   if (!plan) {
-    SendDeliveredOnLoop(operation->id, plan.error());
+    SendFinOnLoop(operation->id, plan.error());
     return EndOnLoop(operation, plan.error());
   }
   operation->plan = *std::move(plan);
   BeginSlicesOnLoop(operation);
 }
 
-void ConnectionCore::SendDeliveredOnLoop(std::uint64_t operation_id, const Status& status) {
-  SendOutcome(channels_.front().get(), wire::Type::kDelivered, operation_id, status);
+void ConnectionCore::SendFinOnLoop(std::uint64_t operation_id, const Status& status) {
+  SendOutcome(channels_.front().get(), wire::Type::kFin, operation_id, status);
 }
 
 void ConnectionCore::SendDeclinedOnLoop(std::uint64_t operation_id, const Status& status) {
@@ -145,7 +144,7 @@ void ConnectionCore::TakeMessageOnLoop(const Op& receive, ArrivedMessage message
     SendDeclinedOnLoop(message.peer_operation, Ok());
     return EndOnLoop(receive, Ok());
   }
-  if (message.offered) return SolicitOnLoop(receive, message);
+  if (message.offered) return SendCtsOnLoop(receive, message);
   if (receive->stager && message.bytes > 0) {
     receive->phase = OperationState::Phase::kReceiving;
     return LandMessageOnLoop(receive,
@@ -200,7 +199,7 @@ void ConnectionCore::LandPartOnLoop(const Op& receive, std::shared_ptr<std::vect
 
 // Registers the receive's buffer as a region for this one message and sends its key to the sender
 // in a CTS.
-void ConnectionCore::SolicitOnLoop(const Op& receive, const ArrivedMessage& message) {
+void ConnectionCore::SendCtsOnLoop(const Op& receive, const ArrivedMessage& message) {
   if (landing_.count(message.peer_operation) != 0) {
     const Error error(Code::kCorrupt,
                       fmt::format("{} sent two RTS with one operation id; the connection was "
@@ -216,16 +215,15 @@ void ConnectionCore::SolicitOnLoop(const Op& receive, const ArrivedMessage& mess
   receive->peer_operation = message.peer_operation;
   receive->landing = *std::move(landing);
   landing_[message.peer_operation] = receive;
-  const wire::SolicitBody body{
+  const wire::CtsBody body{
       {receive->landing->id, receive->landing->generation, receive->landing->token},
       stager ? stager->slot_bytes() : ~std::uint64_t{0}};
-  channels_.front()->SendSequencedOnLoop(wire::Type::kSolicit, message.peer_operation,
+  channels_.front()->SendSequencedOnLoop(wire::Type::kCts, message.peer_operation,
                                          wire::BytesOf(body), {}, nullptr);
 }
 
 // The receive ends only when no lane is inside its buffer any more, whatever the FIN says.
-Status ConnectionCore::OnDeliveredOnLoop(const wire::MessageHeader& header,
-                                         wire::MetaReader* reader) {
+Status ConnectionCore::OnFinOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader) {
   wire::RefuseBody body;
   if (!reader->Read(&body)) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed FIN", peer_name()));
@@ -237,7 +235,7 @@ Status ConnectionCore::OnDeliveredOnLoop(const wire::MessageHeader& header,
   }
   const auto it = landing_.find(header.operation);
   if (it == landing_.end()) {
-    (void)matcher_.RemoveOffer(header.operation);
+    (void)matcher_.RemoveRts(header.operation);
     CountKeptOnLoop();
     return Ok();
   }
@@ -276,7 +274,7 @@ Status ConnectionCore::OnDeclinedOnLoop(const wire::MessageHeader& header,
     return Error(Code::kCorrupt,
                  fmt::format("{} declined a message without a reason", peer_name()));
   }
-  if (sent->phase == OperationState::Phase::kOffered)
+  if (sent->phase == OperationState::Phase::kRtsSent)
     EndOnLoop(sent, std::move(status));
   else if (sent->phase == OperationState::Phase::kMessage)
     sent->declined = std::move(status);
@@ -356,16 +354,16 @@ bool ConnectionCore::DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation) {
   return true;
 }
 
-Status ConnectionCore::OnOfferOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader) {
+Status ConnectionCore::OnRtsOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader) {
   wire::TagBody body;
   if (!reader->Read(&body) || body.bytes == 0) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed RTS", peer_name()));
   }
-  TakeOfferOnLoop(header.operation, body);
+  TakeRtsOnLoop(header.operation, body);
   return Ok();
 }
 
-void ConnectionCore::TakeOfferOnLoop(std::uint64_t peer_operation, const wire::TagBody& body) {
+void ConnectionCore::TakeRtsOnLoop(std::uint64_t peer_operation, const wire::TagBody& body) {
   ArrivedMessage message{body.tag, body.bytes, peer_operation, /*offered=*/true, {}};
   if (const Op receive = matcher_.TakeReceive(body.tag)) {
     TakeMessageOnLoop(receive, std::move(message));
@@ -411,9 +409,9 @@ void ConnectionCore::OnNotificationOnLoop(std::vector<std::byte> bytes) {
 Status ConnectionCore::OnMessageOnLoop(const wire::MessageHeader& header,
                                        wire::MetaReader* reader) {
   switch (header.type) {
-    case wire::Type::kOffer: return OnOfferOnLoop(header, reader);
-    case wire::Type::kSolicit: return OnSolicitOnLoop(header, reader);
-    case wire::Type::kDelivered: return OnDeliveredOnLoop(header, reader);
+    case wire::Type::kRts: return OnRtsOnLoop(header, reader);
+    case wire::Type::kCts: return OnCtsOnLoop(header, reader);
+    case wire::Type::kFin: return OnFinOnLoop(header, reader);
     case wire::Type::kDeclined: return OnDeclinedOnLoop(header, reader);
     default: return Ok();
   }

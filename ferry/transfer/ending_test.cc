@@ -283,8 +283,8 @@ TEST_F(EndingTest, AReceiveCancelledInTheMiddleOfASmallMessageIsNotWrittenToAfte
 TEST_F(EndingTest, AReceiveCancelledInTheMiddleOfALargeMessageIsNotWrittenToAfterItsEnd) {
   auto receive = theirs_.Recv(1, kWholeTag, memory_.span());
   ASSERT_TRUE(
-      peer_.lane().Say({.type = Type::kOffer, .operation = 9, .body = Pod(Tagged(kTargetBytes))}));
-  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::SolicitBody>().key;
+      peer_.lane().Say({.type = Type::kRts, .operation = 9, .body = Pod(Tagged(kTargetBytes))}));
+  const auto key = peer_.lane().Expect(Type::kCts).Body<wire::CtsBody>().key;
   const auto rest = SayAllBut100(1, WriteInto(key, kSlice));
   receive->Cancel();
   ASSERT_TRUE(EndsWith(Code::kCancelled, *receive));
@@ -299,8 +299,8 @@ TEST_F(EndingTest, AReceiveCancelledInTheMiddleOfALargeMessageIsNotWrittenToAfte
 TEST_F(EndingTest, ALargeReceiveThatMissesItsDeadlineIsNotWrittenToAfterItsEnd) {
   auto receive = theirs_.Recv(1, kWholeTag, memory_.span(), By(std::chrono::seconds(1)));
   ASSERT_TRUE(
-      peer_.lane().Say({.type = Type::kOffer, .operation = 9, .body = Pod(Tagged(kTargetBytes))}));
-  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::SolicitBody>().key;
+      peer_.lane().Say({.type = Type::kRts, .operation = 9, .body = Pod(Tagged(kTargetBytes))}));
+  const auto key = peer_.lane().Expect(Type::kCts).Body<wire::CtsBody>().key;
   const auto rest = SayAllBut100(1, WriteInto(key, kSlice));
   ASSERT_TRUE(EndsWith(Code::kTimedOut, *receive));
   Reclaim();
@@ -311,25 +311,25 @@ TEST_F(EndingTest, ALargeReceiveThatMissesItsDeadlineIsNotWrittenToAfterItsEnd) 
 
 TEST_F(EndingTest, ACancelledOfferEndsAtOnceAndThePeerIsTold) {
   auto send = theirs_.Send(1, memory_.span());
-  const RawFrame offer = peer_.lane().Expect(Type::kOffer);
+  const RawFrame offer = peer_.lane().Expect(Type::kRts);
   send->Cancel();
   ASSERT_TRUE(EndsWith(Code::kCancelled, *send));
-  const RawFrame withdrawn = peer_.lane().Expect(Type::kDelivered);
+  const RawFrame withdrawn = peer_.lane().Expect(Type::kFin);
   EXPECT_EQ(withdrawn.header.operation, offer.header.operation);
   EXPECT_EQ(withdrawn.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(Code::kCancelled));
   // Too late: it is ignored.
-  ASSERT_TRUE(peer_.lane().Say({.type = Type::kSolicit,
+  ASSERT_TRUE(peer_.lane().Say({.type = Type::kCts,
                                 .operation = offer.header.operation,
-                                .body = Pod(wire::SolicitBody{{1, 1, 1}})}));
+                                .body = Pod(wire::CtsBody{{1, 1, 1}})}));
   EXPECT_TRUE(peer_.lane().IsQuiet());
 }
 
 TEST_F(EndingTest, ALargeSendCancelledWhileItIsWrittenEndsWhenItsSlicesAreAcknowledged) {
   auto send = theirs_.Send(1, memory_.span());
-  const RawFrame offer = peer_.lane().Expect(Type::kOffer);
-  ASSERT_TRUE(peer_.lane().Say({.type = Type::kSolicit,
+  const RawFrame offer = peer_.lane().Expect(Type::kRts);
+  ASSERT_TRUE(peer_.lane().Say({.type = Type::kCts,
                                 .operation = offer.header.operation,
-                                .body = Pod(wire::SolicitBody{{1, 1, 1}})}));
+                                .body = Pod(wire::CtsBody{{1, 1, 1}})}));
   (void)peer_.lane().Expect(Type::kWrite);
   send->Cancel();
   LetItRead();
@@ -339,7 +339,7 @@ TEST_F(EndingTest, ALargeSendCancelledWhileItIsWrittenEndsWhenItsSlicesAreAcknow
   EXPECT_LT(frames.size(), kTargetBytes / kSlice / 2);
   const auto rest = peer_.lane().UntilPong();
   ASSERT_TRUE(rest);
-  const auto is_end = [](const RawFrame& f) { return f.header.type == Type::kDelivered; };
+  const auto is_end = [](const RawFrame& f) { return f.header.type == Type::kFin; };
   EXPECT_EQ(std::count_if(frames.begin(), frames.end(), is_end) +
                 std::count_if(rest->begin(), rest->end(), is_end),
             1);
@@ -385,7 +385,7 @@ class EarlyAnswerTest : public EndingTest {
 };
 
 TEST_F(EarlyAnswerTest, AMessageAskedForBeforeItHasLeftIsWritten) {
-  Answer(Type::kSolicit, Pod(wire::SolicitBody{{1, 1, 1}}));
+  Answer(Type::kCts, Pod(wire::CtsBody{{1, 1, 1}}));
   std::vector<RawFrame> frames = AckUntilEnd(*send_);
   ASSERT_TRUE(EndsOk(*send_));
   std::size_t written = 0;

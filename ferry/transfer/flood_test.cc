@@ -93,7 +93,7 @@ TEST_F(FloodTest, OfMessagesThatNobodyReceivesIsStopped) {
 // does.
 TEST_F(FloodTest, OfOffersThatNobodyReceivesEndsTheConnection) {
   const auto offer = peer_.lane().Encode(
-      {.type = Type::kOffer, .operation = 1, .body = Pod(wire::TagBody{.tag = 1, .bytes = 1})});
+      {.type = Type::kRts, .operation = 1, .body = Pod(wire::TagBody{.tag = 1, .bytes = 1})});
   EXPECT_LT(peer_.lane().Flood(offer, kMax, kTimeoutMs), kMax);
   const auto end = theirs_.TakeNotification(Soon());
   ASSERT_FALSE(end);
@@ -167,7 +167,7 @@ class DeclinedOffersTest : public ::testing::Test {
   bool Offer(int offers) {
     for (int i = 0; i < offers; ++i) {
       if (!peer_.lane().Say(
-              {.type = Type::kOffer, .operation = 1, .body = Pod(wire::TagBody{1, 1})})) {
+              {.type = Type::kRts, .operation = 1, .body = Pod(wire::TagBody{1, 1})})) {
         return false;
       }
     }

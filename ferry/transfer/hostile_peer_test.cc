@@ -295,28 +295,27 @@ TEST_F(HostilePeerTest, ARefusalOfAReadThatNobodyAskedForEndsTheConnection) {
 }
 
 TEST_F(HostilePeerTest, AnswersToMessagesThatDoNotExistAreIgnored) {
-  for (const Type type : {Type::kDelivered, Type::kDeclined}) {
+  for (const Type type : {Type::kFin, Type::kDeclined}) {
     ASSERT_TRUE(peer_.lane().Say({.type = type, .operation = 1, .body = Pod(wire::RefuseBody{})}));
   }
-  ASSERT_TRUE(
-      peer_.lane().Say({.type = Type::kSolicit, .operation = 1, .body = Pod(wire::SolicitBody{})}));
+  ASSERT_TRUE(peer_.lane().Say({.type = Type::kCts, .operation = 1, .body = Pod(wire::CtsBody{})}));
   EXPECT_TRUE(peer_.lane().IsQuiet());
   said_ += 3;
   ExpectStillServed();
 }
 
 TEST_F(HostilePeerTest, ShortAnswersEndTheConnection) {
-  ExpectClosed({.type = Type::kSolicit, .operation = 1, .body = BytesOf("short")}, "malformed CTS");
+  ExpectClosed({.type = Type::kCts, .operation = 1, .body = BytesOf("short")}, "malformed CTS");
 }
 
 // Each slice of a plan costs memory on our side.
 TEST_F(HostilePeerTest, AWishForTinySlicesEndsTheConnection) {
   const std::vector<std::byte> message(200'000);
   const Operation send = Must(theirs_.Send(1, message));
-  const RawFrame offer = peer_.lane().Expect(Type::kOffer);
-  ExpectClosed({.type = Type::kSolicit,
+  const RawFrame offer = peer_.lane().Expect(Type::kRts);
+  ExpectClosed({.type = Type::kCts,
                 .operation = offer.header.operation,
-                .body = Pod(wire::SolicitBody{Key(), wire::kMinSlice - 1})},
+                .body = Pod(wire::CtsBody{Key(), wire::kMinSlice - 1})},
                "malformed CTS");
 }
 
@@ -385,7 +384,7 @@ TEST_F(HostilePeerTest, ANotificationLargerThanAnyIsAllowedToBeEndsTheConnection
 }
 
 TEST_F(HostilePeerTest, AnOfferOfNothingEndsTheConnection) {
-  ExpectClosed({.type = Type::kOffer, .operation = 1, .body = Pod(wire::TagBody{1, 0})},
+  ExpectClosed({.type = Type::kRts, .operation = 1, .body = Pod(wire::TagBody{1, 0})},
                "malformed RTS");
 }
 
@@ -394,9 +393,9 @@ TEST_F(HostilePeerTest, TwoOffersOfOneNumberEndTheConnectionAndBothReceives) {
   std::vector<std::byte> second(10);
   const auto receive = theirs_.Recv(1, kWholeTag, first);
   const auto again = theirs_.Recv(1, kWholeTag, second);
-  const Saying offer{.type = Type::kOffer, .operation = 9, .body = Pod(wire::TagBody{1, 10})};
+  const Saying offer{.type = Type::kRts, .operation = 9, .body = Pod(wire::TagBody{1, 10})};
   ASSERT_TRUE(peer_.lane().Say(offer));
-  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::SolicitBody>().key;
+  const auto key = peer_.lane().Expect(Type::kCts).Body<wire::CtsBody>().key;
   ASSERT_TRUE(peer_.lane().Say(offer));
   EXPECT_TRUE(EndsWith(Code::kCorrupt, receive));
   EXPECT_TRUE(EndsWith(Code::kCorrupt, again));
@@ -412,8 +411,8 @@ TEST_F(HostilePeerTest, TheKeyOfAReceiveIsRefusedToEveryOtherPeer) {
   const auto before = buffer.Copy();
   auto receive = theirs_.Recv(1, kWholeTag, buffer.span());
   ASSERT_TRUE(
-      peer_.lane().Say({.type = Type::kOffer, .operation = 9, .body = Pod(wire::TagBody{1, 100})}));
-  const auto key = peer_.lane().Expect(Type::kSolicit).Body<wire::SolicitBody>().key;
+      peer_.lane().Say({.type = Type::kRts, .operation = 9, .body = Pod(wire::TagBody{1, 100})}));
+  const auto key = peer_.lane().Expect(Type::kCts).Body<wire::CtsBody>().key;
   RawPeer other(link_.far.endpoint->port());
   ASSERT_TRUE(other.lane().Say(Write(key, {{0, 100}}, 100)));
   const RawFrame nack = other.lane().Expect(Type::kNack);
@@ -433,8 +432,8 @@ TEST_F(HostilePeerTest, AReceiveDeclaredDeliveredEndsOnlyWhenNothingWritesIntoIt
   std::vector<std::byte> buffer(1000);
   const auto receive = theirs.Recv(1, kWholeTag, buffer);
   ASSERT_TRUE(
-      peer.lane().Say({.type = Type::kOffer, .operation = 9, .body = Pod(wire::TagBody{1, 1000})}));
-  const auto key = peer.lane().Expect(Type::kSolicit).Body<wire::SolicitBody>().key;
+      peer.lane().Say({.type = Type::kRts, .operation = 9, .body = Pod(wire::TagBody{1, 1000})}));
+  const auto key = peer.lane().Expect(Type::kCts).Body<wire::CtsBody>().key;
   Saying write = Write(key, {{0, 1000}}, 1000);
   write.payload.assign(1000, std::byte{1});
   const auto bytes = peer.lane(1).Encode(write);
@@ -442,7 +441,7 @@ TEST_F(HostilePeerTest, AReceiveDeclaredDeliveredEndsOnlyWhenNothingWritesIntoIt
   ASSERT_TRUE(peer.lane(1).SendBytes(std::span(bytes).first(half)));
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(peer.lane().IsQuiet());
   ASSERT_TRUE(
-      peer.lane().Say({.type = Type::kDelivered, .operation = 9, .body = Pod(wire::RefuseBody{})}));
+      peer.lane().Say({.type = Type::kFin, .operation = 9, .body = Pod(wire::RefuseBody{})}));
   EXPECT_TRUE(EndsWith(Code::kCorrupt, receive));
   std::fill(buffer.begin(), buffer.end(), std::byte{0xEE});
   ASSERT_TRUE(peer.lane(1).SendBytes(std::span(bytes).subspan(half)));
@@ -451,8 +450,7 @@ TEST_F(HostilePeerTest, AReceiveDeclaredDeliveredEndsOnlyWhenNothingWritesIntoIt
 }
 
 TEST_F(HostilePeerTest, AMessageOnAnotherLaneThanTheFirstEndsTheConnection) {
-  for (const Type type :
-       {Type::kSend, Type::kNotify, Type::kOffer, Type::kSolicit, Type::kDeclined}) {
+  for (const Type type : {Type::kSend, Type::kNotify, Type::kRts, Type::kCts, Type::kDeclined}) {
     RawPeer peer(link_.far.endpoint->port(), 2);
     Connection theirs = Must(link_.far.endpoint->Accept(Soon()));
     ASSERT_TRUE(peer.lane(1).Say({.type = type, .body = Pod(wire::TagBody{1, 0})}));

@@ -94,7 +94,7 @@ void Matcher::Keep(ArrivedMessage message) {
   const auto kept = arrived_.insert(arrived_.end(), {std::move(message), ++last_arrived_});
   for (Index& index : indexes_) AddTo(&index, kept);
   if (kept->message.offered) {
-    offers_[kept->message.peer_operation].Add(kept->sequence, kept);
+    rts_[kept->message.peer_operation].Add(kept->sequence, kept);
   }
 }
 
@@ -135,15 +135,15 @@ ArrivedMessage Matcher::Take(Arrived::iterator message) {
     RemoveFrom(&index.queues, message->message.tag & index.mask, message->sequence);
   }
   ArrivedMessage taken = std::move(message->message);
-  if (taken.offered) RemoveFrom(&offers_, taken.peer_operation, message->sequence);
+  if (taken.offered) RemoveFrom(&rts_, taken.peer_operation, message->sequence);
   arrived_.erase(message);
   if (arrived_.empty()) indexes_.clear();
   kept_bytes_ -= taken.data.size();
   return taken;
 }
 
-bool Matcher::RemoveOffer(std::uint64_t peer_operation) {
-  const auto* const offers = offers_.Find(peer_operation);
+bool Matcher::RemoveRts(std::uint64_t peer_operation) {
+  const auto* const offers = rts_.Find(peer_operation);
   if (offers == nullptr) return false;
   (void)Take(offers->first());
   return true;

@@ -48,7 +48,7 @@ class Matcher {
   // Queues a message for which TakeReceive returned null.
   void Keep(ArrivedMessage message);
   bool RemoveReceive(const OperationState* receive);
-  bool RemoveOffer(std::uint64_t peer_operation);
+  bool RemoveRts(std::uint64_t peer_operation);
 
   std::uint64_t kept_bytes() const noexcept { return kept_bytes_; }
   std::size_t kept_messages() const noexcept { return arrived_.size(); }
@@ -100,8 +100,8 @@ class Matcher {
   Sequence last_posted_ = 0;
   Arrived arrived_;
   Sequence last_arrived_ = 0;
-  std::vector<Index> indexes_;        // of arrived_
-  Queues<Arrived::iterator> offers_;  // by peer_operation, which a faulty peer may repeat
+  std::vector<Index> indexes_;     // of arrived_
+  Queues<Arrived::iterator> rts_;  // by peer_operation, which a faulty peer may repeat
   std::uint64_t kept_bytes_ = 0;
 };
 

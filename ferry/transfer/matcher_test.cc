@@ -133,11 +133,11 @@ TEST(Matcher, RemovesAnOfferByItsNumberAndNeverAMessageThatIsHere) {
   ArrivedMessage here = Message(1, "here");
   here.peer_operation = 5;
   matcher.Keep(std::move(here));
-  EXPECT_FALSE(matcher.RemoveOffer(5));
+  EXPECT_FALSE(matcher.RemoveRts(5));
   matcher.Keep(Offer(1, 5, 10));
   matcher.Keep(Offer(1, 6, 10));
-  EXPECT_TRUE(matcher.RemoveOffer(5));
-  EXPECT_FALSE(matcher.RemoveOffer(5));
+  EXPECT_TRUE(matcher.RemoveRts(5));
+  EXPECT_FALSE(matcher.RemoveRts(5));
   EXPECT_EQ(MessageText(*matcher.Post(Receive(1))), "here");
   EXPECT_EQ(matcher.Post(Receive(1))->peer_operation, 6u);
   EXPECT_EQ(matcher.kept_messages(), 0u);
@@ -191,7 +191,7 @@ class PlainMatcher {
     return std::erase_if(posted_, [&](const auto& each) { return each.second.get() == receive; }) >
            0;
   }
-  bool RemoveOffer(std::uint64_t peer_operation) {
+  bool RemoveRts(std::uint64_t peer_operation) {
     const auto it = std::find_if(arrived_.begin(), arrived_.end(), [&](const auto& message) {
       return message.offered && message.peer_operation == peer_operation;
     });
@@ -262,7 +262,7 @@ class MatcherModelTest : public ::testing::TestWithParam<unsigned> {
   }
   void WithdrawOne() {
     const std::uint64_t number = Any(50);
-    ASSERT_EQ(matcher_.RemoveOffer(number), plain_.RemoveOffer(number));
+    ASSERT_EQ(matcher_.RemoveRts(number), plain_.RemoveRts(number));
   }
   void ExpectSameCounts() {
     ASSERT_EQ(matcher_.kept_messages(), plain_.kept_messages());
@@ -357,7 +357,7 @@ TEST(MatcherWithMany, RemovesAnOfferWithoutASearchThroughAllMessages) {
     auto matcher = std::make_shared<Matcher>();
     for (std::size_t tag = 0; tag < count; ++tag) matcher->Keep(Offer(tag, tag, 1));
     return [matcher, count, tag = std::uint64_t{0}]() mutable {
-      EXPECT_TRUE(matcher->RemoveOffer(NextTag(&tag, count)));
+      EXPECT_TRUE(matcher->RemoveRts(NextTag(&tag, count)));
       matcher->Keep(Offer(tag, tag, 1));
     };
   });

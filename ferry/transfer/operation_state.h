@@ -50,7 +50,7 @@ struct OperationState {
     kSlices,
     kMessage,
     kNotify,
-    kOffered,
+    kRtsSent,
     kPosted,
     kReceiving
   };
@@ -63,11 +63,11 @@ struct OperationState {
   Clock::time_point drain_looked{};               // the last look for some
   std::vector<std::uint64_t> drain_acknowledged;  // by lane, as it was then; 0 of those without
   std::optional<Error> abort_error;
-  std::optional<wire::SolicitBody> solicited;  // kSend in kMessage: asked for, or
-  std::optional<Status> declined;              // settled, before its frame had left
-  std::uint64_t peer_operation = 0;            // kRecv in kReceiving: the sender's
-  std::shared_ptr<RegionState> landing;        // kRecv in kReceiving: the buffer, writable
-  std::shared_ptr<StagedCopy> staged;          // kRecv in kReceiving: on its way into GPU memory
+  std::optional<wire::CtsBody> cts;      // kSend in kMessage: asked for, or
+  std::optional<Status> declined;        // settled, before its frame had left
+  std::uint64_t peer_operation = 0;      // kRecv in kReceiving: the sender's
+  std::shared_ptr<RegionState> landing;  // kRecv in kReceiving: the buffer, writable
+  std::shared_ptr<StagedCopy> staged;    // kRecv in kReceiving: on its way into GPU memory
 
   // The outcome. `done` is released last; the fields before it are then constant.
   std::atomic<bool> done{false};

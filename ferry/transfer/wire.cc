@@ -49,9 +49,9 @@ const char* TypeName(Type type) noexcept {
     case Type::kReadData: return "read data";
     case Type::kReadRefused: return "read refused";
     case Type::kSend: return "send";
-    case Type::kOffer: return "RTS";
-    case Type::kSolicit: return "CTS";
-    case Type::kDelivered: return "FIN";
+    case Type::kRts: return "RTS";
+    case Type::kCts: return "CTS";
+    case Type::kFin: return "FIN";
     case Type::kNotify: return "notify";
     case Type::kDeclined: return "declined";
     case Type::kCopy: return "copy";

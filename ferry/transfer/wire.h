@@ -36,11 +36,11 @@ enum class Type : std::uint8_t {
   kReadData = 18,     // SliceBody, payload; sequenced
   kReadRefused = 19,  // RefuseBody, text
   kSend = 20,         // TagBody, payload: a whole small message; sequenced
-  kOffer = 21,        // RTS, TagBody: a message that waits for kSolicit; sequenced
-  kSolicit = 22,      // CTS, KeyBody: write the message of an RTS into this region; sequenced
+  kRts = 21,          // RTS, TagBody: a message that waits for kCts; sequenced
+  kCts = 22,          // CTS, KeyBody: write the message of an RTS into this region; sequenced
   // FIN, RefuseBody, text: from the sender, the message of an RTS is in place or withdrawn;
   // sequenced.
-  kDelivered = 23,
+  kFin = 23,
   kNotify = 24,  // payload: a notification; sequenced
   // RefuseBody, text: from the receiver, no CTS will follow. Either the message is refused, or
   // (code 0) it is complete because it is empty. Sequenced.
@@ -146,7 +146,7 @@ static_assert(sizeof(ResumeBody) == 8 && sizeof(RefusalOnWire) == 8);
 struct RefuseBody {
   std::uint32_t sequence = 0;  // kNack: of the refused frame
   std::uint32_t slice = 0;     // kReadRefused
-  std::uint8_t code = 0;       // ferry::Code; 0 in a kDelivered for success
+  std::uint8_t code = 0;       // ferry::Code; 0 in a kFin for success
   std::uint8_t reserved[7] = {};
 };
 static_assert(sizeof(RefuseBody) == 16);
@@ -158,11 +158,11 @@ struct KeyBody {
 };
 static_assert(sizeof(KeyBody) == 16);
 
-struct SolicitBody {
+struct CtsBody {
   KeyBody key;
   std::uint64_t most_slice = ~std::uint64_t{0};  // slice limit in bytes
 };
-static_assert(sizeof(SolicitBody) == 24);
+static_assert(sizeof(CtsBody) == 24);
 
 struct WriteBody {
   KeyBody key;
@@ -226,7 +226,7 @@ inline constexpr std::size_t kMaxCopiesPerFrame = 2600;
 // Limit of a kCopy: large enough that the frame costs nothing compared with the copy, small enough
 // that copies in flight end soon.
 inline constexpr std::uint64_t kMaxCopyBytes = std::uint64_t{16} << 20;
-// Smallest slice limit that an endpoint may request by a key or a kSolicit: each slice of a plan
+// Smallest slice limit that an endpoint may request by a key or a kCts: each slice of a plan
 // costs the other side memory.
 inline constexpr std::uint64_t kMinSlice = 4096;
 inline constexpr std::size_t kMaxTextBytes = 512;

@@ -27,9 +27,9 @@ constexpr std::size_t kMaxHeard = 32;
 constexpr int kMaxSteps = 400;
 constexpr std::byte kFill{0xC3};
 constexpr Type kSayings[] = {
-    Type::kWrite,   Type::kReadRequest, Type::kReadData,  Type::kReadRefused, Type::kSend,
-    Type::kOffer,   Type::kSolicit,     Type::kDelivered, Type::kNotify,      Type::kDeclined,
-    Type::kAck,     Type::kNack,        Type::kPing,      Type::kPong,        Type::kHello,
+    Type::kWrite,   Type::kReadRequest, Type::kReadData, Type::kReadRefused, Type::kSend,
+    Type::kRts,     Type::kCts,         Type::kFin,      Type::kNotify,      Type::kDeclined,
+    Type::kAck,     Type::kNack,        Type::kPing,     Type::kPong,        Type::kHello,
     Type::kWelcome, Type::kResume,      Type::kLaneLost,
 };
 
@@ -294,12 +294,12 @@ class Session {
     const std::uint64_t operation = heard.header.operation;
     const std::uint64_t bytes = offered_[operation % offered_.size()];
     std::vector<std::byte> body;
-    wire::Append(&body, wire::WriteBody{BodyOf<wire::SolicitBody>(heard).key, 0, 1});
+    wire::Append(&body, wire::WriteBody{BodyOf<wire::CtsBody>(heard).key, 0, 1});
     wire::Append(&body, wire::BlockOnWire{0, bytes});
     Tell(lane, Type::kWrite, operation, body, bytes);
     body.clear();
     wire::Append(&body, wire::RefuseBody{});
-    Tell(&lanes_[0], Type::kDelivered, operation, body);
+    Tell(&lanes_[0], Type::kFin, operation, body);
   }
 
   // Sends a valid answer to the next frame.
@@ -318,11 +318,11 @@ class Session {
       case Type::kReadRequest:
         wire::Append(&body, wire::SliceBody{BodyOf<wire::WriteBody>(*heard).slice, 0});
         return Tell(lane, Type::kReadData, operation, body, BytesAskedFor(*heard));
-      case Type::kOffer:
+      case Type::kRts:
         Tell(lane, Type::kAck, 0, {});
-        wire::Append(&body, wire::SolicitBody{{1, 2, 3}});
-        return Tell(lane, Type::kSolicit, operation, body);
-      case Type::kSolicit: return Solicited(lane, *heard);
+        wire::Append(&body, wire::CtsBody{{1, 2, 3}});
+        return Tell(lane, Type::kCts, operation, body);
+      case Type::kCts: return Solicited(lane, *heard);
       case Type::kPing: return Tell(lane, Type::kPong, operation, {});
       default: return Tell(lane, Type::kAck, 0, {});
     }
@@ -339,7 +339,7 @@ class Session {
     wire::KeyBody key;
     const Heard* heard = nullptr;
     for (const Heard& one : heard_) {
-      if (one.header.type == Type::kSolicit) heard = &one;
+      if (one.header.type == Type::kCts) heard = &one;
     }
     if (heard != nullptr && at % 4 == 3) {
       key = BodyOf<wire::KeyBody>(*heard);
@@ -376,14 +376,14 @@ class Session {
         return known ? BytesAskedFor(*about) : script_->U16();
       }
       case Type::kSend:
-      case Type::kOffer: {
+      case Type::kRts: {
         const std::uint64_t bytes = script_->U16() % ((script_->U8() & 7) == 0 ? 70'000U : 2048U);
         wire::Append(body, wire::TagBody{script_->Below(4), bytes});
         return type == Type::kSend ? bytes : 0;
       }
-      case Type::kSolicit: wire::Append(body, wire::SolicitBody{{1, 2, 3}}); return 0;
+      case Type::kCts: wire::Append(body, wire::CtsBody{{1, 2, 3}}); return 0;
       case Type::kReadRefused:
-      case Type::kDelivered:
+      case Type::kFin:
       case Type::kDeclined:
       case Type::kNack: {
         wire::RefuseBody refuse;
@@ -410,7 +410,7 @@ class Session {
                                                           : script_->Below(offered_.size());
     std::vector<std::byte> body;
     std::uint64_t payload = AppendBody(type, (how & 1) == 0 ? about : nullptr, &body);
-    if (type == Type::kOffer) {
+    if (type == Type::kRts) {
       wire::TagBody tag;
       std::memcpy(&tag, body.data(), sizeof tag);
       offered_[header.operation % offered_.size()] = tag.bytes;

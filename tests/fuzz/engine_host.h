@@ -23,8 +23,8 @@ inline constexpr std::uint16_t kLanes = 2;
 inline bool IsSequenced(wire::Type type) {
   using wire::Type;
   return type == Type::kWrite || type == Type::kReadData || type == Type::kSend ||
-         type == Type::kOffer || type == Type::kNotify || type == Type::kSolicit ||
-         type == Type::kDelivered || type == Type::kDeclined;
+         type == Type::kRts || type == Type::kNotify || type == Type::kCts || type == Type::kFin ||
+         type == Type::kDeclined;
 }
 
 // One endpoint of each kind for the whole run: threads cost more than an input.

@@ -55,9 +55,9 @@ bool IsSequenced(wire::Type type) {
     case wire::Type::kWrite:
     case wire::Type::kReadData:
     case wire::Type::kSend:
-    case wire::Type::kOffer:
-    case wire::Type::kSolicit:
-    case wire::Type::kDelivered:
+    case wire::Type::kRts:
+    case wire::Type::kCts:
+    case wire::Type::kFin:
     case wire::Type::kDeclined:
     case wire::Type::kCopy:
     case wire::Type::kShare:
