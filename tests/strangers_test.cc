@@ -192,7 +192,7 @@ TEST_F(StrangersTest, HellosByteByByteAreGivenUpInTime) {
   ExpectLogQuiet("did not finish the handshake in time");
 }
 
-TEST_F(StrangersTest, AFloodOfBrokenGreetingsIsTurnedAwayAndLoggedOnceASecond) {
+TEST_F(StrangersTest, AFloodOfBrokenHandshakesIsTurnedAwayAndLoggedOnceASecond) {
   StartServer({kSecret});
   std::atomic<int> said{0};
   {
@@ -212,9 +212,9 @@ TEST_F(StrangersTest, AFloodOfBrokenGreetingsIsTurnedAwayAndLoggedOnceASecond) {
     });
     ExpectTransfersFor(kFloodTime);
   }
-  fmt::print("{} broken greetings\n", said.load());
+  fmt::print("{} broken handshakes\n", said.load());
   ExpectAnotherPeerIsLetIn();
-  ExpectLittleHeld("broken greetings");
+  ExpectLittleHeld("broken handshakes");
   ExpectLogQuiet("more before)");
 }
 

@@ -101,7 +101,7 @@ nb::dict FactsOf(const transfer::EndpointCounters& counters) {
   facts["connections_accepted"] = counters.connections_accepted;
   facts["connections_dialled"] = counters.connections_dialled;
   facts["connections_lost"] = counters.connections_lost;
-  facts["greetings_refused"] = counters.greetings_refused;
+  facts["handshakes_refused"] = counters.handshakes_refused;
   facts["regions"] = counters.regions;
   facts["region_bytes"] = counters.region_bytes;
   nb::list connections;

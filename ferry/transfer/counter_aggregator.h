@@ -21,7 +21,7 @@ class CounterAggregator {
   void OnEnd(const ConnectionCounters& connection, bool was_lost);
 
   // With the connections that have begun and not ended, `lost` of which were lost already. Fills in
-  // all but regions and greetings.
+  // all but regions and handshakes.
   EndpointCounters Snapshot(std::vector<ConnectionCounters> open, std::uint64_t lost) const;
 
   // Returns the host: "10.0.0.1" for "10.0.0.1:7471", "::1" for "[::1]:7471".

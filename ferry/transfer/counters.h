@@ -129,7 +129,7 @@ struct EndpointCounters {
   std::uint64_t connections_accepted = 0;
   std::uint64_t connections_dialled = 0;
   std::uint64_t connections_lost = 0;    // ended for any reason but this side's request
-  std::uint64_t greetings_refused = 0;   // refused handshakes, counted per lane
+  std::uint64_t handshakes_refused = 0;  // refused handshakes, counted per lane
   std::uint64_t regions = 0;             // registered, with buffers of large messages in flight
   std::uint64_t region_bytes = 0;        // bytes of those; overlaps count twice
   std::uint64_t held_bytes = 0;          // for all peers together now (config.peer_memory_total)

@@ -409,7 +409,7 @@ TEST_F(CountersTest, StrangersThatAreRefusedAreCounted) {
   EXPECT_FALSE(stranger.Connect(
       EndpointAddress{link.far.endpoint->id(), {{FakeNetwork::kHost, link.far.endpoint->port()}}},
       Soon()));
-  EXPECT_GE(link.far.endpoint->Counters().greetings_refused, 1U);
+  EXPECT_GE(link.far.endpoint->Counters().handshakes_refused, 1U);
 }
 
 TEST(CounterAggregator, HostsAreNamedWithoutTheirPorts) {

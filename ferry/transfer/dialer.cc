@@ -48,8 +48,9 @@ Result<std::shared_ptr<ConnectionCore>> Dialer::result() {
 // Only the first lane dials now; the others follow when the server has told how many it accepts.
 void Dialer::StartOnLoop() {
   joined_ = 0;
-  greetings_.resize(loops_.size());
-  introductions_.assign(loops_.size(), Introduction(endpoint_->secret(), address_.ToString()));
+  hello_exchanges_.resize(loops_.size());
+  client_handshakes_.assign(loops_.size(),
+                            ClientHandshake(endpoint_->secret(), address_.ToString()));
   ConnectLaneOnLoop(0);
 }
 
@@ -67,17 +68,17 @@ void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
     return may_retry ? RetryOnLoop(lane.error()) : FailOnLoop(lane.error());
   }
   const std::size_t index = id.index;
-  greetings_[index] = std::make_unique<Greeting>(*std::move(lane), home(), deadline_);
-  Greeting& greeting = *greetings_[index];
-  if (auto may = endpoint_->CheckLane(greeting, address_.ToString()); !may) {
+  hello_exchanges_[index] = std::make_unique<HelloExchange>(*std::move(lane), home(), deadline_);
+  HelloExchange& hello_exchange = *hello_exchanges_[index];
+  if (auto may = endpoint_->CheckLane(hello_exchange, address_.ToString()); !may) {
     return FailOnLoop(may.error());
   }
-  greeting.StartOnLoop(
+  hello_exchange.StartOnLoop(
       [self = shared_from_this(), id](const auto& header, auto* reader) {
         return self->OnHeard(id, header, reader);
       },
       [self = shared_from_this(), id](const Error& error) { self->OnGone(id, error); });
-  greeting.SetOnSaid([self = shared_from_this(), id] {
+  hello_exchange.SetOnSaid([self = shared_from_this(), id] {
     if (!self->IsOver(id)) self->FinishIfReady();
   });
   if (index > 0) {
@@ -85,14 +86,15 @@ void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
     join.lane = static_cast<std::uint16_t>(index);
     join.connection = welcome_.connection;
     std::memcpy(join.token, welcome_.token, sizeof join.token);
-    return introductions_[index].SayFirstOnLoop(&greeting, wire::Type::kJoin, wire::BytesOf(join));
+    return client_handshakes_[index].SayFirstOnLoop(&hello_exchange, wire::Type::kJoin,
+                                                    wire::BytesOf(join));
   }
   SayHello();
 }
 
 // Records the call first, so that this endpoint recognizes a connection to itself.
 void Dialer::SayHello() {
-  call_ = greetings_.front()->local_name();
+  call_ = hello_exchanges_.front()->local_name();
   endpoint_->BeginCall(call_);
   wire::HelloBody hello;
   hello.lanes = static_cast<std::uint16_t>(loops_.size());
@@ -101,8 +103,8 @@ void Dialer::SayHello() {
   hello.window_bytes = endpoint_->config().window_bytes;
   std::memcpy(hello.endpoint, endpoint_->id().bytes.data(), sizeof hello.endpoint);
   std::memcpy(hello.expected, expected_.bytes.data(), sizeof hello.expected);
-  introductions_.front().SayFirstOnLoop(greetings_.front().get(), wire::Type::kHello,
-                                        wire::BytesOf(hello));
+  client_handshakes_.front().SayFirstOnLoop(hello_exchanges_.front().get(), wire::Type::kHello,
+                                            wire::BytesOf(hello));
 }
 
 // The peer closed the lane, or its kernel reset it, without a refusal.
@@ -115,19 +117,19 @@ Status Dialer::OnHeard(LaneId id, const wire::MessageHeader& header, wire::MetaR
   // Another lane has failed in this turn of the loop; this lane will be closed, too.
   if (IsOver(id)) return Error(Code::kCancelled, "another lane of the connection has failed");
   const std::size_t index = id.index;
-  Introduction& introduction = introductions_[index];
+  ClientHandshake& client_handshake = client_handshakes_[index];
   if (header.type == wire::Type::kRefuse) {
-    Error refusal = introduction.Refusal(reader);
+    Error refusal = client_handshake.Refusal(reader);
     // The peer knew the connection when it answered the hello frame, and has dropped it since.
     const bool given_up = index > 0 && refusal.code() == Code::kUnavailable;
     return given_up ? Error(Code::kPeerLost, refusal.message()) : refusal;
   }
   if (header.type == wire::Type::kChallenge) {
-    return introduction.AnswerChallengeOnLoop(greetings_[index].get(), reader);
+    return client_handshake.AnswerChallengeOnLoop(hello_exchanges_[index].get(), reader);
   }
   if (index == 0 && header.type == wire::Type::kWelcome) return OnWelcome(reader);
   if (index > 0 && header.type == wire::Type::kJoined) {
-    FERRY_TRY(introduction.CheckPeer({}, reader->rest()));
+    FERRY_TRY(client_handshake.CheckPeer({}, reader->rest()));
     OnJoined();
     return Ok();
   }
@@ -149,7 +151,7 @@ Status Dialer::OnWelcome(wire::MetaReader* reader) {
                              address_.ToString()));
   }
   const std::size_t body_bytes = sizeof welcome_ + welcome_.address_bytes;
-  FERRY_TRY(introductions_.front().CheckPeer(all.first(body_bytes), all.subspan(body_bytes)));
+  FERRY_TRY(client_handshakes_.front().CheckPeer(all.first(body_bytes), all.subspan(body_bytes)));
   if (welcome_.address_bytes > 0) {
     FERRY_TRY_ASSIGN(EndpointAddress told,
                      EndpointAddress::Parse(reader->rest().first(welcome_.address_bytes)));
@@ -168,7 +170,7 @@ Status Dialer::OnWelcome(wire::MetaReader* reader) {
     loops_.erase(loops_.begin() + 1);
   }
   loops_.resize(welcome_.lanes);
-  greetings_.resize(welcome_.lanes);
+  hello_exchanges_.resize(welcome_.lanes);
   for (std::size_t i = 1; i < loops_.size(); ++i) ConnectLaneOnLoop(i);
   OnJoined();
   return Ok();
@@ -182,8 +184,8 @@ void Dialer::OnJoined() {
 // An answer may arrive before the lane has reported that its request was sent.
 void Dialer::FinishIfReady() {
   if (done() || joined_ < loops_.size()) return;
-  for (const auto& greeting : greetings_) {
-    if (!greeting || !greeting->complete()) return;
+  for (const auto& hello_exchange : hello_exchanges_) {
+    if (!hello_exchange || !hello_exchange->complete()) return;
   }
   // Posted, to leave the callback of the lane that is about to move.
   home()->Post([self = shared_from_this(), attempt = attempt_] {
@@ -197,8 +199,8 @@ void Dialer::Finish() {
   Uuid peer;
   std::memcpy(peer.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
   std::vector<std::unique_ptr<net::Lane>> lanes;
-  const Dialled dialled{address_, greetings_.front()->interface(), others_};
-  for (auto& greeting : greetings_) lanes.push_back(greeting->ReleaseLane());
+  const Dialled dialled{address_, hello_exchanges_.front()->interface(), others_};
+  for (auto& hello_exchange : hello_exchanges_) lanes.push_back(hello_exchange->ReleaseLane());
   Peer agreed;
   agreed.endpoint = peer;
   agreed.name = address_.ToString();
@@ -207,7 +209,7 @@ void Dialer::Finish() {
   agreed.connection = welcome_.connection;
   std::memcpy(agreed.token.bytes.data(), welcome_.token, sizeof welcome_.token);
   connection_ = endpoint_->EstablishOnLoop(std::move(agreed), std::move(lanes), loops_, &dialled);
-  greetings_.clear();
+  hello_exchanges_.clear();
   done_.store(true, std::memory_order_release);
   home()->NotifyWaiters();
 }
@@ -228,8 +230,9 @@ void Dialer::RetryOnLoop(const Error& error) {
 
 // Posted, because the lanes' callbacks keep this object alive and one may be running.
 void Dialer::DropLanesOnLoop() {
-  home()->Post([greetings = std::make_shared<decltype(greetings_)>(std::move(greetings_))] {});
-  greetings_.clear();
+  home()->Post([hello_exchanges =
+                    std::make_shared<decltype(hello_exchanges_)>(std::move(hello_exchanges_))] {});
+  hello_exchanges_.clear();
 }
 
 void Dialer::FailOnLoop(const Error& error) {

@@ -8,8 +8,8 @@
 
 #include "ferry/core/random.h"
 #include "ferry/net/provider.h"
-#include "ferry/transfer/greeting.h"
-#include "ferry/transfer/introduction.h"
+#include "ferry/transfer/client_handshake.h"
+#include "ferry/transfer/hello_exchange.h"
 
 namespace ferry::transfer {
 
@@ -31,7 +31,7 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
   EventLoop* home() const noexcept { return loops_.front(); }
   void StartOnLoop();
   // Releases the lanes, whose callbacks keep this object alive. Call after its loop has stopped.
-  void GiveUp() { greetings_.clear(); }
+  void GiveUp() { hello_exchanges_.clear(); }
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   // Valid once done() is true.
   Result<std::shared_ptr<ConnectionCore>> result();
@@ -64,8 +64,8 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
   const Uuid expected_;
   const Deadline deadline_;
   std::vector<EventLoop*> loops_;
-  std::vector<std::unique_ptr<Greeting>> greetings_;
-  std::vector<Introduction> introductions_;
+  std::vector<std::unique_ptr<HelloExchange>> hello_exchanges_;
+  std::vector<ClientHandshake> client_handshakes_;
   std::string call_;  // local name of the first lane, to detect a call to ourselves
   wire::WelcomeBody welcome_;
   std::vector<net::Address> others_;  // further addresses that the peer announces

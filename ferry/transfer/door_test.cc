@@ -48,7 +48,7 @@ class DoorTest : public ::testing::Test {
     const Connection in = Must(endpoint_.Accept(Soon()));
     EXPECT_TRUE(Works(out, in));
   }
-  std::uint64_t refused() { return endpoint_.Counters().greetings_refused; }
+  std::uint64_t refused() { return endpoint_.Counters().handshakes_refused; }
   // A lane that ends with an error is closed just before the error is counted.
   void ExpectCounted(std::uint64_t count) {
     const Deadline limit = Soon();
@@ -190,7 +190,7 @@ TEST_F(DoorTest, AHelloThatCannotBeIsClosedWithoutAnAnswer) {
   ExpectServed();
 }
 
-TEST_F(DoorTest, LengthsThatNoGreetingHasAreRefusedBeforeAnythingIsHeld) {
+TEST_F(DoorTest, LengthsThatNoHandshakeHasAreRefusedBeforeAnythingIsHeld) {
   using net::tcp::FramePrefix;
   std::uint64_t refused = 0;
   for (const auto& [meta, payload] :

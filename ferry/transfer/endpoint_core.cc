@@ -12,7 +12,7 @@
 #include "ferry/transfer/dialer.h"
 #include "ferry/transfer/endpoint_address.h"
 #include "ferry/transfer/lane_health.h"
-#include "ferry/transfer/reception.h"
+#include "ferry/transfer/server_handshake.h"
 
 namespace ferry::transfer {
 namespace {
@@ -53,11 +53,12 @@ Status EndpointCore::Start() {
                                                     Deadline::After(config_.connect_timeout),
                                                     [this] { return Counters(); }));
   }
-  reception_ = std::make_unique<Reception>(this);
-  FERRY_TRY_ASSIGN(listener_, provider_->Listen({config_.listen_host, 0}, config_, front_loop(),
-                                                [this](auto lane) {
-                                                  reception_->OnAcceptedOnLoop(std::move(lane));
-                                                }));
+  server_handshake_ = std::make_unique<ServerHandshake>(this);
+  FERRY_TRY_ASSIGN(
+      listener_,
+      provider_->Listen({config_.listen_host, 0}, config_, front_loop(), [this](auto lane) {
+        server_handshake_->OnAcceptedOnLoop(std::move(lane));
+      }));
   listening_ = listener_->address();
   link_watch_ = provider_->WatchLinks(
       front_loop(), [this](const net::LinkChange& change) { OnLinkChange(change); });
@@ -78,7 +79,7 @@ void EndpointCore::Shutdown() {
   front_loop()->Post([this] {
     listener_.reset();
     link_watch_.reset();
-    reception_->ClearOnLoop();
+    server_handshake_->ClearOnLoop();
   });
   std::vector<std::shared_ptr<ConnectionCore>> all;  // a copy: they leave the table meanwhile
   {
@@ -107,7 +108,7 @@ void EndpointCore::Shutdown() {
   }
   listener_.reset();
   link_watch_.reset();
-  reception_.reset();
+  server_handshake_.reset();
 }
 
 // ---- interfaces ---------------------------------------------------------------------------------
@@ -186,8 +187,8 @@ void EndpointCore::ExpectLanesOnLoop(const std::string& host, std::size_t lanes,
   if (listener_) listener_->ExpectOnLoop(host, lanes, until);
 }
 
-void EndpointCore::RefusedGreeting(const std::string& peer_name, const std::string& sentence) {
-  greetings_refused_.fetch_add(1, std::memory_order_relaxed);
+void EndpointCore::RefusedHandshake(const std::string& peer_name, const std::string& sentence) {
+  handshakes_refused_.fetch_add(1, std::memory_order_relaxed);
   refusal_log_.Write(LogLevel::kWarn, "transfer", net::HostOf(peer_name), {{"peer", peer_name}},
                      sentence);
 }
@@ -216,7 +217,7 @@ EndpointCounters EndpointCore::Counters() {
     }
     counters = aggregator_.Snapshot(std::move(open), lost);
   }
-  counters.greetings_refused = greetings_refused_.load(std::memory_order_relaxed);
+  counters.handshakes_refused = handshakes_refused_.load(std::memory_order_relaxed);
   const RegionTable::Size size = regions_.Registered();
   counters.regions = size.regions;
   counters.region_bytes = size.bytes;
@@ -229,8 +230,9 @@ EndpointCounters EndpointCore::Counters() {
 
 // The route to the peer decides which interface the lane uses; the config decides whether that is
 // allowed.
-Status EndpointCore::CheckLane(const Greeting& greeting, const std::string& peer_name) const {
-  if (!secret_ && !Trusts(greeting.is_local() || greeting.is_authenticated())) {
+Status EndpointCore::CheckLane(const HelloExchange& hello_exchange,
+                               const std::string& peer_name) const {
+  if (!secret_ && !Trusts(hello_exchange.is_local() || hello_exchange.is_authenticated())) {
     return Error(
         Code::kRefused,
         fmt::format("{} is on another machine and there is no secret to authenticate it; set "
@@ -238,11 +240,12 @@ Status EndpointCore::CheckLane(const Greeting& greeting, const std::string& peer
                     peer_name));
   }
   const std::string& allowed = config_.interfaces;
-  if (greeting.is_local() || net::InterfaceAllowed(allowed, greeting.interface())) return Ok();
+  if (hello_exchange.is_local() || net::InterfaceAllowed(allowed, hello_exchange.interface()))
+    return Ok();
   return Error(Code::kInvalidArgument,
                fmt::format("the route to {} leaves by {}, which FERRY_INTERFACES={} does not "
                            "allow; connect to another address of the peer, or allow it",
-                           peer_name, greeting.interface(), allowed));
+                           peer_name, hello_exchange.interface(), allowed));
 }
 
 // Round robin, so that connections spread over the loops.

@@ -32,8 +32,8 @@
 namespace ferry::transfer {
 
 class Dialer;
-class Greeting;
-class Reception;
+class HelloExchange;
+class ServerHandshake;
 struct EndpointAddress;
 
 // Where a peer was reached, by which interface, and where else it says that it can be.
@@ -64,7 +64,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   bool Trusts(bool is_known) const noexcept { return is_known || config_.insecure == "on"; }
   // Whether the settings allow the use of a lane dialed to `peer_name`: checks how the peer is
   // authenticated and which interface the lane leaves by. Errors: kRefused, kInvalidArgument.
-  Status CheckLane(const Greeting& greeting, const std::string& peer_name) const;
+  Status CheckLane(const HelloExchange& hello_exchange, const std::string& peer_name) const;
   RegionTable& regions() noexcept { return regions_; }
   DeviceMemory& device_memory() noexcept { return device_memory_; }
   StreamWatch& stream_watch() noexcept { return stream_watch_; }
@@ -89,7 +89,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   void PauseAcceptingOnLoop(bool paused);
   void ExpectLanesOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until);
   // Counts and logs a refused handshake. `sentence`: the reason. Any thread.
-  void RefusedGreeting(const std::string& peer_name, const std::string& sentence);
+  void RefusedHandshake(const std::string& peer_name, const std::string& sentence);
   // The open connection that the server handshake gave this number and token to; null if there is
   // none. Any thread.
   std::shared_ptr<ConnectionCore> FindConnection(std::uint32_t number, const Uuid& token);
@@ -141,13 +141,13 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   RegionTable regions_;
   const std::shared_ptr<HeldMemoryPool> held_;  // shared with connections, which handles keep alive
   std::unique_ptr<net::Listener> listener_;
-  std::unique_ptr<Reception> reception_;
+  std::unique_ptr<ServerHandshake> server_handshake_;
   std::unique_ptr<net::LinkWatch> link_watch_;
   net::Address listening_;
   std::atomic<bool> closing_{false};
   net::NameResolver names_;
   LogLimiter refusal_log_;  // by host
-  std::atomic<std::uint64_t> greetings_refused_{0};
+  std::atomic<std::uint64_t> handshakes_refused_{0};
 
   std::mutex mutex_;
   std::vector<std::weak_ptr<Dialer>> dialers_;  // under mutex_; expired ones are removed lazily

@@ -70,7 +70,7 @@ TEST_F(FaultyNetworkTest, EverythingArrivesWholeThroughNarrowPipesAndWithDelays)
 }
 
 // Two lanes' hello and join frames are 88 and 64 bytes, the answers 96 and 40, the first pings 40.
-TEST_F(FaultyNetworkTest, AGreetingThatIsCutIsMadeAgain) {
+TEST_F(FaultyNetworkTest, AHandshakeThatIsCutIsMadeAgain) {
   Endpoint server = NewEndpoint(FakeConfig(2, 1));
   Endpoint client = NewEndpoint(FakeConfig(2, 1));
   for (const std::size_t lane : {0U, 1U}) {

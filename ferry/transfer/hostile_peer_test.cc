@@ -222,7 +222,7 @@ TEST_F(HostilePeerTest, AnUnknownFrameTypeEndsTheConnection) {
   ExpectClosed({.type = static_cast<Type>(99)}, "malformed frame (unknown)");
 }
 
-TEST_F(HostilePeerTest, AGreetingAfterTheGreetingEndsTheConnection) {
+TEST_F(HostilePeerTest, AHelloAfterTheHandshakeEndsTheConnection) {
   ExpectClosed({.type = Type::kHello, .body = Pod(Hello(peer_.id(), 1))},
                "malformed frame (hello)");
 }

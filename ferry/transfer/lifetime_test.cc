@@ -394,7 +394,7 @@ TEST_F(LifetimeTest, OneSidedOperationsAreServedBeforeTheConnectionIsAccepted) {
   EXPECT_TRUE(link_.far.endpoint->Accept(Soon()));
 }
 
-TEST_F(LifetimeTest, AnEndpointMayGoInTheMiddleOfGreetings) {
+TEST_F(LifetimeTest, AnEndpointMayGoInTheMiddleOfHandshakes) {
   for (int round = 0; round < 10; ++round) {
     auto endpoint = Must(Endpoint::Create(SmallSlices(3, 2)));
     RawLane silent(endpoint.port());

@@ -29,7 +29,7 @@ Rejoin::Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneHealth* l
       attempt_(attempt),
       deadline_(Deadline::After(
           std::min<microseconds>(kTimeout, connection->config().handshake_timeout))),
-      introduction_(endpoint->secret(), connection->peer_name()) {}
+      client_handshake_(endpoint->secret(), connection->peer_name()) {}
 
 Rejoin::~Rejoin() = default;
 
@@ -51,14 +51,14 @@ void Rejoin::MoveTo(State to) {
     case State::kJoining: return SayRejoin();
     // Both stop the old lane before they compare progress: what is still on its way over it must
     // not change memory later.
-    case State::kFreezing: greeting_->HearMoreOnLoop(); return FreezeOnLoop();
+    case State::kFreezing: hello_exchange_->HearMoreOnLoop(); return FreezeOnLoop();
     // Only a stopped lane's progress is final. OnFrozen, which has it, says it.
     case State::kResuming: break;
     case State::kMoving: return FinishIfReady();
-    // The greeting's callbacks hold this object, and may be what runs: it goes outside of them.
+    // The handshake's callbacks hold this object, and may be what runs: it goes outside of them.
     case State::kOver:
-      connection_->home()->Post([greeting = std::move(greeting_)] {});
-      greeting_ = nullptr;
+      connection_->home()->Post([hello_exchange = std::move(hello_exchange_)] {});
+      hello_exchange_ = nullptr;
       break;
   }
 }
@@ -68,17 +68,18 @@ void Rejoin::MoveTo(State to) {
 void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
   if (state_ == State::kOver) return;
   if (!lane) return EndOnLoop(lane.error());
-  greeting_ = std::make_unique<Greeting>(*std::move(lane), connection_->home(), deadline_);
+  hello_exchange_ =
+      std::make_unique<HelloExchange>(*std::move(lane), connection_->home(), deadline_);
   // Routes can change during a connection, so the lane is checked again.
-  if (auto may = endpoint_->CheckLane(*greeting_, greeting_->peer_name()); !may) {
+  if (auto may = endpoint_->CheckLane(*hello_exchange_, hello_exchange_->peer_name()); !may) {
     return EndOnLoop(may.error());
   }
-  greeting_->StartOnLoop(
+  hello_exchange_->StartOnLoop(
       [self = shared_from_this()](const auto& header, auto* reader) {
         return self->OnHeard(header, reader);
       },
       [self = shared_from_this()](const Error& error) { self->EndOnLoop(error); });
-  greeting_->SetOnSaid([self = shared_from_this()] { self->FinishIfReady(); });
+  hello_exchange_->SetOnSaid([self = shared_from_this()] { self->FinishIfReady(); });
   MoveTo(State::kJoining);
 }
 
@@ -88,23 +89,23 @@ void Rejoin::SayRejoin() {
   rejoin.connection = connection_->peer().connection;
   rejoin.attempt = attempt_;
   std::memcpy(rejoin.token, connection_->peer().token.bytes.data(), sizeof rejoin.token);
-  introduction_.SayFirstOnLoop(greeting_.get(), wire::Type::kRejoin,
-                               std::as_bytes(std::span(&rejoin, 1)));
+  client_handshake_.SayFirstOnLoop(hello_exchange_.get(), wire::Type::kRejoin,
+                                   std::as_bytes(std::span(&rejoin, 1)));
 }
 
 Status Rejoin::OnHeard(const wire::MessageHeader& header, wire::MetaReader* reader) {
   if (state_ == State::kOver) return Ok();
   switch (header.type) {
     case wire::Type::kRefuse: {
-      Error refusal = introduction_.Refusal(reader);
+      Error refusal = client_handshake_.Refusal(reader);
       refused_ = refusal.code() == Code::kRefused;
       return refusal;
     }
     case wire::Type::kChallenge:
-      return introduction_.AnswerChallengeOnLoop(greeting_.get(), reader);
+      return client_handshake_.AnswerChallengeOnLoop(hello_exchange_.get(), reader);
     case wire::Type::kRejoined:
       if (state_ != State::kJoining) break;
-      FERRY_TRY(introduction_.CheckPeer({}, reader->rest()));
+      FERRY_TRY(client_handshake_.CheckPeer({}, reader->rest()));
       MoveTo(State::kFreezing);
       return Ok();
     case wire::Type::kResumed: {
@@ -137,12 +138,12 @@ void Rejoin::OnFrozen(std::optional<LaneProgress> progress) {
   if (state_ == State::kOver) return;
   if (!progress) return EndOnLoop(Error(Code::kCancelled, "the connection has ended"));
   MoveTo(State::kResuming);
-  greeting_->SayOnLoop(wire::Type::kResume, EncodeProgress(*progress));
+  hello_exchange_->SayOnLoop(wire::Type::kResume, EncodeProgress(*progress));
 }
 
 // An answer may arrive before the lane has reported that its request was sent.
 void Rejoin::FinishIfReady() {
-  if (state_ != State::kMoving || !greeting_->complete()) return;
+  if (state_ != State::kMoving || !hello_exchange_->complete()) return;
   // Outside the callback of the lane that is about to move.
   connection_->home()->Post([self = shared_from_this()] { self->FinishOnLoop(); });
 }
@@ -151,7 +152,7 @@ void Rejoin::FinishIfReady() {
 void Rejoin::FinishOnLoop() {
   if (state_ == State::kOver) return;
   Channel& channel = connection_->channel(lane_);
-  auto parked = std::make_unique<ParkedLane>(greeting_->ReleaseLane(), channel.loop());
+  auto parked = std::make_unique<ParkedLane>(hello_exchange_->ReleaseLane(), channel.loop());
   channel.loop()->Post([self = shared_from_this(), &channel, parked = std::move(parked)]() mutable {
     channel.ReviveOnLoop(self->attempt_, std::move(parked), self->peer_);
   });

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "ferry/net/provider.h"
-#include "ferry/transfer/introduction.h"
+#include "ferry/transfer/client_handshake.h"
 #include "ferry/transfer/lane_progress.h"
 
 namespace ferry::transfer {
@@ -60,8 +60,8 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
   const std::uint32_t lane_;
   const std::uint32_t attempt_;
   const Deadline deadline_;
-  Introduction introduction_;
-  std::unique_ptr<Greeting> greeting_;
+  ClientHandshake client_handshake_;
+  std::unique_ptr<HelloExchange> hello_exchange_;
   State state_ = State::kConnecting;
   bool refused_ = false;
   LaneProgress peer_;

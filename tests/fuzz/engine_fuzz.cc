@@ -56,7 +56,7 @@ class Session {
   }
 
  private:
-  // ---- the greeting
+  // ---- the handshake
 
   void Greet(std::uint16_t index) {
     PeerLane& lane = lanes_[index];

@@ -132,7 +132,7 @@ TEST_F(StrangerLaneTest, HasNoPipeBeforeItGivesPages) {
   end_->Attach();
   // All threads and sockets exist by now. A pipe created too early would show as a missing
   // descriptor at the end.
-  end_->Send(end_->Make("greeting"));
+  end_->Send(end_->Make("handshake"));
   ASSERT_TRUE(end_->AwaitSent(1));
   const auto before = OpenDescriptors();
   TestFrame* const frame = end_->Make("pages", CutInto(200'000, {}));

@@ -16,14 +16,14 @@ namespace ferry::transfer {
 // A lane during the handshake: sends and receives handshake frames until a deadline. After a frame
 // was received no other is read, unless HearMoreOnLoop() asks for it. Lives on one loop. Its owner
 // must destroy it outside the lane's callbacks.
-class Greeting final : private net::LaneHandler {
+class HelloExchange final : private net::LaneHandler {
  public:
   // Called for each frame; a returned Error closes the lane and is passed to `gone`.
   using Heard = std::function<Status(const wire::MessageHeader&, wire::MetaReader*)>;
   using Gone = std::function<void(const Error&)>;
 
-  Greeting(std::unique_ptr<net::Lane> lane, EventLoop* loop, Deadline deadline);
-  ~Greeting();
+  HelloExchange(std::unique_ptr<net::Lane> lane, EventLoop* loop, Deadline deadline);
+  ~HelloExchange();
 
   void StartOnLoop(Heard heard, Gone gone);
   // Call inside `heard`: it is called again for the next frame.

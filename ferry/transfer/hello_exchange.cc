@@ -1,5 +1,5 @@
 // Sends and receives handshake frames on a lane until it is complete or its deadline passes.
-#include "ferry/transfer/greeting.h"
+#include "ferry/transfer/hello_exchange.h"
 
 #include <fmt/core.h>
 
@@ -7,7 +7,7 @@
 
 namespace ferry::transfer {
 
-Greeting::Greeting(std::unique_ptr<net::Lane> lane, EventLoop* loop, Deadline deadline)
+HelloExchange::HelloExchange(std::unique_ptr<net::Lane> lane, EventLoop* loop, Deadline deadline)
     : lane_(std::move(lane)), loop_(loop), deadline_(deadline) {
   const net::LaneInfo info = lane_->Info();
   peer_name_ = info.remote;
@@ -18,11 +18,11 @@ Greeting::Greeting(std::unique_ptr<net::Lane> lane, EventLoop* loop, Deadline de
   channel_binding_ = info.channel_binding;
 }
 
-Greeting::~Greeting() {
+HelloExchange::~HelloExchange() {
   if (timer_ != 0) loop_->CancelTimerOnLoop(timer_);
 }
 
-void Greeting::StartOnLoop(Heard heard, Gone gone) {
+void HelloExchange::StartOnLoop(Heard heard, Gone gone) {
   heard_callback_ = std::move(heard);
   gone_ = std::move(gone);
   if (!deadline_.never()) {
@@ -34,7 +34,8 @@ void Greeting::StartOnLoop(Heard heard, Gone gone) {
   lane_->Attach(loop_, this);
 }
 
-void Greeting::SayOnLoop(wire::Type type, std::span<const std::byte> body, std::string_view text) {
+void HelloExchange::SayOnLoop(wire::Type type, std::span<const std::byte> body,
+                              std::string_view text) {
   wire::MessageHeader header;
   header.type = type;
   net::OutFrame& frame = frames_.emplace_back();
@@ -44,24 +45,24 @@ void Greeting::SayOnLoop(wire::Type type, std::span<const std::byte> body, std::
   lane_->Send(&frame);
 }
 
-void Greeting::CloseWhenSaidOnLoop() { close_when_said_ = true; }
+void HelloExchange::CloseWhenSaidOnLoop() { close_when_said_ = true; }
 
-void Greeting::CloseOnLoop() {
+void HelloExchange::CloseOnLoop() {
   LiftDeadlineOnLoop();
   lane_->Close();
 }
 
-void Greeting::LiftDeadlineOnLoop() {
+void HelloExchange::LiftDeadlineOnLoop() {
   if (timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(timer_, 0));
 }
 
-std::unique_ptr<net::Lane> Greeting::ReleaseLane() {
+std::unique_ptr<net::Lane> HelloExchange::ReleaseLane() {
   LiftDeadlineOnLoop();
   return std::move(lane_);
 }
 
-Result<net::Placement> Greeting::OnFrame(std::span<const std::byte> meta,
-                                         std::uint64_t payload_bytes) {
+Result<net::Placement> HelloExchange::OnFrame(std::span<const std::byte> meta,
+                                              std::uint64_t payload_bytes) {
   // The peer may send more at once; the connection will read it.
   if (heard_) return net::Placement{net::Placement::Action::kPause, {}};
   wire::MetaReader reader(meta);
@@ -77,7 +78,7 @@ Result<net::Placement> Greeting::OnFrame(std::span<const std::byte> meta,
   return net::Placement{};
 }
 
-void Greeting::OnSent(net::OutFrame* /*frame*/) {
+void HelloExchange::OnSent(net::OutFrame* /*frame*/) {
   ++sent_;
   if (!said()) return;
   if (close_when_said_) {
@@ -89,14 +90,14 @@ void Greeting::OnSent(net::OutFrame* /*frame*/) {
   if (heard_ && on_said_) on_said_();
 }
 
-void Greeting::OnClosed(const Error& error) { gone_(error); }
+void HelloExchange::OnClosed(const Error& error) { gone_(error); }
 
-void Greeting::Expire() {
+void HelloExchange::Expire() {
   lane_->Close();
   gone_(Late());
 }
 
-Error Greeting::Late() const {
+Error HelloExchange::Late() const {
   return Error(Code::kTimedOut, fmt::format("{} did not finish the handshake in time; check that "
                                             "it is a Tensorferry endpoint and not overloaded",
                                             peer_name_));

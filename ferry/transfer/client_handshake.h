@@ -4,23 +4,24 @@
 #include <string>
 #include <vector>
 
-#include "ferry/transfer/greeting.h"
+#include "ferry/transfer/hello_exchange.h"
 #include "ferry/transfer/secret.h"
 
 namespace ferry::transfer {
 
 // The client side of mutual authentication on one lane: the hello frame, the challenge, and both
 // proofs. Lives on one loop.
-class Introduction {
+class ClientHandshake {
  public:
   // `secret`: the endpoint's, which must outlive this object. `peer_name`: the peer's name in error
   // messages.
-  Introduction(const std::optional<Secret>& secret, std::string peer_name)
+  ClientHandshake(const std::optional<Secret>& secret, std::string peer_name)
       : secret_(&secret), peer_name_(std::move(peer_name)) {}
 
-  void SayFirstOnLoop(Greeting* greeting, wire::Type type, std::span<const std::byte> body);
+  void SayFirstOnLoop(HelloExchange* hello_exchange, wire::Type type,
+                      std::span<const std::byte> body);
   // Errors: kCorrupt for an unexpected challenge.
-  Status AnswerChallengeOnLoop(Greeting* greeting, wire::MetaReader* reader);
+  Status AnswerChallengeOnLoop(HelloExchange* hello_exchange, wire::MetaReader* reader);
   // `body`: the part of the frame that the proof covers; `proof`: the rest of it. Errors: kRefused
   // if the peer does not know the secret.
   Status CheckPeer(std::span<const std::byte> body, std::span<const std::byte> proof) const;

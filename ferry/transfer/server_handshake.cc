@@ -1,5 +1,5 @@
 // Server handshake: admits pending peers, checks them and completes their connections.
-#include "ferry/transfer/reception.h"
+#include "ferry/transfer/server_handshake.h"
 
 #include <fmt/core.h>
 
@@ -32,63 +32,64 @@ Status CheckVersion(wire::MetaReader reader) {
 
 }  // namespace
 
-Reception::Reception(EndpointCore* endpoint)
+ServerHandshake::ServerHandshake(EndpointCore* endpoint)
     : endpoint_(endpoint),
       loop_(endpoint->front_loop()),
       admission_(endpoint->config().max_strangers),
       gate_(loop_, &admission_, [endpoint](bool full) { endpoint->PauseAcceptingOnLoop(full); }) {}
 
-Reception::~Reception() = default;
+ServerHandshake::~ServerHandshake() = default;
 
-void Reception::ClearOnLoop() {
+void ServerHandshake::ClearOnLoop() {
   while (!arrivals_.empty()) (void)TakeArrival(arrivals_.begin());
-  for (const auto& [number, greeting] : by_number_) admission_.Leave(number);
+  for (const auto& [number, hello_exchange] : by_number_) admission_.Leave(number);
   by_number_.clear();
-  greetings_.clear();
+  hello_exchanges_.clear();
   gate_.UpdateOnLoop();
 }
 
 // Admits a new lane as a pending peer; if the table is full, the policy names one to evict.
-void Reception::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
+void ServerHandshake::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
   if (endpoint_->closing()) return;
   lane->SetMaxMeta(net::kMaxStrangerMeta);
   // Fixed from now on: a slow sender does not extend the deadline.
   const Deadline deadline = Deadline::After(endpoint_->config().handshake_timeout);
-  auto owned = std::make_unique<Greeting>(std::move(lane), loop_, deadline);
-  Greeting* const greeting = owned.get();
+  auto owned = std::make_unique<HelloExchange>(std::move(lane), loop_, deadline);
+  HelloExchange* const hello_exchange = owned.get();
   const std::uint64_t number = next_number_++;
   const auto now = Clock::now();
-  const auto leaving = admission_.Enter(number, greeting->peer_host(), greeting->is_local(), now);
+  const auto leaving =
+      admission_.Enter(number, hello_exchange->peer_host(), hello_exchange->is_local(), now);
   if (leaving) TurnAway(*leaving);
   // It has completed a TLS handshake.
-  if (greeting->is_authenticated()) admission_.MarkSpoken(number, now, /*proven=*/true);
-  greetings_[greeting].greeting = std::move(owned);
-  greetings_[greeting].number = number;
-  by_number_.emplace(number, greeting);
-  greeting->StartOnLoop(
-      [this, greeting](const auto& header, auto* reader) {
-        return OnHeard(greeting, header, reader);
+  if (hello_exchange->is_authenticated()) admission_.MarkSpoken(number, now, /*proven=*/true);
+  hello_exchanges_[hello_exchange].hello_exchange = std::move(owned);
+  hello_exchanges_[hello_exchange].number = number;
+  by_number_.emplace(number, hello_exchange);
+  hello_exchange->StartOnLoop(
+      [this, hello_exchange](const auto& header, auto* reader) {
+        return OnHeard(hello_exchange, header, reader);
       },
-      [this, greeting](const Error& error) { OnGone(greeting, error); });
+      [this, hello_exchange](const Error& error) { OnGone(hello_exchange, error); });
   gate_.UpdateOnLoop();
 }
 
 // Evicts a pending peer.
-void Reception::TurnAway(std::uint64_t number) {
+void ServerHandshake::TurnAway(std::uint64_t number) {
   const auto it = by_number_.find(number);
   if (it == by_number_.end()) return;
-  Greeting* const greeting = it->second;
-  endpoint_->RefusedGreeting(greeting->peer_name(),
-                             fmt::format("closed {} before it was authenticated: {} pending peers "
-                                         "are connected, the limit is FERRY_MAX_STRANGERS",
-                                         greeting->peer_name(), admission_.size()));
-  greeting->CloseOnLoop();
-  Drop(greeting);
+  HelloExchange* const hello_exchange = it->second;
+  endpoint_->RefusedHandshake(hello_exchange->peer_name(),
+                              fmt::format("closed {} before it was authenticated: {} pending peers "
+                                          "are connected, the limit is FERRY_MAX_STRANGERS",
+                                          hello_exchange->peer_name(), admission_.size()));
+  hello_exchange->CloseOnLoop();
+  Drop(hello_exchange);
 }
 
-void Reception::MoveTo(Stranger* stranger, State to) {
+void ServerHandshake::MoveTo(Stranger* stranger, State to) {
   const State from = std::exchange(stranger->state, to);
-  Greeting& greeting = *stranger->greeting;
+  HelloExchange& hello_exchange = *stranger->hello_exchange;
   const auto comes_from = [&](State one, State other) {
     FERRY_CHECK(from == one || from == other, static_cast<int>(from), static_cast<int>(to));
   };
@@ -99,7 +100,7 @@ void Reception::MoveTo(Stranger* stranger, State to) {
       comes_from(State::kSilent, State::kSilent);
       admission_.MarkSpoken(stranger->number, Clock::now());
       gate_.UpdateOnLoop();
-      greeting.HearMoreOnLoop();
+      hello_exchange.HearMoreOnLoop();
       break;
     case State::kAdmitted:
     case State::kRejoining:
@@ -108,54 +109,55 @@ void Reception::MoveTo(Stranger* stranger, State to) {
       last_admitted_ = Clock::now();
       gate_.UpdateOnLoop();
       // From now on the connection's deadline counts for it; a lane that is replaced keeps its own.
-      if (to == State::kAdmitted) greeting.LiftDeadlineOnLoop();
+      if (to == State::kAdmitted) hello_exchange.LiftDeadlineOnLoop();
       // What it says next, early, may be as long as any connection's.
-      greeting.TrustOnLoop();
+      hello_exchange.TrustOnLoop();
       break;
     // The peer has stopped its side, and says nothing more over the new lane until this side has.
     case State::kFreezing: comes_from(State::kRejoining, State::kRejoining); break;
     // Only a stopped lane's progress is final.
     case State::kMoving: comes_from(State::kFreezing, State::kFreezing); break;
-    case State::kRefused: greeting.CloseWhenSaidOnLoop(); break;
+    case State::kRefused: hello_exchange.CloseWhenSaidOnLoop(); break;
   }
 }
 
-Status Reception::OnHeard(Greeting* greeting, const wire::MessageHeader& header,
-                          wire::MetaReader* reader) {
-  Status heard = Answer(greeting, header.type, reader);
+Status ServerHandshake::OnHeard(HelloExchange* hello_exchange, const wire::MessageHeader& header,
+                                wire::MetaReader* reader) {
+  Status heard = Answer(hello_exchange, header.type, reader);
   if (!heard && heard.error().code() != Code::kCorrupt) {
-    Refuse(greeting, heard.error());
+    Refuse(hello_exchange, heard.error());
     return Ok();
   }
   return heard;
 }
 
-Status Reception::Answer(Greeting* greeting, wire::Type type, wire::MetaReader* reader) {
-  Stranger& stranger = greetings_.at(greeting);
+Status ServerHandshake::Answer(HelloExchange* hello_exchange, wire::Type type,
+                               wire::MetaReader* reader) {
+  Stranger& stranger = hello_exchanges_.at(hello_exchange);
   if (stranger.state == State::kRejoining) {
     if (type != wire::Type::kResume) return Error(Code::kCorrupt, "no resume");
-    return OnResume(greeting, reader);
+    return OnResume(hello_exchange, reader);
   }
   if (stranger.state == State::kChallenged) {
     if (type != wire::Type::kProof) return Error(Code::kCorrupt, "no proof");
     FERRY_TRY(CheckProof(&stranger, reader));
     wire::MetaReader said(stranger.exchange.said);
-    return Admit(greeting, stranger.exchange.first, &said);
+    return Admit(hello_exchange, stranger.exchange.first, &said);
   }
   if (type != wire::Type::kHello && type != wire::Type::kJoin && type != wire::Type::kRejoin) {
-    return Error(Code::kCorrupt, "no greeting");
+    return Error(Code::kCorrupt, "no handshake");
   }
   FERRY_TRY(CheckVersion(*reader));
   if (endpoint_->secret()) return Challenge(&stranger, type, reader);
-  if (!endpoint_->Trusts(greeting->is_local() || greeting->is_authenticated())) {
+  if (!endpoint_->Trusts(hello_exchange->is_local() || hello_exchange->is_authenticated())) {
     return Error(Code::kRefused,
                  "this endpoint has no secret to authenticate peers on other machines; set "
                  "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust");
   }
-  return Admit(greeting, type, reader);
+  return Admit(hello_exchange, type, reader);
 }
 
-Status Reception::Challenge(Stranger* stranger, wire::Type type, wire::MetaReader* reader) {
+Status ServerHandshake::Challenge(Stranger* stranger, wire::Type type, wire::MetaReader* reader) {
   wire::HelloBody hello;
   wire::MetaReader peek = *reader;
   const bool is_hello = type == wire::Type::kHello;
@@ -173,11 +175,11 @@ Status Reception::Challenge(Stranger* stranger, wire::Type type, wire::MetaReade
   exchange.said.assign(reader->rest().begin(), reader->rest().end());
   FillRandom(exchange.server);
   MoveTo(stranger, State::kChallenged);
-  stranger->greeting->SayOnLoop(wire::Type::kChallenge, exchange.server);
+  stranger->hello_exchange->SayOnLoop(wire::Type::kChallenge, exchange.server);
   return Ok();
 }
 
-Status Reception::CheckProof(Stranger* stranger, wire::MetaReader* reader) {
+Status ServerHandshake::CheckProof(Stranger* stranger, wire::MetaReader* reader) {
   wire::ProofBody proof;
   if (!reader->Read(&proof)) return Error(Code::kCorrupt, "malformed proof");
   stranger->exchange.client = proof.nonce;
@@ -187,7 +189,7 @@ Status Reception::CheckProof(Stranger* stranger, wire::MetaReader* reader) {
                  "the two sides have different secrets, or somebody between them changes the "
                  "frames; set FERRY_SECRET_FILE to the same on both");
   }
-  if (proof.binding == stranger->greeting->channel_binding()) return Ok();
+  if (proof.binding == stranger->hello_exchange->channel_binding()) return Ok();
   return Error(Code::kRefused,
                "somebody is between the two sides: the client knows the secret, but its TLS "
                "connection is not the one that arrives here, so another certificate holder "
@@ -195,29 +197,31 @@ Status Reception::CheckProof(Stranger* stranger, wire::MetaReader* reader) {
                "authority of FERRY_TLS_CA and its certificates");
 }
 
-Status Reception::Admit(Greeting* greeting, wire::Type type, wire::MetaReader* reader) {
-  FERRY_TRY(type == wire::Type::kHello  ? OnHello(greeting, reader)
-            : type == wire::Type::kJoin ? OnJoin(greeting, reader)
-                                        : OnRejoin(greeting, reader));
-  Stranger& admitted = greetings_.at(greeting);
+Status ServerHandshake::Admit(HelloExchange* hello_exchange, wire::Type type,
+                              wire::MetaReader* reader) {
+  FERRY_TRY(type == wire::Type::kHello  ? OnHello(hello_exchange, reader)
+            : type == wire::Type::kJoin ? OnJoin(hello_exchange, reader)
+                                        : OnRejoin(hello_exchange, reader));
+  Stranger& admitted = hello_exchanges_.at(hello_exchange);
   MoveTo(&admitted, admitted.rejoins ? State::kRejoining : State::kAdmitted);
   return Ok();
 }
 
-void Reception::SayProven(Greeting* greeting, wire::Type type, std::span<const std::byte> body) {
+void ServerHandshake::SayProven(HelloExchange* hello_exchange, wire::Type type,
+                                std::span<const std::byte> body) {
   std::vector<std::byte> all(body.begin(), body.end());
   if (const auto& secret = endpoint_->secret()) {
-    const Mac mac = greetings_.at(greeting).exchange.ServerProof(*secret, body);
+    const Mac mac = hello_exchanges_.at(hello_exchange).exchange.ServerProof(*secret, body);
     all.insert(all.end(), mac.begin(), mac.end());
   }
-  greeting->SayOnLoop(type, all);
+  hello_exchange->SayOnLoop(type, all);
 }
 
-Status Reception::MayConnect(const Greeting& greeting, const Uuid& peer) {
-  if (peer == endpoint_->id() && !endpoint_->IsOwnCall(greeting.peer_name())) {
+Status ServerHandshake::MayConnect(const HelloExchange& hello_exchange, const Uuid& peer) {
+  if (peer == endpoint_->id() && !endpoint_->IsOwnCall(hello_exchange.peer_name())) {
     return Error(Code::kRefused,
                  fmt::format("{} is the id of this endpoint itself, which has not dialed from {}",
-                             peer.ToString(), greeting.peer_name()));
+                             peer.ToString(), hello_exchange.peer_name()));
   }
   const std::size_t most = endpoint_->config().max_connections;
   if (most == 0 || endpoint_->ConnectionsFromOutside() + arrivals_.size() < most) return Ok();
@@ -229,16 +233,17 @@ Status Reception::MayConnect(const Greeting& greeting, const Uuid& peer) {
 
 // Answers with the smaller of both sides' limits, and reserves places for the peer's further lanes,
 // so that other pending peers do not crowd them out.
-Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
+Status ServerHandshake::OnHello(HelloExchange* hello_exchange, wire::MetaReader* reader) {
   wire::HelloBody hello;
   const bool whole = reader->Read(&hello) && reader->rest().empty();
   Arrival arrival;
   std::memcpy(arrival.peer.bytes.data(), hello.endpoint, sizeof hello.endpoint);
   if (!whole || hello.lanes == 0 || hello.window_bytes == 0 || arrival.peer.none()) {
-    return Error(Code::kCorrupt, fmt::format("{} sent a malformed hello", greeting->peer_name()));
+    return Error(Code::kCorrupt,
+                 fmt::format("{} sent a malformed hello", hello_exchange->peer_name()));
   }
   const Uuid own = endpoint_->id();
-  FERRY_TRY(MayConnect(*greeting, arrival.peer));
+  FERRY_TRY(MayConnect(*hello_exchange, arrival.peer));
   Uuid expected;
   std::memcpy(expected.bytes.data(), hello.expected, sizeof hello.expected);
   if (!expected.none() && expected != own) {
@@ -248,7 +253,8 @@ Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
                              own.ToString(), expected.ToString()));
   }
   arrival.window_bytes = std::min(hello.window_bytes, endpoint_->config().window_bytes);
-  const int most = greeting->is_local() ? endpoint_->lanes() : endpoint_->LanesOverInterfaces();
+  const int most =
+      hello_exchange->is_local() ? endpoint_->lanes() : endpoint_->LanesOverInterfaces();
   arrival.welcome.lanes = std::min(hello.lanes, static_cast<std::uint16_t>(most));
   arrival.welcome.connection = next_id_++;
   arrival.welcome.window_bytes = arrival.window_bytes;
@@ -259,28 +265,28 @@ Status Reception::OnHello(Greeting* greeting, wire::MetaReader* reader) {
   const Uuid token = Uuid::Random();
   std::memcpy(arrival.welcome.token, token.bytes.data(), 16);
   arrival.lanes.assign(arrival.welcome.lanes, nullptr);
-  arrival.lanes.front() = greeting;
+  arrival.lanes.front() = hello_exchange;
   arrival.joined = 1;
   const std::uint32_t id = arrival.welcome.connection;
-  greeting->SetOnSaid([this, id] { CompleteIfReady(id); });
+  hello_exchange->SetOnSaid([this, id] { CompleteIfReady(id); });
   std::vector<std::byte> others;
-  if (!greeting->is_local()) others = endpoint_->OtherAddresses().Serialize();
+  if (!hello_exchange->is_local()) others = endpoint_->OtherAddresses().Serialize();
   arrival.welcome.address_bytes = static_cast<std::uint32_t>(others.size());
   std::vector<std::byte> body;
   wire::Append(&body, arrival.welcome);
   body.insert(body.end(), others.begin(), others.end());
-  SayProven(greeting, wire::Type::kWelcome, body);
+  SayProven(hello_exchange, wire::Type::kWelcome, body);
   const std::size_t further = arrival.lanes.size() - 1;
   arrivals_.emplace(id, std::move(arrival));
   RenewOnLoop(id);
   const auto until = Clock::now() + endpoint_->config().handshake_timeout;
-  admission_.Expect(greeting->peer_host(), further, until);
-  endpoint_->ExpectLanesOnLoop(greeting->peer_host(), further, until);
+  admission_.Expect(hello_exchange->peer_host(), further, until);
+  endpoint_->ExpectLanesOnLoop(hello_exchange->peer_host(), further, until);
   return Ok();
 }
 
 // The token proves that the lane comes from the peer that sent the hello frame.
-Status Reception::OnJoin(Greeting* greeting, wire::MetaReader* reader) {
+Status ServerHandshake::OnJoin(HelloExchange* hello_exchange, wire::MetaReader* reader) {
   wire::JoinBody join;
   if (!reader->Read(&join) || !reader->rest().empty()) {
     return Error(Code::kCorrupt, "malformed join");
@@ -296,59 +302,60 @@ Status Reception::OnJoin(Greeting* greeting, wire::MetaReader* reader) {
   if (join.lane >= arrival.lanes.size() || arrival.lanes[join.lane] != nullptr) {
     return Error(Code::kRefused, fmt::format("lane {} is not free", join.lane));
   }
-  arrival.lanes[join.lane] = greeting;
+  arrival.lanes[join.lane] = hello_exchange;
   ++arrival.joined;
   const std::uint32_t id = join.connection;
   RenewOnLoop(id);
-  greeting->SetOnSaid([this, id] { CompleteIfReady(id); });
-  SayProven(greeting, wire::Type::kJoined, {});
+  hello_exchange->SetOnSaid([this, id] { CompleteIfReady(id); });
+  SayProven(hello_exchange, wire::Type::kJoined, {});
   return Ok();
 }
 
-void Reception::Refuse(Greeting* greeting, const Error& error) {
-  endpoint_->RefusedGreeting(greeting->peer_name(),
-                             fmt::format("refused {}: {}", greeting->peer_name(), error.message()));
+void ServerHandshake::Refuse(HelloExchange* hello_exchange, const Error& error) {
+  endpoint_->RefusedHandshake(
+      hello_exchange->peer_name(),
+      fmt::format("refused {}: {}", hello_exchange->peer_name(), error.message()));
   wire::RefuseBody body;
   body.code = static_cast<std::uint8_t>(error.code());
-  MoveTo(&greetings_.at(greeting), State::kRefused);
-  greeting->SayOnLoop(wire::Type::kRefuse, wire::BytesOf(body), error.message());
+  MoveTo(&hello_exchanges_.at(hello_exchange), State::kRefused);
+  hello_exchange->SayOnLoop(wire::Type::kRefuse, wire::BytesOf(body), error.message());
 }
 
 // The end of one lane ends the connection being assembled: its other lanes are closed, too.
-void Reception::OnGone(Greeting* greeting, const Error& error) {
+void ServerHandshake::OnGone(HelloExchange* hello_exchange, const Error& error) {
   if (error.code() == Code::kCorrupt || error.code() == Code::kTimedOut) {
-    const std::string& peer = greeting->peer_name();
+    const std::string& peer = hello_exchange->peer_name();
     const bool is_named = error.message().starts_with(peer);
-    endpoint_->RefusedGreeting(
+    endpoint_->RefusedHandshake(
         peer, fmt::format("refused {}{}", is_named ? "" : peer + ": ", error.message()));
   } else {
-    Log(LogLevel::kDebug, "transfer", "handshake with {} ended: {}", greeting->peer_name(),
+    Log(LogLevel::kDebug, "transfer", "handshake with {} ended: {}", hello_exchange->peer_name(),
         error.message());
   }
   for (auto it = arrivals_.begin(); it != arrivals_.end(); ++it) {
     auto& lanes = it->second.lanes;
-    if (std::find(lanes.begin(), lanes.end(), greeting) == lanes.end()) continue;
+    if (std::find(lanes.begin(), lanes.end(), hello_exchange) == lanes.end()) continue;
     const Arrival lost = TakeArrival(it);
-    for (Greeting* one : lost.lanes) {
+    for (HelloExchange* one : lost.lanes) {
       if (one != nullptr) Drop(one);
     }
     return;
   }
-  Drop(greeting);
+  Drop(hello_exchange);
 }
 
 // Posted, to leave the callback that called this.
-void Reception::Drop(Greeting* greeting) {
-  const auto it = greetings_.find(greeting);
-  if (it == greetings_.end()) return;
+void ServerHandshake::Drop(HelloExchange* hello_exchange) {
+  const auto it = hello_exchanges_.find(hello_exchange);
+  if (it == hello_exchanges_.end()) return;
   admission_.Leave(it->second.number);
   by_number_.erase(it->second.number);
-  loop_->Post([owned = std::move(it->second.greeting)] {});
-  greetings_.erase(it);
+  loop_->Post([owned = std::move(it->second.hello_exchange)] {});
+  hello_exchanges_.erase(it);
   gate_.UpdateOnLoop();
 }
 
-void Reception::RenewOnLoop(std::uint32_t id) {
+void ServerHandshake::RenewOnLoop(std::uint32_t id) {
   Arrival& arrival = arrivals_.at(id);
   if (arrival.timer != 0) loop_->CancelTimerOnLoop(arrival.timer);
   arrival.timer = loop_->AddTimerOnLoop(Clock::now() + endpoint_->config().handshake_timeout,
@@ -358,16 +365,16 @@ void Reception::RenewOnLoop(std::uint32_t id) {
 // While lanes are admitted one after another, lanes of this connection may still wait in the
 // kernel's accept queue. Dropping the connection would waste the work done for it, just when time
 // is short.
-void Reception::OnArrivalLate(std::uint32_t id) {
+void ServerHandshake::OnArrivalLate(std::uint32_t id) {
   Arrival& arrival = arrivals_.at(id);
   arrival.timer = 0;
   const auto busy_since = Clock::now() - endpoint_->config().handshake_timeout / 8;
   if (last_admitted_ > busy_since && arrival.extensions++ < kMaxExtensions) return RenewOnLoop(id);
-  Greeting* const first = arrival.lanes.front();
+  HelloExchange* const first = arrival.lanes.front();
   OnGone(first, first->Late());
 }
 
-Reception::Arrival Reception::TakeArrival(Arrivals::iterator it) {
+ServerHandshake::Arrival ServerHandshake::TakeArrival(Arrivals::iterator it) {
   if (it->second.timer != 0) loop_->CancelTimerOnLoop(std::exchange(it->second.timer, 0));
   Arrival arrival = std::move(it->second);
   arrivals_.erase(it);
@@ -375,26 +382,27 @@ Reception::Arrival Reception::TakeArrival(Arrivals::iterator it) {
 }
 
 // Complete once every lane has joined and has sent its answer.
-void Reception::CompleteIfReady(std::uint32_t id) {
+void ServerHandshake::CompleteIfReady(std::uint32_t id) {
   const auto it = arrivals_.find(id);
   if (it == arrivals_.end() || it->second.joined < it->second.lanes.size()) return;
   const auto& lanes = it->second.lanes;
-  if (!std::all_of(lanes.begin(), lanes.end(), [](const Greeting* g) { return g->complete(); })) {
+  if (!std::all_of(lanes.begin(), lanes.end(),
+                   [](const HelloExchange* g) { return g->complete(); })) {
     return;
   }
   loop_->Post([this, id] { Complete(id); });
 }
 
-void Reception::Complete(std::uint32_t id) {
+void ServerHandshake::Complete(std::uint32_t id) {
   const auto it = arrivals_.find(id);
   if (it == arrivals_.end()) return;  // a lane was lost meanwhile
   const Arrival arrival = TakeArrival(it);
   std::vector<std::unique_ptr<net::Lane>> lanes;
   const std::string name = arrival.lanes.front()->peer_name();
-  for (Greeting* greeting : arrival.lanes) {
-    lanes.push_back(greeting->ReleaseLane());
-    by_number_.erase(greetings_.at(greeting).number);
-    greetings_.erase(greeting);
+  for (HelloExchange* hello_exchange : arrival.lanes) {
+    lanes.push_back(hello_exchange->ReleaseLane());
+    by_number_.erase(hello_exchanges_.at(hello_exchange).number);
+    hello_exchanges_.erase(hello_exchange);
   }
   Peer agreed;
   agreed.endpoint = arrival.peer;

@@ -11,7 +11,7 @@
 #include "ferry/net/accept_gate.h"
 #include "ferry/net/admission.h"
 #include "ferry/net/provider.h"
-#include "ferry/transfer/greeting.h"
+#include "ferry/transfer/hello_exchange.h"
 #include "ferry/transfer/lane_progress.h"
 #include "ferry/transfer/secret.h"
 
@@ -22,10 +22,10 @@ class ConnectionCore;
 
 // The server handshake: accepts lanes of pending peers and assembles them into connections. Lives
 // on the listener's loop.
-class Reception {
+class ServerHandshake {
  public:
-  explicit Reception(EndpointCore* endpoint);
-  ~Reception();
+  explicit ServerHandshake(EndpointCore* endpoint);
+  ~ServerHandshake();
 
   void OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane);
   // Closes all pending lanes.
@@ -42,7 +42,7 @@ class Reception {
     kRefused,     // closes when the refusal has left
   };
   struct Stranger {
-    std::unique_ptr<Greeting> greeting;
+    std::unique_ptr<HelloExchange> hello_exchange;
     State state = State::kSilent;
     Exchange exchange;         // from kChallenged on
     std::uint64_t number = 0;  // of its own
@@ -56,7 +56,7 @@ class Reception {
     wire::WelcomeBody welcome;
     Uuid peer;
     std::uint64_t window_bytes = 0;
-    std::vector<Greeting*> lanes;
+    std::vector<HelloExchange*> lanes;
     std::size_t joined = 0;
     EventLoop::TimerId timer = 0;  // limit for the next lane to join
     int extensions = 0;            // times that the limit was extended
@@ -64,40 +64,42 @@ class Reception {
   using Arrivals = std::unordered_map<std::uint32_t, Arrival>;
 
   void MoveTo(Stranger* stranger, State to);
-  Status OnHeard(Greeting* greeting, const wire::MessageHeader& header, wire::MetaReader* reader);
-  Status Answer(Greeting* greeting, wire::Type type, wire::MetaReader* reader);
+  Status OnHeard(HelloExchange* hello_exchange, const wire::MessageHeader& header,
+                 wire::MetaReader* reader);
+  Status Answer(HelloExchange* hello_exchange, wire::Type type, wire::MetaReader* reader);
   Status Challenge(Stranger* stranger, wire::Type type, wire::MetaReader* reader);
   Status CheckProof(Stranger* stranger, wire::MetaReader* reader);
-  Status Admit(Greeting* greeting, wire::Type type, wire::MetaReader* reader);
+  Status Admit(HelloExchange* hello_exchange, wire::Type type, wire::MetaReader* reader);
   // Sends the frame, with a proof that we know the secret if the endpoint has one.
-  void SayProven(Greeting* greeting, wire::Type type, std::span<const std::byte> body);
+  void SayProven(HelloExchange* hello_exchange, wire::Type type, std::span<const std::byte> body);
   // Errors: kRefused or kUnavailable for a peer that is not authenticated, or exceeds a limit.
-  Status MayConnect(const Greeting& greeting, const Uuid& peer);
-  Status OnHello(Greeting* greeting, wire::MetaReader* reader);
-  Status OnJoin(Greeting* greeting, wire::MetaReader* reader);
-  Status OnRejoin(Greeting* greeting, wire::MetaReader* reader);
-  Status OnResume(Greeting* greeting, wire::MetaReader* reader);
-  void OnFrozen(Greeting* greeting, std::uint64_t number, std::optional<LaneProgress> progress);
-  void FinishRejoin(Greeting* greeting, std::uint64_t number);
+  Status MayConnect(const HelloExchange& hello_exchange, const Uuid& peer);
+  Status OnHello(HelloExchange* hello_exchange, wire::MetaReader* reader);
+  Status OnJoin(HelloExchange* hello_exchange, wire::MetaReader* reader);
+  Status OnRejoin(HelloExchange* hello_exchange, wire::MetaReader* reader);
+  Status OnResume(HelloExchange* hello_exchange, wire::MetaReader* reader);
+  void OnFrozen(HelloExchange* hello_exchange, std::uint64_t number,
+                std::optional<LaneProgress> progress);
+  void FinishRejoin(HelloExchange* hello_exchange, std::uint64_t number);
   // Closes a pending lane that was to replace the same lane.
   void TurnAwayRival(const ConnectionCore* connection, std::uint32_t lane);
   // Null if that handshake has ended.
-  Stranger* Find(Greeting* greeting, std::uint64_t number);
+  Stranger* Find(HelloExchange* hello_exchange, std::uint64_t number);
   void TurnAway(std::uint64_t number);
-  void Refuse(Greeting* greeting, const Error& error);
-  void OnGone(Greeting* greeting, const Error& error);
+  void Refuse(HelloExchange* hello_exchange, const Error& error);
+  void OnGone(HelloExchange* hello_exchange, const Error& error);
   // The peer is authenticated: restarts the handshake timeout for its remaining lanes.
   void RenewOnLoop(std::uint32_t id);
   void OnArrivalLate(std::uint32_t id);
   Arrival TakeArrival(Arrivals::iterator it);
   void CompleteIfReady(std::uint32_t id);
   void Complete(std::uint32_t id);
-  void Drop(Greeting* greeting);
+  void Drop(HelloExchange* hello_exchange);
 
   EndpointCore* const endpoint_;
   EventLoop* const loop_;
-  std::unordered_map<Greeting*, Stranger> greetings_;
-  std::unordered_map<std::uint64_t, Greeting*> by_number_;
+  std::unordered_map<HelloExchange*, Stranger> hello_exchanges_;
+  std::unordered_map<std::uint64_t, HelloExchange*> by_number_;
   net::Admission admission_;  // those of them that are not authenticated yet
   net::AcceptGate gate_;
   Arrivals arrivals_;

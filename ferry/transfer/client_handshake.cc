@@ -1,5 +1,5 @@
 // Proves the shared secret to the server, and checks the server's proof.
-#include "ferry/transfer/introduction.h"
+#include "ferry/transfer/client_handshake.h"
 
 #include <fmt/core.h>
 
@@ -9,14 +9,15 @@
 
 namespace ferry::transfer {
 
-void Introduction::SayFirstOnLoop(Greeting* greeting, wire::Type type,
-                                  std::span<const std::byte> body) {
+void ClientHandshake::SayFirstOnLoop(HelloExchange* hello_exchange, wire::Type type,
+                                     std::span<const std::byte> body) {
   exchange_.first = type;
   exchange_.said.assign(body.begin(), body.end());
-  greeting->SayOnLoop(type, body);
+  hello_exchange->SayOnLoop(type, body);
 }
 
-Status Introduction::AnswerChallengeOnLoop(Greeting* greeting, wire::MetaReader* reader) {
+Status ClientHandshake::AnswerChallengeOnLoop(HelloExchange* hello_exchange,
+                                              wire::MetaReader* reader) {
   wire::ChallengeBody challenge;
   if (!reader->Read(&challenge) || !*secret_ || challenged_) {
     return Error(Code::kCorrupt,
@@ -26,17 +27,17 @@ Status Introduction::AnswerChallengeOnLoop(Greeting* greeting, wire::MetaReader*
   challenged_ = true;
   exchange_.server = challenge.nonce;
   FillRandom(exchange_.client);
-  exchange_.binding = greeting->channel_binding();
+  exchange_.binding = hello_exchange->channel_binding();
   const wire::ProofBody proof{.nonce = exchange_.client,
                               .binding = exchange_.binding,
                               .mac = exchange_.ClientProof(**secret_)};
-  greeting->HearMoreOnLoop();
-  greeting->SayOnLoop(wire::Type::kProof, std::as_bytes(std::span(&proof, 1)));
+  hello_exchange->HearMoreOnLoop();
+  hello_exchange->SayOnLoop(wire::Type::kProof, std::as_bytes(std::span(&proof, 1)));
   return Ok();
 }
 
-Status Introduction::CheckPeer(std::span<const std::byte> body,
-                               std::span<const std::byte> proof) const {
+Status ClientHandshake::CheckPeer(std::span<const std::byte> body,
+                                  std::span<const std::byte> proof) const {
   if (!*secret_) return Ok();
   if (!challenged_) {
     return Error(Code::kRefused,
@@ -56,7 +57,7 @@ Status Introduction::CheckPeer(std::span<const std::byte> body,
                   peer_name_));
 }
 
-Error Introduction::Refusal(wire::MetaReader* reader) const {
+Error ClientHandshake::Refusal(wire::MetaReader* reader) const {
   wire::RefuseBody body;
   if (!reader->Read(&body)) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed refusal", peer_name_));
