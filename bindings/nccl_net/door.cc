@@ -99,9 +99,9 @@ void Arrivals::Close() {
 
 // ---- who wishes to come in ----------------------------------------------------------------------
 
-class Door::Stranger final : public net::LaneHandler {
+class Door::PendingPeer final : public net::LaneHandler {
  public:
-  Stranger(Door* door, std::uint64_t number, std::unique_ptr<net::Lane> lane)
+  PendingPeer(Door* door, std::uint64_t number, std::unique_ptr<net::Lane> lane)
       : door_(door),
         number_(number),
         lane_(std::move(lane)),
@@ -111,7 +111,7 @@ class Door::Stranger final : public net::LaneHandler {
   const net::LaneInfo& info() const noexcept { return info_; }
 
   void StartOnLoop() {
-    lane_->SetMaxMeta(net::kMaxStrangerMeta);
+    lane_->SetMaxMeta(net::kMaxPendingPeerMeta);
     lane_->Attach(door_->loop_, this);
     const auto timeout = door_->engine_->settings().config.handshake_timeout;
     timer_ = door_->loop_->AddTimerOnLoop(Clock::now() + timeout, [this] {
@@ -200,7 +200,7 @@ Result<std::unique_ptr<Door>> Door::Open(Engine* engine, EventLoop* loop) {
 Door::Door(Engine* engine, EventLoop* loop)
     : engine_(engine),
       loop_(loop),
-      admission_(engine->settings().config.max_strangers),
+      admission_(engine->settings().config.max_pending_handshakes),
       gate_(loop, &admission_, [this](bool full) {
         if (listener_) listener_->PauseOnLoop(full);
       }) {}
@@ -257,15 +257,15 @@ Result<std::shared_ptr<Arrivals>> Door::Check(std::span<const std::byte> meta,
 }
 
 void Door::EnterOnLoop(std::unique_ptr<net::Lane> lane) {
-  const std::uint64_t number = next_stranger_++;
-  auto stranger = std::make_unique<Stranger>(this, number, std::move(lane));
-  Stranger* const raw = stranger.get();
+  const std::uint64_t number = next_pending_peer_++;
+  auto pending_peer = std::make_unique<PendingPeer>(this, number, std::move(lane));
+  PendingPeer* const raw = pending_peer.get();
   const net::LaneInfo& info = raw->info();
   const auto leaving =
       admission_.Enter(number, net::HostOf(info.remote), info.same_machine, Clock::now());
   if (leaving) DropOnLoop(*leaving);
   if (info.authenticated) admission_.MarkSpoken(number, Clock::now(), /*proven=*/true);
-  strangers_.emplace(number, std::move(stranger));
+  pending_peers_.emplace(number, std::move(pending_peer));
   raw->StartOnLoop();
   gate_.UpdateOnLoop();
 }
@@ -277,21 +277,21 @@ void Door::OnHelloOnLoop(std::uint64_t number) {
 }
 
 void Door::AdmitOnLoop(std::uint64_t number) {
-  const auto it = strangers_.find(number);
-  if (it == strangers_.end()) return;
+  const auto it = pending_peers_.find(number);
+  if (it == pending_peers_.end()) return;
   it->second->GoIn();
   DropOnLoop(number);
 }
 
 void Door::RefuseOnLoop(std::uint64_t number) {
-  const auto it = strangers_.find(number);
-  if (it == strangers_.end()) return;
+  const auto it = pending_peers_.find(number);
+  if (it == pending_peers_.end()) return;
   it->second->SendRefusalOnLoop();
   DropOnLoop(number);
 }
 
 void Door::DropOnLoop(std::uint64_t number) {
-  auto node = strangers_.extract(number);
+  auto node = pending_peers_.extract(number);
   if (!node.empty()) node.mapped()->StopOnLoop();
   admission_.Leave(number);
   gate_.UpdateOnLoop();

@@ -71,7 +71,7 @@ class Door {
   void Unlisten(std::uint64_t id);
 
  private:
-  class Stranger;
+  class PendingPeer;
 
   Door(Engine* engine, EventLoop* loop);
   void EnterOnLoop(std::unique_ptr<net::Lane> lane);
@@ -88,10 +88,11 @@ class Door {
   Engine* const engine_;
   EventLoop* const loop_;
   std::uint16_t port_ = 0;
-  net::Admission admission_;                                                // loop
-  net::AcceptGate gate_;                                                    // loop
-  std::unordered_map<std::uint64_t, std::unique_ptr<Stranger>> strangers_;  // loop; by number
-  std::uint64_t next_stranger_ = 1;                                         // loop
+  net::Admission admission_;  // loop
+  net::AcceptGate gate_;      // loop
+  std::unordered_map<std::uint64_t, std::unique_ptr<PendingPeer>>
+      pending_peers_;                    // loop; by number
+  std::uint64_t next_pending_peer_ = 1;  // loop
   std::mutex mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Arrivals>> listens_;  // under mutex_
   std::uint64_t next_listen_ = 1;                                         // under mutex_

@@ -22,7 +22,7 @@ constexpr unsigned kCoresToSpin = 16;
 constexpr std::chrono::microseconds kSpin{300};
 // All ranks connect to each other at once, with several lanes each, and none may be turned away;
 // but the process needs most of its descriptors itself.
-std::uint32_t MaxStrangers(std::uint32_t at_least) {
+std::uint32_t MaxPendingPeers(std::uint32_t at_least) {
   constexpr rlim_t kMax = 4096;
   rlimit descriptors{};
   if (::getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return at_least;
@@ -77,8 +77,8 @@ Result<Settings> LoadSettings(const Config::Getter& get) {
       names != nullptr && !IsSet(config, "interfaces")) {
     FERRY_TRY(config.Set("interfaces", InterfacesOf(names), "NCCL_SOCKET_IFNAME"));
   }
-  if (!IsSet(config, "max_strangers")) {
-    config.max_strangers = MaxStrangers(config.max_strangers);
+  if (!IsSet(config, "max_pending_handshakes")) {
+    config.max_pending_handshakes = MaxPendingPeers(config.max_pending_handshakes);
   }
   const unsigned cores = std::max(std::thread::hardware_concurrency(), 1U);
   settings.bulk_lanes = config.lanes > 0      ? static_cast<std::size_t>(config.lanes)

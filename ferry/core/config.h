@@ -72,9 +72,10 @@ struct Config {
   std::uint64_t peer_memory_total = 256 << 20;
   std::uint32_t max_operations = 65536;  // in flight at once
   std::uint32_t max_connections = 1024;  // connections accepted here; 0: any number
-  std::uint32_t max_strangers = 256;     // pending peers: accepted lanes that are not authenticated
-  std::string secret;                    // shared with every peer; empty: none
-  std::string secret_file;               // file that contains the secret
+  std::uint32_t max_pending_handshakes =
+      256;                       // pending peers: accepted lanes that are not authenticated
+  std::string secret;            // shared with every peer; empty: none
+  std::string secret_file;       // file that contains the secret
   std::string insecure = "off";  // "on": without a secret, trusts peers on other machines too
   std::string tls = "off";       // TLS on every lane: "off", "psk" (from the secret) or "cert"
   std::string tls_cert;          // PEM files: this endpoint's certificate with its chain,

@@ -151,7 +151,7 @@ TEST(Config, AcceptsBothEndsOfEveryRangeAndNothingBeyond) {
       {"peer_memory_total", {"1MiB", "1TiB"}, {"1048575", "1099511627777"}},
       {"max_operations", {"1", "16777216"}, {"0", "16777217", "4294967296"}},
       {"max_connections", {"0", "1", "1048576"}, {"-1", "1048577"}},
-      {"max_strangers", {"64", "65536"}, {"0", "63", "65537"}},
+      {"max_pending_handshakes", {"64", "65536"}, {"0", "63", "65537"}},
       {"secret", {"", "sixteen letters!"}, {"fifteen letters"}},
       {"secret_file", {"", "/etc/ferry secret"}, {}},
       {"insecure", {"on", "off"}, {"", "yes"}},

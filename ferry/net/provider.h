@@ -27,8 +27,8 @@ namespace ferry::net {
 inline constexpr std::size_t kMaxMetaBytes = 64 * 1024;
 inline constexpr std::uint64_t kMaxPayloadBytes = std::uint64_t{1} << 32;
 // Limits of a lane whose peer is still pending.
-inline constexpr std::size_t kMaxStrangerMeta = 1024;
-inline constexpr std::size_t kStrangerLaneBytes = 4 * 1024;
+inline constexpr std::size_t kMaxPendingPeerMeta = 1024;
+inline constexpr std::size_t kPendingPeerLaneBytes = 4 * 1024;
 
 // Optional features of a provider. Tests and the engine query these instead of trying and failing.
 struct Capabilities {
@@ -150,9 +150,9 @@ class Lane {
   // As Close(), but also drops what is in flight in both kernels, where the transport can.
   virtual void Abort() { Close(); }
   // Before Attach(), or on the lane's loop outside its callbacks or in OnFrame(). A frame that
-  // announces more than `bytes` of metadata (at most kMaxStrangerMeta, or else kMaxMetaBytes) ends
-  // the lane with kCorrupt before memory is allocated for it. While the limit is below
-  // kMaxMetaBytes, the initial value, the lane buffers at most kStrangerLaneBytes from its peer.
+  // announces more than `bytes` of metadata (at most kMaxPendingPeerMeta, or else kMaxMetaBytes)
+  // ends the lane with kCorrupt before memory is allocated for it. While the limit is below
+  // kMaxMetaBytes, the initial value, the lane buffers at most kPendingPeerLaneBytes from its peer.
   virtual void SetMaxMeta(std::size_t bytes) = 0;
   virtual LaneInfo Info() const = 0;
   // Current values, without waiting. Not after the lane has ended.

@@ -23,7 +23,7 @@ class Floor : public testing::Test {
     auto accepted = std::async(std::launch::async, [&] {
       return listener->Accept(config_, kSockets, Deadline::After(kFloorWait));
     });
-    stranger_ = Connect(*listener, Uuid::Random(), 1);
+    pending_peer_ = Connect(*listener, Uuid::Random(), 1);
     near_ = Connect(*listener, listener->token(), kSockets);
     auto far = accepted.get();
     ASSERT_TRUE(far);
@@ -54,7 +54,7 @@ class Floor : public testing::Test {
   Config config_;
   std::optional<FloorSockets> near_;
   std::optional<FloorSockets> far_;
-  std::optional<FloorSockets> stranger_;  // does not know the token
+  std::optional<FloorSockets> pending_peer_;  // does not know the token
 };
 
 TEST_F(Floor, MovesTheWholeBufferWhateverItsSize) {

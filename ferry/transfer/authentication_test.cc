@@ -41,8 +41,8 @@ TEST(Secrets, ThatAreTheSameConnectAllLanes) {
 
 TEST(Secrets, ThatDifferAreRefusedAndTheEndpointServesOn) {
   const Endpoint server = Must(Endpoint::Create(WithSecret(kSecret)));
-  Endpoint stranger = Must(Endpoint::Create(WithSecret(kOther)));
-  ExpectRefused(stranger.Connect(HostAndPort(server.port()), Soon()), "different secrets");
+  Endpoint pending_peer = Must(Endpoint::Create(WithSecret(kOther)));
+  ExpectRefused(pending_peer.Connect(HostAndPort(server.port()), Soon()), "different secrets");
   Endpoint friendly = Must(Endpoint::Create(WithSecret(kSecret)));
   EXPECT_TRUE(friendly.Connect(HostAndPort(server.port()), Soon()));
 }
@@ -313,8 +313,8 @@ TEST_F(OtherMachineTest, IsAskedForTheSecretEvenByAnEndpointThatMayBeInsecure) {
   Config config = Plain("on");
   config.secret = kSecret;
   const Endpoint server = NewEndpoint(config);
-  Endpoint stranger = NewEndpoint(Plain("on"));
-  ExpectRefused(stranger.Connect(server.address(), Soon()), "asks its peers for a secret");
+  Endpoint pending_peer = NewEndpoint(Plain("on"));
+  ExpectRefused(pending_peer.Connect(server.address(), Soon()), "asks its peers for a secret");
   Endpoint peer = NewEndpoint(config);
   EXPECT_TRUE(peer.Connect(server.address(), Soon()));
 }

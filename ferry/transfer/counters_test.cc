@@ -400,13 +400,13 @@ TEST_F(CountersTest, AnOperationThatTimesOutIsLoggedWithTheLastEvents) {
               AllOf(HasSubstr("ended by TimedOut"), Not(HasSubstr("the connection ended"))));
 }
 
-TEST_F(CountersTest, StrangersThatAreRefusedAreCounted) {
+TEST_F(CountersTest, PendingPeersThatAreRefusedAreCounted) {
   config_.secret = "a secret of the two of them";
   Link link = NewLink();
   Config other = config_;
   other.secret = "the secret of somebody else";
-  Endpoint stranger = Must(Endpoint::Create(other, network_.CreateProvider()));
-  EXPECT_FALSE(stranger.Connect(
+  Endpoint pending_peer = Must(Endpoint::Create(other, network_.CreateProvider()));
+  EXPECT_FALSE(pending_peer.Connect(
       EndpointAddress{link.far.endpoint->id(), {{FakeNetwork::kHost, link.far.endpoint->port()}}},
       Soon()));
   EXPECT_GE(link.far.endpoint->Counters().handshakes_refused, 1U);

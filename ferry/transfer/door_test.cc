@@ -22,11 +22,11 @@ namespace {
 using ::testing::HasSubstr;
 using wire::Type;
 
-constexpr std::uint32_t kFewStrangers = 64;
+constexpr std::uint32_t kFewPendingPeers = 64;
 
 Config Crowdable() {
   Config config = SmallSlices(2, 2);
-  config.max_strangers = kFewStrangers;
+  config.max_pending_handshakes = kFewPendingPeers;
   return config;
 }
 
@@ -61,9 +61,9 @@ class DoorTest : public ::testing::Test {
 
 // ---- too many -----------------------------------------------------------------------------------
 
-TEST_F(DoorTest, AFullHouseOfSilentStrangersMakesRoomForAPeer) {
+TEST_F(DoorTest, AFullHouseOfSilentPendingPeersMakesRoomForAPeer) {
   std::deque<RawLane> silent;
-  for (std::uint32_t i = 0; i < kFewStrangers; ++i) silent.emplace_back(endpoint_.port());
+  for (std::uint32_t i = 0; i < kFewPendingPeers; ++i) silent.emplace_back(endpoint_.port());
   ExpectServed();
   // For each of the peer's lanes one silent peer was evicted, the oldest first.
   silent[0].WaitClosed();
@@ -97,9 +97,9 @@ class GuardedDoorTest : public DoorTest {
 
 TEST_F(GuardedDoorTest, WhoHasSpokenIsNotPutOutForOneWhoHasNot) {
   std::deque<RawLane> lanes;
-  for (std::uint32_t i = 0; i < kFewStrangers; ++i) {
+  for (std::uint32_t i = 0; i < kFewPendingPeers; ++i) {
     RawLane& lane = lanes.emplace_back(endpoint_.port());
-    if (i + 1 < kFewStrangers) Speak(&lane);
+    if (i + 1 < kFewPendingPeers) Speak(&lane);
   }
   // Until the silent peer's grace period is over.
   EXPECT_FALSE(lanes.back().WaitClosedFor(net::Admission::kGrace));
@@ -111,7 +111,8 @@ TEST_F(GuardedDoorTest, WhoHasSpokenIsNotPutOutForOneWhoHasNot) {
 TEST_F(GuardedDoorTest, WhenAllHaveSpokenAPeerWaitsUntilOneHasStalled) {
   const auto begun = Clock::now();
   std::deque<RawLane> spoken;
-  for (std::uint32_t i = 0; i < kFewStrangers; ++i) Speak(&spoken.emplace_back(endpoint_.port()));
+  for (std::uint32_t i = 0; i < kFewPendingPeers; ++i)
+    Speak(&spoken.emplace_back(endpoint_.port()));
   ExpectPeerServed();
   EXPECT_GE(Clock::now() - begun, net::Admission::kStall);
   spoken[0].WaitClosed();
@@ -194,7 +195,7 @@ TEST_F(DoorTest, LengthsThatNoHandshakeHasAreRefusedBeforeAnythingIsHeld) {
   using net::tcp::FramePrefix;
   std::uint64_t refused = 0;
   for (const auto& [meta, payload] :
-       {std::pair<std::uint32_t, std::uint64_t>{net::kMaxStrangerMeta + 1, 0},
+       {std::pair<std::uint32_t, std::uint64_t>{net::kMaxPendingPeerMeta + 1, 0},
         {~0U, 0},
         {0, 1},
         {100, ~std::uint64_t{0}}}) {

@@ -21,10 +21,10 @@ using wire::Type;
 
 // ---- pending peers ------------------------------------------------------------------------------
 
-class StrangerTest : public ::testing::Test {
+class PendingPeerTest : public ::testing::Test {
  protected:
-  explicit StrangerTest(const Config& config = SmallSlices(3, 2)) : link_(MakeLink(config)) {}
-  ~StrangerTest() override { EXPECT_TRUE(Works(&link_)); }
+  explicit PendingPeerTest(const Config& config = SmallSlices(3, 2)) : link_(MakeLink(config)) {}
+  ~PendingPeerTest() override { EXPECT_TRUE(Works(&link_)); }
 
   std::uint16_t port() { return link_.far.endpoint->port(); }
   Saying HelloOf(std::uint16_t lanes) {
@@ -52,7 +52,7 @@ class StrangerTest : public ::testing::Test {
   Link link_;
 };
 
-TEST_F(StrangerTest, AHelloOfAnotherVersionIsAnsweredByARefusalThatNamesBoth) {
+TEST_F(PendingPeerTest, AHelloOfAnotherVersionIsAnsweredByARefusalThatNamesBoth) {
   wire::HelloBody hello = Hello(Uuid::Random(), 1);
   hello.version = 7;
   RawLane lane(port());
@@ -66,7 +66,7 @@ TEST_F(StrangerTest, AHelloOfAnotherVersionIsAnsweredByARefusalThatNamesBoth) {
 }
 
 // A later version promises only that its version number is the first field.
-TEST_F(StrangerTest, AHelloOfAnotherVersionMayHaveAnyLength) {
+TEST_F(PendingPeerTest, AHelloOfAnotherVersionMayHaveAnyLength) {
   for (const std::size_t rest : {0U, 1U, 500U}) {
     RawLane lane(port());
     ASSERT_TRUE(lane.Say({.type = Type::kHello,
@@ -75,7 +75,7 @@ TEST_F(StrangerTest, AHelloOfAnotherVersionMayHaveAnyLength) {
   }
 }
 
-TEST_F(StrangerTest, AMalformedHelloIsClosedWithoutAnAnswer) {
+TEST_F(PendingPeerTest, AMalformedHelloIsClosedWithoutAnAnswer) {
   wire::HelloBody no_lanes = Hello(Uuid::Random(), 0);
   wire::HelloBody no_window = Hello(Uuid::Random(), 1, 0);
   auto cut = Pod(Hello(Uuid::Random(), 1));
@@ -88,7 +88,7 @@ TEST_F(StrangerTest, AMalformedHelloIsClosedWithoutAnAnswer) {
   ExpectNobodyAccepted();
 }
 
-TEST_F(StrangerTest, GarbageInPlaceOfAHelloIsClosedWithoutAnAnswer) {
+TEST_F(PendingPeerTest, GarbageInPlaceOfAHelloIsClosedWithoutAnAnswer) {
   std::vector<std::byte> noise(1000);
   FillRandom(noise);
   noise[0] = std::byte{0};
@@ -110,7 +110,7 @@ TEST_F(StrangerTest, GarbageInPlaceOfAHelloIsClosedWithoutAnAnswer) {
   ExpectNobodyAccepted();
 }
 
-TEST_F(StrangerTest, AJoinWithAWrongTokenIsRefusedAndTheConnectionCanStillBeCompleted) {
+TEST_F(PendingPeerTest, AJoinWithAWrongTokenIsRefusedAndTheConnectionCanStillBeCompleted) {
   RawLane first(port());
   ASSERT_TRUE(first.Say(HelloOf(2)));
   const auto welcome = first.Expect(Type::kWelcome).Body<wire::WelcomeBody>();
@@ -125,7 +125,7 @@ TEST_F(StrangerTest, AJoinWithAWrongTokenIsRefusedAndTheConnectionCanStillBeComp
   EXPECT_TRUE(link_.far.endpoint->Accept(Soon()));
 }
 
-TEST_F(StrangerTest, AJoinOfALaneThatIsTakenOrDoesNotExistIsRefused) {
+TEST_F(PendingPeerTest, AJoinOfALaneThatIsTakenOrDoesNotExistIsRefused) {
   RawLane first(port());
   ASSERT_TRUE(first.Say(HelloOf(2)));
   const auto welcome = first.Expect(Type::kWelcome).Body<wire::WelcomeBody>();
@@ -143,7 +143,7 @@ TEST_F(StrangerTest, AJoinOfALaneThatIsTakenOrDoesNotExistIsRefused) {
   ExpectNobodyAccepted();
 }
 
-TEST_F(StrangerTest, AConnectionThatLosesALaneBeforeItIsCompleteIsForgotten) {
+TEST_F(PendingPeerTest, AConnectionThatLosesALaneBeforeItIsCompleteIsForgotten) {
   RawLane first(port());
   ASSERT_TRUE(first.Say(HelloOf(3)));
   const auto welcome = first.Expect(Type::kWelcome).Body<wire::WelcomeBody>();
@@ -159,14 +159,14 @@ TEST_F(StrangerTest, AConnectionThatLosesALaneBeforeItIsCompleteIsForgotten) {
   ExpectNobodyAccepted();
 }
 
-TEST_F(StrangerTest, NobodyGetsMoreLanesThanTheEndpointHas) {
+TEST_F(PendingPeerTest, NobodyGetsMoreLanesThanTheEndpointHas) {
   RawLane first(port());
   ASSERT_TRUE(first.Say(HelloOf(65535)));
   EXPECT_EQ(first.Expect(Type::kWelcome).Body<wire::WelcomeBody>().lanes, 3);
 }
 
 // Its lanes come up on several loops while others of them are already closed.
-TEST_F(StrangerTest, PeersThatVanishAsTheirConnectionComesUpHarmNobody) {
+TEST_F(PendingPeerTest, PeersThatVanishAsTheirConnectionComesUpHarmNobody) {
   for (int round = 0; round < 50; ++round) {
     RawPeer peer(port(), 3);
     ASSERT_TRUE(
@@ -186,12 +186,12 @@ Config ShortTimeout() {
   return config;
 }
 
-class SilentStrangerTest : public StrangerTest {
+class SilentPendingPeerTest : public PendingPeerTest {
  protected:
-  SilentStrangerTest() : StrangerTest(ShortTimeout()) {}
+  SilentPendingPeerTest() : PendingPeerTest(ShortTimeout()) {}
 };
 
-TEST_F(SilentStrangerTest, AHelloThatNeverComesIsNotWaitedForLong) {
+TEST_F(SilentPendingPeerTest, AHelloThatNeverComesIsNotWaitedForLong) {
   RawLane nothing(port());
   RawLane half(port());
   auto bytes = half.Encode(HelloOf(1));
@@ -201,7 +201,7 @@ TEST_F(SilentStrangerTest, AHelloThatNeverComesIsNotWaitedForLong) {
   half.WaitClosed();
 }
 
-TEST_F(SilentStrangerTest, LanesThatNeverJoinAreNotWaitedForLong) {
+TEST_F(SilentPendingPeerTest, LanesThatNeverJoinAreNotWaitedForLong) {
   RawLane first(port());
   ASSERT_TRUE(first.Say(HelloOf(3)));
   const auto welcome = first.Expect(Type::kWelcome).Body<wire::WelcomeBody>();

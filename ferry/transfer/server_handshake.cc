@@ -35,7 +35,7 @@ Status CheckVersion(wire::MetaReader reader) {
 ServerHandshake::ServerHandshake(EndpointCore* endpoint)
     : endpoint_(endpoint),
       loop_(endpoint->front_loop()),
-      admission_(endpoint->config().max_strangers),
+      admission_(endpoint->config().max_pending_handshakes),
       gate_(loop_, &admission_, [endpoint](bool full) { endpoint->PauseAcceptingOnLoop(full); }) {}
 
 ServerHandshake::~ServerHandshake() = default;
@@ -51,7 +51,7 @@ void ServerHandshake::ClearOnLoop() {
 // Admits a new lane as a pending peer; if the table is full, the policy names one to evict.
 void ServerHandshake::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
   if (endpoint_->closing()) return;
-  lane->SetMaxMeta(net::kMaxStrangerMeta);
+  lane->SetMaxMeta(net::kMaxPendingPeerMeta);
   // Fixed from now on: a slow sender does not extend the deadline.
   const Deadline deadline = Deadline::After(endpoint_->config().handshake_timeout);
   auto owned = std::make_unique<HelloExchange>(std::move(lane), loop_, deadline);
@@ -79,17 +79,18 @@ void ServerHandshake::TurnAway(std::uint64_t number) {
   const auto it = by_number_.find(number);
   if (it == by_number_.end()) return;
   HelloExchange* const hello_exchange = it->second;
-  endpoint_->RefusedHandshake(hello_exchange->peer_name(),
-                              fmt::format("closed {} before it was authenticated: {} pending peers "
-                                          "are connected, the limit is FERRY_MAX_STRANGERS",
-                                          hello_exchange->peer_name(), admission_.size()));
+  endpoint_->RefusedHandshake(
+      hello_exchange->peer_name(),
+      fmt::format("closed {} before it was authenticated: {} pending peers "
+                  "are connected, the limit is FERRY_MAX_PENDING_HANDSHAKES",
+                  hello_exchange->peer_name(), admission_.size()));
   hello_exchange->CloseOnLoop();
   Drop(hello_exchange);
 }
 
-void ServerHandshake::MoveTo(Stranger* stranger, State to) {
-  const State from = std::exchange(stranger->state, to);
-  HelloExchange& hello_exchange = *stranger->hello_exchange;
+void ServerHandshake::MoveTo(PendingPeer* pending_peer, State to) {
+  const State from = std::exchange(pending_peer->state, to);
+  HelloExchange& hello_exchange = *pending_peer->hello_exchange;
   const auto comes_from = [&](State one, State other) {
     FERRY_CHECK(from == one || from == other, static_cast<int>(from), static_cast<int>(to));
   };
@@ -98,14 +99,14 @@ void ServerHandshake::MoveTo(Stranger* stranger, State to) {
     // It has begun well: it keeps its place where silent ones lose theirs.
     case State::kChallenged:
       comes_from(State::kSilent, State::kSilent);
-      admission_.MarkSpoken(stranger->number, Clock::now());
+      admission_.MarkSpoken(pending_peer->number, Clock::now());
       gate_.UpdateOnLoop();
       hello_exchange.HearMoreOnLoop();
       break;
     case State::kAdmitted:
     case State::kRejoining:
       comes_from(State::kSilent, State::kChallenged);
-      admission_.Leave(stranger->number);
+      admission_.Leave(pending_peer->number);
       last_admitted_ = Clock::now();
       gate_.UpdateOnLoop();
       // From now on the connection's deadline counts for it; a lane that is replaced keeps its own.
@@ -133,22 +134,22 @@ Status ServerHandshake::OnHeard(HelloExchange* hello_exchange, const wire::Messa
 
 Status ServerHandshake::Answer(HelloExchange* hello_exchange, wire::Type type,
                                wire::MetaReader* reader) {
-  Stranger& stranger = hello_exchanges_.at(hello_exchange);
-  if (stranger.state == State::kRejoining) {
+  PendingPeer& pending_peer = hello_exchanges_.at(hello_exchange);
+  if (pending_peer.state == State::kRejoining) {
     if (type != wire::Type::kResume) return Error(Code::kCorrupt, "no resume");
     return OnResume(hello_exchange, reader);
   }
-  if (stranger.state == State::kChallenged) {
+  if (pending_peer.state == State::kChallenged) {
     if (type != wire::Type::kProof) return Error(Code::kCorrupt, "no proof");
-    FERRY_TRY(CheckProof(&stranger, reader));
-    wire::MetaReader said(stranger.exchange.said);
-    return Admit(hello_exchange, stranger.exchange.first, &said);
+    FERRY_TRY(CheckProof(&pending_peer, reader));
+    wire::MetaReader said(pending_peer.exchange.said);
+    return Admit(hello_exchange, pending_peer.exchange.first, &said);
   }
   if (type != wire::Type::kHello && type != wire::Type::kJoin && type != wire::Type::kRejoin) {
     return Error(Code::kCorrupt, "no handshake");
   }
   FERRY_TRY(CheckVersion(*reader));
-  if (endpoint_->secret()) return Challenge(&stranger, type, reader);
+  if (endpoint_->secret()) return Challenge(&pending_peer, type, reader);
   if (!endpoint_->Trusts(hello_exchange->is_local() || hello_exchange->is_authenticated())) {
     return Error(Code::kRefused,
                  "this endpoint has no secret to authenticate peers on other machines; set "
@@ -157,7 +158,8 @@ Status ServerHandshake::Answer(HelloExchange* hello_exchange, wire::Type type,
   return Admit(hello_exchange, type, reader);
 }
 
-Status ServerHandshake::Challenge(Stranger* stranger, wire::Type type, wire::MetaReader* reader) {
+Status ServerHandshake::Challenge(PendingPeer* pending_peer, wire::Type type,
+                                  wire::MetaReader* reader) {
   wire::HelloBody hello;
   wire::MetaReader peek = *reader;
   const bool is_hello = type == wire::Type::kHello;
@@ -170,26 +172,26 @@ Status ServerHandshake::Challenge(Stranger* stranger, wire::Type type, wire::Met
                  "this endpoint asks its peers for a secret and got none; set FERRY_SECRET_FILE to "
                  "the same on both sides");
   }
-  Exchange& exchange = stranger->exchange;
+  Exchange& exchange = pending_peer->exchange;
   exchange.first = type;
   exchange.said.assign(reader->rest().begin(), reader->rest().end());
   FillRandom(exchange.server);
-  MoveTo(stranger, State::kChallenged);
-  stranger->hello_exchange->SayOnLoop(wire::Type::kChallenge, exchange.server);
+  MoveTo(pending_peer, State::kChallenged);
+  pending_peer->hello_exchange->SayOnLoop(wire::Type::kChallenge, exchange.server);
   return Ok();
 }
 
-Status ServerHandshake::CheckProof(Stranger* stranger, wire::MetaReader* reader) {
+Status ServerHandshake::CheckProof(PendingPeer* pending_peer, wire::MetaReader* reader) {
   wire::ProofBody proof;
   if (!reader->Read(&proof)) return Error(Code::kCorrupt, "malformed proof");
-  stranger->exchange.client = proof.nonce;
-  stranger->exchange.binding = proof.binding;
-  if (!SameBytes(stranger->exchange.ClientProof(*endpoint_->secret()), proof.mac)) {
+  pending_peer->exchange.client = proof.nonce;
+  pending_peer->exchange.binding = proof.binding;
+  if (!SameBytes(pending_peer->exchange.ClientProof(*endpoint_->secret()), proof.mac)) {
     return Error(Code::kRefused,
                  "the two sides have different secrets, or somebody between them changes the "
                  "frames; set FERRY_SECRET_FILE to the same on both");
   }
-  if (proof.binding == stranger->hello_exchange->channel_binding()) return Ok();
+  if (proof.binding == pending_peer->hello_exchange->channel_binding()) return Ok();
   return Error(Code::kRefused,
                "somebody is between the two sides: the client knows the secret, but its TLS "
                "connection is not the one that arrives here, so another certificate holder "
@@ -202,7 +204,7 @@ Status ServerHandshake::Admit(HelloExchange* hello_exchange, wire::Type type,
   FERRY_TRY(type == wire::Type::kHello  ? OnHello(hello_exchange, reader)
             : type == wire::Type::kJoin ? OnJoin(hello_exchange, reader)
                                         : OnRejoin(hello_exchange, reader));
-  Stranger& admitted = hello_exchanges_.at(hello_exchange);
+  PendingPeer& admitted = hello_exchanges_.at(hello_exchange);
   MoveTo(&admitted, admitted.rejoins ? State::kRejoining : State::kAdmitted);
   return Ok();
 }

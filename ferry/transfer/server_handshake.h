@@ -41,7 +41,7 @@ class ServerHandshake {
     kMoving,      // was sent this side's progress: moves when that has left
     kRefused,     // closes when the refusal has left
   };
-  struct Stranger {
+  struct PendingPeer {
     std::unique_ptr<HelloExchange> hello_exchange;
     State state = State::kSilent;
     Exchange exchange;         // from kChallenged on
@@ -63,12 +63,12 @@ class ServerHandshake {
   };
   using Arrivals = std::unordered_map<std::uint32_t, Arrival>;
 
-  void MoveTo(Stranger* stranger, State to);
+  void MoveTo(PendingPeer* pending_peer, State to);
   Status OnHeard(HelloExchange* hello_exchange, const wire::MessageHeader& header,
                  wire::MetaReader* reader);
   Status Answer(HelloExchange* hello_exchange, wire::Type type, wire::MetaReader* reader);
-  Status Challenge(Stranger* stranger, wire::Type type, wire::MetaReader* reader);
-  Status CheckProof(Stranger* stranger, wire::MetaReader* reader);
+  Status Challenge(PendingPeer* pending_peer, wire::Type type, wire::MetaReader* reader);
+  Status CheckProof(PendingPeer* pending_peer, wire::MetaReader* reader);
   Status Admit(HelloExchange* hello_exchange, wire::Type type, wire::MetaReader* reader);
   // Sends the frame, with a proof that we know the secret if the endpoint has one.
   void SayProven(HelloExchange* hello_exchange, wire::Type type, std::span<const std::byte> body);
@@ -84,7 +84,7 @@ class ServerHandshake {
   // Closes a pending lane that was to replace the same lane.
   void TurnAwayRival(const ConnectionCore* connection, std::uint32_t lane);
   // Null if that handshake has ended.
-  Stranger* Find(HelloExchange* hello_exchange, std::uint64_t number);
+  PendingPeer* Find(HelloExchange* hello_exchange, std::uint64_t number);
   void TurnAway(std::uint64_t number);
   void Refuse(HelloExchange* hello_exchange, const Error& error);
   void OnGone(HelloExchange* hello_exchange, const Error& error);
@@ -98,7 +98,7 @@ class ServerHandshake {
 
   EndpointCore* const endpoint_;
   EventLoop* const loop_;
-  std::unordered_map<HelloExchange*, Stranger> hello_exchanges_;
+  std::unordered_map<HelloExchange*, PendingPeer> hello_exchanges_;
   std::unordered_map<std::uint64_t, HelloExchange*> by_number_;
   net::Admission admission_;  // those of them that are not authenticated yet
   net::AcceptGate gate_;

@@ -12,8 +12,8 @@
 // The accepting side of a lane replacement; channel_rejoin.cc describes the whole procedure.
 namespace ferry::transfer {
 
-ServerHandshake::Stranger* ServerHandshake::Find(HelloExchange* hello_exchange,
-                                                 std::uint64_t number) {
+ServerHandshake::PendingPeer* ServerHandshake::Find(HelloExchange* hello_exchange,
+                                                    std::uint64_t number) {
   const auto it = hello_exchanges_.find(hello_exchange);
   return it == hello_exchanges_.end() || it->second.number != number ? nullptr : &it->second;
 }
@@ -32,9 +32,9 @@ Status ServerHandshake::OnRejoin(HelloExchange* hello_exchange, wire::MetaReader
                              rejoin.connection, rejoin.lane));
   }
   TurnAwayRival(connection.get(), rejoin.lane);
-  Stranger& stranger = hello_exchanges_.at(hello_exchange);
-  stranger.rejoins = std::move(connection);
-  stranger.rejoin = rejoin;
+  PendingPeer& pending_peer = hello_exchanges_.at(hello_exchange);
+  pending_peer.rejoins = std::move(connection);
+  pending_peer.rejoin = rejoin;
   hello_exchange->HearMoreOnLoop();
   SayProven(hello_exchange, wire::Type::kRejoined, {});
   return Ok();
@@ -54,12 +54,12 @@ void ServerHandshake::TurnAwayRival(const ConnectionCore* connection, std::uint3
 }
 
 Status ServerHandshake::OnResume(HelloExchange* hello_exchange, wire::MetaReader* reader) {
-  Stranger& stranger = hello_exchanges_.at(hello_exchange);
-  FERRY_TRY_ASSIGN(stranger.progress, ParseProgress(reader, hello_exchange->peer_name()));
-  MoveTo(&stranger, State::kFreezing);
-  Channel& channel = stranger.rejoins->channel(stranger.rejoin.lane);
-  channel.loop()->Post([this, hello_exchange, number = stranger.number,
-                        connection = stranger.rejoins, attempt = stranger.rejoin.attempt,
+  PendingPeer& pending_peer = hello_exchanges_.at(hello_exchange);
+  FERRY_TRY_ASSIGN(pending_peer.progress, ParseProgress(reader, hello_exchange->peer_name()));
+  MoveTo(&pending_peer, State::kFreezing);
+  Channel& channel = pending_peer.rejoins->channel(pending_peer.rejoin.lane);
+  channel.loop()->Post([this, hello_exchange, number = pending_peer.number,
+                        connection = pending_peer.rejoins, attempt = pending_peer.rejoin.attempt,
                         &channel] {
     auto progress = channel.FreezeOnLoop(attempt);
     loop_->Post([this, hello_exchange, number, progress = std::move(progress)]() mutable {
@@ -71,12 +71,12 @@ Status ServerHandshake::OnResume(HelloExchange* hello_exchange, wire::MetaReader
 
 void ServerHandshake::OnFrozen(HelloExchange* hello_exchange, std::uint64_t number,
                                std::optional<LaneProgress> progress) {
-  Stranger* const stranger = Find(hello_exchange, number);
-  if (stranger == nullptr) return;
+  PendingPeer* const pending_peer = Find(hello_exchange, number);
+  if (pending_peer == nullptr) return;
   if (!progress) {
     return Refuse(hello_exchange, Error(Code::kUnavailable, "a later lane has replaced this one"));
   }
-  MoveTo(stranger, State::kMoving);
+  MoveTo(pending_peer, State::kMoving);
   hello_exchange->SetOnSaid([this, hello_exchange, number] {
     loop_->Post([=, this] { FinishRejoin(hello_exchange, number); });
   });
@@ -84,13 +84,13 @@ void ServerHandshake::OnFrozen(HelloExchange* hello_exchange, std::uint64_t numb
 }
 
 void ServerHandshake::FinishRejoin(HelloExchange* hello_exchange, std::uint64_t number) {
-  Stranger* const stranger = Find(hello_exchange, number);
-  if (stranger == nullptr) return;
-  Channel& channel = stranger->rejoins->channel(stranger->rejoin.lane);
+  PendingPeer* const pending_peer = Find(hello_exchange, number);
+  if (pending_peer == nullptr) return;
+  Channel& channel = pending_peer->rejoins->channel(pending_peer->rejoin.lane);
   auto parked = std::make_unique<ParkedLane>(hello_exchange->ReleaseLane(), channel.loop());
-  channel.loop()->Post([connection = stranger->rejoins, &channel, parked = std::move(parked),
-                        attempt = stranger->rejoin.attempt,
-                        progress = std::move(stranger->progress)]() mutable {
+  channel.loop()->Post([connection = pending_peer->rejoins, &channel, parked = std::move(parked),
+                        attempt = pending_peer->rejoin.attempt,
+                        progress = std::move(pending_peer->progress)]() mutable {
     channel.ReviveOnLoop(attempt, std::move(parked), progress);
   });
   by_number_.erase(number);

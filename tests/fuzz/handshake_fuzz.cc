@@ -23,7 +23,7 @@ using namespace transfer;  // NOLINT(google-build-using-namespace): a test of al
 using wire::Type;
 
 constexpr std::uint16_t kLanes = 3;
-constexpr std::size_t kMaxStrangers = 8;
+constexpr std::size_t kMaxPendingPeers = 8;
 constexpr int kMaxSteps = 300;
 constexpr std::chrono::seconds kTimeout{5};
 constexpr const char* kSecret = "what both sides know";
@@ -75,7 +75,7 @@ struct Host {
 };
 
 // The script's end of a lane, and what was said over it.
-struct Stranger {
+struct PendingPeer {
   std::shared_ptr<PeerEnd> end;  // with the lane
   bool local = true;
   Exchange exchange;  // as both sides would sign it
@@ -130,10 +130,10 @@ class Session {
       if (std::exchange(turns_, 0) == 0) loop().Post([this, running] { Turn(running); });
       // A call is made again while it is only cut off; a refusal is final.
       const bool refuses = script_->U8() == 255 || hung_up_;
-      if (refuses || strangers_.size() >= kMaxStrangers) return nullptr;
-      Stranger& stranger = strangers_.emplace_back();
-      stranger.end = std::make_shared<PeerEnd>();
-      return std::make_unique<ScriptedLane>(stranger.end, !far());
+      if (refuses || pending_peers_.size() >= kMaxPendingPeers) return nullptr;
+      PendingPeer& pending_peer = pending_peers_.emplace_back();
+      pending_peer.end = std::make_shared<PeerEnd>();
+      return std::make_unique<ScriptedLane>(pending_peer.end, !far());
     };
     EndpointAddress address;
     if ((how_ & 8) != 0) address.endpoint.bytes = expected_.bytes;
@@ -154,7 +154,7 @@ class Session {
       Step();
       over_ = Deadline::After(kTimeout);
     } else {
-      FERRY_CHECK(!over_.expired(), strangers_.size());
+      FERRY_CHECK(!over_.expired(), pending_peers_.size());
       HangUpAll();
     }
     loop().Post([this, running] { Turn(running); });
@@ -162,7 +162,7 @@ class Session {
 
   void HangUpAll() {
     hung_up_ = true;
-    for (Stranger& stranger : strangers_) stranger.end->HangUp();
+    for (PendingPeer& pending_peer : pending_peers_) pending_peer.end->HangUp();
   }
 
   // ---- OnLoop
@@ -170,40 +170,40 @@ class Session {
   void Step() {
     const std::size_t what = script_->Below(10);
     if (what == 0) return Knock();
-    if (strangers_.empty()) return;
-    Stranger& stranger = strangers_[script_->Below(strangers_.size())];
+    if (pending_peers_.empty()) return;
+    PendingPeer& pending_peer = pending_peers_[script_->Below(pending_peers_.size())];
     switch (what) {
       case 1:
       case 2:
       case 3:
-      case 4: return Say(&stranger);
+      case 4: return Say(&pending_peer);
       case 5:
       case 6:
-      case 7: (void)Hear(&stranger); return;
-      case 8: return stranger.end->Deliver(script_->U16());
+      case 7: (void)Hear(&pending_peer); return;
+      case 8: return pending_peer.end->Deliver(script_->U16());
       default:
-        if (script_->Below(4) == 0) stranger.end->HangUp();
+        if (script_->Below(4) == 0) pending_peer.end->HangUp();
     }
   }
 
   void Knock() {
-    if ((how_ & 2) != 0 || strangers_.size() >= kMaxStrangers) return;
-    Stranger& stranger = strangers_.emplace_back();
-    stranger.end = host_.provider->Knock(!far());
+    if ((how_ & 2) != 0 || pending_peers_.size() >= kMaxPendingPeers) return;
+    PendingPeer& pending_peer = pending_peers_.emplace_back();
+    pending_peer.end = host_.provider->Knock(!far());
   }
 
-  bool Hear(Stranger* stranger) {
+  bool Hear(PendingPeer* pending_peer) {
     WireFrame frame;
-    if (!stranger->end->Read(&frame)) return false;
-    Learn(stranger, frame);
+    if (!pending_peer->end->Read(&frame)) return false;
+    Learn(pending_peer, frame);
     return true;
   }
 
-  void Learn(Stranger* stranger, const WireFrame& frame) {
+  void Learn(PendingPeer* pending_peer, const WireFrame& frame) {
     wire::MetaReader reader(frame.meta);
     wire::MessageHeader header;
     FERRY_CHECK(reader.Read(&header));
-    Exchange& exchange = stranger->exchange;
+    Exchange& exchange = pending_peer->exchange;
     wire::ProofBody proof;
     switch (header.type) {
       case Type::kWelcome: FERRY_CHECK(reader.Read(&welcome_)); return;
@@ -224,14 +224,15 @@ class Session {
   }
 
   template <class T>
-  static void Note(Stranger* stranger, Type type, const T& body, std::vector<std::byte>* meta) {
-    stranger->exchange.first = type;
+  static void Note(PendingPeer* pending_peer, Type type, const T& body,
+                   std::vector<std::byte>* meta) {
+    pending_peer->exchange.first = type;
     const auto bytes = std::as_bytes(std::span(&body, 1));
-    stranger->exchange.said.assign(bytes.begin(), bytes.end());
+    pending_peer->exchange.said.assign(bytes.begin(), bytes.end());
     wire::Append(meta, body);
   }
 
-  void AppendHello(Stranger* stranger, std::uint8_t odd, std::vector<std::byte>* meta) {
+  void AppendHello(PendingPeer* pending_peer, std::uint8_t odd, std::vector<std::byte>* meta) {
     wire::HelloBody hello;
     hello.lanes = static_cast<std::uint16_t>(script_->Below(5));
     hello.flags = host_.has_secret ? wire::kHasSecret : 0;
@@ -240,10 +241,10 @@ class Session {
     if (odd == 2) hello.flags = script_->U32();
     if (odd == 4) hello.expected[0] = script_->U8();
     if (odd == 3) hello.window_bytes = script_->U64();
-    Note(stranger, Type::kHello, hello, meta);
+    Note(pending_peer, Type::kHello, hello, meta);
   }
 
-  void AppendJoin(Stranger* stranger, std::uint8_t odd, std::vector<std::byte>* meta) {
+  void AppendJoin(PendingPeer* pending_peer, std::uint8_t odd, std::vector<std::byte>* meta) {
     wire::JoinBody join;
     join.lane = static_cast<std::uint16_t>(script_->Below(5));
     join.connection = welcome_.connection;
@@ -251,10 +252,10 @@ class Session {
     if (odd == 1) join.version = script_->U16();
     if (odd == 2) join.connection += script_->U8();
     if (odd == 3) join.token[script_->Below(16)] ^= script_->U8();
-    Note(stranger, Type::kJoin, join, meta);
+    Note(pending_peer, Type::kJoin, join, meta);
   }
 
-  void AppendRejoin(Stranger* stranger, std::uint8_t odd, std::vector<std::byte>* meta) {
+  void AppendRejoin(PendingPeer* pending_peer, std::uint8_t odd, std::vector<std::byte>* meta) {
     wire::RejoinBody rejoin;
     rejoin.lane = static_cast<std::uint16_t>(script_->Below(5));
     rejoin.connection = welcome_.connection;
@@ -263,7 +264,7 @@ class Session {
     if (odd == 1) rejoin.version = script_->U16();
     if (odd == 2) rejoin.connection += script_->U8();
     if (odd == 3) rejoin.token[script_->Below(16)] ^= script_->U8();
-    Note(stranger, Type::kRejoin, rejoin, meta);
+    Note(pending_peer, Type::kRejoin, rejoin, meta);
   }
 
   void AppendResume(std::vector<std::byte>* meta) {
@@ -276,28 +277,29 @@ class Session {
     }
   }
 
-  void AppendProof(Stranger* stranger, std::uint8_t odd, std::vector<std::byte>* meta) {
+  void AppendProof(PendingPeer* pending_peer, std::uint8_t odd, std::vector<std::byte>* meta) {
     wire::ProofBody proof;
     proof.nonce[0] = static_cast<std::byte>(script_->U8());
-    stranger->exchange.client = proof.nonce;
-    stranger->exchange.binding = proof.binding;
+    pending_peer->exchange.client = proof.nonce;
+    pending_peer->exchange.binding = proof.binding;
     if (host_.has_secret && odd != 1) {
-      proof.mac = stranger->exchange.ClientProof(*host_.secret);
+      proof.mac = pending_peer->exchange.ClientProof(*host_.secret);
       ++proved_;
     }
     wire::Append(meta, proof);
   }
 
   // A listener's answer that admits us, and its proof.
-  void AppendAnswer(const Stranger& stranger, std::span<const std::byte> body, std::uint8_t odd,
-                    std::vector<std::byte>* meta) {
+  void AppendAnswer(const PendingPeer& pending_peer, std::span<const std::byte> body,
+                    std::uint8_t odd, std::vector<std::byte>* meta) {
     meta->insert(meta->end(), body.begin(), body.end());
     if (!host_.has_secret || odd == 1) return;
-    wire::Append(meta, stranger.exchange.ServerProof(*host_.secret, body));
+    wire::Append(meta, pending_peer.exchange.ServerProof(*host_.secret, body));
     ++proved_;
   }
 
-  void AppendWelcome(const Stranger& stranger, std::uint8_t odd, std::vector<std::byte>* meta) {
+  void AppendWelcome(const PendingPeer& pending_peer, std::uint8_t odd,
+                     std::vector<std::byte>* meta) {
     wire::WelcomeBody welcome;
     welcome.lanes = static_cast<std::uint16_t>(script_->Below(5));
     welcome.window_bytes = 1 << 16;
@@ -305,24 +307,25 @@ class Session {
     if (odd == 2) welcome.version = script_->U16();
     if (odd == 3) welcome.window_bytes = script_->U64();
     if (odd == 4) welcome.endpoint[0] ^= script_->U8();
-    AppendAnswer(stranger, std::as_bytes(std::span(&welcome, 1)), odd, meta);
+    AppendAnswer(pending_peer, std::as_bytes(std::span(&welcome, 1)), odd, meta);
   }
 
-  void AppendBody(Stranger* stranger, Type type, std::uint8_t odd, std::vector<std::byte>* meta) {
+  void AppendBody(PendingPeer* pending_peer, Type type, std::uint8_t odd,
+                  std::vector<std::byte>* meta) {
     switch (type) {
-      case Type::kHello: return AppendHello(stranger, odd, meta);
-      case Type::kJoin: return AppendJoin(stranger, odd, meta);
-      case Type::kProof: return AppendProof(stranger, odd, meta);
-      case Type::kWelcome: return AppendWelcome(*stranger, odd, meta);
-      case Type::kRejoin: return AppendRejoin(stranger, odd, meta);
+      case Type::kHello: return AppendHello(pending_peer, odd, meta);
+      case Type::kJoin: return AppendJoin(pending_peer, odd, meta);
+      case Type::kProof: return AppendProof(pending_peer, odd, meta);
+      case Type::kWelcome: return AppendWelcome(*pending_peer, odd, meta);
+      case Type::kRejoin: return AppendRejoin(pending_peer, odd, meta);
       case Type::kResume:
       case Type::kResumed: return AppendResume(meta);
       case Type::kJoined:
-      case Type::kRejoined: return AppendAnswer(*stranger, {}, odd, meta);
+      case Type::kRejoined: return AppendAnswer(*pending_peer, {}, odd, meta);
       case Type::kChallenge: {
         wire::ChallengeBody challenge;
         challenge.nonce[0] = static_cast<std::byte>(script_->U8());
-        stranger->exchange.server = challenge.nonce;
+        pending_peer->exchange.server = challenge.nonce;
         return wire::Append(meta, challenge);
       }
       case Type::kRefuse: {
@@ -334,7 +337,7 @@ class Session {
     }
   }
 
-  void Say(Stranger* stranger) {
+  void Say(PendingPeer* pending_peer) {
     const Type type = kSayings[script_->Below(std::size(kSayings))];
     const std::uint8_t how = script_->U8();
     wire::MessageHeader header;
@@ -342,14 +345,14 @@ class Session {
     std::vector<std::byte> meta;
     wire::Append(&meta, header);
     const auto before = proved_;
-    AppendBody(stranger, type, how & 7, &meta);
+    AppendBody(pending_peer, type, how & 7, &meta);
     std::uint64_t payload = 0;
     if ((how & 8) != 0 && Tamper(&meta) && type != Type::kHello && type != Type::kJoin) {
       proved_ = before;
     }
     if ((how & 16) != 0) payload = script_->U32();
-    stranger->end->Say(std::move(meta), payload);
-    stranger->end->Deliver((how & 32) != 0 ? script_->U16() : 0);
+    pending_peer->end->Say(std::move(meta), payload);
+    pending_peer->end->Deliver((how & 32) != 0 ? script_->U16() : 0);
   }
 
   // Whether what a proof is of, which the header is not, has changed.
@@ -377,17 +380,17 @@ class Session {
   const std::uint8_t how_;
   Host& host_;
   const Uuid expected_ = Uuid::Random();
-  std::vector<Stranger> strangers_ = Reserved();
+  std::vector<PendingPeer> pending_peers_ = Reserved();
   bool hung_up_ = false;
   wire::WelcomeBody welcome_;
   int turns_ = 0;  // since the last Connect() of a lane
   Deadline over_ = Deadline::Never();
   int proved_ = 0;  // right proofs of a secret that were said, untampered
 
-  static std::vector<Stranger> Reserved() {
-    std::vector<Stranger> strangers;
-    strangers.reserve(kMaxStrangers);  // a step may add to it while it uses one
-    return strangers;
+  static std::vector<PendingPeer> Reserved() {
+    std::vector<PendingPeer> pending_peers;
+    pending_peers.reserve(kMaxPendingPeers);  // a step may add to it while it uses one
+    return pending_peers;
   }
 };
 

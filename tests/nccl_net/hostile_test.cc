@@ -295,7 +295,7 @@ TEST_F(HalfEarly, FailsWithTheCommWhenItsSenderGoes) {
   EXPECT_NE(WaitFor(host_, request, nullptr, InTime()), abi::kSuccess);
 }
 
-TEST(Strangers, MayBeManyWhoHaveYetToSayHello) {
+TEST(PendingPeers, MayBeManyWhoHaveYetToSayHello) {
   // More than an endpoint lets wait, and all of them honest.
   constexpr std::size_t kSenders = 270;
   rlimit descriptors{};
@@ -319,7 +319,7 @@ TEST(Strangers, MayBeManyWhoHaveYetToSayHello) {
   }
 }
 
-TEST(Strangers, AreClosedUnlessTheySayHello) {
+TEST(PendingPeers, AreClosedUnlessTheySayHello) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   NcclListen listen(&host);
   for (int way = 0; way < 5; ++way) {

@@ -175,11 +175,12 @@ TEST(NcclSettings, HaveDefaultsOfTheirOwn) {
   EXPECT_EQ(LoadSettings(Environment({{"FERRY_EAGER_BYTES", "4KiB"}}))->small_bytes, 4096U);
   EXPECT_GE(settings->workers, 2U);
   EXPECT_GE(settings->bulk_lanes, 2U);
-  EXPECT_GE(settings->config.max_strangers, 256U);
-  EXPECT_LE(settings->config.max_strangers, 4096U);
+  EXPECT_GE(settings->config.max_pending_handshakes, 256U);
+  EXPECT_LE(settings->config.max_pending_handshakes, 4096U);
   EXPECT_EQ(settings->config.spin.count() > 0, std::thread::hardware_concurrency() >= 16);
   EXPECT_EQ(LoadSettings(Environment({{"FERRY_SPIN", "0"}}))->config.spin.count(), 0);
-  EXPECT_EQ(LoadSettings(Environment({{"FERRY_MAX_STRANGERS", "300"}}))->config.max_strangers,
+  EXPECT_EQ(LoadSettings(Environment({{"FERRY_MAX_PENDING_HANDSHAKES", "300"}}))
+                ->config.max_pending_handshakes,
             300U);
   const auto set = LoadSettings(
       Environment({{"FERRY_LANES", "7"}, {"FERRY_WORKERS", "3"}, {"FERRY_SLICE_BYTES", "1MiB"}}));

@@ -21,8 +21,8 @@ constexpr std::size_t kReadAhead = 64 * 1024;
 constexpr std::size_t kRxBytes = sizeof(FramePrefix) + kMaxMetaBytes + kReadAhead;
 // Initial size of the receive buffer, until a read fills it, and its only size while the peer is
 // pending.
-constexpr std::size_t kSmallRxBytes = kStrangerLaneBytes;
-static_assert(kSmallRxBytes >= 2 * (sizeof(FramePrefix) + kMaxStrangerMeta));
+constexpr std::size_t kSmallRxBytes = kPendingPeerLaneBytes;
+static_assert(kSmallRxBytes >= 2 * (sizeof(FramePrefix) + kMaxPendingPeerMeta));
 // After a large payload, only the next frame's head is worth reading ahead: another large frame is
 // likely to follow, and payload bytes that land in rx_ are copied once more.
 constexpr std::size_t kReadAheadAfterLarge = 2 * 1024;

@@ -23,7 +23,7 @@ TlsDoor::TlsDoor(std::shared_ptr<const TlsContext> context, const Config& config
       loop_(loop),
       where_(std::move(where)),
       passed_(std::move(passed)),
-      admission_(std::min<std::size_t>(config.max_strangers, kMaxHandshakes)),
+      admission_(std::min<std::size_t>(config.max_pending_handshakes, kMaxHandshakes)),
       gate_(loop, &admission_, std::move(set_full)) {}
 
 TlsDoor::~TlsDoor() {

@@ -14,7 +14,7 @@
 
 namespace ferry::net::tcp {
 
-// Runs the TLS handshakes of accepted connections: config.max_strangers at once, at most
+// Runs the TLS handshakes of accepted connections: config.max_pending_handshakes at once, at most
 // kMaxHandshakes, each for at most config.handshake_timeout. Admission decides which handshake is
 // closed when more connections come; a peer counts as having spoken when its first message is
 // complete. Failures are logged, at most once a second. Lives on one loop; destroy it on that loop,

@@ -194,7 +194,7 @@ TEST_F(TlsRefusalTest, OfACallerWithoutTls) {
                 "it is a Tensorferry endpoint without TLS");
 }
 
-TEST_F(TlsRefusalTest, OfAStrangerWhoSpeaksSomethingElse) {
+TEST_F(TlsRefusalTest, OfAPendingPeerWhoSpeaksSomethingElse) {
   Listen(WithKey());
   RawPeer peer = RawPeer::ConnectTo(address_);
   const LogCapture log;
@@ -232,7 +232,7 @@ TEST_F(TlsRefusalTest, OfFilesThatCannotBeReadEndsListenAndConnect) {
 // ---- silent peers
 // --------------------------------------------------------------------------------
 
-TEST_F(TlsRefusalTest, OfAStrangerWhoSaysNothingComesWithTheHandshakesTimeout) {
+TEST_F(TlsRefusalTest, OfAPendingPeerWhoSaysNothingComesWithTheHandshakesTimeout) {
   Config config = WithKey();
   config.handshake_timeout = milliseconds(50);
   Listen(config);
@@ -252,7 +252,7 @@ TEST_F(TlsRefusalTest, OfAListenerThatSaysNothingComesAtTheDeadline) {
                     HasSubstr("did not end in time")));
 }
 
-TEST_F(TlsRefusalTest, OfSilentStrangersMakesRoomForThoseWhoCome) {
+TEST_F(TlsRefusalTest, OfSilentPendingPeersMakesRoomForThoseWhoCome) {
   Config config = WithKey();
   config.handshake_timeout = std::chrono::minutes(1);
   Listen(config);

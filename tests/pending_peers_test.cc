@@ -47,16 +47,16 @@ std::int64_t Figure(const std::string& path, const std::string& name) {
   return 0;
 }
 
-class StrangersTest : public testing::Test {
+class PendingPeersTest : public testing::Test {
  protected:
-  StrangersTest() {
+  PendingPeersTest() {
     rlimit files{};
     (void)::getrlimit(RLIMIT_NOFILE, &files);
     files.rlim_cur = std::max<rlim_t>(files.rlim_cur, std::min<rlim_t>(files.rlim_max, 4096));
     (void)::setrlimit(RLIMIT_NOFILE, &files);
     testing::internal::CaptureStderr();  // the server's, too
   }
-  ~StrangersTest() override { EXPECT_TRUE(log_read_) << "the log was not looked at"; }
+  ~PendingPeersTest() override { EXPECT_TRUE(log_read_) << "the log was not looked at"; }
 
   // With a peer that is connected to it.
   void StartServer(const Settings& more) {
@@ -142,7 +142,7 @@ std::vector<std::byte> HelloFrame(const RawLane& lane, std::uint32_t flags = 0) 
   return lane.Encode({.type = Type::kHello, .body = transfer::Pod(hello)});
 }
 
-TEST_F(StrangersTest, AThousandThatSayNothingDoNotKeepAPeerOut) {
+TEST_F(PendingPeersTest, AThousandThatSayNothingDoNotKeepAPeerOut) {
   StartServer({kSecret});
   std::deque<RawLane> silent;
   for (int i = 0; i < kCrowd; ++i) {
@@ -157,7 +157,7 @@ TEST_F(StrangersTest, AThousandThatSayNothingDoNotKeepAPeerOut) {
 }
 
 // Half of them as much as they may without being turned away, half as much as the socket takes.
-TEST_F(StrangersTest, AThousandThatSayAllTheyCanMakeItHoldLittle) {
+TEST_F(PendingPeersTest, AThousandThatSayAllTheyCanMakeItHoldLittle) {
   StartServer({kSecret});
   const std::vector<std::byte> zeros(1023);
   std::deque<RawLane> pushing;
@@ -174,7 +174,7 @@ TEST_F(StrangersTest, AThousandThatSayAllTheyCanMakeItHoldLittle) {
   ExpectLogQuiet("[warn] transfer: refused 127.0.0.1:");
 }
 
-TEST_F(StrangersTest, HellosByteByByteAreGivenUpInTime) {
+TEST_F(PendingPeersTest, HellosByteByByteAreGivenUpInTime) {
   constexpr milliseconds kHandshake{1000};
   StartServer({kSecret, fmt::format("handshake_timeout={}ms", kHandshake.count())});
   std::deque<RawLane> slow;
@@ -192,7 +192,7 @@ TEST_F(StrangersTest, HellosByteByByteAreGivenUpInTime) {
   ExpectLogQuiet("did not finish the handshake in time");
 }
 
-TEST_F(StrangersTest, AFloodOfBrokenHandshakesIsTurnedAwayAndLoggedOnceASecond) {
+TEST_F(PendingPeersTest, AFloodOfBrokenHandshakesIsTurnedAwayAndLoggedOnceASecond) {
   StartServer({kSecret});
   std::atomic<int> said{0};
   {
@@ -257,7 +257,7 @@ class KeyFlood {
   std::jthread sender_;
 };
 
-TEST_F(StrangersTest, AFloodOfForgedAndStaleKeysIsRefusedAndLoggedOnceASecond) {
+TEST_F(PendingPeersTest, AFloodOfForgedAndStaleKeysIsRefusedAndLoggedOnceASecond) {
   StartServer({});
   const auto stale = Must(transfer::RemoteRegion::Parse(server_->Region("old", 4096, 0))).key;
   server_->Deregister("old");

@@ -28,7 +28,7 @@ std::vector<std::byte> Frame(std::size_t meta_bytes, std::size_t payload_bytes =
   return bytes;
 }
 
-class StrangerLaneTest : public ::testing::Test {
+class PendingPeerLaneTest : public ::testing::Test {
  protected:
   void Connect(const Config& config = {}) {
     const auto address = host_.Listen({"127.0.0.1", 0}, config);
@@ -36,9 +36,9 @@ class StrangerLaneTest : public ::testing::Test {
     peer_.emplace(RawPeer::ConnectTo(*address));
     end_ = std::make_unique<LaneEnd>(host_.Accept(), host_.loop());
   }
-  void ConnectStranger() {
+  void ConnectPendingPeer() {
     ASSERT_NO_FATAL_FAILURE(Connect());
-    end_->lane().SetMaxMeta(kMaxStrangerMeta);
+    end_->lane().SetMaxMeta(kMaxPendingPeerMeta);
     end_->Attach();
   }
   void ExpectTooLong() {
@@ -53,33 +53,33 @@ class StrangerLaneTest : public ::testing::Test {
   std::unique_ptr<LaneEnd> end_;
 };
 
-TEST_F(StrangerLaneTest, TakesFramesUpToItsLimit) {
-  ASSERT_NO_FATAL_FAILURE(ConnectStranger());
+TEST_F(PendingPeerLaneTest, TakesFramesUpToItsLimit) {
+  ASSERT_NO_FATAL_FAILURE(ConnectPendingPeer());
   std::vector<std::byte> many;
   for (int i = 0; i < 50; ++i) {
-    const auto frame = Frame(kMaxStrangerMeta - static_cast<std::size_t>(i));
+    const auto frame = Frame(kMaxPendingPeerMeta - static_cast<std::size_t>(i));
     many.insert(many.end(), frame.begin(), frame.end());
   }
   EXPECT_TRUE(peer_->Write(many));
   const auto arrived = end_->Take(50);
   ASSERT_EQ(arrived.size(), 50u);
   for (std::size_t i = 0; i < 50; ++i) {
-    const auto expected = RandomBytes(kMaxStrangerMeta - i, kMaxStrangerMeta - i);
+    const auto expected = RandomBytes(kMaxPendingPeerMeta - i, kMaxPendingPeerMeta - i);
     EXPECT_EQ(arrived[i].meta, AsText(expected));
   }
 }
 
 // Only the length has arrived: the lane ends without waiting for the rest.
-TEST_F(StrangerLaneTest, EndsAtTheLengthOfAFrameBeyondItsLimit) {
-  ASSERT_NO_FATAL_FAILURE(ConnectStranger());
-  auto frame = Frame(kMaxStrangerMeta + 1);
+TEST_F(PendingPeerLaneTest, EndsAtTheLengthOfAFrameBeyondItsLimit) {
+  ASSERT_NO_FATAL_FAILURE(ConnectPendingPeer());
+  auto frame = Frame(kMaxPendingPeerMeta + 1);
   frame.resize(sizeof(FramePrefix));
   EXPECT_TRUE(peer_->Write(frame));
   ExpectTooLong();
 }
 
-TEST_F(StrangerLaneTest, TakesAnyFrameOnceItsPeerIsKnown) {
-  ASSERT_NO_FATAL_FAILURE(ConnectStranger());
+TEST_F(PendingPeerLaneTest, TakesAnyFrameOnceItsPeerIsKnown) {
+  ASSERT_NO_FATAL_FAILURE(ConnectPendingPeer());
   EXPECT_TRUE(peer_->Write(Frame(100)));
   (void)end_->Take(1);
   end_->Do([](Lane& lane) { lane.SetMaxMeta(kMaxMetaBytes); });
@@ -92,9 +92,9 @@ TEST_F(StrangerLaneTest, TakesAnyFrameOnceItsPeerIsKnown) {
 }
 
 // As when a server handshake has read its hello frame: the small buffer is full by then.
-TEST_F(StrangerLaneTest, WhatCameBeforeItsPeerWasKnownIsReadAfterwards) {
+TEST_F(PendingPeerLaneTest, WhatCameBeforeItsPeerWasKnownIsReadAfterwards) {
   ASSERT_NO_FATAL_FAILURE(Connect());
-  end_->lane().SetMaxMeta(kMaxStrangerMeta);
+  end_->lane().SetMaxMeta(kMaxPendingPeerMeta);
   Tally heard;
   bool known = false;  // on the loop
   end_->on_frame = [&](const std::string&, std::uint64_t) -> LaneEnd::Choice {
@@ -125,7 +125,7 @@ std::ptrdiff_t OpenDescriptors() {
   return std::distance(begin(all), end(all));
 }
 
-TEST_F(StrangerLaneTest, HasNoPipeBeforeItGivesPages) {
+TEST_F(PendingPeerLaneTest, HasNoPipeBeforeItGivesPages) {
   Config config;
   config.gift = "on";
   ASSERT_NO_FATAL_FAILURE(Connect(config));
