@@ -36,7 +36,7 @@ Status Engine::Start() {
   FERRY_TRY(AddLoops(settings_.swift_loops, &swift_));
   FERRY_TRY(AddLoops(settings_.workers, &bulk_));
   // On a loop whose worker always drives.
-  FERRY_TRY_ASSIGN(door_, Door::Open(this, Bulk(0)));
+  FERRY_TRY_ASSIGN(acceptor_, Acceptor::Open(this, Bulk(0)));
   // NCCL's threads drive these loops while they poll.
   for (auto& loop : swift_) FERRY_TRY(loop->StartWorker("ferry-swift"));
   // The listener's loop starts last: lanes must not be accepted before all other loops run.
@@ -45,7 +45,7 @@ Status Engine::Start() {
   }
   InformInit(
       fmt::format("listening on port {} at {}; {} workers, {} bulk lanes for each comm, {} devices",
-                  door_->port(), nic_.AddressText(), settings_.workers, settings_.bulk_lanes,
+                  acceptor_->port(), nic_.AddressText(), settings_.workers, settings_.bulk_lanes,
                   nic_.names.size()));
   return Ok();
 }

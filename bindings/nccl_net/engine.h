@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "bindings/nccl_net/door.h"
+#include "bindings/nccl_net/acceptor.h"
 #include "bindings/nccl_net/nic.h"
 #include "bindings/nccl_net/settings.h"
 #include "ferry/core/event_loop.h"
@@ -32,7 +32,7 @@ class Engine {
 
   const Settings& settings() const noexcept { return settings_; }
   net::Provider& provider() noexcept { return *provider_; }
-  Door& door() noexcept { return *door_; }
+  Acceptor& acceptor() noexcept { return *acceptor_; }
   const Nic& nic() const noexcept { return nic_; }
 
   // A loop for small messages, credits and heartbeats. NCCL's threads drive it while they poll, so
@@ -68,7 +68,7 @@ class Engine {
   SpinPermits spin_permits_;  // of the loops
   std::vector<std::unique_ptr<EventLoop>> swift_;
   std::vector<std::unique_ptr<EventLoop>> bulk_;
-  std::unique_ptr<Door> door_;
+  std::unique_ptr<Acceptor> acceptor_;
   std::atomic<std::size_t> next_comm_{0};
   std::atomic<std::size_t> next_swift_{0};
   std::mutex mutex_;

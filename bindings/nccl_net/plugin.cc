@@ -42,8 +42,8 @@ struct Context {
 };
 struct ListenComm {
   ProcessMark made;
-  std::shared_ptr<Engine> engine;      // shared with the contexts and comms
-  std::shared_ptr<Arrivals> arrivals;  // shared with the acceptor
+  std::shared_ptr<Engine> engine;               // shared with the contexts and comms
+  std::shared_ptr<PendingComms> pending_comms;  // shared with the acceptor
 };
 struct DataComm {
   ProcessMark made;
@@ -271,20 +271,21 @@ int Listen(void* context, int device, void* handle, void** listen_comm) noexcept
     if (const int wrong = CheckContext(one, "listen"); wrong != abi::kSuccess) return wrong;
     Engine& engine = *one->engine;
     if (auto known = CheckDevice(engine, device); !known) return Fail(known.error());
-    auto arrivals = engine.door().Listen(one->swift);
+    auto pending_comms = engine.acceptor().Listen(one->swift);
     ListenAddress address;
-    address.listen = arrivals->id();
-    address.key = arrivals->key();
+    address.listen = pending_comms->id();
+    address.key = pending_comms->key();
     address.rank = engine.settings().rank;
     for (const std::string& host : engine.nic().hosts) {
-      address.at.push_back({host, engine.door().port()});
+      address.at.push_back({host, engine.acceptor().port()});
     }
     if (auto written = WriteHandle(address, handle); !written) {
-      engine.door().Unlisten(arrivals->id());
+      engine.acceptor().Unlisten(pending_comms->id());
       return Fail(written.error());
     }
     *listen_comm =
-        std::make_unique<ListenComm>(ListenComm{{}, one->engine, std::move(arrivals)}).release();
+        std::make_unique<ListenComm>(ListenComm{{}, one->engine, std::move(pending_comms)})
+            .release();
     return int{abi::kSuccess};
   });
 }
@@ -323,10 +324,10 @@ int Accept(void* listen_comm, void** recv_comm) noexcept {
   return Guarded("accept", [&] {
     auto* const one = static_cast<ListenComm*>(listen_comm);
     if (IsOfParent(one)) return FailOfParent(kCommName);
-    auto taken = one->arrivals->Take();
+    auto taken = one->pending_comms->Take();
     if (!taken) return Fail(taken.error());
     if (*taken == nullptr) {
-      one->arrivals->swift()->DriveOnce();
+      one->pending_comms->swift()->DriveOnce();
       return int{abi::kSuccess};
     }
     *recv_comm = std::make_unique<DataComm>(DataComm{{}, one->engine, *std::move(taken)}).release();
@@ -338,7 +339,7 @@ int CloseListen(void* listen_comm) noexcept {
   return Guarded("closeListen", [&] {
     if (IsOfParent(static_cast<ListenComm*>(listen_comm))) return int{abi::kSuccess};
     const std::unique_ptr<ListenComm> closed(static_cast<ListenComm*>(listen_comm));
-    if (closed != nullptr) closed->engine->door().Unlisten(closed->arrivals->id());
+    if (closed != nullptr) closed->engine->acceptor().Unlisten(closed->pending_comms->id());
     return int{abi::kSuccess};
   });
 }

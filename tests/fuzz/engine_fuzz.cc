@@ -61,7 +61,7 @@ class Session {
   void Greet(std::uint16_t index) {
     PeerLane& lane = lanes_[index];
     RunOnLoop(loop_, [&] {
-      lane.end = host_.provider->Knock();
+      lane.end = host_.provider->ConnectLane();
       lane.end->on_place = [this](auto pieces) { CheckPlaced(pieces); };
       lane.end->on_read = [this](auto pieces) { CheckRead(pieces); };
       wire::MessageHeader header;
@@ -100,7 +100,7 @@ class Session {
     auto end = std::shared_ptr<PeerEnd>();  // with the lane
     const std::uint8_t how = script_->U8();
     RunOnLoop(loop_, [&] {
-      end = host_.provider->Knock();
+      end = host_.provider->ConnectLane();
       end->on_place = [this](auto pieces) { CheckPlaced(pieces); };
       end->on_read = [this](auto pieces) { CheckRead(pieces); };
       wire::RejoinBody rejoin;

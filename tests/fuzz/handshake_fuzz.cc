@@ -169,7 +169,7 @@ class Session {
 
   void Step() {
     const std::size_t what = script_->Below(10);
-    if (what == 0) return Knock();
+    if (what == 0) return ConnectLane();
     if (pending_peers_.empty()) return;
     PendingPeer& pending_peer = pending_peers_[script_->Below(pending_peers_.size())];
     switch (what) {
@@ -186,10 +186,10 @@ class Session {
     }
   }
 
-  void Knock() {
+  void ConnectLane() {
     if ((how_ & 2) != 0 || pending_peers_.size() >= kMaxPendingPeers) return;
     PendingPeer& pending_peer = pending_peers_.emplace_back();
-    pending_peer.end = host_.provider->Knock(!far());
+    pending_peer.end = host_.provider->ConnectLane(!far());
   }
 
   bool Hear(PendingPeer* pending_peer) {

@@ -221,7 +221,7 @@ void ScriptedProvider::Connect(const net::Address& /*address*/, const Config& /*
   });
 }
 
-std::shared_ptr<PeerEnd> ScriptedProvider::Knock(bool local) {
+std::shared_ptr<PeerEnd> ScriptedProvider::ConnectLane(bool local) {
   auto peer = std::make_shared<PeerEnd>();  // with the lane
   accepted_(std::make_unique<ScriptedLane>(peer, local));
   return peer;

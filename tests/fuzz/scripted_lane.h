@@ -106,7 +106,7 @@ class ScriptedProvider final : public net::Provider {
 
   EventLoop& loop() const noexcept { return *loop_; }
   // On the loop: a pending peer connects.
-  std::shared_ptr<PeerEnd> Knock(bool local = true);  // as the lane's
+  std::shared_ptr<PeerEnd> ConnectLane(bool local = true);  // as the lane's
   // The lane's peer end that Connect() returns; null refuses.
   std::function<std::unique_ptr<net::Lane>()> on_connect;
 

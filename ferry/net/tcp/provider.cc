@@ -16,8 +16,8 @@
 #include "ferry/net/tcp/lane.h"
 #include "ferry/net/tcp/link_monitor.h"
 #include "ferry/net/tcp/socket_options.h"
+#include "ferry/net/tcp/tls_acceptor.h"
 #include "ferry/net/tcp/tls_context.h"
-#include "ferry/net/tcp/tls_door.h"
 #include "ferry/net/tcp/tls_handshake.h"
 
 namespace ferry::net::tcp {
@@ -71,7 +71,7 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
 
   // Call before Watch().
   void UseTls(SharedTls tls) {
-    door_.emplace(
+    acceptor_.emplace(
         std::move(tls), config_, loop_, address_.ToString(),
         [this](SecureSocket socket) { Deliver(std::move(socket)); },
         [this](bool full) { SetReason(&handshakes_full_, full); });
@@ -90,7 +90,7 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
   Status Watch() { return loop_->WatchOnLoop(fd_.get(), EPOLLIN, this); }
   void PauseOnLoop(bool paused) override { SetReason(&paused_by_user_, paused); }
   void ExpectOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until) override {
-    if (door_) door_->ExpectOnLoop(host, lanes, until);
+    if (acceptor_) acceptor_->ExpectOnLoop(host, lanes, until);
   }
 
  private:
@@ -119,8 +119,8 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
       if (paused()) return;
       UniqueFd fd = ClosedInChildren(
           UniqueFd(::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)));
-      if (fd && door_) {
-        door_->KnockOnLoop(std::move(fd));
+      if (fd && acceptor_) {
+        acceptor_->OnAcceptOnLoop(std::move(fd));
       } else if (fd) {
         Deliver(WithoutTls(std::move(fd)));
       } else if (errno == EAGAIN) {
@@ -160,7 +160,7 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
   EventLoop* loop_;
   const SharedInterfaces interfaces_;
   Provider::Accepted accepted_;
-  std::optional<TlsDoor> door_;
+  std::optional<TlsAcceptor> acceptor_;
   bool paused_by_user_ = false;
   bool handshakes_full_ = false;
   EventLoop::TimerId retry_ = 0;

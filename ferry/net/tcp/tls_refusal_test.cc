@@ -14,7 +14,7 @@
 
 #include "ferry/core/check.h"
 #include "ferry/net/tcp/factory.h"
-#include "ferry/net/tcp/tls_door.h"
+#include "ferry/net/tcp/tls_acceptor.h"
 #include "ferry/net/tcp/tls_stream.h"
 #include "ferry/net/testing/certificates.h"
 #include "ferry/net/testing/lane_end.h"
@@ -257,7 +257,7 @@ TEST_F(TlsRefusalTest, OfSilentPendingPeersMakesRoomForThoseWhoCome) {
   config.handshake_timeout = std::chrono::minutes(1);
   Listen(config);
   std::vector<RawPeer> waiting;
-  for (std::size_t i = 0; i < TlsDoor::kMaxHandshakes; ++i) {
+  for (std::size_t i = 0; i < TlsAcceptor::kMaxHandshakes; ++i) {
     waiting.push_back(RawPeer::ConnectTo(address_));
   }
   const LogCapture log;

@@ -1,5 +1,5 @@
 // TLS handshakes of accepted connections.
-#include "ferry/net/tcp/tls_door.h"
+#include "ferry/net/tcp/tls_acceptor.h"
 
 #include <fmt/core.h>
 
@@ -16,8 +16,9 @@ namespace {
 constexpr std::chrono::seconds kLogEvery{1};
 }  // namespace
 
-TlsDoor::TlsDoor(std::shared_ptr<const TlsContext> context, const Config& config, EventLoop* loop,
-                 std::string where, Passed passed, AcceptGate::SetPaused set_full)
+TlsAcceptor::TlsAcceptor(std::shared_ptr<const TlsContext> context, const Config& config,
+                         EventLoop* loop, std::string where, Passed passed,
+                         AcceptGate::SetPaused set_full)
     : context_(std::move(context)),
       timeout_(config.handshake_timeout),
       loop_(loop),
@@ -26,11 +27,11 @@ TlsDoor::TlsDoor(std::shared_ptr<const TlsContext> context, const Config& config
       admission_(std::min<std::size_t>(config.max_pending_handshakes, kMaxHandshakes)),
       gate_(loop, &admission_, std::move(set_full)) {}
 
-TlsDoor::~TlsDoor() {
+TlsAcceptor::~TlsAcceptor() {
   for (const auto& [id, pending] : pending_) loop_->CancelTimerOnLoop(pending.timer);
 }
 
-void TlsDoor::KnockOnLoop(UniqueFd fd) {
+void TlsAcceptor::OnAcceptOnLoop(UniqueFd fd) {
   const auto address = RemoteAddressOf(fd.get());
   if (!address) return;  // reset right after it was accepted
   const auto local = LocalAddressOf(fd.get());
@@ -48,7 +49,7 @@ void TlsDoor::KnockOnLoop(UniqueFd fd) {
 
 // Resets instead of closing: the connection was not refused for its contents, and the caller may
 // try again.
-void TlsDoor::TurnAway(std::uint64_t id) {
+void TlsAcceptor::TurnAway(std::uint64_t id) {
   Pending& leaving = pending_.at(id);
   leaving.handshake->ResetOnClose();
   const std::string name = leaving.remote;
@@ -58,7 +59,7 @@ void TlsDoor::TurnAway(std::uint64_t id) {
                             name, pending_.size())));
 }
 
-Status TlsDoor::Begin(std::uint64_t id, UniqueFd fd, const std::string& remote) {
+Status TlsAcceptor::Begin(std::uint64_t id, UniqueFd fd, const std::string& remote) {
   FERRY_TRY_ASSIGN(auto stream,
                    TlsStream::Create(context_, fd.get(), TlsStream::Role::kAccepts, remote));
   auto handshake = std::make_unique<TlsHandshake>(
@@ -77,7 +78,7 @@ Status TlsDoor::Begin(std::uint64_t id, UniqueFd fd, const std::string& remote) 
   return Ok();
 }
 
-void TlsDoor::End(std::uint64_t id, Result<SecureSocket> result) {
+void TlsAcceptor::End(std::uint64_t id, Result<SecureSocket> result) {
   auto node = pending_.extract(id);
   loop_->CancelTimerOnLoop(node.mapped().timer);
   admission_.Leave(id);
@@ -89,7 +90,7 @@ void TlsDoor::End(std::uint64_t id, Result<SecureSocket> result) {
   gate_.UpdateOnLoop();
 }
 
-void TlsDoor::LogRefusal(const std::string& remote, const std::string& why) {
+void TlsAcceptor::LogRefusal(const std::string& remote, const std::string& why) {
   if (Clock::now() < next_log_) {
     ++not_logged_;
     Log(LogLevel::kDebug, "tcp", "connection from {} refused on {}: {}", remote, where_, why);

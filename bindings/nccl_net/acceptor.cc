@@ -1,5 +1,5 @@
 // Accepts lanes and assigns them to listen comms.
-#include "bindings/nccl_net/door.h"
+#include "bindings/nccl_net/acceptor.h"
 
 #include <fmt/core.h>
 
@@ -30,12 +30,12 @@ Error NoHello(const std::string& remote, const char* why) {
 
 // ---- who has come -------------------------------------------------------------------------------
 
-Arrivals::Arrivals(Engine* engine, EventLoop* swift, std::uint64_t id)
+PendingComms::PendingComms(Engine* engine, EventLoop* swift, std::uint64_t id)
     : engine_(engine), swift_(swift), id_(id) {
   FillRandom(key_);
 }
 
-Status Arrivals::Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane) {
+Status PendingComms::Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane) {
   std::shared_ptr<RecvComm> comm;  // shared with here_
   {
     const std::lock_guard lock(mutex_);
@@ -56,12 +56,12 @@ Status Arrivals::Enter(const HelloWire& hello, std::unique_ptr<net::Lane> lane) 
   return Ok();
 }
 
-void Arrivals::Refuse(const Error& reason) {
+void PendingComms::Refuse(const Error& reason) {
   const std::lock_guard lock(mutex_);
   if (!refused_) refused_ = reason;
 }
 
-Result<std::shared_ptr<RecvComm>> Arrivals::Take() {
+Result<std::shared_ptr<RecvComm>> PendingComms::Take() {
   std::shared_ptr<RecvComm> taken;  // returned to the caller
   {
     const std::lock_guard lock(mutex_);
@@ -86,7 +86,7 @@ Result<std::shared_ptr<RecvComm>> Arrivals::Take() {
   return std::shared_ptr<RecvComm>();
 }
 
-void Arrivals::Close() {
+void PendingComms::Close() {
   // Removed from here_, destroyed after the lock.
   std::unordered_map<Uuid, std::shared_ptr<RecvComm>> gone;
   {
@@ -99,10 +99,10 @@ void Arrivals::Close() {
 
 // ---- who wishes to come in ----------------------------------------------------------------------
 
-class Door::PendingPeer final : public net::LaneHandler {
+class Acceptor::PendingPeer final : public net::LaneHandler {
  public:
-  PendingPeer(Door* door, std::uint64_t number, std::unique_ptr<net::Lane> lane)
-      : door_(door),
+  PendingPeer(Acceptor* acceptor, std::uint64_t number, std::unique_ptr<net::Lane> lane)
+      : acceptor_(acceptor),
         number_(number),
         lane_(std::move(lane)),
         info_(lane_->Info()),
@@ -112,35 +112,36 @@ class Door::PendingPeer final : public net::LaneHandler {
 
   void StartOnLoop() {
     lane_->SetMaxMeta(net::kMaxPendingPeerMeta);
-    lane_->Attach(door_->loop_, this);
-    const auto timeout = door_->engine_->settings().config.handshake_timeout;
-    timer_ = door_->loop_->AddTimerOnLoop(Clock::now() + timeout, [this] {
+    lane_->Attach(acceptor_->loop_, this);
+    const auto timeout = acceptor_->engine_->settings().config.handshake_timeout;
+    timer_ = acceptor_->loop_->AddTimerOnLoop(Clock::now() + timeout, [this] {
       timer_ = 0;
       Log(LogLevel::kWarn, "nccl", "{} connected and sent no hello frame in time", remote_);
-      door_->DropOnLoop(number_);
+      acceptor_->DropOnLoop(number_);
     });
   }
   void StopOnLoop() {
-    if (timer_ != 0) door_->loop_->CancelTimerOnLoop(std::exchange(timer_, 0));
+    if (timer_ != 0) acceptor_->loop_->CancelTimerOnLoop(std::exchange(timer_, 0));
   }
 
   Result<net::Placement> OnFrame(std::span<const std::byte> meta,
                                  std::uint64_t payload_bytes) override {
     // The lane is about to move to its comm's loop, where this frame is delivered again.
-    if (arrivals_ != nullptr || refused_)
+    if (pending_comms_ != nullptr || refused_)
       return net::Placement{.action = net::Placement::Action::kPause, .memory = {}};
     if (payload_bytes != 0) return NoHello(remote_, "sent something other than a hello frame");
-    auto checked = door_->Check(meta, remote_);
+    auto checked = acceptor_->Check(meta, remote_);
     if (!checked && checked.error().code() == Code::kRefused) {
       Log(LogLevel::kInfo, "nccl", "{} was refused: {}", remote_, checked.error().message());
       refused_ = true;
-      door_->loop_->Post([door = door_, number = number_] { door->RefuseOnLoop(number); });
+      acceptor_->loop_->Post(
+          [acceptor = acceptor_, number = number_] { acceptor->RefuseOnLoop(number); });
       return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
     }
-    FERRY_TRY_ASSIGN(arrivals_, std::move(checked));
+    FERRY_TRY_ASSIGN(pending_comms_, std::move(checked));
     hello_ = *LoadWire<HelloWire>(meta);
     lane_->SetMaxMeta(net::kMaxMetaBytes);
-    door_->OnHelloOnLoop(number_);
+    acceptor_->OnHelloOnLoop(number_);
     return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
   }
   Status OnPayload() override { return Ok(); }
@@ -150,7 +151,8 @@ class Door::PendingPeer final : public net::LaneHandler {
     const bool left = lane_->loss() == net::LaneLoss::kPeerClosed;
     Log(left ? LogLevel::kInfo : LogLevel::kWarn, "nccl",
         "a connection ended before it was accepted: {}", error.message());
-    door_->loop_->Post([door = door_, number = number_] { door->DropOnLoop(number); });
+    acceptor_->loop_->Post(
+        [acceptor = acceptor_, number = number_] { acceptor->DropOnLoop(number); });
   }
 
   // Tells the sender that this is final. Otherwise it would take the close for a full table of
@@ -166,54 +168,56 @@ class Door::PendingPeer final : public net::LaneHandler {
   // A lane that has ended since its hello frame would not report it again; its sender notices.
   void GoIn() {
     if (ended_) return;
-    if (auto entered = arrivals_->Enter(hello_, std::move(lane_)); !entered) {
+    if (auto entered = pending_comms_->Enter(hello_, std::move(lane_)); !entered) {
       Log(LogLevel::kWarn, "nccl", "{} was refused: {}", remote_, entered.error().message());
     }
   }
 
  private:
-  Door* const door_;
+  Acceptor* const acceptor_;
   const std::uint64_t number_;
   net::OutFrame refusal_;
   std::unique_ptr<net::Lane> lane_;
   const net::LaneInfo info_;
   const std::string& remote_;
   EventLoop::TimerId timer_ = 0;
-  std::shared_ptr<Arrivals> arrivals_;  // shared with the acceptor; set from the hello frame on
+  std::shared_ptr<PendingComms>
+      pending_comms_;  // shared with the acceptor; set from the hello frame on
   HelloWire hello_;
   bool refused_ = false;
   bool ended_ = false;
 };
 
-Result<std::unique_ptr<Door>> Door::Open(Engine* engine, EventLoop* loop) {
+Result<std::unique_ptr<Acceptor>> Acceptor::Open(Engine* engine, EventLoop* loop) {
   const Config& config = engine->settings().config;
-  std::unique_ptr<Door> door(new Door(engine, loop));
-  FERRY_TRY_ASSIGN(door->listener_,
-                   engine->provider().Listen({config.listen_host, 0}, config, loop,
-                                             [raw = door.get()](std::unique_ptr<net::Lane> lane) {
-                                               raw->EnterOnLoop(std::move(lane));
-                                             }));
-  door->port_ = door->listener_->address().port;
-  return door;
+  std::unique_ptr<Acceptor> acceptor(new Acceptor(engine, loop));
+  FERRY_TRY_ASSIGN(
+      acceptor->listener_,
+      engine->provider().Listen({config.listen_host, 0}, config, loop,
+                                [raw = acceptor.get()](std::unique_ptr<net::Lane> lane) {
+                                  raw->EnterOnLoop(std::move(lane));
+                                }));
+  acceptor->port_ = acceptor->listener_->address().port;
+  return acceptor;
 }
 
-Door::Door(Engine* engine, EventLoop* loop)
+Acceptor::Acceptor(Engine* engine, EventLoop* loop)
     : engine_(engine),
       loop_(loop),
       admission_(engine->settings().config.max_pending_handshakes),
       gate_(loop, &admission_, [this](bool full) {
         if (listener_) listener_->PauseOnLoop(full);
       }) {}
-Door::~Door() = default;
+Acceptor::~Acceptor() = default;
 
-std::shared_ptr<Arrivals> Door::Listen(EventLoop* swift) {
+std::shared_ptr<PendingComms> Acceptor::Listen(EventLoop* swift) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t id = next_listen_++;
-  return listens_[id] = std::make_shared<Arrivals>(engine_, swift, id);
+  return listens_[id] = std::make_shared<PendingComms>(engine_, swift, id);
 }
 
-void Door::Unlisten(std::uint64_t id) {
-  std::shared_ptr<Arrivals> gone;  // shared with lanes on their way in
+void Acceptor::Unlisten(std::uint64_t id) {
+  std::shared_ptr<PendingComms> gone;  // shared with lanes on their way in
   {
     const std::lock_guard lock(mutex_);
     auto node = listens_.extract(id);
@@ -222,7 +226,7 @@ void Door::Unlisten(std::uint64_t id) {
   if (gone != nullptr) gone->Close();
 }
 
-Result<std::shared_ptr<Arrivals>> Door::Find(const HelloWire& hello) {
+Result<std::shared_ptr<PendingComms>> Acceptor::Find(const HelloWire& hello) {
   const std::lock_guard lock(mutex_);
   const auto it = listens_.find(hello.listen);
   if (it == listens_.end() || !SameKey(it->second->key(), hello.key)) {
@@ -231,17 +235,17 @@ Result<std::shared_ptr<Arrivals>> Door::Find(const HelloWire& hello) {
   return it->second;
 }
 
-Result<std::shared_ptr<Arrivals>> Door::Check(std::span<const std::byte> meta,
-                                              const std::string& remote) {
+Result<std::shared_ptr<PendingComms>> Acceptor::Check(std::span<const std::byte> meta,
+                                                      const std::string& remote) {
   const auto head = LoadHelloHead(meta);
   if (!head || head->type != FrameType::kHello) {
     return NoHello(remote, "sent something other than a hello frame");
   }
   // A hello frame of that version does not have the listen comm's number, so no accept can be told.
   if (head->version < kFirstAlike) return OtherVersion(head->version, remote);
-  FERRY_TRY_ASSIGN(auto arrivals, Find(*head));
-  const auto refuse = [&arrivals](const Error& reason) {
-    arrivals->Refuse(reason);
+  FERRY_TRY_ASSIGN(auto pending_comms, Find(*head));
+  const auto refuse = [&pending_comms](const Error& reason) {
+    pending_comms->Refuse(reason);
     return reason;
   };
   if (head->version != kWireVersion) return refuse(OtherVersion(head->version, remote));
@@ -253,10 +257,10 @@ Result<std::shared_ptr<Arrivals>> Door::Check(std::span<const std::byte> meta,
   if (hello->lanes == 0 || hello->lanes > kMaxLanes || hello->lane >= hello->lanes) {
     return NoHello(remote, "named an invalid lane");
   }
-  return arrivals;
+  return pending_comms;
 }
 
-void Door::EnterOnLoop(std::unique_ptr<net::Lane> lane) {
+void Acceptor::EnterOnLoop(std::unique_ptr<net::Lane> lane) {
   const std::uint64_t number = next_pending_peer_++;
   auto pending_peer = std::make_unique<PendingPeer>(this, number, std::move(lane));
   PendingPeer* const raw = pending_peer.get();
@@ -271,26 +275,26 @@ void Door::EnterOnLoop(std::unique_ptr<net::Lane> lane) {
 }
 
 // Moves the lane to its comm outside the lane's callbacks.
-void Door::OnHelloOnLoop(std::uint64_t number) {
+void Acceptor::OnHelloOnLoop(std::uint64_t number) {
   admission_.MarkSpoken(number, Clock::now(), /*proven=*/true);
   loop_->Post([this, number] { AdmitOnLoop(number); });
 }
 
-void Door::AdmitOnLoop(std::uint64_t number) {
+void Acceptor::AdmitOnLoop(std::uint64_t number) {
   const auto it = pending_peers_.find(number);
   if (it == pending_peers_.end()) return;
   it->second->GoIn();
   DropOnLoop(number);
 }
 
-void Door::RefuseOnLoop(std::uint64_t number) {
+void Acceptor::RefuseOnLoop(std::uint64_t number) {
   const auto it = pending_peers_.find(number);
   if (it == pending_peers_.end()) return;
   it->second->SendRefusalOnLoop();
   DropOnLoop(number);
 }
 
-void Door::DropOnLoop(std::uint64_t number) {
+void Acceptor::DropOnLoop(std::uint64_t number) {
   auto node = pending_peers_.extract(number);
   if (!node.empty()) node.mapped()->StopOnLoop();
   admission_.Leave(number);

@@ -20,9 +20,9 @@ class Engine;
 class RecvComm;
 
 // The pending comms of one listen comm: senders whose lanes are coming in. Any thread.
-class Arrivals {
+class PendingComms {
  public:
-  Arrivals(Engine* engine, EventLoop* swift, std::uint64_t id);
+  PendingComms(Engine* engine, EventLoop* swift, std::uint64_t id);
 
   std::uint64_t id() const noexcept { return id_; }
   // The loop for small messages of these comms.
@@ -55,32 +55,32 @@ class Arrivals {
 };
 
 // The acceptor of the process: one listening port. The hello frame of a lane names its listen comm
-// and carries its key, and the lane moves to that listen comm's Arrivals; a lane that sends
+// and carries its key, and the lane moves to that listen comm's PendingComms; a lane that sends
 // anything else, or no hello frame within FERRY_HANDSHAKE_TIMEOUT, is closed. net::Admission
 // decides which pending lane is closed when there are too many.
-class Door {
+class Acceptor {
  public:
   // Call before the loop runs. Errors: those of Provider::Listen().
-  static Result<std::unique_ptr<Door>> Open(Engine* engine, EventLoop* loop);
+  static Result<std::unique_ptr<Acceptor>> Open(Engine* engine, EventLoop* loop);
   // Destroy after the loop has stopped.
-  ~Door();
+  ~Acceptor();
 
   std::uint16_t port() const noexcept { return port_; }
   // Creates a listen comm; shared with the lanes that are on their way to it.
-  std::shared_ptr<Arrivals> Listen(EventLoop* swift);
+  std::shared_ptr<PendingComms> Listen(EventLoop* swift);
   void Unlisten(std::uint64_t id);
 
  private:
   class PendingPeer;
 
-  Door(Engine* engine, EventLoop* loop);
+  Acceptor(Engine* engine, EventLoop* loop);
   void EnterOnLoop(std::unique_ptr<net::Lane> lane);
   void OnHelloOnLoop(std::uint64_t number);
-  Result<std::shared_ptr<Arrivals>> Find(const HelloWire& hello);
+  Result<std::shared_ptr<PendingComms>> Find(const HelloWire& hello);
   // Returns an error for a hello frame that must not be accepted. If its sender has the key, the
   // listen comm's Take() reports the error too.
-  Result<std::shared_ptr<Arrivals>> Check(std::span<const std::byte> meta,
-                                          const std::string& remote);
+  Result<std::shared_ptr<PendingComms>> Check(std::span<const std::byte> meta,
+                                              const std::string& remote);
   void AdmitOnLoop(std::uint64_t number);
   void RefuseOnLoop(std::uint64_t number);
   void DropOnLoop(std::uint64_t number);
@@ -94,8 +94,8 @@ class Door {
       pending_peers_;                    // loop; by number
   std::uint64_t next_pending_peer_ = 1;  // loop
   std::mutex mutex_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<Arrivals>> listens_;  // under mutex_
-  std::uint64_t next_listen_ = 1;                                         // under mutex_
+  std::unordered_map<std::uint64_t, std::shared_ptr<PendingComms>> listens_;  // under mutex_
+  std::uint64_t next_listen_ = 1;                                             // under mutex_
   std::unique_ptr<net::Listener> listener_;
 };
 

@@ -19,7 +19,7 @@ namespace ferry::net::tcp {
 // closed when more connections come; a peer counts as having spoken when its first message is
 // complete. Failures are logged, at most once a second. Lives on one loop; destroy it on that loop,
 // or after the loop has stopped.
-class TlsDoor {
+class TlsAcceptor {
  public:
   using Passed = UniqueFunction<void(SecureSocket)>;
   // Each handshake needs about 50 KiB.
@@ -27,14 +27,14 @@ class TlsDoor {
 
   // `where`: the listening address, for the log. `set_full` tells the listener to pause or resume
   // accepting.
-  TlsDoor(std::shared_ptr<const TlsContext> context, const Config& config, EventLoop* loop,
-          std::string where, Passed passed, AcceptGate::SetPaused set_full);
-  ~TlsDoor();
-  TlsDoor(const TlsDoor&) = delete;
-  TlsDoor& operator=(const TlsDoor&) = delete;
+  TlsAcceptor(std::shared_ptr<const TlsContext> context, const Config& config, EventLoop* loop,
+              std::string where, Passed passed, AcceptGate::SetPaused set_full);
+  ~TlsAcceptor();
+  TlsAcceptor(const TlsAcceptor&) = delete;
+  TlsAcceptor& operator=(const TlsAcceptor&) = delete;
 
   // Takes an accepted socket and starts its handshake.
-  void KnockOnLoop(UniqueFd fd);
+  void OnAcceptOnLoop(UniqueFd fd);
   // As Listener::ExpectOnLoop().
   void ExpectOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until) {
     admission_.Expect(host, lanes, until);
