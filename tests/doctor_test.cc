@@ -37,7 +37,7 @@ int ExitOf(Arguments command) {
   return Must(Must(PeerProcess::StartProgram(std::move(command)))->WaitExit(TestDeadline()));
 }
 
-struct Visit {
+struct Context {
   int exit_code = -1;
   json report;
 
@@ -49,15 +49,15 @@ struct Visit {
   }
   std::string verdict(const std::string& id) const { return check(id).value("verdict", "none"); }
   std::string evidence(const std::string& id) const { return check(id).value("evidence", ""); }
-  std::string mend(const std::string& id) const { return check(id).value("mend", ""); }
+  std::string fix(const std::string& id) const { return check(id).value("mend", ""); }
 };
 
-Visit VisitBy(Arguments command) {
+Context RunBy(Arguments command) {
   const auto doctor = Must(PeerProcess::StartProgram(std::move(command)));
-  Visit visit;
-  visit.report = json::parse(Must(doctor->Hear(TestDeadline())), nullptr, false);
-  visit.exit_code = Must(doctor->WaitExit(TestDeadline()));
-  return visit;
+  Context context;
+  context.report = json::parse(Must(doctor->Hear(TestDeadline())), nullptr, false);
+  context.exit_code = Must(doctor->WaitExit(TestDeadline()));
+  return context;
 }
 
 int ExitCodeFor(const std::string& worst) {
@@ -96,67 +96,67 @@ std::string AddressOf(PeerProcess* server) {
 TEST(Doctor, ALiveServerIsMetOnEveryLane) {
   const auto server = Must(PeerProcess::StartProgram(FerryWith(
       {}, {"perf", "server", "--listen", "127.0.0.1", "--port", "0", "--lanes", "3", "--json"})));
-  const Visit visit = VisitBy(
+  const Context context = RunBy(
       FerryWith({}, {"doctor", "--peer", AddressOf(server.get()), "--json", "--set", "lanes=3"}));
-  EXPECT_EQ(visit.verdict("reach"), "ok") << visit.report;
-  EXPECT_THAT(visit.evidence("route_ipv4"), AllOf(HasSubstr("lo "), HasSubstr("this machine")));
-  EXPECT_EQ(visit.verdict("peer"), "ok");
-  EXPECT_THAT(visit.evidence("peer"), AllOf(HasSubstr("3 lanes"), HasSubstr("lo ")));
-  EXPECT_EQ(visit.exit_code, ExitCodeFor(visit.report.value("worst", "")));
+  EXPECT_EQ(context.verdict("reach"), "ok") << context.report;
+  EXPECT_THAT(context.evidence("route_ipv4"), AllOf(HasSubstr("lo "), HasSubstr("this machine")));
+  EXPECT_EQ(context.verdict("peer"), "ok");
+  EXPECT_THAT(context.evidence("peer"), AllOf(HasSubstr("3 lanes"), HasSubstr("lo ")));
+  EXPECT_EQ(context.exit_code, ExitCodeFor(context.report.value("worst", "")));
   for (const char* id : {"settings", "secret", "congestion_control", "socket_buffers", "cores",
                          "memory", "clock", "open_files", "lent_pages"}) {
-    EXPECT_NE(visit.verdict(id), "none") << id;
+    EXPECT_NE(context.verdict(id), "none") << id;
   }
 }
 
 TEST(Doctor, AClosedPortIsRefusedAndEndsWithCode6) {
   const ClosedPort closed;
   const std::string& address = closed.address();
-  const Visit visit = VisitBy(FerryWith({}, {"doctor", "--peer", address, "--json"}));
-  EXPECT_EQ(visit.exit_code, 6);
-  EXPECT_EQ(visit.report.value("worst", ""), "problem");
-  EXPECT_EQ(visit.verdict("reach"), "problem");
-  EXPECT_THAT(visit.evidence("reach"), HasSubstr(address + " refused"));
-  EXPECT_EQ(visit.verdict("peer"), "skipped");
+  const Context context = RunBy(FerryWith({}, {"doctor", "--peer", address, "--json"}));
+  EXPECT_EQ(context.exit_code, 6);
+  EXPECT_EQ(context.report.value("worst", ""), "problem");
+  EXPECT_EQ(context.verdict("reach"), "problem");
+  EXPECT_THAT(context.evidence("reach"), HasSubstr(address + " refused"));
+  EXPECT_EQ(context.verdict("peer"), "skipped");
 }
 
 TEST(Doctor, SomethingElseThatListensIsNoPeer) {
   const SilentListener listener;
   const std::string address = fmt::format("127.0.0.1:{}", listener.port());
-  const Visit visit =
-      VisitBy(FerryWith({"FERRY_CONNECT_TIMEOUT=300ms"}, {"doctor", "--peer", address, "--json"}));
-  EXPECT_EQ(visit.exit_code, 6);
-  EXPECT_EQ(visit.verdict("reach"), "ok");
-  EXPECT_EQ(visit.verdict("peer"), "problem");
-  EXPECT_THAT(visit.evidence("peer"), HasSubstr(address));
+  const Context context =
+      RunBy(FerryWith({"FERRY_CONNECT_TIMEOUT=300ms"}, {"doctor", "--peer", address, "--json"}));
+  EXPECT_EQ(context.exit_code, 6);
+  EXPECT_EQ(context.verdict("reach"), "ok");
+  EXPECT_EQ(context.verdict("peer"), "problem");
+  EXPECT_THAT(context.evidence("peer"), HasSubstr(address));
 }
 
 TEST(Doctor, AnUnknownHostIsAProblem) {
-  const Visit visit =
-      VisitBy(FerryWith({}, {"doctor", "--peer", "no-such-host.invalid", "--json"}));
-  EXPECT_EQ(visit.exit_code, 6);
-  EXPECT_THAT(visit.evidence("name"), HasSubstr("no-such-host.invalid"));
+  const Context context =
+      RunBy(FerryWith({}, {"doctor", "--peer", "no-such-host.invalid", "--json"}));
+  EXPECT_EQ(context.exit_code, 6);
+  EXPECT_THAT(context.evidence("name"), HasSubstr("no-such-host.invalid"));
 }
 
 TEST(Doctor, WrongVariablesAreForItToTellAndWrongOptionsAreUsage) {
-  const Visit visit =
-      VisitBy(FerryWith({"FERRY_LANES=many", "FERRY_LANE=2"}, {"doctor", "--json"}));
-  EXPECT_EQ(visit.exit_code, 6);
-  EXPECT_THAT(visit.evidence("settings"),
+  const Context context =
+      RunBy(FerryWith({"FERRY_LANES=many", "FERRY_LANE=2"}, {"doctor", "--json"}));
+  EXPECT_EQ(context.exit_code, 6);
+  EXPECT_THAT(context.evidence("settings"),
               AllOf(HasSubstr("FERRY_LANES"),
                     HasSubstr("FERRY_LANE is not a setting; did you mean FERRY_LANES?")));
-  EXPECT_EQ(visit.mend("settings"), "unset FERRY_LANES FERRY_LANE");
+  EXPECT_EQ(context.fix("settings"), "unset FERRY_LANES FERRY_LANE");
   EXPECT_EQ(ExitOf(FerryWith({}, {"doctor", "--set", "lanes=many"})), 2);
   EXPECT_EQ(ExitOf(FerryWith({}, {"doctor", "--peer", "127.0.0.1:0"})), 2);
   EXPECT_EQ(ExitOf(FerryWith({}, {"doctor", "--peer", "127.0.0.1:port"})), 2);
 }
 
 TEST(Doctor, GpuDirectTcpxIsOneLineUnlessAskedFor) {
-  const Visit visit = VisitBy(FerryWith({}, {"doctor", "--json"}));
-  EXPECT_EQ(visit.verdict("tcpx"), "skipped") << visit.report;
-  EXPECT_EQ(visit.verdict("tcpx_plugin"), "none");
-  EXPECT_EQ(visit.exit_code, ExitCodeFor(visit.report.value("worst", "")));
-  const Visit asked = VisitBy(FerryWith({}, {"doctor", "--tcpx", "--json"}));
+  const Context context = RunBy(FerryWith({}, {"doctor", "--json"}));
+  EXPECT_EQ(context.verdict("tcpx"), "skipped") << context.report;
+  EXPECT_EQ(context.verdict("tcpx_plugin"), "none");
+  EXPECT_EQ(context.exit_code, ExitCodeFor(context.report.value("worst", "")));
+  const Context asked = RunBy(FerryWith({}, {"doctor", "--tcpx", "--json"}));
   EXPECT_EQ(asked.verdict("tcpx"), "none");
   EXPECT_EQ(asked.verdict("tcpx_plugin"), "problem") << asked.report;
   EXPECT_EQ(asked.verdict("tcpx_chunk_size"), "problem");
@@ -165,10 +165,11 @@ TEST(Doctor, GpuDirectTcpxIsOneLineUnlessAskedFor) {
 }
 
 TEST(Doctor, APluginThatIsNamedIsLookedFor) {
-  const Visit visit = VisitBy(FerryWith({"FERRY_NET_PLUGIN=/nowhere/p.so"}, {"doctor", "--json"}));
-  EXPECT_EQ(visit.verdict("settings"), "ok") << visit.report;
-  EXPECT_EQ(visit.verdict("tcpx_plugin"), "problem");
-  EXPECT_THAT(visit.evidence("tcpx_plugin"), HasSubstr("/nowhere/p.so"));
+  const Context context =
+      RunBy(FerryWith({"FERRY_NET_PLUGIN=/nowhere/p.so"}, {"doctor", "--json"}));
+  EXPECT_EQ(context.verdict("settings"), "ok") << context.report;
+  EXPECT_EQ(context.verdict("tcpx_plugin"), "problem");
+  EXPECT_THAT(context.evidence("tcpx_plugin"), HasSubstr("/nowhere/p.so"));
 }
 
 // ---- networks of our own ------------------------------------------------------------------------
@@ -226,12 +227,11 @@ class DoctorNetwork : public testing::Test {
                                "--insecure", "--json"}))));
     ASSERT_EQ(AddressOf(server_.get()), "10.99.0.2:7471");
   }
-  static Visit FromA() {
-    return VisitBy(
-        In("a", FerryWith({}, {"doctor", "--peer", "10.99.0.2", "--insecure", "--json"})));
+  static Context FromA() {
+    return RunBy(In("a", FerryWith({}, {"doctor", "--peer", "10.99.0.2", "--insecure", "--json"})));
   }
-  static Visit AtB() {
-    return VisitBy(In("b", FerryWith({"FERRY_PORT_RANGE=7471"}, {"doctor", "--json"})));
+  static Context AtB() {
+    return RunBy(In("b", FerryWith({"FERRY_PORT_RANGE=7471"}, {"doctor", "--json"})));
   }
 
  private:
@@ -241,13 +241,13 @@ class DoctorNetwork : public testing::Test {
 
 TEST_F(DoctorNetwork, AnOpenWayToThePeerIsFine) {
   StartServer();
-  const Visit visit = FromA();
-  EXPECT_EQ(visit.evidence("route_ipv4"), "wire0 from 10.99.0.1, directly, MTU 1500");
-  EXPECT_EQ(visit.verdict("reach"), "ok") << visit.report;
-  EXPECT_THAT(visit.evidence("mtu"), HasSubstr("wire0 1500, path 1500, segments of 1448"));
-  EXPECT_EQ(visit.verdict("peer"), "ok");
-  EXPECT_THAT(visit.evidence("peer"), HasSubstr("wire0"));
-  EXPECT_EQ(visit.verdict("firewall_out"), "ok");
+  const Context context = FromA();
+  EXPECT_EQ(context.evidence("route_ipv4"), "wire0 from 10.99.0.1, directly, MTU 1500");
+  EXPECT_EQ(context.verdict("reach"), "ok") << context.report;
+  EXPECT_THAT(context.evidence("mtu"), HasSubstr("wire0 1500, path 1500, segments of 1448"));
+  EXPECT_EQ(context.verdict("peer"), "ok");
+  EXPECT_THAT(context.evidence("peer"), HasSubstr("wire0"));
+  EXPECT_EQ(context.verdict("firewall_out"), "ok");
 }
 
 TEST_F(DoctorNetwork, ARuleAtThePeerShowsAsSilenceAndIsNamedAndMendedThere) {
@@ -255,18 +255,18 @@ TEST_F(DoctorNetwork, ARuleAtThePeerShowsAsSilenceAndIsNamedAndMendedThere) {
   Nft("b",
       "table inet filter { chain input { type filter hook input priority 0; policy accept; "
       "tcp dport 7000-8000 drop; }; }");
-  const Visit blocked = FromA();
+  const Context blocked = FromA();
   EXPECT_EQ(blocked.exit_code, 6);
   EXPECT_THAT(blocked.evidence("reach"), HasSubstr("10.99.0.2:7471 timed out"));
-  EXPECT_EQ(blocked.mend("reach"),
+  EXPECT_EQ(blocked.fix("reach"),
             "FERRY_PORT_RANGE=7471 ferry doctor  # as root on 10.99.0.2: names the rule");
   EXPECT_EQ(blocked.verdict("peer"), "skipped");
 
-  const Visit there = AtB();
+  const Context there = AtB();
   EXPECT_EQ(there.verdict("firewall_in"), "warning");
   EXPECT_THAT(there.evidence("firewall_in"),
               HasSubstr("chain inet filter input, rule \"tcp dport 7000-8000 drop\""));
-  ASSERT_EQ(Shell("b", there.mend("firewall_in")), 0);
+  ASSERT_EQ(Shell("b", there.fix("firewall_in")), 0);
   EXPECT_EQ(AtB().verdict("firewall_in"), "ok");
   EXPECT_EQ(FromA().verdict("peer"), "ok");
 }
@@ -276,13 +276,13 @@ TEST_F(DoctorNetwork, ARuleOfThisMachineIsNamedBesideTheSilence) {
   Nft("a",
       "table ip guard { chain out { type filter hook output priority 0; policy accept; "
       "tcp dport 7471 drop; }; }");
-  const Visit visit = FromA();
-  EXPECT_EQ(visit.exit_code, 6);
-  EXPECT_THAT(visit.evidence("reach"), HasSubstr("timed out"));
-  EXPECT_EQ(visit.verdict("firewall_out"), "warning");
-  EXPECT_THAT(visit.evidence("firewall_out"),
+  const Context context = FromA();
+  EXPECT_EQ(context.exit_code, 6);
+  EXPECT_THAT(context.evidence("reach"), HasSubstr("timed out"));
+  EXPECT_EQ(context.verdict("firewall_out"), "warning");
+  EXPECT_THAT(context.evidence("firewall_out"),
               HasSubstr("chain ip guard out, rule \"tcp dport 7471 drop\""));
-  ASSERT_EQ(Shell("a", visit.mend("firewall_out")), 0);
+  ASSERT_EQ(Shell("a", context.fix("firewall_out")), 0);
   EXPECT_EQ(FromA().verdict("reach"), "ok");
 }
 
@@ -290,28 +290,28 @@ TEST_F(DoctorNetwork, APolicyOfDropIsNamed) {
   Nft("b",
       "table inet filter { chain input { type filter hook input priority 0; policy drop; "
       "ct state established,related accept; tcp dport 22 accept; }; }");
-  const Visit visit = AtB();
-  EXPECT_EQ(visit.verdict("firewall_in"), "warning");
-  EXPECT_THAT(visit.evidence("firewall_in"), HasSubstr("chain inet filter input, policy drop"));
-  ASSERT_EQ(Shell("b", visit.mend("firewall_in")), 0);
+  const Context context = AtB();
+  EXPECT_EQ(context.verdict("firewall_in"), "warning");
+  EXPECT_THAT(context.evidence("firewall_in"), HasSubstr("chain inet filter input, policy drop"));
+  ASSERT_EQ(Shell("b", context.fix("firewall_in")), 0);
   EXPECT_EQ(AtB().verdict("firewall_in"), "ok");
 }
 
 TEST_F(DoctorNetwork, PacketsThatOnlyOneSideTakesAreTold) {
   StartServer();
   ASSERT_EQ(Ip({"-n", Name("a"), "link", "set", "dev", "wire0", "mtu", "9000"}), 0);
-  const Visit visit = FromA();
-  EXPECT_EQ(visit.verdict("mtu"), "warning");
-  EXPECT_THAT(visit.evidence("mtu"), HasSubstr("the peer takes packets of about 1500 only"));
+  const Context context = FromA();
+  EXPECT_EQ(context.verdict("mtu"), "warning");
+  EXPECT_THAT(context.evidence("mtu"), HasSubstr("the peer takes packets of about 1500 only"));
 }
 
 TEST_F(DoctorNetwork, WithoutARouteThePeerIsUnreachable) {
   ASSERT_EQ(Ip({"-n", Name("a"), "link", "set", "dev", "wire0", "down"}), 0);
-  const Visit visit = FromA();
-  EXPECT_EQ(visit.exit_code, 6);
-  EXPECT_EQ(visit.verdict("route_ipv4"), "problem");
-  EXPECT_EQ(visit.mend("route_ipv4"), "ip route get 10.99.0.2");
-  EXPECT_THAT(visit.evidence("reach"), HasSubstr("unreachable"));
+  const Context context = FromA();
+  EXPECT_EQ(context.exit_code, 6);
+  EXPECT_EQ(context.verdict("route_ipv4"), "problem");
+  EXPECT_EQ(context.fix("route_ipv4"), "ip route get 10.99.0.2");
+  EXPECT_THAT(context.evidence("reach"), HasSubstr("unreachable"));
 }
 
 TEST_F(DoctorNetwork, NameServersThatDoNotAnswerAreToldInTime) {
@@ -323,10 +323,10 @@ TEST_F(DoctorNetwork, NameServersThatDoNotAnswerAreToldInTime) {
       "mount -t tmpfs none /mnt && echo {} > /mnt/resolv.conf && mount --bind /mnt/resolv.conf "
       "/etc/resolv.conf && exec {} doctor --peer node7.example --json",
       servers, FERRY_BINARY);
-  const Visit visit = VisitBy(In("a", {"/usr/bin/unshare", "--mount", "/bin/sh", "-c", doctor}));
-  EXPECT_EQ(visit.exit_code, 6);
-  EXPECT_EQ(visit.verdict("name"), "problem");
-  EXPECT_THAT(visit.evidence("name"),
+  const Context context = RunBy(In("a", {"/usr/bin/unshare", "--mount", "/bin/sh", "-c", doctor}));
+  EXPECT_EQ(context.exit_code, 6);
+  EXPECT_EQ(context.verdict("name"), "problem");
+  EXPECT_THAT(context.evidence("name"),
               HasSubstr("did not answer for host \"node7.example\" within 3000 ms"));
 }
 
@@ -336,15 +336,15 @@ TEST_F(DoctorNetwork, TheCommandsOfSettingsMendThem) {
                   "sysctl -qw net.ipv4.tcp_sack=0 net.ipv4.tcp_slow_start_after_idle=1 "
                   "net.ipv4.tcp_rmem='4096 87380 262144'"),
             0);
-  const Visit before = VisitBy(In("a", FerryWith({}, {"doctor", "--json"})));
+  const Context before = RunBy(In("a", FerryWith({}, {"doctor", "--json"})));
   EXPECT_EQ(before.exit_code, 5) << before.report;
   EXPECT_EQ(before.verdict("tcp_options"), "warning");
   EXPECT_EQ(before.verdict("socket_buffers"), "warning");
   EXPECT_EQ(before.verdict("slow_start_after_idle"), "note");
   for (const char* id : {"tcp_options", "socket_buffers", "slow_start_after_idle"}) {
-    ASSERT_EQ(Shell("a", before.mend(id) + " > /dev/null"), 0) << before.mend(id);
+    ASSERT_EQ(Shell("a", before.fix(id) + " > /dev/null"), 0) << before.fix(id);
   }
-  const Visit after = VisitBy(In("a", FerryWith({}, {"doctor", "--json"})));
+  const Context after = RunBy(In("a", FerryWith({}, {"doctor", "--json"})));
   for (const char* id : {"tcp_options", "socket_buffers", "slow_start_after_idle"}) {
     EXPECT_EQ(after.verdict(id), "ok") << after.evidence(id);
   }

@@ -49,14 +49,14 @@ Result<std::optional<net::Address>> PeerOf(const DoctorJob& job) {
 Result<ExitCode> RunDoctor(const DoctorJob& job) {
   std::optional<Error> wrong;
   const auto system = CreateMachine();
-  Visit visit;
-  visit.system = system.get();
-  visit.tcpx = job.tcpx;
-  visit.nccl = job.nccl;
-  FERRY_TRY_ASSIGN(visit.config, SettingsFor(job, &wrong));
-  FERRY_TRY_ASSIGN(visit.peer, PeerOf(job));
+  Context context;
+  context.system = system.get();
+  context.tcpx = job.tcpx;
+  context.nccl = job.nccl;
+  FERRY_TRY_ASSIGN(context.config, SettingsFor(job, &wrong));
+  FERRY_TRY_ASSIGN(context.peer, PeerOf(job));
   std::vector<Check> checks{CheckSettings(system.get(), wrong)};
-  for (Check& check : Examine(std::move(visit))) checks.push_back(std::move(check));
+  for (Check& check : Examine(std::move(context))) checks.push_back(std::move(check));
   PrintLine(job.json ? DumpJson(ToJson(checks)) : DoctorText(checks));
   return ExitCodeOf(WorstOf(checks));
 }

@@ -41,9 +41,9 @@ std::size_t CountOf(const std::vector<Check>& checks, Verdict verdict) {
                     [verdict](const Check& check) { return check.verdict == verdict; }));
 }
 
-bool AnyMend(const std::vector<Check>& checks, std::string_view part) {
+bool AnyFix(const std::vector<Check>& checks, std::string_view part) {
   return std::any_of(checks.begin(), checks.end(), [part](const Check& check) {
-    return check.mend.find(part) != std::string::npos;
+    return check.fix.find(part) != std::string::npos;
   });
 }
 
@@ -83,7 +83,7 @@ Json ToJson(const std::vector<Check>& checks) {
     rows.push_back(Json{{"id", check.id},
                         {"verdict", VerdictName(check.verdict)},
                         {"evidence", check.evidence},
-                        {"mend", check.mend}});
+                        {"mend", check.fix}});
   }
   return Json{{"checks", std::move(rows)}, {"worst", VerdictName(WorstOf(checks))}};
 }
@@ -94,13 +94,13 @@ std::string DoctorText(const std::vector<Check>& checks) {
     text += fmt::format("{:<8} {:<21} {}\n", VerdictName(check.verdict), check.id,
                         Wrapped(Printable(check.evidence)));
     // Never broken: it is there to be pasted.
-    if (!check.mend.empty()) text += fmt::format("{:<30} $ {}\n", "", Printable(check.mend));
+    if (!check.fix.empty()) text += fmt::format("{:<30} $ {}\n", "", Printable(check.fix));
   }
   text += fmt::format("problem {}, warning {}, note {}, ok {}, skipped {}",
                       CountOf(checks, Verdict::kProblem), CountOf(checks, Verdict::kWarning),
                       CountOf(checks, Verdict::kNote), CountOf(checks, Verdict::kOk),
                       CountOf(checks, Verdict::kSkipped));
-  if (AnyMend(checks, "sysctl -w ")) {
+  if (AnyFix(checks, "sysctl -w ")) {
     text +=
         "\nwhat sysctl -w sets lasts until the next start; to keep it, write the same without "
         "\"sysctl -w\" to a file in /etc/sysctl.d";

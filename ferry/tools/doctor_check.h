@@ -23,7 +23,7 @@ struct Check {
   std::string id;  // "socket_buffers"; stable, for scripts
   Verdict verdict = Verdict::kOk;
   std::string evidence;  // the values that were read
-  std::string mend;      // the fix, a command to paste; empty: none needed, or none known
+  std::string fix;       // the fix, a command to paste; empty: none needed, or none known
 };
 
 const char* VerdictName(Verdict verdict) noexcept;

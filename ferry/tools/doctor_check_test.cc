@@ -92,7 +92,7 @@ TEST(DoctorSettings, AnUnknownVariableIsAWarning) {
   const Check check = CheckSettings(&system, {});
   EXPECT_EQ(check.verdict, Verdict::kWarning);
   EXPECT_EQ(check.evidence, "FERRY_LANE is not a setting; did you mean FERRY_LANES?");
-  EXPECT_EQ(check.mend, "unset FERRY_LANE");
+  EXPECT_EQ(check.fix, "unset FERRY_LANE");
 }
 
 TEST(DoctorSettings, ABadValueIsAProblem) {
@@ -101,54 +101,54 @@ TEST(DoctorSettings, ABadValueIsAProblem) {
   const Check check = CheckSettings(&system, Error(Code::kInvalidArgument, "FERRY_LANES is bad"));
   EXPECT_EQ(check.verdict, Verdict::kProblem);
   EXPECT_THAT(check.evidence, HasSubstr("FERRY_LANES is bad"));
-  EXPECT_EQ(check.mend, "unset FERRY_LANES");
+  EXPECT_EQ(check.fix, "unset FERRY_LANES");
 }
 
 TEST(DoctorSecret, NoneIsANoteAndAnUnreadableOneAProblem) {
   FakeSystem system;
-  Visit visit = VisitAlone(&system);
-  EXPECT_EQ(CheckSecret(visit).verdict, Verdict::kNote);
-  EXPECT_THAT(CheckSecret(visit).mend, HasSubstr("openssl rand"));
-  visit.config.insecure = "on";
-  EXPECT_EQ(CheckSecret(visit).verdict, Verdict::kNote);
-  EXPECT_EQ(CheckSecret(visit).mend, "");
-  visit.config.insecure = "off";
-  visit.config.secret = "0123456789abcdef";
-  EXPECT_EQ(CheckSecret(visit).verdict, Verdict::kOk);
-  EXPECT_THAT(CheckSecret(visit).evidence, Not(HasSubstr("0123456789abcdef")));
-  visit.config.secret.clear();
-  visit.config.secret_file = "/nowhere/secret";
-  EXPECT_EQ(CheckSecret(visit).verdict, Verdict::kProblem);
+  Context context = RunAlone(&system);
+  EXPECT_EQ(CheckSecret(context).verdict, Verdict::kNote);
+  EXPECT_THAT(CheckSecret(context).fix, HasSubstr("openssl rand"));
+  context.config.insecure = "on";
+  EXPECT_EQ(CheckSecret(context).verdict, Verdict::kNote);
+  EXPECT_EQ(CheckSecret(context).fix, "");
+  context.config.insecure = "off";
+  context.config.secret = "0123456789abcdef";
+  EXPECT_EQ(CheckSecret(context).verdict, Verdict::kOk);
+  EXPECT_THAT(CheckSecret(context).evidence, Not(HasSubstr("0123456789abcdef")));
+  context.config.secret.clear();
+  context.config.secret_file = "/nowhere/secret";
+  EXPECT_EQ(CheckSecret(context).verdict, Verdict::kProblem);
 }
 
 // ---- the whole visit ----------------------------------------------------------------------------
 
-TEST(DoctorVisit, NothingIsWrongWithAHealthyMachine) {
+TEST(DoctorContext, NothingIsWrongWithAHealthyMachine) {
   FakeSystem system;
-  Visit visit;
-  visit.system = &system;
-  visit.peer = net::Address{"node7", 7471};
-  visit.config.secret = "0123456789abcdef";
+  Context context;
+  context.system = &system;
+  context.peer = net::Address{"node7", 7471};
+  context.config.secret = "0123456789abcdef";
   std::set<std::string> ids;
-  for (const Check& check : Examine(visit)) {
+  for (const Check& check : Examine(context)) {
     const bool is_asked_for = check.id != "tcpx" && check.id != "nccl";
     const Verdict expected = is_asked_for ? Verdict::kOk : Verdict::kSkipped;
     EXPECT_EQ(check.verdict, expected) << check.id << ": " << check.evidence;
-    EXPECT_EQ(check.mend, "") << check.id;
+    EXPECT_EQ(check.fix, "") << check.id;
     EXPECT_TRUE(ids.insert(check.id).second) << check.id;
   }
   EXPECT_EQ(ids.size(), 24U);
 }
 
-TEST(DoctorVisit, AMachineThatTellsNothingIsLookedAtToTheEnd) {
+TEST(DoctorContext, AMachineThatTellsNothingIsLookedAtToTheEnd) {
   FakeSystem system;
   system.files.clear();
   system.commands.clear();
   system.cores.clear();
   system.addresses.clear();
-  Visit visit;
-  visit.system = &system;
-  const auto checks = Examine(visit);
+  Context context;
+  context.system = &system;
+  const auto checks = Examine(context);
   EXPECT_GT(checks.size(), 15U);
   for (const Check& check : checks) {
     EXPECT_NE(check.verdict, Verdict::kProblem) << check.id;

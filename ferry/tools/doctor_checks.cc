@@ -15,11 +15,11 @@ namespace ferry::tools {
 namespace {
 
 // Whatever the network does, a doctor's visit is over by then, give or take a scheduler's delay.
-constexpr auto kVisit = std::chrono::seconds(10);
+constexpr auto kTimeLimit = std::chrono::seconds(10);
 constexpr auto kResolve = std::chrono::seconds(3);
 constexpr auto kDial = std::chrono::seconds(3);
 constexpr auto kCommands = std::chrono::seconds(3);
-constexpr auto kMeet = std::chrono::seconds(3);
+constexpr auto kTryConnect = std::chrono::seconds(3);
 constexpr std::size_t kMaxCores = 65536;
 
 void Append(std::vector<Check> more, std::vector<Check>* checks) {
@@ -28,22 +28,22 @@ void Append(std::vector<Check> more, std::vector<Check>* checks) {
 
 }  // namespace
 
-std::vector<Check> Examine(Visit visit) {
-  const Deadline end = Deadline::After(kVisit);
+std::vector<Check> Examine(Context context) {
+  const Deadline end = Deadline::After(kTimeLimit);
   const auto within = [end](auto wait) { return Deadline::After(wait).Sooner(end); };
-  std::vector<Check> checks{CheckSecret(visit)};
-  Append(CheckRoute(&visit, within(kResolve)), &checks);
-  Append(CheckReach(&visit, within(kDial)), &checks);
-  checks.push_back(CheckPeer(visit, within(kMeet)));
-  Append(CheckFirewall(visit, within(kCommands)), &checks);
+  std::vector<Check> checks{CheckSecret(context)};
+  Append(CheckRoute(&context, within(kResolve)), &checks);
+  Append(CheckReach(&context, within(kDial)), &checks);
+  checks.push_back(CheckPeer(context, within(kTryConnect)));
+  Append(CheckFirewall(context, within(kCommands)), &checks);
   for (const auto check :
        {CheckCongestionControl, CheckSocketBuffers, CheckTcpOptions, CheckSlowStart, CheckLentPages,
         CheckCores, CheckNuma, CheckLinks, CheckMemory, CheckSwap, CheckHugePages,
         CheckLockedMemory, CheckOpenFiles, CheckClock}) {
-    checks.push_back(check(visit));
+    checks.push_back(check(context));
   }
-  Append(CheckTcpx(visit.system, visit.tcpx, checks, within(kCommands)), &checks);
-  Append(CheckNccl(visit.system, visit.config, visit.nccl, within(kCommands)), &checks);
+  Append(CheckTcpx(context.system, context.tcpx, checks, within(kCommands)), &checks);
+  Append(CheckNccl(context.system, context.config, context.nccl, within(kCommands)), &checks);
   return checks;
 }
 

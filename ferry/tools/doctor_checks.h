@@ -15,7 +15,7 @@
 namespace ferry::tools {
 
 // The context of a run: what to check, and the facts that earlier checks found for later ones.
-struct Visit {
+struct Context {
   SystemView* system = nullptr;
   Config config;
   std::optional<net::Address> peer;  // as it was given: with a port
@@ -31,31 +31,31 @@ struct Visit {
 };
 
 // Every check, in the order of the report; a few seconds.
-std::vector<Check> Examine(Visit visit);
+std::vector<Check> Examine(Context context);
 
 // The parts of Examine, which it calls in this order.
 Check CheckSettings(SystemView* system, const std::optional<Error>& wrong);
-Check CheckSecret(const Visit& visit);
-std::vector<Check> CheckRoute(Visit* visit, Deadline deadline);
-std::vector<Check> CheckReach(Visit* visit, Deadline deadline);
-Check CheckPeer(const Visit& visit, Deadline deadline);
-std::vector<Check> CheckFirewall(const Visit& visit, Deadline deadline);
+Check CheckSecret(const Context& context);
+std::vector<Check> CheckRoute(Context* context, Deadline deadline);
+std::vector<Check> CheckReach(Context* context, Deadline deadline);
+Check CheckPeer(const Context& context, Deadline deadline);
+std::vector<Check> CheckFirewall(const Context& context, Deadline deadline);
 
-Check CheckCongestionControl(const Visit& visit);
-Check CheckSocketBuffers(const Visit& visit);
-Check CheckTcpOptions(const Visit& visit);
-Check CheckSlowStart(const Visit& visit);
-Check CheckLentPages(const Visit& visit);
+Check CheckCongestionControl(const Context& context);
+Check CheckSocketBuffers(const Context& context);
+Check CheckTcpOptions(const Context& context);
+Check CheckSlowStart(const Context& context);
+Check CheckLentPages(const Context& context);
 
-Check CheckCores(const Visit& visit);
-Check CheckNuma(const Visit& visit);
-Check CheckLinks(const Visit& visit);
-Check CheckMemory(const Visit& visit);
-Check CheckSwap(const Visit& visit);
-Check CheckHugePages(const Visit& visit);
-Check CheckLockedMemory(const Visit& visit);
-Check CheckOpenFiles(const Visit& visit);
-Check CheckClock(const Visit& visit);
+Check CheckCores(const Context& context);
+Check CheckNuma(const Context& context);
+Check CheckLinks(const Context& context);
+Check CheckMemory(const Context& context);
+Check CheckSwap(const Context& context);
+Check CheckHugePages(const Context& context);
+Check CheckLockedMemory(const Context& context);
+Check CheckOpenFiles(const Context& context);
+Check CheckClock(const Context& context);
 
 // Mbit/s. Interfaces without a speed say 4294967295.
 inline constexpr std::uint64_t kNoSpeed = 10'000'000;

@@ -197,8 +197,8 @@ Check CheckWay(const Rules& rules, FilterChain::Way way, const std::vector<std::
         "{}connections {} port {} are blocked by {}{}", check.evidence.empty() ? "" : "; ",
         in ? "from other machines to" : "to a peer's", port, blocked->by,
         blocked->certain ? "" : ", but for some that its conditions or a rule before it let pass");
-    if (check.mend.empty()) {
-      check.mend = CommandToPass(*blocked->base, ports.front(), ports.back());
+    if (check.fix.empty()) {
+      check.fix = CommandToPass(*blocked->base, ports.front(), ports.back());
     }
   }
   if (!check.evidence.empty()) return check;
@@ -247,19 +247,20 @@ std::optional<Blocked> WhatBlocks(const std::vector<FilterChain>& chains, Filter
   return found;
 }
 
-std::vector<Check> CheckFirewall(const Visit& visit, Deadline deadline) {
-  const auto rules = AskForRules(visit.system, deadline);
+std::vector<Check> CheckFirewall(const Context& context, Deadline deadline) {
+  const auto rules = AskForRules(context.system, deadline);
   if (!rules) {
     const bool refused = rules.error().code() == Code::kRefused;
     Check check = Skipped("firewall", rules.error());
     if (refused) check.evidence += "; the rules are root's to read";
-    check.mend = refused ? "sudo ferry doctor" : "sudo nft list ruleset";
+    check.fix = refused ? "sudo ferry doctor" : "sudo nft list ruleset";
     return {check};
   }
-  std::vector<Check> checks{CheckWay(*rules, FilterChain::Way::kIn, ListeningPorts(visit.config))};
+  std::vector<Check> checks{
+      CheckWay(*rules, FilterChain::Way::kIn, ListeningPorts(context.config))};
   // Nothing goes out to a peer on this machine.
-  if (visit.peer && !visit.loopback) {
-    checks.push_back(CheckWay(*rules, FilterChain::Way::kOut, {visit.peer->port}));
+  if (context.peer && !context.loopback) {
+    checks.push_back(CheckWay(*rules, FilterChain::Way::kOut, {context.peer->port}));
   }
   return checks;
 }

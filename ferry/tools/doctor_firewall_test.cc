@@ -245,14 +245,14 @@ TEST(DoctorIptables, RulesAreReadInEveryForm) {
 TEST(DoctorFirewall, NamesChainRuleAndTheCommandThatLetsPass) {
   FakeSystem system;
   system.Answer("nft", CommandEnd{0, Nft("accept", {{"input", Match(kPort, "7471") + kDrop}}), ""});
-  const auto checks = CheckFirewall(VisitAlone(&system), Soon());
+  const auto checks = CheckFirewall(RunAlone(&system), Soon());
   ASSERT_EQ(checks.size(), 1U);
   EXPECT_EQ(checks[0].id, "firewall_in");
   EXPECT_EQ(checks[0].verdict, Verdict::kWarning);
   EXPECT_EQ(checks[0].evidence,
             "connections from other machines to port 7471 are blocked by chain inet filter input, "
             "rule \"tcp dport 7471 drop\" (handle 10)");
-  EXPECT_EQ(checks[0].mend, "nft insert rule inet filter input tcp dport 7471-7472 accept");
+  EXPECT_EQ(checks[0].fix, "nft insert rule inet filter input tcp dport 7471-7472 accept");
 }
 
 TEST(DoctorFirewall, LooksAtTheRangeThatIsSetAndAtTheWayOut) {
@@ -263,13 +263,13 @@ TEST(DoctorFirewall, LooksAtTheRangeThatIsSetAndAtTheWayOut) {
                                             "-A INPUT -p tcp --dport 9001 -j DROP\n"
                                             "-A OUTPUT -p tcp --dport 7471 -j DROP\nCOMMIT\n",
                                             ""});
-  Visit visit = VisitTo(&system);
-  visit.config.port_first = 9000;
-  visit.config.port_last = 9002;
-  const auto checks = CheckFirewall(visit, Soon());
+  Context context = RunTo(&system);
+  context.config.port_first = 9000;
+  context.config.port_last = 9002;
+  const auto checks = CheckFirewall(context, Soon());
   ASSERT_EQ(checks.size(), 2U);
   EXPECT_THAT(checks[0].evidence, AllOf(HasSubstr("to port 9001"), HasSubstr("ip filter INPUT")));
-  EXPECT_EQ(checks[0].mend, "iptables -t filter -I INPUT -p tcp --dport 9000:9002 -j ACCEPT");
+  EXPECT_EQ(checks[0].fix, "iptables -t filter -I INPUT -p tcp --dport 9000:9002 -j ACCEPT");
   EXPECT_EQ(checks[1].id, "firewall_out");
   EXPECT_THAT(checks[1].evidence, HasSubstr("-A OUTPUT -p tcp --dport 7471 -j DROP"));
 }
@@ -283,32 +283,32 @@ TEST(DoctorFirewall, TablesOfIptablesAreReadFromIptables) {
     rules.replace(at, 6, "\"ip\"");
   }
   system.Answer("nft", CommandEnd{0, rules, ""});
-  EXPECT_EQ(CheckFirewall(VisitAlone(&system), Soon())[0].verdict, Verdict::kNote);
+  EXPECT_EQ(CheckFirewall(RunAlone(&system), Soon())[0].verdict, Verdict::kNote);
   system.Answer("iptables-save",
                 CommandEnd{0,
                            "*filter\n:input DROP [0:0]\n:INPUT DROP [0:0]\n"
                            "-A INPUT -p tcp -m multiport --dports 7471,7472 -j ACCEPT\nCOMMIT\n",
                            ""});
-  EXPECT_EQ(CheckFirewall(VisitAlone(&system), Soon())[0].verdict, Verdict::kOk);
+  EXPECT_EQ(CheckFirewall(RunAlone(&system), Soon())[0].verdict, Verdict::kOk);
 }
 
 TEST(DoctorFirewall, WhereNobodyMayAskItIsSkippedWithTheReason) {
   FakeSystem system;
   system.Answer("nft", CommandEnd{1, "", "Operation not permitted (you must be root)\nmore"});
-  Check check = CheckFirewall(VisitAlone(&system), Soon())[0];
+  Check check = CheckFirewall(RunAlone(&system), Soon())[0];
   EXPECT_EQ(check.verdict, Verdict::kSkipped);
   EXPECT_THAT(check.evidence, AllOf(HasSubstr("you must be root"), HasSubstr("root's to read")));
-  EXPECT_EQ(check.mend, "sudo ferry doctor");
+  EXPECT_EQ(check.fix, "sudo ferry doctor");
   system.commands.clear();
-  check = CheckFirewall(VisitAlone(&system), Soon())[0];
+  check = CheckFirewall(RunAlone(&system), Soon())[0];
   EXPECT_EQ(check.verdict, Verdict::kSkipped);
   EXPECT_THAT(check.evidence, HasSubstr("not installed"));
   system.Answer("nft", Error(Code::kTimedOut, "nft was killed"));
-  check = CheckFirewall(VisitAlone(&system), Soon())[0];
+  check = CheckFirewall(RunAlone(&system), Soon())[0];
   EXPECT_EQ(check.verdict, Verdict::kSkipped);
   EXPECT_EQ(check.evidence, "nft was killed");
   system.Answer("nft", CommandEnd{0, "garbage", ""});
-  EXPECT_EQ(CheckFirewall(VisitAlone(&system), Soon())[0].verdict, Verdict::kSkipped);
+  EXPECT_EQ(CheckFirewall(RunAlone(&system), Soon())[0].verdict, Verdict::kSkipped);
 }
 
 }  // namespace

@@ -68,35 +68,35 @@ std::string CommandToAllow(const Algorithms& algorithms, const std::string& name
 }
 
 // Checks a name given by FERRY_CONGESTION_CONTROL.
-Check CheckChosen(const Visit& visit, const Algorithms& algorithms, Check check) {
-  const std::string& chosen = visit.config.congestion_control;
+Check CheckChosen(const Context& context, const Algorithms& algorithms, Check check) {
+  const std::string& chosen = context.config.congestion_control;
   check.evidence += fmt::format("; FERRY_CONGESTION_CONTROL={}", chosen);
-  if (MayUse(visit.system, algorithms, chosen)) return check;
+  if (MayUse(context.system, algorithms, chosen)) return check;
   check.verdict = Verdict::kProblem;
   check.evidence += Has(algorithms.loaded, chosen)
                         ? ", which this process may not choose: no connection can be made"
                         : ", which the kernel has not loaded: no connection can be made";
-  check.mend = CommandToAllow(algorithms, chosen);
+  check.fix = CommandToAllow(algorithms, chosen);
   return check;
 }
 
-Check CheckAuto(const Visit& visit, const Algorithms& algorithms, Check check) {
-  const bool cubic = MayUse(visit.system, algorithms, "cubic");
-  if (cubic || MayUse(visit.system, algorithms, "reno")) {
+Check CheckAuto(const Context& context, const Algorithms& algorithms, Check check) {
+  const bool cubic = MayUse(context.system, algorithms, "cubic");
+  if (cubic || MayUse(context.system, algorithms, "reno")) {
     check.verdict = Verdict::kNote;
     check.evidence += fmt::format(
         "; FERRY_CONGESTION_CONTROL=auto puts {} in its place towards near peers, other programs "
         "keep BBR, which halves the rate over loopback and a LAN where cores are few",
         cubic ? "cubic" : "reno (cubic is not allowed)");
-    check.mend = cubic ? fmt::format("sysctl -w {}=cubic", kDefaultAlgorithm)
-                       : CommandToAllow(algorithms, "cubic");
+    check.fix = cubic ? fmt::format("sysctl -w {}=cubic", kDefaultAlgorithm)
+                      : CommandToAllow(algorithms, "cubic");
     return check;
   }
   check.verdict = Verdict::kWarning;
   check.evidence +=
       "; BBR halves the rate to near peers where cores are few, and this process may choose "
       "neither cubic nor reno in its place";
-  check.mend = CommandToAllow(algorithms, "cubic");
+  check.fix = CommandToAllow(algorithms, "cubic");
   return check;
 }
 
@@ -110,11 +110,11 @@ Result<std::uint64_t> ThirdNumber(SystemView* system, const char* name) {
 }
 
 // The fastest of the interfaces, bytes per second; 0: unknown.
-double LinkRate(const Visit& visit) {
+double LinkRate(const Context& context) {
   double fastest = 0;
-  for (const std::string& interface : visit.interfaces) {
+  for (const std::string& interface : context.interfaces) {
     const auto megabits =
-        ReadNumber(visit.system, fmt::format("/sys/class/net/{}/speed", interface));
+        ReadNumber(context.system, fmt::format("/sys/class/net/{}/speed", interface));
     // Interfaces without a speed say 4294967295.
     if (megabits && *megabits < 10'000'000) {
       fastest = std::max(fastest, static_cast<double>(*megabits) * 1e6 / 8);
@@ -124,8 +124,8 @@ double LinkRate(const Visit& visit) {
 }
 
 // Twice the bytes in flight in a round trip, because the kernel also counts its own overhead.
-std::uint64_t WantedBuffer(const Visit& visit) {
-  const double under_way = LinkRate(visit) * visit.rtt_us * 1e-6;
+std::uint64_t WantedBuffer(const Context& context) {
+  const double under_way = LinkRate(context) * context.rtt_us * 1e-6;
   return std::max(kMinBuffer, static_cast<std::uint64_t>(2 * under_way));
 }
 
@@ -141,38 +141,38 @@ std::string CommandOf(const std::string& assignments) { return "sysctl -w " + as
 
 }  // namespace
 
-Check CheckCongestionControl(const Visit& visit) {
+Check CheckCongestionControl(const Context& context) {
   Check check{"congestion_control", Verdict::kOk, "", ""};
-  const auto algorithms = ReadAlgorithms(visit.system);
+  const auto algorithms = ReadAlgorithms(context.system);
   if (!algorithms) return Skipped(check.id, algorithms.error());
   check.evidence = fmt::format("default {}, allowed {}, loaded {}", algorithms->usual,
                                algorithms->allowed.empty() ? "-" : Joined(algorithms->allowed),
                                algorithms->loaded.empty() ? "-" : Joined(algorithms->loaded));
-  const std::string& chosen = visit.config.congestion_control;
-  if (chosen != "auto" && chosen != "system") return CheckChosen(visit, *algorithms, check);
+  const std::string& chosen = context.config.congestion_control;
+  if (chosen != "auto" && chosen != "system") return CheckChosen(context, *algorithms, check);
   if (algorithms->usual.rfind("bbr", 0) != 0) return check;
-  const std::size_t cores = visit.system->Cores().size();
+  const std::size_t cores = context.system->Cores().size();
   if (cores >= kCoresForBbr) {
     check.verdict = Verdict::kNote;
     check.evidence += fmt::format("; BBR costs little with {} cores", cores);
     return check;
   }
-  if (chosen == "auto") return CheckAuto(visit, *algorithms, check);
+  if (chosen == "auto") return CheckAuto(context, *algorithms, check);
   check.verdict = Verdict::kWarning;
   check.evidence +=
       "; FERRY_CONGESTION_CONTROL=system keeps BBR, which halves the rate to near peers where "
       "cores are few";
-  check.mend = fmt::format("sysctl -w {}=cubic", kDefaultAlgorithm);
+  check.fix = fmt::format("sysctl -w {}=cubic", kDefaultAlgorithm);
   return check;
 }
 
-Check CheckSocketBuffers(const Visit& visit) {
+Check CheckSocketBuffers(const Context& context) {
   const std::string id = "socket_buffers";
-  const auto receive = ThirdNumber(visit.system, "net.ipv4.tcp_rmem");
+  const auto receive = ThirdNumber(context.system, "net.ipv4.tcp_rmem");
   if (!receive) return Skipped(id, receive.error());
-  const auto send = ThirdNumber(visit.system, "net.ipv4.tcp_wmem");
+  const auto send = ThirdNumber(context.system, "net.ipv4.tcp_wmem");
   if (!send) return Skipped(id, send.error());
-  const std::uint64_t wanted = WantedBuffer(visit);
+  const std::uint64_t wanted = WantedBuffer(context);
   Check check{id, Verdict::kOk,
               fmt::format("autotuning up to {} for receiving, {} for sending; {} recommended",
                           FormatSize(*receive), FormatSize(*send), FormatSize(wanted)),
@@ -191,20 +191,20 @@ Check CheckSocketBuffers(const Visit& visit) {
     const char* name;
   };
   for (const Fixed& fixed :
-       {Fixed{"FERRY_RECV_BUFFER_BYTES", visit.config.recv_buffer_bytes, "net.core.rmem_max"},
-        Fixed{"FERRY_SEND_BUFFER_BYTES", visit.config.send_buffer_bytes, "net.core.wmem_max"}}) {
-    const auto most = ReadNumber(visit.system, SysctlPath(fixed.name));
+       {Fixed{"FERRY_RECV_BUFFER_BYTES", context.config.recv_buffer_bytes, "net.core.rmem_max"},
+        Fixed{"FERRY_SEND_BUFFER_BYTES", context.config.send_buffer_bytes, "net.core.wmem_max"}}) {
+    const auto most = ReadNumber(context.system, SysctlPath(fixed.name));
     if (!most) continue;  // namespaces other than the first have no net.core.*mem_max
     check.evidence += fmt::format("; {} {}", fixed.name, FormatSize(*most));
     const std::string cut = CutDown(fixed.variable, fixed.asked, fixed.name, *most);
     check.evidence += cut;
     if (!cut.empty()) lift(fmt::format("{}={}", fixed.name, fixed.asked));
   }
-  if (!assignments.empty()) check.mend = CommandOf(assignments);
+  if (!assignments.empty()) check.fix = CommandOf(assignments);
   return check;
 }
 
-Check CheckTcpOptions(const Visit& visit) {
+Check CheckTcpOptions(const Context& context) {
   struct Option {
     const char* name;
     Verdict when_off;
@@ -220,7 +220,7 @@ Check CheckTcpOptions(const Visit& visit) {
   Check check{"tcp_options", Verdict::kOk, "", ""};
   std::string assignments;
   for (const Option& option : kOptions) {
-    const auto value = ReadNumber(visit.system, SysctlPath(option.name));
+    const auto value = ReadNumber(context.system, SysctlPath(option.name));
     if (!value) return Skipped(check.id, value.error());
     check.evidence +=
         fmt::format("{}{} {}", check.evidence.empty() ? "" : "; ", option.name, *value);
@@ -229,14 +229,14 @@ Check CheckTcpOptions(const Visit& visit) {
     check.evidence += fmt::format(": {}", option.effect);
     assignments += fmt::format("{}{}=1", assignments.empty() ? "" : " ", option.name);
   }
-  if (!assignments.empty()) check.mend = CommandOf(assignments);
+  if (!assignments.empty()) check.fix = CommandOf(assignments);
   return check;
 }
 
-Check CheckSlowStart(const Visit& visit) {
+Check CheckSlowStart(const Context& context) {
   constexpr const char* kName = "net.ipv4.tcp_slow_start_after_idle";
   Check check{"slow_start_after_idle", Verdict::kOk, "", ""};
-  const auto value = ReadNumber(visit.system, SysctlPath(kName));
+  const auto value = ReadNumber(context.system, SysctlPath(kName));
   if (!value) return Skipped(check.id, value.error());
   check.evidence = fmt::format("{} {}", kName, *value);
   if (*value == 0) return check;
@@ -244,27 +244,27 @@ Check CheckSlowStart(const Visit& visit) {
   check.evidence +=
       ": a lane that was idle restarts in slow start, which slows bursts over long "
       "round trips";
-  check.mend = fmt::format("sysctl -w {}=0", kName);
+  check.fix = fmt::format("sysctl -w {}=0", kName);
   return check;
 }
 
-Check CheckLentPages(const Visit& visit) {
+Check CheckLentPages(const Context& context) {
   constexpr const char* kName = "fs.pipe-max-size";
   Check check{"lent_pages", Verdict::kOk, "", ""};
-  if (visit.config.gift == "off") {
+  if (context.config.gift == "off") {
     check.evidence = "FERRY_GIFT=off: payloads are copied into the socket";
     return check;
   }
-  const auto most = ReadNumber(visit.system, SysctlPath(kName));
+  const auto most = ReadNumber(context.system, SysctlPath(kName));
   if (most) check.evidence = fmt::format("{} {}; ", kName, FormatSize(*most));
-  const Status lent = visit.system->LendPages();
+  const Status lent = context.system->ProbeVmsplice();
   if (lent) {
     check.evidence += "zero-copy sends are available: pages can be spliced into a pipe";
     return check;
   }
-  check.verdict = visit.config.gift == "on" ? Verdict::kWarning : Verdict::kNote;
+  check.verdict = context.config.gift == "on" ? Verdict::kWarning : Verdict::kNote;
   check.evidence += lent.error().message() + "; payloads are copied into the socket";
-  if (most && *most < kMinPipe) check.mend = fmt::format("sysctl -w {}={}", kName, kMiB);
+  if (most && *most < kMinPipe) check.fix = fmt::format("sysctl -w {}={}", kName, kMiB);
   return check;
 }
 

@@ -58,10 +58,10 @@ class Machine final : public SystemView {
   Limit LimitOf(int resource) override;
   std::vector<int> Cores() override;
   Result<ClockState> Clock() override;
-  Status LendPages() override;
-  Result<transfer::ConnectionInfo> Meet(const Config& config,
-                                        const std::vector<net::Address>& numeric,
-                                        Deadline deadline) override;
+  Status ProbeVmsplice() override;
+  Result<transfer::ConnectionInfo> TryConnect(const Config& config,
+                                              const std::vector<net::Address>& numeric,
+                                              Deadline deadline) override;
 };
 
 Result<std::string> Machine::ReadFile(const std::string& path) {
@@ -124,7 +124,7 @@ Result<ClockState> Machine::Clock() {
   return ClockState{!unsynchronised, state.maxerror};
 }
 
-Status Machine::LendPages() {
+Status Machine::ProbeVmsplice() {
   auto pipe = net::tcp::GiftPipe::Create();
   if (!pipe) {
     return Error(Code::kUnsupported, "the kernel provides no pipe of 256 KiB for zero-copy sends");
@@ -139,9 +139,9 @@ Status Machine::LendPages() {
   return Ok();
 }
 
-Result<transfer::ConnectionInfo> Machine::Meet(const Config& config,
-                                               const std::vector<net::Address>& numeric,
-                                               Deadline deadline) {
+Result<transfer::ConnectionInfo> Machine::TryConnect(const Config& config,
+                                                     const std::vector<net::Address>& numeric,
+                                                     Deadline deadline) {
   Config mine = config;
   // A server here may hold the ports of the range, and nobody is to connect to this endpoint.
   mine.port_first = 0;

@@ -56,7 +56,7 @@ TEST(DoctorMachine, WhatEveryMachineHasIsThere) {
   EXPECT_GT(machine->LimitOf(RLIMIT_NOFILE).soft, 0U);
   EXPECT_EQ(machine->Environment().count("PATH"), 1U);
   EXPECT_FALSE(machine->MayUse("no_such_thing"));
-  EXPECT_TRUE(machine->LendPages());
+  EXPECT_TRUE(machine->ProbeVmsplice());
 }
 
 TEST(DoctorMachine, PathsAreTold) {

@@ -128,7 +128,7 @@ void AddLoading(const NcclSetup& setup, const std::string& path, Check* check) {
     if (line.find("not found") == std::string::npos) continue;
     const std::size_t begin = line.find_first_not_of(" \t");
     AddTo(check, Verdict::kProblem, line.substr(begin));
-    check->mend = fmt::format("ldd {}  # then install what is not found", ShellWord(path));
+    check->fix = fmt::format("ldd {}  # then install what is not found", ShellWord(path));
   }
   if (check->verdict == Verdict::kOk && listed->exit_code != 0) {
     AddTo(check, Verdict::kProblem,
@@ -164,7 +164,7 @@ void AddInterfaces(const NcclSetup& setup, Check* check) {
   if (!taken.empty()) return AddTo(check, Verdict::kOk, fmt::format("which takes {}", taken));
   AddTo(check, Verdict::kProblem,
         fmt::format("NCCL_SOCKET_IFNAME={} takes no interface that has an address", *list));
-  check->mend = "unset NCCL_SOCKET_IFNAME";
+  check->fix = "unset NCCL_SOCKET_IFNAME";
 }
 
 // NCCL's library in the wheel of a Python environment.
@@ -246,7 +246,7 @@ Check CheckNcclPlugin(const NcclSetup& setup) {
     AddTo(&check, Verdict::kProblem, state.error().message());
   } else if (state->kind != PathState::Kind::kFile || !state->readable) {
     AddTo(&check, Verdict::kProblem, "which is not a readable file");
-    check.mend = fmt::format("ls -ld {}", ShellWord(*path));
+    check.fix = fmt::format("ls -ld {}", ShellWord(*path));
   } else if (state->noexec) {
     AddTo(&check, Verdict::kProblem, "on a mount with noexec, from where nothing can be loaded");
   } else {
@@ -254,7 +254,7 @@ Check CheckNcclPlugin(const NcclSetup& setup) {
   }
   if (check.verdict == Verdict::kOk && path->find(kPluginFile) == std::string::npos) {
     AddTo(&check, Verdict::kNote, fmt::format("which is another plugin than {}", kPluginFile));
-    check.mend = use;
+    check.fix = use;
   }
   return check;
 }
@@ -280,7 +280,7 @@ Check CheckNcclGlibc(const NcclSetup& setup) {
   if (*present >= *needed) return check;
   check.verdict = Verdict::kProblem;
   check.evidence += ": it cannot be loaded";
-  check.mend = "scripts/bundle  # on a machine with a glibc as old as here";
+  check.fix = "scripts/bundle  # on a machine with a glibc as old as here";
   return check;
 }
 
@@ -311,7 +311,7 @@ Check CheckNcclVariables(const NcclSetup& setup) {
   if (const auto net = setup.Variable("NCCL_NET"); net && !IsWord(*net, kPluginName)) {
     AddTo(&check, Verdict::kProblem,
           fmt::format("NCCL_NET={} is another network than Ferry", *net));
-    check.mend = "unset NCCL_NET";
+    check.fix = "unset NCCL_NET";
   }
   AddInterfaces(setup, &check);
   for (const char* bound : {"NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NRINGS",
@@ -343,7 +343,7 @@ Check CheckNcclTuner(const NcclSetup& setup) {
         "and "
         "ranks that have it are refused",
         *named);
-    if (plugin) check.mend = fmt::format("export NCCL_TUNER_PLUGIN={}", ShellWord(*plugin));
+    if (plugin) check.fix = fmt::format("export NCCL_TUNER_PLUGIN={}", ShellWord(*plugin));
     return check;
   }
   const auto real = setup.system->RealPath(*found);
@@ -352,7 +352,7 @@ Check CheckNcclTuner(const NcclSetup& setup) {
   check.evidence = fmt::format("{}, in place of the plugin's own", *found);
   check.verdict = named ? Verdict::kNote : Verdict::kWarning;
   check.evidence += ": FERRY_NCCL_CHANNELS is not asked for";
-  if (plugin) check.mend = fmt::format("export NCCL_TUNER_PLUGIN={}", ShellWord(*plugin));
+  if (plugin) check.fix = fmt::format("export NCCL_TUNER_PLUGIN={}", ShellWord(*plugin));
   return check;
 }
 
@@ -371,7 +371,7 @@ Check CheckNcclFiles(const NcclSetup& setup) {
       usable, kUsualChannels, of_peer, usable / of_peer);
   if (usable >= kWantedDescriptors) return check;
   check.verdict = Verdict::kWarning;
-  check.mend = "echo '* - nofile 65536' > /etc/security/limits.d/91-ferry.conf  # and log in again";
+  check.fix = "echo '* - nofile 65536' > /etc/security/limits.d/91-ferry.conf  # and log in again";
   return check;
 }
 

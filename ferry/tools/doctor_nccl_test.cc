@@ -53,7 +53,7 @@ TEST(DoctorNccl, NothingIsWrongWithAHealthyMachine) {
   FakeSystem system = NcclMachine();
   for (const Check& check : CheckNccl(&system, Config(), /*asked=*/false, Soon())) {
     EXPECT_EQ(check.verdict, Verdict::kOk) << check.id << ": " << check.evidence;
-    EXPECT_EQ(check.mend, "") << check.id;
+    EXPECT_EQ(check.fix, "") << check.id;
   }
 }
 
@@ -138,7 +138,7 @@ TEST(DoctorNccl, VariablesThatKeepThePluginFromBeingUsedAreProblems) {
   system.environment["NCCL_NET"] = "Socket";
   Check check = CheckNcclVariables(NcclSetupOf(&system));
   EXPECT_EQ(check.verdict, Verdict::kProblem);
-  EXPECT_EQ(check.mend, "unset NCCL_NET");
+  EXPECT_EQ(check.fix, "unset NCCL_NET");
   system.environment["NCCL_NET"] = "FERRY";
   EXPECT_EQ(CheckNcclVariables(NcclSetupOf(&system)).verdict, Verdict::kOk);
   for (const char* list : {"eth", "=eth0", "^docker", "eth0:99"}) {
@@ -168,7 +168,7 @@ TEST(DoctorNccl, AnotherTunerThatIsInstalledIsAWarning) {
   Check check = CheckNcclTuner(NcclSetupOf(&system));
   EXPECT_EQ(check.verdict, Verdict::kWarning);
   EXPECT_THAT(check.evidence, HasSubstr("/usr/lib/libnccl-tuner.so, in place of"));
-  EXPECT_EQ(check.mend, std::string("export NCCL_TUNER_PLUGIN=") + kPlugin);
+  EXPECT_EQ(check.fix, std::string("export NCCL_TUNER_PLUGIN=") + kPlugin);
   system.environment["NCCL_TUNER_PLUGIN"] = kPlugin;
   EXPECT_EQ(CheckNcclTuner(NcclSetupOf(&system)).verdict, Verdict::kOk);
   system.environment["NCCL_TUNER_PLUGIN"] = "none";
@@ -183,7 +183,7 @@ TEST(DoctorNccl, ATunerThatIsNamedAndNotFoundIsAWarning) {
   EXPECT_EQ(check.verdict, Verdict::kWarning);
   EXPECT_THAT(check.evidence, AllOf(HasSubstr("libfoo.so, which was not found"),
                                     HasSubstr("FERRY_NCCL_CHANNELS is not asked for")));
-  EXPECT_EQ(check.mend, std::string("export NCCL_TUNER_PLUGIN=") + kPlugin);
+  EXPECT_EQ(check.fix, std::string("export NCCL_TUNER_PLUGIN=") + kPlugin);
 }
 
 TEST(DoctorNccl, FewDescriptorsAreAWarning) {

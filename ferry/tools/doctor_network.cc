@@ -19,16 +19,16 @@ constexpr int kHeaders = 40 + 12;            // IPv4, TCP and its timestamps
 
 bool IsIpv6(const net::Address& address) { return address.host.find(':') != std::string::npos; }
 
-std::string ReadWord(const Visit& visit, const std::string& interface, const char* file) {
-  const auto text = visit.system->ReadFile(fmt::format("/sys/class/net/{}/{}", interface, file));
+std::string ReadWord(const Context& context, const std::string& interface, const char* file) {
+  const auto text = context.system->ReadFile(fmt::format("/sys/class/net/{}/{}", interface, file));
   const auto words = text ? WordsOf(*text) : std::vector<std::string>{};
   return words.size() == 1 ? words.front() : std::string();
 }
 
 // "bridge", "wlan", "vlan", "bond"; empty: an ordinary one.
-std::string KindOf(const Visit& visit, const std::string& interface) {
+std::string KindOf(const Context& context, const std::string& interface) {
   constexpr std::string_view kKey = "DEVTYPE=";
-  const auto text = visit.system->ReadFile(fmt::format("/sys/class/net/{}/uevent", interface));
+  const auto text = context.system->ReadFile(fmt::format("/sys/class/net/{}/uevent", interface));
   if (!text) return "";
   for (const std::string& word : WordsOf(*text)) {
     if (word.starts_with(kKey)) return word.substr(kKey.size());
@@ -38,12 +38,12 @@ std::string KindOf(const Visit& visit, const std::string& interface) {
 
 // ---- without a peer -----------------------------------------------------------------------------
 
-Check CheckInterfaces(Visit* visit) {
+Check CheckInterfaces(Context* context) {
   Check check{"interfaces", Verdict::kOk, "", ""};
-  for (const net::LocalAddress& local : visit->system->Addresses()) {
+  for (const net::LocalAddress& local : context->system->Addresses()) {
     check.evidence += fmt::format("{}{} {}", check.evidence.empty() ? "peers are told: " : ", ",
                                   local.interface, local.host);
-    auto& known = visit->interfaces;
+    auto& known = context->interfaces;
     if (std::find(known.begin(), known.end(), local.interface) == known.end()) {
       known.push_back(local.interface);
     }
@@ -53,29 +53,29 @@ Check CheckInterfaces(Visit* visit) {
   check.evidence =
       "no address that a peer on another machine can be told: every interface is down, loopback, "
       "a bridge, or has no address";
-  check.mend = "ip -brief address";
+  check.fix = "ip -brief address";
   return check;
 }
 
 // ---- name and route -----------------------------------------------------------------------------
 
-Check CheckName(Visit* visit, Deadline deadline) {
+Check CheckName(Context* context, Deadline deadline) {
   Check check{"name", Verdict::kOk, "", ""};
-  auto resolved = visit->system->Resolve(*visit->peer, deadline);
+  auto resolved = context->system->Resolve(*context->peer, deadline);
   if (!resolved) {
     check.verdict = Verdict::kProblem;
     check.evidence = resolved.error().message();
-    check.mend = fmt::format("getent ahosts {}", ShellWord(visit->peer->host));
+    check.fix = fmt::format("getent ahosts {}", ShellWord(context->peer->host));
     return check;
   }
   for (const net::Address& address : *resolved) {
-    const auto& known = visit->resolved;
+    const auto& known = context->resolved;
     if (std::find(known.begin(), known.end(), address) != known.end()) continue;
-    check.evidence += (visit->resolved.empty() ? "" : ", ") + address.host;
-    visit->resolved.push_back(address);
-    if (visit->resolved.size() == kMaxAddresses) break;
+    check.evidence += (context->resolved.empty() ? "" : ", ") + address.host;
+    context->resolved.push_back(address);
+    if (context->resolved.size() == kMaxAddresses) break;
   }
-  check.evidence = fmt::format("{} is {}", visit->peer->host, check.evidence);
+  check.evidence = fmt::format("{} is {}", context->peer->host, check.evidence);
   return check;
 }
 
@@ -86,14 +86,14 @@ std::string Described(const Route& route) {
   return text;
 }
 
-void AddInterfaceState(const Visit& visit, const Route& route, Check* check) {
-  const std::string state = ReadWord(visit, route.interface, "operstate");
-  const std::string kind = KindOf(visit, route.interface);
+void AddInterfaceState(const Context& context, const Route& route, Check* check) {
+  const std::string state = ReadWord(context, route.interface, "operstate");
+  const std::string kind = KindOf(context, route.interface);
   if (!kind.empty()) check->evidence += fmt::format(", a {}", kind);
   if (state == "down" || state == "lowerlayerdown") {
     check->verdict = Verdict::kProblem;
     check->evidence += fmt::format(", which is {}", state);
-    check->mend = fmt::format("ip link set dev {} up", ShellWord(route.interface));
+    check->fix = fmt::format("ip link set dev {} up", ShellWord(route.interface));
   } else if (kind == "wlan" || kind == "bridge") {
     check->verdict = Verdict::kNote;
     check->evidence += kind == "wlan" ? ": a cable is faster and steadier"
@@ -102,26 +102,26 @@ void AddInterfaceState(const Visit& visit, const Route& route, Check* check) {
   }
 }
 
-Check CheckRouteTo(Visit* visit, const net::Address& address, bool another_way) {
+Check CheckRouteTo(Context* context, const net::Address& address, bool another_way) {
   Check check{IsIpv6(address) ? "route_ipv6" : "route_ipv4", Verdict::kOk, "", ""};
-  const auto route = visit->system->RouteTo(address);
+  const auto route = context->system->RouteTo(address);
   if (!route) {
     check.verdict = another_way ? Verdict::kNote : Verdict::kProblem;
     check.evidence = fmt::format("no route to {}: {}", address.host, route.error().message());
-    check.mend = fmt::format("ip route get {}", ShellWord(address.host));
+    check.fix = fmt::format("ip route get {}", ShellWord(address.host));
     return check;
   }
-  auto& known = visit->interfaces;
+  auto& known = context->interfaces;
   if (std::find(known.begin(), known.end(), route->interface) == known.end()) {
     known.push_back(route->interface);
   }
   check.evidence = Described(*route);
   if (route->local) {
-    visit->loopback = true;
+    context->loopback = true;
     check.evidence += "; the peer is this machine";
     return check;
   }
-  AddInterfaceState(*visit, *route, &check);
+  AddInterfaceState(*context, *route, &check);
   return check;
 }
 
@@ -149,8 +149,8 @@ std::string WhatBecame(const Dialed& dialed) {
   }
 }
 
-std::string MendFor(const Visit& visit, const Dialed& dialed) {
-  const std::string host = ShellWord(visit.peer->host);
+std::string FixFor(const Context& context, const Dialed& dialed) {
+  const std::string host = ShellWord(context.peer->host);
   switch (dialed.error) {
     case 0: return "";
     case ECONNREFUSED:
@@ -164,29 +164,29 @@ std::string MendFor(const Visit& visit, const Dialed& dialed) {
   }
 }
 
-Check CheckPeerPort(Visit* visit, const std::vector<Dialed>& dialed) {
+Check CheckPeerPort(Context* context, const std::vector<Dialed>& dialed) {
   Check check{"reach", Verdict::kOk, "", ""};
   std::size_t open = 0;
   for (const Dialed& one : dialed) {
     check.evidence += (check.evidence.empty() ? "" : "; ") + WhatBecame(one);
     if (one.error == 0) {
       ++open;
-      visit->reached = true;
-      visit->rtt_us = visit->rtt_us > 0 ? std::min(visit->rtt_us, one.rtt_us) : one.rtt_us;
-    } else if (check.mend.empty()) {
-      check.mend = MendFor(*visit, one);
+      context->reached = true;
+      context->rtt_us = context->rtt_us > 0 ? std::min(context->rtt_us, one.rtt_us) : one.rtt_us;
+    } else if (check.fix.empty()) {
+      check.fix = FixFor(*context, one);
     }
   }
   if (open < dialed.size()) check.verdict = open > 0 ? Verdict::kWarning : Verdict::kProblem;
   return check;
 }
 
-std::vector<net::Address> RangeOf(const Visit& visit) {
+std::vector<net::Address> RangeOf(const Context& context) {
   std::vector<net::Address> ports;
-  if (visit.config.port_first == 0) return ports;
-  for (unsigned port = visit.config.port_first;
-       port <= visit.config.port_last && ports.size() < kMaxDialledPorts; ++port) {
-    ports.push_back({visit.resolved.front().host, static_cast<std::uint16_t>(port)});
+  if (context.config.port_first == 0) return ports;
+  for (unsigned port = context.config.port_first;
+       port <= context.config.port_last && ports.size() < kMaxDialledPorts; ++port) {
+    ports.push_back({context.resolved.front().host, static_cast<std::uint16_t>(port)});
   }
   return ports;
 }
@@ -224,7 +224,7 @@ const char* WhatBecame(int error) {
 }
 
 // Nobody needs to listen at these: that packets get there and back is enough.
-Check CheckRange(const Visit& visit, const std::vector<Dialed>& dialed) {
+Check CheckRange(const Context& context, const std::vector<Dialed>& dialed) {
   Check check{"port_range", Verdict::kOk, "", ""};
   std::vector<int> errors;
   for (const Dialed& one : dialed) {
@@ -239,9 +239,9 @@ Check CheckRange(const Visit& visit, const std::vector<Dialed>& dialed) {
     check.verdict = Verdict::kWarning;
     const auto at = std::find_if(dialed.begin(), dialed.end(),
                                  [error](const Dialed& one) { return one.error == error; });
-    if (check.mend.empty()) check.mend = MendFor(visit, *at);
+    if (check.fix.empty()) check.fix = FixFor(context, *at);
   }
-  const int count = visit.config.port_last - visit.config.port_first + 1;
+  const int count = context.config.port_last - context.config.port_first + 1;
   if (static_cast<std::size_t>(count) > dialed.size()) {
     check.evidence += fmt::format("; the first {} of {} were tried", dialed.size(), count);
   }
@@ -250,56 +250,56 @@ Check CheckRange(const Visit& visit, const std::vector<Dialed>& dialed) {
 
 // ---- packet sizes -------------------------------------------------------------------------------
 
-Check CheckMtu(const Visit& visit, const std::vector<Dialed>& dialed) {
+Check CheckMtu(const Context& context, const std::vector<Dialed>& dialed) {
   Check check{"mtu", Verdict::kOk, "", ""};
   const auto reached =
       std::find_if(dialed.begin(), dialed.end(), [](const Dialed& one) { return one.error == 0; });
-  if (reached == dialed.end() || visit.interfaces.empty()) {
+  if (reached == dialed.end() || context.interfaces.empty()) {
     return Skipped(check.id, Error(Code::kUnavailable,
                                    "it shows on a connection, and there is "
                                    "none"));
   }
-  const std::string& interface = visit.interfaces.front();
-  const auto link = NumberIn(ReadWord(visit, interface, "mtu"));
+  const std::string& interface = context.interfaces.front();
+  const auto link = NumberIn(ReadWord(context, interface, "mtu"));
   const int here = link && *link < (1U << 20) ? static_cast<int>(*link) : reached->path_mtu;
   check.evidence = fmt::format("{} {}, path {}, segments of {}", interface, here, reached->path_mtu,
                                reached->peer_segment);
-  if (visit.loopback) return check;
-  const auto speed = NumberIn(ReadWord(visit, interface, "speed"));
+  if (context.loopback) return check;
+  const auto speed = NumberIn(ReadWord(context, interface, "speed"));
   if (reached->path_mtu > 0 && reached->path_mtu < here) {
     check.verdict = Verdict::kWarning;
     check.evidence += ": something on the way carries less than this interface";
-    check.mend = fmt::format("tracepath -n {}", ShellWord(reached->at.host));
+    check.fix = fmt::format("tracepath -n {}", ShellWord(reached->at.host));
   } else if (here > kUsualMtu && reached->peer_segment + kHeaders + 100 < here) {
     check.verdict = Verdict::kWarning;
     check.evidence +=
         fmt::format(": the peer takes packets of about {} only", reached->peer_segment + kHeaders);
-    check.mend =
-        fmt::format("ip link set dev INTERFACE mtu {}  # on {}", here, ShellWord(visit.peer->host));
+    check.fix = fmt::format("ip link set dev INTERFACE mtu {}  # on {}", here,
+                            ShellWord(context.peer->host));
   } else if (here <= kUsualMtu && speed && *speed >= kFastLink && *speed < kNoSpeed) {
     check.verdict = Verdict::kNote;
     check.evidence += fmt::format(
         ": on a link of {} Mbit/s larger packets save CPU time, where "
         "peer and switches carry them, too",
         *speed);
-    check.mend = fmt::format("ip link set dev {} mtu {}", ShellWord(interface), kJumboMtu);
+    check.fix = fmt::format("ip link set dev {} mtu {}", ShellWord(interface), kJumboMtu);
   }
   return check;
 }
 
 }  // namespace
 
-std::vector<Check> CheckRoute(Visit* visit, Deadline deadline) {
-  if (!visit->peer) return {CheckInterfaces(visit)};
-  std::vector<Check> checks{CheckName(visit, deadline)};
-  const net::Address* const ipv4 = FirstOf(visit->resolved, /*ipv6=*/false);
-  const net::Address* const ipv6 = FirstOf(visit->resolved, /*ipv6=*/true);
-  if (ipv4 != nullptr) checks.push_back(CheckRouteTo(visit, *ipv4, ipv6 != nullptr));
-  if (ipv6 != nullptr) checks.push_back(CheckRouteTo(visit, *ipv6, ipv4 != nullptr));
+std::vector<Check> CheckRoute(Context* context, Deadline deadline) {
+  if (!context->peer) return {CheckInterfaces(context)};
+  std::vector<Check> checks{CheckName(context, deadline)};
+  const net::Address* const ipv4 = FirstOf(context->resolved, /*ipv6=*/false);
+  const net::Address* const ipv6 = FirstOf(context->resolved, /*ipv6=*/true);
+  if (ipv4 != nullptr) checks.push_back(CheckRouteTo(context, *ipv4, ipv6 != nullptr));
+  if (ipv6 != nullptr) checks.push_back(CheckRouteTo(context, *ipv6, ipv4 != nullptr));
   // Two families may fail each for itself; then there is no other way.
   const bool any = std::any_of(checks.begin() + 1, checks.end(),
                                [](const Check& check) { return check.verdict == Verdict::kOk; });
-  if (!any && ipv4 != nullptr && ipv6 != nullptr && visit->interfaces.empty()) {
+  if (!any && ipv4 != nullptr && ipv6 != nullptr && context->interfaces.empty()) {
     for (auto check = checks.begin() + 1; check != checks.end(); ++check) {
       check->verdict = Verdict::kProblem;
     }
@@ -307,44 +307,44 @@ std::vector<Check> CheckRoute(Visit* visit, Deadline deadline) {
   return checks;
 }
 
-std::vector<Check> CheckReach(Visit* visit, Deadline deadline) {
-  if (!visit->peer) {
+std::vector<Check> CheckReach(Context* context, Deadline deadline) {
+  if (!context->peer) {
     return {Skipped("reach", Error(Code::kInvalidArgument, "no peer was given; use --peer HOST"))};
   }
-  if (visit->resolved.empty()) {
+  if (context->resolved.empty()) {
     return {Skipped("reach", Error(Code::kUnavailable, "the peer has no address"))};
   }
-  std::vector<net::Address> all = visit->resolved;
-  const std::vector<net::Address> range = RangeOf(*visit);
+  std::vector<net::Address> all = context->resolved;
+  const std::vector<net::Address> range = RangeOf(*context);
   all.insert(all.end(), range.begin(), range.end());
-  const std::vector<Dialed> dialed = visit->system->Dial(all, deadline);
-  const auto middle = dialed.begin() + static_cast<std::ptrdiff_t>(visit->resolved.size());
+  const std::vector<Dialed> dialed = context->system->Dial(all, deadline);
+  const auto middle = dialed.begin() + static_cast<std::ptrdiff_t>(context->resolved.size());
   const std::vector<Dialed> at_port(dialed.begin(), middle);
-  std::vector<Check> checks{CheckPeerPort(visit, at_port)};
-  if (!range.empty()) checks.push_back(CheckRange(*visit, {middle, dialed.end()}));
-  checks.push_back(CheckMtu(*visit, at_port));
+  std::vector<Check> checks{CheckPeerPort(context, at_port)};
+  if (!range.empty()) checks.push_back(CheckRange(*context, {middle, dialed.end()}));
+  checks.push_back(CheckMtu(*context, at_port));
   return checks;
 }
 
-Check CheckPeer(const Visit& visit, Deadline deadline) {
+Check CheckPeer(const Context& context, Deadline deadline) {
   Check check{"peer", Verdict::kOk, "", ""};
-  if (!visit.peer) {
+  if (!context.peer) {
     return Skipped(check.id, Error(Code::kInvalidArgument, "no peer was given; use --peer HOST"));
   }
-  if (!visit.reached) {
+  if (!context.reached) {
     return Skipped(check.id, Error(Code::kUnavailable,
-                                   fmt::format("nothing answers at {}", visit.peer->ToString())));
+                                   fmt::format("nothing answers at {}", context.peer->ToString())));
   }
-  const auto met = visit.system->Meet(visit.config, visit.resolved, deadline);
+  const auto met = context.system->TryConnect(context.config, context.resolved, deadline);
   if (!met) {
     check.verdict = Verdict::kProblem;
     check.evidence = met.error().message();
     if (met.error().code() == Code::kCorrupt) {
-      check.mend = fmt::format("ss -ltnp 'sport = :{}'  # on {}: what listens there",
-                               visit.peer->port, ShellWord(visit.peer->host));
-    } else if (met.error().code() == Code::kRefused && visit.config.secret.empty() &&
-               visit.config.secret_file.empty()) {
-      check.mend = kMakeSecret;
+      check.fix = fmt::format("ss -ltnp 'sport = :{}'  # on {}: what listens there",
+                              context.peer->port, ShellWord(context.peer->host));
+    } else if (met.error().code() == Code::kRefused && context.config.secret.empty() &&
+               context.config.secret_file.empty()) {
+      check.fix = kMakeSecret;
     }
     return check;
   }

@@ -13,11 +13,11 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-Visit Unresolved(FakeSystem* system) {
-  Visit visit = VisitTo(system);
-  visit.resolved.clear();
-  visit.interfaces.clear();
-  return visit;
+Context Unresolved(FakeSystem* system) {
+  Context context = RunTo(system);
+  context.resolved.clear();
+  context.interfaces.clear();
+  return context;
 }
 
 const Check& Of(const std::vector<Check>& checks, const std::string& id) {
@@ -36,55 +36,55 @@ Dialed Failed(int error) { return Dialed{.at = {}, .error = error}; }
 TEST(DoctorRoute, TellsInterfaceSourceAndGateway) {
   FakeSystem system;
   system.routes["10.0.0.2"].gateway = "10.0.0.254";
-  Visit visit = Unresolved(&system);
-  const auto checks = CheckRoute(&visit, Soon());
+  Context context = Unresolved(&system);
+  const auto checks = CheckRoute(&context, Soon());
   EXPECT_EQ(Of(checks, "name").evidence, "node7 is 10.0.0.2");
   EXPECT_EQ(Of(checks, "route_ipv4").verdict, Verdict::kOk);
   EXPECT_EQ(Of(checks, "route_ipv4").evidence, "eth0 from 10.0.0.1, via 10.0.0.254, MTU 9000");
-  EXPECT_THAT(visit.interfaces, ElementsAre("eth0"));
-  EXPECT_FALSE(visit.loopback);
+  EXPECT_THAT(context.interfaces, ElementsAre("eth0"));
+  EXPECT_FALSE(context.loopback);
 }
 
 TEST(DoctorRoute, AnUnknownNameIsAProblem) {
   FakeSystem system;
   system.resolved = Error(Code::kInvalidArgument, "cannot resolve host \"node7\"");
-  Visit visit = Unresolved(&system);
-  const auto checks = CheckRoute(&visit, Soon());
+  Context context = Unresolved(&system);
+  const auto checks = CheckRoute(&context, Soon());
   ASSERT_EQ(checks.size(), 1U);
   EXPECT_EQ(checks[0].verdict, Verdict::kProblem);
-  EXPECT_EQ(checks[0].mend, "getent ahosts node7");
-  EXPECT_EQ(Of(CheckReach(&visit, Soon()), "reach").verdict, Verdict::kSkipped);
-  EXPECT_EQ(CheckPeer(visit, Soon()).verdict, Verdict::kSkipped);
+  EXPECT_EQ(checks[0].fix, "getent ahosts node7");
+  EXPECT_EQ(Of(CheckReach(&context, Soon()), "reach").verdict, Verdict::kSkipped);
+  EXPECT_EQ(CheckPeer(context, Soon()).verdict, Verdict::kSkipped);
 }
 
 TEST(DoctorRoute, AHostileNameIsQuotedInTheCommand) {
   FakeSystem system;
   system.resolved = Error(Code::kInvalidArgument, "no");
-  Visit visit = Unresolved(&system);
-  visit.peer->host = "$(reboot)'";
-  EXPECT_EQ(CheckRoute(&visit, Soon())[0].mend, "getent ahosts '$(reboot)'\\'''");
+  Context context = Unresolved(&system);
+  context.peer->host = "$(reboot)'";
+  EXPECT_EQ(CheckRoute(&context, Soon())[0].fix, "getent ahosts '$(reboot)'\\'''");
 }
 
 TEST(DoctorRoute, NoRouteIsAProblem) {
   FakeSystem system;
   system.routes.clear();
-  Visit visit = Unresolved(&system);
-  const Check check = Of(CheckRoute(&visit, Soon()), "route_ipv4");
+  Context context = Unresolved(&system);
+  const Check check = Of(CheckRoute(&context, Soon()), "route_ipv4");
   EXPECT_EQ(check.verdict, Verdict::kProblem);
   EXPECT_THAT(check.evidence, HasSubstr("Network is unreachable"));
-  EXPECT_EQ(check.mend, "ip route get 10.0.0.2");
+  EXPECT_EQ(check.fix, "ip route get 10.0.0.2");
 }
 
 TEST(DoctorRoute, NoRouteOfOneFamilyIsANoteWhereTheOtherHasOne) {
   FakeSystem system;
   system.resolved = std::vector<net::Address>{{"fd00::2", 7471}, {"10.0.0.2", 7471}};
-  Visit visit = Unresolved(&system);
-  auto checks = CheckRoute(&visit, Soon());
+  Context context = Unresolved(&system);
+  auto checks = CheckRoute(&context, Soon());
   EXPECT_EQ(Of(checks, "route_ipv4").verdict, Verdict::kOk);
   EXPECT_EQ(Of(checks, "route_ipv6").verdict, Verdict::kNote);
   system.routes.clear();
-  visit = Unresolved(&system);
-  checks = CheckRoute(&visit, Soon());
+  context = Unresolved(&system);
+  checks = CheckRoute(&context, Soon());
   EXPECT_EQ(Of(checks, "route_ipv4").verdict, Verdict::kProblem);
   EXPECT_EQ(Of(checks, "route_ipv6").verdict, Verdict::kProblem);
 }
@@ -92,18 +92,18 @@ TEST(DoctorRoute, NoRouteOfOneFamilyIsANoteWhereTheOtherHasOne) {
 TEST(DoctorRoute, AnInterfaceThatIsDownIsAProblem) {
   FakeSystem system;
   system.files["/sys/class/net/eth0/operstate"] = "lowerlayerdown";
-  Visit visit = Unresolved(&system);
-  const Check check = Of(CheckRoute(&visit, Soon()), "route_ipv4");
+  Context context = Unresolved(&system);
+  const Check check = Of(CheckRoute(&context, Soon()), "route_ipv4");
   EXPECT_EQ(check.verdict, Verdict::kProblem);
-  EXPECT_EQ(check.mend, "ip link set dev eth0 up");
+  EXPECT_EQ(check.fix, "ip link set dev eth0 up");
 }
 
 TEST(DoctorRoute, BridgesAndWirelessAreNotes) {
   for (const char* kind : {"bridge", "wlan"}) {
     FakeSystem system;
     system.files["/sys/class/net/eth0/uevent"] = std::string("IFINDEX=2\nDEVTYPE=") + kind;
-    Visit visit = Unresolved(&system);
-    const Check check = Of(CheckRoute(&visit, Soon()), "route_ipv4");
+    Context context = Unresolved(&system);
+    const Check check = Of(CheckRoute(&context, Soon()), "route_ipv4");
     EXPECT_EQ(check.verdict, Verdict::kNote);
     EXPECT_THAT(check.evidence, HasSubstr(std::string("a ") + kind));
   }
@@ -113,37 +113,38 @@ TEST(DoctorRoute, AnAddressOfThisMachineIsTold) {
   FakeSystem system;
   system.routes["10.0.0.2"] =
       Route{.interface = "lo", .source = "10.0.0.2", .gateway = "", .local = true};
-  Visit visit = Unresolved(&system);
-  EXPECT_THAT(Of(CheckRoute(&visit, Soon()), "route_ipv4").evidence, HasSubstr("this machine"));
-  EXPECT_TRUE(visit.loopback);
+  Context context = Unresolved(&system);
+  EXPECT_THAT(Of(CheckRoute(&context, Soon()), "route_ipv4").evidence, HasSubstr("this machine"));
+  EXPECT_TRUE(context.loopback);
 }
 
 TEST(DoctorRoute, WithoutAPeerTheAddressesThatPeersAreToldAreLookedAt) {
   FakeSystem system;
-  Visit visit;
-  visit.system = &system;
-  EXPECT_EQ(Of(CheckRoute(&visit, Soon()), "interfaces").evidence, "peers are told: eth0 10.0.0.1");
-  EXPECT_THAT(visit.interfaces, ElementsAre("eth0"));
+  Context context;
+  context.system = &system;
+  EXPECT_EQ(Of(CheckRoute(&context, Soon()), "interfaces").evidence,
+            "peers are told: eth0 10.0.0.1");
+  EXPECT_THAT(context.interfaces, ElementsAre("eth0"));
   system.addresses.clear();
-  EXPECT_EQ(Of(CheckRoute(&visit, Soon()), "interfaces").verdict, Verdict::kWarning);
-  EXPECT_EQ(Of(CheckReach(&visit, Soon()), "reach").verdict, Verdict::kSkipped);
+  EXPECT_EQ(Of(CheckRoute(&context, Soon()), "interfaces").verdict, Verdict::kWarning);
+  EXPECT_EQ(Of(CheckReach(&context, Soon()), "reach").verdict, Verdict::kSkipped);
 }
 
 // ---- reach --------------------------------------------------------------------------------------
 
 TEST(DoctorReach, AnOpenPortIsFine) {
   FakeSystem system;
-  Visit visit = VisitTo(&system);
-  EXPECT_EQ(Of(CheckReach(&visit, Soon()), "reach").evidence, "10.0.0.2:7471 answers in 100 us");
-  EXPECT_TRUE(visit.reached);
-  EXPECT_EQ(visit.rtt_us, 100);
+  Context context = RunTo(&system);
+  EXPECT_EQ(Of(CheckReach(&context, Soon()), "reach").evidence, "10.0.0.2:7471 answers in 100 us");
+  EXPECT_TRUE(context.reached);
+  EXPECT_EQ(context.rtt_us, 100);
 }
 
 TEST(DoctorReach, EachFailureIsToldApart) {
   struct Row {
     int error;
     const char* about;
-    const char* mend;
+    const char* fix;
   };
   for (const Row& row :
        {Row{ECONNREFUSED, "nothing listens", "ferry perf server --port 7471  # on node7"},
@@ -154,51 +155,51 @@ TEST(DoctorReach, EachFailureIsToldApart) {
         Row{EMFILE, "failed: Too many open files", "ip route get"}}) {
     FakeSystem system;
     system.dialed = {{"10.0.0.2:7471", Failed(row.error)}};
-    Visit visit = VisitTo(&system);
-    const auto checks = CheckReach(&visit, Soon());
+    Context context = RunTo(&system);
+    const auto checks = CheckReach(&context, Soon());
     EXPECT_EQ(Of(checks, "reach").verdict, Verdict::kProblem);
     EXPECT_THAT(Of(checks, "reach").evidence, HasSubstr(row.about));
-    EXPECT_THAT(Of(checks, "reach").mend, HasSubstr(row.mend));
+    EXPECT_THAT(Of(checks, "reach").fix, HasSubstr(row.fix));
     EXPECT_EQ(Of(checks, "mtu").verdict, Verdict::kSkipped);
-    EXPECT_FALSE(visit.reached);
+    EXPECT_FALSE(context.reached);
   }
 }
 
 TEST(DoctorReach, OneAddressOfTwoIsAWarning) {
   FakeSystem system;
-  Visit visit = VisitTo(&system);
-  visit.resolved.insert(visit.resolved.begin(), {"fd00::2", 7471});
-  const Check check = Of(CheckReach(&visit, Soon()), "reach");
+  Context context = RunTo(&system);
+  context.resolved.insert(context.resolved.begin(), {"fd00::2", 7471});
+  const Check check = Of(CheckReach(&context, Soon()), "reach");
   EXPECT_EQ(check.verdict, Verdict::kWarning);
   EXPECT_THAT(check.evidence, HasSubstr("[fd00::2]:7471 timed out"));
 }
 
 TEST(DoctorReach, PortsOfARangeThatAreDroppedAreAWarning) {
   FakeSystem system;
-  Visit visit = VisitTo(&system);
-  visit.config.port_first = 7000;
-  visit.config.port_last = 7004;
+  Context context = RunTo(&system);
+  context.config.port_first = 7000;
+  context.config.port_last = 7004;
   for (const char* port : {"7000", "7001", "7004"}) {
     system.dialed[std::string("10.0.0.2:") + port] = Failed(ECONNREFUSED);
   }
-  auto check = Of(CheckReach(&visit, Soon()), "port_range");
+  auto check = Of(CheckReach(&context, Soon()), "port_range");
   EXPECT_EQ(check.verdict, Verdict::kWarning);
   EXPECT_EQ(check.evidence,
             "7000-7001, 7004 not dropped, nothing listens; 7002-7003 timed out: dropped by a "
             "firewall");
   system.dialed["10.0.0.2:7002"] = Failed(0);
   system.dialed["10.0.0.2:7003"] = Failed(0);
-  check = Of(CheckReach(&visit, Soon()), "port_range");
+  check = Of(CheckReach(&context, Soon()), "port_range");
   EXPECT_EQ(check.verdict, Verdict::kOk);
   EXPECT_THAT(check.evidence, HasSubstr("7002-7003 open"));
 }
 
 TEST(DoctorReach, OfALongRangeTheFirstPortsAreTried) {
   FakeSystem system;
-  Visit visit = VisitTo(&system);
-  visit.config.port_first = 1;
-  visit.config.port_last = 65535;
-  EXPECT_THAT(Of(CheckReach(&visit, Soon()), "port_range").evidence,
+  Context context = RunTo(&system);
+  context.config.port_first = 1;
+  context.config.port_last = 65535;
+  EXPECT_THAT(Of(CheckReach(&context, Soon()), "port_range").evidence,
               HasSubstr("the first 64 of 65535 were tried"));
 }
 
@@ -206,19 +207,19 @@ TEST(DoctorReach, OfALongRangeTheFirstPortsAreTried) {
 
 TEST(DoctorMtu, TheSameOnTheWholeWayIsFine) {
   FakeSystem system;
-  Visit visit = VisitTo(&system);
-  EXPECT_EQ(Of(CheckReach(&visit, Soon()), "mtu").verdict, Verdict::kOk);
+  Context context = RunTo(&system);
+  EXPECT_EQ(Of(CheckReach(&context, Soon()), "mtu").verdict, Verdict::kOk);
 }
 
 TEST(DoctorMtu, LessOnTheWayOrAtThePeerIsAWarning) {
   FakeSystem system;
   system.dialed["10.0.0.2:7471"] = Dialed{.at = {}, .path_mtu = 1500, .peer_segment = 1448};
-  Visit visit = VisitTo(&system);
-  Check check = Of(CheckReach(&visit, Soon()), "mtu");
+  Context context = RunTo(&system);
+  Check check = Of(CheckReach(&context, Soon()), "mtu");
   EXPECT_EQ(check.verdict, Verdict::kWarning);
-  EXPECT_EQ(check.mend, "tracepath -n 10.0.0.2");
+  EXPECT_EQ(check.fix, "tracepath -n 10.0.0.2");
   system.dialed["10.0.0.2:7471"] = Dialed{.at = {}, .path_mtu = 9000, .peer_segment = 1448};
-  check = Of(CheckReach(&visit, Soon()), "mtu");
+  check = Of(CheckReach(&context, Soon()), "mtu");
   EXPECT_EQ(check.verdict, Verdict::kWarning);
   EXPECT_THAT(check.evidence, HasSubstr("the peer takes packets of about 1500 only"));
 }
@@ -227,20 +228,20 @@ TEST(DoctorMtu, SmallPacketsOnAFastLinkAreANote) {
   FakeSystem system;
   system.files["/sys/class/net/eth0/mtu"] = "1500";
   system.dialed["10.0.0.2:7471"] = Dialed{.at = {}, .path_mtu = 1500, .peer_segment = 1448};
-  Visit visit = VisitTo(&system);
-  const Check check = Of(CheckReach(&visit, Soon()), "mtu");
+  Context context = RunTo(&system);
+  const Check check = Of(CheckReach(&context, Soon()), "mtu");
   EXPECT_EQ(check.verdict, Verdict::kNote);
-  EXPECT_EQ(check.mend, "ip link set dev eth0 mtu 9000");
+  EXPECT_EQ(check.fix, "ip link set dev eth0 mtu 9000");
   system.files["/sys/class/net/eth0/speed"] = "1000";
-  EXPECT_EQ(Of(CheckReach(&visit, Soon()), "mtu").verdict, Verdict::kOk);
+  EXPECT_EQ(Of(CheckReach(&context, Soon()), "mtu").verdict, Verdict::kOk);
 }
 
 TEST(DoctorMtu, GarbageIsPassedOver) {
   FakeSystem system;
   system.files["/sys/class/net/eth0/mtu"] = "999999999999";
   system.files["/sys/class/net/eth0/speed"] = "";
-  Visit visit = VisitTo(&system);
-  EXPECT_EQ(Of(CheckReach(&visit, Soon()), "mtu").verdict, Verdict::kOk);
+  Context context = RunTo(&system);
+  EXPECT_EQ(Of(CheckReach(&context, Soon()), "mtu").verdict, Verdict::kOk);
 }
 
 // ---- the peer itself ----------------------------------------------------------------------------
@@ -256,33 +257,33 @@ TEST(DoctorPeer, TellsLanesWithInterfaceAndCongestionControl) {
     lane.congestion_control = "cubic (as set)";
   }
   system.met = info;
-  Visit visit = VisitTo(&system);
-  visit.reached = true;
-  EXPECT_EQ(CheckPeer(visit, Soon()).evidence,
+  Context context = RunTo(&system);
+  context.reached = true;
+  EXPECT_EQ(CheckPeer(context, Soon()).evidence,
             "endpoint abc over tcp, 2 lanes; eth0 cubic (as set)");
 }
 
 TEST(DoctorPeer, AFailureIsTheLibrarysSentence) {
   FakeSystem system;
-  Visit visit = VisitTo(&system);
-  visit.reached = true;
+  Context context = RunTo(&system);
+  context.reached = true;
   system.met = Error(Code::kCorrupt, "no endpoint listens there");
-  Check check = CheckPeer(visit, Soon());
+  Check check = CheckPeer(context, Soon());
   EXPECT_EQ(check.verdict, Verdict::kProblem);
   EXPECT_EQ(check.evidence, "no endpoint listens there");
-  EXPECT_THAT(check.mend, HasSubstr("ss -ltnp 'sport = :7471'"));
+  EXPECT_THAT(check.fix, HasSubstr("ss -ltnp 'sport = :7471'"));
   system.met = Error(Code::kRefused, "no secret");
-  check = CheckPeer(visit, Soon());
+  check = CheckPeer(context, Soon());
   EXPECT_EQ(check.verdict, Verdict::kProblem);
-  EXPECT_THAT(check.mend, HasSubstr("FERRY_SECRET_FILE"));
+  EXPECT_THAT(check.fix, HasSubstr("FERRY_SECRET_FILE"));
   system.met = Error(Code::kTimedOut, "silence");
-  EXPECT_EQ(CheckPeer(visit, Soon()).mend, "");
+  EXPECT_EQ(CheckPeer(context, Soon()).fix, "");
 }
 
 TEST(DoctorPeer, IsNotCalledOnWhereNothingAnswers) {
   FakeSystem system;
-  EXPECT_EQ(CheckPeer(VisitTo(&system), Soon()).verdict, Verdict::kSkipped);
-  EXPECT_EQ(CheckPeer(VisitAlone(&system), Soon()).verdict, Verdict::kSkipped);
+  EXPECT_EQ(CheckPeer(RunTo(&system), Soon()).verdict, Verdict::kSkipped);
+  EXPECT_EQ(CheckPeer(RunAlone(&system), Soon()).verdict, Verdict::kSkipped);
 }
 
 }  // namespace

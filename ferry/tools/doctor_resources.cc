@@ -93,7 +93,7 @@ std::vector<GroupFile> ReadGroups(SystemView* system, const std::string& control
 
 struct Quota {
   double cores = 0;
-  std::string mend;
+  std::string fix;
 };
 
 // "max 100000" or "150000 100000": microseconds of each period.
@@ -156,31 +156,32 @@ bool Within(const std::vector<int>& a, const std::vector<int>& b) {
                      [&b](int core) { return std::binary_search(b.begin(), b.end(), core); });
 }
 
-void AddInterfaceNode(const Visit& visit, const std::string& interface, Check* check) {
-  const auto node = NodeOf(visit.system, interface);
+void AddInterfaceNode(const Context& context, const std::string& interface, Check* check) {
+  const auto node = NodeOf(context.system, interface);
   if (!node) return;
   check->evidence += fmt::format("; {} is at node {}", interface, *node);
   const auto list =
-      visit.system->ReadFile(fmt::format("/sys/devices/system/node/node{}/cpulist", *node));
+      context.system->ReadFile(fmt::format("/sys/devices/system/node/node{}/cpulist", *node));
   if (!list) return;
   const auto near = CoreList(*list);
-  const auto cores = visit.system->Cores();
+  const auto cores = context.system->Cores();
   if (near.empty() || Within(cores, near)) return;
   const bool far = !Overlap(cores, near);
   check->verdict = std::max(check->verdict, far ? Verdict::kWarning : Verdict::kNote);
   check->evidence +=
       far ? fmt::format(", and this process may run on none of its cores ({})", *list)
           : fmt::format(", this process may run on others' cores than its ({})", *list);
-  if (check->mend.empty()) {
-    check->mend = fmt::format("numactl --cpunodebind={0} --membind={0} ferry perf server", *node);
+  if (check->fix.empty()) {
+    check->fix = fmt::format("numactl --cpunodebind={0} --membind={0} ferry perf server", *node);
   }
 }
 
 // ---- links --------------------------------------------------------------------------------------
 
-void AddLink(const Visit& visit, const std::string& interface, Check* check) {
+void AddLink(const Context& context, const std::string& interface, Check* check) {
   const auto read = [&](const char* file) {
-    const auto text = visit.system->ReadFile(fmt::format("/sys/class/net/{}/{}", interface, file));
+    const auto text =
+        context.system->ReadFile(fmt::format("/sys/class/net/{}/{}", interface, file));
     const auto words = text ? WordsOf(*text) : std::vector<std::string>{};
     return words.size() == 1 ? words.front() : std::string();
   };
@@ -192,11 +193,11 @@ void AddLink(const Visit& visit, const std::string& interface, Check* check) {
   if (known && duplex == "half") {
     check->verdict = Verdict::kWarning;
     check->evidence += ", half duplex";
-    check->mend = fmt::format("ethtool -s {} autoneg on", ShellWord(interface));
+    check->fix = fmt::format("ethtool -s {} autoneg on", ShellWord(interface));
   } else if (known && *speed < kSlowLink) {
     check->verdict = Verdict::kWarning;
     check->evidence += ", less than the hardware of today can: look at cable and switch";
-    check->mend = fmt::format("ethtool -r {}", ShellWord(interface));
+    check->fix = fmt::format("ethtool -r {}", ShellWord(interface));
   } else if (known && *speed == kSlowLink) {
     check->verdict = std::max(check->verdict, Verdict::kNote);
     check->evidence += ": 0.12 GB/s at most";
@@ -207,21 +208,21 @@ void AddLink(const Visit& visit, const std::string& interface, Check* check) {
 
 // ---- cores and memory ---------------------------------------------------------------------------
 
-Check CheckCores(const Visit& visit) {
+Check CheckCores(const Context& context) {
   Check check{"cores", Verdict::kOk, "", ""};
-  const auto usable = visit.system->Cores();
+  const auto usable = context.system->Cores();
   if (usable.empty()) {
     return Skipped(check.id,
                    Error(Code::kUnavailable, "the kernel does not tell the usable cores"));
   }
-  const auto online = visit.system->ReadFile("/sys/devices/system/cpu/online");
+  const auto online = context.system->ReadFile("/sys/devices/system/cpu/online");
   const std::size_t all = online ? CoreList(*online).size() : 0;
-  const auto quota = TightestQuota(visit.system);
+  const auto quota = TightestQuota(context.system);
   check.evidence = fmt::format("{} usable", usable.size());
   if (all != 0) check.evidence += fmt::format(" of {}", all);
   if (all > usable.size()) {
     check.verdict = Verdict::kNote;
-    check.mend = fmt::format("taskset -pc {} $$", WordsOf(*online).front());
+    check.fix = fmt::format("taskset -pc {} $$", WordsOf(*online).front());
   }
   if (quota && quota->cores < static_cast<double>(usable.size())) {
     check.evidence += fmt::format(
@@ -229,7 +230,7 @@ Check CheckCores(const Visit& visit) {
         "more are halted for the rest of each period",
         quota->cores);
     check.verdict = Verdict::kWarning;
-    check.mend = quota->mend;
+    check.fix = quota->fix;
   } else if (usable.size() == 1) {
     check.evidence += "; the application and the transfers take turns on it";
     check.verdict = Verdict::kWarning;
@@ -237,9 +238,9 @@ Check CheckCores(const Visit& visit) {
   return check;
 }
 
-Check CheckNuma(const Visit& visit) {
+Check CheckNuma(const Context& context) {
   Check check{"numa", Verdict::kOk, "", ""};
-  const auto online = visit.system->ReadFile("/sys/devices/system/node/online");
+  const auto online = context.system->ReadFile("/sys/devices/system/node/online");
   if (!online) return Skipped(check.id, online.error());
   const auto nodes = CoreList(*online);
   if (nodes.empty()) {
@@ -248,28 +249,28 @@ Check CheckNuma(const Visit& visit) {
   }
   check.evidence = nodes.size() == 1 ? "one node" : fmt::format("{} nodes", nodes.size());
   if (nodes.size() == 1) return check;
-  for (const std::string& interface : visit.interfaces) {
-    AddInterfaceNode(visit, interface, &check);
+  for (const std::string& interface : context.interfaces) {
+    AddInterfaceNode(context, interface, &check);
   }
   return check;
 }
 
-Check CheckLinks(const Visit& visit) {
+Check CheckLinks(const Context& context) {
   Check check{"link", Verdict::kOk, "", ""};
-  if (visit.interfaces.empty()) {
+  if (context.interfaces.empty()) {
     return Skipped(check.id, Error(Code::kUnavailable, "no interface is known to be used"));
   }
-  if (visit.loopback) {
+  if (context.loopback) {
     check.evidence = "loopback: as fast as memory is copied";
     return check;
   }
-  for (const std::string& interface : visit.interfaces) AddLink(visit, interface, &check);
+  for (const std::string& interface : context.interfaces) AddLink(context, interface, &check);
   return check;
 }
 
-Check CheckMemory(const Visit& visit) {
+Check CheckMemory(const Context& context) {
   Check check{"memory", Verdict::kOk, "", ""};
-  const auto meminfo = visit.system->ReadFile("/proc/meminfo");
+  const auto meminfo = context.system->ReadFile("/proc/meminfo");
   if (!meminfo) return Skipped(check.id, meminfo.error());
   const auto total = MemoryField(*meminfo, "MemTotal:");
   const auto available = MemoryField(*meminfo, "MemAvailable:");
@@ -281,7 +282,7 @@ Check CheckMemory(const Visit& visit) {
   std::uint64_t limit = kUnlimited;
   std::string tightest;
   for (const GroupFile& file :
-       ReadGroups(visit.system, "memory", "memory.max", "memory.limit_in_bytes")) {
+       ReadGroups(context.system, "memory", "memory.max", "memory.limit_in_bytes")) {
     const auto bytes = NumberIn(file.text);  // "max" is no number
     if (!bytes || *bytes >= kNoMemoryLimit || *bytes >= limit) continue;
     limit = *bytes;
@@ -291,18 +292,18 @@ Check CheckMemory(const Visit& visit) {
     check.verdict = limit < kMinMemory ? Verdict::kWarning : Verdict::kNote;
     check.evidence +=
         fmt::format("; a control group allows {}, page cache of files included", SizeText(limit));
-    check.mend = fmt::format("echo {} > {}", tightest.ends_with("memory.max") ? "max" : "-1",
-                             ShellWord(tightest));
+    check.fix = fmt::format("echo {} > {}", tightest.ends_with("memory.max") ? "max" : "-1",
+                            ShellWord(tightest));
   } else if (*available < kMinMemory) {
     check.verdict = Verdict::kWarning;
-    check.mend = "ps -eo rss,pid,comm --sort=-rss | head";
+    check.fix = "ps -eo rss,pid,comm --sort=-rss | head";
   }
   return check;
 }
 
-Check CheckSwap(const Visit& visit) {
+Check CheckSwap(const Context& context) {
   Check check{"swap", Verdict::kOk, "", ""};
-  const auto meminfo = visit.system->ReadFile("/proc/meminfo");
+  const auto meminfo = context.system->ReadFile("/proc/meminfo");
   if (!meminfo) return Skipped(check.id, meminfo.error());
   const auto total = MemoryField(*meminfo, "SwapTotal:");
   const auto unused = MemoryField(*meminfo, "SwapFree:");
@@ -319,14 +320,14 @@ Check CheckSwap(const Visit& visit) {
   if (used == 0) return check;
   check.verdict = Verdict::kNote;
   check.evidence += ": a transfer from memory that was swapped out goes at the disk's speed";
-  check.mend = "swapoff -a && swapon -a";
+  check.fix = "swapoff -a && swapon -a";
   return check;
 }
 
-Check CheckHugePages(const Visit& visit) {
+Check CheckHugePages(const Context& context) {
   constexpr const char* kMode = "/sys/kernel/mm/transparent_hugepage/enabled";
   Check check{"huge_pages", Verdict::kOk, "", ""};
-  const auto text = visit.system->ReadFile(kMode);
+  const auto text = context.system->ReadFile(kMode);
   if (!text) return Skipped(check.id, text.error());
   const auto open = text->find('[');  // "always [madvise] never"
   const auto close = text->find(']');
@@ -337,57 +338,57 @@ Check CheckHugePages(const Visit& visit) {
   }
   const std::string mode = text->substr(open + 1, close - open - 1);
   check.evidence = fmt::format("transparent: {}", mode);
-  if (const auto reserved = ReadNumber(visit.system, SysctlPath("vm.nr_hugepages"))) {
+  if (const auto reserved = ReadNumber(context.system, SysctlPath("vm.nr_hugepages"))) {
     check.evidence += fmt::format("; {} reserved", *reserved);
   }
   if (mode != "never") return check;
   check.verdict = Verdict::kNote;
   check.evidence += "; copies of large tensors spend more on page tables";
-  check.mend = fmt::format("echo madvise > {}", kMode);
+  check.fix = fmt::format("echo madvise > {}", kMode);
   return check;
 }
 
 // ---- limits -------------------------------------------------------------------------------------
 
-Check CheckLockedMemory(const Visit& visit) {
-  const Limit limit = visit.system->LimitOf(RLIMIT_MEMLOCK);
+Check CheckLockedMemory(const Context& context) {
+  const Limit limit = context.system->LimitOf(RLIMIT_MEMLOCK);
   Check check{"locked_memory", Verdict::kOk,
               fmt::format("{}, at most {}", SizeText(limit.soft), SizeText(limit.hard)), ""};
   if (limit.soft >= kMinLocked) return check;
   check.verdict = Verdict::kNote;
   check.evidence += ": pools of pinned memory will not fit";
-  check.mend = limit.hard == kUnlimited
-                   ? std::string("ulimit -l unlimited")
-                   : std::string(
-                         "echo '* - memlock unlimited' > "
-                         "/etc/security/limits.d/90-ferry.conf  # and log in again");
+  check.fix = limit.hard == kUnlimited
+                  ? std::string("ulimit -l unlimited")
+                  : std::string(
+                        "echo '* - memlock unlimited' > "
+                        "/etc/security/limits.d/90-ferry.conf  # and log in again");
   return check;
 }
 
-Check CheckOpenFiles(const Visit& visit) {
-  const Limit limit = visit.system->LimitOf(RLIMIT_NOFILE);
+Check CheckOpenFiles(const Context& context) {
+  const Limit limit = context.system->LimitOf(RLIMIT_NOFILE);
   // Without a setting the library takes half the cores, from 2 to 16, and one more.
   const std::uint64_t lanes =
-      visit.config.lanes > 0
-          ? static_cast<std::uint64_t>(visit.config.lanes)
-          : std::clamp<std::uint64_t>(visit.system->Cores().size() / 2, 2, 16) + 1;
+      context.config.lanes > 0
+          ? static_cast<std::uint64_t>(context.config.lanes)
+          : std::clamp<std::uint64_t>(context.system->Cores().size() / 2, 2, 16) + 1;
   Check check{"open_files", Verdict::kOk,
               fmt::format("{}, at most {}", CountText(limit.soft), CountText(limit.hard)), ""};
   if (limit.soft >= kWantedFiles) return check;
   check.verdict = limit.soft < kMinFiles ? Verdict::kWarning : Verdict::kNote;
   check.evidence += fmt::format(": enough for about {} peers of {} lanes",
                                 limit.soft / (kFilesPerLane * lanes), lanes);
-  check.mend = limit.hard >= kWantedFiles
-                   ? fmt::format("ulimit -n {}", std::min<std::uint64_t>(limit.hard, 65536))
-                   : std::string(
-                         "echo '* - nofile 65536' > "
-                         "/etc/security/limits.d/91-ferry.conf  # and log in again");
+  check.fix = limit.hard >= kWantedFiles
+                  ? fmt::format("ulimit -n {}", std::min<std::uint64_t>(limit.hard, 65536))
+                  : std::string(
+                        "echo '* - nofile 65536' > "
+                        "/etc/security/limits.d/91-ferry.conf  # and log in again");
   return check;
 }
 
-Check CheckClock(const Visit& visit) {
+Check CheckClock(const Context& context) {
   Check check{"clock", Verdict::kOk, "", ""};
-  const auto clock = visit.system->Clock();
+  const auto clock = context.system->Clock();
   if (!clock) return Skipped(check.id, clock.error());
   if (clock->synchronised) {
     check.evidence = fmt::format("synchronised within {} us", clock->max_error_us);
@@ -395,7 +396,7 @@ Check CheckClock(const Visit& visit) {
   }
   check.verdict = Verdict::kNote;
   check.evidence = "not synchronised: times in the logs of two machines cannot be compared";
-  check.mend = "timedatectl set-ntp true";
+  check.fix = "timedatectl set-ntp true";
   return check;
 }
 

@@ -56,7 +56,7 @@ Check CheckSettings(SystemView* system, const std::optional<Error>& wrong) {
         fmt::format("{}{}", check.evidence.empty() ? "" : "; ", DescribeUnknown(variable));
     to_unset.push_back(variable);
   }
-  check.mend = Unset(to_unset);
+  check.fix = Unset(to_unset);
   if (!check.evidence.empty()) return check;
   for (const ConfigEntry& entry : Config().Describe()) {
     if (environment.find(entry.variable) == environment.end()) continue;
@@ -67,27 +67,27 @@ Check CheckSettings(SystemView* system, const std::optional<Error>& wrong) {
   return check;
 }
 
-Check CheckSecret(const Visit& visit) {
+Check CheckSecret(const Context& context) {
   Check check{"secret", Verdict::kOk, "", ""};
-  const auto secret = transfer::Secret::FromConfig(visit.config);
+  const auto secret = transfer::Secret::FromConfig(context.config);
   if (!secret) {
     check.verdict = Verdict::kProblem;
     check.evidence = secret.error().message();
-    check.mend = kMakeSecret;
+    check.fix = kMakeSecret;
     return check;
   }
   if (*secret) {
     check.evidence = "set; peers must know the same";
     return check;
   }
-  if (visit.config.insecure == "on") {
+  if (context.config.insecure == "on") {
     check.verdict = Verdict::kNote;
     check.evidence = "none; FERRY_INSECURE=on: whoever reaches the port is a peer";
     return check;
   }
   check.verdict = Verdict::kNote;
   check.evidence = "none: only peers on this machine are let in and dialled";
-  check.mend = kMakeSecret;
+  check.fix = kMakeSecret;
   return check;
 }
 

@@ -112,11 +112,11 @@ class SystemView {
   virtual Result<ClockState> Clock() = 0;
   // Tests whether pages can be spliced into a pipe (vmsplice). Errors: kUnsupported with the
   // reason.
-  virtual Status LendPages() = 0;
+  virtual Status ProbeVmsplice() = 0;
   // Connects as a program that uses the library does. Errors: those of Endpoint::Connect.
-  virtual Result<transfer::ConnectionInfo> Meet(const Config& config,
-                                                const std::vector<net::Address>& numeric,
-                                                Deadline deadline) = 0;
+  virtual Result<transfer::ConnectionInfo> TryConnect(const Config& config,
+                                                      const std::vector<net::Address>& numeric,
+                                                      Deadline deadline) = 0;
 };
 
 }  // namespace ferry::tools

@@ -55,12 +55,11 @@ void AddMissingPlugin(const TcpxSetup& setup, const PluginPath& plugin, const Er
   for (const char* other : {kUsualPluginPath, kInstalledPlugin}) {
     if (other == plugin.path || !setup.system->StateOf(other)) continue;
     AddTcpxFinding(check->verdict, fmt::format("there is {}", other), check);
-    AddTcpxMend(fmt::format("export {}={}", kPluginVariable, other), check);
+    AddTcpxFix(fmt::format("export {}={}", kPluginVariable, other), check);
     return;
   }
-  AddTcpxMend(
-      fmt::format("export {}=/path/to/libnccl-net.so  # of GPUDirect-TCPX", kPluginVariable),
-      check);
+  AddTcpxFix(fmt::format("export {}=/path/to/libnccl-net.so  # of GPUDirect-TCPX", kPluginVariable),
+             check);
 }
 
 // ---- the daemon ---------------------------------------------------------------------------------
@@ -81,7 +80,7 @@ void AddNoDaemon(const TcpxSetup& setup, const std::string& prefix, Check* check
         Verdict::kProblem,
         fmt::format("the daemon's sockets are in {}, and the plugin looks in {}", other, prefix),
         check);
-    AddTcpxMend(fmt::format("export {}={}", kPrefixVariable, other), check);
+    AddTcpxFix(fmt::format("export {}={}", kPrefixVariable, other), check);
     return;
   }
   AddTcpxFinding(Verdict::kProblem,
@@ -90,10 +89,10 @@ void AddNoDaemon(const TcpxSetup& setup, const std::string& prefix, Check* check
                              prefix),
                  check);
   const bool usual = prefix == kPluginsPrefix;
-  AddTcpxMend(fmt::format("ls {}{}/  # where the daemon's --uds_path is; {} must name it",
-                          ShellWord(prefix), usual ? fmt::format("/ {}", kDaemonsFolder) : "",
-                          kPrefixVariable),
-              check);
+  AddTcpxFix(fmt::format("ls {}{}/  # where the daemon's --uds_path is; {} must name it",
+                         ShellWord(prefix), usual ? fmt::format("/ {}", kDaemonsFolder) : "",
+                         kPrefixVariable),
+             check);
 }
 
 // A socket that a client can connect to. Whether somebody listens is not tried: the daemon would
@@ -106,7 +105,7 @@ void AddSocket(const TcpxSetup& setup, const std::string& path, Check* check) {
     AddTcpxFinding(Verdict::kProblem, fmt::format("{} is not a socket", path), check);
   } else if (!state->writable) {
     AddTcpxFinding(Verdict::kProblem, fmt::format("{} may not be connected to", path), check);
-    AddTcpxMend(fmt::format("chmod a+w {}", ShellWord(path)), check);
+    AddTcpxFix(fmt::format("chmod a+w {}", ShellWord(path)), check);
   }
 }
 
@@ -151,9 +150,9 @@ void AddTcpxFinding(Verdict verdict, const std::string& text, Check* check) {
   check->evidence += (check->evidence.empty() ? "" : "; ") + text;
 }
 
-void AddTcpxMend(const std::string& command, Check* check) {
-  if (check->mend.find(command) != std::string::npos) return;
-  check->mend += (check->mend.empty() ? "" : " && ") + command;
+void AddTcpxFix(const std::string& command, Check* check) {
+  if (check->fix.find(command) != std::string::npos) return;
+  check->fix += (check->fix.empty() ? "" : " && ") + command;
 }
 
 TcpxSetup TcpxSetupOf(SystemView* system) {
@@ -215,7 +214,7 @@ Check CheckTcpxPlugin(const TcpxSetup& setup) {
     check.verdict = Verdict::kSkipped;
     check.evidence = fmt::format("{} is {}: the loader looks for it in its own folders",
                                  plugin.origin, plugin.path);
-    check.mend = fmt::format("ldconfig -p | grep {}", ShellWord(plugin.path));
+    check.fix = fmt::format("ldconfig -p | grep {}", ShellWord(plugin.path));
     return check;
   }
   const auto state = setup.system->StateOf(plugin.path);
@@ -228,16 +227,16 @@ Check CheckTcpxPlugin(const TcpxSetup& setup) {
   const std::string word = ShellWord(plugin.path);
   if (state->kind != PathState::Kind::kFile) {
     AddTcpxFinding(Verdict::kProblem, "which is not a file", &check);
-    AddTcpxMend(fmt::format("ls -ld {}", word), &check);
+    AddTcpxFix(fmt::format("ls -ld {}", word), &check);
   } else if (!state->readable) {
     AddTcpxFinding(Verdict::kProblem, "which may not be read", &check);
-    AddTcpxMend(fmt::format("chmod a+r {}", word), &check);
+    AddTcpxFix(fmt::format("chmod a+r {}", word), &check);
   } else if (state->noexec) {
     AddTcpxFinding(Verdict::kProblem, "on a mount with noexec, from where nothing can be loaded",
                    &check);
     const std::string folder = ShellWord(FolderOf(plugin.path));
-    AddTcpxMend(fmt::format("mount --bind {0} {0} && mount -o remount,bind,exec {0}", folder),
-                &check);
+    AddTcpxFix(fmt::format("mount --bind {0} {0} && mount -o remount,bind,exec {0}", folder),
+               &check);
   }
   return check;
 }
@@ -272,7 +271,7 @@ Check CheckTcpxKernel(const TcpxSetup& setup) {
                              "no device memory for TCP: neither option {} (Google's kernel) nor "
                              "{} (Linux since 6.12) is there",
                              kTcpxTokenOption, kUpstreamTokenOption);
-  check.mend = "uname -r  # boot a system image that is made for GPUDirect-TCPX";
+  check.fix = "uname -r  # boot a system image that is made for GPUDirect-TCPX";
   return check;
 }
 
@@ -294,8 +293,8 @@ Check CheckTcpxDaemon(const TcpxSetup& setup) {
     AddSocket(setup, fmt::format("{}/{}{}", prefix, kGpuSocket, gpu), &check);
   }
   AddGpuSockets(setup, prefix, served, &check);
-  if (check.verdict > Verdict::kNote && check.mend.empty()) {
-    check.mend =
+  if (check.verdict > Verdict::kNote && check.fix.empty()) {
+    check.fix =
         fmt::format("ls -l {}/  # then start the receive-datapath daemon again", ShellWord(prefix));
   }
   return check;

@@ -65,6 +65,6 @@ std::optional<std::uint64_t> TcpxChunkSize(const TcpxSetup& setup);
 // Raises the check's verdict to at least this one and appends to its evidence.
 void AddTcpxFinding(Verdict verdict, const std::string& text, Check* check);
 // Appends a command to the check's fixes.
-void AddTcpxMend(const std::string& command, Check* check);
+void AddTcpxFix(const std::string& command, Check* check);
 
 }  // namespace ferry::tools

@@ -55,10 +55,10 @@ void AddDataInterface(const TcpxSetup& setup, const std::string& interface, Chec
   const std::string word = ShellWord(interface);
   if (state == "down" || state == "lowerlayerdown") {
     AddTcpxFinding(Verdict::kProblem, fmt::format("{} is {}", interface, state), check);
-    AddTcpxMend(fmt::format("ip link set dev {} up", word), check);
+    AddTcpxFix(fmt::format("ip link set dev {} up", word), check);
   } else if (host.empty()) {
     AddTcpxFinding(Verdict::kProblem, fmt::format("{} has no IPv4 address", interface), check);
-    AddTcpxMend(fmt::format("ip address add ADDRESS/PREFIX dev {}", word), check);
+    AddTcpxFix(fmt::format("ip address add ADDRESS/PREFIX dev {}", word), check);
   } else {
     AddTcpxFinding(Verdict::kOk, fmt::format("{} {}", interface, host), check);
   }
@@ -96,7 +96,7 @@ void AddSplitByFlags(const std::string& interface, const std::map<std::string, b
                              : fmt::format("{} {} off", interface, off),
                  check);
   if (off.empty()) return;
-  AddTcpxMend(fmt::format("ethtool --set-priv-flags {}{}", ShellWord(interface), wanted), check);
+  AddTcpxFix(fmt::format("ethtool --set-priv-flags {}{}", ShellWord(interface), wanted), check);
 }
 
 void AddSplitByRing(const TcpxSetup& setup, const std::string& interface, Deadline deadline,
@@ -108,20 +108,20 @@ void AddSplitByRing(const TcpxSetup& setup, const std::string& interface, Deadli
         Verdict::kWarning,
         fmt::format("{} has no flag {}, and {}", interface, kSplitFlag, split.error().message()),
         check);
-    AddTcpxMend("apt-get install ethtool", check);
+    AddTcpxFix("apt-get install ethtool", check);
   } else if (*split == "on") {
     AddTcpxFinding(Verdict::kOk, fmt::format("{} TCP data split on", interface), check);
   } else if (*split == "off" || *split == "auto") {
     AddTcpxFinding(Verdict::kProblem, fmt::format("{} TCP data split {}", interface, *split),
                    check);
-    AddTcpxMend(fmt::format("ethtool -G {} tcp-data-split on", word), check);
+    AddTcpxFix(fmt::format("ethtool -G {} tcp-data-split on", word), check);
   } else {
     AddTcpxFinding(Verdict::kProblem,
                    fmt::format("{} has no flag {} and no TCP data split: it cannot receive into a "
                                "GPU",
                                interface, kSplitFlag),
                    check);
-    AddTcpxMend(fmt::format("ethtool -i {}", word), check);
+    AddTcpxFix(fmt::format("ethtool -i {}", word), check);
   }
 }
 
@@ -203,8 +203,8 @@ void AddDistance(const TcpxSetup& setup, const PciDevice& nic, const std::vector
   }
   AddTcpxFinding(setup.chosen ? Verdict::kProblem : Verdict::kNote,
                  fmt::format("{} shares a PCI {} with no GPU", nic.name, shared), check);
-  if (check->mend.empty()) {
-    check->mend = fmt::format("nvidia-smi topo -m  # and leave it out of {}", kDataInterfaces);
+  if (check->fix.empty()) {
+    check->fix = fmt::format("nvidia-smi topo -m  # and leave it out of {}", kDataInterfaces);
   }
 }
 
@@ -259,10 +259,10 @@ Check CheckTcpxInterfaces(const TcpxSetup& setup) {
                                "itself, too",
                                kDataInterfaces),
                    &check);
-    AddTcpxMend(fmt::format("export {}={}  # those near the GPUs", kDataInterfaces, kA3Interfaces),
-                &check);
+    AddTcpxFix(fmt::format("export {}={}  # those near the GPUs", kDataInterfaces, kA3Interfaces),
+               &check);
   }
-  if (check.verdict == Verdict::kProblem && check.mend.empty()) check.mend = "ip -brief address";
+  if (check.verdict == Verdict::kProblem && check.fix.empty()) check.fix = "ip -brief address";
   return check;
 }
 
@@ -273,7 +273,7 @@ Check CheckTcpxControl(const TcpxSetup& setup) {
     check.verdict = Verdict::kNote;
     check.evidence = fmt::format(
         "{} is not set: control connections go by the interfaces of the data", kControlInterface);
-    check.mend = fmt::format("export {}=eth0", kControlInterface);
+    check.fix = fmt::format("export {}=eth0", kControlInterface);
     return check;
   }
   const std::string state = WordOf(setup, *name, "operstate");
@@ -287,7 +287,7 @@ Check CheckTcpxControl(const TcpxSetup& setup) {
   } else if (host.empty()) {
     AddTcpxFinding(Verdict::kProblem, "which has no IPv4 address", &check);
   }
-  if (check.verdict != Verdict::kOk) check.mend = "ip -brief address";
+  if (check.verdict != Verdict::kOk) check.fix = "ip -brief address";
   return check;
 }
 
@@ -323,7 +323,7 @@ Check CheckTcpxSteering(const TcpxSetup& setup) {
       AddTcpxFinding(Verdict::kProblem,
                      fmt::format("{} ntuple filters off: no flow gets to a GPU's queue", interface),
                      &check);
-      AddTcpxMend(fmt::format("ethtool -K {} ntuple on", ShellWord(interface)), &check);
+      AddTcpxFix(fmt::format("ethtool -K {} ntuple on", ShellWord(interface)), &check);
     }
   }
   return check;
@@ -353,10 +353,10 @@ Check CheckTcpxMtu(const TcpxSetup& setup) {
       AddTcpxFinding(Verdict::kOk, fmt::format("{} {}", interface, *mtu), &check);
       continue;
     }
-    AddTcpxMend(fmt::format("ip link set dev {} mtu {}", ShellWord(interface), kTwoPagesMtu),
-                &check);
+    AddTcpxFix(fmt::format("ip link set dev {} mtu {}", ShellWord(interface), kTwoPagesMtu),
+               &check);
   }
-  if (!check.mend.empty()) check.mend += "  # and in the network between the machines";
+  if (!check.fix.empty()) check.fix += "  # and in the network between the machines";
   return check;
 }
 
@@ -378,7 +378,7 @@ Check CheckTcpxDistance(const TcpxSetup& setup) {
     }
     AddTcpxFinding(setup.chosen ? Verdict::kProblem : Verdict::kNote,
                    fmt::format("{} without a PCI device", TcpxList(virtual_ones)), &check);
-    if (check.mend.empty()) check.mend = "ls -l /sys/class/net/*/device";
+    if (check.fix.empty()) check.fix = "ls -l /sys/class/net/*/device";
   }
   if (wanted == Near::kSameRoot) {
     AddTcpxFinding(Verdict::kNote,

@@ -47,7 +47,7 @@ TEST_F(DoctorTcpxNics, WithoutASettingAreAllWithAnAddress) {
   const Check check = CheckTcpxInterfaces(Found());
   EXPECT_EQ(check.verdict, Verdict::kWarning);
   EXPECT_THAT(check.evidence, HasSubstr("is not set"));
-  EXPECT_THAT(check.mend, HasSubstr("=eth1,eth2,eth3,eth4"));
+  EXPECT_THAT(check.fix, HasSubstr("=eth1,eth2,eth3,eth4"));
 }
 
 TEST_F(DoctorTcpxNics, ThatTheSettingNamesMustExist) {
@@ -55,7 +55,7 @@ TEST_F(DoctorTcpxNics, ThatTheSettingNamesMustExist) {
   const Check check = CheckTcpxInterfaces(Found());
   EXPECT_EQ(check.verdict, Verdict::kProblem);
   EXPECT_THAT(check.evidence, HasSubstr("names eth7, and there is none"));
-  EXPECT_EQ(check.mend, "ip -brief address");
+  EXPECT_EQ(check.fix, "ip -brief address");
   system_.environment[kIfName] = "^eth";
   EXPECT_THAT(CheckTcpxInterfaces(Found()).evidence, HasSubstr("would find no interface"));
 }
@@ -69,7 +69,7 @@ TEST_F(DoctorTcpxNics, MustBeUpAndHaveAnIpv4Address) {
   EXPECT_EQ(check.verdict, Verdict::kProblem);
   EXPECT_THAT(check.evidence,
               AllOf(HasSubstr("eth2 is down"), HasSubstr("eth3 has no IPv4 address")));
-  EXPECT_EQ(check.mend, "ip link set dev eth2 up && ip address add ADDRESS/PREFIX dev eth3");
+  EXPECT_EQ(check.fix, "ip link set dev eth2 up && ip address add ADDRESS/PREFIX dev eth3");
 }
 
 TEST_F(DoctorTcpxNics, ForControlAreNotThoseOfTheData) {
@@ -85,7 +85,7 @@ TEST_F(DoctorTcpxNics, ForControlAreNotThoseOfTheData) {
   system_.environment.erase("NCCL_GPUDIRECTTCPX_CTRL_DEV");
   const Check unset = CheckTcpxControl(Found());
   EXPECT_EQ(unset.verdict, Verdict::kNote);
-  EXPECT_EQ(unset.mend, "export NCCL_GPUDIRECTTCPX_CTRL_DEV=eth0");
+  EXPECT_EQ(unset.fix, "export NCCL_GPUDIRECTTCPX_CTRL_DEV=eth0");
 }
 
 // ---- what they can do ---------------------------------------------------------------------------
@@ -98,7 +98,7 @@ TEST_F(DoctorTcpxNics, MustSplitHeadersByTheirFlag) {
   const Check check = HeaderSplit();
   EXPECT_EQ(check.verdict, Verdict::kProblem);
   EXPECT_THAT(check.evidence, HasSubstr("eth3 enable-header-split, enable-max-rx-buffer-size off"));
-  EXPECT_EQ(check.mend,
+  EXPECT_EQ(check.fix,
             "ethtool --set-priv-flags eth3 enable-strict-header-split on enable-header-split on "
             "enable-max-rx-buffer-size on");
 }
@@ -111,7 +111,7 @@ TEST_F(DoctorTcpxNics, WithoutTheFlagMustSplitDataByTheirRings) {
   Ring("off");
   const Check off = HeaderSplit();
   EXPECT_EQ(off.verdict, Verdict::kProblem);
-  EXPECT_EQ(off.mend, "ethtool -G eth1 tcp-data-split on");
+  EXPECT_EQ(off.fix, "ethtool -G eth1 tcp-data-split on");
   Ring("n/a");
   EXPECT_THAT(HeaderSplit().evidence, HasSubstr("cannot receive into a GPU"));
   system_.Answer("ethtool", CommandEnd{76, "", "not supported"});
@@ -119,7 +119,7 @@ TEST_F(DoctorTcpxNics, WithoutTheFlagMustSplitDataByTheirRings) {
   system_.commands.erase("ethtool");
   const Check unknown = HeaderSplit();
   EXPECT_EQ(unknown.verdict, Verdict::kWarning);
-  EXPECT_EQ(unknown.mend, "apt-get install ethtool");
+  EXPECT_EQ(unknown.fix, "apt-get install ethtool");
 }
 
 TEST_F(DoctorTcpxNics, MustSteerFlows) {
@@ -127,7 +127,7 @@ TEST_F(DoctorTcpxNics, MustSteerFlows) {
   system_.switches["eth2"].ntuple = false;
   const Check off = CheckTcpxSteering(Found());
   EXPECT_EQ(off.verdict, Verdict::kProblem);
-  EXPECT_EQ(off.mend, "ethtool -K eth2 ntuple on");
+  EXPECT_EQ(off.fix, "ethtool -K eth2 ntuple on");
   system_.switches["eth2"].ntuple.reset();
   EXPECT_THAT(CheckTcpxSteering(Found()).evidence, HasSubstr("eth2 tells no ntuple filters"));
   system_.switches.erase("eth2");
@@ -140,7 +140,7 @@ TEST_F(DoctorTcpxNics, NeedPacketsOfAPageAndFewerFragmentsThanThePluginHasRoomFo
   system_.files["/sys/class/net/eth1/mtu"] = "1460";
   const Check small = CheckTcpxMtu(Found());
   EXPECT_EQ(small.verdict, Verdict::kWarning);
-  EXPECT_THAT(small.mend, HasSubstr("ip link set dev eth1 mtu 8244"));
+  EXPECT_THAT(small.fix, HasSubstr("ip link set dev eth1 mtu 8244"));
   system_.environment["NCCL_DYNAMIC_CHUNK_SIZE"] = "4194304";
   const Check fragments = CheckTcpxMtu(Found());
   EXPECT_EQ(fragments.verdict, Verdict::kProblem);
@@ -172,7 +172,7 @@ TEST_F(DoctorTcpxNics, AwayFromEveryGpuAreAProblemWhereTheSettingNamesThem) {
   const Check named = CheckTcpxDistance(Found());
   EXPECT_EQ(named.verdict, Verdict::kProblem);
   EXPECT_THAT(named.evidence, HasSubstr("eth5 shares a PCI switch with no GPU"));
-  EXPECT_THAT(named.mend, HasSubstr("nvidia-smi topo -m"));
+  EXPECT_THAT(named.fix, HasSubstr("nvidia-smi topo -m"));
   system_.environment.erase(kIfName);
   EXPECT_EQ(CheckTcpxDistance(Found()).verdict, Verdict::kNote);
 }

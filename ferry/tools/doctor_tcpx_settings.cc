@@ -80,8 +80,8 @@ void AddSysctl(const TcpxSetup& setup, const WantedSysctl& wanted, Check* check)
                  fmt::format("{} {}, {} recommended", wanted.name, is, NumbersText(wanted.values)),
                  check);
   const char* const quote = wanted.values.size() > 1 ? "'" : "";
-  check->mend += fmt::format("{}{}={}{}{}", check->mend.empty() ? "sysctl -w " : " ", wanted.name,
-                             quote, NumbersText(target), quote);
+  check->fix += fmt::format("{}{}={}{}{}", check->fix.empty() ? "sysctl -w " : " ", wanted.name,
+                            quote, NumbersText(target), quote);
 }
 
 const Check* FindCheck(const std::vector<Check>& checks, const std::string& id) {
@@ -117,7 +117,7 @@ Check CheckTcpxChunkSize(const TcpxSetup& setup) {
     }
   }
   if (check.verdict != Verdict::kOk) {
-    check.mend = fmt::format("export {}={}", kChunkVariable, kUsualChunk);
+    check.fix = fmt::format("export {}={}", kChunkVariable, kUsualChunk);
   }
   return check;
 }
@@ -132,7 +132,7 @@ Check CheckTcpxSetupWait(const TcpxSetup& setup) {
                                text ? "is " + *text : std::string("is not set"));
   if (wait < kLongWait) return check;
   check.verdict = Verdict::kNote;
-  check.mend = fmt::format("export {}={}", kWaitVariable, kUsualWait);
+  check.fix = fmt::format("export {}={}", kWaitVariable, kUsualWait);
   return check;
 }
 
@@ -158,7 +158,7 @@ Check CheckTcpxVariables(const TcpxSetup& setup) {
     if (!value || *value == fixed.wanted) continue;
     AddTcpxFinding(fixed.otherwise, fmt::format("{}={}: {}", fixed.name, *value, fixed.effect),
                    &check);
-    AddTcpxMend(fmt::format("unset {}", fixed.name), &check);
+    AddTcpxFix(fmt::format("unset {}", fixed.name), &check);
   }
   const std::uint64_t sockets = SocketsOf(setup);
   AddTcpxFinding(Verdict::kOk,
@@ -167,7 +167,7 @@ Check CheckTcpxVariables(const TcpxSetup& setup) {
   if (sockets > kMaxSockets) {
     AddTcpxFinding(Verdict::kWarning, fmt::format("the plugin takes {} of them", kMaxSockets),
                    &check);
-    AddTcpxMend("export NCCL_NSOCKS_PERTHREAD=4 NCCL_SOCKET_NTHREADS=1", &check);
+    AddTcpxFix("export NCCL_NSOCKS_PERTHREAD=4 NCCL_SOCKET_NTHREADS=1", &check);
   }
   return check;
 }
@@ -200,7 +200,7 @@ Check CheckTcpxLimits(const TcpxSetup& setup, const std::vector<Check>& others) 
   }
   AddTcpxFinding(Verdict::kWarning,
                  "sends are from locked memory, and this process has no CAP_IPC_LOCK", &check);
-  check.mend = locked->mend;
+  check.fix = locked->fix;
   return check;
 }
 

@@ -32,7 +32,7 @@ TEST(DoctorTcpx, IsOneQuietLineWhereNothingHintsAtIt) {
   ASSERT_EQ(checks.size(), 1U);
   EXPECT_EQ(checks[0].id, "tcpx");
   EXPECT_EQ(checks[0].verdict, Verdict::kSkipped);
-  EXPECT_EQ(checks[0].mend, "");
+  EXPECT_EQ(checks[0].fix, "");
   EXPECT_THAT(checks[0].evidence, AllOf(HasSubstr(kUsualPluginPath), HasSubstr("--tcpx")));
 }
 
@@ -53,7 +53,7 @@ TEST(DoctorTcpx, FindsNothingWrongWithAMachineThatIsMadeForIt) {
   const auto checks = CheckTcpx(&machine.system, false, {}, Soon());
   for (const Check& check : checks) {
     EXPECT_EQ(check.verdict, Verdict::kOk) << check.id << ": " << check.evidence;
-    EXPECT_EQ(check.mend, "") << check.id;
+    EXPECT_EQ(check.fix, "") << check.id;
   }
 }
 
@@ -66,7 +66,7 @@ TEST(DoctorTcpx, NamesWhatIsMissingOnAnyOtherMachine) {
                                     [id](const Check& check) { return check.id == id; });
     ASSERT_NE(found, checks.end()) << id;
     EXPECT_EQ(found->verdict, Verdict::kProblem) << id;
-    EXPECT_NE(found->mend, "") << id;
+    EXPECT_NE(found->fix, "") << id;
   }
 }
 
@@ -82,15 +82,15 @@ TEST(DoctorTcpxPlugin, IsFoundWhereItUsuallyIsAndByVariable) {
   const Check missing = CheckTcpxPlugin(SetupOf(&machine));
   EXPECT_EQ(missing.verdict, Verdict::kProblem);
   EXPECT_THAT(missing.evidence, HasSubstr("FERRY_NET_PLUGIN: /opt/y.so: No such file"));
-  EXPECT_EQ(missing.mend, std::string("export FERRY_NET_PLUGIN=") + kUsualPluginPath);
+  EXPECT_EQ(missing.fix, std::string("export FERRY_NET_PLUGIN=") + kUsualPluginPath);
 }
 
 TEST(DoctorTcpxPlugin, IsNamedWhereTheInstallerLeftIt) {
   A3Machine machine;
   machine.system.states.erase(kUsualPluginPath);
-  EXPECT_THAT(CheckTcpxPlugin(SetupOf(&machine)).mend, HasSubstr("/path/to/libnccl-net.so"));
+  EXPECT_THAT(CheckTcpxPlugin(SetupOf(&machine)).fix, HasSubstr("/path/to/libnccl-net.so"));
   machine.system.states["/var/lib/tcpx/lib64/libnccl-net.so"] = PathState{.readable = true};
-  EXPECT_EQ(CheckTcpxPlugin(SetupOf(&machine)).mend,
+  EXPECT_EQ(CheckTcpxPlugin(SetupOf(&machine)).fix,
             "export FERRY_NET_PLUGIN=/var/lib/tcpx/lib64/libnccl-net.so");
 }
 
@@ -101,11 +101,11 @@ TEST(DoctorTcpxPlugin, MustBeAFileThatMayBeReadAndLoaded) {
   const Check noexec = CheckTcpxPlugin(SetupOf(&machine));
   EXPECT_EQ(noexec.verdict, Verdict::kProblem);
   EXPECT_THAT(noexec.evidence, HasSubstr("noexec"));
-  EXPECT_EQ(noexec.mend,
+  EXPECT_EQ(noexec.fix,
             "mount --bind /usr/local/tcpx/lib64 /usr/local/tcpx/lib64 && "
             "mount -o remount,bind,exec /usr/local/tcpx/lib64");
   state.readable = false;
-  EXPECT_THAT(CheckTcpxPlugin(SetupOf(&machine)).mend, HasSubstr("chmod a+r"));
+  EXPECT_THAT(CheckTcpxPlugin(SetupOf(&machine)).fix, HasSubstr("chmod a+r"));
   state.kind = PathState::Kind::kFolder;
   const Check folder = CheckTcpxPlugin(SetupOf(&machine));
   EXPECT_EQ(folder.verdict, Verdict::kProblem);
@@ -117,7 +117,7 @@ TEST(DoctorTcpxPlugin, IsLeftToTheLoaderWhereItsNameHasNoSlash) {
   machine.system.environment[kPluginVariable] = "libnccl-net.so";
   const Check check = CheckTcpxPlugin(SetupOf(&machine));
   EXPECT_EQ(check.verdict, Verdict::kSkipped);
-  EXPECT_EQ(check.mend, "ldconfig -p | grep libnccl-net.so");
+  EXPECT_EQ(check.fix, "ldconfig -p | grep libnccl-net.so");
 }
 
 // ---- the kernel ---------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ TEST(DoctorTcpxKernel, IsGooglesAndNeitherLinuxSinceNorOneBefore) {
   const Check neither = CheckTcpxKernel(SetupOf(&machine));
   EXPECT_EQ(neither.verdict, Verdict::kProblem);
   EXPECT_THAT(neither.evidence, HasSubstr("no device memory for TCP"));
-  EXPECT_THAT(neither.mend, HasSubstr("uname -r"));
+  EXPECT_THAT(neither.fix, HasSubstr("uname -r"));
 }
 
 TEST(DoctorTcpxKernel, IsNotGuessedAt) {
@@ -159,7 +159,7 @@ TEST(DoctorTcpxDaemon, IsNamedWhereThePluginLooksElsewhere) {
   const Check check = CheckTcpxDaemon(SetupOf(&machine));
   EXPECT_EQ(check.verdict, Verdict::kProblem);
   EXPECT_EQ(check.evidence, "the daemon's sockets are in /run/tcpx, and the plugin looks in /tmp");
-  EXPECT_EQ(check.mend, "export NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX=/run/tcpx");
+  EXPECT_EQ(check.fix, "export NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX=/run/tcpx");
 }
 
 TEST(DoctorTcpxDaemon, IsMissedWithTheFoldersToLookIn) {
@@ -167,7 +167,7 @@ TEST(DoctorTcpxDaemon, IsMissedWithTheFoldersToLookIn) {
   const Check check = CheckTcpxDaemon(TcpxSetupOf(&system));
   EXPECT_EQ(check.verdict, Verdict::kProblem);
   EXPECT_THAT(check.evidence, HasSubstr("no rx_rule_manager in /tmp"));
-  EXPECT_THAT(check.mend, HasSubstr("ls /tmp/ /run/tcpx/"));
+  EXPECT_THAT(check.fix, HasSubstr("ls /tmp/ /run/tcpx/"));
 }
 
 TEST(DoctorTcpxDaemon, MustHaveAllSocketsAndLetThisProcessConnect) {
@@ -176,12 +176,12 @@ TEST(DoctorTcpxDaemon, MustHaveAllSocketsAndLetThisProcessConnect) {
   const Check absent = CheckTcpxDaemon(SetupOf(&machine));
   EXPECT_EQ(absent.verdict, Verdict::kProblem);
   EXPECT_THAT(absent.evidence, HasSubstr("queue_ids_by_gpu: No such file"));
-  EXPECT_THAT(absent.mend, HasSubstr("ls -l /run/tcpx/"));
+  EXPECT_THAT(absent.fix, HasSubstr("ls -l /run/tcpx/"));
   machine.AddSocket("/run/tcpx/queue_ids_by_gpu");
   machine.system.states["/run/tcpx/rx_rule_manager"].writable = false;
   const Check refused = CheckTcpxDaemon(SetupOf(&machine));
   EXPECT_EQ(refused.verdict, Verdict::kProblem);
-  EXPECT_EQ(refused.mend, "chmod a+w /run/tcpx/rx_rule_manager");
+  EXPECT_EQ(refused.fix, "chmod a+w /run/tcpx/rx_rule_manager");
   machine.system.states["/run/tcpx/rx_rule_manager"] = PathState{.readable = true};
   EXPECT_THAT(CheckTcpxDaemon(SetupOf(&machine)).evidence, HasSubstr("is not a socket"));
 }
@@ -206,7 +206,7 @@ TEST(DoctorTcpxChunkSize, MustBeSetAndASize) {
     machine.system.environment["NCCL_DYNAMIC_CHUNK_SIZE"] = value;
     const Check check = CheckTcpxChunkSize(SetupOf(&machine));
     EXPECT_EQ(check.verdict, Verdict::kProblem) << value;
-    EXPECT_EQ(check.mend, "export NCCL_DYNAMIC_CHUNK_SIZE=524288");
+    EXPECT_EQ(check.fix, "export NCCL_DYNAMIC_CHUNK_SIZE=524288");
   }
   machine.system.environment["NCCL_DYNAMIC_CHUNK_SIZE"] = "131072";
   EXPECT_EQ(CheckTcpxChunkSize(SetupOf(&machine)).verdict, Verdict::kOk);
@@ -222,7 +222,7 @@ TEST(DoctorTcpxSetupWait, IsToldWhereItIsFiveSeconds) {
   const Check check = CheckTcpxSetupWait(SetupOf(&machine));
   EXPECT_EQ(check.verdict, Verdict::kNote);
   EXPECT_THAT(check.evidence, HasSubstr("waits 5.00 s"));
-  EXPECT_EQ(check.mend, "export " + name + "=50000");
+  EXPECT_EQ(check.fix, "export " + name + "=50000");
 }
 
 TEST(DoctorTcpxVariables, OfAnotherKindKeepThePluginFromWorking) {
@@ -233,7 +233,7 @@ TEST(DoctorTcpxVariables, OfAnotherKindKeepThePluginFromWorking) {
   machine.system.environment["NCCL_USE_DMA_BUF"] = "0";
   const Check check = CheckTcpxVariables(SetupOf(&machine));
   EXPECT_EQ(check.verdict, Verdict::kProblem);
-  EXPECT_EQ(check.mend, "unset NCCL_USE_DMA_BUF && unset NCCL_INLINE_THRESHOLD");
+  EXPECT_EQ(check.fix, "unset NCCL_USE_DMA_BUF && unset NCCL_INLINE_THRESHOLD");
 }
 
 TEST(DoctorTcpxVariables, OfMoreSocketsThanThePluginTakesAreWarnedOf) {
@@ -254,7 +254,7 @@ TEST(DoctorTcpxSysctls, BelowTheRecipesAreRaisedAndMoreIsLeft) {
   EXPECT_EQ(check.verdict, Verdict::kWarning);
   EXPECT_THAT(check.evidence, AllOf(HasSubstr("tcp_rmem 4096 131072 67108864, 4096 1048576"),
                                     Not(HasSubstr("tcp_wmem 4096 1048576 67108864, "))));
-  EXPECT_EQ(check.mend,
+  EXPECT_EQ(check.fix,
             "sysctl -w net.ipv4.tcp_rmem='4096 1048576 67108864' net.ipv4.tcp_mtu_probing=0");
 }
 
@@ -272,7 +272,7 @@ TEST(DoctorTcpxLimits, AreWhatOtherChecksHaveFound) {
   EXPECT_EQ(check.verdict, Verdict::kWarning);
   EXPECT_THAT(check.evidence, AllOf(HasSubstr("see locked_memory (note)"),
                                     HasSubstr("see congestion_control (ok)")));
-  EXPECT_EQ(check.mend, "ulimit -l unlimited");
+  EXPECT_EQ(check.fix, "ulimit -l unlimited");
 }
 
 TEST(DoctorTcpxLimits, DoNotBindWhoMayLockMemory) {

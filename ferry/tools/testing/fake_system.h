@@ -122,10 +122,10 @@ class FakeSystem final : public SystemView {
   }
   std::vector<int> Cores() override { return cores; }
   Result<ClockState> Clock() override { return clock; }
-  Status LendPages() override { return lent; }
-  Result<transfer::ConnectionInfo> Meet(const Config& /*config*/,
-                                        const std::vector<net::Address>& /*numeric*/,
-                                        Deadline /*end*/) override {
+  Status ProbeVmsplice() override { return lent; }
+  Result<transfer::ConnectionInfo> TryConnect(const Config& /*config*/,
+                                              const std::vector<net::Address>& /*numeric*/,
+                                              Deadline /*end*/) override {
     return met;
   }
 
@@ -159,21 +159,21 @@ class FakeSystem final : public SystemView {
 };
 
 // A run with the peer 10.0.0.2.
-inline Visit VisitTo(FakeSystem* system) {
-  Visit visit;
-  visit.system = system;
-  visit.peer = net::Address{"node7", 7471};
-  visit.resolved = {{"10.0.0.2", 7471}};
-  visit.interfaces = {"eth0"};
-  return visit;
+inline Context RunTo(FakeSystem* system) {
+  Context context;
+  context.system = system;
+  context.peer = net::Address{"node7", 7471};
+  context.resolved = {{"10.0.0.2", 7471}};
+  context.interfaces = {"eth0"};
+  return context;
 }
 
 // A run without a peer, which only reads the machine.
-inline Visit VisitAlone(FakeSystem* system) {
-  Visit visit;
-  visit.system = system;
-  visit.interfaces = {"eth0"};
-  return visit;
+inline Context RunAlone(FakeSystem* system) {
+  Context context;
+  context.system = system;
+  context.interfaces = {"eth0"};
+  return context;
 }
 
 }  // namespace ferry::tools
