@@ -58,16 +58,16 @@ Status EventLoop::StartWorker(const char* thread_name, microseconds spin, SpinPe
 void EventLoop::Stop() {
   FERRY_CHECK(!InLoop());
   {
-    const std::lock_guard lock(seat_mutex_);
+    const std::lock_guard lock(ownership_mutex_);
     stopping_.store(true);
     worker_wake_.notify_all();
     waiters_.ForEach(WakeLocked);
     SignalEventFd(wake_.get());
   }
   if (worker_.joinable()) worker_.join();
-  std::unique_lock seat(seat_mutex_);
-  left_.wait(seat, [this] { return !seated_ && !guest_ && visitors_.load() == 0; });
-  seat.unlock();
+  std::unique_lock owner(ownership_mutex_);
+  left_.wait(owner, [this] { return !owned_ && !guest_ && callers_.load() == 0; });
+  owner.unlock();
   for (auto& list : deferred_) list.Clear();
   // Swapped out first: destroying the tasks may post again.
   const auto dropped_timers = std::exchange(timers_, {});
@@ -106,7 +106,7 @@ void EventLoop::PostOrRun(Task task) {
 // Runs only this task and none posted earlier: those rely on turns between them, which look at
 // timers and descriptors.
 bool EventLoop::RunAsGuest(Task* task) {
-  std::unique_lock lock(seat_mutex_, std::try_to_lock);
+  std::unique_lock lock(ownership_mutex_, std::try_to_lock);
   if (!lock.owns_lock() || !open_ || guest_ || stopping_.load()) return false;
   if (queued_.load() || !running_.empty()) return false;
   guest_ = true;
@@ -134,17 +134,17 @@ bool EventLoop::RunAsGuest(Task* task) {
 // ---- loop ownership -----------------------------------------------------------------------------
 
 // No task of another thread starts from here on, so such tasks cannot keep a driver out.
-void EventLoop::TakeSeat(std::unique_lock<std::mutex>& lock) {
-  FERRY_CHECK(!seated_);
-  seated_ = true;
+void EventLoop::TakeOwnership(std::unique_lock<std::mutex>& lock) {
+  FERRY_CHECK(!owned_);
+  owned_ = true;
   open_ = false;
   guest_left_.wait(lock, [this] { return !guest_; });
   driver_.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
-void EventLoop::LeaveSeat(std::unique_lock<std::mutex>& lock) {
+void EventLoop::ReleaseOwnership(std::unique_lock<std::mutex>& lock) {
   FERRY_CHECK(lock.owns_lock());
-  seated_ = false;
+  owned_ = false;
   open_ = true;
   driver_.store({}, std::memory_order_relaxed);
   WakeSuccessorLocked();
@@ -152,14 +152,14 @@ void EventLoop::LeaveSeat(std::unique_lock<std::mutex>& lock) {
   if (stopping_.load()) left_.notify_all();
 }
 
-void EventLoop::LendSeat() {
-  const std::lock_guard lock(seat_mutex_);
+void EventLoop::LendOwnership() {
+  const std::lock_guard lock(ownership_mutex_);
   driver_.store({}, std::memory_order_relaxed);
   open_ = true;
 }
 
-void EventLoop::ReclaimSeat() {
-  std::unique_lock lock(seat_mutex_);
+void EventLoop::ReclaimOwnership() {
+  std::unique_lock lock(ownership_mutex_);
   open_ = false;
   guest_left_.wait(lock, [this] { return !guest_; });
   driver_.store(std::this_thread::get_id(), std::memory_order_relaxed);
@@ -168,11 +168,12 @@ void EventLoop::ReclaimSeat() {
 // Not if the worker would have to return at once: that costs the caller more than being notified by
 // it.
 void EventLoop::KickLocked() {
-  if (!worker_seated_ || passive_waits_->load() > 0) return;
+  if (!worker_owns_ || passive_waits_->load() > 0) return;
   if (!worker_kicked_.exchange(true)) SignalEventFd(wake_.get());
 }
 
-void EventLoop::AwaitSeat(std::unique_lock<std::mutex>& lock, Waiter* waiter, Deadline deadline) {
+void EventLoop::AwaitOwnership(std::unique_lock<std::mutex>& lock, Waiter* waiter,
+                               Deadline deadline) {
   KickLocked();
   waiter->woken = false;
   waiters_.PushBack(&waiter->node);
@@ -196,7 +197,7 @@ void EventLoop::WakeReadyLocked() {
   });
 }
 
-// Wakes one waiting thread. If it leaves instead of driving, EndVisit() wakes the next one.
+// Wakes one waiting thread. If it leaves instead of driving, EndCall() wakes the next one.
 void EventLoop::WakeSuccessorLocked() {
   if (Waiter* const next = waiters_.front()) WakeLocked(next);
 }
@@ -209,15 +210,15 @@ bool EventLoop::DriveUntil(FunctionRef<bool()> done, Deadline deadline, microsec
     DriveOnce();
     return done();
   }
-  visitors_.fetch_add(1);
+  callers_.fetch_add(1);
   Waiter waiter(done);
-  std::unique_lock lock(seat_mutex_);
+  std::unique_lock lock(ownership_mutex_);
   while (!done() && !deadline.expired() && !stopping_.load()) {
-    if (seated_) {
-      AwaitSeat(lock, &waiter, deadline);
+    if (owned_) {
+      AwaitOwnership(lock, &waiter, deadline);
       continue;
     }
-    TakeSeat(lock);
+    TakeOwnership(lock);
     lock.unlock();
     const Deadline spin_until = Deadline::After(spin).Sooner(deadline);
     bool spinning = spin.count() > 0;
@@ -226,35 +227,35 @@ bool EventLoop::DriveUntil(FunctionRef<bool()> done, Deadline deadline, microsec
       RunTurn(spinning ? kNow : deadline);
     }
     lock.lock();
-    LeaveSeat(lock);
+    ReleaseOwnership(lock);
   }
-  EndVisit(lock);
+  EndCall(lock);
   return done();
 }
 
 void EventLoop::DriveOnce() {
   if (InLoop()) return;
-  visitors_.fetch_add(1);
-  std::unique_lock lock(seat_mutex_);
-  if (worker_seated_) {
+  callers_.fetch_add(1);
+  std::unique_lock lock(ownership_mutex_);
+  if (worker_owns_) {
     // The worker leaves within a turn and stays parked as long as this thread returns within
     // linger_.
     KickLocked();
-  } else if (!seated_ && !stopping_.load()) {
-    TakeSeat(lock);
+  } else if (!owned_ && !stopping_.load()) {
+    TakeOwnership(lock);
     lock.unlock();
     RunTurn(kNow);
     lock.lock();
-    LeaveSeat(lock);
+    ReleaseOwnership(lock);
   }
-  EndVisit(lock);
+  EndCall(lock);
 }
 
 // Holds the lock to the end: once Stop() has seen the last application thread leave, the loop may
 // be destroyed.
-void EventLoop::EndVisit(std::unique_lock<std::mutex>& lock) {
-  visitors_.fetch_sub(1);
-  if (!seated_) WakeSuccessorLocked();
+void EventLoop::EndCall(std::unique_lock<std::mutex>& lock) {
+  callers_.fetch_sub(1);
+  if (!owned_) WakeSuccessorLocked();
   if (stopping_.load()) left_.notify_all();
   lock.unlock();
 }
@@ -262,7 +263,7 @@ void EventLoop::EndVisit(std::unique_lock<std::mutex>& lock) {
 void EventLoop::NotifyWaiters() {
   // A read-modify-write, like the one of the waiting thread: either this thread sees the waiter, or
   // the waiter sees everything done before this call, however weakly that was ordered.
-  if (visitors_.fetch_add(0) == 0) return;
+  if (callers_.fetch_add(0) == 0) return;
   if (InLoop()) {
     // Notify after the callback has returned: it may hold a lock that the conditions need, and
     // often several notifications are due.
@@ -271,32 +272,32 @@ void EventLoop::NotifyWaiters() {
   }
   // The driver may be an application thread asleep in epoll_wait.
   Post([] {});
-  const std::lock_guard lock(seat_mutex_);
+  const std::lock_guard lock(ownership_mutex_);
   WakeReadyLocked();
 }
 
 // Called by the driver between callbacks.
 void EventLoop::WakeReady() {
   if (!std::exchange(notify_due_, false)) return;
-  const std::lock_guard lock(seat_mutex_);
+  const std::lock_guard lock(ownership_mutex_);
   WakeReadyLocked();
 }
 
 EventLoop::PassiveWait EventLoop::BeginPassiveWait() {
   passive_waits_->fetch_add(1);
   PassiveWait wait(passive_waits_);
-  const std::lock_guard lock(seat_mutex_);
-  if (!seated_) worker_wake_.notify_one();
+  const std::lock_guard lock(ownership_mutex_);
+  if (!owned_) worker_wake_.notify_one();
   return wait;
 }
 
 void EventLoop::WorkerMain() {
-  std::unique_lock lock(seat_mutex_);
+  std::unique_lock lock(ownership_mutex_);
   // Counts turns only: a thread that ran a task and left has not looked at timers and descriptors.
   std::uint64_t seen = turns_.load();
   while (!stopping_.load()) {
     const bool used = std::exchange(seen, turns_.load()) != turns_.load();
-    if (seated_ && !used) {
+    if (owned_ && !used) {
       // An application thread without a turn since the last check may stay long; its departure
       // wakes the worker. Checking once per linger would cost two cores where 400 threads wait for
       // their endpoints.
@@ -304,7 +305,7 @@ void EventLoop::WorkerMain() {
       worker_wake_.wait(lock, [this] { return !worker_rests_ || stopping_.load(); });
       continue;
     }
-    if (seated_ || (used && passive_waits_->load() == 0)) {
+    if (owned_ || (used && passive_waits_->load() == 0)) {
       worker_wake_.wait_for(lock, linger_);
       continue;
     }
@@ -318,8 +319,8 @@ void EventLoop::WorkerMain() {
 
 void EventLoop::WorkerSession(std::unique_lock<std::mutex>& lock) {
   worker_kicked_.store(false);
-  worker_seated_ = true;
-  TakeSeat(lock);
+  worker_owns_ = true;
+  TakeOwnership(lock);
   lock.unlock();
   Deadline spin_until = kNow;
   bool spins = false;
@@ -343,8 +344,8 @@ void EventLoop::WorkerSession(std::unique_lock<std::mutex>& lock) {
   }
   if (spins && spin_permits_ != nullptr) spin_permits_->Give();
   lock.lock();
-  worker_seated_ = false;
-  LeaveSeat(lock);
+  worker_owns_ = false;
+  ReleaseOwnership(lock);
 }
 
 // ---- one turn -----------------------------------------------------------------------------------
@@ -430,10 +431,10 @@ bool EventLoop::PollEvents(Deadline wake) {
     if (queued_.load()) timeout = 0;
   }
   const bool sleeps = timeout != 0;
-  if (sleeps) LendSeat();
+  if (sleeps) LendOwnership();
   const int count = ::epoll_wait(epoll_.get(), events_.data(), kMaxEvents, timeout);
   sleeping_.store(false, std::memory_order_relaxed);
-  if (sleeps) ReclaimSeat();
+  if (sleeps) ReclaimOwnership();
   bool worked = false;
   for (int i = 0; i < count; ++i) {
     const epoll_event& event = events_[static_cast<std::size_t>(i)];

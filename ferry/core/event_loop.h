@@ -173,12 +173,12 @@ class EventLoop {
   explicit EventLoop(microseconds linger) : linger_(linger) {}
   void WorkerMain();
   void WorkerSession(std::unique_lock<std::mutex>& lock);
-  void TakeSeat(std::unique_lock<std::mutex>& lock);
-  void LeaveSeat(std::unique_lock<std::mutex>& lock);
-  void LendSeat();
-  void ReclaimSeat();
-  void AwaitSeat(std::unique_lock<std::mutex>& lock, Waiter* waiter, Deadline deadline);
-  void EndVisit(std::unique_lock<std::mutex>& lock);
+  void TakeOwnership(std::unique_lock<std::mutex>& lock);
+  void ReleaseOwnership(std::unique_lock<std::mutex>& lock);
+  void LendOwnership();
+  void ReclaimOwnership();
+  void AwaitOwnership(std::unique_lock<std::mutex>& lock, Waiter* waiter, Deadline deadline);
+  void EndCall(std::unique_lock<std::mutex>& lock);
   bool RunAsGuest(Task* task);
   void KickLocked();
   static void WakeLocked(Waiter* waiter);
@@ -206,12 +206,12 @@ class EventLoop {
 
   // Loop ownership. A driver that sleeps in epoll_wait lends it: another thread may run one task
   // meanwhile.
-  std::mutex seat_mutex_;
+  std::mutex ownership_mutex_;
   std::condition_variable worker_wake_;  // the parked worker waits here
   std::condition_variable guest_left_;   // a thread that takes or reclaims ownership waits here
   std::condition_variable left_;         // Stop() waits here
-  bool seated_ = false;                  // there is a driver
-  bool worker_seated_ = false;
+  bool owned_ = false;                   // there is a driver
+  bool worker_owns_ = false;
   bool worker_rests_ = false;  // parked until the driver leaves
   bool open_ = true;           // no driver, or the driver sleeps
   bool guest_ = false;  // written under the mutex; the guest and the driver may read it without
@@ -221,7 +221,7 @@ class EventLoop {
                                               // PassiveWait
   std::atomic<bool> worker_kicked_{false};    // somebody wants the worker to stop driving
   std::atomic<std::uint64_t> turns_{0};
-  std::atomic<int> visitors_{0};  // application threads inside DriveUntil or DriveOnce
+  std::atomic<int> callers_{0};  // application threads inside DriveUntil or DriveOnce
   std::atomic<std::thread::id> driver_{};
   std::atomic<bool> stopping_{false};
   std::thread worker_;

@@ -157,7 +157,7 @@ TEST(EventLoop, WakesASleepingDriverForAPostedTask) {
   poster.join();
 }
 
-TEST(EventLoop, PostOrRunRunsInlineWhenTheSeatIsFree) {
+TEST(EventLoop, PostOrRunRunsInlineWhenTheLoopIsFree) {
   auto loop = MakeLoop();
   std::thread::id ran_by;
   loop->PostOrRun([&] { ran_by = std::this_thread::get_id(); });
@@ -384,7 +384,7 @@ TEST(DriveUntil, LeavesTheLoopToTheWorkerAfterwards) {
 }
 
 // Regression: the worker woke up and went back to sleep while it kept ownership.
-TEST(DriveOnce, MakesAnIdleWorkerLeaveTheSeat) {
+TEST(DriveOnce, MakesAnIdleWorkerLeaveTheLoop) {
   auto loop = MakeLoop(seconds(60));  // how long the worker stays away
   ASSERT_TRUE(loop->StartWorker("test-loop"));
   Flag started;

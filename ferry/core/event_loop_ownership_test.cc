@@ -22,13 +22,13 @@ namespace {
 using std::chrono::seconds;
 
 // Long enough for busy callers to return within it on a busy machine.
-constexpr milliseconds kSeatLinger{20};
-// The delay that busy threads on a busy machine may add to a wait of 2 * kSeatLinger. A starved
-// loop is starved for as long as its callers continue.
+constexpr milliseconds kOwnershipLinger{20};
+// The delay that busy threads on a busy machine may add to a wait of 2 * kOwnershipLinger. A
+// starved loop is starved for as long as its callers continue.
 constexpr milliseconds kServedWithin{1000};
 constexpr milliseconds kCallersGoOn{3000};
 
-UniqueFd SeatSignal() {
+UniqueFd OwnershipSignal() {
   auto fd = MakeEventFd();
   EXPECT_TRUE(fd);
   return *std::move(fd);
@@ -104,7 +104,7 @@ void PollsSeldom(EventLoop& loop, const std::atomic<bool>& stop) {
 }
 
 void SleepsOnADescriptor(EventLoop& loop, const std::atomic<bool>& stop) {
-  const UniqueFd fd = SeatSignal();
+  const UniqueFd fd = OwnershipSignal();
   while (!stop.load()) {
     loop.PostOrRun([&] { SignalEventFd(fd.get()); });
     const auto wait = loop.BeginPassiveWait();
@@ -162,7 +162,7 @@ class Served final : public EventLoop::Handler {
   }
 
   EventLoop* loop_;
-  const UniqueFd fd_ = SeatSignal();
+  const UniqueFd fd_ = OwnershipSignal();
   std::atomic<bool> watched_{false};
   std::atomic<int> signalled_{0};
   std::atomic<int> handled_{0};
@@ -170,10 +170,10 @@ class Served final : public EventLoop::Handler {
   std::atomic<Clock::rep> latest_{0};
 };
 
-class SeatUsedBy : public testing::TestWithParam<Callers> {};
+class OwnedBy : public testing::TestWithParam<Callers> {};
 
-TEST_P(SeatUsedBy, ServesTimersAndDescriptorsInTime) {
-  auto loop = MakeLoop(kSeatLinger);
+TEST_P(OwnedBy, ServesTimersAndDescriptorsInTime) {
+  auto loop = MakeLoop(kOwnershipLinger);
   ASSERT_TRUE(loop->StartWorker("test-loop"));
   Served served(loop.get());
   std::atomic<bool> stop{false};
@@ -195,7 +195,7 @@ TEST_P(SeatUsedBy, ServesTimersAndDescriptorsInTime) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Callers, SeatUsedBy,
+    Callers, OwnedBy,
     testing::Values(Callers{"Posters", {PostsOnly}}, Callers{"PostersThatRun", {PostsOrRuns}},
                     Callers{"PostersThatRunAndPause", {PostsOrRunsEvery50us}},
                     Callers{"Cancellers", {AddsAndCancelsTimers}},
@@ -213,7 +213,7 @@ INSTANTIATE_TEST_SUITE_P(
 // ---- guests -------------------------------------------------------------------------------------
 
 // Regression: the worker kept ownership while it slept, and each task waited for its wake-up.
-TEST(SeatGuest, RunsItsTaskWhileTheWorkerSleeps) {
+TEST(OwnershipGuest, RunsItsTaskWhileTheWorkerSleeps) {
   auto loop = MakeLoop(seconds(60));
   ASSERT_TRUE(loop->StartWorker("test-loop"));
   std::atomic<bool> started{false};
@@ -228,7 +228,7 @@ TEST(SeatGuest, RunsItsTaskWhileTheWorkerSleeps) {
   EXPECT_TRUE(mine.load());
 }
 
-TEST(SeatGuest, WakesTheSleepingWorkerForItsTimer) {
+TEST(OwnershipGuest, WakesTheSleepingWorkerForItsTimer) {
   auto loop = MakeRunningLoop();
   for (int i = 0; i < 50; ++i) {
     std::atomic<bool> fired{false};
@@ -240,7 +240,7 @@ TEST(SeatGuest, WakesTheSleepingWorkerForItsTimer) {
   }
 }
 
-TEST(SeatGuest, WakesAThreadThatSleepsInTheSeatForWhatItsTaskHasEnded) {
+TEST(OwnershipGuest, WakesAThreadThatSleepsAsOwnerForWhatItsTaskHasEnded) {
   for (int i = 0; i < 200; ++i) {
     auto loop = MakeLoop();
     std::atomic<bool> asked{false};
@@ -261,14 +261,14 @@ TEST(SeatGuest, WakesAThreadThatSleepsInTheSeatForWhatItsTaskHasEnded) {
 }
 
 // The driver may have fetched the handler's events and be on its way back.
-TEST(SeatGuest, MayDestroyAHandlerWhileTheDriverSleeps) {
+TEST(OwnershipGuest, MayDestroyAHandlerWhileTheDriverSleeps) {
   struct Counts final : EventLoop::Handler {
     explicit Counts(std::atomic<int>* c) : count(c) {}
     void OnEventsOnLoop(std::uint32_t /*events*/) override { count->fetch_add(1); }
     std::atomic<int>* count;
   };
   auto loop = MakeRunningLoop();
-  const UniqueFd fd = SeatSignal();
+  const UniqueFd fd = OwnershipSignal();
   std::atomic<int> events{0};
   std::atomic<bool> stop{false};
   std::thread signaller([&] {
@@ -303,7 +303,7 @@ TEST(PassiveWait, EndsTheWorkersLinger) {
   EXPECT_TRUE(ran.load());
 }
 
-TEST(PassiveWait, LetsTheWorkerDriveAsSoonAsAnotherThreadHasLeftTheSeat) {
+TEST(PassiveWait, LetsTheWorkerDriveAsSoonAsAnotherThreadHasLeftTheLoop) {
   auto loop = MakeLoop(seconds(60));
   ASSERT_TRUE(loop->StartWorker("test-loop"));
   const auto wait = loop->BeginPassiveWait();
