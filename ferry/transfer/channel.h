@@ -386,9 +386,9 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
 
   // Receiving.
   OpenedRegions opened_;
-  std::uint32_t finished_ = 0;  // sequenced frames of the peer that are processed
-  std::uint32_t told_ = 0;      // last acknowledged value of finished_
-  std::uint64_t untold_bytes_ = 0;
+  std::uint32_t finished_ = 0;    // sequenced frames of the peer that are processed
+  std::uint32_t last_acked_ = 0;  // last acknowledged value of finished_
+  std::uint64_t unacked_received_bytes_ = 0;
   bool ack_deferred_ = false;
   RefusalLog refusals_;
   std::uint32_t incoming_crc_ = 0;
@@ -413,13 +413,13 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   std::vector<Block> incoming_blocks_;         // target addresses of incoming_copy_
   std::shared_ptr<StagedCopy> incoming_copy_;  // the frame being received into a slot
   Stager* incoming_stager_ = nullptr;
-  StageSlot given_;                          // a slot granted for receiving
-  Stager* given_by_ = nullptr;               // the stager that granted it
-  bool asked_to_land_ = false;               // a slot for receiving was requested
-  bool waits_for_copies_ = false;            // paused until some copies end
-  std::uint64_t copied_here_bytes_ = 0;      // kCopy frames of the peer in landings_
-  std::size_t copied_here_blocks_ = 0;       // blocks of those
-  std::atomic<bool> told_of_copies_{false};  // a task that checks them is posted
+  StageSlot given_;                         // a slot granted for receiving
+  Stager* given_by_ = nullptr;              // the stager that granted it
+  bool asked_to_land_ = false;              // a slot for receiving was requested
+  bool waits_for_copies_ = false;           // paused until some copies end
+  std::uint64_t copied_here_bytes_ = 0;     // kCopy frames of the peer in landings_
+  std::size_t copied_here_blocks_ = 0;      // blocks of those
+  std::atomic<bool> copies_posted_{false};  // a task that checks them is posted
 };
 
 }  // namespace ferry::transfer

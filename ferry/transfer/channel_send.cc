@@ -332,9 +332,10 @@ Channel::Frame* Channel::NewFrame(wire::Type type, std::uint64_t operation_id) {
 void Channel::SendFrame(Frame* frame) {
   // Every frame acknowledges all frames that came before it, up to the first refusal that is not
   // sent yet.
-  told_ = refusals_.Acknowledgeable(finished_);
-  untold_bytes_ = 0;
-  std::memcpy(frame->meta.data() + offsetof(wire::MessageHeader, ack), &told_, sizeof told_);
+  last_acked_ = refusals_.Acknowledgeable(finished_);
+  unacked_received_bytes_ = 0;
+  std::memcpy(frame->meta.data() + offsetof(wire::MessageHeader, ack), &last_acked_,
+              sizeof last_acked_);
   if (frame->checked) {
     const auto flags = static_cast<std::byte>(wire::kChecked);
     std::memcpy(frame->meta.data() + offsetof(wire::MessageHeader, flags), &flags, 1);
@@ -436,7 +437,7 @@ void Channel::OnSent(net::OutFrame* out) {
 // ---- acknowledgements ---------------------------------------------------------------------------
 
 void Channel::SendAck() {
-  if (refusals_.Acknowledgeable(finished_) != told_) SendPlainOnLoop(wire::Type::kAck, 0, {});
+  if (refusals_.Acknowledgeable(finished_) != last_acked_) SendPlainOnLoop(wire::Type::kAck, 0, {});
 }
 
 void Channel::FinishedFrame(std::uint64_t payload_bytes) {
@@ -447,11 +448,11 @@ void Channel::FinishedFrame(std::uint64_t payload_bytes) {
 void Channel::CountFinished(std::uint64_t payload_bytes) {
   ++finished_;
   refusals_.Forget(finished_);
-  untold_bytes_ += payload_bytes;
+  unacked_received_bytes_ += payload_bytes;
   const std::uint64_t slices = std::min(std::max(kAckSlices * payload_bytes, kMinAckBytes),
                                         kAckSlices * connection_->config().slice_bytes);
   const std::uint64_t many = std::min(connection_->window_bytes() / 4, slices);
-  if (untold_bytes_ >= many || finished_ - told_ >= kAckFrames) {
+  if (unacked_received_bytes_ >= many || finished_ - last_acked_ >= kAckFrames) {
     SendAck();
   } else if (!ack_deferred_) {
     // Delayed a moment: it may be carried by another frame, or cover more frames.

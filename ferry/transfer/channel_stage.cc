@@ -53,13 +53,13 @@ Error CopyStuck() {
 
 UniqueFunction<void()> Channel::TellOfCopies() {
   return [self = connection_->shared_from_this(), this] {
-    if (told_of_copies_.exchange(true)) return;
+    if (copies_posted_.exchange(true)) return;
     loop_->Post([self, this] { OnCopiesOverOnLoop(); });
   };
 }
 
 void Channel::OnCopiesOverOnLoop() {
-  (void)told_of_copies_.exchange(false);  // before the check
+  (void)copies_posted_.exchange(false);  // before the check
   if (closed_) return;
   SettleLandings();
   if (up_ && std::exchange(waits_for_copies_, false)) lane_->Resume();

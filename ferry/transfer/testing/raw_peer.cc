@@ -92,7 +92,7 @@ RawLane::RawLane(std::uint16_t port) : fd_(ConnectTo(port)) {}
 std::vector<std::byte> RawLane::Encode(const Saying& saying) const {
   wire::MessageHeader header;
   header.type = saying.type;
-  header.ack = saying.ack.value_or(told_);
+  header.ack = saying.ack.value_or(last_acked_);
   header.operation = saying.operation;
   FramePrefix prefix;
   prefix.meta_bytes = static_cast<std::uint32_t>(sizeof header + saying.body.size());
@@ -231,7 +231,7 @@ bool RawLane::IsQuiet() {
 }
 
 bool RawLane::AckAll() {
-  told_ = sequenced_;
+  last_acked_ = sequenced_;
   return Say({.type = wire::Type::kAck});
 }
 

@@ -106,9 +106,9 @@ class RawLane {
 
   UniqueFd fd_;
   std::deque<RawFrame> kept_;
-  std::uint32_t sequenced_ = 0;  // frames received
-  std::uint32_t told_ = 0;       // received frames that we have acknowledged
-  std::uint32_t acked_ = 0;      // frames of ours that are acknowledged
+  std::uint32_t sequenced_ = 0;   // frames received
+  std::uint32_t last_acked_ = 0;  // received frames that we have acknowledged
+  std::uint32_t acked_ = 0;       // frames of ours that are acknowledged
 };
 
 // A peer that has run the handshake with an endpoint on this machine, with its lanes.
