@@ -141,7 +141,7 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
     FERRY_TRY_ASSIGN(pending_comms_, std::move(checked));
     hello_ = *LoadWire<HelloWire>(meta);
     lane_->SetMaxMeta(net::kMaxMetaBytes);
-    acceptor_->OnHelloOnLoop(number_);
+    acceptor_->OnHello(number_);
     return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
   }
   Status OnPayload() override { return Ok(); }
@@ -275,7 +275,7 @@ void Acceptor::EnterOnLoop(std::unique_ptr<net::Lane> lane) {
 }
 
 // Moves the lane to its comm outside the lane's callbacks.
-void Acceptor::OnHelloOnLoop(std::uint64_t number) {
+void Acceptor::OnHello(std::uint64_t number) {
   admission_.MarkSpoken(number, Clock::now(), /*proven=*/true);
   loop_->Post([this, number] { AdmitOnLoop(number); });
 }

@@ -75,7 +75,7 @@ class Acceptor {
 
   Acceptor(Engine* engine, EventLoop* loop);
   void EnterOnLoop(std::unique_ptr<net::Lane> lane);
-  void OnHelloOnLoop(std::uint64_t number);
+  void OnHello(std::uint64_t number);
   Result<std::shared_ptr<PendingComms>> Find(const HelloWire& hello);
   // Returns an error for a hello frame that must not be accepted. If its sender has the key, the
   // listen comm's Take() reports the error too.

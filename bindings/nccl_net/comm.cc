@@ -59,7 +59,7 @@ bool Comm::Adopt(std::size_t index, std::unique_ptr<net::Lane> lane) {
   place.lane->Attach(place.loop, &place);
   if (index == 0) place.loop->Post([this] { PlanBeatOnLoop(); });
   const bool last = adopted_.fetch_add(1) + 1 == lanes_.size();
-  if (last) LoopOf(0)->Post([this] { OnCompleteOnLoop(); });
+  if (last) LoopOf(0)->Post([this] { OnComplete(); });
   return true;
 }
 
@@ -204,10 +204,10 @@ Result<net::Placement> Comm::CommLane::OnFrame(std::span<const std::byte> meta,
     return nowhere;
   }
   if (const auto bye = LoadWire<ByeWire>(meta); bye && bye->type == FrameType::kBye && index == 0) {
-    comm->OnByeOnLoop();
+    comm->OnBye();
     return nowhere;
   }
-  return comm->OnFrameOnLoop(index, meta, payload_bytes);
+  return comm->HandleFrame(index, meta, payload_bytes);
 }
 
 void Comm::CommLane::OnSent(net::OutFrame* sent) {
@@ -223,7 +223,7 @@ void Comm::CommLane::OnSent(net::OutFrame* sent) {
 void Comm::CommLane::OnClosed(const Error& error) {
   comm->EndedOnLoop(this);
   const std::size_t lost = comm->lost_.fetch_add(1) + 1;
-  comm->OnLaneLostOnLoop(index, error, lost == comm->lanes_.size());
+  comm->OnLaneLost(index, error, lost == comm->lanes_.size());
 }
 
 bool Comm::WasClosedOnLoop(std::size_t lane) const {

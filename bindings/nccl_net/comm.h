@@ -110,15 +110,15 @@ class Comm {
   std::string Peer();
 
   // On the lane's loop; the placement's memory must stay valid until the payload has arrived.
-  virtual Result<net::Placement> OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
-                                               std::uint64_t payload_bytes) = 0;
-  virtual Status OnPayloadOnLoop(std::size_t lane) = 0;
+  virtual Result<net::Placement> HandleFrame(std::size_t lane, std::span<const std::byte> meta,
+                                             std::uint64_t payload_bytes) = 0;
+  virtual Status HandlePayload(std::size_t lane) = 0;
   // A lane has ended; `last`: all lanes have.
-  virtual void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) = 0;
+  virtual void OnLaneLost(std::size_t lane, const Error& error, bool last) = 0;
   // Called when complete(), on the loop of lane 0.
-  virtual void OnCompleteOnLoop() {}
+  virtual void OnComplete() {}
   // The other side has sent bye on lane 0.
-  virtual void OnByeOnLoop() = 0;
+  virtual void OnBye() = 0;
   // Called first by Close(), not on a loop; possibly by two threads at once. May block.
   virtual void AwaitArrival() {}
   // Whether lane 0 is up. Waiters on its loop are notified when it ends.
@@ -182,7 +182,7 @@ class Comm::CommLane final : public net::LaneHandler {
 
   Result<net::Placement> OnFrame(std::span<const std::byte> meta,
                                  std::uint64_t payload_bytes) override;
-  Status OnPayload() override { return comm->OnPayloadOnLoop(index); }
+  Status OnPayload() override { return comm->HandlePayload(index); }
   void OnSent(net::OutFrame* frame) override;
   void OnClosed(const Error& error) override;
 

@@ -139,17 +139,17 @@ void RecvComm::AnswerByeOnLoop() {
   if (bye_heard_ && complete()) SayByeOnLoop();
 }
 
-void RecvComm::OnCompleteOnLoop() {
+void RecvComm::OnComplete() {
   SendOnLoop(0, &welcome_);
   AnswerByeOnLoop();
 }
 
-void RecvComm::OnByeOnLoop() {
+void RecvComm::OnBye() {
   bye_heard_ = true;
   AnswerByeOnLoop();
 }
 
-Status RecvComm::OnAskOnLoop(std::span<const CountWire> asked) {
+Status RecvComm::OnAsk(std::span<const CountWire> asked) {
   const std::lock_guard lock(mutex_);
   bool must_tell = false;
   for (const CountWire& count : asked) {
@@ -247,13 +247,13 @@ void RecvComm::FinishLocked(Slot* slot) {
   slot->request->left.fetch_sub(1, std::memory_order_release);
 }
 
-Result<net::Placement> RecvComm::OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
-                                               std::uint64_t payload_bytes) {
+Result<net::Placement> RecvComm::HandleFrame(std::size_t lane, std::span<const std::byte> meta,
+                                             std::uint64_t payload_bytes) {
   const net::Placement nowhere{.action = net::Placement::Action::kDiscard, .memory = {}};
   if (const auto asked = LoadCounts(FrameType::kAsk, meta); asked && lane == 0) {
     if (payload_bytes != 0)
       return Error(Code::kCorrupt, "the sender sent a credit request with a payload");
-    FERRY_TRY(OnAskOnLoop(*asked));
+    FERRY_TRY(OnAsk(*asked));
     return nowhere;
   }
   const auto data = lane == 0 ? LoadPadded(meta) : LoadWire<DataWire>(meta);
@@ -299,7 +299,7 @@ net::Placement RecvComm::PlaceLocked(std::size_t lane, const DataWire& data,
   return {.memory = {&landings_[lane].place, 1}};
 }
 
-Status RecvComm::OnPayloadOnLoop(std::size_t lane) {
+Status RecvComm::HandlePayload(std::size_t lane) {
   std::unique_lock lock(mutex_);
   const Landing landing = std::exchange(landings_[lane], Landing{});
   if (landing.early != nullptr) {
@@ -376,7 +376,7 @@ void RecvComm::DeliverEarlyLocked(Early* early) {
   FinishLocked(slot);
 }
 
-void RecvComm::OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) {
+void RecvComm::OnLaneLost(std::size_t lane, const Error& error, bool last) {
   if (!last) return FailLaterOnLoop(lane, error);
   const std::lock_guard lock(mutex_);
   const auto is_part = [](const auto& early) { return !early->whole; };

@@ -93,7 +93,7 @@ class RecvComm final : public Comm {
   bool IsToTellLocked(std::size_t lane);
   void TellOnLoop();
   void AnswerByeOnLoop();
-  Status OnAskOnLoop(std::span<const CountWire> asked);
+  Status OnAsk(std::span<const CountWire> asked);
   net::Placement PlaceLocked(std::size_t lane, const DataWire& data, std::uint64_t payload_bytes);
   Slot* FindPostedLocked(const DataWire& data);
   Status CheckPieceLocked(Slot* slot, const DataWire& data, std::uint64_t payload_bytes);
@@ -103,12 +103,12 @@ class RecvComm final : public Comm {
   void DeliverEarlyLocked(Early* early);
   void FinishLocked(Slot* slot);
 
-  Result<net::Placement> OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
-                                       std::uint64_t payload_bytes) override;
-  Status OnPayloadOnLoop(std::size_t lane) override;
-  void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) override;
-  void OnCompleteOnLoop() override;
-  void OnByeOnLoop() override;
+  Result<net::Placement> HandleFrame(std::size_t lane, std::span<const std::byte> meta,
+                                     std::uint64_t payload_bytes) override;
+  Status HandlePayload(std::size_t lane) override;
+  void OnLaneLost(std::size_t lane, const Error& error, bool last) override;
+  void OnComplete() override;
+  void OnBye() override;
   bool Uses(std::span<const std::byte> memory) const override;
   const char* kind() const noexcept override { return "irecv"; }
 

@@ -98,12 +98,12 @@ void SendComm::DialOnLoop(std::size_t lane, std::size_t attempt) {
   engine()->provider().Connect(
       to, config, LoopOf(lane), DialDeadline(attempt),
       [weak = weak_from_this(), lane, attempt](Result<std::unique_ptr<net::Lane>> dialled) {
-        if (const auto self = weak.lock()) self->OnDialledOnLoop(lane, attempt, std::move(dialled));
+        if (const auto self = weak.lock()) self->OnDialled(lane, attempt, std::move(dialled));
       });
 }
 
-void SendComm::OnDialledOnLoop(std::size_t lane, std::size_t attempt,
-                               Result<std::unique_ptr<net::Lane>> dialled) {
+void SendComm::OnDialled(std::size_t lane, std::size_t attempt,
+                         Result<std::unique_ptr<net::Lane>> dialled) {
   if (!dialled) {
     if (attempt + 1 < ways_.size()) return DialOnLoop(lane, attempt + 1);
     if (refusal_) return Fail(*refusal_);
@@ -312,7 +312,7 @@ void SendComm::AskOnLoop() {
   SayCountsOnLoop(FrameType::kAsk, wanted);
 }
 
-void SendComm::OnByeOnLoop() {
+void SendComm::OnBye() {
   arrived_.store(true);
   LoopOf(0)->NotifyWaiters();
 }
@@ -336,8 +336,8 @@ bool SendComm::Uses(std::span<const std::byte> memory) const {
 
 // ---- the receiver -------------------------------------------------------------------------------
 
-Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
-                                               std::uint64_t payload_bytes) {
+Result<net::Placement> SendComm::HandleFrame(std::size_t lane, std::span<const std::byte> meta,
+                                             std::uint64_t payload_bytes) {
   const auto welcome = LoadWire<WelcomeWire>(meta);
   if (lane == 0 && payload_bytes == 0 && welcome && welcome->type == FrameType::kWelcome) {
     welcomed_.store(true);
@@ -391,7 +391,7 @@ Result<net::Placement> SendComm::OnFrameOnLoop(std::size_t lane, std::span<const
 }
 
 // A closing receiver has announced on lane 0, before, which messages it still waits for.
-void SendComm::OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) {
+void SendComm::OnLaneLost(std::size_t lane, const Error& error, bool last) {
   if (!welcomed_.load()) {
     if (error.code() == Code::kPeerLost) turned_away_.store(true);
     return Fail(error);

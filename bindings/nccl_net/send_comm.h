@@ -73,8 +73,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
 
   Deadline DialDeadline(std::size_t attempt) const;
   void DialOnLoop(std::size_t lane, std::size_t attempt);
-  void OnDialledOnLoop(std::size_t lane, std::size_t attempt,
-                       Result<std::unique_ptr<net::Lane>> dialled);
+  void OnDialled(std::size_t lane, std::size_t attempt, Result<std::unique_ptr<net::Lane>> dialled);
   Tag& TagOf(int tag);
   SendRequest* FreeRequest();
   bool IsSmall(const SendRequest& request) const noexcept;
@@ -87,12 +86,12 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   void AskInTime(SendRequest* request);
   void AskOnLoop();
 
-  Result<net::Placement> OnFrameOnLoop(std::size_t lane, std::span<const std::byte> meta,
-                                       std::uint64_t payload_bytes) override;
-  Status OnPayloadOnLoop(std::size_t /*lane*/) override { return Ok(); }
-  void OnLaneLostOnLoop(std::size_t lane, const Error& error, bool last) override;
+  Result<net::Placement> HandleFrame(std::size_t lane, std::span<const std::byte> meta,
+                                     std::uint64_t payload_bytes) override;
+  Status HandlePayload(std::size_t /*lane*/) override { return Ok(); }
+  void OnLaneLost(std::size_t lane, const Error& error, bool last) override;
   bool Uses(std::span<const std::byte> memory) const override;
-  void OnByeOnLoop() override;
+  void OnBye() override;
   void AwaitArrival() override;
   const char* kind() const noexcept override { return "isend"; }
 

@@ -441,7 +441,7 @@ bool EventLoop::PollEvents(Deadline wake) {
     const auto it = watches_.find(static_cast<int>(event.data.u64 & 0xffffffff));
     // No such watch: the wake-up descriptor, or a descriptor that was unwatched since.
     if (it == watches_.end() || it->second.generation != event.data.u64 >> 32) continue;
-    it->second.handler->OnEventsOnLoop(event.events);
+    it->second.handler->OnEvents(event.events);
     WakeReady();
     worked = true;
   }

@@ -57,7 +57,7 @@ class EventLoop {
   // read or write until EAGAIN, or request kNextTurn.
   class Handler {
    public:
-    virtual void OnEventsOnLoop(std::uint32_t events) = 0;
+    virtual void OnEvents(std::uint32_t events) = 0;
 
    protected:
     ~Handler() = default;

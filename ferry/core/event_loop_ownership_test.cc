@@ -131,7 +131,7 @@ class Served final : public EventLoop::Handler {
       watched_.store(true);
     });
   }
-  void OnEventsOnLoop(std::uint32_t /*events*/) override { handled_.store(signalled_.load()); }
+  void OnEvents(std::uint32_t /*events*/) override { handled_.store(signalled_.load()); }
 
   // Signals the descriptor repeatedly and returns the longest wait for the loop.
   Clock::duration LongestWait(Deadline until) {
@@ -264,7 +264,7 @@ TEST(OwnershipGuest, WakesAThreadThatSleepsAsOwnerForWhatItsTaskHasEnded) {
 TEST(OwnershipGuest, MayDestroyAHandlerWhileTheDriverSleeps) {
   struct Counts final : EventLoop::Handler {
     explicit Counts(std::atomic<int>* c) : count(c) {}
-    void OnEventsOnLoop(std::uint32_t /*events*/) override { count->fetch_add(1); }
+    void OnEvents(std::uint32_t /*events*/) override { count->fetch_add(1); }
     std::atomic<int>* count;
   };
   auto loop = MakeRunningLoop();

@@ -21,7 +21,7 @@ using testing::ElementsAre;
 class CountingHandler final : public EventLoop::Handler {
  public:
   explicit CountingHandler(std::function<void()> on_event = {}) : on_event_(std::move(on_event)) {}
-  void OnEventsOnLoop(std::uint32_t events) override {
+  void OnEvents(std::uint32_t events) override {
     last_events = events;
     ++calls;
     if (on_event_) on_event_();

@@ -217,19 +217,19 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   void FillOutbox();
   bool TakeSlotFor(Staged* staged);
   void BeginGatherFor(Staged* staged, StageSlot slot);
-  void OnSlotToSendOnLoop(Stager* stager, StageSlot slot);
+  void OnSlotToSend(Stager* stager, StageSlot slot);
   void SendStaged();
   void SendOneStaged(Staged staged);
   template <class Holder>  // a Frame, or an Unacked
   void LetGoOfSlot(Holder* holder);
   Result<net::Placement> PlaceInSlot(Stager* stager, std::uint64_t payload_bytes);
-  void OnSlotToLandOnLoop(Stager* stager, StageSlot slot);
+  void OnSlotToLand(Stager* stager, StageSlot slot);
   void Land(std::shared_ptr<OperationState> read);
   void AwaitLandingsIn(const RegionState* region);
   void SettleLandings();
   void AwaitCopies();
   void DropOutbox(std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>>* unsent);
-  void OnCopiesOverOnLoop();
+  void OnCopiesOver();
   UniqueFunction<void()> TellOfCopies();
 
   // channel_copy.cc

@@ -112,7 +112,7 @@ Result<Placement> Channel::OnCopy(const wire::MessageHeader& header, wire::MetaR
 
 Result<Placement> Channel::OnSharing(const wire::MessageHeader& header, wire::MetaReader* reader) {
   if (index_ != 0) return Malformed("a share on a lane other than the first");
-  const Status taken = connection_->sharing().OnFrameOnLoop(header, reader);
+  const Status taken = connection_->sharing().OnSharingFrame(header, reader);
   if (!taken) return Malformed(taken.error().message().c_str());
   FinishedFrame(0);
   return Placement{};

@@ -108,7 +108,7 @@ Result<Placement> Channel::OnPlainFrame(const wire::MessageHeader& header,
     default: return Malformed(wire::TypeName(header.type));
   }
   if (index_ != 0) return Malformed("a message on a lane other than the first");
-  FERRY_TRY(connection_->OnMessageOnLoop(header, reader));
+  FERRY_TRY(connection_->OnMessage(header, reader));
   FinishedFrame(0);
   return Placement{};
 }
@@ -489,13 +489,13 @@ Status Channel::OnPayload() {
       break;
     }
     case Incoming::kMessage:
-      connection_->OnWholeMessageOnLoop(std::exchange(incoming_receive_, nullptr),
-                                        {incoming_tag_, incoming_bytes_, incoming_operation_,
-                                         /*offered=*/false, std::move(incoming_data_)},
-                                        intact);
+      connection_->OnWholeMessage(std::exchange(incoming_receive_, nullptr),
+                                  {incoming_tag_, incoming_bytes_, incoming_operation_,
+                                   /*offered=*/false, std::move(incoming_data_)},
+                                  intact);
       break;
     case Incoming::kNotification:
-      if (intact) connection_->OnNotificationOnLoop(std::move(incoming_data_));
+      if (intact) connection_->OnNotification(std::move(incoming_data_));
       break;
   }
   HoldScratch();

@@ -54,11 +54,11 @@ Error CopyStuck() {
 UniqueFunction<void()> Channel::TellOfCopies() {
   return [self = connection_->shared_from_this(), this] {
     if (copies_posted_.exchange(true)) return;
-    loop_->Post([self, this] { OnCopiesOverOnLoop(); });
+    loop_->Post([self, this] { OnCopiesOver(); });
   };
 }
 
-void Channel::OnCopiesOverOnLoop() {
+void Channel::OnCopiesOver() {
   (void)copies_posted_.exchange(false);  // before the check
   if (closed_) return;
   SettleLandings();
@@ -231,7 +231,7 @@ bool Channel::TakeSlotFor(Staged* staged) {
     slot = stager->Take(StageWay::kToNetwork,
                         [self = connection_->shared_from_this(), this, stager](StageSlot given) {
                           loop_->Post([self, this, stager, given = std::move(given)]() mutable {
-                            OnSlotToSendOnLoop(stager, std::move(given));
+                            OnSlotToSend(stager, std::move(given));
                           });
                         });
     staged->asked = !slot;
@@ -244,7 +244,7 @@ bool Channel::TakeSlotFor(Staged* staged) {
 }
 
 // A slot was granted after a wait. `this` is valid: the callback keeps the connection alive.
-void Channel::OnSlotToSendOnLoop(Stager* stager, StageSlot slot) {
+void Channel::OnSlotToSend(Stager* stager, StageSlot slot) {
   const auto it = std::find_if(outbox_.begin(), outbox_.end(), [&](const Staged& staged) {
     return staged.asked && staged.stager == stager;
   });
@@ -352,7 +352,7 @@ Result<net::Placement> Channel::PlaceInSlot(Stager* stager, std::uint64_t payloa
     slot = stager->Take(StageWay::kFromNetwork,
                         [self = connection_->shared_from_this(), this, stager](StageSlot given) {
                           loop_->Post([self, this, stager, given = std::move(given)]() mutable {
-                            OnSlotToLandOnLoop(stager, std::move(given));
+                            OnSlotToLand(stager, std::move(given));
                           });
                         });
     asked_to_land_ = !slot;
@@ -370,7 +370,7 @@ Result<net::Placement> Channel::PlaceInSlot(Stager* stager, std::uint64_t payloa
   return net::Placement{net::Placement::Action::kPlace, pieces_};
 }
 
-void Channel::OnSlotToLandOnLoop(Stager* stager, StageSlot slot) {
+void Channel::OnSlotToLand(Stager* stager, StageSlot slot) {
   asked_to_land_ = false;
   if (closed_ || !up_) return;
   given_ = std::move(slot);

@@ -179,7 +179,7 @@ class ConnectionCore final : public SharingHost,
 
   // ---- Home loop.
   void StartOnLoop();  // requires that all channels have adopted their lanes
-  Status OnMessageOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnMessage(const wire::MessageHeader& header, wire::MetaReader* reader);
   // Takes the receive that matches the tag. Null if no receive matches; kInvalidArgument if its
   // buffer is too small.
   Result<std::shared_ptr<OperationState>> TakeReceiveOnLoop(std::uint64_t tag, std::uint64_t bytes);
@@ -188,12 +188,12 @@ class ConnectionCore final : public SharingHost,
   void TakeRtsOnLoop(std::uint64_t peer_operation, const wire::TagBody& body);
   // A whole message arrived. `receive`: the receive whose buffer holds it; null if `message` holds
   // its data.
-  void OnWholeMessageOnLoop(const std::shared_ptr<OperationState>& receive, ArrivedMessage message,
-                            const Status& intact);
+  void OnWholeMessage(const std::shared_ptr<OperationState>& receive, ArrivedMessage message,
+                      const Status& intact);
   // Requeues a receive whose message did not arrive completely; the sender will resend it.
   void PutBackReceiveOnLoop(const std::shared_ptr<OperationState>& receive);
   bool MayNotifyOnLoop(std::uint64_t bytes) const;
-  void OnNotificationOnLoop(std::vector<std::byte> bytes);
+  void OnNotification(std::vector<std::byte> bytes);
   void BecomesRtsOnLoop(const std::shared_ptr<OperationState>& operation);
 
  private:
@@ -245,10 +245,10 @@ class ConnectionCore final : public SharingHost,
     OnLanes(~std::uint64_t{0}, work, std::move(then));
   }
 
-  Status OnRtsOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
-  Status OnCtsOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
-  Status OnFinOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
-  Status OnDeclinedOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnRts(const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnCts(const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnFin(const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnDeclined(const wire::MessageHeader& header, wire::MetaReader* reader);
   void WriteRequestedOnLoop(const Op& operation, const wire::CtsBody& asked);
   void LandMessageOnLoop(const Op& receive, std::shared_ptr<std::vector<std::byte>> data,
                          std::uint64_t at);

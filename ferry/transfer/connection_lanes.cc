@@ -152,7 +152,7 @@ void ConnectionCore::LaneLostOnLoop(std::uint32_t index, const Error& error,
       lives_.begin(), lives_.end(), [](const LaneLife& each) { return !each.up && each.by_reset; });
   if (all_reset) return LaneFailed(error);
   if (lane_health_) {
-    return lane_health_->OnLaneLostOnLoop(index, loss.value_or(net::LaneLoss::kUnreachable));
+    return lane_health_->OnLaneLost(index, loss.value_or(net::LaneLoss::kUnreachable));
   }
   SuspectOnLoop(index, "was lost");
 }
@@ -209,7 +209,7 @@ void ConnectionCore::OnLaneUp(std::uint32_t index, net::LaneInfo info) {
 
 void ConnectionCore::SuspectOnLoop(std::uint32_t index, const char* why) {
   if (lost_.load()) return;
-  if (lane_health_) return lane_health_->OnSuspectOnLoop(index, why);
+  if (lane_health_) return lane_health_->OnSuspect(index, why);
   // The other side dials; this side can only request a replacement, over a lane that may still
   // work.
   wire::JoinBody body;
@@ -229,7 +229,7 @@ void ConnectionCore::PeerGaveUpLane(std::uint32_t index) {
   home_->Post([self = shared_from_this(), index] {
     self->given_up_[index] = false;
     if (self->lost_.load() || !self->lane_health_) return;
-    self->lane_health_->OnSuspectOnLoop(index, "was given up by the peer");
+    self->lane_health_->OnSuspect(index, "was given up by the peer");
   });
 }
 
@@ -243,7 +243,7 @@ void ConnectionCore::OnLinkChange(const net::LinkChange& change) {
         self->SuspectOnLoop(i, "has its link down");
       }
     }
-    if (self->lane_health_) self->lane_health_->OnLinkChangeOnLoop(change);
+    if (self->lane_health_) self->lane_health_->OnLinkChange(change);
   });
 }
 

@@ -75,7 +75,7 @@ void ConnectionCore::BecomesRtsOnLoop(const Op& operation) {
 }
 
 // A CTS that arrives while the eager frame is still in flight is kept until that frame is settled.
-Status ConnectionCore::OnCtsOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader) {
+Status ConnectionCore::OnCts(const wire::MessageHeader& header, wire::MetaReader* reader) {
   wire::CtsBody key;
   if (!reader->Read(&key) || key.most_slice < wire::kMinSlice) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed CTS", peer_name()));
@@ -223,7 +223,7 @@ void ConnectionCore::SendCtsOnLoop(const Op& receive, const ArrivedMessage& mess
 }
 
 // The receive ends only when no lane is inside its buffer any more, whatever the FIN says.
-Status ConnectionCore::OnFinOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader) {
+Status ConnectionCore::OnFin(const wire::MessageHeader& header, wire::MetaReader* reader) {
   wire::RefuseBody body;
   if (!reader->Read(&body)) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed FIN", peer_name()));
@@ -258,8 +258,7 @@ Status ConnectionCore::OnFinOnLoop(const wire::MessageHeader& header, wire::Meta
   return Ok();
 }
 
-Status ConnectionCore::OnDeclinedOnLoop(const wire::MessageHeader& header,
-                                        wire::MetaReader* reader) {
+Status ConnectionCore::OnDeclined(const wire::MessageHeader& header, wire::MetaReader* reader) {
   wire::RefuseBody body;
   if (!reader->Read(&body)) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed declined", peer_name()));
@@ -354,7 +353,7 @@ bool ConnectionCore::DeclineForWantOfRoomOnLoop(std::uint64_t peer_operation) {
   return true;
 }
 
-Status ConnectionCore::OnRtsOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader) {
+Status ConnectionCore::OnRts(const wire::MessageHeader& header, wire::MetaReader* reader) {
   wire::TagBody body;
   if (!reader->Read(&body) || body.bytes == 0) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed RTS", peer_name()));
@@ -373,8 +372,8 @@ void ConnectionCore::TakeRtsOnLoop(std::uint64_t peer_operation, const wire::Tag
   }
 }
 
-void ConnectionCore::OnWholeMessageOnLoop(const Op& receive, ArrivedMessage message,
-                                          const Status& intact) {
+void ConnectionCore::OnWholeMessage(const Op& receive, ArrivedMessage message,
+                                    const Status& intact) {
   if (receive) return EndOnLoop(receive, intact);
   if (!intact) return;  // the sender has been told
   // A receive may have been posted while the message was arriving.
@@ -395,7 +394,7 @@ bool ConnectionCore::MayNotifyOnLoop(std::uint64_t bytes) const {
          memory_.HasRoom(kKeptRecordBytes + bytes);
 }
 
-void ConnectionCore::OnNotificationOnLoop(std::vector<std::byte> bytes) {
+void ConnectionCore::OnNotification(std::vector<std::byte> bytes) {
   {
     const std::lock_guard lock(notifications_mutex_);
     notification_bytes_ += bytes.size();
@@ -406,13 +405,12 @@ void ConnectionCore::OnNotificationOnLoop(std::vector<std::byte> bytes) {
   home_->NotifyWaiters();
 }
 
-Status ConnectionCore::OnMessageOnLoop(const wire::MessageHeader& header,
-                                       wire::MetaReader* reader) {
+Status ConnectionCore::OnMessage(const wire::MessageHeader& header, wire::MetaReader* reader) {
   switch (header.type) {
-    case wire::Type::kRts: return OnRtsOnLoop(header, reader);
-    case wire::Type::kCts: return OnCtsOnLoop(header, reader);
-    case wire::Type::kFin: return OnFinOnLoop(header, reader);
-    case wire::Type::kDeclined: return OnDeclinedOnLoop(header, reader);
+    case wire::Type::kRts: return OnRts(header, reader);
+    case wire::Type::kCts: return OnCts(header, reader);
+    case wire::Type::kFin: return OnFin(header, reader);
+    case wire::Type::kDeclined: return OnDeclined(header, reader);
     default: return Ok();
   }
 }

@@ -54,11 +54,10 @@ Status EndpointCore::Start() {
                                                     [this] { return Counters(); }));
   }
   server_handshake_ = std::make_unique<ServerHandshake>(this);
-  FERRY_TRY_ASSIGN(
-      listener_,
-      provider_->Listen({config_.listen_host, 0}, config_, front_loop(), [this](auto lane) {
-        server_handshake_->OnAcceptedOnLoop(std::move(lane));
-      }));
+  FERRY_TRY_ASSIGN(listener_, provider_->Listen({config_.listen_host, 0}, config_, front_loop(),
+                                                [this](auto lane) {
+                                                  server_handshake_->OnAccepted(std::move(lane));
+                                                }));
   listening_ = listener_->address();
   link_watch_ = provider_->WatchLinks(
       front_loop(), [this](const net::LinkChange& change) { OnLinkChange(change); });

@@ -368,7 +368,7 @@ void GpuSharing::TakeBackOnLoop(const RegionState* region) {
 }
 
 // A refusal with `slice` set holds for every region: the peer can never map memory of this process.
-Status GpuSharing::OnSharedOnLoop(wire::MetaReader* reader) {
+Status GpuSharing::OnShared(wire::MetaReader* reader) {
   wire::RefuseBody body;
   if (!reader->Read(&body)) return Error(Code::kCorrupt, "shared");
   bool ends = false;
@@ -393,7 +393,7 @@ Status GpuSharing::OnSharedOnLoop(wire::MetaReader* reader) {
   return Ok();
 }
 
-Status GpuSharing::OnUnsharedOnLoop(std::uint32_t share) {
+Status GpuSharing::OnUnshared(std::uint32_t share) {
   const std::lock_guard lock(own_mutex_);
   const Own* const own = FindLocked(share);
   if (own == nullptr || own->state != State::kEnding) {
@@ -411,20 +411,19 @@ std::shared_ptr<const PeerMemory> GpuSharing::Find(std::uint32_t share) const {
   return it == peers_.end() ? nullptr : it->second;
 }
 
-Status GpuSharing::OnFrameOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader) {
-  if (header.type == wire::Type::kShared) return OnSharedOnLoop(reader);
+Status GpuSharing::OnSharingFrame(const wire::MessageHeader& header, wire::MetaReader* reader) {
+  if (header.type == wire::Type::kShared) return OnShared(reader);
   if (header.type == wire::Type::kShare) {
     wire::ShareBody body;
     if (!reader->Read(&body)) return Error(Code::kCorrupt, "share");
-    return OnShareOnLoop(body);
+    return OnShare(body);
   }
   wire::SliceBody body;
   if (!reader->Read(&body)) return Error(Code::kCorrupt, "unshare");
-  return header.type == wire::Type::kUnshare ? OnUnshareOnLoop(body.slice)
-                                             : OnUnsharedOnLoop(body.slice);
+  return header.type == wire::Type::kUnshare ? OnUnshare(body.slice) : OnUnshared(body.slice);
 }
 
-Status GpuSharing::OnShareOnLoop(const wire::ShareBody& body) {
+Status GpuSharing::OnShare(const wire::ShareBody& body) {
   const bool fits = body.bytes > 0 && body.offset <= body.allocation &&
                     body.bytes <= body.allocation - body.offset && body.gpu < 255;
   const bool this_host = !ThisHost().none() && UuidOf(body.host) == ThisHost();
@@ -502,7 +501,7 @@ void GpuSharing::MappedOnLoop(std::uint32_t share,
   AnswerOnLoop(share, mapped ? Ok() : Status(mapped.error()), false);
 }
 
-Status GpuSharing::OnUnshareOnLoop(std::uint32_t share) {
+Status GpuSharing::OnUnshare(std::uint32_t share) {
   std::shared_ptr<const PeerMemory> last;  // shared with the copies; destroyed after the lock
   const std::lock_guard lock(peers_mutex_);
   const auto it = peers_.find(share);

@@ -114,7 +114,7 @@ class GpuSharing {
   std::shared_ptr<const PeerMemory> Find(std::uint32_t share) const;
 
   // Handles a share frame. An error ends the connection. Home loop.
-  Status OnFrameOnLoop(const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnSharingFrame(const wire::MessageHeader& header, wire::MetaReader* reader);
   // Call when no lane carries anything any more. Home loop.
   void EndOnLoop();
 
@@ -151,14 +151,14 @@ class GpuSharing {
   void SendUnshares(const std::vector<std::uint32_t>& shares);
   void Send(wire::Type type, std::span<const std::byte> body);
 
-  Status OnShareOnLoop(const wire::ShareBody& body);
+  Status OnShare(const wire::ShareBody& body);
   void MapOnLoop(const wire::ShareBody& body);
   void AnswerOnLoop(std::uint32_t share, const Status& status, bool for_good);
   void MappedOnLoop(std::uint32_t share, Result<std::shared_ptr<const PeerMemory>> mapped);
   void GoneOnLoop(std::uint32_t share);
-  Status OnSharedOnLoop(wire::MetaReader* reader);
-  Status OnUnshareOnLoop(std::uint32_t share);
-  Status OnUnsharedOnLoop(std::uint32_t share);
+  Status OnShared(wire::MetaReader* reader);
+  Status OnUnshare(std::uint32_t share);
+  Status OnUnshared(std::uint32_t share);
 
   SharingHost* const connection_;
   const std::uint64_t id_;

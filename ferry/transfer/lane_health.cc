@@ -69,7 +69,7 @@ void LaneHealth::MarkBad(std::size_t way, Clock::duration how_long) {
 }
 
 // A reset does not mark the path as bad: it shows that packets still get through.
-void LaneHealth::OnLaneLostOnLoop(std::uint32_t lane, net::LaneLoss loss) {
+void LaneHealth::OnLaneLost(std::uint32_t lane, net::LaneLoss loss) {
   if (stopped_) return;
   LaneState& lane_state = lanes_[lane];
   lane_state.down = true;
@@ -78,7 +78,7 @@ void LaneHealth::OnLaneLostOnLoop(std::uint32_t lane, net::LaneLoss loss) {
   StepOnLoop(lane);
 }
 
-void LaneHealth::OnSuspectOnLoop(std::uint32_t lane, const char* why) {
+void LaneHealth::OnSuspect(std::uint32_t lane, const char* why) {
   LaneState& lane_state = lanes_[lane];
   if (stopped_ || lane_state.down || lane_state.suspect || ways_.size() == 1) return;
   connection_->Note("lane {} on {} {}: trying another network path", lane,
@@ -94,7 +94,7 @@ void LaneHealth::OnSuspectOnLoop(std::uint32_t lane, const char* why) {
 
 // A link that is up again clears its path's failures; a link that is down makes its path unusable
 // at once, without waiting for timeouts.
-void LaneHealth::OnLinkChangeOnLoop(const net::LinkChange& change) {
+void LaneHealth::OnLinkChange(const net::LinkChange& change) {
   if (stopped_) return;
   for (std::size_t i = 0; i < ways_.size(); ++i) {
     if (ways_[i].way.interface != change.interface) continue;
@@ -180,8 +180,7 @@ void LaneHealth::NoteFailure(std::uint32_t lane, const WayState& state, const Er
 
 // After success the lane is checked again: its own path may have become good meanwhile. After a
 // failure the path is avoided for a time that doubles.
-void LaneHealth::OnAttemptOverOnLoop(std::uint32_t lane, const std::optional<Error>& error,
-                                     bool frozen) {
+void LaneHealth::OnAttemptOver(std::uint32_t lane, const std::optional<Error>& error, bool frozen) {
   if (stopped_) return;
   LaneState& lane_state = lanes_[lane];
   const bool refused = std::exchange(lane_state.attempt, nullptr)->refused();

@@ -40,15 +40,15 @@ class LaneHealth {
   void StartOnLoop();
   // Cancels all attempts.
   void StopOnLoop();
-  void OnLaneLostOnLoop(std::uint32_t lane, net::LaneLoss loss);
+  void OnLaneLost(std::uint32_t lane, net::LaneLoss loss);
   // The lane may be dead: tries another path. The lane stays in use until that succeeds.
-  void OnSuspectOnLoop(std::uint32_t lane, const char* why);
-  void OnLinkChangeOnLoop(const net::LinkChange& change);
+  void OnSuspect(std::uint32_t lane, const char* why);
+  void OnLinkChange(const net::LinkChange& change);
   void BeatOnLoop(Clock::time_point now);
 
   // Called once by each attempt, with its error if it failed. `frozen`: the old lane is no longer
   // in use.
-  void OnAttemptOverOnLoop(std::uint32_t lane, const std::optional<Error>& error, bool frozen);
+  void OnAttemptOver(std::uint32_t lane, const std::optional<Error>& error, bool frozen);
 
  private:
   struct WayState {

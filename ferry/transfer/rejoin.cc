@@ -164,7 +164,7 @@ void Rejoin::EndOnLoop(const std::optional<Error>& error) {
   // While the old lane is being stopped, nobody may take another attempt for this one's success.
   const bool frozen = state_ >= State::kFreezing;
   MoveTo(State::kOver);
-  lane_health_->OnAttemptOverOnLoop(lane_, error, frozen);
+  lane_health_->OnAttemptOver(lane_, error, frozen);
 }
 
 }  // namespace ferry::transfer

@@ -49,7 +49,7 @@ void ServerHandshake::ClearOnLoop() {
 }
 
 // Admits a new lane as a pending peer; if the table is full, the policy names one to evict.
-void ServerHandshake::OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane) {
+void ServerHandshake::OnAccepted(std::unique_ptr<net::Lane> lane) {
   if (endpoint_->closing()) return;
   lane->SetMaxMeta(net::kMaxPendingPeerMeta);
   // Fixed from now on: a slow sender does not extend the deadline.

@@ -27,7 +27,7 @@ class ServerHandshake {
   explicit ServerHandshake(EndpointCore* endpoint);
   ~ServerHandshake();
 
-  void OnAcceptedOnLoop(std::unique_ptr<net::Lane> lane);
+  void OnAccepted(std::unique_ptr<net::Lane> lane);
   // Closes all pending lanes.
   void ClearOnLoop();
 

@@ -162,7 +162,7 @@ void TcpLane::FailBySocket(const char* what, int error_number) {
        Error(Code::kPeerLost, plain.message() + "; reconnect when the peer is back"));
 }
 
-void TcpLane::OnEventsOnLoop(std::uint32_t events) {
+void TcpLane::OnEvents(std::uint32_t events) {
   if ((events & EPOLLERR) != 0 && FailIfReset()) return;
   if ((events & (EPOLLRDHUP | EPOLLHUP)) != 0) hung_up_ = true;
   if ((events & EPOLLOUT) != 0) {

@@ -48,7 +48,7 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
     FramePrefix prefix;
   };
 
-  void OnEventsOnLoop(std::uint32_t events) override;
+  void OnEvents(std::uint32_t events) override;
   void RunDeferredOnLoop(EventLoop::Defer when) override;
   void WatchOnLoop();
   void CloseNow(bool reset);

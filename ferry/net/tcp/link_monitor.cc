@@ -82,7 +82,7 @@ Result<std::unique_ptr<LinkWatch>> LinkMonitor::Create(EventLoop* loop,
 
 LinkMonitor::~LinkMonitor() { loop_->UnwatchOnLoop(fd_.get(), this); }
 
-void LinkMonitor::OnEventsOnLoop(std::uint32_t /*events*/) {
+void LinkMonitor::OnEvents(std::uint32_t /*events*/) {
   // One message of a link with all its attributes is about 1.5 KiB.
   std::array<std::byte, 16384> buffer;
   for (;;) {

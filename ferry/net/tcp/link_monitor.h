@@ -21,7 +21,7 @@ class LinkMonitor final : public LinkWatch, private EventLoop::Handler {
  private:
   LinkMonitor(UniqueFd fd, EventLoop* loop, Provider::LinkChanged changed)
       : fd_(std::move(fd)), loop_(loop), changed_(std::move(changed)) {}
-  void OnEventsOnLoop(std::uint32_t events) override;
+  void OnEvents(std::uint32_t events) override;
 
   UniqueFd fd_;
   EventLoop* const loop_;

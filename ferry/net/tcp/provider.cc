@@ -102,7 +102,7 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
   }
 
   // Accept in the next turn, so that data of accepted peers is handled first.
-  void OnEventsOnLoop(std::uint32_t /*events*/) override { RequestTurn(); }
+  void OnEvents(std::uint32_t /*events*/) override { RequestTurn(); }
 
   void RequestTurn() {
     if (std::exchange(next_turn_requested_, true)) return;
@@ -120,7 +120,7 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
       UniqueFd fd = ClosedInChildren(
           UniqueFd(::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)));
       if (fd && acceptor_) {
-        acceptor_->OnAcceptOnLoop(std::move(fd));
+        acceptor_->OnAccept(std::move(fd));
       } else if (fd) {
         Deliver(WithoutTls(std::move(fd)));
       } else if (errno == EAGAIN) {
@@ -260,7 +260,7 @@ class Connecting final : private EventLoop::Handler {
     return Ok();
   }
 
-  void OnEventsOnLoop(std::uint32_t /*events*/) override {
+  void OnEvents(std::uint32_t /*events*/) override {
     int error = 0;
     socklen_t length = sizeof error;
     (void)::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);

@@ -31,7 +31,7 @@ TlsAcceptor::~TlsAcceptor() {
   for (const auto& [id, pending] : pending_) loop_->CancelTimerOnLoop(pending.timer);
 }
 
-void TlsAcceptor::OnAcceptOnLoop(UniqueFd fd) {
+void TlsAcceptor::OnAccept(UniqueFd fd) {
   const auto address = RemoteAddressOf(fd.get());
   if (!address) return;  // reset right after it was accepted
   const auto local = LocalAddressOf(fd.get());

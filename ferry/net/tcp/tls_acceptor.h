@@ -34,7 +34,7 @@ class TlsAcceptor {
   TlsAcceptor& operator=(const TlsAcceptor&) = delete;
 
   // Takes an accepted socket and starts its handshake.
-  void OnAcceptOnLoop(UniqueFd fd);
+  void OnAccept(UniqueFd fd);
   // As Listener::ExpectOnLoop().
   void ExpectOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until) {
     admission_.Expect(host, lanes, until);

@@ -26,7 +26,7 @@ void TlsHandshake::ResetOnClose() {
   (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
 }
 
-void TlsHandshake::OnEventsOnLoop(std::uint32_t /*events*/) {
+void TlsHandshake::OnEvents(std::uint32_t /*events*/) {
   const auto progress = stream_->Handshake();
   if (progress && *progress == TlsStream::Progress::kWaiting) {
     if (!heard_ || !stream_->has_heard_hello()) return;

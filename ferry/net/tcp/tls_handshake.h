@@ -34,7 +34,7 @@ class TlsHandshake final : private EventLoop::Handler {
   void ResetOnClose();
 
  private:
-  void OnEventsOnLoop(std::uint32_t events) override;
+  void OnEvents(std::uint32_t events) override;
 
   UniqueFd fd_;
   std::unique_ptr<TlsStream> stream_;

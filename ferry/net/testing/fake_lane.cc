@@ -121,7 +121,7 @@ LaneInfo FakeLane::Info() const {
   return info;
 }
 
-void FakeLane::OnWakeOnLoop() {
+void FakeLane::OnWake() {
   if (const auto loss = link_->Failed(side_)) {
     const char* const how = *loss == LaneLoss::kReset ? " was reset" : " timed out";
     return Fail(*loss, Error(Code::kPeerLost, "the connection to " + remote_ + how +
@@ -182,7 +182,7 @@ void FakeLane::WaitFor(const FakeLink::Taken& taken) {
   if (taken.state == FakeLink::Taken::State::kLater && timer_ == 0) {
     timer_ = loop_->AddTimerOnLoop(taken.when, [this] {
       timer_ = 0;
-      OnWakeOnLoop();
+      OnWake();
     });
   }
 }

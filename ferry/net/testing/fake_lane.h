@@ -45,7 +45,7 @@ class FakeLane final : public Lane, private FakeLink::Waker, private EventLoop::
     Prefix prefix;
   };
 
-  void OnWakeOnLoop() override;
+  void OnWake() override;
   void RunDeferredOnLoop(EventLoop::Defer when) override;
 
   void ReceiveOnLoop();

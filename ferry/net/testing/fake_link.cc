@@ -87,7 +87,7 @@ void FakeLink::RunWake(Side side, const EventLoop* loop) {
     waker = end.waker;
   }
   // The lane cannot be destroyed meanwhile: that happens on this loop.
-  waker->OnWakeOnLoop();
+  waker->OnWake();
 }
 
 void FakeLink::Bind(Side side, EventLoop* loop, Waker* waker) {

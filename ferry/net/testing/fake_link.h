@@ -26,7 +26,7 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
   // Notified on its loop that bytes, room or the end may be available.
   class Waker {
    public:
-    virtual void OnWakeOnLoop() = 0;
+    virtual void OnWake() = 0;
 
    protected:
     ~Waker() = default;
