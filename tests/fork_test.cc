@@ -175,8 +175,8 @@ std::vector<HeldCase> HeldCases() {
     for (const bool shared : {false, true}) {
       const std::string name = fmt::format("{}_{}", way == ForkWay::kFork ? "forked" : "cloned",
                                            shared ? "shared" : "private");
-      cases.push_back({name + "_copied", way, shared, {"gift=off"}});
-      cases.push_back({name + "_gift", way, shared, {"gift=on"}});
+      cases.push_back({name + "_copied", way, shared, {"zero_copy_send=off"}});
+      cases.push_back({name + "_zero_copy", way, shared, {"zero_copy_send=on"}});
       cases.push_back({name + "_tls", way, shared, tls});
     }
   }
@@ -308,9 +308,9 @@ std::multiset<std::string> NamesOfDescriptors() {
 
 TEST(Fork, AChildHasNoneOfItsParentsDescriptors) {
   FERRY_SKIP_FORK_TEST();
-  SeenPeer peer(kForkBulk, PacedSettings({"gift=on"}));
+  SeenPeer peer(kForkBulk, PacedSettings({"zero_copy_send=on"}));
   const auto before = NamesOfDescriptors();
-  Endpoint endpoint = Must(Endpoint::Create(ConfigOf(PacedSettings({"gift=on"}))));
+  Endpoint endpoint = Must(Endpoint::Create(ConfigOf(PacedSettings({"zero_copy_send=on"}))));
   Connection connection = Must(endpoint.Connect(peer.address(), TestDeadline()));
   const PatternRegion source(endpoint, kForkBulk, kSourceSeed);
   const auto remote = Must(connection.Import(peer.key()));
@@ -336,7 +336,8 @@ TEST(Fork, AChildHasNoneOfItsParentsDescriptors) {
 TEST(Fork, AProgramThatIsRunHasNoneOfTheDescriptors) {
   FERRY_SKIP_FORK_TEST();
   const auto before = NamesOfDescriptors();
-  ForkLink link(kForkSmall, FastSettings({"gift=on"}), FastSettings({"gift=on"}));
+  ForkLink link(kForkSmall, FastSettings({"zero_copy_send=on"}),
+                FastSettings({"zero_copy_send=on"}));
   link.ExpectAtWork();
   const auto run = Must(
       PeerProcess::StartProgram({"/bin/sh", "-c", "ls -l /proc/self/fd; echo; echo end of list"}));

@@ -10,7 +10,7 @@
 
 #include "ferry/core/units.h"
 #include "tests/engine_peer.h"
-#include "tests/gift_test_base.h"
+#include "tests/zero_copy_test_base.h"
 
 namespace ferry::tests {
 namespace {
@@ -29,9 +29,9 @@ WriteOptions Options(Deadline deadline, std::string_view notification = {}) {
   return {.deadline = deadline, .notification = std::as_bytes(std::span(notification))};
 }
 
-class Cut : public GiftTest {
+class Cut : public ZeroCopyTest {
  protected:
-  Cut() : link_(FastGiftSettings()) {}
+  Cut() : link_(FastZeroCopySettings()) {}
 
   RemoteRegion PeerRegion(const std::string& name, std::uint64_t bytes) {
     return Must(link_.connection.Import(link_.peer.Region(name, bytes, kPeerInSeed)));
@@ -136,7 +136,7 @@ class Cut : public GiftTest {
   int round_trips_ = 0;
   int too_late_ = 0;  // writes that may have been whole, with their notifications, when they ended
 };
-INSTANTIATE_TEST_SUITE_P(Gift, Cut, GiftModes(), GiftName);
+INSTANTIATE_TEST_SUITE_P(ZeroCopySend, Cut, ZeroCopyModes(), ZeroCopyName);
 
 TEST_P(Cut, WriteByCancelLeavesTheTargetAloneAndTheConnectionGood) {
   const PatternRegion source(link_.endpoint, kCutBulk, kSourceSeed);

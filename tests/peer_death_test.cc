@@ -10,8 +10,8 @@
 
 #include "ferry/core/units.h"
 #include "tests/engine_peer.h"
-#include "tests/gift_test_base.h"
 #include "tests/posted_operations.h"
+#include "tests/zero_copy_test_base.h"
 
 namespace ferry::tests {
 namespace {
@@ -23,8 +23,8 @@ constexpr std::uint64_t kDeathBulk = 64 * kMiB;
 constexpr std::uint64_t kDeathEarlyWord = kDeathBulk / 8 / sizeof(std::uint64_t);
 constexpr milliseconds kSoon{1000};
 
-class PeerDeath : public GiftTest {};
-INSTANTIATE_TEST_SUITE_P(Gift, PeerDeath, GiftModes(), GiftName);
+class PeerDeath : public ZeroCopyTest {};
+INSTANTIATE_TEST_SUITE_P(ZeroCopySend, PeerDeath, ZeroCopyModes(), ZeroCopyName);
 
 void DestroyEndpoint(Endpoint* endpoint) { const Endpoint gone = std::move(*endpoint); }
 
@@ -38,7 +38,7 @@ void ExpectQuiescent(LinkedPeer* link, const PatternRegion& destination) {
 }
 
 TEST_P(PeerDeath, EndsEveryKindOfOperationInTheMiddleOfAWrite) {
-  LinkedPeer link(FastGiftSettings());
+  LinkedPeer link(FastZeroCopySettings());
   const PatternRegion source(link.endpoint, kDeathBulk, kSourceSeed);
   const PatternRegion destination(link.endpoint, kDeathBulk, kDestinationSeed);
   const auto in = Must(link.connection.Import(link.peer.Region("in", kDeathBulk, kPeerInSeed)));
@@ -64,7 +64,7 @@ TEST_P(PeerDeath, EndsEveryKindOfOperationInTheMiddleOfAWrite) {
 }
 
 TEST_P(PeerDeath, EndsAReadWhoseDestinationIsThenLeftAlone) {
-  LinkedPeer link(FastGiftSettings());
+  LinkedPeer link(FastZeroCopySettings());
   const PatternRegion destination(link.endpoint, kDeathBulk, kDestinationSeed);
   const auto out = Must(link.connection.Import(link.peer.Region("out", kDeathBulk, kPeerOutSeed)));
 
@@ -81,7 +81,7 @@ TEST_P(PeerDeath, EndsAReadWhoseDestinationIsThenLeftAlone) {
 }
 
 TEST_P(PeerDeath, EndsANotificationThatTheStoppedPeerNeverTook) {
-  LinkedPeer link(FastGiftSettings());
+  LinkedPeer link(FastZeroCopySettings());
   ASSERT_TRUE(link.peer.process().Stop(TestDeadline()));
   const std::string text = "nobody reads this";
   PostedOperations posted;
@@ -99,19 +99,19 @@ TEST_P(PeerDeath, EndsANotificationThatTheStoppedPeerNeverTook) {
 
 // The other side of it: a peer that writes to us, or reads from us, and is gone in the middle of a
 // frame.
-class VisitorDeath : public GiftTest {
+class ClientDeath : public ZeroCopyTest {
  protected:
-  VisitorDeath() : endpoint_(Must(Endpoint::Create(ConfigOf(FastGiftSettings())))) {}
+  ClientDeath() : endpoint_(Must(Endpoint::Create(ConfigOf(FastZeroCopySettings())))) {}
 
   void ExpectLostSoon(transfer::Connection* connection, const Stopwatch& since) {
     const auto lost = connection->TakeNotification(TestDeadline());
-    ExpectWithin(since.elapsed(), kSoon, "the loss of the visitor");
+    ExpectWithin(since.elapsed(), kSoon, "the loss of the client");
     ASSERT_FALSE(lost);
     EXPECT_EQ(lost.error().code(), Code::kPeerLost) << lost.error().ToString();
   }
   // Another peer is served as if nothing had happened.
   void ExpectServes(const PatternRegion& region) {
-    EnginePeer next(FastGiftSettings());
+    EnginePeer next(FastZeroCopySettings());
     transfer::Connection connection = next.AcceptedBy(endpoint_);
     next.Region("fresh", region.bytes().size(), 99);
     next.PostWrite("fresh", region.region);
@@ -122,19 +122,19 @@ class VisitorDeath : public GiftTest {
 
   Endpoint endpoint_;
 };
-INSTANTIATE_TEST_SUITE_P(Gift, VisitorDeath, GiftModes(), GiftName);
+INSTANTIATE_TEST_SUITE_P(ZeroCopySend, ClientDeath, ZeroCopyModes(), ZeroCopyName);
 
-TEST_P(VisitorDeath, InTheMiddleOfItsWriteLeavesTheTargetWholeAndServing) {
+TEST_P(ClientDeath, InTheMiddleOfItsWriteLeavesTheTargetWholeAndServing) {
   const PatternRegion target(endpoint_, kDeathBulk, kDestinationSeed);
   UntilInTheMiddle([&] {
     Fill(target.bytes(), kDestinationSeed);
-    EnginePeer visitor(FastGiftSettings());
-    transfer::Connection connection = visitor.AcceptedBy(endpoint_);
-    visitor.Region("from", kDeathBulk, kPeerOutSeed);
-    visitor.PostWrite("from", target.region);
+    EnginePeer client(FastZeroCopySettings());
+    transfer::Connection connection = client.AcceptedBy(endpoint_);
+    client.Region("from", kDeathBulk, kPeerOutSeed);
+    client.PostWrite("from", target.region);
     if (!WaitForChange(target.bytes(), kDeathEarlyWord, kDestinationSeed, TestDeadline()))
       return false;
-    visitor.Vanish();
+    client.Vanish();
     const Stopwatch since;
 
     ExpectLostSoon(&connection, since);
@@ -149,14 +149,14 @@ TEST_P(VisitorDeath, InTheMiddleOfItsWriteLeavesTheTargetWholeAndServing) {
   ExpectServes(target);
 }
 
-TEST_P(VisitorDeath, InTheMiddleOfItsReadLetsTheRegionGo) {
+TEST_P(ClientDeath, InTheMiddleOfItsReadLetsTheRegionGo) {
   PatternRegion target(endpoint_, kDeathBulk, kDestinationSeed);
-  EnginePeer visitor(FastGiftSettings());
-  transfer::Connection connection = visitor.AcceptedBy(endpoint_);
-  visitor.Region("to", kDeathBulk, kPeerInSeed);
-  visitor.PostRead("to", target.region);
-  visitor.AwaitChange("to", kDeathEarlyWord, kPeerInSeed);
-  visitor.Vanish();
+  EnginePeer client(FastZeroCopySettings());
+  transfer::Connection connection = client.AcceptedBy(endpoint_);
+  client.Region("to", kDeathBulk, kPeerInSeed);
+  client.PostRead("to", target.region);
+  client.AwaitChange("to", kDeathEarlyWord, kPeerInSeed);
+  client.Vanish();
   const Stopwatch since;
 
   ExpectLostSoon(&connection, since);

@@ -13,8 +13,8 @@
 
 #include "ferry/core/units.h"
 #include "tests/engine_peer.h"
-#include "tests/gift_test_base.h"
 #include "tests/posted_operations.h"
+#include "tests/zero_copy_test_base.h"
 
 namespace ferry::tests {
 namespace {
@@ -59,7 +59,7 @@ void LetPass(Connection& connection, milliseconds time) {
 
 void Stop(EnginePeer& peer) { Must(peer.process().Stop(TestDeadline())); }
 
-class PeerFreeze : public GiftTest {
+class PeerFreeze : public ZeroCopyTest {
  protected:
   // The peer runs on: it notices the loss too, its memory is left alone from then on, and nothing
   // that the source held after the operation's end has come into it.
@@ -83,10 +83,10 @@ class PeerFreeze : public GiftTest {
     EXPECT_EQ(peer.Quit(), 0);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Gift, PeerFreeze, GiftModes(), GiftName);
+INSTANTIATE_TEST_SUITE_P(ZeroCopySend, PeerFreeze, ZeroCopyModes(), ZeroCopyName);
 
 TEST_P(PeerFreeze, EndsEveryKindOfOperationAfterThePeerTimeout) {
-  LinkedPeer link(FastGiftSettings());
+  LinkedPeer link(FastZeroCopySettings());
   const PatternRegion source(link.endpoint, kFreezeBulk, kSourceSeed);
   const PatternRegion destination(link.endpoint, kFreezeBulk, kDestinationSeed);
   const auto in = Must(link.connection.Import(link.peer.Region("in", kFreezeBulk, kPeerInSeed)));
@@ -118,7 +118,7 @@ TEST_P(PeerFreeze, EndsEveryKindOfOperationAfterThePeerTimeout) {
 
 TEST_P(PeerFreeze, TimesAWriteOutByItsOwnDeadlineAndTheGrace) {
   constexpr milliseconds kDeadline{1000};
-  LinkedPeer link(FastGiftSettings({"peer_timeout=30s"}));
+  LinkedPeer link(FastZeroCopySettings({"peer_timeout=30s"}));
   const PatternRegion source(link.endpoint, kFreezeBulk, kSourceSeed);
   const auto in = Must(link.connection.Import(link.peer.Region("in", kFreezeBulk, kPeerInSeed)));
   std::vector<std::byte> received(kMiB);
@@ -144,7 +144,7 @@ TEST_P(PeerFreeze, TimesAWriteOutByItsOwnDeadlineAndTheGrace) {
 TEST_P(PeerFreeze, KeepsASmallWriteThatTimedOutFromEverArriving) {
   constexpr std::uint64_t kSmall = 32 * kKiB;
   constexpr milliseconds kDeadline{200};
-  LinkedPeer link(FastGiftSettings({"peer_timeout=30s"}));
+  LinkedPeer link(FastZeroCopySettings({"peer_timeout=30s"}));
   const PatternRegion source(link.endpoint, kSmall, kSourceSeed);
   const auto in = Must(link.connection.Import(link.peer.Region("in", kSmall, kPeerInSeed)));
   Stop(link.peer);
@@ -161,7 +161,7 @@ TEST_P(PeerFreeze, KeepsASmallWriteThatTimedOutFromEverArriving) {
 
 TEST_P(PeerFreeze, TimesAReadOutByItsOwnDeadlineAndKeepsTheConnection) {
   constexpr milliseconds kDeadline{500};
-  LinkedPeer link(FastGiftSettings({"peer_timeout=30s"}));
+  LinkedPeer link(FastZeroCopySettings({"peer_timeout=30s"}));
   PatternRegion destination(link.endpoint, kFreezeBulk, kDestinationSeed);
   const auto out = Must(link.connection.Import(link.peer.Region("out", kFreezeBulk, kPeerOutSeed)));
   PostedOperations posted;
@@ -187,7 +187,7 @@ TEST_P(PeerFreeze, TimesAReadOutByItsOwnDeadlineAndKeepsTheConnection) {
 }
 
 TEST_P(PeerFreeze, ThatIsShorterThanThePeerTimeoutOnlyDelaysTheTransfer) {
-  LinkedPeer link(FastGiftSettings());
+  LinkedPeer link(FastZeroCopySettings());
   const PatternRegion source(link.endpoint, kFreezeBulk, kSourceSeed);
   const PatternRegion destination(link.endpoint, kFreezeBulk, kDestinationSeed);
   const auto in = Must(link.connection.Import(link.peer.Region("in", kFreezeBulk, kPeerInSeed)));

@@ -47,10 +47,10 @@ struct Config {
   std::uint64_t recv_buffer_bytes = 0;      // 0: the kernel tunes it
   std::uint64_t lane_rate_bytes = 0;  // maximum send rate of a lane, bytes per second; 0: no limit
   std::chrono::microseconds spin{0};  // how long a worker polls before it sleeps
-  std::string gift = "auto";          // zero-copy sends: "auto", "on" or "off"
-  std::string checksum = "off";       // "on": CRC32C of every slice's bytes
-  std::string devices = "auto";       // GPUs: "auto" (all), "none", or "simulated:N[:SEED]"
-  std::string cuda_ipc = "auto";      // copies between GPUs of one machine: "auto" or "off"
+  std::string zero_copy_send = "auto";  // zero-copy sends: "auto", "on" or "off"
+  std::string checksum = "off";         // "on": CRC32C of every slice's bytes
+  std::string devices = "auto";         // GPUs: "auto" (all), "none", or "simulated:N[:SEED]"
+  std::string cuda_ipc = "auto";        // copies between GPUs of one machine: "auto" or "off"
   std::uint64_t stage_slice_bytes = 256 << 10;  // slices from and into GPU memory
   std::uint64_t stage_bytes = 64 << 20;         // pinned, for each GPU in use and direction
 

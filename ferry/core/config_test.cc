@@ -58,7 +58,7 @@ TEST(Config, EveryKindOfSettingIsReadFromItsVariable) {
                             {"FERRY_SPIN", "20us"},
                             {"FERRY_PEER_TIMEOUT", "2500"},
                             {"FERRY_MAX_OPERATIONS", "7"},
-                            {"FERRY_GIFT", "off"}});
+                            {"FERRY_ZERO_COPY_SEND", "off"}});
   ASSERT_TRUE(config) << config.error().message();
   EXPECT_EQ(config->listen_host, "10.0.0.1");
   EXPECT_EQ(config->port_first, 4000);
@@ -68,7 +68,7 @@ TEST(Config, EveryKindOfSettingIsReadFromItsVariable) {
   EXPECT_EQ(config->spin, microseconds(20));
   EXPECT_EQ(config->peer_timeout, milliseconds(2500));
   EXPECT_EQ(config->max_operations, 7u);
-  EXPECT_EQ(config->gift, "off");
+  EXPECT_EQ(config->zero_copy_send, "off");
   EXPECT_EQ(EntryOf(*config, "spin").value, "20 us");
   EXPECT_EQ(EntryOf(*config, "spin").source, "environment");
   EXPECT_EQ(EntryOf(*config, "workers").source, "default");
@@ -96,8 +96,9 @@ TEST(Config, RefusalsNameVariableValueAndRange) {
   EXPECT_EQ(MessageFrom({{"FERRY_SLICE_BYTES", "12q"}}),
             "FERRY_SLICE_BYTES cannot be used: '12q' is not a size; write a whole number of bytes, "
             "or one with KiB, MiB, GiB, KB, MB or GB, below 2^64 bytes; allowed is 4 KiB..64 MiB");
-  EXPECT_EQ(MessageFrom({{"FERRY_GIFT", "maybe"}}),
-            "FERRY_GIFT cannot be used: 'maybe' is not recognised; allowed is auto | on | off");
+  EXPECT_EQ(
+      MessageFrom({{"FERRY_ZERO_COPY_SEND", "maybe"}}),
+      "FERRY_ZERO_COPY_SEND cannot be used: 'maybe' is not recognised; allowed is auto | on | off");
   EXPECT_EQ(MessageFrom({{"FERRY_PORT_RANGE", "5-x"}}),
             "FERRY_PORT_RANGE cannot be used: '5-x' is not a range of ports; allowed is A-B or A "
             "within 1..65535; 0 for any free port");
@@ -129,7 +130,7 @@ TEST(Config, AcceptsBothEndsOfEveryRangeAndNothingBeyond) {
       {"recv_buffer_bytes", {"0", "1GiB"}, {"1073741825"}},
       {"lane_rate_bytes", {"0", "1TiB"}, {"1025GiB"}},
       {"spin", {"0", "1s", "1000ms"}, {"1000001us", "1001", "-1"}},
-      {"gift", {"auto", "on", "off"}, {"", "ON"}},
+      {"zero_copy_send", {"auto", "on", "off"}, {"", "ON"}},
       {"checksum", {"on", "off"}, {"", "auto"}},
       {"devices",
        {"auto", "none", "simulated:2", "simulated:2:77"},

@@ -32,7 +32,7 @@ inline constexpr std::size_t kPendingPeerLaneBytes = 4 * 1024;
 
 // Optional features of a provider. Tests and the engine query these instead of trying and failing.
 struct Capabilities {
-  bool gifted_pages = false;   // OutFrame::gift is honoured: zero-copy sends
+  bool spliced_pages = false;  // OutFrame::may_splice is honoured: zero-copy sends
   bool ipv6 = false;           // Address may be IPv6
   bool other_process = false;  // connects to other processes
   bool tls = false;            // Config::tls is honoured
@@ -45,7 +45,8 @@ struct OutFrame {
   std::vector<std::byte> meta;  // 1..kMaxMetaBytes
   std::vector<iovec> payload;   // at most kMaxPayloadBytes in all; no empty elements
   std::uint64_t payload_bytes = 0;
-  bool gift = false;   // zero-copy send allowed: the lane may splice the pages instead of copying
+  bool may_splice =
+      false;           // zero-copy send allowed: the lane may splice the pages instead of copying
   bool given = false;  // set by the lane: it did splice them
 };
 
@@ -83,8 +84,8 @@ class LaneHandler {
   // The payload of the last frame is in its destination or, if it was discarded, has been read and
   // dropped: the peer's memory is no longer needed for it. Not called for empty payloads.
   virtual Status OnPayload() = 0;
-  // Ownership of `frame` returns to the sender (see OutFrame::gift for the payload). In the order
-  // of Send().
+  // Ownership of `frame` returns to the sender (see OutFrame::may_splice for the payload). In the
+  // order of Send().
   virtual void OnSent(OutFrame* frame) = 0;
   // The last callback: the peer closed, the network failed, or a callback returned an Error. Frames
   // not reported by OnSent, and the memory of an unfinished placement, belong to the handler again.

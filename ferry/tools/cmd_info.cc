@@ -98,7 +98,7 @@ Json ProviderInfo() {
   return Json::array({Json{{"name", tcp->name()},
                            {"ipv6", capabilities.ipv6},
                            {"other_process", capabilities.other_process},
-                           {"gifted_pages", capabilities.gifted_pages}}});
+                           {"spliced_pages", capabilities.spliced_pages}}});
 }
 
 Json KernelInfo() {

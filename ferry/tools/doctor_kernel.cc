@@ -251,8 +251,8 @@ Check CheckSlowStart(const Context& context) {
 Check CheckLentPages(const Context& context) {
   constexpr const char* kName = "fs.pipe-max-size";
   Check check{"lent_pages", Verdict::kOk, "", ""};
-  if (context.config.gift == "off") {
-    check.evidence = "FERRY_GIFT=off: payloads are copied into the socket";
+  if (context.config.zero_copy_send == "off") {
+    check.evidence = "FERRY_ZERO_COPY_SEND=off: payloads are copied into the socket";
     return check;
   }
   const auto most = ReadNumber(context.system, SysctlPath(kName));
@@ -262,7 +262,7 @@ Check CheckLentPages(const Context& context) {
     check.evidence += "zero-copy sends are available: pages can be spliced into a pipe";
     return check;
   }
-  check.verdict = context.config.gift == "on" ? Verdict::kWarning : Verdict::kNote;
+  check.verdict = context.config.zero_copy_send == "on" ? Verdict::kWarning : Verdict::kNote;
   check.evidence += lent.error().message() + "; payloads are copied into the socket";
   if (most && *most < kMinPipe) check.fix = fmt::format("sysctl -w {}={}", kName, kMiB);
   return check;

@@ -193,9 +193,9 @@ TEST(DoctorLentPages, SmallPipesAreMended) {
   const Check check = CheckLentPages(context);
   EXPECT_EQ(check.verdict, Verdict::kNote);
   EXPECT_EQ(check.fix, "sysctl -w fs.pipe-max-size=1048576");
-  context.config.gift = "on";
+  context.config.zero_copy_send = "on";
   EXPECT_EQ(CheckLentPages(context).verdict, Verdict::kWarning);
-  context.config.gift = "off";
+  context.config.zero_copy_send = "off";
   EXPECT_EQ(CheckLentPages(context).verdict, Verdict::kOk);
 }
 

@@ -19,7 +19,7 @@
 #include <utility>
 
 #include "ferry/net/resolve.h"
-#include "ferry/net/tcp/gift_pipe.h"
+#include "ferry/net/tcp/splice_pipe.h"
 #include "ferry/transfer/endpoint.h"
 
 namespace ferry::tools {
@@ -125,7 +125,7 @@ Result<ClockState> Machine::Clock() {
 }
 
 Status Machine::ProbeVmsplice() {
-  auto pipe = net::tcp::GiftPipe::Create();
+  auto pipe = net::tcp::SplicePipe::Create();
   if (!pipe) {
     return Error(Code::kUnsupported, "the kernel provides no pipe of 256 KiB for zero-copy sends");
   }

@@ -338,7 +338,7 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
     return Placement{};
   }
   frame->payload = pieces_;
-  frame->gift = true;
+  frame->may_splice = true;
   Unacked record;
   record.reply = true;
   record.pin = *std::move(region);

@@ -246,7 +246,7 @@ void Channel::SendWriteSlice(const std::shared_ptr<OperationState>& operation,
   Frame* const frame = NewFrame(wire::Type::kWrite, operation->id);
   AppendSlice(plan, slice, &frame->meta, &frame->payload);
   frame->payload_bytes = plan.slices[slice].range.bytes;
-  frame->gift = true;  // zero-copy: the memory is kept until the peer acknowledges the slice
+  frame->may_splice = true;  // zero-copy: the memory is kept until the peer acknowledges the slice
   frame->unsent = frame->payload_bytes;
   unsent_bytes_ += frame->unsent;
   frame->sequenced = true;
@@ -315,7 +315,7 @@ Channel::Frame* Channel::NewFrame(wire::Type type, std::uint64_t operation_id) {
   frame->meta.clear();
   frame->payload.clear();
   frame->payload_bytes = 0;
-  frame->gift = false;
+  frame->may_splice = false;
   frame->given = false;
   frame->unsent = 0;
   frame->plain = false;

@@ -300,7 +300,7 @@ void Channel::SendOneStaged(Staged staged) {
     staged.copy->pin.Release();
   }
   slots_allowed_ = std::min(kMaxSlots, slots_allowed_ + 1);
-  frame->gift = true;
+  frame->may_splice = true;
   frame->unsent = staged.record.bytes;
   unsent_bytes_ += frame->unsent;
   if (staged.record.reply) {

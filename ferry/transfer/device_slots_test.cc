@@ -34,7 +34,7 @@ Config FewSlots() {
   config.window_bytes = 16 * kSlot;
   config.stage_slice_bytes = kSlot;
   config.stage_bytes = kSlot;  // 8 slots are the minimum
-  config.gift = "on";
+  config.zero_copy_send = "on";
   return config;
 }
 

@@ -351,7 +351,7 @@ class Session {
     net::OutFrame& frame = frames_.emplace_back();
     frame.meta = script_->Bytes(1 + script_->U8() % 16);
     if (frame.meta.empty()) frame.meta.resize(1);
-    frame.gift = true;
+    frame.may_splice = true;
     for (std::size_t pieces = script_->Below(4); pieces > 0; --pieces) {
       const std::size_t bytes = 1 + script_->U16();
       frame.payload.push_back({const_cast<std::byte*>(memory.data()), bytes});

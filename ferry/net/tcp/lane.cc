@@ -35,8 +35,8 @@ constexpr std::size_t kSendBytes = 1 << 20;
 constexpr std::size_t kMaxPieces = 256;
 // Zero-copy sends are used when at least this much is left to send, in pieces of at least this
 // average size; docs/results.md has the gain.
-constexpr std::size_t kGiftFrom = 64 * 1024;
-constexpr std::size_t kGiftPiece = 8 * 1024;
+constexpr std::size_t kSpliceFrom = 64 * 1024;
+constexpr std::size_t kSplicePiece = 8 * 1024;
 // How many bytes of a large payload gather before the lane is woken: waking for each segment costs
 // the receiver 10 to 13 % more CPU time (128 KiB to 512 KiB measured alike).
 constexpr std::uint64_t kWakeBytes = 512 * 1024;
@@ -54,12 +54,12 @@ bool WouldBlock(int error_number) { return error_number == EAGAIN || error_numbe
 
 // ---- life ---------------------------------------------------------------------------------------
 
-TcpLane::TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, LaneInfo info, bool may_gift)
+TcpLane::TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, LaneInfo info, bool may_splice)
     : fd_(std::move(fd)),
       stream_(std::move(stream)),
       info_(std::move(info)),
       remote_(info_.remote),
-      may_gift_(may_gift && stream_->is_plain()) {}
+      may_splice_(may_splice && stream_->is_plain()) {}
 
 TcpLane::~TcpLane() { CloseNow(/*reset=*/given_ || !queue_.empty() || InPayload()); }
 
@@ -121,7 +121,7 @@ void TcpLane::CloseNow(bool reset) {
     (void)::shutdown(fd_.get(), SHUT_RDWR);
   }
   fd_.reset();
-  gift_.reset();
+  splice_pipe_.reset();
   queue_.clear();
   sent_frames_ = 0;
 }
@@ -403,7 +403,7 @@ bool TcpLane::StartFrame() {
     place_ = IoCursor(placed->memory);
     receiving_ =
         placed->action == Placement::Action::kPlace ? Receiving::kPayload : Receiving::kDiscard;
-    const bool revocable = placed->revocable || payload_left_ >= kGiftFrom;
+    const bool revocable = placed->revocable || payload_left_ >= kSpliceFrom;
     if (revocable && buffered() > 0 && !looked_for_reset_) {
       if (FailIfReset()) return false;
       looked_for_reset_ = true;
@@ -490,25 +490,25 @@ void TcpLane::FlushOnLoop() {
 
 // Returns the bytes accepted by the socket, or -1 with errno.
 ssize_t TcpLane::SendSome() {
-  if (!gift_ || gift_->held() == 0) {
+  if (!splice_pipe_ || splice_pipe_->held() == 0) {
     const Queued& front = queue_[sent_frames_];
     const bool at_body = head_sent_ == sizeof(FramePrefix) + front.frame->meta.size();
     if (!at_body || !Gives(front, body_left_)) return SendCopied();
     // Created here and not earlier: a pipe is two descriptors, which only a peer that gets payloads
     // is worth.
-    if (!gift_ && !(gift_ = GiftPipe::Create())) may_gift_ = false;
-    if (!gift_) return SendCopied();
+    if (!splice_pipe_ && !(splice_pipe_ = SplicePipe::Create())) may_splice_ = false;
+    if (!splice_pipe_) return SendCopied();
     std::array<iovec, kMaxPieces> pieces;
     std::size_t used = 0;
-    (void)body_.Collect(pieces, &used, gift_->capacity());
-    const ssize_t taken = gift_->Fill(std::span(pieces.data(), used));
+    (void)body_.Collect(pieces, &used, splice_pipe_->capacity());
+    const ssize_t taken = splice_pipe_->Fill(std::span(pieces.data(), used));
     // Memory without pages, such as device mappings, is copied instead.
     if (taken <= 0) return SendCopied();
     given_ = true;
     front.frame->given = true;
     body_.Advance(static_cast<std::size_t>(taken));
   }
-  const ssize_t passed = gift_->Drain(fd_.get());
+  const ssize_t passed = splice_pipe_->Drain(fd_.get());
   if (passed > 0) {
     body_left_ -= static_cast<std::size_t>(passed);
     if (body_left_ == 0) AdvanceSent(0);
@@ -560,8 +560,8 @@ std::size_t TcpLane::CollectHead(const Queued& queued, std::size_t skip, std::sp
 
 bool TcpLane::Gives(const Queued& queued, std::uint64_t payload_left) const {
   const OutFrame& frame = *queued.frame;
-  return may_gift_ && frame.gift && payload_left >= kGiftFrom &&
-         frame.payload_bytes / frame.payload.size() >= kGiftPiece;
+  return may_splice_ && frame.may_splice && payload_left >= kSpliceFrom &&
+         frame.payload_bytes / frame.payload.size() >= kSplicePiece;
 }
 
 void TcpLane::AdvanceSent(std::size_t bytes) {

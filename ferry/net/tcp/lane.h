@@ -13,16 +13,16 @@
 #include "ferry/net/provider.h"
 #include "ferry/net/tcp/byte_stream.h"
 #include "ferry/net/tcp/frame_prefix.h"
-#include "ferry/net/tcp/gift_pipe.h"
 #include "ferry/net/tcp/io_cursor.h"
+#include "ferry/net/tcp/splice_pipe.h"
 
 namespace ferry::net::tcp {
 
 // A lane over one connected socket. See provider.h for the contract of the public methods.
 class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop::Deferred {
  public:
-  // `stream` uses the socket, which `info` describes. `may_gift` allows zero-copy sends.
-  TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, LaneInfo info, bool may_gift);
+  // `stream` uses the socket, which `info` describes. `may_splice` allows zero-copy sends.
+  TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, LaneInfo info, bool may_splice);
   ~TcpLane() override;
 
   void Attach(EventLoop* loop, LaneHandler* handler) override;
@@ -122,8 +122,8 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   bool writable_ = true;
   bool flush_requested_ = false;
   bool next_turn_requested_ = false;
-  bool may_gift_;
-  std::optional<GiftPipe> gift_;  // created at the first zero-copy send
+  bool may_splice_;
+  std::optional<SplicePipe> splice_pipe_;  // created at the first zero-copy send
   // True once pages were spliced: the kernel may still read the sender's memory, or hold bytes that
   // the peer must not receive.
   bool given_ = false;

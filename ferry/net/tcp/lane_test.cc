@@ -218,9 +218,9 @@ TEST(TcpLane, AResetGoesBeforeBytesThatAreStillUnread) {
 TEST_F(TcpLaneTest, AnOrderlyCloseLetsThePeerReadWhatWasSent) {
   // Also with zero-copy sends enabled, as long as no pages were spliced. Regression: it reset the
   // connection, and a refused peer never read the reason.
-  for (const char* gift : {"off", "on"}) {
+  for (const char* zero_copy_send : {"off", "on"}) {
     Config config;
-    config.gift = gift;
+    config.zero_copy_send = zero_copy_send;
     ASSERT_NO_FATAL_FAILURE(Connect(config));
     end_->on_sent = [this](OutFrame*) { end_->lane().Close(); };
     end_->Attach();
@@ -234,12 +234,12 @@ TEST_F(TcpLaneTest, AnOrderlyCloseLetsThePeerReadWhatWasSent) {
 
 TEST_F(TcpLaneTest, AbortingWithPagesGivenResetsTheConnection) {
   Config config;
-  config.gift = "on";
+  config.zero_copy_send = "on";
   ASSERT_NO_FATAL_FAILURE(Connect(config));
   end_->on_sent = [this](OutFrame*) { end_->lane().Abort(); };
   end_->Attach();
   TestFrame* const frame = end_->Make("a", CutInto(200'000, {}));
-  frame->gift = true;
+  frame->may_splice = true;
   end_->Send(frame);
   EXPECT_EQ(peer_->ReadToEnd(), ECONNRESET);
 }

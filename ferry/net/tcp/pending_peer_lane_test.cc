@@ -127,7 +127,7 @@ std::ptrdiff_t OpenDescriptors() {
 
 TEST_F(PendingPeerLaneTest, HasNoPipeBeforeItGivesPages) {
   Config config;
-  config.gift = "on";
+  config.zero_copy_send = "on";
   ASSERT_NO_FATAL_FAILURE(Connect(config));
   end_->Attach();
   // All threads and sockets exist by now. A pipe created too early would show as a missing
@@ -136,7 +136,7 @@ TEST_F(PendingPeerLaneTest, HasNoPipeBeforeItGivesPages) {
   ASSERT_TRUE(end_->AwaitSent(1));
   const auto before = OpenDescriptors();
   TestFrame* const frame = end_->Make("pages", CutInto(200'000, {}));
-  frame->gift = true;
+  frame->may_splice = true;
   end_->Send(frame);
   const std::size_t all = 2 * sizeof(FramePrefix) + 8 + 5 + 200'000;
   EXPECT_EQ(peer_->Read(all).size(), all);

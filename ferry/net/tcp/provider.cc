@@ -44,9 +44,9 @@ Result<std::unique_ptr<Lane>> MakeLane(SecureSocket socket, const Config& config
                  "or has room");
   }
   info.congestion_control = std::move(congestion_control);
-  const bool gift = config.gift != "off";
+  const bool zero_copy_send = config.zero_copy_send != "off";
   return std::unique_ptr<Lane>(std::make_unique<TcpLane>(
-      std::move(socket.fd), std::move(socket.stream), std::move(info), gift));
+      std::move(socket.fd), std::move(socket.stream), std::move(info), zero_copy_send));
 }
 
 // ---- listening ----------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class TcpProvider final : public Provider {
  public:
   const char* name() const override { return "tcp"; }
   Capabilities capabilities() const override {
-    return {.gifted_pages = true, .ipv6 = true, .other_process = true, .tls = true};
+    return {.spliced_pages = true, .ipv6 = true, .other_process = true, .tls = true};
   }
 
   Result<std::unique_ptr<Listener>> Listen(const Address& wanted, const Config& config,

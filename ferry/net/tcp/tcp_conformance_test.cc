@@ -67,12 +67,12 @@ class TinyBuffers final : public TcpTarget {
   }
 };
 
-class GiftedPages final : public TcpTarget {
+class SplicedPages final : public TcpTarget {
  public:
-  GiftedPages() : TcpTarget("127.0.0.1") {}
+  SplicedPages() : TcpTarget("127.0.0.1") {}
   Config MakeConfig() override {
     Config config;
-    config.gift = "on";
+    config.zero_copy_send = "on";
     return config;
   }
 };
@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(ConformanceCase{"Ipv4", [] { return Make<TcpTarget>("127.0.0.1"); }},
                       ConformanceCase{"Ipv6", [] { return Make<TcpTarget>("::1"); }},
                       ConformanceCase{"TinyBuffers", [] { return Make<TinyBuffers>(); }},
-                      ConformanceCase{"GiftedPages", [] { return Make<GiftedPages>(); }},
+                      ConformanceCase{"SplicedPages", [] { return Make<SplicedPages>(); }},
                       ConformanceCase{"TlsByKey", [] { return Make<TlsByKey>("127.0.0.1"); }},
                       ConformanceCase{"TlsByKeyIpv6", [] { return Make<TlsByKey>("::1"); }},
                       ConformanceCase{"TlsByCertificate", [] { return Make<TlsByCertificate>(); }},

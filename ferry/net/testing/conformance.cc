@@ -40,7 +40,7 @@ void ProviderConformance::SetUp() {
   config_ = target_->MakeConfig();
   near_host_ = std::make_unique<TestHost>(target_->MakeProvider());
   far_host_ = std::make_unique<TestHost>(target_->MakeProvider());
-  gift_ = near_host_->provider().capabilities().gifted_pages;
+  splices_ = near_host_->provider().capabilities().spliced_pages;
 }
 
 void ProviderConformance::Connect() {
@@ -65,7 +65,7 @@ TestFrame* ProviderConformance::Make(LaneEnd& end, std::string_view meta, std::s
                                      std::span<const std::size_t> pieces) {
   const auto seed = std::hash<std::string_view>()(meta);
   TestFrame* const frame = end.Make(meta, CutInto(bytes, pieces), seed);
-  frame->gift = gift_;
+  frame->may_splice = splices_;
   return frame;
 }
 
@@ -223,7 +223,7 @@ TEST_P(ProviderConformance, SentFramesAreReportedInOrderAndAreTheSendersAgain) {
   std::vector<TestFrame*> frames;
   for (std::size_t i = 0; i < 64; ++i) {
     frames.push_back(Make(*near_, "f" + std::to_string(i), i % 3 == 0 ? large() / 256 : i * 10));
-    frames.back()->gift = false;
+    frames.back()->may_splice = false;
   }
   near_->Send(frames);
   EXPECT_TRUE(near_->AwaitSent(frames.size()));

@@ -59,7 +59,7 @@ class ProviderConformance : public ::testing::TestWithParam<ConformanceCase> {
 
   std::unique_ptr<ConformanceTarget> target_;
   Config config_;
-  bool gift_ = false;                    // frames of Make() may be gifted
+  bool splices_ = false;                 // frames of Make() may be spliced
   std::unique_ptr<TestHost> near_host_;  // connects
   std::unique_ptr<TestHost> far_host_;   // listens
   Address address_;                      // of far_host_, once connected

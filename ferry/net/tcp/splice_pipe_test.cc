@@ -1,5 +1,5 @@
 // Tests of zero-copy sends.
-#include "ferry/net/tcp/gift_pipe.h"
+#include "ferry/net/tcp/splice_pipe.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -36,16 +36,16 @@ std::pair<UniqueFd, UniqueFd> Connected() {
 }
 
 // Splices `memory` into the socket; returns 0 or the errno of the failure.
-int Give(GiftPipe* pipe, std::vector<std::byte>* memory, int socket) {
+int Give(SplicePipe* pipe, std::vector<std::byte>* memory, int socket) {
   const iovec piece{memory->data(), memory->size()};
   if (pipe->held() == 0 && pipe->Fill(std::span(&piece, 1)) < 0) return errno;
   return pipe->Drain(socket) < 0 ? errno : 0;
 }
 
 // Regression: splice(2) raised SIGPIPE here, which by default ends the application.
-TEST(GiftPipe, ReportsAPeerThatHasGoneByAnErrorAndNotByASignal) {
+TEST(SplicePipe, ReportsAPeerThatHasGoneByAnErrorAndNotByASignal) {
   ASSERT_NE(::signal(SIGPIPE, SIG_DFL), SIG_ERR);
-  auto pipe = GiftPipe::Create();
+  auto pipe = SplicePipe::Create();
   if (!pipe) GTEST_SKIP() << "no large pipes here";
   std::vector<std::byte> memory(16384);
   auto [ours, theirs] = Connected();
@@ -62,8 +62,8 @@ TEST(GiftPipe, ReportsAPeerThatHasGoneByAnErrorAndNotByASignal) {
   EXPECT_EQ(sigismember(&blocked, SIGPIPE), 0) << "the thread's mask is as it was";
 }
 
-TEST(GiftPipe, LeavesASignalAloneThatWaitsForTheApplication) {
-  auto pipe = GiftPipe::Create();
+TEST(SplicePipe, LeavesASignalAloneThatWaitsForTheApplication) {
+  auto pipe = SplicePipe::Create();
   if (!pipe) GTEST_SKIP() << "no large pipes here";
   sigset_t only;
   sigemptyset(&only);

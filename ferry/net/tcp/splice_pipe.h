@@ -14,10 +14,10 @@ namespace ferry::net::tcp {
 // vmsplice(2) takes the pages and splice(2) passes them on, so the sending side copies nothing. The
 // kernel may read the memory until the peer's application has confirmed the bytes; the memory must
 // not change until then. One thread at a time.
-class GiftPipe {
+class SplicePipe {
  public:
   // Returns nothing where the kernel gives no pipe of at least 256 KiB.
-  static std::optional<GiftPipe> Create();
+  static std::optional<SplicePipe> Create();
 
   // Splices references to the pieces' pages into the pipe, as many as fit; returns their bytes, or
   // -1 with errno.
@@ -28,7 +28,7 @@ class GiftPipe {
   std::size_t capacity() const noexcept { return capacity_; }
 
  private:
-  GiftPipe(UniqueFd read_end, UniqueFd write_end, std::size_t capacity)
+  SplicePipe(UniqueFd read_end, UniqueFd write_end, std::size_t capacity)
       : read_end_(std::move(read_end)), write_end_(std::move(write_end)), capacity_(capacity) {}
 
   UniqueFd read_end_;

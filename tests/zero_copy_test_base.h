@@ -9,11 +9,11 @@
 namespace ferry::tests {
 
 // Base of tests that must pass both with zero-copy sends and with copies. Instantiate with
-// GiftModes() and GiftName.
-class GiftTest : public testing::TestWithParam<std::string> {
+// ZeroCopyModes() and ZeroCopyName.
+class ZeroCopyTest : public testing::TestWithParam<std::string> {
  protected:
-  Settings FastGiftSettings(Settings more = {}) const {
-    more.push_back("gift=" + GetParam());
+  Settings FastZeroCopySettings(Settings more = {}) const {
+    more.push_back("zero_copy_send=" + GetParam());
     return PacedSettings(more);
   }
 };
@@ -29,9 +29,9 @@ void UntilInTheMiddle(Attempt attempt) {
   FAIL() << "the transfer was over in each of " << kAttempts << " attempts before it could be cut";
 }
 
-inline auto GiftModes() { return testing::Values("off", "on"); }
-inline std::string GiftName(const testing::TestParamInfo<std::string>& mode) {
-  return "gift_" + mode.param;
+inline auto ZeroCopyModes() { return testing::Values("off", "on"); }
+inline std::string ZeroCopyName(const testing::TestParamInfo<std::string>& mode) {
+  return "zero_copy_" + mode.param;
 }
 
 }  // namespace ferry::tests

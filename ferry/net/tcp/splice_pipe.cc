@@ -1,5 +1,5 @@
 // Zero-copy sends with vmsplice(2) and splice(2).
-#include "ferry/net/tcp/gift_pipe.h"
+#include "ferry/net/tcp/splice_pipe.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -52,7 +52,7 @@ class NoSigPipe {
 
 }  // namespace
 
-std::optional<GiftPipe> GiftPipe::Create() {
+std::optional<SplicePipe> SplicePipe::Create() {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_NONBLOCK | O_CLOEXEC) != 0) return std::nullopt;
   // A child process with these descriptors would keep the pages in the pipe.
@@ -61,17 +61,17 @@ std::optional<GiftPipe> GiftPipe::Create() {
   (void)::fcntl(write_end.get(), F_SETPIPE_SZ, kWantedBytes);
   const int capacity = ::fcntl(write_end.get(), F_GETPIPE_SZ);
   if (capacity < kMinBytes) return std::nullopt;
-  return GiftPipe(std::move(read_end), std::move(write_end), static_cast<std::size_t>(capacity));
+  return SplicePipe(std::move(read_end), std::move(write_end), static_cast<std::size_t>(capacity));
 }
 
-ssize_t GiftPipe::Fill(std::span<const iovec> pieces) {
+ssize_t SplicePipe::Fill(std::span<const iovec> pieces) {
   const ssize_t taken =
       ::vmsplice(write_end_.get(), pieces.data(), pieces.size(), SPLICE_F_NONBLOCK);
   if (taken > 0) held_ += static_cast<std::size_t>(taken);
   return taken;
 }
 
-ssize_t GiftPipe::Drain(int socket) {
+ssize_t SplicePipe::Drain(int socket) {
   NoSigPipe no_signal;
   const auto asked = static_cast<ssize_t>(held_);
   const ssize_t passed =
