@@ -292,7 +292,7 @@ std::shared_ptr<ConnectionCore> EndpointCore::EstablishOnLoop(
   if (dialled != nullptr) {
     connection->SetLaneHealth(std::make_unique<LaneHealth>(
         this, connection.get(),
-        WaysTo(*provider_, config_, {dialled->at, dialled->interface}, dialled->others)));
+        NetworkPathsTo(*provider_, config_, {dialled->at, dialled->interface}, dialled->others)));
   }
   Keep(connection);
   BringUpOnLoop(connection, std::move(lanes));

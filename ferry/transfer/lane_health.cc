@@ -23,29 +23,32 @@ bool IsV6(const net::Address& address) { return address.host.find(':') != std::s
 
 }  // namespace
 
-std::vector<Way> WaysTo(const net::Provider& provider, const Config& config, const Way& dialled,
-                        const std::vector<net::Address>& others) {
-  std::vector<Way> ways{dialled};
+std::vector<NetworkPath> NetworkPathsTo(const net::Provider& provider, const Config& config,
+                                        const NetworkPath& dialled,
+                                        const std::vector<net::Address>& others) {
+  std::vector<NetworkPath> paths{dialled};
   for (const bool same_family : {true, false}) {
     for (const net::Address& to : others) {
       if ((IsV6(to) == IsV6(dialled.to)) != same_family) continue;
       const std::string interface = provider.InterfaceTo(to);
-      const bool known = std::any_of(ways.begin(), ways.end(),
-                                     [&](const Way& way) { return way.interface == interface; });
+      const bool known = std::any_of(paths.begin(), paths.end(), [&](const NetworkPath& path) {
+        return path.interface == interface;
+      });
       const bool usable = !interface.empty() && interface != "lo" &&
                           net::InterfaceAllowed(config.interfaces, interface);
-      if (usable && !known) ways.push_back({to, interface});
+      if (usable && !known) paths.push_back({to, interface});
     }
   }
-  return ways;
+  return paths;
 }
 
-LaneHealth::LaneHealth(EndpointCore* endpoint, ConnectionCore* connection, std::vector<Way> ways)
+LaneHealth::LaneHealth(EndpointCore* endpoint, ConnectionCore* connection,
+                       std::vector<NetworkPath> paths)
     : endpoint_(endpoint), connection_(connection) {
-  for (Way& way : ways) ways_.push_back({std::move(way)});
+  for (NetworkPath& path : paths) paths_.push_back({std::move(path)});
   lanes_.resize(connection->lanes());
   // All lanes have come up over the first path.
-  for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].own = i % ways_.size();
+  for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].own = i % paths_.size();
 }
 
 LaneHealth::~LaneHealth() = default;
@@ -64,8 +67,8 @@ void LaneHealth::StopOnLoop() {
 
 // ---- what is heard of lanes ---------------------------------------------------------------------
 
-void LaneHealth::MarkBad(std::size_t way, Clock::duration how_long) {
-  ways_[way].bad_until = std::max(ways_[way].bad_until, Clock::now() + how_long);
+void LaneHealth::MarkBad(std::size_t path, Clock::duration how_long) {
+  paths_[path].bad_until = std::max(paths_[path].bad_until, Clock::now() + how_long);
 }
 
 // A reset does not mark the path as bad: it shows that packets still get through.
@@ -74,21 +77,21 @@ void LaneHealth::OnLaneLost(std::uint32_t lane, net::LaneLoss loss) {
   LaneState& lane_state = lanes_[lane];
   lane_state.down = true;
   // If there is no other path, this one is retried at once.
-  if (loss != net::LaneLoss::kReset && ways_.size() > 1) MarkBad(lane_state.way, kAfterLoss);
+  if (loss != net::LaneLoss::kReset && paths_.size() > 1) MarkBad(lane_state.path, kAfterLoss);
   StepOnLoop(lane);
 }
 
 void LaneHealth::OnSuspect(std::uint32_t lane, const char* why) {
   LaneState& lane_state = lanes_[lane];
-  if (stopped_ || lane_state.down || lane_state.suspect || ways_.size() == 1) return;
+  if (stopped_ || lane_state.down || lane_state.suspect || paths_.size() == 1) return;
   connection_->Note("lane {} on {} {}: trying another network path", lane,
-                    ways_[lane_state.way].way.interface, why);
+                    paths_[lane_state.path].path.interface, why);
   LogWith(LogLevel::kWarn, "transfer",
           {{"peer", connection_->peer_name()}, {"lane", std::to_string(lane)}},
           "lane {} to {} on {} {}: trying another network path", lane, connection_->peer_name(),
-          ways_[lane_state.way].way.interface, why);
+          paths_[lane_state.path].path.interface, why);
   lane_state.suspect = true;
-  MarkBad(lane_state.way, kAfterLoss);
+  MarkBad(lane_state.path, kAfterLoss);
   StepOnLoop(lane);
 }
 
@@ -96,11 +99,11 @@ void LaneHealth::OnSuspect(std::uint32_t lane, const char* why) {
 // at once, without waiting for timeouts.
 void LaneHealth::OnLinkChange(const net::LinkChange& change) {
   if (stopped_) return;
-  for (std::size_t i = 0; i < ways_.size(); ++i) {
-    if (ways_[i].way.interface != change.interface) continue;
+  for (std::size_t i = 0; i < paths_.size(); ++i) {
+    if (paths_[i].path.interface != change.interface) continue;
     if (change.up) {
-      ways_[i].bad_until = {};
-      ways_[i].failures = 0;
+      paths_[i].bad_until = {};
+      paths_[i].failures = 0;
     } else {
       MarkBad(i, kAfterLoss);
     }
@@ -116,25 +119,25 @@ void LaneHealth::BeatOnLoop(Clock::time_point /*now*/) {
 // ---- what is done about it ----------------------------------------------------------------------
 
 // A path on which another lane works is known to be good.
-bool LaneHealth::InGoodUse(std::size_t way) const {
+bool LaneHealth::InGoodUse(std::size_t path) const {
   return std::any_of(lanes_.begin(), lanes_.end(), [&](const LaneState& lane_state) {
-    return lane_state.way == way && !lane_state.down && !lane_state.suspect;
+    return lane_state.path == path && !lane_state.down && !lane_state.suspect;
   });
 }
 
 // The lane's own path comes first, even if the lane works elsewhere. Otherwise only a lane that is
 // down or suspect moves, preferably to a path on which another lane works. nullopt: stay.
-std::optional<std::size_t> LaneHealth::ChooseWay(const LaneState& lane_state,
-                                                 Clock::time_point now) const {
-  const auto good = [&](std::size_t way) { return ways_[way].bad_until <= now; };
+std::optional<std::size_t> LaneHealth::ChoosePath(const LaneState& lane_state,
+                                                  Clock::time_point now) const {
+  const auto good = [&](std::size_t path) { return paths_[path].bad_until <= now; };
   const bool must_move = lane_state.down || lane_state.suspect;
-  if (good(lane_state.own) && (lane_state.down || lane_state.way != lane_state.own))
+  if (good(lane_state.own) && (lane_state.down || lane_state.path != lane_state.own))
     return lane_state.own;
   if (!must_move) return std::nullopt;
   std::optional<std::size_t> chosen;
-  for (std::size_t i = 0; i < ways_.size(); ++i) {
+  for (std::size_t i = 0; i < paths_.size(); ++i) {
     // A new lane does not improve on a silent lane over the same path; after a lost lane it may.
-    if (!good(i) || (!lane_state.down && i == lane_state.way)) continue;
+    if (!good(i) || (!lane_state.down && i == lane_state.path)) continue;
     if (!chosen || (InGoodUse(i) && !InGoodUse(*chosen))) chosen = i;
   }
   return chosen;
@@ -144,38 +147,38 @@ std::optional<std::size_t> LaneHealth::ChooseWay(const LaneState& lane_state,
 void LaneHealth::StepOnLoop(std::uint32_t lane) {
   LaneState& lane_state = lanes_[lane];
   if (stopped_ || lane_state.attempt) return;
-  const auto way = ChooseWay(lane_state, Clock::now());
-  if (!way) {
+  const auto path = ChoosePath(lane_state, Clock::now());
+  if (!path) {
     if (lane_state.down) RetryLaterOnLoop();
     return;
   }
-  lane_state.trying = *way;
+  lane_state.trying = *path;
   lane_state.attempt =
       std::make_shared<Rejoin>(endpoint_, connection_, this, lane, ++lane_state.attempts);
-  lane_state.attempt->StartOnLoop(ways_[*way].way.to);
+  lane_state.attempt->StartOnLoop(paths_[*path].path.to);
 }
 
 // A lane is down and no path is worth trying right now.
 void LaneHealth::RetryLaterOnLoop() {
   if (retry_ != 0) return;
   auto when = Clock::time_point::max();
-  for (const WayState& state : ways_) when = std::min(when, state.bad_until);
+  for (const PathState& state : paths_) when = std::min(when, state.bad_until);
   retry_ = connection_->home()->AddTimerOnLoop(when, [this] {
     retry_ = 0;
     for (std::uint32_t i = 0; i < lanes_.size(); ++i) StepOnLoop(i);
   });
 }
 
-void LaneHealth::NoteFailure(std::uint32_t lane, const WayState& state, const Error& error) const {
+void LaneHealth::NoteFailure(std::uint32_t lane, const PathState& state, const Error& error) const {
   // Attempts continue for as long as the lane is down.
   if (WorthKeeping(state.failures + 1)) {
-    connection_->Note("lane {} did not come up on {} at {}: {}", lane, state.way.interface,
-                      state.way.to.ToString(), error.message());
+    connection_->Note("lane {} did not come up on {} at {}: {}", lane, state.path.interface,
+                      state.path.to.ToString(), error.message());
   }
   LogWith(LogLevel::kInfo, "transfer",
           {{"peer", connection_->peer_name()}, {"lane", std::to_string(lane)}},
           "lane {} to {} did not come up on {} at {}: {}", lane, connection_->peer_name(),
-          state.way.interface, state.way.to.ToString(), error.message());
+          state.path.interface, state.path.to.ToString(), error.message());
 }
 
 // After success the lane is checked again: its own path may have become good meanwhile. After a
@@ -184,9 +187,9 @@ void LaneHealth::OnAttemptOver(std::uint32_t lane, const std::optional<Error>& e
   if (stopped_) return;
   LaneState& lane_state = lanes_[lane];
   const bool refused = std::exchange(lane_state.attempt, nullptr)->refused();
-  WayState& state = ways_[lane_state.trying];
+  PathState& state = paths_[lane_state.trying];
   if (!error) {
-    lane_state.way = lane_state.trying;
+    lane_state.path = lane_state.trying;
     lane_state.down = lane_state.suspect = false;
     state.failures = 0;
     return StepOnLoop(lane);

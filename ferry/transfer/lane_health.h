@@ -17,7 +17,7 @@ class EndpointCore;
 class Rejoin;
 
 // A network path to the peer: one of its addresses, and the local interface that the route uses.
-struct Way {
+struct NetworkPath {
   net::Address to;
   std::string interface;
 };
@@ -25,8 +25,9 @@ struct Way {
 // Network paths to a peer that is known to listen at `dialled`, which comes first, and possibly at
 // `others`: one for each interface that the routes use and config.interfaces allows; addresses of
 // `dialled`'s family come first. Any thread.
-std::vector<Way> WaysTo(const net::Provider& provider, const Config& config, const Way& dialled,
-                        const std::vector<net::Address>& others);
+std::vector<NetworkPath> NetworkPathsTo(const net::Provider& provider, const Config& config,
+                                        const NetworkPath& dialled,
+                                        const std::vector<net::Address>& others);
 
 // Keeps a connection's lanes up, on the dialing side: spreads them over the network paths to the
 // peer, replaces lost and silent lanes over working paths, and moves lanes back to their own path
@@ -34,7 +35,7 @@ std::vector<Way> WaysTo(const net::Provider& provider, const Config& config, con
 class LaneHealth {
  public:
   // `endpoint` and `connection` must outlive this object.
-  LaneHealth(EndpointCore* endpoint, ConnectionCore* connection, std::vector<Way> ways);
+  LaneHealth(EndpointCore* endpoint, ConnectionCore* connection, std::vector<NetworkPath> paths);
   ~LaneHealth();
 
   void StartOnLoop();
@@ -51,14 +52,14 @@ class LaneHealth {
   void OnAttemptOver(std::uint32_t lane, const std::optional<Error>& error, bool frozen);
 
  private:
-  struct WayState {
-    Way way;
+  struct PathState {
+    NetworkPath path;
     Clock::time_point bad_until{};
     unsigned failures = 0;  // consecutive
   };
   struct LaneState {
-    std::size_t own = 0;  // index of the path that it should use
-    std::size_t way = 0;  // index of the path that it uses, or used last
+    std::size_t own = 0;   // index of the path that it should use
+    std::size_t path = 0;  // index of the path that it uses, or used last
     std::size_t trying = 0;
     bool down = false;
     bool suspect = false;
@@ -67,15 +68,15 @@ class LaneHealth {
   };
 
   void StepOnLoop(std::uint32_t lane);
-  std::optional<std::size_t> ChooseWay(const LaneState& lane_state, Clock::time_point now) const;
-  bool InGoodUse(std::size_t way) const;
-  void MarkBad(std::size_t way, Clock::duration how_long);
+  std::optional<std::size_t> ChoosePath(const LaneState& lane_state, Clock::time_point now) const;
+  bool InGoodUse(std::size_t path) const;
+  void MarkBad(std::size_t path, Clock::duration how_long);
   void RetryLaterOnLoop();
-  void NoteFailure(std::uint32_t lane, const WayState& state, const Error& error) const;
+  void NoteFailure(std::uint32_t lane, const PathState& state, const Error& error) const;
 
   EndpointCore* const endpoint_;
   ConnectionCore* const connection_;
-  std::vector<WayState> ways_;
+  std::vector<PathState> paths_;
   std::vector<LaneState> lanes_;
   EventLoop::TimerId retry_ = 0;
   bool stopped_ = false;
