@@ -61,7 +61,7 @@ TEST(Close, LeavesTheBuffersOfReceivesAloneThatItEnded) {
   EXPECT_GT(ended_by_close, 0u) << "everything had come before";
 }
 
-TEST(Close, EndsWhatIsUnderWayHereByCancelledAndThereByPeerLost) {
+TEST(Close, EndsWhatIsInFlightHereByCancelledAndThereByPeerLost) {
   LinkedPeer link(PacedSettings());
   const PatternRegion source(link.endpoint, kCloseBulk, 1);
   const PatternRegion destination(link.endpoint, kCloseBulk, 2);

@@ -55,7 +55,7 @@ struct RingSlot {
   std::byte* bytes = nullptr;
   cuda::Event event;                // behind its last copy; none where copies end at once
   std::vector<Py_ssize_t> lengths;  // of the table in each row
-  bool in_doubt = false;            // a copy may be under way that no event tells of
+  bool in_doubt = false;            // a copy may be in flight that no event tells of
 };
 
 struct Sequences {

@@ -40,7 +40,7 @@ class EndpointHolder {
   void Close();
 
  private:
-  std::shared_ptr<transfer::Endpoint> endpoint_;  // with calls under way; null: closed
+  std::shared_ptr<transfer::Endpoint> endpoint_;  // with calls in flight; null: closed
   const Config config_;
   const ProcessMark made_;
 };

@@ -135,7 +135,7 @@ TEST(Trace, OverlapIsTheSharedTimeOfTheShorterSide) {
   EXPECT_DOUBLE_EQ(trace.Overlap({"compute"}, {"compute"}), 1);
 }
 
-TEST(Trace, TimeInWhichSeveralSpansOfASideAreUnderWayCountsOnce) {
+TEST(Trace, TimeInWhichSeveralSpansOfASideAreInFlightCountsOnce) {
   Trace trace;
   trace.Add("copy H2D", "0", AtMicros(0), AtMicros(100));
   trace.Add("copy H2D", "1", AtMicros(20), AtMicros(50));

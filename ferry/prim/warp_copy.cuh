@@ -8,7 +8,7 @@ inline constexpr unsigned kWarpThreads = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
 // 16-byte words that a thread has in flight at once: a warp has 4 KiB, so that one page is one
 // round trip.
-inline constexpr int kWordsUnderWay = 8;
+inline constexpr int kWordsInFlight = 8;
 
 // The copied bytes are used once, so they need not stay in L1.
 __device__ __forceinline__ uint4 LoadOnce(const uint4* from) {
@@ -35,17 +35,17 @@ __device__ __forceinline__ void CopyBytes(std::uint8_t* dst, const std::uint8_t*
 // the rest: half of the registers.
 __device__ __forceinline__ void CopyWords(uint4* dst, const uint4* src, std::uint64_t words,
                                           unsigned lane) {
-  constexpr unsigned kStep = kWordsUnderWay * kWarpThreads;
+  constexpr unsigned kStep = kWordsInFlight * kWarpThreads;
   dst += lane;
   src += lane;
   for (auto left = static_cast<std::int64_t>(words) - lane; left > 0; left -= kStep) {
-    uint4 held[kWordsUnderWay];
+    uint4 held[kWordsInFlight];
 #pragma unroll
-    for (int i = 0; i < kWordsUnderWay; ++i) {
+    for (int i = 0; i < kWordsInFlight; ++i) {
       if (left > i * static_cast<int>(kWarpThreads)) held[i] = LoadOnce(src + i * kWarpThreads);
     }
 #pragma unroll
-    for (int i = 0; i < kWordsUnderWay; ++i) {
+    for (int i = 0; i < kWordsInFlight; ++i) {
       if (left > i * static_cast<int>(kWarpThreads)) StoreOnce(dst + i * kWarpThreads, held[i]);
     }
     dst += kStep;
@@ -73,7 +73,7 @@ __device__ __forceinline__ uint4 Joined(const uint4& low, const uint4& high, uns
 template <int kQuarter>
 __device__ __forceinline__ void CopyShifted(uint4* dst, const uint4* src, std::uint64_t words,
                                             unsigned bits, unsigned lane) {
-  constexpr int kHeld = kWordsUnderWay / 2;
+  constexpr int kHeld = kWordsInFlight / 2;
   const unsigned next_lane = (lane + 1) % kWarpThreads;
   for (std::uint64_t base = 0; base < words; base += kHeld * kWarpThreads) {
     uint4 held[kHeld + 1];

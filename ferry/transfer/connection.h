@@ -125,7 +125,7 @@ class Connection {
                                        Deadline deadline = Deadline::Never()) const;
 
   // Errors here: kInvalidArgument (another peer's or direction's transfer, a closed region),
-  // kUnavailable (config.max_operations under way), kPeerLost. Later ones are the operation's. Can
+  // kUnavailable (config.max_operations in flight), kPeerLost. Later ones are the operation's. Can
   // block, like PrepareWrite and until options.deadline, only for a transfer that was prepared on
   // another connection or whose GPU memory is no longer shared with the peer.
   Result<Operation> Write(const PreparedTransfer& transfer, const WriteOptions& options = {});

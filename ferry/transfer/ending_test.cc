@@ -118,7 +118,7 @@ class EndingTest : public ::testing::Test {
 
 // ---- writes -------------------------------------------------------------------------------------
 
-TEST_F(EndingTest, ACancelledWriteEndsWhenThePeerHasAcknowledgedWhatWasUnderWay) {
+TEST_F(EndingTest, ACancelledWriteEndsWhenThePeerHasAcknowledgedWhatWasInFlight) {
   auto write = theirs_.Write(Prepared(Direction::kWrite));
   (void)peer_.lane().Expect(Type::kWrite);
   write->Cancel();
@@ -132,7 +132,7 @@ TEST_F(EndingTest, ACancelledWriteEndsWhenThePeerHasAcknowledgedWhatWasUnderWay)
   ExpectAlive();
 }
 
-TEST_F(EndingTest, AWriteThatMissesItsDeadlineEndsWhenThePeerHasAcknowledgedWhatWasUnderWay) {
+TEST_F(EndingTest, AWriteThatMissesItsDeadlineEndsWhenThePeerHasAcknowledgedWhatWasInFlight) {
   auto write = theirs_.Write(Prepared(Direction::kWrite), By(milliseconds(50)));
   EXPECT_FALSE(write->Wait(Deadline::After(milliseconds(100))));
   EXPECT_FALSE(write->Poll());

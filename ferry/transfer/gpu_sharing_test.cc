@@ -277,7 +277,7 @@ TEST_F(GpuSharingTest, ACancelAmongManyCopiesKeepsTheConnection) {
   EXPECT_TRUE(Works(&link_));
 }
 
-TEST_F(GpuSharingTest, ClosingInTheMiddleEndsWhatIsUnderWay) {
+TEST_F(GpuSharingTest, ClosingInTheMiddleEndsWhatIsInFlight) {
   Config hasty = config_;
   hasty.drain_grace = milliseconds(300);
   for (const Direction direction : {Direction::kWrite, Direction::kRead}) {

@@ -10,7 +10,7 @@
 
 namespace ferry::transfer {
 
-// How far one side has dealt with the other's sequenced frames when a lane was given up: what each
+// How far one side has processed the other's sequenced frames when a lane was given up: what each
 // needs to know to go on over another.
 struct LaneProgress {
   std::uint32_t finished = 0;

@@ -66,7 +66,7 @@ class LifetimeTest : public ::testing::Test {
 
 // ---- waiting ------------------------------------------------------------------------------------
 
-TEST_F(LifetimeTest, AWaitThatTimesOutLeavesTheOperationUnderWay) {
+TEST_F(LifetimeTest, AWaitThatTimesOutLeavesTheOperationInFlight) {
   auto receive = near_.Recv(1, kWholeTag, buffer_.span());
   for (const Deadline deadline : {Now(), Deadline::After(milliseconds(20))}) {
     const Status status = receive->Wait(deadline);

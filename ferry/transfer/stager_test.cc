@@ -243,7 +243,7 @@ TEST_P(SimulatedStagerTest, ADeviceThatIsLostEndsEverythingByThat) {
                                                         std::pair(2, std::string("DeviceLost"))));
 }
 
-TEST_P(SimulatedStagerTest, ItsEndWaitsForWhatIsUnderWayAndDropsTheRest) {
+TEST_P(SimulatedStagerTest, ItsEndWaitsForWhatIsInFlightAndDropsTheRest) {
   std::vector<StageSlot> slots;
   for (int i = 0; i < 8; ++i) slots.push_back(Take(StageWay::kToNetwork));
   const Block block{.dst = 0, .src = At(0), .len = kSlotBytes};

@@ -40,7 +40,7 @@ Status Unpacker::CheckOptions(const UnpackerOptions& options) {
     return Ok();
   }
   return Error(Code::kInvalidArgument,
-               fmt::format("an unpacker with {} batches and {} pieces under way cannot be made; "
+               fmt::format("an unpacker with {} batches and {} pieces in flight cannot be made; "
                            "give 1 to {} batches and at least 1 piece",
                            options.most_batches, options.most_pieces, kMaxUnpackBatches));
 }

@@ -54,7 +54,7 @@ class PeerEnd {
   ScriptedLane* lane_ = nullptr;  // null once it is closed
   std::deque<Said> said_;
   std::deque<net::OutFrame*> sent_;
-  bool offered_ = false;  // said_.front() was, and its payload is under way
+  bool offered_ = false;  // said_.front() was, and its payload is in flight
   bool paused_ = false;
   bool discard_ = false;
   std::uint64_t left_ = 0;

@@ -156,7 +156,7 @@ class Ranks(unittest.TestCase):
     DIE = "import os, time; time.sleep(3); os.kill(os.getpid(), 9)"
 
     def test_ranks_that_notice_a_killed_one_are_well(self):
-        program = self.LOG + "import time; print('under way', flush=True); time.sleep(6); raise SystemExit('ncclRemoteError: gone')"
+        program = self.LOG + "import time; print('in flight', flush=True); time.sleep(6); raise SystemExit('ncclRemoteError: gone')"
         rows = self.run_case("killed", "ferry", [program, self.DIE])
         self.assertTrue(rows[0]["noticed"])
         self.assertEqual(rows[0]["exit_statuses"], [1])
@@ -164,12 +164,12 @@ class Ranks(unittest.TestCase):
         self.assertEqual(rows[0]["said"], ["ncclRemoteError: gone"])
 
     def test_ranks_that_end_without_a_word_have_not_noticed(self):
-        program = self.LOG + "import time; print('under way', flush=True); time.sleep(6); raise SystemExit(1)"
+        program = self.LOG + "import time; print('in flight', flush=True); time.sleep(6); raise SystemExit(1)"
         rows = self.run_case("killed", "ferry", [program, self.DIE])
         self.assertFalse(rows[0]["noticed"])
 
     def test_ranks_that_do_not_notice_are_ended(self):
-        program = self.LOG + "import time; print('under way', flush=True); time.sleep(1000)"
+        program = self.LOG + "import time; print('in flight', flush=True); time.sleep(1000)"
         rows = self.run_case("killed", "ferry", [program, self.DIE], seconds=8)
         self.assertFalse(rows[0]["noticed"])
 

@@ -144,7 +144,7 @@ TEST(Lifetime, EachCommIsUsedByAnotherThreadThanTheOneThatMadeIt) {
   std::thread([&] { pair.Close(); }).join();
 }
 
-TEST(Lifetime, CommsThatAreClosedWithRequestsUnderWayTouchNoMemoryAfterwards) {
+TEST(Lifetime, CommsThatAreClosedWithRequestsInFlightTouchNoMemoryAfterwards) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   for (int round = 0; round < 10; ++round) {
     CommPair pair(&host, &host);

@@ -25,8 +25,8 @@ constexpr std::array<std::size_t, 8> kScheduleSizes{0,      1,      3000,   16'3
                                                     40'000, 65'536, 65'537, 200'000};
 constexpr std::size_t kLargestSize = 200'000;
 constexpr std::size_t kScheduleTags = 3;
-constexpr std::size_t kSendsUnderWay = 60;
-constexpr std::size_t kReceivesUnderWay = 24;
+constexpr std::size_t kSendsInFlight = 60;
+constexpr std::size_t kReceivesInFlight = 24;
 
 class Schedule {
  public:
@@ -80,7 +80,7 @@ class Schedule {
   }
 
   void Send(std::size_t t) {
-    if (sends_ == kSendsUnderWay) return;
+    if (sends_ == kSendsInFlight) return;
     Message& message = tags_[t].sent.emplace_back();
     message.bytes = PatternOf(kScheduleSizes.at(Below(kScheduleSizes.size())), random_());
     Require(host_->Send(pair_.send,
@@ -94,7 +94,7 @@ class Schedule {
   void Receive(std::size_t t) {
     Tag& tag = tags_[t];
     const std::size_t at = tag.posted.size();
-    if (receives_ == kReceivesUnderWay || at > tag.sent.size() + 2) return;
+    if (receives_ == kReceivesInFlight || at > tag.sent.size() + 2) return;
     const bool exact = at < tag.sent.size() && Below(2) == 0;
     Place& place = tag.posted.emplace_back();
     place.bytes.resize(exact ? tag.sent[at].bytes.size() : kLargestSize);
@@ -136,7 +136,7 @@ class Schedule {
   NcclHost host_{FERRY_NCCL_PLUGIN, 12};
   CommPair pair_{&host_, &host_};
   std::array<Tag, kScheduleTags> tags_;
-  std::size_t sends_ = 0;     // under way
+  std::size_t sends_ = 0;     // in flight
   std::size_t receives_ = 0;  // likewise
 };
 

@@ -82,7 +82,7 @@ int Comm::Test(tcpx::Request* request, int* done) {
     Log(abi::kLogWarn, "standin: test called with invalid request");
     return Misuse("test of a request that is not the oldest");
   }
-  if (!IsUnderWay(request)) return Misuse("test of a request that has been reported as done");
+  if (!IsInFlight(request)) return Misuse("test of a request that has been reported as done");
   if (!transmitting || request->size_pending != 0 || !Complete(finished_)) return abi::kSuccess;
   ++finished_;
   *done = 1;
@@ -130,7 +130,7 @@ int Comm::Collect() {
   return abi::kSuccess;
 }
 
-bool Comm::IsUnderWay(const tcpx::Request* request) {
+bool Comm::IsInFlight(const tcpx::Request* request) {
   for (std::uint64_t number = finished_; number < posted_; ++number) {
     if (request == &At(number)) return true;
   }

@@ -96,7 +96,7 @@ class Comm {
     int kind = 0;
   };
 
-  bool IsUnderWay(const tcpx::Request* request);
+  bool IsInFlight(const tcpx::Request* request);
 
   const int operation_;
   std::array<tcpx::Request, kRequests> requests_;

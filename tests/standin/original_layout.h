@@ -8,7 +8,7 @@
 
 namespace ferry::standin::tcpx {
 
-inline constexpr std::size_t kRows = 16;                       // receives under way, of one comm
+inline constexpr std::size_t kRows = 16;                       // receives in flight, of one comm
 inline constexpr std::size_t kRowFragments = 2048;             // of one receive
 inline constexpr std::size_t kRegistrationAlignment = 0x1000;  // of GPU memory
 

@@ -93,7 +93,7 @@ def push_weights(weights, peers, timeout=300.0):
     except BaseException as error:  # Ctrl-C, too: the peers wait
         for offer in offers:
             offer.give_up(str(error))
-        weights.close()  # writes may be under way
+        weights.close()  # writes may be in flight
         raise
     failed = [error for error in [offer.answer({"done": True}) for offer in offers] if error]
     if failed:

@@ -90,7 +90,7 @@ TEST_P(ProviderConformance, ConnectingWithoutAnAnswerTimesOutAtItsDeadline) {
 }
 
 // Regression: the pending connect lived on, with everything that it owned.
-TEST_P(ProviderConformance, AConnectUnderWayGoesWithItsLoop) {
+TEST_P(ProviderConformance, AConnectInFlightGoesWithItsLoop) {
   const Address silent = target_->SilentAddress();
   const auto owned = std::make_shared<int>(1);  // counts the remaining callbacks
   auto loop = EventLoop::Create();
