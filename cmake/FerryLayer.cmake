@@ -180,11 +180,11 @@ function(ferry_layer_benches layer sources deps)
   add_dependencies(benches ${layer}_bench)
 endfunction()
 
-# A test of whole programs: one executable for tests/<name>.cc, linked to every layer and to what
+# A test of whole programs: one executable <name> of <source>, linked to every layer and to what
 # tests/ shares, with the path of the built program in FERRY_BINARY. Those that measure rates get the
 # machine to themselves. Those of a <name> that ends in _slow_test are labelled slow, too.
-function(ferry_multi_test name)
-  add_executable(${name} ${name}.cc)
+function(ferry_multi_test name source)
+  add_executable(${name} "${source}")
   ferry_warnings(${name})
   get_property(layers GLOBAL PROPERTY FERRY_LAYERS)
   list(TRANSFORM layers APPEND _testing OUTPUT_VARIABLE testing)

@@ -16,8 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Files that cannot share a unit with others: linux/tcp.h excludes netinet/tcp.h, each fuzzer has an
 # entry point of the same name, as each toy and a benchmark have, and sources of fmt's and spdlog's
 # exclude their headers.
-ALONE = {"ferry/net/tcp/path_stats.cc", "tests/plugin/toy_plugin.cc",
-         "bindings/nccl_net/bundled.cc", "tests/nccl_net/nccl_net_bench.cc"}
+ALONE = {"ferry/net/tcp/path_stats.cc", "ferry/net/plugin/tests/toy_plugin.cc",
+         "bindings/nccl_net/bundled.cc", "bindings/nccl_net/tests/nccl_net_bench.cc"}
 FLAGS_WITH_A_WORD = {"-I", "-D", "-U", "-isystem", "-include"}
 
 

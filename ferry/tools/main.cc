@@ -11,9 +11,9 @@
 
 #include "ferry/core/build_commit.h"
 #include "ferry/core/version.h"
-#include "ferry/tools/command.h"
-#include "ferry/tools/process.h"
-#include "ferry/tools/report.h"
+#include "ferry/tools/support/command.h"
+#include "ferry/tools/support/process.h"
+#include "ferry/tools/support/report.h"
 
 namespace ferry::tools {
 namespace {

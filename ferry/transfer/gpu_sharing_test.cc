@@ -19,7 +19,7 @@
 #include "ferry/transfer/testing/raw_peer.h"
 
 // Copies between GPUs in place of the network. Both endpoints are in this process; the memory is
-// mapped as if they were in two. tests/cli_test.cc runs two processes.
+// mapped as if they were in two. tests/cli/cli_test.cc runs two processes.
 namespace ferry::transfer {
 namespace {
 

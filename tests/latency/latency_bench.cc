@@ -19,7 +19,7 @@
 
 #include "ferry/core/check.h"
 #include "ferry/core/fd.h"
-#include "tests/engine_peer.h"
+#include "tests/support/engine_peer.h"
 
 // How long small things take between two processes, by how the program waits for them:
 //   ferry_latency_bench deadline PAUSE_US RUNS   a receive with a deadline of 0.2 s beside a thread

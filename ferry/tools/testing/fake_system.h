@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ferry/core/fd.h"
-#include "ferry/tools/doctor_checks.h"
+#include "ferry/tools/doctor/checks.h"
 
 namespace ferry::tools {
 

@@ -1,0 +1,177 @@
+// A rank with several addresses, of which some cannot be reached: peers in a network namespace.
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/socket.h>
+
+#include <cstdlib>
+#include <exception>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "bindings/nccl_net/tests/nccl_peer.h"
+#include "bindings/nccl_net/wire.h"
+#include "ferry/core/fd.h"
+#include "ferry/core/function_ref.h"
+#include "tests/links/load_meter.h"
+#include "tests/links/network_pair.h"
+#include "tests/support/engine_peer.h"
+#include "tests/support/peer_process.h"
+
+namespace ferry::nccl_net {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kFirstHost = "10.79.0.1";
+constexpr const char* kSecondHost = "10.79.0.2";
+constexpr std::chrono::seconds kConnectTimeout{4};
+
+// A port that answers nothing: its queue is full, so that the kernel drops what else comes.
+class SilentPort {
+ public:
+  SilentPort(const char* host, std::uint16_t port) : listener_(Socket()) {
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_port = htons(port);
+    (void)::inet_pton(AF_INET, host, &at.sin_addr);
+    const auto* const raw = reinterpret_cast<const sockaddr*>(&at);
+    if (::bind(listener_.get(), raw, sizeof at) != 0 || ::listen(listener_.get(), 0) != 0) {
+      throw std::runtime_error("no silent port");
+    }
+    for (int i = 0; i < 4; ++i) {
+      waiting_.push_back(Socket());
+      (void)::connect(waiting_.back().get(), raw, sizeof at);
+    }
+  }
+
+ private:
+  static UniqueFd Socket() {
+    return UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  }
+
+  UniqueFd listener_;
+  std::vector<UniqueFd> waiting_;
+};
+
+// This thread is in a network, and back in its own when this goes.
+class NetworkVisit {
+ public:
+  explicit NetworkVisit(const std::string& network)
+      : home_(::open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC)) {
+    tests::EnterNetwork(network);
+  }
+  ~NetworkVisit() { (void)::setns(home_.get(), CLONE_NEWNET); }
+  NetworkVisit(const NetworkVisit&) = delete;
+  NetworkVisit& operator=(const NetworkVisit&) = delete;
+
+ private:
+  UniqueFd home_;
+};
+
+class Addresses : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const auto missing = tests::OneNetwork::Missing()) GTEST_SKIP() << *missing;
+    network_.emplace();
+    network_->AddInterfaces(2);
+    tests::RestartLoadMeter();
+  }
+
+  // By a thread that is in the network.
+  void Inside(FunctionRef<void()> body) {
+    std::exception_ptr failure;
+    std::thread([&] {
+      try {
+        tests::EnterNetwork(network_->name());
+        body();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }).join();
+    if (failure != nullptr) std::rethrow_exception(failure);
+  }
+  testing::AskedPeer PeerInside(const std::vector<std::pair<const char*, std::string>>& variables) {
+    for (const auto& [name, value] : variables) (void)::setenv(name, value.c_str(), 1);
+    testing::AskedPeer peer;
+    {
+      // By this thread: a peer is killed when the thread that started it ends.
+      const NetworkVisit visit(network_->name());
+      peer = tests::Must(tests::PeerProcess::Start(testing::kNcclRole));
+    }
+    for (const auto& [name, value] : variables) (void)::unsetenv(name);
+    return peer;
+  }
+  // A rank that listens at the second address only.
+  void Listen() {
+    listening_ = PeerInside({{"FERRY_LISTEN_HOST", kSecondHost}});
+    address_ = tests::Must(ReadHandle(testing::HandleOf(listening_->Ask("listen")).data()));
+    port_ = address_.at.front().port;
+    address_.at = {{kFirstHost, port_}, {kSecondHost, port_}};
+  }
+  std::string ConnectCommand() const {
+    testing::Handle handle{};
+    tests::MustDo(WriteHandle(address_, handle.data()));
+    return "connect " + tests::ToHex(handle);
+  }
+  static std::string FailureIn(testing::AskedPeer& peer) {
+    try {
+      peer.Answer();
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  std::optional<tests::OneNetwork> network_;
+  testing::AskedPeer listening_;
+  ListenAddress address_;
+  std::uint16_t port_ = 0;
+};
+
+TEST_F(Addresses, ARankThatIsRefusedIsToldByTheOneThatIsReached) {
+  Listen();
+  listening_->Command("accept");
+  testing::AskedPeer connecting = PeerInside({{"FERRY_NCCL_DEVICES", "5"}});
+  connecting->Command(ConnectCommand());
+  EXPECT_THAT(FailureIn(connecting), HasSubstr("FERRY_NCCL_DEVICES is 5 here and 1 at"));
+  EXPECT_THAT(FailureIn(listening_), HasSubstr("FERRY_NCCL_DEVICES is 1 here and 5 at"));
+}
+
+TEST_F(Addresses, OneThatDoesNotAnswerLeavesTimeForTheNext) {
+  Listen();
+  std::optional<SilentPort> silent;
+  Inside([&] { silent.emplace(kFirstHost, port_); });
+  testing::AskedPeer connecting = PeerInside({});
+  connecting->Command(ConnectCommand());
+  listening_->Ask("accept");
+  EXPECT_EQ(FailureIn(connecting), "");
+}
+
+TEST_F(Addresses, AllTogetherHaveTheTimeOfOneConnect) {
+  Listen();
+  listening_->Kill();
+  (void)tests::Must(listening_->WaitExit(tests::TestDeadline()));
+  std::optional<SilentPort> first;
+  std::optional<SilentPort> second;
+  Inside([&] {
+    first.emplace(kFirstHost, port_);
+    second.emplace(kSecondHost, port_);
+  });
+  testing::AskedPeer connecting =
+      PeerInside({{"FERRY_CONNECT_TIMEOUT", fmt::format("{}s", kConnectTimeout.count())}});
+  const tests::Stopwatch since;
+  connecting->Command(ConnectCommand());
+  EXPECT_NE(FailureIn(connecting), "");
+  tests::ExpectWithin(since.elapsed(), kConnectTimeout, "the end of connect");
+}
+
+}  // namespace
+}  // namespace ferry::nccl_net

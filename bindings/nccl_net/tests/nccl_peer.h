@@ -1,0 +1,44 @@
+// A peer process that drives the NCCL plugin.
+#pragma once
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "bindings/nccl_net/tests/testing/nccl_host.h"
+#include "tests/support/peer_process.h"
+
+namespace ferry::nccl_net::testing {
+
+inline constexpr const char* kNcclRole = "nccl";          // of the newest version
+inline constexpr const char* kOldNcclRole = "nccl-2.20";  // of one before 2.24
+
+// A process that uses the plugin, as its parent sees it.
+class AskedPeer {
+ public:
+  AskedPeer() = default;
+  AskedPeer(std::unique_ptr<tests::PeerProcess> process)  // NOLINT: implicit, it is nothing more
+      : process_(std::move(process)) {}
+
+  AskedPeer* operator->() noexcept { return this; }
+  void Command(std::string_view line) { process_->Command(line); }
+  std::string Answer() { return process_->Answer(); }
+  std::string Ask(std::string_view line) {
+    Command(line);
+    return Answer();
+  }
+  void Kill() { process_->Kill(); }
+  Status Stop(Deadline deadline) { return process_->Stop(deadline); }
+  Result<int> WaitExit(Deadline deadline) { return process_->WaitExit(deadline); }
+
+ private:
+  std::unique_ptr<tests::PeerProcess> process_;
+};
+
+Handle HandleOf(const std::string& hex);
+
+// The peer's main: listen, connect HANDLE, accept, echo BYTES, sink BYTES, stream BYTES COUNT (both
+// ways at once), variable NAME (its value), log (all lines so far), devices (their number), last
+// BYTES (and closes), compare BYTES COUNT (with PatternOf, one after another, and closes).
+int RunNcclPeer(tests::LinePipe& parent, int version);
+
+}  // namespace ferry::nccl_net::testing

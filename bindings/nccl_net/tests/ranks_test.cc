@@ -1,0 +1,362 @@
+// Ranks that cannot work together, and those that are turned away before they are connected.
+#include <fmt/core.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bindings/nccl_net/tests/nccl_peer.h"
+#include "bindings/nccl_net/tests/testing/nccl_host.h"
+#include "bindings/nccl_net/tests/testing/raw_sender.h"
+#include "bindings/nccl_net/wire.h"
+#include "ferry/net/testing/fault_proxy.h"
+#include "tests/links/load_meter.h"
+#include "tests/support/engine_peer.h"
+#include "tests/support/peer_process.h"
+
+namespace ferry::nccl_net {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::LoggedText;
+using testing::NcclConnect;
+using testing::NcclHost;
+using testing::NcclListen;
+using ::testing::Not;
+using testing::PatternOf;
+using testing::RawSender;
+using testing::Require;
+using testing::WaitFor;
+using tests::ExpectWithin;
+using tests::PeerProcess;
+
+Deadline RanksDeadline() { return Deadline::After(std::chrono::seconds(60)); }
+
+// Set, or not set for an empty value, while processes are started, and as before afterwards.
+class ScopedVariable {
+ public:
+  ScopedVariable(const char* name, const std::string& value) : name_(name) {
+    if (const char* const before = std::getenv(name)) before_ = before;
+    if (value.empty()) {
+      (void)::unsetenv(name);
+    } else {
+      (void)::setenv(name, value.c_str(), 1);
+    }
+  }
+  ~ScopedVariable() {
+    if (before_) {
+      (void)::setenv(name_, before_->c_str(), 1);
+    } else {
+      (void)::unsetenv(name_);
+    }
+  }
+  ScopedVariable(const ScopedVariable&) = delete;
+  ScopedVariable& operator=(const ScopedVariable&) = delete;
+
+ private:
+  const char* const name_;
+  std::optional<std::string> before_;
+};
+
+testing::AskedPeer PeerWith(const char* name, const std::string& value) {
+  // The variables that the plugin has set in this process.
+  const ScopedVariable channels("NCCL_MIN_NCHANNELS", "");
+  const ScopedVariable chunk("NCCL_P2P_NET_CHUNKSIZE", "");
+  const ScopedVariable variable(name, value);
+  return tests::Must(PeerProcess::Start(testing::kNcclRole));
+}
+
+int OutcomeOfConnect(NcclHost* host, const testing::Handle& handle) {
+  NcclConnect connect(host, handle);
+  const Deadline deadline = RanksDeadline();
+  void* send = nullptr;
+  int outcome = abi::kSuccess;
+  while (outcome == abi::kSuccess && send == nullptr && !deadline.expired()) {
+    outcome = connect.TryConnect(&send);
+  }
+  if (send != nullptr) Require((*host)->CloseSend(send), "closeSend");
+  return outcome;
+}
+
+int OutcomeOfAccept(NcclHost* host, NcclListen* listen) {
+  const Deadline deadline = RanksDeadline();
+  void* recv = nullptr;
+  int outcome = abi::kSuccess;
+  while (outcome == abi::kSuccess && recv == nullptr && !deadline.expired()) {
+    outcome = listen->TryAccept(&recv);
+  }
+  if (recv != nullptr) Require((*host)->CloseReceive(recv), "closeRecv");
+  return outcome;
+}
+
+// Why the peer could not carry out its last command; "" where it could.
+std::string FailureOf(testing::AskedPeer& peer) {
+  try {
+    peer.Answer();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+struct Setting {
+  const char* name;      // of the test
+  const char* variable;  // of the other rank, which has the default of all else
+  std::string value;
+  const char* what;  // that the errors name
+  const char* ours;
+  const char* theirs;
+};
+
+// Far below FERRY_CONNECT_TIMEOUT and FERRY_PEER_TIMEOUT, by which it would end otherwise.
+constexpr std::chrono::seconds kRefusalTime{5};
+
+class RanksThatDiffer : public ::testing::TestWithParam<Setting> {
+ protected:
+  std::string Said(const char* here, const char* there) const {
+    return fmt::format("{} is {} here and {} at ", GetParam().what, here, there);
+  }
+
+  void SetUp() override {
+    tests::RestartLoadMeter();
+    since_ = {};
+  }
+
+  tests::Stopwatch since_;
+  testing::AskedPeer peer_ = PeerWith(GetParam().variable, GetParam().value);
+  NcclHost host_{FERRY_NCCL_PLUGIN, 12};
+};
+
+TEST_P(RanksThatDiffer, AreRefusedWithBothValuesAtBothEnds) {
+  const testing::Handle handle = testing::HandleOf(peer_->Ask("listen"));
+  peer_->Command("accept");
+  EXPECT_EQ(OutcomeOfConnect(&host_, handle), abi::kInvalidUsage);
+  EXPECT_THAT(FailureOf(peer_), HasSubstr(Said(GetParam().theirs, GetParam().ours)));
+  EXPECT_THAT(LoggedText(), HasSubstr(Said(GetParam().ours, GetParam().theirs)));
+  ExpectWithin(since_.elapsed(), kRefusalTime, "the refusal");
+}
+
+TEST_P(RanksThatDiffer, AreRefusedTheOtherWayToo) {
+  NcclListen listen(&host_);
+  peer_->Command("connect " + tests::ToHex(listen.handle()));
+  EXPECT_EQ(OutcomeOfAccept(&host_, &listen), abi::kInvalidUsage);
+  EXPECT_THAT(FailureOf(peer_), HasSubstr(Said(GetParam().theirs, GetParam().ours)));
+  EXPECT_THAT(LoggedText(), HasSubstr(Said(GetParam().ours, GetParam().theirs)));
+  ExpectWithin(since_.elapsed(), kRefusalTime, "the refusal");
+}
+
+constexpr const char* kTunerSetting = "NCCL's tuner (NCCL_TUNER_PLUGIN, libnccl-tuner.so)";
+INSTANTIATE_TEST_SUITE_P(
+    Nccl, RanksThatDiffer,
+    ::testing::Values(Setting{"Channels", "FERRY_NCCL_CHANNELS", "4",
+                              "NCCL_MIN_NCHANNELS (which FERRY_NCCL_CHANNELS sets)", "8", "4"},
+                      Setting{"Devices", "FERRY_NCCL_DEVICES", "5", "FERRY_NCCL_DEVICES", "1", "5"},
+                      Setting{"Chunk", "NCCL_P2P_NET_CHUNKSIZE", "131072", "NCCL_P2P_NET_CHUNKSIZE",
+                              "524288", "131072"},
+                      Setting{"NoTuner", "NCCL_TUNER_PLUGIN", "none", kTunerSetting,
+                              "this plugin's", "none"},
+                      Setting{"MissingTuner", "NCCL_TUNER_PLUGIN", "libno-such-tuner.so",
+                              kTunerSetting, "this plugin's", "named and not found"},
+                      Setting{"InstalledTuner", "LD_LIBRARY_PATH", FERRY_OTHER_TUNER_FOLDER,
+                              kTunerSetting, "this plugin's", "another library's"}),
+    [](const auto& parameter) { return parameter.param.name; });
+
+TEST(OtherTuner, ThatIsInstalledIsFoundWithoutLoadingItAndLeavesNcclAlone) {
+  testing::AskedPeer peer = PeerWith("LD_LIBRARY_PATH", FERRY_OTHER_TUNER_FOLDER);
+  EXPECT_EQ(peer->Ask("variable NCCL_MIN_NCHANNELS"), "");
+  EXPECT_EQ(peer->Ask("variable FERRY_TEST_TUNER_LOADED"), "");
+  EXPECT_THAT(peer->Ask("log"),
+              AllOf(HasSubstr(fmt::format("NCCL takes its tuner from {}/libnccl-tuner.so",
+                                          FERRY_OTHER_TUNER_FOLDER)),
+                    HasSubstr("FERRY_NCCL_CHANNELS is not asked for")));
+}
+
+TEST(OtherTuner, IsNoneWhereTheVariableNamesThisPlugin) {
+  const ScopedVariable folder("LD_LIBRARY_PATH", FERRY_OTHER_TUNER_FOLDER);
+  testing::AskedPeer peer = PeerWith("NCCL_TUNER_PLUGIN", FERRY_NCCL_PLUGIN);
+  EXPECT_EQ(peer->Ask("variable NCCL_MIN_NCHANNELS"), "8");
+}
+
+TEST(Ranks, OfAnotherBuildAreRefused) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  RawSender sender(listen.handle());
+  HelloWire hello = sender.Hello();
+  hello.rank.build ^= 1;
+  sender.Say(hello);
+  EXPECT_EQ(OutcomeOfAccept(&host, &listen), abi::kInvalidUsage);
+  EXPECT_EQ(sender.End(), "closed");
+  const auto address = *ReadHandle(listen.handle().data());
+  EXPECT_THAT(LoggedText(), HasSubstr(fmt::format(
+                                "the build of libnccl-net-ferry.so is {:08x} here and {:08x} at",
+                                address.rank.build, hello.rank.build)));
+  const std::size_t logged_before = LoggedText().size();
+  ListenAddress other = address;
+  other.rank.build ^= 2;
+  testing::Handle handle{};
+  tests::MustDo(WriteHandle(other, handle.data()));
+  EXPECT_EQ(OutcomeOfConnect(&host, handle), abi::kInvalidUsage);
+  EXPECT_THAT(
+      LoggedText().substr(logged_before),
+      HasSubstr(fmt::format("is {:08x} here and {:08x} at", address.rank.build, other.rank.build)));
+}
+
+// As two builds of one commit are that have different changes.
+TEST(Ranks, WhoseFilesHaveOtherBuildIdsAreRefused) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  const std::uint32_t build = ReadHandle(listen.handle().data())->rank.build;
+  // As the note in the file has it: the name "GNU", and the first bytes of the ID.
+  std::string note("GNU\0", 4);
+  for (const int shift : {24, 16, 8, 0}) note += static_cast<char>(build >> shift);
+  std::ifstream in(FERRY_NCCL_PLUGIN, std::ios::binary);
+  std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  const std::size_t at = file.find(note);
+  ASSERT_NE(at, std::string::npos);
+  file[at + 4] = static_cast<char>(file[at + 4] ^ 1);
+  const auto path = fmt::format("{}/other_build_{}.so", ::testing::TempDir(), ::getpid());
+  std::ofstream(path, std::ios::binary) << file;
+  NcclHost other(path, 12);
+  (void)::unlink(path.c_str());
+  EXPECT_EQ(OutcomeOfConnect(&other, listen.handle()), abi::kInvalidUsage);
+  EXPECT_THAT(LoggedText(), HasSubstr(fmt::format(
+                                "the build of libnccl-net-ferry.so is {:08x} here and {:08x} at",
+                                build ^ 0x01000000U, build)));
+  EXPECT_EQ(OutcomeOfAccept(&host, &listen), abi::kInvalidUsage);
+}
+
+TEST(Ranks, WhoseListenCommWasClosedAreNotDialledAgain) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  const testing::Handle handle = listen.handle();
+  listen.Close();
+  const std::size_t logged_before = LoggedText().size();
+  EXPECT_EQ(OutcomeOfConnect(&host, handle), abi::kRemoteError);
+  const std::string logged = LoggedText().substr(logged_before);
+  EXPECT_THAT(logged, HasSubstr("closed the listen comm of this handle"));
+  EXPECT_THAT(logged, Not(HasSubstr("attempt 2")));
+}
+
+TEST(Ranks, OfALaterVersionAreRefused) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  testing::Handle handle = listen.handle();
+  handle[4] = std::byte{kWireVersion + 1};
+  EXPECT_EQ(OutcomeOfConnect(&host, handle), abi::kInvalidUsage);
+  NcclListen again(&host);
+  RawSender sender(again.handle());
+  HelloWire hello = sender.Hello();
+  hello.version = kWireVersion + 1;
+  // With more behind what all versions begin with.
+  std::array<std::byte, 100> longer{};
+  std::memcpy(longer.data(), &hello, offsetof(HelloWire, comm));
+  sender.Say(longer);
+  EXPECT_EQ(OutcomeOfAccept(&host, &again), abi::kInvalidUsage);
+  EXPECT_THAT(LoggedText(), HasSubstr(fmt::format("is version {} here and another version, {}, at",
+                                                  kWireVersion, kWireVersion + 1)));
+}
+
+TEST(Ranks, ThatHaveNoKeyCannotMakeAcceptFail) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  RawSender sender(listen.handle());
+  HelloWire hello = sender.Hello();
+  hello.rank.build ^= 1;
+  hello.key[0] ^= std::byte{1};
+  sender.Say(hello);
+  EXPECT_EQ(sender.End(), "closed");
+  void* recv = nullptr;
+  Require(listen.TryAccept(&recv), "accept");
+}
+
+// ---- lanes that are closed while they are pending -----------------------------------------------
+
+// Between the sender and the listener; both ends in this process.
+class TurnedAway : public ::testing::TestWithParam<net::ProxyCut> {
+ protected:
+  void Connect(std::uint64_t cut_at) {
+    ListenAddress address = *ReadHandle(listen_.handle().data());
+    proxy_ = tests::Must(net::FaultProxy::Start({"127.0.0.1", address.at.front().port}));
+    address.at = {proxy_->address()};
+    testing::Handle handle{};
+    tests::MustDo(WriteHandle(address, handle.data()));
+    proxy_->CutAt(net::ProxyDirection::kToTarget, cut_at, GetParam());
+    NcclConnect connect(&host_, handle);
+    send_ = connect.Connect(RanksDeadline());
+    recv_ = listen_.Accept(RanksDeadline());
+  }
+  ~TurnedAway() override {
+    if (send_ != nullptr) Require(host_->CloseSend(send_), "closeSend");
+    if (recv_ != nullptr) Require(host_->CloseReceive(recv_), "closeRecv");
+  }
+  void Exchange(std::size_t bytes) {
+    auto from = PatternOf(bytes, bytes);
+    std::vector<std::byte> into(bytes);
+    void* send = nullptr;
+    void* receive = nullptr;
+    Require(host_->Receive(recv_, {into.data(), bytes, 1, nullptr}, &receive), "irecv");
+    Require(host_->Send(send_, {from.data(), bytes, 1, nullptr}, &send), "isend");
+    Require(WaitFor(host_, send, nullptr, RanksDeadline()), "isend");
+    Require(WaitFor(host_, receive, nullptr, RanksDeadline()), "irecv");
+    EXPECT_EQ(into, from);
+  }
+
+  const ScopedVariable host_address_{"FERRY_LISTEN_HOST", "127.0.0.1"};
+  NcclHost host_{FERRY_NCCL_PLUGIN, 12};
+  NcclListen listen_{&host_};
+  std::unique_ptr<net::FaultProxy> proxy_;
+  void* send_ = nullptr;
+  void* recv_ = nullptr;
+};
+
+TEST_P(TurnedAway, DialsAgainWhereALaneIsClosedBeforeItsHello) {
+  Connect(10);
+  Exchange(9);
+  Exchange(3 << 20);
+}
+
+// The listener has some of the lanes then, and has to forget them.
+TEST_P(TurnedAway, DialsAgainWhereSomeLanesHaveComeIn) {
+  Connect(130);
+  Exchange(9);
+  Exchange(3 << 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(Nccl, TurnedAway,
+                         ::testing::Values(net::ProxyCut::kClose, net::ProxyCut::kReset),
+                         [](const auto& parameter) {
+                           return parameter.param == net::ProxyCut::kClose ? "ByAnEnd" : "ByAReset";
+                         });
+
+TEST(Ranks, ThatGoAndDoNotComeBackAreAnErrorOfAccept) {
+  const ScopedVariable timeout("FERRY_CONNECT_TIMEOUT", "300ms");
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  RawSender sender(listen.handle());
+  HelloWire hello = sender.Hello();
+  hello.lanes = 2;
+  const std::size_t logged_before = LoggedText().size();
+  sender.Say(hello);
+  const Deadline deadline = RanksDeadline();
+  while (LoggedText().find("irecv comm with", logged_before) == std::string::npos) {
+    ASSERT_FALSE(deadline.expired());
+    std::this_thread::yield();
+  }
+  sender.Go();
+  EXPECT_EQ(OutcomeOfAccept(&host, &listen), abi::kRemoteError);
+}
+
+}  // namespace
+}  // namespace ferry::nccl_net

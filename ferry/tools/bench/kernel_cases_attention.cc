@@ -1,0 +1,217 @@
+// Benchmark cases of the attention ops.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "ferry/kernels/attention_decode/attention_decode.h"
+#include "ferry/kernels/attention_prefill/attention_prefill.h"
+#include "ferry/tools/bench/kernel_case.h"
+
+namespace ferry::tools {
+namespace {
+
+using kernels::DType;
+using kernels::Tensor;
+
+constexpr DType kAttentionType = DType::kBfloat16;
+constexpr std::uint64_t kAttentionElement = 2;
+
+struct AttentionOfCase {
+  std::int64_t batch;
+  std::int64_t tokens;  // of each sequence
+  std::int64_t heads;
+  std::int64_t kv_heads;
+  std::int64_t head_size;
+};
+
+// The bound for the weights, which are rounded to the format before they are multiplied by values:
+// see TermsOfAttention().
+constexpr double kWeightRoundings = 6;
+
+KernelCase NewAttentionCase(const char* op, const AttentionOfCase& of) {
+  KernelCase one;
+  one.op = op;
+  one.dtype = kAttentionType;
+  one.sizes = {{"batch", of.batch},
+               {"tokens", of.tokens},
+               {"heads", of.heads},
+               {"kv_heads", of.kv_heads},
+               {"head_size", of.head_size}};
+  one.units_checked = 1;
+  one.roundings.of_terms = kWeightRoundings;
+  return one;
+}
+
+float AttentionScale(const AttentionOfCase& of) {
+  return 1 / std::sqrt(static_cast<float>(of.head_size));
+}
+
+// The root of the sum of squares of p v: weights of near 1 / tokens each, times values in [-1, 1).
+// Rounded to the format as they are multiplied, they are wrong by chance, each by itself, and six
+// times that is beyond all chance (docs/kernels/accuracy.md).
+double TermsOfAttention(std::int64_t tokens) { return 1 / std::sqrt(static_cast<double>(tokens)); }
+
+// Keys and values of all tokens, q and out.
+std::uint64_t AttentionBytes(const AttentionOfCase& of, std::int64_t queries) {
+  const std::int64_t kv = 2 * of.batch * of.tokens * of.kv_heads * of.head_size;
+  const std::int64_t q = 2 * of.batch * queries * of.heads * of.head_size;
+  return static_cast<std::uint64_t>(kv + q) * kAttentionElement;
+}
+
+// Pages in any order, as they are after a while.
+std::vector<std::int32_t> ShuffledPages(std::int64_t count) {
+  std::vector<std::int32_t> pages(static_cast<std::size_t>(count));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::shuffle(pages.begin(), pages.end(), std::mt19937_64(1));
+  return pages;
+}
+
+KernelCase DecodeCase(const AttentionOfCase& of, std::int64_t page,
+                      const cuda::DeviceFacts& facts) {
+  KernelCase one = NewAttentionCase("attention_decode", of);
+  one.sizes.push_back({"page", page});
+  const std::int64_t columns = (of.tokens + page - 1) / page;
+  const std::int64_t pages = of.batch * columns;
+  const kernels::DecodeShape shape{of.batch, of.heads, of.kv_heads, of.head_size, columns * page};
+  const kernels::DecodePlan plan = kernels::PlanDecode(shape, facts);
+  const std::int64_t floats = kernels::DecodeWorkspace(shape, plan.splits);
+  const auto q = one.AddNumbers(kAttentionType, of.batch * of.heads * of.head_size);
+  const auto k = one.AddNumbers(kAttentionType, pages * page * of.kv_heads * of.head_size);
+  const auto v = one.AddNumbers(kAttentionType, pages * page * of.kv_heads * of.head_size);
+  const auto tables = one.AddTable(ShuffledPages(pages));
+  const auto lengths = one.AddTable(std::vector<std::int32_t>(
+      static_cast<std::size_t>(of.batch), static_cast<std::int32_t>(of.tokens)));
+  const auto out = one.AddResults(kAttentionType, of.batch * of.heads * of.head_size);
+  const auto workspace = one.AddScratch(std::max<std::int64_t>(floats, 4) * 4);
+  one.units = of.batch;
+  one.terms = [of](std::int64_t) { return TermsOfAttention(of.tokens); };
+  one.bytes = AttentionBytes(of, 1);
+  one.launch = [=](const KernelStream& to, KernelAddresses at) {
+    kernels::AttentionDecodeArgs args;
+    args.q = to.Of(Tensor::Contiguous(at[q], kAttentionType, {of.batch, of.heads, of.head_size}));
+    args.k_cache =
+        Tensor::Contiguous(at[k], kAttentionType, {pages, page, of.kv_heads, of.head_size});
+    args.v_cache =
+        Tensor::Contiguous(at[v], kAttentionType, {pages, page, of.kv_heads, of.head_size});
+    args.block_tables = to.Of(Tensor::Contiguous(at[tables], DType::kInt32, {of.batch, columns}));
+    args.context_lens = to.Of(Tensor::Contiguous(at[lengths], DType::kInt32, {of.batch}));
+    args.out =
+        to.Of(Tensor::Contiguous(at[out], kAttentionType, {of.batch, of.heads, of.head_size}));
+    if (floats > 0 && !to.on_cpu()) {
+      args.workspace = Tensor::Contiguous(at[workspace], DType::kFloat32, {floats});
+    }
+    args.scale = AttentionScale(of);
+    if (!to.on_cpu()) args.plan = plan;
+    return to.Put(kernels::kAttentionDecodeKernel, args);
+  };
+  return one;
+}
+
+// How prefill is told to do it.
+struct PrefillWay {
+  const char* name;
+  int stages;
+  kernels::PrefillForm form;
+};
+constexpr PrefillWay kPrefillWays[] = {{"1 stage", 1, kernels::PrefillForm::kCpAsync},
+                                       {"2 stages", 2, kernels::PrefillForm::kCpAsync},
+                                       {"3 stages", 3, kernels::PrefillForm::kCpAsync},
+                                       {"tensor memory", 2, kernels::PrefillForm::kWgmmaSm90}};
+
+std::vector<std::int32_t> Boundaries(const AttentionOfCase& of) {
+  std::vector<std::int32_t> boundaries;
+  for (std::int64_t i = 0; i <= of.batch; ++i) {
+    boundaries.push_back(static_cast<std::int32_t>(i * of.tokens));
+  }
+  return boundaries;
+}
+
+// The query that is meant, as a sequence of its own with the keys up to it: all that it sees.
+Status PutOneQuery(const KernelStream& to, const AttentionOfCase& of,
+                   kernels::AttentionPrefillArgs args) {
+  const auto part = [](Tensor tensor, std::int64_t first, std::int64_t count) {
+    return KernelStream{.units = {first, count}}.RowsOf(tensor);
+  };
+  const std::int64_t query = to.units.first;
+  const std::int64_t keys = query % of.tokens + 1;
+  std::array<std::int32_t, 2> queries_end{0, 1};
+  std::array<std::int32_t, 2> keys_end{0, static_cast<std::int32_t>(keys)};
+  args.q = part(args.q, query, 1);
+  args.out = part(args.out, query, 1);
+  args.k = part(args.k, query + 1 - keys, keys);
+  args.v = part(args.v, query + 1 - keys, keys);
+  args.cu_seqlens_q = Tensor::Contiguous(queries_end.data(), DType::kInt32, {2});
+  args.cu_seqlens_k = Tensor::Contiguous(keys_end.data(), DType::kInt32, {2});
+  args.max_seqlen_q = 1;
+  return to.Put(kernels::kAttentionPrefillKernel, args);
+}
+
+// Causal. Two products of 2 * tokens * tokens * head_size for each head, of which the half behind
+// the diagonal does not count, as is the custom.
+KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way) {
+  KernelCase one = NewAttentionCase("attention_prefill", of);
+  one.variant = way.name;
+  // As the newest form, likeliest to fault, after which the device does nothing more.
+  one.comes_last = way.form == kernels::PrefillForm::kWgmmaSm90;
+  const std::int64_t all = of.batch * of.tokens;
+  const auto q = one.AddNumbers(kAttentionType, all * of.heads * of.head_size);
+  const auto k = one.AddNumbers(kAttentionType, all * of.kv_heads * of.head_size);
+  const auto v = one.AddNumbers(kAttentionType, all * of.kv_heads * of.head_size);
+  const auto boundaries = one.AddTable(Boundaries(of));
+  const auto out = one.AddResults(kAttentionType, all * of.heads * of.head_size);
+  one.bytes = AttentionBytes(of, of.tokens);
+  one.flops = 2.0 * static_cast<double>(all) * static_cast<double>(of.tokens) *
+              static_cast<double>(of.heads * of.head_size);
+  one.units = all;
+  one.terms = [of](std::int64_t query) { return TermsOfAttention(query % of.tokens + 1); };
+  one.launch = [=](const KernelStream& to, KernelAddresses at) {
+    kernels::AttentionPrefillArgs args;
+    args.q = Tensor::Contiguous(at[q], kAttentionType, {all, of.heads, of.head_size});
+    args.k = Tensor::Contiguous(at[k], kAttentionType, {all, of.kv_heads, of.head_size});
+    args.v = Tensor::Contiguous(at[v], kAttentionType, {all, of.kv_heads, of.head_size});
+    args.cu_seqlens_q = Tensor::Contiguous(at[boundaries], DType::kInt32, {of.batch + 1});
+    args.cu_seqlens_k = args.cu_seqlens_q;
+    args.out = Tensor::Contiguous(at[out], kAttentionType, {all, of.heads, of.head_size});
+    args.max_seqlen_q = of.tokens;
+    args.scale = AttentionScale(of);
+    args.stages = way.stages;
+    args.form = way.form;
+    if (to.on_cpu()) return PutOneQuery(to, of, args);
+    return to.Put(kernels::kAttentionPrefillKernel, args);
+  };
+  return one;
+}
+
+}  // namespace
+
+void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases) {
+  // Heads as Qwen3-8B has them.
+  struct DecodeSize {
+    std::int64_t batch;
+    std::int64_t tokens;
+    std::int64_t page;
+  };
+  const std::vector<DecodeSize> decodes =
+      options.tiny ? std::vector<DecodeSize>{{2, 40, 16}}
+                   : std::vector<DecodeSize>{{1, 1024, 256},  {1, 16384, 256}, {8, 4096, 256},
+                                             {64, 1024, 256}, {64, 1024, 16},  {32, 4096, 256},
+                                             {64, 4096, 256}};
+  for (const DecodeSize& size : decodes) {
+    cases->push_back(DecodeCase({size.batch, size.tokens, 32, 8, 128}, size.page, options.facts));
+  }
+  // Batches of 16384 tokens in total.
+  const std::vector<std::int64_t> lengths =
+      options.tiny ? std::vector<std::int64_t>{16} : std::vector<std::int64_t>{1024, 4096, 16384};
+  for (const std::int64_t tokens : lengths) {
+    const AttentionOfCase of = options.tiny ? AttentionOfCase{2, tokens, 4, 2, 128}
+                                            : AttentionOfCase{16384 / tokens, tokens, 32, 8, 128};
+    for (const PrefillWay& way : kPrefillWays) cases->push_back(PrefillCase(of, way));
+  }
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,163 @@
+// Benchmark cases of the ops on rows. Each tensor with as many rows as x counts once in the bytes;
+// weights and biases, which all rows share, do not count.
+
+#include "ferry/core/units.h"
+#include "ferry/kernels/elementwise/elementwise.h"
+#include "ferry/kernels/gated/gated.h"
+#include "ferry/kernels/rms_norm/rms_norm.h"
+#include "ferry/tools/bench/kernel_case.h"
+
+namespace ferry::tools {
+namespace {
+
+using kernels::DType;
+using kernels::Tensor;
+
+struct RowsOfCase {
+  std::int64_t rows;
+  std::int64_t cols;
+  DType dtype;
+};
+
+KernelCase NewRowCase(const char* op, const RowsOfCase& of) {
+  KernelCase one;
+  one.op = op;
+  one.dtype = of.dtype;
+  one.sizes = {{"rows", of.rows}, {"cols", of.cols}};
+  one.units = of.rows;
+  // x + bias, a * b + c, x * gate: of numbers in [-1, 1).
+  one.terms = [](std::int64_t) { return 2.0; };
+  return one;
+}
+
+std::uint64_t BytesOf(const RowsOfCase& of) {
+  return static_cast<std::uint64_t>(of.rows * of.cols * kernels::SizeOf(of.dtype));
+}
+
+// 2 x: x is read, out is written.
+KernelCase AddGeluCase(const RowsOfCase& of) {
+  KernelCase one = NewRowCase("fused_add_gelu", of);
+  const auto x = one.AddNumbers(of.dtype, of.rows * of.cols);
+  const auto bias = one.AddNumbers(of.dtype, of.cols);
+  const auto out = one.AddResults(of.dtype, of.rows * of.cols);
+  one.bytes = 2 * BytesOf(of);
+  one.launch = [=](const KernelStream& to, KernelAddresses at) {
+    kernels::AddGeluArgs args;
+    args.x = to.Of(Tensor::Contiguous(at[x], of.dtype, {of.rows, of.cols}));
+    args.bias = Tensor::Contiguous(at[bias], of.dtype, {of.cols});
+    args.out = to.Of(Tensor::Contiguous(at[out], of.dtype, {of.rows, of.cols}));
+    return to.Put(kernels::kFusedAddGeluKernel, args);
+  };
+  return one;
+}
+
+// 4 x: a, b and c are read, out is written.
+KernelCase MulAddCase(const RowsOfCase& of) {
+  KernelCase one = NewRowCase("element_wise_mul_add", of);
+  const auto a = one.AddNumbers(of.dtype, of.rows * of.cols);
+  const auto b = one.AddNumbers(of.dtype, of.rows * of.cols);
+  const auto c = one.AddNumbers(of.dtype, of.rows * of.cols);
+  const auto out = one.AddResults(of.dtype, of.rows * of.cols);
+  one.bytes = 4 * BytesOf(of);
+  one.launch = [=](const KernelStream& to, KernelAddresses at) {
+    const auto tensor = [&](std::size_t index) {
+      return to.Of(Tensor::Contiguous(at[index], of.dtype, {of.rows, of.cols}));
+    };
+    const kernels::MulAddArgs args{
+        .a = tensor(a), .b = tensor(b), .c = tensor(c), .out = tensor(out)};
+    return to.Put(kernels::kElementWiseMulAddKernel, args);
+  };
+  return one;
+}
+
+// 1.5 x: of x, both halves of each row are read, out has half as much. `cols` is that of out.
+KernelCase SiluAndMulCase(const RowsOfCase& of) {
+  KernelCase one = NewRowCase("silu_and_mul", of);
+  const auto x = one.AddNumbers(of.dtype, of.rows * 2 * of.cols);
+  const auto out = one.AddResults(of.dtype, of.rows * of.cols);
+  one.bytes = 3 * BytesOf(of);
+  one.launch = [=](const KernelStream& to, KernelAddresses at) {
+    kernels::GatedArgs args;
+    args.x = to.Of(Tensor::Contiguous(at[x], of.dtype, {of.rows, 2 * of.cols}));
+    args.out = to.Of(Tensor::Contiguous(at[out], of.dtype, {of.rows, of.cols}));
+    args.gate = kernels::Gate::kSilu;
+    return to.Put(kernels::kGatedMulKernel, args);
+  };
+  return one;
+}
+
+// 2 x.
+KernelCase RmsNormCase(const RowsOfCase& of) {
+  KernelCase one = NewRowCase("rms_norm", of);
+  one.roundings.of_results = 2;
+  const auto x = one.AddNumbers(of.dtype, of.rows * of.cols);
+  const auto weight = one.AddNumbers(of.dtype, of.cols);
+  const auto out = one.AddResults(of.dtype, of.rows * of.cols);
+  one.bytes = 2 * BytesOf(of);
+  one.launch = [=](const KernelStream& to, KernelAddresses at) {
+    kernels::RmsNormArgs args;
+    args.x = to.Of(Tensor::Contiguous(at[x], of.dtype, {of.rows, of.cols}));
+    args.weight = Tensor::Contiguous(at[weight], of.dtype, {of.cols});
+    args.out = to.Of(Tensor::Contiguous(at[out], of.dtype, {of.rows, of.cols}));
+    return to.Put(kernels::kRmsNormKernel, args);
+  };
+  return one;
+}
+
+// 4 x: x and the residual are read, their sum and out are written. Not in place, or the sums would
+// grow from launch to launch.
+KernelCase AddRmsNormCase(const RowsOfCase& of) {
+  KernelCase one = NewRowCase("add_rms_norm", of);
+  one.roundings.of_results = 2;
+  const auto x = one.AddNumbers(of.dtype, of.rows * of.cols);
+  const auto residual = one.AddNumbers(of.dtype, of.rows * of.cols);
+  const auto weight = one.AddNumbers(of.dtype, of.cols);
+  const auto sum = one.AddResults(of.dtype, of.rows * of.cols);
+  const auto out = one.AddResults(of.dtype, of.rows * of.cols);
+  one.bytes = 4 * BytesOf(of);
+  one.launch = [=](const KernelStream& to, KernelAddresses at) {
+    const auto tensor = [&](std::size_t index) {
+      return to.Of(Tensor::Contiguous(at[index], of.dtype, {of.rows, of.cols}));
+    };
+    kernels::AddRmsNormArgs args;
+    args.x = tensor(x);
+    args.residual = tensor(residual);
+    args.weight = Tensor::Contiguous(at[weight], of.dtype, {of.cols});
+    args.residual_out = tensor(sum);
+    args.out = tensor(out);
+    return to.Put(kernels::kAddRmsNormKernel, args);
+  };
+  return one;
+}
+
+}  // namespace
+
+void AddRowCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases) {
+  // Sizes of Qwen3-8B.
+  const std::int64_t hidden = options.tiny ? 64 : 4096;
+  const std::int64_t intermediate = options.tiny ? 96 : 12288;
+  const std::vector<std::uint64_t> sizes =
+      options.tiny ? std::vector{kKiB, 4 * kKiB}
+                   : std::vector{64 * kKiB, kMiB, 16 * kMiB, 128 * kMiB, 512 * kMiB};  // of x
+  constexpr std::uint64_t kElement = 2;
+  const auto rows_of = [&](std::uint64_t bytes, std::int64_t cols) {
+    return RowsOfCase{static_cast<std::int64_t>(bytes / kElement) / cols, cols, DType::kBfloat16};
+  };
+  using Make = KernelCase (*)(const RowsOfCase&);
+  for (const Make make :
+       {&AddGeluCase, &MulAddCase, &SiluAndMulCase, &RmsNormCase, &AddRmsNormCase}) {
+    for (const std::uint64_t bytes : sizes) {
+      const bool gated = make == &SiluAndMulCase;
+      RowsOfCase of = rows_of(bytes, gated ? 2 * intermediate : hidden);
+      if (gated) of.cols = intermediate;
+      cases->push_back(make(of));
+    }
+  }
+  if (options.tiny) return;
+  // In fp32, [32, 256, 4096]: where others publish numbers of these two.
+  const RowsOfCase published{32 * 256, 4096, DType::kFloat32};
+  cases->push_back(AddGeluCase(published));
+  cases->push_back(MulAddCase(published));
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,362 @@
+// The way to the peer, and whether it is open.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "ferry/tools/doctor/checks.h"
+
+namespace ferry::tools {
+namespace {
+
+constexpr std::size_t kMaxDialledPorts = 64;  // of a range, at once
+constexpr std::size_t kMaxAddresses = 8;
+constexpr int kUsualMtu = 1500;
+constexpr int kJumboMtu = 9000;
+constexpr std::uint64_t kFastLink = 10'000;  // Mbit/s; from here on small packets cost a core
+constexpr int kHeaders = 40 + 12;            // IPv4, TCP and its timestamps
+
+bool IsIpv6(const net::Address& address) { return address.host.find(':') != std::string::npos; }
+
+std::string ReadWord(const Context& context, const std::string& interface, const char* file) {
+  const auto text = context.system->ReadFile(fmt::format("/sys/class/net/{}/{}", interface, file));
+  const auto words = text ? WordsOf(*text) : std::vector<std::string>{};
+  return words.size() == 1 ? words.front() : std::string();
+}
+
+// "bridge", "wlan", "vlan", "bond"; empty: an ordinary one.
+std::string KindOf(const Context& context, const std::string& interface) {
+  constexpr std::string_view kKey = "DEVTYPE=";
+  const auto text = context.system->ReadFile(fmt::format("/sys/class/net/{}/uevent", interface));
+  if (!text) return "";
+  for (const std::string& word : WordsOf(*text)) {
+    if (word.starts_with(kKey)) return word.substr(kKey.size());
+  }
+  return "";
+}
+
+// ---- without a peer -----------------------------------------------------------------------------
+
+Check CheckInterfaces(Context* context) {
+  Check check{"interfaces", Verdict::kOk, "", ""};
+  for (const net::LocalAddress& local : context->system->Addresses()) {
+    check.evidence += fmt::format("{}{} {}", check.evidence.empty() ? "peers are told: " : ", ",
+                                  local.interface, local.host);
+    auto& known = context->interfaces;
+    if (std::find(known.begin(), known.end(), local.interface) == known.end()) {
+      known.push_back(local.interface);
+    }
+  }
+  if (!check.evidence.empty()) return check;
+  check.verdict = Verdict::kWarning;
+  check.evidence =
+      "no address that a peer on another machine can be told: every interface is down, loopback, "
+      "a bridge, or has no address";
+  check.fix = "ip -brief address";
+  return check;
+}
+
+// ---- name and route -----------------------------------------------------------------------------
+
+Check CheckName(Context* context, Deadline deadline) {
+  Check check{"name", Verdict::kOk, "", ""};
+  auto resolved = context->system->Resolve(*context->peer, deadline);
+  if (!resolved) {
+    check.verdict = Verdict::kProblem;
+    check.evidence = resolved.error().message();
+    check.fix = fmt::format("getent ahosts {}", ShellWord(context->peer->host));
+    return check;
+  }
+  for (const net::Address& address : *resolved) {
+    const auto& known = context->resolved;
+    if (std::find(known.begin(), known.end(), address) != known.end()) continue;
+    check.evidence += (context->resolved.empty() ? "" : ", ") + address.host;
+    context->resolved.push_back(address);
+    if (context->resolved.size() == kMaxAddresses) break;
+  }
+  check.evidence = fmt::format("{} is {}", context->peer->host, check.evidence);
+  return check;
+}
+
+std::string Described(const Route& route) {
+  std::string text = fmt::format("{} from {}", route.interface, route.source);
+  text += route.gateway.empty() ? ", directly" : fmt::format(", via {}", route.gateway);
+  if (route.mtu > 0) text += fmt::format(", MTU {}", route.mtu);
+  return text;
+}
+
+void AddInterfaceState(const Context& context, const Route& route, Check* check) {
+  const std::string state = ReadWord(context, route.interface, "operstate");
+  const std::string kind = KindOf(context, route.interface);
+  if (!kind.empty()) check->evidence += fmt::format(", a {}", kind);
+  if (state == "down" || state == "lowerlayerdown") {
+    check->verdict = Verdict::kProblem;
+    check->evidence += fmt::format(", which is {}", state);
+    check->fix = fmt::format("ip link set dev {} up", ShellWord(route.interface));
+  } else if (kind == "wlan" || kind == "bridge") {
+    check->verdict = Verdict::kNote;
+    check->evidence += kind == "wlan" ? ": a cable is faster and steadier"
+                                      : ": it leads to containers or virtual machines here, or "
+                                        "costs a copy on the way out";
+  }
+}
+
+Check CheckRouteTo(Context* context, const net::Address& address, bool another_way) {
+  Check check{IsIpv6(address) ? "route_ipv6" : "route_ipv4", Verdict::kOk, "", ""};
+  const auto route = context->system->RouteTo(address);
+  if (!route) {
+    check.verdict = another_way ? Verdict::kNote : Verdict::kProblem;
+    check.evidence = fmt::format("no route to {}: {}", address.host, route.error().message());
+    check.fix = fmt::format("ip route get {}", ShellWord(address.host));
+    return check;
+  }
+  auto& known = context->interfaces;
+  if (std::find(known.begin(), known.end(), route->interface) == known.end()) {
+    known.push_back(route->interface);
+  }
+  check.evidence = Described(*route);
+  if (route->local) {
+    context->loopback = true;
+    check.evidence += "; the peer is this machine";
+    return check;
+  }
+  AddInterfaceState(*context, *route, &check);
+  return check;
+}
+
+const net::Address* FirstOf(const std::vector<net::Address>& addresses, bool ipv6) {
+  const auto found = std::find_if(addresses.begin(), addresses.end(),
+                                  [ipv6](const auto& address) { return IsIpv6(address) == ipv6; });
+  return found == addresses.end() ? nullptr : &*found;
+}
+
+// ---- reach --------------------------------------------------------------------------------------
+
+std::string WhatBecame(const Dialed& dialed) {
+  const std::string at = dialed.at.ToString();
+  switch (dialed.error) {
+    case 0: return fmt::format("{} answers in {:.0f} us", at, dialed.rtt_us);
+    case ECONNREFUSED: return fmt::format("{} refused: the machine is there, nothing listens", at);
+    case ETIMEDOUT:
+      return fmt::format("{} timed out: a firewall drops the packets, or no such machine is up",
+                         at);
+    case EHOSTUNREACH:
+    case ENETUNREACH: return fmt::format("{} unreachable: {}", at, std::strerror(dialed.error));
+    case EPERM:
+    case EACCES: return fmt::format("{} not permitted: a firewall of this machine rejects it", at);
+    default: return fmt::format("{} failed: {}", at, std::strerror(dialed.error));
+  }
+}
+
+std::string FixFor(const Context& context, const Dialed& dialed) {
+  const std::string host = ShellWord(context.peer->host);
+  switch (dialed.error) {
+    case 0: return "";
+    case ECONNREFUSED:
+      return fmt::format("ferry perf server --port {}  # on {}", dialed.at.port, host);
+    case ETIMEDOUT:
+      return fmt::format("FERRY_PORT_RANGE={} ferry doctor  # as root on {}: names the rule",
+                         dialed.at.port, host);
+    case EPERM:
+    case EACCES: return "nft list ruleset";
+    default: return fmt::format("ip route get {}", ShellWord(dialed.at.host));
+  }
+}
+
+Check CheckPeerPort(Context* context, const std::vector<Dialed>& dialed) {
+  Check check{"reach", Verdict::kOk, "", ""};
+  std::size_t open = 0;
+  for (const Dialed& one : dialed) {
+    check.evidence += (check.evidence.empty() ? "" : "; ") + WhatBecame(one);
+    if (one.error == 0) {
+      ++open;
+      context->reached = true;
+      context->rtt_us = context->rtt_us > 0 ? std::min(context->rtt_us, one.rtt_us) : one.rtt_us;
+    } else if (check.fix.empty()) {
+      check.fix = FixFor(*context, one);
+    }
+  }
+  if (open < dialed.size()) check.verdict = open > 0 ? Verdict::kWarning : Verdict::kProblem;
+  return check;
+}
+
+std::vector<net::Address> RangeOf(const Context& context) {
+  std::vector<net::Address> ports;
+  if (context.config.port_first == 0) return ports;
+  for (unsigned port = context.config.port_first;
+       port <= context.config.port_last && ports.size() < kMaxDialledPorts; ++port) {
+    ports.push_back({context.resolved.front().host, static_cast<std::uint16_t>(port)});
+  }
+  return ports;
+}
+
+// "20000, 20002-20004"
+std::string PortsText(const std::vector<Dialed>& dialed, int error) {
+  std::string text;
+  unsigned first = 0;
+  unsigned last = 0;
+  const auto flush = [&] {
+    if (first == 0) return;
+    text += text.empty() ? "" : ", ";
+    text += first == last ? std::to_string(first) : fmt::format("{}-{}", first, last);
+  };
+  for (const Dialed& one : dialed) {
+    if (one.error != error) continue;
+    if (first != 0 && one.at.port == last + 1) {
+      last = one.at.port;
+      continue;
+    }
+    flush();
+    first = last = one.at.port;
+  }
+  flush();
+  return text;
+}
+
+const char* WhatBecame(int error) {
+  switch (error) {
+    case 0: return "open";
+    case ECONNREFUSED: return "not dropped, nothing listens";
+    case ETIMEDOUT: return "timed out: dropped by a firewall";
+    default: return std::strerror(error);
+  }
+}
+
+// Nobody needs to listen at these: that packets get there and back is enough.
+Check CheckRange(const Context& context, const std::vector<Dialed>& dialed) {
+  Check check{"port_range", Verdict::kOk, "", ""};
+  std::vector<int> errors;
+  for (const Dialed& one : dialed) {
+    if (std::find(errors.begin(), errors.end(), one.error) == errors.end()) {
+      errors.push_back(one.error);
+    }
+  }
+  for (const int error : errors) {
+    check.evidence += fmt::format("{}{} {}", check.evidence.empty() ? "" : "; ",
+                                  PortsText(dialed, error), WhatBecame(error));
+    if (error == 0 || error == ECONNREFUSED) continue;
+    check.verdict = Verdict::kWarning;
+    const auto at = std::find_if(dialed.begin(), dialed.end(),
+                                 [error](const Dialed& one) { return one.error == error; });
+    if (check.fix.empty()) check.fix = FixFor(context, *at);
+  }
+  const int count = context.config.port_last - context.config.port_first + 1;
+  if (static_cast<std::size_t>(count) > dialed.size()) {
+    check.evidence += fmt::format("; the first {} of {} were tried", dialed.size(), count);
+  }
+  return check;
+}
+
+// ---- packet sizes -------------------------------------------------------------------------------
+
+Check CheckMtu(const Context& context, const std::vector<Dialed>& dialed) {
+  Check check{"mtu", Verdict::kOk, "", ""};
+  const auto reached =
+      std::find_if(dialed.begin(), dialed.end(), [](const Dialed& one) { return one.error == 0; });
+  if (reached == dialed.end() || context.interfaces.empty()) {
+    return Skipped(check.id, Error(Code::kUnavailable,
+                                   "it shows on a connection, and there is "
+                                   "none"));
+  }
+  const std::string& interface = context.interfaces.front();
+  const auto link = NumberIn(ReadWord(context, interface, "mtu"));
+  const int here = link && *link < (1U << 20) ? static_cast<int>(*link) : reached->path_mtu;
+  check.evidence = fmt::format("{} {}, path {}, segments of {}", interface, here, reached->path_mtu,
+                               reached->peer_segment);
+  if (context.loopback) return check;
+  const auto speed = NumberIn(ReadWord(context, interface, "speed"));
+  if (reached->path_mtu > 0 && reached->path_mtu < here) {
+    check.verdict = Verdict::kWarning;
+    check.evidence += ": something on the way carries less than this interface";
+    check.fix = fmt::format("tracepath -n {}", ShellWord(reached->at.host));
+  } else if (here > kUsualMtu && reached->peer_segment + kHeaders + 100 < here) {
+    check.verdict = Verdict::kWarning;
+    check.evidence +=
+        fmt::format(": the peer takes packets of about {} only", reached->peer_segment + kHeaders);
+    check.fix = fmt::format("ip link set dev INTERFACE mtu {}  # on {}", here,
+                            ShellWord(context.peer->host));
+  } else if (here <= kUsualMtu && speed && *speed >= kFastLink && *speed < kNoSpeed) {
+    check.verdict = Verdict::kNote;
+    check.evidence += fmt::format(
+        ": on a link of {} Mbit/s larger packets save CPU time, where "
+        "peer and switches carry them, too",
+        *speed);
+    check.fix = fmt::format("ip link set dev {} mtu {}", ShellWord(interface), kJumboMtu);
+  }
+  return check;
+}
+
+}  // namespace
+
+std::vector<Check> CheckRoute(Context* context, Deadline deadline) {
+  if (!context->peer) return {CheckInterfaces(context)};
+  std::vector<Check> checks{CheckName(context, deadline)};
+  const net::Address* const ipv4 = FirstOf(context->resolved, /*ipv6=*/false);
+  const net::Address* const ipv6 = FirstOf(context->resolved, /*ipv6=*/true);
+  if (ipv4 != nullptr) checks.push_back(CheckRouteTo(context, *ipv4, ipv6 != nullptr));
+  if (ipv6 != nullptr) checks.push_back(CheckRouteTo(context, *ipv6, ipv4 != nullptr));
+  // Two families may fail each for itself; then there is no other way.
+  const bool any = std::any_of(checks.begin() + 1, checks.end(),
+                               [](const Check& check) { return check.verdict == Verdict::kOk; });
+  if (!any && ipv4 != nullptr && ipv6 != nullptr && context->interfaces.empty()) {
+    for (auto check = checks.begin() + 1; check != checks.end(); ++check) {
+      check->verdict = Verdict::kProblem;
+    }
+  }
+  return checks;
+}
+
+std::vector<Check> CheckReach(Context* context, Deadline deadline) {
+  if (!context->peer) {
+    return {Skipped("reach", Error(Code::kInvalidArgument, "no peer was given; use --peer HOST"))};
+  }
+  if (context->resolved.empty()) {
+    return {Skipped("reach", Error(Code::kUnavailable, "the peer has no address"))};
+  }
+  std::vector<net::Address> all = context->resolved;
+  const std::vector<net::Address> range = RangeOf(*context);
+  all.insert(all.end(), range.begin(), range.end());
+  const std::vector<Dialed> dialed = context->system->Dial(all, deadline);
+  const auto middle = dialed.begin() + static_cast<std::ptrdiff_t>(context->resolved.size());
+  const std::vector<Dialed> at_port(dialed.begin(), middle);
+  std::vector<Check> checks{CheckPeerPort(context, at_port)};
+  if (!range.empty()) checks.push_back(CheckRange(*context, {middle, dialed.end()}));
+  checks.push_back(CheckMtu(*context, at_port));
+  return checks;
+}
+
+Check CheckPeer(const Context& context, Deadline deadline) {
+  Check check{"peer", Verdict::kOk, "", ""};
+  if (!context.peer) {
+    return Skipped(check.id, Error(Code::kInvalidArgument, "no peer was given; use --peer HOST"));
+  }
+  if (!context.reached) {
+    return Skipped(check.id, Error(Code::kUnavailable,
+                                   fmt::format("nothing answers at {}", context.peer->ToString())));
+  }
+  const auto met = context.system->TryConnect(context.config, context.resolved, deadline);
+  if (!met) {
+    check.verdict = Verdict::kProblem;
+    check.evidence = met.error().message();
+    if (met.error().code() == Code::kCorrupt) {
+      check.fix = fmt::format("ss -ltnp 'sport = :{}'  # on {}: what listens there",
+                              context.peer->port, ShellWord(context.peer->host));
+    } else if (met.error().code() == Code::kRefused && context.config.secret.empty() &&
+               context.config.secret_file.empty()) {
+      check.fix = kMakeSecret;
+    }
+    return check;
+  }
+  check.evidence =
+      fmt::format("endpoint {} over {}, {} lanes", met->endpoint, met->provider, met->lanes.size());
+  std::string last;
+  for (const net::LaneInfo& lane : met->lanes) {
+    const std::string text = fmt::format("{} {}", lane.interface, lane.congestion_control);
+    if (text != last) check.evidence += "; " + text;
+    last = text;
+  }
+  return check;
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,303 @@
+// GPUDirect-TCPX: its plugin, the kernel that it is for, and its receive-datapath daemon.
+#include "ferry/tools/doctor/tcpx.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "ferry/net/plugin/plugin.h"
+#include "ferry/net/plugin/plugin_path.h"
+#include "ferry/tools/doctor/checks.h"
+
+namespace ferry::tools {
+namespace {
+
+using net::plugin::kUcclPluginVariable;
+using net::plugin::kUsualPluginPath;
+
+// Where Google's installer leaves it, by the name of its build target; often mounted noexec.
+constexpr const char* kInstalledPlugin = "/var/lib/tcpx/lib64/libnccl-net.so";
+constexpr const char* kPrefixVariable = "NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX";
+constexpr const char* kPluginsPrefix = "/tmp";
+constexpr const char* kDaemonsFolder = "/run/tcpx";
+constexpr const char* kGpuSocket = "get_gpu_fd_";
+// Kernels to which an application returns fragments: the one that the plugin is for, and Linux
+// since 6.12.
+constexpr int kTcpxTokenOption = 97;
+constexpr int kUpstreamTokenOption = 80;
+constexpr const char* kGpuFolder = "/proc/driver/nvidia/gpus";
+
+struct PluginPath {
+  std::string path;
+  std::string origin;  // the variable; empty: where it usually is
+};
+
+PluginPath PathOfPlugin(const TcpxSetup& setup) {
+  for (const char* variable : {kPluginVariable, kUcclPluginVariable}) {
+    if (const auto path = setup.Variable(variable)) return {*path, variable};
+  }
+  return {kUsualPluginPath, ""};
+}
+
+bool HintsAtTcpx(const TcpxSetup& setup) {
+  const PluginPath plugin = PathOfPlugin(setup);
+  return !plugin.origin.empty() || setup.system->StateOf(plugin.path);
+}
+
+std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
+
+void AddMissingPlugin(const TcpxSetup& setup, const PluginPath& plugin, const Error& error,
+                      Check* check) {
+  AddTcpxFinding(Verdict::kProblem,
+                 plugin.origin.empty() ? error.message()
+                                       : fmt::format("{}: {}", plugin.origin, error.message()),
+                 check);
+  for (const char* other : {kUsualPluginPath, kInstalledPlugin}) {
+    if (other == plugin.path || !setup.system->StateOf(other)) continue;
+    AddTcpxFinding(check->verdict, fmt::format("there is {}", other), check);
+    AddTcpxFix(fmt::format("export {}={}", kPluginVariable, other), check);
+    return;
+  }
+  AddTcpxFix(fmt::format("export {}=/path/to/libnccl-net.so  # of GPUDirect-TCPX", kPluginVariable),
+             check);
+}
+
+// ---- the daemon ---------------------------------------------------------------------------------
+
+std::vector<std::string> NamesIn(const TcpxSetup& setup, const std::string& folder) {
+  auto names = setup.system->List(folder);
+  return names ? *std::move(names) : std::vector<std::string>{};
+}
+
+bool HasDaemon(const std::vector<std::string>& names) {
+  return std::find(names.begin(), names.end(), "rx_rule_manager") != names.end();
+}
+
+void AddNoDaemon(const TcpxSetup& setup, const std::string& prefix, Check* check) {
+  for (const char* other : {kDaemonsFolder, kPluginsPrefix}) {
+    if (prefix == other || !HasDaemon(NamesIn(setup, other))) continue;
+    AddTcpxFinding(
+        Verdict::kProblem,
+        fmt::format("the daemon's sockets are in {}, and the plugin looks in {}", other, prefix),
+        check);
+    AddTcpxFix(fmt::format("export {}={}", kPrefixVariable, other), check);
+    return;
+  }
+  AddTcpxFinding(Verdict::kProblem,
+                 fmt::format("no rx_rule_manager in {}: the receive-datapath daemon does not run, "
+                             "or has its sockets elsewhere",
+                             prefix),
+                 check);
+  const bool usual = prefix == kPluginsPrefix;
+  AddTcpxFix(fmt::format("ls {}{}/  # where the daemon's --uds_path is; {} must name it",
+                         ShellWord(prefix), usual ? fmt::format("/ {}", kDaemonsFolder) : "",
+                         kPrefixVariable),
+             check);
+}
+
+// A socket that a client can connect to. Whether somebody listens is not tried: the daemon would
+// have to answer.
+void AddSocket(const TcpxSetup& setup, const std::string& path, Check* check) {
+  const auto state = setup.system->StateOf(path);
+  if (!state) {
+    AddTcpxFinding(Verdict::kProblem, state.error().message(), check);
+  } else if (state->kind != PathState::Kind::kSocket) {
+    AddTcpxFinding(Verdict::kProblem, fmt::format("{} is not a socket", path), check);
+  } else if (!state->writable) {
+    AddTcpxFinding(Verdict::kProblem, fmt::format("{} may not be connected to", path), check);
+    AddTcpxFix(fmt::format("chmod a+w {}", ShellWord(path)), check);
+  }
+}
+
+std::vector<std::string> GpusOfDaemon(const std::vector<std::string>& names) {
+  std::vector<std::string> gpus;
+  const std::string prefix = kGpuSocket;
+  for (const std::string& name : names) {
+    if (name.starts_with(prefix)) gpus.push_back(name.substr(prefix.size()));
+  }
+  return gpus;
+}
+
+void AddGpuSockets(const TcpxSetup& setup, const std::string& prefix,
+                   const std::vector<std::string>& served, Check* check) {
+  if (served.empty()) {
+    AddTcpxFinding(
+        Verdict::kProblem,
+        fmt::format("no {}* in {}: the daemon has no pool in any GPU", kGpuSocket, prefix), check);
+    return;
+  }
+  AddTcpxFinding(Verdict::kOk, fmt::format("pools in {} GPUs", served.size()), check);
+  for (const std::string& gpu : setup.gpus) {
+    // With or without the PCI domain.
+    const bool has = std::any_of(served.begin(), served.end(),
+                                 [&](const std::string& one) { return gpu.ends_with(one); });
+    if (has) continue;
+    AddTcpxFinding(Verdict::kWarning, fmt::format("none in GPU {}, which can receive nothing", gpu),
+                   check);
+  }
+}
+
+}  // namespace
+
+std::optional<std::string> TcpxSetup::Variable(const std::string& name) const {
+  const auto found = environment.find(name);
+  if (found == environment.end() || found->second.empty()) return std::nullopt;
+  return found->second;
+}
+
+void AddTcpxFinding(Verdict verdict, const std::string& text, Check* check) {
+  check->verdict = std::max(check->verdict, verdict);
+  check->evidence += (check->evidence.empty() ? "" : "; ") + text;
+}
+
+void AddTcpxFix(const std::string& command, Check* check) {
+  if (check->fix.find(command) != std::string::npos) return;
+  check->fix += (check->fix.empty() ? "" : " && ") + command;
+}
+
+TcpxSetup TcpxSetupOf(SystemView* system) {
+  TcpxSetup setup;
+  setup.system = system;
+  setup.environment = system->Environment();
+  if (auto gpus = system->List(kGpuFolder)) setup.gpus = *std::move(gpus);
+  std::vector<std::string> all;
+  for (const std::string& name : NamesIn(setup, "/sys/class/net")) {
+    if (name != "bonding_masters") all.push_back(name);  // the one file among the folders
+  }
+  const auto list = setup.Variable("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME");
+  setup.chosen = list.has_value();
+  if (list) {
+    setup.interfaces = TcpxMatches(*list, all);
+    return setup;
+  }
+  // As the plugin chooses by itself, among those with an address.
+  std::vector<std::string> addressed;
+  for (const net::LocalAddress& local : system->Addresses()) {
+    const bool known =
+        std::find(addressed.begin(), addressed.end(), local.interface) != addressed.end();
+    if (!known) addressed.push_back(local.interface);
+  }
+  for (const char* usual : {"ib", "^docker,lo", "docker", "lo"}) {
+    setup.interfaces = TcpxMatches(usual, addressed);
+    if (!setup.interfaces.empty()) break;
+  }
+  return setup;
+}
+
+std::vector<Check> CheckTcpx(SystemView* system, bool asked, const std::vector<Check>& others,
+                             Deadline deadline) {
+  const TcpxSetup setup = TcpxSetupOf(system);
+  if (!asked && !HintsAtTcpx(setup)) {
+    return {{"tcpx", Verdict::kSkipped,
+             fmt::format("no {}, and neither {} nor {} is set; --tcpx looks nevertheless",
+                         kUsualPluginPath, kPluginVariable, kUcclPluginVariable),
+             ""}};
+  }
+  std::vector<Check> checks;
+  for (const auto check :
+       {CheckTcpxPlugin, CheckTcpxKernel, CheckTcpxDaemon, CheckTcpxInterfaces, CheckTcpxControl}) {
+    checks.push_back(check(setup));
+  }
+  checks.push_back(CheckTcpxHeaderSplit(setup, deadline));
+  for (const auto check : {CheckTcpxSteering, CheckTcpxMtu, CheckTcpxDistance, CheckTcpxChunkSize,
+                           CheckTcpxSetupWait, CheckTcpxVariables, CheckTcpxSysctls}) {
+    checks.push_back(check(setup));
+  }
+  checks.push_back(CheckTcpxLimits(setup, others));
+  return checks;
+}
+
+Check CheckTcpxPlugin(const TcpxSetup& setup) {
+  Check check{"tcpx_plugin", Verdict::kOk, "", ""};
+  const PluginPath plugin = PathOfPlugin(setup);
+  if (plugin.path.find('/') == std::string::npos) {
+    check.verdict = Verdict::kSkipped;
+    check.evidence = fmt::format("{} is {}: the loader looks for it in its own folders",
+                                 plugin.origin, plugin.path);
+    check.fix = fmt::format("ldconfig -p | grep {}", ShellWord(plugin.path));
+    return check;
+  }
+  const auto state = setup.system->StateOf(plugin.path);
+  if (!state) {
+    AddMissingPlugin(setup, plugin, state.error(), &check);
+    return check;
+  }
+  check.evidence =
+      plugin.origin.empty() ? plugin.path : fmt::format("{}, by {}", plugin.path, plugin.origin);
+  const std::string word = ShellWord(plugin.path);
+  if (state->kind != PathState::Kind::kFile) {
+    AddTcpxFinding(Verdict::kProblem, "which is not a file", &check);
+    AddTcpxFix(fmt::format("ls -ld {}", word), &check);
+  } else if (!state->readable) {
+    AddTcpxFinding(Verdict::kProblem, "which may not be read", &check);
+    AddTcpxFix(fmt::format("chmod a+r {}", word), &check);
+  } else if (state->noexec) {
+    AddTcpxFinding(Verdict::kProblem, "on a mount with noexec, from where nothing can be loaded",
+                   &check);
+    const std::string folder = ShellWord(FolderOf(plugin.path));
+    AddTcpxFix(fmt::format("mount --bind {0} {0} && mount -o remount,bind,exec {0}", folder),
+               &check);
+  }
+  return check;
+}
+
+Check CheckTcpxKernel(const TcpxSetup& setup) {
+  Check check{"tcpx_kernel", Verdict::kOk, "", ""};
+  const auto tcpx = setup.system->TakesTokens(kTcpxTokenOption);
+  if (!tcpx) return Skipped(check.id, tcpx.error());
+  const auto upstream = setup.system->TakesTokens(kUpstreamTokenOption);
+  if (!upstream) return Skipped(check.id, upstream.error());
+  if (*tcpx && !*upstream) {
+    check.evidence =
+        fmt::format("device memory by option {}, as the plugin has it", kTcpxTokenOption);
+    return check;
+  }
+  if (*tcpx) {
+    check.verdict = Verdict::kNote;
+    check.evidence = fmt::format(
+        "both options {} and {} are there: which kernel this is cannot be "
+        "told by them",
+        kTcpxTokenOption, kUpstreamTokenOption);
+    return check;
+  }
+  check.verdict = Verdict::kProblem;
+  check.evidence = *upstream
+                       ? fmt::format(
+                             "device memory by option {}, as Linux has it since 6.12, and the "
+                             "plugin is for Google's older kernel, where it is {}: receives of "
+                             "the plugin would end the process",
+                             kUpstreamTokenOption, kTcpxTokenOption)
+                       : fmt::format(
+                             "no device memory for TCP: neither option {} (Google's kernel) nor "
+                             "{} (Linux since 6.12) is there",
+                             kTcpxTokenOption, kUpstreamTokenOption);
+  check.fix = "uname -r  # boot a system image that is made for GPUDirect-TCPX";
+  return check;
+}
+
+Check CheckTcpxDaemon(const TcpxSetup& setup) {
+  Check check{"tcpx_daemon", Verdict::kOk, "", ""};
+  std::string prefix = setup.Variable(kPrefixVariable).value_or(kPluginsPrefix);
+  while (prefix.size() > 1 && prefix.back() == '/') prefix.pop_back();
+  const auto names = NamesIn(setup, prefix);
+  if (!HasDaemon(names)) {
+    AddNoDaemon(setup, prefix, &check);
+    return check;
+  }
+  check.evidence = fmt::format("sockets in {}", prefix);
+  const auto served = GpusOfDaemon(names);
+  for (const char* name : {"rx_rule_manager", "rx_rule_uninstall", "queue_ids_by_gpu"}) {
+    AddSocket(setup, fmt::format("{}/{}", prefix, name), &check);
+  }
+  for (const std::string& gpu : served) {
+    AddSocket(setup, fmt::format("{}/{}{}", prefix, kGpuSocket, gpu), &check);
+  }
+  AddGpuSockets(setup, prefix, served, &check);
+  if (check.verdict > Verdict::kNote && check.fix.empty()) {
+    check.fix =
+        fmt::format("ls -l {}/  # then start the receive-datapath daemon again", ShellWord(prefix));
+  }
+  return check;
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,70 @@
+// Doctor checks for Google's GPUDirect-TCPX plugin (3.1.9): machine and settings, in the order of
+// docs/tcpx.md. They do not load the plugin, because only its first start in a process takes
+// effect.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ferry/core/deadline.h"
+#include "ferry/tools/doctor/check.h"
+#include "ferry/tools/doctor/system.h"
+
+namespace ferry::tools {
+
+// The variable with which a user names the file of a network plugin;
+// net::plugin::kUcclPluginVariable is another.
+inline constexpr const char* kPluginVariable = "FERRY_NET_PLUGIN";
+
+// The inputs that the checks share.
+struct TcpxSetup {
+  SystemView* system = nullptr;
+  std::map<std::string, std::string> environment;
+  bool chosen = false;                  // NCCL_GPUDIRECTTCPX_SOCKET_IFNAME names interfaces
+  std::vector<std::string> interfaces;  // that the plugin takes, sorted as it does
+  std::vector<std::string> gpus;        // PCI addresses: "0000:04:00.0"
+
+  // The value of an environment variable; an empty one counts as unset.
+  std::optional<std::string> Variable(const std::string& name) const;
+};
+TcpxSetup TcpxSetupOf(SystemView* system);
+
+// Runs all checks if the user asked for them or a plugin is configured; otherwise one harmless
+// check. `others` are the findings so far; facts in them are not checked twice.
+std::vector<Check> CheckTcpx(SystemView* system, bool asked, const std::vector<Check>& others,
+                             Deadline deadline);
+
+// The parts of CheckTcpx, which it calls in this order.
+Check CheckTcpxPlugin(const TcpxSetup& setup);
+Check CheckTcpxKernel(const TcpxSetup& setup);
+Check CheckTcpxDaemon(const TcpxSetup& setup);
+Check CheckTcpxInterfaces(const TcpxSetup& setup);
+Check CheckTcpxControl(const TcpxSetup& setup);
+Check CheckTcpxHeaderSplit(const TcpxSetup& setup, Deadline deadline);
+Check CheckTcpxSteering(const TcpxSetup& setup);
+Check CheckTcpxMtu(const TcpxSetup& setup);
+Check CheckTcpxDistance(const TcpxSetup& setup);
+Check CheckTcpxChunkSize(const TcpxSetup& setup);
+Check CheckTcpxSetupWait(const TcpxSetup& setup);
+Check CheckTcpxVariables(const TcpxSetup& setup);
+Check CheckTcpxSysctls(const TcpxSetup& setup);
+Check CheckTcpxLimits(const TcpxSetup& setup, const std::vector<Check>& others);
+
+// ---- what they share ----------------------------------------------------------------------------
+
+// The interfaces that a list in NCCL's syntax selects: entries are prefixes; a leading "=" means
+// whole names, "^" all except these. Sorted by name.
+std::vector<std::string> TcpxMatches(const std::string& list,
+                                     const std::vector<std::string>& interfaces);
+// The list's entries, without "^" and "=".
+std::vector<std::string> TcpxEntries(const std::string& list);
+// The chunk size in bytes; nothing if it is not set or is not a number above 0.
+std::optional<std::uint64_t> TcpxChunkSize(const TcpxSetup& setup);
+// Raises the check's verdict to at least this one and appends to its evidence.
+void AddTcpxFinding(Verdict verdict, const std::string& text, Check* check);
+// Appends a command to the check's fixes.
+void AddTcpxFix(const std::string& command, Check* check);
+
+}  // namespace ferry::tools

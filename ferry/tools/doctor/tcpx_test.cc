@@ -1,0 +1,296 @@
+// Tests of the doctor's checks of plugin, daemon and settings for GPUDirect-TCPX.
+
+#include "ferry/tools/doctor/tcpx.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "ferry/net/plugin/plugin.h"
+#include "ferry/net/plugin/plugin_path.h"
+#include "ferry/tools/testing/a3_machine.h"
+
+namespace ferry::tools {
+namespace {
+
+using net::plugin::kUcclPluginVariable;
+using net::plugin::kUsualPluginPath;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+TcpxSetup SetupOf(A3Machine* machine) { return TcpxSetupOf(&machine->system); }
+
+// ---- the group ----------------------------------------------------------------------------------
+
+TEST(DoctorTcpx, IsOneQuietLineWhereNothingHintsAtIt) {
+  FakeSystem system;
+  const auto checks = CheckTcpx(&system, false, {}, Soon());
+  ASSERT_EQ(checks.size(), 1U);
+  EXPECT_EQ(checks[0].id, "tcpx");
+  EXPECT_EQ(checks[0].verdict, Verdict::kSkipped);
+  EXPECT_EQ(checks[0].fix, "");
+  EXPECT_THAT(checks[0].evidence, AllOf(HasSubstr(kUsualPluginPath), HasSubstr("--tcpx")));
+}
+
+TEST(DoctorTcpx, IsLookedAtWhereThereIsAPluginAVariableOrAWish) {
+  A3Machine with_plugin;
+  EXPECT_GT(CheckTcpx(&with_plugin.system, false, {}, Soon()).size(), 1U);
+  for (const char* variable : {kPluginVariable, kUcclPluginVariable}) {
+    FakeSystem named;
+    named.environment[variable] = "/opt/libnccl-net.so";
+    EXPECT_GT(CheckTcpx(&named, false, {}, Soon()).size(), 1U) << variable;
+  }
+  FakeSystem nothing;
+  EXPECT_GT(CheckTcpx(&nothing, true, {}, Soon()).size(), 1U);
+}
+
+TEST(DoctorTcpx, FindsNothingWrongWithAMachineThatIsMadeForIt) {
+  A3Machine machine;
+  const auto checks = CheckTcpx(&machine.system, false, {}, Soon());
+  for (const Check& check : checks) {
+    EXPECT_EQ(check.verdict, Verdict::kOk) << check.id << ": " << check.evidence;
+    EXPECT_EQ(check.fix, "") << check.id;
+  }
+}
+
+TEST(DoctorTcpx, NamesWhatIsMissingOnAnyOtherMachine) {
+  FakeSystem system;
+  const auto checks = CheckTcpx(&system, true, {}, Soon());
+  EXPECT_EQ(WorstOf(checks), Verdict::kProblem);
+  for (const char* id : {"tcpx_plugin", "tcpx_kernel", "tcpx_daemon", "tcpx_chunk_size"}) {
+    const auto found = std::find_if(checks.begin(), checks.end(),
+                                    [id](const Check& check) { return check.id == id; });
+    ASSERT_NE(found, checks.end()) << id;
+    EXPECT_EQ(found->verdict, Verdict::kProblem) << id;
+    EXPECT_NE(found->fix, "") << id;
+  }
+}
+
+// ---- the plugin ---------------------------------------------------------------------------------
+
+TEST(DoctorTcpxPlugin, IsFoundWhereItUsuallyIsAndByVariable) {
+  A3Machine machine;
+  EXPECT_EQ(CheckTcpxPlugin(SetupOf(&machine)).evidence, kUsualPluginPath);
+  machine.system.states["/opt/x.so"] = PathState{.readable = true};
+  machine.system.environment[kUcclPluginVariable] = "/opt/x.so";
+  EXPECT_EQ(CheckTcpxPlugin(SetupOf(&machine)).evidence, "/opt/x.so, by UCCL_TCPX_PLUGIN_PATH");
+  machine.system.environment[kPluginVariable] = "/opt/y.so";
+  const Check missing = CheckTcpxPlugin(SetupOf(&machine));
+  EXPECT_EQ(missing.verdict, Verdict::kProblem);
+  EXPECT_THAT(missing.evidence, HasSubstr("FERRY_NET_PLUGIN: /opt/y.so: No such file"));
+  EXPECT_EQ(missing.fix, std::string("export FERRY_NET_PLUGIN=") + kUsualPluginPath);
+}
+
+TEST(DoctorTcpxPlugin, IsNamedWhereTheInstallerLeftIt) {
+  A3Machine machine;
+  machine.system.states.erase(kUsualPluginPath);
+  EXPECT_THAT(CheckTcpxPlugin(SetupOf(&machine)).fix, HasSubstr("/path/to/libnccl-net.so"));
+  machine.system.states["/var/lib/tcpx/lib64/libnccl-net.so"] = PathState{.readable = true};
+  EXPECT_EQ(CheckTcpxPlugin(SetupOf(&machine)).fix,
+            "export FERRY_NET_PLUGIN=/var/lib/tcpx/lib64/libnccl-net.so");
+}
+
+TEST(DoctorTcpxPlugin, MustBeAFileThatMayBeReadAndLoaded) {
+  A3Machine machine;
+  PathState& state = machine.system.states[kUsualPluginPath];
+  state.noexec = true;
+  const Check noexec = CheckTcpxPlugin(SetupOf(&machine));
+  EXPECT_EQ(noexec.verdict, Verdict::kProblem);
+  EXPECT_THAT(noexec.evidence, HasSubstr("noexec"));
+  EXPECT_EQ(noexec.fix,
+            "mount --bind /usr/local/tcpx/lib64 /usr/local/tcpx/lib64 && "
+            "mount -o remount,bind,exec /usr/local/tcpx/lib64");
+  state.readable = false;
+  EXPECT_THAT(CheckTcpxPlugin(SetupOf(&machine)).fix, HasSubstr("chmod a+r"));
+  state.kind = PathState::Kind::kFolder;
+  const Check folder = CheckTcpxPlugin(SetupOf(&machine));
+  EXPECT_EQ(folder.verdict, Verdict::kProblem);
+  EXPECT_THAT(folder.evidence, HasSubstr("no file"));
+}
+
+TEST(DoctorTcpxPlugin, IsLeftToTheLoaderWhereItsNameHasNoSlash) {
+  A3Machine machine;
+  machine.system.environment[kPluginVariable] = "libnccl-net.so";
+  const Check check = CheckTcpxPlugin(SetupOf(&machine));
+  EXPECT_EQ(check.verdict, Verdict::kSkipped);
+  EXPECT_EQ(check.fix, "ldconfig -p | grep libnccl-net.so");
+}
+
+// ---- the kernel ---------------------------------------------------------------------------------
+
+TEST(DoctorTcpxKernel, IsGooglesAndNeitherLinuxSinceNorOneBefore) {
+  A3Machine machine;
+  EXPECT_EQ(CheckTcpxKernel(SetupOf(&machine)).verdict, Verdict::kOk);
+  machine.system.token_options = {80};
+  const Check upstream = CheckTcpxKernel(SetupOf(&machine));
+  EXPECT_EQ(upstream.verdict, Verdict::kProblem);
+  EXPECT_THAT(upstream.evidence, AllOf(HasSubstr("option 80"), HasSubstr("where it is 97")));
+  machine.system.token_options = {};
+  const Check neither = CheckTcpxKernel(SetupOf(&machine));
+  EXPECT_EQ(neither.verdict, Verdict::kProblem);
+  EXPECT_THAT(neither.evidence, HasSubstr("no device memory for TCP"));
+  EXPECT_THAT(neither.fix, HasSubstr("uname -r"));
+}
+
+TEST(DoctorTcpxKernel, IsNotGuessedAt) {
+  A3Machine machine;
+  machine.system.token_options = {80, 97};
+  EXPECT_EQ(CheckTcpxKernel(SetupOf(&machine)).verdict, Verdict::kNote);
+  machine.system.token_error = EMFILE;
+  EXPECT_EQ(CheckTcpxKernel(SetupOf(&machine)).verdict, Verdict::kSkipped);
+}
+
+// ---- the daemon ---------------------------------------------------------------------------------
+
+TEST(DoctorTcpxDaemon, IsSeenByItsSockets) {
+  A3Machine machine;
+  const Check check = CheckTcpxDaemon(SetupOf(&machine));
+  EXPECT_EQ(check.verdict, Verdict::kOk);
+  EXPECT_EQ(check.evidence, "sockets in /run/tcpx; pools in 8 GPUs");
+}
+
+TEST(DoctorTcpxDaemon, IsNamedWhereThePluginLooksElsewhere) {
+  A3Machine machine;
+  machine.system.environment.erase("NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX");
+  const Check check = CheckTcpxDaemon(SetupOf(&machine));
+  EXPECT_EQ(check.verdict, Verdict::kProblem);
+  EXPECT_EQ(check.evidence, "the daemon's sockets are in /run/tcpx, and the plugin looks in /tmp");
+  EXPECT_EQ(check.fix, "export NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX=/run/tcpx");
+}
+
+TEST(DoctorTcpxDaemon, IsMissedWithTheFoldersToLookIn) {
+  FakeSystem system;
+  const Check check = CheckTcpxDaemon(TcpxSetupOf(&system));
+  EXPECT_EQ(check.verdict, Verdict::kProblem);
+  EXPECT_THAT(check.evidence, HasSubstr("no rx_rule_manager in /tmp"));
+  EXPECT_THAT(check.fix, HasSubstr("ls /tmp/ /run/tcpx/"));
+}
+
+TEST(DoctorTcpxDaemon, MustHaveAllSocketsAndLetThisProcessConnect) {
+  A3Machine machine;
+  machine.system.states.erase("/run/tcpx/queue_ids_by_gpu");
+  const Check absent = CheckTcpxDaemon(SetupOf(&machine));
+  EXPECT_EQ(absent.verdict, Verdict::kProblem);
+  EXPECT_THAT(absent.evidence, HasSubstr("queue_ids_by_gpu: No such file"));
+  EXPECT_THAT(absent.fix, HasSubstr("ls -l /run/tcpx/"));
+  machine.AddSocket("/run/tcpx/queue_ids_by_gpu");
+  machine.system.states["/run/tcpx/rx_rule_manager"].writable = false;
+  const Check refused = CheckTcpxDaemon(SetupOf(&machine));
+  EXPECT_EQ(refused.verdict, Verdict::kProblem);
+  EXPECT_EQ(refused.fix, "chmod a+w /run/tcpx/rx_rule_manager");
+  machine.system.states["/run/tcpx/rx_rule_manager"] = PathState{.readable = true};
+  EXPECT_THAT(CheckTcpxDaemon(SetupOf(&machine)).evidence, HasSubstr("is not a socket"));
+}
+
+TEST(DoctorTcpxDaemon, IsWarnedOfWithoutAPoolInAGpuAndAProblemWithoutAny) {
+  A3Machine machine;
+  machine.system.states.erase("/run/tcpx/get_gpu_fd_0000:8b:00.0");
+  const Check one = CheckTcpxDaemon(SetupOf(&machine));
+  EXPECT_EQ(one.verdict, Verdict::kWarning);
+  EXPECT_THAT(one.evidence, HasSubstr("none in GPU 0000:8b:00.0"));
+  for (const std::string& gpu : A3Machine::Gpus()) {
+    machine.system.states.erase("/run/tcpx/get_gpu_fd_" + gpu);
+  }
+  EXPECT_EQ(CheckTcpxDaemon(SetupOf(&machine)).verdict, Verdict::kProblem);
+}
+
+// ---- variables ----------------------------------------------------------------------------------
+
+TEST(DoctorTcpxChunkSize, MustBeSetAndASize) {
+  A3Machine machine;
+  for (const char* value : {"", "0", "many", "-1"}) {
+    machine.system.environment["NCCL_DYNAMIC_CHUNK_SIZE"] = value;
+    const Check check = CheckTcpxChunkSize(SetupOf(&machine));
+    EXPECT_EQ(check.verdict, Verdict::kProblem) << value;
+    EXPECT_EQ(check.fix, "export NCCL_DYNAMIC_CHUNK_SIZE=524288");
+  }
+  machine.system.environment["NCCL_DYNAMIC_CHUNK_SIZE"] = "131072";
+  EXPECT_EQ(CheckTcpxChunkSize(SetupOf(&machine)).verdict, Verdict::kOk);
+  machine.system.environment["NCCL_DYNAMIC_CHUNK_SIZE"] = "8388608";
+  EXPECT_EQ(CheckTcpxChunkSize(SetupOf(&machine)).verdict, Verdict::kWarning);
+}
+
+TEST(DoctorTcpxSetupWait, IsToldWhereItIsFiveSeconds) {
+  A3Machine machine;
+  const std::string name = "NCCL_GPUDIRECTTCPX_PROGRAM_FLOW_STEERING_WAIT_MICROS";
+  EXPECT_THAT(CheckTcpxSetupWait(SetupOf(&machine)).evidence, HasSubstr("0.05 s"));
+  machine.system.environment.erase(name);
+  const Check check = CheckTcpxSetupWait(SetupOf(&machine));
+  EXPECT_EQ(check.verdict, Verdict::kNote);
+  EXPECT_THAT(check.evidence, HasSubstr("waits 5.00 s"));
+  EXPECT_EQ(check.fix, "export " + name + "=50000");
+}
+
+TEST(DoctorTcpxVariables, OfAnotherKindKeepThePluginFromWorking) {
+  A3Machine machine;
+  EXPECT_EQ(CheckTcpxVariables(SetupOf(&machine)).evidence, "2 data sockets a connection");
+  machine.system.environment["NCCL_INLINE_THRESHOLD"] = "256";
+  EXPECT_EQ(CheckTcpxVariables(SetupOf(&machine)).verdict, Verdict::kWarning);
+  machine.system.environment["NCCL_USE_DMA_BUF"] = "0";
+  const Check check = CheckTcpxVariables(SetupOf(&machine));
+  EXPECT_EQ(check.verdict, Verdict::kProblem);
+  EXPECT_EQ(check.fix, "unset NCCL_USE_DMA_BUF && unset NCCL_INLINE_THRESHOLD");
+}
+
+TEST(DoctorTcpxVariables, OfMoreSocketsThanThePluginTakesAreWarnedOf) {
+  A3Machine machine;
+  machine.system.environment["NCCL_SOCKET_NTHREADS"] = "8";
+  const Check check = CheckTcpxVariables(SetupOf(&machine));
+  EXPECT_EQ(check.verdict, Verdict::kWarning);
+  EXPECT_THAT(check.evidence, HasSubstr("16 data sockets"));
+}
+
+// ---- the kernel's settings and limits -----------------------------------------------------------
+
+TEST(DoctorTcpxSysctls, BelowTheRecipesAreRaisedAndMoreIsLeft) {
+  A3Machine machine;
+  machine.system.Sysctl("net.ipv4.tcp_rmem", "4096\t131072\t67108864");
+  machine.system.Sysctl("net.ipv4.tcp_mtu_probing", "1");
+  const Check check = CheckTcpxSysctls(SetupOf(&machine));
+  EXPECT_EQ(check.verdict, Verdict::kWarning);
+  EXPECT_THAT(check.evidence, AllOf(HasSubstr("tcp_rmem 4096 131072 67108864, 4096 1048576"),
+                                    Not(HasSubstr("tcp_wmem 4096 1048576 67108864, "))));
+  EXPECT_EQ(check.fix,
+            "sysctl -w net.ipv4.tcp_rmem='4096 1048576 67108864' net.ipv4.tcp_mtu_probing=0");
+}
+
+TEST(DoctorTcpxSysctls, ThatAreNotThereAreSkipped) {
+  A3Machine machine;
+  machine.system.files.erase(SysctlPath("net.ipv4.tcp_mtu_probing"));
+  EXPECT_EQ(CheckTcpxSysctls(SetupOf(&machine)).verdict, Verdict::kSkipped);
+}
+
+TEST(DoctorTcpxLimits, AreWhatOtherChecksHaveFound) {
+  A3Machine machine;
+  const Check locked{"locked_memory", Verdict::kNote, "8 MiB", "ulimit -l unlimited"};
+  const Check bbr{"congestion_control", Verdict::kOk, "cubic", ""};
+  const Check check = CheckTcpxLimits(SetupOf(&machine), {locked, bbr});
+  EXPECT_EQ(check.verdict, Verdict::kWarning);
+  EXPECT_THAT(check.evidence, AllOf(HasSubstr("see locked_memory (note)"),
+                                    HasSubstr("see congestion_control (ok)")));
+  EXPECT_EQ(check.fix, "ulimit -l unlimited");
+}
+
+TEST(DoctorTcpxLimits, DoNotBindWhoMayLockMemory) {
+  A3Machine machine;
+  machine.system.files["/proc/self/status"] = "Name:\tferry\nCapEff:\t000001ffffffffff\nCapBnd:\t0";
+  const Check locked{"locked_memory", Verdict::kNote, "8 MiB", "ulimit -l unlimited"};
+  EXPECT_EQ(CheckTcpxLimits(SetupOf(&machine), {locked}).verdict, Verdict::kNote);
+}
+
+TEST(DoctorTcpxMatches, ArePrefixesWholeNamesOrAllOthers) {
+  const std::vector<std::string> all = {"eth10", "eth1", "eth2", "lo"};
+  EXPECT_THAT(TcpxMatches("eth1", all), ElementsAre("eth1", "eth10"));
+  EXPECT_THAT(TcpxMatches("=eth1", all), ElementsAre("eth1"));
+  EXPECT_THAT(TcpxMatches("^eth1,lo", all), ElementsAre("eth2"));
+  EXPECT_THAT(TcpxMatches("^=eth1,lo", all), ElementsAre("eth10", "eth2"));
+  EXPECT_THAT(TcpxMatches("ib", all), IsEmpty());
+  EXPECT_THAT(TcpxMatches("", all), IsEmpty());
+}
+
+}  // namespace
+}  // namespace ferry::tools

@@ -1,0 +1,307 @@
+// Command line of `ferry perf` and its subcommands client, server and loopback.
+
+#include "ferry/tools/perf/cmd_perf.h"
+
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+
+#include "ferry/core/units.h"
+#include "ferry/cuda/open_devices.h"
+#include "ferry/net/address.h"
+#include "ferry/tools/support/command.h"
+#include "ferry/tools/support/memory_choice.h"
+#include "ferry/tools/support/process.h"
+#include "ferry/tools/support/report.h"
+#include "ferry/tools/support/uccl_variables.h"
+
+namespace ferry::tools {
+namespace {
+
+constexpr auto kServerStarts = std::chrono::seconds(10);
+
+// The options as they were given.
+struct PerfFlags {
+  std::vector<std::string> ops{"write"};
+  std::vector<std::string> sizes{"64MiB"};
+  std::string block_size = "0";
+  std::string memory = "host";
+  std::string peer_memory;
+  std::string deadline = "60s";
+  std::uint64_t iterations = 0;
+  std::uint64_t warmup = 2;
+  std::uint64_t depth = 1;
+  std::uint64_t rounds = 5;
+  bool verify = true;
+  bool floor = true;
+  bool crc = false;
+  std::string trace;
+
+  std::string host = "127.0.0.1";  // to connect to, with or without a port
+  std::string listen;
+  std::optional<std::uint16_t> port;
+  std::optional<int> lanes;
+  std::string wait;
+  CarrierFlags carrier;
+  std::vector<std::string> settings;
+};
+
+void DeclareBothSides(CLI::App* app, PerfFlags* flags, Invocation* invocation) {
+  app->add_option("--lanes", flags->lanes, "TCP connections; 0: automatic (as --set lanes=N)")
+      ->type_name("N");
+  app->add_option("--wait", flags->wait,
+                  "block (default) or spin: poll while waiting; give it to both sides")
+      ->check(CLI::IsMember({"block", "spin"}));
+  DeclareCarrier(app, &flags->carrier);
+  DeclarePeerSettings(app, &flags->settings);
+  DeclareJson(app, invocation);
+}
+
+void DeclarePort(CLI::App* app, PerfFlags* flags) {
+  app->add_option("--port", flags->port, fmt::format("Port of the server; default {}", kPerfPort))
+      ->type_name("P");
+}
+
+void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
+  app->add_option("--op", flags->ops, "write, read or send; a list, or repeated")
+      ->capture_default_str()
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("OP");
+  app->add_option("--memory", flags->memory, fmt::format("Memory of this side: {}", kMemoryForms))
+      ->capture_default_str()
+      ->type_name("KIND");
+  app->add_option(
+         "--peer-memory", flags->peer_memory,
+         "Memory of the server; default: as --memory, in loopback the next GPU if there is one")
+      ->type_name("KIND");
+  app->add_option("--size", flags->sizes, "Bytes of an operation, like 64MiB; a list")
+      ->envname(kUcclPerfSize)
+      ->capture_default_str()
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("SIZE");
+  app->add_option("--block-size", flags->block_size,
+                  "0: contiguous; else both sides in blocks of this size, shuffled")
+      ->capture_default_str()
+      ->type_name("SIZE");
+  app->add_option("--iters", flags->iterations,
+                  "Operations in a round; 0: as many as take half a second, at least 5")
+      ->envname(kUcclPerfIterations)
+      ->capture_default_str()
+      ->type_name("N");
+  app->add_option("--warmup", flags->warmup, "Operations before each timed part")
+      ->capture_default_str()
+      ->type_name("N");
+  app->add_option("--depth", flags->depth, "Operations in flight")
+      ->capture_default_str()
+      ->type_name("N");
+  app->add_option("--rounds", flags->rounds,
+                  "Rounds, each of the floor and of ferry; results are medians over them")
+      ->capture_default_str()
+      ->type_name("N");
+  app->add_flag("--verify,!--no-verify", flags->verify,
+                "Check, after each round, the bytes of its last operation and of some others "
+                "(default)");
+  app->add_flag("!--no-floor", flags->floor, "Do not measure the plain-socket floor");
+  app->add_flag(
+      "--crc", flags->crc,
+      "Also measure writes and reads with a CRC32C for every slice, in alternating rounds");
+  app->add_option("--trace", flags->trace,
+                  "Write a timeline of one more operation of each case, as seen by this side, for "
+                  "Perfetto")
+      ->type_name("FILE");
+  app->add_option("--deadline", flags->deadline, "Time limit for each row of the result")
+      ->capture_default_str()
+      ->type_name("TIME");
+}
+
+Error Unusable(const char* option, const std::string& text, const char* remedy) {
+  return Error(Code::kInvalidArgument,
+               fmt::format("{} {} cannot be used; {}", option, text, remedy));
+}
+
+Result<Config> ConfigOf(const PerfFlags& flags) {
+  FERRY_TRY_ASSIGN(Config config, LoadConfig(flags.settings));
+  if (flags.lanes) config.lanes = *flags.lanes;
+  if (flags.wait == "spin") config.spin = std::chrono::seconds(1);
+  if (flags.wait == "block") config.spin = microseconds(0);
+  FERRY_TRY(config.Validate());
+  return config;
+}
+
+Result<PerfCase> CaseOf(Op op, const std::string& size, const std::string& block_size) {
+  PerfCase one{.op = op};
+  FERRY_TRY_ASSIGN(one.size, ParseSize(size));
+  if (one.size == 0) return Unusable("--size", size, "give at least 1 byte");
+  if (op == Op::kSend) return one;  // a message is contiguous
+  FERRY_TRY_ASSIGN(one.block_size, ParseSize(block_size));
+  if (one.block_size > one.size) {
+    return Unusable("--block-size", block_size, "it is larger than --size");
+  }
+  FERRY_TRY(CheckBlocks(one));
+  return one;
+}
+
+Result<std::vector<PerfCase>> CasesOf(const PerfFlags& flags) {
+  std::vector<PerfCase> cases;
+  for (const std::string& op_text : flags.ops) {
+    FERRY_TRY_ASSIGN(const Op op, ParseOp(op_text));
+    for (const std::string& size : flags.sizes) {
+      FERRY_TRY_ASSIGN(const PerfCase one, CaseOf(op, size, flags.block_size));
+      cases.push_back(one);
+    }
+  }
+  return cases;
+}
+
+// Checks the job against the limits of plugins: contiguous memory, into a posted receive.
+Status CheckCarried(const PerfJob& job) {
+  for (const PerfCase& one : job.cases) {
+    if (one.op == Op::kSend) return Unusable("--op", "send", "a plugin carries write and read");
+    if (one.block_size != 0) {
+      return Unusable("--block-size", std::to_string(one.block_size),
+                      "a plugin carries contiguous memory");
+    }
+    if (job.verify && MarksOf(job, one) == 0) {
+      return Unusable("--size", FormatSize(one.size),
+                      "a plugin registers less than 2 GiB, and verification needs a second slot; "
+                      "give less, or --no-verify");
+    }
+  }
+  if (job.crc) return Unusable("--crc", "on", "a plugin carries no checksums");
+  return Ok();
+}
+
+Result<PerfJob> JobOf(const PerfFlags& flags, bool json) {
+  PerfJob job;
+  FERRY_TRY_ASSIGN(job.memory, MemoryChoice::Parse(flags.memory));
+  job.peer_memory = job.memory;
+  if (!flags.peer_memory.empty()) {
+    FERRY_TRY_ASSIGN(job.peer_memory, MemoryChoice::Parse(flags.peer_memory));
+  }
+  job.iterations = flags.iterations;
+  job.warmup = flags.warmup;
+  job.depth = flags.depth;
+  job.rounds = flags.rounds;
+  job.verify = flags.verify;
+  job.floor = flags.floor;
+  job.crc = flags.crc;
+  job.json = json;
+  job.trace = flags.trace;
+  if (job.depth == 0 || job.depth > kMaxDepth) {
+    return Unusable("--depth", std::to_string(job.depth), "give 1 to 65536");
+  }
+  if (job.rounds == 0) return Unusable("--rounds", "0", "give at least 1");
+  FERRY_TRY_ASSIGN(job.cases, CasesOf(flags));
+  FERRY_TRY_ASSIGN(job.config, ConfigOf(flags));
+  FERRY_TRY_ASSIGN(job.carrier, CarrierOptionsOf(flags.carrier, job.config));
+  if (job.carrier) FERRY_TRY(CheckCarried(job));
+  FERRY_TRY_ASSIGN(job.deadline, ParseDuration(flags.deadline));
+  if (job.deadline.count() <= 0)
+    return Unusable("--deadline", flags.deadline, "give a time above 0");
+  return job;
+}
+
+Status StartPerfServer(const PerfFlags& flags, bool json) {
+  PerfServerJob job;
+  job.json = json;
+  FERRY_TRY_ASSIGN(job.config, ConfigOf(flags));
+  FERRY_TRY_ASSIGN(job.carrier, CarrierOptionsOf(flags.carrier, job.config));
+  Config& config = job.config;
+  if (!flags.listen.empty()) FERRY_TRY(config.Set("listen_host", flags.listen, "--listen"));
+  job.floor_config = config;
+  if (config.port_first == config.port_last) {
+    // The range has no second port for the floor.
+    job.floor_config.port_first = job.floor_config.port_last = 0;
+  }
+  if (flags.port || config.port_first == 0) {
+    config.port_first = config.port_last = flags.port.value_or(kPerfPort);
+  }
+  return RunPerfServer(job);
+}
+
+Status StartPerfClient(const PerfFlags& flags, bool json) {
+  FERRY_TRY_ASSIGN(const PerfJob job, JobOf(flags, json));
+  FERRY_TRY_ASSIGN(const net::Address address,
+                   net::ParseAddress(flags.host, flags.port.value_or(kPerfPort)));
+  return RunPerfClient(job, address.ToString());
+}
+
+Status RunLoopback(const PerfFlags& flags, bool json) {
+  FERRY_TRY_ASSIGN(PerfJob job, JobOf(flags, json));
+  if (!job.memory.is_host() && flags.peer_memory.empty()) {
+    FERRY_TRY_ASSIGN(const cuda::DeviceApi* const devices, cuda::OpenDevices(job.config));
+    job.peer_memory.ordinal = (job.memory.ordinal + 1) % devices->count();
+  }
+  const auto port = std::to_string(flags.port.value_or(0));
+  std::vector<std::string> arguments{"perf", "server", "--json", "--listen", flags.host, "--port",
+                                     port,
+                                     // The end of its only client needs no log line.
+                                     "--set", "log_level=error"};
+  for (const std::string& setting : flags.settings) {
+    arguments.insert(arguments.end(), {"--set", setting});
+  }
+  if (flags.lanes) arguments.insert(arguments.end(), {"--lanes", std::to_string(*flags.lanes)});
+  if (!flags.wait.empty()) arguments.insert(arguments.end(), {"--wait", flags.wait});
+  if (job.carrier) {
+    arguments.insert(arguments.end(), {"--provider", "plugin:" + job.carrier->plugin});
+    if (job.carrier->unpack) {
+      arguments.insert(arguments.end(), {"--unpack", UnpackName(*job.carrier->unpack)});
+    }
+  }
+  FERRY_TRY_ASSIGN(const ServerProcess server,
+                   ServerProcess::Start(arguments, Deadline::After(kServerStarts)));
+  return RunPerfClient(job, net::Address{flags.host, server.port()}.ToString());
+}
+
+// The action of a side's subcommand.
+using Side = Status (*)(const PerfFlags& flags, bool json);
+
+CLI::App* AddSide(CLI::App* perf, const char* name, const char* summary, Invocation* invocation,
+                  const std::pair<PerfFlags*, Side>& action) {
+  CLI::App* const app = perf->add_subcommand(name, summary);
+  app->callback([invocation, action] {
+    invocation->run = [invocation, action] {
+      return action.second(*action.first, invocation->json);
+    };
+  });
+  return app;
+}
+
+}  // namespace
+
+void DeclarePerf(CLI::App* app, Invocation* invocation) {
+  app->require_subcommand(1);
+  // Lives as long as the program: the parser writes into it, the chosen subcommand reads it.
+  static PerfFlags flags;
+
+  CLI::App* const server = AddSide(app, "server", "Wait for clients and measure with them",
+                                   invocation, {&flags, StartPerfServer});
+  server->add_option("--listen", flags.listen, "Address to listen on; default: all")
+      ->type_name("HOST");
+  DeclarePort(server, &flags);
+  DeclareBothSides(server, &flags, invocation);
+
+  CLI::App* const client =
+      AddSide(app, "client", "Measure against a server", invocation, {&flags, StartPerfClient});
+  client->add_option("host", flags.host, "The server")->type_name("HOST[:PORT]")->required();
+  DeclarePort(client, &flags);
+  DeclareMeasurement(client, &flags);
+  DeclareBothSides(client, &flags, invocation);
+
+  CLI::App* const loopback =
+      AddSide(app, "loopback", "Measure between two processes on this machine", invocation,
+              {&flags, RunLoopback});
+  loopback->add_option("--host", flags.host, "Loopback address, 127.0.0.1 or ::1")
+      ->capture_default_str()
+      ->type_name("HOST");
+  loopback->add_option("--port", flags.port, "Port of the server; default: any free one")
+      ->type_name("P");
+  DeclareMeasurement(loopback, &flags);
+  DeclareBothSides(loopback, &flags, invocation);
+}
+
+}  // namespace ferry::tools

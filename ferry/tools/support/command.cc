@@ -1,0 +1,85 @@
+// Options, settings and exit codes that all subcommands share.
+
+#include "ferry/tools/support/command.h"
+
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+
+#include "ferry/core/log.h"
+#include "ferry/core/unknown_variables.h"
+
+namespace ferry::tools {
+
+ExitCode ExitCodeOf(Code code) noexcept {
+  switch (code) {
+    case Code::kInvalidArgument:
+    case Code::kUnsupported: return kExitUsage;
+    case Code::kPeerLost: return kExitPeer;
+    case Code::kTimedOut: return kExitTimedOut;
+    case Code::kUnavailable:
+    case Code::kRefused:
+    case Code::kCancelled:
+    case Code::kDeviceLost:
+    case Code::kCorrupt:
+    case Code::kInternal: return kExitFailed;
+  }
+  return kExitFailed;
+}
+
+void DeclareJson(CLI::App* app, Invocation* invocation) {
+  app->add_flag("--json", invocation->json, "Print JSON, one object per line");
+}
+
+void DeclareSettings(CLI::App* app, std::vector<std::string>* assignments) {
+  app->add_option("--set", *assignments, "Any setting of `ferry info`, as NAME=VALUE; repeatable")
+      ->type_name("NAME=VALUE")
+      ->allow_extra_args(false);
+}
+
+void DeclarePeerSettings(CLI::App* app, std::vector<std::string>* assignments) {
+  DeclareSettings(app, assignments);
+  const auto set = [assignments](const char* name, const std::string& value) {
+    assignments->push_back(fmt::format("{}={}", name, value));
+  };
+  app->add_option_function<std::string>(
+         "--secret-file", [set](const std::string& path) { set("secret_file", path); },
+         "File with the secret that both sides share (as --set secret_file=FILE)")
+      ->type_name("FILE");
+  app->add_option_function<std::string>(
+         "--tls", [set](const std::string& mode) { set("tls", mode); },
+         "off, psk (by the secret) or cert: TLS on every lane (as --set tls=MODE)")
+      ->type_name("MODE");
+  const auto add_file = [app, set](const char* flag, const char* name, const char* help) {
+    app->add_option_function<std::string>(
+           flag, [set, name](const std::string& path) { set(name, path); }, help)
+        ->type_name("FILE");
+  };
+  add_file("--tls-cert", "tls_cert", "Certificate of this side, PEM (as --set tls_cert=FILE)");
+  add_file("--tls-key", "tls_key", "Key of that certificate, PEM (as --set tls_key=FILE)");
+  add_file("--tls-ca", "tls_ca", "Authorities of the peer's, PEM (as --set tls_ca=FILE)");
+  app->add_flag_callback(
+      "--insecure", [set] { set("insecure", "on"); },
+      "Without a secret, trust peers on other machines (as --set insecure=on)");
+}
+
+Result<Config> LoadConfig(const std::vector<std::string>& assignments) {
+  FERRY_TRY_ASSIGN(Config config, Config::FromEnvironment());
+  for (const std::string& assignment : assignments) {
+    const auto equals = assignment.find('=');
+    if (equals == std::string::npos) {
+      return Error(Code::kInvalidArgument,
+                   fmt::format("--set {} has no value; write --set NAME=VALUE", assignment));
+    }
+    FERRY_TRY(config.Set(assignment.substr(0, equals), assignment.substr(equals + 1), "--set"));
+  }
+  FERRY_TRY(config.Validate());
+  FERRY_TRY_ASSIGN(const LogLevel level, ParseLogLevel(config.log_level));
+  FERRY_TRY_ASSIGN(const LogFormat format, ParseLogFormat(config.log_format));
+  SetLogLevel(level);
+  SetLogFormat(format);
+  WarnOfUnknownVariables();
+  return config;
+}
+
+}  // namespace ferry::tools

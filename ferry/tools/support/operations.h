@@ -1,0 +1,69 @@
+// Waits, queues of operations and JSON control messages that the tools share.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string_view>
+
+#include "ferry/core/deadline.h"
+#include "ferry/core/result.h"
+#include "ferry/tools/support/json_fwd.h"
+#include "ferry/transfer/connection.h"
+#include "ferry/transfer/endpoint.h"
+
+namespace ferry::tools {
+
+// The mask of a receive that matches one tag only.
+inline constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
+
+// Connects for a command line. Every reason why the peer cannot be reached becomes kPeerLost,
+// including an unresolvable name and a timeout.
+Result<transfer::Connection> ConnectTo(transfer::Endpoint* endpoint, const std::string& address,
+                                       Deadline deadline);
+// Blocks until the next peer connects. Errors: kCancelled when interrupted.
+Result<transfer::Connection> AcceptNext(transfer::Endpoint* endpoint);
+
+// Blocks until an operation ends. At the deadline (kTimedOut) or when interrupted (kCancelled) the
+// operation is cancelled, so it has ended in any case. `glance`, if any, is called several times a
+// second meanwhile.
+Status WaitFor(transfer::Operation operation, Deadline deadline,
+               const std::function<void()>& glance = nullptr);
+
+// Operations in flight, oldest first. The destructor cancels the remaining ones and waits for them,
+// so declare it after the memory that they use.
+class InFlight {
+ public:
+  InFlight() = default;
+  InFlight(const InFlight&) = delete;
+  InFlight& operator=(const InFlight&) = delete;
+  ~InFlight();
+
+  std::size_t size() const noexcept { return operations_.size(); }
+  void Add(transfer::Operation operation) { operations_.push_back(std::move(operation)); }
+  // Waits for the oldest as WaitFor() does.
+  Status FinishOldest(Deadline deadline, const std::function<void()>& glance = nullptr);
+
+ private:
+  std::deque<transfer::Operation> operations_;
+};
+
+// The control channel between the two sides of a command: JSON messages on the connection itself.
+// For one thread; calls block until their deadline.
+class Control {
+ public:
+  explicit Control(transfer::Connection connection);
+
+  Status Say(const Json& message, Deadline deadline);
+  Result<Json> Hear(Deadline deadline);
+  // Sends a message and receives the answer; an answer that reports an error becomes that error.
+  Result<Json> Ask(const Json& question, Deadline deadline);
+  Result<Json> HearAnswer(Deadline deadline);
+  // The cause of a failure on this side: the error that the other side has reported or reports
+  // within two seconds, otherwise the failure itself.
+  Status CauseOf(Status ours);
+
+ private:
+  transfer::Connection connection_;
+};
+
+}  // namespace ferry::tools

@@ -1,0 +1,106 @@
+// Implements the stand-in's process-wide state.
+
+#include "standin/engine.h"
+
+#include <string>
+#include <utility>
+
+#include "standin/standin.h"
+
+namespace ferry::standin {
+namespace {
+
+std::atomic<Engine*> running_engine{nullptr};
+
+std::unique_ptr<Memory> MemoryFor(const Settings& settings) {
+  switch (settings.memory) {
+    case Where::kGpu: return GpuMemory(settings.driver);
+    case Where::kMapped: return MappedMemory(settings.driver);
+    case Where::kHost: break;
+  }
+  return HostMemory();
+}
+
+const char* NameOf(Where where) {
+  switch (where) {
+    case Where::kGpu: return "the GPU";
+    case Where::kMapped: return "the host, mapped for the GPU";
+    case Where::kHost: break;
+  }
+  return "the host";
+}
+
+}  // namespace
+
+int Engine::Start(abi::Logger logger) {
+  static std::mutex starting;
+  const std::lock_guard lock(starting);
+  if (Running() != nullptr) return Misuse("init was called twice");
+  std::string problem;
+  const auto settings = ReadSettings(&problem);
+  BeginReporting(logger, settings && settings->abort);
+  if (!settings) {
+    Log(abi::kLogWarn, "standin: %s", problem.c_str());
+    return abi::kInvalidArgument;
+  }
+  if (settings->fault == Fault::kInitFail) {
+    Log(abi::kLogWarn, "standin: init fails, as FERRY_STANDIN_FAULT asks for");
+    return abi::kSystemError;
+  }
+  auto memory = MemoryFor(*settings);
+  if (memory == nullptr) return abi::kSystemError;
+  running_engine.store(new Engine(*settings, std::move(memory)), std::memory_order_release);
+  Log(abi::kLogInfo, "standin: a stand-in for GPUDirectTCPX, over 127.0.0.1, memory of %s",
+      NameOf(settings->memory));
+  return abi::kSuccess;
+}
+
+Engine* Engine::Running() { return running_engine.load(std::memory_order_acquire); }
+
+Engine::Engine(const Settings& settings, std::unique_ptr<Memory> memory)
+    : settings_(settings), memory_(std::move(memory)) {}
+
+Pool* Engine::PoolOf(int device) {
+  const std::lock_guard lock(mutex_);
+  auto& pool = pools_[device];
+  if (pool == nullptr) {
+    pool = std::make_unique<Pool>(*memory_, device,
+                                  Pool::Shape{settings_.pool, settings_.together, settings_.spread},
+                                  NextSeed());
+  }
+  return pool->base() == nullptr ? nullptr : pool.get();
+}
+
+unsigned long Engine::pages_in_use() {
+  const std::lock_guard lock(mutex_);
+  unsigned long sum = 0;
+  for (const auto& [device, pool] : pools_) sum += pool->pages_in_use();
+  return sum;
+}
+
+std::uint64_t Engine::PoolBytesAt(const void* base) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [device, pool] : pools_) {
+    if (pool->base() == base) return pool->bytes();
+  }
+  return 0;
+}
+
+bool Engine::Hit(Fault fault) { return settings_.fault == fault && ++hits_ == settings_.fault_at; }
+
+std::uint64_t Engine::NextSeed() { return settings_.seed * 1'000'003 + ++seeds_; }
+
+}  // namespace ferry::standin
+
+// NOLINTNEXTLINE(readability-identifier-naming): a C name
+extern "C" __attribute__((visibility("default"))) unsigned long ferry_standin_pages_in_use() {
+  auto* const engine = ferry::standin::Engine::Running();
+  return engine == nullptr ? 0 : engine->pages_in_use();
+}
+
+extern "C" __attribute__((visibility("default"))) unsigned long long
+// NOLINTNEXTLINE(readability-identifier-naming): a C name
+ferry_net_pool_bytes(const void* pool) {
+  auto* const engine = ferry::standin::Engine::Running();
+  return engine == nullptr ? 0 : engine->PoolBytesAt(pool);
+}

@@ -1,0 +1,314 @@
+#!/usr/bin/env python3
+"""gpu_check puts the kernels' times beside torch's, and loses none where a step fails."""
+import contextlib
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import unittest
+import unittest.mock
+
+sys.dont_write_bytecode = True  # beside the script
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "gpu_check"
+LOADER = importlib.machinery.SourceFileLoader("gpu_check", str(SCRIPT))
+gpu_check = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", LOADER))
+LOADER.exec_module(gpu_check)
+LOADER = importlib.machinery.SourceFileLoader("bench_gpu", str(SCRIPT.parent.parent / "bench" / "gpu"))
+bench_gpu = importlib.util.module_from_spec(importlib.util.spec_from_loader("bench_gpu", LOADER))
+LOADER.exec_module(bench_gpu)
+
+NORM = "rms_norm bf16 rows=8 cols=64"
+PREFILL = "attention_prefill bf16 tokens=16, {}"
+
+
+def ours(name, **more):
+    return {"name": name, "op": name.split()[0], "variant": "", "us": 10.0, "gbps": 1000.0, "tflops": None,
+            "ceiling_ratio": 0.5, **more}
+
+
+class Writing(unittest.TestCase):
+    """What bench/gpu makes of what run_kernels found."""
+
+    def fault(self, tests=None, **found):
+        results = {"tests": {"ferry_kernels_test": {"exit": 0, "passed": 9, **(tests or {})}},
+                   "kernels": {"exit": 0, "ours": [ours(NORM)], "torch": [{"names": [NORM], "us": 1.0}],
+                               "sanitizers": {"memcheck": {"exit": 0, "summary": "0 errors"}}, **found}}
+        try:
+            bench_gpu.check_kernels(results)
+        except bench_gpu.Failed as failed:
+            return str(failed)
+        return ""
+
+    def test_what_failed_is_not_written(self):
+        self.assertEqual(self.fault(), "")
+        self.assertIn("the kernels' tests", self.fault({"exit": 1}))
+        self.assertIn("the kernels' tests", self.fault({"passed": 0}))
+        self.assertIn("kernel-bench: exit 1, 1 rows", self.fault(exit=1))
+        self.assertIn("kernel-bench: exit 0, 0 rows", self.fault(ours=[]))
+        self.assertIn("1 rows of kernels", self.fault(ours=[ours(NORM, error="no memory")]))
+        self.assertIn("no compiler", self.fault(torch=[{"names": [NORM], "error": "no compiler"}]))
+        self.assertIn("memcheck", self.fault(sanitizers={"memcheck": {"exit": 9, "summary": "1 error"}}))
+        for skipped in ("skipped: compute-sanitizer is not installed",
+                        {"memcheck": {"exit": 1, "summary": "skipped: Device not supported"}}):
+            self.assertEqual(self.fault(sanitizers=skipped), "")
+
+
+class Merging(unittest.TestCase):
+    def test_baselines_are_found_by_the_names_of_our_rows(self):
+        torch = [{"names": [NORM], "op": "rms_norm", "baseline": "eager", "us": 30.0},
+                 {"names": [NORM], "op": "rms_norm", "baseline": "compile", "us": 12.0},
+                 {"names": [NORM], "op": "rms_norm", "baseline": "F.rms_norm", "us": 11.0},
+                 {"names": ["another"], "op": "rms_norm", "baseline": "eager", "us": 1.0}]
+        row, = gpu_check.merge_kernels([ours(NORM)], torch)
+        self.assertEqual(row["torch_us"], {"eager": 30.0, "compile": 12.0, "F.rms_norm": 11.0})
+        line = gpu_check.kernel_line(row)
+        for part in (NORM, "10.00", "1000.0 GB/s", "50.0", "30.00", "12.00", "11.00 F.rms_norm"):
+            self.assertIn(part, line)
+
+    def test_one_baseline_serves_all_variants(self):
+        names = [PREFILL.format("1 stage"), PREFILL.format("2 stages")]
+        torch = [{"op": "matmul", "baseline": "cuBLAS bf16", "tflops": 800.0},
+                 {"names": names, "op": "attention_prefill", "baseline": "SDPA cuDNN", "us": 5.0},
+                 {"names": names, "op": "attention_prefill", "baseline": "SDPA flash", "us": 7.0}]
+        rows = gpu_check.merge_kernels([ours(name, tflops=200.0, ceiling_ratio=None) for name in names], torch)
+        for row in rows:
+            self.assertEqual(row["ceiling_ratio"], 0.25)  # of cuBLAS's product
+            self.assertIn("5.00 SDPA cuDNN", gpu_check.kernel_line(row))
+            self.assertIn("200.0 TFLOP/s", gpu_check.kernel_line(row))
+
+    def test_a_baseline_that_failed_is_kept_with_its_reason(self):
+        row, = gpu_check.merge_kernels(
+            [ours(NORM)], [{"names": [NORM], "op": "rms_norm", "baseline": "compile", "error": "no compiler"}])
+        self.assertEqual(row["torch_errors"], {"compile": "no compiler"})
+        self.assertIn(" - ", gpu_check.kernel_line(row))
+
+    def test_a_row_of_ours_that_failed_says_so(self):
+        row, = gpu_check.merge_kernels([{"name": NORM, "op": "rms_norm", "variant": "", "error": "out of memory"}], [])
+        self.assertIn("out of memory", gpu_check.kernel_line(row))
+
+    def test_an_epilogue_is_no_time_of_an_op(self):
+        torch = [{"names": [NORM], "op": "", "baseline": gpu_check.EPILOGUE, "us_with": 5.5, "us_without": 5.25}]
+        row, = gpu_check.merge_kernels([ours(NORM)], torch)
+        self.assertEqual(row["torch_epilogue"], {"us_with": 5.5, "us_without": 5.25})
+        self.assertTrue(gpu_check.kernel_line(row).endswith(" -"))
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            gpu_check.print_kernels({"device": {}, "merged": [row], "torch": torch})
+        self.assertIn("product and bias 5.25 us, with GELU 5.50 us", said.getvalue())
+
+    def test_what_was_left_out_for_time_says_so_in_its_column(self):
+        late = {"names": [NORM], "op": "rms_norm", "error": "left out: 150 s are over"}
+        row, = gpu_check.merge_kernels([ours(NORM)], [{**late, "baseline": name}
+                                                      for name in ("eager", "compile", "F.rms_norm")])
+        self.assertEqual(gpu_check.kernel_line(row).count("left out"), 3)
+
+    def test_a_line_that_was_cut_off_is_left_out(self):
+        self.assertEqual(gpu_check.json_rows('noise\n{"a": 1}\n{"b": \n'), [{"a": 1}])
+
+
+class Steps(unittest.TestCase):
+    def steps(self, program):
+        """What run_kernels makes of programs that are this shell script, and what it prints."""
+        self.saved = []
+        with tempfile.TemporaryDirectory() as folder:
+            run = pathlib.Path(folder) / "run"
+            run.write_text("#!/bin/sh\n" + program, encoding="utf-8")
+            run.chmod(0o755)
+            results = {"tests": {}, "sanitizers": {}}
+            limits = {"tests": 20, "ours": 20, "list": 20, "torch": 2, "sanitizer": 20}
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                ok = gpu_check.run_kernels(pathlib.Path(folder), results, limits,
+                                           lambda: self.saved.append(json.dumps(results)))
+                gpu_check.print_kernels(results["kernels"])
+            json.dumps(results)
+            return ok, results, said.getvalue()
+
+    def test_tests_that_fail_do_not_lose_the_times(self):
+        rows = "\n".join(json.dumps(row) for row in ({"device": "a GPU"}, ours(NORM)))
+        ok, results, said = self.steps(f"""
+case $1 in
+  ferry_kernels_test) echo "[  PASSED  ] 3 tests."; exit 1 ;;
+  ferry) echo '{rows}' ;;
+esac
+""")
+        self.assertFalse(ok)
+        self.assertEqual(results["tests"]["ferry_kernels_test"]["exit"], 1)
+        self.assertEqual(results["kernels"]["device"], {"device": "a GPU"})
+        self.assertEqual([row["name"] for row in results["kernels"]["merged"]], [NORM])
+        self.assertIn("1000.0 GB/s", said)
+        self.assertEqual(len(self.saved), 4)  # after each step
+        self.assertEqual([NORM in saved for saved in self.saved], [False, True, True, True])
+
+    def test_times_that_fail_do_not_lose_the_tests(self):
+        ok, results, said = self.steps("""
+case $1 in
+  ferry_kernels_test) echo "[  PASSED  ] 3 tests." ;;
+  ferry) echo "ferry kernel-bench: no GPU" >&2; exit 2 ;;
+esac
+""")
+        self.assertFalse(ok)
+        self.assertEqual(results["tests"]["ferry_kernels_test"]["passed"], 3)
+        self.assertEqual(results["kernels"]["merged"], [])
+        self.assertIn("no GPU", results["kernels"]["torch"][0]["error"])
+        self.assertIn("no GPU", said)
+
+    def test_what_torch_could_not_measure_is_a_failure(self):
+        rows = "\n".join(json.dumps(row) for row in ({"device": "a GPU"}, ours(NORM)))
+        well = {"names": [NORM], "op": "rms_norm", "baseline": "eager", "us": 30.0}
+        failed = {"names": [NORM], "op": "rms_norm", "baseline": "compile", "error": "no compiler"}
+        programs = f"""
+case $1 in
+  ferry_kernels_test) echo "[  PASSED  ] 3 tests."; echo "ERROR SUMMARY: 0 errors" ;;
+  ferry) echo '{rows}' ;;
+esac
+"""
+        for torch, expected in (([well], True), ([well, failed], False), ([failed], False), ([], False),
+                                ([{"device": "a GPU"}], False)):
+            with unittest.mock.patch.object(gpu_check, "run_kernels_torch", return_value=torch), \
+                    unittest.mock.patch.object(gpu_check, "run_sanitizers", return_value=True):
+                self.assertEqual(self.steps(programs)[0], expected, torch)
+
+    def test_what_takes_too_long_ends_with_all_that_it_started(self):
+        code, said, _ = gpu_check.finish(["/bin/sh", "-c", "echo begun; sleep 100 & sleep 100"], 0.5)
+        self.assertEqual((code, said), (124, "begun\n"))
+
+    def test_what_cannot_be_killed_is_left_alone(self):
+        # A process in a session of its own holds the pipe, as one would that hangs in the driver.
+        gpu_check.GONE_SECONDS = 0.3
+        holder = "import os, time; print(os.getpid(), flush=True); os.setsid(); time.sleep(60)"
+        code, said, why = gpu_check.finish(
+            ["/bin/sh", "-c", f"echo begun; {sys.executable} -c '{holder}' & sleep 60"], 1)
+        gpu_check.GONE_SECONDS = 15
+        begun, holds = said.split()
+        os.kill(int(holds), signal.SIGKILL)
+        self.assertEqual((code, begun, why), (124, "begun", ""))
+
+    def test_all_steps_of_the_kernels_end_in_time(self):
+        limits = gpu_check.KERNEL_LIMITS
+        self.assertLess(sum(limits.values()) + limits["sanitizer"], 460)
+
+    def test_a_device_that_the_sanitizer_does_not_know_is_no_failure(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, lines in (("run", "exit 1"), ("compute-sanitizer", "echo 'Error: Device not supported'; exit 1")):
+                program = pathlib.Path(folder) / name
+                program.write_text("#!/bin/sh\n" + lines + "\n", encoding="utf-8")
+                program.chmod(0o755)
+            results = {}
+            with unittest.mock.patch.dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}"):
+                self.assertTrue(gpu_check.run_sanitizers(pathlib.Path(folder), results))
+        self.assertEqual(results["sanitizers"]["memcheck"]["summary"], "skipped: Device not supported")
+
+
+class Outcomes(unittest.TestCase):
+    """What counts as a failure, with shell scripts in the place of the programs."""
+
+    SUMMARY = "========= ERROR SUMMARY: 0 errors"
+
+    def outcome(self, step, **programs):
+        """What step(folder, results) returns, and the results; programs: name and shell script."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, lines in programs.items():
+                program = pathlib.Path(folder) / name.replace("_", "-")
+                program.write_text("#!/bin/sh\n" + lines + "\n", encoding="utf-8")
+                program.chmod(0o755)
+            results = {"tests": {}, "sanitizers": {}, "benches": {}, "transfers": {}}
+            with unittest.mock.patch.dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}"), \
+                    contextlib.redirect_stdout(io.StringIO()):
+                return step(pathlib.Path(folder), results), results
+
+    def gtest(self, lines):
+        return self.outcome(lambda folder, results: gpu_check.run_tests(folder, results, ["some_test"], 20), run=lines)
+
+    def test_tests_that_pass_are_well(self):
+        self.assertTrue(self.gtest("echo '[  PASSED  ] 3 tests.'")[0])
+
+    def test_no_test_that_ran_is_a_failure(self):
+        for said in ("", "[  PASSED  ] 0 tests.", "[  SKIPPED ] 4 tests"):
+            self.assertFalse(self.gtest(f"echo '{said}'")[0], said)
+
+    def sanitizers(self, lines, limit=20):
+        return self.outcome(lambda folder, results: gpu_check.run_sanitizers(folder, results, limit=limit),
+                            run="exit 0", compute_sanitizer=lines)
+
+    def test_a_sanitizer_that_ends_and_finds_nothing_is_well(self):
+        self.assertTrue(self.sanitizers(f"echo '[  PASSED  ] 3 tests.'; echo '{self.SUMMARY}'")[0])
+
+    def test_a_sanitizer_that_is_cut_off_is_a_failure(self):
+        ok, results = self.sanitizers("echo '[  PASSED  ] 3 tests.'; sleep 60", limit=0.5)
+        self.assertFalse(ok)
+        self.assertEqual(results["sanitizers"]["memcheck"]["summary"], "cut off after 0.5 s")
+
+    def test_a_sanitizer_that_watched_no_test_is_a_failure(self):
+        ok, results = self.sanitizers(f"echo '[  PASSED  ] 0 tests.'; echo '{self.SUMMARY}'")
+        self.assertFalse(ok)
+        self.assertEqual(results["sanitizers"]["racecheck"]["summary"], "no test ran")
+
+    def test_a_sanitizer_without_a_summary_is_a_failure(self):
+        self.assertFalse(self.sanitizers("echo '[  PASSED  ] 3 tests.'")[0])
+
+    def test_benchmarks_that_measure_nothing_are_a_failure(self):
+        for step in (gpu_check.run_benches, gpu_check.run_transfers):
+            self.assertFalse(self.outcome(lambda folder, results, step=step: step(folder, results, 1), run="exit 0")[0])
+            said = """echo '{"verified": true}'"""
+            self.assertTrue(self.outcome(lambda folder, results, step=step: step(folder, results, 1), run=said)[0])
+
+    def nccl(self, program, gpus=2):
+        def step(folder, results):
+            script = folder / "bench"
+            script.write_text(program, encoding="utf-8")
+            return gpu_check.run_nccl(results, 1, script)
+
+        devices = "\n".join(f"echo 'a GPU, {gpu}'" for gpu in range(gpus))
+        return self.outcome(step, nvidia_smi=devices or "exit 0")
+
+    def test_a_failed_nccl_part_is_a_failure(self):
+        self.assertTrue(self.nccl("""print('{"setting": "", "verified": true}')""")[0])
+        for program in ("raise SystemExit(3)", "", """print('{"setting": "", "error": "took too long"}')""",
+                        """print('{"setting": "", "verified": false}')""",
+                        """print('{"setting": "", "verified": true}'); raise SystemExit(1)"""):
+            self.assertFalse(self.nccl(program)[0], program)
+
+    def test_nccl_is_skipped_with_a_reason_where_there_is_one_gpu(self):
+        ok, results = self.nccl("raise SystemExit(3)", gpus=1)
+        self.assertTrue(ok)
+        self.assertIn("skipped", results["nccl"][0]["skipped"])
+
+    def unpack(self, program, limit=20):
+        rows = '{"verified": true, "gbps": 1}'
+
+        def step(folder, results):
+            script = folder / "nccl_check"
+            script.write_text(program, encoding="utf-8")
+            return gpu_check.run_unpack(folder, results, 1, script, limit)
+
+        return self.outcome(step, run=f"echo '{rows}'")
+
+    def test_nccl_with_the_stand_in_ends_in_time(self):
+        self.assertTrue(self.unpack("""print('{"op": "all_reduce", "verified": true}')""")[0])
+        ok, results = self.unpack(
+            """import time; print('{"op": "all_reduce", "verified": true}', flush=True); time.sleep(60)""", limit=2)
+        self.assertFalse(ok)
+        self.assertEqual(len(results["nccl_standin"]), 1)
+
+    def ended(self, *words):
+        with unittest.mock.patch.object(sys, "argv", ["gpu_check", *words]), \
+                contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), \
+                self.assertRaises(SystemExit) as end:
+            gpu_check.main()
+        return end.exception.code
+
+    def test_the_nccl_part_decides_how_the_script_ends(self):
+        for well in (True, False):
+            with unittest.mock.patch.object(gpu_check, "run_nccl", return_value=well):
+                self.assertEqual(self.ended("--parts", "nccl"), 0 if well else 1)
+
+    def test_a_part_that_is_misspelt_is_wrong_usage(self):
+        self.assertEqual(self.ended("--parts", "test"), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Tests that check_layers.py accepts valid trees and reports each kind of violation."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "check_layers.py"
+
+
+class CheckLayers(unittest.TestCase):
+    def check(self, path, text, beside=()):
+        """Runs the script on a tree of this one file, and empty ones beside it; returns its violations."""
+        with tempfile.TemporaryDirectory() as root:
+            file = pathlib.Path(root) / path
+            file.parent.mkdir(parents=True)
+            file.write_text(text, encoding="utf-8")
+            for name in beside:
+                (file.parent / name).touch()
+            done = subprocess.run([sys.executable, SCRIPT, root], capture_output=True, text=True,
+                                  timeout=30, check=False)
+        self.assertEqual(done.stderr, "")
+        self.assertEqual(done.returncode, 1 if done.stdout else 0)
+        return done.stdout
+
+    def test_downward_include_is_accepted(self):
+        self.assertEqual(self.check("ferry/net/tcp/lane.cc", '#include "ferry/core/fd.h"\n'), "")
+
+    def test_upward_include_is_reported_with_its_line(self):
+        out = self.check("ferry/core/fd.cc", '\n#include "ferry/net/provider.h"\n')
+        self.assertIn("ferry/core/fd.cc:2: core may not include ferry/net/provider.h", out)
+
+    def test_transfer_may_include_net_but_no_provider(self):
+        self.assertEqual(self.check("ferry/transfer/a.cc", '#include "ferry/net/provider.h"\n'), "")
+        out = self.check("ferry/transfer/a.cc", '#include "ferry/net/tcp/lane.h"\n')
+        self.assertIn("transfer may not include", out)
+
+    def test_unpack_knows_of_copies_and_of_no_network(self):
+        self.assertEqual(self.check("ferry/unpack/a.cc", '#include "ferry/copy/block_list.h"\n'), "")
+        self.assertEqual(self.check("ferry/net/plugin/a.cc", '#include "ferry/unpack/a.h"\n'), "")
+        out = self.check("ferry/unpack/a.cc", '#include "ferry/net/provider.h"\n')
+        self.assertIn("unpack may not include", out)
+
+    def test_only_the_provider_list_names_providers_and_only_their_factories(self):
+        factory = '#include "ferry/net/tcp/factory.h"\n'
+        self.assertEqual(self.check("ferry/net/builtin.cc", factory), "")
+        self.assertIn("net may not include", self.check("ferry/net/registry.cc", factory))
+        lane = '#include "ferry/net/tcp/lane.h"\n'
+        self.assertIn("net may not include", self.check("ferry/net/builtin.cc", lane))
+
+    def test_bindings_include_what_is_below_them_and_nobody_includes_bindings(self):
+        own = '#include "bindings/nccl_net/wire.h"\n'
+        provider = '#include "ferry/net/provider.h"\n'
+        self.assertEqual(self.check("bindings/nccl_net/a.cc", own + provider), "")
+        out = self.check("bindings/nccl_net/a.cc", '#include "ferry/transfer/endpoint.h"\n')
+        self.assertIn("bindings/nccl_net/a.cc:1: bindings/nccl_net may not include", out)
+        self.assertIn("net may not include bindings/", self.check("ferry/net/a.cc", own))
+        self.assertIn("'bindings' is not a layer", self.check("bindings/other/a.cc", ""))
+
+    def test_prim_is_for_device_code_only(self):
+        prim = '#include "ferry/prim/ldst.cuh"\n'
+        self.assertEqual(self.check("ferry/copy/kernel.cu", prim), "")
+        self.assertIn("copy may not include", self.check("ferry/copy/host.cc", prim))
+
+    def test_an_op_knows_what_all_share_and_no_other_op(self):
+        own = '#include "ferry/kernels/rope/rope.h"\n#include "ferry/kernels/tensor.h"\n'
+        self.assertEqual(self.check("ferry/kernels/rope/rope.cc", own), "")
+        other = '#include "ferry/kernels/sampler/sampler.h"\n'
+        self.assertIn("kernels may not include", self.check("ferry/kernels/rope/rope.cc", other))
+        self.assertIn("kernels may not include", self.check("ferry/kernels/op.cc", other))
+
+    def test_tests_may_include_anything_but_code_no_testing(self):
+        fake = '#include "ferry/net/testing/fake_provider.h"\n'
+        self.assertEqual(self.check("ferry/transfer/a_test.cc", fake), "")
+        self.assertEqual(self.check("ferry/transfer/testing/a.cc", fake), "")
+        self.assertIn("only tests may include", self.check("ferry/transfer/a.cc", fake))
+
+    def test_a_source_includes_its_own_header_first(self):
+        own, other = '#include "ferry/core/a.h"\n', "#include <vector>\n"
+        self.assertEqual(self.check("ferry/core/a.cc", own + other, ["a.h"]), "")
+        self.assertEqual(self.check("ferry/core/a.cc", other, ["b.h"]), "")
+        for text in (other + own, "\n#  include <vector>\n" + own, other, ""):
+            self.assertIn("the first include has to be ferry/core/a.h",
+                          self.check("ferry/core/a.cc", text, ["a.h"]), text)
+
+    def test_relative_include_is_reported(self):
+        self.assertIn("not a path from", self.check("ferry/core/fd.cc", '#include "fd.h"\n'))
+
+    def test_unknown_layer_is_reported(self):
+        self.assertIn("'util' is not a layer", self.check("ferry/util/a.cc", ""))
+
+    def test_long_files_are_reported_and_tests_may_be_longer(self):
+        self.assertEqual(self.check("ferry/core/a.cc", "\n" * 600), "")
+        self.assertIn("601 lines", self.check("ferry/core/a.cc", "\n" * 601))
+        self.assertEqual(self.check("ferry/core/a_test.cc", "\n" * 800), "")
+        self.assertIn("801 lines", self.check("ferry/core/a_test.cc", "\n" * 801))
+
+    def test_asm_is_for_prim(self):
+        asm = 'asm volatile("nop");\n'
+        self.assertEqual(self.check("ferry/prim/nop.cuh", asm), "")
+        self.assertIn("asm belongs in prim", self.check("ferry/copy/a.cc", asm))
+        self.assertEqual(self.check("ferry/copy/a.cc", "// asm (as in prim)\n"), "")
+
+    def test_reinterpret_cast_outside_the_edges_needs_a_comment(self):
+        cast = "auto* p = reinterpret_cast<char*>(q);\n"
+        self.assertIn("needs a comment", self.check("ferry/transfer/window.cc", cast))
+        self.assertEqual(self.check("ferry/transfer/window.cc", "// bytes of a POD\n" + cast), "")
+        self.assertEqual(self.check("ferry/transfer/wire.cc", cast), "")
+        self.assertEqual(self.check("ferry/net/tcp/lane.cc", cast), "")
+
+    def test_shared_ptr_needs_a_comment_where_it_is_declared(self):
+        member = "std::shared_ptr<Loop> loop_;\n"
+        self.assertIn("shared_ptr", self.check("ferry/transfer/a.h", member))
+        self.assertEqual(self.check("ferry/transfer/a.h", "// outlives the endpoint\n" + member), "")
+        parameter = "void Run(std::shared_ptr<Loop> loop);\n"
+        self.assertEqual(self.check("ferry/transfer/a.h", parameter), "")
+
+
+if __name__ == "__main__":
+    unittest.main()
