@@ -11,10 +11,10 @@ FUSED = "qk_norm_rope_store bf16 tokens=16384 heads=32 kv_heads=8"
 
 
 @table("reliability_2core", "strangers_2core", "kernels_h200")
-def targets(reliability, strangers, kernels):
-    rows = [*fault_targets(reliability), *flood_targets(strangers), *kernel_targets(kernels)]
+def targets(reliability, pending_peers, kernels):
+    rows = [*fault_targets(reliability), *flood_targets(pending_peers), *kernel_targets(kernels)]
     lines = grid(["target", "goal", "measured", "met"], rows)
-    for result, file in ((reliability, "reliability_2core"), (strangers, "strangers_2core"), (kernels, "kernels_h200")):
+    for result, file in ((reliability, "reliability_2core"), (pending_peers, "strangers_2core"), (kernels, "kernels_h200")):
         lines += origin(result, file) if result else []
     return lines
 

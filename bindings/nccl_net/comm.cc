@@ -89,18 +89,18 @@ void Comm::Close() {
   // discards what the peer has not received yet.
   loop->DriveOnce();
   AwaitArrival();
-  std::shared_ptr<Closing> closing;  // shared as under_way_
+  std::shared_ptr<Closing> closing;  // shared as in_flight_
   bool is_first = false;
   std::string report;
   {
     const std::lock_guard lock(mutex_);
     is_first = !std::exchange(closing_, true);
     if (is_first) {
-      under_way_ = std::make_shared<Closing>(lanes_.size());
+      in_flight_ = std::make_shared<Closing>(lanes_.size());
       report = fmt::format("{} comm with {} closed after {} messages, {} bytes", kind(), peer_,
                            messages_.load(), bytes_.load());
     }
-    closing = under_way_;
+    closing = in_flight_;
     for (std::size_t i = 1; is_first && i < lanes_.size(); ++i) {
       lanes_[i]->loop->Post([this, i, closing] {
         CloseLaneOnLoop(i);

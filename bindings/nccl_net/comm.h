@@ -160,7 +160,7 @@ class Comm {
   std::atomic<std::uint64_t> messages_{0};
   std::atomic<std::uint64_t> bytes_{0};
   // Under mutex_. Shared with the tasks that close lanes, which may still run when Close() returns.
-  std::shared_ptr<Closing> under_way_;
+  std::shared_ptr<Closing> in_flight_;
   std::string peer_;  // under mutex_
 
   // On the swift loop.

@@ -33,7 +33,7 @@ bool IsRefusal(std::span<const std::byte> meta) {
 }
 
 // One address of the peer for each local interface that a route to it uses.
-std::vector<net::Address> ChooseWays(Engine* engine, const std::vector<net::Address>& addresses) {
+std::vector<net::Address> ChoosePaths(Engine* engine, const std::vector<net::Address>& addresses) {
   std::vector<net::Address> ways;
   std::set<std::string> interfaces;
   for (const net::Address& address : addresses) {
@@ -56,7 +56,7 @@ SendComm::SendComm(Engine* engine, EventLoop* swift, const ListenAddress& addres
       address_(address),
       refusal_(std::move(refusal)),
       deadline_(deadline),
-      ways_(ChooseWays(engine, address.at)),
+      paths_(ChoosePaths(engine, address.at)),
       id_(Uuid::Random()) {
   for (std::size_t i = 0; i < lanes(); ++i) hellos_.push_back(std::make_unique<Frame>());
 }
@@ -65,7 +65,7 @@ Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, EventLoop* swif
                                                  const ListenAddress& address,
                                                  std::optional<Error> refusal, Deadline deadline) {
   auto comm = std::make_shared<SendComm>(engine, swift, address, std::move(refusal), deadline);
-  if (comm->ways_.empty()) {
+  if (comm->paths_.empty()) {
     std::string text;
     for (const net::Address& at : address.at) text += (text.empty() ? "" : ", ") + at.ToString();
     return Error(Code::kPeerLost,
@@ -86,7 +86,7 @@ Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, EventLoop* swif
 Deadline SendComm::DialDeadline(std::size_t attempt) const {
   const auto now = Clock::now();
   const auto left = std::max(deadline_.when() - now, Clock::duration::zero());
-  const auto share = left / static_cast<Clock::rep>(ways_.size() - attempt);
+  const auto share = left / static_cast<Clock::rep>(paths_.size() - attempt);
   return Deadline::At(now + (refusal_ ? std::min<Clock::duration>(share, kTellWithin) : share));
 }
 
@@ -94,7 +94,7 @@ void SendComm::DialOnLoop(std::size_t lane, std::size_t attempt) {
   const Config& config = engine()->settings().config;
   // Lanes are assigned to the network paths in turn; if one address is unreachable, the next is
   // tried.
-  const net::Address& to = ways_[(number() + lane + attempt) % ways_.size()];
+  const net::Address& to = paths_[(number() + lane + attempt) % paths_.size()];
   engine()->provider().Connect(
       to, config, LoopOf(lane), DialDeadline(attempt),
       [weak = weak_from_this(), lane, attempt](Result<std::unique_ptr<net::Lane>> dialled) {
@@ -105,7 +105,7 @@ void SendComm::DialOnLoop(std::size_t lane, std::size_t attempt) {
 void SendComm::OnDialled(std::size_t lane, std::size_t attempt,
                          Result<std::unique_ptr<net::Lane>> dialled) {
   if (!dialled) {
-    if (attempt + 1 < ways_.size()) return DialOnLoop(lane, attempt + 1);
+    if (attempt + 1 < paths_.size()) return DialOnLoop(lane, attempt + 1);
     if (refusal_) return Fail(*refusal_);
     if (dialled.error().code() == Code::kUnavailable) turned_away_.store(true);
     return Fail(dialled.error());

@@ -98,7 +98,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   const ListenAddress address_;
   const std::optional<Error> refusal_;
   const Deadline deadline_;
-  std::vector<net::Address> ways_;
+  std::vector<net::Address> paths_;
   const Uuid id_;
   std::vector<std::unique_ptr<Frame>> hellos_;  // used on the lanes' loops
   std::atomic<bool> arrived_{false};            // the receiver has answered bye

@@ -104,7 +104,7 @@ void BindOperation(nb::module_& module) {
           "fileno", [](Operation& self) { return Take(self.Get().CompletionFd()); },
           "A descriptor that becomes readable at the end.")
       .def(
-          "hold_back",
+          "make_stream_wait",
           [](Operation& self, const nb::object& stream, int device) {
             const auto held = StreamOf(stream, nullptr, device);
             if (!held) {

@@ -56,8 +56,8 @@ class KernelExecutor final : public DeviceExecutor {
 
   // The GPU reads the ring until the last launch has ended.
   ~KernelExecutor() override {
-    for (; !under_way_.empty(); under_way_.pop_front()) {
-      (void)api_->Wait(under_way_.front().end, Deadline::After(kRoomTimeout));
+    for (; !in_flight_.empty(); in_flight_.pop_front()) {
+      (void)api_->Wait(in_flight_.front().end, Deadline::After(kRoomTimeout));
     }
   }
 
@@ -149,17 +149,17 @@ class KernelExecutor final : public DeviceExecutor {
     if (launched_ == marked_) return Ok();
     while (free_.empty()) FERRY_TRY(FreeOldest());
     FERRY_TRY(api_->Record(free_.back(), stream));
-    under_way_.push_back({std::move(free_.back()), launched_});
+    in_flight_.push_back({std::move(free_.back()), launched_});
     free_.pop_back();
     marked_ = launched_;
     return Ok();
   }
 
   Status FreeOldest() {
-    FERRY_TRY(api_->Wait(under_way_.front().end, Deadline::After(kRoomTimeout)));
-    freed_ = under_way_.front().up_to;
-    free_.push_back(std::move(under_way_.front().end));
-    under_way_.pop_front();
+    FERRY_TRY(api_->Wait(in_flight_.front().end, Deadline::After(kRoomTimeout)));
+    freed_ = in_flight_.front().up_to;
+    free_.push_back(std::move(in_flight_.front().end));
+    in_flight_.pop_front();
     return Ok();
   }
 
@@ -177,7 +177,7 @@ class KernelExecutor final : public DeviceExecutor {
   std::uint64_t at_ = 0;          // ring position of the next block
   std::uint64_t limit_ = 0;       // value of written_ that needs the next MakeRoom()
   std::uint64_t bits_ = 0;        // of the blocks not yet launched, as PieceWriter::bits()
-  std::deque<Marked> under_way_;  // oldest first
+  std::deque<Marked> in_flight_;  // oldest first
   std::vector<cuda::Event> free_;
 };
 

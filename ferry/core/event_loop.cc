@@ -90,12 +90,12 @@ void EventLoop::Push(Task task) {
 
 void EventLoop::Post(Task task) {
   Push(std::move(task));
-  WakeDriver();
+  WakeOwner();
 }
 
-// The driver sets sleeping_ and then reads queued_; a posting thread sets queued_ and then reads
+// The owner sets sleeping_ and then reads queued_; a posting thread sets queued_ and then reads
 // sleeping_. With sequentially consistent accesses at least one of them sees the other's store.
-void EventLoop::WakeDriver() {
+void EventLoop::WakeOwner() {
   if (sleeping_.exchange(false)) SignalEventFd(wake_.get());
 }
 
@@ -118,12 +118,12 @@ bool EventLoop::RunAsGuest(Task* task) {
     mine();
   }
   RunDeferred(Defer::kTurnEnd);
-  // A sleeping driver does not know what was deferred or scheduled since.
+  // A sleeping owner does not know what was deferred or scheduled since.
   const bool wakes =
       notify_due_ || NextTimer() < next_timer || HasSoonDeferred() || !ListOf(Defer::kIdle).empty();
   lock.lock();
   if (std::exchange(notify_due_, false)) WakeReadyLocked();
-  if (wakes) WakeDriver();
+  if (wakes) WakeOwner();
   driver_.store({}, std::memory_order_relaxed);
   guest_ = false;
   guest_left_.notify_one();
@@ -133,7 +133,7 @@ bool EventLoop::RunAsGuest(Task* task) {
 
 // ---- loop ownership -----------------------------------------------------------------------------
 
-// No task of another thread starts from here on, so such tasks cannot keep a driver out.
+// No task of another thread starts from here on, so such tasks cannot keep a owner out.
 void EventLoop::TakeOwnership(std::unique_lock<std::mutex>& lock) {
   FERRY_CHECK(!owned_);
   owned_ = true;
@@ -270,13 +270,13 @@ void EventLoop::NotifyWaiters() {
     notify_due_ = true;
     return;
   }
-  // The driver may be an application thread asleep in epoll_wait.
+  // The owner may be an application thread asleep in epoll_wait.
   Post([] {});
   const std::lock_guard lock(ownership_mutex_);
   WakeReadyLocked();
 }
 
-// Called by the driver between callbacks.
+// Called by the owner between callbacks.
 void EventLoop::WakeReady() {
   if (!std::exchange(notify_due_, false)) return;
   const std::lock_guard lock(ownership_mutex_);

@@ -44,10 +44,10 @@ class SpinPermits {
 // thread that wants the answer: on the 2-core machine one wake-up costs 45-50 us, and two would
 // double the latency of a small message.
 //
-// Whatever mix of callers there is, the loop has no driver for at most 2 * linger: only whole
+// Whatever mix of callers there is, the loop has no owner for at most 2 * linger: only whole
 // turns, which look at timers and descriptors, keep the worker parked.
 //
-// Methods marked OnLoop may be called only by the driver, that is from a callback of this loop.
+// Methods marked OnLoop may be called only by the owner, that is from a callback of this loop.
 class EventLoop {
  public:
   using Task = UniqueFunction<void()>;
@@ -115,25 +115,25 @@ class EventLoop {
   // must outlive the loop, it polls only while it holds one. Errors: kUnavailable (threads).
   Status StartWorker(const char* thread_name, microseconds spin = microseconds(0),
                      SpinPermits* permits = nullptr);
-  // Any thread but the driver. Stops and joins the worker, and blocks until the application threads
+  // Any thread but the owner. Stops and joins the worker, and blocks until the application threads
   // in DriveUntil and PostOrRun have left: no callback runs afterwards. Queued tasks, tasks posted
   // later and timers are destroyed without running.
   void Stop();
 
-  // Any thread. Runs `task` on the loop; wakes the driver if it sleeps in epoll_wait. With a parked
+  // Any thread. Runs `task` on the loop; wakes the owner if it sleeps in epoll_wait. With a parked
   // worker and no waiting thread, the task starts after at most 2 * `linger`.
   void Post(Task task);
   // Any thread. As Post, except that the calling thread runs the task itself, before this returns,
-  // if no callback is running (the driver sleeps, or there is none) and no task is queued. This
+  // if no callback is running (the owner sleeps, or there is none) and no task is queued. This
   // saves a hand-over for small data that should be sent at once. It does not count as a turn.
   void PostOrRun(Task task);
 
-  // Any thread but the driver. Drives the loop, or waits for the thread that does, until `done()`
+  // Any thread but the owner. Drives the loop, or waits for the thread that does, until `done()`
   // or the deadline. `done` must be cheap: it is called often, by this thread and, while this
-  // thread waits for another driver, by any notifying thread under the loop's mutex. Polls for
+  // thread waits for another owner, by any notifying thread under the loop's mutex. Polls for
   // `spin` before sleeping. Returns done().
   bool DriveUntil(FunctionRef<bool()> done, Deadline deadline, microseconds spin);
-  // Any thread but the driver. Handles what is ready without sleeping; does nothing when another
+  // Any thread but the owner. Handles what is ready without sleeping; does nothing when another
   // application thread drives. Asks a driving worker to leave, so that a thread that keeps polling
   // drives the loop alone, unless there are passive waits.
   void DriveOnce();
@@ -185,7 +185,7 @@ class EventLoop {
   void WakeReadyLocked();
   void WakeSuccessorLocked();
   void WakeReady();
-  void WakeDriver();
+  void WakeOwner();
   // One turn: queue, timers, epoll (sleeping until `wake` at most, and only if nothing was done and
   // nothing is deferred), handlers. Returns false where there was nothing to do.
   bool RunTurn(Deadline wake);
@@ -204,17 +204,17 @@ class EventLoop {
   UniqueFd epoll_;
   UniqueFd wake_;
 
-  // Loop ownership. A driver that sleeps in epoll_wait lends it: another thread may run one task
+  // Loop ownership. A owner that sleeps in epoll_wait lends it: another thread may run one task
   // meanwhile.
   std::mutex ownership_mutex_;
   std::condition_variable worker_wake_;  // the parked worker waits here
   std::condition_variable guest_left_;   // a thread that takes or reclaims ownership waits here
   std::condition_variable left_;         // Stop() waits here
-  bool owned_ = false;                   // there is a driver
+  bool owned_ = false;                   // there is a owner
   bool worker_owns_ = false;
-  bool worker_rests_ = false;  // parked until the driver leaves
-  bool open_ = true;           // no driver, or the driver sleeps
-  bool guest_ = false;  // written under the mutex; the guest and the driver may read it without
+  bool worker_rests_ = false;  // parked until the owner leaves
+  bool open_ = true;           // no owner, or the owner sleeps
+  bool guest_ = false;  // written under the mutex; the guest and the owner may read it without
   OwnerList<Waiter> waiters_;
   std::shared_ptr<std::atomic<int>> passive_waits_ =
       std::make_shared<std::atomic<int>>(0);  // with
@@ -233,7 +233,7 @@ class EventLoop {
   std::atomic<bool> queued_{false};
   std::atomic<bool> sleeping_{false};
 
-  // Used by the driver and by a thread that runs a task for it.
+  // Used by the owner and by a thread that runs a task for it.
   std::vector<Task> running_;  // taken from the queue; the first next_task_ have run
   std::size_t next_task_ = 0;
   bool notify_due_ = false;     // conditions of waiting threads may have become true

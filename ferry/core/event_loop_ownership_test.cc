@@ -260,8 +260,8 @@ TEST(OwnershipGuest, WakesAThreadThatSleepsAsOwnerForWhatItsTaskHasEnded) {
   }
 }
 
-// The driver may have fetched the handler's events and be on its way back.
-TEST(OwnershipGuest, MayDestroyAHandlerWhileTheDriverSleeps) {
+// The owner may have fetched the handler's events and be on its way back.
+TEST(OwnershipGuest, MayDestroyAHandlerWhileTheOwnerSleeps) {
   struct Counts final : EventLoop::Handler {
     explicit Counts(std::atomic<int>* c) : count(c) {}
     void OnEvents(std::uint32_t /*events*/) override { count->fetch_add(1); }
@@ -350,7 +350,7 @@ TEST(DriveUntil, OfManyThreadsWakesOnlyThoseWhoseConditionHasComeTrue) {
     loop->NotifyWaiters();
     threads[at].join();
   }
-  // One evaluation on arrival and on departure, and one by the driver at each notification.
+  // One evaluation on arrival and on departure, and one by the owner at each notification.
   EXPECT_LT(looks.load(), 20 * kThreads);
 }
 
@@ -370,7 +370,7 @@ int WaitForTimers(EventLoop* loop, int rounds) {
   return ended;
 }
 
-TEST(DriveUntil, OfManyThreadsOneDrivesWhenTheDriverHasItsEnd) {
+TEST(DriveUntil, OfManyThreadsOneDrivesWhenTheOwnerHasItsEnd) {
   constexpr int kThreads = 32;
   constexpr int kRounds = 200;
   for (const bool with_worker : {false, true}) {

@@ -142,7 +142,7 @@ TEST(EventLoop, RunsTasksOfWorkersThatShareFewerPermitsToSpin) {
   EXPECT_FALSE(permits.Take());
 }
 
-TEST(EventLoop, WakesASleepingDriverForAPostedTask) {
+TEST(EventLoop, WakesASleepingOwnerForAPostedTask) {
   auto loop = MakeLoop();
   bool ran = false;  // on this thread, which drives
   std::atomic<bool> asked{false};
@@ -310,7 +310,7 @@ TEST(DriveUntil, ReturnsFalseAtItsDeadline) {
   }
 }
 
-// The only waiting thread is the driver itself, asleep with nothing to wake it.
+// The only waiting thread is the owner itself, asleep with nothing to wake it.
 void WaitForAnotherThread(EventLoop& loop) {
   std::atomic<bool> asked{false};
   std::atomic<bool> done{false};
@@ -362,7 +362,7 @@ void RunUntilOn(EventLoop& loop, std::thread::id thread, std::atomic<bool>* ran)
   loop.Post([&loop, thread, ran] { RunUntilOn(loop, thread, ran); });
 }
 
-TEST(DriveUntil, MakesTheCallingThreadTheDriver) {
+TEST(DriveUntil, MakesTheCallingThreadTheOwner) {
   auto loop = MakeRunningLoop();
   std::atomic<bool> mine{false};
   const auto caller = std::this_thread::get_id();

@@ -491,7 +491,7 @@ Status Channel::OnPayload() {
     case Incoming::kMessage:
       connection_->OnWholeMessage(std::exchange(incoming_receive_, nullptr),
                                   {incoming_tag_, incoming_bytes_, incoming_operation_,
-                                   /*offered=*/false, std::move(incoming_data_)},
+                                   /*announced=*/false, std::move(incoming_data_)},
                                   intact);
       break;
     case Incoming::kNotification:

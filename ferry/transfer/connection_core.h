@@ -170,7 +170,7 @@ class ConnectionCore final : public SharingHost,
   void LaneFrozen(std::uint32_t index, bool was_heard);
   // The peer, which accepted the connection and cannot dial, requests a replacement for this lane.
   void PeerGaveUpLane(std::uint32_t index);
-  // Offers the operation's remaining slices, some of which were returned, to all lanes that may
+  // Hands the operation's remaining slices, some of which were returned, to all lanes that may
   // carry them.
   void DealAgain(const std::shared_ptr<OperationState>& operation);
   // Fraction (0 to 1) of all bulk data that this lane carries, from measured rates.

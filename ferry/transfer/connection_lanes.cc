@@ -82,7 +82,7 @@ bool ConnectionCore::BulkIsDownOnLoop() const {
                       is_up);
 }
 
-// Offers it to as many lanes in use as it has slices, first to lanes whose threads must be woken.
+// Hands it to as many lanes in use as it has slices, first to lanes whose threads must be woken.
 void ConnectionCore::DealOnLoop(const Op& operation) {
   const bool none_is_up = BulkIsDownOnLoop();
   const std::size_t slices = operation->plan->slices.size();
@@ -100,7 +100,7 @@ void ConnectionCore::DealOnLoop(const Op& operation) {
   if (none_is_up && FirstBulkLane() > 0) channels_.front()->AddWorkOnLoop(operation);
 }
 
-// Offered to all lanes: any of them may be the first to have room.
+// Handed to all lanes: any of them may be the first to have room.
 void ConnectionCore::DealAgain(const Op& operation) {
   home_->Post([self = shared_from_this(), operation] {
     if (operation->small || self->BulkIsDownOnLoop()) {

@@ -137,14 +137,14 @@ void ConnectionCore::TakeMessageOnLoop(const Op& receive, ArrivedMessage message
   receive->received_tag = message.tag;
   if (message.bytes > receive->buffer.size()) {
     const Error error = TooShort(*receive, message.tag, message.bytes);
-    if (message.offered) SendDeclinedOnLoop(message.peer_operation, error);
+    if (message.announced) SendDeclinedOnLoop(message.peer_operation, error);
     return EndOnLoop(receive, error);
   }
-  if (message.offered && message.bytes == 0) {
+  if (message.announced && message.bytes == 0) {
     SendDeclinedOnLoop(message.peer_operation, Ok());
     return EndOnLoop(receive, Ok());
   }
-  if (message.offered) return SendCtsOnLoop(receive, message);
+  if (message.announced) return SendCtsOnLoop(receive, message);
   if (receive->stager && message.bytes > 0) {
     receive->phase = OperationState::Phase::kReceiving;
     return LandMessageOnLoop(receive,
@@ -363,7 +363,7 @@ Status ConnectionCore::OnRts(const wire::MessageHeader& header, wire::MetaReader
 }
 
 void ConnectionCore::TakeRtsOnLoop(std::uint64_t peer_operation, const wire::TagBody& body) {
-  ArrivedMessage message{body.tag, body.bytes, peer_operation, /*offered=*/true, {}};
+  ArrivedMessage message{body.tag, body.bytes, peer_operation, /*announced=*/true, {}};
   if (const Op receive = matcher_.TakeReceive(body.tag)) {
     TakeMessageOnLoop(receive, std::move(message));
   } else if (!DeclineForWantOfRoomOnLoop(peer_operation)) {

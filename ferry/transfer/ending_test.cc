@@ -309,26 +309,26 @@ TEST_F(EndingTest, ALargeReceiveThatMissesItsDeadlineIsNotWrittenToAfterItsEnd) 
   ExpectUntouched();
 }
 
-TEST_F(EndingTest, ACancelledOfferEndsAtOnceAndThePeerIsTold) {
+TEST_F(EndingTest, ACancelledRtsEndsAtOnceAndThePeerIsTold) {
   auto send = theirs_.Send(1, memory_.span());
-  const RawFrame offer = peer_.lane().Expect(Type::kRts);
+  const RawFrame rts = peer_.lane().Expect(Type::kRts);
   send->Cancel();
   ASSERT_TRUE(EndsWith(Code::kCancelled, *send));
   const RawFrame withdrawn = peer_.lane().Expect(Type::kFin);
-  EXPECT_EQ(withdrawn.header.operation, offer.header.operation);
+  EXPECT_EQ(withdrawn.header.operation, rts.header.operation);
   EXPECT_EQ(withdrawn.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(Code::kCancelled));
   // Too late: it is ignored.
   ASSERT_TRUE(peer_.lane().Say({.type = Type::kCts,
-                                .operation = offer.header.operation,
+                                .operation = rts.header.operation,
                                 .body = Pod(wire::CtsBody{{1, 1, 1}})}));
   EXPECT_TRUE(peer_.lane().IsQuiet());
 }
 
 TEST_F(EndingTest, ALargeSendCancelledWhileItIsWrittenEndsWhenItsSlicesAreAcknowledged) {
   auto send = theirs_.Send(1, memory_.span());
-  const RawFrame offer = peer_.lane().Expect(Type::kRts);
+  const RawFrame rts = peer_.lane().Expect(Type::kRts);
   ASSERT_TRUE(peer_.lane().Say({.type = Type::kCts,
-                                .operation = offer.header.operation,
+                                .operation = rts.header.operation,
                                 .body = Pod(wire::CtsBody{{1, 1, 1}})}));
   (void)peer_.lane().Expect(Type::kWrite);
   send->Cancel();
@@ -476,9 +476,9 @@ TEST_F(SilentPeerTest, APeerThatSaysNothingIsLostAndEveryOperationWithIt) {
   const auto write = theirs_.Write(Prepared(Direction::kWrite));
   const auto read = theirs_.Read(Prepared(Direction::kRead));
   const auto receive = theirs_.Recv(1, kWholeTag, memory_.span());
-  const auto offer = theirs_.Send(1, memory_.span());
+  const auto rts = theirs_.Send(1, memory_.span());
   const auto send = theirs_.Send(1, memory_.span().first(1));
-  for (const auto* operation : {&write, &read, &receive, &offer, &send}) {
+  for (const auto* operation : {&write, &read, &receive, &rts, &send}) {
     EXPECT_TRUE(EndsWith(Code::kPeerLost, *operation));
     EXPECT_THAT(EndMessage(**operation), HasSubstr("nothing was heard"));
   }

@@ -91,10 +91,10 @@ TEST_F(FloodTest, OfMessagesThatNobodyReceivesIsStopped) {
 
 // Each is declined, and that answer is kept until the peer acknowledges it, which this one never
 // does.
-TEST_F(FloodTest, OfOffersThatNobodyReceivesEndsTheConnection) {
-  const auto offer = peer_.lane().Encode(
+TEST_F(FloodTest, OfRtsFramesThatNobodyReceivesEndsTheConnection) {
+  const auto rts = peer_.lane().Encode(
       {.type = Type::kRts, .operation = 1, .body = Pod(wire::TagBody{.tag = 1, .bytes = 1})});
-  EXPECT_LT(peer_.lane().Flood(offer, kMax, kTimeoutMs), kMax);
+  EXPECT_LT(peer_.lane().Flood(rts, kMax, kTimeoutMs), kMax);
   const auto end = theirs_.TakeNotification(Soon());
   ASSERT_FALSE(end);
   EXPECT_EQ(end.error().code(), Code::kCorrupt);
@@ -153,7 +153,7 @@ TEST_F(FloodTest, NoReadIsAskedForBeforeTheRefusalsThatWaitHaveBeenSent) {
 }
 
 // RTS frames that are declined; each answer is kept until the peer acknowledges it.
-class DeclinedOffersTest : public ::testing::Test {
+class DeclinedRtsFramesTest : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kPeerMemory = kMiB;
 
@@ -164,8 +164,8 @@ class DeclinedOffersTest : public ::testing::Test {
     return config;
   }
   // Returns false if the connection was closed because of them, or before they were answered.
-  bool Offer(int offers) {
-    for (int i = 0; i < offers; ++i) {
+  bool SendRts(int count) {
+    for (int i = 0; i < count; ++i) {
       if (!peer_.lane().Say(
               {.type = Type::kRts, .operation = 1, .body = Pod(wire::TagBody{1, 1})})) {
         return false;
@@ -180,17 +180,17 @@ class DeclinedOffersTest : public ::testing::Test {
   Connection theirs_ = Must(endpoint_.Accept(Soon()));
 };
 
-TEST_F(DeclinedOffersTest, DoNotEndTheConnectionWhenTheMemoryIsFull) {
-  while (held() < kPeerMemory + kPeerMemory / 2) ASSERT_TRUE(Offer(100));
+TEST_F(DeclinedRtsFramesTest, DoNotEndTheConnectionWhenTheMemoryIsFull) {
+  while (held() < kPeerMemory + kPeerMemory / 2) ASSERT_TRUE(SendRts(100));
   ASSERT_TRUE(peer_.lane().AckAll());
-  ASSERT_TRUE(Offer(1));
+  ASSERT_TRUE(SendRts(1));
   EXPECT_FALSE(theirs_.lost());
   EXPECT_LT(held(), kPeerMemory / 4);
 }
 
-TEST_F(DeclinedOffersTest, EndTheConnectionAtTwiceTheLimitWhenThePeerAcknowledgesNothing) {
+TEST_F(DeclinedRtsFramesTest, EndTheConnectionAtTwiceTheLimitWhenThePeerAcknowledgesNothing) {
   std::uint64_t most = 0;
-  while (Offer(100)) {
+  while (SendRts(100)) {
     most = std::max(most, held());
     ASSERT_LT(most, 2 * kPeerMemory + 128 * kKiB);
   }

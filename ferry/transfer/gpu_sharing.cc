@@ -1,4 +1,4 @@
-// Shares GPU memory between the two sides of a connection: offers, mapping, taking back.
+// Shares GPU memory between the two sides of a connection: announces, maps and takes it back.
 #include "ferry/transfer/gpu_sharing.h"
 
 #include <fmt/core.h>

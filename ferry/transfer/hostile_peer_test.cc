@@ -312,9 +312,9 @@ TEST_F(HostilePeerTest, ShortAnswersEndTheConnection) {
 TEST_F(HostilePeerTest, AWishForTinySlicesEndsTheConnection) {
   const std::vector<std::byte> message(200'000);
   const Operation send = Must(theirs_.Send(1, message));
-  const RawFrame offer = peer_.lane().Expect(Type::kRts);
+  const RawFrame rts = peer_.lane().Expect(Type::kRts);
   ExpectClosed({.type = Type::kCts,
-                .operation = offer.header.operation,
+                .operation = rts.header.operation,
                 .body = Pod(wire::CtsBody{Key(), wire::kMinSlice - 1})},
                "malformed CTS");
 }
@@ -383,20 +383,20 @@ TEST_F(HostilePeerTest, ANotificationLargerThanAnyIsAllowedToBeEndsTheConnection
                "malformed frame (notification)");
 }
 
-TEST_F(HostilePeerTest, AnOfferOfNothingEndsTheConnection) {
+TEST_F(HostilePeerTest, AnRtsOfNothingEndsTheConnection) {
   ExpectClosed({.type = Type::kRts, .operation = 1, .body = Pod(wire::TagBody{1, 0})},
                "malformed RTS");
 }
 
-TEST_F(HostilePeerTest, TwoOffersOfOneNumberEndTheConnectionAndBothReceives) {
+TEST_F(HostilePeerTest, TwoRtsFramesOfOneNumberEndTheConnectionAndBothReceives) {
   std::vector<std::byte> first(10);
   std::vector<std::byte> second(10);
   const auto receive = theirs_.Recv(1, kWholeTag, first);
   const auto again = theirs_.Recv(1, kWholeTag, second);
-  const Saying offer{.type = Type::kRts, .operation = 9, .body = Pod(wire::TagBody{1, 10})};
-  ASSERT_TRUE(peer_.lane().Say(offer));
+  const Saying rts{.type = Type::kRts, .operation = 9, .body = Pod(wire::TagBody{1, 10})};
+  ASSERT_TRUE(peer_.lane().Say(rts));
   const auto key = peer_.lane().Expect(Type::kCts).Body<wire::CtsBody>().key;
-  ASSERT_TRUE(peer_.lane().Say(offer));
+  ASSERT_TRUE(peer_.lane().Say(rts));
   EXPECT_TRUE(EndsWith(Code::kCorrupt, receive));
   EXPECT_TRUE(EndsWith(Code::kCorrupt, again));
   peer_.lane().WaitClosed();

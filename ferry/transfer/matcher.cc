@@ -93,7 +93,7 @@ void Matcher::Keep(ArrivedMessage message) {
   kept_bytes_ += message.data.size();
   const auto kept = arrived_.insert(arrived_.end(), {std::move(message), ++last_arrived_});
   for (Index& index : indexes_) AddTo(&index, kept);
-  if (kept->message.offered) {
+  if (kept->message.announced) {
     rts_[kept->message.peer_operation].Add(kept->sequence, kept);
   }
 }
@@ -135,7 +135,7 @@ ArrivedMessage Matcher::Take(Arrived::iterator message) {
     RemoveFrom(&index.queues, message->message.tag & index.mask, message->sequence);
   }
   ArrivedMessage taken = std::move(message->message);
-  if (taken.offered) RemoveFrom(&rts_, taken.peer_operation, message->sequence);
+  if (taken.announced) RemoveFrom(&rts_, taken.peer_operation, message->sequence);
   arrived_.erase(message);
   if (arrived_.empty()) indexes_.clear();
   kept_bytes_ -= taken.data.size();
@@ -143,9 +143,9 @@ ArrivedMessage Matcher::Take(Arrived::iterator message) {
 }
 
 bool Matcher::RemoveRts(std::uint64_t peer_operation) {
-  const auto* const offers = rts_.Find(peer_operation);
-  if (offers == nullptr) return false;
-  (void)Take(offers->first());
+  const auto* const announced = rts_.Find(peer_operation);
+  if (announced == nullptr) return false;
+  (void)Take(announced->first());
   return true;
 }
 

@@ -21,8 +21,8 @@ struct ArrivedMessage {
   std::uint64_t tag = 0;
   std::uint64_t bytes = 0;
   std::uint64_t peer_operation = 0;
-  bool offered = false;         // an RTS: the data is still at the sender
-  std::vector<std::byte> data;  // the data, unless `offered`
+  bool announced = false;       // an RTS: the data is still at the sender
+  std::vector<std::byte> data;  // the data, unless `announced`
 };
 
 // Matches receives with messages: receives in posting order, messages in arrival order. A receive

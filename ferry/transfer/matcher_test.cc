@@ -30,9 +30,9 @@ ArrivedMessage Message(std::uint64_t tag, const std::string& text) {
   return message;
 }
 
-ArrivedMessage Offer(std::uint64_t tag, std::uint64_t peer_operation, std::uint64_t bytes) {
+ArrivedMessage Rts(std::uint64_t tag, std::uint64_t peer_operation, std::uint64_t bytes) {
   return {
-      .tag = tag, .bytes = bytes, .peer_operation = peer_operation, .offered = true, .data = {}};
+      .tag = tag, .bytes = bytes, .peer_operation = peer_operation, .announced = true, .data = {}};
 }
 
 std::string MessageText(const ArrivedMessage& message) {
@@ -101,17 +101,17 @@ TEST(Matcher, AMessageThatMatchesOnlyALaterReceiveLeavesTheEarlierOneWaiting) {
 TEST(Matcher, CountsTheBytesAndMessagesItKeeps) {
   Matcher matcher;
   matcher.Keep(Message(1, "12345"));
-  matcher.Keep(Offer(1, 9, 1000));
+  matcher.Keep(Rts(1, 9, 1000));
   matcher.Keep(Message(1, ""));
   EXPECT_EQ(matcher.kept_bytes(), 5u);
   EXPECT_EQ(matcher.kept_messages(), 3u);
   const auto first = matcher.Post(Receive(1));
   ASSERT_TRUE(first);
-  EXPECT_FALSE(first->offered);
+  EXPECT_FALSE(first->announced);
   EXPECT_EQ(matcher.kept_bytes(), 0u);
   const auto second = matcher.Post(Receive(1));
   ASSERT_TRUE(second);
-  EXPECT_TRUE(second->offered);
+  EXPECT_TRUE(second->announced);
   EXPECT_EQ(second->peer_operation, 9u);
   EXPECT_EQ(second->bytes, 1000u);
   EXPECT_EQ(matcher.kept_messages(), 1u);
@@ -128,14 +128,14 @@ TEST(Matcher, ARemovedReceiveTakesNothing) {
   EXPECT_EQ(matcher.TakeReceive(1), second);
 }
 
-TEST(Matcher, RemovesAnOfferByItsNumberAndNeverAMessageThatIsHere) {
+TEST(Matcher, RemovesAnRtsByItsNumberAndNeverAMessageThatIsHere) {
   Matcher matcher;
   ArrivedMessage here = Message(1, "here");
   here.peer_operation = 5;
   matcher.Keep(std::move(here));
   EXPECT_FALSE(matcher.RemoveRts(5));
-  matcher.Keep(Offer(1, 5, 10));
-  matcher.Keep(Offer(1, 6, 10));
+  matcher.Keep(Rts(1, 5, 10));
+  matcher.Keep(Rts(1, 6, 10));
   EXPECT_TRUE(matcher.RemoveRts(5));
   EXPECT_FALSE(matcher.RemoveRts(5));
   EXPECT_EQ(MessageText(*matcher.Post(Receive(1))), "here");
@@ -193,7 +193,7 @@ class PlainMatcher {
   }
   bool RemoveRts(std::uint64_t peer_operation) {
     const auto it = std::find_if(arrived_.begin(), arrived_.end(), [&](const auto& message) {
-      return message.offered && message.peer_operation == peer_operation;
+      return message.announced && message.peer_operation == peer_operation;
     });
     if (it == arrived_.end()) return false;
     arrived_.erase(it);
@@ -248,7 +248,7 @@ class MatcherModelTest : public ::testing::TestWithParam<unsigned> {
       plain_.PutBack();
     } else if (!receive) {
       ArrivedMessage message =
-          Any(2) == 0 ? Offer(tag, Any(50), ++number_) : Message(tag, std::to_string(++number_));
+          Any(2) == 0 ? Rts(tag, Any(50), ++number_) : Message(tag, std::to_string(++number_));
       plain_.Keep(message);
       matcher_.Keep(std::move(message));
     }
@@ -272,7 +272,7 @@ class MatcherModelTest : public ::testing::TestWithParam<unsigned> {
     ASSERT_EQ(message.tag, expected.tag);
     ASSERT_EQ(message.bytes, expected.bytes);
     ASSERT_EQ(message.peer_operation, expected.peer_operation);
-    ASSERT_EQ(message.offered, expected.offered);
+    ASSERT_EQ(message.announced, expected.announced);
     ASSERT_EQ(message.data, expected.data);
   }
 
@@ -340,7 +340,7 @@ TEST(MatcherWithMany, FindsAMessageWithoutASearchThroughAllMessagesByWholeTagsAn
   for (const std::uint64_t mask : {~std::uint64_t{0}, ~std::uint64_t{0xF}}) {
     const auto growth = CostGrowth([mask](std::size_t count) {
       auto matcher = std::make_shared<Matcher>();
-      for (std::size_t tag = 0; tag < count; ++tag) matcher->Keep(Offer(tag, tag, 1));
+      for (std::size_t tag = 0; tag < count; ++tag) matcher->Keep(Rts(tag, tag, 1));
       return [matcher, count, receive = Receive(0, mask)]() mutable {
         receive->tag = NextTag(&receive->tag, count);
         auto message = matcher->Post(receive);
@@ -352,13 +352,13 @@ TEST(MatcherWithMany, FindsAMessageWithoutASearchThroughAllMessagesByWholeTagsAn
   }
 }
 
-TEST(MatcherWithMany, RemovesAnOfferWithoutASearchThroughAllMessages) {
+TEST(MatcherWithMany, RemovesAnRtsWithoutASearchThroughAllMessages) {
   const auto growth = CostGrowth([](std::size_t count) {
     auto matcher = std::make_shared<Matcher>();
-    for (std::size_t tag = 0; tag < count; ++tag) matcher->Keep(Offer(tag, tag, 1));
+    for (std::size_t tag = 0; tag < count; ++tag) matcher->Keep(Rts(tag, tag, 1));
     return [matcher, count, tag = std::uint64_t{0}]() mutable {
       EXPECT_TRUE(matcher->RemoveRts(NextTag(&tag, count)));
-      matcher->Keep(Offer(tag, tag, 1));
+      matcher->Keep(Rts(tag, tag, 1));
     };
   });
   EXPECT_LT(growth, kMaxGrowth);

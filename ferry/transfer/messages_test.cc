@@ -163,12 +163,12 @@ TEST_F(MessageTest, AMessageLargerThanTheBufferFailsOnBothSidesAndLaterOnesAreFi
 
 TEST_F(MessageTest, AKeptMessageLargerThanTheBufferIsDroppedAndTheNextOneIsReceived) {
   ASSERT_TRUE(EndsOk(near_.Send(1, RandomBytes(100, 1))));
-  auto offered = near_.Send(1, RandomBytes(kLarge, 1));
+  auto announced = near_.Send(1, RandomBytes(kLarge, 1));
   ASSERT_TRUE(EndsOk(near_.Send(1, BytesOf("fits"))));
   std::vector<std::byte> buffer(4);
   EXPECT_TRUE(EndsWith(Code::kInvalidArgument, far_.Recv(1, kWholeTag, buffer)));
   EXPECT_TRUE(EndsWith(Code::kInvalidArgument, far_.Recv(1, kWholeTag, buffer)));
-  EXPECT_TRUE(EndsWith(Code::kInvalidArgument, offered));
+  EXPECT_TRUE(EndsWith(Code::kInvalidArgument, announced));
   EXPECT_TRUE(EndsOk(far_.Recv(1, kWholeTag, buffer)));
   EXPECT_EQ(TextOf(buffer), "fits");
 }
@@ -200,7 +200,7 @@ TEST_F(MessageTest, BothSidesMaySendLargeMessagesAtTheSameTime) {
   }
 }
 
-TEST_F(MessageTest, ACancelledOfferOfOneSideDoesNotEndTheOtherSidesOffer) {
+TEST_F(MessageTest, ACancelledRtsOfOneSideDoesNotEndTheOtherSidesOffer) {
   const auto message = RandomBytes(kLarge, 1);
   std::vector<std::byte> buffer(kLarge);
   const auto far_send = far_.Send(1, message);
@@ -289,7 +289,7 @@ TEST_F(LittleRoomTest, ReceivesPostedWhileMessagesOverflowLoseNothing) {
   }
 }
 
-TEST_F(LittleRoomTest, AnOfferForWantOfRoomCanBeCancelledAndTheOthersArrive) {
+TEST_F(LittleRoomTest, AnRtsForWantOfRoomCanBeCancelledAndTheOthersArrive) {
   const auto message = RandomBytes(kEager, 1);
   std::vector<Operation> sends;
   for (int i = 0; i < 12; ++i) sends.push_back(Must(near_.Send(7, message)));

@@ -225,7 +225,7 @@ void BmMatcherMessages(benchmark::State& state) {
   Matcher matcher;
   const auto tags = ShuffledTags(Count(state));
   for (const std::uint64_t tag : tags) {
-    matcher.Keep({.tag = tag, .bytes = 0, .peer_operation = tag, .offered = true, .data = {}});
+    matcher.Keep({.tag = tag, .bytes = 0, .peer_operation = tag, .announced = true, .data = {}});
   }
   const Matcher::Receive receive = ReceiveFor(0);
   std::size_t at = 0;
@@ -241,7 +241,7 @@ void BmMatcherMessagesByMask(benchmark::State& state) {
   Matcher matcher;
   const auto tags = ShuffledTags(Count(state));
   for (const std::uint64_t tag : tags) {
-    matcher.Keep({.tag = tag, .bytes = 0, .peer_operation = tag, .offered = true, .data = {}});
+    matcher.Keep({.tag = tag, .bytes = 0, .peer_operation = tag, .announced = true, .data = {}});
   }
   const Matcher::Receive receive = ReceiveFor(0, ~std::uint64_t{1});
   std::size_t at = 0;

@@ -515,7 +515,7 @@ TEST_F(RejoinTest, ARefusalIsBelievedOnlyOfTheAddressThatWasDialled) {
   EXPECT_TRUE(IsLostSoon(link.near.connection));
 }
 
-TEST_F(RejoinTest, OffersAndCancelsWhileTheirLaneIsDownAreLimitedAndNotHeldAgainstThePeer) {
+TEST_F(RejoinTest, RtsFramesAndCancelsWhileTheirLaneIsDownAreLimitedAndNotHeldAgainstThePeer) {
   config_.max_operations = 100;
   Link link = NewLink();
   network_.SetAnswer(net::FakeAnswer::kRefuse);
@@ -523,9 +523,9 @@ TEST_F(RejoinTest, OffersAndCancelsWhileTheirLaneIsDownAreLimitedAndNotHeldAgain
   const auto message = RandomBytes(config_.eager_bytes + 1, 1);
   bool limited = false;
   for (int i = 0; i < 12'000; ++i) {
-    Operation offer = Must(link.near.connection->Send(1, message));
-    offer.Cancel();
-    const Status ended = offer.Wait(Soon());
+    Operation rts = Must(link.near.connection->Send(1, message));
+    rts.Cancel();
+    const Status ended = rts.Wait(Soon());
     ASSERT_FALSE(ended);
     limited = limited || ended.error().code() == Code::kUnavailable;
   }

@@ -41,7 +41,7 @@ ServerHandshake::ServerHandshake(EndpointCore* endpoint)
 ServerHandshake::~ServerHandshake() = default;
 
 void ServerHandshake::ClearOnLoop() {
-  while (!arrivals_.empty()) (void)TakeArrival(arrivals_.begin());
+  while (!pending_connections_.empty()) (void)TakeArrival(pending_connections_.begin());
   for (const auto& [number, hello_exchange] : by_number_) admission_.Leave(number);
   by_number_.clear();
   hello_exchanges_.clear();
@@ -226,7 +226,8 @@ Status ServerHandshake::MayConnect(const HelloExchange& hello_exchange, const Uu
                              peer.ToString(), hello_exchange.peer_name()));
   }
   const std::size_t most = endpoint_->config().max_connections;
-  if (most == 0 || endpoint_->ConnectionsFromOutside() + arrivals_.size() < most) return Ok();
+  if (most == 0 || endpoint_->ConnectionsFromOutside() + pending_connections_.size() < most)
+    return Ok();
   return Error(Code::kUnavailable,
                fmt::format("this endpoint has the {} connections that it allows; try again when "
                            "others have closed theirs, or raise FERRY_MAX_CONNECTIONS there",
@@ -279,7 +280,7 @@ Status ServerHandshake::OnHello(HelloExchange* hello_exchange, wire::MetaReader*
   body.insert(body.end(), others.begin(), others.end());
   SayProven(hello_exchange, wire::Type::kWelcome, body);
   const std::size_t further = arrival.lanes.size() - 1;
-  arrivals_.emplace(id, std::move(arrival));
+  pending_connections_.emplace(id, std::move(arrival));
   RenewOnLoop(id);
   const auto until = Clock::now() + endpoint_->config().handshake_timeout;
   admission_.Expect(hello_exchange->peer_host(), further, until);
@@ -293,8 +294,8 @@ Status ServerHandshake::OnJoin(HelloExchange* hello_exchange, wire::MetaReader* 
   if (!reader->Read(&join) || !reader->rest().empty()) {
     return Error(Code::kCorrupt, "malformed join");
   }
-  const auto it = arrivals_.find(join.connection);
-  if (it == arrivals_.end() ||
+  const auto it = pending_connections_.find(join.connection);
+  if (it == pending_connections_.end() ||
       !SameBytes(wire::BytesOf(it->second.welcome.token), wire::BytesOf(join.token))) {
     // The connection was dropped since its hello frame was answered; the peer dials again.
     return Error(Code::kUnavailable,
@@ -334,7 +335,7 @@ void ServerHandshake::OnGone(HelloExchange* hello_exchange, const Error& error) 
     Log(LogLevel::kDebug, "transfer", "handshake with {} ended: {}", hello_exchange->peer_name(),
         error.message());
   }
-  for (auto it = arrivals_.begin(); it != arrivals_.end(); ++it) {
+  for (auto it = pending_connections_.begin(); it != pending_connections_.end(); ++it) {
     auto& lanes = it->second.lanes;
     if (std::find(lanes.begin(), lanes.end(), hello_exchange) == lanes.end()) continue;
     const Arrival lost = TakeArrival(it);
@@ -358,7 +359,7 @@ void ServerHandshake::Drop(HelloExchange* hello_exchange) {
 }
 
 void ServerHandshake::RenewOnLoop(std::uint32_t id) {
-  Arrival& arrival = arrivals_.at(id);
+  Arrival& arrival = pending_connections_.at(id);
   if (arrival.timer != 0) loop_->CancelTimerOnLoop(arrival.timer);
   arrival.timer = loop_->AddTimerOnLoop(Clock::now() + endpoint_->config().handshake_timeout,
                                         [this, id] { OnArrivalLate(id); });
@@ -368,7 +369,7 @@ void ServerHandshake::RenewOnLoop(std::uint32_t id) {
 // kernel's accept queue. Dropping the connection would waste the work done for it, just when time
 // is short.
 void ServerHandshake::OnArrivalLate(std::uint32_t id) {
-  Arrival& arrival = arrivals_.at(id);
+  Arrival& arrival = pending_connections_.at(id);
   arrival.timer = 0;
   const auto busy_since = Clock::now() - endpoint_->config().handshake_timeout / 8;
   if (last_admitted_ > busy_since && arrival.extensions++ < kMaxExtensions) return RenewOnLoop(id);
@@ -379,14 +380,14 @@ void ServerHandshake::OnArrivalLate(std::uint32_t id) {
 ServerHandshake::Arrival ServerHandshake::TakeArrival(Arrivals::iterator it) {
   if (it->second.timer != 0) loop_->CancelTimerOnLoop(std::exchange(it->second.timer, 0));
   Arrival arrival = std::move(it->second);
-  arrivals_.erase(it);
+  pending_connections_.erase(it);
   return arrival;
 }
 
 // Complete once every lane has joined and has sent its answer.
 void ServerHandshake::CompleteIfReady(std::uint32_t id) {
-  const auto it = arrivals_.find(id);
-  if (it == arrivals_.end() || it->second.joined < it->second.lanes.size()) return;
+  const auto it = pending_connections_.find(id);
+  if (it == pending_connections_.end() || it->second.joined < it->second.lanes.size()) return;
   const auto& lanes = it->second.lanes;
   if (!std::all_of(lanes.begin(), lanes.end(),
                    [](const HelloExchange* g) { return g->complete(); })) {
@@ -396,8 +397,8 @@ void ServerHandshake::CompleteIfReady(std::uint32_t id) {
 }
 
 void ServerHandshake::Complete(std::uint32_t id) {
-  const auto it = arrivals_.find(id);
-  if (it == arrivals_.end()) return;  // a lane was lost meanwhile
+  const auto it = pending_connections_.find(id);
+  if (it == pending_connections_.end()) return;  // a lane was lost meanwhile
   const Arrival arrival = TakeArrival(it);
   std::vector<std::unique_ptr<net::Lane>> lanes;
   const std::string name = arrival.lanes.front()->peer_name();

@@ -36,7 +36,7 @@ class ServerHandshake {
     kSilent,      // has said nothing, or nothing whole
     kChallenged,  // has begun well, and owes the proof that it knows the secret
     kAdmitted,    // its peer is known: waits for the connection's other lanes
-    kRejoining,   // likewise, and may take a lane's place: owes its progress on that one
+    kRejoining,   // in the same way, and may take a lane's place: owes its progress on that one
     kFreezing,    // this side is stopping the old lane
     kMoving,      // was sent this side's progress: moves when that has left
     kRefused,     // closes when the refusal has left
@@ -102,7 +102,7 @@ class ServerHandshake {
   std::unordered_map<std::uint64_t, HelloExchange*> by_number_;
   net::Admission admission_;  // those of them that are not authenticated yet
   net::AcceptGate gate_;
-  Arrivals arrivals_;
+  Arrivals pending_connections_;
   Clock::time_point last_admitted_;  // when a lane was last authenticated
   std::uint32_t next_id_ = 1;
   std::uint64_t next_number_ = 1;

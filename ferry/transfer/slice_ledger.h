@@ -27,14 +27,14 @@ class SliceLedger {
   void BeginPulled() {
     const std::lock_guard lock(mutex_);
     BeginLocked(1);
-    next_ = under_way_ = 1;
+    next_ = in_flight_ = 1;
   }
 
   // Takes the next slice; nullopt if none is left or the ledger was stopped.
   std::optional<std::uint64_t> Pull() {
     const std::lock_guard lock(mutex_);
     if (LeftLocked() == 0) return std::nullopt;
-    ++under_way_;
+    ++in_flight_;
     if (returned_.empty()) return next_++;
     const std::uint64_t slice = returned_.back();
     returned_.pop_back();
@@ -45,8 +45,8 @@ class SliceLedger {
   // is over.
   [[nodiscard]] bool Resolve() {
     const std::lock_guard lock(mutex_);
-    FERRY_CHECK(under_way_ > 0, next_);
-    --under_way_;
+    FERRY_CHECK(in_flight_ > 0, next_);
+    --in_flight_;
     return CheckOverLocked();
   }
 
@@ -55,8 +55,8 @@ class SliceLedger {
   // round is over.
   [[nodiscard]] bool Return(std::uint64_t slice) {
     const std::lock_guard lock(mutex_);
-    FERRY_CHECK(under_way_ > 0 && slice < next_, slice, next_);
-    --under_way_;
+    FERRY_CHECK(in_flight_ > 0 && slice < next_, slice, next_);
+    --in_flight_;
     returned_.push_back(slice);
     return CheckOverLocked();
   }
@@ -87,7 +87,7 @@ class SliceLedger {
 
  private:
   void BeginLocked(std::uint64_t slices) {
-    FERRY_CHECK(slices > 0 && under_way_ == 0, slices, under_way_);
+    FERRY_CHECK(slices > 0 && in_flight_ == 0, slices, in_flight_);
     total_ = slices;
     next_ = 0;
     returned_.clear();
@@ -95,7 +95,7 @@ class SliceLedger {
   }
   std::uint64_t LeftLocked() const { return error_ ? 0 : total_ - next_ + returned_.size(); }
   bool CheckOverLocked() {
-    if (over_ || under_way_ != 0 || LeftLocked() != 0) return false;
+    if (over_ || in_flight_ != 0 || LeftLocked() != 0) return false;
     over_ = true;
     return true;
   }
@@ -103,7 +103,7 @@ class SliceLedger {
   mutable std::mutex mutex_;
   std::uint64_t total_ = 0;
   std::uint64_t next_ = 0;               // next slice that was never pulled
-  std::uint64_t under_way_ = 0;          // pulled, neither resolved nor returned
+  std::uint64_t in_flight_ = 0;          // pulled, neither resolved nor returned
   std::vector<std::uint64_t> returned_;  // smaller than next_
   bool over_ = true;
   std::optional<Error> error_;

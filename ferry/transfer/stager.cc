@@ -268,7 +268,7 @@ void Stager::Run() {
     for (const StageWay way : kWays) {
       moved |= Reap(way);
       moved |= LaunchMore(way);
-      busy |= !side(way).under_way.empty();
+      busy |= !side(way).in_flight.empty();
     }
     if (moved) {
       spins = 0;
@@ -289,13 +289,13 @@ void Stager::Run() {
   const std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < sides_.size(); ++i) {
     dropped[i].swap(sides_[i].asked);
-    stuck[i].swap(sides_[i].under_way);
+    stuck[i].swap(sides_[i].in_flight);
   }
 }
 
 bool Stager::LaunchMore(StageWay way) {
   Side& from = side(way);
-  if (from.under_way.size() == kMaxLaunches) return false;
+  if (from.in_flight.size() == kMaxLaunches) return false;
   std::vector<Request> requests;
   {
     const std::lock_guard lock(mutex_);
@@ -349,7 +349,7 @@ void Stager::LaunchOne(StageWay way, std::vector<Request> requests) {
     for (Request& request : requests) RunAlone(way, std::move(request));
     return;
   }
-  to.under_way.push_back({std::move(to.events.back()), std::move(requests), began});
+  to.in_flight.push_back({std::move(to.events.back()), std::move(requests), began});
   to.events.pop_back();
 }
 
@@ -361,11 +361,11 @@ void Stager::RunAlone(StageWay way, Request request) {
 
 bool Stager::Reap(StageWay way) {
   Side* const from = &side(way);
-  if (from->under_way.empty()) return false;
-  const auto over = api_->Query(from->under_way.front().end);
+  if (from->in_flight.empty()) return false;
+  const auto over = api_->Query(from->in_flight.front().end);
   if (over && !*over) return false;
-  Launch ended = std::move(from->under_way.front());
-  from->under_way.pop_front();
+  Launch ended = std::move(from->in_flight.front());
+  from->in_flight.pop_front();
   from->events.push_back(std::move(ended.end));
   if (!over) {
     Fail(std::move(ended.requests), over.error());

@@ -132,7 +132,7 @@ class Stager {
     cuda::Stream stream;
     std::unique_ptr<DeviceExecutor> executor;
     std::vector<cuda::Event> events;
-    std::deque<Launch> under_way;  // oldest first
+    std::deque<Launch> in_flight;  // oldest first
   };
 
   Stager(cuda::DeviceApi* api, int ordinal, const StagerOptions& options)

@@ -117,7 +117,7 @@ Status Unpacker::CheckRoom(std::uint64_t pieces, std::size_t requests) const {
   return Error(Code::kUnavailable,
                fmt::format("{} batches with {} pieces are being unpacked, {} and {} are the most, "
                            "and {} more pieces were given; try again when a batch is done",
-                           under_way(), pieces_, ring_.size(), options_.most_pieces, pieces));
+                           in_flight(), pieces_, ring_.size(), options_.most_pieces, pieces));
 }
 
 Status Unpacker::Queue(std::span<const PlacedList> requests, const cuda::Event& end) {
@@ -151,7 +151,7 @@ Status Unpacker::Drain(Deadline deadline) {
   }
   if (idle.error().code() != Code::kTimedOut) return Fail("waiting for the end", idle.error());
   return Error(Code::kTimedOut,
-               fmt::format("{} batches are still being unpacked on GPU {}: {}", under_way(),
+               fmt::format("{} batches are still being unpacked on GPU {}: {}", in_flight(),
                            stream_.ordinal(), idle.error().message()));
 }
 

@@ -84,8 +84,8 @@ class Unpacker {
   Status Drain(Deadline deadline);
 
   // Batches that can still be queued, and those in flight; as of the last Completed().
-  std::size_t room() const noexcept { return ring_.size() - under_way(); }
-  std::size_t under_way() const noexcept { return static_cast<std::size_t>(issued_ - done_); }
+  std::size_t room() const noexcept { return ring_.size() - in_flight(); }
+  std::size_t in_flight() const noexcept { return static_cast<std::size_t>(issued_ - done_); }
   // Replaces UnpackerOptions::kind, for a caller that learns the pool's kind after creation. Call
   // before the first Enqueue().
   void SetKind(cuda::CopyKind kind) noexcept { kind_ = kind; }

@@ -268,7 +268,7 @@ TEST_P(UnpackerTest, APoolMayBeWrittenAgainWhenItsBatchIsDone) {
   overwrite();
   bed_->Finish();
   EXPECT_EQ(written, kBatches);
-  EXPECT_EQ(unpacker->under_way(), 0U);
+  EXPECT_EQ(unpacker->in_flight(), 0U);
   for (Message& message : messages) ExpectInPlace(&message);
 }
 
@@ -277,7 +277,7 @@ TEST_P(UnpackerTest, WhatIsDrainedIsInPlace) {
   const PlacedList request = message.request();
   Must(unpacker_->Enqueue({&request, 1}));
   Must(unpacker_->Drain(Limit()));
-  EXPECT_EQ(unpacker_->under_way(), 0U);
+  EXPECT_EQ(unpacker_->in_flight(), 0U);
   EXPECT_EQ(Must(unpacker_->Completed()), 1U);
   ExpectInPlace(&message);
 }

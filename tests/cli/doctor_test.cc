@@ -49,7 +49,7 @@ struct Context {
   }
   std::string verdict(const std::string& id) const { return check(id).value("verdict", "none"); }
   std::string evidence(const std::string& id) const { return check(id).value("evidence", ""); }
-  std::string fix(const std::string& id) const { return check(id).value("mend", ""); }
+  std::string fix(const std::string& id) const { return check(id).value("fix", ""); }
 };
 
 Context RunBy(Arguments command) {
@@ -104,7 +104,7 @@ TEST(Doctor, ALiveServerIsMetOnEveryLane) {
   EXPECT_THAT(context.evidence("peer"), AllOf(HasSubstr("3 lanes"), HasSubstr("lo ")));
   EXPECT_EQ(context.exit_code, ExitCodeFor(context.report.value("worst", "")));
   for (const char* id : {"settings", "secret", "congestion_control", "socket_buffers", "cores",
-                         "memory", "clock", "open_files", "lent_pages"}) {
+                         "memory", "clock", "open_files", "vmsplice"}) {
     EXPECT_NE(context.verdict(id), "none") << id;
   }
 }

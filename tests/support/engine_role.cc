@@ -53,19 +53,19 @@ class Pump {
 
  private:
   void Run(transfer::Connection* connection, const transfer::PreparedTransfer& transfer) {
-    std::deque<transfer::Operation> under_way;
-    while (status_ && (!stop_.load() || !under_way.empty())) {
-      while (!stop_.load() && under_way.size() < 8) {
+    std::deque<transfer::Operation> in_flight;
+    while (status_ && (!stop_.load() || !in_flight.empty())) {
+      while (!stop_.load() && in_flight.size() < 8) {
         auto posted = reads_ ? connection->Read(transfer) : connection->Write(transfer);
         if (!posted) {
           status_ = posted.error();
           return;
         }
-        under_way.push_back(*std::move(posted));
+        in_flight.push_back(*std::move(posted));
       }
-      status_ = under_way.front().Wait(TestDeadline());
-      if (status_) bytes_.fetch_add(under_way.front().bytes());
-      under_way.pop_front();
+      status_ = in_flight.front().Wait(TestDeadline());
+      if (status_) bytes_.fetch_add(in_flight.front().bytes());
+      in_flight.pop_front();
     }
   }
 

@@ -6,10 +6,10 @@
 
 namespace ferry::kernels {
 
-// k_cache[slots[t] / block, slots[t] % block, h, d] = k[t, h, d], and v likewise, for each token t
-// whose slot is not negative. Where the caches are e4m3, what is stored is E4M3(k * (1 / k_scale)),
-// in fp32, at most 448 either way (number.h); otherwise the scales mean nothing, and the bits are
-// copied.
+// k_cache[slots[t] / block, slots[t] % block, h, d] = k[t, h, d], and v in the same way, for each
+// token t whose slot is not negative. Where the caches are e4m3, what is stored is E4M3(k * (1 /
+// k_scale)), in fp32, at most 448 either way (number.h); otherwise the scales mean nothing, and the
+// bits are copied.
 //   k, v              [tokens, heads, head_dim] fp32, fp16 or bf16; the stride of the tokens is
 //                     free, what a token has is contiguous; any sizes
 //   k_cache, v_cache  [blocks, block, heads, head_dim] of the same type or e4m3; the strides of the

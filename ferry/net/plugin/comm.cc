@@ -76,14 +76,14 @@ Result<Registration> Comm::Register(void* data, std::size_t bytes, bool on_gpu) 
 }
 
 Result<bool> Comm::Begin(Start start, const char* call, const Message& message) {
-  FERRY_CHECK(room() > 0, under_way());
+  FERRY_CHECK(room() > 0, in_flight());
   void* request = nullptr;
   const std::uint64_t mark = PluginLogMark();
   const int outcome = (plugin_->driver().*start)(comm_, message, &request);
   if (outcome != abi::kSuccess) {
     return plugin_->CallError(Code::kPeerLost,
                               fmt::format("{} of {} bytes (tag {}, device {}, {} in flight)", call,
-                                          message.bytes, message.tag, device_, under_way()),
+                                          message.bytes, message.tag, device_, in_flight()),
                               outcome, mark, kReconnect);
   }
   if (request != nullptr) requests_.push_back(request);

@@ -46,8 +46,8 @@ class Comm {
   // 4096 bytes.
   Result<Registration> Register(void* data, std::size_t bytes, bool on_gpu);
   // How many messages may be started now.
-  std::size_t room() const noexcept { return window_ - under_way(); }
-  std::size_t under_way() const noexcept { return requests_.size() + held_; }
+  std::size_t room() const noexcept { return window_ - in_flight(); }
+  std::size_t in_flight() const noexcept { return requests_.size() + held_; }
   int device() const noexcept { return device_; }
   Plugin& plugin() const noexcept { return *plugin_; }
 

@@ -100,7 +100,7 @@ Receiver::~Receiver() {
 
 void Receiver::Receive(std::size_t channel, Chunk chunk, ChunkPlace place) {
   channels_[channel].waiting.push_back({chunk, std::move(place)});
-  ++under_way_;
+  ++in_flight_;
 }
 
 Status Receiver::Progress(std::vector<std::uint64_t>* done) {
@@ -122,7 +122,7 @@ Status Receiver::Advance(std::vector<std::uint64_t>* done) {
 // A chunk shares its launch with others while the GPU has enough work, but does not wait until all
 // channels were polled, which may take longer than the launch.
 bool Receiver::IsDue() const {
-  return unpacking_ < arrived_.size() && (unpacker_->under_way() < kFewBatches ||
+  return unpacking_ < arrived_.size() && (unpacker_->in_flight() < kFewBatches ||
                                           Clock::now() - arrived_[unpacking_].at > kShareLaunch);
 }
 
@@ -228,7 +228,7 @@ Status Receiver::GiveBack(std::uint64_t completed, std::vector<std::uint64_t>* d
     // Removed once, whatever the plugin returns.
     arrived_.pop_front();
     --unpacking_;
-    --under_way_;
+    --in_flight_;
     const Status consumed = channels_[first.channel].comm->Consume();
     if (!consumed) return watch_.Named(first.channel, first.chunk, consumed.error());
     done->push_back(first.chunk.id);

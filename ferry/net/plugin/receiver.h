@@ -82,7 +82,7 @@ class Receiver {
   // kTimedOut, kCorrupt (the pieces do not form the chunk), those of Unpacker and of the comms.
   Status Progress(std::vector<std::uint64_t>* done);
   // Chunks that are not in place yet.
-  std::size_t under_way() const noexcept { return under_way_; }
+  std::size_t in_flight() const noexcept { return in_flight_; }
   const LaunchTimes& launch_times() const noexcept { return launch_times_; }
   // Blocks until no copy is in flight, and returns the plugin's memory. The next Progress() reports
   // chunks that are in place by then.
@@ -137,7 +137,7 @@ class Receiver {
   std::vector<PlacedList> lists_;
   std::deque<Arrived> arrived_;
   std::size_t unpacking_ = 0;  // of arrived_, from the first on
-  std::size_t under_way_ = 0;
+  std::size_t in_flight_ = 0;
   LaunchTimes launch_times_;
   std::vector<std::uint64_t> drained_;  // ids not reported yet
 };

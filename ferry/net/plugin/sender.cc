@@ -18,7 +18,7 @@ Sender::Sender(std::vector<std::unique_ptr<SendComm>> comms,
 
 void Sender::Send(std::size_t channel, const Chunk& chunk) {
   channels_[channel].waiting.push_back(chunk);
-  ++under_way_;
+  ++in_flight_;
 }
 
 Status Sender::Progress(std::vector<std::uint64_t>* done) {
@@ -67,7 +67,7 @@ Status Sender::Test(std::size_t index, std::vector<std::uint64_t>* done) {
     done->push_back(oldest.id);
     channel.begun.pop_front();
     watch_.Restart(index, !channel.begun.empty());
-    --under_way_;
+    --in_flight_;
   }
   return Ok();
 }

@@ -28,7 +28,7 @@ class Sender {
   void Send(std::size_t channel, const Chunk& chunk);
   // As Receiver::Progress().
   Status Progress(std::vector<std::uint64_t>* done);
-  std::size_t under_way() const noexcept { return under_way_; }
+  std::size_t in_flight() const noexcept { return in_flight_; }
 
  private:
   struct Channel {
@@ -42,7 +42,7 @@ class Sender {
 
   std::vector<Channel> channels_;
   ChunkWatch watch_;
-  std::size_t under_way_ = 0;
+  std::size_t in_flight_ = 0;
 };
 
 }  // namespace ferry::net::plugin

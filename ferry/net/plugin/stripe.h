@@ -81,7 +81,7 @@ class OutStripe {
   void Send(std::uint64_t offset, std::uint64_t bytes);
   Status Progress();
   std::uint64_t done() const noexcept { return count_.done(); }
-  std::uint64_t under_way() const noexcept { return count_.begun() - count_.done(); }
+  std::uint64_t in_flight() const noexcept { return count_.begun() - count_.done(); }
 
  private:
   OutStripe(const StripeMemory& memory, const StripeOptions& options)
@@ -117,7 +117,7 @@ class InStripe {
   Status Progress();
   // Messages that are in place.
   std::uint64_t done() const noexcept { return count_.done(); }
-  std::uint64_t under_way() const noexcept { return count_.begun() - count_.done(); }
+  std::uint64_t in_flight() const noexcept { return count_.begun() - count_.done(); }
   LaunchTimes launch_times() const { return receiver_ ? receiver_->launch_times() : LaunchTimes(); }
   // Blocks until no copy is in flight.
   Status Drain(Deadline deadline) { return receiver_ ? receiver_->Drain(deadline) : Ok(); }

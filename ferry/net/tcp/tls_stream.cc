@@ -90,7 +90,7 @@ Result<TlsStream::Progress> TlsStream::Handshake() {
   }
   if (socket_.unsent() > 0) return Progress::kWaiting;
   FERRY_TRY(CheckPeer());
-  greeted_ = true;
+  handshake_done_ = true;
   socket_.SetReadAhead(kTlsReadAhead);
   return Progress::kDone;
 }
@@ -164,7 +164,7 @@ void TlsStream::NoteFailure() {
   if (socket_.at_end() && ::ERR_peek_error() != 0 &&
       ERR_GET_REASON(::ERR_peek_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
     ::ERR_clear_error();
-    failure_ = TruncatedTls(!greeted_);
+    failure_ = TruncatedTls(!handshake_done_);
     return;
   }
   failure_ = DescribeTlsFailure(ssl_.get(), context_->is_psk(), socket_.first());
@@ -324,7 +324,7 @@ std::size_t TlsStream::EncryptRecord(IoCursor* cursor) {
 }
 
 void TlsStream::SayEnd() {
-  if (!greeted_ || failure_ || accepted_ > 0) return;
+  if (!handshake_done_ || failure_ || accepted_ > 0) return;
   ::ERR_clear_error();
   (void)::SSL_shutdown(ssl_.get());
   ::ERR_clear_error();

@@ -74,7 +74,7 @@ class TlsStream final : public ByteStream {
   const std::uint64_t records_per_key_;
   TlsSocket socket_;
   UniqueHandle<SslTraits> ssl_;
-  bool greeted_ = false;  // the handshake is over
+  bool handshake_done_ = false;  // the handshake is over
   std::optional<Failure> failure_;
   std::string security_;
   ChannelBinding channel_binding_{};

@@ -121,7 +121,7 @@ struct PrefillWay {
 constexpr PrefillWay kPrefillWays[] = {{"1 stage", 1, kernels::PrefillForm::kCpAsync},
                                        {"2 stages", 2, kernels::PrefillForm::kCpAsync},
                                        {"3 stages", 3, kernels::PrefillForm::kCpAsync},
-                                       {"tensor memory", 2, kernels::PrefillForm::kWgmmaSm90}};
+                                       {"wgmma", 2, kernels::PrefillForm::kWgmmaSm90}};
 
 std::vector<std::int32_t> Boundaries(const AttentionOfCase& of) {
   std::vector<std::int32_t> boundaries;

@@ -83,7 +83,7 @@ Json ToJson(const std::vector<Check>& checks) {
     rows.push_back(Json{{"id", check.id},
                         {"verdict", VerdictName(check.verdict)},
                         {"evidence", check.evidence},
-                        {"mend", check.fix}});
+                        {"fix", check.fix}});
   }
   return Json{{"checks", std::move(rows)}, {"worst", VerdictName(WorstOf(checks))}};
 }

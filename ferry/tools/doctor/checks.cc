@@ -37,7 +37,7 @@ std::vector<Check> Examine(Context context) {
   checks.push_back(CheckPeer(context, within(kTryConnect)));
   Append(CheckFirewall(context, within(kCommands)), &checks);
   for (const auto check :
-       {CheckCongestionControl, CheckSocketBuffers, CheckTcpOptions, CheckSlowStart, CheckLentPages,
+       {CheckCongestionControl, CheckSocketBuffers, CheckTcpOptions, CheckSlowStart, CheckVmsplice,
         CheckCores, CheckNuma, CheckLinks, CheckMemory, CheckSwap, CheckHugePages,
         CheckLockedMemory, CheckOpenFiles, CheckClock}) {
     checks.push_back(check(context));

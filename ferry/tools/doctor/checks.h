@@ -45,7 +45,7 @@ Check CheckCongestionControl(const Context& context);
 Check CheckSocketBuffers(const Context& context);
 Check CheckTcpOptions(const Context& context);
 Check CheckSlowStart(const Context& context);
-Check CheckLentPages(const Context& context);
+Check CheckVmsplice(const Context& context);
 
 Check CheckCores(const Context& context);
 Check CheckNuma(const Context& context);

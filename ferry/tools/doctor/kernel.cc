@@ -125,8 +125,8 @@ double LinkRate(const Context& context) {
 
 // Twice the bytes in flight in a round trip, because the kernel also counts its own overhead.
 std::uint64_t WantedBuffer(const Context& context) {
-  const double under_way = LinkRate(context) * context.rtt_us * 1e-6;
-  return std::max(kMinBuffer, static_cast<std::uint64_t>(2 * under_way));
+  const double in_flight = LinkRate(context) * context.rtt_us * 1e-6;
+  return std::max(kMinBuffer, static_cast<std::uint64_t>(2 * in_flight));
 }
 
 // A fixed size that a setting asks for and the kernel cuts down.
@@ -248,22 +248,22 @@ Check CheckSlowStart(const Context& context) {
   return check;
 }
 
-Check CheckLentPages(const Context& context) {
+Check CheckVmsplice(const Context& context) {
   constexpr const char* kName = "fs.pipe-max-size";
-  Check check{"lent_pages", Verdict::kOk, "", ""};
+  Check check{"vmsplice", Verdict::kOk, "", ""};
   if (context.config.zero_copy_send == "off") {
     check.evidence = "FERRY_ZERO_COPY_SEND=off: payloads are copied into the socket";
     return check;
   }
   const auto most = ReadNumber(context.system, SysctlPath(kName));
   if (most) check.evidence = fmt::format("{} {}; ", kName, FormatSize(*most));
-  const Status lent = context.system->ProbeVmsplice();
-  if (lent) {
+  const Status vmsplice = context.system->ProbeVmsplice();
+  if (vmsplice) {
     check.evidence += "zero-copy sends are available: pages can be spliced into a pipe";
     return check;
   }
   check.verdict = context.config.zero_copy_send == "on" ? Verdict::kWarning : Verdict::kNote;
-  check.evidence += lent.error().message() + "; payloads are copied into the socket";
+  check.evidence += vmsplice.error().message() + "; payloads are copied into the socket";
   if (most && *most < kMinPipe) check.fix = fmt::format("sysctl -w {}={}", kName, kMiB);
   return check;
 }

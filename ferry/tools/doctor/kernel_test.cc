@@ -184,26 +184,26 @@ TEST(DoctorSlowStart, IsANoteWhereItIsOn) {
   EXPECT_EQ(CheckSlowStart(RunAlone(&system)).verdict, Verdict::kSkipped);
 }
 
-TEST(DoctorLentPages, SmallPipesAreMended) {
+TEST(DoctorVmsplice, SmallPipesAreMended) {
   FakeSystem system;
-  EXPECT_EQ(CheckLentPages(RunAlone(&system)).verdict, Verdict::kOk);
-  system.lent = Error(Code::kUnsupported, "no pipe");
+  EXPECT_EQ(CheckVmsplice(RunAlone(&system)).verdict, Verdict::kOk);
+  system.vmsplice = Error(Code::kUnsupported, "no pipe");
   system.Sysctl("fs.pipe-max-size", "65536");
   Context context = RunAlone(&system);
-  const Check check = CheckLentPages(context);
+  const Check check = CheckVmsplice(context);
   EXPECT_EQ(check.verdict, Verdict::kNote);
   EXPECT_EQ(check.fix, "sysctl -w fs.pipe-max-size=1048576");
   context.config.zero_copy_send = "on";
-  EXPECT_EQ(CheckLentPages(context).verdict, Verdict::kWarning);
+  EXPECT_EQ(CheckVmsplice(context).verdict, Verdict::kWarning);
   context.config.zero_copy_send = "off";
-  EXPECT_EQ(CheckLentPages(context).verdict, Verdict::kOk);
+  EXPECT_EQ(CheckVmsplice(context).verdict, Verdict::kOk);
 }
 
-TEST(DoctorLentPages, AKernelWithoutVmspliceIsANote) {
+TEST(DoctorVmsplice, AKernelWithoutVmspliceIsANote) {
   FakeSystem system;
   system.files.clear();
-  system.lent = Error(Code::kUnsupported, "vmsplice: Function not implemented");
-  const Check check = CheckLentPages(RunAlone(&system));
+  system.vmsplice = Error(Code::kUnsupported, "vmsplice: Function not implemented");
+  const Check check = CheckVmsplice(RunAlone(&system));
   EXPECT_EQ(check.verdict, Verdict::kNote);
   EXPECT_THAT(check.evidence, HasSubstr("vmsplice: Function not implemented"));
   EXPECT_EQ(check.fix, "");

@@ -255,7 +255,7 @@ Status Drive(Stripe* stripe, const Carrier::Run& run, Deadline deadline, const c
   const std::uint64_t before = stripe->done();
   std::uint64_t begun = 0;
   for (std::uint64_t done = 0; done < run.count; done = stripe->done() - before) {
-    for (; begun < run.count && stripe->under_way() < run.depth; ++begun) begin();
+    for (; begun < run.count && stripe->in_flight() < run.depth; ++begun) begin();
     FERRY_TRY(stripe->Progress());
     // The plugin's threads and the other side may need this core.
     if (stripe->done() - before == done) (void)::sched_yield();

@@ -122,7 +122,7 @@ class FakeSystem final : public SystemView {
   }
   std::vector<int> Cores() override { return cores; }
   Result<ClockState> Clock() override { return clock; }
-  Status ProbeVmsplice() override { return lent; }
+  Status ProbeVmsplice() override { return vmsplice; }
   Result<transfer::ConnectionInfo> TryConnect(const Config& /*config*/,
                                               const std::vector<net::Address>& /*numeric*/,
                                               Deadline /*end*/) override {
@@ -154,7 +154,7 @@ class FakeSystem final : public SystemView {
   std::map<int, Limit> limits;
   std::vector<int> cores;
   Result<ClockState> clock = ClockState{true, 1500};
-  Status lent = Ok();
+  Status vmsplice = Ok();
   Result<transfer::ConnectionInfo> met = transfer::ConnectionInfo{};
 };
 

@@ -26,10 +26,10 @@ constexpr auto kControlWait = std::chrono::seconds(10);
 constexpr auto kGoodbye = std::chrono::seconds(2);
 
 // One client's transfer.
-class Reception {
+class IncomingTransfer {
  public:
-  Reception(const TransferServerJob& job, transfer::Endpoint* endpoint,
-            transfer::Connection connection)
+  IncomingTransfer(const TransferServerJob& job, transfer::Endpoint* endpoint,
+                   transfer::Connection connection)
       : job_(job),
         endpoint_(endpoint),
         connection_(std::move(connection)),
@@ -61,12 +61,12 @@ class Reception {
   std::string peer_memory_ = "host";
 };
 
-void Reception::Say(std::string_view step) const {
+void IncomingTransfer::Say(std::string_view step) const {
   if (!job_.json) PrintLine(fmt::format("{}: {}", peer_, Printable(step)));
 }
 
-void Reception::Report(std::string_view kind, std::string_view name, std::uint64_t bytes,
-                       const std::string& digest) const {
+void IncomingTransfer::Report(std::string_view kind, std::string_view name, std::uint64_t bytes,
+                              const std::string& digest) const {
   if (!job_.json)
     return Say(fmt::format("done: {} bytes from {} to {} memory, SHA-256 {} on both sides", bytes,
                            peer_memory_, job_.memory.ToString(), digest));
@@ -80,7 +80,7 @@ void Reception::Report(std::string_view kind, std::string_view name, std::uint64
                           {"peer", peer_}}));
 }
 
-Status Reception::Run() {
+Status IncomingTransfer::Run() {
   Status taken = Take();
   if (!taken && !connection_.lost()) {
     (void)control_.Say(ErrorToJson(taken.error()), Deadline::After(kControlWait));
@@ -90,7 +90,7 @@ Status Reception::Run() {
   return taken;
 }
 
-Status Reception::Take() {
+Status IncomingTransfer::Take() {
   FERRY_TRY_ASSIGN(const Json request, control_.Hear(Deadline::After(kControlWait)));
   if (request.contains("do")) {
     return Error(Code::kUnsupported, "a `ferry transfer server` listens there, not a perf server");
@@ -104,7 +104,7 @@ Status Reception::Take() {
                fmt::format("this server takes files and messages, not \"{}\"", kind));
 }
 
-Result<std::string> Reception::CompareDigests(std::span<const std::byte> bytes) {
+Result<std::string> IncomingTransfer::CompareDigests(std::span<const std::byte> bytes) {
   const std::string mine = Sha256(bytes);
   FERRY_TRY_ASSIGN(const Json message, control_.Hear(Deadline::Never()));
   FERRY_TRY_ASSIGN(const std::string theirs, TextField(message, "sha256"));
@@ -114,14 +114,14 @@ Result<std::string> Reception::CompareDigests(std::span<const std::byte> bytes) 
       fmt::format("the bytes that arrived have SHA-256 {}, those that were sent {}", mine, theirs));
 }
 
-Status Reception::Answer(const std::string& digest) {
+Status IncomingTransfer::Answer(const std::string& digest) {
   FERRY_TRY(control_.Say({{"sha256", digest}}, Deadline::After(kControlWait)));
   (void)control_.Hear(Deadline::After(kGoodbye));
   return Ok();
 }
 
 // Until all bytes are in the file.
-Status Reception::Offer(const IncomingFile& file) {
+Status IncomingTransfer::Offer(const IncomingFile& file) {
   FERRY_TRY_ASSIGN(FileWindow file_window, FileWindow::Of(file.bytes(), job_.memory, job_.config));
   std::optional<transfer::Region> region;
   Json answer{{"ready", true}, {"memory", job_.memory.ToString()}};
@@ -137,7 +137,7 @@ Status Reception::Offer(const IncomingFile& file) {
 }
 
 // As the client says that they have come.
-Status Reception::TakeOut(FileWindow* file_window, std::uint64_t size) {
+Status IncomingTransfer::TakeOut(FileWindow* file_window, std::uint64_t size) {
   for (std::uint64_t taken = 0;;) {
     FERRY_TRY_ASSIGN(const Json message, control_.Hear(Deadline::Never()));
     const bool landed = FlagField(message, "landed");
@@ -159,7 +159,7 @@ Status Reception::TakeOut(FileWindow* file_window, std::uint64_t size) {
   }
 }
 
-Status Reception::TakeFile(const Json& request, std::uint64_t size) {
+Status IncomingTransfer::TakeFile(const Json& request, std::uint64_t size) {
   FERRY_TRY_ASSIGN(const std::string path, TextField(request, "name"));
   FERRY_TRY_ASSIGN(const std::string name, BaseNameOf(path));
   Say(fmt::format("file {}, {}: reserving space in {}", name, FormatSize(size), job_.directory));
@@ -174,7 +174,7 @@ Status Reception::TakeFile(const Json& request, std::uint64_t size) {
   return Ok();
 }
 
-Status Reception::TakeThroughPlugin(const Json& request, std::span<std::byte> bytes) {
+Status IncomingTransfer::TakeThroughPlugin(const Json& request, std::span<std::byte> bytes) {
   if (!job_.carrier) {
     return Error(Code::kInvalidArgument,
                  "this server was started without a plugin; start it with --provider "
@@ -189,7 +189,7 @@ Status Reception::TakeThroughPlugin(const Json& request, std::span<std::byte> by
   return carried->Receive();
 }
 
-Status Reception::ReceiveMessage(std::span<std::byte> message) {
+Status IncomingTransfer::ReceiveMessage(std::span<std::byte> message) {
   FERRY_TRY_ASSIGN(FileWindow file_window, FileWindow::Of(message, job_.memory, job_.config));
   InFlight receives;
   FERRY_TRY_ASSIGN(auto receive, connection_.Recv(kMessageTag, kWholeTag, file_window.memory()));
@@ -200,7 +200,7 @@ Status Reception::ReceiveMessage(std::span<std::byte> message) {
   return file_window.Store(0, message.size());
 }
 
-Status Reception::TakeMessage(const Json& request, std::uint64_t size) {
+Status IncomingTransfer::TakeMessage(const Json& request, std::uint64_t size) {
   if (size > kMaxMessage) {
     return Error(Code::kUnavailable,
                  fmt::format("a message of {} bytes is more than the {} that are taken; send a "
@@ -246,7 +246,7 @@ Status RunTransferServer(const TransferServerJob& job) {
     auto connection = AcceptNext(&endpoint);
     if (!connection && job.once) return connection.error();
     if (!connection) break;
-    Status taken = Reception(job, &endpoint, *connection).Run();
+    Status taken = IncomingTransfer(job, &endpoint, *connection).Run();
     const std::string peer = connection->Info().peer;
     connection->Close();
     if (job.once) return taken;

@@ -58,7 +58,7 @@ class Operation:
     def fileno(self) -> int:
         """A descriptor that becomes readable at the end."""
 
-    def hold_back(self, stream: object, device: int = 0) -> None:
+    def make_stream_wait(self, stream: object, device: int = 0) -> None:
         """
         Work queued on this stream of GPU `device` from now on begins after the operation's end.
         """

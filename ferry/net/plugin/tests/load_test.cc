@@ -287,7 +287,7 @@ class ToyBed {
   template <class Side>
   static Status Run(Side* side) {
     std::vector<std::uint64_t> done;
-    for (const Deadline timeout = Briefly(); side->under_way() > 0 && !timeout.expired();) {
+    for (const Deadline timeout = Briefly(); side->in_flight() > 0 && !timeout.expired();) {
       FERRY_TRY(side->Progress(&done));
     }
     return Ok();

@@ -183,7 +183,7 @@ class Bed {
     std::vector<std::uint64_t> sent;
     std::vector<std::uint64_t> received;
     const Deadline deadline = Soon();
-    while (receiver->under_way() > 0 || sender->under_way() > 0) {
+    while (receiver->in_flight() > 0 || sender->in_flight() > 0) {
       FERRY_TRY(sender->Progress(&sent));
       FERRY_TRY(receiver->Progress(&received));
       if (deadline.expired()) return Error(Code::kTimedOut, "the test's own timeout is over");
@@ -348,7 +348,7 @@ TEST(PluginTransfer, WhatIsInPlaceAfterADrainIsTold) {
   bed.simulated()->Pause();
   std::vector<std::uint64_t> sent;
   std::vector<std::uint64_t> received;
-  for (const Deadline timeout = Soon(); bed.unpacker->under_way() == 0 && !timeout.expired();) {
+  for (const Deadline timeout = Soon(); bed.unpacker->in_flight() == 0 && !timeout.expired();) {
     MustBe(bed.sender->Progress(&sent));
     MustBe(bed.receiver->Progress(&received));
   }
