@@ -110,7 +110,7 @@ bool EventLoop::RunAsGuest(Task* task) {
   if (!lock.owns_lock() || !open_ || guest_ || stopping_.load()) return false;
   if (queued_.load() || !running_.empty()) return false;
   guest_ = true;
-  driver_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   lock.unlock();
   const Clock::time_point next_timer = NextTimer();
   {
@@ -124,7 +124,7 @@ bool EventLoop::RunAsGuest(Task* task) {
   lock.lock();
   if (std::exchange(notify_due_, false)) WakeReadyLocked();
   if (wakes) WakeOwner();
-  driver_.store({}, std::memory_order_relaxed);
+  owner_.store({}, std::memory_order_relaxed);
   guest_ = false;
   guest_left_.notify_one();
   if (stopping_.load()) left_.notify_all();
@@ -133,28 +133,28 @@ bool EventLoop::RunAsGuest(Task* task) {
 
 // ---- loop ownership -----------------------------------------------------------------------------
 
-// No task of another thread starts from here on, so such tasks cannot keep a owner out.
+// No task of another thread starts from here on, so such tasks cannot keep an owner out.
 void EventLoop::TakeOwnership(std::unique_lock<std::mutex>& lock) {
   FERRY_CHECK(!owned_);
   owned_ = true;
   open_ = false;
   guest_left_.wait(lock, [this] { return !guest_; });
-  driver_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
 void EventLoop::ReleaseOwnership(std::unique_lock<std::mutex>& lock) {
   FERRY_CHECK(lock.owns_lock());
   owned_ = false;
   open_ = true;
-  driver_.store({}, std::memory_order_relaxed);
+  owner_.store({}, std::memory_order_relaxed);
   WakeSuccessorLocked();
   if (std::exchange(worker_rests_, false) || passive_waits_->load() > 0) worker_wake_.notify_one();
   if (stopping_.load()) left_.notify_all();
 }
 
-void EventLoop::LendOwnership() {
+void EventLoop::ShareOwnership() {
   const std::lock_guard lock(ownership_mutex_);
-  driver_.store({}, std::memory_order_relaxed);
+  owner_.store({}, std::memory_order_relaxed);
   open_ = true;
 }
 
@@ -162,7 +162,7 @@ void EventLoop::ReclaimOwnership() {
   std::unique_lock lock(ownership_mutex_);
   open_ = false;
   guest_left_.wait(lock, [this] { return !guest_; });
-  driver_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
 // Not if the worker would have to return at once: that costs the caller more than being notified by
@@ -431,7 +431,7 @@ bool EventLoop::PollEvents(Deadline wake) {
     if (queued_.load()) timeout = 0;
   }
   const bool sleeps = timeout != 0;
-  if (sleeps) LendOwnership();
+  if (sleeps) ShareOwnership();
   const int count = ::epoll_wait(epoll_.get(), events_.data(), kMaxEvents, timeout);
   sleeping_.store(false, std::memory_order_relaxed);
   if (sleeps) ReclaimOwnership();

@@ -143,7 +143,7 @@ class EventLoop {
   PassiveWait BeginPassiveWait();
 
   bool InLoop() const noexcept {
-    return driver_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+    return owner_.load(std::memory_order_relaxed) == std::this_thread::get_id();
   }
 
   // OnLoop. One handler per descriptor. `handler` must stay alive until UnwatchOnLoop, which also
@@ -175,7 +175,7 @@ class EventLoop {
   void WorkerSession(std::unique_lock<std::mutex>& lock);
   void TakeOwnership(std::unique_lock<std::mutex>& lock);
   void ReleaseOwnership(std::unique_lock<std::mutex>& lock);
-  void LendOwnership();
+  void ShareOwnership();
   void ReclaimOwnership();
   void AwaitOwnership(std::unique_lock<std::mutex>& lock, Waiter* waiter, Deadline deadline);
   void EndCall(std::unique_lock<std::mutex>& lock);
@@ -204,13 +204,13 @@ class EventLoop {
   UniqueFd epoll_;
   UniqueFd wake_;
 
-  // Loop ownership. A owner that sleeps in epoll_wait lends it: another thread may run one task
+  // Loop ownership. An owner that sleeps in epoll_wait shares it: another thread may run one task
   // meanwhile.
   std::mutex ownership_mutex_;
   std::condition_variable worker_wake_;  // the parked worker waits here
   std::condition_variable guest_left_;   // a thread that takes or reclaims ownership waits here
   std::condition_variable left_;         // Stop() waits here
-  bool owned_ = false;                   // there is a owner
+  bool owned_ = false;                   // there is an owner
   bool worker_owns_ = false;
   bool worker_rests_ = false;  // parked until the owner leaves
   bool open_ = true;           // no owner, or the owner sleeps
@@ -222,7 +222,7 @@ class EventLoop {
   std::atomic<bool> worker_kicked_{false};    // somebody wants the worker to stop driving
   std::atomic<std::uint64_t> turns_{0};
   std::atomic<int> callers_{0};  // application threads inside DriveUntil or DriveOnce
-  std::atomic<std::thread::id> driver_{};
+  std::atomic<std::thread::id> owner_{};
   std::atomic<bool> stopping_{false};
   std::thread worker_;
 

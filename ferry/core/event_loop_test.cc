@@ -1,4 +1,4 @@
-// Tests of the loop's tasks, timers and drivers.
+// Tests of the loop's tasks, timers and owners.
 #include "ferry/core/event_loop.h"
 
 #include <gmock/gmock.h>

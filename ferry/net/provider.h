@@ -39,7 +39,7 @@ struct Capabilities {
 };
 
 // A frame to send. The sender owns it and keeps it and all memory that it refers to unchanged from
-// Send() until OnSent() or OnClosed(); with `gift`, the payload memory until the peer has
+// Send() until OnSent() or OnClosed(); with `may_splice`, the payload memory until the peer has
 // acknowledged it.
 struct OutFrame {
   std::vector<std::byte> meta;  // 1..kMaxMetaBytes

@@ -27,7 +27,7 @@ namespace ferry::transfer {
 class ConnectionCore;
 class ParkedLane;
 
-// Of the bytes of all pieces, one after the other.
+// The checksum of the bytes of all pieces, one after the other.
 std::uint32_t Crc32cOf(std::span<const iovec> pieces);
 
 // One lane of a connection. Pulls slices of operations and turns them into frames, serves the

@@ -16,7 +16,7 @@ class CounterAggregator {
  public:
   // Before it is looked at: its host gets its place.
   void OnBegin(std::string_view peer_name, bool from_outside);
-  // Once, when it has ended and counts no more; it must not be among `open` again. `was_lost`: it
+  // Once, when it has ended and no longer counts; it must not be among `open` again. `was_lost`: it
   // ended otherwise than by this side's wish.
   void OnEnd(const ConnectionCounters& connection, bool was_lost);
 

@@ -18,7 +18,7 @@
 // increase; those of an endpoint and of a peer keep the totals of ended connections.
 namespace ferry::transfer {
 
-// Of the slots between one GPU's memory and the network, one way.
+// Counters of the slots between one GPU's memory and the network, one way.
 struct StagerCounters {
   std::uint64_t launches = 0;  // of kernels that copy, so far
   std::uint64_t slots = 0;     // that they copied
@@ -27,7 +27,7 @@ struct StagerCounters {
   std::uint64_t waiting = 0;   // who would have one, now
 };
 
-// Of one GPU whose memory is used. When all connections have ended all its slots are free.
+// Counters of one GPU whose memory is used. When all connections have ended all its slots are free.
 struct StagingCounters {
   int ordinal = -1;
   std::uint64_t slots = 0;  // for each way

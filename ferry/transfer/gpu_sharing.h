@@ -81,7 +81,7 @@ class LocalShare {
 class GpuSharing {
  public:
   explicit GpuSharing(SharingHost* connection);
-  // Of this connection and no other that this process has, or had; not 0.
+  // The number of this connection and no other that this process has, or had; not 0.
   std::uint64_t id() const noexcept { return id_; }
   // Call before the connection is started. `memory` must outlive this object.
   void SetMemory(DeviceMemory* memory) { memory_ = memory; }

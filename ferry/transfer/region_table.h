@@ -101,7 +101,7 @@ class RegionTable {
     std::uint32_t generation = 0;         // of the last registration in this slot
   };
 
-  // Of a registered region, by this key. Errors: kRefused.
+  // The rights to a registered region, by this key. Errors: kRefused.
   static Result<Rights> RightsOf(const RegionState& region, const wire::KeyBody& key,
                                  const Accessor& by);
 
@@ -111,7 +111,7 @@ class RegionTable {
   std::uint64_t bytes_ = 0;  // of all regions
 };
 
-// Of a remote access. kRefused.
+// The error of a remote access: kRefused.
 Error BlockOutside(const RegionState& region, std::size_t index, std::uint64_t offset,
                    std::uint64_t length);
 // Checks the blocks of a remote access (BlockOnWire[]) against its region and puts their memory

@@ -14,9 +14,9 @@ class ConnectionCore;
 class EndpointCore;
 class LaneHealth;
 
-// One attempt of the connecting side to put a new lane in the place of another: connects, greets,
-// and only when the peer has agreed stops using the old one. Belongs to the connection's home loop;
-// shared between the keeper and its callbacks in flight.
+// One attempt of the connecting side to put a new lane in the place of another: connects, says
+// hello, and only when the peer has agreed stops using the old one. Belongs to the connection's
+// home loop; shared between the keeper and its callbacks in flight.
 class Rejoin final : public std::enable_shared_from_this<Rejoin> {
  public:
   // `endpoint`, `connection` and `keeper` must stay valid until CancelOnLoop() or the end of the

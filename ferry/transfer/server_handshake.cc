@@ -41,7 +41,7 @@ ServerHandshake::ServerHandshake(EndpointCore* endpoint)
 ServerHandshake::~ServerHandshake() = default;
 
 void ServerHandshake::ClearOnLoop() {
-  while (!pending_connections_.empty()) (void)TakeArrival(pending_connections_.begin());
+  while (!pending_connections_.empty()) (void)TakePendingConnection(pending_connections_.begin());
   for (const auto& [number, hello_exchange] : by_number_) admission_.Leave(number);
   by_number_.clear();
   hello_exchanges_.clear();
@@ -239,7 +239,7 @@ Status ServerHandshake::MayConnect(const HelloExchange& hello_exchange, const Uu
 Status ServerHandshake::OnHello(HelloExchange* hello_exchange, wire::MetaReader* reader) {
   wire::HelloBody hello;
   const bool whole = reader->Read(&hello) && reader->rest().empty();
-  Arrival arrival;
+  PendingConnection arrival;
   std::memcpy(arrival.peer.bytes.data(), hello.endpoint, sizeof hello.endpoint);
   if (!whole || hello.lanes == 0 || hello.window_bytes == 0 || arrival.peer.none()) {
     return Error(Code::kCorrupt,
@@ -301,7 +301,7 @@ Status ServerHandshake::OnJoin(HelloExchange* hello_exchange, wire::MetaReader* 
     return Error(Code::kUnavailable,
                  "this lane belongs to no connection that is being set up here");
   }
-  Arrival& arrival = it->second;
+  PendingConnection& arrival = it->second;
   if (join.lane >= arrival.lanes.size() || arrival.lanes[join.lane] != nullptr) {
     return Error(Code::kRefused, fmt::format("lane {} is not free", join.lane));
   }
@@ -338,7 +338,7 @@ void ServerHandshake::OnGone(HelloExchange* hello_exchange, const Error& error) 
   for (auto it = pending_connections_.begin(); it != pending_connections_.end(); ++it) {
     auto& lanes = it->second.lanes;
     if (std::find(lanes.begin(), lanes.end(), hello_exchange) == lanes.end()) continue;
-    const Arrival lost = TakeArrival(it);
+    const PendingConnection lost = TakePendingConnection(it);
     for (HelloExchange* one : lost.lanes) {
       if (one != nullptr) Drop(one);
     }
@@ -359,17 +359,17 @@ void ServerHandshake::Drop(HelloExchange* hello_exchange) {
 }
 
 void ServerHandshake::RenewOnLoop(std::uint32_t id) {
-  Arrival& arrival = pending_connections_.at(id);
+  PendingConnection& arrival = pending_connections_.at(id);
   if (arrival.timer != 0) loop_->CancelTimerOnLoop(arrival.timer);
   arrival.timer = loop_->AddTimerOnLoop(Clock::now() + endpoint_->config().handshake_timeout,
-                                        [this, id] { OnArrivalLate(id); });
+                                        [this, id] { OnPendingConnectionLate(id); });
 }
 
 // While lanes are admitted one after another, lanes of this connection may still wait in the
 // kernel's accept queue. Dropping the connection would waste the work done for it, just when time
 // is short.
-void ServerHandshake::OnArrivalLate(std::uint32_t id) {
-  Arrival& arrival = pending_connections_.at(id);
+void ServerHandshake::OnPendingConnectionLate(std::uint32_t id) {
+  PendingConnection& arrival = pending_connections_.at(id);
   arrival.timer = 0;
   const auto busy_since = Clock::now() - endpoint_->config().handshake_timeout / 8;
   if (last_admitted_ > busy_since && arrival.extensions++ < kMaxExtensions) return RenewOnLoop(id);
@@ -377,9 +377,10 @@ void ServerHandshake::OnArrivalLate(std::uint32_t id) {
   OnGone(first, first->Late());
 }
 
-ServerHandshake::Arrival ServerHandshake::TakeArrival(Arrivals::iterator it) {
+ServerHandshake::PendingConnection ServerHandshake::TakePendingConnection(
+    PendingConnections::iterator it) {
   if (it->second.timer != 0) loop_->CancelTimerOnLoop(std::exchange(it->second.timer, 0));
-  Arrival arrival = std::move(it->second);
+  PendingConnection arrival = std::move(it->second);
   pending_connections_.erase(it);
   return arrival;
 }
@@ -399,7 +400,7 @@ void ServerHandshake::CompleteIfReady(std::uint32_t id) {
 void ServerHandshake::Complete(std::uint32_t id) {
   const auto it = pending_connections_.find(id);
   if (it == pending_connections_.end()) return;  // a lane was lost meanwhile
-  const Arrival arrival = TakeArrival(it);
+  const PendingConnection arrival = TakePendingConnection(it);
   std::vector<std::unique_ptr<net::Lane>> lanes;
   const std::string name = arrival.lanes.front()->peer_name();
   for (HelloExchange* hello_exchange : arrival.lanes) {

@@ -46,13 +46,13 @@ class ServerHandshake {
     State state = State::kSilent;
     Exchange exchange;         // from kChallenged on
     std::uint64_t number = 0;  // of its own
-    // Of a lane that takes the place of another.
+    // For a lane that takes the place of another.
     std::shared_ptr<ConnectionCore> rejoins;  // with the endpoint's table, while the lane moves
     wire::RejoinBody rejoin;
     LaneProgress progress;  // progress of the peer
   };
   // A connection of which some lanes are still missing.
-  struct Arrival {
+  struct PendingConnection {
     wire::WelcomeBody welcome;
     Uuid peer;
     std::uint64_t window_bytes = 0;
@@ -61,7 +61,7 @@ class ServerHandshake {
     EventLoop::TimerId timer = 0;  // limit for the next lane to join
     int extensions = 0;            // times that the limit was extended
   };
-  using Arrivals = std::unordered_map<std::uint32_t, Arrival>;
+  using PendingConnections = std::unordered_map<std::uint32_t, PendingConnection>;
 
   void MoveTo(PendingPeer* pending_peer, State to);
   Status OnHeard(HelloExchange* hello_exchange, const wire::MessageHeader& header,
@@ -90,8 +90,8 @@ class ServerHandshake {
   void OnGone(HelloExchange* hello_exchange, const Error& error);
   // The peer is authenticated: restarts the handshake timeout for its remaining lanes.
   void RenewOnLoop(std::uint32_t id);
-  void OnArrivalLate(std::uint32_t id);
-  Arrival TakeArrival(Arrivals::iterator it);
+  void OnPendingConnectionLate(std::uint32_t id);
+  PendingConnection TakePendingConnection(PendingConnections::iterator it);
   void CompleteIfReady(std::uint32_t id);
   void Complete(std::uint32_t id);
   void Drop(HelloExchange* hello_exchange);
@@ -102,7 +102,7 @@ class ServerHandshake {
   std::unordered_map<std::uint64_t, HelloExchange*> by_number_;
   net::Admission admission_;  // those of them that are not authenticated yet
   net::AcceptGate gate_;
-  Arrivals pending_connections_;
+  PendingConnections pending_connections_;
   Clock::time_point last_admitted_;  // when a lane was last authenticated
   std::uint32_t next_id_ = 1;
   std::uint64_t next_number_ = 1;

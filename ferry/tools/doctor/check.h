@@ -32,7 +32,7 @@ Verdict WorstOf(const std::vector<Check>& checks) noexcept;
 // kExitOk, kExitWarning or kExitProblem.
 ExitCode ExitCodeOf(Verdict worst) noexcept;
 
-// {"checks": [{"id", "verdict", "evidence", "mend"}], "worst": ...}
+// {"checks": [{"id", "verdict", "evidence", "fix"}], "worst": ...}
 Json ToJson(const std::vector<Check>& checks);
 // One line for each check, with longer evidence and the fix below it; then the count of each
 // verdict. Has no final newline.

@@ -68,7 +68,7 @@ class RawLane {
   bool SendBytes(std::span<const std::byte> bytes);
   bool Say(const Saying& saying) { return SendBytes(Encode(saying)); }
   // Sends the same bytes repeatedly without reading, until the socket accepts no more for
-  // `patience_ms` or `most` bytes were sent. Returns the number of bytes sent.
+  // `timeout_ms` or `most` bytes were sent. Returns the number of bytes sent.
   std::uint64_t Flood(std::span<const std::byte> bytes, std::uint64_t most, int timeout_ms);
 
   // The next frame that is neither a ping nor a mere acknowledgement; nullopt once the lane is
