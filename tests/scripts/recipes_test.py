@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCUMENTS = ("CONTRIBUTING.md", "docs/toy_provider.md")
 BLOCK = re.compile(r"^<!-- recipe: (\S+) -->\n+```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
