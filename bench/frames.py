@@ -8,7 +8,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 MAGIC = 0x59525246
 HELLO, WELCOME, JOIN, JOINED, CHALLENGE, PROOF = 1, 2, 3, 4, 6, 7
 WRITE, READ_REQUEST, PING = 16, 17, 34
-WIRE = (ROOT / "ferry/transfer/wire.h").read_text(encoding="utf-8")
+WIRE = (ROOT / "ferry/transfer/handshake/wire.h").read_text(encoding="utf-8")
 VERSION = int(re.search(r"kVersion = (\d+);", WIRE).group(1))
 
 

@@ -8,8 +8,8 @@
 #include <condition_variable>
 #include <utility>
 
-#include "ferry/transfer/endpoint_core.h"
-#include "ferry/transfer/stager.h"
+#include "ferry/transfer/engine/endpoint_core.h"
+#include "ferry/transfer/gpu/stager.h"
 
 namespace ferry::transfer {
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "ferry/transfer/region_openers.h"
+#include "ferry/transfer/memory/region_openers.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 

@@ -15,7 +15,7 @@
 #include "ferry/net/provider.h"
 #include "ferry/transfer/connection.h"
 #include "ferry/transfer/counters.h"
-#include "ferry/transfer/endpoint_address.h"
+#include "ferry/transfer/handshake/endpoint_address.h"
 #include "ferry/transfer/readiness.h"
 
 namespace ferry::transfer {

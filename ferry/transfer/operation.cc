@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "ferry/transfer/connection_core.h"
+#include "ferry/transfer/engine/connection_core.h"
 
 namespace ferry::transfer {
 

@@ -6,7 +6,7 @@
 
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
-#include "ferry/transfer/wire.h"
+#include "ferry/transfer/handshake/wire.h"
 
 namespace ferry::transfer {
 

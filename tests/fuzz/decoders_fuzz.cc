@@ -10,8 +10,8 @@
 #include "ferry/core/units.h"
 #include "ferry/net/address.h"
 #include "ferry/transfer/endpoint.h"
+#include "ferry/transfer/memory/region_table.h"
 #include "ferry/transfer/region.h"
-#include "ferry/transfer/region_table.h"
 #include "tests/fuzz/script.h"
 
 namespace ferry::fuzz {

@@ -12,7 +12,7 @@
 
 #include "ferry/core/check.h"
 #include "ferry/transfer/endpoint.h"
-#include "ferry/transfer/secret.h"
+#include "ferry/transfer/handshake/secret.h"
 #include "tests/fuzz/script.h"
 #include "tests/fuzz/scripted_lane.h"
 

@@ -106,7 +106,7 @@ class CheckLayers(unittest.TestCase):
         cast = "auto* p = reinterpret_cast<char*>(q);\n"
         self.assertIn("needs a comment", self.check("ferry/transfer/window.cc", cast))
         self.assertEqual(self.check("ferry/transfer/window.cc", "// bytes of a POD\n" + cast), "")
-        self.assertEqual(self.check("ferry/transfer/wire.cc", cast), "")
+        self.assertEqual(self.check("ferry/transfer/handshake/wire.cc", cast), "")
         self.assertEqual(self.check("ferry/net/tcp/lane.cc", cast), "")
 
     def test_shared_ptr_needs_a_comment_where_it_is_declared(self):

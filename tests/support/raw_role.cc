@@ -16,8 +16,8 @@
 
 #include "ferry/core/random.h"
 #include "ferry/net/tcp/frame_prefix.h"
+#include "ferry/transfer/handshake/wire.h"
 #include "ferry/transfer/region.h"
-#include "ferry/transfer/wire.h"
 
 namespace ferry::tests {
 namespace {

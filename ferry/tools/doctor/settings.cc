@@ -3,7 +3,7 @@
 
 #include "ferry/core/unknown_variables.h"
 #include "ferry/tools/doctor/checks.h"
-#include "ferry/transfer/secret.h"
+#include "ferry/transfer/handshake/secret.h"
 
 namespace ferry::tools {
 namespace {

@@ -11,7 +11,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/fd.h"
 #include "ferry/core/random.h"
-#include "ferry/transfer/wire.h"
+#include "ferry/transfer/handshake/wire.h"
 
 // A scripted peer made of plain system calls. It sends frames that no lane of the engine would
 // send, and stays silent where a lane would answer. Every wait ends after 30 s; on that timeout,

@@ -1,0 +1,166 @@
+// State shared by the handles of an endpoint: loops, listener, regions and connections.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/core/event_loop.h"
+#include "ferry/core/log_limiter.h"
+#include "ferry/core/random.h"
+#include "ferry/net/provider.h"
+#include "ferry/net/resolve.h"
+#include "ferry/transfer/engine/connection_core.h"
+#include "ferry/transfer/engine/ready_flag.h"
+#include "ferry/transfer/gpu/device_memory.h"
+#include "ferry/transfer/gpu/stream_watch.h"
+#include "ferry/transfer/handshake/secret.h"
+#include "ferry/transfer/memory/held_memory.h"
+#include "ferry/transfer/memory/region_table.h"
+#include "ferry/transfer/stats/counter_aggregator.h"
+#include "ferry/transfer/stats/metrics.h"
+
+namespace ferry::transfer {
+
+class Dialer;
+class HelloExchange;
+class ServerHandshake;
+struct EndpointAddress;
+
+// Where a peer was reached, by which interface, and where else it says that it can be.
+struct Dialled {
+  net::Address at;
+  std::string interface;
+  std::vector<net::Address> others;
+};
+
+// What an endpoint's handles share. Owns loops, listener, regions and live connections.
+class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
+ public:
+  EndpointCore(const Config& config, std::unique_ptr<net::Provider> provider);
+  ~EndpointCore();
+
+  Status Start();
+  // Closes everything, blocks until nothing touches memory, then stops the threads. Idempotent.
+  void Shutdown();
+
+  const Config& config() const noexcept { return config_; }
+  const Uuid& id() const noexcept { return id_; }
+  net::Provider& provider() const noexcept { return *provider_; }
+  const net::Address& listening() const noexcept { return listening_; }
+  // Valid after Start().
+  const std::optional<Secret>& secret() const noexcept { return secret_; }
+  // Whether this endpoint, if it has no secret, accepts a connection to or from a peer. `is_known`:
+  // the peer is on this machine or is authenticated by TLS.
+  bool Trusts(bool is_known) const noexcept { return is_known || config_.insecure == "on"; }
+  // Whether the settings allow the use of a lane dialed to `peer_name`: checks how the peer is
+  // authenticated and which interface the lane leaves by. Errors: kRefused, kInvalidArgument.
+  Status CheckLane(const HelloExchange& hello_exchange, const std::string& peer_name) const;
+  RegionTable& regions() noexcept { return regions_; }
+  DeviceMemory& device_memory() noexcept { return device_memory_; }
+  StreamWatch& stream_watch() noexcept { return stream_watch_; }
+  net::NameResolver& names() noexcept { return names_; }
+  // Lanes of a connection over one interface.
+  int lanes() const noexcept { return lanes_; }
+  // Like lanes(), but at least one for each interface by which remote peers may be reached.
+  int LanesOverInterfaces() const;
+  int LanesTo(const net::Address& peer) const;
+  // All addresses that peers on other machines may use.
+  EndpointAddress OtherAddresses() const;
+  // Open connections that peers have dialed. Any thread.
+  std::size_t ConnectionsFromOutside();
+  // BeginCall and EndCall record the local address and port of a dial in progress. IsOwnCall tells
+  // whether an incoming connection is this endpoint itself. Any thread.
+  void BeginCall(const std::string& local_name);
+  void EndCall(const std::string& local_name);
+  bool IsOwnCall(const std::string& remote_name);
+  // Registers a dial that is about to start, so that Shutdown() ends it. Any thread.
+  void Follow(const std::shared_ptr<Dialer>& dialer);
+  // Same contracts as net::Listener. Front loop only.
+  void PauseAcceptingOnLoop(bool paused);
+  void ExpectLanesOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until);
+  // Counts and logs a refused handshake. `sentence`: the reason. Any thread.
+  void RefusedHandshake(const std::string& peer_name, const std::string& sentence);
+  // The open connection that the server handshake gave this number and token to; null if there is
+  // none. Any thread.
+  std::shared_ptr<ConnectionCore> FindConnection(std::uint32_t number, const Uuid& token);
+  EventLoop* front_loop() const noexcept { return loops_.front().get(); }
+
+  // Event loops for a new connection's lanes, home loop first. Any thread.
+  std::vector<EventLoop*> ChooseLoops(std::size_t lanes);
+  // Makes lanes that have opened the region release it, and peers unmap GPU memory that was shared
+  // with them. `drained`: no lane is inside. Any thread.
+  void RevokeEverywhere(const std::shared_ptr<RegionState>& region, bool drained);
+  // Closes connections to peers that still hold data requested from the region. Any thread.
+  void FailHolders(const std::shared_ptr<RegionState>& region);
+  // Locks the connection table while it sums up, which takes microseconds per connection. Any
+  // thread.
+  EndpointCounters Counters();
+  // 0 if metrics are off.
+  std::uint16_t metrics_port() const noexcept { return metrics_ ? metrics_->port() : 0; }
+  // The loop that the lanes are on: makes the connection that was agreed on, with a loop for each
+  // lane, keeps it until it is closed, lets it run, and hands it to Accept if a peer has made it.
+  // `dialled`: null where a peer has. Shared with the endpoint's table.
+  std::shared_ptr<ConnectionCore> EstablishOnLoop(Peer agreed,
+                                                  std::vector<std::unique_ptr<net::Lane>> lanes,
+                                                  std::vector<EventLoop*> loops,
+                                                  const Dialled* dialled);
+
+  std::shared_ptr<ConnectionCore> TakeAccepted();
+  // See Endpoint::AcceptReadiness(). Any thread.
+  Result<UniqueFd> AcceptDescriptor();
+  bool closing() const noexcept { return closing_.load(); }
+
+ private:
+  void Keep(const std::shared_ptr<ConnectionCore>& connection);
+  void BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connection,
+                     std::vector<std::unique_ptr<net::Lane>> lanes);
+  void Forget(const ConnectionCore* connection);
+  // Null if the connection has closed.
+  std::shared_ptr<ConnectionCore> FindConnection(std::uint32_t number);
+  void OnLinkChange(const net::LinkChange& change);
+
+  const Config config_;
+  const Uuid id_ = Uuid::Random();
+  const std::unique_ptr<net::Provider> provider_;
+  const int lanes_;
+  std::optional<Secret> secret_;
+  std::vector<std::unique_ptr<EventLoop>> loops_;
+  std::atomic<std::size_t> next_loop_{0};
+  DeviceMemory device_memory_{config_};  // after loops_, to which its threads post
+  StreamWatch stream_watch_{config_};    // after loops_, to which its threads post
+  RegionTable regions_;
+  const std::shared_ptr<HeldMemoryPool> held_;  // shared with connections, which handles keep alive
+  std::unique_ptr<net::Listener> listener_;
+  std::unique_ptr<ServerHandshake> server_handshake_;
+  std::unique_ptr<net::LinkWatch> link_watch_;
+  net::Address listening_;
+  std::atomic<bool> closing_{false};
+  net::NameResolver names_;
+  LogLimiter refusal_log_;  // by host
+  std::atomic<std::uint64_t> handshakes_refused_{0};
+
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Dialer>> dialers_;  // under mutex_; expired ones are removed lazily
+  std::condition_variable changed_;
+  std::unordered_set<std::shared_ptr<ConnectionCore>> connections_;  // until closed
+  std::vector<std::shared_ptr<ConnectionCore>> by_number_;  // the same connections; null: free
+  std::vector<std::uint32_t> free_numbers_;                 // free indexes in by_number_
+  std::deque<std::shared_ptr<ConnectionCore>> accepted_;    // until taken
+  ReadyFlag accept_ready_;            // under mutex_; set for good once closing
+  std::multiset<std::string> calls_;  // local names of dials in progress
+  CounterAggregator aggregator_;      // under mutex_
+
+  std::unique_ptr<MetricsServer> metrics_;  // null if metrics are off; last: it uses the rest
+};
+
+}  // namespace ferry::transfer

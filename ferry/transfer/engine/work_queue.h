@@ -1,0 +1,38 @@
+// The queue of operations from which a lane pulls slices.
+#pragma once
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <unordered_set>
+
+#include "ferry/transfer/engine/operation_state.h"
+
+namespace ferry::transfer {
+
+// The operations from which a lane pulls slices, in turn. Each operation is in it at most once.
+// Each call takes amortized constant time. Not thread-safe.
+class WorkQueue {
+ public:
+  using Op = std::shared_ptr<OperationState>;
+
+  bool empty() const noexcept { return queue_.empty(); }
+  std::size_t size() const noexcept { return queue_.size(); }
+  const Op& front() const { return queue_.front(); }
+  // Appends it; does nothing if it is already in the queue.
+  void Add(Op operation);
+  // Moves the first to the end.
+  void Rotate();
+  void Pop();
+  void Clear();
+
+ private:
+  static constexpr std::size_t kMinSweep = 64;
+
+  void Sweep();
+
+  std::deque<Op> queue_;
+  std::unordered_set<const OperationState*> members_;  // those in queue_
+  std::size_t sweep_at_ = kMinSweep;  // size of queue_ at which the next sweep runs
+};
+
+}  // namespace ferry::transfer

@@ -1,0 +1,323 @@
+// Tests which endpoints may connect to which, with and without a shared secret.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "ferry/net/testing/fake_provider.h"
+#include "ferry/transfer/handshake/secret.h"
+#include "ferry/transfer/testing/linked_endpoints.h"
+#include "ferry/transfer/testing/raw_peer.h"
+
+// Two endpoints connect if both know the secret. If neither has one, they trust each other for
+// being on one machine, or because the settings say so.
+namespace ferry::transfer {
+namespace {
+
+using ::testing::HasSubstr;
+using wire::Type;
+
+Config WithSecret(const std::string& secret) {
+  Config config = SmallSlices(3, 2);
+  config.secret = secret;
+  return config;
+}
+const std::string kSecret = "correct horse battery staple";
+const std::string kOther = "Correct horse battery staple";
+
+void ExpectRefused(const Result<Connection>& result, const std::string& words) {
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code(), Code::kRefused) << result.error().ToString();
+  EXPECT_THAT(result.error().message(), HasSubstr(words));
+}
+
+TEST(Secrets, ThatAreTheSameConnectAllLanes) {
+  Link link = MakeLink(WithSecret(kSecret));
+  EXPECT_EQ(link.near.connection->Info().lanes.size(), 3u);
+  EXPECT_TRUE(Works(&link));
+}
+
+TEST(Secrets, ThatDifferAreRefusedAndTheEndpointServesOn) {
+  const Endpoint server = Must(Endpoint::Create(WithSecret(kSecret)));
+  Endpoint pending_peer = Must(Endpoint::Create(WithSecret(kOther)));
+  ExpectRefused(pending_peer.Connect(HostAndPort(server.port()), Soon()), "different secrets");
+  Endpoint friendly = Must(Endpoint::Create(WithSecret(kSecret)));
+  EXPECT_TRUE(friendly.Connect(HostAndPort(server.port()), Soon()));
+}
+
+TEST(Secrets, OfOneSideOnlyAreRefusedByTheSideThatHasOne) {
+  Endpoint with = Must(Endpoint::Create(WithSecret(kSecret)));
+  Endpoint without = Must(Endpoint::Create(SmallSlices()));
+  ExpectRefused(without.Connect(HostAndPort(with.port()), Soon()), "asks its peers for a secret");
+  ExpectRefused(with.Connect(HostAndPort(without.port()), Soon()), "does not ask for a secret");
+}
+
+TEST(Secrets, ThatCannotBeReadFailTheEndpoint) {
+  Config config = SmallSlices();
+  config.secret_file = "/not/there";
+  const auto endpoint = Endpoint::Create(config);
+  ASSERT_FALSE(endpoint);
+  EXPECT_THAT(endpoint.error().message(), HasSubstr("/not/there"));
+}
+
+// ---- pending peers of an endpoint with a secret -------------------------------------------------
+
+class GuardTest : public ::testing::Test {
+ protected:
+  static Mac Sign(Type first, const std::vector<std::byte>& said, const wire::Nonce& theirs,
+                  const wire::Nonce& ours, const net::ChannelBinding& binding = {}) {
+    Config config;
+    config.secret = kSecret;
+    return (*Secret::FromConfig(config))
+        ->Sign("client", {std::as_bytes(std::span(&first, 1)), said, theirs, ours, binding});
+  }
+  static std::vector<std::byte> HelloBytes() {
+    wire::HelloBody hello = Hello(Uuid::Random(), 2);
+    hello.flags = wire::kHasSecret;
+    return Pod(hello);
+  }
+  wire::Nonce Challenged(RawLane* lane, Type type, const std::vector<std::byte>& said) {
+    EXPECT_TRUE(lane->Say({.type = type, .body = said}));
+    return lane->Expect(Type::kChallenge).Body<wire::ChallengeBody>().nonce;
+  }
+  // Sends `hello`, but proves `signed_hello`.
+  wire::ProofBody Prove(RawLane* lane, const std::vector<std::byte>& hello,
+                        const std::vector<std::byte>& signed_hello) {
+    wire::ProofBody proof;
+    const wire::Nonce challenge = Challenged(lane, Type::kHello, hello);
+    proof.mac = Sign(Type::kHello, signed_hello, challenge, proof.nonce);
+    EXPECT_TRUE(lane->Say({.type = Type::kProof, .body = Pod(proof)}));
+    return proof;
+  }
+  void ExpectRefuses(RawLane* lane, const std::string& words) {
+    const RawFrame refusal = lane->Expect(Type::kRefuse);
+    EXPECT_EQ(refusal.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(Code::kRefused));
+    EXPECT_THAT(refusal.Text<wire::RefuseBody>(), HasSubstr(words));
+    lane->WaitClosed();
+  }
+
+  Endpoint endpoint_ = Must(Endpoint::Create(WithSecret(kSecret)));
+};
+
+TEST_F(GuardTest, EveryChallengeIsAnother) {
+  RawLane first(endpoint_.port());
+  RawLane second(endpoint_.port());
+  const auto hello = HelloBytes();
+  EXPECT_NE(Challenged(&first, Type::kHello, hello), Challenged(&second, Type::kHello, hello));
+}
+
+TEST_F(GuardTest, AProofThatWasRecordedIsRefusedTheNextTime) {
+  const auto hello = HelloBytes();
+  RawLane lane(endpoint_.port());
+  const wire::ProofBody proof = Prove(&lane, hello, hello);
+  (void)lane.Expect(Type::kWelcome);
+
+  RawLane replayed(endpoint_.port());
+  (void)Challenged(&replayed, Type::kHello, hello);
+  ASSERT_TRUE(replayed.Say({.type = Type::kProof, .body = Pod(proof)}));
+  ExpectRefuses(&replayed, "different secrets");
+}
+
+TEST_F(GuardTest, AProofOfAnotherHelloIsRefused) {
+  RawLane lane(endpoint_.port());
+  (void)Prove(&lane, HelloBytes(), HelloBytes());
+  ExpectRefuses(&lane, "different secrets");
+}
+
+TEST_F(GuardTest, AProofForAnotherTlsConnectionIsRefusedAsSomebodyBetweenTheTwoSides) {
+  const net::ChannelBinding other{std::byte{1}};
+  const auto hello = HelloBytes();
+  RawLane lane(endpoint_.port());
+  const wire::Nonce challenge = Challenged(&lane, Type::kHello, hello);
+  wire::ProofBody proof{.binding = other};
+  proof.mac = Sign(Type::kHello, hello, challenge, proof.nonce, other);
+  ASSERT_TRUE(lane.Say({.type = Type::kProof, .body = Pod(proof)}));
+  ExpectRefuses(&lane, "somebody is between the two sides");
+}
+
+TEST_F(GuardTest, AProofWhoseConnectionWasPutInItsPlaceIsRefused) {
+  const net::ChannelBinding other{std::byte{1}};
+  const auto hello = HelloBytes();
+  RawLane lane(endpoint_.port());
+  const wire::Nonce challenge = Challenged(&lane, Type::kHello, hello);
+  wire::ProofBody proof;  // claims the connection of its own lane with a proof made for another
+  proof.mac = Sign(Type::kHello, hello, challenge, proof.nonce, other);
+  ASSERT_TRUE(lane.Say({.type = Type::kProof, .body = Pod(proof)}));
+  ExpectRefuses(&lane, "different secrets");
+}
+
+TEST_F(GuardTest, AFurtherLaneMustProveTheSecretAsWell) {
+  const auto hello = HelloBytes();
+  RawLane lane(endpoint_.port());
+  (void)Prove(&lane, hello, hello);
+  const auto welcome = lane.Expect(Type::kWelcome).Body<wire::WelcomeBody>();
+  wire::JoinBody join;
+  join.lane = 1;
+  join.connection = welcome.connection;
+  std::memcpy(join.token, welcome.token, sizeof join.token);
+  RawLane further(endpoint_.port());
+  (void)Challenged(&further, Type::kJoin, Pod(join));
+  ASSERT_TRUE(further.Say({.type = Type::kProof, .body = Pod(wire::ProofBody{})}));
+  ExpectRefuses(&further, "different secrets");
+}
+
+TEST_F(GuardTest, FramesOutOfTurnCloseTheLaneWithoutAnAnswer) {
+  RawLane proof_first(endpoint_.port());
+  ASSERT_TRUE(proof_first.Say({.type = Type::kProof, .body = Pod(wire::ProofBody{})}));
+  proof_first.WaitClosed();
+  RawLane hello_twice(endpoint_.port());
+  (void)Challenged(&hello_twice, Type::kHello, HelloBytes());
+  ASSERT_TRUE(hello_twice.Say({.type = Type::kHello, .body = HelloBytes()}));
+  hello_twice.WaitClosed();
+  RawLane short_proof(endpoint_.port());
+  (void)Challenged(&short_proof, Type::kHello, HelloBytes());
+  ASSERT_TRUE(short_proof.Say({.type = Type::kProof, .body = BytesOf("short")}));
+  short_proof.WaitClosed();
+}
+
+// ---- endpoints that are not what they claim to be -----------------------------------------------
+
+class ImpostorTest : public ::testing::Test {
+ protected:
+  // Dials a server that behaves like this after the hello frame.
+  template <class Impostor>
+  Result<Connection> Call(Impostor impostor) {
+    RawListener listener;
+    std::jthread other([&] {
+      RawLane lane = listener.Accept();
+      (void)lane.Expect(Type::kHello);
+      impostor(&lane);
+      lane.WaitClosed();
+    });
+    return endpoint_.Connect(HostAndPort(listener.port()), Soon());
+  }
+  static std::vector<std::byte> Welcome() {
+    wire::WelcomeBody welcome;
+    welcome.lanes = 1;
+    welcome.window_bytes = 64 * 1024;
+    return Pod(welcome);
+  }
+
+  Endpoint endpoint_ = Must(Endpoint::Create(WithSecret(kSecret)));
+};
+
+TEST_F(ImpostorTest, WithoutAChallengeIsRefused) {
+  ExpectRefused(Call([](RawLane* lane) {
+                  EXPECT_TRUE(lane->Say({.type = Type::kWelcome, .body = Welcome()}));
+                }),
+                "does not ask for a secret");
+}
+
+TEST_F(ImpostorTest, WithoutAProofOfItsOwnIsRefused) {
+  for (const std::size_t proof_bytes : {0u, 31u, 32u}) {
+    ExpectRefused(
+        Call([&](RawLane* lane) {
+          EXPECT_TRUE(lane->Say({.type = Type::kChallenge, .body = Pod(wire::ChallengeBody{})}));
+          (void)lane->Expect(Type::kProof);
+          EXPECT_TRUE(lane->Say({.type = Type::kWelcome,
+                                 .body = Joined(Welcome(), std::vector<std::byte>(proof_bytes))}));
+        }),
+        "did not prove the secret");
+  }
+}
+
+// The server knows the secret, and proves that for the TLS connection of a man in the middle.
+TEST_F(ImpostorTest, WithAProofForAnotherTlsConnectionIsRefused) {
+  RawListener listener;
+  std::jthread other([&] {
+    RawLane lane = listener.Accept();
+    const RawFrame hello = lane.Expect(Type::kHello);
+    EXPECT_TRUE(lane.Say({.type = Type::kChallenge, .body = Pod(wire::ChallengeBody{})}));
+    const auto proof = lane.Expect(Type::kProof).Body<wire::ProofBody>();
+    Config config;
+    config.secret = kSecret;
+    const auto secret = Must(Secret::FromConfig(config));
+    Exchange exchange{.first = Type::kHello, .said = hello.rest, .client = proof.nonce};
+    exchange.binding = {std::byte{1}};
+    const auto welcome = Welcome();
+    EXPECT_TRUE(lane.Say({.type = Type::kWelcome,
+                          .body = Joined(welcome, Pod(exchange.ServerProof(*secret, welcome)))}));
+    lane.WaitClosed();
+  });
+  ExpectRefused(endpoint_.Connect(HostAndPort(listener.port()), Soon()),
+                "somebody is between the two sides");
+}
+
+TEST_F(ImpostorTest, ThatGivesOurOwnProofBackIsRefused) {
+  ExpectRefused(
+      Call([](RawLane* lane) {
+        EXPECT_TRUE(lane->Say({.type = Type::kChallenge, .body = Pod(wire::ChallengeBody{})}));
+        const auto proof = lane->Expect(Type::kProof).Body<wire::ProofBody>();
+        EXPECT_TRUE(lane->Say({.type = Type::kWelcome, .body = Joined(Welcome(), Pod(proof.mac))}));
+      }),
+      "did not prove the secret");
+}
+
+TEST_F(ImpostorTest, ThatChallengesTwiceEndsTheCall) {
+  const auto result = Call([](RawLane* lane) {
+    for (int i = 0; i < 2; ++i) {
+      (void)lane->Say({.type = Type::kChallenge, .body = Pod(wire::ChallengeBody{})});
+    }
+  });
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code(), Code::kCorrupt);
+}
+
+// ---- other machines -----------------------------------------------------------------------------
+
+class OtherMachineTest : public ::testing::Test {
+ protected:
+  OtherMachineTest() { network_.SetFaults({.another_machine = true}); }
+
+  Config Plain(const char* insecure) {
+    Config config = SmallSlices(1, 1);
+    config.listen_host = net::FakeNetwork::kHost;
+    config.insecure = insecure;
+    return config;
+  }
+  Endpoint NewEndpoint(const Config& config) {
+    return Must(Endpoint::Create(config, network_.CreateProvider()));
+  }
+
+  net::FakeNetwork network_;
+};
+
+TEST_F(OtherMachineTest, IsNotCalledWithoutASecret) {
+  const Endpoint server = NewEndpoint(Plain("on"));
+  Endpoint client = NewEndpoint(Plain("off"));
+  ExpectRefused(client.Connect(server.address(), Soon()), "is on another machine and there is no");
+}
+
+TEST_F(OtherMachineTest, IsNotLetInWithoutASecret) {
+  const Endpoint server = NewEndpoint(Plain("off"));
+  Endpoint client = NewEndpoint(Plain("on"));
+  ExpectRefused(client.Connect(server.address(), Soon()), "no secret to authenticate peers");
+}
+
+TEST_F(OtherMachineTest, IsTrustedWhereBothSidesWereToldTo) {
+  const Endpoint server = NewEndpoint(Plain("on"));
+  Endpoint client = NewEndpoint(Plain("on"));
+  EXPECT_TRUE(client.Connect(server.address(), Soon()));
+}
+
+TEST_F(OtherMachineTest, IsTrustedWithoutASecretWhereTlsKnowsIt) {
+  network_.SetFaults({.another_machine = true, .authenticated = true});
+  const Endpoint server = NewEndpoint(Plain("off"));
+  Endpoint client = NewEndpoint(Plain("off"));
+  EXPECT_TRUE(client.Connect(server.address(), Soon()));
+}
+
+TEST_F(OtherMachineTest, IsAskedForTheSecretEvenByAnEndpointThatMayBeInsecure) {
+  Config config = Plain("on");
+  config.secret = kSecret;
+  const Endpoint server = NewEndpoint(config);
+  Endpoint pending_peer = NewEndpoint(Plain("on"));
+  ExpectRefused(pending_peer.Connect(server.address(), Soon()), "asks its peers for a secret");
+  Endpoint peer = NewEndpoint(config);
+  EXPECT_TRUE(peer.Connect(server.address(), Soon()));
+}
+
+}  // namespace
+}  // namespace ferry::transfer

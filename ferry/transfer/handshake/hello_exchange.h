@@ -1,0 +1,86 @@
+// A lane during the handshake, before it belongs to a connection.
+#pragma once
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "ferry/core/event_loop.h"
+#include "ferry/net/address.h"
+#include "ferry/net/provider.h"
+#include "ferry/transfer/handshake/wire.h"
+
+namespace ferry::transfer {
+
+// A lane during the handshake: sends and receives handshake frames until a deadline. After a frame
+// was received no other is read, unless HearMoreOnLoop() asks for it. Lives on one loop. Its owner
+// must destroy it outside the lane's callbacks.
+class HelloExchange final : private net::LaneHandler {
+ public:
+  // Called for each frame; a returned Error closes the lane and is passed to `gone`.
+  using Heard = std::function<Status(const wire::MessageHeader&, wire::MetaReader*)>;
+  using Gone = std::function<void(const Error&)>;
+
+  HelloExchange(std::unique_ptr<net::Lane> lane, EventLoop* loop, Deadline deadline);
+  ~HelloExchange();
+
+  void StartOnLoop(Heard heard, Gone gone);
+  // Call inside `heard`: it is called again for the next frame.
+  void HearMoreOnLoop() noexcept { heard_ = false; }
+  void SayOnLoop(wire::Type type, std::span<const std::byte> body, std::string_view text = {});
+  // Closes the lane as soon as all queued frames are sent.
+  void CloseWhenSaidOnLoop();
+  // Closes at once; no callback follows.
+  void CloseOnLoop();
+  // Removes the deadline; from now on the owner is responsible for a timeout.
+  void LiftDeadlineOnLoop();
+  // The timeout error of this handshake.
+  Error Late() const;
+  // The peer is authenticated: its frames may have metadata of full size.
+  void TrustOnLoop() { lane_->SetMaxMeta(net::kMaxMetaBytes); }
+  // All frames were sent and the awaited frame was received: the lane may move on.
+  bool complete() const noexcept { return said() && heard_; }
+  // Called when complete() becomes true because a frame was sent.
+  void SetOnSaid(std::function<void()> on_said) { on_said_ = std::move(on_said); }
+  std::unique_ptr<net::Lane> ReleaseLane();
+  const std::string& peer_name() const noexcept { return peer_name_; }
+  std::string peer_host() const { return std::string(net::HostOf(peer_name_)); }
+  // Address and port of this side.
+  const std::string& local_name() const noexcept { return local_name_; }
+  // Whether the peer's address is on this machine.
+  bool is_local() const noexcept { return is_local_; }
+  const std::string& interface() const noexcept { return interface_; }
+  // Whether the lane itself has authenticated the peer (TLS).
+  bool is_authenticated() const noexcept { return is_authenticated_; }
+  const net::ChannelBinding& channel_binding() const noexcept { return channel_binding_; }
+
+ private:
+  Result<net::Placement> OnFrame(std::span<const std::byte> meta,
+                                 std::uint64_t payload_bytes) override;
+  Status OnPayload() override { return Ok(); }
+  void OnSent(net::OutFrame* frame) override;
+  void OnClosed(const Error& error) override;
+  void Expire();
+  bool said() const noexcept { return sent_ > 0 && sent_ == frames_.size(); }
+
+  std::unique_ptr<net::Lane> lane_;
+  EventLoop* const loop_;
+  const Deadline deadline_;
+  std::string peer_name_;
+  std::string local_name_;
+  std::string interface_;
+  bool is_local_;
+  bool is_authenticated_;
+  net::ChannelBinding channel_binding_;
+  std::deque<net::OutFrame> frames_;
+  std::size_t sent_ = 0;  // frames of frames_ that are sent
+  Heard heard_callback_;
+  Gone gone_;
+  std::function<void()> on_said_;
+  EventLoop::TimerId timer_ = 0;
+  bool heard_ = false;
+  bool close_when_said_ = false;
+};
+
+}  // namespace ferry::transfer

@@ -1,0 +1,126 @@
+// Cuts validated parts into slices and encodes a slice's blocks for the wire.
+#include "ferry/transfer/memory/plan.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace ferry::transfer {
+namespace {
+
+void AddPiece(std::byte* memory, std::uint64_t bytes, std::vector<iovec>* pieces) {
+  if (!pieces->empty()) {
+    iovec& last = pieces->back();
+    if (static_cast<std::byte*>(last.iov_base) + last.iov_len == memory) {
+      last.iov_len += bytes;
+      return;
+    }
+  }
+  pieces->push_back({memory, bytes});
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& peer,
+                                             std::vector<PlanPart> parts, std::uint64_t slice_bytes,
+                                             std::uint64_t shared_with) {
+  auto plan = std::make_shared<Plan>();
+  plan->direction = direction;
+  plan->peer = peer;
+  plan->shared_with = shared_with;
+  for (PlanPart& part : parts) {
+    part.blocks = part.blocks.Merged();
+    plan->bytes += part.blocks.total_bytes();
+    const auto index = static_cast<std::uint32_t>(plan->parts.size());
+    const bool shared = part.share != 0;
+    plan->staged |= part.stager != nullptr && !shared;
+    const std::uint64_t most =
+        shared ? wire::kMaxCopyBytes : std::min(slice_bytes, part.most_slice);
+    if (!shared) plan->slice_bytes = std::max(plan->slice_bytes, most);
+    const std::size_t most_blocks = shared                          ? wire::kMaxCopiesPerFrame
+                                    : direction == Direction::kRead ? wire::kMaxBlocksPerRead
+                                                                    : wire::kMaxBlocksPerFrame;
+    for (const Slice& range : SplitIntoSlices(part.blocks, most, most_blocks)) {
+      plan->slices.push_back({index, range});
+    }
+    plan->parts.push_back(std::move(part));
+  }
+  if (plan->slice_bytes == 0) plan->slice_bytes = slice_bytes;  // all parts are shared
+  if (plan->slices.size() > std::numeric_limits<std::uint32_t>::max()) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("the transfer has {} slices of {} bytes, the limit is 2^32; use "
+                             "larger slices or several transfers",
+                             plan->slices.size(), slice_bytes));
+  }
+  return std::shared_ptr<const Plan>(std::move(plan));
+}
+
+void AppendSlice(const Plan& plan, std::uint32_t slice, std::vector<std::byte>* meta,
+                 std::vector<iovec>* payload) {
+  const PlanSlice& cut = plan.slices[slice];
+  const PlanPart& part = plan.parts[cut.part];
+  wire::WriteBody body;
+  body.key = part.remote;
+  body.slice = slice;
+  body.blocks = static_cast<std::uint32_t>(cut.range.blocks);
+  wire::Append(meta, body);
+  const bool writing = plan.direction == Direction::kWrite;
+  ForEachBlockOfSlice(part.blocks, cut.range, [&](const Block& block) {
+    wire::Append(meta, wire::BlockOnWire{writing ? block.dst : block.src, block.len});
+    if (payload != nullptr) {
+      AddPiece(part.local_base + (writing ? block.src : block.dst), block.len, payload);
+    }
+  });
+}
+
+void AppendCopy(const Plan& plan, std::uint32_t slice, std::vector<std::byte>* meta) {
+  const PlanSlice& cut = plan.slices[slice];
+  const PlanPart& part = plan.parts[cut.part];
+  const bool writing = plan.direction == Direction::kWrite;
+  wire::Append(meta, wire::CopyBody{.key = part.remote,
+                                    .slice = slice,
+                                    .blocks = static_cast<std::uint32_t>(cut.range.blocks),
+                                    .share = part.share,
+                                    .into = writing ? 1U : 0U});
+  ForEachBlockOfSlice(part.blocks, cut.range, [&](const Block& block) {
+    wire::Append(meta, wire::CopyOnWire{.offset = writing ? block.dst : block.src,
+                                        .shared = writing ? block.src : block.dst,
+                                        .length = block.len});
+  });
+}
+
+const char* PathName(Path path) noexcept {
+  switch (path) {
+    case Path::kNetwork: return "network";
+    case Path::kGpuCopy: return "gpu-copy";
+    case Path::kBoth: return "both";
+  }
+  return "unknown";
+}
+
+PathReport PathOf(const Plan& plan) {
+  const auto shared = [](const PlanPart& part) { return part.share != 0; };
+  const auto count = std::count_if(plan.parts.begin(), plan.parts.end(), shared);
+  PathReport report;
+  if (count > 0) {
+    report.path =
+        static_cast<std::size_t>(count) == plan.parts.size() ? Path::kGpuCopy : Path::kBoth;
+  }
+  if (!plan.parts.empty()) report.why = plan.parts.front().why;
+  return report;
+}
+
+void LocalPieces(const Plan& plan, std::uint32_t slice, std::vector<iovec>* pieces) {
+  const PlanSlice& cut = plan.slices[slice];
+  const PlanPart& part = plan.parts[cut.part];
+  const bool writing = plan.direction == Direction::kWrite;
+  pieces->clear();
+  pieces->reserve(cut.range.blocks);
+  ForEachBlockOfSlice(part.blocks, cut.range, [&](const Block& block) {
+    AddPiece(part.local_base + (writing ? block.src : block.dst), block.len, pieces);
+  });
+}
+
+}  // namespace ferry::transfer

@@ -1,0 +1,170 @@
+// Runs one attempt to replace a lane over a given network path.
+#include "ferry/transfer/recovery/rejoin.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "ferry/core/check.h"
+#include "ferry/transfer/engine/endpoint_core.h"
+#include "ferry/transfer/handshake/parked_lane.h"
+#include "ferry/transfer/recovery/lane_health.h"
+
+namespace ferry::transfer {
+namespace {
+
+// A working path answers within a few round trips; do not wait longer for one that does not.
+constexpr auto kTimeout = milliseconds(2000);
+
+}  // namespace
+
+Rejoin::Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneHealth* lane_health,
+               std::uint32_t lane, std::uint32_t attempt)
+    : endpoint_(endpoint),
+      connection_(connection->shared_from_this()),
+      lane_health_(lane_health),
+      lane_(lane),
+      attempt_(attempt),
+      deadline_(Deadline::After(
+          std::min<microseconds>(kTimeout, connection->config().handshake_timeout))),
+      client_handshake_(endpoint->secret(), connection->peer_name()) {}
+
+Rejoin::~Rejoin() = default;
+
+void Rejoin::StartOnLoop(const net::Address& to) {
+  endpoint_->provider().Connect(
+      to, connection_->config(), connection_->home(), deadline_,
+      [self = shared_from_this()](auto lane) { self->OnConnected(std::move(lane)); });
+}
+
+void Rejoin::CancelOnLoop() { MoveTo(State::kOver); }
+
+void Rejoin::MoveTo(State to) {
+  const State from = std::exchange(state_, to);
+  const bool is_next = static_cast<int>(to) == static_cast<int>(from) + 1;
+  FERRY_CHECK(is_next || to == State::kOver, static_cast<int>(from), static_cast<int>(to));
+  switch (to) {
+    case State::kConnecting: break;
+    // The old lane stays in use until the peer has agreed: it may know of no such connection.
+    case State::kJoining: return SayRejoin();
+    // Both stop the old lane before they compare progress: what is still on its way over it must
+    // not change memory later.
+    case State::kFreezing: hello_exchange_->HearMoreOnLoop(); return FreezeOnLoop();
+    // Only a stopped lane's progress is final. OnFrozen, which has it, says it.
+    case State::kResuming: break;
+    case State::kMoving: return FinishIfReady();
+    // The handshake's callbacks hold this object, and may be what runs: it goes outside of them.
+    case State::kOver:
+      connection_->home()->Post([hello_exchange = std::move(hello_exchange_)] {});
+      hello_exchange_ = nullptr;
+      break;
+  }
+}
+
+// The lane is checked and authenticated like a first connection: anybody could listen at the
+// address.
+void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
+  if (state_ == State::kOver) return;
+  if (!lane) return EndOnLoop(lane.error());
+  hello_exchange_ =
+      std::make_unique<HelloExchange>(*std::move(lane), connection_->home(), deadline_);
+  // Routes can change during a connection, so the lane is checked again.
+  if (auto may = endpoint_->CheckLane(*hello_exchange_, hello_exchange_->peer_name()); !may) {
+    return EndOnLoop(may.error());
+  }
+  hello_exchange_->StartOnLoop(
+      [self = shared_from_this()](const auto& header, auto* reader) {
+        return self->OnHeard(header, reader);
+      },
+      [self = shared_from_this()](const Error& error) { self->EndOnLoop(error); });
+  hello_exchange_->SetOnSaid([self = shared_from_this()] { self->FinishIfReady(); });
+  MoveTo(State::kJoining);
+}
+
+void Rejoin::SayRejoin() {
+  wire::RejoinBody rejoin;
+  rejoin.lane = static_cast<std::uint16_t>(lane_);
+  rejoin.connection = connection_->peer().connection;
+  rejoin.attempt = attempt_;
+  std::memcpy(rejoin.token, connection_->peer().token.bytes.data(), sizeof rejoin.token);
+  client_handshake_.SayFirstOnLoop(hello_exchange_.get(), wire::Type::kRejoin,
+                                   std::as_bytes(std::span(&rejoin, 1)));
+}
+
+Status Rejoin::OnHeard(const wire::MessageHeader& header, wire::MetaReader* reader) {
+  if (state_ == State::kOver) return Ok();
+  switch (header.type) {
+    case wire::Type::kRefuse: {
+      Error refusal = client_handshake_.Refusal(reader);
+      refused_ = refusal.code() == Code::kRefused;
+      return refusal;
+    }
+    case wire::Type::kChallenge:
+      return client_handshake_.AnswerChallengeOnLoop(hello_exchange_.get(), reader);
+    case wire::Type::kRejoined:
+      if (state_ != State::kJoining) break;
+      FERRY_TRY(client_handshake_.CheckPeer({}, reader->rest()));
+      MoveTo(State::kFreezing);
+      return Ok();
+    case wire::Type::kResumed: {
+      if (state_ != State::kResuming) break;
+      FERRY_TRY_ASSIGN(peer_, ParseProgress(reader, connection_->peer_name()));
+      MoveTo(State::kMoving);
+      return Ok();
+    }
+    default: break;
+  }
+  return Error(
+      Code::kCorrupt,
+      fmt::format(
+          "{} answered a rejoining lane with a {} frame; use the same release on both sides",
+          connection_->peer_name(), wire::TypeName(header.type)));
+}
+
+// The channel lives on its lane's loop, so freezing takes a task there and one back.
+void Rejoin::FreezeOnLoop() {
+  Channel& channel = connection_->channel(lane_);
+  channel.loop()->Post([self = shared_from_this(), &channel] {
+    auto progress = channel.FreezeOnLoop(self->attempt_);
+    self->connection_->home()->Post(
+        [self, progress = std::move(progress)]() mutable { self->OnFrozen(std::move(progress)); });
+  });
+}
+
+// nullopt: a later attempt or the end of the connection came first.
+void Rejoin::OnFrozen(std::optional<LaneProgress> progress) {
+  if (state_ == State::kOver) return;
+  if (!progress) return EndOnLoop(Error(Code::kCancelled, "the connection has ended"));
+  MoveTo(State::kResuming);
+  hello_exchange_->SayOnLoop(wire::Type::kResume, EncodeProgress(*progress));
+}
+
+// An answer may arrive before the lane has reported that its request was sent.
+void Rejoin::FinishIfReady() {
+  if (state_ != State::kMoving || !hello_exchange_->complete()) return;
+  // Outside the callback of the lane that is about to move.
+  connection_->home()->Post([self = shared_from_this()] { self->FinishOnLoop(); });
+}
+
+// The lane changes loops here: it is parked until the channel's loop attaches it.
+void Rejoin::FinishOnLoop() {
+  if (state_ == State::kOver) return;
+  Channel& channel = connection_->channel(lane_);
+  auto parked = std::make_unique<ParkedLane>(hello_exchange_->ReleaseLane(), channel.loop());
+  channel.loop()->Post([self = shared_from_this(), &channel, parked = std::move(parked)]() mutable {
+    channel.ReviveOnLoop(self->attempt_, std::move(parked), self->peer_);
+  });
+  EndOnLoop(std::nullopt);
+}
+
+void Rejoin::EndOnLoop(const std::optional<Error>& error) {
+  if (state_ == State::kOver) return;
+  // While the old lane is being stopped, nobody may take another attempt for this one's success.
+  const bool frozen = state_ >= State::kFreezing;
+  MoveTo(State::kOver);
+  lane_health_->OnAttemptOver(lane_, error, frozen);
+}
+
+}  // namespace ferry::transfer

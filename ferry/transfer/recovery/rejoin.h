@@ -1,0 +1,70 @@
+// One attempt to replace a lane of a connection, on the dialing side.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "ferry/net/provider.h"
+#include "ferry/transfer/handshake/client_handshake.h"
+#include "ferry/transfer/handshake/lane_progress.h"
+
+namespace ferry::transfer {
+
+class ConnectionCore;
+class EndpointCore;
+class LaneHealth;
+
+// One attempt of the connecting side to put a new lane in the place of another: connects, says
+// hello, and only when the peer has agreed stops using the old one. Belongs to the connection's
+// home loop; shared between the keeper and its callbacks in flight.
+class Rejoin final : public std::enable_shared_from_this<Rejoin> {
+ public:
+  // `endpoint`, `connection` and `keeper` must stay valid until CancelOnLoop() or the end of the
+  // attempt.
+  Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneHealth* lane_health,
+         std::uint32_t lane, std::uint32_t attempt);
+  ~Rejoin();
+
+  void StartOnLoop(const net::Address& to);
+  // The host that was reached replied that it knows no such connection. The reply is not
+  // authenticated.
+  bool refused() const noexcept { return refused_; }
+  // Ends the attempt; the keeper is not called after this.
+  void CancelOnLoop();
+
+ private:
+  // Each step goes to the next, and any to kOver.
+  enum class State : std::uint8_t {
+    kConnecting,  // the new lane
+    kJoining,     // the peer was asked whether the lane may take the other's place
+    kFreezing,    // it may: this side is stopping the old lane
+    kResuming,    // the peer was sent this side's progress, and owes its own
+    kMoving,      // both are known: the new lane moves when all that was said has left
+    kOver,        // the keeper was told, or has cancelled
+  };
+
+  void MoveTo(State to);
+  void OnConnected(Result<std::unique_ptr<net::Lane>> lane);
+  void SayRejoin();
+  Status OnHeard(const wire::MessageHeader& header, wire::MetaReader* reader);
+  void FreezeOnLoop();
+  void OnFrozen(std::optional<LaneProgress> progress);
+  void FinishIfReady();
+  void FinishOnLoop();
+  void EndOnLoop(const std::optional<Error>& error);
+
+  EndpointCore* const endpoint_;
+  // Kept until the end: owns the channel that is being frozen.
+  std::shared_ptr<ConnectionCore> connection_;
+  LaneHealth* const lane_health_;  // until kOver
+  const std::uint32_t lane_;
+  const std::uint32_t attempt_;
+  const Deadline deadline_;
+  ClientHandshake client_handshake_;
+  std::unique_ptr<HelloExchange> hello_exchange_;
+  State state_ = State::kConnecting;
+  bool refused_ = false;
+  LaneProgress peer_;
+};
+
+}  // namespace ferry::transfer

@@ -1,0 +1,133 @@
+// Serves counters with prometheus-cpp.
+#include "ferry/transfer/stats/metrics.h"
+
+#include <fmt/core.h>
+
+#include <charconv>
+#include <exception>
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "ferry/net/address.h"
+#include "ferry/net/resolve.h"
+
+#ifdef FERRY_HAVE_PROMETHEUS
+#include <prometheus/exposer.h>
+#include <prometheus/metric_family.h>
+#include <sys/socket.h>
+
+#include "ferry/core/fork.h"
+#include "ferry/transfer/stats/metrics_families.h"
+#endif
+
+namespace ferry::transfer {
+
+#ifdef FERRY_HAVE_PROMETHEUS
+
+namespace {
+
+class Collector final : public prometheus::Collectable {
+ public:
+  explicit Collector(MetricsServer::Source source) : source_(std::move(source)) {}
+  std::vector<prometheus::MetricFamily> Collect() const override { return FamiliesOf(source_()); }
+
+ private:
+  const MetricsServer::Source source_;
+};
+
+bool ListensAt(int fd, const net::Address& at) {
+  int listens = 0;
+  socklen_t size = sizeof listens;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) {
+    return false;
+  }
+  net::RawAddress raw;
+  raw.length = sizeof raw.storage;
+  auto* name = reinterpret_cast<sockaddr*>(&raw.storage);  // as in RawAddress::get()
+  return ::getsockname(fd, name, &raw.length) == 0 && net::FromRaw(raw) == at;
+}
+
+// Finds the listening sockets of this process, because prometheus-cpp does not expose its
+// descriptors.
+std::vector<int> ListenersAt(const net::Address& at) {
+  std::vector<int> found;
+  std::error_code error;
+  using Entries = std::filesystem::directory_iterator;
+  for (Entries it("/proc/self/fd", error); !error && it != Entries(); it.increment(error)) {
+    const std::string number = it->path().filename().string();
+    int fd = -1;
+    std::from_chars(number.data(), number.data() + number.size(), fd);
+    if (ListensAt(fd, at)) found.push_back(fd);
+  }
+  return found;
+}
+
+class Prometheus final : public MetricsServer {
+ public:
+  // Throws the exceptions of prometheus-cpp.
+  Prometheus(const net::Address& at, Source source)
+      : collector_(std::make_shared<Collector>(std::move(source))),
+        // Two threads: a client that connects and sends nothing must not block others for long.
+        exposer_(std::vector<std::string>{"listening_ports", at.ToString(), "num_threads", "2",
+                                          "request_timeout_ms", "5000"}) {
+    exposer_.RegisterCollectable(collector_);
+    const std::vector<int> ports = exposer_.GetListeningPorts();
+    if (!ports.empty()) port_ = static_cast<std::uint16_t>(ports.front());
+    listeners_ = ListenersAt({at.host, port_});
+    for (const int fd : listeners_) CloseInChildren(fd);
+  }
+  ~Prometheus() override {
+    for (const int fd : listeners_) StopClosingInChildren(fd);
+  }
+  Prometheus(const Prometheus&) = delete;
+  Prometheus& operator=(const Prometheus&) = delete;
+  std::uint16_t port() const noexcept override { return port_; }
+
+ private:
+  const std::shared_ptr<Collector> collector_;  // the exposer holds it weakly
+  prometheus::Exposer exposer_;
+  std::uint16_t port_ = 0;
+  std::vector<int> listeners_;  // owned by the exposer
+};
+
+Result<net::Address> Resolved(const std::string& text, Deadline deadline) {
+  const auto colon = text.rfind(':');
+  const std::string whole = colon == 0 ? "127.0.0.1" + text : text;
+  FERRY_TRY_ASSIGN(const net::Address address, net::ParseAddress(whole, 0));
+  FERRY_TRY_ASSIGN(const std::vector<net::Address> all, net::Resolve(address, deadline));
+  return all.front();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
+                                                            Deadline deadline, Source source) {
+  FERRY_TRY_ASSIGN(const net::Address at, Resolved(address, deadline));
+  try {
+    return std::unique_ptr<MetricsServer>(std::make_unique<Prometheus>(at, std::move(source)));
+  } catch (const std::exception& failure) {
+    return Error(Code::kUnavailable,
+                 fmt::format("cannot serve metrics at {}: {}; name a free port of this machine "
+                             "(FERRY_METRICS_ADDRESS), or none",
+                             at.ToString(), failure.what()));
+  }
+}
+
+#else
+
+Result<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
+                                                            Deadline /*deadline*/,
+                                                            Source /*source*/) {
+  return Error(Code::kUnsupported,
+               fmt::format("cannot serve metrics at {}: this build has no prometheus-cpp; install "
+                           "prometheus-cpp-dev and build again, or leave metrics_address "
+                           "(FERRY_METRICS_ADDRESS) empty",
+                           address));
+}
+
+#endif
+
+}  // namespace ferry::transfer
