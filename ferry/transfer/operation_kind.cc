@@ -1,3 +1,4 @@
+// Names of the kinds of operations.
 #include "ferry/transfer/operation_kind.h"
 
 namespace ferry::transfer {

@@ -1,3 +1,4 @@
+// The state of an operation: how it ends, and who is told.
 #include "ferry/transfer/engine/operation_state.h"
 
 #include <utility>

@@ -1,3 +1,4 @@
+// The address of an endpoint as text and as bytes.
 #include "ferry/transfer/handshake/endpoint_address.h"
 
 #include <fmt/core.h>

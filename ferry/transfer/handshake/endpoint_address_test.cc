@@ -1,3 +1,4 @@
+// Tests of the address of an endpoint: parsing, limits, and the way back.
 #include "ferry/transfer/handshake/endpoint_address.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Encodes and parses a lane's progress, which both sides exchange when a lane is replaced.
 #include "ferry/transfer/handshake/lane_progress.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Registers memory, grants access to it, and checks each remote access.
 #include "ferry/transfer/memory/region_table.h"
 
 #include <fmt/format.h>

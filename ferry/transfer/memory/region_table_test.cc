@@ -1,3 +1,4 @@
+// Tests of the region table: keys, rights, grants, and the bounds of remote blocks.
 #include "ferry/transfer/memory/region_table.h"
 
 #include <gmock/gmock.h>
