@@ -174,7 +174,7 @@ def plain_environment():
 
 
 def torch_versions():
-    """Of torch and its NCCL."""
+    """The versions of torch and its NCCL."""
     import torch
 
     return {"torch": torch.__version__, "NCCL": ".".join(map(str, torch.cuda.nccl.version()))}

@@ -53,7 +53,7 @@ def cache_folder():
 
 
 class Digests:
-    """Of files, each read once. The names are those that Checkout.portable() gives."""
+    """Digests of files, each read once. The names are those that Checkout.portable() gives."""
 
     def __init__(self, checkout):
         self.checkout, self.known, self.lock = checkout, {}, threading.Lock()

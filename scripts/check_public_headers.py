@@ -27,7 +27,7 @@ def read_list(path):
 def includes_of(root, header):
     file = root / header
     if header == "ferry/kernels.h":
-        # Of all contracts together: an op includes what the others do.
+        # The includes of all contracts together: an op includes what the others do.
         ops = [op for op in (root / "ferry/kernels").glob("*/*.h") if op.stem == op.parent.name]
         return sorted({name for op in ops for name in INCLUDE.findall(op.read_text("utf-8"))})
     return INCLUDE.findall(file.read_text(encoding="utf-8")) if file.is_file() else []

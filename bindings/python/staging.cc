@@ -327,7 +327,7 @@ class TrialMemory {
 
 void BindStaging(nb::module_& module) {
   nb::module_ staging = module.def_submodule("staging");
-  nb::class_<Decode>(staging, "Decode", "Of tensorferry.staging.DecodeInputs.")
+  nb::class_<Decode>(staging, "Decode", "The native part of tensorferry.staging.DecodeInputs.")
       .def(
           "__init__",
           [](Decode* self, std::pair<std::uint64_t, std::vector<std::uint64_t>> memory_and_slots,
@@ -342,7 +342,7 @@ void BindStaging(nb::module_& module) {
       .def("stage", &Decode::Stage, nb::arg("stream"), nb::arg("tokens"), nb::arg("lengths"),
            nb::arg("tables"), nb::arg("temperatures").none(), nb::arg("padded_to"),
            "Returns how many sequences there are.")
-      .def_prop_ro("turn", &Decode::turn, "Of the slot that comes next.")
+      .def_prop_ro("turn", &Decode::turn, "The turn of the slot that comes next.")
       .def_prop_ro("rows_written", &Decode::rows_written, "Rows of tables, in all.")
       .def_rw("timeout", &Decode::timeout, "Seconds for a copy to end.");
   nb::class_<TrialMemory>(staging, "TrialMemory", "For tests on simulated devices.")

@@ -446,12 +446,12 @@ TEST(EventLoopStop, WaitsForTheTurnOfAThreadThatDrives) {
     in_task.Set();
     stopped_first = stopped.WaitFor(milliseconds(50));
   });
-  std::thread visitor(
+  std::thread caller(
       [&] { (void)loop->DriveUntil([] { return false; }, Deadline::Never(), kNoSpin); });
   EXPECT_TRUE(in_task.WaitFor());
   loop->Stop();
   stopped.Set();
-  visitor.join();
+  caller.join();
   EXPECT_FALSE(stopped_first);
 }
 

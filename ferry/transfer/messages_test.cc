@@ -200,7 +200,7 @@ TEST_F(MessageTest, BothSidesMaySendLargeMessagesAtTheSameTime) {
   }
 }
 
-TEST_F(MessageTest, ACancelledRtsOfOneSideDoesNotEndTheOtherSidesOffer) {
+TEST_F(MessageTest, ACancelledRtsOfOneSideDoesNotEndTheOtherSidesRts) {
   const auto message = RandomBytes(kLarge, 1);
   std::vector<std::byte> buffer(kLarge);
   const auto far_send = far_.Send(1, message);

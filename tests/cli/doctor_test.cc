@@ -250,7 +250,7 @@ TEST_F(DoctorNetwork, AnOpenWayToThePeerIsFine) {
   EXPECT_EQ(context.verdict("firewall_out"), "ok");
 }
 
-TEST_F(DoctorNetwork, ARuleAtThePeerShowsAsSilenceAndIsNamedAndMendedThere) {
+TEST_F(DoctorNetwork, ARuleAtThePeerShowsAsSilenceAndIsNamedAndFixedThere) {
   StartServer();
   Nft("b",
       "table inet filter { chain input { type filter hook input priority 0; policy accept; "
@@ -331,7 +331,7 @@ TEST_F(DoctorNetwork, NameServersThatDoNotAnswerAreToldInTime) {
 }
 
 // TCP's settings are each namespace's own.
-TEST_F(DoctorNetwork, TheCommandsOfSettingsMendThem) {
+TEST_F(DoctorNetwork, TheCommandsOfSettingsFixThem) {
   ASSERT_EQ(Shell("a",
                   "sysctl -qw net.ipv4.tcp_sack=0 net.ipv4.tcp_slow_start_after_idle=1 "
                   "net.ipv4.tcp_rmem='4096 87380 262144'"),

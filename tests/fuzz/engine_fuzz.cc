@@ -41,7 +41,7 @@ class Session {
       : script_(script),
         host_((script->U8() & 1) != 0 ? Host::ShortTimeout() : Host::WithLongTimeouts()),
         loop_(host_.provider->loop()) {
-    for (std::uint16_t i = 0; i < kLanes; ++i) Greet(i);
+    for (std::uint16_t i = 0; i < kLanes; ++i) SendHello(i);
     auto accepted = host_.endpoint->Accept(Deadline::After(std::chrono::seconds(5)));
     FERRY_CHECK(accepted.has_value());
     connection_ = *std::move(accepted);
@@ -58,7 +58,7 @@ class Session {
  private:
   // ---- the handshake
 
-  void Greet(std::uint16_t index) {
+  void SendHello(std::uint16_t index) {
     PeerLane& lane = lanes_[index];
     RunOnLoop(loop_, [&] {
       lane.end = host_.provider->ConnectLane();
@@ -290,7 +290,7 @@ class Session {
     Tell(lane, Type::kAck, 0, {});
   }
 
-  void Solicited(PeerLane* lane, const Heard& heard) {
+  void AnswerCts(PeerLane* lane, const Heard& heard) {
     const std::uint64_t operation = heard.header.operation;
     const std::uint64_t bytes = offered_[operation % offered_.size()];
     std::vector<std::byte> body;
@@ -322,7 +322,7 @@ class Session {
         Tell(lane, Type::kAck, 0, {});
         wire::Append(&body, wire::CtsBody{{1, 2, 3}});
         return Tell(lane, Type::kCts, operation, body);
-      case Type::kCts: return Solicited(lane, *heard);
+      case Type::kCts: return AnswerCts(lane, *heard);
       case Type::kPing: return Tell(lane, Type::kPong, operation, {});
       default: return Tell(lane, Type::kAck, 0, {});
     }

@@ -240,7 +240,7 @@ void RunOnLoop(EventLoop& loop, const std::function<void()>& task) {
 }
 
 void Settle(EventLoop& loop, int turns) {
-  // The worker may have the seat for now, and leaves it to who waits for something.
+  // The worker may own the loop for now; it yields the loop to a caller that waits for something.
   while (turns-- > 0) {
     RunOnLoop(loop, [] {});
     loop.DriveOnce();

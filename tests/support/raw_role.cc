@@ -31,7 +31,7 @@ class RawPeer {
 
  private:
   Status Connect(std::uint16_t port);
-  Status Greet();
+  Status Handshake();
   Status SendAll(std::span<const std::byte> bytes);
   Status SendFrameHead(const std::vector<std::byte>& meta, std::uint64_t payload_bytes);
   Status ReceiveAll(std::span<std::byte> bytes);
@@ -90,7 +90,7 @@ Status RawPeer::SendFrameHead(const std::vector<std::byte>& meta, std::uint64_t 
   return SendAll(meta);
 }
 
-Status RawPeer::Greet() {
+Status RawPeer::Handshake() {
   wire::HelloBody hello;
   hello.lanes = 1;
   hello.window_bytes = 16 << 20;
@@ -114,7 +114,7 @@ Result<std::string> RawPeer::HalfWrite(std::istringstream& words) {
   std::uint64_t sent = 0;
   words >> port >> key >> announced >> sent;
   FERRY_TRY(Connect(port));
-  FERRY_TRY(Greet());
+  FERRY_TRY(Handshake());
   FERRY_TRY_ASSIGN(const auto region, transfer::RemoteRegion::Parse(FromHex(key)));
   wire::WriteBody body;
   body.key = region.key;

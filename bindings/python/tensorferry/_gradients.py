@@ -24,14 +24,14 @@ def _summed(grad, like):
 
 
 def fused_add_gelu(grad, x, bias):
-    """Of gelu(x + bias), approximated by tanh: (for x, for bias)."""
+    """Gradients of gelu(x + bias), approximated by tanh: (for x, for bias)."""
     wide, x_wide, bias_wide = _wide(grad, x, bias)
     inner = torch.ops.aten.gelu_backward(wide, x_wide + bias_wide, approximate="tanh")
     return inner.to(x.dtype), _summed(inner, bias)
 
 
 def element_wise_mul_add(grad, a, b):
-    """Of a * b + c: (for a, for b, for c)."""
+    """Gradients of a * b + c: (for a, for b, for c)."""
     wide, a_wide, b_wide = _wide(grad, a, b)
     return (wide * b_wide).to(a.dtype), (wide * a_wide).to(b.dtype), grad
 
@@ -59,7 +59,7 @@ _GATES = {
 
 
 def gated(name, grad, x):
-    """Of gate(first half) * second half, for x."""
+    """Gradient of gate(first half) * second half, for x."""
     wide, x_wide = _wide(grad, x)
     first, second = x_wide.chunk(2, dim=-1)
     gate, for_first = _GATES[name](wide * second, first)
@@ -67,7 +67,7 @@ def gated(name, grad, x):
 
 
 def rms_norm(grad, x, weight, eps):
-    """Of x / sqrt(mean of squares + eps) * weight: (for x, for weight).
+    """Gradients of x / sqrt(mean of squares + eps) * weight: (for x, for weight).
 
     With r = 1 / sqrt(mean(x^2) + eps) and g = grad * weight, over the last size:
     r * g - x * r^3 * mean(g * x), and grad * x * r summed over the rows.
@@ -80,7 +80,7 @@ def rms_norm(grad, x, weight, eps):
 
 
 def add_rms_norm(grad_out, grad_total, total, weight, eps):
-    """Of (rms_norm of the total, the total): (for each of the two that were added, for weight)."""
+    """Gradients of (rms_norm of the total, the total): (for each of the two that were added, for weight)."""
     for_total, for_weight = rms_norm(grad_out, total, weight, eps)
     return for_total + grad_total, for_weight
 

@@ -142,7 +142,7 @@ def _timed(call):
 
 @functools.lru_cache(maxsize=None)
 def _copy_gbps(device):
-    """Of a copy that no cache holds: bytes read and written per second."""
+    """The rate of a copy that no cache holds: bytes read and written per second."""
     nbytes = 64 << 20 if device == "cpu" else 512 << 20
     if torch is not None:
         from_, into = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))

@@ -45,7 +45,7 @@ of_each_op = pytest.mark.parametrize("name", NAMES)
 
 
 def gradients(function, inputs, create_graph=False):
-    """Of a sum of the outputs with weights that are no symmetry of any of them."""
+    """Gradients of a sum of the outputs with weights that are no symmetry of any of them."""
     out = function(*inputs)
     outs = out if isinstance(out, tuple) else (out,)
     generator = torch.Generator().manual_seed(1)

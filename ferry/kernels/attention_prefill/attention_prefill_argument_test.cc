@@ -1,4 +1,5 @@
-// Tests of argument checks and form selection of prefill attention; they touch no tensor memory.
+// Tests of argument checks and form selection of prefill attention; they do not access the tensors'
+// memory.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

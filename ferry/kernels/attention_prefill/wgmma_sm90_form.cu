@@ -79,7 +79,7 @@ Result<CUtensorMap> MapOf(const Tensor& tensor, const Tensor& none_as, int rows)
 template <class T, int kHead>
 Status EnqueueWgmmaSm90(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
   using Shape = WgmmaSm90Shape<T, kHead>;
-  constexpr const char* kName = "attention_prefill, by tensor memory accelerator";
+  constexpr const char* kName = "attention_prefill, wgmma_sm90";
   const auto kernel = WgmmaSm90Kernel<T, kHead>;
   FERRY_TRY(cuda::CheckHopperCode(kernel, kName, stream));
   WgmmaSm90Parameters all{};

@@ -232,7 +232,7 @@ TEST_F(TcpLaneTest, AnOrderlyCloseLetsThePeerReadWhatWasSent) {
   }
 }
 
-TEST_F(TcpLaneTest, AbortingWithPagesGivenResetsTheConnection) {
+TEST_F(TcpLaneTest, AbortingWithSplicedPagesResetsTheConnection) {
   Config config;
   config.zero_copy_send = "on";
   ASSERT_NO_FATAL_FAILURE(Connect(config));

@@ -32,7 +32,7 @@ TEST(DoctorReport, TheWorstDecidesTheExitCode) {
 TEST(DoctorReport, JsonHasEveryField) {
   const Json json = ToJson({{"swap", Verdict::kNote, "in use", "swapoff -a"}});
   EXPECT_EQ(DumpJson(json), R"({"checks":[{"id":"swap","verdict":"note","evidence":"in use",)"
-                            R"("mend":"swapoff -a"}],"worst":"note"})");
+                            R"("fix":"swapoff -a"}],"worst":"note"})");
 }
 
 TEST(DoctorReport, TextIsAlignedAndCommandsAreNotBroken) {
@@ -121,7 +121,7 @@ TEST(DoctorSecret, NoneIsANoteAndAnUnreadableOneAProblem) {
   EXPECT_EQ(CheckSecret(context).verdict, Verdict::kProblem);
 }
 
-// ---- the whole visit ----------------------------------------------------------------------------
+// ---- the whole context --------------------------------------------------------------------------
 
 TEST(DoctorContext, NothingIsWrongWithAHealthyMachine) {
   FakeSystem system;

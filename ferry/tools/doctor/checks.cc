@@ -14,7 +14,7 @@
 namespace ferry::tools {
 namespace {
 
-// Whatever the network does, a doctor's visit is over by then, give or take a scheduler's delay.
+// Whatever the network does, a run of the doctor ends by then, give or take a scheduler's delay.
 constexpr auto kTimeLimit = std::chrono::seconds(10);
 constexpr auto kResolve = std::chrono::seconds(3);
 constexpr auto kDial = std::chrono::seconds(3);

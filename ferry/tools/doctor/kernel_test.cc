@@ -184,7 +184,7 @@ TEST(DoctorSlowStart, IsANoteWhereItIsOn) {
   EXPECT_EQ(CheckSlowStart(RunAlone(&system)).verdict, Verdict::kSkipped);
 }
 
-TEST(DoctorVmsplice, SmallPipesAreMended) {
+TEST(DoctorVmsplice, SmallPipesHaveAFix) {
   FakeSystem system;
   EXPECT_EQ(CheckVmsplice(RunAlone(&system)).verdict, Verdict::kOk);
   system.vmsplice = Error(Code::kUnsupported, "no pipe");

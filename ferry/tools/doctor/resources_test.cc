@@ -218,7 +218,7 @@ TEST(DoctorHugePages, NeverIsANote) {
 
 // ---- limits and the clock -----------------------------------------------------------------------
 
-TEST(DoctorLockedMemory, LittleIsANoteAndTheMendDependsOnTheHardLimit) {
+TEST(DoctorLockedMemory, LittleIsANoteAndTheFixDependsOnTheHardLimit) {
   FakeSystem system;
   EXPECT_EQ(CheckLockedMemory(RunAlone(&system)).verdict, Verdict::kOk);
   system.limits[RLIMIT_MEMLOCK] = {8 * kMiB, kUnlimited};

@@ -82,7 +82,7 @@ void Channel::DropAnswers() {
 void Channel::GiveBack(
     const std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>>& all) {
   std::unordered_set<const OperationState*> known;
-  std::vector<std::shared_ptr<OperationState>> again;  // each once, to offer to the lanes again
+  std::vector<std::shared_ptr<OperationState>> again;  // each once, to queue for the lanes again
   for (const auto& [operation, slice] : all) {
     if (!operation->ledger.error()) counts_.retries.Add();
     if (operation->ledger.Return(slice)) {

@@ -30,9 +30,9 @@ Config Crowdable() {
   return config;
 }
 
-class DoorTest : public ::testing::Test {
+class AcceptorTest : public ::testing::Test {
  protected:
-  explicit DoorTest(const Config& config = Crowdable())
+  explicit AcceptorTest(const Config& config = Crowdable())
       : endpoint_(Must(Endpoint::Create(config))) {}
 
   std::string address() { return "127.0.0.1:" + std::to_string(endpoint_.port()); }
@@ -61,7 +61,7 @@ class DoorTest : public ::testing::Test {
 
 // ---- too many -----------------------------------------------------------------------------------
 
-TEST_F(DoorTest, AFullHouseOfSilentPendingPeersMakesRoomForAPeer) {
+TEST_F(AcceptorTest, AFullHouseOfSilentPendingPeersMakesRoomForAPeer) {
   std::deque<RawLane> silent;
   for (std::uint32_t i = 0; i < kFewPendingPeers; ++i) silent.emplace_back(endpoint_.port());
   ExpectServed();
@@ -72,13 +72,13 @@ TEST_F(DoorTest, AFullHouseOfSilentPendingPeersMakesRoomForAPeer) {
   EXPECT_FALSE(silent[10].ReceiveReady());
 }
 
-class GuardedDoorTest : public DoorTest {
+class SecretAcceptorTest : public AcceptorTest {
  protected:
   static Config Guarded(Config config = Crowdable()) {
     config.secret = "correct horse battery staple";
     return config;
   }
-  GuardedDoorTest() : DoorTest(Guarded()) {}
+  SecretAcceptorTest() : AcceptorTest(Guarded()) {}
 
   // Sends a well-formed hello frame, which is answered, and no proof.
   void Speak(RawLane* lane) {
@@ -95,7 +95,7 @@ class GuardedDoorTest : public DoorTest {
   }
 };
 
-TEST_F(GuardedDoorTest, WhoHasSpokenIsNotPutOutForOneWhoHasNot) {
+TEST_F(SecretAcceptorTest, APeerThatSentAHelloIsNotEvictedForOneThatDidNot) {
   std::deque<RawLane> lanes;
   for (std::uint32_t i = 0; i < kFewPendingPeers; ++i) {
     RawLane& lane = lanes.emplace_back(endpoint_.port());
@@ -108,7 +108,7 @@ TEST_F(GuardedDoorTest, WhoHasSpokenIsNotPutOutForOneWhoHasNot) {
   ExpectCounted(1);
 }
 
-TEST_F(GuardedDoorTest, WhenAllHaveSpokenAPeerWaitsUntilOneHasStalled) {
+TEST_F(SecretAcceptorTest, WhenAllSentAHelloAPeerWaitsUntilOneHasStalled) {
   const auto begun = Clock::now();
   std::deque<RawLane> spoken;
   for (std::uint32_t i = 0; i < kFewPendingPeers; ++i)
@@ -118,14 +118,14 @@ TEST_F(GuardedDoorTest, WhenAllHaveSpokenAPeerWaitsUntilOneHasStalled) {
   spoken[0].WaitClosed();
 }
 
-class FewConnectionsTest : public DoorTest {
+class FewConnectionsTest : public AcceptorTest {
  protected:
   static Config Two() {
     Config config = SmallSlices(2, 2);
     config.max_connections = 2;
     return config;
   }
-  FewConnectionsTest() : DoorTest(Two()) {}
+  FewConnectionsTest() : AcceptorTest(Two()) {}
 };
 
 TEST_F(FewConnectionsTest, OneTooManyIsToldSoUntilAnotherHasGone) {
@@ -168,7 +168,7 @@ TEST_F(FewConnectionsTest, ThoseWhoseLanesAreStillToComeCount) {
 
 // ---- wrong claims -------------------------------------------------------------------------------
 
-TEST_F(DoorTest, WhoCallsItselfByOurNameIsRefused) {
+TEST_F(AcceptorTest, WhoCallsItselfByOurNameIsRefused) {
   RawLane lane(endpoint_.port());
   ASSERT_TRUE(lane.Say({.type = Type::kHello, .body = Pod(Hello(endpoint_.id(), 1))}));
   ExpectRefused(&lane, Code::kRefused, "is the id of this endpoint itself");
@@ -178,7 +178,7 @@ TEST_F(DoorTest, WhoCallsItselfByOurNameIsRefused) {
   EXPECT_TRUE(Works(out, in));
 }
 
-TEST_F(DoorTest, AHelloThatCannotBeIsClosedWithoutAnAnswer) {
+TEST_F(AcceptorTest, AHelloThatCannotBeIsClosedWithoutAnAnswer) {
   const auto nobody = Pod(Hello(Uuid{}, 1));
   const auto longer = Joined(Pod(Hello(Uuid::Random(), 1)), BytesOf("x"));
   std::uint64_t refused = 0;
@@ -191,7 +191,7 @@ TEST_F(DoorTest, AHelloThatCannotBeIsClosedWithoutAnAnswer) {
   ExpectServed();
 }
 
-TEST_F(DoorTest, LengthsThatNoHandshakeHasAreRefusedBeforeAnythingIsHeld) {
+TEST_F(AcceptorTest, LengthsThatNoHandshakeHasAreRefusedBeforeAnythingIsHeld) {
   using net::tcp::FramePrefix;
   std::uint64_t refused = 0;
   for (const auto& [meta, payload] :
@@ -210,7 +210,7 @@ TEST_F(DoorTest, LengthsThatNoHandshakeHasAreRefusedBeforeAnythingIsHeld) {
   ExpectServed();
 }
 
-TEST_F(DoorTest, GuessesAtAConnectionToRejoinAreRefusedAndHarmItNot) {
+TEST_F(AcceptorTest, GuessesAtAConnectionToRejoinAreRefusedAndHarmItNot) {
   RawPeer peer(endpoint_.port(), 2);
   Connection theirs = Must(endpoint_.Accept(Soon()));
   wire::RejoinBody right;
@@ -237,18 +237,18 @@ TEST_F(DoorTest, GuessesAtAConnectionToRejoinAreRefusedAndHarmItNot) {
 
 // ---- slowness -----------------------------------------------------------------------------------
 
-class HastyDoorTest : public DoorTest {
+class ShortTimeoutAcceptorTest : public AcceptorTest {
  protected:
   static Config Hasty() {
     Config config = Crowdable();
     config.handshake_timeout = milliseconds(500);
     return config;
   }
-  HastyDoorTest() : DoorTest(Hasty()) {}
+  ShortTimeoutAcceptorTest() : AcceptorTest(Hasty()) {}
 };
 
 // The whole frame would take a minute, although each byte arrives well within the timeout.
-TEST_F(HastyDoorTest, AByteNowAndThenGainsNoTime) {
+TEST_F(ShortTimeoutAcceptorTest, AByteNowAndThenGainsNoTime) {
   RawLane lane(endpoint_.port());
   const auto hello = lane.Encode({.type = Type::kHello, .body = Pod(Hello(Uuid::Random(), 1))});
   const auto begun = Clock::now();
@@ -265,7 +265,7 @@ TEST_F(HastyDoorTest, AByteNowAndThenGainsNoTime) {
 
 // ---- the places of a peer's own lanes -----------------------------------------------------------
 
-TEST_F(DoorTest, APeerThatReplacesALaneAgainAndAgainHoldsOnePlaceForIt) {
+TEST_F(AcceptorTest, APeerThatReplacesALaneAgainAndAgainHoldsOnePlaceForIt) {
   RawPeer peer(endpoint_.port(), 2);
   const Connection theirs = Must(endpoint_.Accept(Soon()));
   wire::RejoinBody rejoin;

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 
 class Decode:
-    """Of tensorferry.staging.DecodeInputs."""
+    """The native part of tensorferry.staging.DecodeInputs."""
 
     def __init__(self, memory_and_slots: tuple[int, Sequence[int]], starts: Sequence[int], shape: Sequence[int], device: int, keep: object | None) -> None: ...
 
@@ -11,7 +11,7 @@ class Decode:
 
     @property
     def turn(self) -> int:
-        """Of the slot that comes next."""
+        """The turn of the slot that comes next."""
 
     @property
     def rows_written(self) -> int:

@@ -54,7 +54,7 @@ def _is_nano_vllms(runner):
 
 
 def _graph_size(runner, count):
-    """Of the graph that takes so many sequences; 0 where none does."""
+    """The size of the graph that takes so many sequences; 0 where none does."""
     if not hasattr(runner, "graph_vars"):
         return 0
     at = bisect.bisect_left(runner.graph_bs, count)

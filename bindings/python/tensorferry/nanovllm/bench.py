@@ -72,7 +72,7 @@ def _options(arguments):
 
 
 class RunFailed(Exception):
-    """Of one way; others may go on."""
+    """The run of one way has failed; others may go on."""
 
 
 def _room(sequences):
