@@ -13,7 +13,7 @@ import time
 import unittest
 import unittest.mock
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "nccl_collectives"
+SCRIPT = pathlib.Path(__file__).resolve().parents[3] / "bench" / "nccl_collectives"
 loader = importlib.machinery.SourceFileLoader("nccl_collectives", str(SCRIPT))
 bench = importlib.util.module_from_spec(importlib.util.spec_from_loader("nccl_collectives", loader))
 loader.exec_module(bench)

@@ -112,8 +112,8 @@ INSTANTIATE_TEST_SUITE_P(
             "one of the 32 (524288 bytes) that may"},
         Lie{"OneLargeEarlyOneTooMany", ManyEarly(9, 65536), std::vector<std::size_t>(9, 65536),
             "one of the 32 (524288 bytes) that may"},
-        Lie{"NoData", {OfType(FrameType::kCredit)}, {0}, "something else than data"},
-        Lie{"NoTypeThatIs", {OfType(FrameType{77})}, {0}, "something else than data"}),
+        Lie{"NoData", {OfType(FrameType::kCredit)}, {0}, "unexpected frame instead of data"},
+        Lie{"NoTypeThatIs", {OfType(FrameType{77})}, {0}, "unexpected frame instead of data"}),
     [](const auto& parameter) { return parameter.param.name; });
 
 // A sender of small messages is told of receives only where it may come to wait for that.

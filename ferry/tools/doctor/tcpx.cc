@@ -226,7 +226,7 @@ Check CheckTcpxPlugin(const TcpxSetup& setup) {
       plugin.origin.empty() ? plugin.path : fmt::format("{}, by {}", plugin.path, plugin.origin);
   const std::string word = ShellWord(plugin.path);
   if (state->kind != PathState::Kind::kFile) {
-    AddTcpxFinding(Verdict::kProblem, "which is not a file", &check);
+    AddTcpxFinding(Verdict::kProblem, "not a file", &check);
     AddTcpxFix(fmt::format("ls -ld {}", word), &check);
   } else if (!state->readable) {
     AddTcpxFinding(Verdict::kProblem, "which may not be read", &check);

@@ -109,7 +109,7 @@ TEST(DoctorTcpxPlugin, MustBeAFileThatMayBeReadAndLoaded) {
   state.kind = PathState::Kind::kFolder;
   const Check folder = CheckTcpxPlugin(SetupOf(&machine));
   EXPECT_EQ(folder.verdict, Verdict::kProblem);
-  EXPECT_THAT(folder.evidence, HasSubstr("no file"));
+  EXPECT_THAT(folder.evidence, HasSubstr("not a file"));
 }
 
 TEST(DoctorTcpxPlugin, IsLeftToTheLoaderWhereItsNameHasNoSlash) {

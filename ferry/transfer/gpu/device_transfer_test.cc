@@ -434,7 +434,7 @@ TEST_P(DeviceTransferTest, SlicesThatNoSlotHoldsAreRefused) {
   key.most_slice_log2 = 0;
   const Operation write = Must(connection.Write(local, 0, key, 0, kBytes));
   EXPECT_TRUE(EndsWith(Code::kUnsupported, write));
-  EXPECT_THAT(EndMessage(write), ::testing::HasSubstr("4096 is the most"));
+  EXPECT_THAT(EndMessage(write), ::testing::HasSubstr("exceeds the limit of 4096 bytes"));
   EXPECT_TRUE(EndsWith(Code::kUnsupported, connection.Read(local, 0, key, 0, kBytes)));
   EXPECT_TRUE(EndsOk(connection.Write(local, 0, remote.remote(), 0, kBytes)));
   EXPECT_EQ(target.Copy(), source.Copy());
