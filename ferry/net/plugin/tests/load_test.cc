@@ -211,8 +211,9 @@ TEST(PluginLoad, ALibraryWithoutThePluginSaysWhatItLacks) {
   const auto plugin = toy.Open();
   ASSERT_FALSE(plugin);
   EXPECT_EQ(plugin.error().code(), Code::kUnsupported);
-  EXPECT_THAT(plugin.error().message(), AllOf(HasSubstr(toy.path()), HasSubstr("not a network plugin"),
-                                              HasSubstr("ncclNetPlugin_v5 to v12")));
+  EXPECT_THAT(plugin.error().message(),
+              AllOf(HasSubstr(toy.path()), HasSubstr("not a network plugin"),
+                    HasSubstr("ncclNetPlugin_v5 to v12")));
 }
 
 TEST(PluginLoad, AnOlderVersionIsNamed) {
