@@ -25,8 +25,8 @@ using std::chrono::seconds;
 constexpr milliseconds kOwnershipLinger{20};
 // The delay that busy threads on a busy machine may add to a wait of 2 * kOwnershipLinger. A
 // starved loop is starved for as long as its callers continue.
-constexpr milliseconds kServedWithin{1000};
-constexpr milliseconds kCallersGoOn{3000};
+constexpr milliseconds kServedWithin{2000};
+constexpr milliseconds kCallersGoOn{5000};
 
 UniqueFd OwnershipSignal() {
   auto fd = MakeEventFd();

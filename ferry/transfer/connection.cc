@@ -296,6 +296,7 @@ Result<Operation> Connection::Read(const PreparedTransfer& transfer, const ReadO
               {.deadline = options.deadline, .checksum = options.checksum, .after = options.after});
 }
 
+// NOLINTBEGIN(readability-function-size): two places and a length are five arguments already.
 Result<Operation> Connection::Write(const Region& local, std::uint64_t local_offset,
                                     const RemoteRegion& remote, std::uint64_t remote_offset,
                                     std::uint64_t bytes, const WriteOptions& options) {
@@ -319,6 +320,7 @@ Result<Operation> Connection::Read(const Region& local, std::uint64_t local_offs
                    PrepareRead(std::move(parts), options.deadline.value_or(Deadline::Never())));
   return Read(transfer, options);
 }
+// NOLINTEND(readability-function-size)
 
 Result<Operation> Connection::Send(std::uint64_t tag, std::span<const std::byte> message,
                                    const SendOptions& options) {
