@@ -337,7 +337,8 @@ def strangers(result):
 
 # Words of older results, and the present ones.
 RENAMED = (("strangers", "peers"), ("greetings", "handshakes"), ("the visitor", "the connecting peer"),
-           ("those who dribble", "slow senders"), ("200 that dribble", "200 slow senders"))
+           ("those who dribble", "slow senders"), ("200 that dribble", "200 slow senders"),
+           ("tensor memory", "wgmma"))
 
 
 def label(name):

@@ -1,5 +1,5 @@
 """The tables of bench/tables.py that come from machines with GPUs."""
-from tables import (KERNEL_HEAD, brief, ceilings, grid, kernel_cells, middle, origin, ratio, rounds_ratio, spread,
+from tables import (KERNEL_HEAD, brief, ceilings, grid, kernel_cells, label, middle, origin, ratio, rounds_ratio, spread,
                     table, wrapped)
 
 HEAD = ["", "median (min to max)", "compared with"]
@@ -89,7 +89,7 @@ def kernels(result):
     """One table per op; parameters that all its rows share stand above it."""
     ops = {}
     for name, row in result["rows"].items():
-        op, _, shape = name.partition(" ")
+        op, _, shape = label(name).partition(" ")
         ops.setdefault(op, []).append((shape, row))
     lines = []
     for op, rows in ops.items():

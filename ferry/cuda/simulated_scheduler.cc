@@ -183,8 +183,7 @@ std::optional<SimulatedFailure> SimulatedScheduler::broken(int ordinal) {
   return broken;
 }
 
-// Callers reuse the memory of a lost device's copies, so running copies must end first. Host
-// functions are not awaited: they do not write that memory, and may be the caller of this.
+// Callers reuse the memory of a lost device's copies, so running copies must end first.
 void SimulatedScheduler::AwaitSteps(std::unique_lock<std::mutex>& lock, int ordinal) {
   changed_.wait(lock, [&] {
     return std::none_of(lanes_.begin(), lanes_.end(), [&](const auto& entry) {

@@ -12,9 +12,8 @@ namespace ferry::transfer {
 
 // The fields that several of them have:
 //
-// deadline      of the operation itself. It ends config.drain_grace after it at the latest, or,
-// while
-//               the peer acknowledges more, config.peer_timeout after it. Without one it is
+// deadline      of the operation itself. It ends config.drain_grace after it at the latest, or
+//               config.peer_timeout after it while the peer acknowledges more. Without one it is
 //               config.operation_timeout from now.
 // checksum      every slice carries a CRC32C, which its receiver checks. A mismatch ends the
 //               operation by kCorrupt. If false, config.checksum decides.

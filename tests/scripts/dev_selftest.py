@@ -17,7 +17,7 @@ TARGETS = ("ferry_core", "ferry_core_test", "ferry_core_testing", "ferry_net", "
 NINJA = "".join(f"build {name}: phony some/{name}\n" for name in TARGETS) + """
 build layers/core/CMakeFiles/ferry_core.dir/fd.cc.o: CXX_COMPILER__ferry_core_unscanned_Release ROOT/ferry/core/fd.cc || x
 build layers/tools/CMakeFiles/ferry_tools.dir/doctor.cc.o: CXX_COMPILER__ferry_tools ROOT/ferry/tools/doctor.cc || x
-build tests/CMakeFiles/limits_test.dir/limits_test.cc.o: CXX_COMPILER__limits_test ROOT/tests/limits_test.cc || x
+build tests/CMakeFiles/limits_test.dir/limits_test.cc.o: CXX_COMPILER__limits_test ROOT/tests/limits/limits_test.cc || x
 """
 DEPS = """layers/core/CMakeFiles/ferry_core.dir/fd.cc.o: #deps 3, deps mtime 1 (VALID)
     ROOT/ferry/core/fd.cc
@@ -37,7 +37,7 @@ layers/tools/CMakeFiles/ferry_tools.dir/doctor.cc.o: #deps 1, deps mtime 1 (VALI
     ROOT/ferry/tools/doctor.cc
 
 tests/CMakeFiles/limits_test.dir/limits_test.cc.o: #deps 1, deps mtime 1 (VALID)
-    ROOT/tests/limits_test.cc
+    ROOT/tests/limits/limits_test.cc
 """
 
 
@@ -78,6 +78,7 @@ class Selecting(unittest.TestCase):
         self.assertEqual(chosen.targets, {"limits_test"})
         self.assertIn("limits_test.", chosen.tests)
         self.assertNotIn("doctor_test.", chosen.tests)
+        self.assertNotIn("limits_test", self.select("tests/limits/new_test.cc").targets)
 
     def test_the_program_s_sources_select_its_tests(self):
         chosen = self.select("ferry/tools/doctor.cc")
@@ -87,7 +88,7 @@ class Selecting(unittest.TestCase):
         selftests = {"tests/scripts/layers_selftest.py": 'run("check_layers.py")', "tests/a_selftest.py": "other"}
         chosen = self.select("scripts/check_layers.py", selftests=selftests)
         self.assertEqual((chosen.targets, chosen.tests), (set(), {"layers_selftest$"}))
-        self.assertEqual(chosen.test_regex(), r"^(lint\.)?layers_selftest$")
+        self.assertEqual(chosen.test_regex(), r"^(lint\.|nccl_net\.)?layers_selftest$")
         self.assertEqual(self.select("scripts/lonely", selftests=selftests).notes,
                          ["scripts/lonely: no selftest names it"])
         self.assertEqual(self.select("tests/a_selftest.py").tests, {"a_selftest$"})

@@ -94,7 +94,7 @@ Result<Placement> Channel::OnCopy(const wire::MessageHeader& header, wire::MetaR
   const auto copy = std::make_shared<StagedCopy>();  // shared with the stager
   std::uint64_t bytes = 0;
   auto blocks = PlaceCopies(*region->get(), *peer, into, reader->rest(), &bytes);
-  if (blocks && !peer->Keep(&copy->lane_health)) {
+  if (blocks && !peer->Keep(&copy->region_owner)) {
     blocks = Error(Code::kRefused, "the memory that was shared is deregistered");
   }
   if (!blocks) return RefuseSequenced(header.operation, blocks.error(), 0);

@@ -154,10 +154,10 @@ PeerMemory::~PeerMemory() {
   FERRY_CHECK(posted.has_value());
 }
 
-bool PeerMemory::Keep(std::shared_ptr<const RegionPin>* lane_health) const {
+bool PeerMemory::Keep(std::shared_ptr<const RegionPin>* owner) const {
   if (!mapped_.here) return true;
-  *lane_health = mapped_.here->lock();
-  return *lane_health != nullptr;
+  *owner = mapped_.here->lock();
+  return *owner != nullptr;
 }
 
 GpuSharing::GpuSharing(SharingHost* connection) : connection_(connection), id_(NextId()) {}

@@ -47,9 +47,9 @@ class PeerMemory {
   int gpu() const noexcept { return mapped_.gpu; }
   std::uint64_t address() const noexcept { return mapped_.address; }
   std::uint64_t bytes() const noexcept { return mapped_.bytes; }
-  // Sets `keeper` to an owner that a copy holds until its end, so that a region of this process
+  // Sets `owner` to an owner that a copy holds until its end, so that a region of this process
   // stays registered. Returns false if the memory is no longer shared.
-  bool Keep(std::shared_ptr<const RegionPin>* lane_health) const;
+  bool Keep(std::shared_ptr<const RegionPin>* owner) const;
 
  private:
   Mapped mapped_;

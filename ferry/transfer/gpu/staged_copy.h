@@ -24,7 +24,7 @@ struct StagedCopy {
   RegionPin pin;                           // for an access by a peer
   std::shared_ptr<const PeerMemory> peer;  // remote side, without a slot
   std::shared_ptr<const RegionPin>
-      lane_health;        // region of a peer in this process; for the same copies
+      region_owner;       // region of a peer in this process; for the same copies
   Status outcome = Ok();  // valid once the copy is over
   std::atomic<bool> over{false};
 
@@ -32,7 +32,7 @@ struct StagedCopy {
   void Release() {
     slot.Release();
     pin.Release();
-    lane_health.reset();
+    region_owner.reset();
     peer.reset();
   }
 };

@@ -37,7 +37,7 @@ enum class Type : std::uint8_t {
   kReadRefused = 19,  // RefuseBody, text
   kSend = 20,         // TagBody, payload: a whole small message; sequenced
   kRts = 21,          // RTS, TagBody: a message that waits for kCts; sequenced
-  kCts = 22,          // CTS, KeyBody: write the message of an RTS into this region; sequenced
+  kCts = 22,          // CTS, CtsBody: write the message of an RTS into this region; sequenced
   // FIN, RefuseBody, text: from the sender, the message of an RTS is in place or withdrawn;
   // sequenced.
   kFin = 23,
