@@ -1,4 +1,4 @@
-// Implements Endpoint and EndpointAddress.
+// Implements the public handle Endpoint.
 #include "ferry/transfer/endpoint.h"
 
 #include <fmt/core.h>

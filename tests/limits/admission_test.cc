@@ -1,7 +1,7 @@
 // Tests that pending peers do not keep honest ones out, whatever number of addresses they come
 // from, that honest peers do not keep each other out, and that the cost of a pending peer does not
 // grow with the machine. With FERRY_TEST_FULL=1 the counts are those of the documented promises,
-// and bench/pending peers reads the printed figures.
+// and bench/strangers reads the printed figures.
 
 #include <fmt/core.h>
 #include <gmock/gmock.h>
@@ -50,7 +50,7 @@ void AllowDescriptors() {
   (void)::setrlimit(RLIMIT_NOFILE, &files);
 }
 
-// One line of JSON that bench/pending peers picks up.
+// One line of JSON that bench/strangers picks up.
 void PrintFigure(const std::string& name, const std::string& fields) {
   fmt::print("FIGURE {{\"name\": \"{}\", {}}}\n", name, fields);
 }

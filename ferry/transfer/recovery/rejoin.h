@@ -16,11 +16,11 @@ class LaneHealth;
 
 // One attempt of the connecting side to put a new lane in the place of another: connects, says
 // hello, and only when the peer has agreed stops using the old one. Belongs to the connection's
-// home loop; shared between the keeper and its callbacks in flight.
+// home loop; shared between its LaneHealth and its pending callbacks.
 class Rejoin final : public std::enable_shared_from_this<Rejoin> {
  public:
-  // `endpoint`, `connection` and `keeper` must stay valid until CancelOnLoop() or the end of the
-  // attempt.
+  // `endpoint`, `connection` and `lane_health` must stay valid until CancelOnLoop() or the end of
+  // the attempt.
   Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneHealth* lane_health,
          std::uint32_t lane, std::uint32_t attempt);
   ~Rejoin();
@@ -29,7 +29,7 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
   // The host that was reached replied that it knows no such connection. The reply is not
   // authenticated.
   bool refused() const noexcept { return refused_; }
-  // Ends the attempt; the keeper is not called after this.
+  // Ends the attempt; its LaneHealth is not called after this.
   void CancelOnLoop();
 
  private:
@@ -40,7 +40,7 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
     kFreezing,    // it may: this side is stopping the old lane
     kResuming,    // the peer was sent this side's progress, and owes its own
     kMoving,      // both are known: the new lane moves when all that was said has left
-    kOver,        // the keeper was told, or has cancelled
+    kOver,        // LaneHealth was told, or has cancelled
   };
 
   void MoveTo(State to);
