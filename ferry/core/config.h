@@ -33,7 +33,7 @@ inline constexpr std::size_t kMaxSecretBytes = 1024;
 // fields freely, then call Validate(). Describe() has the variable, range and help of each.
 struct Config {
   std::string listen_host;  // empty: all addresses
-  std::string net_plugin;   // path of a NCCL network plugin; empty: none
+  std::string net_plugin;   // path of an NCCL network plugin; empty: none
   std::string interfaces;   // interfaces to use: "eth0,ens*", or all but "^docker*"; empty: all
   std::uint16_t port_first = 0;  // inclusive; 0 and 0: any free port
   std::uint16_t port_last = 0;   // inclusive; the two are one setting, port_range

@@ -146,7 +146,7 @@ Status ServerHandshake::Answer(HelloExchange* hello_exchange, wire::Type type,
     return Admit(hello_exchange, pending_peer.exchange.first, &said);
   }
   if (type != wire::Type::kHello && type != wire::Type::kJoin && type != wire::Type::kRejoin) {
-    return Error(Code::kCorrupt, "no handshake");
+    return Error(Code::kCorrupt, "its first frame is no hello, join or rejoin frame");
   }
   FERRY_TRY(CheckVersion(*reader));
   if (endpoint_->secret()) return Challenge(&pending_peer, type, reader);
