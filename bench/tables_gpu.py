@@ -1,6 +1,6 @@
 """The tables of bench/tables.py that come from machines with GPUs."""
-from tables import (KERNEL_HEAD, brief, ceilings, grid, kernel_cells, label, middle, origin, ratio, rounds_ratio, spread,
-                    table, wrapped)
+from tables import (KERNEL_HEAD, brief, ceilings, grid, kernel_cells, label, middle, origin, ratio, rounds_ratio,
+                    spread, table, wrapped)
 
 HEAD = ["", "median (min to max)", "compared with"]
 

@@ -13,7 +13,7 @@ namespace ferry::nccl_net {
 struct NcclTuner {
   RankTuner whose = RankTuner::kThisLibrary;
   std::string path;  // kOther: path of the library; kNotFound: the variable's value
-  // KOther: hash of the real file's name and size; kNotFound: hash of the name.
+  // kOther: hash of the real file's name and size; kNotFound: hash of the name.
   std::uint8_t hash = 0;
 };
 

@@ -24,7 +24,7 @@ struct ConnectAttempt::State {
   std::mutex mutex;
   std::condition_variable ended;
   std::optional<Connected> result;  // under mutex
-  bool abandoned = false;           // in the same way: nobody will take a result
+  bool abandoned = false;           // under mutex: nobody will take a result
 };
 
 ConnectAttempt::ConnectAttempt(std::function<Connected()> connect)

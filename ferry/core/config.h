@@ -33,7 +33,7 @@ inline constexpr std::size_t kMaxSecretBytes = 1024;
 // fields freely, then call Validate(). Describe() has the variable, range and help of each.
 struct Config {
   std::string listen_host;  // empty: all addresses
-  std::string net_plugin;   // path of a NCCL network plugin; empty: none
+  std::string net_plugin;   // path of an NCCL network plugin; empty: none
   std::string interfaces;   // interfaces to use: "eth0,ens*", or all but "^docker*"; empty: all
   std::uint16_t port_first = 0;  // inclusive; 0 and 0: any free port
   std::uint16_t port_last = 0;   // inclusive; the two are one setting, port_range
@@ -64,14 +64,13 @@ struct Config {
   std::chrono::microseconds heartbeat_interval = std::chrono::seconds(1);
   std::chrono::microseconds drain_grace = std::chrono::seconds(1);
 
-  std::uint64_t eager_bytes = 32 << 10;        // largest message sent without a rendezvous
-  std::uint64_t unexpected_bytes = 16 << 20;   // memory for messages without a matching receive
-  std::uint64_t notification_bytes = 4 << 20;  // memory for notifications that were not taken yet
-  std::uint64_t peer_memory = 32 << 20;  // memory that the peer of one connection may occupy here,
-  // And that all peers together may, beyond each one's guarantee.
-  std::uint64_t peer_memory_total = 256 << 20;
-  std::uint32_t max_operations = 65536;  // in flight at once
-  std::uint32_t max_connections = 1024;  // connections accepted here; 0: any number
+  std::uint64_t eager_bytes = 32 << 10;         // largest message sent without a rendezvous
+  std::uint64_t unexpected_bytes = 16 << 20;    // memory for messages without a matching receive
+  std::uint64_t notification_bytes = 4 << 20;   // memory for notifications that were not taken yet
+  std::uint64_t peer_memory = 32 << 20;         // memory that one connection's peer may occupy here
+  std::uint64_t peer_memory_total = 256 << 20;  // of all peers, beyond each one's guarantee
+  std::uint32_t max_operations = 65536;         // in flight at once
+  std::uint32_t max_connections = 1024;         // connections accepted here; 0: any number
   std::uint32_t max_pending_handshakes =
       256;                       // pending peers: accepted lanes that are not authenticated
   std::string secret;            // shared with every peer; empty: none

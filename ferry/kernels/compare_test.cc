@@ -113,8 +113,7 @@ TEST(FindWrongRow, NanAndInfinityAreWantedExactlyWhereTheyAreRight) {
   EXPECT_THAT(FindWrongRow({{1}, right, right}, 4, DType::kBfloat16), HasSubstr("no rows of 4"));
 }
 
-// ---- element by element
-// ---------------------------------------------------------------------------
+// ---- element by element -------------------------------------------------------------------------
 
 constexpr Roundings kOnce{};
 

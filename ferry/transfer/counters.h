@@ -22,7 +22,7 @@ namespace ferry::transfer {
 struct StagerCounters {
   std::uint64_t launches = 0;  // of kernels that copy, so far
   std::uint64_t slots = 0;     // that they copied
-  std::uint64_t bytes = 0;     // in the same way
+  std::uint64_t bytes = 0;     // that they copied
   std::uint64_t free = 0;      // slots that nobody has now
   std::uint64_t waiting = 0;   // who would have one, now
 };

@@ -1,4 +1,4 @@
-// The public handle of an operation, and the engine's state behind it.
+// The public handle of an operation.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -1,4 +1,4 @@
-// Registers regions, checks accesses and parses keys.
+// Names rights, and encodes and parses the keys of regions.
 #include "ferry/transfer/region.h"
 
 #include <fmt/core.h>

@@ -1,4 +1,4 @@
-// Registered memory: the region table, access checks and keys.
+// Rights to registered memory, and the keys that peers use for it.
 #pragma once
 #include <cstdint>
 #include <span>

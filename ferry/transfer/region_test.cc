@@ -1,4 +1,4 @@
-// Tests regions, access checks and keys.
+// Tests the keys of regions.
 #include "ferry/transfer/region.h"
 
 #include <gmock/gmock.h>

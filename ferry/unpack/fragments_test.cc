@@ -198,8 +198,7 @@ TEST_F(FragmentsTest, ThatOverlapAreRefused) {
               HasSubstr("fragment 0 (src 20, len 1, dst 4) and fragment 1 (src 0, len 9, dst 0)"));
 }
 
-// ---- fragments that are partly wrong
-// --------------------------------------------------------------
+// ---- fragments that are partly wrong ------------------------------------------------------------
 
 // Where each byte of the place comes from, found byte by byte; none where fragments are wrong.
 using Origins = std::vector<std::optional<std::uint64_t>>;

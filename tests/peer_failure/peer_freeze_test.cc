@@ -65,8 +65,8 @@ class PeerFreeze : public ZeroCopyTest {
   // that the source held after the operation's end has come into it.
   void ExpectPeerLetsGo(LinkedPeer* link) {
     EnginePeer& peer = link->peer;
-    // Spliced pages lie in the peer's socket. It looks whether they were taken back before each
-    // read, but a stop right between the two lets that one read go on.
+    // Spliced pages may still be in the peer's socket. The peer checks for a reset before each
+    // read, but if it was stopped between the check and the read, that one read goes on.
     const std::uint64_t may_mix =
         GetParam() == "off" ? 0 : link->connection.Info().lanes.size() * Config().slice_bytes;
     const Stopwatch since;

@@ -137,7 +137,7 @@ class Schedule {
   CommPair pair_{&host_, &host_};
   std::array<Tag, kScheduleTags> tags_;
   std::size_t sends_ = 0;     // in flight
-  std::size_t receives_ = 0;  // in the same way
+  std::size_t receives_ = 0;  // also in flight
 };
 
 TEST(Schedule, EveryReceiveWhoseMessageWasSentIsDone) {

@@ -34,7 +34,7 @@ struct PrefillParameters {
   const std::int32_t* tables;  // null where keys are not paged
   std::int64_t table_stride;
   int queries;  // of all sequences
-  int keys;     // in the same way, or of one sequence's pages
+  int keys;     // of all sequences, or of one sequence's pages
   int page;     // tokens
   int pages;
   int group;    // heads that share one of K and V

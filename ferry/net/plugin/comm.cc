@@ -1,4 +1,4 @@
-// Connections through a NCCL network plugin.
+// Connections through an NCCL network plugin.
 #include "ferry/net/plugin/comm.h"
 
 #include <fmt/core.h>

@@ -1,4 +1,4 @@
-// One-way connections through a NCCL network plugin.
+// One-way connections through an NCCL network plugin.
 #pragma once
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-// A version-independent view of a NCCL network plugin's functions.
+// A version-independent view of an NCCL network plugin's functions.
 #pragma once
 #include <cstddef>
 #include <cstdint>

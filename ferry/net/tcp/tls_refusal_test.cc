@@ -229,8 +229,7 @@ TEST_F(TlsRefusalTest, OfFilesThatCannotBeReadEndsListenAndConnect) {
   EXPECT_THAT(lane.error().message(), HasSubstr("tls_key /not/there"));
 }
 
-// ---- silent peers
-// --------------------------------------------------------------------------------
+// ---- silent peers -------------------------------------------------------------------------------
 
 TEST_F(TlsRefusalTest, OfAPendingPeerWhoSaysNothingComesWithTheHandshakesTimeout) {
   Config config = WithKey();

@@ -44,7 +44,7 @@ struct KernelStream {
   cuda::DeviceApi* api = nullptr;
   cuda::StreamRef stream = cuda::StreamRef::Foreign(0, nullptr);
   cuda::EmulatedMemory* memory = nullptr;  // not null: on the CPU
-  KernelUnits units = {};                  // in the same way
+  KernelUnits units = {};                  // on the CPU: those to compute
 
   bool on_cpu() const noexcept { return memory != nullptr; }
   // The selected units of a tensor whose first size counts units; on a device the whole tensor.

@@ -121,7 +121,7 @@ TEST(DoctorSecret, NoneIsANoteAndAnUnreadableOneAProblem) {
   EXPECT_EQ(CheckSecret(context).verdict, Verdict::kProblem);
 }
 
-// ---- the whole context --------------------------------------------------------------------------
+// ---- all checks ---------------------------------------------------------------------------------
 
 TEST(DoctorContext, NothingIsWrongWithAHealthyMachine) {
   FakeSystem system;

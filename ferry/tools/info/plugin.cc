@@ -1,4 +1,4 @@
-// Loads a NCCL network plugin and reports its facts for `ferry info`.
+// Loads an NCCL network plugin and reports its facts for `ferry info`.
 
 #include "ferry/tools/info/plugin.h"
 

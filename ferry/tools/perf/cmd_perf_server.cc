@@ -84,7 +84,7 @@ class Session {
   MemoryChoice memory_choice_;
   PerfMemory buffer_;
   std::optional<transfer::Region> region_;  // after its memory
-  std::unique_ptr<Carrier> carrier_;        // in the same way
+  std::unique_ptr<Carrier> carrier_;        // after the memory
   bool carries_here_ = false;               // to this side
   std::optional<FloorSockets> floor_;
 };

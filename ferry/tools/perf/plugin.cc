@@ -1,4 +1,4 @@
-// Implements cases of `ferry perf` that a NCCL network plugin carries.
+// Implements cases of `ferry perf` that an NCCL network plugin carries.
 
 #include "ferry/tools/perf/plugin.h"
 

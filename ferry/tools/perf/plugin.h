@@ -1,4 +1,4 @@
-// Cases of `ferry perf` that a NCCL network plugin carries.
+// Cases of `ferry perf` that an NCCL network plugin carries.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -125,7 +125,7 @@ class CaseRun {
   PerfMemory buffer_;
   std::optional<transfer::Region> region_;             // after its memory
   std::vector<transfer::PreparedTransfer> transfers_;  // by destination slot
-  std::unique_ptr<CarriedCase> carried_;               // in the same way; null without a plugin
+  std::unique_ptr<CarriedCase> carried_;               // after the memory; null without a plugin
 
   const std::uint64_t plain_seed_ = RandomU64();  // of the bytes in the source's first slot
   std::uint64_t marked_seed_ = 0;                 // and in its second, in this round

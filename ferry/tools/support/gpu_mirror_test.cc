@@ -76,8 +76,7 @@ TEST(GpuMirror, MoreThanAGpuHasIsASentence) {
   EXPECT_TRUE(GpuMirror::Allocate({1}, 2 * kMiB, config)) << "the other has all of its own";
 }
 
-// ---- FileWindow
-// ------------------------------------------------------------------------------------
+// ---- FileWindow ---------------------------------------------------------------------------------
 
 TEST(FileWindow, OfHostMemoryIsTheFileItself) {
   std::vector<std::byte> file(1000);

@@ -1,4 +1,4 @@
-// Implements transfers of one memory through a NCCL network plugin.
+// Implements transfers of one memory through an NCCL network plugin.
 
 #include "ferry/tools/support/plugin_carrier.h"
 

@@ -1,4 +1,4 @@
-// Options and driver for transfers through a NCCL network plugin.
+// Options and driver for transfers through an NCCL network plugin.
 #pragma once
 #include <cstdint>
 #include <functional>

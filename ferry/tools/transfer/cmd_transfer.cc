@@ -128,7 +128,7 @@ class Delivery {
            transfer::Connection connection)
       : job_(job), endpoint_(endpoint), connection_(std::move(connection)), control_(connection_) {}
 
-  // Bytes that are in `file window` already, or pass through it.
+  // Bytes that are in `file_window` already, or pass through it.
   Status SendFile(const std::string& name, std::span<std::byte> file, FileWindow* file_window);
   Status SendMessage(std::span<std::byte> text, FileWindow* file_window);
   void DescribeTransport() const;

@@ -1,4 +1,4 @@
-// Files and messages that `ferry transfer` carries through a NCCL network plugin.
+// Files and messages that `ferry transfer` carries through an NCCL network plugin.
 #pragma once
 #include <cstdint>
 #include <memory>

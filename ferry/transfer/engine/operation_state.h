@@ -77,8 +77,8 @@ struct OperationState {
 
   std::mutex event_mutex;
   UniqueFd event;                // under event_mutex: made on demand, signalled at the end
-  std::vector<StreamWait> held;  // in the same way: streams that wait for the end
-  EventLoop::PassiveWait wait;   // the same: while there is an event and no end
+  std::vector<StreamWait> held;  // under event_mutex: streams that wait for the end
+  EventLoop::PassiveWait wait;   // under event_mutex: while there is an event and no end
 
   // Sets the outcome, once. `result` is the operation's end for the caller.
   void Complete(Status result);

@@ -93,7 +93,7 @@ void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
   SayHello();
 }
 
-// Records the call first, so that this endpoint recognizes a connection to itself.
+// Records the local name first, so that this endpoint recognizes a connection to itself.
 void Dialer::SayHello() {
   call_ = hello_exchanges_.front()->local_name();
   endpoint_->BeginCall(call_);

@@ -66,7 +66,7 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
   std::vector<EventLoop*> loops_;
   std::vector<std::unique_ptr<HelloExchange>> hello_exchanges_;
   std::vector<ClientHandshake> client_handshakes_;
-  std::string call_;  // local name of the first lane, to detect a call to ourselves
+  std::string call_;  // local name of the first lane, to detect a connection to ourselves
   wire::WelcomeBody welcome_;
   std::vector<net::Address> others_;  // further addresses that the peer announces
   std::size_t joined_ = 0;

@@ -22,7 +22,7 @@ constexpr int kMaxExtensions = 4;
 // The version is the first field of every version's hello and join frames; the rest may differ.
 Status CheckVersion(wire::MetaReader reader) {
   std::uint16_t version = 0;
-  if (!reader.Read(&version)) return Error(Code::kCorrupt, "empty hello frame");
+  if (!reader.Read(&version)) return Error(Code::kCorrupt, "empty handshake frame");
   if (version == wire::kVersion) return Ok();
   return Error(Code::kUnsupported,
                fmt::format("this endpoint speaks version {} of the protocol, not {}; use the same "
@@ -146,7 +146,7 @@ Status ServerHandshake::Answer(HelloExchange* hello_exchange, wire::Type type,
     return Admit(hello_exchange, pending_peer.exchange.first, &said);
   }
   if (type != wire::Type::kHello && type != wire::Type::kJoin && type != wire::Type::kRejoin) {
-    return Error(Code::kCorrupt, "no handshake");
+    return Error(Code::kCorrupt, "its first frame is no hello, join or rejoin frame");
   }
   FERRY_TRY(CheckVersion(*reader));
   if (endpoint_->secret()) return Challenge(&pending_peer, type, reader);
@@ -166,7 +166,7 @@ Status ServerHandshake::Challenge(PendingPeer* pending_peer, wire::Type type,
   const std::size_t bytes = is_hello                    ? sizeof hello
                             : type == wire::Type::kJoin ? sizeof(wire::JoinBody)
                                                         : sizeof(wire::RejoinBody);
-  if (reader->rest().size() != bytes) return Error(Code::kCorrupt, "malformed hello frame");
+  if (reader->rest().size() != bytes) return Error(Code::kCorrupt, "malformed handshake frame");
   if (is_hello && (!peek.Read(&hello) || (hello.flags & wire::kHasSecret) == 0)) {
     return Error(Code::kRefused,
                  "this endpoint asks its peers for a secret and got none; set FERRY_SECRET_FILE to "

@@ -36,7 +36,7 @@ class ServerHandshake {
     kSilent,      // has said nothing, or nothing whole
     kChallenged,  // has begun well, and owes the proof that it knows the secret
     kAdmitted,    // its peer is known: waits for the connection's other lanes
-    kRejoining,   // in the same way, and may take a lane's place: owes its progress on that one
+    kRejoining,   // its peer is known; may take a lane's place: owes its progress on that one
     kFreezing,    // this side is stopping the old lane
     kMoving,      // was sent this side's progress: moves when that has left
     kRefused,     // closes when the refusal has left
