@@ -24,6 +24,7 @@ std::int64_t CheckedSpan(const Tensor& tensor) {
   std::int64_t count = 1;
   std::int64_t last = 0;
   for (std::size_t d = 0; d < RankOf(tensor); ++d) {
+    // Before a product overflows: an empty tensor may have any other sizes.
     if (tensor.shape[d] == 0) return 0;
     std::int64_t reach = 0;
     if (__builtin_mul_overflow(count, tensor.shape[d], &count) ||
@@ -119,6 +120,9 @@ struct FootprintPart {
 
 // Whether they share a byte, or may, where b begins `behind` bytes behind a.
 bool MayMeet(const FootprintPart& a, const FootprintPart& b, std::int64_t behind) {
+  // Recursive over the steps, the greatest first. It errs to one side only: true for views that do
+  // not meet after all, never false for views that do. Exact for views that differ by slices of a
+  // common parent, such as halves of rows or heads of one projection.
   if (behind >= a.Span() || behind + b.Span() <= 0) return false;
   const std::int64_t step = std::max(a.step(), b.step());
   if (step == 0) return true;
@@ -229,6 +233,8 @@ Status Argument::IsWritable() const {
   std::int64_t reach = 0;  // of the sizes with smaller strides
   for (const auto& [stride, size] : steps) {
     if (size == 0) continue;
+    // Sorted by stride, no two elements coincide if each step passes all that the smaller ones
+    // reach. That is sufficient, and refuses a few odd views that would be harmless.
     if (stride <= reach) return Wrong("a view whose elements do not share memory");
     reach += stride * (size - 1);
   }

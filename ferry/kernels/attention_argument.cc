@@ -44,6 +44,7 @@ Status CheckPages(const Argument& q, const Argument& k, const Argument& v) {
   FERRY_TRY(k.IsView(4, 4));
   FERRY_TRY(v.IsView(4, 4));
   const std::int64_t block = k.tensor.shape[1];
+  // Kernels copy 16 tokens at a time and look their page up once.
   if (block < 16 || block > 256 || block % 16 != 0) {
     return k.Wrong("[blocks, 16 to 256 tokens, a multiple of 16, kv_heads, head_size]");
   }
@@ -71,6 +72,7 @@ Status CheckAttentionOut(const Argument& q, const Argument& out) {
 }
 
 Status CheckScale(const char* op, float scale) {
+  // Kernels multiply by scale * log2(e); and a running maximum before the scale needs it positive.
   if (scale > 0 && std::isfinite(scale * kLog2E)) return Ok();
   return WrongNumber(op, "scale", scale, "a number above 0, and at most 2.3e38");
 }

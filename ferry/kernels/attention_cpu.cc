@@ -26,6 +26,8 @@ void AttendOnCpu(const AttentionRow& row, std::span<const TokenPlace> tokens,
   std::vector<double> q(static_cast<std::size_t>(row.q.last()));
   for (std::size_t d = 0; d < q.size(); ++d) q[d] = Read(row.q, row.q_at, d);
   std::vector<double> weights;
+  // Softmax relative to the largest score, so that no exponential overflows. Without tokens the sum
+  // is not used and the output is zeros.
   double largest = -std::numeric_limits<double>::infinity();
   for (const TokenPlace& token : tokens) {
     double score = 0;

@@ -27,6 +27,7 @@ __device__ __forceinline__ void CopySixteen(const prim::SharedTile<kRows, kColum
   constexpr int kRowsAtOnce = kThreads / Tile::kRowWords;
   static_assert(kThreads % Tile::kRowWords == 0, "the threads take whole rows at once");
   static_assert(16 % kRowsAtOnce == 0, "and there are as many for all of them each time");
+  // Neighbouring threads copy neighbouring words of a row, so that a warp reads whole lines.
   const int row = thread / Tile::kRowWords;
   const int word = thread % Tile::kRowWords;
   const std::uint32_t to = prim::SharedAddress(tile.At(row, word));
@@ -40,10 +41,13 @@ __device__ __forceinline__ void CopySixteen(const prim::SharedTile<kRows, kColum
 
 // The weights of a row whose largest score is `largest` are 2^(score * scale - base). If no key is
 // visible yet, `largest` is -inf and the base is 0, so that weights become zero and not NaN.
+// Powers of two, not of e: the GPU has an instruction for 2^x. log2(e) is part of the scale.
 __device__ __forceinline__ float BaseOf(float largest, float scale) {
   return largest == -INFINITY ? 0.0F : largest * scale;
 }
 
+// All lanes of the warp call these. Lanes 4 * g to 4 * g + 3 have row g, so exchanges with the
+// lanes whose numbers differ in bits 0 and 1 reach all four.
 // Maximum, or sum, over the four lanes that share a row of C.
 __device__ __forceinline__ float MaxOfRow(float value) {
   value = fmaxf(value, __shfl_xor_sync(prim::kAllLanes, value, 1));
@@ -101,6 +105,8 @@ struct WarpAttention {
       for (int t = 0; t < kRowTiles; ++t) a[t] = queries.LoadA(first_row + 16 * t, column, lane);
 #pragma unroll
       for (int key = 0; key < kKeys; key += 16) {
+        // The keys' rows are the columns of keys^T, as a fragment B has them: nothing is
+        // transposed.
         prim::FragmentB b[2];
         keys.LoadTransposedB(b, key, column, lane);
 #pragma unroll
@@ -124,6 +130,7 @@ struct WarpAttention {
         const int seen = seen_of(16 * t + 8 * (i / 2) + lane / 4);
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n) {
+          // C's layout (prim/mma.cuh): i / 2 is the half of the rows, i % 2 the column of the pair.
           if (8 * n + lane % 4 * 2 + i % 2 >= seen) scores[t][n][i] = -INFINITY;
         }
       }
@@ -211,6 +218,7 @@ struct WarpAttention {
       for (int t = 0; t < kRowTiles; ++t) a[t] = Rounded<kKeys>(weights, t, key);
 #pragma unroll
       for (int column = 0; column < kHead; column += 16) {
+        // Values lie by rows, so ldmatrix transposes them while it loads.
         prim::FragmentB b[2];
         values.LoadB(b, key, column, lane);
 #pragma unroll

@@ -56,6 +56,7 @@ inline constexpr int kPacked = 16 / static_cast<int>(sizeof(T));
 // The pairs of 16-bit numbers in a word, the lower half first. CUDA's types of pairs can only be
 // copied from and to their bits.
 __device__ __forceinline__ float2 PairOf(std::uint32_t word, Bfloat16 /*format*/) {
+  // bf16 is the upper half of a float.
   return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000U)};
 }
 __device__ __forceinline__ float2 PairOf(std::uint32_t word, Float16 /*format*/) {

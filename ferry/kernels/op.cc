@@ -18,6 +18,7 @@ Error NoDeviceCode(const char* op, SourceLoc at) {
 
 Status MapTensor(cuda::EmulatedMemory& memory, Tensor* tensor) {
   const std::int64_t bytes = tensor->SpanBytes();
+  // Nothing is accessed through an empty tensor, whose address may be anything.
   if (bytes <= 0) return Ok();
   FERRY_TRY_ASSIGN(tensor->data,
                    memory.At(cuda::AddressOf(tensor->data), static_cast<std::uint64_t>(bytes)));

@@ -26,6 +26,7 @@ Status CheckCache(const Argument& cache, const TokensToStore& tokens) {
   const bool dense = (tensor.shape[3] <= 1 || tensor.stride[3] == 1) &&
                      (tensor.shape[2] <= 1 || tensor.stride[2] == tensor.shape[3]);
   if (!dense) return cache.Wrong("contiguous along its last two sizes");
+  // Slots are int32; the sizes are compared first, so that their product cannot overflow.
   if (tensor.shape[0] > kMaxRows || tensor.shape[1] > kMaxRows ||
       tensor.shape[0] * tensor.shape[1] > kMaxRows) {
     return cache.Wrong("one of at most 2^31 - 1 slots");
@@ -72,6 +73,7 @@ Result<PagedCaches> CheckCaches(const CacheArguments& arguments, const TokensToS
       static_cast<std::uint32_t>(arguments.k_cache.shape[1] > 0 ? arguments.k_cache.shape[1] : 1);
   caches.dtype = arguments.k_cache.dtype;
   if (caches.dtype == DType::kFloat8E4m3) {
+    // Multiplied by, since a division for each element costs more; the CPU form does the same.
     caches.k_inverse = 1 / arguments.k_scale;
     caches.v_inverse = 1 / arguments.v_scale;
   }

@@ -48,6 +48,7 @@ Tensor Tensor::Contiguous(void* data, DType dtype,
 }
 
 std::int64_t Tensor::Numel() const noexcept {
+  // A tensor of rank 0 is one that was left out, not a scalar.
   std::int64_t count = rank > 0 ? 1 : 0;
   for (std::size_t d = 0; d < static_cast<std::size_t>(rank); ++d) count *= shape[d];
   return count;
@@ -57,6 +58,7 @@ bool Tensor::IsContiguous() const noexcept {
   if (Numel() == 0) return true;
   std::int64_t expected = 1;
   for (auto d = static_cast<std::size_t>(rank); d-- > 0;) {
+    // The stride of a size of 1 is never used, and torch leaves any value there.
     if (shape[d] != 1 && stride[d] != expected) return false;
     expected *= shape[d];
   }

@@ -23,6 +23,7 @@ Result<RowTiles> TileRows(const char* op, std::int64_t rows, std::int64_t words,
   // As few blocks to a row as can be, and none of them much larger than its share.
   const std::int64_t chunks = Quotient(words, std::int64_t{kTileThreads} * words_per_thread);
   const std::int64_t share = Quotient(words, chunks * words_per_thread);
+  // Less than a warp: a power of two, so that rows do not straddle warps. Otherwise whole warps.
   const std::int64_t threads_x =
       share < kWarp ? static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(share)))
                     : Quotient(share, kWarp) * kWarp;

@@ -20,6 +20,7 @@ __device__ __forceinline__ TilePlace PlaceInTile(const RowTiles& tiles, int word
   }
   const std::uint32_t row = rows_from * blockDim.y + threadIdx.y;
   const bool there = row < tiles.rows;
+  // Row 0 for threads beyond the last row: they compute valid addresses, and `end` keeps them idle.
   return {there ? row : 0, chunk * blockDim.x * words_per_thread + threadIdx.x,
           there ? tiles.words : 0};
 }

@@ -98,6 +98,10 @@ __device__ __forceinline__ void CopyShifted(uint4* dst, const uint4* src, std::u
 
 // One warp copies `len` bytes between addresses of global memory, however they are aligned; it
 // reads and writes no byte beside them.
+// The destination decides the alignment: whole aligned words are stored, and the words of the
+// source are shifted into place in registers. Steps: up to 31 bytes one by one, until dst is
+// aligned and the word of the source before it lies within the block; whole words; the rest one by
+// one.
 __device__ __forceinline__ void WarpCopy(std::uint64_t dst_address, std::uint64_t src_address,
                                          std::uint64_t len, unsigned lane) {
   auto* const dst = reinterpret_cast<std::uint8_t*>(dst_address);
@@ -118,6 +122,8 @@ __device__ __forceinline__ void WarpCopy(std::uint64_t dst_address, std::uint64_
     CopyWords(to, from, words, lane);
   } else {
     switch (shift / 4) {
+      // A template argument, because a register array is indexed by it: an index known only at run
+      // time would move the array to local memory.
       case 0: CopyShifted<0>(to, from, words, bits, lane); break;
       case 1: CopyShifted<1>(to, from, words, bits, lane); break;
       case 2: CopyShifted<2>(to, from, words, bits, lane); break;

@@ -77,10 +77,15 @@ DecodeShape ShapeOf(const AttentionDecodeArgs& args) noexcept {
 
 std::int64_t DecodeWorkspace(const DecodeShape& shape, int splits) noexcept {
   if (splits <= 1) return 0;
+  // For each part of each head: head_size floats of output, and its base and sum.
   constexpr std::int64_t kOfSum = 2;  // float2
   return shape.batch * shape.heads * splits * (shape.head_size + kOfSum);
 }
 
+// The lengths lie in GPU memory, and the launch must not depend on them, or a captured graph could
+// not be replayed for other lengths. So the plan assumes sequences of most_tokens. It simulates the
+// waves of thread blocks for each number of parts and takes the fewest parts that are nearly the
+// fastest.
 DecodePlan PlanDecode(const DecodeShape& shape, const cuda::DeviceFacts& facts) noexcept {
   DecodePlan plan{.splits = 1, .stages = 2, .early = facts.compute_major >= 9};
   if (shape.batch < 1 || shape.kv_heads < 1 || shape.heads < shape.kv_heads) return plan;

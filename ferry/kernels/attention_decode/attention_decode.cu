@@ -71,9 +71,13 @@ struct DecodePlace {
     const int tile = static_cast<int>(blockIdx.y) % given.row_tiles;
     first_head = kv_head * given.group + tile * kDecodeRows;
     rows = min(kDecodeRows, given.group - tile * kDecodeRows);
+    // Clamped here, since the host never sees the lengths: whatever they are, the table is read in
+    // bounds.
     length = given.lengths[batch * given.length_stride];
     length = max(0, min(length, given.max_blocks * given.block));
     const int all_steps = (length + kDecodeStep - 1) / kDecodeStep;
+    // Parts of equal length. A short sequence leaves its last parts without steps; their largest
+    // score stays -inf, which the merge takes for a weight of 0.
     const int each = (all_steps + given.splits - 1) / given.splits;
     first_token = split * each * kDecodeStep;
     steps = max(0, min(each, all_steps - split * each));
@@ -170,6 +174,8 @@ __device__ __forceinline__ void StoreOut(const DecodeParameters& given, int batc
   *static_cast<uint2*>(at) = uint2{WordOf(value.x, value.y, T{}), WordOf(value.z, value.w, T{})};
 }
 
+// Partial softmax results are merged as in FlashAttention-2: each is rescaled from its own maximum
+// to the common one, and sums and outputs are added. If no warp has seen a key, all weights are 0.
 // Puts the warps' results together, and writes the part, or the output where there is one part.
 template <class T, int kHead>
 __device__ __forceinline__ void Merge(const DecodeParameters& given, const DecodePlace& place,
@@ -203,6 +209,7 @@ __device__ __forceinline__ void Merge(const DecodeParameters& given, const Decod
     const std::int64_t at =
         (std::int64_t{place.batch} * given.heads + head) * given.splits + place.split;
     given.part_outs[at * (kHead / 4) + column / 4] = out;
+    // One of the threads of a row; all of them have computed the same sum.
     if (column == 0) given.part_sums[at] = PartSum(base, sum);
   }
 }
@@ -255,6 +262,8 @@ __global__ void __launch_bounds__(kDecodeThreads)
     state.template Add<kDecodeKeys>(scores, values, lane);
   };
   prim::RunPipeline<kStages, prim::WarpScope>(place.steps, load, compute);
+  // Only a hint about when CombineKernel may be scheduled. It reads nothing before its
+  // GridDependencySynchronize(), which waits until this kernel has ended.
   prim::LetNextGridBegin();
 
   __syncwarp();  // no lane reads the ring any more
@@ -302,6 +311,7 @@ DecodeCache CacheOf(const Tensor& cache) {
 DecodeParameters ParametersOf(const AttentionDecodeArgs& args) {
   const DecodeShape shape = ShapeOf(args);
   // None for one part.
+  // The workspace holds the parts' outputs first, then their sums.
   const std::int64_t out_words =
       args.plan.splits == 1 ? 0
                             : shape.batch * shape.heads * args.plan.splits * shape.head_size / 4;
@@ -338,6 +348,7 @@ Status Enqueue(const AttentionDecodeArgs& args, cuda::StreamRef stream) {
                 "as the kernel deals it out");
   const DecodeParameters given = ParametersOf(args);
   const DecodeShape shape = ShapeOf(args);
+  // Parts are the grid's first size, which may be 2^31 - 1; the second one is limited to 65535.
   const auto parts = static_cast<unsigned>(shape.batch * args.plan.splits);
   const auto heads = static_cast<unsigned>(shape.kv_heads * given.row_tiles);
   FERRY_TRY(cuda::Launch(stream, "attention_decode",

@@ -41,12 +41,14 @@ Status CheckPrefillEnds(const AttentionPrefillArgs& args) {
     FERRY_TRY(ends.IsView(1, 1));
     FERRY_TRY(ends.HasType({DType::kInt32}));
   }
+  // Even without sequences there is a first entry, 0.
   if (args.cu_seqlens_q.shape[0] < 1) return q_ends.Wrong("[batch + 1]");
   return k_ends.HasShapeOf(q_ends);
 }
 
 // Rows apart, and less than a tensor map can say. Sizes of 1 have any stride.
 Status HasTensorMapStrides(const Argument& argument) {
+  // cuTensorMapEncodeTiled takes strides in bytes below 2^40.
   constexpr std::int64_t kMapBytes = std::int64_t{1} << 40;
   const Tensor& tensor = argument.tensor;
   for (const std::size_t d : {std::size_t{0}, std::size_t{1}}) {
@@ -124,6 +126,8 @@ static Status CheckWgmmaSm90Form(const AttentionPrefillArgs& args) {
 }
 
 Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args, bool has_wgmma_sm90) {
+  // kAuto takes the faster form where it can and the other one without an error; a form that was
+  // asked for by name is refused where it cannot work.
   if (args.form == PrefillForm::kCpAsync) return PrefillForm::kCpAsync;
   const Status can = CheckWgmmaSm90Form(args);
   if (args.form == PrefillForm::kWgmmaSm90) {
@@ -141,8 +145,11 @@ Status LaunchAttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef 
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
   FERRY_TRY(CheckAttentionPrefill(args));
   FERRY_TRY(CheckAttentionPrefillForDevice(args));
+  // Asks CUDA about the device only where the answer matters. Where the form was asked for by name,
+  // the launch itself finds out whether this device has code for it.
   const bool chosen = args.form == PrefillForm::kAuto && HasWgmmaSm90Form(stream);
   FERRY_TRY_ASSIGN(const PrefillForm form, PrefillFormOf(args, chosen));
+  // A grid of no blocks is an error to CUDA.
   const bool none = args.q.Numel() == 0 || args.max_seqlen_q == 0 || args.cu_seqlens_q.last() == 1;
   if (none) return Ok();
   return form == PrefillForm::kWgmmaSm90 ? LaunchAttentionPrefillByWgmmaSm90(args, stream)

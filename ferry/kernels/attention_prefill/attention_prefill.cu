@@ -48,6 +48,7 @@ __device__ __forceinline__ void LoadKeys(const PrefillParameters& given, const P
                                          const typename Shape::Keys& values) {
   constexpr int kSixteens = Shape::kKeys / 16;
   const bool paged = given.tables != nullptr;
+  // CheckPages() has made a page a multiple of 16 tokens.
   int pages[kSixteens];  // all looked up before the first is waited for
 #pragma unroll
   for (int s = 0; s < kSixteens; ++s) {
@@ -60,6 +61,7 @@ __device__ __forceinline__ void LoadKeys(const PrefillParameters& given, const P
 #pragma unroll
   for (int s = 0; s < kSixteens; ++s) {
     const int key = first_key + 16 * s;
+    // A page number that is out of range counts as 16 rows of zeros: nothing is read out of bounds.
     const bool there = !paged || (pages[s] >= 0 && pages[s] < given.pages);
     const int left = there ? place.keys.count - key : 0;
     const int token = paged ? key % given.page : place.keys.first + key;
@@ -103,6 +105,8 @@ __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
   };
   const auto compute = [&](int tile, int slot) {
     const int first_key = tile * kKeys;
+    // No query of this warp sees the tile. The warp still takes part in the barriers of the
+    // pipeline, which are outside of compute().
     if (first_key >= place.SeenBy(first_row + Shape::kWarpRows - 1)) return;
     const Keys keys{ring + slot * 2 * Keys::kBytes};
     const Keys values{keys.data + Keys::kBytes};
@@ -132,6 +136,7 @@ Status Enqueue(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
 
 template <class T>
 Status EnqueueOfType(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
+  // Other numbers of stages are not compiled for these sizes; CheckStages() has refused them.
   switch (args.q.last()) {
     case 64: return Enqueue<T, 64, 2>(args, stream);
     case 256: return Enqueue<T, 256, 2>(args, stream);

@@ -64,8 +64,10 @@ Status ReadSequence(const AttentionPrefillArgs& args, std::int64_t b, PrefillSeq
 void PrefillQuery(const AttentionPrefillArgs& args, const PrefillSequence& sequence,
                   std::int64_t i) {
   const auto count = static_cast<std::int64_t>(sequence.keys.size());
+  // The last query stands at the last key: query i of m sees i + 1 + n - m of n keys.
   const std::int64_t seen =
       args.causal ? std::clamp<std::int64_t>(i + 1 + count - sequence.queries, 0, count) : count;
+  // Index of the size that counts heads: [keys, heads, ...] or [blocks, block, heads, ...].
   const std::size_t head_of_keys = args.block_tables.none() ? 1 : 2;
   const std::int64_t group = args.q.shape[1] / KvHeads(args);
   const std::int64_t query = sequence.first_query + i;

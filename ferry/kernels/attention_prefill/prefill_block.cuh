@@ -42,6 +42,7 @@ struct PrefillParameters {
   bool causal;
 };
 
+// Paged keys are [blocks, block, kv_heads, head_size], others [keys, kv_heads, head_size].
 inline PrefillKeys KeysOf(const Tensor& keys, bool paged) {
   const std::size_t token = paged ? 1 : 0;
   return {.data = keys.data,
@@ -50,6 +51,7 @@ inline PrefillKeys KeysOf(const Tensor& keys, bool paged) {
           .head_stride = keys.stride[token + 1]};
 }
 
+// Numbers fit int: CheckAttentionPrefill() allows 2^30 tokens, and pages that an int32 can name.
 inline PrefillParameters ParametersOf(const AttentionPrefillArgs& args) {
   const bool paged = !args.block_tables.none();
   const std::int64_t keys = paged ? args.block_tables.shape[1] * PageTokens(args) : args.k.shape[0];
@@ -76,6 +78,7 @@ inline PrefillParameters ParametersOf(const AttentionPrefillArgs& args) {
           .causal = args.causal};
 }
 
+// The tokens of one sequence, in the rows of the tensor that holds all sequences.
 struct TokenRange {
   int first;
   int count;
@@ -112,6 +115,8 @@ struct PrefillPlace {
       keys = {0, max(0, min(end[given.k_ends_stride] - end[0], given.keys))};
     }
     first_query = static_cast<int>(gridDim.y - 1 - blockIdx.y) * rows;
+    // As many keys as there can be (kMaxTokens), and little enough that adding a row does not
+    // overflow.
     constexpr int kAll = 1 << 30;
     seen_by_first = given.causal ? first_query + 1 + keys.count - queries.count : kAll;
   }
@@ -139,6 +144,7 @@ __device__ __forceinline__ void StoreOut(const PrefillParameters& given,
   for (int t = 0; t < Shape::kRowTiles; ++t) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      // Each lane has summed its own columns; the four of a row are added only here, once a kernel.
       const float sum = SumOfRow(state.sum[t][half]);
       // No key, no weight. NaN stays NaN.
       const float by = sum == 0 ? 0.0F : 1 / sum;
@@ -161,6 +167,7 @@ __device__ __forceinline__ void StoreOut(const PrefillParameters& given,
   for (int i = lane; i < Shape::kWarpRows * kRowWords; i += prim::kWarpThreads) {
     const int row = first_row + i / kRowWords;
     const int word = i % kRowWords;
+    // Rows beyond the sequence belong to the next one, whose own thread block writes them.
     if (row >= left) continue;
     const void* const from = held.At(row, word);
     void* const to = out + row * given.out_token_stride + word * Shape::Queries::kWordElements;

@@ -16,6 +16,7 @@
 
 namespace ferry::kernels {
 
+// A __grid_constant__ parameter of the kernel: tensor maps must lie there, or in constant memory.
 struct WgmmaSm90Parameters {
   CUtensorMap q;
   CUtensorMap k;
@@ -55,6 +56,8 @@ struct WgmmaSm90Shape {
 template <int kStages>
 struct WgmmaSm90Barriers {
   std::uint64_t queries;
+  // "Full" counts one arrival, the loading thread's, and the bytes of the tile; "empty" counts one
+  // arrival of each warp that computes.
   std::uint64_t keys_full[kStages];
   std::uint64_t keys_empty[kStages];
   std::uint64_t values_full[kStages];
@@ -111,6 +114,7 @@ __device__ __forceinline__ void LoadTiles(const WgmmaSm90Parameters& all, const 
   typename Shape::Ring keys;
   typename Shape::Ring values;
   const auto load_keys = [&](int i) {
+    // Acquires what the consumers' Arrive() released: their last reads of the buffer have ended.
     prim::WaitForPhase(prim::SharedAddress(&barriers.keys_empty[keys.slot]), keys.empty());
     LoadPanels(tile.KeysOf(keys.slot), all.k, prim::SharedAddress(&barriers.keys_full[keys.slot]),
                place.kv_head, place.keys.first + i * Shape::kKeys);
@@ -122,6 +126,9 @@ __device__ __forceinline__ void LoadTiles(const WgmmaSm90Parameters& all, const 
   for (int i = 0; i < tiles; ++i) {
     if (i + 1 < tiles) load_keys(i + 1);
     prim::WaitForPhase(prim::SharedAddress(&barriers.values_empty[values.slot]), values.empty());
+    // A tile that reaches beyond the sequence must be cleared before anybody multiplies by it, so
+    // it completes `ragged`, and ClearBehindEnd() passes it on to values_full. There is at most
+    // one, the last.
     const bool ragged = (i + 1) * Shape::kKeys > place.keys.count;
     LoadPanels(tile.ValuesOf(values.slot), all.v,
                prim::SharedAddress(ragged ? &barriers.ragged : &barriers.values_full[values.slot]),
@@ -137,6 +144,7 @@ __device__ __forceinline__ void ClearBehindEnd(const PrefillPlace& place,
                                                const WgmmaSm90Tile<Shape>& tile, int tiles) {
   using Keys = typename Shape::Keys;
   const int there = place.keys.count - (tiles - 1) * Shape::kKeys;
+  // The last tile is whole, and LoadTiles() has announced it at values_full itself.
   if (there >= Shape::kKeys) return;
   const int lane = threadIdx.x % prim::kWarpThreads;
   const int slot = (tiles - 1) % Shape::kStages;
@@ -147,6 +155,8 @@ __device__ __forceinline__ void ClearBehindEnd(const PrefillPlace& place,
     void* const at = values.At(i / Keys::kRowWords, i % Keys::kRowWords);
     *static_cast<uint4*>(at) = uint4{};
   }
+  // wgmma reads shared memory through the async proxy: each lane publishes its own zeros before
+  // lane 0 arrives for all of them.
   prim::PublishToAsyncProxy();
   __syncwarp();
   if (lane == 0) prim::Arrive(prim::SharedAddress(&tile.barriers->values_full[slot]));
@@ -161,6 +171,8 @@ struct Turns {
 
   // The first warpgroup begins; all of both call it.
   __device__ __forceinline__ void Begin() const {
+    // A turn barrier counts both warpgroups, the one that waits and the one that passes the turn
+    // on. The second one's arrival is what the first one's first Take() waits for.
     if (group == 1) Pass(true);
   }
   __device__ __forceinline__ void Take() const {
@@ -201,6 +213,8 @@ struct GroupAttention {
                        values.full());
   }
 
+  // Asynchronous: `scores` may be read after WaitForMatrices() and KeepInOrder(). The first product
+  // overwrites what was there (column > 0 says whether to add).
   // Begins scores = queries * keys^T.
   __device__ __forceinline__ void BeginScores(Scores& scores) {
     const std::uint64_t a = tile.Queries().RowsFrom(first_row);
@@ -233,6 +247,7 @@ struct GroupAttention {
     prim::EndMatrixGroup();
   }
 
+  // One lane arrives for the warp: WaitForMatrices() has ended the products of all its lanes.
   // The buffer is no longer read by this warp.
   static __device__ __forceinline__ void Free(std::uint64_t (&empty)[Shape::kStages],
                                               typename Shape::Ring* place) {
@@ -254,6 +269,10 @@ struct GroupAttention {
     return state.template WeighScores<kKeys>(scores, scale, keep);
   }
 
+  // The first tile alone; then, for each further tile, its scores and the output of the one before
+  // it are in the tensor cores together; the output of the last tile. So `weights` of one tile and
+  // `scores` of the next are live at the same time, which the choice of tile sizes allows for
+  // (WgmmaSm90TilesOf).
   __device__ __forceinline__ void Run(const PrefillParameters& given, const PrefillPlace& place,
                                       int tiles, const Turns<Shape>& turns) {
     prim::WaitForPhase(prim::SharedAddress(&tile.barriers->queries), 0);
@@ -278,6 +297,7 @@ struct GroupAttention {
       AwaitValues();
       BeginOut(weights);
       turns.Pass(i + 1 < tiles);
+      // The group of the scores has ended; that of the output, begun later, may still run.
       prim::WaitForMatrices<1>();
       prim::KeepInOrder(scores[0]);
       Free(tile.barriers->keys_empty, &keys);
@@ -290,6 +310,8 @@ struct GroupAttention {
       prim::WaitForMatrices<0>();
       prim::KeepInOrder(state.out[0]);
       Free(tile.barriers->values_empty, &values);
+      // Only now, since the tensor cores were adding to `out`: weights of tile i - 1 are relative
+      // to the former maximum, and are rescaled with the rest.
       if (shrinks) state.Shrink(keep);
       Round(scores, &weights);
     }

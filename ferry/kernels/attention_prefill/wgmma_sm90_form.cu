@@ -20,8 +20,12 @@ __global__ void __launch_bounds__(WgmmaSm90Shape<T, kHead>::kThreads, 1)
   __shared__ WgmmaSm90Barriers<Shape::kStages> barriers;
 
   const PrefillPlace place(all.given, Shape::kRows);
+  // The grid has tiles for the longest sequence. The whole block returns, before any barrier is set
+  // up.
   if (place.first_query >= place.queries.count) return;
   constexpr std::uint32_t kAlignment = Shape::Queries::kAlignment;
+  // Dynamic shared memory is aligned to less than the swizzle's 1024 bytes; kSharedBytes has the
+  // slack.
   const WgmmaSm90Tile<Shape> tile{unaligned + (0U - prim::SharedAddress(unaligned)) % kAlignment,
                                   &barriers};
   const int tiles = place.TilesOf(Shape::kRows, Shape::kKeys);
@@ -32,6 +36,7 @@ __global__ void __launch_bounds__(WgmmaSm90Shape<T, kHead>::kThreads, 1)
     tile.Init();
   }
   __syncthreads();
+  // The first warpgroup loads, the others compute.
   // The same in all lanes, which the compiler does not know of threadIdx.
   const int role = __shfl_sync(prim::kAllLanes, threadIdx.x / prim::kWarpgroupThreads, 0);
   if (role == 0) {
@@ -39,6 +44,8 @@ __global__ void __launch_bounds__(WgmmaSm90Shape<T, kHead>::kThreads, 1)
     if (tiles > 0 && threadIdx.x < prim::kWarpThreads) {
       if (threadIdx.x == 0) LoadTiles<Shape>(all, place, tile, tiles);
       __syncwarp();
+      // By the whole warp that loads, since the last load is in flight and it has nothing else to
+      // do.
       ClearBehindEnd<Shape>(place, tile, tiles);
     }
   } else {
@@ -49,6 +56,7 @@ __global__ void __launch_bounds__(WgmmaSm90Shape<T, kHead>::kThreads, 1)
     const Turns<Shape> turns{group};
     if (tiles > 0) work.Run(all.given, place, tiles, turns);
     // All four warps have done with their queries.
+    // wgmma reads the queries of all four warps; StoreOut() overwrites this warp's.
     prim::WaitAtNamed(kOutBarrier + group, prim::kWarpgroupThreads);
     const int warp_row =
         group * Shape::kGroupRows + threadIdx.x / prim::kWarpThreads % 4 * Shape::kWarpRows;
@@ -72,6 +80,8 @@ Result<CUtensorMap> MapOf(const Tensor& tensor, const Tensor& none_as, int rows)
                               .data = there.data,
                               .rank = 3,
                               .size = {size_of(2), size_of(0), size_of(1)},
+                              // Innermost first: columns, tokens, heads. The stride of the columns
+                              // is implied.
                               .stride_bytes = {0, bytes_of(0), bytes_of(1)},
                               .tile = {64, static_cast<std::uint32_t>(rows), 1}});
 }

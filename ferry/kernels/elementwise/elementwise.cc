@@ -33,6 +33,8 @@ Status CheckAlike(const Argument& other, const Argument& first) {
   return other.HasDenseRows();
 }
 
+// The op treats all elements alike, and one long row leaves no threads idle at the ends of short
+// ones.
 // Contiguous tensors as one row, where a row can be so long.
 MulAddArgs InOneRow(const MulAddArgs& args) {
   MulAddArgs flat = args;
@@ -85,6 +87,8 @@ Result<AddGeluPlan> PlanAddGelu(const AddGeluArgs& args) {
   plan.sizes = joined.sizes;
   plan.cols = args.x.last();
   plan.dtype = args.x.dtype;
+  // Words need rows whose length and beginnings are multiples of 16 bytes in all tensors; otherwise
+  // the same kernel runs by elements.
   const std::int64_t packed = 16 / SizeOf(plan.dtype);
   plan.wide = plan.cols % packed == 0 && RowsAreAligned(args.x, 16) &&
               RowsAreAligned(args.bias, 16) && RowsAreAligned(args.out, 16);

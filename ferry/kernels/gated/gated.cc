@@ -37,6 +37,7 @@ Status CheckGated(const GatedArgs& args, const Halves& halves) {
   FERRY_TRY(out.HasShapeOf(gate));
   FERRY_TRY(out.HasDenseRows());
   FERRY_TRY(out.IsWritable());
+  // In place over the first half only: a thread reads its word of both halves before it writes.
   FERRY_TRY(out.IsOrIsApartFrom(gate));
   return out.IsApartFrom(up);
 }

@@ -18,6 +18,8 @@ namespace {
 constexpr const char* kQkName = "qk_norm_rope_store";
 constexpr std::uint32_t kQkWarp = 32;
 
+// Views of one tensor [tokens, (q_heads + 2 * kv_heads) * head_dim], each [tokens, heads,
+// head_dim].
 // The parts of qkv, as heads.
 struct QkvParts {
   Tensor q;
@@ -98,6 +100,8 @@ Status CheckHeadsOut(const Argument& out, const Argument& in, const QkNormRopeSt
   FERRY_TRY(out.HasDenseRows());
   FERRY_TRY(out.IsWritable());
   FERRY_TRY(out.IsOrIsApartFrom(in));
+  // Only q_out may be q itself, and k_out k: each thread reads its words before it writes them.
+  // Whatever else is read may be read by another thread later.
   for (const Argument& read :
        {Argument{kQkName, "q_weight", args.q_weight}, Argument{kQkName, "k_weight", args.k_weight},
         Argument{kQkName, "positions", args.positions},
@@ -129,6 +133,7 @@ CacheArguments CachesOf(const QkNormRopeStoreArgs& args) {
 }
 
 Result<PagedCaches> CheckQkCaches(const QkNormRopeStoreArgs& args) {
+  // All three or none; with one of them alone CheckCaches() finds the others wrong.
   if (args.k_cache.none() && args.v_cache.none() && args.slots.none()) return PagedCaches{};
   FERRY_TRY_ASSIGN(PagedCaches caches,
                    CheckCaches(CachesOf(args), {args.qkv.dtype, args.qkv.shape[0], args.kv_heads,
@@ -161,6 +166,7 @@ std::uint32_t WordsOfHalf(const QkNormRopeStoreArgs& args, const QkvParts& parts
   }
   if (!args.k_out.none()) aligned = aligned && RowsAreAligned(args.k_out, 16);
   if (!args.k_cache.none()) {
+    // A word of 16 bytes becomes `packed` numbers of the cache, fewer bytes where that is e4m3.
     aligned = aligned && CachesAreAligned(CachesOf(args), packed * SizeOf(args.k_cache.dtype));
   }
   return aligned ? static_cast<std::uint32_t>(words) : 0;
@@ -172,12 +178,15 @@ void DealHeads(QkNormRopeStorePlan* plan) {
   const bool by_words = plan->words != 0;
   const std::uint32_t together = by_words ? kQkHeads : 1;
   plan->threads_x = by_words ? std::bit_ceil(plan->words) : kQkWarp;
+  // The sums shuffle over all lanes of a warp, so a block has no partial one.
   const std::uint32_t step = kQkWarp / plan->threads_x;  // whole warps
   const std::uint32_t wanted = (heads + together - 1) / together;
   plan->threads_y = (wanted + step - 1) / step * step;
   const std::uint32_t most = kQkMaxThreads / plan->threads_x;
   const bool even = plan->q_heads % together == 0 && plan->kv_heads % together == 0;
   plan->form = by_words ? QkForm::kWords : QkForm::kNumbers;
+  // Even numbers of heads: a thread's two neighbours then are both of q, or of k, or of v. And all
+  // heads of a token must fit the block, as this form has no loop.
   if (by_words && even && plan->threads_y <= most) plan->form = QkForm::kNeighbours;
   plan->threads_y = std::min(plan->threads_y, most);
 }

@@ -26,6 +26,7 @@ struct TokenPlace {
 };
 __device__ __forceinline__ TokenPlace PlaceOfSlot(const QkPlan& plan, std::int32_t slot) {
   if (slot < 0) return {};
+  // Slots lie in GPU memory, so the host cannot have checked them. A release build drops the token.
   if (slot >= plan.caches.slot_count) {
     prim::TrapInDebug();
     return {};
@@ -58,6 +59,7 @@ __device__ __forceinline__ HeadTarget<T> TargetOf(const QkPlan& plan, std::uint3
     target.out = out(plan.q_out, head);
     return target;
   }
+  // Heads of a token lie in the order q, k, v.
   const bool of_k = head < plan.q_heads + plan.kv_heads;
   const std::uint32_t index = head - plan.q_heads - (of_k ? 0 : plan.kv_heads);
   if (of_k) {
@@ -92,6 +94,8 @@ __device__ __forceinline__ void NormaliseWord(const T* weights, float scale,
   LoadWeights<T, kWidth>(weights, weight);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
+    // Rounded twice, since rms_norm and rope as separate ops would store the value in between: the
+    // fused op has the same bits.
     values[j] = RoundTo<T>(RoundTo<T>(values[j] * scale) * weight[j]);
   }
 }
@@ -130,6 +134,7 @@ __global__ void __launch_bounds__(kQkMaxThreads) DoHeads(const __grid_constant__
   const bool has_word = at < plan.half;  // the others only take part in the sums
   const T* const qkv = static_cast<const T*>(plan.qkv) + token * plan.qkv_token + at;
   const std::int64_t position = __ldg(plan.positions + token);
+  // The whole block has the same position, so no thread is left waiting.
   if (position < 0 || position >= plan.most_positions) return prim::TrapInDebug();
   const TokenPlace place = PlaceOfToken(plan, token);
   float cos[kWidth];
@@ -190,6 +195,7 @@ __global__ void __launch_bounds__(kQkMaxThreads)
   for (std::uint32_t head = threadIdx.y; head < heads; head += blockDim.y) {
     const T* const in = static_cast<const T*>(plan.qkv) + token * plan.qkv_token +
                         std::int64_t{head} * plan.head_dim;
+    // v has no weight: it is stored as it is, so its whole head counts as not rotated (first is 0).
     const HeadTarget<T> target = TargetOf<T>(plan, token, head, place);
     std::uint32_t first = 0;  // of what is not rotated
     float scale = 1;
@@ -338,6 +344,8 @@ __device__ __forceinline__ void FinishHeads(const QkPlan& plan, const Neighbours
                                             std::uint32_t token, const TokenFacts& facts,
                                             HeldHeads<T>* held) {
   float scale[kTogether];
+  // A warp that has only heads of v needs no sums. The vote makes the choice the same for all
+  // lanes, as the shuffles of SumHeads() require.
   if (__any_sync(0xffffffffU, heads.normed)) {
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
@@ -349,6 +357,8 @@ __device__ __forceinline__ void FinishHeads(const QkPlan& plan, const Neighbours
     }
     SumHeads(scale);
   }
+  // Behind the shuffles, which all lanes take part in, and not earlier, so that the loads of the
+  // heads need not wait for the position.
   if (!IsKnown(plan, facts.position)) return prim::TrapInDebug();
   if (!heads.there) return;
   HeadTarget<T> target = TargetOf<T>(plan, token, heads.first, PlaceOfSlot(plan, facts.slot));
@@ -360,6 +370,7 @@ __device__ __forceinline__ void FinishHeads(const QkPlan& plan, const Neighbours
     }
     WriteWord<T, kNarrow>(target, heads.at, held->low[i]);
     WriteWord<T, kNarrow>(target, heads.at + plan.half, held->high[i]);
+    // Neighbours are of one kind, q, k or v (DealHeads), so the next head is one stride further.
     if (target.out != nullptr) target.out += out_step;
     target.cache_at += plan.head_dim;
   }

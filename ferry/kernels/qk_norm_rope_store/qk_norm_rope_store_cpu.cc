@@ -30,6 +30,8 @@ void Normalise(const QkNormRopeStorePlan& plan, const void* weight, Head* head) 
   const auto scale = static_cast<float>(
       1 / std::sqrt(squares / static_cast<double>(head->size()) + double{plan.eps}));
   for (std::size_t i = 0; i < head->size(); ++i) {
+    // Rounded in the same places as by the kernels: after the norm, after the weight, after the
+    // rotation.
     const float normalised = RoundTo(plan.dtype, (*head)[i] * scale);
     (*head)[i] = RoundTo(plan.dtype,
                          normalised * ReadFloat(weight, plan.dtype, static_cast<std::int64_t>(i)));
@@ -92,6 +94,8 @@ void DoToken(const QkNormRopeStorePlan& plan, std::uint32_t token) {
 
 Status QkNormRopeStoreCpu(const QkNormRopeStoreArgs& args) {
   FERRY_TRY_ASSIGN(const QkNormRopeStorePlan plan, PlanQkNormRopeStore(args));
+  // All positions and slots are checked before anything is written, so that an error changes
+  // nothing.
   for (std::uint32_t token = 0; token < plan.tokens; ++token) {
     const std::int64_t position = plan.positions[token];
     if (position >= 0 && position < plan.most_positions) continue;

@@ -22,6 +22,7 @@ Status CheckNormInput(const Argument& x) {
   FERRY_TRY(x.IsView(2, 3));
   FERRY_TRY(x.HasType(kFloats));
   FERRY_TRY(x.HasDenseRows());
+  // A grid's first size is limited to kMaxRows, and rows are counted in 32 bits.
   if (x.tensor.last() > 0 && x.tensor.Numel() / x.tensor.last() > kMaxRows) {
     return x.Wrong("one of at most 2^31 - 1 rows");
   }
@@ -108,8 +109,10 @@ void FinishPlan(const Tensor& weight, bool aligned, RmsNormPlan* plan) {
   const std::uint32_t threads = plan->words / held + (plan->words % held != 0 ? 1 : 0);
   if (threads > kRmsNormMaxThreads) plan->form = RmsNormForm::kTwoPass;
   if (threads <= kWarp) {
+    // Part of a warp: WarpSum() adds over groups of a power of two.
     plan->threads_per_row = std::bit_ceil(std::max(threads, 1U));
     plan->rows_per_block = std::max(kSmallBlock / plan->threads_per_row, 1U);
+    // Few rows: one warp to a block, so that they spread over as many multiprocessors as possible.
     if (IsQuick(*plan)) plan->rows_per_block = kWarp / plan->threads_per_row;
   } else {
     plan->threads_per_row = RoundUp(std::min(threads, kRmsNormMaxThreads), kWarp);
@@ -157,6 +160,7 @@ Result<RmsNormPlan> PlanAddRmsNorm(const AddRmsNormArgs& args) {
   FERRY_TRY(CheckNormOutput(out, x, weight));
   FERRY_TRY(residual_out.IsOrIsApartFrom(residual));
   FERRY_TRY(out.IsOrIsApartFrom(residual));
+  // Each may be an input, but not both the same one.
   FERRY_TRY(out.IsApartFrom(residual_out));
   FERRY_TRY(CheckEps(kAddRmsNormName, args.eps));
   if (args.x.Numel() == 0) return RmsNormPlan{};

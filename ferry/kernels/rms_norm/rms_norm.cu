@@ -60,6 +60,7 @@ __device__ __forceinline__ void StoreNormed(const NormRow<T>& row, std::int64_t 
   if constexpr (kResidual) Store<T, kWidth>(row.residual_out + at, values);
   float out[kWidth];
 #pragma unroll
+  // Rounds before the weight, as Hugging Face's layers do (docs/kernels/accuracy.md).
   for (int i = 0; i < kWidth; ++i) out[i] = RoundTo<T>(values[i] * scale) * weight[i];
   Store<T, kWidth>(row.out + at, out);
 }
@@ -75,11 +76,14 @@ template <class T, int kHeld, bool kResidual>
 __global__ void __launch_bounds__(kRmsNormMaxThreads)
     NormHeldElements(const __grid_constant__ RmsNormPlan plan) {
   constexpr int kWidth = 1;
+  // A word for each warp of the block, which BlockSum() wants.
   __shared__ float sums[32];
   prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const std::uint32_t row_index = blockIdx.x * blockDim.y + threadIdx.y;
   const bool there = row_index < plan.rows;  // the others only take part in the sums
+  // A row for threads that have none, so that their addresses are valid; they read and write
+  // nothing.
   const NormRow<T> row = NormRowAt<T, kResidual>(plan, there ? row_index : 0);
   float values[kHeld][kWidth];
   float weight[kHeld][kWidth];
@@ -226,6 +230,8 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads)
   }
   const float scale = rsqrtf(fmaf(prim::BlockSum(squares, sums), plan.per_column, plan.eps));
 #pragma unroll 2
+  // The second pass reads the row again, most likely from the caches. In place it may: a thread
+  // reads the same words as in the first pass, before it writes them.
   for (std::int64_t word = threadIdx.x; word < plan.words; word += blockDim.x) {
     float values[kWidth];
     float weight[kWidth];

@@ -124,12 +124,14 @@ Result<RopePlan> PlanRope(const RopeArgs& args) {
   plan.head_dim = static_cast<std::uint32_t>(args.q.last());
   plan.half = static_cast<std::uint32_t>(args.cos_sin_cache.last() / 2);
   plan.dtype = args.q.dtype;
+  // In place, the part of a head that is not rotated is where it belongs already.
   plan.copies_rest = 2 * plan.half < plan.head_dim &&
                      (args.q.data != args.q_out.data || args.k.data != args.k_out.data);
   const auto packed = static_cast<std::uint32_t>(16 / SizeOf(plan.dtype));
   plan.wide = plan.half % packed == 0 && AllAligned(args);
   plan.words = plan.wide ? plan.half / packed : plan.half;
   plan.threads_x = std::min(std::bit_ceil(plan.words), kRopeMaxThreads);
+  // In the form kWords a block has a thread for each word of a half of every head of its token.
   const bool fits = std::uint64_t{plan.threads_x} * heads <= kRopeMaxWordThreads;
   if (plan.wide && !plan.copies_rest && fits) {
     plan.form = RopeForm::kWords;

@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kRopeMaxThreads)
   const std::int64_t position = __ldg(plan.positions + token);
   if (position < 0 || position >= plan.most_positions) return prim::TrapInDebug();
   const float* const cos_row = plan.cos_sin + position * plan.cos_sin_stride;
+  // The angles of a word are loaded once, and serve all heads of the token.
   for (std::uint32_t word = threadIdx.x; word < plan.words; word += blockDim.x) {
     const std::uint32_t at = word * kWidth;
     float cos[kWidth];
@@ -118,6 +119,7 @@ __global__ void __launch_bounds__(kRopeMaxWordThreads)
   prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
   const std::uint32_t token = blockIdx.x;
+  // threads_x is rounded up to a power of two, so some threads may have no word.
   const bool there = threadIdx.x < plan.words && threadIdx.y < plan.q.count + plan.k.count;
   const std::uint32_t at = threadIdx.x * kPacked<T>;
   const std::int64_t position = prim::LoadSharedAhead(plan.positions + token);
@@ -128,6 +130,7 @@ __global__ void __launch_bounds__(kRopeMaxWordThreads)
     low = prim::LoadAhead16(head.in + at);
     high = prim::LoadAhead16(head.in + at + plan.half);
   }
+  // After the loads have been issued: they do not depend on the position and run while it arrives.
   if (position < 0 || position >= plan.most_positions) return prim::TrapInDebug();
   if (!there) return;
   RotateAndStore<T>(AnglesAt<T>(plan, position), low, high, plan.half, head.out + at);

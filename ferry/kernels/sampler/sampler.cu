@@ -54,12 +54,15 @@ __device__ __forceinline__ void AddWeight(SampleShared* shared, std::uint32_t bi
                                           std::uint64_t weight) {
   if (weight == 0) return;
   const auto low = static_cast<std::uint32_t>(weight);
+  // The carry into the upper word: unsigned addition wrapped if the sum is less than a summand.
   const std::uint32_t before = atomicAdd(&shared->low[bin], low);
   const std::uint32_t high =
       static_cast<std::uint32_t>(weight >> 32) + (before + low < before ? 1U : 0U);
   if (high != 0) atomicAdd(&shared->high[bin], high);
 }
 
+// Weights are integers, so the sums do not depend on the order in which threads add: a selection
+// has the same result in every run, and on the CPU.
 // The target of a selection: an absolute weight, or a share of the total.
 struct SelectTarget {
   std::uint64_t weight;
@@ -90,6 +93,7 @@ __device__ __forceinline__ void FindBin(SampleShared* shared, const SelectTarget
   const std::uint64_t wanted = target.share < 1 ? ShareOf(target.share, total) : target.weight;
   std::uint64_t above = up_to - mine;
   if (lane == 0) shared->total = total;
+  // The target is at least 1, so exactly one lane has the bin, unless all weights are less than it.
   if (above >= wanted || up_to < wanted) return;  // another lane's
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -130,9 +134,11 @@ __device__ __forceinline__ std::uint32_t SelectKey(const LogitRow<T>& row, std::
     const std::uint64_t total = shared->total;
     if (shift == 24) {
       if (target.share < 1) target = {ShareOf(target.share, total), 1};
+      // In the first round, which sees all keys. Afterwards the bin that was found has enough.
       if (total < target.weight) return least;
     }
     found |= shared->bin << shift;
+    // The next eight bits are searched among the keys of this bin alone.
     target.weight -= shared->above;
     __syncthreads();  // all have read what is shared
   }
@@ -145,6 +151,7 @@ __device__ __forceinline__ std::uint32_t LeastKey(const LogitRow<T>& row, const 
                                                   SampleShared* shared) {
   std::uint32_t least = 0;
   if (asked.top_k > 0) {
+    // top_k is the same selection with a weight of 1 for each token.
     least = SelectKey(row, least, {asked.top_k, 1}, shared,
                       [](std::uint32_t) -> std::uint64_t { return 1; });
     __syncthreads();
@@ -155,6 +162,7 @@ __device__ __forceinline__ std::uint32_t LeastKey(const LogitRow<T>& row, const 
 #pragma unroll
     for (int j = 0; j < kPacked<T>; ++j) most = max(most, KeyOf(values[j]));
   });
+  // The greatest logit has a weight of 1, whatever the logits are, so no weight overflows.
   const float greatest = NumberOf(static_cast<std::uint32_t>(prim::BlockMax(most, shared->held)));
   return SelectKey(row, least, {0, asked.top_p}, shared, [&](std::uint32_t key) {
     return WeightOf(fmaf(NumberOf(key) - greatest, asked.inverse, 0.0F));
@@ -167,6 +175,9 @@ __device__ __forceinline__ std::uint32_t LeastKey(const LogitRow<T>& row, const 
 template <class T>
 __device__ __forceinline__ std::uint64_t RaceTokens(const LogitRow<T>& row, const SampleRow& asked,
                                                     std::uint32_t least) {
+  // -log(-log(1 - u)) is less than -log(u), since -log(1 - u) is greater than u: the cheap bound of
+  // the noise. Four tokens share a call of Philox, which is left out if even kMaxNoise would not
+  // do.
   constexpr float kMaxNoise = 23.0F;  // -log(2^-33) is less
   constexpr float kMargin = 0.01F;    // far above the errors of the quick logarithm
   float best_score = -INFINITY;
@@ -217,6 +228,7 @@ __global__ void __launch_bounds__(kSampleThreads)
   __shared__ SampleShared shared;
   const LogitRow<T> row{static_cast<const T*>(plan.logits) + blockIdx.x * plan.stride,
                         plan.vocabulary, plan.wide};
+  // The same for all threads of the block, so all take the same branch with its barriers.
   const SampleRow asked = SampleRowOf(plan, blockIdx.x);
   std::uint64_t best = 0;
   if (asked.inverse == 0) {

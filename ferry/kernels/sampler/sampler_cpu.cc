@@ -23,6 +23,8 @@ std::uint32_t LeastKey(const SampleRow& asked, const std::vector<float>& logits)
   if (asked.top_k > 0) {
     const std::uint32_t last = keys[asked.top_k - 1];
     kept = static_cast<std::size_t>(
+        // Keys equal to the k-th are kept, too, as on the GPU, which selects by key and not by
+        // rank.
         std::upper_bound(keys.begin(), keys.end(), last, std::greater<>()) - keys.begin());
   }
   const std::uint32_t least = keys[kept - 1];

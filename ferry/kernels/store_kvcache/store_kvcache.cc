@@ -17,6 +17,8 @@ constexpr const char* kStoreName = "store_kvcache";
 Status CheckTokens(const Argument& tokens) {
   FERRY_TRY(tokens.IsView(3, 3));
   FERRY_TRY(tokens.HasType(kFloats));
+  // Only the stride between tokens is free, so that a token is one row of heads * head_dim
+  // elements.
   Tensor one = tokens.tensor;
   one.shape[0] = 1;
   if (!one.IsContiguous()) return tokens.Wrong("contiguous along its last two sizes");

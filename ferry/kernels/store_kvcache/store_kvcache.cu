@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(kTileThreads)
   if (!known) prim::TrapInDebug();
   const bool stored = slot >= 0 && known;
   const PagedCaches& caches = plan.caches;
+  // Slot 0 where nothing is stored, so that the address is valid; the store is predicated.
   const CachePlace to = PlaceOf(caches, stored ? static_cast<std::uint32_t>(slot) : 0);
   StoreCacheWord<T, kWidth, kNarrow>({stored, caches.k, to.k + at, caches.k_inverse}, key);
   StoreCacheWord<T, kWidth, kNarrow>({stored, caches.v, to.v + at, caches.v_inverse}, value);
