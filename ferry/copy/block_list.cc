@@ -34,6 +34,7 @@ Error OutOfBounds(std::size_t index, const Block& block, const Side& side) {
                   side.verb, side.start, side.start + block.len, side.noun, side.size));
 }
 
+// Subtracts, since `start + len` could wrap around.
 bool Inside(std::uint64_t start, std::uint64_t len, std::uint64_t size) {
   return start <= size && len <= size - start;
 }
@@ -71,6 +72,7 @@ struct Key {
   }
 };
 
+// O(n log n), and run only where the blocks do not ascend. Sums cannot wrap: Inside() has passed.
 // Sorted by destination, some two neighbours overlap if any two blocks do, because no block is
 // empty.
 Status CheckDisjoint(std::span<const Block> blocks) {
@@ -87,6 +89,8 @@ Status CheckDisjoint(std::span<const Block> blocks) {
   return Ok();
 }
 
+// On both sides, so that the merged block is still one copy; lengths may add up to more than 64
+// bits where the list has not been validated.
 bool Continues(const Block& before, const Block& block) {
   return before.dst + before.len == block.dst && before.src + before.len == block.src &&
          block.len <= kMax - before.len;
@@ -97,6 +101,8 @@ struct SliceLimits {
   std::uint64_t blocks;
 };
 
+// A slice may begin and end within a block: `offset` is where it begins in the first one. Each
+// slice but the last has either limits.bytes bytes or limits.blocks blocks.
 // Appends a block to the last slice, and to further ones as each fills up.
 void AppendBlock(std::size_t index, std::uint64_t len, const SliceLimits& limits,
                  std::vector<Slice>& slices) {
@@ -129,6 +135,7 @@ Result<BlockList> BlockList::FromPages(std::span<const std::uint64_t> dst_pages,
                     dst_pages.size(), src_pages.size()));
   }
   if (page_bytes == 0) return Invalid("pages of 0 bytes hold nothing; give the size of a page");
+  // One division here instead of an overflow check for each page.
   const std::uint64_t pages_in_64_bits = kMax / page_bytes;
   BlockList list;
   list.Reserve(dst_pages.size());
@@ -147,6 +154,7 @@ Result<BlockList> BlockList::FromPages(std::span<const std::uint64_t> dst_pages,
 
 Status BlockList::Validate(std::uint64_t dst_size, std::uint64_t src_size) const {
   if (blocks_.empty()) return Invalid("the list has no blocks; add at least one");
+  // The common list ascends by destination, which proves without sorting that nothing overlaps.
   bool ordered = true;
   std::uint64_t end = 0;
   for (std::size_t i = 0; i < blocks_.size(); ++i) {

@@ -30,11 +30,13 @@ constexpr std::array kKinds{CopyKind::kHostToDevice, CopyKind::kDeviceToHost,
 std::pair<std::size_t, double> Locate(std::uint64_t bytes) {
   const std::uint64_t size =
       std::clamp(bytes, CopyCost::SizeAt(0), CopyCost::SizeAt(CopyCost::kSizes - 1));
+  // CopyCost::SizeAt(i) is 256 * 4^i, so the position is the logarithm to base 4.
   const double at = std::log2(static_cast<double>(size) / 256) / 2;
   const auto index = std::min(static_cast<std::size_t>(at), CopyCost::kSizes - 2);
   return {index, at - static_cast<double>(index)};
 }
 
+// Interpolates the logarithms, since the costs are spread over several powers of ten.
 double Between(double a, double b, double part) {
   return std::exp(std::log(a) * (1 - part) + std::log(b) * part);
 }
@@ -62,6 +64,9 @@ class Meter {
     return meter;
   }
 
+  // Two measurements for each size: one block alone, and as many as fit half of the scratch memory.
+  // The second one less the fixed cost of a call is what each further block costs. The fixed cost
+  // is that of the smallest block; noise cannot make the rest less than a tenth of the total.
   Result<CopyCost> Measure(DeviceExecutor* executor, CopyKind kind, std::size_t most_blocks) const {
     std::array<CopyCost::Point, CopyCost::kSizes> points;
     double fixed = 0;
@@ -90,6 +95,7 @@ class Meter {
     placed.blocks = list.blocks();
     placed.src = kind == CopyKind::kHostToDevice ? host_place_ : Place::OnDevice(from_.data());
     placed.dst = kind == CopyKind::kDeviceToHost ? host_place_ : Place::OnDevice(to_.data());
+    // The best run, as others may have been disturbed; seconds.
     double best = 1e9;
     for (int run = 0; run < kRuns; ++run) {
       const auto begin = Clock::now();
@@ -195,6 +201,7 @@ void CopyCost::Sum::Add(std::uint64_t block_bytes, double count) {
   each_ += last_.each * count;
 }
 
+// A list takes at least as long as its slowest block alone.
 double CopyCost::Sum::seconds() const noexcept { return std::max(alone_, cost_->fixed_ + each_); }
 
 std::string CopyCost::Describe() const {
@@ -216,6 +223,8 @@ std::string CopyCosts::Describe() const {
 }
 
 Result<const CopyCosts*> MeasuredCopyCosts(cuda::DeviceApi* api, int ordinal) {
+  // Held while a GPU is measured, so that two threads do not disturb each other's measurement. The
+  // map is never destroyed: executors keep pointers to its values, which std::map does not move.
   static std::mutex mutex;
   static auto& measured = *new std::map<std::pair<cuda::DeviceApi*, int>, CopyCosts>;
   const std::lock_guard lock(mutex);

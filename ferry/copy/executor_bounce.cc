@@ -131,6 +131,7 @@ class BounceExecutor final : public DeviceExecutor {
     return call.to_device ? block.src : block.dst;
   }
 
+  // The copy engine takes them as one copy.
   // The blocks from `first` on that continue each other on both sides.
   static Run JoinedFrom(std::span<const Block> blocks, std::size_t first) {
     Run run{first, 1, blocks[first].len};
@@ -144,6 +145,9 @@ class BounceExecutor final : public DeviceExecutor {
     return run;
   }
 
+  // Walks the list once and sorts its blocks into three: long ones for the copy engine as they are,
+  // runs that are contiguous on the host for a slot, and what is left, short runs, for the kernel.
+  // A run ends at a long block, at a gap on the host, and when the slot is full.
   Status Divide(const PlacedList& list, Call* call) {
     Run run;
     for (std::size_t i = 0; i < list.blocks.size();) {
@@ -178,12 +182,18 @@ class BounceExecutor final : public DeviceExecutor {
 
   Status Bounce(const PlacedList& list, const Run& run, Call* call) {
     Way& way = ways_[call->to_device ? 0 : 1];
+    // Once a call, at its first run: `ahead` must not overtake work that the caller has queued
+    // before.
     if (!std::exchange(call->begun, true)) {
       FERRY_TRY(api_->Record(way.begin, call->stream));
       FERRY_TRY(api_->WaitFor(way.ahead, way.begin));
     }
     const Slot& slot = way.slots[way.next];
     way.next = (way.next + 1) % way.slots.size();
+    // From the host in: copy engine on `ahead`, then kernel on the caller's stream. To the host:
+    // kernel on `ahead`, then copy engine on the caller's stream. So the second step, which
+    // completes the call, is always ordered by the caller's stream. An event that was never
+    // recorded counts as complete.
     FERRY_TRY(api_->WaitFor(way.ahead, slot.empty));
     FERRY_TRY(call->to_device ? CopyRun(way.ahead, list, run, slot, *call)
                               : MoveBlocks(way.ahead, list, run, slot, *call));
@@ -213,6 +223,7 @@ class BounceExecutor final : public DeviceExecutor {
                     const Slot& slot, const Call& call) {
     PlacedList part = list;
     part.blocks = list.blocks.subspan(run.first, run.count);
+    // The blocks' offsets are relative to the list's host memory; the slot takes its place.
     // Modulo 2^64: the first block's offset then leads to the start of the slot.
     Place& host_side = call.to_device ? part.src : part.dst;
     host_side = Place::OnDevice(slot.memory.data()) + -HostSide(call, part.blocks.front());
@@ -241,6 +252,7 @@ Result<std::unique_ptr<DeviceExecutor>> MakeBounceExecutor(cuda::DeviceApi* api,
                     options.slots, options.slot_bytes, options.groups));
   }
   BounceExecutorOptions chosen = options;
+  // Whatever does not go to the copy engine must fit into a slot.
   chosen.engine_block = std::min<std::uint64_t>(options.engine_block, options.slot_bytes);
   auto executor = std::make_unique<BounceExecutor>(api, chosen);
   FERRY_TRY(executor->Make(ordinal));

@@ -26,6 +26,8 @@ class DmaExecutor final : public DeviceExecutor {
   void Append(const PlacedList& list) {
     Block run;
     for (const Block& block : list.blocks) {
+      // Adjacent blocks become one copy: the copy engine has a cost for each
+      // (docs/architecture.md).
       if (block.dst == run.dst + run.len && block.src == run.src + run.len) {
         run.len += block.len;
         continue;
@@ -48,6 +50,8 @@ class DmaExecutor final : public DeviceExecutor {
 
 constexpr std::size_t kHostSlotBytes = std::size_t{1} << 20;
 
+// Copies within a GPU by way of pinned host memory: the reference for the other executors. Batches
+// of up to a slot: all copies down, then all copies up.
 class ThroughHostExecutor final : public DeviceExecutor {
  public:
   ThroughHostExecutor(cuda::DeviceApi* api, cuda::PinnedBuffer slot)
@@ -104,6 +108,7 @@ Place Place::OnDevice(const void* address) noexcept {
 }
 
 Result<Place> Place::OnHost(cuda::DeviceApi& api, int ordinal, void* address) {
+  // Registered host memory may have another address for kernels; the copy engine takes the CPU's.
   FERRY_TRY_ASSIGN(const void* mapped, api.MappedAddress(ordinal, address));
   return Place{cuda::AddressOf(address), cuda::AddressOf(mapped)};
 }

@@ -43,6 +43,11 @@ std::uint64_t EstimateBytes(std::span<const PlacedList> lists) {
   return bytes;
 }
 
+// Descriptors pass through a ring in pinned memory, which the kernels read over the bus. Four
+// totals say where they are, freed_ <= marked_ <= launched_ <= written_: those between freed_ and
+// launched_ may be read by the GPU at any time, those behind are the CPU's. An event marks when a
+// stretch is free again. Calls on different streams share the ring, but one thread makes them at a
+// time.
 class KernelExecutor final : public DeviceExecutor {
  public:
   KernelExecutor(cuda::DeviceApi* api, const KernelExecutorOptions& options,
@@ -74,6 +79,7 @@ class KernelExecutor final : public DeviceExecutor {
   Status Enqueue(cuda::StreamRef stream, cuda::CopyKind kind,
                  std::span<const PlacedList> lists) override {
     // Discards blocks that a call wrote before it failed without launching them.
+    // They are contiguous, since a launch's blocks do not wrap around; so at_ cannot fall below 0.
     at_ -= written_ - launched_;
     written_ = launched_;
     bits_ = 0;
@@ -96,6 +102,8 @@ class KernelExecutor final : public DeviceExecutor {
 
   Status Queue(cuda::StreamRef stream, bool within, std::span<const PlacedList> lists) {
     const std::uint64_t least = within ? kDevicePiece : kHostPiece;
+    // Rounded up to pages of 4 KiB. Only an estimate: it decides how fine the pieces are, nothing
+    // else.
     const std::uint64_t even = (EstimateBytes(lists) / kMaxPieces + 4095) & ~4095ULL;
     const std::uint64_t piece = std::clamp(even, least, kLongestPacked);
     Call call{stream, within ? options_.device_groups : options_.host_groups,
@@ -123,6 +131,8 @@ class KernelExecutor final : public DeviceExecutor {
   Status MakeRoom(Call* call) {
     FERRY_TRY(Launch(*call));
     if (at_ == capacity_) at_ = 0;  // a launch's blocks must be contiguous
+    // Blocks until the GPU has read the oldest stretch. There is a mark to wait for when the ring is
+    // full, because Launch() marks every quarter of it.
     while (written_ - freed_ == capacity_) FERRY_TRY(FreeOldest());
     const std::uint64_t room = std::min(capacity_ - (written_ - freed_), capacity_ - at_);
     limit_ = written_ + std::min(room, call->next_launch);
@@ -137,8 +147,11 @@ class KernelExecutor final : public DeviceExecutor {
     BlockKernelArguments arguments;
     arguments.blocks = cuda::PointerTo<const PackedBlock>(mapped_.mapped + at);
     arguments.count = count;
+    // A thread block for each 8 blocks at most: more would find nothing to do.
     arguments.groups = std::min(call.groups, (count - 1) / kBlockKernelWarps + 1);
     arguments.words = AreWords(std::exchange(bits_, 0));
+    // Before the launch, so that after an error the descriptors are not rewritten while a kernel
+    // that did start may still read them.
     launched_ = written_;
     FERRY_TRY(cuda::LaunchKernel(*api_, call.stream, kBlockKernel, arguments));
     // Marks early, so that a call that fills the ring does not wait for all of it.

@@ -38,6 +38,7 @@ Result<std::unique_ptr<ParallelMemcpy>> ParallelMemcpy::Create(int threads) {
 }
 
 ParallelMemcpy::~ParallelMemcpy() {
+  // A child of fork() has none of the threads, so there is nobody to join.
   if (members_.forked()) return;
   Begin({.last = true});
   for (std::thread& member : *members_) member.join();
@@ -52,12 +53,16 @@ void ParallelMemcpy::Copy(void* dst, const void* src, std::size_t bytes) {
   Begin({.dst = static_cast<std::byte*>(dst),
          .src = static_cast<const std::byte*>(src),
          .bytes = bytes,
+         // Whole pages, so that no two threads write the same page or cache line; the last part is
+         // shorter.
          .part = (share + kPage) / kPage * kPage});
   CopyPart(0);
+  // Acquire: what the members have copied is visible to the caller afterwards.
   while (copying_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
 }
 
 void ParallelMemcpy::Begin(const Task& task) {
+  // Plain: the members have finished the previous round, and read this after the release below.
   task_ = task;
   copying_.store(members_->size(), std::memory_order_relaxed);
   // Release: a thread that sees the new round also sees the task.

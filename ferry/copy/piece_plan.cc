@@ -71,6 +71,7 @@ PiecePlan PlanPieces(const BlockList& list, std::uint32_t groups) {
   const std::uint64_t total = joined.total_bytes();
   const std::uint64_t even =
       RoundUp(CeilDivide(total, std::uint64_t{groups} * kBlockKernelWarps), kLine);
+  // At most 2^30, as a descriptor can say, since a list has at most 2^50 bytes.
   const std::uint64_t longest = std::max(std::clamp(even, kShortestPlanned, kLongestPlanned),
                                          RoundUp(CeilDivide(total, kMaxPlanned), kLine));
   std::vector<Block> pieces = Cut(joined, longest);

@@ -18,10 +18,13 @@ PackedBlock* PieceWriter::Write(PackedBlock* out, const PackedBlock* end) noexce
   std::uint64_t begun = begun_;
   std::uint64_t bits = bits_;
   while (next != last_ && out != end) {
+    // The common case, whole blocks, in a loop of its own without the checks for cut blocks.
     if (begun == 0) {
       const Block* const stop = next + std::min<std::ptrdiff_t>(last_ - next, end - out);
       for (; next != stop && next->len <= longest; ++next, ++out) {
         const Block whole{dst + next->dst, src + next->src, next->len};
+        // An OR of all numbers tells afterwards whether all are multiples of 16, and whether any is
+        // beyond the 48 bits of a descriptor: no branch for each block.
         bits |= whole.dst | whole.src | whole.len;
         *out = Pack(whole);
       }

@@ -91,6 +91,7 @@ Status Pipeline::Init() {
 
 Status Pipeline::InitSlot(std::size_t index, std::size_t stride) {
   Slot& slot = slots_[index];
+  // Successive chunks go to different streams, so that their steps overlap.
   slot.stream = static_cast<int>(index % streams_.size());
   slot.staging = pool_.bytes().data() + index * stride;
   auto* const device = static_cast<std::byte*>(device_.data());
@@ -140,6 +141,7 @@ Result<Pipeline::Job> Pipeline::Begin(std::span<const std::byte> source,
   const std::size_t bytes = source.size();
   const auto from = cuda::AddressOf(source.data());
   const auto to = cuda::AddressOf(destination.data());
+  // The same memory is allowed: a chunk is read before it is written, and chunks do not meet.
   if (from != to && from < to + bytes && to < from + bytes) {
     return Error(Code::kInvalidArgument,
                  fmt::format("a pipeline from {} bytes at {:#x} to {:#x}, which overlap; give the "
@@ -188,6 +190,7 @@ Status Pipeline::Overlapped(const Job& job) {
     }
   }
   for (std::size_t i = 0; i < slots_.size(); ++i) {
+    // The oldest first, as in the loop above.
     FERRY_TRY(Empty(job, &slots_[(chunks + i) % slots_.size()]));
   }
   return Ok();
@@ -209,6 +212,8 @@ Status Pipeline::OneByOne(const Job& job) {
   return Ok();
 }
 
+// After an error work may still be in flight and use the caller's memory, so a failed run waits for
+// its streams. If even that fails, the next run, or the destructor, tries again.
 Status Pipeline::End(const Status& status) {
   for (Slot& slot : slots_) slot.busy = false;
   Publish();
@@ -333,12 +338,15 @@ Status Pipeline::Collect(const Slot& slot) {
   for (const Step step : {kUpload, kCompute, kDownload}) {
     FERRY_TRY_ASSIGN(const auto begin, api_->Elapsed(base_, slot.begins[step]));
     FERRY_TRY_ASSIGN(const auto end, api_->Elapsed(base_, slot.ends[step]));
+    // Relative to base_, in the device's time.
     spans_.push_back({step, slot.stream, slot.chunk.index, begin, end});
   }
   return Ok();
 }
 
 void Pipeline::Publish() {
+  // A copy engine does one copy at a time, and a copy's begin event is reached while it still waits
+  // for the engine. So a copy's span is drawn from the end of the one before it.
   std::sort(spans_.begin(), spans_.end(),
             [](const Span& a, const Span& b) { return a.end < b.end; });
   std::array<std::chrono::nanoseconds, kSteps> last_end{};

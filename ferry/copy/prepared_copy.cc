@@ -30,6 +30,7 @@ struct Range {
 
 Status CheckShift(const char* side, const Range& range, std::int64_t shift) {
   // A shift below 0 wraps to far beyond the upper end.
+  // Checked for the whole range at once: a call must cost the same for one block and for thousands.
   const std::uint64_t first = range.first + static_cast<std::uint64_t>(shift);
   if (first < kAddressLimit && range.end - range.first <= kAddressLimit - first) return Ok();
   return Error(
@@ -66,6 +67,8 @@ class PreparedKernelCopy final : public PreparedCopy {
     BlockKernelArguments arguments = arguments_;
     arguments.dst_shift = static_cast<std::uint64_t>(dst_shift);
     arguments.src_shift = static_cast<std::uint64_t>(src_shift);
+    // The same list may consist of words with one shift and not with another; a launch decides
+    // anew. If all addresses, lengths and shifts are multiples of 16, so are the sums.
     arguments.words = AreWords(facts_.bits | arguments.dst_shift | arguments.src_shift);
     return cuda::LaunchKernel(*api_, stream, kBlockKernel, arguments);
   }
@@ -91,6 +94,8 @@ BlockList WithAddresses(std::span<const PlacedList> lists) {
   return all;
 }
 
+// Waits for the copy. A launch with `early` may read the list before the previous kernel has ended,
+// so the list must be complete before any launch.
 Result<cuda::DeviceBuffer> Upload(cuda::DeviceApi* api, int ordinal,
                                   std::span<const PackedBlock> pieces) {
   FERRY_TRY_ASSIGN(auto buffer, api->AllocateDevice(ordinal, pieces.size_bytes()));

@@ -61,6 +61,7 @@ void Append(std::vector<Block>* blocks, std::size_t begin, const Block& block) {
   blocks->push_back(block);
 }
 
+// Two sorted sequences are walked together and cut at the borders of both.
 // The fragments must be sorted and cover the message, which is not longer than the runs.
 void AppendBlocks(std::span<const Fragment> ordered, std::span<const PostedRun> runs,
                   std::vector<Block>* blocks) {
@@ -102,6 +103,8 @@ Status FragmentReader::Read(std::span<const Fragment> fragments, const PostedRec
   if (fragments.empty() && receive.message_bytes > 0) {
     return Corrupt(fmt::format("a message of {} bytes has no fragments", receive.message_bytes));
   }
+  // A copy, read once: the row lies in memory that the plug-in, or a device, may still change, and
+  // what was checked must be what is used.
   taken_.assign(fragments.begin(), fragments.end());
   FERRY_TRY(Check(receive, posted));
   AppendBlocks(ordered_, receive.runs, blocks);
@@ -118,6 +121,7 @@ Status FragmentReader::Check(const PostedReceive& receive, std::uint64_t posted)
         !InMessage(fragment, receive.message_bytes)) {
       return FaultOf(i, fragment, receive, posted);
     }
+    // Fragments that arrive in order, the common case, need no sorting.
     ordered = ordered && fragment.dst == total;
     total += fragment.len;
   }

@@ -81,12 +81,15 @@ Status Unpacker::MakeStream(int ordinal) {
   for (Batch& batch : ring_) {
     FERRY_TRY_ASSIGN(batch.end, api_->CreateEvent(ordinal, cuda::EventTiming::kOff));
   }
+  // The first launch of a kernel loads it, which waits for the whole device (docs/gotchas.md):
+  // here, and not in the middle of a transfer.
   const bool launches = executor_->name() != "dma" && executor_->name() != "host";
   return launches ? LoadCopyKernels(api_, stream_) : Ok();
 }
 
 Result<std::uint64_t> Unpacker::Enqueue(std::span<const PlacedList> requests) {
   if (failed_) return *failed_;
+  // Without GPUs the copy is made here and now, and the ticket is complete when it is returned.
   if (api_ == nullptr) {
     for (const PlacedList& request : requests) {
       CopyOnHost(request.blocks, cuda::PointerTo<std::byte>(request.dst.address),
@@ -96,6 +99,7 @@ Result<std::uint64_t> Unpacker::Enqueue(std::span<const PlacedList> requests) {
   }
   const std::uint64_t pieces = CountPieces(requests);
   FERRY_TRY(CheckRoom(pieces, requests.size()));
+  // Ticket t has the entry t % size. CheckRoom() has made sure that the entry's last batch is done.
   Batch& batch = ring_[(issued_ + 1) % ring_.size()];
   if (const Status queued = Queue(requests, batch.end); !queued) {
     return Fail("queueing a batch", queued.error());
@@ -129,6 +133,7 @@ Status Unpacker::Queue(std::span<const PlacedList> requests, const cuda::Event& 
 
 Result<std::uint64_t> Unpacker::Completed() {
   if (failed_) return *failed_;
+  // One stream, so batches end in the order of their tickets, and only the oldest is asked about.
   while (done_ != issued_ && api_ != nullptr) {
     const Batch& oldest = ring_[(done_ + 1) % ring_.size()];
     const auto ready = api_->Query(oldest.end);
@@ -160,6 +165,8 @@ Error Unpacker::Fail(const char* doing, const Error& error) {
              fmt::format("{} of messages to unpack on GPU {} ({} of {} are done): {}", doing,
                          stream_.ordinal(), done_, issued_, error.message()),
              error.where());
+  // Final: after the first error the state of the destinations is unknown, so every later call
+  // fails.
   if (!failed_) failed_ = told;
   return told;
 }
