@@ -55,7 +55,7 @@ __device__ __forceinline__ void CopyBlock(std::uint64_t dst, std::uint64_t src, 
   }
 }
 
-// The word-only form needs half of the registers (56 instead of 118), so twice as many warps fit on
+// The word-only form needs half of the registers (56 instead of 116), so twice as many warps fit on
 // the GPU.
 constexpr int GroupsAtOnce(bool words) { return words ? 4 : 2; }
 

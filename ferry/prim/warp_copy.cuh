@@ -70,6 +70,10 @@ __device__ __forceinline__ uint4 Joined(const uint4& low, const uint4& high, uns
 
 // dst aligned to 16 bytes; its words begin 4 * kQuarter + bits / 8 bytes into those at `src`, which
 // is aligned, too, and of which words + 1 are read.
+//
+// Loads have no conditions: beyond the end they load the last word again, which is not used. A
+// condition would leave the registers of some lanes as they were, so that ptxas keeps those of all
+// four forms alive at the same time: more than there are on sm_100 and sm_120.
 template <int kQuarter>
 __device__ __forceinline__ void CopyShifted(uint4* dst, const uint4* src, std::uint64_t words,
                                             unsigned bits, unsigned lane) {
@@ -79,12 +83,10 @@ __device__ __forceinline__ void CopyShifted(uint4* dst, const uint4* src, std::u
     uint4 held[kHeld + 1];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      const std::uint64_t at = base + i * kWarpThreads + lane;
-      if (at <= words) held[i] = LoadOnce(src + at);
+      held[i] = LoadOnce(src + min(base + i * kWarpThreads + lane, words));
     }
     // Only the first lane needs the word after these.
-    const std::uint64_t after = base + kHeld * kWarpThreads;
-    if (lane == 0 && after <= words) held[kHeld] = LoadOnce(src + after);
+    held[kHeld] = LoadOnce(src + min(base + kHeld * kWarpThreads, words));
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       // Lane 31 goes on with what lane 0 has loaded in the next row.
