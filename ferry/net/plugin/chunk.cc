@@ -20,6 +20,7 @@ void ChunkWatch::Restart(std::size_t channel, bool has_next) {
 void ChunkWatch::ForgiveAbsence() {
   const auto now = Clock::now();
   const auto away = now - std::exchange(asked_at_, now);
+  // Shorter gaps are the caller's ordinary rhythm.
   if (away < timeout_ / 4) return;
   for (Channel& channel : channels_) {
     if (!channel.oldest_by.never())

@@ -17,6 +17,7 @@ namespace {
 
 constexpr const char* kReconnect = "see that the peer is well, and reconnect";
 
+// For destructors, which cannot return an error.
 void WarnIfFailed(const Plugin& plugin, const char* call, int outcome, std::uint64_t mark) {
   if (outcome == abi::kSuccess) return;
   Log(LogLevel::kWarn, "plugin", "{}",
@@ -32,6 +33,8 @@ auto AskUntil(Deadline deadline, const std::string& what, const Ask& ask) -> dec
   const auto begin = Clock::now();
   for (std::uint64_t polls = 1;; ++polls) {
     auto answer = ask();
+    // An error is final. A null comm means "not yet", which NCCL's interface says by success
+    // without one.
     if (!answer || *answer != nullptr) return answer;
     if (deadline.expired()) {
       return Error(Code::kTimedOut,
@@ -76,6 +79,7 @@ Result<Registration> Comm::Register(void* data, std::size_t bytes, bool on_gpu) 
 }
 
 Result<bool> Comm::Begin(Start start, const char* call, const Message& message) {
+  // A plugin that is full answers like one that has failed, so a full one must never be asked.
   FERRY_CHECK(room() > 0, in_flight());
   void* request = nullptr;
   const std::uint64_t mark = PluginLogMark();
@@ -86,10 +90,12 @@ Result<bool> Comm::Begin(Start start, const char* call, const Message& message) 
                                           message.bytes, message.tag, device_, in_flight()),
                               outcome, mark, kReconnect);
   }
+  // Success without a request: nothing was begun, and the caller tries again.
   if (request != nullptr) requests_.push_back(request);
   return request != nullptr;
 }
 
+// Only the oldest request is tested: GPUDirect-TCPX refuses tests out of turn ("invalid request").
 Result<void*> Comm::TakeOldest(const char* what, int* bytes) {
   if (requests_.empty()) return nullptr;
   int done = 0;
@@ -141,6 +147,8 @@ Result<ReceiveComm::Arrival> ReceiveComm::Test() {
   arrival.done = true;
   arrival.index = tested_++;
   done_.push_back(arrival.request);
+  // The request still counts against the window, since the plugin frees it, and its row of
+  // fragments, by irecvConsumed only.
   held_ = done_.size();
   return arrival;
 }
@@ -150,6 +158,7 @@ Status ReceiveComm::Consume() {
   void* const request = done_.front();
   done_.pop_front();
   held_ = done_.size();
+  // Other plugins have freed the request when test() said that it is done.
   if (handle_->type != abi::kDeviceTypeUnpack) return Ok();
   const std::uint64_t mark = PluginLogMark();
   const int outcome = plugin_->driver().Consume(comm_, request);
@@ -170,6 +179,8 @@ Result<std::unique_ptr<Listening>> Listening::Open(Plugin* plugin, int device) {
                              outcome, mark, "see 'ferry doctor'");
   }
   listening->comm_ = comm;
+  // The type is known from the device's properties before there is a connection: Accept() needs it
+  // to decide whether to ask the plugin for a device handle.
   listening->device_handle_ = std::make_unique<abi::DeviceHandle>();
   const NicFacts& nic = plugin->nics()[static_cast<std::size_t>(device)];
   listening->device_handle_->type = nic.device_type;

@@ -25,6 +25,12 @@ int IgnoreProfile(void** /*event*/, int /*type*/, void* /*parent*/, std::int64_t
 }
 
 template <class Table>
+// The tables of abi_v*.h differ by functions added, parameters added and types widened, so each
+// call below is one body with an `if constexpr` for each change, and a table of a version that
+// lacks a member still compiles. What changed when: v7 device handles and irecvConsumed; v8
+// registrations of more than 2^31 bytes; v9 messages sized by size_t; v10 a configuration for
+// connect and a profiler; v11 a context, and finalize. Calls come from the thread of the comm;
+// nothing here locks.
 class TableDriver final : public Driver {
  public:
   explicit TableDriver(Table* table) : table_(table) {}
@@ -32,6 +38,7 @@ class TableDriver final : public Driver {
   int version() const noexcept override { return kVersion; }
   const char* name() const noexcept override { return table_->name; }
   std::uint64_t most_registered_bytes() const noexcept override {
+    // regMr took an int before v8.
     return kVersion >= 8 ? ~std::uint64_t{0} : abi::kMaxRegisteredV7;
   }
   std::size_t most_requests() const noexcept override {
@@ -44,6 +51,7 @@ class TableDriver final : public Driver {
 
   int Init(abi::Logger logger) override {
     if constexpr (kVersion >= 11) {
+      // Communicator 0: a driver is one use of the plugin, and has one context.
       return table_->init(&context_, /*comm=*/0, &config_, logger, IgnoreProfile);
     } else if constexpr (kVersion == 10) {
       return table_->init(logger, IgnoreProfile);
@@ -53,12 +61,14 @@ class TableDriver final : public Driver {
   }
   int Finalize() override {
     if constexpr (kVersion >= 11) {
+      // Up to v10 there is nothing that undoes init().
       if (table_->finalize != nullptr) return table_->finalize(context_);
     }
     return abi::kSuccess;
   }
   int Devices(int* count) override { return table_->devices(count); }
   int Describe(int device, NicFacts* facts) override {
+    // Zeroed, since a plugin may leave alone what it does not know.
     typename Table::Properties properties{};
     const int outcome = table_->get_properties(device, &properties);
     if (outcome == abi::kSuccess) *facts = FactsOf(properties);
@@ -81,6 +91,7 @@ class TableDriver final : public Driver {
     } else if constexpr (kVersion >= 7) {
       return table_->connect(device, handle, send_comm, device_handle);
     } else {
+      // Before v7 there is no device handle; `device_handle` stays as the caller has set it.
       return table_->connect(device, handle, send_comm);
     }
   }
@@ -93,6 +104,7 @@ class TableDriver final : public Driver {
   }
 
   int Register(void* comm, void* data, std::size_t bytes, int kind, void** mr) override {
+    // Refused here, where the cast to int below would truncate it silently.
     if (bytes > most_registered_bytes()) return abi::kInvalidArgument;
     if constexpr (kVersion >= 8) {
       return table_->reg_mr(comm, data, bytes, kind, mr);
@@ -113,6 +125,7 @@ class TableDriver final : public Driver {
     }
   }
   int Receive(void* recv_comm, const Message& message, void** request) override {
+    // irecv always takes a group; one message is a group of one.
     return ReceiveGroup(recv_comm, {&message, 1}, request);
   }
   int ReceiveGroup(void* recv_comm, std::span<const Message> messages, void** request) override {
@@ -120,6 +133,7 @@ class TableDriver final : public Driver {
     std::array<Size, kMaxGrouped> bytes{};
     std::array<int, kMaxGrouped> tags{};
     std::array<void*, kMaxGrouped> mrs{};
+    // Null handles of profiler events: v10 takes an array of them, one for each message.
     [[maybe_unused]] std::array<void*, kMaxGrouped> events{};
     if (messages.size() > kMaxGrouped) return abi::kInvalidArgument;
     for (std::size_t i = 0; i < messages.size(); ++i) {

@@ -56,6 +56,7 @@ Result<void*> LoadLibrary(const std::string& path) {
                  "no network plugin is named; set FERRY_NET_PLUGIN to its file");
   }
   std::error_code ignored;
+  // A name without a slash is looked up by the loader along its search path.
   if (path.find('/') != std::string::npos && !std::filesystem::exists(path, ignored)) {
     return Error(
         Code::kInvalidArgument,
@@ -89,12 +90,15 @@ class PluginRegistry {
   Result<Plugin*> Open(const std::string& path) {
     const std::lock_guard lock(mutex_);
     FERRY_TRY_ASSIGN(void* const library, LoadLibrary(path));
+    // dlopen() returns the same handle for the same file, by whatever path, so the map finds a
+    // plugin again. Most plugins fail if init() is called twice in a process.
     std::unique_ptr<Plugin>& plugin = plugins_[library];
     for (int version = kNewestVersion; plugin == nullptr && version >= kOldestVersion; --version) {
       void* const table = TableOf(library, version);
       if (table != nullptr) plugin.reset(MakePlugin(path, library, version, table));
     }
     if (plugin == nullptr) return NoPluginError(path, library);
+    // Again if it has failed before: its interfaces may be up by now.
     FERRY_TRY(plugin->Start());
     return plugin.get();
   }
@@ -132,6 +136,7 @@ bool Plugin::has_tcpx_requests() const { return name_.rfind(kTcpxName, 0) == 0; 
 Status Plugin::CheckSettings() const {
   if (!has_tcpx_requests()) return Ok();
   const char* const chunk = std::getenv(kChunkSetting);
+  // The default is 0, with which nothing can be sent (docs/tcpx.md).
   if (chunk != nullptr && std::strtol(chunk, nullptr, 10) > 0) return Ok();
   return Error(
       Code::kInvalidArgument,
@@ -146,6 +151,7 @@ Status Plugin::Start() {
   if (started_) return Ok();
   if (!initialised_) FERRY_TRY(Initialise());
   if (Status found = FindNics(); !found) {
+    // Where finalize exists, the next attempt begins with init() again; before, init() stays done.
     initialised_ = version() < abi::kFirstWithFinalize;
     (void)driver_->Finalize();
     return found;
@@ -200,6 +206,7 @@ Error Plugin::CallError(Code code, const std::string& call, int outcome, std::ui
                         const std::string& next_step) const {
   std::string meaning;
   for (const PluginLine& line : PluginWarnings(mark)) {
+    // The last line that is known wins: it is nearest to the failure.
     if (std::string known = MeaningOf(line.text); !known.empty()) meaning = std::move(known);
   }
   return Error(code, fmt::format("{} of network plugin {} ({}) failed with {} ({}); {}; {}", call,

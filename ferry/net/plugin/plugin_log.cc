@@ -22,6 +22,8 @@ class Lines {
     ++added_;
     lines_.push_back({level, text});
     if (lines_.size() > kMaxLines) lines_.pop_front();
+    // Kept apart from lines_, so that later lines do not push it out: it explains an exit that may
+    // follow.
     if (!MeaningOf(text).empty()) fatal_ = text;
   }
   std::uint64_t added() const {
@@ -30,6 +32,7 @@ class Lines {
   }
   std::vector<PluginLine> Since(std::uint64_t mark) const {
     const std::lock_guard lock(mutex_);
+    // `mark` is a count of lines; those beyond the last kMaxLines are gone.
     const std::uint64_t fresh = added_ - std::min(mark, added_);
     const std::size_t count = fresh < lines_.size() ? fresh : lines_.size();
     return {lines_.end() - static_cast<std::ptrdiff_t>(count), lines_.end()};
@@ -75,6 +78,7 @@ struct Symptom {
   const char* text;
   const char* meaning;
 };
+// Parts of messages of GPUDirect-TCPX 3.1.9, some of which come just before it ends the process.
 constexpr Symptom kSymptoms[] = {
     {"rx no cmsg",
      "data came by the ordinary way and not into the GPU: its flow was not steered to a queue of "
@@ -96,6 +100,7 @@ constexpr Symptom kSymptoms[] = {
     {"invalid request", "a request was tested out of turn; this is a bug of the caller's"},
 };
 
+// The plugin calls exit() on some errors. No log here: the process is being torn down.
 void SayWhyOnExit() {
   const std::string fatal = TheLines().fatal();
   if (fatal.empty()) return;

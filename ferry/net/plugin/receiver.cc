@@ -16,6 +16,8 @@ namespace {
 
 constexpr std::chrono::seconds kEndTimeout{60};
 constexpr std::chrono::microseconds kShareLaunch{6};
+// How long a chunk may wait for others to share a launch with, and how few batches make it launch
+// at once.
 // With fewer batches in flight the GPU would wait for the next launch.
 constexpr std::size_t kFewBatches = 2;
 // The range of a fragment's address.
@@ -37,6 +39,8 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(cuda::DeviceApi* api, Unpacke
   return receiver;
 }
 
+// The fragments of all channels become blocks of the same launches, with offsets from one pool's
+// start, so all channels must have the same pool: the one of their GPU.
 Status Receiver::PlacePool(cuda::DeviceApi* api) {
   if (channels_.empty()) return Ok();
   std::byte* const base = channels_.front().rows.pool();
@@ -55,6 +59,7 @@ Status Receiver::PlacePool(cuda::DeviceApi* api) {
   FERRY_TRY(MeasurePool(info));
   if (api == nullptr || info.kind == cuda::MemoryKind::kDevice) return Ok();
   const int ordinal = unpacker_->stream().ordinal();
+  // As the stand-in may have it. Kernels can read it once it is registered.
   if (info.kind == cuda::MemoryKind::kHost) {
     FERRY_TRY_ASSIGN(pool_pin_, api->RegisterHost(ordinal, base, pool_bytes_));
   }
@@ -69,6 +74,7 @@ Status Receiver::MeasurePool(const cuda::PointerInfo& info) {
   const Plugin& plugin = channels_.front().comm->plugin();
   std::byte* const base = channels_.front().rows.pool();
   const std::uint64_t told = plugin.PoolBytes(base);
+  // CUDA knows the allocation that contains the pool; for plain host memory it knows nothing.
   const bool is_known = info.kind != cuda::MemoryKind::kHost && info.bytes > 0;
   const std::uint64_t allocated =
       is_known ? info.base + info.bytes - cuda::AddressOf(base) : std::uint64_t{0};
@@ -107,6 +113,8 @@ Status Receiver::Progress(std::vector<std::uint64_t>* done) {
   return watch_.Take([&] { return Advance(done); });
 }
 
+// One turn: report what Drain() finished; for each channel post receives, collect what has arrived,
+// and launch if it is time; launch the rest; report what is in place and return its memory.
 Status Receiver::Advance(std::vector<std::uint64_t>* done) {
   done->insert(done->end(), drained_.begin(), drained_.end());
   drained_.clear();
@@ -134,6 +142,7 @@ Status Receiver::PostOn(std::size_t index) {
     auto begun = channel.comm->Receive(next.chunk.message);
     if (!begun) return watch_.Named(index, next.chunk, begun.error());
     if (!*begun) {
+      // With receives posted the timeout is that of the oldest of them, and TakeFrom() looks at it.
       if (!channel.posted.empty() || !watch_.IsLate(index)) break;
       return watch_.Late(index, next.chunk, "the plugin has not begun to receive it",
                          "; see that the peer is well, and reconnect");
@@ -160,6 +169,8 @@ Status Receiver::TakeFrom(std::size_t index) {
     const auto at = Clock::now();
     auto fragments = channel.rows.Read(*arrival);
     if (!fragments) return watch_.Named(index, oldest.chunk, fragments.error());
+    // Blocks of all chunks that wait for a launch lie in one vector, so that a turn allocates
+    // nothing once it has grown. Read() appends only if the whole row is valid.
     const std::size_t first = blocks_.size();
     const PostedReceive receive{pool_bytes_, oldest.chunk.message.bytes, oldest.place.runs};
     if (auto read = reader_.Read(*fragments, receive, &blocks_); !read) {
@@ -186,6 +197,8 @@ Status Receiver::Unpack() {
     std::size_t count = lists_.size();
     auto ticket = unpacker_->Enqueue(lists_);
     // More chunks may have arrived than fit into one batch.
+    // kInvalidArgument: more pieces than one batch may have. kUnavailable, below: no room at the
+    // moment.
     while (!ticket && ticket.error().code() == Code::kInvalidArgument && count > 1) {
       count /= 2;
       ticket = unpacker_->Enqueue(std::span(lists_).first(count));
@@ -211,6 +224,8 @@ void Receiver::MarkUnpacking(std::size_t count, std::uint64_t ticket) {
   }
   const std::size_t used =
       unpacking_ < arrived_.size() ? arrived_[unpacking_].first_block : blocks_.size();
+  // The unpacker has taken its copy (PlacedList), so their blocks can go; the rest moves to the
+  // front.
   blocks_.erase(blocks_.begin(), blocks_.begin() + static_cast<std::ptrdiff_t>(used));
   for (std::size_t i = unpacking_; i < arrived_.size(); ++i) arrived_[i].first_block -= used;
 }
@@ -223,6 +238,7 @@ Status Receiver::Finish(std::vector<std::uint64_t>* done) {
 }
 
 Status Receiver::GiveBack(std::uint64_t completed, std::vector<std::uint64_t>* done) {
+  // In the order of arrival, even across channels: tickets ascend along arrived_.
   while (unpacking_ > 0 && arrived_.front().ticket <= completed) {
     const Arrived first = arrived_.front();
     // Removed once, whatever the plugin returns.

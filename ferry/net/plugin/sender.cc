@@ -41,6 +41,7 @@ Status Sender::Begin(std::size_t index) {
     auto begun = channel.comm->Send(next.message);
     if (!begun) return watch_.Named(index, next, begun.error());
     if (!*begun) {
+      // With sends begun the timeout is that of the oldest of them, and Test() looks at it.
       if (!channel.begun.empty() || !watch_.IsLate(index)) break;
       return watch_.Late(index, next, "the plugin has not begun to send it",
                          "; see that the peer is well, and reconnect");
@@ -66,6 +67,8 @@ Status Sender::Test(std::size_t index, std::vector<std::uint64_t>* done) {
     }
     done->push_back(oldest.id);
     channel.begun.pop_front();
+    // A chunk that only waits for room waits for those before it, and has no timeout of its own
+    // yet.
     watch_.Restart(index, !channel.begun.empty());
     --in_flight_;
   }

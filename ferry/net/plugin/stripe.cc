@@ -19,6 +19,7 @@ constexpr std::uint64_t kTagsOfMessage = kMaxChunksOfMessage;
 constexpr std::uint64_t kTaggedMessages = 100'000;
 
 int DeviceOf(const Plugin& plugin, std::size_t channel) {
+  // Channels in turn over the interfaces; both sides compute the same, so nothing is negotiated.
   return static_cast<int>(channel % plugin.nics().size());
 }
 
@@ -50,6 +51,8 @@ std::vector<Chunk> ChunkCount::Cut(std::uint64_t offset, std::uint64_t bytes) {
   // An empty message is one empty chunk.
   const std::uint64_t count =
       std::max<std::uint64_t>((bytes + options_.chunk_bytes - 1) / options_.chunk_bytes, 1);
+  // Ids are consecutive, so a chunk's message is found by its id, and the channel by id modulo
+  // channels.
   open_.push_back({next_id_, count, count});
   std::vector<Chunk> chunks;
   chunks.reserve(count);
@@ -74,6 +77,7 @@ void ChunkCount::Done(std::span<const std::uint64_t> ids) {
     FERRY_CHECK(after != open_.begin(), id);
     --std::prev(after)->left;
   }
+  // Messages are reported as done in their order only, as done() promises.
   while (!open_.empty() && open_.front().left == 0) open_.pop_front();
 }
 
@@ -93,6 +97,7 @@ Result<std::unique_ptr<OutStripe>> OutStripe::Connect(Plugin* plugin,
   std::unique_ptr<OutStripe> stripe(new OutStripe(memory, options));
   std::vector<std::unique_ptr<SendComm>> comms;
   for (std::size_t i = 0; i < handles.size(); ++i) {
+    // One after another: the other side accepts in the same order (InStripe::Accept).
     Connecting connecting(plugin, DeviceOf(*plugin, i), handles[i]);
     FERRY_TRY_ASSIGN(auto comm, connecting.Connect(deadline));
     comms.push_back(std::move(comm));
@@ -134,6 +139,7 @@ Result<std::unique_ptr<InStripe>> InStripe::Listen(Plugin* plugin, const StripeO
   return stripe;
 }
 
+// Copies that are queued read the pool and write the caller's memory.
 InStripe::~InStripe() { (void)Drain(Deadline::After(kCopiesEnd)); }
 
 std::vector<Handle> InStripe::handles() const {
@@ -171,6 +177,7 @@ void InStripe::Receive(std::uint64_t offset, std::uint64_t bytes) {
   for (const Chunk& chunk : count_.Cut(offset, bytes)) {
     const std::size_t channel = count_.ChannelOf(chunk);
     ChunkPlace place{Place::OnDevice(memory_.bytes.data()), {}};
+    // An empty message has no runs: a run of 0 bytes would be an empty block.
     if (chunk.message.bytes > 0) place.runs.push_back({chunk.offset, chunk.message.bytes});
     receiver_->Receive(channel, In(memory_, registrations_[channel], chunk), std::move(place));
   }

@@ -21,6 +21,7 @@ Status ReadHandle(cuda::DeviceApi* api, const void* from, std::span<std::byte> i
   if (api != nullptr) {
     FERRY_TRY_ASSIGN(info, api->Inspect(from));
   }
+  // The handle may lie on the GPU or, as the stand-in has it by default, in host memory.
   if (info.kind != cuda::MemoryKind::kDevice) {
     std::memcpy(into.data(), from, into.size());
     return Ok();
@@ -73,6 +74,8 @@ Result<UnpackRows> UnpackRows::Open(const ReceiveComm& comm, cuda::DeviceApi* ap
 }
 
 Result<std::span<const Fragment>> UnpackRows::Read(const ReceiveComm::Arrival& arrival) const {
+  // The plugin uses rows in a ring, one for each receive in order. A row is reused only after
+  // Consume(), so it is stable until then.
   const std::size_t row = arrival.index % tcpx::kRows;
   Fragment* const fragments = handle_.meta->rows[row];
   std::uint64_t* const counted = &handle_.meta->counts[row];
@@ -85,6 +88,8 @@ Result<std::span<const Fragment>> UnpackRows::Read(const ReceiveComm::Arrival& a
                              "for {}; {}",
                              arrival.index, count, row, tcpx::kRowFragments, kNotTrusted));
   }
+  // GPUDirect-TCPX's requests name their row: a second source for the same fact, which catches a
+  // plugin whose layout or order is another one.
   if (has_known_requests_) {
     const auto& request = *static_cast<const tcpx::Request*>(arrival.request);
     if (request.row != row || request.fragments != fragments || request.count != counted) {
