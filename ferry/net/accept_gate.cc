@@ -6,7 +6,9 @@ namespace ferry::net {
 void AcceptGate::UpdateOnLoop() {
   const auto now = Clock::now();
   const auto when = table_->WhenRoom(now);
+  // Nothing else wakes the loop when a grace period ends, so a timer asks again at that time.
   const bool paused = when > now;
+  // Left alone where it is set for the same time already: this runs for every accepted connection.
   if (timer_ == 0 || when != when_ || !paused) {
     CancelTimer();
     if (paused) {

@@ -20,6 +20,7 @@
 namespace ferry::net {
 namespace {
 
+// The discard service's. Only the route is looked up, and nothing is sent.
 constexpr std::uint16_t kAnyPort = 9;
 
 struct IfaddrsDeleter {
@@ -43,6 +44,7 @@ bool IsIp(const sockaddr* address) {
   return address != nullptr && (address->sa_family == AF_INET || address->sa_family == AF_INET6);
 }
 
+// Bridges and their ports, as container engines make them.
 bool IsVirtual(const std::string& interface) {
   const std::string base = "/sys/class/net/" + interface;
   return ::access((base + "/bridge").c_str(), F_OK) == 0 ||
@@ -62,6 +64,7 @@ bool IsLinkLocal(const RawAddress& raw) {
 
 Result<std::uint16_t> ParsePort(std::string_view text, std::string_view whole) {
   std::uint16_t port = 0;
+  // Takes neither sign nor space, and refuses numbers beyond 16 bits.
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
   if (error != std::errc() || end != text.data() + text.size()) {
     return Error(
@@ -92,6 +95,7 @@ Result<Address> ParseAddress(std::string_view text, std::uint16_t default_port) 
     return address;
   }
   const auto colon = text.find(':');
+  // No colon: a host alone. More than one, without brackets: an IPv6 address alone.
   if (colon == std::string_view::npos || text.find(':', colon + 1) != std::string_view::npos) {
     return Address{std::string(text), default_port};
   }
@@ -117,6 +121,7 @@ Result<RawAddress> ToRaw(const Address& address) {
   }
   const auto percent = address.host.find('%');
   const std::string bare = address.host.substr(0, percent);
+  // An empty host is ::, any address, which also takes IPv4 on a dual-stack socket.
   if (address.host.empty() || ::inet_pton(AF_INET6, bare.c_str(), &v6.sin6_addr) == 1) {
     v6.sin6_family = AF_INET6;
     v6.sin6_port = htons(address.port);
@@ -172,6 +177,8 @@ bool IsLoopback(const RawAddress& raw) noexcept {
   return IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr) != 0;
 }
 
+// The kernel may pick the very port that is dialled as the local one; TCP's simultaneous open then
+// connects the socket to itself, without any listener. Reset, so that no TIME_WAIT holds the port.
 bool TalksToItself(int fd, const RawAddress& to) noexcept {
   RawAddress local;
   local.length = sizeof local.storage;
@@ -186,6 +193,7 @@ std::string_view HostOf(std::string_view host_and_port) noexcept {
   return host_and_port.substr(0, host_and_port.rfind(':'));
 }
 
+// Reads all interfaces on each call; loops use InterfaceTable, which caches them.
 std::string InterfaceOf(const Address& local) {
   // All of 127/8 is on the loopback interface, which lists only one address of it.
   if (const auto raw = ToRaw(local); raw && IsLoopback(*raw)) return "lo";
@@ -248,6 +256,7 @@ bool InterfaceAllowed(std::string_view list, std::string_view interface) {
   while (!list.empty()) {
     const auto comma = std::min(list.find(','), list.size());
     const std::string pattern(list.substr(0, comma));
+    // As NCCL_SOCKET_IFNAME: "^" before the list turns it into a list of what is not used.
     if (::fnmatch(pattern.c_str(), name.c_str(), 0) == 0) return !excludes;
     list.remove_prefix(std::min(comma + 1, list.size()));
   }

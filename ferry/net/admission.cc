@@ -12,6 +12,8 @@ namespace ferry::net {
 Admission::Admission(std::size_t places)
     : places_(places), share_(std::max(places / 2, kMaxLanes)) {}
 
+// A host gets a whole /64 and may use any address of it, so IPv6 is counted by prefix; whoever has
+// several /64s counts as several sources. An IPv4 address that came over IPv6 counts as IPv4.
 std::string Admission::SourceOf(std::string_view host) {
   if (!host.empty() && host.front() == '[') host.remove_prefix(1);
   host = host.substr(0, host.find_first_of("]%"));
@@ -28,11 +30,14 @@ std::optional<Admission::Id> Admission::Enter(Id id, std::string_view host, bool
                                               Time now) {
   ForgetExpired(now);
   Entry entry{SourceOf(host), now, /*silent=*/true, same_machine};
+  // May insert an empty source, which gets its entry below.
   std::optional<Id> leaving = WhoLeaves(sources_[entry.source], same_machine, now);
   if (leaving) Leave(*leaving);
   // Looked up again: the source may have lost its last entry.
   Source& source = sources_[entry.source];
   ++source.entries;
+  // One of the lanes that an authenticated peer of this source has announced: it needs no grace
+  // period and does not count as silent, so that a flood cannot displace it.
   if (source.expected > 0) {
     if (--source.expected == 0) expectations_.erase({source.expected_until, entry.source});
     entry.silent = false;
@@ -45,6 +50,10 @@ std::optional<Admission::Id> Admission::Enter(Id id, std::string_view host, bool
   return leaving;
 }
 
+// In this order: the source's own oldest silent peer, if the source has used up its share; nobody,
+// while there are places; the oldest silent peer, after its grace; the oldest protected one, after
+// its stall; nobody, up to twice the places, because the caller stops accepting then (WhenRoom());
+// beyond that the oldest, whatever it has done.
 std::optional<Admission::Id> Admission::WhoLeaves(const Source& source, bool same_machine,
                                                   Time now) const {
   const bool has_share = !same_machine && source.expected == 0 && source.silent.size() >= share_;
@@ -65,7 +74,11 @@ void Admission::MarkSpoken(Id id, Time now, bool proven) {
   Source& source = sources_.at(entry.source);
   Unqueue(id, entry);
   entry.since = now;
+  // Protection is limited for a source whose peers have proven nothing. Who is protected already,
+  // shares the machine, or knows the secret, does not count against the limit.
   const bool any_may = proven || entry.same_machine || !entry.silent;
+  // Still silent, but as if it had come now: it has sent something, so it is evicted last among
+  // them.
   if (!any_may && source.spoken >= kMaxSpoken) {
     source.silent.emplace(now, id);
     silent_.emplace(now, id);
@@ -94,11 +107,13 @@ void Admission::Expect(std::string_view host, std::size_t lanes, Time until) {
   const std::string name = SourceOf(host);
   Source& source = sources_[name];
   if (source.expected > 0) expectations_.erase({source.expected_until, name});
+  // No more than the table holds, whatever a peer announces.
   source.expected = std::min(source.expected + lanes, places_);
   source.expected_until = std::max(source.expected_until, until);
   expectations_.emplace(source.expected_until, name);
 }
 
+// Agrees with WhoLeaves(): at this time one of the entries may be evicted.
 Admission::Time Admission::WhenRoom(Time now) const {
   if (all_.size() < places_) return now;
   Time when = Time::max();

@@ -22,6 +22,7 @@ UniqueFd OpenChangeSocket() {
   if (!fd) return fd;
   sockaddr_nl address{};
   address.nl_family = AF_NETLINK;
+  // The kernel sends a message for each change of a link or address; only that one came matters.
   address.nl_groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR;
   RawAddress raw;
   std::memcpy(&raw.storage, &address, sizeof address);
@@ -33,6 +34,8 @@ using NamespaceId = std::pair<dev_t, ino_t>;
 
 NamespaceId ThisNamespace() {
   struct stat info {};
+  // A thread may have left the network namespace of its process (setns(2)), and sees other
+  // interfaces.
   if (::stat("/proc/thread-self/ns/net", &info) != 0) return {};
   return {info.st_dev, info.st_ino};
 }
@@ -92,6 +95,7 @@ void InterfaceTable::RefreshLocked() {
 }
 
 bool InterfaceTable::HasChangedLocked() {
+  // Without a socket each look-up reads the interfaces anew: slower, but right.
   if (!changes_) changes_ = OpenChangeSocket();
   if (!changes_) return true;
   bool changed = false;

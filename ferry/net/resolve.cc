@@ -66,6 +66,8 @@ Found AskSystem(const Address& address) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_ADDRCONFIG;
   addrinfo* list = nullptr;
+  // AI_ADDRCONFIG: no IPv6 addresses where this machine has no IPv6, which would all fail to
+  // connect.
   const int reason = ::getaddrinfo(address.host.c_str(), nullptr, &hints, &list);
   if (reason != 0) return CannotResolve(address.host, reason, errno);
   std::vector<Address> found;
@@ -97,6 +99,8 @@ std::optional<Address> AsNumeric(const Address& address) {
   return Address{FromRaw(raw).host, address.port};
 }
 
+// On the look-up's own thread, which nobody joins: it holds the only work that cannot be
+// interrupted. Those who wait stop at their own deadlines.
 void Run(const NameResolver::Ask& ask, const std::string& host,
          const std::shared_ptr<Lookup>& lookup) {
   Found found = ask({host, 0});
@@ -104,6 +108,7 @@ void Run(const NameResolver::Ask& ask, const std::string& host,
   const std::lock_guard lock(all.mutex);
   lookup->found.emplace(std::move(found));
   const auto it = all.running.find(host);
+  // An answer is not cached: those who wait now share it, and a later call asks again.
   if (it != all.running.end() && it->second == lookup) all.running.erase(it);
   all.changed.notify_all();
 }
@@ -119,6 +124,7 @@ Result<std::shared_ptr<Lookup>> JoinLocked(Lookups* all, const NameResolver::Ask
                    StartThread(fmt::format("looking up host \"{}\"", host),
                                [ask, host, lookup] { Run(ask, host, lookup); }));
   thread.detach();
+  // Still under the mutex, which the thread takes before it looks for this entry.
   all->running.emplace(host, lookup);
   return lookup;
 }
@@ -144,11 +150,13 @@ Error NotInTime(const std::string& host, Clock::time_point begin, Deadline deadl
 NameResolver::NameResolver() : ask_(AskSystem) {}
 
 Result<std::vector<Address>> NameResolver::Resolve(const Address& address, Deadline deadline) {
+  // The common case needs neither thread nor lock.
   if (auto numeric = AsNumeric(address)) return std::vector{*std::move(numeric)};
   const auto begin = Clock::now();
   Lookups& all = AllLookups();
   std::unique_lock lock(all.mutex);
   std::shared_ptr<Lookup> lookup;  // with its thread
+  // Wakes for every change of any look-up: a result, a free place, a cancellation.
   while (!cancelled_) {
     if (!lookup) {
       FERRY_TRY_ASSIGN(lookup, JoinLocked(&all, ask_, address.host));

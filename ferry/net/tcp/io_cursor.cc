@@ -23,6 +23,7 @@ std::size_t IoCursor::Collect(std::span<iovec> out, std::size_t* used,
 
 void IoCursor::Advance(std::size_t bytes) {
   offset_ += bytes;
+  // Passes empty pieces, too, so that at_end() is true as soon as no byte is left.
   while (index_ < pieces_.size() && offset_ >= pieces_[index_].iov_len) {
     offset_ -= pieces_[index_].iov_len;
     ++index_;

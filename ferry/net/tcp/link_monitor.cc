@@ -47,6 +47,7 @@ void ParseLinkChanges(std::span<const std::byte> datagram, Provider::LinkChanged
   nlmsghdr header{};
   while (datagram.size() >= sizeof header) {
     std::memcpy(&header, datagram.data(), sizeof header);
+    // Lengths are checked although the kernel writes them: a wrong one must not leave the datagram.
     if (header.nlmsg_len < sizeof header || header.nlmsg_len > datagram.size()) return;
     auto body = datagram.subspan(sizeof header, header.nlmsg_len - sizeof header);
     datagram = datagram.subspan(std::min(Aligned(header.nlmsg_len), datagram.size()));
@@ -87,6 +88,7 @@ void LinkMonitor::OnEvents(std::uint32_t /*events*/) {
   std::array<std::byte, 16384> buffer;
   for (;;) {
     const ssize_t got = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    // Until EAGAIN, because the socket is watched edge-triggered.
     if (got > 0) {
       ParseLinkChanges(std::span(buffer).first(static_cast<std::size_t>(got)), changed_);
       // ENOBUFS: messages were lost; heartbeats remain.

@@ -26,6 +26,7 @@ class PlainStream final : public ByteStream {
   }
 
   ssize_t Writev(std::span<const iovec> pieces) override {
+    // sendmsg() instead of writev(): only it takes MSG_NOSIGNAL. It does not write to the pieces.
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(pieces.data());
     message.msg_iovlen = pieces.size();

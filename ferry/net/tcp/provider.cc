@@ -43,6 +43,7 @@ Result<std::unique_ptr<Lane>> MakeLane(SecureSocket socket, const Config& config
                  "the connection was reset as soon as it was made; try again when the peer is back "
                  "or has room");
   }
+  // With the reason for the choice, which the socket alone does not tell.
   info.congestion_control = std::move(congestion_control);
   const bool zero_copy_send = config.zero_copy_send != "off";
   return std::unique_ptr<Lane>(std::make_unique<TcpLane>(
@@ -130,6 +131,7 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
       }
       // Other errors concern only the connection that was about to be accepted (accept(2)).
     }
+    // The socket is watched edge-triggered: what remains in the queue causes no further event.
     RequestTurn();
   }
 
@@ -192,8 +194,11 @@ Result<UniqueFd> BindAndListen(const Address& address, const Config& config) {
   if (!opened) return opened.error();
   const int on = 1;
   const int off = 0;
+  // Connections in TIME_WAIT must not keep a restarted program from its port. A listener that lives
+  // does so all the same.
   (void)::setsockopt(opened->get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (raw.family() == AF_INET6) {
+    // One socket for both families, whatever net.ipv6.bindv6only says.
     (void)::setsockopt(opened->get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   }
   if (::bind(opened->get(), raw.get(), raw.length) != 0 || ::listen(opened->get(), kBacklog) != 0) {
@@ -215,6 +220,8 @@ Result<UniqueFd> ListenInRange(Address address, const Config& config) {
     address.port = static_cast<std::uint16_t>(port);
     auto fd = BindAndListen(address, config);
     const bool is_range = config.port_first < config.port_last;
+    // kUnavailable: the port is taken (PortInUse()). Any other error would be the same for every
+    // port.
     if (fd || !is_range || fd.error().code() != Code::kUnavailable) return fd;
   }
   return Error(Code::kUnavailable,
@@ -240,6 +247,8 @@ class Connecting final : private EventLoop::Handler {
   static void Start(std::unique_ptr<Connecting> self, Result<SharedTls> tls, Deadline deadline) {
     Connecting* const raw = self.get();
     EventLoop* const loop = self->loop_;
+    // The timer owns the object from here on. Finish() cancels it, which destroys the object, and
+    // so comes last in every function that calls it.
     raw->timer_ =
         loop->AddTimerOnLoop(deadline.when(), [self = std::move(self)] { self->Expire(); });
     if (!tls) return raw->Finish(tls.error());
@@ -263,6 +272,7 @@ class Connecting final : private EventLoop::Handler {
   void OnEvents(std::uint32_t /*events*/) override {
     int error = 0;
     socklen_t length = sizeof error;
+    // The result of a connect(2) that was in progress.
     (void)::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     Unwatch();
     if (error != 0) return Finish(Refused(error));
@@ -298,6 +308,8 @@ class Connecting final : private EventLoop::Handler {
   Error Refused(int error_number) const {
     const Error plain =
         ErrnoError(fmt::format("cannot connect to {}", address_.ToString()), error_number);
+    // Reset after it was accepted: the listener is there but has no room, so trying again makes
+    // sense.
     const bool was_made = error_number == ECONNRESET || error_number == ECONNABORTED;
     const Code code = was_made                    ? Code::kUnavailable
                       : error_number == ETIMEDOUT ? Code::kTimedOut
@@ -342,6 +354,8 @@ class TcpProvider final : public Provider {
     FERRY_TRY_ASSIGN(const Address address, NumericOf(wanted, config));
     FERRY_TRY_ASSIGN(UniqueFd fd, ListenInRange(address, config));
     FERRY_TRY_ASSIGN(Address bound, LocalAddressOf(fd.get()));
+    // The address as it was asked for: "", for all interfaces, is not the same as "::" to the
+    // caller.
     bound.host = address.host;
     auto listener = std::make_unique<TcpListener>(std::move(fd), std::move(bound), config, loop,
                                                   interfaces_, std::move(accepted));
@@ -361,6 +375,8 @@ class TcpProvider final : public Provider {
     std::vector<LocalAddress> chosen;
     for (LocalAddress& local : interfaces_->Advertisable()) {
       const bool v6 = local.host.find(':') != std::string::npos;
+      // One address of each family for each interface: more would be further paths over the same
+      // link.
       const bool again = std::any_of(chosen.begin(), chosen.end(), [&](const LocalAddress& other) {
         return other.interface == local.interface &&
                (other.host.find(':') != std::string::npos) == v6;

@@ -65,6 +65,7 @@ bool AvoidBbr(int fd) {
   return TrySetCongestionControl(fd, "cubic") || TrySetCongestionControl(fd, "reno");
 }
 
+// A fresh socket has the default of this network namespace.
 std::string SystemCongestionControl() {
   const UniqueFd fresh(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   return CongestionControlOf(fresh.get());
@@ -79,6 +80,7 @@ bool IsNear(int fd) {
   tcp_info info{};
   socklen_t length = sizeof info;
   return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_rtt > 0 &&
+         // Measured in the connection's handshake. 0: not measured, which counts as far.
          info.tcpi_rtt < kNearRttMicros;
 }
 
@@ -138,6 +140,8 @@ Result<UniqueFd> OpenSocket(int family, const Config& config) {
 
 Result<std::string> ConfigureConnected(int fd, const Config& config) {
   const auto timeout = std::chrono::duration_cast<milliseconds>(config.peer_timeout);
+  // Three probes within the timeout; keepalive works in whole seconds. It covers an idle
+  // connection, TCP_USER_TIMEOUT one with unacknowledged data.
   const int seconds = std::max<int>(1, static_cast<int>(timeout.count() / 1000 / 3));
   FERRY_TRY(SetInt(fd, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY"));
   FERRY_TRY(SetInt(fd, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE"));
@@ -150,6 +154,9 @@ Result<std::string> ConfigureConnected(int fd, const Config& config) {
   return ChooseCongestionControl(fd, config);
 }
 
+// connect() with AF_UNSPEC dissolves the connection at once, by a reset because of SO_LINGER with 0
+// seconds. A close() would not while a child process holds the descriptor (docs/threading.md,
+// fork).
 void ResetConnection(int fd) noexcept {
   const linger at_once{1, 0};
   (void)::setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);

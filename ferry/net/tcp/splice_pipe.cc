@@ -21,6 +21,7 @@ class NoSigPipe {
  public:
   NoSigPipe() {
     sigset_t before;
+    // A SIGPIPE that was pending before is the application's, and stays.
     sigpending(&before);
     was_pending_ = sigismember(&before, SIGPIPE) == 1;
     sigemptyset(&only_);
@@ -60,10 +61,13 @@ std::optional<SplicePipe> SplicePipe::Create() {
   UniqueFd write_end = ClosedInChildren(UniqueFd(ends[1]));
   (void)::fcntl(write_end.get(), F_SETPIPE_SZ, kWantedBytes);
   const int capacity = ::fcntl(write_end.get(), F_GETPIPE_SZ);
+  // The user's limit may leave only a small pipe, through which copying would be faster.
   if (capacity < kMinBytes) return std::nullopt;
   return SplicePipe(std::move(read_end), std::move(write_end), static_cast<std::size_t>(capacity));
 }
 
+// Refers to the caller's pages, without copying: they must stay unchanged until the peer has
+// acknowledged them (docs/gotchas.md).
 ssize_t SplicePipe::Fill(std::span<const iovec> pieces) {
   const ssize_t taken =
       ::vmsplice(write_end_.get(), pieces.data(), pieces.size(), SPLICE_F_NONBLOCK);

@@ -27,6 +27,7 @@ TlsAcceptor::TlsAcceptor(std::shared_ptr<const TlsContext> context, const Config
       admission_(std::min<std::size_t>(config.max_pending_handshakes, kMaxHandshakes)),
       gate_(loop, &admission_, std::move(set_full)) {}
 
+// On the loop, as everything here. The handshakes unwatch their sockets themselves.
 TlsAcceptor::~TlsAcceptor() {
   for (const auto& [id, pending] : pending_) loop_->CancelTimerOnLoop(pending.timer);
 }
@@ -38,6 +39,7 @@ void TlsAcceptor::OnAccept(UniqueFd fd) {
   const std::string remote = address->ToString();
   const std::uint64_t id = next_id_++;
   const bool same_machine = IsSameMachine(local ? *local : Address(), *address);
+  // Before Begin(), so that the table never has fewer entries than there are handshakes.
   const auto leaving = admission_.Enter(id, address->host, same_machine, Clock::now());
   if (leaving) TurnAway(*leaving);
   if (const Status begun = Begin(id, std::move(fd), remote); !begun) {
@@ -78,6 +80,8 @@ Status TlsAcceptor::Begin(std::uint64_t id, UniqueFd fd, const std::string& remo
   return Ok();
 }
 
+// Called from the handshake, from its timer, or to evict it. The node keeps the handshake alive
+// until this returns, as one of its own functions may be on the stack.
 void TlsAcceptor::End(std::uint64_t id, Result<SecureSocket> result) {
   auto node = pending_.extract(id);
   loop_->CancelTimerOnLoop(node.mapped().timer);
@@ -91,6 +95,7 @@ void TlsAcceptor::End(std::uint64_t id, Result<SecureSocket> result) {
 }
 
 void TlsAcceptor::LogRefusal(const std::string& remote, const std::string& why) {
+  // One warning a second: anybody who can connect can cause these lines.
   if (Clock::now() < next_log_) {
     ++not_logged_;
     Log(LogLevel::kDebug, "tcp", "connection from {} refused on {}: {}", remote, where_, why);

@@ -59,6 +59,7 @@ int FindKey(SSL* ssl, const unsigned char* identity, std::size_t identity_bytes,
 // terminal.
 int RefusePassword(char* /*to*/, int /*size*/, int /*writing*/, void* /*data*/) { return -1; }
 
+// HKDF with SHA-256 (RFC 5869): TLS gets a key that is derived from the secret, never the secret.
 Status MakeKey(std::string_view secret, TlsContext::Key* key) {
   EVP_KDF* const kdf = ::EVP_KDF_fetch(nullptr, "HKDF", nullptr);
   EVP_KDF_CTX* const context = ::EVP_KDF_CTX_new(kdf);
@@ -110,6 +111,8 @@ Status CheckFilesAreNamed(const Config& config) {
 std::string TakeOpenSslReason() {
   const unsigned long error = ::ERR_peek_error();
   ::ERR_clear_error();
+  // The first error of the queue is the cause; those after it are consequences. The queue belongs
+  // to the thread, so it is emptied here and before each call whose outcome is looked at.
   if (error == 0) return "no reason given";
   if (ERR_SYSTEM_ERROR(error)) return std::strerror(ERR_GET_REASON(error));
   const char* const reason = ::ERR_reason_error_string(error);
@@ -184,6 +187,7 @@ Status TlsContext::UseCertificates(const Config& config) {
   WarnIfOthersMayRead("tls_key", config.tls_key);
   if (config.tls_name.empty()) return Ok();
   X509_VERIFY_PARAM* const check = ::SSL_CTX_get0_param(context);
+  // OpenSSL compares addresses and names with different fields of a certificate.
   if (::X509_VERIFY_PARAM_set1_ip_asc(check, config.tls_name.c_str()) == 1 ||
       ::X509_VERIFY_PARAM_set1_host(check, config.tls_name.c_str(), 0) == 1) {
     ::ERR_clear_error();
@@ -195,6 +199,7 @@ Status TlsContext::UseCertificates(const Config& config) {
                            config.tls_name, TakeOpenSslReason()));
 }
 
+// A new one for each handshake: OpenSSL takes it over and frees it.
 SSL_SESSION* TlsContext::MakeSession(SSL* ssl) const {
   SSL_SESSION* const session = ::SSL_SESSION_new();
   const SSL_CIPHER* const cipher = ::SSL_CIPHER_find(ssl, kKeyCipher.data());
@@ -213,6 +218,7 @@ SSL_SESSION* TlsContext::MakeSession(SSL* ssl) const {
 
 Result<std::shared_ptr<const TlsContext>> TlsContextCache::Get(const Config& config) {
   if (config.tls == "off") return std::shared_ptr<const TlsContext>();
+  // All that Create() reads. Files are read once: one that is replaced is seen by new endpoints only.
   Settings settings = {config.tls,      config.tls_cert, config.tls_key,    config.tls_ca,
                        config.tls_name, config.secret,   config.secret_file};
   const std::lock_guard lock(mutex_);

@@ -22,6 +22,7 @@ constexpr const char* kSameSecret = "set FERRY_SECRET_FILE to the same on both s
 
 Failure Refused(std::string text) { return {Code::kRefused, std::move(text)}; }
 
+// The most common mistake is one side with TLS and one without, so the first bytes are looked at.
 Failure NotTls(std::span<const std::byte> first) {
   const char* const what =
       LooksLikeFrame(first) ? "it is a Tensorferry endpoint without TLS" : "it does not speak TLS";
@@ -95,6 +96,7 @@ ByteStream::Failure DescribeTlsFailure(SSL* ssl, bool is_psk, std::span<const st
   const unsigned long error = ::ERR_peek_error();
   const std::string reason = TakeOpenSslReason();
   const int number = ERR_GET_LIB(error) == ERR_LIB_SSL ? ERR_GET_REASON(error) : 0;
+  // OpenSSL reports an alert of the peer as this reason plus the alert's number.
   if (number > SSL_AD_REASON_OFFSET) return DescribeAlert(number - SSL_AD_REASON_OFFSET, is_psk);
   switch (number) {
     case SSL_R_CERTIFICATE_VERIFY_FAILED:
@@ -139,6 +141,7 @@ bool LooksLikeFrame(std::span<const std::byte> bytes) noexcept {
          std::memcmp(bytes.data(), &prefix.magic, sizeof prefix.magic) == 0;
 }
 
+// The content type, and the major version of the record layer (RFC 8446, 5.1).
 bool LooksLikeTls(std::span<const std::byte> bytes) noexcept {
   constexpr std::byte kAlert{21};
   constexpr std::byte kHandshake{22};

@@ -29,11 +29,13 @@ void TlsHandshake::ResetOnClose() {
 void TlsHandshake::OnEvents(std::uint32_t /*events*/) {
   const auto progress = stream_->Handshake();
   if (progress && *progress == TlsStream::Progress::kWaiting) {
+    // Once: the caller protects a peer that has sent a well-formed ClientHello.
     if (!heard_ || !stream_->has_heard_hello()) return;
     auto heard = std::exchange(heard_, {});
     return heard();
   }
   loop_->UnwatchOnLoop(fd_.get(), this);
+  // `done` usually destroys this object, so nothing of it is used afterwards.
   Done done = std::move(done_);
   if (!progress) return done(progress.error());
   done(SecureSocket{std::move(fd_), std::move(stream_)});

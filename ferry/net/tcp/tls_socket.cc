@@ -14,6 +14,7 @@ namespace ferry::net::tcp {
 namespace {
 
 // Read-ahead while the peer is pending.
+// A pending peer costs little memory; TlsStream enlarges it when the handshake is done.
 constexpr std::size_t kFirstReadAhead = 4 * 1024;
 
 TlsSocket& SocketOf(BIO* bio) { return *static_cast<TlsSocket*>(::BIO_get_data(bio)); }
@@ -54,6 +55,8 @@ int TlsSocket::OnRead(BIO* bio, char* to, int bytes) {
 int TlsSocket::OnWrite(BIO* bio, const char* from, int bytes) {
   TlsSocket& socket = SocketOf(bio);
   BIO_clear_retry_flags(bio);
+  // Never blocks and never fails: OpenSSL's records are gathered, and Flush() sends them together.
+  // The caller bounds how much is queued (kTlsSendBytes, kMaxUnsent).
   socket.Queue(std::as_bytes(std::span(from, static_cast<std::size_t>(bytes))));
   return bytes;
 }
@@ -74,6 +77,8 @@ int TlsSocket::Read(std::byte* to, std::size_t bytes) {
     return static_cast<int>(n);
   }
   if (at_end_) return 0;
+  // One read of the socket for each AllowRead(): OpenSSL asks again and again while a record is
+  // incomplete, and one peer that sends fast must not keep the loop in this function.
   if (error_ != 0 || !std::exchange(may_read_, false)) return -1;
   if (capacity_ != wanted_) {
     in_.reset(new std::byte[wanted_]);
@@ -85,6 +90,7 @@ int TlsSocket::Read(std::byte* to, std::size_t bytes) {
   do {
     got = ::readv(fd_, pieces.data(), pieces.size());
   } while (got < 0 && errno == EINTR);
+  // A short read has emptied the socket (epoll(7)).
   drained_ = got < static_cast<ssize_t>(bytes + capacity_);
   if (got < 0) {
     if (errno != EAGAIN && errno != EWOULDBLOCK) error_ = errno;
@@ -94,6 +100,7 @@ int TlsSocket::Read(std::byte* to, std::size_t bytes) {
   const std::size_t mine = std::min(static_cast<std::size_t>(got), bytes);
   in_begin_ = 0;
   in_end_ = static_cast<std::size_t>(got) - mine;
+  // The beginning of the stream, for the error that tells what the peer speaks instead of TLS.
   const std::size_t kept = std::min(sizeof first_ - first_bytes_, mine);
   std::memcpy(first_ + first_bytes_, to, kept);
   first_bytes_ += kept;

@@ -82,12 +82,15 @@ Status TlsStream::Open(Role role) {
 
 // ---- handshake ----------------------------------------------------------------------------------
 
+// Loops until the socket is drained, because it is watched edge-triggered: what is left would not
+// be reported again.
 Result<TlsStream::Progress> TlsStream::Handshake() {
   for (;;) {
     FERRY_TRY_ASSIGN(const bool heard_all, StepHandshake());
     if (heard_all) break;
     if (socket_.drained()) return Progress::kWaiting;
   }
+  // The peer needs our last message; the socket reports when there is room for it.
   if (socket_.unsent() > 0) return Progress::kWaiting;
   FERRY_TRY(CheckPeer());
   handshake_done_ = true;
@@ -172,6 +175,8 @@ void TlsStream::NoteFailure() {
 
 // ---- reading ------------------------------------------------------------------------------------
 
+// Behaves as readv(2) on a socket without TLS, so that the lane need not know the difference:
+// EAGAIN when nothing is left, 0 at an orderly end, EPROTO once TLS has failed, for good.
 ssize_t TlsStream::Readv(std::span<const iovec> pieces, std::size_t /*bytes*/) {
   const UnorderedAccess placing;
   drained_ = false;
@@ -225,6 +230,7 @@ ssize_t TlsStream::EndOfRead(int result) {
     errno = EAGAIN;
     return -1;
   }
+  // The peer said close_notify; without it an end counts as a cut (TruncatedTls()).
   if (why == SSL_ERROR_ZERO_RETURN) return 0;
   NoteFailure();
   // Sends the alert to the peer, if that is still possible.
@@ -233,6 +239,7 @@ ssize_t TlsStream::EndOfRead(int result) {
   return -1;
 }
 
+// All pieces are the same scratch memory: the bytes must be decrypted, but nobody looks at them.
 ssize_t TlsStream::Discard(std::size_t bytes) {
   if (!scratch_) scratch_.reset(new std::byte[kRecordBytes]);
   std::array<iovec, kDiscardPieces> pieces;
@@ -251,6 +258,7 @@ void TlsStream::FindReason() {
   if (failure_) return;
   while (Discard(kDiscardPieces * kRecordBytes) > 0) {
   }
+  // Only an alert tells more than the reset that the caller has seen.
   if (failure_ && failure_->code == Code::kPeerLost) failure_.reset();
 }
 
@@ -265,6 +273,8 @@ ssize_t TlsStream::Writev(std::span<const iovec> pieces) {
     errno = EPROTO;
     return -1;
   }
+  // A record that is encrypted must be sent, so bytes count as written only when all their records
+  // have left. Until then the caller repeats the same pieces, which are not encrypted again.
   if (accepted_ == 0) accepted_ = Encrypt(pieces);
   if (accepted_ == 0) {
     errno = EPROTO;
@@ -311,6 +321,7 @@ std::span<const std::byte> TlsStream::NextRecord(IoCursor* cursor) {
 
 // Returns the record's bytes; 0 after a failure.
 std::size_t TlsStream::EncryptRecord(IoCursor* cursor) {
+  // AES-GCM must not encrypt too much under one key (RFC 8446, 5.5).
   if (records_++ == records_per_key_) {
     records_ = 1;
     (void)::SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED);
@@ -324,6 +335,7 @@ std::size_t TlsStream::EncryptRecord(IoCursor* cursor) {
 }
 
 void TlsStream::SayEnd() {
+  // Behind a part of a record close_notify would be garbage to the peer.
   if (!handshake_done_ || failure_ || accepted_ > 0) return;
   ::ERR_clear_error();
   (void)::SSL_shutdown(ssl_.get());
