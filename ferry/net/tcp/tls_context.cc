@@ -218,7 +218,7 @@ SSL_SESSION* TlsContext::MakeSession(SSL* ssl) const {
 
 Result<std::shared_ptr<const TlsContext>> TlsContextCache::Get(const Config& config) {
   if (config.tls == "off") return std::shared_ptr<const TlsContext>();
-  // All that Create() reads. Files are read once: one that is replaced is seen by new endpoints only.
+  // All that Create() reads. Files are read once: new endpoints alone see one that is replaced.
   Settings settings = {config.tls,      config.tls_cert, config.tls_key,    config.tls_ca,
                        config.tls_name, config.secret,   config.secret_file};
   const std::lock_guard lock(mutex_);
