@@ -131,8 +131,8 @@ class KernelExecutor final : public DeviceExecutor {
   Status MakeRoom(Call* call) {
     FERRY_TRY(Launch(*call));
     if (at_ == capacity_) at_ = 0;  // a launch's blocks must be contiguous
-    // Blocks until the GPU has read the oldest stretch. There is a mark to wait for when the ring is
-    // full, because Launch() marks every quarter of it.
+    // Blocks until the GPU has read the oldest stretch. There is a mark to wait for when the ring
+    // is full, because Launch() marks every quarter of it.
     while (written_ - freed_ == capacity_) FERRY_TRY(FreeOldest());
     const std::uint64_t room = std::min(capacity_ - (written_ - freed_), capacity_ - at_);
     limit_ = written_ + std::min(room, call->next_launch);

@@ -16,6 +16,8 @@ constexpr auto kLongestPause = std::chrono::microseconds(500);
 constexpr auto kProbeTimeout = std::chrono::seconds(5);
 
 template <class Queried>
+// Polls, because CUDA's own waits have no deadline. The pauses double, from what a short copy takes
+// to what does not matter after a long one.
 Status WaitUntilReady(StreamApi& api, const Queried& queried, std::string_view what,
                       Deadline deadline) {
   const auto began = Clock::now();
@@ -105,6 +107,8 @@ Result<bool> ProbeFlags(DeviceApi& api, int ordinal) {
 
 std::uint32_t MaxHeldStreams(const char* connections) noexcept {
   const std::string_view text = connections != nullptr ? connections : "";
+  // CUDA_DEVICE_MAX_CONNECTIONS, 1 to 32. Half of the queues stay free for streams that do not
+  // wait.
   int queues = 8;  // the default, also for a value that is not a number
   (void)std::from_chars(text.data(), text.data() + text.size(), queues);
   return static_cast<std::uint32_t>(std::clamp(queues, 1, 32) / 2);

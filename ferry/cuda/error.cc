@@ -129,6 +129,7 @@ const Row* Find(int number) noexcept {
 
 }  // namespace
 
+// Unknown errors are not sticky: taking a device for lost is final, so it needs to be certain.
 bool IsSticky(int number) noexcept {
   const Row* const row = Find(number);
   return row != nullptr && row->sticky;
@@ -137,6 +138,7 @@ bool IsSticky(int number) noexcept {
 Error CudaError(int number, std::string_view name, std::string_view text, std::string_view tried,
                 SourceLoc at) {
   const Row* const row = Find(number);
+  // An error that is missing in the table is usually the driver's; its own name and text are given.
   return Error(row != nullptr ? row->code : Code::kInternal,
                fmt::format("{}: {} ({}); {}", tried, name, text,
                            row != nullptr ? row->next_step : kCheckDriver),

@@ -63,6 +63,7 @@ struct SimulatedSets {
 // One set of devices for each value, never destroyed. A forked child gets its own sets, with
 // threads.
 Result<DeviceApi*> OpenSimulated(const std::string& text) {
+  // The same value means the same devices, so that all parts of a program share memory and streams.
   static PerProcess<SimulatedSets> all;
   SimulatedSets& sets = all.Get();
   const std::lock_guard lock(sets.mutex);
@@ -108,6 +109,8 @@ bool IsDriverLoaded() { return false; }
 
 Result<DeviceApi*> RealDevices() {
 #ifdef FERRY_HAVE_CUDA
+  // Once for the process, also where it fails. Never destroyed, since owners of GPU memory in static
+  // storage may outlive it.
   static const Result<DeviceApi*> devices = real::CreateDevices();
   return devices;
 #else
@@ -127,6 +130,7 @@ Result<DeviceApi*> OpenDevices(const Config& config) {
   return RealDevices();
 }
 
+// Answers without loading the driver: a program without GPU memory must not create a CUDA context.
 bool MayHaveDeviceMemory(const Config& config) {
   if (config.devices == "none") return false;
   if (std::string_view(config.devices).substr(0, kSimulated.size()) == kSimulated) return true;

@@ -17,6 +17,8 @@ namespace {
 // Size of the address space; only the used part has memory.
 constexpr std::size_t kArenaBytes = std::size_t{32} << 30;
 
+// Allocations are whole pages with one unused page between them, so that an access beyond the end
+// is never within the next one.
 std::size_t WholePages(std::size_t bytes) {
   return (bytes + kSimulatedPage - 1) / kSimulatedPage * kSimulatedPage;
 }
@@ -32,6 +34,8 @@ Result<UniqueMapping> MapShared(int fd, std::size_t offset, std::size_t bytes, i
 
 }  // namespace
 
+// The same pages twice: the address that the program sees has no access rights, so that the CPU
+// faults on device memory; the simulator works through the alias.
 Result<TwiceMapped> TwiceMapped::Map(int fd, std::size_t offset, std::size_t bytes) {
   FERRY_TRY_ASSIGN(UniqueMapping visible, MapShared(fd, offset, bytes, PROT_NONE));
   FERRY_TRY_ASSIGN(UniqueMapping alias, MapShared(fd, offset, bytes, PROT_READ | PROT_WRITE));
@@ -54,6 +58,7 @@ Result<std::unique_ptr<SimulatedArena>> SimulatedArena::Create() {
 Result<std::size_t> SimulatedArena::Take(std::size_t bytes) {
   if (bytes > kArenaBytes) return Error(Code::kUnavailable, "more than all addresses of an arena");
   const std::size_t needed = WholePages(bytes) + kSimulatedPage;
+  // Fresh addresses first: an address is reused as late as possible, which exposes stale pointers.
   if (needed <= kArenaBytes - fresh_) {
     const std::size_t offset = fresh_;
     fresh_ += needed;
@@ -72,8 +77,10 @@ Result<std::size_t> SimulatedArena::Take(std::size_t bytes) {
 
 void SimulatedArena::Give(std::size_t offset, std::size_t bytes) {
   std::size_t length = WholePages(bytes) + kSimulatedPage;
+  // Gives the memory back to the system; the addresses stay mapped.
   (void)::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                     static_cast<off_t>(offset), static_cast<off_t>(length));
+  // Joined with its free neighbours, so that the arena does not fall into pieces.
   auto next = recycled_.lower_bound(offset);
   if (next != recycled_.end() && next->first == offset + length) {
     length += next->second;

@@ -31,6 +31,9 @@ struct Run {
   bool written;
 };
 
+// The items of a list have no order among themselves, so none may write what another one reads or
+// writes. Sorted by their first byte, a run overlaps one before it exactly if it begins before the
+// furthest end so far; two runs that are only read may overlap.
 Status CheckApart(std::span<const CopyItem> items) {
   std::vector<Run> runs;
   for (std::size_t i = 0; i < items.size(); ++i) {
@@ -109,6 +112,7 @@ void SimulatedDevices::Count(std::uint64_t SimulationCounters::*counter, std::ui
   counters_.*counter += by;
 }
 
+// The first fault of this device and place; each is used once, after `skip` calls that succeed.
 std::optional<Fault> SimulatedDevices::TakeFault(int ordinal, FaultPoint at) {
   const std::lock_guard lock(mutex_);
   for (auto fault = faults_.begin(); fault != faults_.end(); ++fault) {
@@ -124,6 +128,9 @@ std::optional<Fault> SimulatedDevices::TakeFault(int ordinal, FaultPoint at) {
   return std::nullopt;
 }
 
+// The first step of each call. A failure of queued work shows here, at whichever call comes next,
+// as with CUDA. broken() waits until nothing of the device runs any more, so that the caller may
+// free memory as soon as it has seen the error.
 Status SimulatedDevices::Enter(int ordinal, std::string_view tried) {
   if (ordinal < 0 || ordinal >= options_.devices) {
     return NoSuchDevice(ordinal, options_.devices, tried);
@@ -145,6 +152,7 @@ Status SimulatedDevices::EnterStream(StreamRef stream, std::string_view tried) {
                                                               stream.native(), stream.ordinal()));
 }
 
+// For calls that a captured stream does not allow. They also make the capture itself fail.
 Status SimulatedDevices::EnterFreeStream(StreamRef stream, std::string_view tried) {
   FERRY_TRY(EnterStream(stream, tried));
   if (!graphs_.Spoil(stream)) return Ok();
@@ -153,6 +161,8 @@ Status SimulatedDevices::EnterFreeStream(StreamRef stream, std::string_view trie
       fmt::format("{} on stream {} of device {}", tried, stream.native(), stream.ordinal()));
 }
 
+// For calls that take effect at once: an injected fault is their error, a sticky one loses the
+// device.
 Status SimulatedDevices::Begin(int ordinal, FaultPoint at, std::string_view tried) {
   FERRY_TRY(Enter(ordinal, tried));
   const auto fault = TakeFault(ordinal, at);
@@ -164,6 +174,8 @@ Status SimulatedDevices::Begin(int ordinal, FaultPoint at, std::string_view trie
   return CudaError(*fault, fmt::format("{} on device {}", tried, ordinal));
 }
 
+// For calls that queue work. A sticky fault travels with the work and shows only when that runs, as
+// an illegal access of a kernel does; others are the call's error.
 Result<std::optional<Fault>> SimulatedDevices::BeginWork(StreamRef stream, FaultPoint at,
                                                          std::string_view tried) {
   FERRY_TRY(EnterStream(stream, tried));
@@ -320,6 +332,8 @@ Status SimulatedDevices::Record(const Event& event, StreamRef stream) {
         fmt::format("cudaEventRecord of an event of device {} on a stream of device {}",
                     state.ordinal, stream.ordinal()));
   }
+  // A new one for each recording: a wait refers to the recording that was the last when it was
+  // queued, and is not moved by a later one.
   const auto record = std::make_shared<SimulatedRecord>();
   {
     const std::lock_guard lock(mutex_);
@@ -336,6 +350,7 @@ Status SimulatedDevices::WaitFor(StreamRef stream, const Event& event) {
   FERRY_TRY_ASSIGN(const EventState state, StateOf(event, kTried));
   FERRY_TRY(Enter(state.ordinal, kTried));
   Count(&SimulationCounters::event_waits);
+  // An event that was never recorded counts as complete.
   if (state.last != nullptr) scheduler_.Push(stream, SimulatedWait{state.last}, std::nullopt);
   return Ok();
 }
@@ -398,6 +413,7 @@ Status SimulatedDevices::CheckItems(CopyKind kind, std::span<const CopyItem> ite
   const Reach src = kind == CopyKind::kHostToDevice ? Reach::kHost : Reach::kDevice;
   for (const CopyItem& item : items) {
     if (item.bytes == 0) continue;
+    // The copy engine reaches the memory of every device, so the ordinal does not matter here.
     const auto to = memory_->Hold(dst, 0, Number(item.dst), item.bytes);
     const auto from = memory_->Hold(src, 0, Number(item.src), item.bytes);
     if (to && from) continue;
@@ -420,6 +436,7 @@ Status SimulatedDevices::Copy(StreamRef stream, CopyKind kind, std::span<const C
   Count(&SimulationCounters::copy_calls);
   Count(&SimulationCounters::copy_items, items.size());
   Count(&SimulationCounters::copy_bytes, bytes);
+  // A list of empty items is no work, but counts as a call.
   if (!copy.left.empty()) Push(stream, std::move(copy), fault);
   return Ok();
 }
@@ -436,6 +453,7 @@ Status SimulatedDevices::Launch(StreamRef stream, const Kernel& kernel,
     return CudaError(Fault::kInvalidValue,
                      fmt::format("{} with {} bytes of arguments", tried, arguments.size()));
   }
+  // Arguments are kept aligned for any type, since the emulation reads them as their own struct.
   constexpr std::size_t kWord = sizeof(std::max_align_t);
   SimulatedLaunch launch{kernel,
                          std::vector<std::max_align_t>((arguments.size() + kWord - 1) / kWord)};
@@ -483,6 +501,7 @@ Status SimulatedDevices::Replay(StreamRef stream, const Graph& graph) {
   }
   FERRY_TRY_ASSIGN(auto kept, graphs_.WorkOf(graph.get().native));
   Count(&SimulationCounters::replays);
+  // A copy of the work: a graph may be replayed while an earlier replay still runs.
   for (KeptWork& one : kept) scheduler_.Push(stream, std::move(one.work), one.fault);
   return Ok();
 }

@@ -12,6 +12,7 @@ void SimulatedGraphs::Begin(StreamRef stream) {
   capturing_[KeyOf(stream)] = Capturing{};
 }
 
+// Takes the work only if the stream is being captured.
 bool SimulatedGraphs::Keep(StreamRef stream, SimulatedWork* work, std::optional<Fault> fault) {
   const std::lock_guard lock(mutex_);
   const auto found = capturing_.find(KeyOf(stream));
@@ -39,6 +40,7 @@ Result<void*> SimulatedGraphs::End(StreamRef stream) {
   }
   Capturing captured = std::move(found->second);
   capturing_.erase(found);
+  // The stream has left the capture all the same, as with CUDA.
   if (captured.spoiled) {
     return CudaError(Fault::kStreamCaptureInvalidated,
                      fmt::format("{} on device {}", kTried, stream.ordinal()));

@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x6665727279697063;
 
+// What stands in for a cudaIpcMemHandle_t: where the exporting process has the arena's file.
+// Another process of the same user opens that through /proc.
 struct Ticket {
   std::uint64_t magic = kMagic;
   std::int32_t pid = 0;
@@ -48,6 +50,7 @@ Result<TwiceMapped> MapSimulatedExport(const IpcExport& exported) {
   if (ticket.magic != kMagic || ticket.bytes != exported.bytes || ticket.bytes == 0) {
     return CudaError(Fault::kInvalidResourceHandle, "cudaIpcOpenMemHandle of bytes that are none");
   }
+  // CUDA refuses this, too: a process has the memory already.
   if (ticket.pid == ::getpid()) {
     return CudaError(Fault::kDeviceUninitialized, "cudaIpcOpenMemHandle of this process's export");
   }

@@ -46,6 +46,8 @@ namespace {
 
 // With ThreadSanitizer: tracking the writer of each byte takes four times the memory, and most of
 // the time of a test with large buffers.
+// The attribute keeps the compiler from turning the loop into memset(), which the sanitizer
+// intercepts.
 #if defined(__SANITIZE_THREAD__)
 constexpr std::size_t kMaxWatchedBytes = std::size_t{4} << 20;
 __attribute__((no_sanitize("thread"), optimize("no-tree-loop-distribute-patterns"))) void
@@ -63,6 +65,7 @@ void Poison(std::byte* memory, std::size_t bytes, std::byte poison) {
   PoisonUnwatched(memory + watched, bytes - watched, poison);
 }
 
+// Use after free is found as long as the address is not given to a new allocation.
 // Maximum freed memory that keeps its poison and its addresses.
 constexpr std::uint64_t kQuarantineBytes = 64 * kMiB;
 
@@ -95,6 +98,7 @@ SimulatedMemory::Held& SimulatedMemory::Held::operator=(Held&& other) noexcept {
 
 SimulatedMemory::Held::~Held() { LetGo(); }
 
+// Held memory stays mapped: Release() waits for the last user, as cudaFree() waits for the device.
 void SimulatedMemory::Held::LetGo() noexcept {
   if (allocation_ == nullptr) return;
   {
@@ -131,6 +135,7 @@ SimulatedMemory::~SimulatedMemory() = default;
 
 Status SimulatedMemory::Spend(std::uint64_t& used, std::uint64_t limit, std::uint64_t bytes,
                               std::string_view tried) const {
+  // `used` is at most `limit`, so this does not wrap around.
   if (bytes > limit - used) {
     return CudaError(Fault::kMemoryAllocation,
                      fmt::format("{} of {} bytes with {} of {} in use", tried, bytes, used, limit));
@@ -142,6 +147,7 @@ Status SimulatedMemory::Spend(std::uint64_t& used, std::uint64_t limit, std::uin
 void SimulatedMemory::Publish(const std::shared_ptr<Allocation>& allocation) {
   allocation->id = next_id_++;
   views_[AddressOf(allocation->visible)] = View{allocation, false};
+  // Registered memory is found by both of its addresses.
   if (allocation->mapped != allocation->visible) {
     views_[AddressOf(allocation->mapped)] = View{allocation, true};
   }
@@ -170,6 +176,7 @@ Result<void*> SimulatedMemory::AllocateDevice(int ordinal, std::size_t bytes) {
   }
   made->visible = made->mapped = arena.visible(made->offset);
   made->alias = arena.alias(made->offset);
+  // Without the mutex, since filling a large allocation takes long. Nobody knows the address yet.
   Poison(made->alias, bytes, kPoisonAllocated);
   const std::lock_guard lock(mutex_);
   Publish(made);
@@ -202,6 +209,8 @@ Result<void*> SimulatedMemory::Register(void* data, std::size_t bytes) {
   const std::string tried = fmt::format("cudaHostRegister of {} bytes at {}", bytes, data);
   if (!IsReadable(data)) return CudaError(Fault::kInvalidValue, tried);
   const std::size_t in_page = AddressOf(data) % kSimulatedPage;
+  // Another address for kernels, at the same offset in its page: a program that passes the host's
+  // address to a kernel fails here, though it would work on most GPUs (docs/gotchas.md).
   FERRY_TRY_ASSIGN(UniqueMapping addresses, MapAnonymous(in_page + bytes, PROT_NONE));
   const auto made = std::make_shared<Allocation>();
   made->resource = Resource::kRegistration;
@@ -239,7 +248,9 @@ void SimulatedMemory::Release(Resource resource, void* address) noexcept {
     FERRY_CHECK(view != nullptr && view->allocation->resource == resource, address);
     gone = view->allocation;
     gone->freed = true;
+    // Work that runs ends first. Work that is queued finds the memory freed, and loses the device.
     let_go_.wait(lock, [&] { return gone->users == 0; });
+    // Their pages belong to somebody else, so they are neither poisoned nor kept.
     if (resource == Resource::kRegistration || resource == Resource::kImport) {
       Forget(*gone);
       return;
@@ -250,6 +261,7 @@ void SimulatedMemory::Release(Resource resource, void* address) noexcept {
       device_used_[static_cast<std::size_t>(gone->ordinal)] -= gone->bytes;
     }
   }
+  // Still in the table, so nobody else gets the addresses meanwhile.
   Poison(gone->alias, gone->bytes, kPoisonFreed);
   const std::lock_guard lock(mutex_);
   Quarantine(std::move(gone));
@@ -276,6 +288,7 @@ std::uint64_t SimulatedMemory::Available(int ordinal) const {
   return device_limit_ - device_used_[static_cast<std::size_t>(ordinal)];
 }
 
+// Views do not overlap, so only the last one that begins at or before the address can contain it.
 const SimulatedMemory::View* SimulatedMemory::Find(std::uint64_t address) const {
   const auto after = views_.upper_bound(address);
   if (after == views_.begin()) return nullptr;
@@ -290,6 +303,9 @@ bool SimulatedMemory::Overlaps(std::uint64_t address, std::uint64_t bytes) const
   return first + view.allocation->bytes > address;
 }
 
+// Host: the CPU's addresses of pinned memory. Device: the copy engine, in the memory of any GPU.
+// Kernel: pinned memory by its mapped address, this GPU's memory, and that of GPUs to which peer
+// access has been enabled.
 bool SimulatedMemory::MayReach(Reach reach, int ordinal, const View& view) const {
   const Allocation& allocation = *view.allocation;
   switch (reach) {
@@ -337,6 +353,7 @@ Result<IpcExport> SimulatedMemory::Export(const void* address) const {
     return CudaError(Fault::kInvalidValue, tried);
   }
   const Allocation& allocation = *view->allocation;
+  // CUDA does not pass on what another process has shared either.
   if (allocation.imported) return CudaError(Fault::kNotSupported, tried);
   IpcExport exported = MakeSimulatedExport(*arenas_[static_cast<std::size_t>(allocation.ordinal)],
                                            allocation.offset, allocation.bytes);
@@ -368,6 +385,7 @@ Result<PointerInfo> SimulatedMemory::Inspect(const void* address) const {
                          .bytes = allocation.bytes,
                          .allocation = allocation.id};
     }
+    // In quarantine: freed, although the address is still mapped.
     if (view != nullptr) return NothingThere(address);
   }
   if (!IsReadable(address)) return NothingThere(address);

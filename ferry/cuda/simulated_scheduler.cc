@@ -16,6 +16,7 @@
 namespace ferry::cuda {
 namespace {
 
+// A copy runs in pieces, in random order, so that a reader that does not wait sees it half done.
 constexpr std::size_t kLongestPiece = 256 * kKiB;
 // Poll interval: the host writes flags without notifying anybody.
 constexpr auto kFlagPoll = microseconds(50);
@@ -119,6 +120,8 @@ void SimulatedScheduler::Push(StreamRef stream, SimulatedWork work, std::optiona
   std::unique_lock lock(mutex_);
   const auto lane = lanes_.find(KeyOf(stream));
   FERRY_CHECK(lane != lanes_.end(), stream.native());
+  // Then no queued work can read the destination any more, so it is poisoned before Push() returns;
+  // otherwise when the stream comes to the copy (docs/gotchas.md).
   const bool idle = lane->second.queue.empty() && !lane->second.busy;
   std::uniform_int_distribution<microseconds::rep> delay(0, options_.max_delay.count());
   lane->second.queue.push_back(
@@ -127,6 +130,7 @@ void SimulatedScheduler::Push(StreamRef stream, SimulatedWork work, std::optiona
   // lane.
   auto* const copy = std::get_if<SimulatedCopy>(&lane->second.queue.back().work);
   if (idle && copy != nullptr) {
+    // Keeps the workers away from the lane while its destination is written without the mutex.
     lane->second.busy = true;
     lock.unlock();
     const Outcome outcome = Poison(*copy);
@@ -139,6 +143,8 @@ void SimulatedScheduler::Push(StreamRef stream, SimulatedWork work, std::optiona
   changed_.notify_all();
 }
 
+// The work that runs is the first of the queue until it has ended, so an empty queue is an idle
+// stream.
 bool SimulatedScheduler::IsIdle(StreamRef stream) {
   const std::lock_guard lock(mutex_);
   return LaneOf(stream).queue.empty();
@@ -188,6 +194,7 @@ void SimulatedScheduler::AwaitSteps(std::unique_lock<std::mutex>& lock, int ordi
   changed_.wait(lock, [&] {
     return std::none_of(lanes_.begin(), lanes_.end(), [&](const auto& entry) {
       const Lane& lane = entry.second;
+      // A lane that is busy and empty is just being tidied, and touches no memory.
       return lane.busy && lane.ordinal == ordinal && !lane.queue.empty();
     });
   });
@@ -200,6 +207,7 @@ void SimulatedScheduler::BreakDevice(int ordinal, const SimulatedFailure& failur
   changed_.notify_all();
 }
 
+// Waits for these recordings, on other devices, must not last for ever: `dropped` ends them.
 void SimulatedScheduler::Drop(Lane& lane) {
   for (Queued& queued : lane.queue) {
     if (auto* const recording = std::get_if<SimulatedRecording>(&queued.work)) {
@@ -222,6 +230,8 @@ bool SimulatedScheduler::FlagIsUp(const SimulatedFlagWait& wait, int ordinal) {
   if (!held) return true;                                        // fails when the step runs
   auto& word = *reinterpret_cast<std::uint32_t*>(held->data());  // aligned: checked when queued
   const std::uint32_t now = std::atomic_ref<std::uint32_t>(word).load(std::memory_order_acquire);
+  // As CU_STREAM_WAIT_VALUE_GEQ, which compares modulo 2^32. Acquire: what the host wrote before it
+  // raised the flag is visible to the work behind the wait.
   return static_cast<std::int32_t>(now - wait.value) >= 0;
 }
 
@@ -233,6 +243,7 @@ bool SimulatedScheduler::CanBegin(const Lane& lane, Clock::time_point now,
     *wake = std::min(*wake, first.not_before);
     return false;
   }
+  // It fails instead of waiting.
   if (first.fault) return true;
   if (const auto* const wait = std::get_if<SimulatedWait>(&first.work)) {
     return wait->record->done || wait->record->dropped;
@@ -255,6 +266,7 @@ std::map<std::uint64_t, SimulatedScheduler::Lane>::iterator SimulatedScheduler::
     if (CanBegin(lane->second, now, wake)) ready.push_back(lane);
   }
   if (ready.empty()) return lanes_.end();
+  // Any stream that can go on, so that an order that the program does not enforce is not kept.
   return ready[random_() % ready.size()];
 }
 
@@ -272,6 +284,8 @@ void SimulatedScheduler::Run() {
       continue;
     }
     lane->second.busy = true;
+    // Map entries stay where they are, and a busy lane is not erased (Tidy), so the reference
+    // survives the release of the mutex.
     const Outcome outcome = Step(lock, lane->second);
     if (outcome.failure) BreakDevice(lane->second.ordinal, *outcome.failure);
     if (outcome.finished) lane->second.queue.pop_front();
@@ -294,6 +308,7 @@ SimulatedScheduler::Outcome SimulatedScheduler::Step(std::unique_lock<std::mutex
     return {};
   }
   if (std::holds_alternative<SimulatedWait>(first.work)) return {};
+  // The generator is under the mutex.
   const std::uint64_t choice = random_();
   lock.unlock();
   Outcome outcome;
@@ -324,6 +339,8 @@ SimulatedScheduler::Outcome SimulatedScheduler::Poison(const SimulatedCopy& copy
 
 SimulatedScheduler::Outcome SimulatedScheduler::CopyPiece(SimulatedCopy& copy,
                                                           std::uint64_t choice) {
+  // The bits of `choice` are used for three decisions: the low ones for the item, the highest for
+  // whole or partial pieces, those in the middle for the length.
   std::swap(copy.left[choice % copy.left.size()], copy.left.back());
   CopyItem& item = copy.left.back();
   const std::size_t most = std::min(item.bytes, kLongestPiece);

@@ -32,6 +32,7 @@ Status Find(const char* name, Function* function) {
   return Ok();
 }
 
+// Through the runtime and not by linking libcuda.so.1, so that a program starts without a driver.
 Result<const Driver*> Load() {
   Driver driver;
   FERRY_TRY(Find("cuGetErrorName", &driver.get_error_name));
@@ -41,6 +42,7 @@ Result<const Driver*> Load() {
   FERRY_TRY(Find("cuCtxPushCurrent", &driver.context_push));
   FERRY_TRY(Find("cuCtxPopCurrent", &driver.context_pop));
   FERRY_TRY(Find("cuPointerGetAttributes", &driver.pointer_get_attributes));
+  // Optional: only callers that need them get an error.
   if (!Find("cuStreamWaitValue32", &driver.stream_wait_value32) ||
       !Find("cuStreamWriteValue32", &driver.stream_write_value32)) {
     driver.stream_wait_value32 = nullptr;

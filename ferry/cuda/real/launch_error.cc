@@ -45,6 +45,7 @@ Error SharedMemoryError(int number, const void* kernel, std::size_t dynamic, con
 
 bool CanBeginEarly(const void* kernel, StreamRef stream) {
   constexpr int kFirstVersion = 90;
+  // Cached, since launches are frequent.
   // Queried for each device: one may have compiled code that another lacks.
   static std::mutex mutex;
   static std::map<std::pair<const void*, int>, bool> known;

@@ -94,6 +94,7 @@ Result<DeviceApi*> CreateDevices() {
 
 // ---- failures -----------------------------------------------------------------------------------
 
+// If no device can be found to be lost, the one that reported the error counts as lost.
 void RealDevices::NoteFailure(int number, int ordinal) noexcept {
   if (!IsSticky(number)) return;
   // A call for one device may report the loss of another: a copy between them, or a wait for its
@@ -107,6 +108,7 @@ void RealDevices::NoteFailure(int number, int ordinal) noexcept {
   if (!found) lost_[static_cast<std::size_t>(ordinal)].store(true, std::memory_order_relaxed);
 }
 
+// `tried` is called only after a failure: the common case formats no text.
 Status RealDevices::Check(cudaError_t error, int ordinal, FunctionRef<std::string()> tried,
                           SourceLoc at) {
   if (error == cudaSuccess) return Ok();
@@ -124,6 +126,7 @@ Status RealDevices::CheckDriver(CUresult result, int ordinal, FunctionRef<std::s
   return DriverError(driver_, result, fmt::format("{} on device {}", tried(), ordinal), at);
 }
 
+// cudaErrorNotReady is an answer and not a failure.
 Result<bool> RealDevices::CheckQuery(cudaError_t error, int ordinal, const char* call) {
   if (error == cudaErrorNotReady) {
     (void)cudaGetLastError();
@@ -133,6 +136,7 @@ Result<bool> RealDevices::CheckQuery(cudaError_t error, int ordinal, const char*
   return true;
 }
 
+// The first step of each call: the device exists, is not lost, and is current for this thread.
 Result<ScopedDevice> RealDevices::Enter(int ordinal, std::string_view tried) {
   if (ordinal < 0 || ordinal >= count()) return NoSuchDevice(ordinal, count(), tried);
   if (IsLost(ordinal)) return LostDevice(ordinal, tried);
@@ -170,6 +174,7 @@ Result<DeviceFacts> RealDevices::Describe(int ordinal) {
                     .memory_bytes = properties.totalGlobalMem,
                     .pci_bus_id = bus_id,
                     .numa_node = -1};
+  // /sys has it in lower case.
   std::transform(facts.pci_bus_id.begin(), facts.pci_bus_id.end(), facts.pci_bus_id.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   facts.numa_node = NumaNodeOf(facts.pci_bus_id);
@@ -201,6 +206,7 @@ Result<Stream> RealDevices::CreateStream(int ordinal, StreamPriority priority) {
                   [] { return std::string("cudaDeviceGetStreamPriorityRange"); }));
   cudaStream_t stream = nullptr;
   FERRY_TRY(
+      // Non-blocking: not ordered with the legacy default stream, which an application may use.
       Check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
                                          priority == StreamPriority::kHigh ? greatest : least),
             ordinal, [] { return std::string(kCall); }));
@@ -281,6 +287,7 @@ Status RealDevices::Launch(StreamRef stream, const Kernel& kernel,
   }
   Status launched = kernel.launch(stream, arguments.data());
   if (!launched && launched.error().code() == Code::kDeviceLost) {
+    // The launcher has returned the error as a Status, without its number; any sticky one will do.
     NoteFailure(cudaErrorLaunchFailure, ordinal);
   }
   return launched;

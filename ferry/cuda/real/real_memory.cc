@@ -57,6 +57,7 @@ Result<PinnedBuffer> RealDevices::AllocatePinned(int ordinal, std::size_t bytes)
   FERRY_TRY_ASSIGN(const ScopedDevice scope, Enter(ordinal, "cudaHostAlloc"));
   if (bytes == 0) return CudaError(Fault::kInvalidValue, "cudaHostAlloc of 0 bytes");
   void* at = nullptr;
+  // Portable: pinned for all devices. Mapped: kernels access it, too.
   FERRY_TRY(Check(cudaHostAlloc(&at, bytes, cudaHostAllocPortable | cudaHostAllocMapped), ordinal,
                   [&] { return fmt::format("cudaHostAlloc of {} bytes", bytes); }));
   return PinnedBuffer({.api = this, .native = at, .bytes = bytes, .ordinal = ordinal});
@@ -99,6 +100,8 @@ Result<PointerInfo> RealDevices::Inspect(const void* address) {
   if (result != CUDA_SUCCESS && !(IsSticky(static_cast<int>(result)) && IsReadable(address))) {
     return DriverError(driver_, result, fmt::format("cuPointerGetAttributes of {}", address));
   }
+  // A freed GPU pointer looks like unknown memory as well; only the kernel can tell whether the CPU
+  // may read there (docs/gotchas.md).
   if (result != CUDA_SUCCESS || unknown) {
     if (!IsReadable(address)) return NothingThere(address);
     return PointerInfo{};
@@ -170,6 +173,7 @@ Result<IpcExport> RealDevices::Export(const void* address) {
   FERRY_TRY_ASSIGN(const ScopedDevice scope, Enter(info.ordinal, kCall));
   cudaIpcMemHandle_t handle;
   const cudaError_t error = cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(info.base));
+  // Memory of cuMemCreate(), as some allocators use it, cannot be shared by these handles.
   if (error == cudaErrorInvalidValue) {
     (void)cudaGetLastError();
     return CudaError(Fault::kNotSupported,

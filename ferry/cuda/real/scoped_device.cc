@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 
+// Never released, because making a primary context again is expensive.
 // Contexts that are retained forever.
 struct Contexts {
   std::mutex making;
@@ -33,6 +34,7 @@ Result<CUcontext> ContextOf(const Driver& driver, int ordinal) {
   }
   Contexts& contexts = TheContexts();
   std::atomic<CUcontext>& made = contexts.made[static_cast<std::size_t>(ordinal)];
+  // The common case takes no lock: Enter() runs for each call.
   if (CUcontext context = made.load(std::memory_order_acquire)) return context;
   const std::lock_guard lock(contexts.making);
   if (CUcontext context = made.load(std::memory_order_acquire)) return context;

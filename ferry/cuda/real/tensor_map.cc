@@ -35,6 +35,7 @@ Result<CUtensorMap> MakeTensorMap(const TensorMapShape& shape) {
       shape.element == TensorElement::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
       static_cast<cuuint32_t>(shape.rank), const_cast<void*>(shape.data), shape.size.data(),
+      // The first stride, that of the elements, is implied.
       shape.stride_bytes.data() + 1, shape.tile.data(), kEachElement.data(),
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -62,6 +63,8 @@ bool HasHopperCode(const void* kernel, StreamRef stream) {
                      major == kHopper && cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess;
   if (!asked) (void)cudaGetLastError();
   const Result<const real::Driver*> driver = real::LoadDriver();
+  // Code for other targets has an empty body, and so no static shared memory: that tells the two
+  // apart.
   found->second = asked && attributes.sharedSizeBytes != 0 && driver &&
                   (*driver)->tensor_map_encode_tiled != nullptr;
   return found->second;
