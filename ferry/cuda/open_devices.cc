@@ -109,8 +109,8 @@ bool IsDriverLoaded() { return false; }
 
 Result<DeviceApi*> RealDevices() {
 #ifdef FERRY_HAVE_CUDA
-  // Once for the process, also where it fails. Never destroyed, since owners of GPU memory in static
-  // storage may outlive it.
+  // Once for the process, also where it fails. Never destroyed, since owners of GPU memory in
+  // static storage may outlive it.
   static const Result<DeviceApi*> devices = real::CreateDevices();
   return devices;
 #else

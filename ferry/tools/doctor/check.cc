@@ -49,6 +49,7 @@ bool AnyFix(const std::vector<Check>& checks, std::string_view part) {
 
 }  // namespace
 
+// The names are part of the JSON output.
 const char* VerdictName(Verdict verdict) noexcept {
   switch (verdict) {
     case Verdict::kOk: return "ok";
@@ -109,6 +110,7 @@ std::string DoctorText(const std::vector<Check>& checks) {
 }
 
 std::string ShellWord(std::string_view text) {
+  // A first "-" would be taken for an option, and is quoted, though the shell does not need it.
   const bool plain =
       !text.empty() && text.front() != '-' && std::all_of(text.begin(), text.end(), [](char c) {
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||

@@ -28,6 +28,9 @@ void Append(std::vector<Check> more, std::vector<Check>* checks) {
 
 }  // namespace
 
+// Order matters: CheckRoute() fills in the addresses and interfaces that later checks look at, and
+// CheckReach() whether anything answers. Each part has a limit of its own, and all have one
+// together.
 std::vector<Check> Examine(Context context) {
   const Deadline end = Deadline::After(kTimeLimit);
   const auto within = [end](auto wait) { return Deadline::After(wait).Sooner(end); };
@@ -89,6 +92,7 @@ std::vector<int> CoreList(std::string_view text) {
     const auto dash = part.find('-');
     const auto first = NumberIn(part.substr(0, dash));
     const auto last = dash == std::string::npos ? first : NumberIn(part.substr(dash + 1));
+    // As in /sys: "0-3,8". Text of another form is no list at all rather than a part of one.
     if (!first || !last || *last < *first || *last >= kMaxCores) return {};
     for (std::uint64_t core = *first; core <= *last; ++core) {
       cores.push_back(static_cast<int>(core));

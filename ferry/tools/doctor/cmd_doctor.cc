@@ -30,6 +30,7 @@ struct DoctorJob {
 Result<Config> SettingsFor(const DoctorJob& job, std::optional<Error>* wrong) {
   auto config = LoadConfig(job.settings);
   if (config) return config;
+  // If the environment alone is fine, the options are wrong.
   const auto environment = Config::FromEnvironment();
   if (environment) return config;
   *wrong = environment.error();

@@ -41,6 +41,7 @@ Result<Pipe> MakePipe() {
   return Pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
+// Kills the program where the caller gives up, so that none stays behind, and no zombie.
 class Child {
  public:
   explicit Child(pid_t pid) : pid_(pid) {}
@@ -78,6 +79,7 @@ Result<pid_t> Spawn(const std::string& path, const std::vector<std::string>& arg
   pointers.reserve(texts.size() + 1);
   for (std::string& text : texts) pointers.push_back(text.data());
   pointers.push_back(nullptr);
+  // A fixed environment: the output is parsed, so it must not be translated.
   std::array environment = {std::string("LC_ALL=C"), std::string("PATH=/usr/sbin:/usr/bin")};
   std::array<char*, 3> variables = {environment[0].data(), environment[1].data(), nullptr};
   posix_spawn_file_actions_t actions;
@@ -102,6 +104,7 @@ bool Append(int fd, std::string* text) {
   return got > 0;
 }
 
+// Both at once: a program that fills the pipe that is not read would never end.
 Status Collect(int out, int err, Deadline deadline, CommandEnd* end) {
   std::array<pollfd, 2> entries{pollfd{.fd = out, .events = POLLIN, .revents = 0},
                                 pollfd{.fd = err, .events = POLLIN, .revents = 0}};
@@ -143,6 +146,7 @@ Result<CommandEnd> RunCommand(const std::vector<std::string>& arguments, Deadlin
     return Error(collected.error().code(), fmt::format("{} {}", name, collected.error().message()));
   }
   // It may have closed its output and live on.
+  // A pidfd becomes readable when the process ends, so that this wait has a deadline, too.
   const UniqueFd gone = OpenProcess(pid);
   pollfd entry{.fd = gone.get(), .events = POLLIN, .revents = 0};
   while (gone && ::poll(&entry, 1, deadline.PollMillis()) < 0 && errno == EINTR) {

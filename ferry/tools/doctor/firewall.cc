@@ -35,12 +35,17 @@ std::string KeyOf(const FilterChain& chain, const std::string& name) {
   return fmt::format("{} {} {}", chain.family, chain.table, name);
 }
 
+// Follows a packet for one port through the rules, as the kernel does, with three-valued
+// conditions: what cannot be decided here (addresses, interfaces, rates) perhaps holds. The
+// question is whether a new connection from some peer can be dropped, and whether that is certain
+// for every peer.
 class Walk {
  public:
   Walk(const Index& chains, std::uint16_t port) : chains_(chains), port_(port) {}
 
   std::optional<Blocked> Enter(const FilterChain& base) {
     base_ = &base;
+    // Decided without blocked_: it is accepted.
     if (Rules(base, 0)) return blocked_;
     if (!base.drops) return std::nullopt;
     return Blocked{fmt::format("{}, policy drop", NameOf(base)), &base, !perhaps_accepted_};
@@ -56,6 +61,7 @@ class Walk {
   // True when the packet's fate is decided: blocked_ is set, or it is accepted.
   bool Rules(const FilterChain& chain, int depth) {
     for (const FilterRule& rule : chain.rules) {
+      // Given up; counts as accepted, so that the doctor reports only what it has found.
       if (++steps_ > kMaxSteps) return true;
       const Holds holds = Matches(rule, port_);
       const Next next = holds == Holds::kNo ? Next::kRule : Take(chain, rule, holds, depth);
@@ -95,6 +101,7 @@ class Walk {
 
   bool Follow(const FilterChain& from, const FilterRule& rule, Holds holds, int depth) {
     const auto to = chains_.find(KeyOf(from, rule.target));
+    // A chain that is missing cannot drop anything; the depth bounds chains that enter each other.
     if (to == chains_.end() || depth == kMaxDepth) return false;
     if (!Rules(*to->second, depth + 1)) return false;
     if (holds == Holds::kYes) return true;
@@ -103,6 +110,7 @@ class Walk {
       perhaps_accepted_ = true;
       return false;
     }
+    // Neither the jump nor the drop has to do with this port: odd packets, as in Drop().
     if (rule.ports.empty() && !drop_names_port_) {
       blocked_.reset();
       return false;
@@ -149,6 +157,8 @@ struct Rules {
   std::string source;
 };
 
+// nft shows all rules of the kernel but cannot express some conditions of iptables; iptables-save
+// shows those, but only its own tables. So each is asked for what it knows better.
 Result<Rules> AskForRules(SystemView* system, Deadline deadline) {
   const auto nft = Output(system, {"nft", "-j", "list", "ruleset"}, deadline);
   auto chains = nft ? ParseNft(*nft) : Result<std::vector<FilterChain>>(nft.error());
@@ -190,6 +200,7 @@ Check CheckWay(const Rules& rules, FilterChain::Way way, const std::vector<std::
   std::string last;
   for (const std::uint16_t port : ports) {
     const auto blocked = WhatBlocks(rules.chains, way, port);
+    // Ports next to each other are usually blocked by the same rule, which is told once.
     if (!blocked || blocked->by == last) continue;
     last = blocked->by;
     check.verdict = std::max(check.verdict, blocked->certain ? Verdict::kWarning : Verdict::kNote);
@@ -241,6 +252,8 @@ std::optional<Blocked> WhatBlocks(const std::vector<FilterChain>& chains, Filter
   for (const FilterChain& chain : chains) {
     if (chain.way != way) continue;
     auto blocked = Walk(index, port).Enter(chain);
+    // Each base chain decides by itself, and one that drops is enough; the first certain one is
+    // told.
     if (!blocked || (found && (found->certain || !blocked->certain))) continue;
     found = std::move(blocked);
   }

@@ -36,6 +36,7 @@ std::string Joined(const std::vector<std::string>& words) {
   return text;
 }
 
+// The default must be known; a list that cannot be read counts as empty.
 Result<Algorithms> ReadAlgorithms(SystemView* system) {
   Algorithms algorithms;
   FERRY_TRY_ASSIGN(const std::string usual, system->ReadFile(SysctlPath(kDefaultAlgorithm)));
@@ -59,6 +60,7 @@ bool MayUse(SystemView* system, const Algorithms& algorithms, const std::string&
   return Has(algorithms.loaded, name) && system->MayUse(name);
 }
 
+// The setting is a whole list: what it has now stays.
 std::string CommandToAllow(const Algorithms& algorithms, const std::string& name) {
   std::vector<std::string> allowed = algorithms.allowed;
   if (!Has(allowed, name)) allowed.push_back(name);

@@ -65,6 +65,7 @@ std::optional<std::string> FindFile(const NcclSetup& setup, const std::string& n
 }
 
 // By the names that NCCL tries for a plugin.
+// A name alone, "ferry", stands for libnccl-net-ferry.so.
 std::optional<std::string> FindPluginFile(const NcclSetup& setup, const std::string& name,
                                           const char* prefix) {
   if (auto found = FindFile(setup, name)) return found;
@@ -100,6 +101,8 @@ std::optional<GlibcVersion> VersionIn(std::string_view text) {
 }
 
 // The newest that the beginning of the file names, where the names of its symbols' versions are.
+// A library lists the versions of the symbols that it needs as texts, so no ELF parser is needed. A
+// text that is there by chance could only make the answer too strict.
 std::optional<GlibcVersion> NeededGlibc(const std::string& file) {
   constexpr std::string_view kMark = "GLIBC_";
   std::optional<GlibcVersion> newest;
@@ -226,6 +229,7 @@ std::vector<Check> CheckNccl(SystemView* system, const Config& config, bool aske
   return checks;
 }
 
+// Looks at files only: loading the plugin would run its code in the doctor's process.
 Check CheckNcclPlugin(const NcclSetup& setup) {
   Check check{"nccl_plugin", Verdict::kOk, "", ""};
   const std::string name = PluginOf(setup);
@@ -277,6 +281,7 @@ Check CheckNcclGlibc(const NcclSetup& setup) {
   }
   check.evidence =
       fmt::format("{} needs {} or later, here is {}", *path, TextOf(*needed), TextOf(*present));
+  // Versions compare as pairs of numbers: 2.9 is before 2.36.
   if (*present >= *needed) return check;
   check.verdict = Verdict::kProblem;
   check.evidence += ": it cannot be loaded";
@@ -347,6 +352,7 @@ Check CheckNcclTuner(const NcclSetup& setup) {
     return check;
   }
   const auto real = setup.system->RealPath(*found);
+  // By any of its links it is the same file.
   const auto real_plugin = plugin ? setup.system->RealPath(*plugin) : real;
   if (plugin && real && real_plugin && *real == *real_plugin) return check;
   check.evidence = fmt::format("{}, in place of the plugin's own", *found);

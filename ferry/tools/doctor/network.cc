@@ -38,6 +38,8 @@ std::string KindOf(const Context& context, const std::string& interface) {
 
 // ---- without a peer -----------------------------------------------------------------------------
 
+// Without a peer: which addresses peers would be told, and which interfaces the other checks look
+// at.
 Check CheckInterfaces(Context* context) {
   Check check{"interfaces", Verdict::kOk, "", ""};
   for (const net::LocalAddress& local : context->system->Addresses()) {
@@ -73,6 +75,7 @@ Check CheckName(Context* context, Deadline deadline) {
     if (std::find(known.begin(), known.end(), address) != known.end()) continue;
     check.evidence += (context->resolved.empty() ? "" : ", ") + address.host;
     context->resolved.push_back(address);
+    // A name may have any number of addresses, and each is dialled.
     if (context->resolved.size() == kMaxAddresses) break;
   }
   check.evidence = fmt::format("{} is {}", context->peer->host, check.evidence);
@@ -106,6 +109,7 @@ Check CheckRouteTo(Context* context, const net::Address& address, bool another_w
   Check check{IsIpv6(address) ? "route_ipv6" : "route_ipv4", Verdict::kOk, "", ""};
   const auto route = context->system->RouteTo(address);
   if (!route) {
+    // One family without a route is usual; the other one carries the connection.
     check.verdict = another_way ? Verdict::kNote : Verdict::kProblem;
     check.evidence = fmt::format("no route to {}: {}", address.host, route.error().message());
     check.fix = fmt::format("ip route get {}", ShellWord(address.host));
@@ -117,6 +121,7 @@ Check CheckRouteTo(Context* context, const net::Address& address, bool another_w
   }
   check.evidence = Described(*route);
   if (route->local) {
+    // Later checks then leave out what matters between machines only.
     context->loopback = true;
     check.evidence += "; the peer is this machine";
     return check;
@@ -164,6 +169,7 @@ std::string FixFor(const Context& context, const Dialed& dialed) {
   }
 }
 
+// Some addresses may fail where others answer: a connection still comes about, but perhaps late.
 Check CheckPeerPort(Context* context, const std::vector<Dialed>& dialed) {
   Check check{"reach", Verdict::kOk, "", ""};
   std::size_t open = 0;
@@ -203,6 +209,7 @@ std::string PortsText(const std::vector<Dialed>& dialed, int error) {
   };
   for (const Dialed& one : dialed) {
     if (one.error != error) continue;
+    // Ports ascend, so a gap or another outcome between two of them ends a run.
     if (first != 0 && one.at.port == last + 1) {
       last = one.at.port;
       continue;
@@ -270,6 +277,7 @@ Check CheckMtu(const Context& context, const std::vector<Dialed>& dialed) {
     check.verdict = Verdict::kWarning;
     check.evidence += ": something on the way carries less than this interface";
     check.fix = fmt::format("tracepath -n {}", ShellWord(reached->at.host));
+    // The segment is less than the MTU by the headers and by TCP options, which differ a little.
   } else if (here > kUsualMtu && reached->peer_segment + kHeaders + 100 < here) {
     check.verdict = Verdict::kWarning;
     check.evidence +=
@@ -297,6 +305,7 @@ std::vector<Check> CheckRoute(Context* context, Deadline deadline) {
   if (ipv4 != nullptr) checks.push_back(CheckRouteTo(context, *ipv4, ipv6 != nullptr));
   if (ipv6 != nullptr) checks.push_back(CheckRouteTo(context, *ipv6, ipv4 != nullptr));
   // Two families may fail each for itself; then there is no other way.
+  // The first check is that of the name.
   const bool any = std::any_of(checks.begin() + 1, checks.end(),
                                [](const Check& check) { return check.verdict == Verdict::kOk; });
   if (!any && ipv4 != nullptr && ipv6 != nullptr && context->interfaces.empty()) {
@@ -317,6 +326,7 @@ std::vector<Check> CheckReach(Context* context, Deadline deadline) {
   std::vector<net::Address> all = context->resolved;
   const std::vector<net::Address> range = RangeOf(*context);
   all.insert(all.end(), range.begin(), range.end());
+  // All at once, because each address that does not answer takes the whole time.
   const std::vector<Dialed> dialed = context->system->Dial(all, deadline);
   const auto middle = dialed.begin() + static_cast<std::ptrdiff_t>(context->resolved.size());
   const std::vector<Dialed> at_port(dialed.begin(), middle);
@@ -342,6 +352,7 @@ Check CheckPeer(const Context& context, Deadline deadline) {
     if (met.error().code() == Code::kCorrupt) {
       check.fix = fmt::format("ss -ltnp 'sport = :{}'  # on {}: what listens there",
                               context.peer->port, ShellWord(context.peer->host));
+      // The most common reason: a peer on another machine lets nobody in without a secret.
     } else if (met.error().code() == Code::kRefused && context.config.secret.empty() &&
                context.config.secret_file.empty()) {
       check.fix = kMakeSecret;

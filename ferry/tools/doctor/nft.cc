@@ -19,6 +19,8 @@ using Does = FilterRule::Does;
 using Sets = std::map<std::string, Json>;
 
 // The member of an object, or null for what is none.
+// Lets a chain of members be followed without a check at each step: nft's output is trusted for
+// nothing, and whatever is of another form counts as a condition that perhaps holds.
 const Json& Member(const Json& object, const char* name) {
   static const Json null;
   if (!object.is_object()) return null;
@@ -31,6 +33,7 @@ std::string Text(const Json& object, const char* name) {
   return member.is_string() ? member.get<std::string>() : std::string();
 }
 
+// Sets and chains of different families or tables may have the same name.
 std::string KeyOf(const Json& object, const std::string& name) {
   return fmt::format("{} {} {}", Text(object, "family"), Text(object, "table"), name);
 }
@@ -95,6 +98,7 @@ std::optional<std::vector<Json>> ValuesOf(const Json& right, const Json& rule, c
     if (set == sets.end()) return std::nullopt;
     return std::vector<Json>(set->second.begin(), set->second.end());
   }
+  // Forms of the right side: a named set, an anonymous set, a list of flags, a single value.
   const Json& list = right.is_array() ? right : Member(right, "set");
   if (list.is_array()) return std::vector<Json>(list.begin(), list.end());
   return std::vector<Json>{right};
@@ -125,6 +129,7 @@ std::optional<PortMatch> PortsOf(const std::string& op, const std::vector<Json>&
   if (op == "!=") return match;
   if (match.ranges.size() != 1) return std::nullopt;
   const std::uint64_t bound = match.ranges.front().first;
+  // A comparison becomes the range of the ports from the bound on, or its complement.
   if (op == "<") match.ranges = {{bound, kLastPort}};
   if (op == ">=") match.ranges = {{bound, kLastPort}};
   if (op == "<=") match.ranges = {{bound + 1, kLastPort}};
@@ -163,9 +168,11 @@ Holds HoldsOf(const Json& left, const std::string& op, const std::vector<Json>& 
     return Holds::kNo;  // a packet of UDP, ICMP, ...
   }
   if (key == "iifname" || key == "oifname" || key == "iif" || key == "oif") {
+    // Which interface a peer's packets take is not known; that it is not the loopback is.
     if (values != std::vector<Json>{"lo"}) return Holds::kPerhaps;
     return op == "!=" ? Holds::kYes : Holds::kNo;
   }
+  // A connection's first packet is what counts: those behind it are let pass as "established".
   if (Text(Member(left, "ct"), "key") == "state") return HoldsFor(op, values, {"new"});
   return Holds::kPerhaps;
 }
@@ -174,6 +181,7 @@ void AddMatch(const Json& match, const Json& rule, const Sets& sets, FilterRule*
   const Json& left = Member(match, "left");
   const std::string op = Text(match, "op");
   const auto values = ValuesOf(Member(match, "right"), rule, sets);
+  // Ports are kept apart from other conditions, since the walk tries them one by one.
   if (values && IsPort(left)) {
     if (auto ports = PortsOf(op, *values)) {
       parsed->ports.push_back(*std::move(ports));
@@ -234,6 +242,8 @@ std::vector<FilterRule> ParseRule(const Json& json, const Sets& sets) {
       AddMatch(statement["match"], json, sets, &rule);
     } else if (statement.contains("vmap")) {
       AddMap(statement["vmap"], json, rule, &rules);
+      // Counters, logs and comments decide nothing; limits and foreign matches may or may not let a
+      // packet through to the verdict.
     } else if (!SetVerdict(statement, &rule) &&
                (statement.contains("limit") || statement.contains("xt") ||
                 statement.contains("quota") || statement.contains("connlimit") ||
@@ -288,6 +298,7 @@ Result<std::vector<FilterChain>> ParseNft(std::string_view text) {
     index.emplace(KeyOf(chain, parsed.name), chains.size());
     chains.push_back(std::move(parsed));
   }
+  // In a second pass, because rules refer to sets and chains that may come after them.
   for (const Json& object : objects) {
     const Json& rule = Member(object, "rule");
     const auto chain = index.find(KeyOf(rule, Text(rule, "chain")));

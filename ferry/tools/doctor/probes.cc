@@ -77,6 +77,7 @@ std::uint32_t CountPrivateFlags(int socket, const std::string& interface) {
   return count;
 }
 
+// As ethtool --show-priv-flags: the number of flags, their names, then a bit for each.
 std::map<std::string, bool> PrivateFlags(int socket, const std::string& interface) {
   std::map<std::string, bool> flags;
   const std::uint32_t count = CountPrivateFlags(socket, interface);
@@ -134,6 +135,8 @@ Result<std::string> FindRealPath(const std::string& path) {
 Result<bool> ProbeTokenOption(int option) {
   const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd) return ErrnoError("a TCP socket", errno);
+  // Returns no token, so nothing changes where the option exists; a kernel without it says
+  // ENOPROTOOPT.
   const std::array<std::uint32_t, 2> none{};  // first token, count
   if (::setsockopt(fd.get(), SOL_SOCKET, option, none.data(), sizeof none) >= 0) return true;
   if (errno == ENOPROTOOPT) return false;

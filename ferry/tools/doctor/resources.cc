@@ -50,6 +50,8 @@ bool Lists(std::string_view controllers, std::string_view controller) {
 }
 
 // This process's path in the hierarchy of a controller, or in that of version 2 for "".
+// Lines of /proc/self/cgroup: number, controllers, path. Version 2 has one line, without
+// controllers; machines with both versions have it besides those of version 1.
 std::optional<std::string> GroupOf(std::string_view groups, std::string_view controller) {
   for (std::size_t at = 0; at < groups.size();) {
     const std::size_t end = std::min(groups.find('\n', at), groups.size());
@@ -78,6 +80,8 @@ std::vector<GroupFile> ReadUpwards(SystemView* system, const std::string& mount,
   }
 }
 
+// Version 2 first: where both are mounted, a controller belongs to one of them, and its files are
+// there only.
 std::vector<GroupFile> ReadGroups(SystemView* system, const std::string& controller,
                                   const std::string& file_v2, const std::string& file_v1) {
   const auto groups = system->ReadFile("/proc/self/cgroup");
@@ -106,6 +110,7 @@ std::optional<double> CoresOfQuota(const std::string& text) {
   return static_cast<double>(*quota) / static_cast<double>(*period);
 }
 
+// Version 1 has quota and period in two files; put together, they read as the one of version 2.
 std::optional<Quota> TightestQuota(SystemView* system) {
   std::optional<Quota> tightest;
   for (const GroupFile& file : ReadGroups(system, "cpu", "cpu.max", "cpu.cfs_quota_us")) {
@@ -129,6 +134,7 @@ std::optional<Quota> TightestQuota(SystemView* system) {
 
 std::optional<std::uint64_t> MemoryField(std::string_view meminfo, std::string_view name) {
   const auto at = meminfo.find(name);
+  // Whole names only: "SwapTotal:" must not be found within another one.
   if (at == std::string_view::npos || (at > 0 && meminfo[at - 1] != '\n')) return std::nullopt;
   const auto words = WordsOf(meminfo.substr(at, 80));  // "SwapTotal:  1024 kB"
   const auto kilobytes = words.size() >= 2 ? NumberIn(words[1]) : std::nullopt;
@@ -156,6 +162,7 @@ bool Within(const std::vector<int>& a, const std::vector<int>& b) {
                      [&b](int core) { return std::binary_search(b.begin(), b.end(), core); });
 }
 
+// Memory of another node than the interface's crosses the link between the sockets, for each byte.
 void AddInterfaceNode(const Context& context, const std::string& interface, Check* check) {
   const auto node = NodeOf(context.system, interface);
   if (!node) return;
@@ -186,6 +193,7 @@ void AddLink(const Context& context, const std::string& interface, Check* check)
     return words.size() == 1 ? words.front() : std::string();
   };
   const auto speed = NumberIn(read("speed"));
+  // Interfaces without a speed of their own have -1, or that as an unsigned number.
   const bool known = speed && *speed > 0 && *speed < kNoSpeed;
   const std::string duplex = read("duplex");
   check->evidence += fmt::format("{}{} {}", check->evidence.empty() ? "" : "; ", interface,

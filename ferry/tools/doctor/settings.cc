@@ -20,6 +20,7 @@ std::vector<std::string> BadVariables(const std::map<std::string, std::string>& 
   return bad;
 }
 
+// UnknownVariables() takes an array as environ(7) is; only the names matter.
 std::vector<std::string> UnknownIn(const std::map<std::string, std::string>& environment) {
   std::vector<std::string> lines;
   std::vector<const char*> pointers;

@@ -79,6 +79,8 @@ RouteRequest RequestFor(const net::RawAddress& raw, std::uint32_t scope) {
   return request;
 }
 
+// One message: a header, the route, and attributes up to the end, each aligned to 4 bytes. An error
+// message instead has a negative errno.
 Result<Route> ParseRoute(int family, std::span<const std::byte> answer) {
   nlmsghdr header{};
   if (answer.size() < sizeof header) return Error(Code::kCorrupt, "netlink sent no answer");
@@ -179,6 +181,8 @@ Result<Route> FindRoute(const net::Address& numeric) {
     std::memcpy(&ipv6, &raw.storage, sizeof ipv6);
     scope = ipv6.sin6_scope_id;
   }
+  // The route from netlink, the MTU of the path from a connected UDP socket: the kernel remembers
+  // there what it has learned about the path. Neither sends a packet.
   FERRY_TRY_ASSIGN(Route route, AskNetlink(raw, scope));
   const UniqueFd fd(::socket(raw.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd) return ErrnoError("a UDP socket", errno);
@@ -201,6 +205,7 @@ std::vector<Dialed> DialAll(const std::vector<net::Address>& numeric, Deadline d
       waiting.push_back(&attempt);
     }
     if (waiting.empty()) break;
+    // All attempts share the deadline. One that is still in progress then has timed out.
     const int ready = ::poll(entries.data(), entries.size(), deadline.PollMillis());
     if (ready < 0 && errno == EINTR) continue;
     for (std::size_t i = 0; i < waiting.size(); ++i) {

@@ -32,6 +32,7 @@ struct PluginPath {
   std::string origin;  // the variable; empty: where it usually is
 };
 
+// This library's variable first, then the one of another user of the plugin.
 PluginPath PathOfPlugin(const TcpxSetup& setup) {
   for (const char* variable : {kPluginVariable, kUcclPluginVariable}) {
     if (const auto path = setup.Variable(variable)) return {*path, variable};
@@ -184,6 +185,8 @@ TcpxSetup TcpxSetupOf(SystemView* system) {
   return setup;
 }
 
+// Only where there is a hint that TCPX is used, or where it was asked for: on other machines a
+// dozen findings about it would hide the rest.
 std::vector<Check> CheckTcpx(SystemView* system, bool asked, const std::vector<Check>& others,
                              Deadline deadline) {
   const TcpxSetup setup = TcpxSetupOf(system);
@@ -243,6 +246,8 @@ Check CheckTcpxPlugin(const TcpxSetup& setup) {
 
 Check CheckTcpxKernel(const TcpxSetup& setup) {
   Check check{"tcpx_kernel", Verdict::kOk, "", ""};
+  // Asked of the kernel itself, by an empty call of the option: release numbers say nothing about
+  // patches.
   const auto tcpx = setup.system->TakesTokens(kTcpxTokenOption);
   if (!tcpx) return Skipped(check.id, tcpx.error());
   const auto upstream = setup.system->TakesTokens(kUpstreamTokenOption);
@@ -278,6 +283,7 @@ Check CheckTcpxKernel(const TcpxSetup& setup) {
 Check CheckTcpxDaemon(const TcpxSetup& setup) {
   Check check{"tcpx_daemon", Verdict::kOk, "", ""};
   std::string prefix = setup.Variable(kPrefixVariable).value_or(kPluginsPrefix);
+  // So that it can be compared with the usual folders.
   while (prefix.size() > 1 && prefix.back() == '/') prefix.pop_back();
   const auto names = NamesIn(setup, prefix);
   if (!HasDaemon(names)) {

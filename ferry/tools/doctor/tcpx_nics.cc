@@ -26,6 +26,7 @@ Check NoTcpxInterface(std::string id) {
   return {std::move(id), Verdict::kSkipped, "the plugin would find no interface", ""};
 }
 
+// As NCCL_SOCKET_IFNAME: an entry is the beginning of a name unless the list begins with "=".
 bool TakesInterface(const std::string& entry, bool exact, const std::string& name) {
   return exact ? name == entry : name.starts_with(entry);
 }
@@ -88,6 +89,7 @@ void AddSplitByFlags(const std::string& interface, const std::map<std::string, b
     if (flag == flags.end()) continue;
     wanted += fmt::format(" {} on", name);
     if (flag->second) continue;
+    // Without header split nothing can be received into a GPU; the other two matter less.
     verdict = std::max(verdict, name == kSplitFlag ? Verdict::kProblem : Verdict::kWarning);
     off += fmt::format("{}{}", off.empty() ? "" : ", ", name);
   }
@@ -99,6 +101,7 @@ void AddSplitByFlags(const std::string& interface, const std::map<std::string, b
   AddTcpxFix(fmt::format("ethtool --set-priv-flags {}{}", ShellWord(interface), wanted), check);
 }
 
+// Other drivers have a setting of the ring (ethtool -g) in place of this private flag.
 void AddSplitByRing(const TcpxSetup& setup, const std::string& interface, Deadline deadline,
                     Check* check) {
   const std::string word = ShellWord(interface);
@@ -162,6 +165,7 @@ struct PciDevice {
 std::vector<PciDevice> GpuDevices(const TcpxSetup& setup) {
   std::vector<PciDevice> devices;
   for (const std::string& gpu : setup.gpus) {
+    // A link to the folder whose path shows the bridges above the device.
     if (auto path = setup.system->RealPath("/sys/bus/pci/devices/" + gpu)) {
       devices.push_back({gpu, *std::move(path)});
     }
@@ -185,6 +189,7 @@ Near NearestOf(const std::vector<PciDevice>& nics, const std::vector<PciDevice>&
   for (const PciDevice& nic : nics) {
     for (const PciDevice& gpu : gpus) nearest = std::max(nearest, NearnessOf(nic.path, gpu.path));
   }
+  // The least that is asked of every interface: it should be as near as the nearest one is.
   return std::max(nearest, Near::kSameRoot);
 }
 
@@ -210,6 +215,7 @@ void AddDistance(const TcpxSetup& setup, const PciDevice& nic, const std::vector
 
 }  // namespace
 
+// Without the marks at the front: "^" excludes, "=" compares whole names.
 std::vector<std::string> TcpxEntries(const std::string& list) {
   std::istringstream stream(list.substr(std::min(list.find_first_not_of("^="), list.size())));
   std::vector<std::string> entries;
@@ -239,6 +245,7 @@ Check CheckTcpxInterfaces(const TcpxSetup& setup) {
   Check check{"tcpx_interfaces", Verdict::kOk, "", ""};
   const std::string list = setup.Variable(kDataInterfaces).value_or("");
   for (const std::string& entry : TcpxEntries(list)) {
+    // A list of what is not used may name what is not there.
     if (list.starts_with("^")) break;
     const bool exact = list.starts_with("=");
     const bool found =

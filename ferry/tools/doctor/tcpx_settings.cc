@@ -22,6 +22,7 @@ constexpr std::uint64_t kLongWait = 1'000'000;     // us
 constexpr std::uint64_t kMaxSockets = 8;           // of data, of a connection
 
 // Sockets with TCPX's options, where nothing is said: one for each of one thread.
+// Values that are no number, or absurd, count as 1, as if they were not set.
 std::uint64_t SocketsOf(const TcpxSetup& setup) {
   std::uint64_t product = 1;
   for (const char* name : {"NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_NTHREADS"}) {
@@ -60,6 +61,7 @@ std::string NumbersText(const std::vector<std::uint64_t>& numbers) {
   return text;
 }
 
+// One command sets all that differ: the first appends "sysctl -w", the others only their settings.
 void AddSysctl(const TcpxSetup& setup, const WantedSysctl& wanted, Check* check) {
   const auto text = setup.system->ReadFile(SysctlPath(wanted.name));
   if (!text) return AddTcpxFinding(Verdict::kSkipped, text.error().message(), check);
@@ -136,6 +138,7 @@ Check CheckTcpxSetupWait(const TcpxSetup& setup) {
   return check;
 }
 
+// Variables whose default is right: they are a finding only where they are set to something else.
 Check CheckTcpxVariables(const TcpxSetup& setup) {
   struct Fixed {
     const char* name;
