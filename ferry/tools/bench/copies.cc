@@ -146,6 +146,7 @@ class Bench {
 
   Status AddLane(CopyKind kind, std::vector<Lane>* lanes) {
     const int ordinal = job_->ordinal;
+    // Twice the bytes, since blocks lie in every second place.
     const std::uint64_t bytes = std::max(2 * job_->bytes, kCeilingBytes);
     Lane lane;
     lane.kind = kind;
@@ -188,6 +189,7 @@ class Bench {
     std::vector<std::uint64_t> dst(count);
     for (std::size_t i = 0; i < count; ++i) dst[i] = 2 * size * i;
     std::vector<std::uint64_t> src = dst;
+    // The same order in every run, so that results can be compared.
     std::mt19937_64 random(count);
     std::shuffle(dst.begin(), dst.end(), random);
     std::shuffle(src.begin(), src.end(), random);
@@ -213,6 +215,7 @@ class Bench {
   Result<double> Ceiling(std::vector<Lane>* lanes) const {
     SetWhole(lanes, kCeilingBytes);
     FERRY_TRY_ASSIGN(const Times times, MedianOf(lanes, job_->rounds, 1));
+    // Two streams have no common events, so duplex is timed by the host.
     return Rate(kCeilingBytes * lanes->size(), lanes->size() > 1 ? times.wall : times.device);
   }
 
@@ -239,6 +242,8 @@ class Bench {
     FERRY_TRY_ASSIGN(const Times times, MedianOf(lanes, rounds, 1));
     row->wall_seconds = times.wall;
     row->device_seconds = lanes->size() > 1 ? 0 : times.device;
+    // A prepared copy is one launch without work on the host, so several follow each other without
+    // a gap, as layers of a model would.
     if (row->executor == "prepared" && lanes->size() == 1) {
       FERRY_TRY_ASSIGN(const Times many, MedianOf(lanes, rounds, kBackToBack));
       row->device_seconds = many.device / kBackToBack;

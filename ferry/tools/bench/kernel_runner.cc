@@ -62,6 +62,7 @@ std::uint64_t SetBytes(const KernelCase& one, bool shared) {
   return bytes;
 }
 
+// Four patterns, of which buffers are filled: bf16 numbers, fp32 numbers, poison, logits.
 void FillPatterns(std::span<std::byte> patterns) {
   const std::size_t bytes = patterns.size() / kPatterns;
   std::mt19937_64 random(std::random_device{}());
@@ -88,6 +89,8 @@ double SecondsOf(std::chrono::nanoseconds time) {
 
 }  // namespace
 
+// A graph launches the case once for each set of buffers: enough sets to fill a millisecond, and so
+// many bytes that no set is still in the L2 cache when its turn comes again.
 std::size_t SetsOf(const KernelCase& one, bool tiny) {
   if (tiny) return kTinySets;
   const double guessed = static_cast<double>(one.bytes) / kGuessedBytesPerSecond +
@@ -164,6 +167,7 @@ Status KernelRunner::MakePatterns() {
   return api_->Wait(stream_, Deadline::After(kKernelTimeout));
 }
 
+// Doubles what is filled with each copy, so that gigabytes take a few copies within the GPU.
 Status KernelRunner::Repeat(std::byte* at, std::uint64_t filled, std::uint64_t bytes) {
   while (filled < bytes) {
     const cuda::CopyItem item{at + filled, at, std::min(filled, bytes - filled)};
@@ -202,6 +206,7 @@ Status KernelRunner::Download(const std::byte* from, std::span<std::byte> to) {
 Status KernelRunner::FillBuffer(const KernelBuffer& buffer, std::byte* at) {
   using Holds = KernelBuffer::Holds;
   if (buffer.bytes == 0) return Ok();
+  // Tables of indexes have to be right, and are the only contents that come from the host.
   if (buffer.holds == Holds::kTable) return Upload(at, buffer.table);
   const std::uint64_t bytes = patterns_.size() / kPatterns;
   std::size_t pattern = kernels::SizeOf(buffer.dtype) == 4 ? 1 : 0;
@@ -233,10 +238,12 @@ Status KernelRunner::MakeSlab(const KernelCase& one, Slab* slab) {
   for (std::size_t i = 0; i < one.buffers.size(); ++i) {
     FERRY_TRY(FillBuffer(one.buffers[i], static_cast<std::byte*>(first[i])));
   }
+  // All sets have the same contents as the first one.
   FERRY_TRY(Repeat(slab->data() + slab->shared, slab->stride, slab->stride * slab->sets));
   return api_->Wait(stream_, Deadline::After(kKernelTimeout));
 }
 
+// Finds 16 bytes in a row that are poison still: a kernel that skips a part would be fast.
 Result<bool> KernelRunner::IsWritten(const std::byte* at, std::uint64_t bytes) {
   const cuda::CopyItem item{staging_.data(), at, bytes};
   FERRY_TRY(api_->Copy(stream_, CopyKind::kDeviceToHost, {&item, 1}));
@@ -282,6 +289,7 @@ Result<std::size_t> KernelRunner::CompareResults(const KernelCase& one, const Sl
 
 Status KernelRunner::Flush() {
   auto* const flushed = static_cast<std::byte*>(flushed_.data());
+  // A copy of 128 MiB, more than any L2 cache has, leaves nothing of the case's buffers there.
   const std::uint64_t half = flushed_.size() / 2;
   const cuda::CopyItem item{flushed + half, flushed, half};
   return api_->Copy(stream_, CopyKind::kDeviceToDevice, {&item, 1});
@@ -327,6 +335,7 @@ Result<KernelTimes> KernelRunner::Measure(const KernelCase& one) {
   auto on = std::make_unique<Measured>();
   on->launch = one.launch;
   Result<KernelTimes> times = MeasureOn(one, on.get());
+  // A kernel that has not ended may still use its buffers, so they are leaked rather than freed.
   if (!times && times.error().code() == Code::kTimedOut) static_cast<void>(on.release());
   return times;
 }

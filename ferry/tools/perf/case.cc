@@ -50,6 +50,7 @@ Result<Op> ParseOp(std::string_view text) {
                fmt::format("unknown operation \"{}\"; choose write, read or send", text));
 }
 
+// Blocks lie in every second place, so that no two can be merged into one.
 std::uint64_t PerfCase::RegionBytes() const noexcept {
   if (block_size == 0) return size;
   return 2 * ((size + block_size - 1) / block_size) * block_size;
@@ -76,6 +77,8 @@ Layout::Layout(const PerfCase& perf_case, std::uint64_t seed)
       slots_((size_ + block_bytes_ - 1) / block_bytes_) {
   std::iota(slots_.begin(), slots_.end(), std::uint64_t{0});
   for (std::uint64_t left = slots_.size(); left > 1; --left) {
+    // Fisher and Yates's shuffle, from the seed alone: both sides compute the same order, and only
+    // the seed is sent.
     std::swap(slots_[left - 1], slots_[Word(seed, left) % left]);
   }
   for (std::uint64_t& slot : slots_) slot *= 2;
@@ -96,6 +99,8 @@ BlockList BlocksBetween(const LaidOut& dst, const LaidOut& src) {
   return list;
 }
 
+// Each word depends on the seed, its block and its place, so that bytes of another operation, block
+// or offset are found.
 void FillPattern(std::span<std::byte> region, const Layout& layout, std::uint64_t seed) {
   for (std::uint64_t block = 0; block < layout.blocks(); ++block) {
     const auto bytes = region.subspan(layout.offset(block), layout.bytes(block));
@@ -105,6 +110,7 @@ void FillPattern(std::span<std::byte> region, const Layout& layout, std::uint64_
       const std::uint64_t word = Word(key, i);
       std::memcpy(bytes.data() + i * kWord, &word, kWord);
     }
+    // The rest of a block, less than a word; nothing where there is none.
     const std::uint64_t word = Word(key, words);
     std::memcpy(bytes.data() + words * kWord, &word, bytes.size() % kWord);
   }

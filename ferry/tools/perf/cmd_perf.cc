@@ -213,6 +213,7 @@ Status StartPerfServer(const PerfFlags& flags, bool json) {
   Config& config = job.config;
   if (!flags.listen.empty()) FERRY_TRY(config.Set("listen_host", flags.listen, "--listen"));
   job.floor_config = config;
+  // The server itself takes the only port of the range.
   if (config.port_first == config.port_last) {
     // The range has no second port for the floor.
     job.floor_config.port_first = job.floor_config.port_last = 0;
@@ -234,9 +235,11 @@ Status RunLoopback(const PerfFlags& flags, bool json) {
   FERRY_TRY_ASSIGN(PerfJob job, JobOf(flags, json));
   if (!job.memory.is_host() && flags.peer_memory.empty()) {
     FERRY_TRY_ASSIGN(const cuda::DeviceApi* const devices, cuda::OpenDevices(job.config));
+    // Two processes of one machine have different GPUs where there are two.
     job.peer_memory.ordinal = (job.memory.ordinal + 1) % devices->count();
   }
   const auto port = std::to_string(flags.port.value_or(0));
+  // A process of its own, because the two sides would share loops and CPU time in one.
   std::vector<std::string> arguments{"perf", "server", "--json", "--listen", flags.host, "--port",
                                      port,
                                      // The end of its only client needs no log line.

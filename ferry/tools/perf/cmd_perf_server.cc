@@ -29,6 +29,8 @@ constexpr std::uint64_t kMaxSeconds = 24 * 3600;
 constexpr auto kFirstRequest = std::chrono::seconds(10);
 constexpr auto kFloorConnects = std::chrono::seconds(10);
 
+// A client sends requests as JSON over the connection that is measured, one at a time, and waits
+// for each answer. "set up" may come again, for the next case.
 // Everything that one client has set up here.
 class Session {
  public:
@@ -108,6 +110,8 @@ const std::array<Session::Row, 13> Session::kRows = {{
 Status Session::Serve() {
   for (;;) {
     FERRY_TRY_ASSIGN(const Json request, control_.Hear(deadline_));
+    // A failed request is told to the client and ends nothing; Hear() fails when the client is
+    // gone.
     const Status handled = Handle(request);
     if (handled) continue;
     FERRY_TRY(Say(ErrorToJson(handled.error())));
@@ -121,6 +125,7 @@ Status Session::Handle(const Json& request) {
   FERRY_TRY_ASSIGN(const std::string name, TextField(request, "do"));
   for (const Row& row : kRows) {
     if (name != row.request) continue;
+    // The others use the memory of a case.
     if (row.handler != &Session::SetUp && row.handler != &Session::FloorOpen && !layout_) {
       return Error(Code::kInvalidArgument,
                    fmt::format("the request \"{}\" came before \"set up\"", name));
@@ -145,6 +150,7 @@ Status Session::SetUp(const Json& request) {
   FERRY_TRY_ASSIGN(const std::string memory_text, TextField(request, "memory"));
   FERRY_TRY_ASSIGN(memory_choice_, MemoryChoice::Parse(memory_text));
   deadline_ = Deadline::After(std::chrono::seconds(seconds));
+  // In this order: the plugin's registrations and the region refer to the memory.
   layout_.reset();
   carrier_.reset();
   region_.reset();

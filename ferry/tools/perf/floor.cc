@@ -27,6 +27,7 @@ namespace {
 constexpr std::size_t kPingBytes = 8;
 constexpr std::uint64_t kAlignment = 64;
 constexpr auto kHelloTimeout = std::chrono::seconds(2);
+// While it spins, a round trip looks at the clock and for Ctrl-C only this often.
 constexpr std::size_t kTriesPerGlance = 4096;
 
 // Sent first on each socket.
@@ -105,6 +106,9 @@ Result<std::uint64_t> RecvCredits(int fd, std::uint64_t most) {
   }
 }
 
+// Keeps as many operations in flight as ferry does, by credits: a byte that the consumer sends for
+// each share. Written: a credit comes back for each one received, and the first `depth` are free.
+// Read: nothing is sent that was not asked for, which costs the round trip that a read has.
 Status ProduceShare(int fd, std::span<const std::byte> share, const FloorRun& run) {
   std::uint64_t credits = run.asked_for ? 0 : run.depth;
   std::uint64_t owed = run.count;
@@ -116,6 +120,7 @@ Status ProduceShare(int fd, std::span<const std::byte> share, const FloorRun& ru
     --credits;
     FERRY_TRY(SendAll(fd, share, run.chunk));
   }
+  // The end of the run is that the consumer has all bytes, not that they are in a socket.
   while (owed > 0) {
     FERRY_TRY_ASSIGN(const std::uint64_t got, RecvCredits(fd, owed));
     owed -= got;
@@ -128,6 +133,7 @@ Status ConsumeShare(int fd, std::span<std::byte> share, const FloorRun& run) {
   FERRY_TRY(SendCredits(fd, asked));
   for (std::uint64_t i = 0; i < run.count; ++i) {
     FERRY_TRY(RecvAll(fd, share, run.chunk));
+    // All have been asked for.
     if (run.asked_for && asked == run.count) continue;
     FERRY_TRY(SendCredits(fd, 1));
     ++asked;
@@ -139,6 +145,7 @@ Status ConsumeShare(int fd, std::span<std::byte> share, const FloorRun& run) {
 template <class Byte>
 std::span<Byte> ShareOf(std::span<Byte> buffer, std::size_t index, std::size_t count) {
   const auto edge = [&](std::size_t i) -> std::size_t {
+    // Edges on cache lines, so that no two threads write the same one.
     return i == count ? buffer.size() : buffer.size() / count * i / kAlignment * kAlignment;
   };
   return buffer.subspan(edge(index), edge(index + 1) - edge(index));
@@ -197,6 +204,7 @@ Status SendPing(int fd) {
 Status Prepare(int fd, const Config& config) {
   const auto seconds = std::chrono::ceil<std::chrono::seconds>(config.peer_timeout);
   const timeval timeout{.tv_sec = seconds.count(), .tv_usec = 0};
+  // Blocking calls, one thread for each socket: the plainest code that moves bytes fast.
   const int flags = ::fcntl(fd, F_GETFL);
   if (::fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) != 0 ||
       ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout) != 0 ||
@@ -333,6 +341,7 @@ Result<FloorSockets> FloorListener::Accept(const Config& config, std::size_t cou
         RecvAll(socket.get(), std::as_writable_bytes(std::span(&hello, 1)), sizeof hello);
     const bool ours =
         heard && hello.token == token_.bytes && hello.index < count && !floor.sockets_[hello.index];
+    // The token was agreed on over the connection, so that nobody else's socket is counted in.
     if (!ours) continue;  // an unknown peer on our port
     floor.sockets_[hello.index] = std::move(socket);
     --left;

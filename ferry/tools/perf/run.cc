@@ -26,6 +26,8 @@
 namespace ferry::tools {
 namespace {
 
+// How long a round of operations and one of round trips should take, and the trials that tell how
+// many of them that is.
 constexpr double kRoundSeconds = 0.5;
 constexpr double kTrialSeconds = 0.05;
 constexpr double kPingSeconds = 0.25;
@@ -155,6 +157,8 @@ Result<transfer::Operation> CaseRun::Post(std::uint64_t slot) {
   return link_->connection.Send(kDataTag, Slot(source), {.deadline = deadline_});
 }
 
+// Keeps `depth` operations in flight. Each is timed from its post until it is the oldest and has
+// ended, which for depths over 1 includes the time behind those before it.
 Status CaseRun::PostAll(const Part& part, std::vector<double>* seconds) {
   InFlight operations;
   std::deque<Clock::time_point> posted;
@@ -178,6 +182,7 @@ Status CaseRun::PostAll(const Part& part, std::vector<double>* seconds) {
 Result<Sample> CaseRun::RunOurs(const Part& part, std::vector<double>* seconds) {
   if (carried_) return RunCarried(part, seconds);
   const bool two_sided = case_.op == Op::kSend;
+  // The server has posted its receives when it answers, so that no message waits for one.
   FERRY_TRY(two_sided ? Ask({{"do", perf_request::kReceive},
                              {"count", part.count},
                              {"depth", job_.depth},
@@ -188,6 +193,7 @@ Result<Sample> CaseRun::RunOurs(const Part& part, std::vector<double>* seconds) 
   FERRY_TRY(PostAll(part, seconds));
   Sample sample{.seconds = SecondsSince(begin), .cpu_seconds = CpuSeconds() - cpu};
   if (!two_sided) FERRY_TRY(link_->control.Say({{"do", perf_request::kEnd}}, deadline_));
+  // CPU time is that of both processes.
   FERRY_TRY_ASSIGN(const double theirs, HearCpu());
   sample.cpu_seconds += theirs;
   return sample;
@@ -232,6 +238,7 @@ Status CaseRun::RunPings(std::uint64_t count, std::vector<double>* half_round_tr
   for (std::uint64_t i = 0; i < count; ++i) {
     ping = plain_seed_ + i;
     const auto begin = Clock::now();
+    // Posted before the send, so that the answer never waits for it.
     FERRY_TRY_ASSIGN(auto receive,
                      link_->connection.Recv(kPongTag, kWholeTag, heard, {.deadline = deadline_}));
     operations.Add(std::move(receive));
@@ -259,6 +266,8 @@ Status CaseRun::RunFloorPings(std::uint64_t count, std::vector<double>* half_rou
 
 // ---- before the rounds --------------------------------------------------------------------------
 
+// Unmarked operations all write one slot, and read another one's source; each marked operation has
+// a slot of its own, so that its bytes are still there when the round is over.
 // Prepares one transfer for each slot of the destination.
 Status CaseRun::PrepareAll(const transfer::RemoteRegion& remote, const Layout& far) {
   const bool write = case_.op == Op::kWrite;
@@ -313,6 +322,7 @@ Status CaseRun::SetUp() {
 Result<std::uint64_t> CaseRun::Calibrate() {
   FERRY_TRY(RunOurs({.count = std::max<std::uint64_t>(job_.warmup, 1)}, nullptr));
   if (job_.iterations != 0) return job_.iterations;
+  // Until a trial takes long enough to be measured.
   for (std::uint64_t count = 1;; count *= 4) {
     FERRY_TRY_ASSIGN(const Sample sample, RunOurs({.count = count}, nullptr));
     if (sample.seconds < kTrialSeconds && count < kMax) continue;
@@ -321,6 +331,7 @@ Result<std::uint64_t> CaseRun::Calibrate() {
 }
 
 // "The best plain copy" includes how much each system call moves.
+// The best of a few trials of each; the floor then uses it in all rounds.
 Status CaseRun::ChooseChunk(std::uint64_t count) {
   std::array<double, kFloorChunks.size()> best;
   best.fill(std::numeric_limits<double>::max());
@@ -342,6 +353,7 @@ Result<Sample> CaseRun::Measure(std::vector<double>* seconds) {
   Part part{.count = iterations_, .marks = Marks::Choose(iterations_, most_marks_)};
   if (job_.verify) {
     marked_seed_ = RandomU64();
+    // New bytes in each round, so that those of the last round cannot pass for them.
     FERRY_TRY(FillSource(kMarkedSource, marked_seed_));
   }
   if (job_.warmup > 0) FERRY_TRY(RunOurs({.count = job_.warmup}, nullptr));
@@ -432,6 +444,7 @@ Status CaseRun::Check(const Part& part) {
                         fmt::format("operation {} of {} of a round", operation + 1, part.count)));
   }
   verified_ += slot;
+  // Nothing was checked, or all operations were marked.
   if (slot == 0 || part.count == slot) return Ok();
   return CheckSlot(kPlainSlot, plain_seed_, fmt::format("the last of {} operations", part.count));
 }
@@ -509,6 +522,7 @@ PerfRow CaseRun::RowOf(const Rounds& rounds) const {
 
 // Runs one operation with a timeline; records the overlap of copies and sockets if there were both.
 Result<std::optional<double>> CaseRun::TraceOne() {
+  // A run of its own, because a trace costs time.
   Trace& trace = link_->traces.emplace_back();
   SetActiveTrace(&trace);
   const auto ran = RunOurs({}, nullptr);

@@ -28,6 +28,7 @@ Result<transfer::Connection> ConnectTo(transfer::Endpoint* endpoint, const std::
   if (connection) return connection;
   const Error& error = connection.error();
   switch (error.code()) {
+    // To a user of the tools all of these mean that the peer could not be reached (exit code).
     case Code::kInvalidArgument:
     case Code::kTimedOut:
     case Code::kCorrupt: return Error(Code::kPeerLost, error.message(), error.where());
@@ -61,6 +62,7 @@ Status WaitFor(transfer::Operation operation, Deadline deadline,
     }
     Status status = operation.Wait(Deadline::After(kGlance).Sooner(deadline));
     if (status || status.error().code() != Code::kTimedOut) return status;
+    // The timeout may be the operation's own end rather than that of the glance.
     if (operation.Poll()) return operation.Wait();
     if (glance) glance();
     if (!deadline.expired()) continue;

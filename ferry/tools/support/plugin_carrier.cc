@@ -35,6 +35,7 @@ struct Said {
   std::string text;
   std::string by;
 };
+// The option wins. Its name is kept for errors.
 Said SaidBy(const std::string& flag, const char* option, const char* variable) {
   if (!flag.empty()) return {flag, option};
   const char* const value = std::getenv(variable);
@@ -151,6 +152,7 @@ std::string HandlesToHex(const std::vector<Handle>& handles) {
 Result<std::vector<Handle>> HandlesField(const Json& object) {
   FERRY_TRY_ASSIGN(const auto bytes, BytesField(object, "handles"));
   constexpr std::size_t kEach = std::tuple_size_v<Handle>;
+  // They come from the peer.
   if (bytes.size() % kEach != 0 || bytes.size() / kEach > net::plugin::kMaxChannels) {
     return Error(Code::kCorrupt, fmt::format("{} bytes are not a list of handles of {} bytes each",
                                              bytes.size(), kEach));
@@ -250,6 +252,7 @@ Status CheckTime(const char* doing, std::uint64_t done, std::uint64_t count, Dea
 
 // `begin` starts the next transfer of a stripe.
 template <class Stripe, class Begin>
+// Polls all the time, as NCCL's proxy does: a plugin makes no progress by itself.
 Status Drive(Stripe* stripe, const Carrier::Run& run, Deadline deadline, const char* doing,
              const Begin& begin) {
   const std::uint64_t before = stripe->done();
@@ -294,6 +297,7 @@ Status Carrier::Receive(const Run& run, Deadline deadline) {
 void Carrier::TellOfArrival(const net::plugin::Chunk& chunk, std::span<const Fragment> fragments,
                             const std::byte* pool) {
   if (!LogEnabled(LogLevel::kInfo)) return;
+  // The first chunk in full, later ones in a line each, if at all: a run has thousands.
   if (std::exchange(told_, true)) {
     if (tells_all_) {
       Tell(fmt::format("chunk with tag {}, {} bytes, at {}: {} fragments", chunk.message.tag,

@@ -30,6 +30,7 @@ static_assert(std::atomic<int>::is_always_lock_free, "set in a signal handler");
 
 void OnSignal(int signal) {
   int none = 0;
+  // The first signal is kept. Relaxed: nothing else is published with it.
   (void)interrupted_by.compare_exchange_strong(none, signal, std::memory_order_relaxed);
 }
 
@@ -39,6 +40,8 @@ double SecondsOf(const timeval& time) {
 
 // Between fork and exec: system calls only.
 [[noreturn]] void BecomeServer(char* const* arguments, int output, pid_t parent) {
+  // The server dies with this process, however that ends. The parent is compared, since it may have
+  // died before the call.
   const bool tied = ::prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
   if (!tied || ::getppid() != parent || ::dup2(output, STDOUT_FILENO) < 0) ::_exit(127);
   ::execv("/proc/self/exe", arguments);
@@ -61,6 +64,7 @@ bool WaitReadable(int fd, Deadline deadline) {
 void CatchSignals() {
   struct sigaction action {};
   action.sa_handler = OnSignal;
+  // The second signal kills at once: a way out of an orderly end that takes too long.
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   (void)::sigaction(SIGINT, &action, nullptr);
   (void)::sigaction(SIGTERM, &action, nullptr);
@@ -144,6 +148,7 @@ ServerProcess::~ServerProcess() {
   const Deadline deadline = Deadline::After(kEndingWait);
   std::array<char, 512> rest{};
   bool gone = false;
+  // The end of its output is its end; a full pipe must not keep it from ending.
   while (!gone && WaitReadable(output_.get(), deadline)) {
     gone = ::read(output_.get(), rest.data(), rest.size()) <= 0;
   }

@@ -73,6 +73,7 @@ double Median(std::vector<double> values) {
   return (values[middle - 1] + values[middle]) / 2;
 }
 
+// The nearest rank, without interpolation: a value that was measured.
 double Percentile(std::vector<double> values, double share) {
   const auto rank = std::ceil(share * static_cast<double>(values.size()));
   const auto index = static_cast<std::size_t>(std::max(rank, 1.0)) - 1;
@@ -206,6 +207,7 @@ void PrintError(const Invocation& invocation, const Error& error) {
   if (invocation.json) PrintLine(DumpJson(ErrorToJson(error)));
 }
 
+// Text of a peer, or from a file, must not move the terminal's cursor or change its colours.
 std::string Printable(std::string_view text) {
   std::string printable;
   for (const char c : text) {
@@ -238,6 +240,7 @@ Progress::~Progress() {
 
 void Progress::Show(std::string_view text) {
   const auto now = Clock::now();
+  // Not into files and pipes, and not at all for what ends within a second.
   if (!terminal_ || now < next_) return;
   next_ = now + kProgressEvery;
   shown_ = true;

@@ -69,6 +69,7 @@ class PieceWriter {
   std::uint64_t taken_ = 0;  // out of the far window
 };
 
+// No piece crosses the end of a window on either side, as windows are rings over the file's bytes.
 std::uint64_t PieceWriter::NextPiece() const {
   const std::uint64_t here = way_.file_window->window();
   // In a window that is reused, some pieces are written while others are taken out.
@@ -88,6 +89,9 @@ Status PieceWriter::FinishOldest() {
   return Ok();
 }
 
+// Room in three senses: for one more write in flight, in the window here, whose bytes must have
+// been written before they are replaced, and in the far window, whose bytes the server must have
+// stored.
 Status PieceWriter::MakeRoom(std::uint64_t piece) {
   const std::uint64_t end = posted_ + piece;
   while (writes_.size() == kPieces || end > written_ + way_.file_window->window()) {
@@ -98,6 +102,7 @@ Status PieceWriter::MakeRoom(std::uint64_t piece) {
       FERRY_TRY(FinishOldest());
       continue;
     }
+    // The server stores what is written and answers; until then its part of the window is in use.
     FERRY_TRY(control_->Say({{"written", written_}}, Deadline::After(kAnswer)));
     FERRY_TRY(control_->HearAnswer(Deadline::Never()));
     taken_ = written_;
@@ -184,6 +189,7 @@ Status Delivery::WriteAll(const Json& answer, FileWindow* file_window, std::uint
   if (answer.contains("window")) {
     FERRY_TRY_ASSIGN(window, NumberField(answer, "window"));
   }
+  // The server's answer is not trusted: it would make NextPiece() loop or overflow.
   if (window == 0 || window > size) {
     return Error(Code::kCorrupt, fmt::format("the server offers a window of {} bytes for a file of "
                                              "{}; use the same version of ferry on both sides",
@@ -229,7 +235,9 @@ Status Delivery::CompareDigests(std::span<const std::byte> bytes) {
   Say("hashing on both sides");
   digest_ = Sha256(bytes);
   FERRY_TRY(control_.Say({{"sha256", digest_}}, Deadline::After(kAnswer)));
+  // Hashing a large file takes the server as long as it takes; a lost connection ends the wait.
   FERRY_TRY_ASSIGN(const Json answer, control_.HearAnswer(Deadline::Never()));
+  // The server waits for it, so that its answer is not lost with the connection.
   (void)control_.Say({{"bye", true}}, Deadline::After(kAnswer));
   FERRY_TRY_ASSIGN(const std::string theirs, TextField(answer, "sha256"));
   Say(fmt::format("SHA-256 here  {}", digest_));

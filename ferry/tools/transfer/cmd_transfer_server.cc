@@ -137,6 +137,8 @@ Status IncomingTransfer::Offer(const IncomingFile& file) {
 }
 
 // As the client says that they have come.
+// Stores what the client has written from the window into the file, each time that it says how far
+// it is; "landed" is the last time.
 Status IncomingTransfer::TakeOut(FileWindow* file_window, std::uint64_t size) {
   for (std::uint64_t taken = 0;;) {
     FERRY_TRY_ASSIGN(const Json message, control_.Hear(Deadline::Never()));
@@ -145,6 +147,7 @@ Status IncomingTransfer::TakeOut(FileWindow* file_window, std::uint64_t size) {
     if (!landed) {
       FERRY_TRY_ASSIGN(written, NumberField(message, "written"));
     }
+    // The numbers are a client's, and must not lead beyond the window or the file.
     if (written < taken || written > size || written - taken > file_window->window()) {
       return Error(Code::kCorrupt,
                    fmt::format("the client says that {} of {} bytes are written, of which {} have "
@@ -166,8 +169,10 @@ Status IncomingTransfer::TakeFile(const Json& request, std::uint64_t size) {
   FERRY_TRY_ASSIGN(IncomingFile file, IncomingFile::Create(job_.directory, name, size));
   FERRY_TRY(request.contains("plugin") ? TakeThroughPlugin(request, file.bytes()) : Offer(file));
   Say("all bytes are in place; writing them to the disk and hashing them");
+  // Before the digests are compared: "done" means that the bytes are on the disk.
   FERRY_TRY(file.Flush());
   FERRY_TRY_ASSIGN(const std::string digest, CompareDigests(file.bytes()));
+  // Only a file whose digest is right gets its name; any other one vanishes with `file`.
   FERRY_TRY(file.Keep());
   FERRY_TRY(Answer(digest));
   Report("file", name, size, digest);
@@ -192,6 +197,7 @@ Status IncomingTransfer::TakeThroughPlugin(const Json& request, std::span<std::b
 Status IncomingTransfer::ReceiveMessage(std::span<std::byte> message) {
   FERRY_TRY_ASSIGN(FileWindow file_window, FileWindow::Of(message, job_.memory, job_.config));
   InFlight receives;
+  // Posted before the client is told to send.
   FERRY_TRY_ASSIGN(auto receive, connection_.Recv(kMessageTag, kWholeTag, file_window.memory()));
   receives.Add(std::move(receive));
   FERRY_TRY(control_.Say({{"ready", true}, {"memory", job_.memory.ToString()}},

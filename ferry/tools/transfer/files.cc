@@ -28,6 +28,7 @@ std::string TemporaryName() { return fmt::format(".ferry-{}.part", Uuid::Random(
 
 Error FileError(std::string_view what, std::string_view name, int error) {
   const std::string text = fmt::format("{} {}", what, name);
+  // A full disk is not a wrong call: it may work later.
   if (error != ENOSPC && error != EDQUOT && error != EFBIG) return ErrnoError(text, error);
   return Error(Code::kUnavailable, ErrnoError(text, error).message());
 }
@@ -45,6 +46,7 @@ std::span<std::byte> BytesOf(const UniqueMapping& mapping) {
 
 }  // namespace
 
+// The name comes from a client: no folder of it is used, and none is left by "..".
 Result<std::string> BaseNameOf(std::string_view path) {
   std::string name(path.substr(path.find_last_of("/\\") + 1));
   const bool usable =
@@ -65,6 +67,7 @@ std::string Sha256(std::span<const std::byte> bytes) {
 // ---- SourceFile ---------------------------------------------------------------------------------
 
 Result<SourceFile> SourceFile::Open(const std::string& path) {
+  // Without blocking, because the path may be a pipe that nobody writes to.
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) return FileError("opening", path, errno);
   struct stat status {};
