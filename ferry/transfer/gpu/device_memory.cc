@@ -20,6 +20,7 @@ constexpr std::uint64_t kMinSlots = 8;
 Result<Stager*> DeviceMemory::StagerOf(std::span<const std::byte> memory) {
   // If this process has made no GPU memory there is none; searching for GPUs would be slow.
   if (memory.empty() || !cuda::MayHaveDeviceMemory(config_)) return nullptr;
+  // Without GPUs all memory is the host's, so this is not an error here.
   const auto api = cuda::OpenDevices(config_);
   if (!api) return nullptr;
   FERRY_TRY_ASSIGN(const cuda::PointerInfo info, (*api)->Inspect(memory.data()));
@@ -33,6 +34,7 @@ Result<Stager*> DeviceMemory::StagerOf(std::span<const std::byte> memory) {
                     "GPU {}; use memory of cudaMalloc, or of the host",
                     FormatSize(memory.size()), cuda::AddressOf(memory.data()), info.ordinal));
   }
+  // Checked here, because a kernel that reads beyond an allocation loses the device.
   const std::uint64_t offset = cuda::AddressOf(memory.data()) - info.base;
   if (offset > info.bytes || memory.size() > info.bytes - offset) {
     return Error(Code::kInvalidArgument,
@@ -52,6 +54,8 @@ Stager* DeviceMemory::Known(int ordinal) {
 
 Result<Stager*> DeviceMemory::StagerFor(cuda::DeviceApi* api, int ordinal) {
   const std::lock_guard lock(mutex_);
+  // One for each GPU of the endpoint, made with its first region and kept: pinning memory is slow.
+  // If that fails the entry stays empty, and the next call tries again.
   auto& stager = stagers_[ordinal];
   if (!stager) {
     const std::uint64_t slot = std::min(config_.stage_slice_bytes, config_.slice_bytes);

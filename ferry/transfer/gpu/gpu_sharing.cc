@@ -41,6 +41,8 @@ LocalShares& AllLocalShares() {
 
 // An id that is the same for all processes of a running machine, whatever their container and
 // network; none if the kernel does not tell (random(4)).
+// Not the host name or an address: containers on one machine differ in them, and machines may share
+// them. The boot id is the kernel's.
 Uuid ReadHost() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   Uuid id;
@@ -76,6 +78,7 @@ Result<PeerMemory::Mapped> MapOther(cuda::DeviceApi* api, const wire::ShareBody&
   exported.pci_bus_id.assign(body.bus, strnlen(body.bus, sizeof body.bus));
   PeerMemory::Mapped mapped{.gpu = gpu, .bytes = body.bytes};
   FERRY_TRY_ASSIGN(mapped.imported, api->Import(gpu, exported));
+  // What was mapped counts, and not what the peer says: an access beyond it would lose the device.
   FERRY_TRY_ASSIGN(const cuda::PointerInfo info, api->Inspect(mapped.imported.data()));
   const std::uint64_t start = cuda::AddressOf(mapped.imported.data());
   const std::uint64_t size = start - info.base <= info.bytes ? info.base + info.bytes - start : 0;
@@ -107,6 +110,8 @@ Result<std::shared_ptr<const PeerMemory>> Map(DeviceMemory* memory, const wire::
   if (stager == nullptr) {
     return Error(Code::kInvalidArgument, fmt::format("GPU {} has no region there", gpu));
   }
+  // CUDA cannot import memory of the same process. The random token finds the region then; a peer
+  // that guesses one gains nothing, as it would have to guess 128 bits.
   const auto local = LocalShare::Find(UuidOf(body.token));
   FERRY_TRY_ASSIGN(PeerMemory::Mapped mapped,
                    local ? MapHere(stager->api(), gpu, local) : MapOther(stager->api(), body));
@@ -162,6 +167,10 @@ bool PeerMemory::Keep(std::shared_ptr<const RegionPin>* owner) const {
 
 GpuSharing::GpuSharing(SharingHost* connection) : connection_(connection), id_(NextId()) {}
 
+// Shares of this side's memory go from kNew (being exported) over kAsked (told the peer) to kShared
+// or kRefused; a shared one, when its region goes, over kEnding (told to unmap) away. own_mutex_
+// guards them, since application threads ask and the home loop answers; it is never held together
+// with peers_mutex_, nor while the driver is called or a frame is sent.
 // ---- own memory ---------------------------------------------------------------------------------
 
 std::string GpuSharing::ReasonAgainst(const RegionState& local, std::uint8_t remote_gpu) const {
@@ -249,6 +258,7 @@ GpuSharing::Route GpuSharing::RouteTo(const std::shared_ptr<RegionState>& local,
   Route route{0, "the connection or the region here has ended"};
   const auto settled = [&] {
     const std::lock_guard lock(own_mutex_);
+    // Settled when the peer has answered, or cannot answer any more.
     const Own* const own = FindLocked(*local, remote_gpu);
     if (own == nullptr && !never_.empty()) route.why = never_;
     if (own == nullptr || connection_->lost()) return true;
@@ -281,6 +291,8 @@ void GpuSharing::SendShareOnLoop(const wire::ShareBody& body, const Status& fill
 
 void GpuSharing::LimitOnLoop(std::uint32_t share) {
   const std::weak_ptr<SharingHost> weak = connection_->weak();
+  // A peer that keeps the mapping could write into memory that the application has freed, so the
+  // connection ends, which unmaps it.
   connection_->home()->AddTimerOnLoop(Clock::now() + connection_->config().drain_grace,
                                       [weak, this, share] {
                                         const auto core = weak.lock();
@@ -436,6 +448,8 @@ Status GpuSharing::OnShare(const wire::ShareBody& body) {
     }
     full = peers_.size() >= kMaxShares;
     if (this_host && !off && !full) {
+      // Reserved, so that a second share of the same number is refused while this one is being
+      // mapped.
       peers_[body.share] = nullptr;
       connection_->memory().Add(kShareBytes);
     }
@@ -458,6 +472,8 @@ Status GpuSharing::OnShare(const wire::ShareBody& body) {
 
 void GpuSharing::MapOnLoop(const wire::ShareBody& body) {
   const std::weak_ptr<SharingHost> weak = connection_->weak();
+  // Importing memory may block in the driver, so not on the loop. `this` is used only while `core`,
+  // its owner, is held.
   const Status posted = memory_->background_tasks().Post([weak, this, memory = memory_, body] {
     auto mapped = Map(memory, body, [weak, this, share = body.share] {
       if (const auto core = weak.lock()) {
@@ -508,6 +524,8 @@ Status GpuSharing::OnUnshare(std::uint32_t share) {
   if (it == peers_.end() || it->second == nullptr) {
     return Error(Code::kCorrupt, "takes back memory that was not shared");
   }
+  // Copies that run hold it, too; the last one to let go unmaps it, and GoneOnLoop() tells the
+  // peer. The entry stays until then, so that the number is not used again.
   last = std::move(it->second);
   return Ok();
 }

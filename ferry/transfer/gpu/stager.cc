@@ -71,10 +71,13 @@ StageSlot& StageSlot::operator=(StageSlot&& other) noexcept {
 
 std::span<std::byte> StageSlot::memory() const noexcept { return stager_->MemoryOf(index_); }
 
+// A moved-from slot has no stager, and releasing it does nothing.
 void StageSlot::Release() {
   if (Stager* const stager = std::exchange(stager_, nullptr)) stager->Return(index_);
 }
 
+// One range of memory: the slots towards the network first, then those from it. So a slot's number
+// tells its side. Copies within GPUs need no slots.
 std::span<std::byte> Stager::MemoryOf(std::uint32_t slot) const {
   return memory_.bytes.subspan(slot * options_.slot_bytes, options_.slot_bytes);
 }
@@ -90,6 +93,8 @@ std::optional<StageSlot> Stager::Take(StageWay way, Given given) {
   return TakeFreeLocked(&from);
 }
 
+// Half of the slots stay for callers that would have to wait: work that can be put off gets the
+// rest.
 std::optional<StageSlot> Stager::TakeSpare(StageWay way) {
   const std::lock_guard lock(mutex_);
   Side& from = side(way);
@@ -98,6 +103,7 @@ std::optional<StageSlot> Stager::TakeSpare(StageWay way) {
 }
 
 StageSlot Stager::TakeFreeLocked(Side* from) {
+  // The slot that was used last is likely to be in a cache still.
   const std::uint32_t slot = from->free.back();
   from->free.pop_back();
   return StageSlot(this, slot);
@@ -143,6 +149,7 @@ Status Stager::Init() {
 Status Stager::InitMemory() {
   FERRY_TRY_ASSIGN(memory_, MapHugePages(2 * options_.slots * options_.slot_bytes));
   void* const at = memory_.bytes.data();
+  // Touches every page before it is pinned.
   std::memset(at, 0, memory_.bytes.size());
   FERRY_TRY_ASSIGN(pinned_, api_->RegisterHost(ordinal_, at, memory_.bytes.size()));
   FERRY_TRY_ASSIGN(place_, Place::OnHost(*api_, ordinal_, at));
@@ -153,6 +160,7 @@ Status Stager::InitSide(StageWay way) {
   Side& made = side(way);
   const auto first = static_cast<std::uint32_t>(way) * options_.slots;
   const std::uint32_t slots = way == StageWay::kWithin ? 0 : options_.slots;
+  // In descending order, so that the first ones are taken first.
   for (std::uint32_t i = slots; i > 0; --i) made.free.push_back(first + i - 1);
   for (std::size_t i = 0; i < kMaxLaunches; ++i) {
     FERRY_TRY_ASSIGN(auto event, api_->CreateEvent(ordinal_, cuda::EventTiming::kOff));
@@ -191,6 +199,7 @@ void Stager::Gather(const StageSlot& slot, std::span<const Block> blocks, Done d
   Request request{slot.index_, {blocks.begin(), blocks.end()}, std::move(done)};
   std::uint64_t at = 0;
   for (Block& block : request.blocks) {
+    // Blocks lie in the slot one after another, in the order of the frame's payload.
     block.dst = at;
     at += block.len;
   }
@@ -215,6 +224,7 @@ void Stager::Move(std::vector<Block> blocks, Clock::time_point begin_by, Done do
 
 // Wakes the thread only if it was idle; otherwise it looks again after the current copies.
 void Stager::Ask(StageWay way, Request request) {
+  // A slot of the right side: each side has slots, stream and executor of its own.
   FERRY_CHECK(
       way == StageWay::kWithin || request.slot / options_.slots == static_cast<std::uint32_t>(way),
       request.slot);
@@ -224,6 +234,7 @@ void Stager::Ask(StageWay way, Request request) {
     was_idle = IsIdleLocked();
     side(way).asked.push_back(std::move(request));
   }
+  // Without the mutex, so that the thread does not wake only to wait for it.
   if (was_idle) changed_.notify_one();
 }
 
@@ -251,6 +262,7 @@ bool Stager::IsIdleLocked() const {
 }
 
 // Returns false after waiting too long for a stuck GPU.
+// The thread polls while copies are in flight: a sleep would cost a wake-up for each launch.
 bool Stager::Spin(int* spins, Deadline* last) {
   if (++*spins % kSpins != 0) return true;
   std::this_thread::yield();
@@ -266,6 +278,8 @@ void Stager::Run() {
     bool moved = false;
     bool busy = false;
     for (const StageWay way : kWays) {
+      // Before launching more, so that requests of ended launches are answered as early as
+      // possible, and their events can be used again.
       moved |= Reap(way);
       moved |= LaunchMore(way);
       busy |= !side(way).in_flight.empty();
@@ -295,6 +309,7 @@ void Stager::Run() {
 
 bool Stager::LaunchMore(StageWay way) {
   Side& from = side(way);
+  // in_flight and events belong to the thread alone; only `asked` and the counters need the mutex.
   if (from.in_flight.size() == kMaxLaunches) return false;
   std::vector<Request> requests;
   {
@@ -320,6 +335,7 @@ Status Stager::Queue(StageWay way, std::span<const Request> requests) {
   const Side& to = side(way);
   lists_.clear();
   for (const Request& request : requests) {
+    // The blocks of the other side have absolute addresses (Place{}).
     const Place slot = place_ + request.slot * options_.slot_bytes;
     lists_.push_back({request.blocks, way == StageWay::kToNetwork ? slot : Place{},
                       way == StageWay::kFromNetwork ? slot : Place{}});
@@ -331,6 +347,7 @@ void Stager::LaunchOne(StageWay way, std::vector<Request> requests) {
   Side& to = side(way);
   const cuda::ProfileRange range(NameOf(way));
   const auto began = Clock::now();
+  // A Move() that has waited for too long: its caller has been promised an answer by then.
   const auto late = std::stable_partition(
       requests.begin(), requests.end(), [&](const Request& each) { return began < each.begin_by; });
   if (late != requests.end()) {
@@ -354,6 +371,7 @@ void Stager::LaunchOne(StageWay way, std::vector<Request> requests) {
 }
 
 void Stager::RunAlone(StageWay way, Request request) {
+  // Waits for the copy even after an error, since part of it may be queued.
   Status done = Queue(way, {&request, 1});
   const Status ended = api_->Wait(side(way).stream, Deadline::After(kDrain));
   request.done(done ? ended : done);

@@ -32,6 +32,7 @@ class HoldWords {
 
   Result<StreamWait> Hold(cuda::StreamRef stream) {
     std::uint32_t target = 0;
+    // If a later step fails, `hold` is released on return: the stream, if it waits, goes on.
     FERRY_TRY_ASSIGN(StreamWait hold, Take({stream.ordinal(), stream.native()}, &target));
     // Without the mutex: if the device's queue is full this blocks until waits are released.
     FERRY_TRY_ASSIGN(const void* const flag,
@@ -42,8 +43,11 @@ class HoldWords {
 
   void Return(std::uint32_t word) {
     const std::lock_guard lock(mutex_);
+    // Before the word is free again, since a new owner would overwrite the stream.
     const auto held = held_.find(words_[word].stream);
     if (--held->second == 0) held_.erase(held);
+    // The release. It may come before the stream has reached its wait: the stream then finds the
+    // target reached and does not stop.
     cuda::StoreFlag(HostAddress(word), ++words_[word].value);
     free_.push_back(word);
   }
@@ -84,6 +88,8 @@ class HoldWords {
   // With too many waiting streams, the copies of the very operations that they wait for could not
   // run.
   Status CheckStreamsLocked(StreamKey stream) const {
+    // A stream that waits already occupies its queue already, so a further wait of it costs
+    // nothing.
     const auto others = std::count_if(held_.begin(), held_.end(), [&](const auto& held) {
       return held.first != stream && held.first.first == stream.first;
     });

@@ -16,6 +16,7 @@ constexpr auto kLookEvery = std::chrono::microseconds(20);
 
 }  // namespace
 
+// std::jthread joins; watches that are not over are dropped without a call.
 StreamWatch::~StreamWatch() {
   {
     const std::lock_guard lock(mutex_);

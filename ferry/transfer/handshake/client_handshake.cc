@@ -39,6 +39,7 @@ Status ClientHandshake::AnswerChallengeOnLoop(HelloExchange* hello_exchange,
 Status ClientHandshake::CheckPeer(std::span<const std::byte> body,
                                   std::span<const std::byte> proof) const {
   if (!*secret_) return Ok();
+  // A server that does not know the secret could just leave out the challenge.
   if (!challenged_) {
     return Error(Code::kRefused,
                  fmt::format("{} does not ask for a secret, though this endpoint has one; set "
@@ -48,6 +49,7 @@ Status ClientHandshake::CheckPeer(std::span<const std::byte> body,
   Mac mac;
   if (proof.size() == mac.size()) {
     std::memcpy(mac.data(), proof.data(), mac.size());
+    // The proof covers the answer's body, so nobody in between can change it.
     if (SameBytes(exchange_.ServerProof(**secret_, body), mac)) return Ok();
   }
   return Error(

@@ -47,6 +47,8 @@ Result<std::shared_ptr<ConnectionCore>> Dialer::result() {
 
 // Only the first lane dials now; the others follow when the server has told how many it accepts.
 void Dialer::StartOnLoop() {
+  // Each attempt begins anew, with new lanes and a new connection at the server. Callbacks of
+  // earlier attempts are told apart by LaneId::attempt.
   joined_ = 0;
   hello_exchanges_.resize(loops_.size());
   client_handshakes_.assign(loops_.size(),
@@ -62,6 +64,7 @@ void Dialer::ConnectLaneOnLoop(std::size_t index) {
 
 // kUnavailable is temporary and retried; other errors are final.
 void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
+  // Another attempt has begun, or the dial has ended.
   if (IsOver(id)) return;
   if (!lane) {
     const bool may_retry = lane.error().code() == Code::kUnavailable;
@@ -122,6 +125,7 @@ Status Dialer::OnHeard(LaneId id, const wire::MessageHeader& header, wire::MetaR
   if (header.type == wire::Type::kRefuse) {
     Error refusal = client_handshake.Refusal(reader);
     // The peer knew the connection when it answered the hello frame, and has dropped it since.
+    // kPeerLost makes OnGone() try again from the beginning.
     const bool given_up = index > 0 && refusal.code() == Code::kUnavailable;
     return given_up ? Error(Code::kPeerLost, refusal.message()) : refusal;
   }
@@ -205,6 +209,7 @@ void Dialer::Finish() {
   Peer agreed;
   agreed.endpoint = peer;
   agreed.name = address_.ToString();
+  // The server has chosen the smaller one already; it is not trusted to have done so.
   agreed.window_bytes = std::min(welcome_.window_bytes, endpoint_->config().window_bytes);
   agreed.checksums = (welcome_.flags & wire::kChecksums) != 0;
   agreed.connection = welcome_.connection;

@@ -25,6 +25,8 @@ Error NoAddress(std::size_t size) {
 }  // namespace
 
 std::vector<std::byte> EndpointAddress::Serialize() const {
+  // At most: magic, version, count and id, then port, length and up to 255 letters for each
+  // address.
   std::vector<std::byte> bytes(26 + at.size() * 260);
   ByteWriter writer(bytes);
   writer.U32(kAddressMagic);
@@ -72,6 +74,7 @@ Result<EndpointAddress> EndpointAddress::Parse(std::span<const std::byte> bytes)
     if (!host.empty()) std::memcpy(one.host.data(), host.data(), host.size());
     address.at.push_back(std::move(one));
   }
+  // The reader turns bad once and stays so, so it is asked at the end.
   if (!reader.ok() || reader.left() != 0) return NoAddress(bytes.size());
   return address;
 }

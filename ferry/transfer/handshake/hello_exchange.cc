@@ -22,6 +22,7 @@ HelloExchange::~HelloExchange() {
   if (timer_ != 0) loop_->CancelTimerOnLoop(timer_);
 }
 
+// Attach() comes last: it may call back at once.
 void HelloExchange::StartOnLoop(Heard heard, Gone gone) {
   heard_callback_ = std::move(heard);
   gone_ = std::move(gone);
@@ -40,6 +41,7 @@ void HelloExchange::SayOnLoop(wire::Type type, std::span<const std::byte> body,
   header.type = type;
   net::OutFrame& frame = frames_.emplace_back();
   wire::Append(&frame.meta, header);
+  // The lane refers to the frame until OnSent(); frames_ is a deque, so that it stays where it is.
   frame.meta.insert(frame.meta.end(), body.begin(), body.end());
   wire::AppendText(&frame.meta, text);
   lane_->Send(&frame);
@@ -64,6 +66,7 @@ std::unique_ptr<net::Lane> HelloExchange::ReleaseLane() {
 Result<net::Placement> HelloExchange::OnFrame(std::span<const std::byte> meta,
                                               std::uint64_t payload_bytes) {
   // The peer may send more at once; the connection will read it.
+  // One frame at a time: HearMoreOnLoop() resumes the lane when the next one is expected.
   if (heard_) return net::Placement{net::Placement::Action::kPause, {}};
   wire::MetaReader reader(meta);
   wire::MessageHeader header;

@@ -24,6 +24,7 @@ Result<LaneProgress> ParseProgress(wire::MetaReader* reader, const std::string& 
   }
   LaneProgress progress;
   progress.finished = body.finished;
+  // No more than the frame holds, as has been checked.
   progress.refused.resize(body.refusals);
   for (wire::RefusalOnWire& refusal : progress.refused) reader->Read(&refusal);
   return progress;

@@ -13,6 +13,7 @@
 namespace ferry::transfer {
 namespace {
 
+// Each part behind its length, so that no two lists of parts sign the same bytes.
 void Append(std::vector<std::byte>* to, std::span<const std::byte> bytes) {
   const std::uint64_t size = bytes.size();
   const auto length = std::as_bytes(std::span(&size, 1));
@@ -44,6 +45,8 @@ Mac Secret::Sign(std::string_view role,
   return mac;
 }
 
+// The roles differ, so that one side's proof cannot be sent back as the other's. Both nonces are in
+// it, so that neither can be used again.
 Mac Exchange::ClientProof(const Secret& secret) const {
   return secret.Sign("client",
                      {std::as_bytes(std::span(&first, 1)), said, server, client, binding});

@@ -20,6 +20,7 @@ namespace {
 constexpr int kMaxExtensions = 4;
 
 // The version is the first field of every version's hello and join frames; the rest may differ.
+// By value: the caller reads the frame from its beginning again.
 Status CheckVersion(wire::MetaReader reader) {
   std::uint16_t version = 0;
   if (!reader.Read(&version)) return Error(Code::kCorrupt, "empty handshake frame");
@@ -58,6 +59,7 @@ void ServerHandshake::OnAccepted(std::unique_ptr<net::Lane> lane) {
   HelloExchange* const hello_exchange = owned.get();
   const std::uint64_t number = next_number_++;
   const auto now = Clock::now();
+  // Before anything of it is read: how many peers may be pending does not depend on what they send.
   const auto leaving =
       admission_.Enter(number, hello_exchange->peer_host(), hello_exchange->is_local(), now);
   if (leaving) TurnAway(*leaving);
@@ -135,6 +137,8 @@ Status ServerHandshake::OnHeard(HelloExchange* hello_exchange, const wire::Messa
 Status ServerHandshake::Answer(HelloExchange* hello_exchange, wire::Type type,
                                wire::MetaReader* reader) {
   PendingPeer& pending_peer = hello_exchanges_.at(hello_exchange);
+  // Each state expects one frame. What comes in any other state is not read (HelloExchange::OnFrame
+  // pauses the lane).
   if (pending_peer.state == State::kRejoining) {
     if (type != wire::Type::kResume) return Error(Code::kCorrupt, "no resume");
     return OnResume(hello_exchange, reader);
@@ -158,6 +162,8 @@ Status ServerHandshake::Answer(HelloExchange* hello_exchange, wire::Type type,
   return Admit(hello_exchange, type, reader);
 }
 
+// The first frame is kept as it is, since the proof covers it, and acted upon only after the proof:
+// an unauthenticated peer cannot make this side reserve anything but its place.
 Status ServerHandshake::Challenge(PendingPeer* pending_peer, wire::Type type,
                                   wire::MetaReader* reader) {
   wire::HelloBody hello;
@@ -191,6 +197,7 @@ Status ServerHandshake::CheckProof(PendingPeer* pending_peer, wire::MetaReader* 
                  "the two sides have different secrets, or somebody between them changes the "
                  "frames; set FERRY_SECRET_FILE to the same on both");
   }
+  // Both sides' TLS connections must be the same one (RFC 9266); without TLS both are zeros.
   if (proof.binding == pending_peer->hello_exchange->channel_binding()) return Ok();
   return Error(Code::kRefused,
                "somebody is between the two sides: the client knows the secret, but its TLS "
@@ -220,6 +227,7 @@ void ServerHandshake::SayProven(HelloExchange* hello_exchange, wire::Type type,
 }
 
 Status ServerHandshake::MayConnect(const HelloExchange& hello_exchange, const Uuid& peer) {
+  // An endpoint may connect to itself, and only itself may use its id.
   if (peer == endpoint_->id() && !endpoint_->IsOwnCall(hello_exchange.peer_name())) {
     return Error(Code::kRefused,
                  fmt::format("{} is the id of this endpoint itself, which has not dialed from {}",
@@ -249,6 +257,7 @@ Status ServerHandshake::OnHello(HelloExchange* hello_exchange, wire::MetaReader*
   FERRY_TRY(MayConnect(*hello_exchange, arrival.peer));
   Uuid expected;
   std::memcpy(expected.bytes.data(), hello.expected, sizeof hello.expected);
+  // The client's keys are for an endpoint that is gone.
   if (!expected.none() && expected != own) {
     return Error(Code::kRefused,
                  fmt::format("this is endpoint {}, not {}; it was restarted or replaced: get its "
@@ -265,6 +274,7 @@ Status ServerHandshake::OnHello(HelloExchange* hello_exchange, wire::MetaReader*
   const bool checksums =
       (hello.flags & wire::kChecksums) != 0 || endpoint_->config().checksum == "on";
   if (checksums) arrival.welcome.flags |= wire::kChecksums;
+  // Sent to this peer only; further lanes show it (OnJoin), and so do lanes that replace one later.
   const Uuid token = Uuid::Random();
   std::memcpy(arrival.welcome.token, token.bytes.data(), 16);
   arrival.lanes.assign(arrival.welcome.lanes, nullptr);
@@ -273,6 +283,7 @@ Status ServerHandshake::OnHello(HelloExchange* hello_exchange, wire::MetaReader*
   const std::uint32_t id = arrival.welcome.connection;
   hello_exchange->SetOnSaid([this, id] { CompleteIfReady(id); });
   std::vector<std::byte> others;
+  // Further lanes may use other interfaces; within a machine there is nothing to choose.
   if (!hello_exchange->is_local()) others = endpoint_->OtherAddresses().Serialize();
   arrival.welcome.address_bytes = static_cast<std::uint32_t>(others.size());
   std::vector<std::byte> body;
@@ -373,6 +384,7 @@ void ServerHandshake::OnPendingConnectionLate(std::uint32_t id) {
   arrival.timer = 0;
   const auto busy_since = Clock::now() - endpoint_->config().handshake_timeout / 8;
   if (last_admitted_ > busy_since && arrival.extensions++ < kMaxExtensions) return RenewOnLoop(id);
+  // The first lane's end takes the others with it.
   HelloExchange* const first = arrival.lanes.front();
   OnGone(first, first->Late());
 }
@@ -394,6 +406,7 @@ void ServerHandshake::CompleteIfReady(std::uint32_t id) {
                    [](const HelloExchange* g) { return g->complete(); })) {
     return;
   }
+  // Posted, since a callback of one of the lanes is on the stack, and the lanes are about to move.
   loop_->Post([this, id] { Complete(id); });
 }
 

@@ -25,6 +25,7 @@ Status ServerHandshake::OnRejoin(HelloExchange* hello_exchange, wire::MetaReader
   }
   Uuid token;
   std::memcpy(token.bytes.data(), rejoin.token, sizeof rejoin.token);
+  // The connection's token is the proof, as in OnJoin(), in addition to that of the secret.
   auto connection = endpoint_->FindConnection(rejoin.connection, token);
   if (!connection || rejoin.lane >= connection->lanes()) {
     return Error(Code::kRefused,
@@ -58,6 +59,8 @@ Status ServerHandshake::OnResume(HelloExchange* hello_exchange, wire::MetaReader
   FERRY_TRY_ASSIGN(pending_peer.progress, ParseProgress(reader, hello_exchange->peer_name()));
   MoveTo(&pending_peer, State::kFreezing);
   Channel& channel = pending_peer.rejoins->channel(pending_peer.rejoin.lane);
+  // The old lane lives on its own loop. Coming back, the pending peer is looked up by pointer and
+  // number (Find()): it may be gone, and another one at the same address.
   channel.loop()->Post([this, hello_exchange, number = pending_peer.number,
                         connection = pending_peer.rejoins, attempt = pending_peer.rejoin.attempt,
                         &channel] {

@@ -12,6 +12,7 @@ std::string MetaReader::Text() const {
   text.reserve(bytes.size());
   for (const std::byte b : bytes) {
     const auto c = static_cast<unsigned char>(b);
+    // A peer's text ends in logs and on terminals.
     text.push_back(std::isprint(c) != 0 ? static_cast<char>(c) : '?');
   }
   return text;
@@ -28,6 +29,7 @@ void AppendText(std::vector<std::byte>* meta, std::string_view text) {
 Code CodeFromWire(std::uint8_t code) noexcept {
   const auto low = static_cast<std::uint8_t>(Code::kInvalidArgument);
   const auto high = static_cast<std::uint8_t>(Code::kInternal);
+  // A later release may have further codes.
   return code >= low && code <= high ? static_cast<Code>(code) : Code::kInternal;
 }
 

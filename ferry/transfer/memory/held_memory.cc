@@ -18,11 +18,15 @@ void HeldMemory::Remove(std::uint64_t bytes) noexcept {
 }
 
 bool HeldMemory::Fits(std::uint64_t more) const noexcept {
+  // Limits are not exact: counts are relaxed and several threads add, so a limit may be passed by
+  // what is added at the same moment. Nothing else depends on them.
   return pool_ == nullptr ||
          (held() + more < pool_->most_each_ && pool_->held() + more < pool_->most_);
 }
 
 bool HeldMemory::HasRoom(std::uint64_t bytes) const noexcept {
+  // Every connection may hold a little whatever the others hold, so that one peer cannot starve
+  // another.
   return tried_.load(std::memory_order_relaxed) + bytes <= kGuaranteed || Fits(bytes);
 }
 

@@ -10,6 +10,7 @@
 namespace ferry::transfer {
 namespace {
 
+// Blocks that are scattered at the peer may still be adjacent here: fewer pieces for a system call.
 void AddPiece(std::byte* memory, std::uint64_t bytes, std::vector<iovec>* pieces) {
   if (!pieces->empty()) {
     iovec& last = pieces->back();
@@ -36,6 +37,8 @@ Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& pe
     const auto index = static_cast<std::uint32_t>(plan->parts.size());
     const bool shared = part.share != 0;
     plan->staged |= part.stager != nullptr && !shared;
+    // A shared part travels as a command to copy, whose slices may be long; others have their bytes
+    // behind them, and through a GPU's staging slot no more than fits there.
     const std::uint64_t most =
         shared ? wire::kMaxCopyBytes : std::min(slice_bytes, part.most_slice);
     if (!shared) plan->slice_bytes = std::max(plan->slice_bytes, most);
@@ -66,6 +69,7 @@ void AppendSlice(const Plan& plan, std::uint32_t slice, std::vector<std::byte>* 
   body.slice = slice;
   body.blocks = static_cast<std::uint32_t>(cut.range.blocks);
   wire::Append(meta, body);
+  // A block's destination is remote in a write and local in a read.
   const bool writing = plan.direction == Direction::kWrite;
   ForEachBlockOfSlice(part.blocks, cut.range, [&](const Block& block) {
     wire::Append(meta, wire::BlockOnWire{writing ? block.dst : block.src, block.len});

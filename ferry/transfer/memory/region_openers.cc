@@ -5,6 +5,7 @@
 
 namespace ferry::transfer {
 
+// Sorted by connection; a region has few openers, and a vector is compact.
 RegionOpener& RegionOpeners::PlaceLocked(std::uint32_t connection) {
   auto it = std::lower_bound(
       openers_.begin(), openers_.end(), connection,

@@ -19,6 +19,7 @@ Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memor
   region->rights = rights;
   region->only_for = only_for;
   region->stager = stager;
+  // Outside of the mutex, since the kernel is asked for it.
   region->token = RandomU64();
   const std::unique_lock lock(mutex_);
   if (free_.empty()) {
@@ -28,6 +29,8 @@ Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memor
   region->id = free_.back();
   free_.pop_back();
   Slot& slot = slots_[region->id];
+  // Counts the uses of a slot, from 1 on: a key of an earlier use is recognised as stale, and one
+  // of generation 0 never existed.
   region->generation = ++slot.generation;
   slot.region = region;
   bytes_ += memory.size();
@@ -44,6 +47,7 @@ void RegionTable::Remove(const std::shared_ptr<RegionState>& region) {
       bytes_ -= region->memory.size();
     }
   }
+  // After the table has forgotten the region, so nobody enters the gate between the two.
   region->gate.Close();
 }
 
@@ -87,6 +91,10 @@ Result<Rights> RegionTable::RightsOf(const RegionState& region, const wire::KeyB
                            key.region, grant->peer.ToString(), by.peer.ToString()));
 }
 
+// In this order: does the slot exist, is the key's generation the present one, is the token right,
+// are the rights enough; then the lane is recorded as an opener, and the gate is entered. All under
+// the shared lock, so that Remove() comes before, and the key is stale, or after, and finds the
+// opener.
 Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted, const Accessor& by) {
   const std::shared_lock lock(mutex_);
   if (key.region >= slots_.size() || key.generation == 0 ||
@@ -109,6 +117,8 @@ Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted, con
                  fmt::format("region {} allows peers {}, not {}; register it with that right",
                              key.region, RightsName(rights), RightsName(wanted)));
   }
+  // `opened` is the lane's own memory of where it has been recorded, so that most accesses touch no
+  // shared list.
   if (by.opened != nullptr && !by.opened->Add(key.region, key.generation)) {
     slot.region->openers.AddLane(by.number, by.lane);
   }
@@ -142,6 +152,8 @@ Error BlockOutside(const RegionState& region, std::size_t index, std::uint64_t o
                            index, length, offset, region.id, region.memory.size()));
 }
 
+// The blocks come from a peer: each is checked against the region and against what is left of the
+// payload, by subtractions that cannot wrap around.
 Status PlaceBlocks(const RegionState& region, std::span<const std::byte> blocks,
                    std::uint64_t bytes, std::vector<iovec>* pieces) {
   pieces->clear();

@@ -22,6 +22,7 @@ CounterAggregator::Peer& CounterAggregator::PlaceOf(std::string_view peer_name, 
   std::string host = HostOf(peer_name);
   const auto found = peers->find(host);
   if (found != peers->end()) return found->second;
+  // A bound on memory and on the size of a scrape, which peers with many addresses would drive up.
   if (peers->size() >= kMaxPeers) host = kOthers;
   return (*peers)[std::move(host)];
 }
@@ -51,6 +52,7 @@ EndpointCounters CounterAggregator::Snapshot(std::vector<ConnectionCounters> ope
   counters.connections_accepted = accepted_;
   counters.connections_dialled = dialled_;
   counters.connections_lost = lost_ + lost;
+  // A copy: open connections are added to the totals of ended ones, and counted again next time.
   Peers all = peers_;
   for (const ConnectionCounters& connection : open) {
     Peer& peer = PlaceOf(connection.peer, &all);

@@ -12,6 +12,7 @@ void EventRing::Add(std::string_view text) {
   Slot& slot = slots_[added_++ % kEvents];
   slot.at = std::chrono::system_clock::now();
   slot.when = Clock::now();
+  // Fixed slots: an event allocates nothing, also where a flood of refusals causes it.
   slot.bytes = std::min(text.size(), kTextBytes);
   std::copy_n(text.data(), slot.bytes, slot.text.data());
 }

@@ -77,6 +77,7 @@ class Prometheus final : public MetricsServer {
     const std::vector<int> ports = exposer_.GetListeningPorts();
     if (!ports.empty()) port_ = static_cast<std::uint16_t>(ports.front());
     listeners_ = ListenersAt({at.host, port_});
+    // A child of fork() must not keep the port.
     for (const int fd : listeners_) CloseInChildren(fd);
   }
   ~Prometheus() override {
@@ -95,6 +96,7 @@ class Prometheus final : public MetricsServer {
 
 Result<net::Address> Resolved(const std::string& text, Deadline deadline) {
   const auto colon = text.rfind(':');
+  // ":9000" alone: metrics are not for other machines unless that is asked for.
   const std::string whole = colon == 0 ? "127.0.0.1" + text : text;
   FERRY_TRY_ASSIGN(const net::Address address, net::ParseAddress(whole, 0));
   FERRY_TRY_ASSIGN(const std::vector<net::Address> all, net::Resolve(address, deadline));

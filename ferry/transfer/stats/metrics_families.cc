@@ -121,6 +121,7 @@ void AddOperations(const EndpointCounters& counters, std::vector<MetricFamily>* 
                           {"kind", OperationName(static_cast<OperationKind>(i))}};
       begun.Add(counts.begun, labels);
       for (std::size_t outcome = 0; outcome < kOutcomes; ++outcome) {
+        // Outcome 0 is ok and always there; errors that never occurred would only be rows of zeros.
         if (outcome != 0 && counts.ended[outcome] == 0) continue;
         Labels all = labels;
         all.push_back({"outcome", OutcomeName(outcome)});
@@ -168,6 +169,7 @@ void AddWays(const EndpointCounters& counters, std::vector<MetricFamily>* famili
     std::string host = CounterAggregator::HostOf(connection.peer);
     const bool known = std::any_of(counters.peers.begin(), counters.peers.end(),
                                    [&](const PeerCounters& peer) { return peer.host == host; });
+    // As CounterAggregator::PlaceOf() counts it.
     if (!known) host = "other";
     for (const LaneCounters& lane : connection.lanes) {
       if (!lane.up) continue;
