@@ -47,7 +47,9 @@ TEST(Config, AnEmptyEnvironmentGivesTheDefaults) {
   ASSERT_TRUE(config);
   EXPECT_EQ(config->window_bytes, 16u << 20);
   EXPECT_EQ(config->operation_timeout, std::chrono::seconds(300));
-  EXPECT_TRUE(config->origins.empty());
+  for (const ConfigEntry& entry : config->Describe()) {
+    EXPECT_FALSE(config->IsSet(entry.name)) << entry.name;
+  }
 }
 
 TEST(Config, EveryKindOfSettingIsReadFromItsVariable) {
@@ -68,7 +70,7 @@ TEST(Config, EveryKindOfSettingIsReadFromItsVariable) {
   EXPECT_EQ(config->spin, microseconds(20));
   EXPECT_EQ(config->peer_timeout, milliseconds(2500));
   EXPECT_EQ(config->max_operations, 7u);
-  EXPECT_EQ(config->zero_copy_send, "off");
+  EXPECT_EQ(config->zero_copy_send, AutoOnOff::kOff);
   EXPECT_EQ(EntryOf(*config, "spin").value, "20 us");
   EXPECT_EQ(EntryOf(*config, "spin").source, "environment");
   EXPECT_EQ(EntryOf(*config, "workers").source, "default");

@@ -119,8 +119,8 @@ std::string TakeOpenSslReason() {
 // ---- TlsContext ---------------------------------------------------------------------------------
 
 Result<std::shared_ptr<const TlsContext>> TlsContext::Create(const Config& config) {
-  if (config.tls == "off") return std::shared_ptr<const TlsContext>();
-  const bool is_psk = config.tls == "psk";
+  if (config.tls == TlsMode::kOff) return std::shared_ptr<const TlsContext>();
+  const bool is_psk = config.tls == TlsMode::kPsk;
   // Shared with every stream that uses it.
   std::shared_ptr<TlsContext> context(new TlsContext(is_psk));
   FERRY_TRY(context->Open());
@@ -212,11 +212,10 @@ SSL_SESSION* TlsContext::MakeSession(SSL* ssl) const {
 // ---- TlsContextCache ----------------------------------------------------------------------------
 
 Result<std::shared_ptr<const TlsContext>> TlsContextCache::Get(const Config& config) {
-  if (config.tls == "off") return std::shared_ptr<const TlsContext>();
-  Settings settings = {config.tls,      config.tls_cert, config.tls_key,    config.tls_ca,
-                       config.tls_name, config.secret,   config.secret_file};
+  if (config.tls == TlsMode::kOff) return std::shared_ptr<const TlsContext>();
+  SecuritySettings settings = config;
   const std::lock_guard lock(mutex_);
-  if (settings_ == settings) return context_;
+  if (settings_ && *settings_ == settings) return context_;
   FERRY_TRY_ASSIGN(context_, TlsContext::Create(config));
   settings_ = std::move(settings);
   return context_;
