@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ferry/net/testing/fake_provider.h"
+#include "ferry/transfer/handshake/wire.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/traffic.h"
 
