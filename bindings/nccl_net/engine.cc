@@ -27,10 +27,8 @@ Engine::Engine(Settings settings)
 
 Status Engine::Start() {
   const Config& config = settings_.config;
-  FERRY_TRY_ASSIGN(const LogLevel level, ParseLogLevel(config.log_level));
-  FERRY_TRY_ASSIGN(const LogFormat format, ParseLogFormat(config.log_format));
-  SetLogLevel(level);
-  SetLogFormat(format);
+  SetLogLevel(config.log_level);
+  SetLogFormat(config.log_format);
   WarnOfUnknownVariables();
   nic_ = FindNic(*provider_, config, settings_.devices);
   FERRY_TRY(AddLoops(settings_.swift_loops, &swift_));

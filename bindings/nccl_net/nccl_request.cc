@@ -34,10 +34,11 @@ bool IsOurs(std::string_view net) {
 
 }  // namespace
 
-NcclRequest RequestOf(const Config& config, const Config::Getter& get, const NcclTuner& tuner) {
+NcclRequest RequestOf(const NcclSettings& settings, const Config::Getter& get,
+                      const NcclTuner& tuner) {
   NcclRequest request;
-  request.devices = static_cast<std::size_t>(config.nccl_devices);
-  const int channels = config.nccl_channels;
+  request.devices = static_cast<std::size_t>(settings.nccl_devices);
+  const int channels = settings.nccl_channels;
   if (channels == 0 || !IsOurs(ValueOf(get, "NCCL_NET"))) return request;
   if (ValueOf(get, "NCCL_P2P_NET_CHUNKSIZE").empty()) {
     request.variables.emplace_back("NCCL_P2P_NET_CHUNKSIZE", kChunk);

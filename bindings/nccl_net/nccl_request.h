@@ -34,7 +34,8 @@ struct NcclRequest {
 
 // Asks for FERRY_NCCL_CHANNELS channels (8, since more take more of the GPU; 0: asks for none).
 // Asks for nothing if the user bounds NCCL's channels, uses another tuner or uses another network.
-NcclRequest RequestOf(const Config& config, const Config::Getter& get, const NcclTuner& tuner);
+NcclRequest RequestOf(const NcclSettings& settings, const Config::Getter& get,
+                      const NcclTuner& tuner);
 
 // Sets the variables and reports them in NCCL's log. No other thread may read the environment
 // meanwhile (docs/gotchas.md).

@@ -1,4 +1,4 @@
-// Measured copy costs, and the executor that chooses by them.
+// Measured copy costs, by which the executor "auto" chooses.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -72,10 +72,5 @@ struct CopyCosts {
 // Measures the GPU at the first call of the process, in well under a second, and caches the result.
 // Blocks meanwhile. Any thread. Valid for the life of the program. Errors: those of DeviceApi.
 Result<const CopyCosts*> MeasuredCopyCosts(cuda::DeviceApi* api, int ordinal);
-
-// Uses the executor with the lower predicted cost on this GPU. Errors: those of the measurement,
-// and of MakeKernelExecutor().
-Result<std::unique_ptr<DeviceExecutor>> MakeAutoExecutor(cuda::DeviceApi* api, int ordinal,
-                                                         const KernelExecutorOptions& options = {});
 
 }  // namespace ferry

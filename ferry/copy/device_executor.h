@@ -36,7 +36,7 @@ class DeviceExecutor {
  public:
   virtual ~DeviceExecutor() = default;
 
-  // "dma", "host", "kernel", "bounce" or "auto"; static storage.
+  // "dma", "host", "kernel" or "auto"; static storage.
   virtual std::string_view name() const noexcept = 0;
 
   // Returns when all work is queued; the bytes are in place when the stream has completed it. Until
@@ -75,26 +75,11 @@ Status LoadCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream);
 Result<std::unique_ptr<DeviceExecutor>> MakeKernelExecutor(
     cuda::DeviceApi* api, int ordinal, const KernelExecutorOptions& options = {});
 
-struct BounceExecutorOptions {
-  std::size_t slot_bytes = std::size_t{8} << 20;
-  std::uint32_t slots = 2;  // for each direction
-  // Blocks that are contiguous on the host, in the list's order, go through a slot if together they
-  // have at least this many bytes; blocks that are contiguous on both sides are copied by the
-  // engine alone if they have at least engine_block bytes.
-  std::uint64_t least_run = std::uint64_t{512} << 10;
-  std::uint64_t engine_block = std::uint64_t{256} << 10;  // at most slot_bytes
-  // Thread blocks for gathering and scattering: enough to be many times faster than PCIe.
-  std::uint32_t groups = 32;
-};
-
-// For many small blocks in both directions at once, where the host's side of a list has long
-// contiguous runs, as a staging slot has: a kernel gathers the blocks of a run in GPU memory, or
-// scatters them from there, and the copy engine moves the run as one. Other blocks, and copies
-// within the GPU, use an internal kernel executor. Allocates its memory (slots for each direction),
-// streams and events here; Enqueue() allocates nothing. Errors: those of DeviceApi,
-// kInvalidArgument for options of 0.
-Result<std::unique_ptr<DeviceExecutor>> MakeBounceExecutor(
-    cuda::DeviceApi* api, int ordinal, const BounceExecutorOptions& options = {});
+// Uses "dma" or "kernel", whichever is predicted to be faster for the list on this GPU. The first
+// call of the process for a GPU measures both there, which blocks for well under a second. Errors:
+// those of DeviceApi, and of MakeKernelExecutor().
+Result<std::unique_ptr<DeviceExecutor>> MakeAutoExecutor(cuda::DeviceApi* api, int ordinal,
+                                                         const KernelExecutorOptions& options = {});
 
 struct PrepareOptions {
   std::uint32_t groups = 0;  // thread blocks; 0: as the kernel executor

@@ -45,19 +45,6 @@ std::unique_ptr<DeviceExecutor> MakeSmallKernel(DeviceApi* api) {
   return Must(MakeKernelExecutor(api, 0, options));
 }
 
-std::unique_ptr<DeviceExecutor> MakeBounce(DeviceApi* api) {
-  return Must(MakeBounceExecutor(api, 0));
-}
-// Small limits, so that short runs go through its slots and wrap around them.
-std::unique_ptr<DeviceExecutor> MakeSmallBounce(DeviceApi* api) {
-  BounceExecutorOptions options;
-  options.slot_bytes = 64 * kKiB;
-  options.least_run = 8 * kKiB;
-  options.engine_block = 16 * kKiB;
-  options.groups = 2;
-  return Must(MakeBounceExecutor(api, 0, options));
-}
-
 // Prepares each call's lists and copies them once.
 class PreparingExecutor final : public DeviceExecutor {
  public:
@@ -345,7 +332,6 @@ std::unique_ptr<DeviceExecutor> MakeAuto(DeviceApi* api) { return Must(MakeAutoE
 const auto kExecutors = ::testing::Values(
     ExecutorCase{"dma", MakeDma}, ExecutorCase{"kernel", MakeKernel},
     ExecutorCase{"host", MakeHost}, ExecutorCase{"small", MakeSmallKernel},
-    ExecutorCase{"bounce", MakeBounce}, ExecutorCase{"smallBounce", MakeSmallBounce},
     ExecutorCase{"prepared", MakePrepared}, ExecutorCase{"smallPrepared", MakeSmallPrepared});
 const auto kDirections =
     ::testing::Values(CopyKind::kHostToDevice, CopyKind::kDeviceToHost, CopyKind::kDeviceToDevice);

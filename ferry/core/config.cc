@@ -26,6 +26,7 @@ using Row = ConfigRow;
 
 constexpr std::string_view kPrefix = "FERRY_";
 constexpr std::string_view kFromEnvironment = "environment";
+constexpr std::string_view kSimulated = "simulated:";  // before DeviceChoice::simulation
 
 const Row* FindRow(std::string_view name) {
   const auto rows = ConfigRows();
@@ -43,21 +44,45 @@ std::string VariableOf(const Row& row) {
 }
 
 template <class T>
-const T& Load(const Config& config, T Config::*member) {
-  return config.*member;
+const T& Load(const ConfigValues& values, T ConfigValues::*member) {
+  return values.*member;
 }
-PortRange Load(const Config& config, PortRangeMember) {
-  return {config.port_first, config.port_last};
+PortRange Load(const ConfigValues& values, PortRangeMember) {
+  return {values.port_first, values.port_last};
 }
 
 template <class T>
-void Store(Config& config, T Config::*member, T value) {
-  config.*member = std::move(value);
+void Store(ConfigValues& values, T ConfigValues::*member, T value) {
+  values.*member = std::move(value);
 }
-void Store(Config& config, PortRangeMember, PortRange ports) {
-  config.port_first = ports.first;
-  config.port_last = ports.last;
+void Store(ConfigValues& values, PortRangeMember, PortRange ports) {
+  values.port_first = ports.first;
+  values.port_last = ports.last;
 }
+
+template <class T>
+concept Word = std::is_enum_v<T>;
+// The texts of an enum's values, in their order.
+template <Word T>
+constexpr std::array<std::string_view, 0> kWords;
+template <>
+constexpr std::array<std::string_view, 2> kWords<OnOff> = {"off", "on"};
+template <>
+constexpr std::array<std::string_view, 2> kWords<AutoOff> = {"auto", "off"};
+template <>
+constexpr std::array<std::string_view, 3> kWords<AutoOnOff> = {"auto", "on", "off"};
+template <>
+constexpr std::array<std::string_view, 3> kWords<TlsMode> = {"off", "psk", "cert"};
+template <>
+constexpr std::array<std::string_view, 6> kWords<LogLevel> = {"trace", "debug", "info",
+                                                              "warn",  "error", "off"};
+template <>
+constexpr std::array<std::string_view, 2> kWords<LogFormat> = {"text", "json"};
+
+// Values that are text, a word or begin with one; all others are numbers.
+template <class T>
+constexpr bool kIsText = Word<T> || std::is_same_v<T, std::string> ||
+                         std::is_same_v<T, CongestionControl> || std::is_same_v<T, DeviceChoice>;
 
 // Parses `text` as a whole number; the entire text must be one.
 template <class T>
@@ -74,6 +99,41 @@ Error NotA(const char* noun, std::string_view text) {
 
 Status Parse(std::string_view text, std::string& value) {
   value = text;
+  return Ok();
+}
+
+Error NotRecognised(std::string_view text) {
+  return Error(Code::kInvalidArgument, fmt::format("'{}' is not recognised", text));
+}
+
+template <Word T>
+Status Parse(std::string_view text, T& value) {
+  const auto& words = kWords<T>;
+  const auto word = std::find(words.begin(), words.end(), text);
+  if (word == words.end()) return NotRecognised(text);
+  value = static_cast<T>(word - words.begin());
+  return Ok();
+}
+
+Status Parse(std::string_view text, CongestionControl& value) {
+  using Choice = CongestionControl::Choice;
+  const Choice choice = text == "auto"     ? Choice::kAuto
+                        : text == "system" ? Choice::kSystem
+                                           : Choice::kNamed;
+  value = {choice, std::string(choice == Choice::kNamed ? text : "")};
+  return Ok();
+}
+
+Status Parse(std::string_view text, DeviceChoice& value) {
+  if (text == "auto") {
+    value = DeviceChoice();
+  } else if (text == "none") {
+    value = DeviceChoice::None();
+  } else if (text.substr(0, kSimulated.size()) == kSimulated) {
+    value = DeviceChoice::Simulated(std::string(text.substr(kSimulated.size())));
+  } else {
+    return NotRecognised(text);
+  }
   return Ok();
 }
 
@@ -112,12 +172,35 @@ std::string Format(int count) { return fmt::format("{}", count); }
 std::string Format(std::uint32_t count) { return fmt::format("{}", count); }
 std::string Format(std::uint64_t bytes) { return FormatSize(bytes); }
 std::string Format(microseconds duration) { return FormatDuration(duration); }
+template <Word T>
+std::string Format(T value) {
+  const auto at = static_cast<std::size_t>(value);
+  return at < kWords<T>.size() ? std::string(kWords<T>[at]) : fmt::format("{}", at);
+}
+std::string Format(const CongestionControl& value) {
+  using Choice = CongestionControl::Choice;
+  return value.choice == Choice::kAuto     ? "auto"
+         : value.choice == Choice::kSystem ? "system"
+                                           : value.name;
+}
+std::string Format(const DeviceChoice& value) {
+  using Kind = DeviceChoice::Kind;
+  return value.kind == Kind::kAuto   ? "auto"
+         : value.kind == Kind::kNone ? "none"
+                                     : std::string(kSimulated) + value.simulation;
+}
 std::string Format(PortRange ports) {
   return ports.first == ports.last ? fmt::format("{}", ports.first)
                                    : fmt::format("{}-{}", ports.first, ports.last);
 }
 
-bool InRange(const Row& row, const std::string& text) { return row.accepts(text); }
+template <class T>
+bool InRange(const Row& row, const T& value) requires kIsText<T> {
+  if constexpr (Word<T>)
+    return static_cast<std::size_t>(value) < kWords<T>.size();
+  else
+    return row.accepts(Format(value));
+}
 template <std::integral T>
 bool InRange(const Row& row, T value) {
   return std::cmp_greater_equal(value, row.low) && std::cmp_less_equal(value, row.high);
@@ -127,22 +210,22 @@ bool InRange(const Row&, PortRange ports) {
   return ports.first <= ports.last && (ports.first != 0 || ports.last == 0);
 }
 
-std::string RangeOf(const Row& row, const std::string&) { return std::string(row.form); }
-std::string RangeOf(const Row& row, PortRange) { return std::string(row.form); }
 template <class T>
-std::string RangeOf(const Row& row, T) {
-  std::string range;
-  if constexpr (std::is_same_v<T, microseconds>) {
-    using Rep = microseconds::rep;
-    range = Format(microseconds(static_cast<Rep>(row.low))) + ".." +
-            Format(microseconds(static_cast<Rep>(row.high)));
+std::string RangeOf(const Row& row, const T&) {
+  if constexpr (kIsText<T> || std::is_same_v<T, PortRange>) {
+    return std::string(row.form);
   } else {
-    range = Format(static_cast<T>(row.low)) + ".." + Format(static_cast<T>(row.high));
+    using Number = std::conditional_t<std::is_same_v<T, microseconds>, microseconds::rep, T>;
+    const std::string range =
+        Format(T(static_cast<Number>(row.low))) + ".." + Format(T(static_cast<Number>(row.high)));
+    return row.zero.empty() ? range : fmt::format("{} (0: {})", range, row.zero);
   }
-  return row.zero.empty() ? range : fmt::format("{} (0: {})", range, row.zero);
 }
 
-const char* UnitOf(const std::string&) { return "text"; }
+template <class T>
+const char* UnitOf(const T&) requires kIsText<T> {
+  return "text";
+}
 const char* UnitOf(int) { return "count"; }
 const char* UnitOf(std::uint32_t) { return "count"; }
 const char* UnitOf(std::uint64_t) { return "bytes"; }
@@ -159,7 +242,7 @@ Error Refusal(const Row& row, std::string_view subject, std::string_view problem
 template <class T>
 Status CheckValue(const Row& row, std::string_view subject, std::string_view text, const T& value) {
   if (InRange(row, value)) return Ok();
-  const char* fault = std::is_same_v<T, std::string> ? "not recognised" : "out of range";
+  const char* fault = kIsText<T> ? "not recognised" : "out of range";
   if (row.hidden) {
     return Refusal(row, subject, fmt::format("a value of {} bytes is {}", text.size(), fault),
                    value);
@@ -167,10 +250,10 @@ Status CheckValue(const Row& row, std::string_view subject, std::string_view tex
   return Refusal(row, subject, fmt::format("'{}' is {}", text, fault), value);
 }
 
-Status CheckRow(const Row& row, const Config& config) {
+Status CheckRow(const Row& row, const ConfigValues& values) {
   return std::visit(
       [&](auto member) {
-        const auto& value = Load(config, member);
+        const auto& value = Load(values, member);
         return CheckValue(row, row.name, Format(value), value);
       },
       row.member);
@@ -178,30 +261,22 @@ Status CheckRow(const Row& row, const Config& config) {
 
 // Stores the parsed value; on an error, stores nothing.
 template <class M>
-Status SetMember(Config& config, M member, const Row& row, std::string_view subject,
+Status SetMember(ConfigValues& values, M member, const Row& row, std::string_view subject,
                  std::string_view text) {
-  auto value = Load(std::as_const(config), member);
+  auto value = Load(std::as_const(values), member);
   if (const Status parsed = Parse(text, value); !parsed) {
     return Refusal(row, subject, parsed.error().message(), value);
   }
   FERRY_TRY(CheckValue(row, subject, text, value));
-  Store(config, member, std::move(value));
+  Store(values, member, std::move(value));
   return Ok();
 }
 
-std::string ValueText(const Row& row, const Config& config) {
+std::string ValueText(const Row& row, const ConfigValues& values) {
   std::string text =
-      std::visit([&](auto member) { return Format(Load(config, member)); }, row.member);
+      std::visit([&](auto member) { return Format(Load(values, member)); }, row.member);
   if (!row.hidden || text.empty()) return text;
   return fmt::format("({} bytes, not shown)", text.size());
-}
-
-std::string SourceOf(const Row& row, const Config& config, const ConfigEntry& entry) {
-  const auto origin = config.origins.find(row.name);
-  if (origin != config.origins.end() && origin->second.value == entry.value) {
-    return origin->second.source;
-  }
-  return entry.value == entry.default_text ? "default" : "set by caller";
 }
 
 // Whether a variable without a setting is read elsewhere.
@@ -244,7 +319,7 @@ Status Config::Set(std::string_view name, std::string_view text, std::string_vie
   const std::string subject = source == kFromEnvironment ? VariableOf(*row) : std::string(name);
   FERRY_TRY(std::visit([&](auto member) { return SetMember(*this, member, *row, subject, text); },
                        row->member));
-  origins.insert_or_assign(std::string(name), Origin{std::string(source), ValueText(*row, *this)});
+  origins_.insert_or_assign(std::string(name), Origin{std::string(source), ValueText(*row, *this)});
   return Ok();
 }
 
@@ -293,7 +368,11 @@ std::vector<ConfigEntry> Config::Describe() const {
           entry.range = RangeOf(row, value);
         },
         row.member);
-    entry.source = SourceOf(row, *this, entry);
+    const auto origin = origins_.find(row.name);
+    entry.source = origin != origins_.end() && origin->second.value == entry.value
+                       ? origin->second.source
+                   : entry.value == entry.default_text ? "default"
+                                                       : "set by caller";
     entries.push_back(std::move(entry));
   }
   return entries;

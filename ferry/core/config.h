@@ -7,8 +7,10 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "ferry/core/log_level.h"
 #include "ferry/core/result.h"
 
 namespace ferry {
@@ -29,30 +31,76 @@ struct ConfigEntry {
 inline constexpr std::size_t kMinSecretBytes = 16;
 inline constexpr std::size_t kMaxSecretBytes = 1024;
 
-// Every setting of the library: read once, checked, and passed down by const reference. Assign
-// fields freely, then call Validate(). Describe() has the variable, range and help of each.
-struct Config {
+// Values of settings that are words; the texts are in config.cc.
+enum class OnOff : std::uint8_t { kOff, kOn };
+enum class AutoOff : std::uint8_t { kAuto, kOff };
+enum class AutoOnOff : std::uint8_t { kAuto, kOn, kOff };
+enum class TlsMode : std::uint8_t { kOff, kPsk, kCert };
+
+// The TCP congestion control of lanes.
+struct CongestionControl {
+  enum class Choice : std::uint8_t { kAuto, kSystem, kNamed };
+  Choice choice = Choice::kAuto;
+  std::string name = {};  // kNamed: as the kernel has it
+
+  static CongestionControl System() { return {Choice::kSystem}; }
+  static CongestionControl Named(std::string name) { return {Choice::kNamed, std::move(name)}; }
+};
+
+// The GPUs that are used: those that CUDA shows this process, none, or simulated ones.
+struct DeviceChoice {
+  enum class Kind : std::uint8_t { kAuto, kNone, kSimulated };
+  Kind kind = Kind::kAuto;
+  std::string simulation = {};  // kSimulated: "N" or "N:SEED"
+
+  static DeviceChoice None() { return {Kind::kNone}; }
+  static DeviceChoice Simulated(std::string text) { return {Kind::kSimulated, std::move(text)}; }
+};
+
+// Settings of listeners and lanes.
+struct NetSettings {
   std::string listen_host;  // empty: all addresses
-  std::string net_plugin;   // path of an NCCL network plugin; empty: none
   std::string interfaces;   // interfaces to use: "eth0,ens*", or all but "^docker*"; empty: all
   std::uint16_t port_first = 0;  // inclusive; 0 and 0: any free port
   std::uint16_t port_last = 0;   // inclusive; the two are one setting, port_range
-
-  int lanes = 0;                            // TCP connections per peer; 0: automatic
-  int workers = 0;                          // progress threads; 0: automatic
-  std::uint64_t slice_bytes = 1 << 20;      // the unit that is striped over lanes
-  std::uint64_t window_bytes = 16 << 20;    // in flight per lane; at least a slice
-  std::string congestion_control = "auto";  // "auto", "system" or a name the kernel knows
-  std::uint64_t send_buffer_bytes = 0;      // 0: the kernel tunes it
-  std::uint64_t recv_buffer_bytes = 0;      // 0: the kernel tunes it
+  CongestionControl congestion_control;
+  std::uint64_t send_buffer_bytes = 0;  // 0: the kernel tunes it
+  std::uint64_t recv_buffer_bytes = 0;  // 0: the kernel tunes it
   std::uint64_t lane_rate_bytes = 0;  // maximum send rate of a lane, bytes per second; 0: no limit
-  std::chrono::microseconds spin{0};  // how long a worker polls before it sleeps
-  std::string zero_copy_send = "auto";  // zero-copy sends: "auto", "on" or "off"
-  std::string checksum = "off";         // "on": CRC32C of every slice's bytes
-  std::string devices = "auto";         // GPUs: "auto" (all), "none", or "simulated:N[:SEED]"
-  std::string cuda_ipc = "auto";        // copies between GPUs of one machine: "auto" or "off"
+  AutoOnOff zero_copy_send = AutoOnOff::kAuto;
+  // Pending peers: accepted lanes that are not authenticated.
+  std::uint32_t max_pending_handshakes = 256;
+  std::string net_plugin;  // path of an NCCL network plugin; empty: none
+};
+
+// Who is let in, and TLS.
+struct SecuritySettings {
+  std::string secret;            // shared with every peer; empty: none
+  std::string secret_file;       // file that contains the secret
+  OnOff insecure = OnOff::kOff;  // on: without a secret, trusts peers on other machines too
+  TlsMode tls = TlsMode::kOff;   // on every lane: kPsk from the secret, or kCert
+  std::string tls_cert;          // PEM files: this endpoint's certificate with its chain,
+  std::string tls_key;           // its key, without a password,
+  std::string tls_ca;            // and the authorities that verify peers' certificates
+  std::string tls_name;          // required name in a peer's certificate; empty: any
+  friend bool operator==(const SecuritySettings&, const SecuritySettings&) = default;
+};
+
+struct DeviceSettings {
+  DeviceChoice devices;
+  AutoOff cuda_ipc = AutoOff::kAuto;            // copies between GPUs of one machine
   std::uint64_t stage_slice_bytes = 256 << 10;  // slices from and into GPU memory
   std::uint64_t stage_bytes = 64 << 20;         // pinned, for each GPU in use and direction
+};
+
+// Settings of endpoints, connections and operations.
+struct TransferSettings {
+  int lanes = 0;                          // TCP connections per peer; 0: automatic
+  int workers = 0;                        // progress threads; 0: automatic
+  std::uint64_t slice_bytes = 1 << 20;    // the unit that is striped over lanes
+  std::uint64_t window_bytes = 16 << 20;  // in flight per lane; at least a slice
+  std::chrono::microseconds spin{0};      // how long a worker polls before it sleeps
+  OnOff checksum = OnOff::kOff;           // CRC32C of every slice's bytes
 
   std::chrono::microseconds connect_timeout = std::chrono::seconds(10);
   std::chrono::microseconds handshake_timeout = std::chrono::seconds(5);
@@ -71,31 +119,35 @@ struct Config {
   std::uint64_t peer_memory_total = 256 << 20;  // of all peers, beyond each one's guarantee
   std::uint32_t max_operations = 65536;         // in flight at once
   std::uint32_t max_connections = 1024;         // connections accepted here; 0: any number
-  std::uint32_t max_pending_handshakes =
-      256;                       // pending peers: accepted lanes that are not authenticated
-  std::string secret;            // shared with every peer; empty: none
-  std::string secret_file;       // file that contains the secret
-  std::string insecure = "off";  // "on": without a secret, trusts peers on other machines too
-  std::string tls = "off";       // TLS on every lane: "off", "psk" (from the secret) or "cert"
-  std::string tls_cert;          // PEM files: this endpoint's certificate with its chain,
-  std::string tls_key;           // its key, without a password,
-  std::string tls_ca;            // and the authorities that verify peers' certificates
-  std::string tls_name;          // required name in a peer's certificate; empty: any
-  int nccl_channels = 8;         // channels to ask NCCL for, as its network; 0: NCCL decides
-  int nccl_devices = 1;          // devices that NCCL sees the NIC as
+};
+
+struct ReportSettings {
   // Listening address for Prometheus: "host:port" or ":port"; empty: none.
   std::string metrics_address;
-  std::string log_level = "warn";
-  std::string log_format = "text";  // or "json"
+  LogLevel log_level = LogLevel::kWarn;
+  LogFormat log_format = LogFormat::kText;
+};
 
-  // The text and source of a field's last setting by name; ignored if the field was assigned
-  // directly since.
-  struct Origin {
-    std::string source;
-    std::string value;
-  };
-  std::map<std::string, Origin, std::less<>> origins;
+// Settings of the library as NCCL's network.
+struct NcclSettings {
+  int nccl_channels = 8;  // channels to ask NCCL for; 0: NCCL decides
+  int nccl_devices = 1;   // devices that NCCL sees the NIC as
+};
 
+// Every setting of the library; plain data. Config::Describe() has the variable, range and help of
+// each.
+struct ConfigValues : NetSettings,
+                      SecuritySettings,
+                      DeviceSettings,
+                      TransferSettings,
+                      ReportSettings,
+                      NcclSettings {};
+
+// The settings with their names: parses, checks and describes them. Read once and passed down by
+// const reference. Assign fields freely, then call Validate(). Copyable; not for two threads at
+// once.
+class Config : public ConfigValues {
+ public:
   // Returns a variable's text, or null where it is not set; like getenv(3).
   using Getter = std::function<const char*(const char* variable)>;
 
@@ -109,13 +161,24 @@ struct Config {
   // kInvalidArgument for an unknown name or a value out of range; the config is then unchanged.
   Status Set(std::string_view name, std::string_view text,
              std::string_view source = "set by caller");
+  // Whether Set() or a variable has set it, whatever was assigned since.
+  bool IsSet(std::string_view name) const { return origins_.find(name) != origins_.end(); }
 
   // Checks the range of every field, that a slice fits into a window, and that a heartbeat_interval
   // fits into a peer_timeout. Errors: kInvalidArgument naming the first field that fails.
   Status Validate() const;
 
-  // Every setting, in the order above.
+  // Every setting, in the order of the documentation.
   std::vector<ConfigEntry> Describe() const;
+
+ private:
+  // The text and source of a setting when it was last set by name; ignored if the field was
+  // assigned since.
+  struct Origin {
+    std::string source;
+    std::string value;
+  };
+  std::map<std::string, Origin, std::less<>> origins_;
 };
 
 // Names of FERRY_* variables that no setting has, so that a tool can warn about misspellings.

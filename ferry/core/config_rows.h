@@ -19,9 +19,11 @@ struct PortRange {
 };
 struct PortRangeMember {};
 
+template <class... T>
+using MemberOf = std::variant<T ConfigValues::*..., PortRangeMember>;
 using ConfigMember =
-    std::variant<std::string Config::*, int Config::*, std::uint32_t Config::*,
-                 std::uint64_t Config::*, std::chrono::microseconds Config::*, PortRangeMember>;
+    MemberOf<std::string, int, std::uint32_t, std::uint64_t, std::chrono::microseconds, OnOff,
+             AutoOff, AutoOnOff, TlsMode, LogLevel, LogFormat, CongestionControl, DeviceChoice>;
 
 // A setting. Its variable and unit follow from its name and member.
 struct ConfigRow {
@@ -30,13 +32,13 @@ struct ConfigRow {
   std::uint64_t low = 0;  // bytes, microseconds or a count; unused for text and ports
   std::uint64_t high = 0;
   std::string_view zero = {};  // meaning of 0
-  std::string_view form = {};  // for text and ports: the allowed values, in words
+  std::string_view form = {};  // for text, words and ports: the allowed values
   bool (*accepts)(std::string_view text) = nullptr;
   bool hidden = false;  // the value is never shown
   std::string_view help;
 };
 
-// Every setting, in the order of Config's fields.
+// Every setting, in the order in which they are shown.
 std::span<const ConfigRow> ConfigRows();
 
 }  // namespace ferry

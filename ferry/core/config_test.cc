@@ -47,7 +47,9 @@ TEST(Config, AnEmptyEnvironmentGivesTheDefaults) {
   ASSERT_TRUE(config);
   EXPECT_EQ(config->window_bytes, 16u << 20);
   EXPECT_EQ(config->operation_timeout, std::chrono::seconds(300));
-  EXPECT_TRUE(config->origins.empty());
+  for (const ConfigEntry& entry : config->Describe()) {
+    EXPECT_FALSE(config->IsSet(entry.name)) << entry.name;
+  }
 }
 
 TEST(Config, EveryKindOfSettingIsReadFromItsVariable) {
@@ -68,7 +70,7 @@ TEST(Config, EveryKindOfSettingIsReadFromItsVariable) {
   EXPECT_EQ(config->spin, microseconds(20));
   EXPECT_EQ(config->peer_timeout, milliseconds(2500));
   EXPECT_EQ(config->max_operations, 7u);
-  EXPECT_EQ(config->zero_copy_send, "off");
+  EXPECT_EQ(config->zero_copy_send, AutoOnOff::kOff);
   EXPECT_EQ(EntryOf(*config, "spin").value, "20 us");
   EXPECT_EQ(EntryOf(*config, "spin").source, "environment");
   EXPECT_EQ(EntryOf(*config, "workers").source, "default");
@@ -219,6 +221,44 @@ TEST(Config, TheSourceOfAValueIsWhateverSetItLast) {
   EXPECT_EQ(EntryOf(*config, "lanes").source, "default");
 }
 
+TEST(Config, WordsAreStoredAsEnumsAndShownAsTheyWereSet) {
+  const auto config = From({{"FERRY_INSECURE", "on"},
+                            {"FERRY_TLS", "psk"},
+                            {"FERRY_CUDA_IPC", "off"},
+                            {"FERRY_LOG_LEVEL", "error"},
+                            {"FERRY_LOG_FORMAT", "json"},
+                            {"FERRY_CONGESTION_CONTROL", "cubic"},
+                            {"FERRY_DEVICES", "simulated:2:77"}});
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_EQ(config->insecure, OnOff::kOn);
+  EXPECT_EQ(config->checksum, OnOff::kOff);
+  EXPECT_EQ(config->tls, TlsMode::kPsk);
+  EXPECT_EQ(config->cuda_ipc, AutoOff::kOff);
+  EXPECT_EQ(config->log_level, LogLevel::kError);
+  EXPECT_EQ(config->log_format, LogFormat::kJson);
+  EXPECT_EQ(config->congestion_control.choice, CongestionControl::Choice::kNamed);
+  EXPECT_EQ(config->congestion_control.name, "cubic");
+  EXPECT_EQ(config->devices.kind, DeviceChoice::Kind::kSimulated);
+  EXPECT_EQ(config->devices.simulation, "2:77");
+  EXPECT_EQ(EntryOf(*config, "congestion_control").value, "cubic");
+  EXPECT_EQ(EntryOf(*config, "devices").value, "simulated:2:77");
+  EXPECT_EQ(EntryOf(*config, "insecure").unit, "text");
+}
+
+TEST(Config, OtherWordsAreRefusedWithThoseThatAreAllowed) {
+  EXPECT_EQ(MessageFrom({{"FERRY_INSECURE", "yes"}}),
+            "FERRY_INSECURE cannot be used: 'yes' is not recognised; allowed is on | off");
+  EXPECT_EQ(MessageFrom({{"FERRY_TLS", "PSK"}}),
+            "FERRY_TLS cannot be used: 'PSK' is not recognised; allowed is off | psk | cert");
+  EXPECT_EQ(MessageFrom({{"FERRY_LOG_LEVEL", "loud"}}),
+            "FERRY_LOG_LEVEL cannot be used: 'loud' is not recognised; allowed is trace | debug | "
+            "info | warn | error | off");
+  EXPECT_EQ(MessageFrom({{"FERRY_LOG_FORMAT", "xml"}}),
+            "FERRY_LOG_FORMAT cannot be used: 'xml' is not recognised; allowed is text | json");
+  EXPECT_EQ(MessageFrom({{"FERRY_DEVICES", "all"}}),
+            "FERRY_DEVICES cannot be used: 'all' is not recognised; allowed is auto | none");
+}
+
 TEST(Config, SettingByNameRefusesUnknownNamesAndListsTheKnown) {
   Config config;
   const Status status = config.Set("lane", "1");
@@ -239,6 +279,12 @@ TEST(Config, ValidationFindsFieldsThatWereAssignedOutOfRange) {
   EXPECT_EQ(message([](Config& c) { c.port_first = 9; }),
             "port_range cannot be used: '9-0' is out of range; allowed is A-B or A within "
             "1..65535; 0 for any free port");
+  EXPECT_EQ(
+      message([](Config& c) { c.congestion_control = CongestionControl::Named("two words"); }),
+      "congestion_control cannot be used: 'two words' is not recognised; allowed is auto | "
+      "system | a name listed in net.ipv4.tcp_available_congestion_control");
+  EXPECT_EQ(message([](Config& c) { c.devices = DeviceChoice::Simulated("two"); }),
+            "devices cannot be used: 'simulated:two' is not recognised; allowed is auto | none");
   EXPECT_NE(message([](Config& c) { c.spin = microseconds(-1); }), "");
   EXPECT_NE(message([](Config& c) { c.slice_bytes = ~std::uint64_t{0}; }), "");
 }

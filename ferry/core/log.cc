@@ -4,7 +4,6 @@
 #include <spdlog/logger.h>
 #include <spdlog/sinks/stdout_sinks.h>
 
-#include <array>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -13,9 +12,6 @@
 
 namespace ferry {
 namespace {
-
-constexpr std::array kLevels = {LogLevel::kTrace, LogLevel::kDebug, LogLevel::kInfo,
-                                LogLevel::kWarn,  LogLevel::kError, LogLevel::kOff};
 
 spdlog::level::level_enum SpdlogLevel(LogLevel level) {
   switch (level) {
@@ -91,22 +87,6 @@ const char* LogLevelName(LogLevel level) noexcept {
     case LogLevel::kOff: return "off";
   }
   return "unknown";
-}
-
-Result<LogLevel> ParseLogLevel(std::string_view text) {
-  for (const LogLevel level : kLevels) {
-    if (text == LogLevelName(level)) return level;
-  }
-  return Error(
-      Code::kInvalidArgument,
-      fmt::format("'{}' is not a log level; write trace, debug, info, warn, error or off", text));
-}
-
-Result<LogFormat> ParseLogFormat(std::string_view text) {
-  if (text == "text") return LogFormat::kText;
-  if (text == "json") return LogFormat::kJson;
-  return Error(Code::kInvalidArgument,
-               fmt::format("'{}' is not a log format; write text or json", text));
 }
 
 namespace internal {

@@ -7,21 +7,12 @@
 #include <string>
 #include <string_view>
 
-#include "ferry/core/result.h"
+#include "ferry/core/log_level.h"
 
 namespace ferry {
 
-enum class LogLevel : unsigned char { kTrace, kDebug, kInfo, kWarn, kError, kOff };
-
 // "trace", "debug", "info", "warn", "error" or "off".
 const char* LogLevelName(LogLevel level) noexcept;
-// The inverse of LogLevelName. Errors: kInvalidArgument for any other text.
-Result<LogLevel> ParseLogLevel(std::string_view text);
-
-enum class LogFormat : unsigned char { kText, kJson };
-
-// Errors: kInvalidArgument for a text other than "text" and "json".
-Result<LogFormat> ParseLogFormat(std::string_view text);
 
 // A machine-readable value of a log line, shown in JSON only. The name is a literal; the value may
 // contain any bytes.

@@ -23,8 +23,6 @@
 namespace ferry::cuda {
 namespace {
 
-constexpr std::string_view kSimulated = "simulated:";
-
 // Parses the number at the front of the text and removes it.
 template <class T>
 std::optional<T> TakeNumber(std::string_view* text) {
@@ -36,7 +34,7 @@ std::optional<T> TakeNumber(std::string_view* text) {
 }
 
 Result<SimulationOptions> ParseSimulated(const std::string& text) {
-  std::string_view rest = std::string_view(text).substr(kSimulated.size());
+  std::string_view rest = text;
   SimulationOptions options;
   const auto devices = TakeNumber<int>(&rest);
   if (devices) options.devices = *devices;
@@ -52,7 +50,9 @@ Result<SimulationOptions> ParseSimulated(const std::string& text) {
   if (devices && rest.empty()) return options;
   return Error(
       Code::kInvalidArgument,
-      fmt::format("devices (FERRY_DEVICES) is '{}'; write simulated:N or simulated:N:SEED", text));
+      fmt::format(
+          "devices (FERRY_DEVICES) is 'simulated:{}'; write simulated:N or simulated:N:SEED",
+          text));
 }
 
 struct SimulatedSets {
@@ -121,20 +121,20 @@ Result<DeviceApi*> RealDevices() {
 }
 
 Result<DeviceApi*> OpenDevices(const Config& config) {
-  if (config.devices == "none") {
-    return Error(Code::kUnsupported, "GPUs are turned off by devices=none (FERRY_DEVICES)");
-  }
-  if (std::string_view(config.devices).substr(0, kSimulated.size()) == kSimulated) {
-    return OpenSimulated(config.devices);
+  switch (config.devices.kind) {
+    case DeviceChoice::Kind::kAuto: break;
+    case DeviceChoice::Kind::kNone:
+      return Error(Code::kUnsupported, "GPUs are turned off by devices=none (FERRY_DEVICES)");
+    case DeviceChoice::Kind::kSimulated: return OpenSimulated(config.devices.simulation);
   }
   return RealDevices();
 }
 
 // Answers without loading the driver: a program without GPU memory must not create a CUDA context.
 bool MayHaveDeviceMemory(const Config& config) {
-  if (config.devices == "none") return false;
-  if (std::string_view(config.devices).substr(0, kSimulated.size()) == kSimulated) return true;
-  return IsDriverLoaded();
+  using Kind = DeviceChoice::Kind;
+  return config.devices.kind == Kind::kSimulated ||
+         (config.devices.kind == Kind::kAuto && IsDriverLoaded());
 }
 
 const char* DeviceCodeTargets() noexcept {

@@ -22,7 +22,7 @@ constexpr std::size_t kSummedBytes = 50'000;  // in slices of 4 KiB
 class ChecksumTest : public ::testing::Test {
  protected:
   // One lane, through a proxy; `near` dials.
-  void Connect(const std::string& near, const std::string& far) {
+  void Connect(OnOff near, OnOff far) {
     Config config = SmallSlices(1, 1);
     config.checksum = far;
     link_.far.endpoint = Must(Endpoint::Create(config));
@@ -71,7 +71,7 @@ class ChecksumTest : public ::testing::Test {
 constexpr const char* kBothValues = "CRC32C [0-9a-f]{8}, but [0-9a-f]{8} was sent";
 
 TEST_F(ChecksumTest, AByteOfAWriteThatChangesOnItsWayEndsItNamingPlaceAndValues) {
-  Connect("on", "off");
+  Connect(OnOff::kOn, OnOff::kOff);
   EXPECT_TRUE(link_.near.connection->Info().checksums && link_.far.connection->Info().checksums);
   CorruptAhead(ProxyDirection::kToTarget, 10'000);
   Operation write = Must(Write());
@@ -85,7 +85,7 @@ TEST_F(ChecksumTest, AByteOfAWriteThatChangesOnItsWayEndsItNamingPlaceAndValues)
 }
 
 TEST_F(ChecksumTest, AByteOfAReadThatChangesOnItsWayEndsItNamingPlaceAndValues) {
-  Connect("off", "on");
+  Connect(OnOff::kOff, OnOff::kOn);
   CorruptAhead(ProxyDirection::kToClient, 10'000);
   Operation read = Must(Read());
   EXPECT_TRUE(EndsWith(Code::kCorrupt, read));
@@ -98,7 +98,7 @@ TEST_F(ChecksumTest, AByteOfAReadThatChangesOnItsWayEndsItNamingPlaceAndValues) 
 }
 
 TEST_F(ChecksumTest, AMessageThatChangesOnItsWayEndsAtBothSides) {
-  Connect("on", "on");
+  Connect(OnOff::kOn, OnOff::kOn);
   std::vector<std::byte> buffer(kSummedBytes);
   Operation receive = Must(link_.far.connection->Recv(1, kWholeTag, buffer));
   ASSERT_TRUE(Works(&link_));  // so the receive is posted before the message arrives
@@ -109,7 +109,7 @@ TEST_F(ChecksumTest, AMessageThatChangesOnItsWayEndsAtBothSides) {
 }
 
 TEST_F(ChecksumTest, ANotificationThatChangesOnItsWayIsNotDelivered) {
-  Connect("on", "on");
+  Connect(OnOff::kOn, OnOff::kOn);
   CorruptAhead(ProxyDirection::kToTarget, 100);
   EXPECT_TRUE(EndsWith(Code::kCorrupt, link_.near.connection->Notify(RandomBytes(200, 1))));
   EXPECT_FALSE(link_.far.connection->TakeNotification(Now()));
@@ -119,7 +119,7 @@ TEST_F(ChecksumTest, ANotificationThatChangesOnItsWayIsNotDelivered) {
 TEST_F(ChecksumTest, AByteOfTheMetadataThatChangesEndsTheConnectionBeforeAnythingIsPutInPlace) {
   for (const std::uint64_t at : {20U, 45U, 60U, 66U}) {  // header, key, offset, length
     SCOPED_TRACE("byte " + std::to_string(at));
-    Connect("on", "on");
+    Connect(OnOff::kOn, OnOff::kOn);
     const auto before = there_.Copy();
     CorruptAhead(ProxyDirection::kToTarget, at);
     EXPECT_FALSE(Must(Write()).Wait(Soon()));
@@ -132,7 +132,7 @@ TEST_F(ChecksumTest, AByteOfTheMetadataThatChangesEndsTheConnectionBeforeAnythin
 }
 
 TEST_F(ChecksumTest, OneOperationMayBeCheckedWithoutTheOthers) {
-  Connect("off", "off");
+  Connect(OnOff::kOff, OnOff::kOff);
   EXPECT_FALSE(link_.near.connection->Info().checksums);
   CorruptAhead(ProxyDirection::kToTarget, 10'000);
   EXPECT_TRUE(EndsWith(Code::kCorrupt, Write(/*checksum=*/true)));

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include "ferry/core/bytes.h"
+#include "ferry/transfer/handshake/wire.h"
 
 namespace ferry::transfer {
 namespace {

@@ -6,7 +6,6 @@
 
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
-#include "ferry/transfer/handshake/wire.h"
 
 namespace ferry::transfer {
 
@@ -17,10 +16,18 @@ constexpr bool Includes(Rights have, Rights want) noexcept {
 }
 const char* RightsName(Rights rights) noexcept;
 
+// Names a registration at its owner; the same bytes go over the wire.
+struct RegionKey {
+  std::uint32_t region = 0;
+  std::uint32_t generation = 0;
+  std::uint64_t token = 0;
+};
+static_assert(sizeof(RegionKey) == 16);
+
 // What a peer needs to name a region: travels as opaque bytes by whatever way the user has.
 struct RemoteRegion {
   Uuid endpoint;  // owner
-  wire::KeyBody key;
+  RegionKey key;
   Rights rights = Rights::kNone;
   std::uint64_t length = 0;
   // log2 of the largest slice, in bytes, that the owner accepts or sends at once; 0: no limit.

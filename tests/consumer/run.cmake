@@ -1,5 +1,6 @@
 # Installs the build in BUILD_DIR into a scratch prefix, then builds this folder and
-# examples/cpp against it and runs them, as a user of the package would.
+# examples/cpp against it and runs them, as a user of the package would. PLUGINS: network plugins,
+# each for the example that loads one.
 set(scratch "${BUILD_DIR}/consumer")
 file(REMOVE_RECURSE "${scratch}")
 
@@ -19,3 +20,18 @@ build("${CMAKE_CURRENT_LIST_DIR}" "${scratch}/build")
 run("${scratch}/build/consumer")
 build("${CMAKE_CURRENT_LIST_DIR}/../../examples/cpp" "${scratch}/examples")
 run("${scratch}/examples/write")
+set(ENV{FERRY_DEVICES} simulated:2)
+run("${scratch}/examples/write_gpu")
+run("${scratch}/examples/pipeline")
+# Without devices both say so.
+set(ENV{FERRY_DEVICES} none)
+foreach(example write_gpu pipeline)
+  execute_process(COMMAND "${scratch}/examples/${example}" RESULT_VARIABLE result
+                  ERROR_VARIABLE said)
+  if(NOT result EQUAL 77 OR NOT said MATCHES "skipped: .*devices=none")
+    message(FATAL_ERROR "${example} without devices: ${result}, ${said}")
+  endif()
+endforeach()
+foreach(plugin IN LISTS PLUGINS)
+  run("${scratch}/examples/nccl_plugin" "${plugin}")
+endforeach()

@@ -12,6 +12,7 @@
 
 #include "ferry/core/check.h"
 #include "ferry/transfer/endpoint.h"
+#include "ferry/transfer/handshake/wire.h"
 #include "tests/fuzz/scripted_lane.h"
 
 namespace ferry::fuzz {

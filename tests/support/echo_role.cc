@@ -58,7 +58,8 @@ class EchoRole {
     Settings settings;
     for (std::string setting; words >> setting;) {
       settings.push_back(setting);
-      if (setting.starts_with("devices=")) devices_ = DevicesOf(ConfigOf({setting}).devices);
+      if (setting.starts_with("devices="))
+        devices_ = DevicesOf(setting.substr(setting.find('=') + 1));
     }
     FERRY_TRY_ASSIGN(endpoint_, transfer::Endpoint::Create(ConfigOf(settings)));
     acceptor_ = std::jthread([this] { AcceptAll(); });

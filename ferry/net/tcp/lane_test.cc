@@ -218,7 +218,7 @@ TEST(TcpLane, AResetGoesBeforeBytesThatAreStillUnread) {
 TEST_F(TcpLaneTest, AnOrderlyCloseLetsThePeerReadWhatWasSent) {
   // Also with zero-copy sends enabled, as long as no pages were spliced. Regression: it reset the
   // connection, and a refused peer never read the reason.
-  for (const char* zero_copy_send : {"off", "on"}) {
+  for (const AutoOnOff zero_copy_send : {AutoOnOff::kOff, AutoOnOff::kOn}) {
     Config config;
     config.zero_copy_send = zero_copy_send;
     ASSERT_NO_FATAL_FAILURE(Connect(config));
@@ -234,7 +234,7 @@ TEST_F(TcpLaneTest, AnOrderlyCloseLetsThePeerReadWhatWasSent) {
 
 TEST_F(TcpLaneTest, AbortingWithSplicedPagesResetsTheConnection) {
   Config config;
-  config.zero_copy_send = "on";
+  config.zero_copy_send = AutoOnOff::kOn;
   ASSERT_NO_FATAL_FAILURE(Connect(config));
   end_->on_sent = [this](OutFrame*) { end_->lane().Abort(); };
   end_->Attach();
@@ -263,13 +263,13 @@ TEST_F(TcpLaneTest, ClosingWithBytesUnreadLetsThePeerHearWhatWasSentAndThenTheEn
 
 TEST_F(TcpLaneTest, CongestionControlIsReportedWithItsReason) {
   Config config;
-  config.congestion_control = "system";
+  config.congestion_control = CongestionControl::System();
   ASSERT_NO_FATAL_FAILURE(ConnectAndAttach(config));
   const std::string system = Info().congestion_control;
   EXPECT_THAT(system, HasSubstr("(the system's default)"));
   Destroy(&end_);
 
-  config.congestion_control = "auto";
+  config.congestion_control = CongestionControl();
   ASSERT_NO_FATAL_FAILURE(ConnectAndAttach(config));
   const std::string automatic = Info().congestion_control;
   if (system.starts_with("bbr")) {
@@ -279,7 +279,7 @@ TEST_F(TcpLaneTest, CongestionControlIsReportedWithItsReason) {
   }
   Destroy(&end_);
 
-  config.congestion_control = "reno";
+  config.congestion_control = CongestionControl::Named("reno");
   ASSERT_NO_FATAL_FAILURE(ConnectAndAttach(config));
   EXPECT_EQ(Info().congestion_control, "reno (as set)");
 }
@@ -288,7 +288,7 @@ TEST_F(TcpLaneTest, AnUnknownCongestionControlIsRefusedWithTheSettingToChange) {
   const auto address = host_.Listen({"127.0.0.1", 0}, {});
   ASSERT_TRUE(address);
   Config config;
-  config.congestion_control = "nosuch";
+  config.congestion_control = CongestionControl::Named("nosuch");
   const auto lane = host_.Connect(*address, config);
   ASSERT_FALSE(lane);
   EXPECT_EQ(lane.error().code(), Code::kUnsupported);

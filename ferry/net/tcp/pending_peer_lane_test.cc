@@ -127,7 +127,7 @@ std::ptrdiff_t OpenDescriptors() {
 
 TEST_F(PendingPeerLaneTest, HasNoPipeBeforeItGivesPages) {
   Config config;
-  config.zero_copy_send = "on";
+  config.zero_copy_send = AutoOnOff::kOn;
   ASSERT_NO_FATAL_FAILURE(Connect(config));
   end_->Attach();
   // All threads and sockets exist by now. A pipe created too early would show as a missing

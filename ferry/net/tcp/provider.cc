@@ -45,7 +45,7 @@ Result<std::unique_ptr<Lane>> MakeLane(SecureSocket socket, const Config& config
   }
   // With the reason for the choice, which the socket alone does not tell.
   info.congestion_control = std::move(congestion_control);
-  const bool zero_copy_send = config.zero_copy_send != "off";
+  const bool zero_copy_send = config.zero_copy_send != AutoOnOff::kOff;
   return std::unique_ptr<Lane>(std::make_unique<TcpLane>(
       std::move(socket.fd), std::move(socket.stream), std::move(info), zero_copy_send));
 }

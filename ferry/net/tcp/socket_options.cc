@@ -86,9 +86,12 @@ bool IsNear(int fd) {
 
 Result<std::string> ChooseCongestionControl(int fd, const Config& config) {
   const std::string present = CongestionControlOf(fd);
-  const std::string& wanted = config.congestion_control;
-  if (wanted == "system") return present + " (the system's default)";
-  if (wanted != "auto") {
+  using Choice = CongestionControl::Choice;
+  if (config.congestion_control.choice == Choice::kSystem) {
+    return present + " (the system's default)";
+  }
+  if (config.congestion_control.choice == Choice::kNamed) {
+    const std::string& wanted = config.congestion_control.name;
     if (TrySetCongestionControl(fd, wanted)) return wanted + " (as set)";
     const int error = errno;
     return Error(Code::kUnsupported,
@@ -130,10 +133,11 @@ Result<UniqueFd> OpenSocket(int family, const Config& config) {
   FERRY_TRY(SetBuffer(fd.get(), SO_RCVBUF, config.recv_buffer_bytes, "SO_RCVBUF"));
   // A connection that starts under BBR is paced by timers forever, even if it changes later. So it
   // starts under another algorithm, and gets BBR back if the peer is distant.
-  if (config.congestion_control == "auto") {
+  const CongestionControl& wanted = config.congestion_control;
+  if (wanted.choice == CongestionControl::Choice::kAuto) {
     if (IsBbr(CongestionControlOf(fd.get()))) (void)AvoidBbr(fd.get());
-  } else if (config.congestion_control != "system") {
-    (void)TrySetCongestionControl(fd.get(), config.congestion_control);  // checked once connected
+  } else if (wanted.choice == CongestionControl::Choice::kNamed) {
+    (void)TrySetCongestionControl(fd.get(), wanted.name);  // checked once connected
   }
   return fd;
 }

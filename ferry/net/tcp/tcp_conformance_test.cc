@@ -72,7 +72,7 @@ class SplicedPages final : public TcpTarget {
   SplicedPages() : TcpTarget("127.0.0.1") {}
   Config MakeConfig() override {
     Config config;
-    config.zero_copy_send = "on";
+    config.zero_copy_send = AutoOnOff::kOn;
     return config;
   }
 };
@@ -82,7 +82,7 @@ class TlsByKey : public TcpTarget {
   explicit TlsByKey(std::string host = "127.0.0.1") : TcpTarget(std::move(host)) {}
   Config MakeConfig() override {
     Config config;
-    config.tls = "psk";
+    config.tls = TlsMode::kPsk;
     config.secret = "sixteen letters!";
     return config;
   }

@@ -122,8 +122,8 @@ std::string TakeOpenSslReason() {
 // ---- TlsContext ---------------------------------------------------------------------------------
 
 Result<std::shared_ptr<const TlsContext>> TlsContext::Create(const Config& config) {
-  if (config.tls == "off") return std::shared_ptr<const TlsContext>();
-  const bool is_psk = config.tls == "psk";
+  if (config.tls == TlsMode::kOff) return std::shared_ptr<const TlsContext>();
+  const bool is_psk = config.tls == TlsMode::kPsk;
   // Shared with every stream that uses it.
   std::shared_ptr<TlsContext> context(new TlsContext(is_psk));
   FERRY_TRY(context->Open());
@@ -217,12 +217,11 @@ SSL_SESSION* TlsContext::MakeSession(SSL* ssl) const {
 // ---- TlsContextCache ----------------------------------------------------------------------------
 
 Result<std::shared_ptr<const TlsContext>> TlsContextCache::Get(const Config& config) {
-  if (config.tls == "off") return std::shared_ptr<const TlsContext>();
+  if (config.tls == TlsMode::kOff) return std::shared_ptr<const TlsContext>();
   // All that Create() reads. Files are read once: new endpoints alone see one that is replaced.
-  Settings settings = {config.tls,      config.tls_cert, config.tls_key,    config.tls_ca,
-                       config.tls_name, config.secret,   config.secret_file};
+  SecuritySettings settings = config;
   const std::lock_guard lock(mutex_);
-  if (settings_ == settings) return context_;
+  if (settings_ && *settings_ == settings) return context_;
   FERRY_TRY_ASSIGN(context_, TlsContext::Create(config));
   settings_ = std::move(settings);
   return context_;

@@ -59,10 +59,8 @@ class TlsContextCache {
   Result<std::shared_ptr<const TlsContext>> Get(const Config& config);
 
  private:
-  using Settings = std::array<std::string, 7>;
-
   std::mutex mutex_;
-  std::optional<Settings> settings_;
+  std::optional<SecuritySettings> settings_;
   std::shared_ptr<const TlsContext> context_;  // shared with the streams that use it
 };
 

@@ -31,7 +31,7 @@ TEST(TlsContext, IsNoneWhereTlsIsOff) {
 
 TEST(TlsContext, ByAKeyNeedsASecret) {
   Config config;
-  config.tls = "psk";
+  config.tls = TlsMode::kPsk;
   ExpectError(config, HasSubstr("FERRY_SECRET_FILE"));
   config.secret_file = "/not/there";
   ExpectError(config, HasSubstr("/not/there cannot be read"));
@@ -96,7 +96,7 @@ TEST(TlsContextCache, ReadsFilesOnce) {
   EXPECT_NE(*again, nullptr);
   config.tls_name = "node";
   EXPECT_FALSE(cache.Get(config));
-  config.tls = "off";
+  config.tls = TlsMode::kOff;
   const auto none = cache.Get(config);
   ASSERT_TRUE(none);
   EXPECT_EQ(*none, nullptr);

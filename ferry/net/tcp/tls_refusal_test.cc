@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 
 Config WithKey(const std::string& secret = "sixteen letters!") {
   Config config;
-  config.tls = "psk";
+  config.tls = TlsMode::kPsk;
   config.secret = secret;
   return config;
 }

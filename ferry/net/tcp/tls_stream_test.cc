@@ -23,7 +23,7 @@ using Role = TlsStream::Role;
 
 Config ByKey() {
   Config config;
-  config.tls = "psk";
+  config.tls = TlsMode::kPsk;
   config.secret = "sixteen letters!";
   return config;
 }

@@ -112,7 +112,7 @@ TestAuthority::Issued TestAuthority::Issue(const std::string& name, const std::s
 
 Config TestAuthority::Use(Config base, const std::string& name) {
   const Issued issued = Issue(name);
-  base.tls = "cert";
+  base.tls = TlsMode::kCert;
   base.tls_cert = issued.cert;
   base.tls_key = issued.key;
   base.tls_ca = file_;

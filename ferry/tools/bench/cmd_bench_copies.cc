@@ -97,14 +97,14 @@ void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
   static Words words;
   CopyBenchJob& job = words.job;
   job.directions = {"H2D", "D2H", "D2D", "duplex"};
-  job.executors = {"dma", "kernel", "bounce", "auto", "prepared"};
+  job.executors = {"dma", "kernel", "auto", "prepared"};
   job.host_sides = {"scattered", "contiguous"};
   app->add_option("--device", job.ordinal, "GPU, by CUDA's number")->type_name("N");
   app->add_option("--direction", job.directions, "H2D, D2H, D2D or duplex; a list, or repeated")
       ->delimiter(',')
       ->type_name("WAY");
   app->add_option("--executor", job.executors,
-                  "dma, kernel, bounce, auto or prepared; a list, or repeated")
+                  "dma, kernel, auto or prepared; a list, or repeated")
       ->delimiter(',')
       ->type_name("NAME");
   app->add_option("--host-side", job.host_sides,

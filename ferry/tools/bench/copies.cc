@@ -134,7 +134,6 @@ class Bench {
     for (const std::uint64_t size : job_->block_sizes) {
       dma_gbps_ = 0;
       for (const std::string& executor : job_->executors) {
-        if (executor == "bounce" && row.direction == "D2D") continue;
         row.block_size = size;
         row.executor = executor;
         FERRY_TRY(Measure(lanes, &row));
@@ -171,7 +170,6 @@ class Bench {
   Result<std::unique_ptr<DeviceExecutor>> Make(const std::string& name) const {
     if (name == "dma") return MakeDmaExecutor(api_);
     if (name == "kernel") return MakeKernelExecutor(api_, job_->ordinal);
-    if (name == "bounce") return MakeBounceExecutor(api_, job_->ordinal);
     if (name == "auto") return MakeAutoExecutor(api_, job_->ordinal);
     if (name == "prepared") {
       return std::unique_ptr<DeviceExecutor>(
@@ -179,7 +177,7 @@ class Bench {
     }
     return Error(
         Code::kInvalidArgument,
-        fmt::format("unknown executor \"{}\"; give dma, kernel, bounce, auto or prepared", name));
+        fmt::format("unknown executor \"{}\"; give dma, kernel, auto or prepared", name));
   }
 
   // Blocks of every second place, in an order of their own on each side; or one after another on

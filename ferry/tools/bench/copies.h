@@ -10,13 +10,12 @@
 namespace ferry::tools {
 
 // The job of `ferry copy-bench`: each direction with each executor, at each block size. "prepared"
-// is a list that was prepared in advance (PrepareCopy); "bounce" is left out of D2D, where it is
-// the kernel.
+// is a list that was prepared in advance (PrepareCopy).
 struct CopyBenchJob {
   Config config;
   int ordinal = 0;
   std::vector<std::string> directions;  // "H2D", "D2H", "D2D", "duplex"
-  std::vector<std::string> executors;   // "dma", "kernel", "bounce", "auto", "prepared"
+  std::vector<std::string> executors;   // "dma", "kernel", "auto", "prepared"
   // Layout of the host's side of duplex: "scattered" like the GPU's, or "contiguous" like a staging
   // buffer.
   std::vector<std::string> host_sides;

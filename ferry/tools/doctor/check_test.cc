@@ -109,10 +109,10 @@ TEST(DoctorSecret, NoneIsANoteAndAnUnreadableOneAProblem) {
   Context context = RunAlone(&system);
   EXPECT_EQ(CheckSecret(context).verdict, Verdict::kNote);
   EXPECT_THAT(CheckSecret(context).fix, HasSubstr("openssl rand"));
-  context.config.insecure = "on";
+  context.config.insecure = OnOff::kOn;
   EXPECT_EQ(CheckSecret(context).verdict, Verdict::kNote);
   EXPECT_EQ(CheckSecret(context).fix, "");
-  context.config.insecure = "off";
+  context.config.insecure = OnOff::kOff;
   context.config.secret = "0123456789abcdef";
   EXPECT_EQ(CheckSecret(context).verdict, Verdict::kOk);
   EXPECT_THAT(CheckSecret(context).evidence, Not(HasSubstr("0123456789abcdef")));

@@ -71,7 +71,7 @@ std::string CommandToAllow(const Algorithms& algorithms, const std::string& name
 
 // Checks a name given by FERRY_CONGESTION_CONTROL.
 Check CheckChosen(const Context& context, const Algorithms& algorithms, Check check) {
-  const std::string& chosen = context.config.congestion_control;
+  const std::string& chosen = context.config.congestion_control.name;
   check.evidence += fmt::format("; FERRY_CONGESTION_CONTROL={}", chosen);
   if (MayUse(context.system, algorithms, chosen)) return check;
   check.verdict = Verdict::kProblem;
@@ -150,8 +150,9 @@ Check CheckCongestionControl(const Context& context) {
   check.evidence = fmt::format("default {}, allowed {}, loaded {}", algorithms->usual,
                                algorithms->allowed.empty() ? "-" : Joined(algorithms->allowed),
                                algorithms->loaded.empty() ? "-" : Joined(algorithms->loaded));
-  const std::string& chosen = context.config.congestion_control;
-  if (chosen != "auto" && chosen != "system") return CheckChosen(context, *algorithms, check);
+  using Choice = CongestionControl::Choice;
+  const Choice choice = context.config.congestion_control.choice;
+  if (choice == Choice::kNamed) return CheckChosen(context, *algorithms, check);
   if (algorithms->usual.rfind("bbr", 0) != 0) return check;
   const std::size_t cores = context.system->Cores().size();
   if (cores >= kCoresForBbr) {
@@ -159,7 +160,7 @@ Check CheckCongestionControl(const Context& context) {
     check.evidence += fmt::format("; BBR costs little with {} cores", cores);
     return check;
   }
-  if (chosen == "auto") return CheckAuto(context, *algorithms, check);
+  if (choice == Choice::kAuto) return CheckAuto(context, *algorithms, check);
   check.verdict = Verdict::kWarning;
   check.evidence +=
       "; FERRY_CONGESTION_CONTROL=system keeps BBR, which halves the rate to near peers where "
@@ -253,7 +254,7 @@ Check CheckSlowStart(const Context& context) {
 Check CheckVmsplice(const Context& context) {
   constexpr const char* kName = "fs.pipe-max-size";
   Check check{"vmsplice", Verdict::kOk, "", ""};
-  if (context.config.zero_copy_send == "off") {
+  if (context.config.zero_copy_send == AutoOnOff::kOff) {
     check.evidence = "FERRY_ZERO_COPY_SEND=off: payloads are copied into the socket";
     return check;
   }
@@ -264,7 +265,8 @@ Check CheckVmsplice(const Context& context) {
     check.evidence += "zero-copy sends are available: pages can be spliced into a pipe";
     return check;
   }
-  check.verdict = context.config.zero_copy_send == "on" ? Verdict::kWarning : Verdict::kNote;
+  check.verdict =
+      context.config.zero_copy_send == AutoOnOff::kOn ? Verdict::kWarning : Verdict::kNote;
   check.evidence += vmsplice.error().message() + "; payloads are copied into the socket";
   if (most && *most < kMinPipe) check.fix = fmt::format("sysctl -w {}={}", kName, kMiB);
   return check;

@@ -58,7 +58,7 @@ TEST_F(DoctorBbr, IsAWarningWhereNothingMayReplaceIt) {
 
 TEST_F(DoctorBbr, IsAWarningWhereTheSettingKeepsIt) {
   Context context = RunAlone(&system_);
-  context.config.congestion_control = "system";
+  context.config.congestion_control = CongestionControl::System();
   const Check check = CheckCongestionControl(context);
   EXPECT_EQ(check.verdict, Verdict::kWarning);
   EXPECT_EQ(check.fix, "sysctl -w net.ipv4.tcp_congestion_control=cubic");
@@ -67,20 +67,20 @@ TEST_F(DoctorBbr, IsAWarningWhereTheSettingKeepsIt) {
 TEST_F(DoctorBbr, IsOnlyANoteWithManyCores) {
   system_.cores.resize(32);
   Context context = RunAlone(&system_);
-  context.config.congestion_control = "system";
+  context.config.congestion_control = CongestionControl::System();
   EXPECT_EQ(CheckCongestionControl(context).verdict, Verdict::kNote);
 }
 
 TEST(DoctorCongestionControl, AChosenOneMustBeLoadedAndAllowed) {
   FakeSystem system;
   Context context = RunAlone(&system);
-  context.config.congestion_control = "cubic";
+  context.config.congestion_control = CongestionControl::Named("cubic");
   EXPECT_EQ(CheckCongestionControl(context).verdict, Verdict::kOk);
-  context.config.congestion_control = "bbr";
+  context.config.congestion_control = CongestionControl::Named("bbr");
   const Check absent = CheckCongestionControl(context);
   EXPECT_EQ(absent.verdict, Verdict::kProblem);
   EXPECT_THAT(absent.fix, HasSubstr("modprobe tcp_bbr"));
-  context.config.congestion_control = "cubic";
+  context.config.congestion_control = CongestionControl::Named("cubic");
   system.usable = {"reno"};
   EXPECT_EQ(CheckCongestionControl(context).verdict, Verdict::kProblem);
 }
@@ -90,7 +90,7 @@ TEST(DoctorCongestionControl, WhatIsNotLoadedIsNotAskedFor) {
   FakeSystem system;
   system.usable = {"dctcp"};
   Context context = RunAlone(&system);
-  context.config.congestion_control = "dctcp";
+  context.config.congestion_control = CongestionControl::Named("dctcp");
   EXPECT_EQ(CheckCongestionControl(context).verdict, Verdict::kProblem);
 }
 
@@ -193,9 +193,9 @@ TEST(DoctorVmsplice, SmallPipesHaveAFix) {
   const Check check = CheckVmsplice(context);
   EXPECT_EQ(check.verdict, Verdict::kNote);
   EXPECT_EQ(check.fix, "sysctl -w fs.pipe-max-size=1048576");
-  context.config.zero_copy_send = "on";
+  context.config.zero_copy_send = AutoOnOff::kOn;
   EXPECT_EQ(CheckVmsplice(context).verdict, Verdict::kWarning);
-  context.config.zero_copy_send = "off";
+  context.config.zero_copy_send = AutoOnOff::kOff;
   EXPECT_EQ(CheckVmsplice(context).verdict, Verdict::kOk);
 }
 

@@ -81,7 +81,7 @@ Check CheckSecret(const Context& context) {
     check.evidence = "set; peers must know the same";
     return check;
   }
-  if (context.config.insecure == "on") {
+  if (context.config.insecure == OnOff::kOn) {
     check.verdict = Verdict::kNote;
     check.evidence = "none; FERRY_INSECURE=on: whoever reaches the port is a peer";
     return check;

@@ -71,7 +71,7 @@ Json DeviceInfo(const Config& config) {
     info["found"].back()["reaches"] = Reached(**api, i);
   }
   // To another process of this machine, whose GPU reaches the memory's.
-  info["path_within_machine"] = config.cuda_ipc == "off" ? "network" : "gpu-copy";
+  info["path_within_machine"] = config.cuda_ipc == AutoOff::kOff ? "network" : "gpu-copy";
   const cuda::Versions versions = (*api)->versions();
   info["driver"] = versions.kernel_module;
   info["driver_cuda"] = VersionText(versions.driver_api);

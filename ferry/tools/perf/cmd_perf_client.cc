@@ -114,7 +114,8 @@ Status WriteTraces(const PerfJob& job, const Link& link) {
 
 Config FloorConfig(const Config& config, const std::string& congestion_control) {
   Config floor = config;
-  floor.congestion_control = congestion_control.substr(0, congestion_control.find(' '));
+  floor.congestion_control =
+      CongestionControl::Named(congestion_control.substr(0, congestion_control.find(' ')));
   return floor;
 }
 

@@ -17,7 +17,7 @@ constexpr std::size_t kSockets = 3;
 class Floor : public testing::Test {
  protected:
   void SetUp() override {
-    config_.congestion_control = "system";
+    config_.congestion_control = CongestionControl::System();
     auto listener = FloorListener::Open(config_, "127.0.0.1");
     ASSERT_TRUE(listener);
     auto accepted = std::async(std::launch::async, [&] {

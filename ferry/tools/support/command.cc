@@ -74,10 +74,8 @@ Result<Config> LoadConfig(const std::vector<std::string>& assignments) {
     FERRY_TRY(config.Set(assignment.substr(0, equals), assignment.substr(equals + 1), "--set"));
   }
   FERRY_TRY(config.Validate());
-  FERRY_TRY_ASSIGN(const LogLevel level, ParseLogLevel(config.log_level));
-  FERRY_TRY_ASSIGN(const LogFormat format, ParseLogFormat(config.log_format));
-  SetLogLevel(level);
-  SetLogFormat(format);
+  SetLogLevel(config.log_level);
+  SetLogFormat(config.log_format);
   WarnOfUnknownVariables();
   return config;
 }

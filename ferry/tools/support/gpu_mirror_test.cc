@@ -17,7 +17,7 @@ namespace {
 // Devices of the test's own: those of a name are shared by the whole program.
 Config TwoGpus(const std::string& seed) {
   Config config;
-  config.devices = "simulated:2:" + seed;
+  config.devices = DeviceChoice::Simulated("2:" + seed);
   return config;
 }
 
@@ -39,7 +39,7 @@ TEST(MemoryChoice, AGpuThatThereIsNotCannotBeOpened) {
   EXPECT_TRUE(MemoryChoice{1}.Open(config));
   EXPECT_EQ(MemoryChoice{2}.Open(config).error().code(), Code::kInvalidArgument);
   Config none;
-  none.devices = "none";
+  none.devices = DeviceChoice::None();
   EXPECT_EQ(MemoryChoice{0}.Open(none).error().code(), Code::kUnsupported);
 }
 

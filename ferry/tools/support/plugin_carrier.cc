@@ -182,7 +182,7 @@ Result<std::unique_ptr<Carrier>> Carrier::Open(const CarrierOptions& options,
   std::unique_ptr<Carrier> carrier(new Carrier(options, plugin, memory, choice));
   carrier->api_ = api;
   carrier->by_ = by;
-  carrier->is_simulated_ = api != nullptr && config.devices.starts_with("simulated:");
+  carrier->is_simulated_ = api != nullptr && config.devices.kind == DeviceChoice::Kind::kSimulated;
   carrier->TellOfDevices();
   return carrier;
 }

@@ -36,7 +36,7 @@ EndpointCore::~EndpointCore() = default;
 
 Status EndpointCore::Start() {
   FERRY_TRY_ASSIGN(secret_, Secret::FromConfig(config_));
-  if (config_.tls != "off" && !provider_->capabilities().tls) {
+  if (config_.tls != TlsMode::kOff && !provider_->capabilities().tls) {
     return Error(Code::kUnsupported,
                  fmt::format("the provider {} has no TLS; set FERRY_TLS=off, or use another one",
                              provider_->name()));

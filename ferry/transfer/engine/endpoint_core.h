@@ -61,7 +61,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   const std::optional<Secret>& secret() const noexcept { return secret_; }
   // Whether this endpoint, if it has no secret, accepts a connection to or from a peer. `is_known`:
   // the peer is on this machine or is authenticated by TLS.
-  bool Trusts(bool is_known) const noexcept { return is_known || config_.insecure == "on"; }
+  bool Trusts(bool is_known) const noexcept { return is_known || config_.insecure == OnOff::kOn; }
   // Whether the settings allow the use of a lane dialed to `peer_name`: checks how the peer is
   // authenticated and which interface the lane leaves by. Errors: kRefused, kInvalidArgument.
   Status CheckLane(const HelloExchange& hello_exchange, const std::string& peer_name) const;

@@ -28,13 +28,13 @@ constexpr std::size_t kLaneSlots = 4;     // limit of a lane when half of them a
 
 Config FewSlots() {
   Config config = SmallSlices(/*lanes=*/1, /*workers=*/1);
-  config.devices = "simulated:1:4711";
-  config.cuda_ipc = "off";
+  config.devices = DeviceChoice::Simulated("1:4711");
+  config.cuda_ipc = AutoOff::kOff;
   config.slice_bytes = kSlot;
   config.window_bytes = 16 * kSlot;
   config.stage_slice_bytes = kSlot;
   config.stage_bytes = kSlot;  // 8 slots are the minimum
-  config.zero_copy_send = "on";
+  config.zero_copy_send = AutoOnOff::kOn;
   return config;
 }
 

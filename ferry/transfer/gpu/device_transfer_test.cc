@@ -27,8 +27,8 @@ namespace {
 
 // 16 slots of 4 KiB per direction, for 2 lanes that may hold 8 each.
 Config WithDevices(const std::string& devices, Config config = SmallSlices()) {
-  config.devices = devices;
-  config.cuda_ipc = "off";
+  EXPECT_TRUE(config.Set("devices", devices)) << devices;
+  config.cuda_ipc = AutoOff::kOff;
   config.stage_slice_bytes = 4096;
   config.stage_bytes = 64 * 1024;
   return config;

@@ -176,7 +176,7 @@ GpuSharing::GpuSharing(SharingHost* connection) : connection_(connection), id_(N
 std::string GpuSharing::ReasonAgainst(const RegionState& local, std::uint8_t remote_gpu) const {
   if (local.stager == nullptr) return "the memory here is host memory";
   if (remote_gpu == 0) return "the peer's memory is host memory";
-  if (connection_->config().cuda_ipc == "off") return "FERRY_CUDA_IPC=off";
+  if (connection_->config().cuda_ipc == AutoOff::kOff) return "FERRY_CUDA_IPC=off";
   // A region of another endpoint would not be taken back from this endpoint's connections.
   if (!connection_->regions().Has(&local)) return "the region here belongs to another endpoint";
   return {};
@@ -439,7 +439,7 @@ Status GpuSharing::OnShare(const wire::ShareBody& body) {
   const bool fits = body.bytes > 0 && body.offset <= body.allocation &&
                     body.bytes <= body.allocation - body.offset && body.gpu < 255;
   const bool this_host = !ThisHost().none() && UuidOf(body.host) == ThisHost();
-  const bool off = connection_->config().cuda_ipc == "off";
+  const bool off = connection_->config().cuda_ipc == AutoOff::kOff;
   bool full = false;
   {
     const std::lock_guard lock(peers_mutex_);

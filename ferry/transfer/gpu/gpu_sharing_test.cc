@@ -35,7 +35,7 @@ BlockList Whole(std::uint64_t bytes) {
 
 Config TwoGpus(const char* devices = "simulated:2:77") {
   Config config = SmallSlices();
-  config.devices = devices;
+  EXPECT_TRUE(config.Set("devices", devices)) << devices;
   config.stage_slice_bytes = 4096;
   config.stage_bytes = 64 * 1024;
   // Long enough that no answer of a peer is late, however busy the machine.
@@ -336,7 +336,7 @@ TEST_F(LostGpuTest, EndsItsOperationsAndNoOthers) {
 TEST_F(GpuSharingTest, EitherSideCanKeepItToTheNetwork) {
   for (const bool near_off : {true, false}) {
     Config off = config_;
-    off.cuda_ipc = "off";
+    off.cuda_ipc = AutoOff::kOff;
     link_ = MakeLink(near_off ? off : config_, near_off ? config_ : off);
     local_.emplace(Near(source_->span()));
     remote_.emplace(Far(target_->span()));

@@ -32,7 +32,7 @@ constexpr std::uint64_t kTag = 17;
 class StreamOrderBase : public ::testing::Test {
  protected:
   void Prepare(const std::string& devices) {
-    config_.devices = devices;
+    EXPECT_TRUE(config_.Set("devices", devices)) << devices;
     config_.stage_slice_bytes = 4096;
     config_.stage_bytes = 64 * 1024;
     const auto api = cuda::OpenDevices(config_);
@@ -438,7 +438,7 @@ TEST_F(StreamFailureTest, AHoldThatTheDeviceRefusesLeavesTheOperation) {
 
 TEST(StreamOrderWithoutDevices, IsAnErrorOfTheCall) {
   Config config = SmallSlices();
-  config.devices = "none";
+  config.devices = DeviceChoice::None();
   Link link = MakeLink(config);
   const auto message = BytesOf("hello");
   SendOptions options;

@@ -271,7 +271,7 @@ class OtherMachineTest : public ::testing::Test {
  protected:
   OtherMachineTest() { network_.SetFaults({.another_machine = true}); }
 
-  Config Plain(const char* insecure) {
+  Config Plain(OnOff insecure) {
     Config config = SmallSlices(1, 1);
     config.listen_host = net::FakeNetwork::kHost;
     config.insecure = insecure;
@@ -285,35 +285,35 @@ class OtherMachineTest : public ::testing::Test {
 };
 
 TEST_F(OtherMachineTest, IsNotCalledWithoutASecret) {
-  const Endpoint server = NewEndpoint(Plain("on"));
-  Endpoint client = NewEndpoint(Plain("off"));
+  const Endpoint server = NewEndpoint(Plain(OnOff::kOn));
+  Endpoint client = NewEndpoint(Plain(OnOff::kOff));
   ExpectRefused(client.Connect(server.address(), Soon()), "is on another machine and there is no");
 }
 
 TEST_F(OtherMachineTest, IsNotLetInWithoutASecret) {
-  const Endpoint server = NewEndpoint(Plain("off"));
-  Endpoint client = NewEndpoint(Plain("on"));
+  const Endpoint server = NewEndpoint(Plain(OnOff::kOff));
+  Endpoint client = NewEndpoint(Plain(OnOff::kOn));
   ExpectRefused(client.Connect(server.address(), Soon()), "no secret to authenticate peers");
 }
 
 TEST_F(OtherMachineTest, IsTrustedWhereBothSidesWereToldTo) {
-  const Endpoint server = NewEndpoint(Plain("on"));
-  Endpoint client = NewEndpoint(Plain("on"));
+  const Endpoint server = NewEndpoint(Plain(OnOff::kOn));
+  Endpoint client = NewEndpoint(Plain(OnOff::kOn));
   EXPECT_TRUE(client.Connect(server.address(), Soon()));
 }
 
 TEST_F(OtherMachineTest, IsTrustedWithoutASecretWhereTlsKnowsIt) {
   network_.SetFaults({.another_machine = true, .authenticated = true});
-  const Endpoint server = NewEndpoint(Plain("off"));
-  Endpoint client = NewEndpoint(Plain("off"));
+  const Endpoint server = NewEndpoint(Plain(OnOff::kOff));
+  Endpoint client = NewEndpoint(Plain(OnOff::kOff));
   EXPECT_TRUE(client.Connect(server.address(), Soon()));
 }
 
 TEST_F(OtherMachineTest, IsAskedForTheSecretEvenByAnEndpointThatMayBeInsecure) {
-  Config config = Plain("on");
+  Config config = Plain(OnOff::kOn);
   config.secret = kSecret;
   const Endpoint server = NewEndpoint(config);
-  Endpoint pending_peer = NewEndpoint(Plain("on"));
+  Endpoint pending_peer = NewEndpoint(Plain(OnOff::kOn));
   ExpectRefused(pending_peer.Connect(server.address(), Soon()), "asks its peers for a secret");
   Endpoint peer = NewEndpoint(config);
   EXPECT_TRUE(peer.Connect(server.address(), Soon()));

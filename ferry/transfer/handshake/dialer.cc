@@ -103,7 +103,7 @@ void Dialer::SayHello() {
   wire::HelloBody hello;
   hello.lanes = static_cast<std::uint16_t>(loops_.size());
   if (endpoint_->secret()) hello.flags |= wire::kHasSecret;
-  if (endpoint_->config().checksum == "on") hello.flags |= wire::kChecksums;
+  if (endpoint_->config().checksum == OnOff::kOn) hello.flags |= wire::kChecksums;
   hello.window_bytes = endpoint_->config().window_bytes;
   std::memcpy(hello.endpoint, endpoint_->id().bytes.data(), sizeof hello.endpoint);
   std::memcpy(hello.expected, expected_.bytes.data(), sizeof hello.expected);

@@ -23,7 +23,7 @@ constexpr std::size_t kSecretBytes = 1'000'000;
 
 Config ByKey(const std::string& secret = "correct horse battery staple") {
   Config config = SmallSlices(3, 2);
-  config.tls = "psk";
+  config.tls = TlsMode::kPsk;
   config.secret = secret;
   return config;
 }
@@ -107,7 +107,7 @@ TEST(Encrypted, ALaneSaysNothingOfSecurityWithoutTls) {
 
 TEST(Encrypted, FilesThatCannotBeReadFailTheEndpoint) {
   Config config = SmallSlices();
-  config.tls = "cert";
+  config.tls = TlsMode::kCert;
   config.tls_cert = config.tls_key = config.tls_ca = "/not/there";
   const auto endpoint = Endpoint::Create(config);
   ASSERT_FALSE(endpoint);

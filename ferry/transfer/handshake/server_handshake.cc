@@ -272,7 +272,7 @@ Status ServerHandshake::OnHello(HelloExchange* hello_exchange, wire::MetaReader*
   arrival.welcome.window_bytes = arrival.window_bytes;
   std::memcpy(arrival.welcome.endpoint, own.bytes.data(), sizeof own.bytes);
   const bool checksums =
-      (hello.flags & wire::kChecksums) != 0 || endpoint_->config().checksum == "on";
+      (hello.flags & wire::kChecksums) != 0 || endpoint_->config().checksum == OnOff::kOn;
   if (checksums) arrival.welcome.flags |= wire::kChecksums;
   // Sent to this peer only; further lanes show it (OnJoin), and so do lanes that replace one later.
   const Uuid token = Uuid::Random();

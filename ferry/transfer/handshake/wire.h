@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ferry/core/result.h"
+#include "ferry/transfer/region.h"
 
 // The metadata of the engine's frames: a MessageHeader, the body of its type, then for some types a
 // list or text. Little-endian, no padding; docs/wire.md describes the conversation.
@@ -151,12 +152,7 @@ struct RefuseBody {
 };
 static_assert(sizeof(RefuseBody) == 16);
 
-struct KeyBody {
-  std::uint32_t region = 0;
-  std::uint32_t generation = 0;
-  std::uint64_t token = 0;
-};
-static_assert(sizeof(KeyBody) == 16);
+using KeyBody = RegionKey;
 
 struct CtsBody {
   KeyBody key;

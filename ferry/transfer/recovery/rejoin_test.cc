@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ferry/net/testing/fake_provider.h"
+#include "ferry/transfer/handshake/wire.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/traffic.h"
 
@@ -28,7 +29,7 @@ class RejoinTest : public ::testing::Test {
     config_ = SmallSlices(kRejoinLanes, 2);
     config_.eager_bytes = 8 * 1024;
     config_.listen_host.clear();
-    config_.insecure = "on";
+    config_.insecure = OnOff::kOn;
   }
 
   // Over `interfaces` network paths; `near` dials over the first of them.
@@ -486,7 +487,7 @@ TEST_F(RejoinTest, ALaneThatComesUpByAnInterfaceThatIsLeftOutIsNotUsed) {
 
 TEST_F(RejoinTest, ALaneThatComesUpToAnotherMachineIsNotTrustedWithoutASecret) {
   near_config_ = config_;
-  near_config_->insecure = "off";
+  near_config_->insecure = OnOff::kOff;
   Link link = NewLink();
   network_.SetFaults(first_ + kRejoinLanes, {.another_machine = true});
   network_.Reset(first_ + 1);

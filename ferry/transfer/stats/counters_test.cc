@@ -77,7 +77,7 @@ class CountersTest : public ::testing::Test {
   CountersTest() {
     config_ = SmallSlices(kCountedLanes, 2);
     config_.listen_host.clear();
-    config_.insecure = "on";
+    config_.insecure = OnOff::kOn;
   }
   ~CountersTest() override { SetLogLevel(LogLevel::kWarn); }
 
