@@ -146,9 +146,9 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
   }
   Status OnPayload() override { return Ok(); }
   void OnSent(net::OutFrame* /*frame*/) override {}
-  void OnClosed(const Error& error) override {
+  void OnClosed(net::LaneLoss loss, const Error& error) override {
     ended_ = true;
-    const bool left = lane_->loss() == net::LaneLoss::kPeerClosed;
+    const bool left = loss == net::LaneLoss::kPeerClosed;
     Log(left ? LogLevel::kInfo : LogLevel::kWarn, "nccl",
         "a connection ended before it was accepted: {}", error.message());
     acceptor_->loop_->Post(
@@ -162,7 +162,7 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
     StoreWire(RefusalWire{}, &refusal_.meta);
     lane_->Send(&refusal_);
     lane_->Flush();
-    lane_->Close();
+    lane_->Close(net::Closing::kOrderly);
   }
 
   // A lane that has ended since its hello frame would not report it again; its sender notices.

@@ -131,7 +131,7 @@ void Comm::CloseLaneOnLoop(std::size_t index) {
   // Lane 0 may have a credit queued that the peer's isend waits for; closing with unsent data would
   // be a reset.
   if (place.open && index == 0) place.lane->Flush();
-  if (place.open) place.lane->Close();
+  if (place.open) place.lane->Close(net::Closing::kOrderly);
   place.lane.reset();
   EndedOnLoop(&place);
 }
@@ -220,14 +220,10 @@ void Comm::CommLane::OnSent(net::OutFrame* sent) {
   if (left != nullptr) left->fetch_sub(1, std::memory_order_release);
 }
 
-void Comm::CommLane::OnClosed(const Error& error) {
+void Comm::CommLane::OnClosed(net::LaneLoss loss, const Error& error) {
   comm->EndedOnLoop(this);
   const std::size_t lost = comm->lost_.fetch_add(1) + 1;
-  comm->OnLaneLost(index, error, lost == comm->lanes_.size());
-}
-
-bool Comm::WasClosedOnLoop(std::size_t lane) const {
-  return lanes_[lane]->lane->loss() == net::LaneLoss::kPeerClosed;
+  comm->OnLaneLost({index, loss, lost == comm->lanes_.size()}, error);
 }
 
 void Comm::FailLaterOnLoop(std::size_t index, const Error& error) {

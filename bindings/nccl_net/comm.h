@@ -81,6 +81,12 @@ class Comm {
     std::atomic<std::uint32_t>* left = nullptr;  // decremented when the frame was sent
     std::atomic<bool>* sent = nullptr;           // set when the frame was sent
   };
+  // A lane that has ended.
+  struct LostLane {
+    std::size_t index;
+    net::LaneLoss loss;
+    bool last;  // all lanes have ended
+  };
   class CommLane;
 
   Comm(Engine* engine, EventLoop* swift, std::size_t lanes);
@@ -104,8 +110,6 @@ class Comm {
   // OnLoop of a lane that has ended: fails the comm, unless it is gone by the time the other lanes
   // have had to deliver what the peer sent before it closed.
   void FailLaterOnLoop(std::size_t lane, const Error& error);
-  // OnLoop of a lane that has ended: whether the peer closed it in good order.
-  bool WasClosedOnLoop(std::size_t lane) const;
   // The address of the peer on the first lane: "10.0.0.2:4567".
   std::string Peer();
 
@@ -113,8 +117,7 @@ class Comm {
   virtual Result<net::Placement> HandleFrame(std::size_t lane, std::span<const std::byte> meta,
                                              std::uint64_t payload_bytes) = 0;
   virtual Status HandlePayload(std::size_t lane) = 0;
-  // A lane has ended; `last`: all lanes have.
-  virtual void OnLaneLost(std::size_t lane, const Error& error, bool last) = 0;
+  virtual void OnLaneLost(const LostLane& lane, const Error& error) = 0;
   // Called when complete(), on the loop of lane 0.
   virtual void OnComplete() {}
   // The other side has sent bye on lane 0.
@@ -184,7 +187,7 @@ class Comm::CommLane final : public net::LaneHandler {
                                  std::uint64_t payload_bytes) override;
   Status OnPayload() override { return comm->HandlePayload(index); }
   void OnSent(net::OutFrame* frame) override;
-  void OnClosed(const Error& error) override;
+  void OnClosed(net::LaneLoss loss, const Error& error) override;
 
   Comm* const comm;
   const std::size_t index;

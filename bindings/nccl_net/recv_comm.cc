@@ -376,8 +376,8 @@ void RecvComm::DeliverEarlyLocked(Early* early) {
   FinishLocked(slot);
 }
 
-void RecvComm::OnLaneLost(std::size_t lane, const Error& error, bool last) {
-  if (!last) return FailLaterOnLoop(lane, error);
+void RecvComm::OnLaneLost(const LostLane& lane, const Error& error) {
+  if (!lane.last) return FailLaterOnLoop(lane.index, error);
   const std::lock_guard lock(mutex_);
   const auto is_part = [](const auto& early) { return !early->whole; };
   early_.erase(std::remove_if(early_.begin(), early_.end(), is_part), early_.end());

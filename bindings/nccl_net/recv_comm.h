@@ -106,7 +106,7 @@ class RecvComm final : public Comm {
   Result<net::Placement> HandleFrame(std::size_t lane, std::span<const std::byte> meta,
                                      std::uint64_t payload_bytes) override;
   Status HandlePayload(std::size_t lane) override;
-  void OnLaneLost(std::size_t lane, const Error& error, bool last) override;
+  void OnLaneLost(const LostLane& lane, const Error& error) override;
   void OnComplete() override;
   void OnBye() override;
   bool Uses(std::span<const std::byte> memory) const override;

@@ -391,13 +391,13 @@ Result<net::Placement> SendComm::HandleFrame(std::size_t lane, std::span<const s
 }
 
 // A closing receiver has announced on lane 0, before, which messages it still waits for.
-void SendComm::OnLaneLost(std::size_t lane, const Error& error, bool last) {
+void SendComm::OnLaneLost(const LostLane& lane, const Error& error) {
   if (!welcomed_.load()) {
     if (error.code() == Code::kPeerLost) turned_away_.store(true);
     return Fail(error);
   }
-  if (lane == 0 || last || !WasClosedOnLoop(lane)) return Fail(error);
-  FailLaterOnLoop(lane, error);
+  if (lane.index == 0 || lane.last || lane.loss != net::LaneLoss::kPeerClosed) return Fail(error);
+  FailLaterOnLoop(lane.index, error);
 }
 
 }  // namespace ferry::nccl_net

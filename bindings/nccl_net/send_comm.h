@@ -89,7 +89,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   Result<net::Placement> HandleFrame(std::size_t lane, std::span<const std::byte> meta,
                                      std::uint64_t payload_bytes) override;
   Status HandlePayload(std::size_t /*lane*/) override { return Ok(); }
-  void OnLaneLost(std::size_t lane, const Error& error, bool last) override;
+  void OnLaneLost(const LostLane& lane, const Error& error) override;
   bool Uses(std::span<const std::byte> memory) const override;
   void OnBye() override;
   void AwaitArrival() override;

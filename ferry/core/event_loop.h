@@ -3,23 +3,20 @@
 #include <sys/epoll.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <thread>
-#include <unordered_map>
-#include <vector>
+#include <utility>
 
 #include "ferry/core/deadline.h"
-#include "ferry/core/fd.h"
 #include "ferry/core/function_ref.h"
 #include "ferry/core/owner_list.h"
 #include "ferry/core/result.h"
 #include "ferry/core/unique_function.h"
 
 namespace ferry {
+
+class DeferredLists;
+class LoopOwnership;
 
 // Limits how many workers may poll at once among those that share this object: if all of them poll,
 // they take the cores that copies need. Any thread.
@@ -76,7 +73,7 @@ class EventLoop {
     ~Deferred() = default;
 
    private:
-    friend class EventLoop;
+    friend class DeferredLists;
     using List = OwnerList<Deferred>;
     List::Node nodes_[3] = {List::Node(this), List::Node(this), List::Node(this)};  // by Defer
   };
@@ -96,7 +93,7 @@ class EventLoop {
     ~PassiveWait() { End(); }
 
    private:
-    friend class EventLoop;
+    friend class LoopOwnership;
     explicit PassiveWait(std::shared_ptr<std::atomic<int>> count) : count_(std::move(count)) {}
     void End() noexcept {
       if (count_ != nullptr) std::exchange(count_, nullptr)->fetch_sub(1);
@@ -142,9 +139,8 @@ class EventLoop {
   // Any thread.
   PassiveWait BeginPassiveWait();
 
-  bool InLoop() const noexcept {
-    return owner_.load(std::memory_order_relaxed) == std::this_thread::get_id();
-  }
+  // Any thread. Whether it is the owner: it runs a callback of this loop.
+  bool InLoop() const noexcept;
 
   // OnLoop. One handler per descriptor. `handler` must stay alive until UnwatchOnLoop, which also
   // drops events that were already fetched for it. Errors: those of epoll_ctl(2).
@@ -157,97 +153,10 @@ class EventLoop {
   void CancelDeferredOnLoop(Deferred* deferred);
 
  private:
-  // A thread in DriveUntil that waits while another thread drives.
-  struct Waiter {
-    explicit Waiter(FunctionRef<bool()> until) : done(until) {}
-    const FunctionRef<bool()> done;
-    std::condition_variable wake;
-    bool woken = false;
-    OwnerList<Waiter>::Node node{this};
-  };
-  struct Watch {
-    Handler* handler;
-    std::uint32_t generation;
-  };
+  class Impl;
+  explicit EventLoop(std::unique_ptr<Impl> impl);
 
-  explicit EventLoop(microseconds linger) : linger_(linger) {}
-  void WorkerMain();
-  void WorkerSession(std::unique_lock<std::mutex>& lock);
-  void TakeOwnership(std::unique_lock<std::mutex>& lock);
-  void ReleaseOwnership(std::unique_lock<std::mutex>& lock);
-  void ShareOwnership();
-  void ReclaimOwnership();
-  void AwaitOwnership(std::unique_lock<std::mutex>& lock, Waiter* waiter, Deadline deadline);
-  void EndCall(std::unique_lock<std::mutex>& lock);
-  bool RunAsGuest(Task* task);
-  void KickLocked();
-  static void WakeLocked(Waiter* waiter);
-  void WakeReadyLocked();
-  void WakeSuccessorLocked();
-  void WakeReady();
-  void WakeOwner();
-  // One turn: queue, timers, epoll (sleeping until `wake` at most, and only if nothing was done and
-  // nothing is deferred), handlers. Returns false where there was nothing to do.
-  bool RunTurn(Deadline wake);
-  bool RunQueue();
-  bool RunTimers();
-  Deferred::List& ListOf(Defer when) { return deferred_[static_cast<std::size_t>(when)]; }
-  bool RunDeferred(Defer when);
-  bool HasSoonDeferred();
-  bool PollEvents(Deadline wake);
-  Clock::time_point NextTimer() const;
-  void Push(Task task);
-
-  const microseconds linger_;
-  microseconds spin_{0};  // of the worker
-  SpinPermits* spin_permits_ = nullptr;
-  UniqueFd epoll_;
-  UniqueFd wake_;
-
-  // Loop ownership. An owner that sleeps in epoll_wait shares it: another thread may run one task
-  // meanwhile.
-  std::mutex ownership_mutex_;
-  std::condition_variable worker_wake_;  // the parked worker waits here
-  std::condition_variable guest_left_;   // a thread that takes or reclaims ownership waits here
-  std::condition_variable left_;         // Stop() waits here
-  bool owned_ = false;                   // there is an owner
-  bool worker_owns_ = false;
-  bool worker_rests_ = false;  // parked until the owner leaves
-  bool open_ = true;           // no owner, or the owner sleeps
-  bool guest_ = false;  // written under the mutex; the guest and the owner may read it without
-  OwnerList<Waiter> waiters_;
-  std::shared_ptr<std::atomic<int>> passive_waits_ =
-      std::make_shared<std::atomic<int>>(0);  // with
-                                              // PassiveWait
-  std::atomic<bool> worker_kicked_{false};    // somebody wants the worker to stop driving
-  std::atomic<std::uint64_t> turns_{0};
-  std::atomic<int> callers_{0};  // application threads inside DriveUntil or DriveOnce
-  std::atomic<std::thread::id> owner_{};
-  std::atomic<bool> stopping_{false};
-  std::thread worker_;
-
-  // The queue.
-  std::mutex queue_mutex_;
-  std::vector<Task> queue_;
-  bool stopped_ = false;  // under queue_mutex_
-  std::atomic<bool> queued_{false};
-  std::atomic<bool> sleeping_{false};
-
-  // Used by the owner and by a thread that runs a task for it.
-  std::vector<Task> running_;  // taken from the queue; the first next_task_ have run
-  std::size_t next_task_ = 0;
-  bool notify_due_ = false;     // conditions of waiting threads may have become true
-  Deferred::List deferred_[3];  // by Defer
-  Deferred::List due_[3];       // taken from deferred_ and now running
-  int busy_turns_ = 0;          // since idle work last ran, or since there was none
-  std::map<std::pair<Clock::time_point, TimerId>, Task> timers_;
-  std::map<TimerId, Clock::time_point> timer_times_;
-  TimerId next_timer_ = 1;
-  // While timers run: the time up to which they are due.
-  Clock::time_point timers_run_to_ = Clock::time_point::min();
-  std::unordered_map<int, Watch> watches_;  // by descriptor
-  std::uint32_t next_generation_ = 1;
-  std::vector<epoll_event> events_;
+  const std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace ferry

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "ferry/core/fd.h"
 #include "ferry/core/testing/event_loop_helpers.h"
 
 // Loop ownership with all kinds of callers at once: the loop's timers and descriptors are always
@@ -253,6 +254,32 @@ TEST(OwnershipGuest, WakesAThreadThatSleepsAsOwnerForWhatItsTaskHasEnded) {
       });
     });
     EXPECT_TRUE(Drive(*loop, [&] {
+      asked.store(true);
+      return done.load();
+    }));
+    poster.join();
+  }
+}
+
+// Regression: the notification was consumed with the deferred work, and the owner slept on.
+TEST(OwnershipGuest, WakesTheSleepingOwnerAlsoIfItsTaskHasDeferredWork) {
+  struct Nothing final : EventLoop::Deferred {
+    void RunDeferredOnLoop(EventLoop::Defer /*when*/) override {}
+  };
+  for (int i = 0; i < 200; ++i) {
+    auto loop = MakeLoop();
+    Nothing work;
+    std::atomic<bool> asked{false};
+    std::atomic<bool> done{false};
+    std::thread poster([&] {
+      while (!asked.load()) std::this_thread::yield();
+      loop->PostOrRun([&] {
+        loop->DeferOnLoop(EventLoop::Defer::kTurnEnd, &work);
+        done.store(true);
+        loop->NotifyWaiters();
+      });
+    });
+    ASSERT_TRUE(Drive(*loop, [&] {
       asked.store(true);
       return done.load();
     }));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ferry/core/event_loop.h"
+#include "ferry/core/fd.h"
 #include "ferry/core/testing/event_loop_helpers.h"
 
 namespace ferry {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ferry/core/config.h"
@@ -32,11 +33,35 @@ inline constexpr std::size_t kPendingPeerLaneBytes = 4 * 1024;
 
 // Optional features of a provider. Tests and the engine query these instead of trying and failing.
 struct Capabilities {
-  bool spliced_pages = false;  // OutFrame::may_splice is honoured: zero-copy sends
-  bool ipv6 = false;           // Address may be IPv6
-  bool other_process = false;  // connects to other processes
-  bool tls = false;            // Config::tls is honoured
+  bool spliced_pages = false;      // OutFrame::may_splice is honoured: zero-copy sends
+  bool ipv6 = false;               // Address may be IPv6
+  bool other_process = false;      // connects to other processes
+  bool tls = false;                // Config::tls is honoured
+  bool registered_memory = false;  // Provider::Register() works, and frames may name its result
 };
+
+// Memory that a provider has registered with its network (Provider::Register()), which then needs
+// no address of it. Any thread. Destroying it ends the registration: not while a queued frame or an
+// unfinished placement of any lane names it.
+class RegisteredMemory {
+ public:
+  virtual ~RegisteredMemory() = default;
+};
+
+// A part of registered memory: `bytes` from `offset` on, within what was registered. Names nothing
+// without `memory`.
+struct RegisteredRange {
+  const RegisteredMemory* memory = nullptr;  // of the lane's provider
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+// How a provider without Capabilities::registered_memory refuses it: Register() returns this, and a
+// lane ends with it (LaneLoss::kBroken) for a frame or a placement that names registered memory.
+inline Error RegisteredMemoryUnsupported(std::string_view provider) {
+  return Error(Code::kUnsupported, "the provider " + std::string(provider) +
+                                       " does not register memory; name payloads by their address");
+}
 
 // A frame to send. The sender owns it and keeps it and all memory that it refers to unchanged from
 // Send() until OnSent() or OnClosed(); with `may_splice`, the payload memory until the peer has
@@ -44,6 +69,8 @@ struct Capabilities {
 struct OutFrame {
   std::vector<std::byte> meta;  // 1..kMaxMetaBytes
   std::vector<iovec> payload;   // at most kMaxPayloadBytes in all; no empty elements
+  // The payload instead of `payload`, which is empty then.
+  RegisteredRange registered{};
   std::uint64_t payload_bytes = 0;
   bool may_splice =
       false;           // zero-copy send allowed: the lane may splice the pages instead of copying
@@ -60,6 +87,8 @@ struct Placement {
   // The sender may withdraw the payload by resetting the connection: after a reset the lane places
   // no more of it.
   bool revocable = false;
+  // For kPlace, instead of `memory`, which is empty then.
+  RegisteredRange registered{};
 };
 
 class Lane;
@@ -89,7 +118,7 @@ class LaneHandler {
   virtual void OnSent(OutFrame* frame) = 0;
   // The last callback: the peer closed, the network failed, or a callback returned an Error. Frames
   // not reported by OnSent, and the memory of an unfinished placement, belong to the handler again.
-  virtual void OnClosed(const Error& error) = 0;
+  virtual void OnClosed(LaneLoss loss, const Error& error) = 0;
 
  protected:
   ~LaneHandler() = default;
@@ -124,6 +153,13 @@ struct PathStats {
   std::uint64_t acknowledged_bytes = 0;      // since the lane began, by the peer's kernel
 };
 
+// What happens to the bytes that Send() has accepted when this side closes a lane.
+enum class Closing : std::uint8_t {
+  kOrderly,  // the peer still receives what the kernel has accepted; the rest of the queue is
+             // dropped
+  kAbort,    // also drops what is in flight in both kernels, where the transport can
+};
+
 class Lane {
  public:
   // Destroy on the lane's loop outside its callbacks, or after the loop has stopped. Closes without
@@ -145,11 +181,9 @@ class Lane {
   // Passes as much of the queue to the kernel as it accepts now, without waiting. OnSent() follows
   // as usual.
   virtual void Flush() {}
-  // Closes now and drops the queue; no callback follows. The peer still receives what the kernel
-  // has accepted, so no zero-copy send may be in flight.
-  virtual void Close() = 0;
-  // As Close(), but also drops what is in flight in both kernels, where the transport can.
-  virtual void Abort() { Close(); }
+  // Closes now and drops the queue; no callback follows. With kOrderly no zero-copy send may be in
+  // flight, because the peer still receives it.
+  virtual void Close(Closing how) = 0;
   // Before Attach(), or on the lane's loop outside its callbacks or in OnFrame(). A frame that
   // announces more than `bytes` of metadata (at most kMaxPendingPeerMeta, or else kMaxMetaBytes)
   // ends the lane with kCorrupt before memory is allocated for it. While the limit is below
@@ -158,8 +192,6 @@ class Lane {
   virtual LaneInfo Info() const = 0;
   // Current values, without waiting. Not after the lane has ended.
   virtual PathStats Path() const { return {}; }
-  // Valid from OnClosed() on.
-  virtual LaneLoss loss() const = 0;
   // Checks for bytes that the lane may have left in the kernel to save wake-ups.
   virtual void Poke() {}
   // Any thread. All bytes received so far; tells a slow peer from a silent one.
@@ -219,6 +251,13 @@ class Provider {
   virtual void Connect(const Address& address, const Config& config, EventLoop* loop,
                        Deadline deadline, Connected connected) = 0;
 
+  // Any thread. Registers memory, of any kind that the network can reach, for OutFrame::registered
+  // and Placement::registered of this provider's lanes. It must stay allocated until the result is
+  // destroyed, which must precede the provider. May block. Errors: kUnsupported without
+  // Capabilities::registered_memory; kInvalidArgument and kUnavailable by the network.
+  virtual Result<std::unique_ptr<RegisteredMemory>> Register(std::span<std::byte> /*memory*/) {
+    return RegisteredMemoryUnsupported(name());
+  }
   // Any thread. Addresses at which peers on other machines can reach this one: one per address
   // family of each interface that config.interfaces allows. Empty where the provider has no such
   // notion.

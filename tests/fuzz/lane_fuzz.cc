@@ -209,7 +209,7 @@ class User final : public net::LaneHandler {
 
   void OnSent(net::OutFrame* /*frame*/) override { ++sent; }
 
-  void OnClosed(const Error& error) override {
+  void OnClosed(net::LaneLoss /*loss*/, const Error& error) override {
     FERRY_CHECK(!closed);
     closed = true;
     memory_ = {};

@@ -159,7 +159,7 @@ ScriptedLane::ScriptedLane(std::shared_ptr<PeerEnd> peer, bool local)
 
 ScriptedLane::~ScriptedLane() {
   FERRY_CHECK(!in_callback_);
-  Close();
+  Close(net::Closing::kAbort);
   --lane_count;
 }
 
@@ -173,10 +173,11 @@ void ScriptedLane::Attach(EventLoop* /*loop*/, net::LaneHandler* handler) {
 
 void ScriptedLane::Send(net::OutFrame* frame) {
   FERRY_CHECK(!frame->meta.empty() && frame->meta.size() <= net::kMaxMetaBytes);
+  FERRY_CHECK(frame->registered.memory == nullptr);
   if (peer_->open()) peer_->sent_.push_back(frame);
 }
 
-void ScriptedLane::Close() {
+void ScriptedLane::Close(net::Closing /*how*/) {
   if (!peer_->open()) return;
   peer_->lane_ = nullptr;
   peer_->said_.clear();
@@ -185,9 +186,8 @@ void ScriptedLane::Close() {
 }
 
 void ScriptedLane::Fail(net::LaneLoss loss, const Error& error) {
-  loss_ = loss;
-  Close();
-  std::exchange(handler_, nullptr)->OnClosed(error);
+  Close(net::Closing::kAbort);
+  std::exchange(handler_, nullptr)->OnClosed(loss, error);
 }
 
 net::LaneInfo ScriptedLane::Info() const {

@@ -74,10 +74,9 @@ class ScriptedLane final : public net::Lane {
   void Send(net::OutFrame* frame) override;
   void Resume() override { peer_->paused_ = false; }
   void DiscardRest() override { peer_->discard_ = true; }
-  void Close() override;
+  void Close(net::Closing how) override;
   void SetMaxMeta(std::size_t /*bytes*/) override {}
   net::LaneInfo Info() const override;
-  net::LaneLoss loss() const override { return loss_; }
   std::uint64_t BytesReceived() const override { return peer_->received_; }
 
   // Lanes that have not been destroyed.
@@ -90,7 +89,6 @@ class ScriptedLane final : public net::Lane {
 
   const std::shared_ptr<PeerEnd> peer_;  // with the script
   const bool local_;
-  net::LaneLoss loss_ = net::LaneLoss::kBroken;
   net::LaneHandler* handler_ = nullptr;
   bool in_callback_ = false;
 };

@@ -90,7 +90,7 @@ void TcpLane::WatchOnLoop() {
   if (!queue_.empty()) RequestFlush();
   const bool holds_input = stream_->HoldsInput();
   if (holds_input) readable_ = true;
-  if (holds_input || buffered() > 0) RequestNextTurn();
+  if (holds_input || buffered() > 0 || refused_) RequestNextTurn();
 }
 
 void TcpLane::Flush() {
@@ -99,9 +99,7 @@ void TcpLane::Flush() {
 
 // A partly received payload is no reason for a reset, which would discard what we sent before;
 // nothing more is placed in its memory anyway.
-void TcpLane::Close() { CloseNow(/*reset=*/!queue_.empty()); }
-
-void TcpLane::Abort() { CloseNow(/*reset=*/true); }
+void TcpLane::Close(Closing how) { CloseNow(/*reset=*/how == Closing::kAbort || !queue_.empty()); }
 
 // A reset drops what both kernels still hold: spliced pages must not be read any more, and the peer
 // must not receive frames queued for an operation that has ended.
@@ -127,10 +125,9 @@ void TcpLane::CloseNow(bool reset) {
 }
 
 void TcpLane::Fail(LaneLoss loss, const Error& error) {
-  loss_ = loss;
   CloseNow(/*reset=*/given_ || !queue_.empty() || InPayload());
   LaneHandler* const handler = std::exchange(handler_, nullptr);
-  if (handler != nullptr) handler->OnClosed(error);
+  if (handler != nullptr) handler->OnClosed(loss, error);
 }
 
 LaneInfo TcpLane::Info() const {
@@ -396,6 +393,10 @@ bool TcpLane::StartFrame() {
     receiving_ = Receiving::kPaused;
     return false;
   }
+  if (placed->registered.memory != nullptr) {
+    Fail(LaneLoss::kBroken, RegisteredMemoryUnsupported("tcp"));
+    return false;
+  }
   rx_begin_ += sizeof prefix + prefix.meta_bytes;
   payload_left_ = prefix.payload_bytes;
   after_large_ = payload_left_ >= kLargePayload;
@@ -426,7 +427,12 @@ void TcpLane::DiscardRest() {
 
 void TcpLane::Send(OutFrame* frame) {
   FERRY_CHECK(!frame->meta.empty() && frame->meta.size() <= kMaxMetaBytes, frame->meta.size());
-  if (!fd_) return;
+  if (!fd_ || refused_) return;
+  if (frame->registered.memory != nullptr) {
+    // The lane ends in the next turn: Send() never calls back from inside.
+    refused_ = true;
+    return RequestNextTurn();
+  }
   FramePrefix prefix;
   prefix.meta_bytes = static_cast<std::uint32_t>(frame->meta.size());
   prefix.payload_bytes = frame->payload_bytes;
@@ -458,6 +464,7 @@ void TcpLane::RunDeferredOnLoop(EventLoop::Defer when) {
     return;
   }
   next_turn_requested_ = false;
+  if (refused_) return Fail(LaneLoss::kBroken, RegisteredMemoryUnsupported("tcp"));
   if (queue_.size() > sent_frames_) RequestFlush();
   ReceiveOnLoop();
 }

@@ -30,12 +30,10 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   void Resume() override;
   void DiscardRest() override;
   void Flush() override;
-  void Close() override;
-  void Abort() override;
+  void Close(Closing how) override;
   void SetMaxMeta(std::size_t bytes) override { max_meta_ = std::min(bytes, kMaxMetaBytes); }
   void Poke() override;
   LaneInfo Info() const override;
-  LaneLoss loss() const override { return loss_; }
   PathStats Path() const override;
   std::uint64_t BytesReceived() const override {
     return bytes_received_.load(std::memory_order_relaxed);
@@ -94,7 +92,7 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   LaneHandler* handler_ = nullptr;
   const LaneInfo info_;  // as of the connect
   std::string remote_;
-  LaneLoss loss_ = LaneLoss::kBroken;
+  bool refused_ = false;  // a frame; the lane is about to end
 
   // Receiving. rx_ holds the head of a frame, small payloads and bytes that were read ahead.
   Receiving receiving_ = Receiving::kFrame;

@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "ferry/core/units.h"
@@ -222,7 +223,7 @@ TEST_F(TcpLaneTest, AnOrderlyCloseLetsThePeerReadWhatWasSent) {
     Config config;
     config.zero_copy_send = zero_copy_send;
     ASSERT_NO_FATAL_FAILURE(Connect(config));
-    end_->on_sent = [this](OutFrame*) { end_->lane().Close(); };
+    end_->on_sent = [this](OutFrame*) { end_->lane().Close(Closing::kOrderly); };
     end_->Attach();
     end_->Send(end_->Make("refused"));
     const auto expected = WireFrame("refused");
@@ -236,7 +237,7 @@ TEST_F(TcpLaneTest, AbortingWithSplicedPagesResetsTheConnection) {
   Config config;
   config.zero_copy_send = AutoOnOff::kOn;
   ASSERT_NO_FATAL_FAILURE(Connect(config));
-  end_->on_sent = [this](OutFrame*) { end_->lane().Abort(); };
+  end_->on_sent = [this](OutFrame*) { end_->lane().Close(Closing::kAbort); };
   end_->Attach();
   TestFrame* const frame = end_->Make("a", CutInto(200'000, {}));
   frame->may_splice = true;
@@ -249,7 +250,7 @@ TEST_F(TcpLaneTest, ClosingWithBytesUnreadLetsThePeerHearWhatWasSentAndThenTheEn
   end_->on_frame = [](const std::string&, std::uint64_t) -> LaneEnd::Choice {
     return Placement{Placement::Action::kPause, {}};
   };
-  end_->on_sent = [this](OutFrame*) { end_->lane().Close(); };
+  end_->on_sent = [this](OutFrame*) { end_->lane().Close(Closing::kOrderly); };
   const std::vector<std::byte> unread(100'000);
   EXPECT_TRUE(peer_->Write(WireFrame("unread", unread)));
   end_->Attach();

@@ -375,13 +375,14 @@ TEST_P(ProviderConformance, TheEndIsReportedOnceAndLastToThePeerOnly) {
   near_->Send(frames);
   EXPECT_TRUE(Match(frames, far_->Take(2)));
   EXPECT_TRUE(near_->AwaitSent(2));
-  near_->Do([](Lane& lane) { lane.Close(); });
+  near_->Do([](Lane& lane) { lane.Close(Closing::kOrderly); });
   const auto closed = far_->AwaitClosed();
   ASSERT_TRUE(closed);
   EXPECT_EQ(closed->code(), Code::kPeerLost);
   EXPECT_FALSE(closed->message().empty());
+  EXPECT_EQ(far_->loss(), LaneLoss::kPeerClosed);
   Destroy(&near_);
-  far_->Do([](Lane& lane) { lane.Close(); });
+  far_->Do([](Lane& lane) { lane.Close(Closing::kOrderly); });
   EXPECT_EQ(far_->log(), "FPFC");
 }
 
@@ -391,7 +392,7 @@ TEST_P(ProviderConformance, CloseDropsQueuedFramesAndNoCallbackFollows) {
   for (TestFrame*& frame : frames) frame = Make(*near_, "a", large() / 8);
   near_->Do([&](Lane& lane) {
     for (TestFrame* frame : frames) lane.Send(frame);
-    lane.Close();
+    lane.Close(Closing::kOrderly);
     // The frames are the sender's again: the lane must not read them.
     for (TestFrame* frame : frames) *frame = TestFrame();
   });
@@ -406,7 +407,7 @@ TEST_P(ProviderConformance, CloseMayComeFromInsideAnyCallback) {
     ASSERT_NO_FATAL_FAILURE(Connect());
     place_ = Scatter(std::vector<std::size_t>{100});
     const auto close_in = [where](char callback, LaneEnd& end) {
-      if (callback == where) end.lane().Close();
+      if (callback == where) end.lane().Close(Closing::kOrderly);
     };
     far_->on_frame = [&](const std::string&, std::uint64_t) -> LaneEnd::Choice {
       close_in('F', *far_);
@@ -437,7 +438,7 @@ TEST_P(ProviderConformance, CloseInTheMiddleOfAPayloadLeavesTheMemoryAlone) {
   place_ = Scatter(std::vector<std::size_t>{large() / 2});
   far_->on_frame = [&](const std::string&, std::uint64_t) -> LaneEnd::Choice {
     far_->loop()->Post([&] {
-      far_->lane().Close();
+      far_->lane().Close(Closing::kOrderly);
       place_.Store(Untouched(place_));
     });
     return Into(place_);

@@ -42,6 +42,12 @@ struct ConformanceCase {
 void PrintTo(const ConformanceCase& parameter, std::ostream* out);
 std::string ConformanceCaseName(const ::testing::TestParamInfo<ConformanceCase>& info);
 
+// Memory that a test registers.
+struct RegisteredBuffer {
+  std::vector<std::byte> bytes;
+  std::unique_ptr<RegisteredMemory> memory;
+};
+
 class ProviderConformance : public ::testing::TestWithParam<ConformanceCase> {
  protected:
   void SetUp() override;
@@ -66,6 +72,8 @@ class ProviderConformance : public ::testing::TestWithParam<ConformanceCase> {
   // Used by the ends' callbacks, which may run until the ends are destroyed.
   Tally tally_;
   Scatter place_;
+  RegisteredBuffer source_;
+  RegisteredBuffer sink_;
   std::size_t moves_ = 0;
   std::unique_ptr<LaneEnd> near_;
   std::unique_ptr<LaneEnd> far_;

@@ -22,8 +22,18 @@ std::uint64_t BytesOf(std::span<const iovec> pieces) {
 std::span<const std::byte> PieceOf(const auto& queued, std::size_t index) {
   if (index == 0) return std::as_bytes(std::span(&queued.prefix, 1));
   if (index == 1) return queued.frame->meta;
-  const iovec& piece = queued.frame->payload[index - 2];
+  const iovec piece = queued.payload()[index - 2];
   return {static_cast<const std::byte*>(piece.iov_base), piece.iov_len};
+}
+
+// Where registered memory lies; nowhere if the range names none.
+iovec MemoryOf(const RegisteredRange& range) {
+  if (range.memory == nullptr) return {};
+  const auto* const fake = dynamic_cast<const FakeRegisteredMemory*>(range.memory);
+  FERRY_CHECK(fake != nullptr);  // another provider's
+  FERRY_CHECK(range.offset <= fake->memory.size(), range.offset, fake->memory.size());
+  FERRY_CHECK(range.bytes <= fake->memory.size() - range.offset, range.offset, range.bytes);
+  return {fake->memory.data() + range.offset, range.bytes};
 }
 
 // Destruction and Attach() are not allowed inside a callback.
@@ -73,14 +83,9 @@ void FakeLane::Attach(EventLoop* loop, LaneHandler* handler) {
   if (!closed_) link_->Bind(side_, loop, this);
 }
 
-void FakeLane::Close() {
+void FakeLane::Close(Closing how) {
   CheckUse();
-  LeaveLoop(/*reset=*/!queue_.empty());
-}
-
-void FakeLane::Abort() {
-  CheckUse();
-  LeaveLoop(/*reset=*/true);
+  LeaveLoop(/*reset=*/how == Closing::kAbort || !queue_.empty());
 }
 
 void FakeLane::Flush() {
@@ -102,11 +107,10 @@ void FakeLane::LeaveLoop(bool reset) {
 }
 
 void FakeLane::Fail(LaneLoss loss, const Error& error) {
-  loss_ = loss;
   LeaveLoop(/*reset=*/!queue_.empty() || receiving_ == Receiving::kPayload);
   LaneHandler* const handler = std::exchange(handler_, nullptr);
   const Calling calling(&in_callback_);
-  handler->OnClosed(error);
+  handler->OnClosed(loss, error);
 }
 
 LaneInfo FakeLane::Info() const {
@@ -253,10 +257,14 @@ void FakeLane::StartPayload(const Placement& placement) {
   payload_left_ = prefix_.payload_bytes;
   filled_ = 0;
   if (placement.action == Placement::Action::kPlace) {
-    FERRY_CHECK(BytesOf(placement.memory) == payload_left_, BytesOf(placement.memory),
-                payload_left_);
-    for (const iovec& piece : placement.memory) FERRY_CHECK(piece.iov_len > 0);
     place_ = placement.memory;
+    if (placement.registered.memory != nullptr) {
+      FERRY_CHECK(placement.memory.empty());
+      registered_place_ = MemoryOf(placement.registered);
+      place_ = std::span(&registered_place_, 1);
+    }
+    FERRY_CHECK(BytesOf(place_) == payload_left_, BytesOf(place_), payload_left_);
+    for (const iovec& piece : place_) FERRY_CHECK(piece.iov_len > 0);
     receiving_ = Receiving::kPayload;
   } else {
     buffer_.resize(kDiscardBytes);
@@ -297,10 +305,13 @@ void FakeLane::Send(OutFrame* frame) {
   CheckUse();
   FERRY_CHECK(!frame->meta.empty() && frame->meta.size() <= kMaxMetaBytes, frame->meta.size());
   FERRY_CHECK(frame->payload_bytes <= kMaxPayloadBytes, frame->payload_bytes);
-  FERRY_CHECK(BytesOf(frame->payload) == frame->payload_bytes, frame->payload_bytes);
-  for (const iovec& piece : frame->payload) FERRY_CHECK(piece.iov_len > 0);
+  const Queued queued{
+      frame, {frame->meta.size(), frame->payload_bytes}, MemoryOf(frame->registered)};
+  FERRY_CHECK(frame->registered.memory == nullptr || frame->payload.empty());
+  FERRY_CHECK(BytesOf(queued.payload()) == frame->payload_bytes, frame->payload_bytes);
+  for (const iovec& piece : queued.payload()) FERRY_CHECK(piece.iov_len > 0);
   if (closed_) return;
-  queue_.push_back({frame, {frame->meta.size(), frame->payload_bytes}});
+  queue_.push_back(queued);
   RequestFlush();
 }
 
@@ -337,7 +348,7 @@ std::vector<std::byte> FakeLane::Gather(std::size_t most) {
     piece_offset_ += piece.size();
     if (piece_offset_ < PieceOf(queued, piece_).size()) continue;
     piece_offset_ = 0;
-    if (++piece_ < 2 + queued.frame->payload.size()) continue;
+    if (++piece_ < 2 + queued.payload().size()) continue;
     piece_ = 0;
     ++written_;
   }

@@ -12,6 +12,12 @@
 
 namespace ferry::net {
 
+// What Provider::Register() returns.
+struct FakeRegisteredMemory final : RegisteredMemory {
+  explicit FakeRegisteredMemory(std::span<std::byte> the_memory) : memory(the_memory) {}
+  const std::span<std::byte> memory;
+};
+
 // One end of a FakeLink. Aborts on a user that does not keep to provider.h.
 class FakeLane final : public Lane, private FakeLink::Waker, private EventLoop::Deferred {
  public:
@@ -24,11 +30,9 @@ class FakeLane final : public Lane, private FakeLink::Waker, private EventLoop::
   void Resume() override;
   void DiscardRest() override;
   void Flush() override;
-  void Close() override;
-  void Abort() override;
+  void Close(Closing how) override;
   void SetMaxMeta(std::size_t bytes) override { max_meta_ = bytes; }
   LaneInfo Info() const override;
-  LaneLoss loss() const override { return loss_; }
   std::uint64_t BytesReceived() const override {
     return bytes_received_.load(std::memory_order_relaxed);
   }
@@ -41,8 +45,13 @@ class FakeLane final : public Lane, private FakeLink::Waker, private EventLoop::
   };
   static_assert(sizeof(Prefix) == kFakePrefixBytes);
   struct Queued {
+    std::span<const iovec> payload() const {
+      return registered.iov_base == nullptr ? std::span<const iovec>(frame->payload)
+                                            : std::span(&registered, 1);
+    }
     OutFrame* frame;
     Prefix prefix;
+    iovec registered{};  // the frame's payload, if it is registered memory
   };
 
   void OnWake() override;
@@ -71,7 +80,6 @@ class FakeLane final : public Lane, private FakeLink::Waker, private EventLoop::
   const std::string remote_;
   EventLoop* loop_ = nullptr;
   LaneHandler* handler_ = nullptr;
-  LaneLoss loss_ = LaneLoss::kBroken;
   bool closed_ = false;
   bool in_callback_ = false;
 
@@ -82,6 +90,7 @@ class FakeLane final : public Lane, private FakeLink::Waker, private EventLoop::
   Prefix prefix_;
   std::size_t max_meta_ = kMaxMetaBytes;
   std::span<const iovec> place_;  // from the piece that is being filled
+  iovec registered_place_{};      // instead of the placement's memory
   std::uint64_t payload_left_ = 0;
   std::atomic<std::uint64_t> bytes_received_{0};
   EventLoop::TimerId timer_ = 0;

@@ -255,7 +255,10 @@ class FakeProvider final : public Provider {
       : network_(std::move(network)) {}
 
   const char* name() const override { return "fake"; }
-  Capabilities capabilities() const override { return {}; }
+  Capabilities capabilities() const override { return {.registered_memory = true}; }
+  Result<std::unique_ptr<RegisteredMemory>> Register(std::span<std::byte> memory) override {
+    return std::unique_ptr<RegisteredMemory>(std::make_unique<FakeRegisteredMemory>(memory));
+  }
 
   Result<std::unique_ptr<Listener>> Listen(const Address& address, const Config& config,
                                            EventLoop* loop, Accepted accepted) override {

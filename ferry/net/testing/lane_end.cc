@@ -195,12 +195,13 @@ void LaneEnd::OnSent(OutFrame* frame) {
   if (on_sent) on_sent(frame);
 }
 
-void LaneEnd::OnClosed(const Error& error) {
+void LaneEnd::OnClosed(LaneLoss loss, const Error& error) {
   EXPECT_TRUE(loop()->InLoop());
   Note('C');
   receiving_.reset();
   const std::lock_guard lock(mutex_);
   closed_.push_back(error);
+  loss_ = loss;
   changed_.notify_all();
 }
 
@@ -228,6 +229,11 @@ std::optional<Error> LaneEnd::AwaitClosed() {
   (void)changed_.wait_until(lock, Clock::now() + kTimeout, [&] { return !closed_.empty(); });
   if (closed_.empty()) return std::nullopt;
   return closed_.front();
+}
+
+LaneLoss LaneEnd::loss() const {
+  const std::lock_guard lock(mutex_);
+  return loss_;
 }
 
 std::vector<const OutFrame*> LaneEnd::sent() const {

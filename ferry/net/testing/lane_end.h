@@ -117,6 +117,8 @@ class LaneEnd final : public LaneHandler {
   bool AwaitSent(std::size_t count);
   // The error passed to OnClosed.
   std::optional<Error> AwaitClosed();
+  // Once closed.
+  LaneLoss loss() const;
   std::vector<const OutFrame*> sent() const;
   // The callbacks so far: F for OnFrame, P for OnPayload, S for OnSent, C for OnClosed.
   std::string log() const;
@@ -125,7 +127,7 @@ class LaneEnd final : public LaneHandler {
   Result<Placement> OnFrame(std::span<const std::byte> meta, std::uint64_t payload_bytes) override;
   Status OnPayload() override;
   void OnSent(OutFrame* frame) override;
-  void OnClosed(const Error& error) override;
+  void OnClosed(LaneLoss loss, const Error& error) override;
   void Note(char what);
 
   std::unique_ptr<Lane> lane_;
@@ -140,6 +142,7 @@ class LaneEnd final : public LaneHandler {
   std::vector<Arrived> arrived_;
   std::vector<const OutFrame*> sent_;
   std::vector<Error> closed_;
+  LaneLoss loss_ = LaneLoss::kBroken;
   std::string log_;
 };
 

@@ -193,7 +193,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
                                  std::uint64_t payload_bytes) override;
   Status OnPayload() override;
   void OnSent(net::OutFrame* frame) override;
-  void OnClosed(const Error& error) override;
+  void OnClosed(net::LaneLoss loss, const Error& error) override;
   void RunDeferredOnLoop(EventLoop::Defer when) override;
 
   // channel_rejoin.cc

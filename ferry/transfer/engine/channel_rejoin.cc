@@ -73,7 +73,7 @@ void Channel::DropIncoming() {
 // Drops answers to reads: read data is never resent, so only the old lane still needs its memory.
 // Not done for a lane that is only frozen here, because the peer may still be receiving over it.
 void Channel::DropAnswers() {
-  lane_->Abort();
+  lane_->Close(net::Closing::kAbort);
   for (Unacked& frame : unacked_) frame.pin.Release();
   replies_ = 0;
 }
@@ -161,7 +161,7 @@ Status Channel::ApplyProgress(const LaneProgress& peer) {
 
 // The lane's mutex is held only to swap the pointer: BytesReceived() may read it on another thread.
 void Channel::ReplaceLane(std::unique_ptr<net::Lane> lane) {
-  lane_->Abort();
+  lane_->Close(net::Closing::kAbort);
   const std::lock_guard lock(lane_mutex_);
   bytes_before_ += lane_->BytesReceived();
   lane_ = std::move(lane);

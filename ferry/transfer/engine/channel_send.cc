@@ -496,9 +496,8 @@ bool Channel::HoldsWorkOnLoop() const {
 
 // ---- the end ------------------------------------------------------------------------------------
 
-void Channel::OnClosed(const Error& error) {
+void Channel::OnClosed(net::LaneLoss loss, const Error& error) {
   if (!up_) return;  // already frozen
-  const net::LaneLoss loss = lane_->loss();
   // The peer has cancelled the attempt that made this lane; the connection is not affected.
   if (!heard_ && (loss == net::LaneLoss::kPeerClosed || loss == net::LaneLoss::kReset)) {
     GoDownOnLoop();
@@ -533,7 +532,7 @@ void Channel::CloseOnLoop(const Error& error) {
   const bool owes_data = std::any_of(unacked_.begin(), unacked_.end(), [](const Unacked& frame) {
     return frame.operation != nullptr || frame.reply;
   });
-  owes_data ? lane_->Abort() : lane_->Close();
+  lane_->Close(owes_data ? net::Closing::kAbort : net::Closing::kOrderly);
   loop_->CancelDeferredOnLoop(this);
   writes_.Clear();
   staged_writes_.Clear();

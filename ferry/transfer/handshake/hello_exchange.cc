@@ -51,7 +51,7 @@ void HelloExchange::CloseWhenSaidOnLoop() { close_when_said_ = true; }
 
 void HelloExchange::CloseOnLoop() {
   LiftDeadlineOnLoop();
-  lane_->Close();
+  lane_->Close(net::Closing::kOrderly);
 }
 
 void HelloExchange::LiftDeadlineOnLoop() {
@@ -86,17 +86,17 @@ void HelloExchange::OnSent(net::OutFrame* /*frame*/) {
   if (!said()) return;
   if (close_when_said_) {
     // An orderly close lets the peer read the refusal first.
-    lane_->Close();
+    lane_->Close(net::Closing::kOrderly);
     gone_(Error(Code::kRefused, "the peer was refused"));
     return;
   }
   if (heard_ && on_said_) on_said_();
 }
 
-void HelloExchange::OnClosed(const Error& error) { gone_(error); }
+void HelloExchange::OnClosed(net::LaneLoss /*loss*/, const Error& error) { gone_(error); }
 
 void HelloExchange::Expire() {
-  lane_->Close();
+  lane_->Close(net::Closing::kOrderly);
   gone_(Late());
 }
 

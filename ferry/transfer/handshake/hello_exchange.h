@@ -60,7 +60,7 @@ class HelloExchange final : private net::LaneHandler {
                                  std::uint64_t payload_bytes) override;
   Status OnPayload() override { return Ok(); }
   void OnSent(net::OutFrame* frame) override;
-  void OnClosed(const Error& error) override;
+  void OnClosed(net::LaneLoss loss, const Error& error) override;
   void Expire();
   bool said() const noexcept { return sent_ > 0 && sent_ == frames_.size(); }
 

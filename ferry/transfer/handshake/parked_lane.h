@@ -27,7 +27,7 @@ class ParkedLane final : private net::LaneHandler {
   }
   Status OnPayload() override { return Ok(); }
   void OnSent(net::OutFrame* /*frame*/) override {}
-  void OnClosed(const Error& error) override { failure_ = error; }
+  void OnClosed(net::LaneLoss /*loss*/, const Error& error) override { failure_ = error; }
 
   std::unique_ptr<net::Lane> lane_;
   std::optional<Error> failure_;
