@@ -7,6 +7,7 @@
 
 namespace ferry {
 
+// Tasks that were posted still run: Run() looks at stopping_ only when none is left to wait for.
 BackgroundTasks::~BackgroundTasks() {
   {
     const std::lock_guard lock(mutex_);
@@ -19,6 +20,7 @@ BackgroundTasks::~BackgroundTasks() {
 Status BackgroundTasks::Post(Task task) {
   {
     const std::lock_guard lock(mutex_);
+    // With the first task, so that endpoints without GPUs have no such thread.
     if (!thread_.joinable()) {
       FERRY_TRY_ASSIGN(thread_, StartThread<std::jthread>("long tasks", [this] { Run(); }));
     }

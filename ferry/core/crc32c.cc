@@ -18,6 +18,8 @@ unsigned char* IsalPointer(const std::byte* bytes) {
 
 }  // namespace
 
+// Pieces chain: the result of one call is the `previous` of the next, and 0 begins. So a checksum
+// over scattered blocks is that of their concatenation.
 std::uint32_t Crc32c(std::span<const std::byte> bytes, std::uint32_t previous) noexcept {
   // ISA-L leaves the inversion before and after to its caller.
   std::uint32_t state = ~previous;

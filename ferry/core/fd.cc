@@ -31,6 +31,7 @@ Code CodeOfErrno(int error_number) {
     case EADDRINUSE:
     case EADDRNOTAVAIL: return Code::kUnavailable;
     case ETIMEDOUT: return Code::kTimedOut;
+    // Errors that only a wrong call can have: EBADF, EINVAL, ENOENT ...
     default: return Code::kInvalidArgument;
   }
 }
@@ -38,6 +39,7 @@ Code CodeOfErrno(int error_number) {
 }  // namespace
 
 void FdTraits::Destroy(Handle fd) noexcept {
+  // Before close(), after which another thread may get the same number for a descriptor of its own.
   StopClosingInChildren(fd);
   (void)::close(fd);
 }

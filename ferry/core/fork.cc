@@ -15,11 +15,14 @@ namespace {
 // Higher descriptors stay open in children. A page of this table takes memory only once it is used.
 constexpr std::size_t kMaxDescriptors = std::size_t{1} << 20;
 constexpr std::size_t kWordBits = 64;
+// A fixed array of atomics and not a set: the child may not allocate, and a lock could be held by a
+// thread that it does not have.
 std::array<std::atomic<std::uint64_t>, kMaxDescriptors / kWordBits> to_close;  // one bit for each
 std::atomic<std::size_t> words_used{0};
 
 // Runs in the child before fork() returns; makes only system calls.
 void BecomeChild() {
+  // Relaxed throughout: the child has one thread, which is the one that called fork().
   internal::process_generation.fetch_add(1, std::memory_order_relaxed);
   const std::size_t words = words_used.load(std::memory_order_relaxed);
   for (std::size_t i = 0; i < words; ++i) {
@@ -30,6 +33,7 @@ void BecomeChild() {
   }
 }
 
+// Before main(), so that no fork() is missed.
 [[maybe_unused]] const bool kRegistered = ::pthread_atfork(nullptr, nullptr, BecomeChild) == 0;
 
 struct Abandoned {

@@ -31,6 +31,7 @@ constexpr const char* kTextPattern = "%Y-%m-%dT%H:%M:%S.%fZ %v";
 constexpr const char* kJsonPattern = R"({"time":"%Y-%m-%dT%H:%M:%S.%fZ",%v)";
 
 std::unique_ptr<spdlog::logger> MakeLogger(const char* pattern) {
+  // The sink without a lock ("_st"): Loggers::mutex is the only one.
   auto logger =
       std::make_unique<spdlog::logger>("ferry", std::make_shared<spdlog::sinks::stderr_sink_st>());
   logger->set_level(spdlog::level::trace);
@@ -58,9 +59,11 @@ std::string JsonRest(LogLevel level, std::string_view subsystem, LogFields field
   nlohmann::ordered_json line{
       {"level", LogLevelName(level)}, {"subsystem", subsystem}, {"message", text}};
   for (const LogField& field : fields) line[field.name] = field.value;
+  // Invalid UTF-8 is replaced, since dump() would throw.
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).substr(1);
 }
 
+// A peer's text must not forge further lines, or reach the terminal as control codes.
 std::string OneLine(std::string_view text) {
   std::string line;
   line.reserve(text.size());
@@ -91,6 +94,7 @@ const char* LogLevelName(LogLevel level) noexcept {
 
 namespace internal {
 
+// Formats before it takes the lock.
 void WriteLog(LogLevel level, std::string_view subsystem, LogFields fields, std::string_view text) {
   if (log_format.load(std::memory_order_relaxed) == LogFormat::kJson) {
     const std::string rest = JsonRest(level, subsystem, fields, text);

@@ -13,6 +13,8 @@ LogLimiter::LogLimiter(Clock::duration interval, Now now)
 std::optional<std::uint64_t> LogLimiter::Admit(std::string_view key) {
   const auto now = now_();
   const std::lock_guard lock(mutex_);
+  // Entries are kept in the order in which they were last written, so the front is the one to
+  // forget.
   Entry* const entry = FindOrMake(key, now);
   const bool first = entry->written == Clock::time_point::min();
   if (!first && now - entry->written < interval_) {
@@ -30,6 +32,8 @@ LogLimiter::Entry* LogLimiter::FindOrMake(std::string_view key, Clock::time_poin
   if (const auto it = by_key_.find(key); it != by_key_.end()) return &*it->second;
   if (entries_.size() == kMaxKeys) {
     // A key within its interval must be remembered, or it could log again at once.
+    // All further keys then share one entry, so that neither memory nor the log grows with their
+    // number.
     if (now - entries_.front().written < interval_) return &rest_;
     by_key_.erase(entries_.front().key);
     entries_.pop_front();

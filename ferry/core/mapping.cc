@@ -19,6 +19,8 @@ void MappingTraits::Destroy(Handle mapping) noexcept { (void)::munmap(mapping.at
 
 Result<HugeMemory> MapHugePages(std::size_t bytes) {
   constexpr std::size_t kHugePage = 2 * kMiB;
+  // One huge page more, so that an aligned range of `bytes` lies inside; MAP_NORESERVE makes it
+  // free.
   std::size_t space = bytes + kHugePage;
   void* at = ::mmap(nullptr, space, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

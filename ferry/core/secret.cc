@@ -16,6 +16,8 @@ namespace {
 
 Result<std::string> ReadSecretFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
+  // One byte more than allowed with its line end, so that a longer file is noticed without reading
+  // all.
   std::string text(kMaxSecretBytes + 2, '\0');
   if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (!file.is_open() || file.bad()) {
@@ -25,6 +27,7 @@ Result<std::string> ReadSecretFile(const std::string& path) {
                              path, ErrnoError("open", errno).message()));
   }
   text.resize(static_cast<std::size_t>(file.gcount()));
+  // Editors and `openssl rand` end the file with a line end; only one is taken off.
   if (!text.empty() && text.back() == '\n') text.pop_back();
   if (text.size() < kMinSecretBytes || text.size() > kMaxSecretBytes) {
     return Error(

@@ -35,6 +35,7 @@ std::string CgroupLimit() {
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     const auto colon = line.rfind(':');
+    // cgroup version 2 has the line "0::/path", version 1 a line for its pids controller.
     const bool unified = line.starts_with("0::");
     if (!unified && line.find(":pids:") == std::string::npos) continue;
     const std::string folder =
@@ -53,6 +54,7 @@ std::string Allowed(rlim_t limit, std::string_view of_what) {
 
 }  // namespace
 
+// EAGAIN alone does not tell which of several limits was reached, so all of them are named.
 Error CannotStartThread(std::string_view what, int error_number) {
   rlimit threads{RLIM_INFINITY, RLIM_INFINITY};
   rlimit addresses = threads;

@@ -21,6 +21,8 @@ std::atomic<Trace*> active_trace{nullptr};
 
 constexpr mode_t kTraceMode = 0666;  // before the umask
 
+// The format is that of Chrome's trace viewer, which Perfetto reads: times in microseconds, a
+// "thread" for each lane.
 double Micros(Clock::duration duration) {
   return std::chrono::duration<double, std::micro>(duration).count();
 }
@@ -75,6 +77,7 @@ void Trace::AddInTurn(std::string_view lane, std::string_view name, Clock::time_
 
 void Trace::AddLocked(std::uint32_t lane, std::string_view name, Clock::time_point begin,
                       Clock::time_point end) {
+  // Never of negative length, also where the two times come from different clocks.
   spans_.push_back({lane, std::string(name), begin, std::max(begin, end)});
   last_ends_[lane] = std::max(last_ends_[lane], spans_.back().end);
 }
@@ -92,6 +95,7 @@ void Trace::Append(const Trace& other) {
   std::vector<std::string> lanes;
   std::vector<Span> spans;
   {
+    // One mutex at a time, so that two traces can be appended to each other.
     const std::lock_guard lock(other.mutex_);
     lanes = other.lanes_;
     spans = other.spans_;
@@ -130,6 +134,7 @@ std::vector<Trace::Interval> Trace::BusyLocked(const std::vector<std::string>& l
   std::sort(all.begin(), all.end());
   std::vector<Interval> busy;
   for (const Interval& each : all) {
+    // Sorted by their beginnings, so each joins the last interval or opens a new one.
     if (busy.empty() || each.first > busy.back().second) {
       busy.push_back(each);
     } else {
@@ -149,6 +154,7 @@ double Trace::Overlap(const std::vector<std::string>& a, const std::vector<std::
   }
   const Clock::duration shorter = std::min(LengthOf(left), LengthOf(right));
   if (shorter <= Clock::duration::zero()) return 0;
+  // Two sorted, disjoint lists are walked together.
   Clock::duration both{};
   for (std::size_t i = 0, k = 0; i < left.size() && k < right.size();) {
     const auto begin = std::max(left[i].first, right[k].first);
@@ -175,6 +181,7 @@ std::string Trace::ToJson() const {
     text += ",\n" + EventLine(Metadata("thread_name", pid, i + 1, Json{{"name", lanes_[i]}}));
     text += ",\n" + EventLine(Metadata("thread_sort_index", pid, i + 1, Json{{"sort_index", i}}));
   }
+  // The trace begins at 0 with its first span; other origins are hard to read in a viewer.
   const auto first = std::min_element(
       spans_.begin(), spans_.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
   for (const Span& span : spans_) {

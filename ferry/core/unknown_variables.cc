@@ -21,6 +21,7 @@ std::size_t EditsBetween(std::string_view from, std::string_view to) {
   std::vector<std::size_t> row(to.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 0; i < from.size(); ++i) {
+    // One row of the table at a time; `diagonal` is the entry above and to the left.
     std::size_t diagonal = std::exchange(row[0], i + 1);
     for (std::size_t j = 0; j < to.size(); ++j) {
       const std::size_t replaced = diagonal + (from[i] == to[j] ? 0 : 1);

@@ -75,6 +75,17 @@ __device__ __forceinline__ void LoadKeys(const PrefillParameters& given, const P
   }
 }
 
+// The place for the loads of a tile. With three stages on sm_100 it is found anew for each of them:
+// kept, it would be spilled, since all 255 registers of a thread are in use.
+template <class Shape>
+__device__ __forceinline__ PrefillPlace PlaceToLoad([[maybe_unused]] const PrefillParameters& given,
+                                                    const PrefillPlace& place) {
+#if __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
+  if constexpr (Shape::kStages == 3) return PrefillPlace(given, Shape::kRows);
+#endif
+  return place;
+}
+
 // A tile of queries of one head of one sequence; each warp has rows of it for itself, and all share
 // the tiles of keys that go by.
 template <class T, int kHead, int kStages>
@@ -101,7 +112,8 @@ __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
   state.Clear();
   const auto load = [&](int tile, int slot) {
     std::uint8_t* const at = ring + slot * 2 * Keys::kBytes;
-    LoadKeys<T, Shape>(given, place, tile * kKeys, Keys{at}, Keys{at + Keys::kBytes});
+    LoadKeys<T, Shape>(given, PlaceToLoad<Shape>(given, place), tile * kKeys, Keys{at},
+                       Keys{at + Keys::kBytes});
   };
   const auto compute = [&](int tile, int slot) {
     const int first_key = tile * kKeys;

@@ -16,8 +16,13 @@ using QkPlan = QkNormRopeStorePlan;
 
 // Heads that a thread has in flight at once.
 constexpr int kTogether = static_cast<int>(kQkHeads);
-// Blocks of DoNeighbours() that share a multiprocessor, which 64 registers to a thread allow.
+// Blocks of DoNeighbours() that share a multiprocessor, which 64 registers to a thread allow. On
+// sm_120 ptxas needs 72.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kNeighbourBlocks = 3;
+#else
 constexpr int kNeighbourBlocks = 4;
+#endif
 
 // The token's place in the caches, where it has one.
 struct TokenPlace {

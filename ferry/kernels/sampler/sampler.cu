@@ -222,8 +222,16 @@ __device__ __forceinline__ std::uint64_t GreatestToken(const LogitRow<T>& row) {
   return Candidate(best_logit, best);
 }
 
+// Thread blocks of SampleRows() that share a multiprocessor; 0 leaves it to ptxas. On sm_86 and
+// sm_89 that would choose three, whose 40 registers to a thread are too few.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
+constexpr int kSampleBlocks = 2;
+#else
+constexpr int kSampleBlocks = 0;
+#endif
+
 template <class T>
-__global__ void __launch_bounds__(kSampleThreads)
+__global__ void __launch_bounds__(kSampleThreads, kSampleBlocks)
     SampleRows(const __grid_constant__ SamplePlan plan) {
   __shared__ SampleShared shared;
   const LogitRow<T> row{static_cast<const T*>(plan.logits) + blockIdx.x * plan.stride,

@@ -42,6 +42,7 @@ class PartMemory final : public cuda::EmulatedMemory {
     auto* const there = cuda::PointerTo<std::byte>(address);
     if (buffer == nullptr) return there;  // the case's own, on the host
     HostPiece& piece = pieces_[{address, bytes}];
+    // An op may ask for the same memory more than once, and must find what it has written.
     if (!piece.bytes.empty() || bytes == 0) return piece.bytes.data();
     piece.bytes.assign(bytes, kUnwritten);
     if (buffer->holds == KernelBuffer::Holds::kResults) {
@@ -102,6 +103,7 @@ void CompareElement(const KernelCase& one, const Element& element, const KernelB
                     double terms, Comparison* comparison) {
   const auto [got, said] = element;
   ++comparison->compared;
+  // Also equal infinities, whose difference would be NaN.
   if (got == said || (std::isnan(got) && std::isnan(said))) return;
   constexpr double kBothRound = 2;
   // No error is allowed of infinities and NaNs, whose bound would be infinite, too.
@@ -128,6 +130,7 @@ void ComparePiece(const KernelCase& one, const HostPiece& piece, std::span<const
     const auto bytes = said.subspan(i * size, size);
     const bool unwritten =
         std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == kUnwritten; });
+    // The CPU's form has computed only the units that it was asked for.
     if (unwritten) continue;
     const DType dtype = piece.results->dtype;
     CompareElement(one, {ValueAt(got, dtype, i), ValueAt(said, dtype, i)}, *piece.results, terms,
@@ -139,6 +142,7 @@ std::vector<KernelUnits> UnitsToCheck(const KernelCase& one) {
   constexpr std::int64_t kPlaces = 3;
   const std::int64_t each = std::min(one.units_checked, one.units);
   std::vector<KernelUnits> units;
+  // All of a small case; a large one at its beginning, its end and a random place.
   if (one.units <= kPlaces * each) {
     for (std::int64_t first = 0; first < one.units; first += each) {
       units.push_back({first, std::min(each, one.units - first)});

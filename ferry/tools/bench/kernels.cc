@@ -152,6 +152,8 @@ class KernelBench {
   Status MeasureRow(KernelRunner* runner, KernelRow* row) const {
     FERRY_TRY_ASSIGN(row->times, runner->Measure(*row->what));
     const std::uint64_t least = job_->tiny ? kTinyMinForShare : kMinForShare;
+    // A copy is the ceiling of ops that move memory, and only where its time is not that of a
+    // launch.
     if (row->what->flops > 0 || row->what->bytes < least) return Ok();
     FERRY_TRY_ASSIGN(row->ceiling, runner->CeilingFor(row->what->bytes));
     return Ok();
@@ -189,6 +191,8 @@ Status RunKernelBench(const KernelBenchJob& job) {
                    KernelRunner::Create(
                        api, {.ordinal = job.ordinal, .seconds = job.seconds, .tiny = job.tiny}));
   Status done = bench.Run(runner.get(), cases);
+  // A kernel that has not ended may still use the runner's memory, which is leaked rather than
+  // freed.
   if (!done && done.error().code() == Code::kTimedOut) static_cast<void>(runner.release());
   return done;
 }

@@ -82,6 +82,7 @@ class StandInKernel {
                        return api->Copy(stream, cuda::CopyKind::kHostToDevice, {&item, 1});
                      }));
     const auto run = [&] { return Repeat(stream, out.data(), in.data(), bytes); };
+    // Until a few repetitions take as long as the copy.
     for (std::uint32_t groups = kMaxGroups; groups > 0; groups /= 2) {
       KernelExecutorOptions options;
       options.device_groups = groups;
@@ -139,6 +140,7 @@ class PipelineBench {
     PrintHead();
     for (const bool pinned : {false, true}) {
       FERRY_TRY_ASSIGN(const BenchMemory memory, Make(pinned));
+      // First, since the others are compared with it.
       PipelineRow blocking{.blocking = true, .pinned = pinned};
       FERRY_TRY(Measure(memory, &blocking));
       blocking.blocking_seconds = blocking.seconds;

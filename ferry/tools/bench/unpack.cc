@@ -68,6 +68,7 @@ class UnpackBench {
     const std::uint64_t count = (job_.bytes + fragment_bytes - 1) / fragment_bytes;
     std::vector<std::uint64_t> places(count);
     std::iota(places.begin(), places.end(), 0);
+    // The same places in every run, so that results can be compared.
     std::mt19937_64 random(fragment_bytes);
     std::shuffle(places.begin(), places.end(), random);
     auto place = places.begin();
@@ -80,6 +81,7 @@ class UnpackBench {
             {static_cast<std::uint32_t>(*place++ * fragment_bytes),
              static_cast<std::uint32_t>(std::min(fragment_bytes, message.run.bytes - dst)), dst});
       }
+      // Packets arrive in any order, so fragments are neither sorted nor adjacent.
       std::shuffle(message.fragments.begin(), message.fragments.end(), random);
       messages_.push_back(std::move(message));
     }
@@ -117,6 +119,7 @@ class UnpackBench {
     options.by = by;
     const std::uint64_t pieces_of_one = (fragment_bytes + kUnpackPiece - 1) / kUnpackPiece;
     for (const PooledMessage& message : messages_) {
+      // Room for all messages in one batch, and another batch behind it.
       options.most_pieces = std::max<std::uint64_t>(
           options.most_pieces, 2 * messages_.size() * message.fragments.size() * pieces_of_one);
     }
@@ -173,6 +176,7 @@ class UnpackBench {
       FERRY_TRY(Read(&message));
       requests.push_back(Request(message));
     }
+    // Without the reading of fragments, which read_seconds has.
     const auto begin = Clock::now();
     FERRY_TRY_ASSIGN(const std::uint64_t ticket, unpacker_->Enqueue(requests));
     const double enqueue = Seconds(Clock::now() - begin);
@@ -193,6 +197,7 @@ class UnpackBench {
   }
 
   Result<bool> Verify() {
+    // Old contents must not be taken for unpacked bytes.
     std::memset(host_.data(), 0xE5, job_.bytes);
     FERRY_TRY(Move(CopyKind::kHostToDevice, target_.data(), host_.data(), job_.bytes));
     if (const auto unpacked = UnpackAll(); !unpacked) return unpacked.error();

@@ -181,6 +181,7 @@ Status RunInfo(const std::vector<std::string>& settings, const std::string& peer
   info["uccl_variables"] = UcclVariables();
   info["settings"] = SettingInfo(config);
   info["warnings"] = Warnings();
+  // A peer that cannot be reached is part of the report; its error decides the exit code.
   Status reached = Ok();
   if (!peer.empty()) {
     FERRY_TRY_ASSIGN(PeerReport report, PeerInfo(config, peer));

@@ -33,6 +33,7 @@ Json RouteInfo(const Config& config, const net::Address& to) {
     return info;
   }
   const bool local = route->interface == "lo";
+  // The list of interfaces is for peers on other machines.
   const bool used = local || net::InterfaceAllowed(config.interfaces, route->interface);
   info["interface"] = route->interface;
   info["source"] = route->source;
@@ -91,6 +92,7 @@ transfer::ConnectionCounters Settled(transfer::Connection* connection) {
 Result<Json> ConnectionInfo(Config config, const net::Address& peer) {
   // So that each lane has been asked about its way by the time it is shown.
   config.heartbeat_interval = std::min<microseconds>(config.heartbeat_interval, kStill / 3);
+  // The port may be in use by the program whose settings these are.
   config.metrics_address.clear();
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(config));
   FERRY_TRY_ASSIGN(auto connection,

@@ -38,6 +38,7 @@ Status OpenFloor(const PerfJob& job, Link* link, Deadline deadline) {
                                       {"sockets", info.bulk_lanes},
                                       {"congestion_control", lane.congestion_control}},
                                      deadline));
+  // The server's port of the floor; the token tells its sockets from those of others.
   FERRY_TRY_ASSIGN(const std::uint64_t port, NumberField(answer, "port"));
   FERRY_TRY_ASSIGN(const auto token_bytes, BytesField(answer, "token"));
   Uuid token;
@@ -114,6 +115,7 @@ Status WriteTraces(const PerfJob& job, const Link& link) {
 
 Config FloorConfig(const Config& config, const std::string& congestion_control) {
   Config floor = config;
+  // The report has the reason for the choice behind the name.
   floor.congestion_control =
       CongestionControl::Named(congestion_control.substr(0, congestion_control.find(' ')));
   return floor;

@@ -51,6 +51,8 @@ Json CarriedFile::Question() const {
 Status CarriedFile::Connect(const Json& answer) {
   FERRY_TRY_ASSIGN(const auto handles, HandlesField(answer));
   const Deadline deadline = Deadline::After(side_.config->connect_timeout);
+  // The server may have ended for a reason of its own, and has said so: that explains more than the
+  // plugin's error.
   if (Status connected = carrier_->Connect(handles, deadline); !connected) {
     return side_.control->CauseOf(std::move(connected));
   }
@@ -79,6 +81,7 @@ Result<std::unique_ptr<CarriedFile>> CarriedFile::Accept(const Side& side, const
 
 Carrier::Run CarriedFile::PieceAt(std::uint64_t at) const {
   Carrier::Run run;
+  // The window is a ring of two pieces: one is carried while the other one is stored.
   run.offset = at % (kPiecesAtOnce * piece_);
   run.bytes = std::min(piece_, size_ - at);
   return run;
@@ -89,6 +92,7 @@ Status CarriedFile::Send() {
   std::uint64_t taken = 0;
   for (std::uint64_t at = 0; at < size_; at += piece_) {
     progress.Show(at);
+    // The server says for each piece that it has been taken out; its place is free then.
     for (; at - taken >= kPiecesAtOnce * piece_; taken += piece_) {
       FERRY_TRY(side_.control->HearAnswer(Deadline::Never()));
     }
