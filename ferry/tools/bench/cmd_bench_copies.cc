@@ -103,8 +103,7 @@ void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
   app->add_option("--direction", job.directions, "H2D, D2H, D2D or duplex; a list, or repeated")
       ->delimiter(',')
       ->type_name("WAY");
-  app->add_option("--executor", job.executors,
-                  "dma, kernel, auto or prepared; a list, or repeated")
+  app->add_option("--executor", job.executors, "dma, kernel, auto or prepared; a list, or repeated")
       ->delimiter(',')
       ->type_name("NAME");
   app->add_option("--host-side", job.host_sides,

@@ -175,9 +175,8 @@ class Bench {
       return std::unique_ptr<DeviceExecutor>(
           std::make_unique<PreparedExecutor>(api_, job_->ordinal));
     }
-    return Error(
-        Code::kInvalidArgument,
-        fmt::format("unknown executor \"{}\"; give dma, kernel, auto or prepared", name));
+    return Error(Code::kInvalidArgument,
+                 fmt::format("unknown executor \"{}\"; give dma, kernel, auto or prepared", name));
   }
 
   // Blocks of every second place, in an order of their own on each side; or one after another on
