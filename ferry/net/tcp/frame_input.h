@@ -38,7 +38,7 @@ class FrameInput {
   State state() const noexcept { return state_; }
   // Bytes that were read and belong to no delivered head or payload.
   std::size_t buffered() const noexcept { return rx_end_ - rx_begin_; }
-  // Of the current frame; neither read nor in the buffer's part that was taken.
+  // Bytes of the current payload that have not reached their destination.
   std::uint64_t payload_left() const noexcept { return payload_left_; }
   // See Lane::SetMaxMeta.
   void SetMaxMeta(std::size_t bytes) noexcept { max_meta_ = std::min(bytes, kMaxMetaBytes); }
