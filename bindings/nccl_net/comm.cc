@@ -19,14 +19,12 @@ struct Comm::Closing {
 };
 
 Comm::Comm(Engine* engine, EventLoop* swift, std::size_t lanes)
-    : engine_(engine), number_(engine->NextComm()) {
+    : engine_(engine), number_(engine->NextComm()), heartbeat_(swift, &engine->settings().config) {
   for (std::size_t i = 0; i < lanes; ++i) {
     EventLoop* const loop = i == 0 ? swift : engine->Bulk(number_ + i - 1);
     lanes_.push_back(std::make_unique<CommLane>(this, i, loop));
   }
   StoreWire(ByeWire{}, &bye_.meta);
-  StoreWire(BeatWire{}, &beat_.meta);
-  beat_.sent = &beat_sent_;
 }
 
 Comm::~Comm() = default;
@@ -57,7 +55,7 @@ bool Comm::Adopt(std::size_t index, std::unique_ptr<net::Lane> lane) {
   open_.fetch_add(1);
   if (index == 0) swift_open_.store(true);
   place.lane->Attach(place.loop, &place);
-  if (index == 0) place.loop->Post([this] { PlanBeatOnLoop(); });
+  if (index == 0) place.loop->Post([this] { StartHeartbeatOnLoop(); });
   const bool last = adopted_.fetch_add(1) + 1 == lanes_.size();
   if (last) LoopOf(0)->Post([this] { OnComplete(); });
   return true;
@@ -98,7 +96,7 @@ void Comm::Close() {
     if (is_first) {
       in_flight_ = std::make_shared<Closing>(lanes_.size());
       report = fmt::format("{} comm with {} closed after {} messages, {} bytes", kind(), peer_,
-                           messages_.load(), bytes_.load());
+                           traffic_.messages(), traffic_.bytes());
     }
     closing = in_flight_;
     for (std::size_t i = 1; is_first && i < lanes_.size(); ++i) {
@@ -125,9 +123,6 @@ void Comm::Close() {
 void Comm::CloseLaneOnLoop(std::size_t index) {
   CommLane& place = *lanes_[index];
   if (place.grace != 0) place.loop->CancelTimerOnLoop(std::exchange(place.grace, 0));
-  if (index == 0 && beat_timer_ != 0) {
-    place.loop->CancelTimerOnLoop(std::exchange(beat_timer_, 0));
-  }
   // Lane 0 may have a credit queued that the peer's isend waits for; closing with unsent data would
   // be a reset.
   if (place.open && index == 0) place.lane->Flush();
@@ -140,6 +135,7 @@ void Comm::EndedOnLoop(CommLane* place) {
   if (!std::exchange(place->open, false)) return;
   open_.fetch_sub(1);
   if (place->index != 0) return;
+  heartbeat_.StopOnLoop();
   swift_open_.store(false);
   place->loop->NotifyWaiters();
 }
@@ -237,31 +233,15 @@ void Comm::FailLaterOnLoop(std::size_t index, const Error& error) {
 
 // ---- signs of life ------------------------------------------------------------------------------
 
-void Comm::PlanBeatOnLoop() {
-  EventLoop* const loop = lanes_[0]->loop;
-  beat_timer_ = loop->AddTimerOnLoop(Clock::now() + engine_->settings().config.heartbeat_interval,
-                                     [this] { BeatOnLoop(); });
-}
-
-void Comm::BeatOnLoop() {
-  beat_timer_ = 0;
+void Comm::StartHeartbeatOnLoop() {
   CommLane& place = *lanes_[0];
   if (!place.open) return;
-  const Config& config = engine_->settings().config;
-  const std::uint64_t heard = place.lane->BytesReceived();
-  silent_beats_ = heard == heard_bytes_ ? silent_beats_ + 1 : 0;
-  heard_bytes_ = heard;
-  // Counted in heartbeats and not by the clock: a process that was stopped has not received
-  // anything either.
-  if (silent_beats_ * config.heartbeat_interval > config.peer_timeout) {
-    return Fail(
-        Error(Code::kPeerLost,
-              fmt::format("{} was silent for {} heartbeats and may be stopped or unreachable; "
-                          "raise FERRY_PEER_TIMEOUT if it was only slow",
-                          Peer(), silent_beats_)));
-  }
-  if (beat_sent_.exchange(false, std::memory_order_acquire)) place.lane->Send(&beat_);
-  PlanBeatOnLoop();
+  heartbeat_.StartOnLoop(place.lane.get(), [this](int heartbeats) {
+    Fail(Error(Code::kPeerLost,
+               fmt::format("{} was silent for {} heartbeats and may be stopped or unreachable; "
+                           "raise FERRY_PEER_TIMEOUT if it was only slow",
+                           Peer(), heartbeats)));
+  });
 }
 
 }  // namespace ferry::nccl_net

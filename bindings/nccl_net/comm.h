@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "bindings/nccl_net/frame.h"
+#include "bindings/nccl_net/heartbeat.h"
 #include "bindings/nccl_net/wire.h"
 #include "ferry/core/event_loop.h"
 #include "ferry/core/fork.h"
@@ -34,6 +36,22 @@ struct Tested {
   bool done = false;
   std::size_t count = 0;                               // of sizes
   std::array<std::uint64_t, kMaxReceives> sizes = {};  // bytes sent or received, by message
+};
+
+// How much a comm has sent or received. Any thread.
+class Traffic {
+ public:
+  // Call for each message that is done.
+  void Add(std::uint64_t bytes) noexcept {
+    messages_.fetch_add(1, std::memory_order_relaxed);
+    bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  }
+  std::uint64_t messages() const noexcept { return messages_.load(); }
+  std::uint64_t bytes() const noexcept { return bytes_.load(); }
+
+ private:
+  std::atomic<std::uint64_t> messages_{0};
+  std::atomic<std::uint64_t> bytes_{0};
 };
 
 // One end of an NCCL connection, which is one-way: the lanes to the other end and their state. Lane
@@ -76,11 +94,6 @@ class Comm {
   virtual Result<Tested> Test(Request* request) = 0;
 
  protected:
-  // A frame to send, and what to update when it was sent.
-  struct Frame : net::OutFrame {
-    std::atomic<std::uint32_t>* left = nullptr;  // decremented when the frame was sent
-    std::atomic<bool>* sent = nullptr;           // set when the frame was sent
-  };
   // A lane that has ended.
   struct LostLane {
     std::size_t index;
@@ -126,15 +139,11 @@ class Comm {
   virtual void AwaitArrival() {}
   // Whether lane 0 is up. Waiters on its loop are notified when it ends.
   bool swift_open() const noexcept { return swift_open_.load(); }
-  // Call for each message that is done.
-  void Count(std::uint64_t bytes) noexcept {
-    messages_.fetch_add(1, std::memory_order_relaxed);
-    bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  }
   // Whether an unfinished request uses the memory. Under mutex_.
   virtual bool Uses(std::span<const std::byte> memory) const = 0;
   virtual const char* kind() const noexcept = 0;  // "isend"
 
+  Traffic traffic_;
   std::mutex mutex_;
   bool closing_ = false;        // under mutex_: nothing may be posted any more
   std::optional<Error> error_;  // under mutex_
@@ -148,8 +157,7 @@ class Comm {
 
   void CloseLaneOnLoop(std::size_t lane);
   void EndedOnLoop(CommLane* place);
-  void BeatOnLoop();
-  void PlanBeatOnLoop();
+  void StartHeartbeatOnLoop();
 
   const ProcessMark made_;
   Engine* const engine_;
@@ -160,8 +168,6 @@ class Comm {
   std::atomic<std::size_t> lost_{0};
   std::atomic<bool> failed_{false};
   std::atomic<bool> swift_open_{false};
-  std::atomic<std::uint64_t> messages_{0};
-  std::atomic<std::uint64_t> bytes_{0};
   // Under mutex_. Shared with the tasks that close lanes, which may still run when Close() returns.
   std::shared_ptr<Closing> in_flight_;
   std::string peer_;  // under mutex_
@@ -170,11 +176,7 @@ class Comm {
   std::vector<std::unique_ptr<CountsFrame>> counts_;
   Frame bye_;
   bool bye_said_ = false;
-  Frame beat_;
-  std::atomic<bool> beat_sent_{true};
-  EventLoop::TimerId beat_timer_ = 0;
-  std::uint64_t heard_bytes_ = 0;
-  int silent_beats_ = 0;
+  Heartbeat heartbeat_;  // of lane 0
 };
 
 // One lane of a comm. Belongs to its loop, except `queued`.

@@ -180,7 +180,7 @@ Result<Tested> RecvComm::Test(Request* request) {
   Tested tested{.done = true, .count = one->count};
   for (std::size_t i = 0; i < one->count; ++i) {
     tested.sizes[i] = one->slots[i].total;
-    Count(tested.sizes[i]);
+    traffic_.Add(tested.sizes[i]);
   }
   const std::lock_guard lock(mutex_);
   free_.push_back(one);

@@ -264,7 +264,7 @@ Result<Tested> SendComm::Test(Request* request) {
   }
   Tested tested{.done = true, .count = 1};
   tested.sizes[0] = one->data.size();
-  Count(one->data.size());
+  traffic_.Add(one->data.size());
   const std::lock_guard lock(mutex_);
   one->in_use = false;
   free_.push_back(one);

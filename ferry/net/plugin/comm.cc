@@ -120,7 +120,7 @@ SendComm::~SendComm() {
 }
 
 Result<bool> SendComm::Send(const Message& message) {
-  return Begin(&Driver::Send, "isend", message);
+  return Begin(&MessageApi::Send, "isend", message);
 }
 
 Result<bool> SendComm::Test() {
@@ -137,7 +137,7 @@ ReceiveComm::~ReceiveComm() {
 }
 
 Result<bool> ReceiveComm::Receive(const Message& message) {
-  return Begin(&Driver::Receive, "irecv", message);
+  return Begin(&MessageApi::Receive, "irecv", message);
 }
 
 Result<ReceiveComm::Arrival> ReceiveComm::Test() {

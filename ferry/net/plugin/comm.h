@@ -60,7 +60,7 @@ class Comm {
   ~Comm() = default;
 
   // Starts a request with a function of the driver; `call` is the plugin's name for it.
-  using Start = int (Driver::*)(void* comm, const Message& message, void** request);
+  using Start = int (MessageApi::*)(void* comm, const Message& message, void** request);
   Result<bool> Begin(Start start, const char* call, const Message& message);
   // The oldest request, if it is done, which then leaves the queue; else null. `what` names the
   // request in errors; `bytes` is unchanged where the plugin does not report it.

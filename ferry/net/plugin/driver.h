@@ -39,13 +39,9 @@ struct Message {
 
 inline constexpr std::size_t kMaxGrouped = 32;
 
-// A plugin's functions in one form for all versions. Outcomes are those of abi.h. Emulates what a
-// version lacks as NCCL does for that version; arguments must be in that version's range
-// (Driver::most_registered_bytes(), NicFacts::most_message_bytes).
-class Driver {
+// The library as a whole and its devices.
+class LibraryApi {
  public:
-  virtual ~Driver() = default;
-
   virtual int version() const noexcept = 0;
   virtual const char* name() const noexcept = 0;  // may be null
   virtual std::uint64_t most_registered_bytes() const noexcept = 0;
@@ -57,10 +53,28 @@ class Driver {
   virtual int Devices(int* count) = 0;
   virtual int Describe(int device, NicFacts* facts) = 0;
 
+ protected:
+  ~LibraryApi() = default;
+};
+
+// One-way connections: beginning, polling and closing them.
+class ConnectionApi {
+ public:
   virtual int Listen(int device, void* handle, void** listen_comm) = 0;
   virtual int Connect(int device, void* handle, void** send_comm,
                       abi::DeviceHandle** device_handle) = 0;
   virtual int Accept(void* listen_comm, void** recv_comm, abi::DeviceHandle** device_handle) = 0;
+  virtual int CloseSend(void* send_comm) = 0;
+  virtual int CloseReceive(void* recv_comm) = 0;
+  virtual int CloseListen(void* listen_comm) = 0;
+
+ protected:
+  ~ConnectionApi() = default;
+};
+
+// Messages over a connection, and the memory that they are sent from and received into.
+class MessageApi {
+ public:
   virtual int Register(void* comm, void* data, std::size_t bytes, int kind, void** mr) = 0;
   virtual int Deregister(void* comm, void* mr) = 0;
   virtual int Send(void* send_comm, const Message& message, void** request) = 0;
@@ -70,9 +84,18 @@ class Driver {
   virtual int Flush(void* recv_comm, const Message& message, void** request) = 0;
   virtual int Test(void* request, int* done, int* bytes) = 0;
   virtual int Consume(void* recv_comm, void* request) = 0;
-  virtual int CloseSend(void* send_comm) = 0;
-  virtual int CloseReceive(void* recv_comm) = 0;
-  virtual int CloseListen(void* listen_comm) = 0;
+
+ protected:
+  ~MessageApi() = default;
+};
+
+// A plugin's functions in one form for all versions. Outcomes are those of abi.h. Emulates what a
+// version lacks as NCCL does for that version; arguments must be in that version's range
+// (most_registered_bytes(), NicFacts::most_message_bytes). Code that needs one role takes that
+// role's interface.
+class Driver : public LibraryApi, public ConnectionApi, public MessageApi {
+ public:
+  virtual ~Driver() = default;
 };
 
 inline constexpr int kOldestVersion = 5;
