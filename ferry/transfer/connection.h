@@ -53,8 +53,9 @@ class Region {
   // in flight continue.
   void Withdraw(const Uuid& peer);
   // Refuses further use of the region, then blocks until nobody touches the memory or `deadline`
-  // passes. After kOk the memory may be freed. kTimedOut: new accesses stay refused but the memory
-  // may still be touched; call again.
+  // passes. After kOk the memory may be freed, or registered again: what peers have sent for the
+  // former keys is refused. kTimedOut: new accesses stay refused but the memory may still be
+  // touched; call again.
   Status Deregister(Deadline deadline = Deadline::Never());
 
  private:
@@ -106,6 +107,11 @@ struct ConnectionInfo {
 // Every operation that a call returns ends exactly once, in bounded time: ok, or with an error such
 // as kCancelled, kTimedOut, kRefused or kPeerLost. Its memory must stay valid until then, and for a
 // write or send unchanged; afterwards the library no longer touches it.
+//
+// That is the memory of this side. If the connection is lost, bytes of its writes that are on their
+// way may still be placed in the peer's memory, also after later writes over another connection.
+// They no longer are once the peer has deregistered the region, or its own handle of this
+// connection is closed (docs/reliability.md, "After a lost connection").
 class Connection {
  public:
   Connection(std::shared_ptr<ConnectionCore> core, std::shared_ptr<EndpointCore> endpoint);

@@ -45,6 +45,7 @@ class EchoRole {
     words >> command;
     if (command == "endpoint") return Begin(words);
     if (command == "region") return Register(words);
+    if (command == "renew") return Renew(words);
     if (command == "descriptors") return fmt::format("{}", OpenDescriptors());
     if (command == "resident") return fmt::format("{}", ResidentBytes());
     if (command == "connections") return fmt::format("{}", serving_.load());
@@ -74,6 +75,18 @@ class EchoRole {
     FERRY_TRY_ASSIGN(auto region, endpoint_->Register(memory.span(), transfer::Rights::kReadWrite));
     regions_.push_back(std::move(region));
     return ToHex(regions_.back().key());
+  }
+
+  // Registers the memory of the region with this number anew, once nobody can write to it by its
+  // former key.
+  Result<std::string> Renew(std::istringstream& words) {
+    std::ptrdiff_t number = 0;
+    words >> number;
+    transfer::Region& region = *std::next(regions_.begin(), number);
+    FERRY_TRY(region.Deregister(TestDeadline()));
+    FERRY_TRY_ASSIGN(region, endpoint_->Register(std::next(memories_.begin(), number)->span(),
+                                                 transfer::Rights::kReadWrite));
+    return ToHex(region.key());
   }
 
   // The memory place of the next peer's messages.
