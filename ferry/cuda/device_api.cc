@@ -94,14 +94,13 @@ Result<bool> ProbeFlags(DeviceApi& api, int ordinal) {
   FERRY_TRY_ASSIGN(void* const flag, api.MappedAddress(ordinal, word.data()));
   StoreFlag(word.data(), 0);
   // Queue the write first: the stream then ends whatever fails.
-  for (const auto call :
-       {+[](DeviceApi&a, StreamRef s, void*f) { return a.WriteFlag(s, f, 1); },
-        +[](DeviceApi&a, StreamRef s, void*f) { return a.WaitForFlag(s, f, 1); }}) {
-    const Status status = call(api, stream, flag);
-    if (!status && status.error().code() == Code::kUnsupported) return false;
-    FERRY_TRY(status);
-  }
-  FERRY_TRY(api.Wait(stream, Deadline::After(kProbeTimeout)));
+  Status queued = api.WriteFlag(stream, flag, 1);
+  if (queued) queued = api.WaitForFlag(stream, flag, 1);
+  // The word must stay until the stream is done with it, also where the second call has failed.
+  const Status ended = api.Wait(stream, Deadline::After(kProbeTimeout));
+  if (!queued && queued.error().code() == Code::kUnsupported) return false;
+  FERRY_TRY(queued);
+  FERRY_TRY(ended);
   return LoadFlag(word.data()) == 1;
 }
 

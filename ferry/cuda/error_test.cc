@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
+#include "ferry/cuda/address.h"
+
 namespace ferry::cuda {
 namespace {
 
@@ -58,6 +62,62 @@ TEST(CudaError, EveryFaultHasItsRow) {
         Fault::kHostMemoryAlreadyRegistered, Fault::kLaunchFailure, Fault::kNotSupported}) {
     EXPECT_NE(CudaError(fault, "").code(), Code::kInternal) << static_cast<int>(fault);
   }
+}
+
+TEST(CudaError, EndsWithWhatToDoNext) {
+  const struct {
+    int number;
+    Code code;
+    const char* next_step;
+  } kCases[] = {
+      {1, Code::kInvalidArgument, "check the address, size, stream and device of the call"},
+      {2, Code::kUnavailable, "free memory, or ask for less"},
+      {9, Code::kInvalidArgument, "check the launch's grid and shared memory"},
+      {34, Code::kUnsupported, "put the driver's own libcuda.so.1 before the toolkit's stub"},
+      {46, Code::kUnavailable, "see with nvidia-smi who uses the GPU, and its compute mode"},
+      {98, Code::kUnsupported, "build with FERRY_CUDA_ARCH for this GPU"},
+      {209, Code::kUnsupported, "build with FERRY_CUDA_ARCH for this GPU"},
+      {217, Code::kUnsupported, "copy between them instead; copies need no peer access"},
+      {400, Code::kInvalidArgument, "check that stream and event live and are of the same device"},
+      {600, Code::kUnavailable, "ask again later"},
+      {719, Code::kDeviceLost, "the device is lost to this process; restart it to use the device"},
+      {802, Code::kUnavailable, "see that nvidia-fabricmanager runs"},
+      {901, Code::kInvalidArgument, "capture nothing but copies and kernels"},
+  };
+  for (const auto& [number, code, next_step] : kCases) {
+    const Error error = CudaError(number, "name", "text", "call");
+    EXPECT_EQ(error.code(), code) << number;
+    EXPECT_EQ(error.message(), std::string("call: name (text); ") + next_step);
+  }
+}
+
+TEST(CudaError, ADeviceThatThereIsNotIsNamedWithTheCount) {
+  const Error error = NoSuchDevice(7, 2, "cudaMalloc");
+  EXPECT_EQ(error.code(), Code::kInvalidArgument);
+  EXPECT_EQ(error.message(),
+            "cudaMalloc for device 7 of 2: cudaErrorInvalidDevice (invalid device ordinal); check "
+            "the address, size, stream and device of the call");
+}
+
+TEST(CudaError, ALostDeviceIsNamedWithTheCall) {
+  const Error error = LostDevice(1, "cudaStreamQuery");
+  EXPECT_EQ(error.code(), Code::kDeviceLost);
+  EXPECT_EQ(error.message(),
+            "cudaStreamQuery: device 1 was lost by an earlier failure; restart the process to use "
+            "it");
+}
+
+TEST(CudaError, AnAddressWithoutMemoryIsShown) {
+  const Error error = NothingThere(PointerTo(0xabc0));
+  EXPECT_EQ(error.code(), Code::kInvalidArgument);
+  EXPECT_EQ(
+      error.message(),
+      "there is no memory at 0xabc0: it was freed, or never allocated; use memory that lives");
+}
+
+TEST(CudaError, KnowsWhereItWasMade) {
+  const Error error = CudaError(Fault::kNoDevice, "call");
+  EXPECT_NE(std::string(error.where().file).find("error_test.cc"), std::string::npos);
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 
 #include <string>
 
+#include "ferry/cuda/profile_range.h"
+
 namespace ferry::cuda {
 namespace {
 
@@ -55,6 +57,48 @@ TEST(OpenDevices, RefusesSimulationsThatAreNone) {
     const auto devices = Open(text);
     ASSERT_FALSE(devices) << text;
     EXPECT_EQ(devices.error().code(), Code::kInvalidArgument) << text;
+  }
+}
+
+TEST(OpenDevices, ASeedIsANumberThatFits) {
+  EXPECT_TRUE(Open("simulated:1:18446744073709551615"));
+  for (const char* text :
+       {"simulated:1:18446744073709551616", "simulated:1:-1", "simulated:1:x", "simulated:1 ",
+        "simulated:99999999999", "simulated:-1", "simulated:x"}) {
+    Config config;
+    config.devices = text;
+    const auto devices = OpenDevices(config);
+    ASSERT_FALSE(devices) << text;
+    EXPECT_EQ(devices.error().code(), Code::kInvalidArgument) << text;
+  }
+}
+
+TEST(OpenDevices, WhatIsRefusedOnceIsRefusedAgain) {
+  Config config;
+  config.devices = "simulated:0";
+  const auto first = OpenDevices(config);
+  const auto second = OpenDevices(config);
+  ASSERT_FALSE(first);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(first.error().message(), second.error().message());
+}
+
+TEST(MayHaveDeviceMemory, FollowsTheSetting) {
+  Config config;
+  config.devices = "none";
+  EXPECT_FALSE(MayHaveDeviceMemory(config));
+  config.devices = "simulated:1";
+  EXPECT_TRUE(MayHaveDeviceMemory(config)) << "whether they are open yet or not";
+  config.devices = "auto";
+  const bool loaded = MayHaveDeviceMemory(config);
+  EXPECT_EQ(MayHaveDeviceMemory(config), loaded) << "the same when asked again";
+  EXPECT_FALSE(*DeviceCodeTargets() == '\0' && loaded);
+}
+
+TEST(ProfileRanges, MayBeNestedWithoutAProfiler) {
+  const ProfileRange outer("outer");
+  for (int i = 0; i < 3; ++i) {
+    const ProfileRange inner(std::to_string(i).c_str());  // the name need not live longer
   }
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "ferry/core/units.h"
+#include "ferry/cuda/address.h"
 
 namespace ferry::cuda {
 namespace {
@@ -60,6 +61,60 @@ TEST(SimulatedArena, WhatIsGivenBackIsEmpty) {
   *arena->alias(*offset) = std::byte{7};
   arena->Give(*offset, kSimulatedPage);
   EXPECT_EQ(*arena->alias(*offset), std::byte{0});
+}
+
+TEST(SimulatedArena, HoldsItsAddressesWhetherTheyAreTakenOrNot) {
+  const auto arena = Make();
+  const auto offset = arena->Take(kSimulatedPage);
+  ASSERT_TRUE(offset);
+  const auto first = AddressOf(arena->visible(0));
+  EXPECT_TRUE(arena->Holds(AddressOf(arena->visible(*offset))));
+  EXPECT_TRUE(arena->Holds(first + 32 * kGiB - 1));
+  EXPECT_FALSE(arena->Holds(first + 32 * kGiB));
+  EXPECT_FALSE(arena->Holds(first - 1));
+  EXPECT_FALSE(arena->Holds(AddressOf(arena->alias(0)))) << "the simulator's own address";
+  EXPECT_FALSE(arena->Holds(0));
+}
+
+TEST(SimulatedArena, MoreThanItsAddressesIsUnavailable) {
+  const auto arena = Make();
+  for (const std::size_t bytes : {32 * kGiB, 32 * kGiB + 1, ~std::size_t{0}}) {
+    const auto taken = arena->Take(bytes);
+    ASSERT_FALSE(taken) << bytes;
+    EXPECT_EQ(taken.error().code(), Code::kUnavailable);
+  }
+  EXPECT_TRUE(arena->Take(32 * kGiB - kSimulatedPage)) << "all of them, and the unused page";
+  EXPECT_FALSE(arena->Take(1));
+}
+
+TEST(SimulatedArena, RunsThatDoNotMeetStayApart) {
+  const auto arena = Make();
+  std::size_t offsets[3];
+  for (std::size_t& offset : offsets) offset = *arena->Take(10 * kGiB);
+  arena->Give(offsets[0], 10 * kGiB);
+  arena->Give(offsets[2], 10 * kGiB);
+  EXPECT_FALSE(arena->Take(20 * kGiB));
+  EXPECT_EQ(*arena->Take(10 * kGiB), offsets[0]);
+  EXPECT_EQ(*arena->Take(10 * kGiB), offsets[2]);
+}
+
+TEST(SimulatedArena, EachHasItsOwnFile) {
+  const auto first = Make();
+  const auto second = Make();
+  EXPECT_NE(first->inode(), second->inode());
+  EXPECT_NE(first->fd(), second->fd());
+}
+
+TEST(TwiceMapped, BothAddressesAreTheSameBytes) {
+  const auto arena = Make();
+  const auto mapped = TwiceMapped::Map(arena->fd(), kSimulatedPage, 2 * kSimulatedPage);
+  ASSERT_TRUE(mapped);
+  EXPECT_EQ(mapped->bytes(), 2 * kSimulatedPage);
+  EXPECT_NE(mapped->visible(), mapped->alias());
+  mapped->alias()[5] = std::byte{9};
+  EXPECT_EQ(*arena->alias(kSimulatedPage + 5), std::byte{9});
+  EXPECT_FALSE(TwiceMapped::Map(arena->fd(), 1, kSimulatedPage)) << "not at a page";
+  EXPECT_FALSE(TwiceMapped::Map(-1, 0, kSimulatedPage));
 }
 
 }  // namespace

@@ -93,8 +93,10 @@ Status Run(Words* words) {
 }  // namespace
 
 void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
-  // Lives as long as the program: the parser writes into it, the subcommand reads it.
+  // Lives as long as the program: the parser writes into it, the subcommand reads it. Each
+  // declaration begins with the defaults.
   static Words words;
+  words = Words();
   CopyBenchJob& job = words.job;
   job.directions = {"H2D", "D2H", "D2D", "duplex"};
   job.executors = {"dma", "kernel", "auto", "prepared"};

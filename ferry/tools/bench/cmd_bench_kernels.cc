@@ -48,8 +48,10 @@ Result<int> OrdinalOf(const std::string& device) {
 }  // namespace
 
 void DeclareKernelBench(CLI::App* app, Invocation* invocation) {
-  // Lives as long as the program: the parser writes into it, the subcommand reads it.
+  // Lives as long as the program: the parser writes into it, the subcommand reads it. Each
+  // declaration begins with the defaults.
   static KernelBenchWords words;
+  words = KernelBenchWords();
   KernelBenchJob& job = words.job;
   app->add_option("--op", job.ops, "Ops to measure, by name; a list, or repeated (default: all)")
       ->delimiter(',')

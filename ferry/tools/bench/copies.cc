@@ -25,7 +25,6 @@ namespace {
 
 using cuda::CopyKind;
 
-constexpr std::uint64_t kCeilingBytes = std::uint64_t{256} << 20;
 // A copy for each block takes microseconds; beyond this number fewer rounds are enough.
 constexpr std::size_t kManyCopies = 4096;
 constexpr unsigned kFewRounds = 3;
@@ -146,7 +145,7 @@ class Bench {
   Status AddLane(CopyKind kind, std::vector<Lane>* lanes) {
     const int ordinal = job_->ordinal;
     // Twice the bytes, since blocks lie in every second place.
-    const std::uint64_t bytes = std::max(2 * job_->bytes, kCeilingBytes);
+    const std::uint64_t bytes = std::max(2 * job_->bytes, job_->ceiling_bytes);
     Lane lane;
     lane.kind = kind;
     FERRY_TRY_ASSIGN(lane.stream, api_->CreateStream(ordinal, cuda::StreamPriority::kNormal));
@@ -210,10 +209,10 @@ class Bench {
   }
 
   Result<double> Ceiling(std::vector<Lane>* lanes) const {
-    SetWhole(lanes, kCeilingBytes);
+    SetWhole(lanes, job_->ceiling_bytes);
     FERRY_TRY_ASSIGN(const Times times, MedianOf(lanes, job_->rounds, 1));
     // Two streams have no common events, so duplex is timed by the host.
-    return Rate(kCeilingBytes * lanes->size(), lanes->size() > 1 ? times.wall : times.device);
+    return Rate(job_->ceiling_bytes * lanes->size(), lanes->size() > 1 ? times.wall : times.device);
   }
 
   // cudaMemcpyAsync of as many bytes as the rows have, and as often as prepared lists.

@@ -20,7 +20,8 @@ struct CopyBenchJob {
   // buffer.
   std::vector<std::string> host_sides;
   std::vector<std::uint64_t> block_sizes;
-  std::uint64_t bytes = std::uint64_t{64} << 20;  // in all
+  std::uint64_t bytes = std::uint64_t{64} << 20;           // in all
+  std::uint64_t ceiling_bytes = std::uint64_t{256} << 20;  // of the one copy of each direction
   unsigned rounds = 7;
   bool json = false;
 };

@@ -65,8 +65,10 @@ Result<ExitCode> RunDoctor(const DoctorJob& job) {
 }  // namespace
 
 void DeclareDoctor(CLI::App* app, Invocation* invocation) {
-  // Lives as long as the program: the parser writes into it, the subcommand reads it.
+  // Lives as long as the program: the parser writes into it, the subcommand reads it. Each
+  // declaration begins with the defaults.
   static DoctorJob job;
+  job = DoctorJob();
   app->add_option(
          "--peer", job.peer,
          fmt::format("Also check the path to this peer, and connect to it as a program that "

@@ -199,9 +199,12 @@ Status RunInfo(const std::vector<std::string>& settings, const std::string& peer
 }  // namespace
 
 void DeclareInfo(CLI::App* app, Invocation* invocation) {
-  // Lives as long as the program: the parser writes into it, the subcommand reads it.
+  // Lives as long as the program: the parser writes into it, the subcommand reads it. Each
+  // declaration begins with the defaults.
   static std::vector<std::string> settings;
   static std::string peer;
+  settings.clear();
+  peer.clear();
   app->add_option("--peer", peer,
                   "Also show the routes to an endpoint, connect to it, and show every lane")
       ->type_name("HOST[:PORT]");

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 
@@ -88,6 +89,68 @@ TEST(Pattern, NoticesEachSingleWrongByte) {
     EXPECT_EQ(FindWrongByte(region, layout, 42), at / 8 * 8);
     last ^= std::byte{1};
   }
+}
+
+TEST(Pattern, CoversCasesThatAreNoWholeWords) {
+  for (std::uint64_t size = 1; size <= 17; ++size) {
+    const PerfCase odd{.op = Op::kWrite, .size = size};
+    const Layout layout(odd, 3);
+    auto region = Region(odd);
+    Poison(region);
+    FillPattern(region, layout, 42);
+    EXPECT_EQ(FindWrongByte(region, layout, 42), std::nullopt) << size;
+    region.back() ^= std::byte{0x80};
+    EXPECT_EQ(FindWrongByte(region, layout, 42), (size - 1) / 8 * 8) << size;
+  }
+}
+
+TEST(Pattern, LeavesTheGapsBetweenItsBlocksAlone) {
+  const Layout layout(kScattered, 9);
+  auto region = Region(kScattered);
+  Poison(region);
+  const std::byte poison = region.front();
+  FillPattern(region, layout, 1);
+  std::vector<bool> covered(region.size());
+  for (std::uint64_t i = 0; i < layout.blocks(); ++i) {
+    std::fill_n(covered.begin() + static_cast<std::ptrdiff_t>(layout.offset(i)), layout.bytes(i),
+                true);
+  }
+  for (std::size_t i = 0; i < region.size(); ++i) {
+    ASSERT_TRUE(covered[i] || region[i] == poison) << i;
+  }
+}
+
+TEST(Pattern, DiffersFromBlockToBlock) {
+  const PerfCase blocks{.op = Op::kWrite, .size = 256, .block_size = 64};
+  const Layout layout(blocks, 1);
+  auto region = Region(blocks);
+  FillPattern(region, layout, 42);
+  for (std::uint64_t i = 1; i < layout.blocks(); ++i) {
+    EXPECT_NE(std::memcmp(&region[layout.offset(0)], &region[layout.offset(i)], 64), 0) << i;
+  }
+}
+
+TEST(Layout, OfBlocksThatAreTheWholeCaseIsOneBlock) {
+  const PerfCase whole{.op = Op::kWrite, .size = 64, .block_size = 64};
+  EXPECT_EQ(whole.RegionBytes(), 128U);
+  const Layout layout(whole, 7);
+  ASSERT_EQ(layout.blocks(), 1U);
+  EXPECT_EQ(layout.offset(0), 0U);
+  const PerfCase single_bytes{.op = Op::kWrite, .size = 5, .block_size = 1};
+  EXPECT_EQ(Layout(single_bytes, 7).blocks(), 5U);
+  EXPECT_EQ(single_bytes.RegionBytes(), 10U);
+}
+
+TEST(Layout, HoldsNoMoreBlocksThanARunShould) {
+  constexpr std::uint64_t kMaxBlocks = std::uint64_t{16} << 20;
+  EXPECT_TRUE(CheckBlocks({.op = Op::kWrite, .size = ~std::uint64_t{0}, .block_size = 0}));
+  EXPECT_TRUE(CheckBlocks({.op = Op::kWrite, .size = kMaxBlocks * 8, .block_size = 8}));
+  const Status too_many = CheckBlocks({.op = Op::kWrite, .size = kMaxBlocks + 1, .block_size = 1});
+  ASSERT_FALSE(too_many);
+  EXPECT_EQ(too_many.error().code(), Code::kInvalidArgument);
+  EXPECT_NE(too_many.error().message().find("16777217 blocks, 16777216 is the most"),
+            std::string::npos)
+      << too_many.error().message();
 }
 
 TEST(Ops, AreReadBackFromTheirNames) {

@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <memory>
 #include <optional>
 
@@ -64,6 +65,9 @@ void DeclarePort(CLI::App* app, PerfFlags* flags) {
       ->type_name("P");
 }
 
+// The parser takes -1 for the largest number there is.
+CLI::Validator NotNegative() { return CLI::Validator(CLI::NonNegativeNumber).description(""); }
+
 void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
   app->add_option("--op", flags->ops, "write, read or send; a list, or repeated")
       ->capture_default_str()
@@ -91,16 +95,20 @@ void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
                   "Operations in a round; 0: as many as take half a second, at least 5")
       ->envname(kUcclPerfIterations)
       ->capture_default_str()
+      ->check(NotNegative())
       ->type_name("N");
   app->add_option("--warmup", flags->warmup, "Operations before each timed part")
       ->capture_default_str()
+      ->check(NotNegative())
       ->type_name("N");
   app->add_option("--depth", flags->depth, "Operations in flight")
       ->capture_default_str()
+      ->check(NotNegative())
       ->type_name("N");
   app->add_option("--rounds", flags->rounds,
                   "Rounds, each of the floor and of ferry; results are medians over them")
       ->capture_default_str()
+      ->check(NotNegative())
       ->type_name("N");
   app->add_flag("--verify,!--no-verify", flags->verify,
                 "Check, after each round, the bytes of its last operation and of some others "
@@ -278,33 +286,37 @@ CLI::App* AddSide(CLI::App* perf, const char* name, const char* summary, Invocat
 
 void DeclarePerf(CLI::App* app, Invocation* invocation) {
   app->require_subcommand(1);
-  // Lives as long as the program: the parser writes into it, the chosen subcommand reads it.
-  static PerfFlags flags;
+  // Live as long as the program: the parser writes into them, the chosen subcommand reads its own.
+  // The parser also gives the variables of options to the sides that were not chosen. Each
+  // declaration begins with the defaults.
+  static std::array<PerfFlags, 3> sides;
+  sides = {};
+  auto& [of_server, of_client, of_loopback] = sides;
 
   CLI::App* const server = AddSide(app, "server", "Wait for clients and measure with them",
-                                   invocation, {&flags, StartPerfServer});
-  server->add_option("--listen", flags.listen, "Address to listen on; default: all")
+                                   invocation, {&of_server, StartPerfServer});
+  server->add_option("--listen", of_server.listen, "Address to listen on; default: all")
       ->type_name("HOST");
-  DeclarePort(server, &flags);
-  DeclareBothSides(server, &flags, invocation);
+  DeclarePort(server, &of_server);
+  DeclareBothSides(server, &of_server, invocation);
 
   CLI::App* const client =
-      AddSide(app, "client", "Measure against a server", invocation, {&flags, StartPerfClient});
-  client->add_option("host", flags.host, "The server")->type_name("HOST[:PORT]")->required();
-  DeclarePort(client, &flags);
-  DeclareMeasurement(client, &flags);
-  DeclareBothSides(client, &flags, invocation);
+      AddSide(app, "client", "Measure against a server", invocation, {&of_client, StartPerfClient});
+  client->add_option("host", of_client.host, "The server")->type_name("HOST[:PORT]")->required();
+  DeclarePort(client, &of_client);
+  DeclareMeasurement(client, &of_client);
+  DeclareBothSides(client, &of_client, invocation);
 
   CLI::App* const loopback =
       AddSide(app, "loopback", "Measure between two processes on this machine", invocation,
-              {&flags, RunLoopback});
-  loopback->add_option("--host", flags.host, "Loopback address, 127.0.0.1 or ::1")
+              {&of_loopback, RunLoopback});
+  loopback->add_option("--host", of_loopback.host, "Loopback address, 127.0.0.1 or ::1")
       ->capture_default_str()
       ->type_name("HOST");
-  loopback->add_option("--port", flags.port, "Port of the server; default: any free one")
+  loopback->add_option("--port", of_loopback.port, "Port of the server; default: any free one")
       ->type_name("P");
-  DeclareMeasurement(loopback, &flags);
-  DeclareBothSides(loopback, &flags, invocation);
+  DeclareMeasurement(loopback, &of_loopback);
+  DeclareBothSides(loopback, &of_loopback, invocation);
 }
 
 }  // namespace ferry::tools

@@ -139,6 +139,8 @@ Status Session::Handle(const Json& request) {
 }
 
 Status Session::SetUp(const Json& request) {
+  // First: a request that fails halfway must not leave memory of one case with the size of another.
+  layout_.reset();
   FERRY_TRY_ASSIGN(const std::string op, TextField(request, "op"));
   FERRY_TRY_ASSIGN(case_.op, ParseOp(op));
   FERRY_TRY_ASSIGN(case_.size, BoundedField(request, "size", 1, std::uint64_t{1} << 48));
@@ -151,7 +153,6 @@ Status Session::SetUp(const Json& request) {
   FERRY_TRY_ASSIGN(memory_choice_, MemoryChoice::Parse(memory_text));
   deadline_ = Deadline::After(std::chrono::seconds(seconds));
   // In this order: the plugin's registrations and the region refer to the memory.
-  layout_.reset();
   carrier_.reset();
   region_.reset();
   buffer_ = PerfMemory();

@@ -2,13 +2,18 @@
 
 #include "ferry/tools/perf/floor.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <future>
 #include <numeric>
 
 namespace ferry::tools {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr auto kFloorWait = std::chrono::seconds(20);
 constexpr std::size_t kSockets = 3;
@@ -88,6 +93,117 @@ TEST_F(Floor, NoticesAPeerThatIsGone) {
   far_.reset();
   std::vector<std::byte> buffer(1000);
   EXPECT_EQ(near_->Consume(buffer, {.count = 1, .chunk = 1000}).error().code(), Code::kPeerLost);
+}
+
+TEST_F(Floor, SmallTransfersGoWholeOverOneSocket) {
+  // 64 KiB for each of the three sockets, and one byte less than that.
+  for (const std::size_t bytes : {3U * 64 * 1024 - 1, 3U * 64 * 1024}) {
+    Move({.asked_for = false, .count = 2, .depth = 2, .chunk = 1 << 20}, bytes);
+  }
+}
+
+TEST_F(Floor, NoticesAPeerThatGoesInTheMiddleOfAPing) {
+  for (const bool spin : {false, true}) {
+    if (spin) SetUp();
+    far_.reset();
+    std::vector<double> half_round_trips;
+    const Status pinged = near_->Ping({.count = 1, .spin = spin}, &half_round_trips);
+    ASSERT_FALSE(pinged);
+    EXPECT_EQ(pinged.error().code(), Code::kPeerLost) << pinged.error().ToString();
+    EXPECT_TRUE(half_round_trips.empty());
+  }
+}
+
+// ---- connecting ---------------------------------------------------------------------------------
+
+// A listener on the loopback interface, and its token.
+class FloorConnecting : public testing::Test {
+ protected:
+  FloorConnecting() : listener_(FloorListener::Open(Settings(), "127.0.0.1")) {
+    EXPECT_TRUE(listener_) << listener_.error().ToString();
+  }
+  static Config Settings() {
+    Config config;
+    config.congestion_control = "system";
+    return config;
+  }
+  Result<FloorSockets> Accept(std::size_t count, Deadline deadline) {
+    return listener_->Accept(Settings(), count, deadline);
+  }
+  Result<FloorSockets> ConnectSome(std::size_t count) {
+    return FloorSockets::Connect(Settings(), {"127.0.0.1", listener_->port()}, listener_->token(),
+                                 count, Deadline::After(kFloorWait));
+  }
+
+  Result<FloorListener> listener_;
+};
+
+TEST_F(FloorConnecting, EndsAtItsDeadlineWhereNobodyComes) {
+  const auto floor = Accept(1, Deadline::After(milliseconds(10)));
+  ASSERT_FALSE(floor);
+  EXPECT_EQ(floor.error().code(), Code::kTimedOut);
+  EXPECT_THAT(floor.error().message(), HasSubstr("were not connected in time"));
+}
+
+TEST_F(FloorConnecting, EndsAtItsDeadlineWhereTooFewCome) {
+  const auto near = ConnectSome(2);
+  ASSERT_TRUE(near);
+  EXPECT_EQ(Accept(3, Deadline::After(milliseconds(50))).error().code(), Code::kTimedOut);
+}
+
+TEST_F(FloorConnecting, TakesEachSocketOnce) {
+  const auto first = ConnectSome(1);
+  const auto again = ConnectSome(1);
+  ASSERT_TRUE(first && again);
+  EXPECT_EQ(Accept(2, Deadline::After(milliseconds(50))).error().code(), Code::kTimedOut);
+}
+
+TEST_F(FloorConnecting, TakesNoSocketBeyondTheCount) {
+  const auto near = ConnectSome(3);
+  ASSERT_TRUE(near);
+  EXPECT_TRUE(Accept(1, Deadline::After(kFloorWait)));
+  EXPECT_EQ(Accept(1, Deadline::After(milliseconds(50))).error().code(), Code::kTimedOut);
+}
+
+TEST_F(FloorConnecting, PassesOverPeersThatLeaveBeforeTheySayWhoTheyAre) {
+  for (int i = 0; i < 3; ++i) {
+    const UniqueFd passing(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(listener_->port());
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    // The interface of sockets takes every kind of address by this type.
+    ASSERT_EQ(::connect(passing.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  }
+  const auto near = ConnectSome(1);
+  ASSERT_TRUE(near);
+  EXPECT_TRUE(Accept(1, Deadline::After(kFloorWait)));
+}
+
+TEST_F(FloorConnecting, ToAPortWhereNobodyListensFails) {
+  std::uint16_t closed = 0;
+  {
+    const auto gone = FloorListener::Open(Settings(), "127.0.0.1");
+    ASSERT_TRUE(gone);
+    closed = gone->port();
+  }
+  const auto floor = FloorSockets::Connect(Settings(), {"127.0.0.1", closed}, Uuid::Random(), 1,
+                                           Deadline::After(kFloorWait));
+  ASSERT_FALSE(floor);
+  EXPECT_EQ(floor.error().code(), Code::kPeerLost) << floor.error().ToString();
+  EXPECT_FALSE(FloorSockets::Connect(Settings(), {"not numeric", 1}, Uuid::Random(), 1,
+                                     Deadline::After(kFloorWait)));
+}
+
+TEST_F(FloorConnecting, ListensWithinTheRangeThatIsSet) {
+  Config config = Settings();
+  config.port_first = config.port_last = listener_->port();
+  const auto taken = FloorListener::Open(config, "127.0.0.1");
+  ASSERT_FALSE(taken);
+  EXPECT_EQ(taken.error().code(), Code::kUnavailable);
+  EXPECT_THAT(taken.error().message(),
+              HasSubstr("no port of " + std::to_string(listener_->port()) + "-"));
+  EXPECT_THAT(taken.error().message(), HasSubstr("widen port_range"));
 }
 
 }  // namespace

@@ -47,7 +47,8 @@ void DeclarePeerSettings(CLI::App* app, std::vector<std::string>* assignments);
 // kInvalidArgument.
 Result<Config> LoadConfig(const std::vector<std::string>& assignments);
 
-// Each adds the options and the action of one subcommand.
+// Each adds the options and the action of one subcommand. What a later declaration parses replaces
+// what an earlier one did.
 void DeclarePerf(CLI::App* app, Invocation* invocation);
 void DeclareTransfer(CLI::App* app, Invocation* invocation);
 void DeclareInfo(CLI::App* app, Invocation* invocation);

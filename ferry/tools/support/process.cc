@@ -134,7 +134,7 @@ Status ServerProcess::ReadAnnouncement(Deadline deadline) {
   }
   FERRY_TRY_ASSIGN(const Json announcement, ParseJson(line));
   FERRY_TRY(ErrorFromJson(announcement));
-  FERRY_TRY_ASSIGN(const std::uint64_t port, NumberField(announcement, "port"));
+  FERRY_TRY_ASSIGN(const std::uint64_t port, BoundedField(announcement, "port", 1, 65535));
   port_ = static_cast<std::uint16_t>(port);
   return Ok();
 }

@@ -2,12 +2,18 @@
 
 #include "ferry/tools/support/report.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "ferry/tools/support/json.h"
+#include "ferry/tools/testing/captured_output.h"
 
 namespace ferry::tools {
 namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
 
 PerfRow Example() {
   PerfRow row;
@@ -73,6 +79,126 @@ TEST(PerfTable, GivesLatencyItsOwnLine) {
             "       half round trip of 8 bytes: p50 4.2 us, p99 9.0 us");
 }
 
+// What follows the first line.
+std::string MoreOf(const PerfRow& row) {
+  const std::string text = PerfTableLine(row);
+  const auto end = text.find('\n');
+  return end == std::string::npos ? "" : text.substr(end + 1);
+}
+
+TEST(PerfTable, ComparesLatencyWithTheFloorWhereThereIsOne) {
+  PerfRow row = Example();
+  row.half_rtt_us_p50 = 4.25;
+  row.half_rtt_us_p99 = 9;
+  row.floor_half_rtt_us_p50 = 3.5;
+  EXPECT_THAT(PerfTableLine(row), EndsWith("p99 9.0 us; floor p50 3.5 us, p99 - us"));
+}
+
+TEST(PerfTable, NamesThePathOfGpuMemoryAndEscapesThePeersReason) {
+  PerfRow row = Example();
+  EXPECT_EQ(MoreOf(row), "") << "of host memory there is one path";
+  row.memory = "cuda:0-cuda:1";
+  row.path = "gpu-copy";
+  row.path_reason = "the peer\x1b[2J allows it";
+  EXPECT_EQ(MoreOf(row), "  path: gpu-copy, the peer\\x1b[2J allows it");
+}
+
+TEST(PerfTable, ComparesGpuMemoryWithTheSlowerOfNetworkAndCopy) {
+  PerfRow row = Example();
+  row.h2d_gbps = 50;
+  row.d2h_gbps = 25.5;
+  row.floor_gbps = 11;
+  EXPECT_EQ(MoreOf(row),
+            "  plain copies: 50.000 GB/s to the GPU, 25.500 from it; 0.500 of what is possible");
+  row.h2d_gbps = 5.5;
+  EXPECT_THAT(MoreOf(row), HasSubstr("; 1.000 of what"));
+  row.floor_gbps.reset();
+  row.d2h_gbps.reset();
+  EXPECT_EQ(MoreOf(row), "  plain copies: 5.500 GB/s to the GPU, - from it; - of what is possible");
+}
+
+TEST(PerfTable, HasALineForEachFurtherMeasurement) {
+  PerfRow row = Example();
+  row.overlap = 0.456;
+  EXPECT_EQ(MoreOf(row), "  overlap of copies and sockets: 45.6 % of the shorter");
+  row.overlap.reset();
+  row.launch_us = 12.345;
+  EXPECT_EQ(MoreOf(row),
+            "  receiver: 12.35 us from a chunk's arrival until its copy is queued, - at most");
+  row.launch_us.reset();
+  row.crc_gbps = 2.75;
+  row.crc_cpu_seconds_per_gb = 0.5;
+  EXPECT_EQ(MoreOf(row), "  with CRC32C: 2.750 GB/s, 0.500 of it without; 0.500 CPU s/GB");
+}
+
+TEST(PerfTable, AFloorThatMovedNothingHasNoShare) {
+  PerfRow row = Example();
+  row.floor_gbps = 0;
+  row.floor_cpu_seconds_per_gb = 0;
+  row.verified = false;
+  EXPECT_THAT(PerfTableLine(row), EndsWith("0.000     -    0.275         -       no"));
+  EXPECT_TRUE(ToJson(row)["floor_ratio"].is_null());
+}
+
+TEST(PerfTable, LongTimesAndManyOperationsHaveFewerDigits) {
+  PerfRow row = Example();
+  row.seconds_p50 = 0.99999;
+  row.seconds_p99 = 1;
+  row.ops_per_second = 99999.94;
+  EXPECT_THAT(PerfTableLine(row), HasSubstr(" 999.990   1000.0 "));
+  EXPECT_THAT(PerfTableLine(row), HasSubstr(" 99999.9 "));
+  row.ops_per_second = 100000;
+  EXPECT_THAT(PerfTableLine(row), HasSubstr("  100000 "));
+}
+
+TEST(PerfJson, HasTheFieldsOfAMeasurementTogether) {
+  PerfRow row = Example();
+  for (const char* field : {"h2d_gbps", "ceiling_ratio", "overlap", "crc_gbps", "crc_ratio",
+                            "launch_us", "longest_launch_us", "floor_half_rtt_us_p50"}) {
+    EXPECT_FALSE(ToJson(row).contains(field)) << field;
+  }
+  row.h2d_gbps = 11;
+  row.overlap = 0.5;
+  row.crc_gbps = 2.75;
+  row.launch_us = 3;
+  row.half_rtt_us_p50 = 4;
+  const Json json = ToJson(row);
+  EXPECT_DOUBLE_EQ(json["ceiling_ratio"].get<double>(), 1.1) << "of the floor, which is less";
+  EXPECT_TRUE(json["d2h_gbps"].is_null());
+  EXPECT_DOUBLE_EQ(json["crc_ratio"].get<double>(), 0.5);
+  EXPECT_TRUE(json["crc_cpu_seconds_per_gb"].is_null());
+  EXPECT_TRUE(json["longest_launch_us"].is_null());
+  EXPECT_TRUE(json["floor_half_rtt_us_p99"].is_null());
+  EXPECT_EQ(json["overlap"], 0.5);
+}
+
+TEST(PerfJson, TellsWhatHappenedToTheLanes) {
+  PerfRow row = Example();
+  row.transport = {.lanes = {{"eth0", 2}, {"eth1", 1}},
+                   .retries = 1,
+                   .lanes_lost = 2,
+                   .lanes_replaced = 3,
+                   .lane_stalls = 4,
+                   .retransmitted_segments = 5};
+  EXPECT_EQ(DumpJson(ToJson(row)["transport"]),
+            R"({"lanes":{"eth0":2,"eth1":1},"retries":1,"lanes_lost":2,"lanes_replaced":3,)"
+            R"("lane_stalls":4,"retransmitted_segments":5})");
+}
+
+TEST(TransportLines, AreLeftOutWhereNothingHappenedOnOneInterface) {
+  EXPECT_EQ(TransportLine({}), "");
+  EXPECT_EQ(TransportLine({.lanes = {{"eth0", 8}}, .retransmitted_segments = 100}), "");
+  EXPECT_EQ(TransportLine({.lanes = {{"eth0", 2}, {"eth1", 1}}}),
+            "transport: 2 lanes by eth0, 1 lanes by eth1, 0 slices sent again, 0 lanes lost, 0 "
+            "replaced, 0 stalls, 0 TCP segments sent again");
+  for (const PerfRow::Transport& eventful : {PerfRow::Transport{.lanes = {}, .retries = 1},
+                                             PerfRow::Transport{.lanes = {}, .lanes_lost = 1},
+                                             PerfRow::Transport{.lanes = {}, .lanes_replaced = 1},
+                                             PerfRow::Transport{.lanes = {}, .lane_stalls = 1}}) {
+    EXPECT_THAT(TransportLine(eventful), HasSubstr(" 1 "));
+  }
+}
+
 TEST(PerfJson, HasRatiosOfWhatItShows) {
   const Json json = ToJson(Example());
   EXPECT_DOUBLE_EQ(json["floor_ratio"].get<double>(), 1.1);
@@ -100,6 +226,48 @@ TEST(Progress, SaysBytesRateAndTimeLeft) {
   EXPECT_EQ(ProgressText(7 * kMebi, 6 * kMebi, 2), "6 of 6 MiB (100 %), 3.1 MB/s, 0 s left");
 }
 
+TEST(Progress, OfNothingIsAllOfIt) {
+  EXPECT_EQ(ProgressText(0, 0, 1), "0 of 0 MiB (100 %)");
+  EXPECT_EQ(ProgressText(1 << 20, 1 << 21, 0), "1 of 2 MiB (50 %)") << "without a rate yet";
+}
+
+TEST(Progress, IsNotShownInAFile) {
+  CapturedOutput err(STDERR_FILENO);
+  {
+    Progress progress;
+    progress.Show("half");
+    ByteProgress bytes(100);
+    bytes.Show(50);
+  }
+  EXPECT_EQ(err.Take(), "");
+}
+
+// ---- messages -----------------------------------------------------------------------------------
+
+struct PrintedError {
+  std::string out;
+  std::string err;
+};
+PrintedError Print(const Invocation& invocation, const Error& error) {
+  CapturedOutput out(STDOUT_FILENO);
+  CapturedOutput err(STDERR_FILENO);
+  PrintError(invocation, error);
+  return {out.Take(), err.Take()};
+}
+
+TEST(Messages, AnErrorIsALineOnStderrAndWithJsonAnObjectOnStdout) {
+  Invocation invocation;
+  invocation.name = "ferry perf client";
+  const Error error(Code::kPeerLost, "gone:\x1b[2J\n");
+  const PrintedError text = Print(invocation, error);
+  EXPECT_EQ(text.err, "ferry perf client: gone:\\x1b[2J\\x0a\n");
+  EXPECT_EQ(text.out, "");
+  invocation.json = true;
+  const PrintedError json = Print(invocation, error);
+  EXPECT_EQ(json.err, text.err);
+  EXPECT_EQ(json.out, "{\"error\":{\"code\":\"PeerLost\",\"message\":\"gone:\\u001b[2J\\n\"}}\n");
+}
+
 TEST(Statistics, MedianIsTheMiddle) {
   EXPECT_EQ(Median({3}), 3);
   EXPECT_EQ(Median({9, 1, 5}), 5);
@@ -113,6 +281,10 @@ TEST(Statistics, PercentileIsAValueThatOccurs) {
   EXPECT_EQ(Percentile(values, 0.99), 99);
   EXPECT_EQ(Percentile(values, 1), 100);
   EXPECT_EQ(Percentile({7}, 0.99), 7);
+  EXPECT_EQ(Percentile(values, 0), 1);
+  EXPECT_EQ(Percentile(values, 0.001), 1);
+  EXPECT_EQ(Percentile({2, 1}, 0.5), 1);
+  EXPECT_EQ(Percentile({2, 1}, 0.51), 2);
 }
 
 TEST(Printable, EscapesWhatMovesTheCursor) {

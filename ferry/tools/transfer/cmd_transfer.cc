@@ -392,8 +392,10 @@ Status RunTransferClient(const TransferClientJob& job) {
 
 void DeclareTransfer(CLI::App* app, Invocation* invocation) {
   app->require_subcommand(1);
-  // Lives as long as the program: the parser writes into it, the chosen subcommand reads it.
+  // Lives as long as the program: the parser writes into it, the chosen subcommand reads it. Each
+  // declaration begins with the defaults.
   static TransferFlags flags;
+  flags = TransferFlags();
 
   CLI::App* const server = app->add_subcommand("server", "Receive files and messages");
   server
