@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "ferry/cuda/address.h"
-#include "ferry/transfer/engine/channel.h"
-#include "ferry/transfer/engine/connection_core.h"
+#include "ferry/transfer/engine/lane_engine.h"
+#include "ferry/transfer/gpu/gpu_sharing.h"
 
 // Slices between GPU memory on one machine: the frame describes the copy, and the owner of the
 // region performs it. The frame counts as processed once the bytes are in place, in either
@@ -55,7 +55,7 @@ Result<std::vector<Block>> PlaceCopies(const RegionState& region, const PeerMemo
 
 }  // namespace
 
-void Channel::SendCopy(const std::shared_ptr<OperationState>& operation, std::uint32_t slice) {
+void LaneEngine::SendCopy(const OperationRef& operation, std::uint32_t slice) {
   Frame* const frame = NewFrame(wire::Type::kCopy, operation->id);
   AppendCopy(*operation->plan, slice, &frame->meta);
   frame->sequenced = true;
@@ -65,7 +65,7 @@ void Channel::SendCopy(const std::shared_ptr<OperationState>& operation, std::ui
   SendFrame(frame);
 }
 
-Result<Placement> Channel::OnCopy(const wire::MessageHeader& header, wire::MetaReader* reader) {
+Result<Placement> LaneEngine::OnCopy(const wire::MessageHeader& header, wire::MetaReader* reader) {
   wire::CopyBody body;
   if (!reader->Read(&body) || body.into > 1 || body.blocks == 0 ||
       reader->rest().size() != body.blocks * sizeof(wire::CopyOnWire)) {
@@ -77,11 +77,10 @@ Result<Placement> Channel::OnCopy(const wire::MessageHeader& header, wire::MetaR
     return Placement{Placement::Action::kPause, {}};
   }
   const bool into = body.into == 1;
-  auto region =
-      connection_->regions().Open(body.key, into ? Rights::kWrite : Rights::kRead, accessor());
+  auto region = context_.regions->Open(body.key, into ? Rights::kWrite : Rights::kRead, accessor());
   if (!region) return RefuseSequenced(header.operation, region.error(), 0);
   Stager* const stager = region->get()->stager;
-  auto peer = connection_->sharing().Find(body.share);
+  auto peer = context_.sharing->Find(body.share);
   if (peer == nullptr || stager == nullptr || stager->ordinal() != peer->gpu()) {
     return RefuseSequenced(
         header.operation,
@@ -105,14 +104,15 @@ Result<Placement> Channel::OnCopy(const wire::MessageHeader& header, wire::MetaR
   copied_here_blocks_ += body.blocks;
   // If this process was stopped and resumes, it must not write into memory that the peer has given
   // up in the meantime.
-  const auto begin_by = Clock::now() + connection_->config().drain_grace;
+  const auto begin_by = Clock::now() + context_.config->drain_grace;
   BeginMove(stager, copy, *std::move(blocks), begin_by, TellOfCopies());
   return Placement{};
 }
 
-Result<Placement> Channel::OnSharing(const wire::MessageHeader& header, wire::MetaReader* reader) {
+Result<Placement> LaneEngine::OnSharing(const wire::MessageHeader& header,
+                                        wire::MetaReader* reader) {
   if (index_ != 0) return Malformed("a share on a lane other than the first");
-  const Status taken = connection_->sharing().OnSharingFrame(header, reader);
+  const Status taken = context_.sharing->OnSharingFrame(header, reader);
   if (!taken) return Malformed(taken.error().message().c_str());
   FinishedFrame(0);
   return Placement{};

@@ -1,10 +1,8 @@
 // Limits the memory that a lane holds for a peer that does not read or acknowledge.
-#include "ferry/transfer/engine/channel_hold.h"
-
 #include <utility>
 
-#include "ferry/transfer/engine/channel.h"
-#include "ferry/transfer/engine/connection_core.h"
+#include "ferry/transfer/engine/lane_engine.h"
+#include "ferry/transfer/engine/lane_limits.h"
 
 // Two honest sides must never both wait for the other to read. So a lane bounds its control frames
 // without pausing: at most one acknowledgement, ping and pong at a time, and few refusals with
@@ -36,32 +34,32 @@ void FreeIfOver(std::size_t most, std::vector<T>* list) {
 // ---- counting -----------------------------------------------------------------------------------
 
 // The connection's counters are shared by all lanes, so they are changed in steps of kChargeStep.
-void Channel::Hold(std::uint64_t bytes) {
+void LaneEngine::Hold(std::uint64_t bytes) {
   held_ += bytes;
   if (held_ <= charged_) return;
   const std::uint64_t more = (held_ - charged_ + kChargeStep - 1) / kChargeStep * kChargeStep;
-  connection_->memory().Add(more);
+  context_.memory->Add(more);
   charged_ += more;
 }
 
 // Keeps one step in reserve, so that a lane at the edge of a step does not charge and return it for
 // every frame.
-void Channel::LetGo(std::uint64_t bytes) {
+void LaneEngine::LetGo(std::uint64_t bytes) {
   held_ -= bytes;
   const std::uint64_t spare = charged_ - held_;
   if (spare < 3 * kChargeStep) return;
   const std::uint64_t back = (spare / kChargeStep - 1) * kChargeStep;
-  connection_->memory().Remove(back);
+  context_.memory->Remove(back);
   charged_ -= back;
 }
 
-void Channel::HoldFrame(Frame* frame, std::uint64_t bytes) {
+void LaneEngine::HoldFrame(Frame* frame, std::uint64_t bytes) {
   frame->held = bytes;
   Hold(bytes);
 }
 
 // Accounts for the capacity of the vectors that the frame being received uses.
-void Channel::HoldScratch() {
+void LaneEngine::HoldScratch() {
   if (closed_) return;
   if (incoming_ == Incoming::kNothing || incoming_ == Incoming::kDropped) {
     FreeIfOver(kSmallList, &pieces_);
@@ -79,25 +77,25 @@ void Channel::HoldScratch() {
 
 // Upper bound of the cost of answers that a peer of this release can have requested and not
 // acknowledged.
-std::uint64_t Channel::GuaranteedAnswers() const {
-  return AskBudget(connection_->lanes()) + AnswerCost(wire::kMaxBlocksPerRead) +
+std::uint64_t LaneEngine::GuaranteedAnswers() const {
+  return AskBudget(context_.lanes) + AnswerCost(wire::kMaxBlocksPerRead) +
          (kMaxReplies + 16) * kRecordBytes;
 }
 
 // Returns nullopt if the answer must wait, and true if its cost was taken from the optional memory
 // (held_memory.h).
-std::optional<bool> Channel::ReserveAnswer(std::uint64_t bytes) {
+std::optional<bool> LaneEngine::ReserveAnswer(std::uint64_t bytes) {
   if (replies_ + outbox_.size() >= 4 * kMaxReplies) return std::nullopt;
   if (answer_bytes_ + bytes <= GuaranteedAnswers()) return false;
   // The rest of the guarantee is reserved for messages.
-  HeldMemory& memory = connection_->memory();
+  HeldMemory& memory = *context_.memory;
   if (!memory.full() && memory.TryAdd(bytes)) return true;
   return std::nullopt;
 }
 
 // The cost is returned when the frame is recycled. `tried`: ReserveAnswer took it from the optional
 // memory.
-void Channel::HoldAnswer(Frame* frame, std::uint64_t bytes, bool tried) {
+void LaneEngine::HoldAnswer(Frame* frame, std::uint64_t bytes, bool tried) {
   frame->answer = true;
   frame->tried = tried;
   answer_bytes_ += bytes;
@@ -105,30 +103,30 @@ void Channel::HoldAnswer(Frame* frame, std::uint64_t bytes, bool tried) {
   if (!tried) Hold(bytes);
 }
 
-void Channel::AddReplyRecord(Unacked record) {
+void LaneEngine::AddReplyRecord(Unacked record) {
   unacked_.push_back(std::move(record));
   ++replies_;
   answer_bytes_ += kRecordBytes;
   Hold(kRecordBytes);
 }
 
-void Channel::DropReplyRecord() {
+void LaneEngine::DropReplyRecord() {
   --replies_;
   answer_bytes_ -= kRecordBytes;
   LetGo(kRecordBytes);
 }
 
-bool Channel::MayAskForMore() const {
+bool LaneEngine::MayAskForMore() const {
   // The peer keeps a record of each answer until we acknowledge it. Our acknowledgement must wait
   // for unsent refusals and for copies to GPU memory: with more requests the peer would pause
   // before the frame that frees it.
   return !refusals_.has_unsaid() && reading_.size() + landings_.size() < kMaxReplies &&
-         asked_cost_ < AskBudget(connection_->lanes());
+         asked_cost_ < AskBudget(context_.lanes);
 }
 
 // Whether the offered frame must wait. Not needed while fewer refusals are unsent than the peer can
 // have frames in flight.
-bool Channel::MustPause() {
+bool LaneEngine::MustPause() {
   if (landings_.size() >= kMaxLandingFrames) {
     waits_for_copies_ = true;
     return true;
@@ -142,7 +140,7 @@ bool Channel::MustPause() {
 
 // Returns everything that the frame holds. Idempotent; the frame's buffers are kept only up to a
 // small size.
-void Channel::Recycle(Frame* frame) {
+void LaneEngine::Recycle(Frame* frame) {
   if (!std::exchange(frame->used, false)) return;
   const std::uint64_t held = std::exchange(frame->held, 0);
   if (std::exchange(frame->kept, false)) {
@@ -151,7 +149,7 @@ void Channel::Recycle(Frame* frame) {
   }
   if (std::exchange(frame->answer, false)) answer_bytes_ -= held;
   if (std::exchange(frame->tried, false)) {
-    connection_->memory().RemoveTried(held);
+    context_.memory->RemoveTried(held);
   } else if (held > 0) {
     LetGo(held);
   }
@@ -162,7 +160,7 @@ void Channel::Recycle(Frame* frame) {
 }
 
 // Constant time: the last frame takes the freed index.
-void Channel::Delete(Frame* frame) {
+void LaneEngine::Delete(Frame* frame) {
   const std::size_t place = frame->place;
   frames_.back()->place = place;
   std::swap(frames_[place], frames_.back());
@@ -171,7 +169,7 @@ void Channel::Delete(Frame* frame) {
 
 // Halves the free frames at each call, so that memory of a burst is returned within a few
 // heartbeats.
-void Channel::TrimFrames() {
+void LaneEngine::TrimFrames() {
   const std::size_t rest = std::max(kFreeFramesAtRest, free_frames_.size() / 2);
   while (free_frames_.size() > rest) {
     Delete(free_frames_.back());
@@ -182,18 +180,18 @@ void Channel::TrimFrames() {
 }
 
 // Called when the lane is closed.
-void Channel::DropHeld() {
+void LaneEngine::DropHeld() {
   for (const auto& frame : frames_) {
-    if (frame->tried) connection_->memory().RemoveTried(frame->held);
+    if (frame->tried) context_.memory->RemoveTried(frame->held);
   }
   std::vector<Frame*>().swap(free_frames_);
   std::vector<std::unique_ptr<Frame>>().swap(frames_);
   refusals_.Clear();
-  connection_->memory().Remove(std::exchange(charged_, 0));
+  context_.memory->Remove(std::exchange(charged_, 0));
   held_ = answer_bytes_ = kept_bytes_ = scratch_bytes_ = 0;
 }
 
-void Channel::FreeOnLoop() {
+void LaneEngine::Free() {
   std::vector<iovec>().swap(pieces_);
   std::vector<Block>().swap(incoming_blocks_);
   std::vector<std::byte>().swap(incoming_data_);
@@ -206,7 +204,7 @@ void Channel::FreeOnLoop() {
 // ---- frames without acknowledgement -------------------------------------------------------------
 
 // Types of which at most one frame is queued at a time; null for all others.
-bool* Channel::QueuedFlag(wire::Type type) {
+bool* LaneEngine::QueuedFlag(wire::Type type) {
   switch (type) {
     case wire::Type::kAck: return &ack_queued_;
     case wire::Type::kPing: return &ping_queued_;
@@ -216,7 +214,7 @@ bool* Channel::QueuedFlag(wire::Type type) {
 }
 
 // Sends what was merged into the frame while it was queued.
-void Channel::OnPlainSent(wire::Type type) {
+void LaneEngine::OnPlainSent(wire::Type type) {
   --plain_;
   if (bool* const queued = QueuedFlag(type)) *queued = false;
   switch (type) {
@@ -224,7 +222,7 @@ void Channel::OnPlainSent(wire::Type type) {
       if (std::exchange(ack_due_, false)) SendAck();
       break;
     case wire::Type::kPong:
-      if (std::exchange(pong_due_, false)) SendPlainOnLoop(wire::Type::kPong, 0, {});
+      if (std::exchange(pong_due_, false)) SendPlain(wire::Type::kPong, 0, {});
       break;
     case wire::Type::kNack:
       --nacks_queued_;

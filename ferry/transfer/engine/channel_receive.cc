@@ -9,9 +9,8 @@
 #include "ferry/core/crc32c.h"
 #include "ferry/core/trace.h"
 #include "ferry/cuda/address.h"
-#include "ferry/transfer/engine/channel.h"
-#include "ferry/transfer/engine/channel_hold.h"
-#include "ferry/transfer/engine/connection_core.h"
+#include "ferry/transfer/engine/lane_engine.h"
+#include "ferry/transfer/engine/lane_limits.h"
 
 namespace ferry::transfer {
 namespace {
@@ -27,14 +26,15 @@ Error TooLargeToStage(std::uint64_t bytes, const Stager& stager) {
 
 }  // namespace
 
-Error Channel::Malformed(const char* what) const {
+Error LaneEngine::Malformed(const char* what) const {
   return Error(Code::kCorrupt,
                fmt::format("{} sent a malformed frame ({}); the connection was closed, reconnect "
                            "with the same release on both sides",
-                           connection_->peer_name(), what));
+                           context_.peer_name, what));
 }
 
-Result<Placement> Channel::OnFrame(std::span<const std::byte> meta, std::uint64_t payload_bytes) {
+Result<Placement> LaneEngine::OnFrame(std::span<const std::byte> meta,
+                                      std::uint64_t payload_bytes) {
   wire::MetaReader reader(meta);
   wire::MessageHeader header;
   if (!up_ || MustPause()) return Placement{Placement::Action::kPause, {}};
@@ -46,7 +46,7 @@ Result<Placement> Channel::OnFrame(std::span<const std::byte> meta, std::uint64_
   // messages, all declined, stays below this limit: its later frames acknowledge the earlier
   // answers.
   if (kept_ >= 4 * MaxSequenced() ||
-      (kept_bytes_ > HeldMemory::kGuaranteed && connection_->memory().overfull())) {
+      (kept_bytes_ > HeldMemory::kGuaranteed && context_.memory->overfull())) {
     return Malformed("no acknowledgements");
   }
   incoming_crc_ = header.crc;
@@ -64,8 +64,8 @@ Result<Placement> Channel::OnFrame(std::span<const std::byte> meta, std::uint64_
   return placed;
 }
 
-Result<Placement> Channel::Dispatch(const wire::MessageHeader& header, wire::MetaReader* reader,
-                                    std::uint64_t payload_bytes) {
+Result<Placement> LaneEngine::Dispatch(const wire::MessageHeader& header, wire::MetaReader* reader,
+                                       std::uint64_t payload_bytes) {
   switch (header.type) {
     case wire::Type::kWrite: return OnWrite(header, reader, payload_bytes);
     case wire::Type::kReadData: return OnReadData(header, reader, payload_bytes);
@@ -79,22 +79,20 @@ Result<Placement> Channel::Dispatch(const wire::MessageHeader& header, wire::Met
   return OnPlainFrame(header, reader);
 }
 
-Result<Placement> Channel::OnPlainFrame(const wire::MessageHeader& header,
-                                        wire::MetaReader* reader) {
+Result<Placement> LaneEngine::OnPlainFrame(const wire::MessageHeader& header,
+                                           wire::MetaReader* reader) {
   switch (header.type) {
     case wire::Type::kAck: return Placement{};
     case wire::Type::kNack: FERRY_TRY(OnNack(reader)); return Placement{};
     case wire::Type::kReadRequest: return OnReadRequest(header, reader);
     case wire::Type::kCopy: return OnCopy(header, reader);
     case wire::Type::kReadRefused: FERRY_TRY(OnReadRefused(header, reader)); return Placement{};
-    case wire::Type::kPing:
-      SendPlainOnLoop(wire::Type::kPong, header.operation, {});
-      return Placement{};
+    case wire::Type::kPing: SendPlain(wire::Type::kPong, header.operation, {}); return Placement{};
     case wire::Type::kPong: return Placement{};
     case wire::Type::kLaneLost: {
       wire::JoinBody body;
       if (!reader->Read(&body)) return Malformed("lane lost");
-      connection_->PeerGaveUpLane(body.lane);
+      owner_->PeerGaveUpLane(body.lane);
       return Placement{};
     }
     case wire::Type::kRts:
@@ -108,14 +106,14 @@ Result<Placement> Channel::OnPlainFrame(const wire::MessageHeader& header,
     default: return Malformed(wire::TypeName(header.type));
   }
   if (index_ != 0) return Malformed("a message on a lane other than the first");
-  FERRY_TRY(connection_->OnMessage(header, reader));
+  FERRY_TRY(messages_->OnMessage(header, reader));
   FinishedFrame(0);
   return Placement{};
 }
 
 // ---- what the peer tells about our frames -------------------------------------------------------
 
-Status Channel::OnAck(std::uint32_t ack) {
+Status LaneEngine::OnAck(std::uint32_t ack) {
   const std::uint32_t count = ack - first_unacked_;
   if (count > unacked_.size()) return Malformed("acknowledges frames that were never sent");
   if (count <= acked_) return Ok();
@@ -126,7 +124,7 @@ Status Channel::OnAck(std::uint32_t ack) {
 }
 
 // Releases the frames that are both acknowledged and sent.
-void Channel::SettleFrames() {
+void LaneEngine::SettleFrames() {
   while (acked_ > 0 && sent_ > 0) {
     Unacked frame = std::move(unacked_.front());
     unacked_.pop_front();
@@ -143,14 +141,14 @@ void Channel::SettleFrames() {
     LetGoOfSlot(&frame);
     if (frame.frame != nullptr) Recycle(frame.frame);
     if (frame.becomes_rts) {
-      connection_->BecomesRtsOnLoop(frame.operation);
+      messages_->BecomesRts(frame.operation);
     } else if (frame.operation) {
       Resolve(frame.operation);
     }
   }
 }
 
-Status Channel::OnNack(wire::MetaReader* reader) {
+Status LaneEngine::OnNack(wire::MetaReader* reader) {
   wire::RefuseBody body;
   if (!reader->Read(&body)) return Malformed("nack");
   const std::uint32_t index = body.sequence - first_unacked_;
@@ -158,13 +156,13 @@ Status Channel::OnNack(wire::MetaReader* reader) {
   Unacked& frame = unacked_[index];
   if (!frame.operation) return Ok();
   ApplyRefusal(&frame, Error(wire::CodeFromWire(body.code),
-                             fmt::format("{} refused a {}: {}", connection_->peer_name(),
+                             fmt::format("{} refused a {}: {}", context_.peer_name,
                                          OperationName(frame.operation->kind), reader->Text())));
   return Ok();
 }
 
 // The acknowledgement that follows settles the frame.
-void Channel::ApplyRefusal(Unacked* frame, const Error& error) {
+void LaneEngine::ApplyRefusal(Unacked* frame, const Error& error) {
   if (frame->is_send && error.code() == Code::kUnavailable) {
     // The sender keeps the message like one that waits for a CTS.
     frame->becomes_rts = true;
@@ -174,7 +172,7 @@ void Channel::ApplyRefusal(Unacked* frame, const Error& error) {
   FERRY_CHECK(!over, frame->operation->id);  // this slice is still in flight
 }
 
-Status Channel::OnReadRefused(const wire::MessageHeader& header, wire::MetaReader* reader) {
+Status LaneEngine::OnReadRefused(const wire::MessageHeader& header, wire::MetaReader* reader) {
   wire::RefuseBody body;
   if (!reader->Read(&body) || reading_.empty() ||
       reading_.front().operation_id != header.operation || reading_.front().slice != body.slice) {
@@ -184,7 +182,7 @@ Status Channel::OnReadRefused(const wire::MessageHeader& header, wire::MetaReade
   if (slice.operation) {
     Resolve(slice.operation,
             Error(wire::CodeFromWire(body.code),
-                  fmt::format("{} refused a read: {}", connection_->peer_name(), reader->Text())));
+                  fmt::format("{} refused a read: {}", context_.peer_name, reader->Text())));
   }
   PumpOnLoop();
   return Ok();
@@ -192,18 +190,18 @@ Status Channel::OnReadRefused(const wire::MessageHeader& header, wire::MetaReade
 
 // ---- one-sided access ---------------------------------------------------------------------------
 
-Accessor Channel::accessor() {
-  return {connection_, connection_->peer().endpoint, connection_->number(), index_, &opened_};
+Accessor LaneEngine::accessor() {
+  return {context_.connection, context_.peer, context_.number, index_, &opened_};
 }
 
 // Reads the rest of the payload and discards it. The frame counts as processed only afterwards: the
 // peer may have sent its pages zero-copy, and they must not change while they are still queued.
-void Channel::DropRest() {
+void LaneEngine::DropRest() {
   lane_->DiscardRest();
   incoming_ = Incoming::kDropped;
 }
 
-Placement Channel::Drop(std::uint64_t payload_bytes) {
+Placement LaneEngine::Drop(std::uint64_t payload_bytes) {
   incoming_ = payload_bytes > 0 ? Incoming::kDropped : Incoming::kNothing;
   incoming_bytes_ = payload_bytes;
   if (payload_bytes == 0) FinishedFrame(0);
@@ -211,28 +209,29 @@ Placement Channel::Drop(std::uint64_t payload_bytes) {
 }
 
 // Refuses a sequenced frame with an error and drops its payload; the connection stays up.
-Result<Placement> Channel::RefuseSequenced(std::uint64_t operation_id, const Error& error,
-                                           std::uint64_t payload_bytes) {
+Result<Placement> LaneEngine::RefuseSequenced(std::uint64_t operation_id, const Error& error,
+                                              std::uint64_t payload_bytes) {
   if (error.code() == Code::kCorrupt) return Malformed(error.message().c_str());
   SendNack(operation_id, error);
   return Drop(payload_bytes);
 }
 
 // Sequence number of the frame being received.
-std::uint32_t Channel::IncomingSequence() const {
+std::uint32_t LaneEngine::IncomingSequence() const {
   return finished_ + static_cast<std::uint32_t>(landings_.size());
 }
 
-void Channel::SendNack(std::uint64_t operation_id, const Error& error) {
+void LaneEngine::SendNack(std::uint64_t operation_id, const Error& error) {
   SendNackOf(IncomingSequence(), operation_id, error);
 }
 
-void Channel::SendNackOf(std::uint32_t sequence, std::uint64_t operation_id, const Error& error) {
+void LaneEngine::SendNackOf(std::uint32_t sequence, std::uint64_t operation_id,
+                            const Error& error) {
   SayNackOf(sequence, operation_id, error);
-  connection_->CountRefusal(error);
+  owner_->CountRefusal(error);
 }
 
-void Channel::SayNackOf(std::uint32_t sequence, std::uint64_t operation_id, const Error& error) {
+void LaneEngine::SayNackOf(std::uint32_t sequence, std::uint64_t operation_id, const Error& error) {
   const auto code = static_cast<std::uint8_t>(error.code());
   // Without a lane, the replacement lane sends it.
   const bool now = !up_ || (nacks_queued_ < kMaxNacks && !refusals_.has_unsaid());
@@ -240,20 +239,20 @@ void Channel::SayNackOf(std::uint32_t sequence, std::uint64_t operation_id, cons
   refusals_.Add(sequence, code, now);
 }
 
-void Channel::SendNackFrame(const wire::RefusalOnWire& refusal, std::uint64_t operation_id,
-                            std::string_view text) {
+void LaneEngine::SendNackFrame(const wire::RefusalOnWire& refusal, std::uint64_t operation_id,
+                               std::string_view text) {
   if (closed_ || !up_) return;
   wire::RefuseBody body;
   body.sequence = refusal.sequence;
   body.code = static_cast<std::uint8_t>(refusal.code);
   ++nacks_queued_;
-  SendPlainOnLoop(wire::Type::kNack, operation_id, std::as_bytes(std::span(&body, 1)),
-                  text.substr(0, kMaxRefusalText));
+  SendPlain(wire::Type::kNack, operation_id, std::as_bytes(std::span(&body, 1)),
+            text.substr(0, kMaxRefusalText));
 }
 
 // Sends the refusals for which there was no room. Each is sent before its frame may be
 // acknowledged, and does not carry that acknowledgement itself.
-void Channel::SayPendingNacks() {
+void LaneEngine::SayPendingNacks() {
   if (!refusals_.has_unsaid()) return;
   while (nacks_queued_ < kMaxNacks) {
     const auto refusal = refusals_.NextUnsaid();
@@ -269,14 +268,14 @@ void Channel::SayPendingNacks() {
 
 // The payload goes directly into the region's memory, or into a slot if that is GPU memory. The
 // placement is revocable: deregistering stops it in the middle.
-Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::MetaReader* reader,
-                                   std::uint64_t payload_bytes) {
+Result<Placement> LaneEngine::OnWrite(const wire::MessageHeader& header, wire::MetaReader* reader,
+                                      std::uint64_t payload_bytes) {
   wire::WriteBody body;
   if (!reader->Read(&body) || reader->rest().size() != body.blocks * sizeof(wire::BlockOnWire) ||
       payload_bytes == 0) {
     return Malformed("write");
   }
-  auto region = connection_->regions().Open(body.key, Rights::kWrite, accessor());
+  auto region = context_.regions->Open(body.key, Rights::kWrite, accessor());
   if (!region) return RefuseSequenced(header.operation, region.error(), payload_bytes);
   if (auto placed = PlaceBlocks(*region->get(), reader->rest(), payload_bytes, &pieces_); !placed) {
     return RefuseSequenced(header.operation, placed.error(), payload_bytes);
@@ -298,8 +297,8 @@ Result<Placement> Channel::OnWrite(const wire::MessageHeader& header, wire::Meta
 
 // The cost of the answer is reserved before the region is opened; a paused request is offered again
 // and starts over.
-Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
-                                         wire::MetaReader* reader) {
+Result<Placement> LaneEngine::OnReadRequest(const wire::MessageHeader& header,
+                                            wire::MetaReader* reader) {
   wire::WriteBody body;
   if (!reader->Read(&body) || reader->rest().size() != body.blocks * sizeof(wire::BlockOnWire)) {
     return Malformed("read request");
@@ -316,13 +315,13 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
     paused_ = true;
     return Placement{Placement::Action::kPause, {}};
   }
-  auto region = connection_->regions().Open(body.key, Rights::kRead, accessor());
+  auto region = context_.regions->Open(body.key, Rights::kRead, accessor());
   Status placed = region ? PlaceBlocks(*region->get(), reader->rest(), bytes, &pieces_)
                          : Status(region.error());
   Stager* const stager = placed ? region->get()->stager : nullptr;
   if (stager != nullptr && bytes > stager->slot_bytes()) placed = TooLargeToStage(bytes, *stager);
   if (!placed) {
-    if (*reserved) connection_->memory().RemoveTried(cost);
+    if (*reserved) context_.memory->RemoveTried(cost);
     if (placed.error().code() == Code::kCorrupt) return placed.error();
     RefuseRead(header.operation, body.slice, placed.error());
     return Placement{};
@@ -349,8 +348,8 @@ Result<Placement> Channel::OnReadRequest(const wire::MessageHeader& header,
 }
 
 // Answers arrive in request order, so only the oldest request may match.
-Result<Placement> Channel::OnReadData(const wire::MessageHeader& header, wire::MetaReader* reader,
-                                      std::uint64_t payload_bytes) {
+Result<Placement> LaneEngine::OnReadData(const wire::MessageHeader& header,
+                                         wire::MetaReader* reader, std::uint64_t payload_bytes) {
   wire::SliceBody body;
   if (!reader->Read(&body) || reading_.empty() || payload_bytes == 0 ||
       reading_.front().operation_id != header.operation || reading_.front().slice != body.slice ||
@@ -374,7 +373,7 @@ Result<Placement> Channel::OnReadData(const wire::MessageHeader& header, wire::M
 }
 
 // Afterwards no frame of this lane writes to the region; answers in flight keep their pins.
-void Channel::RevokeOnLoop(const RegionState* region) {
+void LaneEngine::Revoke(const RegionState* region) {
   AwaitLandingsIn(region);
   RefuseWaiting(region);
   if (closed_ || incoming_ != Incoming::kWrite || incoming_region_.get() != region) return;
@@ -387,7 +386,7 @@ void Channel::RevokeOnLoop(const RegionState* region) {
       incoming_bytes_);
 }
 
-bool Channel::HoldsOnLoop(const RegionState* region) {
+bool LaneEngine::Holds(const RegionState* region) {
   if (!closed_ && !up_ && lane_ != nullptr) DropAnswers();
   return std::any_of(unacked_.begin(), unacked_.end(),
                      [&](const Unacked& frame) { return frame.pin.get() == region; }) ||
@@ -397,15 +396,15 @@ bool Channel::HoldsOnLoop(const RegionState* region) {
 
 // ---- messages (first lane only, which is on the connection's home loop) -------------------------
 
-Placement Channel::PlaceInto(Incoming what, std::span<std::byte> memory) {
+Placement LaneEngine::PlaceInto(Incoming what, std::span<std::byte> memory) {
   incoming_ = what;
   incoming_bytes_ = memory.size();
   pieces_.assign(1, {memory.data(), memory.size()});
   return {Placement::Action::kPlace, pieces_};
 }
 
-Result<Placement> Channel::OnSend(const wire::MessageHeader& header, wire::MetaReader* reader,
-                                  std::uint64_t payload_bytes) {
+Result<Placement> LaneEngine::OnSend(const wire::MessageHeader& header, wire::MetaReader* reader,
+                                     std::uint64_t payload_bytes) {
   wire::TagBody body;
   if (index_ != 0 || !reader->Read(&body) || body.bytes != payload_bytes ||
       payload_bytes > kMaxEagerBytes) {
@@ -413,17 +412,17 @@ Result<Placement> Channel::OnSend(const wire::MessageHeader& header, wire::MetaR
   }
   incoming_operation_ = header.operation;
   incoming_tag_ = body.tag;
-  auto receive = connection_->TakeReceiveOnLoop(body.tag, payload_bytes);
+  auto receive = messages_->TakeReceive(body.tag, payload_bytes);
   if (!receive) return RefuseSequenced(header.operation, receive.error(), payload_bytes);
   incoming_receive_ = *std::move(receive);
   const bool staged = incoming_receive_ && incoming_receive_->stager && payload_bytes > 0;
-  if (staged) connection_->PutBackReceiveOnLoop(std::exchange(incoming_receive_, nullptr));
-  if (staged || (!incoming_receive_ && !connection_->MayKeepOnLoop(payload_bytes))) {
+  if (staged) messages_->PutBackReceive(std::exchange(incoming_receive_, nullptr));
+  if (staged || (!incoming_receive_ && !messages_->MayKeep(payload_bytes))) {
     // This is not a refusal: the sender keeps the message until our CTS requests it.
     SayNackOf(IncomingSequence(), header.operation,
               Error(Code::kUnavailable, "kept at the sender until it is requested"));
     const Placement dropped = Drop(payload_bytes);
-    connection_->TakeRtsOnLoop(header.operation, body);
+    messages_->TakeRts(header.operation, body);
     return dropped;
   }
   incoming_data_.resize(incoming_receive_ ? 0 : payload_bytes);
@@ -434,9 +433,9 @@ Result<Placement> Channel::OnSend(const wire::MessageHeader& header, wire::MetaR
   return placement;
 }
 
-Result<Placement> Channel::OnNotify(std::uint64_t payload_bytes) {
+Result<Placement> LaneEngine::OnNotify(std::uint64_t payload_bytes) {
   if (index_ != 0 || payload_bytes > kMaxNotificationBytes) return Malformed("notification");
-  if (!connection_->MayNotifyOnLoop(payload_bytes)) {
+  if (!messages_->MayNotify(payload_bytes)) {
     return RefuseSequenced(
         incoming_operation_,
         Error(Code::kUnavailable,
@@ -449,7 +448,7 @@ Result<Placement> Channel::OnNotify(std::uint64_t payload_bytes) {
   return placement;
 }
 
-void Channel::DropMessageOnLoop(const OperationState* receive) {
+void LaneEngine::DropMessage(const OperationState* receive) {
   if (incoming_ != Incoming::kMessage || incoming_receive_.get() != receive) return;
   DropRest();
   incoming_receive_.reset();
@@ -457,7 +456,7 @@ void Channel::DropMessageOnLoop(const OperationState* receive) {
                         incoming_bytes_);
 }
 
-Status Channel::OnPayload() {
+Status LaneEngine::OnPayload() {
   const Incoming what = std::exchange(incoming_, Incoming::kNothing);
   if (what == Incoming::kNothing) return Ok();
   counts_.bytes_received.Add(incoming_bytes_);
@@ -489,13 +488,13 @@ Status Channel::OnPayload() {
       break;
     }
     case Incoming::kMessage:
-      connection_->OnWholeMessage(std::exchange(incoming_receive_, nullptr),
-                                  {incoming_tag_, incoming_bytes_, incoming_operation_,
-                                   /*announced=*/false, std::move(incoming_data_)},
-                                  intact);
+      messages_->OnWholeMessage(std::exchange(incoming_receive_, nullptr),
+                                {incoming_tag_, incoming_bytes_, incoming_operation_,
+                                 /*announced=*/false, std::move(incoming_data_)},
+                                intact);
       break;
     case Incoming::kNotification:
-      if (intact) connection_->OnNotification(std::move(incoming_data_));
+      if (intact) messages_->OnNotification(std::move(incoming_data_));
       break;
   }
   HoldScratch();
@@ -503,12 +502,11 @@ Status Channel::OnPayload() {
 }
 
 // Checked before any of it is used: a corrupted address must not decide where bytes are written.
-Status Channel::CheckMetadata(std::span<const std::byte> meta,
-                              const wire::MessageHeader& header) const {
+Status LaneEngine::CheckMetadata(std::span<const std::byte> meta,
+                                 const wire::MessageHeader& header) const {
   if ((header.flags & wire::kChecked) == 0) {
-    return connection_->checksums()
-               ? Status(Malformed("no checksum, although checksums were agreed"))
-               : Ok();
+    return context_.checksums ? Status(Malformed("no checksum, although checksums were agreed"))
+                              : Ok();
   }
   wire::MessageHeader summed = header;
   summed.meta_crc = 0;
@@ -516,20 +514,20 @@ Status Channel::CheckMetadata(std::span<const std::byte> meta,
   const std::uint32_t found =
       Crc32c(meta.subspan(sizeof header), Crc32c(std::as_bytes(std::span(&summed, 1))));
   if (found == sent) return Ok();
-  connection_->CountMismatch();
+  owner_->CountMismatch();
   return Error(Code::kCorrupt,
                fmt::format("the metadata of a frame of {} bytes from {} has CRC32C {:08x}, but "
                            "{:08x} was sent with it over lane {}; the network corrupts data, so "
                            "the connection was closed: check cables and network cards",
-                           meta.size(), connection_->peer_name(), found, sent, index_));
+                           meta.size(), context_.peer_name, found, sent, index_));
 }
 
 // Checks the CRC of the payload that was just put in place.
-Status Channel::CheckPayload(Incoming what) const {
+Status LaneEngine::CheckPayload(Incoming what) const {
   if (!incoming_checked_ || incoming_bytes_ == 0) return Ok();
   const std::uint32_t found = Crc32cOf(pieces_);
   if (found == incoming_crc_) return Ok();
-  connection_->CountMismatch();
+  owner_->CountMismatch();
   // The sender computes the checksum before the bytes leave the source, and this side cannot know
   // who writes to the source in between.
   const char* const cause = what == Incoming::kRead
@@ -545,7 +543,7 @@ Status Channel::CheckPayload(Incoming what) const {
 }
 
 // The destination of the payload being received, for messages.
-std::string Channel::PlaceName(Incoming what) const {
+std::string LaneEngine::PlaceName(Incoming what) const {
   switch (what) {
     case Incoming::kWrite: {
       const RegionState& region = *incoming_region_.get();

@@ -7,8 +7,7 @@
 #include <utility>
 
 #include "ferry/core/check.h"
-#include "ferry/transfer/engine/channel.h"
-#include "ferry/transfer/engine/connection_core.h"
+#include "ferry/transfer/engine/lane_engine.h"
 #include "ferry/transfer/handshake/parked_lane.h"
 
 // How a channel continues after the network has dropped its lane, or when a better network path is
@@ -19,11 +18,11 @@
 namespace ferry::transfer {
 
 // Attempts are numbered, so that a late message of an earlier attempt changes nothing.
-std::optional<LaneProgress> Channel::FreezeOnLoop(std::uint32_t attempt) {
+std::optional<LaneProgress> LaneEngine::Freeze(std::uint32_t attempt) {
   if (closed_ || attempt <= attempt_) return std::nullopt;
   attempt_ = attempt;
   if (up_) {
-    connection_->LaneFrozen(index_, heard_);
+    owner_->LaneFrozen(index_, heard_);
     GoDownOnLoop();
   }
   return LaneProgress{finished_, refusals_.Latest(kMaxRefusals)};
@@ -31,7 +30,7 @@ std::optional<LaneProgress> Channel::FreezeOnLoop(std::uint32_t attempt) {
 
 // Waits for GPU copies in flight (well under 1 ms), because their slots and memory are given up
 // here. Unacknowledged frames are kept: the peer's progress decides about them.
-void Channel::GoDownOnLoop() {
+void LaneEngine::GoDownOnLoop() {
   AwaitCopies();
   up_ = false;
   paused_ = false;
@@ -41,7 +40,7 @@ void Channel::GoDownOnLoop() {
   DropIncoming();
   // Read data that has not arrived can be requested again at once: only this side knows where it
   // belongs.
-  std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>> unread;
+  std::vector<std::pair<OperationRef, std::uint32_t>> unread;
   for (ReadSlice& slice : std::exchange(reading_, {})) {
     if (slice.operation) unread.emplace_back(std::move(slice.operation), slice.slice);
   }
@@ -51,7 +50,7 @@ void Channel::GoDownOnLoop() {
 }
 
 // Stops receiving the current payload: from here on nothing of it is written.
-void Channel::DropIncoming() {
+void LaneEngine::DropIncoming() {
   lane_->DiscardRest();
   incoming_copy_.reset();
   given_.Release();
@@ -63,7 +62,7 @@ void Channel::DropIncoming() {
     case Incoming::kDropped: ++finished_; break;
     case Incoming::kMessage:
       if (incoming_receive_) {
-        connection_->PutBackReceiveOnLoop(std::exchange(incoming_receive_, nullptr));
+        messages_->PutBackReceive(std::exchange(incoming_receive_, nullptr));
       }
       break;
     case Incoming::kNotification: incoming_data_.clear(); break;
@@ -72,38 +71,37 @@ void Channel::DropIncoming() {
 
 // Drops answers to reads: read data is never resent, so only the old lane still needs its memory.
 // Not done for a lane that is only frozen here, because the peer may still be receiving over it.
-void Channel::DropAnswers() {
+void LaneEngine::DropAnswers() {
   lane_->Abort();
   for (Unacked& frame : unacked_) frame.pin.Release();
   replies_ = 0;
 }
 
 // Returns slices that were pulled and are no longer in flight.
-void Channel::GiveBack(
-    const std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>>& all) {
+void LaneEngine::GiveBack(const std::vector<std::pair<OperationRef, std::uint32_t>>& all) {
   std::unordered_set<const OperationState*> known;
-  std::vector<std::shared_ptr<OperationState>> again;  // each once, to queue for the lanes again
+  std::vector<OperationRef> again;  // each once, to queue for the lanes again
   for (const auto& [operation, slice] : all) {
     if (!operation->ledger.error()) counts_.retries.Add();
     if (operation->ledger.Return(slice)) {
-      connection_->PostRoundDone(operation);
+      owner_->PostRoundDone(operation);
     } else if (known.insert(operation.get()).second) {
       again.push_back(operation);
     }
   }
   // Done after all slices are returned: a lane drops an operation that has no slice left.
-  for (const auto& operation : again) connection_->DealAgain(operation);
+  for (const auto& operation : again) owner_->DealAgain(operation);
 }
 
 // The new lane may have failed while it moved here; it is installed all the same, so that its loss
 // is handled like any other.
-void Channel::ReviveOnLoop(std::uint32_t attempt, std::unique_ptr<ParkedLane> lane,
-                           const LaneProgress& peer) {
+void LaneEngine::Revive(std::uint32_t attempt, std::unique_ptr<ParkedLane> lane,
+                        const LaneProgress& peer) {
   if (closed_ || attempt != attempt_) return;  // a later attempt has started
   FERRY_CHECK(!up_, index_);
   if (auto applied = ApplyProgress(peer); !applied) {
-    connection_->LaneFailed(applied.error());
-    return CloseOnLoop(applied.error());
+    owner_->LaneFailed(applied.error());
+    return Close(applied.error());
   }
   std::deque<Unacked> unfinished = std::exchange(unacked_, {});
   unacked_bytes_ = unsent_bytes_ = copying_bytes_ = 0;
@@ -116,16 +114,16 @@ void Channel::ReviveOnLoop(std::uint32_t attempt, std::unique_ptr<ParkedLane> la
   if (up_) lane_->Attach(loop_, this);
   ReclaimFrames(&unfinished);
   SendAgainOnLoop(std::move(unfinished));
-  if (failure) return connection_->LaneLost(index_, *failure, std::nullopt);
-  connection_->OnLaneUp(index_, lane_->Info());
+  if (failure) return owner_->LaneLost(index_, *failure, std::nullopt);
+  owner_->OnLaneUp(index_, lane_->Info());
   // Tells the peer that this side now relies on the lane.
-  SendPlainOnLoop(wire::Type::kPing, 0, {});
+  SendPlain(wire::Type::kPing, 0, {});
   SamplePathOnLoop();
   PumpOnLoop();
 }
 
 // Takes back the frames that the old lane held.
-void Channel::ReclaimFrames(std::deque<Unacked>* unfinished) {
+void LaneEngine::ReclaimFrames(std::deque<Unacked>* unfinished) {
   std::vector<Frame*> lost;
   for (const auto& frame : frames_) {
     LetGoOfSlot(frame.get());
@@ -140,7 +138,7 @@ void Channel::ReclaimFrames(std::deque<Unacked>* unfinished) {
 }
 
 // Settles the frames that the peer has processed.
-Status Channel::ApplyProgress(const LaneProgress& peer) {
+Status LaneEngine::ApplyProgress(const LaneProgress& peer) {
   const std::uint32_t count = peer.finished - first_unacked_;
   if (count > unacked_.size()) return Malformed("has processed frames that were never sent");
   for (const wire::RefusalOnWire& refusal : peer.refused) {
@@ -150,8 +148,8 @@ Status Channel::ApplyProgress(const LaneProgress& peer) {
     ApplyRefusal(
         &unacked_[index],
         Error(code, fmt::format("{} refused a {} ({}; the reason was lost with a lane)",
-                                connection_->peer_name(),
-                                OperationName(unacked_[index].operation->kind), CodeName(code))));
+                                context_.peer_name, OperationName(unacked_[index].operation->kind),
+                                CodeName(code))));
   }
   acked_ = sent_ = count;
   SettleFrames();
@@ -160,7 +158,7 @@ Status Channel::ApplyProgress(const LaneProgress& peer) {
 }
 
 // The lane's mutex is held only to swap the pointer: BytesReceived() may read it on another thread.
-void Channel::ReplaceLane(std::unique_ptr<net::Lane> lane) {
+void LaneEngine::ReplaceLane(std::unique_ptr<net::Lane> lane) {
   lane_->Abort();
   const std::lock_guard lock(lane_mutex_);
   bytes_before_ += lane_->BytesReceived();
@@ -169,9 +167,9 @@ void Channel::ReplaceLane(std::unique_ptr<net::Lane> lane) {
 }
 
 // Frames that are kept leave again in order; slices of writes return to their ledgers.
-void Channel::SendAgainOnLoop(std::deque<Unacked> unfinished) {
+void LaneEngine::SendAgainOnLoop(std::deque<Unacked> unfinished) {
   // Shared with the connection and the other lanes.
-  std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>> unwritten;
+  std::vector<std::pair<OperationRef, std::uint32_t>> unwritten;
   for (Unacked& frame : unfinished) {
     frame.becomes_rts = false;
     if (frame.frame != nullptr) {

@@ -12,9 +12,8 @@
 #include "ferry/core/trace.h"
 #include "ferry/core/units.h"
 #include "ferry/core/unordered_access.h"
-#include "ferry/transfer/engine/channel.h"
-#include "ferry/transfer/engine/channel_hold.h"
-#include "ferry/transfer/engine/connection_core.h"
+#include "ferry/transfer/engine/lane_engine.h"
+#include "ferry/transfer/engine/lane_limits.h"
 
 namespace ferry::transfer {
 namespace {
@@ -52,23 +51,29 @@ std::uint32_t Crc32cOf(std::span<const iovec> pieces) {
   return crc;
 }
 
-Channel::Channel(ConnectionCore* connection, EventLoop* loop, std::uint32_t index)
-    : connection_(connection), loop_(loop), index_(index), refusals_(2 * MaxSequenced()) {}
+LaneEngine::LaneEngine(const LaneContext& context, LaneOwner* owner, MessageSink* messages,
+                       EventLoop* loop, std::uint32_t index)
+    : context_(context),
+      owner_(owner),
+      messages_(messages),
+      loop_(loop),
+      index_(index),
+      refusals_(2 * MaxSequenced()) {}
 
-Channel::~Channel() = default;
+LaneEngine::~LaneEngine() = default;
 
-void Channel::Adopt(std::unique_ptr<net::Lane> lane) {
+void LaneEngine::Adopt(std::unique_ptr<net::Lane> lane) {
   lane_ = std::move(lane);
   up_ = true;
   lane_->Attach(loop_, this);
 }
 
-std::uint64_t Channel::BytesReceived() const {
+std::uint64_t LaneEngine::BytesReceived() const {
   const std::lock_guard lock(lane_mutex_);
   return bytes_before_ + (lane_ ? lane_->BytesReceived() : 0);
 }
 
-LaneTraffic Channel::Traffic() const {
+LaneTraffic LaneEngine::Traffic() const {
   return {.bytes_sent = counts_.bytes_sent.get(),
           .bytes_received = counts_.bytes_received.get(),
           .frames_sent = counts_.frames_sent.get(),
@@ -79,36 +84,36 @@ LaneTraffic Channel::Traffic() const {
           .retransmitted_segments = counts_.retransmits.get()};
 }
 
-void Channel::SamplePathOnLoop() {
+void LaneEngine::SamplePathOnLoop() {
   if (closed_ || !up_) return;
   const net::PathStats path = lane_->Path();
   if (path.retransmitted_segments > lane_retransmits_) {
     counts_.retransmits.Add(path.retransmitted_segments - lane_retransmits_);
     lane_retransmits_ = path.retransmitted_segments;
   }
-  connection_->SetLanePath(index_, path);
+  owner_->SetLanePath(index_, path);
 }
 
-void Channel::BeatOnLoop(bool heard) {
+void LaneEngine::Beat(bool heard) {
   if (closed_ || !up_) return;
   SamplePathOnLoop();
   // Bytes that wait in the socket for the rest of a payload count as heard, too.
   lane_->Poke();
-  if (!heard) SendPlainOnLoop(wire::Type::kPing, 0, {});
+  if (!heard) SendPlain(wire::Type::kPing, 0, {});
   TrimFrames();
   // Another connection may have released the memory that this lane waits for.
   if (std::exchange(paused_, false)) lane_->Resume();
 }
 
-void Channel::LookOnLoop() {
+void LaneEngine::Look() {
   if (!closed_ && up_) lane_->Poke();
 }
 
-void Channel::ProbeOnLoop() { SendPlainOnLoop(wire::Type::kPing, 0, {}); }
+void LaneEngine::Probe() { SendPlain(wire::Type::kPing, 0, {}); }
 
 // ---- slices -------------------------------------------------------------------------------------
 
-void Channel::AddWorkOnLoop(std::shared_ptr<OperationState> operation) {
+void LaneEngine::AddWork(OperationRef operation) {
   if (closed_) return;  // the function that closed the lane stops the ledger
   const bool writes = operation->plan->direction == Direction::kWrite;
   auto& work = !writes ? reads_ : operation->plan->staged ? staged_writes_ : writes_;
@@ -120,20 +125,20 @@ void Channel::AddWorkOnLoop(std::shared_ptr<OperationState> operation) {
 // lane less than a fast one, so that all finish together: bytes in flight cannot move to another
 // lane. Zero-copy pages fill a socket at once, without a memcpy that would slow the first lane down
 // until the others are awake.
-std::uint64_t Channel::Share(const OperationState& operation, std::uint64_t least_slices) const {
+std::uint64_t LaneEngine::Share(const OperationState& operation, std::uint64_t least_slices) const {
   const std::uint64_t slice = operation.plan->slice_bytes;
-  const double part = connection_->ShareOf(*this);
-  const auto lanes = static_cast<double>(connection_->bulk_lanes());
+  const double part = owner_->ShareOf(index_);
+  const auto lanes = static_cast<double>(context_.bulk_lanes);
   const double least = std::clamp(static_cast<double>(least_slices) * part * lanes, 1.0,
                                   static_cast<double>(least_slices));
   const double share = static_cast<double>(operation.ledger.left()) * part / 2;
   const auto slices = static_cast<std::uint64_t>(std::llround(std::max(least, share)));
-  return std::min(connection_->window_bytes(), slices * slice);
+  return std::min(context_.window_bytes, slices * slice);
 }
 
 // Called with the bytes that have been sent or received. The clock stops while nothing is in
 // flight.
-void Channel::MeasureRate(std::uint64_t bytes) {
+void LaneEngine::MeasureRate(std::uint64_t bytes) {
   constexpr auto kMin = milliseconds(20);
   rate_bytes_ += bytes;
   const auto now = Clock::now();
@@ -148,7 +153,7 @@ void Channel::MeasureRate(std::uint64_t bytes) {
   rate_since_ = now;
 }
 
-void Channel::AddSlice(Unacked record) {
+void LaneEngine::AddSlice(Unacked record) {
   unacked_bytes_ += record.bytes;
   record.since = Clock::now();
   record.ahead = unacked_bytes_;
@@ -159,11 +164,11 @@ void Channel::AddSlice(Unacked record) {
 // cancelled operation waits for them. `ahead` bytes were sent while the slice was in flight, so
 // their rate is a lower bound of the lane's rate. A lane without a queue may be much faster, so
 // only slices that took long lower the limit; if none did, there is no limit.
-void Channel::MeasureDrain(const Unacked& slice) {
+void LaneEngine::MeasureDrain(const Unacked& slice) {
   if (slice.since == Clock::time_point{}) return;
   constexpr microseconds kMin = milliseconds(250);  // longer than any round trip
   const std::chrono::duration<double> grace =
-      std::max<microseconds>(connection_->config().drain_grace, kMin);
+      std::max<microseconds>(context_.config->drain_grace, kMin);
   const std::chrono::duration<double> took =
       std::max<Clock::duration>(Clock::now() - slice.since, microseconds(1));
   const double bytes = std::min(static_cast<double>(slice.ahead) * (grace / took), 1e18);
@@ -171,22 +176,22 @@ void Channel::MeasureDrain(const Unacked& slice) {
   drainable_ = took > grace / 4 ? drains : std::max(drainable_, drains);
 }
 
-bool Channel::MayCopy(const OperationState& operation) const {
+bool LaneEngine::MayCopy(const OperationState& operation) const {
   return operation.plan->shared_with == 0 || copying_bytes_ < kCopyWindow;
 }
 
-bool Channel::MayWrite(const OperationState& operation) const {
+bool LaneEngine::MayWrite(const OperationState& operation) const {
   if (!MayCopy(operation)) return false;
   const bool staged = operation.plan->staged;
   if (staged && !MayStage()) return false;
   const std::uint64_t least = staged ? kStagedWrites : 2 * kAckSlices;
   const std::uint64_t drainable = std::max<std::uint64_t>(drainable_, 1);  // at least one slice
-  return unsent_bytes_ < kUnsentSlices * connection_->config().slice_bytes &&
+  return unsent_bytes_ < kUnsentSlices * context_.config->slice_bytes &&
          unacked_bytes_ + outbox_bytes_ < std::min(Share(operation, least), drainable) &&
          unacked_.size() + outbox_.size() < kMaxUnacked;
 }
 
-bool Channel::MayRead(const OperationState& operation) const {
+bool LaneEngine::MayRead(const OperationState& operation) const {
   const std::uint64_t least = operation.plan->staged ? kStagedReads : kUnsentSlices;
   return reading_bytes_ < Share(operation, least) && MayAskForMore() &&
          unacked_.size() < kMaxUnacked && MayCopy(operation);
@@ -194,14 +199,14 @@ bool Channel::MayRead(const OperationState& operation) const {
 
 // Limit of the sequenced frames that a peer with our settings has in flight on this lane. The first
 // lane has the messages, too.
-std::size_t Channel::MaxSequenced() const {
-  const std::size_t messages = index_ == 0 ? connection_->config().max_operations : 0;
+std::size_t LaneEngine::MaxSequenced() const {
+  const std::size_t messages = index_ == 0 ? context_.config->max_operations : 0;
   return kMaxUnacked + kMaxReplies + messages;
 }
 
 // Round robin over the operations, one slice each.
-bool Channel::PumpOne(WorkQueue* work) {
-  const std::shared_ptr<OperationState> operation = work->front();
+bool LaneEngine::PumpOne(WorkQueue* work) {
+  const OperationRef operation = work->front();
   const auto slice = operation->ledger.Pull();
   // Remove it after its last slice; a slice that is returned queues it again.
   operation->ledger.left() == 0 ? work->Pop() : work->Rotate();
@@ -221,7 +226,7 @@ bool Channel::PumpOne(WorkQueue* work) {
 
 // Sends as much as the limits allow. Called whenever a limit may have moved: new work, an
 // acknowledgement, a sent frame. Restarts the rate measurement if the lane was idle.
-void Channel::PumpOnLoop() {
+void LaneEngine::PumpOnLoop() {
   if (!up_ || closing_) return;
   FillOutbox();
   const bool idle = unacked_bytes_ == 0 && outbox_bytes_ == 0 && reading_bytes_ == 0;
@@ -240,8 +245,7 @@ void Channel::PumpOnLoop() {
   while (!closed_ && !reads_.empty() && MayRead(*reads_.front())) PumpOne(&reads_);
 }
 
-void Channel::SendWriteSlice(const std::shared_ptr<OperationState>& operation,
-                             std::uint32_t slice) {
+void LaneEngine::SendWriteSlice(const OperationRef& operation, std::uint32_t slice) {
   const Plan& plan = *operation->plan;
   Frame* const frame = NewFrame(wire::Type::kWrite, operation->id);
   AppendSlice(plan, slice, &frame->meta, &frame->payload);
@@ -256,8 +260,7 @@ void Channel::SendWriteSlice(const std::shared_ptr<OperationState>& operation,
   SendFrame(frame);
 }
 
-void Channel::SendReadRequest(const std::shared_ptr<OperationState>& operation,
-                              std::uint32_t slice) {
+void LaneEngine::SendReadRequest(const OperationRef& operation, std::uint32_t slice) {
   const Plan& plan = *operation->plan;
   Frame* const frame = NewFrame(wire::Type::kReadRequest, operation->id);
   AppendSlice(plan, slice, &frame->meta, nullptr);
@@ -270,7 +273,7 @@ void Channel::SendReadRequest(const std::shared_ptr<OperationState>& operation,
 }
 
 // Answers to reads arrive in request order, so the first entry is always the one concerned.
-Channel::ReadSlice Channel::TakeReading() {
+LaneEngine::ReadSlice LaneEngine::TakeReading() {
   ReadSlice slice = std::move(reading_.front());
   reading_.pop_front();
   reading_bytes_ -= slice.bytes;
@@ -278,14 +281,13 @@ Channel::ReadSlice Channel::TakeReading() {
   return slice;
 }
 
-void Channel::Resolve(const std::shared_ptr<OperationState>& operation,
-                      const std::optional<Error>& error) {
+void LaneEngine::Resolve(const OperationRef& operation, const std::optional<Error>& error) {
   // Stop() cannot end the round here: the slice being resolved is still in flight.
   if (error && operation->ledger.Stop(*error)) FERRY_CHECK(false, operation->id);
-  if (operation->ledger.Resolve()) connection_->PostRoundDone(operation);
+  if (operation->ledger.Resolve()) owner_->PostRoundDone(operation);
 }
 
-void Channel::AbandonReadsOnLoop(const std::shared_ptr<OperationState>& operation) {
+void LaneEngine::AbandonReads(const OperationRef& operation) {
   if (incoming_ == Incoming::kRead && !reading_.empty() &&
       reading_.front().operation == operation) {
     DropRest();
@@ -302,7 +304,7 @@ void Channel::AbandonReadsOnLoop(const std::shared_ptr<OperationState>& operatio
 
 // ---- frames -------------------------------------------------------------------------------------
 
-Channel::Frame* Channel::NewFrame(wire::Type type, std::uint64_t operation_id) {
+LaneEngine::Frame* LaneEngine::NewFrame(wire::Type type, std::uint64_t operation_id) {
   if (free_frames_.empty()) {
     frames_.push_back(std::make_unique<Frame>());
     frames_.back()->place = frames_.size() - 1;
@@ -321,7 +323,7 @@ Channel::Frame* Channel::NewFrame(wire::Type type, std::uint64_t operation_id) {
   frame->plain = false;
   frame->sequenced = false;
   frame->kept = false;
-  frame->checked = connection_->checksums();
+  frame->checked = context_.checksums;
   wire::MessageHeader header;
   header.type = type;
   header.operation = operation_id;
@@ -329,7 +331,7 @@ Channel::Frame* Channel::NewFrame(wire::Type type, std::uint64_t operation_id) {
   return frame;
 }
 
-void Channel::SendFrame(Frame* frame) {
+void LaneEngine::SendFrame(Frame* frame) {
   // Every frame acknowledges all frames that came before it, up to the first refusal that is not
   // sent yet.
   last_acked_ = refusals_.Acknowledgeable(finished_);
@@ -349,7 +351,8 @@ void Channel::SendFrame(Frame* frame) {
   lane_->Send(frame);
 }
 
-void Channel::TracePayload(const char* what, std::uint64_t bytes, Clock::time_point since) const {
+void LaneEngine::TracePayload(const char* what, std::uint64_t bytes,
+                              Clock::time_point since) const {
   if (since == Clock::time_point{}) return;
   Trace* const trace = ActiveTrace();
   if (trace == nullptr) return;
@@ -357,16 +360,15 @@ void Channel::TracePayload(const char* what, std::uint64_t bytes, Clock::time_po
 }
 
 // Covers the payload; SendFrame computes the CRC of the metadata, which contains this one.
-void Channel::Checksum(Frame* frame) {
+void LaneEngine::Checksum(Frame* frame) {
   if (!frame->checked || frame->payload_bytes == 0) return;
   const std::uint32_t crc = Crc32cOf(frame->payload);
   std::memcpy(frame->meta.data() + offsetof(wire::MessageHeader, crc), &crc, sizeof crc);
 }
 
-void Channel::SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
-                                  std::span<const std::byte> body,
-                                  std::span<const std::byte> payload,
-                                  std::shared_ptr<OperationState> operation) {
+void LaneEngine::SendSequenced(wire::Type type, std::uint64_t operation_id,
+                               std::span<const std::byte> body, std::span<const std::byte> payload,
+                               OperationRef operation) {
   if (closed_) {
     if (operation) Resolve(operation, closed_by_);
     return;
@@ -392,8 +394,8 @@ void Channel::SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
   if (up_) SendFrame(frame);
 }
 
-void Channel::SendPlainOnLoop(wire::Type type, std::uint64_t operation_id,
-                              std::span<const std::byte> body, std::string_view text) {
+void LaneEngine::SendPlain(wire::Type type, std::uint64_t operation_id,
+                           std::span<const std::byte> body, std::string_view text) {
   // A plain frame may be lost with its lane: it is repeated, or requested again.
   if (closed_ || !up_) return;
   if (bool* const queued = QueuedFlag(type); queued != nullptr && std::exchange(*queued, true)) {
@@ -411,7 +413,7 @@ void Channel::SendPlainOnLoop(wire::Type type, std::uint64_t operation_id,
   SendFrame(frame);
 }
 
-void Channel::OnSent(net::OutFrame* out) {
+void LaneEngine::OnSent(net::OutFrame* out) {
   auto* const frame = static_cast<Frame*>(out);
   counts_.frames_sent.Add();
   counts_.bytes_sent.Add(frame->meta.size() + frame->payload_bytes);
@@ -436,22 +438,22 @@ void Channel::OnSent(net::OutFrame* out) {
 
 // ---- acknowledgements ---------------------------------------------------------------------------
 
-void Channel::SendAck() {
-  if (refusals_.Acknowledgeable(finished_) != last_acked_) SendPlainOnLoop(wire::Type::kAck, 0, {});
+void LaneEngine::SendAck() {
+  if (refusals_.Acknowledgeable(finished_) != last_acked_) SendPlain(wire::Type::kAck, 0, {});
 }
 
-void Channel::FinishedFrame(std::uint64_t payload_bytes) {
+void LaneEngine::FinishedFrame(std::uint64_t payload_bytes) {
   if (landings_.empty()) return CountFinished(payload_bytes);
   landings_.push_back({payload_bytes, 0, nullptr, nullptr});
 }
 
-void Channel::CountFinished(std::uint64_t payload_bytes) {
+void LaneEngine::CountFinished(std::uint64_t payload_bytes) {
   ++finished_;
   refusals_.Forget(finished_);
   unacked_received_bytes_ += payload_bytes;
   const std::uint64_t slices = std::min(std::max(kAckSlices * payload_bytes, kMinAckBytes),
-                                        kAckSlices * connection_->config().slice_bytes);
-  const std::uint64_t many = std::min(connection_->window_bytes() / 4, slices);
+                                        kAckSlices * context_.config->slice_bytes);
+  const std::uint64_t many = std::min(context_.window_bytes / 4, slices);
   if (unacked_received_bytes_ >= many || finished_ - last_acked_ >= kAckFrames) {
     SendAck();
   } else if (!ack_deferred_) {
@@ -461,12 +463,12 @@ void Channel::CountFinished(std::uint64_t payload_bytes) {
   }
 }
 
-void Channel::RunDeferredOnLoop(EventLoop::Defer /*when*/) {
+void LaneEngine::RunDeferredOnLoop(EventLoop::Defer /*when*/) {
   ack_deferred_ = false;
   if (!closed_ && up_) SendAck();
 }
 
-void Channel::FlushDueAckOnLoop() {
+void LaneEngine::FlushDueAck() {
   if (closed_ || !up_) return;
   SendAck();
   lane_->Flush();  // includes frames queued before
@@ -476,17 +478,17 @@ void Channel::FlushDueAckOnLoop() {
   lane_->Flush();
 }
 
-bool Channel::HoldsOperationOnLoop(const OperationState* operation) const {
+bool LaneEngine::HoldsOperation(const OperationState* operation) const {
   return std::any_of(unacked_.begin(), unacked_.end(),
                      [&](const Unacked& frame) { return frame.operation.get() == operation; });
 }
 
-std::uint64_t Channel::AcknowledgedOnLoop() const {
+std::uint64_t LaneEngine::Acknowledged() const {
   const std::uint64_t frames = first_unacked_ + static_cast<std::uint64_t>(acked_);
   return closed_ || !up_ ? frames : frames + lane_->Path().acknowledged_bytes;
 }
 
-bool Channel::HoldsWorkOnLoop() const {
+bool LaneEngine::HoldsWork() const {
   const auto waits = [](const auto& one) { return one.operation != nullptr; };
   const auto is_kept = [](const Unacked& frame) { return frame.frame != nullptr; };
   return std::any_of(unacked_.begin(), unacked_.end(), waits) ||
@@ -496,35 +498,35 @@ bool Channel::HoldsWorkOnLoop() const {
 
 // ---- the end ------------------------------------------------------------------------------------
 
-void Channel::OnClosed(const Error& error) {
+void LaneEngine::OnClosed(const Error& error) {
   if (!up_) return;  // already frozen
   const net::LaneLoss loss = lane_->loss();
   // The peer has cancelled the attempt that made this lane; the connection is not affected.
   if (!heard_ && (loss == net::LaneLoss::kPeerClosed || loss == net::LaneLoss::kReset)) {
     GoDownOnLoop();
     DropAnswers();
-    return connection_->LaneLost(index_, error, std::nullopt);
+    return owner_->LaneLost(index_, error, std::nullopt);
   }
   if (loss == net::LaneLoss::kReset || loss == net::LaneLoss::kUnreachable) {
     GoDownOnLoop();
     DropAnswers();
-    return connection_->LaneLost(index_, error, loss);
+    return owner_->LaneLost(index_, error, loss);
   }
   // First, so that no operation fails with the loss of a connection that is still up.
   if (loss == net::LaneLoss::kPeerClosed) {
-    connection_->PeerClosedLane(index_, error);
+    owner_->PeerClosedLane(index_, error);
   } else {
-    connection_->LaneFailed(error);
+    owner_->LaneFailed(error);
   }
-  CloseOnLoop(error);
+  Close(error);
 }
 
-void Channel::CloseOnLoop(const Error& error) {
+void LaneEngine::Close(const Error& error) {
   closing_ = true;
   if (!closed_) AwaitCopies();
   // This side closes: the peer's last frames were processed and their operations succeeded, which
   // the peer must learn before the close.
-  if (error.code() == Code::kCancelled) FlushDueAckOnLoop();
+  if (error.code() == Code::kCancelled) FlushDueAck();
   if (std::exchange(closed_, true)) return;
   up_ = false;
   closed_by_ = error;
@@ -538,7 +540,7 @@ void Channel::CloseOnLoop(const Error& error) {
   writes_.Clear();
   staged_writes_.Clear();
   reads_.Clear();
-  std::vector<std::shared_ptr<OperationState>> late;  // shared with the connection
+  std::vector<OperationRef> late;  // shared with the connection
   for (Unacked& frame : std::exchange(unacked_, {})) {
     if (frame.operation && IsCopyHere(*frame.operation, frame.slice)) {
       late.push_back(std::move(frame.operation));
@@ -549,7 +551,7 @@ void Channel::CloseOnLoop(const Error& error) {
     LetGoOfSlot(&frame);
   }
   // Shared with the connection, which ends them.
-  std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>> unsent;
+  std::vector<std::pair<OperationRef, std::uint32_t>> unsent;
   DropOutbox(&unsent);
   for (const auto& [operation, slice] : unsent) Resolve(operation, error);
   for (const auto& frame : frames_) LetGoOfSlot(frame.get());
@@ -565,18 +567,17 @@ void Channel::CloseOnLoop(const Error& error) {
   if (!late.empty()) return EndLate(std::move(late), error);
   // Posted, because this may be a callback of the lane, which must return before the connection,
   // and the lane with it, can be destroyed.
-  connection_->PostChannelClosed(this);
+  owner_->PostLaneClosed(index_);
 }
 
 // Ends reads that the peer may be copying into our memory right now: without the lane it cannot
 // report when the copy is done.
-void Channel::EndLate(std::vector<std::shared_ptr<OperationState>> late, const Error& error) {
-  loop_->AddTimerOnLoop(
-      Clock::now() + connection_->config().drain_grace + kLateCopies,
-      [self = connection_->shared_from_this(), this, late = std::move(late), error] {
-        for (const auto& operation : late) Resolve(operation, error);
-        connection_->PostChannelClosed(this);
-      });
+void LaneEngine::EndLate(std::vector<OperationRef> late, const Error& error) {
+  loop_->AddTimerOnLoop(Clock::now() + context_.config->drain_grace + kLateCopies,
+                        [self = owner_->KeepAlive(), this, late = std::move(late), error] {
+                          for (const auto& operation : late) Resolve(operation, error);
+                          owner_->PostLaneClosed(index_);
+                        });
 }
 
 }  // namespace ferry::transfer

@@ -7,9 +7,8 @@
 #include "ferry/core/check.h"
 #include "ferry/core/log.h"
 #include "ferry/cuda/address.h"
-#include "ferry/transfer/engine/channel.h"
-#include "ferry/transfer/engine/channel_hold.h"
-#include "ferry/transfer/engine/connection_core.h"
+#include "ferry/transfer/engine/lane_engine.h"
+#include "ferry/transfer/engine/lane_limits.h"
 
 // How a lane sends and receives GPU memory. Data to send is gathered into slots of pinned memory a
 // few slices ahead of the socket; received data goes into a slot first, and counts as processed
@@ -51,14 +50,14 @@ Error CopyStuck() {
 
 }  // namespace
 
-UniqueFunction<void()> Channel::TellOfCopies() {
-  return [self = connection_->shared_from_this(), this] {
+UniqueFunction<void()> LaneEngine::TellOfCopies() {
+  return [self = owner_->KeepAlive(), this] {
     if (copies_posted_.exchange(true)) return;
     loop_->Post([self, this] { OnCopiesOver(); });
   };
 }
 
-void Channel::OnCopiesOver() {
+void LaneEngine::OnCopiesOver() {
   (void)copies_posted_.exchange(false);  // before the check
   if (closed_) return;
   SettleLandings();
@@ -67,7 +66,7 @@ void Channel::OnCopiesOver() {
   PumpOnLoop();
 }
 
-void Channel::AwaitCopies() {
+void LaneEngine::AwaitCopies() {
   const Deadline deadline = Deadline::After(kCopyTimeout);
   bool all = true;
   for (const Staged& staged : outbox_)
@@ -91,13 +90,13 @@ void Channel::AwaitCopies() {
 // ---- from GPU memory ----------------------------------------------------------------------------
 
 // Whether a slice that is pulled now would be sent soon.
-bool Channel::MayStage() const {
+bool LaneEngine::MayStage() const {
   const bool waits = !outbox_.empty() && outbox_.back().stager && !outbox_.back().copy;
   return slots_out_ < slots_allowed_ && !waits;
 }
 
 // The frame's payload lists GPU addresses until Stage() turns them into blocks.
-void Channel::StageWrite(const std::shared_ptr<OperationState>& operation, std::uint32_t slice) {
+void LaneEngine::StageWrite(const OperationRef& operation, std::uint32_t slice) {
   const Plan& plan = *operation->plan;
   Frame* const frame = NewFrame(wire::Type::kWrite, operation->id);
   AppendSlice(plan, slice, &frame->meta, &frame->payload);
@@ -114,7 +113,7 @@ void Channel::StageWrite(const std::shared_ptr<OperationState>& operation, std::
 }
 
 // Stages the answer to a read of the memory in pieces_.
-void Channel::StageAnswer(Frame* frame, RegionPin pin, std::uint32_t slice) {
+void LaneEngine::StageAnswer(Frame* frame, RegionPin pin, std::uint32_t slice) {
   Staged staged;
   staged.frame = frame;
   staged.record.reply = true;
@@ -130,8 +129,8 @@ void Channel::StageAnswer(Frame* frame, RegionPin pin, std::uint32_t slice) {
 }
 
 // A plain frame: not acknowledged, because the peer requests a read again if its lane is lost.
-Channel::Frame* Channel::NewRefusal(std::uint64_t operation_id, std::uint32_t slice,
-                                    const Error& error) {
+LaneEngine::Frame* LaneEngine::NewRefusal(std::uint64_t operation_id, std::uint32_t slice,
+                                          const Error& error) {
   wire::RefuseBody refusal;
   refusal.slice = slice;
   refusal.code = static_cast<std::uint8_t>(error.code());
@@ -145,8 +144,8 @@ Channel::Frame* Channel::NewRefusal(std::uint64_t operation_id, std::uint32_t sl
 }
 
 // Queued behind the outbox, because the peer expects answers to its reads in order.
-void Channel::RefuseRead(std::uint64_t operation_id, std::uint32_t slice, const Error& error) {
-  connection_->CountRefusal(error);
+void LaneEngine::RefuseRead(std::uint64_t operation_id, std::uint32_t slice, const Error& error) {
+  owner_->CountRefusal(error);
   Frame* const refusal = NewRefusal(operation_id, slice, error);
   if (outbox_.empty()) return SendFrame(refusal);
   Staged staged;
@@ -156,14 +155,14 @@ void Channel::RefuseRead(std::uint64_t operation_id, std::uint32_t slice, const 
 
 // The pin moves from the entry to its copy when the copy begins; answers from host memory keep it
 // in the record.
-const RegionPin& Channel::PinOf(const Staged& staged) {
+const RegionPin& LaneEngine::PinOf(const Staged& staged) {
   if (staged.copy) return staged.copy->pin;
   return staged.stager != nullptr ? staged.pin : staged.record.pin;
 }
 
 // Refuses answers from the region that wait for slots: that can take as long as other peers hold
 // the slots.
-void Channel::RefuseWaiting(const RegionState* region) {
+void LaneEngine::RefuseWaiting(const RegionState* region) {
   for (Staged& staged : outbox_) {
     if (staged.copy || PinOf(staged).get() != region) continue;
     const std::uint64_t operation = OperationIn(*staged.frame);
@@ -171,15 +170,15 @@ void Channel::RefuseWaiting(const RegionState* region) {
     const Error error(Code::kRefused,
                       fmt::format("region {} was deregistered before it was read", region->id));
     Staged refusal;
-    connection_->CountRefusal(error);
+    owner_->CountRefusal(error);
     refusal.frame = NewRefusal(operation, staged.record.slice, error);
     staged = std::move(refusal);
   }
   SendStaged();
 }
 
-void Channel::DropStoppedOnLoop() {
-  std::vector<std::shared_ptr<OperationState>> stopped;  // one entry per slice
+void LaneEngine::DropStopped() {
+  std::vector<OperationRef> stopped;  // one entry per slice
   const auto goes = [&](Staged& staged) {
     const auto& operation = staged.record.operation;
     if (staged.copy || !operation || !operation->ledger.error()) return false;
@@ -195,7 +194,7 @@ void Channel::DropStoppedOnLoop() {
 }
 
 // On entry the frame's payload is the GPU memory to copy from.
-void Channel::Stage(Staged staged) {
+void LaneEngine::Stage(Staged staged) {
   if (staged.stager != nullptr) {
     staged.blocks.reserve(staged.frame->payload.size());
     for (const iovec& piece : staged.frame->payload) {
@@ -213,7 +212,7 @@ void Channel::Stage(Staged staged) {
 }
 
 // Begins copies in order while there are slots.
-void Channel::FillOutbox() {
+void LaneEngine::FillOutbox() {
   if (!up_ || closing_) return;
   for (Staged& staged : outbox_) {
     if (staged.stager == nullptr || staged.copy) continue;
@@ -223,13 +222,13 @@ void Channel::FillOutbox() {
 
 // Returns false if there is no slot yet. Up to kOwnSlots are queued for; further ones are only
 // taken if spare, so that lanes that have none come first.
-bool Channel::TakeSlotFor(Staged* staged) {
+bool LaneEngine::TakeSlotFor(Staged* staged) {
   Stager* const stager = staged->stager;
   std::optional<StageSlot> slot;
   if (slots_out_ >= slots_allowed_) return false;
   if (slots_out_ < kOwnSlots) {
     slot = stager->Take(StageWay::kToNetwork,
-                        [self = connection_->shared_from_this(), this, stager](StageSlot given) {
+                        [self = owner_->KeepAlive(), this, stager](StageSlot given) {
                           loop_->Post([self, this, stager, given = std::move(given)]() mutable {
                             OnSlotToSend(stager, std::move(given));
                           });
@@ -244,7 +243,7 @@ bool Channel::TakeSlotFor(Staged* staged) {
 }
 
 // A slot was granted after a wait. `this` is valid: the callback keeps the connection alive.
-void Channel::OnSlotToSend(Stager* stager, StageSlot slot) {
+void LaneEngine::OnSlotToSend(Stager* stager, StageSlot slot) {
   const auto it = std::find_if(outbox_.begin(), outbox_.end(), [&](const Staged& staged) {
     return staged.asked && staged.stager == stager;
   });
@@ -254,7 +253,7 @@ void Channel::OnSlotToSend(Stager* stager, StageSlot slot) {
   FillOutbox();
 }
 
-void Channel::BeginGatherFor(Staged* staged, StageSlot slot) {
+void LaneEngine::BeginGatherFor(Staged* staged, StageSlot slot) {
   Frame* const frame = staged->frame;
   // A peer may request zero bytes.
   if (frame->payload_bytes > 0) {
@@ -269,7 +268,7 @@ void Channel::BeginGatherFor(Staged* staged, StageSlot slot) {
 
 // Sends finished entries from the front only: frames leave in the order of the outbox, even if a
 // later copy ends first.
-void Channel::SendStaged() {
+void LaneEngine::SendStaged() {
   while (up_ && !closed_ && !outbox_.empty()) {
     const Staged& front = outbox_.front();
     if (front.stager != nullptr && (!front.copy || !IsOver(*front.copy))) break;
@@ -282,7 +281,7 @@ void Channel::SendStaged() {
 
 // Sends an entry whose copy has ended. If the copy failed, or the operation was stopped meanwhile,
 // the slice is resolved or the read is refused instead.
-void Channel::SendOneStaged(Staged staged) {
+void LaneEngine::SendOneStaged(Staged staged) {
   Frame* const frame = staged.frame;
   if (frame->plain) return SendFrame(frame);
   outbox_bytes_ -= staged.record.bytes;
@@ -314,18 +313,17 @@ void Channel::SendOneStaged(Staged staged) {
 }
 
 template <class Holder>
-void Channel::LetGoOfSlot(Holder* holder) {
+void LaneEngine::LetGoOfSlot(Holder* holder) {
   if (!holder->staged) return;
   std::exchange(holder->staged, nullptr)->Release();
   --slots_out_;
 }
-template void Channel::LetGoOfSlot(Channel::Frame* holder);
-template void Channel::LetGoOfSlot(Channel::Unacked* holder);
+template void LaneEngine::LetGoOfSlot(LaneEngine::Frame* holder);
+template void LaneEngine::LetGoOfSlot(LaneEngine::Unacked* holder);
 
 // Requires that no copy is in flight. Puts slices of writes into `unsent`; the peer requests its
 // reads again.
-void Channel::DropOutbox(
-    std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>>* unsent) {
+void LaneEngine::DropOutbox(std::vector<std::pair<OperationRef, std::uint32_t>>* unsent) {
   for (Staged& staged : std::exchange(outbox_, {})) {
     if (staged.copy) {
       if (IsOver(*staged.copy)) staged.copy->Release();
@@ -343,14 +341,14 @@ void Channel::DropOutbox(
 // ---- into GPU memory ----------------------------------------------------------------------------
 
 // Replaces the addresses in pieces_ by a slot, or pauses until a slot is free.
-Result<net::Placement> Channel::PlaceInSlot(Stager* stager, std::uint64_t payload_bytes) {
+Result<net::Placement> LaneEngine::PlaceInSlot(Stager* stager, std::uint64_t payload_bytes) {
   if (given_by_ != stager) given_.Release();
   std::optional<StageSlot> slot;
   if (given_) {
     slot = std::move(given_);
   } else if (!asked_to_land_) {
     slot = stager->Take(StageWay::kFromNetwork,
-                        [self = connection_->shared_from_this(), this, stager](StageSlot given) {
+                        [self = owner_->KeepAlive(), this, stager](StageSlot given) {
                           loop_->Post([self, this, stager, given = std::move(given)]() mutable {
                             OnSlotToLand(stager, std::move(given));
                           });
@@ -370,7 +368,7 @@ Result<net::Placement> Channel::PlaceInSlot(Stager* stager, std::uint64_t payloa
   return net::Placement{net::Placement::Action::kPlace, pieces_};
 }
 
-void Channel::OnSlotToLand(Stager* stager, StageSlot slot) {
+void LaneEngine::OnSlotToLand(Stager* stager, StageSlot slot) {
   asked_to_land_ = false;
   if (closed_ || !up_) return;
   given_ = std::move(slot);
@@ -379,7 +377,7 @@ void Channel::OnSlotToLand(Stager* stager, StageSlot slot) {
 }
 
 // Starts the copy of a payload that was just received into a slot.
-void Channel::Land(std::shared_ptr<OperationState> read) {
+void LaneEngine::Land(OperationRef read) {
   const std::shared_ptr<StagedCopy> copy = std::exchange(incoming_copy_, nullptr);
   copy->pin = std::move(incoming_region_);
   landings_.push_back({incoming_bytes_, incoming_operation_, std::move(read), copy});
@@ -387,7 +385,7 @@ void Channel::Land(std::shared_ptr<OperationState> read) {
 }
 
 // Whoever deregisters a region may free its memory, so wait for copies into it.
-void Channel::AwaitLandingsIn(const RegionState* region) {
+void LaneEngine::AwaitLandingsIn(const RegionState* region) {
   const Deadline deadline = Deadline::After(kCopyTimeout);
   bool any = false;
   for (const Landing& landing : landings_) {
@@ -400,7 +398,7 @@ void Channel::AwaitLandingsIn(const RegionState* region) {
   if (any) SettleLandings();
 }
 
-void Channel::SettleLandings() {
+void LaneEngine::SettleLandings() {
   while (!landings_.empty() && (!landings_.front().copy || IsOver(*landings_.front().copy))) {
     const Landing landing = std::move(landings_.front());
     const Status landed = landing.copy ? landing.copy->outcome : Ok();

@@ -17,18 +17,36 @@ ConnectionCore::ConnectionCore(const Config& config, RegionTable* regions, Peer 
       regions_(regions),
       peer_(std::move(peer)),
       home_(loops.front()),
+      lane_context_(ContextFor(loops.size())),
       given_up_(loops.size()) {
   for (std::size_t i = 0; i < loops.size(); ++i) {
-    channels_.push_back(std::make_unique<Channel>(this, loops[i], static_cast<std::uint32_t>(i)));
+    lanes_.push_back(std::make_unique<LaneEngine>(lane_context_, this, this, loops[i],
+                                                  static_cast<std::uint32_t>(i)));
   }
-  open_channels_ = channels_.size();
-  lives_.resize(channels_.size());
+  open_lanes_ = lanes_.size();
+  lives_.resize(lanes_.size());
 }
 
 ConnectionCore::~ConnectionCore() = default;
 
+LaneContext ConnectionCore::ContextFor(std::size_t lanes) {
+  LaneContext context;
+  context.config = &config_;
+  context.regions = regions_;
+  context.memory = &memory_;
+  context.sharing = &sharing_;
+  context.connection = this;
+  context.peer = peer_.endpoint;
+  context.peer_name = peer_.name;
+  context.window_bytes = peer_.window_bytes;
+  context.checksums = peer_.checksums;
+  context.lanes = lanes;
+  context.bulk_lanes = lanes - FirstBulkLaneOf(lanes);
+  return context;
+}
+
 void ConnectionCore::SendControlOnLoop(wire::Type type, std::span<const std::byte> body) {
-  channels_.front()->SendSequencedOnLoop(type, 0, body, {}, nullptr);
+  lanes_.front()->SendSequenced(type, 0, body, {}, nullptr);
 }
 
 void ConnectionCore::StartOnLoop() {
@@ -38,7 +56,7 @@ void ConnectionCore::StartOnLoop() {
   if (lost_.load()) return;  // LaneFailed will report it
   next_beat_ = Clock::now();
   for (LaneLife& life : lives_) life.heard_at = next_beat_;
-  OnEveryLane([](Channel& lane) { lane.BeatOnLoop(/*heard=*/false); }, [] {});
+  OnEveryLane([](LaneEngine& lane) { lane.Beat(/*heard=*/false); }, [] {});
   HeartbeatOnLoop();
   if (lane_health_) lane_health_->StartOnLoop();
 }
@@ -108,7 +126,7 @@ bool ConnectionCore::TakeNotification(std::vector<std::byte>* bytes) {
   notifications_.pop_front();
   notification_bytes_ -= bytes->size();
   memory_.RemoveTried(kKeptRecordBytes + bytes->size());
-  // ChannelClosedOnLoop() stores closed_ first, then sets the flag for good under the mutex.
+  // LaneClosedOnLoop() stores closed_ first, then sets the flag for good under the mutex.
   if (notifications_.empty() && !closed()) notification_ready_.Set(false);
   return true;
 }
@@ -170,7 +188,7 @@ void ConnectionCore::BeginSlicesOnLoop(const Op& operation) {
   operation->ledger.Begin(operation->plan->slices.size());
   operation->small = MayGoWithMessagesOnLoop(operation);
   if (operation->small && GoesWithMessagesOnLoop()) {
-    return channels_.front()->AddWorkOnLoop(operation);
+    return lanes_.front()->AddWork(operation);
   }
   DealOnLoop(operation);
 }
@@ -191,8 +209,8 @@ bool ConnectionCore::GoesWithMessagesOnLoop() {
 void ConnectionCore::SendNotificationOnLoop(const Op& operation) {
   operation->phase = OperationState::Phase::kNotify;
   operation->ledger.BeginPulled();
-  channels_.front()->SendSequencedOnLoop(wire::Type::kNotify, operation->id, {},
-                                         operation->notification, operation);
+  lanes_.front()->SendSequenced(wire::Type::kNotify, operation->id, {}, operation->notification,
+                                operation);
 }
 
 void ConnectionCore::PostRoundDone(const Op& operation) {
@@ -261,10 +279,9 @@ void ConnectionCore::AbortOnLoop(const Op& operation, const Error& error) {
 }
 
 void ConnectionCore::AbandonReads(const Op& operation) {
-  for (const auto& channel : channels_) {
-    channel->loop()->Post([self = shared_from_this(), operation, at = channel.get()] {
-      at->AbandonReadsOnLoop(operation);
-    });
+  for (const auto& lane : lanes_) {
+    lane->loop()->Post(
+        [self = shared_from_this(), operation, at = lane.get()] { at->AbandonReads(operation); });
   }
 }
 
@@ -308,9 +325,9 @@ void ConnectionCore::HeartbeatOnLoop() {
   const Clock::duration late = Clock::now() - next_beat_;
   if (late < config_.heartbeat_interval) return BeatOnLoop(Clock::duration::zero());
   // A loop polls its sockets between two tasks.
-  OnEveryLane([](Channel& lane) { lane.LookOnLoop(); },
+  OnEveryLane([](LaneEngine& lane) { lane.Look(); },
               [self = shared_from_this(), late] {
-                self->OnEveryLane([](Channel&) {}, [self, late] { self->BeatOnLoop(late); });
+                self->OnEveryLane([](LaneEngine&) {}, [self, late] { self->BeatOnLoop(late); });
               });
 }
 
@@ -333,7 +350,7 @@ void ConnectionCore::MarkLost(const Error& error, bool peer_closed) {
     if (lost_.load()) return;
     lost_code_ = error.code();
     lost_reason_ = error.message();
-    // Acknowledgements may still arrive on the other lanes, so ChannelClosedOnLoop() logs the
+    // Acknowledgements may still arrive on the other lanes, so LaneClosedOnLoop() logs the
     // close.
     if (peer_closed) unlogged_close_ = before;
     lost_.store(true);
@@ -368,26 +385,26 @@ void ConnectionCore::FailOnLoop(const Error& cause) {
       EndOnLoop(operation, error);
     }
   }
-  for (const auto& channel : channels_) {
-    channel->loop()->Post(
-        [self = shared_from_this(), error, at = channel.get()] { at->CloseOnLoop(error); });
+  for (const auto& lane : lanes_) {
+    lane->loop()->Post([self = shared_from_this(), error, at = lane.get()] { at->Close(error); });
   }
   home_->NotifyWaiters();
 }
 
-void ConnectionCore::PostChannelClosed(Channel* channel) {
-  channel->loop()->Post([self = shared_from_this(), channel] {
-    channel->FreeOnLoop();
-    self->home_->Post([self] { self->ChannelClosedOnLoop(); });
+void ConnectionCore::PostLaneClosed(std::uint32_t index) {
+  LaneEngine* const lane = lanes_[index].get();
+  lane->loop()->Post([self = shared_from_this(), lane] {
+    lane->Free();
+    self->home_->Post([self] { self->LaneClosedOnLoop(); });
   });
 }
 
-void ConnectionCore::ChannelClosedOnLoop() {
-  if (--open_channels_ > 0) return;
+void ConnectionCore::LaneClosedOnLoop() {
+  if (--open_lanes_ > 0) return;
   if (!ending_) {
     // The peer has closed every lane before LaneFailed ran.
     started_ = true;
-    FailOnLoop(*channels_.front()->closed_by());
+    FailOnLoop(*lanes_.front()->closed_by());
   }
   for (const auto& [id, receive] : landing_) regions_->Remove(receive->landing);
   landing_.clear();
@@ -413,7 +430,7 @@ void ConnectionCore::Close(const Error& error) {
     self->MarkLost(error);
     // Every lane sends its acknowledgements before any lane closes: the peer may see the end of one
     // lane first.
-    self->OnEveryLane([](Channel& lane) { lane.FlushDueAckOnLoop(); },
+    self->OnEveryLane([](LaneEngine& lane) { lane.FlushDueAck(); },
                       [self, error] { self->FailOnLoop(error); });
   });
 }
@@ -421,16 +438,16 @@ void ConnectionCore::Close(const Error& error) {
 void ConnectionCore::LaneFailed(const Error& error) {
   MarkLost(error);
   // A loop polls its sockets between two tasks.
-  OnEveryLane([](Channel&) {},
+  OnEveryLane([](LaneEngine&) {},
               [self = shared_from_this(), error] {
-                self->OnEveryLane([](Channel&) {}, [self, error] { self->FailOnLoop(error); });
+                self->OnEveryLane([](LaneEngine&) {}, [self, error] { self->FailOnLoop(error); });
               });
 }
 
 void ConnectionCore::Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then) {
   OnLanes(
-      region->openers.LanesOf(number_),
-      [region](Channel& lane) { lane.RevokeOnLoop(region.get()); }, std::move(then));
+      region->openers.LanesOf(number()), [region](LaneEngine& lane) { lane.Revoke(region.get()); },
+      std::move(then));
 }
 
 void ConnectionCore::TakeBack(const std::shared_ptr<RegionState>& region) {
@@ -439,8 +456,8 @@ void ConnectionCore::TakeBack(const std::shared_ptr<RegionState>& region) {
 
 void ConnectionCore::FailIfHolding(const std::shared_ptr<RegionState>& region,
                                    std::uint64_t lanes) {
-  const auto fail_holder = [this, region](Channel& lane) {
-    if (!lane.HoldsOnLoop(region.get())) return;
+  const auto fail_holder = [this, region](LaneEngine& lane) {
+    if (!lane.Holds(region.get())) return;
     Fail(Error(Code::kPeerLost,
                fmt::format("{} has not acknowledged data that it read from region {}, which is "
                            "being deregistered, for {:.1f} s (FERRY_DRAIN_GRACE); the connection "
@@ -450,23 +467,23 @@ void ConnectionCore::FailIfHolding(const std::shared_ptr<RegionState>& region,
   OnLanes(lanes, fail_holder, [] {});
 }
 
-void ConnectionCore::OnLanes(std::uint64_t lanes, const std::function<void(Channel&)>& work,
+void ConnectionCore::OnLanes(std::uint64_t lanes, const std::function<void(LaneEngine&)>& work,
                              EventLoop::Task then) {
   struct Round {
     std::atomic<std::size_t> left;
     EventLoop::Task then;
   };
-  std::vector<Channel*> chosen;
-  for (const auto& channel : channels_) {
-    if ((lanes >> channel->index() & 1U) != 0) chosen.push_back(channel.get());
+  std::vector<LaneEngine*> chosen;
+  for (const auto& lane : lanes_) {
+    if ((lanes >> lane->index() & 1U) != 0) chosen.push_back(lane.get());
   }
   if (chosen.empty()) return home_->Post(std::move(then));
   auto round = std::make_shared<Round>();  // shared by the lanes' tasks; the last one uses it
   round->left.store(chosen.size());
   round->then = std::move(then);
-  for (Channel* const channel : chosen) {
-    channel->loop()->Post([self = shared_from_this(), work, round, channel] {
-      work(*channel);
+  for (LaneEngine* const lane : chosen) {
+    lane->loop()->Post([self = shared_from_this(), work, round, lane] {
+      work(*lane);
       if (round->left.fetch_sub(1) == 1) self->home_->Post(std::move(round->then));
     });
   }

@@ -19,7 +19,8 @@
 #include "ferry/core/log_limiter.h"
 #include "ferry/core/seeded_hash.h"
 #include "ferry/transfer/counters.h"
-#include "ferry/transfer/engine/channel.h"
+#include "ferry/transfer/engine/lane_engine.h"
+#include "ferry/transfer/engine/lane_owner.h"
 #include "ferry/transfer/engine/matcher.h"
 #include "ferry/transfer/engine/operation_state.h"
 #include "ferry/transfer/engine/operation_table.h"
@@ -32,10 +33,6 @@
 
 namespace ferry::transfer {
 
-// A peer may have at most twice this many reads in flight on one lane.
-inline constexpr std::size_t kMaxReplies = 64;
-inline constexpr std::uint64_t kMaxEagerBytes = 64 * 1024;
-inline constexpr std::uint64_t kMaxNotificationBytes = 64 * 1024;
 // A write or read of host memory up to kMaxSmallBytes uses the first lane, with the messages,
 // unless kMaxSmallDepth of them are already in flight: those of a deep queue count as bulk.
 inline constexpr std::uint64_t kMaxSmallBytes = 64 * 1024;
@@ -61,6 +58,8 @@ inline bool PutsBytesOnTheWire(OperationKind kind) { return kind != OperationKin
 class LaneHealth;
 
 class ConnectionCore final : public SharingHost,
+                             public LaneOwner,
+                             public MessageSink,
                              public std::enable_shared_from_this<ConnectionCore> {
  public:
   // `loops`: one for each lane; the first is the home loop.
@@ -72,17 +71,17 @@ class ConnectionCore final : public SharingHost,
   RegionTable& regions() const noexcept override { return *regions_; }
   const Peer& peer() const noexcept { return peer_; }
   // Sets its number in the endpoint (region_openers.h). Call before the lanes are adopted.
-  void SetNumber(std::uint32_t number) noexcept { number_ = number; }
-  std::uint32_t number() const noexcept override { return number_; }
+  void SetNumber(std::uint32_t number) noexcept { lane_context_.number = number; }
+  std::uint32_t number() const noexcept override { return lane_context_.number; }
   const std::string& peer_name() const noexcept override { return peer_.name; }
   std::uint64_t window_bytes() const noexcept { return peer_.window_bytes; }
   bool checksums() const noexcept { return peer_.checksums; }
-  std::size_t lanes() const noexcept { return channels_.size(); }
+  std::size_t lanes() const noexcept { return lanes_.size(); }
   // With at least three lanes the first one carries messages, notifications and small operations,
   // and lanes from FirstBulkLane() on carry the rest.
-  std::size_t FirstBulkLane() const noexcept { return FirstBulkLaneOf(channels_.size()); }
-  std::size_t bulk_lanes() const noexcept { return channels_.size() - FirstBulkLane(); }
-  Channel& channel(std::size_t index) const noexcept { return *channels_[index]; }
+  std::size_t FirstBulkLane() const noexcept { return FirstBulkLaneOf(lanes_.size()); }
+  std::size_t bulk_lanes() const noexcept { return lanes_.size() - FirstBulkLane(); }
+  LaneEngine& lane(std::size_t index) const noexcept { return *lanes_[index]; }
   EventLoop* home() const noexcept override { return home_; }
   GpuSharing& sharing() noexcept { return sharing_; }
   HeldMemory& memory() noexcept override { return memory_; }
@@ -92,11 +91,11 @@ class ConnectionCore final : public SharingHost,
   // ---- Any thread.
   //
   // Begins an operation, which from then on ends exactly once, also if the connection fails.
-  void Submit(std::shared_ptr<OperationState> operation);
-  void Cancel(std::shared_ptr<OperationState> operation);
+  void Submit(OperationRef operation);
+  void Cancel(OperationRef operation);
   // Called after Submit() once the stream that the operation waits for has reached its mark, or
   // with the error that prevents it.
-  void StreamReached(std::shared_ptr<OperationState> operation, const Status& reached);
+  void StreamReached(OperationRef operation, const Status& reached);
   std::uint64_t NewOperationId() noexcept { return next_operation_.fetch_add(1) + 1; }
   // Operations that have begun and not ended; compared with config.max_operations.
   std::uint32_t in_flight() const noexcept { return in_flight_.load(); }
@@ -105,7 +104,6 @@ class ConnectionCore final : public SharingHost,
   bool was_lost() const { return lost() && LostError().code() != Code::kCancelled; }
   Error LostError() const;
   std::uint64_t refusals() const noexcept { return refusals_.load(); }
-  void CountRefusal(const Error& error);
   // Logs an event that a peer can cause at will; rate-limited.
   void LogLimited(LogFields fields, const std::string& sentence);
   // Fails everything with `error` and closes the lanes; `closed_callback` follows.
@@ -118,7 +116,6 @@ class ConnectionCore final : public SharingHost,
   bool TakeNotification(std::vector<std::byte>* bytes);
   // See Connection::NotificationReadiness(). Any thread.
   Result<UniqueFd> NotificationDescriptor();
-  void CountMismatch() { mismatches_.fetch_add(1, std::memory_order_relaxed); }
   ConnectionCounters Counters() const;
   TrafficCounters Traffic() const;
   // Appends to the event ring.
@@ -135,8 +132,6 @@ class ConnectionCore final : public SharingHost,
   void SetLaneHealth(std::unique_ptr<LaneHealth> lane_health);
   // Whether this side dialed.
   bool called() const noexcept { return lane_health_ != nullptr; }
-  // Called by the lane's loop.
-  void SetLanePath(std::uint32_t index, const net::PathStats& path);
   // Called when a network link of this machine changes.
   void OnLinkChange(const net::LinkChange& change);
   // Called after the region was removed. Makes the lanes that have opened it stop receiving into
@@ -152,53 +147,41 @@ class ConnectionCore final : public SharingHost,
   // Call before StartOnLoop. Runs on the home loop when the last lane is closed.
   void SetClosedCallback(std::function<void()> callback) { closed_callback_ = std::move(callback); }
 
-  // ---- Any lane's loop.
-  //
-  // The operation's current round of slices is complete.
-  void PostRoundDone(const std::shared_ptr<OperationState>& operation);
-  // Fails the connection because one lane failed. Data that has already arrived on the other lanes
-  // is processed first: it may complete operations.
-  void LaneFailed(const Error& error);
-  // The peer closed this lane in order. Data still to come on the other lanes is processed first,
-  // until they end or drain_grace passes.
-  void PeerClosedLane(std::uint32_t index, const Error& error);
-  // The network dropped a lane; a replacement may follow. `loss` is nullopt if the lane was given
-  // up before any frame had arrived over it, which says nothing new about its network path.
-  void LaneLost(std::uint32_t index, const Error& error, std::optional<net::LaneLoss> loss);
-  void OnLaneUp(std::uint32_t index, net::LaneInfo info);
-  // The lane is frozen and will be replaced. `was_heard`: the peer has used it.
-  void LaneFrozen(std::uint32_t index, bool was_heard);
-  // The peer, which accepted the connection and cannot dial, requests a replacement for this lane.
-  void PeerGaveUpLane(std::uint32_t index);
-  // Hands the operation's remaining slices, some of which were returned, to all lanes that may
-  // carry them.
-  void DealAgain(const std::shared_ptr<OperationState>& operation);
-  // Fraction (0 to 1) of all bulk data that this lane carries, from measured rates.
-  double ShareOf(const Channel& channel) const;
-  void PostChannelClosed(Channel* channel);
+  // ---- LaneOwner. Any lane's loop.
+  std::shared_ptr<void> KeepAlive() override { return shared_from_this(); }
+  void OnLaneUp(std::uint32_t index, net::LaneInfo info) override;
+  void LaneLost(std::uint32_t index, const Error& error,
+                std::optional<net::LaneLoss> loss) override;
+  void LaneFrozen(std::uint32_t index, bool was_heard) override;
+  void LaneFailed(const Error& error) override;
+  void PeerClosedLane(std::uint32_t index, const Error& error) override;
+  void PeerGaveUpLane(std::uint32_t index) override;
+  void PostLaneClosed(std::uint32_t index) override;
+  void SetLanePath(std::uint32_t index, const net::PathStats& path) override;
+  void PostRoundDone(const OperationRef& operation) override;
+  void DealAgain(const OperationRef& operation) override;
+  double ShareOf(std::uint32_t index) const override;
+  void CountRefusal(const Error& error) override;
+  void CountMismatch() override { mismatches_.fetch_add(1, std::memory_order_relaxed); }
 
   // ---- Home loop.
   void StartOnLoop();  // requires that all channels have adopted their lanes
-  Status OnMessage(const wire::MessageHeader& header, wire::MetaReader* reader);
-  // Takes the receive that matches the tag. Null if no receive matches; kInvalidArgument if its
-  // buffer is too small.
-  Result<std::shared_ptr<OperationState>> TakeReceiveOnLoop(std::uint64_t tag, std::uint64_t bytes);
-  bool MayKeepOnLoop(std::uint64_t bytes) const;
-  // An RTS arrived: a message that waits at the peer.
-  void TakeRtsOnLoop(std::uint64_t peer_operation, const wire::TagBody& body);
-  // A whole message arrived. `receive`: the receive whose buffer holds it; null if `message` holds
-  // its data.
-  void OnWholeMessage(const std::shared_ptr<OperationState>& receive, ArrivedMessage message,
-                      const Status& intact);
-  // Requeues a receive whose message did not arrive completely; the sender will resend it.
-  void PutBackReceiveOnLoop(const std::shared_ptr<OperationState>& receive);
-  bool MayNotifyOnLoop(std::uint64_t bytes) const;
-  void OnNotification(std::vector<std::byte> bytes);
-  void BecomesRtsOnLoop(const std::shared_ptr<OperationState>& operation);
+  // MessageSink.
+  Status OnMessage(const wire::MessageHeader& header, wire::MetaReader* reader) override;
+  Result<OperationRef> TakeReceive(std::uint64_t tag, std::uint64_t bytes) override;
+  void PutBackReceive(const OperationRef& receive) override;
+  bool MayKeep(std::uint64_t bytes) const override;
+  void TakeRts(std::uint64_t peer_operation, const wire::TagBody& body) override;
+  void OnWholeMessage(const OperationRef& receive, ArrivedMessage message,
+                      const Status& intact) override;
+  bool MayNotify(std::uint64_t bytes) const override;
+  void OnNotification(std::vector<std::byte> bytes) override;
+  void BecomesRts(const OperationRef& operation) override;
 
  private:
-  using Op = std::shared_ptr<OperationState>;
+  using Op = OperationRef;
 
+  LaneContext ContextFor(std::size_t lanes);
   struct Begin;
   void BeginOnLoop(const Op& operation);
   void BeginNowOnLoop(const Op& operation);
@@ -237,11 +220,11 @@ class ConnectionCore final : public SharingHost,
   void CountEndOnLoop(const OperationState& operation, const Status& status);
   void FailOnLoop(const Error& cause);
   void FailIfAllDownOnLoop(const Error& error);
-  void ChannelClosedOnLoop();
+  void LaneClosedOnLoop();
   // Runs `work` on the loop of each lane whose bit is set, then `then` on the home loop.
-  void OnLanes(std::uint64_t lanes, const std::function<void(Channel&)>& work,
+  void OnLanes(std::uint64_t lanes, const std::function<void(LaneEngine&)>& work,
                EventLoop::Task then);
-  void OnEveryLane(const std::function<void(Channel&)>& work, EventLoop::Task then) {
+  void OnEveryLane(const std::function<void(LaneEngine&)>& work, EventLoop::Task then) {
     OnLanes(~std::uint64_t{0}, work, std::move(then));
   }
 
@@ -301,12 +284,12 @@ class ConnectionCore final : public SharingHost,
   RegionTable* const regions_;
   const Peer peer_;
   EventLoop* const home_;
-  std::uint32_t number_ = kNoConnection;
   HeldMemory memory_;
-  std::vector<std::unique_ptr<Channel>> channels_;
+  GpuSharing sharing_{this};
+  LaneContext lane_context_;
+  std::vector<std::unique_ptr<LaneEngine>> lanes_;
   std::function<void()> closed_callback_;
   LogLimiter* refusal_log_ = nullptr;
-  GpuSharing sharing_{this};
   mutable std::mutex infos_mutex_;
   struct LaneRecord {
     net::LaneInfo info;
@@ -349,7 +332,7 @@ class ConnectionCore final : public SharingHost,
   bool deal_rest_due_ = false;         // a task that redistributes slices is posted
   Matcher matcher_;
   std::uint64_t kept_bytes_ = 0;  // bytes kept by the matcher, as charged to memory_
-  std::size_t open_channels_ = 0;
+  std::size_t open_lanes_ = 0;
   Clock::time_point next_check_ = Clock::time_point::max();
   EventLoop::TimerId check_timer_ = 0;
   EventLoop::TimerId heartbeat_timer_ = 0;

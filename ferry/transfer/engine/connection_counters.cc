@@ -31,7 +31,7 @@ TrafficCounters ConnectionCore::Traffic() const {
     }
     counts.begun = operation_counts_[kind].begun.get();
   }
-  for (const auto& channel : channels_) traffic.lanes += channel->Traffic();
+  for (const auto& lane : lanes_) traffic.lanes += lane->Traffic();
   traffic.lanes_lost = lanes_lost_.load(std::memory_order_relaxed);
   traffic.lanes_replaced = lanes_replaced_.load(std::memory_order_relaxed);
   traffic.lane_stalls = lane_stalls_.load(std::memory_order_relaxed);
@@ -59,8 +59,8 @@ ConnectionCounters ConnectionCore::Counters() const {
   }
   // The lanes may have no info yet, while the connection is brought up.
   for (std::size_t i = 0; i < counters.lanes.size(); ++i) {
-    counters.lanes[i].traffic = channels_[i]->Traffic();
-    counters.lanes[i].rate = channels_[i]->rate();
+    counters.lanes[i].traffic = lanes_[i]->Traffic();
+    counters.lanes[i].rate = lanes_[i]->rate();
   }
   counters.traffic = Traffic();
   return counters;

@@ -16,7 +16,7 @@
 // Acknowledgements of the lane's TCP count, too: a slice may take longer than the grace. The limit
 // for all of that is peer_timeout, after which a completely silent peer is given up anyway. A lane
 // has at most as many bytes in flight as it carried within the last drain_grace
-// (Channel::MeasureDrain), or one slice; only a new lane, whose rate is unknown, has more.
+// (LaneEngine::MeasureDrain), or one slice; only a new lane, whose rate is unknown, has more.
 namespace ferry::transfer {
 
 // The answers of the lanes; each lane writes its own entries.
@@ -38,10 +38,10 @@ void ConnectionCore::DrainOnLoop(const Op& operation) {
 }
 
 void ConnectionCore::AskLanesOnLoop() {
-  for (const auto& channel : channels_) {
-    channel->loop()->Post([self = shared_from_this(), at = channel.get()] {
-      at->DropStoppedOnLoop();
-      at->ProbeOnLoop();
+  for (const auto& lane : lanes_) {
+    lane->loop()->Post([self = shared_from_this(), at = lane.get()] {
+      at->DropStopped();
+      at->Probe();
     });
   }
 }
@@ -55,13 +55,13 @@ void ConnectionCore::ScheduleDrainLookOnLoop(const Op& operation) {
 }
 
 void ConnectionCore::LookAtDrainOnLoop(const Op& operation) {
-  operations_.SetDue(operation->id, Deadline::Never());       // until the lanes have answered
-  auto look = std::make_shared<DrainLook>(channels_.size());  // shared by the lanes' tasks
+  operations_.SetDue(operation->id, Deadline::Never());    // until the lanes have answered
+  auto look = std::make_shared<DrainLook>(lanes_.size());  // shared by the lanes' tasks
   OnEveryLane(
-      [operation, look](Channel& lane) {
-        const bool holds = lane.HoldsOperationOnLoop(operation.get());
+      [operation, look](LaneEngine& lane) {
+        const bool holds = lane.HoldsOperation(operation.get());
         look->holds[lane.index()] = holds;
-        look->acknowledged[lane.index()] = holds ? lane.AcknowledgedOnLoop() : 0;
+        look->acknowledged[lane.index()] = holds ? lane.Acknowledged() : 0;
       },
       [self = shared_from_this(), operation, look] { self->JudgeDrainOnLoop(operation, *look); });
 }

@@ -52,18 +52,18 @@ void ConnectionCore::SetLaneHealth(std::unique_ptr<LaneHealth> lane_health) {
 
 // ---- which lanes carry what ---------------------------------------------------------------------
 
-double ConnectionCore::ShareOf(const Channel& channel) const {
+double ConnectionCore::ShareOf(std::uint32_t index) const {
   const auto lanes = static_cast<double>(bulk_lanes());
   // The first lane, while it replaces all lanes for bulk.
-  if (channel.index() < FirstBulkLane()) return 1 / lanes;
+  if (index < FirstBulkLane()) return 1 / lanes;
   std::uint64_t sum = 0;
   std::size_t known = 0;
-  for (std::size_t i = FirstBulkLane(); i < channels_.size(); ++i) {
-    const std::uint64_t rate = channels_[i]->rate();
+  for (std::size_t i = FirstBulkLane(); i < lanes_.size(); ++i) {
+    const std::uint64_t rate = lanes_[i]->rate();
     sum += rate;
     known += rate > 0 ? 1 : 0;
   }
-  const std::uint64_t own = channel.rate();
+  const std::uint64_t own = lanes_[index]->rate();
   // Lanes with unknown rates count as the mean of the others.
   if (own == 0 || known == 0) return 1 / lanes;
   return static_cast<double>(own) / static_cast<double>(sum) * static_cast<double>(known) / lanes;
@@ -86,31 +86,28 @@ bool ConnectionCore::BulkIsDownOnLoop() const {
 void ConnectionCore::DealOnLoop(const Op& operation) {
   const bool none_is_up = BulkIsDownOnLoop();
   const std::size_t slices = operation->plan->slices.size();
-  std::vector<Channel*> chosen;
-  for (std::size_t i = FirstBulkLane(); i < channels_.size() && chosen.size() < slices; ++i) {
-    if (lives_[i].up || none_is_up) chosen.push_back(channels_[i].get());
+  std::vector<LaneEngine*> chosen;
+  for (std::size_t i = FirstBulkLane(); i < lanes_.size() && chosen.size() < slices; ++i) {
+    if (lives_[i].up || none_is_up) chosen.push_back(lanes_[i].get());
   }
   for (std::size_t i = chosen.size(); i-- > 0;) {
     EventLoop* const loop = chosen[i]->loop();
-    auto add = [self = shared_from_this(), operation, at = chosen[i]] {
-      at->AddWorkOnLoop(operation);
-    };
+    auto add = [self = shared_from_this(), operation, at = chosen[i]] { at->AddWork(operation); };
     loop == home_ ? add() : loop->Post(std::move(add));
   }
-  if (none_is_up && FirstBulkLane() > 0) channels_.front()->AddWorkOnLoop(operation);
+  if (none_is_up && FirstBulkLane() > 0) lanes_.front()->AddWork(operation);
 }
 
 // Handed to all lanes: any of them may be the first to have room.
 void ConnectionCore::DealAgain(const Op& operation) {
   home_->Post([self = shared_from_this(), operation] {
     if (operation->small || self->BulkIsDownOnLoop()) {
-      self->channels_.front()->AddWorkOnLoop(operation);
+      self->lanes_.front()->AddWork(operation);
     }
   });
-  for (std::size_t i = FirstBulkLane(); i < channels_.size(); ++i) {
-    channels_[i]->loop()->Post([self = shared_from_this(), operation, at = channels_[i].get()] {
-      at->AddWorkOnLoop(operation);
-    });
+  for (std::size_t i = FirstBulkLane(); i < lanes_.size(); ++i) {
+    lanes_[i]->loop()->Post(
+        [self = shared_from_this(), operation, at = lanes_[i].get()] { at->AddWork(operation); });
   }
 }
 
@@ -214,10 +211,10 @@ void ConnectionCore::SuspectOnLoop(std::uint32_t index, const char* why) {
   // work.
   wire::JoinBody body;
   body.lane = static_cast<std::uint16_t>(index);
-  for (std::size_t i = 0; i < channels_.size(); ++i) {
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
     if (i == index || !lives_[i].up) continue;
-    channels_[i]->loop()->Post([self = shared_from_this(), body, at = channels_[i].get()] {
-      at->SendPlainOnLoop(wire::Type::kLaneLost, 0, std::as_bytes(std::span(&body, 1)));
+    lanes_[i]->loop()->Post([self = shared_from_this(), body, at = lanes_[i].get()] {
+      at->SendPlain(wire::Type::kLaneLost, 0, std::as_bytes(std::span(&body, 1)));
     });
   }
 }
@@ -254,23 +251,22 @@ void ConnectionCore::CountStallOnLoop(std::uint32_t index, Clock::duration silen
 
 // Limits how long operations wait for a lane that cannot be replaced while the other lanes work.
 void ConnectionCore::FailIfStuckOnLoop(std::uint32_t index, Clock::duration silent) {
-  channels_[index]->loop()->Post(
-      [self = shared_from_this(), index, silent, at = channels_[index].get()] {
-        if (!at->HoldsWorkOnLoop()) return;
-        self->Fail(Error(
-            Code::kPeerLost,
-            fmt::format("lane {} to {} has been unusable for {:.1f} s and could not be replaced, "
-                        "so operations in flight on it cannot end (FERRY_PEER_TIMEOUT); check that "
-                        "new connections to the peer succeed, and reconnect",
-                        index, self->peer_name(), Seconds(silent))));
-      });
+  lanes_[index]->loop()->Post([self = shared_from_this(), index, silent, at = lanes_[index].get()] {
+    if (!at->HoldsWork()) return;
+    self->Fail(Error(
+        Code::kPeerLost,
+        fmt::format("lane {} to {} has been unusable for {:.1f} s and could not be replaced, "
+                    "so operations in flight on it cannot end (FERRY_PEER_TIMEOUT); check that "
+                    "new connections to the peer succeed, and reconnect",
+                    index, self->peer_name(), Seconds(silent))));
+  });
 }
 
 // Separate from the heartbeat's record, because drain checks run between heartbeats, too.
 void ConnectionCore::NoticeLanesOnLoop() {
   const auto now = Clock::now();
   for (std::size_t i = 0; i < lives_.size(); ++i) {
-    const std::uint64_t bytes = channels_[i]->BytesReceived();
+    const std::uint64_t bytes = lanes_[i]->BytesReceived();
     if (std::exchange(lives_[i].noticed_bytes, bytes) != bytes) lives_[i].noticed_at = now;
   }
 }
@@ -298,7 +294,7 @@ Clock::time_point ConnectionCore::BeatLanesOnLoop(Clock::time_point now, Clock::
     if (missed > Clock::duration::zero() && !std::exchange(life.excused, true)) {
       life.heard_at += missed;
     }
-    const std::uint64_t bytes = channels_[i]->BytesReceived();
+    const std::uint64_t bytes = lanes_[i]->BytesReceived();
     const bool heard = std::exchange(life.heard_bytes, bytes) != bytes;
     if (heard) {
       life.heard_at = now;
@@ -313,8 +309,8 @@ Clock::time_point ConnectionCore::BeatLanesOnLoop(Clock::time_point now, Clock::
     if (silent && !life.stalled) CountStallOnLoop(i, now - life.heard_at);
     life.stalled = silent;
     if (silent) SuspectOnLoop(i, "has been silent");
-    channels_[i]->loop()->Post(
-        [self = shared_from_this(), at = channels_[i].get(), heard] { at->BeatOnLoop(heard); });
+    lanes_[i]->loop()->Post(
+        [self = shared_from_this(), at = lanes_[i].get(), heard] { at->Beat(heard); });
   }
   if (now - latest >= lane_timeout && IsAbandonedOnLoop()) {
     FailOnLoop(Error(

@@ -16,14 +16,14 @@
 namespace ferry::transfer {
 namespace {
 
-void SendOutcome(Channel* channel, wire::Type type, std::uint64_t operation_id,
+void SendOutcome(LaneEngine* lane, wire::Type type, std::uint64_t operation_id,
                  const Status& status) {
   wire::RefuseBody body;
   body.code = status ? 0 : static_cast<std::uint8_t>(status.error().code());
   std::vector<std::byte> bytes;
   wire::Append(&bytes, body);
   if (!status) wire::AppendText(&bytes, status.error().message());
-  channel->SendSequencedOnLoop(type, operation_id, bytes, {}, nullptr);
+  lane->SendSequenced(type, operation_id, bytes, {}, nullptr);
 }
 
 Error TooShort(const OperationState& receive, std::uint64_t tag, std::uint64_t bytes) {
@@ -43,7 +43,7 @@ void ConnectionCore::BeginSendOnLoop(const Op& operation) {
   // GPU memory is staged slice by slice, like a write.
   if (operation->stager != nullptr ||
       operation->message.size() > std::min(config_.eager_bytes, kMaxEagerBytes)) {
-    if (!channels_.front()->MaySendRtsOnLoop()) {
+    if (!lanes_.front()->MaySendRts()) {
       return EndOnLoop(operation,
                        Error(Code::kUnavailable,
                              fmt::format("too many earlier messages to {} are unacknowledged, "
@@ -51,19 +51,19 @@ void ConnectionCore::BeginSendOnLoop(const Op& operation) {
                                          peer_name())));
     }
     operation->phase = OperationState::Phase::kRtsSent;
-    channels_.front()->SendSequencedOnLoop(wire::Type::kRts, operation->id, wire::BytesOf(body), {},
-                                           nullptr);
+    lanes_.front()->SendSequenced(wire::Type::kRts, operation->id, wire::BytesOf(body), {},
+                                  nullptr);
     return;
   }
   operation->phase = OperationState::Phase::kMessage;
   operation->ledger.BeginPulled();
-  channels_.front()->SendSequencedOnLoop(wire::Type::kSend, operation->id, wire::BytesOf(body),
-                                         operation->message, operation);
+  lanes_.front()->SendSequenced(wire::Type::kSend, operation->id, wire::BytesOf(body),
+                                operation->message, operation);
 }
 
 // The receiver had no room for the eager message and keeps only its envelope. Its CTS or FIN may
 // have arrived before the refusal was processed here.
-void ConnectionCore::BecomesRtsOnLoop(const Op& operation) {
+void ConnectionCore::BecomesRts(const Op& operation) {
   const bool stopped = operation->ledger.Resolve() && operation->ledger.error().has_value();
   if (stopped) {
     SendFinOnLoop(operation->id, *operation->ledger.error());
@@ -113,11 +113,11 @@ void ConnectionCore::WriteRequestedOnLoop(const Op& operation, const wire::CtsBo
 }
 
 void ConnectionCore::SendFinOnLoop(std::uint64_t operation_id, const Status& status) {
-  SendOutcome(channels_.front().get(), wire::Type::kFin, operation_id, status);
+  SendOutcome(lanes_.front().get(), wire::Type::kFin, operation_id, status);
 }
 
 void ConnectionCore::SendDeclinedOnLoop(std::uint64_t operation_id, const Status& status) {
-  SendOutcome(channels_.front().get(), wire::Type::kDeclined, operation_id, status);
+  SendOutcome(lanes_.front().get(), wire::Type::kDeclined, operation_id, status);
 }
 
 // ---- receiving ----------------------------------------------------------------------------------
@@ -218,8 +218,8 @@ void ConnectionCore::SendCtsOnLoop(const Op& receive, const ArrivedMessage& mess
   const wire::CtsBody body{
       {receive->landing->id, receive->landing->generation, receive->landing->token},
       stager ? stager->slot_bytes() : ~std::uint64_t{0}};
-  channels_.front()->SendSequencedOnLoop(wire::Type::kCts, message.peer_operation,
-                                         wire::BytesOf(body), {}, nullptr);
+  lanes_.front()->SendSequenced(wire::Type::kCts, message.peer_operation, wire::BytesOf(body), {},
+                                nullptr);
 }
 
 // The receive ends only when no lane is inside its buffer any more, whatever the FIN says.
@@ -291,7 +291,7 @@ void ConnectionCore::AbortReceiveOnLoop(const Op& operation, const Error& error)
     return;
   }
   if (!operation->landing) {  // a small message that is arriving
-    channels_.front()->DropMessageOnLoop(operation.get());
+    lanes_.front()->DropMessage(operation.get());
     return EndOnLoop(operation, error);
   }
   operation->abort_error = error;
@@ -301,8 +301,7 @@ void ConnectionCore::AbortReceiveOnLoop(const Op& operation, const Error& error)
          [self = shared_from_this(), operation, error] { self->EndOnLoop(operation, error); });
 }
 
-Result<std::shared_ptr<OperationState>> ConnectionCore::TakeReceiveOnLoop(std::uint64_t tag,
-                                                                          std::uint64_t bytes) {
+Result<OperationRef> ConnectionCore::TakeReceive(std::uint64_t tag, std::uint64_t bytes) {
   Op receive = matcher_.TakeReceive(tag);
   if (!receive) return receive;
   receive->received_tag = tag;
@@ -316,12 +315,12 @@ Result<std::shared_ptr<OperationState>> ConnectionCore::TakeReceiveOnLoop(std::u
   return receive;
 }
 
-void ConnectionCore::PutBackReceiveOnLoop(const Op& receive) {
+void ConnectionCore::PutBackReceive(const Op& receive) {
   receive->phase = OperationState::Phase::kPosted;
   matcher_.PutBack(receive);
 }
 
-bool ConnectionCore::MayKeepOnLoop(std::uint64_t bytes) const {
+bool ConnectionCore::MayKeep(std::uint64_t bytes) const {
   return matcher_.kept_bytes() + bytes <= config_.unexpected_bytes &&
          matcher_.kept_messages() < config_.max_operations &&
          memory_.HasRoom(kKeptRecordBytes + bytes);
@@ -358,11 +357,11 @@ Status ConnectionCore::OnRts(const wire::MessageHeader& header, wire::MetaReader
   if (!reader->Read(&body) || body.bytes == 0) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed RTS", peer_name()));
   }
-  TakeRtsOnLoop(header.operation, body);
+  TakeRts(header.operation, body);
   return Ok();
 }
 
-void ConnectionCore::TakeRtsOnLoop(std::uint64_t peer_operation, const wire::TagBody& body) {
+void ConnectionCore::TakeRts(std::uint64_t peer_operation, const wire::TagBody& body) {
   ArrivedMessage message{body.tag, body.bytes, peer_operation, /*announced=*/true, {}};
   if (const Op receive = matcher_.TakeReceive(body.tag)) {
     TakeMessageOnLoop(receive, std::move(message));
@@ -387,7 +386,7 @@ void ConnectionCore::OnWholeMessage(const Op& receive, ArrivedMessage message,
 
 // ---- notifications and the rest -----------------------------------------------------------------
 
-bool ConnectionCore::MayNotifyOnLoop(std::uint64_t bytes) const {
+bool ConnectionCore::MayNotify(std::uint64_t bytes) const {
   const std::lock_guard lock(notifications_mutex_);
   return notification_bytes_ + bytes <= config_.notification_bytes &&
          notifications_.size() < config_.max_operations &&

@@ -340,7 +340,7 @@ void EndpointCore::BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connecti
   infos.reserve(lanes.size());
   for (const auto& lane : lanes) infos.push_back(lane->Info());
   connection->SetLaneInfos(std::move(infos));
-  for (std::size_t i = lanes.size(); i-- > 0;) connection->channel(i).Adopt(std::move(lanes[i]));
+  for (std::size_t i = lanes.size(); i-- > 0;) connection->lane(i).Adopt(std::move(lanes[i]));
   connection->home()->Post([connection] { connection->StartOnLoop(); });
   if (closing_.load()) {
     connection->Fail(Error(Code::kCancelled, "this endpoint was closed"));

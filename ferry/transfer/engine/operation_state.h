@@ -22,9 +22,8 @@ namespace ferry::transfer {
 
 struct StagedCopy;
 
-// What the engine knows of one operation. Shared between the caller's Operation, the connection's
-// table and the lanes that carry its slices. Fields without a note are set before the operation is
-// handed to the loop and then only read.
+// What the engine knows of one operation. Shared (OperationRef). Fields without a note are set
+// before the operation is handed to the loop and then only read.
 struct OperationState {
   OperationKind kind = OperationKind::kWrite;
   std::uint64_t id = 0;
@@ -83,5 +82,9 @@ struct OperationState {
   // Sets the outcome, once. `result` is the operation's end for the caller.
   void Complete(Status result);
 };
+
+// Shared between the caller's Operation, the connection's table, the matcher (a posted receive),
+// the lanes that have or may pull slices of it, and tasks on their loops.
+using OperationRef = std::shared_ptr<OperationState>;
 
 }  // namespace ferry::transfer

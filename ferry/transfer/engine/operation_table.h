@@ -20,7 +20,7 @@ namespace ferry::transfer {
 // except for cache misses. Memory that many operations needed is freed after they end.
 class OperationTable {
  public:
-  using Op = std::shared_ptr<OperationState>;
+  using Op = OperationRef;
 
   // `operation->id` must be new.
   void Insert(const Op& operation, Deadline due);

@@ -18,7 +18,7 @@
 namespace ferry::transfer {
 
 // A copy between a slot and GPU memory, or between GPUs, with everything that must outlive it.
-// Owners: the channel, which may drop it at any time, and the stager.
+// Owners: the lane, which may drop it at any time, and the stager.
 struct StagedCopy {
   StageSlot slot;
   RegionPin pin;                           // for an access by a peer

@@ -124,11 +124,11 @@ Status Rejoin::OnHeard(const wire::MessageHeader& header, wire::MetaReader* read
           connection_->peer_name(), wire::TypeName(header.type)));
 }
 
-// The channel lives on its lane's loop, so freezing takes a task there and one back.
+// The lane lives on its lane's loop, so freezing takes a task there and one back.
 void Rejoin::FreezeOnLoop() {
-  Channel& channel = connection_->channel(lane_);
-  channel.loop()->Post([self = shared_from_this(), &channel] {
-    auto progress = channel.FreezeOnLoop(self->attempt_);
+  LaneEngine& lane = connection_->lane(lane_);
+  lane.loop()->Post([self = shared_from_this(), &lane] {
+    auto progress = lane.Freeze(self->attempt_);
     self->connection_->home()->Post(
         [self, progress = std::move(progress)]() mutable { self->OnFrozen(std::move(progress)); });
   });
@@ -149,13 +149,13 @@ void Rejoin::FinishIfReady() {
   connection_->home()->Post([self = shared_from_this()] { self->FinishOnLoop(); });
 }
 
-// The lane changes loops here: it is parked until the channel's loop attaches it.
+// The lane changes loops here: it is parked until the lane's loop attaches it.
 void Rejoin::FinishOnLoop() {
   if (state_ == State::kOver) return;
-  Channel& channel = connection_->channel(lane_);
-  auto parked = std::make_unique<ParkedLane>(hello_exchange_->ReleaseLane(), channel.loop());
-  channel.loop()->Post([self = shared_from_this(), &channel, parked = std::move(parked)]() mutable {
-    channel.ReviveOnLoop(self->attempt_, std::move(parked), self->peer_);
+  LaneEngine& lane = connection_->lane(lane_);
+  auto parked = std::make_unique<ParkedLane>(hello_exchange_->ReleaseLane(), lane.loop());
+  lane.loop()->Post([self = shared_from_this(), &lane, parked = std::move(parked)]() mutable {
+    lane.Revive(self->attempt_, std::move(parked), self->peer_);
   });
   EndOnLoop(std::nullopt);
 }

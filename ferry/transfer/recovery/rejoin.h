@@ -54,7 +54,7 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
   void EndOnLoop(const std::optional<Error>& error);
 
   EndpointCore* const endpoint_;
-  // Kept until the end: owns the channel that is being frozen.
+  // Kept until the end: owns the lane that is being frozen.
   std::shared_ptr<ConnectionCore> connection_;
   LaneHealth* const lane_health_;  // until kOver
   const std::uint32_t lane_;

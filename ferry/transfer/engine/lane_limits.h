@@ -18,6 +18,8 @@ constexpr std::uint64_t AnswerCost(std::uint64_t blocks) { return 640 + 24 * blo
 constexpr std::uint64_t AskBudget(std::size_t lanes) {
   return std::max<std::uint64_t>(6 * kKiB, 192 * kKiB / lanes);
 }
+// A peer may have at most twice this many reads in flight on one lane.
+inline constexpr std::size_t kMaxReplies = 64;
 // Cost of the record of an answer, until the peer acknowledges the answer.
 inline constexpr std::uint64_t kRecordBytes = 128;
 // Cost of a frame without its metadata.

@@ -14,6 +14,7 @@
 #include "ferry/core/event_loop.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/counters.h"
+#include "ferry/transfer/engine/lane_owner.h"
 #include "ferry/transfer/engine/operation_state.h"
 #include "ferry/transfer/engine/refusal_log.h"
 #include "ferry/transfer/engine/work_queue.h"
@@ -24,7 +25,6 @@
 
 namespace ferry::transfer {
 
-class ConnectionCore;
 class ParkedLane;
 
 // The checksum of the bytes of all pieces, one after the other.
@@ -37,10 +37,12 @@ std::uint32_t Crc32cOf(std::span<const iovec> pieces);
 // Lives on one event loop: all methods must run on that loop, apart from loop(), index() and those
 // marked "Any thread". None of them blocks, except that a lane that freezes or closes waits for GPU
 // copies in flight, normally well under 1 ms. The connection calls in by posting to the loop.
-class Channel final : private net::LaneHandler, private EventLoop::Deferred {
+class LaneEngine final : private net::LaneHandler, private EventLoop::Deferred {
  public:
-  Channel(ConnectionCore* connection, EventLoop* loop, std::uint32_t index);
-  ~Channel();
+  // `messages`: used by the first lane only. All must outlive the lane.
+  LaneEngine(const LaneContext& context, LaneOwner* owner, MessageSink* messages, EventLoop* loop,
+             std::uint32_t index);
+  ~LaneEngine();
 
   EventLoop* loop() const noexcept { return loop_; }
   std::uint32_t index() const noexcept { return index_; }
@@ -56,65 +58,63 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   // Runs once per heartbeat interval. Reports the lane's path statistics to the connection and
   // reads bytes that the lane has left in the kernel to save wake-ups. Unless the lane was `heard`
   // since the last call, sends a ping.
-  void BeatOnLoop(bool heard);
+  void Beat(bool heard);
   // In the next turn of the loop, reads the rest of a payload that waits in the socket.
-  void LookOnLoop();
+  void Look();
 
   // Sends a ping, unless frames that the peer must answer are already in flight.
-  void ProbeOnLoop();
+  void Probe();
 
   // Pulls slices from the operation's ledger until the ledger is empty.
-  void AddWorkOnLoop(std::shared_ptr<OperationState> operation);
+  void AddWork(OperationRef operation);
   // Stops waiting for read data of the operation and releases the operation's memory. Data that
   // arrives later is dropped.
-  void AbandonReadsOnLoop(const std::shared_ptr<OperationState>& operation);
+  void AbandonReads(const OperationRef& operation);
   // Stops receiving into the region's memory, and refuses reads of it whose data has not been
   // copied yet.
-  void RevokeOnLoop(const RegionState* region);
+  void Revoke(const RegionState* region);
   // Resolves slices of stopped operations that still wait for a staging slot.
-  void DropStoppedOnLoop();
+  void DropStopped();
   // Whether frames in flight still reference the region's memory. Resets the lane first if it is
   // frozen, so that the kernel stops reading that memory.
-  bool HoldsOnLoop(const RegionState* region);
+  bool Holds(const RegionState* region);
   // Whether the operation waits for an acknowledgement or for data over this lane or its
   // replacement.
-  bool HoldsOperationOnLoop(const OperationState* operation) const;
+  bool HoldsOperation(const OperationState* operation) const;
   // A number that changes whenever the peer, or the peer's kernel, acknowledges more bytes.
-  std::uint64_t AcknowledgedOnLoop() const;
+  std::uint64_t Acknowledged() const;
   // Whether some operation waits for this lane or its replacement and for no other lane.
-  bool HoldsWorkOnLoop() const;
+  bool HoldsWork() const;
   // Whether a further RTS may be sent: false while the peer leaves too many frames unacknowledged.
   // The limit is needed because nothing else bounds messages whose send has ended before that.
-  bool MaySendRtsOnLoop() const { return kept_ < MaxSequenced(); }
+  bool MaySendRts() const { return kept_ < MaxSequenced(); }
   // Sends a sequenced frame with a one-piece payload. If `operation` is set, the acknowledgement
   // resolves one slice of its ledger, and the frame keeps the operation, which owns `payload`,
   // alive until then.
-  void SendSequencedOnLoop(wire::Type type, std::uint64_t operation_id,
-                           std::span<const std::byte> body, std::span<const std::byte> payload,
-                           std::shared_ptr<OperationState> operation);
+  void SendSequenced(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,
+                     std::span<const std::byte> payload, OperationRef operation);
   // Sends a frame without acknowledgement and payload. An ACK, ping or pong that is already queued
   // stands for later ones, so that frames do not pile up for a peer that does not read.
-  void SendPlainOnLoop(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,
-                       std::string_view text = {});
+  void SendPlain(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,
+                 std::string_view text = {});
   // Stops using the current lane: nothing is sent, received or written to memory over it
   // afterwards. Returns nullopt if a later attempt to replace the lane has started, or if the
   // connection has ended.
-  std::optional<LaneProgress> FreezeOnLoop(std::uint32_t attempt);
+  std::optional<LaneProgress> Freeze(std::uint32_t attempt);
   // Replaces the lane frozen by this attempt with `lane`. Resends messages that the peer has not
   // processed, and returns unfinished slices to their ledgers, from where any lane may pull them.
-  void ReviveOnLoop(std::uint32_t attempt, std::unique_ptr<ParkedLane> lane,
-                    const LaneProgress& peer);
+  void Revive(std::uint32_t attempt, std::unique_ptr<ParkedLane> lane, const LaneProgress& peer);
   // Sends a delayed acknowledgement now; on return the kernel has it.
-  void FlushDueAckOnLoop();
+  void FlushDueAck();
   // Stops writing an arriving message into the receive's buffer; the message is dropped.
-  void DropMessageOnLoop(const OperationState* receive);
+  void DropMessage(const OperationState* receive);
   // Closes the lane and fails everything that waits on it with `error`, then notifies the
   // connection on its home loop. Idempotent.
-  void CloseOnLoop(const Error& error);
+  void Close(const Error& error);
   // Why the lane closed; set once the connection has been notified.
   const std::optional<Error>& closed_by() const noexcept { return closed_by_; }
-  // Frees the buffers of a lane in use. Call after CloseOnLoop, outside the lane's callbacks.
-  void FreeOnLoop();
+  // Frees the buffers of a lane in use. Call after Close, outside the lane's callbacks.
+  void Free();
 
  private:
   struct Frame final : net::OutFrame {
@@ -138,7 +138,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   // Both matter: a peer may refuse a frame, which counts as processed, after it has read only the
   // metadata.
   struct Unacked {
-    std::shared_ptr<OperationState> operation;  // null: nothing waits for it
+    OperationRef operation;  // null: nothing waits for it
     std::uint64_t bytes = 0;
     std::uint32_t slice = 0;    // of a kWrite or kCopy
     Frame* frame = nullptr;     // where the frame is kept
@@ -153,7 +153,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
     std::shared_ptr<StagedCopy> staged = nullptr;
   };
   struct ReadSlice {
-    std::shared_ptr<OperationState> operation;  // null once abandoned: the data is dropped
+    OperationRef operation;  // null once abandoned: the data is dropped
     std::uint64_t operation_id = 0;
     std::uint32_t slice = 0;
     std::uint64_t bytes = 0;
@@ -175,10 +175,10 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   struct Landing {
     std::uint64_t bytes = 0;
     std::uint64_t operation = 0;
-    std::shared_ptr<OperationState> read;  // a kReadData: the read that owns the slice
-    std::shared_ptr<StagedCopy> copy;      // null: waits its turn; shared with the stager
-    std::uint64_t copied = 0;              // bytes of a kCopy
-    std::size_t blocks = 0;                // blocks of a kCopy
+    OperationRef read;                 // a kReadData: the read that owns the slice
+    std::shared_ptr<StagedCopy> copy;  // null: waits its turn; shared with the stager
+    std::uint64_t copied = 0;          // bytes of a kCopy
+    std::size_t blocks = 0;            // blocks of a kCopy
   };
   // Once this many sequenced frames are unacknowledged, the acknowledgement is no longer delayed
   // until the loop is idle: the peer keeps a record of each.
@@ -203,13 +203,13 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   Status ApplyProgress(const LaneProgress& peer);
   void ReclaimFrames(std::deque<Unacked>* unfinished);
   void SendAgainOnLoop(std::deque<Unacked> unfinished);
-  void GiveBack(const std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>>& all);
+  void GiveBack(const std::vector<std::pair<OperationRef, std::uint32_t>>& all);
   void ReplaceLane(std::unique_ptr<net::Lane> lane);
   void ApplyRefusal(Unacked* frame, const Error& error);
 
   // channel_stage.cc
   bool MayStage() const;
-  void StageWrite(const std::shared_ptr<OperationState>& operation, std::uint32_t slice);
+  void StageWrite(const OperationRef& operation, std::uint32_t slice);
   void StageAnswer(Frame* frame, RegionPin pin, std::uint32_t slice);
   static const RegionPin& PinOf(const Staged& staged);
   void RefuseWaiting(const RegionState* region);
@@ -224,16 +224,16 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   void LetGoOfSlot(Holder* holder);
   Result<net::Placement> PlaceInSlot(Stager* stager, std::uint64_t payload_bytes);
   void OnSlotToLand(Stager* stager, StageSlot slot);
-  void Land(std::shared_ptr<OperationState> read);
+  void Land(OperationRef read);
   void AwaitLandingsIn(const RegionState* region);
   void SettleLandings();
   void AwaitCopies();
-  void DropOutbox(std::vector<std::pair<std::shared_ptr<OperationState>, std::uint32_t>>* unsent);
+  void DropOutbox(std::vector<std::pair<OperationRef, std::uint32_t>>* unsent);
   void OnCopiesOver();
   UniqueFunction<void()> TellOfCopies();
 
   // channel_copy.cc
-  void SendCopy(const std::shared_ptr<OperationState>& operation, std::uint32_t slice);
+  void SendCopy(const OperationRef& operation, std::uint32_t slice);
   Result<net::Placement> OnCopy(const wire::MessageHeader& header, wire::MetaReader* reader);
   Result<net::Placement> OnSharing(const wire::MessageHeader& header, wire::MetaReader* reader);
 
@@ -249,8 +249,8 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   std::size_t MaxSequenced() const;
   bool MayRead(const OperationState& operation) const;
   bool MayCopy(const OperationState& operation) const;
-  void SendWriteSlice(const std::shared_ptr<OperationState>& operation, std::uint32_t slice);
-  void SendReadRequest(const std::shared_ptr<OperationState>& operation, std::uint32_t slice);
+  void SendWriteSlice(const OperationRef& operation, std::uint32_t slice);
+  void SendReadRequest(const OperationRef& operation, std::uint32_t slice);
   ReadSlice TakeReading();
   Frame* NewFrame(wire::Type type, std::uint64_t operation_id);
   void SendFrame(Frame* frame);
@@ -258,10 +258,9 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   static void Checksum(Frame* frame);
   void SendAck();
   void FinishedFrame(std::uint64_t payload_bytes);
-  void EndLate(std::vector<std::shared_ptr<OperationState>> late, const Error& error);
+  void EndLate(std::vector<OperationRef> late, const Error& error);
   void CountFinished(std::uint64_t payload_bytes);
-  void Resolve(const std::shared_ptr<OperationState>& operation,
-               const std::optional<Error>& error = std::nullopt);
+  void Resolve(const OperationRef& operation, const std::optional<Error>& error = std::nullopt);
 
   // channel_hold.cc
   void Hold(std::uint64_t bytes);
@@ -319,7 +318,9 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
 
   Accessor accessor();
 
-  ConnectionCore* const connection_;
+  const LaneContext& context_;
+  LaneOwner* const owner_;
+  MessageSink* const messages_;
   EventLoop* const loop_;
   const std::uint32_t index_;
   mutable std::mutex lane_mutex_;    // held to replace lane_, and by other threads to read it
@@ -348,7 +349,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   std::vector<Frame*> free_frames_;
   std::uint64_t asked_cost_ = 0;  // cost of reading_ to the peer
   std::size_t replies_ = 0;       // answers to the peer's reads, in unacked_
-  std::size_t plain_ = 0;         // SendPlainOnLoop frames queued in the lane
+  std::size_t plain_ = 0;         // SendPlain frames queued in the lane
   std::size_t kept_ = 0;          // frames kept until acknowledged
   bool ack_queued_ = false;       // an ACK is queued in the lane
   bool ack_due_ = false;          // send another ACK after the queued one
@@ -398,7 +399,7 @@ class Channel final : private net::LaneHandler, private EventLoop::Deferred {
   std::uint64_t incoming_operation_ = 0;
   Clock::time_point incoming_since_{};  // only if payloads are traced
   RegionPin incoming_region_;
-  std::shared_ptr<OperationState> incoming_receive_;  // kMessage into a posted buffer
+  OperationRef incoming_receive_;  // kMessage into a posted buffer
   std::uint64_t incoming_tag_ = 0;
   std::vector<std::byte> incoming_data_;
   std::vector<iovec> pieces_;
