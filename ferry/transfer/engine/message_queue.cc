@@ -66,7 +66,7 @@ void MessageQueue::BeginSend(const OperationRef& operation) {
   if (operation->stager != nullptr ||
       operation->message.size() > std::min(context_->config->eager_bytes, kMaxEagerBytes)) {
     if (!host_->MaySendRts()) {
-      return host_->End(operation,
+      return host_->End(*operation,
                         Error(Code::kUnavailable,
                               fmt::format("too many earlier messages to {} are unacknowledged, "
                                           "including cancelled ones; send it again later",
@@ -87,11 +87,11 @@ void MessageQueue::BecomesRts(const OperationRef& operation) {
   const bool stopped = operation->ledger.Resolve() && operation->ledger.error().has_value();
   if (stopped) {
     SendFin(operation->id, *operation->ledger.error());
-    return host_->End(operation, *operation->ledger.error());
+    return host_->End(*operation, *operation->ledger.error());
   }
   operation->phase = OperationState::Phase::kRtsSent;
   const OperationState::Answer& answer = operation->answer;
-  if (answer.declined) return host_->End(operation, *answer.declined);
+  if (answer.declined) return host_->End(*operation, *answer.declined);
   if (answer.cts) WriteRequested(operation, *answer.cts);
 }
 
@@ -126,7 +126,7 @@ void MessageQueue::WriteRequested(const OperationRef& operation, const wire::Cts
       MakePlan(Direction::kWrite, context_->peer, std::move(parts), context_->config->slice_bytes);
   if (!plan) {
     SendFin(operation->id, plan.error());
-    return host_->End(operation, plan.error());
+    return host_->End(*operation, plan.error());
   }
   operation->plan = *std::move(plan);
   host_->BeginSlices(operation);
@@ -163,7 +163,7 @@ Status MessageQueue::OnDeclined(const wire::MessageHeader& header, wire::MetaRea
                  fmt::format("{} declined a message without a reason", context_->peer_name));
   }
   if (sent->phase == OperationState::Phase::kRtsSent)
-    host_->End(sent, std::move(status));
+    host_->End(*sent, std::move(status));
   else if (sent->phase == OperationState::Phase::kMessage)
     sent->answer.declined = std::move(status);
   return Ok();
@@ -187,11 +187,11 @@ void MessageQueue::TakeMessage(const OperationRef& receive, ArrivedMessage messa
   if (message.bytes > receive->buffer.size()) {
     const Error error = TooShort(*receive, message.tag, message.bytes);
     if (message.announced) SendDeclined(message.peer_operation, error);
-    return host_->End(receive, error);
+    return host_->End(*receive, error);
   }
   if (message.announced && message.bytes == 0) {
     SendDeclined(message.peer_operation, Ok());
-    return host_->End(receive, Ok());
+    return host_->End(*receive, Ok());
   }
   if (message.announced) return SendCts(receive, message);
   if (receive->stager && message.bytes > 0) {
@@ -202,7 +202,7 @@ void MessageQueue::TakeMessage(const OperationRef& receive, ArrivedMessage messa
   if (!message.data.empty()) {
     std::memcpy(receive->buffer.data(), message.data.data(), message.data.size());
   }
-  host_->End(receive, Ok());
+  host_->End(*receive, Ok());
 }
 
 // One slot at a time.
@@ -212,7 +212,7 @@ void MessageQueue::LandEarly(const OperationRef& receive) {
   if (ended || receive->abort_error || receiving.landed == receiving.early.size()) {
     receiving.early = {};
     if (ended) return;
-    return host_->End(receive, receive->abort_error ? Status(*receive->abort_error) : Ok());
+    return host_->End(*receive, receive->abort_error ? Status(*receive->abort_error) : Ok());
   }
   auto slot = receive->stager->Take(
       StageWay::kFromNetwork, [keep = host_->KeepAlive(), this, receive](StageSlot given) {
@@ -244,7 +244,7 @@ void MessageQueue::OnPartLanded(const OperationRef& receive, std::uint64_t bytes
   const auto copy = std::exchange(receive->receiving.staged, nullptr);
   if (!copy) return;  // the connection has ended, and waited for the copy
   copy->Release();
-  if (!copy->outcome) return host_->End(receive, copy->outcome);
+  if (!copy->outcome) return host_->End(*receive, copy->outcome);
   receive->receiving.landed += bytes;
   LandEarly(receive);
 }
@@ -257,13 +257,13 @@ void MessageQueue::SendCts(const OperationRef& receive, const ArrivedMessage& me
                       fmt::format("{} sent two RTS with one operation id; the connection was "
                                   "closed, reconnect with the same release on both sides",
                                   context_->peer_name));
-    host_->End(receive, error);
+    host_->End(*receive, error);
     return host_->Fail(error);
   }
   Stager* const stager = receive->stager;
   auto landing = context_->regions->Add(receive->buffer.first(message.bytes), Rights::kWrite,
                                         context_->connection, stager);
-  if (!landing) return host_->End(receive, landing.error());
+  if (!landing) return host_->End(*receive, landing.error());
   const RegionState& region = **landing;
   const wire::CtsBody body{{region.id, region.generation, region.token},
                            stager ? stager->slot_bytes() : ~std::uint64_t{0}};
@@ -294,7 +294,7 @@ Status MessageQueue::OnFin(const wire::MessageHeader& header, wire::MetaReader* 
   const auto& landing = receive->receiving.landing;
   context_->regions->Remove(landing);
   if (landing->gate.inside() == 0) {
-    host_->End(receive, std::move(status));
+    host_->End(*receive, std::move(status));
     return Ok();
   }
   // A peer that has lost the lane of a slice may withdraw the message while part of it is still
@@ -305,7 +305,7 @@ Status MessageQueue::OnFin(const wire::MessageHeader& header, wire::MetaReader* 
                                  context_->peer_name))
              : status.error();
   host_->Revoke(landing, [keep = host_->KeepAlive(), this, receive] {
-    host_->End(receive, *receive->abort_error);
+    host_->End(*receive, *receive->abort_error);
   });
   return Ok();
 }
@@ -313,23 +313,23 @@ Status MessageQueue::OnFin(const wire::MessageHeader& header, wire::MetaReader* 
 void MessageQueue::AbortReceive(const OperationRef& operation, const Error& error) {
   if (operation->phase == OperationState::Phase::kPosted) {
     (void)matcher_.RemoveReceive(operation.get());
-    return host_->End(operation, error);
+    return host_->End(*operation, error);
   }
   OperationState::Receiving& receiving = operation->receiving;
   if (operation->stager && !receiving.landing) {
-    if (!receiving.staged) return host_->End(operation, error);  // it waits for a slot
-    operation->abort_error = error;                              // ends after the copy in flight
+    if (!receiving.staged) return host_->End(*operation, error);  // it waits for a slot
+    operation->abort_error = error;                               // ends after the copy in flight
     return;
   }
   if (!receiving.landing) {  // a small message that is arriving
     host_->DropMessage(*operation);
-    return host_->End(operation, error);
+    return host_->End(*operation, error);
   }
   operation->abort_error = error;
   landing_.erase(receiving.peer_operation);
   context_->regions->Remove(receiving.landing);
   host_->Revoke(receiving.landing, [keep = host_->KeepAlive(), this, operation] {
-    host_->End(operation, *operation->abort_error);
+    host_->End(*operation, *operation->abort_error);
   });
 }
 
@@ -340,7 +340,7 @@ Result<OperationRef> MessageQueue::TakeReceive(std::uint64_t tag, std::uint64_t 
   receive->outcome.bytes = bytes;
   if (bytes > receive->buffer.size()) {
     const Error error = TooShort(*receive, tag, bytes);
-    host_->End(receive, error);
+    host_->End(*receive, error);
     return error;
   }
   receive->phase = OperationState::Phase::kReceiving;
@@ -399,7 +399,7 @@ void MessageQueue::TakeRts(std::uint64_t peer_operation, const wire::TagBody& bo
 
 void MessageQueue::OnWholeMessage(const OperationRef& receive, ArrivedMessage message,
                                   const Status& intact) {
-  if (receive) return host_->End(receive, intact);
+  if (receive) return host_->End(*receive, intact);
   if (!intact) return;  // the sender has been told
   TakeOrKeep(std::move(message));
 }

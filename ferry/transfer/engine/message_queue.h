@@ -36,7 +36,7 @@ class MessageHost {
   // Null if it has ended.
   virtual OperationRef Find(std::uint64_t operation_id) const = 0;
   // Ends an operation; does nothing if it has ended.
-  virtual void End(const OperationRef& operation, Status status) = 0;
+  virtual void End(OperationState& operation, Status status) = 0;
   // Sends the operation's plan, slice by slice.
   virtual void BeginSlices(const OperationRef& operation) = 0;
   virtual void Fail(const Error& error) = 0;

@@ -42,8 +42,8 @@ class FakeHost final : public MessageHost {
     const auto it = operations.find(operation_id);
     return it == operations.end() ? nullptr : it->second;
   }
-  void End(const OperationRef& operation, Status status) override {
-    if (operations.erase(operation->id) > 0) operation->Complete(std::move(status));
+  void End(OperationState& operation, Status status) override {
+    if (operations.erase(operation.id) > 0) operation.Complete(std::move(status));
   }
   void BeginSlices(const OperationRef& operation) override {
     operation->phase = OperationState::Phase::kSlices;

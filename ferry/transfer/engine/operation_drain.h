@@ -21,7 +21,7 @@ class LaneLives;
 // Acknowledgements of the lane's TCP count, too: a slice may take longer than the grace. The limit
 // for all of that is peer_timeout, after which a completely silent peer is given up anyway. A lane
 // has at most as many bytes in flight as it carried within the last drain_grace
-// (Channel::MeasureDrain), or one slice; only a new lane, whose rate is unknown, has more.
+// (LaneRate::drainable), or one slice; only a new lane, whose rate is unknown, has more.
 
 // The answers of the lanes about one operation; each lane writes its own entries.
 struct DrainLook {

@@ -68,9 +68,9 @@ void OperationRunner::Cancel(OperationRef operation) {
 void OperationRunner::OnStreamReached(OperationRef operation, const Status& reached) {
   common_->home->Post([keep = KeepAlive(), this, operation = std::move(operation), reached] {
     if (!table_.Contains(operation->id)) return;  // it has ended meanwhile
-    if (common_->state.lost()) return End(operation, common_->state.error());
+    if (common_->state.lost()) return End(*operation, common_->state.error());
     if (reached) return BeginNow(operation);
-    End(operation,
+    End(*operation,
         Error(reached.error().code(),
               fmt::format("{} did not begin because the stream that it waits for failed: {}",
                           NameOf(*operation), reached.error().message())));
@@ -83,7 +83,7 @@ void OperationRunner::OnStreamReached(OperationRef operation, const Status& reac
 void OperationRunner::Begin(const OperationRef& operation) {
   common_->stats.CountBegin(operation->kind);
   table_.Insert(operation, operation->deadline);
-  if (common_->state.lost()) return End(operation, common_->state.error());
+  if (common_->state.lost()) return End(*operation, common_->state.error());
   Schedule();
   if (!operation->waits_for_stream) BeginNow(operation);
 }
@@ -127,36 +127,37 @@ void OperationRunner::OnRoundDone(const OperationRef& operation) {
   if (operation->kind == OperationKind::kSend && of_slices) {
     messages_->SendFin(operation->id, error ? Status(*error) : Ok());
   }
-  if (error) return End(operation, *error);
+  if (error) return End(*operation, *error);
   if (operation->kind == OperationKind::kWrite && of_slices && !operation->notification.empty()) {
     return SendNotification(operation);
   }
-  End(operation, Ok());
+  End(*operation, Ok());
 }
 
 // The only place where an operation ends; idempotent, because the table holds it exactly once. Pins
 // and shares are released before the caller can see the end.
-void OperationRunner::End(const OperationRef& operation, Status status) {
-  if (!table_.Erase(operation->id)) return;
-  common_->stats.CountEnd({.kind = operation->kind,
-                           .id = operation->id,
-                           .begun = operation->phase != OperationState::Phase::kNew,
+void OperationRunner::End(OperationState& operation, Status status) {
+  const OperationRef ended = table_.Take(operation.id);
+  if (!ended) return;
+  common_->stats.CountEnd({.kind = operation.kind,
+                           .id = operation.id,
+                           .begun = operation.phase != OperationState::Phase::kNew,
                            .by_loss = common_->state.lost()},
                           status);
-  operation->local_pins.clear();
-  dealer_.End(operation.get());
-  if (operation->plan && operation->plan->shared_with != 0) {
-    common_->context.sharing->EndUseOnLoop(*operation->plan);
+  operation.local_pins.clear();
+  dealer_.End(&operation);
+  if (operation.plan && operation.plan->shared_with != 0) {
+    common_->context.sharing->EndUseOnLoop(*operation.plan);
   }
-  if (operation->kind != OperationKind::kRecv) {
-    operation->outcome.bytes = !status ? 0
-                               : operation->plan
-                                   ? operation->plan->bytes
-                                   : operation->message.size() + operation->notification.size();
+  if (operation.kind != OperationKind::kRecv) {
+    operation.outcome.bytes = !status ? 0
+                              : operation.plan
+                                  ? operation.plan->bytes
+                                  : operation.message.size() + operation.notification.size();
   }
-  if (PutsBytesOnTheWire(operation->kind)) sending_.fetch_sub(1, std::memory_order_relaxed);
+  if (PutsBytesOnTheWire(operation.kind)) sending_.fetch_sub(1, std::memory_order_relaxed);
   in_flight_.fetch_sub(1);
-  operation->Complete(std::move(status));
+  operation.Complete(std::move(status));
   common_->home->NotifyWaiters();
 }
 
@@ -166,12 +167,12 @@ void OperationRunner::Abort(const OperationRef& operation, const Error& error) {
   if (!table_.Contains(operation->id) || std::exchange(operation->aborting, true)) return;
   table_.SetDue(operation->id, Deadline::Never());
   switch (operation->phase) {
-    case OperationState::Phase::kNew: return End(operation, error);
+    case OperationState::Phase::kNew: return End(*operation, error);
     case OperationState::Phase::kPosted:
     case OperationState::Phase::kReceiving: return messages_->AbortReceive(operation, error);
     case OperationState::Phase::kRtsSent:
       messages_->SendFin(operation->id, error);
-      return End(operation, error);
+      return End(*operation, error);
     case OperationState::Phase::kSlices:
     case OperationState::Phase::kMessage:
     case OperationState::Phase::kNotify: break;
@@ -188,9 +189,9 @@ void OperationRunner::Stop(const Error& error) {
   for (const OperationRef& operation : table_.All()) {
     // Operations whose memory a lane may still touch end when the lanes are closed.
     if (operation->ledger.active()) {
-      if (operation->ledger.Stop(error)) End(operation, *operation->ledger.error());
+      if (operation->ledger.Stop(error)) End(*operation, *operation->ledger.error());
     } else if (operation->phase != OperationState::Phase::kReceiving) {
-      End(operation, error);
+      End(*operation, error);
     }
   }
 }
@@ -200,7 +201,7 @@ void OperationRunner::Close(const Error& error) {
     if (const auto copy = std::exchange(operation->receiving.staged, nullptr)) {
       AwaitStagedCopy(*copy);
     }
-    End(operation, operation->abort_error ? *operation->abort_error : error);
+    End(*operation, operation->abort_error ? *operation->abort_error : error);
   }
 }
 

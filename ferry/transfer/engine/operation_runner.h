@@ -61,7 +61,7 @@ class OperationRunner final : public MessageHost {
   }
   void Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then) override;
   OperationRef Find(std::uint64_t operation_id) const override { return table_.Find(operation_id); }
-  void End(const OperationRef& operation, Status status) override;
+  void End(OperationState& operation, Status status) override;
   void BeginSlices(const OperationRef& operation) override;
   void Fail(const Error& error) override;
 

@@ -27,8 +27,8 @@ class OperationTable {
   bool Contains(std::uint64_t id) const { return operations_.Find(id) != nullptr; }
   // Null if there is none.
   Op Find(std::uint64_t id) const;
-  // Returns false if there was none.
-  bool Erase(std::uint64_t id);
+  // Removes and returns it; null if there is none.
+  Op Take(std::uint64_t id);
   // Does nothing if there is no such operation.
   void SetDue(std::uint64_t id, Deadline due);
   // Earliest due time; never() if there is none.
