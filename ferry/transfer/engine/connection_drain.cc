@@ -16,7 +16,7 @@
 // Acknowledgements of the lane's TCP count, too: a slice may take longer than the grace. The limit
 // for all of that is peer_timeout, after which a completely silent peer is given up anyway. A lane
 // has at most as many bytes in flight as it carried within the last drain_grace
-// (LaneEngine::MeasureDrain), or one slice; only a new lane, whose rate is unknown, has more.
+// (LaneRate::drainable), or one slice; only a new lane, whose rate is unknown, has more.
 namespace ferry::transfer {
 
 // The answers of the lanes; each lane writes its own entries.
