@@ -27,7 +27,7 @@ class FrameReceiver {
     kPlacing,     // the payload goes to its destination
     kStaging,     // the payload goes into a slot, and from there into GPU memory
     kDiscarding,  // the payload is read and dropped
-    kPaused,      // a frame waits; the lane offers it again when it is resumed
+    kPaused,      // a frame waits; the lane presents it again when resumed
   };
   // What a paused frame waits for.
   enum class Wait : std::uint8_t {
@@ -43,7 +43,7 @@ class FrameReceiver {
   // nothing of its payload is written.
   void SetLane(net::Lane* lane);
 
-  // ---- A frame is offered.
+  // ---- A frame has come.
   //
   // Whether it must wait whatever it is; pauses then.
   bool MustPause();

@@ -2,20 +2,21 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "ferry/core/event_loop.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/counters.h"
-#include "ferry/transfer/engine/frame_receiver.h"
+#include "ferry/transfer/engine/current_lane.h"
+#include "ferry/transfer/engine/frame_dispatcher.h"
 #include "ferry/transfer/engine/frame_sender.h"
 #include "ferry/transfer/engine/lane_owner.h"
 #include "ferry/transfer/engine/lane_site.h"
 #include "ferry/transfer/engine/lane_staging.h"
-#include "ferry/transfer/engine/read_answers.h"
 #include "ferry/transfer/engine/slice_sender.h"
 #include "ferry/transfer/handshake/lane_progress.h"
 #include "ferry/transfer/handshake/wire.h"
@@ -24,9 +25,9 @@ namespace ferry::transfer {
 
 class ParkedLane;
 
-// One lane of a connection. Dispatches the lane's callbacks to the halves that send and receive. If
-// the network drops the lane, or a better network path is available, a replacement takes over:
-// both sides freeze the old lane, exchange their progress, and resend the rest.
+// One lane of a connection: its state, and the parts that send and receive over it. If the network
+// drops the lane, or a better network path is available, a replacement takes over: both sides
+// freeze the old lane, exchange their progress, and resend the rest.
 //
 // Lives on one event loop: all methods must run on that loop, apart from loop(), index() and those
 // marked "Any thread". None of them blocks, except that a lane that freezes or closes waits for GPU
@@ -34,17 +35,16 @@ class ParkedLane;
 class LaneEngine final : private net::LaneHandler, private StagingHost {
  public:
   enum class State : std::uint8_t {
-    connecting,  // the handshake runs; no lane is installed
-    up,          // the lane is in use
-    frozen,      // the lane is no longer used, and may be replaced
-    closing,     // nothing new begins; acknowledgements that are due are sent
-    closed,
+    kConnecting,  // the handshake runs; no lane is installed
+    kUp,          // the lane is in use
+    kFrozen,      // the lane is no longer used, and may be replaced
+    kClosing,     // nothing new begins; acknowledgements that are due are sent
+    kClosed,
   };
 
   // `messages`: used by the first lane only. All must outlive the lane.
   LaneEngine(const LaneContext& context, LaneOwner* owner, MessageSink* messages, EventLoop* loop,
              std::uint32_t index);
-  ~LaneEngine();
 
   EventLoop* loop() const noexcept { return site_.loop; }
   std::uint32_t index() const noexcept { return site_.index; }
@@ -53,7 +53,7 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
   // the lane's current loop.
   void Adopt(std::unique_ptr<net::Lane> lane);
   // Bytes received over this lane and all lanes it replaced. Any thread.
-  std::uint64_t BytesReceived() const;
+  std::uint64_t BytesReceived() const { return lane_.BytesReceived(); }
   // Recent throughput in bytes per second; 0 if not known yet. Any thread.
   std::uint64_t rate() const noexcept { return sender_.rate().rate(); }
   // Traffic totals so far, over all lanes it replaced as well. Any thread.
@@ -113,7 +113,7 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
   // Sends a delayed acknowledgement now; on return the kernel has it.
   void FlushDueAck() { frames_.FlushAck(); }
   // Stops writing an arriving message into the receive's buffer; the message is dropped.
-  void DropMessage(const OperationState* receive) { receiver_.DropMessage(receive); }
+  void DropMessage(const OperationState* receive) { dispatcher_.receiver().DropMessage(receive); }
   // Closes the lane and fails everything that waits on it with `error`, then notifies the
   // connection on its home loop. Idempotent.
   void Close(const Error& error);
@@ -131,21 +131,14 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
   void OnClosed(const Error& error) override;
   // StagingHost
   void OnCopiesEnded() override;
-  bool ResumeForSlot() override { return receiver_.Resume(FrameReceiver::Wait::kSlot); }
+  bool ResumeForSlot() override {
+    return dispatcher_.receiver().Resume(FrameReceiver::Wait::kSlot);
+  }
 
   void MoveTo(State to, const char* why);
-  void SamplePath();
-  Result<net::Placement> Dispatch(const wire::MessageHeader& header, wire::MetaReader* reader,
-                                  std::uint64_t payload_bytes);
-  Result<net::Placement> OnPlainFrame(const wire::MessageHeader& header, wire::MetaReader* reader);
-  Status OnMessage(const wire::MessageHeader& header, wire::MetaReader* reader);
-  Status OnSharing(const wire::MessageHeader& header, wire::MetaReader* reader);
-  void AwaitCopies();
-  void SettleLandings();
-  void EndLanding(const Landing& landing, const Status& landed);
+  void UseLane(const char* why);
   void GoDown(const char* why);
   void DropAnswers();
-  void UseLane(std::unique_ptr<net::Lane> lane, bool works);
   void EndLate(std::vector<OperationRef> late, const Error& error);
 
   LaneCounts counts_;
@@ -154,15 +147,9 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
   FrameSender frames_;
   LaneStaging staging_;
   SliceSender sender_;
-  ReadAnswers answers_;
-  FrameReceiver receiver_;
-
-  mutable std::mutex lane_mutex_;       // held to replace lane_, and by other threads to read it
-  std::unique_ptr<net::Lane> lane_;     // written under lane_mutex_; also while it is frozen
-  std::uint64_t bytes_before_ = 0;      // under lane_mutex_: received over replaced lanes
-  std::uint64_t lane_retransmits_ = 0;  // value of lane_ that is already counted
-  State state_ = State::connecting;
-  bool heard_ = true;          // a frame has arrived over the lane: the peer uses it too
+  FrameDispatcher dispatcher_;
+  CurrentLane lane_;
+  State state_ = State::kConnecting;
   std::uint32_t attempt_ = 0;  // number of the latest attempt to replace the lane
   std::optional<Error> closed_by_;
 };
