@@ -1,4 +1,4 @@
-// Costs and limits of the memory that a lane holds for its peer.
+// Costs and limits of what a lane holds for its peer, and asks its peer to hold.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -27,6 +27,19 @@ inline constexpr std::uint64_t kPlainBytes = 256;
 // Refusals queued with their text; further ones wait in the RefusalLog without it.
 inline constexpr std::size_t kMaxNacks = 8;
 inline constexpr std::size_t kMaxRefusalText = 320;
+// Sequenced frames that a lane leaves unacknowledged, apart from messages and answers.
+inline constexpr std::size_t kMaxUnacked = 4096;
+// Refusals sent to a replacement; they fit one frame.
+inline constexpr std::size_t kMaxRefusals = 4096;
+// After this many slices an acknowledgement is no longer delayed until the loop is idle, so a
+// sender needs twice as many in flight.
+inline constexpr std::uint64_t kAckSlices = 2;
+// Frames that wait for an earlier copy. Further ones wait in the socket: copies end whatever the
+// peer does.
+inline constexpr std::size_t kMaxLandingFrames = 1024;
+// Capacity that the buffers of a free frame, and of a lane between two payloads, may keep.
+inline constexpr std::size_t kSmallMeta = 512;
+inline constexpr std::size_t kSmallList = 256;
 // With this many plain frames queued, frames that are repeated anyway are skipped.
 inline constexpr std::size_t kMaxPlain = 256;
 

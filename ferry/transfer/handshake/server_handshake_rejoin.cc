@@ -9,7 +9,7 @@
 #include "ferry/transfer/handshake/parked_lane.h"
 #include "ferry/transfer/handshake/server_handshake.h"
 
-// The accepting side of a lane replacement; channel_rejoin.cc describes the whole procedure.
+// The accepting side of a lane replacement; slice_sender_recovery.cc describes the whole procedure.
 namespace ferry::transfer {
 
 ServerHandshake::PendingPeer* ServerHandshake::Find(HelloExchange* hello_exchange,
