@@ -20,7 +20,7 @@ TRANSFER_ROOMS = {
     "memory": {"handshake"},
     "gpu": {"handshake", "memory"},
     "stats": set(),
-    "recovery": {"handshake", "engine"},
+    "recovery": {"handshake", "stats"},
     "engine": {"handshake", "memory", "gpu", "stats", "recovery"},
 }
 TRANSFER = {"core", "cuda", "copy", "unpack", "net"}

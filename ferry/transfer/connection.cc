@@ -206,11 +206,11 @@ Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
                                      std::optional<cuda::StreamRef> after) {
   if (core_.forked()) return MadeBeforeFork("connection");
   const Config& config = core_->config();
-  if (core_->in_flight() >= config.max_operations) {
+  if (core_->operations().in_flight() >= config.max_operations) {
     return Error(Code::kUnavailable,
                  fmt::format("{} operations to {} are in flight, which is the limit "
                              "(FERRY_MAX_OPERATIONS); wait for some to end",
-                             core_->in_flight(), core_->peer_name()));
+                             core_->operations().in_flight(), core_->peer_name()));
   }
   if (core_->lost()) return core_->LostError();
   cuda::Event mark;
@@ -218,14 +218,14 @@ Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
     FERRY_TRY_ASSIGN(mark, endpoint_->stream_watch().Mark(*after));
     state->waits_for_stream = true;
   }
-  state->id = core_->NewOperationId();
+  state->id = core_->operations().NewId();
   state->deadline = deadline ? *deadline : Deadline::After(config.operation_timeout);
-  core_->Submit(state);
+  core_->operations().Submit(state);
   if (mark) {
     // Done last, so that the operation is in its table when the mark is reached.
     endpoint_->stream_watch().When(std::move(mark),
                                    [core = core_.get(), state](const Status& reached) {
-                                     core->StreamReached(state, reached);
+                                     core->operations().OnStreamReached(state, reached);
                                    });
   }
   return Operation(std::move(state), core_.get(), endpoint_.get());
@@ -366,7 +366,7 @@ Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
   const auto ready = [&] {
     // Not lost(): after one lane is lost, others may still bring notifications.
     const bool closed = core_->closed();
-    taken = taken || core_->TakeNotification(&bytes);
+    taken = taken || core_->notifications().Take(&bytes);
     return taken || closed;
   };
   (void)core_->home()->DriveUntil(ready, deadline, core_->config().spin);
@@ -379,7 +379,7 @@ Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
 
 Result<Readiness> Connection::NotificationReadiness() const {
   if (core_.forked()) return MadeBeforeFork("connection");
-  FERRY_TRY_ASSIGN(UniqueFd fd, core_->NotificationDescriptor());
+  FERRY_TRY_ASSIGN(UniqueFd fd, core_->notifications().Descriptor());
   return MakeReadiness(std::move(fd), core_->home()->BeginPassiveWait());
 }
 
@@ -389,9 +389,9 @@ ConnectionInfo Connection::Info() const {
   info.provider = endpoint_->provider().name();
   info.peer = core_->peer_name();
   info.endpoint = core_->peer().endpoint.ToString();
-  info.refused_accesses = core_->refusals();
+  info.refused_accesses = core_->stats().refusals();
   info.checksums = core_->checksums();
-  info.lanes = core_->LaneInfos();
+  info.lanes = core_->monitor().records().Infos();
   info.bulk_lanes = core_->bulk_lanes();
   return info;
 }
@@ -401,7 +401,7 @@ ConnectionCounters Connection::Counters() const {
 }
 
 std::vector<ConnectionEvent> Connection::Events() const {
-  return core_.forked() ? std::vector<ConnectionEvent>() : core_->events().Events();
+  return core_.forked() ? std::vector<ConnectionEvent>() : core_->stats().events().Events();
 }
 
 void Connection::Close() {

@@ -29,11 +29,11 @@ Status Operation::Wait(Deadline deadline) {
   if (state_.forked()) return MadeBeforeFork("operation");
   const auto done = [this] { return state_->done.load(std::memory_order_acquire); };
   if (connection_->home()->DriveUntil(done, deadline, connection_->config().spin)) {
-    return state_->status;
+    return state_->outcome.status;
   }
   // The loop was stopped: its endpoint is about to end operations that had not begun.
   while (!done() && !deadline.expired()) std::this_thread::yield();
-  if (done()) return state_->status;
+  if (done()) return state_->outcome.status;
   return Error(Code::kTimedOut,
                fmt::format("{} {} to {} is still in flight after the deadline of this wait; wait "
                            "again, or cancel it",
@@ -42,22 +42,22 @@ Status Operation::Wait(Deadline deadline) {
 
 void Operation::Cancel() {
   if (state_.forked() || state_->done.load(std::memory_order_acquire)) return;
-  connection_->Cancel(state_.get());
+  connection_->operations().Cancel(state_.get());
 }
 
 Result<int> Operation::CompletionFd() {
   if (state_.forked()) return MadeBeforeFork("operation");
-  const std::lock_guard lock(state_->event_mutex);
-  if (!state_->event) {
-    FERRY_TRY_ASSIGN(state_->event, MakeEventFd());
+  const std::lock_guard lock(state_->watchers.mutex);
+  if (!state_->watchers.event) {
+    FERRY_TRY_ASSIGN(state_->watchers.event, MakeEventFd());
     // Complete() takes the mutex after it has set `done`: either it or this call signals the event.
     if (Done()) {
-      SignalEventFd(state_->event.get());
+      SignalEventFd(state_->watchers.event.get());
     } else {
-      state_->wait = connection_->home()->BeginPassiveWait();
+      state_->watchers.wait = connection_->home()->BeginPassiveWait();
     }
   }
-  return state_->event.get();
+  return state_->watchers.event.get();
 }
 
 PathReport Operation::path() const {
@@ -72,21 +72,22 @@ Status Operation::MakeStreamWait(cuda::StreamRef stream) {
   // Without the mutex, which the end of the operation needs: this may wait for the device, which
   // may wait for the operation.
   FERRY_TRY_ASSIGN(StreamWait hold, StreamWait::Begin(connection_->config(), stream));
-  const std::lock_guard lock(state_->event_mutex);
+  const std::lock_guard lock(state_->watchers.mutex);
   // Complete() takes the mutex after it has set `done`, and releases the waits that are in the list
   // then.
-  if (!state_->done.load(std::memory_order_acquire)) state_->held.push_back(std::move(hold));
+  if (!state_->done.load(std::memory_order_acquire))
+    state_->watchers.held.push_back(std::move(hold));
   return Ok();
 }
 
 std::uint64_t Operation::bytes() const noexcept {
   if (state_.forked()) return 0;
-  return state_->done.load(std::memory_order_acquire) ? state_->bytes : 0;
+  return state_->done.load(std::memory_order_acquire) ? state_->outcome.bytes : 0;
 }
 
 std::uint64_t Operation::tag() const noexcept {
   if (state_.forked()) return 0;
-  return state_->done.load(std::memory_order_acquire) ? state_->received_tag : 0;
+  return state_->done.load(std::memory_order_acquire) ? state_->outcome.tag : 0;
 }
 
 }  // namespace ferry::transfer

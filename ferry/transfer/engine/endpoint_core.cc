@@ -24,6 +24,21 @@ int Automatic() {
   return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 2, 16);
 }
 
+// What replacing the connection's lanes needs.
+RecoveryContext RecoveryFor(EndpointCore* endpoint, const ConnectionCore& connection) {
+  return {.config = &connection.config(),
+          .home = connection.home(),
+          .peer_name = connection.peer_name(),
+          .lanes = connection.lanes(),
+          .connection = connection.peer().connection,
+          .token = connection.peer().token,
+          .provider = &endpoint->provider(),
+          .secret = &endpoint->secret(),
+          .may_use = [endpoint](const HelloExchange& lane, const std::string& peer_name) {
+            return endpoint->CheckLane(lane, peer_name);
+          }};
+}
+
 }  // namespace
 
 EndpointCore::EndpointCore(const Config& config, std::unique_ptr<net::Provider> provider)
@@ -273,7 +288,7 @@ void EndpointCore::RevokeEverywhere(const std::shared_ptr<RegionState>& region, 
     const auto connection = FindConnection(opener.connection);
     if (!connection) continue;
     if (opener.shares) connection->TakeBack(region);
-    if (!drained) connection->Revoke(region, [] {});
+    if (!drained) connection->Revoke(region);
   }
 }
 
@@ -287,12 +302,11 @@ void EndpointCore::FailHolders(const std::shared_ptr<RegionState>& region) {
 std::shared_ptr<ConnectionCore> EndpointCore::EstablishOnLoop(
     Peer agreed, std::vector<std::unique_ptr<net::Lane>> lanes, std::vector<EventLoop*> loops,
     const Dialled* dialled) {
-  auto connection =
-      std::make_shared<ConnectionCore>(config_, &regions_, std::move(agreed), std::move(loops));
+  auto connection = std::make_shared<ConnectionCore>(config_, &regions_, std::move(agreed), loops);
   if (dialled != nullptr) {
-    connection->SetLaneHealth(std::make_unique<LaneHealth>(
-        this, connection.get(),
-        NetworkPathsTo(*provider_, config_, {dialled->at, dialled->interface}, dialled->others)));
+    connection->monitor().SetPaths(
+        RecoveryFor(this, *connection),
+        NetworkPathsTo(*provider_, config_, {dialled->at, dialled->interface}, dialled->others));
   }
   Keep(connection);
   BringUpOnLoop(connection, std::move(lanes));
@@ -339,9 +353,9 @@ void EndpointCore::BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connecti
   std::vector<net::LaneInfo> infos;
   infos.reserve(lanes.size());
   for (const auto& lane : lanes) infos.push_back(lane->Info());
-  connection->SetLaneInfos(std::move(infos));
-  for (std::size_t i = lanes.size(); i-- > 0;) connection->channel(i).Adopt(std::move(lanes[i]));
-  connection->home()->Post([connection] { connection->StartOnLoop(); });
+  connection->monitor().records().Set(std::move(infos));
+  for (std::size_t i = lanes.size(); i-- > 0;) connection->lane(i).Adopt(std::move(lanes[i]));
+  connection->home()->Post([connection] { connection->Start(); });
   if (closing_.load()) {
     connection->Fail(Error(Code::kCancelled, "this endpoint was closed"));
     return;

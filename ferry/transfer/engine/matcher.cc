@@ -54,13 +54,13 @@ T Matcher::Queue<T>::Take(Sequence sequence) {
 
 std::optional<ArrivedMessage> Matcher::Post(const Receive& receive) {
   if (const auto message = FindMessage(*receive); message != arrived_.end()) return Take(message);
-  receive->posted_as = ++last_posted_;
+  receive->receiving.posted_as = ++last_posted_;
   Enqueue(receive);
   return std::nullopt;
 }
 
 void Matcher::Enqueue(const Receive& receive) {
-  posted_[receive->mask][receive->tag & receive->mask].Add(receive->posted_as, receive);
+  posted_[receive->mask][receive->tag & receive->mask].Add(receive->receiving.posted_as, receive);
 }
 
 Matcher::Receive Matcher::TakeReceive(std::uint64_t tag) {
@@ -81,7 +81,7 @@ Matcher::Receive Matcher::Dequeue(const OperationState* receive) {
   const std::uint64_t key = receive->tag & receive->mask;
   Queue<Receive>* const queue = queues->second.Find(key);
   if (queue == nullptr) return nullptr;
-  Receive taken = queue->Take(receive->posted_as);
+  Receive taken = queue->Take(receive->receiving.posted_as);
   if (queue->empty()) queues->second.Erase(key);
   if (queues->second.empty() && posted_.size() > kIdleMasks) posted_.erase(queues);
   return taken;

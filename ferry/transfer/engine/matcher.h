@@ -34,7 +34,7 @@ struct ArrivedMessage {
 // with another mask scans the messages.
 class Matcher {
  public:
-  using Receive = std::shared_ptr<OperationState>;  // shared with the connection's table
+  using Receive = OperationRef;  // shared with the connection's table
   static constexpr std::size_t kMaxIndexes = 8;
   // Up to this many messages are scanned without a table.
   static constexpr std::size_t kFewMessages = 8;

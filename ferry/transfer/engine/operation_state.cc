@@ -9,12 +9,12 @@ namespace ferry::transfer {
 
 void OperationState::Complete(Status result) {
   FERRY_CHECK(!done.load(), id);
-  status = std::move(result);
+  outcome.status = std::move(result);
   done.store(true, std::memory_order_release);
-  const std::lock_guard lock(event_mutex);
-  if (event) SignalEventFd(event.get());
-  wait = {};
-  held.clear();
+  const std::lock_guard lock(watchers.mutex);
+  if (watchers.event) SignalEventFd(watchers.event.get());
+  watchers.wait = {};
+  watchers.held.clear();
 }
 
 }  // namespace ferry::transfer

@@ -12,6 +12,7 @@
 #include "ferry/core/event_loop.h"
 #include "ferry/core/fd.h"
 #include "ferry/core/result.h"
+#include "ferry/transfer/engine/operation_drain.h"
 #include "ferry/transfer/engine/slice_ledger.h"
 #include "ferry/transfer/gpu/stream_wait.h"
 #include "ferry/transfer/memory/plan.h"
@@ -22,9 +23,8 @@ namespace ferry::transfer {
 
 struct StagedCopy;
 
-// What the engine knows of one operation. Shared between the caller's Operation, the connection's
-// table and the lanes that carry its slices. Fields without a note are set before the operation is
-// handed to the loop and then only read.
+// What the engine knows of one operation. Shared (OperationRef). Fields without a note are set
+// before the operation is handed to the loop and then only read.
 struct OperationState {
   OperationKind kind = OperationKind::kWrite;
   std::uint64_t id = 0;
@@ -36,7 +36,6 @@ struct OperationState {
   Stager* stager = nullptr;             // kSend, kRecv: of the GPU whose memory that is
   std::uint64_t tag = 0;                // kSend, kRecv
   std::uint64_t mask = 0;               // kRecv
-  std::uint64_t posted_as = 0;          // kRecv: its place in the Matcher's order
   bool checksum = false;                // kWrite, kRead: whatever the connection does
 
   // Set before lanes are given the round of slices that needs it.
@@ -56,32 +55,53 @@ struct OperationState {
   };
   Phase phase = Phase::kNew;
   bool waits_for_stream = false;  // in kNew: set before, until its stream has come so far
+
+  // Aborting. Home loop only.
   bool aborting = false;
-  // Aborting (connection_drain.cc).
-  Clock::time_point drain_began{};                // the first time that lanes were asked
-  Clock::time_point drain_since{};                // the last progress, or drain_began
-  Clock::time_point drain_looked{};               // the last look for some
-  std::vector<std::uint64_t> drain_acknowledged;  // by lane, as it was then; 0 of those without
-  std::optional<Error> abort_error;
-  std::optional<wire::CtsBody> cts;      // kSend in kMessage: asked for, or
-  std::optional<Status> declined;        // settled, before its frame had left
-  std::uint64_t peer_operation = 0;      // kRecv in kReceiving: the sender's
-  std::shared_ptr<RegionState> landing;  // kRecv in kReceiving: the buffer, writable
-  std::shared_ptr<StagedCopy> staged;    // kRecv in kReceiving: on its way into GPU memory
+  OperationDrain drain;              // of slices in flight
+  std::optional<Error> abort_error;  // how it ends when nothing touches its memory any more
 
-  // The outcome. `done` is released last; the fields before it are then constant.
+  // kSend in kMessage: the peer's answer, which may come before the frame is settled. Home loop.
+  struct Answer {
+    std::optional<wire::CtsBody> cts;
+    std::optional<Status> declined;
+  };
+  Answer answer;
+  // kRecv. Home loop.
+  struct Receiving {
+    std::uint64_t posted_as = 0;           // its place in the Matcher's order
+    std::uint64_t peer_operation = 0;      // rendezvous: the sender's
+    std::shared_ptr<RegionState> landing;  // the buffer, writable; shared with the region table
+    std::vector<std::byte> early;          // what came before the receive, for GPU memory
+    std::uint64_t landed = 0;              // bytes of `early` that are in place
+    std::shared_ptr<StagedCopy> staged;    // a part on its way there; shared with the stager
+  };
+  Receiving receiving;
+
+  // `done` is released last; the outcome is then constant.
+  struct Outcome {
+    Status status = Ok();
+    std::uint64_t bytes = 0;  // moved; kRecv: of the message
+    std::uint64_t tag = 0;    // kRecv: of the message
+  };
+  Outcome outcome;
   std::atomic<bool> done{false};
-  Status status = Ok();
-  std::uint64_t bytes = 0;         // moved; kRecv: of the message
-  std::uint64_t received_tag = 0;  // kRecv
 
-  std::mutex event_mutex;
-  UniqueFd event;                // under event_mutex: made on demand, signalled at the end
-  std::vector<StreamWait> held;  // under event_mutex: streams that wait for the end
-  EventLoop::PassiveWait wait;   // under event_mutex: while there is an event and no end
+  // Who is told of the end.
+  struct Watchers {
+    std::mutex mutex;
+    UniqueFd event;                // under mutex: made on demand, signalled at the end
+    std::vector<StreamWait> held;  // under mutex: streams that wait for the end
+    EventLoop::PassiveWait wait;   // under mutex: while there is an event and no end
+  };
+  Watchers watchers;
 
   // Sets the outcome, once. `result` is the operation's end for the caller.
   void Complete(Status result);
 };
+
+// Shared between the caller's Operation, the connection's table, the matcher (a posted receive),
+// the lanes that have or may pull slices of it, and tasks on their loops.
+using OperationRef = std::shared_ptr<OperationState>;
 
 }  // namespace ferry::transfer

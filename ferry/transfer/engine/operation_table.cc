@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "ferry/core/check.h"
 
@@ -28,12 +29,13 @@ OperationTable::Op OperationTable::Find(std::uint64_t id) const {
   return entry == nullptr ? nullptr : entry->operation;
 }
 
-bool OperationTable::Erase(std::uint64_t id) {
+OperationTable::Op OperationTable::Take(std::uint64_t id) {
   Entry* const entry = operations_.Find(id);
-  if (entry == nullptr) return false;
+  if (entry == nullptr) return nullptr;
   Schedule(id, entry, Deadline::Never());
+  Op taken = std::move(entry->operation);
   operations_.Erase(id);
-  return true;
+  return taken;
 }
 
 void OperationTable::SetDue(std::uint64_t id, Deadline due) {

@@ -20,15 +20,15 @@ namespace ferry::transfer {
 // except for cache misses. Memory that many operations needed is freed after they end.
 class OperationTable {
  public:
-  using Op = std::shared_ptr<OperationState>;
+  using Op = OperationRef;
 
   // `operation->id` must be new.
   void Insert(const Op& operation, Deadline due);
   bool Contains(std::uint64_t id) const { return operations_.Find(id) != nullptr; }
   // Null if there is none.
   Op Find(std::uint64_t id) const;
-  // Returns false if there was none.
-  bool Erase(std::uint64_t id);
+  // Removes and returns it; null if there is none.
+  Op Take(std::uint64_t id);
   // Does nothing if there is no such operation.
   void SetDue(std::uint64_t id, Deadline due);
   // Earliest due time; never() if there is none.

@@ -37,8 +37,8 @@ TEST(OperationTable, FindsWhatWasInsertedUntilItIsErased) {
   EXPECT_EQ(table.Find(7), operation);
   EXPECT_EQ(table.All(), std::vector{operation});
   EXPECT_EQ(table.size(), 1u);
-  EXPECT_TRUE(table.Erase(7));
-  EXPECT_FALSE(table.Erase(7));
+  EXPECT_TRUE(table.Take(7));
+  EXPECT_FALSE(table.Take(7));
   EXPECT_FALSE(table.Contains(7));
   EXPECT_EQ(table.size(), 0u);
 }
@@ -59,7 +59,7 @@ TEST(OperationTable, GivesThoseThatAreDueOnceAndInOrder) {
   table.SetDue(2, Deadline::At(At(25)));
   table.SetDue(1, Deadline::Never());
   EXPECT_EQ(table.NextDue().when(), At(25));
-  EXPECT_TRUE(table.Erase(2));
+  EXPECT_TRUE(table.Take(2));
   EXPECT_TRUE(table.NextDue().never());
   table.SetDue(2, Deadline::At(At(1)));
   EXPECT_TRUE(table.NextDue().never());
@@ -92,7 +92,7 @@ TEST(OperationTable, FreesTheDueTimesOfManyOperationsAfterThem) {
 
   OperationTable ended;
   fill(&ended);
-  for (std::uint64_t id = 1; id <= kMany; ++id) EXPECT_TRUE(ended.Erase(id));
+  for (std::uint64_t id = 1; id <= kMany; ++id) EXPECT_TRUE(ended.Take(id));
   EXPECT_TRUE(ended.NextDue().never());
   EXPECT_LE(ended.schedule_capacity(), kFewDueTimes);
 }
@@ -114,7 +114,7 @@ class OperationTableModelTest : public ::testing::Test {
   }
   void EraseOne() {
     const std::uint64_t id = AnyId();
-    ASSERT_EQ(table_.Erase(id), plain_.erase(id) != 0);
+    ASSERT_EQ(table_.Take(id) != nullptr, plain_.erase(id) != 0);
   }
   void MoveOne() {
     const std::uint64_t id = AnyId();
@@ -168,7 +168,7 @@ TEST(OperationTable, FindsThoseThatAreDueWithoutASearchThroughAll) {
       EXPECT_EQ(table->TakeDue(At(2)).size(), 1u);
       table->SetDue(id, Deadline::At(At(5'000)));
       EXPECT_EQ(table->NextDue().when(), At(1'001));
-      EXPECT_TRUE(table->Erase(id));
+      EXPECT_TRUE(table->Take(id));
     };
   });
   EXPECT_LT(growth, kMaxGrowth);

@@ -13,7 +13,7 @@ namespace ferry::transfer {
 // Each call takes amortized constant time. Not thread-safe.
 class WorkQueue {
  public:
-  using Op = std::shared_ptr<OperationState>;
+  using Op = OperationRef;
 
   bool empty() const noexcept { return queue_.empty(); }
   std::size_t size() const noexcept { return queue_.size(); }

@@ -17,8 +17,8 @@
 
 namespace ferry::transfer {
 
-// A copy between a slot and GPU memory, or between GPUs, with everything that must outlive it.
-// Owners: the channel, which may drop it at any time, and the stager.
+// A copy between a slot and GPU memory, or between GPUs, with everything that must outlive it. A
+// lane may drop it at any time.
 struct StagedCopy {
   StageSlot slot;
   RegionPin pin;                           // for an access by a peer
@@ -37,6 +37,9 @@ struct StagedCopy {
   }
 };
 
+// Shared between the stager, until the copy is over, and the lane or message that it belongs to.
+using StagedCopyRef = std::shared_ptr<StagedCopy>;
+
 // Timeout for one slice: a GPU that has not copied it by then is considered stuck.
 inline constexpr auto kCopyTimeout = std::chrono::seconds(10);
 // Blocks until a copy has ended, which takes as long as the copies queued on the GPU, well under a
@@ -52,7 +55,7 @@ inline bool AwaitStagedCopy(const StagedCopy& copy,
 
 // A completion callback that marks the copy as over, then calls `told`. `told` runs on the stager's
 // thread and must only post.
-inline Stager::Done EndOf(std::shared_ptr<StagedCopy> copy, UniqueFunction<void()> told) {
+inline Stager::Done EndOf(StagedCopyRef copy, UniqueFunction<void()> told) {
   return [copy = std::move(copy), told = std::move(told)](Status outcome) mutable {
     copy->outcome = std::move(outcome);
     copy->over.store(true, std::memory_order_release);
@@ -60,18 +63,17 @@ inline Stager::Done EndOf(std::shared_ptr<StagedCopy> copy, UniqueFunction<void(
   };
 }
 // Start a copy of `copy->slot`; `told` is called when it is over.
-inline void BeginGather(Stager* stager, const std::shared_ptr<StagedCopy>& copy,
-                        std::span<const Block> blocks, UniqueFunction<void()> told) {
+inline void BeginGather(Stager* stager, const StagedCopyRef& copy, std::span<const Block> blocks,
+                        UniqueFunction<void()> told) {
   stager->Gather(copy->slot, blocks, EndOf(copy, std::move(told)));
 }
-inline void BeginScatter(Stager* stager, const std::shared_ptr<StagedCopy>& copy,
-                         std::span<const Block> blocks, UniqueFunction<void()> told) {
+inline void BeginScatter(Stager* stager, const StagedCopyRef& copy, std::span<const Block> blocks,
+                         UniqueFunction<void()> told) {
   stager->Scatter(copy->slot, blocks, EndOf(copy, std::move(told)));
 }
 
-inline void BeginMove(Stager* stager, const std::shared_ptr<StagedCopy>& copy,
-                      std::vector<Block> blocks, Clock::time_point begin_by,
-                      UniqueFunction<void()> told) {
+inline void BeginMove(Stager* stager, const StagedCopyRef& copy, std::vector<Block> blocks,
+                      Clock::time_point begin_by, UniqueFunction<void()> told) {
   stager->Move(std::move(blocks), begin_by, EndOf(copy, std::move(told)));
 }
 

@@ -28,7 +28,7 @@ TEST(DialerTest, TwoLanesAreOnTwoLoopsHoweverManyWereAskedFor) {
     dialer->home()->DriveUntil([&] { return dialer->done(); }, Soon(), near->config().spin);
     const auto connection = Must(dialer->result());
     EXPECT_EQ(connection->lanes(), 2u);
-    EXPECT_NE(connection->channel(0).loop(), connection->channel(1).loop());
+    EXPECT_NE(connection->lane(0).loop(), connection->lane(1).loop());
     near->Shutdown();
   }
 }

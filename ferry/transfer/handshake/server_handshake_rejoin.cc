@@ -9,7 +9,7 @@
 #include "ferry/transfer/handshake/parked_lane.h"
 #include "ferry/transfer/handshake/server_handshake.h"
 
-// The accepting side of a lane replacement; channel_rejoin.cc describes the whole procedure.
+// The accepting side of a lane replacement; slice_sender_recovery.cc describes the whole procedure.
 namespace ferry::transfer {
 
 ServerHandshake::PendingPeer* ServerHandshake::Find(HelloExchange* hello_exchange,
@@ -58,13 +58,13 @@ Status ServerHandshake::OnResume(HelloExchange* hello_exchange, wire::MetaReader
   PendingPeer& pending_peer = hello_exchanges_.at(hello_exchange);
   FERRY_TRY_ASSIGN(pending_peer.progress, ParseProgress(reader, hello_exchange->peer_name()));
   MoveTo(&pending_peer, State::kFreezing);
-  Channel& channel = pending_peer.rejoins->channel(pending_peer.rejoin.lane);
+  LaneEngine& lane = pending_peer.rejoins->lane(pending_peer.rejoin.lane);
   // The old lane lives on its own loop. Coming back, the pending peer is looked up by pointer and
   // number (Find()): it may be gone, and another one at the same address.
-  channel.loop()->Post([this, hello_exchange, number = pending_peer.number,
-                        connection = pending_peer.rejoins, attempt = pending_peer.rejoin.attempt,
-                        &channel] {
-    auto progress = channel.FreezeOnLoop(attempt);
+  lane.loop()->Post([this, hello_exchange, number = pending_peer.number,
+                     connection = pending_peer.rejoins, attempt = pending_peer.rejoin.attempt,
+                     &lane] {
+    auto progress = lane.Freeze(attempt);
     loop_->Post([this, hello_exchange, number, progress = std::move(progress)]() mutable {
       OnFrozen(hello_exchange, number, std::move(progress));
     });
@@ -89,12 +89,12 @@ void ServerHandshake::OnFrozen(HelloExchange* hello_exchange, std::uint64_t numb
 void ServerHandshake::FinishRejoin(HelloExchange* hello_exchange, std::uint64_t number) {
   PendingPeer* const pending_peer = Find(hello_exchange, number);
   if (pending_peer == nullptr) return;
-  Channel& channel = pending_peer->rejoins->channel(pending_peer->rejoin.lane);
-  auto parked = std::make_unique<ParkedLane>(hello_exchange->ReleaseLane(), channel.loop());
-  channel.loop()->Post([connection = pending_peer->rejoins, &channel, parked = std::move(parked),
-                        attempt = pending_peer->rejoin.attempt,
-                        progress = std::move(pending_peer->progress)]() mutable {
-    channel.ReviveOnLoop(attempt, std::move(parked), progress);
+  LaneEngine& lane = pending_peer->rejoins->lane(pending_peer->rejoin.lane);
+  auto parked = std::make_unique<ParkedLane>(hello_exchange->ReleaseLane(), lane.loop());
+  lane.loop()->Post([connection = pending_peer->rejoins, &lane, parked = std::move(parked),
+                     attempt = pending_peer->rejoin.attempt,
+                     progress = std::move(pending_peer->progress)]() mutable {
+    lane.Revive(attempt, std::move(parked), progress);
   });
   by_number_.erase(number);
   hello_exchanges_.erase(hello_exchange);

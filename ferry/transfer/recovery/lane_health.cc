@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "ferry/core/log.h"
-#include "ferry/transfer/engine/endpoint_core.h"
 #include "ferry/transfer/recovery/rejoin.h"
+#include "ferry/transfer/stats/event_ring.h"
 
 namespace ferry::transfer {
 namespace {
@@ -42,26 +42,25 @@ std::vector<NetworkPath> NetworkPathsTo(const net::Provider& provider, const Con
   return paths;
 }
 
-LaneHealth::LaneHealth(EndpointCore* endpoint, ConnectionCore* connection,
-                       std::vector<NetworkPath> paths)
-    : endpoint_(endpoint), connection_(connection) {
+LaneHealth::LaneHealth(RecoveryContext context, RecoveryHost* host, std::vector<NetworkPath> paths)
+    : context_(std::move(context)), host_(host) {
   for (NetworkPath& path : paths) paths_.push_back({std::move(path)});
-  lanes_.resize(connection->lanes());
+  lanes_.resize(context_.lanes);
   // All lanes have come up over the first path.
   for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].own = i % paths_.size();
 }
 
 LaneHealth::~LaneHealth() = default;
 
-void LaneHealth::StartOnLoop() {
-  for (std::uint32_t i = 0; i < lanes_.size(); ++i) StepOnLoop(i);
+void LaneHealth::Start() {
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) Step(i);
 }
 
-void LaneHealth::StopOnLoop() {
+void LaneHealth::Stop() {
   stopped_ = true;
-  if (retry_ != 0) connection_->home()->CancelTimerOnLoop(std::exchange(retry_, 0));
+  if (retry_ != 0) context_.home->CancelTimerOnLoop(std::exchange(retry_, 0));
   for (LaneState& lane_state : lanes_) {
-    if (auto attempt = std::exchange(lane_state.attempt, nullptr)) attempt->CancelOnLoop();
+    if (auto attempt = std::exchange(lane_state.attempt, nullptr)) attempt->Cancel();
   }
 }
 
@@ -78,21 +77,21 @@ void LaneHealth::OnLaneLost(std::uint32_t lane, net::LaneLoss loss) {
   lane_state.down = true;
   // If there is no other path, this one is retried at once.
   if (loss != net::LaneLoss::kReset && paths_.size() > 1) MarkBad(lane_state.path, kAfterLoss);
-  StepOnLoop(lane);
+  Step(lane);
 }
 
 void LaneHealth::OnSuspect(std::uint32_t lane, const char* why) {
   LaneState& lane_state = lanes_[lane];
   if (stopped_ || lane_state.down || lane_state.suspect || paths_.size() == 1) return;
-  connection_->Note("lane {} on {} {}: trying another network path", lane,
-                    paths_[lane_state.path].path.interface, why);
+  host_->Note(fmt::format("lane {} on {} {}: trying another network path", lane,
+                          paths_[lane_state.path].path.interface, why));
   LogWith(LogLevel::kWarn, "transfer",
-          {{"peer", connection_->peer_name()}, {"lane", std::to_string(lane)}},
-          "lane {} to {} on {} {}: trying another network path", lane, connection_->peer_name(),
+          {{"peer", context_.peer_name}, {"lane", std::to_string(lane)}},
+          "lane {} to {} on {} {}: trying another network path", lane, context_.peer_name,
           paths_[lane_state.path].path.interface, why);
   lane_state.suspect = true;
   MarkBad(lane_state.path, kAfterLoss);
-  StepOnLoop(lane);
+  Step(lane);
 }
 
 // A link that is up again clears its path's failures; a link that is down makes its path unusable
@@ -108,12 +107,12 @@ void LaneHealth::OnLinkChange(const net::LinkChange& change) {
       MarkBad(i, kAfterLoss);
     }
   }
-  for (std::uint32_t i = 0; i < lanes_.size(); ++i) StepOnLoop(i);
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) Step(i);
 }
 
-void LaneHealth::BeatOnLoop(Clock::time_point /*now*/) {
+void LaneHealth::Beat() {
   if (stopped_) return;
-  for (std::uint32_t i = 0; i < lanes_.size(); ++i) StepOnLoop(i);
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) Step(i);
 }
 
 // ---- what is done about it ----------------------------------------------------------------------
@@ -144,40 +143,39 @@ std::optional<std::size_t> LaneHealth::ChoosePath(const LaneState& lane_state,
 }
 
 // Starts an attempt if the lane should move; at most one per lane at a time.
-void LaneHealth::StepOnLoop(std::uint32_t lane) {
+void LaneHealth::Step(std::uint32_t lane) {
   LaneState& lane_state = lanes_[lane];
   if (stopped_ || lane_state.attempt) return;
   const auto path = ChoosePath(lane_state, Clock::now());
   if (!path) {
-    if (lane_state.down) RetryLaterOnLoop();
+    if (lane_state.down) RetryLater();
     return;
   }
   lane_state.trying = *path;
-  lane_state.attempt =
-      std::make_shared<Rejoin>(endpoint_, connection_, this, lane, ++lane_state.attempts);
-  lane_state.attempt->StartOnLoop(paths_[*path].path.to);
+  lane_state.attempt = std::make_shared<Rejoin>(context_, host_, this, lane, ++lane_state.attempts);
+  lane_state.attempt->Start(paths_[*path].path.to);
 }
 
 // A lane is down and no path is worth trying right now.
-void LaneHealth::RetryLaterOnLoop() {
+void LaneHealth::RetryLater() {
   if (retry_ != 0) return;
   auto when = Clock::time_point::max();
   for (const PathState& state : paths_) when = std::min(when, state.bad_until);
-  retry_ = connection_->home()->AddTimerOnLoop(when, [this] {
+  retry_ = context_.home->AddTimerOnLoop(when, [this] {
     retry_ = 0;
-    for (std::uint32_t i = 0; i < lanes_.size(); ++i) StepOnLoop(i);
+    for (std::uint32_t i = 0; i < lanes_.size(); ++i) Step(i);
   });
 }
 
 void LaneHealth::NoteFailure(std::uint32_t lane, const PathState& state, const Error& error) const {
   // Attempts continue for as long as the lane is down.
   if (WorthKeeping(state.failures + 1)) {
-    connection_->Note("lane {} did not come up on {} at {}: {}", lane, state.path.interface,
-                      state.path.to.ToString(), error.message());
+    host_->Note(fmt::format("lane {} did not come up on {} at {}: {}", lane, state.path.interface,
+                            state.path.to.ToString(), error.message()));
   }
   LogWith(LogLevel::kInfo, "transfer",
-          {{"peer", connection_->peer_name()}, {"lane", std::to_string(lane)}},
-          "lane {} to {} did not come up on {} at {}: {}", lane, connection_->peer_name(),
+          {{"peer", context_.peer_name}, {"lane", std::to_string(lane)}},
+          "lane {} to {} did not come up on {} at {}: {}", lane, context_.peer_name,
           state.path.interface, state.path.to.ToString(), error.message());
 }
 
@@ -192,7 +190,7 @@ void LaneHealth::OnAttemptOver(std::uint32_t lane, const std::optional<Error>& e
     lane_state.path = lane_state.trying;
     lane_state.down = lane_state.suspect = false;
     state.failures = 0;
-    return StepOnLoop(lane);
+    return Step(lane);
   }
   NoteFailure(lane, state, *error);
   const bool none_up =
@@ -202,13 +200,13 @@ void LaneHealth::OnAttemptOver(std::uint32_t lane, const std::optional<Error>& e
   // lane is up. At another address there may be a different host, and the attempt failed just as if
   // it had not answered.
   if (refused && none_up && lane_state.trying == 0) {
-    return connection_->Fail(Error(Code::kPeerLost, error->message()));
+    return host_->Fail(Error(Code::kPeerLost, error->message()));
   }
   const Clock::duration pause = kAfterFailure * (1U << std::min(state.failures, 10U));
   ++state.failures;
   MarkBad(lane_state.trying, std::min<Clock::duration>(pause, kAfterManyFailures));
   if (frozen) lane_state.down = true;
-  StepOnLoop(lane);
+  Step(lane);
 }
 
 }  // namespace ferry::transfer

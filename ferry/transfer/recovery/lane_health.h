@@ -9,11 +9,10 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/event_loop.h"
 #include "ferry/net/provider.h"
+#include "ferry/transfer/recovery/recovery_host.h"
 
 namespace ferry::transfer {
 
-class ConnectionCore;
-class EndpointCore;
 class Rejoin;
 
 // A network path to the peer: one of its addresses, and the local interface that the route uses.
@@ -34,18 +33,19 @@ std::vector<NetworkPath> NetworkPathsTo(const net::Provider& provider, const Con
 // when it works again. Lives on the connection's home loop.
 class LaneHealth {
  public:
-  // `endpoint` and `connection` must outlive this object.
-  LaneHealth(EndpointCore* endpoint, ConnectionCore* connection, std::vector<NetworkPath> paths);
+  // `host` must outlive this object.
+  LaneHealth(RecoveryContext context, RecoveryHost* host, std::vector<NetworkPath> paths);
   ~LaneHealth();
 
-  void StartOnLoop();
+  void Start();
   // Cancels all attempts.
-  void StopOnLoop();
+  void Stop();
   void OnLaneLost(std::uint32_t lane, net::LaneLoss loss);
   // The lane may be dead: tries another path. The lane stays in use until that succeeds.
   void OnSuspect(std::uint32_t lane, const char* why);
   void OnLinkChange(const net::LinkChange& change);
-  void BeatOnLoop(Clock::time_point now);
+  // Call with each heartbeat.
+  void Beat();
 
   // Called once by each attempt, with its error if it failed. `frozen`: the old lane is no longer
   // in use.
@@ -67,15 +67,15 @@ class LaneHealth {
     std::uint32_t attempts = 0;
   };
 
-  void StepOnLoop(std::uint32_t lane);
+  void Step(std::uint32_t lane);
   std::optional<std::size_t> ChoosePath(const LaneState& lane_state, Clock::time_point now) const;
   bool InGoodUse(std::size_t path) const;
   void MarkBad(std::size_t path, Clock::duration how_long);
-  void RetryLaterOnLoop();
+  void RetryLater();
   void NoteFailure(std::uint32_t lane, const PathState& state, const Error& error) const;
 
-  EndpointCore* const endpoint_;
-  ConnectionCore* const connection_;
+  const RecoveryContext context_;
+  RecoveryHost* const host_;
   std::vector<PathState> paths_;
   std::vector<LaneState> lanes_;
   EventLoop::TimerId retry_ = 0;

@@ -8,9 +8,8 @@
 #include <utility>
 
 #include "ferry/core/check.h"
-#include "ferry/transfer/engine/endpoint_core.h"
-#include "ferry/transfer/handshake/parked_lane.h"
 #include "ferry/transfer/recovery/lane_health.h"
+#include "ferry/transfer/recovery/recovery_host.h"
 
 namespace ferry::transfer {
 namespace {
@@ -20,26 +19,27 @@ constexpr auto kTimeout = milliseconds(2000);
 
 }  // namespace
 
-Rejoin::Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneHealth* lane_health,
+Rejoin::Rejoin(const RecoveryContext& context, RecoveryHost* host, LaneHealth* lane_health,
                std::uint32_t lane, std::uint32_t attempt)
-    : endpoint_(endpoint),
-      connection_(connection->shared_from_this()),
+    : context_(context),
+      host_(host),
+      keep_(host->KeepAlive()),
       lane_health_(lane_health),
       lane_(lane),
       attempt_(attempt),
-      deadline_(Deadline::After(
-          std::min<microseconds>(kTimeout, connection->config().handshake_timeout))),
-      client_handshake_(endpoint->secret(), connection->peer_name()) {}
+      deadline_(
+          Deadline::After(std::min<microseconds>(kTimeout, context.config->handshake_timeout))),
+      client_handshake_(*context.secret, context.peer_name) {}
 
 Rejoin::~Rejoin() = default;
 
-void Rejoin::StartOnLoop(const net::Address& to) {
-  endpoint_->provider().Connect(
-      to, connection_->config(), connection_->home(), deadline_,
+void Rejoin::Start(const net::Address& to) {
+  context_.provider->Connect(
+      to, *context_.config, context_.home, deadline_,
       [self = shared_from_this()](auto lane) { self->OnConnected(std::move(lane)); });
 }
 
-void Rejoin::CancelOnLoop() { MoveTo(State::kOver); }
+void Rejoin::Cancel() { MoveTo(State::kOver); }
 
 void Rejoin::MoveTo(State to) {
   const State from = std::exchange(state_, to);
@@ -51,13 +51,13 @@ void Rejoin::MoveTo(State to) {
     case State::kJoining: return SayRejoin();
     // Both stop the old lane before they compare progress: what is still on its way over it must
     // not change memory later.
-    case State::kFreezing: hello_exchange_->HearMoreOnLoop(); return FreezeOnLoop();
+    case State::kFreezing: hello_exchange_->HearMoreOnLoop(); return Freeze();
     // Only a stopped lane's progress is final. OnFrozen, which has it, says it.
     case State::kResuming: break;
     case State::kMoving: return FinishIfReady();
     // The handshake's callbacks hold this object, and may be what runs: it goes outside of them.
     case State::kOver:
-      connection_->home()->Post([hello_exchange = std::move(hello_exchange_)] {});
+      context_.home->Post([hello_exchange = std::move(hello_exchange_)] {});
       hello_exchange_ = nullptr;
       break;
   }
@@ -67,18 +67,17 @@ void Rejoin::MoveTo(State to) {
 // address.
 void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
   if (state_ == State::kOver) return;
-  if (!lane) return EndOnLoop(lane.error());
-  hello_exchange_ =
-      std::make_unique<HelloExchange>(*std::move(lane), connection_->home(), deadline_);
+  if (!lane) return End(lane.error());
+  hello_exchange_ = std::make_unique<HelloExchange>(*std::move(lane), context_.home, deadline_);
   // Routes can change during a connection, so the lane is checked again.
-  if (auto may = endpoint_->CheckLane(*hello_exchange_, hello_exchange_->peer_name()); !may) {
-    return EndOnLoop(may.error());
+  if (auto may = context_.may_use(*hello_exchange_, hello_exchange_->peer_name()); !may) {
+    return End(may.error());
   }
   hello_exchange_->StartOnLoop(
       [self = shared_from_this()](const auto& header, auto* reader) {
         return self->OnHeard(header, reader);
       },
-      [self = shared_from_this()](const Error& error) { self->EndOnLoop(error); });
+      [self = shared_from_this()](const Error& error) { self->End(error); });
   if (state_ == State::kOver) return;  // the loop could not watch the lane
   hello_exchange_->SetOnSaid([self = shared_from_this()] { self->FinishIfReady(); });
   MoveTo(State::kJoining);
@@ -87,9 +86,9 @@ void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
 void Rejoin::SayRejoin() {
   wire::RejoinBody rejoin;
   rejoin.lane = static_cast<std::uint16_t>(lane_);
-  rejoin.connection = connection_->peer().connection;
+  rejoin.connection = context_.connection;
   rejoin.attempt = attempt_;
-  std::memcpy(rejoin.token, connection_->peer().token.bytes.data(), sizeof rejoin.token);
+  std::memcpy(rejoin.token, context_.token.bytes.data(), sizeof rejoin.token);
   client_handshake_.SayFirstOnLoop(hello_exchange_.get(), wire::Type::kRejoin,
                                    std::as_bytes(std::span(&rejoin, 1)));
 }
@@ -111,7 +110,7 @@ Status Rejoin::OnHeard(const wire::MessageHeader& header, wire::MetaReader* read
       return Ok();
     case wire::Type::kResumed: {
       if (state_ != State::kResuming) break;
-      FERRY_TRY_ASSIGN(peer_, ParseProgress(reader, connection_->peer_name()));
+      FERRY_TRY_ASSIGN(peer_, ParseProgress(reader, context_.peer_name));
       MoveTo(State::kMoving);
       return Ok();
     }
@@ -121,23 +120,19 @@ Status Rejoin::OnHeard(const wire::MessageHeader& header, wire::MetaReader* read
       Code::kCorrupt,
       fmt::format(
           "{} answered a rejoining lane with a {} frame; use the same release on both sides",
-          connection_->peer_name(), wire::TypeName(header.type)));
+          context_.peer_name, wire::TypeName(header.type)));
 }
 
-// The channel lives on its lane's loop, so freezing takes a task there and one back.
-void Rejoin::FreezeOnLoop() {
-  Channel& channel = connection_->channel(lane_);
-  channel.loop()->Post([self = shared_from_this(), &channel] {
-    auto progress = channel.FreezeOnLoop(self->attempt_);
-    self->connection_->home()->Post(
-        [self, progress = std::move(progress)]() mutable { self->OnFrozen(std::move(progress)); });
+void Rejoin::Freeze() {
+  host_->Freeze(lane_, attempt_, [self = shared_from_this()](std::optional<LaneProgress> progress) {
+    self->OnFrozen(std::move(progress));
   });
 }
 
 // nullopt: a later attempt or the end of the connection came first.
 void Rejoin::OnFrozen(std::optional<LaneProgress> progress) {
   if (state_ == State::kOver) return;
-  if (!progress) return EndOnLoop(Error(Code::kCancelled, "the connection has ended"));
+  if (!progress) return End(Error(Code::kCancelled, "the connection has ended"));
   MoveTo(State::kResuming);
   hello_exchange_->SayOnLoop(wire::Type::kResume, EncodeProgress(*progress));
 }
@@ -146,21 +141,16 @@ void Rejoin::OnFrozen(std::optional<LaneProgress> progress) {
 void Rejoin::FinishIfReady() {
   if (state_ != State::kMoving || !hello_exchange_->complete()) return;
   // Outside the callback of the lane that is about to move.
-  connection_->home()->Post([self = shared_from_this()] { self->FinishOnLoop(); });
+  context_.home->Post([self = shared_from_this()] { self->Finish(); });
 }
 
-// The lane changes loops here: it is parked until the channel's loop attaches it.
-void Rejoin::FinishOnLoop() {
+void Rejoin::Finish() {
   if (state_ == State::kOver) return;
-  Channel& channel = connection_->channel(lane_);
-  auto parked = std::make_unique<ParkedLane>(hello_exchange_->ReleaseLane(), channel.loop());
-  channel.loop()->Post([self = shared_from_this(), &channel, parked = std::move(parked)]() mutable {
-    channel.ReviveOnLoop(self->attempt_, std::move(parked), self->peer_);
-  });
-  EndOnLoop(std::nullopt);
+  host_->Revive(lane_, attempt_, hello_exchange_->ReleaseLane(), peer_);
+  End(std::nullopt);
 }
 
-void Rejoin::EndOnLoop(const std::optional<Error>& error) {
+void Rejoin::End(const std::optional<Error>& error) {
   if (state_ == State::kOver) return;
   // While the old lane is being stopped, nobody may take another attempt for this one's success.
   const bool frozen = state_ >= State::kFreezing;

@@ -10,27 +10,27 @@
 
 namespace ferry::transfer {
 
-class ConnectionCore;
-class EndpointCore;
 class LaneHealth;
+class RecoveryHost;
+struct RecoveryContext;
 
 // One attempt of the connecting side to put a new lane in the place of another: connects, says
 // hello, and only when the peer has agreed stops using the old one. Belongs to the connection's
 // home loop; shared between the LaneHealth and its callbacks in flight.
 class Rejoin final : public std::enable_shared_from_this<Rejoin> {
  public:
-  // `endpoint`, `connection` and `lane_health` must stay valid until CancelOnLoop() or the end of
-  // the attempt.
-  Rejoin(EndpointCore* endpoint, ConnectionCore* connection, LaneHealth* lane_health,
+  // `lane_health` must stay valid until Cancel() or the end of the attempt, the others until nobody
+  // keeps the connection alive.
+  Rejoin(const RecoveryContext& context, RecoveryHost* host, LaneHealth* lane_health,
          std::uint32_t lane, std::uint32_t attempt);
   ~Rejoin();
 
-  void StartOnLoop(const net::Address& to);
+  void Start(const net::Address& to);
   // The host that was reached replied that it knows no such connection. The reply is not
   // authenticated.
   bool refused() const noexcept { return refused_; }
   // Ends the attempt; the LaneHealth is not called after this.
-  void CancelOnLoop();
+  void Cancel();
 
  private:
   // Each step goes to the next, and any to kOver.
@@ -47,15 +47,16 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
   void OnConnected(Result<std::unique_ptr<net::Lane>> lane);
   void SayRejoin();
   Status OnHeard(const wire::MessageHeader& header, wire::MetaReader* reader);
-  void FreezeOnLoop();
+  void Freeze();
   void OnFrozen(std::optional<LaneProgress> progress);
   void FinishIfReady();
-  void FinishOnLoop();
-  void EndOnLoop(const std::optional<Error>& error);
+  void Finish();
+  void End(const std::optional<Error>& error);
 
-  EndpointCore* const endpoint_;
-  // Kept until the end: owns the channel that is being frozen.
-  std::shared_ptr<ConnectionCore> connection_;
+  const RecoveryContext& context_;
+  RecoveryHost* const host_;
+  // The connection, until the end: it owns the lane that is being frozen.
+  const std::shared_ptr<void> keep_;
   LaneHealth* const lane_health_;  // until kOver
   const std::uint32_t lane_;
   const std::uint32_t attempt_;

@@ -1,0 +1,189 @@
+// A lane's surroundings for tests of its parts: no socket, no connection, no thread.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ferry/core/config.h"
+#include "ferry/core/event_loop.h"
+#include "ferry/net/provider.h"
+#include "ferry/transfer/engine/frame_checksum.h"
+#include "ferry/transfer/engine/frame_pool.h"
+#include "ferry/transfer/engine/lane_owner.h"
+#include "ferry/transfer/engine/lane_site.h"
+#include "ferry/transfer/memory/plan.h"
+#include "ferry/transfer/testing/linked_endpoints.h"
+
+namespace ferry::transfer {
+
+// The connection of a lane under test: notes what it is told.
+class FakeOwner final : public LaneOwner, public MessageSink {
+ public:
+  std::shared_ptr<void> KeepAlive() override { return alive; }
+  void OnLaneUp(std::uint32_t /*index*/, net::LaneInfo /*info*/) override { Note("up"); }
+  void LaneLost(std::uint32_t /*index*/, const Error& /*error*/,
+                std::optional<net::LaneLoss> loss) override {
+    Note(loss ? "lost" : "given up");
+  }
+  void LaneFrozen(std::uint32_t /*index*/, bool /*was_heard*/) override { Note("frozen"); }
+  void LaneFailed(const Error& error) override { Note("failed: " + error.message()); }
+  void PeerClosedLane(std::uint32_t /*index*/, const Error& /*error*/) override {
+    Note("peer closed");
+  }
+  void PeerGaveUpLane(std::uint32_t index) override { Note("gave up " + std::to_string(index)); }
+  void PostLaneClosed(std::uint32_t /*index*/) override { Note("closed"); }
+  void SetLanePath(std::uint32_t /*index*/, const net::PathStats& /*path*/) override {}
+  void PostRoundDone(const OperationRef& operation) override { done.push_back(operation); }
+  void DealAgain(const OperationRef& operation) override { dealt.push_back(operation); }
+  double ShareOf(std::uint32_t /*index*/) const override { return share; }
+  void CountRefusal(const Error& error) override { refusals.push_back(error.message()); }
+  void CountMismatch() override { Note("mismatch"); }
+
+  Status OnMessage(const wire::MessageHeader& header, wire::MetaReader* /*reader*/) override {
+    Note(wire::TypeName(header.type));
+    return Ok();
+  }
+  Result<OperationRef> TakeReceive(std::uint64_t /*tag*/, std::uint64_t /*bytes*/) override {
+    return std::exchange(receive, nullptr);
+  }
+  void PutBackReceive(const OperationRef& operation) override { receive = operation; }
+  bool MayKeep(std::uint64_t /*bytes*/) const override { return may_keep; }
+  void TakeRts(std::uint64_t /*peer_operation*/, const wire::TagBody& /*body*/) override {
+    Note("rts");
+  }
+  void OnWholeMessage(const OperationRef& operation, ArrivedMessage message,
+                      const Status& intact) override {
+    std::string bytes;
+    for (const std::byte byte : message.data) bytes += static_cast<char>(byte);
+    Note((operation ? "received" : "kept " + bytes) + (intact ? "" : ", corrupt"));
+  }
+  bool MayNotify(std::uint64_t /*bytes*/) const override { return may_keep; }
+  void OnNotification(std::vector<std::byte> bytes) override {
+    Note("notification of " + std::to_string(bytes.size()));
+  }
+  void BecomesRts(const OperationRef& operation) override { rts.push_back(operation); }
+
+  void Note(std::string what) { events.push_back(std::move(what)); }
+
+  std::shared_ptr<void> alive = std::make_shared<int>(0);  // shared with tasks in flight
+  std::vector<std::string> events;
+  std::vector<std::string> refusals;
+  std::vector<OperationRef> done;
+  std::vector<OperationRef> dealt;
+  std::vector<OperationRef> rts;
+  OperationRef receive;
+  double share = 1;
+  bool may_keep = true;
+};
+
+// A lane that only notes what is asked of it. The test plays the network.
+class ScriptedLane final : public net::Lane {
+ public:
+  void Attach(EventLoop* /*loop*/, net::LaneHandler* handler) override { handler_ = handler; }
+  void Send(net::OutFrame* frame) override { queue.push_back(frame); }
+  void Resume() override { ++resumed; }
+  void DiscardRest() override { ++discarded; }
+  void Close(net::Closing how) override {
+    (how == net::Closing::kAbort ? aborted : closed) = true;
+  }
+  void SetMaxMeta(std::size_t /*bytes*/) override {}
+  net::LaneInfo Info() const override { return {}; }
+  std::uint64_t BytesReceived() const override { return bytes_received; }
+
+  net::LaneHandler& handler() { return *handler_; }
+  // The types of the queued frames, which stay queued.
+  std::vector<wire::Type> Types() const {
+    std::vector<wire::Type> types;
+    for (std::size_t i = 0; i < queue.size(); ++i) types.push_back(Header(i).type);
+    return types;
+  }
+  wire::MessageHeader Header(std::size_t index) const {
+    wire::MessageHeader header;
+    wire::MetaReader(queue[index]->meta).Read(&header);
+    return header;
+  }
+  // Takes the first frame off the queue: it has been sent.
+  LaneFrame* TakeSent() {
+    auto* const frame = static_cast<LaneFrame*>(queue.front());  // engines send no others
+    queue.pop_front();
+    return frame;
+  }
+
+  std::deque<net::OutFrame*> queue;
+  int resumed = 0;
+  int discarded = 0;
+  bool closed = false;
+  bool aborted = false;
+  std::uint64_t bytes_received = 0;
+
+ private:
+  net::LaneHandler* handler_ = nullptr;
+};
+
+// Where the parts of a lane under test are. The loop has no worker: the test drives it.
+struct LaneBed {
+  explicit LaneBed(std::uint32_t index = 0)
+      : site{context, &owner, &owner, loop.get(), index, &counts, &opened} {
+    config.slice_bytes = 1000;
+    config.max_operations = 100;
+    context.config = &config;
+    context.regions = &regions;
+    context.memory = &memory;
+    context.connection = this;
+    context.peer_name = "peer";
+    context.window_bytes = 8000;
+    context.lanes = 1;
+    context.bulk_lanes = 1;
+  }
+
+  Config config;
+  RegionTable regions;
+  HeldMemory memory;
+  LaneContext context;
+  FakeOwner owner;
+  std::unique_ptr<EventLoop> loop = Must(EventLoop::Create());
+  LaneCounts counts;
+  OpenedRegions opened;
+  LaneSite site;
+};
+
+// An operation of `slices` slices of 1000 bytes, whose ledger has begun.
+struct SlicedMemory {
+  explicit SlicedMemory(std::size_t slices, Direction direction = Direction::kWrite)
+      : memory(slices * 1000, std::byte{7}), operation(std::make_shared<OperationState>()) {
+    PlanPart part;
+    part.local_base = memory.data();
+    part.blocks.Add({.dst = 0, .src = 0, .len = memory.size()});
+    std::vector<PlanPart> parts;
+    parts.push_back(std::move(part));
+    operation->kind = direction == Direction::kWrite ? OperationKind::kWrite : OperationKind::kRead;
+    operation->id = 17;
+    operation->plan = Must(MakePlan(direction, Uuid{}, std::move(parts), 1000));
+    operation->ledger.Begin(slices);
+  }
+
+  std::vector<std::byte> memory;
+  OperationRef operation;
+};
+
+// A frame as it arrives: header and body.
+template <class Body>
+std::vector<std::byte> MetaOf(wire::Type type, std::uint64_t operation, const Body& body,
+                              std::uint32_t ack = 0) {
+  wire::MessageHeader header;
+  header.type = type;
+  header.operation = operation;
+  header.ack = ack;
+  std::vector<std::byte> meta;
+  wire::Append(&meta, header);
+  wire::Append(&meta, body);
+  return meta;
+}
+
+}  // namespace ferry::transfer
