@@ -5,6 +5,9 @@ import os
 import sys
 import time
 
+ANSWERS = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)  # what libraries print, from their import on
+
 import numpy
 
 from nixl_cu12._api import nixl_agent, nixl_agent_config
@@ -87,18 +90,16 @@ def pages(count, size, seed):
 
 
 def main():
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print
     scope = {"Agent": Agent, "hash_of": hash_of, "pages": pages, "os": os}
     for line in sys.stdin:
         try:
             if line.startswith("let "):
                 exec(line[4:], scope)
-                answers.write("None\n")
+                ANSWERS.write("None\n")
             else:
-                answers.write(repr(eval(line, scope)) + "\n")
+                ANSWERS.write(repr(eval(line, scope)) + "\n")
         except Exception as error:  # the test is told
-            answers.write(repr(f"{type(error).__name__}: {error}") + "\n")
+            ANSWERS.write(repr(f"{type(error).__name__}: {error}") + "\n")
 
 
 main()
