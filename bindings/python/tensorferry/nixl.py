@@ -51,20 +51,30 @@ def link(target, path):
         os.replace(made, path)
 
 
-def make_folder(folder, plugin, others, as_ucx=False):
-    """Fills `folder` with links, and removes what a former call left there."""
+def fill(folder, wanted):
+    """Fills `folder` with links, and removes those that a former call left there."""
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {}
-    for other in sorted(others.glob("lib*.so")):
-        wanted[other.name] = other
-    wanted[PLUGIN] = plugin
-    if as_ucx:
-        wanted[DROP_IN] = plugin
     for path in folder.iterdir():
         if path.is_symlink() and path.name not in wanted:
             path.unlink()
     for name, target in wanted.items():
         link(target, folder / name)
+
+
+def make_folder(base, plugin, others, as_ucx=False):
+    """Makes a folder of plug-ins below `base`. The wheel's find their libraries by paths from their
+    own folder, so what lies around that is linked, too."""
+    libraries = others.parent  # of the wheel
+    site = libraries.parent
+    bundled = libraries.name.removeprefix(".").split(".")[0] + ".libs"
+    fill(base, {bundled: site / bundled})
+    fill(base / libraries.name, {path.name: path for path in libraries.iterdir() if path != others})
+    plugins = {path.name: path for path in others.glob("lib*.so")}
+    plugins[PLUGIN] = plugin
+    if as_ucx:
+        plugins[DROP_IN] = plugin
+    folder = base / libraries.name / others.name
+    fill(folder, plugins)
     return folder
 
 
@@ -87,7 +97,7 @@ def main(arguments=None):
                              wheel_plugins(), options.as_ucx)
     except (NotFound, OSError) as error:
         sys.exit(f"tensorferry.nixl: {error}")
-    print(folder.resolve())
+    print(folder.absolute())
 
 
 if __name__ == "__main__":
