@@ -47,6 +47,7 @@ ALLOWED = {
        for room, rooms in TRANSFER_ROOMS.items()},
     "bindings/python": {"core", "cuda", "transfer", "kernels"},
     "bindings/nccl_net": {"core", "cuda", "copy", "net", "net/plugin"},
+    "bindings/nixl": {"core", "copy", "transfer"},
     "tools": TOOLS | {"tools/" + room for room in TOOL_ROOMS},
     **{"tools/" + room: TOOLS | {"tools/support"} for room in TOOL_ROOMS},
 }

@@ -1,0 +1,283 @@
+// An agent's endpoint, memory and peers, as NIXL's agent asks for them.
+#include "bindings/nixl/backend.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "bindings/nixl/guard.h"
+#include "bindings/nixl/log.h"
+#include "bindings/nixl/settings.h"
+
+namespace ferry::nixl {
+namespace {
+
+// For notifications that are on their way when the agent ends.
+constexpr auto kFlushGrace = std::chrono::seconds(2);
+
+const char* MemoryName(abi::Memory kind) {
+  return kind == abi::Memory::kVram ? "VRAM_SEG" : "DRAM_SEG";
+}
+
+bool IsSupported(abi::Memory kind) {
+  return kind == abi::Memory::kDram || kind == abi::Memory::kVram;
+}
+
+}  // namespace
+
+// ---- life ---------------------------------------------------------------------------------------
+
+Backend::Backend(const abi::InitParams& init, Config config, transfer::Endpoint endpoint)
+    : BackendEngine(init), config_(std::move(config)), endpoint_(std::move(endpoint)) {}
+
+Result<std::unique_ptr<Backend>> Backend::Create(const abi::InitParams& init) {
+  if (init.agent.size() > kMaxNameBytes) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("the agent's name has {} bytes, the limit is {}", init.agent.size(),
+                             kMaxNameBytes));
+  }
+  if (init.type != "FERRY") {
+    Log(LogLevel::kWarning, fmt::format("this plug-in stands in for {}, because its file has that "
+                                        "name; both sides must use it",
+                                        init.type));
+  }
+  FERRY_TRY_ASSIGN(Config config, LoadSettings(init.params ? *init.params : abi::Params()));
+  FERRY_TRY_ASSIGN(transfer::Endpoint endpoint, transfer::Endpoint::Create(config));
+  std::unique_ptr<Backend> backend(new Backend(init, std::move(config), std::move(endpoint)));
+  FERRY_TRY(backend->Start());
+  return backend;
+}
+
+Status Backend::Start() {
+  FERRY_TRY_ASSIGN(courier_, Courier::Create());
+  FERRY_TRY_ASSIGN(inbox_, Inbox::Create(&endpoint_, &tasks_, secret_));
+  peer_context_ = {.endpoint = &endpoint_,
+                   .tasks = &tasks_,
+                   .agent = fields_.agent,
+                   .dial_timeout = config_.connect_timeout + config_.handshake_timeout};
+  transfer_context_ = {.courier = courier_.get(), .active = &active_};
+  Log(LogLevel::kInfo, fmt::format("agent '{}' listens on port {}, endpoint {}", fields_.agent,
+                                   endpoint_.port(), endpoint_.id().ToString()));
+  return Ok();
+}
+
+Backend::~Backend() {
+  try {
+    if (courier_) courier_->WaitIdle(Deadline::After(kFlushGrace));
+    std::map<std::string, std::shared_ptr<Peer>> peers;  // as in peers_
+    {
+      const std::lock_guard lock(mutex_);
+      peers.swap(peers_);
+    }
+    for (const auto& entry : peers) entry.second->Disconnect();
+    endpoint_.Close();  // ends what the other threads wait for
+    tasks_.Stop();
+    inbox_.reset();
+    courier_.reset();
+  } catch (const std::exception& error) {
+    Log(LogLevel::kError, error.what());
+  }
+}
+
+// ---- memory -------------------------------------------------------------------------------------
+
+abi::Memories Backend::SupportedMemories() const {
+  return {abi::Memory::kDram, abi::Memory::kVram};
+}
+
+Result<std::unique_ptr<LocalMemory>> Backend::TryRegister(const abi::Descriptor& memory,
+                                                          abi::Memory kind) {
+  if (!IsSupported(kind)) {
+    return Error(Code::kUnsupported, "only DRAM_SEG and VRAM_SEG are supported");
+  }
+  // NIXL names memory by its address.
+  auto* const begin = reinterpret_cast<std::byte*>(memory.address);
+  FERRY_TRY_ASSIGN(transfer::Region region,
+                   endpoint_.Register({begin, memory.length}, transfer::Rights::kReadWrite));
+  const std::uint8_t gpu = region.remote().gpu;
+  if ((gpu != 0) != (kind == abi::Memory::kVram)) {
+    return Error(
+        Code::kInvalidArgument,
+        fmt::format("it is memory of {}, not {}",
+                    gpu == 0 ? "the host" : fmt::format("GPU {}", gpu - 1), MemoryName(kind)));
+  }
+  return std::make_unique<LocalMemory>(std::move(region), kind);
+}
+
+abi::Outcome Backend::Register(const abi::BlobDescriptor& memory, const abi::Memory& kind,
+                               abi::Metadata*& out) {
+  return Guarded("register memory", [&] {
+    auto registered = TryRegister(memory.at, kind);
+    if (!registered) {
+      return Fail(
+          fmt::format("cannot register {} bytes at {:#x}", memory.at.length, memory.at.address),
+          registered.error());
+    }
+    const std::lock_guard lock(mutex_);
+    registered_.insert(registered->get());
+    out = registered->release();  // the agent's until Deregister()
+    return abi::Outcome::kSuccess;
+  });
+}
+
+abi::Outcome Backend::Deregister(abi::Metadata* metadata) {
+  return Guarded("deregister memory", [&] {
+    // Made by Register().
+    const std::unique_ptr<LocalMemory> memory(static_cast<LocalMemory*>(metadata));
+    {
+      const std::lock_guard lock(mutex_);
+      registered_.erase(memory.get());
+    }
+    active_.CancelUsersOf(memory->region.get());
+    const auto timeout = config_.peer_timeout + config_.drain_grace + std::chrono::seconds(1);
+    if (const Status done = memory->region->Deregister(Deadline::After(timeout)); !done) {
+      return Fail("cannot deregister memory", done.error());
+    }
+    return abi::Outcome::kSuccess;
+  });
+}
+
+abi::Outcome Backend::PublicData(const abi::Metadata* metadata, std::string& out) const {
+  return Guarded("describe memory", [&] {
+    // Made by Register().
+    const auto* const memory = static_cast<const LocalMemory*>(metadata);
+    out = MemoryInfo{memory->region->remote()}.Serialize();
+    return abi::Outcome::kSuccess;
+  });
+}
+
+abi::Outcome Backend::Query(const abi::BlobList& memories,
+                            std::vector<std::optional<abi::Params>>& out) const {
+  return Guarded("query memory", [&] {
+    const std::lock_guard lock(mutex_);
+    for (const abi::BlobDescriptor& asked : memories.items) {
+      const auto found =
+          std::find_if(registered_.begin(), registered_.end(), [&](const LocalMemory* memory) {
+            const std::uintptr_t begin = memory->base();
+            const std::uintptr_t end = begin + memory->region->memory().size();
+            return memory->kind == memories.memory && asked.at.address >= begin &&
+                   asked.at.address <= end && asked.at.length <= end - asked.at.address;
+          });
+      out.emplace_back(std::nullopt);
+      if (found != registered_.end()) {
+        out.back() =
+            abi::Params{{"memory", MemoryName((*found)->kind)},
+                        {"registered_bytes", std::to_string((*found)->region->memory().size())}};
+      }
+    }
+    return abi::Outcome::kSuccess;
+  });
+}
+
+// ---- peers --------------------------------------------------------------------------------------
+
+abi::Outcome Backend::ConnectionInfo(std::string& out) const {
+  return Guarded("describe the endpoint", [&] {
+    out = nixl::ConnectionInfo{endpoint_.address(), secret_}.Serialize();
+    return abi::Outcome::kSuccess;
+  });
+}
+
+abi::Outcome Backend::LoadConnectionInfo(const std::string& agent, const std::string& info) {
+  return Guarded("load connection information", [&] {
+    auto parsed = nixl::ConnectionInfo::Parse(info);
+    if (!parsed) {
+      (void)Fail(fmt::format("cannot load the metadata of agent '{}'", agent), parsed.error());
+      return abi::Outcome::kMismatch;
+    }
+    std::shared_ptr<Peer> peer;  // shared as in peers_
+    std::shared_ptr<Peer> former;
+    {
+      const std::lock_guard lock(mutex_);
+      std::shared_ptr<Peer>& entry = peers_[agent];
+      // The agent forgets a peer whose other metadata is bad without telling us.
+      if (entry && entry->info().secret == parsed->secret && !entry->lost()) {
+        return abi::Outcome::kSuccess;
+      }
+      former =
+          std::exchange(entry, std::make_shared<Peer>(agent, *std::move(parsed), &peer_context_));
+      peer = entry;
+    }
+    if (former) former->Disconnect();
+    peer->Dial(false);
+    return abi::Outcome::kSuccess;
+  });
+}
+
+Result<std::shared_ptr<Peer>> Backend::FindPeer(const std::string& agent) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = peers_.find(agent);
+  if (found != peers_.end()) return found->second;
+  return Error(Code::kInvalidArgument, fmt::format("no metadata of agent '{}' is loaded", agent));
+}
+
+abi::Outcome Backend::Connect(const std::string& agent) {
+  return Guarded("connect", [&] {
+    const auto peer = FindPeer(agent);
+    if (!peer) return Fail("cannot connect", peer.error()), abi::Outcome::kNotFound;
+    (*peer)->Dial(true);
+    return abi::Outcome::kSuccess;
+  });
+}
+
+abi::Outcome Backend::Disconnect(const std::string& agent) {
+  return Guarded("disconnect", [&] {
+    std::shared_ptr<Peer> peer;  // shared with transfers
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = peers_.find(agent);
+      if (found == peers_.end()) return abi::Outcome::kSuccess;
+      peer = std::move(found->second);
+      peers_.erase(found);
+    }
+    peer->Disconnect();
+    return abi::Outcome::kSuccess;
+  });
+}
+
+Result<std::unique_ptr<RemoteMemory>> Backend::TryImport(const abi::BlobDescriptor& memory,
+                                                         abi::Memory kind,
+                                                         const std::string& agent) const {
+  FERRY_TRY_ASSIGN(const std::shared_ptr<Peer> peer, FindPeer(agent));
+  FERRY_TRY_ASSIGN(MemoryInfo info, MemoryInfo::Parse(memory.blob));
+  if (info.region.endpoint != peer->info().address.endpoint) {
+    return Error(Code::kCorrupt, "the memory belongs to another endpoint than the agent's");
+  }
+  if (info.region.length != memory.at.length ||
+      (info.region.gpu != 0) != (kind == abi::Memory::kVram)) {
+    return Error(
+        Code::kCorrupt,
+        fmt::format("the descriptor has {} bytes of {}, its metadata {} of {}", memory.at.length,
+                    MemoryName(kind), info.region.length,
+                    MemoryName(info.region.gpu == 0 ? abi::Memory::kDram : abi::Memory::kVram)));
+  }
+  return std::make_unique<RemoteMemory>(std::move(info.region), memory.at.address);
+}
+
+abi::Outcome Backend::LoadRemoteMetadata(const abi::BlobDescriptor& memory, const abi::Memory& kind,
+                                         const std::string& agent, abi::Metadata*& out) {
+  return Guarded("load metadata", [&] {
+    auto imported = TryImport(memory, kind, agent);
+    if (!imported) {
+      (void)Fail(fmt::format("cannot load metadata of agent '{}'", agent), imported.error());
+      return abi::Outcome::kMismatch;
+    }
+    out = imported->release();  // the agent's until UnloadMetadata()
+    return abi::Outcome::kSuccess;
+  });
+}
+
+abi::Outcome Backend::LoadLocalMetadata(abi::Metadata* /*metadata*/, abi::Metadata*& /*out*/) {
+  return abi::Outcome::kNotSupported;
+}
+
+abi::Outcome Backend::UnloadMetadata(abi::Metadata* metadata) {
+  return Guarded("unload metadata", [&] {
+    delete metadata;  // NOLINT(cppcoreguidelines-owning-memory): the agent gives it back
+    return abi::Outcome::kSuccess;
+  });
+}
+
+}  // namespace ferry::nixl

@@ -1,0 +1,91 @@
+// The back end that NIXL's agent calls.
+#pragma once
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "bindings/nixl/abi.h"
+#include "bindings/nixl/courier.h"
+#include "bindings/nixl/inbox.h"
+#include "bindings/nixl/memory.h"
+#include "bindings/nixl/peer.h"
+#include "bindings/nixl/tasks.h"
+#include "bindings/nixl/transfer_job.h"
+#include "bindings/nixl/wire.h"
+#include "ferry/core/config.h"
+#include "ferry/core/result.h"
+#include "ferry/transfer/endpoint.h"
+
+namespace ferry::nixl {
+
+// An agent's endpoint, its peers and its notifications. No function lets an exception out; errors
+// are logged where they are found.
+class Backend final : public abi::BackendEngine {
+ public:
+  // Errors: kInvalidArgument (settings), kUnavailable (ports, descriptors, threads).
+  static Result<std::unique_ptr<Backend>> Create(const abi::InitParams& init);
+  // Waits a moment for notifications on their way, then ends all; no thread is left.
+  ~Backend() override;
+
+  bool SupportsRemote() const override { return true; }
+  bool SupportsLocal() const override { return false; }
+  bool SupportsNotifications() const override { return true; }
+  abi::Memories SupportedMemories() const override;
+  abi::Outcome Register(const abi::BlobDescriptor& memory, const abi::Memory& kind,
+                        abi::Metadata*& out) override;
+  abi::Outcome Deregister(abi::Metadata* metadata) override;
+  abi::Outcome Connect(const std::string& agent) override;
+  abi::Outcome Disconnect(const std::string& agent) override;
+  abi::Outcome UnloadMetadata(abi::Metadata* metadata) override;
+  abi::Outcome Prepare(const abi::Direction& direction, const abi::MetaList& local,
+                       const abi::MetaList& remote, const std::string& agent,
+                       abi::Request*& request, const abi::Options* options) const override;
+  abi::Outcome Post(const abi::Direction& direction, const abi::MetaList& local,
+                    const abi::MetaList& remote, const std::string& agent, abi::Request*& request,
+                    const abi::Options* options) const override;
+  abi::Outcome Check(abi::Request* request) const override;
+  abi::Outcome Release(abi::Request* request) const override;
+  abi::Outcome PublicData(const abi::Metadata* metadata, std::string& out) const override;
+  abi::Outcome ConnectionInfo(std::string& out) const override;
+  abi::Outcome LoadConnectionInfo(const std::string& agent, const std::string& info) override;
+  abi::Outcome LoadRemoteMetadata(const abi::BlobDescriptor& memory, const abi::Memory& kind,
+                                  const std::string& agent, abi::Metadata*& out) override;
+  abi::Outcome LoadLocalMetadata(abi::Metadata* metadata, abi::Metadata*& out) override;
+  abi::Outcome TakeNotifications(abi::Notifications& out) override;
+  abi::Outcome Notify(const std::string& agent, const std::string& message) const override;
+  abi::Outcome Query(const abi::BlobList& memories,
+                     std::vector<std::optional<abi::Params>>& out) const override;
+  abi::Outcome EstimateCost(const abi::Direction& direction, const abi::MetaList& local,
+                            const abi::MetaList& remote, const std::string& agent,
+                            abi::Request* const& request, std::chrono::microseconds& duration,
+                            std::chrono::microseconds& margin, abi::CostMethod& method,
+                            const void* options) const override;
+
+ private:
+  Backend(const abi::InitParams& init, Config config, transfer::Endpoint endpoint);
+  Status Start();
+  // Errors: kInvalidArgument where no metadata of this agent is loaded.
+  Result<std::shared_ptr<Peer>> FindPeer(const std::string& agent) const;
+  Result<std::unique_ptr<LocalMemory>> TryRegister(const abi::Descriptor& memory, abi::Memory kind);
+  Result<std::unique_ptr<RemoteMemory>> TryImport(const abi::BlobDescriptor& memory,
+                                                  abi::Memory kind, const std::string& agent) const;
+
+  const Config config_;
+  transfer::Endpoint endpoint_;
+  const Uuid secret_ = Uuid::Random();
+  mutable ActiveTransfers active_;
+  Tasks tasks_;
+  std::unique_ptr<Courier> courier_;
+  std::unique_ptr<Inbox> inbox_;
+  Peer::Context peer_context_;
+  TransferJob::Context transfer_context_;
+  mutable std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Peer>> peers_;  // under mutex_; shared with transfers
+  std::set<const LocalMemory*> registered_;             // under mutex_
+};
+
+}  // namespace ferry::nixl

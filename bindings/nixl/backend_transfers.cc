@@ -1,0 +1,113 @@
+// Transfers and notifications of a back end.
+#include <fmt/core.h>
+
+#include <memory>
+#include <utility>
+
+#include "bindings/nixl/backend.h"
+#include "bindings/nixl/guard.h"
+#include "bindings/nixl/log.h"
+
+namespace ferry::nixl {
+namespace {
+
+// Until a transfer has measured the rate.
+constexpr double kAssumedRate = 1e9;
+
+struct TransferRequest final : abi::Request {
+  explicit TransferRequest(std::shared_ptr<TransferJob> prepared) : job(std::move(prepared)) {}
+
+  std::shared_ptr<TransferJob> job;  // shared with the thread that completes it
+};
+
+// The agent only has pointers that Prepare() gave it.
+TransferJob& JobOf(const abi::Request* request) {
+  return *static_cast<const TransferRequest*>(request)->job;
+}
+
+}  // namespace
+
+abi::Outcome Backend::Prepare(const abi::Direction& direction, const abi::MetaList& local,
+                              const abi::MetaList& remote, const std::string& agent,
+                              abi::Request*& request, const abi::Options* /*options*/) const {
+  return Guarded("prepare a transfer", [&] {
+    const auto peer = FindPeer(agent);
+    if (!peer) return Fail("cannot prepare a transfer", peer.error());
+    auto parts = PartsOf(direction, local, remote);
+    if (!parts) return Fail("cannot prepare a transfer", parts.error());
+    auto job =
+        std::make_shared<TransferJob>(direction, *peer, *std::move(parts), &transfer_context_);
+    if (const Status prepared = job->PrepareEarly(); !prepared) {
+      return Fail("cannot prepare a transfer", prepared.error());
+    }
+    request = std::make_unique<TransferRequest>(std::move(job)).release();  // until Release()
+    return abi::Outcome::kSuccess;
+  });
+}
+
+abi::Outcome Backend::Post(const abi::Direction& /*direction*/, const abi::MetaList& /*local*/,
+                           const abi::MetaList& /*remote*/, const std::string& /*agent*/,
+                           abi::Request*& request, const abi::Options* options) const {
+  return Guarded("post a transfer", [&] {
+    if (request == nullptr) return abi::Outcome::kInvalidParam;
+    std::optional<std::string> notification;
+    if (options != nullptr && options->has_notification) notification = options->notification;
+    TransferJob& job = JobOf(request);
+    const Status posted = job.Post(std::move(notification));
+    return posted ? job.Check() : OutcomeOf(posted.error().code());
+  });
+}
+
+abi::Outcome Backend::Check(abi::Request* request) const {
+  return Guarded("check a transfer", [&] {
+    return request == nullptr ? abi::Outcome::kInvalidParam : JobOf(request).Check();
+  });
+}
+
+abi::Outcome Backend::Release(abi::Request* request) const {
+  return Guarded("release a transfer", [&] {
+    if (request == nullptr) return abi::Outcome::kSuccess;
+    if (!JobOf(request).Release()) return abi::Outcome::kRepostActive;
+    delete request;  // NOLINT(cppcoreguidelines-owning-memory): the agent gives it back
+    return abi::Outcome::kSuccess;
+  });
+}
+
+abi::Outcome Backend::TakeNotifications(abi::Notifications& out) {
+  return Guarded("take notifications", [&] {
+    inbox_->Take(&out);
+    return abi::Outcome::kSuccess;
+  });
+}
+
+abi::Outcome Backend::Notify(const std::string& agent, const std::string& message) const {
+  return Guarded("send a notification", [&] {
+    const auto peer = FindPeer(agent);
+    if (!peer) return Fail("cannot send a notification", peer.error());
+    const auto job = std::make_shared<NotificationJob>(agent, message, courier_.get());
+    const Status submitted = (*peer)->Submit(job);
+    return submitted ? abi::Outcome::kSuccess
+                     : Fail("cannot send a notification", submitted.error());
+  });
+}
+
+abi::Outcome Backend::EstimateCost(const abi::Direction& /*direction*/,
+                                   const abi::MetaList& /*local*/, const abi::MetaList& /*remote*/,
+                                   const std::string& /*agent*/, abi::Request* const& request,
+                                   std::chrono::microseconds& duration,
+                                   std::chrono::microseconds& margin, abi::CostMethod& method,
+                                   const void* /*options*/) const {
+  return Guarded("estimate the cost of a transfer", [&] {
+    if (request == nullptr) return abi::Outcome::kInvalidParam;
+    const TransferJob& job = JobOf(request);
+    const double rate = job.peer().rate();
+    const double seconds = static_cast<double>(job.bytes()) / (rate > 0 ? rate : kAssumedRate);
+    duration = std::chrono::microseconds(1 + static_cast<std::int64_t>(seconds * 1e6));
+    // A measured rate varies by about a quarter; an assumed one says nothing.
+    margin = rate > 0 ? duration / 4 : duration;
+    method = abi::CostMethod::kAnalytical;
+    return abi::Outcome::kSuccess;
+  });
+}
+
+}  // namespace ferry::nixl

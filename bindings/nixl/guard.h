@@ -1,0 +1,27 @@
+// Keeps exceptions inside the plug-in.
+#pragma once
+#include <exception>
+#include <string_view>
+
+#include "bindings/nixl/abi.h"
+#include "bindings/nixl/log.h"
+
+namespace ferry::nixl {
+
+// What `call` returns. The agent catches nothing: an exception, which only the lack of memory can
+// cause, becomes an error. `what`: what failed then.
+template <class Call>
+abi::Outcome Guarded(std::string_view what, const Call& call) noexcept {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    Log(LogLevel::kError, "cannot do what follows: an exception was thrown");
+    Log(LogLevel::kError, what);
+    Log(LogLevel::kError, error.what());
+  } catch (...) {
+    Log(LogLevel::kError, "an unknown exception was thrown");
+  }
+  return abi::Outcome::kBackend;
+}
+
+}  // namespace ferry::nixl

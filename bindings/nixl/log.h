@@ -1,0 +1,26 @@
+// Lines on stderr in the form of NIXL's own, as NIXL_LOG_LEVEL asks for.
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "bindings/nixl/abi.h"
+#include "ferry/core/result.h"
+
+namespace ferry::nixl {
+
+enum class LogLevel { kDebug, kInfo, kWarning, kError, kFatal };
+
+// The level of a text of NIXL_LOG_LEVEL, in any case; warnings for an unknown one, which is NIXL's
+// default.
+LogLevel LogLevelOf(std::string_view text) noexcept;
+
+// Writes one line by one system call, if NIXL_LOG_LEVEL, as it was at the first line, includes its
+// level. NIXL's own log library cannot be linked: its names differ in each wheel. Any thread.
+void Log(LogLevel level, std::string_view text, SourceLoc at = SourceLoc::Current()) noexcept;
+
+// How the agent can react to an error.
+abi::Outcome OutcomeOf(Code code) noexcept;
+// Logs the error with what failed, and returns its outcome.
+abi::Outcome Fail(std::string_view what, const Error& error) noexcept;
+
+}  // namespace ferry::nixl

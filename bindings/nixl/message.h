@@ -1,0 +1,73 @@
+// A notification of any length on its way to a peer.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "bindings/nixl/courier.h"
+#include "bindings/nixl/job.h"
+#include "bindings/nixl/wire.h"
+
+namespace ferry::nixl {
+
+// Cuts a text into pieces and posts them, a few at a time. Pieces for which the peer has no room
+// are posted again. One thread at a time.
+class Message {
+ public:
+  explicit Message(std::string text);
+
+  // Resolves what has ended and posts what may be posted; `job` is advanced when this can go on.
+  // The outcome once the peer has all pieces; nullopt before.
+  std::optional<Status> Advance(transfer::Connection* connection, Courier* courier,
+                                const std::shared_ptr<Job>& job);
+  // Lets the connection make progress.
+  void Poll();
+
+  // The frame of a text that fits into one.
+  static std::vector<std::byte> WholeFrame(std::string_view text);
+
+ private:
+  struct Posted {
+    std::uint64_t offset = 0;
+    transfer::Operation operation;
+    bool watched = false;
+  };
+
+  // nullopt: posted. An error that is not kUnavailable ends the message.
+  Status PostPiece(transfer::Connection* connection, std::uint64_t offset);
+  // An error ends the message.
+  Status ResolveEnded();
+
+  const std::string text_;
+  const std::uint64_t id_;
+  std::uint64_t next_offset_ = 0;
+  bool begun_ = false;                 // an empty text has one piece, too
+  std::deque<std::uint64_t> refused_;  // offsets of pieces to post again
+  std::deque<Posted> posted_;
+};
+
+// A notification that belongs to no transfer. Its errors are logged: nobody asks for them.
+class NotificationJob final : public Job {
+ public:
+  NotificationJob(std::string peer, std::string text, Courier* courier)
+      : peer_(std::move(peer)), message_(std::move(text)), courier_(courier) {}
+
+  void Start(const transfer::Connection& connection) override;
+  void Fail(const Error& error) override;
+  void Advance() override;
+
+ private:
+  void AdvanceLocked();
+
+  const std::string peer_;
+  std::mutex mutex_;
+  Message message_;
+  Courier* const courier_;
+  std::optional<transfer::Connection> connection_;
+  bool over_ = false;
+};
+
+}  // namespace ferry::nixl

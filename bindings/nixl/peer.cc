@@ -1,0 +1,163 @@
+// Dials a peer and starts the jobs that wait for it.
+#include "bindings/nixl/peer.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "bindings/nixl/log.h"
+
+namespace ferry::nixl {
+namespace {
+
+// Shorter transfers measure the latency.
+constexpr std::uint64_t kMinMeasuredBytes = 1 << 20;
+
+}  // namespace
+
+void Peer::Dial(bool urgent) {
+  const std::lock_guard lock(mutex_);
+  DialLocked(urgent);
+}
+
+void Peer::DialLocked(bool urgent) {
+  const bool begins = state_ == State::kIdle;
+  // One that was queued behind others is queued again before them; what comes second finds that
+  // another has begun.
+  if (!begins && !(state_ == State::kDialing && urgent && !urgent_)) return;
+  state_ = State::kDialing;
+  urgent_ = urgent;
+  context_->tasks->Run([self = shared_from_this()] { self->Connect(); }, urgent);
+}
+
+Status Peer::Submit(const std::shared_ptr<Job>& job) {
+  std::optional<transfer::Connection> connection;
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ == State::kUp && connection_->lost()) state_ = State::kLost;
+    switch (state_) {
+      case State::kDisconnected:
+        return Error(Code::kCancelled, fmt::format("agent '{}' was disconnected", name_));
+      case State::kLost:
+        return Error(Code::kPeerLost,
+                     fmt::format("the connection to agent '{}' was lost; remove the agent and load "
+                                 "its metadata anew",
+                                 name_));
+      case State::kIdle:
+      case State::kDialing:
+        waiting_.push_back(job);
+        DialLocked(true);
+        return Ok();
+      case State::kUp: connection = connection_; break;
+    }
+  }
+  job->Start(*connection);
+  return Ok();
+}
+
+std::optional<transfer::Connection> Peer::connection() {
+  const std::lock_guard lock(mutex_);
+  return state_ == State::kUp ? connection_ : std::nullopt;
+}
+
+bool Peer::lost() {
+  const std::lock_guard lock(mutex_);
+  if (state_ == State::kUp && connection_->lost()) state_ = State::kLost;
+  return state_ == State::kLost;
+}
+
+void Peer::Disconnect() {
+  std::deque<std::shared_ptr<Job>> waiting;  // with their posters
+  std::optional<transfer::Connection> connection;
+  {
+    const std::lock_guard lock(mutex_);
+    state_ = State::kDisconnected;
+    waiting.swap(waiting_);
+    connection.swap(connection_);
+  }
+  for (const auto& job : waiting) {
+    job->Fail(Error(Code::kCancelled, fmt::format("agent '{}' was disconnected", name_)));
+  }
+  if (connection) CloseInBackground(*std::move(connection));
+}
+
+void Peer::CloseInBackground(transfer::Connection connection) {
+  context_->tasks->Run([connection]() mutable { connection.Close(); }, true);
+}
+
+void Peer::Connect() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ != State::kDialing || connecting_) return;
+    connecting_ = true;
+  }
+  auto connected = TryConnect();
+  if (connected) {
+    OnUp(*std::move(connected));
+  } else {
+    OnFailure(connected.error());
+  }
+}
+
+Result<transfer::Connection> Peer::TryConnect() {
+  const Deadline deadline = Deadline::After(context_->dial_timeout);
+  FERRY_TRY_ASSIGN(transfer::Connection connection,
+                   context_->endpoint->Connect(info_.address, deadline));
+  const auto hello = HelloFrame({.secret = info_.secret, .agent = context_->agent});
+  Status told = Ok();
+  if (auto operation = connection.Notify(hello)) {
+    told = operation->Wait(deadline);
+  } else {
+    told = operation.error();
+  }
+  if (told) return connection;
+  connection.Close();
+  return told.error();
+}
+
+void Peer::OnUp(transfer::Connection connection) {
+  while (true) {
+    std::shared_ptr<Job> job;  // shared with its poster
+    {
+      const std::lock_guard lock(mutex_);
+      if (state_ == State::kDisconnected) break;
+      if (waiting_.empty()) {
+        state_ = State::kUp;
+        connecting_ = false;
+        connection_ = std::move(connection);
+        return;
+      }
+      job = std::move(waiting_.front());
+      waiting_.pop_front();
+    }
+    job->Start(connection);
+  }
+  connection.Close();
+}
+
+void Peer::OnFailure(const Error& error) {
+  std::deque<std::shared_ptr<Job>> waiting;  // with their posters
+  {
+    const std::lock_guard lock(mutex_);
+    connecting_ = false;
+    if (state_ == State::kDisconnected) return;
+    state_ = State::kIdle;
+    waiting.swap(waiting_);
+  }
+  Log(waiting.empty() ? LogLevel::kInfo : LogLevel::kError,
+      fmt::format("cannot connect to agent '{}': {}", name_, error.ToString()), error.where());
+  // For the agent, a peer that cannot be reached is as one that is gone.
+  const Error lost(Code::kPeerLost,
+                   fmt::format("cannot connect to agent '{}': {}", name_, error.message()));
+  for (const auto& job : waiting) job->Fail(lost);
+}
+
+void Peer::Measured(std::uint64_t bytes, Clock::duration took) noexcept {
+  if (bytes < kMinMeasuredBytes || took <= Clock::duration::zero()) return;
+  const double now = static_cast<double>(bytes) / Seconds(took);
+  const double before = rate();
+  rate_.store(before == 0 ? now : before + (now - before) / 8, std::memory_order_relaxed);
+}
+
+}  // namespace ferry::nixl

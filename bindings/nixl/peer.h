@@ -1,0 +1,78 @@
+// Another agent: how it is reached, and the connection to it.
+#pragma once
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "bindings/nixl/job.h"
+#include "bindings/nixl/tasks.h"
+#include "bindings/nixl/wire.h"
+#include "ferry/core/deadline.h"
+#include "ferry/transfer/endpoint.h"
+
+namespace ferry::nixl {
+
+// One agent that was loaded, until it is disconnected. Its own operations use the connection that
+// this side dials; the peer dials another one for those of its own. Any thread.
+class Peer final : public std::enable_shared_from_this<Peer> {
+ public:
+  // What peers have in common; outlives them.
+  struct Context {
+    transfer::Endpoint* endpoint = nullptr;
+    Tasks* tasks = nullptr;
+    std::string agent;  // our own name
+    microseconds dial_timeout{0};
+  };
+
+  Peer(std::string name, ConnectionInfo info, const Context* context)
+      : name_(std::move(name)), info_(std::move(info)), context_(context) {}
+
+  const std::string& name() const noexcept { return name_; }
+  const ConnectionInfo& info() const noexcept { return info_; }
+
+  // Begins to connect unless this has begun; does not block. `urgent`: somebody waits for it.
+  void Dial(bool urgent);
+  // Starts the job, now or once the connection is up; a failure to connect fails it. Errors:
+  // kPeerLost (the connection was lost; it is not dialed again), kCancelled (disconnected).
+  Status Submit(const std::shared_ptr<Job>& job);
+  // nullopt while it is not up.
+  std::optional<transfer::Connection> connection();
+  // Whether the connection was up and was lost.
+  bool lost();
+  // Fails jobs that wait, and closes the connection on another thread.
+  void Disconnect();
+
+  // Measured by transfers that ended: bytes per second, 0 if there was none yet.
+  double rate() const noexcept { return rate_.load(std::memory_order_relaxed); }
+  void Measured(std::uint64_t bytes, Clock::duration took) noexcept;
+  // Whether the loss of the connection has to be logged: once.
+  bool FirstLoss() noexcept { return !loss_logged_.exchange(true); }
+
+ private:
+  enum class State { kIdle, kDialing, kUp, kLost, kDisconnected };
+
+  void DialLocked(bool urgent);
+  // On a thread of the tasks.
+  void Connect();
+  Result<transfer::Connection> TryConnect();
+  void OnUp(transfer::Connection connection);
+  void OnFailure(const Error& error);
+  void CloseInBackground(transfer::Connection connection);
+
+  const std::string name_;
+  const ConnectionInfo info_;
+  const Context* const context_;
+  std::atomic<double> rate_{0};
+  std::atomic<bool> loss_logged_{false};
+  std::mutex mutex_;
+  State state_ = State::kIdle;  // under mutex_
+  bool urgent_ = false;         // under mutex_: somebody waits for the dial
+  bool connecting_ = false;     // under mutex_: a thread dials, or starts what waits
+  std::optional<transfer::Connection> connection_;  // under mutex_
+  std::deque<std::shared_ptr<Job>> waiting_;        // under mutex_; shared with their posters
+};
+
+}  // namespace ferry::nixl

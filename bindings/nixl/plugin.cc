@@ -1,0 +1,49 @@
+// The symbols that NIXL's loader asks for.
+#include <exception>
+
+#include "bindings/nixl/abi.h"
+#include "bindings/nixl/backend.h"
+#include "bindings/nixl/log.h"
+#include "ferry/core/version.h"
+
+namespace ferry::nixl {
+namespace {
+
+abi::BackendEngine* Create(const abi::InitParams* init) noexcept {
+  try {
+    auto backend = Backend::Create(*init);
+    if (backend) return backend->release();  // until Destroy()
+    (void)Fail("cannot create the back end", backend.error());
+  } catch (const std::exception& error) {
+    Log(LogLevel::kError, error.what());
+  }
+  return nullptr;
+}
+
+void Destroy(abi::BackendEngine* engine) noexcept {
+  delete engine;  // NOLINT(cppcoreguidelines-owning-memory): the agent gives it back
+}
+
+const char* Name() noexcept { return "FERRY"; }
+const char* VersionText() noexcept { return FERRY_VERSION; }
+abi::Params DefaultParams() { return {}; }
+abi::Memories Memories() { return {abi::Memory::kDram, abi::Memory::kVram}; }
+
+constinit abi::Plugin plugin{.create = Create,
+                             .destroy = Destroy,
+                             .name = Name,
+                             .version = VersionText,
+                             .default_params = DefaultParams,
+                             .memories = Memories};
+
+}  // namespace
+}  // namespace ferry::nixl
+
+// NOLINTBEGIN(readability-identifier-naming): NIXL's names.
+extern "C" __attribute__((visibility("default"))) ferry::nixl::abi::Plugin* nixl_plugin_init() {
+  return &ferry::nixl::plugin;
+}
+
+// Nothing to clean up: the library is never unloaded, and each back end ends its own threads.
+extern "C" __attribute__((visibility("default"))) void nixl_plugin_fini() {}
+// NOLINTEND(readability-identifier-naming)

@@ -1,0 +1,32 @@
+// Reads settings from the environment and from the back end's parameters.
+#include "bindings/nixl/settings.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "bindings/nixl/log.h"
+
+namespace ferry::nixl {
+
+Result<Config> LoadSettings(const abi::Params& params) {
+  FERRY_TRY_ASSIGN(Config config, Config::FromEnvironment());
+  const std::vector<ConfigEntry> known = config.Describe();
+  for (const auto& [name, text] : params) {
+    const bool is_ours = std::any_of(known.begin(), known.end(),
+                                     [&](const auto& entry) { return entry.name == name; });
+    if (is_ours) {
+      FERRY_TRY(config.Set(name, text, "parameter of the back end"));
+    } else {
+      Log(LogLevel::kInfo,
+          fmt::format("parameter '{}' is not one of this back end; ignored", name));
+    }
+  }
+  if (config.secret.empty() && config.secret_file.empty() && config.tls == "off") {
+    config.insecure = "on";
+  }
+  FERRY_TRY(config.Validate());
+  return config;
+}
+
+}  // namespace ferry::nixl

@@ -1,0 +1,222 @@
+// Tests what an agent gets for bad metadata, bad descriptors and peers that end or stop.
+#include <fmt/core.h>
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <array>
+#include <thread>
+
+#include "bindings/nixl/tests/agents_test.h"
+#include "bindings/nixl/wire.h"
+#include "ferry/transfer/endpoint.h"
+
+namespace ferry::nixl::testing {
+namespace {
+
+using abi::Direction;
+using abi::Outcome;
+
+constexpr std::size_t kSmallBytes = 1 << 20;
+constexpr std::size_t kLargeBytes = 64 << 20;
+
+abi::Params PacedParams() {
+  abi::Params params;
+  for (const std::string& setting : tests::PacedSettings()) {
+    const std::size_t equals = setting.find('=');
+    params[setting.substr(0, equals)] = setting.substr(equals + 1);
+  }
+  return params;
+}
+
+class NixlFaultsTest : public AgentsTest {
+ protected:
+  // Polls until it ends; how, and checks that it took no longer than a lost peer may take.
+  Outcome EndOf(StandInAgent::Transfer* transfer) {
+    const tests::Stopwatch watch;
+    const Outcome outcome = transfer->Wait(Soon());
+    EXPECT_LE(watch.elapsed(), tests::kPeerTimeout + std::chrono::seconds(1) + tests::kSlack);
+    return outcome;
+  }
+  // Slow enough for a transfer to be cut in its middle; the connection is up.
+  void BeginPaced() {
+    Begin(kLargeBytes, PacedParams());
+    auto first = Prepare(Direction::kWrite, kSmallBytes);
+    ASSERT_GE(static_cast<int>(first.Post()), 0);
+    ASSERT_EQ(first.Wait(Soon()), Outcome::kSuccess);
+  }
+  // Loads nothing but connection information.
+  Outcome LoadInfo(const std::string& name, const std::string& info) {
+    return agent_->engine().LoadConnectionInfo(name, info);
+  }
+  std::string OwnInfo() {
+    std::string info;
+    EXPECT_EQ(agent_->engine().ConnectionInfo(info), Outcome::kSuccess);
+    return info;
+  }
+};
+
+TEST_F(NixlFaultsTest, MetadataThatIsGarbageOrCutOrOfAnotherVersionIsRefused) {
+  Begin(kSmallBytes);
+  const std::string info = OwnInfo();
+  EXPECT_EQ(LoadInfo("other", "garbage"), Outcome::kMismatch);
+  EXPECT_EQ(LoadInfo("other", ""), Outcome::kMismatch);
+  for (std::size_t bytes = 0; bytes < info.size(); ++bytes) {
+    EXPECT_EQ(LoadInfo("other", info.substr(0, bytes)), Outcome::kMismatch) << bytes;
+  }
+  std::string newer = info;
+  ++newer[4];
+  EXPECT_EQ(LoadInfo("other", newer), Outcome::kMismatch);
+  abi::BlobDescriptor blob = agent_->loaded().front();
+  abi::Metadata* metadata = nullptr;
+  const auto load = [&](const abi::BlobDescriptor& what) {
+    return agent_->engine().LoadRemoteMetadata(what, abi::Memory::kDram, kPeerName, metadata);
+  };
+  for (std::size_t bytes = 0; bytes < blob.blob.size(); ++bytes) {
+    EXPECT_EQ(load({blob.at, blob.blob.substr(0, bytes)}), Outcome::kMismatch) << bytes;
+  }
+  blob.at.length += 1;
+  EXPECT_EQ(load(blob), Outcome::kMismatch);
+  // The agent lives on.
+  auto transfer = Prepare(Direction::kWrite, kSmallBytes);
+  ASSERT_GE(static_cast<int>(transfer.Post()), 0);
+  EXPECT_EQ(transfer.Wait(Soon()), Outcome::kSuccess);
+}
+
+TEST_F(NixlFaultsTest, DescriptorsOutsideOfRegisteredMemoryAreRefused) {
+  Begin(kSmallBytes);
+  const Range own = Own(kSmallBytes - 8, 16);
+  const Range peers = Peers(0, 16);
+  Outcome outcome{};
+  auto transfer = agent_->Prepare(Direction::kWrite, {&own, 1}, {&peers, 1}, kPeerName, &outcome);
+  EXPECT_EQ(outcome, Outcome::kInvalidParam);
+  const Range mine = Own(0, 16);
+  const Range beyond = Peers(kSmallBytes - 8, 16);
+  auto other = agent_->Prepare(Direction::kRead, {&mine, 1}, {&beyond, 1}, kPeerName, &outcome);
+  EXPECT_EQ(outcome, Outcome::kInvalidParam);
+}
+
+TEST_F(NixlFaultsTest, APeerThatIsKilledInTheMiddleDisconnectsAndItsNameMayComeBack) {
+  for (const Direction direction : {Direction::kWrite, Direction::kRead}) {
+    BeginPaced();
+    auto transfer = Prepare(direction, kLargeBytes);
+    ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+    peer_->Kill();
+    EXPECT_EQ(EndOf(&transfer), Outcome::kRemoteDisconnect);
+    EXPECT_EQ(transfer.Post(), Outcome::kRemoteDisconnect);
+    agent_->Forget(kPeerName);
+    transfer.Release(Soon());
+    peer_ = tests::Must(tests::PeerProcess::Start(kAgentRole));
+    (void)Ask("create");
+    peer_address_ = std::stoull(Ask(fmt::format("memory {} {}", kLargeBytes, kPeerSeed)));
+    ASSERT_EQ(agent_->Load(Ask("metadata")), Outcome::kSuccess);
+    auto again = Prepare(direction, kSmallBytes);
+    ASSERT_GE(static_cast<int>(again.Post("again")), 0);
+    EXPECT_EQ(again.Wait(Soon()), Outcome::kSuccess);
+    again.Release(Soon());
+    agent_.reset();
+  }
+}
+
+TEST_F(NixlFaultsTest, APeerThatIsStoppedInTheMiddleDisconnects) {
+  BeginPaced();
+  auto transfer = Prepare(Direction::kRead, kLargeBytes);
+  ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+  tests::MustDo(peer_->Stop(Soon()));
+  EXPECT_EQ(EndOf(&transfer), Outcome::kRemoteDisconnect);
+  peer_->Continue();
+}
+
+TEST_F(NixlFaultsTest, DeregistrationEndsTheTransfersThatUseTheMemory) {
+  BeginPaced();
+  auto transfer = Prepare(Direction::kWrite, kLargeBytes);
+  ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+  agent_->Deregister(0);
+  EXPECT_EQ(transfer.Wait(Soon()), Outcome::kCanceled);
+}
+
+TEST_F(NixlFaultsTest, AReadOfMemoryThatThePeerDeregistersFails) {
+  BeginPaced();
+  auto transfer = Prepare(Direction::kRead, kLargeBytes);
+  ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+  ASSERT_EQ(Ask("deregister"), "ok");
+  EXPECT_LT(static_cast<int>(transfer.Wait(Soon())), 0);
+}
+
+TEST_F(NixlFaultsTest, ATransferInFlightIsReleasedWithoutBlocking) {
+  BeginPaced();
+  auto transfer = Prepare(Direction::kWrite, kLargeBytes);
+  ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+  const tests::Stopwatch watch;
+  (void)agent_->engine().Check(transfer.request);
+  transfer.Release(Soon());
+  EXPECT_LE(watch.elapsed(), tests::kDrainGrace + tests::kSlack);
+}
+
+TEST_F(NixlFaultsTest, DisconnectingEndsTransfersAndTheirHandlesAreReleasedLater) {
+  BeginPaced();
+  auto transfer = Prepare(Direction::kWrite, kLargeBytes);
+  ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+  agent_->Forget(kPeerName);
+  EXPECT_LT(static_cast<int>(transfer.Wait(Soon())), 0);
+  transfer.Release(Soon());
+  Outcome outcome{};
+  std::vector<Range> none;
+  auto other = agent_->Prepare(Direction::kWrite, none, none, kPeerName, &outcome);
+  EXPECT_EQ(outcome, Outcome::kInvalidParam);
+  EXPECT_LT(static_cast<int>(agent_->engine().Notify(kPeerName, "x")), 0);
+}
+
+TEST_F(NixlFaultsTest, WhoDoesNotHaveTheMetadataCannotNotify) {
+  Begin(kSmallBytes);
+  auto info = tests::Must(ConnectionInfo::Parse(OwnInfo()));
+  StandInAgent guesser("guesser", FastParams());
+  info.secret = Uuid::Random();
+  ASSERT_EQ(guesser.engine().LoadConnectionInfo(kOwnName, info.Serialize()), Outcome::kSuccess);
+  (void)guesser.engine().Notify(kOwnName, "forged");
+  ASSERT_EQ(Ask(fmt::format("notify {} 4 1", kOwnName)), "ok");
+  const auto arrived = agent_->Await(1, Soon());
+  ASSERT_EQ(arrived.size(), 1U);
+  EXPECT_EQ(arrived[0].first, kPeerName);
+  EXPECT_TRUE(agent_->Await(1, Deadline::After(milliseconds(0))).empty());
+}
+
+TEST_F(NixlFaultsTest, AThousandPeersOfWhichSixteenLiveAreServed) {
+  Begin(kSmallBytes);
+  auto dead = tests::Must(ConnectionInfo::Parse(OwnInfo()));
+  {
+    // Nobody listens at its address any more.
+    Config config;
+    config.devices = "none";
+    auto endpoint = tests::Must(transfer::Endpoint::Create(config));
+    dead.address = endpoint.address();
+  }
+  std::vector<std::unique_ptr<StandInAgent>> others;
+  for (int i = 0; i < 1000; ++i) {
+    const std::string name = fmt::format("agent{}", i);
+    if (i % 64 != 63) {
+      dead.secret = Uuid::Random();
+      ASSERT_EQ(LoadInfo(name, dead.Serialize()), Outcome::kSuccess);
+      continue;
+    }
+    others.push_back(std::make_unique<StandInAgent>(name, FastParams({{"workers", "1"}})));
+    ASSERT_EQ(agent_->Load(others.back()->Metadata()), Outcome::kSuccess);
+  }
+  for (const auto& other : others) {
+    ASSERT_EQ(agent_->engine().Notify(other->name(), "alive"), Outcome::kSuccess);
+  }
+  for (const auto& other : others) EXPECT_EQ(other->Await(1, Soon()).size(), 1U);
+  auto transfer = Prepare(Direction::kWrite, kSmallBytes);
+  ASSERT_GE(static_cast<int>(transfer.Post()), 0);
+  EXPECT_EQ(transfer.Wait(Soon()), Outcome::kSuccess);
+}
+
+TEST_F(NixlFaultsTest, TheSameNameWithOtherMetadataIsTheOtherAgent) {
+  Begin(kSmallBytes);
+  StandInAgent other(kPeerName, FastParams());
+  ASSERT_EQ(agent_->Load(other.Metadata()), Outcome::kSuccess);
+  ASSERT_EQ(agent_->engine().Notify(kPeerName, "which"), Outcome::kSuccess);
+  EXPECT_EQ(other.Await(1, Soon()).size(), 1U);
+}
+
+}  // namespace
+}  // namespace ferry::nixl::testing

@@ -1,0 +1,134 @@
+// The role of the other agent in tests with two processes.
+#include "bindings/nixl/tests/nixl_peer.h"
+
+#include <fmt/core.h>
+
+#include <filesystem>
+#include <optional>
+#include <sstream>
+#include <vector>
+
+#include "bindings/nixl/tests/testing/standin_agent.h"
+#include "ferry/core/crc32c.h"
+
+namespace ferry::nixl::testing {
+namespace {
+
+std::size_t EntriesOf(const char* folder) {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
+  return count;
+}
+
+class Role {
+ public:
+  Result<std::string> Do(const std::string& line) {
+    std::istringstream in(line);
+    std::string verb;
+    in >> verb;
+    if (verb == "create") return Create(in);
+    if (verb == "memory") return Memory(in);
+    if (verb == "metadata") return agent_->Metadata();
+    if (verb == "load") return Load(in);
+    if (verb == "digest") return std::to_string(DigestOf(memory_));
+    if (verb == "deregister") return Deregister();
+    if (verb == "notify") return Notify(in);
+    if (verb == "await") return Await(in);
+    if (verb == "threads") return std::to_string(Threads());
+    if (verb == "descriptors") return std::to_string(EntriesOf("/proc/self/fd"));
+    if (verb == "destroy") {
+      agent_.reset();
+      return std::string("ok");
+    }
+    return Error(Code::kInvalidArgument, "unknown command " + line);
+  }
+
+ private:
+  Result<std::string> Create(std::istringstream& in) {
+    abi::Params params;
+    std::string setting;
+    while (in >> setting) {
+      const std::size_t equals = setting.find('=');
+      params[setting.substr(0, equals)] = setting.substr(equals + 1);
+    }
+    agent_.emplace(kPeerName, params);
+    return std::string("ok");
+  }
+
+  Result<std::string> Memory(std::istringstream& in) {
+    std::size_t bytes = 0;
+    std::uint64_t seed = 0;
+    in >> bytes >> seed;
+    memory_ = Pattern(seed, bytes);
+    if (agent_->Register(memory_) != abi::Outcome::kSuccess) {
+      return Error(Code::kInternal, "not registered");
+    }
+    return std::to_string(reinterpret_cast<std::uintptr_t>(memory_.data()));
+  }
+
+  Result<std::string> Load(std::istringstream& in) {
+    std::string metadata;
+    std::getline(in, metadata);
+    return std::to_string(static_cast<int>(agent_->Load(metadata)));
+  }
+
+  Result<std::string> Deregister() {
+    agent_->Deregister(0);
+    return std::string("ok");
+  }
+
+  Result<std::string> Notify(std::istringstream& in) {
+    std::string to;
+    std::size_t bytes = 0;
+    std::uint64_t count = 0;
+    in >> to >> bytes >> count;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      if (agent_->engine().Notify(to, Text(i, bytes)) != abi::Outcome::kSuccess) {
+        return Error(Code::kInternal, "not sent");
+      }
+    }
+    return std::string("ok");
+  }
+
+  Result<std::string> Await(std::istringstream& in) {
+    std::size_t count = 0;
+    in >> count;
+    std::string out;
+    for (const auto& [sender, text] : agent_->Await(count, tests::TestDeadline())) {
+      out += fmt::format("{}:{}:{} ", sender, text.size(), DigestOf(text));
+    }
+    return out;
+  }
+
+  std::vector<std::byte> memory_;
+  std::optional<StandInAgent> agent_;  // after its memory
+};
+
+}  // namespace
+
+std::vector<std::byte> Pattern(std::uint64_t seed, std::size_t bytes) {
+  std::vector<std::byte> out(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) out[i] = PatternAt(seed, i);
+  return out;
+}
+
+std::uint32_t DigestOf(std::span<const std::byte> bytes) { return Crc32c(bytes, 0); }
+
+std::uint32_t DigestOf(std::string_view text) {
+  return DigestOf(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+std::string Text(std::uint64_t seed, std::size_t bytes) {
+  std::string out(bytes, '\0');
+  for (std::size_t i = 0; i < bytes; ++i) out[i] = static_cast<char>(PatternAt(seed, i));
+  return out;
+}
+
+std::size_t Threads() { return EntriesOf("/proc/self/task"); }
+
+int RunAgentPeer(tests::LinePipe& parent) {
+  Role role;
+  return tests::Obey(parent, [&](const std::string& line) { return role.Do(line); });
+}
+
+}  // namespace ferry::nixl::testing

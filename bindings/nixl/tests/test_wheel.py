@@ -1,0 +1,154 @@
+"""The back end in NIXL's own agent, as its wheel has it, in two processes."""
+import ast
+import os
+import pathlib
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+DEADLINE = 60.0
+PROGRAM = pathlib.Path(__file__).with_name("wheel_agent.py")
+
+
+class Process:
+    """A process with an agent. Every wait ends."""
+
+    def __init__(self, name, backend="FERRY", **variables):
+        self.process = subprocess.Popen([sys.executable, PROGRAM], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                                        env={**os.environ, **variables})
+        self.text = b""
+        self.name = name
+        answer = self.ask(f"let agent = Agent({name!r}, {backend!r})")
+        assert answer is None, (answer, self.end())
+
+    def ask(self, line, deadline=DEADLINE):
+        self.process.stdin.write(line.encode() + b"\n")
+        end = time.monotonic() + deadline
+        while b"\n" not in self.text:
+            ready = select.select([self.process.stdout], [], [], max(0, end - time.monotonic()))[0]
+            assert ready, f"no answer to {line[:80]!r}"
+            read = os.read(self.process.stdout.fileno(), 1 << 20)
+            assert read, f"the process ended at {line[:80]!r}: {self.process.stderr.read()[-2000:]}"
+            self.text += read
+        answer, _, self.text = self.text.partition(b"\n")
+        return ast.literal_eval(answer.decode())
+
+    def end(self):
+        """Ends it, and returns what it wrote to its standard error."""
+        if self.process.poll() is None:
+            self.process.kill()
+        return self.process.communicate(timeout=DEADLINE)[1].decode()
+
+
+@pytest.fixture
+def started():
+    processes = []
+
+    def start(*args, **variables):
+        processes.append(Process(*args, **variables))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.end()
+
+
+def connect(one, other, size=1 << 20):
+    addresses = [process.ask(f"agent.allocate({size}, {seed})") for seed, process in
+                 enumerate((one, other))]
+    for mine, peer in ((one, other), (other, one)):
+        assert mine.ask(f"agent.load({peer.ask('agent.metadata()')!r})") == peer.name
+    return addresses
+
+
+def transfer(process, key):
+    assert process.ask(f"agent.start({key!r})") in ("PROC", "DONE")
+    return process.ask(f"agent.wait({key!r})")
+
+
+def test_two_agents_write_read_and_notify(started):
+    one, other = started("one"), started("other")
+    _, remote = connect(one, other)
+    one.ask(f"agent.prepare('w', 'WRITE', 'other', {remote}, message=b'written')")
+    assert transfer(one, "w") == "DONE"
+    assert other.ask("agent.digest()") == one.ask("agent.digest()")
+    assert other.ask("agent.await_notifications('one', 1)") == [(7, one.ask("hash_of(b'written')"))]
+    other.ask("agent.memory.fill(7)")
+    one.ask(f"agent.prepare('r', 'READ', 'other', {remote}, message=b'read')")
+    assert transfer(one, "r") == "DONE"
+    assert other.ask("agent.digest()") == one.ask("agent.digest()")
+    assert other.ask("agent.await_notifications('one', 1)") == [(4, one.ask("hash_of(b'read')"))]
+    assert one.ask("agent.release('w')") is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 16, 1 << 20])
+def test_a_notification_of_any_length_arrives(started, size):
+    one, other = started("one"), started("other")
+    connect(one, other, 4096)
+    assert one.ask(f"agent.agent.send_notif('other', b'x' * {size})") is None
+    assert other.ask("agent.await_notifications('one', 1)") == [
+        (size, one.ask(f"hash_of(b'x' * {size})"))]
+
+
+def test_a_hundred_thousand_descriptors_arrive(started):
+    one, other = started("one"), started("other")
+    _, remote = connect(one, other, 100_000 * 512)
+    for operation in ("WRITE", "READ"):
+        took = one.ask(f"agent.prepare('x', {operation!r}, 'other', {remote}, pages(100000, 512, 3), b'all')")
+        print(f"initialize_xfer of 100000 descriptors: {took * 1e3:.1f} ms")
+        assert transfer(one, "x") == "DONE"
+        assert len(other.ask("agent.await_notifications('one', 1)")) == 1
+        if operation == "WRITE":
+            before = one.ask("agent.digest()")
+            one.ask("agent.memory.fill(0)")
+    assert one.ask("agent.digest()") == before
+
+
+def test_a_peer_that_is_killed_disconnects_and_comes_back_under_its_name(started):
+    one, other = started("one"), started("other")
+    _, remote = connect(one, other)
+    one.ask(f"agent.prepare('w', 'WRITE', 'other', {remote})")
+    assert transfer(one, "w") == "DONE"
+    other.process.send_signal(signal.SIGKILL)
+    other.process.wait(DEADLINE)
+    end = time.monotonic() + DEADLINE
+    answer = ""
+    while "RemoteDisconnect" not in str(answer):
+        assert time.monotonic() < end, answer
+        answer = one.ask("agent.start('w')")
+        if answer in ("PROC", "DONE"):
+            answer = one.ask("agent.wait('w')")
+    one.ask("agent.agent.remove_remote_agent('other')")
+    again = started("other")
+    remote = again.ask("agent.allocate(1048576, 9)")
+    assert one.ask(f"agent.load({again.ask('agent.metadata()')!r})") == "other"
+    one.ask(f"agent.prepare('v', 'WRITE', 'other', {remote})")
+    assert transfer(one, "v") == "DONE"
+    assert again.ask("agent.digest()") == one.ask("agent.digest()")
+
+
+def test_errors_are_lines_in_nixls_form(started):
+    one = started("one", NIXL_LOG_LEVEL="INFO")
+    other = started("other")
+    connect(one, other)
+    other.end()
+    text = one.end()
+    assert " FERRY: agent 'one' listens on port " in text
+    assert re.search(r"^I\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ backend\.cc:\d+\] FERRY: ", text, re.M), text
+
+
+def test_our_plugin_serves_programs_that_ask_for_ucx(started):
+    folder = os.environ["FERRY_NIXL_AS_UCX"]
+    one = started("one", "UCX", NIXL_PLUGIN_DIR=folder)
+    other = started("other", "UCX", NIXL_PLUGIN_DIR=folder)
+    _, remote = connect(one, other)
+    one.ask(f"agent.prepare('w', 'WRITE', 'other', {remote})")
+    assert transfer(one, "w") == "DONE"
+    assert other.ask("agent.digest()") == one.ask("agent.digest()")
+    assert "stands in for UCX" in one.end()
