@@ -66,7 +66,7 @@ TEST(OpenDevices, ASeedIsANumberThatFits) {
        {"simulated:1:18446744073709551616", "simulated:1:-1", "simulated:1:x", "simulated:1 ",
         "simulated:99999999999", "simulated:-1", "simulated:x"}) {
     Config config;
-    config.devices = text;
+    ASSERT_TRUE(config.Set("devices", text));
     const auto devices = OpenDevices(config);
     ASSERT_FALSE(devices) << text;
     EXPECT_EQ(devices.error().code(), Code::kInvalidArgument) << text;
@@ -75,7 +75,7 @@ TEST(OpenDevices, ASeedIsANumberThatFits) {
 
 TEST(OpenDevices, WhatIsRefusedOnceIsRefusedAgain) {
   Config config;
-  config.devices = "simulated:0";
+  ASSERT_TRUE(config.Set("devices", "simulated:0"));
   const auto first = OpenDevices(config);
   const auto second = OpenDevices(config);
   ASSERT_FALSE(first);
@@ -85,11 +85,11 @@ TEST(OpenDevices, WhatIsRefusedOnceIsRefusedAgain) {
 
 TEST(MayHaveDeviceMemory, FollowsTheSetting) {
   Config config;
-  config.devices = "none";
+  config.devices = DeviceChoice::None();
   EXPECT_FALSE(MayHaveDeviceMemory(config));
-  config.devices = "simulated:1";
+  config.devices = DeviceChoice::Simulated("1");
   EXPECT_TRUE(MayHaveDeviceMemory(config)) << "whether they are open yet or not";
-  config.devices = "auto";
+  config.devices = {};
   const bool loaded = MayHaveDeviceMemory(config);
   EXPECT_EQ(MayHaveDeviceMemory(config), loaded) << "the same when asked again";
   EXPECT_FALSE(*DeviceCodeTargets() == '\0' && loaded);

@@ -514,8 +514,7 @@ TEST_P(SimulatedUnpackerTest, WhatCannotBeMadeIsAnError) {
 
 TEST_P(LaterUnpackerTest, AnExecutorOfTheCallersIsUsed) {
   unpacker_.reset();
-  unpacker_ = Must(
-      Unpacker::CreateWith(&api(), 0, Must(MakeBounceExecutor(&api(), 0)), {.kind = way().kind}));
+  unpacker_ = Must(Unpacker::CreateWith(&api(), 0, MakeDmaExecutor(&api()), {.kind = way().kind}));
   ExpectRight(LengthsOf(kMessage, 1, 9000));
   ExpectRight(LengthsOf(kMessage, 4096, 4096));
 }

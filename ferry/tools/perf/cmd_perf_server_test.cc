@@ -222,7 +222,7 @@ TEST_F(PerfServerTest, TheFloorMovesTheCaseBothWays) {
   Uuid token;
   std::copy(token_bytes->begin(), token_bytes->end(), token.bytes.begin());
   Config config = LoopbackConfig();
-  config.congestion_control = "system";
+  config.congestion_control = CongestionControl::System();
   auto floor = FloorSockets::Connect(config, {"127.0.0.1", static_cast<std::uint16_t>(*port)},
                                      token, 1, PeerDeadline());
   ASSERT_TRUE(floor) << floor.error().ToString();

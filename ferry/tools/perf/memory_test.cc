@@ -27,7 +27,7 @@ class PerfMemoryTest : public testing::TestWithParam<MemoryKindCase> {
  protected:
   static Config Devices() {
     Config config;
-    config.devices = "simulated:2:201";
+    config.devices = DeviceChoice::Simulated("2:201");
     return config;
   }
   static MemoryChoice Choice() { return {GetParam().ordinal}; }
@@ -84,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, PerfMemoryTest,
 
 TEST(PerfMemoryOfAGpu, TellsTheRateOfAPlainCopy) {
   Config config;
-  config.devices = "simulated:1:202";
+  config.devices = DeviceChoice::Simulated("1:202");
   auto memory = PerfMemory::Allocate({0}, 100000, config);
   ASSERT_TRUE(memory) << memory.error().ToString();
   for (const auto kind : {cuda::CopyKind::kHostToDevice, cuda::CopyKind::kDeviceToHost}) {
@@ -96,9 +96,9 @@ TEST(PerfMemoryOfAGpu, TellsTheRateOfAPlainCopy) {
 
 TEST(PerfMemoryOfAGpu, ThatThereIsNotIsAnError) {
   Config config;
-  config.devices = "simulated:1:202";
+  config.devices = DeviceChoice::Simulated("1:202");
   EXPECT_EQ(PerfMemory::Allocate({1}, 8, config).error().code(), Code::kInvalidArgument);
-  config.devices = "none";
+  config.devices = DeviceChoice::None();
   EXPECT_EQ(PerfMemory::Allocate({0}, 8, config).error().code(), Code::kUnsupported);
   EXPECT_EQ(PerfMemory::Allocate({}, ~std::uint64_t{0} / 2, config).error().code(),
             Code::kUnavailable);
@@ -127,7 +127,7 @@ TEST(CarriedOffsets, MarkFewerOperationsWhereAPluginRegistersLess) {
 
 TEST(FloorSettings, TakeTheCongestionControlThatALaneReports) {
   Config config;
-  config.congestion_control = "auto";
+  config.congestion_control = {};
   config.lanes = 3;
   const Config floor = FloorConfig(config, "cubic (in place of bbr, which is unfair)");
   EXPECT_EQ(floor.congestion_control, "cubic");

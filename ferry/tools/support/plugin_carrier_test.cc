@@ -164,7 +164,7 @@ TEST_F(CarrierOptionsTest, AFileThatIsNoPluginCannotBeOpened) {
   options.plugin = "/proc/self/maps";
   EXPECT_FALSE(Carrier::Open(options, memory, {}, Config())) << "a file that is no library";
   Config config;
-  config.devices = "none";
+  config.devices = DeviceChoice::None();
   const auto no_gpu = Carrier::Open(options, memory, MemoryChoice{0}, config);
   ASSERT_FALSE(no_gpu);
   EXPECT_EQ(no_gpu.error().code(), Code::kUnsupported) << "asked for before the plugin is loaded";

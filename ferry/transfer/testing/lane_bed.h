@@ -89,9 +89,7 @@ class ScriptedLane final : public net::Lane {
   void Send(net::OutFrame* frame) override { queue.push_back(frame); }
   void Resume() override { ++resumed; }
   void DiscardRest() override { ++discarded; }
-  void Close(net::Closing how) override {
-    (how == net::Closing::kAbort ? aborted : closed) = true;
-  }
+  void Close(net::Closing how) override { (how == net::Closing::kAbort ? aborted : closed) = true; }
   void SetMaxMeta(std::size_t /*bytes*/) override {}
   net::LaneInfo Info() const override { return {}; }
   std::uint64_t BytesReceived() const override { return bytes_received; }
