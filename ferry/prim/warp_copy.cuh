@@ -25,7 +25,7 @@ __device__ __forceinline__ void StoreOnce(uint4* to, const uint4& word) {
                : "memory");
 }
 
-// Copies at most 32 bytes, one per lane.
+// For the unaligned ends of a block and for short blocks: one byte per lane and step.
 __device__ __forceinline__ void CopyBytes(std::uint8_t* dst, const std::uint8_t* src,
                                           std::uint64_t bytes, unsigned lane) {
   for (std::uint64_t i = lane; i < bytes; i += kWarpThreads) dst[i] = src[i];

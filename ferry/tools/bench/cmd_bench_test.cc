@@ -26,7 +26,7 @@ using ::testing::Not;
 
 Config BenchDevices() {
   Config config;
-  config.devices = "simulated:1:301";
+  config.devices = DeviceChoice::Simulated("1:301");
   return config;
 }
 
@@ -131,7 +131,7 @@ TEST(CopyBench, WhatThereIsNotIsNamed) {
   job = SmallCopies();
   job.ordinal = 1;
   EXPECT_THAT(FailureOf(RunCopyBench, job), HasSubstr("device 1 of 1"));
-  job.config.devices = "none";
+  job.config.devices = DeviceChoice::None();
   EXPECT_THAT(FailureOf(RunCopyBench, job), HasSubstr("devices=none"));
 }
 

@@ -67,7 +67,7 @@ class KernelRunnerTest : public testing::Test {
  protected:
   void SetUp() override {
     Config config;
-    config.devices = "simulated:1:302";
+    config.devices = DeviceChoice::Simulated("1:302");
     const auto api = cuda::OpenDevices(config);
     ASSERT_TRUE(api);
     auto runner = KernelRunner::Create(*api, {.ordinal = 0, .seconds = 0, .tiny = true});

@@ -35,7 +35,7 @@ std::string Printed(void (*print)(const Value&), const Value& value) {
 
 TEST(InfoDevices, AreDescribedWithThePeersThatTheyReach) {
   Config config;
-  config.devices = "simulated:3:501";
+  config.devices = DeviceChoice::Simulated("3:501");
   const Json info = DeviceInfo(config);
   ASSERT_EQ(info["found"].size(), 3U);
   EXPECT_EQ(info["why_none"], "");
@@ -50,25 +50,25 @@ TEST(InfoDevices, AreDescribedWithThePeersThatTheyReach) {
   EXPECT_EQ(info["driver"], "simulated");
   EXPECT_EQ(info["driver_cuda"], "13.0");
   EXPECT_EQ(info["path_within_machine"], "gpu-copy");
-  config.cuda_ipc = "off";
+  config.cuda_ipc = AutoOff::kOff;
   EXPECT_EQ(DeviceInfo(config)["path_within_machine"], "network");
 }
 
 TEST(InfoDevices, ArePrintedOneALineWithTheVersions) {
   Config config;
-  config.devices = "simulated:2:501";
+  config.devices = DeviceChoice::Simulated("2:501");
   const std::string text = Printed(PrintDevices, DeviceInfo(config));
   EXPECT_THAT(text, AllOf(HasSubstr("  0  simulated device, compute capability 9.0, 4 SMs"),
                           HasSubstr("NUMA node unknown, reaches GPUs [1]\n"),
                           HasSubstr("gpu-copy (FERRY_CUDA_IPC)\n"),
                           HasSubstr("  driver simulated, up to CUDA 13.0; runtime 13.0\n")));
-  config.devices = "simulated:1:501";
+  config.devices = DeviceChoice::Simulated("1:501");
   EXPECT_THAT(Printed(PrintDevices, DeviceInfo(config)), Not(HasSubstr("reaches")));
 }
 
 TEST(InfoDevices, OfWhichThereAreNoneHaveAReason) {
   Config config;
-  config.devices = "none";
+  config.devices = DeviceChoice::None();
   const Json info = DeviceInfo(config);
   EXPECT_TRUE(info["found"].empty());
   EXPECT_THAT(info["why_none"].get<std::string>(), HasSubstr("devices=none"));
@@ -78,7 +78,7 @@ TEST(InfoDevices, OfWhichThereAreNoneHaveAReason) {
 
 TEST(InfoDevices, OneThatDoesNotAnswerIsShownWithItsError) {
   Config config;
-  config.devices = "simulated:1:501";
+  config.devices = DeviceChoice::Simulated("1:501");
   Json info = DeviceInfo(config);
   Json failed = ErrorToJson(Error(Code::kDeviceLost, "it fell off the bus"));
   failed["ordinal"] = 1;

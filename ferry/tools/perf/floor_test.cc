@@ -124,7 +124,7 @@ class FloorConnecting : public testing::Test {
   }
   static Config Settings() {
     Config config;
-    config.congestion_control = "system";
+    config.congestion_control = CongestionControl::System();
     return config;
   }
   Result<FloorSockets> Accept(std::size_t count, Deadline deadline) {

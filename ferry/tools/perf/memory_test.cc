@@ -130,9 +130,9 @@ TEST(FloorSettings, TakeTheCongestionControlThatALaneReports) {
   config.congestion_control = {};
   config.lanes = 3;
   const Config floor = FloorConfig(config, "cubic (in place of bbr, which is unfair)");
-  EXPECT_EQ(floor.congestion_control, "cubic");
+  EXPECT_EQ(floor.congestion_control.name, "cubic");
   EXPECT_EQ(floor.lanes, 3);
-  EXPECT_EQ(FloorConfig(config, "reno").congestion_control, "reno");
+  EXPECT_EQ(FloorConfig(config, "reno").congestion_control.name, "reno");
 }
 
 }  // namespace
