@@ -22,8 +22,9 @@ Result<Config> LoadSettings(const abi::Params& params) {
           fmt::format("parameter '{}' is not one of this back end; ignored", name));
     }
   }
-  if (config.secret.empty() && config.secret_file.empty() && config.tls == "off") {
-    config.insecure = "on";
+  const bool has_proof = !config.secret.empty() || !config.secret_file.empty();
+  if (!has_proof && config.tls == TlsMode::kOff && !config.IsSet("insecure")) {
+    config.insecure = OnOff::kOn;
   }
   FERRY_TRY(config.Validate());
   return config;

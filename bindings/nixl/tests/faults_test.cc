@@ -186,7 +186,7 @@ TEST_F(NixlFaultsTest, AThousandPeersOfWhichSixteenLiveAreServed) {
   {
     // Nobody listens at its address any more.
     Config config;
-    config.devices = "none";
+    config.devices = DeviceChoice::None();
     auto endpoint = tests::Must(transfer::Endpoint::Create(config));
     dead.address = endpoint.address();
   }
