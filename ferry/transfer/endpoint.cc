@@ -108,10 +108,10 @@ Result<Connection> Endpoint::Accept(Deadline deadline) {
   if (core_.forked()) return MadeBeforeFork("endpoint");
   std::shared_ptr<ConnectionCore> accepted;  // moves into the handle
   const auto ready = [&] {
-    if (!accepted) accepted = core_->TakeAccepted();
+    if (!accepted) accepted = core_->connections().TakeAccepted();
     return accepted != nullptr || core_->closing();
   };
-  (void)core_->front_loop()->DriveUntil(ready, deadline, core_->config().spin);
+  (void)core_->loops().front()->DriveUntil(ready, deadline, core_->config().spin);
   if (accepted) return Connection(std::move(accepted), core_.get());
   if (core_->closing()) return Error(Code::kCancelled, "this endpoint was closed");
   return Error(Code::kTimedOut, fmt::format("no peer connected to port {} before the deadline; "
@@ -121,8 +121,8 @@ Result<Connection> Endpoint::Accept(Deadline deadline) {
 
 Result<Readiness> Endpoint::AcceptReadiness() const {
   if (core_.forked()) return MadeBeforeFork("endpoint");
-  FERRY_TRY_ASSIGN(UniqueFd fd, core_->AcceptDescriptor());
-  return MakeReadiness(std::move(fd), core_->front_loop()->BeginPassiveWait());
+  FERRY_TRY_ASSIGN(UniqueFd fd, core_->connections().AcceptDescriptor());
+  return MakeReadiness(std::move(fd), core_->loops().front()->BeginPassiveWait());
 }
 
 }  // namespace ferry::transfer

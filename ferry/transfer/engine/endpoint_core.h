@@ -1,38 +1,31 @@
 // State shared by the handles of an endpoint: loops, listener, regions and connections.
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
-#include <list>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <set>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "ferry/core/config.h"
 #include "ferry/core/event_loop.h"
-#include "ferry/core/log_limiter.h"
 #include "ferry/core/random.h"
 #include "ferry/net/provider.h"
 #include "ferry/net/resolve.h"
 #include "ferry/transfer/engine/connection_core.h"
-#include "ferry/transfer/engine/ready_flag.h"
+#include "ferry/transfer/engine/connection_table.h"
+#include "ferry/transfer/engine/loop_set.h"
 #include "ferry/transfer/gpu/device_memory.h"
 #include "ferry/transfer/gpu/stream_watch.h"
-#include "ferry/transfer/handshake/secret.h"
+#include "ferry/transfer/handshake/own_calls.h"
+#include "ferry/transfer/handshake/peer_policy.h"
 #include "ferry/transfer/memory/held_memory.h"
 #include "ferry/transfer/memory/region_table.h"
-#include "ferry/transfer/stats/counter_aggregator.h"
 #include "ferry/transfer/stats/metrics.h"
 
 namespace ferry::transfer {
 
 class Dialer;
-class HelloExchange;
 class ServerHandshake;
 struct EndpointAddress;
 
@@ -57,14 +50,11 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   const Uuid& id() const noexcept { return id_; }
   net::Provider& provider() const noexcept { return *provider_; }
   const net::Address& listening() const noexcept { return listening_; }
-  // Valid after Start().
-  const std::optional<Secret>& secret() const noexcept { return secret_; }
-  // Whether this endpoint, if it has no secret, accepts a connection to or from a peer. `is_known`:
-  // the peer is on this machine or is authenticated by TLS.
-  bool Trusts(bool is_known) const noexcept { return is_known || config_.insecure == OnOff::kOn; }
-  // Whether the settings allow the use of a lane dialed to `peer_name`: checks how the peer is
-  // authenticated and which interface the lane leaves by. Errors: kRefused, kInvalidArgument.
-  Status CheckLane(const HelloExchange& hello_exchange, const std::string& peer_name) const;
+  // Both are valid after Start().
+  LoopSet& loops() noexcept { return loops_; }
+  PeerPolicy& policy() noexcept { return policy_; }
+  OwnCalls& own_calls() noexcept { return own_calls_; }
+  ConnectionTable& connections() noexcept { return connections_; }
   RegionTable& regions() noexcept { return regions_; }
   DeviceMemory& device_memory() noexcept { return device_memory_; }
   StreamWatch& stream_watch() noexcept { return stream_watch_; }
@@ -76,27 +66,12 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   int LanesTo(const net::Address& peer) const;
   // All addresses that peers on other machines may use.
   EndpointAddress OtherAddresses() const;
-  // Open connections that peers have dialed. Any thread.
-  std::size_t ConnectionsFromOutside();
-  // BeginCall and EndCall record the local address and port of a dial in progress. IsOwnCall tells
-  // whether an incoming connection is this endpoint itself. Any thread.
-  void BeginCall(const std::string& local_name);
-  void EndCall(const std::string& local_name);
-  bool IsOwnCall(const std::string& remote_name);
   // Registers a dial that is about to start, so that Shutdown() ends it. Any thread.
   void Follow(const std::shared_ptr<Dialer>& dialer);
   // Same contracts as net::Listener. Front loop only.
   void PauseAcceptingOnLoop(bool paused);
   void ExpectLanesOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until);
-  // Counts and logs a refused handshake. `sentence`: the reason. Any thread.
-  void RefusedHandshake(const std::string& peer_name, const std::string& sentence);
-  // The open connection that the server handshake gave this number and token to; null if there is
-  // none. Any thread.
-  std::shared_ptr<ConnectionCore> FindConnection(std::uint32_t number, const Uuid& token);
-  EventLoop* front_loop() const noexcept { return loops_.front().get(); }
 
-  // Event loops for a new connection's lanes, home loop first. Any thread.
-  std::vector<EventLoop*> ChooseLoops(std::size_t lanes);
   // Makes lanes that have opened the region release it, and peers unmap GPU memory that was shared
   // with them. `drained`: no lane is inside. Any thread.
   void RevokeEverywhere(const std::shared_ptr<RegionState>& region, bool drained);
@@ -115,27 +90,20 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
                                                   std::vector<EventLoop*> loops,
                                                   const Dialled* dialled);
 
-  std::shared_ptr<ConnectionCore> TakeAccepted();
-  // See Endpoint::AcceptReadiness(). Any thread.
-  Result<UniqueFd> AcceptDescriptor();
   bool closing() const noexcept { return closing_.load(); }
 
  private:
   void Keep(const std::shared_ptr<ConnectionCore>& connection);
   void BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connection,
                      std::vector<std::unique_ptr<net::Lane>> lanes);
-  void Forget(const ConnectionCore* connection);
-  // Null if the connection has closed.
-  std::shared_ptr<ConnectionCore> FindConnection(std::uint32_t number);
   void OnLinkChange(const net::LinkChange& change);
 
   const Config config_;
   const Uuid id_ = Uuid::Random();
   const std::unique_ptr<net::Provider> provider_;
   const int lanes_;
-  std::optional<Secret> secret_;
-  std::vector<std::unique_ptr<EventLoop>> loops_;
-  std::atomic<std::size_t> next_loop_{0};
+  PeerPolicy policy_{config_};
+  LoopSet loops_;
   DeviceMemory device_memory_{config_};  // after loops_, to which its threads post
   StreamWatch stream_watch_{config_};    // after loops_, to which its threads post
   RegionTable regions_;
@@ -146,19 +114,10 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   net::Address listening_;
   std::atomic<bool> closing_{false};
   net::NameResolver names_;
-  LogLimiter refusal_log_;  // by host
-  std::atomic<std::uint64_t> handshakes_refused_{0};
-
+  OwnCalls own_calls_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<Dialer>> dialers_;  // under mutex_; expired ones are removed lazily
-  std::condition_variable changed_;
-  std::unordered_set<std::shared_ptr<ConnectionCore>> connections_;  // until closed
-  std::vector<std::shared_ptr<ConnectionCore>> by_number_;  // the same connections; null: free
-  std::vector<std::uint32_t> free_numbers_;                 // free indexes in by_number_
-  std::deque<std::shared_ptr<ConnectionCore>> accepted_;    // until taken
-  ReadyFlag accept_ready_;            // under mutex_; set for good once closing
-  std::multiset<std::string> calls_;  // local names of dials in progress
-  CounterAggregator aggregator_;      // under mutex_
+  ConnectionTable connections_;
 
   std::unique_ptr<MetricsServer> metrics_;  // null if metrics are off; last: it uses the rest
 };

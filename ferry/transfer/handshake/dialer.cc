@@ -32,12 +32,12 @@ Dialer::Dialer(std::shared_ptr<EndpointCore> endpoint, net::Address address, Uui
       address_(std::move(address)),
       expected_(expected),
       deadline_(deadline),
-      loops_(endpoint_->ChooseLoops(static_cast<std::size_t>(endpoint_->LanesTo(address_)))) {}
+      loops_(endpoint_->loops().Choose(static_cast<std::size_t>(endpoint_->LanesTo(address_)))) {}
 
 Dialer::~Dialer() { EndCall(); }
 
 void Dialer::EndCall() {
-  if (!call_.empty()) endpoint_->EndCall(std::exchange(call_, {}));
+  if (!call_.empty()) endpoint_->own_calls().End(std::exchange(call_, {}));
 }
 
 Result<std::shared_ptr<ConnectionCore>> Dialer::result() {
@@ -52,7 +52,7 @@ void Dialer::StartOnLoop() {
   joined_ = 0;
   hello_exchanges_.resize(loops_.size());
   client_handshakes_.assign(loops_.size(),
-                            ClientHandshake(endpoint_->secret(), address_.ToString()));
+                            ClientHandshake(endpoint_->policy().secret(), address_.ToString()));
   ConnectLaneOnLoop(0);
 }
 
@@ -73,7 +73,7 @@ void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
   const std::size_t index = id.index;
   hello_exchanges_[index] = std::make_unique<HelloExchange>(*std::move(lane), home(), deadline_);
   HelloExchange& hello_exchange = *hello_exchanges_[index];
-  if (auto may = endpoint_->CheckLane(hello_exchange, address_.ToString()); !may) {
+  if (auto may = endpoint_->policy().CheckLane(hello_exchange.info(), address_.ToString()); !may) {
     return FailOnLoop(may.error());
   }
   hello_exchange.StartOnLoop(
@@ -99,10 +99,10 @@ void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
 // Records the local name first, so that this endpoint recognizes a connection to itself.
 void Dialer::SayHello() {
   call_ = hello_exchanges_.front()->local_name();
-  endpoint_->BeginCall(call_);
+  endpoint_->own_calls().Begin(call_);
   wire::HelloBody hello;
   hello.lanes = static_cast<std::uint16_t>(loops_.size());
-  if (endpoint_->secret()) hello.flags |= wire::kHasSecret;
+  if (endpoint_->policy().secret()) hello.flags |= wire::kHasSecret;
   if (endpoint_->config().checksum == OnOff::kOn) hello.flags |= wire::kChecksums;
   hello.window_bytes = endpoint_->config().window_bytes;
   std::memcpy(hello.endpoint, endpoint_->id().bytes.data(), sizeof hello.endpoint);
@@ -204,7 +204,7 @@ void Dialer::Finish() {
   Uuid peer;
   std::memcpy(peer.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
   std::vector<std::unique_ptr<net::Lane>> lanes;
-  const Dialled dialled{address_, hello_exchanges_.front()->interface(), others_};
+  const Dialled dialled{address_, hello_exchanges_.front()->info().interface, others_};
   for (auto& hello_exchange : hello_exchanges_) lanes.push_back(hello_exchange->ReleaseLane());
   Peer agreed;
   agreed.endpoint = peer;

@@ -8,15 +8,7 @@
 namespace ferry::transfer {
 
 HelloExchange::HelloExchange(std::unique_ptr<net::Lane> lane, EventLoop* loop, Deadline deadline)
-    : lane_(std::move(lane)), loop_(loop), deadline_(deadline) {
-  const net::LaneInfo info = lane_->Info();
-  peer_name_ = info.remote;
-  local_name_ = info.local;
-  interface_ = info.interface;
-  is_local_ = info.same_machine;
-  is_authenticated_ = info.authenticated;
-  channel_binding_ = info.channel_binding;
-}
+    : lane_(std::move(lane)), loop_(loop), deadline_(deadline), info_(lane_->Info()) {}
 
 HelloExchange::~HelloExchange() {
   if (timer_ != 0) loop_->CancelTimerOnLoop(timer_);
@@ -74,7 +66,7 @@ Result<net::Placement> HelloExchange::OnFrame(std::span<const std::byte> meta,
     return Error(
         Code::kCorrupt,
         fmt::format("{} sent a malformed handshake frame; check that it is a Tensorferry endpoint",
-                    peer_name_));
+                    peer_name()));
   }
   heard_ = true;
   FERRY_TRY(heard_callback_(header, &reader));
@@ -103,7 +95,7 @@ void HelloExchange::Expire() {
 Error HelloExchange::Late() const {
   return Error(Code::kTimedOut, fmt::format("{} did not finish the handshake in time; check that "
                                             "it is a Tensorferry endpoint and not overloaded",
-                                            peer_name_));
+                                            peer_name()));
 }
 
 }  // namespace ferry::transfer

@@ -44,16 +44,17 @@ class HelloExchange final : private net::LaneHandler {
   // Called when complete() becomes true because a frame was sent.
   void SetOnSaid(std::function<void()> on_said) { on_said_ = std::move(on_said); }
   std::unique_ptr<net::Lane> ReleaseLane();
-  const std::string& peer_name() const noexcept { return peer_name_; }
-  std::string peer_host() const { return std::string(net::HostOf(peer_name_)); }
+  const std::string& peer_name() const noexcept { return info_.remote; }
+  std::string peer_host() const { return std::string(net::HostOf(info_.remote)); }
   // Address and port of this side.
-  const std::string& local_name() const noexcept { return local_name_; }
+  const std::string& local_name() const noexcept { return info_.local; }
   // Whether the peer's address is on this machine.
-  bool is_local() const noexcept { return is_local_; }
-  const std::string& interface() const noexcept { return interface_; }
+  bool is_local() const noexcept { return info_.same_machine; }
   // Whether the lane itself has authenticated the peer (TLS).
-  bool is_authenticated() const noexcept { return is_authenticated_; }
-  const net::ChannelBinding& channel_binding() const noexcept { return channel_binding_; }
+  bool is_authenticated() const noexcept { return info_.authenticated; }
+  const net::ChannelBinding& channel_binding() const noexcept { return info_.channel_binding; }
+  // As it was at the start.
+  const net::LaneInfo& info() const noexcept { return info_; }
 
  private:
   Result<net::Placement> OnFrame(std::span<const std::byte> meta,
@@ -67,12 +68,7 @@ class HelloExchange final : private net::LaneHandler {
   std::unique_ptr<net::Lane> lane_;
   EventLoop* const loop_;
   const Deadline deadline_;
-  std::string peer_name_;
-  std::string local_name_;
-  std::string interface_;
-  bool is_local_;
-  bool is_authenticated_;
-  net::ChannelBinding channel_binding_;
+  const net::LaneInfo info_;
   std::deque<net::OutFrame> frames_;
   std::size_t sent_ = 0;  // frames of frames_ that are sent
   Heard heard_callback_;

@@ -35,7 +35,7 @@ Status CheckVersion(wire::MetaReader reader) {
 
 ServerHandshake::ServerHandshake(EndpointCore* endpoint)
     : endpoint_(endpoint),
-      loop_(endpoint->front_loop()),
+      loop_(endpoint->loops().front()),
       admission_(endpoint->config().max_pending_handshakes),
       gate_(loop_, &admission_, [endpoint](bool full) { endpoint->PauseAcceptingOnLoop(full); }) {}
 
@@ -81,7 +81,7 @@ void ServerHandshake::TurnAway(std::uint64_t number) {
   const auto it = by_number_.find(number);
   if (it == by_number_.end()) return;
   HelloExchange* const hello_exchange = it->second;
-  endpoint_->RefusedHandshake(
+  endpoint_->policy().OnRefused(
       hello_exchange->peer_name(),
       fmt::format("closed {} before it was authenticated: {} pending peers "
                   "are connected, the limit is FERRY_MAX_PENDING_HANDSHAKES",
@@ -153,8 +153,9 @@ Status ServerHandshake::Answer(HelloExchange* hello_exchange, wire::Type type,
     return Error(Code::kCorrupt, "its first frame is no hello, join or rejoin frame");
   }
   FERRY_TRY(CheckVersion(*reader));
-  if (endpoint_->secret()) return Challenge(&pending_peer, type, reader);
-  if (!endpoint_->Trusts(hello_exchange->is_local() || hello_exchange->is_authenticated())) {
+  if (endpoint_->policy().secret()) return Challenge(&pending_peer, type, reader);
+  if (!endpoint_->policy().Trusts(hello_exchange->is_local() ||
+                                  hello_exchange->is_authenticated())) {
     return Error(Code::kRefused,
                  "this endpoint has no secret to authenticate peers on other machines; set "
                  "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust");
@@ -192,7 +193,7 @@ Status ServerHandshake::CheckProof(PendingPeer* pending_peer, wire::MetaReader* 
   if (!reader->Read(&proof)) return Error(Code::kCorrupt, "malformed proof");
   pending_peer->exchange.client = proof.nonce;
   pending_peer->exchange.binding = proof.binding;
-  if (!SameBytes(pending_peer->exchange.ClientProof(*endpoint_->secret()), proof.mac)) {
+  if (!SameBytes(pending_peer->exchange.ClientProof(*endpoint_->policy().secret()), proof.mac)) {
     return Error(Code::kRefused,
                  "the two sides have different secrets, or somebody between them changes the "
                  "frames; set FERRY_SECRET_FILE to the same on both");
@@ -219,7 +220,7 @@ Status ServerHandshake::Admit(HelloExchange* hello_exchange, wire::Type type,
 void ServerHandshake::SayProven(HelloExchange* hello_exchange, wire::Type type,
                                 std::span<const std::byte> body) {
   std::vector<std::byte> all(body.begin(), body.end());
-  if (const auto& secret = endpoint_->secret()) {
+  if (const auto& secret = endpoint_->policy().secret()) {
     const Mac mac = hello_exchanges_.at(hello_exchange).exchange.ServerProof(*secret, body);
     all.insert(all.end(), mac.begin(), mac.end());
   }
@@ -228,13 +229,13 @@ void ServerHandshake::SayProven(HelloExchange* hello_exchange, wire::Type type,
 
 Status ServerHandshake::MayConnect(const HelloExchange& hello_exchange, const Uuid& peer) {
   // An endpoint may connect to itself, and only itself may use its id.
-  if (peer == endpoint_->id() && !endpoint_->IsOwnCall(hello_exchange.peer_name())) {
+  if (peer == endpoint_->id() && !endpoint_->own_calls().Contains(hello_exchange.peer_name())) {
     return Error(Code::kRefused,
                  fmt::format("{} is the id of this endpoint itself, which has not dialed from {}",
                              peer.ToString(), hello_exchange.peer_name()));
   }
   const std::size_t most = endpoint_->config().max_connections;
-  if (most == 0 || endpoint_->ConnectionsFromOutside() + pending_connections_.size() < most)
+  if (most == 0 || endpoint_->connections().FromOutside() + pending_connections_.size() < most)
     return Ok();
   return Error(Code::kUnavailable,
                fmt::format("this endpoint has the {} connections that it allows; try again when "
@@ -326,7 +327,7 @@ Status ServerHandshake::OnJoin(HelloExchange* hello_exchange, wire::MetaReader* 
 }
 
 void ServerHandshake::Refuse(HelloExchange* hello_exchange, const Error& error) {
-  endpoint_->RefusedHandshake(
+  endpoint_->policy().OnRefused(
       hello_exchange->peer_name(),
       fmt::format("refused {}: {}", hello_exchange->peer_name(), error.message()));
   wire::RefuseBody body;
@@ -340,7 +341,7 @@ void ServerHandshake::OnGone(HelloExchange* hello_exchange, const Error& error) 
   if (error.code() == Code::kCorrupt || error.code() == Code::kTimedOut) {
     const std::string& peer = hello_exchange->peer_name();
     const bool is_named = error.message().starts_with(peer);
-    endpoint_->RefusedHandshake(
+    endpoint_->policy().OnRefused(
         peer, fmt::format("refused {}{}", is_named ? "" : peer + ": ", error.message()));
   } else {
     Log(LogLevel::kDebug, "transfer", "handshake with {} ended: {}", hello_exchange->peer_name(),
@@ -428,7 +429,7 @@ void ServerHandshake::Complete(std::uint32_t id) {
   agreed.checksums = (arrival.welcome.flags & wire::kChecksums) != 0;
   agreed.connection = arrival.welcome.connection;
   std::memcpy(agreed.token.bytes.data(), arrival.welcome.token, sizeof arrival.welcome.token);
-  const auto loops = endpoint_->ChooseLoops(lanes.size());
+  const auto loops = endpoint_->loops().Choose(lanes.size());
   // The lanes move to their own loops from this one, which is theirs until then.
   (void)endpoint_->EstablishOnLoop(std::move(agreed), std::move(lanes), loops, nullptr);
 }

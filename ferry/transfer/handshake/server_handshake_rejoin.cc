@@ -26,7 +26,7 @@ Status ServerHandshake::OnRejoin(HelloExchange* hello_exchange, wire::MetaReader
   Uuid token;
   std::memcpy(token.bytes.data(), rejoin.token, sizeof rejoin.token);
   // The connection's token is the proof, as in OnJoin(), in addition to that of the secret.
-  auto connection = endpoint_->FindConnection(rejoin.connection, token);
+  auto connection = endpoint_->connections().FindAgreed(rejoin.connection, token);
   if (!connection || rejoin.lane >= connection->lanes()) {
     return Error(Code::kRefused,
                  fmt::format("there is no connection {} with a lane {} here any more",

@@ -31,7 +31,7 @@ struct RecoveryContext {
   net::Provider* provider = nullptr;
   const std::optional<Secret>* secret = nullptr;
   // Whether the settings allow the use of a lane dialed to this peer.
-  std::function<Status(const HelloExchange& hello_exchange, const std::string& peer_name)> may_use;
+  std::function<Status(const net::LaneInfo& lane, const std::string& peer_name)> may_use;
 };
 
 // The connection as recovery sees it. Home loop only.

@@ -70,7 +70,7 @@ void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
   if (!lane) return End(lane.error());
   hello_exchange_ = std::make_unique<HelloExchange>(*std::move(lane), context_.home, deadline_);
   // Routes can change during a connection, so the lane is checked again.
-  if (auto may = context_.may_use(*hello_exchange_, hello_exchange_->peer_name()); !may) {
+  if (auto may = context_.may_use(hello_exchange_->info(), hello_exchange_->peer_name()); !may) {
     return End(may.error());
   }
   hello_exchange_->StartOnLoop(

@@ -1,0 +1,45 @@
+// Which peers an endpoint trusts, over which lanes, and the record of those that it refuses.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "ferry/core/config.h"
+#include "ferry/core/log_limiter.h"
+#include "ferry/core/result.h"
+#include "ferry/net/provider.h"
+#include "ferry/transfer/handshake/secret.h"
+
+namespace ferry::transfer {
+
+// What an endpoint's settings say about peers. Load() first; afterwards any thread.
+class PeerPolicy {
+ public:
+  // `config` must outlive this object.
+  explicit PeerPolicy(const Config& config) : config_(config) {}
+
+  // Reads the secret. Errors: those of Secret::FromConfig().
+  Status Load();
+  const std::optional<Secret>& secret() const noexcept { return secret_; }
+  // Whether an endpoint without a secret accepts a connection to or from a peer. `is_known`: the
+  // peer is on this machine or is authenticated by TLS.
+  bool Trusts(bool is_known) const noexcept { return is_known || config_.insecure == OnOff::kOn; }
+  // Whether a lane dialed to `peer_name` may be used: checks how the peer is authenticated and
+  // which interface the lane leaves by. Errors: kRefused, kInvalidArgument.
+  Status CheckLane(const net::LaneInfo& lane, const std::string& peer_name) const;
+
+  // Counts and logs a refused handshake. `sentence`: the reason.
+  void OnRefused(const std::string& peer_name, const std::string& sentence);
+  std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
+  // For refusals of other kinds, limited together with those of handshakes.
+  LogLimiter& log() noexcept { return log_; }
+
+ private:
+  const Config& config_;
+  std::optional<Secret> secret_;
+  LogLimiter log_;  // by host
+  std::atomic<std::uint64_t> refused_{0};
+};
+
+}  // namespace ferry::transfer

@@ -1,0 +1,88 @@
+// Tests of trust in peers and lanes, and of the count of refusals.
+#include "ferry/transfer/handshake/peer_policy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ferry::transfer {
+namespace {
+
+using ::testing::HasSubstr;
+
+net::LaneInfo LaneBy(const std::string& interface, bool same_machine = false) {
+  net::LaneInfo lane;
+  lane.interface = interface;
+  lane.same_machine = same_machine;
+  return lane;
+}
+
+Config WithSecret() {
+  Config config;
+  config.secret = "a secret of more than sixteen bytes";
+  return config;
+}
+
+TEST(PeerPolicy, WithoutASecretTrustsOnlyKnownPeers) {
+  Config config;
+  PeerPolicy policy(config);
+  ASSERT_TRUE(policy.Load());
+  EXPECT_FALSE(policy.secret());
+  EXPECT_TRUE(policy.Trusts(/*is_known=*/true));
+  EXPECT_FALSE(policy.Trusts(/*is_known=*/false));
+  const Status refused = policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kRefused);
+  EXPECT_THAT(refused.error().message(), HasSubstr("FERRY_SECRET_FILE"));
+}
+
+TEST(PeerPolicy, TrustsAPeerOfThisMachineOrOneThatTlsHasAuthenticated) {
+  Config config;
+  PeerPolicy policy(config);
+  ASSERT_TRUE(policy.Load());
+  EXPECT_TRUE(policy.CheckLane(LaneBy("lo", /*same_machine=*/true), "127.0.0.1:1"));
+  net::LaneInfo lane = LaneBy("eth0");
+  lane.authenticated = true;
+  EXPECT_TRUE(policy.CheckLane(lane, "10.0.0.1:1"));
+}
+
+TEST(PeerPolicy, ThatIsInsecureTrustsEverybody) {
+  Config config;
+  config.insecure = OnOff::kOn;
+  PeerPolicy policy(config);
+  ASSERT_TRUE(policy.Load());
+  EXPECT_TRUE(policy.Trusts(/*is_known=*/false));
+  EXPECT_TRUE(policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1"));
+}
+
+TEST(PeerPolicy, WithASecretLeavesAuthenticationToTheHandshake) {
+  const Config config = WithSecret();
+  PeerPolicy policy(config);
+  ASSERT_TRUE(policy.Load());
+  EXPECT_TRUE(policy.secret());
+  EXPECT_TRUE(policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1"));
+}
+
+TEST(PeerPolicy, RefusesALaneByAnInterfaceThatIsNotAllowed) {
+  Config config = WithSecret();
+  config.interfaces = "eth1";
+  PeerPolicy policy(config);
+  ASSERT_TRUE(policy.Load());
+  EXPECT_TRUE(policy.CheckLane(LaneBy("eth1"), "10.0.0.1:1"));
+  EXPECT_TRUE(policy.CheckLane(LaneBy("lo", /*same_machine=*/true), "127.0.0.1:1"));
+  const Status refused = policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.error().message(), HasSubstr("leaves by eth0"));
+}
+
+TEST(PeerPolicy, CountsRefusals) {
+  const Config config;
+  PeerPolicy policy(config);
+  EXPECT_EQ(policy.refused(), 0U);
+  policy.OnRefused("10.0.0.1:1", "refused 10.0.0.1:1: no reason");
+  policy.OnRefused("10.0.0.1:1", "refused 10.0.0.1:1: no reason");
+  EXPECT_EQ(policy.refused(), 2U);
+}
+
+}  // namespace
+}  // namespace ferry::transfer
