@@ -40,7 +40,7 @@ class ConnectionTableTest : public ::testing::Test {
     return connection;
   }
 
-  const Config config_;
+  const Config config_{};
   const std::unique_ptr<EventLoop> loop_ = Must(EventLoop::Create());
   RegionTable regions_;
   ConnectionTable table_;

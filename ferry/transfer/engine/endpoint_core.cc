@@ -187,8 +187,8 @@ void EndpointCore::FailHolders(const std::shared_ptr<RegionState>& region) {
 }
 
 std::shared_ptr<ConnectionCore> EndpointCore::EstablishOnLoop(
-    Peer agreed, std::vector<std::unique_ptr<net::Lane>> lanes, std::vector<EventLoop*> loops,
-    const Dialled* dialled) {
+    Peer agreed, std::vector<std::unique_ptr<net::Lane>> lanes,
+    const std::vector<EventLoop*>& loops, const Dialled* dialled) {
   auto connection = std::make_shared<ConnectionCore>(config_, &regions_, std::move(agreed), loops);
   if (dialled != nullptr) {
     connection->monitor().SetPaths(

@@ -87,7 +87,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   // `dialled`: null where a peer has. Shared with the endpoint's table.
   std::shared_ptr<ConnectionCore> EstablishOnLoop(Peer agreed,
                                                   std::vector<std::unique_ptr<net::Lane>> lanes,
-                                                  std::vector<EventLoop*> loops,
+                                                  const std::vector<EventLoop*>& loops,
                                                   const Dialled* dialled);
 
   bool closing() const noexcept { return closing_.load(); }
