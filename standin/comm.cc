@@ -22,9 +22,12 @@ int Comm::Register(void* data, std::size_t bytes, int kind, void** mr) {
   void* aligned = data;
   std::size_t room = bytes;
   const bool is_aligned = std::align(tcpx::kRegistrationAlignment, 1, aligned, room) == data;
+  // The original demands this for GPU memory; host memory may begin anywhere.
   if (kind == abi::kPointerCuda && !is_aligned) {
     return Misuse("regMr at %p, which is not a multiple of 4096", data);
   }
+  // The host's pointer is the key of a table of this comm, so a registration of another comm is not
+  // found and is never dereferenced.
   auto one = std::make_unique<Registration>();
   *one = {static_cast<std::byte*>(data), bytes, kind};
   *mr = one.get();
@@ -51,6 +54,8 @@ int Comm::Post(const Posting& posting, tcpx::Request** request) {
       return Misuse("a request outside of the memory that was registered for it");
     }
   }
+  // A receive keeps its request until irecvConsumed, so a host that consumes late gets here as
+  // well. It is not counted as misuse, because the original notices it as well, with this result.
   if (posted_ - freed_ == kRequests) {
     Log(abi::kLogWarn, "standin: unable to allocate requests");
     return abi::kInternalError;
@@ -72,11 +77,14 @@ int Comm::Post(const Posting& posting, tcpx::Request** request) {
 
 int Comm::Test(tcpx::Request* request, int* done) {
   if (failed_) return abi::kSystemError;
+  // Unlike a failure of Progress(), the fault is not kept: the next call continues as usual.
   if (engine_.Hit(Fault::kTestRc2)) return abi::kSystemError;
   if (const int rc = Progress(); rc != abi::kSuccess) {
     failed_ = true;
     return rc;
   }
+  // Order matters: Progress() may have moved the oldest request to the lanes, and only then does
+  // the rule about the oldest apply to it.
   const bool transmitting = split_ > finished_;
   if (transmitting && request != &At(finished_)) {
     Log(abi::kLogWarn, "standin: test called with invalid request");
@@ -91,6 +99,7 @@ int Comm::Test(tcpx::Request* request, int* done) {
 
 void Comm::Close() {
   closed_ = true;
+  // Joins the threads first: they use the staging memory, and the pages that Release() gives back.
   lanes_.clear();
   control_.reset();
   for (std::byte* staging : staging_) engine_.memory().FreePinned(device_, staging);
@@ -107,6 +116,8 @@ void Comm::Close() {
 
 void Comm::StartLanes(Link link) {
   control_ = std::move(link.control);
+  // All staging memory is there before the first lane, whose thread starts at once and finds its
+  // own by index.
   for (std::size_t i = 0; i < link.data.size(); ++i) {
     staging_.push_back(engine_.memory().AllocatePinned(device_, kStagingBytes));
     if (staging_.back() == nullptr) failed_ = true;
@@ -124,6 +135,7 @@ int Comm::Collect() {
       Log(abi::kLogWarn, "standin: a data socket has failed");
       return abi::kSystemError;
     }
+    // Requests are written by the host's thread only. A lane reads those whose tasks it has.
     requests_[task.slot].size_pending -= static_cast<int>(task.bytes);
     CollectedOne(task);
   }

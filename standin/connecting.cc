@@ -25,6 +25,8 @@ int Dial::Poll(Engine& engine, std::unique_ptr<Comm>* comm) {
     return abi::kSystemError;
   }
   const Settings& settings = engine.settings();
+  // With `immediate` the comm gets an attempt that may still run, or may have failed; its isend()
+  // then returns null, or the error.
   if (!settings.immediate) {
     if (polls_++ < settings.polls) return abi::kSuccess;
     const Attempt::State state = attempt_->state();
@@ -43,6 +45,8 @@ int Dial::Poll(Engine& engine, std::unique_ptr<Comm>* comm) {
 std::unique_ptr<ListenComm> ListenComm::Make(Engine& engine, int device, Handle* handle) {
   std::random_device entropy;
   Rendezvous rendezvous;
+  // Proves to the listener that a socket comes from somebody who has the handle; any process of the
+  // machine can reach the port.
   rendezvous.id = (std::uint64_t{entropy()} << 32) | entropy();
   rendezvous.sockets = static_cast<std::uint32_t>(engine.settings().sockets);
   Socket socket = ListenOnLoopback(&rendezvous.port);
@@ -64,6 +68,7 @@ int ListenComm::Poll(Engine& engine, std::unique_ptr<RecvComm>* comm) {
       return AcceptLink(socket->get(), rendezvous);
     });
   }
+  // The attempt's thread goes on until closeListen() shuts its socket down.
   if (engine.Hit(Fault::kAcceptFail)) {
     used_ = true;
     return abi::kSystemError;

@@ -38,6 +38,8 @@ int Engine::Start(abi::Logger logger) {
   if (Running() != nullptr) return Misuse("init was called twice");
   std::string problem;
   const auto settings = ReadSettings(&problem);
+  // Before anything is logged, and also if the settings are wrong, since their error must reach the
+  // host. A failed init() leaves no engine behind and may be repeated.
   BeginReporting(logger, settings && settings->abort);
   if (!settings) {
     Log(abi::kLogWarn, "standin: %s", problem.c_str());
@@ -49,6 +51,7 @@ int Engine::Start(abi::Logger logger) {
   }
   auto memory = MemoryFor(*settings);
   if (memory == nullptr) return abi::kSystemError;
+  // Pairs with the acquire in Running(): threads that find the engine see its settings and memory.
   running_engine.store(new Engine(*settings, std::move(memory)), std::memory_order_release);
   Log(abi::kLogInfo, "standin: a stand-in for GPUDirectTCPX, over 127.0.0.1, memory of %s",
       NameOf(settings->memory));
@@ -62,6 +65,8 @@ Engine::Engine(const Settings& settings, std::unique_ptr<Memory> memory)
 
 Pool* Engine::PoolOf(int device) {
   const std::lock_guard lock(mutex_);
+  // Made by the first comm of the device. One without memory stays in the table, so that the
+  // allocation is not repeated for each comm.
   auto& pool = pools_[device];
   if (pool == nullptr) {
     pool = std::make_unique<Pool>(*memory_, device,
@@ -73,6 +78,7 @@ Pool* Engine::PoolOf(int device) {
 
 unsigned long Engine::pages_in_use() {
   const std::lock_guard lock(mutex_);
+  // Lock order: the engine's mutex before a pool's. Pools do not call the engine.
   unsigned long sum = 0;
   for (const auto& [device, pool] : pools_) sum += pool->pages_in_use();
   return sum;
@@ -86,8 +92,12 @@ std::uint64_t Engine::PoolBytesAt(const void* base) {
   return 0;
 }
 
+// Only calls for the configured fault count, and exactly one of them is the N-th, whatever threads
+// make them.
 bool Engine::Hit(Fault fault) { return settings_.fault == fault && ++hits_ == settings_.fault_at; }
 
+// The factor keeps neighbouring values of FERRY_STANDIN_SEED apart: they share no seed among the
+// first million.
 std::uint64_t Engine::NextSeed() { return settings_.seed * 1'000'003 + ++seeds_; }
 
 }  // namespace ferry::standin

@@ -52,6 +52,7 @@ std::vector<std::uint32_t> CutMessage(std::uint64_t total, const Settings& setti
   std::vector<std::uint32_t> lengths;
   for (std::uint64_t left = total - tail; left > 0;) {
     const std::uint64_t slots = most - lengths.size();
+    // The least length with which the rest of the message fits into the entries that are left.
     const std::uint64_t needed = (left + slots - 1) / slots;
     const std::uint64_t bytes = std::min<std::uint64_t>(
         left, std::max<std::uint64_t>(needed, WantedBytes(settings, random)));
@@ -62,6 +63,8 @@ std::vector<std::uint32_t> CutMessage(std::uint64_t total, const Settings& setti
   return lengths;
 }
 
+// Changes what the host sees and nothing else: the landing, by which pages become free, stays
+// correct.
 void Spoil(Fault fault, Bounds bounds, Row* row) {
   auto& first = row->fragments.front();
   auto by_len = [](const auto& a, const auto& b) { return a.len < b.len; };

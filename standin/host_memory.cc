@@ -17,6 +17,7 @@ class PlainMemory final : public Memory {
   int CurrentDevice() override { return 0; }
 
   std::byte* AllocateDevice(int /*device*/, std::size_t bytes) override {
+    // aligned_alloc() demands a size that is a multiple of the alignment.
     void* const memory = std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage);
     if (memory == nullptr) Log(abi::kLogWarn, "standin: no %zu bytes of memory", bytes);
     return static_cast<std::byte*>(memory);
@@ -39,6 +40,7 @@ class PlainMemory final : public Memory {
     std::memcpy(to, from, bytes);
     return true;
   }
+  // Done on return; null says so, and the pool asks no further.
   void* Poison(int /*device*/, std::span<const std::span<std::byte>> memory) override {
     for (const auto& bytes : memory) std::memset(bytes.data(), kPoison, bytes.size());
     return nullptr;

@@ -27,6 +27,8 @@ Lane::~Lane() {
     ending_ = true;
   }
   wake_.notify_all();
+  // Interrupts a send() or recv() that blocks. `ending_` is set before, so that the thread starts
+  // no other task; those that are queued are dropped.
   HalfClose();
   thread_.join();
 }
@@ -55,7 +57,10 @@ void Lane::Run() {
     if (ending_) return;
     Task task = tasks_.front();
     tasks_.pop_front();
+    // Without the mutex while the socket blocks, because Push() is called in test(), which must not
+    // block.
     lock.unlock();
+    // Tasks after a failure are reported as well: the comm counts what its lanes have.
     if (!broken) broken = !work_(*this, task);
     task.failed = broken;
     done_->Add(task);

@@ -60,6 +60,8 @@ Socket ConnectSocket(const Rendezvous& rendezvous, std::uint32_t index) {
     Complain("connect");
     return {};
   }
+  // Control records have 16 bytes. Nagle's algorithm would hold one back until the last is
+  // acknowledged.
   const int on = 1;
   (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   const Hello hello = {.index = index, .id = rendezvous.id};
@@ -77,6 +79,8 @@ Socket AcceptAnyone(int listener) {
 
 // Whether the peer is one of ours; then which of its sockets this is.
 bool IsExpected(const Socket& socket, const Rendezvous& rendezvous, std::uint32_t* index) {
+  // One thread takes all sockets, so one that connects and says nothing must not block it for good.
+  // The limit ends with the hello: data sockets may be idle for any time.
   const timeval timeout = {.tv_sec = 5, .tv_usec = 0};
   (void)::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   Hello hello;
@@ -94,6 +98,7 @@ void SocketTraits::Destroy(Handle fd) noexcept { (void)::close(fd); }
 
 bool SendAll(int fd, const std::byte* from, std::size_t bytes) {
   while (bytes > 0) {
+    // Without MSG_NOSIGNAL, a peer that has gone would end the host's process by SIGPIPE.
     const ssize_t sent = ::send(fd, from, bytes, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent <= 0) return false;
@@ -136,6 +141,8 @@ std::optional<Link> ConnectLink(const Rendezvous& rendezvous) {
     link.data.push_back(ConnectSocket(rendezvous, i));
     if (!link.data.back()) return std::nullopt;
   }
+  // An established socket may still be in the listener's queue. The byte says that all of them have
+  // been accepted.
   std::byte ready = {};
   if (!ReceiveAll(link.control.get(), &ready, 1)) {
     Log(abi::kLogWarn, "standin: the listener has gone before it accepted");

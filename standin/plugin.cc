@@ -13,6 +13,7 @@
 namespace ferry::standin {
 namespace {
 
+// The tables are never destroyed: the host's threads may call while the process ends.
 Kept<Dial>& Dials() {
   static auto* const dials = new Kept<Dial>;
   return *dials;
@@ -45,6 +46,7 @@ int WithComm(const char* call, const void* pointer, Body body) noexcept {
   return WithEngine(call, [&](Engine&) {
     Comm* const comm = Comms().Find(pointer);
     if (comm == nullptr) return Misuse("%s with what is no comm", call);
+    // Before closed() is read: the other thread may be the one that closes the comm.
     if (!comm->Enter()) return Misuse("%s while another call of the same comm runs", call);
     const int rc = comm->closed() ? Misuse("%s with a comm that was closed", call) : body(*comm);
     comm->Leave();
@@ -80,6 +82,7 @@ int GetProperties(int device, abi::PropertiesV7* properties) {
     char name[24];
     char path[64];
   };
+  // NCCL keeps the pointers for as long as the plugin is loaded.
   static Names names[8];
   return WithEngine("getProperties", [&](Engine& engine) {
     if (!IsDevice(engine, device)) return Misuse("getProperties of device %d", device);
@@ -114,6 +117,7 @@ int Listen(int device, void* handle, void** listen_comm) {
     Handle written;
     auto comm = ListenComm::Make(engine, gpu, &written);
     if (comm == nullptr) return abi::kSystemError;
+    // The host sends all 128 bytes to the other process, so none may be indeterminate.
     std::memset(handle, 0, abi::kHandleBytes);
     std::memcpy(handle, static_cast<const void*>(&written), sizeof(written));
     *listen_comm = ListenComms().Add(std::move(comm));
@@ -131,6 +135,8 @@ Dial* DialOf(Engine& engine, void* memory) {
     return nullptr;
   }
   if (handle.dial != nullptr) {
+    // The bytes come from the host, perhaps from another process: the pointer is looked up before
+    // it is used, and must belong to this very memory.
     Dial* const dial = Dials().Find(handle.dial);
     if (dial != nullptr && dial->IsOf(memory, id)) return dial;
     (void)Misuse("connect with a handle whose private state belongs to other memory");

@@ -27,6 +27,7 @@ std::optional<Landing> Pool::Take(std::span<const std::uint32_t> lengths) {
       fits = TakeFragment(lengths.front(), &landing);
       taken = 1;
     }
+    // The caller's lengths respect the limit, but pieces of those that found no run add to them.
     fits = fits && landing.fragments.size() <= kMaxFragments;
     lengths = lengths.subspan(taken);
   }
@@ -43,6 +44,7 @@ void Pool::Give(const Landing& landing) {
     pages.emplace_back(base_ + std::size_t{run.page} * kPageBytes,
                        std::size_t{run.pages} * kPageBytes);
   }
+  // Without the mutex, since a device may block. Until MarkFree() nobody else gets the pages.
   void* const poisoning = memory_.Poison(device_, pages);
   const std::lock_guard lock(mutex_);
   if (poisoning == nullptr) {
@@ -95,6 +97,7 @@ bool Pool::TakeFragment(std::uint32_t bytes, Landing* landing) {
 bool Pool::TakePieces(std::uint32_t bytes, Landing* landing) {
   for (std::uint32_t left = bytes; left > 0;) {
     const std::uint32_t piece = std::min(left, kPageBytes);
+    // What was taken so far is in the landing, by which Take() frees it.
     if (!TakeFragment(piece, landing)) return false;
     left -= piece;
   }
@@ -111,6 +114,8 @@ void Pool::Append(std::uint32_t src, std::uint32_t bytes, Landing* landing) {
 std::optional<std::uint32_t> Pool::FindRun(std::uint32_t pages, std::uint32_t step) {
   const std::size_t places = used_.size() / step;
   if (used_.size() - in_use_ < pages || places == 0) return std::nullopt;
+  // A random start and then every place once: a free run is found if there is one. Places are
+  // multiples of `step`, so runs of one size leave no gaps between them.
   const std::uint32_t begin = Below(places);
   for (std::size_t i = 0; i < places; ++i) {
     const auto page = static_cast<std::uint32_t>((begin + i) % places * step);

@@ -38,6 +38,7 @@ bool RecvComm::SetUp() {
                          .bounce_pool = pool_->base(),
                          .head = ~std::uint64_t{0}};
   const Placement placement = {handle_, staged, sizeof(tcpx::UnpackHandle)};
+  // Place() returns when the copy has ended, so the staged handle can be freed at once.
   const bool placed = memory.Place(device_, {&placement, 1});
   memory.FreePinned(device_, staged);
   return placed;
@@ -62,6 +63,7 @@ int RecvComm::Receive(const Posting& posting, void** request) {
   tcpx::Request* taken = nullptr;
   if (const int rc = Post(posting, &taken); rc != abi::kSuccess) return rc;
   if (taken->memory_kind != abi::kPointerCuda && taken->size > 0) {
+    // Gives the request back that Post() has taken.
     --posted_;
     return Misuse("irecv into memory of the host's, which the original cannot do");
   }
@@ -74,6 +76,9 @@ int RecvComm::Receive(const Posting& posting, void** request) {
 
 int RecvComm::Progress() {
   if (const int rc = Collect(); rc != abi::kSuccess) return rc;
+  // A record without a receive stays in record_, and those behind it in the socket: the sender is
+  // held back by TCP. The same holds while the pool has no room, so one message blocks its comm, as
+  // in the original.
   while (ReadRecord() && split_ < posted_) {
     tcpx::Request& request = At(split_);
     if (!RecordIsSane(request)) {
@@ -119,6 +124,8 @@ bool RecvComm::ReadRecord() {
 }
 
 bool RecvComm::RecordIsSane(const tcpx::Request& request) const {
+  // Sizes and offsets of the original's requests are 32-bit and signed. Chunks of a message come in
+  // order, whatever sockets carry them.
   constexpr std::uint32_t kMax = 0x7fffffff;
   const bool first = request.size_pending < 0;
   const bool fits = record_.total <= kMax && record_.bytes <= record_.total &&
@@ -148,6 +155,7 @@ bool RecvComm::Begin(std::uint64_t number) {
   request.size_pending = request.size;
   TakeRow(&request);
   if (arrival.fault == Fault::kBadRow) {
+    // Only the pointer that the host follows is wrong. The row itself is what Consumed() compares.
     request.fragments = meta_->rows[(request.row + 1) % tcpx::kRows];
   }
   return true;
@@ -196,6 +204,8 @@ void RecvComm::Publish(tcpx::Request* request, const Arrival& arrival) {
   request->count_so_far = row.fragments.size();
   std::copy(row.fragments.begin(), row.fragments.end(), meta_->rows[request->row]);
   const std::uint64_t count = arrival.fault == Fault::kCountStaysZero ? 0 : row.fragments.size();
+  // Last: a device that sees the count must see all fragments, and their bytes, which Place() has
+  // finished before the lane reported them.
   std::atomic_ref(*request->count).store(count, std::memory_order_release);
 }
 
@@ -212,6 +222,7 @@ int RecvComm::Consumed(const void* request) {
     return Misuse("irecvConsumed of row %llu, not of the oldest",
                   static_cast<unsigned long long>(oldest.row));
   }
+  // A reported receive has no task on a lane any more, so nothing else uses its pages.
   pool_->Give(std::exchange(arrivals_[SlotOf(freed_)], {}).landing);
   oldest.active = false;
   ++rows_freed_;
@@ -221,6 +232,8 @@ int RecvComm::Consumed(const void* request) {
 
 // Reads a chunk and spreads it over the fragments in which it lies.
 bool RecvComm::Work(Lane& lane, const Task& task) {
+  // Written before the task was pushed, and unchanged until all tasks of the receive were
+  // collected.
   const Arrival& arrival = arrivals_[task.slot];
   if (arrival.fault == Fault::kExitNoCmsg) {
     Log(abi::kLogWarn, "fatal, 127.0.0.1 socket %zu rx no cmsg", task.lane);

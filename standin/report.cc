@@ -70,6 +70,7 @@ int Misuse(const char* format, ...) {
     misuses.last = misuses.texts.emplace_back(text).c_str();
     ++misuses.count;
   }
+  // Without the mutex: the logger is the host's code.
   Hand(abi::kLogWarn, "standin: misuse: " + text);
   if (abort_on_misuse_is_on.load(std::memory_order_relaxed)) std::abort();
   return abi::kInternalError;

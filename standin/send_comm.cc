@@ -45,6 +45,8 @@ int SendComm::Send(const Posting& posting, void** request) {
 
 int SendComm::Progress() {
   if (const int rc = Collect(); rc != abi::kSuccess) return rc;
+  // A chunk is split off only when the control socket has taken all records, so that at most one
+  // record waits.
   while (Flush() && split_ < posted_ && SplitOne(split_)) {
     if (At(split_).offset == At(split_).size) ++split_;
   }
@@ -55,6 +57,7 @@ int SendComm::Progress() {
 bool SendComm::SplitOne(std::uint64_t number) {
   tcpx::Request& request = At(number);
   if (request.size == 0) return Announce({.type = 1});
+  // Strictly in turn, as in the original: a full lane holds up the others.
   if (in_flight_[next_lane_] == kTasksPerSocket) return false;
   const std::size_t lane = std::exchange(next_lane_, (next_lane_ + 1) % lanes_.size());
   const auto left = static_cast<std::uint32_t>(request.size - request.offset);
@@ -90,6 +93,8 @@ bool SendComm::Flush() {
 }
 
 bool SendComm::Complete(std::uint64_t /*number*/) {
+  // Records are sent only in test(), which the host may never call again once its last send is
+  // reported.
   if (!unsent_.empty()) return false;
   ++freed_;
   return true;

@@ -57,6 +57,7 @@ class Reader {
  public:
   explicit Reader(std::string* problem) : problem_(problem) {}
 
+  // An empty variable counts as not set, for scripts that cannot remove one.
   const char* Text(const char* name) {
     const char* const text = std::getenv(name);
     return text == nullptr || *text == '\0' ? nullptr : text;

@@ -46,6 +46,8 @@ Status PendingComms::Enter(const HelloWire& hello, std::unique_ptr<net::Lane> la
     }
     comm = place;
   }
+  // Without the mutex: Adopt() takes the comm's own, so several lanes may come in at once. It refuses
+  // a lane that comes after Close().
   if (comm->lanes() != hello.lanes || !comm->Adopt(hello.lane, std::move(lane))) {
     return Error(
         Code::kCorrupt,
@@ -65,6 +67,7 @@ Result<std::shared_ptr<RecvComm>> PendingComms::Take() {
   std::shared_ptr<RecvComm> taken;  // returned to the caller
   {
     const std::lock_guard lock(mutex_);
+    // Final, unlike a loss: settings do not change while the processes run.
     if (refused_) return *refused_;
     for (auto it = here_.begin(); it != here_.end(); ++it) {
       if (!it->second->complete() && !it->second->failed()) continue;
@@ -76,6 +79,7 @@ Result<std::shared_ptr<RecvComm>> PendingComms::Take() {
     if (taken == nullptr && gone_ && Clock::now() >= gone_for_good_) return *gone_;
   }
   if (taken == nullptr || !taken->failed()) return taken;
+  // Closing is done without the mutex, as in Close().
   const Error error = taken->failure();
   taken->Close();
   if (taken->complete()) return error;
@@ -111,6 +115,8 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
   const net::LaneInfo& info() const noexcept { return info_; }
 
   void StartOnLoop() {
+    // Whoever reaches the port can send; until the hello frame has been checked, little memory is
+    // allocated for it.
     lane_->SetMaxMeta(net::kMaxPendingPeerMeta);
     lane_->Attach(acceptor_->loop_, this);
     const auto timeout = acceptor_->engine_->settings().config.handshake_timeout;
@@ -212,6 +218,7 @@ Acceptor::~Acceptor() = default;
 
 std::shared_ptr<PendingComms> Acceptor::Listen(EventLoop* swift) {
   const std::lock_guard lock(mutex_);
+  // Never used again, so that a late lane does not reach another listen comm.
   const std::uint64_t id = next_listen_++;
   return listens_[id] = std::make_shared<PendingComms>(engine_, swift, id);
 }
@@ -229,6 +236,7 @@ void Acceptor::Unlisten(std::uint64_t id) {
 Result<std::shared_ptr<PendingComms>> Acceptor::Find(const HelloWire& hello) {
   const std::lock_guard lock(mutex_);
   const auto it = listens_.find(hello.listen);
+  // One error for both: it tells nobody without the key which numbers exist.
   if (it == listens_.end() || !SameKey(it->second->key(), hello.key)) {
     return Error(Code::kRefused, "unknown or closed listen comm");
   }
@@ -244,6 +252,7 @@ Result<std::shared_ptr<PendingComms>> Acceptor::Check(std::span<const std::byte>
   // A hello frame of that version does not have the listen comm's number, so no accept can be told.
   if (head->version < kFirstAlike) return OtherVersion(head->version, remote);
   FERRY_TRY_ASSIGN(auto pending_comms, Find(*head));
+  // The key is right from here on: only a rank of the job can make an accept fail.
   const auto refuse = [&pending_comms](const Error& reason) {
     pending_comms->Refuse(reason);
     return reason;
@@ -265,6 +274,7 @@ void Acceptor::EnterOnLoop(std::unique_ptr<net::Lane> lane) {
   auto pending_peer = std::make_unique<PendingPeer>(this, number, std::move(lane));
   PendingPeer* const raw = pending_peer.get();
   const net::LaneInfo& info = raw->info();
+  // Admission may choose another pending peer to make room, which leaves before this one starts.
   const auto leaving =
       admission_.Enter(number, net::HostOf(info.remote), info.same_machine, Clock::now());
   if (leaving) DropOnLoop(*leaving);

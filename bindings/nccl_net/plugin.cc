@@ -71,6 +71,7 @@ Process& TheProcess() {
 Result<std::shared_ptr<Engine>> EngineOfProcess(bool asks) {
   Process& process = TheProcess();
   const std::lock_guard lock(process.mutex);
+  // A weak reference: the last context or comm ends the engine, and the next init makes another.
   if (auto engine = process.engine.lock()) return engine;
   const Config::Getter get = [](const char* name) { return std::getenv(name); };
   const std::uint64_t descriptors = RaiseDescriptorLimit();
@@ -144,6 +145,7 @@ Status CheckDevice(const Engine& engine, int device) {
 char* Kept(const std::string& text) {
   Process& process = TheProcess();
   const std::lock_guard lock(process.mutex);
+  // A list, so that pointers stay valid; equal texts are kept once, however often NCCL asks.
   auto it = std::find(process.texts.begin(), process.texts.end(), text);
   if (it == process.texts.end()) it = process.texts.insert(it, text);
   return it->data();
@@ -247,6 +249,7 @@ int GetProperties(int device, abi::PropertiesV12* properties) noexcept {
     properties->name = Kept(nic.names[static_cast<std::size_t>(device)]);
     properties->pci_path = nic.pci_path.empty() ? nullptr : Kept(nic.pci_path);
     properties->guid = nic.guid;
+    // NCCL then copies between GPU and host itself.
     properties->ptr_support = abi::kPointerHost;
     properties->speed = std::max(nic.megabits / static_cast<int>(nic.names.size()), kMinMegabits);
     properties->port = device;
@@ -297,6 +300,8 @@ int Connect(void* context, int device, void* handle, void** send_comm) noexcept 
     if (const int wrong = CheckContext(one, "connect"); wrong != abi::kSuccess) return wrong;
     Engine& engine = *one->engine;
     if (auto known = CheckDevice(engine, device); !known) return Fail(known.error());
+    // NCCL calls with the same memory until there is a comm or an error, so the number in it finds
+    // the attempt again. It is a number and not a pointer, because the bytes come from outside.
     if (AttemptOf(handle) == 0) {
       auto begun = Attempt::Begin(&engine, one->swift, handle);
       if (!begun) return Fail(begun.error());
@@ -327,6 +332,7 @@ int Accept(void* listen_comm, void** recv_comm) noexcept {
     auto taken = one->pending_comms->Take();
     if (!taken) return Fail(taken.error());
     if (*taken == nullptr) {
+      // NCCL polls, so the comm's loop makes progress on the calling thread.
       one->pending_comms->swift()->DriveOnce();
       return int{abi::kSuccess};
     }
@@ -357,6 +363,7 @@ int RegMr(void* /*comm*/, void* data, std::size_t bytes, int kind, void** mr) no
           Code::kUnsupported,
           fmt::format("memory of kind {} cannot be registered, only that of the host", kind)));
     }
+    // Sockets need no registration; the region only says at its end which memory to forget.
     *mr = std::make_unique<MemoryRegion>(MemoryRegion{{static_cast<const std::byte*>(data), bytes}})
               .release();
     return int{abi::kSuccess};
@@ -408,6 +415,7 @@ int Test(void* request, int* done, int* bytes) noexcept {
     if (!tested) return Fail(tested.error());
     *done = tested->done ? 1 : 0;
     for (std::size_t i = 0; tested->done && bytes != nullptr && i < tested->count; ++i) {
+      // The interface has an int for each size.
       bytes[i] = static_cast<int>(
           std::min<std::uint64_t>(tested->sizes[i], std::numeric_limits<int>::max()));
     }

@@ -22,6 +22,7 @@ void Say(int level, unsigned long flags, const std::string& text) {
 }  // namespace
 
 void SetLogger(abi::Logger logger) noexcept {
+  // A null logger leaves the former one, whose address CodeOfNccl() needs as well.
   if (logger != nullptr) logger_in_use.store(logger);
 }
 

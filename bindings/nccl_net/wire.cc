@@ -31,6 +31,8 @@ Status WriteHandle(const ListenAddress& address, void* handle) {
   wire.listen = address.listen;
   wire.key = address.key;
   wire.rank = address.rank;
+  // NCCL's handle has a fixed size; addresses beyond it are left out. All have the port of the one
+  // listener.
   const std::size_t count = std::min(address.at.size(), kMaxAddresses);
   wire.addresses = static_cast<std::uint8_t>(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -62,6 +64,7 @@ Result<ListenAddress> ReadHandle(const void* handle) {
   address.listen = wire.listen;
   address.key = wire.key;
   address.version = wire.version;
+  // Only what precedes `rank` is laid out alike in all versions.
   if (wire.version == kWireVersion) address.rank = wire.rank;
   for (std::size_t i = 0; i < wire.addresses; ++i) {
     char text[INET6_ADDRSTRLEN] = {};
@@ -88,6 +91,7 @@ void SetAttempt(void* handle, std::uint64_t attempt) noexcept {
 }
 
 std::optional<HelloWire> LoadHelloHead(std::span<const std::byte> meta) {
+  // The part that every version has, so that the other side's version can be told in an error.
   constexpr std::size_t kHead = offsetof(HelloWire, comm);
   HelloWire hello;
   if (meta.size() < kHead) return std::nullopt;
@@ -113,6 +117,8 @@ std::optional<std::vector<CountWire>> LoadCounts(FrameType type, std::span<const
   if (meta.size() < sizeof head) return std::nullopt;
   std::memcpy(&head, meta.data(), sizeof head);
   const auto rest = meta.subspan(sizeof head);
+  // In 64 bits: a product of the peer's number must not wrap to the right size. It is checked
+  // before memory is allocated for it.
   if (head.type != type || rest.size() != std::uint64_t{head.entries} * sizeof(CountWire)) {
     return std::nullopt;
   }

@@ -65,6 +65,9 @@ Status Backend::Start() {
 
 Backend::~Backend() {
   try {
+    // Order: notifications leave while connections are up; then the endpoint ends what threads
+    // block in; then the threads are joined. The inbox may still ask for tasks after Stop(), which
+    // drops them.
     if (courier_) courier_->WaitIdle(Deadline::After(kFlushGrace));
     std::map<std::string, std::shared_ptr<Peer>> peers;  // as in peers_
     {
@@ -96,6 +99,7 @@ Result<std::unique_ptr<LocalMemory>> Backend::TryRegister(const abi::Descriptor&
   auto* const begin = reinterpret_cast<std::byte*>(memory.address);
   FERRY_TRY_ASSIGN(transfer::Region region,
                    endpoint_.Register({begin, memory.length}, transfer::Rights::kReadWrite));
+  // Only registration finds out where the memory is. On a mismatch the region ends with this scope.
   const std::uint8_t gpu = region.remote().gpu;
   if ((gpu != 0) != (kind == abi::Memory::kVram)) {
     return Error(
@@ -130,6 +134,8 @@ abi::Outcome Backend::Deregister(abi::Metadata* metadata) {
       const std::lock_guard lock(mutex_);
       registered_.erase(memory.get());
     }
+    // First our own transfers, then the region, which waits for those of peers. The memory is freed
+    // in any case, also after a failure.
     active_.CancelUsersOf(memory->region.get());
     const auto timeout = config_.peer_timeout + config_.drain_grace + std::chrono::seconds(1);
     if (const Status done = memory->region->Deregister(Deadline::After(timeout)); !done) {
@@ -160,6 +166,7 @@ abi::Outcome Backend::Query(const abi::BlobList& memories,
             return memory->kind == memories.memory && asked.at.address >= begin &&
                    asked.at.address <= end && asked.at.length <= end - asked.at.address;
           });
+      // One entry for each question, in order, whatever the answer is.
       out.emplace_back(std::nullopt);
       if (found != registered_.end()) {
         out.back() =
@@ -184,6 +191,7 @@ abi::Outcome Backend::LoadConnectionInfo(const std::string& agent, const std::st
   return Guarded("load connection information", [&] {
     auto parsed = nixl::ConnectionInfo::Parse(info);
     if (!parsed) {
+      // The agent tells metadata that does not fit from other failures by the outcome.
       (void)Fail(fmt::format("cannot load the metadata of agent '{}'", agent), parsed.error());
       return abi::Outcome::kMismatch;
     }
@@ -196,6 +204,8 @@ abi::Outcome Backend::LoadConnectionInfo(const std::string& agent, const std::st
       if (entry && entry->info().secret == parsed->secret && !entry->lost()) {
         return abi::Outcome::kSuccess;
       }
+      // Another secret means another incarnation of the agent: each back end has its own. Lock
+      // order: this mutex, then a peer's; what may close or dial comes after both.
       former =
           std::exchange(entry, std::make_shared<Peer>(agent, *std::move(parsed), &peer_context_));
       peer = entry;
@@ -242,6 +252,8 @@ Result<std::unique_ptr<RemoteMemory>> Backend::TryImport(const abi::BlobDescript
                                                          const std::string& agent) const {
   FERRY_TRY_ASSIGN(const std::shared_ptr<Peer> peer, FindPeer(agent));
   FERRY_TRY_ASSIGN(MemoryInfo info, MemoryInfo::Parse(memory.blob));
+  // The blob and the connection information reach us separately, and may be from two incarnations
+  // of the agent. Transfers use the connection, so they have to agree.
   if (info.region.endpoint != peer->info().address.endpoint) {
     return Error(Code::kCorrupt, "the memory belongs to another endpoint than the agent's");
   }

@@ -54,6 +54,7 @@ abi::Outcome Backend::Post(const abi::Direction& /*direction*/, const abi::MetaL
     if (options != nullptr && options->has_notification) notification = options->notification;
     TransferJob& job = JobOf(request);
     const Status posted = job.Post(std::move(notification));
+    // A small transfer may have ended; then the agent needs no further check.
     return posted ? job.Check() : OutcomeOf(posted.error().code());
   });
 }
@@ -67,6 +68,7 @@ abi::Outcome Backend::Check(abi::Request* request) const {
 abi::Outcome Backend::Release(abi::Request* request) const {
   return Guarded("release a transfer", [&] {
     if (request == nullptr) return abi::Outcome::kSuccess;
+    // The request stays the agent's until its memory is out of use; it then asks again.
     if (!JobOf(request).Release()) return abi::Outcome::kRepostActive;
     delete request;  // NOLINT(cppcoreguidelines-owning-memory): the agent gives it back
     return abi::Outcome::kSuccess;

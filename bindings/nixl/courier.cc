@@ -53,6 +53,8 @@ void Courier::Watch(std::shared_ptr<Job> job, transfer::Operation operation) {
   const std::uint64_t id = next_++;
   // Entered first: the thread may be told of the end at once.
   const auto entry = watched_.emplace(id, Watched{std::move(job), std::move(operation)}).first;
+  // Once is enough: the descriptor stays readable after the end, and would wake the thread again
+  // and again. Without a descriptor, the thread polls.
   if (fd && AddToEpoll(epoll_.get(), *fd, id, EPOLLIN | EPOLLONESHOT)) return;
   undescribed_.push_back(std::move(entry->second));
   watched_.erase(entry);
@@ -96,6 +98,7 @@ std::vector<std::shared_ptr<Job>> Courier::TakeDue() {
     std::swap(undescribed_[i], undescribed_.back());
     undescribed_.pop_back();
   }
+  // Under the same lock as the removal, so that WaitIdle() never misses a job on its way.
   advancing_ += due.size();
   return due;
 }
@@ -117,11 +120,14 @@ void Courier::Run() {
       for (auto& job : TakeDue()) jobs.push_back(std::move(job));
       due = Deadline::Never();
     }
+    // Without mutex_: a job holds its own mutex when it calls Watch() or Retry(). Lock order: the
+    // job's mutex, then ours.
     for (const auto& job : jobs) job->Advance();
     const std::lock_guard lock(mutex_);
     advancing_ -= jobs.size();
     if (stopping_) return;
     changed_.notify_all();
+    // From the first job on: those that come later do not put it off.
     if (due.never() && !(to_retry_.empty() && undescribed_.empty())) {
       due = Deadline::After(kRetryPause);
     }

@@ -162,6 +162,7 @@ Inbox::Next Inbox::TakeOne(Sender* sender) {
 Status Inbox::OnFrame(Sender* sender, const std::vector<std::byte>& frame) {
   if (!sender->agent) {
     FERRY_TRY_ASSIGN(Hello hello, ParseHello(frame));
+    // The secret is in this agent's metadata, so it proves that the sender has loaded that.
     if (!SameSecret(hello.secret, secret_)) {
       return Error(Code::kRefused,
                    "it does not have this agent's metadata; only agents that have loaded it may "
@@ -180,6 +181,8 @@ Status Inbox::OnFrame(Sender* sender, const std::vector<std::byte>& frame) {
 Result<std::optional<std::string>> Inbox::Join(Sender* sender, const Piece& piece) {
   const PieceHeader& header = piece.header;
   if (piece.bytes.size() == header.total) return std::optional<std::string>(piece.bytes);
+  // Limits come first: a peer decides about these numbers, and nothing is kept for it before.
+  // Pieces may come in any order, because refused ones are posted again.
   if (header.total > kMaxMessageBytes ||
       (sender->joining.size() >= kMaxJoining && !sender->joining.contains(header.message))) {
     return Error(Code::kCorrupt,
@@ -209,12 +212,16 @@ Result<std::optional<std::string>> Inbox::Join(Sender* sender, const Piece& piec
 
 void Inbox::Deliver(const std::string& agent, std::string message) {
   std::unique_lock lock(mutex_);
+  // Blocks the thread, so notifications stay in the connections' queues, and senders are refused
+  // with kUnavailable once these are full. Take() and the destructor wake it.
   room_.wait(lock, [this] { return stopping_ || arrived_bytes_ < kMaxArrivedBytes; });
   arrived_bytes_ += message.size() + agent.size() + sizeof(abi::Notifications::value_type);
   arrived_.emplace_back(agent, std::move(message));
 }
 
 bool Inbox::CloseSilent() {
+  // Ends the epoll timeout, too: without a silent connection the thread sleeps until something
+  // comes.
   bool any = false;
   for (auto sender = senders_.begin(); sender != senders_.end();) {
     const bool silent = !sender->second.agent;

@@ -51,6 +51,7 @@ void Log(LogLevel level, std::string_view text, SourceLoc at) noexcept {
   if (level < Threshold()) return;
   try {
     const std::string line = Line(level, text, at);
+    // By one call, so that lines of several threads do not mix.
     (void)!write(STDERR_FILENO, line.data(), line.size());
   } catch (...) {  // out of memory: there is nothing else to say it with
     (void)!write(STDERR_FILENO, "FERRY: out of memory\n", 21);

@@ -30,6 +30,7 @@ class Collector {
   }
 
   std::vector<Part> Take() {
+    // None of the open blocks is empty: descriptors without bytes do not come here.
     for (std::size_t i = 0; i < parts_.size(); ++i) parts_[i].blocks.Add(open_[i]);
     return std::move(parts_);
   }
@@ -54,6 +55,7 @@ class Collector {
 };
 
 bool Covers(std::uintptr_t base, std::uint64_t size, const abi::Descriptor& part) {
+  // Without sums, which numbers from a peer could overflow.
   return part.address >= base && part.address - base <= size &&
          part.length <= size - (part.address - base);
 }

@@ -37,6 +37,7 @@ Status Message::PostPiece(transfer::Connection* connection, std::uint64_t offset
 }
 
 Status Message::ResolveEnded() {
+  // Each is looked at once and the order of those in flight stays, so the first is the oldest.
   for (std::size_t left = posted_.size(); left > 0; --left) {
     Posted piece = std::move(posted_.front());
     posted_.pop_front();
@@ -63,6 +64,8 @@ std::optional<Status> Message::Advance(transfer::Connection* connection, Courier
     if (!posted && posted.error().code() != Code::kUnavailable) return posted;
     if (posted) refused_.pop_front();
   }
+  // New pieces wait for refused ones: as long as the peer has no room for those, it has none for
+  // more.
   while (!no_room && posted_.size() < kMaxPosted && (!begun_ || next_offset_ < text_.size())) {
     const Status posted = PostPiece(connection, next_offset_);
     no_room = !posted;
@@ -73,6 +76,7 @@ std::optional<Status> Message::Advance(transfer::Connection* connection, Courier
   }
   if (posted_.empty() && refused_.empty() && begun_ && next_offset_ == text_.size()) return Ok();
   if (no_room || posted_.empty()) {
+    // No operation in flight would report that room is there, so time has to.
     courier->Retry(job);
   } else if (!posted_.front().watched) {
     posted_.front().watched = true;

@@ -52,6 +52,7 @@ Status Peer::Submit(const std::shared_ptr<Job>& job) {
       case State::kUp: connection = connection_; break;
     }
   }
+  // Without the mutex: a job may end here, and calls the peer back.
   job->Start(*connection);
   return Ok();
 }
@@ -76,6 +77,7 @@ void Peer::Disconnect() {
     waiting.swap(waiting_);
     connection.swap(connection_);
   }
+  // Without the mutex, as each job takes its own.
   for (const auto& job : waiting) {
     job->Fail(Error(Code::kCancelled, fmt::format("agent '{}' was disconnected", name_)));
   }
@@ -101,6 +103,7 @@ void Peer::Connect() {
 }
 
 Result<transfer::Connection> Peer::TryConnect() {
+  // One limit for the connection and the hello frame together.
   const Deadline deadline = Deadline::After(context_->dial_timeout);
   FERRY_TRY_ASSIGN(transfer::Connection connection,
                    context_->endpoint->Connect(info_.address, deadline));
@@ -122,6 +125,8 @@ void Peer::OnUp(transfer::Connection connection) {
     {
       const std::lock_guard lock(mutex_);
       if (state_ == State::kDisconnected) break;
+      // Up only when nobody waits: until then Submit() adds to the queue, so that jobs start in the
+      // order in which they came.
       if (waiting_.empty()) {
         state_ = State::kUp;
         connecting_ = false;
@@ -142,6 +147,7 @@ void Peer::OnFailure(const Error& error) {
     const std::lock_guard lock(mutex_);
     connecting_ = false;
     if (state_ == State::kDisconnected) return;
+    // A later job dials again.
     state_ = State::kIdle;
     waiting.swap(waiting_);
   }

@@ -24,6 +24,8 @@ void Tasks::Run(std::function<void()> task, bool urgent) {
     tasks_.push_back(std::move(task));
   }
   if (running_ >= (urgent ? kMaxUrgentThreads : kMaxThreads)) return;
+  // The address stays valid in the list, also when Stop() splices it. The thread begins with
+  // mutex_, so `entry` is complete when it comes to read it.
   Thread& entry = threads_.emplace_back();
   auto started = StartThread("a thread that connects to agents", [this, &entry] { Work(&entry); });
   if (started) {
@@ -31,6 +33,7 @@ void Tasks::Run(std::function<void()> task, bool urgent) {
     ++running_;
     return;
   }
+  // The task stays in the queue for the threads that run.
   threads_.pop_back();
   Log(running_ == 0 ? LogLevel::kError : LogLevel::kInfo, started.error().ToString());
 }

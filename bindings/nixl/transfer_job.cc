@@ -31,6 +31,8 @@ void ActiveTransfers::CancelUsersOf(const transfer::Region* region) {
       if (transfer && transfer->Uses(region)) users.push_back(std::move(transfer));
     }
   }
+  // Without mutex_, because Release() may call Remove(). Lock order: a transfer's mutex, then this
+  // one.
   for (const auto& transfer : users) (void)transfer->Release();
 }
 
@@ -59,6 +61,7 @@ Status TransferJob::PrepareEarly() {
 
 Status TransferJob::PrepareLocked(const transfer::Connection& connection) {
   if (prepared_ || bytes_ == 0) return Ok();
+  // The first attempt has used up the parts, and failed.
   if (parts_.empty()) {
     return Error(Code::kInvalidArgument, "the transfer could not be prepared before");
   }
@@ -83,6 +86,8 @@ Status TransferJob::Post(std::optional<std::string> notification) {
     may_join_ = direction_ == abi::Direction::kWrite;
     began_ = Clock::now();
   }
+  // Before Submit(), so that memory that is deregistered meanwhile finds this transfer. The state
+  // is set before as well: another thread may call Start() at once.
   context_->active->Add(self);
   Status submitted = peer_->Submit(self);
   if (!submitted) {
@@ -192,6 +197,7 @@ bool TransferJob::Release() {
   const std::lock_guard lock(mutex_);
   if (state_ == State::kMoving && operation_) {
     operation_->Cancel();
+    // The library may still be in the memory; the agent has to ask again.
     if (!operation_->Poll()) return false;
     notification_.reset();  // a transfer that was released tells nobody
     joined_ = false;

@@ -57,6 +57,7 @@ class Reader {
   // Errors: kCorrupt where the bytes are not of this kind and version.
   Status Begin(Kind kind, std::string_view what) {
     Prefix prefix;
+    // The version comes last: only of our own bytes it says something.
     if (!Get(&prefix) || prefix.magic != kMagic || prefix.kind != kind) {
       return Error(Code::kCorrupt, fmt::format("the {} is not one of this back end, or was cut "
                                                "short or changed on its way",
@@ -158,6 +159,8 @@ Result<Piece> ParsePiece(std::span<const std::byte> frame) {
   if (!reader.Get(&piece.header)) return Error(Code::kCorrupt, "a notification was cut short");
   piece.bytes = reader.rest();
   const PieceHeader& header = piece.header;
+  // An empty piece is the whole of an empty message; any other would make no progress. The
+  // difference cannot underflow once the offset is checked.
   if (header.offset > header.total || piece.bytes.size() > header.total - header.offset ||
       (piece.bytes.empty() && header.total != 0)) {
     return Error(Code::kCorrupt, fmt::format("a notification has a piece of {} bytes at {} of {}",

@@ -35,6 +35,8 @@ ConnectAttempt::ConnectAttempt(std::function<Connected()> connect)
         Connected result = connect();
         {
           const std::lock_guard lock(state->mutex);
+          // Under the mutex, either this thread or Abandon() gets the result, and closes it if it
+          // is unwanted. The thread touches nothing of Python's, which may have ended.
           if (!state->abandoned) {
             state->result.emplace(std::move(result));
             state->ended.notify_all();

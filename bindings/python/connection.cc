@@ -38,6 +38,7 @@ void AddRow(const Row& row, transfer::Direction direction, BlockList* blocks) {
 template <class Number>
 bool AddArray(nb::handle rows, transfer::Direction direction, BlockList* blocks) {
   nb::ndarray<const Number, nb::shape<-1, 3>, nb::device::cpu> array;
+  // A conversion would copy the array, and change floating-point offsets into integers silently.
   if (!nb::try_cast(rows, array, /*convert=*/false)) return false;
   blocks->Reserve(array.shape(0));
   for (std::size_t i = 0; i < array.shape(0); ++i) {
@@ -115,6 +116,7 @@ std::optional<cuda::StreamRef> CurrentStreamOf(const Memory* memory) {
 }  // namespace
 
 std::optional<cuda::StreamRef> StreamOf(nb::handle stream, const Memory* memory, int ordinal) {
+  // No stream: the caller answers for the order of its GPU work.
   if (stream.is_none()) return std::nullopt;
   if (memory != nullptr && memory->ordinal() >= 0) ordinal = memory->ordinal();
   if (nb::isinstance<nb::str>(stream)) {
@@ -122,6 +124,8 @@ std::optional<cuda::StreamRef> StreamOf(nb::handle stream, const Memory* memory,
     return CurrentStreamOf(memory);
   }
   nb::object number = nb::borrow(stream);
+  // Streams of torch have `cuda_stream`, those of CuPy `ptr`; either is the handle of CUDA as a
+  // number.
   if (nb::hasattr(stream, "cuda_stream")) {
     number = stream.attr("cuda_stream");
     if (nb::hasattr(stream, "device_index")) {
@@ -161,6 +165,7 @@ const Memory* FirstOf(const nb::list& on_gpus, nb::handle stream) {
 std::unique_ptr<Operation> Connection::Begun(Result<transfer::Operation> operation,
                                              nb::object memory) {
   LetGo();
+  // The operation owns the memory from here on, and lets it go at its end.
   return std::make_unique<Operation>(endpoint_, Take(std::move(operation)), std::move(memory));
 }
 

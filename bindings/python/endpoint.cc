@@ -29,6 +29,7 @@ std::string SettingText(nb::handle value, const ConfigEntry* entry) {
     throw Raised(Error(Code::kInvalidArgument,
                        fmt::format("{} is bytes; give text", entry == nullptr ? "" : entry->name)));
   }
+  // Before numbers: Python's bool is a kind of int.
   if (nb::isinstance<nb::bool_>(value)) return nb::cast<bool>(value) ? "on" : "off";
   const bool number = nb::isinstance<nb::int_>(value) || nb::isinstance<nb::float_>(value);
   if (number && entry != nullptr && entry->unit == "duration") {
@@ -76,6 +77,7 @@ constexpr std::chrono::seconds kReturnTimeout{10};
 // process with them.
 void CloseAll() {
   const auto close = [] {
+    // A copy: Close() releases the interpreter's lock, and other threads may add holders.
     const auto holders = Holders();
     for (const auto& each : holders) {
       if (const auto holder = each.lock()) holder->Close();
@@ -105,6 +107,8 @@ std::function<ConnectAttempt::Connected()> Dial(const SharedEndpoint& holder,
 
 Connection Connect(const SharedEndpoint& holder, const AnyAddress& address,
                    std::optional<double> timeout) {
+  // Dials on another thread, so that this one can serve signals. The wait has no limit of its own:
+  // the dial has the deadline.
   ConnectAttempt attempt(Dial(holder, address, timeout));
   Check(WaitInParts(Deadline::Never(), [&](Deadline part) { return attempt.Wait(part); }));
   return Connection(holder, Take(attempt.Take()));
@@ -156,6 +160,7 @@ std::shared_ptr<transfer::Endpoint> EndpointHolder::Get() const {
 
 // In a forked child this only forgets the endpoint, which is its parent's.
 void EndpointHolder::Close() {
+  // Taken while Python's lock is held: a second close, on another thread, finds nothing to do.
   auto endpoint = std::exchange(endpoint_, nullptr);
   if (endpoint == nullptr) return;
   const OthersGoOn others_go_on(std::nothrow);

@@ -58,6 +58,8 @@ DType DTypeOf(nb::handle dtype, const char* argument) {
     if (object == dtype.ptr()) return known;
   }
   const DType found = DTypeNamed(nb::cast<std::string>(nb::str(dtype)), argument);
+  // With a reference for good, so that the address cannot become another type's. The limit is for
+  // types that a program makes as it runs.
   if (seen.size() < 64) seen.emplace_back(nb::object(nb::borrow(dtype)).release().ptr(), found);
   return found;
 }

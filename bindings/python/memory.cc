@@ -40,9 +40,13 @@ bool HoldsObjects(const char* format) {
 
 Memory::Memory(nb::handle object, Access access, const char* argument)
     : object_(nb::borrow(object)) {
+  // In this order: GPU tensors of torch have a __cuda_array_interface__ as well, but not those that
+  // require a gradient.
   if (!TakeTorch(argument) && !TakeCudaArray(argument)) TakeBuffer(argument);
   if (access == Access::kWrite && !writable_) {
     if (view_ != nullptr) PyBuffer_Release(view_.get());
+    // The destructor of an object whose constructor throws does not run, so the view was released
+    // above.
     Refuse(argument, fmt::format("{} is read-only, and would be written", TypeName(object_)));
   }
 }
@@ -96,8 +100,10 @@ bool Memory::TakeCudaArray(const char* argument) {
 
 void Memory::ReadCudaArray(const char* argument) {
   const auto facts = nb::cast<nb::dict>(object_.attr("__cuda_array_interface__"));
+  // (address, read-only).
   const auto data = nb::cast<nb::tuple>(facts["data"]);
   writable_ = !nb::cast<bool>(data[1]);
+  // The interface says None for elements in C order, without gaps.
   if (facts.contains("strides") && !facts["strides"].is_none()) {
     Refuse(argument, "the array's elements do not follow each other; give a contiguous copy");
   }
@@ -145,6 +151,8 @@ void Memory::TakeBuffer(const char* argument) {
   constexpr int kWays[] = {PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT,
                            PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE,
                            PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT, PyBUF_ANY_CONTIGUOUS};
+  // Writable first, because the caller's wish is checked later, with an error that names the
+  // argument. The view stays until the end: while an object exports one, it may not move its bytes.
   bool taken = false;
   for (const int way : kWays) {
     PyErr_Clear();

@@ -56,6 +56,7 @@ void LetGo(std::size_t most) {
 }
 
 Operation::~Operation() {
+  // The library may still write the memory, so its Python object has to outlive this one.
   if (memory_.is_valid() && !Done()) Adopt(operation_, std::move(memory_));
 }
 
@@ -79,6 +80,7 @@ std::uint64_t Operation::Wait(std::optional<double> timeout) {
                  "the operation has not ended in time and goes on; wait again, or cancel() it");
   }));
   { const nb::object gone = std::move(memory_); }
+  // It has ended: a deadline in the past returns its own outcome at once.
   Check(operation_.Wait(Deadline::At(Clock::time_point{})));
   return operation_.bytes();
 }

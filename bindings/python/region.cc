@@ -73,6 +73,8 @@ Region::Region(SharedEndpoint endpoint, std::unique_ptr<Memory> memory, transfer
 
 Region::~Region() {
   const OthersGoOn others_go_on(std::nothrow);
+  // May wait for transfers in the memory, which other threads of Python may have to end. The
+  // memory's object goes afterwards.
   region_.reset();
 }
 
@@ -91,6 +93,7 @@ void Region::Deregister(std::optional<double> timeout) {
   if (memory_ == nullptr) return;
   Check(WaitInParts(DeadlineOf(timeout),
                     [this](Deadline part) { return region_->Deregister(part); }));
+  // Only now: after a timeout, transfers may still be in the memory.
   memory_.reset();
 }
 

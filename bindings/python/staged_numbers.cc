@@ -45,6 +45,7 @@ std::int64_t OfExact(PyObject* item, NumberOf of) {
 Items::Items(nb::handle object, const char* what, Py_ssize_t row) : what_(what) {
   // Its list may let go of it while its own code runs.
   const nb::object held = nb::borrow(object);
+  // A list or tuple is returned as it is, not copied; its items are borrowed.
   fast_ = nb::steal(PySequence_Fast(held.ptr(), ""));
   if (fast_.is_valid()) return;
   RefuseType(held, row < 0 ? std::string(what) : Said({what, row}), "a list");
@@ -58,6 +59,7 @@ void Items::RefuseChanged() const {
 }
 
 std::int64_t Int64Of(PyObject* item, NumberOf of) {
+  // Exact ints run no code of Python's, so the list cannot change meanwhile.
   if (PyLong_CheckExact(item)) return OfExact(item, of);
   // Its list may let go of it meanwhile.
   const nb::object held = nb::borrow(item);
@@ -81,8 +83,10 @@ float FloatOf(PyObject* item, NumberOf of) {
   } else {
     const nb::object held = nb::borrow(item);
     value = PyFloat_AsDouble(item);
+    // CPython's way to report an error; -1.0 may also be the value.
     if (value == -1.0 && PyErr_Occurred() != nullptr) RefuseType(held, Said(of), "a float");
   }
+  // Infinity and NaN exist in float32, too, and pass.
   if (std::isfinite(value) && std::abs(value) > std::numeric_limits<float>::max()) {
     RefuseRange(fmt::format("{}", value), of, "float32");
   }

@@ -133,16 +133,19 @@ class Decode {
   Py_ssize_t Stage(std::uint64_t stream, nb::handle tokens, nb::handle lengths, nb::handle tables,
                    nb::handle temperatures, std::int64_t padded_to) {
     if (busy_) RefuseStep("stage() was called while it runs; call it from one thread at a time");
+    // Numbers may be objects whose own code runs here, and with it other threads or a nested call.
     const Flagged busy(&busy_);
     Sequences step{Items(tokens, "tokens"), Items(lengths, "lengths"), Items(tables, "tables"), {}};
     if (!temperatures.is_none()) step.temperatures.emplace(temperatures, "temperatures");
     const Py_ssize_t count = CheckCounts(step, padded_to);
     if (step.temperatures && step.temperatures->size() == 0) step.temperatures.reset();
     RingSlot& slot = slots_[turn_];
+    // Before anything is written: the slot's last copy may still read it.
     Await(slot);
     for (Py_ssize_t row = 0; row < count; ++row) WriteSequence(&slot, step, row);
     ClearRows(slot, count);
     Send(&slot, stream, count);
+    // Only after success: a step that failed is staged again in the same slot.
     turn_ = (turn_ + 1) % slots_.size();
     return count;
   }
@@ -268,6 +271,7 @@ class Decode {
     const cuda::CopyItem item{cuda::PointerTo(addresses_.device), slot->bytes, bytes};
     const Status sent = [&]() -> Status {
       const OthersGoOn others_go_on;  // CUDA waits where a device's queue is full
+      // Until the event is recorded, nothing tells when the copy has ended.
       slot->in_doubt = true;
       FERRY_TRY(api_->Copy(on, cuda::CopyKind::kHostToDevice, {&item, 1}));
       return api_->Record(slot->event, on);

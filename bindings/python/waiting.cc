@@ -50,6 +50,7 @@ PyThreadState* LeaveOrRaise() {
 
 PyThreadState* LeaveOrStay() noexcept {
   if (MayLeave()) return PyEval_SaveThread();
+  // The thread never takes the lock again, so that the interpreter can end without it.
   (void)PyEval_SaveThread();
   StayAway(std::unique_lock(away->mutex));
 }
@@ -66,6 +67,8 @@ OthersGoOn::~OthersGoOn() {
     const bool late = away->gave_up && *away->ending != std::this_thread::get_id();
     if (late) StayAway(std::move(lock));
   }
+  // Without the mutex, and before the thread is counted as back: AwaitReturns() may only return
+  // once it is in Python again.
   PyEval_RestoreThread(state_);
   const std::lock_guard lock(away->mutex);
   --away->threads;
@@ -73,6 +76,7 @@ OthersGoOn::~OthersGoOn() {
 }
 
 void OthersGoOn::AwaitReturns(Deadline deadline) {
+  // The threads that are awaited need the lock to come back.
   PyThreadState* const state = PyEval_SaveThread();
   {
     std::unique_lock lock(away->mutex);
