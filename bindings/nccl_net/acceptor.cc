@@ -46,8 +46,8 @@ Status PendingComms::Enter(const HelloWire& hello, std::unique_ptr<net::Lane> la
     }
     comm = place;
   }
-  // Without the mutex: Adopt() takes the comm's own, so several lanes may come in at once. It refuses
-  // a lane that comes after Close().
+  // Without the mutex: Adopt() takes the comm's own, so several lanes may come in at once. It
+  // refuses a lane that comes after Close().
   if (comm->lanes() != hello.lanes || !comm->Adopt(hello.lane, std::move(lane))) {
     return Error(
         Code::kCorrupt,

@@ -27,6 +27,7 @@ TransferJob& JobOf(const abi::Request* request) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-function-size): NIXL declares the parameters
 abi::Outcome Backend::Prepare(const abi::Direction& direction, const abi::MetaList& local,
                               const abi::MetaList& remote, const std::string& agent,
                               abi::Request*& request, const abi::Options* /*options*/) const {
@@ -45,6 +46,7 @@ abi::Outcome Backend::Prepare(const abi::Direction& direction, const abi::MetaLi
   });
 }
 
+// NOLINTNEXTLINE(readability-function-size): NIXL declares the parameters
 abi::Outcome Backend::Post(const abi::Direction& /*direction*/, const abi::MetaList& /*local*/,
                            const abi::MetaList& /*remote*/, const std::string& /*agent*/,
                            abi::Request*& request, const abi::Options* options) const {
@@ -93,6 +95,7 @@ abi::Outcome Backend::Notify(const std::string& agent, const std::string& messag
   });
 }
 
+// NOLINTNEXTLINE(readability-function-size): NIXL declares the parameters
 abi::Outcome Backend::EstimateCost(const abi::Direction& /*direction*/,
                                    const abi::MetaList& /*local*/, const abi::MetaList& /*remote*/,
                                    const std::string& /*agent*/, abi::Request* const& request,

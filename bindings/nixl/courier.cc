@@ -108,8 +108,8 @@ void Courier::Run() {
   Deadline due = Deadline::Never();  // when jobs are retried
   while (true) {
     const int count = epoll_wait(epoll_.get(), events.data(), events.size(), due.PollMillis());
-    std::vector<std::shared_ptr<Job>> jobs;  // with their posters
-    for (int i = 0; i < count; ++i) {
+    std::vector<std::shared_ptr<Job>> jobs;                      // with their posters
+    for (std::size_t i = 0; static_cast<int>(i) < count; ++i) {  // -1 where a signal came
       if (events[i].data.u64 == kWake) {
         DrainEventFd(wake_.get());
       } else if (auto job = TakeWatched(events[i].data.u64)) {

@@ -92,7 +92,7 @@ void Inbox::Run() {
   bool silent = false;
   while (true) {
     const int count = epoll_wait(epoll_.get(), events.data(), events.size(), silent ? 1000 : -1);
-    for (int i = 0; i < count; ++i) {
+    for (std::size_t i = 0; static_cast<int>(i) < count; ++i) {  // -1 where a signal came
       const std::uint64_t id = events[i].data.u64;
       if (id == kAccept) AcceptAll();
       if (id > kAccept) Drain(id);

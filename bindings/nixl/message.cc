@@ -53,29 +53,37 @@ Status Message::ResolveEnded() {
   return Ok();
 }
 
-std::optional<Status> Message::Advance(transfer::Connection* connection, Courier* courier,
-                                       const std::shared_ptr<Job>& job) {
-  if (Status ended = ResolveEnded(); !ended) return ended;
-  bool no_room = !refused_.empty();
-  if (no_room && posted_.empty()) {
+Result<bool> Message::PostMore(transfer::Connection* connection) {
+  const auto refused = [](const Status& posted) {
+    return !posted && posted.error().code() == Code::kUnavailable;
+  };
+  if (!refused_.empty()) {
+    if (!posted_.empty()) return true;
     // Nothing else tells when there is room again.
-    const std::uint64_t offset = refused_.front();
-    const Status posted = PostPiece(connection, offset);
-    if (!posted && posted.error().code() != Code::kUnavailable) return posted;
+    const Status posted = PostPiece(connection, refused_.front());
+    if (!posted && !refused(posted)) return posted.error();
     if (posted) refused_.pop_front();
+    // New pieces wait for refused ones: as long as the peer has no room for those, it has none for
+    // more.
+    return true;
   }
-  // New pieces wait for refused ones: as long as the peer has no room for those, it has none for
-  // more.
-  while (!no_room && posted_.size() < kMaxPosted && (!begun_ || next_offset_ < text_.size())) {
+  while (posted_.size() < kMaxPosted && (!begun_ || next_offset_ < text_.size())) {
     const Status posted = PostPiece(connection, next_offset_);
-    no_room = !posted;
-    if (no_room && posted.error().code() != Code::kUnavailable) return posted;
-    if (no_room) break;
+    if (refused(posted)) return true;
+    if (!posted) return posted.error();
     begun_ = true;
     next_offset_ = std::min<std::uint64_t>(text_.size(), next_offset_ + kMaxPieceBytes);
   }
+  return false;
+}
+
+std::optional<Status> Message::Advance(transfer::Connection* connection, Courier* courier,
+                                       const std::shared_ptr<Job>& job) {
+  if (Status ended = ResolveEnded(); !ended) return ended;
+  const Result<bool> no_room = PostMore(connection);
+  if (!no_room) return Status(no_room.error());
   if (posted_.empty() && refused_.empty() && begun_ && next_offset_ == text_.size()) return Ok();
-  if (no_room || posted_.empty()) {
+  if (*no_room || posted_.empty()) {
     // No operation in flight would report that room is there, so time has to.
     courier->Retry(job);
   } else if (!posted_.front().watched) {

@@ -38,6 +38,9 @@ class Message {
 
   // nullopt: posted. An error that is not kUnavailable ends the message.
   Status PostPiece(transfer::Connection* connection, std::uint64_t offset);
+  // Refused pieces first, then new ones. Returns whether the peer has no room at present. An error
+  // ends the message.
+  Result<bool> PostMore(transfer::Connection* connection);
   // An error ends the message.
   Status ResolveEnded();
 

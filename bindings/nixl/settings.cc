@@ -12,7 +12,9 @@ namespace ferry::nixl {
 Result<Config> LoadSettings(const abi::Params& params) {
   FERRY_TRY_ASSIGN(Config config, Config::FromEnvironment());
   const std::vector<ConfigEntry> known = config.Describe();
-  for (const auto& [name, text] : params) {
+  for (const auto& param : params) {
+    const std::string& name = param.first;
+    const std::string& text = param.second;
     const bool is_ours = std::any_of(known.begin(), known.end(),
                                      [&](const auto& entry) { return entry.name == name; });
     if (is_ours) {

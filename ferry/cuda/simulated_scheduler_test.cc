@@ -70,7 +70,8 @@ class SimulatedSchedulerTest : public ::testing::Test {
   static SimulatedWork Note(Notes* notes, int number) {
     const NoteArguments arguments{notes, number};
     SimulatedLaunch launch{{"note", nullptr, EmulateNote}, {}};
-    launch.arguments.resize(1 + sizeof arguments / sizeof(std::max_align_t));
+    constexpr std::size_t kUnit = sizeof(std::max_align_t);
+    launch.arguments.resize((sizeof(NoteArguments) + kUnit - 1) / kUnit);
     std::memcpy(launch.arguments.data(), &arguments, sizeof arguments);
     return launch;
   }

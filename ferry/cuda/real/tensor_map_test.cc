@@ -91,9 +91,7 @@ TEST(HopperCode, OfWhatIsNoKernelIsNone) {
 TEST(HopperCode, IsLeftToTheLaunchWhereCudaDoesNotAnswer) {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) GTEST_SKIP() << "there is a GPU";
-  (void)cudaGetLastError();
   EXPECT_TRUE(CheckHopperCode(&kNoKernel, "no_kernel", StreamRef::Foreign(0, nullptr)));
-  EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "it leaves no error behind";
 }
 
 }  // namespace

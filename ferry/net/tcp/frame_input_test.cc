@@ -43,7 +43,7 @@ class FedStream final : public ByteStream {
 
  private:
   std::string Next(std::size_t bytes) {
-    const std::string next = left.substr(0, std::min(bytes, step));
+    std::string next = left.substr(0, std::min(bytes, step));
     left.erase(0, next.size());
     return next;
   }

@@ -11,7 +11,7 @@ namespace {
 
 // Maximum bytes per system call: 256 KiB to 1 MiB is best on loopback; 64 KiB costs 16 %.
 constexpr std::size_t kSendBytes = 1 << 20;
-constexpr std::size_t kMaxPieces = 256;
+constexpr std::size_t kMaxSendPieces = 256;
 // Zero-copy sends are used for pieces of at least this average size.
 constexpr std::size_t kSplicePiece = 8 * 1024;
 
@@ -57,7 +57,7 @@ ssize_t SendQueue::SendSome(ByteStream* stream, int socket) {
     // is worth.
     if (!splice_pipe_ && !(splice_pipe_ = SplicePipe::Create())) may_splice_ = false;
     if (!splice_pipe_) return SendCopied(stream);
-    std::array<iovec, kMaxPieces> pieces;
+    std::array<iovec, kMaxSendPieces> pieces;
     std::size_t used = 0;
     (void)body_.Collect(pieces, &used, splice_pipe_->capacity());
     const ssize_t taken = splice_pipe_->Fill(std::span(pieces.data(), used));
@@ -76,7 +76,7 @@ ssize_t SendQueue::SendSome(ByteStream* stream, int socket) {
 }
 
 ssize_t SendQueue::SendCopied(ByteStream* stream) {
-  std::array<iovec, kMaxPieces> pieces;
+  std::array<iovec, kMaxSendPieces> pieces;
   std::size_t used = 0;
   CollectFrames(pieces, &used);
   const ssize_t sent = stream->Writev(std::span(pieces.data(), used));

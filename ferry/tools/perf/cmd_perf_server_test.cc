@@ -24,12 +24,12 @@ using ::testing::HasSubstr;
 class PerfServerTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    server_ = std::make_unique<TestServer>("perf", CommandLine{"--set", "workers=1"});
+    shared_server = std::make_unique<TestServer>("perf", CommandLine{"--set", "workers=1"});
   }
-  static void TearDownTestSuite() { server_.reset(); }
+  static void TearDownTestSuite() { shared_server.reset(); }
   void SetUp() override {
-    ASSERT_TRUE(server_->started());
-    client_.emplace(server_->address());
+    ASSERT_TRUE(shared_server->started());
+    client_.emplace(shared_server->address());
   }
 
   // A request for memory that fits, with other values of some fields.
@@ -52,10 +52,10 @@ class PerfServerTest : public testing::Test {
     return client_->Ask(fields);
   }
 
-  static std::unique_ptr<TestServer> server_;
+  static std::unique_ptr<TestServer> shared_server;
   std::optional<ScriptedClient> client_;
 };
-std::unique_ptr<TestServer> PerfServerTest::server_;
+std::unique_ptr<TestServer> PerfServerTest::shared_server;
 
 TEST_F(PerfServerTest, RequestsBeforeMemoryIsSetUpAreRefused) {
   for (const char* name :
@@ -258,7 +258,7 @@ TEST_F(PerfServerTest, ServesTheNextClientWhenOneHasLeft) {
   for (int i = 0; i < 3; ++i) {
     SetUpMemory();
     client_->connection().Close();
-    client_.emplace(server_->address());
+    client_.emplace(shared_server->address());
   }
   SetUpMemory();
 }

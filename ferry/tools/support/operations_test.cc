@@ -181,7 +181,7 @@ TEST(ControlMessages, OneThatIsNoJsonOrTooLongIsAnError) {
     auto send = pair.far().Send(kTagOfControl, bytes);
     EXPECT_TRUE(send);
     sends.Add(*std::move(send));
-    const auto heard = near.Hear(PeerDeadline());
+    auto heard = near.Hear(PeerDeadline());
     (void)sends.FinishOldest(PeerDeadline());
     return heard;
   };

@@ -237,8 +237,8 @@ class TransferServerTest : public testing::Test {
     const TestServer server{"transfer", {"--dir", folder.text(), "--set", "workers=1"}};
   };
   // One server for all tests, which leave nothing in its folder.
-  static void SetUpTestSuite() { shared_ = std::make_unique<Shared>(); }
-  static void TearDownTestSuite() { shared_.reset(); }
+  static void SetUpTestSuite() { shared = std::make_unique<Shared>(); }
+  static void TearDownTestSuite() { shared.reset(); }
   void SetUp() override { ASSERT_TRUE(server_.started()); }
   // What a new client is answered.
   std::string ErrorOf(const Json& request) {
@@ -246,11 +246,11 @@ class TransferServerTest : public testing::Test {
     return ErrorText(client.Ask(request));
   }
 
-  static std::unique_ptr<Shared> shared_;
-  const TransferFolder& folder_ = shared_->folder;
-  const TestServer& server_ = shared_->server;
+  static std::unique_ptr<Shared> shared;
+  const TransferFolder& folder_ = shared->folder;
+  const TestServer& server_ = shared->server;
 };
-std::unique_ptr<TransferServerTest::Shared> TransferServerTest::shared_;
+std::unique_ptr<TransferServerTest::Shared> TransferServerTest::shared;
 
 TEST_F(TransferServerTest, RequestsThatDoNotFitAreRefusedAndItGoesOn) {
   const struct {

@@ -83,13 +83,13 @@ class MessageQueueTest : public ::testing::Test {
     return operation;
   }
   OperationRef Send(std::size_t bytes) {
-    const OperationRef operation = New(OperationKind::kSend, 7);
+    OperationRef operation = New(OperationKind::kSend, 7);
     operation->message = std::span<const std::byte>(memory_to_send_).first(bytes);
     queue_->BeginSend(operation);
     return operation;
   }
   OperationRef Receive(std::uint64_t tag) {
-    const OperationRef operation = New(OperationKind::kRecv, tag);
+    OperationRef operation = New(OperationKind::kRecv, tag);
     operation->buffer = buffer_;
     queue_->BeginReceive(operation);
     return operation;

@@ -71,8 +71,8 @@ class LaneHealthTest : public ::testing::Test, private RecoveryHost {
   void Revive(std::uint32_t /*lane*/, std::uint32_t /*attempt*/,
               std::unique_ptr<net::Lane> /*replacement*/, const LaneProgress& /*peer*/) override {}
 
-  const Config config_;
-  const std::optional<Secret> secret_;
+  const Config config_{};
+  const std::optional<Secret> secret_{};
   const std::unique_ptr<EventLoop> loop_ = Must(EventLoop::Create());
   IdleProvider provider_;
   std::optional<LaneHealth> health_;

@@ -12,6 +12,7 @@
 
 #include "tests/support/peer_process.h"
 
+// NOLINTNEXTLINE(readability-identifier-naming): NIXL's name
 extern "C" ferry::nixl::abi::Plugin* nixl_plugin_init();
 
 namespace ferry::nixl::testing {
