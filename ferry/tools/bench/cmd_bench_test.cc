@@ -62,7 +62,7 @@ CopyBenchJob SmallCopies() {
   CopyBenchJob job;
   job.config = BenchDevices();
   job.directions = {"H2D", "D2H", "D2D", "duplex"};
-  job.executors = {"dma", "kernel", "bounce", "prepared"};
+  job.executors = {"dma", "kernel", "prepared"};
   job.host_sides = {"scattered", "contiguous"};
   job.block_sizes = {4096};
   job.bytes = 16384;
@@ -74,8 +74,8 @@ CopyBenchJob SmallCopies() {
 
 TEST(CopyBench, MeasuresEachDirectionWithEachExecutorAndChecksEveryByte) {
   const auto rows = JsonOf(RunCopyBench, SmallCopies());
-  // Twice for duplex, once for each layout; without the bounce of D2D, which is the kernel.
-  ASSERT_EQ(rows.size(), 4U + 4 + 3 + 8);
+  // Twice for duplex, once for each layout.
+  ASSERT_EQ(rows.size(), 3U + 3 + 3 + 6);
   std::set<std::string> names;
   for (const Json& row : rows) {
     SCOPED_TRACE(row.dump());

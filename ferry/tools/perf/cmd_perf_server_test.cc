@@ -215,14 +215,14 @@ TEST_F(PerfServerTest, AFloorOfNoOrTooManySocketsIsRefused) {
 TEST_F(PerfServerTest, TheFloorMovesTheCaseBothWays) {
   SetUpMemory({{"block_size", 0}});
   const Json opened =
-      Do(perf_request::kFloorOpen, {{"sockets", 1}, {"congestion_control", "system"}});
+      Do(perf_request::kFloorOpen, {{"sockets", 1}, {"congestion_control", "reno"}});
   const auto port = NumberField(opened, "port");
   const auto token_bytes = BytesField(opened, "token");
   ASSERT_TRUE(port && token_bytes && token_bytes->size() == 16U) << opened.dump();
   Uuid token;
   std::copy(token_bytes->begin(), token_bytes->end(), token.bytes.begin());
   Config config = LoopbackConfig();
-  config.congestion_control = CongestionControl::System();
+  config.congestion_control = CongestionControl::Named("reno");
   auto floor = FloorSockets::Connect(config, {"127.0.0.1", static_cast<std::uint16_t>(*port)},
                                      token, 1, PeerDeadline());
   ASSERT_TRUE(floor) << floor.error().ToString();
