@@ -6,11 +6,11 @@
 namespace ferry::transfer {
 namespace {
 
-constexpr std::uint64_t kSlice = 1 << 20;
+constexpr std::uint64_t kAckedSlice = 1 << 20;
 using When = AckSchedule::When;
 
 TEST(AckSchedule, DelaysTheAcknowledgementOfLittleUntilTheLoopIsIdle) {
-  AckSchedule acks(100, 64 * kSlice, kSlice);
+  AckSchedule acks(100, 64 * kAckedSlice, kAckedSlice);
   EXPECT_FALSE(acks.due());
   EXPECT_EQ(acks.CountFinished(10), When::kWhenIdle);
   EXPECT_EQ(acks.CountFinished(10), When::kScheduled);
@@ -22,21 +22,21 @@ TEST(AckSchedule, DelaysTheAcknowledgementOfLittleUntilTheLoopIsIdle) {
 }
 
 TEST(AckSchedule, DoesNotDelayTheAcknowledgementOfMuch) {
-  AckSchedule acks(100, 64 * kSlice, kSlice);
-  EXPECT_EQ(acks.CountFinished(kSlice), When::kWhenIdle);
-  EXPECT_EQ(acks.CountFinished(kSlice), When::kNow);
+  AckSchedule acks(100, 64 * kAckedSlice, kAckedSlice);
+  EXPECT_EQ(acks.CountFinished(kAckedSlice), When::kWhenIdle);
+  EXPECT_EQ(acks.CountFinished(kAckedSlice), When::kNow);
   EXPECT_EQ(acks.Take(), 2u);
 }
 
 TEST(AckSchedule, DoesNotDelayTheAcknowledgementOfMany) {
-  AckSchedule acks(1000, 64 * kSlice, kSlice);
+  AckSchedule acks(1000, 64 * kAckedSlice, kAckedSlice);
   int delayed = 0;
   while (acks.CountFinished(0) != When::kNow) ASSERT_LT(++delayed, 1000);
   EXPECT_EQ(acks.finished(), 64u);
 }
 
 TEST(AckSchedule, DoesNotAcknowledgeARefusedFrameBeforeTheRefusalIsSent) {
-  AckSchedule acks(100, 64 * kSlice, kSlice);
+  AckSchedule acks(100, 64 * kAckedSlice, kAckedSlice);
   (void)acks.CountFinished(0);
   acks.AddRefusal(1, 7, /*said=*/false);
   (void)acks.CountFinished(0);
@@ -52,7 +52,7 @@ TEST(AckSchedule, DoesNotAcknowledgeARefusedFrameBeforeTheRefusalIsSent) {
 }
 
 TEST(AckSchedule, LeavesAllRefusalsToTheReplacementOfALostLane) {
-  AckSchedule acks(100, 64 * kSlice, kSlice);
+  AckSchedule acks(100, 64 * kAckedSlice, kAckedSlice);
   acks.AddRefusal(0, 7, /*said=*/false);
   (void)acks.CountFinished(0);
   acks.OnLaneDown();
