@@ -12,7 +12,7 @@
 namespace ferry::tests {
 namespace {
 
-constexpr std::size_t kWord = sizeof(std::uint64_t);
+constexpr std::size_t kWordBytes = sizeof(std::uint64_t);
 // Bytes that are right by chance do not end a stretch.
 constexpr std::size_t kGap = 16;
 constexpr std::size_t kStretchesShown = 12;
@@ -53,9 +53,9 @@ std::vector<SentHistory::Stretch> SentHistory::Differences(std::span<const std::
 // The number of the latest fill that has these bytes at this word.
 std::optional<std::uint64_t> SentHistory::FillOf(std::span<const std::byte> got,
                                                  std::size_t word) const {
-  if ((word + 1) * kWord > got.size()) return std::nullopt;
+  if ((word + 1) * kWordBytes > got.size()) return std::nullopt;
   std::uint64_t found = 0;
-  std::memcpy(&found, got.data() + word * kWord, kWord);
+  std::memcpy(&found, got.data() + word * kWordBytes, kWordBytes);
   for (std::size_t i = fills_.size(); i-- > 0;) {
     if (PatternWord(fills_[i].seed, word) == found) return fills_dropped_ + i;
   }
@@ -79,14 +79,14 @@ std::string SentHistory::SourceOf(std::span<const std::byte> got, const Stretch&
   if (same) {
     return fmt::format("all bytes {:#04x}", std::to_integer<unsigned>(bytes.front()));
   }
-  const std::size_t word = (stretch.begin + kWord - 1) / kWord;
+  const std::size_t word = (stretch.begin + kWordBytes - 1) / kWordBytes;
   const auto fill = FillOf(got, word);
   if (!fill) return "of no earlier fill";
   std::string text = fmt::format("of fill {}, {} before the present one", *fill,
                                  fills_dropped_ + fills_.size() - 1 - *fill);
   std::size_t shown = 0;
   for (auto write = writes_.rbegin(); write != writes_.rend() && shown < kWritesShown; ++write) {
-    if (!Carried(*write, *fill, word * kWord)) continue;
+    if (!Carried(*write, *fill, word * kWordBytes)) continue;
     text += fmt::format("; {} {} of {} bytes over connection {}, ended {}", write->what,
                         write->number, write->bytes, write->connection, write->end);
     ++shown;
