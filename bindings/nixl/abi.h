@@ -15,7 +15,7 @@
 // NIXL's headers, which need its log library. The agent calls a back end through its virtual table
 // and reads the fields of the base class inline, so order and offsets are all that counts; names
 // are ours. The number by which NIXL's loader compares interfaces has been 1 through all of its
-// incompatible changes, hence version_probe.h.
+// incompatible changes, so it protects from nothing, and nothing else is compared yet.
 namespace ferry::nixl::abi {
 
 inline constexpr int kApiVersion = 1;
