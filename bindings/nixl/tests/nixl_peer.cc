@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <sstream>
+#include <thread>
 #include <vector>
 
 #include "bindings/nixl/tests/testing/standin_agent.h"
@@ -34,11 +35,10 @@ class Role {
     if (verb == "deregister") return Deregister();
     if (verb == "notify") return Notify(in);
     if (verb == "await") return Await(in);
-    if (verb == "threads") return std::to_string(Threads());
-    if (verb == "descriptors") return std::to_string(EntriesOf("/proc/self/fd"));
     if (verb == "destroy") {
       agent_.reset();
-      return std::string("ok");
+      const std::string difference = at_start_.Difference();
+      return difference.empty() ? "ok" : difference;
     }
     return Error(Code::kInvalidArgument, "unknown command " + line);
   }
@@ -100,6 +100,7 @@ class Role {
     return out;
   }
 
+  const Holdings at_start_ = Holdings::AtStart();
   std::vector<std::byte> memory_;
   std::optional<StandInAgent> agent_;  // after its memory
 };
@@ -124,7 +125,24 @@ std::string Text(std::uint64_t seed, std::size_t bytes) {
   return out;
 }
 
-std::size_t Threads() { return EntriesOf("/proc/self/task"); }
+Holdings Holdings::AtStart() {
+  std::thread([] {}).join();
+  return {.threads = EntriesOf("/proc/self/task"), .descriptors = EntriesOf("/proc/self/fd")};
+}
+
+std::string Holdings::Difference() const {
+  const auto deadline = tests::TestDeadline();
+  for (;;) {
+    const std::size_t threads_now = EntriesOf("/proc/self/task");
+    const std::size_t descriptors_now = EntriesOf("/proc/self/fd");
+    if (threads_now == threads && descriptors_now == descriptors) return {};
+    if (deadline.expired()) {
+      return fmt::format("{} threads and {} descriptors, where there were {} and {} at the start",
+                         threads_now, descriptors_now, threads, descriptors);
+    }
+    std::this_thread::yield();
+  }
+}
 
 int RunAgentPeer(tests::LinePipe& parent) {
   Role role;

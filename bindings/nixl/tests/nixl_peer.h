@@ -1,5 +1,7 @@
 // A peer process with an agent and a back end.
 #pragma once
+#include <string>
+
 #include "tests/support/peer_process.h"
 
 namespace ferry::nixl::testing {
@@ -10,8 +12,8 @@ inline constexpr const char* kPeerName = "peer";
 // The commands: "create [NAME=VALUE...]" makes the agent, "memory BYTES SEED" registers memory that
 // has the pattern: answers its address; "metadata"; "load METADATA"; "digest": of all memory;
 // "deregister"; "notify NAME BYTES COUNT": sends them; "await COUNT": takes notifications and
-// answers "SENDER:BYTES:DIGEST" of each; "threads" and "descriptors": how many there are;
-// "destroy".
+// answers "SENDER:BYTES:DIGEST" of each; "destroy" ends the agent and answers "ok" once the process
+// has as many threads and descriptors as it had at the start.
 int RunAgentPeer(tests::LinePipe& parent);
 
 // The byte at `index` of a pattern.
@@ -23,6 +25,18 @@ std::vector<std::byte> Pattern(std::uint64_t seed, std::size_t bytes);
 std::uint32_t DigestOf(std::span<const std::byte> bytes);
 std::string Text(std::uint64_t seed, std::size_t bytes);
 std::uint32_t DigestOf(std::string_view text);
-std::size_t Threads();
+
+// The number of threads and descriptors of this process.
+struct Holdings {
+  // Starts and joins a thread first: with the first thread the sanitizer starts one of its own.
+  static Holdings AtStart();
+
+  // Waits until the process has as many again, because a joined thread stays in /proc for a moment.
+  // Answers an empty text, or after the tests' deadline a sentence with both counts.
+  [[nodiscard]] std::string Difference() const;
+
+  std::size_t threads = 0;
+  std::size_t descriptors = 0;
+};
 
 }  // namespace ferry::nixl::testing
