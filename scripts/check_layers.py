@@ -22,13 +22,14 @@ TRANSFER_ROOMS = {
     "stats": set(),
     "recovery": {"handshake", "stats"},
     "engine": {"handshake", "memory", "gpu", "stats", "recovery"},
+    "endpoint": {"handshake", "memory", "gpu", "stats", "recovery", "engine"},
 }
 TRANSFER = {"core", "cuda", "copy", "unpack", "net"}
 TRANSFER_VALUES = {"transfer/" + name for name in ("counters.h", "operation_kind.h", "options.h", "path.h",
                                                    "readiness.h", "region.h")}
 # Files that set connections up and still call the endpoint itself, and doctor, which reads the secret.
 EXCEPTIONS = {("tools/doctor/settings.cc", "transfer/handshake/secret.h"),
-              *((f"transfer/handshake/{name}.cc", "transfer/engine/endpoint_core.h")
+              *((f"transfer/handshake/{name}.cc", "transfer/endpoint/endpoint_core.h")
                 for name in ("dialer", "server_handshake", "server_handshake_rejoin"))}
 # Who may include whom. A folder that is not listed here is an error, so a new layer is a decision.
 ALLOWED = {

@@ -8,7 +8,7 @@
 #include <condition_variable>
 #include <utility>
 
-#include "ferry/transfer/engine/endpoint_core.h"
+#include "ferry/transfer/endpoint/endpoint_core.h"
 #include "ferry/transfer/gpu/stager.h"
 
 namespace ferry::transfer {

@@ -7,8 +7,8 @@
 
 #include "ferry/core/unknown_variables.h"
 #include "ferry/net/builtin.h"
-#include "ferry/transfer/engine/endpoint_core.h"
-#include "ferry/transfer/handshake/dialer.h"
+#include "ferry/transfer/endpoint/dialer.h"
+#include "ferry/transfer/endpoint/endpoint_core.h"
 
 namespace ferry::transfer {
 

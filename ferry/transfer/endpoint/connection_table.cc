@@ -1,5 +1,5 @@
 // The open connections of an endpoint, and those that wait to be accepted.
-#include "ferry/transfer/engine/connection_table.h"
+#include "ferry/transfer/endpoint/connection_table.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,5 +1,5 @@
 // Tests of the table of open connections and of the queue of those to accept.
-#include "ferry/transfer/engine/connection_table.h"
+#include "ferry/transfer/endpoint/connection_table.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>

@@ -1,5 +1,5 @@
 // Starts and stops an endpoint, accepts connections and keeps the connection table.
-#include "ferry/transfer/engine/endpoint_core.h"
+#include "ferry/transfer/endpoint/endpoint_core.h"
 
 #include <fmt/core.h>
 
@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "ferry/core/log.h"
-#include "ferry/transfer/handshake/dialer.h"
+#include "ferry/transfer/endpoint/dialer.h"
+#include "ferry/transfer/endpoint/server_handshake.h"
 #include "ferry/transfer/handshake/endpoint_address.h"
-#include "ferry/transfer/handshake/server_handshake.h"
 #include "ferry/transfer/recovery/lane_health.h"
 
 namespace ferry::transfer {

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <utility>
 
-#include "ferry/transfer/engine/endpoint_core.h"
+#include "ferry/transfer/endpoint/endpoint_core.h"
+#include "ferry/transfer/endpoint/server_handshake.h"
 #include "ferry/transfer/handshake/parked_lane.h"
-#include "ferry/transfer/handshake/server_handshake.h"
 
 // The accepting side of a lane replacement; slice_sender_recovery.cc describes the whole procedure.
 namespace ferry::transfer {

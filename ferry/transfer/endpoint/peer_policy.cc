@@ -1,5 +1,5 @@
 // Which peers an endpoint trusts, over which lanes, and the record of those that it refuses.
-#include "ferry/transfer/handshake/peer_policy.h"
+#include "ferry/transfer/endpoint/peer_policy.h"
 
 #include <fmt/core.h>
 

@@ -1,5 +1,5 @@
 // The event loops of an endpoint, and their distribution to lanes.
-#include "ferry/transfer/engine/loop_set.h"
+#include "ferry/transfer/endpoint/loop_set.h"
 
 #include <fmt/core.h>
 

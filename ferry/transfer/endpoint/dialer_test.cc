@@ -1,13 +1,13 @@
 // Tests how a dialed connection's lanes are assigned to loops.
-#include "ferry/transfer/handshake/dialer.h"
+#include "ferry/transfer/endpoint/dialer.h"
 
 #include <gtest/gtest.h>
 
 #include <memory>
 
 #include "ferry/net/builtin.h"
+#include "ferry/transfer/endpoint/endpoint_core.h"
 #include "ferry/transfer/engine/connection_core.h"
-#include "ferry/transfer/engine/endpoint_core.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::transfer {

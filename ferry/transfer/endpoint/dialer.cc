@@ -1,5 +1,5 @@
 // Dials a peer's lanes and completes the client handshake, with retries.
-#include "ferry/transfer/handshake/dialer.h"
+#include "ferry/transfer/endpoint/dialer.h"
 
 #include <fmt/core.h>
 
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "ferry/transfer/engine/endpoint_core.h"
+#include "ferry/transfer/endpoint/endpoint_core.h"
 #include "ferry/transfer/handshake/endpoint_address.h"
 
 namespace ferry::transfer {

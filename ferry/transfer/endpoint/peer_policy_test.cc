@@ -1,5 +1,5 @@
 // Tests of trust in peers and lanes, and of the count of refusals.
-#include "ferry/transfer/handshake/peer_policy.h"
+#include "ferry/transfer/endpoint/peer_policy.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Tests of the distribution of lanes to an endpoint's loops.
-#include "ferry/transfer/engine/loop_set.h"
+#include "ferry/transfer/endpoint/loop_set.h"
 
 #include <gtest/gtest.h>
 

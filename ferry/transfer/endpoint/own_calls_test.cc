@@ -1,5 +1,5 @@
 // Tests of the record of dials in progress.
-#include "ferry/transfer/handshake/own_calls.h"
+#include "ferry/transfer/endpoint/own_calls.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Server handshake: admits pending peers, checks them and completes their connections.
-#include "ferry/transfer/handshake/server_handshake.h"
+#include "ferry/transfer/endpoint/server_handshake.h"
 
 #include <fmt/core.h>
 
@@ -9,7 +9,7 @@
 
 #include "ferry/core/check.h"
 #include "ferry/core/log.h"
-#include "ferry/transfer/engine/endpoint_core.h"
+#include "ferry/transfer/endpoint/endpoint_core.h"
 #include "ferry/transfer/handshake/endpoint_address.h"
 
 namespace ferry::transfer {
