@@ -24,6 +24,7 @@ COMMANDS = {
     "operations_2core": "bench/operations --rounds 3",
     "reliability_2core": "bench/reliability",
     "peers_2core": "bench/peers",
+    "nixl_2core": "bench/nixl",
     "soak_2core": "bench/soak",
     "nccl_net_h200": "bench/nccl_net",
     "copies_h200": "bench/gpu --parts copies",

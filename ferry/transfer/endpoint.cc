@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <utility>
+#include <vector>
 
 #include "ferry/core/unknown_variables.h"
 #include "ferry/net/builtin.h"
@@ -46,7 +47,10 @@ EndpointAddress Endpoint::address() const {
     address.at.push_back(core_->listening());
     return address;
   }
-  for (const net::LocalAddress& local : net::AdvertisableAddresses()) {
+  const std::vector<net::LocalAddress> advertisable = net::AdvertisableAddresses();
+  // Without a network, peers are on this machine.
+  if (advertisable.empty()) address.at.push_back({"127.0.0.1", port()});
+  for (const net::LocalAddress& local : advertisable) {
     if (address.at.size() == EndpointAddress::kMaxAddresses) break;
     if (!net::InterfaceAllowed(core_->config().interfaces, local.interface)) continue;
     address.at.push_back({local.host, port()});

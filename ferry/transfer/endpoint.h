@@ -44,7 +44,8 @@ class Endpoint {
   EndpointCounters Counters() const;
   // Port at which config.metrics_address is served; 0 if that is empty.
   std::uint16_t metrics_port() const noexcept;
-  // All addresses that a peer may try, or only config.listen_host if that is set.
+  // All addresses that a peer may try, or only config.listen_host if that is set. On a machine
+  // without a network, that of loopback.
   EndpointAddress address() const;
 
   // Registers memory for transfers. Host memory, or memory of one GPU (cudaMalloc); the kind is

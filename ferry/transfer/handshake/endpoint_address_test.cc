@@ -3,6 +3,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+
+#include <optional>
+#include <thread>
 
 #include "ferry/net/address.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
@@ -86,6 +90,19 @@ TEST(EndpointAddress, OfAnEndpointThatListensAtANameIsNumeric) {
   EXPECT_TRUE(net::ToRaw(address.at.front())) << address.at.front().ToString();
   Endpoint client = Must(Endpoint::Create(SmallSlices()));
   EXPECT_TRUE(client.Connect(address, Soon()));
+}
+
+TEST(EndpointAddress, OfAMachineWithoutANetworkIsLoopback) {
+  const Endpoint server = Must(Endpoint::Create(SmallSlices()));
+  std::optional<EndpointAddress> address;
+  // The namespace is the thread's, and ends with it.
+  std::thread([&] {
+    if (::unshare(CLONE_NEWNET) == 0) address = server.address();
+  }).join();
+  if (!address) GTEST_SKIP() << "making a network namespace needs privileges";
+  ASSERT_EQ(address->at, (std::vector<net::Address>{{"127.0.0.1", server.port()}}));
+  Endpoint client = Must(Endpoint::Create(SmallSlices()));
+  EXPECT_TRUE(client.Connect(*address, Soon()));
 }
 
 }  // namespace

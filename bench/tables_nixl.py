@@ -1,0 +1,47 @@
+"""The table of our NIXL back end beside UCX's."""
+from tables import grid, number, origin, rounds_ratio, spread, table, wrapped
+
+TITLES = ("defaults", "UCX at its best")
+# Of each measured value: what it is, and what it is multiplied by to be in that unit.
+SHOWN = {"gbps": ("", "GB/s"), "cpu_seconds_per_gb": ("CPU time of both, ", "s/GB"), "us_p50": ("median, ", "µs"),
+         "us_p99": ("p99, ", "µs"), "cpu_us": ("CPU time of both, ", "µs"), "prepare_ms": ("initialize_xfer, ", "ms"),
+         "first_ms": ("first transfer, ", "ms")}
+
+
+@table("nixl_2core")
+def nixl(result):
+    rows = []
+    for title in TITLES:
+        for name, row in result["rows"].items():
+            work, _, rest = name.partition(", FERRY")
+            if rest.endswith(f", {title}"):
+                rows += compared(result["rows"], work + rest.removesuffix(f", {title}"), row, work, title)
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    return [*grid(["", "UCX's settings", "FERRY", "UCX, or `ferry perf`", "ratio"], rows), "", *stopped(result["rows"]), "",
+            *wrapped(f"{versions}.")] + origin(result, "nixl_2core")
+
+
+def compared(rows, shown, ours, work, title):
+    """A line for each value. Rates: ours over UCX's; times: ours over UCX's as well, so that less is better."""
+    theirs = rows.get(f"{work}, UCX, {title}")
+    lines = []
+    for key, (what, unit) in SHOWN.items():
+        if key not in ours:
+            continue
+        both = {"ours": ours[key], "theirs": theirs[key]} if theirs else None
+        lines.append([f"{shown}, {what}{unit}".replace(", ,", ","), title, spread(ours[key]),
+                      spread(theirs[key]) if theirs else "", rounds_ratio(both, "ours", "theirs") if both else ""])
+    perf = rows.get(f"{work}, ferry perf, {title}")
+    if perf and "gbps" in ours:
+        lines.append([f"{shown}, beside `ferry perf`, GB/s", title, spread(ours["gbps"]), spread(perf["gbps"]),
+                      rounds_ratio({"ours": ours["gbps"], "theirs": perf["gbps"]}, "ours", "theirs")])
+    return lines
+
+
+def stopped(rows):
+    lines = []
+    for name, row in rows.items():
+        if "told" in row:
+            said = f"an error after {spread(row['seconds_to_error'], 's')}" if row["told"] else "no error within 60 s"
+            lines.append(f"- {name}: {said}, {number(row['told'])} of {number(row['of'])}")
+    return lines
