@@ -2,7 +2,7 @@
 from tables import grid, number, origin, rounds_ratio, spread, table, wrapped
 
 TITLES = ("defaults", "UCX at its best")
-# Of each measured value: what it is, and what it is multiplied by to be in that unit.
+# The words and the unit of each measured value.
 SHOWN = {"gbps": ("", "GB/s"), "cpu_seconds_per_gb": ("CPU time of both, ", "s/GB"), "us_p50": ("median, ", "µs"),
          "us_p99": ("p99, ", "µs"), "cpu_us": ("CPU time of both, ", "µs"), "prepare_ms": ("initialize_xfer, ", "ms"),
          "first_ms": ("first transfer, ", "ms")}
