@@ -98,8 +98,8 @@ def may_include(path, target):
         return True
     if other == "prim":
         return mine in PRIM_USERS and path.suffix in DEVICE_SUFFIXES
-    # The list of built-in providers names each of them, through its factory only.
-    return (path.as_posix() == "net/builtin.cc" and other.startswith("net/")
+    # The lists of built-in providers name each of them, through its factory only.
+    return (path.as_posix() in ("net/builtin.cc", "net/choose_provider.cc") and other.startswith("net/")
             and target.name == "factory.h")
 
 

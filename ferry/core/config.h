@@ -70,7 +70,8 @@ struct NetSettings {
   AutoOnOff zero_copy_send = AutoOnOff::kAuto;
   // Pending peers: accepted lanes that are not authenticated.
   std::uint32_t max_pending_handshakes = 256;
-  std::string net_plugin;  // path of an NCCL network plugin; empty: none
+  std::string provider = "tcp";  // of endpoints that are given none: "tcp" or "plugin:PATH"
+  std::string net_plugin;        // path of an NCCL network plugin; empty: none
 };
 
 // Who is let in, and TLS.

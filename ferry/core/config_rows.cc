@@ -41,6 +41,11 @@ bool IsSecret(std::string_view text) {
 
 bool IsPath(std::string_view text) { return text.find('\0') == std::string_view::npos; }
 
+bool IsProvider(std::string_view text) {
+  return IsPath(text) &&
+         (text == "tcp" || text == "plugin" || (text.rfind("plugin:", 0) == 0 && text.size() > 7));
+}
+
 // Port 0 means any free port.
 bool IsListeningAddress(std::string_view text) {
   if (text.empty()) return true;
@@ -264,6 +269,12 @@ constexpr ConfigRow kRows[] = {
      .form = "a host name or address; empty for any",
      .accepts = IsHost,
      .help = "what every peer's certificate must be for, whatever was dialled; empty: anything"},
+    {.name = "provider",
+     .member = &ConfigValues::provider,
+     .form = "tcp | plugin (the one of net_plugin) | plugin:PATH",
+     .accepts = IsProvider,
+     .help =
+         "what carries endpoints' lanes: TCP, or an NCCL network plugin; the same on both sides"},
     {.name = "net_plugin",
      .member = &ConfigValues::net_plugin,
      .form = "a path; empty for none",

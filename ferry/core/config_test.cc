@@ -115,6 +115,9 @@ TEST(Config, AcceptsBothEndsOfEveryRangeAndNothingBeyond) {
   } kCases[] = {
       {"listen_host", {"", "::1", "node-3.example"}, {"two words"}},
       {"net_plugin", {"", "/opt/a plugin.so"}, {}},
+      {"provider",
+       {"tcp", "plugin", "plugin:/opt/a plugin.so"},
+       {"", "plugin:", "TCP", "rdma", "/opt/plugin.so"}},
       {"interfaces", {"", "eth0", "eth0,ens*", "^lo,docker*"}, {"eth0 eth1", "^", "a,^b", "../x"}},
       {"nccl_channels", {"0", "8", "64"}, {"-1", "65", "8 ", "many"}},
       {"nccl_devices", {"1", "05", "32"}, {"0", "-1", "33", " 5", "five"}},

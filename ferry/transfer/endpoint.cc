@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ferry/core/unknown_variables.h"
-#include "ferry/net/builtin.h"
+#include "ferry/net/choose_provider.h"
 #include "ferry/transfer/endpoint/dialer.h"
 #include "ferry/transfer/endpoint/endpoint_core.h"
 
@@ -16,7 +16,9 @@ namespace ferry::transfer {
 Result<Endpoint> Endpoint::Create(const Config& config, std::unique_ptr<net::Provider> provider) {
   WarnOfUnknownVariables();
   FERRY_TRY(config.Validate());
-  if (!provider) provider = net::CreateBuiltinProvider();
+  if (!provider) {
+    FERRY_TRY_ASSIGN(provider, net::ChooseProvider(config));
+  }
   auto core = std::make_shared<EndpointCore>(config, std::move(provider));
   FERRY_TRY(core->Start());
   return Endpoint(std::move(core));

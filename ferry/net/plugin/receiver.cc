@@ -31,7 +31,10 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(cuda::DeviceApi* api, Unpacke
                                                    Deadline deadline) {
   std::unique_ptr<Receiver> receiver(new Receiver(unpacker, options));
   for (auto& comm : comms) {
-    FERRY_TRY_ASSIGN(UnpackRows rows, UnpackRows::Open(*comm, api, deadline));
+    std::optional<UnpackRows> rows;
+    if (options.landing.empty()) {
+      FERRY_TRY_ASSIGN(rows, UnpackRows::Open(*comm, api, deadline));
+    }
     receiver->watch_.AddChannel(comm->device());
     receiver->channels_.push_back({std::move(comm), rows, {}, {}});
   }
@@ -43,15 +46,19 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(cuda::DeviceApi* api, Unpacke
 // start, so all channels must have the same pool: the one of their GPU.
 Status Receiver::PlacePool(cuda::DeviceApi* api) {
   if (channels_.empty()) return Ok();
-  std::byte* const base = channels_.front().rows.pool();
+  std::byte* const base = PoolOf(channels_.front());
   for (const Channel& channel : channels_) {
-    if (channel.rows.pool() == base) continue;
+    if (PoolOf(channel) == base) continue;
     return Error(Code::kInvalidArgument,
                  fmt::format("channels of devices {} and {} have different bounce pools; make a "
                              "receiver for each GPU",
                              channels_.front().comm->device(), channel.comm->device()));
   }
   pool_ = Place::OnDevice(base);
+  if (!options_.landing.empty()) {
+    pool_bytes_ = options_.landing.size();
+    return Ok();
+  }
   cuda::PointerInfo info;
   if (api != nullptr) {
     FERRY_TRY_ASSIGN(info, api->Inspect(base));
@@ -72,7 +79,7 @@ Status Receiver::PlacePool(cuda::DeviceApi* api) {
 // report.
 Status Receiver::MeasurePool(const cuda::PointerInfo& info) {
   const Plugin& plugin = channels_.front().comm->plugin();
-  std::byte* const base = channels_.front().rows.pool();
+  std::byte* const base = PoolOf(channels_.front());
   const std::uint64_t told = plugin.PoolBytes(base);
   // CUDA knows the allocation that contains the pool; for plain host memory it knows nothing.
   const bool is_known = info.kind != cuda::MemoryKind::kHost && info.bytes > 0;
@@ -107,6 +114,18 @@ Receiver::~Receiver() {
 void Receiver::Receive(std::size_t channel, Chunk chunk, ChunkPlace place) {
   channels_[channel].waiting.push_back({chunk, std::move(place)});
   ++in_flight_;
+}
+
+void Receiver::DropAll() {
+  for (Channel& channel : channels_) {
+    for (Expected& one : channel.waiting) one.place.runs.clear();
+    for (Expected& one : channel.posted) one.place.runs.clear();
+  }
+  for (std::size_t i = unpacking_; i < arrived_.size(); ++i) arrived_[i].blocks = 0;
+}
+
+std::byte* Receiver::PoolOf(const Channel& channel) const {
+  return channel.rows ? channel.rows->pool() : options_.landing.data();
 }
 
 Status Receiver::Progress(std::vector<std::uint64_t>* done) {
@@ -153,6 +172,22 @@ Status Receiver::PostOn(std::size_t index) {
   return Ok();
 }
 
+// Of the oldest posted chunk, which has arrived.
+Result<std::span<const Fragment>> Receiver::FragmentsOf(const Channel& channel,
+                                                        const ReceiveComm::Arrival& arrival) {
+  if (channel.rows) return channel.rows->Read(arrival);
+  const Message& message = channel.posted.front().chunk.message;
+  const auto expected = static_cast<std::int64_t>(message.bytes);
+  if (arrival.bytes >= 0 && arrival.bytes != expected) {
+    return Error(Code::kCorrupt, fmt::format("{} bytes have come; see that both sides use the same "
+                                             "plugin and chunk size",
+                                             arrival.bytes));
+  }
+  const std::uint64_t offset = cuda::AddressOf(message.data) - cuda::AddressOf(PoolOf(channel));
+  whole_ = {static_cast<std::uint32_t>(offset), static_cast<std::uint32_t>(expected), 0};
+  return std::span<const Fragment>(&whole_, 1);
+}
+
 Status Receiver::TakeFrom(std::size_t index) {
   Channel& channel = channels_[index];
   while (!channel.posted.empty()) {
@@ -167,16 +202,17 @@ Status Receiver::TakeFrom(std::size_t index) {
                       channel.posted.size()));
     }
     const auto at = Clock::now();
-    auto fragments = channel.rows.Read(*arrival);
+    auto fragments = FragmentsOf(channel, *arrival);
     if (!fragments) return watch_.Named(index, oldest.chunk, fragments.error());
     // Blocks of all chunks that wait for a launch lie in one vector, so that a turn allocates
     // nothing once it has grown. Read() appends only if the whole row is valid.
     const std::size_t first = blocks_.size();
+    const bool dropped = oldest.place.runs.empty() && oldest.chunk.message.bytes > 0;
     const PostedReceive receive{pool_bytes_, oldest.chunk.message.bytes, oldest.place.runs};
-    if (auto read = reader_.Read(*fragments, receive, &blocks_); !read) {
+    if (auto read = dropped ? Ok() : reader_.Read(*fragments, receive, &blocks_); !read) {
       return watch_.Named(index, oldest.chunk, read.error());
     }
-    if (options_.watcher) options_.watcher(oldest.chunk, *fragments, channel.rows.pool());
+    if (options_.watcher) options_.watcher(oldest.chunk, *fragments, PoolOf(channel));
     arrived_.push_back(
         {index, oldest.chunk, 0, first, blocks_.size() - first, oldest.place.to, at});
     channel.posted.pop_front();

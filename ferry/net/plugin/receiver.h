@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -22,7 +23,8 @@ namespace ferry::net::plugin {
 // The destination of a received chunk.
 struct ChunkPlace {
   Place to;
-  // In the chunk's order, with as many bytes as the chunk; the rules of FragmentReader apply.
+  // In the chunk's order, with as many bytes as the chunk; the rules of FragmentReader apply. Empty
+  // for a chunk that is dropped when it has arrived.
   std::vector<PostedRun> runs;
 };
 
@@ -47,6 +49,9 @@ struct ReceiverOptions {
   // arrived.
   std::chrono::milliseconds chunk_timeout{30'000};
   ChunkWatcher watcher;
+  // For a plugin that receives straight into memory: host memory that contains the messages of all
+  // chunks, which then takes the place of the pool. Each chunk is copied from there.
+  std::span<std::byte> landing{};
 };
 
 // Receives chunks over several channels of a plugin that leaves messages in pieces in its pool, and
@@ -76,6 +81,9 @@ class Receiver {
   // The next message of this channel is this chunk, with exactly this many bytes. It is posted when
   // the channel has room.
   void Receive(std::size_t channel, Chunk chunk, ChunkPlace place);
+  // Chunks that are not in place yet are dropped when they have arrived. After a Drain() that
+  // follows, nothing touches their destinations. They are reported by Progress() all the same.
+  void DropAll();
   // Advances all channels, and appends the ids of chunks that are in place for all later readers.
   // Call repeatedly while anything is in flight: a plugin makes no progress by itself. Errors are
   // final: all later calls return the first one. They name channel, chunk, tag and offset:
@@ -95,8 +103,8 @@ class Receiver {
   };
   struct Channel {
     std::unique_ptr<ReceiveComm> comm;
-    UnpackRows rows;
-    std::deque<Expected> waiting;  // not posted yet
+    std::optional<UnpackRows> rows;  // none where the plugin receives straight into memory
+    std::deque<Expected> waiting;    // not posted yet
     std::deque<Expected> posted;
   };
   // A chunk that has arrived, and is or will be unpacked.
@@ -115,6 +123,9 @@ class Receiver {
   Status PlacePool(cuda::DeviceApi* api);
   Status MeasurePool(const cuda::PointerInfo& info);
   bool IsDue() const;
+  std::byte* PoolOf(const Channel& channel) const;
+  Result<std::span<const Fragment>> FragmentsOf(const Channel& channel,
+                                                const ReceiveComm::Arrival& arrival);
   Status PostOn(std::size_t channel);
   Status TakeFrom(std::size_t channel);
   Status Unpack();
@@ -133,6 +144,7 @@ class Receiver {
   cuda::HostRegistration pool_pin_;  // for a pool in host memory
   Place pool_;
   FragmentReader reader_;
+  Fragment whole_;             // the only fragment of a message in options_.landing
   std::vector<Block> blocks_;  // of chunks without a ticket
   std::vector<PlacedList> lists_;
   std::deque<Arrived> arrived_;

@@ -28,6 +28,7 @@ class StandIn {
   explicit StandIn(const Variables& variables);
 
   Result<Plugin*> Open();
+  const std::string& path() const { return copy_.path(); }
   // The misuses that the plugin has detected; "" for none.
   std::string Misuse() const;
 

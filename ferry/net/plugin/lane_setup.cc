@@ -1,0 +1,161 @@
+// The steps from a control lane to a lane over a plugin.
+#include "ferry/net/plugin/lane_setup.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "ferry/net/plugin/lane.h"
+
+namespace ferry::net::plugin {
+namespace {
+
+constexpr milliseconds kStepInterval{1};
+
+}  // namespace
+
+LaneSetup* LaneSetup::Start(const LaneTerms& terms, int device, Role role,
+                            std::unique_ptr<Lane> control, EventLoop* loop, Deadline deadline,
+                            Done done) {
+  std::unique_ptr<LaneSetup> self(
+      new LaneSetup(terms, device, role, std::move(control), loop, std::move(done)));
+  LaneSetup* const raw = self.get();
+  raw->deadline_timer_ = loop->AddTimerOnLoop(deadline.when(), [self = std::move(self)] {
+    self->Finish(Error(Code::kTimedOut,
+                       fmt::format("setting up a lane to {} over network plugin {} did not end in "
+                                   "time; see that its interfaces reach each other on both sides",
+                                   self->remote_, self->terms_.plugin->name())));
+  });
+  raw->control_->SetMaxMeta(kMaxPendingPeerMeta);
+  raw->control_->Attach(loop, raw);
+  raw->StepAt(Clock::now());
+  return raw;
+}
+
+LaneSetup::LaneSetup(const LaneTerms& terms, int device, Role role, std::unique_ptr<Lane> control,
+                     EventLoop* loop, Done done)
+    : terms_(terms),
+      device_(device),
+      role_(role),
+      loop_(loop),
+      control_(std::move(control)),
+      remote_(control_->Info().remote),
+      done_(std::move(done)) {}
+
+LaneSetup::~LaneSetup() = default;
+
+void LaneSetup::Cancel() {
+  loop_->CancelTimerOnLoop(step_timer_);
+  loop_->CancelTimerOnLoop(deadline_timer_);  // destroys this
+}
+
+void LaneSetup::Finish(Result<std::unique_ptr<Lane>> result) {
+  Done done = std::move(done_);
+  control_.reset();
+  Cancel();  // destroys this, unless it is called from the deadline
+  done(std::move(result));
+}
+
+// The peer's first frame. Those that follow are for the lane's user.
+Result<Placement> LaneSetup::OnFrame(std::span<const std::byte> meta, std::uint64_t payload_bytes) {
+  if (peer_) return Placement{Placement::Action::kPause, {}};
+  peer_ = UnpackLaneHello(payload_bytes == 0 ? meta : std::span<const std::byte>(), remote_);
+  control_->SetMaxMeta(kMaxMetaBytes);
+  StepAt(Clock::now());
+  return Placement{Placement::Action::kDiscard, {}};
+}
+
+void LaneSetup::OnClosed(LaneLoss loss, const Error& error) {
+  ended_ = error;
+  const bool no_answer = loss == LaneLoss::kPeerClosed || loss == LaneLoss::kReset;
+  if (!peer_ && role_ == Role::kConnects && no_answer) {
+    ended_ = Error(Code::kRefused,
+                   fmt::format("{} closed the connection without a word about a network plugin, "
+                               "and this side uses {}; set the provider to the same on both sides "
+                               "(FERRY_PROVIDER)",
+                               remote_, terms_.plugin->name()));
+  }
+  StepAt(Clock::now());
+}
+
+void LaneSetup::StepAt(Clock::time_point when) {
+  loop_->CancelTimerOnLoop(step_timer_);
+  step_timer_ = loop_->AddTimerOnLoop(when, [this] { Step(); });
+}
+
+void LaneSetup::Step() {
+  auto lane = Advance();
+  if (!lane || *lane != nullptr) return Finish(std::move(lane));
+  StepAt(Clock::now() + kStepInterval);
+}
+
+Result<std::unique_ptr<Lane>> LaneSetup::Advance() {
+  std::unique_ptr<Lane> none;
+  if (role_ == Role::kConnects && listening_ == nullptr) {
+    FERRY_TRY_ASSIGN(listening_, Listening::Open(terms_.plugin, device_));
+    Say(LaneHello::Kind::kHello, {});
+  }
+  if (peer_ && !std::exchange(took_hello_, true)) FERRY_TRY(TakeHello());
+  if (ended_) return *ended_;
+  if (connecting_ == nullptr) return none;
+  if (receive_comm_ == nullptr) {
+    FERRY_TRY_ASSIGN(receive_comm_, listening_->Accept());
+  }
+  if (send_comm_ == nullptr) {
+    FERRY_TRY_ASSIGN(send_comm_, connecting_->Connect());
+  }
+  if (receive_comm_ == nullptr || send_comm_ == nullptr || !sent_) return none;
+  return MakeLane();
+}
+
+Status LaneSetup::TakeHello() {
+  if (!*peer_) return peer_->error();
+  const LaneHello& peer = **peer_;
+  if (peer.kind == LaneHello::Kind::kRefusal) {
+    return Error(Code::kRefused,
+                 fmt::format("{} refused a lane over a network plugin: {}", remote_, peer.text));
+  }
+  const Status fits = CheckFits(Mine(), peer, remote_);
+  if (role_ == Role::kAccepts) {
+    if (fits) {
+      FERRY_TRY_ASSIGN(listening_, Listening::Open(terms_.plugin, device_));
+      Say(LaneHello::Kind::kWelcome, {});
+    } else {
+      Say(LaneHello::Kind::kRefusal, fits.error().message());
+    }
+  }
+  FERRY_TRY(fits);
+  connecting_ = std::make_unique<Connecting>(terms_.plugin, device_, peer.handle);
+  return Ok();
+}
+
+LaneHello LaneSetup::Mine() const {
+  LaneHello mine;
+  mine.plugin = terms_.plugin->name();
+  mine.plugin_version = static_cast<std::uint32_t>(terms_.plugin->version());
+  mine.chunk_bytes = terms_.chunk_bytes;
+  if (listening_ != nullptr) mine.handle = listening_->handle();
+  return mine;
+}
+
+void LaneSetup::Say(LaneHello::Kind kind, const std::string& text) {
+  LaneHello mine = Mine();
+  mine.kind = kind;
+  mine.text = text;
+  out_.meta = Pack(mine);
+  control_->Send(&out_);
+  control_->Flush();
+}
+
+Result<std::unique_ptr<Lane>> LaneSetup::MakeLane() {
+  FERRY_TRY_ASSIGN(auto out, PayloadOut::Create(std::move(send_comm_), terms_.chunk_bytes));
+  FERRY_TRY_ASSIGN(auto in,
+                   PayloadIn::Create(terms_.api, std::move(receive_comm_), terms_.chunk_bytes));
+  // Shared by the lane and the move to its loop.
+  auto control = std::make_shared<ControlLane>(std::move(control_));
+  control->lane->Attach(loop_, control.get());
+  return std::unique_ptr<Lane>(
+      std::make_unique<PluginLane>(std::move(control), loop_, std::move(out), std::move(in)));
+}
+
+}  // namespace ferry::net::plugin

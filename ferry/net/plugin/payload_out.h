@@ -1,0 +1,87 @@
+// Sends the payloads of one lane over a comm of a plugin.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ferry/core/mapping.h"
+#include "ferry/core/result.h"
+#include "ferry/net/plugin/comm.h"
+#include "ferry/net/plugin/registered_memory.h"
+#include "ferry/net/plugin/sender.h"
+#include "ferry/net/provider.h"
+
+namespace ferry::net::plugin {
+
+// The payload of a lane, cut into chunks of the same size on both sides.
+inline constexpr std::uint64_t kChunkBytes = 512 * 1024;
+// The time limits of Sender and Receiver are for transfers whose two sides both wait. A lane may be
+// paused for any time by its user, and the engine finds out about a peer that is silent.
+inline constexpr std::chrono::milliseconds kNoChunkTimeout = std::chrono::hours(24 * 365);
+// Tags differ for all chunks in flight; both sides count them alike.
+inline constexpr std::uint64_t kTags = 10'000;
+
+// One payload after the other, in order, at most SendComm::kWindow chunks in flight. What frames
+// name by address is copied into slots that are registered with the comm; registered memory is sent
+// from where it lies. One thread at a time; nothing blocks, except that a plugin may take time to
+// register memory. Destruction closes the comm, after which the plugin reads no memory any more.
+class PayloadOut {
+ public:
+  // Errors: those of SendComm and of mmap(2).
+  static Result<std::unique_ptr<PayloadOut>> Create(std::unique_ptr<SendComm> comm,
+                                                    std::uint64_t chunk_bytes);
+  PayloadOut(const PayloadOut&) = delete;
+  PayloadOut& operator=(const PayloadOut&) = delete;
+
+  // Queues the payload of the frame, which must stay unchanged until it is sent. Returns its
+  // number, from 1.
+  std::uint64_t Push(const OutFrame& frame);
+  // Call repeatedly while busy(). Errors are final.
+  Status Progress();
+  bool busy() const noexcept { return !frames_.empty(); }
+  // The plugin has sent the payloads up to this number, and reads their memory no longer.
+  std::uint64_t sent_frames() const noexcept { return sent_frames_; }
+  std::uint64_t sent_chunks() const noexcept { return sent_chunks_; }
+
+ private:
+  struct Frame {
+    const OutFrame* frame = nullptr;
+    std::uint64_t cut = 0;  // bytes that are in chunks
+    std::size_t piece = 0;  // of frame->payload, with the offset in it
+    std::size_t piece_offset = 0;
+    std::uint64_t end_chunk = 0;  // the chunk after its last one, once it is cut
+  };
+  // Memory that queued frames name.
+  struct Use {
+    std::size_t frames = 0;
+    bool tried = false;
+    std::optional<Registration> registration;  // none where the plugin has refused it
+  };
+
+  PayloadOut(std::unique_ptr<SendComm> comm, std::uint64_t chunk_bytes);
+  void CutSome();
+  Message MessageOf(Frame* frame, std::size_t bytes);
+  // Null: to be copied.
+  void* RegistrationOf(const PluginMemory& memory);
+  static void CopyOut(Frame* frame, std::span<std::byte> to);
+  void Forget(const Frame& frame);
+
+  const std::uint64_t chunk_bytes_;
+  HugeMemory slots_;
+  Sender sender_;  // closes its comm after the registrations below are gone
+  std::optional<Registration> slots_registration_;
+  std::map<const RegisteredMemory*, Use> uses_;
+  std::deque<Frame> frames_;
+  std::size_t cut_frames_ = 0;  // of frames_, from the first on
+  std::uint64_t next_chunk_ = 0;
+  std::uint64_t sent_chunks_ = 0;
+  std::uint64_t pushed_frames_ = 0;
+  std::uint64_t sent_frames_ = 0;
+  std::vector<std::uint64_t> done_;
+};
+
+}  // namespace ferry::net::plugin

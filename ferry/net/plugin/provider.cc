@@ -1,0 +1,193 @@
+// The provider of NCCL network plugins: lanes of another provider, with payloads over a plugin.
+#include <fmt/core.h>
+
+#include <atomic>
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "ferry/core/log_limiter.h"
+#include "ferry/cuda/open_devices.h"
+#include "ferry/net/accept_gate.h"
+#include "ferry/net/admission.h"
+#include "ferry/net/plugin/factory.h"
+#include "ferry/net/plugin/lane_setup.h"
+#include "ferry/net/plugin/plugin_path.h"
+#include "ferry/net/plugin/registered_memory.h"
+
+namespace ferry::net::plugin {
+namespace {
+
+// Devices take turns, for all lanes of the provider. Any thread.
+class DeviceTurn {
+ public:
+  explicit DeviceTurn(std::size_t devices) : devices_(devices) {}
+  int Next() { return static_cast<int>(next_.fetch_add(1) % devices_); }
+
+ private:
+  const std::size_t devices_;
+  std::atomic<std::size_t> next_{0};
+};
+
+// Sets up lanes for accepted control lanes, config.max_pending_handshakes at once, each for at most
+// config.handshake_timeout. As with TLS, Admission decides who leaves when more come.
+class PluginListener final : public Listener {
+ public:
+  PluginListener(const LaneTerms& terms, DeviceTurn* devices, const Config& config, EventLoop* loop,
+                 Provider::Accepted accepted)
+      : terms_(terms),
+        devices_(devices),
+        timeout_(config.handshake_timeout),
+        loop_(loop),
+        accepted_(std::move(accepted)),
+        admission_(config.max_pending_handshakes),
+        gate_(loop, &admission_, [this](bool full) { SetReason(&full_, full); }) {}
+  ~PluginListener() override {
+    listener_.reset();
+    for (const auto& [id, setup] : setups_) setup->Cancel();
+  }
+
+  void Take(std::unique_ptr<Listener> listener) { listener_ = std::move(listener); }
+  const Address& address() const override { return listener_->address(); }
+  void PauseOnLoop(bool paused) override { SetReason(&paused_by_user_, paused); }
+  void ExpectOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until) override {
+    listener_->ExpectOnLoop(host, lanes, until);
+    admission_.Expect(host, lanes, until);
+  }
+
+  void OnAccept(std::unique_ptr<Lane> control) {
+    const LaneInfo info = control->Info();
+    const std::uint64_t id = next_id_++;
+    const auto leaving = admission_.Enter(id, HostOf(info.remote), info.same_machine, Clock::now());
+    if (leaving) {
+      setups_.at(*leaving)->Cancel();
+      setups_.erase(*leaving);
+    }
+    setups_[id] = LaneSetup::Start(
+        terms_, devices_->Next(), LaneSetup::Role::kAccepts, std::move(control), loop_,
+        Deadline::After(timeout_),
+        [this, id, remote = info.remote](auto lane) { End(id, remote, std::move(lane)); });
+    gate_.UpdateOnLoop();
+  }
+
+ private:
+  static std::string HostOf(const std::string& remote) {
+    return remote.substr(0, remote.rfind(':'));
+  }
+
+  void End(std::uint64_t id, const std::string& remote, Result<std::unique_ptr<Lane>> lane) {
+    setups_.erase(id);
+    admission_.Leave(id);
+    gate_.UpdateOnLoop();
+    if (lane) return accepted_(*std::move(lane));
+    log_.Write(LogLevel::kWarn, "plugin", HostOf(remote), {},
+               fmt::format("connection from {} refused on {}: {}", remote, address().ToString(),
+                           lane.error().message()));
+  }
+
+  void SetReason(bool* reason, bool on) {
+    *reason = on;
+    listener_->PauseOnLoop(paused_by_user_ || full_);
+  }
+
+  const LaneTerms terms_;
+  DeviceTurn* const devices_;
+  const microseconds timeout_;
+  EventLoop* const loop_;
+  Provider::Accepted accepted_;
+  std::unique_ptr<Listener> listener_;
+  Admission admission_;
+  AcceptGate gate_;
+  bool paused_by_user_ = false;
+  bool full_ = false;
+  std::map<std::uint64_t, LaneSetup*> setups_;  // each owns itself
+  std::uint64_t next_id_ = 1;
+  LogLimiter log_;
+};
+
+class PluginProvider final : public Provider {
+ public:
+  PluginProvider(const LaneTerms& terms, std::unique_ptr<Provider> control)
+      : terms_(terms),
+        control_(std::move(control)),
+        name_("plugin:" + terms.plugin->name()),
+        devices_(terms.plugin->nics().size()) {}
+
+  const char* name() const override { return name_.c_str(); }
+  Capabilities capabilities() const override {
+    Capabilities capabilities = control_->capabilities();
+    capabilities.spliced_pages = false;
+    capabilities.registered_memory = true;
+    return capabilities;
+  }
+
+  Result<std::unique_ptr<Listener>> Listen(const Address& address, const Config& config,
+                                           EventLoop* loop, Accepted accepted) override {
+    auto listener =
+        std::make_unique<PluginListener>(terms_, &devices_, config, loop, std::move(accepted));
+    FERRY_TRY_ASSIGN(
+        auto control,
+        control_->Listen(address, config, loop, [raw = listener.get()](std::unique_ptr<Lane> lane) {
+          raw->OnAccept(std::move(lane));
+        }));
+    listener->Take(std::move(control));
+    return std::unique_ptr<Listener>(std::move(listener));
+  }
+
+  void Connect(const Address& address, const Config& config, EventLoop* loop, Deadline deadline,
+               Connected connected) override {
+    control_->Connect(
+        address, config, loop, deadline,
+        [terms = terms_, device = devices_.Next(), loop, deadline,
+         connected = std::move(connected)](Result<std::unique_ptr<Lane>> control) mutable {
+          if (!control) return connected(control.error());
+          LaneSetup::Start(terms, device, LaneSetup::Role::kConnects, *std::move(control), loop,
+                           deadline, std::move(connected));
+        });
+  }
+
+  Result<std::unique_ptr<RegisteredMemory>> Register(std::span<std::byte> memory) override {
+    cuda::PointerInfo info;
+    if (terms_.api != nullptr) {
+      FERRY_TRY_ASSIGN(info, terms_.api->Inspect(memory.data()));
+    }
+    if (info.kind == cuda::MemoryKind::kDevice) {
+      return Error(Code::kUnsupported,
+                   fmt::format("the provider {} does not register GPU memory yet; stage it in host "
+                               "memory",
+                               name_));
+    }
+    return std::unique_ptr<RegisteredMemory>(std::make_unique<PluginMemory>(memory));
+  }
+  std::vector<LocalAddress> Addresses(const Config& config) const override {
+    return control_->Addresses(config);
+  }
+  std::string InterfaceTo(const Address& to) const override { return control_->InterfaceTo(to); }
+  std::unique_ptr<LinkWatch> WatchLinks(EventLoop* loop, LinkChanged changed) override {
+    return control_->WatchLinks(loop, std::move(changed));
+  }
+
+ private:
+  const LaneTerms terms_;
+  const std::unique_ptr<Provider> control_;
+  const std::string name_;
+  DeviceTurn devices_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Provider>> CreateProvider(const Config& config,
+                                                 std::unique_ptr<Provider> control,
+                                                 std::uint64_t chunk_bytes) {
+  constexpr std::string_view kPrefix = "plugin:";
+  const std::string path = config.provider.rfind(kPrefix, 0) == 0
+                               ? config.provider.substr(kPrefix.size())
+                               : FindPluginPath(config).path;
+  LaneTerms terms;
+  FERRY_TRY_ASSIGN(terms.plugin, Plugin::Open(path));
+  terms.chunk_bytes = chunk_bytes;
+  if (auto devices = cuda::OpenDevices(config); devices) terms.api = *devices;
+  return std::unique_ptr<Provider>(std::make_unique<PluginProvider>(terms, std::move(control)));
+}
+
+}  // namespace ferry::net::plugin
