@@ -132,6 +132,10 @@ Result<bool> SendComm::Test() {
 // ---- ReceiveComm --------------------------------------------------------------------------------
 
 ReceiveComm::~ReceiveComm() {
+  // Those that were refused. The plugin's memory must be returned before the comm is closed.
+  while (!done_.empty()) {
+    if (!Consume()) break;
+  }
   const std::uint64_t mark = PluginLogMark();
   WarnIfFailed(*plugin_, "closeRecv", plugin_->driver().CloseReceive(comm_), mark);
 }

@@ -15,7 +15,7 @@ constexpr std::uint64_t kMaxControlPayload = 4096;
 // Plugins have no descriptor to wait for. The lane polls in every turn of its loop for this long
 // after the last progress, and then at intervals, because a peer may be paused for long.
 constexpr std::chrono::microseconds kPollEachTurn{200};
-constexpr std::chrono::microseconds kPollInterval{200};
+constexpr std::chrono::microseconds kPollPause{200};
 // How long a payload may still take when the control lane has reported the peer's close, which it
 // overtakes.
 constexpr std::chrono::seconds kLastPayloadTimeout{1};
@@ -340,7 +340,7 @@ void PluginLane::PollAgain() {
   if (std::exchange(progress_, progress) != progress) progress_at_ = now;
   if (now - progress_at_ < kPollEachTurn) return RequestTurn();
   if (poll_timer_ != 0) return;
-  poll_timer_ = loop_->AddTimerOnLoop(now + kPollInterval, [this] {
+  poll_timer_ = loop_->AddTimerOnLoop(now + kPollPause, [this] {
     poll_timer_ = 0;
     Turn();
   });

@@ -109,7 +109,11 @@ Result<std::unique_ptr<Lane>> LaneSetup::Advance() {
 }
 
 Status LaneSetup::TakeHello() {
-  if (!*peer_) return peer_->error();
+  if (!*peer_) {
+    // A peer without a plugin does not know the frame, which tells it not to try again.
+    if (role_ == Role::kAccepts) Say(LaneHello::Kind::kRefusal, peer_->error().message());
+    return peer_->error();
+  }
   const LaneHello& peer = **peer_;
   if (peer.kind == LaneHello::Kind::kRefusal) {
     return Error(Code::kRefused,

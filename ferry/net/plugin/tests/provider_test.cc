@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -38,9 +39,6 @@ std::unique_ptr<Provider> Over(StandIn& standin, std::uint64_t chunk_bytes = 512
 
 class PluginTarget : public ConformanceTarget {
  public:
-  explicit PluginTarget(const Variables& variables) : standin_(variables) {}
-  ~PluginTarget() override { EXPECT_EQ(standin_.Misuse(), ""); }
-  std::unique_ptr<Provider> MakeProvider() override { return Over(standin_); }
   Address ListenAddress() override { return {kHost, 0}; }
   // Never accepts: what connects waits for an answer to its hello.
   Address SilentAddress() override {
@@ -53,13 +51,35 @@ class PluginTarget : public ConformanceTarget {
   std::size_t LargeBytes() override { return std::size_t{16} << 20; }
 
  private:
-  StandIn standin_;
   std::unique_ptr<TestHost> silent_host_;
   std::unique_ptr<Address> silent_;
 };
 
+class StandInTarget final : public PluginTarget {
+ public:
+  explicit StandInTarget(const Variables& variables) : standin_(variables) {}
+  ~StandInTarget() override { EXPECT_EQ(standin_.Misuse(), ""); }
+  std::unique_ptr<Provider> MakeProvider() override { return Over(standin_); }
+
+ private:
+  StandIn standin_;
+};
+
+// The library's own plugin for NCCL, which receives straight into memory.
+class StraightTarget final : public PluginTarget {
+ public:
+  std::unique_ptr<Provider> MakeProvider() override {
+    Config config;
+    config.provider = std::string("plugin:") + FERRY_NCCL_PLUGIN;
+    config.devices = DeviceChoice::None();
+    auto provider = CreateProvider(config, tcp::CreateProvider());
+    EXPECT_TRUE(provider) << provider.error().ToString();
+    return *std::move(provider);
+  }
+};
+
 std::unique_ptr<ConformanceTarget> Make(const Variables& variables) {
-  return std::make_unique<PluginTarget>(variables);
+  return std::make_unique<StandInTarget>(variables);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -70,8 +90,118 @@ INSTANTIATE_TEST_SUITE_P(
             "RandomFragments",
             [] {
               return Make({{"FRAGMENTS", "random"}, {"SOCKETS", "3"}, {"POLLS", "immediate"}});
-            }}),
+            }},
+        ConformanceCase{"Straight",
+                        []() -> std::unique_ptr<ConformanceTarget> {
+                          return std::make_unique<StraightTarget>();
+                        }}),
     ConformanceCaseName);
+
+// ---- sides that do not fit together -------------------------------------------------------------
+
+// The error of a connect from one provider to another.
+Error ConnectError(std::unique_ptr<Provider> near, std::unique_ptr<Provider> far,
+                   Deadline deadline = Deadline::After(kTimeout)) {
+  TestHost near_host(std::move(near));
+  TestHost far_host(std::move(far));
+  const auto address = far_host.Listen({kHost, 0}, {});
+  if (!address) return address.error();
+  auto lane = near_host.Connect(*address, {}, deadline);
+  if (!lane) return lane.error();
+  RunOn(*near_host.loop(), [&] { *lane = nullptr; });
+  return Error(Code::kInternal, "they are connected");
+}
+
+TEST(PluginProvider, RefusesAPeerWithAnotherChunkSize) {
+  StandIn standin({});
+  const Error error = ConnectError(Over(standin), Over(standin, 256 * 1024));
+  EXPECT_EQ(error.code(), Code::kRefused) << error.ToString();
+  EXPECT_THAT(error.message(), AllOf(HasSubstr("chunks of 512 KiB"), HasSubstr("of 256 KiB")));
+  EXPECT_EQ(standin.Misuse(), "");
+}
+
+TEST(PluginProvider, RefusesAPeerWithAnotherPlugin) {
+  StandIn standin({});
+  StandIn other(Variables{{"NAME", "GPUDirectTCPX_other"}});
+  const Error error = ConnectError(Over(standin), Over(other));
+  EXPECT_EQ(error.code(), Code::kRefused) << error.ToString();
+  EXPECT_THAT(error.message(), AllOf(HasSubstr("uses network plugin GPUDirectTCPX_v7"),
+                                     HasSubstr("this side GPUDirectTCPX_other")));
+}
+
+TEST(PluginProvider, GivesUpAtTheDeadlineWhereThePluginNeverConnects) {
+  StandIn standin(Variables{{"FAULT", "connect_never"}});
+  const Error error =
+      ConnectError(Over(standin), Over(standin), Deadline::After(milliseconds(200)));
+  EXPECT_EQ(error.code(), Code::kTimedOut) << error.ToString();
+  EXPECT_THAT(error.message(), HasSubstr("GPUDirectTCPX_v7"));
+}
+
+TEST(PluginProvider, TellsWhichCallOfThePluginFailedWhileALaneWasSetUp) {
+  StandIn standin(Variables{{"FAULT", "connect_fail"}});
+  const Error error = ConnectError(Over(standin), Over(standin));
+  EXPECT_EQ(error.code(), Code::kPeerLost) << error.ToString();
+}
+
+TEST(PluginProvider, ReportsAPluginThatDoesNotExistAndAProviderThatIsNotKnown) {
+  Config config;
+  config.provider = "plugin:/nowhere/libnccl-net.so";
+  const auto missing = ChooseProvider(config);
+  ASSERT_FALSE(missing);
+  EXPECT_EQ(missing.error().code(), Code::kInvalidArgument);
+  EXPECT_THAT(missing.error().message(), HasSubstr("no network plugin /nowhere/libnccl-net.so"));
+  config.provider = "plugin";
+  const auto none = ChooseProvider(config);
+  ASSERT_FALSE(none);
+  EXPECT_THAT(none.error().message(), HasSubstr("no network plugin is named"));
+  config.provider = "carrier pigeon";
+  const auto unknown = ChooseProvider(config);
+  ASSERT_FALSE(unknown);
+  EXPECT_EQ(unknown.error().code(), Code::kInvalidArgument);
+  EXPECT_THAT(unknown.error().message(), HasSubstr("'carrier pigeon'"));
+}
+
+// ---- a plugin that fails in the middle ----------------------------------------------------------
+
+class FailingPlugin : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(FailingPlugin, EndsTheLaneOnBothSidesAndTheNextLaneWorks) {
+  StandIn standin(Variables{{"FAULT", GetParam()}});
+  TestHost near_host(Over(standin));
+  TestHost far_host(Over(standin));
+  const auto address = far_host.Listen({kHost, 0}, {});
+  ASSERT_TRUE(address);
+  for (const bool fails : {true, false}) {
+    auto lane = near_host.Connect(*address, {});
+    ASSERT_TRUE(lane) << lane.error().ToString();
+    auto near = std::make_unique<LaneEnd>(*std::move(lane), near_host.loop());
+    auto far = std::make_unique<LaneEnd>(far_host.Accept(), far_host.loop());
+    near->Attach();
+    far->Attach();
+    near->Send(near->Make("payload", CutInto(8 << 20, {})));
+    if (fails) {
+      const auto here = near->AwaitClosed();
+      const auto there = far->AwaitClosed();
+      ASSERT_TRUE(here && there);
+      EXPECT_THAT((std::array{here->code(), there->code()}), ::testing::Contains(Code::kPeerLost));
+      EXPECT_EQ(far->log(), "FC");
+    } else {
+      EXPECT_EQ(far->Take(1).size(), 1U);
+    }
+    Destroy(&near);
+    Destroy(&far);
+  }
+  EXPECT_EQ(standin.Misuse(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, FailingPlugin,
+                         ::testing::Values("isend_rc2@3", "irecv_rc3@3", "test_rc2@30",
+                                           "half_close@3", "out_of_pool@3", "overlap@3", "short@3",
+                                           "bad_row@3"),
+                         [](const auto& one) {
+                           const std::string name = one.param;
+                           return name.substr(0, name.find('@'));
+                         });
 
 }  // namespace
 }  // namespace ferry::net::plugin
