@@ -16,6 +16,8 @@ constexpr std::uint64_t kMaxControlPayload = 4096;
 // after the last progress, and then at intervals, because a peer may be paused for long.
 constexpr std::chrono::microseconds kPollEachTurn{200};
 constexpr std::chrono::microseconds kPollPause{200};
+// How long the control lane has to tell why a comm has ended.
+constexpr milliseconds kVerdictTimeout{20};
 // How long a payload may still take when the control lane has reported the peer's close, which it
 // overtakes.
 constexpr std::chrono::seconds kLastPayloadTimeout{1};
@@ -31,10 +33,6 @@ iovec MemoryOf(const RegisteredRange& range) {
 }
 
 Placement Pause() { return {Placement::Action::kPause, {}}; }
-
-LaneLoss LossOf(const Error& error) {
-  return error.code() == Code::kPeerLost ? LaneLoss::kReset : LaneLoss::kBroken;
-}
 
 }  // namespace
 
@@ -144,8 +142,8 @@ void PluginLane::LeaveLoop() {
   if (poll_timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(poll_timer_, 0));
 }
 
-void PluginLane::Fail(LaneLoss loss, const Error& error) {
-  CloseNow(Closing::kOrderly);
+void PluginLane::Fail(LaneLoss loss, const Error& error, Closing how) {
+  CloseNow(how);
   LaneHandler* const handler = std::exchange(handler_, nullptr);
   if (handler != nullptr) handler->OnClosed(loss, error);
 }
@@ -283,7 +281,7 @@ void PluginLane::DiscardRest() {
 void PluginLane::OnControlClosed(LaneLoss loss, const Error& error) {
   if (closed_) return;
   const bool in_frame = receiving_ != Receiving::kFrame && receiving_ != Receiving::kAnnounce;
-  if (loss != LaneLoss::kPeerClosed || !in_frame) return Fail(loss, error);
+  if (loss != LaneLoss::kPeerClosed || !in_frame || failure_) return Fail(loss, error);
   peer_closed_.emplace(loss, error);
   peer_closed_at_ = Clock::now();
   RequestTurn();
@@ -302,12 +300,23 @@ void PluginLane::RunDeferredOnLoop(EventLoop::Defer /*when*/) {
 }
 
 void PluginLane::Turn() {
-  if (closed_) return;
-  if (const Status advanced = Advance(); !advanced && !closed_) {
-    if (peer_closed_) return Fail(peer_closed_->first, peer_closed_->second);
-    return Fail(LossOf(advanced.error()), advanced.error());
-  }
+  if (closed_ || failure_) return;
+  if (const Status advanced = Advance(); !advanced && !closed_) return FailSoon(advanced.error());
   if (!closed_) PollAgain();
+}
+
+// A peer that closes the lane ends the comms, too, and what it said about it is on its way over the
+// control lane. A plugin that has failed alone ends the lane like a network that has dropped it: by
+// a reset for the peer.
+void PluginLane::FailSoon(const Error& error) {
+  if (peer_closed_) return Fail(peer_closed_->first, peer_closed_->second);
+  if (error.code() != Code::kPeerLost) return Fail(LaneLoss::kBroken, error, Closing::kAbort);
+  failure_ = error;
+  if (poll_timer_ != 0) loop_->CancelTimerOnLoop(poll_timer_);
+  poll_timer_ = loop_->AddTimerOnLoop(Clock::now() + kVerdictTimeout, [this] {
+    poll_timer_ = 0;
+    Fail(LaneLoss::kReset, Error(*failure_), Closing::kAbort);
+  });
 }
 
 Status PluginLane::Advance() {

@@ -105,7 +105,8 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   void PollAgain();
   void LeaveLoop();
   void CloseNow(Closing how);
-  void Fail(LaneLoss loss, const Error& error);
+  void FailSoon(const Error& error);
+  void Fail(LaneLoss loss, const Error& error, Closing how = Closing::kOrderly);
 
   const std::shared_ptr<ControlLane> control_;  // shared with its move
   EventLoop* const home_;
@@ -117,6 +118,7 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   std::size_t max_meta_ = kMaxMetaBytes;
   std::optional<std::pair<LaneLoss, Error>> peer_closed_;  // while a payload was arriving
   Clock::time_point peer_closed_at_;
+  std::optional<Error> failure_;  // of the plugin; not reported yet
 
   std::unique_ptr<PayloadOut> out_;
   std::deque<Queued> queue_;

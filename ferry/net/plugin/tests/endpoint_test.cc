@@ -12,10 +12,10 @@
 #include "ferry/core/testing/random_bytes.h"
 #include "ferry/net/plugin/tests/testing/standin.h"
 
-namespace ferry::net::plugin {
+namespace ferry::transfer {
 namespace {
 
-using plugin::testing::StandIn;
+using net::plugin::testing::StandIn;
 using ::testing::HasSubstr;
 using transfer::Connection;
 using transfer::Endpoint;
@@ -43,7 +43,7 @@ Config ConfigFor(const std::string& provider) {
 // Two endpoints of this process, connected over a stand-in.
 class EndpointsOverAPlugin : public ::testing::Test {
  protected:
-  void Connect(const plugin::testing::Variables& variables) {
+  void Connect(const net::plugin::testing::Variables& variables) {
     standin_ = std::make_unique<StandIn>(variables);
     (void)Must(standin_->Open());
     const Config config = ConfigFor("plugin:" + standin_->path());
@@ -120,7 +120,7 @@ TEST_F(EndpointsOverAPlugin, ScatteredBlocksArriveWhereTheyBelong) {
     std::copy_n(here.begin() + static_cast<std::ptrdiff_t>(from), kBlock,
                 expected.begin() + static_cast<std::ptrdiff_t>(to));
   }
-  std::vector<transfer::TransferPart> parts;
+  std::vector<TransferPart> parts;
   parts.push_back({&local, &remote, std::move(blocks)});
   const auto prepared = Must(to_far_->PrepareWrite(std::move(parts)));
   ASSERT_TRUE(Must(to_far_->Write(prepared)).Wait(Soon()));
