@@ -75,7 +75,7 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   void OnControlClosed(LaneLoss loss, const Error& error);
 
  private:
-  // Of the frame that is arriving.
+  // The state of the frame that is arriving.
   enum class Receiving : std::uint8_t {
     kFrame,     // none, or one that is the control lane's
     kAnnounce,  // the payload's size comes next

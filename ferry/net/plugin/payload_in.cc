@@ -97,7 +97,7 @@ void PayloadIn::PostSome() {
   }
 }
 
-// Of the next `bytes` of the placement; nowhere for a payload that is dropped.
+// Takes the next `bytes` of the placement; no runs for a payload that is dropped.
 ChunkPlace PayloadIn::TakePlace(std::size_t bytes) {
   ChunkPlace place;
   if (memory_.empty()) return place;

@@ -172,7 +172,7 @@ Status Receiver::PostOn(std::size_t index) {
   return Ok();
 }
 
-// Of the oldest posted chunk, which has arrived.
+// Where the oldest posted chunk, which has arrived, lies in the pool.
 Result<std::span<const Fragment>> Receiver::FragmentsOf(const Channel& channel,
                                                         const ReceiveComm::Arrival& arrival) {
   if (channel.rows) return channel.rows->Read(arrival);

@@ -164,4 +164,4 @@ TEST(EndpointOverAPlugin, IsNotCreatedWithoutItsPlugin) {
 }
 
 }  // namespace
-}  // namespace ferry::net::plugin
+}  // namespace ferry::transfer
