@@ -198,7 +198,7 @@ TEST(Config, ValuesShownCanBeSetAgain) {
 
 TEST(Config, EntriesNameVariableUnitRangeAndHelp) {
   const auto entries = Config().Describe();
-  EXPECT_EQ(entries.size(), 47u);
+  EXPECT_EQ(entries.size(), 48u);
   for (const ConfigEntry& entry : entries) {
     EXPECT_FALSE(entry.range.empty() || entry.help.empty() || entry.unit.empty()) << entry.name;
   }

@@ -20,12 +20,8 @@ LaneSetup* LaneSetup::Start(const LaneTerms& terms, int device, Role role,
   std::unique_ptr<LaneSetup> self(
       new LaneSetup(terms, device, role, std::move(control), loop, std::move(done)));
   LaneSetup* const raw = self.get();
-  raw->deadline_timer_ = loop->AddTimerOnLoop(deadline.when(), [self = std::move(self)] {
-    self->Finish(Error(Code::kTimedOut,
-                       fmt::format("setting up a lane to {} over network plugin {} did not end in "
-                                   "time; see that its interfaces reach each other on both sides",
-                                   self->remote_, self->terms_.plugin->name())));
-  });
+  raw->deadline_timer_ = loop->AddTimerOnLoop(
+      deadline.when(), [self = std::move(self)] { self->Finish(self->Late()); });
   raw->control_->SetMaxMeta(kMaxPendingPeerMeta);
   raw->control_->Attach(loop, raw);
   raw->StepAt(Clock::now());
@@ -43,6 +39,20 @@ LaneSetup::LaneSetup(const LaneTerms& terms, int device, Role role, std::unique_
       done_(std::move(done)) {}
 
 LaneSetup::~LaneSetup() = default;
+
+Error LaneSetup::Late() const {
+  const std::string& plugin = terms_.plugin->name();
+  if (!peer_) {
+    return Error(Code::kTimedOut,
+                 fmt::format("{} did not say in time which network plugin it uses (here {}); check "
+                             "that it is an endpoint with the same provider and not overloaded",
+                             remote_, plugin));
+  }
+  return Error(Code::kTimedOut,
+               fmt::format("setting up a lane to {} over network plugin {} did not end in time; "
+                           "see that its interfaces reach each other on both sides",
+                           remote_, plugin));
+}
 
 void LaneSetup::Cancel() {
   loop_->CancelTimerOnLoop(step_timer_);

@@ -57,6 +57,7 @@ class LaneSetup final : private LaneHandler {
   void OnSent(OutFrame* /*frame*/) override { sent_ = true; }
   void OnClosed(LaneLoss loss, const Error& error) override;
 
+  Error Late() const;
   void StepAt(Clock::time_point when);
   void Step();
   // Null: not yet.
