@@ -14,11 +14,10 @@ constexpr milliseconds kStepInterval{1};
 
 }  // namespace
 
-LaneSetup* LaneSetup::Start(const LaneTerms& terms, int device, Role role,
-                            std::unique_ptr<Lane> control, EventLoop* loop, Deadline deadline,
-                            Done done) {
-  std::unique_ptr<LaneSetup> self(
-      new LaneSetup(terms, device, role, std::move(control), loop, std::move(done)));
+LaneSetup* LaneSetup::Start(const LaneTerms& terms, Request request) {
+  EventLoop* const loop = request.loop;
+  const Deadline deadline = request.deadline;
+  std::unique_ptr<LaneSetup> self(new LaneSetup(terms, std::move(request)));
   LaneSetup* const raw = self.get();
   raw->deadline_timer_ = loop->AddTimerOnLoop(
       deadline.when(), [self = std::move(self)] { self->Finish(self->Late()); });
@@ -28,15 +27,14 @@ LaneSetup* LaneSetup::Start(const LaneTerms& terms, int device, Role role,
   return raw;
 }
 
-LaneSetup::LaneSetup(const LaneTerms& terms, int device, Role role, std::unique_ptr<Lane> control,
-                     EventLoop* loop, Done done)
+LaneSetup::LaneSetup(const LaneTerms& terms, Request request)
     : terms_(terms),
-      device_(device),
-      role_(role),
-      loop_(loop),
-      control_(std::move(control)),
+      device_(request.device),
+      role_(request.role),
+      loop_(request.loop),
+      control_(std::move(request.control)),
       remote_(control_->Info().remote),
-      done_(std::move(done)) {}
+      done_(std::move(request.done)) {}
 
 LaneSetup::~LaneSetup() = default;
 

@@ -34,12 +34,19 @@ class LaneSetup final : private LaneHandler {
   enum class Role : std::uint8_t { kConnects, kAccepts };
   using Done = UniqueFunction<void(Result<std::unique_ptr<Lane>>)>;
 
+  struct Request {
+    int device = 0;
+    Role role = Role::kConnects;
+    std::unique_ptr<Lane> control;
+    EventLoop* loop = nullptr;
+    Deadline deadline;
+    Done done;
+  };
+
   // OnLoop. `done` runs on the loop once, at the latest at the deadline, outside the control lane's
   // callbacks, with an unattached lane or an error: kRefused where the sides do not fit together,
   // kTimedOut, kPeerLost, and those of the plugin. The result is valid until then.
-  static LaneSetup* Start(const LaneTerms& terms, int device, Role role,
-                          std::unique_ptr<Lane> control, EventLoop* loop, Deadline deadline,
-                          Done done);
+  static LaneSetup* Start(const LaneTerms& terms, Request request);
   ~LaneSetup();
   LaneSetup(const LaneSetup&) = delete;
   LaneSetup& operator=(const LaneSetup&) = delete;
@@ -49,8 +56,7 @@ class LaneSetup final : private LaneHandler {
   const std::string& remote() const noexcept { return remote_; }
 
  private:
-  LaneSetup(const LaneTerms& terms, int device, Role role, std::unique_ptr<Lane> control,
-            EventLoop* loop, Done done);
+  LaneSetup(const LaneTerms& terms, Request request);
 
   Result<Placement> OnFrame(std::span<const std::byte> meta, std::uint64_t payload_bytes) override;
   Status OnPayload() override { return Ok(); }

@@ -45,7 +45,7 @@ class PluginListener final : public Listener {
         gate_(loop, &admission_, [this](bool full) { SetReason(&full_, full); }) {}
   ~PluginListener() override {
     listener_.reset();
-    for (const auto& [id, setup] : setups_) setup->Cancel();
+    while (!setups_.empty()) setups_.begin()->second->Cancel();
   }
 
   void Take(std::unique_ptr<Listener> listener) { listener_ = std::move(listener); }
@@ -60,24 +60,43 @@ class PluginListener final : public Listener {
     const LaneInfo info = control->Info();
     const std::uint64_t id = next_id_++;
     const auto leaving = admission_.Enter(id, HostOf(info.remote), info.same_machine, Clock::now());
-    if (leaving) {
-      setups_.at(*leaving)->Cancel();
-      setups_.erase(*leaving);
-    }
-    setups_[id] = LaneSetup::Start(
-        terms_, devices_->Next(), LaneSetup::Role::kAccepts, std::move(control), loop_,
-        Deadline::After(timeout_),
-        [this, id, remote = info.remote](auto lane) { End(id, remote, std::move(lane)); });
+    if (leaving) setups_.at(*leaving)->Cancel();
+    auto done = [entry = Entry(this, id), remote = info.remote](auto lane) mutable {
+      PluginListener* const self = entry.Leave();
+      self->End(entry.id(), remote, std::move(lane));
+    };
+    setups_[id] =
+        LaneSetup::Start(terms_, {devices_->Next(), LaneSetup::Role::kAccepts, std::move(control),
+                                  loop_, Deadline::After(timeout_), std::move(done)});
     gate_.UpdateOnLoop();
   }
 
  private:
+  // A set-up's place in setups_. Goes with the set-up, which a loop that stops destroys.
+  class Entry {
+   public:
+    Entry(PluginListener* owner, std::uint64_t id) : owner_(owner), id_(id) {}
+    Entry(Entry&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), id_(other.id_) {}
+    Entry& operator=(Entry&&) = delete;
+    ~Entry() {
+      if (owner_ != nullptr) (void)Leave();
+    }
+    std::uint64_t id() const noexcept { return id_; }
+    PluginListener* Leave() {
+      owner_->setups_.erase(id_);
+      return std::exchange(owner_, nullptr);
+    }
+
+   private:
+    PluginListener* owner_;
+    std::uint64_t id_;
+  };
+
   static std::string HostOf(const std::string& remote) {
     return remote.substr(0, remote.rfind(':'));
   }
 
   void End(std::uint64_t id, const std::string& remote, Result<std::unique_ptr<Lane>> lane) {
-    setups_.erase(id);
     admission_.Leave(id);
     gate_.UpdateOnLoop();
     if (lane) return accepted_(*std::move(lane));
@@ -142,8 +161,8 @@ class PluginProvider final : public Provider {
         [terms = terms_, device = devices_.Next(), loop, deadline,
          connected = std::move(connected)](Result<std::unique_ptr<Lane>> control) mutable {
           if (!control) return connected(control.error());
-          LaneSetup::Start(terms, device, LaneSetup::Role::kConnects, *std::move(control), loop,
-                           deadline, std::move(connected));
+          LaneSetup::Start(terms, {device, LaneSetup::Role::kConnects, *std::move(control), loop,
+                                   deadline, std::move(connected)});
         });
   }
 

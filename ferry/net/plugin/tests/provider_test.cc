@@ -161,6 +161,35 @@ TEST(PluginProvider, ReportsAPluginThatDoesNotExistAndAProviderThatIsNotKnown) {
   EXPECT_THAT(unknown.error().message(), HasSubstr("'carrier pigeon'"));
 }
 
+TEST(PluginProvider, AListenerMayGoAfterItsLoopHasStoppedWithASetUpInFlight) {
+  StandIn standin({});
+  const auto provider = Over(standin);
+  TestHost silent(tcp::CreateProvider());
+  auto loop = EventLoop::Create();
+  ASSERT_TRUE(loop);
+  ASSERT_TRUE((*loop)->StartWorker("test-short"));
+  std::unique_ptr<Listener> listener;
+  RunOn(**loop, [&] {
+    auto listening = provider->Listen({kHost, 0}, {}, loop->get(), [](std::unique_ptr<Lane>) {});
+    ASSERT_TRUE(listening) << listening.error().ToString();
+    listener = *std::move(listening);
+  });
+  auto lane = silent.Connect(listener->address(), {});
+  ASSERT_TRUE(lane) << lane.error().ToString();
+  // Another lane is refused only after the first was accepted.
+  LaneEnd end(*std::move(lane), silent.loop());
+  end.Attach();
+  auto other = silent.Connect(listener->address(), {});
+  ASSERT_TRUE(other) << other.error().ToString();
+  LaneEnd speaks(*std::move(other), silent.loop());
+  speaks.Attach();
+  speaks.Send(speaks.Make("no hello"));
+  EXPECT_TRUE(speaks.AwaitClosed());
+  (*loop)->Stop();
+  listener.reset();
+  EXPECT_TRUE(end.AwaitClosed());
+}
+
 // ---- a plugin that fails in the middle ----------------------------------------------------------
 
 class FailingPlugin : public ::testing::TestWithParam<const char*> {};

@@ -585,7 +585,8 @@ TEST(PluginExitDeathTest, AProcessThatThePluginEndsSaysWhatThatMeans) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
-        Bed bed({{"FAULT", "exit_no_cmsg"}}, UnpackBy::kHost, 1, 4 * kChunkBytes);
+        // One socket, because two threads must not call exit() at once.
+        Bed bed({{"FAULT", "exit_no_cmsg"}, {"SOCKETS", "1"}}, UnpackBy::kHost, 1, 4 * kChunkBytes);
         bed.Begin();
         (void)bed.Run();
       },
