@@ -30,8 +30,9 @@ namespace ferry::transfer {
 // endpoint.
 class Endpoint {
  public:
-  // `provider`: null for the built-in TCP provider. Errors: kInvalidArgument (config), kUnavailable
-  // (ports, file descriptors), kUnsupported (metrics_address in a build without prometheus-cpp).
+  // `provider`: null for the one that config.provider names. Errors: kInvalidArgument (config, or
+  // there is no such plugin), kUnavailable (ports, file descriptors, a plugin that does not start),
+  // kUnsupported (metrics_address in a build without prometheus-cpp, or not a plugin).
   static Result<Endpoint> Create(const Config& config,
                                  std::unique_ptr<net::Provider> provider = nullptr);
   Endpoint(Endpoint&&) = default;

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "ferry/cuda/open_devices.h"
 #include "ferry/net/choose_provider.h"
 #include "ferry/net/plugin/factory.h"
 #include "ferry/net/plugin/tests/testing/standin.h"
@@ -96,6 +97,25 @@ INSTANTIATE_TEST_SUITE_P(
                           return std::make_unique<StraightTarget>();
                         }}),
     ConformanceCaseName);
+
+TEST(PluginProvider, RefusesToRegisterGpuMemory) {
+  StandIn standin(Variables{});
+  ASSERT_TRUE(standin.Open());
+  Config config;
+  config.provider = "plugin:" + standin.path();
+  config.devices = DeviceChoice::Simulated("1");
+  const auto devices = cuda::OpenDevices(config);
+  ASSERT_TRUE(devices) << devices.error().ToString();
+  auto memory = (*devices)->AllocateDevice(0, 4096);
+  ASSERT_TRUE(memory) << memory.error().ToString();
+  auto provider = CreateProvider(config, tcp::CreateProvider());
+  ASSERT_TRUE(provider) << provider.error().ToString();
+  const auto refused =
+      (*provider)->Register({static_cast<std::byte*>(memory->data()), memory->size()});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kUnsupported);
+  EXPECT_THAT(refused.error().message(), HasSubstr("GPU memory"));
+}
 
 // ---- sides that do not fit together -------------------------------------------------------------
 
