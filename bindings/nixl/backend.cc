@@ -58,6 +58,8 @@ Status Backend::Start() {
                    .agent = fields_.agent,
                    .dial_timeout = config_.connect_timeout + config_.handshake_timeout};
   transfer_context_ = {.courier = courier_.get(), .active = &active_};
+  const nixl::ConnectionInfo own{endpoint_.address(), secret_};
+  peers_[fields_.agent] = std::make_shared<Peer>(fields_.agent, own, &peer_context_);
   Log(LogLevel::kInfo, fmt::format("agent '{}' listens on port {}, endpoint {}", fields_.agent,
                                    endpoint_.port(), endpoint_.id().ToString()));
   return Ok();
@@ -225,6 +227,9 @@ Result<std::shared_ptr<Peer>> Backend::FindPeer(const std::string& agent) const 
 
 abi::Outcome Backend::Connect(const std::string& agent) {
   return Guarded("connect", [&] {
+    // Every agent connects to itself at its creation, and few transfer to themselves: the first
+    // transfer dials.
+    if (agent == fields_.agent) return abi::Outcome::kSuccess;
     const auto peer = FindPeer(agent);
     if (!peer) return Fail("cannot connect", peer.error()), abi::Outcome::kNotFound;
     (*peer)->Dial(true);
@@ -281,8 +286,14 @@ abi::Outcome Backend::LoadRemoteMetadata(const abi::BlobDescriptor& memory, cons
   });
 }
 
-abi::Outcome Backend::LoadLocalMetadata(abi::Metadata* /*metadata*/, abi::Metadata*& /*out*/) {
-  return abi::Outcome::kNotSupported;
+abi::Outcome Backend::LoadLocalMetadata(abi::Metadata* metadata, abi::Metadata*& out) {
+  return Guarded("load own metadata", [&] {
+    // Made by Register().
+    const auto* const memory = static_cast<const LocalMemory*>(metadata);
+    // The agent's until UnloadMetadata().
+    out = std::make_unique<RemoteMemory>(memory->region->remote(), memory->base()).release();
+    return abi::Outcome::kSuccess;
+  });
 }
 
 abi::Outcome Backend::UnloadMetadata(abi::Metadata* metadata) {

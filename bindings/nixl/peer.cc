@@ -35,7 +35,7 @@ Status Peer::Submit(const std::shared_ptr<Job>& job) {
   std::optional<transfer::Connection> connection;
   {
     const std::lock_guard lock(mutex_);
-    if (state_ == State::kUp && connection_->lost()) state_ = State::kLost;
+    FindLossLocked();
     switch (state_) {
       case State::kDisconnected:
         return Error(Code::kCancelled, fmt::format("agent '{}' was disconnected", name_));
@@ -64,8 +64,17 @@ std::optional<transfer::Connection> Peer::connection() {
 
 bool Peer::lost() {
   const std::lock_guard lock(mutex_);
-  if (state_ == State::kUp && connection_->lost()) state_ = State::kLost;
+  FindLossLocked();
   return state_ == State::kLost;
+}
+
+void Peer::FindLossLocked() {
+  if (state_ != State::kUp || !connection_->lost()) return;
+  state_ = State::kLost;
+  if (!own()) return;
+  // Nobody can load this agent's metadata anew, and its endpoint is still the same.
+  CloseInBackground(*std::exchange(connection_, std::nullopt));
+  state_ = State::kIdle;
 }
 
 void Peer::Disconnect() {

@@ -31,12 +31,15 @@ class Peer final : public std::enable_shared_from_this<Peer> {
       : name_(std::move(name)), info_(std::move(info)), context_(context) {}
 
   const std::string& name() const noexcept { return name_; }
+  // Whether it is this agent itself.
+  bool own() const noexcept { return info_.address.endpoint == context_->endpoint->id(); }
   const ConnectionInfo& info() const noexcept { return info_; }
 
   // Begins to connect unless this has begun; does not block. `urgent`: somebody waits for it.
   void Dial(bool urgent);
   // Starts the job, now or once the connection is up; a failure to connect fails it. Errors:
-  // kPeerLost (the connection was lost; it is not dialed again), kCancelled (disconnected).
+  // kPeerLost (the connection was lost; only an own one is dialed again), kCancelled
+  // (disconnected).
   Status Submit(const std::shared_ptr<Job>& job);
   // nullopt while it is not up.
   std::optional<transfer::Connection> connection();
@@ -55,6 +58,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   enum class State { kIdle, kDialing, kUp, kLost, kDisconnected };
 
   void DialLocked(bool urgent);
+  void FindLossLocked();
   // On a thread of the tasks.
   void Connect();
   Result<transfer::Connection> TryConnect();

@@ -130,7 +130,7 @@ TEST_F(NixlFaultsTest, DeregistrationEndsTheTransfersThatUseTheMemory) {
   BeginPaced();
   auto transfer = Prepare(Direction::kWrite, kLargeBytes);
   ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
-  agent_->Deregister(0);
+  agent_->Deregister(memory_);
   EXPECT_EQ(transfer.Wait(Soon()), Outcome::kCanceled);
 }
 

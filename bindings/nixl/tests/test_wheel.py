@@ -133,6 +133,22 @@ def test_a_peer_that_is_killed_disconnects_and_comes_back_under_its_name(started
     assert again.ask("agent.digest()") == one.ask("agent.digest()")
 
 
+def test_an_agent_transfers_to_itself(started):
+    one = started("one")
+    half = 1 << 19
+    address = one.ask(f"agent.allocate({2 * half}, 1)")
+    for key, operation in (("w", "WRITE"), ("r", "READ")):
+        one.ask(f"agent.memory[:{half}].fill({ord(key)})")
+        ranges = f"[(0, {half}, {half})]" if operation == "WRITE" else f"[({half}, 0, {half})]"
+        one.ask(f"agent.prepare({key!r}, {operation!r}, 'one', {address}, {ranges}, b'self')")
+        assert transfer(one, key) == "DONE"
+        assert one.ask(f"bool((agent.memory == {ord(key)}).all())")
+        assert one.ask("agent.await_notifications('one', 1)") == [(4, one.ask("hash_of(b'self')"))]
+        assert one.ask(f"agent.release({key!r})") is None
+    assert one.ask("agent.agent.send_notif('one', b'note')") is None
+    assert one.ask("agent.await_notifications('one', 1)") == [(4, one.ask("hash_of(b'note')"))]
+
+
 def test_errors_are_lines_in_nixls_form(started):
     one = started("one", NIXL_LOG_LEVEL="INFO")
     other = started("other")
