@@ -53,10 +53,12 @@ Result<std::unique_ptr<Backend>> Backend::Create(const abi::InitParams& init) {
 Status Backend::Start() {
   FERRY_TRY_ASSIGN(courier_, Courier::Create());
   FERRY_TRY_ASSIGN(inbox_, Inbox::Create(&endpoint_, &tasks_, secret_));
+  // The kernel of a peer that is stopped still accepts connections: whoever waits for one is told
+  // as soon as of a peer that stops later.
   peer_context_ = {.endpoint = &endpoint_,
                    .tasks = &tasks_,
                    .agent = fields_.agent,
-                   .dial_timeout = config_.connect_timeout + config_.handshake_timeout};
+                   .dial_timeout = std::min(config_.connect_timeout, config_.peer_timeout)};
   transfer_context_ = {.courier = courier_.get(), .active = &active_};
   const nixl::ConnectionInfo own{endpoint_.address(), secret_};
   peers_[fields_.agent] = std::make_shared<Peer>(fields_.agent, own, &peer_context_);

@@ -112,7 +112,6 @@ void Peer::Connect() {
 }
 
 Result<transfer::Connection> Peer::TryConnect() {
-  // One limit for the connection and the hello frame together.
   const Deadline deadline = Deadline::After(context_->dial_timeout);
   FERRY_TRY_ASSIGN(transfer::Connection connection,
                    context_->endpoint->Connect(info_.address, deadline));
@@ -124,7 +123,8 @@ Result<transfer::Connection> Peer::TryConnect() {
     told = operation.error();
   }
   if (told) return connection;
-  connection.Close();
+  // Closing may wait for the peer, and jobs wait for the error.
+  CloseInBackground(std::move(connection));
   return told.error();
 }
 
@@ -140,6 +140,7 @@ void Peer::OnUp(transfer::Connection connection) {
         state_ = State::kUp;
         connecting_ = false;
         connection_ = std::move(connection);
+        loss_logged_ = false;
         return;
       }
       job = std::move(waiting_.front());

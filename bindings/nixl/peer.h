@@ -23,8 +23,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   struct Context {
     transfer::Endpoint* endpoint = nullptr;
     Tasks* tasks = nullptr;
-    std::string agent;  // our own name
-    microseconds dial_timeout{0};
+    std::string agent;             // our own name
+    microseconds dial_timeout{0};  // for the connection and the hello frame together
   };
 
   Peer(std::string name, ConnectionInfo info, const Context* context)
@@ -51,7 +51,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   // Measured by transfers that ended: bytes per second, 0 if there was none yet.
   double rate() const noexcept { return rate_.load(std::memory_order_relaxed); }
   void Measured(std::uint64_t bytes, Clock::duration took) noexcept;
-  // Whether the loss of the connection has to be logged: once.
+  // Whether the loss of the connection has to be logged: once for each.
   bool FirstLoss() noexcept { return !loss_logged_.exchange(true); }
 
  private:

@@ -118,12 +118,35 @@ TEST_F(NixlFaultsTest, APeerThatIsKilledInTheMiddleDisconnectsAndItsNameMayComeB
 }
 
 TEST_F(NixlFaultsTest, APeerThatIsStoppedInTheMiddleDisconnects) {
-  BeginPaced();
-  auto transfer = Prepare(Direction::kRead, kLargeBytes);
-  ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+  for (const Direction direction : {Direction::kWrite, Direction::kRead}) {
+    BeginPaced();
+    auto transfer = Prepare(direction, kLargeBytes);
+    ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+    tests::MustDo(peer_->Stop(Soon()));
+    EXPECT_EQ(EndOf(&transfer), Outcome::kRemoteDisconnect);
+    peer_->Continue();
+    transfer.Release(Soon());
+    agent_.reset();
+  }
+}
+
+// Its kernel still accepts connections, so only time tells. connect_timeout has its default, which
+// is longer.
+TEST_F(NixlFaultsTest, APeerThatIsStoppedBeforeItIsConnectedDisconnects) {
+  Start(kSmallBytes);
+  const std::string metadata = Ask("metadata");
   tests::MustDo(peer_->Stop(Soon()));
-  EXPECT_EQ(EndOf(&transfer), Outcome::kRemoteDisconnect);
+  ASSERT_EQ(agent_->Load(metadata), Outcome::kSuccess);
+  for (const Direction direction : {Direction::kWrite, Direction::kRead}) {
+    auto transfer = Prepare(direction, kSmallBytes);
+    ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+    EXPECT_EQ(EndOf(&transfer), Outcome::kRemoteDisconnect);
+  }
+  // Its metadata is still loaded, so the next transfer connects.
   peer_->Continue();
+  auto transfer = Prepare(Direction::kWrite, kSmallBytes);
+  ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+  EXPECT_EQ(transfer.Wait(Soon()), Outcome::kSuccess);
 }
 
 TEST_F(NixlFaultsTest, DeregistrationEndsTheTransfersThatUseTheMemory) {
