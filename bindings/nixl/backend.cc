@@ -57,6 +57,7 @@ Status Backend::Start() {
   // as soon as of a peer that stops later.
   peer_context_ = {.endpoint = &endpoint_,
                    .tasks = &tasks_,
+                   .courier = courier_.get(),
                    .agent = fields_.agent,
                    .dial_timeout = std::min(config_.connect_timeout, config_.peer_timeout)};
   transfer_context_ = {.courier = courier_.get(), .active = &active_};
@@ -72,12 +73,13 @@ Backend::~Backend() {
     // Order: notifications leave while connections are up; then the endpoint ends what threads
     // block in; then the threads are joined. The inbox may still ask for tasks after Stop(), which
     // drops them.
-    if (courier_) courier_->WaitIdle(Deadline::After(kFlushGrace));
     std::map<std::string, std::shared_ptr<Peer>> peers;  // as in peers_
     {
       const std::lock_guard lock(mutex_);
       peers.swap(peers_);
     }
+    for (const auto& entry : peers) entry.second->EndWatch();
+    if (courier_) courier_->WaitIdle(Deadline::After(kFlushGrace));
     for (const auto& entry : peers) entry.second->Disconnect();
     endpoint_.Close();  // ends what the other threads wait for
     tasks_.Stop();

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "bindings/nixl/courier.h"
 #include "bindings/nixl/job.h"
 #include "bindings/nixl/tasks.h"
 #include "bindings/nixl/wire.h"
@@ -23,6 +24,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   struct Context {
     transfer::Endpoint* endpoint = nullptr;
     Tasks* tasks = nullptr;
+    Courier* courier = nullptr;
     std::string agent;             // our own name
     microseconds dial_timeout{0};  // for the connection and the hello frame together
   };
@@ -47,6 +49,10 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   bool lost();
   // Fails jobs that wait, and closes the connection on another thread.
   void Disconnect();
+  // Ends the watch on a new connection, for which Courier::WaitIdle() would wait.
+  void EndWatch();
+  // Logs the loss of a connection that was made a moment ago, if it is lost.
+  void TellEarlyLoss();
 
   // Measured by transfers that ended: bytes per second, 0 if there was none yet.
   double rate() const noexcept { return rate_.load(std::memory_order_relaxed); }
@@ -63,6 +69,9 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   void Connect();
   Result<transfer::Connection> TryConnect();
   void OnUp(transfer::Connection connection);
+  // Whether the connection is up, and not disconnected meanwhile.
+  bool StartWaiting(const transfer::Connection& connection);
+  void Watch(transfer::Connection* connection);
   void OnFailure(const Error& error);
   void CloseInBackground(transfer::Connection connection);
 
@@ -76,6 +85,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   bool urgent_ = false;         // under mutex_: somebody waits for the dial
   bool connecting_ = false;     // under mutex_: a thread dials, or starts what waits
   std::optional<transfer::Connection> connection_;  // under mutex_
+  bool used_ = false;                               // under mutex_: jobs have started
+  std::optional<transfer::Operation> watch_;        // under mutex_; ends with the connection
   std::deque<std::shared_ptr<Job>> waiting_;        // under mutex_; shared with their posters
 };
 

@@ -15,6 +15,7 @@ namespace {
 
 using abi::Direction;
 using abi::Outcome;
+using ::testing::HasSubstr;
 
 constexpr std::size_t kSmallBytes = 1 << 20;
 constexpr std::size_t kLargeBytes = 64 << 20;
@@ -201,6 +202,27 @@ TEST_F(NixlFaultsTest, WhoDoesNotHaveTheMetadataCannotNotify) {
   ASSERT_EQ(arrived.size(), 1U);
   EXPECT_EQ(arrived[0].first, kPeerName);
   EXPECT_TRUE(agent_->Await(1, Deadline::After(milliseconds(0))).empty());
+}
+
+TEST_F(NixlFaultsTest, WhoDoesNotHaveTheMetadataIsTold) {
+  Begin(kSmallBytes);
+  auto info = tests::Must(ConnectionInfo::Parse(OwnInfo()));
+  info.secret = Uuid::Random();
+  ::testing::internal::CaptureStderr();
+  {
+    StandInAgent guesser("guesser", FastParams());
+    ASSERT_EQ(guesser.engine().LoadConnectionInfo(kOwnName, info.Serialize()), Outcome::kSuccess);
+    const Deadline end = Soon();
+    Outcome outcome = Outcome::kSuccess;
+    while (outcome == Outcome::kSuccess && !end.expired()) {
+      outcome = guesser.engine().Notify(kOwnName, "forged");
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(outcome, Outcome::kRemoteDisconnect);
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log,
+              HasSubstr("FERRY: the connection to agent 'tested' was lost as soon as it was made"));
 }
 
 TEST_F(NixlFaultsTest, AThousandPeersOfWhichSixteenLiveAreServed) {
