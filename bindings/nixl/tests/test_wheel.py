@@ -133,6 +133,32 @@ def test_a_peer_that_is_killed_disconnects_and_comes_back_under_its_name(started
     assert again.ask("agent.digest()") == one.ask("agent.digest()")
 
 
+@pytest.mark.parametrize("operation", ["WRITE", "READ"])
+@pytest.mark.parametrize("when", ["before it is connected", "in the middle"])
+def test_a_peer_that_is_stopped_disconnects(started, operation, when):
+    settings = {"FERRY_PEER_TIMEOUT": "2s", "FERRY_HEARTBEAT_INTERVAL": "200ms",
+                "FERRY_LANE_RATE_BYTES": "16MiB"}
+    one, other = started("one", **settings), started("other", **settings)
+    size = 1 << 26
+    remote = other.ask(f"agent.allocate({size}, 1)")
+    one.ask(f"agent.allocate({size}, 2)")
+    metadata = other.ask("agent.metadata()")
+    if when == "before it is connected":
+        os.kill(other.process.pid, signal.SIGSTOP)
+    assert one.ask(f"agent.load({metadata!r})") == "other"
+    if when == "in the middle":
+        one.ask(f"agent.prepare('s', {operation!r}, 'other', {remote}, [(0, 0, 64)])")
+        assert transfer(one, "s") == "DONE"
+    one.ask(f"agent.prepare('x', {operation!r}, 'other', {remote}, message=b'end')")
+    assert one.ask("agent.start('x')") == "PROC"
+    os.kill(other.process.pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    assert "RemoteDisconnect" in one.ask("agent.wait('x')")
+    took = time.monotonic() - stopped
+    print(f"a {operation} to a peer that was stopped {when} ended after {took:.1f} s")
+    assert took < 2 + 1 + 5  # the setting, what is allowed, and a busy machine
+
+
 def test_an_agent_transfers_to_itself(started):
     one = started("one")
     half = 1 << 19
