@@ -19,6 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::Pair;
 
 constexpr std::size_t kSelfBytes = 4 << 20;
+constexpr std::size_t kSelfGpuBytes = 1 << 20;
 constexpr const char* kSimulated = "simulated:2";
 
 Deadline Soon() { return Deadline::After(std::chrono::seconds(20)); }
@@ -129,9 +130,9 @@ TEST(NixlSelfTransferTest, MemoryOfGpusIsWrittenAndRead) {
   for (const auto& [source, target] :
        {std::pair(0, 0), std::pair(0, 1), std::pair(tests::kOnHost, 1),
         std::pair(0, tests::kOnHost)}) {
-    tests::PlacedMemory from(devices, source, kSelfBytes);
-    tests::PlacedMemory to(devices, target, kSelfBytes);
-    const std::vector<std::byte> pattern = Pattern(kOwnSeed, kSelfBytes);
+    tests::PlacedMemory from(devices, source, kSelfGpuBytes);
+    tests::PlacedMemory to(devices, target, kSelfGpuBytes);
+    const std::vector<std::byte> pattern = Pattern(kOwnSeed, kSelfGpuBytes);
     from.Put(pattern);
     StandInAgent agent(kOwnName, FastParams({{"devices", kSimulated}}), LinkedPlugin());
     ASSERT_EQ(agent.Register(from.span(), memory_of(source)), Outcome::kSuccess);
@@ -139,12 +140,12 @@ TEST(NixlSelfTransferTest, MemoryOfGpusIsWrittenAndRead) {
     auto write = PrepareSelf(&agent, Direction::kWrite, from.span(), to.span());
     ASSERT_GE(static_cast<int>(write.Post("written")), 0);
     ASSERT_EQ(write.Wait(Soon()), Outcome::kSuccess);
-    EXPECT_EQ(DigestOf(to.Look(kSelfBytes)), DigestOf(pattern)) << source << " to " << target;
-    to.Put(Pattern(kPeerSeed, kSelfBytes));
+    EXPECT_EQ(DigestOf(to.Look(kSelfGpuBytes)), DigestOf(pattern)) << source << " to " << target;
+    to.Put(Pattern(kPeerSeed, kSelfGpuBytes));
     auto read = PrepareSelf(&agent, Direction::kRead, from.span(), to.span());
     ASSERT_GE(static_cast<int>(read.Post("read")), 0);
     ASSERT_EQ(read.Wait(Soon()), Outcome::kSuccess);
-    EXPECT_EQ(DigestOf(from.Look(kSelfBytes)), DigestOf(Pattern(kPeerSeed, kSelfBytes)));
+    EXPECT_EQ(DigestOf(from.Look(kSelfGpuBytes)), DigestOf(Pattern(kPeerSeed, kSelfGpuBytes)));
     EXPECT_EQ(agent.Await(2, Soon()).size(), 2U);
   }
 }
