@@ -175,6 +175,18 @@ def test_an_agent_transfers_to_itself(started):
     assert one.ask("agent.await_notifications('one', 1)") == [(4, one.ask("hash_of(b'note')"))]
 
 
+def test_a_peer_without_our_plugin_is_refused_and_the_agent_lives_on(started):
+    one, other = started("one"), started("other", "UCX", UCX_TLS="tcp,self")
+    for seed, process in enumerate((one, other)):
+        process.ask(f"agent.allocate(4096, {seed})")
+    for mine, peer in ((one, other), (other, one)):
+        assert "NIXL_ERR_BACKEND" in mine.ask(f"agent.load({peer.ask('agent.metadata()')!r})")
+    third = started("third")
+    addresses = connect(one, third)
+    assert one.ask(f"agent.prepare('w', 'WRITE', 'third', {addresses[1]})") < DEADLINE
+    assert transfer(one, "w") == "DONE"
+
+
 def test_errors_are_lines_in_nixls_form(started):
     one = started("one", NIXL_LOG_LEVEL="INFO")
     other = started("other")
