@@ -105,7 +105,7 @@ int ferryFakeAllocations() {
   const std::lock_guard lock(all_mutex);
   return static_cast<int>(device_memory.size() + pinned_memory.size());
 }
-// Of the allocations to come, this one fails, once; the first is 1.
+// One allocation to come fails: the first for 1, the second for 2.
 int ferryFakeFailAllocation(int which) {
   const std::lock_guard lock(all_mutex);
   allocations_until_failure = which;
