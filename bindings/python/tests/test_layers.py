@@ -13,7 +13,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("act", layers._GATES)
 def test_the_gated_mlp_is_the_same_with_and_without_kernels(act, dtype):
     ours = layers.CustomGatedMLP(64, 96, act).to(dtype)
     theirs = layers.CustomGatedMLP(64, 96, act, use_custom_kernels=False).to(dtype)
