@@ -45,8 +45,8 @@ def test_the_gated_mlp_loads_weights_as_checkpoints_have_them():
 def test_the_gated_mlp_takes_its_old_arguments():
     assert layers.CustomGatedMLP(8, 16, True).down_proj.bias is not None
     assert layers.CustomGatedMLP(8, 16, False).down_proj.bias is None
-    with pytest.raises(ValueError, match="hidden_act is 'relu'"):
-        layers.CustomGatedMLP(8, 16, "relu")
+    with pytest.raises(ValueError, match="hidden_act is 'softmax'"):
+        layers.CustomGatedMLP(8, 16, "softmax")
 
 
 @pytest.mark.parametrize("use", [True, False])
