@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -17,6 +18,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
+bool IsDriverReal() { return std::getenv("FERRY_STANDIN_TEST_DRIVER") != nullptr; }
 const char* DriverFile() {
   const char* const real = std::getenv("FERRY_STANDIN_TEST_DRIVER");
   return real != nullptr ? real : FERRY_FAKE_DRIVER;
@@ -49,6 +51,11 @@ class DriverDevice final : public Device {
     void* context = nullptr;
     Call<int(void**)>("cuCtxPopCurrent_v2", &context);
   }
+
+  // These three are of the fake driver only.
+  int Allocations() { return Find<int()>("ferryFakeAllocations")(); }
+  void FailAllocation(int which) { Call<int(int)>("ferryFakeFailAllocation", which); }
+  void Throw(bool throws) { Call<int(int)>("ferryFakeThrow", throws ? 1 : 0); }
 
   std::byte* Allocate(std::size_t bytes) override {
     std::byte* memory = nullptr;
@@ -179,6 +186,55 @@ TEST(StandinGpu, NoticesThatAnotherGpuIsCurrent) {
             abi::kInternalError);
   EXPECT_EQ(plugin.LastMisuse(), "irecv for a comm of GPU 0 with GPU 1 current");
   device.Pop();
+}
+
+TEST(StandinGpu, ACommIsUsableAfterACallThatThrew) {
+  if (IsDriverReal()) GTEST_SKIP() << "a real driver does not throw";
+  DriverDevice device;
+  const Instance plugin = OnGpu("4096");
+  Pair pair(plugin, kPiece, &device);
+  void* mr = nullptr;
+  device.Throw(true);
+  EXPECT_EQ(plugin->reg_mr(pair.recv_comm(), pair.target(), 4096, abi::kPointerCuda, &mr),
+            abi::kSystemError);
+  device.Throw(false);
+  EXPECT_EQ(plugin->reg_mr(pair.recv_comm(), pair.target(), 4096, abi::kPointerCuda, &mr),
+            abi::kSuccess);
+  EXPECT_EQ(plugin->dereg_mr(pair.recv_comm(), mr), abi::kSuccess);
+}
+
+TEST(StandinGpu, AnAcceptThatFailsHalfWayKeepsNoMemory) {
+  if (IsDriverReal()) GTEST_SKIP() << "a real driver's allocations do not fail when told";
+  DriverDevice device;
+  const Instance plugin = OnGpu("4096");
+  { const Pair makes_the_pool(plugin, kPiece, &device); }
+  const int before = device.Allocations();
+  for (const int which : {1, 2, 3}) {
+    alignas(8) std::byte handle[abi::kHandleBytes];
+    void* listening = nullptr;
+    void* sending = nullptr;
+    void* receiving = nullptr;
+    abi::DeviceHandle* none = nullptr;
+    abi::DeviceHandle memory;
+    abi::DeviceHandle* device_handle = &memory;
+    ASSERT_EQ(plugin->listen(0, handle, &listening), abi::kSuccess);
+    device.FailAllocation(which);
+    int outcome = abi::kSuccess;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (outcome == abi::kSuccess && receiving == nullptr &&
+           std::chrono::steady_clock::now() < end) {
+      if (sending == nullptr) {
+        ASSERT_EQ(plugin->connect(0, handle, &sending, &none), abi::kSuccess);
+      }
+      outcome = plugin->accept(listening, &receiving, &device_handle);
+    }
+    EXPECT_EQ(outcome, abi::kSystemError) << which;
+    EXPECT_EQ(device.Allocations(), before) << which;
+    if (sending != nullptr) {
+      EXPECT_EQ(plugin->close_send(sending), abi::kSuccess);
+    }
+    EXPECT_EQ(plugin->close_listen(listening), abi::kSuccess);
+  }
 }
 
 TEST(StandinGpu, DoesNotStartWithoutADriver) {

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <string>
 
 #include "standin/connecting.h"
@@ -48,9 +49,9 @@ int WithComm(const char* call, const void* pointer, Body body) noexcept {
     if (comm == nullptr) return Misuse("%s with what is no comm", call);
     // Before closed() is read: the other thread may be the one that closes the comm.
     if (!comm->Enter()) return Misuse("%s while another call of the same comm runs", call);
-    const int rc = comm->closed() ? Misuse("%s with a comm that was closed", call) : body(*comm);
-    comm->Leave();
-    return rc;
+    // Also where `body` throws.
+    const std::unique_ptr<Comm, void (*)(Comm*)> leaving(comm, [](Comm* one) { one->Leave(); });
+    return comm->closed() ? Misuse("%s with a comm that was closed", call) : body(*comm);
   });
 }
 

@@ -30,18 +30,24 @@ bool RecvComm::SetUp() {
   std::byte* const meta = memory.AllocatePinned(device_, sizeof(tcpx::UnpackMeta));
   std::byte* const staged = memory.AllocatePinned(device_, sizeof(tcpx::UnpackHandle));
   handle_ = memory.AllocateDevice(device_, sizeof(tcpx::UnpackHandle));
-  if (meta == nullptr || staged == nullptr || handle_ == nullptr) return false;
   meta_ = static_cast<tcpx::UnpackMeta*>(static_cast<void*>(meta));
+  const bool placed =
+      meta != nullptr && staged != nullptr && handle_ != nullptr && PlaceHandle(meta, staged);
+  // The copy has ended.
+  if (staged != nullptr) memory.FreePinned(device_, staged);
+  if (!placed) Release();
+  return placed;
+}
+
+bool RecvComm::PlaceHandle(std::byte* meta, std::byte* staged) {
+  Memory& memory = engine_.memory();
   std::byte* const meta_there = memory.DeviceAddress(device_, meta);
   new (staged)
       tcpx::UnpackHandle{.meta = static_cast<tcpx::UnpackMeta*>(static_cast<void*>(meta_there)),
                          .bounce_pool = pool_->base(),
                          .head = ~std::uint64_t{0}};
   const Placement placement = {handle_, staged, sizeof(tcpx::UnpackHandle)};
-  // Place() returns when the copy has ended, so the staged handle can be freed at once.
-  const bool placed = memory.Place(device_, {&placement, 1});
-  memory.FreePinned(device_, staged);
-  return placed;
+  return memory.Place(device_, {&placement, 1});
 }
 
 abi::DeviceHandle RecvComm::Handle() const {
@@ -266,8 +272,8 @@ bool RecvComm::Work(Lane& lane, const Task& task) {
 void RecvComm::Release() {
   for (Arrival& arrival : arrivals_) pool_->Give(std::exchange(arrival, {}).landing);
   auto* const meta = static_cast<std::byte*>(static_cast<void*>(std::exchange(meta_, nullptr)));
-  engine_.memory().FreePinned(device_, meta);
-  engine_.memory().FreeDevice(device_, std::exchange(handle_, nullptr));
+  if (meta != nullptr) engine_.memory().FreePinned(device_, meta);
+  if (handle_ != nullptr) engine_.memory().FreeDevice(device_, std::exchange(handle_, nullptr));
 }
 
 }  // namespace ferry::standin

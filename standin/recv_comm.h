@@ -28,7 +28,10 @@ class RecvComm final : public Comm {
   };
 
   RecvComm(Engine& engine, int device, Pool* pool);
+  // On failure nothing stays allocated.
   bool SetUp();
+  // Writes the device's handle by way of `staged`, which is pinned, and waits for the copy's end.
+  bool PlaceHandle(std::byte* meta, std::byte* staged);
 
   int Progress() override;
   bool Complete(std::uint64_t number) override;

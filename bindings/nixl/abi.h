@@ -15,10 +15,15 @@
 // NIXL's headers, which need its log library. The agent calls a back end through its virtual table
 // and reads the fields of the base class inline, so order and offsets are all that counts; names
 // are ours. The number by which NIXL's loader compares interfaces has been 1 through all of its
-// incompatible changes, so it protects from nothing, and nothing else is compared yet.
+// incompatible changes, so it protects from nothing; agent_library.h compares what can be compared.
 namespace ferry::nixl::abi {
 
 inline constexpr int kApiVersion = 1;
+// The versions of NIXL whose interface is this one: 1.0 to 1.5.
+inline constexpr int kMajorVersion = 1;
+inline constexpr int kNewestMinorVersion = 5;
+// Slots of the virtual table of BackendEngine.
+inline constexpr std::size_t kEngineFunctions = 27;
 
 enum class Memory : int { kDram = 0, kVram = 1, kBlock = 2, kObject = 3, kFile = 4 };
 enum class Direction : int { kRead = 0, kWrite = 1 };

@@ -53,11 +53,16 @@ Result<std::unique_ptr<Backend>> Backend::Create(const abi::InitParams& init) {
 Status Backend::Start() {
   FERRY_TRY_ASSIGN(courier_, Courier::Create());
   FERRY_TRY_ASSIGN(inbox_, Inbox::Create(&endpoint_, &tasks_, secret_));
+  // The kernel of a peer that is stopped still accepts connections: whoever waits for one is told
+  // as soon as of a peer that stops later.
   peer_context_ = {.endpoint = &endpoint_,
                    .tasks = &tasks_,
+                   .courier = courier_.get(),
                    .agent = fields_.agent,
-                   .dial_timeout = config_.connect_timeout + config_.handshake_timeout};
+                   .dial_timeout = std::min(config_.connect_timeout, config_.peer_timeout)};
   transfer_context_ = {.courier = courier_.get(), .active = &active_};
+  const nixl::ConnectionInfo own{endpoint_.address(), secret_};
+  peers_[fields_.agent] = std::make_shared<Peer>(fields_.agent, own, &peer_context_);
   Log(LogLevel::kInfo, fmt::format("agent '{}' listens on port {}, endpoint {}", fields_.agent,
                                    endpoint_.port(), endpoint_.id().ToString()));
   return Ok();
@@ -68,12 +73,13 @@ Backend::~Backend() {
     // Order: notifications leave while connections are up; then the endpoint ends what threads
     // block in; then the threads are joined. The inbox may still ask for tasks after Stop(), which
     // drops them.
-    if (courier_) courier_->WaitIdle(Deadline::After(kFlushGrace));
     std::map<std::string, std::shared_ptr<Peer>> peers;  // as in peers_
     {
       const std::lock_guard lock(mutex_);
       peers.swap(peers_);
     }
+    for (const auto& entry : peers) entry.second->EndWatch();
+    if (courier_) courier_->WaitIdle(Deadline::After(kFlushGrace));
     for (const auto& entry : peers) entry.second->Disconnect();
     endpoint_.Close();  // ends what the other threads wait for
     tasks_.Stop();
@@ -225,6 +231,9 @@ Result<std::shared_ptr<Peer>> Backend::FindPeer(const std::string& agent) const 
 
 abi::Outcome Backend::Connect(const std::string& agent) {
   return Guarded("connect", [&] {
+    // Every agent connects to itself at its creation, and few transfer to themselves: the first
+    // transfer dials.
+    if (agent == fields_.agent) return abi::Outcome::kSuccess;
     const auto peer = FindPeer(agent);
     if (!peer) return Fail("cannot connect", peer.error()), abi::Outcome::kNotFound;
     (*peer)->Dial(true);
@@ -281,8 +290,14 @@ abi::Outcome Backend::LoadRemoteMetadata(const abi::BlobDescriptor& memory, cons
   });
 }
 
-abi::Outcome Backend::LoadLocalMetadata(abi::Metadata* /*metadata*/, abi::Metadata*& /*out*/) {
-  return abi::Outcome::kNotSupported;
+abi::Outcome Backend::LoadLocalMetadata(abi::Metadata* metadata, abi::Metadata*& out) {
+  return Guarded("load own metadata", [&] {
+    // Made by Register().
+    const auto* const memory = static_cast<const LocalMemory*>(metadata);
+    // The agent's until UnloadMetadata().
+    out = std::make_unique<RemoteMemory>(memory->region->remote(), memory->base()).release();
+    return abi::Outcome::kSuccess;
+  });
 }
 
 abi::Outcome Backend::UnloadMetadata(abi::Metadata* metadata) {

@@ -32,7 +32,7 @@ class Backend final : public abi::BackendEngine {
   ~Backend() override;
 
   bool SupportsRemote() const override { return true; }
-  bool SupportsLocal() const override { return false; }
+  bool SupportsLocal() const override { return true; }
   bool SupportsNotifications() const override { return true; }
   abi::Memories SupportedMemories() const override;
   abi::Outcome Register(const abi::BlobDescriptor& memory, const abi::Memory& kind,
@@ -84,8 +84,9 @@ class Backend final : public abi::BackendEngine {
   Peer::Context peer_context_;
   TransferJob::Context transfer_context_;
   mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Peer>> peers_;  // under mutex_; shared with transfers
-  std::set<const LocalMemory*> registered_;             // under mutex_
+  // Under mutex_; shared with transfers. This agent is one of them, for transfers to itself.
+  std::map<std::string, std::shared_ptr<Peer>> peers_;
+  std::set<const LocalMemory*> registered_;  // under mutex_
 };
 
 }  // namespace ferry::nixl

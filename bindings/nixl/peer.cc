@@ -13,6 +13,21 @@ namespace {
 
 // Shorter transfers measure the latency.
 constexpr std::uint64_t kMinMeasuredBytes = 1 << 20;
+// Within this a peer closes a connection whose hello frame it refuses.
+constexpr auto kWatch = std::chrono::seconds(1);
+
+// Waits for the end of a receive of nothing, which only the end of the connection ends early.
+class LossWatch final : public Job {
+ public:
+  explicit LossWatch(std::shared_ptr<Peer> peer) : peer_(std::move(peer)) {}
+
+  void Start(const transfer::Connection& /*connection*/) override {}
+  void Fail(const Error& /*error*/) override {}
+  void Advance() override { peer_->TellEarlyLoss(); }
+
+ private:
+  const std::shared_ptr<Peer> peer_;  // shared with the table of peers
+};
 
 }  // namespace
 
@@ -35,7 +50,7 @@ Status Peer::Submit(const std::shared_ptr<Job>& job) {
   std::optional<transfer::Connection> connection;
   {
     const std::lock_guard lock(mutex_);
-    if (state_ == State::kUp && connection_->lost()) state_ = State::kLost;
+    FindLossLocked();
     switch (state_) {
       case State::kDisconnected:
         return Error(Code::kCancelled, fmt::format("agent '{}' was disconnected", name_));
@@ -49,7 +64,10 @@ Status Peer::Submit(const std::shared_ptr<Job>& job) {
         waiting_.push_back(job);
         DialLocked(true);
         return Ok();
-      case State::kUp: connection = connection_; break;
+      case State::kUp:
+        connection = connection_;
+        used_ = true;
+        break;
     }
   }
   // Without the mutex: a job may end here, and calls the peer back.
@@ -64,8 +82,17 @@ std::optional<transfer::Connection> Peer::connection() {
 
 bool Peer::lost() {
   const std::lock_guard lock(mutex_);
-  if (state_ == State::kUp && connection_->lost()) state_ = State::kLost;
+  FindLossLocked();
   return state_ == State::kLost;
+}
+
+void Peer::FindLossLocked() {
+  if (state_ != State::kUp || !connection_->lost()) return;
+  state_ = State::kLost;
+  if (!own()) return;
+  // Nobody can load this agent's metadata anew, and its endpoint is still the same.
+  CloseInBackground(*std::exchange(connection_, std::nullopt));
+  state_ = State::kIdle;
 }
 
 void Peer::Disconnect() {
@@ -103,7 +130,6 @@ void Peer::Connect() {
 }
 
 Result<transfer::Connection> Peer::TryConnect() {
-  // One limit for the connection and the hello frame together.
   const Deadline deadline = Deadline::After(context_->dial_timeout);
   FERRY_TRY_ASSIGN(transfer::Connection connection,
                    context_->endpoint->Connect(info_.address, deadline));
@@ -115,30 +141,71 @@ Result<transfer::Connection> Peer::TryConnect() {
     told = operation.error();
   }
   if (told) return connection;
-  connection.Close();
+  // Closing may wait for the peer, and jobs wait for the error.
+  CloseInBackground(std::move(connection));
   return told.error();
 }
 
 void Peer::OnUp(transfer::Connection connection) {
+  if (!StartWaiting(connection)) return connection.Close();
+  Watch(&connection);
+}
+
+bool Peer::StartWaiting(const transfer::Connection& connection) {
   while (true) {
     std::shared_ptr<Job> job;  // shared with its poster
     {
       const std::lock_guard lock(mutex_);
-      if (state_ == State::kDisconnected) break;
+      if (state_ == State::kDisconnected) return false;
       // Up only when nobody waits: until then Submit() adds to the queue, so that jobs start in the
       // order in which they came.
       if (waiting_.empty()) {
         state_ = State::kUp;
         connecting_ = false;
-        connection_ = std::move(connection);
-        return;
+        connection_ = connection;
+        loss_logged_ = false;
+        return true;
       }
+      used_ = true;
       job = std::move(waiting_.front());
       waiting_.pop_front();
     }
     job->Start(connection);
   }
-  connection.Close();
+}
+
+// A peer takes the hello frame and whatever follows it into its queue before it looks at them, so
+// all of that ends well, also where it then refuses the frame and closes the connection.
+void Peer::Watch(transfer::Connection* connection) {
+  auto receive = connection->Recv(0, ~std::uint64_t{0}, {}, {.deadline = Deadline::After(kWatch)});
+  if (!receive) return TellEarlyLoss();
+  {
+    const std::lock_guard lock(mutex_);
+    watch_ = *receive;
+  }
+  context_->courier->Watch(std::make_shared<LossWatch>(shared_from_this()), *std::move(receive));
+}
+
+void Peer::EndWatch() {
+  const std::lock_guard lock(mutex_);
+  if (watch_) watch_->Cancel();
+}
+
+void Peer::TellEarlyLoss() {
+  bool used = false;
+  {
+    const std::lock_guard lock(mutex_);
+    FindLossLocked();
+    if (state_ != State::kLost) return;
+    used = used_;
+  }
+  if (!FirstLoss()) return;
+  Log(used ? LogLevel::kWarning : LogLevel::kInfo,
+      fmt::format(
+          "the connection to agent '{}' was lost as soon as it was made; if that agent still "
+          "runs, it does not accept the metadata that is loaded of it here, and "
+          "notifications to it are lost",
+          name_));
 }
 
 void Peer::OnFailure(const Error& error) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "bindings/nixl/courier.h"
 #include "bindings/nixl/job.h"
 #include "bindings/nixl/tasks.h"
 #include "bindings/nixl/wire.h"
@@ -23,20 +24,24 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   struct Context {
     transfer::Endpoint* endpoint = nullptr;
     Tasks* tasks = nullptr;
-    std::string agent;  // our own name
-    microseconds dial_timeout{0};
+    Courier* courier = nullptr;
+    std::string agent;             // our own name
+    microseconds dial_timeout{0};  // for the connection and the hello frame together
   };
 
   Peer(std::string name, ConnectionInfo info, const Context* context)
       : name_(std::move(name)), info_(std::move(info)), context_(context) {}
 
   const std::string& name() const noexcept { return name_; }
+  // Whether it is this agent itself.
+  bool own() const noexcept { return info_.address.endpoint == context_->endpoint->id(); }
   const ConnectionInfo& info() const noexcept { return info_; }
 
   // Begins to connect unless this has begun; does not block. `urgent`: somebody waits for it.
   void Dial(bool urgent);
   // Starts the job, now or once the connection is up; a failure to connect fails it. Errors:
-  // kPeerLost (the connection was lost; it is not dialed again), kCancelled (disconnected).
+  // kPeerLost (the connection was lost; only an own one is dialed again), kCancelled
+  // (disconnected).
   Status Submit(const std::shared_ptr<Job>& job);
   // nullopt while it is not up.
   std::optional<transfer::Connection> connection();
@@ -44,21 +49,29 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   bool lost();
   // Fails jobs that wait, and closes the connection on another thread.
   void Disconnect();
+  // Ends the watch on a new connection, for which Courier::WaitIdle() would wait.
+  void EndWatch();
+  // Logs the loss of a connection that was made a moment ago, if it is lost.
+  void TellEarlyLoss();
 
   // Measured by transfers that ended: bytes per second, 0 if there was none yet.
   double rate() const noexcept { return rate_.load(std::memory_order_relaxed); }
   void Measured(std::uint64_t bytes, Clock::duration took) noexcept;
-  // Whether the loss of the connection has to be logged: once.
+  // Whether the loss of the connection has to be logged: once for each.
   bool FirstLoss() noexcept { return !loss_logged_.exchange(true); }
 
  private:
   enum class State { kIdle, kDialing, kUp, kLost, kDisconnected };
 
   void DialLocked(bool urgent);
+  void FindLossLocked();
   // On a thread of the tasks.
   void Connect();
   Result<transfer::Connection> TryConnect();
   void OnUp(transfer::Connection connection);
+  // Whether the connection is up, and not disconnected meanwhile.
+  bool StartWaiting(const transfer::Connection& connection);
+  void Watch(transfer::Connection* connection);
   void OnFailure(const Error& error);
   void CloseInBackground(transfer::Connection connection);
 
@@ -72,6 +85,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   bool urgent_ = false;         // under mutex_: somebody waits for the dial
   bool connecting_ = false;     // under mutex_: a thread dials, or starts what waits
   std::optional<transfer::Connection> connection_;  // under mutex_
+  bool used_ = false;                               // under mutex_: jobs have started
+  std::optional<transfer::Operation> watch_;        // under mutex_; ends with the connection
   std::deque<std::shared_ptr<Job>> waiting_;        // under mutex_; shared with their posters
 };
 

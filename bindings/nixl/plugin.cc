@@ -2,6 +2,7 @@
 #include <exception>
 
 #include "bindings/nixl/abi.h"
+#include "bindings/nixl/agent_library.h"
 #include "bindings/nixl/backend.h"
 #include "bindings/nixl/log.h"
 #include "ferry/core/version.h"
@@ -41,7 +42,9 @@ constinit abi::Plugin plugin{.create = Create,
 
 // NOLINTBEGIN(readability-identifier-naming): NIXL's names.
 extern "C" __attribute__((visibility("default"))) ferry::nixl::abi::Plugin* nixl_plugin_init() {
-  return &ferry::nixl::plugin;
+  // Once: the library stays loaded, and the agent asks several times.
+  static const bool usable = ferry::nixl::MayBeUsedBy(__builtin_return_address(0));
+  return usable ? &ferry::nixl::plugin : nullptr;
 }
 
 // Nothing to clean up: the library is never unloaded, and each back end ends its own threads.

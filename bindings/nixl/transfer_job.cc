@@ -171,6 +171,10 @@ void TransferJob::NotifyLocked() {
 void TransferJob::EndLocked(const Status& ended) {
   state_ = State::kOver;
   outcome_ = ended ? abi::Outcome::kSuccess : OutcomeOf(ended.error().code());
+  // Told of a lost agent, NIXL's forgets the memory of that one: here its own.
+  if (outcome_ == abi::Outcome::kRemoteDisconnect && peer_->own()) {
+    outcome_ = abi::Outcome::kBackend;
+  }
   operation_.reset();
   message_.reset();
   connection_.reset();

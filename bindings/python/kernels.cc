@@ -157,12 +157,9 @@ void BindRows(nb::module_& module) {
     at.Run<kernels::MulAddArgs>({at(a, "a"), at(b, "b"), at(c, "c"), at(out, "out")},
                                 kernels::ElementWiseMulAdd, kernels::ElementWiseMulAddCpu);
   });
-  module.def("gated_mul", [](Place at, nb::handle x, nb::handle out, const std::string& gate) {
-    kernels::GatedArgs args{.x = at(x, "x"), .out = at(out, "out")};
-    args.gate = gate == "silu"   ? kernels::Gate::kSilu
-                : gate == "gelu" ? kernels::Gate::kGelu
-                                 : kernels::Gate::kGeluTanh;
-    at.Run(args, kernels::GatedMul, kernels::GatedMulCpu);
+  module.def("gated_mul", [](Place at, nb::handle x, nb::handle out, const std::string& op) {
+    at.Run<kernels::GatedArgs>({at(x, "x"), at(out, "out"), Take(kernels::GateNamed(op))},
+                               kernels::GatedMul, kernels::GatedMulCpu);
   });
   module.def("rms_norm", [](Place at, nb::handle x, nb::handle weight, nb::handle out, float eps) {
     at.Run<kernels::RmsNormArgs>({at(x, "x"), at(weight, "weight"), at(out, "out"), eps},

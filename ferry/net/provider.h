@@ -111,7 +111,9 @@ class LaneHandler {
   virtual Result<Placement> OnFrame(std::span<const std::byte> meta,
                                     std::uint64_t payload_bytes) = 0;
   // The payload of the last frame is in its destination or, if it was discarded, has been read and
-  // dropped: the peer's memory is no longer needed for it. Not called for empty payloads.
+  // dropped: the peer's memory is no longer needed for it. Not called for empty payloads. For
+  // payloads of 8 MiB or more, called in a later turn of the loop than OnFrame(): a task that
+  // OnFrame() posts to the loop runs in between, and may call DiscardRest() or Close().
   virtual Status OnPayload() = 0;
   // Ownership of `frame` returns to the sender (see OutFrame::may_splice for the payload). In the
   // order of Send().
@@ -128,7 +130,9 @@ class LaneHandler {
 // them (RFC 9266, tls-exporter). All zeros without TLS. Not a secret.
 using ChannelBinding = std::array<std::byte, 32>;
 
-// Facts about a lane, for logs and reports.
+// Facts about a lane, for logs and reports. The first four are not empty, and buffer sizes are
+// above 0: a provider without interfaces or buffers of the kernel's gives a name or size of its
+// own.
 struct LaneInfo {
   std::string local;               // "127.0.0.1:5000"
   std::string remote;              // the same form
@@ -227,6 +231,8 @@ class Listener {
                             Clock::time_point /*until*/) {}
 };
 
+// Creates lanes and listeners. Errors of Listen() and Connect() name the address, or the range of
+// ports in which none was free.
 class Provider {
  public:
   using Accepted = UniqueFunction<void(std::unique_ptr<Lane>)>;

@@ -18,24 +18,6 @@
 namespace ferry::tools {
 namespace {
 
-struct Subcommand {
-  const char* name;
-  const char* summary;
-  void (*declare)(CLI::App* app, Invocation* invocation);
-};
-
-constexpr Subcommand kSubcommands[] = {
-    {"perf", "Measure bandwidth and latency between two processes", DeclarePerf},
-    {"transfer", "Move one file or message and verify it at the receiver", DeclareTransfer},
-    {"info", "Show version, machine and every setting", DeclareInfo},
-    {"doctor", "Check what keeps this machine from moving tensors, and print how to fix it",
-     DeclareDoctor},
-    {"copy-bench", "Measure copies between host and GPU memory and within it, for each executor",
-     DeclareCopyBench},
-    {"kernel-bench", "Measure the inference kernels and compare them with copy bandwidth",
-     DeclareKernelBench},
-};
-
 constexpr const char* kFooter =
     "Exit codes:\n"
     "  0  ok\n"

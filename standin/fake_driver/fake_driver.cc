@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,8 @@ std::map<Address, Allocation> pinned_memory;
 std::deque<Stream> all_streams;
 Context contexts[kDevices] = {{0}, {1}};
 thread_local std::vector<Context*> current;
+int allocations_until_failure = 0;  // 0: none fails
+bool context_calls_throw = false;
 
 Address NumberOf(const void* pointer) {
   Address number = 0;
@@ -78,6 +81,9 @@ std::byte* ContentFor(Address device, const void* host, std::size_t bytes) {
   return found == nullptr ? nullptr : found->content.get() + offset;
 }
 
+// Whether this allocation is the one to fail. Called with the mutex held.
+bool FailsNow() { return allocations_until_failure > 0 && --allocations_until_failure == 0; }
+
 template <class Work>
 int Enqueue(Stream* stream, Work work) {
   if (current.empty()) return kInvalidContext;
@@ -93,6 +99,27 @@ int Enqueue(Stream* stream, Work work) {
 extern "C" {
 // NOLINTBEGIN(readability-identifier-naming): the driver's names
 
+// ---- for tests ----
+
+int ferryFakeAllocations() {
+  const std::lock_guard lock(all_mutex);
+  return static_cast<int>(device_memory.size() + pinned_memory.size());
+}
+// One allocation to come fails: the first for 1, the second for 2.
+int ferryFakeFailAllocation(int which) {
+  const std::lock_guard lock(all_mutex);
+  allocations_until_failure = which;
+  return 0;
+}
+// cuCtxGetDevice() throws, as its caller might for want of memory.
+int ferryFakeThrow(int throws) {
+  const std::lock_guard lock(all_mutex);
+  context_calls_throw = throws != 0;
+  return 0;
+}
+
+// ---- the driver's ----
+
 int cuInit(unsigned /*flags*/) { return 0; }
 
 int cuGetErrorName(int result, const char** name) {
@@ -101,6 +128,10 @@ int cuGetErrorName(int result, const char** name) {
 }
 
 int cuCtxGetDevice(int* device) {
+  {
+    const std::lock_guard lock(all_mutex);
+    if (context_calls_throw) throw std::bad_alloc();
+  }
   if (current.empty()) return kInvalidContext;
   *device = current.back()->device;
   return 0;
@@ -126,9 +157,10 @@ int cuCtxPopCurrent_v2(Context** context) {
 
 int cuMemAlloc_v2(Address* address, std::size_t bytes) {
   if (current.empty()) return kInvalidContext;
+  const std::lock_guard lock(all_mutex);
+  if (FailsNow()) return kInvalidValue;
   void* const reserved = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (reserved == MAP_FAILED) return kInvalidValue;
-  const std::lock_guard lock(all_mutex);
   *address = NumberOf(reserved);
   device_memory[*address] = {bytes, std::make_unique<std::byte[]>(bytes)};
   return 0;
@@ -146,6 +178,7 @@ int cuMemFree_v2(Address address) {
 int cuMemHostAlloc(void** memory, std::size_t bytes, unsigned /*flags*/) {
   if (current.empty()) return kInvalidContext;
   const std::lock_guard lock(all_mutex);
+  if (FailsNow()) return kInvalidValue;
   *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   pinned_memory[NumberOf(*memory)] = {bytes, nullptr};
   return 0;

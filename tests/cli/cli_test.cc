@@ -1,6 +1,6 @@
 // The program as its users see it: exit codes, sentences, JSON, and two processes of it at work.
 #include <arpa/inet.h>
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -30,6 +30,7 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::IsSupersetOf;
 using testing::Not;
 using testing::StartsWith;
 
@@ -68,18 +69,34 @@ TEST(Help, ListsSubcommandsAndExitCodes) {
                                   "Servers end with 0 then\n"));
 }
 
+// The names of the list in a help text.
+Arguments SubcommandsIn(const ProgramEnd& help) {
+  Arguments names;
+  bool in_list = false;
+  for (const std::string& line : help.out_lines()) {
+    if (in_list && line.rfind("  ", 0) != 0) break;
+    if (in_list) names.push_back(line.substr(2, line.find(' ', 2) - 2));
+    in_list = in_list || line == "Subcommands:";
+  }
+  return names;
+}
+
 TEST(Help, EverySubcommandHasTheSameJsonFlag) {
-  for (const Arguments& command :
-       {Arguments{"perf", "server"}, Arguments{"perf", "client"}, Arguments{"perf", "loopback"},
-        Arguments{"transfer", "server"}, Arguments{"transfer", "client"}, Arguments{"info"},
-        Arguments{"doctor"}, Arguments{"copy-bench"}, Arguments{"kernel-bench"}}) {
+  Arguments seen;
+  for (std::vector<Arguments> left = {{}}; !left.empty();) {
+    const Arguments command = left.back();
+    left.pop_back();
     Arguments arguments = command;
     arguments.emplace_back("--help");
     const ProgramEnd help = Ferry(arguments);
-    EXPECT_EQ(help.exit_code, 0) << command.back();
-    EXPECT_THAT(help.out, ContainsRegex("--json +Print JSON, one object per line"))
-        << command.back();
+    seen.push_back(fmt::format("{}", fmt::join(command, " ")));
+    EXPECT_EQ(help.exit_code, 0) << seen.back();
+    const Arguments below = SubcommandsIn(help);
+    for (const std::string& name : below) left.emplace_back(command).push_back(name);
+    if (!below.empty()) continue;
+    EXPECT_THAT(help.out, ContainsRegex("--json +Print JSON, one object per line")) << seen.back();
   }
+  EXPECT_THAT(seen, IsSupersetOf({"perf server", "transfer client", "info", "kernel-bench"}));
 }
 
 TEST(Perf, GpuMemoryOfTwoProcessesIsCopiedUnlessToldOtherwise) {

@@ -164,6 +164,16 @@ TEST(Doctor, GpuDirectTcpxIsOneLineUnlessAskedFor) {
   EXPECT_EQ(asked.exit_code, 6);
 }
 
+TEST(Doctor, NixlIsOneLineUnlessAskedFor) {
+  EXPECT_EQ(RunBy(FerryWith({}, {"doctor", "--json"})).verdict("nixl"), "skipped");
+  const Context asked =
+      RunBy(FerryWith({"NIXL_PLUGIN_DIR=/nowhere"}, {"doctor", "--nixl", "--json"}));
+  EXPECT_EQ(asked.verdict("nixl"), "none");
+  EXPECT_EQ(asked.verdict("nixl_plugin"), "problem") << asked.report;
+  EXPECT_THAT(asked.evidence("nixl_plugin_dir"), HasSubstr("NIXL_PLUGIN_DIR: /nowhere"));
+  EXPECT_EQ(asked.exit_code, 6);
+}
+
 TEST(Doctor, APluginThatIsNamedIsLookedFor) {
   const Context context =
       RunBy(FerryWith({"FERRY_NET_PLUGIN=/nowhere/p.so"}, {"doctor", "--json"}));

@@ -13,7 +13,8 @@ sys.dont_write_bytecode = True
 dev = SourceFileLoader("dev", str(SCRIPT)).load_module()
 
 TARGETS = ("ferry_core", "ferry_core_test", "ferry_core_testing", "ferry_net", "ferry_net_test",
-           "ferry_tools", "ferry_tools_test", "ferry", "cli_test", "doctor_test", "limits_test")
+           "ferry_tools", "ferry_tools_test", "ferry", "cli_test", "doctor_test", "limits_test",
+           "toy_provider_test")
 NINJA = "".join(f"build {name}: phony some/{name}\n" for name in TARGETS) + """
 build layers/core/CMakeFiles/ferry_core.dir/fd.cc.o: CXX_COMPILER__ferry_core_unscanned_Release ROOT/ferry/core/fd.cc || x
 build layers/tools/CMakeFiles/ferry_tools.dir/doctor.cc.o: CXX_COMPILER__ferry_tools ROOT/ferry/tools/doctor.cc || x
@@ -97,6 +98,11 @@ class Selecting(unittest.TestCase):
         chosen = self.select("docs/wire.md")
         self.assertEqual((chosen.targets, chosen.tests), (set(), set(dev.DOC_TESTS)))
         self.assertEqual(self.select("ferry/core/CMakeLists.txt").targets, {"all"})
+
+    def test_the_page_of_the_toy_provider_selects_its_suite(self):
+        chosen = self.select("docs/toy_provider.md")
+        self.assertEqual(chosen.targets, {"toy_provider_test"})
+        self.assertIn("toy_provider_test.", chosen.tests)
 
     def test_what_nothing_compiles_is_said(self):
         self.assertEqual(self.select("other/x.cc").notes, ["other/x.cc: no target compiles it"])

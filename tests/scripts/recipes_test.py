@@ -2,6 +2,7 @@
 """The worked examples of CONTRIBUTING.md apply to this tree, and what they add compiles.
 
 usage: recipes_test.py [--compiler CXX] [--generated DIR]
+       recipes_test.py --write DIR DOCUMENT    writes the whole files of a document below DIR
 
 A line `<!-- recipe: PATH -->` before a block of code names the file that the block is: a whole file,
 or, for a ```diff block, changes of it: lines with " " and "-" have to be in the file, those with "+"
@@ -21,32 +22,49 @@ DOCUMENTS = ("CONTRIBUTING.md", "docs/toy_provider.md")
 BLOCK = re.compile(r"^<!-- recipe: (\S+) -->\n+```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+class AlreadyApplied(Exception):
+    """The tree has what an example adds."""
+
+
+def blocks(document):
+    return BLOCK.findall((ROOT / document).read_text(encoding="utf-8"))
+
+
 def changed(text, diff, path):
     for place in diff.split("...\n"):
         lines = place.splitlines(keepends=True)
         before = "".join(line[1:] for line in lines if line[0] in " -")
         after = "".join(line[1:] for line in lines if line[0] in " +")
+        if after in text:
+            raise AlreadyApplied
         if not before.strip() or text.count(before) != 1:
             sys.exit(f"{path} has this {text.count(before)} times, where the recipe needs it once:\n{before}")
         text = text.replace(before, after)
     return text
 
 
-def apply(root, into):
-    """Writes what the recipes make of the tree below `into`; returns the paths."""
-    made = {}
-    for document in DOCUMENTS:
-        for path, language, body in BLOCK.findall((root / document).read_text(encoding="utf-8")):
-            if language == "diff":
-                before = made.get(path) or (root / path).read_text(encoding="utf-8")
-                made[path] = changed(before, body, path)
-            elif (root / path).exists():
-                sys.exit(f"{document}: {path} is in the tree already")
-            else:
-                made[path] = body
-    for path, text in made.items():
+def write(files, into):
+    for path, text in files.items():
         (into / path).parent.mkdir(parents=True, exist_ok=True)
         (into / path).write_text(text, encoding="utf-8")
+
+
+def apply(into):
+    """Writes what the recipes make of the tree below `into`; returns the paths."""
+    made, already = {}, []
+    for document in DOCUMENTS:
+        for path, language, body in blocks(document):
+            try:
+                if language != "diff" and (ROOT / path).exists():
+                    raise AlreadyApplied
+                made[path] = body if language != "diff" else changed(
+                    made.get(path) or (ROOT / path).read_text(encoding="utf-8"), body, path)
+            except AlreadyApplied:
+                already.append(f"  {path}, by {document}")
+    if already:
+        sys.exit("this tree has these examples already, so they cannot be tried:\n" + "\n".join(already) +
+                 "\nIf they are to stay, make the document's example another one; else undo them.")
+    write(made, into)
     return sorted(made)
 
 
@@ -67,10 +85,16 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--compiler")
     parser.add_argument("--generated", type=pathlib.Path)
+    parser.add_argument("--write", nargs=2, metavar=("DIR", "DOCUMENT"))
     options = parser.parse_args()
+    if options.write:
+        folder, document = options.write
+        write({path: body for path, language, body in blocks(document) if language != "diff"},
+              pathlib.Path(folder))
+        return
     with tempfile.TemporaryDirectory() as folder:
         into = pathlib.Path(folder)
-        paths = apply(ROOT, into)
+        paths = apply(into)
         if not any(path.endswith(".cc") for path in paths):
             sys.exit("the documents have no recipes")
         rules = into / "scripts/check_layers.py"  # with the row that a recipe adds

@@ -24,7 +24,7 @@ abi::Params FastParams(const abi::Params& more) {
   return params;
 }
 
-void AgentsTest::Begin(std::size_t bytes, const abi::Params& params) {
+void AgentsTest::Start(std::size_t bytes, const abi::Params& params) {
   peer_ = tests::Must(tests::PeerProcess::Start(kAgentRole));
   std::string create = "create";
   for (const auto& [name, value] : params) create += fmt::format(" {}={}", name, value);
@@ -33,6 +33,10 @@ void AgentsTest::Begin(std::size_t bytes, const abi::Params& params) {
   agent_.emplace(kOwnName, params);
   ASSERT_EQ(agent_->Register(memory_), Outcome::kSuccess);
   peer_address_ = std::stoull(Ask(fmt::format("memory {} {}", bytes, kPeerSeed)));
+}
+
+void AgentsTest::Begin(std::size_t bytes, const abi::Params& params) {
+  Start(bytes, params);
   ASSERT_EQ(agent_->Load(Ask("metadata")), Outcome::kSuccess);
   ASSERT_EQ(Ask("load " + agent_->Metadata()), "0");
 }

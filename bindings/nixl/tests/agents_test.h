@@ -25,6 +25,8 @@ abi::Params FastParams(const abi::Params& more = {});
 class AgentsTest : public ::testing::Test {
  protected:
   void Begin(std::size_t bytes, const abi::Params& params = FastParams());
+  // The same without loading.
+  void Start(std::size_t bytes, const abi::Params& params = FastParams());
   std::string Ask(std::string_view line);
   static Deadline Soon() { return Deadline::After(std::chrono::seconds(20)); }
   std::uint32_t PeerDigest() { return static_cast<std::uint32_t>(std::stoul(Ask("digest"))); }

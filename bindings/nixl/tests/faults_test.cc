@@ -15,6 +15,7 @@ namespace {
 
 using abi::Direction;
 using abi::Outcome;
+using ::testing::HasSubstr;
 
 constexpr std::size_t kSmallBytes = 1 << 20;
 constexpr std::size_t kLargeBytes = 64 << 20;
@@ -118,19 +119,42 @@ TEST_F(NixlFaultsTest, APeerThatIsKilledInTheMiddleDisconnectsAndItsNameMayComeB
 }
 
 TEST_F(NixlFaultsTest, APeerThatIsStoppedInTheMiddleDisconnects) {
-  BeginPaced();
-  auto transfer = Prepare(Direction::kRead, kLargeBytes);
-  ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+  for (const Direction direction : {Direction::kWrite, Direction::kRead}) {
+    BeginPaced();
+    auto transfer = Prepare(direction, kLargeBytes);
+    ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+    tests::MustDo(peer_->Stop(Soon()));
+    EXPECT_EQ(EndOf(&transfer), Outcome::kRemoteDisconnect);
+    peer_->Continue();
+    transfer.Release(Soon());
+    agent_.reset();
+  }
+}
+
+// Its kernel still accepts connections, so only time tells. connect_timeout has its default, which
+// is longer.
+TEST_F(NixlFaultsTest, APeerThatIsStoppedBeforeItIsConnectedDisconnects) {
+  Start(kSmallBytes);
+  const std::string metadata = Ask("metadata");
   tests::MustDo(peer_->Stop(Soon()));
-  EXPECT_EQ(EndOf(&transfer), Outcome::kRemoteDisconnect);
+  ASSERT_EQ(agent_->Load(metadata), Outcome::kSuccess);
+  for (const Direction direction : {Direction::kWrite, Direction::kRead}) {
+    auto transfer = Prepare(direction, kSmallBytes);
+    ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+    EXPECT_EQ(EndOf(&transfer), Outcome::kRemoteDisconnect);
+  }
+  // Its metadata is still loaded, so the next transfer connects.
   peer_->Continue();
+  auto transfer = Prepare(Direction::kWrite, kSmallBytes);
+  ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
+  EXPECT_EQ(transfer.Wait(Soon()), Outcome::kSuccess);
 }
 
 TEST_F(NixlFaultsTest, DeregistrationEndsTheTransfersThatUseTheMemory) {
   BeginPaced();
   auto transfer = Prepare(Direction::kWrite, kLargeBytes);
   ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
-  agent_->Deregister(0);
+  agent_->Deregister(memory_);
   EXPECT_EQ(transfer.Wait(Soon()), Outcome::kCanceled);
 }
 
@@ -178,6 +202,27 @@ TEST_F(NixlFaultsTest, WhoDoesNotHaveTheMetadataCannotNotify) {
   ASSERT_EQ(arrived.size(), 1U);
   EXPECT_EQ(arrived[0].first, kPeerName);
   EXPECT_TRUE(agent_->Await(1, Deadline::After(milliseconds(0))).empty());
+}
+
+TEST_F(NixlFaultsTest, WhoDoesNotHaveTheMetadataIsTold) {
+  Begin(kSmallBytes);
+  auto info = tests::Must(ConnectionInfo::Parse(OwnInfo()));
+  info.secret = Uuid::Random();
+  ::testing::internal::CaptureStderr();
+  {
+    StandInAgent guesser("guesser", FastParams());
+    ASSERT_EQ(guesser.engine().LoadConnectionInfo(kOwnName, info.Serialize()), Outcome::kSuccess);
+    const Deadline end = Soon();
+    Outcome outcome = Outcome::kSuccess;
+    while (outcome == Outcome::kSuccess && !end.expired()) {
+      outcome = guesser.engine().Notify(kOwnName, "forged");
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(outcome, Outcome::kRemoteDisconnect);
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log,
+              HasSubstr("FERRY: the connection to agent 'tested' was lost as soon as it was made"));
 }
 
 TEST_F(NixlFaultsTest, AThousandPeersOfWhichSixteenLiveAreServed) {

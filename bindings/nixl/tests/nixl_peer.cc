@@ -73,7 +73,7 @@ class Role {
   }
 
   Result<std::string> Deregister() {
-    agent_->Deregister(0);
+    agent_->Deregister(memory_);
     return std::string("ok");
   }
 

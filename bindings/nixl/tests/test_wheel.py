@@ -133,6 +133,60 @@ def test_a_peer_that_is_killed_disconnects_and_comes_back_under_its_name(started
     assert again.ask("agent.digest()") == one.ask("agent.digest()")
 
 
+@pytest.mark.parametrize("operation", ["WRITE", "READ"])
+@pytest.mark.parametrize("when", ["before it is connected", "in the middle"])
+def test_a_peer_that_is_stopped_disconnects(started, operation, when):
+    settings = {"FERRY_PEER_TIMEOUT": "2s", "FERRY_HEARTBEAT_INTERVAL": "200ms",
+                "FERRY_LANE_RATE_BYTES": "16MiB"}
+    one, other = started("one", **settings), started("other", **settings)
+    size = 1 << 26
+    remote = other.ask(f"agent.allocate({size}, 1)")
+    one.ask(f"agent.allocate({size}, 2)")
+    metadata = other.ask("agent.metadata()")
+    if when == "before it is connected":
+        os.kill(other.process.pid, signal.SIGSTOP)
+    assert one.ask(f"agent.load({metadata!r})") == "other"
+    if when == "in the middle":
+        one.ask(f"agent.prepare('s', {operation!r}, 'other', {remote}, [(0, 0, 64)])")
+        assert transfer(one, "s") == "DONE"
+    one.ask(f"agent.prepare('x', {operation!r}, 'other', {remote}, message=b'end')")
+    assert one.ask("agent.start('x')") == "PROC"
+    os.kill(other.process.pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    assert "RemoteDisconnect" in one.ask("agent.wait('x')")
+    took = time.monotonic() - stopped
+    print(f"a {operation} to a peer that was stopped {when} ended after {took:.1f} s")
+    assert took < 2 + 1 + 5  # the setting, what is allowed, and a busy machine
+
+
+def test_an_agent_transfers_to_itself(started):
+    one = started("one")
+    half = 1 << 19
+    address = one.ask(f"agent.allocate({2 * half}, 1)")
+    for key, operation in (("w", "WRITE"), ("r", "READ")):
+        one.ask(f"agent.memory[:{half}].fill({ord(key)})")
+        ranges = f"[(0, {half}, {half})]" if operation == "WRITE" else f"[({half}, 0, {half})]"
+        one.ask(f"agent.prepare({key!r}, {operation!r}, 'one', {address}, {ranges}, b'self')")
+        assert transfer(one, key) == "DONE"
+        assert one.ask(f"bool((agent.memory == {ord(key)}).all())")
+        assert one.ask("agent.await_notifications('one', 1)") == [(4, one.ask("hash_of(b'self')"))]
+        assert one.ask(f"agent.release({key!r})") is None
+    assert one.ask("agent.agent.send_notif('one', b'note')") is None
+    assert one.ask("agent.await_notifications('one', 1)") == [(4, one.ask("hash_of(b'note')"))]
+
+
+def test_a_peer_without_our_plugin_is_refused_and_the_agent_lives_on(started):
+    one, other = started("one"), started("other", "UCX", UCX_TLS="tcp,self")
+    for seed, process in enumerate((one, other)):
+        process.ask(f"agent.allocate(4096, {seed})")
+    for mine, peer in ((one, other), (other, one)):
+        assert "NIXL_ERR_BACKEND" in mine.ask(f"agent.load({peer.ask('agent.metadata()')!r})")
+    third = started("third")
+    addresses = connect(one, third)
+    assert one.ask(f"agent.prepare('w', 'WRITE', 'third', {addresses[1]})") < DEADLINE
+    assert transfer(one, "w") == "DONE"
+
+
 def test_errors_are_lines_in_nixls_form(started):
     one = started("one", NIXL_LOG_LEVEL="INFO")
     other = started("other")
@@ -152,3 +206,54 @@ def test_our_plugin_serves_programs_that_ask_for_ucx(started):
     assert transfer(one, "w") == "DONE"
     assert other.ask("agent.digest()") == one.ask("agent.digest()")
     assert "stands in for UCX" in one.end()
+
+
+LOAD = """
+from nixl_cu12._api import nixl_agent, nixl_agent_config
+agent = nixl_agent("a", nixl_agent_config(backends=[]))
+try:
+    agent.create_backend("FERRY")
+    print("created")
+except Exception as error:
+    print("refused:", error)
+print("plug-ins:", *agent.get_plugin_list())
+"""
+
+
+def load_in_a_nixl_of_version(version, site):
+    """Creates the back end in an agent of the wheel whose library has another version's text."""
+    import nixl_cu12
+    wheel = pathlib.Path(nixl_cu12.__file__).parents[1]
+    for folder in ("nixl_cu12", ".nixl_cu12.mesonpy.libs"):
+        (site / folder).mkdir()
+        for path in (wheel / folder).iterdir():
+            (site / folder / path.name).symlink_to(path)
+    (site / "nixl_cu12.libs").symlink_to(wheel / "nixl_cu12.libs")
+    common = site / ".nixl_cu12.mesonpy.libs" / "libnixl_common.so"
+    content = common.read_bytes()
+    common.unlink()
+    common.write_bytes(re.sub(rb"(NIXL version: \0)\d+\.\d+\.\d+\0",
+                              rb"\g<1>" + version.encode() + rb"\0", content))
+    return subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True,
+                          timeout=DEADLINE, env={**os.environ, "PYTHONPATH": str(site)}, check=True)
+
+
+def test_an_agent_of_another_major_version_is_refused_and_lives_on(tmp_path):
+    ran = load_in_a_nixl_of_version("2.5.1", tmp_path)
+    assert "refused: NIXL_ERR_NOT_FOUND" in ran.stdout and "POSIX" in ran.stdout, ran.stdout
+    refusals = re.findall(r"^E.*\] FERRY: NIXL 2\.5\.1 \(.*libnixl\.so\) cannot use this plug-in.*",
+                          ran.stderr, re.M)
+    assert len(refusals) == 1, ran.stderr
+
+
+def test_an_agent_of_a_newer_minor_version_is_warned(tmp_path):
+    ran = load_in_a_nixl_of_version("1.9.0", tmp_path)
+    assert "created" in ran.stdout, ran.stdout
+    warnings = re.findall(r"^W.*\] FERRY: NIXL 1\.9\.0 \(.*\) is newer", ran.stderr, re.M)
+    assert len(warnings) == 1, ran.stderr
+
+
+def test_the_interface_of_the_wheel_is_the_known_one(started):
+    text = started("one", NIXL_LOG_LEVEL="DEBUG").end()
+    assert re.search(r"^D.*\] FERRY: loaded by NIXL 1\.\d+\.\d+ \(.*\), whose back ends have 27 functions",
+                     text, re.M), text

@@ -1,6 +1,7 @@
 """One of two agents of NIXL's wheel, for test_wheel.py: obeys the lines of its standard input, which
 are Python expressions over this module, and answers each by one line."""
 import base64
+import importlib.util
 import os
 import sys
 import time
@@ -10,7 +11,8 @@ os.dup2(2, 1)  # what libraries print, from their import on
 
 import numpy
 
-from nixl_cu12._api import nixl_agent, nixl_agent_config
+WHEEL = next(name for name in ("nixl_cu13", "nixl_cu12") if importlib.util.find_spec(name))
+api = importlib.import_module(WHEEL + "._api")
 
 DEADLINE = 30.0  # seconds of each wait
 
@@ -19,7 +21,7 @@ class Agent:
     """An agent with one back end and one array of bytes."""
 
     def __init__(self, name, backend="FERRY"):
-        self.agent = nixl_agent(name, nixl_agent_config(backends=[backend]))
+        self.agent = api.nixl_agent(name, api.nixl_agent_config(backends=[backend]))
         self.memory = None
         self.handles = {}
 

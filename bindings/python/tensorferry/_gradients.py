@@ -51,7 +51,8 @@ def _gelu(approximate):
     return both
 
 
-_GATES = {
+# By op: (gradient of the product for the gate, first half) -> (gate, gradient for the first half).
+GATES = {
     "silu_and_mul": _silu,
     "gelu_and_mul": _gelu("none"),
     "gelu_tanh_and_mul": _gelu("tanh"),
@@ -62,7 +63,7 @@ def gated(name, grad, x):
     """Gradient of gate(first half) * second half, for x."""
     wide, x_wide = _wide(grad, x)
     first, second = x_wide.chunk(2, dim=-1)
-    gate, for_first = _GATES[name](wide * second, first)
+    gate, for_first = GATES[name](wide * second, first)
     return torch.cat((for_first, wide * gate), -1).to(x.dtype)
 
 
@@ -124,7 +125,7 @@ _BACKWARD = {
     "rms_norm": (
         lambda ctx, grad: (*rms_norm(grad, *ctx.saved_tensors, ctx.eps), None), _keep_for_norm),
     "add_rms_norm": (_backward_of_sum, _keep_total),
-    **{name: (_backward_of_gate(name), _keep(1)) for name in _GATES},
+    **{name: (_backward_of_gate(name), _keep(1)) for name in GATES},
 }
 
 

@@ -43,7 +43,7 @@ def _op(schema, fake):
         if _kernels.has_device_code:
             _library.impl(name, function, "CUDA")
         else:
-            _library.impl(name, getattr(_formulas, function.__name__), "CUDA")
+            _library.impl(name, getattr(_formulas, name), "CUDA")
         torch.library.register_fake(f"tensorferry::{name}", fake, lib=_library)
         _names.append(name)
         return function
@@ -81,25 +81,17 @@ def element_wise_mul_add(a, b, c):
     return out
 
 
-def _gated(x, gate):
-    out = _fake_gated(x)
-    _run("gated_mul", x, x, out, gate)
-    return out
+def _gated(name):
+    def gated(x):
+        out = _fake_gated(x)
+        _run("gated_mul", x, x, out, name)
+        return out
+
+    return gated
 
 
-@_op("silu_and_mul(Tensor x) -> Tensor", _fake_gated)
-def silu_and_mul(x):
-    return _gated(x, "silu")
-
-
-@_op("gelu_and_mul(Tensor x) -> Tensor", _fake_gated)
-def gelu_and_mul(x):
-    return _gated(x, "gelu")
-
-
-@_op("gelu_tanh_and_mul(Tensor x) -> Tensor", _fake_gated)
-def gelu_tanh_and_mul(x):
-    return _gated(x, "gelu_tanh")
+for _name in _gradients.GATES:
+    _op(f"{_name}(Tensor x) -> Tensor", _fake_gated)(_gated(_name))
 
 
 @_op("rms_norm(Tensor x, Tensor weight, float eps=1e-6) -> Tensor", _fake_like)

@@ -75,27 +75,27 @@ def element_wise_mul_add(a, b, c):
     return out
 
 
-def _gated(x, name, gate):
+def _gated(x, name):
     if _is_tensor(x):
         return _torch_op(name)(x)
     out = _empty_like(x[..., : x.shape[-1] // 2])
-    _core.kernels.gated_mul(_CPU, x, out, gate)
+    _core.kernels.gated_mul(_CPU, x, out, name)
     return out
 
 
 def silu_and_mul(x):
     """silu(first half) * second half of the last size."""
-    return _gated(x, "silu_and_mul", "silu")
+    return _gated(x, "silu_and_mul")
 
 
 def gelu_and_mul(x):
     """gelu(first half) * second half of the last size."""
-    return _gated(x, "gelu_and_mul", "gelu")
+    return _gated(x, "gelu_and_mul")
 
 
 def gelu_tanh_and_mul(x):
     """As gelu_and_mul, approximated by tanh."""
-    return _gated(x, "gelu_tanh_and_mul", "gelu_tanh")
+    return _gated(x, "gelu_tanh_and_mul")
 
 
 def rms_norm(x, weight, eps=1e-6):

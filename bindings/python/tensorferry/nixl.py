@@ -30,9 +30,18 @@ def own_plugin():
     return path
 
 
-def wheel_plugins(wheels=WHEELS):
-    """The folder of the plug-ins of the first of these wheels that is installed."""
-    for wheel in wheels:
+def preferred_wheels():
+    """The wheels, that first which NIXL's package `nixl` takes where several are installed."""
+    try:
+        major = importlib.import_module("nixl_meta_utils").detect_cuda_major()
+    except ImportError:
+        return WHEELS
+    return sorted(WHEELS, key=lambda wheel: wheel != f"nixl_cu{major}")
+
+
+def wheel_plugins():
+    """The folder of the plug-ins of the wheel that is installed."""
+    for wheel in preferred_wheels():
         spec = importlib.util.find_spec(wheel)
         if spec is None or not spec.submodule_search_locations:
             continue

@@ -20,6 +20,7 @@ on_each_device = pytest.mark.parametrize("device", DEVICES)
 of_each_type = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 SHAPE = (3, 5, 32)
+GATES = [name for name in kernels.__all__ if name.endswith("_and_mul")]
 
 
 def inputs_of(name, dtype=torch.float32, device="cpu"):
@@ -39,8 +40,7 @@ def inputs_of(name, dtype=torch.float32, device="cpu"):
     }.get(name, lambda: (normal(*rows[:-1], 2 * rows[-1]),))()
 
 
-NAMES = ["fused_add_gelu", "element_wise_mul_add", "silu_and_mul", "gelu_and_mul",
-         "gelu_tanh_and_mul", "rms_norm", "add_rms_norm"]
+NAMES = ["fused_add_gelu", "element_wise_mul_add", "rms_norm", "add_rms_norm", *GATES]
 of_each_op = pytest.mark.parametrize("name", NAMES)
 
 

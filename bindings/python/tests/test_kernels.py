@@ -20,15 +20,35 @@ def test_rms_norm_of_arrays():
     np.testing.assert_allclose(out, kernels.rms_norm(2 * x, weight), rtol=1e-5)
 
 
-def test_activations_of_arrays():
+def gelu(x):
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+GATES = {
+    "silu_and_mul": lambda x: x / (1 + np.exp(-x)),
+    "gelu_and_mul": gelu,
+    "gelu_tanh_and_mul": lambda x: x * 0.5 * (
+        1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in kernels.__all__ if name.endswith("_and_mul")])
+def test_gated_activations_of_arrays(name):
     x = np.random.randn(4, 10).astype(np.float16)
     a, b = x[:, :5].astype(np.float64), x[:, 5:].astype(np.float64)
-    np.testing.assert_allclose(kernels.silu_and_mul(x), a / (1 + np.exp(-a)) * b, atol=5e-3)
-    gelu = a * 0.5 * (1 + np.vectorize(math.erf)(a / math.sqrt(2)))
-    np.testing.assert_allclose(kernels.gelu_and_mul(x), gelu * b, atol=5e-3)
-    bias = np.zeros(10, np.float16)
-    np.testing.assert_allclose(
-        kernels.fused_add_gelu(x, bias)[:, :5], gelu, atol=5e-3)
+    np.testing.assert_allclose(getattr(kernels, name)(x), GATES[name](a) * b, atol=5e-3)
+
+
+def test_a_gate_that_is_unknown_is_named():
+    x = np.zeros((2, 4), np.float32)
+    with pytest.raises(tensorferry.InvalidArgument, match='no gated op "swish_and_mul"'):
+        kernels._gated(x, "swish_and_mul")
+
+
+def test_other_elementwise_ops_of_arrays():
+    x = np.random.randn(4, 10).astype(np.float16)
+    added = kernels.fused_add_gelu(x, np.zeros(10, np.float16))
+    np.testing.assert_allclose(added, gelu(x.astype(np.float64)), atol=5e-3)
     np.testing.assert_allclose(kernels.element_wise_mul_add(x, x, x), x.astype(float) ** 2 + x,
                                atol=2e-2)
 

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from tensorferry import _formulas, kernels  # noqa: E402
 
 ops = torch.ops.tensorferry
+GATES = [name for name in kernels.__all__ if name.endswith("_and_mul")]
 
 DEVICES = [
     "cpu",
@@ -106,8 +107,8 @@ ROWS = [(1, 8), (7, 769), (3, 5, 128), (0, 16), (129, 1024)]
 @on_each_device
 @of_each_type
 @pytest.mark.parametrize("shape", ROWS, ids=str)
-@pytest.mark.parametrize("name", ["fused_add_gelu", "rms_norm", "silu_and_mul", "gelu_and_mul",
-                                  "gelu_tanh_and_mul", "add_rms_norm", "element_wise_mul_add"])
+@pytest.mark.parametrize("name", ["fused_add_gelu", "rms_norm", "add_rms_norm", "element_wise_mul_add",
+                                  *GATES])
 def test_each_element_of_rows_is_right(name, shape, dtype, device):
     def x():
         return normal(shape, dtype, device)
@@ -251,9 +252,7 @@ def checked():
     x, weight = torch.randn(3, 16), torch.randn(16)
     yield ops.fused_add_gelu, (x, weight), {}
     yield ops.element_wise_mul_add, (x, x, x), {}
-    yield ops.silu_and_mul, (x,), {}
-    yield ops.gelu_and_mul, (x,), {}
-    yield ops.gelu_tanh_and_mul, (x,), {}
+    yield from ((getattr(ops, name), (x,), {}) for name in GATES)
     yield ops.rms_norm, (x, weight), {}
     yield ops.add_rms_norm, (x, x.clone(), weight), {}
     yield ops.add_rms_norm_, (x, x.clone(), weight), {}

@@ -2,6 +2,8 @@
 
 #include "ferry/kernels/gated/gated.h"
 
+#include <fmt/core.h>
+
 #include "ferry/kernels/argument.h"
 #include "ferry/kernels/gated/gated_plan.h"
 #include "ferry/kernels/op.h"
@@ -50,7 +52,17 @@ const char* NameOf(Gate gate) noexcept {
     case Gate::kGelu: return "gelu_and_mul";
     case Gate::kGeluTanh: return "gelu_tanh_and_mul";
   }
-  return "gated_mul";
+  return nullptr;
+}
+
+Result<Gate> GateNamed(std::string_view op) {
+  for (std::uint8_t number = 0;; ++number) {
+    const char* const name = NameOf(Gate{number});
+    if (name == nullptr) {
+      return Error(Code::kInvalidArgument, fmt::format("there is no gated op \"{}\"", op));
+    }
+    if (op == name) return Gate{number};
+  }
 }
 
 #ifdef FERRY_HAVE_CUDA
@@ -63,6 +75,10 @@ static Status LaunchGated(const GatedPlan& plan, cuda::StreamRef) {
 
 Result<GatedPlan> PlanGated(const GatedArgs& args) {
   const char* const op = NameOf(args.gate);
+  if (op == nullptr) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("gated_mul: there is no gate {}", static_cast<int>(args.gate)));
+  }
   const Argument x{op, "x", args.x};
   FERRY_TRY(x.IsView(1, kMaxRank));
   if (args.x.last() % 2 != 0) return x.Wrong("of an even last size, the gate and what it lets by");

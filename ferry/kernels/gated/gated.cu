@@ -4,6 +4,7 @@
 #include "ferry/kernels/activation.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/gated/gated_plan.h"
+#include "ferry/kernels/op.h"
 #include "ferry/kernels/tiles.cuh"
 #include "ferry/prim/grid_order.cuh"
 
@@ -12,9 +13,14 @@ namespace {
 
 template <class T, Gate kGate>
 __device__ __forceinline__ float Gated(float x) {
-  if constexpr (kGate == Gate::kSilu) return Silu<T>(x);
-  if constexpr (kGate == Gate::kGelu) return Gelu<T>(x);
-  return GeluTanh<T>(x);
+  if constexpr (kGate == Gate::kSilu) {
+    return Silu<T>(x);
+  } else if constexpr (kGate == Gate::kGelu) {
+    return Gelu<T>(x);
+  } else {
+    static_assert(kGate == Gate::kGeluTanh, "this gate has no formula");
+    return GeluTanh<T>(x);
+  }
 }
 
 // A thread's word of either half. Both loads are in flight before the store.
@@ -40,13 +46,15 @@ __global__ void __launch_bounds__(kTileThreads) GatedRows(const __grid_constant_
 
 using GatedKernel = void (*)(GatedPlan);
 
+// Null for a gate without a kernel.
 template <class T, int kWidth>
 GatedKernel ChosenGate(Gate gate) {
   switch (gate) {
+    case Gate::kSilu: return GatedRows<T, kWidth, Gate::kSilu>;
     case Gate::kGelu: return GatedRows<T, kWidth, Gate::kGelu>;
     case Gate::kGeluTanh: return GatedRows<T, kWidth, Gate::kGeluTanh>;
-    default: return GatedRows<T, kWidth, Gate::kSilu>;
   }
+  return nullptr;
 }
 
 }  // namespace
@@ -57,10 +65,10 @@ Status LaunchGated(const GatedPlan& plan, cuda::StreamRef stream) {
                                   .early = true};
   return WithFloatType(plan.dtype, [&](auto number) {
     using T = decltype(number);
-    return cuda::Launch(
-        stream, NameOf(plan.activation), config,
-        plan.wide ? ChosenGate<T, kPacked<T>>(plan.activation) : ChosenGate<T, 1>(plan.activation),
-        plan);
+    const char* const op = NameOf(plan.activation);
+    const GatedKernel kernel =
+        plan.wide ? ChosenGate<T, kPacked<T>>(plan.activation) : ChosenGate<T, 1>(plan.activation);
+    return kernel == nullptr ? NoDeviceCode(op) : cuda::Launch(stream, op, config, kernel, plan);
   });
 }
 

@@ -214,6 +214,25 @@ TEST(GatedPlan, WrongArgumentsAreNamedWithWhatTheyMustBe) {
   EXPECT_EQ(GatedRefusal(args), "silu_and_mul: x has 0 sizes; it must have 1 to 4");
 }
 
+TEST(GatedPlan, AnUnknownGateIsRefusedByItsValue) {
+  GatedArgs args = GatedAt(4, 64);
+  args.gate = Gate{99};
+  EXPECT_EQ(GatedRefusal(args), "gated_mul: there is no gate 99");
+  EXPECT_EQ(NameOf(args.gate), nullptr);
+}
+
+TEST(GatedPlan, GatesAreFoundByTheNamesOfTheirOps) {
+  for (const Gate gate : kGates) {
+    const auto found = GateNamed(NameOf(gate));
+    ASSERT_TRUE(found) << found.error().ToString();
+    EXPECT_EQ(*found, gate);
+  }
+  const auto unknown = GateNamed("swish_and_mul");
+  ASSERT_FALSE(unknown);
+  EXPECT_EQ(unknown.error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(unknown.error().message(), "there is no gated op \"swish_and_mul\"");
+}
+
 TEST(GatedPlan, TheFirstHalfOfManySizesMayBeTheOutput) {
   for (const std::int64_t outer : {1, 2}) {
     GatedArgs args;

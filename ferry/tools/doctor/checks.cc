@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "ferry/tools/doctor/nccl.h"
+#include "ferry/tools/doctor/nixl.h"
 #include "ferry/tools/doctor/tcpx.h"
 
 namespace ferry::tools {
@@ -47,6 +48,7 @@ std::vector<Check> Examine(Context context) {
   }
   Append(CheckTcpx(context.system, context.tcpx, checks, within(kCommands)), &checks);
   Append(CheckNccl(context.system, context.config, context.nccl, within(kCommands)), &checks);
+  Append(CheckNixl(context.system, context.config, context.nixl, within(kCommands)), &checks);
   return checks;
 }
 

@@ -21,6 +21,7 @@ struct Context {
   std::optional<net::Address> peer;  // as it was given: with a port
   bool tcpx = false;                 // check GPUDirect-TCPX even without a sign of it
   bool nccl = false;                 // check NCCL's requirements even without a sign of them
+  bool nixl = false;                 // check NIXL's requirements even without a sign of them
 
   std::vector<net::Address> resolved;  // of the peer
   std::vector<std::string>

@@ -23,6 +23,7 @@ struct DoctorJob {
   std::vector<std::string> settings;
   bool tcpx = false;
   bool nccl = false;
+  bool nixl = false;
   bool json = false;
 };
 
@@ -54,6 +55,7 @@ Result<ExitCode> RunDoctor(const DoctorJob& job) {
   context.system = system.get();
   context.tcpx = job.tcpx;
   context.nccl = job.nccl;
+  context.nixl = job.nixl;
   FERRY_TRY_ASSIGN(context.config, SettingsFor(job, &wrong));
   FERRY_TRY_ASSIGN(context.peer, PeerOf(job));
   std::vector<Check> checks{CheckSettings(system.get(), wrong)};
@@ -80,6 +82,9 @@ void DeclareDoctor(CLI::App* app, Invocation* invocation) {
   app->add_flag("--nccl", job.nccl,
                 "Also check the requirements of libnccl-net-ferry.so as NCCL's network if "
                 "NCCL_NET_PLUGIN is not set");
+  app->add_flag("--nixl", job.nixl,
+                "Also check the requirements of libplugin_FERRY.so as NIXL's back end if "
+                "NIXL_PLUGIN_DIR is not set");
   DeclarePeerSettings(app, &job.settings);
   DeclareJson(app, invocation);
   app->callback([invocation] {

@@ -6,7 +6,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 #include <utility>
 
@@ -23,22 +22,12 @@ constexpr std::uint64_t kUsualChannels = 8;  // of send and receive between two 
 constexpr std::uint64_t kUsualLanes = 4;
 constexpr std::uint64_t kWantedDescriptors = 4096;
 
-std::vector<std::string> SplitAt(std::string_view text, char mark) {
-  std::vector<std::string> parts;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find(mark, at), text.size());
-    if (end > at) parts.emplace_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return parts;
-}
-
 bool IsWord(const std::string& text, const char* word) {
   return ::strcasecmp(text.c_str(), word) == 0;
 }
 
 // Parses the output of ldconfig(8): "     libm.so.6 (libc6,x86-64) => /lib/libm.so.6".
-std::optional<std::string> InLoaderCache(const NcclSetup& setup, const std::string& name) {
+std::optional<std::string> InLoaderCache(const PluginSetup& setup, const std::string& name) {
   const auto cache = setup.system->Run({"ldconfig", "-p"}, setup.deadline);
   if (!cache) return std::nullopt;
   for (const std::string& line : SplitAt(cache->out, '\n')) {
@@ -52,7 +41,7 @@ std::optional<std::string> InLoaderCache(const NcclSetup& setup, const std::stri
 }
 
 // As the loader finds it, but for folders that NCCL's own library names.
-std::optional<std::string> FindFile(const NcclSetup& setup, const std::string& name) {
+std::optional<std::string> FindFile(const PluginSetup& setup, const std::string& name) {
   if (name.find('/') != std::string::npos) {
     return setup.system->StateOf(name) ? std::optional(name) : std::nullopt;
   }
@@ -66,7 +55,7 @@ std::optional<std::string> FindFile(const NcclSetup& setup, const std::string& n
 
 // By the names that NCCL tries for a plugin.
 // A name alone, "ferry", stands for libnccl-net-ferry.so.
-std::optional<std::string> FindPluginFile(const NcclSetup& setup, const std::string& name,
+std::optional<std::string> FindPluginFile(const PluginSetup& setup, const std::string& name,
                                           const char* prefix) {
   if (auto found = FindFile(setup, name)) return found;
   if (name.find('/') != std::string::npos || name.ends_with(".so")) return std::nullopt;
@@ -74,18 +63,13 @@ std::optional<std::string> FindPluginFile(const NcclSetup& setup, const std::str
 }
 
 // The first that NCCL tries; later ones only where it cannot be used.
-std::string PluginOf(const NcclSetup& setup) {
+std::string PluginOf(const PluginSetup& setup) {
   const auto names = SplitAt(setup.Variable("NCCL_NET_PLUGIN").value_or("libnccl-net.so"), ',');
   return names.empty() ? std::string() : names.front();
 }
 
-std::optional<std::string> PathOfPlugin(const NcclSetup& setup) {
+std::optional<std::string> PathOfPlugin(const PluginSetup& setup) {
   return FindPluginFile(setup, PluginOf(setup), "libnccl-net");
-}
-
-void AddTo(Check* check, Verdict verdict, const std::string& text) {
-  check->verdict = std::max(check->verdict, verdict);
-  check->evidence += (check->evidence.empty() ? "" : "; ") + text;
 }
 
 // "2.36" as (2, 36); nothing for what is no such text.
@@ -118,28 +102,6 @@ std::string TextOf(const GlibcVersion& version) {
   return fmt::format("{}.{}", version.first, version.second);
 }
 
-// The libraries that the loader cannot find, determined without running any code of the library.
-void AddLoading(const NcclSetup& setup, const std::string& path, Check* check) {
-  // Programs are started without the user's variables; of these the loader needs one.
-  std::vector<std::string> command = {"ldd", path};
-  if (const auto folders = setup.Variable("LD_LIBRARY_PATH")) {
-    command = {"env", fmt::format("LD_LIBRARY_PATH={}", *folders), "ldd", path};
-  }
-  const auto listed = setup.system->Run(command, setup.deadline);
-  if (!listed) return AddTo(check, Verdict::kNote, listed.error().message());
-  for (const std::string& line : SplitAt(listed->out + "\n" + listed->err, '\n')) {
-    if (line.find("not found") == std::string::npos) continue;
-    const std::size_t begin = line.find_first_not_of(" \t");
-    AddTo(check, Verdict::kProblem, line.substr(begin));
-    check->fix = fmt::format("ldd {}  # then install what is not found", ShellWord(path));
-  }
-  if (check->verdict == Verdict::kOk && listed->exit_code != 0) {
-    AddTo(check, Verdict::kProblem,
-          fmt::format("which ldd does not take for a shared library (exit code {})",
-                      listed->exit_code));
-  }
-}
-
 // Whether a list as NCCL_SOCKET_IFNAME has it selects the interface.
 bool Takes(const std::string& list, const std::string& interface) {
   const bool excludes = list.starts_with("^");
@@ -154,7 +116,7 @@ bool Takes(const std::string& list, const std::string& interface) {
   return named != excludes;
 }
 
-void AddInterfaces(const NcclSetup& setup, Check* check) {
+void AddInterfaces(const PluginSetup& setup, Check* check) {
   const auto list = setup.Variable("NCCL_SOCKET_IFNAME");
   if (!list) return;
   std::string taken;
@@ -164,14 +126,15 @@ void AddInterfaces(const NcclSetup& setup, Check* check) {
       taken += (taken.empty() ? "" : " ") + local.interface;
     }
   }
-  if (!taken.empty()) return AddTo(check, Verdict::kOk, fmt::format("which takes {}", taken));
-  AddTo(check, Verdict::kProblem,
-        fmt::format("NCCL_SOCKET_IFNAME={} takes no interface that has an address", *list));
+  if (!taken.empty()) return AddFinding(Verdict::kOk, fmt::format("which takes {}", taken), check);
+  AddFinding(Verdict::kProblem,
+             fmt::format("NCCL_SOCKET_IFNAME={} takes no interface that has an address", *list),
+             check);
   check->fix = "unset NCCL_SOCKET_IFNAME";
 }
 
 // NCCL's library in the wheel of a Python environment.
-std::optional<std::string> FindWheel(const NcclSetup& setup) {
+std::optional<std::string> FindWheel(const PluginSetup& setup) {
   for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
     const std::string folder = setup.Variable(variable).value_or(std::string()) + "/lib";
     const auto versions = setup.system->List(folder);
@@ -186,7 +149,7 @@ std::optional<std::string> FindWheel(const NcclSetup& setup) {
 
 // By the name of the file that a link leads to, or by the wheel's folder of facts:
 // "nvidia_nccl_cu12-2.28.9.dist-info". Empty where neither tells.
-std::string VersionOfNccl(const NcclSetup& setup, const std::string& path) {
+std::string VersionOfNccl(const PluginSetup& setup, const std::string& path) {
   constexpr std::string_view kSuffix = ".so.";
   const auto real = setup.system->RealPath(path);
   const std::size_t suffix = real ? real->rfind(kSuffix) : std::string::npos;
@@ -208,15 +171,9 @@ std::string VersionOfNccl(const NcclSetup& setup, const std::string& path) {
 
 }  // namespace
 
-std::optional<std::string> NcclSetup::Variable(const std::string& name) const {
-  const auto found = environment.find(name);
-  if (found == environment.end() || found->second.empty()) return std::nullopt;
-  return found->second;
-}
-
 std::vector<Check> CheckNccl(SystemView* system, const Config& config, bool asked,
                              Deadline deadline) {
-  const NcclSetup setup{system, config, system->Environment(), deadline};
+  const PluginSetup setup{system, config, system->Environment(), deadline};
   if (!asked && !setup.Variable("NCCL_NET_PLUGIN")) {
     return {
         {"nccl", Verdict::kSkipped, "NCCL_NET_PLUGIN is not set; --nccl looks nevertheless", ""}};
@@ -230,7 +187,7 @@ std::vector<Check> CheckNccl(SystemView* system, const Config& config, bool aske
 }
 
 // Looks at files only: loading the plugin would run its code in the doctor's process.
-Check CheckNcclPlugin(const NcclSetup& setup) {
+Check CheckNcclPlugin(const PluginSetup& setup) {
   Check check{"nccl_plugin", Verdict::kOk, "", ""};
   const std::string name = PluginOf(setup);
   const std::string use = fmt::format("export NCCL_NET_PLUGIN=/path/to/{}", kPluginFile);
@@ -245,25 +202,15 @@ Check CheckNcclPlugin(const NcclSetup& setup) {
     return check;
   }
   check.evidence = *path;
-  const auto state = setup.system->StateOf(*path);
-  if (!state) {
-    AddTo(&check, Verdict::kProblem, state.error().message());
-  } else if (state->kind != PathState::Kind::kFile || !state->readable) {
-    AddTo(&check, Verdict::kProblem, "which is not a readable file");
-    check.fix = fmt::format("ls -ld {}", ShellWord(*path));
-  } else if (state->noexec) {
-    AddTo(&check, Verdict::kProblem, "on a mount with noexec, from where nothing can be loaded");
-  } else {
-    AddLoading(setup, *path, &check);
-  }
+  AddLoading(setup, *path, &check);
   if (check.verdict == Verdict::kOk && path->find(kPluginFile) == std::string::npos) {
-    AddTo(&check, Verdict::kNote, fmt::format("which is another plugin than {}", kPluginFile));
+    AddFinding(Verdict::kNote, fmt::format("which is another plugin than {}", kPluginFile), &check);
     check.fix = use;
   }
   return check;
 }
 
-Check CheckNcclGlibc(const NcclSetup& setup) {
+Check CheckNcclGlibc(const PluginSetup& setup) {
   Check check{"nccl_glibc", Verdict::kOk, "", ""};
   const auto path = PathOfPlugin(setup);
   if (!path) return Skipped(check.id, Error(Code::kUnavailable, "no plugin was found"));
@@ -289,7 +236,7 @@ Check CheckNcclGlibc(const NcclSetup& setup) {
   return check;
 }
 
-Check CheckNcclLibrary(const NcclSetup& setup) {
+Check CheckNcclLibrary(const PluginSetup& setup) {
   Check check{"nccl_library", Verdict::kOk, "", ""};
   auto path = FindFile(setup, kNcclFile);
   if (!path) path = FindWheel(setup);
@@ -306,31 +253,32 @@ Check CheckNcclLibrary(const NcclSetup& setup) {
   return check;
 }
 
-Check CheckNcclVariables(const NcclSetup& setup) {
+Check CheckNcclVariables(const PluginSetup& setup) {
   Check check{"nccl_variables", Verdict::kOk, "", ""};
   for (const auto& [name, value] : setup.environment) {
     if (!name.starts_with("NCCL_") || value.empty()) continue;
-    AddTo(&check, Verdict::kOk, fmt::format("{}={}", name, value));
+    AddFinding(Verdict::kOk, fmt::format("{}={}", name, value), &check);
   }
   if (check.evidence.empty()) check.evidence = "none of NCCL's is set";
   if (const auto net = setup.Variable("NCCL_NET"); net && !IsWord(*net, kPluginName)) {
-    AddTo(&check, Verdict::kProblem,
-          fmt::format("NCCL_NET={} is another network than Ferry", *net));
+    AddFinding(Verdict::kProblem, fmt::format("NCCL_NET={} is another network than Ferry", *net),
+               &check);
     check.fix = "unset NCCL_NET";
   }
   AddInterfaces(setup, &check);
   for (const char* bound : {"NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NRINGS",
                             "NCCL_MIN_NRINGS", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS"}) {
     if (!setup.Variable(bound)) continue;
-    AddTo(&check, Verdict::kNote,
-          fmt::format("{} bounds NCCL's channels, so FERRY_NCCL_CHANNELS may not count; give all "
-                      "ranks the same",
-                      bound));
+    AddFinding(Verdict::kNote,
+               fmt::format("{} bounds NCCL's channels, so FERRY_NCCL_CHANNELS may not count; give "
+                           "all ranks the same",
+                           bound),
+               &check);
   }
   return check;
 }
 
-Check CheckNcclTuner(const NcclSetup& setup) {
+Check CheckNcclTuner(const PluginSetup& setup) {
   Check check{"nccl_tuner", Verdict::kOk, "the one in NCCL's network plugin", ""};
   const auto named = setup.Variable("NCCL_TUNER_PLUGIN");
   if (named && IsWord(*named, "none")) {
@@ -362,7 +310,7 @@ Check CheckNcclTuner(const NcclSetup& setup) {
   return check;
 }
 
-Check CheckNcclFiles(const NcclSetup& setup) {
+Check CheckNcclFiles(const PluginSetup& setup) {
   Check check{"nccl_files", Verdict::kOk, "", ""};
   const Limit limit = setup.system->LimitOf(RLIMIT_NOFILE);
   const std::uint64_t lanes =

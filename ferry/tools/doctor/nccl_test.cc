@@ -35,7 +35,7 @@ FakeSystem NcclMachine() {
   return system;
 }
 
-NcclSetup NcclSetupOf(FakeSystem* system) {
+PluginSetup NcclSetupOf(FakeSystem* system) {
   return {system, Config(), system->Environment(), Soon()};
 }
 

@@ -56,4 +56,23 @@ void DeclareDoctor(CLI::App* app, Invocation* invocation);
 void DeclareCopyBench(CLI::App* app, Invocation* invocation);
 void DeclareKernelBench(CLI::App* app, Invocation* invocation);
 
+struct Subcommand {
+  const char* name;
+  const char* summary;
+  void (*declare)(CLI::App* app, Invocation* invocation);
+};
+
+// In the order of `ferry --help`.
+inline constexpr Subcommand kSubcommands[] = {
+    {"perf", "Measure bandwidth and latency between two processes", DeclarePerf},
+    {"transfer", "Move one file or message and verify it at the receiver", DeclareTransfer},
+    {"info", "Show version, machine and every setting", DeclareInfo},
+    {"doctor", "Check what keeps this machine from moving tensors, and print how to fix it",
+     DeclareDoctor},
+    {"copy-bench", "Measure copies between host and GPU memory and within it, for each executor",
+     DeclareCopyBench},
+    {"kernel-bench", "Measure the inference kernels and compare them with copy bandwidth",
+     DeclareKernelBench},
+};
+
 }  // namespace ferry::tools

@@ -7,7 +7,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <sstream>
 
 #include "ferry/tools/support/report.h"
@@ -18,21 +17,12 @@ namespace {
 
 constexpr auto kServerStart = std::chrono::seconds(30);
 
-struct Declared {
-  const char* name;
-  void (*declare)(CLI::App* app, Invocation* invocation);
-};
-constexpr std::array kDeclared = {Declared{"perf", DeclarePerf},
-                                  Declared{"transfer", DeclareTransfer},
-                                  Declared{"info", DeclareInfo},
-                                  Declared{"doctor", DeclareDoctor},
-                                  Declared{"copy-bench", DeclareCopyBench},
-                                  Declared{"kernel-bench", DeclareKernelBench}};
-
 Status ParseAndRun(const CommandLine& arguments, Invocation* invocation) {
   CLI::App app("", "ferry");
   app.require_subcommand(1);
-  for (const Declared& one : kDeclared) one.declare(app.add_subcommand(one.name), invocation);
+  for (const Subcommand& one : kSubcommands) {
+    one.declare(app.add_subcommand(one.name), invocation);
+  }
   CommandLine reversed(arguments.rbegin(), arguments.rend());  // as the parser takes them
   try {
     app.parse(std::move(reversed));

@@ -57,6 +57,8 @@ StandInAgent::StandInAgent(std::string name, const abi::Params& params, const ab
   Require(engine_->SupportsRemote() && engine_->SupportsNotifications(), "no remote operations");
   Require(engine_->ConnectionInfo(info) == abi::Outcome::kSuccess && !info.empty(),
           "no connection information");
+  Require(engine_->SupportsLocal() && engine_->Connect(name_) == abi::Outcome::kSuccess,
+          "no transfers to itself");
 }
 
 StandInAgent::~StandInAgent() {
@@ -79,13 +81,25 @@ abi::Outcome StandInAgent::Register(std::span<std::byte> memory, abi::Memory kin
   if (outcome != abi::Outcome::kSuccess) return outcome;
   Require(engine_->PublicData(entry.metadata, entry.blob.blob) == abi::Outcome::kSuccess,
           "memory cannot be described");
+  Entry own = entry;
+  own.peer = name_;
+  Require(engine_->LoadLocalMetadata(entry.metadata, own.metadata) == abi::Outcome::kSuccess,
+          "memory cannot be loaded as the agent's own");
   entries_.push_back(std::move(entry));
+  entries_.push_back(std::move(own));
   return outcome;
 }
 
-void StandInAgent::Deregister(std::size_t index) {
-  (void)engine_->Deregister(entries_[index].metadata);
-  entries_.erase(entries_.begin() + static_cast<std::ptrdiff_t>(index));
+void StandInAgent::Deregister(std::span<std::byte> memory) {
+  const Range range{reinterpret_cast<std::uintptr_t>(memory.data()), memory.size()};
+  const Entry* const own = Find(range, name_);
+  const Entry* const entry = Find(range, "");
+  Require(own != nullptr && entry != nullptr, "memory that is not registered");
+  (void)engine_->UnloadMetadata(own->metadata);
+  (void)engine_->Deregister(entry->metadata);
+  std::erase_if(entries_, [&, address = entry->blob.at.address](const Entry& other) {
+    return other.blob.at.address == address && (other.peer.empty() || other.peer == name_);
+  });
 }
 
 std::string StandInAgent::Metadata() const {

@@ -40,7 +40,7 @@ class StandInAgent {
 
   // Registers memory that outlives the agent, or its Deregister().
   abi::Outcome Register(std::span<std::byte> memory, abi::Memory kind = abi::Memory::kDram);
-  void Deregister(std::size_t index);
+  void Deregister(std::span<std::byte> memory);
   // All that a peer has to load, on one line.
   std::string Metadata() const;
   // Loads a peer's metadata and returns how that ended.
@@ -88,7 +88,8 @@ class StandInAgent {
     abi::BlobDescriptor blob;
     abi::Memory kind{};
     abi::Metadata* metadata = nullptr;
-    std::string peer;  // empty: own memory
+    // Empty: own memory. The agent's own name: the same memory, as the peer of transfers to itself.
+    std::string peer;
   };
 
   const Entry* Find(const Range& range, const std::string& peer) const;

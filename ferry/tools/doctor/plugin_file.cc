@@ -1,0 +1,77 @@
+// Looks at the file of a plug-in as the loader would.
+#include "ferry/tools/doctor/plugin_file.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+namespace ferry::tools {
+namespace {
+
+// "version `GLIBC_2.38' not found", "libssl.so.3 => not found", "undefined symbol: foo (./lib.so)"
+bool IsMissing(std::string_view line) {
+  return line.find("not found") != std::string_view::npos ||
+         line.find("undefined symbol") != std::string_view::npos;
+}
+
+// The libraries and symbols that the loader does not find, without running code of the library.
+void AddMissing(const PluginSetup& setup, const std::string& path, Check* check) {
+  // Programs are started without the user's variables; of these the loader needs one.
+  std::vector<std::string> command = {"ldd", "-r", path};
+  if (const auto folders = setup.Variable("LD_LIBRARY_PATH")) {
+    command.insert(command.begin(), {"env", fmt::format("LD_LIBRARY_PATH={}", *folders)});
+  }
+  const auto listed = setup.system->Run(command, setup.deadline);
+  if (!listed) return AddFinding(Verdict::kNote, listed.error().message(), check);
+  for (const std::string& line : SplitAt(listed->out + "\n" + listed->err, '\n')) {
+    if (!IsMissing(line)) continue;
+    AddFinding(Verdict::kProblem, line.substr(line.find_first_not_of(" \t")), check);
+    check->fix = fmt::format("ldd -r {}  # then install what is not found", ShellWord(path));
+  }
+  if (check->verdict == Verdict::kOk && listed->exit_code != 0) {
+    AddFinding(Verdict::kProblem,
+               fmt::format("which ldd does not take for a shared library (exit code {})",
+                           listed->exit_code),
+               check);
+  }
+}
+
+}  // namespace
+
+std::optional<std::string> PluginSetup::Variable(const std::string& name) const {
+  const auto found = environment.find(name);
+  if (found == environment.end() || found->second.empty()) return std::nullopt;
+  return found->second;
+}
+
+std::vector<std::string> SplitAt(std::string_view text, char mark) {
+  std::vector<std::string> parts;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(mark, at), text.size());
+    if (end > at) parts.emplace_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return parts;
+}
+
+void AddFinding(Verdict verdict, const std::string& text, Check* check) {
+  check->verdict = std::max(check->verdict, verdict);
+  check->evidence += (check->evidence.empty() ? "" : "; ") + text;
+}
+
+void AddLoading(const PluginSetup& setup, const std::string& path, Check* check) {
+  const auto state = setup.system->StateOf(path);
+  if (!state) {
+    AddFinding(Verdict::kProblem, state.error().message(), check);
+  } else if (state->kind != PathState::Kind::kFile || !state->readable) {
+    AddFinding(Verdict::kProblem, "which is not a readable file", check);
+    check->fix = fmt::format("ls -ld {}", ShellWord(path));
+  } else if (state->noexec) {
+    AddFinding(Verdict::kProblem, "on a mount with noexec, from where nothing can be loaded",
+               check);
+  } else {
+    AddMissing(setup, path, check);
+  }
+}
+
+}  // namespace ferry::tools
