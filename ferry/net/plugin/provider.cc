@@ -6,7 +6,6 @@
 #include <string_view>
 #include <utility>
 
-#include "ferry/core/log.h"
 #include "ferry/core/log_limiter.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/net/accept_gate.h"
@@ -137,6 +136,7 @@ class PluginProvider final : public Provider {
   Capabilities capabilities() const override {
     Capabilities capabilities = control_->capabilities();
     capabilities.spliced_pages = false;
+    capabilities.tls = false;  // it would not cover the payloads
     capabilities.registered_memory = true;
     return capabilities;
   }
@@ -206,12 +206,6 @@ Result<std::unique_ptr<Provider>> CreateProvider(const Config& config,
   LaneTerms terms;
   FERRY_TRY_ASSIGN(terms.plugin, Plugin::Open(path));
   terms.chunk_bytes = chunk_bytes;
-  if (config.tls != TlsMode::kOff) {
-    Log(LogLevel::kWarn, "plugin",
-        "payloads over network plugin {} are not encrypted: TLS covers the TCP lanes beside it, "
-        "which carry metadata and small payloads",
-        terms.plugin->name());
-  }
   if (auto devices = cuda::OpenDevices(config); devices) terms.api = *devices;
   return std::unique_ptr<Provider>(std::make_unique<PluginProvider>(terms, std::move(control)));
 }

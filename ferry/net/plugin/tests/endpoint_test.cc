@@ -156,6 +156,18 @@ TEST(EndpointOverAPlugin, IsRefusedByAPeerThatUsesNone) {
   EXPECT_EQ(back.error().code(), Code::kCorrupt) << back.error().ToString();
 }
 
+// TLS would not cover the payloads.
+TEST(EndpointOverAPlugin, IsNotCreatedWithTls) {
+  StandIn standin({});
+  (void)Must(standin.Open());
+  Config config = ConfigFor("plugin:" + standin.path());
+  config.tls = TlsMode::kCert;
+  const auto created = Endpoint::Create(config);
+  ASSERT_FALSE(created);
+  EXPECT_EQ(created.error().code(), Code::kUnsupported) << created.error().ToString();
+  EXPECT_THAT(created.error().message(), HasSubstr("has no TLS"));
+}
+
 TEST(EndpointOverAPlugin, IsNotCreatedWithoutItsPlugin) {
   const auto created = Endpoint::Create(ConfigFor("plugin:/nowhere/libnccl-net.so"));
   ASSERT_FALSE(created);
