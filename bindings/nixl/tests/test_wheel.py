@@ -1,5 +1,6 @@
 """The back end in NIXL's own agent, as its wheel has it, in two processes."""
 import ast
+import importlib.util
 import os
 import pathlib
 import re
@@ -12,6 +13,7 @@ import time
 import pytest
 
 DEADLINE = 60.0
+WHEEL = next(name for name in ("nixl_cu13", "nixl_cu12") if importlib.util.find_spec(name))
 PROGRAM = pathlib.Path(__file__).with_name("wheel_agent.py")
 
 
@@ -209,7 +211,7 @@ def test_our_plugin_serves_programs_that_ask_for_ucx(started):
 
 
 LOAD = """
-from nixl_cu12._api import nixl_agent, nixl_agent_config
+from WHEEL._api import nixl_agent, nixl_agent_config
 agent = nixl_agent("a", nixl_agent_config(backends=[]))
 try:
     agent.create_backend("FERRY")
@@ -222,19 +224,18 @@ print("plug-ins:", *agent.get_plugin_list())
 
 def load_in_a_nixl_of_version(version, site):
     """Creates the back end in an agent of the wheel whose library has another version's text."""
-    import nixl_cu12
-    wheel = pathlib.Path(nixl_cu12.__file__).parents[1]
-    for folder in ("nixl_cu12", ".nixl_cu12.mesonpy.libs"):
+    wheel = pathlib.Path(importlib.util.find_spec(WHEEL).origin).parents[1]
+    for folder in (WHEEL, f".{WHEEL}.mesonpy.libs"):
         (site / folder).mkdir()
         for path in (wheel / folder).iterdir():
             (site / folder / path.name).symlink_to(path)
-    (site / "nixl_cu12.libs").symlink_to(wheel / "nixl_cu12.libs")
-    common = site / ".nixl_cu12.mesonpy.libs" / "libnixl_common.so"
+    (site / f"{WHEEL}.libs").symlink_to(wheel / f"{WHEEL}.libs")
+    common = site / f".{WHEEL}.mesonpy.libs" / "libnixl_common.so"
     content = common.read_bytes()
     common.unlink()
     common.write_bytes(re.sub(rb"(NIXL version: \0)\d+\.\d+\.\d+\0",
                               rb"\g<1>" + version.encode() + rb"\0", content))
-    return subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True,
+    return subprocess.run([sys.executable, "-c", LOAD.replace("WHEEL", WHEEL)], capture_output=True, text=True,
                           timeout=DEADLINE, env={**os.environ, "PYTHONPATH": str(site)}, check=True)
 
 
