@@ -1,5 +1,6 @@
 """The back end in NIXL's own agent, as its wheel has it, in two processes."""
 import ast
+import importlib.util
 import os
 import pathlib
 import re
@@ -13,6 +14,7 @@ import pytest
 
 DEADLINE = 60.0
 PROGRAM = pathlib.Path(__file__).with_name("wheel_agent.py")
+FOLDER_MAKER = pathlib.Path(__file__).parents[2] / "python" / "tensorferry" / "nixl.py"
 
 
 class Process:
@@ -257,3 +259,30 @@ def test_the_interface_of_the_wheel_is_the_known_one(started):
     text = started("one", NIXL_LOG_LEVEL="DEBUG").end()
     assert re.search(r"^D.*\] FERRY: loaded by NIXL 1\.\d+\.\d+ \(.*\), whose back ends have 27 functions",
                      text, re.M), text
+
+
+def test_the_maker_of_the_folder_says_that_the_wheel_is_missing():
+    # -S: without site-packages.
+    ended = subprocess.run([sys.executable, "-S", FOLDER_MAKER, "--plugin", FOLDER_MAKER],
+                           capture_output=True, text=True, timeout=DEADLINE)
+    assert ended.returncode == 1 and ended.stdout == ""
+    assert ended.stderr.strip() == ("tensorferry.nixl: none of nixl_cu13, nixl_cu12 is installed; "
+                                    "pip install nixl")
+
+
+def test_two_makers_of_the_folder_may_remove_the_same_link(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("folder_maker", FOLDER_MAKER)
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    is_symlink = pathlib.Path.is_symlink
+
+    def removed_by_the_other(path):
+        if not is_symlink(path):
+            return False
+        os.unlink(path)
+        return True
+
+    (tmp_path / "stale").symlink_to("nowhere")
+    monkeypatch.setattr(pathlib.Path, "is_symlink", removed_by_the_other)
+    maker.fill(tmp_path, {"libplugin.so": "somewhere"})
+    assert os.listdir(tmp_path) == ["libplugin.so"]

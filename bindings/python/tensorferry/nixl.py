@@ -49,7 +49,7 @@ def wheel_plugins():
         folder = site / f".{wheel}.mesonpy.libs" / "plugins"
         if folder.is_dir():
             return folder
-    raise NotFound(f"none of {', '.join(wheels)} is installed; pip install nixl")
+    raise NotFound(f"none of {', '.join(WHEELS)} is installed; pip install nixl")
 
 
 def link(target, path):
