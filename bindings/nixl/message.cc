@@ -180,7 +180,7 @@ void NotificationJob::Advance() {
 std::optional<Status> NotificationJob::Step() {
   const std::lock_guard lock(mutex_);
   if (over_) return std::nullopt;
-  const auto ended = message_.Advance(&*connection_, courier_, shared_from_this());
+  auto ended = message_.Advance(&*connection_, courier_, shared_from_this());
   if (!ended) return std::nullopt;
   over_ = true;
   connection_.reset();
