@@ -261,6 +261,20 @@ def test_the_interface_of_the_wheel_is_the_known_one(started):
                      text, re.M), text
 
 
+def test_a_transfer_ends_where_no_thread_can_be_started_to_connect(started):
+    one, other = started("one"), started("other")
+    one.ask("agent.allocate(65536, 1)")
+    remote = other.ask("agent.allocate(65536, 2)")
+    # The stack of a thread does not fit any more.
+    one.ask("let import resource; size = int(open('/proc/self/statm').read().split()[0]) << 12; "
+            "resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 20), resource.RLIM_INFINITY))")
+    assert one.ask(f"agent.load({other.ask('agent.metadata()')!r})") == "other"
+    one.ask(f"agent.prepare('read', 'READ', 'other', {remote})")
+    assert "NIXL_ERR_BACKEND" in one.ask("agent.start('read')")
+    one.ask("let resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)")
+    assert transfer(one, "read") == "DONE"
+
+
 def test_the_maker_of_the_folder_says_that_the_wheel_is_missing():
     # -S: without site-packages.
     ended = subprocess.run([sys.executable, "-S", FOLDER_MAKER, "--plugin", FOLDER_MAKER],
