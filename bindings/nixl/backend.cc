@@ -137,6 +137,7 @@ abi::Outcome Backend::Register(const abi::BlobDescriptor& memory, const abi::Mem
 }
 
 abi::Outcome Backend::Deregister(abi::Metadata* metadata) {
+  if (mark_.forked()) return abi::Outcome::kSuccess;  // it is the parent's
   return Guarded("deregister memory", mark_, [&] {
     // Made by Register().
     const std::unique_ptr<LocalMemory> memory(static_cast<LocalMemory*>(metadata));
@@ -246,6 +247,7 @@ abi::Outcome Backend::Connect(const std::string& agent) {
 }
 
 abi::Outcome Backend::Disconnect(const std::string& agent) {
+  if (mark_.forked()) return abi::Outcome::kSuccess;  // it is the parent's
   return Guarded("disconnect", mark_, [&] {
     std::shared_ptr<Peer> peer;  // shared with transfers
     {
@@ -305,6 +307,7 @@ abi::Outcome Backend::LoadLocalMetadata(abi::Metadata* metadata, abi::Metadata*&
 }
 
 abi::Outcome Backend::UnloadMetadata(abi::Metadata* metadata) {
+  if (mark_.forked()) return abi::Outcome::kSuccess;  // it is the parent's
   return Guarded("unload metadata", mark_, [&] {
     delete metadata;  // NOLINT(cppcoreguidelines-owning-memory): the agent gives it back
     return abi::Outcome::kSuccess;

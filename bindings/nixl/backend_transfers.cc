@@ -81,6 +81,7 @@ abi::Outcome Backend::Check(abi::Request* request) const {
 }
 
 abi::Outcome Backend::Release(abi::Request* request) const {
+  if (mark_.forked()) return abi::Outcome::kSuccess;  // it is the parent's
   return Guarded("release a transfer", mark_, [&] {
     if (request == nullptr) return abi::Outcome::kSuccess;
     // The request stays the agent's until its memory is out of use; it then asks again.
