@@ -68,6 +68,10 @@ Status Backend::Start() {
   return Ok();
 }
 
+void Backend::Destroy(std::unique_ptr<Backend> backend) noexcept {
+  if (backend->mark_.forked()) (void)backend.release();
+}
+
 Backend::~Backend() {
   try {
     // Order: notifications leave while connections are up; then the endpoint ends what threads
@@ -118,7 +122,7 @@ Result<std::unique_ptr<LocalMemory>> Backend::TryRegister(const abi::Descriptor&
 
 abi::Outcome Backend::Register(const abi::BlobDescriptor& memory, const abi::Memory& kind,
                                abi::Metadata*& out) {
-  return Guarded("register memory", [&] {
+  return Guarded("register memory", mark_, [&] {
     auto registered = TryRegister(memory.at, kind);
     if (!registered) {
       return Fail(
@@ -133,7 +137,8 @@ abi::Outcome Backend::Register(const abi::BlobDescriptor& memory, const abi::Mem
 }
 
 abi::Outcome Backend::Deregister(abi::Metadata* metadata) {
-  return Guarded("deregister memory", [&] {
+  if (mark_.forked()) return abi::Outcome::kSuccess;  // it is the parent's
+  return Guarded("deregister memory", mark_, [&] {
     // Made by Register().
     const std::unique_ptr<LocalMemory> memory(static_cast<LocalMemory*>(metadata));
     {
@@ -152,7 +157,7 @@ abi::Outcome Backend::Deregister(abi::Metadata* metadata) {
 }
 
 abi::Outcome Backend::PublicData(const abi::Metadata* metadata, std::string& out) const {
-  return Guarded("describe memory", [&] {
+  return Guarded("describe memory", mark_, [&] {
     // Made by Register().
     const auto* const memory = static_cast<const LocalMemory*>(metadata);
     out = MemoryInfo{memory->region->remote()}.Serialize();
@@ -162,7 +167,7 @@ abi::Outcome Backend::PublicData(const abi::Metadata* metadata, std::string& out
 
 abi::Outcome Backend::Query(const abi::BlobList& memories,
                             std::vector<std::optional<abi::Params>>& out) const {
-  return Guarded("query memory", [&] {
+  return Guarded("query memory", mark_, [&] {
     const std::lock_guard lock(mutex_);
     for (const abi::BlobDescriptor& asked : memories.items) {
       const auto found =
@@ -187,14 +192,14 @@ abi::Outcome Backend::Query(const abi::BlobList& memories,
 // ---- peers --------------------------------------------------------------------------------------
 
 abi::Outcome Backend::ConnectionInfo(std::string& out) const {
-  return Guarded("describe the endpoint", [&] {
+  return Guarded("describe the endpoint", mark_, [&] {
     out = nixl::ConnectionInfo{endpoint_.address(), secret_}.Serialize();
     return abi::Outcome::kSuccess;
   });
 }
 
 abi::Outcome Backend::LoadConnectionInfo(const std::string& agent, const std::string& info) {
-  return Guarded("load connection information", [&] {
+  return Guarded("load connection information", mark_, [&] {
     auto parsed = nixl::ConnectionInfo::Parse(info);
     if (!parsed) {
       // The agent tells metadata that does not fit from other failures by the outcome.
@@ -230,7 +235,7 @@ Result<std::shared_ptr<Peer>> Backend::FindPeer(const std::string& agent) const 
 }
 
 abi::Outcome Backend::Connect(const std::string& agent) {
-  return Guarded("connect", [&] {
+  return Guarded("connect", mark_, [&] {
     // Every agent connects to itself at its creation, and few transfer to themselves: the first
     // transfer dials.
     if (agent == fields_.agent) return abi::Outcome::kSuccess;
@@ -242,7 +247,8 @@ abi::Outcome Backend::Connect(const std::string& agent) {
 }
 
 abi::Outcome Backend::Disconnect(const std::string& agent) {
-  return Guarded("disconnect", [&] {
+  if (mark_.forked()) return abi::Outcome::kSuccess;  // it is the parent's
+  return Guarded("disconnect", mark_, [&] {
     std::shared_ptr<Peer> peer;  // shared with transfers
     {
       const std::lock_guard lock(mutex_);
@@ -279,7 +285,7 @@ Result<std::unique_ptr<RemoteMemory>> Backend::TryImport(const abi::BlobDescript
 
 abi::Outcome Backend::LoadRemoteMetadata(const abi::BlobDescriptor& memory, const abi::Memory& kind,
                                          const std::string& agent, abi::Metadata*& out) {
-  return Guarded("load metadata", [&] {
+  return Guarded("load metadata", mark_, [&] {
     auto imported = TryImport(memory, kind, agent);
     if (!imported) {
       (void)Fail(fmt::format("cannot load metadata of agent '{}'", agent), imported.error());
@@ -291,7 +297,7 @@ abi::Outcome Backend::LoadRemoteMetadata(const abi::BlobDescriptor& memory, cons
 }
 
 abi::Outcome Backend::LoadLocalMetadata(abi::Metadata* metadata, abi::Metadata*& out) {
-  return Guarded("load own metadata", [&] {
+  return Guarded("load own metadata", mark_, [&] {
     // Made by Register().
     const auto* const memory = static_cast<const LocalMemory*>(metadata);
     // The agent's until UnloadMetadata().
@@ -301,7 +307,8 @@ abi::Outcome Backend::LoadLocalMetadata(abi::Metadata* metadata, abi::Metadata*&
 }
 
 abi::Outcome Backend::UnloadMetadata(abi::Metadata* metadata) {
-  return Guarded("unload metadata", [&] {
+  if (mark_.forked()) return abi::Outcome::kSuccess;  // it is the parent's
+  return Guarded("unload metadata", mark_, [&] {
     delete metadata;  // NOLINT(cppcoreguidelines-owning-memory): the agent gives it back
     return abi::Outcome::kSuccess;
   });

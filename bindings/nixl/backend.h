@@ -17,6 +17,7 @@
 #include "bindings/nixl/transfer_job.h"
 #include "bindings/nixl/wire.h"
 #include "ferry/core/config.h"
+#include "ferry/core/fork.h"
 #include "ferry/core/result.h"
 #include "ferry/transfer/endpoint.h"
 
@@ -28,6 +29,8 @@ class Backend final : public abi::BackendEngine {
  public:
   // Errors: kInvalidArgument (settings), kUnavailable (ports, descriptors, threads).
   static Result<std::unique_ptr<Backend>> Create(const abi::InitParams& init);
+  // Destroys what Create() made. A forked child abandons it: the threads to join are its parent's.
+  static void Destroy(std::unique_ptr<Backend> backend) noexcept;
   // Waits a moment for notifications on their way, then ends all; no thread is left.
   ~Backend() override;
 
@@ -74,6 +77,7 @@ class Backend final : public abi::BackendEngine {
   Result<std::unique_ptr<RemoteMemory>> TryImport(const abi::BlobDescriptor& memory,
                                                   abi::Memory kind, const std::string& agent) const;
 
+  const ProcessMark mark_;
   const Config config_;
   transfer::Endpoint endpoint_;
   const Uuid secret_ = Uuid::Random();

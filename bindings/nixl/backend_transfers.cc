@@ -36,7 +36,7 @@ TransferJob& JobOf(const abi::Request* request) {
 abi::Outcome Backend::Prepare(const abi::Direction& direction, const abi::MetaList& local,
                               const abi::MetaList& remote, const std::string& agent,
                               abi::Request*& request, const abi::Options* /*options*/) const {
-  return Guarded("prepare a transfer", [&] {
+  return Guarded("prepare a transfer", mark_, [&] {
     const auto peer = FindPeer(agent);
     if (!peer) return Fail("cannot prepare a transfer", peer.error());
     auto parts = PartsOf(direction, local, remote);
@@ -55,10 +55,15 @@ abi::Outcome Backend::Prepare(const abi::Direction& direction, const abi::MetaLi
 abi::Outcome Backend::Post(const abi::Direction& /*direction*/, const abi::MetaList& /*local*/,
                            const abi::MetaList& /*remote*/, const std::string& /*agent*/,
                            abi::Request*& request, const abi::Options* options) const {
-  return Guarded("post a transfer", [&] {
+  return Guarded("post a transfer", mark_, [&] {
     if (request == nullptr) return abi::Outcome::kInvalidParam;
     std::optional<std::string> notification;
-    if (options != nullptr && options->has_notification) notification = options->notification;
+    if (options != nullptr && options->has_notification) {
+      if (const Status fits = Message::CheckLength(options->notification.size()); !fits) {
+        return Fail("cannot post a transfer", fits.error());
+      }
+      notification = options->notification;
+    }
     TransferJob& job = JobOf(request);
     const Status posted = job.Post(std::move(notification));
     // A small transfer may have ended; then the agent needs no further check.
@@ -67,7 +72,7 @@ abi::Outcome Backend::Post(const abi::Direction& /*direction*/, const abi::MetaL
 }
 
 abi::Outcome Backend::Check(abi::Request* request) const {
-  return Guarded("check a transfer", [&] {
+  return Guarded("check a transfer", mark_, [&] {
     if (request == nullptr) return abi::Outcome::kInvalidParam;
     const abi::Outcome outcome = JobOf(request).Check();
     if (outcome == abi::Outcome::kInProgress) LetOthersRun();
@@ -76,7 +81,8 @@ abi::Outcome Backend::Check(abi::Request* request) const {
 }
 
 abi::Outcome Backend::Release(abi::Request* request) const {
-  return Guarded("release a transfer", [&] {
+  if (mark_.forked()) return abi::Outcome::kSuccess;  // it is the parent's
+  return Guarded("release a transfer", mark_, [&] {
     if (request == nullptr) return abi::Outcome::kSuccess;
     // The request stays the agent's until its memory is out of use; it then asks again.
     if (!JobOf(request).Release()) return abi::Outcome::kRepostActive;
@@ -86,7 +92,7 @@ abi::Outcome Backend::Release(abi::Request* request) const {
 }
 
 abi::Outcome Backend::TakeNotifications(abi::Notifications& out) {
-  return Guarded("take notifications", [&] {
+  return Guarded("take notifications", mark_, [&] {
     inbox_->Take(&out);
     if (out.empty()) LetOthersRun();
     return abi::Outcome::kSuccess;
@@ -94,10 +100,14 @@ abi::Outcome Backend::TakeNotifications(abi::Notifications& out) {
 }
 
 abi::Outcome Backend::Notify(const std::string& agent, const std::string& message) const {
-  return Guarded("send a notification", [&] {
+  return Guarded("send a notification", mark_, [&] {
     const auto peer = FindPeer(agent);
     if (!peer) return Fail("cannot send a notification", peer.error());
-    const auto job = std::make_shared<NotificationJob>(agent, message, courier_.get());
+    if (const Status fits = Message::CheckLength(message.size()); !fits) {
+      return Fail("cannot send a notification", fits.error());
+    }
+    const auto job =
+        std::make_shared<NotificationJob>(agent, message, (*peer)->outbox(), courier_.get());
     const Status submitted = (*peer)->Submit(job);
     return submitted ? abi::Outcome::kSuccess
                      : Fail("cannot send a notification", submitted.error());
@@ -111,7 +121,7 @@ abi::Outcome Backend::EstimateCost(const abi::Direction& /*direction*/,
                                    std::chrono::microseconds& duration,
                                    std::chrono::microseconds& margin, abi::CostMethod& method,
                                    const void* /*options*/) const {
-  return Guarded("estimate the cost of a transfer", [&] {
+  return Guarded("estimate the cost of a transfer", mark_, [&] {
     if (request == nullptr) return abi::Outcome::kInvalidParam;
     const TransferJob& job = JobOf(request);
     const double rate = job.peer().rate();

@@ -63,7 +63,7 @@ void Courier::Watch(std::shared_ptr<Job> job, transfer::Operation operation) {
 
 void Courier::Retry(std::shared_ptr<Job> job) {
   const std::lock_guard lock(mutex_);
-  to_retry_.push_back(std::move(job));
+  to_retry_.insert(std::move(job));
   Wake();
 }
 
@@ -87,7 +87,7 @@ std::shared_ptr<Job> Courier::TakeWatched(std::uint64_t id) {
 
 std::vector<std::shared_ptr<Job>> Courier::TakeDue() {
   const std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<Job>> due = std::move(to_retry_);  // with their posters
+  std::vector<std::shared_ptr<Job>> due(to_retry_.begin(), to_retry_.end());  // with their posters
   to_retry_.clear();
   for (std::size_t i = 0; i < undescribed_.size();) {
     if (!undescribed_[i].operation.Poll()) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -28,7 +29,7 @@ class Courier {
 
   // Advances the job once, when the operation has ended.
   void Watch(std::shared_ptr<Job> job, transfer::Operation operation);
-  // Advances the job once, in about a millisecond.
+  // Advances the job once, in about a millisecond, however often this is asked until then.
   void Retry(std::shared_ptr<Job> job);
   // Waits until no job waits any more, or until the deadline.
   void WaitIdle(Deadline deadline);
@@ -50,12 +51,12 @@ class Courier {
   const UniqueFd wake_;  // an eventfd
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::uint64_t, Watched> watched_;    // under mutex_, by the number epoll knows
-  std::vector<Watched> undescribed_;            // under mutex_: no descriptor was to be had
-  std::vector<std::shared_ptr<Job>> to_retry_;  // under mutex_; shared with their posters
-  std::uint64_t next_ = 1;                      // under mutex_; 0 is wake_
-  std::size_t advancing_ = 0;                   // under mutex_
-  bool stopping_ = false;                       // under mutex_
+  std::map<std::uint64_t, Watched> watched_;  // under mutex_, by the number epoll knows
+  std::vector<Watched> undescribed_;          // under mutex_: no descriptor was to be had
+  std::set<std::shared_ptr<Job>> to_retry_;   // under mutex_; shared with their posters
+  std::uint64_t next_ = 1;                    // under mutex_; 0 is wake_
+  std::size_t advancing_ = 0;                 // under mutex_
+  bool stopping_ = false;                     // under mutex_
   std::thread thread_;
 };
 

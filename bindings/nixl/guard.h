@@ -1,18 +1,24 @@
 // Keeps exceptions inside the plug-in.
 #pragma once
 #include <exception>
+#include <string>
 #include <string_view>
 
 #include "bindings/nixl/abi.h"
 #include "bindings/nixl/log.h"
+#include "ferry/core/fork.h"
 
 namespace ferry::nixl {
 
 // What `call` returns. The agent catches nothing: an exception, which only the lack of memory can
-// cause, becomes an error. `what`: what failed then.
+// cause, becomes an error. A forked child, which has none of the back end's threads, gets an error
+// before `call` takes a lock. `mark`: the back end's; `what`: what failed then.
 template <class Call>
-abi::Outcome Guarded(std::string_view what, const Call& call) noexcept {
+abi::Outcome Guarded(std::string_view what, const ProcessMark& mark, const Call& call) noexcept {
   try {
+    if (mark.forked()) {
+      return Fail(std::string("cannot ").append(what), MadeBeforeFork("back end"));
+    }
     return call();
   } catch (const std::exception& error) {
     Log(LogLevel::kError, "cannot do what follows: an exception was thrown");

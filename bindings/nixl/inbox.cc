@@ -21,9 +21,8 @@ constexpr std::uint64_t kAccept = 1;
 constexpr auto kMaxSilence = std::chrono::seconds(5);
 // The limit of notifications that nobody takes. Beyond it the senders wait.
 constexpr std::uint64_t kMaxArrivedBytes = 256 << 20;
-// Messages of one sender of which pieces are missing, and their length.
+// Messages of one sender of which pieces are missing.
 constexpr std::size_t kMaxJoining = 4096;
-constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{1} << 30;
 
 Deadline Now() { return Deadline::After(Clock::duration::zero()); }
 
@@ -230,10 +229,16 @@ bool Inbox::CloseSilent() {
       ++sender;
       continue;
     }
-    Log(LogLevel::kWarning,
-        fmt::format("the connection of {} was closed: it did not say which agent it is within {} s",
-                    sender->second.connection.Info().peer, kMaxSilence.count()));
-    CloseInBackground(sender->second.connection);
+    // Nobody looked while Deliver() blocked.
+    const Next next = TakeOne(&sender->second);
+    if (next == Next::kGoOn) continue;
+    if (next == Next::kEmpty) {
+      Log(LogLevel::kWarning,
+          fmt::format(
+              "the connection of {} was closed: it did not say which agent it is within {} s",
+              sender->second.connection.Info().peer, kMaxSilence.count()));
+      CloseInBackground(sender->second.connection);
+    }
     sender = senders_.erase(sender);
   }
   return any;

@@ -14,13 +14,28 @@ namespace {
 
 // In flight at once: far below what a peer keeps for us until its thread takes it.
 constexpr std::size_t kMaxPosted = 8;
+// Notifications to one peer that have begun and not ended, and their bytes.
+constexpr std::size_t kMaxBegun = 64;
+constexpr std::uint64_t kMaxBegunBytes = 1 << 20;
 
 std::uint64_t NewId() noexcept {
   static std::atomic<std::uint64_t> next{1};
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
+void LogLoss(const std::string& peer, const Error& error) {
+  Log(LogLevel::kError,
+      fmt::format("a notification to agent '{}' was lost: {}", peer, error.ToString()),
+      error.where());
+}
+
 }  // namespace
+
+Status Message::CheckLength(std::size_t bytes) {
+  if (bytes <= kMaxMessageBytes) return Ok();
+  return Error(Code::kInvalidArgument, fmt::format("a notification has {} bytes, the limit is {}",
+                                                   bytes, kMaxMessageBytes));
+}
 
 Message::Message(std::string text) : text_(std::move(text)), id_(NewId()) {}
 
@@ -97,30 +112,79 @@ void Message::Poll() {
   if (!posted_.empty()) (void)posted_.front().operation.Poll();
 }
 
-void NotificationJob::Start(const transfer::Connection& connection) {
+void Outbox::Submit(std::shared_ptr<NotificationJob> job) {
   const std::lock_guard lock(mutex_);
-  connection_ = connection;
-  AdvanceLocked();
+  waiting_.push_back(std::move(job));
+  BeginLocked();
 }
+
+void Outbox::Ended(const NotificationJob& job, const Status& how) {
+  const std::lock_guard lock(mutex_);
+  EndLocked(job, how);
+  BeginLocked();
+}
+
+void Outbox::Drop(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  DropLocked(error);
+}
+
+// Under mutex_, so that they are posted in their order. Lock order: this mutex, then a job's.
+void Outbox::BeginLocked() {
+  while (!waiting_.empty()) {
+    const std::uint64_t bytes = waiting_.front()->size();
+    // One may begin whatever its length.
+    if (begun_ != 0 && (begun_ == kMaxBegun || begun_bytes_ + bytes > kMaxBegunBytes)) return;
+    const std::shared_ptr<NotificationJob> job = std::move(waiting_.front());  // with its poster
+    waiting_.pop_front();
+    ++begun_;
+    begun_bytes_ += bytes;
+    if (const auto ended = job->Step()) EndLocked(*job, *ended);
+  }
+}
+
+void Outbox::EndLocked(const NotificationJob& job, const Status& how) {
+  --begun_;
+  begun_bytes_ -= job.size();
+  if (how) return;
+  LogLoss(job.peer(), how.error());
+  // The others have the same connection.
+  if (how.error().code() == Code::kPeerLost || how.error().code() == Code::kCancelled) {
+    DropLocked(how.error());
+  }
+}
+
+void Outbox::DropLocked(const Error& error) {
+  if (waiting_.empty()) return;
+  Log(LogLevel::kError,
+      fmt::format("{} more notifications to agent '{}' were lost: {}", waiting_.size(),
+                  waiting_.front()->peer(), error.ToString()),
+      error.where());
+  waiting_.clear();
+}
+
+void NotificationJob::Start(const transfer::Connection& connection) {
+  {
+    const std::lock_guard lock(mutex_);
+    connection_ = connection;
+  }
+  outbox_->Submit(std::static_pointer_cast<NotificationJob>(shared_from_this()));
+}
+
+void NotificationJob::Fail(const Error& error) { LogLoss(peer_, error); }
 
 void NotificationJob::Advance() {
-  const std::lock_guard lock(mutex_);
-  AdvanceLocked();
+  if (const auto ended = Step()) outbox_->Ended(*this, *ended);
 }
 
-void NotificationJob::AdvanceLocked() {
-  if (over_ || !connection_) return;
-  const auto ended = message_.Advance(&*connection_, courier_, shared_from_this());
-  if (!ended) return;
+std::optional<Status> NotificationJob::Step() {
+  const std::lock_guard lock(mutex_);
+  if (over_) return std::nullopt;
+  auto ended = message_.Advance(&*connection_, courier_, shared_from_this());
+  if (!ended) return std::nullopt;
   over_ = true;
   connection_.reset();
-  if (!*ended) Fail(ended->error());
-}
-
-void NotificationJob::Fail(const Error& error) {
-  Log(LogLevel::kError,
-      fmt::format("a notification to agent '{}' was lost: {}", peer_, error.ToString()),
-      error.where());
+  return ended;
 }
 
 }  // namespace ferry::nixl

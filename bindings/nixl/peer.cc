@@ -33,17 +33,19 @@ class LossWatch final : public Job {
 
 void Peer::Dial(bool urgent) {
   const std::lock_guard lock(mutex_);
-  DialLocked(urgent);
+  (void)DialLocked(urgent);  // a later job dials again
 }
 
-void Peer::DialLocked(bool urgent) {
+bool Peer::DialLocked(bool urgent) {
   const bool begins = state_ == State::kIdle;
   // One that was queued behind others is queued again before them; what comes second finds that
   // another has begun.
-  if (!begins && !(state_ == State::kDialing && urgent && !urgent_)) return;
+  if (!begins && !(state_ == State::kDialing && urgent && !urgent_)) return true;
   state_ = State::kDialing;
   urgent_ = urgent;
-  context_->tasks->Run([self = shared_from_this()] { self->Connect(); }, urgent);
+  const bool runs = context_->tasks->Run([self = shared_from_this()] { self->Connect(); }, urgent);
+  if (!runs && begins) state_ = State::kIdle;
+  return runs || !begins;
 }
 
 Status Peer::Submit(const std::shared_ptr<Job>& job) {
@@ -61,8 +63,11 @@ Status Peer::Submit(const std::shared_ptr<Job>& job) {
                                  name_));
       case State::kIdle:
       case State::kDialing:
+        if (!DialLocked(true)) {
+          return Error(Code::kUnavailable,
+                       fmt::format("no thread could be started to connect to agent '{}'", name_));
+        }
         waiting_.push_back(job);
-        DialLocked(true);
         return Ok();
       case State::kUp:
         connection = connection_;
@@ -108,6 +113,7 @@ void Peer::Disconnect() {
   for (const auto& job : waiting) {
     job->Fail(Error(Code::kCancelled, fmt::format("agent '{}' was disconnected", name_)));
   }
+  outbox_->Drop(Error(Code::kCancelled, fmt::format("agent '{}' was disconnected", name_)));
   if (connection) CloseInBackground(*std::move(connection));
 }
 
@@ -195,6 +201,7 @@ void Peer::TellEarlyLoss() {
   bool used = false;
   {
     const std::lock_guard lock(mutex_);
+    watch_.reset();  // has ended, and holds a descriptor
     FindLossLocked();
     if (state_ != State::kLost) return;
     used = used_;

@@ -9,6 +9,7 @@
 
 #include "bindings/nixl/courier.h"
 #include "bindings/nixl/job.h"
+#include "bindings/nixl/message.h"
 #include "bindings/nixl/tasks.h"
 #include "bindings/nixl/wire.h"
 #include "ferry/core/deadline.h"
@@ -54,6 +55,9 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   // Logs the loss of a connection that was made a moment ago, if it is lost.
   void TellEarlyLoss();
 
+  // Shared with notifications that have not ended.
+  const std::shared_ptr<Outbox>& outbox() const noexcept { return outbox_; }
+
   // Measured by transfers that ended: bytes per second, 0 if there was none yet.
   double rate() const noexcept { return rate_.load(std::memory_order_relaxed); }
   void Measured(std::uint64_t bytes, Clock::duration took) noexcept;
@@ -63,7 +67,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
  private:
   enum class State { kIdle, kDialing, kUp, kLost, kDisconnected };
 
-  void DialLocked(bool urgent);
+  // Whether it is dialed, or was before. Otherwise there is no thread that could.
+  bool DialLocked(bool urgent);
   void FindLossLocked();
   // On a thread of the tasks.
   void Connect();
@@ -78,6 +83,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   const std::string name_;
   const ConnectionInfo info_;
   const Context* const context_;
+  const std::shared_ptr<Outbox> outbox_ = std::make_shared<Outbox>();  // as in outbox()
   std::atomic<double> rate_{0};
   std::atomic<bool> loss_logged_{false};
   std::mutex mutex_;

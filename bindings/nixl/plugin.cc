@@ -1,5 +1,6 @@
 // The symbols that NIXL's loader asks for.
 #include <exception>
+#include <memory>
 
 #include "bindings/nixl/abi.h"
 #include "bindings/nixl/agent_library.h"
@@ -22,7 +23,8 @@ abi::BackendEngine* Create(const abi::InitParams* init) noexcept {
 }
 
 void Destroy(abi::BackendEngine* engine) noexcept {
-  delete engine;  // NOLINT(cppcoreguidelines-owning-memory): the agent gives it back
+  // Made by Create(); the agent gives it back.
+  Backend::Destroy(std::unique_ptr<Backend>(static_cast<Backend*>(engine)));
 }
 
 const char* Name() noexcept { return "FERRY"; }

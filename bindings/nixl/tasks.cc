@@ -14,16 +14,16 @@ constexpr std::size_t kMaxUrgentThreads = 64;
 
 }  // namespace
 
-void Tasks::Run(std::function<void()> task, bool urgent) {
+bool Tasks::Run(std::function<void()> task, bool urgent) {
   const std::lock_guard lock(mutex_);
-  if (stopped_) return;
+  if (stopped_) return false;
   JoinEndedLocked();
   if (urgent) {
     tasks_.push_front(std::move(task));
   } else {
     tasks_.push_back(std::move(task));
   }
-  if (running_ >= (urgent ? kMaxUrgentThreads : kMaxThreads)) return;
+  if (running_ >= (urgent ? kMaxUrgentThreads : kMaxThreads)) return true;
   // The address stays valid in the list, also when Stop() splices it. The thread begins with
   // mutex_, so `entry` is complete when it comes to read it.
   Thread& entry = threads_.emplace_back();
@@ -31,11 +31,14 @@ void Tasks::Run(std::function<void()> task, bool urgent) {
   if (started) {
     entry.thread = *std::move(started);
     ++running_;
-    return;
+    return true;
   }
-  // The task stays in the queue for the threads that run.
   threads_.pop_back();
   Log(running_ == 0 ? LogLevel::kError : LogLevel::kInfo, started.error().ToString());
+  // The task stays in the queue for the threads that run.
+  if (running_ != 0) return true;
+  tasks_.clear();  // this one: threads end only when there are no others
+  return false;
 }
 
 void Tasks::JoinEndedLocked() {

@@ -18,8 +18,9 @@ class Tasks {
   Tasks& operator=(const Tasks&) = delete;
 
   // Tasks that nobody waits for share a few threads. An urgent one has its own, up to a limit, and
-  // goes before the others. Dropped after Stop(), and where there is no thread at all.
-  void Run(std::function<void()> task, bool urgent);
+  // goes before the others. Whether it will run: it is dropped after Stop(), and where there is no
+  // thread at all.
+  bool Run(std::function<void()> task, bool urgent);
   // Drops tasks that have not begun, and blocks until the others have ended.
   void Stop();
 

@@ -18,6 +18,7 @@ inline constexpr std::uint16_t kWireVersion = 1;
 // The largest notification of a connection.
 inline constexpr std::size_t kMaxFrameBytes = 64 << 10;
 inline constexpr std::size_t kMaxNameBytes = 4096;
+inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{1} << 30;
 
 // What an agent tells its peers of its endpoint, in its metadata.
 struct ConnectionInfo {

@@ -15,6 +15,7 @@ import pytest
 DEADLINE = 60.0
 WHEEL = next(name for name in ("nixl_cu13", "nixl_cu12") if importlib.util.find_spec(name))
 PROGRAM = pathlib.Path(__file__).with_name("wheel_agent.py")
+FOLDER_MAKER = pathlib.Path(__file__).parents[2] / "python" / "tensorferry" / "nixl.py"
 
 
 class Process:
@@ -258,3 +259,44 @@ def test_the_interface_of_the_wheel_is_the_known_one(started):
     text = started("one", NIXL_LOG_LEVEL="DEBUG").end()
     assert re.search(r"^D.*\] FERRY: loaded by NIXL 1\.\d+\.\d+ \(.*\), whose back ends have 27 functions",
                      text, re.M), text
+
+
+def test_a_transfer_ends_where_no_thread_can_be_started_to_connect(started):
+    one, other = started("one"), started("other")
+    one.ask("agent.allocate(65536, 1)")
+    remote = other.ask("agent.allocate(65536, 2)")
+    # The stack of a thread does not fit any more.
+    one.ask("let import resource; size = int(open('/proc/self/statm').read().split()[0]) << 12; "
+            "resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 20), resource.RLIM_INFINITY))")
+    assert one.ask(f"agent.load({other.ask('agent.metadata()')!r})") == "other"
+    one.ask(f"agent.prepare('read', 'READ', 'other', {remote})")
+    assert "NIXL_ERR_BACKEND" in one.ask("agent.start('read')")
+    one.ask("let resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)")
+    assert transfer(one, "read") == "DONE"
+
+
+def test_the_maker_of_the_folder_says_that_the_wheel_is_missing():
+    # -S: without site-packages.
+    ended = subprocess.run([sys.executable, "-S", FOLDER_MAKER, "--plugin", FOLDER_MAKER],
+                           capture_output=True, text=True, timeout=DEADLINE)
+    assert ended.returncode == 1 and ended.stdout == ""
+    assert ended.stderr.strip() == ("tensorferry.nixl: none of nixl_cu13, nixl_cu12 is installed; "
+                                    "pip install nixl")
+
+
+def test_two_makers_of_the_folder_may_remove_the_same_link(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("folder_maker", FOLDER_MAKER)
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    is_symlink = pathlib.Path.is_symlink
+
+    def removed_by_the_other(path):
+        if not is_symlink(path):
+            return False
+        os.unlink(path)
+        return True
+
+    (tmp_path / "stale").symlink_to("nowhere")
+    monkeypatch.setattr(pathlib.Path, "is_symlink", removed_by_the_other)
+    maker.fill(tmp_path, {"libplugin.so": "somewhere"})
+    assert os.listdir(tmp_path) == ["libplugin.so"]

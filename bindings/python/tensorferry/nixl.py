@@ -49,7 +49,7 @@ def wheel_plugins():
         folder = site / f".{wheel}.mesonpy.libs" / "plugins"
         if folder.is_dir():
             return folder
-    raise NotFound(f"none of {', '.join(wheels)} is installed; pip install nixl")
+    raise NotFound(f"none of {', '.join(WHEELS)} is installed; pip install nixl")
 
 
 def link(target, path):
@@ -65,7 +65,7 @@ def fill(folder, wanted):
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         if path.is_symlink() and path.name not in wanted:
-            path.unlink()
+            path.unlink(missing_ok=True)  # another process may be doing the same
     for name, target in wanted.items():
         link(target, folder / name)
 
@@ -104,7 +104,7 @@ def main(arguments=None):
         plugin = options.plugin.resolve(strict=True) if options.plugin else own_plugin()
         folder = make_folder(options.folder or default_folder(options.as_ucx), plugin,
                              wheel_plugins(), options.as_ucx)
-    except (NotFound, OSError) as error:
+    except (NotFound, OSError, RuntimeError) as error:  # RuntimeError: no home directory
         sys.exit(f"tensorferry.nixl: {error}")
     print(folder.absolute())
 

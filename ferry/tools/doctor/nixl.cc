@@ -75,9 +75,15 @@ std::vector<NixlWheel> WheelsIn(const PluginSetup& setup, const std::string& sit
   return wheels;
 }
 
+// Set to nothing, the variable keeps NIXL from its default as well.
+bool IsFolderEmpty(const PluginSetup& setup) {
+  return setup.environment.contains(kFolderVariable) && !setup.Variable(kFolderVariable);
+}
+
 // The one folder in which NIXL searches; empty where neither the variable nor a wheel tells.
 std::string PluginFolder(const PluginSetup& setup) {
   if (const auto folder = setup.Variable(kFolderVariable)) return *folder;
+  if (IsFolderEmpty(setup)) return {};
   const auto wheels = FindNixlWheels(setup);
   return wheels.empty() ? std::string() : wheels.front().Plugins();
 }
@@ -181,7 +187,7 @@ std::vector<NixlWheel> FindNixlWheels(const PluginSetup& setup) {
 std::vector<Check> CheckNixl(SystemView* system, const Config& config, bool asked,
                              Deadline deadline) {
   const PluginSetup setup{system, config, system->Environment(), deadline};
-  if (!asked && !setup.Variable(kFolderVariable)) {
+  if (!asked && !setup.environment.contains(kFolderVariable)) {
     return {{"nixl", Verdict::kSkipped,
              fmt::format("{} is not set; --nixl looks nevertheless", kFolderVariable), ""}};
   }
@@ -238,8 +244,10 @@ Check CheckNixlPlugin(const PluginSetup& setup) {
   AddFinding(
       Verdict::kProblem,
       folder.empty()
-          ? fmt::format("{} is not set, and there is no wheel with a folder of plug-ins",
-                        kFolderVariable)
+          ? fmt::format("{} is {}", kFolderVariable,
+                        IsFolderEmpty(setup)
+                            ? "empty"
+                            : "not set, and there is no wheel with a folder of plug-ins")
           : fmt::format("no {} in {}{}: agents have no back end FERRY", kFile, folder,
                         setup.Variable(kFolderVariable) ? fmt::format(" ({})", kFolderVariable)
                                                         : ", where NIXL searches by default"),
@@ -253,6 +261,14 @@ Check CheckNixlPlugin(const PluginSetup& setup) {
 Check CheckNixlFolder(const PluginSetup& setup) {
   Check check{"nixl_plugin_dir", Verdict::kOk, "", ""};
   const auto folder = setup.Variable(kFolderVariable);
+  if (IsFolderEmpty(setup)) {
+    return {
+        check.id, Verdict::kProblem,
+        fmt::format("{} is set, but empty: NIXL finds no plug-in at all; the command that should "
+                    "have set it may have failed",
+                    kFolderVariable),
+        fmt::format("unset {}", kFolderVariable)};
+  }
   if (!folder) {
     check.evidence =
         fmt::format("{} is not set: NIXL searches the wheel's folder", kFolderVariable);

@@ -135,6 +135,19 @@ TEST(DoctorNixl, APluginThatIsNotInTheFolderIsAProblemWithTheOneThatIsInstalled)
   EXPECT_THAT(check.fix, HasSubstr("/path/to/libplugin_FERRY.so"));
 }
 
+TEST(DoctorNixl, AnEmptyNameOfTheFolderIsAProblem) {
+  FakeSystem system = NixlMachine();
+  system.environment["NIXL_PLUGIN_DIR"] = "";
+  EXPECT_EQ(CheckNixl(&system, Config(), /*asked=*/false, Soon()).size(), 6U);
+  const Check check = CheckNixlFolder(SetupOf(&system));
+  EXPECT_EQ(check.verdict, Verdict::kProblem);
+  EXPECT_THAT(check.evidence, HasSubstr("NIXL_PLUGIN_DIR is set, but empty"));
+  EXPECT_EQ(check.fix, "unset NIXL_PLUGIN_DIR");
+  const Check plugin = CheckNixlPlugin(SetupOf(&system));
+  EXPECT_EQ(plugin.verdict, Verdict::kProblem);
+  EXPECT_THAT(plugin.evidence, HasSubstr("NIXL_PLUGIN_DIR is empty"));
+}
+
 TEST(DoctorNixl, APluginBesideTheProgramOrInThePythonPackageIsFound) {
   for (const std::string& path : {std::string("/build/nixl/libplugin_FERRY.so"),
                                   kSite + "/tensorferry/nixl_plugin/libplugin_FERRY.so"}) {

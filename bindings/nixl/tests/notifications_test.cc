@@ -1,0 +1,92 @@
+// Tests notifications that a peer does not take, and those of a forked child.
+#include <fmt/core.h>
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "bindings/nixl/courier.h"
+#include "bindings/nixl/tests/agents_test.h"
+
+namespace ferry::nixl::testing {
+namespace {
+
+using abi::Direction;
+using abi::Outcome;
+
+class CountingJob final : public Job {
+ public:
+  void Start(const transfer::Connection& /*connection*/) override {}
+  void Fail(const Error& /*error*/) override {}
+  void Advance() override { ++advanced; }
+
+  std::atomic<int> advanced{0};
+};
+
+TEST(CourierTest, AJobThatAsksManyTimesIsRetriedOnce) {
+  const auto courier = tests::Must(Courier::Create());
+  const auto job = std::make_shared<CountingJob>();  // shared with the courier
+  const auto begun = Clock::now();
+  for (int i = 0; i < 100'000; ++i) courier->Retry(job);
+  courier->WaitIdle(tests::TestDeadline());
+  EXPECT_GE(job->advanced, 1);
+  EXPECT_LE(job->advanced,
+            2 + static_cast<int>(Seconds(Clock::now() - begun) * 1e3));  // one for each pause
+}
+
+class NixlFloodTest : public AgentsTest {};
+
+// More than the peer keeps, of which each has several pieces.
+TEST_F(NixlFloodTest, NotificationsThatNobodyTakesWaitAndArriveLater) {
+  constexpr std::size_t kCount = 7000;
+  constexpr std::size_t kEach = 70'000;
+  Begin(1 << 16);
+  ASSERT_EQ(agent_->engine().Notify(kPeerName, "first"), Outcome::kSuccess);
+  EXPECT_NE(Ask("await 1"), "");
+  const Holdings before = Holdings::AtStart();
+  const std::string text(kEach, 'x');
+  for (std::size_t i = 0; i < kCount; ++i) {
+    ASSERT_EQ(agent_->engine().Notify(kPeerName, text), Outcome::kSuccess);
+  }
+  EXPECT_LT(Holdings::AtStart().descriptors, before.descriptors + 200);
+  std::size_t arrived = 0;
+  const std::string answer = Ask(fmt::format("await {}", kCount));
+  for (const char c : answer) arrived += c == ' ' ? 1 : 0;
+  EXPECT_EQ(arrived, kCount);
+}
+
+TEST_F(AgentsTest, ANotificationLongerThanPeersAcceptIsRefusedAndTheConnectionStays) {
+  Begin(1 << 16);
+  const std::string text((std::size_t{1} << 30) + 1, 'x');
+  EXPECT_EQ(agent_->engine().Notify(kPeerName, text), Outcome::kInvalidParam);
+  auto transfer = Prepare(Direction::kWrite, 1 << 16);
+  EXPECT_EQ(transfer.Post(text), Outcome::kInvalidParam);
+  ASSERT_EQ(agent_->engine().Notify(kPeerName, "short"), Outcome::kSuccess);
+  EXPECT_THAT(Ask("await 1"), ::testing::HasSubstr(":5:"));
+}
+
+TEST_F(AgentsTest, AForkedChildGetsErrorsAndMayGiveTheAgentUp) {
+  Begin(1 << 16);
+  auto transfer = Prepare(Direction::kWrite, 1 << 16);
+  ASSERT_GE(static_cast<int>(transfer.Post()), 0);
+  ASSERT_EQ(transfer.Wait(Soon()), Outcome::kSuccess);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::alarm(20);
+    const bool refused = agent_->engine().Notify(kPeerName, "x") == Outcome::kInvalidParam &&
+                         agent_->engine().Disconnect(kPeerName) == Outcome::kSuccess;
+    LoadedPlugin().destroy(&agent_->engine());
+    ::_exit(refused ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  ASSERT_GE(static_cast<int>(transfer.Post()), 0);
+  EXPECT_EQ(transfer.Wait(Soon()), Outcome::kSuccess);
+}
+
+}  // namespace
+}  // namespace ferry::nixl::testing
