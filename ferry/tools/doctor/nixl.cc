@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "ferry/tools/doctor/checks.h"
+#include "ferry/tools/doctor/plugin_file.h"
 
 namespace ferry::tools {
 namespace {
@@ -24,8 +25,6 @@ constexpr std::uint64_t kMajor = 1;
 constexpr std::uint64_t kNewestMinor = 5;
 constexpr std::size_t kUsualAgents = 8;  // on a machine with as many GPUs
 constexpr std::size_t kMaxNames = 3;     // in a sentence
-
-std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
 std::vector<std::string> NamesIn(const PluginSetup& setup, const std::string& folder) {
   const auto names = setup.system->List(folder);

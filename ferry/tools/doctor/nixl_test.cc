@@ -21,7 +21,7 @@ using testing::Not;
 const std::string kSite = "/venv/lib/python3.11/site-packages";
 const std::string kWheelPlugins = kSite + "/.nixl_cu12.mesonpy.libs/plugins";
 const std::string kFolder = "/opt/plugins";
-const std::string kPlugin = kFolder + "/libplugin_FERRY.so";
+const std::string kBackEnd = kFolder + "/libplugin_FERRY.so";
 const std::string kInstalled = "/usr/lib/nixl/libplugin_FERRY.so";
 constexpr PathState kReadable{.kind = PathState::Kind::kFile, .readable = true};
 
@@ -36,10 +36,10 @@ FakeSystem NixlMachine() {
     system.links[kFolder + "/" + name] = kWheelPlugins + "/" + name;
     system.files[kFolder + "/" + name] = name;
   }
-  system.states[kPlugin] = kReadable;
+  system.states[kBackEnd] = kReadable;
   system.states[kInstalled] = kReadable;
-  system.links[kPlugin] = kInstalled;
-  system.files[kPlugin] = "ours";
+  system.links[kBackEnd] = kInstalled;
+  system.files[kBackEnd] = "ours";
   system.links["/proc/self/exe"] = "/usr/bin/ferry";
   system.Answer("ldd", CommandEnd{0, "\tlibc.so.6 => /lib/libc.so.6 (0x7f00)\n", ""});
   system.Sysctl("net.ipv4.ip_local_port_range", "32768\t60999");
@@ -117,7 +117,7 @@ TEST(DoctorNixl, AVersionThatThePluginDoesNotKnowIsTold) {
 
 TEST(DoctorNixl, APluginThatIsNotInTheFolderIsAProblemWithTheOneThatIsInstalled) {
   FakeSystem system = NixlMachine();
-  system.states.erase(kPlugin);  // a link to nothing
+  system.states.erase(kBackEnd);  // a link to nothing
   Check check = CheckNixlPlugin(SetupOf(&system));
   EXPECT_EQ(check.verdict, Verdict::kProblem);
   EXPECT_THAT(check.evidence, AllOf(HasSubstr("no libplugin_FERRY.so in " + kFolder),
@@ -153,7 +153,7 @@ TEST(DoctorNixl, APluginBesideTheProgramOrInThePythonPackageIsFound) {
                                   kSite + "/tensorferry/nixl_plugin/libplugin_FERRY.so"}) {
     FakeSystem system = NixlMachine();
     system.links["/proc/self/exe"] = "/build/ferry";
-    system.states.erase(kPlugin);
+    system.states.erase(kBackEnd);
     system.states[path] = kReadable;
     EXPECT_THAT(CheckNixlPlugin(SetupOf(&system)).fix, HasSubstr("--plugin " + path + ")"));
   }
@@ -167,7 +167,7 @@ TEST(DoctorNixl, ALibraryOrASymbolThatTheLoaderMissesIsAProblem) {
   const Check check = CheckNixlPlugin(SetupOf(&system));
   EXPECT_EQ(check.verdict, Verdict::kProblem);
   EXPECT_THAT(check.evidence, HasSubstr("undefined symbol: absl_log"));
-  EXPECT_EQ(check.fix, "ldd -r " + kPlugin + "  # then install what is not found");
+  EXPECT_EQ(check.fix, "ldd -r " + kBackEnd + "  # then install what is not found");
 }
 
 TEST(DoctorNixl, AFolderWithoutTheWheelsOtherPluginsIsAWarning) {
@@ -189,7 +189,7 @@ TEST(DoctorNixl, OurPluginInThePlaceOfUcxIsAWarningAsALinkAndAsACopy) {
   for (const bool is_link : {true, false}) {
     FakeSystem system = NixlMachine();
     if (is_link) system.links[ucx] = kInstalled;
-    if (!is_link) system.files[ucx] = system.files[kPlugin];
+    if (!is_link) system.files[ucx] = system.files[kBackEnd];
     const Check check = CheckNixlDropIn(SetupOf(&system));
     EXPECT_EQ(check.verdict, Verdict::kWarning);
     EXPECT_THAT(check.evidence, AllOf(HasSubstr(ucx), HasSubstr("get Ferry instead")));

@@ -44,6 +44,8 @@ std::optional<std::string> PluginSetup::Variable(const std::string& name) const 
   return found->second;
 }
 
+std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
+
 std::vector<std::string> SplitAt(std::string_view text, char mark) {
   std::vector<std::string> parts;
   for (std::size_t at = 0; at <= text.size();) {

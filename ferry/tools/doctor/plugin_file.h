@@ -25,6 +25,8 @@ struct PluginSetup {
   std::optional<std::string> Variable(const std::string& name) const;
 };
 
+// The path up to its last slash.
+std::string FolderOf(const std::string& path);
 // The parts between the marks that are not empty.
 std::vector<std::string> SplitAt(std::string_view text, char mark);
 // Raises the check's verdict to at least this one and appends to its evidence.

@@ -8,6 +8,7 @@
 #include "ferry/net/plugin/plugin.h"
 #include "ferry/net/plugin/plugin_path.h"
 #include "ferry/tools/doctor/checks.h"
+#include "ferry/tools/doctor/plugin_file.h"
 
 namespace ferry::tools {
 namespace {
@@ -44,8 +45,6 @@ bool HintsAtTcpx(const TcpxSetup& setup) {
   const PluginPath plugin = PathOfPlugin(setup);
   return !plugin.origin.empty() || setup.system->StateOf(plugin.path);
 }
-
-std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
 void AddMissingPlugin(const TcpxSetup& setup, const PluginPath& plugin, const Error& error,
                       Check* check) {

@@ -19,7 +19,7 @@ constexpr const char* kWaitVariable = "NCCL_GPUDIRECTTCPX_PROGRAM_FLOW_STEERING_
 constexpr std::uint64_t kDefaultWait = 5'000'000;  // us
 constexpr std::uint64_t kUsualWait = 50'000;       // us
 constexpr std::uint64_t kLongWait = 1'000'000;     // us
-constexpr std::uint64_t kMaxSockets = 8;           // of data, of a connection
+constexpr std::uint64_t kMaxDataSockets = 8;           // of data, of a connection
 
 // Sockets with TCPX's options, where nothing is said: one for each of one thread.
 // Values that are no number, or absurd, count as 1, as if they were not set.
@@ -167,8 +167,8 @@ Check CheckTcpxVariables(const TcpxSetup& setup) {
   AddTcpxFinding(Verdict::kOk,
                  fmt::format("{} data socket{} a connection", sockets, sockets == 1 ? "" : "s"),
                  &check);
-  if (sockets > kMaxSockets) {
-    AddTcpxFinding(Verdict::kWarning, fmt::format("the plugin takes {} of them", kMaxSockets),
+  if (sockets > kMaxDataSockets) {
+    AddTcpxFinding(Verdict::kWarning, fmt::format("the plugin takes {} of them", kMaxDataSockets),
                    &check);
     AddTcpxFix("export NCCL_NSOCKS_PERTHREAD=4 NCCL_SOCKET_NTHREADS=1", &check);
   }
