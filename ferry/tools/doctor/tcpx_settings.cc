@@ -19,7 +19,7 @@ constexpr const char* kWaitVariable = "NCCL_GPUDIRECTTCPX_PROGRAM_FLOW_STEERING_
 constexpr std::uint64_t kDefaultWait = 5'000'000;  // us
 constexpr std::uint64_t kUsualWait = 50'000;       // us
 constexpr std::uint64_t kLongWait = 1'000'000;     // us
-constexpr std::uint64_t kMaxDataSockets = 8;           // of data, of a connection
+constexpr std::uint64_t kMaxDataSockets = 8;       // of data, of a connection
 
 // Sockets with TCPX's options, where nothing is said: one for each of one thread.
 // Values that are no number, or absurd, count as 1, as if they were not set.
