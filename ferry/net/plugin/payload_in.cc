@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "ferry/cuda/address.h"
@@ -60,13 +61,12 @@ Result<std::unique_ptr<PayloadIn>> PayloadIn::Create(cuda::DeviceApi* api,
 }
 
 void PayloadIn::Begin(std::uint64_t bytes, std::span<const iovec> memory) {
-  memory_ = memory;
-  piece_offset_ = 0;
+  place_ = IoCursor(memory);
   total_ = unposted_ = left_ = bytes;
 }
 
 void PayloadIn::DropRest() {
-  memory_ = {};
+  place_ = IoCursor();
   receiver_->DropAll();
   // The host copies within Progress(), so no copy is in flight.
 }
@@ -100,18 +100,18 @@ void PayloadIn::PostSome() {
 // Takes the next `bytes` of the placement; no runs for a payload that is dropped.
 ChunkPlace PayloadIn::TakePlace(std::size_t bytes) {
   ChunkPlace place;
-  if (memory_.empty()) return place;
+  if (place_.at_end()) return place;
   std::uint64_t lowest = ~std::uint64_t{0};
+  std::array<iovec, 64> pieces;
   while (bytes > 0) {
-    const iovec& piece = memory_.front();
-    const std::size_t part = std::min(piece.iov_len - piece_offset_, bytes);
-    place.runs.push_back({cuda::AddressOf(piece.iov_base) + piece_offset_, part});
-    lowest = std::min(lowest, place.runs.back().offset);
-    bytes -= part;
-    piece_offset_ += part;
-    if (piece_offset_ < piece.iov_len) continue;
-    memory_ = memory_.subspan(1);
-    piece_offset_ = 0;
+    std::size_t used = 0;
+    const std::size_t taken = place_.Collect(pieces, &used, bytes);
+    for (const iovec& piece : std::span(pieces).first(used)) {
+      place.runs.push_back({cuda::AddressOf(piece.iov_base), piece.iov_len});
+      lowest = std::min(lowest, place.runs.back().offset);
+    }
+    place_.Advance(taken);
+    bytes -= taken;
   }
   for (PostedRun& run : place.runs) run.offset -= lowest;
   place.to = Place{lowest, lowest};

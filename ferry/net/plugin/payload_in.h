@@ -11,6 +11,7 @@
 #include "ferry/core/mapping.h"
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
+#include "ferry/net/io_cursor.h"
 #include "ferry/net/plugin/comm.h"
 #include "ferry/net/plugin/receiver.h"
 #include "ferry/unpack/unpacker.h"
@@ -57,8 +58,7 @@ class PayloadIn {
   std::optional<Registration> registration_;
   std::uint64_t next_chunk_ = 0;
   // The current payload.
-  std::span<const iovec> memory_;  // from the piece on that the next chunk begins in
-  std::size_t piece_offset_ = 0;
+  IoCursor place_;  // where the next chunk goes; at its end for a payload that is dropped
   std::uint64_t total_ = 0;
   std::uint64_t unposted_ = 0;
   std::uint64_t left_ = 0;  // not in place yet

@@ -2,7 +2,6 @@
 #include "ferry/net/plugin/payload_out.h"
 
 #include <algorithm>
-#include <cstring>
 #include <span>
 #include <utility>
 
@@ -34,7 +33,7 @@ PayloadOut::PayloadOut(std::unique_ptr<SendComm> comm, std::uint64_t chunk_bytes
     : chunk_bytes_(chunk_bytes), sender_(OneOf(std::move(comm)), kNoChunkTimeout) {}
 
 std::uint64_t PayloadOut::Push(const OutFrame& frame) {
-  frames_.push_back({.frame = &frame});
+  frames_.push_back({.frame = &frame, .payload = IoCursor(frame.payload)});
   if (frame.registered.memory != nullptr) ++uses_[frame.registered.memory].frames;
   return ++pushed_frames_;
 }
@@ -75,7 +74,7 @@ Message PayloadOut::MessageOf(Frame* frame, std::size_t bytes) {
       static_cast<std::size_t>(next_chunk_ % SendComm::kWindow * chunk_bytes_), bytes);
   const RegisteredRange& range = frame->frame->registered;
   if (range.memory == nullptr) {
-    CopyOut(frame, slot);
+    (void)frame->payload.CopyOut(slot);
     return {slot.data(), bytes, tag, slots_registration_->mr()};
   }
   const PluginMemory& memory = PluginMemoryOf(range);
@@ -98,20 +97,6 @@ void* PayloadOut::RegistrationOf(const PluginMemory& memory) {
     }
   }
   return use.registration ? use.registration->mr() : nullptr;
-}
-
-void PayloadOut::CopyOut(Frame* frame, std::span<std::byte> to) {
-  while (!to.empty()) {
-    const iovec& piece = frame->frame->payload[frame->piece];
-    const std::size_t bytes = std::min(piece.iov_len - frame->piece_offset, to.size());
-    std::memcpy(to.data(), static_cast<const std::byte*>(piece.iov_base) + frame->piece_offset,
-                bytes);
-    to = to.subspan(bytes);
-    frame->piece_offset += bytes;
-    if (frame->piece_offset < piece.iov_len) continue;
-    ++frame->piece;
-    frame->piece_offset = 0;
-  }
 }
 
 // The user may destroy registered memory as soon as no frame names it.

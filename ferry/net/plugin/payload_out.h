@@ -10,6 +10,7 @@
 
 #include "ferry/core/mapping.h"
 #include "ferry/core/result.h"
+#include "ferry/net/io_cursor.h"
 #include "ferry/net/plugin/comm.h"
 #include "ferry/net/plugin/registered_memory.h"
 #include "ferry/net/plugin/sender.h"
@@ -50,9 +51,8 @@ class PayloadOut {
  private:
   struct Frame {
     const OutFrame* frame = nullptr;
-    std::uint64_t cut = 0;  // bytes that are in chunks
-    std::size_t piece = 0;  // of frame->payload, with the offset in it
-    std::size_t piece_offset = 0;
+    std::uint64_t cut = 0;        // bytes that are in chunks
+    IoCursor payload;             // what is named by address, from there on
     std::uint64_t end_chunk = 0;  // the chunk after its last one, once it is cut
   };
   // Memory that queued frames name.
@@ -67,7 +67,6 @@ class PayloadOut {
   Message MessageOf(Frame* frame, std::size_t bytes);
   // Null: to be copied.
   void* RegistrationOf(const PluginMemory& memory);
-  static void CopyOut(Frame* frame, std::span<std::byte> to);
   void Forget(const Frame& frame);
 
   const std::uint64_t chunk_bytes_;

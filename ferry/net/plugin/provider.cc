@@ -9,6 +9,7 @@
 #include "ferry/core/log_limiter.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/net/accept_gate.h"
+#include "ferry/net/address.h"
 #include "ferry/net/admission.h"
 #include "ferry/net/plugin/factory.h"
 #include "ferry/net/plugin/lane_setup.h"
@@ -58,7 +59,8 @@ class PluginListener final : public Listener {
   void OnAccept(std::unique_ptr<Lane> control) {
     const LaneInfo info = control->Info();
     const std::uint64_t id = next_id_++;
-    const auto leaving = admission_.Enter(id, HostOf(info.remote), info.same_machine, Clock::now());
+    const std::string host(HostOf(info.remote));
+    const auto leaving = admission_.Enter(id, host, info.same_machine, Clock::now());
     if (leaving) setups_.at(*leaving)->Cancel();
     auto done = [entry = Entry(this, id), remote = info.remote](auto lane) mutable {
       PluginListener* const self = entry.Leave();
@@ -90,10 +92,6 @@ class PluginListener final : public Listener {
     PluginListener* owner_;
     std::uint64_t id_;
   };
-
-  static std::string HostOf(const std::string& remote) {
-    return remote.substr(0, remote.rfind(':'));
-  }
 
   void End(std::uint64_t id, const std::string& remote, Result<std::unique_ptr<Lane>> lane) {
     admission_.Leave(id);

@@ -11,9 +11,9 @@
 #include <string>
 
 #include "ferry/core/result.h"
+#include "ferry/net/io_cursor.h"
 #include "ferry/net/provider.h"
 #include "ferry/net/tcp/byte_stream.h"
-#include "ferry/net/tcp/io_cursor.h"
 
 namespace ferry::net::tcp {
 

@@ -9,10 +9,10 @@
 #include <optional>
 #include <span>
 
+#include "ferry/net/io_cursor.h"
 #include "ferry/net/provider.h"
 #include "ferry/net/tcp/byte_stream.h"
 #include "ferry/net/tcp/frame_prefix.h"
-#include "ferry/net/tcp/io_cursor.h"
 #include "ferry/net/tcp/splice_pipe.h"
 
 namespace ferry::net::tcp {

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "ferry/core/unique_handle.h"
+#include "ferry/net/io_cursor.h"
 #include "ferry/net/tcp/byte_stream.h"
-#include "ferry/net/tcp/io_cursor.h"
 #include "ferry/net/tcp/tls_context.h"
 #include "ferry/net/tcp/tls_socket.h"
 

@@ -72,33 +72,21 @@ std::optional<std::string> PathOfPlugin(const PluginSetup& setup) {
   return FindPluginFile(setup, PluginOf(setup), "libnccl-net");
 }
 
-// "2.36" as (2, 36); nothing for what is no such text.
-using GlibcVersion = std::pair<std::uint64_t, std::uint64_t>;
-std::optional<GlibcVersion> VersionIn(std::string_view text) {
-  const std::size_t dot = text.find('.');
-  if (dot == std::string_view::npos) return std::nullopt;
-  const std::size_t end = text.find_first_not_of("0123456789", dot + 1);
-  const auto major = NumberIn(text.substr(0, dot));
-  const auto minor = NumberIn(text.substr(dot + 1, end - dot - 1));
-  if (!major || !minor) return std::nullopt;
-  return GlibcVersion(*major, *minor);
-}
-
 // The newest that the beginning of the file names, where the names of its symbols' versions are.
 // A library lists the versions of the symbols that it needs as texts, so no ELF parser is needed. A
 // text that is there by chance could only make the answer too strict.
-std::optional<GlibcVersion> NeededGlibc(const std::string& file) {
+std::optional<MajorMinor> NeededGlibc(const std::string& file) {
   constexpr std::string_view kMark = "GLIBC_";
-  std::optional<GlibcVersion> newest;
+  std::optional<MajorMinor> newest;
   for (std::size_t at = file.find(kMark); at != std::string::npos;
        at = file.find(kMark, at + kMark.size())) {
-    const auto version = VersionIn(std::string_view(file).substr(at + kMark.size(), 12));
+    const auto version = MajorMinorOf(std::string_view(file).substr(at + kMark.size(), 12));
     if (version && (!newest || *version > *newest)) newest = version;
   }
   return newest;
 }
 
-std::string TextOf(const GlibcVersion& version) {
+std::string TextOf(const MajorMinor& version) {
   return fmt::format("{}.{}", version.first, version.second);
 }
 
@@ -220,7 +208,7 @@ Check CheckNcclGlibc(const PluginSetup& setup) {
   const auto said = setup.system->Run({"getconf", "GNU_LIBC_VERSION"}, setup.deadline);
   if (!said) return Skipped(check.id, said.error());
   const auto words = WordsOf(said->out);  // "glibc 2.36"
-  const auto present = words.size() == 2 ? VersionIn(words.back()) : std::nullopt;
+  const auto present = words.size() == 2 ? MajorMinorOf(words.back()) : std::nullopt;
   if (!needed || !present) {
     return Skipped(check.id, Error(Code::kCorrupt, fmt::format("{} and getconf(1) do not tell "
                                                                "versions of glibc",

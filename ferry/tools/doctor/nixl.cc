@@ -31,16 +31,6 @@ std::vector<std::string> NamesIn(const PluginSetup& setup, const std::string& fo
   return names ? *names : std::vector<std::string>();
 }
 
-// "1.5.1" as (1, 5); nothing for what is no such text.
-std::optional<std::pair<std::uint64_t, std::uint64_t>> MajorAndMinor(const std::string& version) {
-  const auto parts = SplitAt(version, '.');
-  if (parts.size() < 2) return std::nullopt;
-  const auto major = NumberIn(parts[0]);
-  const auto minor = NumberIn(parts[1]);
-  if (!major || !minor) return std::nullopt;
-  return std::pair(*major, *minor);
-}
-
 // ---- folders ------------------------------------------------------------------------------------
 
 std::vector<std::string> PythonPrefixes(const PluginSetup& setup) {
@@ -209,7 +199,7 @@ Check CheckNixlWheel(const PluginSetup& setup) {
   }
   for (const NixlWheel& wheel : wheels) {
     const std::string name = fmt::format("{} {} in {}", wheel.package, wheel.version, wheel.site);
-    const auto version = MajorAndMinor(wheel.version);
+    const auto version = MajorMinorOf(wheel.version);
     if (!version) {
       AddFinding(Verdict::kNote, name + ", an unknown version", &check);
     } else if (version->first != kMajor) {

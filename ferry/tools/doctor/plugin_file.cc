@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "ferry/tools/doctor/checks.h"
+
 namespace ferry::tools {
 namespace {
 
@@ -42,6 +44,16 @@ std::optional<std::string> PluginSetup::Variable(const std::string& name) const 
   const auto found = environment.find(name);
   if (found == environment.end() || found->second.empty()) return std::nullopt;
   return found->second;
+}
+
+std::optional<MajorMinor> MajorMinorOf(std::string_view text) {
+  const std::size_t dot = text.find('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  const std::size_t end = text.find_first_not_of("0123456789", dot + 1);
+  const auto major = NumberIn(text.substr(0, dot));
+  const auto minor = NumberIn(text.substr(dot + 1, end - dot - 1));
+  if (!major || !minor) return std::nullopt;
+  return MajorMinor(*major, *minor);
 }
 
 std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }

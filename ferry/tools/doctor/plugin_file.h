@@ -1,10 +1,12 @@
 // What the doctor's checks of our plug-ins share: variables, findings, and whether a file can be
 // loaded. No check loads one: that would run its code in the doctor's process.
 #pragma once
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ferry/core/config.h"
@@ -25,6 +27,9 @@ struct PluginSetup {
   std::optional<std::string> Variable(const std::string& name) const;
 };
 
+// The numbers of "2.36" or "1.5.1": (2, 36), (1, 5); nothing for a text that does not begin so.
+using MajorMinor = std::pair<std::uint64_t, std::uint64_t>;
+std::optional<MajorMinor> MajorMinorOf(std::string_view text);
 // The path up to its last slash.
 std::string FolderOf(const std::string& path);
 // The parts between the marks that are not empty.

@@ -1,12 +1,12 @@
 // Walks a list of I/O vectors.
-#include "ferry/net/tcp/io_cursor.h"
+#include "ferry/net/io_cursor.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "ferry/core/unordered_access.h"
 
-namespace ferry::net::tcp {
+namespace ferry::net {
 
 std::size_t IoCursor::Collect(std::span<iovec> out, std::size_t* used,
                               std::size_t max_bytes) const {
@@ -43,4 +43,16 @@ std::size_t IoCursor::CopyIn(std::span<const std::byte> bytes) {
   return taken;
 }
 
-}  // namespace ferry::net::tcp
+std::size_t IoCursor::CopyOut(std::span<std::byte> bytes) {
+  std::size_t taken = 0;
+  while (taken < bytes.size() && !at_end()) {
+    const iovec& piece = pieces_[index_];
+    const std::size_t n = std::min(piece.iov_len - offset_, bytes.size() - taken);
+    std::memcpy(bytes.data() + taken, static_cast<const std::byte*>(piece.iov_base) + offset_, n);
+    taken += n;
+    Advance(n);
+  }
+  return taken;
+}
+
+}  // namespace ferry::net

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <span>
 
-namespace ferry::net::tcp {
+namespace ferry::net {
 
 // A position in a list of memory pieces.
 class IoCursor {
@@ -20,6 +20,8 @@ class IoCursor {
   void Advance(std::size_t bytes);
   // Copies into the memory ahead and advances; returns the bytes copied.
   std::size_t CopyIn(std::span<const std::byte> bytes);
+  // Copies from the memory ahead and advances; returns the bytes copied.
+  std::size_t CopyOut(std::span<std::byte> bytes);
 
  private:
   std::span<const iovec> pieces_;
@@ -27,4 +29,4 @@ class IoCursor {
   std::size_t offset_ = 0;
 };
 
-}  // namespace ferry::net::tcp
+}  // namespace ferry::net

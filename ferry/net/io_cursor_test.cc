@@ -1,5 +1,5 @@
 // Tests of positions in lists of I/O vectors.
-#include "ferry/net/tcp/io_cursor.h"
+#include "ferry/net/io_cursor.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 #include "ferry/net/testing/lane_end.h"
 
-namespace ferry::net::tcp {
+namespace ferry::net {
 namespace {
 
 std::string Text(std::span<const iovec> pieces) {
@@ -90,6 +90,23 @@ TEST(IoCursor, CopiesInAsMuchAsThereIsRoomFor) {
   }
 }
 
+TEST(IoCursor, CopiesOutAsMuchAsThereIs) {
+  for (unsigned cuts = 0; cuts < kAllCuts; ++cuts) {
+    for (std::size_t first = 0; first <= 10; ++first) {
+      const CutText cut(cuts);
+      IoCursor cursor(cut.pieces);
+      std::string out(10, '-');
+      const auto room = std::as_writable_bytes(std::span(out.data(), out.size()));
+      std::size_t taken = cursor.CopyOut(room.first(first));
+      EXPECT_EQ(taken, std::min(first, cut.text.size()));
+      taken += cursor.CopyOut(room.subspan(taken));
+      EXPECT_EQ(taken, cut.text.size());
+      EXPECT_TRUE(cursor.at_end());
+      EXPECT_EQ(out, cut.text + "--");
+    }
+  }
+}
+
 TEST(IoCursor, OfNothingIsAtItsEnd) {
   const IoCursor cursor;
   std::array<iovec, 1> out{};
@@ -100,4 +117,4 @@ TEST(IoCursor, OfNothingIsAtItsEnd) {
 }
 
 }  // namespace
-}  // namespace ferry::net::tcp
+}  // namespace ferry::net
