@@ -1,16 +1,20 @@
-"""Two agents of NIXL's wheel in two processes on one machine, for bench/nixl: memory of the host, every byte compared.
+"""Two agents of NIXL's wheel in two processes on one machine, for bench/nixl: every byte is compared.
 
-  nixl_agents.py BACKEND rate --operation write|read [--blocks BYTES] [--size BYTES] [--iterations N]
+  nixl_agents.py BACKEND rate --operation write|read [--blocks BYTES] [--size BYTES] [--iterations N] [--memory cuda]
   nixl_agents.py BACKEND latency [--size BYTES] [--iterations N]
   nixl_agents.py BACKEND prepare [--descriptors N]
   nixl_agents.py BACKEND stopped --operation write|read
 
 The process that was started initiates, and polls; the one that it starts owns the other memory. Prints a JSON object.
-`latency`: of writes, from transfer() to the state DONE, while the target polls for notifications. `prepare`: of initialize_xfer for that many descriptors of
-512 bytes, shuffled at the target, and of the first transfer. `stopped`: seconds from SIGSTOP of the target, in the
+`latency`: of writes, from transfer() to the state DONE, while the target polls for notifications. `prepare`: of
+initialize_xfer for that many descriptors of 512 bytes, shuffled at the target, and of the first transfer. `stopped`: seconds from SIGSTOP of the target, in the
 middle of transfers, to an error here. The libraries' own settings come from the environment.
+
+Memory of the host, or of GPUs (needs torch): the first process has the first GPU, the second the next one if there is.
 """
 import argparse
+import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -30,33 +34,80 @@ def cpu_seconds():
     return used.ru_utime + used.ru_stime
 
 
+def nixl_api():
+    """The Python interface of the wheel that is installed."""
+    for name in ("nixl_cu12", "nixl_cu13"):
+        if importlib.util.find_spec(name):
+            return importlib.import_module(f"{name}._api")
+    sys.exit("nixl_agents: neither nixl_cu12 nor nixl_cu13 is installed")
+
+
+class HostMemory:
+    kind, device = "DRAM", 0
+
+    def __init__(self, _number, values):
+        self.values = values.copy()
+        self.address = self.values.ctypes.data
+
+    def fill(self, value):
+        self.values[:] = value
+
+    def show(self):
+        return self.values
+
+
+class GpuMemory:
+    kind = "VRAM"
+
+    def __init__(self, number, values):
+        import torch
+
+        self.device = number % torch.cuda.device_count()
+        self.values = torch.from_numpy(values.copy()).to(f"cuda:{self.device}")
+        self.address = self.values.data_ptr()
+        self.wait = lambda: torch.cuda.synchronize(self.device)
+        self.wait()
+
+    def fill(self, value):
+        self.values.fill_(value)
+        self.wait()
+
+    def show(self):
+        return self.values.cpu().numpy()
+
+
 class Agent:
     """An agent with one back end and `size` bytes of memory, whose pages are there before anything is measured."""
 
-    def __init__(self, name, backend, size, seed):
+    def __init__(self, options, number):
         import numpy
-        from nixl_cu12._api import nixl_agent, nixl_agent_config
 
-        self.agent = nixl_agent(name, nixl_agent_config(backends=[backend]))
-        self.memory = numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
-        self.agent.register_memory([(self.memory.ctypes.data, size, 0, "")], "DRAM")
+        api = nixl_api()
+        self.agent = api.nixl_agent(("initiator", "target")[number],
+                                    api.nixl_agent_config(backends=[options.backend]))
+        values = numpy.random.default_rng(number + 1).integers(0, 256, options.size, dtype=numpy.uint8)
+        self.memory = {"host": HostMemory, "cuda": GpuMemory}[options.memory](number, values)
+        self.agent.register_memory([(self.memory.address, options.size, self.memory.device, "")], self.memory.kind)
 
     def about(self):
-        return {"metadata": self.agent.get_agent_metadata(), "address": self.memory.ctypes.data}
+        return {"metadata": self.agent.get_agent_metadata(), "address": self.memory.address,
+                "device": self.memory.device}
 
     def load(self, other):
-        self.peer, self.address = self.agent.add_remote_agent(other["metadata"]), other["address"]
+        self.peer, self.other = self.agent.add_remote_agent(other["metadata"]), other
 
     def descriptors(self, ranges):
         """The two lists of an array of (offset here, offset there, bytes)."""
         import numpy
 
         lists = []
-        for column, address in ((0, self.memory.ctypes.data), (1, self.address)):
+        here = {"address": self.memory.address, "device": self.memory.device}
+        for column, side in enumerate((here, self.other)):
             rows = numpy.zeros((len(ranges), 3), dtype=numpy.uint64)
-            rows[:, 0] = ranges[:, column] + numpy.uint64(address)
+            rows[:, 0] = ranges[:, column] + numpy.uint64(side["address"])
             rows[:, 1] = ranges[:, 2]
-            lists.append(self.agent.get_xfer_descs(rows, "DRAM"))
+            rows[:, 2] = side["device"]
+            lists.append(self.agent.get_xfer_descs(rows, self.memory.kind))
         return lists
 
     def initialize(self, operation, lists):
@@ -75,7 +126,7 @@ class Agent:
 
 
 def target(options, pipe):
-    agent = Agent("target", options.backend, options.size, 2)
+    agent = Agent(options, 1)
     pipe.send(agent.about())
     while True:
         while options.what == "latency" and not pipe.poll():  # as engines do
@@ -86,8 +137,8 @@ def target(options, pipe):
         except EOFError:  # the other process has what it wanted
             os._exit(0)
         if word == "poison":
-            agent.memory[:] = POISON
-        pipe.send({"show": agent.memory.tobytes, "cpu": cpu_seconds}.get(word, lambda: "done")())
+            agent.memory.fill(POISON)
+        pipe.send({"show": lambda: agent.memory.show().tobytes(), "cpu": cpu_seconds}.get(word, lambda: "done")())
 
 
 class Pair:
@@ -98,7 +149,7 @@ class Pair:
         self.pipe, theirs = processes.Pipe()
         self.process = processes.Process(target=target, args=(options, theirs), daemon=True)
         self.process.start()
-        self.agent = Agent("initiator", options.backend, options.size, 1)
+        self.agent = Agent(options, 0)
         if not self.pipe.poll(LIMIT_SECONDS):
             sys.exit("nixl_agents: the other process did not start")
         self.agent.load(self.pipe.recv())
@@ -113,12 +164,12 @@ class Pair:
         """Whether one more transfer, into memory that holds something else, brings each range whole."""
         import numpy
 
-        ours = self.agent.memory
         if operation == "write":
             self.ask("poison")
         else:
-            ours[:] = POISON
+            self.agent.memory.fill(POISON)
         self.agent.transfer()
+        ours = self.agent.memory.show()
         theirs = numpy.frombuffer(self.ask("show"), dtype=numpy.uint8)
         return bool(all((ours[a:a + size] == theirs[b:b + size]).all() for a, b, size in ranges.tolist())
                     and not (ours[: ranges[0][2]] == POISON).all())
@@ -224,6 +275,7 @@ def main():
     parser.add_argument("--size", type=int, default=64 << 20)
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--descriptors", type=int, default=100_000)
+    parser.add_argument("--memory", choices=("host", "cuda"), default="host")
     options = parser.parse_args()
     answer = {"rate": rate, "latency": latency, "prepare": prepare, "stopped": stopped}[options.what](options)
     print(json.dumps(answer), flush=True)

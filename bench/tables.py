@@ -25,6 +25,7 @@ COMMANDS = {
     "reliability_2core": "bench/reliability",
     "peers_2core": "bench/peers",
     "nixl_2core": "bench/nixl",
+    "nixl_2xh200": "bench/nixl --memory cuda",
     "soak_2core": "bench/soak",
     "nccl_net_h200": "bench/nccl_net",
     "copies_h200": "bench/gpu --parts copies",

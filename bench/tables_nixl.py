@@ -2,6 +2,7 @@
 from tables import grid, number, origin, rounds_ratio, spread, table, wrapped
 
 TITLES = ("defaults", "UCX at its best")
+GPU_TITLES = ("GPU memory over TCP", "GPU memory within one machine")
 # The words and the unit of each measured value.
 SHOWN = {"gbps": ("", "GB/s"), "cpu_seconds_per_gb": ("CPU time of both, ", "s/GB"), "us_p50": ("median, ", "µs"),
          "us_p99": ("p99, ", "µs"), "cpu_us": ("CPU time of both, ", "µs"), "prepare_ms": ("initialize_xfer, ", "ms"),
@@ -10,15 +11,27 @@ SHOWN = {"gbps": ("", "GB/s"), "cpu_seconds_per_gb": ("CPU time of both, ", "s/G
 
 @table("nixl_2core")
 def nixl(result):
+    return [*both(result, TITLES, "UCX's settings"), "", *stopped(result["rows"]), "", *versions(result),
+            *origin(result, "nixl_2core")]
+
+
+@table("nixl_2xh200")
+def nixl_gpu(result):
+    return [*both(result, GPU_TITLES, "path"), "", *versions(result), *origin(result, "nixl_2xh200")]
+
+
+def versions(result):
+    return wrapped(", ".join(f"{name} {version}" for name, version in result["versions"].items()) + ".")
+
+
+def both(result, titles, what):
     rows = []
-    for title in TITLES:
+    for title in titles:
         for name, row in result["rows"].items():
             work, _, rest = name.partition(", FERRY")
             if rest.endswith(f", {title}"):
                 rows += compared(result["rows"], work + rest.removesuffix(f", {title}"), row, work, title)
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    return [*grid(["", "UCX's settings", "FERRY", "UCX, or `ferry perf`", "ratio"], rows), "", *stopped(result["rows"]), "",
-            *wrapped(f"{versions}.")] + origin(result, "nixl_2core")
+    return grid(["", what, "FERRY", "UCX, or `ferry perf`", "ratio"], rows)
 
 
 def compared(rows, shown, ours, work, title):
