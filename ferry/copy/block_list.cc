@@ -96,28 +96,39 @@ bool Continues(const Block& before, const Block& block) {
          block.len <= kMax - before.len;
 }
 
-struct SliceLimits {
-  std::uint64_t bytes;
-  std::uint64_t blocks;
-};
+// Appends blocks to the last slice, and to further ones as each fills up: a slice may begin and end
+// within a block.
+class SliceCutter {
+ public:
+  SliceCutter(std::uint64_t total, const SliceSizes& sizes, std::uint64_t max_blocks)
+      : left_(total), sizes_(sizes), max_blocks_(max_blocks) {}
 
-// A slice may begin and end within a block: `offset` is where it begins in the first one. Each
-// slice but the last has either limits.bytes bytes or limits.blocks blocks.
-// Appends a block to the last slice, and to further ones as each fills up.
-void AppendBlock(std::size_t index, std::uint64_t len, const SliceLimits& limits,
-                 std::vector<Slice>& slices) {
-  for (std::uint64_t offset = 0; offset < len;) {
-    if (slices.empty() || slices.back().bytes == limits.bytes ||
-        slices.back().blocks == limits.blocks) {
-      slices.push_back({.first_block = index, .offset = offset, .bytes = 0, .blocks = 0});
+  void Append(std::size_t index, std::uint64_t len) {
+    for (std::uint64_t offset = 0; offset < len;) {
+      if (slices_.empty() || slices_.back().bytes == limit_ ||
+          slices_.back().blocks == max_blocks_) {
+        limit_ = sizes_.At(cut_, left_);
+        slices_.push_back({.first_block = index, .offset = offset, .bytes = 0, .blocks = 0});
+      }
+      Slice& slice = slices_.back();
+      const std::uint64_t taken = std::min(len - offset, limit_ - slice.bytes);
+      slice.bytes += taken;
+      ++slice.blocks;
+      offset += taken;
+      cut_ += taken;
+      left_ -= taken;
     }
-    Slice& slice = slices.back();
-    const std::uint64_t taken = std::min(len - offset, limits.bytes - slice.bytes);
-    slice.bytes += taken;
-    ++slice.blocks;
-    offset += taken;
   }
-}
+  std::vector<Slice> Take() { return std::move(slices_); }
+
+ private:
+  std::uint64_t cut_ = 0;
+  std::uint64_t left_;
+  const SliceSizes sizes_;
+  const std::uint64_t max_blocks_;
+  std::uint64_t limit_ = 0;  // in bytes, of the last slice
+  std::vector<Slice> slices_;
+};
 
 }  // namespace
 
@@ -183,14 +194,22 @@ BlockList BlockList::Merged() const {
   return merged;
 }
 
-std::vector<Slice> SplitIntoSlices(const BlockList& list, std::uint64_t slice_bytes,
+// Two rounds of the takers go by before the size has doubled, and at the end each has two slices
+// left when it halves.
+std::uint64_t SliceSizes::At(std::uint64_t before, std::uint64_t left) const {
+  const std::uint64_t grown = std::min(before / takers, kMax / 2) * 2;
+  const std::uint64_t shrunk = left / takers / 2;
+  const std::uint64_t bytes = std::clamp(std::min(grown, shrunk), least, most);
+  return bytes == most ? most : bytes - bytes % least;
+}
+
+std::vector<Slice> SplitIntoSlices(const BlockList& list, const SliceSizes& sizes,
                                    std::uint64_t max_blocks) {
-  FERRY_CHECK(slice_bytes > 0 && max_blocks > 0, slice_bytes, max_blocks);
-  std::vector<Slice> slices;
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    AppendBlock(i, list[i].len, {slice_bytes, max_blocks}, slices);
-  }
-  return slices;
+  FERRY_CHECK(sizes.least > 0 && sizes.takers > 0 && sizes.least <= sizes.most && max_blocks > 0,
+              sizes.least, sizes.most, sizes.takers, max_blocks);
+  SliceCutter cutter(list.total_bytes(), sizes, max_blocks);
+  for (std::size_t i = 0; i < list.size(); ++i) cutter.Append(i, list[i].len);
+  return cutter.Take();
 }
 
 }  // namespace ferry

@@ -85,10 +85,28 @@ struct Slice {
   friend bool operator==(const Slice&, const Slice&) = default;
 };
 
+// Sizes of the slices of a list, in bytes. The first slices are small and grow from `least` to
+// `most`, so that `takers` lanes begin early; the last ones shrink again, so that the lanes end
+// together. With least = most all have one size.
+struct SliceSizes {
+  std::uint64_t least = 1;
+  std::uint64_t most = 1;  // at least `least`
+  std::uint64_t takers = 1;
+
+  static SliceSizes Equal(std::uint64_t bytes) { return {.least = bytes, .most = bytes}; }
+  // The size of a slice with `before` bytes of the list in front of it and `left` from it on: a
+  // multiple of `least`, or `most`.
+  std::uint64_t At(std::uint64_t before, std::uint64_t left) const;
+};
+
 // Cuts a validated list into slices that cover it exactly, in order. Each slice is as long as
-// possible with at most slice_bytes bytes and max_blocks blocks, both at least 1.
-std::vector<Slice> SplitIntoSlices(const BlockList& list, std::uint64_t slice_bytes,
+// possible with at most the bytes that `sizes` has for it, and max_blocks blocks, at least 1.
+std::vector<Slice> SplitIntoSlices(const BlockList& list, const SliceSizes& sizes,
                                    std::uint64_t max_blocks);
+inline std::vector<Slice> SplitIntoSlices(const BlockList& list, std::uint64_t slice_bytes,
+                                          std::uint64_t max_blocks) {
+  return SplitIntoSlices(list, SliceSizes::Equal(slice_bytes), max_blocks);
+}
 
 // Calls fn(const Block&) for the part of each block that lies in the slice, in order. The slice
 // must come from SplitIntoSlices() of this list.

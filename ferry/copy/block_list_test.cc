@@ -244,6 +244,32 @@ TEST(Slices, CoverEverySmallListExactlyWithinTheirLimits) {
   }
 }
 
+TEST(Slices, GrowFromTheFirstAndShrinkToTheLast) {
+  BlockList list;
+  for (std::uint64_t i = 0; i < 100; ++i) list.Add({100 * i, 100 * i, 7});
+  const SliceSizes sizes{.least = 10, .most = 40, .takers = 4};
+  const auto slices = SplitIntoSlices(list, sizes, 1000);
+  std::uint64_t before = 0;
+  for (const Slice& slice : slices) {
+    EXPECT_EQ(slice.bytes, std::min(sizes.At(before, 700 - before), 700 - before));
+    before += slice.bytes;
+  }
+  EXPECT_EQ(before, 700u);
+  EXPECT_EQ(slices.front().bytes, 10u);
+  EXPECT_EQ(slices[slices.size() / 2].bytes, 40u);
+  EXPECT_EQ(slices.back().bytes, 10u);
+  EXPECT_TRUE(std::is_sorted(slices.begin(), slices.begin() + 8,
+                             [](const Slice& a, const Slice& b) { return a.bytes < b.bytes; }));
+}
+
+TEST(Slices, HaveTheirSizesAlsoAtTheLimitsOf64Bits) {
+  const SliceSizes sizes{.least = 1, .most = kMaxLength, .takers = 1};
+  EXPECT_EQ(sizes.At(kMaxLength, 0), 1u);
+  EXPECT_EQ(sizes.At(0, kMaxLength), 1u);
+  EXPECT_EQ(sizes.At(kMaxLength / 2, kMaxLength), kMaxLength / 2);
+  EXPECT_EQ(SliceSizes::Equal(5).At(0, kMaxLength), 5u);
+}
+
 TEST(Slices, OfAnEmptyListAreNone) { EXPECT_TRUE(SplitIntoSlices({}, 1, 1).empty()); }
 
 TEST(Slices, CutLargeBlocksAndGatherSmallOnes) {

@@ -187,8 +187,10 @@ Result<std::shared_ptr<const Plan>> Connection::Route(Direction direction,
     part.why = std::move(route.why);
     if (part.share != 0) shared_with = core_->sharing().id();
   }
-  return MakePlan(direction, core_->peer().endpoint, std::move(parts), core_->config().slice_bytes,
-                  shared_with);
+  return MakePlan(direction, core_->peer().endpoint, std::move(parts),
+                  {.slice_bytes = core_->config().slice_bytes,
+                   .lanes = core_->bulk_lanes(),
+                   .shared_with = shared_with});
 }
 
 Result<PreparedTransfer> Connection::PrepareWrite(std::vector<TransferPart> parts,

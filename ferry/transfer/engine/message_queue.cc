@@ -123,7 +123,8 @@ void MessageQueue::WriteRequested(const OperationRef& operation, const wire::Cts
   std::vector<PlanPart> parts;
   parts.push_back(std::move(part));
   auto plan =
-      MakePlan(Direction::kWrite, context_->peer, std::move(parts), context_->config->slice_bytes);
+      MakePlan(Direction::kWrite, context_->peer, std::move(parts),
+               {.slice_bytes = context_->config->slice_bytes, .lanes = context_->bulk_lanes});
   if (!plan) {
     SendFin(operation->id, plan.error());
     return host_->End(*operation, plan.error());

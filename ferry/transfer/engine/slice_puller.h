@@ -46,10 +46,11 @@ class SlicePuller {
 
  private:
   WorkQueue& QueueOf(Queue queue);
-  bool May(Queue queue, const OperationState& operation, const LaneLoad& load) const;
-  bool MayWrite(const OperationState& operation, const LaneLoad& load) const;
-  bool MayRead(const OperationState& operation, const LaneLoad& load) const;
-  std::uint64_t Share(const OperationState& operation, std::uint64_t least_slices) const;
+  bool May(Queue from, const LaneLoad& load);
+  bool MayWrite(const OperationState& operation, std::uint64_t taken, const LaneLoad& load) const;
+  bool MayRead(const OperationState& operation, std::uint64_t taken, const LaneLoad& load) const;
+  std::uint64_t Share(const OperationState& operation, std::uint64_t taken,
+                      std::uint64_t least_slices) const;
 
   const LaneSite& site_;
   WorkQueue writes_;

@@ -79,6 +79,47 @@ TEST(SlicePuller, TakesLessNearTheEndOnASlowLane) {
   EXPECT_TRUE(puller.Pull(Queue::kWrites, load));
 }
 
+TEST(SlicePuller, TakesMoreThanItsShareOfGpuMemoryOnlyWhenLittleIsInFlight) {
+  LaneBed bed;
+  bed.context.bulk_lanes = 4;
+  bed.owner.share = 0.25;
+  SlicePuller puller(bed.site);
+  const SlicedMemory memory(12, Direction::kRead);
+  Plan staged = *memory.operation->plan;
+  staged.staged = true;
+  memory.operation->plan = std::make_shared<const Plan>(staged);
+  puller.Add(memory.operation);
+  LaneLoad load = NoLoad();
+  for (std::uint64_t taken = 0; taken < 3; ++taken) {
+    load.reading = taken * 1000;
+    EXPECT_TRUE(puller.Pull(Queue::kReads, load));
+  }
+  load.reading = 3000;
+  EXPECT_FALSE(puller.Pull(Queue::kReads, load));
+  load.reading = 2000;
+  EXPECT_FALSE(puller.Pull(Queue::kReads, load));
+  load.reading = 1000;
+  EXPECT_TRUE(puller.Pull(Queue::kReads, load));
+}
+
+TEST(SlicePuller, ManySmallOperationsOfGpuMemoryAreInFlightAtOnce) {
+  LaneBed bed;
+  bed.context.bulk_lanes = 4;
+  bed.owner.share = 0.25;
+  SlicePuller puller(bed.site);
+  std::vector<SlicedMemory> memories;
+  LaneLoad load = NoLoad();
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    const SlicedMemory& memory = memories.emplace_back(1, Direction::kRead);
+    Plan staged = *memory.operation->plan;
+    staged.staged = true;
+    memory.operation->plan = std::make_shared<const Plan>(staged);
+    puller.Add(memory.operation);
+    load.reading = i * 1000;
+    EXPECT_TRUE(puller.Pull(Queue::kReads, load));
+  }
+}
+
 TEST(SlicePuller, RequestsReadsOnlyWhileThePeerCanHoldTheAnswers) {
   const LaneBed bed;
   SlicePuller puller(bed.site);

@@ -1,6 +1,7 @@
 // The queue of operations from which a lane pulls slices.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <unordered_set>
@@ -17,7 +18,9 @@ class WorkQueue {
 
   bool empty() const noexcept { return queue_.empty(); }
   std::size_t size() const noexcept { return queue_.size(); }
-  const Op& front() const { return queue_.front(); }
+  const Op& front() const { return queue_.front().operation; }
+  // How often the first was rotated since it was added.
+  std::uint64_t front_turns() const { return queue_.front().turns; }
   // Appends it; does nothing if it is already in the queue.
   void Add(Op operation);
   // Moves the first to the end.
@@ -27,10 +30,14 @@ class WorkQueue {
 
  private:
   static constexpr std::size_t kMinSweep = 64;
+  struct Entry {
+    Op operation;
+    std::uint64_t turns = 0;
+  };
 
   void Sweep();
 
-  std::deque<Op> queue_;
+  std::deque<Entry> queue_;
   std::unordered_set<const OperationState*> members_;  // those in queue_
   std::size_t sweep_at_ = kMinSweep;  // size of queue_ at which the next sweep runs
 };

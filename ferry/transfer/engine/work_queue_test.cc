@@ -35,6 +35,26 @@ TEST(WorkQueue, GivesOperationsInTurn) {
   EXPECT_TRUE(queue.empty());
 }
 
+TEST(WorkQueue, CountsTheTurnsOfAnOperation) {
+  WorkQueue queue;
+  const auto first = WorkOf(3);
+  queue.Add(first);
+  EXPECT_EQ(queue.front_turns(), 0u);
+  queue.Rotate();
+  EXPECT_EQ(queue.front(), first);
+  EXPECT_EQ(queue.front_turns(), 1u);
+  const auto second = WorkOf(2);
+  queue.Add(second);
+  queue.Rotate();
+  EXPECT_EQ(queue.front_turns(), 0u);
+  queue.Rotate();
+  EXPECT_EQ(queue.front_turns(), 2u);
+  queue.Pop();
+  queue.Add(first);
+  queue.Rotate();
+  EXPECT_EQ(queue.front_turns(), 0u);
+}
+
 TEST(WorkQueue, HasAnOperationOnceUntilItLeaves) {
   WorkQueue queue;
   const auto first = WorkOf(1);

@@ -22,6 +22,10 @@ namespace {
 constexpr std::size_t kMaxLaunches = 4;
 // Requests in one launch, which all complete at its end: 4 MiB take 80 us.
 constexpr std::size_t kMaxRequests = 16;
+// With one launch ready behind the one that runs, another one waits until it has this many
+// requests: a launch costs as much as 256 KiB take, and the launches of a direction run one after
+// another. Writes of 64 MiB are 4 % faster, those of 16 MiB 6 %.
+constexpr std::size_t kMinFurtherRequests = 4;
 // Thread blocks of kernels that copy between GPUs: half of the multiprocessors of an H100. Not the
 // copy engine, whose copies may queue behind those of waiting streams (docs/gotchas.md).
 constexpr std::uint32_t kMoveGroups = 64;
@@ -315,6 +319,7 @@ bool Stager::LaunchMore(StageWay way) {
   {
     const std::lock_guard lock(mutex_);
     if (stopping_ || from.asked.empty()) return false;
+    if (from.in_flight.size() > 1 && from.asked.size() < kMinFurtherRequests) return false;
     const std::size_t count = std::min(from.asked.size(), kMaxRequests);
     requests.reserve(count);
     for (std::size_t i = 0; i < count; ++i) {

@@ -7,8 +7,24 @@
 #include <limits>
 #include <utility>
 
+#include "ferry/core/units.h"
+
 namespace ferry::transfer {
 namespace {
+
+// The first and the last slices of a write of GPU memory: a socket has something to send, and a GPU
+// something to copy, before all of a large slice has come. 64 KiB and 32 KiB were slower, and so
+// were reads with other slices than equal ones, which begin with a request for each.
+constexpr std::uint64_t kMinStagedSlice = 128 * kKiB;
+
+SliceSizes SizesOf(const PlanPart& part, Direction direction, const PlanLimits& limits) {
+  const std::uint64_t most = std::min(limits.slice_bytes, part.most_slice);
+  // Only where GPU memory is involved does a part have a limit of its own.
+  if (direction == Direction::kRead || part.most_slice >= limits.slice_bytes) {
+    return SliceSizes::Equal(most);
+  }
+  return {.least = std::min(most, kMinStagedSlice), .most = most, .takers = limits.lanes};
+}
 
 // Blocks that are scattered at the peer may still be adjacent here: fewer pieces for a system call.
 void AddPiece(std::byte* memory, std::uint64_t bytes, std::vector<iovec>* pieces) {
@@ -25,12 +41,12 @@ void AddPiece(std::byte* memory, std::uint64_t bytes, std::vector<iovec>* pieces
 }  // namespace
 
 Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& peer,
-                                             std::vector<PlanPart> parts, std::uint64_t slice_bytes,
-                                             std::uint64_t shared_with) {
+                                             std::vector<PlanPart> parts,
+                                             const PlanLimits& limits) {
   auto plan = std::make_shared<Plan>();
   plan->direction = direction;
   plan->peer = peer;
-  plan->shared_with = shared_with;
+  plan->shared_with = limits.shared_with;
   for (PlanPart& part : parts) {
     part.blocks = part.blocks.Merged();
     plan->bytes += part.blocks.total_bytes();
@@ -39,23 +55,23 @@ Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& pe
     plan->staged |= part.stager != nullptr && !shared;
     // A shared part travels as a command to copy, whose slices may be long; others have their bytes
     // behind them, and through a GPU's staging slot no more than fits there.
-    const std::uint64_t most =
-        shared ? wire::kMaxCopyBytes : std::min(slice_bytes, part.most_slice);
-    if (!shared) plan->slice_bytes = std::max(plan->slice_bytes, most);
+    const SliceSizes sizes =
+        shared ? SliceSizes::Equal(wire::kMaxCopyBytes) : SizesOf(part, direction, limits);
+    if (!shared) plan->slice_bytes = std::max(plan->slice_bytes, sizes.most);
     const std::size_t most_blocks = shared                          ? wire::kMaxCopiesPerFrame
                                     : direction == Direction::kRead ? wire::kMaxBlocksPerRead
                                                                     : wire::kMaxBlocksPerFrame;
-    for (const Slice& range : SplitIntoSlices(part.blocks, most, most_blocks)) {
+    for (const Slice& range : SplitIntoSlices(part.blocks, sizes, most_blocks)) {
       plan->slices.push_back({index, range});
     }
     plan->parts.push_back(std::move(part));
   }
-  if (plan->slice_bytes == 0) plan->slice_bytes = slice_bytes;  // all parts are shared
+  if (plan->slice_bytes == 0) plan->slice_bytes = limits.slice_bytes;  // all parts are shared
   if (plan->slices.size() > std::numeric_limits<std::uint32_t>::max()) {
     return Error(Code::kInvalidArgument,
                  fmt::format("the transfer has {} slices of {} bytes, the limit is 2^32; use "
                              "larger slices or several transfers",
-                             plan->slices.size(), slice_bytes));
+                             plan->slices.size(), limits.slice_bytes));
   }
   return std::shared_ptr<const Plan>(std::move(plan));
 }

@@ -52,11 +52,17 @@ struct Plan {
   std::uint64_t slice_bytes = 0;  // upper bound of all slices
 };
 
+struct PlanLimits {
+  std::uint64_t slice_bytes = 0;
+  std::uint64_t lanes = 1;        // that carry the slices
+  std::uint64_t shared_with = 0;  // Plan::shared_with
+};
+
 // Merges adjacent blocks and cuts the parts, which must be valid, into slices of at most
-// `slice_bytes` and the part's most_slice. Errors: kInvalidArgument for more than 2^32 slices.
+// limits.slice_bytes and the part's most_slice. Writes from or to GPU memory begin and end with
+// smaller ones. Errors: kInvalidArgument for more than 2^32 slices.
 Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& peer,
-                                             std::vector<PlanPart> parts, std::uint64_t slice_bytes,
-                                             std::uint64_t shared_with = 0);
+                                             std::vector<PlanPart> parts, const PlanLimits& limits);
 
 // Appends a slice's WriteBody and BlockOnWire[] to `meta`, and its local memory to `payload` unless
 // that is null.

@@ -100,7 +100,7 @@ Seen Look(const Plan& plan, std::uint32_t slice) {
 void ExpectCovers(Direction direction, std::vector<PlanPart> parts, std::uint64_t slice_bytes) {
   const auto expected = Expected(direction, parts);
   const Uuid peer = Uuid::Random();
-  const auto plan = MakePlan(direction, peer, std::move(parts), slice_bytes);
+  const auto plan = MakePlan(direction, peer, std::move(parts), {.slice_bytes = slice_bytes});
   ASSERT_TRUE(plan) << plan.error().ToString();
   EXPECT_EQ((*plan)->direction, direction);
   EXPECT_EQ((*plan)->peer, peer);
@@ -145,7 +145,7 @@ TEST(Plan, AWriteNamesTheDestinationToThePeerAndAReadTheSource) {
   BlockList list;
   list.Add({.dst = 100, .src = 200, .len = 3});
   for (const Direction direction : {Direction::kWrite, Direction::kRead}) {
-    const auto plan = MakePlan(direction, {}, {Part(0, list)}, kSliceBytes);
+    const auto plan = MakePlan(direction, {}, {Part(0, list)}, {.slice_bytes = kSliceBytes});
     ASSERT_TRUE(plan);
     const Seen seen = Look(**plan, 0);
     const bool writing = direction == Direction::kWrite;
@@ -158,7 +158,7 @@ TEST(Plan, ASliceNeverCrossesAPart) {
   BlockList list;
   list.Add({.dst = 0, .src = 0, .len = 6});
   std::vector<PlanPart> parts{Part(0, list), Part(1, list), Part(2, list)};
-  const auto plan = MakePlan(Direction::kWrite, {}, parts, kSliceBytes);
+  const auto plan = MakePlan(Direction::kWrite, {}, parts, {.slice_bytes = kSliceBytes});
   ASSERT_TRUE(plan);
   std::vector<std::pair<std::uint32_t, std::uint64_t>> cuts;
   for (const PlanSlice& slice : (*plan)->slices) cuts.emplace_back(slice.part, slice.range.bytes);
@@ -169,10 +169,31 @@ TEST(Plan, ASliceNeverCrossesAPart) {
   ExpectCovers(Direction::kRead, parts, kSliceBytes);
 }
 
+TEST(Plan, AWriteThroughStagingSlotsBeginsAndEndsWithSmallerSlices) {
+  BlockList list;
+  list.Add({.dst = 0, .src = 0, .len = 64 * kMiB});
+  PlanPart part = Part(0, list);
+  part.most_slice = 256 * kKiB;
+  const PlanLimits limits{.slice_bytes = kMiB, .lanes = 16};
+  const auto bytes_of = [&](Direction direction) {
+    const auto plan = MakePlan(direction, {}, {part}, limits);
+    std::vector<std::uint64_t> bytes;
+    for (const PlanSlice& slice : (*plan)->slices) bytes.push_back(slice.range.bytes);
+    EXPECT_EQ((*plan)->slice_bytes, 256 * kKiB);
+    return bytes;
+  };
+  const auto writes = bytes_of(Direction::kWrite);
+  EXPECT_EQ(writes.front(), 128 * kKiB);
+  EXPECT_EQ(writes[writes.size() / 2], 256 * kKiB);
+  EXPECT_EQ(writes.back(), 128 * kKiB);
+  EXPECT_LT(writes.size(), 64U * 4 + 2 * 2 * 16);
+  EXPECT_EQ(bytes_of(Direction::kRead), std::vector<std::uint64_t>(256, 256 * kKiB));
+}
+
 TEST(Plan, NeighboursAreMergedIntoOneBlockOnTheWire) {
   BlockList list;
   for (std::uint64_t i = 0; i < 8; ++i) list.Add({.dst = 10 + i, .src = 20 + i, .len = 1});
-  const auto plan = MakePlan(Direction::kWrite, {}, {Part(0, list)}, 64);
+  const auto plan = MakePlan(Direction::kWrite, {}, {Part(0, list)}, {.slice_bytes = 64});
   ASSERT_TRUE(plan);
   ASSERT_EQ((*plan)->slices.size(), 1u);
   EXPECT_EQ(Look(**plan, 0).blocks, 1u);
@@ -181,7 +202,7 @@ TEST(Plan, NeighboursAreMergedIntoOneBlockOnTheWire) {
 TEST(Plan, LocalNeighboursBecomeOnePieceEvenWhereTheRemoteSideIsScattered) {
   BlockList list;
   for (std::uint64_t i = 0; i < 8; ++i) list.Add({.dst = 100 * i, .src = i, .len = 1});
-  const auto plan = MakePlan(Direction::kWrite, {}, {Part(0, list)}, 64);
+  const auto plan = MakePlan(Direction::kWrite, {}, {Part(0, list)}, {.slice_bytes = 64});
   ASSERT_TRUE(plan);
   std::vector<iovec> pieces;
   LocalPieces(**plan, 0, &pieces);
@@ -194,7 +215,7 @@ TEST(Plan, AFrameNeverHasMoreBlocksThanItsMetadataHolds) {
   for (std::uint64_t i = 0; i < 2 * wire::kMaxBlocksPerFrame + 1; ++i) {
     list.Add({.dst = 2 * i, .src = 0, .len = 1});
   }
-  const auto plan = MakePlan(Direction::kWrite, {}, {Part(0, list)}, 1 << 20);
+  const auto plan = MakePlan(Direction::kWrite, {}, {Part(0, list)}, {.slice_bytes = 1 << 20});
   ASSERT_TRUE(plan);
   ASSERT_EQ((*plan)->slices.size(), 3u);
   EXPECT_EQ((*plan)->slices[0].range.blocks, wire::kMaxBlocksPerFrame);
@@ -204,7 +225,7 @@ TEST(Plan, AFrameNeverHasMoreBlocksThanItsMetadataHolds) {
 TEST(Plan, AppendsToMetadataWithoutPayloadForAReadRequest) {
   BlockList list;
   list.Add({.dst = 0, .src = 5, .len = 3});
-  const auto plan = MakePlan(Direction::kRead, {}, {Part(0, list)}, kSliceBytes);
+  const auto plan = MakePlan(Direction::kRead, {}, {Part(0, list)}, {.slice_bytes = kSliceBytes});
   ASSERT_TRUE(plan);
   std::vector<std::byte> meta(7, std::byte{9});
   AppendSlice(**plan, 0, &meta, nullptr);

@@ -162,7 +162,7 @@ struct SlicedMemory {
     parts.push_back(std::move(part));
     operation->kind = direction == Direction::kWrite ? OperationKind::kWrite : OperationKind::kRead;
     operation->id = 17;
-    operation->plan = Must(MakePlan(direction, Uuid{}, std::move(parts), 1000));
+    operation->plan = Must(MakePlan(direction, Uuid{}, std::move(parts), {.slice_bytes = 1000}));
     operation->ledger.Begin(slices);
   }
 
