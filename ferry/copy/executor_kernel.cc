@@ -100,7 +100,7 @@ class KernelExecutor final : public SummingExecutor {
   Status EnqueueSummed(cuda::StreamRef stream, SumOrder order, std::span<const PlacedList> lists,
                        const SumSheet& sheet) override {
     FERRY_CHECK(lists.size() <= kMaxSummed, lists.size());
-    std::memset(sheet.cells, 0, kSumSheetBytes);
+    std::memset(sheet.cells, 0, lists.size() * kSumCells * sizeof(std::uint32_t));
     SumKernelArguments sums;
     sums.cells = cuda::PointerTo<std::uint32_t>(sheet.mapped);
     sums.by_source = order == SumOrder::kSource;
