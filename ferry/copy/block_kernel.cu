@@ -1,57 +1,22 @@
 // The kernel that copies block lists.
-#include <algorithm>
-
 #include "ferry/copy/block_kernel.h"
+#include "ferry/copy/block_rounds.cuh"
 #include "ferry/cuda/launch.cuh"
-#include "ferry/prim/grid_order.cuh"
 #include "ferry/prim/warp_copy.cuh"
 
 namespace ferry {
 namespace {
 
-// The blocks of a thread block's warps in one round are adjacent: each thread reads one of them.
-static_assert(kWarpBlocks == prim::kWarpThreads);
-
-// A thread block's blocks in a round of `here` blocks.
-struct GroupShare {
-  std::uint32_t first;
-  std::uint32_t count;
-};
-__device__ __forceinline__ GroupShare ShareOfGroup(std::uint32_t warps, std::uint32_t here) {
-  const std::uint32_t warp = blockIdx.x * kBlockKernelWarps;
-  const std::uint32_t first = ShareOf(warp, warps, here).first;
-  return {first, ShareOf(warp + kBlockKernelWarps, warps, here).first - first};
-}
-
-__device__ __forceinline__ std::uint32_t BlocksOfRound(std::uint64_t left, std::uint32_t warps) {
-  const std::uint64_t most = std::uint64_t{warps} * kWarpBlocks;
-  return static_cast<std::uint32_t>(left < most ? left : most);
-}
-
-// This thread's block of the round that starts at `base`.
-__device__ __forceinline__ uint4 Read(const PackedBlock* blocks, std::uint64_t base,
-                                      std::uint64_t count, std::uint32_t warps) {
-  const GroupShare share = ShareOfGroup(warps, BlocksOfRound(count - base, warps));
-  // Bypasses L1: a list in host memory is rewritten between launches.
-  return threadIdx.x < share.count
-             ? prim::LoadOnce(reinterpret_cast<const uint4*>(blocks + base + share.first) +
-                              threadIdx.x)
-             : uint4{};
-}
-
-__device__ __forceinline__ std::uint64_t Word(std::uint32_t low, std::uint32_t high) {
-  return std::uint64_t{high} << 32 | low;
-}
-
 template <bool kWords>
 __device__ __forceinline__ void CopyBlock(std::uint64_t dst, std::uint64_t src, std::uint64_t len,
                                           unsigned lane) {
+  prim::NoSum none;
   if constexpr (kWords) {
     // Addresses are passed as numbers.
     prim::CopyWords(reinterpret_cast<uint4*>(dst), reinterpret_cast<const uint4*>(src), len / 16,
-                    lane);
+                    lane, none);
   } else {
-    prim::WarpCopy(dst, src, len, lane);
+    prim::WarpCopy(dst, src, len, lane, none);
   }
 }
 
@@ -59,40 +24,15 @@ __device__ __forceinline__ void CopyBlock(std::uint64_t dst, std::uint64_t src, 
 // the GPU.
 constexpr int GroupsAtOnce(bool words) { return words ? 4 : 2; }
 
-// A list in host memory should be read over the bus by few large requests: a thread block reads the
-// blocks of all its warps at once, and those of the next round before it copies the current ones.
 template <bool kWords>
 __global__ void __launch_bounds__(kBlockKernelThreads, GroupsAtOnce(kWords))
     BlockKernel(const PackedBlock* blocks, std::uint32_t count, std::uint64_t dst_shift,
                 std::uint64_t src_shift) {
   __shared__ uint4 held[kBlockKernelThreads];
-  constexpr unsigned kAbove = PackedBlock::kAddressBits;
   const unsigned lane = threadIdx.x % prim::kWarpThreads;
-  const std::uint32_t warps = gridDim.x * kBlockKernelWarps;
-  uint4 mine = Read(blocks, 0, count, warps);
-  prim::GridDependencySynchronize();
-  prim::LetNextGridBegin();
-  for (std::uint64_t base = 0;;) {
-    const std::uint32_t here = BlocksOfRound(count - base, warps);
-    const WarpShare share =
-        ShareOf(blockIdx.x * kBlockKernelWarps + threadIdx.x / prim::kWarpThreads, warps, here);
-    const std::uint32_t first = share.first - ShareOfGroup(warps, here).first;
-    held[threadIdx.x] = mine;
-    __syncthreads();
-    base += here;
-    const bool more = base < count;
-    if (more) mine = Read(blocks, base, count, warps);
-    for (std::uint32_t i = first; i < first + share.count; ++i) {
-      const uint4 block = held[i];
-      const std::uint64_t dst = Word(block.x, block.y);
-      const std::uint64_t src = Word(block.z, block.w);
-      const std::uint64_t len = src >> kAbove << PackedBlock::kHalfBits | dst >> kAbove;
-      CopyBlock<kWords>((dst & (kAddressLimit - 1)) + dst_shift,
-                        (src & (kAddressLimit - 1)) + src_shift, len, lane);
-    }
-    if (!more) break;
-    __syncthreads();  // all warps have read `held`
-  }
+  ForEachBlock(blocks, count, held, [&](std::uint64_t dst, std::uint64_t src, std::uint64_t len) {
+    CopyBlock<kWords>(dst + dst_shift, src + src_shift, len, lane);
+  });
 }
 
 }  // namespace

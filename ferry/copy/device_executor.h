@@ -46,6 +46,36 @@ class DeviceExecutor {
                          std::span<const PlacedList> lists) = 0;
 };
 
+// Limits of a call that sums: lists, and the bytes of each.
+inline constexpr std::size_t kMaxSummed = 16;
+inline constexpr std::uint64_t kMaxSummedBytes = std::uint64_t{16} << 20;
+// Cells in which a kernel leaves the parts of one list's sum.
+inline constexpr std::size_t kSumCells = 128;
+inline constexpr std::size_t kSumSheetBytes = kMaxSummed * kSumCells * sizeof(std::uint32_t);
+
+// Where a call leaves the sums of its lists: kSumSheetBytes of pinned memory, aligned to 4. The
+// caller keeps it until the stream has completed the call.
+struct SumSheet {
+  std::uint32_t* cells = nullptr;
+  std::uint64_t mapped = 0;  // address of the cells for kernels of the executor's device
+};
+// The CRC-32C of list number `list`, of `bytes` bytes. After the stream has completed the call.
+std::uint32_t ReadSum(const SumSheet& sheet, std::size_t list, std::uint64_t bytes) noexcept;
+
+// The side of a copy whose addresses give the order of the bytes that are summed.
+enum class SumOrder : unsigned char { kDestination, kSource };
+
+// A kernel executor that also computes checksums.
+class SummingExecutor : public DeviceExecutor {
+ public:
+  // As Enqueue(), and sums the bytes of each list as the kernel has read them: what leaves the sum
+  // unchanged but not the destination happened on the kernel's way to it. On the side of `order`
+  // the blocks of a list lie one after another, in order and without gaps, from the start of the
+  // list's place. At most kMaxSummed lists of at most kMaxSummedBytes. Resets the sheet.
+  virtual Status EnqueueSummed(cuda::StreamRef stream, SumOrder order,
+                               std::span<const PlacedList> lists, const SumSheet& sheet) = 0;
+};
+
 // One asynchronous copy for each run of blocks in which each continues the previous one. For few
 // large blocks.
 std::unique_ptr<DeviceExecutor> MakeDmaExecutor(cuda::DeviceApi* api);
@@ -73,6 +103,10 @@ Status LoadCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream);
 // memory and events here; Enqueue() allocates nothing, and blocks while the blocks in flight leave
 // no room for more. Errors: those of DeviceApi.
 Result<std::unique_ptr<DeviceExecutor>> MakeKernelExecutor(
+    cuda::DeviceApi* api, int ordinal, const KernelExecutorOptions& options = {});
+
+// The same with checksums.
+Result<std::unique_ptr<SummingExecutor>> MakeSummingExecutor(
     cuda::DeviceApi* api, int ordinal, const KernelExecutorOptions& options = {});
 
 // Uses "dma" or "kernel", whichever is predicted to be faster for the list on this GPU. The first

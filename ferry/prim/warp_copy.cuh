@@ -25,16 +25,35 @@ __device__ __forceinline__ void StoreOnce(uint4* to, const uint4& word) {
                : "memory");
 }
 
-// For the unaligned ends of a block and for short blocks: one byte per lane and step.
+// Sees the bytes that a warp copies, in the registers of its lanes. This one ignores them.
+struct NoSum {
+  // A byte at this offset in the block.
+  __device__ __forceinline__ void AddByte(std::uint32_t /*byte*/, std::uint64_t /*at*/) {}
+  // The lane's next word. Its words are 32 words apart.
+  __device__ __forceinline__ void AddWord(const uint4& /*word*/) {}
+  // All words were added; the warp's first one was at this offset in the block.
+  __device__ __forceinline__ void EndWords(std::uint64_t /*at*/, std::uint64_t /*words*/,
+                                           unsigned /*lane*/) {}
+};
+
+// For the unaligned ends of a block and for short blocks: one byte per lane and step. They begin
+// `at` bytes into the block.
+template <class Sum>
 __device__ __forceinline__ void CopyBytes(std::uint8_t* dst, const std::uint8_t* src,
-                                          std::uint64_t bytes, unsigned lane) {
-  for (std::uint64_t i = lane; i < bytes; i += kWarpThreads) dst[i] = src[i];
+                                          std::uint64_t at, std::uint64_t bytes, unsigned lane,
+                                          Sum& sum) {
+  for (std::uint64_t i = at + lane; i < at + bytes; i += kWarpThreads) {
+    const std::uint8_t byte = src[i];
+    dst[i] = byte;
+    sum.AddByte(byte, i);
+  }
 }
 
 // Both aligned to 16 bytes. One loop with conditions rather than one for what is whole and code for
 // the rest: half of the registers.
+template <class Sum>
 __device__ __forceinline__ void CopyWords(uint4* dst, const uint4* src, std::uint64_t words,
-                                          unsigned lane) {
+                                          unsigned lane, Sum& sum) {
   constexpr unsigned kStep = kWordsInFlight * kWarpThreads;
   dst += lane;
   src += lane;
@@ -47,6 +66,10 @@ __device__ __forceinline__ void CopyWords(uint4* dst, const uint4* src, std::uin
 #pragma unroll
     for (int i = 0; i < kWordsInFlight; ++i) {
       if (left > i * static_cast<int>(kWarpThreads)) StoreOnce(dst + i * kWarpThreads, held[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kWordsInFlight; ++i) {
+      if (left > i * static_cast<int>(kWarpThreads)) sum.AddWord(held[i]);
     }
     dst += kStep;
     src += kStep;
@@ -74,9 +97,9 @@ __device__ __forceinline__ uint4 Joined(const uint4& low, const uint4& high, uns
 // Loads have no conditions: beyond the end they load the last word again, which is not used. A
 // condition would leave the registers of some lanes as they were, so that ptxas keeps those of all
 // four forms alive at the same time: more than there are on sm_100 and sm_120.
-template <int kQuarter>
+template <int kQuarter, class Sum>
 __device__ __forceinline__ void CopyShifted(uint4* dst, const uint4* src, std::uint64_t words,
-                                            unsigned bits, unsigned lane) {
+                                            unsigned bits, unsigned lane, Sum& sum) {
   constexpr int kHeld = kWordsInFlight / 2;
   const unsigned next_lane = (lane + 1) % kWarpThreads;
   for (std::uint64_t base = 0; base < words; base += kHeld * kWarpThreads) {
@@ -93,7 +116,11 @@ __device__ __forceinline__ void CopyShifted(uint4* dst, const uint4* src, std::u
       const uint4 offered = lane == 0 ? held[i + 1] : held[i];
       const uint4 high = FromLane(offered, next_lane);
       const std::uint64_t at = base + i * kWarpThreads + lane;
-      if (at < words) StoreOnce(dst + at, Joined<kQuarter>(held[i], high, bits));
+      if (at < words) {
+        const uint4 word = Joined<kQuarter>(held[i], high, bits);
+        StoreOnce(dst + at, word);
+        sum.AddWord(word);
+      }
     }
   }
 }
@@ -104,36 +131,40 @@ __device__ __forceinline__ void CopyShifted(uint4* dst, const uint4* src, std::u
 // source are shifted into place in registers. Steps: up to 31 bytes one by one, until dst is
 // aligned and the word of the source before it lies within the block; whole words; the rest one by
 // one.
+template <class Sum>
 __device__ __forceinline__ void WarpCopy(std::uint64_t dst_address, std::uint64_t src_address,
-                                         std::uint64_t len, unsigned lane) {
+                                         std::uint64_t len, unsigned lane, Sum& sum) {
   auto* const dst = reinterpret_cast<std::uint8_t*>(dst_address);
   const auto* const src = reinterpret_cast<const std::uint8_t*>(src_address);
   std::uint64_t head = (16 - (dst_address & 15)) & 15;
   const unsigned shift = static_cast<unsigned>(src_address + head) & 15;
   // The first word that is read begins `shift` bytes before what is needed of it.
   if (head < shift) head += 16;
-  if (head + 16 + (shift != 0 ? 16 : 0) > len) return CopyBytes(dst, src, len, lane);
+  if (head + 16 + (shift != 0 ? 16 : 0) > len) {
+    return CopyBytes(dst, src, 0, len, lane, sum);
+  }
   // The last word that is read ends 16 - shift bytes behind the last byte needed.
   const std::uint64_t beyond = shift != 0 ? 16 - shift : 0;
   const std::uint64_t words = (len - head - beyond) / 16;
   auto* const to = reinterpret_cast<uint4*>(dst + head);
   const auto* const from = reinterpret_cast<const uint4*>(src + head - shift);
-  CopyBytes(dst, src, head, lane);
+  CopyBytes(dst, src, 0, head, lane, sum);
   const unsigned bits = shift % 4 * 8;
   if (shift == 0) {
-    CopyWords(to, from, words, lane);
+    CopyWords(to, from, words, lane, sum);
   } else {
     switch (shift / 4) {
       // A template argument, because a register array is indexed by it: an index known only at run
       // time would move the array to local memory.
-      case 0: CopyShifted<0>(to, from, words, bits, lane); break;
-      case 1: CopyShifted<1>(to, from, words, bits, lane); break;
-      case 2: CopyShifted<2>(to, from, words, bits, lane); break;
-      default: CopyShifted<3>(to, from, words, bits, lane); break;
+      case 0: CopyShifted<0>(to, from, words, bits, lane, sum); break;
+      case 1: CopyShifted<1>(to, from, words, bits, lane, sum); break;
+      case 2: CopyShifted<2>(to, from, words, bits, lane, sum); break;
+      default: CopyShifted<3>(to, from, words, bits, lane, sum); break;
     }
   }
+  sum.EndWords(head, words, lane);
   const std::uint64_t done = head + words * 16;
-  CopyBytes(dst + done, src + done, len - done, lane);
+  CopyBytes(dst, src, done, len - done, lane, sum);
 }
 
 }  // namespace ferry::prim

@@ -23,8 +23,7 @@ std::uint32_t MetadataCrc(std::span<const std::byte> meta, const wire::MessageHe
   return Crc32c(meta.subspan(sizeof header), Crc32c(wire::BytesOf(summed)));
 }
 
-void SealPayload(std::span<const iovec> payload, std::vector<std::byte>* meta) {
-  const std::uint32_t crc = Crc32cOf(payload);
+void SealPayload(std::uint32_t crc, std::vector<std::byte>* meta) {
   std::memcpy(meta->data() + offsetof(wire::MessageHeader, crc), &crc, sizeof crc);
 }
 

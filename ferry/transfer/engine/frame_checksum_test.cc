@@ -20,7 +20,7 @@ TEST(FrameChecksum, SealsThePayloadAndTheMetadata) {
   char text[] = "123456789";
   const iovec payload[] = {{text, 9}};
   std::vector<std::byte> meta = MetaOf(wire::Type::kWrite, 5, wire::SliceBody{1, 0});
-  SealPayload(payload, &meta);
+  SealPayload(Crc32cOf(payload), &meta);
   SealMetadata(&meta);
   wire::MessageHeader header;
   ASSERT_TRUE(wire::MetaReader(meta).Read(&header));

@@ -126,7 +126,8 @@ void FrameDispatcher::AwaitCopies() {
 
 void FrameDispatcher::SettleLandings() {
   while (const auto landing = staging_->inbox().TakeLanded()) {
-    const Status landed = landing->copy ? landing->copy->outcome : Ok();
+    Status landed = landing->copy ? landing->copy->outcome : Ok();
+    if (landed) landed = receiver_.CheckLanding(*landing);
     if (landing->copy) landing->copy->Release();
     EndLanding(*landing, landed);
   }

@@ -15,6 +15,19 @@ namespace ferry::transfer {
 
 using net::Placement;
 
+namespace {
+
+// Destinations, for messages.
+std::string WritePlace(const RegionState& region, std::uint64_t first) {
+  return fmt::format("offset {} of region {}", first - cuda::AddressOf(region.memory.data()),
+                     region.id);
+}
+std::string ReadPlace(std::uint32_t slice, std::uint64_t operation) {
+  return fmt::format("slice {} of read {}", slice, operation);
+}
+
+}  // namespace
+
 FrameReceiver::FrameReceiver(const LaneSite& site, FrameSender* frames, ReadRequests* reads,
                              LaneStaging* staging)
     : site_(site),
@@ -219,17 +232,26 @@ std::optional<ReadEnd> FrameReceiver::FinishPlaced() {
   const Status intact = CheckPayload();
   MoveTo(State::kIdle);
   std::optional<ReadEnd> end;
+  std::uint32_t slice = 0;
   if (arrival_.what == What::kRead) {
-    ReadSlice slice = reads_->TakeOldest();
-    end = ReadEnd{std::move(slice.operation), slice.bytes, std::nullopt};
+    ReadSlice read = reads_->TakeOldest();
+    slice = read.slice;
+    end = ReadEnd{std::move(read.operation), read.bytes, std::nullopt};
     if (!intact) end->error = intact.error();
   } else if (!intact) {
     // The sender gets the error before the frame counts as processed. A read is our own operation.
     frames_->Refuse(Sequence(), arrival_.operation, intact.error());
   }
   if (intact && inbox_->placed()) {
-    Landing landing{.bytes = arrival_.bytes, .operation = arrival_.operation};
-    if (end) landing.read = std::move(end->operation);
+    Landing landing{.bytes = arrival_.bytes,
+                    .operation = arrival_.operation,
+                    .checked = arrival_.checked,
+                    .crc = arrival_.crc,
+                    .address = inbox_->address()};
+    if (end) {
+      landing.read = std::move(end->operation);
+      landing.slice = slice;
+    }
     inbox_->Land(std::move(landing), std::move(arrival_.region));
   } else {
     inbox_->Drop();
@@ -345,15 +367,33 @@ Status CheckMetadata(const LaneSite& site, std::span<const std::byte> meta,
                   meta.size(), site.context.peer_name, found, header.meta_crc, site.index));
 }
 
-// Checks the CRC of the payload that was just put in place.
+// Checks the CRC of the payload that was just put in place. One in a slot is checked when the GPU
+// has summed it (CheckLanding).
 Status FrameReceiver::CheckPayload() const {
-  if (!arrival_.checked || arrival_.bytes == 0) return Ok();
+  if (!arrival_.checked || arrival_.bytes == 0 || inbox_->sums()) return Ok();
   const std::uint32_t found = Crc32cOf(pieces_);
   if (found == arrival_.crc) return Ok();
+  return Corrupt({.bytes = arrival_.bytes,
+                  .found = found,
+                  .sent = arrival_.crc,
+                  .read = arrival_.what == What::kRead},
+                 PlaceName());
+}
+
+Status FrameReceiver::CheckLanding(const Landing& landing) const {
+  if (!landing.copy || !landing.copy->summed || landing.copy->crc == landing.crc) return Ok();
+  const bool read = landing.read != nullptr;
+  return Corrupt(
+      {.bytes = landing.bytes, .found = landing.copy->crc, .sent = landing.crc, .read = read},
+      read ? ReadPlace(landing.slice, landing.operation)
+           : WritePlace(*landing.copy->pin.get(), landing.address));
+}
+
+// The sender computes the checksum before the bytes leave the source, and this side cannot know who
+// writes to the source in between.
+Error FrameReceiver::Corrupt(const Mismatch& mismatch, const std::string& place) const {
   site_.owner->CountMismatch();
-  // The sender computes the checksum before the bytes leave the source, and this side cannot know
-  // who writes to the source in between.
-  const char* const cause = arrival_.what == What::kRead
+  const char* const cause = mismatch.read
                                 ? "the owner of the memory may have written to it while it was read"
                                 : "the sender may have written to its memory while it was sent";
   return Error(
@@ -362,22 +402,17 @@ Status FrameReceiver::CheckPayload() const {
           "{} bytes at {} have CRC32C {:08x}, but {:08x} was sent with them over lane {}; {}, or "
           "the network corrupted them: do not use the destination, try again while nobody writes "
           "to the source, and if it fails again, check cables, network cards and memory",
-          arrival_.bytes, PlaceName(), found, arrival_.crc, site_.index, cause));
+          mismatch.bytes, place, mismatch.found, mismatch.sent, site_.index, cause));
 }
 
 // The destination of the payload being received, for messages.
 std::string FrameReceiver::PlaceName() const {
   switch (arrival_.what) {
-    case What::kWrite: {
-      const RegionState& region = *arrival_.region.get();
-      const std::uint64_t first =
-          inbox_->placed() ? inbox_->address() : cuda::AddressOf(pieces_.front().iov_base);
-      return fmt::format("offset {} of region {}", first - cuda::AddressOf(region.memory.data()),
-                         region.id);
-    }
-    case What::kRead:
-      return fmt::format("slice {} of read {}", reads_->oldest()->slice,
-                         reads_->oldest()->operation_id);
+    case What::kWrite:
+      return WritePlace(*arrival_.region.get(), inbox_->placed()
+                                                    ? inbox_->address()
+                                                    : cuda::AddressOf(pieces_.front().iov_base));
+    case What::kRead: return ReadPlace(reads_->oldest()->slice, reads_->oldest()->operation_id);
     case What::kMessage: return fmt::format("the message with tag {}", arrival_.tag);
     case What::kNotification: break;
   }

@@ -59,6 +59,9 @@ class FrameReceiver {
   void OnTaken(std::size_t meta_bytes, std::uint64_t payload_bytes);
   // The payload is where it was to go, or dropped. If that ends a slice of a read, says so.
   std::optional<ReadEnd> OnPayload();
+  // Checks a payload that has come through a slot, if the GPU has summed it. Before the copy's
+  // objects are released.
+  Status CheckLanding(const Landing& landing) const;
 
   // ---- A destination is withdrawn. Afterwards nothing is written to it.
   void Revoke(const RegionState* region);
@@ -90,6 +93,13 @@ class FrameReceiver {
     Clock::time_point since{};  // only if payloads are traced
   };
 
+  struct Mismatch {
+    std::uint64_t bytes;
+    std::uint32_t found;
+    std::uint32_t sent;
+    bool read;  // an operation of this side; false: of the peer
+  };
+
   void MoveTo(State to);
   Result<net::Placement> OnWrite(wire::MetaReader* reader);
   Result<net::Placement> OnReadData(wire::MetaReader* reader);
@@ -107,6 +117,7 @@ class FrameReceiver {
   bool IsArriving(What what) const;
   Status CheckPayload() const;
   std::string PlaceName() const;
+  Error Corrupt(const Mismatch& mismatch, const std::string& place) const;
 
   const LaneSite& site_;
   FrameSender* const frames_;

@@ -28,7 +28,10 @@ void FrameSender::SetLane(net::Lane* lane) {
 void FrameSender::ForgetQueued() { control_.Reset(); }
 
 void FrameSender::Seal(LaneFrame* frame) {
-  if (frame->checked && frame->payload_bytes > 0) SealPayload(frame->payload, &frame->meta);
+  if (!frame->checked || frame->payload_bytes == 0) return;
+  // A GPU has summed what it has read, so that what happens to the slot afterwards is found, too.
+  const bool summed = frame->staged && frame->staged->summed;
+  SealPayload(summed ? frame->staged->crc : Crc32cOf(frame->payload), &frame->meta);
 }
 
 // Every frame acknowledges all frames that came before it, up to the first refusal that is not

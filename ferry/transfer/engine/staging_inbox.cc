@@ -55,6 +55,7 @@ void StagingInbox::Land(Landing landing, RegionPin pin) {
   landing.copy = std::exchange(arriving_, nullptr);
   const StagedCopyRef copy = landing.copy;
   copy->pin = std::move(pin);
+  copy->summed = landing.checked && arriving_from_->sums();
   landings_.push_back(std::move(landing));
   BeginScatter(arriving_from_, copy, blocks_, events_->WhenCopied());
 }

@@ -28,6 +28,12 @@ struct Landing {
   StagedCopyRef copy = nullptr;  // null: waits its turn
   std::uint64_t copied = 0;      // bytes of a kCopy
   std::size_t blocks = 0;        // blocks of a kCopy
+  // Only for payloads that went through a slot: the checksum that was sent with it, its first
+  // address, and the slice of a kReadData.
+  bool checked = false;
+  std::uint32_t crc = 0;
+  std::uint64_t address = 0;
+  std::uint32_t slice = 0;
 };
 
 // Receives payloads into slots, copies them to their destinations and hands the frames out in the
@@ -47,7 +53,9 @@ class StagingInbox {
   bool placed() const noexcept { return arriving_ != nullptr; }
   // Its first address in GPU memory, while it is placed.
   std::uint64_t address() const { return blocks_.front().dst; }
-  // It has arrived in the slot: begins the copy.
+  // Whether the GPU that copies it computes its checksum.
+  bool sums() const { return placed() && arriving_from_->sums(); }
+  // It has arrived in the slot: begins the copy, which sums a checked payload if it can.
   void Land(Landing landing, RegionPin pin);
   // It does not go into the slot.
   void Drop() { arriving_.reset(); }

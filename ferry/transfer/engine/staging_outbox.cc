@@ -100,6 +100,7 @@ void StagingOutbox::BeginCopy(StagedFrame* staged, StageSlot slot) {
   staged->copy = std::make_shared<StagedCopy>();
   staged->copy->slot = std::move(slot);
   staged->copy->pin = std::move(staged->pin);
+  staged->copy->summed = frame->checked && staged->stager->sums();
   ++slots_out_;
   BeginGather(staged->stager, staged->copy, staged->blocks, events_->WhenCopied());
 }

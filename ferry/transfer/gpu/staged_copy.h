@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <thread>
@@ -25,7 +26,9 @@ struct StagedCopy {
   std::shared_ptr<const PeerMemory> peer;  // remote side, without a slot
   std::shared_ptr<const RegionPin>
       region_owner;       // region of a peer in this process; for the same copies
-  Status outcome = Ok();  // valid once the copy is over
+  bool summed = false;    // the GPU computes the checksum; set before the copy begins
+  std::uint32_t crc = 0;  // of the bytes as the GPU has read them, if `summed`
+  Status outcome = Ok();  // this and `crc` are valid once the copy is over
   std::atomic<bool> over{false};
 
   // Call once its bytes have left: they are in the socket, or in their final place.
@@ -65,11 +68,13 @@ inline Stager::Done EndOf(StagedCopyRef copy, UniqueFunction<void()> told) {
 // Start a copy of `copy->slot`; `told` is called when it is over.
 inline void BeginGather(Stager* stager, const StagedCopyRef& copy, std::span<const Block> blocks,
                         UniqueFunction<void()> told) {
-  stager->Gather(copy->slot, blocks, EndOf(copy, std::move(told)));
+  stager->Gather(copy->slot, blocks, EndOf(copy, std::move(told)),
+                 copy->summed ? &copy->crc : nullptr);
 }
 inline void BeginScatter(Stager* stager, const StagedCopyRef& copy, std::span<const Block> blocks,
                          UniqueFunction<void()> told) {
-  stager->Scatter(copy->slot, blocks, EndOf(copy, std::move(told)));
+  stager->Scatter(copy->slot, blocks, EndOf(copy, std::move(told)),
+                  copy->summed ? &copy->crc : nullptr);
 }
 
 inline void BeginMove(Stager* stager, const StagedCopyRef& copy, std::vector<Block> blocks,

@@ -168,20 +168,36 @@ Status Stager::InitSide(StageWay way) {
   for (std::uint32_t i = slots; i > 0; --i) made.free.push_back(first + i - 1);
   for (std::size_t i = 0; i < kMaxLaunches; ++i) {
     FERRY_TRY_ASSIGN(auto event, api_->CreateEvent(ordinal_, cuda::EventTiming::kOff));
-    made.events.push_back(std::move(event));
+    made.tickets.push_back({std::move(event), {}});
   }
   FERRY_TRY_ASSIGN(made.stream, api_->CreateStream(ordinal_, cuda::StreamPriority::kHigh));
+  return InitExecutor(way);
+}
+
+Status Stager::InitExecutor(StageWay way) {
+  Side& made = side(way);
   if (way == StageWay::kWithin) {
     FERRY_TRY_ASSIGN(made.executor,
                      MakeKernelExecutor(api_, ordinal_, {.device_groups = kMoveGroups}));
-  } else if (options_.by_kernel) {
-    FERRY_TRY_ASSIGN(made.executor, MakeKernelExecutor(api_, ordinal_));
-    // Loaded here, because later a stream may wait for the very operation that needs the kernels.
-    FERRY_TRY(LoadCopyKernels(api_, made.stream));
-  } else {
-    made.executor = MakeDmaExecutor(api_);
+    return Ok();
   }
-  return Ok();
+  if (!options_.by_kernel) {
+    made.executor = MakeDmaExecutor(api_);
+    return Ok();
+  }
+  FERRY_TRY_ASSIGN(auto executor, MakeSummingExecutor(api_, ordinal_));
+  made.summing = executor.get();
+  made.executor = std::move(executor);
+  FERRY_TRY_ASSIGN(made.sheets, api_->AllocatePinned(ordinal_, kMaxLaunches * kSumSheetBytes));
+  auto* at = static_cast<std::byte*>(made.sheets.data());
+  for (Ticket& ticket : made.tickets) {
+    FERRY_TRY_ASSIGN(const Place place, Place::OnHost(*api_, ordinal_, at));
+    // Pinned memory for cells, of which this is the start.
+    ticket.sums = {static_cast<std::uint32_t*>(static_cast<void*>(at)), place.mapped};
+    at += kSumSheetBytes;
+  }
+  // Loaded here, because later a stream may wait for the very operation that needs the kernels.
+  return LoadCopyKernels(api_, made.stream);
 }
 
 Stager::~Stager() {
@@ -199,8 +215,10 @@ Stager::~Stager() {
 
 // ---- asking -------------------------------------------------------------------------------------
 
-void Stager::Gather(const StageSlot& slot, std::span<const Block> blocks, Done done) {
+void Stager::Gather(const StageSlot& slot, std::span<const Block> blocks, Done done,
+                    std::uint32_t* crc) {
   Request request{slot.index_, {blocks.begin(), blocks.end()}, std::move(done)};
+  request.crc = crc;
   std::uint64_t at = 0;
   for (Block& block : request.blocks) {
     // Blocks lie in the slot one after another, in the order of the frame's payload.
@@ -211,8 +229,10 @@ void Stager::Gather(const StageSlot& slot, std::span<const Block> blocks, Done d
   Ask(StageWay::kToNetwork, std::move(request));
 }
 
-void Stager::Scatter(const StageSlot& slot, std::span<const Block> blocks, Done done) {
+void Stager::Scatter(const StageSlot& slot, std::span<const Block> blocks, Done done,
+                     std::uint32_t* crc) {
   Request request{slot.index_, {blocks.begin(), blocks.end()}, std::move(done)};
+  request.crc = crc;
   std::uint64_t at = 0;
   for (Block& block : request.blocks) {
     block.src = at;
@@ -232,6 +252,7 @@ void Stager::Ask(StageWay way, Request request) {
   FERRY_CHECK(
       way == StageWay::kWithin || request.slot / options_.slots == static_cast<std::uint32_t>(way),
       request.slot);
+  FERRY_CHECK(request.crc == nullptr || sums(), ordinal_);
   bool was_idle = false;
   {
     const std::lock_guard lock(mutex_);
@@ -313,7 +334,7 @@ void Stager::Run() {
 
 bool Stager::LaunchMore(StageWay way) {
   Side& from = side(way);
-  // in_flight and events belong to the thread alone; only `asked` and the counters need the mutex.
+  // in_flight and tickets belong to the thread alone; only `asked` and the counters need the mutex.
   if (from.in_flight.size() == kMaxLaunches) return false;
   std::vector<Request> requests;
   {
@@ -336,7 +357,8 @@ bool Stager::LaunchMore(StageWay way) {
   return true;
 }
 
-Status Stager::Queue(StageWay way, std::span<const Request> requests) {
+// One launch is of one kind: if the checksum of one request is wanted, all are computed.
+Status Stager::Queue(StageWay way, std::span<const Request> requests, const SumSheet& sums) {
   const Side& to = side(way);
   lists_.clear();
   for (const Request& request : requests) {
@@ -345,7 +367,20 @@ Status Stager::Queue(StageWay way, std::span<const Request> requests) {
     lists_.push_back({request.blocks, way == StageWay::kToNetwork ? slot : Place{},
                       way == StageWay::kFromNetwork ? slot : Place{}});
   }
-  return to.executor->Enqueue(to.stream, KindOf(way), lists_);
+  const bool summed = std::any_of(requests.begin(), requests.end(),
+                                  [](const Request& each) { return each.crc != nullptr; });
+  if (!summed) return to.executor->Enqueue(to.stream, KindOf(way), lists_);
+  const SumOrder order = way == StageWay::kToNetwork ? SumOrder::kDestination : SumOrder::kSource;
+  return to.summing->EnqueueSummed(to.stream, order, lists_, sums);
+}
+
+void Stager::StoreSums(std::span<const Request> requests, const SumSheet& sums) {
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    if (requests[i].crc == nullptr) continue;
+    std::uint64_t bytes = 0;
+    for (const Block& block : requests[i].blocks) bytes += block.len;
+    *requests[i].crc = ReadSum(sums, i, bytes);
+  }
 }
 
 void Stager::LaunchOne(StageWay way, std::vector<Request> requests) {
@@ -361,8 +396,8 @@ void Stager::LaunchOne(StageWay way, std::vector<Request> requests) {
     requests.erase(late, requests.end());
     if (requests.empty()) return;
   }
-  Status queued = Queue(way, requests);
-  if (queued) queued = api_->Record(to.events.back(), to.stream);
+  Status queued = Queue(way, requests, to.tickets.back().sums);
+  if (queued) queued = api_->Record(to.tickets.back().end, to.stream);
   if (!queued) {
     // Part of it may be queued: no slot may be reused before that is over.
     (void)api_->Wait(to.stream, Deadline::After(kDrain));
@@ -371,25 +406,29 @@ void Stager::LaunchOne(StageWay way, std::vector<Request> requests) {
     for (Request& request : requests) RunAlone(way, std::move(request));
     return;
   }
-  to.in_flight.push_back({std::move(to.events.back()), std::move(requests), began});
-  to.events.pop_back();
+  to.in_flight.push_back({std::move(to.tickets.back()), std::move(requests), began});
+  to.tickets.pop_back();
 }
 
 void Stager::RunAlone(StageWay way, Request request) {
   // Waits for the copy even after an error, since part of it may be queued.
-  Status done = Queue(way, {&request, 1});
+  const SumSheet sums = side(way).tickets.back().sums;
+  Status done = Queue(way, {&request, 1}, sums);
   const Status ended = api_->Wait(side(way).stream, Deadline::After(kDrain));
-  request.done(done ? ended : done);
+  if (done) done = ended;
+  if (done) StoreSums({&request, 1}, sums);
+  request.done(done);
 }
 
 bool Stager::Reap(StageWay way) {
   Side* const from = &side(way);
   if (from->in_flight.empty()) return false;
-  const auto over = api_->Query(from->in_flight.front().end);
+  const auto over = api_->Query(from->in_flight.front().ticket.end);
   if (over && !*over) return false;
   Launch ended = std::move(from->in_flight.front());
   from->in_flight.pop_front();
-  from->events.push_back(std::move(ended.end));
+  const SumSheet sums = ended.ticket.sums;  // used by the next launch, which this thread begins
+  from->tickets.push_back(std::move(ended.ticket));
   if (!over) {
     Fail(std::move(ended.requests), over.error());
     return true;
@@ -399,6 +438,7 @@ bool Stager::Reap(StageWay way) {
                      fmt::format("{} {} slices", NameOf(way), ended.requests.size()), ended.began,
                      Clock::now());
   }
+  StoreSums(ended.requests, sums);
   for (Request& request : ended.requests) request.done(Ok());
   return true;
 }

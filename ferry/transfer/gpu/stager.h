@@ -86,6 +86,8 @@ class Stager {
   Stager& operator=(const Stager&) = delete;
 
   std::uint64_t slot_bytes() const noexcept { return options_.slot_bytes; }
+  // Whether its copies can compute checksums.
+  bool sums() const noexcept { return options_.by_kernel; }
   int ordinal() const noexcept { return ordinal_; }
 
   // Returns a slot; if none is free, returns nullopt and calls `given` later, once, in order of the
@@ -96,9 +98,13 @@ class Stager {
   std::optional<StageSlot> TakeSpare(StageWay way);
   // Copies from GPU memory into the slot, from its start and without gaps. `blocks`: addresses and
   // lengths, whose sum must fit the slot. The slot and the memory must stay valid until `done`.
-  void Gather(const StageSlot& slot, std::span<const Block> blocks, Done done);
+  // Needs sums() if `crc` is not null: before `done` with ok, the CRC-32C of the bytes is stored
+  // there, as the GPU has read them from their source.
+  void Gather(const StageSlot& slot, std::span<const Block> blocks, Done done,
+              std::uint32_t* crc = nullptr);
   // Copies from the slot into GPU memory; otherwise as Gather.
-  void Scatter(const StageSlot& slot, std::span<const Block> blocks, Done done);
+  void Scatter(const StageSlot& slot, std::span<const Block> blocks, Done done,
+               std::uint32_t* crc = nullptr);
 
   // Copies between addresses that kernels of this GPU can access (Block::dst, Block::src; no
   // overlap). Both memories must stay valid until `done`. Fails with kTimedOut if it has not begun
@@ -116,9 +122,15 @@ class Stager {
     std::vector<Block> blocks;  // one side an address, the other an offset in the slot
     Done done;
     Clock::time_point begin_by = Clock::time_point::max();
+    std::uint32_t* crc = nullptr;  // where its checksum goes; null: not wanted
+  };
+  // What a launch needs while it is in flight.
+  struct Ticket {
+    cuda::Event end;
+    SumSheet sums;
   };
   struct Launch {
-    cuda::Event end;
+    Ticket ticket;
     std::vector<Request> requests;
     Clock::time_point began;
   };
@@ -131,8 +143,10 @@ class Stager {
 
     cuda::Stream stream;
     std::unique_ptr<DeviceExecutor> executor;
-    std::vector<cuda::Event> events;
-    std::deque<Launch> in_flight;  // oldest first
+    SummingExecutor* summing = nullptr;  // the executor, if it can sum
+    cuda::PinnedBuffer sheets;           // of the tickets
+    std::vector<Ticket> tickets;         // of launches that are not in flight
+    std::deque<Launch> in_flight;        // oldest first
   };
 
   Stager(cuda::DeviceApi* api, int ordinal, const StagerOptions& options)
@@ -140,6 +154,7 @@ class Stager {
   Status Init();
   Status InitMemory();
   Status InitSide(StageWay way);
+  Status InitExecutor(StageWay way);
   Side& side(StageWay way) { return sides_[static_cast<std::size_t>(way)]; }
   std::span<std::byte> MemoryOf(std::uint32_t slot) const;
   StageSlot TakeFreeLocked(Side* from);
@@ -151,7 +166,8 @@ class Stager {
   bool Spin(int* spins, Deadline* last);
   bool LaunchMore(StageWay way);
   void LaunchOne(StageWay way, std::vector<Request> requests);
-  Status Queue(StageWay way, std::span<const Request> requests);
+  Status Queue(StageWay way, std::span<const Request> requests, const SumSheet& sums);
+  static void StoreSums(std::span<const Request> requests, const SumSheet& sums);
   void RunAlone(StageWay way, Request request);
   bool Reap(StageWay way);
   static void Fail(std::vector<Request> requests, const Error& error);

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "ferry/core/crc32c.h"
 #include "ferry/core/testing/random_bytes.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/testing/device_target.h"
@@ -133,6 +134,22 @@ TEST_P(StagerTest, ASlotIsScatteredToItsBlocksAndNowhereElse) {
   stager_->Scatter(slot, blocks, endings_.Next(1));
   endings_.Await(1);
   EXPECT_TRUE(std::equal(expected.begin(), expected.end(), Memory().begin()));
+}
+
+TEST_P(StagerTest, ChecksumsOfBothWaysAreThoseOfTheBytes) {
+  FillMemory(1);
+  const StageSlot out = Take(StageWay::kToNetwork);
+  const StageSlot in = Take(StageWay::kFromNetwork);
+  FillRandomly(in.memory(), 4);
+  std::uint32_t left = 0;
+  std::uint32_t arrived = 0;
+  stager_->Gather(out, Scattered(&Block::src, 40'000, 2), endings_.Next(1), &left);
+  endings_.Await(1);
+  stager_->Scatter(in, Scattered(&Block::dst, kSlotBytes, 3), endings_.Next(2), &arrived);
+  EXPECT_THAT(endings_.Await(2), ::testing::ElementsAre(std::pair(1, std::string("ok")),
+                                                        std::pair(2, std::string("ok"))));
+  EXPECT_EQ(left, Crc32c(out.memory().first(40'000)));
+  EXPECT_EQ(arrived, Crc32c(in.memory()));
 }
 
 TEST_P(StagerTest, WhoFindsNoSlotIsGivenOneInTurnWhenOneIsBack) {
