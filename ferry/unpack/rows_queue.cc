@@ -55,7 +55,8 @@ bool AreAddresses(const RowsRequest& request) {
            bytes <= kAddressLimit - base - offset;
   };
   const PostedReceive& receive = request.receive;
-  return fits(request.src.mapped, 0, std::min(receive.pool_bytes, std::uint64_t{1} << 32)) &&
+  return cuda::AddressOf(request.rows) % sizeof(Fragment) == 0 &&
+         fits(request.src.mapped, 0, std::min(receive.pool_bytes, std::uint64_t{1} << 32)) &&
          std::all_of(receive.runs.begin(), receive.runs.end(), [&](const PostedRun& run) {
            return fits(request.dst.mapped, run.offset, std::min(run.bytes, receive.message_bytes));
          });
@@ -173,7 +174,7 @@ Result<std::size_t> RowsQueue::Launch(std::size_t message, RowsRun** runs,
   }
   if (taken == 0) return std::size_t{1};
   launch.count = static_cast<std::uint32_t>(taken);
-  if (++launch_ == 0) ++launch_;
+  if (++launch_ == 0) launch_ = 2;  // even: the last launch was an odd one
   const std::uint64_t turn = launch_ % 2;
   const std::uint64_t words = cuda::AddressOf(words_.data());
   launch.launch = launch_;

@@ -16,8 +16,9 @@ namespace ferry {
 
 // A message whose rows the GPU reads.
 struct RowsRequest {
-  // In memory that kernels can access, by its mapped address: pinned or registered host memory, or
-  // the GPU's. Complete when the request is queued, and kept until its batch is done.
+  // In memory that kernels can access, by its mapped address, a multiple of 16: pinned or
+  // registered host memory, or the GPU's. Complete when the request is queued, and kept until its
+  // batch is done.
   const Fragment* rows = nullptr;
   std::size_t count = 0;
   PostedReceive receive;  // needed only during the call
@@ -48,7 +49,7 @@ class RowsQueue {
 
   // Whether the requests can be one batch. Errors: kCorrupt for a message that does not fit its
   // receive; kInvalidArgument for too many messages, runs or pieces, and for addresses that are
-  // none.
+  // none, or not aligned.
   Status Check(std::span<const RowsRequest> requests) const;
   // Queues checked requests. The slot's last batch must be done. Errors: those of DeviceApi; part
   // may be queued then.

@@ -167,6 +167,17 @@ Result<std::uint64_t> Unpacker::Completed() {
   return done_;
 }
 
+std::vector<RefusedRows> Unpacker::TakeRefused(std::uint64_t ticket) {
+  std::vector<RefusedRows> taken;
+  if (refused_.empty()) return taken;
+  const auto others =
+      std::stable_partition(refused_.begin(), refused_.end(),
+                            [&](const RefusedRows& refused) { return refused.ticket != ticket; });
+  taken.assign(others, refused_.end());
+  refused_.erase(others, refused_.end());
+  return taken;
+}
+
 void Unpacker::FinishOldest() {
   const std::size_t slot = SlotOf(++done_);
   pieces_ -= ring_[slot].pieces;

@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "ferry/copy/device_executor.h"
@@ -84,9 +83,9 @@ class Unpacker {
   Result<std::uint64_t> EnqueueRows(std::span<const RowsRequest> requests);
   // Whether EnqueueRows() can be used: with kKernel, not with an executor of the caller's.
   bool reads_rows() const noexcept { return rows_ != nullptr; }
-  // Messages of EnqueueRows() that were refused, of the batches that Completed() or Drain() have
-  // found done since the last call; in order.
-  std::vector<RefusedRows> TakeRefused() { return std::exchange(refused_, {}); }
+  // The refused messages of this batch, in order; the next call for it returns none. The batch must
+  // be done. They are kept until they are taken.
+  std::vector<RefusedRows> TakeRefused(std::uint64_t ticket);
 
   // The ticket of the newest batch that is done along with all before it; 0 for none yet. The pools
   // of these batches may be overwritten, and their bytes are visible to work queued, and reads
