@@ -19,6 +19,8 @@ constexpr int kFirstEarlyRows = 9;  // compute capability
 // A warp moves 4 KiB in one round trip to memory; longer pieces only where all warps have one.
 constexpr std::uint64_t kShortestPiece = 4 * kKiB;
 constexpr std::uint64_t kLongestPiece = 16 * kKiB;
+// Even where few pieces may be in flight, a list has room for many messages: 1 MiB of GPU memory.
+constexpr std::uint64_t kMinListed = std::uint64_t{1} << 16;
 constexpr std::uint32_t kWarpsOfGroup = kRowsThreads / 32;
 
 // So few rows in flight fill the bus; with more, the first messages would wait for the last ones.
@@ -82,7 +84,7 @@ void Share(RowsKernelArguments* launch, std::uint64_t bytes, std::uint64_t rows,
 Result<std::unique_ptr<RowsQueue>> RowsQueue::Create(cuda::DeviceApi* api, cuda::StreamRef stream,
                                                      std::uint32_t slots, std::uint64_t most_pieces,
                                                      std::uint32_t groups) {
-  std::unique_ptr<RowsQueue> queue(new RowsQueue(api, stream, most_pieces));
+  std::unique_ptr<RowsQueue> queue(new RowsQueue(api, stream, std::max(most_pieces, kMinListed)));
   FERRY_TRY_ASSIGN(const auto device, api->Describe(stream.ordinal()));
   queue->groups_ = std::max(groups > 0 ? groups : DeviceGroups(device), 2U);
   queue->early_ = device.compute_major >= kFirstEarlyRows;

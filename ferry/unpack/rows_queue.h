@@ -41,7 +41,8 @@ struct RefusedRows {
 // uses in turn. Allocates only at creation. One thread at a time.
 class RowsQueue {
  public:
-  // Loads the kernel, which may block until the device is idle. `most_pieces` bounds a launch.
+  // Loads the kernel, which may block until the device is idle. A launch lists at least
+  // `most_pieces` pieces, if there are so many.
   // Errors: those of DeviceApi.
   static Result<std::unique_ptr<RowsQueue>> Create(cuda::DeviceApi* api, cuda::StreamRef stream,
                                                    std::uint32_t slots, std::uint64_t most_pieces,
