@@ -125,13 +125,38 @@ __device__ __forceinline__ void CopyShifted(uint4* dst, const uint4* src, std::u
   }
 }
 
+// As CopyShifted() for a shift of 1 to 15 bytes that is chosen at run time: with half of the
+// registers, and less in flight.
+template <class Sum>
+__device__ __forceinline__ void CopyShiftedLean(uint4* dst, const uint4* src, std::uint64_t words,
+                                                unsigned shift, unsigned lane, Sum& sum) {
+  const bool two = (shift & 8) != 0;
+  const bool one = (shift & 4) != 0;
+  const unsigned bits = shift % 4 * 8;
+#pragma unroll 1
+  for (std::uint64_t i = lane; i < words; i += kWarpThreads) {
+    const uint4 low = LoadOnce(src + i);
+    const uint4 high = LoadOnce(src + i + 1);
+    const std::uint32_t at[6] = {two ? low.z : low.x,   two ? low.w : low.y,
+                                 two ? high.x : low.z,  two ? high.y : low.w,
+                                 two ? high.z : high.x, two ? high.w : high.y};
+    const std::uint32_t from[5] = {one ? at[1] : at[0], one ? at[2] : at[1], one ? at[3] : at[2],
+                                   one ? at[4] : at[3], one ? at[5] : at[4]};
+    const uint4 word = {
+        __funnelshift_r(from[0], from[1], bits), __funnelshift_r(from[1], from[2], bits),
+        __funnelshift_r(from[2], from[3], bits), __funnelshift_r(from[3], from[4], bits)};
+    StoreOnce(dst + i, word);
+    sum.AddWord(word);
+  }
+}
+
 // One warp copies `len` bytes between addresses of global memory, however they are aligned; it
 // reads and writes no byte beside them.
 // The destination decides the alignment: whole aligned words are stored, and the words of the
 // source are shifted into place in registers. Steps: up to 31 bytes one by one, until dst is
 // aligned and the word of the source before it lies within the block; whole words; the rest one by
-// one.
-template <class Sum>
+// one. `kLean` is for kernels that copy whole words as a rule, and need their registers for that.
+template <bool kLean = false, class Sum>
 __device__ __forceinline__ void WarpCopy(std::uint64_t dst_address, std::uint64_t src_address,
                                          std::uint64_t len, unsigned lane, Sum& sum) {
   auto* const dst = reinterpret_cast<std::uint8_t*>(dst_address);
@@ -152,6 +177,8 @@ __device__ __forceinline__ void WarpCopy(std::uint64_t dst_address, std::uint64_
   const unsigned bits = shift % 4 * 8;
   if (shift == 0) {
     CopyWords(to, from, words, lane, sum);
+  } else if constexpr (kLean) {
+    CopyShiftedLean(to, from, words, shift, lane, sum);
   } else {
     switch (shift / 4) {
       // A template argument, because a register array is indexed by it: an index known only at run

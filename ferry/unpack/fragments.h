@@ -43,6 +43,40 @@ struct PostedReceive {
   std::span<const PostedRun> runs;
 };
 
+// What is wrong with the fragments of a message. Plain data, which a kernel writes, too.
+enum class FragmentProblem : std::uint32_t {
+  kNone,
+  kEmpty,      // a fragment of no bytes
+  kOutOfPool,  // one that does not lie within the pool
+  kOutOfMessage,
+  kTotal,    // together they are longer or shorter than the message
+  kOverlap,  // two of them write the same byte
+  kUnseen,   // nobody has looked yet
+};
+struct FragmentFault {
+  FragmentProblem problem = FragmentProblem::kNone;
+  std::uint32_t first = 0;   // the faulty fragment, or the first of two that overlap
+  std::uint32_t second = 0;  // the other one of these
+  Fragment first_value{};    // as it was checked
+  Fragment second_value{};
+  std::uint64_t bytes = 0;  // kTotal: of all fragments; kOverlap: the byte that both write
+};
+
+// What an error says about the message.
+struct MessageFacts {
+  std::size_t fragments = 0;
+  std::uint64_t pool_bytes = 0;
+  std::uint64_t message_bytes = 0;
+  std::uint64_t posted_bytes = 0;
+};
+// The sum of all runs; saturates at 2^64 - 1.
+std::uint64_t TotalBytes(std::span<const PostedRun> runs) noexcept;
+// The part of the check that needs no fragment: the message fits the receive, and has a possible
+// number of fragments. Errors: kCorrupt.
+Status CheckMessage(const MessageFacts& message);
+// kCorrupt naming the faulty fragments.
+Error ErrorOf(const FragmentFault& fault, const MessageFacts& message);
+
 // Converts untrusted fragments to block lists. Reusable: allocates only at construction. One thread
 // at a time.
 class FragmentReader {
@@ -62,8 +96,9 @@ class FragmentReader {
               std::vector<Block>* blocks);
 
  private:
-  Status Check(const PostedReceive& receive, std::uint64_t posted);
-  Status CheckDisjoint() const;
+  Status Check(const MessageFacts& message);
+  FragmentFault FindFault(const MessageFacts& message, bool* ordered) const;
+  FragmentFault FindOverlap() const;
 
   std::vector<Fragment> taken_;    // in the given order
   std::vector<Fragment> ordered_;  // by destination

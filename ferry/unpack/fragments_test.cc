@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "ferry/unpack/testing/scatter.h"
+#include "ferry/unpack/testing/spoiled_message.h"
 
 namespace ferry {
 namespace {
@@ -200,37 +200,6 @@ TEST_F(FragmentsTest, ThatOverlapAreRefused) {
 
 // ---- fragments that are partly wrong ------------------------------------------------------------
 
-// Where each byte of the place comes from, found byte by byte; none where fragments are wrong.
-using Origins = std::vector<std::optional<std::uint64_t>>;
-
-std::optional<Origins> ReferenceOrigins(const std::vector<Fragment>& fragments,
-                                        const PostedReceive& receive, std::uint64_t place_bytes) {
-  Origins message(receive.message_bytes);
-  for (const Fragment& fragment : fragments) {
-    if (fragment.len == 0) return std::nullopt;
-    for (std::uint64_t i = 0; i < fragment.len; ++i) {
-      const std::uint64_t src = std::uint64_t{fragment.src} + i;
-      const std::uint64_t dst = fragment.dst + i;
-      if (src >= receive.pool_bytes || dst < fragment.dst || dst >= message.size() ||
-          message[dst]) {
-        return std::nullopt;
-      }
-      message[dst] = src;
-    }
-  }
-  if (fragments.size() > kMaxFragments) return std::nullopt;
-  Origins place(place_bytes);
-  std::size_t at = 0;
-  for (const PostedRun& run : receive.runs) {
-    for (std::uint64_t i = 0; i < run.bytes && at < message.size(); ++i) {
-      if (!message[at]) return std::nullopt;
-      place[run.offset + i] = message[at++];
-    }
-  }
-  if (at < message.size()) return std::nullopt;  // no room for the rest
-  return place;
-}
-
 std::optional<Origins> OriginsOf(const std::vector<Block>& blocks, std::uint64_t place_bytes) {
   Origins place(place_bytes);
   for (const Block& block : blocks) {
@@ -242,81 +211,14 @@ std::optional<Origins> OriginsOf(const std::vector<Block>& blocks, std::uint64_t
   return place;
 }
 
-class Corruption {
- public:
-  explicit Corruption(std::uint64_t seed) : random_(seed) {}
-
-  std::uint64_t Below(std::uint64_t end) { return random_() % end; }
-
-  // Changes something, or one thing after another that may come to nothing.
-  void Spoil(std::vector<Fragment>* fragments, PostedReceive* receive) {
-    for (std::uint64_t i = Below(4); i > 0; --i) SpoilOnce(fragments, receive);
-  }
-
- private:
-  std::uint64_t Near(std::uint64_t value) {
-    switch (Below(6)) {
-      case 0: return value + 1;
-      case 1: return value - 1;
-      case 2: return value + Below(50) - 25;
-      case 3: return kMax64 - Below(3000);
-      case 4: return Below(3000);
-      default: return Below(3);
-    }
-  }
-  void SpoilField(Fragment* fragment) {
-    switch (Below(3)) {
-      case 0: fragment->src = static_cast<std::uint32_t>(Near(fragment->src)); break;
-      case 1: fragment->len = static_cast<std::uint32_t>(Near(fragment->len)); break;
-      default: fragment->dst = Near(fragment->dst);
-    }
-  }
-  void SpoilOnce(std::vector<Fragment>* fragments, PostedReceive* receive) {
-    if (fragments->empty()) {
-      fragments->push_back({1, 1, 0});
-      return;
-    }
-    Fragment& one = (*fragments)[Below(fragments->size())];
-    Fragment& other = (*fragments)[Below(fragments->size())];
-    switch (Below(8)) {
-      case 0: one = other; break;
-      case 1:
-        std::swap(one.dst, other.dst);  // harmless where they are of one length
-        break;
-      case 2:
-        std::swap(one, other);  // harmless
-        break;
-      case 3:
-        one = fragments->back();
-        fragments->pop_back();
-        break;
-      case 4: receive->message_bytes = Below(2 * receive->message_bytes + 2); break;
-      case 5: receive->pool_bytes = Below(receive->pool_bytes + 40); break;
-      default: SpoilField(&one);
-    }
-  }
-
-  std::mt19937_64 random_;
-};
-
 TEST_F(FragmentsTest, AreAcceptedOrRefusedAsAByteByByteCheckSays) {
-  constexpr std::uint64_t kRounds = 20'000;
   std::uint64_t accepted = 0;
-  for (std::uint64_t round = 0; round < kRounds; ++round) {
+  for (std::uint64_t round = 0; round < kSpoiledMessages; ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
-    Corruption corruption(round);
-    const std::uint64_t bytes = corruption.Below(600);
-    Scattered made = Scatter(LengthsOf(bytes, 1, static_cast<std::uint32_t>(1 + round % 90), round),
-                             {.seed = round, .most_gap = round % 3, .in_order = round % 5 == 0});
-    const ScatteredRuns runs =
-        ScatterRuns(LengthsOf(bytes + corruption.Below(50), 1,
-                              static_cast<std::uint32_t>(1 + round % 400), round),
-                    round);
-    PostedReceive receive{made.pool_end, bytes, runs.runs};
-    corruption.Spoil(&made.fragments, &receive);
-    const auto expected = ReferenceOrigins(made.fragments, receive, runs.place_end);
+    const SpoiledMessage spoiled(round);
+    const auto expected = ReferenceOrigins(spoiled);
     blocks_.clear();
-    const Status status = reader_.Read(made.fragments, receive, &blocks_);
+    const Status status = reader_.Read(spoiled.fragments, spoiled.receive, &blocks_);
     ASSERT_EQ(status.has_value(), expected.has_value()) << (status ? "" : status.error().message());
     if (!status) {
       ASSERT_EQ(status.error().code(), Code::kCorrupt);
@@ -324,12 +226,12 @@ TEST_F(FragmentsTest, AreAcceptedOrRefusedAsAByteByByteCheckSays) {
       continue;
     }
     ++accepted;
-    ASSERT_LE(blocks_.size(), made.fragments.size() + runs.runs.size());
-    ASSERT_EQ(OriginsOf(blocks_, runs.place_end), expected);
+    ASSERT_LE(blocks_.size(), spoiled.fragments.size() + spoiled.runs.size());
+    ASSERT_EQ(OriginsOf(blocks_, spoiled.place_end), expected);
   }
   // Both happen often, so the test is one of both.
-  EXPECT_GT(accepted, kRounds / 8);
-  EXPECT_LT(accepted, kRounds - kRounds / 8);
+  EXPECT_GT(accepted, kSpoiledMessages / 8);
+  EXPECT_LT(accepted, kSpoiledMessages - kSpoiledMessages / 8);
 }
 
 }  // namespace

@@ -62,7 +62,12 @@ Result<std::unique_ptr<Unpacker>> Unpacker::Create(cuda::DeviceApi* api, int ord
     if (options.groups > 0) kernel.host_groups = kernel.device_groups = options.groups;
     FERRY_TRY_ASSIGN(executor, MakeKernelExecutor(api, ordinal, kernel));
   }
-  return CreateWith(api, ordinal, std::move(executor), options);
+  FERRY_TRY_ASSIGN(auto made, CreateWith(api, ordinal, std::move(executor), options));
+  if (options.by == UnpackBy::kKernel) {
+    FERRY_TRY_ASSIGN(made->rows_, RowsQueue::Create(api, made->stream_, options.most_batches,
+                                                    options.most_pieces, options.groups));
+  }
+  return made;
 }
 
 Result<std::unique_ptr<Unpacker>> Unpacker::CreateWith(cuda::DeviceApi* api, int ordinal,
@@ -99,13 +104,32 @@ Result<std::uint64_t> Unpacker::Enqueue(std::span<const PlacedList> requests) {
   }
   const std::uint64_t pieces = CountPieces(requests);
   FERRY_TRY(CheckRoom(pieces, requests.size()));
-  // Ticket t has the entry t % size. CheckRoom() has made sure that the entry's last batch is done.
-  Batch& batch = ring_[(issued_ + 1) % ring_.size()];
+  // CheckRoom() has made sure that the entry's last batch is done.
+  Batch& batch = ring_[SlotOf(issued_ + 1)];
   if (const Status queued = Queue(requests, batch.end); !queued) {
     return Fail("queueing a batch", queued.error());
   }
   batch.pieces = pieces;
+  batch.rows = false;
   pieces_ += pieces;
+  return ++issued_;
+}
+
+Result<std::uint64_t> Unpacker::EnqueueRows(std::span<const RowsRequest> requests) {
+  if (failed_) return *failed_;
+  if (!reads_rows()) {
+    return Error(Code::kUnsupported,
+                 "rows are read by the unpacker's own kernel only; read them "
+                 "with a FragmentReader, and give their blocks");
+  }
+  FERRY_TRY(rows_->Check(requests));
+  FERRY_TRY(CheckRoom(0, requests.size()));
+  const std::size_t slot = SlotOf(issued_ + 1);
+  Status queued = rows_->Enqueue(slot, requests);
+  if (queued) queued = api_->Record(ring_[slot].end, stream_);
+  if (!queued) return Fail("queueing a batch", queued.error());
+  ring_[slot].pieces = 0;
+  ring_[slot].rows = true;
   return ++issued_;
 }
 
@@ -135,14 +159,29 @@ Result<std::uint64_t> Unpacker::Completed() {
   if (failed_) return *failed_;
   // One stream, so batches end in the order of their tickets, and only the oldest is asked about.
   while (done_ != issued_ && api_ != nullptr) {
-    const Batch& oldest = ring_[(done_ + 1) % ring_.size()];
-    const auto ready = api_->Query(oldest.end);
+    const auto ready = api_->Query(ring_[SlotOf(done_ + 1)].end);
     if (!ready) return Fail("looking at a batch", ready.error());
     if (!*ready) break;
-    ++done_;
-    pieces_ -= oldest.pieces;
+    FinishOldest();
   }
   return done_;
+}
+
+std::vector<RefusedRows> Unpacker::TakeRefused(std::uint64_t ticket) {
+  std::vector<RefusedRows> taken;
+  if (refused_.empty()) return taken;
+  const auto others =
+      std::stable_partition(refused_.begin(), refused_.end(),
+                            [&](const RefusedRows& refused) { return refused.ticket != ticket; });
+  taken.assign(others, refused_.end());
+  refused_.erase(others, refused_.end());
+  return taken;
+}
+
+void Unpacker::FinishOldest() {
+  const std::size_t slot = SlotOf(++done_);
+  pieces_ -= ring_[slot].pieces;
+  if (ring_[slot].rows) rows_->Collect(slot, done_, &refused_);
 }
 
 Status Unpacker::Drain(Deadline deadline) {
@@ -150,8 +189,7 @@ Status Unpacker::Drain(Deadline deadline) {
   // Waits for the stream and not for events: after an error the last queued work may have no event.
   const Status idle = api_->Wait(stream_, deadline);
   if (idle) {
-    done_ = issued_;
-    pieces_ = 0;
+    while (done_ != issued_) FinishOldest();
     return Ok();
   }
   if (idle.error().code() != Code::kTimedOut) return Fail("waiting for the end", idle.error());

@@ -11,6 +11,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
+#include "ferry/unpack/rows_queue.h"
 
 namespace ferry {
 
@@ -73,6 +74,19 @@ class Unpacker {
   // part, and all later calls except Drain() return the error.
   Result<std::uint64_t> Enqueue(std::span<const PlacedList> requests);
 
+  // As Enqueue(), for messages whose rows the GPU reads and checks itself: nothing of a message is
+  // written unless all its rows are right. Refused messages are known when the batch is done
+  // (TakeRefused()). There are no pieces to count; a batch has at most kMaxRowsMessages messages
+  // and kMaxRowsRuns runs, a message kMaxMessageRuns. Errors as Enqueue(), and also kCorrupt for a
+  // message that does not fit its receive, and kUnsupported unless reads_rows(); nothing has
+  // happened after these.
+  Result<std::uint64_t> EnqueueRows(std::span<const RowsRequest> requests);
+  // Whether EnqueueRows() can be used: with kKernel, not with an executor of the caller's.
+  bool reads_rows() const noexcept { return rows_ != nullptr; }
+  // The refused messages of this batch, in order; the next call for it returns none. The batch must
+  // be done. They are kept until they are taken.
+  std::vector<RefusedRows> TakeRefused(std::uint64_t ticket);
+
   // The ticket of the newest batch that is done along with all before it; 0 for none yet. The pools
   // of these batches may be overwritten, and their bytes are visible to work queued, and reads
   // made, from now on. Never blocks. Errors: those of DeviceApi, including kDeviceLost; they are
@@ -96,6 +110,7 @@ class Unpacker {
   struct Batch {
     cuda::Event end;  // none for kHost
     std::uint64_t pieces = 0;
+    bool rows = false;  // of EnqueueRows()
   };
 
   Unpacker(cuda::DeviceApi* api, const UnpackerOptions& options);
@@ -103,6 +118,9 @@ class Unpacker {
   static Status CheckOptions(const UnpackerOptions& options);
   Status MakeStream(int ordinal);
   Status CheckRoom(std::uint64_t pieces, std::size_t requests) const;
+  std::size_t SlotOf(std::uint64_t ticket) const noexcept { return ticket % ring_.size(); }
+  // The oldest batch in flight is done.
+  void FinishOldest();
   Status Queue(std::span<const PlacedList> requests, const cuda::Event& end);
   // Keeps the first error for all later calls.
   Error Fail(const char* doing, const Error& error);
@@ -112,11 +130,13 @@ class Unpacker {
   cuda::CopyKind kind_;
   cuda::Stream stream_;
   std::unique_ptr<DeviceExecutor> executor_;  // null for kHost
-  std::vector<Batch> ring_;                   // batch t is at t % size
+  std::unique_ptr<RowsQueue> rows_;           // null unless reads_rows()
+  std::vector<Batch> ring_;                   // by SlotOf()
   std::uint64_t issued_ = 0;                  // batches since creation
   std::uint64_t done_ = 0;
   std::uint64_t pieces_ = 0;  // in flight
   std::optional<Error> failed_;
+  std::vector<RefusedRows> refused_;  // not taken yet
 };
 
 }  // namespace ferry

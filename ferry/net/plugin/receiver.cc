@@ -34,9 +34,10 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(cuda::DeviceApi* api, Unpacke
     std::optional<UnpackRows> rows;
     if (options.landing.empty()) {
       FERRY_TRY_ASSIGN(rows, UnpackRows::Open(*comm, api, deadline));
+      if (unpacker->reads_rows()) rows->Map(api, unpacker->stream().ordinal());
     }
     receiver->watch_.AddChannel(comm->device());
-    receiver->channels_.push_back({std::move(comm), rows, {}, {}});
+    receiver->channels_.push_back({std::move(comm), std::move(rows), {}, {}});
   }
   FERRY_TRY(receiver->PlacePool(api));
   return receiver;
@@ -121,7 +122,10 @@ void Receiver::DropAll() {
     for (Expected& one : channel.waiting) one.place.runs.clear();
     for (Expected& one : channel.posted) one.place.runs.clear();
   }
-  for (std::size_t i = unpacking_; i < arrived_.size(); ++i) arrived_[i].blocks = 0;
+  for (std::size_t i = unpacking_; i < arrived_.size(); ++i) {
+    arrived_[i].blocks = 0;
+    arrived_[i].rows = nullptr;
+  }
 }
 
 std::byte* Receiver::PoolOf(const Channel& channel) const {
@@ -204,17 +208,7 @@ Status Receiver::TakeFrom(std::size_t index) {
     const auto at = Clock::now();
     auto fragments = FragmentsOf(channel, *arrival);
     if (!fragments) return watch_.Named(index, oldest.chunk, fragments.error());
-    // Blocks of all chunks that wait for a launch lie in one vector, so that a turn allocates
-    // nothing once it has grown. Read() appends only if the whole row is valid.
-    const std::size_t first = blocks_.size();
-    const bool dropped = oldest.place.runs.empty() && oldest.chunk.message.bytes > 0;
-    const PostedReceive receive{pool_bytes_, oldest.chunk.message.bytes, oldest.place.runs};
-    if (auto read = dropped ? Ok() : reader_.Read(*fragments, receive, &blocks_); !read) {
-      return watch_.Named(index, oldest.chunk, read.error());
-    }
-    if (options_.watcher) options_.watcher(oldest.chunk, *fragments, PoolOf(channel));
-    arrived_.push_back(
-        {index, oldest.chunk, 0, first, blocks_.size() - first, oldest.place.to, at});
+    FERRY_TRY(Take(index, *fragments, at));
     channel.posted.pop_front();
     // A chunk without room waits for this side, not for the peer.
     watch_.Restart(index, !channel.posted.empty());
@@ -223,22 +217,72 @@ Status Receiver::TakeFrom(std::size_t index) {
   return Ok();
 }
 
-Status Receiver::Unpack() {
-  while (unpacking_ < arrived_.size() && unpacker_->room() > 0) {
-    lists_.clear();
-    for (std::size_t i = unpacking_; i < arrived_.size(); ++i) {
-      const Arrived& one = arrived_[i];
+Status Receiver::Take(std::size_t index, std::span<const Fragment> fragments,
+                      Clock::time_point at) {
+  const Channel& channel = channels_[index];
+  Expected& oldest = channels_[index].posted.front();
+  Arrived taken{index, oldest.chunk, 0, blocks_.size(), 0, oldest.place.to, at};
+  const bool dropped = oldest.place.runs.empty() && oldest.chunk.message.bytes > 0;
+  const PostedReceive receive{pool_bytes_, oldest.chunk.message.bytes, oldest.place.runs};
+  // A watcher is told of validated chunks only, so that the CPU has to read them.
+  const bool for_gpu = channel.rows && !fragments.empty() && !options_.watcher &&
+                       receive.runs.size() <= kMaxMessageRuns;
+  const Fragment* const mapped = for_gpu ? channel.rows->mapped(fragments) : nullptr;
+  Status read = Ok();
+  if (mapped != nullptr && !dropped) {
+    read = CheckMessage(
+        {fragments.size(), receive.pool_bytes, receive.message_bytes, TotalBytes(receive.runs)});
+    taken.rows = mapped;
+    taken.row_count = fragments.size();
+    taken.runs = std::move(oldest.place.runs);
+  } else if (!dropped) {
+    // Blocks of all chunks that wait for a launch lie in one vector, so that a turn allocates
+    // nothing once it has grown. Read() appends only if the whole row is valid.
+    read = reader_.Read(fragments, receive, &blocks_);
+  }
+  if (!read) return watch_.Named(index, oldest.chunk, read.error());
+  if (options_.watcher) options_.watcher(oldest.chunk, fragments, PoolOf(channel));
+  taken.blocks = blocks_.size() - taken.first_block;
+  arrived_.push_back(std::move(taken));
+  return Ok();
+}
+
+Result<std::uint64_t> Receiver::QueueBatch(std::size_t* count) {
+  lists_.clear();
+  requests_.clear();
+  const bool by_rows = arrived_[unpacking_].rows != nullptr;
+  for (std::size_t i = unpacking_; i < arrived_.size(); ++i) {
+    const Arrived& one = arrived_[i];
+    if ((one.rows != nullptr) != by_rows) break;
+    if (by_rows) {
+      requests_.push_back({one.rows,
+                           one.row_count,
+                           {pool_bytes_, one.chunk.message.bytes, one.runs},
+                           one.to,
+                           pool_});
+    } else {
       lists_.push_back({std::span(blocks_).subspan(one.first_block, one.blocks), one.to, pool_});
     }
-    std::size_t count = lists_.size();
-    auto ticket = unpacker_->Enqueue(lists_);
-    // More chunks may have arrived than fit into one batch.
-    // kInvalidArgument: more pieces than one batch may have. kUnavailable, below: no room at the
-    // moment.
-    while (!ticket && ticket.error().code() == Code::kInvalidArgument && count > 1) {
-      count /= 2;
-      ticket = unpacker_->Enqueue(std::span(lists_).first(count));
-    }
+  }
+  const auto queue = [&](std::size_t first) {
+    return by_rows ? unpacker_->EnqueueRows(std::span(requests_).first(first))
+                   : unpacker_->Enqueue(std::span(lists_).first(first));
+  };
+  *count = lists_.size() + requests_.size();
+  auto ticket = queue(*count);
+  // More chunks may have arrived than fit into one batch.
+  // kInvalidArgument: more than one batch may have. kUnavailable: no room at the moment.
+  while (!ticket && ticket.error().code() == Code::kInvalidArgument && *count > 1) {
+    *count /= 2;
+    ticket = queue(*count);
+  }
+  return ticket;
+}
+
+Status Receiver::Unpack() {
+  while (unpacking_ < arrived_.size() && unpacker_->room() > 0) {
+    std::size_t count = 0;
+    const auto ticket = QueueBatch(&count);
     if (!ticket) {
       if (ticket.error().code() == Code::kUnavailable) return Ok();
       const Arrived& first = arrived_[unpacking_];
@@ -276,7 +320,12 @@ Status Receiver::Finish(std::vector<std::uint64_t>* done) {
 Status Receiver::GiveBack(std::uint64_t completed, std::vector<std::uint64_t>* done) {
   // In the order of arrival, even across channels: tickets ascend along arrived_.
   while (unpacking_ > 0 && arrived_.front().ticket <= completed) {
-    const Arrived first = arrived_.front();
+    // Asked about when the first chunk of the batch is the oldest one; after that it ends.
+    for (const RefusedRows& refused : unpacker_->TakeRefused(arrived_.front().ticket)) {
+      const Arrived& one = arrived_[refused.index];
+      return watch_.Named(one.channel, one.chunk, refused.error);
+    }
+    const Arrived first = std::move(arrived_.front());
     // Removed once, whatever the plugin returns.
     arrived_.pop_front();
     --unpacking_;

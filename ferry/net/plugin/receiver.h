@@ -116,6 +116,10 @@ class Receiver {
     std::size_t blocks = 0;
     Place to;
     Clock::time_point at;
+    // Where the GPU reads the rows, of which there are no blocks then.
+    const Fragment* rows = nullptr;
+    std::size_t row_count = 0;
+    std::vector<PostedRun> runs{};
   };
 
   Receiver(Unpacker* unpacker, const ReceiverOptions& options)
@@ -128,7 +132,11 @@ class Receiver {
                                                 const ReceiveComm::Arrival& arrival);
   Status PostOn(std::size_t channel);
   Status TakeFrom(std::size_t channel);
+  // The oldest posted chunk of the channel lies in these fragments.
+  Status Take(std::size_t channel, std::span<const Fragment> fragments, Clock::time_point at);
   Status Unpack();
+  // Queues chunks that wait for it, all with rows or all with blocks, and returns their number.
+  Result<std::uint64_t> QueueBatch(std::size_t* count);
   // The next `count` chunks are part of this batch; their blocks are no longer needed.
   void MarkUnpacking(std::size_t count, std::uint64_t ticket);
   Status Finish(std::vector<std::uint64_t>* done);
@@ -147,6 +155,7 @@ class Receiver {
   Fragment whole_;             // the only fragment of a message in options_.landing
   std::vector<Block> blocks_;  // of chunks without a ticket
   std::vector<PlacedList> lists_;
+  std::vector<RowsRequest> requests_;
   std::deque<Arrived> arrived_;
   std::size_t unpacking_ = 0;  // of arrived_, from the first on
   std::size_t in_flight_ = 0;

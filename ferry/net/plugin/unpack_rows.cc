@@ -8,6 +8,9 @@
 #include <memory>
 #include <utility>
 
+#include "ferry/core/log.h"
+#include "ferry/cuda/address.h"
+
 namespace ferry::net::plugin {
 namespace {
 
@@ -71,6 +74,29 @@ Result<UnpackRows> UnpackRows::Open(const ReceiveComm& comm, cuda::DeviceApi* ap
                              kNotTrusted));
   }
   return UnpackRows(handle, comm.plugin().has_tcpx_requests());
+}
+
+void UnpackRows::Map(cuda::DeviceApi* api, int ordinal) {
+  if (cuda::AddressOf(handle_.meta) % sizeof(Fragment) != 0) return;
+  const auto info = api->Inspect(handle_.meta);
+  if (!info) return;
+  if (info->kind == cuda::MemoryKind::kHost) {
+    auto pin = api->RegisterHost(ordinal, handle_.meta, sizeof(tcpx::UnpackMeta));
+    if (!pin) {
+      Log(LogLevel::kInfo, "plugin", "the CPU reads the plugin's rows: {}", pin.error().message());
+      return;
+    }
+    pin_ = *std::move(pin);
+  }
+  if (const auto mapped = api->MappedAddress(ordinal, handle_.meta)) {
+    mapped_ = cuda::AddressOf(*mapped);
+  }
+}
+
+const Fragment* UnpackRows::mapped(std::span<const Fragment> fragments) const noexcept {
+  if (mapped_ == 0) return nullptr;
+  return cuda::PointerTo<const Fragment>(mapped_ + cuda::AddressOf(fragments.data()) -
+                                         cuda::AddressOf(handle_.meta));
 }
 
 Result<std::span<const Fragment>> UnpackRows::Read(const ReceiveComm::Arrival& arrival) const {

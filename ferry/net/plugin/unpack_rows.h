@@ -20,6 +20,12 @@ class UnpackRows {
   static Result<UnpackRows> Open(const ReceiveComm& comm, cuda::DeviceApi* api, Deadline deadline);
 
   std::byte* pool() const noexcept { return handle_.bounce_pool; }
+  // Lets kernels of this device read the rows: registers them, where they are ordinary host memory.
+  // Where that does not work the rows stay as they are, and mapped() returns null.
+  void Map(cuda::DeviceApi* api, int ordinal);
+  // The address for kernels of fragments that Read() has returned; null for none.
+  const Fragment* mapped(std::span<const Fragment> fragments) const noexcept;
+
   // The fragments of a message that is done; they stay in the plugin's memory until the message is
   // consumed. Errors: kCorrupt where the plugin's request contradicts its rows.
   Result<std::span<const Fragment>> Read(const ReceiveComm::Arrival& arrival) const;
@@ -29,7 +35,9 @@ class UnpackRows {
       : handle_(handle), has_known_requests_(has_known_requests) {}
 
   tcpx::UnpackHandle handle_;
-  bool has_known_requests_;  // requests have the layout of tcpx::Request
+  bool has_known_requests_;     // requests have the layout of tcpx::Request
+  cuda::HostRegistration pin_;  // where Map() has registered the rows
+  std::uint64_t mapped_ = 0;    // address of handle_.meta for kernels; 0: none
 };
 
 }  // namespace ferry::net::plugin

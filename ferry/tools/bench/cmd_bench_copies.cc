@@ -67,7 +67,8 @@ Status RunUnpack(const CopyBenchJob& copies) {
                  "fragments of " + std::to_string(size) +
                      " bytes do not make a message of 512 KiB; give sizes like 1KiB or 4KiB");
   }
-  return RunUnpackBench(job);
+  FERRY_TRY(RunUnpackBench(job));
+  return RunRowsBench(job);
 }
 
 Status Run(Words* words) {

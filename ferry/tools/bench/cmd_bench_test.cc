@@ -177,6 +177,22 @@ TEST(UnpackBench, AFragmentMayBeAWholeMessage) {
   }
 }
 
+TEST(UnpackBench, ComparesRowsThatTheGpuReadsWithAPreparedList) {
+  const auto rows = JsonOf(RunRowsBench, SmallUnpack());
+  ASSERT_EQ(rows.size(), 4U);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    SCOPED_TRACE(rows[i].dump());
+    EXPECT_EQ(rows[i]["unpack_rows"], i % 2 == 0 ? "in order" : "shuffled");
+    EXPECT_EQ(rows[i]["fragment_bytes"], i < 2 ? 1024 : 4096);
+    EXPECT_EQ(rows[i]["messages"], 1);
+    EXPECT_TRUE(rows[i]["verified"].get<bool>());
+    for (const char* const way : {"prepared", "blocks", "rows"}) {
+      EXPECT_GT(rows[i][std::string(way) + "_gbps"].get<double>(), 0);
+      EXPECT_GT(rows[i][std::string(way) + "_many_gbps"].get<double>(), 0);
+    }
+  }
+}
+
 // ---- pipelines ----------------------------------------------------------------------------------
 
 TEST(PipelineBench, TheTableComparesPipelinesWithOneStepAtATime) {

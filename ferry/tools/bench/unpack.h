@@ -25,4 +25,9 @@ struct UnpackBenchJob {
 // each.
 Status RunUnpackBench(const UnpackBenchJob& job);
 
+// Assembles messages of as many fragments as there may be from their rows in pinned memory, which
+// the GPU reads: one call, and 20 that follow each other. Compares with a prepared list and with
+// blocks that the CPU makes of the rows, checks every byte, and prints a row for each size.
+Status RunRowsBench(const UnpackBenchJob& job);
+
 }  // namespace ferry::tools
