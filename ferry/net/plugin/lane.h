@@ -47,8 +47,8 @@ class ControlLane final : public LaneHandler {
 class PluginLane final : public Lane, private EventLoop::Deferred {
  public:
   // `control` is attached to the loop `home`, where this is called.
-  PluginLane(std::shared_ptr<ControlLane> control, EventLoop* home, std::unique_ptr<PayloadOut> out,
-             std::unique_ptr<PayloadIn> in);
+  PluginLane(std::shared_ptr<ControlLane> control, EventLoop* home, const LaneGpu& gpu,
+             std::unique_ptr<PayloadOut> out, std::unique_ptr<PayloadIn> in);
   ~PluginLane() override;
 
   void Attach(EventLoop* loop, LaneHandler* handler) override;
@@ -82,6 +82,7 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
     kPaused,    // announced; the user does not want it yet
     kOffer,     // announced; to be offered again in the next turn
     kPayload,
+    kSmall,  // over the control lane, on its way into GPU memory
   };
   struct Announcement {
     OutFrame frame;
@@ -97,6 +98,10 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   void Start(Queued* queued);
   void ReportSent();
   Status Offer();
+  PayloadIn::Target TargetOf(const Placement& placed);
+  Result<Placement> PlaceSmall(const PayloadIn::Target& target, std::uint64_t bytes);
+  Status CopySmall();
+  void AwaitPayload();
   void FinishPayload();
   void RunDeferredOnLoop(EventLoop::Defer when) override;
   void Turn();
@@ -110,6 +115,7 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
 
   const std::shared_ptr<ControlLane> control_;  // shared with its move
   EventLoop* const home_;
+  const LaneGpu gpu_;
   const LaneInfo info_;  // as of the set-up
   EventLoop* loop_ = nullptr;
   LaneHandler* handler_ = nullptr;
@@ -129,6 +135,9 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   std::vector<std::byte> meta_;
   std::uint64_t announced_ = 0;
   iovec place_{};  // of the announced size, or of registered memory
+  std::vector<std::byte> small_;  // in kSmall, with its place and where it goes from there
+  iovec small_place_{};
+  PayloadIn::Target small_target_;
   std::atomic<std::uint64_t> bytes_received_{0};
 
   bool turn_requested_ = false;

@@ -32,7 +32,7 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(cuda::DeviceApi* api, Unpacke
   std::unique_ptr<Receiver> receiver(new Receiver(unpacker, options));
   for (auto& comm : comms) {
     std::optional<UnpackRows> rows;
-    if (options.landing.empty()) {
+    if (!options.straight) {
       FERRY_TRY_ASSIGN(rows, UnpackRows::Open(*comm, api, deadline));
     }
     receiver->watch_.AddChannel(comm->device());
@@ -55,8 +55,8 @@ Status Receiver::PlacePool(cuda::DeviceApi* api) {
                              channels_.front().comm->device(), channel.comm->device()));
   }
   pool_ = Place::OnDevice(base);
-  if (!options_.landing.empty()) {
-    pool_bytes_ = options_.landing.size();
+  if (options_.straight) {
+    pool_bytes_ = kMaxPoolBytes;
     return Ok();
   }
   cuda::PointerInfo info;
@@ -124,8 +124,12 @@ void Receiver::DropAll() {
   for (std::size_t i = unpacking_; i < arrived_.size(); ++i) arrived_[i].blocks = 0;
 }
 
-std::byte* Receiver::PoolOf(const Channel& channel) const {
-  return channel.rows ? channel.rows->pool() : options_.landing.data();
+// Where the fragments of its oldest message lie.
+std::byte* Receiver::PoolOf(const Channel& channel) {
+  if (channel.rows) return channel.rows->pool();
+  return channel.posted.empty()
+             ? nullptr
+             : static_cast<std::byte*>(channel.posted.front().chunk.message.data);
 }
 
 Status Receiver::Progress(std::vector<std::uint64_t>* done) {
@@ -183,8 +187,7 @@ Result<std::span<const Fragment>> Receiver::FragmentsOf(const Channel& channel,
                                              "plugin and chunk size",
                                              arrival.bytes));
   }
-  const std::uint64_t offset = cuda::AddressOf(message.data) - cuda::AddressOf(PoolOf(channel));
-  whole_ = {static_cast<std::uint32_t>(offset), static_cast<std::uint32_t>(expected), 0};
+  whole_ = {0, static_cast<std::uint32_t>(expected), 0};
   return std::span<const Fragment>(&whole_, 1);
 }
 
@@ -213,8 +216,9 @@ Status Receiver::TakeFrom(std::size_t index) {
       return watch_.Named(index, oldest.chunk, read.error());
     }
     if (options_.watcher) options_.watcher(oldest.chunk, *fragments, PoolOf(channel));
+    const Place from = channel.rows ? pool_ : oldest.place.from;
     arrived_.push_back(
-        {index, oldest.chunk, 0, first, blocks_.size() - first, oldest.place.to, at});
+        {index, oldest.chunk, 0, first, blocks_.size() - first, oldest.place.to, from, at});
     channel.posted.pop_front();
     // A chunk without room waits for this side, not for the peer.
     watch_.Restart(index, !channel.posted.empty());
@@ -228,7 +232,7 @@ Status Receiver::Unpack() {
     lists_.clear();
     for (std::size_t i = unpacking_; i < arrived_.size(); ++i) {
       const Arrived& one = arrived_[i];
-      lists_.push_back({std::span(blocks_).subspan(one.first_block, one.blocks), one.to, pool_});
+      lists_.push_back({std::span(blocks_).subspan(one.first_block, one.blocks), one.to, one.from});
     }
     std::size_t count = lists_.size();
     auto ticket = unpacker_->Enqueue(lists_);
