@@ -18,8 +18,7 @@ inline constexpr std::size_t kSimulatedPage = 4096;
 class TwiceMapped {
  public:
   // `offset` must be a multiple of the page size.
-  static Result<TwiceMapped> Map(int fd, std::size_t offset, std::size_t bytes,
-                                 bool open = false);
+  static Result<TwiceMapped> Map(int fd, std::size_t offset, std::size_t bytes, bool open = false);
 
   std::byte* visible() const noexcept { return static_cast<std::byte*>(visible_.get().at); }
   std::byte* alias() const noexcept { return static_cast<std::byte*>(alias_.get().at); }

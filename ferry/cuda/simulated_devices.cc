@@ -77,9 +77,9 @@ Result<std::unique_ptr<SimulatedDevices>> SimulatedDevices::Create(
     return Error(Code::kInvalidArgument, fmt::format("{} simulated devices; allowed is 1..{}",
                                                      options.devices, kMaxDevices));
   }
-  FERRY_TRY_ASSIGN(auto memory, SimulatedMemory::Create(options.devices, options.device_bytes,
-                                                        options.pinned_bytes,
-                                                        options.network_access));
+  FERRY_TRY_ASSIGN(auto memory,
+                   SimulatedMemory::Create(options.devices, options.device_bytes,
+                                           options.pinned_bytes, options.network_access));
   std::unique_ptr<SimulatedDevices> devices(new SimulatedDevices(options, std::move(memory)));
   FERRY_TRY(devices->scheduler_.Start());
   return devices;

@@ -68,8 +68,9 @@ inline Error RegisteredMemoryUnsupported(std::string_view provider) {
 }
 // How a lane ends (LaneLoss::kBroken) for a placement in GPU memory without Capabilities::gpu.
 inline Error GpuMemoryUnsupported(std::string_view provider) {
-  return Error(Code::kUnsupported, "the provider " + std::string(provider) +
-                                       " does not receive into GPU memory; receive into host memory");
+  return Error(Code::kUnsupported,
+               "the provider " + std::string(provider) +
+                   " does not receive into GPU memory; receive into host memory");
 }
 
 // A frame to send. The sender owns it and keeps it and all memory that it refers to unchanged from

@@ -111,8 +111,8 @@ TEST_F(PeerOverPlugin, MayStandStillPastADeadlineAndGoOn) {
   MustDo(process_->Stop(TestDeadline()));
   const auto before = here_->Look(kBulk);
   const std::vector<std::byte> expected(before.begin(), before.end());
-  const auto read = Must(
-      connection_->Read(*local_, 0, remote_, 0, kBulk, {.deadline = Deadline::After(milliseconds(200))}));
+  const auto read = Must(connection_->Read(*local_, 0, remote_, 0, kBulk,
+                                           {.deadline = Deadline::After(milliseconds(200))}));
   const Status ended = read.Wait(TestDeadline());
   ASSERT_FALSE(ended);
   EXPECT_EQ(ended.error().code(), Code::kTimedOut) << ended.error().ToString();

@@ -134,7 +134,7 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   Receiving receiving_ = Receiving::kFrame;
   std::vector<std::byte> meta_;
   std::uint64_t announced_ = 0;
-  iovec place_{};  // of the announced size, or of registered memory
+  iovec place_{};                 // of the announced size, or of registered memory
   std::vector<std::byte> small_;  // in kSmall, with its place and where it goes from there
   iovec small_place_{};
   PayloadIn::Target small_target_;

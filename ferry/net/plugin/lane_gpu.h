@@ -1,17 +1,20 @@
 // The GPU of a provider's lanes.
 #pragma once
 #include <cstddef>
-#include <span>
+#include <memory>
 
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
 
 namespace ferry::net::plugin {
 
+class LaneBufferPool;
+
 // The GPU whose memory the lanes of a provider send and receive; none without `api`.
 struct LaneGpu {
   cuda::DeviceApi* api = nullptr;
   int ordinal = 0;
+  std::shared_ptr<LaneBufferPool> buffers = nullptr;  // shared with lanes; with `api`
 
   explicit operator bool() const noexcept { return api != nullptr; }
   // Plugins ask CUDA which GPU is current, and want it to be the comm's: call before them.

@@ -162,15 +162,13 @@ void LaneSetup::Say(LaneHello::Kind kind, const std::string& text) {
 
 Result<std::unique_ptr<Lane>> LaneSetup::MakeLane() {
   FERRY_TRY_ASSIGN(auto out, PayloadOut::Create(std::move(send_comm_), terms_.chunk_bytes));
-  FERRY_TRY_ASSIGN(auto in,
-                   PayloadIn::Create(terms_.api, terms_.gpu, std::move(receive_comm_),
-                                                terms_.chunk_bytes));
+  FERRY_TRY_ASSIGN(auto in, PayloadIn::Create(terms_.api, terms_.gpu, std::move(receive_comm_),
+                                              terms_.chunk_bytes));
   // Shared by the lane and the move to its loop.
   auto control = std::make_shared<ControlLane>(std::move(control_));
   control->lane->Attach(loop_, control.get());
-  return std::unique_ptr<Lane>(
-      std::make_unique<PluginLane>(std::move(control), loop_, terms_.gpu, std::move(out),
-                                   std::move(in)));
+  return std::unique_ptr<Lane>(std::make_unique<PluginLane>(std::move(control), loop_, terms_.gpu,
+                                                            std::move(out), std::move(in)));
 }
 
 }  // namespace ferry::net::plugin

@@ -24,11 +24,9 @@ std::vector<int> DevicesNear(std::span<const NicFacts> nics, const std::string& 
   const auto gpu = std::filesystem::weakly_canonical(gpu_path, ignored);
   std::vector<std::ptrdiff_t> common;
   for (const NicFacts& nic : nics) {
-    common.push_back(
-        CommonParts(gpu, std::filesystem::weakly_canonical(nic.pci_path, ignored)));
+    common.push_back(CommonParts(gpu, std::filesystem::weakly_canonical(nic.pci_path, ignored)));
   }
-  const std::ptrdiff_t most =
-      common.empty() ? 0 : *std::max_element(common.begin(), common.end());
+  const std::ptrdiff_t most = common.empty() ? 0 : *std::max_element(common.begin(), common.end());
   std::vector<int> devices;
   for (std::size_t i = 0; i < nics.size(); ++i) {
     if (most <= kNoBus || common[i] == most) devices.push_back(static_cast<int>(i));

@@ -17,9 +17,6 @@ namespace {
 constexpr std::chrono::seconds kOpenTimeout{1};
 // A GPU that has not copied what has come by then is considered stuck.
 constexpr std::chrono::seconds kCopyTimeout{10};
-// Pieces of all chunks of the window, where each is as scattered as a row of the plugin's can be.
-constexpr std::uint64_t kMaxPieces = std::uint64_t{1} << 15;
-
 Status CheckMemory(cuda::DeviceApi* api, const ReceiveComm& comm) {
   const Plugin& plugin = comm.plugin();
   if (comm.device_handle().type == abi::kDeviceTypeHost) {
@@ -49,64 +46,51 @@ Result<std::unique_ptr<PayloadIn>> PayloadIn::Create(cuda::DeviceApi* api, const
   return in;
 }
 
+// A plugin with a pool wants registered memory for each receive, but does not touch it. It gets GPU
+// memory, if there is a GPU. One that receives straight into memory gets GPU memory for payloads
+// that go to the GPU, where it takes such memory.
 Status PayloadIn::Init(cuda::DeviceApi* api, std::unique_ptr<ReceiveComm> comm) {
   straight_ = comm->device_handle().type == abi::kDeviceTypeHost;
-  const NicFacts& nic = comm->plugin().nics()[static_cast<std::size_t>(comm->device())];
   if (!gpu_) FERRY_TRY(CheckMemory(api, *comm));
-  FERRY_TRY(InitSlots(!straight_ || nic.cuda_memory));
-  UnpackerOptions unpacker;
-  unpacker.by = gpu_ ? UnpackBy::kKernel : UnpackBy::kHost;
-  unpacker.kind = gpu_slots_.empty() ? cuda::CopyKind::kHostToDevice
-                                     : cuda::CopyKind::kDeviceToDevice;
-  unpacker.most_pieces = kMaxPieces;
-  FERRY_TRY_ASSIGN(unpacker_, Unpacker::Create(gpu_.api, gpu_.ordinal, unpacker));
+  const Plugin& plugin = comm->plugin();
+  BufferShape shape;
+  shape.chunk_bytes = chunk_bytes_;
+  shape.slots = straight_ || gpu_ ? ReceiveComm::kWindow : 1;
+  shape.gpu_slots = !straight_ ? 1 : plugin.takes_gpu_memory() ? ReceiveComm::kWindow : 0;
+  FERRY_TRY_ASSIGN(buffers_, gpu_ ? gpu_.buffers->Take(gpu_, shape) : MakeBuffers(gpu_, shape));
   const Deadline deadline = Deadline::After(kOpenTimeout);
   if (gpu_ && !straight_) {
     FERRY_TRY_ASSIGN(const UnpackRows rows, UnpackRows::Open(*comm, gpu_.api, deadline));
-    FERRY_TRY(PinPool(gpu_, rows.pool(), comm->plugin().PoolBytes(rows.pool())));
+    FERRY_TRY(PinPool(gpu_, rows.pool(), plugin.PoolBytes(rows.pool())));
   }
   std::vector<std::unique_ptr<ReceiveComm>> comms;
   comms.push_back(std::move(comm));
   ReceiverOptions options;
   options.chunk_timeout = kNoChunkTimeout;
   options.straight = straight_;
-  FERRY_TRY_ASSIGN(receiver_, Receiver::Create(gpu_.api, unpacker_.get(), std::move(comms), options,
-                                               deadline));
+  FERRY_TRY_ASSIGN(receiver_,
+                   Receiver::Create(gpu_.api, &unpacker(), std::move(comms), options, deadline));
   return RegisterSlots();
 }
 
-// A plugin with a pool wants registered memory for each receive, but does not touch it. It gets GPU
-// memory, if there is a GPU. One that receives straight into memory gets GPU memory for payloads
-// that go to the GPU, where it takes such memory.
-Status PayloadIn::InitSlots(bool takes_gpu_memory) {
-  const std::size_t slots = straight_ || gpu_ ? ReceiveComm::kWindow : 1;
-  FERRY_TRY_ASSIGN(slots_, MapHugePages(slots * chunk_bytes_));
-  slots_place_ = Place::OnDevice(slots_.bytes.data());
-  if (!gpu_) return Ok();
-  std::byte* const at = slots_.bytes.data();
-  FERRY_TRY_ASSIGN(slots_pin_, gpu_.api->RegisterHost(gpu_.ordinal, at, slots_.bytes.size()));
-  FERRY_TRY_ASSIGN(slots_place_, Place::OnHost(*gpu_.api, gpu_.ordinal, at));
-  if (!takes_gpu_memory) return Ok();
-  const std::size_t bytes = (straight_ ? ReceiveComm::kWindow : 1) * chunk_bytes_;
-  FERRY_TRY_ASSIGN(gpu_memory_, gpu_.api->AllocateDevice(gpu_.ordinal,
-                                                         bytes + kGpuRegistrationAlignment));
-  const std::uint64_t beyond = cuda::AddressOf(gpu_memory_.data()) % kGpuRegistrationAlignment;
-  gpu_slots_ = {static_cast<std::byte*>(gpu_memory_.data()) +
-                    (beyond == 0 ? 0 : kGpuRegistrationAlignment - beyond),
-                bytes};
-  return Ok();
+PayloadIn::~PayloadIn() {
+  registration_.reset();
+  gpu_registration_.reset();
+  receiver_.reset();
+  if (gpu_ && buffers_ != nullptr) gpu_.buffers->Give(std::move(buffers_));
 }
 
 Status PayloadIn::RegisterSlots() {
   ReceiveComm& comm = receiver_->comm(0);
-  if (!gpu_slots_.empty()) {
-    FERRY_TRY_ASSIGN(Registration gpu,
-                     comm.Register(gpu_slots_.data(), gpu_slots_.size(), /*on_gpu=*/true));
+  if (!buffers_->gpu_slots.empty()) {
+    FERRY_TRY_ASSIGN(Registration gpu, comm.Register(buffers_->gpu_slots.data(),
+                                                     buffers_->gpu_slots.size(), /*on_gpu=*/true));
     gpu_registration_.emplace(std::move(gpu));
   }
   if (gpu_ && !straight_) return Ok();
-  FERRY_TRY_ASSIGN(Registration host, comm.Register(slots_.bytes.data(), slots_.bytes.size(),
-                                                    /*on_gpu=*/!straight_));
+  FERRY_TRY_ASSIGN(Registration host,
+                   comm.Register(buffers_->slots.bytes.data(), buffers_->slots.bytes.size(),
+                                 /*on_gpu=*/!straight_));
   registration_.emplace(std::move(host));
   return Ok();
 }
@@ -127,7 +111,7 @@ Status PayloadIn::BeginCopy(std::span<const std::byte> payload, const Target& ta
   FERRY_TRY(Begin(payload.size(), target));
   unposted_ = 0;
   // All slots are free between two payloads.
-  std::copy(payload.begin(), payload.end(), slots_.bytes.begin());
+  std::copy(payload.begin(), payload.end(), buffers_->slots.bytes.begin());
   std::uint64_t lowest = 0;
   std::vector<Block> blocks;
   std::uint64_t at = 0;
@@ -135,8 +119,8 @@ Status PayloadIn::BeginCopy(std::span<const std::byte> payload, const Target& ta
     blocks.push_back({run.offset, at, run.bytes});
     at += run.bytes;
   }
-  const PlacedList list{blocks, Place{lowest, lowest}, slots_place_};
-  FERRY_TRY_ASSIGN(copied_by_ticket_, unpacker_->Enqueue({&list, 1}));
+  const PlacedList list{blocks, Place{lowest, lowest}, buffers_->slots_place};
+  FERRY_TRY_ASSIGN(copied_by_ticket_, unpacker().Enqueue({&list, 1}));
   return Ok();
 }
 
@@ -153,7 +137,7 @@ void PayloadIn::DropRest() {
 
 Status PayloadIn::Progress() {
   if (copied_by_ticket_ != 0) {
-    FERRY_TRY_ASSIGN(const std::uint64_t completed, unpacker_->Completed());
+    FERRY_TRY_ASSIGN(const std::uint64_t completed, unpacker().Completed());
     if (completed < copied_by_ticket_) return Ok();
     copied_by_ticket_ = left_ = 0;
     return Ok();
@@ -173,7 +157,8 @@ Status PayloadIn::Progress() {
 
 // Chunks are done in order.
 void PayloadIn::CopyToHost(std::size_t bytes) {
-  (void)place_.CopyIn(slots_.bytes.subspan(static_cast<std::size_t>(SlotOf(done_chunks_)), bytes));
+  (void)place_.CopyIn(
+      buffers_->slots.bytes.subspan(static_cast<std::size_t>(SlotOf(done_chunks_)), bytes));
 }
 
 // Chunks are done in order, so the slot of a chunk is free when fewer than the window are in
@@ -182,12 +167,12 @@ void PayloadIn::PostSome() {
   while (unposted_ > 0 && receiver_->in_flight() < ReceiveComm::kWindow) {
     const auto bytes = static_cast<std::size_t>(std::min(unposted_, chunk_bytes_));
     const bool on_gpu = gpu_registration_ && (to_gpu_ || !straight_);
-    std::byte* const slots = on_gpu ? gpu_slots_.data() : slots_.bytes.data();
+    std::byte* const slots = on_gpu ? buffers_->gpu_slots.data() : buffers_->slots.bytes.data();
     const std::uint64_t slot = straight_ ? SlotOf(next_chunk_) : 0;
     const Message message{slots + slot, bytes, static_cast<int>(next_chunk_ % kTags),
                           on_gpu ? gpu_registration_->mr() : registration_->mr()};
     ChunkPlace place = TakePlace(bytes);
-    place.from = on_gpu ? Place::OnDevice(slots + slot) : slots_place_ + slot;
+    place.from = on_gpu ? Place::OnDevice(slots + slot) : buffers_->slots_place + slot;
     receiver_->Receive(0, {next_chunk_, total_ - unposted_, message}, std::move(place));
     ++next_chunk_;
     unposted_ -= bytes;
@@ -200,7 +185,7 @@ ChunkPlace PayloadIn::TakePlace(std::size_t bytes) {
   if (place_.at_end() || (from_slots_ && straight_)) return place;
   if (from_slots_) {
     place.runs.push_back({0, bytes});
-    place.to = slots_place_ + SlotOf(next_chunk_);
+    place.to = buffers_->slots_place + SlotOf(next_chunk_);
     return place;
   }
   std::uint64_t lowest = 0;

@@ -8,14 +8,13 @@
 #include <span>
 #include <vector>
 
-#include "ferry/core/mapping.h"
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
 #include "ferry/net/io_cursor.h"
 #include "ferry/net/plugin/comm.h"
+#include "ferry/net/plugin/lane_buffers.h"
 #include "ferry/net/plugin/lane_gpu.h"
 #include "ferry/net/plugin/receiver.h"
-#include "ferry/unpack/unpacker.h"
 
 namespace ferry::net::plugin {
 
@@ -40,6 +39,7 @@ class PayloadIn {
   static Result<std::unique_ptr<PayloadIn>> Create(cuda::DeviceApi* api, const LaneGpu& gpu,
                                                    std::unique_ptr<ReceiveComm> comm,
                                                    std::uint64_t chunk_bytes);
+  ~PayloadIn();
   PayloadIn(const PayloadIn&) = delete;
   PayloadIn& operator=(const PayloadIn&) = delete;
 
@@ -58,10 +58,8 @@ class PayloadIn {
   std::uint64_t received_bytes() const noexcept { return received_bytes_; }
 
  private:
-  PayloadIn(const LaneGpu& gpu, std::uint64_t chunk_bytes)
-      : gpu_(gpu), chunk_bytes_(chunk_bytes) {}
+  PayloadIn(const LaneGpu& gpu, std::uint64_t chunk_bytes) : gpu_(gpu), chunk_bytes_(chunk_bytes) {}
   Status Init(cuda::DeviceApi* api, std::unique_ptr<ReceiveComm> comm);
-  Status InitSlots(bool takes_gpu_memory);
   Status RegisterSlots();
   void PostSome();
   ChunkPlace TakePlace(std::size_t bytes);
@@ -70,16 +68,12 @@ class PayloadIn {
     return chunk % ReceiveComm::kWindow * chunk_bytes_;
   }
   void CopyToHost(std::size_t bytes);
+  Unpacker& unpacker() const noexcept { return *buffers_->unpacker; }
 
   const LaneGpu gpu_;
   const std::uint64_t chunk_bytes_;
   bool straight_ = false;
-  HugeMemory slots_;
-  cuda::HostRegistration slots_pin_;  // with a GPU
-  Place slots_place_;
-  cuda::DeviceBuffer gpu_memory_;
-  std::span<std::byte> gpu_slots_;  // empty: the plugin does not take GPU memory
-  std::unique_ptr<Unpacker> unpacker_;
+  std::unique_ptr<LaneBuffers> buffers_;
   std::unique_ptr<Receiver> receiver_;  // closes its comm after the registrations below are gone
   std::optional<Registration> registration_;
   std::optional<Registration> gpu_registration_;
@@ -91,7 +85,7 @@ class PayloadIn {
   bool from_slots_ = false;  // this thread copies each chunk when it is in its slot
   std::uint64_t total_ = 0;
   std::uint64_t unposted_ = 0;
-  std::uint64_t left_ = 0;             // not in place yet
+  std::uint64_t left_ = 0;              // not in place yet
   std::uint64_t copied_by_ticket_ = 0;  // of BeginCopy(); 0: none
   std::uint64_t received_bytes_ = 0;
   std::vector<std::uint64_t> done_;

@@ -92,8 +92,8 @@ Result<void*> PayloadOut::RegistrationOf(const PluginMemory& memory) {
   Use& use = found->second;
   if (is_new) {
     use.life = memory.life;
-    auto registered = sender_.comm(0).Register(memory.memory.data(), memory.memory.size(),
-                                               memory.on_gpu);
+    auto registered =
+        sender_.comm(0).Register(memory.memory.data(), memory.memory.size(), memory.on_gpu);
     if (registered) {
       use.registration.emplace(*std::move(registered));
     } else if (memory.on_gpu) {

@@ -28,8 +28,9 @@ inline constexpr std::uint64_t kTags = 10'000;
 
 // One payload after the other, in order, at most SendComm::kWindow chunks in flight. What frames
 // name by address is copied into slots that are registered with the comm; registered memory, of the
-// host or of the GPU, is sent from where it lies. The GPU, if any, must be current for all calls. One thread at a time; nothing blocks, except that a plugin may take time to
-// register memory. Destruction closes the comm, after which the plugin reads no memory any more.
+// host or of the GPU, is sent from where it lies. The GPU, if any, must be current for all calls.
+// One thread at a time; nothing blocks, except that a plugin may take time to register memory.
+// Destruction closes the comm, after which the plugin reads no memory any more.
 class PayloadOut {
  public:
   // Errors: those of SendComm and of mmap(2).

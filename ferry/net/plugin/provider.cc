@@ -1,7 +1,6 @@
 // The provider of NCCL network plugins: lanes of another provider, with payloads over a plugin.
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <atomic>
 #include <map>
 #include <string_view>
@@ -14,6 +13,7 @@
 #include "ferry/net/address.h"
 #include "ferry/net/admission.h"
 #include "ferry/net/plugin/factory.h"
+#include "ferry/net/plugin/lane_buffers.h"
 #include "ferry/net/plugin/lane_setup.h"
 #include "ferry/net/plugin/near_devices.h"
 #include "ferry/net/plugin/plugin_path.h"
@@ -184,11 +184,7 @@ class PluginProvider final : public Provider {
   }
   // Whether the plugin can send it.
   Status CheckGpuMemory(std::span<std::byte> memory, int ordinal) const {
-    const auto& nics = terms_.plugin->nics();
-    const bool taken = terms_.gpu && terms_.gpu.ordinal == ordinal &&
-                       std::all_of(nics.begin(), nics.end(),
-                                   [](const NicFacts& nic) { return nic.cuda_memory; });
-    if (!taken) {
+    if (!terms_.gpu || terms_.gpu.ordinal != ordinal || !terms_.plugin->takes_gpu_memory()) {
       return Error(Code::kUnsupported,
                    fmt::format("the provider {} does not send GPU memory of GPU {}; stage it in "
                                "host memory",
@@ -231,7 +227,9 @@ Result<std::unique_ptr<Provider>> CreateProvider(const Config& config,
   if (auto devices = cuda::OpenDevices(config); devices) {
     terms.api = *devices;
     FERRY_TRY_ASSIGN(const cuda::DeviceFacts facts, terms.api->Describe(kLaneGpu));
-    if (facts.network_access) terms.gpu = {terms.api, kLaneGpu};
+    if (facts.network_access) {
+      terms.gpu = {terms.api, kLaneGpu, std::make_shared<LaneBufferPool>()};
+    }
     gpu_path = "/sys/bus/pci/devices/" + facts.pci_bus_id;
   }
   return std::unique_ptr<Provider>(std::make_unique<PluginProvider>(

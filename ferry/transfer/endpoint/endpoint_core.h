@@ -106,7 +106,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   LoopSet loops_;
   // After loops_, to which its threads post, and after the provider.
   DeviceMemory device_memory_{config_, provider_.get()};
-  StreamWatch stream_watch_{config_};    // after loops_, to which its threads post
+  StreamWatch stream_watch_{config_};  // after loops_, to which its threads post
   RegionTable regions_;
   const std::shared_ptr<HeldMemoryPool> held_;  // shared with connections, which handles keep alive
   std::unique_ptr<net::Listener> listener_;

@@ -94,8 +94,8 @@ void StagingOutbox::OnSlot(Stager* stager, StageSlot slot) {
 void StagingOutbox::BeginCopy(StagedFrame* staged, StageSlot slot) {
   LaneFrame* const frame = staged->frame;
   // The CPU computes checksums, and reads pinned memory only.
-  const auto into = staged->stager->sends_from_gpu() && !frame->checked ? SlotMemory::kGpu
-                                                                        : SlotMemory::kPinned;
+  const auto into =
+      staged->stager->sends_from_gpu() && !frame->checked ? SlotMemory::kGpu : SlotMemory::kPinned;
   // A peer may request zero bytes.
   if (frame->payload_bytes > 0 && into == SlotMemory::kGpu) {
     frame->registered = slot.on_gpu(frame->payload_bytes);

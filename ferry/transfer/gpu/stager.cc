@@ -165,7 +165,8 @@ Status Stager::InitMemory() {
   return Ok();
 }
 
-// A provider may receive into this GPU and not send from it. Slots are sent from pinned memory then.
+// A provider may receive into this GPU and not send from it. Slots are sent from pinned memory
+// then.
 Status Stager::InitGpuMemory() {
   net::Provider* const provider = options_.provider;
   if (provider == nullptr || provider->capabilities().gpu != ordinal_) return Ok();

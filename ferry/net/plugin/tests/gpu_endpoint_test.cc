@@ -1,4 +1,4 @@
-// Endpoints over plugins with memory of a simulated GPU on both sides.
+// Endpoints over plugins with memory of a GPU on both sides.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,6 +26,8 @@ struct GpuEndpointCase {
   const char* name;
   const char* devices;
   bool straight;  // the library's own plugin, which receives into host memory; else the stand-in
+  bool reaches = true;    // GPU memory
+  Variables variables{};  // of the stand-in
 };
 void PrintTo(const GpuEndpointCase& one, std::ostream* out) { *out << one.name; }
 
@@ -37,7 +39,13 @@ bool AllUp(const Connection& connection) {
 
 class GpuEndpoints : public ::testing::TestWithParam<GpuEndpointCase> {
  protected:
-  void Connect(const Variables& variables = {}) {
+  void SetUp() override {
+    EXPECT_TRUE(config_.Set("devices", GetParam().devices));
+    const auto api = cuda::OpenDevices(config_);
+    if (!api) GTEST_SKIP() << api.error().message();
+  }
+  void Connect(Variables variables = {}) {
+    variables.insert(variables.end(), GetParam().variables.begin(), GetParam().variables.end());
     config_ = SmallSlices();
     EXPECT_TRUE(config_.Set("devices", GetParam().devices));
     config_.cuda_ipc = AutoOff::kOff;
@@ -103,8 +111,7 @@ TEST_P(GpuEndpoints, MemoryOfAnySizeGoesFromGpuToGpu) {
       const Region local = Near(source.span());
       const Region remote = Far(target.span());
       const Region into = Near(back.span());
-      EXPECT_TRUE(
-          EndsOk(Post(Direction::kWrite, local, remote.remote(), Whole(bytes), checksum)));
+      EXPECT_TRUE(EndsOk(Post(Direction::kWrite, local, remote.remote(), Whole(bytes), checksum)));
       EXPECT_EQ(target.Copy(), source.Copy()) << bytes;
       EXPECT_TRUE(target.GuardsIntact());
       EXPECT_TRUE(EndsOk(Post(Direction::kRead, into, remote.remote(), Whole(bytes), checksum)));
@@ -194,7 +201,6 @@ TEST_P(GpuEndpoints, MessagesGoFromAndToGpuMemory) {
 TEST_P(GpuEndpoints, SlotsAreUsedOnlyWhereTheLaneDoesNotReachTheGpu) {
   constexpr std::size_t kBytes = 1'000'000;
   ASSERT_NO_FATAL_FAILURE(Connect());
-  const bool reaches = std::string(GetParam().devices).ends_with(":open");
   auto source = OnDevice(kBytes, 1);
   auto target = OnDevice(kBytes, 2);
   const Region local = Near(source.span());
@@ -203,7 +209,7 @@ TEST_P(GpuEndpoints, SlotsAreUsedOnlyWhereTheLaneDoesNotReachTheGpu) {
     return link_.far.endpoint->Counters().staging.at(0).from_network.slots;
   };
   EXPECT_TRUE(EndsOk(Post(Direction::kWrite, local, remote.remote(), Whole(kBytes))));
-  EXPECT_EQ(received() == 0, reaches);
+  EXPECT_EQ(received() == 0, GetParam().reaches);
   EXPECT_TRUE(EndsOk(Post(Direction::kWrite, local, remote.remote(), Whole(kBytes), true)));
   EXPECT_GT(received(), 0U);  // the CPU checks checksums
   EXPECT_EQ(target.Copy(), source.Copy());
@@ -319,11 +325,18 @@ TEST_P(GpuEndpoints, AWriteOutlivesALaneThatThePluginLost) {
   EXPECT_EQ(target.Copy(), source.Copy());
 }
 
+INSTANTIATE_TEST_SUITE_P(Plugin, GpuEndpoints,
+                         ::testing::Values(GpuEndpointCase{"StandIn", "simulated:1:1:open", false},
+                                           GpuEndpointCase{"Straight", "simulated:1:1:open", true},
+                                           GpuEndpointCase{"GpuNotReached", "simulated:1:1", false,
+                                                           false}),
+                         [](const auto& one) { return std::string(one.param.name); });
+// The stand-in's pool is the GPU's, too.
 INSTANTIATE_TEST_SUITE_P(
-    Plugin, GpuEndpoints,
-    ::testing::Values(GpuEndpointCase{"StandIn", "simulated:1:1:open", false},
-                      GpuEndpointCase{"Straight", "simulated:1:1:open", true},
-                      GpuEndpointCase{"GpuNotReached", "simulated:1:1", false}),
+    Gpu, GpuEndpoints,
+    ::testing::Values(GpuEndpointCase{"StandIn", "auto", false, true, {{"GPU", "1"}}},
+                      GpuEndpointCase{"HostPool", "auto", false},
+                      GpuEndpointCase{"Straight", "auto", true}),
     [](const auto& one) { return std::string(one.param.name); });
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Lanes over plugins whose payloads are memory of a simulated GPU.
+// Lanes over plugins whose payloads are memory of a GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,21 +26,27 @@ using plugin::testing::Variables;
 using transfer::MirroredMemory;
 using transfer::Must;
 
+// GPU memory that network cards reach.
+constexpr const char* kSimulatedGpu = "simulated:1:1:open";
+
 struct GpuCase {
   const char* name;
   bool straight;  // the library's own plugin, which receives into host memory; else the stand-in
   Variables variables;
+  const char* devices = kSimulatedGpu;
 };
 void PrintTo(const GpuCase& one, std::ostream* out) { *out << one.name; }
 
-// Two ends of a lane, and GPU memory that network cards reach.
+// Two ends of a lane, and GPU memory.
 class GpuLanes : public ::testing::TestWithParam<GpuCase> {
  protected:
-  void SetUp() override { Open("1:1:open"); }
-  void Open(const std::string& simulated) {
+  void SetUp() override { Open(GetParam().devices); }
+  void Open(const std::string& devices) {
     Config config;
-    config.devices = DeviceChoice::Simulated(simulated);
-    api_ = Must(cuda::OpenDevices(config));
+    EXPECT_TRUE(config.Set("devices", devices));
+    const auto api = cuda::OpenDevices(config);
+    if (!api) GTEST_SKIP() << api.error().message();
+    api_ = *api;
     standin_ = std::make_unique<StandIn>(GetParam().variables);
     if (GetParam().straight) {
       config.provider = std::string("plugin:") + FERRY_NCCL_PLUGIN;
@@ -48,14 +54,17 @@ class GpuLanes : public ::testing::TestWithParam<GpuCase> {
       (void)Must(standin_->Open());
       config.provider = "plugin:" + standin_->path();
     }
-    near_host_ =
-        std::make_unique<TestHost>(Must(CreateProvider(config, tcp::CreateProvider())));
+    near_host_ = std::make_unique<TestHost>(Must(CreateProvider(config, tcp::CreateProvider())));
     far_host_ = std::make_unique<TestHost>(Must(CreateProvider(config, tcp::CreateProvider())));
-    const Address address = Must(far_host_->Listen({"127.0.0.1", 0}, {}));
-    near_ = std::make_unique<LaneEnd>(Must(near_host_->Connect(address, {})), near_host_->loop());
+    address_ = Must(far_host_->Listen({"127.0.0.1", 0}, {}));
+    ConnectLane();
+  }
+  void ConnectLane() {
+    near_ = std::make_unique<LaneEnd>(Must(near_host_->Connect(address_, {})), near_host_->loop());
     far_ = std::make_unique<LaneEnd>(far_host_->Accept(), far_host_->loop());
   }
   void TearDown() override {
+    if (api_ == nullptr) return;
     Destroy(&near_);
     Destroy(&far_);
     near_host_.reset();
@@ -65,6 +74,7 @@ class GpuLanes : public ::testing::TestWithParam<GpuCase> {
     }
   }
 
+  bool is_simulated() const { return GetParam().devices == kSimulatedGpu; }
   cuda::SimulatedDevices& simulated() { return dynamic_cast<cuda::SimulatedDevices&>(*api_); }
 
   // The far end receives into these pieces of GPU memory.
@@ -94,6 +104,7 @@ class GpuLanes : public ::testing::TestWithParam<GpuCase> {
   std::unique_ptr<StandIn> standin_;
   std::unique_ptr<TestHost> near_host_;
   std::unique_ptr<TestHost> far_host_;
+  Address address_;
   Tally arrived_;
   std::vector<iovec> pieces_;
   std::unique_ptr<LaneEnd> near_;
@@ -202,6 +213,7 @@ TEST_P(GpuLanes, RegisteredGpuMemoryIsSentFromWhereItLies) {
 }
 
 TEST_P(GpuLanes, NothingIsWrittenAfterTheRestWasDropped) {
+  if (!is_simulated()) GTEST_SKIP() << "no other GPU can be held back";
   constexpr std::size_t kBytes = 4 << 20;
   MirroredMemory target(api_, 0, kBytes, 1);
   ReceiveInto(Backwards(target.span(), 4096));
@@ -221,6 +233,7 @@ TEST_P(GpuLanes, NothingIsWrittenAfterTheRestWasDropped) {
 }
 
 TEST_P(GpuLanes, NothingIsWrittenAfterTheClose) {
+  if (!is_simulated()) GTEST_SKIP() << "no other GPU can be held back";
   constexpr std::size_t kBytes = 4 << 20;
   MirroredMemory target(api_, 0, kBytes, 1);
   ReceiveInto(Backwards(target.span(), 4096));
@@ -238,6 +251,44 @@ TEST_P(GpuLanes, NothingIsWrittenAfterTheClose) {
   EXPECT_FALSE(api_->IsLost(0));
 }
 
+// Freeing and allocating may block until the device is idle.
+TEST_P(GpuLanes, ALaterLaneUsesTheBuffersOfAnEarlierOne) {
+  if (!is_simulated()) GTEST_SKIP() << "calls of other GPUs are not counted";
+  Destroy(&near_);
+  Destroy(&far_);
+  const auto before = simulated().counters();
+  ConnectLane();
+  const auto after = simulated().counters();
+  EXPECT_EQ(after.device_allocations, before.device_allocations);
+  EXPECT_EQ(after.registrations, before.registrations);
+  EXPECT_EQ(after.streams, before.streams);
+  MirroredMemory target(api_, 0, 1 << 20, 1);
+  ReceiveInto(Backwards(target.span(), 1 << 20));
+  TestFrame* const frame = near_->Make("payload", CutInto(1 << 20, {}));
+  near_->Attach();
+  far_->Attach();
+  near_->Send(frame);
+  ASSERT_TRUE(arrived_.AwaitAtLeast(1));
+  EXPECT_EQ(target.Copy(), frame->content);
+}
+
+TEST_P(GpuLanes, EndWithTheirGpu) {
+  if (!is_simulated()) GTEST_SKIP() << "no other GPU can be lost";
+  TearDown();
+  Open("simulated:1:77:open");
+  MirroredMemory target(api_, 0, 1 << 20, 1);
+  ReceiveInto(Backwards(target.span(), 4096));
+  simulated().Inject({.at = cuda::FaultPoint::kLaunch, .fault = cuda::Fault::kIllegalAddress});
+  near_->Attach();
+  far_->Attach();
+  near_->Send(near_->Make("payload", CutInto(1 << 20, {})));
+  const auto closed = far_->AwaitClosed();
+  ASSERT_TRUE(closed);
+  EXPECT_EQ(closed->code(), Code::kDeviceLost) << closed->ToString();
+  EXPECT_EQ(far_->loss(), LaneLoss::kBroken);
+  EXPECT_TRUE(near_->AwaitClosed());
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Plugin, GpuLanes,
     ::testing::Values(GpuCase{"StandIn", false, {}},
@@ -246,6 +297,12 @@ INSTANTIATE_TEST_SUITE_P(
                               {{"FRAGMENTS", "random"}, {"SOCKETS", "3"}, {"POLLS", "immediate"}}},
                       GpuCase{"Straight", true, {}}),
     [](const auto& one) { return std::string(one.param.name); });
+// The stand-in's pool is the GPU's, too.
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuLanes,
+                         ::testing::Values(GpuCase{"StandIn", false, {{"GPU", "1"}}, "auto"},
+                                           GpuCase{"HostPool", false, {}, "auto"},
+                                           GpuCase{"Straight", true, {}, "auto"}),
+                         [](const auto& one) { return std::string(one.param.name); });
 
 }  // namespace
 }  // namespace ferry::net::plugin

@@ -66,9 +66,7 @@ class StandInTarget final : public PluginTarget {
                          const DeviceChoice& devices = DeviceChoice::None())
       : standin_(variables), devices_(devices) {}
   ~StandInTarget() override { EXPECT_EQ(standin_.Misuse(), ""); }
-  std::unique_ptr<Provider> MakeProvider() override {
-    return Over(standin_, 512 * 1024, devices_);
-  }
+  std::unique_ptr<Provider> MakeProvider() override { return Over(standin_, 512 * 1024, devices_); }
 
  private:
   StandIn standin_;
@@ -110,11 +108,11 @@ INSTANTIATE_TEST_SUITE_P(
                           return std::make_unique<StraightTarget>();
                         }},
         // Host memory on a machine with a GPU.
-        ConformanceCase{"StandInWithGpu",
-                        []() -> std::unique_ptr<ConformanceTarget> {
-                          return std::make_unique<StandInTarget>(
-                              Variables{{"FRAGMENTS", "random"}}, OneGpu());
-                        }},
+        ConformanceCase{
+            "StandInWithGpu",
+            []() -> std::unique_ptr<ConformanceTarget> {
+              return std::make_unique<StandInTarget>(Variables{{"FRAGMENTS", "random"}}, OneGpu());
+            }},
         ConformanceCase{"StraightWithGpu",
                         []() -> std::unique_ptr<ConformanceTarget> {
                           return std::make_unique<StraightTarget>(OneGpu());
