@@ -71,11 +71,10 @@ void ControlLane::OnClosed(LaneLoss loss, const Error& error) {
 
 // ---- life ---------------------------------------------------------------------------------------
 
-PluginLane::PluginLane(std::shared_ptr<ControlLane> control, EventLoop* home, const LaneGpu& gpu,
+PluginLane::PluginLane(std::shared_ptr<ControlLane> control, EventLoop* home,
                        std::unique_ptr<PayloadOut> out, std::unique_ptr<PayloadIn> in)
     : control_(std::move(control)),
       home_(home),
-      gpu_(gpu),
       info_(control_->lane->Info()),
       out_(std::move(out)),
       in_(std::move(in)) {}
@@ -130,7 +129,7 @@ void PluginLane::CloseNow(Closing how) {
   if (std::exchange(closed_, true)) return;
   LeaveLoop();
   if (arrived_) control().Close(how);
-  (void)gpu_.MakeCurrent();  // that of a GPU that is lost is not needed
+  in_->MakeGpuCurrent();
   out_.reset();
   in_.reset();
   queue_.clear();
@@ -233,15 +232,15 @@ Result<Placement> PluginLane::PlaceSmall(const PayloadIn::Target& target, std::u
                              "connection was closed",
                              info_.remote, bytes, kMaxControlPayload));
   }
-  small_target_ = target;
-  small_.resize(bytes);
-  small_place_ = {small_.data(), small_.size()};
+  small_.target = target;
+  small_.bytes.resize(bytes);
+  small_.place = {small_.bytes.data(), bytes};
   receiving_ = Receiving::kSmall;
-  return Placement{Placement::Action::kPlace, {&small_place_, 1}};
+  return Placement{Placement::Action::kPlace, {&small_.place, 1}};
 }
 
 Status PluginLane::CopySmall() {
-  FERRY_TRY(in_->BeginCopy(small_, small_target_));
+  FERRY_TRY(in_->BeginCopy(small_.bytes, small_.target));
   AwaitPayload();
   return Ok();
 }
@@ -299,7 +298,7 @@ void PluginLane::Resume() {
 void PluginLane::DiscardRest() {
   if (!arrived_ || closed_) return;
   if (receiving_ == Receiving::kPayload) {
-    (void)gpu_.MakeCurrent();
+    in_->MakeGpuCurrent();
     in_->DropRest();
   } else {
     // The control lane reports a small payload when it has dropped it.
@@ -352,7 +351,7 @@ void PluginLane::FailSoon(const Error& error) {
 }
 
 Status PluginLane::Advance() {
-  FERRY_TRY(gpu_.MakeCurrent());
+  in_->MakeGpuCurrent();
   if (receiving_ == Receiving::kOffer) {
     if (const Status offered = Offer(); !offered && !closed_) {
       Fail(LaneLoss::kBroken, offered.error());

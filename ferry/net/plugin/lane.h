@@ -47,8 +47,8 @@ class ControlLane final : public LaneHandler {
 class PluginLane final : public Lane, private EventLoop::Deferred {
  public:
   // `control` is attached to the loop `home`, where this is called.
-  PluginLane(std::shared_ptr<ControlLane> control, EventLoop* home, const LaneGpu& gpu,
-             std::unique_ptr<PayloadOut> out, std::unique_ptr<PayloadIn> in);
+  PluginLane(std::shared_ptr<ControlLane> control, EventLoop* home, std::unique_ptr<PayloadOut> out,
+             std::unique_ptr<PayloadIn> in);
   ~PluginLane() override;
 
   void Attach(EventLoop* loop, LaneHandler* handler) override;
@@ -94,6 +94,13 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
     std::uint64_t number = 0;                    // of the payload that the plugin carries
   };
 
+  // The payload in kSmall: it comes here first.
+  struct Small {
+    std::vector<std::byte> bytes;
+    iovec place{};  // of those
+    PayloadIn::Target target;
+  };
+
   Lane& control() const noexcept { return *control_->lane; }
   void Start(Queued* queued);
   void ReportSent();
@@ -115,7 +122,6 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
 
   const std::shared_ptr<ControlLane> control_;  // shared with its move
   EventLoop* const home_;
-  const LaneGpu gpu_;
   const LaneInfo info_;  // as of the set-up
   EventLoop* loop_ = nullptr;
   LaneHandler* handler_ = nullptr;
@@ -134,10 +140,8 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   Receiving receiving_ = Receiving::kFrame;
   std::vector<std::byte> meta_;
   std::uint64_t announced_ = 0;
-  iovec place_{};                 // of the announced size, or of registered memory
-  std::vector<std::byte> small_;  // in kSmall, with its place and where it goes from there
-  iovec small_place_{};
-  PayloadIn::Target small_target_;
+  iovec place_{};  // of the announced size, or of registered memory
+  Small small_;
   std::atomic<std::uint64_t> bytes_received_{0};
 
   bool turn_requested_ = false;

@@ -167,8 +167,8 @@ Result<std::unique_ptr<Lane>> LaneSetup::MakeLane() {
   // Shared by the lane and the move to its loop.
   auto control = std::make_shared<ControlLane>(std::move(control_));
   control->lane->Attach(loop_, control.get());
-  return std::unique_ptr<Lane>(std::make_unique<PluginLane>(std::move(control), loop_, terms_.gpu,
-                                                            std::move(out), std::move(in)));
+  return std::unique_ptr<Lane>(
+      std::make_unique<PluginLane>(std::move(control), loop_, std::move(out), std::move(in)));
 }
 
 }  // namespace ferry::net::plugin

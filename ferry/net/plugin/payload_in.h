@@ -43,6 +43,9 @@ class PayloadIn {
   PayloadIn(const PayloadIn&) = delete;
   PayloadIn& operator=(const PayloadIn&) = delete;
 
+  // For calls of the plugin, this object's and others, on this thread. An error is ignored: a lost
+  // GPU ends what needs it, and not what is in host memory.
+  void MakeGpuCurrent() const { (void)gpu_.MakeCurrent(); }
   // The next payload has this size and goes to the target, whose array and memory must stay valid
   // until it is in place or DropRest(). Not while busy(). Receives nothing yet. Errors:
   // kUnsupported for a target in GPU memory without a GPU.

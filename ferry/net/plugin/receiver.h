@@ -26,7 +26,7 @@ struct ChunkPlace {
   // In the chunk's order, with as many bytes as the chunk; the rules of FragmentReader apply. Empty
   // for a chunk that is dropped when it has arrived.
   std::vector<PostedRun> runs;
-  // Of the message, for a plugin that receives straight into memory: where the unpacker finds it.
+  // For a plugin that receives straight into memory: where the unpacker finds the message.
   Place from{};
 };
 

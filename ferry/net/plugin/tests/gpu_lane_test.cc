@@ -275,7 +275,9 @@ TEST_P(GpuLanes, ALaterLaneUsesTheBuffersOfAnEarlierOne) {
 TEST_P(GpuLanes, EndWithTheirGpu) {
   if (!is_simulated()) GTEST_SKIP() << "no other GPU can be lost";
   TearDown();
-  Open("simulated:1:77:open");
+  // Devices of its own, because others would be lost with it.
+  static int seed = 100;
+  Open("simulated:1:" + std::to_string(++seed) + ":open");
   MirroredMemory target(api_, 0, 1 << 20, 1);
   ReceiveInto(Backwards(target.span(), 4096));
   simulated().Inject({.at = cuda::FaultPoint::kLaunch, .fault = cuda::Fault::kIllegalAddress});
