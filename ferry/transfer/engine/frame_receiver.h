@@ -84,6 +84,7 @@ class FrameReceiver {
   struct Arrival {
     What what = What::kWrite;
     bool checked = false;
+    bool on_gpu = false;  // pieces_ are GPU memory, into which the lane receives
     std::uint32_t crc = 0;
     std::uint64_t bytes = 0;
     std::uint64_t operation = 0;
@@ -108,6 +109,7 @@ class FrameReceiver {
   Result<net::Placement> OnCopy(wire::MetaReader* reader);
   net::Placement Place(What what, std::span<std::byte> memory);
   net::Placement PlacePieces(What what, bool revocable);
+  bool PrepareGpuMemory(Stager* stager);
   net::Placement Discard();
   void DropRest();
   Result<net::Placement> Refuse(const Error& error);

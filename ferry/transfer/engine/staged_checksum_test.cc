@@ -98,7 +98,8 @@ class StagedChecksumTest : public ::testing::TestWithParam<cuda::DeviceCase> {
         direction == Direction::kWrite ? OperationKind::kWrite : OperationKind::kRead;
     operation_->id = 17;
     operation_->checksum = true;
-    operation_->plan = Must(MakePlan(direction, Uuid{}, std::move(parts), {.slice_bytes = kStagedSlice}));
+    operation_->plan =
+        Must(MakePlan(direction, Uuid{}, std::move(parts), {.slice_bytes = kStagedSlice}));
     ASSERT_EQ(operation_->plan->slices.size(), 1U);
     operation_->ledger.Begin(1);
     near_->engine->AddWork(operation_);
