@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -38,6 +40,8 @@ Settings PluginSettings() {
 class PeerOverPlugin : public ::testing::Test {
  protected:
   void SetUp() override {
+    // Plugins read it in both processes; without it they send nothing.
+    ASSERT_EQ(::setenv("NCCL_DYNAMIC_CHUNK_SIZE", "524288", /*overwrite=*/1), 0);
     process_ = Must(PeerProcess::Start("echo"));
     std::string command = "endpoint";
     for (const std::string& setting : PluginSettings()) command += " " + setting;
@@ -111,14 +115,14 @@ TEST_F(PeerOverPlugin, MayStandStillPastADeadlineAndGoOn) {
   MustDo(process_->Stop(TestDeadline()));
   const auto before = here_->Look(kBulk);
   const std::vector<std::byte> expected(before.begin(), before.end());
-  const auto read = Must(connection_->Read(*local_, 0, remote_, 0, kBulk,
-                                           {.deadline = Deadline::After(milliseconds(200))}));
+  auto read = Must(connection_->Read(*local_, 0, remote_, 0, kBulk,
+                                     {.deadline = Deadline::After(milliseconds(200))}));
   const Status ended = read.Wait(TestDeadline());
   ASSERT_FALSE(ended);
   EXPECT_EQ(ended.error().code(), Code::kTimedOut) << ended.error().ToString();
   process_->Continue();
   // Data that it sends now is dropped.
-  MustDo(Must(connection_->Notify({})).Wait(TestDeadline()));
+  MustDo(Must(connection_->Notify(RandomBytes(1, 1))).Wait(TestDeadline()));
   const auto later = here_->Look(kBulk);
   EXPECT_TRUE(std::equal(later.begin(), later.end(), expected.begin()));
   MustDo(Must(connection_->Write(*local_, 0, remote_, 0, kBulk)).Wait(TestDeadline()));
