@@ -113,7 +113,8 @@ class RowsBench {
     for (FilledMessage& message : messages_) {
       FERRY_TRY(Read(&message));
       lists.push_back(ListOf(message));
-      const std::uint64_t at = message.rows.data() - messages_.front().rows.data();
+      const auto at =
+          static_cast<std::uint64_t>(message.rows.data() - messages_.front().rows.data());
       requests_.push_back(
           {cuda::PointerTo<const Fragment>(rows_place_.mapped + at * sizeof(Fragment)),
            message.rows.size(), ReceiveOf(message), ListOf(message).dst, ListOf(message).src});

@@ -14,9 +14,8 @@ namespace {
 // different speed finish together; two slices keep the socket from running dry between turns of the
 // loop.
 constexpr std::uint64_t kUnsentSlices = 2;
-// GPU memory has smaller slices, and each waits for two more copies.
-// Measured between two H100 with writes of 64 MiB over 16 lanes: 4 carried 24 to 27 GB/s, 8 carried
-// 31, 16 carried 30.
+// GPU memory has smaller slices, and each waits for two more copies. Measured between two H100 with
+// writes of 64 MiB over 16 lanes: 4 carried 24 to 27 GB/s, 8 carried 31, 16 carried 30.
 constexpr std::uint64_t kStagedWrites = 8;
 constexpr std::uint64_t kStagedReads = 6;
 // What a lane keeps in flight of an operation of GPU memory of which it has already taken its
