@@ -26,6 +26,12 @@ std::string ReadPlace(std::uint32_t slice, std::uint64_t operation) {
   return fmt::format("slice {} of read {}", slice, operation);
 }
 
+// Whether a payload for this stager's GPU goes to its place directly. A checked one does not: what
+// places payloads in GPU memory does not sum them.
+bool NeedsNoSlot(const Stager& stager, bool checked) {
+  return stager.receives_into_gpu() && !checked;
+}
+
 }  // namespace
 
 FrameReceiver::FrameReceiver(const LaneSite& site, FrameSender* frames, ReadRequests* reads,
@@ -122,13 +128,6 @@ Placement FrameReceiver::PlacePieces(What what, bool revocable) {
   return {Placement::Action::kPlace, pieces_, revocable, {}, arrival_.on_gpu};
 }
 
-// `pieces_` are memory of the stager's GPU. Returns false if they need a slot and none is free. A
-// checked payload does: what places payloads in GPU memory does not sum them.
-bool FrameReceiver::PrepareGpuMemory(Stager* stager) {
-  arrival_.on_gpu = stager->receives_into_gpu() && !arrival_.checked;
-  return arrival_.on_gpu || inbox_->PlaceInSlot(stager, arrival_.bytes, &pieces_);
-}
-
 // Empty payloads are complete at once.
 Placement FrameReceiver::Place(What what, std::span<std::byte> memory) {
   pieces_.assign(1, {memory.data(), memory.size()});
@@ -153,7 +152,10 @@ Result<Placement> FrameReceiver::OnWrite(wire::MetaReader* reader) {
     if (arrival_.bytes > stager->slot_bytes()) {
       return Refuse(TooLargeToStage(arrival_.bytes, *stager));
     }
-    if (!PrepareGpuMemory(stager)) return Pause(Wait::kSlot);
+    arrival_.on_gpu = NeedsNoSlot(*stager, arrival_.checked);
+    if (!arrival_.on_gpu && !inbox_->PlaceInSlot(stager, arrival_.bytes, &pieces_)) {
+      return Pause(Wait::kSlot);
+    }
   }
   arrival_.region = *std::move(region);
   return PlacePieces(What::kWrite, /*revocable=*/true);
@@ -174,7 +176,11 @@ Result<Placement> FrameReceiver::OnReadData(wire::MetaReader* reader) {
   const Plan& plan = *slice->operation->plan;
   LocalPieces(plan, slice->slice, &pieces_);
   Stager* const stager = PartOf(plan, slice->slice).stager;
-  if (stager != nullptr && !PrepareGpuMemory(stager)) return Pause(Wait::kSlot);
+  arrival_.on_gpu = stager != nullptr && NeedsNoSlot(*stager, arrival_.checked);
+  if (stager != nullptr && !arrival_.on_gpu &&
+      !inbox_->PlaceInSlot(stager, arrival_.bytes, &pieces_)) {
+    return Pause(Wait::kSlot);
+  }
   return PlacePieces(What::kRead, /*revocable=*/false);
 }
 

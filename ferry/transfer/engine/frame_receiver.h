@@ -109,7 +109,6 @@ class FrameReceiver {
   Result<net::Placement> OnCopy(wire::MetaReader* reader);
   net::Placement Place(What what, std::span<std::byte> memory);
   net::Placement PlacePieces(What what, bool revocable);
-  bool PrepareGpuMemory(Stager* stager);
   net::Placement Discard();
   void DropRest();
   Result<net::Placement> Refuse(const Error& error);

@@ -152,7 +152,6 @@ Result<std::unique_ptr<Stager>> Stager::Create(cuda::DeviceApi* api, int ordinal
 
 Status Stager::Init() {
   FERRY_TRY(InitMemory());
-  FERRY_TRY(InitGpuMemory());
   for (const StageWay way : kWays) FERRY_TRY(InitSide(way));
   return Ok();
 }
@@ -166,12 +165,8 @@ Status Stager::InitMemory() {
   std::memset(at, 0, memory_.bytes.size());
   FERRY_TRY_ASSIGN(pinned_, api_->RegisterHost(ordinal_, at, memory_.bytes.size()));
   FERRY_TRY_ASSIGN(place_, Place::OnHost(*api_, ordinal_, at));
-  return Ok();
-}
-
-// A provider may receive into this GPU and not send from it. Slots are sent from pinned memory
-// then.
-Status Stager::InitGpuMemory() {
+  // A provider may receive into this GPU and not send from it. Slots are sent from pinned memory
+  // then.
   net::Provider* const provider = options_.provider;
   if (provider == nullptr || provider->capabilities().gpu != ordinal_) return Ok();
   receives_into_gpu_ = true;
@@ -179,12 +174,12 @@ Status Stager::InitGpuMemory() {
   FERRY_TRY_ASSIGN(gpu_memory_, api_->AllocateDevice(ordinal_, bytes + kRegistrationAlignment));
   const std::uint64_t base = cuda::AddressOf(gpu_memory_.data());
   const std::uint64_t beyond = base % kRegistrationAlignment;
-  auto* const at = static_cast<std::byte*>(gpu_memory_.data()) +
-                   (beyond == 0 ? 0 : kRegistrationAlignment - beyond);
-  auto registered = provider->Register({at, bytes});
+  auto* const on_gpu = static_cast<std::byte*>(gpu_memory_.data()) +
+                       (beyond == 0 ? 0 : kRegistrationAlignment - beyond);
+  auto registered = provider->Register({on_gpu, bytes});
   if (registered) {
     registered_ = *std::move(registered);
-    gpu_place_ = Place::OnDevice(at);
+    gpu_place_ = Place::OnDevice(on_gpu);
   } else {
     Log(LogLevel::kInfo, "transfer", "memory of GPU {} is sent by way of the host: {}", ordinal_,
         registered.error().message());
@@ -391,18 +386,14 @@ bool Stager::LaunchMore(StageWay way) {
   return true;
 }
 
-Place Stager::PlaceOf(const Request& request) const {
-  const Place& all = request.memory == SlotMemory::kGpu ? gpu_place_ : place_;
-  return all + request.slot * options_.slot_bytes;
-}
-
 // One launch is of one kind: if the checksum of one request is wanted, all are computed.
 Status Stager::Queue(StageWay way, std::span<const Request> requests, const SumSheet& sums) {
   const Side& to = side(way);
   lists_.clear();
   for (const Request& request : requests) {
     // The blocks of the other side have absolute addresses (Place{}).
-    const Place slot = PlaceOf(request);
+    const Place slot = (request.memory == SlotMemory::kGpu ? gpu_place_ : place_) +
+                       request.slot * options_.slot_bytes;
     lists_.push_back({request.blocks, way == StageWay::kToNetwork ? slot : Place{},
                       way == StageWay::kFromNetwork ? slot : Place{}});
   }

@@ -171,12 +171,10 @@ class Stager {
       : api_(api), ordinal_(ordinal), options_(options) {}
   Status Init();
   Status InitMemory();
-  Status InitGpuMemory();
   Status InitSide(StageWay way);
   Status InitExecutor(StageWay way);
   Side& side(StageWay way) { return sides_[static_cast<std::size_t>(way)]; }
   std::span<std::byte> MemoryOf(std::uint32_t slot) const;
-  Place PlaceOf(const Request& request) const;
   StageSlot TakeFreeLocked(Side* from);
   void Return(std::uint32_t slot);
   void Ask(StageWay way, Request request);
