@@ -256,10 +256,11 @@ TEST(Slices, GrowFromTheFirstAndShrinkToTheLast) {
   }
   EXPECT_EQ(before, 700u);
   EXPECT_EQ(slices.front().bytes, 10u);
-  EXPECT_EQ(slices[slices.size() / 2].bytes, 40u);
-  EXPECT_EQ(slices.back().bytes, 10u);
-  EXPECT_TRUE(std::is_sorted(slices.begin(), slices.begin() + 8,
-                             [](const Slice& a, const Slice& b) { return a.bytes < b.bytes; }));
+  const auto shorter = [](const Slice& a, const Slice& b) { return a.bytes < b.bytes; };
+  const auto longest = std::max_element(slices.begin(), slices.end(), shorter);
+  EXPECT_EQ(longest->bytes, 40u);
+  EXPECT_TRUE(std::is_sorted(slices.begin(), longest, shorter));
+  EXPECT_LE(slices.back().bytes, 10u);
 }
 
 TEST(Slices, HaveTheirSizesAlsoAtTheLimitsOf64Bits) {

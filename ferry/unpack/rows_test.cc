@@ -81,6 +81,7 @@ class RowsTest : public ::testing::TestWithParam<cuda::DeviceCase> {
   cuda::DeviceApi& api() { return target_->api(); }
 
   static void WriteRows(RowsCase* made) {
+    if (made->fragments.empty()) return;
     std::memcpy(made->rows.host.data(), made->fragments.data(),
                 made->fragments.size() * sizeof(Fragment));
   }
@@ -373,7 +374,9 @@ class SpoiledBatch {
         place_at_ + message->place_end + kRowsGuard > kRoom || rows_at_ + bytes > kRoom) {
       return false;
     }
-    std::memcpy(rows_.host.bytes().data() + rows_at_, message->fragments.data(), bytes);
+    if (bytes > 0) {
+      std::memcpy(rows_.host.bytes().data() + rows_at_, message->fragments.data(), bytes);
+    }
     // The mapped address of its rows.
     const auto* rows = reinterpret_cast<const Fragment*>(rows_.place.mapped + rows_at_);
     requests_.push_back({rows, message->fragments.size(), message->receive,

@@ -128,7 +128,7 @@ TEST(Carrier, UnpackingIsMeasuredByItself) {
   right.emplace_back("1MiB");
   const ProgramEnd ended = Ferry(right);
   ASSERT_EQ(ended.exit_code, 0) << ended.err;
-  EXPECT_EQ(ended.out_lines().size(), 9U) << ended.out;
+  EXPECT_EQ(ended.out_lines().size(), 15U) << ended.out;
   for (const std::string& line : ended.out_lines()) {
     EXPECT_TRUE(json::parse(line, nullptr, false).value("verified", false)) << line;
   }

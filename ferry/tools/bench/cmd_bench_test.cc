@@ -316,7 +316,7 @@ TEST(BenchArguments, ListsAreSeparatedByCommasOrRepeated) {
                                "64KiB,128KiB", "--block-size", "512KiB", "--rounds", "1", "--json",
                                "--set", "devices=simulated:1:301"});
   ASSERT_TRUE(ended.status) << ended.message();
-  EXPECT_EQ(ended.lines().size(), 9U) << "three sizes, three ways each";
+  EXPECT_EQ(ended.lines().size(), 15U) << "three sizes: three ways each, and two orders of rows";
   for (const char* device : {"cuda:0", "0"}) {
     const Ended listed =
         RunHere({"kernel-bench", "--list", "--tiny", "--op", "rope", "--device", device});

@@ -46,7 +46,12 @@ struct StagedEnd {
     lane = made.get();
     engine->Adopt(std::move(made));
   }
-  ~StagedEnd() { engine->Close(Error(Code::kCancelled, "the test is over")); }
+  // The stager's thread may still be posting to the loop when its copy has been seen.
+  ~StagedEnd() {
+    engine->Close(Error(Code::kCancelled, "the test is over"));
+    engine.reset();
+    stager.reset();
+  }
 
   std::span<std::byte> span() { return stager ? on_device.span() : on_host.span(); }
   std::vector<std::byte> Copy() { return stager ? on_device.Copy() : on_host.Copy(); }
