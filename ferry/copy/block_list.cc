@@ -194,8 +194,7 @@ BlockList BlockList::Merged() const {
   return merged;
 }
 
-// Two rounds of the takers go by before the size has doubled, and at the end each has two slices
-// left when it halves.
+// The size doubles after a round of the takers. At the end each of them has two slices left.
 std::uint64_t SliceSizes::At(std::uint64_t before, std::uint64_t left) const {
   const std::uint64_t grown = std::min(before / takers, kMax / 2) * 2;
   const std::uint64_t shrunk = left / takers / 2;

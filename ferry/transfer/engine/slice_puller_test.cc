@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "ferry/transfer/testing/lane_bed.h"
 
 namespace ferry::transfer {
@@ -15,6 +19,13 @@ LaneLoad NoLoad() {
   load.drainable = ~std::uint64_t{0};
   load.may_ask = load.may_stage = true;
   return load;
+}
+
+// As if its memory were a GPU's.
+void MarkStaged(OperationState* operation) {
+  Plan staged = *operation->plan;
+  staged.staged = true;
+  operation->plan = std::make_shared<const Plan>(std::move(staged));
 }
 
 TEST(SlicePuller, TakesOneSliceOfEachOperationInTurn) {
@@ -85,9 +96,7 @@ TEST(SlicePuller, TakesMoreThanItsShareOfGpuMemoryOnlyWhenLittleIsInFlight) {
   bed.owner.share = 0.25;
   SlicePuller puller(bed.site);
   const SlicedMemory memory(12, Direction::kRead);
-  Plan staged = *memory.operation->plan;
-  staged.staged = true;
-  memory.operation->plan = std::make_shared<const Plan>(staged);
+  MarkStaged(memory.operation.get());
   puller.Add(memory.operation);
   LaneLoad load = NoLoad();
   for (std::uint64_t taken = 0; taken < 3; ++taken) {
@@ -111,9 +120,7 @@ TEST(SlicePuller, ManySmallOperationsOfGpuMemoryAreInFlightAtOnce) {
   LaneLoad load = NoLoad();
   for (std::uint64_t i = 0; i < 4; ++i) {
     const SlicedMemory& memory = memories.emplace_back(1, Direction::kRead);
-    Plan staged = *memory.operation->plan;
-    staged.staged = true;
-    memory.operation->plan = std::make_shared<const Plan>(staged);
+    MarkStaged(memory.operation.get());
     puller.Add(memory.operation);
     load.reading = i * 1000;
     EXPECT_TRUE(puller.Pull(Queue::kReads, load));
