@@ -331,11 +331,11 @@ INSTANTIATE_TEST_SUITE_P(Plugin, GpuEndpoints,
                                            GpuEndpointCase{"GpuNotReached", "simulated:1:1", false,
                                                            false}),
                          [](const auto& one) { return std::string(one.param.name); });
-// The stand-in's pool is the GPU's, too.
+// The stand-in's pool is the GPU's, or the host's.
 INSTANTIATE_TEST_SUITE_P(
     Gpu, GpuEndpoints,
     ::testing::Values(GpuEndpointCase{"StandIn", "auto", false, true, {{"GPU", "1"}}},
-                      GpuEndpointCase{"HostPool", "auto", false},
+                      GpuEndpointCase{"HostPool", "auto", false, true, {{"GPU", "mapped"}}},
                       GpuEndpointCase{"Straight", "auto", true}),
     [](const auto& one) { return std::string(one.param.name); });
 

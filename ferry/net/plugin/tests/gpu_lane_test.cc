@@ -69,7 +69,7 @@ class GpuLanes : public ::testing::TestWithParam<GpuCase> {
     Destroy(&far_);
     near_host_.reset();
     far_host_.reset();
-    if (!GetParam().straight) {
+    if (standin_ != nullptr && !GetParam().straight) {
       EXPECT_EQ(standin_->Misuse(), "");
     }
   }
@@ -260,7 +260,8 @@ TEST_P(GpuLanes, ALaterLaneUsesTheBuffersOfAnEarlierOne) {
   ConnectLane();
   const auto after = simulated().counters();
   EXPECT_EQ(after.device_allocations, before.device_allocations);
-  EXPECT_EQ(after.registrations, before.registrations);
+  // The rows that the plugin writes: each of the two new comms has its own.
+  EXPECT_LE(after.registrations, before.registrations + 2);
   EXPECT_EQ(after.streams, before.streams);
   MirroredMemory target(api_, 0, 1 << 20, 1);
   ReceiveInto(Backwards(target.span(), 1 << 20));
@@ -299,10 +300,10 @@ INSTANTIATE_TEST_SUITE_P(
                               {{"FRAGMENTS", "random"}, {"SOCKETS", "3"}, {"POLLS", "immediate"}}},
                       GpuCase{"Straight", true, {}}),
     [](const auto& one) { return std::string(one.param.name); });
-// The stand-in's pool is the GPU's, too.
+// The stand-in's pool is the GPU's, or the host's.
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuLanes,
                          ::testing::Values(GpuCase{"StandIn", false, {{"GPU", "1"}}, "auto"},
-                                           GpuCase{"HostPool", false, {}, "auto"},
+                                           GpuCase{"HostPool", false, {{"GPU", "mapped"}}, "auto"},
                                            GpuCase{"Straight", true, {}, "auto"}),
                          [](const auto& one) { return std::string(one.param.name); });
 
