@@ -361,6 +361,29 @@ TEST(PluginTransfer, WhatIsInPlaceAfterADrainIsTold) {
   EXPECT_THAT(received, ::testing::ElementsAre(0, 1));
 }
 
+// A drain finds out what the GPU has said, too, and no later call takes the chunk for one in place.
+TEST(PluginTransfer, AChunkThatTheGpuRefusesDuringADrainIsNeverToldAsInPlace) {
+  Bed bed({{"FAULT", "overlap@2"}}, UnpackBy::kKernel, 1, 3 * kChunkBytes);
+  bed.Begin();
+  bed.simulated()->Pause();
+  std::vector<std::uint64_t> ids;
+  const Deadline timeout = Soon();
+  while (bed.receiver->launch_times().chunks < 3 && !timeout.expired()) {
+    MustBe(bed.sender->Progress(&ids));
+    MustBe(bed.receiver->Progress(&ids));
+  }
+  bed.simulated()->Resume();
+  const Status drained = bed.receiver->Drain(Soon());
+  ASSERT_FALSE(drained);
+  EXPECT_EQ(drained.error().code(), Code::kCorrupt);
+  EXPECT_THAT(drained.error().message(), HasSubstr("receiving chunk 1 (offset 524288"));
+  std::vector<std::uint64_t> received;
+  const Status later = bed.receiver->Progress(&received);
+  ASSERT_FALSE(later);
+  EXPECT_EQ(later.error().message(), drained.error().message());
+  EXPECT_THAT(received, ::testing::IsEmpty());
+}
+
 TEST(PluginTransfer, MoreThanTheUnpackerTakesAtOnceIsUnpackedInParts) {
   // A chunk has 128 pieces, and all of both windows may come in one turn.
   for (const std::uint64_t most_pieces : {130U, 300U, 1000U}) {
