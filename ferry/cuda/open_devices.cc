@@ -56,7 +56,8 @@ Result<SimulationOptions> ParseSimulated(const std::string& text) {
   return Error(
       Code::kInvalidArgument,
       fmt::format(
-          "devices (FERRY_DEVICES) is 'simulated:{}'; write simulated:N or simulated:N:SEED",
+          "devices (FERRY_DEVICES) is 'simulated:{}'; write simulated:N or simulated:N:SEED, "
+          "with :open behind it for memory that network cards reach",
           text));
 }
 

@@ -343,7 +343,10 @@ Status Receiver::GiveBack(std::uint64_t completed, std::vector<std::uint64_t>* d
 
 Status Receiver::Drain(Deadline deadline) {
   FERRY_TRY(unpacker_->Drain(deadline));
-  return GiveBack(std::numeric_limits<std::uint64_t>::max(), &drained_);
+  Status given = GiveBack(std::numeric_limits<std::uint64_t>::max(), &drained_);
+  // The unpacker tells of a refused chunk once; Progress() would take it for one in place.
+  if (!given) watch_.Fail(given.error());
+  return given;
 }
 
 }  // namespace ferry::net::plugin

@@ -94,7 +94,8 @@ class Receiver {
   std::size_t in_flight() const noexcept { return in_flight_; }
   const LaunchTimes& launch_times() const noexcept { return launch_times_; }
   // Blocks until no copy is in flight, and returns the plugin's memory. The next Progress() reports
-  // chunks that are in place by then.
+  // chunks that are in place by then. Errors are final, as those of Progress(), except
+  // kTimedOut: copies may still be in flight.
   Status Drain(Deadline deadline);
 
  private:

@@ -41,13 +41,14 @@ void PrintTo(const GpuCase& one, std::ostream* out) { *out << one.name; }
 class GpuLanes : public ::testing::TestWithParam<GpuCase> {
  protected:
   void SetUp() override { Open(GetParam().devices); }
-  void Open(const std::string& devices) {
+  void Open(const std::string& devices, Variables variables = {}) {
     Config config;
     EXPECT_TRUE(config.Set("devices", devices));
     const auto api = cuda::OpenDevices(config);
     if (!api) GTEST_SKIP() << api.error().message();
     api_ = *api;
-    standin_ = std::make_unique<StandIn>(GetParam().variables);
+    variables.insert(variables.end(), GetParam().variables.begin(), GetParam().variables.end());
+    standin_ = std::make_unique<StandIn>(variables);
     if (GetParam().straight) {
       config.provider = std::string("plugin:") + FERRY_NCCL_PLUGIN;
     } else {
@@ -92,10 +93,10 @@ class GpuLanes : public ::testing::TestWithParam<GpuCase> {
       return Ok();
     };
   }
-  // Waits until the GPU has been given a copy of a payload.
-  void AwaitLaunch(std::uint64_t before) {
+  // Waits until the GPU has been given copies of a payload.
+  void AwaitLaunch(std::uint64_t before, std::uint64_t count = 1) {
     const Deadline deadline = Deadline::After(kTimeout);
-    while (simulated().counters().launches == before && !deadline.expired()) {
+    while (simulated().counters().launches < before + count && !deadline.expired()) {
       std::this_thread::yield();
     }
   }
@@ -230,6 +231,29 @@ TEST_P(GpuLanes, NothingIsWrittenAfterTheRestWasDropped) {
   target.Fill(pattern);
   ASSERT_TRUE(arrived_.AwaitAtLeast(1));
   EXPECT_EQ(target.Copy(), pattern);
+}
+
+// The plugin is not to be trusted any more, whether or not its bytes were wanted.
+TEST_P(GpuLanes, EndWhereTheGpuRefusesRowsOfAPayloadThatIsDropped) {
+  if (!is_simulated() || GetParam().straight) GTEST_SKIP() << "no rows, or no GPU to hold back";
+  TearDown();
+  Open(GetParam().devices, {{"FAULT", "overlap@2"}});
+  constexpr std::size_t kBytes = 4 << 20;
+  MirroredMemory target(api_, 0, kBytes, 1);
+  ReceiveInto(Backwards(target.span(), 64 << 10));
+  near_->Attach();
+  far_->Attach();
+  simulated().Pause();
+  const std::uint64_t before = simulated().counters().launches;
+  near_->Send(near_->Make("payload", CutInto(kBytes, {})));
+  AwaitLaunch(before, 2);  // the second chunk is among those
+  auto resumed = std::async(std::launch::async, [this] { simulated().Resume(); });
+  far_->Do([](Lane& lane) { lane.DiscardRest(); });
+  resumed.get();
+  const auto closed = far_->AwaitClosed();
+  ASSERT_TRUE(closed);
+  EXPECT_EQ(closed->code(), Code::kCorrupt) << closed->ToString();
+  EXPECT_EQ(far_->loss(), LaneLoss::kBroken);
 }
 
 TEST_P(GpuLanes, NothingIsWrittenAfterTheClose) {
