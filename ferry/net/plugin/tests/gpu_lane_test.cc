@@ -235,7 +235,8 @@ TEST_P(GpuLanes, NothingIsWrittenAfterTheRestWasDropped) {
 
 // The plugin is not to be trusted any more, whether or not its bytes were wanted.
 TEST_P(GpuLanes, EndWhereTheGpuRefusesRowsOfAPayloadThatIsDropped) {
-  if (!is_simulated() || GetParam().straight) GTEST_SKIP() << "no rows, or no GPU to hold back";
+  if (!is_simulated() || GetParam().straight)
+    GTEST_SKIP() << "no rows, or a GPU that cannot be stopped";
   TearDown();
   Open(GetParam().devices, {{"FAULT", "overlap@2"}});
   constexpr std::size_t kBytes = 4 << 20;
