@@ -85,7 +85,26 @@ std::uint64_t Operation::Wait(std::optional<double> timeout) {
   return operation_.bytes();
 }
 
+namespace {
+
+nb::list TakeCookies(transfer::CompletionQueue& queue) {
+  nb::list cookies;
+  for (const std::uint64_t cookie : Take(queue.Take())) cookies.append(cookie);
+  return cookies;
+}
+
+}  // namespace
+
 void BindOperation(nb::module_& module) {
+  nb::class_<transfer::CompletionQueue>(module, "_CompletionQueue")
+      .def("__init__",
+           [](transfer::CompletionQueue* self) {
+             new (self) transfer::CompletionQueue(Take(transfer::CompletionQueue::Create()));
+           })
+      .def("fileno", [](const transfer::CompletionQueue& self) { return Take(self.fd()); })
+      .def("watch", [](transfer::CompletionQueue& self, Operation& operation,
+                       std::uint64_t cookie) { Check(self.Watch(operation.Get(), cookie)); })
+      .def("take", &TakeCookies);
   nb::class_<Operation>(module, "Operation",
                         "A transfer in flight; `await` it, wait() for it or ask done(). Holds the "
                         "memory until its end, whatever becomes of this object.")

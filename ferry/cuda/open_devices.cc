@@ -36,6 +36,11 @@ std::optional<T> TakeNumber(std::string_view* text) {
 Result<SimulationOptions> ParseSimulated(const std::string& text) {
   std::string_view rest = text;
   SimulationOptions options;
+  constexpr std::string_view kOpen = ":open";
+  if (rest.size() > kOpen.size() && rest.substr(rest.size() - kOpen.size()) == kOpen) {
+    options.network_access = true;
+    rest.remove_suffix(kOpen.size());
+  }
   const auto devices = TakeNumber<int>(&rest);
   if (devices) options.devices = *devices;
   if (devices && !rest.empty() && rest.front() == ':') {
@@ -51,7 +56,8 @@ Result<SimulationOptions> ParseSimulated(const std::string& text) {
   return Error(
       Code::kInvalidArgument,
       fmt::format(
-          "devices (FERRY_DEVICES) is 'simulated:{}'; write simulated:N or simulated:N:SEED",
+          "devices (FERRY_DEVICES) is 'simulated:{}'; write simulated:N or simulated:N:SEED, "
+          "with :open behind it for memory that network cards reach",
           text));
 }
 

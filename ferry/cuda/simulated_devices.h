@@ -28,6 +28,8 @@ struct SimulationOptions {
   std::uint64_t pinned_bytes = 1 << 30;
   bool flags = true;        // WaitForFlag() and WriteFlag() are supported
   bool peer_access = true;  // between all devices
+  // The CPU may access device memory, as network cards access a GPU's.
+  bool network_access = false;
 };
 
 // Counts of accepted calls.

@@ -60,6 +60,19 @@ Result<int> Operation::CompletionFd() {
   return state_->watchers.event.get();
 }
 
+Status Operation::TellEnd(const std::shared_ptr<CompletionSink>& sink, std::uint64_t cookie) const {
+  if (state_.forked()) return MadeBeforeFork("operation");
+  const std::lock_guard lock(state_->watchers.mutex);
+  // As above: Complete() tells those that are in the list when it has the mutex.
+  if (Done()) {
+    sink->Add(cookie);
+    return Ok();
+  }
+  state_->watchers.told.push_back({sink, cookie});
+  state_->watchers.wait = connection_->home()->BeginPassiveWait();
+  return Ok();
+}
+
 PathReport Operation::path() const {
   const bool posted = state_->kind == OperationKind::kWrite || state_->kind == OperationKind::kRead;
   if (posted) return PathOf(*state_->plan);

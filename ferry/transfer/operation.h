@@ -1,7 +1,8 @@
-// The public handle of an operation.
+// The public handle of an operation, and a queue that tells of the ends of many.
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "ferry/core/deadline.h"
 #include "ferry/core/fork.h"
@@ -11,6 +12,7 @@
 
 namespace ferry::transfer {
 
+class CompletionSink;
 class ConnectionCore;
 class EndpointCore;
 struct OperationState;
@@ -45,8 +47,12 @@ class Operation {
   Status MakeStreamWait(cuda::StreamRef stream);
   // A descriptor that becomes readable when the operation ends; owned by the operation. From this
   // call to the end the engine's thread drives the connection's loop while no application thread
-  // does. Use it to sleep in poll(), not together with Wait(), which is faster without it.
+  // does. Use it to sleep in poll(), not together with Wait(), which is faster without it. For many
+  // operations at once there is CompletionQueue, which needs one descriptor for all.
   Result<int> CompletionFd();
+
+  // Implements CompletionQueue::Watch().
+  Status TellEnd(const std::shared_ptr<CompletionSink>& sink, std::uint64_t cookie) const;
 
   // The path that its bytes take, and why.
   PathReport path() const;
@@ -58,6 +64,30 @@ class Operation {
   ProcessShared<OperationState> state_;       // shared with the engine, until the end
   ProcessShared<ConnectionCore> connection_;  // keeps the connection beyond its handle
   ProcessShared<EndpointCore> endpoint_;      // owns the loop that a wait drives
+};
+
+// Operation::CompletionFd() takes a descriptor for each operation; this takes one for all. Any
+// thread. Copies are the same queue; operations that are watched keep it alive until their ends.
+class CompletionQueue {
+ public:
+  // Errors: kUnavailable (descriptors).
+  static Result<CompletionQueue> Create();
+
+  // Readable while Take() would return something. Owned by the queue. Errors: kInvalidArgument in a
+  // forked child, as those of the other calls.
+  Result<int> fd() const;
+  // Take() returns `cookie` once the operation has ended: from now on, if it has. From this call to
+  // the end the engine's thread drives the connection's loop while no application thread does, as
+  // with CompletionFd().
+  Status Watch(const Operation& operation, std::uint64_t cookie);
+  // The cookies of the operations that have ended since the last call, in the order of their ends.
+  // Does not block.
+  Result<std::vector<std::uint64_t>> Take();
+
+ private:
+  explicit CompletionQueue(std::shared_ptr<CompletionSink> sink);
+
+  ProcessShared<CompletionSink> sink_;  // shared with the operations that are watched
 };
 
 }  // namespace ferry::transfer

@@ -1,9 +1,11 @@
 """Operations, and what an endpoint or a connection waits for, as awaitables."""
 
 import asyncio
+import itertools
 import os
+import weakref
 
-from tensorferry import errors
+from tensorferry import _core, errors
 
 
 async def wait(operation):
@@ -15,13 +17,59 @@ async def wait(operation):
     # Only looks: done() would take the connection from the thread that will end the operation.
     while not operation._ended():
         try:
-            await _readable(operation)
+            await _ends().of(operation)
         except asyncio.CancelledError as error:
             cancelled = error
             operation.cancel()
     if cancelled is not None:
         raise cancelled
     return operation.wait()
+
+
+class _Ends:
+    """The ends of the operations that an event loop awaits, by one descriptor for all of them."""
+
+    def __init__(self, loop):
+        self._loop = weakref.ref(loop)  # whose key this is the value of
+        self._queue = _core._CompletionQueue()
+        self._process = os.getpid()
+        self._futures = {}  # by cookie
+        self._cookies = itertools.count()
+
+    async def of(self, operation):
+        cookie, ended = next(self._cookies), self._loop().create_future()
+        if not self._futures:
+            self._loop().add_reader(self._queue.fileno(), self._take)
+        self._futures[cookie] = ended
+        try:
+            self._queue.watch(operation, cookie)
+            await ended
+        finally:
+            self._forget(cookie)
+
+    def _take(self):
+        for cookie in self._queue.take():
+            ended = self._futures.get(cookie)
+            if ended is not None and not ended.done():
+                ended.set_result(None)
+
+    def _forget(self, cookie):
+        del self._futures[cookie]
+        # A forked child that drops the task shares the loop's epoll set with its parent, whose
+        # reader it would remove.
+        if not self._futures and os.getpid() == self._process and not self._loop().is_closed():
+            self._loop().remove_reader(self._queue.fileno())
+
+
+_ends_of_loops = weakref.WeakKeyDictionary()
+
+
+def _ends():
+    loop = asyncio.get_running_loop()
+    ends = _ends_of_loops.get(loop)
+    if ends is None:
+        ends = _ends_of_loops[loop] = _Ends(loop)
+    return ends
 
 
 async def accept(endpoint, timeout=None):

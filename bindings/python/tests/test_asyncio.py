@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import resource
 import socket
 import threading
 
@@ -213,5 +214,54 @@ def test_nobody_there_is_a_connection_error_of_the_await(endpoint):
             await endpoint.connect_async(address, 5)
         with pytest.raises(tensorferry.InvalidArgument, match="not an endpoint address"):
             await endpoint.connect_async(b"no address")
+
+    run(main())
+
+
+def test_many_more_writes_are_awaited_at_once_than_there_are_descriptors(endpoint, other):
+    count = 10_000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    source = bytearray(os.urandom(count * 64))
+    target = bytearray(len(source))
+
+    async def main():
+        ours, _ = await pair(endpoint, other)
+        local, far = endpoint.register(source), other.register(target)
+        remote = ours.import_region(far.key)
+        before = len(os.listdir("/proc/self/fd"))
+        writes = [ours.write(local, remote, [(64 * i, 64 * i, 64)]) for i in range(count)]
+        tasks = [asyncio.ensure_future(write) for write in writes]
+        await asyncio.sleep(0)
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
+        assert await asyncio.gather(*tasks) == [64] * count
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        run(main())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert target == source
+
+
+def test_an_operation_may_be_awaited_twice_and_one_task_of_the_two_cancelled(endpoint, other):
+    async def main():
+        ours, theirs = await pair(endpoint, other)
+        buffer = bytearray(1)
+        receive = theirs.recv(buffer, 5)
+
+        async def wait():
+            return await receive
+
+        first, second = asyncio.create_task(wait()), asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        await ours.send(b"x", 5)
+        assert await first == 1 and await second == 1 and buffer == b"x"
+        again = theirs.recv(buffer, 6)
+        task = asyncio.create_task(asyncio.wait_for(again, SECONDS))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert again.done()
 
     run(main())

@@ -13,6 +13,8 @@ void OperationState::Complete(Status result) {
   done.store(true, std::memory_order_release);
   const std::lock_guard lock(watchers.mutex);
   if (watchers.event) SignalEventFd(watchers.event.get());
+  for (const Watchers::Told& told : watchers.told) told.sink->Add(told.cookie);
+  watchers.told.clear();
   watchers.wait = {};
   watchers.held.clear();
 }

@@ -12,6 +12,7 @@
 #include "ferry/core/event_loop.h"
 #include "ferry/core/fd.h"
 #include "ferry/core/result.h"
+#include "ferry/transfer/engine/completion_sink.h"
 #include "ferry/transfer/engine/operation_drain.h"
 #include "ferry/transfer/engine/slice_ledger.h"
 #include "ferry/transfer/gpu/stream_wait.h"
@@ -89,10 +90,15 @@ struct OperationState {
 
   // Who is told of the end.
   struct Watchers {
-    std::mutex mutex;
-    UniqueFd event;                // under mutex: made on demand, signalled at the end
-    std::vector<StreamWait> held;  // under mutex: streams that wait for the end
-    EventLoop::PassiveWait wait;   // under mutex: while there is an event and no end
+    struct Told {
+      std::shared_ptr<CompletionSink> sink;  // shared with the CompletionQueue
+      std::uint64_t cookie = 0;
+    };
+    std::mutex mutex;              // guards all below
+    UniqueFd event;                // made on demand, signalled at the end
+    std::vector<Told> told;        // of the end
+    std::vector<StreamWait> held;  // streams that wait for the end
+    EventLoop::PassiveWait wait;   // while somebody is to be told and there is no end
   };
   Watchers watchers;
 
