@@ -28,6 +28,7 @@ COMMANDS = {
     "nixl_2core": "bench/nixl",
     "nixl_2xh200": "bench/nixl --memory cuda",
     "soak_2core": "bench/soak",
+    "ray_2core": "build/python/venv/bin/python bench/ray_objects",
     "nccl_net_h200": "bench/nccl_net",
     "copies_h200": "bench/gpu --parts copies",
     "transfers_h200": "bench/gpu --parts transfers",
@@ -459,6 +460,17 @@ def peers(result):
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     return grid(["64 MiB, median (least to most)", "all under reno", "each with its defaults"], rows) \
         + ["", *wrapped(f"{versions}.")] + origin(result, "peers_2core")
+
+
+@table("ray_2core")
+def ray(result):
+    rows = []
+    for name, row in result["rows"].items():
+        rows.append([name, spread(row["ferry_ms"], "ms"), spread(row["object_store_ms"], "ms"),
+                     rounds_ratio(row, "object_store_ms", "ferry_ms"),
+                     rounds_ratio(row, "gloo_ms", "ferry_ms") if "gloo_ms" in row else ""])
+    return grid(["tensor", "ferry", "object store", "object store / ferry", "gloo / ferry"], rows) \
+        + origin(result, "ray_2core")
 
 
 @table("soak_2core")
