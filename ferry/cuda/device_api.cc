@@ -70,6 +70,7 @@ template struct ResourceTraits<Resource::kImport>;
 template struct ResourceTraits<Resource::kStream>;
 template struct ResourceTraits<Resource::kEvent>;
 template struct ResourceTraits<Resource::kGraph>;
+template struct ResourceTraits<Resource::kCurrentDevice>;
 
 Status StreamApi::Wait(const Event& event, Deadline deadline) {
   return WaitUntilReady(*this, event, "an event", deadline);

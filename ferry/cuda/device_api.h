@@ -207,11 +207,11 @@ class GraphApi {
 
 // The GPUs of this process, real or simulated.
 //
-// Threads: any thread may call any method, and two may use one stream at once. Only MakeCurrent()
-// changes the calling thread's current device. Only these calls block: Wait(), calls that create
-// memory, streams and events, calls that destroy memory, and calls that queue work where the
-// device's queue is full (about a thousand entries). Calls that only queue work allocate nothing on
-// the device.
+// Threads: any thread may call any method, and two may use one stream at once. No call but
+// MakeCurrent() leaves another device current than before. Only these calls block: Wait(), calls
+// that create memory, streams and events, calls that destroy memory, and calls that queue work
+// where the device's queue is full (about a thousand entries). Calls that only queue work allocate
+// nothing on the device.
 //
 // Errors name the call, CUDA's name and text of the failure, the values and the fix:
 // kInvalidArgument for a wrong call, kUnsupported for what this machine cannot do, kUnavailable
@@ -236,8 +236,8 @@ class DeviceApi : public MemoryApi, public StreamApi, public GraphApi {
   // Creates no context, so it costs no GPU memory.
   virtual Result<DeviceFacts> Describe(int ordinal) = 0;
   virtual bool IsLost(int ordinal) const noexcept = 0;
-  // Sets the calling thread's current device, for foreign code that asks CUDA for it.
-  virtual Status MakeCurrent(int ordinal) = 0;
+  // For foreign code that asks CUDA for the calling thread's current device.
+  virtual Result<CurrentDevice> MakeCurrent(int ordinal) = 0;
 
  private:
   template <Resource kResource>

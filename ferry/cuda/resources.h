@@ -19,6 +19,7 @@ enum class Resource : unsigned char {
   kStream,
   kEvent,
   kGraph,
+  kCurrentDevice,  // of a thread
 };
 
 // The contents of an owner. For implementations of DeviceApi; users have the classes below.
@@ -116,5 +117,9 @@ class Graph : public Owner<Resource::kGraph> {
  public:
   using Owner::Owner;
 };
+
+// While it lives its device is current on the thread that made it, which then has its former one
+// again. Must be destroyed on that thread, the latest one first.
+using CurrentDevice = Owner<Resource::kCurrentDevice>;
 
 }  // namespace ferry::cuda

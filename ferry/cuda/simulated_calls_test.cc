@@ -66,7 +66,7 @@ class SimulatedCallsTest : public ::testing::Test {
         {"cudaHostAlloc", [&] { return StatusOf(d.AllocatePinned(0, 1)); }},
         {"cudaHostRegister", [&] { return StatusOf(d.RegisterHost(0, host_.data(), 1)); }},
         {"cuPointerGetAttributes", [&] { return StatusOf(d.MappedAddress(0, pinned_.data())); }},
-        {"cudaSetDevice", [&] { return d.MakeCurrent(0); }},
+        {"cuCtxPushCurrent", [&] { return StatusOf(d.MakeCurrent(0)); }},
         {"cudaDeviceCanAccessPeer", [&] { return StatusOf(d.CanAccessPeer(0, 1)); }},
         {"cudaDeviceEnablePeerAccess", [&] { return d.EnablePeerAccess(0, 1); }},
         {"cudaIpcOpenMemHandle", [&] { return StatusOf(d.Import(0, exported_)); }},
@@ -127,6 +127,16 @@ TEST_F(SimulatedCallsTest, TheFirstCallAfterAFailureTellsItsCause) {
               AllOf(HasSubstr("cudaStreamQuery on device 0, after work that was told to fail"),
                     HasSubstr("cudaErrorLaunchFailure (unspecified launch failure)")));
   EXPECT_THAT(devices_->MakeCurrent(0).error().message(), HasSubstr("by an earlier failure"));
+}
+
+TEST_F(SimulatedCallsTest, ADeviceIsCurrentOnItsThreadUntilItsOwnerGoes) {
+  const auto first = devices_->MakeCurrent(1);
+  EXPECT_EQ(SimulatedDevices::current(), 1);
+  {
+    const auto second = devices_->MakeCurrent(0);
+    EXPECT_EQ(SimulatedDevices::current(), 0);
+  }
+  EXPECT_EQ(SimulatedDevices::current(), 1);
 }
 
 // ---- faults -------------------------------------------------------------------------------------

@@ -17,6 +17,12 @@ constexpr int kMaxDevices = 16;
 constexpr int kVersion = 13000;
 constexpr std::size_t kFlagAlignment = 4;
 
+// Those that the calling thread has made current, the latest one last.
+std::vector<int>& CurrentDevices() {
+  thread_local std::vector<int> devices;
+  return devices;
+}
+
 std::uint64_t Number(const void* address) noexcept {
   return reinterpret_cast<std::uint64_t>(address);
 }
@@ -257,7 +263,15 @@ Result<PointerInfo> SimulatedDevices::Inspect(const void* address) {
   return memory_->Inspect(address);
 }
 
-Status SimulatedDevices::MakeCurrent(int ordinal) { return Enter(ordinal, "cudaSetDevice"); }
+Result<CurrentDevice> SimulatedDevices::MakeCurrent(int ordinal) {
+  FERRY_TRY(Enter(ordinal, "cuCtxPushCurrent"));
+  CurrentDevices().push_back(ordinal);
+  return CurrentDevice({.api = this, .ordinal = ordinal});
+}
+
+int SimulatedDevices::current() noexcept {
+  return CurrentDevices().empty() ? 0 : CurrentDevices().back();
+}
 
 Result<bool> SimulatedDevices::CanAccessPeer(int from, int to) {
   for (const int ordinal : {from, to}) FERRY_TRY(Enter(ordinal, "cudaDeviceCanAccessPeer"));
@@ -405,6 +419,7 @@ void SimulatedDevices::Release(Resource resource, const ResourceHandle& handle) 
       return;
     }
     case Resource::kGraph: graphs_.Remove(handle.native); return;
+    case Resource::kCurrentDevice: CurrentDevices().pop_back(); return;
   }
 }
 

@@ -316,6 +316,7 @@ Status RealDevices::WriteFlag(StreamRef stream, void* flag, std::uint32_t value)
 // ---- the end ------------------------------------------------------------------------------------
 
 void RealDevices::Release(Resource resource, const ResourceHandle& handle) noexcept {
+  if (resource == Resource::kCurrentDevice) return ScopedDevice::Leave();
   // Resources of a lost device cannot be freed; the process's end frees them.
   if (IsLost(handle.ordinal)) return;
   const auto scope = ScopedDevice::Enter(handle.ordinal);
@@ -335,6 +336,7 @@ void RealDevices::Release(Resource resource, const ResourceHandle& handle) noexc
       case Resource::kGraph:
         return {cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(handle.native)),
                 "cudaGraphExecDestroy"};
+      case Resource::kCurrentDevice: break;  // above
     }
     return {cudaSuccess, ""};
   }();

@@ -32,7 +32,7 @@ class RealDevices final : public DeviceApi {
   Result<HostRegistration> RegisterHost(int ordinal, void* data, std::size_t bytes) override;
   Result<void*> MappedAddress(int ordinal, void* host) override;
   Result<PointerInfo> Inspect(const void* address) override;
-  Status MakeCurrent(int ordinal) override;
+  Result<CurrentDevice> MakeCurrent(int ordinal) override;
   Result<bool> CanAccessPeer(int from, int to) override;
   Status EnablePeerAccess(int from, int to) override;
   Result<IpcExport> Export(const void* address) override;

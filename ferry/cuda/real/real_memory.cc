@@ -126,11 +126,11 @@ Status RealDevices::CheckPair(int from, int to, std::string_view tried) {
   return Ok();
 }
 
-Status RealDevices::MakeCurrent(int ordinal) {
-  constexpr const char* kCall = "cudaSetDevice";
-  FERRY_TRY(Enter(ordinal, kCall));
-  return Check(cudaSetDevice(ordinal), ordinal,
-               [&] { return fmt::format("{} to {}", kCall, ordinal); });
+Result<CurrentDevice> RealDevices::MakeCurrent(int ordinal) {
+  FERRY_TRY(Enter(ordinal, "cuCtxPushCurrent"));
+  FERRY_TRY_ASSIGN(ScopedDevice scope, ScopedDevice::Enter(ordinal));
+  scope.Keep();
+  return CurrentDevice({.api = this, .ordinal = ordinal});
 }
 
 Result<bool> RealDevices::CanAccessPeer(int from, int to) {

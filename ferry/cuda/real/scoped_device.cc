@@ -60,8 +60,7 @@ Result<ScopedDevice> ScopedDevice::Enter(int ordinal) {
   return ScopedDevice();
 }
 
-ScopedDevice::~ScopedDevice() {
-  if (!entered_) return;
+void ScopedDevice::Leave() noexcept {
   const auto driver = LoadDriver();
   CUcontext context = nullptr;
   const CUresult result = (*driver)->context_pop(&context);

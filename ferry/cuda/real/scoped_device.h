@@ -15,7 +15,12 @@ class ScopedDevice {
   static Result<ScopedDevice> Enter(int ordinal);
   ScopedDevice(ScopedDevice&& other) noexcept : entered_(std::exchange(other.entered_, false)) {}
   ScopedDevice& operator=(ScopedDevice&&) = delete;
-  ~ScopedDevice();
+  ~ScopedDevice() {
+    if (entered_) Leave();
+  }
+  // The device stays current until Leave().
+  void Keep() noexcept { entered_ = false; }
+  static void Leave() noexcept;
 
  private:
   ScopedDevice() = default;

@@ -153,8 +153,13 @@ TEST_P(DeviceConformance, AGraphHasAllItemsOfACapturedList) {
 }
 
 TEST_P(DeviceConformance, AnyDeviceMayBeMadeCurrentAndNoOther) {
-  for (int i = 0; i < api().count(); ++i) FERRY_ASSERT_OK(api().MakeCurrent(i));
-  FERRY_ASSERT_OK(api().MakeCurrent(0));
+  std::vector<CurrentDevice> current;
+  for (int i = 0; i < api().count(); ++i) {
+    auto made = api().MakeCurrent(i);
+    FERRY_ASSERT_OK(made);
+    current.push_back(*std::move(made));
+  }
+  while (!current.empty()) current.pop_back();  // the latest one first
   for (const int ordinal : {-1, api().count()}) {
     EXPECT_EQ(api().MakeCurrent(ordinal).error().code(), Code::kInvalidArgument);
     EXPECT_EQ(api().CreateEvent(ordinal, EventTiming::kOff).error().code(), Code::kInvalidArgument);

@@ -35,7 +35,7 @@ class ForwardingDevices : public DeviceApi {
     return inner_.MappedAddress(ordinal, host);
   }
   Result<PointerInfo> Inspect(const void* address) override { return inner_.Inspect(address); }
-  Status MakeCurrent(int ordinal) override { return inner_.MakeCurrent(ordinal); }
+  Result<CurrentDevice> MakeCurrent(int ordinal) override { return inner_.MakeCurrent(ordinal); }
   Result<bool> CanAccessPeer(int from, int to) override { return inner_.CanAccessPeer(from, to); }
   Status EnablePeerAccess(int from, int to) override { return inner_.EnablePeerAccess(from, to); }
   Result<IpcExport> Export(const void* address) override { return inner_.Export(address); }

@@ -129,7 +129,7 @@ void PluginLane::CloseNow(Closing how) {
   if (std::exchange(closed_, true)) return;
   LeaveLoop();
   if (arrived_) control().Close(how);
-  in_->MakeGpuCurrent();
+  const auto current = in_->MakeGpuCurrent();
   out_.reset();
   in_.reset();
   queue_.clear();
@@ -298,7 +298,7 @@ void PluginLane::Resume() {
 void PluginLane::DiscardRest() {
   if (!arrived_ || closed_) return;
   if (receiving_ == Receiving::kPayload) {
-    in_->MakeGpuCurrent();
+    const auto current = in_->MakeGpuCurrent();
     in_->DropRest();
   } else {
     // The control lane reports a small payload when it has dropped it.
@@ -351,7 +351,7 @@ void PluginLane::FailSoon(const Error& error) {
 }
 
 Status PluginLane::Advance() {
-  in_->MakeGpuCurrent();
+  const auto current = in_->MakeGpuCurrent();
   if (receiving_ == Receiving::kOffer) {
     if (const Status offered = Offer(); !offered && !closed_) {
       Fail(LaneLoss::kBroken, offered.error());

@@ -17,8 +17,12 @@ struct LaneGpu {
   std::shared_ptr<LaneBufferPool> buffers = nullptr;  // shared with lanes; with `api`
 
   explicit operator bool() const noexcept { return api != nullptr; }
-  // Plugins ask CUDA which GPU is current, and want it to be the comm's: call before them.
-  Status MakeCurrent() const { return api == nullptr ? Ok() : api->MakeCurrent(ordinal); }
+  // Plugins ask CUDA which GPU is current, and want it to be the comm's: to be held while they are
+  // called.
+  Result<cuda::CurrentDevice> MakeCurrent() const {
+    if (api == nullptr) return cuda::CurrentDevice();
+    return api->MakeCurrent(ordinal);
+  }
 };
 
 // GPUDirect-TCPX registers GPU memory from such an address on.

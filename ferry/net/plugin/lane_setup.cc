@@ -99,7 +99,7 @@ void LaneSetup::Step() {
 
 Result<std::unique_ptr<Lane>> LaneSetup::Advance() {
   std::unique_ptr<Lane> none;
-  FERRY_TRY(terms_.gpu.MakeCurrent());
+  FERRY_TRY_ASSIGN(const auto current, terms_.gpu.MakeCurrent());
   if (role_ == Role::kConnects && listening_ == nullptr) {
     FERRY_TRY_ASSIGN(listening_, Listening::Open(terms_.plugin, device_));
     Say(LaneHello::Kind::kHello, {});

@@ -43,9 +43,13 @@ class PayloadIn {
   PayloadIn(const PayloadIn&) = delete;
   PayloadIn& operator=(const PayloadIn&) = delete;
 
-  // For calls of the plugin, this object's and others, on this thread. An error is ignored: a lost
-  // GPU ends what needs it, and not what is in host memory.
-  void MakeGpuCurrent() const { (void)gpu_.MakeCurrent(); }
+  // To be held during calls of the plugin, this object's and others, on this thread, whose own
+  // device is current again afterwards. An error is ignored: a lost GPU ends what needs it, and not
+  // what is in host memory.
+  [[nodiscard]] cuda::CurrentDevice MakeGpuCurrent() const {
+    auto current = gpu_.MakeCurrent();
+    return current ? *std::move(current) : cuda::CurrentDevice();
+  }
   // The next payload has this size and goes to the target, whose array and memory must stay valid
   // until it is in place or DropRest(). Not while busy(). Receives nothing yet. Errors:
   // kUnsupported for a target in GPU memory without a GPU.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ferry/cuda/open_devices.h"
+#include "ferry/cuda/simulated_devices.h"
 #include "ferry/net/plugin/tests/testing/standin.h"
 #include "ferry/net/testing/fault_proxy.h"
 #include "ferry/transfer/testing/device_mirror.h"
@@ -118,6 +119,24 @@ TEST_P(GpuEndpoints, MemoryOfAnySizeGoesFromGpuToGpu) {
       EXPECT_EQ(back.Copy(), source.Copy()) << bytes;
       EXPECT_TRUE(back.GuardsIntact());
     }
+  }
+}
+
+// The thread that waits drives the lanes, whose plugin wants another GPU to be current.
+TEST_P(GpuEndpoints, AThreadThatWaitsKeepsItsCurrentDevice) {
+  ASSERT_NO_FATAL_FAILURE(Connect());
+  if (dynamic_cast<cuda::SimulatedDevices*>(api_) == nullptr) {
+    GTEST_SKIP() << "other GPUs are not asked which one is current";
+  }
+  auto source = OnDevice(1'000'001, 1);
+  auto target = OnDevice(1'000'001, 2);
+  const Region local = Near(source.span());
+  const Region remote = Far(target.span());
+  auto others = Must(cuda::SimulatedDevices::Create({.devices = 2}));
+  const auto current = Must(others->MakeCurrent(1));
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_TRUE(EndsOk(Post(Direction::kWrite, local, remote.remote(), Whole(1'000'001))));
+    EXPECT_EQ(cuda::SimulatedDevices::current(), 1);
   }
 }
 

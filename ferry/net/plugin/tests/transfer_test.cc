@@ -129,7 +129,10 @@ class Bed {
         stand_in(WithPlace(variables, how.on_gpu)),
         plugin(Must(stand_in.Open())),
         bytes_(bytes) {
-    if (devices != nullptr) counting.emplace(&devices->api());
+    if (devices != nullptr) {
+      counting.emplace(&devices->api());
+      current = Must(devices->api().MakeCurrent(0));  // for the plugin
+    }
     UnpackerOptions options;
     options.by = by;
     options.most_pieces = how.most_pieces;
@@ -194,6 +197,7 @@ class Bed {
 
   std::unique_ptr<cuda::DeviceTarget> devices;  // null: the host unpacks
   std::optional<CountingDevices> counting;
+  cuda::CurrentDevice current;
   StandIn stand_in;
   Plugin* const plugin;
   std::optional<Target> target;
@@ -209,7 +213,6 @@ class Bed {
   static std::unique_ptr<cuda::DeviceTarget> MakeDevices(UnpackBy by, bool on_gpu) {
     if (by == UnpackBy::kHost && !on_gpu) return nullptr;
     auto made = (on_gpu ? cuda::kRealCase : cuda::kSimulatedCases[0]).make();
-    MustBe(made->api().MakeCurrent(0));  // for the plugin
     return made;
   }
   static Variables WithPlace(Variables variables, bool on_gpu) {
@@ -385,7 +388,7 @@ TEST(PluginTransfer, RowsOfWhichOnlyAPartIsPinnedAreReadByTheCpu) {
   constexpr std::size_t kBytes = 20 * kChunkBytes;
   const auto devices = cuda::kSimulatedCases[0].make();
   cuda::DeviceApi& api = devices->api();
-  MustBe(api.MakeCurrent(0));
+  const auto current = Must(api.MakeCurrent(0));
   StandIn stand_in(Variables{});
   Ends ends = Must(plugin::testing::Connect(Must(stand_in.Open()), 1, Soon()));
   // The handle lies in host memory.

@@ -45,7 +45,10 @@ Result<Ends> Connect(Plugin* plugin, std::size_t count, Deadline deadline, cuda:
     FERRY_TRY_ASSIGN(const auto listening, Listening::Open(plugin, device));
     Connecting connecting(plugin, device, listening->handle());
     auto connected = std::async(std::launch::async, [&]() -> Result<std::unique_ptr<SendComm>> {
-      if (api != nullptr) FERRY_TRY(api->MakeCurrent(0));
+      cuda::CurrentDevice current;
+      if (api != nullptr) {
+        FERRY_TRY_ASSIGN(current, api->MakeCurrent(0));
+      }
       return connecting.Connect(deadline);
     });
     auto accepted = listening->Accept(deadline);
