@@ -36,6 +36,11 @@ std::optional<T> TakeNumber(std::string_view* text) {
 Result<SimulationOptions> ParseSimulated(const std::string& text) {
   std::string_view rest = text;
   SimulationOptions options;
+  constexpr std::string_view kNoKernels = ":no-kernels";
+  if (rest.ends_with(kNoKernels)) {
+    options.kernels = false;
+    rest.remove_suffix(kNoKernels.size());
+  }
   const auto devices = TakeNumber<int>(&rest);
   if (devices) options.devices = *devices;
   if (devices && !rest.empty() && rest.front() == ':') {

@@ -100,13 +100,13 @@ void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
   words = Words();
   CopyBenchJob& job = words.job;
   job.directions = {"H2D", "D2H", "D2D", "duplex"};
-  job.executors = {"dma", "kernel", "auto", "prepared"};
+  job.executors = {"dma", "kernel", "prepared"};
   job.host_sides = {"scattered", "contiguous"};
   app->add_option("--device", job.ordinal, "GPU, by CUDA's number")->type_name("N");
   app->add_option("--direction", job.directions, "H2D, D2H, D2D or duplex; a list, or repeated")
       ->delimiter(',')
       ->type_name("WAY");
-  app->add_option("--executor", job.executors, "dma, kernel, auto or prepared; a list, or repeated")
+  app->add_option("--executor", job.executors, "dma, kernel or prepared; a list, or repeated")
       ->delimiter(',')
       ->type_name("NAME");
   app->add_option("--host-side", job.host_sides,
