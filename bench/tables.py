@@ -16,6 +16,7 @@ WIDTH = 100
 # The command that makes each file; scripts/make_results and the tables of missing results print it.
 COMMANDS = {
     "loopback_2core": "bench/loopback",
+    "link_2core": "bench/link",
     "latency_2core": "bench/latency --python build/python/venv/bin/python",
     "small_messages_2core": "bench/small_messages",
     "strangers_2core": "bench/strangers --only writes",
@@ -33,6 +34,7 @@ COMMANDS = {
     "unpack_h200": "bench/gpu --parts unpack",
     "kernels_h200": "bench/gpu --parts kernels",
     "python_h200": "bench/gpu --parts python",
+    "link_2xh200": "bench/link --memory cuda:0 --peer-memory cuda:1",
     "nccl_sockets_2xh200": "bench/nccl_sockets",
     "nccl_2xh200": "bench/nccl_collectives --only collectives --seconds 3600",
 }
@@ -278,6 +280,24 @@ def loopback(result):
                      rounds_ratio(row, "cpu_seconds_per_gb", "floor_cpu_seconds_per_gb")])
     return grid(["operation", "median (min to max)", "rate / floor", "CPU time / floor's"], rows) \
         + origin(result, "loopback_2core")
+
+
+def link_rows(result):
+    rows = []
+    for name, row in result["rows"].items():
+        floor = rounds_ratio(row, "gbps", "floor_gbps") if "floor_gbps" in row else "not measured"
+        rows.append([name, spread(row["gbps"], "GB/s"), floor])
+    return grid(["operation", "median (min to max)", "rate / floor"], rows)
+
+
+@table("link_2core")
+def link(result):
+    return link_rows(result) + origin(result, "link_2core")
+
+
+@table("link_2xh200")
+def link_gpu(result):
+    return link_rows(result) + origin(result, "link_2xh200")
 
 
 @table("loopback_2core")

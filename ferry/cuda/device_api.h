@@ -26,6 +26,9 @@ struct DeviceFacts {
   std::uint64_t memory_bytes = 0;
   std::string pci_bus_id;  // "0000:3b:00.0", as under /sys/bus/pci/devices
   int numa_node = -1;      // -1: none or unknown
+  // Network cards can access its memory directly. Not where it is simulated, unless that was asked
+  // for: the CPU stands for the card then.
+  bool network_access = true;
 };
 
 // CUDA versions in CUDA's encoding: 13000 is 13.0.

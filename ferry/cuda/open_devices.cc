@@ -41,6 +41,11 @@ Result<SimulationOptions> ParseSimulated(const std::string& text) {
     options.kernels = false;
     rest.remove_suffix(kNoKernels.size());
   }
+  constexpr std::string_view kOpen = ":open";
+  if (rest.size() > kOpen.size() && rest.substr(rest.size() - kOpen.size()) == kOpen) {
+    options.network_access = true;
+    rest.remove_suffix(kOpen.size());
+  }
   const auto devices = TakeNumber<int>(&rest);
   if (devices) options.devices = *devices;
   if (devices && !rest.empty() && rest.front() == ':') {
@@ -56,7 +61,8 @@ Result<SimulationOptions> ParseSimulated(const std::string& text) {
   return Error(
       Code::kInvalidArgument,
       fmt::format(
-          "devices (FERRY_DEVICES) is 'simulated:{}'; write simulated:N or simulated:N:SEED",
+          "devices (FERRY_DEVICES) is 'simulated:{}'; write simulated:N or simulated:N:SEED, "
+          "with :open behind it for memory that network cards reach",
           text));
 }
 

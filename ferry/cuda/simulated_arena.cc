@@ -34,15 +34,16 @@ Result<UniqueMapping> MapShared(int fd, std::size_t offset, std::size_t bytes, i
 
 }  // namespace
 
-// The same pages twice: the address that the program sees has no access rights, so that the CPU
-// faults on device memory; the simulator works through the alias.
-Result<TwiceMapped> TwiceMapped::Map(int fd, std::size_t offset, std::size_t bytes) {
-  FERRY_TRY_ASSIGN(UniqueMapping visible, MapShared(fd, offset, bytes, PROT_NONE));
+// The same pages twice: the address that the program sees usually has no access rights, so that the
+// CPU faults on device memory; the simulator works through the alias.
+Result<TwiceMapped> TwiceMapped::Map(int fd, std::size_t offset, std::size_t bytes, bool open) {
+  const int protection = open ? PROT_READ | PROT_WRITE : PROT_NONE;
+  FERRY_TRY_ASSIGN(UniqueMapping visible, MapShared(fd, offset, bytes, protection));
   FERRY_TRY_ASSIGN(UniqueMapping alias, MapShared(fd, offset, bytes, PROT_READ | PROT_WRITE));
   return TwiceMapped(std::move(visible), std::move(alias));
 }
 
-Result<std::unique_ptr<SimulatedArena>> SimulatedArena::Create() {
+Result<std::unique_ptr<SimulatedArena>> SimulatedArena::Create(bool open) {
   UniqueFd fd(::memfd_create("ferry_simulated_device", MFD_CLOEXEC));
   if (!fd) return ErrnoError("memfd_create for a simulated device", errno);
   struct stat status {};
@@ -50,7 +51,7 @@ Result<std::unique_ptr<SimulatedArena>> SimulatedArena::Create() {
       ::fstat(fd.get(), &status) != 0) {
     return ErrnoError("sizing the memory of a simulated device", errno);
   }
-  FERRY_TRY_ASSIGN(TwiceMapped mapped, TwiceMapped::Map(fd.get(), 0, kArenaBytes));
+  FERRY_TRY_ASSIGN(TwiceMapped mapped, TwiceMapped::Map(fd.get(), 0, kArenaBytes, open));
   return std::unique_ptr<SimulatedArena>(
       new SimulatedArena(std::move(fd), status.st_ino, std::move(mapped)));
 }

@@ -13,12 +13,12 @@ namespace ferry::cuda {
 
 inline constexpr std::size_t kSimulatedPage = 4096;
 
-// A range of a memfd that is mapped twice: at the address that users see, which no CPU may access,
-// and at the address that the simulator uses.
+// A range of a memfd that is mapped twice: at the address that users see, which no CPU may access
+// unless it is `open`, and at the address that the simulator uses.
 class TwiceMapped {
  public:
   // `offset` must be a multiple of the page size.
-  static Result<TwiceMapped> Map(int fd, std::size_t offset, std::size_t bytes);
+  static Result<TwiceMapped> Map(int fd, std::size_t offset, std::size_t bytes, bool open = false);
 
   std::byte* visible() const noexcept { return static_cast<std::byte*>(visible_.get().at); }
   std::byte* alias() const noexcept { return static_cast<std::byte*>(alias_.get().at); }
@@ -36,7 +36,7 @@ class TwiceMapped {
 // is not soon reused. Not thread-safe.
 class SimulatedArena {
  public:
-  static Result<std::unique_ptr<SimulatedArena>> Create();
+  static Result<std::unique_ptr<SimulatedArena>> Create(bool open = false);
 
   // Takes an offset for `bytes` bytes: whole pages followed by an unused page. Errors:
   // kUnavailable.

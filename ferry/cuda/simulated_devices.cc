@@ -77,8 +77,9 @@ Result<std::unique_ptr<SimulatedDevices>> SimulatedDevices::Create(
     return Error(Code::kInvalidArgument, fmt::format("{} simulated devices; allowed is 1..{}",
                                                      options.devices, kMaxDevices));
   }
-  FERRY_TRY_ASSIGN(auto memory, SimulatedMemory::Create(options.devices, options.device_bytes,
-                                                        options.pinned_bytes));
+  FERRY_TRY_ASSIGN(auto memory,
+                   SimulatedMemory::Create(options.devices, options.device_bytes,
+                                           options.pinned_bytes, options.network_access));
   std::unique_ptr<SimulatedDevices> devices(new SimulatedDevices(options, std::move(memory)));
   FERRY_TRY(devices->scheduler_.Start());
   return devices;
@@ -204,7 +205,8 @@ Result<DeviceFacts> SimulatedDevices::Describe(int ordinal) {
                      .copy_engines = 2,
                      .memory_bytes = options_.device_bytes,
                      .pci_bus_id = BusId(ordinal),
-                     .numa_node = -1};
+                     .numa_node = -1,
+                     .network_access = options_.network_access};
 }
 
 bool SimulatedDevices::IsLost(int ordinal) const noexcept {

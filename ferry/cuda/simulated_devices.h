@@ -29,6 +29,8 @@ struct SimulationOptions {
   bool flags = true;        // WaitForFlag() and WriteFlag() are supported
   bool peer_access = true;  // between all devices
   bool kernels = true;      // false: every launch fails as on a GPU that the build has no code for
+  // The CPU may access device memory, as network cards access a GPU's.
+  bool network_access = false;
 };
 
 // Counts of accepted calls.

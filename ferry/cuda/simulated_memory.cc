@@ -113,10 +113,11 @@ void SimulatedMemory::Held::LetGo() noexcept {
 
 Result<std::unique_ptr<SimulatedMemory>> SimulatedMemory::Create(int devices,
                                                                  std::uint64_t device_bytes,
-                                                                 std::uint64_t pinned_bytes) {
+                                                                 std::uint64_t pinned_bytes,
+                                                                 bool network_access) {
   std::vector<std::unique_ptr<SimulatedArena>> arenas;
   for (int i = 0; i < devices; ++i) {
-    FERRY_TRY_ASSIGN(auto arena, SimulatedArena::Create());
+    FERRY_TRY_ASSIGN(auto arena, SimulatedArena::Create(network_access));
     arenas.push_back(std::move(arena));
   }
   return std::unique_ptr<SimulatedMemory>(

@@ -58,7 +58,8 @@ class SimulatedMemory {
   };
 
   static Result<std::unique_ptr<SimulatedMemory>> Create(int devices, std::uint64_t device_bytes,
-                                                         std::uint64_t pinned_bytes);
+                                                         std::uint64_t pinned_bytes,
+                                                         bool network_access = false);
   ~SimulatedMemory();
 
   Result<void*> AllocateDevice(int ordinal, std::size_t bytes);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,6 +39,9 @@ struct Capabilities {
   bool other_process = false;      // connects to other processes
   bool tls = false;                // Config::tls is honoured
   bool registered_memory = false;  // Provider::Register() works, and frames may name its result
+  // The GPU whose memory payloads may be: Placement::gpu is honoured, and Register() may accept the
+  // GPU's memory, from which frames are then sent.
+  std::optional<int> gpu = std::nullopt;
 };
 
 // Memory that a provider has registered with its network (Provider::Register()), which then needs
@@ -61,6 +65,12 @@ struct RegisteredRange {
 inline Error RegisteredMemoryUnsupported(std::string_view provider) {
   return Error(Code::kUnsupported, "the provider " + std::string(provider) +
                                        " does not register memory; name payloads by their address");
+}
+// How a lane ends (LaneLoss::kBroken) for a placement in GPU memory without Capabilities::gpu.
+inline Error GpuMemoryUnsupported(std::string_view provider) {
+  return Error(Code::kUnsupported,
+               "the provider " + std::string(provider) +
+                   " does not receive into GPU memory; receive into host memory");
 }
 
 // A frame to send. The sender owns it and keeps it and all memory that it refers to unchanged from
@@ -89,6 +99,9 @@ struct Placement {
   bool revocable = false;
   // For kPlace, instead of `memory`, which is empty then.
   RegisteredRange registered{};
+  // `memory` is memory of the GPU Capabilities::gpu. At OnPayload the bytes are visible to work
+  // that the GPU is given from then on.
+  bool gpu = false;
 };
 
 class Lane;

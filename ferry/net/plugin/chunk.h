@@ -36,8 +36,12 @@ class ChunkWatch {
     if (failed_) return *failed_;
     ForgiveAbsence();
     Status status = turn();
-    if (!status) failed_ = status.error();
+    if (!status) Fail(status.error());
     return status;
+  }
+  // An error outside of a turn, which all later turns return. The first one counts.
+  void Fail(const Error& error) {
+    if (!failed_) failed_ = error;
   }
 
   // Starts the timeout of the channel's oldest chunk, if it is not running.

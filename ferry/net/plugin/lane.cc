@@ -129,6 +129,7 @@ void PluginLane::CloseNow(Closing how) {
   if (std::exchange(closed_, true)) return;
   LeaveLoop();
   if (arrived_) control().Close(how);
+  in_->MakeGpuCurrent();
   out_.reset();
   in_.reset();
   queue_.clear();
@@ -210,14 +211,42 @@ Result<Placement> PluginLane::OnControlFrame(std::span<const std::byte> meta,
     return Placement{Placement::Action::kPlace, {&place_, 1}};
   }
   auto placed = handler_->OnFrame(meta, payload_bytes);
-  if (!closed_ && placed && placed->registered.memory != nullptr) {
-    place_ = MemoryOf(placed->registered);
-    return Placement{placed->action, {&place_, 1}, placed->revocable};
+  if (closed_ || !placed || placed->action != Placement::Action::kPlace) return placed;
+  const PayloadIn::Target target = TargetOf(*placed);
+  if (target.gpu && payload_bytes > 0) return PlaceSmall(target, payload_bytes);
+  return Placement{placed->action, target.memory, placed->revocable};
+}
+
+PayloadIn::Target PluginLane::TargetOf(const Placement& placed) {
+  if (placed.action == Placement::Action::kDiscard) return {};
+  if (placed.registered.memory == nullptr) return {placed.memory, placed.gpu};
+  place_ = MemoryOf(placed.registered);
+  return {{&place_, 1}, PluginMemoryOf(placed.registered).on_gpu};
+}
+
+// The control lane cannot write GPU memory.
+Result<Placement> PluginLane::PlaceSmall(const PayloadIn::Target& target, std::uint64_t bytes) {
+  if (bytes > kMaxControlPayload) {
+    return Error(Code::kCorrupt,
+                 fmt::format("{} sent {} bytes beside the plugin; {} are allowed, so the "
+                             "connection was closed",
+                             info_.remote, bytes, kMaxControlPayload));
   }
-  return placed;
+  small_.target = target;
+  small_.bytes.resize(bytes);
+  small_.place = {small_.bytes.data(), bytes};
+  receiving_ = Receiving::kSmall;
+  return Placement{Placement::Action::kPlace, {&small_.place, 1}};
+}
+
+Status PluginLane::CopySmall() {
+  FERRY_TRY(in_->BeginCopy(small_.bytes, small_.target));
+  AwaitPayload();
+  return Ok();
 }
 
 Status PluginLane::OnControlPayload() {
+  if (receiving_ == Receiving::kSmall) return CopySmall();
   if (receiving_ != Receiving::kAnnounce) return handler_->OnPayload();
   if (announced_ == 0 || announced_ > kMaxPayloadBytes) {
     return Error(Code::kCorrupt,
@@ -236,17 +265,15 @@ Status PluginLane::Offer() {
     receiving_ = Receiving::kPaused;
     return Ok();
   }
-  std::span<const iovec> memory = placed.memory;
-  if (placed.action == Placement::Action::kDiscard) memory = {};
-  if (placed.registered.memory != nullptr) {
-    place_ = MemoryOf(placed.registered);
-    memory = {&place_, 1};
-  }
+  FERRY_TRY(in_->Begin(announced_, TargetOf(placed)));
+  AwaitPayload();
+  return Ok();
+}
+
+void PluginLane::AwaitPayload() {
   receiving_ = Receiving::kPayload;
-  in_->Begin(announced_, memory);
   progress_at_ = peer_closed_at_ = Clock::now();
   RequestTurn();
-  return Ok();
 }
 
 void PluginLane::FinishPayload() {
@@ -271,8 +298,11 @@ void PluginLane::Resume() {
 void PluginLane::DiscardRest() {
   if (!arrived_ || closed_) return;
   if (receiving_ == Receiving::kPayload) {
+    in_->MakeGpuCurrent();
     in_->DropRest();
   } else {
+    // The control lane reports a small payload when it has dropped it.
+    if (receiving_ == Receiving::kSmall) receiving_ = Receiving::kFrame;
     control().DiscardRest();
   }
 }
@@ -280,7 +310,8 @@ void PluginLane::DiscardRest() {
 // What the peer has sent before it closed is still in the plugin's sockets.
 void PluginLane::OnControlClosed(LaneLoss loss, const Error& error) {
   if (closed_) return;
-  const bool in_frame = receiving_ != Receiving::kFrame && receiving_ != Receiving::kAnnounce;
+  const bool in_frame = receiving_ != Receiving::kFrame && receiving_ != Receiving::kAnnounce &&
+                        receiving_ != Receiving::kSmall;
   if (loss != LaneLoss::kPeerClosed || !in_frame || failure_) return Fail(loss, error);
   peer_closed_.emplace(loss, error);
   peer_closed_at_ = Clock::now();
@@ -320,6 +351,7 @@ void PluginLane::FailSoon(const Error& error) {
 }
 
 Status PluginLane::Advance() {
+  in_->MakeGpuCurrent();
   if (receiving_ == Receiving::kOffer) {
     if (const Status offered = Offer(); !offered && !closed_) {
       Fail(LaneLoss::kBroken, offered.error());

@@ -82,6 +82,7 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
     kPaused,    // announced; the user does not want it yet
     kOffer,     // announced; to be offered again in the next turn
     kPayload,
+    kSmall,  // over the control lane, on its way into GPU memory
   };
   struct Announcement {
     OutFrame frame;
@@ -93,10 +94,21 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
     std::uint64_t number = 0;                    // of the payload that the plugin carries
   };
 
+  // The payload in kSmall: it comes here first.
+  struct Small {
+    std::vector<std::byte> bytes;
+    iovec place{};  // of those
+    PayloadIn::Target target;
+  };
+
   Lane& control() const noexcept { return *control_->lane; }
   void Start(Queued* queued);
   void ReportSent();
   Status Offer();
+  PayloadIn::Target TargetOf(const Placement& placed);
+  Result<Placement> PlaceSmall(const PayloadIn::Target& target, std::uint64_t bytes);
+  Status CopySmall();
+  void AwaitPayload();
   void FinishPayload();
   void RunDeferredOnLoop(EventLoop::Defer when) override;
   void Turn();
@@ -129,6 +141,7 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   std::vector<std::byte> meta_;
   std::uint64_t announced_ = 0;
   iovec place_{};  // of the announced size, or of registered memory
+  Small small_;
   std::atomic<std::uint64_t> bytes_received_{0};
 
   bool turn_requested_ = false;

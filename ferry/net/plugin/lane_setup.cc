@@ -99,6 +99,7 @@ void LaneSetup::Step() {
 
 Result<std::unique_ptr<Lane>> LaneSetup::Advance() {
   std::unique_ptr<Lane> none;
+  FERRY_TRY(terms_.gpu.MakeCurrent());
   if (role_ == Role::kConnects && listening_ == nullptr) {
     FERRY_TRY_ASSIGN(listening_, Listening::Open(terms_.plugin, device_));
     Say(LaneHello::Kind::kHello, {});
@@ -161,8 +162,8 @@ void LaneSetup::Say(LaneHello::Kind kind, const std::string& text) {
 
 Result<std::unique_ptr<Lane>> LaneSetup::MakeLane() {
   FERRY_TRY_ASSIGN(auto out, PayloadOut::Create(std::move(send_comm_), terms_.chunk_bytes));
-  FERRY_TRY_ASSIGN(auto in,
-                   PayloadIn::Create(terms_.api, std::move(receive_comm_), terms_.chunk_bytes));
+  FERRY_TRY_ASSIGN(auto in, PayloadIn::Create(terms_.api, terms_.gpu, std::move(receive_comm_),
+                                              terms_.chunk_bytes));
   // Shared by the lane and the move to its loop.
   auto control = std::make_shared<ControlLane>(std::move(control_));
   control->lane->Attach(loop_, control.get());

@@ -13,6 +13,7 @@
 #include "ferry/core/unique_function.h"
 #include "ferry/cuda/device_api.h"
 #include "ferry/net/plugin/comm.h"
+#include "ferry/net/plugin/lane_gpu.h"
 #include "ferry/net/plugin/lane_hello_wire.h"
 #include "ferry/net/provider.h"
 
@@ -22,6 +23,7 @@ namespace ferry::net::plugin {
 struct LaneTerms {
   Plugin* plugin = nullptr;
   cuda::DeviceApi* api = nullptr;  // null without GPUs
+  LaneGpu gpu;
   std::uint64_t chunk_bytes = 0;
 };
 

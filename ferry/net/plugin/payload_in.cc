@@ -7,15 +7,16 @@
 #include <array>
 #include <utility>
 
+#include "ferry/core/log.h"
 #include "ferry/cuda/address.h"
 #include "ferry/net/plugin/payload_out.h"
 
 namespace ferry::net::plugin {
 namespace {
 
-// Waits for GPUs only, which have no part in it.
 constexpr std::chrono::seconds kOpenTimeout{1};
-
+// A GPU that has not copied what has come by then is considered stuck.
+constexpr std::chrono::seconds kCopyTimeout{10};
 Status CheckMemory(cuda::DeviceApi* api, const ReceiveComm& comm) {
   const Plugin& plugin = comm.plugin();
   if (comm.device_handle().type == abi::kDeviceTypeHost) {
@@ -28,59 +29,136 @@ Status CheckMemory(cuda::DeviceApi* api, const ReceiveComm& comm) {
     if (info.kind != cuda::MemoryKind::kDevice) return Ok();
   }
   return Error(Code::kUnsupported,
-               fmt::format("network plugin {} receives into GPU memory, which endpoints cannot use "
-                           "yet; set the provider to tcp (FERRY_PROVIDER), or use 'ferry perf' and "
-                           "'ferry transfer' with --provider plugin:PATH",
+               fmt::format("network plugin {} receives into GPU memory, and the GPUs here cannot "
+                           "be used for that; set the provider to tcp (FERRY_PROVIDER)",
                            plugin.name()));
 }
 
 }  // namespace
 
-Result<std::unique_ptr<PayloadIn>> PayloadIn::Create(cuda::DeviceApi* api,
+// ---- setting up ---------------------------------------------------------------------------------
+
+Result<std::unique_ptr<PayloadIn>> PayloadIn::Create(cuda::DeviceApi* api, const LaneGpu& gpu,
                                                      std::unique_ptr<ReceiveComm> comm,
                                                      std::uint64_t chunk_bytes) {
-  FERRY_TRY(CheckMemory(api, *comm));
-  std::unique_ptr<PayloadIn> in(new PayloadIn(chunk_bytes));
-  in->straight_ = comm->device_handle().type == abi::kDeviceTypeHost;
-  // A plugin with a pool wants registered memory for each receive, but does not touch it.
-  const std::size_t slots = in->straight_ ? ReceiveComm::kWindow : 1;
-  FERRY_TRY_ASSIGN(in->slots_, MapHugePages(slots * chunk_bytes));
-  FERRY_TRY_ASSIGN(in->unpacker_, Unpacker::Create(nullptr, 0, {.by = UnpackBy::kHost}));
+  std::unique_ptr<PayloadIn> in(new PayloadIn(gpu, chunk_bytes));
+  FERRY_TRY(in->Init(api, std::move(comm)));
+  return in;
+}
+
+// A plugin with a pool wants registered memory for each receive, but does not touch it. It gets GPU
+// memory, if there is a GPU. One that receives straight into memory gets GPU memory for payloads
+// that go to the GPU, where it takes such memory.
+Status PayloadIn::Init(cuda::DeviceApi* api, std::unique_ptr<ReceiveComm> comm) {
+  straight_ = comm->device_handle().type == abi::kDeviceTypeHost;
+  if (!gpu_) FERRY_TRY(CheckMemory(api, *comm));
+  const Plugin& plugin = comm->plugin();
+  BufferShape shape;
+  shape.chunk_bytes = chunk_bytes_;
+  shape.slots = straight_ || gpu_ ? ReceiveComm::kWindow : 1;
+  shape.gpu_slots = !straight_ ? 1 : plugin.takes_gpu_memory() ? ReceiveComm::kWindow : 0;
+  FERRY_TRY_ASSIGN(buffers_, gpu_ ? gpu_.buffers->Take(gpu_, shape) : MakeBuffers(gpu_, shape));
+  const Deadline deadline = Deadline::After(kOpenTimeout);
+  if (gpu_ && !straight_) {
+    FERRY_TRY_ASSIGN(const UnpackRows rows, UnpackRows::Open(*comm, gpu_.api, deadline));
+    FERRY_TRY(PinPool(gpu_, rows.pool(), plugin.PoolBytes(rows.pool())));
+  }
   std::vector<std::unique_ptr<ReceiveComm>> comms;
   comms.push_back(std::move(comm));
   ReceiverOptions options;
   options.chunk_timeout = kNoChunkTimeout;
-  if (in->straight_) options.landing = in->slots_.bytes;
-  FERRY_TRY_ASSIGN(in->receiver_, Receiver::Create(nullptr, in->unpacker_.get(), std::move(comms),
-                                                   options, Deadline::After(kOpenTimeout)));
-  FERRY_TRY_ASSIGN(Registration registration,
-                   in->receiver_->comm(0).Register(in->slots_.bytes.data(), in->slots_.bytes.size(),
-                                                   /*on_gpu=*/!in->straight_));
-  in->registration_.emplace(std::move(registration));
-  return in;
+  options.straight = straight_;
+  FERRY_TRY_ASSIGN(receiver_,
+                   Receiver::Create(gpu_.api, &unpacker(), std::move(comms), options, deadline));
+  return RegisterSlots();
 }
 
-void PayloadIn::Begin(std::uint64_t bytes, std::span<const iovec> memory) {
-  place_ = IoCursor(memory);
+PayloadIn::~PayloadIn() {
+  registration_.reset();
+  gpu_registration_.reset();
+  receiver_.reset();
+  if (gpu_ && buffers_ != nullptr) gpu_.buffers->Give(std::move(buffers_));
+}
+
+Status PayloadIn::RegisterSlots() {
+  ReceiveComm& comm = receiver_->comm(0);
+  if (!buffers_->gpu_slots.empty()) {
+    FERRY_TRY_ASSIGN(Registration gpu, comm.Register(buffers_->gpu_slots.data(),
+                                                     buffers_->gpu_slots.size(), /*on_gpu=*/true));
+    gpu_registration_.emplace(std::move(gpu));
+  }
+  if (gpu_ && !straight_) return Ok();
+  FERRY_TRY_ASSIGN(Registration host,
+                   comm.Register(buffers_->slots.bytes.data(), buffers_->slots.bytes.size(),
+                                 /*on_gpu=*/!straight_));
+  registration_.emplace(std::move(host));
+  return Ok();
+}
+
+// ---- a payload ----------------------------------------------------------------------------------
+
+Status PayloadIn::Begin(std::uint64_t bytes, const Target& target) {
+  if (target.gpu && !gpu_) return GpuMemoryUnsupported(receiver_->comm(0).plugin().name());
+  place_ = IoCursor(target.memory);
+  to_gpu_ = target.gpu;
+  // What lies in host memory already needs no GPU.
+  from_slots_ = !place_.at_end() && !to_gpu_ && (straight_ || gpu_);
   total_ = unposted_ = left_ = bytes;
+  return Ok();
+}
+
+Status PayloadIn::BeginCopy(std::span<const std::byte> payload, const Target& target) {
+  FERRY_TRY(Begin(payload.size(), target));
+  unposted_ = 0;
+  // All slots are free between two payloads.
+  std::copy(payload.begin(), payload.end(), buffers_->slots.bytes.begin());
+  std::uint64_t lowest = 0;
+  std::vector<Block> blocks;
+  std::uint64_t at = 0;
+  for (const PostedRun& run : TakeRuns(payload.size(), &lowest)) {
+    blocks.push_back({run.offset, at, run.bytes});
+    at += run.bytes;
+  }
+  const PlacedList list{blocks, Place{lowest, lowest}, buffers_->slots_place};
+  FERRY_TRY_ASSIGN(copied_by_ticket_, unpacker().Enqueue({&list, 1}));
+  return Ok();
 }
 
 void PayloadIn::DropRest() {
   place_ = IoCursor();
+  from_slots_ = false;
   receiver_->DropAll();
-  // The host copies within Progress(), so no copy is in flight.
+  // Without a GPU, Progress() copies, so no copy is in flight.
+  if (!gpu_ || !busy()) return;
+  if (const Status drained = receiver_->Drain(Deadline::After(kCopyTimeout)); !drained) {
+    Log(LogLevel::kError, "plugin", "at the end of a payload: {}", drained.error().message());
+  }
 }
 
 Status PayloadIn::Progress() {
+  if (copied_by_ticket_ != 0) {
+    FERRY_TRY_ASSIGN(const std::uint64_t completed, unpacker().Completed());
+    if (completed < copied_by_ticket_) return Ok();
+    copied_by_ticket_ = left_ = 0;
+    return Ok();
+  }
   PostSome();
   done_.clear();
   FERRY_TRY(receiver_->Progress(&done_));
   for (std::size_t i = 0; i < done_.size(); ++i) {
     const std::uint64_t bytes = std::min(left_, chunk_bytes_);
+    if (from_slots_) CopyToHost(static_cast<std::size_t>(bytes));
+    ++done_chunks_;
     left_ -= bytes;
     received_bytes_ += bytes;
   }
   return Ok();
+}
+
+// Chunks are done in order.
+void PayloadIn::CopyToHost(std::size_t bytes) {
+  (void)place_.CopyIn(
+      buffers_->slots.bytes.subspan(static_cast<std::size_t>(SlotOf(done_chunks_)), bytes));
 }
 
 // Chunks are done in order, so the slot of a chunk is free when fewer than the window are in
@@ -88,34 +166,51 @@ Status PayloadIn::Progress() {
 void PayloadIn::PostSome() {
   while (unposted_ > 0 && receiver_->in_flight() < ReceiveComm::kWindow) {
     const auto bytes = static_cast<std::size_t>(std::min(unposted_, chunk_bytes_));
-    const std::uint64_t slot = straight_ ? next_chunk_ % ReceiveComm::kWindow : 0;
-    const Message message{slots_.bytes.data() + slot * chunk_bytes_, bytes,
-                          static_cast<int>(next_chunk_ % kTags), registration_->mr()};
-    receiver_->Receive(0, {next_chunk_, total_ - unposted_, message}, TakePlace(bytes));
+    const bool on_gpu = gpu_registration_ && (to_gpu_ || !straight_);
+    std::byte* const slots = on_gpu ? buffers_->gpu_slots.data() : buffers_->slots.bytes.data();
+    const std::uint64_t slot = straight_ ? SlotOf(next_chunk_) : 0;
+    const Message message{slots + slot, bytes, static_cast<int>(next_chunk_ % kTags),
+                          on_gpu ? gpu_registration_->mr() : registration_->mr()};
+    ChunkPlace place = TakePlace(bytes);
+    place.from = on_gpu ? Place::OnDevice(slots + slot) : buffers_->slots_place + slot;
+    receiver_->Receive(0, {next_chunk_, total_ - unposted_, message}, std::move(place));
     ++next_chunk_;
     unposted_ -= bytes;
   }
 }
 
-// Takes the next `bytes` of the placement; no runs for a payload that is dropped.
+// Takes the next `bytes` of the placement; no runs for a payload that the unpacker does not touch.
 ChunkPlace PayloadIn::TakePlace(std::size_t bytes) {
   ChunkPlace place;
-  if (place_.at_end()) return place;
-  std::uint64_t lowest = ~std::uint64_t{0};
+  if (place_.at_end() || (from_slots_ && straight_)) return place;
+  if (from_slots_) {
+    place.runs.push_back({0, bytes});
+    place.to = buffers_->slots_place + SlotOf(next_chunk_);
+    return place;
+  }
+  std::uint64_t lowest = 0;
+  place.runs = TakeRuns(bytes, &lowest);
+  place.to = Place{lowest, lowest};
+  return place;
+}
+
+// Offsets are from the lowest address.
+std::vector<PostedRun> PayloadIn::TakeRuns(std::size_t bytes, std::uint64_t* lowest) {
+  std::vector<PostedRun> runs;
+  *lowest = ~std::uint64_t{0};
   std::array<iovec, 64> pieces;
   while (bytes > 0) {
     std::size_t used = 0;
     const std::size_t taken = place_.Collect(pieces, &used, bytes);
     for (const iovec& piece : std::span(pieces).first(used)) {
-      place.runs.push_back({cuda::AddressOf(piece.iov_base), piece.iov_len});
-      lowest = std::min(lowest, place.runs.back().offset);
+      runs.push_back({cuda::AddressOf(piece.iov_base), piece.iov_len});
+      *lowest = std::min(*lowest, runs.back().offset);
     }
     place_.Advance(taken);
     bytes -= taken;
   }
-  for (PostedRun& run : place.runs) run.offset -= lowest;
-  place.to = Place{lowest, lowest};
-  return place;
+  for (PostedRun& run : runs) run.offset -= *lowest;
+  return runs;
 }
 
 }  // namespace ferry::net::plugin

@@ -8,35 +8,50 @@
 #include <span>
 #include <vector>
 
-#include "ferry/core/mapping.h"
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
 #include "ferry/net/io_cursor.h"
 #include "ferry/net/plugin/comm.h"
+#include "ferry/net/plugin/lane_buffers.h"
+#include "ferry/net/plugin/lane_gpu.h"
 #include "ferry/net/plugin/receiver.h"
-#include "ferry/unpack/unpacker.h"
 
 namespace ferry::net::plugin {
 
 // One payload after the other, at most ReceiveComm::kWindow chunks posted. The plugin never has the
 // address of a placement: it receives into its pool or, where it receives straight into memory,
-// into slots of this object, which live until the comm is closed. From there this side copies. So
-// when DropRest() or the destructor returns, nothing touches the placement, although receives of a
-// plugin cannot be cancelled. One thread at a time; nothing blocks.
+// into slots of this object, which live until the comm is closed. From there this side copies: the
+// GPU, if there is one, all chunks that have come in one launch, straight to the placement in its
+// memory; a placement in host memory gets what the GPU does not reach from slots. So when
+// DropRest() or the destructor returns, nothing touches the placement, although receives of a
+// plugin cannot be cancelled. One thread at a time, with the GPU current; only DropRest() and the
+// destructor block, until copies in flight have ended.
 class PayloadIn {
  public:
-  // `api` may be null. Errors: those of Receiver::Create() and of mmap(2); kUnsupported for a
-  // plugin that receives into GPU memory.
-  static Result<std::unique_ptr<PayloadIn>> Create(cuda::DeviceApi* api,
+  // Where a payload goes.
+  struct Target {
+    std::span<const iovec> memory;  // empty: the payload is dropped
+    bool gpu = false;
+  };
+
+  // `api` may be null; `gpu` may be none. Errors: those of Receiver::Create(), of mmap(2) and of
+  // DeviceApi; kUnsupported for a plugin that receives into GPU memory where there is no GPU.
+  static Result<std::unique_ptr<PayloadIn>> Create(cuda::DeviceApi* api, const LaneGpu& gpu,
                                                    std::unique_ptr<ReceiveComm> comm,
                                                    std::uint64_t chunk_bytes);
+  ~PayloadIn();
   PayloadIn(const PayloadIn&) = delete;
   PayloadIn& operator=(const PayloadIn&) = delete;
 
-  // The next payload has this size and goes to `memory`, whose array and memory must stay valid
-  // until it is in place or DropRest(); empty: it is dropped. Not while busy(). Receives nothing
-  // yet.
-  void Begin(std::uint64_t bytes, std::span<const iovec> memory);
+  // For calls of the plugin, this object's and others, on this thread. An error is ignored: a lost
+  // GPU ends what needs it, and not what is in host memory.
+  void MakeGpuCurrent() const { (void)gpu_.MakeCurrent(); }
+  // The next payload has this size and goes to the target, whose array and memory must stay valid
+  // until it is in place or DropRest(). Not while busy(). Receives nothing yet. Errors:
+  // kUnsupported for a target in GPU memory without a GPU.
+  Status Begin(std::uint64_t bytes, const Target& target);
+  // The same for a payload of at most a chunk that has come by other means.
+  Status BeginCopy(std::span<const std::byte> payload, const Target& target);
   // The rest of the payload is received, but dropped.
   void DropRest();
   // Call repeatedly while busy(). Errors are final.
@@ -46,22 +61,35 @@ class PayloadIn {
   std::uint64_t received_bytes() const noexcept { return received_bytes_; }
 
  private:
-  explicit PayloadIn(std::uint64_t chunk_bytes) : chunk_bytes_(chunk_bytes) {}
+  PayloadIn(const LaneGpu& gpu, std::uint64_t chunk_bytes) : gpu_(gpu), chunk_bytes_(chunk_bytes) {}
+  Status Init(cuda::DeviceApi* api, std::unique_ptr<ReceiveComm> comm);
+  Status RegisterSlots();
   void PostSome();
   ChunkPlace TakePlace(std::size_t bytes);
+  std::vector<PostedRun> TakeRuns(std::size_t bytes, std::uint64_t* lowest);
+  std::uint64_t SlotOf(std::uint64_t chunk) const {
+    return chunk % ReceiveComm::kWindow * chunk_bytes_;
+  }
+  void CopyToHost(std::size_t bytes);
+  Unpacker& unpacker() const noexcept { return *buffers_->unpacker; }
 
+  const LaneGpu gpu_;
   const std::uint64_t chunk_bytes_;
   bool straight_ = false;
-  HugeMemory slots_;
-  std::unique_ptr<Unpacker> unpacker_;
-  std::unique_ptr<Receiver> receiver_;  // closes its comm after the registration below is gone
+  std::unique_ptr<LaneBuffers> buffers_;
+  std::unique_ptr<Receiver> receiver_;  // closes its comm after the registrations below are gone
   std::optional<Registration> registration_;
+  std::optional<Registration> gpu_registration_;
   std::uint64_t next_chunk_ = 0;
+  std::uint64_t done_chunks_ = 0;
   // The current payload.
-  IoCursor place_;  // where the next chunk goes; at its end for a payload that is dropped
+  IoCursor place_;  // where the next bytes go; at its end for a payload that is dropped
+  bool to_gpu_ = false;
+  bool from_slots_ = false;  // this thread copies each chunk when it is in its slot
   std::uint64_t total_ = 0;
   std::uint64_t unposted_ = 0;
-  std::uint64_t left_ = 0;  // not in place yet
+  std::uint64_t left_ = 0;              // not in place yet
+  std::uint64_t copied_by_ticket_ = 0;  // of BeginCopy(); 0: none
   std::uint64_t received_bytes_ = 0;
   std::vector<std::uint64_t> done_;
 };

@@ -27,9 +27,10 @@ inline constexpr std::chrono::milliseconds kNoChunkTimeout = std::chrono::hours(
 inline constexpr std::uint64_t kTags = 10'000;
 
 // One payload after the other, in order, at most SendComm::kWindow chunks in flight. What frames
-// name by address is copied into slots that are registered with the comm; registered memory is sent
-// from where it lies. One thread at a time; nothing blocks, except that a plugin may take time to
-// register memory. Destruction closes the comm, after which the plugin reads no memory any more.
+// name by address is copied into slots that are registered with the comm; registered memory, of the
+// host or of the GPU, is sent from where it lies. The GPU, if any, must be current for all calls.
+// One thread at a time; nothing blocks, except that a plugin may take time to register memory.
+// Destruction closes the comm, after which the plugin reads no memory any more.
 class PayloadOut {
  public:
   // Errors: those of SendComm and of mmap(2).
@@ -55,25 +56,25 @@ class PayloadOut {
     IoCursor payload;             // what is named by address, from there on
     std::uint64_t end_chunk = 0;  // the chunk after its last one, once it is cut
   };
-  // Memory that queued frames name.
+  // Memory that frames have named. Registered for as long as it lives, because registering GPU
+  // memory is slow.
   struct Use {
-    std::size_t frames = 0;
-    bool tried = false;
+    std::weak_ptr<const std::byte> life;
     std::optional<Registration> registration;  // none where the plugin has refused it
   };
 
   PayloadOut(std::unique_ptr<SendComm> comm, std::uint64_t chunk_bytes);
-  void CutSome();
-  Message MessageOf(Frame* frame, std::size_t bytes);
+  Status CutSome();
+  Result<Message> MessageOf(Frame* frame, std::size_t bytes);
   // Null: to be copied.
-  void* RegistrationOf(const PluginMemory& memory);
-  void Forget(const Frame& frame);
+  Result<void*> RegistrationOf(const PluginMemory& memory);
+  void ForgetDead();
 
   const std::uint64_t chunk_bytes_;
   HugeMemory slots_;
   Sender sender_;  // closes its comm after the registrations below are gone
   std::optional<Registration> slots_registration_;
-  std::map<const RegisteredMemory*, Use> uses_;
+  std::map<const std::byte*, Use> uses_;  // by PluginMemory::life
   std::deque<Frame> frames_;
   std::size_t cut_frames_ = 0;  // of frames_, from the first on
   std::uint64_t next_chunk_ = 0;

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -128,6 +129,11 @@ Plugin::Plugin(std::string path, std::unique_ptr<Driver> driver, PoolBytesFuncti
 
 std::uint64_t Plugin::PoolBytes(const void* pool) const {
   return pool_bytes_ == nullptr ? 0 : pool_bytes_(pool);
+}
+
+bool Plugin::takes_gpu_memory() const {
+  return std::all_of(nics_.begin(), nics_.end(),
+                     [](const NicFacts& nic) { return nic.cuda_memory; });
 }
 
 bool Plugin::has_tcpx_requests() const { return name_.rfind(kTcpxName, 0) == 0; }

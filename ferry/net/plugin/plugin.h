@@ -28,6 +28,8 @@ class Plugin {
   const std::string& path() const noexcept { return path_; }
   const std::string& name() const noexcept { return name_; }  // as reported by the plugin
   int version() const noexcept { return driver_->version(); }
+  // All devices send and receive GPU memory.
+  bool takes_gpu_memory() const;
   // Whether its requests have the layout of GPUDirect-TCPX (tcpx::Request), judged by its name.
   bool has_tcpx_requests() const;
   const std::vector<NicFacts>& nics() const noexcept { return nics_; }

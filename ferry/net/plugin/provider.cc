@@ -7,26 +7,33 @@
 #include <utility>
 
 #include "ferry/core/log_limiter.h"
+#include "ferry/cuda/address.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/net/accept_gate.h"
 #include "ferry/net/address.h"
 #include "ferry/net/admission.h"
 #include "ferry/net/plugin/factory.h"
+#include "ferry/net/plugin/lane_buffers.h"
 #include "ferry/net/plugin/lane_setup.h"
+#include "ferry/net/plugin/near_devices.h"
 #include "ferry/net/plugin/plugin_path.h"
 #include "ferry/net/plugin/registered_memory.h"
 
 namespace ferry::net::plugin {
 namespace {
 
+// Whose memory payloads may be. A process has one GPU as a rule; memory of another one is staged by
+// the user of the provider.
+constexpr int kLaneGpu = 0;
+
 // Devices take turns, for all lanes of the provider. Any thread.
 class DeviceTurn {
  public:
-  explicit DeviceTurn(std::size_t devices) : devices_(devices) {}
-  int Next() { return static_cast<int>(next_.fetch_add(1) % devices_); }
+  explicit DeviceTurn(std::vector<int> devices) : devices_(std::move(devices)) {}
+  int Next() { return devices_[next_.fetch_add(1) % devices_.size()]; }
 
  private:
-  const std::size_t devices_;
+  const std::vector<int> devices_;
   std::atomic<std::size_t> next_{0};
 };
 
@@ -124,11 +131,12 @@ class PluginListener final : public Listener {
 
 class PluginProvider final : public Provider {
  public:
-  PluginProvider(const LaneTerms& terms, std::unique_ptr<Provider> control)
+  PluginProvider(const LaneTerms& terms, std::vector<int> devices,
+                 std::unique_ptr<Provider> control)
       : terms_(terms),
         control_(std::move(control)),
         name_("plugin:" + terms.plugin->name()),
-        devices_(terms.plugin->nics().size()) {}
+        devices_(std::move(devices)) {}
 
   const char* name() const override { return name_.c_str(); }
   Capabilities capabilities() const override {
@@ -136,6 +144,7 @@ class PluginProvider final : public Provider {
     capabilities.spliced_pages = false;
     capabilities.tls = false;  // it would not cover the payloads
     capabilities.registered_memory = true;
+    if (terms_.gpu) capabilities.gpu = terms_.gpu.ordinal;
     return capabilities;
   }
 
@@ -169,13 +178,23 @@ class PluginProvider final : public Provider {
     if (terms_.api != nullptr) {
       FERRY_TRY_ASSIGN(info, terms_.api->Inspect(memory.data()));
     }
-    if (info.kind == cuda::MemoryKind::kDevice) {
+    const bool on_gpu = info.kind == cuda::MemoryKind::kDevice;
+    if (on_gpu) FERRY_TRY(CheckGpuMemory(memory, info.ordinal));
+    return std::unique_ptr<RegisteredMemory>(std::make_unique<PluginMemory>(memory, on_gpu));
+  }
+  // Whether the plugin can send it.
+  Status CheckGpuMemory(std::span<std::byte> memory, int ordinal) const {
+    if (!terms_.gpu || terms_.gpu.ordinal != ordinal || !terms_.plugin->takes_gpu_memory()) {
       return Error(Code::kUnsupported,
-                   fmt::format("the provider {} does not register GPU memory yet; stage it in host "
-                               "memory",
-                               name_));
+                   fmt::format("the provider {} does not send GPU memory of GPU {}; stage it in "
+                               "host memory",
+                               name_, ordinal));
     }
-    return std::unique_ptr<RegisteredMemory>(std::make_unique<PluginMemory>(memory));
+    if (cuda::AddressOf(memory.data()) % kGpuRegistrationAlignment == 0) return Ok();
+    return Error(Code::kInvalidArgument,
+                 fmt::format("GPU memory at {:#x} cannot be registered; it must begin at a "
+                             "multiple of {} bytes",
+                             cuda::AddressOf(memory.data()), kGpuRegistrationAlignment));
   }
   std::vector<LocalAddress> Addresses(const Config& config) const override {
     return control_->Addresses(config);
@@ -204,8 +223,17 @@ Result<std::unique_ptr<Provider>> CreateProvider(const Config& config,
   LaneTerms terms;
   FERRY_TRY_ASSIGN(terms.plugin, Plugin::Open(path));
   terms.chunk_bytes = chunk_bytes;
-  if (auto devices = cuda::OpenDevices(config); devices) terms.api = *devices;
-  return std::unique_ptr<Provider>(std::make_unique<PluginProvider>(terms, std::move(control)));
+  std::string gpu_path;
+  if (auto devices = cuda::OpenDevices(config); devices) {
+    terms.api = *devices;
+    FERRY_TRY_ASSIGN(const cuda::DeviceFacts facts, terms.api->Describe(kLaneGpu));
+    if (facts.network_access) {
+      terms.gpu = {terms.api, kLaneGpu, std::make_shared<LaneBufferPool>()};
+    }
+    gpu_path = "/sys/bus/pci/devices/" + facts.pci_bus_id;
+  }
+  return std::unique_ptr<Provider>(std::make_unique<PluginProvider>(
+      terms, DevicesNear(terms.plugin->nics(), gpu_path), std::move(control)));
 }
 
 }  // namespace ferry::net::plugin

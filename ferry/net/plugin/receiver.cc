@@ -32,7 +32,7 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(cuda::DeviceApi* api, Unpacke
   std::unique_ptr<Receiver> receiver(new Receiver(unpacker, options));
   for (auto& comm : comms) {
     std::optional<UnpackRows> rows;
-    if (options.landing.empty()) {
+    if (!options.straight) {
       FERRY_TRY_ASSIGN(rows, UnpackRows::Open(*comm, api, deadline));
       if (unpacker->reads_rows()) rows->Map(api, unpacker->stream().ordinal());
     }
@@ -56,8 +56,8 @@ Status Receiver::PlacePool(cuda::DeviceApi* api) {
                              channels_.front().comm->device(), channel.comm->device()));
   }
   pool_ = Place::OnDevice(base);
-  if (!options_.landing.empty()) {
-    pool_bytes_ = options_.landing.size();
+  if (options_.straight) {
+    pool_bytes_ = kMaxPoolBytes;
     return Ok();
   }
   cuda::PointerInfo info;
@@ -128,8 +128,12 @@ void Receiver::DropAll() {
   }
 }
 
-std::byte* Receiver::PoolOf(const Channel& channel) const {
-  return channel.rows ? channel.rows->pool() : options_.landing.data();
+// Where the fragments of its oldest message lie.
+std::byte* Receiver::PoolOf(const Channel& channel) {
+  if (channel.rows) return channel.rows->pool();
+  return channel.posted.empty()
+             ? nullptr
+             : static_cast<std::byte*>(channel.posted.front().chunk.message.data);
 }
 
 Status Receiver::Progress(std::vector<std::uint64_t>* done) {
@@ -187,8 +191,7 @@ Result<std::span<const Fragment>> Receiver::FragmentsOf(const Channel& channel,
                                              "plugin and chunk size",
                                              arrival.bytes));
   }
-  const std::uint64_t offset = cuda::AddressOf(message.data) - cuda::AddressOf(PoolOf(channel));
-  whole_ = {static_cast<std::uint32_t>(offset), static_cast<std::uint32_t>(expected), 0};
+  whole_ = {0, static_cast<std::uint32_t>(expected), 0};
   return std::span<const Fragment>(&whole_, 1);
 }
 
@@ -221,7 +224,8 @@ Status Receiver::Take(std::size_t index, std::span<const Fragment> fragments,
                       Clock::time_point at) {
   const Channel& channel = channels_[index];
   Expected& oldest = channels_[index].posted.front();
-  Arrived taken{index, oldest.chunk, 0, blocks_.size(), 0, oldest.place.to, at};
+  const Place from = channel.rows ? pool_ : oldest.place.from;
+  Arrived taken{index, oldest.chunk, 0, blocks_.size(), 0, oldest.place.to, from, at};
   const bool dropped = oldest.place.runs.empty() && oldest.chunk.message.bytes > 0;
   const PostedReceive receive{pool_bytes_, oldest.chunk.message.bytes, oldest.place.runs};
   // A watcher is told of validated chunks only, so that the CPU has to read them.
@@ -259,9 +263,9 @@ Result<std::uint64_t> Receiver::QueueBatch(std::size_t* count) {
                            one.row_count,
                            {pool_bytes_, one.chunk.message.bytes, one.runs},
                            one.to,
-                           pool_});
+                           one.from});
     } else {
-      lists_.push_back({std::span(blocks_).subspan(one.first_block, one.blocks), one.to, pool_});
+      lists_.push_back({std::span(blocks_).subspan(one.first_block, one.blocks), one.to, one.from});
     }
   }
   const auto queue = [&](std::size_t first) {
@@ -339,7 +343,10 @@ Status Receiver::GiveBack(std::uint64_t completed, std::vector<std::uint64_t>* d
 
 Status Receiver::Drain(Deadline deadline) {
   FERRY_TRY(unpacker_->Drain(deadline));
-  return GiveBack(std::numeric_limits<std::uint64_t>::max(), &drained_);
+  Status given = GiveBack(std::numeric_limits<std::uint64_t>::max(), &drained_);
+  // The unpacker tells of a refused chunk once; Progress() would take it for one in place.
+  if (!given) watch_.Fail(given.error());
+  return given;
 }
 
 }  // namespace ferry::net::plugin

@@ -26,6 +26,8 @@ struct ChunkPlace {
   // In the chunk's order, with as many bytes as the chunk; the rules of FragmentReader apply. Empty
   // for a chunk that is dropped when it has arrived.
   std::vector<PostedRun> runs;
+  // For a plugin that receives straight into memory: where the unpacker finds the message.
+  Place from{};
 };
 
 // Called with each received and validated chunk before it is unpacked; `fragments` are its pieces
@@ -49,9 +51,8 @@ struct ReceiverOptions {
   // arrived.
   std::chrono::milliseconds chunk_timeout{30'000};
   ChunkWatcher watcher;
-  // For a plugin that receives straight into memory: host memory that contains the messages of all
-  // chunks, which then takes the place of the pool. Each chunk is copied from there.
-  std::span<std::byte> landing{};
+  // The plugin receives straight into memory: each chunk is copied from its message.
+  bool straight = false;
 };
 
 // Receives chunks over several channels of a plugin that leaves messages in pieces in its pool, and
@@ -93,7 +94,8 @@ class Receiver {
   std::size_t in_flight() const noexcept { return in_flight_; }
   const LaunchTimes& launch_times() const noexcept { return launch_times_; }
   // Blocks until no copy is in flight, and returns the plugin's memory. The next Progress() reports
-  // chunks that are in place by then.
+  // chunks that are in place by then. Errors are final, as those of Progress(), except
+  // kTimedOut: copies may still be in flight.
   Status Drain(Deadline deadline);
 
  private:
@@ -115,6 +117,7 @@ class Receiver {
     std::size_t first_block = 0;
     std::size_t blocks = 0;
     Place to;
+    Place from;
     Clock::time_point at;
     // Where the GPU reads the rows, of which there are no blocks then.
     const Fragment* rows = nullptr;
@@ -127,7 +130,7 @@ class Receiver {
   Status PlacePool(cuda::DeviceApi* api);
   Status MeasurePool(const cuda::PointerInfo& info);
   bool IsDue() const;
-  std::byte* PoolOf(const Channel& channel) const;
+  static std::byte* PoolOf(const Channel& channel);
   Result<std::span<const Fragment>> FragmentsOf(const Channel& channel,
                                                 const ReceiveComm::Arrival& arrival);
   Status PostOn(std::size_t channel);
@@ -152,7 +155,7 @@ class Receiver {
   cuda::HostRegistration pool_pin_;  // for a pool in host memory
   Place pool_;
   FragmentReader reader_;
-  Fragment whole_;             // the only fragment of a message in options_.landing
+  Fragment whole_;             // the only fragment of a message without a pool
   std::vector<Block> blocks_;  // of chunks without a ticket
   std::vector<PlacedList> lists_;
   std::vector<RowsRequest> requests_;

@@ -1,6 +1,7 @@
-// Host memory that a user of the provider of plugins has registered.
+// Memory that a user of the provider of plugins has registered.
 #pragma once
 #include <cstddef>
+#include <memory>
 #include <span>
 
 #include "ferry/core/check.h"
@@ -9,10 +10,14 @@
 namespace ferry::net::plugin {
 
 // What Provider::Register() returns. Plugins register memory for each comm, so a lane registers it
-// with its comm while queued frames name it.
+// with its comm when a frame names it first, and again undoes that when the memory is gone.
 struct PluginMemory final : RegisteredMemory {
-  explicit PluginMemory(std::span<std::byte> the_memory) : memory(the_memory) {}
+  PluginMemory(std::span<std::byte> the_memory, bool is_on_gpu)
+      : memory(the_memory), on_gpu(is_on_gpu) {}
   const std::span<std::byte> memory;
+  const bool on_gpu;
+  // Watched by lanes that have registered it with their comms.
+  const std::shared_ptr<const std::byte> life = std::make_shared<const std::byte>();
 };
 
 inline const PluginMemory& PluginMemoryOf(const RegisteredRange& range) {

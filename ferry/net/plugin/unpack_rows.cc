@@ -87,6 +87,13 @@ void UnpackRows::Map(cuda::DeviceApi* api, int ordinal) {
       return;
     }
     pin_ = *std::move(pin);
+  } else if (info->bytes > 0 &&
+             info->base + info->bytes < cuda::AddressOf(handle_.meta) + sizeof(tcpx::UnpackMeta)) {
+    // A kernel that reads beyond what is pinned loses the device.
+    Log(LogLevel::kInfo, "plugin",
+        "the CPU reads the plugin's rows: only {} of their {} bytes are pinned",
+        info->base + info->bytes - cuda::AddressOf(handle_.meta), sizeof(tcpx::UnpackMeta));
+    return;
   }
   if (const auto mapped = api->MappedAddress(ordinal, handle_.meta)) {
     mapped_ = cuda::AddressOf(*mapped);

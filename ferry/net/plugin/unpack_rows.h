@@ -20,7 +20,8 @@ class UnpackRows {
   static Result<UnpackRows> Open(const ReceiveComm& comm, cuda::DeviceApi* api, Deadline deadline);
 
   std::byte* pool() const noexcept { return handle_.bounce_pool; }
-  // Lets kernels of this device read the rows: registers them, where they are ordinary host memory.
+  // Lets kernels of this device read the rows: registers them, where they are ordinary host memory,
+  // and otherwise needs all of them pinned.
   // Where that does not work the rows stay as they are, and mapped() returns null.
   void Map(cuda::DeviceApi* api, int ordinal);
   // The address for kernels of fragments that Read() has returned; null for none.

@@ -274,8 +274,9 @@ bool TcpLane::StartFrame() {
     input_.Pause();
     return false;
   }
-  if (placed->registered.memory != nullptr) {
-    Fail(LaneLoss::kBroken, RegisteredMemoryUnsupported("tcp"));
+  if (placed->registered.memory != nullptr || placed->gpu) {
+    Fail(LaneLoss::kBroken,
+         placed->gpu ? GpuMemoryUnsupported("tcp") : RegisteredMemoryUnsupported("tcp"));
     return false;
   }
   input_.Begin(**head, *placed);

@@ -121,4 +121,29 @@ TEST_P(ProviderConformance, APlacementInRegisteredMemoryEndsALaneThatDoesNotSupp
   EXPECT_TRUE(near_->AwaitClosed());
 }
 
+TEST_P(ProviderConformance, APlacementInGpuMemoryEndsALaneThatDoesNotSupportIt) {
+  if (near_host_->provider().capabilities().gpu) return;
+  for (const std::size_t bytes : {std::size_t{100}, std::size_t{100'000}}) {
+    ASSERT_NO_FATAL_FAILURE(Connect());
+    sink_.bytes.assign(bytes, kUntouchedByte);
+    iovec place{sink_.bytes.data(), bytes};
+    far_->on_frame = [&](const std::string&, std::uint64_t) -> LaneEnd::Choice {
+      Placement placement;
+      placement.memory = {&place, 1};
+      placement.gpu = true;
+      return placement;
+    };
+    near_->Attach();
+    far_->Attach();
+    near_->Send(Make(*near_, "a", bytes));
+    const auto closed = far_->AwaitClosed();
+    ASSERT_TRUE(closed);
+    EXPECT_EQ(closed->code(), Code::kUnsupported);
+    EXPECT_EQ(far_->loss(), LaneLoss::kBroken);
+    EXPECT_TRUE(near_->AwaitClosed());
+    EXPECT_EQ(std::count(sink_.bytes.begin(), sink_.bytes.end(), kUntouchedByte),
+              static_cast<std::ptrdiff_t>(bytes));
+  }
+}
+
 }  // namespace ferry::net

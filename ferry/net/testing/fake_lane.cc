@@ -248,6 +248,8 @@ void FakeLane::Offer() {
     receiving_ = Receiving::kPaused;
   } else if (prefix_.payload_bytes == 0) {
     StartPrefix();
+  } else if (placed->gpu) {
+    Fail(LaneLoss::kBroken, GpuMemoryUnsupported("fake"));
   } else {
     StartPayload(*placed);
   }

@@ -104,8 +104,9 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   const int lanes_;
   PeerPolicy policy_{config_};
   LoopSet loops_;
-  DeviceMemory device_memory_{config_};  // after loops_, to which its threads post
-  StreamWatch stream_watch_{config_};    // after loops_, to which its threads post
+  // After loops_, to which its threads post, and after the provider.
+  DeviceMemory device_memory_{config_, provider_.get()};
+  StreamWatch stream_watch_{config_};  // after loops_, to which its threads post
   RegionTable regions_;
   const std::shared_ptr<HeldMemoryPool> held_;  // shared with connections, which handles keep alive
   std::unique_ptr<net::Listener> listener_;

@@ -29,6 +29,7 @@ LaneFrame* FramePool::New(wire::Type type, std::uint64_t operation_id, bool chec
   frame->type = type;
   frame->meta.clear();
   frame->payload.clear();
+  frame->registered = {};
   frame->payload_bytes = 0;
   frame->may_splice = false;
   frame->given = false;

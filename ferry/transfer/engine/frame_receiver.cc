@@ -26,6 +26,12 @@ std::string ReadPlace(std::uint32_t slice, std::uint64_t operation) {
   return fmt::format("slice {} of read {}", slice, operation);
 }
 
+// Whether a payload for this stager's GPU goes to its place directly. A checked one does not: what
+// places payloads in GPU memory does not sum them.
+bool NeedsNoSlot(const Stager& stager, bool checked) {
+  return stager.receives_into_gpu() && !checked;
+}
+
 }  // namespace
 
 FrameReceiver::FrameReceiver(const LaneSite& site, FrameSender* frames, ReadRequests* reads,
@@ -94,6 +100,7 @@ bool FrameReceiver::Resume(Wait wait) {
 Result<Placement> FrameReceiver::OnFrame(const wire::MessageHeader& header,
                                          wire::MetaReader* reader, std::uint64_t payload_bytes) {
   arrival_.checked = (header.flags & wire::kChecked) != 0;
+  arrival_.on_gpu = false;
   arrival_.crc = header.crc;
   arrival_.bytes = payload_bytes;
   arrival_.operation = header.operation;
@@ -118,7 +125,7 @@ void FrameReceiver::OnTaken(std::size_t meta_bytes, std::uint64_t payload_bytes)
 Placement FrameReceiver::PlacePieces(What what, bool revocable) {
   arrival_.what = what;
   MoveTo(inbox_->placed() ? State::kStaging : State::kPlacing);
-  return {Placement::Action::kPlace, pieces_, revocable};
+  return {Placement::Action::kPlace, pieces_, revocable, {}, arrival_.on_gpu};
 }
 
 // Empty payloads are complete at once.
@@ -129,8 +136,8 @@ Placement FrameReceiver::Place(What what, std::span<std::byte> memory) {
   return placement;
 }
 
-// The payload goes directly into the region's memory, or into a slot if that is GPU memory. The
-// placement is revocable: deregistering stops it in the middle.
+// The payload goes directly into the region's memory, or into a slot if that is GPU memory that the
+// lane does not reach. The placement is revocable: deregistering stops it in the middle.
 Result<Placement> FrameReceiver::OnWrite(wire::MetaReader* reader) {
   wire::WriteBody body;
   if (!reader->Read(&body) || reader->rest().size() != body.blocks * sizeof(wire::BlockOnWire) ||
@@ -145,7 +152,10 @@ Result<Placement> FrameReceiver::OnWrite(wire::MetaReader* reader) {
     if (arrival_.bytes > stager->slot_bytes()) {
       return Refuse(TooLargeToStage(arrival_.bytes, *stager));
     }
-    if (!inbox_->PlaceInSlot(stager, arrival_.bytes, &pieces_)) return Pause(Wait::kSlot);
+    arrival_.on_gpu = NeedsNoSlot(*stager, arrival_.checked);
+    if (!arrival_.on_gpu && !inbox_->PlaceInSlot(stager, arrival_.bytes, &pieces_)) {
+      return Pause(Wait::kSlot);
+    }
   }
   arrival_.region = *std::move(region);
   return PlacePieces(What::kWrite, /*revocable=*/true);
@@ -166,7 +176,9 @@ Result<Placement> FrameReceiver::OnReadData(wire::MetaReader* reader) {
   const Plan& plan = *slice->operation->plan;
   LocalPieces(plan, slice->slice, &pieces_);
   Stager* const stager = PartOf(plan, slice->slice).stager;
-  if (stager != nullptr && !inbox_->PlaceInSlot(stager, arrival_.bytes, &pieces_)) {
+  arrival_.on_gpu = stager != nullptr && NeedsNoSlot(*stager, arrival_.checked);
+  if (stager != nullptr && !arrival_.on_gpu &&
+      !inbox_->PlaceInSlot(stager, arrival_.bytes, &pieces_)) {
     return Pause(Wait::kSlot);
   }
   return PlacePieces(What::kRead, /*revocable=*/false);

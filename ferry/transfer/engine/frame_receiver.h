@@ -84,6 +84,7 @@ class FrameReceiver {
   struct Arrival {
     What what = What::kWrite;
     bool checked = false;
+    bool on_gpu = false;  // pieces_ are GPU memory, into which the lane receives
     std::uint32_t crc = 0;
     std::uint64_t bytes = 0;
     std::uint64_t operation = 0;

@@ -51,8 +51,14 @@ WorkQueue& SlicePuller::QueueOf(Queue queue) {
 
 std::optional<PulledSlice> SlicePuller::Pull(Queue from, const LaneLoad& load) {
   WorkQueue& queue = QueueOf(from);
-  while (!queue.empty() && May(from, load)) {
+  while (!queue.empty()) {
     OperationRef operation = queue.front();
+    // Other lanes have taken the rest. Its limits must not hold up the operations behind it.
+    if (operation->ledger.left() == 0) {
+      queue.Pop();
+      continue;
+    }
+    if (!May(from, load)) break;
     const auto slice = operation->ledger.Pull();
     // Remove it after its last slice; a slice that is returned queues it again.
     operation->ledger.left() == 0 ? queue.Pop() : queue.Rotate();

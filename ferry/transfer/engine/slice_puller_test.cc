@@ -127,6 +127,27 @@ TEST(SlicePuller, ManySmallOperationsOfGpuMemoryAreInFlightAtOnce) {
   }
 }
 
+TEST(SlicePuller, AnOperationThatOtherLanesHaveTakenHoldsUpNone) {
+  LaneBed bed;
+  bed.context.bulk_lanes = 4;
+  bed.owner.share = 0.25;
+  SlicePuller puller(bed.site);
+  const SlicedMemory taken(2, Direction::kRead);
+  const SlicedMemory next(40, Direction::kRead);
+  for (const SlicedMemory* memory : {&taken, &next}) {
+    MarkStaged(memory->operation.get());
+    puller.Add(memory->operation);
+  }
+  EXPECT_EQ(puller.Pull(Queue::kReads, NoLoad())->operation, taken.operation);
+  EXPECT_EQ(puller.Pull(Queue::kReads, NoLoad())->operation, next.operation);
+  ASSERT_TRUE(taken.operation->ledger.Pull());  // by another lane
+  LaneLoad load = NoLoad();
+  load.reading = 3000;
+  const auto pulled = puller.Pull(Queue::kReads, load);
+  ASSERT_TRUE(pulled);
+  EXPECT_EQ(pulled->operation, next.operation);
+}
+
 TEST(SlicePuller, RequestsReadsOnlyWhileThePeerCanHoldTheAnswers) {
   const LaneBed bed;
   SlicePuller puller(bed.site);

@@ -93,8 +93,13 @@ void StagingOutbox::OnSlot(Stager* stager, StageSlot slot) {
 
 void StagingOutbox::BeginCopy(StagedFrame* staged, StageSlot slot) {
   LaneFrame* const frame = staged->frame;
+  // Checked payloads go through pinned memory, as at the receiver, whose unpacker does not sum.
+  const auto into =
+      staged->stager->sends_from_gpu() && !frame->checked ? SlotMemory::kGpu : SlotMemory::kPinned;
   // A peer may request zero bytes.
-  if (frame->payload_bytes > 0) {
+  if (frame->payload_bytes > 0 && into == SlotMemory::kGpu) {
+    frame->registered = slot.on_gpu(frame->payload_bytes);
+  } else if (frame->payload_bytes > 0) {
     frame->payload.assign(1, {slot.memory().data(), frame->payload_bytes});
   }
   staged->copy = std::make_shared<StagedCopy>();
@@ -102,7 +107,7 @@ void StagingOutbox::BeginCopy(StagedFrame* staged, StageSlot slot) {
   staged->copy->pin = std::move(staged->pin);
   staged->copy->summed = frame->checked && staged->stager->sums();
   ++slots_out_;
-  BeginGather(staged->stager, staged->copy, staged->blocks, events_->WhenCopied());
+  BeginGather(staged->stager, staged->copy, staged->blocks, events_->WhenCopied(), into);
 }
 
 std::optional<StagedFrame> StagingOutbox::TakeReady() {

@@ -63,7 +63,8 @@ Result<Stager*> DeviceMemory::StagerFor(cuda::DeviceApi* api, int ordinal) {
     FERRY_TRY_ASSIGN(stager, Stager::Create(api, ordinal,
                                             {.slot_bytes = slot,
                                              .slots = static_cast<std::uint32_t>(slots),
-                                             .by_kernel = true}));
+                                             .by_kernel = true,
+                                             .provider = provider_}));
   }
   return stager.get();
 }

@@ -19,7 +19,9 @@ namespace ferry::transfer {
 // thread.
 class DeviceMemory {
  public:
-  explicit DeviceMemory(const Config& config) : config_(config) {}
+  // `provider`: carries the payloads of connections; may be null.
+  explicit DeviceMemory(const Config& config, net::Provider* provider = nullptr)
+      : config_(config), provider_(provider) {}
 
   // Returns the stager of the GPU that owns `memory`; null for host memory, pinned memory included.
   // The first use of a GPU creates its stager, which blocks for tenths of a second. The stager is
@@ -37,6 +39,7 @@ class DeviceMemory {
   Result<Stager*> StagerFor(cuda::DeviceApi* api, int ordinal);
 
   const Config& config_;
+  net::Provider* const provider_;
   BackgroundTasks background_tasks_;  // before the stagers, whose copies may still post tasks
   std::mutex mutex_;
   std::map<int, std::unique_ptr<Stager>> stagers_;  // by ordinal; under mutex_

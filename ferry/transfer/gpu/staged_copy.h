@@ -67,9 +67,9 @@ inline Stager::Done EndOf(StagedCopyRef copy, UniqueFunction<void()> told) {
 }
 // Start a copy of `copy->slot`; `told` is called when it is over.
 inline void BeginGather(Stager* stager, const StagedCopyRef& copy, std::span<const Block> blocks,
-                        UniqueFunction<void()> told) {
+                        UniqueFunction<void()> told, SlotMemory into = SlotMemory::kPinned) {
   stager->Gather(copy->slot, blocks, EndOf(copy, std::move(told)),
-                 copy->summed ? &copy->crc : nullptr);
+                 copy->summed ? &copy->crc : nullptr, into);
 }
 inline void BeginScatter(Stager* stager, const StagedCopyRef& copy, std::span<const Block> blocks,
                          UniqueFunction<void()> told) {

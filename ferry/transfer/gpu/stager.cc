@@ -9,8 +9,10 @@
 #include <utility>
 
 #include "ferry/core/check.h"
+#include "ferry/core/log.h"
 #include "ferry/core/thread.h"
 #include "ferry/core/trace.h"
+#include "ferry/cuda/address.h"
 #include "ferry/cuda/profile_range.h"
 
 namespace ferry::transfer {
@@ -32,6 +34,8 @@ constexpr std::size_t kMinFurtherRequests = 4;
 // (docs/gotchas.md).
 constexpr std::uint32_t kMoveGroups = 64;
 constexpr int kSpins = 256;  // then yield the processor
+// Network plugins want GPU memory to begin at a page.
+constexpr std::uint64_t kRegistrationAlignment = 4096;
 constexpr auto kDrain = std::chrono::seconds(60);
 
 constexpr std::array kWays{StageWay::kToNetwork, StageWay::kFromNetwork, StageWay::kWithin};
@@ -76,6 +80,10 @@ StageSlot& StageSlot::operator=(StageSlot&& other) noexcept {
 }
 
 std::span<std::byte> StageSlot::memory() const noexcept { return stager_->MemoryOf(index_); }
+
+net::RegisteredRange StageSlot::on_gpu(std::uint64_t bytes) const noexcept {
+  return {stager_->registered_.get(), index_ * stager_->slot_bytes(), bytes};
+}
 
 // A moved-from slot has no stager, and releasing it does nothing.
 void StageSlot::Release() {
@@ -168,6 +176,28 @@ Status Stager::InitMemory() {
   std::memset(at, 0, memory_.bytes.size());
   FERRY_TRY_ASSIGN(pinned_, api_->RegisterHost(ordinal_, at, memory_.bytes.size()));
   FERRY_TRY_ASSIGN(place_, Place::OnHost(*api_, ordinal_, at));
+  // A provider may receive into this GPU and not send from it. Slots are sent from pinned memory
+  // then.
+  net::Provider* const provider = options_.provider;
+  if (provider == nullptr || provider->capabilities().gpu != ordinal_) return Ok();
+  receives_into_gpu_ = true;
+  // One launch gathers into slots of both kinds; a list for the copy engine has one kind.
+  if (!by_kernel_) return Ok();
+  const std::size_t bytes = options_.slots * options_.slot_bytes;
+  FERRY_TRY_ASSIGN(gpu_memory_, api_->AllocateDevice(ordinal_, bytes + kRegistrationAlignment));
+  const std::uint64_t base = cuda::AddressOf(gpu_memory_.data());
+  const std::uint64_t beyond = base % kRegistrationAlignment;
+  auto* const on_gpu = static_cast<std::byte*>(gpu_memory_.data()) +
+                       (beyond == 0 ? 0 : kRegistrationAlignment - beyond);
+  auto registered = provider->Register({on_gpu, bytes});
+  if (registered) {
+    registered_ = *std::move(registered);
+    gpu_place_ = Place::OnDevice(on_gpu);
+  } else {
+    Log(LogLevel::kInfo, "transfer", "memory of GPU {} is sent by way of the host: {}", ordinal_,
+        registered.error().message());
+    gpu_memory_ = {};
+  }
   return Ok();
 }
 
@@ -226,9 +256,10 @@ Stager::~Stager() {
 // ---- asking -------------------------------------------------------------------------------------
 
 void Stager::Gather(const StageSlot& slot, std::span<const Block> blocks, Done done,
-                    std::uint32_t* crc) {
+                    std::uint32_t* crc, SlotMemory into) {
   Request request{slot.index_, {blocks.begin(), blocks.end()}, std::move(done)};
   request.crc = crc;
+  request.memory = into;
   std::uint64_t at = 0;
   for (Block& block : request.blocks) {
     // Blocks lie in the slot one after another, in the order of the frame's payload.
@@ -373,7 +404,8 @@ Status Stager::Queue(StageWay way, std::span<const Request> requests, const SumS
   lists_.clear();
   for (const Request& request : requests) {
     // The blocks of the other side have absolute addresses (Place{}).
-    const Place slot = place_ + request.slot * options_.slot_bytes;
+    const Place slot = (request.memory == SlotMemory::kGpu ? gpu_place_ : place_) +
+                       request.slot * options_.slot_bytes;
     lists_.push_back({request.blocks, way == StageWay::kToNetwork ? slot : Place{},
                       way == StageWay::kFromNetwork ? slot : Place{}});
   }

@@ -18,14 +18,22 @@
 #include "ferry/core/result.h"
 #include "ferry/core/unique_function.h"
 #include "ferry/cuda/device_api.h"
+#include "ferry/net/provider.h"
 #include "ferry/transfer/counters.h"
 
 namespace ferry::transfer {
 
 class Stager;
 
-// A slot: a piece of pinned memory between a GPU and the network. The destructor returns it to its
-// stager; no copy may be in flight then. The stager must outlive its slots.
+// Where the bytes of a slot lie.
+enum class SlotMemory : unsigned char {
+  kPinned,
+  kGpu,  // registered with the provider; see Stager::sends_from_gpu()
+};
+
+// A slot: a piece of pinned memory between a GPU and the network, and of GPU memory where the
+// provider sends from there. The destructor returns it to its stager; no copy may be in flight
+// then. The stager must outlive its slots.
 class StageSlot {
  public:
   StageSlot() = default;
@@ -35,6 +43,8 @@ class StageSlot {
 
   explicit operator bool() const noexcept { return stager_ != nullptr; }
   std::span<std::byte> memory() const noexcept;
+  // The first `bytes` of its GPU memory. Needs Stager::sends_from_gpu().
+  net::RegisteredRange on_gpu(std::uint64_t bytes) const noexcept;
   void Release();
 
  private:
@@ -58,6 +68,8 @@ struct StagerOptions {
   std::uint32_t slots = 128;  // per direction
   // Copy with kernels where the GPU can run those of this build; otherwise with the copy engines.
   bool by_kernel = true;
+  // Carries the payloads; null: one that does not reach GPU memory. Must outlive the stager.
+  net::Provider* provider = nullptr;
 };
 
 // Moves slices between the memory of one GPU and pinned slots, for all connections of an endpoint.
@@ -88,6 +100,11 @@ class Stager {
   std::uint64_t slot_bytes() const noexcept { return options_.slot_bytes; }
   // Whether its copies can compute checksums.
   bool sums() const noexcept { return by_kernel_; }
+  // The provider sends slots from GPU memory. Gathering them there costs a copy within the GPU,
+  // which is little beside the network, also for a slice that is one block.
+  bool sends_from_gpu() const noexcept { return registered_ != nullptr; }
+  // The provider places payloads in memory of this GPU, without slots.
+  bool receives_into_gpu() const noexcept { return receives_into_gpu_; }
   int ordinal() const noexcept { return ordinal_; }
 
   // Returns a slot; if none is free, returns nullopt and calls `given` later, once, in order of the
@@ -101,7 +118,7 @@ class Stager {
   // Needs sums() if `crc` is not null: before `done` with ok, the CRC-32C of the bytes is stored
   // there, as the GPU has read them from their source.
   void Gather(const StageSlot& slot, std::span<const Block> blocks, Done done,
-              std::uint32_t* crc = nullptr);
+              std::uint32_t* crc = nullptr, SlotMemory into = SlotMemory::kPinned);
   // Copies from the slot into GPU memory; otherwise as Gather.
   void Scatter(const StageSlot& slot, std::span<const Block> blocks, Done done,
                std::uint32_t* crc = nullptr);
@@ -123,6 +140,7 @@ class Stager {
     Done done;
     Clock::time_point begin_by = Clock::time_point::max();
     std::uint32_t* crc = nullptr;  // where its checksum goes; null: not wanted
+    SlotMemory memory = SlotMemory::kPinned;
   };
   // What a launch needs while it is in flight.
   struct Ticket {
@@ -181,6 +199,10 @@ class Stager {
   HugeMemory memory_;
   cuda::HostRegistration pinned_;  // memory_
   Place place_;                    // of memory_
+  bool receives_into_gpu_ = false;
+  cuda::DeviceBuffer gpu_memory_;                      // of the slots towards the network
+  Place gpu_place_;                                    // of those
+  std::unique_ptr<net::RegisteredMemory> registered_;  // the same; null: not sent from there
   std::array<Side, 3> sides_;
   std::vector<PlacedList> lists_;  // used by the thread; kept to reuse its memory
 

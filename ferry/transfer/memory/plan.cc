@@ -19,8 +19,8 @@ constexpr std::uint64_t kMinStagedSlice = 128 * kKiB;
 
 SliceSizes SizesOf(const PlanPart& part, Direction direction, const PlanLimits& limits) {
   const std::uint64_t most = std::min(limits.slice_bytes, part.most_slice);
-  // Only where GPU memory is involved does a part have a limit of its own.
-  if (direction == Direction::kRead || part.most_slice >= limits.slice_bytes) {
+  // Only where GPU memory is involved does a part have a limit of its own, which may be larger.
+  if (direction == Direction::kRead || part.most_slice == PlanPart().most_slice) {
     return SliceSizes::Equal(most);
   }
   return {.least = std::min(most, kMinStagedSlice), .most = most, .takers = limits.lanes};

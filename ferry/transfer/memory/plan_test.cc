@@ -190,6 +190,24 @@ TEST(Plan, AWriteThroughStagingSlotsBeginsAndEndsWithSmallerSlices) {
   EXPECT_EQ(bytes_of(Direction::kRead), std::vector<std::uint64_t>(256, 256 * kKiB));
 }
 
+TEST(Plan, SmallerSlicesDoNotDependOnTheSettingForHostMemory) {
+  BlockList list;
+  list.Add({.dst = 0, .src = 0, .len = 64 * kMiB});
+  PlanPart part = Part(0, list);
+  for (const std::uint64_t most_slice : {kMiB, 2 * kMiB}) {
+    part.most_slice = most_slice;
+    const auto plan = MakePlan(Direction::kWrite, {}, {part}, {.slice_bytes = kMiB, .lanes = 16});
+    ASSERT_TRUE(plan);
+    EXPECT_EQ((*plan)->slices.front().range.bytes, 128 * kKiB) << most_slice;
+    EXPECT_EQ((*plan)->slices.back().range.bytes, 128 * kKiB) << most_slice;
+    EXPECT_EQ((*plan)->slice_bytes, kMiB);
+  }
+  part.most_slice = ~std::uint64_t{0};  // host memory on both sides
+  const auto plan = MakePlan(Direction::kWrite, {}, {part}, {.slice_bytes = kMiB, .lanes = 16});
+  ASSERT_TRUE(plan);
+  EXPECT_EQ((*plan)->slices.size(), 64U);
+}
+
 TEST(Plan, NeighboursAreMergedIntoOneBlockOnTheWire) {
   BlockList list;
   for (std::uint64_t i = 0; i < 8; ++i) list.Add({.dst = 10 + i, .src = 20 + i, .len = 1});

@@ -24,13 +24,17 @@ using ::testing::HasSubstr;
 
 constexpr const char* kHost = "127.0.0.1";
 
-std::unique_ptr<Provider> Over(StandIn& standin, std::uint64_t chunk_bytes = 512 * 1024) {
+// A simulated GPU that network cards reach.
+DeviceChoice OneGpu() { return DeviceChoice::Simulated("1:1:open"); }
+
+std::unique_ptr<Provider> Over(StandIn& standin, std::uint64_t chunk_bytes = 512 * 1024,
+                               const DeviceChoice& devices = DeviceChoice::None()) {
   // Before the provider, with the variables that the plugin needs.
   const auto opened = standin.Open();
   EXPECT_TRUE(opened) << opened.error().ToString();
   Config config;
   config.provider = "plugin:" + standin.path();
-  config.devices = DeviceChoice::None();
+  config.devices = devices;
   auto provider = CreateProvider(config, tcp::CreateProvider(), chunk_bytes);
   EXPECT_TRUE(provider) << provider.error().ToString();
   return *std::move(provider);
@@ -58,25 +62,32 @@ class PluginTarget : public ConformanceTarget {
 
 class StandInTarget final : public PluginTarget {
  public:
-  explicit StandInTarget(const Variables& variables) : standin_(variables) {}
+  explicit StandInTarget(const Variables& variables,
+                         const DeviceChoice& devices = DeviceChoice::None())
+      : standin_(variables), devices_(devices) {}
   ~StandInTarget() override { EXPECT_EQ(standin_.Misuse(), ""); }
-  std::unique_ptr<Provider> MakeProvider() override { return Over(standin_); }
+  std::unique_ptr<Provider> MakeProvider() override { return Over(standin_, 512 * 1024, devices_); }
 
  private:
   StandIn standin_;
+  const DeviceChoice devices_;
 };
 
 // The library's own plugin for NCCL, which receives straight into memory.
 class StraightTarget final : public PluginTarget {
  public:
+  explicit StraightTarget(const DeviceChoice& devices = DeviceChoice::None()) : devices_(devices) {}
   std::unique_ptr<Provider> MakeProvider() override {
     Config config;
     config.provider = std::string("plugin:") + FERRY_NCCL_PLUGIN;
-    config.devices = DeviceChoice::None();
+    config.devices = devices_;
     auto provider = CreateProvider(config, tcp::CreateProvider());
     EXPECT_TRUE(provider) << provider.error().ToString();
     return *std::move(provider);
   }
+
+ private:
+  const DeviceChoice devices_;
 };
 
 std::unique_ptr<ConformanceTarget> Make(const Variables& variables) {
@@ -95,10 +106,20 @@ INSTANTIATE_TEST_SUITE_P(
         ConformanceCase{"Straight",
                         []() -> std::unique_ptr<ConformanceTarget> {
                           return std::make_unique<StraightTarget>();
+                        }},
+        // Host memory on a machine with a GPU.
+        ConformanceCase{
+            "StandInWithGpu",
+            []() -> std::unique_ptr<ConformanceTarget> {
+              return std::make_unique<StandInTarget>(Variables{{"FRAGMENTS", "random"}}, OneGpu());
+            }},
+        ConformanceCase{"StraightWithGpu",
+                        []() -> std::unique_ptr<ConformanceTarget> {
+                          return std::make_unique<StraightTarget>(OneGpu());
                         }}),
     ConformanceCaseName);
 
-TEST(PluginProvider, RefusesToRegisterGpuMemory) {
+TEST(PluginProvider, RefusesToRegisterGpuMemoryThatNetworkCardsDoNotReach) {
   StandIn standin(Variables{});
   ASSERT_TRUE(standin.Open());
   Config config;

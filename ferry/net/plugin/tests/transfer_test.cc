@@ -14,6 +14,7 @@
 #include "ferry/cuda/testing/forwarding_devices.h"
 #include "ferry/net/plugin/plugin_log.h"
 #include "ferry/net/plugin/tests/testing/standin.h"
+#include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::net::plugin {
 namespace {
@@ -27,6 +28,8 @@ using plugin::testing::StandIn;
 using plugin::testing::Variables;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using transfer::Must;
+using transfer::Soon;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr std::size_t kChunks = 24;
@@ -37,13 +40,6 @@ constexpr std::size_t kChunkBytes = 512 * kKiB;
 constexpr int kTagBase = 5;
 constexpr std::byte kPoison{0xDB};
 
-Deadline Soon() { return Deadline::After(std::chrono::seconds(60)); }
-
-template <class T>
-T Must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  return *std::move(result);
-}
 void MustBe(const Status& status) {
   if (!status) throw std::runtime_error(status.error().message());
 }
@@ -359,6 +355,65 @@ TEST(PluginTransfer, WhatIsInPlaceAfterADrainIsTold) {
     MustBe(bed.receiver->Progress(&received));
   }
   EXPECT_THAT(received, ::testing::ElementsAre(0, 1));
+}
+
+// A drain finds out what the GPU has said, too, and no later call takes the chunk for one in place.
+TEST(PluginTransfer, AChunkThatTheGpuRefusesDuringADrainIsNeverToldAsInPlace) {
+  Bed bed({{"FAULT", "overlap@2"}}, UnpackBy::kKernel, 1, 3 * kChunkBytes);
+  bed.Begin();
+  bed.simulated()->Pause();
+  std::vector<std::uint64_t> ids;
+  const Deadline timeout = Soon();
+  while (bed.receiver->launch_times().chunks < 3 && !timeout.expired()) {
+    MustBe(bed.sender->Progress(&ids));
+    MustBe(bed.receiver->Progress(&ids));
+  }
+  bed.simulated()->Resume();
+  const Status drained = bed.receiver->Drain(Soon());
+  ASSERT_FALSE(drained);
+  EXPECT_EQ(drained.error().code(), Code::kCorrupt);
+  EXPECT_THAT(drained.error().message(), HasSubstr("receiving chunk 1 (offset 524288"));
+  std::vector<std::uint64_t> received;
+  const Status later = bed.receiver->Progress(&received);
+  ASSERT_FALSE(later);
+  EXPECT_EQ(later.error().message(), drained.error().message());
+  EXPECT_THAT(received, ::testing::IsEmpty());
+}
+
+// As memory of another library is, of which a page has been registered.
+TEST(PluginTransfer, RowsOfWhichOnlyAPartIsPinnedAreReadByTheCpu) {
+  constexpr std::size_t kBytes = 20 * kChunkBytes;
+  const auto devices = cuda::kSimulatedCases[0].make();
+  cuda::DeviceApi& api = devices->api();
+  MustBe(api.MakeCurrent(0));
+  StandIn stand_in(Variables{});
+  Ends ends = Must(plugin::testing::Connect(Must(stand_in.Open()), 1, Soon()));
+  // The handle lies in host memory.
+  const auto& handle =
+      *static_cast<const tcpx::UnpackHandle*>(ends.receivers[0]->device_handle().handle);
+  const auto page = Must(api.RegisterHost(0, handle.meta, 4096));
+  UnpackerOptions options;
+  options.kind = cuda::CopyKind::kHostToDevice;
+  const auto unpacker = Must(Unpacker::Create(&api, 0, options));
+  Target target(&api, kBytes);
+  const Pages source = MakePattern(kBytes, 3);
+  Sender sender(std::move(ends.senders), std::chrono::seconds(30));
+  const auto receiver =
+      Must(Receiver::Create(&api, unpacker.get(), std::move(ends.receivers), {}, Soon()));
+  const auto sent = Must(sender.comm(0).Register(source.get(), kBytes, /*on_gpu=*/false));
+  const auto received = Must(receiver->comm(0).Register(target.data(), kBytes, /*on_gpu=*/true));
+  for (std::uint64_t id = 0, at = 0; at < kBytes; ++id, at += kChunkBytes) {
+    receiver->Receive(0, {id, at, {target.data() + at, kChunkBytes, 0, received.mr()}},
+                      {target.place(), {{at, kChunkBytes}}});
+    sender.Send(0, {id, at, {source.get() + at, kChunkBytes, 0, sent.mr()}});
+  }
+  std::vector<std::uint64_t> ids;
+  for (const Deadline timeout = Soon(); receiver->in_flight() > 0 && !timeout.expired();) {
+    MustBe(sender.Progress(&ids));
+    MustBe(receiver->Progress(&ids));
+  }
+  const auto got = target.Look();
+  EXPECT_TRUE(std::equal(got.begin(), got.end(), source.get()));
 }
 
 TEST(PluginTransfer, MoreThanTheUnpackerTakesAtOnceIsUnpackedInParts) {

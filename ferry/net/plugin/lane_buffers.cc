@@ -1,0 +1,69 @@
+// Makes, keeps and hands out buffers of lanes.
+#include "ferry/net/plugin/lane_buffers.h"
+
+#include <utility>
+
+#include "ferry/cuda/address.h"
+
+namespace ferry::net::plugin {
+namespace {
+
+// Pieces of all chunks of the window, where each is as scattered as a row of the plugin's can be.
+constexpr std::uint64_t kMaxPieces = std::uint64_t{1} << 15;
+
+Status AddGpuSlots(const LaneGpu& gpu, std::size_t bytes, LaneBuffers* buffers) {
+  FERRY_TRY_ASSIGN(buffers->gpu_memory,
+                   gpu.api->AllocateDevice(gpu.ordinal, bytes + kGpuRegistrationAlignment));
+  auto* const at = static_cast<std::byte*>(buffers->gpu_memory.data());
+  const std::uint64_t beyond = cuda::AddressOf(at) % kGpuRegistrationAlignment;
+  buffers->gpu_slots = {at + (beyond == 0 ? 0 : kGpuRegistrationAlignment - beyond), bytes};
+  return Ok();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<LaneBuffers>> MakeBuffers(const LaneGpu& gpu, const BufferShape& shape) {
+  auto buffers = std::make_unique<LaneBuffers>();
+  FERRY_TRY_ASSIGN(buffers->slots, MapHugePages(shape.slots * shape.chunk_bytes));
+  std::byte* const at = buffers->slots.bytes.data();
+  buffers->slots_place = Place::OnDevice(at);
+  UnpackerOptions options;
+  options.by = UnpackBy::kHost;
+  options.most_pieces = kMaxPieces;
+  if (gpu) {
+    FERRY_TRY_ASSIGN(buffers->pin,
+                     gpu.api->RegisterHost(gpu.ordinal, at, buffers->slots.bytes.size()));
+    FERRY_TRY_ASSIGN(buffers->slots_place, Place::OnHost(*gpu.api, gpu.ordinal, at));
+    if (shape.gpu_slots > 0) {
+      FERRY_TRY(AddGpuSlots(gpu, shape.gpu_slots * shape.chunk_bytes, buffers.get()));
+    }
+    options.by = UnpackBy::kAuto;
+    options.kind =
+        shape.gpu_slots > 0 ? cuda::CopyKind::kDeviceToDevice : cuda::CopyKind::kHostToDevice;
+  }
+  FERRY_TRY_ASSIGN(buffers->unpacker, Unpacker::Create(gpu.api, gpu.ordinal, options));
+  return buffers;
+}
+
+Result<std::unique_ptr<LaneBuffers>> LaneBufferPool::Take(const LaneGpu& gpu,
+                                                          const BufferShape& shape) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!kept_.empty()) {
+      auto buffers = std::move(kept_.back());
+      kept_.pop_back();
+      return buffers;
+    }
+  }
+  return MakeBuffers(gpu, shape);
+}
+
+void LaneBufferPool::Give(std::unique_ptr<LaneBuffers> buffers) {
+  // With an error, or a copy that has not ended, they are of no use.
+  const auto completed = buffers->unpacker->Completed();
+  if (!completed || buffers->unpacker->in_flight() > 0) return;
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(buffers));
+}
+
+}  // namespace ferry::net::plugin

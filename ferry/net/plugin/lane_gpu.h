@@ -1,0 +1,31 @@
+// The GPU of a provider's lanes.
+#pragma once
+#include <cstddef>
+#include <memory>
+
+#include "ferry/core/result.h"
+#include "ferry/cuda/device_api.h"
+
+namespace ferry::net::plugin {
+
+class LaneBufferPool;
+
+// The GPU whose memory the lanes of a provider send and receive; none without `api`.
+struct LaneGpu {
+  cuda::DeviceApi* api = nullptr;
+  int ordinal = 0;
+  std::shared_ptr<LaneBufferPool> buffers = nullptr;  // shared with lanes; with `api`
+
+  explicit operator bool() const noexcept { return api != nullptr; }
+  // Plugins ask CUDA which GPU is current, and want it to be the comm's: call before them.
+  Status MakeCurrent() const { return api == nullptr ? Ok() : api->MakeCurrent(ordinal); }
+};
+
+// GPUDirect-TCPX registers GPU memory from such an address on.
+inline constexpr std::size_t kGpuRegistrationAlignment = 4096;
+
+// Lets the GPU read a plugin's pool in host memory, which all lanes of the process share, for the
+// life of the process. Does nothing where it is another kind of memory. Errors: those of DeviceApi.
+Status PinPool(const LaneGpu& gpu, std::byte* pool, std::size_t bytes);
+
+}  // namespace ferry::net::plugin
