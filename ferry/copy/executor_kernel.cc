@@ -264,7 +264,7 @@ Status LaunchNothing(cuda::DeviceApi* api, cuda::StreamRef stream) {
 }  // namespace
 
 Status LoadCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream) {
-  const Status launched = LaunchNothing(api, stream);
+  Status launched = LaunchNothing(api, stream);
   if (launched || launched.error().code() != Code::kUnsupported) return launched;
   FERRY_TRY_ASSIGN(const auto device, api->Describe(stream.ordinal()));
   const std::string targets = cuda::DeviceCodeTargets();
