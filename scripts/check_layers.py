@@ -52,7 +52,7 @@ ALLOWED = {
     "tools": TOOLS | {"tools/" + room for room in TOOL_ROOMS},
     **{"tools/" + room: TOOLS | {"tools/support"} for room in TOOL_ROOMS},
 }
-PRIM_USERS = {"copy", "unpack", "kernels"}  # in device code only
+PRIM_USERS = {"copy", "unpack", "kernels", "tools/bench"}  # in device code only
 DEVICE_SUFFIXES = {".cu", ".cuh"}
 SUFFIXES = {".h", ".cc"} | DEVICE_SUFFIXES
 SOURCES = ("ferry", "bindings")

@@ -36,7 +36,7 @@ class DeviceExecutor {
  public:
   virtual ~DeviceExecutor() = default;
 
-  // "dma", "host", "kernel" or "auto"; static storage.
+  // "dma", "host" or "kernel"; static storage.
   virtual std::string_view name() const noexcept = 0;
 
   // Returns when all work is queued; the bytes are in place when the stream has completed it. Until
@@ -95,8 +95,12 @@ struct KernelExecutorOptions {
 
 // Loads the kernels of these executors on the device of the stream, which should be idle. Otherwise
 // CUDA loads them at the first launch, and then waits for all work of the device, including streams
-// that wait for flags (docs/gotchas.md). Errors: those of DeviceApi.
+// that wait for flags (docs/gotchas.md). Errors: kUnsupported, naming the device and the fix, where
+// this build has no code for the device or CUDA cannot load it; those of DeviceApi.
 Status LoadCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream);
+// As LoadCopyKernels(), but returns false instead of kUnsupported: use MakeDmaExecutor() then. The
+// first time for a device of the process, logs a warning.
+Result<bool> HaveCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream);
 
 // One kernel launch for all lists of a call (several for more blocks than fit). For many small
 // blocks: a kernel accesses pinned host memory directly, at the speed of the bus. Allocates pinned
@@ -108,12 +112,6 @@ Result<std::unique_ptr<DeviceExecutor>> MakeKernelExecutor(
 // The same with checksums.
 Result<std::unique_ptr<SummingExecutor>> MakeSummingExecutor(
     cuda::DeviceApi* api, int ordinal, const KernelExecutorOptions& options = {});
-
-// Uses "dma" or "kernel", whichever is predicted to be faster for the list on this GPU. The first
-// call of the process for a GPU measures both there, which blocks for well under a second. Errors:
-// those of DeviceApi, and of MakeKernelExecutor().
-Result<std::unique_ptr<DeviceExecutor>> MakeAutoExecutor(cuda::DeviceApi* api, int ordinal,
-                                                         const KernelExecutorOptions& options = {});
 
 struct PrepareOptions {
   std::uint32_t groups = 0;  // thread blocks; 0: as the kernel executor

@@ -13,7 +13,6 @@
 #include <tuple>
 #include <vector>
 
-#include "ferry/copy/copy_costs.h"
 #include "ferry/copy/executor_host.h"
 #include "ferry/copy/testing/copy_bed.h"
 #include "ferry/core/units.h"
@@ -327,8 +326,6 @@ TEST_P(DeviceExecutorTest, ACallThatUndoesTheOneBeforeSeesAllOfIt) {
   EXPECT_TRUE(bed_->Look(&src) == source);
 }
 
-std::unique_ptr<DeviceExecutor> MakeAuto(DeviceApi* api) { return Must(MakeAutoExecutor(api, 0)); }
-
 const auto kExecutors = ::testing::Values(
     ExecutorCase{"dma", MakeDma}, ExecutorCase{"kernel", MakeKernel},
     ExecutorCase{"host", MakeHost}, ExecutorCase{"small", MakeSmallKernel},
@@ -342,11 +339,6 @@ INSTANTIATE_TEST_SUITE_P(Simulated, DeviceExecutorTest,
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(Gpu, DeviceExecutorTest,
                          ::testing::Combine(::testing::Values(cuda::kRealCase), kExecutors,
-                                            kDirections),
-                         CaseName);
-INSTANTIATE_TEST_SUITE_P(GpuAuto, DeviceExecutorTest,
-                         ::testing::Combine(::testing::Values(cuda::kRealCase),
-                                            ::testing::Values(ExecutorCase{"auto", MakeAuto}),
                                             kDirections),
                          CaseName);
 
@@ -372,36 +364,6 @@ TEST(KernelExecutor, WhatAFailedCallHasWrittenIsNotCopiedByTheNext) {
   bed.Finish();
   std::copy_n(source.begin() + 1001, 100, expected.begin() + 1000);
   EXPECT_TRUE(bed.Look(&dst) == expected);
-}
-
-// ---- the costs ----------------------------------------------------------------------------------
-
-CopyCost CostOf(double fixed, double each_of_smallest, double factor) {
-  std::array<CopyCost::Point, CopyCost::kSizes> points;
-  double each = each_of_smallest;
-  for (auto& point : points) {
-    point = {fixed + each, each};
-    each *= factor;
-  }
-  return CopyCost(fixed, points);
-}
-
-TEST(CopyCost, OfManyBlocksIsTheFixedPartAndEachOfThem) {
-  const CopyCost cost = CostOf(1e-5, 1e-6, 2);
-  CopyCost::Sum sum(&cost);
-  for (int i = 0; i < 100; ++i) sum.Add(4096);
-  EXPECT_NEAR(sum.seconds(), 1e-5 + 100 * 4e-6, 1e-9);
-}
-
-TEST(CopyCost, BetweenTwoSizesLiesBetweenTheirs) {
-  const CopyCost cost = CostOf(1e-5, 1e-6, 4);
-  EXPECT_NEAR(cost.At(2048).each, 8e-6, 1e-9);
-  EXPECT_NEAR(cost.At(1).each, 1e-6, 1e-9);
-}
-
-TEST(CopyCost, BeyondTheLargestSizeGrowsInProportion) {
-  const CopyCost cost = CostOf(1e-5, 1e-6, 4);
-  EXPECT_NEAR(cost.At(std::uint64_t{8} << 20).each, 2 * cost.At(std::uint64_t{4} << 20).each, 1e-9);
 }
 
 }  // namespace

@@ -1,7 +1,12 @@
 // The executor that copies block lists by a kernel.
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <mutex>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,8 +16,11 @@
 #include "ferry/copy/sum_kernel.h"
 #include "ferry/core/check.h"
 #include "ferry/core/crc32c_parts.h"
+#include "ferry/core/fork.h"
+#include "ferry/core/log.h"
 #include "ferry/core/units.h"
 #include "ferry/cuda/address.h"
+#include "ferry/cuda/open_devices.h"
 
 namespace ferry {
 namespace {
@@ -236,9 +244,14 @@ class KernelExecutor final : public SummingExecutor {
   std::vector<cuda::Event> free_;
 };
 
-}  // namespace
+// The devices without kernels that the log has named.
+struct WarnedDevices {
+  std::mutex mutex;
+  std::set<std::pair<cuda::DeviceApi*, int>> devices;  // under mutex
+};
 
-Status LoadCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream) {
+// One launch of each kernel, which only loads it.
+Status LaunchNothing(cuda::DeviceApi* api, cuda::StreamRef stream) {
   for (const bool words : {false, true}) {
     BlockKernelArguments nothing;
     nothing.words = words;
@@ -246,6 +259,40 @@ Status LoadCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream) {
   }
   FERRY_TRY(cuda::LaunchKernel(*api, stream, kSumKernel, SumKernelArguments{}));
   return api->Wait(stream, Deadline::After(kRoomTimeout));
+}
+
+}  // namespace
+
+Status LoadCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream) {
+  Status launched = LaunchNothing(api, stream);
+  if (launched || launched.error().code() != Code::kUnsupported) return launched;
+  FERRY_TRY_ASSIGN(const auto device, api->Describe(stream.ordinal()));
+  const std::string targets = cuda::DeviceCodeTargets();
+  const bool hopper = device.compute_major == 9 && device.compute_minor == 0;
+  return Error(
+      Code::kUnsupported,
+      fmt::format("GPU {} ({}, compute capability {}.{}) cannot run the kernels of this build, "
+                  "which has code for {}: {}, -DFERRY_CUDA_ARCH={}{}{}-real "
+                  "(CMAKE_CUDA_ARCHITECTURES)",
+                  stream.ordinal(), device.name, device.compute_major, device.compute_minor,
+                  targets.empty() ? "no GPU" : targets, launched.error().message(),
+                  device.compute_major, device.compute_minor, hopper ? "a" : ""));
+}
+
+Result<bool> HaveCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream) {
+  const Status loaded = LoadCopyKernels(api, stream);
+  if (loaded) return true;
+  if (loaded.error().code() != Code::kUnsupported) return loaded.error();
+  static PerProcess<WarnedDevices> all;
+  WarnedDevices& warned = all.Get();
+  const std::lock_guard lock(warned.mutex);
+  if (warned.devices.emplace(api, stream.ordinal()).second) {
+    Log(LogLevel::kWarn, "copy",
+        "copy engines move the data of GPU {}, and the CPU computes its checksums, which is slow "
+        "for small blocks: {}",
+        stream.ordinal(), loaded.error().message());
+  }
+  return false;
 }
 
 std::uint32_t ReadSum(const SumSheet& sheet, std::size_t list, std::uint64_t bytes) noexcept {

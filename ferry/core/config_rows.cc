@@ -27,13 +27,13 @@ bool IsInterfaceList(std::string_view text) {
          text.find('^', 1) == std::string_view::npos && text != "^";
 }
 
-// Simulated devices (simulated:N or simulated:N:SEED, and ":open" after it for memory that network
-// cards reach) are for tests and not documented.
+// Simulated devices (simulated:N or simulated:N:SEED, then ":open" for memory that network cards
+// reach, then ":no-kernels" for devices that run none) are for tests and not documented.
 bool IsDevices(std::string_view text) {
   const std::string_view simulation = text.substr(std::min(text.find(':'), text.size()));
   return text == "auto" || text == "none" ||
          (simulation.size() > 1 &&
-          simulation.find_first_not_of("0123456789:open") == std::string_view::npos);
+          simulation.find_first_not_of("0123456789:open:no-kernels") == std::string_view::npos);
 }
 
 bool IsSecret(std::string_view text) {

@@ -138,7 +138,7 @@ TEST(Config, AcceptsBothEndsOfEveryRangeAndNothingBeyond) {
       {"zero_copy_send", {"auto", "on", "off"}, {"", "ON"}},
       {"checksum", {"on", "off"}, {"", "auto"}},
       {"devices",
-       {"auto", "none", "simulated:2", "simulated:2:77"},
+       {"auto", "none", "simulated:2", "simulated:2:77", "simulated:2:no-kernels"},
        {"", "all", "simulated", "simulated:", "simulated:two"}},
       {"cuda_ipc", {"auto", "off"}, {"", "on"}},
       {"stage_slice_bytes", {"4KiB", "16MiB"}, {"4095", "16777217"}},

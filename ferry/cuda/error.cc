@@ -11,6 +11,7 @@ namespace {
 
 constexpr const char* kFixTheCall = "check the address, size, stream and device of the call";
 constexpr const char* kRestart = "the device is lost to this process; restart it to use the device";
+constexpr const char* kBuildForThisGpu = "build with FERRY_CUDA_ARCH for this GPU";
 constexpr const char* kCheckDriver = "compare with what nvidia-smi shows of driver and GPUs";
 
 struct Row {
@@ -46,27 +47,34 @@ constexpr Row kRows[] = {
      "CUDA-capable device(s) is/are busy or unavailable",
      "see with nvidia-smi who uses the GPU, and its compute mode"},
     {98, Code::kUnsupported, false, "cudaErrorInvalidDeviceFunction", "invalid device function",
-     "build with FERRY_CUDA_ARCH for this GPU"},
+     kBuildForThisGpu},
     {100, Code::kUnsupported, false, "cudaErrorNoDevice", "no CUDA-capable device is detected",
      "see with nvidia-smi whether there is a GPU, and check CUDA_VISIBLE_DEVICES"},
     {101, Code::kInvalidArgument, false, "cudaErrorInvalidDevice", "invalid device ordinal",
      kFixTheCall},
     {200, Code::kUnsupported, false, "cudaErrorInvalidKernelImage",
-     "device kernel image is invalid", "build with FERRY_CUDA_ARCH for this GPU"},
+     "device kernel image is invalid", kBuildForThisGpu},
     {201, Code::kInvalidArgument, false, "cudaErrorDeviceUninitialized", "invalid device context",
      "an allocation can be imported in other processes only, on a device that works"},
     {205, Code::kUnavailable, false, "cudaErrorMapBufferObjectFailed",
      "mapping of buffer object failed", "free what was imported and is not needed any more"},
     {209, Code::kUnsupported, false, "cudaErrorNoKernelImageForDevice",
-     "no kernel image is available for execution on the device",
-     "build with FERRY_CUDA_ARCH for this GPU"},
+     "no kernel image is available for execution on the device", kBuildForThisGpu},
     {214, Code::kDeviceLost, true, "cudaErrorECCUncorrectable",
      "uncorrectable ECC error encountered", kRestart},
     {217, Code::kUnsupported, false, "cudaErrorPeerAccessUnsupported",
      "peer access is not supported between these two devices",
      "copy between them instead; copies need no peer access"},
+    {218, Code::kUnsupported, false, "cudaErrorInvalidPtx", "a PTX JIT compilation failed",
+     kBuildForThisGpu},
     {220, Code::kDeviceLost, true, "cudaErrorNvlinkUncorrectable",
      "uncorrectable NVLink error detected during the execution", kRestart},
+    {221, Code::kUnsupported, false, "cudaErrorJitCompilerNotFound",
+     "PTX JIT compiler library not found", kBuildForThisGpu},
+    {222, Code::kUnsupported, false, "cudaErrorUnsupportedPtxVersion",
+     "the provided PTX was compiled with an unsupported toolchain.", kBuildForThisGpu},
+    {223, Code::kUnsupported, false, "cudaErrorJitCompilationDisabled",
+     "PTX JIT compilation was disabled", kBuildForThisGpu},
     {226, Code::kDeviceLost, true, "cudaErrorContained",
      "Invalid access of peer GPU memory over nvlink or a hardware error", kRestart},
     {304, Code::kInternal, false, "cudaErrorOperatingSystem",

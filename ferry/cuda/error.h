@@ -17,6 +17,7 @@ enum class Fault : int {
   kInvalidDevice = 101,
   kDeviceUninitialized = 201,
   kMapBufferObjectFailed = 205,
+  kNoKernelImageForDevice = 209,
   kPeerAccessUnsupported = 217,
   kInvalidResourceHandle = 400,
   kNotReady = 600,

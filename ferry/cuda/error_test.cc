@@ -58,8 +58,9 @@ TEST(CudaError, EveryFaultHasItsRow) {
        {Fault::kInvalidValue, Fault::kMemoryAllocation, Fault::kInsufficientDriver,
         Fault::kNoDevice, Fault::kInvalidDevice, Fault::kDeviceUninitialized,
         Fault::kMapBufferObjectFailed, Fault::kPeerAccessUnsupported, Fault::kInvalidResourceHandle,
-        Fault::kNotReady, Fault::kIllegalAddress, Fault::kPeerAccessAlreadyEnabled,
-        Fault::kHostMemoryAlreadyRegistered, Fault::kLaunchFailure, Fault::kNotSupported}) {
+        Fault::kNoKernelImageForDevice, Fault::kNotReady, Fault::kIllegalAddress,
+        Fault::kPeerAccessAlreadyEnabled, Fault::kHostMemoryAlreadyRegistered,
+        Fault::kLaunchFailure, Fault::kNotSupported}) {
     EXPECT_NE(CudaError(fault, "").code(), Code::kInternal) << static_cast<int>(fault);
   }
 }

@@ -36,6 +36,11 @@ std::optional<T> TakeNumber(std::string_view* text) {
 Result<SimulationOptions> ParseSimulated(const std::string& text) {
   std::string_view rest = text;
   SimulationOptions options;
+  constexpr std::string_view kNoKernels = ":no-kernels";
+  if (rest.ends_with(kNoKernels)) {
+    options.kernels = false;
+    rest.remove_suffix(kNoKernels.size());
+  }
   constexpr std::string_view kOpen = ":open";
   if (rest.size() > kOpen.size() && rest.substr(rest.size() - kOpen.size()) == kOpen) {
     options.network_access = true;

@@ -461,6 +461,10 @@ Status SimulatedDevices::Copy(StreamRef stream, CopyKind kind, std::span<const C
 Status SimulatedDevices::Launch(StreamRef stream, const Kernel& kernel,
                                 std::span<const std::byte> arguments) {
   const std::string tried = fmt::format("launching {}", kernel.name);
+  if (!options_.kernels) {
+    return CudaError(Fault::kNoKernelImageForDevice,
+                     fmt::format("{} on device {}", tried, stream.ordinal()));
+  }
   FERRY_TRY_ASSIGN(const auto fault, BeginWork(stream, FaultPoint::kLaunch, tried));
   if (kernel.emulate == nullptr) {
     return Error(Code::kUnsupported,

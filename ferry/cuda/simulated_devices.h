@@ -28,6 +28,7 @@ struct SimulationOptions {
   std::uint64_t pinned_bytes = 1 << 30;
   bool flags = true;        // WaitForFlag() and WriteFlag() are supported
   bool peer_access = true;  // between all devices
+  bool kernels = true;      // false: every launch fails as on a GPU that the build has no code for
   // The CPU may access device memory, as network cards access a GPU's.
   bool network_access = false;
 };

@@ -39,4 +39,10 @@ __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" : : "n"(kGroups) : "memory");
 }
 
+// cp.async.wait_all: blocks until all copies of this thread have ended, those included that are in
+// no group yet: EndCopyGroup() and WaitForCopies<0>() in one.
+__device__ __forceinline__ void WaitForAllCopies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 }  // namespace ferry::prim

@@ -30,12 +30,11 @@ __device__ __forceinline__ void RunPipeline(int count, const Load& load, const C
     for (int i = 0; i < count; ++i) {
       if (i > 0) Scope::Wait();
       load(i, 0);
-      EndCopyGroup();
-      WaitForCopies<0>();
+      WaitForAllCopies();
       Scope::Wait();
       compute(i, 0);
     }
-    WaitForCopies<0>();  // those from before, where there was no round
+    WaitForAllCopies();  // those from before, where there was no round
   } else {
     // Every round ends a group, an empty one where nothing is left to load: so the group of i is
     // always kStages - 2 before the latest.
@@ -55,8 +54,63 @@ __device__ __forceinline__ void RunPipeline(int count, const Load& load, const C
       free_slot = slot;
       slot = slot + 1 == kStages ? 0 : slot + 1;
     }
-    WaitForCopies<0>();
+    WaitForAllCopies();
   }
+}
+
+// As RunPipeline() for buffers of two halves, which are loaded and waited for separately: for each
+// i < count compute_first(i, slot) when load_first(i, slot) is there, then compute_second(i, slot).
+// While a thread computes with one half, the next half in that order is being copied; with n
+// stages, the halves of n - 1 more. So one stage copies while a thread computes, for a second
+// barrier for each i.
+template <int kStages, class Scope, class LoadFirst, class ComputeFirst, class LoadSecond,
+          class ComputeSecond>
+__device__ __forceinline__ void RunPipelineOfHalves(int count, const LoadFirst& load_first,
+                                                    const ComputeFirst& compute_first,
+                                                    const LoadSecond& load_second,
+                                                    const ComputeSecond& compute_second) {
+  static_assert(kStages >= 1, "at least one buffer");
+  // Groups alternate between first and second halves; each round ends two, empty ones where nothing
+  // is left to load. One half is loaded behind each barrier: into the buffer whose last reader has
+  // arrived there.
+  constexpr int kAhead = kStages - 1;
+  constexpr int kBehind = kStages == 1 ? 0 : 2 * kStages - 3;  // groups after the one waited for
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    if (i < count) load_first(i, i);
+    EndCopyGroup();
+    if (i < count) load_second(i, i);
+    EndCopyGroup();
+  }
+  if constexpr (kStages == 1) {
+    if (count > 0) load_first(0, 0);
+    EndCopyGroup();
+  }
+  int slot = 0;
+  int free_slot = kAhead;
+  for (int i = 0; i < count; ++i) {
+    WaitForCopies<kBehind>();
+    Scope::Wait();
+    if constexpr (kStages == 1) {
+      load_second(i, 0);
+    } else if (i + kAhead < count) {
+      load_first(i + kAhead, free_slot);
+    }
+    EndCopyGroup();
+    compute_first(i, slot);
+    WaitForCopies<kBehind>();
+    Scope::Wait();
+    if constexpr (kStages == 1) {
+      if (i + 1 < count) load_first(i + 1, 0);
+    } else if (i + kAhead < count) {
+      load_second(i + kAhead, free_slot);
+    }
+    EndCopyGroup();
+    compute_second(i, slot);
+    free_slot = slot;
+    slot = slot + 1 == kStages ? 0 : slot + 1;
+  }
+  WaitForAllCopies();
 }
 
 }  // namespace ferry::prim

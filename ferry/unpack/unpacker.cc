@@ -51,45 +51,58 @@ Result<std::unique_ptr<Unpacker>> Unpacker::Create(cuda::DeviceApi* api, int ord
     FERRY_TRY(CheckOptions(options));
     return std::unique_ptr<Unpacker>(new Unpacker(nullptr, options));
   }
-  std::unique_ptr<DeviceExecutor> executor;
-  if (options.by == UnpackBy::kDma) {
-    executor = MakeDmaExecutor(api);
-  } else if (options.by == UnpackBy::kHost) {
-    FERRY_TRY_ASSIGN(executor, MakeHostExecutor(api, ordinal));
-  } else {
-    KernelExecutorOptions kernel;
-    kernel.most_blocks = options.most_pieces;
-    if (options.groups > 0) kernel.host_groups = kernel.device_groups = options.groups;
-    FERRY_TRY_ASSIGN(executor, MakeKernelExecutor(api, ordinal, kernel));
-  }
-  FERRY_TRY_ASSIGN(auto made, CreateWith(api, ordinal, std::move(executor), options));
-  if (options.by == UnpackBy::kKernel) {
-    FERRY_TRY_ASSIGN(made->rows_, RowsQueue::Create(api, made->stream_, options.most_batches,
-                                                    options.most_pieces, options.groups));
-  }
+  FERRY_TRY_ASSIGN(auto made, CreateIdle(api, ordinal, options));
+  FERRY_TRY(made->MakeExecutor());
   return made;
+}
+
+// The first launch of a kernel loads it, which waits for the whole device (docs/gotchas.md): here,
+// and not in the middle of a transfer.
+Status Unpacker::MakeExecutor() {
+  const int ordinal = stream_.ordinal();
+  UnpackBy by = options_.by;
+  if (by == UnpackBy::kAuto) {
+    FERRY_TRY_ASSIGN(const bool kernels, HaveCopyKernels(api_, stream_));
+    by = kernels ? UnpackBy::kKernel : UnpackBy::kDma;
+  } else if (by == UnpackBy::kKernel) {
+    FERRY_TRY(LoadCopyKernels(api_, stream_));
+  }
+  if (by == UnpackBy::kDma) {
+    executor_ = MakeDmaExecutor(api_);
+    return Ok();
+  }
+  if (by == UnpackBy::kHost) {
+    FERRY_TRY_ASSIGN(executor_, MakeHostExecutor(api_, ordinal));
+    return Ok();
+  }
+  KernelExecutorOptions kernel;
+  kernel.most_blocks = options_.most_pieces;
+  if (options_.groups > 0) kernel.host_groups = kernel.device_groups = options_.groups;
+  FERRY_TRY_ASSIGN(executor_, MakeKernelExecutor(api_, ordinal, kernel));
+  FERRY_TRY_ASSIGN(rows_, RowsQueue::Create(api_, stream_, options_.most_batches,
+                                            options_.most_pieces, options_.groups));
+  return Ok();
 }
 
 Result<std::unique_ptr<Unpacker>> Unpacker::CreateWith(cuda::DeviceApi* api, int ordinal,
                                                        std::unique_ptr<DeviceExecutor> executor,
                                                        const UnpackerOptions& options) {
-  FERRY_TRY(CheckOptions(options));
-  std::unique_ptr<Unpacker> made(new Unpacker(api, options));
+  FERRY_TRY_ASSIGN(auto made, CreateIdle(api, ordinal, options));
   made->executor_ = std::move(executor);
-  FERRY_TRY(made->MakeStream(ordinal));
+  if (made->executor_->name() == "kernel") FERRY_TRY(LoadCopyKernels(api, made->stream_));
   return made;
 }
 
 // High priority: a part of the pool stays occupied until its message is copied.
-Status Unpacker::MakeStream(int ordinal) {
-  FERRY_TRY_ASSIGN(stream_, api_->CreateStream(ordinal, cuda::StreamPriority::kHigh));
-  for (Batch& batch : ring_) {
-    FERRY_TRY_ASSIGN(batch.end, api_->CreateEvent(ordinal, cuda::EventTiming::kOff));
+Result<std::unique_ptr<Unpacker>> Unpacker::CreateIdle(cuda::DeviceApi* api, int ordinal,
+                                                       const UnpackerOptions& options) {
+  FERRY_TRY(CheckOptions(options));
+  std::unique_ptr<Unpacker> made(new Unpacker(api, options));
+  FERRY_TRY_ASSIGN(made->stream_, api->CreateStream(ordinal, cuda::StreamPriority::kHigh));
+  for (Batch& batch : made->ring_) {
+    FERRY_TRY_ASSIGN(batch.end, api->CreateEvent(ordinal, cuda::EventTiming::kOff));
   }
-  // The first launch of a kernel loads it, which waits for the whole device (docs/gotchas.md):
-  // here, and not in the middle of a transfer.
-  const bool launches = executor_->name() != "dma" && executor_->name() != "host";
-  return launches ? LoadCopyKernels(api_, stream_) : Ok();
+  return made;
 }
 
 Result<std::uint64_t> Unpacker::Enqueue(std::span<const PlacedList> requests) {

@@ -16,6 +16,7 @@
 namespace ferry {
 
 enum class UnpackBy : unsigned char {
+  kAuto,    // kKernel where the GPU can run the kernels of this build, otherwise kDma
   kKernel,  // one launch for a batch
   kDma,     // one engine copy for each block: for few large ones
   // This thread copies, where the CPU can access pool and destinations; with a GPU, through pinned
@@ -24,7 +25,7 @@ enum class UnpackBy : unsigned char {
 };
 
 struct UnpackerOptions {
-  UnpackBy by = UnpackBy::kKernel;
+  UnpackBy by = UnpackBy::kAuto;
   // From the pool's memory to the destinations' memory; ignored without a GPU.
   cuda::CopyKind kind = cuda::CopyKind::kDeviceToDevice;
   std::uint32_t most_batches = 32;  // in flight; 1 to kMaxUnpackBatches
@@ -49,7 +50,8 @@ class Unpacker {
  public:
   // `api` must outlive it; null for kHost on memory that the CPU can access, where `ordinal` is
   // ignored. May block until the device is idle: see LoadCopyKernels(). Errors: kInvalidArgument
-  // for options out of range; those of DeviceApi.
+  // for options out of range; kUnsupported for kKernel where the GPU cannot run it; those of
+  // DeviceApi.
   static Result<std::unique_ptr<Unpacker>> Create(cuda::DeviceApi* api, int ordinal,
                                                   const UnpackerOptions& options = {});
   // Uses the caller's executor instead of options.by. A kernel executor should have most_blocks of
@@ -81,7 +83,7 @@ class Unpacker {
   // message that does not fit its receive, and kUnsupported unless reads_rows(); nothing has
   // happened after these.
   Result<std::uint64_t> EnqueueRows(std::span<const RowsRequest> requests);
-  // Whether EnqueueRows() can be used: with kKernel, not with an executor of the caller's.
+  // Whether EnqueueRows() can be used: with a kernel, not with an executor of the caller's.
   bool reads_rows() const noexcept { return rows_ != nullptr; }
   // The refused messages of this batch, in order; the next call for it returns none. The batch must
   // be done. They are kept until they are taken.
@@ -116,7 +118,9 @@ class Unpacker {
   Unpacker(cuda::DeviceApi* api, const UnpackerOptions& options);
 
   static Status CheckOptions(const UnpackerOptions& options);
-  Status MakeStream(int ordinal);
+  static Result<std::unique_ptr<Unpacker>> CreateIdle(cuda::DeviceApi* api, int ordinal,
+                                                      const UnpackerOptions& options);
+  Status MakeExecutor();
   Status CheckRoom(std::uint64_t pieces, std::size_t requests) const;
   std::size_t SlotOf(std::uint64_t ticket) const noexcept { return ticket % ring_.size(); }
   // The oldest batch in flight is done.

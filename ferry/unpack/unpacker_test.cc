@@ -519,6 +519,38 @@ TEST_P(LaterUnpackerTest, AnExecutorOfTheCallersIsUsed) {
   ExpectRight(LengthsOf(kMessage, 4096, 4096));
 }
 
+// A GPU that cannot run the kernels of this build.
+class KernellessUnpackerTest : public ::testing::Test {
+ protected:
+  const std::unique_ptr<cuda::SimulatedDevices> devices_ =
+      Must(cuda::SimulatedDevices::Create({.kernels = false}));
+};
+
+TEST_F(KernellessUnpackerTest, UnpacksByTheCopyEngineUnlessToldOtherwise) {
+  CopyBed bed(devices_.get());
+  auto pool = bed.Make(3000, true, 1);
+  auto place = bed.Make(3000, true, 2);
+  const auto unpacker = Must(Unpacker::Create(devices_.get(), 0));
+  EXPECT_FALSE(unpacker->reads_rows());
+  const Block blocks[] = {{0, 2000, 1000}, {1000, 1000, 1000}, {2000, 0, 1000}};
+  const PlacedList request{blocks, place.place, pool.place};
+  Must(unpacker->Enqueue({&request, 1}));
+  Must(unpacker->Drain(Deadline::After(kTimeout)));
+  auto expected = bed.Look(&pool);
+  std::swap_ranges(expected.begin(), expected.begin() + 1000, expected.begin() + 2000);
+  EXPECT_EQ(bed.Look(&place), expected);
+}
+
+TEST_F(KernellessUnpackerTest, RefusesTheKernelAndNamesTheGpuAndTheFix) {
+  const auto refused = Unpacker::Create(devices_.get(), 0, {.by = UnpackBy::kKernel});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kUnsupported);
+  EXPECT_THAT(refused.error().message(),
+              HasSubstr("GPU 0 (simulated device, compute capability 9.0) cannot run the kernels "
+                        "of this build, which has code for "));
+  EXPECT_THAT(refused.error().message(), HasSubstr("-DFERRY_CUDA_ARCH=90a-real"));
+}
+
 const auto kDeviceWays =
     ::testing::Values(kKernelWithin, kKernelUp, kDmaWithin, kDmaUp, kHostWithin);
 

@@ -17,6 +17,7 @@ static_assert(static_cast<int>(Fault::kNoDevice) == cudaErrorNoDevice);
 static_assert(static_cast<int>(Fault::kInvalidDevice) == cudaErrorInvalidDevice);
 static_assert(static_cast<int>(Fault::kDeviceUninitialized) == cudaErrorDeviceUninitialized);
 static_assert(static_cast<int>(Fault::kMapBufferObjectFailed) == cudaErrorMapBufferObjectFailed);
+static_assert(static_cast<int>(Fault::kNoKernelImageForDevice) == cudaErrorNoKernelImageForDevice);
 static_assert(static_cast<int>(Fault::kPeerAccessUnsupported) == cudaErrorPeerAccessUnsupported);
 static_assert(static_cast<int>(Fault::kInvalidResourceHandle) == cudaErrorInvalidResourceHandle);
 static_assert(static_cast<int>(Fault::kNotReady) == cudaErrorNotReady);
@@ -33,8 +34,9 @@ TEST(CudaErrorNames, AreThoseOfTheRuntime) {
   for (const Fault fault :
        {Fault::kInvalidValue, Fault::kMemoryAllocation, Fault::kInsufficientDriver,
         Fault::kNoDevice, Fault::kInvalidDevice, Fault::kDeviceUninitialized,
-        Fault::kMapBufferObjectFailed, Fault::kPeerAccessUnsupported, Fault::kInvalidResourceHandle,
-        Fault::kNotReady, Fault::kIllegalAddress, Fault::kPeerAccessAlreadyEnabled,
+        Fault::kMapBufferObjectFailed, Fault::kNoKernelImageForDevice,
+        Fault::kPeerAccessUnsupported, Fault::kInvalidResourceHandle, Fault::kNotReady,
+        Fault::kIllegalAddress, Fault::kPeerAccessAlreadyEnabled,
         Fault::kHostMemoryAlreadyRegistered, Fault::kLaunchFailure, Fault::kNotSupported,
         Fault::kStreamCaptureUnsupported, Fault::kStreamCaptureInvalidated}) {
     const auto error = static_cast<cudaError_t>(fault);

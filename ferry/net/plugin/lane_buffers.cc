@@ -37,7 +37,7 @@ Result<std::unique_ptr<LaneBuffers>> MakeBuffers(const LaneGpu& gpu, const Buffe
     if (shape.gpu_slots > 0) {
       FERRY_TRY(AddGpuSlots(gpu, shape.gpu_slots * shape.chunk_bytes, buffers.get()));
     }
-    options.by = UnpackBy::kKernel;
+    options.by = UnpackBy::kAuto;
     options.kind =
         shape.gpu_slots > 0 ? cuda::CopyKind::kDeviceToDevice : cuda::CopyKind::kHostToDevice;
   }

@@ -9,6 +9,7 @@
 #include "ferry/core/units.h"
 #include "ferry/tools/bench/copies.h"
 #include "ferry/tools/bench/pipeline.h"
+#include "ferry/tools/bench/staged.h"
 #include "ferry/tools/bench/unpack.h"
 #include "ferry/tools/support/command.h"
 #include "ferry/unpack/fragments.h"
@@ -26,6 +27,7 @@ struct Words {
   std::vector<std::string> block_sizes;  // none given: those that follow
   bool pipeline = false;
   bool unpack = false;
+  bool staged = false;
   std::string chunk = "4MiB";
   // One alone is slower than the bus; half of the cores are left to others.
   int staging_threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 4);
@@ -80,6 +82,13 @@ Status Run(Words* words) {
     words->block_sizes = words->unpack ? std::vector<std::string>{"1KiB", "4KiB", "16KiB"}
                                        : std::vector<std::string>{"4KiB", "16KiB", "64KiB", "1MiB"};
   }
+  if (words->staged) {
+    return RunStagedBench({.config = job.config,
+                           .ordinal = job.ordinal,
+                           .bytes = job.bytes,
+                           .rounds = job.rounds,
+                           .json = job.json});
+  }
   for (const std::string& text : words->block_sizes) {
     FERRY_TRY_ASSIGN(const std::uint64_t size, ParseSize(text));
     if (size == 0 || size > job.bytes) {
@@ -100,13 +109,13 @@ void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
   words = Words();
   CopyBenchJob& job = words.job;
   job.directions = {"H2D", "D2H", "D2D", "duplex"};
-  job.executors = {"dma", "kernel", "auto", "prepared"};
+  job.executors = {"dma", "kernel", "prepared"};
   job.host_sides = {"scattered", "contiguous"};
   app->add_option("--device", job.ordinal, "GPU, by CUDA's number")->type_name("N");
   app->add_option("--direction", job.directions, "H2D, D2H, D2D or duplex; a list, or repeated")
       ->delimiter(',')
       ->type_name("WAY");
-  app->add_option("--executor", job.executors, "dma, kernel, auto or prepared; a list, or repeated")
+  app->add_option("--executor", job.executors, "dma, kernel or prepared; a list, or repeated")
       ->delimiter(',')
       ->type_name("NAME");
   app->add_option("--host-side", job.host_sides,
@@ -128,10 +137,17 @@ void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
   auto* const pipeline = app->add_flag(
       "--pipeline", words.pipeline,
       "Measure instead: through a kernel and back, one step at a time and on several streams");
-  app->add_flag("--unpack", words.unpack,
-                "Measure instead: unpacking of 512 KiB messages whose fragments (--block-size) "
-                "lie in a pool in GPU memory")
-      ->excludes(pipeline);
+  auto* const unpack =
+      app->add_flag("--unpack", words.unpack,
+                    "Measure instead: unpacking of 512 KiB messages whose fragments (--block-size) "
+                    "lie in a pool in GPU memory")
+          ->excludes(pipeline);
+  app->add_flag(
+         "--staged", words.staged,
+         "Measure instead: copies within the GPU by way of shared memory, by cp.async and by "
+         "cuda::pipeline, with 1 to 3 stages")
+      ->excludes(pipeline)
+      ->excludes(unpack);
   app->add_option("--chunk", words.chunk, "Bytes of a chunk of a pipeline")
       ->needs(pipeline)
       ->capture_default_str()

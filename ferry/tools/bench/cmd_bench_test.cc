@@ -12,6 +12,7 @@
 #include "ferry/tools/bench/copies.h"
 #include "ferry/tools/bench/kernels.h"
 #include "ferry/tools/bench/pipeline.h"
+#include "ferry/tools/bench/staged.h"
 #include "ferry/tools/bench/unpack.h"
 #include "ferry/tools/support/json.h"
 #include "ferry/tools/testing/captured_output.h"
@@ -218,6 +219,26 @@ TEST(PipelineBench, ATimelineThatCannotBeWrittenIsAnErrorBeforeAnythingIsMeasure
   EXPECT_THAT(FailureOf(RunPipelineBench, job), HasSubstr("/no/such/folder/trace.json"));
 }
 
+// ---- staged copies ------------------------------------------------------------------------------
+
+TEST(StagedBench, EachFormIsMeasuredWithEachNumberOfStages) {
+  StagedBenchJob job;
+  job.config = BenchDevices();
+  job.bytes = 100'000;
+  job.rounds = 1;
+  job.json = true;
+  const auto lines = LinesOf(RunStagedBench, job);
+  ASSERT_EQ(lines.size(), 10U) << "one of registers, and three forms with 1 to 3 stages";
+  for (const std::string& line : lines) {
+    const Json row = Json::parse(line);
+    EXPECT_TRUE(row["verified"].get<bool>()) << line;
+    EXPECT_EQ(row["bytes"], 6 * 16 * 1024) << "whole tiles";
+    EXPECT_GT(row["gbps"].get<double>(), 0);
+  }
+  job.bytes = 1000;
+  EXPECT_THAT(FailureOf(RunStagedBench, job), HasSubstr("--size should be at least 16384"));
+}
+
 // ---- kernels ------------------------------------------------------------------------------------
 
 TEST(KernelBenchJobs, AreChosenByOp) {
@@ -286,6 +307,7 @@ TEST(BenchArguments, MistakesAreNamedBeforeAnythingIsMeasured) {
       {{"copy-bench", "--staging-threads", "2"}, "--pipeline"},
       {{"copy-bench", "--trace", "t.json"}, "--pipeline"},
       {{"copy-bench", "--pipeline", "--unpack"}, "--pipeline"},
+      {{"copy-bench", "--staged", "--unpack"}, "--unpack"},
       {{"copy-bench", "--pipeline", "--staging-threads", "65"}, "--staging-threads"},
       {{"copy-bench", "--pipeline", "--size", "0"}, "--size and --chunk should be at least 1"},
       {{"copy-bench", "--pipeline", "--chunk", "0"}, "--size and --chunk should be at least 1"},

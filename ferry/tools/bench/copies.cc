@@ -11,7 +11,6 @@
 #include <string_view>
 #include <utility>
 
-#include "ferry/copy/copy_costs.h"
 #include "ferry/copy/device_executor.h"
 #include "ferry/core/deadline.h"
 #include "ferry/cuda/address.h"
@@ -169,13 +168,12 @@ class Bench {
   Result<std::unique_ptr<DeviceExecutor>> Make(const std::string& name) const {
     if (name == "dma") return MakeDmaExecutor(api_);
     if (name == "kernel") return MakeKernelExecutor(api_, job_->ordinal);
-    if (name == "auto") return MakeAutoExecutor(api_, job_->ordinal);
     if (name == "prepared") {
       return std::unique_ptr<DeviceExecutor>(
           std::make_unique<PreparedExecutor>(api_, job_->ordinal));
     }
     return Error(Code::kInvalidArgument,
-                 fmt::format("unknown executor \"{}\"; give dma, kernel, auto or prepared", name));
+                 fmt::format("unknown executor \"{}\"; give dma, kernel or prepared", name));
   }
 
   // Blocks of every second place, in an order of their own on each side; or one after another on
@@ -395,16 +393,6 @@ class Bench {
 
 Status RunCopyBench(const CopyBenchJob& job) {
   FERRY_TRY_ASSIGN(cuda::DeviceApi * api, cuda::OpenDevices(job.config));
-  FERRY_TRY_ASSIGN(const cuda::DeviceFacts facts, api->Describe(job.ordinal));
-  if (std::count(job.executors.begin(), job.executors.end(), "auto") > 0) {
-    FERRY_TRY_ASSIGN(const CopyCosts* costs, MeasuredCopyCosts(api, job.ordinal));
-    if (job.json) {
-      PrintLine(Json{{"device", facts.name}, {"calibration_seconds", costs->seconds}}.dump());
-    } else {
-      PrintLine(fmt::format("{}, measured in {:.2f} s:\n{}", facts.name, costs->seconds,
-                            costs->Describe()));
-    }
-  }
   return Bench(api, &job).Run();
 }
 

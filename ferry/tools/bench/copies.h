@@ -15,7 +15,7 @@ struct CopyBenchJob {
   Config config;
   int ordinal = 0;
   std::vector<std::string> directions;  // "H2D", "D2H", "D2D", "duplex"
-  std::vector<std::string> executors;   // "dma", "kernel", "auto", "prepared"
+  std::vector<std::string> executors;   // "dma", "kernel", "prepared"
   // Layout of the host's side of duplex: "scattered" like the GPU's, or "contiguous" like a staging
   // buffer.
   std::vector<std::string> host_sides;

@@ -10,6 +10,7 @@
 
 #include "ferry/tools/doctor/nccl.h"
 #include "ferry/tools/doctor/nixl.h"
+#include "ferry/tools/doctor/plugin_file.h"
 #include "ferry/tools/doctor/tcpx.h"
 
 namespace ferry::tools {
@@ -85,6 +86,27 @@ std::string SysctlPath(std::string_view name) {
 
 Check Skipped(std::string id, const Error& error) {
   return {std::move(id), Verdict::kSkipped, error.message(), ""};
+}
+
+// Lines as proc_pid_net(5) has them: "   0: 0100007F:1D2F 00000000:0000 0A ...".
+std::set<int> PortsInUse(SystemView* system) {
+  constexpr std::string_view kListening = "0A";
+  std::set<int> ports;
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    const auto text = system->ReadFile(table);
+    for (const std::string& line : SplitAt(text ? *text : std::string(), '\n')) {
+      const auto words = WordsOf(line);
+      if (words.size() < 4 || words[3] != kListening) continue;
+      const std::size_t colon = words[1].rfind(':');
+      if (colon == std::string::npos) continue;
+      int port = 0;
+      const char* const end = words[1].data() + words[1].size();
+      if (std::from_chars(words[1].data() + colon + 1, end, port, 16).ptr == end) {
+        ports.insert(port);
+      }
+    }
+  }
+  return ports;
 }
 
 std::vector<int> CoreList(std::string_view text) {

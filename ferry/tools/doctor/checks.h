@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -75,6 +76,8 @@ Result<std::uint64_t> ReadNumber(SystemView* system, const std::string& path);
 // The path below /proc/sys of a sysctl(8) name.
 std::string SysctlPath(std::string_view name);
 Check Skipped(std::string id, const Error& error);
+// Ports of this machine's listening TCP sockets.
+std::set<int> PortsInUse(SystemView* system);
 // Parses a list such as "0-3,8" to sorted numbers; empty if it is malformed.
 std::vector<int> CoreList(std::string_view text);
 

@@ -152,35 +152,6 @@ Result<std::vector<FilterChain>> AskIptables(SystemView* system, Deadline deadli
   return chains;
 }
 
-struct Rules {
-  std::vector<FilterChain> chains;
-  std::string source;
-};
-
-// nft shows all rules of the kernel but cannot express some conditions of iptables; iptables-save
-// shows those, but only its own tables. So each is asked for what it knows better.
-Result<Rules> AskForRules(SystemView* system, Deadline deadline) {
-  const auto nft = Output(system, {"nft", "-j", "list", "ruleset"}, deadline);
-  auto chains = nft ? ParseNft(*nft) : Result<std::vector<FilterChain>>(nft.error());
-  if (chains && !HasForeignRules(*nft)) return Rules{*std::move(chains), "nft"};
-  auto older = AskIptables(system, deadline);
-  if (!older) {
-    if (chains) return Rules{*std::move(chains), "nft"};
-    // The reason why nft failed says more, unless nft is not installed.
-    return chains.error().code() == Code::kUnsupported ? older.error() : chains.error();
-  }
-  if (!chains) return Rules{*std::move(older), "iptables-save"};
-  // nft shows those tables, too, without the conditions that it does not know.
-  const auto told_better = [&](const FilterChain& chain) {
-    return std::any_of(older->begin(), older->end(), [&](const FilterChain& other) {
-      return other.family == chain.family && other.table == chain.table && other.name == chain.name;
-    });
-  };
-  chains->erase(std::remove_if(chains->begin(), chains->end(), told_better), chains->end());
-  for (FilterChain& chain : *older) chains->push_back(std::move(chain));
-  return Rules{*std::move(chains), "nft and iptables-save"};
-}
-
 // ---- the verdict --------------------------------------------------------------------------------
 
 std::vector<std::uint16_t> ListeningPorts(const Config& config) {
@@ -194,7 +165,8 @@ std::vector<std::uint16_t> ListeningPorts(const Config& config) {
 }
 
 // One check for each way, because both may be blocked, by different rules.
-Check CheckWay(const Rules& rules, FilterChain::Way way, const std::vector<std::uint16_t>& ports) {
+Check CheckWay(const FilterRules& rules, FilterChain::Way way,
+               const std::vector<std::uint16_t>& ports) {
   const bool in = way == FilterChain::Way::kIn;
   Check check{in ? "firewall_in" : "firewall_out", Verdict::kOk, "", ""};
   std::string last;
@@ -220,6 +192,30 @@ Check CheckWay(const Rules& rules, FilterChain::Way way, const std::vector<std::
 }
 
 }  // namespace
+
+// nft shows all rules of the kernel but cannot express some conditions of iptables; iptables-save
+// shows those, but only its own tables. So each is asked for what it knows better.
+Result<FilterRules> AskForRules(SystemView* system, Deadline deadline) {
+  const auto nft = Output(system, {"nft", "-j", "list", "ruleset"}, deadline);
+  auto chains = nft ? ParseNft(*nft) : Result<std::vector<FilterChain>>(nft.error());
+  if (chains && !HasForeignRules(*nft)) return FilterRules{*std::move(chains), "nft"};
+  auto older = AskIptables(system, deadline);
+  if (!older) {
+    if (chains) return FilterRules{*std::move(chains), "nft"};
+    // The reason why nft failed says more, unless nft is not installed.
+    return chains.error().code() == Code::kUnsupported ? older.error() : chains.error();
+  }
+  if (!chains) return FilterRules{*std::move(older), "iptables-save"};
+  // nft shows those tables, too, without the conditions that it does not know.
+  const auto told_better = [&](const FilterChain& chain) {
+    return std::any_of(older->begin(), older->end(), [&](const FilterChain& other) {
+      return other.family == chain.family && other.table == chain.table && other.name == chain.name;
+    });
+  };
+  chains->erase(std::remove_if(chains->begin(), chains->end(), told_better), chains->end());
+  for (FilterChain& chain : *older) chains->push_back(std::move(chain));
+  return FilterRules{*std::move(chains), "nft and iptables-save"};
+}
 
 Holds And(Holds a, Holds b) noexcept {
   if (a == Holds::kNo || b == Holds::kNo) return Holds::kNo;

@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
+#include "ferry/tools/doctor/system.h"
 
 namespace ferry::tools {
 
@@ -43,6 +45,14 @@ struct FilterChain {
   bool of_iptables = false;
   std::vector<FilterRule> rules;
 };
+
+// The rules of this machine.
+struct FilterRules {
+  std::vector<FilterChain> chains;
+  std::string source;  // the programs that listed them
+};
+// Errors: kRefused where only root may read them, kUnsupported, kTimedOut, kCorrupt.
+Result<FilterRules> AskForRules(SystemView* system, Deadline deadline);
 
 // The output of `nft -j list ruleset`. Errors: kCorrupt.
 Result<std::vector<FilterChain>> ParseNft(std::string_view text);

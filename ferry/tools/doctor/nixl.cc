@@ -4,7 +4,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 #include <optional>
 #include <set>
@@ -114,28 +113,6 @@ bool AreTheSame(const PluginSetup& setup, const std::string& one, const std::str
 }
 
 // ---- ports --------------------------------------------------------------------------------------
-
-// Ports of this machine's listening sockets, from lines as proc_pid_net(5) has them:
-// "   0: 0100007F:1D2F 00000000:0000 0A ...".
-std::set<int> ListeningPorts(const PluginSetup& setup) {
-  constexpr std::string_view kListening = "0A";
-  std::set<int> ports;
-  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
-    const auto text = setup.system->ReadFile(table);
-    for (const std::string& line : SplitAt(text ? *text : std::string(), '\n')) {
-      const auto words = WordsOf(line);
-      if (words.size() < 4 || words[3] != kListening) continue;
-      const std::size_t colon = words[1].rfind(':');
-      if (colon == std::string::npos) continue;
-      int port = 0;
-      const char* const end = words[1].data() + words[1].size();
-      if (std::from_chars(words[1].data() + colon + 1, end, port, 16).ptr == end) {
-        ports.insert(port);
-      }
-    }
-  }
-  return ports;
-}
 
 // The kernel gives ports of this range to outgoing connections, unless they are reserved.
 void AddEphemeral(const PluginSetup& setup, Check* check) {
@@ -328,7 +305,7 @@ Check CheckNixlPorts(const PluginSetup& setup) {
     check.fix = "export FERRY_PORT_RANGE=20000-20999";
     return check;
   }
-  const std::set<int> taken = ListeningPorts(setup);
+  const std::set<int> taken = PortsInUse(setup.system);
   const auto used =
       static_cast<std::size_t>(std::distance(taken.lower_bound(first), taken.upper_bound(last)));
   const std::size_t count = static_cast<std::size_t>(last - first) + 1;

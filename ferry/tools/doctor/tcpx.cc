@@ -205,6 +205,7 @@ std::vector<Check> CheckTcpx(SystemView* system, bool asked, const std::vector<C
                            CheckTcpxSetupWait, CheckTcpxVariables, CheckTcpxSysctls}) {
     checks.push_back(check(setup));
   }
+  checks.push_back(CheckTcpxPorts(setup, deadline));
   checks.push_back(CheckTcpxLimits(setup, others));
   return checks;
 }

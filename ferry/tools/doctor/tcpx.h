@@ -50,6 +50,7 @@ Check CheckTcpxChunkSize(const TcpxSetup& setup);
 Check CheckTcpxSetupWait(const TcpxSetup& setup);
 Check CheckTcpxVariables(const TcpxSetup& setup);
 Check CheckTcpxSysctls(const TcpxSetup& setup);
+Check CheckTcpxPorts(const TcpxSetup& setup, Deadline deadline);
 Check CheckTcpxLimits(const TcpxSetup& setup, const std::vector<Check>& others);
 
 // ---- what they share ----------------------------------------------------------------------------

@@ -244,7 +244,7 @@ TEST(DoctorTcpxVariables, OfMoreSocketsThanThePluginTakesAreWarnedOf) {
   EXPECT_THAT(check.evidence, HasSubstr("16 data sockets"));
 }
 
-// ---- the kernel's settings and limits -----------------------------------------------------------
+// ---- the kernel's settings -----------------------------------------------------------
 
 TEST(DoctorTcpxSysctls, BelowTheRecipesAreRaisedAndMoreIsLeft) {
   A3Machine machine;
@@ -263,6 +263,67 @@ TEST(DoctorTcpxSysctls, ThatAreNotThereAreSkipped) {
   machine.system.files.erase(SysctlPath("net.ipv4.tcp_mtu_probing"));
   EXPECT_EQ(CheckTcpxSysctls(SetupOf(&machine)).verdict, Verdict::kSkipped);
 }
+
+// ---- ports --------------------------------------------------------------------------------------
+
+TEST(DoctorTcpxPorts, ThatAFirewallBlocksAreNamedWithTheRule) {
+  A3Machine machine;
+  machine.system.Answer(
+      "nft",
+      CommandEnd{0,
+                 R"({"nftables": [{"chain": {"family": "inet", "table": "filter", "name": "in", )"
+                 R"("handle": 3, "type": "filter", "hook": "input", "prio": 0, )"
+                 R"("policy": "accept"}}, {"rule": {"family": "inet", "table": "filter", )"
+                 R"("chain": "in", "handle": 10, "expr": [{"match": {"op": "==", "left": )"
+                 R"({"payload": {"protocol": "tcp", "field": "dport"}}, "right": 55555}}, )"
+                 R"({"drop": null}]}}]})",
+                 ""});
+  const Check check = CheckTcpxPorts(SetupOf(&machine), Soon());
+  EXPECT_EQ(check.verdict, Verdict::kWarning);
+  EXPECT_THAT(check.evidence, HasSubstr("to port 55555 are blocked by chain inet filter in"));
+  EXPECT_EQ(check.fix, "nft insert rule inet filter in tcp dport 50000-60000 accept");
+}
+
+TEST(DoctorTcpxPorts, ThatTheKernelChoosesElsewhereAreNoted) {
+  A3Machine machine;
+  machine.system.Sysctl("net.ipv4.ip_local_port_range", "32768\t60999");
+  const Check check = CheckTcpxPorts(SetupOf(&machine), Soon());
+  EXPECT_EQ(check.verdict, Verdict::kNote);
+  EXPECT_THAT(check.evidence, HasSubstr("the kernel chooses ports of 32768-60999, of which"));
+  EXPECT_EQ(check.fix, "sysctl -w net.ipv4.ip_local_port_range='50000 60000'");
+}
+
+TEST(DoctorTcpxPorts, OfARangeThatIsFullAreWarnedOf) {
+  A3Machine machine;
+  machine.system.environment["NCCL_GPUDIRECTTCPX_PORT_BEGIN"] = "50000";
+  machine.system.environment["NCCL_GPUDIRECTTCPX_PORT_END"] = "50127";
+  machine.system.Sysctl("net.ipv4.ip_local_port_range", "50000\t50127");
+  EXPECT_EQ(CheckTcpxPorts(SetupOf(&machine), Soon()).verdict, Verdict::kOk);
+  machine.system.files["/proc/net/tcp"] = "   0: 00000000:C350 00000000:0000 0A 00000000:00000000";
+  const Check check = CheckTcpxPorts(SetupOf(&machine), Soon());
+  EXPECT_EQ(check.verdict, Verdict::kWarning);
+  EXPECT_THAT(check.evidence, HasSubstr("50000-50127; the kernel chooses"));
+  EXPECT_THAT(check.evidence, HasSubstr("1 of 128 ports are in use"));
+}
+
+TEST(DoctorTcpxPorts, OfVariablesThatAreNoRangeAreWarnedOf) {
+  for (const auto& [begin, end] : {std::pair("60000", "50000"),
+                                   {"50000", "70000"},
+                                   {"x", "60000"},
+                                   {"50000", ""},
+                                   {"0", "60000"}}) {
+    A3Machine machine;
+    machine.system.environment["NCCL_GPUDIRECTTCPX_PORT_BEGIN"] = begin;
+    machine.system.environment["NCCL_GPUDIRECTTCPX_PORT_END"] = end;
+    const Check check = CheckTcpxPorts(SetupOf(&machine), Soon());
+    EXPECT_EQ(check.verdict, Verdict::kWarning) << begin << ' ' << end;
+    EXPECT_THAT(check.evidence, HasSubstr(" are no range of ports; 50000-60000; "));
+    EXPECT_EQ(check.fix,
+              "export NCCL_GPUDIRECTTCPX_PORT_BEGIN=50000 NCCL_GPUDIRECTTCPX_PORT_END=60000");
+  }
+}
+
+// ---- limits -------------------------------------------------------------------------------------
 
 TEST(DoctorTcpxLimits, AreWhatOtherChecksHaveFound) {
   A3Machine machine;

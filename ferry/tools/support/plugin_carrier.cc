@@ -102,6 +102,7 @@ Result<std::vector<std::byte>> ReadFromGpu(cuda::DeviceApi* api, int ordinal,
 
 const char* UnpackName(UnpackBy by) noexcept {
   switch (by) {
+    case UnpackBy::kAuto: break;  // not offered
     case UnpackBy::kKernel: return "kernel";
     case UnpackBy::kDma: return "dma";
     case UnpackBy::kHost: break;

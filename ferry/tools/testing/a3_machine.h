@@ -37,6 +37,7 @@ struct A3Machine {
     system.Sysctl("net.ipv4.tcp_rmem", "4096\t1048576\t15728640");
     system.Sysctl("net.ipv4.tcp_wmem", "4096\t1048576\t67108864");
     system.Sysctl("net.ipv4.tcp_mtu_probing", "0");
+    system.Sysctl("net.ipv4.ip_local_port_range", "50000\t60000");
   }
 
   static std::vector<std::string> Gpus() {

@@ -29,8 +29,9 @@ constexpr std::size_t kMaxRequests = 16;
 // seen to take 20 to 30 us, of which its bytes need 5. Between two H100 writes of 64 MiB are 4 %
 // faster, those of 16 MiB 6 %.
 constexpr std::size_t kMinFurtherRequests = 4;
-// Thread blocks of kernels that copy between GPUs: half of the multiprocessors of an H100. Not the
-// copy engine, whose copies may queue behind those of waiting streams (docs/gotchas.md).
+// Thread blocks of kernels that copy between GPUs: half of the multiprocessors of an H100. The copy
+// engine only where there are no kernels: its copies may queue behind those of waiting streams
+// (docs/gotchas.md).
 constexpr std::uint32_t kMoveGroups = 64;
 constexpr int kSpins = 256;  // then yield the processor
 // Network plugins want GPU memory to begin at a page.
@@ -152,8 +153,17 @@ Result<std::unique_ptr<Stager>> Stager::Create(cuda::DeviceApi* api, int ordinal
 }
 
 Status Stager::Init() {
+  FERRY_TRY(InitKernels());
   FERRY_TRY(InitMemory());
   for (const StageWay way : kWays) FERRY_TRY(InitSide(way));
+  return Ok();
+}
+
+// Loaded here, because later a stream may wait for the very operation that needs the kernels.
+Status Stager::InitKernels() {
+  FERRY_TRY_ASSIGN(const auto stream, api_->CreateStream(ordinal_, cuda::StreamPriority::kHigh));
+  FERRY_TRY_ASSIGN(has_kernels_, HaveCopyKernels(api_, stream));
+  by_kernel_ = has_kernels_ && options_.by_kernel;
   return Ok();
 }
 
@@ -171,6 +181,8 @@ Status Stager::InitMemory() {
   net::Provider* const provider = options_.provider;
   if (provider == nullptr || provider->capabilities().gpu != ordinal_) return Ok();
   receives_into_gpu_ = true;
+  // One launch gathers into slots of both kinds; a list for the copy engine has one kind.
+  if (!by_kernel_) return Ok();
   const std::size_t bytes = options_.slots * options_.slot_bytes;
   FERRY_TRY_ASSIGN(gpu_memory_, api_->AllocateDevice(ordinal_, bytes + kRegistrationAlignment));
   const std::uint64_t base = cuda::AddressOf(gpu_memory_.data());
@@ -205,12 +217,12 @@ Status Stager::InitSide(StageWay way) {
 
 Status Stager::InitExecutor(StageWay way) {
   Side& made = side(way);
-  if (way == StageWay::kWithin) {
+  if (way == StageWay::kWithin && has_kernels_) {
     FERRY_TRY_ASSIGN(made.executor,
                      MakeKernelExecutor(api_, ordinal_, {.device_groups = kMoveGroups}));
     return Ok();
   }
-  if (!options_.by_kernel) {
+  if (way == StageWay::kWithin || !by_kernel_) {
     made.executor = MakeDmaExecutor(api_);
     return Ok();
   }
@@ -225,8 +237,7 @@ Status Stager::InitExecutor(StageWay way) {
     ticket.sums = {static_cast<std::uint32_t*>(static_cast<void*>(at)), place.mapped};
     at += kSumSheetBytes;
   }
-  // Loaded here, because later a stream may wait for the very operation that needs the kernels.
-  return LoadCopyKernels(api_, made.stream);
+  return Ok();
 }
 
 Stager::~Stager() {

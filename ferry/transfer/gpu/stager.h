@@ -66,7 +66,7 @@ enum class StageWay : unsigned char {
 struct StagerOptions {
   std::uint64_t slot_bytes = std::uint64_t{256} << 10;
   std::uint32_t slots = 128;  // per direction
-  // true: copy with kernels; false: with the copy engines.
+  // Copy with kernels where the GPU can run those of this build; otherwise with the copy engines.
   bool by_kernel = true;
   // Carries the payloads; null: one that does not reach GPU memory. Must outlive the stager.
   net::Provider* provider = nullptr;
@@ -99,7 +99,7 @@ class Stager {
 
   std::uint64_t slot_bytes() const noexcept { return options_.slot_bytes; }
   // Whether its copies can compute checksums.
-  bool sums() const noexcept { return options_.by_kernel; }
+  bool sums() const noexcept { return by_kernel_; }
   // The provider sends slots from GPU memory. Gathering them there costs a copy within the GPU,
   // which is little beside the network, also for a slice that is one block.
   bool sends_from_gpu() const noexcept { return registered_ != nullptr; }
@@ -170,6 +170,7 @@ class Stager {
   Stager(cuda::DeviceApi* api, int ordinal, const StagerOptions& options)
       : api_(api), ordinal_(ordinal), options_(options) {}
   Status Init();
+  Status InitKernels();
   Status InitMemory();
   Status InitSide(StageWay way);
   Status InitExecutor(StageWay way);
@@ -193,6 +194,8 @@ class Stager {
   cuda::DeviceApi* const api_;
   const int ordinal_;
   const StagerOptions options_;
+  bool has_kernels_ = false;  // the GPU can run them
+  bool by_kernel_ = false;    // slots are copied by them
   HugeMemory memory_;
   cuda::HostRegistration pinned_;  // memory_
   Place place_;                    // of memory_

@@ -26,8 +26,8 @@ inline void PrintTo(const DevicesCase& parameter, std::ostream* out) { *out << p
 inline std::string DevicesCaseName(const ::testing::TestParamInfo<DevicesCase>& info) {
   return info.param.name;
 }
-inline constexpr DevicesCase kSimulatedDevices[] = {{"One", "simulated:1"},
-                                                    {"Two", "simulated:2:5"}};
+inline constexpr DevicesCase kSimulatedDevices[] = {
+    {"One", "simulated:1"}, {"Two", "simulated:2:5"}, {"NoKernels", "simulated:2:6:no-kernels"}};
 inline constexpr DevicesCase kRealDevices = {"Real", "auto"};
 
 // GPU memory with guard bytes on both sides, which the test fills and checks through pinned memory.

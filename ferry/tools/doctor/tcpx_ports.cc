@@ -1,0 +1,131 @@
+// GPUDirect-TCPX: the ports on which its plugin listens.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+#include "ferry/tools/doctor/checks.h"
+#include "ferry/tools/doctor/firewall.h"
+#include "ferry/tools/doctor/tcpx.h"
+
+namespace ferry::tools {
+namespace {
+
+constexpr const char* kBeginVariable = "NCCL_GPUDIRECTTCPX_PORT_BEGIN";
+constexpr const char* kEndVariable = "NCCL_GPUDIRECTTCPX_PORT_END";
+// The range that the instructions of UCCL's TCPX library open in firewalls.
+constexpr std::uint64_t kUsualFirst = 50000;
+constexpr std::uint64_t kUsualLast = 60000;
+constexpr std::uint64_t kMaxPort = 65535;
+// A process with 8 GPUs, 8 channels each, listens with a data and a control socket for each.
+constexpr std::uint64_t kFewFree = 128;
+constexpr const char* kEphemeral = "net.ipv4.ip_local_port_range";
+
+struct TcpxPorts {
+  std::uint64_t first = kUsualFirst;
+  std::uint64_t last = kUsualLast;  // inclusive
+};
+
+// The variables where they are usable; otherwise the usual range, with a finding.
+TcpxPorts PortsOf(const TcpxSetup& setup, Check* check) {
+  const auto begin = setup.Variable(kBeginVariable);
+  const auto end = setup.Variable(kEndVariable);
+  if (!begin && !end) return {};
+  const std::uint64_t first = (begin ? NumberIn(*begin) : std::nullopt).value_or(0);
+  const std::uint64_t last = (end ? NumberIn(*end) : std::nullopt).value_or(0);
+  if (first > 0 && first <= last && last <= kMaxPort) return {first, last};
+  AddTcpxFinding(Verdict::kWarning,
+                 fmt::format("{}={} and {}={} are no range of ports", kBeginVariable,
+                             begin.value_or(""), kEndVariable, end.value_or("")),
+                 check);
+  AddTcpxFix(
+      fmt::format("export {}={} {}={}", kBeginVariable, kUsualFirst, kEndVariable, kUsualLast),
+      check);
+  return {};
+}
+
+// Version 3.1.9 of the plugin lets the kernel choose its ports; others read the two variables.
+void AddEphemeralPorts(const TcpxSetup& setup, const TcpxPorts& ports, Check* check) {
+  const auto text = setup.system->ReadFile(SysctlPath(kEphemeral));
+  if (!text) return AddTcpxFinding(Verdict::kSkipped, text.error().message(), check);
+  const auto words = WordsOf(*text);
+  const auto first = words.size() == 2 ? NumberIn(words[0]) : std::nullopt;
+  const auto last = words.size() == 2 ? NumberIn(words[1]) : std::nullopt;
+  if (!first || !last) {
+    return AddTcpxFinding(Verdict::kSkipped, fmt::format("{} is \"{}\"", kEphemeral, *text), check);
+  }
+  const bool within = *first >= ports.first && *last <= ports.last;
+  AddTcpxFinding(within ? Verdict::kOk : Verdict::kNote,
+                 fmt::format("the kernel chooses ports of {}-{}{}", *first, *last,
+                             within ? "" : ", of which a firewall for the range blocks some"),
+                 check);
+  if (!within) {
+    AddTcpxFix(fmt::format("sysctl -w {}='{} {}'", kEphemeral, ports.first, ports.last), check);
+  }
+}
+
+// Ports of the range between which no rule makes a difference: the ends, and where a rule begins or
+// has ended.
+std::set<std::uint64_t> PortsToTry(const FilterRules& rules, const TcpxPorts& ports) {
+  std::set<std::uint64_t> tried{ports.first, ports.last};
+  const auto add = [&](std::uint64_t port) {
+    if (port >= ports.first && port <= ports.last) tried.insert(port);
+  };
+  for (const FilterChain& chain : rules.chains) {
+    for (const FilterRule& rule : chain.rules) {
+      for (const PortMatch& match : rule.ports) {
+        for (const auto& [first, last] : match.ranges) {
+          add(first);
+          add(last + 1);
+        }
+      }
+    }
+  }
+  return tried;
+}
+
+void AddPortRules(const TcpxSetup& setup, const TcpxPorts& ports, Deadline deadline, Check* check) {
+  const auto rules = AskForRules(setup.system, deadline);
+  if (!rules) return AddTcpxFinding(Verdict::kSkipped, rules.error().message(), check);
+  for (const std::uint64_t port : PortsToTry(*rules, ports)) {
+    const auto blocked =
+        WhatBlocks(rules->chains, FilterChain::Way::kIn, static_cast<std::uint16_t>(port));
+    if (!blocked) continue;
+    AddTcpxFinding(blocked->certain ? Verdict::kWarning : Verdict::kNote,
+                   fmt::format("connections from other machines to port {} are blocked by {}", port,
+                               blocked->by),
+                   check);
+    AddTcpxFix(CommandToPass(*blocked->base, static_cast<std::uint16_t>(ports.first),
+                             static_cast<std::uint16_t>(ports.last)),
+               check);
+    return;
+  }
+  AddTcpxFinding(Verdict::kOk, fmt::format("no rule of {} blocks one", rules->source), check);
+}
+
+void AddFreePorts(const TcpxSetup& setup, const TcpxPorts& ports, Check* check) {
+  const std::set<int> used = PortsInUse(setup.system);
+  const auto taken =
+      static_cast<std::uint64_t>(std::distance(used.lower_bound(static_cast<int>(ports.first)),
+                                               used.upper_bound(static_cast<int>(ports.last))));
+  const std::uint64_t count = ports.last - ports.first + 1;
+  const bool few = count - taken < kFewFree;
+  AddTcpxFinding(few ? Verdict::kWarning : Verdict::kOk,
+                 fmt::format("{} of {} ports are in use", taken, count), check);
+  if (few) AddTcpxFix("ss -ltnp  # shows who listens; widen the range, or end those", check);
+}
+
+}  // namespace
+
+Check CheckTcpxPorts(const TcpxSetup& setup, Deadline deadline) {
+  Check check{"tcpx_ports", Verdict::kOk, "", ""};
+  const TcpxPorts ports = PortsOf(setup, &check);
+  AddTcpxFinding(Verdict::kOk, fmt::format("{}-{}", ports.first, ports.last), &check);
+  AddEphemeralPorts(setup, ports, &check);
+  AddPortRules(setup, ports, deadline, &check);
+  AddFreePorts(setup, ports, &check);
+  return check;
+}
+
+}  // namespace ferry::tools
