@@ -23,6 +23,9 @@ enum class UnpackBy : unsigned char {
   kHost,
 };
 
+// "kernel", "dma" or "host".
+const char* UnpackName(UnpackBy by) noexcept;
+
 struct UnpackerOptions {
   UnpackBy by = UnpackBy::kKernel;
   // From the pool's memory to the destinations' memory; ignored without a GPU.

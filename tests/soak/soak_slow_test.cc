@@ -60,6 +60,11 @@ std::string Devices() {
   const char* const text = std::getenv("FERRY_SOAK_DEVICES");
   return text != nullptr ? text : fmt::format("simulated:2:{}", Seed());
 }
+// The setting `provider` of both sides.
+std::string ProviderName() {
+  const char* const text = std::getenv("FERRY_SOAK_PROVIDER");
+  return text != nullptr ? text : "tcp";
+}
 bool DevicesAreReal() { return Devices() == "auto"; }
 
 // Where a client's memory is, and its peer's: kOnHost, or the ordinal of a GPU.
@@ -84,9 +89,10 @@ std::string PlaceName(const cuda::DeviceApi* devices, int place) {
 
 // Few slots between GPUs and network, so that they are waited for.
 Settings SoakSettings(const Settings& more = {}) {
-  Settings settings = FastSettings({"lanes=3", "slice_bytes=64KiB", "window_bytes=256KiB",
-                                    "checksum=on", "connect_timeout=1s", "lane_timeout=500ms",
-                                    "stage_bytes=1MiB", "devices=" + Devices()});
+  Settings settings =
+      FastSettings({"lanes=3", "slice_bytes=64KiB", "window_bytes=256KiB", "checksum=on",
+                    "connect_timeout=1s", "lane_timeout=500ms", "stage_bytes=1MiB",
+                    "devices=" + Devices(), "provider=" + ProviderName()});
   settings.insert(settings.end(), more.begin(), more.end());
   return settings;
 }

@@ -32,6 +32,12 @@ iovec MemoryOf(const RegisteredRange& range) {
           static_cast<std::size_t>(range.bytes)};
 }
 
+LaneInfo InfoOf(const Lane& control, std::shared_ptr<const LaunchCounts> launches) {
+  LaneInfo info = control.Info();
+  info.launches = std::move(launches);
+  return info;
+}
+
 Placement Pause() { return {Placement::Action::kPause, {}}; }
 
 }  // namespace
@@ -75,7 +81,7 @@ PluginLane::PluginLane(std::shared_ptr<ControlLane> control, EventLoop* home,
                        std::unique_ptr<PayloadOut> out, std::unique_ptr<PayloadIn> in)
     : control_(std::move(control)),
       home_(home),
-      info_(control_->lane->Info()),
+      info_(InfoOf(*control_->lane, launches_)),
       out_(std::move(out)),
       in_(std::move(in)) {}
 
@@ -364,13 +370,21 @@ Status PluginLane::Advance() {
   }
   if (closed_ || receiving_ != Receiving::kPayload) return Ok();
   FERRY_TRY(in_->Progress());
-  bytes_received_.store(in_->received_bytes(), std::memory_order_relaxed);
+  CountReceived();
   if (!in_->busy()) {
     FinishPayload();
   } else if (peer_closed_ && Clock::now() > peer_closed_at_ + kLastPayloadTimeout) {
     return peer_closed_->second;
   }
   return Ok();
+}
+
+void PluginLane::CountReceived() {
+  bytes_received_.store(in_->received_bytes(), std::memory_order_relaxed);
+  const LaunchTimes times = in_->launch_times();
+  launches_->chunks.store(times.chunks, std::memory_order_relaxed);
+  launches_->nanoseconds.store(times.sum.count(), std::memory_order_relaxed);
+  launches_->longest_nanoseconds.store(times.longest.count(), std::memory_order_relaxed);
 }
 
 void PluginLane::PollAgain() {
