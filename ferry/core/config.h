@@ -71,7 +71,7 @@ struct NetSettings {
   AutoOnOff zero_copy_send = AutoOnOff::kAuto;
   // Pending peers: accepted lanes that are not authenticated.
   std::uint32_t max_pending_handshakes = 256;
-  // Of endpoints that are given none: "tcp", "plugin", "plugin:PATH" or "auto".
+  // For endpoints that are given none: "tcp", "plugin", "plugin:PATH" or "auto".
   std::string provider = "tcp";
   std::string net_plugin;                        // path of an NCCL network plugin; empty: none
   std::uint64_t plugin_chunk_bytes = 512 << 10;  // of a payload over a plugin, at a time

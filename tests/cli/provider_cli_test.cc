@@ -117,7 +117,7 @@ TEST(ProviderOfTransfer, ATransferThatBreaksIsAnErrorOnBothSidesAndLeavesNoFile)
 }
 
 // Each side's sentence names the fix.
-TEST(ProviderOfTransfer, AServerWithoutAPluginAndItsClientSayHowToMendIt) {
+TEST(ProviderOfTransfer, AServerWithoutAPluginAndItsClientSayHowToFixIt) {
   for (const bool server_has_it : {false, true}) {
     Arguments serve{"transfer", "server", "--listen", "127.0.0.1", "--port", "0", "--json"};
     if (server_has_it) serve.insert(serve.end(), {"--provider", kStandIn});
@@ -232,6 +232,17 @@ TEST(ProviderOfPerf, TakesTheVariablesThatItsUsersKnow) {
   EXPECT_EQ(wrong.exit_code, 2);
   EXPECT_THAT(wrong.err,
               Sentence("ferry perf loopback", "UCCL_TCPX_UNPACK_IMPL wood cannot be used"));
+}
+
+TEST(ProviderOfPerf, AutoIsTcpOnAMachineThatIsNotSetUpForTcpxAndSaysWhy) {
+  Arguments arguments = Loopback({"--size", "4KiB", "--set", "log_level=info"});
+  arguments[3] = "auto";
+  const ProgramEnd ended = Ferry(arguments, {});
+  ASSERT_EQ(ended.exit_code, 0) << ended.err;
+  EXPECT_EQ(json::parse(ended.out, nullptr, false).value("provider", ""), "tcp");
+  EXPECT_THAT(ended.err, HasSubstr("provider auto is tcp: no GPUDirect-TCPX: "));
+  const ProgramEnd info = Ferry({"info", "--set", "provider=auto"}, {});
+  EXPECT_THAT(info.out, HasSubstr("Provider of endpoints: tcp, because no GPUDirect-TCPX: "));
 }
 
 TEST(ProviderOfPerf, MistakesAreRefusedBeforeAnythingBegins) {

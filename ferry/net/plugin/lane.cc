@@ -81,7 +81,7 @@ PluginLane::PluginLane(std::shared_ptr<ControlLane> control, EventLoop* home,
                        std::unique_ptr<PayloadOut> out, std::unique_ptr<PayloadIn> in)
     : control_(std::move(control)),
       home_(home),
-      info_(InfoOf(*control_->lane, launches_)),
+      info_(InfoOf(*control_->lane, in->launches())),
       out_(std::move(out)),
       in_(std::move(in)) {}
 
@@ -370,21 +370,13 @@ Status PluginLane::Advance() {
   }
   if (closed_ || receiving_ != Receiving::kPayload) return Ok();
   FERRY_TRY(in_->Progress());
-  CountReceived();
+  bytes_received_.store(in_->received_bytes(), std::memory_order_relaxed);
   if (!in_->busy()) {
     FinishPayload();
   } else if (peer_closed_ && Clock::now() > peer_closed_at_ + kLastPayloadTimeout) {
     return peer_closed_->second;
   }
   return Ok();
-}
-
-void PluginLane::CountReceived() {
-  bytes_received_.store(in_->received_bytes(), std::memory_order_relaxed);
-  const LaunchTimes times = in_->launch_times();
-  launches_->chunks.store(times.chunks, std::memory_order_relaxed);
-  launches_->nanoseconds.store(times.sum.count(), std::memory_order_relaxed);
-  launches_->longest_nanoseconds.store(times.longest.count(), std::memory_order_relaxed);
 }
 
 void PluginLane::PollAgain() {

@@ -113,7 +113,6 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   void RunDeferredOnLoop(EventLoop::Defer when) override;
   void Turn();
   Status Advance();
-  void CountReceived();
   void RequestTurn();
   void PollAgain();
   void LeaveLoop();
@@ -123,8 +122,6 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
 
   const std::shared_ptr<ControlLane> control_;  // shared with its move
   EventLoop* const home_;
-  // Shared with info_ and its copies, which outlive the lane.
-  const std::shared_ptr<LaunchCounts> launches_ = std::make_shared<LaunchCounts>();
   const LaneInfo info_;  // as of the set-up
   EventLoop* loop_ = nullptr;
   LaneHandler* handler_ = nullptr;

@@ -170,8 +170,16 @@ Status PayloadIn::Progress() {
     left_ -= bytes;
     received_bytes_ += bytes;
   }
+  if (!done_.empty()) CountLaunches();
   if (!busy() && !done_.empty()) FinishPayload();
   return Ok();
+}
+
+void PayloadIn::CountLaunches() {
+  const LaunchTimes& times = receiver_->launch_times();
+  launches_->chunks.store(times.chunks, std::memory_order_relaxed);
+  launches_->nanoseconds.store(times.sum.count(), std::memory_order_relaxed);
+  launches_->longest_nanoseconds.store(times.longest.count(), std::memory_order_relaxed);
 }
 
 void PayloadIn::FinishPayload() {

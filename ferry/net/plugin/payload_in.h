@@ -61,7 +61,8 @@ class PayloadIn {
   bool busy() const noexcept { return left_ > 0; }
   // Bytes that are in place or dropped, since the creation.
   std::uint64_t received_bytes() const noexcept { return received_bytes_; }
-  LaunchTimes launch_times() const noexcept { return receiver_->launch_times(); }
+  // Shared with the facts about the lane, which outlive it.
+  std::shared_ptr<const LaunchCounts> launches() const { return launches_; }
 
  private:
   PayloadIn(const LaneGpu& gpu, const ChunkTerms& chunks) : gpu_(gpu), chunks_(chunks) {}
@@ -74,6 +75,7 @@ class PayloadIn {
     return chunk % ReceiveComm::kWindow * chunks_.bytes;
   }
   void CopyToHost(std::size_t bytes);
+  void CountLaunches();
   void FinishPayload();
   Unpacker& unpacker() const noexcept { return *buffers_->unpacker; }
 
@@ -98,6 +100,8 @@ class PayloadIn {
   std::uint64_t left_ = 0;              // not in place yet
   std::uint64_t copied_by_ticket_ = 0;  // of BeginCopy(); 0: none
   std::uint64_t received_bytes_ = 0;
+  // Shared as launches() says.
+  const std::shared_ptr<LaunchCounts> launches_ = std::make_shared<LaunchCounts>();
   std::vector<std::uint64_t> done_;
 };
 

@@ -25,7 +25,7 @@ struct ChunkTerms {
   std::uint64_t bytes = 512 * 1024;
   std::uint32_t tag_base = 0;  // at most 10^9, so that tags fit into an int
 
-  // Of a chunk of a payload, both counted from 0.
+  // The tag of a chunk of a payload, both counted from 0.
   int Tag(std::uint64_t payload, std::uint64_t chunk) const noexcept {
     constexpr std::uint64_t kTags = 10'000;
     constexpr std::uint64_t kPayloads = 100'000;

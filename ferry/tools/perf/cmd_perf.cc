@@ -51,8 +51,8 @@ void DeclareBothSides(CLI::App* app, PerfFlags* flags, Invocation* invocation) {
   app->add_option("--wait", flags->wait,
                   "block (default) or spin: poll while waiting; give it to both sides")
       ->check(CLI::IsMember({"block", "spin"}));
-  DeclareProviderSettings(app, &flags->settings);
   DeclarePeerSettings(app, &flags->settings);
+  DeclareProviderSettings(app, &flags->settings);
   DeclareJson(app, invocation);
 }
 

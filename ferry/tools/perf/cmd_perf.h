@@ -38,8 +38,8 @@ struct LaunchMicroseconds {
   double average = 0;
   double longest = 0;
 };
-// Of what has come to this side; none where the connection has no lanes over a plugin, or nothing
-// has come over them.
+// Counts what has come to this side; none where the connection has no lanes over a plugin, or
+// nothing has come over them.
 std::optional<LaunchMicroseconds> LaunchesOf(const transfer::Connection& connection);
 
 // A timed part: some operations.

@@ -40,7 +40,8 @@ void DeclareSettings(CLI::App* app, std::vector<std::string>* assignments) {
 
 namespace {
 
-// An option that is another form of --set. Its place among them counts: the last one wins.
+// An option that is another form of --set, and goes before it. Declared after it: the parser runs
+// options in the order of their declarations, and --set replaces the assignments.
 CLI::Option* AddSetting(CLI::App* app, const char* flag, const char* name,
                         std::vector<std::string>* assignments, const char* help) {
   return app->add_option_function<std::string>(

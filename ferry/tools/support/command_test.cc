@@ -91,10 +91,11 @@ TEST(PeerSettings, SetMayBeRepeatedAndTakesOneValueEach) {
 TEST(ProviderSettings, EachOptionIsAnAssignment) {
   CLI::App app("", "test");
   std::vector<std::string> assignments;
+  DeclarePeerSettings(&app, &assignments);
   DeclareProviderSettings(&app, &assignments);
-  app.parse(std::vector<std::string>{"dma", "--unpack", "64KiB", "--chunk", "5", "--lanes", "4",
-                                     "--channels", "plugin:/x.so", "--provider"});
-  EXPECT_THAT(assignments, UnorderedElementsAre("provider=plugin:/x.so", "lanes=5",
+  app.parse(std::vector<std::string>{"spin=1ms", "--set", "dma", "--unpack", "64KiB", "--chunk",
+                                     "5", "--channels", "plugin:/x.so", "--provider"});
+  EXPECT_THAT(assignments, UnorderedElementsAre("spin=1ms", "provider=plugin:/x.so", "lanes=5",
                                                 "plugin_chunk_bytes=64KiB", "plugin_unpack=dma"));
 }
 

@@ -391,8 +391,8 @@ void DeclareTransfer(CLI::App* app, Invocation* invocation) {
                         kMemoryForms, FormatSize(kGpuWindowBytes)))
         ->capture_default_str()
         ->type_name("KIND");
-    DeclareProviderSettings(side, &flags.settings);
     DeclarePeerSettings(side, &flags.settings);
+    DeclareProviderSettings(side, &flags.settings);
     DeclareJson(side, invocation);
   }
 }
