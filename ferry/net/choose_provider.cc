@@ -6,17 +6,13 @@
 #include "ferry/core/log.h"
 #include "ferry/net/builtin.h"
 #include "ferry/net/plugin/factory.h"
-#include "ferry/net/plugin/tcpx_judge.h"
 
 namespace ferry::net {
 
 ProviderChoice ResolveProvider(const Config& config) {
   if (config.provider != "auto") return {config.provider, "the setting provider names it"};
-  if (config.tls != TlsMode::kOff) return {"tcp", "TLS does not cover the payloads of a plugin"};
-  const auto machine = plugin::CreateMachineView();
-  const plugin::TcpxJudgement tcpx = plugin::JudgeTcpx(machine.get(), config);
-  if (tcpx.whole) return {"plugin:" + tcpx.plugin, "GPUDirect-TCPX: " + tcpx.reason};
-  return {"tcp", "no GPUDirect-TCPX: " + tcpx.reason};
+  const plugin::AutoChoice choice = plugin::ChooseForMachine(config);
+  return {choice.provider, choice.reason};
 }
 
 // Apart from builtin.cc, so that what uses TCP only does not carry the host of plugins.

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"
@@ -17,5 +18,13 @@ namespace ferry::net::plugin {
 // config.plugin_unpack that needs a GPU where there is none.
 Result<std::unique_ptr<Provider>> CreateProvider(const Config& config,
                                                  std::unique_ptr<Provider> control);
+
+// What "auto" comes to on this machine, and why.
+struct AutoChoice {
+  std::string provider;  // "plugin:PATH" of GPUDirect-TCPX, or "tcp"
+  std::string reason;
+};
+// As JudgeTcpx() finds the machine; TCP with TLS. Does not load the plugin.
+AutoChoice ChooseForMachine(const Config& config);
 
 }  // namespace ferry::net::plugin

@@ -8,6 +8,7 @@
 #include <optional>
 #include <sstream>
 
+#include "ferry/net/plugin/factory.h"
 #include "ferry/net/plugin/plugin.h"
 #include "ferry/net/plugin/plugin_path.h"
 
@@ -90,6 +91,13 @@ Missing MissingOfChunkSize(const Variables& variables) {
 }
 
 }  // namespace
+
+AutoChoice ChooseForMachine(const Config& config) {
+  if (config.tls != TlsMode::kOff) return {"tcp", "TLS does not cover the payloads of a plugin"};
+  const TcpxJudgement tcpx = JudgeTcpx(CreateMachineView().get(), config);
+  if (tcpx.whole) return {"plugin:" + tcpx.plugin, "GPUDirect-TCPX: " + tcpx.reason};
+  return {"tcp", "no GPUDirect-TCPX: " + tcpx.reason};
+}
 
 TcpxJudgement JudgeTcpx(MachineView* machine, const Config& config) {
   const Variables variables = machine->Environment();

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "ferry/net/plugin/factory.h"
 #include "ferry/net/plugin/plugin_path.h"
-#include "ferry/net/plugin/tcpx_judge.h"
 
 namespace ferry::net::plugin {
 namespace {
@@ -49,10 +49,9 @@ bool IsSwitchedOn(const char* variable) {
 std::span<const UcclVariable> UcclVariables() { return kVariables; }
 
 Status ApplyUcclVariables(Config* config) {
-  const bool chosen =
-      config->provider.rfind("plugin", 0) == 0 ||
-      (config->provider == "auto" && JudgeTcpx(CreateMachineView().get(), *config).whole);
-  if (!chosen) return Ok();
+  const std::string provider =
+      config->provider == "auto" ? ChooseForMachine(*config).provider : config->provider;
+  if (provider.rfind("plugin", 0) != 0) return Ok();
   for (const Translation& one : kTranslations) {
     const char* const value = std::getenv(one.variable);
     if (value == nullptr || *value == '\0' || config->IsSet(one.setting)) continue;
