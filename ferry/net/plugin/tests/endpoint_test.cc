@@ -4,13 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ferry/core/testing/random_bytes.h"
 #include "ferry/net/plugin/tests/testing/standin.h"
+#include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::transfer {
 namespace {
@@ -22,14 +22,7 @@ using transfer::Endpoint;
 using transfer::Region;
 using transfer::Rights;
 
-constexpr std::size_t kBytes = std::size_t{24} << 20;
-
-template <class T>
-T Must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().ToString());
-  return *std::move(result);
-}
-Deadline Soon() { return Deadline::After(std::chrono::seconds(60)); }
+constexpr std::size_t kTransferBytes = std::size_t{24} << 20;
 
 Config ConfigFor(const std::string& provider) {
   Config config;
@@ -69,16 +62,16 @@ class EndpointsOverAPlugin : public ::testing::Test {
 };
 
 TEST_F(EndpointsOverAPlugin, WriteReadSendAndNotify) {
-  ASSERT_NO_THROW(Connect({}));
+  Connect({});
   EXPECT_EQ(to_far_->Info().provider, "plugin:GPUDirectTCPX_v7");
-  std::vector<std::byte> here = RandomBytes(kBytes, 1);
-  std::vector<std::byte> there(kBytes);
+  std::vector<std::byte> here = RandomBytes(kTransferBytes, 1);
+  std::vector<std::byte> there(kTransferBytes);
   const Region local = Must(near_->Register(here, Rights::kNone));
   const Region target = Must(far_->Register(there, Rights::kReadWrite));
   const auto remote = Must(to_far_->Import(target.key()));
   const std::string text = "written";
   auto write = Must(to_far_->Write(
-      local, 0, remote, 0, kBytes,
+      local, 0, remote, 0, kTransferBytes,
       {.deadline = Soon(), .notification = std::as_bytes(std::span(text)), .checksum = true}));
   const auto heard = Must(to_near_->TakeNotification(Soon()));
   EXPECT_EQ(heard.size(), text.size());
@@ -86,11 +79,11 @@ TEST_F(EndpointsOverAPlugin, WriteReadSendAndNotify) {
   EXPECT_TRUE(here == there);
 
   std::fill(here.begin(), here.end(), std::byte{0});
-  auto read = Must(to_far_->Read(local, 0, remote, 0, kBytes, {.deadline = Soon()}));
+  auto read = Must(to_far_->Read(local, 0, remote, 0, kTransferBytes, {.deadline = Soon()}));
   ASSERT_TRUE(read.Wait());
   EXPECT_TRUE(here == there);
 
-  for (const std::size_t bytes : {std::size_t{8}, std::size_t{5000}, kBytes}) {
+  for (const std::size_t bytes : {std::size_t{8}, std::size_t{5000}, kTransferBytes}) {
     std::vector<std::byte> got(bytes);
     auto receive = Must(to_near_->Recv(7, ~std::uint64_t{0}, got));
     auto send = Must(to_far_->Send(7, std::span(here).first(bytes)));
@@ -105,7 +98,7 @@ TEST_F(EndpointsOverAPlugin, WriteReadSendAndNotify) {
 TEST_F(EndpointsOverAPlugin, ScatteredBlocksArriveWhereTheyBelong) {
   constexpr std::uint64_t kBlock = 4096;
   constexpr std::uint64_t kBlocks = 1024;
-  ASSERT_NO_THROW(Connect({{"FRAGMENTS", "random"}}));
+  Connect({{"FRAGMENTS", "random"}});
   std::vector<std::byte> here = RandomBytes(2 * kBlocks * kBlock, 2);
   std::vector<std::byte> there(here.size(), std::byte{0x11});
   const Region local = Must(near_->Register(here, Rights::kNone));
@@ -129,13 +122,13 @@ TEST_F(EndpointsOverAPlugin, ScatteredBlocksArriveWhereTheyBelong) {
 
 // The engine replaces the lane and sends again what the peer has not acknowledged.
 TEST_F(EndpointsOverAPlugin, AWriteOutlivesALaneThatThePluginLost) {
-  ASSERT_NO_THROW(Connect({{"FAULT", "half_close@20"}}));
-  std::vector<std::byte> here = RandomBytes(kBytes, 3);
-  std::vector<std::byte> there(kBytes);
+  Connect({{"FAULT", "half_close@20"}});
+  std::vector<std::byte> here = RandomBytes(kTransferBytes, 3);
+  std::vector<std::byte> there(kTransferBytes);
   const Region local = Must(near_->Register(here, Rights::kNone));
   const Region target = Must(far_->Register(there, Rights::kWrite));
   const auto remote = Must(to_far_->Import(target.key()));
-  auto write = Must(to_far_->Write(local, 0, remote, 0, kBytes, {.deadline = Soon()}));
+  auto write = Must(to_far_->Write(local, 0, remote, 0, kTransferBytes, {.deadline = Soon()}));
   const Status written = write.Wait();
   EXPECT_TRUE(written) << written.error().ToString();
   EXPECT_TRUE(here == there);

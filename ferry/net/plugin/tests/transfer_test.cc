@@ -14,6 +14,7 @@
 #include "ferry/cuda/testing/forwarding_devices.h"
 #include "ferry/net/plugin/plugin_log.h"
 #include "ferry/net/plugin/tests/testing/standin.h"
+#include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::net::plugin {
 namespace {
@@ -27,6 +28,8 @@ using plugin::testing::StandIn;
 using plugin::testing::Variables;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using transfer::Must;
+using transfer::Soon;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr std::size_t kChunks = 24;
@@ -37,13 +40,6 @@ constexpr std::size_t kChunkBytes = 512 * kKiB;
 constexpr int kTagBase = 5;
 constexpr std::byte kPoison{0xDB};
 
-Deadline Soon() { return Deadline::After(std::chrono::seconds(60)); }
-
-template <class T>
-T Must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  return *std::move(result);
-}
 void MustBe(const Status& status) {
   if (!status) throw std::runtime_error(status.error().message());
 }
