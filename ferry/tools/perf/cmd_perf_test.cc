@@ -88,7 +88,7 @@ TEST(PerfArguments, MistakesAboutAPluginAreFoundBeforeItIsLoaded) {
   for (const PerfMistake& mistake :
        {PerfMistake{{"--channels", "65"}, "lanes cannot be used"},
         PerfMistake{{"--chunk", "16MiB"}, "allowed is 4 KiB..8 MiB"},
-        PerfMistake{{"--unpack", "wood"}, "allowed is auto | kernel | dma | host"}}) {
+        PerfMistake{{"--unpack", "wood"}, "--unpack: plugin_unpack cannot be used: 'wood'"}}) {
     ExpectRefused(through, mistake);
   }
   ExpectRefused(through, {{}, "there is no network plugin /no/such.so"});

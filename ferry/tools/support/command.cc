@@ -44,12 +44,18 @@ namespace {
 // options in the order of their declarations, and --set replaces the assignments.
 CLI::Option* AddSetting(CLI::App* app, const char* flag, const char* name,
                         std::vector<std::string>* assignments, const char* help) {
-  return app->add_option_function<std::string>(
-      flag,
-      [assignments, name](const std::string& value) {
-        assignments->push_back(fmt::format("{}={}", name, value));
-      },
-      fmt::format("{} (as --set {}=...)", help, name));
+  const auto problem = [name](const std::string& value) {
+    const Status set = Config().Set(name, value);
+    return set ? std::string() : set.error().message();
+  };
+  return app
+      ->add_option_function<std::string>(
+          flag,
+          [assignments, name](const std::string& value) {
+            assignments->push_back(fmt::format("{}={}", name, value));
+          },
+          fmt::format("{} (as --set {}=...)", help, name))
+      ->check(CLI::Validator(problem, ""));
 }
 
 }  // namespace
