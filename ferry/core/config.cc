@@ -74,6 +74,8 @@ constexpr std::array<std::string_view, 3> kWords<AutoOnOff> = {"auto", "on", "of
 template <>
 constexpr std::array<std::string_view, 3> kWords<TlsMode> = {"off", "psk", "cert"};
 template <>
+constexpr std::array<std::string_view, 4> kWords<PluginUnpack> = {"auto", "kernel", "dma", "host"};
+template <>
 constexpr std::array<std::string_view, 6> kWords<LogLevel> = {"trace", "debug", "info",
                                                               "warn",  "error", "off"};
 template <>

@@ -36,6 +36,7 @@ enum class OnOff : std::uint8_t { kOff, kOn };
 enum class AutoOff : std::uint8_t { kAuto, kOff };
 enum class AutoOnOff : std::uint8_t { kAuto, kOn, kOff };
 enum class TlsMode : std::uint8_t { kOff, kPsk, kCert };
+enum class PluginUnpack : std::uint8_t { kAuto, kKernel, kDma, kHost };
 
 // The TCP congestion control of lanes.
 struct CongestionControl {
@@ -70,8 +71,13 @@ struct NetSettings {
   AutoOnOff zero_copy_send = AutoOnOff::kAuto;
   // Pending peers: accepted lanes that are not authenticated.
   std::uint32_t max_pending_handshakes = 256;
-  std::string provider = "tcp";  // of endpoints that are given none: "tcp" or "plugin:PATH"
-  std::string net_plugin;        // path of an NCCL network plugin; empty: none
+  // For endpoints that are given none: "tcp", "plugin", "plugin:PATH" or "auto".
+  std::string provider = "tcp";
+  std::string net_plugin;                        // path of an NCCL network plugin; empty: none
+  std::uint64_t plugin_chunk_bytes = 512 << 10;  // of a payload over a plugin, at a time
+  // How what a plugin has left in pieces is put into GPU memory; kAuto: kKernel.
+  PluginUnpack plugin_unpack = PluginUnpack::kAuto;
+  std::uint32_t plugin_tag_base = 0;  // added to the tag of each chunk
 };
 
 // Who is let in, and TLS.

@@ -43,8 +43,8 @@ bool IsSecret(std::string_view text) {
 bool IsPath(std::string_view text) { return text.find('\0') == std::string_view::npos; }
 
 bool IsProvider(std::string_view text) {
-  return IsPath(text) &&
-         (text == "tcp" || text == "plugin" || (text.rfind("plugin:", 0) == 0 && text.size() > 7));
+  return IsPath(text) && (text == "tcp" || text == "plugin" || text == "auto" ||
+                          (text.rfind("plugin:", 0) == 0 && text.size() > 7));
 }
 
 // Port 0 means any free port.
@@ -272,15 +272,30 @@ constexpr ConfigRow kRows[] = {
      .help = "what every peer's certificate must be for, whatever was dialled; empty: anything"},
     {.name = "provider",
      .member = &ConfigValues::provider,
-     .form = "tcp | plugin (the one of net_plugin) | plugin:PATH",
+     .form = "tcp | plugin (the one of net_plugin) | plugin:PATH | auto",
      .accepts = IsProvider,
-     .help =
-         "what carries endpoints' lanes: TCP, or an NCCL network plugin; the same on both sides"},
+     .help = "what carries endpoints' lanes: TCP, or an NCCL network plugin; auto: GPUDirect-TCPX "
+             "where the machine is set up for it, otherwise TCP; the same on both sides"},
     {.name = "net_plugin",
      .member = &ConfigValues::net_plugin,
      .form = "a path; empty for none",
      .accepts = IsPath,
      .help = "library with an NCCL network plugin, such as GPUDirect-TCPX's"},
+    {.name = "plugin_chunk_bytes",
+     .member = &ConfigValues::plugin_chunk_bytes,
+     .low = 4 * kKiB,
+     .high = 8 * kMiB,
+     .help = "parts in which a plugin carries a payload; the same on both sides"},
+    {.name = "plugin_unpack",
+     .member = &ConfigValues::plugin_unpack,
+     .form = "auto | kernel | dma | host",
+     .help = "how pieces that a plugin has received are put into GPU memory; auto: kernel; without "
+             "a GPU, the host copies"},
+    {.name = "plugin_tag_base",
+     .member = &ConfigValues::plugin_tag_base,
+     .high = 1'000'000'000,
+     .help =
+         "added to the tags of chunks, of which each payload has 10000; the same on both sides"},
     {.name = "nccl_channels",
      .member = &ConfigValues::nccl_channels,
      .high = 64,

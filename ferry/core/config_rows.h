@@ -21,9 +21,9 @@ struct PortRangeMember {};
 
 template <class... T>
 using MemberOf = std::variant<T ConfigValues::*..., PortRangeMember>;
-using ConfigMember =
-    MemberOf<std::string, int, std::uint32_t, std::uint64_t, std::chrono::microseconds, OnOff,
-             AutoOff, AutoOnOff, TlsMode, LogLevel, LogFormat, CongestionControl, DeviceChoice>;
+using ConfigMember = MemberOf<std::string, int, std::uint32_t, std::uint64_t,
+                              std::chrono::microseconds, OnOff, AutoOff, AutoOnOff, TlsMode,
+                              PluginUnpack, LogLevel, LogFormat, CongestionControl, DeviceChoice>;
 
 // A setting. Its variable and unit follow from its name and member.
 struct ConfigRow {

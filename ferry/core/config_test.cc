@@ -116,8 +116,11 @@ TEST(Config, AcceptsBothEndsOfEveryRangeAndNothingBeyond) {
       {"listen_host", {"", "::1", "node-3.example"}, {"two words"}},
       {"net_plugin", {"", "/opt/a plugin.so"}, {}},
       {"provider",
-       {"tcp", "plugin", "plugin:/opt/a plugin.so"},
+       {"tcp", "auto", "plugin", "plugin:/opt/a plugin.so"},
        {"", "plugin:", "TCP", "rdma", "/opt/plugin.so"}},
+      {"plugin_chunk_bytes", {"4KiB", "8MiB"}, {"0", "4095", "8388609"}},
+      {"plugin_unpack", {"auto", "kernel", "dma", "host"}, {"", "d2d", "Kernel"}},
+      {"plugin_tag_base", {"0", "1000000000"}, {"-1", "1000000001"}},
       {"interfaces", {"", "eth0", "eth0,ens*", "^lo,docker*"}, {"eth0 eth1", "^", "a,^b", "../x"}},
       {"nccl_channels", {"0", "8", "64"}, {"-1", "65", "8 ", "many"}},
       {"nccl_devices", {"1", "05", "32"}, {"0", "-1", "33", " 5", "five"}},
@@ -198,7 +201,7 @@ TEST(Config, ValuesShownCanBeSetAgain) {
 
 TEST(Config, EntriesNameVariableUnitRangeAndHelp) {
   const auto entries = Config().Describe();
-  EXPECT_EQ(entries.size(), 48u);
+  EXPECT_EQ(entries.size(), 51u);
   for (const ConfigEntry& entry : entries) {
     EXPECT_FALSE(entry.range.empty() || entry.help.empty() || entry.unit.empty()) << entry.name;
   }

@@ -1,20 +1,38 @@
 // Chooses the provider by its name in the settings.
 #include "ferry/net/choose_provider.h"
 
+#include <mutex>
+
+#include "ferry/core/log.h"
 #include "ferry/net/builtin.h"
 #include "ferry/net/plugin/factory.h"
 
 namespace ferry::net {
 
+ProviderChoice ResolveProvider(const Config& config) {
+  if (config.provider != "auto") return {config.provider, "the setting provider names it"};
+  const plugin::AutoChoice choice = plugin::ChooseForMachine(config);
+  return {choice.provider, choice.reason};
+}
+
 // Apart from builtin.cc, so that what uses TCP only does not carry the host of plugins.
 Result<std::unique_ptr<Provider>> ChooseProvider(const Config& config) {
-  if (config.provider == "tcp") return CreateBuiltinProvider();
-  if (config.provider == "plugin" || config.provider.rfind("plugin:", 0) == 0) {
-    return plugin::CreateProvider(config, CreateBuiltinProvider());
+  const ProviderChoice choice = ResolveProvider(config);
+  if (config.provider == "auto") {
+    static std::once_flag logged;
+    std::call_once(logged, [&] {
+      Log(LogLevel::kInfo, "net", "provider auto is {}: {}", choice.provider, choice.reason);
+    });
+  }
+  if (choice.provider == "tcp") return CreateBuiltinProvider();
+  if (choice.provider == "plugin" || choice.provider.rfind("plugin:", 0) == 0) {
+    Config resolved = config;
+    resolved.provider = choice.provider;
+    return plugin::CreateProvider(resolved, CreateBuiltinProvider());
   }
   return Error(Code::kInvalidArgument,
                "there is no provider '" + config.provider +
-                   "'; set FERRY_PROVIDER to tcp, or to plugin:PATH with the file of an NCCL "
+                   "'; set FERRY_PROVIDER to tcp, auto, or to plugin:PATH with the file of an NCCL "
                    "network plugin");
 }
 

@@ -3,6 +3,7 @@
 #include <sys/uio.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -143,6 +144,14 @@ class LaneHandler {
 // them (RFC 9266, tls-exporter). All zeros without TLS. Not a secret.
 using ChannelBinding = std::array<std::byte, 32>;
 
+// Counted by a lane that copies chunks from where its network has left them. Any thread.
+struct LaunchCounts {
+  std::atomic<std::uint64_t> chunks{0};
+  // From the network's report of a chunk until its copy is queued: all chunks, and the longest.
+  std::atomic<std::int64_t> nanoseconds{0};
+  std::atomic<std::int64_t> longest_nanoseconds{0};
+};
+
 // Facts about a lane, for logs and reports. The first four are not empty, and buffer sizes are
 // above 0: a provider without interfaces or buffers of the kernel's gives a name or size of its
 // own.
@@ -157,6 +166,8 @@ struct LaneInfo {
   bool authenticated = false;     // the provider has authenticated the peer cryptographically
   std::string security = "none";  // "TLSv1.3 TLS_AES_256_GCM_SHA384, certificate CN=node7"
   ChannelBinding channel_binding{};
+  // Null for lanes that count none. Shared by the lane and all copies of this.
+  std::shared_ptr<const LaunchCounts> launches = nullptr;
 };
 
 // What the transport measured on the network path to the peer; for TCP from TCP_INFO (tcp(7)).

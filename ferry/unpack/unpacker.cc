@@ -27,6 +27,16 @@ std::uint64_t CountPieces(std::span<const PlacedList> requests) noexcept {
 
 }  // namespace
 
+const char* UnpackName(UnpackBy by) noexcept {
+  switch (by) {
+    case UnpackBy::kAuto: return "auto";
+    case UnpackBy::kKernel: return "kernel";
+    case UnpackBy::kDma: return "dma";
+    case UnpackBy::kHost: break;
+  }
+  return "host";
+}
+
 Unpacker::Unpacker(cuda::DeviceApi* api, const UnpackerOptions& options)
     : api_(api), options_(options), kind_(options.kind), ring_(options.most_batches) {}
 

@@ -24,6 +24,9 @@ enum class UnpackBy : unsigned char {
   kHost,
 };
 
+// "kernel", "dma" or "host".
+const char* UnpackName(UnpackBy by) noexcept;
+
 struct UnpackerOptions {
   UnpackBy by = UnpackBy::kAuto;
   // From the pool's memory to the destinations' memory; ignored without a GPU.

@@ -60,6 +60,12 @@ std::string Devices() {
   const char* const text = std::getenv("FERRY_SOAK_DEVICES");
   return text != nullptr ? text : fmt::format("simulated:2:{}", Seed());
 }
+// The setting `provider` of both sides.
+std::string ProviderName() {
+  const char* const text = std::getenv("FERRY_SOAK_PROVIDER");
+  return text != nullptr ? text : "tcp";
+}
+bool OverPlugin() { return ProviderName() != "tcp"; }
 bool DevicesAreReal() { return Devices() == "auto"; }
 
 // Where a client's memory is, and its peer's: kOnHost, or the ordinal of a GPU.
@@ -84,9 +90,10 @@ std::string PlaceName(const cuda::DeviceApi* devices, int place) {
 
 // Few slots between GPUs and network, so that they are waited for.
 Settings SoakSettings(const Settings& more = {}) {
-  Settings settings = FastSettings({"lanes=3", "slice_bytes=64KiB", "window_bytes=256KiB",
-                                    "checksum=on", "connect_timeout=1s", "lane_timeout=500ms",
-                                    "stage_bytes=1MiB", "devices=" + Devices()});
+  Settings settings =
+      FastSettings({"lanes=3", "slice_bytes=64KiB", "window_bytes=256KiB", "checksum=on",
+                    "connect_timeout=1s", "lane_timeout=500ms", "stage_bytes=1MiB",
+                    "devices=" + Devices(), "provider=" + ProviderName()});
   settings.insert(settings.end(), more.begin(), more.end());
   return settings;
 }
@@ -470,11 +477,13 @@ class Soak : public ::testing::Test {
     return {std::istream_iterator<std::uint64_t>(words), {}};
   }
   // A GPU's memory is the other process's, too, which holds more or less of it by now, and CUDA's,
-  // which takes it in large pieces: between two H200 180 MiB, after 45 s and after 100 s.
+  // which takes it in large pieces: between two H200 180 MiB, after 45 s and after 100 s. A
+  // provider of plugins keeps the buffers of as many lanes as there were at once, 12 with 34 MiB
+  // here, after 12 s and after 36 s the same.
   static void ExpectAsMuchAvailable(const std::vector<std::uint64_t>& before,
                                     const std::vector<std::uint64_t>& now, const char* whose) {
     ASSERT_EQ(before.size(), now.size());
-    const std::uint64_t slack = DevicesAreReal() ? 512 * kMiB : 0;
+    const std::uint64_t slack = DevicesAreReal() ? 512 * kMiB : OverPlugin() ? 64 * kMiB : 0;
     for (std::size_t i = 0; i < now.size(); ++i) {
       std::printf("  GPU %zu as %s sees it: %s available, %s before\n", i, whose,
                   FormatSize(now[i]).c_str(), FormatSize(before[i]).c_str());

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"
@@ -12,10 +13,18 @@ namespace ferry::net::plugin {
 // A provider whose lanes are lanes of `control`, with payloads over the plugin that config.provider
 // names: "plugin:PATH", or "plugin" for the one of the setting net_plugin. Payloads may be memory
 // of the host and of the first GPU. Loads the plugin, which stays for the life of the process and
-// may take seconds. `chunk_bytes`: in what parts payloads are sent; both sides must use the same,
-// and peers that do not are refused. Errors: those of Plugin::Open().
+// may take seconds. Both sides must have the same config.plugin_chunk_bytes and plugin_tag_base;
+// peers that do not are refused. Errors: those of Plugin::Open(); kUnsupported for a
+// config.plugin_unpack that needs a GPU where there is none.
 Result<std::unique_ptr<Provider>> CreateProvider(const Config& config,
-                                                 std::unique_ptr<Provider> control,
-                                                 std::uint64_t chunk_bytes = 512 * 1024);
+                                                 std::unique_ptr<Provider> control);
+
+// What "auto" comes to on this machine, and why.
+struct AutoChoice {
+  std::string provider;  // "plugin:PATH" of GPUDirect-TCPX, or "tcp"
+  std::string reason;
+};
+// As JudgeTcpx() finds the machine; TCP with TLS. Does not load the plugin.
+AutoChoice ChooseForMachine(const Config& config);
 
 }  // namespace ferry::net::plugin

@@ -32,6 +32,12 @@ iovec MemoryOf(const RegisteredRange& range) {
           static_cast<std::size_t>(range.bytes)};
 }
 
+LaneInfo InfoOf(const Lane& control, std::shared_ptr<const LaunchCounts> launches) {
+  LaneInfo info = control.Info();
+  info.launches = std::move(launches);
+  return info;
+}
+
 Placement Pause() { return {Placement::Action::kPause, {}}; }
 
 }  // namespace
@@ -75,7 +81,7 @@ PluginLane::PluginLane(std::shared_ptr<ControlLane> control, EventLoop* home,
                        std::unique_ptr<PayloadOut> out, std::unique_ptr<PayloadIn> in)
     : control_(std::move(control)),
       home_(home),
-      info_(control_->lane->Info()),
+      info_(InfoOf(*control_->lane, in->launches())),
       out_(std::move(out)),
       in_(std::move(in)) {}
 

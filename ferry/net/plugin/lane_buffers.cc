@@ -1,6 +1,7 @@
 // Makes, keeps and hands out buffers of lanes.
 #include "ferry/net/plugin/lane_buffers.h"
 
+#include <string_view>
 #include <utility>
 
 #include "ferry/cuda/address.h"
@@ -20,6 +21,56 @@ Status AddGpuSlots(const LaneGpu& gpu, std::size_t bytes, LaneBuffers* buffers) 
   return Ok();
 }
 
+KernelExecutorOptions KernelOptions() {
+  KernelExecutorOptions options;
+  options.most_blocks = kMaxPieces;
+  return options;
+}
+
+// Copies into GPU memory as it was asked to, and by the kernel what only kernels do in the same
+// batch: copies between host memory and host memory, and from host memory beside GPU memory.
+class ChosenExecutor final : public DeviceExecutor {
+ public:
+  ChosenExecutor(std::unique_ptr<DeviceExecutor> chosen, std::unique_ptr<DeviceExecutor> kernel,
+                 std::span<const std::byte> slots)
+      : chosen_(std::move(chosen)), kernel_(std::move(kernel)), slots_(slots) {}
+
+  std::string_view name() const noexcept override { return kernel_->name(); }
+  Status Enqueue(cuda::StreamRef stream, cuda::CopyKind kind,
+                 std::span<const PlacedList> lists) override {
+    for (const PlacedList& list : lists) {
+      const bool by_kernel =
+          InSlots(list.dst) || (kind == cuda::CopyKind::kDeviceToDevice && InSlots(list.src));
+      FERRY_TRY((by_kernel ? *kernel_ : *chosen_).Enqueue(stream, kind, {&list, 1}));
+    }
+    return Ok();
+  }
+
+ private:
+  bool InSlots(const Place& place) const {
+    return place.address - cuda::AddressOf(slots_.data()) < slots_.size();
+  }
+
+  const std::unique_ptr<DeviceExecutor> chosen_;
+  const std::unique_ptr<DeviceExecutor> kernel_;
+  const std::span<const std::byte> slots_;
+};
+
+Result<std::unique_ptr<Unpacker>> MakeUnpacker(const LaneGpu& gpu, const UnpackerOptions& options,
+                                               std::span<const std::byte> slots) {
+  if (!gpu || options.by == UnpackBy::kKernel) {
+    return Unpacker::Create(gpu.api, gpu.ordinal, options);
+  }
+  std::unique_ptr<DeviceExecutor> chosen = MakeDmaExecutor(gpu.api);
+  if (options.by == UnpackBy::kHost) {
+    FERRY_TRY_ASSIGN(chosen, MakeHostExecutor(gpu.api, gpu.ordinal));
+  }
+  FERRY_TRY_ASSIGN(auto kernel, MakeKernelExecutor(gpu.api, gpu.ordinal, KernelOptions()));
+  return Unpacker::CreateWith(
+      gpu.api, gpu.ordinal,
+      std::make_unique<ChosenExecutor>(std::move(chosen), std::move(kernel), slots), options);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<LaneBuffers>> MakeBuffers(const LaneGpu& gpu, const BufferShape& shape) {
@@ -37,11 +88,11 @@ Result<std::unique_ptr<LaneBuffers>> MakeBuffers(const LaneGpu& gpu, const Buffe
     if (shape.gpu_slots > 0) {
       FERRY_TRY(AddGpuSlots(gpu, shape.gpu_slots * shape.chunk_bytes, buffers.get()));
     }
-    options.by = UnpackBy::kAuto;
+    options.by = gpu.by;
     options.kind =
         shape.gpu_slots > 0 ? cuda::CopyKind::kDeviceToDevice : cuda::CopyKind::kHostToDevice;
   }
-  FERRY_TRY_ASSIGN(buffers->unpacker, Unpacker::Create(gpu.api, gpu.ordinal, options));
+  FERRY_TRY_ASSIGN(buffers->unpacker, MakeUnpacker(gpu, options, buffers->slots.bytes));
   return buffers;
 }
 

@@ -5,6 +5,7 @@
 
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
+#include "ferry/unpack/unpacker.h"
 
 namespace ferry::net::plugin {
 
@@ -15,6 +16,7 @@ struct LaneGpu {
   cuda::DeviceApi* api = nullptr;
   int ordinal = 0;
   std::shared_ptr<LaneBufferPool> buffers = nullptr;  // shared with lanes; with `api`
+  UnpackBy by = UnpackBy::kKernel;  // how what arrives in pieces is put into its memory
 
   explicit operator bool() const noexcept { return api != nullptr; }
   // Plugins ask CUDA which GPU is current, and want it to be the comm's: to be held while they are

@@ -22,7 +22,7 @@ struct WireHello {
   std::uint32_t kind = 0;
   std::uint64_t chunk_bytes = 0;
   std::uint32_t plugin_version = 0;
-  std::uint32_t reserved = 0;
+  std::uint32_t tag_base = 0;
   char plugin[96] = {};
   Handle handle{};
   char text[512] = {};
@@ -52,6 +52,7 @@ std::vector<std::byte> Pack(const LaneHello& hello) {
   wire.kind = static_cast<std::uint32_t>(hello.kind);
   wire.chunk_bytes = hello.chunk_bytes;
   wire.plugin_version = hello.plugin_version;
+  wire.tag_base = hello.tag_base;
   StoreText(hello.plugin, wire.plugin);
   wire.handle = hello.handle;
   StoreText(hello.text, wire.text);
@@ -81,6 +82,7 @@ Result<LaneHello> UnpackLaneHello(std::span<const std::byte> bytes, const std::s
                    LoadText(wire.plugin),
                    wire.plugin_version,
                    wire.chunk_bytes,
+                   wire.tag_base,
                    wire.handle,
                    LoadText(wire.text)};
 }
@@ -99,10 +101,17 @@ Status CheckFits(const LaneHello& mine, const LaneHello& peer, const std::string
                              remote, peer.plugin_version, peer.plugin, mine.plugin_version));
   }
   if (peer.chunk_bytes != mine.chunk_bytes) {
+    return Error(
+        Code::kRefused,
+        fmt::format("{} sends chunks of {}, and this side of {}; set plugin_chunk_bytes to "
+                    "the same on both sides (FERRY_PLUGIN_CHUNK_BYTES)",
+                    remote, FormatSize(peer.chunk_bytes), FormatSize(mine.chunk_bytes)));
+  }
+  if (peer.tag_base != mine.tag_base) {
     return Error(Code::kRefused,
-                 fmt::format("{} sends chunks of {}, and this side of {}; use the same release of "
-                             "this library on both sides",
-                             remote, FormatSize(peer.chunk_bytes), FormatSize(mine.chunk_bytes)));
+                 fmt::format("{} tags chunks from {} on, and this side from {} on; set "
+                             "plugin_tag_base to the same on both sides (FERRY_PLUGIN_TAG_BASE)",
+                             remote, peer.tag_base, mine.tag_base));
   }
   return Ok();
 }

@@ -22,6 +22,7 @@ struct LaneHello {
   std::string plugin;
   std::uint32_t plugin_version = 0;
   std::uint64_t chunk_bytes = 0;
+  std::uint32_t tag_base = 0;
   Handle handle{};   // where this side accepts the comm by which it receives
   std::string text;  // of a refusal
 };

@@ -5,7 +5,9 @@
 
 #include <utility>
 
+#include "ferry/core/log.h"
 #include "ferry/net/plugin/lane.h"
+#include "ferry/net/plugin/step_log.h"
 
 namespace ferry::net::plugin {
 namespace {
@@ -101,7 +103,7 @@ Result<std::unique_ptr<Lane>> LaneSetup::Advance() {
   std::unique_ptr<Lane> none;
   FERRY_TRY_ASSIGN(const auto current, terms_.gpu.MakeCurrent());
   if (role_ == Role::kConnects && listening_ == nullptr) {
-    FERRY_TRY_ASSIGN(listening_, Listening::Open(terms_.plugin, device_));
+    FERRY_TRY(Listen());
     Say(LaneHello::Kind::kHello, {});
   }
   if (peer_ && !std::exchange(took_hello_, true)) FERRY_TRY(TakeHello());
@@ -109,12 +111,25 @@ Result<std::unique_ptr<Lane>> LaneSetup::Advance() {
   if (connecting_ == nullptr) return none;
   if (receive_comm_ == nullptr) {
     FERRY_TRY_ASSIGN(receive_comm_, listening_->Accept());
+    LogDone("accepted", receive_comm_ != nullptr);
   }
   if (send_comm_ == nullptr) {
     FERRY_TRY_ASSIGN(send_comm_, connecting_->Connect());
+    LogDone("connected", send_comm_ != nullptr);
   }
   if (receive_comm_ == nullptr || send_comm_ == nullptr || !sent_) return none;
   return MakeLane();
+}
+
+Status LaneSetup::Listen() {
+  FERRY_TRY_ASSIGN(listening_, Listening::Open(terms_.plugin, device_));
+  Log(LogLevel::kInfo, "plugin", "listening on device {} for {}; the handle begins {}", device_,
+      remote_, FirstBytes(listening_->handle()));
+  return Ok();
+}
+
+void LaneSetup::LogDone(const char* what, bool done) const {
+  if (done) Log(LogLevel::kInfo, "plugin", "{} a comm of {} on device {}", what, remote_, device_);
 }
 
 Status LaneSetup::TakeHello() {
@@ -131,7 +146,7 @@ Status LaneSetup::TakeHello() {
   const Status fits = CheckFits(Mine(), peer, remote_);
   if (role_ == Role::kAccepts) {
     if (fits) {
-      FERRY_TRY_ASSIGN(listening_, Listening::Open(terms_.plugin, device_));
+      FERRY_TRY(Listen());
       Say(LaneHello::Kind::kWelcome, {});
     } else {
       Say(LaneHello::Kind::kRefusal, fits.error().message());
@@ -146,7 +161,8 @@ LaneHello LaneSetup::Mine() const {
   LaneHello mine;
   mine.plugin = terms_.plugin->name();
   mine.plugin_version = static_cast<std::uint32_t>(terms_.plugin->version());
-  mine.chunk_bytes = terms_.chunk_bytes;
+  mine.chunk_bytes = terms_.chunks.bytes;
+  mine.tag_base = terms_.chunks.tag_base;
   if (listening_ != nullptr) mine.handle = listening_->handle();
   return mine;
 }
@@ -161,9 +177,9 @@ void LaneSetup::Say(LaneHello::Kind kind, const std::string& text) {
 }
 
 Result<std::unique_ptr<Lane>> LaneSetup::MakeLane() {
-  FERRY_TRY_ASSIGN(auto out, PayloadOut::Create(std::move(send_comm_), terms_.chunk_bytes));
-  FERRY_TRY_ASSIGN(auto in, PayloadIn::Create(terms_.api, terms_.gpu, std::move(receive_comm_),
-                                              terms_.chunk_bytes));
+  FERRY_TRY_ASSIGN(auto out, PayloadOut::Create(std::move(send_comm_), terms_.chunks));
+  FERRY_TRY_ASSIGN(
+      auto in, PayloadIn::Create(terms_.api, terms_.gpu, std::move(receive_comm_), terms_.chunks));
   // Shared by the lane and the move to its loop.
   auto control = std::make_shared<ControlLane>(std::move(control_));
   control->lane->Attach(loop_, control.get());

@@ -15,6 +15,7 @@
 #include "ferry/net/plugin/comm.h"
 #include "ferry/net/plugin/lane_gpu.h"
 #include "ferry/net/plugin/lane_hello_wire.h"
+#include "ferry/net/plugin/payload_out.h"
 #include "ferry/net/provider.h"
 
 namespace ferry::net::plugin {
@@ -24,7 +25,7 @@ struct LaneTerms {
   Plugin* plugin = nullptr;
   cuda::DeviceApi* api = nullptr;  // null without GPUs
   LaneGpu gpu;
-  std::uint64_t chunk_bytes = 0;
+  ChunkTerms chunks;
 };
 
 // One lane in the making. The connecting side sends a hello with the handle at which it accepts one
@@ -71,6 +72,8 @@ class LaneSetup final : private LaneHandler {
   // Null: not yet.
   Result<std::unique_ptr<Lane>> Advance();
   Status TakeHello();
+  Status Listen();
+  void LogDone(const char* what, bool done) const;
   Result<std::unique_ptr<Lane>> MakeLane();
   void Say(LaneHello::Kind kind, const std::string& text);
   LaneHello Mine() const;

@@ -9,7 +9,7 @@
 
 #include "ferry/core/log.h"
 #include "ferry/cuda/address.h"
-#include "ferry/net/plugin/payload_out.h"
+#include "ferry/net/plugin/step_log.h"
 
 namespace ferry::net::plugin {
 namespace {
@@ -34,14 +34,18 @@ Status CheckMemory(cuda::DeviceApi* api, const ReceiveComm& comm) {
                            plugin.name()));
 }
 
+void LogRegistered(std::size_t bytes, const char* kind) {
+  Log(LogLevel::kInfo, "plugin", "registered {} bytes of {} memory to receive into", bytes, kind);
+}
+
 }  // namespace
 
 // ---- setting up ---------------------------------------------------------------------------------
 
 Result<std::unique_ptr<PayloadIn>> PayloadIn::Create(cuda::DeviceApi* api, const LaneGpu& gpu,
                                                      std::unique_ptr<ReceiveComm> comm,
-                                                     std::uint64_t chunk_bytes) {
-  std::unique_ptr<PayloadIn> in(new PayloadIn(gpu, chunk_bytes));
+                                                     const ChunkTerms& chunks) {
+  std::unique_ptr<PayloadIn> in(new PayloadIn(gpu, chunks));
   FERRY_TRY(in->Init(api, std::move(comm)));
   return in;
 }
@@ -54,20 +58,24 @@ Status PayloadIn::Init(cuda::DeviceApi* api, std::unique_ptr<ReceiveComm> comm) 
   if (!gpu_) FERRY_TRY(CheckMemory(api, *comm));
   const Plugin& plugin = comm->plugin();
   BufferShape shape;
-  shape.chunk_bytes = chunk_bytes_;
+  shape.chunk_bytes = chunks_.bytes;
   shape.slots = straight_ || gpu_ ? ReceiveComm::kWindow : 1;
   shape.gpu_slots = !straight_ ? 1 : plugin.takes_gpu_memory() ? ReceiveComm::kWindow : 0;
   FERRY_TRY_ASSIGN(buffers_, gpu_ ? gpu_.buffers->Take(gpu_, shape) : MakeBuffers(gpu_, shape));
   const Deadline deadline = Deadline::After(kOpenTimeout);
+  const std::byte* pool =
+      buffers_->gpu_slots.empty() ? buffers_->slots.bytes.data() : buffers_->gpu_slots.data();
   if (gpu_ && !straight_) {
     FERRY_TRY_ASSIGN(const UnpackRows rows, UnpackRows::Open(*comm, gpu_.api, deadline));
     FERRY_TRY(PinPool(gpu_, rows.pool(), plugin.PoolBytes(rows.pool())));
+    pool = rows.pool();
   }
   std::vector<std::unique_ptr<ReceiveComm>> comms;
   comms.push_back(std::move(comm));
   ReceiverOptions options;
   options.chunk_timeout = kNoChunkTimeout;
   options.straight = straight_;
+  options.watcher = MakeArrivalLog(gpu_, pool);
   FERRY_TRY_ASSIGN(receiver_,
                    Receiver::Create(gpu_.api, &unpacker(), std::move(comms), options, deadline));
   return RegisterSlots();
@@ -86,12 +94,14 @@ Status PayloadIn::RegisterSlots() {
     FERRY_TRY_ASSIGN(Registration gpu, comm.Register(buffers_->gpu_slots.data(),
                                                      buffers_->gpu_slots.size(), /*on_gpu=*/true));
     gpu_registration_.emplace(std::move(gpu));
+    LogRegistered(buffers_->gpu_slots.size(), "GPU");
   }
   if (gpu_ && !straight_) return Ok();
   FERRY_TRY_ASSIGN(Registration host,
                    comm.Register(buffers_->slots.bytes.data(), buffers_->slots.bytes.size(),
                                  /*on_gpu=*/!straight_));
   registration_.emplace(std::move(host));
+  LogRegistered(buffers_->slots.bytes.size(), "host");
   return Ok();
 }
 
@@ -100,6 +110,13 @@ Status PayloadIn::RegisterSlots() {
 Status PayloadIn::Begin(std::uint64_t bytes, const Target& target) {
   if (target.gpu && !gpu_) return GpuMemoryUnsupported(receiver_->comm(0).plugin().name());
   place_ = IoCursor(target.memory);
+  host_begin_ = {};
+  if (!target.memory.empty() && !target.gpu) {
+    const iovec& first = target.memory.front();
+    // Shown as bytes.
+    host_begin_ = {static_cast<const std::byte*>(first.iov_base),
+                   static_cast<std::size_t>(std::min<std::uint64_t>(first.iov_len, bytes))};
+  }
   to_gpu_ = target.gpu;
   // What lies in host memory already needs no GPU.
   from_slots_ = !place_.at_end() && !to_gpu_ && (straight_ || gpu_);
@@ -126,6 +143,7 @@ Status PayloadIn::BeginCopy(std::span<const std::byte> payload, const Target& ta
 
 void PayloadIn::DropRest() {
   place_ = IoCursor();
+  host_begin_ = {};
   from_slots_ = false;
   receiver_->DropAll();
   // Without a GPU, Progress() copies, so no copy is in flight.
@@ -146,13 +164,29 @@ Status PayloadIn::Progress() {
   done_.clear();
   FERRY_TRY(receiver_->Progress(&done_));
   for (std::size_t i = 0; i < done_.size(); ++i) {
-    const std::uint64_t bytes = std::min(left_, chunk_bytes_);
+    const std::uint64_t bytes = std::min(left_, chunks_.bytes);
     if (from_slots_) CopyToHost(static_cast<std::size_t>(bytes));
     ++done_chunks_;
     left_ -= bytes;
     received_bytes_ += bytes;
   }
+  if (!done_.empty()) CountLaunches();
+  if (!busy() && !done_.empty()) FinishPayload();
   return Ok();
+}
+
+void PayloadIn::CountLaunches() {
+  const LaunchTimes& times = receiver_->launch_times();
+  launches_->chunks.store(times.chunks, std::memory_order_relaxed);
+  launches_->nanoseconds.store(times.sum.count(), std::memory_order_relaxed);
+  launches_->longest_nanoseconds.store(times.longest.count(), std::memory_order_relaxed);
+}
+
+void PayloadIn::FinishPayload() {
+  ++payload_;
+  if (!logs_host_payloads_ || host_begin_.empty()) return;
+  Log(LogLevel::kInfo, "plugin", "a payload of {} bytes in host memory begins {}", total_,
+      FirstBytes(host_begin_));
 }
 
 // Chunks are done in order.
@@ -165,11 +199,12 @@ void PayloadIn::CopyToHost(std::size_t bytes) {
 // flight.
 void PayloadIn::PostSome() {
   while (unposted_ > 0 && receiver_->in_flight() < ReceiveComm::kWindow) {
-    const auto bytes = static_cast<std::size_t>(std::min(unposted_, chunk_bytes_));
+    const auto bytes = static_cast<std::size_t>(std::min(unposted_, chunks_.bytes));
     const bool on_gpu = gpu_registration_ && (to_gpu_ || !straight_);
     std::byte* const slots = on_gpu ? buffers_->gpu_slots.data() : buffers_->slots.bytes.data();
     const std::uint64_t slot = straight_ ? SlotOf(next_chunk_) : 0;
-    const Message message{slots + slot, bytes, static_cast<int>(next_chunk_ % kTags),
+    const Message message{slots + slot, bytes,
+                          chunks_.Tag(payload_, (total_ - unposted_) / chunks_.bytes),
                           on_gpu ? gpu_registration_->mr() : registration_->mr()};
     ChunkPlace place = TakePlace(bytes);
     place.from = on_gpu ? Place::OnDevice(slots + slot) : buffers_->slots_place + slot;

@@ -14,7 +14,9 @@
 #include "ferry/net/plugin/comm.h"
 #include "ferry/net/plugin/lane_buffers.h"
 #include "ferry/net/plugin/lane_gpu.h"
+#include "ferry/net/plugin/payload_out.h"
 #include "ferry/net/plugin/receiver.h"
+#include "ferry/net/plugin/uccl_variables.h"
 
 namespace ferry::net::plugin {
 
@@ -38,7 +40,7 @@ class PayloadIn {
   // DeviceApi; kUnsupported for a plugin that receives into GPU memory where there is no GPU.
   static Result<std::unique_ptr<PayloadIn>> Create(cuda::DeviceApi* api, const LaneGpu& gpu,
                                                    std::unique_ptr<ReceiveComm> comm,
-                                                   std::uint64_t chunk_bytes);
+                                                   const ChunkTerms& chunks);
   ~PayloadIn();
   PayloadIn(const PayloadIn&) = delete;
   PayloadIn& operator=(const PayloadIn&) = delete;
@@ -63,22 +65,27 @@ class PayloadIn {
   bool busy() const noexcept { return left_ > 0; }
   // Bytes that are in place or dropped, since the creation.
   std::uint64_t received_bytes() const noexcept { return received_bytes_; }
+  // Shared with the facts about the lane, which outlive it.
+  std::shared_ptr<const LaunchCounts> launches() const { return launches_; }
 
  private:
-  PayloadIn(const LaneGpu& gpu, std::uint64_t chunk_bytes) : gpu_(gpu), chunk_bytes_(chunk_bytes) {}
+  PayloadIn(const LaneGpu& gpu, const ChunkTerms& chunks) : gpu_(gpu), chunks_(chunks) {}
   Status Init(cuda::DeviceApi* api, std::unique_ptr<ReceiveComm> comm);
   Status RegisterSlots();
   void PostSome();
   ChunkPlace TakePlace(std::size_t bytes);
   std::vector<PostedRun> TakeRuns(std::size_t bytes, std::uint64_t* lowest);
   std::uint64_t SlotOf(std::uint64_t chunk) const {
-    return chunk % ReceiveComm::kWindow * chunk_bytes_;
+    return chunk % ReceiveComm::kWindow * chunks_.bytes;
   }
   void CopyToHost(std::size_t bytes);
+  void CountLaunches();
+  void FinishPayload();
   Unpacker& unpacker() const noexcept { return *buffers_->unpacker; }
 
   const LaneGpu gpu_;
-  const std::uint64_t chunk_bytes_;
+  const ChunkTerms chunks_;
+  const bool logs_host_payloads_ = ReadUcclLogSwitches().each_host_payload;
   bool straight_ = false;
   std::unique_ptr<LaneBuffers> buffers_;
   std::unique_ptr<Receiver> receiver_;  // closes its comm after the registrations below are gone
@@ -86,7 +93,9 @@ class PayloadIn {
   std::optional<Registration> gpu_registration_;
   std::uint64_t next_chunk_ = 0;
   std::uint64_t done_chunks_ = 0;
+  std::uint64_t payload_ = 0;  // its number, over the comm
   // The current payload.
+  std::span<const std::byte> host_begin_;  // for the log; empty for GPU memory
   IoCursor place_;  // where the next bytes go; at its end for a payload that is dropped
   bool to_gpu_ = false;
   bool from_slots_ = false;  // this thread copies each chunk when it is in its slot
@@ -95,6 +104,8 @@ class PayloadIn {
   std::uint64_t left_ = 0;              // not in place yet
   std::uint64_t copied_by_ticket_ = 0;  // of BeginCopy(); 0: none
   std::uint64_t received_bytes_ = 0;
+  // Shared as launches() says.
+  const std::shared_ptr<LaunchCounts> launches_ = std::make_shared<LaunchCounts>();
   std::vector<std::uint64_t> done_;
 };
 

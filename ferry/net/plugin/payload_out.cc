@@ -20,21 +20,24 @@ std::vector<std::unique_ptr<SendComm>> OneOf(std::unique_ptr<SendComm> comm) {
 }  // namespace
 
 Result<std::unique_ptr<PayloadOut>> PayloadOut::Create(std::unique_ptr<SendComm> comm,
-                                                       std::uint64_t chunk_bytes) {
-  std::unique_ptr<PayloadOut> out(new PayloadOut(std::move(comm), chunk_bytes));
-  FERRY_TRY_ASSIGN(out->slots_, MapHugePages(SendComm::kWindow * chunk_bytes));
+                                                       const ChunkTerms& chunks) {
+  std::unique_ptr<PayloadOut> out(new PayloadOut(std::move(comm), chunks));
+  FERRY_TRY_ASSIGN(out->slots_, MapHugePages(SendComm::kWindow * chunks.bytes));
   FERRY_TRY_ASSIGN(Registration registration,
                    out->sender_.comm(0).Register(out->slots_.bytes.data(), out->slots_.bytes.size(),
                                                  /*on_gpu=*/false));
   out->slots_registration_.emplace(std::move(registration));
+  Log(LogLevel::kInfo, "plugin", "registered {} bytes of host memory to send from",
+      out->slots_.bytes.size());
   return out;
 }
 
-PayloadOut::PayloadOut(std::unique_ptr<SendComm> comm, std::uint64_t chunk_bytes)
-    : chunk_bytes_(chunk_bytes), sender_(OneOf(std::move(comm)), kNoChunkTimeout) {}
+PayloadOut::PayloadOut(std::unique_ptr<SendComm> comm, const ChunkTerms& chunks)
+    : chunks_(chunks), sender_(OneOf(std::move(comm)), kNoChunkTimeout) {}
 
 std::uint64_t PayloadOut::Push(const OutFrame& frame) {
-  frames_.push_back({.frame = &frame, .payload = IoCursor(frame.payload)});
+  frames_.push_back(
+      {.frame = &frame, .number = pushed_frames_, .payload = IoCursor(frame.payload)});
   return ++pushed_frames_;
 }
 
@@ -58,7 +61,7 @@ Status PayloadOut::CutSome() {
   while (cut_frames_ < frames_.size() && sender_.in_flight() < SendComm::kWindow) {
     Frame& frame = frames_[cut_frames_];
     const std::uint64_t left = frame.frame->payload_bytes - frame.cut;
-    const auto bytes = static_cast<std::size_t>(std::min(left, chunk_bytes_));
+    const auto bytes = static_cast<std::size_t>(std::min(left, chunks_.bytes));
     FERRY_TRY_ASSIGN(const Message message, MessageOf(&frame, bytes));
     sender_.Send(0, {next_chunk_, frame.cut, message});
     ++next_chunk_;
@@ -71,9 +74,9 @@ Status PayloadOut::CutSome() {
 }
 
 Result<Message> PayloadOut::MessageOf(Frame* frame, std::size_t bytes) {
-  const int tag = static_cast<int>(next_chunk_ % kTags);
+  const int tag = chunks_.Tag(frame->number, frame->cut / chunks_.bytes);
   const auto slot = slots_.bytes.subspan(
-      static_cast<std::size_t>(next_chunk_ % SendComm::kWindow * chunk_bytes_), bytes);
+      static_cast<std::size_t>(next_chunk_ % SendComm::kWindow * chunks_.bytes), bytes);
   const RegisteredRange& range = frame->frame->registered;
   if (range.memory == nullptr) {
     (void)frame->payload.CopyOut(slot);
@@ -96,6 +99,8 @@ Result<void*> PayloadOut::RegistrationOf(const PluginMemory& memory) {
         sender_.comm(0).Register(memory.memory.data(), memory.memory.size(), memory.on_gpu);
     if (registered) {
       use.registration.emplace(*std::move(registered));
+      Log(LogLevel::kInfo, "plugin", "registered {} bytes of {} memory to send from",
+          memory.memory.size(), memory.on_gpu ? "GPU" : "host");
     } else if (memory.on_gpu) {
       return registered.error();  // the CPU cannot copy it
     } else {

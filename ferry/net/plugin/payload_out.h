@@ -18,13 +18,23 @@
 
 namespace ferry::net::plugin {
 
-// The payload of a lane, cut into chunks of the same size on both sides.
-inline constexpr std::uint64_t kChunkBytes = 512 * 1024;
+// How payloads are cut into chunks and tagged; the same on both sides. Tags are those that users of
+// GPUDirect-TCPX have: a fixed range for each payload, one payload after another, so that they
+// differ for all chunks in flight.
+struct ChunkTerms {
+  std::uint64_t bytes = 512 * 1024;
+  std::uint32_t tag_base = 0;  // at most 10^9, so that tags fit into an int
+
+  // The tag of a chunk of a payload, both counted from 0.
+  int Tag(std::uint64_t payload, std::uint64_t chunk) const noexcept {
+    constexpr std::uint64_t kTags = 10'000;
+    constexpr std::uint64_t kPayloads = 100'000;
+    return static_cast<int>(tag_base + payload % kPayloads * kTags + chunk % kTags);
+  }
+};
 // The time limits of Sender and Receiver are for transfers whose two sides both wait. A lane may be
 // paused for any time by its user, and the engine finds out about a peer that is silent.
 inline constexpr std::chrono::milliseconds kNoChunkTimeout = std::chrono::hours(24 * 365);
-// Tags differ for all chunks in flight; both sides count them alike.
-inline constexpr std::uint64_t kTags = 10'000;
 
 // One payload after the other, in order, at most SendComm::kWindow chunks in flight. What frames
 // name by address is copied into slots that are registered with the comm; registered memory, of the
@@ -35,7 +45,7 @@ class PayloadOut {
  public:
   // Errors: those of SendComm and of mmap(2).
   static Result<std::unique_ptr<PayloadOut>> Create(std::unique_ptr<SendComm> comm,
-                                                    std::uint64_t chunk_bytes);
+                                                    const ChunkTerms& chunks);
   PayloadOut(const PayloadOut&) = delete;
   PayloadOut& operator=(const PayloadOut&) = delete;
 
@@ -52,6 +62,7 @@ class PayloadOut {
  private:
   struct Frame {
     const OutFrame* frame = nullptr;
+    std::uint64_t number = 0;
     std::uint64_t cut = 0;        // bytes that are in chunks
     IoCursor payload;             // what is named by address, from there on
     std::uint64_t end_chunk = 0;  // the chunk after its last one, once it is cut
@@ -63,14 +74,14 @@ class PayloadOut {
     std::optional<Registration> registration;  // none where the plugin has refused it
   };
 
-  PayloadOut(std::unique_ptr<SendComm> comm, std::uint64_t chunk_bytes);
+  PayloadOut(std::unique_ptr<SendComm> comm, const ChunkTerms& chunks);
   Status CutSome();
   Result<Message> MessageOf(Frame* frame, std::size_t bytes);
   // Null: to be copied.
   Result<void*> RegistrationOf(const PluginMemory& memory);
   void ForgetDead();
 
-  const std::uint64_t chunk_bytes_;
+  const ChunkTerms chunks_;
   HugeMemory slots_;
   Sender sender_;  // closes its comm after the registrations below are gone
   std::optional<Registration> slots_registration_;

@@ -1,11 +1,13 @@
 // The provider of NCCL network plugins: lanes of another provider, with payloads over a plugin.
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <map>
 #include <string_view>
 #include <utility>
 
+#include "ferry/copy/device_executor.h"
 #include "ferry/core/log_limiter.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/open_devices.h"
@@ -18,6 +20,7 @@
 #include "ferry/net/plugin/near_devices.h"
 #include "ferry/net/plugin/plugin_path.h"
 #include "ferry/net/plugin/registered_memory.h"
+#include "ferry/net/plugin/step_log.h"
 
 namespace ferry::net::plugin {
 namespace {
@@ -211,26 +214,54 @@ class PluginProvider final : public Provider {
   DeviceTurn devices_;
 };
 
+// Whether lanes send and receive the GPU's memory: they need the kernels, whatever unpacks, to fill
+// and empty their slots. Otherwise the user of the provider stages it.
+Result<bool> IsReached(cuda::DeviceApi* api, const cuda::DeviceFacts& facts) {
+  if (!facts.network_access) return false;
+  FERRY_TRY_ASSIGN(const auto stream, api->CreateStream(kLaneGpu, cuda::StreamPriority::kNormal));
+  return HaveCopyKernels(api, stream);
+}
+
+UnpackBy UnpackByOf(PluginUnpack setting) {
+  switch (setting) {
+    case PluginUnpack::kHost: return UnpackBy::kHost;
+    case PluginUnpack::kDma: return UnpackBy::kDma;
+    case PluginUnpack::kAuto:
+    case PluginUnpack::kKernel: break;
+  }
+  return UnpackBy::kKernel;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Provider>> CreateProvider(const Config& config,
-                                                 std::unique_ptr<Provider> control,
-                                                 std::uint64_t chunk_bytes) {
+                                                 std::unique_ptr<Provider> control) {
   constexpr std::string_view kPrefix = "plugin:";
-  const std::string path = config.provider.rfind(kPrefix, 0) == 0
-                               ? config.provider.substr(kPrefix.size())
-                               : FindPluginPath(config).path;
+  std::string path = config.provider.rfind(kPrefix, 0) == 0 ? config.provider.substr(kPrefix.size())
+                                                            : FindPluginPath(config).path;
+  if (path.empty() && ::access(kUsualPluginPath, F_OK) == 0) path = kUsualPluginPath;
+  const UnpackBy by = UnpackByOf(config.plugin_unpack);
   LaneTerms terms;
   FERRY_TRY_ASSIGN(terms.plugin, Plugin::Open(path));
-  terms.chunk_bytes = chunk_bytes;
+  LogDevices(*terms.plugin);
+  terms.chunks = {config.plugin_chunk_bytes, config.plugin_tag_base};
   std::string gpu_path;
   if (auto devices = cuda::OpenDevices(config); devices) {
     terms.api = *devices;
     FERRY_TRY_ASSIGN(const cuda::DeviceFacts facts, terms.api->Describe(kLaneGpu));
-    if (facts.network_access) {
-      terms.gpu = {terms.api, kLaneGpu, std::make_shared<LaneBufferPool>()};
+    FERRY_TRY_ASSIGN(const bool reached, IsReached(terms.api, facts));
+    if (reached) {
+      terms.gpu = {terms.api, kLaneGpu, std::make_shared<LaneBufferPool>(), by};
     }
     gpu_path = "/sys/bus/pci/devices/" + facts.pci_bus_id;
+  }
+  const bool needs_gpu =
+      config.plugin_unpack == PluginUnpack::kKernel || config.plugin_unpack == PluginUnpack::kDma;
+  if (needs_gpu && !terms.gpu) {
+    return Error(Code::kUnsupported,
+                 fmt::format("plugin_unpack {} needs a GPU whose memory network plugins reach, and "
+                             "none is here; choose auto or host (FERRY_PLUGIN_UNPACK)",
+                             UnpackName(by)));
   }
   return std::unique_ptr<Provider>(std::make_unique<PluginProvider>(
       terms, DevicesNear(terms.plugin->nics(), gpu_path), std::move(control)));

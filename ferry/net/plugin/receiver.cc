@@ -211,7 +211,7 @@ Status Receiver::TakeFrom(std::size_t index) {
     const auto at = Clock::now();
     auto fragments = FragmentsOf(channel, *arrival);
     if (!fragments) return watch_.Named(index, oldest.chunk, fragments.error());
-    FERRY_TRY(Take(index, *fragments, at));
+    FERRY_TRY(Take(index, *arrival, *fragments, at));
     channel.posted.pop_front();
     // A chunk without room waits for this side, not for the peer.
     watch_.Restart(index, !channel.posted.empty());
@@ -220,8 +220,16 @@ Status Receiver::TakeFrom(std::size_t index) {
   return Ok();
 }
 
-Status Receiver::Take(std::size_t index, std::span<const Fragment> fragments,
-                      Clock::time_point at) {
+void Receiver::Watch(const Channel& channel, const ReceiveComm::Arrival& arrival,
+                     std::span<const Fragment> fragments) {
+  const void* const request =
+      channel.comm->plugin().has_tcpx_requests() ? arrival.request : nullptr;
+  const WatchedChunk watched{channel.posted.front().chunk, fragments, PoolOf(channel), request};
+  if (!watcher_(watched)) watcher_ = nullptr;
+}
+
+Status Receiver::Take(std::size_t index, const ReceiveComm::Arrival& arrival,
+                      std::span<const Fragment> fragments, Clock::time_point at) {
   const Channel& channel = channels_[index];
   Expected& oldest = channels_[index].posted.front();
   const Place from = channel.rows ? pool_ : oldest.place.from;
@@ -229,7 +237,7 @@ Status Receiver::Take(std::size_t index, std::span<const Fragment> fragments,
   const bool dropped = oldest.place.runs.empty() && oldest.chunk.message.bytes > 0;
   const PostedReceive receive{pool_bytes_, oldest.chunk.message.bytes, oldest.place.runs};
   // A watcher is told of validated chunks only, so that the CPU has to read them.
-  const bool for_gpu = channel.rows && !fragments.empty() && !options_.watcher &&
+  const bool for_gpu = channel.rows && !fragments.empty() && !watcher_ && unpacker_->reads_rows() &&
                        receive.runs.size() <= kMaxMessageRuns;
   const Fragment* const mapped = for_gpu ? channel.rows->mapped(fragments) : nullptr;
   Status read = Ok();
@@ -245,7 +253,7 @@ Status Receiver::Take(std::size_t index, std::span<const Fragment> fragments,
     read = reader_.Read(fragments, receive, &blocks_);
   }
   if (!read) return watch_.Named(index, oldest.chunk, read.error());
-  if (options_.watcher) options_.watcher(oldest.chunk, fragments, PoolOf(channel));
+  if (watcher_) Watch(channel, arrival, fragments);
   taken.blocks = blocks_.size() - taken.first_block;
   arrived_.push_back(std::move(taken));
   return Ok();

@@ -30,10 +30,15 @@ struct ChunkPlace {
   Place from{};
 };
 
-// Called with each received and validated chunk before it is unpacked; `fragments` are its pieces
-// in the plugin's pool.
-using ChunkWatcher = std::function<void(const Chunk& chunk, std::span<const Fragment> fragments,
-                                        const std::byte* pool)>;
+// A received and validated chunk before it is unpacked.
+struct WatchedChunk {
+  const Chunk& chunk;
+  std::span<const Fragment> fragments;  // in the plugin's pool
+  const std::byte* pool;
+  const void* request;  // tcpx::Request; null for a plugin with other requests
+};
+// Called with the next chunk as long as it returns true. Meanwhile the CPU reads all fragments.
+using ChunkWatcher = std::function<bool(const WatchedChunk& watched)>;
 
 // The CPU time between the plugin's completion of a chunk and the launch that unpacks it, over all
 // launched chunks.
@@ -126,7 +131,10 @@ class Receiver {
   };
 
   Receiver(Unpacker* unpacker, const ReceiverOptions& options)
-      : unpacker_(unpacker), options_(options), watch_("receiving", options.chunk_timeout) {}
+      : unpacker_(unpacker),
+        options_(options),
+        watch_("receiving", options.chunk_timeout),
+        watcher_(options.watcher) {}
   Status PlacePool(cuda::DeviceApi* api);
   Status MeasurePool(const cuda::PointerInfo& info);
   bool IsDue() const;
@@ -136,7 +144,10 @@ class Receiver {
   Status PostOn(std::size_t channel);
   Status TakeFrom(std::size_t channel);
   // The oldest posted chunk of the channel lies in these fragments.
-  Status Take(std::size_t channel, std::span<const Fragment> fragments, Clock::time_point at);
+  Status Take(std::size_t channel, const ReceiveComm::Arrival& arrival,
+              std::span<const Fragment> fragments, Clock::time_point at);
+  void Watch(const Channel& channel, const ReceiveComm::Arrival& arrival,
+             std::span<const Fragment> fragments);
   Status Unpack();
   // Queues chunks that wait for it, all with rows or all with blocks, and returns their number.
   Result<std::uint64_t> QueueBatch(std::size_t* count);
@@ -151,6 +162,7 @@ class Receiver {
   const ReceiverOptions options_;
   std::vector<Channel> channels_;
   ChunkWatch watch_;
+  ChunkWatcher watcher_;  // null when it wants no more chunks
   std::uint64_t pool_bytes_ = 0;
   cuda::HostRegistration pool_pin_;  // for a pool in host memory
   Place pool_;

@@ -14,7 +14,6 @@
 #include "ferry/core/deadline.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/tools/support/json.h"
-#include "ferry/tools/support/plugin_carrier.h"
 #include "ferry/tools/support/process.h"
 #include "ferry/tools/support/report.h"
 

@@ -14,6 +14,8 @@
 
 #include <array>
 #include <cerrno>
+#include <climits>
+#include <cstdlib>
 #include <cstring>
 #include <system_error>
 #include <utility>
@@ -32,12 +34,16 @@ std::uint64_t CountOf(rlim_t limit) { return limit == RLIM_INFINITY ? kUnlimited
 class Machine final : public SystemView {
  public:
   Result<std::string> ReadFile(const std::string& path) override;
-  Result<PathState> StateOf(const std::string& path) override { return FindPathState(path); }
-  Result<std::vector<std::string>> List(const std::string& folder) override {
-    return ListFolder(folder);
+  Result<PathState> StateOf(const std::string& path) override {
+    return net::plugin::FindPathState(path);
   }
-  Result<std::string> RealPath(const std::string& path) override { return FindRealPath(path); }
-  std::map<std::string, std::string> Environment() override;
+  Result<std::vector<std::string>> List(const std::string& folder) override {
+    return net::plugin::ListFolder(folder);
+  }
+  Result<std::string> RealPath(const std::string& path) override;
+  std::map<std::string, std::string> Environment() override {
+    return net::plugin::ReadEnvironment();
+  }
   Result<CommandEnd> Run(const std::vector<std::string>& arguments, Deadline deadline) override {
     return RunCommand(arguments, deadline);
   }
@@ -51,9 +57,9 @@ class Machine final : public SystemView {
   }
   std::vector<net::LocalAddress> Addresses() override { return net::AdvertisableAddresses(); }
   bool MayUse(const std::string& congestion_control) override;
-  Result<bool> TakesTokens(int option) override { return ProbeTokenOption(option); }
+  Result<bool> TakesTokens(int option) override { return net::plugin::ProbeTokenOption(option); }
   Result<NicSwitches> SwitchesOf(const std::string& interface) override {
-    return AskNic(interface);
+    return net::plugin::AskNic(interface);
   }
   Limit LimitOf(int resource) override;
   std::vector<int> Cores() override;
@@ -81,15 +87,10 @@ Result<std::string> Machine::ReadFile(const std::string& path) {
   return text;
 }
 
-std::map<std::string, std::string> Machine::Environment() {
-  std::map<std::string, std::string> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view line(*entry);
-    const auto equals = line.find('=');
-    if (equals == std::string_view::npos) continue;
-    variables.emplace(line.substr(0, equals), line.substr(equals + 1));
-  }
-  return variables;
+Result<std::string> Machine::RealPath(const std::string& path) {
+  std::array<char, PATH_MAX> real{};
+  if (::realpath(path.c_str(), real.data()) == nullptr) return ErrnoError(path, errno);
+  return std::string(real.data());
 }
 
 bool Machine::MayUse(const std::string& congestion_control) {

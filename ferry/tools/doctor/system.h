@@ -10,6 +10,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 #include "ferry/net/address.h"
+#include "ferry/net/plugin/machine_view.h"
 #include "ferry/transfer/connection.h"
 
 namespace ferry::tools {
@@ -50,39 +51,17 @@ struct ClockState {
   std::int64_t max_error_us = 0;
 };
 
-// The file type at a path, and this process's permissions for it.
-struct PathState {
-  enum class Kind { kFile, kFolder, kSocket, kOther };
-
-  Kind kind = Kind::kFile;
-  bool readable = false;
-  bool writable = false;
-  bool noexec = false;  // the mount that it is on lets nothing be executed (mount(8))
-};
-
-// Facts that ethtool(8) shows for an interface.
-struct NicSwitches {
-  std::map<std::string, bool> private_flags;  // of its driver; most have none
-  std::optional<bool>
-      ntuple;  // filtering by addresses and ports; empty if the driver does not report it
-};
+using net::plugin::NicSwitches;
+using net::plugin::PathState;
 
 // The machine as `ferry doctor` reads it. No call changes anything, and every call returns by its
 // deadline. For one thread. Tests substitute a fake machine.
-class SystemView {
+class SystemView : public net::plugin::MachineView {
  public:
-  virtual ~SystemView() = default;
-
   // A file of /proc or /sys, up to 1 MiB of it, without the line end. Errors: as ErrnoError.
   virtual Result<std::string> ReadFile(const std::string& path) = 0;
-  // Follows symbolic links. Errors: as ErrnoError.
-  virtual Result<PathState> StateOf(const std::string& path) = 0;
-  // Names in a folder, sorted. Errors: as ErrnoError.
-  virtual Result<std::vector<std::string>> List(const std::string& folder) = 0;
   // As realpath(3). Errors: as ErrnoError.
   virtual Result<std::string> RealPath(const std::string& path) = 0;
-  // Variables of this process: name, value.
-  virtual std::map<std::string, std::string> Environment() = 0;
   // A program of the system's folders (/usr/sbin, /usr/bin, ...), with no input. Errors:
   // kUnsupported (there is none), kTimedOut (it was killed), kUnavailable.
   virtual Result<CommandEnd> Run(const std::vector<std::string>& arguments, Deadline deadline) = 0;
@@ -98,11 +77,6 @@ class SystemView {
   virtual std::vector<net::LocalAddress> Addresses() = 0;
   // Whether this process may choose a congestion control that the kernel has loaded.
   virtual bool MayUse(const std::string& congestion_control) = 0;
-  // Whether TCP sockets have the SOL_SOCKET option that returns fragments of device memory; tested
-  // by returning none. Errors: as ErrnoError.
-  virtual Result<bool> TakesTokens(int option) = 0;
-  // Errors: as ErrnoError if the interface does not exist or cannot be queried.
-  virtual Result<NicSwitches> SwitchesOf(const std::string& interface) = 0;
 
   // RLIMIT_*; numbers are kUnlimited where nothing limits.
   virtual Limit LimitOf(int resource) = 0;

@@ -13,19 +13,17 @@
 namespace ferry::tools {
 namespace {
 
+using net::plugin::kTcpxTokenOption;
 using net::plugin::kUcclPluginVariable;
+using net::plugin::kUpstreamTokenOption;
 using net::plugin::kUsualPluginPath;
 
 // Where Google's installer leaves it, by the name of its build target; often mounted noexec.
 constexpr const char* kInstalledPlugin = "/var/lib/tcpx/lib64/libnccl-net.so";
-constexpr const char* kPrefixVariable = "NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX";
-constexpr const char* kPluginsPrefix = "/tmp";
+constexpr const char* kPrefixVariable = net::plugin::kTcpxPrefixVariable;
+constexpr const char* kPluginsPrefix = net::plugin::kTcpxUsualPrefix;
 constexpr const char* kDaemonsFolder = "/run/tcpx";
-constexpr const char* kGpuSocket = "get_gpu_fd_";
-// Kernels to which an application returns fragments: the one that the plugin is for, and Linux
-// since 6.12.
-constexpr int kTcpxTokenOption = 97;
-constexpr int kUpstreamTokenOption = 80;
+constexpr const char* kGpuSocket = net::plugin::kTcpxGpuSocket;
 constexpr const char* kGpuFolder = "/proc/driver/nvidia/gpus";
 
 struct PluginPath {
@@ -70,7 +68,7 @@ std::vector<std::string> NamesIn(const TcpxSetup& setup, const std::string& fold
 }
 
 bool HasDaemon(const std::vector<std::string>& names) {
-  return std::find(names.begin(), names.end(), "rx_rule_manager") != names.end();
+  return std::find(names.begin(), names.end(), net::plugin::kTcpxRuleSocket) != names.end();
 }
 
 void AddNoDaemon(const TcpxSetup& setup, const std::string& prefix, Check* check) {
@@ -164,7 +162,7 @@ TcpxSetup TcpxSetupOf(SystemView* system) {
   for (const std::string& name : NamesIn(setup, "/sys/class/net")) {
     if (name != "bonding_masters") all.push_back(name);  // the one file among the folders
   }
-  const auto list = setup.Variable("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME");
+  const auto list = setup.Variable(net::plugin::kTcpxInterfacesVariable);
   setup.chosen = list.has_value();
   if (list) {
     setup.interfaces = TcpxMatches(*list, all);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ferry/core/deadline.h"
+#include "ferry/net/plugin/tcpx_judge.h"
 #include "ferry/tools/doctor/check.h"
 #include "ferry/tools/doctor/system.h"
 
@@ -55,12 +56,8 @@ Check CheckTcpxLimits(const TcpxSetup& setup, const std::vector<Check>& others);
 
 // ---- what they share ----------------------------------------------------------------------------
 
-// The interfaces that a list in NCCL's syntax selects: entries are prefixes; a leading "=" means
-// whole names, "^" all except these. Sorted by name.
-std::vector<std::string> TcpxMatches(const std::string& list,
-                                     const std::vector<std::string>& interfaces);
-// The list's entries, without "^" and "=".
-std::vector<std::string> TcpxEntries(const std::string& list);
+using net::plugin::TcpxEntries;
+using net::plugin::TcpxMatches;
 // The chunk size in bytes; nothing if it is not set or is not a number above 0.
 std::optional<std::uint64_t> TcpxChunkSize(const TcpxSetup& setup);
 // Raises the check's verdict to at least this one and appends to its evidence.

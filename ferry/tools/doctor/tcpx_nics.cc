@@ -10,10 +10,12 @@
 namespace ferry::tools {
 namespace {
 
-constexpr const char* kDataInterfaces = "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME";
+using net::plugin::TakesInterface;
+
+constexpr const char* kDataInterfaces = net::plugin::kTcpxInterfacesVariable;
 constexpr const char* kControlInterface = "NCCL_GPUDIRECTTCPX_CTRL_DEV";
 constexpr const char* kA3Interfaces = "eth1,eth2,eth3,eth4";
-constexpr const char* kSplitFlag = "enable-header-split";
+constexpr const char* kSplitFlag = net::plugin::kTcpxSplitFlag;
 constexpr const char* kStrictFlag = "enable-strict-header-split";
 constexpr const char* kBufferFlag = "enable-max-rx-buffer-size";
 // A packet then holds a page of payload behind the headers of IPv4 and TCP with timestamps.
@@ -24,11 +26,6 @@ constexpr std::uint64_t kMaxFragments = 2048;  // of a request
 
 Check NoTcpxInterface(std::string id) {
   return {std::move(id), Verdict::kSkipped, "the plugin would find no interface", ""};
-}
-
-// As NCCL_SOCKET_IFNAME: an entry is the beginning of a name unless the list begins with "=".
-bool TakesInterface(const std::string& entry, bool exact, const std::string& name) {
-  return exact ? name == entry : name.starts_with(entry);
 }
 
 std::string WordOf(const TcpxSetup& setup, const std::string& interface, const char* file) {
@@ -214,32 +211,6 @@ void AddDistance(const TcpxSetup& setup, const PciDevice& nic, const std::vector
 }
 
 }  // namespace
-
-// Without the marks at the front: "^" excludes, "=" compares whole names.
-std::vector<std::string> TcpxEntries(const std::string& list) {
-  std::istringstream stream(list.substr(std::min(list.find_first_not_of("^="), list.size())));
-  std::vector<std::string> entries;
-  for (std::string entry; std::getline(stream, entry, ',');) {
-    if (!entry.empty()) entries.push_back(entry);
-  }
-  return entries;
-}
-
-std::vector<std::string> TcpxMatches(const std::string& list,
-                                     const std::vector<std::string>& interfaces) {
-  const bool excludes = list.starts_with("^");
-  const bool exact = list.starts_with("=") || list.starts_with("^=");
-  const auto entries = TcpxEntries(list);
-  std::vector<std::string> matches;
-  for (const std::string& name : interfaces) {
-    const bool named = std::any_of(entries.begin(), entries.end(), [&](const std::string& entry) {
-      return TakesInterface(entry, exact, name);
-    });
-    if (named != excludes) matches.push_back(name);
-  }
-  std::sort(matches.begin(), matches.end());
-  return matches;
-}
 
 Check CheckTcpxInterfaces(const TcpxSetup& setup) {
   Check check{"tcpx_interfaces", Verdict::kOk, "", ""};

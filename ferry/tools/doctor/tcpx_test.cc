@@ -6,6 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <functional>
+#include <string>
 
 #include "ferry/net/plugin/plugin.h"
 #include "ferry/net/plugin/plugin_path.h"
@@ -351,6 +354,62 @@ TEST(DoctorTcpxMatches, ArePrefixesWholeNamesOrAllOthers) {
   EXPECT_THAT(TcpxMatches("^=eth1,lo", all), ElementsAre("eth10", "eth2"));
   EXPECT_THAT(TcpxMatches("ib", all), IsEmpty());
   EXPECT_THAT(TcpxMatches("", all), IsEmpty());
+}
+
+// ---- the choice of the provider "auto" ----------------------------------------------------------
+
+TEST(TcpxJudge, FindsAMachineThatIsMadeForItWhole) {
+  A3Machine machine;
+  const auto judgement = net::plugin::JudgeTcpx(&machine.system, Config());
+  EXPECT_TRUE(judgement.whole) << judgement.reason;
+  EXPECT_EQ(judgement.plugin, kUsualPluginPath);
+  Config named;
+  named.net_plugin = "/opt/x.so";
+  machine.system.states["/opt/x.so"] = PathState{.readable = true};
+  EXPECT_EQ(net::plugin::JudgeTcpx(&machine.system, named).plugin, "/opt/x.so");
+}
+
+TEST(TcpxJudge, TellsWhatIsMissing) {
+  const std::string file = kUsualPluginPath;
+  struct {
+    std::function<void(FakeSystem*)> spoil;
+    const char* about;
+  } const kCases[] = {
+      {[&](FakeSystem* s) { s->states.erase(file); }, "libnccl-net-tcpx.so"},
+      {[&](FakeSystem* s) { s->states[file].noexec = true; }, "cannot be loaded"},
+      {[](FakeSystem* s) { s->token_options = {80}; }, "kernel"},
+      {[](FakeSystem* s) {
+         s->token_options = {80, 97};
+       },
+       "kernel"},
+      {[](FakeSystem* s) { s->token_error = EPERM; }, "kernel"},
+      {[](FakeSystem* s) { s->environment.erase("NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX"); },
+       "no rx_rule_manager in /tmp"},
+      {[](FakeSystem* s) { s->states["/run/tcpx/rx_rule_manager"].writable = false; },
+       "cannot be connected to"},
+      {[](FakeSystem* s) {
+         for (const std::string& gpu : A3Machine::Gpus())
+           s->states.erase("/run/tcpx/get_gpu_fd_" + gpu);
+       },
+       "no GPU's socket"},
+      {[](FakeSystem* s) { s->environment.erase("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"); },
+       "SOCKET_IFNAME is not set"},
+      {[](FakeSystem* s) { s->environment["NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"] = "mlx"; },
+       "no interface of mlx"},
+      {[](FakeSystem* s) { s->switches["eth3"].private_flags["enable-header-split"] = false; },
+       "eth3 does not split headers"},
+      {[](FakeSystem* s) { s->switches["eth4"].ntuple = false; }, "eth4 filters no flows"},
+      {[](FakeSystem* s) { s->switches.erase("eth2"); }, "eth2"},
+      {[](FakeSystem* s) { s->environment.erase("NCCL_DYNAMIC_CHUNK_SIZE"); }, "CHUNK_SIZE"},
+      {[](FakeSystem* s) { s->environment["NCCL_DYNAMIC_CHUNK_SIZE"] = "wide"; }, "CHUNK_SIZE"},
+  };
+  for (const auto& [spoil, about] : kCases) {
+    A3Machine machine;
+    spoil(&machine.system);
+    const auto judgement = net::plugin::JudgeTcpx(&machine.system, Config());
+    EXPECT_FALSE(judgement.whole) << about;
+    EXPECT_THAT(judgement.reason, HasSubstr(about));
+  }
 }
 
 }  // namespace

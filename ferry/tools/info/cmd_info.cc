@@ -17,6 +17,7 @@
 #include "ferry/core/unknown_variables.h"
 #include "ferry/core/version.h"
 #include "ferry/cuda/open_devices.h"
+#include "ferry/net/choose_provider.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/tools/info/devices.h"
 #include "ferry/tools/info/network.h"
@@ -153,6 +154,8 @@ void PrintInfo(const Json& info) {
   if (info.contains("peer")) PrintPeer(info["peer"]);
   PrintLine("Providers");
   for (const Json& one : info["providers"]) PrintLine("  " + Plain(one["name"]));
+  PrintLine(fmt::format("Provider of endpoints: {}, because {}", Plain(info["provider"]["name"]),
+                        Plain(info["provider"]["reason"])));
   PrintLine("Network plugin");
   PrintPlugin(info["plugin"]);
   PrintLine("Names of UCCL's");
@@ -177,6 +180,8 @@ Status RunInfo(const std::vector<std::string>& settings, const std::string& peer
   info["devices"] = DeviceInfo(config);
   info["interfaces"] = InterfaceInfo(config);
   info["providers"] = ProviderInfo();
+  const net::ProviderChoice choice = net::ResolveProvider(config);
+  info["provider"] = Json{{"name", choice.provider}, {"reason", choice.reason}};
   info["plugin"] = PluginInfo(config);
   info["uccl_variables"] = UcclVariables();
   info["settings"] = SettingInfo(config);

@@ -12,11 +12,11 @@
 #include "ferry/core/units.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/net/address.h"
+#include "ferry/net/plugin/uccl_variables.h"
 #include "ferry/tools/support/command.h"
 #include "ferry/tools/support/memory_choice.h"
 #include "ferry/tools/support/process.h"
 #include "ferry/tools/support/report.h"
-#include "ferry/tools/support/uccl_variables.h"
 
 namespace ferry::tools {
 namespace {
@@ -43,20 +43,16 @@ struct PerfFlags {
   std::string host = "127.0.0.1";  // to connect to, with or without a port
   std::string listen;
   std::optional<std::uint16_t> port;
-  std::optional<int> lanes;
   std::string wait;
-  CarrierFlags carrier;
   std::vector<std::string> settings;
 };
 
 void DeclareBothSides(CLI::App* app, PerfFlags* flags, Invocation* invocation) {
-  app->add_option("--lanes", flags->lanes, "TCP connections; 0: automatic (as --set lanes=N)")
-      ->type_name("N");
   app->add_option("--wait", flags->wait,
                   "block (default) or spin: poll while waiting; give it to both sides")
       ->check(CLI::IsMember({"block", "spin"}));
-  DeclareCarrier(app, &flags->carrier);
   DeclarePeerSettings(app, &flags->settings);
+  DeclareProviderSettings(app, &flags->settings);
   DeclareJson(app, invocation);
 }
 
@@ -82,7 +78,7 @@ void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
          "Memory of the server; default: as --memory, in loopback the next GPU if there is one")
       ->type_name("KIND");
   app->add_option("--size", flags->sizes, "Bytes of an operation, like 64MiB; a list")
-      ->envname(kUcclPerfSize)
+      ->envname(net::plugin::kUcclPerfSize)
       ->capture_default_str()
       ->delimiter(',')
       ->allow_extra_args(false)
@@ -93,7 +89,7 @@ void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
       ->type_name("SIZE");
   app->add_option("--iters", flags->iterations,
                   "Operations in a round; 0: as many as take half a second, at least 5")
-      ->envname(kUcclPerfIterations)
+      ->envname(net::plugin::kUcclPerfIterations)
       ->capture_default_str()
       ->check(NotNegative())
       ->type_name("N");
@@ -133,7 +129,6 @@ Error Unusable(const char* option, const std::string& text, const char* remedy) 
 
 Result<Config> ConfigOf(const PerfFlags& flags) {
   FERRY_TRY_ASSIGN(Config config, LoadConfig(flags.settings));
-  if (flags.lanes) config.lanes = *flags.lanes;
   if (flags.wait == "spin") config.spin = std::chrono::seconds(1);
   if (flags.wait == "block") config.spin = microseconds(0);
   FERRY_TRY(config.Validate());
@@ -165,24 +160,6 @@ Result<std::vector<PerfCase>> CasesOf(const PerfFlags& flags) {
   return cases;
 }
 
-// Checks the job against the limits of plugins: contiguous memory, into a posted receive.
-Status CheckCarried(const PerfJob& job) {
-  for (const PerfCase& one : job.cases) {
-    if (one.op == Op::kSend) return Unusable("--op", "send", "a plugin carries write and read");
-    if (one.block_size != 0) {
-      return Unusable("--block-size", std::to_string(one.block_size),
-                      "a plugin carries contiguous memory");
-    }
-    if (job.verify && MarksOf(job, one) == 0) {
-      return Unusable("--size", FormatSize(one.size),
-                      "a plugin registers less than 2 GiB, and verification needs a second slot; "
-                      "give less, or --no-verify");
-    }
-  }
-  if (job.crc) return Unusable("--crc", "on", "a plugin carries no checksums");
-  return Ok();
-}
-
 Result<PerfJob> JobOf(const PerfFlags& flags, bool json) {
   PerfJob job;
   FERRY_TRY_ASSIGN(job.memory, MemoryChoice::Parse(flags.memory));
@@ -205,8 +182,6 @@ Result<PerfJob> JobOf(const PerfFlags& flags, bool json) {
   if (job.rounds == 0) return Unusable("--rounds", "0", "give at least 1");
   FERRY_TRY_ASSIGN(job.cases, CasesOf(flags));
   FERRY_TRY_ASSIGN(job.config, ConfigOf(flags));
-  FERRY_TRY_ASSIGN(job.carrier, CarrierOptionsOf(flags.carrier, job.config));
-  if (job.carrier) FERRY_TRY(CheckCarried(job));
   FERRY_TRY_ASSIGN(job.deadline, ParseDuration(flags.deadline));
   if (job.deadline.count() <= 0)
     return Unusable("--deadline", flags.deadline, "give a time above 0");
@@ -217,7 +192,6 @@ Status StartPerfServer(const PerfFlags& flags, bool json) {
   PerfServerJob job;
   job.json = json;
   FERRY_TRY_ASSIGN(job.config, ConfigOf(flags));
-  FERRY_TRY_ASSIGN(job.carrier, CarrierOptionsOf(flags.carrier, job.config));
   Config& config = job.config;
   if (!flags.listen.empty()) FERRY_TRY(config.Set("listen_host", flags.listen, "--listen"));
   job.floor_config = config;
@@ -247,22 +221,16 @@ Status RunLoopback(const PerfFlags& flags, bool json) {
     job.peer_memory.ordinal = (job.memory.ordinal + 1) % devices->count();
   }
   const auto port = std::to_string(flags.port.value_or(0));
+  // The end of the server's only client needs no log line, but what a plugin fails in is told on
+  // its own side only.
+  const char* const level = job.config.provider == "tcp" ? "log_level=error" : "log_level=warn";
   // A process of its own, because the two sides would share loops and CPU time in one.
-  std::vector<std::string> arguments{"perf", "server", "--json", "--listen", flags.host, "--port",
-                                     port,
-                                     // The end of its only client needs no log line.
-                                     "--set", "log_level=error"};
+  std::vector<std::string> arguments{"perf",   "server", "--json", "--listen", flags.host,
+                                     "--port", port,     "--set",  level};
   for (const std::string& setting : flags.settings) {
     arguments.insert(arguments.end(), {"--set", setting});
   }
-  if (flags.lanes) arguments.insert(arguments.end(), {"--lanes", std::to_string(*flags.lanes)});
   if (!flags.wait.empty()) arguments.insert(arguments.end(), {"--wait", flags.wait});
-  if (job.carrier) {
-    arguments.insert(arguments.end(), {"--provider", "plugin:" + job.carrier->plugin});
-    if (job.carrier->unpack) {
-      arguments.insert(arguments.end(), {"--unpack", UnpackName(*job.carrier->unpack)});
-    }
-  }
   FERRY_TRY_ASSIGN(const ServerProcess server,
                    ServerProcess::Start(arguments, Deadline::After(kServerStarts)));
   return RunPerfClient(job, net::Address{flags.host, server.port()}.ToString());

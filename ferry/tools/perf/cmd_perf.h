@@ -10,7 +10,7 @@
 #include "ferry/core/result.h"
 #include "ferry/tools/perf/case.h"
 #include "ferry/tools/perf/memory.h"
-#include "ferry/tools/support/plugin_carrier.h"
+#include "ferry/transfer/connection.h"
 
 namespace ferry::tools {
 
@@ -30,15 +30,17 @@ struct PerfJob {
   microseconds deadline = std::chrono::seconds(60);  // for each case
   MemoryChoice memory;
   MemoryChoice peer_memory;
-  std::optional<CarrierOptions> carrier;  // in place of the endpoint's own lanes
 };
 
 // How long a chunk waits for the receiver's CPU: from the plugin's report of its arrival until its
-// copy is queued, over all chunks since the connection began.
+// copy is queued, over all chunks of the connection's lanes.
 struct LaunchMicroseconds {
   double average = 0;
   double longest = 0;
 };
+// Counts what has come to this side; none where the connection has no lanes over a plugin, or
+// nothing has come over them.
+std::optional<LaunchMicroseconds> LaunchesOf(const transfer::Connection& connection);
 
 // A timed part: some operations.
 struct Sample {
@@ -47,10 +49,6 @@ struct Sample {
   std::optional<LaunchMicroseconds> launch = std::nullopt;  // through a plugin
 };
 
-// Number of operations of a timed part that are verified. Bounded by the memory that a plugin
-// registers, as a whole and less than 2 GiB.
-std::uint64_t MarksOf(const PerfJob& job, const PerfCase& perf_case) noexcept;
-
 // Measures every case against the server at "host:port" and prints a row for each.
 Status RunPerfClient(const PerfJob& job, const std::string& address);
 
@@ -58,7 +56,6 @@ struct PerfServerJob {
   Config config;
   Config floor_config;  // with the ports that the floor may take
   bool json = false;
-  std::optional<CarrierOptions> carrier;  // for clients that ask for it
 };
 // Serves clients, one after another, until interrupted.
 Status RunPerfServer(const PerfServerJob& job);
@@ -69,9 +66,10 @@ Status RunPerfServer(const PerfServerJob& job);
 namespace perf_request {
 inline constexpr const char* kSetUp =
     "set up";  // op, size, block_size, slots, marks, seconds, memory -> key
-inline constexpr const char* kBegin = "begin";      // *
-inline constexpr const char* kEnd = "end";          // -> cpu_seconds since kBegin
-inline constexpr const char* kReceive = "receive";  // * count, depth, marks -> cpu_seconds
+inline constexpr const char* kBegin = "begin";  // *
+inline constexpr const char* kEnd =
+    "end";  // -> cpu_seconds since kBegin (launch_us, longest_launch_us)
+inline constexpr const char* kReceive = "receive";  // * count, depth, marks -> as kEnd
 inline constexpr const char* kPong = "pong";        // * count
 inline constexpr const char* kFill = "fill";        // slot, seed
 inline constexpr const char* kPoison = "poison";
@@ -81,11 +79,6 @@ inline constexpr const char* kFloorOpen =
 inline constexpr const char* kFloorRun =
     "floor run";  // * to_server, count, depth, chunk -> cpu_seconds
 inline constexpr const char* kFloorPong = "floor pong";  // * count, spin
-// to_server, channels, chunk, and handles where the client receives -> handles where the server
-// does, then, when all are connected, "ready": true
-inline constexpr const char* kPluginOpen = "plugin open";
-inline constexpr const char* kPluginRun =
-    "plugin run";  // * count, depth, marks -> cpu_seconds (launch_us, longest_launch_us)
 }  // namespace perf_request
 
 inline constexpr std::uint64_t kMaxDepth = 65536;

@@ -82,11 +82,6 @@ void PrintHead(const PerfJob& job, const transfer::ConnectionInfo& info) {
                     "same options",
                     info.bulk_lanes));
   }
-  if (job.carrier) {
-    PrintLine(fmt::format("carried by {} over {} channels in chunks of {}", job.carrier->plugin,
-                          job.carrier->stripe.channels,
-                          FormatSize(job.carrier->stripe.chunk_bytes)));
-  }
   PrintLine(PerfTableHead());
 }
 

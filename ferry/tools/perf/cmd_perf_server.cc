@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <array>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,7 +13,6 @@
 #include "ferry/tools/perf/floor.h"
 #include "ferry/tools/perf/marks.h"
 #include "ferry/tools/perf/memory.h"
-#include "ferry/tools/perf/plugin.h"
 #include "ferry/tools/support/json.h"
 #include "ferry/tools/support/operations.h"
 #include "ferry/tools/support/process.h"
@@ -46,7 +44,7 @@ class Session {
     const char* request;
     Handler handler;
   };
-  static const std::array<Row, 13> kRows;
+  static const std::array<Row, 11> kRows;
 
   Status Handle(const Json& request);
   Status SetUp(const Json& request);
@@ -60,12 +58,10 @@ class Session {
   Status FloorOpen(const Json& request);
   Status FloorRunOnce(const Json& request);
   Status FloorPong(const Json& request);
-  Status PluginOpen(const Json& request);
-  Status PluginRun(const Json& request);
 
   Status Say(const Json& message) { return control_.Say(message, deadline_); }
   Status SayReady() { return Say({{"ready", true}}); }
-  Status SayCpu(double since) { return Say({{"cpu_seconds", CpuSeconds() - since}}); }
+  Status SayEnd(double cpu_before);
   Status PostReceive(std::uint64_t tag, std::span<std::byte> buffer, InFlight* receives);
 
   // Verified slots of this side's memory.
@@ -86,12 +82,10 @@ class Session {
   MemoryChoice memory_choice_;
   PerfMemory buffer_;
   std::optional<transfer::Region> region_;  // after its memory
-  std::unique_ptr<Carrier> carrier_;        // after the memory
-  bool carries_here_ = false;               // to this side
   std::optional<FloorSockets> floor_;
 };
 
-const std::array<Session::Row, 13> Session::kRows = {{
+const std::array<Session::Row, 11> Session::kRows = {{
     {perf_request::kSetUp, &Session::SetUp},
     {perf_request::kBegin, &Session::Begin},
     {perf_request::kEnd, &Session::End},
@@ -103,8 +97,6 @@ const std::array<Session::Row, 13> Session::kRows = {{
     {perf_request::kFloorOpen, &Session::FloorOpen},
     {perf_request::kFloorRun, &Session::FloorRunOnce},
     {perf_request::kFloorPong, &Session::FloorPong},
-    {perf_request::kPluginOpen, &Session::PluginOpen},
-    {perf_request::kPluginRun, &Session::PluginRun},
 }};
 
 Status Session::Serve() {
@@ -152,9 +144,7 @@ Status Session::SetUp(const Json& request) {
   FERRY_TRY_ASSIGN(const std::string memory_text, TextField(request, "memory"));
   FERRY_TRY_ASSIGN(memory_choice_, MemoryChoice::Parse(memory_text));
   deadline_ = Deadline::After(std::chrono::seconds(seconds));
-  // In this order: the plugin's registrations and the region refer to the memory.
-  carrier_.reset();
-  region_.reset();
+  region_.reset();  // before its memory
   buffer_ = PerfMemory();
   FERRY_TRY_ASSIGN(
       buffer_,
@@ -170,7 +160,16 @@ Status Session::Begin(const Json& /*request*/) {
   return SayReady();
 }
 
-Status Session::End(const Json& /*request*/) { return SayCpu(cpu_at_begin_); }
+Status Session::End(const Json& /*request*/) { return SayEnd(cpu_at_begin_); }
+
+Status Session::SayEnd(double cpu_before) {
+  Json answer{{"cpu_seconds", CpuSeconds() - cpu_before}};
+  if (const auto launches = LaunchesOf(connection_)) {
+    answer["launch_us"] = launches->average;
+    answer["longest_launch_us"] = launches->longest;
+  }
+  return Say(answer);
+}
 
 Status Session::PostReceive(std::uint64_t tag, std::span<std::byte> buffer, InFlight* receives) {
   FERRY_TRY_ASSIGN(auto receive, connection_.Recv(tag, kWholeTag, buffer, {.deadline = deadline_}));
@@ -196,7 +195,7 @@ Status Session::Receive(const Json& request) {
     FERRY_TRY(receives.FinishOldest(deadline_));
     if (posted++ < count) FERRY_TRY(post());
   }
-  return SayCpu(cpu);
+  return SayEnd(cpu);
 }
 
 Status Session::Pong(const Json& request) {
@@ -271,7 +270,7 @@ Status Session::FloorRunOnce(const Json& request) {
   FERRY_TRY(SayReady());
   const auto memory = buffer_.host().first(case_.size);
   FERRY_TRY(to_server ? floor_->Consume(memory, run) : floor_->Produce(memory, run));
-  return SayCpu(cpu);
+  return SayEnd(cpu);
 }
 
 Status Session::FloorPong(const Json& request) {
@@ -280,50 +279,6 @@ Status Session::FloorPong(const Json& request) {
   FERRY_TRY(SayReady());
   FERRY_TRY(floor_->Pong({.count = count, .spin = FlagField(request, "spin")}));
   return Say({{"done", true}});
-}
-
-Status Session::PluginOpen(const Json& request) {
-  if (!job_.carrier) {
-    return Error(Code::kInvalidArgument,
-                 "this server was started without a plugin; start it with --provider "
-                 "plugin:PATH");
-  }
-  CarrierOptions options = *job_.carrier;
-  FERRY_TRY_ASSIGN(options.stripe.channels,
-                   BoundedField(request, "channels", 1, net::plugin::kMaxChannels));
-  FERRY_TRY_ASSIGN(options.stripe.chunk_bytes,
-                   BoundedField(request, "chunk", 1, net::plugin::kMaxChunkBytes));
-  carries_here_ = FlagField(request, "to_server");
-  carrier_.reset();
-  FERRY_TRY_ASSIGN(auto carrier,
-                   Carrier::Open(options, buffer_.bytes(), memory_choice_, job_.config));
-  const Deadline connected = Deadline::After(job_.config.connect_timeout);
-  if (carries_here_) {
-    FERRY_TRY(carrier->Listen());
-    FERRY_TRY(Say({{"handles", HandlesToHex(carrier->handles())}}));
-    FERRY_TRY(carrier->Accept(connected));
-  } else {
-    FERRY_TRY_ASSIGN(const auto handles, HandlesField(request));
-    FERRY_TRY(carrier->Connect(handles, connected));
-  }
-  carrier_ = std::move(carrier);
-  return SayReady();
-}
-
-Status Session::PluginRun(const Json& request) {
-  if (!carrier_) return Error(Code::kInvalidArgument, "no plugin is open");
-  Carrier::Run run{.bytes = case_.size};
-  FERRY_TRY_ASSIGN(run.count, NumberField(request, "count"));
-  FERRY_TRY_ASSIGN(run.depth, BoundedField(request, "depth", 1, kMaxDepth));
-  FERRY_TRY_ASSIGN(const Marks marks, Marks::FromJson(request, run.count, most_marks_));
-  run.next_offset = OffsetsOf(case_, marks, /*is_source=*/!carries_here_);
-  const double cpu = CpuSeconds();
-  FERRY_TRY(SayReady());
-  FERRY_TRY(carries_here_ ? carrier_->Receive(run, deadline_) : carrier_->Send(run, deadline_));
-  const LaunchMicroseconds launch = LaunchOf(*carrier_);
-  return Say({{"cpu_seconds", CpuSeconds() - cpu},
-              {"launch_us", launch.average},
-              {"longest_launch_us", launch.longest}});
 }
 
 // An announcement for people, or for the program that started this one.

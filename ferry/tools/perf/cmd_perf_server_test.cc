@@ -61,7 +61,7 @@ TEST_F(PerfServerTest, RequestsBeforeMemoryIsSetUpAreRefused) {
   for (const char* name :
        {perf_request::kBegin, perf_request::kEnd, perf_request::kReceive, perf_request::kPong,
         perf_request::kFill, perf_request::kPoison, perf_request::kCheck, perf_request::kFloorRun,
-        perf_request::kFloorPong, perf_request::kPluginOpen, perf_request::kPluginRun}) {
+        perf_request::kFloorPong}) {
     EXPECT_EQ(ErrorOf({{"do", name}}),
               std::string("the server says: the request \"") + name + "\" came before \"set up\"");
   }
@@ -245,14 +245,7 @@ TEST_F(PerfServerTest, TheFloorMovesTheCaseBothWays) {
   }
 }
 
-// ---- plugins ------------------------------------------------------------------------------------
-
-TEST_F(PerfServerTest, WithoutAPluginCarriesNothing) {
-  SetUpMemory();
-  EXPECT_THAT(ErrorText(Do(perf_request::kPluginOpen, {{"channels", 1}, {"chunk", 4096}})),
-              HasSubstr("start it with --provider plugin:PATH"));
-  EXPECT_THAT(ErrorText(Do(perf_request::kPluginRun)), HasSubstr("no plugin is open"));
-}
+// ---- more clients -------------------------------------------------------------------------------
 
 TEST_F(PerfServerTest, ServesTheNextClientWhenOneHasLeft) {
   for (int i = 0; i < 3; ++i) {

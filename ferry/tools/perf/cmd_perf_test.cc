@@ -74,7 +74,8 @@ TEST(PerfArguments, MistakesAreFoundBeforeAnythingBegins) {
       {{"--tls", "rot13"}, "rot13"},
       {{"--port", "65536"}, "--port"},
       {{"--unknown"}, "--unknown"},
-      {{"--provider", "smoke"}, "choose tcp or plugin:PATH"},
+      {{"--provider", "smoke"},
+       "provider cannot be used: 'smoke' is not recognised; allowed is tcp"},
   };
   for (const PerfMistake& mistake : mistakes) {
     ExpectRefused({"perf", "client", "127.0.0.1:1"}, mistake);
@@ -82,17 +83,15 @@ TEST(PerfArguments, MistakesAreFoundBeforeAnythingBegins) {
   }
 }
 
-TEST(PerfArguments, WhatAPluginCannotCarryIsRefused) {
+TEST(PerfArguments, MistakesAboutAPluginAreFoundBeforeItIsLoaded) {
   const CommandLine through = {"perf", "client", "127.0.0.1:1", "--provider", "plugin:/no/such.so"};
   for (const PerfMistake& mistake :
-       {PerfMistake{{"--op", "send"}, "--op send cannot be used; a plugin carries write and read"},
-        PerfMistake{{"--block-size", "4KiB"}, "--block-size 4096 cannot be used"},
-        PerfMistake{{"--size", "1GiB"}, "--size 1 GiB cannot be used"},
-        PerfMistake{{"--crc"}, "--crc on cannot be used; a plugin carries no checksums"},
-        PerfMistake{{"--channels", "0"}, "channels"},
-        PerfMistake{{"--unpack", "wood"}, "choose kernel, dma or host"}}) {
+       {PerfMistake{{"--channels", "65"}, "lanes cannot be used"},
+        PerfMistake{{"--chunk", "16MiB"}, "allowed is 4 KiB..8 MiB"},
+        PerfMistake{{"--unpack", "wood"}, "--unpack: plugin_unpack cannot be used: 'wood'"}}) {
     ExpectRefused(through, mistake);
   }
+  ExpectRefused(through, {{}, "there is no network plugin /no/such.so"});
 }
 
 TEST(PerfArguments, EachSideHasItsOwn) {

@@ -8,9 +8,7 @@
 #include <cstring>
 #include <string>
 
-#include "ferry/tools/perf/marks.h"
-#include "ferry/tools/perf/plugin.h"
-#include "ferry/tools/support/json.h"
+#include "ferry/tools/perf/cmd_perf.h"
 
 namespace ferry::tools {
 namespace {
@@ -102,27 +100,6 @@ TEST(PerfMemoryOfAGpu, ThatThereIsNotIsAnError) {
   EXPECT_EQ(PerfMemory::Allocate({0}, 8, config).error().code(), Code::kUnsupported);
   EXPECT_EQ(PerfMemory::Allocate({}, ~std::uint64_t{0} / 2, config).error().code(),
             Code::kUnavailable);
-}
-
-// ---- where a plugin's transfers begin -----------------------------------------------------------
-
-TEST(CarriedOffsets, FollowTheSlotsOfEachSide) {
-  const auto marks = Marks::FromJson({{"marks", Json::parse("[1, 3]")}}, 4, 2);
-  ASSERT_TRUE(marks);
-  const std::uint64_t slot = kSmallCase.SlotBytes();
-  const auto to = OffsetsOf(kSmallCase, *marks, /*is_source=*/false);
-  const auto from = OffsetsOf(kSmallCase, *marks, /*is_source=*/true);
-  for (const std::uint64_t expected : {0U, 1U, 0U, 2U}) EXPECT_EQ(to(), expected * slot);
-  for (const std::uint64_t expected : {0U, 1U, 0U, 1U}) EXPECT_EQ(from(), expected * slot);
-}
-
-TEST(CarriedOffsets, MarkFewerOperationsWhereAPluginRegistersLess) {
-  PerfJob job;
-  const PerfCase large{.op = Op::kWrite, .size = std::uint64_t{1} << 30};
-  EXPECT_EQ(MarksOf(job, large), 2U);
-  job.carrier.emplace();
-  EXPECT_EQ(MarksOf(job, large), 0U) << "2 GiB and more are not registered";
-  EXPECT_EQ(MarksOf(job, {.op = Op::kWrite, .size = 8}), kMaxMarks);
 }
 
 TEST(FloorSettings, TakeTheCongestionControlThatALaneReports) {

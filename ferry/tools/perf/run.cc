@@ -16,10 +16,8 @@
 #include "ferry/core/random.h"
 #include "ferry/core/units.h"
 #include "ferry/net/address.h"
-#include "ferry/net/plugin/abi.h"
 #include "ferry/tools/perf/marks.h"
 #include "ferry/tools/perf/memory.h"
-#include "ferry/tools/perf/plugin.h"
 #include "ferry/tools/support/json.h"
 #include "ferry/tools/support/process.h"
 
@@ -72,7 +70,7 @@ class CaseRun {
         case_(perf_case),
         link_(link),
         deadline_(Deadline::After(job.deadline)),
-        most_marks_(job.verify ? MarksOf(job, perf_case) : 0) {}
+        most_marks_(job.verify ? MarksFor(perf_case) : 0) {}
 
   Result<PerfRow> Run();
 
@@ -91,7 +89,6 @@ class CaseRun {
   std::string ProgressOf(const Rounds& rounds, Clock::duration since) const;
 
   Result<Sample> RunOurs(const Part& part, std::vector<double>* seconds);
-  Result<Sample> RunCarried(const Part& part, std::vector<double>* seconds);
   Status PostAll(const Part& part, std::vector<double>* seconds);
   Result<transfer::Operation> Post(std::uint64_t slot);
   // One timed part, including the steps before its clock starts and after it stops.
@@ -103,7 +100,8 @@ class CaseRun {
   Result<Sample> RunFloor(std::uint64_t count);
   Status RunPings(std::uint64_t count, std::vector<double>* half_round_trips);
   Status RunFloorPings(std::uint64_t count, std::vector<double>* half_round_trips);
-  Result<double> HearCpu();
+  // Adds the server's part to the sample.
+  Status HearEnd(Sample* sample);
 
   Result<Json> Ask(const Json& question) { return link_->control.Ask(question, deadline_); }
 
@@ -127,7 +125,6 @@ class CaseRun {
   PerfMemory buffer_;
   std::optional<transfer::Region> region_;             // after its memory
   std::vector<transfer::PreparedTransfer> transfers_;  // by destination slot
-  std::unique_ptr<CarriedCase> carried_;               // after the memory; null without a plugin
 
   const std::uint64_t plain_seed_ = RandomU64();  // of the bytes in the source's first slot
   std::uint64_t marked_seed_ = 0;                 // and in its second, in this round
@@ -137,9 +134,19 @@ class CaseRun {
 
 // ---- one timed part -----------------------------------------------------------------------------
 
-Result<double> CaseRun::HearCpu() {
+// CPU time is that of both processes, times of launches those of the receiving one.
+Status CaseRun::HearEnd(Sample* sample) {
   FERRY_TRY_ASSIGN(const Json answer, link_->control.HearAnswer(deadline_));
-  return RealField(answer, "cpu_seconds");
+  FERRY_TRY_ASSIGN(const double theirs, RealField(answer, "cpu_seconds"));
+  sample->cpu_seconds += theirs;
+  if (!ToServer()) {
+    sample->launch = LaunchesOf(link_->connection);
+  } else if (answer.contains("launch_us")) {
+    sample->launch.emplace();
+    FERRY_TRY_ASSIGN(sample->launch->average, RealField(answer, "launch_us"));
+    FERRY_TRY_ASSIGN(sample->launch->longest, RealField(answer, "longest_launch_us"));
+  }
+  return Ok();
 }
 
 // `slot`: of the destination.
@@ -180,7 +187,6 @@ Status CaseRun::PostAll(const Part& part, std::vector<double>* seconds) {
 }
 
 Result<Sample> CaseRun::RunOurs(const Part& part, std::vector<double>* seconds) {
-  if (carried_) return RunCarried(part, seconds);
   const bool two_sided = case_.op == Op::kSend;
   // The server has posted its receives when it answers, so that no message waits for one.
   FERRY_TRY(two_sided ? Ask({{"do", perf_request::kReceive},
@@ -193,19 +199,7 @@ Result<Sample> CaseRun::RunOurs(const Part& part, std::vector<double>* seconds) 
   FERRY_TRY(PostAll(part, seconds));
   Sample sample{.seconds = SecondsSince(begin), .cpu_seconds = CpuSeconds() - cpu};
   if (!two_sided) FERRY_TRY(link_->control.Say({{"do", perf_request::kEnd}}, deadline_));
-  // CPU time is that of both processes.
-  FERRY_TRY_ASSIGN(const double theirs, HearCpu());
-  sample.cpu_seconds += theirs;
-  return sample;
-}
-
-// One side cannot see when each operation ends at the other, so all get the mean.
-Result<Sample> CaseRun::RunCarried(const Part& part, std::vector<double>* seconds) {
-  FERRY_TRY_ASSIGN(const Sample sample,
-                   carried_->Run(part.count, job_.depth, part.marks, deadline_));
-  if (seconds != nullptr) {
-    seconds->insert(seconds->end(), part.count, sample.seconds / static_cast<double>(part.count));
-  }
+  FERRY_TRY(HearEnd(&sample));
   return sample;
 }
 
@@ -222,8 +216,7 @@ Result<Sample> CaseRun::RunFloor(std::uint64_t count) {
   const auto begin = Clock::now();
   FERRY_TRY(to_server ? link_->floor->Produce(memory, run) : link_->floor->Consume(memory, run));
   Sample sample{.seconds = SecondsSince(begin), .cpu_seconds = CpuSeconds() - cpu};
-  FERRY_TRY_ASSIGN(const double theirs, HearCpu());
-  sample.cpu_seconds += theirs;
+  FERRY_TRY(HearEnd(&sample));
   return sample;
 }
 
@@ -302,12 +295,7 @@ Status CaseRun::SetUp() {
                                 job_.memory, SlotAt(slots - 1) + case_.RegionBytes(), job_.config));
   FERRY_TRY_ASSIGN(auto region, link_->endpoint.Register(buffer_.bytes(), transfer::Rights::kNone));
   region_.emplace(std::move(region));
-  if (job_.carrier) {
-    FERRY_TRY_ASSIGN(carried_,
-                     CarriedCase::Open(job_, case_, buffer_.bytes(), &link_->control, deadline_));
-  } else if (case_.op != Op::kSend) {
-    FERRY_TRY(PrepareAll(remote, Layout(case_, far_slots)));
-  }
+  if (case_.op != Op::kSend) FERRY_TRY(PrepareAll(remote, Layout(case_, far_slots)));
   if (!job_.verify) return Ok();
   // Old contents must not be mistaken for transferred bytes.
   if (ToServer()) {
@@ -490,11 +478,9 @@ PerfRow CaseRun::RowOf(const Rounds& rounds) const {
   row.size = case_.size;
   row.block_size = case_.block_size;
   row.lanes = info.lanes.size();
-  if (carried_) {
-    row.provider = "plugin " + carried_->carrier().plugin().name();
-    row.lanes = carried_->carrier().channels();
-    row.launch_us = rounds.ours.back().launch->average;
-    row.longest_launch_us = rounds.ours.back().launch->longest;
+  if (const auto launch = rounds.ours.back().launch) {
+    row.launch_us = launch->average;
+    row.longest_launch_us = launch->longest;
   }
   row.iterations = iterations_;
   row.depth = job_.depth;
@@ -582,9 +568,19 @@ std::string TitleOf(const PerfCase& perf_case) {
   return title + fmt::format(" in blocks of {}", FormatSize(perf_case.block_size));
 }
 
-std::uint64_t MarksOf(const PerfJob& job, const PerfCase& perf_case) noexcept {
-  return job.carrier ? MarksFor(perf_case, net::plugin::abi::kMaxRegisteredV7)
-                     : MarksFor(perf_case);
+std::optional<LaunchMicroseconds> LaunchesOf(const transfer::Connection& connection) {
+  std::uint64_t chunks = 0;
+  double sum = 0;
+  double longest = 0;
+  for (const net::LaneInfo& lane : connection.Info().lanes) {
+    if (lane.launches == nullptr) continue;
+    chunks += lane.launches->chunks.load();
+    sum += static_cast<double>(lane.launches->nanoseconds.load());
+    longest =
+        std::max(longest, static_cast<double>(lane.launches->longest_nanoseconds.load()) / 1e3);
+  }
+  if (chunks == 0) return std::nullopt;
+  return LaunchMicroseconds{sum / 1e3 / static_cast<double>(chunks), longest};
 }
 
 Result<PerfRow> MeasureCase(const PerfJob& job, const PerfCase& perf_case, Link* link) {

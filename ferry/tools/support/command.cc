@@ -8,6 +8,7 @@
 
 #include "ferry/core/log.h"
 #include "ferry/core/unknown_variables.h"
+#include "ferry/net/plugin/uccl_variables.h"
 
 namespace ferry::tools {
 
@@ -35,6 +36,43 @@ void DeclareSettings(CLI::App* app, std::vector<std::string>* assignments) {
   app->add_option("--set", *assignments, "Any setting of `ferry info`, as NAME=VALUE; repeatable")
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false);
+}
+
+namespace {
+
+// An option that is another form of --set, and goes before it. Declared after it: the parser runs
+// options in the order of their declarations, and --set replaces the assignments.
+CLI::Option* AddSetting(CLI::App* app, const char* flag, const char* name,
+                        std::vector<std::string>* assignments, const char* help) {
+  const auto problem = [name](const std::string& value) {
+    const Status set = Config().Set(name, value);
+    return set ? std::string() : set.error().message();
+  };
+  return app
+      ->add_option_function<std::string>(
+          flag,
+          [assignments, name](const std::string& value) {
+            assignments->push_back(fmt::format("{}={}", name, value));
+          },
+          fmt::format("{} (as --set {}=...)", help, name))
+      ->check(CLI::Validator(problem, ""));
+}
+
+}  // namespace
+
+void DeclareProviderSettings(CLI::App* app, std::vector<std::string>* assignments) {
+  AddSetting(app, "--provider", "provider", assignments,
+             "tcp, plugin, plugin:PATH (an NCCL network plugin) or auto; give it to both sides")
+      ->type_name("NAME");
+  AddSetting(app, "--lanes,--channels", "lanes", assignments,
+             "Connections to the peer, with a plugin over its devices in turn; 0: automatic")
+      ->type_name("N");
+  AddSetting(app, "--chunk", "plugin_chunk_bytes", assignments,
+             "Parts in which a plugin carries a payload; give it to both sides")
+      ->type_name("SIZE");
+  AddSetting(app, "--unpack", "plugin_unpack", assignments,
+             "How pieces that a plugin receives are put into GPU memory: auto, kernel, dma or host")
+      ->type_name("HOW");
 }
 
 void DeclarePeerSettings(CLI::App* app, std::vector<std::string>* assignments) {
@@ -73,6 +111,7 @@ Result<Config> LoadConfig(const std::vector<std::string>& assignments) {
     }
     FERRY_TRY(config.Set(assignment.substr(0, equals), assignment.substr(equals + 1), "--set"));
   }
+  FERRY_TRY(net::plugin::ApplyUcclVariables(&config));
   FERRY_TRY(config.Validate());
   SetLogLevel(config.log_level);
   SetLogFormat(config.log_format);

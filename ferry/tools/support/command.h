@@ -43,8 +43,11 @@ void DeclareJson(CLI::App* app, Invocation* invocation);
 void DeclareSettings(CLI::App* app, std::vector<std::string>* assignments);
 // DeclareSettings() plus named options for the settings of peers: secret and TLS.
 void DeclarePeerSettings(CLI::App* app, std::vector<std::string>* assignments);
-// The environment's settings, then the assignments "name=value"; sets up the log, too. Errors:
-// kInvalidArgument.
+// Named options for the settings of providers: which one, its lanes, and how a plugin is driven.
+// After DeclarePeerSettings(), whose --set would undo them.
+void DeclareProviderSettings(CLI::App* app, std::vector<std::string>* assignments);
+// The environment's settings, then the assignments "name=value", then with a plugin what the
+// variables of UCCL's TCPX library say; sets up the log, too. Errors: kInvalidArgument.
 Result<Config> LoadConfig(const std::vector<std::string>& assignments);
 
 // Each adds the options and the action of one subcommand. What a later declaration parses replaces

@@ -19,6 +19,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 
 // A variable of this process while the object lives.
 class ScopedVariable {
@@ -85,6 +86,17 @@ TEST(PeerSettings, SetMayBeRepeatedAndTakesOneValueEach) {
   EXPECT_THAT(AssignmentsOf({"--set", "lanes=2", "--set", "spin=1ms"}),
               ElementsAre("lanes=2", "spin=1ms"));
   EXPECT_THAT(AssignmentsOf({"--set", "lanes=2", "spin=1ms"}), ElementsAre(HasSubstr("error")));
+}
+
+TEST(ProviderSettings, EachOptionIsAnAssignment) {
+  CLI::App app("", "test");
+  std::vector<std::string> assignments;
+  DeclarePeerSettings(&app, &assignments);
+  DeclareProviderSettings(&app, &assignments);
+  app.parse(std::vector<std::string>{"spin=1ms", "--set", "dma", "--unpack", "64KiB", "--chunk",
+                                     "5", "--channels", "plugin:/x.so", "--provider"});
+  EXPECT_THAT(assignments, UnorderedElementsAre("spin=1ms", "provider=plugin:/x.so", "lanes=5",
+                                                "plugin_chunk_bytes=64KiB", "plugin_unpack=dma"));
 }
 
 // ---- settings -----------------------------------------------------------------------------------

@@ -19,7 +19,6 @@
 #include "ferry/tools/support/report.h"
 #include "ferry/tools/transfer/file_window.h"
 #include "ferry/tools/transfer/files.h"
-#include "ferry/tools/transfer/plugin.h"
 #include "ferry/transfer/endpoint.h"
 
 namespace ferry::tools {
@@ -140,8 +139,6 @@ class Delivery {
 
  private:
   Result<Json> Ask(Json question);
-  Result<Json> AskToCarry(Json question, std::span<std::byte> bytes);
-  Status Carry(const Json& answer);
   Status WriteAll(const Json& answer, FileWindow* file_window, std::uint64_t size);
   Status CompareDigests(std::span<const std::byte> bytes);
   Status Finish(const char* kind, const std::string& name, std::span<const std::byte> bytes);
@@ -154,7 +151,6 @@ class Delivery {
   transfer::Connection connection_;
   Control control_;
   std::string peer_memory_ = "host";
-  std::unique_ptr<CarriedFile> carried_;  // null without a plugin
   double seconds_ = 0;
   std::string digest_;
 };
@@ -162,8 +158,7 @@ class Delivery {
 void Delivery::DescribeTransport() const {
   const auto info = connection_.Info();
   Say(fmt::format("connected to endpoint {} at {}", info.endpoint, info.peer));
-  Say(fmt::format("transport {}: {} lanes{}", info.provider, info.lanes.size(),
-                  job_.carrier ? ", to agree over" : ", unless --provider names a plugin"));
+  Say(fmt::format("transport {}: {} lanes", info.provider, info.lanes.size()));
   for (std::size_t i = 0; i < info.lanes.size(); ++i) {
     const net::LaneInfo& lane = info.lanes[i];
     Say(fmt::format(
@@ -212,25 +207,6 @@ Status Delivery::WriteAll(const Json& answer, FileWindow* file_window, std::uint
   return Ok();
 }
 
-// As Ask(), but through a plugin, if one was named.
-Result<Json> Delivery::AskToCarry(Json question, std::span<std::byte> bytes) {
-  if (job_.carrier && !bytes.empty()) {
-    FERRY_TRY_ASSIGN(carried_, CarriedFile::Prepare(
-                                   {*job_.carrier, job_.memory, &job_.config, &control_}, bytes));
-    question["plugin"] = carried_->Question();
-  }
-  return Ask(std::move(question));
-}
-
-Status Delivery::Carry(const Json& answer) {
-  FERRY_TRY(carried_->Connect(answer));
-  Say(fmt::format("sending through {}", carried_->Describe()));
-  const auto begin = Clock::now();
-  FERRY_TRY(carried_->Send());
-  seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
-  return Ok();
-}
-
 Status Delivery::CompareDigests(std::span<const std::byte> bytes) {
   Say("hashing on both sides");
   digest_ = Sha256(bytes);
@@ -265,18 +241,17 @@ Status Delivery::Finish(const char* kind, const std::string& name,
                          {"send_buffer_bytes", lane.send_buffer_bytes},
                          {"recv_buffer_bytes", lane.recv_buffer_bytes}});
   }
-  PrintLine(
-      DumpJson(Json{{"kind", kind},
-                    {"name", name},
-                    {"bytes", bytes.size()},
-                    {"seconds", seconds_},
-                    {"gbps", gbps},
-                    {"sha256", digest_},
-                    {"identical", true},
-                    {"memory", job_.memory.ToString()},
-                    {"peer_memory", peer_memory_},
-                    {"provider", carried_ ? "plugin " + carried_->plugin().name() : info.provider},
-                    {"lanes", std::move(lanes)}}));
+  PrintLine(DumpJson(Json{{"kind", kind},
+                          {"name", name},
+                          {"bytes", bytes.size()},
+                          {"seconds", seconds_},
+                          {"gbps", gbps},
+                          {"sha256", digest_},
+                          {"identical", true},
+                          {"memory", job_.memory.ToString()},
+                          {"peer_memory", peer_memory_},
+                          {"provider", info.provider},
+                          {"lanes", std::move(lanes)}}));
   return Ok();
 }
 
@@ -284,11 +259,7 @@ Status Delivery::SendFile(const std::string& name, std::span<std::byte> file,
                           FileWindow* file_window) {
   Say(fmt::format("file {}, {} bytes: asking the server for room", name, file.size()));
   FERRY_TRY_ASSIGN(const Json answer,
-                   AskToCarry({{"kind", "file"}, {"name", name}, {"size", file.size()}}, file));
-  if (carried_) {
-    FERRY_TRY(Carry(answer));
-    return Finish("file", name, file);
-  }
+                   Ask({{"kind", "file"}, {"name", name}, {"size", file.size()}}));
   if (file.empty()) {
     Say("there are no bytes to move");
   } else {
@@ -300,12 +271,7 @@ Status Delivery::SendFile(const std::string& name, std::span<std::byte> file,
 
 Status Delivery::SendMessage(std::span<std::byte> text, FileWindow* file_window) {
   Say(fmt::format("message of {} bytes: sending it two-sided", text.size()));
-  FERRY_TRY_ASSIGN(const Json answer,
-                   AskToCarry({{"kind", "message"}, {"size", text.size()}}, text));
-  if (carried_) {
-    FERRY_TRY(Carry(answer));
-    return Finish("message", "", text);
-  }
+  FERRY_TRY(Ask({{"kind", "message"}, {"size", text.size()}}));
   FERRY_TRY(file_window->Load(0, text.size()));
   const auto begin = Clock::now();
   InFlight sends;
@@ -326,7 +292,6 @@ struct TransferFlags {
   std::optional<std::string> file;
   std::string message;
   std::string memory = "host";
-  CarrierFlags carrier;
   std::vector<std::string> settings;
 };
 
@@ -337,7 +302,6 @@ Status StartTransferServer(const TransferFlags& flags, bool json) {
   job.json = json;
   FERRY_TRY_ASSIGN(job.memory, MemoryChoice::Parse(flags.memory));
   FERRY_TRY_ASSIGN(job.config, LoadConfig(flags.settings));
-  FERRY_TRY_ASSIGN(job.carrier, CarrierOptionsOf(flags.carrier, job.config));
   if (!flags.listen.empty()) FERRY_TRY(job.config.Set("listen_host", flags.listen, "--listen"));
   if (flags.port || job.config.port_first == 0) {
     job.config.port_first = job.config.port_last = flags.port.value_or(kTransferPort);
@@ -352,7 +316,6 @@ Status StartTransferClient(const TransferFlags& flags, bool json) {
   job.json = json;
   FERRY_TRY_ASSIGN(job.memory, MemoryChoice::Parse(flags.memory));
   FERRY_TRY_ASSIGN(job.config, LoadConfig(flags.settings));
-  FERRY_TRY_ASSIGN(job.carrier, CarrierOptionsOf(flags.carrier, job.config));
   FERRY_TRY_ASSIGN(const net::Address address,
                    net::ParseAddress(flags.host, flags.port.value_or(kTransferPort)));
   job.address = address.ToString();
@@ -375,10 +338,7 @@ Status RunTransferClient(const TransferClientJob& job) {
     file.emplace(std::move(opened));
     bytes = file->bytes();
   }
-  FileWindow file_window;
-  if (!job.carrier) {
-    FERRY_TRY_ASSIGN(file_window, FileWindow::Of(bytes, job.memory, job.config));
-  }
+  FERRY_TRY_ASSIGN(FileWindow file_window, FileWindow::Of(bytes, job.memory, job.config));
   if (!job.json) PrintLine(fmt::format("connecting to {}", job.address));
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   FERRY_TRY_ASSIGN(auto connection,
@@ -431,8 +391,8 @@ void DeclareTransfer(CLI::App* app, Invocation* invocation) {
                         kMemoryForms, FormatSize(kGpuWindowBytes)))
         ->capture_default_str()
         ->type_name("KIND");
-    DeclareCarrier(side, &flags.carrier);
     DeclarePeerSettings(side, &flags.settings);
+    DeclareProviderSettings(side, &flags.settings);
     DeclareJson(side, invocation);
   }
 }

@@ -8,7 +8,6 @@
 #include "ferry/core/result.h"
 #include "ferry/tools/support/json_fwd.h"
 #include "ferry/tools/support/memory_choice.h"
-#include "ferry/tools/support/plugin_carrier.h"
 
 namespace ferry::tools {
 
@@ -16,7 +15,6 @@ struct TransferServerJob {
   Config config;
   std::string directory = ".";
   MemoryChoice memory;
-  std::optional<CarrierOptions> carrier;  // for clients that ask for it
   bool once = false;
   bool json = false;
 };
@@ -29,7 +27,6 @@ struct TransferClientJob {
   std::optional<std::string> file;
   std::string message;  // without a file
   MemoryChoice memory;
-  std::optional<CarrierOptions> carrier;  // in place of the endpoint's own lanes
   bool json = false;
 };
 Status RunTransferClient(const TransferClientJob& job);
@@ -39,9 +36,8 @@ Status RunTransferClient(const TransferClientJob& job);
 // and the "window": byte n of the file belongs at n % window. Where that is less than the file, the
 // client says how many bytes are "written" before it goes on where others have been, and the server
 // answers when it has taken them out. When all bytes are there, "landed": true, and then the
-// "sha256" of what was sent, so that both sides hash at the same time. Through a plugin CarriedFile
-// takes the place of key, window, "written" and "landed", for messages, too. The server ends with
-// its own "sha256", the client with "bye", which tells the server that its answer arrived.
+// "sha256" of what was sent, so that both sides hash at the same time. The server ends with its own
+// "sha256", the client with "bye", which tells the server that its answer arrived.
 inline constexpr std::uint64_t kMessageTag = 2;
 
 // The memory that a message names; "host" if it names none, as older releases do.

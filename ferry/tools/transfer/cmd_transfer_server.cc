@@ -15,7 +15,6 @@
 #include "ferry/tools/transfer/cmd_transfer.h"
 #include "ferry/tools/transfer/file_window.h"
 #include "ferry/tools/transfer/files.h"
-#include "ferry/tools/transfer/plugin.h"
 #include "ferry/transfer/endpoint.h"
 
 namespace ferry::tools {
@@ -42,9 +41,8 @@ class IncomingTransfer {
  private:
   Status Take();
   Status TakeFile(const Json& request, std::uint64_t size);
-  Status TakeMessage(const Json& request, std::uint64_t size);
+  Status TakeMessage(std::uint64_t size);
   Status ReceiveMessage(std::span<std::byte> message);
-  Status TakeThroughPlugin(const Json& request, std::span<std::byte> bytes);
   Status Offer(const IncomingFile& file);
   Status TakeOut(FileWindow* file_window, std::uint64_t size);
   Result<std::string> CompareDigests(std::span<const std::byte> bytes);
@@ -99,7 +97,7 @@ Status IncomingTransfer::Take() {
   FERRY_TRY_ASSIGN(const std::uint64_t size, NumberField(request, "size"));
   FERRY_TRY_ASSIGN(peer_memory_, MemoryField(request));
   if (kind == "file") return TakeFile(request, size);
-  if (kind == "message") return TakeMessage(request, size);
+  if (kind == "message") return TakeMessage(size);
   return Error(Code::kUnsupported,
                fmt::format("this server takes files and messages, not \"{}\"", kind));
 }
@@ -167,7 +165,7 @@ Status IncomingTransfer::TakeFile(const Json& request, std::uint64_t size) {
   FERRY_TRY_ASSIGN(const std::string name, BaseNameOf(path));
   Say(fmt::format("file {}, {}: reserving space in {}", name, FormatSize(size), job_.directory));
   FERRY_TRY_ASSIGN(IncomingFile file, IncomingFile::Create(job_.directory, name, size));
-  FERRY_TRY(request.contains("plugin") ? TakeThroughPlugin(request, file.bytes()) : Offer(file));
+  FERRY_TRY(Offer(file));
   Say("all bytes are in place; writing them to the disk and hashing them");
   // Before the digests are compared: "done" means that the bytes are on the disk.
   FERRY_TRY(file.Flush());
@@ -177,21 +175,6 @@ Status IncomingTransfer::TakeFile(const Json& request, std::uint64_t size) {
   FERRY_TRY(Answer(digest));
   Report("file", name, size, digest);
   return Ok();
-}
-
-Status IncomingTransfer::TakeThroughPlugin(const Json& request, std::span<std::byte> bytes) {
-  if (!job_.carrier) {
-    return Error(Code::kInvalidArgument,
-                 "this server was started without a plugin; start it with --provider "
-                 "plugin:PATH");
-  }
-  const Json answer{{"ready", true}, {"memory", job_.memory.ToString()}};
-  if (bytes.empty()) return control_.Say(answer, Deadline::After(kControlWait));
-  FERRY_TRY_ASSIGN(const auto carried,
-                   CarriedFile::Accept({*job_.carrier, job_.memory, &job_.config, &control_},
-                                       request["plugin"], answer, bytes));
-  Say(fmt::format("receiving through {}", carried->Describe()));
-  return carried->Receive();
 }
 
 Status IncomingTransfer::ReceiveMessage(std::span<std::byte> message) {
@@ -206,7 +189,7 @@ Status IncomingTransfer::ReceiveMessage(std::span<std::byte> message) {
   return file_window.Store(0, message.size());
 }
 
-Status IncomingTransfer::TakeMessage(const Json& request, std::uint64_t size) {
+Status IncomingTransfer::TakeMessage(std::uint64_t size) {
   if (size > kMaxMessage) {
     return Error(Code::kUnavailable,
                  fmt::format("a message of {} bytes is more than the {} that are taken; send a "
@@ -214,8 +197,7 @@ Status IncomingTransfer::TakeMessage(const Json& request, std::uint64_t size) {
                              size, FormatSize(kMaxMessage)));
   }
   std::vector<std::byte> message(size);
-  FERRY_TRY(request.contains("plugin") ? TakeThroughPlugin(request, message)
-                                       : ReceiveMessage(message));
+  FERRY_TRY(ReceiveMessage(message));
   FERRY_TRY_ASSIGN(const std::string digest, CompareDigests(message));
   FERRY_TRY(Answer(digest));
   std::string text(size, '\0');

@@ -271,8 +271,6 @@ TEST_F(TransferServerTest, RequestsThatDoNotFitAreRefusedAndItGoesOn) {
       {{{"kind", "message"}, {"size", 1}, {"memory", 1}}, "\"memory\""},
       {{{"kind", "tape"}, {"size", 1}}, "takes files and messages, not \"tape\""},
       {{{"do", "set up"}}, "not a perf server"},
-      {{{"kind", "file"}, {"size", 1}, {"name", "x"}, {"plugin", Json::object()}},
-       "start it with --provider plugin:PATH"},
   };
   for (const auto& [request, about] : kCases) {
     EXPECT_THAT(ErrorOf(request), HasSubstr(about)) << request.dump();

@@ -138,10 +138,10 @@ Status Dialer::OnHeard(LaneId id, const wire::MessageHeader& header, wire::MetaR
     OnJoined();
     return Ok();
   }
-  return Error(
-      Code::kCorrupt,
-      fmt::format("{} answered the hello frame with a {} frame; use the same release on both sides",
-                  address_.ToString(), wire::TypeName(header.type)));
+  return Error(Code::kCorrupt,
+               fmt::format("{} answered the hello frame with a {} frame; use the same release and "
+                           "provider on both sides (FERRY_PROVIDER)",
+                           address_.ToString(), wire::TypeName(header.type)));
 }
 
 // The server's proof is checked before its addresses and its endpoint id are used.

@@ -153,17 +153,14 @@ Result<std::unique_ptr<Stager>> Stager::Create(cuda::DeviceApi* api, int ordinal
 }
 
 Status Stager::Init() {
-  FERRY_TRY(InitKernels());
+  {
+    // Loaded here, because later a stream may wait for the very operation that needs the kernels.
+    FERRY_TRY_ASSIGN(const auto stream, api_->CreateStream(ordinal_, cuda::StreamPriority::kHigh));
+    FERRY_TRY_ASSIGN(has_kernels_, HaveCopyKernels(api_, stream));
+    by_kernel_ = has_kernels_ && options_.by_kernel;
+  }
   FERRY_TRY(InitMemory());
   for (const StageWay way : kWays) FERRY_TRY(InitSide(way));
-  return Ok();
-}
-
-// Loaded here, because later a stream may wait for the very operation that needs the kernels.
-Status Stager::InitKernels() {
-  FERRY_TRY_ASSIGN(const auto stream, api_->CreateStream(ordinal_, cuda::StreamPriority::kHigh));
-  FERRY_TRY_ASSIGN(has_kernels_, HaveCopyKernels(api_, stream));
-  by_kernel_ = has_kernels_ && options_.by_kernel;
   return Ok();
 }
 

@@ -170,7 +170,6 @@ class Stager {
   Stager(cuda::DeviceApi* api, int ordinal, const StagerOptions& options)
       : api_(api), ordinal_(ordinal), options_(options) {}
   Status Init();
-  Status InitKernels();
   Status InitMemory();
   Status InitSide(StageWay way);
   Status InitExecutor(StageWay way);

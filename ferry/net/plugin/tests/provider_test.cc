@@ -35,7 +35,8 @@ std::unique_ptr<Provider> Over(StandIn& standin, std::uint64_t chunk_bytes = 512
   Config config;
   config.provider = "plugin:" + standin.path();
   config.devices = devices;
-  auto provider = CreateProvider(config, tcp::CreateProvider(), chunk_bytes);
+  config.plugin_chunk_bytes = chunk_bytes;
+  auto provider = CreateProvider(config, tcp::CreateProvider());
   EXPECT_TRUE(provider) << provider.error().ToString();
   return *std::move(provider);
 }
@@ -157,7 +158,8 @@ TEST(PluginProvider, RefusesAPeerWithAnotherChunkSize) {
   StandIn standin({});
   const Error error = ConnectError(Over(standin), Over(standin, 256 * 1024));
   EXPECT_EQ(error.code(), Code::kRefused) << error.ToString();
-  EXPECT_THAT(error.message(), AllOf(HasSubstr("chunks of 512 KiB"), HasSubstr("of 256 KiB")));
+  EXPECT_THAT(error.message(), AllOf(HasSubstr("chunks of 512 KiB"), HasSubstr("of 256 KiB"),
+                                     HasSubstr("FERRY_PLUGIN_CHUNK_BYTES")));
   EXPECT_EQ(standin.Misuse(), "");
 }
 

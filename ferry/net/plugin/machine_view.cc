@@ -1,4 +1,6 @@
 // Reads facts about this machine's paths, kernel and network interfaces.
+#include "ferry/net/plugin/machine_view.h"
+
 #include <dirent.h>
 #include <fmt/core.h>
 #include <linux/ethtool.h>
@@ -14,15 +16,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <climits>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string_view>
 
 #include "ferry/core/fd.h"
-#include "ferry/tools/doctor/machine.h"
 
-namespace ferry::tools {
+namespace ferry::net::plugin {
 namespace {
 
 constexpr std::uint32_t kPrivateFlagBits = 32;  // of ethtool_value::data
@@ -101,7 +101,22 @@ std::map<std::string, bool> PrivateFlags(int socket, const std::string& interfac
   return flags;
 }
 
+class ThisMachine final : public MachineView {
+ public:
+  Result<PathState> StateOf(const std::string& path) override { return FindPathState(path); }
+  Result<std::vector<std::string>> List(const std::string& folder) override {
+    return ListFolder(folder);
+  }
+  std::map<std::string, std::string> Environment() override { return ReadEnvironment(); }
+  Result<bool> TakesTokens(int option) override { return ProbeTokenOption(option); }
+  Result<NicSwitches> SwitchesOf(const std::string& interface) override {
+    return AskNic(interface);
+  }
+};
+
 }  // namespace
+
+std::unique_ptr<MachineView> CreateMachineView() { return std::make_unique<ThisMachine>(); }
 
 Result<PathState> FindPathState(const std::string& path) {
   struct stat found {};
@@ -126,10 +141,15 @@ Result<std::vector<std::string>> ListFolder(const std::string& folder) {
   return names;
 }
 
-Result<std::string> FindRealPath(const std::string& path) {
-  std::array<char, PATH_MAX> real{};
-  if (::realpath(path.c_str(), real.data()) == nullptr) return ErrnoError(path, errno);
-  return std::string(real.data());
+std::map<std::string, std::string> ReadEnvironment() {
+  std::map<std::string, std::string> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view line(*entry);
+    const auto equals = line.find('=');
+    if (equals == std::string_view::npos) continue;
+    variables.emplace(line.substr(0, equals), line.substr(equals + 1));
+  }
+  return variables;
 }
 
 Result<bool> ProbeTokenOption(int option) {
@@ -158,4 +178,4 @@ Result<NicSwitches> AskNic(const std::string& interface) {
   return switches;
 }
 
-}  // namespace ferry::tools
+}  // namespace ferry::net::plugin
