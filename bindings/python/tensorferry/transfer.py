@@ -22,20 +22,39 @@ from tensorferry._core import (
     RemoteRegion,
     _close_all,
 )
+from tensorferry._broadcast import (
+    Broadcaster,
+    BroadcastReceiver,
+    Outcome,
+    broadcast_weights,
+    connect_group,
+)
 from tensorferry._collective import Weights, push_weights, receive_weights, send_kv
+from tensorferry._reshard import Shard, full_tensors, local_tensors, reshard, shard, shards_of
 
 __all__ = [
+    "BroadcastReceiver",
+    "Broadcaster",
     "Connection",
     "Endpoint",
     "Operation",
+    "Outcome",
     "PreparedTransfer",
     "Region",
     "RemoteRegion",
+    "Shard",
     "Weights",
+    "broadcast_weights",
+    "connect_group",
+    "full_tensors",
+    "local_tensors",
     "pages",
     "push_weights",
     "receive_weights",
+    "reshard",
     "send_kv",
+    "shard",
+    "shards_of",
 ]
 
 # Threads that still wait then are ended by it, not by the interpreter in the middle of a wait.
