@@ -35,7 +35,7 @@ class _Node:
         self.history = collections.deque()  # (time, slices)
         self.moved, self.failed_links = False, 0
         self.seconds = None
-        self.outbox = asyncio.Queue()
+        self.outbox, self.speaker = asyncio.Queue(), None
 
     def report(self, count):
         now = time.monotonic()
@@ -134,7 +134,7 @@ class _Run:
         self._began = time.monotonic()
         for node in self._nodes.values():
             self._tasks.start(self._listen(node))
-            self._tasks.start(self._speak(node))
+            node.speaker = self._tasks.start(self._speak(node))
             node.heard = node.advanced = self._began
         # Unknown rates count as good: a receiver that is slow is found out and moved.
         known = self._owner.rates
@@ -150,6 +150,8 @@ class _Run:
         for node in self._order:
             node.outbox.put_nowait({"commit": True})
         await self._until(lambda n: n.committed)
+        # A message that is cancelled half-way would be taken for a part of the next broadcast's.
+        await asyncio.gather(*(node.speaker for node in self._order))
         self._ended = True
         return Outcome(
             self._version,
@@ -193,9 +195,12 @@ class _Run:
             await self._leave_out(node, error)
 
     async def _listen(self, node):
+        said = {}
         try:
-            while not node.committed:
-                self._events.put_nowait((node, await _relay.hear(node.peer, _relay.FROM_RECEIVER)))
+            # What follows that is the next broadcast's.
+            while "committed" not in said:
+                said = await _relay.hear(node.peer, _relay.FROM_RECEIVER)
+                self._events.put_nowait((node, said))
         except errors.Error as error:
             self._events.put_nowait((node, error))
 
@@ -457,6 +462,7 @@ class _Reception:
         self._round = _relay.Round(begin["round"], begin["window"], begin["timeout"])
         self._began = time.monotonic()
         self._feed, self._tasks = None, _relay.Tasks()
+        self._outbox = asyncio.Queue()
 
     async def run(self):
         owner, loop = self._owner, asyncio.get_running_loop()
@@ -465,23 +471,27 @@ class _Reception:
         try:
             self._tasks.start(_relay.Inlet(self._store, self._round).run())
             self._tasks.start(self._tell_of_the_end())
-            reports = self._tasks.start(self._report())
+            self._tasks.start(self._report())
+            speaker = self._tasks.start(self._speak())
             await self._follow()
             await self._end_feed()
             # From here on a crash of ours leaves tensors of two versions, which nobody sees.
             owner.version = None
             await loop.run_in_executor(None, owner._commit)
-            reports.cancel()
-            await asyncio.gather(reports, return_exceptions=True)
-            await self._say({"committed": True})
+            self._outbox.put_nowait({"committed": True})
+            await speaker
             owner.version = self._version
             return self._version
         finally:
             await self._end_feed()
             await self._tasks.end()
 
-    async def _say(self, said):
-        await _relay.say(self._owner._trainer, said, _relay.FROM_RECEIVER, self._round.timeout)
+    async def _speak(self):
+        """Sends what is in the outbox. The last message of a broadcast is that it is committed."""
+        trainer, said = self._owner._trainer, {}
+        while "committed" not in said:
+            said = await self._outbox.get()
+            await _relay.say(trainer, said, _relay.FROM_RECEIVER, 2 * self._round.timeout)
 
     async def _follow(self):
         """Does what the trainer says, until it says that all have the version."""
@@ -500,7 +510,7 @@ class _Reception:
         try:
             await _relay.feed(self._store, self._round, plan["epoch"], plan["address"])
         except errors.Error:
-            await self._say({"failed": plan["child"], "epoch": plan["epoch"]})
+            self._outbox.put_nowait({"failed": plan["child"], "epoch": plan["epoch"]})
 
     async def _end_feed(self):
         feed, self._feed = self._feed, None
@@ -510,7 +520,8 @@ class _Reception:
 
     async def _report(self):
         while True:
-            await self._say({"have": self._store.count})
+            if self._outbox.empty():
+                self._outbox.put_nowait({"have": self._store.count})
             await asyncio.sleep(_TICK)
 
     async def _tell_of_the_end(self):
@@ -518,7 +529,7 @@ class _Reception:
         async for _ in self._store.arrivals():
             pass
         seconds = time.monotonic() - self._began
-        await self._say({"complete": await digest, "at": seconds})
+        self._outbox.put_nowait({"complete": await digest, "at": seconds})
 
 
 def broadcast_weights(weights, receivers, version=0, timeout=300.0):
