@@ -12,6 +12,7 @@ from tensorferry._collective import Weights, _bytes
 _TICK = 0.2  # seconds between reports of receivers, and between looks at them
 _RATE_SECONDS = 1.0  # that a rate is measured over
 _SLOW = 0.65  # of the best rate; below it a receiver that holds up others goes to the end
+_SILENT_SECONDS = 1.0  # after which a receiver does not stay in front of others
 _MAX_FAILED_LINKS = 2
 
 
@@ -34,6 +35,7 @@ class _Node:
         self.heard = self.advanced = time.monotonic()
         self.history = collections.deque()  # (time, slices)
         self.moved, self.failed_links = False, 0
+        self.behind_since = None  # its present parent has had much more than it since then
         self.seconds = None
         self.outbox, self.speaker = asyncio.Queue(), None
 
@@ -257,21 +259,28 @@ class _Run:
         rates = {node.id: node.rate() for node in self._order}
         best = max((rate for rate in rates.values() if rate), default=0.0)
         parent_count = total
-        for position, node in enumerate(list(self._order)):
+        for node, child in zip(list(self._order), [*self._order[1:], None]):
             behind, parent_count = parent_count - node.count, node.count
-            last = position == len(self._order) - 1
-            if node.count == total or behind == 0:
+            if behind == 0:
                 node.advanced = now
+            if behind <= self._round.window + 2:
+                node.behind_since = None
+            elif node.behind_since is None:
+                node.behind_since = now
             if now - node.heard > patience:
                 await self._leave_out(node, errors.Timeout(f"said nothing for {patience} s"))
                 return
             if now - node.advanced > patience:
                 self._link_failed(None, node.id, None)
                 return
-            rate = rates[node.id]
-            slow = rate is not None and rate < _SLOW * best and behind > self._round.window + 2
-            silent = now - node.heard > max(5 * _TICK, patience / 5)
-            if (slow or silent) and not node.moved and not last and node.count < total:
+            if child is None or child.count == total or node.moved:
+                continue
+            # A rate counts if the parent could have sent more all the time: those behind a slow
+            # receiver are not slow.
+            rate, since = rates[node.id], node.behind_since
+            slow = rate is not None and rate < _SLOW * best
+            slow = slow and since is not None and now - since > _RATE_SECONDS + _TICK
+            if slow or now - node.heard > _SILENT_SECONDS:
                 node.moved = True
                 self._plan([n for n in self._order if n is not node] + [node])
                 return
@@ -302,6 +311,8 @@ class _Run:
     def _plan(self, order):
         """Tells the nodes whose child changes."""
         self._order = order
+        for node in order:
+            node.behind_since = None
         pairs = dict(zip(["", *(n.id for n in order)], [*(n.id for n in order), None]))
         for parent, child in pairs.items():
             linked = self._links.get(parent)
