@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tensorferry import _relay, errors
 from tensorferry._collective import Weights, _bytes
 
-_TICK = 0.2  # seconds between reports of receivers, and between looks at them
+_WINDOW = 4  # slices in flight on a link
 _RATE_SECONDS = 1.0  # that a rate is measured over
 _SLOW = 0.65  # of the best rate; below it a receiver that holds up others goes to the end
 _SILENT_SECONDS = 1.0  # after which a receiver does not stay in front of others
@@ -35,6 +35,7 @@ class _Node:
         self.heard = self.advanced = time.monotonic()
         self.history = collections.deque()  # (time, slices)
         self.moved, self.failed_links = False, 0
+        self.slow_children = 0
         self.behind_since = None  # its present parent has had much more than it since then
         self.seconds = None
         self.outbox, self.speaker = asyncio.Queue(), None
@@ -51,7 +52,7 @@ class _Node:
     def rate(self):
         """Slices per second lately, or None."""
         now = time.monotonic()
-        recent = [each for each in self.history if now - each[0] <= _RATE_SECONDS + _TICK]
+        recent = [each for each in self.history if now - each[0] <= _RATE_SECONDS + _relay.TICK]
         if not recent or recent[-1][0] - recent[0][0] < 0.7 * _RATE_SECONDS:
             return None
         return (recent[-1][1] - recent[0][1]) / (recent[-1][0] - recent[0][0])
@@ -61,24 +62,26 @@ class Broadcaster:
     """Sends versions of weights to receivers, each of which forwards them to the next.
 
     weights: as for push_weights(); the tensors must stay where they are, and unchanged while
-    broadcast() runs. slice_bytes: what is forwarded at once; window: slices in flight per link.
-    timeout: seconds after which a receiver that says nothing, or gets nothing though its parent
-    could send, is left out. progress: called in broadcast()'s thread with a dict of the part (0 to
-    1) that each peer has, a few times a second.
+    broadcast() runs. slice_bytes: what is forwarded at once. timeout: seconds after which a
+    receiver that says nothing, or gets nothing though its parent could send, is left out.
+    join_timeout: seconds that it may take to call receive(). progress: called in broadcast()'s
+    thread with a dict of the part (0 to 1) that each peer has, a few times a second.
     """
 
-    def __init__(self, weights, *, slice_bytes=4 << 20, window=4, timeout=10.0, progress=None):
+    def __init__(
+        self, weights, *, slice_bytes=4 << 20, timeout=10.0, join_timeout=60.0, progress=None
+    ):
         self._weights = weights if isinstance(weights, Weights) else Weights(weights)
-        self._slice_bytes, self._window, self._timeout = slice_bytes, window, timeout
-        self._progress = progress
+        self._slice_bytes, self._timeout = slice_bytes, timeout
+        self._join_timeout, self._progress = join_timeout, progress
         self.rates = {}  # bytes per second by the peer's id, as last measured
 
     def broadcast(self, receivers, version, timeout=300.0):
         """Returns an Outcome when all receivers that can have the version.
 
         receivers: connections, all of one endpoint; at the other end of each
-        BroadcastReceiver.receive() runs, or begins within `timeout`. Receivers that die, freeze, or
-        whose tensors do not fit are left out. Where this raises (Timeout after `timeout` seconds,
+        BroadcastReceiver.receive() runs, or begins within `join_timeout`. Receivers that die, freeze,
+        or whose tensors do not fit are left out. Where this raises (Timeout after `timeout` seconds,
         InvalidArgument without receivers, PeerLost where none is left) connections are closed and
         no receiver has the version, unless it failed during the commit.
         """
@@ -116,14 +119,14 @@ class _Run:
         self._left_out = {}
         tensors = owner._weights.tensors
         self._entries = {
-            name: [list(x.shape), _dtype(x), _bytes(name, x).nbytes] for name, x in tensors.items()
+            name: [list(x.shape), _relay.dtype_of(x), _bytes(name, x).nbytes] for name, x in tensors.items()
         }
         sizes = [(name, entry[2]) for name, entry in self._entries.items()]
         slices = _relay.Slices(sizes, owner._slice_bytes)
         self._store = _relay.Store(owner._weights, slices, receivers[0].endpoint, complete=True)
-        self._round = _relay.Round(secrets.randbits(62), owner._window, owner._timeout)
+        self._round = _relay.Round(secrets.randbits(62), _WINDOW, owner._timeout)
         self._order, self._links, self._epoch = [], {}, 0  # links: parent -> (child, epoch)
-        self._feed = None
+        self._feed, self._best = None, 0.0  # slices per second
         self._events, self._tasks = asyncio.Queue(), _relay.Tasks()
         self._began, self._ended = time.monotonic(), False
 
@@ -131,8 +134,10 @@ class _Run:
         return ", ".join(f"{n.id} has {n.count}/{len(self._store.slices)}" for n in self._order)
 
     async def run(self):
-        await asyncio.gather(*(self._greet(node) for node in list(self._nodes.values())))
-        self._check_left()
+        # All offers first: from its beginning on a receiver expects to hear from us now and then.
+        for step in (self._take_offer, self._begin):
+            await asyncio.gather(*(step(node) for node in list(self._nodes.values())))
+            self._check_left()
         self._began = time.monotonic()
         for node in self._nodes.values():
             self._tasks.start(self._listen(node))
@@ -168,7 +173,7 @@ class _Run:
         await self._tasks.end()
         if not self._ended:
             for node in self._nodes.values():
-                await _close(node.peer)
+                await _relay.close(node.peer)
 
     def _check_left(self):
         if not self._nodes:
@@ -176,22 +181,27 @@ class _Run:
             kind = type(first) if isinstance(first, errors.Error) else errors.PeerLost
             raise kind(f"broadcast: no receiver is left; the first: {first}")
 
-    async def _greet(self, node):
+    async def _take_offer(self, node):
         try:
-            said = await _relay.hear(node.peer, _relay.FROM_RECEIVER)
+            timeout = self._owner._join_timeout
+            said = await _relay.hear(node.peer, _relay.FROM_RECEIVER, timeout)
             node.address = said.get("address", "")
             problem = said.get("error") or _difference(self._entries, said.get("tensors"))
             if problem:
                 await self._leave_out(node, errors.InvalidArgument(f"broadcast: {problem}"), True)
-                return
-            begin = {
-                "round": self._round.number,
-                "version": self._version,
-                "slice_bytes": self._owner._slice_bytes,
-                "window": self._round.window,
-                "timeout": self._round.timeout,
-                "tensors": self._entries,
-            }
+        except errors.Error as error:
+            await self._leave_out(node, error)
+
+    async def _begin(self, node):
+        begin = {
+            "round": self._round.number,
+            "version": self._version,
+            "slice_bytes": self._owner._slice_bytes,
+            "window": self._round.window,
+            "timeout": self._round.timeout,
+            "tensors": self._entries,
+        }
+        try:
             await _relay.say(node.peer, {"begin": begin}, _relay.FROM_TRAINER, self._round.timeout)
         except errors.Error as error:
             await self._leave_out(node, error)
@@ -222,7 +232,7 @@ class _Run:
     async def _until(self, reached):
         while self._nodes and not all(map(reached, self._nodes.values())):
             try:
-                node, said = await asyncio.wait_for(self._events.get(), _TICK)
+                node, said = await asyncio.wait_for(self._events.get(), _relay.TICK)
             except asyncio.TimeoutError:
                 node = None
             if node is None:
@@ -230,7 +240,10 @@ class _Run:
             elif node is self:
                 self._link_failed(*said)
             elif node.id in self._nodes:
-                await self._take(node, said)
+                try:
+                    await self._take(node, said)
+                except (KeyError, TypeError):
+                    await self._leave_out(node, errors.Corrupt("a report is not of the protocol"))
                 await self._look()
         self._check_left()
 
@@ -240,7 +253,7 @@ class _Run:
             return
         node.heard = time.monotonic()
         if "have" in said:
-            node.report(said["have"])
+            node.report(int(said["have"]))
         elif "complete" in said:
             node.report(len(self._store.slices))
             node.digest = said["complete"]
@@ -254,10 +267,10 @@ class _Run:
 
     async def _look(self):
         """Leaves out who is silent or stuck, and moves to the end who holds up others."""
-        now, patience = time.monotonic(), self._round.timeout
+        now, timeout = time.monotonic(), self._round.timeout
         total = len(self._store.slices)
         rates = {node.id: node.rate() for node in self._order}
-        best = max((rate for rate in rates.values() if rate), default=0.0)
+        self._best = max([self._best, *(rate for rate in rates.values() if rate)])
         parent_count = total
         for node, child in zip(list(self._order), [*self._order[1:], None]):
             behind, parent_count = parent_count - node.count, node.count
@@ -267,10 +280,10 @@ class _Run:
                 node.behind_since = None
             elif node.behind_since is None:
                 node.behind_since = now
-            if now - node.heard > patience:
-                await self._leave_out(node, errors.Timeout(f"said nothing for {patience} s"))
+            if now - node.heard > timeout:
+                await self._leave_out(node, errors.Timeout(f"said nothing for {timeout} s"))
                 return
-            if now - node.advanced > patience:
+            if now - node.advanced > timeout:
                 self._link_failed(None, node.id, None)
                 return
             if child is None or child.count == total or node.moved:
@@ -278,17 +291,30 @@ class _Run:
             # A rate counts if the parent could have sent more all the time: those behind a slow
             # receiver are not slow.
             rate, since = rates[node.id], node.behind_since
-            slow = rate is not None and rate < _SLOW * best
-            slow = slow and since is not None and now - since > _RATE_SECONDS + _TICK
+            slow = rate is not None and rate < _SLOW * self._best
+            slow = slow and since is not None and now - since > _RATE_SECONDS + _relay.TICK
             if slow or now - node.heard > _SILENT_SECONDS:
-                node.moved = True
-                self._plan([n for n in self._order if n is not node] + [node])
+                self._move(self._to_blame(node) if slow else node)
                 return
         if self._owner._progress is not None:
             self._owner._progress({n.id: n.count / max(total, 1) for n in self._order})
         for node in self._order:
             if rates[node.id] and node.count < total:
                 self._owner.rates[node.id] = rates[node.id] * self._owner._slice_bytes
+
+    def _to_blame(self, slow):
+        """A receiver whose link is slow one way makes others look slow: its second child is not."""
+        position = self._order.index(slow)
+        parent = self._order[position - 1] if position > 0 else None
+        if parent is None or parent.moved:
+            return slow
+        parent.slow_children += 1
+        return parent if parent.slow_children > 1 else slow
+
+    def _move(self, node):
+        """To the end of the chain, once in a broadcast."""
+        node.moved = True
+        self._plan([n for n in self._order if n is not node] + [node])
 
     def _link_failed(self, parent, child, epoch):
         """The link to a child ended, or brings nothing: the child gets another, or is left out."""
@@ -359,188 +385,7 @@ class _Run:
                 return
             except errors.Error:
                 pass
-        await _close(node.peer)
-
-
-class BroadcastReceiver:
-    """Receives versions of weights, and forwards them to another receiver meanwhile.
-
-    weights: a dict, as of state_dict(). trainer: the connection to the trainer. endpoint: where
-    other receivers connect; the trainer's connection's, if not given. Nobody else may accept() there
-    while receive() runs.
-
-    A version arrives in memory of its own, in the sender's types, and is copied over the tensors,
-    cast to their types, when all receivers have it. With in_place=True tensors of the sender's type
-    are written as bytes arrive: `version` is None from the first one until all are there.
-    """
-
-    def __init__(self, weights, trainer, *, endpoint=None, in_place=False):
-        self.tensors = dict(weights)
-        self.version = None
-        self._trainer, self._in_place = trainer, in_place
-        self._endpoint = endpoint or trainer.endpoint
-        self._weights, self._signature = None, None
-
-    def receive(self, timeout=300.0):
-        """The next version, which the tensors are at when this returns.
-
-        Raises InvalidArgument where they do not fit the trainer's. Any other error closes the
-        connection to the trainer, and the tensors have the version they had (with in_place: none).
-        """
-        return asyncio.run(self.receive_async(timeout))
-
-    async def receive_async(self, timeout=300.0):
-        """receive() to be awaited."""
-        try:
-            begin = await self._greet(timeout)
-            return await asyncio.wait_for(_Reception(self, begin).run(), timeout)
-        except errors.InvalidArgument:
-            raise
-        except asyncio.TimeoutError:
-            await _close(self._trainer)
-            raise errors.Timeout(f"receive: not done after {timeout} s") from None
-        except BaseException:
-            await _close(self._trainer)
-            raise
-
-    def close(self):
-        """Nobody uses the tensors any more when it returns."""
-        if self._weights is not None:
-            self._weights.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-    async def _greet(self, timeout):
-        offer = {"address": self._endpoint.address.hex()}
-        try:
-            offer["tensors"] = {
-                name: [list(x.shape), _dtype(x), _bytes(name, x).nbytes]
-                for name, x in self.tensors.items()
-            }
-        except errors.InvalidArgument as error:
-            offer["error"] = f"the peer cannot receive: {error}"
-        await _relay.say(self._trainer, offer, _relay.FROM_RECEIVER, timeout)
-        said = await _relay.hear(self._trainer, _relay.FROM_TRAINER, timeout)
-        if "error" in said:
-            raise errors.InvalidArgument(f"receive: {said['error']}")
-        return said["begin"]
-
-    def _prepare(self, entries):
-        """The memory that a version of these types arrives in, kept as long as they stay."""
-        if self._signature == entries:
-            return
-        self.close()
-        arriving = {}
-        for name, (shape, dtype, nbytes) in entries.items():
-            x = self.tensors[name]
-            direct = self._in_place and _dtype(x) == dtype
-            arriving[name] = x if direct or nbytes == 0 else _empty_like(name, x, shape, dtype)
-        self._weights, self._signature = Weights(arriving), entries
-
-    def _commit(self):
-        devices = set()
-        for name, x in self.tensors.items():
-            arrived = self._weights.tensors[name]
-            if arrived is x:
-                continue
-            if hasattr(x, "detach"):
-                x.detach().copy_(arrived)
-                if x.is_cuda:
-                    devices.add(x.device)
-            else:
-                import numpy
-
-                numpy.copyto(x, arrived, casting="unsafe")
-        for device in devices:
-            import torch
-
-            torch.cuda.synchronize(device)
-
-
-class _Reception:
-    """One broadcast at a receiver."""
-
-    def __init__(self, owner, begin):
-        self._owner, self._version = owner, begin["version"]
-        owner._prepare(begin["tensors"])
-        sizes = [(name, entry[2]) for name, entry in begin["tensors"].items()]
-        slices = _relay.Slices(sizes, begin["slice_bytes"])
-        self._store = _relay.Store(owner._weights, slices, owner._endpoint, complete=False)
-        self._round = _relay.Round(begin["round"], begin["window"], begin["timeout"])
-        self._began = time.monotonic()
-        self._feed, self._tasks = None, _relay.Tasks()
-        self._outbox = asyncio.Queue()
-
-    async def run(self):
-        owner, loop = self._owner, asyncio.get_running_loop()
-        if owner._in_place:
-            owner.version = None
-        try:
-            self._tasks.start(_relay.Inlet(self._store, self._round).run())
-            self._tasks.start(self._tell_of_the_end())
-            self._tasks.start(self._report())
-            speaker = self._tasks.start(self._speak())
-            await self._follow()
-            await self._end_feed()
-            # From here on a crash of ours leaves tensors of two versions, which nobody sees.
-            owner.version = None
-            await loop.run_in_executor(None, owner._commit)
-            self._outbox.put_nowait({"committed": True})
-            await speaker
-            owner.version = self._version
-            return self._version
-        finally:
-            await self._end_feed()
-            await self._tasks.end()
-
-    async def _speak(self):
-        """Sends what is in the outbox. The last message of a broadcast is that it is committed."""
-        trainer, said = self._owner._trainer, {}
-        while "committed" not in said:
-            said = await self._outbox.get()
-            await _relay.say(trainer, said, _relay.FROM_RECEIVER, 2 * self._round.timeout)
-
-    async def _follow(self):
-        """Does what the trainer says, until it says that all have the version."""
-        while True:
-            # It sends something four times in this time.
-            trainer, timeout = self._owner._trainer, 2 * self._round.timeout
-            said = await _relay.hear(trainer, _relay.FROM_TRAINER, timeout)
-            if "commit" in said:
-                return
-            if "plan" in said:
-                await self._end_feed()
-                if said["plan"]["child"] is not None:
-                    self._feed = self._tasks.start(self._feed_child(said["plan"]))
-
-    async def _feed_child(self, plan):
-        try:
-            await _relay.feed(self._store, self._round, plan["epoch"], plan["address"])
-        except errors.Error:
-            self._outbox.put_nowait({"failed": plan["child"], "epoch": plan["epoch"]})
-
-    async def _end_feed(self):
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            feed.cancel()
-            await asyncio.gather(feed, return_exceptions=True)
-
-    async def _report(self):
-        while True:
-            if self._outbox.empty():
-                self._outbox.put_nowait({"have": self._store.count})
-            await asyncio.sleep(_TICK)
-
-    async def _tell_of_the_end(self):
-        digest = self._tasks.start(self._store.digest())
-        async for _ in self._store.arrivals():
-            pass
-        seconds = time.monotonic() - self._began
-        self._outbox.put_nowait({"complete": await digest, "at": seconds})
+        await _relay.close(node.peer)
 
 
 def broadcast_weights(weights, receivers, version=0, timeout=300.0):
@@ -566,26 +411,6 @@ def connect_group(endpoint, group=None, trainer=0, timeout=60.0):
     return [peers[identity] for identity, _ in places if identity != endpoint.id]
 
 
-def _dtype(x):
-    return str(x.dtype).removeprefix("torch.")
-
-
-def _empty_like(name, x, shape, dtype):
-    """Memory of the sender's type where x has its own."""
-    if hasattr(x, "detach"):
-        import torch
-
-        return torch.empty(shape, dtype=getattr(torch, dtype), device=x.device)
-    import numpy
-
-    try:
-        return numpy.empty(shape, numpy.dtype(dtype))
-    except TypeError:
-        raise errors.InvalidArgument(
-            f"'{name}' is {dtype} at the trainer, which NumPy does not have; receive in torch tensors"
-        ) from None
-
-
 def _difference(entries, theirs):
     """Why a receiver's tensors cannot take these; "" where they can. Types may differ."""
     if not isinstance(theirs, dict):
@@ -597,7 +422,3 @@ def _difference(entries, theirs):
             return f"'{name}' is {entries[name][0]} here, and {entry[0]} at the peer"
     missing = sorted(set(entries) - set(theirs))
     return f"the peer does not have '{missing[0]}'" if missing else ""
-
-
-async def _close(peer):
-    await asyncio.get_running_loop().run_in_executor(None, peer.close)

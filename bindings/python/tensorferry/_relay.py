@@ -9,6 +9,8 @@ import zlib
 
 from tensorferry import errors
 
+TICK = 0.2  # seconds between reports of receivers, and between looks at them
+
 # Tags of messages: from the trainer, from a receiver, from a parent to its child, and back. Before
 # each goes one of its size, of a tag greater by _SIZE.
 FROM_TRAINER, FROM_RECEIVER, TO_CHILD, TO_PARENT = (
@@ -123,7 +125,7 @@ class Store:
         return [self.region(i).key_for(peer, "w").hex() for i in range(count)]
 
     async def digest(self):
-        """Of all bytes; counts slices in a thread while others still arrive."""
+        """A number that all bytes make; computed in a thread while slices still arrive."""
         loop = asyncio.get_running_loop()
         async for number in self.arrivals():
             self._digests[number] = await loop.run_in_executor(None, self._digest, number)
@@ -152,13 +154,16 @@ async def feed(store, this_round, epoch, address):
         hello = {"round": this_round.number, "epoch": epoch}
         await say(child, hello, TO_CHILD, this_round.timeout)
         said = await hear(child, TO_PARENT, this_round.timeout)
-        remotes = [child.import_region(bytes.fromhex(key)) for key in said["keys"]]
-        lacks = [has == "0" for has in said["have"]]
+        keys, have = said.get("keys"), said.get("have")
+        if len(keys or []) != len(store.slices.names) or len(have or "") != len(store.slices):
+            raise errors.Corrupt("a child has sent no keys and slices of this broadcast")
+        remotes = [child.import_region(bytes.fromhex(key)) for key in keys]
+        lacks = [has == "0" for has in have]
         async for number in store.arrivals():
             if not lacks[number]:
                 continue
             while len(writes) >= this_round.window:
-                writes -= await _first(writes)
+                writes -= await first(writes)
             parts = [
                 (store.region(i), remotes[i], [(offset, offset, nbytes)])
                 for i, offset, nbytes in store.slices.parts(number)
@@ -171,13 +176,13 @@ async def feed(store, this_round, epoch, address):
             )
             writes.add(asyncio.ensure_future(_ended(operation)))
         while writes:
-            writes -= await _first(writes)
+            writes -= await first(writes)
         await asyncio.Event().wait()  # the child takes the last notifications; ended by the plan
     finally:
         for write in writes:
             write.cancel()
-        # In a thread: ends the writes, so that they do not read memory that the next version uses.
-        await asyncio.get_running_loop().run_in_executor(None, child.close)
+        # Ends the writes, so that they do not read memory that the next version uses.
+        await close(child)
         await asyncio.gather(*writes, return_exceptions=True)
 
 
@@ -185,10 +190,11 @@ async def _ended(operation):
     return await operation
 
 
-async def _first(writes):
-    done, _ = await asyncio.wait(writes, return_when=asyncio.FIRST_COMPLETED)
-    for write in done:
-        write.result()
+async def first(tasks):
+    """Those that have ended, when one has; raises what one has raised."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
     return done
 
 
@@ -197,7 +203,7 @@ class Inlet:
 
     def __init__(self, store, this_round):
         self._store, self._round = store, this_round
-        self._parent, self._epoch = None, -1
+        self._link, self._epoch = None, -1
         self._tasks = Tasks()
 
     async def run(self):
@@ -209,7 +215,6 @@ class Inlet:
             await self._tasks.end()
 
     async def _fed_by(self, parent):
-        loop = asyncio.get_running_loop()
         try:
             said = await hear(parent, TO_CHILD, self._round.timeout)
             epoch = said.get("epoch")
@@ -217,9 +222,10 @@ class Inlet:
                 return
             if epoch <= self._epoch:
                 return
-            old, self._parent, self._epoch = self._parent, parent, epoch
-            if old is not None:
-                await loop.run_in_executor(None, old.close)
+            old, self._link, self._epoch = self._link, asyncio.current_task(), epoch
+            if old is not None:  # it may be the same peer's, whose keys are withdrawn at its end
+                old.cancel()
+                await asyncio.wait([old])
             keys = self._store.keys_for(parent.peer)
             have = "".join("01"[has] for has in self._store.have)
             await say(parent, {"keys": keys, "have": have}, TO_PARENT, self._round.timeout)
@@ -232,8 +238,8 @@ class Inlet:
             pass  # the trainer learns of it from the parent, or from the lack of progress
         finally:
             # After this nothing writes any more, however late a parent that was frozen wakes.
-            await loop.run_in_executor(None, parent.close)
             self._store.weights.withdraw(parent)
+            await close(parent)
 
 
 class Tasks:
@@ -245,11 +251,26 @@ class Tasks:
     def start(self, coroutine):
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._drop)
         return task
+
+    def _drop(self, task):
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # who needs the result awaits it
 
     async def end(self):
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def dtype_of(x):
+    """Its name, which NumPy and torch share."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+async def close(peer):
+    """In a thread, as it may wait."""
+    await asyncio.get_running_loop().run_in_executor(None, peer.close)

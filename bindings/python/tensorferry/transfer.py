@@ -24,11 +24,11 @@ from tensorferry._core import (
 )
 from tensorferry._broadcast import (
     Broadcaster,
-    BroadcastReceiver,
     Outcome,
     broadcast_weights,
     connect_group,
 )
+from tensorferry._broadcast_receiver import BroadcastReceiver
 from tensorferry._collective import Weights, push_weights, receive_weights, send_kv
 from tensorferry._reshard import Shard, full_tensors, local_tensors, reshard, shard, shards_of
 

@@ -1,15 +1,20 @@
 """Tests of weights that go along a chain of receivers, and of shards that become others."""
 
+import asyncio
 import contextlib
+import importlib.util
 import pathlib
 import signal
+import subprocess
+import sys
+import types
 
 import numpy as np
 import pytest
 
 import tensorferry
 from conftest import PeerProcess
-from tensorferry import _relay, _reshard, transfer
+from tensorferry import _broadcast, _relay, _reshard, transfer
 
 SECONDS = 30
 SHAPES = {"a": (3, 5), "b": (1500, 1000), "none": (0, 4)}
@@ -143,10 +148,10 @@ def test_a_broadcast_that_ends_early_leaves_the_old_version_whole(engines):
         begin(engines)
 
         def stop(parts):
-            raise KeyboardInterrupt
+            raise RuntimeError
 
         trainer._progress = stop
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(RuntimeError):
             trainer.broadcast(engines.connections, 2, SECONDS)
     assert all("PeerLost" in each.end()[1] for each in engines)
     assert [each.state() for each in engines[:2]] == [[1, [1]]] * 2
@@ -162,6 +167,67 @@ def test_bytes_that_are_not_those_sent_leave_a_receiver_out(engines, monkeypatch
         transfer.broadcast_weights(weights(7), engines.connections, 1, SECONDS)
     assert all(each.end()[0] is None for each in engines)
     assert all(each.state() == [None, [0]] for each in engines)
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """A trainer's broadcast to four receivers that only report, by a clock that stands."""
+    clock = Clock()
+    monkeypatch.setattr(_broadcast, "time", clock)
+    peers = [types.SimpleNamespace(peer=name, endpoint=None) for name in "abcd"]
+    owner = transfer.Broadcaster(weights(1), slice_bytes=1 << 12)
+    run = _broadcast._Run(owner, peers, 1)
+    plans = []
+
+    def plan(order):
+        run._order = order
+        for node in order:
+            node.behind_since = None
+        plans.append("".join(node.id for node in order))
+
+    run._plan = plan
+    plan(list(run._nodes.values()))
+
+    def report(seconds, rates):
+        """Each gets slices at its rate for so long; those without a rate are silent."""
+        for _ in range(round(seconds / 0.2)):
+            clock.now += 0.2
+            for name, rate in rates.items():
+                node = run._nodes[name]
+                node.report(node.count + round(rate / 5))
+                node.heard = clock.now
+            asyncio.run(run._look())
+
+    return types.SimpleNamespace(run=run, plans=plans, report=report)
+
+
+def test_a_slow_receiver_goes_to_the_end_and_those_it_held_up_do_not(planned):
+    planned.report(2, {"a": 100, "b": 100, "c": 100, "d": 100})
+    assert planned.plans == ["abcd"]
+    planned.report(2, {"a": 100, "b": 50, "c": 50, "d": 50})
+    planned.report(3, {"a": 100, "c": 100, "d": 100, "b": 50})
+    assert planned.plans == ["abcd", "acdb"]
+
+
+def test_a_silent_receiver_goes_to_the_end_before_it_is_left_out(planned):
+    planned.report(2, {"a": 100, "b": 100, "c": 100, "d": 100})
+    planned.report(1.4, {"a": 100, "c": 0, "d": 0})
+    assert planned.plans == ["abcd", "acdb"]
+
+
+def test_the_parent_of_two_slow_receivers_is_taken_for_the_slow_one(planned):
+    planned.report(1, {"a": 100, "b": 100, "c": 100, "d": 100})
+    planned.report(1.6, {"a": 100, "b": 50, "c": 50, "d": 50})
+    assert planned.plans[1:] == ["acdb"]
+    planned.report(1.6, {"a": 50, "c": 50, "d": 50, "b": 50})
+    assert planned.plans[2:] == ["cdba"]
 
 
 def test_slices_cover_all_bytes_once():
@@ -244,3 +310,18 @@ def test_rows_that_follow_each_other_are_one_block():
     assert _reshard.blocks(half, whole) == [(0, 128, 128)]
     column = transfer.shard("x", (8, 16), 2, 1, (1, 2))
     assert _reshard.blocks(column, whole) == [(16 * i, 32 * i + 16, 16) for i in range(8)]
+
+
+def test_process_groups_and_dtensors_are_understood(tmp_path):
+    if importlib.util.find_spec("torch") is None:  # which takes seconds to load
+        pytest.skip("torch is not installed")
+    script = pathlib.Path(__file__).with_name("broadcast_group.py")
+    with contextlib.ExitStack() as ended:
+        ranks = []
+        for rank in range(2):
+            ranks.append(subprocess.Popen([sys.executable, script, str(rank), tmp_path / "store"],
+                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+            ended.callback(ranks[-1].kill)
+        for each in ranks:
+            out, error = each.communicate(timeout=2 * SECONDS)
+            assert out == b"ok\n", error[-2000:].decode()
