@@ -119,7 +119,8 @@ class _Run:
         self._left_out = {}
         tensors = owner._weights.tensors
         self._entries = {
-            name: [list(x.shape), _relay.dtype_of(x), _bytes(name, x).nbytes] for name, x in tensors.items()
+            name: [list(x.shape), _relay.dtype_of(x), _bytes(name, x).nbytes]
+            for name, x in tensors.items()
         }
         sizes = [(name, entry[2]) for name, entry in self._entries.items()]
         slices = _relay.Slices(sizes, owner._slice_bytes)
