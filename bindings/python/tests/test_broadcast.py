@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import types
 
 import numpy as np
@@ -167,6 +168,31 @@ def test_bytes_that_are_not_those_sent_leave_a_receiver_out(engines, monkeypatch
         transfer.broadcast_weights(weights(7), engines.connections, 1, SECONDS)
     assert all(each.end()[0] is None for each in engines)
     assert all(each.state() == [None, [0]] for each in engines)
+
+
+def test_nobody_writes_between_broadcasts(endpoint, monkeypatch):
+    keys, keys_for = [], _relay.Store.keys_for
+
+    def noted(store, peer):
+        keys.extend(keys_for(store, peer))
+        return keys
+
+    monkeypatch.setattr(_relay.Store, "keys_for", noted)
+    other = transfer.Endpoint(listen_host="127.0.0.1")
+    to_trainer = other.connect(endpoint.address, SECONDS)
+    peer = endpoint.accept(SECONDS)
+    got = {"x": np.zeros(1000, np.float32)}
+    with transfer.BroadcastReceiver(got, to_trainer, in_place=True) as receiver:
+        thread = threading.Thread(target=receiver.receive, args=(SECONDS,))
+        thread.start()
+        transfer.broadcast_weights({"x": np.ones(1000, np.float32)}, [peer], 1, SECONDS)
+        thread.join(SECONDS)
+        assert receiver.version == 1 and len(keys) == 1
+        late = endpoint.register(np.zeros(1000, np.float32), "")
+        with pytest.raises(tensorferry.Refused, match="was not withdrawn"):
+            peer.write(late, peer.import_region(bytes.fromhex(keys[0]))).wait(SECONDS)
+    assert (got["x"] == 1).all()
+    other.close()
 
 
 class Clock:
