@@ -11,6 +11,8 @@ protocol are memory. Operations on GPU memory begin after what torch's current s
 """
 
 import atexit
+import importlib
+import typing
 
 from tensorferry import errors
 from tensorferry._core import (
@@ -23,20 +25,54 @@ from tensorferry._core import (
     _close_all,
 )
 from tensorferry._collective import Weights, push_weights, receive_weights, send_kv
+from tensorferry._reshard import Shard, full_tensors, local_tensors, reshard, shard, shards_of
+
+if typing.TYPE_CHECKING:
+    from tensorferry._broadcast import Broadcaster, Outcome, broadcast_weights, connect_group
+    from tensorferry._broadcast_receiver import BroadcastReceiver
 
 __all__ = [
+    "BroadcastReceiver",
+    "Broadcaster",
     "Connection",
     "Endpoint",
     "Operation",
+    "Outcome",
     "PreparedTransfer",
     "Region",
     "RemoteRegion",
+    "Shard",
     "Weights",
+    "broadcast_weights",
+    "connect_group",
+    "full_tensors",
+    "local_tensors",
     "pages",
     "push_weights",
     "receive_weights",
+    "reshard",
     "send_kv",
+    "shard",
+    "shards_of",
 ]
+
+# Loaded when they are asked for, as they need asyncio.
+_ELSEWHERE = {
+    "BroadcastReceiver": "_broadcast_receiver",
+    "Broadcaster": "_broadcast",
+    "Outcome": "_broadcast",
+    "broadcast_weights": "_broadcast",
+    "connect_group": "_broadcast",
+}
+
+
+def __getattr__(name):
+    if name in _ELSEWHERE:
+        found = getattr(importlib.import_module(f"tensorferry.{_ELSEWHERE[name]}"), name)
+        globals()[name] = found
+        return found
+    raise AttributeError(f"module 'tensorferry.transfer' has no attribute {name!r}")
+
 
 # Threads that still wait then are ended by it, not by the interpreter in the middle of a wait.
 atexit.register(_close_all)

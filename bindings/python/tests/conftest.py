@@ -17,9 +17,11 @@ SECONDS = 60
 class PeerProcess:
     """The process of peer.py; its methods are those of its Peer."""
 
+    script = pathlib.Path(__file__).with_name("peer.py")
+
     def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, str(pathlib.Path(__file__).with_name("peer.py"))],
+            [sys.executable, str(self.script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},

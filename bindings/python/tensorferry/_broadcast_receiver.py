@@ -1,0 +1,208 @@
+"""The receivers' side of broadcasts, which _broadcast.py leads."""
+
+import asyncio
+import time
+
+from tensorferry import _relay, errors
+from tensorferry._collective import Weights, _bytes
+
+
+class BroadcastReceiver:
+    """Receives versions of weights, and forwards them to another receiver meanwhile.
+
+    weights: a dict, as of state_dict(). trainer: the connection to the trainer. endpoint: where
+    other receivers connect; the trainer's connection's, if not given. Nobody else may accept() there
+    while receive() runs.
+
+    A version arrives in memory of its own, in the sender's types, and is copied over the tensors,
+    cast to their types, when all receivers have it. With in_place=True tensors of the sender's type
+    are written as bytes arrive: `version` is None from the first one until all are there.
+    """
+
+    def __init__(self, weights, trainer, *, endpoint=None, in_place=False):
+        self.tensors = dict(weights)
+        self.version = None
+        self._trainer, self._in_place = trainer, in_place
+        self._endpoint = endpoint or trainer.endpoint
+        self._weights, self._signature = None, None
+
+    def receive(self, timeout=300.0):
+        """The next version, which the tensors are at when this returns.
+
+        Raises InvalidArgument where they do not fit the trainer's. Any other error closes the
+        connection to the trainer, and the tensors have the version they had (with in_place: none).
+        """
+        return asyncio.run(self.receive_async(timeout))
+
+    async def receive_async(self, timeout=300.0):
+        """receive() to be awaited."""
+        try:
+            begin = await self._exchange_offers(timeout)
+            return await asyncio.wait_for(_ReceiverRun(self, begin).run(), timeout)
+        except errors.InvalidArgument:
+            raise
+        except asyncio.TimeoutError:
+            await _relay.close(self._trainer)
+            raise errors.Timeout(f"receive: not done after {timeout} s") from None
+        except BaseException:
+            await _relay.close(self._trainer)
+            raise
+
+    def close(self):
+        """Nobody uses the tensors any more when it returns."""
+        if self._weights is not None:
+            self._weights.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    async def _exchange_offers(self, timeout):
+        offer = {"address": self._endpoint.address.hex()}
+        try:
+            offer["tensors"] = {
+                name: [list(x.shape), _relay.dtype_of(x), _bytes(name, x).nbytes]
+                for name, x in self.tensors.items()
+            }
+        except errors.InvalidArgument as error:
+            offer["error"] = f"the peer cannot receive: {error}"
+        await _relay.say(self._trainer, offer, _relay.FROM_RECEIVER, timeout)
+        said = await _relay.hear(self._trainer, _relay.FROM_TRAINER, timeout)
+        if "error" in said:
+            raise errors.InvalidArgument(f"receive: {said['error']}")
+        return said["begin"]
+
+    def _prepare(self, entries):
+        """The memory that a version of these types arrives in, kept as long as they stay."""
+        if self._signature == entries:
+            return
+        self.close()
+        arriving = {}
+        for name, (shape, dtype, nbytes) in entries.items():
+            x = self.tensors[name]
+            direct = self._in_place and _relay.dtype_of(x) == dtype
+            arriving[name] = x if direct or nbytes == 0 else _empty_like(name, x, shape, dtype)
+        self._weights, self._signature = Weights(arriving), entries
+
+    def _commit(self):
+        devices = set()
+        for name, x in self.tensors.items():
+            arrived = self._weights.tensors[name]
+            if arrived is x:
+                continue
+            if hasattr(x, "detach"):
+                x.detach().copy_(arrived)
+                if x.is_cuda:
+                    devices.add(x.device)
+            else:
+                import numpy
+
+                numpy.copyto(x, arrived, casting="unsafe")
+        for device in devices:
+            import torch
+
+            torch.cuda.synchronize(device)
+
+
+class _ReceiverRun:
+    """One broadcast at a receiver."""
+
+    def __init__(self, owner, begin):
+        self._owner, self._version = owner, begin["version"]
+        owner._prepare(begin["tensors"])
+        sizes = [(name, entry[2]) for name, entry in begin["tensors"].items()]
+        slices = _relay.Slices(sizes, begin["slice_bytes"])
+        self._store = _relay.Store(owner._weights, slices, owner._endpoint, complete=False)
+        self._round = _relay.Round(begin["round"], begin["window"], begin["timeout"])
+        self._began = time.monotonic()
+        self._feed, self._tasks = None, _relay.Tasks()
+        self._outbox = asyncio.Queue()
+
+    async def run(self):
+        owner, loop = self._owner, asyncio.get_running_loop()
+        if owner._in_place:
+            owner.version = None
+        try:
+            self._tasks.start(self._report())
+            speaker = self._tasks.start(self._speak())
+            inlet = self._tasks.start(_relay.Inlet(self._store, self._round).run())
+            end = self._tasks.start(self._tell_of_the_end())
+            follow = self._tasks.start(self._follow())
+            others = {speaker, inlet, end}
+            while not follow.done():
+                done = await _relay.first({follow, *others})
+                others -= done
+            await self._end_feed()
+            # From here on a crash of ours leaves tensors of two versions, which nobody sees.
+            owner.version = None
+            await loop.run_in_executor(None, owner._commit)
+            self._outbox.put_nowait({"committed": True})
+            await speaker
+            owner.version = self._version
+            return self._version
+        finally:
+            await self._end_feed()
+            await self._tasks.end()
+
+    async def _speak(self):
+        """Sends what is in the outbox. The last message of a broadcast is that it is committed."""
+        trainer, said = self._owner._trainer, {}
+        while "committed" not in said:
+            said = await self._outbox.get()
+            await _relay.say(trainer, said, _relay.FROM_RECEIVER, 2 * self._round.timeout)
+
+    async def _follow(self):
+        """Does what the trainer says, until it says that all have the version."""
+        while True:
+            # It sends something four times in this time.
+            trainer, timeout = self._owner._trainer, 2 * self._round.timeout
+            said = await _relay.hear(trainer, _relay.FROM_TRAINER, timeout)
+            if "commit" in said:
+                return
+            if "plan" in said:
+                await self._end_feed()
+                if said["plan"]["child"] is not None:
+                    self._feed = self._tasks.start(self._feed_child(said["plan"]))
+
+    async def _feed_child(self, plan):
+        try:
+            await _relay.feed(self._store, self._round, plan["epoch"], plan["address"])
+        except errors.Error:
+            self._outbox.put_nowait({"failed": plan["child"], "epoch": plan["epoch"]})
+
+    async def _end_feed(self):
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.cancel()
+            await asyncio.gather(feed, return_exceptions=True)
+
+    async def _report(self):
+        while True:
+            if self._outbox.empty():
+                self._outbox.put_nowait({"have": self._store.count})
+            await asyncio.sleep(_relay.TICK)
+
+    async def _tell_of_the_end(self):
+        digest = self._tasks.start(self._store.digest())
+        async for _ in self._store.arrivals():
+            pass
+        seconds = time.monotonic() - self._began
+        self._outbox.put_nowait({"complete": await digest, "at": seconds})
+
+
+def _empty_like(name, x, shape, dtype):
+    """Memory of the sender's type where x has its own."""
+    if hasattr(x, "detach"):
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=x.device)
+    import numpy
+
+    try:
+        return numpy.empty(shape, numpy.dtype(dtype))
+    except TypeError:
+        raise errors.InvalidArgument(
+            f"'{name}' is {dtype} at the trainer, which NumPy does not have; receive in torch tensors"
+        ) from None
