@@ -385,7 +385,7 @@ bool RegisterTorchOp(const std::string& name, const std::string& key) {
     return false;
   void*& library = libraries[cuda ? 1 : 0];
   if (library == nullptr) {
-    CheckTorch(torch_abi->library_init("tensorferry", key.c_str(), __FILE__, 0, &library));
+    CheckTorch(torch_abi->library_init("tensorferry", key.c_str(), "tensorferry", 0, &library));
   }
   constexpr std::uint64_t kAbi =
       (std::uint64_t{2} << 56) | (std::uint64_t{10} << 48);  // torch 2.10
