@@ -41,7 +41,7 @@ struct TorchAbi {
   std::int32_t cuda = 0;
 };
 
-// Of the element types: those of kernels::DType first, in its order.
+// Names of the element types: those of kernels::DType first, in its order.
 inline constexpr const char* kTorchTypeNames[TorchAbi::kTypes] = {
     "float32", "float16", "bfloat16", "float8_e4m3fn", "int32", "int64",
     "float64", "uint8",   "int8",     "int16",         "bool",  "float8_e5m2"};

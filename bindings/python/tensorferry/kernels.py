@@ -133,7 +133,7 @@ def add_rms_norm_(x, residual, weight, eps=1e-6):
 
 
 def rope(positions, q, k, cos_sin_cache):
-    """(q, k) turned, by halves; cos_sin_cache: float32 rows of cosines, then sines."""
+    """(q, k) turned, by halves; cos_sin_cache: rows of cosines, then sines."""
     return _torch_op("rope", positions, q, k, cos_sin_cache)
 
 
