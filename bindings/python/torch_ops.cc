@@ -3,7 +3,6 @@
 #include "bindings/python/torch_ops.h"
 
 #include <fmt/core.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <array>
