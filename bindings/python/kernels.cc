@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bindings/python/errors.h"
+#include "bindings/python/torch_ops.h"
 #include "bindings/python/waiting.h"
 #include "ferry/cuda/address.h"
 #include "ferry/kernels/attention_decode/attention_decode.h"
@@ -266,6 +267,7 @@ void BindKernels(nb::module_& module) {
   BindRows(kernels);
   BindTokens(kernels);
   BindAttention(kernels);
+  BindTorchOps(kernels);
 }
 
 }  // namespace ferry::python

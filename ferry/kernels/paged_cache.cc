@@ -51,10 +51,7 @@ Result<PagedCaches> CheckCaches(const CacheArguments& arguments, const TokensToS
   FERRY_TRY(v.HasTypeOf(k));
   FERRY_TRY(v.HasShapeOf(k));
   FERRY_TRY(v.IsApartFrom(k));
-  FERRY_TRY(slots.IsView(1, 1));
-  FERRY_TRY(slots.HasType({DType::kInt32}));
-  FERRY_TRY(slots.HasShape({tokens.tokens}, "one for each token"));
-  FERRY_TRY(slots.IsContiguous());
+  FERRY_TRY(CheckIndices(slots, tokens.tokens, "one for each token"));
   FERRY_TRY(k.IsApartFrom(slots));
   FERRY_TRY(v.IsApartFrom(slots));
   FERRY_TRY(CheckScale(arguments.op, "k_scale", arguments.k_scale));
@@ -62,7 +59,7 @@ Result<PagedCaches> CheckCaches(const CacheArguments& arguments, const TokensToS
   PagedCaches caches;
   caches.k = arguments.k_cache.data;
   caches.v = arguments.v_cache.data;
-  caches.slots = static_cast<const std::int32_t*>(arguments.slots.data);
+  caches.slots = IndicesOf(arguments.slots);
   caches.k_block = arguments.k_cache.stride[0];
   caches.k_place = arguments.k_cache.stride[1];
   caches.v_block = arguments.v_cache.stride[0];

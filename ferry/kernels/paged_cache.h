@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ferry/core/result.h"
+#include "ferry/kernels/indices.h"
 #include "ferry/kernels/tensor.h"
 
 namespace ferry::kernels {
@@ -12,8 +13,8 @@ namespace ferry::kernels {
 struct PagedCaches {
   void* k = nullptr;  // null: there are none
   void* v = nullptr;
-  const std::int32_t* slots = nullptr;  // of each token; negative: it is not stored
-  std::int64_t k_block = 0;             // strides, in elements
+  Indices slots;             // of each token; negative: it is not stored
+  std::int64_t k_block = 0;  // strides, in elements
   std::int64_t k_place = 0;
   std::int64_t v_block = 0;
   std::int64_t v_place = 0;
@@ -45,7 +46,7 @@ struct CacheArguments {
   const char* op;
   const Tensor& k_cache;  // [blocks, block, heads, head_dim]; the strides of the first two are free
   const Tensor& v_cache;
-  const Tensor& slots;  // int32 [tokens], contiguous
+  const Tensor& slots;  // int32 or int64 [tokens], contiguous
   float k_scale;
   float v_scale;
 };

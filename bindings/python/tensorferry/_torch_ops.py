@@ -33,15 +33,42 @@ def _written(*tensors):
             torch.autograd.graph.increment_version(tensor)
 
 
+def _telling_autograd(name):
+    """For kernels in C++, whose ABI has no version counters; inference tensors come past it."""
+    op = getattr(torch.ops.tensorferry, name).default
+    changed = [
+        (index, argument.name)
+        for index, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+    def call(keyset, *arguments, **named):
+        keyset = keyset & torch._C._after_ADInplaceOrView_keyset
+        result = op.redispatch(keyset, *arguments, **named)
+        _written(
+            *(
+                arguments[index] if index < len(arguments) else named.get(name)
+                for index, name in changed
+            )
+        )
+        return result
+
+    return call
+
+
 def _op(schema, fake):
-    """Registers what is decorated under `schema` for the CPU and for GPUs."""
+    """Registers an op under `schema`: in C++, or what is decorated where torch is too old for it."""
 
     def register(function):
         name = schema.partition("(")[0]
         _library.define(schema)
-        _library.impl(name, function, "CPU")
+        if not _kernels.register_torch_op(name, "CPU"):
+            _library.impl(name, function, "CPU")
+        elif "!" in schema:
+            _library.impl(name, _telling_autograd(name), "ADInplaceOrView", with_keyset=True)
         if _kernels.has_device_code:
-            _library.impl(name, function, "CUDA")
+            if not _kernels.register_torch_op(name, "CUDA"):
+                _library.impl(name, function, "CUDA")
         else:
             _library.impl(name, getattr(_formulas, name), "CUDA")
         torch.library.register_fake(f"tensorferry::{name}", fake, lib=_library)

@@ -43,8 +43,16 @@ __all__ = [
 ]
 
 
-def _torch_op(name):
-    return getattr(torch.ops.tensorferry if KERNELS_AVAILABLE else _formulas, name)
+def _torch_op(name, *arguments, **named):
+    op = getattr(torch.ops.tensorferry if KERNELS_AVAILABLE else _formulas, name)
+    try:
+        return op(*arguments, **named)
+    except RuntimeError as error:  # as which torch raises the exceptions of kernels in C++
+        refusal = _core.kernels.refusal_in(str(error))
+        if refusal is None:
+            raise
+        code, text = refusal
+    raise errors.BY_CODE[code](text)
 
 
 def _is_tensor(x):
@@ -60,7 +68,7 @@ def _empty_like(x):
 def fused_add_gelu(x, bias):
     """gelu(x + bias), approximated by tanh. x: any shape; bias: [x.shape[-1]]."""
     if _is_tensor(x):
-        return _torch_op("fused_add_gelu")(x, bias)
+        return _torch_op("fused_add_gelu", x, bias)
     out = _empty_like(x)
     _core.kernels.fused_add_gelu(_CPU, x, bias, out)
     return out
@@ -69,7 +77,7 @@ def fused_add_gelu(x, bias):
 def element_wise_mul_add(a, b, c):
     """a * b + c, of one shape."""
     if _is_tensor(a):
-        return _torch_op("element_wise_mul_add")(a, b, c)
+        return _torch_op("element_wise_mul_add", a, b, c)
     out = _empty_like(a)
     _core.kernels.element_wise_mul_add(_CPU, a, b, c, out)
     return out
@@ -77,7 +85,7 @@ def element_wise_mul_add(a, b, c):
 
 def _gated(x, name):
     if _is_tensor(x):
-        return _torch_op(name)(x)
+        return _torch_op(name, x)
     out = _empty_like(x[..., : x.shape[-1] // 2])
     _core.kernels.gated_mul(_CPU, x, out, name)
     return out
@@ -101,7 +109,7 @@ def gelu_tanh_and_mul(x):
 def rms_norm(x, weight, eps=1e-6):
     """x / sqrt(mean of squares + eps), rounded, times weight; over the last size."""
     if _is_tensor(x):
-        return _torch_op("rms_norm")(x, weight, eps)
+        return _torch_op("rms_norm", x, weight, eps)
     out = _empty_like(x)
     _core.kernels.rms_norm(_CPU, x, weight, out, eps)
     return out
@@ -110,7 +118,7 @@ def rms_norm(x, weight, eps=1e-6):
 def add_rms_norm(x, residual, weight, eps=1e-6):
     """(rms_norm of x + residual, x + residual)."""
     if _is_tensor(x):
-        return _torch_op("add_rms_norm")(x, residual, weight, eps)
+        return _torch_op("add_rms_norm", x, residual, weight, eps)
     out, total = _empty_like(x), _empty_like(x)
     _core.kernels.add_rms_norm(_CPU, x, residual, weight, total, out, eps)
     return out, total
@@ -121,22 +129,22 @@ fused_residual_rmsnorm = add_rms_norm
 
 def add_rms_norm_(x, residual, weight, eps=1e-6):
     """The same with x and residual as outputs."""
-    _torch_op("add_rms_norm_")(x, residual, weight, eps)
+    _torch_op("add_rms_norm_", x, residual, weight, eps)
 
 
 def rope(positions, q, k, cos_sin_cache):
-    """(q, k) turned, by halves; cos_sin_cache: float32 rows of cosines, then sines."""
-    return _torch_op("rope")(positions, q, k, cos_sin_cache)
+    """(q, k) turned, by halves; cos_sin_cache: rows of cosines, then sines."""
+    return _torch_op("rope", positions, q, k, cos_sin_cache)
 
 
 def rope_(positions, q, k, cos_sin_cache):
     """The same in place."""
-    _torch_op("rope_")(positions, q, k, cos_sin_cache)
+    _torch_op("rope_", positions, q, k, cos_sin_cache)
 
 
 def store_kvcache(k, v, k_cache, v_cache, slot_mapping, k_scale=1.0, v_scale=1.0):
     """Puts each token's k and v at its slot of paged caches; a negative slot is none."""
-    _torch_op("store_kvcache")(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    _torch_op("store_kvcache", k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
 
 
 def qk_norm_rope_store(*arguments, **named):
@@ -145,7 +153,7 @@ def qk_norm_rope_store(*arguments, **named):
     (qkv, q_heads, kv_heads, q_weight, k_weight, positions, cos_sin_cache, k_cache=None,
     v_cache=None, slot_mapping=None, eps=1e-6, k_scale=1.0, v_scale=1.0)
     """
-    return _torch_op("qk_norm_rope_store")(*arguments, **named)
+    return _torch_op("qk_norm_rope_store", *arguments, **named)
 
 
 def _drawn_seed(device, generator=None):
@@ -187,14 +195,16 @@ def sample(
         )
     if temperatures is not None and seed is None and seeds is None:
         seeds = _drawn_seed(logits.device, generator)
-    return _torch_op("sample")(
+    return _torch_op(
+        "sample",
         logits, temperatures, top_k, top_p, 0 if seed is None else seed, step, seeds, steps
     )
 
 
 def attention_decode(q, k_cache, v_cache, block_tables, context_lens, scale):
     """One query per sequence, over paged caches."""
-    return _torch_op("attention_decode")(
+    return _torch_op(
+        "attention_decode",
         q, k_cache, v_cache, block_tables, context_lens, scale
     )
 
@@ -203,6 +213,7 @@ def attention_prefill(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None
 ):
     """Sequences of many lengths, one behind the other, over keys that may be paged."""
-    return _torch_op("attention_prefill")(
+    return _torch_op(
+        "attention_prefill",
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal, block_tables
     )

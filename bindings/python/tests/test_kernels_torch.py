@@ -201,6 +201,38 @@ def test_rope_takes_nano_vllms_table(device):
 
 
 @on_each_device
+@pytest.mark.parametrize("cache_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+def test_engines_positions_slots_and_angles_are_taken_as_they_are(index_dtype, cache_dtype, device):
+    same = tokens(device)
+    angles = same["cos_sin_cache"].to(cache_dtype)
+    same["cos_sin_cache"] = angles.float()
+    theirs = {k: v.clone() if torch.is_tensor(v) else v for k, v in same.items()}
+    theirs["positions"] = same["positions"].to(index_dtype)
+    theirs["slot_mapping"] = same["slot_mapping"].to(index_dtype)
+    theirs["cos_sin_cache"] = angles
+    assert all(map(torch.equal, kernels.qk_norm_rope_store(**same),
+                   kernels.qk_norm_rope_store(**theirs)))
+    assert torch.equal(same["k_cache"], theirs["k_cache"])
+    q, k = (x.unflatten(-1, (-1, 64)) for x in same["qkv"].split((256, 256), -1))
+    assert all(map(torch.equal,
+                   kernels.rope(same["positions"], q, k, same["cos_sin_cache"]),
+                   kernels.rope(theirs["positions"], q, k, angles)))
+
+
+@on_each_device
+def test_rows_of_a_projection_are_stored_without_a_reshape(device):
+    part = tokens(device)
+    _, k, v = part["qkv"].split((256, 128, 128), -1)
+    caches = [torch.zeros_like(part["k_cache"]) for _ in range(2)]
+    kernels.store_kvcache(k, v, *caches, part["slot_mapping"].long())
+    kernels.store_kvcache(k.unflatten(-1, (2, 64)), v.unflatten(-1, (2, 64)), part["k_cache"],
+                          part["v_cache"], part["slot_mapping"])
+    assert torch.equal(caches[0], part["k_cache"])
+    assert torch.equal(caches[1], part["v_cache"])
+
+
+@on_each_device
 def test_fp8_caches_hold_what_torch_would_store(device):
     k, v = (normal((4, 2, 64), torch.bfloat16, device) * 300 for _ in range(2))
     caches = [torch.zeros((2, 16, 2, 64), dtype=torch.float8_e4m3fn, device=device)
@@ -297,6 +329,42 @@ def test_compile_takes_a_layer_whole(backend, device):
     for mine, theirs in zip(compiled, eager):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     assert torch.equal(parts[0]["k_cache"], parts[1]["k_cache"])
+
+
+@pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10),
+                    reason="older torch has no stable ABI to register kernels by")
+def test_calls_outside_of_autograd_run_no_python_of_ours():
+    seen = []
+
+    def note(frame, event, _):
+        if event == "call" and "tensorferry" in frame.f_code.co_filename:
+            seen.append((frame.f_code.co_filename, frame.f_code.co_name))
+
+    with torch.inference_mode():  # in which these are made, so that nobody counts their versions
+        for op, arguments, named in checked():
+            call = op.default
+            sys.setprofile(note)
+            try:
+                call(*arguments, **named)
+            finally:
+                sys.setprofile(None)
+            # Those who wait in the generator above are of this file.
+            ours = [name for file, name in seen if os.path.dirname(file) != os.path.dirname(__file__)]
+            assert not ours, (op, ours)
+
+
+def test_the_operators_own_errors_have_the_same_text():
+    x, weight = torch.randn(3, 16), torch.randn(15)
+    with pytest.raises((tensorferry.InvalidArgument, RuntimeError),
+                       match=r"rms_norm: weight is \[15\] fp32"):
+        ops.rms_norm(x, weight)
+
+
+def test_a_change_in_place_is_told_to_autograd():
+    x, residual, weight = torch.randn(3, 16), torch.randn(3, 16), torch.randn(16)
+    with torch.no_grad():
+        ops.add_rms_norm_(x, residual, weight=weight)
+    assert (x._version, residual._version, weight._version) == (1, 1, 0)
 
 
 def test_wrong_tensors_are_named():

@@ -79,14 +79,11 @@ Status CheckQkv(const QkNormRopeStoreArgs& args) {
 }
 
 Status CheckRotation(const QkNormRopeStoreArgs& args) {
-  const Argument positions{kQkName, "positions", args.positions};
-  FERRY_TRY(positions.IsView(1, 1));
-  FERRY_TRY(positions.HasType({DType::kInt64}));
-  FERRY_TRY(positions.HasShape({args.qkv.shape[0]}, "one for each token of qkv"));
-  FERRY_TRY(positions.IsContiguous());
+  FERRY_TRY(CheckIndices({kQkName, "positions", args.positions}, args.qkv.shape[0],
+                         "one for each token of qkv"));
   const Argument table{kQkName, "cos_sin_cache", args.cos_sin_cache};
   FERRY_TRY(table.IsView(2, 2));
-  FERRY_TRY(table.HasType({DType::kFloat32}));
+  FERRY_TRY(table.HasType(kFloats));
   FERRY_TRY(table.HasDenseRows());
   const std::int64_t rotated = args.cos_sin_cache.last();
   if (rotated >= 2 && rotated % 2 == 0 && rotated <= args.q_weight.last()) return Ok();
@@ -217,8 +214,9 @@ Result<QkNormRopeStorePlan> PlanQkNormRopeStore(const QkNormRopeStoreArgs& args)
   if (!args.k_out.none()) {
     plan.k_out = {args.k_out.data, args.k_out.stride[0], args.k_out.stride[1]};
   }
-  plan.positions = static_cast<const std::int64_t*>(args.positions.data);
-  plan.cos_sin = static_cast<const float*>(args.cos_sin_cache.data);
+  plan.positions = IndicesOf(args.positions);
+  plan.cos_sin = args.cos_sin_cache.data;
+  plan.cos_sin_dtype = args.cos_sin_cache.dtype;
   plan.cos_sin_stride = args.cos_sin_cache.stride[0];
   plan.most_positions = args.cos_sin_cache.shape[0];
   plan.tokens = static_cast<std::uint32_t>(args.qkv.shape[0]);

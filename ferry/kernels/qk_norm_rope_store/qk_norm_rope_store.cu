@@ -3,6 +3,7 @@
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/cache_store.cuh"
 #include "ferry/kernels/device_number.cuh"
+#include "ferry/kernels/indices.cuh"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store_plan.h"
 #include "ferry/kernels/rotation.h"
 #include "ferry/prim/grid_order.cuh"
@@ -40,7 +41,7 @@ __device__ __forceinline__ TokenPlace PlaceOfSlot(const QkPlan& plan, std::int32
 }
 __device__ __forceinline__ TokenPlace PlaceOfToken(const QkPlan& plan, std::uint32_t token) {
   if (plan.caches.k == nullptr) return {};
-  return PlaceOfSlot(plan, __ldg(plan.caches.slots + token));
+  return PlaceOfSlot(plan, LoadSlot(plan.caches.slots, token));
 }
 
 // Where a head of the token goes: to `out`, if any, and to `cache`, if any.
@@ -138,16 +139,16 @@ __global__ void __launch_bounds__(kQkMaxThreads) DoHeads(const __grid_constant__
   const std::uint32_t at = threadIdx.x * kWidth;
   const bool has_word = at < plan.half;  // the others only take part in the sums
   const T* const qkv = static_cast<const T*>(plan.qkv) + token * plan.qkv_token + at;
-  const std::int64_t position = __ldg(plan.positions + token);
+  const std::int64_t position = LoadIndex(plan.positions, token);
   // The whole block has the same position, so no thread is left waiting.
   if (position < 0 || position >= plan.most_positions) return prim::TrapInDebug();
   const TokenPlace place = PlaceOfToken(plan, token);
   float cos[kWidth];
   float sin[kWidth];
   if (has_word) {
-    const float* const row = plan.cos_sin + position * plan.cos_sin_stride + at;
-    LoadFloats<kWidth>(row, cos);
-    LoadFloats<kWidth>(row + plan.half, sin);
+    const std::int64_t row = position * plan.cos_sin_stride + at;
+    LoadAnglesAt<kWidth>(plan.cos_sin, plan.cos_sin_dtype, row, cos);
+    LoadAnglesAt<kWidth>(plan.cos_sin, plan.cos_sin_dtype, row + plan.half, sin);
   }
   // As often for all threads of a warp, because of the sums.
   for (std::uint32_t base = 0; base < heads; base += kTogether * blockDim.y) {
@@ -193,10 +194,10 @@ __global__ void __launch_bounds__(kQkMaxThreads)
   prim::LetNextGridBegin();
   const std::uint32_t token = blockIdx.x;
   const std::uint32_t heads = plan.q_heads + 2 * plan.kv_heads;
-  const std::int64_t position = __ldg(plan.positions + token);
+  const std::int64_t position = LoadIndex(plan.positions, token);
   if (position < 0 || position >= plan.most_positions) return prim::TrapInDebug();
   const TokenPlace place = PlaceOfToken(plan, token);
-  const float* const cos_row = plan.cos_sin + position * plan.cos_sin_stride;
+  const std::int64_t row = position * plan.cos_sin_stride;
   for (std::uint32_t head = threadIdx.y; head < heads; head += blockDim.y) {
     const T* const in = static_cast<const T*>(plan.qkv) + token * plan.qkv_token +
                         std::int64_t{head} * plan.head_dim;
@@ -215,8 +216,10 @@ __global__ void __launch_bounds__(kQkMaxThreads)
       for (std::uint32_t i = threadIdx.x; i < plan.half; i += 32) {
         float low[1] = {ToFloat(in[i])};
         float high[1] = {ToFloat(in[plan.half + i])};
-        const float cos[1] = {__ldg(cos_row + i)};
-        const float sin[1] = {__ldg(cos_row + plan.half + i)};
+        float cos[1];
+        float sin[1];
+        LoadAnglesAt<1>(plan.cos_sin, plan.cos_sin_dtype, row + i, cos);
+        LoadAnglesAt<1>(plan.cos_sin, plan.cos_sin_dtype, row + plan.half + i, sin);
         NormaliseWord<T, 1>(target.weight + i, scale, low);
         NormaliseWord<T, 1>(target.weight + plan.half + i, scale, high);
         RotateWords<T, 1>(cos, sin, low, high);
@@ -326,8 +329,8 @@ struct TokenFacts {
 __device__ __forceinline__ TokenFacts FactsOf(const QkPlan& plan, std::uint32_t token) {
   TokenFacts facts{-1, -1};
   if (token >= plan.tokens) return facts;
-  facts.position = prim::LoadSharedAhead(plan.positions + token);
-  if (plan.caches.k != nullptr) facts.slot = prim::LoadSharedAhead(plan.caches.slots + token);
+  facts.position = LoadIndex(plan.positions, token);
+  if (plan.caches.k != nullptr) facts.slot = LoadSlot(plan.caches.slots, token);
   return facts;
 }
 __device__ __forceinline__ bool IsKnown(const QkPlan& plan, std::int64_t position) {
@@ -338,9 +341,9 @@ template <class T>
 __device__ __forceinline__ void LoadAngles(const QkPlan& plan, const Neighbours<T>& heads,
                                            std::int64_t position, HeldHeads<T>* held) {
   if (!heads.there || !heads.normed || !IsKnown(plan, position)) return;
-  const float* const row = plan.cos_sin + position * plan.cos_sin_stride + heads.at;
-  LoadFloats<kPacked<T>>(row, held->cos);
-  LoadFloats<kPacked<T>>(row + plan.half, held->sin);
+  const std::int64_t row = position * plan.cos_sin_stride + heads.at;
+  LoadAnglesAt<kPacked<T>>(plan.cos_sin, plan.cos_sin_dtype, row, held->cos);
+  LoadAnglesAt<kPacked<T>>(plan.cos_sin, plan.cos_sin_dtype, row + plan.half, held->sin);
 }
 
 // From the words, which are there, to the stores. All lanes of the warp call it.

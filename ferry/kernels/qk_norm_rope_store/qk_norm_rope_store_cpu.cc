@@ -39,12 +39,14 @@ void Normalise(const QkNormRopeStorePlan& plan, const void* weight, Head* head) 
 }
 
 void Rotate(const QkNormRopeStorePlan& plan, std::uint32_t token, Head* head) {
-  const float* const cos = plan.cos_sin + plan.positions[token] * plan.cos_sin_stride;
-  const float* const sin = cos + plan.half;
+  const std::int64_t row = plan.positions[token] * plan.cos_sin_stride;
+  const auto angle = [&plan, row](std::uint32_t i) {
+    return ReadFloat(plan.cos_sin, plan.cos_sin_dtype, row + i);
+  };
   for (std::uint32_t i = 0; i < plan.half; ++i) {
     float& low = (*head)[i];
     float& high = (*head)[plan.half + i];
-    RotatePair(cos[i], sin[i], &low, &high);
+    RotatePair(angle(i), angle(plan.half + i), &low, &high);
     low = RoundTo(plan.dtype, low);
     high = RoundTo(plan.dtype, high);
   }

@@ -28,8 +28,9 @@ struct QkNormRopeStorePlan {
   HeadsOut q_out;
   HeadsOut k_out;
   PagedCaches caches;
-  const std::int64_t* positions = nullptr;
-  const float* cos_sin = nullptr;
+  Indices positions;
+  const void* cos_sin = nullptr;
+  DType cos_sin_dtype = DType::kFloat32;
   std::int64_t cos_sin_stride = 0;
   std::int64_t most_positions = 0;
   std::uint32_t tokens = 0;  // 0: nothing is to be done

@@ -43,6 +43,9 @@ struct QkCase {
   bool in_place = false;
   bool with_k_out = true;
   bool with_cache = true;
+  DType index_dtype = DType::kInt64;
+  DType slot_dtype = DType::kInt32;
+  DType table_dtype = DType::kFloat32;
 };
 
 class QkTensors {
@@ -52,15 +55,15 @@ class QkTensors {
         qkv_(given.dtype, {given.tokens, Heads() * given.head_dim}, given.in),
         q_weight_(given.dtype, {given.head_dim}),
         k_weight_(given.dtype, {given.head_dim}),
-        positions_(DType::kInt64, {given.tokens}),
-        table_(DType::kFloat32, {kQkPositions, given.rotated}),
+        positions_(given.index_dtype, {given.tokens}),
+        table_(given.table_dtype, {kQkPositions, given.rotated}),
         q_out_(given.dtype, {given.tokens, given.q_heads, given.head_dim}, given.out),
         k_out_(given.dtype, {given.tokens, given.kv_heads, given.head_dim}, given.out),
         k_cache_(given.cache_dtype, {kQkBlocks, kQkBlock, given.kv_heads, given.head_dim},
                  given.cache),
         v_cache_(given.cache_dtype, {kQkBlocks, kQkBlock, given.kv_heads, given.head_dim},
                  given.cache),
-        slots_(DType::kInt32, {given.tokens}) {
+        slots_(given.slot_dtype, {given.tokens}) {
     table_.Fill([&](std::int64_t i) {
       const double angle = Angle(i / given_.rotated, i % (given_.rotated / 2));
       return i % given_.rotated < given_.rotated / 2 ? std::cos(angle) : std::sin(angle);
@@ -356,6 +359,26 @@ TEST_P(QkNormRopeStoreTest, ViewsWithGapsAreReadAndWrittenWhereTheyAre) {
   }
 }
 
+TEST_P(QkNormRopeStoreTest, EveryTypeOfPositionsSlotsAndAnglesGivesWhatTheThreeOpsGive) {
+  for (const DType dtype : kFloatTypes) {
+    for (const DType table : kFloatTypes) {
+      for (const std::int64_t q_heads : {3, 4, 70}) {
+        QkTensors tensors({.dtype = dtype,
+                           .cache_dtype = dtype,
+                           .q_heads = q_heads,
+                           .index_dtype = DType::kInt32,
+                           .slot_dtype = DType::kInt64,
+                           .table_dtype = table});
+        tensors.FillWithWholeNumbers(&random());
+        OpBed bed = Bed();
+        const Status ran = bed.Run(kQkNormRopeStoreKernel, QkNormRopeStoreCpu, tensors.Args(&bed));
+        ASSERT_TRUE(ran) << ran.error().ToString();
+        tensors.ExpectWhatThreeOpsGive(&bed);
+      }
+    }
+  }
+}
+
 TEST_P(QkNormRopeStoreTest, ResultsAreThoseOfTheThreeOpsToTheLastBit) {
   for (const DType dtype : kFloatTypes) {
     for (const DType cache : {dtype, DType::kFloat8E4m3}) {
@@ -481,8 +504,8 @@ TEST_F(QkPlanTest, WrongInputsAreNamedWithWhatTheyMustBe) {
   args.q_weight.dtype = DType::kFloat32;
   EXPECT_THAT(Refusal(args), HasSubstr("q_weight is [128] fp32; it must be bf16, as qkv is"));
   args = Args();
-  args.positions = TensorAt(4, {7}, DType::kInt32);
-  EXPECT_THAT(Refusal(args), HasSubstr("positions is [7] int32; it must be int64"));
+  args.positions = TensorAt(4, {7}, DType::kFloat32);
+  EXPECT_THAT(Refusal(args), HasSubstr("positions is [7] fp32; it must be int32 or int64"));
   args = Args();
   args.cos_sin_cache = TensorAt(5, {4096, 130}, DType::kFloat32);
   EXPECT_THAT(Refusal(args), HasSubstr("of an even last size from 2 to that of a head"));

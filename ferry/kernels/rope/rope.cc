@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "ferry/kernels/argument.h"
+#include "ferry/kernels/indices.h"
 #include "ferry/kernels/op.h"
 #include "ferry/kernels/rope/rope_plan.h"
 #include "ferry/kernels/rows.h"
@@ -27,14 +28,11 @@ Status CheckHeads(const Argument& in, const Argument& out) {
 }
 
 Status CheckPositions(const RopeArgs& args) {
-  const Argument positions{kRopeName, "positions", args.positions};
-  FERRY_TRY(positions.IsView(1, 1));
-  FERRY_TRY(positions.HasType({DType::kInt64}));
-  FERRY_TRY(positions.HasShape({args.q.shape[0]}, "one for each token of q"));
-  FERRY_TRY(positions.IsContiguous());
+  FERRY_TRY(CheckIndices({kRopeName, "positions", args.positions}, args.q.shape[0],
+                         "one for each token of q"));
   const Argument cache{kRopeName, "cos_sin_cache", args.cos_sin_cache};
   FERRY_TRY(cache.IsView(2, 2));
-  FERRY_TRY(cache.HasType({DType::kFloat32}));
+  FERRY_TRY(cache.HasType(kFloats));
   FERRY_TRY(cache.HasDenseRows());
   const std::int64_t rotated = args.cos_sin_cache.last();
   if (rotated < 2 || rotated % 2 != 0 || rotated > args.q.last()) {
@@ -117,8 +115,9 @@ Result<RopePlan> PlanRope(const RopeArgs& args) {
   const std::uint32_t heads = plan.q.count + plan.k.count;
   if (args.q.shape[0] == 0 || heads == 0) return plan;
   plan.tokens = static_cast<std::uint32_t>(args.q.shape[0]);
-  plan.positions = static_cast<const std::int64_t*>(args.positions.data);
-  plan.cos_sin = static_cast<const float*>(args.cos_sin_cache.data);
+  plan.positions = IndicesOf(args.positions);
+  plan.cos_sin = args.cos_sin_cache.data;
+  plan.cos_sin_dtype = args.cos_sin_cache.dtype;
   plan.cos_sin_stride = args.cos_sin_cache.stride[0];
   plan.most_positions = args.cos_sin_cache.shape[0];
   plan.head_dim = static_cast<std::uint32_t>(args.q.last());

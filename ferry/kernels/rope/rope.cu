@@ -1,7 +1,7 @@
 // Kernels of the rotary embedding.
 
 #include "ferry/cuda/launch.cuh"
-#include "ferry/kernels/device_number.cuh"
+#include "ferry/kernels/indices.cuh"
 #include "ferry/kernels/rope/rope_plan.h"
 #include "ferry/kernels/rotation.h"
 #include "ferry/prim/grid_order.cuh"
@@ -36,16 +36,16 @@ __global__ void __launch_bounds__(kRopeMaxThreads)
   prim::LetNextGridBegin();
   const std::uint32_t token = blockIdx.x;
   const std::uint32_t heads = plan.q.count + plan.k.count;
-  const std::int64_t position = __ldg(plan.positions + token);
+  const std::int64_t position = LoadIndex(plan.positions, token);
   if (position < 0 || position >= plan.most_positions) return prim::TrapInDebug();
-  const float* const cos_row = plan.cos_sin + position * plan.cos_sin_stride;
+  const std::int64_t row = position * plan.cos_sin_stride;
   // The angles of a word are loaded once, and serve all heads of the token.
   for (std::uint32_t word = threadIdx.x; word < plan.words; word += blockDim.x) {
     const std::uint32_t at = word * kWidth;
     float cos[kWidth];
     float sin[kWidth];
-    LoadFloats<kWidth>(cos_row + at, cos);
-    LoadFloats<kWidth>(cos_row + plan.half + at, sin);
+    LoadAnglesAt<kWidth>(plan.cos_sin, plan.cos_sin_dtype, row + at, cos);
+    LoadAnglesAt<kWidth>(plan.cos_sin, plan.cos_sin_dtype, row + plan.half + at, sin);
     for (std::uint32_t first = threadIdx.y; first < heads; first += kTogether * blockDim.y) {
       float low[kTogether][kWidth];
       float high[kTogether][kWidth];
@@ -88,10 +88,10 @@ struct RopeAngles {
 };
 template <class T>
 __device__ __forceinline__ RopeAngles<T> AnglesAt(const RopePlan& plan, std::int64_t position) {
-  const float* const row = plan.cos_sin + position * plan.cos_sin_stride + threadIdx.x * kPacked<T>;
+  const std::int64_t row = position * plan.cos_sin_stride + threadIdx.x * kPacked<T>;
   RopeAngles<T> angles;
-  LoadFloats<kPacked<T>>(row, angles.cos);
-  LoadFloats<kPacked<T>>(row + plan.half, angles.sin);
+  LoadAnglesAt<kPacked<T>>(plan.cos_sin, plan.cos_sin_dtype, row, angles.cos);
+  LoadAnglesAt<kPacked<T>>(plan.cos_sin, plan.cos_sin_dtype, row + plan.half, angles.sin);
   return angles;
 }
 
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kRopeMaxWordThreads)
   // threads_x is rounded up to a power of two, so some threads may have no word.
   const bool there = threadIdx.x < plan.words && threadIdx.y < plan.q.count + plan.k.count;
   const std::uint32_t at = threadIdx.x * kPacked<T>;
-  const std::int64_t position = prim::LoadSharedAhead(plan.positions + token);
+  const std::int64_t position = LoadIndex(plan.positions, token);
   const RopeHead<T> head = RopeHeadAt<T>(plan, token, there ? threadIdx.y : 0);
   uint4 low;
   uint4 high;

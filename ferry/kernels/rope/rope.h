@@ -14,9 +14,9 @@ namespace ferry::kernels {
 //   q, k           [T, heads, head_dim] fp32, fp16 or bf16, any strides but 1 for the last size; k
 //                  may be left out
 //   q_out, k_out   same shapes; may be q and k themselves
-//   positions      int64 [T], contiguous
-//   cos_sin_cache  fp32 [positions, R], the rows' strides free: R / 2 cosines, then the sines; R is
-//                  even, from 2 to head_dim
+//   positions      int32 or int64 [T], contiguous
+//   cos_sin_cache  fp32, fp16 or bf16 [positions, R], the rows' strides free: R / 2 cosines, then
+//                  the sines; R is even, from 2 to head_dim
 // If a position is not in the cache, the CPU form does nothing and returns kInvalidArgument; on
 // GPUs that token's heads are not written, and device code built for a debugger traps. Other
 // errors: kInvalidArgument for other shapes, types or strides, and for outputs over inputs in part;

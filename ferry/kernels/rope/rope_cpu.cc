@@ -11,15 +11,17 @@ namespace ferry::kernels {
 namespace {
 
 void RotateToken(const RopePlan& plan, const RopeHeads& heads, std::uint32_t token) {
-  const float* const cos = plan.cos_sin + plan.positions[token] * plan.cos_sin_stride;
-  const float* const sin = cos + plan.half;
+  const std::int64_t row = plan.positions[token] * plan.cos_sin_stride;
+  const auto angle = [&plan, row](std::uint32_t i) {
+    return ReadFloat(plan.cos_sin, plan.cos_sin_dtype, row + i);
+  };
   for (std::uint32_t head = 0; head < heads.count; ++head) {
     const std::int64_t in = token * heads.in_token + head * heads.in_head;
     const std::int64_t out = token * heads.out_token + head * heads.out_head;
     for (std::uint32_t i = 0; i < plan.half; ++i) {
       float low = ReadFloat(heads.in, plan.dtype, in + i);
       float high = ReadFloat(heads.in, plan.dtype, in + plan.half + i);
-      RotatePair(cos[i], sin[i], &low, &high);
+      RotatePair(angle(i), angle(plan.half + i), &low, &high);
       WriteFloat(heads.out, plan.dtype, out + i, low);
       WriteFloat(heads.out, plan.dtype, out + plan.half + i, high);
     }

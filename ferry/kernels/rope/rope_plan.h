@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "ferry/core/result.h"
+#include "ferry/kernels/indices.h"
 #include "ferry/kernels/rope/rope.h"
 
 namespace ferry::kernels {
@@ -25,8 +26,9 @@ enum class RopeForm : std::uint8_t { kNumbers, kWords };
 struct RopePlan {
   RopeHeads q;
   RopeHeads k;
-  const std::int64_t* positions = nullptr;
-  const float* cos_sin = nullptr;
+  Indices positions;
+  const void* cos_sin = nullptr;
+  DType cos_sin_dtype = DType::kFloat32;
   std::int64_t cos_sin_stride = 0;
   std::int64_t most_positions = 0;
   std::uint32_t tokens = 0;  // 0: nothing is to be done

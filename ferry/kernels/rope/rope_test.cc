@@ -32,6 +32,8 @@ struct RopeCase {
   TestLayout in = {};
   TestLayout out = {};
   bool in_place = false;
+  DType index_dtype = DType::kInt64;
+  DType cache_dtype = DType::kFloat32;
 };
 
 class RopeTensors {
@@ -42,8 +44,8 @@ class RopeTensors {
         k_(given.dtype, {given.tokens, given.k_heads, given.head_dim}, given.in),
         q_out_(given.dtype, {given.tokens, given.q_heads, given.head_dim}, given.out),
         k_out_(given.dtype, {given.tokens, given.k_heads, given.head_dim}, given.out),
-        positions_(DType::kInt64, {given.tokens}),
-        cache_(DType::kFloat32, {kRopePositions, given.rotated}) {
+        positions_(given.index_dtype, {given.tokens}),
+        cache_(given.cache_dtype, {kRopePositions, given.rotated}) {
     cache_.Fill([&](std::int64_t i) {
       const double angle = Angle(i / given_.rotated, i % (given_.rotated / 2));
       return i % given_.rotated < given_.rotated / 2 ? std::cos(angle) : std::sin(angle);
@@ -93,6 +95,13 @@ class RopeTensors {
            std::pow(1e6, -2.0 * static_cast<double>(pair) / static_cast<double>(given_.rotated));
   }
 
+  // The exact turn, or that of a cache which rounds it to fewer bits than results are judged by.
+  std::complex<double> Turn(std::int64_t position, std::int64_t pair) const {
+    if (given_.cache_dtype == DType::kFloat32) return std::polar(1.0, Angle(position, pair));
+    const std::int64_t at = position * given_.rotated + pair;
+    return {cache_.Get(at), cache_.Get(at + given_.rotated / 2)};
+  }
+
   // Each pair as a complex number, turned by the angle.
   void ExpectRight(const std::vector<double>& before, const TestTensor& out, std::int64_t heads,
                    const char* what) {
@@ -105,8 +114,8 @@ class RopeTensors {
       const auto position = static_cast<std::int64_t>(positions_.Get(token));
       for (std::size_t i = head; i < head + half; ++i) {
         const auto angle = Angle(position, static_cast<std::int64_t>(i - head));
-        const std::complex<double> turned =
-            std::complex<double>(before[i], before[i + half]) * std::polar(1.0, angle);
+        const std::complex<double> turned = std::complex<double>(before[i], before[i + half]) *
+                                            Turn(position, static_cast<std::int64_t>(i - head));
         elements.right[i] = turned.real();
         elements.right[i + half] = turned.imag();
         const double cos = std::fabs(std::cos(angle));
@@ -178,6 +187,23 @@ TEST_P(RopeTest, ViewsWithGapsAreReadAndWrittenWhereTheyAre) {
               .in = {.gap = {3, 5, 0}, .skip = 1},
               .out = {.gap = {1, 2, 0}, .skip = 3},
               .in_place = in_place});
+    }
+  }
+}
+
+TEST_P(RopeTest, PositionsAndCachesAreReadInEveryTypeThatEnginesKeepThemIn) {
+  for (const DType dtype : kFloatTypes) {
+    for (const DType index : {DType::kInt32, DType::kInt64}) {
+      for (const DType cache : kFloatTypes) {
+        for (const std::int64_t head_dim : {6, 64, 80, 128, 256}) {
+          Expect({.dtype = dtype,
+                  .head_dim = head_dim,
+                  .rotated = head_dim,
+                  .index_dtype = index,
+                  .cache_dtype = cache});
+        }
+        Expect({.dtype = dtype, .q_heads = 70, .index_dtype = index, .cache_dtype = cache});
+      }
     }
   }
 }
@@ -265,12 +291,15 @@ TEST_F(RopePlanTest, WrongHeadsAreNamedWithWhatTheyMustBe) {
 TEST_F(RopePlanTest, WrongPositionsAndCachesAreNamedWithWhatTheyMustBe) {
   RopeArgs args = Args();
   args.positions.dtype = DType::kInt32;
-  EXPECT_EQ(Refusal(args), "rope: positions is [7] int32; it must be int64");
+  EXPECT_EQ(Refusal(args), "accepted");
+  args.positions.dtype = DType::kFloat32;
+  EXPECT_EQ(Refusal(args), "rope: positions is [7] fp32; it must be int32 or int64");
   args.positions = TensorAt(3, {8}, DType::kInt64);
   EXPECT_EQ(Refusal(args), "rope: positions is [8] int64; it must be [7], one for each token of q");
   args = Args();
-  args.cos_sin_cache.dtype = DType::kBfloat16;
-  EXPECT_EQ(Refusal(args), "rope: cos_sin_cache is [4096, 128] bf16; it must be fp32");
+  args.cos_sin_cache.dtype = DType::kFloat8E4m3;
+  EXPECT_EQ(Refusal(args),
+            "rope: cos_sin_cache is [4096, 128] e4m3; it must be fp32, fp16 or bf16");
   for (const std::int64_t rotated : {0, 63, 130}) {
     args.cos_sin_cache = TensorAt(4, {4096, rotated}, DType::kFloat32);
     EXPECT_THAT(Refusal(args), HasSubstr("it must be of an even last size from 2"));

@@ -15,6 +15,9 @@ namespace {
 constexpr const char* kStoreName = "store_kvcache";
 
 Status CheckTokens(const Argument& tokens) {
+  if (tokens.tensor.rank == 2) {
+    return tokens.Wrong("[tokens, heads, head_dim], or a row of as many elements as k_cache's");
+  }
   FERRY_TRY(tokens.IsView(3, 3));
   FERRY_TRY(tokens.HasType(kFloats));
   // Only the stride between tokens is free, so that a token is one row of heads * head_dim
@@ -24,6 +27,18 @@ Status CheckTokens(const Argument& tokens) {
   if (!one.IsContiguous()) return tokens.Wrong("contiguous along its last two sizes");
   if (tokens.tensor.shape[0] > kMaxRows) return tokens.Wrong("of at most 2^31 - 1 tokens");
   return Ok();
+}
+
+// A row of all heads of a token, as a projection's output has it, as the heads that the cache has.
+Tensor AsHeads(Tensor row, const Tensor& cache) {
+  if (row.rank != 2 || cache.rank != 4 || cache.shape[2] <= 0 || cache.shape[3] <= 0) return row;
+  if (row.shape[1] / cache.shape[3] != cache.shape[2] || row.shape[1] % cache.shape[3] != 0) {
+    return row;
+  }
+  row.rank = 3;
+  row.shape = {row.shape[0], cache.shape[2], cache.shape[3]};
+  row.stride = {row.stride[0], row.stride[1] * cache.shape[3], row.stride[1]};
+  return row;
 }
 
 CacheArguments CachesOf(const StoreKvCacheArgs& args) {
@@ -46,7 +61,10 @@ static Status LaunchStoreKvCache(const StoreKvCachePlan&, cuda::StreamRef) {
 }
 #endif
 
-Result<StoreKvCachePlan> PlanStoreKvCache(const StoreKvCacheArgs& args) {
+Result<StoreKvCachePlan> PlanStoreKvCache(const StoreKvCacheArgs& given) {
+  StoreKvCacheArgs args = given;
+  args.k = AsHeads(given.k, given.k_cache);
+  args.v = AsHeads(given.v, given.v_cache);
   const Argument k{kStoreName, "k", args.k};
   const Argument v{kStoreName, "v", args.v};
   FERRY_TRY(CheckTokens(k));

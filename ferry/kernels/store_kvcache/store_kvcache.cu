@@ -2,6 +2,7 @@
 
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/cache_store.cuh"
+#include "ferry/kernels/indices.cuh"
 #include "ferry/kernels/store_kvcache/store_kvcache_plan.h"
 #include "ferry/kernels/tiles.cuh"
 #include "ferry/prim/grid_order.cuh"
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const TilePlace place = PlaceInTile(plan.tiles, 1);
   if (place.word >= place.end) return;
   const std::int64_t at = std::int64_t{place.word} * kWidth;
-  const std::int32_t slot = prim::LoadSharedAhead(plan.caches.slots + place.row);
+  const std::int32_t slot = LoadSlot(plan.caches.slots, place.row);
   const Word<T, kWidth> key =
       LoadWordAhead<T, kWidth>(static_cast<const T*>(plan.k) + place.row * plan.k_token + at);
   const Word<T, kWidth> value =

@@ -10,11 +10,12 @@ namespace ferry::kernels {
 // token t whose slot is not negative. Where the caches are e4m3, what is stored is E4M3(k * (1 /
 // k_scale)), in fp32, at most 448 either way (number.h); otherwise the scales mean nothing, and the
 // bits are copied.
-//   k, v              [tokens, heads, head_dim] fp32, fp16 or bf16; the stride of the tokens is
-//                     free, what a token has is contiguous; any sizes
+//   k, v              [tokens, heads, head_dim] or [tokens, heads * head_dim] fp32, fp16 or bf16;
+//                     the stride of the tokens is free, what a token has is contiguous; any sizes
 //   k_cache, v_cache  [blocks, block, heads, head_dim] of the same type or e4m3; the strides of the
 //                     first two sizes are free
-//   slots             int32 [tokens], contiguous; no slot twice, or either token's is stored
+//   slots             int32 or int64 [tokens], contiguous; no slot twice, or either token's is
+//   stored
 // A slot that the caches do not have: the form for the CPU does nothing at all and returns
 // kInvalidArgument; on GPUs that token is not stored, and device code built for a debugger traps.
 // Moves 16 bytes at a time where all tokens begin at multiples of 16 bytes (8 or 4 in e4m3 caches),

@@ -11,7 +11,7 @@ Status StoreKvCacheCpu(const StoreKvCacheArgs& args) {
   const PagedCaches& caches = plan.caches;
   FERRY_TRY(CheckSlots("store_kvcache", caches, plan.tokens));
   for (std::uint32_t token = 0; token < plan.tokens; ++token) {
-    const std::int32_t slot = caches.slots[token];
+    const std::int64_t slot = caches.slots[token];
     if (slot < 0) continue;
     const CachePlace place = PlaceOf(caches, static_cast<std::uint32_t>(slot));
     for (std::int64_t i = 0; i < plan.cols; ++i) {

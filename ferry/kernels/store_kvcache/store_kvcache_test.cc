@@ -31,6 +31,7 @@ struct StoreCase {
   std::int64_t block = 16;
   float k_scale = 1;
   float v_scale = 1;
+  DType slot_dtype = DType::kInt32;
 };
 
 constexpr std::int64_t kStoreBlocks = 5;
@@ -45,7 +46,7 @@ class StoreTensors {
                  given.cache),
         v_cache_(given.cache_dtype, {kStoreBlocks, given.block, given.heads, given.head_dim},
                  given.cache),
-        slots_(DType::kInt32, {given.tokens}) {}
+        slots_(given.slot_dtype, {given.tokens}) {}
 
   // Slots in any order, every fourth token none; caches with numbers that must stay.
   void FillAnew(std::mt19937_64* random) {
@@ -167,6 +168,46 @@ TEST_P(StoreKvCacheTest, WhatE4m3CannotHoldBecomesItsGreatestNumber) {
   tensors.ExpectRight();
 }
 
+TEST_P(StoreKvCacheTest, SlotsOfBothIntegerTypesAreRight) {
+  for (const DType slot : {DType::kInt32, DType::kInt64}) {
+    for (const std::int64_t head_dim : {7, 64}) {
+      Expect({.head_dim = head_dim, .slot_dtype = slot});
+    }
+  }
+}
+
+TEST_P(StoreKvCacheTest, RowsOfAProjectionAreStoredAsTheHeadsOfTheCaches) {
+  StoreTensors tensors({.in = {.gap = {1024, 0, 0}, .skip = 64}});
+  tensors.FillAnew(&random());
+  OpBed bed = Bed();
+  StoreKvCacheArgs args = tensors.Args(&bed);
+  for (Tensor* rows : {&args.k, &args.v}) {
+    rows->rank = 2;
+    rows->shape[1] *= rows->shape[2];
+    rows->stride[1] = 1;
+  }
+  const Status ran = bed.Run(kStoreKvCacheKernel, StoreKvCacheCpu, args);
+  ASSERT_TRUE(ran) << ran.error().ToString();
+  tensors.ExpectRight();
+}
+
+TEST_P(StoreKvCacheTest, ASlotBeyondInt32IsNotTakenForASmallOne) {
+  StoreTensors tensors({.slot_dtype = DType::kInt64});
+  tensors.FillAnew(&random());
+  tensors.slots().Set(2, 4294967296.0 + 3);
+  OpBed bed = Bed();
+  const Status ran = bed.Run(kStoreKvCacheKernel, StoreKvCacheCpu, tensors.Args(&bed));
+  if (OnGpu()) {
+    ASSERT_TRUE(ran) << ran.error().ToString();
+    tensors.ExpectRight(2);
+    return;
+  }
+  ASSERT_FALSE(ran);
+  if (OnCpu()) {
+    EXPECT_THAT(ran.error().message(), HasSubstr("slots[2] is 4294967299"));
+  }
+}
+
 TEST_P(StoreKvCacheTest, EmptyTensorsAreLeftAlone) {
   Expect({.tokens = 0});
   Expect({.heads = 0});
@@ -233,8 +274,18 @@ TEST_F(StoreKvCachePlanTest, WrongArgumentsAreNamedWithWhatTheyMustBe) {
   EXPECT_THAT(Refusal(args), HasSubstr("v_cache is [40, 256, 8, 128] e4m3; it must be bf16, as "
                                        "k_cache is"));
   args = Args();
+  args.k = TensorAt(1, {7, 8 * 128});
+  args.v = TensorAt(2, {7, 8 * 128});
+  EXPECT_EQ(Refusal(args), "accepted");
+  args.v = TensorAt(2, {7, 8 * 128 + 1});
+  EXPECT_EQ(Refusal(args),
+            "store_kvcache: v is [7, 1025] bf16; it must be [tokens, heads, head_dim], or a row of "
+            "as many elements as k_cache's");
+  args = Args();
   args.slots.dtype = DType::kInt64;
-  EXPECT_EQ(Refusal(args), "store_kvcache: slots is [7] int64; it must be int32");
+  EXPECT_EQ(Refusal(args), "accepted");
+  args.slots.dtype = DType::kFloat32;
+  EXPECT_EQ(Refusal(args), "store_kvcache: slots is [7] fp32; it must be int32 or int64");
   args = Args();
   args.slots.shape[0] = 6;
   EXPECT_EQ(Refusal(args), "store_kvcache: slots is [6] int32; it must be [7], one for each token");
