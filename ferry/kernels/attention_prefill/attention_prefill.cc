@@ -129,10 +129,6 @@ Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args, bool has_wgm
   // kAuto takes the faster form where it can and the other one without an error; a form that was
   // asked for by name is refused where it cannot work.
   if (args.form == PrefillForm::kCpAsync) return PrefillForm::kCpAsync;
-  if (args.form == PrefillForm::kCpAsyncApart) {
-    if (args.stages <= 2) return PrefillForm::kCpAsyncApart;
-    return WrongNumber(kPrefillOp, "stages", args.stages, "1 or 2 for the form kCpAsyncApart");
-  }
   const Status can = CheckWgmmaSm90Form(args);
   if (args.form == PrefillForm::kWgmmaSm90) {
     FERRY_TRY(can);

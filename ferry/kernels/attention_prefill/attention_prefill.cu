@@ -1,7 +1,6 @@
-// The cp.async forms of prefill attention (compute capability 8 and later).
+// The cp.async form of prefill attention (compute capability 8 and later).
 
 #include <cstdint>
-#include <type_traits>
 
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
@@ -42,13 +41,8 @@ __device__ __forceinline__ void LoadQueries(const PrefillParameters& given,
   }
 }
 
-enum class TileHalf { kBoth, kKeys, kValues };
-template <TileHalf kHalf>
-using HalfOf = std::integral_constant<TileHalf, kHalf>;
-
-// Begins copies of a tile of keys and of their values, or of one of them. Sixteen tokens lie in one
-// page.
-template <class T, class Shape, TileHalf kHalf>
+// Begins copies of a tile of keys and of their values. Sixteen tokens lie in one page.
+template <class T, class Shape>
 __device__ __forceinline__ void LoadKeys(const PrefillParameters& given, const PrefillPlace& place,
                                          int first_key, const typename Shape::Keys& keys,
                                          const typename Shape::Keys& values) {
@@ -76,12 +70,8 @@ __device__ __forceinline__ void LoadKeys(const PrefillParameters& given, const P
                                pages[s] * from.page_stride + token * from.token_stride,
                            from.token_stride, left};
     };
-    if constexpr (kHalf != TileHalf::kValues) {
-      CopySixteen<Shape::kThreads>(keys, s, threadIdx.x, rows_of(given.k));
-    }
-    if constexpr (kHalf != TileHalf::kKeys) {
-      CopySixteen<Shape::kThreads>(values, s, threadIdx.x, rows_of(given.v));
-    }
+    CopySixteen<Shape::kThreads>(keys, s, threadIdx.x, rows_of(given.k));
+    CopySixteen<Shape::kThreads>(values, s, threadIdx.x, rows_of(given.v));
   }
 }
 
@@ -98,7 +88,7 @@ __device__ __forceinline__ PrefillPlace PlaceToLoad([[maybe_unused]] const Prefi
 
 // A tile of queries of one head of one sequence; each warp has rows of it for itself, and all share
 // the tiles of keys that go by.
-template <class T, int kHead, int kStages, bool kApart>
+template <class T, int kHead, int kStages>
 __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
     PrefillKernel(const __grid_constant__ PrefillParameters given) {
   using Shape = PrefillShape<T, kHead, kStages>;
@@ -120,55 +110,32 @@ __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
   prim::EndCopyGroup();
   State state;
   state.Clear();
-  const auto load_half = [&](auto half, int tile, int slot) {
+  const auto load = [&](int tile, int slot) {
     std::uint8_t* const at = ring + slot * 2 * Keys::kBytes;
-    LoadKeys<T, Shape, decltype(half)::value>(given, PlaceToLoad<Shape>(given, place), tile * kKeys,
-                                              Keys{at}, Keys{at + Keys::kBytes});
+    LoadKeys<T, Shape>(given, PlaceToLoad<Shape>(given, place), tile * kKeys, Keys{at},
+                       Keys{at + Keys::kBytes});
   };
-  // Whether no query of this warp sees the tile. The warp still takes part in the barriers of the
-  // pipeline.
-  const auto is_hidden = [&](int first_key) {
-    return first_key >= place.SeenBy(first_row + Shape::kWarpRows - 1);
-  };
-  using Scores = typename State::template Scores<kKeys>;
-  const auto weigh = [&](Scores& scores, int first_key, int slot) {
+  const auto compute = [&](int tile, int slot) {
+    const int first_key = tile * kKeys;
+    // No query of this warp sees the tile. The warp still takes part in the barriers of the
+    // pipeline, which are outside of compute().
+    if (first_key >= place.SeenBy(first_row + Shape::kWarpRows - 1)) return;
     const Keys keys{ring + slot * 2 * Keys::kBytes};
+    const Keys values{keys.data + Keys::kBytes};
+    typename State::template Scores<kKeys> scores;
     state.Score(scores, queries, keys, first_row, lane);
     if (first_key + kKeys > place.SeenBy(first_row)) {  // not all queries see all keys
       state.template Mask<kKeys>(
           scores, lane, [&](int row) { return place.SeenBy(first_row + row) - first_key; });
     }
     state.template Weigh<kKeys>(scores, given.scale);
+    state.template Add<kKeys>(scores, values, lane);
   };
-  const auto add = [&](const Scores& weights, int slot) {
-    const Keys values{ring + slot * 2 * Keys::kBytes + Keys::kBytes};
-    state.template Add<kKeys>(weights, values, lane);
-  };
-  if constexpr (kApart) {
-    Scores scores;
-    prim::RunPipelineOfHalves<kStages, prim::BlockScope>(
-        tiles, [&](int tile, int slot) { load_half(HalfOf<TileHalf::kKeys>(), tile, slot); },
-        [&](int tile, int slot) {
-          if (!is_hidden(tile * kKeys)) weigh(scores, tile * kKeys, slot);
-        },
-        [&](int tile, int slot) { load_half(HalfOf<TileHalf::kValues>(), tile, slot); },
-        [&](int tile, int slot) {
-          if (!is_hidden(tile * kKeys)) add(scores, slot);
-        });
-  } else {
-    prim::RunPipeline<kStages, prim::BlockScope>(
-        tiles, [&](int tile, int slot) { load_half(HalfOf<TileHalf::kBoth>(), tile, slot); },
-        [&](int tile, int slot) {
-          if (is_hidden(tile * kKeys)) return;
-          Scores scores;
-          weigh(scores, tile * kKeys, slot);
-          add(scores, slot);
-        });
-  }
+  prim::RunPipeline<kStages, prim::BlockScope>(tiles, load, compute);
   StoreOut<T, kHead, Shape>(given, state, queries, first_row);
 }
 
-template <class T, int kHead, int kStages, bool kApart>
+template <class T, int kHead, int kStages>
 Status Enqueue(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
   using Shape = PrefillShape<T, kHead, kStages>;
   const std::int64_t tiles = (args.max_seqlen_q + Shape::kRows - 1) / Shape::kRows;
@@ -176,36 +143,29 @@ Status Enqueue(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
                   static_cast<unsigned>(args.cu_seqlens_q.shape[0] - 1));
   return cuda::Launch(stream, "attention_prefill",
                       {.grid = grid, .block = Shape::kThreads, .shared_bytes = Shape::kSharedBytes},
-                      PrefillKernel<T, kHead, kStages, kApart>, ParametersOf(args));
+                      PrefillKernel<T, kHead, kStages>, ParametersOf(args));
 }
 
-template <class T, bool kApart>
+template <class T>
 Status EnqueueOfType(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
-  // Other numbers of stages are not compiled for these sizes and forms: CheckStages() and
-  // PrefillFormOf() have refused them.
+  // Other numbers of stages are not compiled for these sizes; CheckStages() has refused them.
   switch (args.q.last()) {
-    case 64: return Enqueue<T, 64, 2, kApart>(args, stream);
-    case 256: return Enqueue<T, 256, 2, kApart>(args, stream);
+    case 64: return Enqueue<T, 64, 2>(args, stream);
+    case 256: return Enqueue<T, 256, 2>(args, stream);
     default: break;
   }
-  if (args.stages == 1) return Enqueue<T, 128, 1, kApart>(args, stream);
-  if constexpr (!kApart) {
-    if (args.stages == 3) return Enqueue<T, 128, 3, kApart>(args, stream);
+  switch (args.stages) {
+    case 1: return Enqueue<T, 128, 1>(args, stream);
+    case 2: return Enqueue<T, 128, 2>(args, stream);
+    default: return Enqueue<T, 128, 3>(args, stream);
   }
-  return Enqueue<T, 128, 2, kApart>(args, stream);
-}
-
-template <bool kApart>
-Status EnqueueForm(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
-  return args.q.dtype == DType::kBfloat16 ? EnqueueOfType<__nv_bfloat16, kApart>(args, stream)
-                                          : EnqueueOfType<__half, kApart>(args, stream);
 }
 
 }  // namespace
 
 Status LaunchAttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
-  return args.form == PrefillForm::kCpAsyncApart ? EnqueueForm<true>(args, stream)
-                                                 : EnqueueForm<false>(args, stream);
+  return args.q.dtype == DType::kBfloat16 ? EnqueueOfType<__nv_bfloat16>(args, stream)
+                                          : EnqueueOfType<__half>(args, stream);
 }
 
 }  // namespace ferry::kernels

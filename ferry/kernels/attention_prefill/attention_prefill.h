@@ -21,9 +21,6 @@ enum class PrefillForm : std::uint8_t {
   kAuto,  // kWgmmaSm90 if device, build and arguments support it
   // Copies by each thread (cp.async), and products by each warp: compute capability 8 and later.
   kCpAsync,
-  // The same, but waits for K and V separately: V arrives while the scores are computed. 1 or 2
-  // stages; with one, too, the next K is copied while a thread block computes. Never by kAuto.
-  kCpAsyncApart,
   // Copies by the copy engine (TMA), and products by warpgroups (wgmma): compute capability 9.0, in
   // builds for 90a. Keys that are not paged.
   kWgmmaSm90,

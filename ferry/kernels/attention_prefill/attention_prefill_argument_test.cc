@@ -103,8 +103,6 @@ TEST(AttentionPrefillForm, IsWgmmaSm90WhereThatCanBeUnlessTheOtherOneIsAskedFor)
     return *PrefillFormOf(changed, true);
   };
   EXPECT_EQ(form_with([](auto* a) { a->form = PrefillForm::kCpAsync; }), PrefillForm::kCpAsync);
-  EXPECT_EQ(form_with([](auto* a) { a->form = PrefillForm::kCpAsyncApart; }),
-            PrefillForm::kCpAsyncApart);
   EXPECT_EQ(form_with([](auto* a) { MakePaged(a, 16); }), PrefillForm::kCpAsync);
   EXPECT_EQ(form_with([](auto* a) { a->stages = 3; }), PrefillForm::kCpAsync);
   EXPECT_EQ(form_with([](auto* a) { a->k.stride[1] = 0; }), PrefillForm::kCpAsync);

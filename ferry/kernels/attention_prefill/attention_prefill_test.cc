@@ -223,7 +223,6 @@ class PrefillProblem {
 };
 
 constexpr const char* kWgmmaSm90Name = "WgmmaSm90";
-constexpr const char* kApartName = "Apart";
 
 class AttentionPrefillTest : public OpTest {
  protected:
@@ -240,8 +239,6 @@ class AttentionPrefillTest : public OpTest {
     AttentionPrefillArgs args = problem->Args(bed, stages);
     const bool can = ByWgmmaSm90() && args.block_tables.none() && stages == 2;
     args.form = can ? PrefillForm::kWgmmaSm90 : PrefillForm::kCpAsync;
-    const bool apart = std::string_view(GetParam().name) == kApartName && stages <= 2;
-    if (apart) args.form = PrefillForm::kCpAsyncApart;
     return args;
   }
   void ExpectRight(PrefillProblem* problem, const std::string& name, int stages = 2) {
@@ -256,9 +253,6 @@ class AttentionPrefillTest : public OpTest {
 FERRY_INSTANTIATE_OP_TEST(AttentionPrefillTest);
 INSTANTIATE_TEST_SUITE_P(GpuWgmmaSm90, AttentionPrefillTest,
                          ::testing::Values(cuda::DeviceCase{kWgmmaSm90Name, cuda::kRealCase.make}),
-                         cuda::DeviceCaseName);
-INSTANTIATE_TEST_SUITE_P(GpuApart, AttentionPrefillTest,
-                         ::testing::Values(cuda::DeviceCase{kApartName, cuda::kRealCase.make}),
                          cuda::DeviceCaseName);
 
 // Lengths beside a tile of keys, of queries, and of a warp's; prefixes; queries before the first

@@ -102,15 +102,11 @@ Status Run(Words* words) {
 
 }  // namespace
 
-void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
-  // Lives as long as the program: the parser writes into it, the subcommand reads it. Each
-  // declaration begins with the defaults.
-  static Words words;
-  words = Words();
-  CopyBenchJob& job = words.job;
-  job.directions = {"H2D", "D2H", "D2D", "duplex"};
-  job.executors = {"dma", "kernel", "prepared"};
-  job.host_sides = {"scattered", "contiguous"};
+namespace {
+
+// What it measures, and of which sizes.
+void DeclareCopies(CLI::App* app, Words* words) {
+  CopyBenchJob& job = words->job;
   app->add_option("--device", job.ordinal, "GPU, by CUDA's number")->type_name("N");
   app->add_option("--direction", job.directions, "H2D, D2H, D2D or duplex; a list, or repeated")
       ->delimiter(',')
@@ -123,17 +119,31 @@ void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
       ->delimiter(',')
       ->check(CLI::IsMember({"scattered", "contiguous"}))
       ->type_name("HOW");
-  app->add_option("--block-size", words.block_sizes,
+  app->add_option("--block-size", words->block_sizes,
                   "Bytes of a block, like 16KiB; a list (4KiB,16KiB,64KiB,1MiB; --unpack: "
                   "1KiB,4KiB,16KiB)")
       ->delimiter(',')
       ->type_name("SIZE");
-  app->add_option("--size", words.size, "Total bytes to copy (64MiB; --pipeline: 256MiB)")
+  app->add_option("--size", words->size, "Total bytes to copy (64MiB; --pipeline: 256MiB)")
       ->type_name("SIZE");
   app->add_option("--rounds", job.rounds, "Rounds; results are medians over them")
       ->capture_default_str()
       ->check(CLI::Range(1U, 1000U))
       ->type_name("N");
+}
+
+}  // namespace
+
+void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
+  // Lives as long as the program: the parser writes into it, the subcommand reads it. Each
+  // declaration begins with the defaults.
+  static Words words;
+  words = Words();
+  CopyBenchJob& job = words.job;
+  job.directions = {"H2D", "D2H", "D2D", "duplex"};
+  job.executors = {"dma", "kernel", "prepared"};
+  job.host_sides = {"scattered", "contiguous"};
+  DeclareCopies(app, &words);
   auto* const pipeline = app->add_flag(
       "--pipeline", words.pipeline,
       "Measure instead: through a kernel and back, one step at a time and on several streams");

@@ -121,8 +121,6 @@ struct PrefillWay {
 constexpr PrefillWay kPrefillWays[] = {{"1 stage", 1, kernels::PrefillForm::kCpAsync},
                                        {"2 stages", 2, kernels::PrefillForm::kCpAsync},
                                        {"3 stages", 3, kernels::PrefillForm::kCpAsync},
-                                       {"1 stage, apart", 1, kernels::PrefillForm::kCpAsyncApart},
-                                       {"2 stages, apart", 2, kernels::PrefillForm::kCpAsyncApart},
                                        {"wgmma", 2, kernels::PrefillForm::kWgmmaSm90}};
 
 std::vector<std::int32_t> Boundaries(const AttentionOfCase& of) {

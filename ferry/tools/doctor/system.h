@@ -51,8 +51,8 @@ struct ClockState {
   std::int64_t max_error_us = 0;
 };
 
-using net::plugin::NicSwitches;
-using net::plugin::PathState;
+using net::plugin::NicSwitches;  // NOLINT: for those who include this
+using net::plugin::PathState;    // NOLINT: for those who include this
 
 // The machine as `ferry doctor` reads it. No call changes anything, and every call returns by its
 // deadline. For one thread. Tests substitute a fake machine.

@@ -56,8 +56,8 @@ Check CheckTcpxLimits(const TcpxSetup& setup, const std::vector<Check>& others);
 
 // ---- what they share ----------------------------------------------------------------------------
 
-using net::plugin::TcpxEntries;
-using net::plugin::TcpxMatches;
+using net::plugin::TcpxEntries;  // NOLINT: for those who include this
+using net::plugin::TcpxMatches;  // NOLINT: for those who include this
 // The chunk size in bytes; nothing if it is not set or is not a number above 0.
 std::optional<std::uint64_t> TcpxChunkSize(const TcpxSetup& setup);
 // Raises the check's verdict to at least this one and appends to its evidence.

@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "ferry/core/units.h"
+
 namespace ferry::transfer {
 namespace {
 

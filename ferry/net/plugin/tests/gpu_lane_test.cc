@@ -168,7 +168,8 @@ TEST_P(GpuLanes, ManyPayloadsKeepTheirOrder) {
   ReceiveInto(Backwards(target.span(), kBytes));
   std::vector<TestFrame*> frames;
   for (int i = 0; i < kPayloads; ++i) {
-    frames.push_back(near_->Make("payload", CutInto(i % 3 == 0 ? kBytes : 0, {}), i));
+    frames.push_back(near_->Make("payload", CutInto(i % 3 == 0 ? kBytes : 0, {}),
+                                 static_cast<std::uint64_t>(i)));
   }
   // The last one stays.
   frames.push_back(near_->Make("last", CutInto(kBytes, {}), 99));
