@@ -43,6 +43,9 @@ struct Capabilities {
   // The GPU whose memory payloads may be: Placement::gpu is honoured, and Register() may accept the
   // GPU's memory, from which frames are then sent.
   std::optional<int> gpu = std::nullopt;
+  // Payloads of fewer bytes leave a lane idle, because it has one of them on its way at a time. 0:
+  // any size will do.
+  std::uint64_t busy_payload_bytes = 0;
 };
 
 // Memory that a provider has registered with its network (Provider::Register()), which then needs

@@ -190,7 +190,8 @@ Result<std::shared_ptr<const Plan>> Connection::Route(Direction direction,
   return MakePlan(direction, core_->peer().endpoint, std::move(parts),
                   {.slice_bytes = core_->config().slice_bytes,
                    .lanes = core_->bulk_lanes(),
-                   .shared_with = shared_with});
+                   .shared_with = shared_with,
+                   .equal = endpoint_->provider().capabilities().busy_payload_bytes > 0});
 }
 
 Result<PreparedTransfer> Connection::PrepareWrite(std::vector<TransferPart> parts,

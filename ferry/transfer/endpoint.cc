@@ -10,6 +10,7 @@
 #include "ferry/net/choose_provider.h"
 #include "ferry/transfer/endpoint/dialer.h"
 #include "ferry/transfer/endpoint/endpoint_core.h"
+#include "ferry/transfer/endpoint/fitted_config.h"
 
 namespace ferry::transfer {
 
@@ -19,7 +20,8 @@ Result<Endpoint> Endpoint::Create(const Config& config, std::unique_ptr<net::Pro
   if (!provider) {
     FERRY_TRY_ASSIGN(provider, net::ChooseProvider(config));
   }
-  auto core = std::make_shared<EndpointCore>(config, std::move(provider));
+  const Config fitted = FittedTo(provider->capabilities(), config);
+  auto core = std::make_shared<EndpointCore>(fitted, std::move(provider));
   FERRY_TRY(core->Start());
   return Endpoint(std::move(core));
 }

@@ -29,6 +29,9 @@ namespace {
 // the user of the provider.
 constexpr int kLaneGpu = 0;
 
+// Chunks of a payload that keep a comm busy while the next one waits for the last to be in place.
+constexpr std::uint64_t kBusyChunks = 8;
+
 // Devices take turns, for all lanes of the provider. Any thread.
 class DeviceTurn {
  public:
@@ -147,6 +150,7 @@ class PluginProvider final : public Provider {
     capabilities.spliced_pages = false;
     capabilities.tls = false;  // it would not cover the payloads
     capabilities.registered_memory = true;
+    capabilities.busy_payload_bytes = kBusyChunks * terms_.chunks.bytes;
     if (terms_.gpu) capabilities.gpu = terms_.gpu.ordinal;
     return capabilities;
   }

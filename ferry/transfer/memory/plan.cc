@@ -20,7 +20,8 @@ constexpr std::uint64_t kMinStagedSlice = 128 * kKiB;
 SliceSizes SizesOf(const PlanPart& part, Direction direction, const PlanLimits& limits) {
   const std::uint64_t most = std::min(limits.slice_bytes, part.most_slice);
   // Only where GPU memory is involved does a part have a limit of its own, which may be larger.
-  if (direction == Direction::kRead || part.most_slice == PlanPart().most_slice) {
+  const bool on_gpu = part.most_slice != PlanPart().most_slice;
+  if (direction == Direction::kRead || !on_gpu || limits.equal) {
     return SliceSizes::Equal(most);
   }
   return {.least = std::min(most, kMinStagedSlice), .most = most, .takers = limits.lanes};

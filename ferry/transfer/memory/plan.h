@@ -56,11 +56,12 @@ struct PlanLimits {
   std::uint64_t slice_bytes = 0;
   std::uint64_t lanes = 1;        // that carry the slices
   std::uint64_t shared_with = 0;  // Plan::shared_with
+  bool equal = false;             // no small slices: each would leave its lane idle
 };
 
 // Merges adjacent blocks and cuts the parts, which must be valid, into slices of at most
 // limits.slice_bytes and the part's most_slice. Writes from or to GPU memory begin and end with
-// smaller ones. Errors: kInvalidArgument for more than 2^32 slices.
+// smaller ones, unless limits.equal. Errors: kInvalidArgument for more than 2^32 slices.
 Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& peer,
                                              std::vector<PlanPart> parts, const PlanLimits& limits);
 

@@ -274,5 +274,17 @@ TEST(Plan, SlicesCoverRandomListsOfSeveralParts) {
   }
 }
 
+TEST(Plan, SlicesOfGpuMemoryAreEqualWhereSmallOnesLeaveLanesIdle) {
+  BlockList list;
+  list.Add({.dst = 0, .src = 0, .len = 64 * kMiB});
+  PlanPart part = Part(0, list);
+  part.most_slice = kMiB;
+  const PlanLimits limits{.slice_bytes = 4 * kMiB, .lanes = 16, .equal = true};
+  const auto plan = MakePlan(Direction::kWrite, {}, {part}, limits);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ((*plan)->slices.size(), 64U);
+  EXPECT_EQ((*plan)->slices.front().range.bytes, kMiB);
+}
+
 }  // namespace
 }  // namespace ferry::transfer

@@ -1,0 +1,50 @@
+// Tests which settings follow the provider.
+#include "ferry/transfer/endpoint/fitted_config.h"
+
+#include <gtest/gtest.h>
+
+#include "ferry/core/units.h"
+
+namespace ferry::transfer {
+namespace {
+
+constexpr net::Capabilities kLarge{.busy_payload_bytes = 4 * kMiB};
+
+TEST(FittedConfig, SlicesAreAsLargeAsTheProviderNeedsThem) {
+  const Config fitted = FittedTo(kLarge, Config());
+  EXPECT_EQ(fitted.slice_bytes, 4 * kMiB);
+  EXPECT_EQ(fitted.stage_slice_bytes, 4 * kMiB);
+  EXPECT_GE(fitted.window_bytes, 16 * kMiB);
+  EXPECT_TRUE(fitted.Validate());
+}
+
+TEST(FittedConfig, IsTheUsualOneWhereTheProviderNeedsNothing) {
+  const Config fitted = FittedTo({}, Config());
+  EXPECT_EQ(fitted.slice_bytes, Config().slice_bytes);
+  EXPECT_EQ(fitted.stage_slice_bytes, Config().stage_slice_bytes);
+  EXPECT_EQ(fitted.window_bytes, Config().window_bytes);
+}
+
+TEST(FittedConfig, WhatTheUserHasSetStays) {
+  Config by_name;
+  ASSERT_TRUE(by_name.Set("slice_bytes", "1MiB"));
+  EXPECT_EQ(FittedTo(kLarge, by_name).slice_bytes, kMiB);
+  EXPECT_EQ(FittedTo(kLarge, by_name).stage_slice_bytes, kMiB);
+  Config by_field;
+  by_field.slice_bytes = 64 * kKiB;
+  by_field.window_bytes = 128 * kKiB;
+  by_field.stage_slice_bytes = 16 * kKiB;
+  EXPECT_EQ(FittedTo(kLarge, by_field).slice_bytes, 64 * kKiB);
+  EXPECT_EQ(FittedTo(kLarge, by_field).window_bytes, 128 * kKiB);
+  EXPECT_EQ(FittedTo(kLarge, by_field).stage_slice_bytes, 16 * kKiB);
+}
+
+TEST(FittedConfig, PinnedMemoryThatIsTooSmallKeepsItsSlices) {
+  Config config;
+  config.stage_bytes = 8 * kMiB;
+  EXPECT_EQ(FittedTo(kLarge, config).stage_slice_bytes, Config().stage_slice_bytes);
+  EXPECT_TRUE(FittedTo(kLarge, config).Validate());
+}
+
+}  // namespace
+}  // namespace ferry::transfer
