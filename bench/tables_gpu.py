@@ -1,4 +1,6 @@
 """The tables of bench/tables.py that come from machines with GPUs."""
+import re
+
 from tables import (KERNEL_HEAD, brief, ceilings, grid, kernel_cells, label, middle, origin, ratio, rounds_ratio,
                     spread, table, wrapped)
 
@@ -19,8 +21,12 @@ def transfer_rows(result):
     rows = []
     for name, row in result["rows"].items():
         if not name.startswith("nccl "):
-            rows.append([f"{name}, {row['path']}", spread(row["gbps"], "GB/s"), beside_transfer(row)])
+            rows.append([f"{in_mib(name)}, {row['path']}", spread(row["gbps"], "GB/s"), beside_transfer(row)])
     return grid(["", "median (min to max)", "floors, GB/s; ours / min(floor, H2D)"], rows)
+
+
+def in_mib(name):
+    return re.sub(r"(\d+) KiB$", lambda size: f"{int(size[1]) >> 10} MiB" if int(size[1]) >= 1024 else size[0], name)
 
 
 def beside_transfer(row):
