@@ -21,11 +21,12 @@ def transfer_rows(result):
     rows = []
     for name, row in result["rows"].items():
         if not name.startswith("nccl "):
-            rows.append([f"{in_mib(name)}, {row['path']}", spread(row["gbps"], "GB/s"), beside_transfer(row)])
+            rows.append([f"{short(name)}, {row['path']}", spread(row["gbps"], "GB/s"), beside_transfer(row)])
     return grid(["", "median (min to max)", "floors, GB/s; ours / min(floor, H2D)"], rows)
 
 
-def in_mib(name):
+def short(name):
+    name = name.replace("checksums", "CRC32C")
     return re.sub(r"(\d+) KiB$", lambda size: f"{int(size[1]) >> 10} MiB" if int(size[1]) >= 1024 else size[0], name)
 
 
