@@ -113,8 +113,8 @@ __device__ __forceinline__ void AddBytes(const RowsMessage& message, Held& held)
   __syncthreads();
 }
 
-// The rules are those of SlotOf(). A hostile row can make each search as long as the table: that
-// costs a message tenths of a millisecond.
+// The rules are those of SlotOf(). A hostile row can make each search as long as the table, which
+// bounds what a message can cost.
 __device__ __forceinline__ bool AreDisjoint(const RowsMessage& message, Held& held) {
   for (unsigned i = threadIdx.x; i < kRowSlots; i += kRowsThreads) held.slots[i] = kFreeSlot;
   __syncthreads();

@@ -18,6 +18,7 @@ environment, such as FERRY_SECRET and FERRY_INTERFACES).
 """
 
 import threading
+import time
 from dataclasses import dataclass, field
 
 import ray
@@ -93,7 +94,6 @@ class FerryTransport(TensorTransportManager):
         self._storages = {}  # by (device, address)
         self._objects = {}  # by Ray's object: (metadata, keys into _storages, copies kept alive)
         self._fetches = {}  # by Ray's object: reads in flight
-        self._aborted = set()
 
     # ---- what Ray asks first ---------------------------------------------------------------------
 
@@ -142,8 +142,8 @@ class FerryTransport(TensorTransportManager):
         device = _only_device(rdt_object)
         tensors = [x.detach().contiguous() for x in rdt_object]
         # A reader does not wait for what this process's streams have queued.
-        for index in {x.device for x in tensors if x.is_cuda}:
-            torch.cuda.synchronize(index)
+        for gpu in {x.device for x in tensors if x.is_cuda}:
+            torch.cuda.synchronize(gpu)
         metadata = FerryMetadata(
             tensor_meta=[(x.shape, x.dtype) for x in tensors], tensor_device=device
         )
@@ -278,19 +278,16 @@ class _Deadline:
     """For waits in small steps; a timeout below 0 never passes."""
 
     def __init__(self, timeout):
-        import time
-
-        self._now = time.monotonic
-        self._end = None if timeout < 0 else self._now() + timeout
+        self._end = None if timeout < 0 else time.monotonic() + timeout
         self._timeout = timeout
 
     def next_wait(self):
         if self._end is None:
             return LOOK_SECONDS
-        return max(min(LOOK_SECONDS, self._end - self._now()), 0)
+        return max(min(LOOK_SECONDS, self._end - time.monotonic()), 0)
 
     def check(self, obj_id):
-        if self._end is not None and self._now() >= self._end:
+        if self._end is not None and time.monotonic() >= self._end:
             raise TimeoutError(f"object {obj_id} has not arrived after {self._timeout} s")
 
 

@@ -19,15 +19,15 @@ void Raise(const Config& config, std::string_view name, std::uint64_t usual, std
 
 Config FittedTo(const net::Capabilities& capabilities, Config config) {
   const ConfigValues usual;
-  const std::uint64_t wanted = capabilities.busy_payload_bytes;
-  Raise(config, "slice_bytes", usual.slice_bytes, wanted, &config.slice_bytes);
+  std::uint64_t wanted = capabilities.busy_payload_bytes;
+  Raise(config, "window_bytes", usual.window_bytes, kSlicesInWindow * wanted, &config.window_bytes);
   // A window must hold a slice; pinned memory, eight.
+  wanted = std::min(wanted, config.window_bytes);
+  Raise(config, "slice_bytes", usual.slice_bytes, wanted, &config.slice_bytes);
   if (config.stage_bytes >= 8 * wanted) {
     Raise(config, "stage_slice_bytes", usual.stage_slice_bytes,
           std::min(wanted, config.slice_bytes), &config.stage_slice_bytes);
   }
-  Raise(config, "window_bytes", usual.window_bytes, kSlicesInWindow * wanted, &config.window_bytes);
-  config.window_bytes = std::max(config.window_bytes, config.slice_bytes);
   return config;
 }
 

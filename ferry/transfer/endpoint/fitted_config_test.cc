@@ -39,6 +39,15 @@ TEST(FittedConfig, WhatTheUserHasSetStays) {
   EXPECT_EQ(FittedTo(kLarge, by_field).stage_slice_bytes, 16 * kKiB);
 }
 
+TEST(FittedConfig, AWindowThatTheUserHasSetBoundsTheSlices) {
+  Config config;
+  ASSERT_TRUE(config.Set("window_bytes", "2MiB"));
+  const Config fitted = FittedTo(kLarge, config);
+  EXPECT_EQ(fitted.window_bytes, 2 * kMiB);
+  EXPECT_EQ(fitted.slice_bytes, 2 * kMiB);
+  EXPECT_TRUE(fitted.Validate());
+}
+
 TEST(FittedConfig, PinnedMemoryThatIsTooSmallKeepsItsSlices) {
   Config config;
   config.stage_bytes = 8 * kMiB;
