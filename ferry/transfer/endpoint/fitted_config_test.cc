@@ -8,10 +8,10 @@
 namespace ferry::transfer {
 namespace {
 
-constexpr net::Capabilities kLarge{.busy_payload_bytes = 4 * kMiB};
+constexpr net::Capabilities kLargePayloads{.busy_payload_bytes = 4 * kMiB};
 
 TEST(FittedConfig, SlicesAreAsLargeAsTheProviderNeedsThem) {
-  const Config fitted = FittedTo(kLarge, Config());
+  const Config fitted = FittedTo(kLargePayloads, Config());
   EXPECT_EQ(fitted.slice_bytes, 4 * kMiB);
   EXPECT_EQ(fitted.stage_slice_bytes, 4 * kMiB);
   EXPECT_GE(fitted.window_bytes, 16 * kMiB);
@@ -28,21 +28,21 @@ TEST(FittedConfig, IsTheUsualOneWhereTheProviderNeedsNothing) {
 TEST(FittedConfig, WhatTheUserHasSetStays) {
   Config by_name;
   ASSERT_TRUE(by_name.Set("slice_bytes", "1MiB"));
-  EXPECT_EQ(FittedTo(kLarge, by_name).slice_bytes, kMiB);
-  EXPECT_EQ(FittedTo(kLarge, by_name).stage_slice_bytes, kMiB);
+  EXPECT_EQ(FittedTo(kLargePayloads, by_name).slice_bytes, kMiB);
+  EXPECT_EQ(FittedTo(kLargePayloads, by_name).stage_slice_bytes, kMiB);
   Config by_field;
   by_field.slice_bytes = 64 * kKiB;
   by_field.window_bytes = 128 * kKiB;
   by_field.stage_slice_bytes = 16 * kKiB;
-  EXPECT_EQ(FittedTo(kLarge, by_field).slice_bytes, 64 * kKiB);
-  EXPECT_EQ(FittedTo(kLarge, by_field).window_bytes, 128 * kKiB);
-  EXPECT_EQ(FittedTo(kLarge, by_field).stage_slice_bytes, 16 * kKiB);
+  EXPECT_EQ(FittedTo(kLargePayloads, by_field).slice_bytes, 64 * kKiB);
+  EXPECT_EQ(FittedTo(kLargePayloads, by_field).window_bytes, 128 * kKiB);
+  EXPECT_EQ(FittedTo(kLargePayloads, by_field).stage_slice_bytes, 16 * kKiB);
 }
 
 TEST(FittedConfig, AWindowThatTheUserHasSetBoundsTheSlices) {
   Config config;
   ASSERT_TRUE(config.Set("window_bytes", "2MiB"));
-  const Config fitted = FittedTo(kLarge, config);
+  const Config fitted = FittedTo(kLargePayloads, config);
   EXPECT_EQ(fitted.window_bytes, 2 * kMiB);
   EXPECT_EQ(fitted.slice_bytes, 2 * kMiB);
   EXPECT_TRUE(fitted.Validate());
@@ -51,8 +51,8 @@ TEST(FittedConfig, AWindowThatTheUserHasSetBoundsTheSlices) {
 TEST(FittedConfig, PinnedMemoryThatIsTooSmallKeepsItsSlices) {
   Config config;
   config.stage_bytes = 8 * kMiB;
-  EXPECT_EQ(FittedTo(kLarge, config).stage_slice_bytes, Config().stage_slice_bytes);
-  EXPECT_TRUE(FittedTo(kLarge, config).Validate());
+  EXPECT_EQ(FittedTo(kLargePayloads, config).stage_slice_bytes, Config().stage_slice_bytes);
+  EXPECT_TRUE(FittedTo(kLargePayloads, config).Validate());
 }
 
 }  // namespace
