@@ -27,13 +27,23 @@ bool IsInterfaceList(std::string_view text) {
          text.find('^', 1) == std::string_view::npos && text != "^";
 }
 
+bool IsNumber(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
 // Simulated devices (simulated:N or simulated:N:SEED, then ":open" for memory that network cards
 // reach, then ":no-kernels" for devices that run none) are for tests and not documented.
 bool IsDevices(std::string_view text) {
-  const std::string_view simulation = text.substr(std::min(text.find(':'), text.size()));
-  return text == "auto" || text == "none" ||
-         (simulation.size() > 1 &&
-          simulation.find_first_not_of("0123456789:open:no-kernels") == std::string_view::npos);
+  if (text == "auto" || text == "none") return true;
+  constexpr std::string_view kSimulated = "simulated:";
+  if (!text.starts_with(kSimulated)) return false;
+  text.remove_prefix(kSimulated.size());
+  for (const std::string_view option : {":no-kernels", ":open"}) {
+    if (text.ends_with(option)) text.remove_suffix(option.size());
+  }
+  const auto colon = std::min(text.find(':'), text.size());
+  return IsNumber(text.substr(0, colon)) &&
+         (colon == text.size() || IsNumber(text.substr(colon + 1)));
 }
 
 bool IsSecret(std::string_view text) {
