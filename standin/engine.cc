@@ -35,7 +35,10 @@ const char* NameOf(Where where) {
 int Engine::Start(abi::Logger logger) {
   static std::mutex starting;
   const std::lock_guard lock(starting);
-  if (Running() != nullptr) return Misuse("init was called twice");
+  if (Running() != nullptr) {
+    // A program and a plug-in of it may each contain a host. One host must not come twice.
+    return AddLogger(logger) ? abi::kSuccess : Misuse("init was called twice by the same host");
+  }
   std::string problem;
   const auto settings = ReadSettings(&problem);
   // Before anything is logged, and also if the settings are wrong, since their error must reach the

@@ -48,7 +48,8 @@ class Kept {
 // The objects that init() makes once in a process and never frees. Any thread.
 class Engine {
  public:
-  // Makes the engine; returns an Outcome and logs a failure.
+  // Makes the engine, or adds a host, told by its logger, to the one that there is; returns an
+  // Outcome and logs a failure.
   static int Start(abi::Logger logger);
   // Null before.
   static Engine* Running();

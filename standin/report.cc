@@ -2,6 +2,7 @@
 
 #include "standin/report.h"
 
+#include <array>
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
@@ -17,7 +18,8 @@
 namespace ferry::standin {
 namespace {
 
-std::atomic<abi::Logger> logger_of_host{nullptr};
+// Those of all hosts, from the first on; null: free.
+std::array<std::atomic<abi::Logger>, 8> loggers_of_hosts{};
 std::atomic<bool> abort_on_misuse_is_on{false};
 
 struct Misuses {
@@ -40,15 +42,26 @@ std::string Formatted(const char* format, std::va_list arguments) {
 
 void Hand(abi::LogLevel level, const std::string& text) {
   constexpr unsigned long kNet = 16;
-  const abi::Logger logger = logger_of_host.load(std::memory_order_acquire);
-  if (logger != nullptr) logger(level, kNet, "standin", 0, "%s", text.c_str());
+  for (const auto& one : loggers_of_hosts) {
+    const abi::Logger logger = one.load(std::memory_order_acquire);
+    if (logger != nullptr) logger(level, kNet, "standin", 0, "%s", text.c_str());
+  }
 }
 
 }  // namespace
 
 void BeginReporting(abi::Logger logger, bool abort_on_misuse) {
-  logger_of_host.store(logger, std::memory_order_release);
+  loggers_of_hosts.front().store(logger, std::memory_order_release);
   abort_on_misuse_is_on.store(abort_on_misuse, std::memory_order_relaxed);
+}
+
+bool AddLogger(abi::Logger logger) {
+  for (auto& one : loggers_of_hosts) {
+    abi::Logger present = nullptr;
+    if (one.compare_exchange_strong(present, logger, std::memory_order_acq_rel)) return true;
+    if (present == logger) return false;
+  }
+  return false;
 }
 
 void Log(abi::LogLevel level, const char* format, ...) {

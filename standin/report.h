@@ -6,6 +6,9 @@
 namespace ferry::standin {
 
 void BeginReporting(abi::Logger logger, bool abort_on_misuse);
+// Another host in the process: all hosts get all lines. False for one that gets them already, and
+// where there are too many.
+bool AddLogger(abi::Logger logger);
 
 [[gnu::format(printf, 2, 3)]] void Log(abi::LogLevel level, const char* format, ...);
 

@@ -416,10 +416,23 @@ TEST(StandinMisuse, FlushIsReported) {
   ExpectMisuse(plugin, "iflush");
 }
 
-TEST(StandinMisuse, InitIsCalledOnce) {
+// Another host in the same process.
+std::atomic<int> other_hosts_lines{0};
+void CountLine(int /*level*/, unsigned long /*flags*/, const char* /*file*/, int /*line*/,
+               const char* /*format*/, ...) {
+  ++other_hosts_lines;
+}
+
+TEST(StandinMisuse, InitIsCalledOnceByEachHost) {
   const Instance plugin = Instance::Initialized({});
+  EXPECT_EQ(plugin->init(CountLine), abi::kSuccess);
+  EXPECT_EQ(plugin.Misuses(), 0U);
   EXPECT_EQ(plugin.Init(), abi::kInternalError);
-  ExpectMisuse(plugin, "init was called twice");
+  ExpectMisuse(plugin, "init was called twice by the same host");
+  EXPECT_EQ(other_hosts_lines, 1);
+  plugin.Reset();
+  EXPECT_EQ(plugin->init(CountLine), abi::kInternalError);
+  ExpectMisuse(plugin, "init was called twice by the same host");
   const Instance fresh({});
   int count = 0;
   EXPECT_EQ(fresh->devices(&count), abi::kInternalError);
