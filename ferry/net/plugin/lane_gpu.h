@@ -27,9 +27,6 @@ struct LaneGpu {
   }
 };
 
-// GPUDirect-TCPX registers GPU memory from such an address on.
-inline constexpr std::size_t kGpuRegistrationAlignment = 4096;
-
 // Lets the GPU read a plugin's pool in host memory, which all lanes of the process share, for the
 // life of the process. Does nothing where it is another kind of memory. Errors: those of DeviceApi.
 Status PinPool(const LaneGpu& gpu, std::byte* pool, std::size_t bytes);

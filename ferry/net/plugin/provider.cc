@@ -11,6 +11,7 @@
 #include "ferry/core/log_limiter.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/open_devices.h"
+#include "ferry/cuda/registrable_memory.h"
 #include "ferry/net/accept_gate.h"
 #include "ferry/net/address.h"
 #include "ferry/net/admission.h"
@@ -197,11 +198,11 @@ class PluginProvider final : public Provider {
                                "host memory",
                                name_, ordinal));
     }
-    if (cuda::AddressOf(memory.data()) % kGpuRegistrationAlignment == 0) return Ok();
+    if (cuda::AddressOf(memory.data()) % cuda::kRegistrationAlignment == 0) return Ok();
     return Error(Code::kInvalidArgument,
                  fmt::format("GPU memory at {:#x} cannot be registered; it must begin at a "
                              "multiple of {} bytes",
-                             cuda::AddressOf(memory.data()), kGpuRegistrationAlignment));
+                             cuda::AddressOf(memory.data()), cuda::kRegistrationAlignment));
   }
   std::vector<LocalAddress> Addresses(const Config& config) const override {
     return control_->Addresses(config);

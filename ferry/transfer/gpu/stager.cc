@@ -14,6 +14,7 @@
 #include "ferry/core/trace.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/profile_range.h"
+#include "ferry/cuda/registrable_memory.h"
 
 namespace ferry::transfer {
 namespace {
@@ -34,8 +35,6 @@ constexpr std::size_t kMinFurtherRequests = 4;
 // (docs/gotchas.md).
 constexpr std::uint32_t kMoveGroups = 64;
 constexpr int kSpins = 256;  // then yield the processor
-// Network plugins want GPU memory to begin at a page.
-constexpr std::uint64_t kRegistrationAlignment = 4096;
 constexpr auto kDrain = std::chrono::seconds(60);
 
 constexpr std::array kWays{StageWay::kToNetwork, StageWay::kFromNetwork, StageWay::kWithin};
@@ -181,15 +180,12 @@ Status Stager::InitMemory() {
   // One launch gathers into slots of both kinds; a list for the copy engine has one kind.
   if (!by_kernel_) return Ok();
   const std::size_t bytes = options_.slots * options_.slot_bytes;
-  FERRY_TRY_ASSIGN(gpu_memory_, api_->AllocateDevice(ordinal_, bytes + kRegistrationAlignment));
-  const std::uint64_t base = cuda::AddressOf(gpu_memory_.data());
-  const std::uint64_t beyond = base % kRegistrationAlignment;
-  auto* const on_gpu = static_cast<std::byte*>(gpu_memory_.data()) +
-                       (beyond == 0 ? 0 : kRegistrationAlignment - beyond);
-  auto registered = provider->Register({on_gpu, bytes});
+  FERRY_TRY_ASSIGN(auto on_gpu, cuda::AllocateRegistrable(api_, ordinal_, bytes));
+  gpu_memory_ = std::move(on_gpu.buffer);
+  auto registered = provider->Register({on_gpu.data, bytes});
   if (registered) {
     registered_ = *std::move(registered);
-    gpu_place_ = Place::OnDevice(on_gpu);
+    gpu_place_ = Place::OnDevice(on_gpu.data);
   } else {
     Log(LogLevel::kInfo, "transfer", "memory of GPU {} is sent by way of the host: {}", ordinal_,
         registered.error().message());
