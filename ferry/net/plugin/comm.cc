@@ -206,6 +206,7 @@ Result<std::unique_ptr<ReceiveComm>> Listening::Accept() {
       device_handle_->type == abi::kDeviceTypeUnpack ? device_handle_.get() : nullptr;
   const std::uint64_t mark = PluginLogMark();
   const int outcome = plugin_->driver().Accept(comm_, &comm, &device_handle);
+  pending_ = outcome == abi::kSuccess && comm == nullptr;
   if (outcome != abi::kSuccess) {
     return plugin_->CallError(Code::kPeerLost, fmt::format("accept on device {}", device_), outcome,
                               mark, kReconnect);
@@ -229,6 +230,7 @@ Result<std::unique_ptr<SendComm>> Connecting::Connect() {
   abi::DeviceHandle* device_handle = nullptr;
   const std::uint64_t mark = PluginLogMark();
   const int outcome = plugin_->driver().Connect(device_, handle_.data(), &comm, &device_handle);
+  pending_ = outcome == abi::kSuccess && comm == nullptr;
   if (outcome != abi::kSuccess) {
     return plugin_->CallError(Code::kPeerLost, fmt::format("connect from device {}", device_),
                               outcome, mark, kReconnect);

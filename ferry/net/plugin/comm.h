@@ -136,6 +136,9 @@ class Listening {
   Result<std::unique_ptr<ReceiveComm>> Accept();
   // Polls, with pauses, until the deadline. kTimedOut is final too.
   Result<std::unique_ptr<ReceiveComm>> Accept(Deadline deadline);
+  // The plugin has begun to accept, and has not ended it: it may hold sockets of the connection,
+  // which closing the listen comm does not close (abandoned.h).
+  bool pending() const noexcept { return pending_; }
 
  private:
   Listening(Plugin* plugin, int device) : plugin_(plugin), device_(device) {}
@@ -143,11 +146,13 @@ class Listening {
   Plugin* const plugin_;
   const int device_;
   void* comm_ = nullptr;
+  bool pending_ = false;
   alignas(8) Handle handle_{};
   std::unique_ptr<abi::DeviceHandle> device_handle_;
 };
 
-// Makes one connection. Plugins store their state in the handle.
+// Makes one connection. Plugins store their state in the handle. Nothing ends a connect that is
+// pending() when this is destroyed (abandoned.h).
 class Connecting {
  public:
   Connecting(Plugin* plugin, int device, const Handle& handle)
@@ -158,10 +163,13 @@ class Connecting {
   // As Listening::Accept(), both.
   Result<std::unique_ptr<SendComm>> Connect();
   Result<std::unique_ptr<SendComm>> Connect(Deadline deadline);
+  // The plugin has begun to connect, and has not ended it.
+  bool pending() const noexcept { return pending_; }
 
  private:
   Plugin* const plugin_;
   const int device_;
+  bool pending_ = false;
   alignas(8) Handle handle_;
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ferry/core/log.h"
+#include "ferry/net/plugin/abandoned.h"
 #include "ferry/net/plugin/lane.h"
 #include "ferry/net/plugin/step_log.h"
 
@@ -13,6 +14,12 @@ namespace ferry::net::plugin {
 namespace {
 
 constexpr milliseconds kStepInterval{1};
+
+// A GPU that is lost takes no part, so that host memory can still be moved.
+LaneTerms WithoutLostGpu(LaneTerms terms) {
+  if (terms.gpu && terms.gpu.api->IsLost(terms.gpu.ordinal)) terms.gpu = {};
+  return terms;
+}
 
 }  // namespace
 
@@ -30,7 +37,7 @@ LaneSetup* LaneSetup::Start(const LaneTerms& terms, Request request) {
 }
 
 LaneSetup::LaneSetup(const LaneTerms& terms, Request request)
-    : terms_(terms),
+    : terms_(WithoutLostGpu(terms)),
       device_(request.device),
       role_(request.role),
       loop_(request.loop),
@@ -38,7 +45,10 @@ LaneSetup::LaneSetup(const LaneTerms& terms, Request request)
       remote_(control_->Info().remote),
       done_(std::move(request.done)) {}
 
-LaneSetup::~LaneSetup() = default;
+// A set-up may end between the plugin's first answer "not yet" and its last one.
+LaneSetup::~LaneSetup() {
+  CloseInBackground(terms_.gpu, std::move(listening_), std::move(connecting_));
+}
 
 Error LaneSetup::Late() const {
   const std::string& plugin = terms_.plugin->name();

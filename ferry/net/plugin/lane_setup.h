@@ -31,7 +31,8 @@ struct LaneTerms {
 // One lane in the making. The connecting side sends a hello with the handle at which it accepts one
 // comm, the accepting side answers with its own, and both then connect to and accept from each
 // other. NCCL's calls for that do not block and are repeated, by a timer. Owned by the timer of its
-// deadline, and so destroyed with a loop that stops first.
+// deadline, and so destroyed with a loop that stops first. A lane that begins when the GPU is lost
+// is one without a GPU: it moves host memory, and refuses placements in GPU memory.
 class LaneSetup final : private LaneHandler {
  public:
   enum class Role : std::uint8_t { kConnects, kAccepts };

@@ -1,0 +1,31 @@
+// Ends connections of a plugin whose set-up was given up in the middle.
+#pragma once
+#include <chrono>
+#include <cstddef>
+#include <memory>
+
+#include "ferry/net/plugin/comm.h"
+#include "ferry/net/plugin/lane_gpu.h"
+
+namespace ferry::net::plugin {
+
+// How long the plugin is still asked for a connection that nobody wants. The peer's connect fails
+// when this side stops to accept, so this side must wait longer for its own connects.
+inline constexpr std::chrono::seconds kAbandonedAcceptTimeout{5};
+inline constexpr std::chrono::seconds kAbandonedConnectTimeout{60};
+
+// NCCL's interface cannot cancel connect and accept: sockets and threads that a plugin has made for
+// a connection stay for the life of the process, unless the connection is completed and its comm is
+// closed. This takes both halves of a set-up that was given up, either of which may be null, and
+// does so on a thread of its own, which ends when nothing is left to do. A connect that has no
+// answer at its deadline stays with the plugin, and is logged.
+//
+// What the plugin has not begun, or has ended, is only destroyed, before this returns. Any thread;
+// does not block. The plugin and the devices of `gpu` must live as long as the process.
+void CloseInBackground(const LaneGpu& gpu, std::unique_ptr<Listening> listening,
+                       std::unique_ptr<Connecting> connecting);
+
+// Halves of connections that CloseInBackground() has not ended yet, in the process. For tests.
+std::size_t AbandonedConnections();
+
+}  // namespace ferry::net::plugin
