@@ -4,22 +4,15 @@
 #include <string_view>
 #include <utility>
 
+#include "ferry/core/log.h"
 #include "ferry/cuda/address.h"
+#include "ferry/cuda/registrable_memory.h"
 
 namespace ferry::net::plugin {
 namespace {
 
 // Pieces of all chunks of the window, where each is as scattered as a row of the plugin's can be.
 constexpr std::uint64_t kMaxPieces = std::uint64_t{1} << 15;
-
-Status AddGpuSlots(const LaneGpu& gpu, std::size_t bytes, LaneBuffers* buffers) {
-  FERRY_TRY_ASSIGN(buffers->gpu_memory,
-                   gpu.api->AllocateDevice(gpu.ordinal, bytes + kGpuRegistrationAlignment));
-  auto* const at = static_cast<std::byte*>(buffers->gpu_memory.data());
-  const std::uint64_t beyond = cuda::AddressOf(at) % kGpuRegistrationAlignment;
-  buffers->gpu_slots = {at + (beyond == 0 ? 0 : kGpuRegistrationAlignment - beyond), bytes};
-  return Ok();
-}
 
 KernelExecutorOptions KernelOptions() {
   KernelExecutorOptions options;
@@ -86,7 +79,10 @@ Result<std::unique_ptr<LaneBuffers>> MakeBuffers(const LaneGpu& gpu, const Buffe
                      gpu.api->RegisterHost(gpu.ordinal, at, buffers->slots.bytes.size()));
     FERRY_TRY_ASSIGN(buffers->slots_place, Place::OnHost(*gpu.api, gpu.ordinal, at));
     if (shape.gpu_slots > 0) {
-      FERRY_TRY(AddGpuSlots(gpu, shape.gpu_slots * shape.chunk_bytes, buffers.get()));
+      const std::size_t bytes = shape.gpu_slots * shape.chunk_bytes;
+      FERRY_TRY_ASSIGN(auto on_gpu, cuda::AllocateRegistrable(gpu.api, gpu.ordinal, bytes));
+      buffers->gpu_memory = std::move(on_gpu.buffer);
+      buffers->gpu_slots = {on_gpu.data, bytes};
     }
     options.by = gpu.by;
     options.kind =
@@ -100,6 +96,7 @@ Result<std::unique_ptr<LaneBuffers>> LaneBufferPool::Take(const LaneGpu& gpu,
                                                           const BufferShape& shape) {
   {
     const std::lock_guard lock(mutex_);
+    TakeBackStuck();
     if (!kept_.empty()) {
       auto buffers = std::move(kept_.back());
       kept_.pop_back();
@@ -110,11 +107,33 @@ Result<std::unique_ptr<LaneBuffers>> LaneBufferPool::Take(const LaneGpu& gpu,
 }
 
 void LaneBufferPool::Give(std::unique_ptr<LaneBuffers> buffers) {
-  // With an error, or a copy that has not ended, they are of no use.
+  // With an error they are of no use, and no copy of a lost GPU runs.
   const auto completed = buffers->unpacker->Completed();
-  if (!completed || buffers->unpacker->in_flight() > 0) return;
+  if (!completed) return;
+  const bool is_stuck = buffers->unpacker->in_flight() > 0;
   const std::lock_guard lock(mutex_);
-  kept_.push_back(std::move(buffers));
+  (is_stuck ? stuck_ : kept_).push_back(std::move(buffers));
+}
+
+// Under mutex_.
+void LaneBufferPool::TakeBackStuck() {
+  for (auto& buffers : stuck_) {
+    if (!buffers->unpacker->Completed()) {
+      buffers.reset();
+    } else if (buffers->unpacker->in_flight() == 0) {
+      kept_.push_back(std::move(buffers));
+    }
+  }
+  std::erase(stuck_, nullptr);
+}
+
+LaneBufferPool::~LaneBufferPool() {
+  TakeBackStuck();
+  if (stuck_.empty()) return;
+  Log(LogLevel::kError, "plugin",
+      "buffers of {} lanes are never freed, because a GPU has not ended its copies from there",
+      stuck_.size());
+  for (auto& buffers : stuck_) (void)buffers.release();
 }
 
 }  // namespace ferry::net::plugin

@@ -15,8 +15,7 @@ namespace ferry::net::plugin {
 namespace {
 
 constexpr std::chrono::seconds kOpenTimeout{1};
-// A GPU that has not copied what has come by then is considered stuck.
-constexpr std::chrono::seconds kCopyTimeout{10};
+
 Status CheckMemory(cuda::DeviceApi* api, const ReceiveComm& comm) {
   const Plugin& plugin = comm.plugin();
   if (comm.device_handle().type == abi::kDeviceTypeHost) {
@@ -75,6 +74,7 @@ Status PayloadIn::Init(cuda::DeviceApi* api, std::unique_ptr<ReceiveComm> comm) 
   ReceiverOptions options;
   options.chunk_timeout = kNoChunkTimeout;
   options.straight = straight_;
+  options.end_timeout = std::chrono::milliseconds(0);  // the destructor has waited
   options.watcher = MakeArrivalLog(gpu_, pool);
   FERRY_TRY_ASSIGN(receiver_,
                    Receiver::Create(gpu_.api, &unpacker(), std::move(comms), options, deadline));
@@ -82,6 +82,7 @@ Status PayloadIn::Init(cuda::DeviceApi* api, std::unique_ptr<ReceiveComm> comm) 
 }
 
 PayloadIn::~PayloadIn() {
+  if (receiver_ != nullptr) AwaitCopies();
   registration_.reset();
   gpu_registration_.reset();
   receiver_.reset();
@@ -146,11 +147,16 @@ void PayloadIn::DropRest() {
   host_begin_ = {};
   from_slots_ = false;
   receiver_->DropAll();
+  if (busy()) AwaitCopies();
+}
+
+void PayloadIn::AwaitCopies() {
   // Without a GPU, Progress() copies, so no copy is in flight.
-  if (!gpu_ || !busy()) return;
-  if (const Status drained = receiver_->Drain(Deadline::After(kCopyTimeout)); !drained) {
-    Log(LogLevel::kError, "plugin", "at the end of a payload: {}", drained.error().message());
-  }
+  if (!gpu_ || stuck_) return;
+  const Status drained = receiver_->Drain(Deadline::After(kCopyTimeout));
+  if (drained) return;
+  Log(LogLevel::kError, "plugin", "at the end of a payload: {}", drained.error().message());
+  stuck_ = drained.error().code() == Code::kTimedOut;
 }
 
 Status PayloadIn::Progress() {

@@ -27,9 +27,17 @@ namespace ferry::net::plugin {
 // memory; a placement in host memory gets what the GPU does not reach from slots. So when
 // DropRest() or the destructor returns, nothing touches the placement, although receives of a
 // plugin cannot be cancelled. One thread at a time, with the GPU current; only DropRest() and the
-// destructor block, until copies in flight have ended.
+// destructor block, until copies in flight have ended, for kCopyTimeout at most. After a wait that
+// was not long enough no other call of the object waits.
+//
+// A GPU that has not ended its copies by then is stuck, and an error is logged. Its copies are still
+// queued: should it go on, they write to the placement, and what they write is undefined, since the
+// plugin may have used its pool again. Memory of this object that they read stays allocated until
+// they have ended. The user must not use the placement before the GPU is idle or lost.
 class PayloadIn {
  public:
+  // A GPU that has not copied what has come by then is considered stuck.
+  static constexpr std::chrono::seconds kCopyTimeout{10};
   // Where a payload goes.
   struct Target {
     std::span<const iovec> memory;  // empty: the payload is dropped
@@ -75,6 +83,7 @@ class PayloadIn {
   void PostSome();
   ChunkPlace TakePlace(std::size_t bytes);
   std::vector<PostedRun> TakeRuns(std::size_t bytes, std::uint64_t* lowest);
+  void AwaitCopies();
   std::uint64_t SlotOf(std::uint64_t chunk) const {
     return chunk % ReceiveComm::kWindow * chunks_.bytes;
   }
@@ -87,6 +96,7 @@ class PayloadIn {
   const ChunkTerms chunks_;
   const bool logs_host_payloads_ = ReadUcclLogSwitches().each_host_payload;
   bool straight_ = false;
+  bool stuck_ = false;  // the GPU
   std::unique_ptr<LaneBuffers> buffers_;
   std::unique_ptr<Receiver> receiver_;  // closes its comm after the registrations below are gone
   std::optional<Registration> registration_;

@@ -14,7 +14,6 @@
 namespace ferry::net::plugin {
 namespace {
 
-constexpr std::chrono::seconds kEndTimeout{60};
 constexpr std::chrono::microseconds kShareLaunch{6};
 // How long a chunk may wait for others to share a launch with, and how few batches make it launch
 // at once.
@@ -107,7 +106,7 @@ Status Receiver::MeasurePool(const cuda::PointerInfo& info) {
 }
 
 Receiver::~Receiver() {
-  if (auto drained = Drain(Deadline::After(kEndTimeout)); !drained) {
+  if (auto drained = Drain(Deadline::After(options_.end_timeout)); !drained) {
     Log(LogLevel::kWarn, "plugin", "at the end of a receiver: {}", drained.error().message());
   }
 }

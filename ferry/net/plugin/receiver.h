@@ -58,6 +58,8 @@ struct ReceiverOptions {
   ChunkWatcher watcher;
   // The plugin receives straight into memory: each chunk is copied from its message.
   bool straight = false;
+  // How long the destructor waits for copies that are in flight.
+  std::chrono::milliseconds end_timeout{60'000};
 };
 
 // Receives chunks over several channels of a plugin that leaves messages in pieces in its pool, and
@@ -76,7 +78,8 @@ class Receiver {
                                                   std::vector<std::unique_ptr<ReceiveComm>> comms,
                                                   const ReceiverOptions& options,
                                                   Deadline deadline);
-  // Drains, for at most a minute.
+  // Drains, for at most ReceiverOptions::end_timeout. The unpacker's copies may be in flight after
+  // that, and the plugin gets the memory that they read, so they may write anything.
   ~Receiver();
   Receiver(const Receiver&) = delete;
   Receiver& operator=(const Receiver&) = delete;

@@ -316,6 +316,18 @@ TEST_P(GpuLanes, EndWithTheirGpu) {
   EXPECT_EQ(closed->code(), Code::kDeviceLost) << closed->ToString();
   EXPECT_EQ(far_->loss(), LaneLoss::kBroken);
   EXPECT_TRUE(near_->AwaitClosed());
+  // A new lane moves host memory, and refuses the GPU's.
+  Destroy(&near_);
+  Destroy(&far_);
+  ASSERT_TRUE(api_->IsLost(0));
+  ConnectLane();
+  near_->Attach();
+  far_->Attach();
+  TestFrame* const frame = near_->Make("payload", CutInto(1 << 20, {}));
+  near_->Send(frame);
+  const auto got = far_->Take(1);
+  ASSERT_EQ(got.size(), 1U);
+  EXPECT_EQ(got.front().payload, frame->content);
 }
 
 INSTANTIATE_TEST_SUITE_P(
