@@ -9,7 +9,6 @@ namespace ferry::tools {
 namespace {
 
 using Does = FilterRule::Does;
-using Way = FilterChain::Way;
 
 // Words, of which a quoted one may hold blanks; a backslash takes the next letter as it is.
 std::vector<std::string> Split(const std::string& line) {
@@ -122,7 +121,8 @@ FilterRule ParseRule(const std::string& line, const std::vector<std::string>& wo
   return rule;
 }
 
-Way WayOf(const std::string& table, const std::string& name) {
+FilterChain::Way WayOf(const std::string& table, const std::string& name) {
+  using Way = FilterChain::Way;
   if (table == "nat") return Way::kNone;
   if (name == "INPUT" || name == "PREROUTING") return Way::kIn;
   return name == "OUTPUT" || name == "POSTROUTING" ? Way::kOut : Way::kNone;
