@@ -137,7 +137,7 @@ void PluginLane::CloseNow(Closing how) {
   if (arrived_) control().Close(how);
   const auto current = in_->MakeGpuCurrent();
   out_.reset();
-  in_.reset();
+  PayloadIn::End(std::move(in_));
   queue_.clear();
   control_sent_ = 0;
 }

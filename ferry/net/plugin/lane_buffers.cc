@@ -1,10 +1,11 @@
 // Makes, keeps and hands out buffers of lanes.
 #include "ferry/net/plugin/lane_buffers.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
-#include "ferry/core/log.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/registrable_memory.h"
 
@@ -94,9 +95,17 @@ Result<std::unique_ptr<LaneBuffers>> MakeBuffers(const LaneGpu& gpu, const Buffe
 
 Result<std::unique_ptr<LaneBuffers>> LaneBufferPool::Take(const LaneGpu& gpu,
                                                           const BufferShape& shape) {
+  std::vector<Stuck> idle;
   {
     const std::lock_guard lock(mutex_);
-    TakeBackStuck();
+    const auto first = std::partition(stuck_.begin(), stuck_.end(),
+                                      [](const Stuck& stuck) { return !stuck.is_idle(); });
+    std::move(first, stuck_.end(), std::back_inserter(idle));
+    stuck_.erase(first, stuck_.end());
+  }
+  idle.clear();  // without the mutex, since their ends call Give()
+  {
+    const std::lock_guard lock(mutex_);
     if (!kept_.empty()) {
       auto buffers = std::move(kept_.back());
       kept_.pop_back();
@@ -107,33 +116,21 @@ Result<std::unique_ptr<LaneBuffers>> LaneBufferPool::Take(const LaneGpu& gpu,
 }
 
 void LaneBufferPool::Give(std::unique_ptr<LaneBuffers> buffers) {
-  // With an error they are of no use, and no copy of a lost GPU runs.
+  // With an error, or a copy that has not ended, they are of no use.
   const auto completed = buffers->unpacker->Completed();
-  if (!completed) return;
-  const bool is_stuck = buffers->unpacker->in_flight() > 0;
+  if (!completed || buffers->unpacker->in_flight() > 0) return;
   const std::lock_guard lock(mutex_);
-  (is_stuck ? stuck_ : kept_).push_back(std::move(buffers));
+  kept_.push_back(std::move(buffers));
 }
 
-// Under mutex_.
-void LaneBufferPool::TakeBackStuck() {
-  for (auto& buffers : stuck_) {
-    if (!buffers->unpacker->Completed()) {
-      buffers.reset();
-    } else if (buffers->unpacker->in_flight() == 0) {
-      kept_.push_back(std::move(buffers));
-    }
-  }
-  std::erase(stuck_, nullptr);
+void LaneBufferPool::KeepStuck(std::shared_ptr<void> half, Unpacker* unpacker) {
+  const std::lock_guard lock(mutex_);
+  stuck_.push_back({std::move(half), unpacker});
 }
 
-LaneBufferPool::~LaneBufferPool() {
-  TakeBackStuck();
-  if (stuck_.empty()) return;
-  Log(LogLevel::kError, "plugin",
-      "buffers of {} lanes are never freed, because a GPU has not ended its copies from there",
-      stuck_.size());
-  for (auto& buffers : stuck_) (void)buffers.release();
+// No copy of a lost GPU runs.
+bool LaneBufferPool::Stuck::is_idle() const {
+  return !unpacker->Completed() || unpacker->in_flight() == 0;
 }
 
 }  // namespace ferry::net::plugin

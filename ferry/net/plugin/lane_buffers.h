@@ -37,26 +37,29 @@ Result<std::unique_ptr<LaneBuffers>> MakeBuffers(const LaneGpu& gpu, const Buffe
 
 // Keeps the buffers of lanes that have ended for later ones, because freeing GPU or pinned memory
 // blocks until the device is idle, and a stream of it may wait for the very operation that a new
-// lane is to end. All of one shape. It holds the buffers of as many lanes as there were at once, and
-// gives none back while it lives. Any thread.
+// lane is to end. All of one shape. It holds the buffers of as many lanes as there were at once,
+// and gives none back while it lives. Any thread.
 class LaneBufferPool {
  public:
-  // Buffers that a stuck GPU may still read are leaked.
-  ~LaneBufferPool();
-
   // Kept ones, or new ones; errors are those of MakeBuffers().
   Result<std::unique_ptr<LaneBuffers>> Take(const LaneGpu& gpu, const BufferShape& shape);
-  // Nothing may use them any more, except copies that a stuck GPU has not ended: such buffers are
-  // handed out when it has. Does not block.
+  // Nothing may use them any more.
   void Give(std::unique_ptr<LaneBuffers> buffers);
+  // The receiving half of a lane whose GPU is stuck, with all that its copies read: kept until the
+  // GPU has ended them, and destroyed by the next Take() after that.
+  void KeepStuck(std::shared_ptr<void> half, Unpacker* unpacker);
 
  private:
-  void TakeBackStuck();
+  struct Stuck {
+    std::shared_ptr<void> half;    // owned here alone
+    Unpacker* unpacker = nullptr;  // of the half
+    bool is_idle() const;
+  };
 
   std::mutex mutex_;
   // Under mutex_.
   std::vector<std::unique_ptr<LaneBuffers>> kept_;
-  std::vector<std::unique_ptr<LaneBuffers>> stuck_;
+  std::vector<Stuck> stuck_;
 };
 
 }  // namespace ferry::net::plugin

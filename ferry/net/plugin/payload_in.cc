@@ -89,6 +89,15 @@ PayloadIn::~PayloadIn() {
   if (gpu_ && buffers_ != nullptr) gpu_.buffers->Give(std::move(buffers_));
 }
 
+void PayloadIn::End(std::unique_ptr<PayloadIn> in) {
+  in->AwaitCopies();
+  if (!in->stuck_) return;
+  // Owned by the pool alone, which `in` has a share of: both stay if the GPU never goes on.
+  const auto pool = in->gpu_.buffers;
+  Unpacker* const unpacker = &in->unpacker();
+  pool->KeepStuck(std::move(in), unpacker);
+}
+
 Status PayloadIn::RegisterSlots() {
   ReceiveComm& comm = receiver_->comm(0);
   if (!buffers_->gpu_slots.empty()) {

@@ -30,10 +30,9 @@ namespace ferry::net::plugin {
 // destructor block, until copies in flight have ended, for kCopyTimeout at most. After a wait that
 // was not long enough no other call of the object waits.
 //
-// A GPU that has not ended its copies by then is stuck, and an error is logged. Its copies are still
-// queued: should it go on, they write to the placement, and what they write is undefined, since the
-// plugin may have used its pool again. Memory of this object that they read stays allocated until
-// they have ended. The user must not use the placement before the GPU is idle or lost.
+// A GPU that has not ended its copies by then is stuck, and an error is logged. Should it go on, it
+// still writes what has come to the placement: the user must not use the placement before the GPU
+// is idle or lost. What the copies read stays as it is, if the object goes by End().
 class PayloadIn {
  public:
   // A GPU that has not copied what has come by then is considered stuck.
@@ -50,6 +49,9 @@ class PayloadIn {
                                                    std::unique_ptr<ReceiveComm> comm,
                                                    const ChunkTerms& chunks);
   ~PayloadIn();
+  // Destroys it. If the GPU is stuck, everything is kept open until its copies have ended and
+  // another lane begins.
+  static void End(std::unique_ptr<PayloadIn> in);
   PayloadIn(const PayloadIn&) = delete;
   PayloadIn& operator=(const PayloadIn&) = delete;
 

@@ -277,6 +277,45 @@ TEST_P(GpuLanes, NothingIsWrittenAfterTheClose) {
   EXPECT_FALSE(api_->IsLost(0));
 }
 
+// For 10 s: not in each case.
+TEST_P(GpuLanes, OfAStuckGpuEndAndKeepWhatItReads) {
+  if (!is_simulated() || GetParam().name != std::string("StandIn")) {
+    GTEST_SKIP() << "no other GPU can be held back";
+  }
+  constexpr std::size_t kBytes = 4 << 20;
+  MirroredMemory target(api_, 0, kBytes, 1);
+  ReceiveInto(Backwards(target.span(), 4096));
+  near_->Attach();
+  far_->Attach();
+  simulated().Pause();
+  const std::uint64_t before = simulated().counters().launches;
+  near_->Send(near_->Make("payload", CutInto(kBytes, {})));
+  AwaitLaunch(before);
+  const auto begin = Clock::now();
+  far_->Do([](Lane& lane) { lane.Close(Closing::kAbort); });
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(40));
+  EXPECT_TRUE(near_->AwaitClosed());
+  Destroy(&near_);
+  Destroy(&far_);
+  // What the GPU reads now would lose it if it were gone.
+  simulated().Resume();
+  for (int lanes = 0; lanes < 2; ++lanes) {
+    ConnectLane();
+    ReceiveInto(Backwards(target.span(), kBytes));
+    TestFrame* const frame = near_->Make("payload", CutInto(kBytes, {}));
+    near_->Attach();
+    far_->Attach();
+    near_->Send(frame);
+    ASSERT_TRUE(arrived_.AwaitAtLeast(lanes + 1));
+    if (lanes > 0) {
+      EXPECT_EQ(target.Copy(), frame->content);
+    }
+    Destroy(&near_);
+    Destroy(&far_);
+  }
+  EXPECT_FALSE(api_->IsLost(0));
+}
+
 // Freeing and allocating may block until the device is idle.
 TEST_P(GpuLanes, ALaterLaneUsesTheBuffersOfAnEarlierOne) {
   if (!is_simulated()) GTEST_SKIP() << "calls of other GPUs are not counted";
