@@ -1,5 +1,5 @@
-// _dl_find_object for glibc 2.34: the only function of a later glibc (2.35) that programs with a static
-// libgcc need. Exceptions find the unwind tables by it.
+// _dl_find_object for glibc 2.34: the only function of a later glibc (2.35) that programs with a
+// static libgcc need. Exceptions find the unwind tables by it.
 #include <dlfcn.h>
 #include <link.h>
 
@@ -48,9 +48,11 @@ int Examine(dl_phdr_info* object, std::size_t /*size*/, void* data) {
 }  // namespace ferry
 
 // Hidden, so that no other object of the process gets this one, which takes the loader's lock: an
-// exception costs about a microsecond more than with glibc's own, and we throw none where time counts.
-// NOLINTNEXTLINE(readability-identifier-naming, bugprone-reserved-identifier): glibc's name.
-extern "C" __attribute__((visibility("hidden"))) int _dl_find_object(void* address, dl_find_object* found) noexcept {
+// exception costs about a microsecond more than with glibc's own, and we throw none where time
+// counts. NOLINTNEXTLINE(readability-identifier-naming, bugprone-reserved-identifier): glibc's
+// name.
+extern "C" __attribute__((visibility("hidden"))) int _dl_find_object(
+    void* address, dl_find_object* found) noexcept {
   ferry::Search search{reinterpret_cast<std::uintptr_t>(address), found};
   return dl_iterate_phdr(ferry::Examine, &search) == 1 ? 0 : -1;
 }
