@@ -1,9 +1,12 @@
-// _dl_find_object for glibc 2.34: the only function of a later glibc (2.35) that programs with a
-// static libgcc need. Exceptions find the unwind tables by it.
+// Functions of glibc after 2.34 that a static C++ library needs, for programs that run with
+// glibc 2.34: _dl_find_object (2.35), by which exceptions find the unwind tables, and arc4random
+// (2.36) of std::random_device. All are hidden, so that no other object of the process gets them.
 #include <dlfcn.h>
 #include <link.h>
+#include <sys/random.h>
 
 #include <cstdint>
+#include <cstdlib>
 
 #if defined(__x86_64__) && defined(DLFO_STRUCT_HAS_EH_DBASE)
 
@@ -47,10 +50,10 @@ int Examine(dl_phdr_info* object, std::size_t /*size*/, void* data) {
 }  // namespace
 }  // namespace ferry
 
-// Hidden, so that no other object of the process gets this one, which takes the loader's lock: an
-// exception costs about a microsecond more than with glibc's own, and we throw none where time
-// counts. NOLINTNEXTLINE(readability-identifier-naming, bugprone-reserved-identifier): glibc's
-// name.
+// It takes the loader's lock, unlike glibc's own: exceptions of several threads wait for each
+// other. We throw none where time counts.
+
+// NOLINTNEXTLINE(readability-identifier-naming, bugprone-reserved-identifier): glibc's name.
 extern "C" __attribute__((visibility("hidden"))) int _dl_find_object(
     void* address, dl_find_object* found) noexcept {
   ferry::Search search{reinterpret_cast<std::uintptr_t>(address), found};
@@ -58,3 +61,12 @@ extern "C" __attribute__((visibility("hidden"))) int _dl_find_object(
 }
 
 #endif
+
+// The kernel's random numbers; ends the process where there are none, as glibc's does.
+
+// NOLINTNEXTLINE(readability-identifier-naming): glibc's name.
+extern "C" __attribute__((visibility("hidden"))) std::uint32_t arc4random() noexcept {
+  std::uint32_t number = 0;
+  if (getrandom(&number, sizeof(number), 0) != static_cast<ssize_t>(sizeof(number))) std::abort();
+  return number;
+}
