@@ -45,6 +45,7 @@ function(ferry_bundled_module name)
   if(NOT FERRY_SANITIZE)
     # The sanitizers' functions are the program's, and their C++ library is shared.
     target_link_options(${name} PRIVATE -Wl,--no-undefined -static-libstdc++ -static-libgcc)
+    target_sources(${name} PRIVATE "${PROJECT_SOURCE_DIR}/packaging/old_glibc.cc")
   endif()
   ferry_carry_commit(${name})
 endfunction()

@@ -1,6 +1,11 @@
 # Finds the libraries that the build requires, and the optional ones.
 include_guard(GLOBAL)
 
+set(FERRY_ARCHIVES "" CACHE PATH "Folder of packaging/build_libs with libfmt.a and so on; empty: shared libraries")
+if(FERRY_ARCHIVES)
+  set(OPENSSL_USE_STATIC_LIBS ON)
+endif()
+
 find_package(Threads REQUIRED)
 find_package(fmt CONFIG REQUIRED)
 find_package(spdlog CONFIG REQUIRED)

@@ -35,7 +35,25 @@ endforeach()
 list(REMOVE_ITEM ferry_headers ${ferry_shown_headers})
 set_target_properties(tensorferry PROPERTIES LINKER_LANGUAGE CXX)
 target_compile_features(tensorferry PUBLIC cxx_std_20)
-target_link_libraries(tensorferry PUBLIC ${ferry_libs})
+set(ferry_linked_libs ${ferry_libs})
+if(FERRY_ARCHIVES)
+  # They become part of the library, so its users need none of them.
+  list(REMOVE_ITEM ferry_linked_libs fmt::fmt spdlog::spdlog ISAL::ISAL prometheus-cpp::pull)
+  file(GENERATE OUTPUT "${PROJECT_BINARY_DIR}/merge.mri" CONTENT
+"CREATE $<TARGET_FILE:tensorferry>.merged
+ADDLIB $<TARGET_FILE:tensorferry>
+ADDLIB $<JOIN:${ferry_archives},
+ADDLIB >
+SAVE
+END
+")
+  # Debugging information would be most of it.
+  add_custom_command(TARGET tensorferry POST_BUILD
+    COMMAND sh -c "\"$1\" -M <\"$2\" && \"$3\" --strip-debug \"$4.merged\" && mv \"$4.merged\" \"$4\""
+            merge "${CMAKE_AR}" "${PROJECT_BINARY_DIR}/merge.mri" "${CMAKE_STRIP}" "$<TARGET_FILE:tensorferry>"
+    VERBATIM)
+endif()
+target_link_libraries(tensorferry PUBLIC ${ferry_linked_libs})
 # What is installed. Two sets, because the base directories of one set may not contain each other.
 set(ferry_generated_headers ferry/core/version.h ferry/kernels.h)
 file(STRINGS "${PROJECT_SOURCE_DIR}/cmake/public_headers.txt" ferry_public_headers REGEX "^ferry/")
@@ -83,5 +101,8 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/TensorferryConfigVersion
                                  COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/TensorferryConfig.cmake"
               "${PROJECT_BINARY_DIR}/TensorferryConfigVersion.cmake"
-              "${PROJECT_SOURCE_DIR}/cmake/FindISAL.cmake"
         DESTINATION "${ferry_package_dir}")
+if(NOT FERRY_ARCHIVES)
+  install(FILES "${PROJECT_SOURCE_DIR}/cmake/FindISAL.cmake" DESTINATION "${ferry_package_dir}")
+endif()
+include(FerryPkgConfig)

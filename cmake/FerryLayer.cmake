@@ -51,6 +51,7 @@ function(ferry_layer name)
       add_executable(${arg_PROGRAM} main.cc)
       ferry_warnings(${arg_PROGRAM})
       target_link_libraries(${arg_PROGRAM} PRIVATE ${name})
+      ferry_link_statically(${arg_PROGRAM})
       set_target_properties(${arg_PROGRAM} PROPERTIES RUNTIME_OUTPUT_DIRECTORY
                             "${PROJECT_BINARY_DIR}")
     endif()

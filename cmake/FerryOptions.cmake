@@ -15,6 +15,11 @@ endif()
 find_program(FERRY_CCACHE ccache)
 if(FERRY_CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${FERRY_CCACHE}")
+  if(SKBUILD AND NOT DEFINED ENV{CCACHE_BASEDIR})
+    # pip has no script that sets these; the presets' users have.
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}"
+                                    CCACHE_NOHASHDIR=1 "${FERRY_CCACHE}")
+  endif()
 endif()
 
 set(FERRY_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion)

@@ -11,7 +11,7 @@ import re
 import sys
 
 # A subcommand of the program includes no other; what they share is in support.
-TOOL_ROOMS = ("bench", "doctor", "info", "perf", "support", "transfer")
+TOOL_ROOMS = ("bench", "doctor", "info", "pages", "perf", "support", "transfer")
 TOOLS = {"core", "cuda", "copy", "unpack", "kernels", "net", "net/tcp", "net/plugin", "transfer"}
 # The rooms of transfer, and the rooms that each may include. All know the value types of the public
 # handles (TRANSFER_VALUES), and no handle.

@@ -15,7 +15,7 @@ require() {
 }
 
 folders=()
-for folder in ferry bindings standin tests bench; do
+for folder in ferry bindings packaging standin tests bench; do
   if [[ -d $folder ]]; then folders+=("$folder"); fi
 done
 

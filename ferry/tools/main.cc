@@ -18,17 +18,6 @@
 namespace ferry::tools {
 namespace {
 
-constexpr const char* kFooter =
-    "Exit codes:\n"
-    "  0  ok\n"
-    "  1  failed: the transfer, its verification, or a resource\n"
-    "  2  wrong usage or setting\n"
-    "  3  the peer could not be reached, or was lost\n"
-    "  4  timed out\n"
-    "  5  doctor: at worst a warning\n"
-    "  6  doctor: a problem\n"
-    "  130  interrupted by Ctrl-C (SIGINT); 143: by SIGTERM. Servers end with 0 then\n";
-
 // "ferry perf loopback": the program and the subcommands that were given.
 std::string NameOf(const CLI::App& app) {
   std::string name = app.get_name();
@@ -70,16 +59,10 @@ std::string VersionLine() {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app("Moves tensors between processes over TCP.", "ferry");
+  CLI::App app;
   Invocation invocation;
-  app.require_subcommand(1);
+  DeclareProgram(&app, &invocation);
   app.set_version_flag("--version", VersionLine());
-  app.footer(kFooter);
-  for (const Subcommand& row : kSubcommands) {
-    CLI::App* const command = app.add_subcommand(row.name, row.summary);
-    command->footer("");
-    row.declare(command, &invocation);
-  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

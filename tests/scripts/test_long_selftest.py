@@ -13,7 +13,7 @@ SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 class Running(unittest.TestCase):
     """In a checkout whose other scripts only say what they were told."""
 
-    def run_script(self, release_code):
+    def run_script(self, release_code, packages_code=0):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         root = pathlib.Path(folder.name)
@@ -23,6 +23,8 @@ class Running(unittest.TestCase):
         said = root / "said"
         for name in ("fuzz", "test_python", "test_nanovllm", "gpu_check"):
             self.write(root / "scripts" / name, f'echo {name} "$@" >>{said}')
+        self.write(root / "scripts" / "release", f"exit {packages_code}")
+        self.write(root / "packaging" / "test_bare", f'echo test_bare "$@" >>{said}')
         self.write(root / "bin" / "cmake", f'case "$*" in "--preset release") exit {release_code};; esac')
         self.write(root / "bin" / "nvidia-smi", "exit 0")
         environment = {**os.environ, "PATH": f"{root}/bin:{os.environ['PATH']}", "TENSORFERRY_NANOVLLM": "/a/checkout"}
@@ -41,6 +43,14 @@ class Running(unittest.TestCase):
         self.assertIn("test_nanovllm --from build/release /a/checkout", said)
         self.assertIn("gpu_check", said)
         self.assertTrue(any(line.startswith("test_python --torch") for line in said))
+
+    def test_bare_systems_get_the_packages_where_these_could_be_made(self):
+        _, said = self.run_script(0)
+        self.assertIn("test_bare build/long/packages", said)
+        ended, said = self.run_script(0, packages_code=1)
+        self.assertEqual(ended.returncode, 1)
+        self.assertIn("the packages could not be made", ended.stdout)
+        self.assertFalse([line for line in said if line.startswith("test_bare")])
 
     def test_stale_programs_are_not_judged(self):
         ended, said = self.run_script(1)

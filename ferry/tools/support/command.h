@@ -78,4 +78,7 @@ inline constexpr Subcommand kSubcommands[] = {
      DeclareKernelBench},
 };
 
+// The whole command line of the program, without --version.
+void DeclareProgram(CLI::App* app, Invocation* invocation);
+
 }  // namespace ferry::tools
