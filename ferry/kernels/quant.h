@@ -39,6 +39,8 @@ Result<QuantScale> CheckQuantScale(const QuantArguments& arguments, const Argume
 // The type, shape and strides of an e4m3 output of the shape of `like`.
 Status CheckQuantOut(const Argument& out, const Argument& like);
 
+inline constexpr float kLargestFloat = std::numeric_limits<float>::max();
+
 // Rows of zeros get this scale and not 0: 448 times it is 1 / 512, as in vLLM.
 inline constexpr float kMinQuantScale = 1.0F / (448.0F * 512.0F);
 
@@ -49,8 +51,7 @@ __host__ __device__
 #endif
     inline float
     QuantScaleOf(float largest, const float* bound) noexcept {
-  constexpr float kFinite = std::numeric_limits<float>::max();
-  largest = fminf(largest, kFinite);
+  largest = fminf(largest, kLargestFloat);
   if (bound != nullptr) largest = fminf(largest, *bound);
   return fmaxf(largest / 448.0F, kMinQuantScale);
 }
@@ -63,7 +64,7 @@ __host__ __device__
     inline float
     QuantInverseOf(float scale) noexcept {
   const float inverse = 1.0F / scale;
-  return fabsf(inverse) > std::numeric_limits<float>::max() ? 0.0F : inverse;
+  return fabsf(inverse) > kLargestFloat ? 0.0F : inverse;
 }
 
 // Quantises a row on the CPU, to the elements from `at` on of `out`, and writes its scale where one
