@@ -19,8 +19,10 @@
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/kernels/elementwise/elementwise.h"
 #include "ferry/kernels/gated/gated.h"
+#include "ferry/kernels/gated/gated_quant.h"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store.h"
 #include "ferry/kernels/rms_norm/rms_norm.h"
+#include "ferry/kernels/rms_norm/rms_norm_quant.h"
 #include "ferry/kernels/rope/rope.h"
 #include "ferry/kernels/sampler/sampler.h"
 #include "ferry/kernels/store_kvcache/store_kvcache.h"
@@ -42,13 +44,14 @@ DType DTypeNamed(const std::string& text, const char* argument) {
       {"bfloat16", DType::kBfloat16}, {"float16", DType::kFloat16},
       {"float32", DType::kFloat32},   {"float8_e4m3fn", DType::kFloat8E4m3},
       {"int32", DType::kInt32},       {"int64", DType::kInt64},
+      {"uint8", DType::kFloat8E4m3},  // engines keep e4m3 numbers in tensors of bytes
   };
   const std::string name = text.substr(text.rfind('.') + 1);
   for (const auto& [known, dtype] : kNames) {
     if (name == known) return dtype;
   }
   RefuseTensor(argument, fmt::format("is of {}; it can be of bfloat16, float16, float32, "
-                                     "float8_e4m3fn, int32 or int64",
+                                     "float8_e4m3fn, uint8 (as e4m3), int32 or int64",
                                      name));
 }
 
@@ -174,6 +177,28 @@ void BindRows(nb::module_& module) {
   });
 }
 
+kernels::QuantMode QuantModeOf(bool per_token) {
+  return per_token ? kernels::QuantMode::kPerToken : kernels::QuantMode::kStatic;
+}
+
+void BindQuantised(nb::module_& module) {
+  module.def("rms_norm_quant", [](Place at, nb::handle result, nb::handle input,
+                                  const Maybe& residual, nb::handle weight, nb::handle scale,
+                                  const Maybe& scale_ub, float eps, bool per_token) {
+    at.Run<kernels::RmsNormQuantArgs>(
+        {at(input, "input"), at(residual, "residual"), at(weight, "weight"), at(result, "result"),
+         at(scale, "scale"), at(scale_ub, "scale_ub"), eps, QuantModeOf(per_token)},
+        kernels::RmsNormQuant, kernels::RmsNormQuantCpu);
+  });
+  module.def("silu_and_mul_quant", [](Place at, nb::handle result, nb::handle input,
+                                      nb::handle scale, const Maybe& scale_ub, bool per_token) {
+    at.Run<kernels::SiluAndMulQuantArgs>(
+        {at(input, "input"), at(result, "result"), at(scale, "scale"), at(scale_ub, "scale_ub"),
+         QuantModeOf(per_token)},
+        kernels::SiluAndMulQuant, kernels::SiluAndMulQuantCpu);
+  });
+}
+
 void BindTokens(nb::module_& module) {
   module.def("rope", [](Place at, nb::handle q, nb::handle k, nb::handle q_out, nb::handle k_out,
                         nb::handle positions, nb::handle cos_sin_cache) {
@@ -265,6 +290,7 @@ void BindKernels(nb::module_& module) {
   nb::class_<Place>(kernels, "Place")
       .def(nb::init<int, std::uint64_t>(), nb::arg("device"), nb::arg("stream"));
   BindRows(kernels);
+  BindQuantised(kernels);
   BindTokens(kernels);
   BindAttention(kernels);
   BindTorchOps(kernels);

@@ -17,8 +17,10 @@
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/kernels/elementwise/elementwise.h"
 #include "ferry/kernels/gated/gated.h"
+#include "ferry/kernels/gated/gated_quant.h"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store.h"
 #include "ferry/kernels/rms_norm/rms_norm.h"
+#include "ferry/kernels/rms_norm/rms_norm_quant.h"
 #include "ferry/kernels/rope/rope.h"
 #include "ferry/kernels/sampler/sampler.h"
 #include "ferry/kernels/store_kvcache/store_kvcache.h"
@@ -42,17 +44,19 @@ void CheckTorch(TorchError ended) {
 thread_local std::optional<Error> last_refusal;
 
 DType TypeOf(std::int32_t code, const char* argument) {
+  // Engines keep e4m3 numbers in tensors of bytes.
+  if (code == torch_abi->types[TorchAbi::kUint8]) return DType::kFloat8E4m3;
   for (std::size_t i = 0; i < TorchAbi::kTypes; ++i) {
     if (torch_abi->types[i] != code) continue;
     if (i <= static_cast<std::size_t>(DType::kInt64)) return static_cast<DType>(i);
     throw Raised(Error(Code::kInvalidArgument,
                        fmt::format("{}: is of {}; it can be of bfloat16, float16, float32, "
-                                   "float8_e4m3fn, int32 or int64",
+                                   "float8_e4m3fn, uint8 (as e4m3), int32 or int64",
                                    argument, kTorchTypeNames[i])));
   }
   throw Raised(Error(Code::kInvalidArgument,
                      fmt::format("{}: is of another type; it can be of bfloat16, float16, float32, "
-                                 "float8_e4m3fn, int32 or int64",
+                                 "float8_e4m3fn, uint8 (as e4m3), int32 or int64",
                                  argument)));
 }
 
@@ -86,6 +90,12 @@ class TorchCall {
   // The argument `index`; none where it is None. Throws where it is on another device.
   Tensor At(std::size_t index, const char* argument) const {
     return tensors_[index] == nullptr ? Tensor{} : View(tensors_[index], argument);
+  }
+  // The same; a tensor without sizes, of one number, has one here.
+  Tensor Numbers(std::size_t index, const char* argument) const {
+    Tensor numbers = At(index, argument);
+    if (tensors_[index] == nullptr || numbers.rank > 0) return numbers;
+    return Tensor::Contiguous(numbers.data, numbers.dtype, {1});
   }
   double Real(std::size_t index) const {
     double value = 0;
@@ -251,6 +261,59 @@ void AddRmsNormInPlace(TorchValue* stack) {
       kernels::AddRmsNormCpu);
 }
 
+void RmsNormStaticQuant(TorchValue* stack) {
+  TorchCall call(stack, "TTTTn", 1);
+  kernels::RmsNormQuantArgs args;
+  args.result = call.At(0, "result");
+  args.input = call.At(1, "input");
+  args.weight = call.At(2, "weight");
+  args.scale = call.Numbers(3, "scale");
+  args.eps = call.Single(4);
+  call.Run(args, kernels::RmsNormQuant, kernels::RmsNormQuantCpu);
+}
+
+void AddRmsNormStaticQuant(TorchValue* stack) {
+  TorchCall call(stack, "TTTTTn", 1);
+  kernels::RmsNormQuantArgs args;
+  args.result = call.At(0, "result");
+  args.input = call.At(1, "input");
+  args.residual = call.At(2, "residual");
+  args.weight = call.At(3, "weight");
+  args.scale = call.Numbers(4, "scale");
+  args.eps = call.Single(5);
+  call.Run(args, kernels::RmsNormQuant, kernels::RmsNormQuantCpu);
+}
+
+void RmsNormPerTokenQuant(TorchValue* stack) {
+  TorchCall call(stack, "TTTTnMM", 1);
+  kernels::RmsNormQuantArgs args;
+  args.result = call.At(0, "result");
+  args.input = call.At(1, "input");
+  args.weight = call.At(2, "weight");
+  args.scale = call.Numbers(3, "scale");
+  args.eps = call.Single(4);
+  args.scale_ub = call.Numbers(5, "scale_ub");
+  args.residual = call.At(6, "residual");
+  args.mode = kernels::QuantMode::kPerToken;
+  call.Run(args, kernels::RmsNormQuant, kernels::RmsNormQuantCpu);
+}
+
+void SiluAndMulStaticQuant(TorchValue* stack) {
+  TorchCall call(stack, "TTT", 1);
+  call.Run<kernels::SiluAndMulQuantArgs>(
+      {call.At(1, "input"), call.At(0, "result"), call.Numbers(2, "scale"), Tensor{},
+       kernels::QuantMode::kStatic},
+      kernels::SiluAndMulQuant, kernels::SiluAndMulQuantCpu);
+}
+
+void SiluAndMulPerTokenQuant(TorchValue* stack) {
+  TorchCall call(stack, "TTTM", 1);
+  call.Run<kernels::SiluAndMulQuantArgs>(
+      {call.At(1, "input"), call.At(0, "result"), call.Numbers(2, "scale"),
+       call.Numbers(3, "scale_ub"), kernels::QuantMode::kPerToken},
+      kernels::SiluAndMulQuant, kernels::SiluAndMulQuantCpu);
+}
+
 // As rows of cosines and sines; nano-vllm's has a size of one between.
 Tensor Table(Tensor cos_sin) {
   if (cos_sin.rank == 3 && cos_sin.shape[1] == 1) {
@@ -364,6 +427,11 @@ constexpr TorchOp kTorchOps[] = {
     {"rms_norm", Boxed<RmsNorm>},
     {"add_rms_norm", Boxed<AddRmsNorm>},
     {"add_rms_norm_", Boxed<AddRmsNormInPlace>},
+    {"rms_norm_static_fp8_quant", Boxed<RmsNormStaticQuant>},
+    {"fused_add_rms_norm_static_fp8_quant", Boxed<AddRmsNormStaticQuant>},
+    {"rms_norm_dynamic_per_token_quant", Boxed<RmsNormPerTokenQuant>},
+    {"silu_and_mul_quant", Boxed<SiluAndMulStaticQuant>},
+    {"silu_and_mul_dynamic_per_token_quant", Boxed<SiluAndMulPerTokenQuant>},
     {"rope", Boxed<Rope<false>>},
     {"rope_", Boxed<Rope<true>>},
     {"store_kvcache", Boxed<StoreKvCache>},

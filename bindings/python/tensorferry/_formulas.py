@@ -50,6 +50,61 @@ def add_rms_norm(x, residual, weight, eps=1e-6):
     return _normalised(total, weight, eps, x.dtype), total.to(x.dtype)
 
 
+_LARGEST_E4M3 = 448.0
+_LEAST_SCALE = 1 / (_LARGEST_E4M3 * 512)  # of a row of zeros
+
+
+def _as_e4m3(x):
+    """Tensors of bytes are those of e4m3 numbers."""
+    return x.view(torch.float8_e4m3fn) if x.dtype == torch.uint8 else x
+
+
+def _quantise(result, values, scale):
+    inverse = scale.float().reciprocal()
+    inverse = inverse.masked_fill(inverse.isinf(), 0.0)
+    scaled = (values.float() * inverse).clamp(-_LARGEST_E4M3, _LARGEST_E4M3)
+    _as_e4m3(result).copy_(scaled.to(torch.float8_e4m3fn))
+
+
+def _quantise_rows(result, values, scale, scale_ub):
+    # NaN does not count, and an infinite number saturates.
+    largest = values.float().abs().nan_to_num(0.0).amax(-1, keepdim=True)
+    if scale_ub is not None:
+        largest = torch.minimum(largest, scale_ub.reshape(()))
+    made = (largest / _LARGEST_E4M3).clamp(min=_LEAST_SCALE)
+    scale.copy_(made.reshape(scale.shape))
+    _quantise(result, values, made)
+
+
+def rms_norm_static_fp8_quant(result, input, weight, scale, epsilon):
+    _quantise(result, rms_norm(input, weight, epsilon), scale)
+
+
+def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, epsilon):
+    out, total = add_rms_norm(input, residual, weight, epsilon)
+    residual.copy_(total)
+    _quantise(result, out, scale)
+
+
+def rms_norm_dynamic_per_token_quant(
+    result, input, weight, scale, epsilon, scale_ub=None, residual=None
+):
+    if residual is None:
+        out = rms_norm(input, weight, epsilon)
+    else:
+        out, total = add_rms_norm(input, residual, weight, epsilon)
+        residual.copy_(total)
+    _quantise_rows(result, out, scale, scale_ub)
+
+
+def silu_and_mul_quant(result, input, scale):
+    _quantise(result, silu_and_mul(input), scale)
+
+
+def silu_and_mul_dynamic_per_token_quant(result, input, scale, scale_ub=None):
+    _quantise_rows(result, silu_and_mul(input), scale, scale_ub)
+
+
 def rope(positions, q, k, cos_sin_cache):
     rows = cos_sin_cache.reshape(cos_sin_cache.shape[0], -1)[positions].float()
     cos, sin = rows.unsqueeze(1).chunk(2, dim=-1)

@@ -156,6 +156,78 @@ def add_rms_norm_(x, residual, weight, eps=1e-6):
     _written(x, residual)
 
 
+# The quantised ops have the names and arguments that vLLM's have.
+
+
+def _numbers(x):
+    """A tensor without sizes, of one number, with one."""
+    return x.reshape(1) if x is not None and x.dim() == 0 else x
+
+
+def _rms_norm_quant(result, input, residual, weight, scale, scale_ub, epsilon, per_token):
+    _run(
+        "rms_norm_quant",
+        input,
+        result,
+        input,
+        residual,
+        weight,
+        _numbers(scale),
+        _numbers(scale_ub),
+        epsilon,
+        per_token,
+    )
+    _written(result, residual, scale if per_token else None)
+
+
+@_op(
+    "rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor scale,"
+    " float epsilon) -> ()",
+    _fake_nothing,
+)
+def rms_norm_static_fp8_quant(result, input, weight, scale, epsilon):
+    _rms_norm_quant(result, input, None, weight, scale, None, epsilon, False)
+
+
+@_op(
+    "fused_add_rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) residual,"
+    " Tensor weight, Tensor scale, float epsilon) -> ()",
+    _fake_nothing,
+)
+def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, epsilon):
+    _rms_norm_quant(result, input, residual, weight, scale, None, epsilon, False)
+
+
+@_op(
+    "rms_norm_dynamic_per_token_quant(Tensor(a!) result, Tensor input, Tensor weight,"
+    " Tensor(b!) scale, float epsilon, Tensor? scale_ub=None, Tensor(c!)? residual=None) -> ()",
+    _fake_nothing,
+)
+def rms_norm_dynamic_per_token_quant(
+    result, input, weight, scale, epsilon, scale_ub=None, residual=None
+):
+    _rms_norm_quant(result, input, residual, weight, scale, scale_ub, epsilon, True)
+
+
+@_op(
+    "silu_and_mul_quant(Tensor(a!) result, Tensor input, Tensor scale) -> ()",
+    _fake_nothing,
+)
+def silu_and_mul_quant(result, input, scale):
+    _run("silu_and_mul_quant", input, result, input, _numbers(scale), None, False)
+    _written(result)
+
+
+@_op(
+    "silu_and_mul_dynamic_per_token_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale,"
+    " Tensor? scale_ub=None) -> ()",
+    _fake_nothing,
+)
+def silu_and_mul_dynamic_per_token_quant(result, input, scale, scale_ub=None):
+    _run("silu_and_mul_quant", input, result, input, _numbers(scale), _numbers(scale_ub), True)
+    _written(result, scale)
+
+
 def _table(cos_sin_cache):
     """As rows of cosines and sines; nano-vllm's has a size of one between."""
     return cos_sin_cache.flatten(1) if cos_sin_cache.dim() > 2 else cos_sin_cache

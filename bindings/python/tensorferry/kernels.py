@@ -30,15 +30,20 @@ __all__ = [
     "attention_prefill",
     "element_wise_mul_add",
     "fused_add_gelu",
+    "fused_add_rms_norm_static_fp8_quant",
     "fused_residual_rmsnorm",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "qk_norm_rope_store",
     "rms_norm",
+    "rms_norm_dynamic_per_token_quant",
+    "rms_norm_static_fp8_quant",
     "rope",
     "rope_",
     "sample",
     "silu_and_mul",
+    "silu_and_mul_dynamic_per_token_quant",
+    "silu_and_mul_quant",
     "store_kvcache",
 ]
 
@@ -130,6 +135,41 @@ fused_residual_rmsnorm = add_rms_norm
 def add_rms_norm_(x, residual, weight, eps=1e-6):
     """The same with x and residual as outputs."""
     _torch_op("add_rms_norm_", x, residual, weight, eps)
+
+
+def rms_norm_static_fp8_quant(result, input, weight, scale, epsilon):
+    """result, of e4m3 numbers (or bytes for them): rms_norm / scale, saturating; scale: [1]."""
+    _torch_op("rms_norm_static_fp8_quant", result, input, weight, scale, epsilon)
+
+
+def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, epsilon):
+    """The same of input + residual, which becomes the new residual."""
+    _torch_op(
+        "fused_add_rms_norm_static_fp8_quant", result, input, residual, weight, scale, epsilon
+    )
+
+
+def rms_norm_dynamic_per_token_quant(
+    result, input, weight, scale, epsilon, scale_ub=None, residual=None
+):
+    """The same with scales that are made, one for each row: max |rms_norm| / 448.
+
+    scale: [rows, 1]; scale_ub: a bound of the maximum.
+    """
+    _torch_op(
+        "rms_norm_dynamic_per_token_quant",
+        result, input, weight, scale, epsilon, scale_ub, residual
+    )
+
+
+def silu_and_mul_quant(result, input, scale):
+    """result, of e4m3 numbers (or bytes for them): silu_and_mul / scale, saturating."""
+    _torch_op("silu_and_mul_quant", result, input, scale)
+
+
+def silu_and_mul_dynamic_per_token_quant(result, input, scale, scale_ub=None):
+    """The same with scales that are made, one for each row."""
+    _torch_op("silu_and_mul_dynamic_per_token_quant", result, input, scale, scale_ub)
 
 
 def rope(positions, q, k, cos_sin_cache):

@@ -31,19 +31,20 @@ std::int64_t RowsOf(const Tensor& x) {
 }
 
 Result<QuantScale> CheckGatedQuant(const SiluAndMulQuantArgs& args) {
-  const Argument x = GatedQuantArgument("x", args.x);
-  const Argument out = GatedQuantArgument("out", args.out);
+  const Argument x = GatedQuantArgument("input", args.input);
+  const Argument out = GatedQuantArgument("result", args.result);
   const Argument scale = GatedQuantArgument("scale", args.scale);
   FERRY_TRY(x.IsView(1, kMaxRank));
   FERRY_TRY(x.HasType(kFloats));
   FERRY_TRY(x.HasDenseRows());
-  if (args.x.last() % 2 != 0) return x.Wrong("of an even last size, the gate and what it lets by");
-  const Tensor half = FirstHalfOf(args.x);
-  FERRY_TRY(CheckQuantOut(out, GatedQuantArgument("the first half of x", half)));
+  if (args.input.last() % 2 != 0)
+    return x.Wrong("of an even last size, the gate and what it lets by");
+  const Tensor half = FirstHalfOf(args.input);
+  FERRY_TRY(CheckQuantOut(out, GatedQuantArgument("the first half of input", half)));
   FERRY_TRY(out.IsApartFrom(x));
-  const std::int64_t rows = RowsOf(args.x);
+  const std::int64_t rows = RowsOf(args.input);
   if (rows > kMaxRows) return x.Wrong("one of at most 2^31 - 1 rows");
-  if (args.x.last() > kMaxRows) return x.Wrong("one of at most 2^31 - 1 columns");
+  if (args.input.last() > kMaxRows) return x.Wrong("one of at most 2^31 - 1 columns");
   if (args.mode == QuantMode::kPerToken) FERRY_TRY(scale.IsApartFrom(x));
   return CheckQuantScale({scale, GatedQuantArgument("scale_ub", args.scale_ub), args.mode, rows},
                          out);
@@ -76,20 +77,21 @@ static Status LaunchSiluAndMulQuant(const GatedQuantPlan&, cuda::StreamRef) {
 Result<GatedQuantPlan> PlanSiluAndMulQuant(const SiluAndMulQuantArgs& args) {
   GatedQuantPlan plan;
   FERRY_TRY_ASSIGN(plan.scale, CheckGatedQuant(args));
-  if (args.out.Numel() == 0) return plan;
-  const std::int64_t cols = args.out.last();
-  const JoinedRows joined = JoinRows({&args.x, &args.out});
-  plan.gate = args.x.data;
-  plan.up = static_cast<const std::byte*>(args.x.data) + cols * SizeOf(args.x.dtype);
-  plan.out = args.out.data;
+  if (args.result.Numel() == 0) return plan;
+  const std::int64_t cols = args.result.last();
+  const JoinedRows joined = JoinRows({&args.input, &args.result});
+  plan.gate = args.input.data;
+  plan.up = static_cast<const std::byte*>(args.input.data) + cols * SizeOf(args.input.dtype);
+  plan.out = args.result.data;
   plan.x_strides = joined.strides[0];
   plan.out_strides = joined.strides[1];
   plan.sizes = joined.sizes;
   plan.rows = static_cast<std::uint32_t>(joined.sizes.count());
-  plan.dtype = args.x.dtype;
+  plan.dtype = args.input.dtype;
   const std::int64_t packed = 16 / SizeOf(plan.dtype);
   // A word of x becomes half or a quarter as many bytes of out.
-  plan.wide = cols % packed == 0 && RowsAreAligned(args.x, 16) && RowsAreAligned(args.out, packed);
+  plan.wide =
+      cols % packed == 0 && RowsAreAligned(args.input, 16) && RowsAreAligned(args.result, packed);
   plan.words = static_cast<std::uint32_t>(plan.wide ? cols / packed : cols);
   FERRY_TRY(PlanForm(&plan));
   return plan;
@@ -101,8 +103,8 @@ Status SiluAndMulQuant(const SiluAndMulQuantArgs& args, cuda::StreamRef stream) 
 }
 
 const cuda::Kernel kSiluAndMulQuantKernel =
-    MakeKernel<SiluAndMulQuant, SiluAndMulQuantCpu, &SiluAndMulQuantArgs::x,
-               &SiluAndMulQuantArgs::out, &SiluAndMulQuantArgs::scale,
+    MakeKernel<SiluAndMulQuant, SiluAndMulQuantCpu, &SiluAndMulQuantArgs::input,
+               &SiluAndMulQuantArgs::result, &SiluAndMulQuantArgs::scale,
                &SiluAndMulQuantArgs::scale_ub>(kSiluAndMulQuantName);
 
 }  // namespace ferry::kernels

@@ -7,18 +7,18 @@
 
 namespace ferry::kernels {
 
-// out = E4M3(y / scale), saturating, where y is what GatedMul() with Gate::kSilu writes, rounded as
-// there.
-//   x         [..., 2 I] as in GatedArgs
-//   out       e4m3 [..., I], any strides but 1 for the last size; shares no memory with the others
+// result = E4M3(y / scale), saturating, where y is what GatedMul() with Gate::kSilu writes, rounded
+// as there.
+//   input     [..., 2 I] as in GatedArgs
+//   result    e4m3 [..., I], any strides but 1 for the last size; shares no memory with the others
 //   scale     fp32, contiguous: read, one element, with kStatic; written, one element for each row,
 //             max |y| / 448 and at least kMinQuantScale, with kPerToken (see quant.h)
 //   scale_ub  fp32, one element, or left out: a bound of max |y|, only with kPerToken
-// Moves x once, and with kPerToken twice beyond 16384 columns of bf16 and fp16 in out and 8192 of
-// fp32. Errors: as GatedMul(), and kInvalidArgument for other scales.
+// Moves input once, and with kPerToken twice beyond 16384 columns of bf16 and fp16 in result and
+// 8192 of fp32. Errors: as GatedMul(), and kInvalidArgument for other scales.
 struct SiluAndMulQuantArgs {
-  Tensor x;
-  Tensor out;
+  Tensor input;
+  Tensor result;
   Tensor scale;
   Tensor scale_ub;
   QuantMode mode = QuantMode::kStatic;

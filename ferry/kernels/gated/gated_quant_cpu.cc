@@ -12,7 +12,7 @@ namespace ferry::kernels {
 Status SiluAndMulQuantCpu(const SiluAndMulQuantArgs& args) {
   FERRY_TRY_ASSIGN(const GatedQuantPlan plan, PlanSiluAndMulQuant(args));
   if (plan.rows == 0) return Ok();
-  std::vector<float> values(static_cast<std::size_t>(args.out.last()));
+  std::vector<float> values(static_cast<std::size_t>(args.result.last()));
   for (std::uint32_t row = 0; row < plan.rows; ++row) {
     std::int64_t x = RowOffset(plan.sizes, plan.x_strides, row);
     for (float& value : values) {

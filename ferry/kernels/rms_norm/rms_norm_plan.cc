@@ -2,6 +2,8 @@
 
 #include "ferry/kernels/rms_norm/rms_norm_plan.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -59,7 +61,7 @@ Status CheckNormInput(const Argument& x) {
 Status CheckNormWeight(const Argument& weight, const Argument& x) {
   FERRY_TRY(weight.IsView(1, 1));
   FERRY_TRY(weight.HasTypeOf(x));
-  FERRY_TRY(weight.HasShape({x.tensor.last()}, "the last size of x"));
+  FERRY_TRY(weight.HasShape({x.tensor.last()}, fmt::format("the last size of {}", x.name).c_str()));
   return weight.IsContiguous();
 }
 

@@ -26,7 +26,7 @@ Status CheckNormQuantResidual(const RmsNormQuantArgs& args, const Argument& x,
   FERRY_TRY(residual.IsApartFrom(x));
   FERRY_TRY(residual.IsApartFrom(weight));
   FERRY_TRY(residual.IsApartFrom(NormQuantArgument("scale", args.scale)));
-  return NormQuantArgument("out", args.out).IsApartFrom(residual);
+  return NormQuantArgument("result", args.result).IsApartFrom(residual);
 }
 
 // A thread block of whole warps for each row, whose threads have eight accesses or more each.
@@ -49,9 +49,9 @@ static Status LaunchRmsNormQuant(const RmsNormQuantPlan&, cuda::StreamRef) {
 #endif
 
 Result<RmsNormQuantPlan> PlanRmsNormQuant(const RmsNormQuantArgs& args) {
-  const Argument x = NormQuantArgument("x", args.x);
+  const Argument x = NormQuantArgument("input", args.input);
   const Argument weight = NormQuantArgument("weight", args.weight);
-  const Argument out = NormQuantArgument("out", args.out);
+  const Argument out = NormQuantArgument("result", args.result);
   const Argument scale = NormQuantArgument("scale", args.scale);
   FERRY_TRY(CheckNormInput(x));
   FERRY_TRY(CheckNormWeight(weight, x));
@@ -59,9 +59,10 @@ Result<RmsNormQuantPlan> PlanRmsNormQuant(const RmsNormQuantArgs& args) {
   FERRY_TRY(out.IsApartFrom(x));
   FERRY_TRY(out.IsApartFrom(weight));
   FERRY_TRY(CheckNormEps(kRmsNormQuantName, args.eps));
-  const std::int64_t cols = args.x.last();
+  const std::int64_t cols = args.input.last();
   const std::int64_t rows =
-      cols > 0 ? args.x.Numel() / cols : args.x.shape[0] * (args.x.rank > 2 ? args.x.shape[1] : 1);
+      cols > 0 ? args.input.Numel() / cols
+               : args.input.shape[0] * (args.input.rank > 2 ? args.input.shape[1] : 1);
   RmsNormQuantPlan plan;
   FERRY_TRY_ASSIGN(
       plan.scale,
@@ -71,11 +72,12 @@ Result<RmsNormQuantPlan> PlanRmsNormQuant(const RmsNormQuantArgs& args) {
     FERRY_TRY(scale.IsApartFrom(x));
     FERRY_TRY(scale.IsApartFrom(weight));
   }
-  if (args.x.Numel() == 0) return plan;
+  if (args.input.Numel() == 0) return plan;
   const bool residual = !args.residual.none();
-  const JoinedRows joined = JoinRows({&args.x, &args.out, residual ? &args.residual : &args.x});
-  plan.norm = BeginNormPlan(args.x, args.weight, joined, args.eps);
-  plan.out = args.out.data;
+  const JoinedRows joined =
+      JoinRows({&args.input, &args.result, residual ? &args.residual : &args.input});
+  plan.norm = BeginNormPlan(args.input, args.weight, joined, args.eps);
+  plan.out = args.result.data;
   plan.out_strides = joined.strides[1];
   if (residual) {
     plan.norm.residual = args.residual.data;
@@ -83,9 +85,9 @@ Result<RmsNormQuantPlan> PlanRmsNormQuant(const RmsNormQuantArgs& args) {
     plan.norm.residual_strides = plan.norm.residual_out_strides = joined.strides[2];
   }
   // A word of x becomes half or a quarter as many bytes of out.
-  const bool aligned = RowsAreAligned(args.x, 16) &&
+  const bool aligned = RowsAreAligned(args.input, 16) &&
                        (!residual || RowsAreAligned(args.residual, 16)) &&
-                       RowsAreAligned(args.out, 16 / SizeOf(args.x.dtype));
+                       RowsAreAligned(args.result, 16 / SizeOf(args.input.dtype));
   FinishNormPlan(args.weight, aligned, &plan.norm);
   if (!plan.norm.wide || plan.norm.form == RmsNormForm::kTwoPass) PlanLongRows(&plan.norm);
   return plan;
@@ -97,8 +99,8 @@ Status RmsNormQuant(const RmsNormQuantArgs& args, cuda::StreamRef stream) {
 }
 
 const cuda::Kernel kRmsNormQuantKernel =
-    MakeKernel<RmsNormQuant, RmsNormQuantCpu, &RmsNormQuantArgs::x, &RmsNormQuantArgs::residual,
-               &RmsNormQuantArgs::weight, &RmsNormQuantArgs::out, &RmsNormQuantArgs::scale,
+    MakeKernel<RmsNormQuant, RmsNormQuantCpu, &RmsNormQuantArgs::input, &RmsNormQuantArgs::residual,
+               &RmsNormQuantArgs::weight, &RmsNormQuantArgs::result, &RmsNormQuantArgs::scale,
                &RmsNormQuantArgs::scale_ub>(kRmsNormQuantName);
 
 }  // namespace ferry::kernels

@@ -39,7 +39,7 @@ void NormQuantRow(const RmsNormPlan& plan, std::uint32_t r, std::vector<float>* 
 
 Status RmsNormQuantCpu(const RmsNormQuantArgs& args) {
   FERRY_TRY_ASSIGN(const RmsNormQuantPlan plan, PlanRmsNormQuant(args));
-  std::vector<float> row(static_cast<std::size_t>(args.x.last()));
+  std::vector<float> row(static_cast<std::size_t>(args.input.last()));
   for (std::uint32_t r = 0; r < plan.norm.rows; ++r) {
     NormQuantRow(plan.norm, r, &row);
     QuantiseRow(plan.scale, r, row, plan.out, RowOffset(plan.norm.sizes, plan.out_strides, r));

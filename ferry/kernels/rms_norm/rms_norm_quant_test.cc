@@ -62,10 +62,10 @@ class NormQuantTensors {
 
   RmsNormQuantArgs Args(OpBed* bed) {
     RmsNormQuantArgs args;
-    args.x = bed->View(x_);
+    args.input = bed->View(x_);
     if (given_.residual) args.residual = bed->View(residual_);
     args.weight = bed->View(weight_);
-    args.out = bed->View(out_);
+    args.result = bed->View(out_);
     args.scale = bed->View(scale_);
     if (given_.bound != kUnbounded) args.scale_ub = bed->View(bound_);
     args.eps = kNormQuantEps;
@@ -211,7 +211,7 @@ TEST_P(RmsNormQuantTest, EqualsTheNormItselfThatIsQuantisedAfterwards) {
     TestTensor plain(DType::kBfloat16, {9, cols});
     OpBed bed = Bed();
     const RmsNormQuantArgs args = tensors.Args(&bed);
-    const RmsNormArgs same{args.x, args.weight, bed.View(plain), kNormQuantEps};
+    const RmsNormArgs same{args.input, args.weight, bed.View(plain), kNormQuantEps};
     Status ran = bed.Run(kRmsNormQuantKernel, RmsNormQuantCpu, args);
     ASSERT_TRUE(ran) << ran.error().ToString();
     ran = bed.Run(kRmsNormKernel, RmsNormCpu, same);
@@ -270,9 +270,9 @@ FERRY_INSTANTIATE_OP_TEST(RmsNormQuantTest);
 RmsNormQuantArgs NormQuantAt(std::int64_t rows, std::int64_t cols,
                              QuantMode mode = QuantMode::kStatic) {
   RmsNormQuantArgs args;
-  args.x = TensorAt(1, {rows, cols});
+  args.input = TensorAt(1, {rows, cols});
   args.weight = TensorAt(2, {cols});
-  args.out = TensorAt(3, {rows, cols}, DType::kFloat8E4m3);
+  args.result = TensorAt(3, {rows, cols}, DType::kFloat8E4m3);
   args.scale = TensorAt(4, {mode == QuantMode::kStatic ? 1 : rows}, DType::kFloat32);
   args.mode = mode;
   return args;
@@ -285,8 +285,8 @@ std::string NormQuantRefusal(const RmsNormQuantArgs& args) {
 TEST(RmsNormQuantPlan, WrongArgumentsAreNamedWithWhatTheyMustBe) {
   EXPECT_EQ(NormQuantRefusal(NormQuantAt(4, 64)), "accepted");
   RmsNormQuantArgs args = NormQuantAt(4, 64);
-  args.out.dtype = DType::kBfloat16;
-  EXPECT_EQ(NormQuantRefusal(args), "rms_norm_quant: out is [4, 64] bf16; it must be e4m3");
+  args.result.dtype = DType::kBfloat16;
+  EXPECT_EQ(NormQuantRefusal(args), "rms_norm_quant: result is [4, 64] bf16; it must be e4m3");
   args = NormQuantAt(4, 64);
   args.scale = TensorAt(4, {4}, DType::kFloat32);
   EXPECT_EQ(NormQuantRefusal(args),
@@ -301,11 +301,11 @@ TEST(RmsNormQuantPlan, WrongArgumentsAreNamedWithWhatTheyMustBe) {
   args.scale_ub = TensorAt(5, {1}, DType::kFloat32);
   EXPECT_THAT(NormQuantRefusal(args), HasSubstr("left out where the scale is given"));
   args = NormQuantAt(4, 64);
-  args.residual = args.x;
-  EXPECT_THAT(NormQuantRefusal(args), HasSubstr("residual lies over x"));
+  args.residual = args.input;
+  EXPECT_THAT(NormQuantRefusal(args), HasSubstr("residual lies over input"));
   args = NormQuantAt(4, 64);
-  args.out.data = args.x.data;
-  EXPECT_THAT(NormQuantRefusal(args), HasSubstr("out lies over x"));
+  args.result.data = args.input.data;
+  EXPECT_THAT(NormQuantRefusal(args), HasSubstr("result lies over input"));
   args = NormQuantAt(4, 64);
   args.eps = -1;
   EXPECT_THAT(NormQuantRefusal(args), HasSubstr("eps is -1; it must be 0 or more"));
@@ -319,7 +319,7 @@ TEST(RmsNormQuantPlan, ElementsAndLongRowsHaveABlockForEachRow) {
   EXPECT_EQ(odd.norm.blocks, 4096U);
   EXPECT_EQ(odd.norm.threads_per_row, 32U);
   RmsNormQuantArgs args = NormQuantAt(16, 128);
-  args.out.data = static_cast<std::byte*>(args.out.data) + 4;  // half of what a word becomes
+  args.result.data = static_cast<std::byte*>(args.result.data) + 4;  // half of what a word becomes
   EXPECT_FALSE(PlanRmsNormQuant(args)->norm.wide);
 }
 
