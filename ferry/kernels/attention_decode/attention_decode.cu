@@ -266,6 +266,10 @@ constexpr int DecodeBlocks([[maybe_unused]] int head, [[maybe_unused]] int stage
 #endif
 }
 
+// Computed on the host: device code may use constants, but not call the host's functions.
+template <int kHead, int kStages, bool kE4m3>
+inline constexpr int kWarpRingBytes = DecodeRingBytes(kHead, kStages, kE4m3);
+
 // One part of one sequence, for up to 16 heads that share K and V. Each warp goes through tokens of
 // its own, with copies of its own, and waits for no other before the end.
 template <class T, int kHead, int kStages, DecodeKind kKind>
@@ -276,7 +280,7 @@ __global__ void __launch_bounds__(kDecodeThreads, DecodeBlocks(kHead, kStages))
   constexpr bool kE4m3 = kKind == DecodeKind::kE4m3;
   using Loaded = std::conditional_t<kE4m3, E4m3Tile<kHead>, PlainTile<T, kHead>>;
   using State = WarpAttention<T, kHead, 1>;
-  constexpr int kRingBytes = DecodeRingBytes(kHead, kStages, kE4m3);
+  constexpr int kRingBytes = kWarpRingBytes<kHead, kStages, kE4m3>;
   static_assert(kRingBytes >= kDecodeRows * kHead * static_cast<int>(sizeof(float)),
                 "a warp's result lies where its ring was");
   extern __shared__ __align__(128) std::uint8_t shared[];

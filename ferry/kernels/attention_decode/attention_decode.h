@@ -72,10 +72,10 @@ struct AttentionDecodeArgs {
   float v_scale = 1;
   // fp32 [batch, heads], any strides, or none: receives the natural logarithm of the sum of
   // exp(score) of each head, -inf where there are no scores. A sink counts as a score.
-  Tensor lse;
+  Tensor lse = {};
   // fp32 [heads], contiguous, or none: a score of each head that has no key and no value, and only
   // takes its part of the weights (Xiao et al. 2023, Efficient Streaming Language Models).
-  Tensor sinks;
+  Tensor sinks = {};
   // A query sees only the last so many tokens of its sequence; 0: all.
   std::int64_t window = 0;
   // Scores s become softcap * tanh(s / softcap), as in Gemma 2; 0: they stay as they are.

@@ -56,10 +56,10 @@ struct AttentionPrefillArgs {
   PrefillForm form = PrefillForm::kAuto;
   // fp32 [all queries, heads], any strides, or none: receives the natural logarithm of the sum of
   // exp(score) of each query's head, -inf where there are no scores. A sink counts as a score.
-  Tensor lse;
+  Tensor lse = {};
   // fp32 [heads], contiguous, or none: a score of each head that has no key and no value, and only
   // takes its part of the weights (Xiao et al. 2023, Efficient Streaming Language Models).
-  Tensor sinks;
+  Tensor sinks = {};
   // A query sees only so many keys up to the one at which it stands, its own included, and, if not
   // causal, those behind it; 0: all.
   std::int64_t window = 0;
