@@ -46,6 +46,7 @@ struct QkCase {
   DType index_dtype = DType::kInt64;
   DType slot_dtype = DType::kInt32;
   DType table_dtype = DType::kFloat32;
+  bool is_neox = true;
 };
 
 class QkTensors {
@@ -96,6 +97,7 @@ class QkTensors {
     args.q_weight = bed->View(q_weight_);
     args.k_weight = bed->View(k_weight_);
     args.eps = kQkEps;
+    args.is_neox = given_.is_neox;
     args.positions = bed->View(positions_);
     args.cos_sin_cache = bed->View(table_);
     args.q_out = given_.in_place ? Part(args.qkv, 0, given_.q_heads) : bed->View(q_out_);
@@ -134,7 +136,8 @@ class QkTensors {
     const RmsNormArgs norm_q{Part(fused.qkv, 0, given_.q_heads), fused.q_weight, q_view, kQkEps};
     const RmsNormArgs norm_k{Part(fused.qkv, given_.q_heads, given_.kv_heads), fused.k_weight,
                              k_view, kQkEps};
-    const RopeArgs rope{q_view, k_view, q_view, k_view, fused.positions, fused.cos_sin_cache};
+    const RopeArgs rope{q_view,        k_view, q_view, k_view, fused.positions, fused.cos_sin_cache,
+                        given_.is_neox};
     const StoreKvCacheArgs store{k_view,
                                  Part(fused.qkv, given_.q_heads + given_.kv_heads, given_.kv_heads),
                                  bed->View(k_cache),
@@ -245,18 +248,20 @@ class QkTensors {
       terms[i] = std::fabs(right[i]);
     }
     const auto half = static_cast<std::size_t>(given_.rotated / 2);
-    for (std::size_t i = 0; i < half; ++i) {
-      const double angle = Angle(position, static_cast<std::int64_t>(i));
+    for (std::size_t pair = 0; pair < half; ++pair) {
+      const std::size_t i = given_.is_neox ? pair : 2 * pair;
+      const std::size_t j = given_.is_neox ? half + pair : i + 1;
+      const double angle = Angle(position, static_cast<std::int64_t>(pair));
       const std::complex<double> turned =
-          std::complex<double>(right[i], right[half + i]) * std::polar(1.0, angle);
+          std::complex<double>(right[i], right[j]) * std::polar(1.0, angle);
       right[i] = turned.real();
-      right[half + i] = turned.imag();
+      right[j] = turned.imag();
       const double cos = std::fabs(std::cos(angle));
       const double sin = std::fabs(std::sin(angle));
       const double low = terms[i];
-      const double high = terms[half + i];
+      const double high = terms[j];
       terms[i] = low * cos + high * sin;
-      terms[half + i] = high * cos + low * sin;
+      terms[j] = high * cos + low * sin;
     }
     elements->right.insert(elements->right.end(), right.begin(), right.end());
     elements->terms.insert(elements->terms.end(), terms.begin(), terms.end());
@@ -313,6 +318,29 @@ TEST_P(QkNormRopeStoreTest, EveryHeadSizeIsRightInEveryFormat) {
         Expect({.dtype = dtype, .cache_dtype = cache, .head_dim = head_dim, .rotated = head_dim});
       }
     }
+  }
+}
+
+TEST_P(QkNormRopeStoreTest, PairsOfNeighboursAreRightAndWhatTheThreeOpsGive) {
+  for (const DType dtype : kFloatTypes) {
+    for (const std::int64_t q_heads : {3, 4, 70}) {
+      for (const std::int64_t head_dim : {2, 64, 100, 128}) {
+        QkTensors tensors({.dtype = dtype,
+                           .cache_dtype = dtype,
+                           .q_heads = q_heads,
+                           .head_dim = head_dim,
+                           .rotated = head_dim,
+                           .is_neox = false});
+        tensors.FillWithWholeNumbers(&random());
+        OpBed bed = Bed();
+        const Status ran = bed.Run(kQkNormRopeStoreKernel, QkNormRopeStoreCpu, tensors.Args(&bed));
+        ASSERT_TRUE(ran) << ran.error().ToString();
+        tensors.ExpectRight();
+        tensors.ExpectWhatThreeOpsGive(&bed);
+      }
+    }
+    Expect({.dtype = dtype, .cache_dtype = DType::kFloat8E4m3, .is_neox = false});
+    Expect({.dtype = dtype, .cache_dtype = dtype, .head_dim = 96, .rotated = 64, .is_neox = false});
   }
 }
 
