@@ -16,6 +16,7 @@
 #include "bindings/python/waiting.h"
 #include "ferry/cuda/address.h"
 #include "ferry/kernels/attention_decode/attention_decode.h"
+#include "ferry/kernels/attention_merge/attention_merge.h"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/kernels/elementwise/elementwise.h"
 #include "ferry/kernels/gated/gated.h"
@@ -201,10 +202,11 @@ void BindQuantised(nb::module_& module) {
 
 void BindTokens(nb::module_& module) {
   module.def("rope", [](Place at, nb::handle q, nb::handle k, nb::handle q_out, nb::handle k_out,
-                        nb::handle positions, nb::handle cos_sin_cache) {
-    at.Run<kernels::RopeArgs>({at(q, "q"), at(k, "k"), at(q_out, "q_out"), at(k_out, "k_out"),
-                               at(positions, "positions"), at(cos_sin_cache, "cos_sin_cache")},
-                              kernels::Rope, kernels::RopeCpu);
+                        nb::handle positions, nb::handle cos_sin_cache, bool is_neox) {
+    at.Run<kernels::RopeArgs>(
+        {at(q, "q"), at(k, "k"), at(q_out, "q_out"), at(k_out, "k_out"), at(positions, "positions"),
+         at(cos_sin_cache, "cos_sin_cache"), is_neox},
+        kernels::Rope, kernels::RopeCpu);
   });
   module.def("store_kvcache",
              [](Place at, nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache,
@@ -219,12 +221,12 @@ void BindTokens(nb::module_& module) {
       [](Place at, nb::handle qkv, std::int64_t q_heads, std::int64_t kv_heads, nb::handle q_weight,
          nb::handle k_weight, float eps, nb::handle positions, nb::handle cos_sin_cache,
          nb::handle q_out, nb::handle k_out, const Maybe& k_cache, const Maybe& v_cache,
-         const Maybe& slots, float k_scale, float v_scale) {
+         const Maybe& slots, float k_scale, float v_scale, bool is_neox) {
         at.Run<kernels::QkNormRopeStoreArgs>(
             {at(qkv, "qkv"), q_heads, kv_heads, at(q_weight, "q_weight"), at(k_weight, "k_weight"),
              eps, at(positions, "positions"), at(cos_sin_cache, "cos_sin_cache"),
              at(q_out, "q_out"), at(k_out, "k_out"), at(k_cache, "k_cache"), at(v_cache, "v_cache"),
-             at(slots, "slot_mapping"), k_scale, v_scale},
+             at(slots, "slot_mapping"), k_scale, v_scale, is_neox},
             kernels::QkNormRopeStore, kernels::QkNormRopeStoreCpu);
       });
   module.def("sample", [](Place at, nb::handle logits, nb::handle out, const Maybe& temperatures,
@@ -249,20 +251,24 @@ void BindAttention(nb::module_& module) {
     return nb::make_tuple(plan.splits, plan.stages, plan.early,
                           kernels::DecodeWorkspace(shape, plan.splits));
   });
-  module.def("attention_decode", [](Place at, nb::handle q, nb::handle k_cache, nb::handle v_cache,
-                                    nb::handle block_tables, nb::handle context_lens,
-                                    nb::handle out, const Maybe& workspace, float scale, int splits,
-                                    int stages, bool early) {
-    at.Run<kernels::AttentionDecodeArgs>(
-        {at(q, "q"), at(k_cache, "k_cache"), at(v_cache, "v_cache"),
-         at(block_tables, "block_tables"), at(context_lens, "context_lens"), at(out, "out"),
-         at(workspace, "workspace"), scale, kernels::DecodePlan{splits, stages, early}},
-        kernels::AttentionDecode, kernels::AttentionDecodeCpu);
-  });
+  module.def(
+      "attention_decode",
+      [](Place at, nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle block_tables,
+         nb::handle context_lens, nb::handle out, const Maybe& workspace, float scale, int splits,
+         int stages, bool early, float k_scale, float v_scale, std::int64_t window, float softcap,
+         const Maybe& sinks, const Maybe& lse) {
+        at.Run<kernels::AttentionDecodeArgs>(
+            {at(q, "q"), at(k_cache, "k_cache"), at(v_cache, "v_cache"),
+             at(block_tables, "block_tables"), at(context_lens, "context_lens"), at(out, "out"),
+             at(workspace, "workspace"), scale, kernels::DecodePlan{splits, stages, early}, k_scale,
+             v_scale, at(lse, "lse"), at(sinks, "sinks"), window, softcap},
+            kernels::AttentionDecode, kernels::AttentionDecodeCpu);
+      });
   module.def("attention_prefill",
              [](Place at, nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q,
                 nb::handle cu_seqlens_k, const Maybe& block_tables, nb::handle out,
-                std::int64_t max_seqlen_q, float scale, bool causal) {
+                std::int64_t max_seqlen_q, float scale, bool causal, std::int64_t window,
+                float softcap, const Maybe& sinks, const Maybe& lse) {
                kernels::AttentionPrefillArgs args;
                args.q = at(q, "q");
                args.k = at(k, "k");
@@ -274,8 +280,19 @@ void BindAttention(nb::module_& module) {
                args.max_seqlen_q = max_seqlen_q;
                args.scale = scale;
                args.causal = causal;
+               args.window = window;
+               args.softcap = softcap;
+               args.sinks = at(sinks, "sinks");
+               args.lse = at(lse, "lse");
                at.Run(args, kernels::AttentionPrefill, kernels::AttentionPrefillCpu);
              });
+  module.def("merge_attention_states", [](Place at, nb::handle out_a, nb::handle lse_a,
+                                          nb::handle out_b, nb::handle lse_b, nb::handle out,
+                                          nb::handle lse) {
+    at.Run<kernels::AttentionMergeArgs>({at(out_a, "out_a"), at(lse_a, "lse_a"), at(out_b, "out_b"),
+                                         at(lse_b, "lse_b"), at(out, "out"), at(lse, "lse")},
+                                        kernels::AttentionMerge, kernels::AttentionMergeCpu);
+  });
 }
 
 }  // namespace
