@@ -16,11 +16,14 @@
 #include "bindings/python/waiting.h"
 #include "ferry/cuda/address.h"
 #include "ferry/kernels/attention_decode/attention_decode.h"
+#include "ferry/kernels/attention_merge/attention_merge.h"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/kernels/elementwise/elementwise.h"
 #include "ferry/kernels/gated/gated.h"
+#include "ferry/kernels/gated/gated_quant.h"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store.h"
 #include "ferry/kernels/rms_norm/rms_norm.h"
+#include "ferry/kernels/rms_norm/rms_norm_quant.h"
 #include "ferry/kernels/rope/rope.h"
 #include "ferry/kernels/sampler/sampler.h"
 #include "ferry/kernels/store_kvcache/store_kvcache.h"
@@ -42,13 +45,14 @@ DType DTypeNamed(const std::string& text, const char* argument) {
       {"bfloat16", DType::kBfloat16}, {"float16", DType::kFloat16},
       {"float32", DType::kFloat32},   {"float8_e4m3fn", DType::kFloat8E4m3},
       {"int32", DType::kInt32},       {"int64", DType::kInt64},
+      {"uint8", DType::kFloat8E4m3},  // engines keep e4m3 numbers in tensors of bytes
   };
   const std::string name = text.substr(text.rfind('.') + 1);
   for (const auto& [known, dtype] : kNames) {
     if (name == known) return dtype;
   }
   RefuseTensor(argument, fmt::format("is of {}; it can be of bfloat16, float16, float32, "
-                                     "float8_e4m3fn, int32 or int64",
+                                     "float8_e4m3fn, uint8 (as e4m3), int32 or int64",
                                      name));
 }
 
@@ -174,12 +178,35 @@ void BindRows(nb::module_& module) {
   });
 }
 
+kernels::QuantMode QuantModeOf(bool per_token) {
+  return per_token ? kernels::QuantMode::kPerToken : kernels::QuantMode::kStatic;
+}
+
+void BindQuantised(nb::module_& module) {
+  module.def("rms_norm_quant", [](Place at, nb::handle result, nb::handle input,
+                                  const Maybe& residual, nb::handle weight, nb::handle scale,
+                                  const Maybe& scale_ub, float eps, bool per_token) {
+    at.Run<kernels::RmsNormQuantArgs>(
+        {at(input, "input"), at(residual, "residual"), at(weight, "weight"), at(result, "result"),
+         at(scale, "scale"), at(scale_ub, "scale_ub"), eps, QuantModeOf(per_token)},
+        kernels::RmsNormQuant, kernels::RmsNormQuantCpu);
+  });
+  module.def("silu_and_mul_quant", [](Place at, nb::handle result, nb::handle input,
+                                      nb::handle scale, const Maybe& scale_ub, bool per_token) {
+    at.Run<kernels::SiluAndMulQuantArgs>(
+        {at(input, "input"), at(result, "result"), at(scale, "scale"), at(scale_ub, "scale_ub"),
+         QuantModeOf(per_token)},
+        kernels::SiluAndMulQuant, kernels::SiluAndMulQuantCpu);
+  });
+}
+
 void BindTokens(nb::module_& module) {
   module.def("rope", [](Place at, nb::handle q, nb::handle k, nb::handle q_out, nb::handle k_out,
-                        nb::handle positions, nb::handle cos_sin_cache) {
-    at.Run<kernels::RopeArgs>({at(q, "q"), at(k, "k"), at(q_out, "q_out"), at(k_out, "k_out"),
-                               at(positions, "positions"), at(cos_sin_cache, "cos_sin_cache")},
-                              kernels::Rope, kernels::RopeCpu);
+                        nb::handle positions, nb::handle cos_sin_cache, bool is_neox) {
+    at.Run<kernels::RopeArgs>(
+        {at(q, "q"), at(k, "k"), at(q_out, "q_out"), at(k_out, "k_out"), at(positions, "positions"),
+         at(cos_sin_cache, "cos_sin_cache"), is_neox},
+        kernels::Rope, kernels::RopeCpu);
   });
   module.def("store_kvcache",
              [](Place at, nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache,
@@ -194,12 +221,12 @@ void BindTokens(nb::module_& module) {
       [](Place at, nb::handle qkv, std::int64_t q_heads, std::int64_t kv_heads, nb::handle q_weight,
          nb::handle k_weight, float eps, nb::handle positions, nb::handle cos_sin_cache,
          nb::handle q_out, nb::handle k_out, const Maybe& k_cache, const Maybe& v_cache,
-         const Maybe& slots, float k_scale, float v_scale) {
+         const Maybe& slots, float k_scale, float v_scale, bool is_neox) {
         at.Run<kernels::QkNormRopeStoreArgs>(
             {at(qkv, "qkv"), q_heads, kv_heads, at(q_weight, "q_weight"), at(k_weight, "k_weight"),
              eps, at(positions, "positions"), at(cos_sin_cache, "cos_sin_cache"),
              at(q_out, "q_out"), at(k_out, "k_out"), at(k_cache, "k_cache"), at(v_cache, "v_cache"),
-             at(slots, "slot_mapping"), k_scale, v_scale},
+             at(slots, "slot_mapping"), k_scale, v_scale, is_neox},
             kernels::QkNormRopeStore, kernels::QkNormRopeStoreCpu);
       });
   module.def("sample", [](Place at, nb::handle logits, nb::handle out, const Maybe& temperatures,
@@ -224,20 +251,24 @@ void BindAttention(nb::module_& module) {
     return nb::make_tuple(plan.splits, plan.stages, plan.early,
                           kernels::DecodeWorkspace(shape, plan.splits));
   });
-  module.def("attention_decode", [](Place at, nb::handle q, nb::handle k_cache, nb::handle v_cache,
-                                    nb::handle block_tables, nb::handle context_lens,
-                                    nb::handle out, const Maybe& workspace, float scale, int splits,
-                                    int stages, bool early) {
-    at.Run<kernels::AttentionDecodeArgs>(
-        {at(q, "q"), at(k_cache, "k_cache"), at(v_cache, "v_cache"),
-         at(block_tables, "block_tables"), at(context_lens, "context_lens"), at(out, "out"),
-         at(workspace, "workspace"), scale, kernels::DecodePlan{splits, stages, early}},
-        kernels::AttentionDecode, kernels::AttentionDecodeCpu);
-  });
+  module.def(
+      "attention_decode",
+      [](Place at, nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle block_tables,
+         nb::handle context_lens, nb::handle out, const Maybe& workspace, float scale, int splits,
+         int stages, bool early, float k_scale, float v_scale, std::int64_t window, float softcap,
+         const Maybe& sinks, const Maybe& lse) {
+        at.Run<kernels::AttentionDecodeArgs>(
+            {at(q, "q"), at(k_cache, "k_cache"), at(v_cache, "v_cache"),
+             at(block_tables, "block_tables"), at(context_lens, "context_lens"), at(out, "out"),
+             at(workspace, "workspace"), scale, kernels::DecodePlan{splits, stages, early}, k_scale,
+             v_scale, at(lse, "lse"), at(sinks, "sinks"), window, softcap},
+            kernels::AttentionDecode, kernels::AttentionDecodeCpu);
+      });
   module.def("attention_prefill",
              [](Place at, nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q,
                 nb::handle cu_seqlens_k, const Maybe& block_tables, nb::handle out,
-                std::int64_t max_seqlen_q, float scale, bool causal) {
+                std::int64_t max_seqlen_q, float scale, bool causal, std::int64_t window,
+                float softcap, const Maybe& sinks, const Maybe& lse) {
                kernels::AttentionPrefillArgs args;
                args.q = at(q, "q");
                args.k = at(k, "k");
@@ -249,8 +280,19 @@ void BindAttention(nb::module_& module) {
                args.max_seqlen_q = max_seqlen_q;
                args.scale = scale;
                args.causal = causal;
+               args.window = window;
+               args.softcap = softcap;
+               args.sinks = at(sinks, "sinks");
+               args.lse = at(lse, "lse");
                at.Run(args, kernels::AttentionPrefill, kernels::AttentionPrefillCpu);
              });
+  module.def("merge_attention_states", [](Place at, nb::handle out_a, nb::handle lse_a,
+                                          nb::handle out_b, nb::handle lse_b, nb::handle out,
+                                          nb::handle lse) {
+    at.Run<kernels::AttentionMergeArgs>({at(out_a, "out_a"), at(lse_a, "lse_a"), at(out_b, "out_b"),
+                                         at(lse_b, "lse_b"), at(out, "out"), at(lse, "lse")},
+                                        kernels::AttentionMerge, kernels::AttentionMergeCpu);
+  });
 }
 
 }  // namespace
@@ -265,6 +307,7 @@ void BindKernels(nb::module_& module) {
   nb::class_<Place>(kernels, "Place")
       .def(nb::init<int, std::uint64_t>(), nb::arg("device"), nb::arg("stream"));
   BindRows(kernels);
+  BindQuantised(kernels);
   BindTokens(kernels);
   BindAttention(kernels);
   BindTorchOps(kernels);

@@ -36,6 +36,7 @@ struct TorchAbi {
   TorchError (*delete_cuda_guard)(void* guard) = nullptr;
   // Numbers that torch gives to element types and devices, in the order of kTorchTypeNames.
   static constexpr std::size_t kTypes = 12;
+  static constexpr std::size_t kUint8 = 7;  // index of uint8
   std::int32_t types[kTypes];
   std::int32_t cpu = 0;
   std::int32_t cuda = 0;

@@ -14,11 +14,14 @@
 #include "bindings/python/torch_abi.h"
 #include "ferry/cuda/address.h"
 #include "ferry/kernels/attention_decode/attention_decode.h"
+#include "ferry/kernels/attention_merge/attention_merge.h"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/kernels/elementwise/elementwise.h"
 #include "ferry/kernels/gated/gated.h"
+#include "ferry/kernels/gated/gated_quant.h"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store.h"
 #include "ferry/kernels/rms_norm/rms_norm.h"
+#include "ferry/kernels/rms_norm/rms_norm_quant.h"
 #include "ferry/kernels/rope/rope.h"
 #include "ferry/kernels/sampler/sampler.h"
 #include "ferry/kernels/store_kvcache/store_kvcache.h"
@@ -42,17 +45,19 @@ void CheckTorch(TorchError ended) {
 thread_local std::optional<Error> last_refusal;
 
 DType TypeOf(std::int32_t code, const char* argument) {
+  // Engines keep e4m3 numbers in tensors of bytes.
+  if (code == torch_abi->types[TorchAbi::kUint8]) return DType::kFloat8E4m3;
   for (std::size_t i = 0; i < TorchAbi::kTypes; ++i) {
     if (torch_abi->types[i] != code) continue;
     if (i <= static_cast<std::size_t>(DType::kInt64)) return static_cast<DType>(i);
     throw Raised(Error(Code::kInvalidArgument,
                        fmt::format("{}: is of {}; it can be of bfloat16, float16, float32, "
-                                   "float8_e4m3fn, int32 or int64",
+                                   "float8_e4m3fn, uint8 (as e4m3), int32 or int64",
                                    argument, kTorchTypeNames[i])));
   }
   throw Raised(Error(Code::kInvalidArgument,
                      fmt::format("{}: is of another type; it can be of bfloat16, float16, float32, "
-                                 "float8_e4m3fn, int32 or int64",
+                                 "float8_e4m3fn, uint8 (as e4m3), int32 or int64",
                                  argument)));
 }
 
@@ -60,7 +65,7 @@ DType TypeOf(std::int32_t code, const char* argument) {
 // ask.
 class TorchCall {
  public:
-  static constexpr std::size_t kMaxInputs = 13;
+  static constexpr std::size_t kMaxInputs = 14;
 
   // `kinds` has a letter for each argument: T tensor, M tensor or None, n a number. The op runs
   // where the tensor argument `place` is.
@@ -86,6 +91,12 @@ class TorchCall {
   // The argument `index`; none where it is None. Throws where it is on another device.
   Tensor At(std::size_t index, const char* argument) const {
     return tensors_[index] == nullptr ? Tensor{} : View(tensors_[index], argument);
+  }
+  // The same; a tensor without sizes, of one number, has one here.
+  Tensor Numbers(std::size_t index, const char* argument) const {
+    Tensor numbers = At(index, argument);
+    if (tensors_[index] == nullptr || numbers.rank > 0) return numbers;
+    return Tensor::Contiguous(numbers.data, numbers.dtype, {1});
   }
   double Real(std::size_t index) const {
     double value = 0;
@@ -251,6 +262,59 @@ void AddRmsNormInPlace(TorchValue* stack) {
       kernels::AddRmsNormCpu);
 }
 
+void RmsNormStaticQuant(TorchValue* stack) {
+  TorchCall call(stack, "TTTTn", 1);
+  kernels::RmsNormQuantArgs args;
+  args.result = call.At(0, "result");
+  args.input = call.At(1, "input");
+  args.weight = call.At(2, "weight");
+  args.scale = call.Numbers(3, "scale");
+  args.eps = call.Single(4);
+  call.Run(args, kernels::RmsNormQuant, kernels::RmsNormQuantCpu);
+}
+
+void AddRmsNormStaticQuant(TorchValue* stack) {
+  TorchCall call(stack, "TTTTTn", 1);
+  kernels::RmsNormQuantArgs args;
+  args.result = call.At(0, "result");
+  args.input = call.At(1, "input");
+  args.residual = call.At(2, "residual");
+  args.weight = call.At(3, "weight");
+  args.scale = call.Numbers(4, "scale");
+  args.eps = call.Single(5);
+  call.Run(args, kernels::RmsNormQuant, kernels::RmsNormQuantCpu);
+}
+
+void RmsNormPerTokenQuant(TorchValue* stack) {
+  TorchCall call(stack, "TTTTnMM", 1);
+  kernels::RmsNormQuantArgs args;
+  args.result = call.At(0, "result");
+  args.input = call.At(1, "input");
+  args.weight = call.At(2, "weight");
+  args.scale = call.Numbers(3, "scale");
+  args.eps = call.Single(4);
+  args.scale_ub = call.Numbers(5, "scale_ub");
+  args.residual = call.At(6, "residual");
+  args.mode = kernels::QuantMode::kPerToken;
+  call.Run(args, kernels::RmsNormQuant, kernels::RmsNormQuantCpu);
+}
+
+void SiluAndMulStaticQuant(TorchValue* stack) {
+  TorchCall call(stack, "TTT", 1);
+  call.Run<kernels::SiluAndMulQuantArgs>(
+      {call.At(1, "input"), call.At(0, "result"), call.Numbers(2, "scale"), Tensor{},
+       kernels::QuantMode::kStatic},
+      kernels::SiluAndMulQuant, kernels::SiluAndMulQuantCpu);
+}
+
+void SiluAndMulPerTokenQuant(TorchValue* stack) {
+  TorchCall call(stack, "TTTM", 1);
+  call.Run<kernels::SiluAndMulQuantArgs>(
+      {call.At(1, "input"), call.At(0, "result"), call.Numbers(2, "scale"),
+       call.Numbers(3, "scale_ub"), kernels::QuantMode::kPerToken},
+      kernels::SiluAndMulQuant, kernels::SiluAndMulQuantCpu);
+}
+
 // As rows of cosines and sines; nano-vllm's has a size of one between.
 Tensor Table(Tensor cos_sin) {
   if (cos_sin.rank == 3 && cos_sin.shape[1] == 1) {
@@ -263,14 +327,14 @@ Tensor Table(Tensor cos_sin) {
 
 template <bool kInPlace>
 void Rope(TorchValue* stack) {
-  TorchCall call(stack, "TTTT", 1);
+  TorchCall call(stack, "TTTTn", 1);
   const Tensor q = call.At(1, "q");
   const Tensor k = call.At(2, "k");
   const Tensor q_out = kInPlace ? q : call.Like(q);
   const Tensor k_out = kInPlace ? k : call.Like(k);
-  call.Run<kernels::RopeArgs>(
-      {q, k, q_out, k_out, call.At(0, "positions"), Table(call.At(3, "cos_sin_cache"))},
-      kernels::Rope, kernels::RopeCpu);
+  call.Run<kernels::RopeArgs>({q, k, q_out, k_out, call.At(0, "positions"),
+                               Table(call.At(3, "cos_sin_cache")), call.Truth(4)},
+                              kernels::Rope, kernels::RopeCpu);
 }
 
 void StoreKvCache(TorchValue* stack) {
@@ -282,7 +346,7 @@ void StoreKvCache(TorchValue* stack) {
 }
 
 void QkNormRopeStore(TorchValue* stack) {
-  TorchCall call(stack, "TnnTTTTMMMnnn", 0);
+  TorchCall call(stack, "TnnTTTTMMMnnnn", 0);
   const Tensor qkv = call.At(0, "qkv");
   const std::int64_t q_heads = call.Integer(1);
   const std::int64_t kv_heads = call.Integer(2);
@@ -297,7 +361,7 @@ void QkNormRopeStore(TorchValue* stack) {
       {qkv, q_heads, kv_heads, call.At(3, "q_weight"), call.At(4, "k_weight"), call.Single(10),
        call.At(5, "positions"), Table(call.At(6, "cos_sin_cache")), q_out, k_out,
        call.At(7, "k_cache"), call.At(8, "v_cache"), call.At(9, "slot_mapping"), call.Single(11),
-       call.Single(12)},
+       call.Single(12), call.Truth(13)},
       kernels::QkNormRopeStore, kernels::QkNormRopeStoreCpu);
 }
 
@@ -312,19 +376,35 @@ void Sample(TorchValue* stack) {
       kernels::Sample, kernels::SampleCpu);
 }
 
-// On the CPU only: on GPUs the work is divided first, which _torch_ops.py does.
-void AttentionDecode(TorchValue* stack) {
-  TorchCall call(stack, "TTTTTn", 0);
-  const Tensor q = call.At(0, "q");
-  call.Run<kernels::AttentionDecodeArgs>(
-      {q, call.At(1, "k_cache"), call.At(2, "v_cache"), call.At(3, "block_tables"),
-       call.At(4, "context_lens"), call.Like(q), Tensor{}, call.Single(5),
-       kernels::DecodePlan{1, 2, false}},
-      kernels::AttentionDecode, kernels::AttentionDecodeCpu);
+// An lse is the second result.
+Tensor LseResult(TorchCall* call, const Tensor& q) {
+  return call->Result(DType::kFloat32, {q.shape[0], q.shape[1]}, 2);
 }
 
+// On the CPU only: on GPUs the work is divided first, which _torch_ops.py does.
+template <bool kLse>
+void AttentionDecode(TorchValue* stack) {
+  TorchCall call(stack, "TTTTTnnnnnM", 0);
+  kernels::AttentionDecodeArgs args;
+  args.q = call.At(0, "q");
+  args.k_cache = call.At(1, "k_cache");
+  args.v_cache = call.At(2, "v_cache");
+  args.block_tables = call.At(3, "block_tables");
+  args.context_lens = call.At(4, "context_lens");
+  args.out = call.Like(args.q);
+  args.scale = call.Single(5);
+  args.k_scale = call.Single(6);
+  args.v_scale = call.Single(7);
+  args.window = call.Integer(8);
+  args.softcap = call.Single(9);
+  args.sinks = call.At(10, "sinks");
+  if (kLse) args.lse = LseResult(&call, args.q);
+  call.Run(args, kernels::AttentionDecode, kernels::AttentionDecodeCpu);
+}
+
+template <bool kLse>
 void AttentionPrefill(TorchValue* stack) {
-  TorchCall call(stack, "TTTTTnnnM", 0);
+  TorchCall call(stack, "TTTTTnnnMnnM", 0);
   kernels::AttentionPrefillArgs args;
   args.q = call.At(0, "q");
   args.k = call.At(1, "k");
@@ -336,7 +416,21 @@ void AttentionPrefill(TorchValue* stack) {
   args.max_seqlen_q = call.Integer(5);
   args.scale = call.Single(6);
   args.causal = call.Truth(7);
+  args.window = call.Integer(9);
+  args.softcap = call.Single(10);
+  args.sinks = call.At(11, "sinks");
+  if (kLse) args.lse = LseResult(&call, args.q);
   call.Run(args, kernels::AttentionPrefill, kernels::AttentionPrefillCpu);
+}
+
+void MergeAttentionStates(TorchValue* stack) {
+  TorchCall call(stack, "TTTT", 0);
+  const Tensor out_a = call.At(0, "out_a");
+  const Tensor lse_a = call.At(1, "lse_a");
+  const Tensor out = call.Like(out_a);
+  call.Run<kernels::AttentionMergeArgs>(
+      {out_a, lse_a, call.At(2, "out_b"), call.At(3, "lse_b"), out, call.Like(lse_a)},
+      kernels::AttentionMerge, kernels::AttentionMergeCpu);
 }
 
 // Called by torch without the interpreter's lock. Exceptions pass through torch, which raises them
@@ -364,13 +458,21 @@ constexpr TorchOp kTorchOps[] = {
     {"rms_norm", Boxed<RmsNorm>},
     {"add_rms_norm", Boxed<AddRmsNorm>},
     {"add_rms_norm_", Boxed<AddRmsNormInPlace>},
+    {"rms_norm_static_fp8_quant", Boxed<RmsNormStaticQuant>},
+    {"fused_add_rms_norm_static_fp8_quant", Boxed<AddRmsNormStaticQuant>},
+    {"rms_norm_dynamic_per_token_quant", Boxed<RmsNormPerTokenQuant>},
+    {"silu_and_mul_quant", Boxed<SiluAndMulStaticQuant>},
+    {"silu_and_mul_dynamic_per_token_quant", Boxed<SiluAndMulPerTokenQuant>},
     {"rope", Boxed<Rope<false>>},
     {"rope_", Boxed<Rope<true>>},
     {"store_kvcache", Boxed<StoreKvCache>},
     {"qk_norm_rope_store", Boxed<QkNormRopeStore>},
     {"sample", Boxed<Sample>},
-    {"attention_decode", Boxed<AttentionDecode>},
-    {"attention_prefill", Boxed<AttentionPrefill>},
+    {"attention_decode", Boxed<AttentionDecode<false>>},
+    {"attention_decode_lse", Boxed<AttentionDecode<true>>},
+    {"attention_prefill", Boxed<AttentionPrefill<false>>},
+    {"attention_prefill_lse", Boxed<AttentionPrefill<true>>},
+    {"merge_attention_states", Boxed<MergeAttentionStates>},
 };
 
 // Registers the kernel of op `name` for "CPU" or "CUDA". False where torch has no stable ABI for it
@@ -380,8 +482,8 @@ bool RegisterTorchOp(const std::string& name, const std::string& key) {
   const bool cuda = key == "CUDA";
   torch_abi = FindTorchAbi();
   if (torch_abi == nullptr) return false;
-  if (cuda && (torch_abi->current_cuda_stream == nullptr || name == "attention_decode"))
-    return false;
+  const bool planned = name == "attention_decode" || name == "attention_decode_lse";
+  if (cuda && (torch_abi->current_cuda_stream == nullptr || planned)) return false;
   void*& library = libraries[cuda ? 1 : 0];
   if (library == nullptr) {
     CheckTorch(torch_abi->library_init("tensorferry", key.c_str(), "tensorferry", 0, &library));

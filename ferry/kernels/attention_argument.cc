@@ -24,9 +24,10 @@ bool HasDeviceHeads(std::int64_t head_size) {
 
 }  // namespace
 
-Status CheckKeys(const Argument& q, const Argument& k, const Argument& v) {
+Status CheckKeys(const Argument& q, const Argument& k, const Argument& v, KeyTypes types) {
+  const bool narrow = types == KeyTypes::kOfQueriesOrE4m3 && k.tensor.dtype == DType::kFloat8E4m3;
   for (const Argument& keys : {k, v}) {
-    FERRY_TRY(keys.HasTypeOf(q));
+    FERRY_TRY(keys.HasTypeOf(narrow ? k : q));
     FERRY_TRY(keys.HasDenseRows());
   }
   if (k.tensor.last() != q.tensor.last()) {
@@ -40,7 +41,7 @@ Status CheckKeys(const Argument& q, const Argument& k, const Argument& v) {
   return v.HasShapeOf(k);
 }
 
-Status CheckPages(const Argument& q, const Argument& k, const Argument& v) {
+Status CheckPages(const Argument& q, const Argument& k, const Argument& v, KeyTypes types) {
   FERRY_TRY(k.IsView(4, 4));
   FERRY_TRY(v.IsView(4, 4));
   const std::int64_t block = k.tensor.shape[1];
@@ -51,7 +52,7 @@ Status CheckPages(const Argument& q, const Argument& k, const Argument& v) {
   if (k.tensor.shape[0] > std::numeric_limits<std::int32_t>::max()) {
     return k.Wrong("of no more blocks than an int32 can name");
   }
-  return CheckKeys(q, k, v);
+  return CheckKeys(q, k, v, types);
 }
 
 Status CheckBlockTables(const Argument& tables, std::int64_t batch, std::int64_t block) {
@@ -75,6 +76,35 @@ Status CheckScale(const char* op, float scale) {
   // Kernels multiply by scale * log2(e); and a running maximum before the scale needs it positive.
   if (scale > 0 && std::isfinite(scale * kLog2E)) return Ok();
   return WrongNumber(op, "scale", scale, "a number above 0, and at most 2.3e38");
+}
+
+Status CheckExtras(const Argument& q, const AttentionExtras& extras, float scale) {
+  const std::int64_t heads = q.tensor.shape[1];
+  if (!extras.lse.none()) {
+    const Argument lse{q.op, "lse", extras.lse};
+    FERRY_TRY(lse.IsView(2, 2));
+    FERRY_TRY(lse.HasType({DType::kFloat32}));
+    FERRY_TRY(lse.HasShape({q.tensor.shape[0], heads}, "one for each head of each query"));
+    FERRY_TRY(lse.IsWritable());
+    FERRY_TRY(lse.IsApartFrom(q));
+  }
+  if (!extras.sinks.none()) {
+    const Argument sinks{q.op, "sinks", extras.sinks};
+    FERRY_TRY(sinks.IsView(1, 1));
+    FERRY_TRY(sinks.HasType({DType::kFloat32}));
+    FERRY_TRY(sinks.HasShape({heads}, "one for each head of q"));
+    FERRY_TRY(sinks.IsContiguous());
+    if (!extras.lse.none()) FERRY_TRY(Argument({q.op, "lse", extras.lse}).IsApartFrom(sinks));
+  }
+  if (extras.window < 0 || extras.window > kMaxTokens) {
+    return WrongNumber(q.op, "window", static_cast<double>(extras.window), "0 to 2^30");
+  }
+  if (extras.softcap == 0) return Ok();
+  // Kernels multiply by scale / softcap, and then by softcap * log2(e).
+  const bool usable = extras.softcap > 0 && std::isfinite(extras.softcap * kLog2E) &&
+                      scale / extras.softcap > 0 && std::isfinite(scale / extras.softcap);
+  if (usable) return Ok();
+  return WrongNumber(q.op, "softcap", extras.softcap, "0 for none, or a finite number above 0");
 }
 
 Status CheckStages(const Argument& q, const char* name, int stages) {

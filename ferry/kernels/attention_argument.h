@@ -7,12 +7,17 @@
 
 namespace ferry::kernels {
 
+// The types of keys and values: that of the queries, or also e4m3.
+enum class KeyTypes : std::uint8_t { kOfQueries, kOfQueriesOrE4m3 };
+
 // Checks keys and values, [..., kv_heads, head_size], against queries, [..., heads, head_size].
 // Like all checks here it returns kInvalidArgument unless stated otherwise.
-Status CheckKeys(const Argument& q, const Argument& k, const Argument& v);
+Status CheckKeys(const Argument& q, const Argument& k, const Argument& v,
+                 KeyTypes types = KeyTypes::kOfQueries);
 // The same for paged keys and values, [blocks, block, kv_heads, head_size], and for their block
 // tables, int32 [batch, max_blocks].
-Status CheckPages(const Argument& q, const Argument& k, const Argument& v);
+Status CheckPages(const Argument& q, const Argument& k, const Argument& v,
+                  KeyTypes types = KeyTypes::kOfQueries);
 Status CheckBlockTables(const Argument& tables, std::int64_t batch, std::int64_t block);
 // The output has the shape of q and overlaps no input.
 Status CheckAttentionOut(const Argument& q, const Argument& out);
@@ -20,6 +25,17 @@ Status CheckAttentionOut(const Argument& q, const Argument& out);
 // finite too.
 Status CheckScale(const char* op, float scale);
 inline constexpr float kLog2E = 1.44269504088896341F;
+// What both ops can do beyond plain attention. None of it is in use by default.
+struct AttentionExtras {
+  const Tensor& lse;    // fp32 [queries, heads], any strides; none: not wanted
+  const Tensor& sinks;  // fp32 [heads], contiguous; none: there are none
+  std::int64_t window;  // a query sees so many keys, its own included; 0: all
+  float softcap;        // scores s become softcap * tanh(s / softcap); 0: they stay
+
+  bool none() const noexcept { return lse.none() && sinks.none() && window == 0 && softcap == 0; }
+};
+// Checks them, for the scale that scores are multiplied by.
+Status CheckExtras(const Argument& q, const AttentionExtras& extras, float scale);
 // The number of tile buffers is 1, 2 or 3; it must be 2 for head sizes for which the GPU form has
 // no other.
 Status CheckStages(const Argument& q, const char* name, int stages);

@@ -19,30 +19,55 @@ double Read(const Tensor& tensor, std::int64_t at, std::size_t d) {
       ReadFloat(tensor.data, tensor.dtype, at + static_cast<std::int64_t>(d)));
 }
 
+std::vector<double> ScoresOf(const AttentionRow& row, const std::vector<double>& q,
+                             std::span<const TokenPlace> tokens, const HeadShift& shift) {
+  std::vector<double> scores;
+  scores.reserve(tokens.size());
+  for (const TokenPlace& token : tokens) {
+    double score = 0;
+    for (std::size_t d = 0; d < q.size(); ++d) score += q[d] * Read(row.k, token.k + shift.k, d);
+    score *= row.scale;
+    if (row.softcap > 0) score = row.softcap * std::tanh(score / row.softcap);
+    scores.push_back(score);
+  }
+  return scores;
+}
+
 }  // namespace
+
+float* LseAt(const Tensor& lse, std::int64_t query, std::int64_t head) noexcept {
+  if (lse.none()) return nullptr;
+  return static_cast<float*>(lse.data) + query * lse.stride[0] + head * lse.stride[1];
+}
+
+const float* SinkAt(const Tensor& sinks, std::int64_t head) noexcept {
+  return sinks.none() ? nullptr : static_cast<const float*>(sinks.data) + head;
+}
 
 void AttendOnCpu(const AttentionRow& row, std::span<const TokenPlace> tokens,
                  const HeadShift& shift) {
   std::vector<double> q(static_cast<std::size_t>(row.q.last()));
   for (std::size_t d = 0; d < q.size(); ++d) q[d] = Read(row.q, row.q_at, d);
-  std::vector<double> weights;
   // Softmax relative to the largest score, so that no exponential overflows. Without tokens the sum
   // is not used and the output is zeros.
-  double largest = -std::numeric_limits<double>::infinity();
-  for (const TokenPlace& token : tokens) {
-    double score = 0;
-    for (std::size_t d = 0; d < q.size(); ++d) score += q[d] * Read(row.k, token.k + shift.k, d);
-    weights.push_back(score * static_cast<double>(row.scale));
-    largest = std::max(largest, weights.back());
-  }
-  double sum = 0;
+  std::vector<double> weights = ScoresOf(row, q, tokens, shift);
+  const double none = -std::numeric_limits<double>::infinity();
+  double largest = row.sink != nullptr ? static_cast<double>(*row.sink) : none;
+  for (const double score : weights) largest = std::max(largest, score);
+  // Where there is nothing but a sink of -inf, there is nothing.
+  double sum = row.sink != nullptr && largest > none
+                   ? std::exp(static_cast<double>(*row.sink) - largest)
+                   : 0;
   for (double& weight : weights) sum += weight = std::exp(weight - largest);
   std::vector<double> out(q.size(), 0.0);
   for (std::size_t t = 0; t < tokens.size(); ++t) {
-    const double part = weights[t] / sum;
+    const double part = weights[t] / sum * row.v_scale;
     for (std::size_t d = 0; d < out.size(); ++d) {
       out[d] += part * Read(row.v, tokens[t].v + shift.v, d);
     }
+  }
+  if (row.lse != nullptr) {
+    *row.lse = static_cast<float>(sum == 0 ? none : largest + std::log(sum));
   }
   for (std::size_t d = 0; d < out.size(); ++d) {
     WriteFloat(row.out.data, row.out.dtype, row.out_at + static_cast<std::int64_t>(d),

@@ -24,7 +24,11 @@ struct AttentionRow {
   const Tensor& v;
   const Tensor& out;
   std::int64_t out_at;
-  float scale;
+  double scale;  // of scores: that of keys included
+  double v_scale = 1;
+  double softcap = 0;           // 0: none
+  const float* sink = nullptr;  // a score without a value; null: none
+  float* lse = nullptr;         // null: not wanted
 };
 
 // Offset, in elements, from a token's place for head 0 to that of another head.
@@ -33,9 +37,14 @@ struct HeadShift {
   std::int64_t v = 0;
 };
 
-// out = sum of p_t * v_t, p = softmax of scale * <q, k_t>, in double; zeros for no tokens.
+// out = sum of p_t * v_t, p = softmax of scale * <q, k_t>, in double; zeros for no tokens. lse =
+// the natural logarithm of the sum of exp(score), the sink's included; -inf for no scores at all.
 void AttendOnCpu(const AttentionRow& row, std::span<const TokenPlace> tokens,
                  const HeadShift& shift);
+
+// Where an lse of [queries, heads] and the sinks of heads lie; null for tensors that are none.
+float* LseAt(const Tensor& lse, std::int64_t query, std::int64_t head) noexcept;
+const float* SinkAt(const Tensor& sinks, std::int64_t head) noexcept;
 
 // Paged keys and values with their block tables.
 struct AttentionPages {

@@ -2,6 +2,7 @@
 // algorithm 1): scores and output stay in registers, and a running maximum and sum per row make
 // the softmax. Uses the fragments of prim/mma.cuh.
 #pragma once
+#include "ferry/kernels/attention_argument.h"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/prim/float_math.cuh"
 #include "ferry/prim/mma.cuh"
@@ -132,6 +133,42 @@ struct WarpAttention {
         for (int n = 0; n < kKeys / 8; ++n) {
           // C's layout (prim/mma.cuh): i / 2 is the half of the rows, i % 2 the column of the pair.
           if (8 * n + lane % 4 * 2 + i % 2 >= seen) scores[t][n][i] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  // Masks the keys before those that a query sees: key `k` of the tile if k < first_of(row of this
+  // warp).
+  template <int kKeys, class FirstOf>
+  static __device__ __forceinline__ void MaskBefore(Scores<kKeys>& scores, int lane,
+                                                    const FirstOf& first_of) {
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int first = first_of(16 * t + 8 * (i / 2) + lane / 4);
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+          if (8 * n + lane % 4 * 2 + i % 2 < first) scores[t][n][i] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  // Scores become tanh(score * inner), as 1 - 2 / (1 + e^2x): within 2^-22 of it. The scale of
+  // Weigh() is then that of the tanh. Masks come after it.
+  template <int kKeys>
+  static __device__ __forceinline__ void SoftCap(Scores<kKeys>& scores, float inner) {
+    const float twice = 2 * kLog2E * inner;
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float part = prim::Reciprocal(1.0F + prim::Exp2(scores[t][n][i] * twice));
+          scores[t][n][i] = fmaf(-2.0F, part, 1.0F);
         }
       }
     }

@@ -53,4 +53,21 @@ __device__ __forceinline__ void LoadAnglesAt(const void* table, DType dtype, std
   }
 }
 
+// The same for a word of kWidth numbers that are pairs of neighbours: kWidth / 2 angles. One angle
+// at a time where they are fewer than an access of LoadAnglesAt() has.
+template <int kAngles>
+__device__ __forceinline__ void LoadPairAngles(const void* table, DType dtype, std::int64_t at,
+                                               float (&values)[kAngles]) {
+  if constexpr (kAngles % 4 == 0) {
+    LoadAnglesAt<kAngles>(table, dtype, at, values);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kAngles; ++i) {
+      float one[1];
+      LoadAnglesAt<1>(table, dtype, at + i, one);
+      values[i] = one[0];
+    }
+  }
+}
+
 }  // namespace ferry::kernels

@@ -1,6 +1,7 @@
 // Rotation of one pair of numbers, with identical results on the host and on GPUs.
 #pragma once
 #include <cmath>
+#include <cstdint>
 
 namespace ferry::kernels {
 
@@ -15,6 +16,21 @@ __host__ __device__
   const float was = *low;
   *low = fmaf(was, cos, -(*high * sin));
   *high = fmaf(*high, cos, was * sin);
+}
+
+// The elements of a head that angle i turns: halves of what is rotated, as in GPT-NeoX and Llama,
+// or neighbours, as in GPT-J.
+struct RotaryPair {
+  std::uint32_t low;
+  std::uint32_t high;
+};
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    inline RotaryPair
+    RotaryPairOf(bool is_neox, std::uint32_t half, std::uint32_t i) noexcept {
+  if (is_neox) return {i, half + i};
+  return {2 * i, 2 * i + 1};
 }
 
 }  // namespace ferry::kernels

@@ -35,6 +35,12 @@ __device__ __forceinline__ float WarpSum(float value, unsigned threads) {
   }
   return value;
 }
+__device__ __forceinline__ float WarpMax(float value, unsigned threads) {
+  for (unsigned apart = threads / 2; apart > 0; apart /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffU, value, static_cast<int>(apart)));
+  }
+  return value;
+}
 
 // Over all threads of the block, whole warps, at most 32 of them; each gets the result. `held` is
 // 32 floats of shared memory that no thread is using; a __syncthreads() must precede its next use.
@@ -46,6 +52,18 @@ __device__ __forceinline__ float BlockSum(float value, float* held) {
   if (lane == 0) held[threadIdx.x / 32] = value;
   __syncthreads();
   return WarpSum(lane < warps ? held[lane] : 0.0F);
+}
+
+// The maximum over all threads of the block, with the rules of BlockSum(), of numbers of at least
+// 0.
+__device__ __forceinline__ float BlockMax(float value, float* held) {
+  const unsigned lane = threadIdx.x % 32;
+  const unsigned warps = blockDim.x / 32;
+  value = WarpMax(value);
+  if (warps == 1) return value;
+  if (lane == 0) held[threadIdx.x / 32] = value;
+  __syncthreads();
+  return WarpMax(lane < warps ? held[lane] : 0.0F);
 }
 
 // The maximum over all threads of the block, with the rules of BlockSum(); `held` is 32 words.

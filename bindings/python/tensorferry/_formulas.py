@@ -50,14 +50,74 @@ def add_rms_norm(x, residual, weight, eps=1e-6):
     return _normalised(total, weight, eps, x.dtype), total.to(x.dtype)
 
 
-def rope(positions, q, k, cos_sin_cache):
+_LARGEST_E4M3 = 448.0
+_LEAST_SCALE = 1 / (_LARGEST_E4M3 * 512)  # of a row of zeros
+
+
+def _as_e4m3(x):
+    """Tensors of bytes are those of e4m3 numbers."""
+    return x.view(torch.float8_e4m3fn) if x.dtype == torch.uint8 else x
+
+
+def _quantise(result, values, scale):
+    inverse = scale.float().reciprocal()
+    inverse = inverse.masked_fill(inverse.isinf(), 0.0)
+    scaled = (values.float() * inverse).clamp(-_LARGEST_E4M3, _LARGEST_E4M3)
+    _as_e4m3(result).copy_(scaled.to(torch.float8_e4m3fn))
+
+
+def _quantise_rows(result, values, scale, scale_ub):
+    # NaN does not count, and an infinite number saturates.
+    largest = values.float().abs().nan_to_num(0.0).amax(-1, keepdim=True)
+    if scale_ub is not None:
+        largest = torch.minimum(largest, scale_ub.reshape(()))
+    made = (largest / _LARGEST_E4M3).clamp(min=_LEAST_SCALE)
+    scale.copy_(made.reshape(scale.shape))
+    _quantise(result, values, made)
+
+
+def rms_norm_static_fp8_quant(result, input, weight, scale, epsilon):
+    _quantise(result, rms_norm(input, weight, epsilon), scale)
+
+
+def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, epsilon):
+    out, total = add_rms_norm(input, residual, weight, epsilon)
+    residual.copy_(total)
+    _quantise(result, out, scale)
+
+
+def rms_norm_dynamic_per_token_quant(
+    result, input, weight, scale, epsilon, scale_ub=None, residual=None
+):
+    if residual is None:
+        out = rms_norm(input, weight, epsilon)
+    else:
+        out, total = add_rms_norm(input, residual, weight, epsilon)
+        residual.copy_(total)
+    _quantise_rows(result, out, scale, scale_ub)
+
+
+def silu_and_mul_quant(result, input, scale):
+    _quantise(result, silu_and_mul(input), scale)
+
+
+def silu_and_mul_dynamic_per_token_quant(result, input, scale, scale_ub=None):
+    _quantise_rows(result, silu_and_mul(input), scale, scale_ub)
+
+
+def rope(positions, q, k, cos_sin_cache, is_neox=True):
     rows = cos_sin_cache.reshape(cos_sin_cache.shape[0], -1)[positions].float()
     cos, sin = rows.unsqueeze(1).chunk(2, dim=-1)
     size = rows.shape[-1]
 
     def rotated(x):
-        first, second = x[..., :size].float().chunk(2, dim=-1)
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+        turning = x[..., :size].float()
+        if is_neox:
+            first, second = turning.chunk(2, dim=-1)
+        else:
+            first, second = turning[..., ::2], turning[..., 1::2]
+        both = first * cos - second * sin, second * cos + first * sin
+        turned = torch.cat(both, -1) if is_neox else torch.stack(both, -1).flatten(-2)
         return torch.cat((turned.to(x.dtype), x[..., size:]), -1)
 
     return rotated(q), rotated(k)
@@ -70,7 +130,7 @@ def store_kvcache(k, v, k_cache, v_cache, slot_mapping, k_scale=1.0, v_scale=1.0
     for tokens, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         stored = tokens[kept]
         if cache.dtype != tokens.dtype:
-            stored = (stored.float() / scale).clamp(-448, 448).to(cache.dtype)
+            stored = (stored.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
         cache.view(torch.uint8 if cache.dtype.itemsize == 1 else cache.dtype)[block, place] = (
             stored.view(torch.uint8) if cache.dtype.itemsize == 1 else stored
         )
@@ -90,61 +150,109 @@ def qk_norm_rope_store(
     eps=1e-6,
     k_scale=1.0,
     v_scale=1.0,
+    is_neox=True,
 ):
     heads = qkv.unflatten(-1, (q_heads + 2 * kv_heads, -1))
     q, k, v = heads.split((q_heads, kv_heads, kv_heads), dim=1)
     q, k = rope(
-        positions, rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps), cos_sin_cache
+        positions, rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps), cos_sin_cache, is_neox
     )
     if k_cache is not None:
         store_kvcache(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     return q, k
 
 
-def _attend(q, k, v, scale, mask):
-    """q [queries, heads, size], k and v [keys, kv heads, size]; mask [queries, keys] or None."""
+def _attend(q, k, v, scale, mask, softcap, sinks):
+    """(out, lse) of q [queries, heads, size], k and v [keys, kv heads, size].
+
+    mask: [queries, keys] or None; lse: [queries, heads].
+    """
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * scale
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    weights = torch.softmax(scores, -1).nan_to_num(0.0)
-    return torch.einsum("hqk,khd->qhd", weights, v.float()).to(q.dtype)
+    if sinks is not None:  # a key without a value
+        sinks = sinks.float().reshape(-1, 1, 1).expand(-1, scores.shape[1], 1)
+        scores = torch.cat((scores, sinks), -1)
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)[..., : len(k)]
+    out = torch.einsum("hqk,khd->qhd", weights, v.float()).to(q.dtype)
+    return out, torch.logsumexp(scores, -1).transpose(0, 1)
 
 
-def _paged(cache, blocks, length):
+def _paged(cache, blocks, length, scale=1.0):
     needed = -(-length // cache.shape[1])
-    return cache[blocks[:needed].long()].flatten(0, 1)[:length]
+    narrow = cache.dtype.itemsize == 1
+    kept = (cache.view(torch.uint8) if narrow else cache)[blocks[:needed].long()]
+    kept = kept.flatten(0, 1)[:length]
+    return kept.view(torch.float8_e4m3fn).float() * scale if narrow else kept
 
 
-def attention_decode(q, k_cache, v_cache, block_tables, context_lens, scale):
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    for i, length in enumerate(context_lens.tolist()):
-        if length > 0:
-            k, v = (_paged(cache, block_tables[i], length) for cache in (k_cache, v_cache))
-            out[i] = _attend(q[i : i + 1], k, v, scale, None)[0]
-    return out
-
-
-def attention_prefill(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None
+def attention_decode_lse(
+    q, k_cache, v_cache, block_tables, context_lens, scale, k_scale=1.0, v_scale=1.0, window=0,
+    softcap=0.0, sinks=None
 ):
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    for i, length in enumerate(context_lens.tolist()):
+        k = _paged(k_cache, block_tables[i], length, k_scale)
+        v = _paged(v_cache, block_tables[i], length, v_scale)
+        if window > 0:
+            k, v = k[-window:], v[-window:]
+        one, lse[i] = _attend(q[i : i + 1], k, v, scale, None, softcap, sinks)
+        out[i] = one[0]
+    return out, lse
+
+
+def attention_decode(*arguments, **named):
+    return attention_decode_lse(*arguments, **named)[0]
+
+
+def _visible(queries, keys, causal, window, device):
+    """[queries, keys]: the last query stands at the last key. None: all of them."""
+    if not causal and window == 0:
+        return None
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    if causal:
+        mask = mask.tril(keys - queries)
+    return mask.triu(keys - queries - window + 1) if window > 0 else mask
+
+
+def attention_prefill_lse(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None,
+    window=0, softcap=0.0, sinks=None
+):
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     for i in range(len(starts_q) - 1):
-        queries = q[starts_q[i] : starts_q[i + 1]]
+        here = slice(starts_q[i], starts_q[i + 1])
+        queries = q[here]
         if block_tables is None:
             keys, values = (x[starts_k[i] : starts_k[i + 1]] for x in (k, v))
         else:
             length = starts_k[i + 1] - starts_k[i]
             keys, values = (_paged(x, block_tables[i], length) for x in (k, v))
-        mask = None
-        if causal:  # the last query sees the last key
-            ones = torch.ones(len(queries), len(keys), dtype=torch.bool, device=q.device)
-            mask = ones.tril(len(keys) - len(queries))
-        if len(queries) > 0 and len(keys) > 0:
-            out[starts_q[i] : starts_q[i + 1]] = _attend(queries, keys, values, scale, mask)
-    return out
+        mask = _visible(len(queries), len(keys), causal, window, q.device)
+        if len(queries) > 0:
+            out[here], lse[here] = _attend(queries, keys, values, scale, mask, softcap, sinks)
+    return out, lse
+
+
+def attention_prefill(*arguments, **named):
+    return attention_prefill_lse(*arguments, **named)[0]
+
+
+def merge_attention_states(out_a, lse_a, out_b, lse_b):
+    lse = torch.logaddexp(lse_a, lse_b)
+    out = 0
+    for part, of_part in ((out_a, lse_a), (out_b, lse_b)):
+        weight = torch.exp(of_part - lse).where(of_part != float("-inf"), 0.0).unsqueeze(-1)
+        # A part without keys counts for nothing, whatever it holds.
+        out = out + torch.where(weight == 0, 0.0, weight * part.float())
+    return out.to(out_a.dtype), lse
 
 
 def _exponential(scores, seed, step, seeds, steps):

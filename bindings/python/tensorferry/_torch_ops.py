@@ -156,23 +156,96 @@ def add_rms_norm_(x, residual, weight, eps=1e-6):
     _written(x, residual)
 
 
+# The quantised ops have the names and arguments that vLLM's have.
+
+
+def _numbers(x):
+    """A tensor without sizes, of one number, with one."""
+    return x.reshape(1) if x is not None and x.dim() == 0 else x
+
+
+def _rms_norm_quant(result, input, residual, weight, scale, scale_ub, epsilon, per_token):
+    _run(
+        "rms_norm_quant",
+        input,
+        result,
+        input,
+        residual,
+        weight,
+        _numbers(scale),
+        _numbers(scale_ub),
+        epsilon,
+        per_token,
+    )
+    _written(result, residual, scale if per_token else None)
+
+
+@_op(
+    "rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor scale,"
+    " float epsilon) -> ()",
+    _fake_nothing,
+)
+def rms_norm_static_fp8_quant(result, input, weight, scale, epsilon):
+    _rms_norm_quant(result, input, None, weight, scale, None, epsilon, False)
+
+
+@_op(
+    "fused_add_rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) residual,"
+    " Tensor weight, Tensor scale, float epsilon) -> ()",
+    _fake_nothing,
+)
+def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, epsilon):
+    _rms_norm_quant(result, input, residual, weight, scale, None, epsilon, False)
+
+
+@_op(
+    "rms_norm_dynamic_per_token_quant(Tensor(a!) result, Tensor input, Tensor weight,"
+    " Tensor(b!) scale, float epsilon, Tensor? scale_ub=None, Tensor(c!)? residual=None) -> ()",
+    _fake_nothing,
+)
+def rms_norm_dynamic_per_token_quant(
+    result, input, weight, scale, epsilon, scale_ub=None, residual=None
+):
+    _rms_norm_quant(result, input, residual, weight, scale, scale_ub, epsilon, True)
+
+
+@_op(
+    "silu_and_mul_quant(Tensor(a!) result, Tensor input, Tensor scale) -> ()",
+    _fake_nothing,
+)
+def silu_and_mul_quant(result, input, scale):
+    _run("silu_and_mul_quant", input, result, input, _numbers(scale), None, False)
+    _written(result)
+
+
+@_op(
+    "silu_and_mul_dynamic_per_token_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale,"
+    " Tensor? scale_ub=None) -> ()",
+    _fake_nothing,
+)
+def silu_and_mul_dynamic_per_token_quant(result, input, scale, scale_ub=None):
+    _run("silu_and_mul_quant", input, result, input, _numbers(scale), _numbers(scale_ub), True)
+    _written(result, scale)
+
+
 def _table(cos_sin_cache):
     """As rows of cosines and sines; nano-vllm's has a size of one between."""
     return cos_sin_cache.flatten(1) if cos_sin_cache.dim() > 2 else cos_sin_cache
 
 
 @_op(
-    "rope(Tensor positions, Tensor q, Tensor k, Tensor cos_sin_cache) -> (Tensor, Tensor)",
-    lambda positions, q, k, *_: (_like(q), _like(k)),
+    "rope(Tensor positions, Tensor q, Tensor k, Tensor cos_sin_cache, bool is_neox=True)"
+    " -> (Tensor, Tensor)",
+    lambda positions, q, k, *_, **__: (_like(q), _like(k)),
 )
-def rope(positions, q, k, cos_sin_cache):
+def rope(positions, q, k, cos_sin_cache, is_neox=True):
     q_out, k_out = _like(q), _like(k)
-    _run("rope", q, q, k, q_out, k_out, positions, _table(cos_sin_cache))
+    _run("rope", q, q, k, q_out, k_out, positions, _table(cos_sin_cache), is_neox)
     return q_out, k_out
 
 
-def _rope_formula(positions, q, k, cos_sin_cache):
-    for x, turned in zip((q, k), _formulas.rope(positions, q, k, cos_sin_cache)):
+def _rope_formula(positions, q, k, cos_sin_cache, is_neox=True):
+    for x, turned in zip((q, k), _formulas.rope(positions, q, k, cos_sin_cache, is_neox)):
         x.copy_(turned)
 
 
@@ -180,11 +253,12 @@ _formulas.rope_ = _rope_formula
 
 
 @_op(
-    "rope_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor cos_sin_cache) -> ()",
+    "rope_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor cos_sin_cache,"
+    " bool is_neox=True) -> ()",
     _fake_nothing,
 )
-def rope_(positions, q, k, cos_sin_cache):
-    _run("rope", q, q, k, q, k, positions, _table(cos_sin_cache))
+def rope_(positions, q, k, cos_sin_cache, is_neox=True):
+    _run("rope", q, q, k, q, k, positions, _table(cos_sin_cache), is_neox)
     _written(q, k)
 
 
@@ -209,8 +283,8 @@ def _fake_qk(qkv, q_heads, kv_heads, *_, **__):
 @_op(
     "qk_norm_rope_store(Tensor qkv, int q_heads, int kv_heads, Tensor q_weight, Tensor k_weight,"
     " Tensor positions, Tensor cos_sin_cache, Tensor(a!)? k_cache=None, Tensor(b!)? v_cache=None,"
-    " Tensor? slot_mapping=None, float eps=1e-6, float k_scale=1.0, float v_scale=1.0)"
-    " -> (Tensor, Tensor)",
+    " Tensor? slot_mapping=None, float eps=1e-6, float k_scale=1.0, float v_scale=1.0,"
+    " bool is_neox=True) -> (Tensor, Tensor)",
     _fake_qk,
 )
 def qk_norm_rope_store(
@@ -227,6 +301,7 @@ def qk_norm_rope_store(
     eps=1e-6,
     k_scale=1.0,
     v_scale=1.0,
+    is_neox=True,
 ):
     q, k = _fake_qk(qkv, q_heads, kv_heads)
     _run(
@@ -247,6 +322,7 @@ def qk_norm_rope_store(
         slot_mapping,
         k_scale,
         v_scale,
+        is_neox,
     )
     _written(k_cache, v_cache)
     return q, k
@@ -267,11 +343,13 @@ def sample(
     return out
 
 
-def _plan(q, k_cache, block_tables):
+def _plan(q, k_cache, block_tables, window):
     if not q.is_cuda:
         return 1, 2, False, 0
     facts = torch.cuda.get_device_properties(q.device)
     most = block_tables.shape[1] * k_cache.shape[1]
+    if window > 0:
+        most = min(most, window + 64)  # a window may begin and end within a step
     return _kernels.plan_decode(
         q.shape[0],
         q.shape[1],
@@ -283,14 +361,20 @@ def _plan(q, k_cache, block_tables):
     )
 
 
-@_op(
-    "attention_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables,"
-    " Tensor context_lens, float scale) -> Tensor",
-    _fake_like,
-)
-def attention_decode(q, k_cache, v_cache, block_tables, context_lens, scale):
+def _lse_of(q):
+    return torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+
+
+def _fake_with_lse(q, *_, **__):
+    return _like(q), _lse_of(q)
+
+
+def _decode(
+    lse, q, k_cache, v_cache, block_tables, context_lens, scale, k_scale, v_scale, window, softcap,
+    sinks
+):
     out = _like(q)
-    splits, stages, early, floats = _plan(q, k_cache, block_tables)
+    splits, stages, early, floats = _plan(q, k_cache, block_tables, window)
     workspace = torch.empty(floats, dtype=torch.float32, device=q.device) if floats else None
     _run(
         "attention_decode",
@@ -306,17 +390,50 @@ def attention_decode(q, k_cache, v_cache, block_tables, context_lens, scale):
         splits,
         stages,
         early,
+        k_scale,
+        v_scale,
+        window,
+        softcap,
+        sinks,
+        lse,
     )
     return out
 
 
-@_op(
-    "attention_prefill(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k,"
-    " SymInt max_seqlen_q, float scale, bool causal=True, Tensor? block_tables=None) -> Tensor",
-    _fake_like,
+_DECODE = (
+    "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor context_lens,"
+    " float scale, float k_scale=1.0, float v_scale=1.0, int window=0, float softcap=0.0,"
+    " Tensor? sinks=None)"
 )
-def attention_prefill(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None
+
+
+@_op("attention_decode" + _DECODE + " -> Tensor", _fake_like)
+def attention_decode(
+    q, k_cache, v_cache, block_tables, context_lens, scale, k_scale=1.0, v_scale=1.0, window=0,
+    softcap=0.0, sinks=None
+):
+    return _decode(
+        None, q, k_cache, v_cache, block_tables, context_lens, scale, k_scale, v_scale, window,
+        softcap, sinks
+    )
+
+
+@_op("attention_decode_lse" + _DECODE + " -> (Tensor, Tensor)", _fake_with_lse)
+def attention_decode_lse(
+    q, k_cache, v_cache, block_tables, context_lens, scale, k_scale=1.0, v_scale=1.0, window=0,
+    softcap=0.0, sinks=None
+):
+    lse = _lse_of(q)
+    out = _decode(
+        lse, q, k_cache, v_cache, block_tables, context_lens, scale, k_scale, v_scale, window,
+        softcap, sinks
+    )
+    return out, lse
+
+
+def _prefill(
+    lse, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal, block_tables, window,
+    softcap, sinks
 ):
     out = _like(q)
     _run(
@@ -332,8 +449,54 @@ def attention_prefill(
         max_seqlen_q,
         scale,
         causal,
+        window,
+        softcap,
+        sinks,
+        lse,
     )
     return out
+
+
+_PREFILL = (
+    "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q,"
+    " float scale, bool causal=True, Tensor? block_tables=None, int window=0, float softcap=0.0,"
+    " Tensor? sinks=None)"
+)
+
+
+@_op("attention_prefill" + _PREFILL + " -> Tensor", _fake_like)
+def attention_prefill(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None,
+    window=0, softcap=0.0, sinks=None
+):
+    return _prefill(
+        None, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal, block_tables,
+        window, softcap, sinks
+    )
+
+
+@_op("attention_prefill_lse" + _PREFILL + " -> (Tensor, Tensor)", _fake_with_lse)
+def attention_prefill_lse(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None,
+    window=0, softcap=0.0, sinks=None
+):
+    lse = _lse_of(q)
+    out = _prefill(
+        lse, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal, block_tables,
+        window, softcap, sinks
+    )
+    return out, lse
+
+
+@_op(
+    "merge_attention_states(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b)"
+    " -> (Tensor, Tensor)",
+    lambda out_a, lse_a, *_: (_like(out_a), _like(lse_a)),
+)
+def merge_attention_states(out_a, lse_a, out_b, lse_b):
+    out, lse = _like(out_a), _like(lse_a)
+    _run("merge_attention_states", out_a, out_a, lse_a, out_b, lse_b, out, lse)
+    return out, lse
 
 
 _derivatives = _gradients.register(_names)

@@ -30,15 +30,21 @@ __all__ = [
     "attention_prefill",
     "element_wise_mul_add",
     "fused_add_gelu",
+    "fused_add_rms_norm_static_fp8_quant",
     "fused_residual_rmsnorm",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
+    "merge_attention_states",
     "qk_norm_rope_store",
     "rms_norm",
+    "rms_norm_dynamic_per_token_quant",
+    "rms_norm_static_fp8_quant",
     "rope",
     "rope_",
     "sample",
     "silu_and_mul",
+    "silu_and_mul_dynamic_per_token_quant",
+    "silu_and_mul_quant",
     "store_kvcache",
 ]
 
@@ -132,14 +138,52 @@ def add_rms_norm_(x, residual, weight, eps=1e-6):
     _torch_op("add_rms_norm_", x, residual, weight, eps)
 
 
-def rope(positions, q, k, cos_sin_cache):
-    """(q, k) turned, by halves; cos_sin_cache: rows of cosines, then sines."""
-    return _torch_op("rope", positions, q, k, cos_sin_cache)
+def rms_norm_static_fp8_quant(result, input, weight, scale, epsilon):
+    """result, of e4m3 numbers (or bytes for them): rms_norm / scale, saturating; scale: [1]."""
+    _torch_op("rms_norm_static_fp8_quant", result, input, weight, scale, epsilon)
 
 
-def rope_(positions, q, k, cos_sin_cache):
+def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, epsilon):
+    """The same of input + residual, which becomes the new residual."""
+    _torch_op(
+        "fused_add_rms_norm_static_fp8_quant", result, input, residual, weight, scale, epsilon
+    )
+
+
+def rms_norm_dynamic_per_token_quant(
+    result, input, weight, scale, epsilon, scale_ub=None, residual=None
+):
+    """The same with scales that are made, one for each row: max |rms_norm| / 448.
+
+    scale: [rows, 1]; scale_ub: a bound of the maximum.
+    """
+    _torch_op(
+        "rms_norm_dynamic_per_token_quant",
+        result, input, weight, scale, epsilon, scale_ub, residual
+    )
+
+
+def silu_and_mul_quant(result, input, scale):
+    """result, of e4m3 numbers (or bytes for them): silu_and_mul / scale, saturating."""
+    _torch_op("silu_and_mul_quant", result, input, scale)
+
+
+def silu_and_mul_dynamic_per_token_quant(result, input, scale, scale_ub=None):
+    """The same with scales that are made, one for each row."""
+    _torch_op("silu_and_mul_dynamic_per_token_quant", result, input, scale, scale_ub)
+
+
+def rope(positions, q, k, cos_sin_cache, is_neox=True):
+    """(q, k) turned, by halves, or by neighbours as GPT-J does if not is_neox.
+
+    cos_sin_cache: rows of cosines, then sines.
+    """
+    return _torch_op("rope", positions, q, k, cos_sin_cache, is_neox)
+
+
+def rope_(positions, q, k, cos_sin_cache, is_neox=True):
     """The same in place."""
-    _torch_op("rope_", positions, q, k, cos_sin_cache)
+    _torch_op("rope_", positions, q, k, cos_sin_cache, is_neox)
 
 
 def store_kvcache(k, v, k_cache, v_cache, slot_mapping, k_scale=1.0, v_scale=1.0):
@@ -151,7 +195,7 @@ def qk_norm_rope_store(*arguments, **named):
     """rms_norm of q's and k's heads, rope, and store_kvcache, in one pass over qkv: (q, k).
 
     (qkv, q_heads, kv_heads, q_weight, k_weight, positions, cos_sin_cache, k_cache=None,
-    v_cache=None, slot_mapping=None, eps=1e-6, k_scale=1.0, v_scale=1.0)
+    v_cache=None, slot_mapping=None, eps=1e-6, k_scale=1.0, v_scale=1.0, is_neox=True)
     """
     return _torch_op("qk_norm_rope_store", *arguments, **named)
 
@@ -201,19 +245,42 @@ def sample(
     )
 
 
-def attention_decode(q, k_cache, v_cache, block_tables, context_lens, scale):
-    """One query per sequence, over paged caches."""
+def attention_decode(
+    q, k_cache, v_cache, block_tables, context_lens, scale, k_scale=1.0, v_scale=1.0, *, window=0,
+    softcap=0.0, sinks=None, return_lse=False
+):
+    """One query per sequence, over paged caches: of q's type, or of e4m3 numbers with scales.
+
+    window: a query sees the last so many tokens (0: all). softcap: scores s become
+    softcap * tanh(s / softcap) (0: they stay). sinks: float32 [heads], a score of each head without
+    a value. With return_lse also the natural logarithm of the sum of exp(score): [batch, heads].
+    """
     return _torch_op(
-        "attention_decode",
-        q, k_cache, v_cache, block_tables, context_lens, scale
+        "attention_decode_lse" if return_lse else "attention_decode",
+        q, k_cache, v_cache, block_tables, context_lens, scale, k_scale, v_scale, window, softcap,
+        sinks
     )
 
 
 def attention_prefill(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None, *,
+    window=0, softcap=0.0, sinks=None, return_lse=False
 ):
-    """Sequences of many lengths, one behind the other, over keys that may be paged."""
+    """Sequences of many lengths, one behind the other, over keys that may be paged.
+
+    window, softcap, sinks and return_lse as attention_decode has them; lse: [queries, heads].
+    """
     return _torch_op(
-        "attention_prefill",
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal, block_tables
+        "attention_prefill_lse" if return_lse else "attention_prefill",
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal, block_tables, window,
+        softcap, sinks
     )
+
+
+def merge_attention_states(out_a, lse_a, out_b, lse_b):
+    """(out, lse) of attention over the keys of both, from those over the keys of each.
+
+    out_a and out_b: [queries, heads, head_size]; lse_a and lse_b: float32 [queries, heads], -inf
+    where there are no keys.
+    """
+    return _torch_op("merge_attention_states", out_a, lse_a, out_b, lse_b)

@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -37,14 +38,33 @@ Status CheckDecodePlan(const AttentionDecodeArgs& args) {
   if (args.plan.splits < 1 || args.plan.splits > kMaxDecodeSplits) {
     return WrongNumber(kDecodeOp, "plan.splits", args.plan.splits, "1 to 256");
   }
-  return CheckStages(DecodeArgument("q", args.q), "plan.stages", args.plan.stages);
+  FERRY_TRY(CheckStages(DecodeArgument("q", args.q), "plan.stages", args.plan.stages));
+  const bool narrow = args.k_cache.dtype == DType::kFloat8E4m3;
+  if (args.plan.stages != 2 && (narrow || args.window > 0 || args.softcap > 0)) {
+    return WrongNumber(kDecodeOp, "plan.stages", args.plan.stages,
+                       "2 for e4m3 caches and with a window or a softcap");
+  }
+  return Ok();
+}
+
+// The scales of e4m3 caches, and the one that scores are multiplied by.
+Status CheckDecodeScales(const AttentionDecodeArgs& args) {
+  FERRY_TRY(CheckScale(kDecodeOp, args.scale));
+  if (args.k_cache.dtype != DType::kFloat8E4m3) return Ok();
+  for (const auto& [name, scale] :
+       {std::pair("k_scale", args.k_scale), std::pair("v_scale", args.v_scale)}) {
+    if (!(scale > 0 && std::isfinite(scale))) {
+      return WrongNumber(kDecodeOp, name, scale, "a finite number above 0");
+    }
+  }
+  return CheckScale(kDecodeOp, args.scale * args.k_scale);
 }
 
 Status IsApartFromWhatIsRead(const Argument& written, const AttentionDecodeArgs& args) {
   for (const auto& [name, tensor] :
        {std::pair("q", &args.q), std::pair("k_cache", &args.k_cache),
         std::pair("v_cache", &args.v_cache), std::pair("block_tables", &args.block_tables),
-        std::pair("context_lens", &args.context_lens)}) {
+        std::pair("context_lens", &args.context_lens), std::pair("sinks", &args.sinks)}) {
     FERRY_TRY(written.IsApartFrom(DecodeArgument(name, *tensor)));
   }
   return Ok();
@@ -62,6 +82,7 @@ Status CheckDecodeWorkspace(const AttentionDecodeArgs& args) {
     return workspace.Wrong(fmt::format("[{}] or more, for {} parts", floats, args.plan.splits));
   }
   FERRY_TRY(workspace.IsApartFrom(DecodeArgument("out", args.out)));
+  FERRY_TRY(workspace.IsApartFrom(DecodeArgument("lse", args.lse)));
   return IsApartFromWhatIsRead(workspace, args);
 }
 
@@ -73,6 +94,10 @@ DecodeShape ShapeOf(const AttentionDecodeArgs& args) noexcept {
           .kv_heads = args.k_cache.shape[2],
           .head_size = args.q.shape[2],
           .most_tokens = args.block_tables.shape[1] * args.k_cache.shape[1]};
+}
+
+float ScoreScaleOf(const AttentionDecodeArgs& args) noexcept {
+  return args.k_cache.dtype == DType::kFloat8E4m3 ? args.scale * args.k_scale : args.scale;
 }
 
 std::int64_t DecodeWorkspace(const DecodeShape& shape, int splits) noexcept {
@@ -118,7 +143,7 @@ Status CheckAttentionDecode(const AttentionDecodeArgs& args) {
   FERRY_TRY(q.HasType(kFloats));
   FERRY_TRY(q.HasDenseRows());
   FERRY_TRY(CheckPages(q, DecodeArgument("k_cache", args.k_cache),
-                       DecodeArgument("v_cache", args.v_cache)));
+                       DecodeArgument("v_cache", args.v_cache), KeyTypes::kOfQueriesOrE4m3));
   FERRY_TRY(CheckBlockTables(DecodeArgument("block_tables", args.block_tables), args.q.shape[0],
                              args.k_cache.shape[1]));
   FERRY_TRY(lengths.IsView(1, 1));
@@ -126,7 +151,12 @@ Status CheckAttentionDecode(const AttentionDecodeArgs& args) {
   FERRY_TRY(lengths.HasShape({args.q.shape[0]}, "a length for each sequence"));
   FERRY_TRY(CheckAttentionOut(q, out));
   FERRY_TRY(IsApartFromWhatIsRead(out, args));
-  FERRY_TRY(CheckScale(kDecodeOp, args.scale));
+  FERRY_TRY(CheckDecodeScales(args));
+  FERRY_TRY(CheckExtras(q, {args.lse, args.sinks, args.window, args.softcap}, ScoreScaleOf(args)));
+  if (!args.lse.none()) {
+    FERRY_TRY(IsApartFromWhatIsRead(DecodeArgument("lse", args.lse), args));
+    FERRY_TRY(out.IsApartFrom(DecodeArgument("lse", args.lse)));
+  }
   return CheckDecodePlan(args);
 }
 
@@ -168,6 +198,7 @@ const cuda::Kernel kAttentionDecodeKernel =
     MakeKernel<AttentionDecode, AttentionDecodeCpu, &AttentionDecodeArgs::q,
                &AttentionDecodeArgs::k_cache, &AttentionDecodeArgs::v_cache,
                &AttentionDecodeArgs::block_tables, &AttentionDecodeArgs::context_lens,
-               &AttentionDecodeArgs::out>(kDecodeOp);
+               &AttentionDecodeArgs::out, &AttentionDecodeArgs::lse, &AttentionDecodeArgs::sinks>(
+        kDecodeOp);
 
 }  // namespace ferry::kernels

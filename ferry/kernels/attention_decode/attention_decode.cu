@@ -1,11 +1,14 @@
 // Kernels of decode attention: one thread block per part of a sequence, then a merge of the parts.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "ferry/cuda/launch.cuh"
 #include "ferry/kernels/attention_argument.h"
 #include "ferry/kernels/attention_decode/attention_decode.h"
 #include "ferry/kernels/attention_decode/decode_layout.h"
+#include "ferry/kernels/attention_decode/e4m3_tile.cuh"
+#include "ferry/kernels/attention_end.cuh"
 #include "ferry/kernels/attention_tile.cuh"
 #include "ferry/prim/grid_order.cuh"
 #include "ferry/prim/pipeline.cuh"
@@ -44,14 +47,36 @@ struct DecodeParameters {
   int blocks;
   int max_blocks;
   int splits;
-  float scale;  // with log2(e)
+  float scale;        // with log2(e); that of the tanh with a softcap
+  float inner_scale;  // of the tanh's argument; 0: there is none
+  float v_scale;
+  int window;          // 0: none
+  const float* sinks;  // null: none
+  float* lse;          // null: not wanted
+  std::int64_t lse_batch_stride;
+  std::int64_t lse_head_stride;
+};
+
+// What a kernel does beyond plain attention over caches of the format of q.
+enum class DecodeKind : std::uint8_t {
+  kPlain,
+  kMasked,  // window and softcap
+  kE4m3,    // the same over e4m3 caches
 };
 
 // The sum of the weights of a part, each 2^(score * scale - base).
 __device__ __forceinline__ float2 PartSum(float base, float sum) { return {base, sum}; }
 
-// Reciprocal of a sum of weights; 0 if there were none. NaN stays NaN.
-__device__ __forceinline__ float InverseOf(float sum) { return sum == 0 ? 0.0F : 1 / sum; }
+// What a head's sum of weights times values is multiplied by, of weights with this base and sum.
+// Keeps the lse where `keeps`.
+__device__ __forceinline__ float EndHead(const DecodeParameters& given, int batch, int head,
+                                         bool keeps, float base, float sum) {
+  const RowEnd end = EndRow(base, sum, given.sinks == nullptr ? nullptr : given.sinks + head);
+  if (keeps && given.lse != nullptr) {
+    given.lse[batch * given.lse_batch_stride + head * given.lse_head_stride] = end.lse;
+  }
+  return end.factor * given.v_scale;
+}
 
 // Where a thread block is in the grid: parts first, then sequences; then row tiles of heads.
 struct DecodePlace {
@@ -61,6 +86,7 @@ struct DecodePlace {
   int first_head;  // of `rows` heads
   int rows;
   int length;       // of the sequence, no longer than its table can say
+  int first_seen;   // token of the window
   int first_token;  // of this part
   int steps;        // of kDecodeStep tokens
 
@@ -75,21 +101,36 @@ struct DecodePlace {
     // bounds.
     length = given.lengths[batch * given.length_stride];
     length = max(0, min(length, given.max_blocks * given.block));
-    const int all_steps = (length + kDecodeStep - 1) / kDecodeStep;
+    first_seen = given.window > 0 ? max(0, length - given.window) : 0;
+    const int first_step = first_seen / kDecodeStep;
+    const int all_steps = (length + kDecodeStep - 1) / kDecodeStep - first_step;
     // Parts of equal length. A short sequence leaves its last parts without steps; their largest
     // score stays -inf, which the merge takes for a weight of 0.
     const int each = (all_steps + given.splits - 1) / given.splits;
-    first_token = split * each * kDecodeStep;
+    first_token = (first_step + split * each) * kDecodeStep;
     steps = max(0, min(each, all_steps - split * each));
+  }
+};
+
+// A tile of keys or values of the format of q, as DecodeLoader fills it.
+template <class T, int kHead>
+struct PlainTile {
+  using Element = T;
+  static constexpr int kBytes = prim::SharedTile<kDecodeKeys, kHead>::kBytes;
+
+  std::uint8_t* data;
+
+  __device__ __forceinline__ void Begin(int lane, const SourceRows<T>& rows) const {
+    CopySixteen<prim::kWarpThreads>(prim::SharedTile<kDecodeKeys, kHead>{data}, 0, lane, rows);
   }
 };
 
 // One warp's way through the part's tokens: 16 of each step are its own. The next tile's block is
 // looked up one tile ahead, so that no copy waits for the table.
-template <class T, int kHead>
+template <class Tile>
 class DecodeLoader {
  public:
-  using Tile = prim::SharedTile<kDecodeKeys, kHead>;
+  using Element = typename Tile::Element;
 
   __device__ __forceinline__ DecodeLoader(const DecodeParameters& given, const DecodePlace& place,
                                           int warp, int lane)
@@ -122,9 +163,10 @@ class DecodeLoader {
 
   __device__ __forceinline__ void Begin(const Tile& tile, const DecodeCache& cache, int block,
                                         int in_block, int left) {
-    const T* const base = static_cast<const T*>(cache.data) + block * cache.block_stride +
-                          place_.kv_head * cache.head_stride + in_block * cache.token_stride;
-    CopySixteen<prim::kWarpThreads>(tile, 0, lane_, SourceRows<T>{base, cache.token_stride, left});
+    const Element* const base = static_cast<const Element*>(cache.data) +
+                                block * cache.block_stride + place_.kv_head * cache.head_stride +
+                                in_block * cache.token_stride;
+    tile.Begin(lane_, SourceRows<Element>{base, cache.token_stride, left});
   }
 
   const DecodeParameters& given_;
@@ -201,7 +243,7 @@ __device__ __forceinline__ void Merge(const DecodeParameters& given, const Decod
     }
     const int head = place.first_head + row;
     if (given.splits == 1) {
-      const float by = InverseOf(sum);
+      const float by = EndHead(given, place.batch, head, column == 0, base, sum);
       StoreOut<T>(given, place.batch, head, column,
                   {out.x * by, out.y * by, out.z * by, out.w * by});
       continue;
@@ -224,14 +266,21 @@ constexpr int DecodeBlocks([[maybe_unused]] int head, [[maybe_unused]] int stage
 #endif
 }
 
+// Computed on the host: device code may use constants, but not call the host's functions.
+template <int kHead, int kStages, bool kE4m3>
+inline constexpr int kWarpRingBytes = DecodeRingBytes(kHead, kStages, kE4m3);
+
 // One part of one sequence, for up to 16 heads that share K and V. Each warp goes through tokens of
 // its own, with copies of its own, and waits for no other before the end.
-template <class T, int kHead, int kStages>
+template <class T, int kHead, int kStages, DecodeKind kKind>
 __global__ void __launch_bounds__(kDecodeThreads, DecodeBlocks(kHead, kStages))
     DecodeKernel(const __grid_constant__ DecodeParameters given) {
   using Queries = prim::SharedTile<kDecodeRows, kHead>;
   using Tile = prim::SharedTile<kDecodeKeys, kHead>;
-  constexpr int kRingBytes = kStages * 2 * Tile::kBytes;
+  constexpr bool kE4m3 = kKind == DecodeKind::kE4m3;
+  using Loaded = std::conditional_t<kE4m3, E4m3Tile<kHead>, PlainTile<T, kHead>>;
+  using State = WarpAttention<T, kHead, 1>;
+  constexpr int kRingBytes = kWarpRingBytes<kHead, kStages, kE4m3>;
   static_assert(kRingBytes >= kDecodeRows * kHead * static_cast<int>(sizeof(float)),
                 "a warp's result lies where its ring was");
   extern __shared__ __align__(128) std::uint8_t shared[];
@@ -251,21 +300,37 @@ __global__ void __launch_bounds__(kDecodeThreads, DecodeBlocks(kHead, kStages))
                               SourceRows<T>{q, given.q_head_stride, place.rows});
   prim::EndCopyGroup();
 
-  DecodeLoader<T, kHead> loader(given, place, warp, lane);
-  WarpAttention<T, kHead, 1> state;
+  DecodeLoader<Loaded> loader(given, place, warp, lane);
+  State state;
   state.Clear();
   const auto load = [&](int step, int slot) {
-    std::uint8_t* const at = ring + slot * 2 * Tile::kBytes;
-    loader.Load(step, Tile{at}, Tile{at + Tile::kBytes});
+    std::uint8_t* const at = ring + slot * 2 * Loaded::kBytes;
+    loader.Load(step, Loaded{at}, Loaded{at + Loaded::kBytes});
   };
   const auto compute = [&](int step, int slot) {
     if (step == 0)
       __syncthreads();  // the queries, which all warps have copied; all have steps or none
-    const Tile keys{ring + slot * 2 * Tile::kBytes};
-    const Tile values{keys.data + Tile::kBytes};
-    typename WarpAttention<T, kHead, 1>::template Scores<kDecodeKeys> scores;
+    std::uint8_t* at = ring + slot * 2 * Loaded::kBytes;
+    if constexpr (kE4m3) {
+      std::uint8_t* const wide = ring + kStages * 2 * Loaded::kBytes;
+      Loaded{at}.template Widen<T>(Tile{wide}, lane);
+      Loaded{at + Loaded::kBytes}.template Widen<T>(Tile{wide + Tile::kBytes}, lane);
+      __syncwarp();
+      at = wide;
+    }
+    const Tile keys{at};
+    const Tile values{at + Tile::kBytes};
+    typename State::template Scores<kDecodeKeys> scores;
     state.Score(scores, queries, keys, 0, lane);
-    const int left = place.length - loader.Token(step);
+    const int token = loader.Token(step);
+    if constexpr (kKind != DecodeKind::kPlain) {
+      if (given.inner_scale > 0) state.template SoftCap<kDecodeKeys>(scores, given.inner_scale);
+      const int before = place.first_seen - token;
+      if (before > 0) {
+        state.template MaskBefore<kDecodeKeys>(scores, lane, [&](int) { return before; });
+      }
+    }
+    const int left = place.length - token;
     if (left < kDecodeKeys)
       state.template Mask<kDecodeKeys>(scores, lane, [&](int) { return left; });
     state.template Weigh<kDecodeKeys>(scores, given.scale);
@@ -307,7 +372,7 @@ __global__ void __launch_bounds__(kHead / 4)
     out.z += weight * value.z;
     out.w += weight * value.w;
   }
-  const float by = InverseOf(sum);
+  const float by = EndHead(given, batch, head, column == 0, base, sum);
   StoreOut<T>(given, batch, head, column, {out.x * by, out.y * by, out.z * by, out.w * by});
 }
 
@@ -347,25 +412,29 @@ DecodeParameters ParametersOf(const AttentionDecodeArgs& args) {
           .blocks = static_cast<int>(args.k_cache.shape[0]),
           .max_blocks = static_cast<int>(args.block_tables.shape[1]),
           .splits = args.plan.splits,
-          .scale = args.scale * kLog2E};
+          .scale = (args.softcap > 0 ? args.softcap : ScoreScaleOf(args)) * kLog2E,
+          .inner_scale = args.softcap > 0 ? ScoreScaleOf(args) / args.softcap : 0,
+          .v_scale = args.v_cache.dtype == DType::kFloat8E4m3 ? args.v_scale : 1,
+          .window = static_cast<int>(args.window),
+          .sinks = static_cast<const float*>(args.sinks.data),
+          .lse = static_cast<float*>(args.lse.data),
+          .lse_batch_stride = args.lse.stride[0],
+          .lse_head_stride = args.lse.stride[1]};
 }
 
-template <class T, int kHead, int kStages>
+template <class T, int kHead, int kStages, DecodeKind kKind>
 Status Enqueue(const AttentionDecodeArgs& args, cuda::StreamRef stream) {
-  static_assert(DecodeSharedBytes(kHead, kStages) ==
-                    prim::SharedTile<kDecodeRows, kHead>::kBytes +
-                        kDecodeWarps * kStages * 2 * prim::SharedTile<kDecodeKeys, kHead>::kBytes,
-                "as the kernel deals it out");
   const DecodeParameters given = ParametersOf(args);
   const DecodeShape shape = ShapeOf(args);
   // Parts are the grid's first size, which may be 2^31 - 1; the second one is limited to 65535.
   const auto parts = static_cast<unsigned>(shape.batch * args.plan.splits);
   const auto heads = static_cast<unsigned>(shape.kv_heads * given.row_tiles);
-  FERRY_TRY(cuda::Launch(stream, "attention_decode",
-                         {.grid = dim3(parts, heads),
-                          .block = kDecodeThreads,
-                          .shared_bytes = DecodeSharedBytes(kHead, kStages)},
-                         DecodeKernel<T, kHead, kStages>, given));
+  FERRY_TRY(
+      cuda::Launch(stream, "attention_decode",
+                   {.grid = dim3(parts, heads),
+                    .block = kDecodeThreads,
+                    .shared_bytes = DecodeSharedBytes(kHead, kStages, kKind == DecodeKind::kE4m3)},
+                   DecodeKernel<T, kHead, kStages, kKind>, given));
   if (args.plan.splits == 1) return Ok();
   return cuda::Launch(stream, "attention_decode, combine",
                       {.grid = static_cast<unsigned>(shape.batch * shape.heads),
@@ -374,17 +443,29 @@ Status Enqueue(const AttentionDecodeArgs& args, cuda::StreamRef stream) {
                       CombineKernel<T, kHead>, given);
 }
 
+template <class T, DecodeKind kKind>
+Status EnqueueWithTwoStages(const AttentionDecodeArgs& args, cuda::StreamRef stream) {
+  switch (args.q.last()) {
+    case 64: return Enqueue<T, 64, 2, kKind>(args, stream);
+    case 256: return Enqueue<T, 256, 2, kKind>(args, stream);
+    default: return Enqueue<T, 128, 2, kKind>(args, stream);
+  }
+}
+
+// Other numbers of stages are compiled for heads of 128 of the plain kind; the checks have refused
+// the others.
 template <class T>
 Status EnqueueOfType(const AttentionDecodeArgs& args, cuda::StreamRef stream) {
-  switch (args.q.last()) {
-    case 64: return Enqueue<T, 64, 2>(args, stream);
-    case 256: return Enqueue<T, 256, 2>(args, stream);
-    default: break;
+  if (args.k_cache.dtype == DType::kFloat8E4m3) {
+    return EnqueueWithTwoStages<T, DecodeKind::kE4m3>(args, stream);
+  }
+  if (args.window > 0 || args.softcap > 0) {
+    return EnqueueWithTwoStages<T, DecodeKind::kMasked>(args, stream);
   }
   switch (args.plan.stages) {
-    case 1: return Enqueue<T, 128, 1>(args, stream);
-    case 2: return Enqueue<T, 128, 2>(args, stream);
-    default: return Enqueue<T, 128, 3>(args, stream);
+    case 1: return Enqueue<T, 128, 1, DecodeKind::kPlain>(args, stream);
+    case 3: return Enqueue<T, 128, 3, DecodeKind::kPlain>(args, stream);
+    default: return EnqueueWithTwoStages<T, DecodeKind::kPlain>(args, stream);
   }
 }
 

@@ -20,7 +20,8 @@ struct DecodePlan {
   // merges them. Lengths are read on the device, so the parts of a short sequence are short or
   // empty.
   int splits = 1;
-  // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256.
+  // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256, for e4m3
+  // caches, and with a window or a softcap.
   int stages = 2;
   // Launches the second kernel with programmatic dependent launch, so that it may start while the
   // first one ends. Needs compute capability 9; ignored elsewhere.
@@ -50,7 +51,8 @@ struct AttentionDecodeArgs {
   // below the last stride is 1 and the others are free.
   Tensor q;
   // [blocks, block, kv_heads, head_size]; heads is a multiple of kv_heads, block one of 16 up to
-  // 256.
+  // 256. Both caches may be e4m3 instead, whose numbers are worth k_scale and v_scale times
+  // themselves, as StoreKvCache() stores them.
   Tensor k_cache;
   Tensor v_cache;
   // int32 [batch, max_blocks]. Entries beyond those that context_lens[b] needs are not read; by
@@ -66,6 +68,18 @@ struct AttentionDecodeArgs {
   Tensor workspace;
   float scale = 0;  // > 0
   DecodePlan plan;
+  float k_scale = 1;  // > 0; used where the caches are e4m3
+  float v_scale = 1;
+  // fp32 [batch, heads], any strides, or none: receives the natural logarithm of the sum of
+  // exp(score) of each head, -inf where there are no scores. A sink counts as a score.
+  Tensor lse = {};
+  // fp32 [heads], contiguous, or none: a score of each head that has no key and no value, and only
+  // takes its part of the weights (Xiao et al. 2023, Efficient Streaming Language Models).
+  Tensor sinks = {};
+  // A query sees only the last so many tokens of its sequence; 0: all.
+  std::int64_t window = 0;
+  // Scores s become softcap * tanh(s / softcap), as in Gemma 2; 0: they stay as they are.
+  float softcap = 0;
 };
 
 // On the GPU: bf16 and fp16, heads of 64, 128 and 256, addresses and strides that are multiples of
@@ -94,5 +108,7 @@ extern const cuda::Kernel kAttentionDecodeKernel;
 Status CheckAttentionDecode(const AttentionDecodeArgs& args);
 Status CheckAttentionDecodeForDevice(const AttentionDecodeArgs& args);
 DecodeShape ShapeOf(const AttentionDecodeArgs& args) noexcept;
+// What <q, k> is multiplied by: scale, and k_scale where the caches are e4m3.
+float ScoreScaleOf(const AttentionDecodeArgs& args) noexcept;
 
 }  // namespace ferry::kernels

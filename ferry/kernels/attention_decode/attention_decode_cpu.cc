@@ -1,6 +1,7 @@
 // CPU form of decode attention.
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "ferry/kernels/attention_cpu.h"
@@ -10,7 +11,11 @@ namespace ferry::kernels {
 namespace {
 
 void DecodeSequence(const AttentionDecodeArgs& args, std::int64_t b,
-                    const std::vector<TokenPlace>& tokens) {
+                    std::span<const TokenPlace> tokens) {
+  // The query stands at the last token, and sees those of its window.
+  const auto seen = args.window > 0 ? static_cast<std::size_t>(args.window) : tokens.size();
+  if (tokens.size() > seen) tokens = tokens.last(seen);
+  const bool narrow = args.k_cache.dtype == DType::kFloat8E4m3;
   const std::int64_t group = args.q.shape[1] / args.k_cache.shape[2];
   for (std::int64_t h = 0; h < args.q.shape[1]; ++h) {
     AttendOnCpu({.q = args.q,
@@ -19,7 +24,11 @@ void DecodeSequence(const AttentionDecodeArgs& args, std::int64_t b,
                  .v = args.v_cache,
                  .out = args.out,
                  .out_at = b * args.out.stride[0] + h * args.out.stride[1],
-                 .scale = args.scale},
+                 .scale = double{args.scale} * (narrow ? double{args.k_scale} : 1.0),
+                 .v_scale = narrow ? double{args.v_scale} : 1.0,
+                 .softcap = double{args.softcap},
+                 .sink = SinkAt(args.sinks, h),
+                 .lse = LseAt(args.lse, b, h)},
                 tokens,
                 {.k = h / group * args.k_cache.stride[2], .v = h / group * args.v_cache.stride[2]});
   }

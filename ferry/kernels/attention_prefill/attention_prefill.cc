@@ -34,6 +34,28 @@ Status CheckPrefillKeys(const AttentionPrefillArgs& args) {
   return CheckKeys(q, k, v);
 }
 
+AttentionExtras ExtrasOf(const AttentionPrefillArgs& args) {
+  return {args.lse, args.sinks, args.window, args.softcap};
+}
+
+Status CheckPrefillExtras(const AttentionPrefillArgs& args) {
+  FERRY_TRY(CheckExtras(PrefillArgument("q", args.q), ExtrasOf(args), args.scale));
+  if (!ExtrasOf(args).none() && args.stages != 2) {
+    return WrongNumber(kPrefillOp, "stages", args.stages,
+                       "2 with lse, sinks, a window or a softcap");
+  }
+  if (args.lse.none()) return Ok();
+  const Argument lse = PrefillArgument("lse", args.lse);
+  for (const auto& [name, tensor] :
+       {std::pair("k", &args.k), std::pair("v", &args.v),
+        std::pair("cu_seqlens_q", &args.cu_seqlens_q),
+        std::pair("cu_seqlens_k", &args.cu_seqlens_k),
+        std::pair("block_tables", &args.block_tables), std::pair("out", &args.out)}) {
+    if (!tensor->none()) FERRY_TRY(lse.IsApartFrom(PrefillArgument(name, *tensor)));
+  }
+  return Ok();
+}
+
 Status CheckPrefillEnds(const AttentionPrefillArgs& args) {
   const Argument q_ends = PrefillArgument("cu_seqlens_q", args.cu_seqlens_q);
   const Argument k_ends = PrefillArgument("cu_seqlens_k", args.cu_seqlens_k);
@@ -78,7 +100,7 @@ Status CheckAttentionPrefill(const AttentionPrefillArgs& args) {
        {std::pair("q", &args.q), std::pair("k", &args.k), std::pair("v", &args.v),
         std::pair("cu_seqlens_q", &args.cu_seqlens_q),
         std::pair("cu_seqlens_k", &args.cu_seqlens_k),
-        std::pair("block_tables", &args.block_tables)}) {
+        std::pair("block_tables", &args.block_tables), std::pair("sinks", &args.sinks)}) {
     if (!tensor->none()) FERRY_TRY(out.IsApartFrom(PrefillArgument(name, *tensor)));
   }
   if (args.max_seqlen_q < 0 || args.max_seqlen_q > kMaxTokens) {
@@ -86,7 +108,8 @@ Status CheckAttentionPrefill(const AttentionPrefillArgs& args) {
                        "0 to 2^30");
   }
   FERRY_TRY(CheckScale(kPrefillOp, args.scale));
-  return CheckStages(q, "stages", args.stages);
+  FERRY_TRY(CheckStages(q, "stages", args.stages));
+  return CheckPrefillExtras(args);
 }
 
 Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args) {
@@ -113,6 +136,13 @@ static Status CheckWgmmaSm90Form(const AttentionPrefillArgs& args) {
   if (!args.block_tables.none()) {
     return PrefillArgument("block_tables", args.block_tables)
         .Wrong("none for the form kWgmmaSm90, or the form kCpAsync");
+  }
+  if (!ExtrasOf(args).none()) {
+    return Error(
+        Code::kInvalidArgument,
+        fmt::format("{}: the form kWgmmaSm90 has no lse, sinks, window or softcap; use the "
+                    "form kCpAsync or kAuto",
+                    kPrefillOp));
   }
   constexpr int kStages = WgmmaSm90TilesOf(128).stages;
   if (args.stages != kStages) {
@@ -168,6 +198,7 @@ const cuda::Kernel kAttentionPrefillKernel =
     MakeKernel<AttentionPrefill, AttentionPrefillCpu, &AttentionPrefillArgs::q,
                &AttentionPrefillArgs::k, &AttentionPrefillArgs::v,
                &AttentionPrefillArgs::cu_seqlens_q, &AttentionPrefillArgs::cu_seqlens_k,
-               &AttentionPrefillArgs::block_tables, &AttentionPrefillArgs::out>(kPrefillOp);
+               &AttentionPrefillArgs::block_tables, &AttentionPrefillArgs::out,
+               &AttentionPrefillArgs::lse, &AttentionPrefillArgs::sinks>(kPrefillOp);
 
 }  // namespace ferry::kernels

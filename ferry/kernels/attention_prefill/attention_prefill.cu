@@ -88,7 +88,9 @@ __device__ __forceinline__ PrefillPlace PlaceToLoad([[maybe_unused]] const Prefi
 
 // A tile of queries of one head of one sequence; each warp has rows of it for itself, and all share
 // the tiles of keys that go by.
-template <class T, int kHead, int kStages>
+// With kExtras it also has a window, a softcap, sinks and lse. Apart, since the plain kernel uses
+// all registers of a thread.
+template <class T, int kHead, int kStages, bool kExtras>
 __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
     PrefillKernel(const __grid_constant__ PrefillParameters given) {
   using Shape = PrefillShape<T, kHead, kStages>;
@@ -104,7 +106,9 @@ __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
   const typename Shape::Queries queries{shared};
   std::uint8_t* const ring = shared + Shape::Queries::kBytes;
 
-  const int tiles = place.TilesOf(Shape::kRows, kKeys);
+  // Tiles before the first query's window are passed over.
+  const int first_tile = kExtras ? place.FirstSeenBy(given, 0) / kKeys : 0;
+  const int tiles = max(0, place.TilesOf(Shape::kRows, kKeys) - first_tile);
   // A group before those of the pipeline: it has ended when the first tile is there.
   if (tiles > 0) LoadQueries<T, Shape>(given, place, queries);
   prim::EndCopyGroup();
@@ -112,11 +116,11 @@ __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
   state.Clear();
   const auto load = [&](int tile, int slot) {
     std::uint8_t* const at = ring + slot * 2 * Keys::kBytes;
-    LoadKeys<T, Shape>(given, PlaceToLoad<Shape>(given, place), tile * kKeys, Keys{at},
-                       Keys{at + Keys::kBytes});
+    LoadKeys<T, Shape>(given, PlaceToLoad<Shape>(given, place), (first_tile + tile) * kKeys,
+                       Keys{at}, Keys{at + Keys::kBytes});
   };
   const auto compute = [&](int tile, int slot) {
-    const int first_key = tile * kKeys;
+    const int first_key = (first_tile + tile) * kKeys;
     // No query of this warp sees the tile. The warp still takes part in the barriers of the
     // pipeline, which are outside of compute().
     if (first_key >= place.SeenBy(first_row + Shape::kWarpRows - 1)) return;
@@ -124,6 +128,15 @@ __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
     const Keys values{keys.data + Keys::kBytes};
     typename State::template Scores<kKeys> scores;
     state.Score(scores, queries, keys, first_row, lane);
+    if constexpr (kExtras) {
+      if (given.inner_scale > 0) state.template SoftCap<kKeys>(scores, given.inner_scale);
+      // The last query of the warp has the latest window.
+      if (first_key < place.FirstSeenBy(given, first_row + Shape::kWarpRows - 1)) {
+        state.template MaskBefore<kKeys>(scores, lane, [&](int row) {
+          return place.FirstSeenBy(given, first_row + row) - first_key;
+        });
+      }
+    }
     if (first_key + kKeys > place.SeenBy(first_row)) {  // not all queries see all keys
       state.template Mask<kKeys>(
           scores, lane, [&](int row) { return place.SeenBy(first_row + row) - first_key; });
@@ -132,10 +145,10 @@ __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
     state.template Add<kKeys>(scores, values, lane);
   };
   prim::RunPipeline<kStages, prim::BlockScope>(tiles, load, compute);
-  StoreOut<T, kHead, Shape>(given, state, queries, first_row);
+  StoreOut<T, kHead, Shape, kExtras>(given, state, queries, first_row);
 }
 
-template <class T, int kHead, int kStages>
+template <class T, int kHead, int kStages, bool kExtras = false>
 Status Enqueue(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
   using Shape = PrefillShape<T, kHead, kStages>;
   const std::int64_t tiles = (args.max_seqlen_q + Shape::kRows - 1) / Shape::kRows;
@@ -143,11 +156,22 @@ Status Enqueue(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
                   static_cast<unsigned>(args.cu_seqlens_q.shape[0] - 1));
   return cuda::Launch(stream, "attention_prefill",
                       {.grid = grid, .block = Shape::kThreads, .shared_bytes = Shape::kSharedBytes},
-                      PrefillKernel<T, kHead, kStages>, ParametersOf(args));
+                      PrefillKernel<T, kHead, kStages, kExtras>, ParametersOf(args));
+}
+
+template <class T>
+Status EnqueueWithExtras(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
+  switch (args.q.last()) {
+    case 64: return Enqueue<T, 64, 2, true>(args, stream);
+    case 256: return Enqueue<T, 256, 2, true>(args, stream);
+    default: return Enqueue<T, 128, 2, true>(args, stream);
+  }
 }
 
 template <class T>
 Status EnqueueOfType(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
+  const bool extras = !args.lse.none() || !args.sinks.none() || args.window > 0 || args.softcap > 0;
+  if (extras) return EnqueueWithExtras<T>(args, stream);
   // Other numbers of stages are not compiled for these sizes; CheckStages() has refused them.
   switch (args.q.last()) {
     case 64: return Enqueue<T, 64, 2>(args, stream);

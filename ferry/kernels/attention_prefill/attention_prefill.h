@@ -22,7 +22,7 @@ enum class PrefillForm : std::uint8_t {
   // Copies by each thread (cp.async), and products by each warp: compute capability 8 and later.
   kCpAsync,
   // Copies by the copy engine (TMA), and products by warpgroups (wgmma): compute capability 9.0, in
-  // builds for 90a. Keys that are not paged.
+  // builds for 90a. Keys that are not paged, without lse, sinks, window and softcap.
   kWgmmaSm90,
 };
 
@@ -51,9 +51,20 @@ struct AttentionPrefillArgs {
   bool causal = true;
   // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256. With one,
   // nothing is copied while a thread block computes; with n, the next n - 1 tiles are. The form
-  // kWgmmaSm90 always uses 2.
+  // kWgmmaSm90 always uses 2, and so do calls with any of the following.
   int stages = 2;
   PrefillForm form = PrefillForm::kAuto;
+  // fp32 [all queries, heads], any strides, or none: receives the natural logarithm of the sum of
+  // exp(score) of each query's head, -inf where there are no scores. A sink counts as a score.
+  Tensor lse = {};
+  // fp32 [heads], contiguous, or none: a score of each head that has no key and no value, and only
+  // takes its part of the weights (Xiao et al. 2023, Efficient Streaming Language Models).
+  Tensor sinks = {};
+  // A query sees only so many keys up to the one at which it stands, its own included, and, if not
+  // causal, those behind it; 0: all.
+  std::int64_t window = 0;
+  // Scores s become softcap * tanh(s / softcap), as in Gemma 2; 0: they stay as they are.
+  float softcap = 0;
 };
 
 // On the GPU: bf16 and fp16, heads of 64, 128 and 256, addresses and strides that are multiples of
@@ -68,8 +79,8 @@ struct AttentionPrefillArgs {
 // Errors: kInvalidArgument; kUnsupported for cases that only the CPU form supports, and if a thread
 // block of this GPU has too little shared memory: heads of 128 with 3 stages need more than the 99
 // KiB that there are for compute capability 8.6, 8.9 and 12. The form kWgmmaSm90:
-// kInvalidArgument for paged keys and for strides that a tensor map cannot have; kUnsupported on
-// other GPUs and in other builds.
+// kInvalidArgument for paged keys, lse, sinks, window or softcap, and for strides that a tensor map
+// cannot have; kUnsupported on other GPUs and in other builds.
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
 
 // In double, rounded once, any head size. Errors: kInvalidArgument, also for lengths and pages out

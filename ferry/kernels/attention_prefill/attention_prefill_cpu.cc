@@ -67,21 +67,30 @@ void PrefillQuery(const AttentionPrefillArgs& args, const PrefillSequence& seque
   // The last query stands at the last key: query i of m sees i + 1 + n - m of n keys.
   const std::int64_t seen =
       args.causal ? std::clamp<std::int64_t>(i + 1 + count - sequence.queries, 0, count) : count;
+  // It stands at key i + n - m, and sees no key that is `window` or more before it.
+  const std::int64_t after = i + 1 + count - sequence.queries;
+  const std::int64_t first =
+      args.window > 0 ? std::clamp<std::int64_t>(after - args.window, 0, seen) : 0;
   // Index of the size that counts heads: [keys, heads, ...] or [blocks, block, heads, ...].
   const std::size_t head_of_keys = args.block_tables.none() ? 1 : 2;
   const std::int64_t group = args.q.shape[1] / KvHeads(args);
   const std::int64_t query = sequence.first_query + i;
   for (std::int64_t h = 0; h < args.q.shape[1]; ++h) {
-    AttendOnCpu({.q = args.q,
-                 .q_at = query * args.q.stride[0] + h * args.q.stride[1],
-                 .k = args.k,
-                 .v = args.v,
-                 .out = args.out,
-                 .out_at = query * args.out.stride[0] + h * args.out.stride[1],
-                 .scale = args.scale},
-                std::span(sequence.keys).first(static_cast<std::size_t>(seen)),
-                {.k = h / group * args.k.stride[head_of_keys],
-                 .v = h / group * args.v.stride[head_of_keys]});
+    AttendOnCpu(
+        {.q = args.q,
+         .q_at = query * args.q.stride[0] + h * args.q.stride[1],
+         .k = args.k,
+         .v = args.v,
+         .out = args.out,
+         .out_at = query * args.out.stride[0] + h * args.out.stride[1],
+         .scale = double{args.scale},
+         .softcap = double{args.softcap},
+         .sink = SinkAt(args.sinks, h),
+         .lse = LseAt(args.lse, query, h)},
+        std::span(sequence.keys)
+            .subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(seen - first)),
+        {.k = h / group * args.k.stride[head_of_keys],
+         .v = h / group * args.v.stride[head_of_keys]});
   }
 }
 

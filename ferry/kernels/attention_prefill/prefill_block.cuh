@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "ferry/kernels/attention_argument.h"
+#include "ferry/kernels/attention_end.cuh"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/kernels/attention_tile.cuh"
 
@@ -38,8 +39,14 @@ struct PrefillParameters {
   int page;     // tokens
   int pages;
   int group;    // heads that share one of K and V
-  float scale;  // with log2(e)
+  float scale;  // with log2(e); that of the tanh with a softcap
   bool causal;
+  float inner_scale;   // of the tanh's argument; 0: there is none
+  int window;          // 0: none
+  const float* sinks;  // null: none
+  float* lse;          // null: not wanted
+  std::int64_t lse_token_stride;
+  std::int64_t lse_head_stride;
 };
 
 // Paged keys are [blocks, block, kv_heads, head_size], others [keys, kv_heads, head_size].
@@ -74,8 +81,14 @@ inline PrefillParameters ParametersOf(const AttentionPrefillArgs& args) {
           .page = static_cast<int>(PageTokens(args)),
           .pages = paged ? static_cast<int>(args.k.shape[0]) : 0,
           .group = static_cast<int>(args.q.shape[1] / KvHeads(args)),
-          .scale = args.scale * kLog2E,
-          .causal = args.causal};
+          .scale = (args.softcap > 0 ? args.softcap : args.scale) * kLog2E,
+          .causal = args.causal,
+          .inner_scale = args.softcap > 0 ? args.scale / args.softcap : 0,
+          .window = static_cast<int>(args.window),
+          .sinks = static_cast<const float*>(args.sinks.data),
+          .lse = static_cast<float*>(args.lse.data),
+          .lse_token_stride = args.lse.stride[0],
+          .lse_head_stride = args.lse.stride[1]};
 }
 
 // The tokens of one sequence, in the rows of the tensor that holds all sequences.
@@ -125,6 +138,11 @@ struct PrefillPlace {
   __device__ __forceinline__ int SeenBy(int row) const {
     return min(keys.count, seen_by_first + row);
   }
+  // The first key of a query's window; there may be none so far.
+  __device__ __forceinline__ int FirstSeenBy(const PrefillParameters& given, int row) const {
+    if (given.window == 0) return 0;
+    return max(0, first_query + row + 1 + keys.count - queries.count - given.window);
+  }
   // How many tiles of so many keys the queries of this tile see, of `rows` at most.
   __device__ __forceinline__ int TilesOf(int rows, int tile_keys) const {
     const int last_row = min(rows, queries.count - first_query) - 1;
@@ -132,9 +150,29 @@ struct PrefillPlace {
   }
 };
 
+// The base of a row's weights, as BaseOf(), but -inf for no keys.
+__device__ __forceinline__ float BaseToKeep(float largest, float scale) {
+  return largest == -INFINITY ? -INFINITY : largest * scale;
+}
+
+// What a query's sum of weights times values is multiplied by. Keeps the lse where `keeps` and the
+// row is one of the sequence.
+__device__ __forceinline__ float EndQuery(const PrefillParameters& given, int rows, int row,
+                                          bool keeps, float base, float sum) {
+  const PrefillPlace place(given, rows);
+  const RowEnd end = EndRow(base, sum, given.sinks == nullptr ? nullptr : given.sinks + place.head);
+  const int query = place.first_query + row;
+  if (keeps && given.lse != nullptr && query < place.queries.count) {
+    given.lse[std::int64_t{place.queries.first + query} * given.lse_token_stride +
+              place.head * given.lse_head_stride] = end.lse;
+  }
+  return end.factor;
+}
+
 // By way of the warp's own queries, which nobody needs any more: so that rows are written in words
 // of 16 bytes.
-template <class T, int kHead, class Shape>
+// With kExtras sinks join the sums, and lse is kept.
+template <class T, int kHead, class Shape, bool kExtras = false>
 __device__ __forceinline__ void StoreOut(const PrefillParameters& given,
                                          const WarpAttention<T, kHead, Shape::kRowTiles>& state,
                                          const typename Shape::Queries& held, int first_row) {
@@ -147,8 +185,12 @@ __device__ __forceinline__ void StoreOut(const PrefillParameters& given,
       // Each lane has summed its own columns; the four of a row are added only here, once a kernel.
       const float sum = SumOfRow(state.sum[t][half]);
       // No key, no weight. NaN stays NaN.
-      const float by = sum == 0 ? 0.0F : 1 / sum;
+      float by = sum == 0 ? 0.0F : 1 / sum;
       const int row = first_row + 16 * t + 8 * half + lane / 4;
+      if constexpr (kExtras) {
+        by = EndQuery(given, Shape::kRows, row, lane % 4 == 0,
+                      BaseToKeep(state.largest[t][half], given.scale), sum);
+      }
 #pragma unroll
       for (int c = 0; c < kHead / 8; ++c) {
         void* const at = held.At(row, c) + lane % 4 * sizeof(std::uint32_t);

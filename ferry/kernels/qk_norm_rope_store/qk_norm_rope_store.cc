@@ -224,6 +224,7 @@ Result<QkNormRopeStorePlan> PlanQkNormRopeStore(const QkNormRopeStoreArgs& args)
   plan.kv_heads = static_cast<std::uint32_t>(args.kv_heads);
   plan.head_dim = static_cast<std::uint32_t>(args.q_weight.last());
   plan.half = static_cast<std::uint32_t>(args.cos_sin_cache.last() / 2);
+  plan.is_neox = args.is_neox;
   plan.eps = args.eps;
   plan.per_element = static_cast<float>(1.0 / plan.head_dim);  // as rms_norm has it
   plan.dtype = args.qkv.dtype;

@@ -106,12 +106,50 @@ __device__ __forceinline__ void NormaliseWord(const T* weights, float scale,
   }
 }
 
-template <class T, int kWidth>
+// The angles of a thread's words of both halves, from element `at` of a half on, in a row of the
+// table. Pairs of neighbours have both their numbers in one word: half of the angles are those of
+// the word of the first half, the others of that of the second.
+template <int kWidth, bool kNeox>
+__device__ __forceinline__ void LoadWordAngles(const QkPlan& plan, std::int64_t row,
+                                               std::uint32_t at, float (&values)[kWidth]) {
+  if constexpr (kNeox) {
+    LoadAnglesAt<kWidth>(plan.cos_sin, plan.cos_sin_dtype, row + at, values);
+  } else {
+    constexpr int kOfWord = kWidth / 2;
+    float low[kOfWord];
+    float high[kOfWord];
+    LoadPairAngles<kOfWord>(plan.cos_sin, plan.cos_sin_dtype, row + at / 2, low);
+    LoadPairAngles<kOfWord>(plan.cos_sin, plan.cos_sin_dtype, row + (plan.half + at) / 2, high);
+#pragma unroll
+    for (int j = 0; j < kOfWord; ++j) {
+      values[j] = low[j];
+      values[kOfWord + j] = high[j];
+    }
+  }
+}
+
+template <bool kNeox, int kWidth>
+__device__ __forceinline__ void TurnWords(const float (&cos)[kWidth], const float (&sin)[kWidth],
+                                          float (&low)[kWidth], float (&high)[kWidth]) {
+  if constexpr (kNeox) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) RotatePair(cos[j], sin[j], &low[j], &high[j]);
+  } else {
+    constexpr int kOfWord = kWidth / 2;
+#pragma unroll
+    for (int j = 0; j < kOfWord; ++j) {
+      RotatePair(cos[j], sin[j], &low[2 * j], &low[2 * j + 1]);
+      RotatePair(cos[kOfWord + j], sin[kOfWord + j], &high[2 * j], &high[2 * j + 1]);
+    }
+  }
+}
+
+template <class T, bool kNeox, int kWidth>
 __device__ __forceinline__ void RotateWords(const float (&cos)[kWidth], const float (&sin)[kWidth],
                                             float (&low)[kWidth], float (&high)[kWidth]) {
+  TurnWords<kNeox>(cos, sin, low, high);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
-    RotatePair(cos[j], sin[j], &low[j], &high[j]);
     low[j] = RoundTo<T>(low[j]);
     high[j] = RoundTo<T>(high[j]);
   }
@@ -129,7 +167,7 @@ __device__ __forceinline__ float SquaresOf(const float (&low)[kWidth],
 // A token's block. Threads are (words of a half, heads): each has the same word of both halves of
 // kTogether heads in registers, from the loads to the stores, and the sums are over neighbours, so
 // that nobody waits for a block.
-template <class T, bool kNarrow>
+template <class T, bool kNarrow, bool kNeox>
 __global__ void __launch_bounds__(kQkMaxThreads) DoHeads(const __grid_constant__ QkPlan plan) {
   constexpr int kWidth = kPacked<T>;
   prim::GridDependencySynchronize();
@@ -146,9 +184,9 @@ __global__ void __launch_bounds__(kQkMaxThreads) DoHeads(const __grid_constant__
   float cos[kWidth];
   float sin[kWidth];
   if (has_word) {
-    const std::int64_t row = position * plan.cos_sin_stride + at;
-    LoadAnglesAt<kWidth>(plan.cos_sin, plan.cos_sin_dtype, row, cos);
-    LoadAnglesAt<kWidth>(plan.cos_sin, plan.cos_sin_dtype, row + plan.half, sin);
+    const std::int64_t row = position * plan.cos_sin_stride;
+    LoadWordAngles<kWidth, kNeox>(plan, row, at, cos);
+    LoadWordAngles<kWidth, kNeox>(plan, row + plan.half, at, sin);
   }
   // As often for all threads of a warp, because of the sums.
   for (std::uint32_t base = 0; base < heads; base += kTogether * blockDim.y) {
@@ -176,7 +214,7 @@ __global__ void __launch_bounds__(kQkMaxThreads) DoHeads(const __grid_constant__
         if (target.weight != nullptr) {
           NormaliseWord<T, kWidth>(target.weight + at, scale[i], low[i]);
           NormaliseWord<T, kWidth>(target.weight + plan.half + at, scale[i], high[i]);
-          RotateWords<T, kWidth>(cos, sin, low[i], high[i]);
+          RotateWords<T, kNeox>(cos, sin, low[i], high[i]);
         }
         WriteTo<T, kWidth, kNarrow>(target, at, low[i]);
         WriteTo<T, kWidth, kNarrow>(target, at + plan.half, high[i]);
@@ -214,17 +252,18 @@ __global__ void __launch_bounds__(kQkMaxThreads)
       scale = rsqrtf(fmaf(prim::WarpSum(squares), plan.per_element, plan.eps));
       first = 2 * plan.half;
       for (std::uint32_t i = threadIdx.x; i < plan.half; i += 32) {
-        float low[1] = {ToFloat(in[i])};
-        float high[1] = {ToFloat(in[plan.half + i])};
+        const RotaryPair pair = RotaryPairOf(plan.is_neox, plan.half, i);
+        float low[1] = {ToFloat(in[pair.low])};
+        float high[1] = {ToFloat(in[pair.high])};
         float cos[1];
         float sin[1];
         LoadAnglesAt<1>(plan.cos_sin, plan.cos_sin_dtype, row + i, cos);
         LoadAnglesAt<1>(plan.cos_sin, plan.cos_sin_dtype, row + plan.half + i, sin);
-        NormaliseWord<T, 1>(target.weight + i, scale, low);
-        NormaliseWord<T, 1>(target.weight + plan.half + i, scale, high);
-        RotateWords<T, 1>(cos, sin, low, high);
-        WriteTo<T, 1, kNarrow>(target, i, low);
-        WriteTo<T, 1, kNarrow>(target, plan.half + i, high);
+        NormaliseWord<T, 1>(target.weight + pair.low, scale, low);
+        NormaliseWord<T, 1>(target.weight + pair.high, scale, high);
+        RotateWords<T, true>(cos, sin, low, high);
+        WriteTo<T, 1, kNarrow>(target, pair.low, low);
+        WriteTo<T, 1, kNarrow>(target, pair.high, high);
       }
     }
     for (std::uint32_t i = first + threadIdx.x; i < plan.head_dim; i += 32) {
@@ -286,7 +325,7 @@ struct HeldHeads {
 };
 
 // Normalises and turns the words of one head. All that is rounded between is rounded as pairs.
-template <class T>
+template <bool kNeox, class T>
 __device__ __forceinline__ void NormaliseAndRotate(const Neighbours<T>& heads, float scale, int i,
                                                    HeldHeads<T>* held) {
   constexpr int kWidth = kPacked<T>;
@@ -301,8 +340,7 @@ __device__ __forceinline__ void NormaliseAndRotate(const Neighbours<T>& heads, f
   }
   Unpack<T>(ProductsOf<T>(Pack<T>(low), heads.low_weight), low);
   Unpack<T>(ProductsOf<T>(Pack<T>(high), heads.high_weight), high);
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) RotatePair(held->cos[j], held->sin[j], &low[j], &high[j]);
+  TurnWords<kNeox>(held->cos, held->sin, low, high);
   held->low[i] = Pack<T>(low);
   held->high[i] = Pack<T>(high);
 }
@@ -337,17 +375,17 @@ __device__ __forceinline__ bool IsKnown(const QkPlan& plan, std::int64_t positio
   return position >= 0 && position < plan.most_positions;
 }
 
-template <class T>
+template <bool kNeox, class T>
 __device__ __forceinline__ void LoadAngles(const QkPlan& plan, const Neighbours<T>& heads,
                                            std::int64_t position, HeldHeads<T>* held) {
   if (!heads.there || !heads.normed || !IsKnown(plan, position)) return;
-  const std::int64_t row = position * plan.cos_sin_stride + heads.at;
-  LoadAnglesAt<kPacked<T>>(plan.cos_sin, plan.cos_sin_dtype, row, held->cos);
-  LoadAnglesAt<kPacked<T>>(plan.cos_sin, plan.cos_sin_dtype, row + plan.half, held->sin);
+  const std::int64_t row = position * plan.cos_sin_stride;
+  LoadWordAngles<kPacked<T>, kNeox>(plan, row, heads.at, held->cos);
+  LoadWordAngles<kPacked<T>, kNeox>(plan, row + plan.half, heads.at, held->sin);
 }
 
 // From the words, which are there, to the stores. All lanes of the warp call it.
-template <class T, bool kNarrow>
+template <class T, bool kNarrow, bool kNeox>
 __device__ __forceinline__ void FinishHeads(const QkPlan& plan, const Neighbours<T>& heads,
                                             std::uint32_t token, const TokenFacts& facts,
                                             HeldHeads<T>* held) {
@@ -374,7 +412,8 @@ __device__ __forceinline__ void FinishHeads(const QkPlan& plan, const Neighbours
 #pragma unroll
   for (int i = 0; i < kTogether; ++i) {
     if (heads.normed) {
-      NormaliseAndRotate(heads, rsqrtf(fmaf(scale[i], plan.per_element, plan.eps)), i, held);
+      const float factor = rsqrtf(fmaf(scale[i], plan.per_element, plan.eps));
+      NormaliseAndRotate<kNeox>(heads, factor, i, held);
     }
     WriteWord<T, kNarrow>(target, heads.at, held->low[i]);
     WriteWord<T, kNarrow>(target, heads.at + plan.half, held->high[i]);
@@ -393,7 +432,7 @@ __device__ __forceinline__ const T* WordsOf(const QkPlan& plan, const Neighbours
 
 // A token's block. All that can be asked for at once is: only the cosines wait for a position, and
 // nothing is left out before the sums for want of one, or the compiler would have all loads wait.
-template <class T, bool kNarrow>
+template <class T, bool kNarrow, bool kNeox>
 __global__ void __launch_bounds__(kQkMaxThreads, kNeighbourBlocks)
     DoNeighbours(const __grid_constant__ QkPlan plan) {
   prim::GridDependencySynchronize();
@@ -410,17 +449,19 @@ __global__ void __launch_bounds__(kQkMaxThreads, kNeighbourBlocks)
       held.high[i] = prim::LoadAhead16(in + i * plan.head_dim + plan.half);
     }
   }
-  LoadAngles(plan, heads, facts.position, &held);
-  FinishHeads<T, kNarrow>(plan, heads, blockIdx.x, facts, &held);
+  LoadAngles<kNeox>(plan, heads, facts.position, &held);
+  FinishHeads<T, kNarrow, kNeox>(plan, heads, blockIdx.x, facts, &held);
 }
 
 using QkKernel = void (*)(QkPlan);
 
 template <class T, bool kNarrow>
-QkKernel ChosenQk(QkForm form) {
-  switch (form) {
-    case QkForm::kNeighbours: return DoNeighbours<T, kNarrow>;
-    case QkForm::kWords: return DoHeads<T, kNarrow>;
+QkKernel ChosenQk(const QkPlan& plan) {
+  switch (plan.form) {
+    case QkForm::kNeighbours:
+      return plan.is_neox ? DoNeighbours<T, kNarrow, true> : DoNeighbours<T, kNarrow, false>;
+    case QkForm::kWords:
+      return plan.is_neox ? DoHeads<T, kNarrow, true> : DoHeads<T, kNarrow, false>;
     case QkForm::kNumbers: break;
   }
   return DoHeadsByElement<T, kNarrow>;
@@ -435,8 +476,7 @@ Status LaunchQkNormRopeStore(const QkNormRopeStorePlan& plan, cuda::StreamRef st
   return WithFloatType(plan.dtype, [&](auto number) {
     using T = decltype(number);
     return cuda::Launch(stream, "qk_norm_rope_store", config,
-                        narrow ? ChosenQk<T, true>(plan.form) : ChosenQk<T, false>(plan.form),
-                        plan);
+                        narrow ? ChosenQk<T, true>(plan) : ChosenQk<T, false>(plan), plan);
   });
 }
 

@@ -16,7 +16,7 @@ namespace ferry::kernels {
 //   qkv                 [tokens, (q_heads + 2 kv_heads) * head_dim] fp32, fp16 or bf16, the stride
 //                       of the tokens is free: all heads of q, then of k, then of v
 //   q_weight, k_weight  [head_dim] of the same type, contiguous
-//   positions, cos_sin_cache  as rope has them, of R elements from 2 to head_dim
+//   positions, cos_sin_cache, is_neox  as rope has them, of R elements from 2 to head_dim
 //   q_out, k_out        [tokens, q_heads or kv_heads, head_dim], any strides but 1 for the last
 //                       size; may be their parts of qkv. k_out may be left out
 //   k_cache, v_cache, slots, k_scale, v_scale  as store_kvcache has them; the three tensors may be
@@ -44,6 +44,7 @@ struct QkNormRopeStoreArgs {
   Tensor slots;
   float k_scale = 1;
   float v_scale = 1;
+  bool is_neox = true;
 };
 Status QkNormRopeStore(const QkNormRopeStoreArgs& args, cuda::StreamRef stream);
 Status QkNormRopeStoreCpu(const QkNormRopeStoreArgs& args);

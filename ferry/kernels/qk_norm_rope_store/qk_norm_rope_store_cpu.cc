@@ -44,8 +44,9 @@ void Rotate(const QkNormRopeStorePlan& plan, std::uint32_t token, Head* head) {
     return ReadFloat(plan.cos_sin, plan.cos_sin_dtype, row + i);
   };
   for (std::uint32_t i = 0; i < plan.half; ++i) {
-    float& low = (*head)[i];
-    float& high = (*head)[plan.half + i];
+    const RotaryPair pair = RotaryPairOf(plan.is_neox, plan.half, i);
+    float& low = (*head)[pair.low];
+    float& high = (*head)[pair.high];
     RotatePair(angle(i), angle(plan.half + i), &low, &high);
     low = RoundTo(plan.dtype, low);
     high = RoundTo(plan.dtype, high);

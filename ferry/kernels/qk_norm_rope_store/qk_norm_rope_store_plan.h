@@ -38,6 +38,7 @@ struct QkNormRopeStorePlan {
   std::uint32_t kv_heads = 0;
   std::uint32_t head_dim = 0;
   std::uint32_t half = 0;  // of what is rotated, in elements
+  bool is_neox = true;
   float eps = 0;
   float per_element = 0;  // 1 / head_dim
   DType dtype = DType::kFloat32;

@@ -46,6 +46,7 @@ struct QkCase {
   DType index_dtype = DType::kInt64;
   DType slot_dtype = DType::kInt32;
   DType table_dtype = DType::kFloat32;
+  bool is_neox = true;
 };
 
 class QkTensors {
@@ -96,6 +97,7 @@ class QkTensors {
     args.q_weight = bed->View(q_weight_);
     args.k_weight = bed->View(k_weight_);
     args.eps = kQkEps;
+    args.is_neox = given_.is_neox;
     args.positions = bed->View(positions_);
     args.cos_sin_cache = bed->View(table_);
     args.q_out = given_.in_place ? Part(args.qkv, 0, given_.q_heads) : bed->View(q_out_);
@@ -134,7 +136,8 @@ class QkTensors {
     const RmsNormArgs norm_q{Part(fused.qkv, 0, given_.q_heads), fused.q_weight, q_view, kQkEps};
     const RmsNormArgs norm_k{Part(fused.qkv, given_.q_heads, given_.kv_heads), fused.k_weight,
                              k_view, kQkEps};
-    const RopeArgs rope{q_view, k_view, q_view, k_view, fused.positions, fused.cos_sin_cache};
+    const RopeArgs rope{q_view,        k_view, q_view, k_view, fused.positions, fused.cos_sin_cache,
+                        given_.is_neox};
     const StoreKvCacheArgs store{k_view,
                                  Part(fused.qkv, given_.q_heads + given_.kv_heads, given_.kv_heads),
                                  bed->View(k_cache),
@@ -245,18 +248,20 @@ class QkTensors {
       terms[i] = std::fabs(right[i]);
     }
     const auto half = static_cast<std::size_t>(given_.rotated / 2);
-    for (std::size_t i = 0; i < half; ++i) {
-      const double angle = Angle(position, static_cast<std::int64_t>(i));
+    for (std::size_t pair = 0; pair < half; ++pair) {
+      const std::size_t i = given_.is_neox ? pair : 2 * pair;
+      const std::size_t j = given_.is_neox ? half + pair : i + 1;
+      const double angle = Angle(position, static_cast<std::int64_t>(pair));
       const std::complex<double> turned =
-          std::complex<double>(right[i], right[half + i]) * std::polar(1.0, angle);
+          std::complex<double>(right[i], right[j]) * std::polar(1.0, angle);
       right[i] = turned.real();
-      right[half + i] = turned.imag();
+      right[j] = turned.imag();
       const double cos = std::fabs(std::cos(angle));
       const double sin = std::fabs(std::sin(angle));
       const double low = terms[i];
-      const double high = terms[half + i];
+      const double high = terms[j];
       terms[i] = low * cos + high * sin;
-      terms[half + i] = high * cos + low * sin;
+      terms[j] = high * cos + low * sin;
     }
     elements->right.insert(elements->right.end(), right.begin(), right.end());
     elements->terms.insert(elements->terms.end(), terms.begin(), terms.end());
@@ -313,6 +318,29 @@ TEST_P(QkNormRopeStoreTest, EveryHeadSizeIsRightInEveryFormat) {
         Expect({.dtype = dtype, .cache_dtype = cache, .head_dim = head_dim, .rotated = head_dim});
       }
     }
+  }
+}
+
+TEST_P(QkNormRopeStoreTest, PairsOfNeighboursAreRightAndWhatTheThreeOpsGive) {
+  for (const DType dtype : kFloatTypes) {
+    for (const std::int64_t q_heads : {3, 4, 70}) {
+      for (const std::int64_t head_dim : {2, 64, 100, 128}) {
+        QkTensors tensors({.dtype = dtype,
+                           .cache_dtype = dtype,
+                           .q_heads = q_heads,
+                           .head_dim = head_dim,
+                           .rotated = head_dim,
+                           .is_neox = false});
+        tensors.FillWithWholeNumbers(&random());
+        OpBed bed = Bed();
+        const Status ran = bed.Run(kQkNormRopeStoreKernel, QkNormRopeStoreCpu, tensors.Args(&bed));
+        ASSERT_TRUE(ran) << ran.error().ToString();
+        tensors.ExpectRight();
+        tensors.ExpectWhatThreeOpsGive(&bed);
+      }
+    }
+    Expect({.dtype = dtype, .cache_dtype = DType::kFloat8E4m3, .is_neox = false});
+    Expect({.dtype = dtype, .cache_dtype = dtype, .head_dim = 96, .rotated = 64, .is_neox = false});
   }
 }
 
@@ -460,132 +488,6 @@ TEST_P(QkNormRopeStoreTest, ACapturedCallWorksOnWhatIsThereWhenItIsReplayed) {
 }
 
 FERRY_INSTANTIATE_OP_TEST(QkNormRopeStoreTest);
-
-// ---- arguments and choices, without memory that is touched ------------------------------------
-
-class QkPlanTest : public ::testing::Test {
- protected:
-  static QkNormRopeStoreArgs Args(std::int64_t q_heads = 32, std::int64_t head_dim = 128) {
-    QkNormRopeStoreArgs args;
-    args.qkv = TensorAt(1, {7, (q_heads + 16) * head_dim});
-    args.q_heads = q_heads;
-    args.kv_heads = 8;
-    args.q_weight = TensorAt(2, {head_dim});
-    args.k_weight = TensorAt(3, {head_dim});
-    args.positions = TensorAt(4, {7}, DType::kInt64);
-    args.cos_sin_cache = TensorAt(5, {4096, head_dim}, DType::kFloat32);
-    args.q_out = TensorAt(6, {7, q_heads, head_dim});
-    args.k_out = TensorAt(7, {7, 8, head_dim});
-    args.k_cache = TensorAt(8, {40, 256, 8, head_dim});
-    args.v_cache = TensorAt(10, {40, 256, 8, head_dim});
-    args.slots = TensorAt(12, {7}, DType::kInt32);
-    return args;
-  }
-  static std::string Refusal(const QkNormRopeStoreArgs& args) {
-    const auto plan = PlanQkNormRopeStore(args);
-    return plan ? "accepted" : plan.error().message();
-  }
-};
-
-TEST_F(QkPlanTest, WrongInputsAreNamedWithWhatTheyMustBe) {
-  EXPECT_EQ(Refusal(Args()), "accepted");
-  QkNormRopeStoreArgs args = Args();
-  args.q_heads = 31;
-  EXPECT_EQ(Refusal(args),
-            "qk_norm_rope_store: qkv is [7, 6144] bf16; it must be [7, 6016], the heads of q, k "
-            "and v");
-  args = Args();
-  args.kv_heads = -1;
-  EXPECT_THAT(Refusal(args), HasSubstr("a number of heads is -1; it must be from 0 to 2^20"));
-  args = Args();
-  args.k_weight = TensorAt(3, {64});
-  EXPECT_THAT(Refusal(args), HasSubstr("k_weight is [64] bf16; it must be [128], as q_weight is"));
-  args = Args();
-  args.q_weight.dtype = DType::kFloat32;
-  EXPECT_THAT(Refusal(args), HasSubstr("q_weight is [128] fp32; it must be bf16, as qkv is"));
-  args = Args();
-  args.positions = TensorAt(4, {7}, DType::kFloat32);
-  EXPECT_THAT(Refusal(args), HasSubstr("positions is [7] fp32; it must be int32 or int64"));
-  args = Args();
-  args.cos_sin_cache = TensorAt(5, {4096, 130}, DType::kFloat32);
-  EXPECT_THAT(Refusal(args), HasSubstr("of an even last size from 2 to that of a head"));
-  args = Args();
-  args.eps = -1;
-  EXPECT_THAT(Refusal(args), HasSubstr("eps is -1; it must be 0 or more"));
-}
-
-TEST_F(QkPlanTest, WrongOutputsAreNamedWithWhatTheyMustBe) {
-  QkNormRopeStoreArgs args = Args();
-  args.q_out = TensorAt(6, {7, 32, 64});
-  EXPECT_THAT(Refusal(args), HasSubstr("it must be [7, 32, 128], as q of qkv is"));
-  args = Args();
-  args.q_out = {};
-  EXPECT_EQ(Refusal(args), "qk_norm_rope_store: q_out has 0 sizes; it must have 3");
-  args = Args();
-  args.k_out.data = args.q_out.data;
-  EXPECT_THAT(Refusal(args), HasSubstr("k_out lies over q_out"));
-  args = Args();
-  args.q_out.data = args.qkv.data;
-  EXPECT_THAT(Refusal(args), HasSubstr("q_out lies over q of qkv in part"));
-  args = Args();
-  args.k_cache.data = args.qkv.data;
-  EXPECT_THAT(Refusal(args), HasSubstr("k_cache lies over qkv"));
-  args = Args();
-  args.slots.data = args.q_out.data;
-  EXPECT_THAT(Refusal(args), HasSubstr("q_out lies over slots"));
-  args.slots.data = args.k_out.data;
-  EXPECT_THAT(Refusal(args), HasSubstr("k_out lies over slots"));
-  for (Tensor QkNormRopeStoreArgs::*read :
-       {&QkNormRopeStoreArgs::q_weight, &QkNormRopeStoreArgs::k_weight,
-        &QkNormRopeStoreArgs::positions, &QkNormRopeStoreArgs::cos_sin_cache}) {
-    for (Tensor QkNormRopeStoreArgs::*written :
-         {&QkNormRopeStoreArgs::q_out, &QkNormRopeStoreArgs::k_out, &QkNormRopeStoreArgs::k_cache,
-          &QkNormRopeStoreArgs::v_cache}) {
-      args = Args();
-      (args.*read).data = (args.*written).data;
-      EXPECT_THAT(Refusal(args), HasSubstr("it must be other memory"));
-    }
-  }
-  args = Args();
-  args.slots = {};
-  EXPECT_THAT(Refusal(args), HasSubstr("slots has 0 sizes; it must have 1"));
-  args.k_cache = args.v_cache = {};
-  EXPECT_EQ(Refusal(args), "accepted");
-  args = Args();
-  args.k_scale = -1;
-  EXPECT_THAT(Refusal(args), HasSubstr("k_scale is -1; it must be above 0"));
-}
-
-TEST_F(QkPlanTest, HeadsAreDealtToWholeWarps) {
-  for (const std::int64_t q_heads : {0, 1, 16, 32, 64}) {
-    for (const std::int64_t head_dim : {16, 32, 80, 96, 128, 256, 512}) {
-      const QkNormRopeStorePlan plan = *PlanQkNormRopeStore(Args(q_heads, head_dim));
-      EXPECT_NE(plan.words, 0U) << head_dim;
-      EXPECT_GE(plan.threads_x * 8, static_cast<std::uint32_t>(head_dim / 2));
-      EXPECT_LE(plan.threads_x, 32U);
-      EXPECT_EQ(plan.threads_x * plan.threads_y % 32, 0U);
-      EXPECT_LE(plan.threads_x * plan.threads_y, kQkMaxThreads);
-      EXPECT_GT(plan.threads_y, 0U);
-    }
-  }
-  EXPECT_EQ(PlanQkNormRopeStore(Args())->threads_x, 8U);
-  EXPECT_EQ(PlanQkNormRopeStore(Args())->threads_y, 24U);
-}
-
-TEST_F(QkPlanTest, HeadsThatAreNoWholeWordsAreDoneByElement) {
-  EXPECT_EQ(PlanQkNormRopeStore(Args(32, 120))->words, 0U);
-  EXPECT_EQ(PlanQkNormRopeStore(Args(32, 1024))->words, 0U);  // more than a warp has
-  QkNormRopeStoreArgs args = Args();
-  args.cos_sin_cache = TensorAt(5, {4096, 64}, DType::kFloat32);
-  EXPECT_EQ(PlanQkNormRopeStore(args)->words, 0U);
-  args = Args();
-  args.v_cache.data = static_cast<std::byte*>(args.v_cache.data) + 2;
-  EXPECT_EQ(PlanQkNormRopeStore(args)->words, 0U);
-  args = Args();
-  args.qkv.stride[0] += 4;
-  EXPECT_EQ(PlanQkNormRopeStore(args)->words, 0U);
-  EXPECT_EQ(PlanQkNormRopeStore(args)->threads_x, 32U);
-}
 
 }  // namespace
 }  // namespace ferry::kernels

@@ -4,6 +4,7 @@
 
 #include "ferry/core/result.h"
 #include "ferry/cuda/resources.h"
+#include "ferry/kernels/argument.h"
 #include "ferry/kernels/rms_norm/rms_norm.h"
 #include "ferry/kernels/rows.h"
 
@@ -36,6 +37,17 @@ struct RmsNormPlan {
   std::uint32_t blocks = 0;           // 0: nothing to launch
 };
 inline constexpr std::uint32_t kRmsNormMaxThreads = 512;
+
+// The steps that all ops share: checks of the arguments, whose errors are kInvalidArgument, ...
+Status CheckNormInput(const Argument& x);
+Status CheckNormWeight(const Argument& weight, const Argument& x);
+Status CheckLikeNormInput(const Argument& other, const Argument& x);
+Status CheckNormEps(const char* op, float eps);
+// ... the plan of a call with at least one element, whose first joined tensor is x, and, once its
+// tensors are known, the form and the grid; `aligned`: rows other than the weight allow words.
+RmsNormPlan BeginNormPlan(const Tensor& x, const Tensor& weight, const JoinedRows& joined,
+                          float eps);
+void FinishNormPlan(const Tensor& weight, bool aligned, RmsNormPlan* plan);
 
 // Checks the arguments and computes the plan. Errors: as the ops.
 Result<RmsNormPlan> PlanRmsNorm(const RmsNormArgs& args);

@@ -127,15 +127,18 @@ Result<RopePlan> PlanRope(const RopeArgs& args) {
   plan.copies_rest = 2 * plan.half < plan.head_dim &&
                      (args.q.data != args.q_out.data || args.k.data != args.k_out.data);
   const auto packed = static_cast<std::uint32_t>(16 / SizeOf(plan.dtype));
-  plan.wide = plan.half % packed == 0 && AllAligned(args);
-  plan.words = plan.wide ? plan.half / packed : plan.half;
+  // Pairs of neighbours fill words by themselves, and need no words of half of what is rotated.
+  const std::uint32_t rotated = args.is_neox ? plan.half : 2 * plan.half;
+  plan.wide = rotated % packed == 0 && AllAligned(args);
+  plan.words = plan.wide ? rotated / packed : plan.half;
   plan.threads_x = std::min(std::bit_ceil(plan.words), kRopeMaxThreads);
   // In the form kWords a block has a thread for each word of a half of every head of its token.
   const bool fits = std::uint64_t{plan.threads_x} * heads <= kRopeMaxWordThreads;
-  if (plan.wide && !plan.copies_rest && fits) {
+  if (args.is_neox && plan.wide && !plan.copies_rest && fits) {
     plan.form = RopeForm::kWords;
     plan.threads_y = heads;
   } else {
+    plan.form = args.is_neox ? RopeForm::kNumbers : RopeForm::kPairs;
     const std::uint32_t pairs = (heads + kRopeHeads - 1) / kRopeHeads;
     plan.threads_y = std::min(pairs, kRopeMaxThreads / plan.threads_x);
   }

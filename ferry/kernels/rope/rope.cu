@@ -26,6 +26,39 @@ __device__ __forceinline__ RopeHead<T> RopeHeadAt(const RopePlan& plan, std::uin
           static_cast<T*>(heads.out) + token * heads.out_token + index * heads.out_head};
 }
 
+// What is not rotated, where it is not in its place already.
+template <class T>
+__device__ __forceinline__ void CopyRest(const RopePlan& plan, std::uint32_t token) {
+  if (!plan.copies_rest) return;
+  for (std::uint32_t head = threadIdx.y; head < plan.q.count + plan.k.count; head += blockDim.y) {
+    const RopeHead<T> place = RopeHeadAt<T>(plan, token, head);
+    for (std::uint32_t i = 2 * plan.half + threadIdx.x; i < plan.head_dim; i += blockDim.x) {
+      place.out[i] = place.in[i];
+    }
+  }
+}
+
+// 16 bytes, or a pair of single elements.
+template <class T, int kWidth>
+__device__ __forceinline__ void LoadPairs(const T* from, float (&values)[kWidth]) {
+  if constexpr (kWidth == kPacked<T>) {
+    Load<T, kWidth>(from, values);
+  } else {
+    static_assert(kWidth == 2, "a word or a pair");
+    values[0] = ToFloat(from[0]);
+    values[1] = ToFloat(from[1]);
+  }
+}
+template <class T, int kWidth>
+__device__ __forceinline__ void StorePairs(T* to, const float (&values)[kWidth]) {
+  if constexpr (kWidth == kPacked<T>) {
+    Store<T, kWidth>(to, values);
+  } else {
+    to[0] = FromFloat<T>(values[0]);
+    to[1] = FromFloat<T>(values[1]);
+  }
+}
+
 // As numbers. A token's block. Threads are (along a half, over heads): each keeps its cosines and
 // sines for all of its heads, and has the two words of kTogether heads in flight at once.
 template <class T, int kWidth>
@@ -71,13 +104,40 @@ __global__ void __launch_bounds__(kRopeMaxThreads)
       }
     }
   }
-  if (!plan.copies_rest) return;
-  for (std::uint32_t head = threadIdx.y; head < heads; head += blockDim.y) {
-    const RopeHead<T> place = RopeHeadAt<T>(plan, token, head);
-    for (std::uint32_t i = 2 * plan.half + threadIdx.x; i < plan.head_dim; i += blockDim.x) {
-      place.out[i] = place.in[i];
+  CopyRest<T>(plan, token);
+}
+
+// As RotateHeads() of pairs of neighbours: a thread has words of kWidth numbers, or pairs.
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kRopeMaxThreads)
+    RotateNeighbours(const __grid_constant__ RopePlan plan) {
+  constexpr int kAngles = kWidth / 2;
+  prim::GridDependencySynchronize();
+  prim::LetNextGridBegin();
+  const std::uint32_t token = blockIdx.x;
+  const std::uint32_t heads = plan.q.count + plan.k.count;
+  const std::int64_t position = LoadIndex(plan.positions, token);
+  if (position < 0 || position >= plan.most_positions) return prim::TrapInDebug();
+  const std::int64_t row = position * plan.cos_sin_stride;
+  for (std::uint32_t word = threadIdx.x; word < plan.words; word += blockDim.x) {
+    const std::uint32_t at = word * kWidth;
+    float cos[kAngles];
+    float sin[kAngles];
+    LoadPairAngles<kAngles>(plan.cos_sin, plan.cos_sin_dtype, row + at / 2, cos);
+    LoadPairAngles<kAngles>(plan.cos_sin, plan.cos_sin_dtype, row + plan.half + at / 2, sin);
+#pragma unroll 2
+    for (std::uint32_t head = threadIdx.y; head < heads; head += blockDim.y) {
+      const RopeHead<T> place = RopeHeadAt<T>(plan, token, head);
+      float values[kWidth];
+      LoadPairs<T, kWidth>(place.in + at, values);
+#pragma unroll
+      for (int j = 0; j < kAngles; ++j) {
+        RotatePair(cos[j], sin[j], &values[2 * j], &values[2 * j + 1]);
+      }
+      StorePairs<T, kWidth>(place.out + at, values);
     }
   }
+  CopyRest<T>(plan, token);
 }
 
 // The cosines and sines of a word's numbers.
@@ -141,6 +201,9 @@ using RopeKernel = void (*)(RopePlan);
 template <class T>
 RopeKernel ChosenRope(const RopePlan& plan) {
   if (plan.form == RopeForm::kWords) return RotateWords<T>;
+  if (plan.form == RopeForm::kPairs) {
+    return plan.wide ? RotateNeighbours<T, kPacked<T>> : RotateNeighbours<T, 2>;
+  }
   return plan.wide ? RotateHeads<T, kPacked<T>> : RotateHeads<T, 1>;
 }
 

@@ -10,7 +10,8 @@ namespace ferry::kernels {
 // and Llama have: of the first R elements of each head, with p = positions[t], i < R / 2,
 //   out[t, h, i]         = x[t, h, i] * cos(p, i) - x[t, h, R / 2 + i] * sin(p, i)
 //   out[t, h, R / 2 + i] = x[t, h, R / 2 + i] * cos(p, i) + x[t, h, i] * sin(p, i)
-// and the rest as it is. In fp32; rounded once.
+// and the rest as it is. Without is_neox the pairs are neighbours, 2 i and 2 i + 1, in place of i
+// and R / 2 + i, as in GPT-J and in the paper. In fp32; rounded once.
 //   q, k           [T, heads, head_dim] fp32, fp16 or bf16, any strides but 1 for the last size; k
 //                  may be left out
 //   q_out, k_out   same shapes; may be q and k themselves
@@ -28,6 +29,7 @@ struct RopeArgs {
   Tensor k_out;
   Tensor positions;
   Tensor cos_sin_cache;
+  bool is_neox = true;
 };
 Status Rope(const RopeArgs& args, cuda::StreamRef stream);
 Status RopeCpu(const RopeArgs& args);

@@ -34,6 +34,7 @@ struct RopeCase {
   bool in_place = false;
   DType index_dtype = DType::kInt64;
   DType cache_dtype = DType::kFloat32;
+  bool is_neox = true;
 };
 
 class RopeTensors {
@@ -72,6 +73,7 @@ class RopeTensors {
     }
     args.positions = bed->View(positions_);
     args.cos_sin_cache = bed->View(cache_);
+    args.is_neox = given_.is_neox;
     return args;
   }
   TestTensor& positions() { return positions_; }
@@ -112,16 +114,18 @@ class RopeTensors {
     for (std::size_t head = 0; head < before.size(); head += head_dim) {
       const auto token = static_cast<std::int64_t>(head / head_dim) / heads;
       const auto position = static_cast<std::int64_t>(positions_.Get(token));
-      for (std::size_t i = head; i < head + half; ++i) {
-        const auto angle = Angle(position, static_cast<std::int64_t>(i - head));
-        const std::complex<double> turned = std::complex<double>(before[i], before[i + half]) *
-                                            Turn(position, static_cast<std::int64_t>(i - head));
+      for (std::size_t pair = 0; pair < half; ++pair) {
+        const std::size_t i = head + (given_.is_neox ? pair : 2 * pair);
+        const std::size_t j = given_.is_neox ? i + half : i + 1;
+        const auto angle = Angle(position, static_cast<std::int64_t>(pair));
+        const std::complex<double> turned = std::complex<double>(before[i], before[j]) *
+                                            Turn(position, static_cast<std::int64_t>(pair));
         elements.right[i] = turned.real();
-        elements.right[i + half] = turned.imag();
+        elements.right[j] = turned.imag();
         const double cos = std::fabs(std::cos(angle));
         const double sin = std::fabs(std::sin(angle));
-        elements.terms[i] = std::fabs(before[i]) * cos + std::fabs(before[i + half]) * sin;
-        elements.terms[i + half] = std::fabs(before[i + half]) * cos + std::fabs(before[i]) * sin;
+        elements.terms[i] = std::fabs(before[i]) * cos + std::fabs(before[j]) * sin;
+        elements.terms[j] = std::fabs(before[j]) * cos + std::fabs(before[i]) * sin;
       }
     }
     ExpectEachRight(elements, {}, dtype, std::string("rope of ") + what);
@@ -206,6 +210,36 @@ TEST_P(RopeTest, PositionsAndCachesAreReadInEveryTypeThatEnginesKeepThemIn) {
       }
     }
   }
+}
+
+TEST_P(RopeTest, PairsOfNeighboursAreRightInEveryFormatAndLayout) {
+  for (const DType dtype : kFloatTypes) {
+    for (const bool in_place : {false, true}) {
+      for (const std::int64_t head_dim : {2, 6, 16, 64, 80, 128, 256, 514}) {
+        Expect({.dtype = dtype,
+                .q_heads = 5,
+                .head_dim = head_dim,
+                .rotated = head_dim,
+                .in_place = in_place,
+                .is_neox = false});
+      }
+      for (const DType cache : kFloatTypes) {
+        Expect({.dtype = dtype,
+                .head_dim = 96,
+                .rotated = 64,
+                .in_place = in_place,
+                .cache_dtype = cache,
+                .is_neox = false});
+      }
+      Expect({.dtype = dtype,
+              .in = {.gap = {3, 5, 0}, .skip = 1},
+              .out = {.gap = {1, 2, 0}, .skip = 3},
+              .in_place = in_place,
+              .is_neox = false});
+    }
+  }
+  RopeTensors replayed({.dtype = DType::kBfloat16, .tokens = 9, .is_neox = false});
+  ExpectRightReplays(&replayed, kRopeKernel, RopeCpu);
 }
 
 TEST_P(RopeTest, EmptyTensorsAreLeftAlone) { Expect({.tokens = 0}); }

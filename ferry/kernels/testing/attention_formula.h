@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "ferry/kernels/tensor.h"
@@ -25,5 +26,21 @@ struct SeenTokens {
 // weight and sum is `rounded`. Zeros if the query sees no key. Adds a row to `rows`.
 void AddAttention(std::span<const double> query, const SeenTokens& seen, double scale,
                   const Rounding& rounded, std::vector<double>* rows);
+
+// What attention can do beyond that.
+struct FormulaExtras {
+  double v_scale = 1;
+  double softcap = 0;            // 0: none
+  const double* sink = nullptr;  // null: none
+};
+// As AddAttention(), and adds the natural logarithm of the sum of exp(score) to `lse`: -inf for no
+// scores.
+void AddAttentionWithExtras(std::span<const double> query, const SeenTokens& seen, double scale,
+                            const FormulaExtras& extras, const Rounding& rounded,
+                            std::vector<double>* rows, std::vector<double>* lse);
+
+// The lse that an op has written: each within 1e-4 of the right one, or infinite as it is.
+void ExpectEachLse(const std::vector<double>& got, const std::vector<double>& right,
+                   const std::string& name);
 
 }  // namespace ferry::kernels

@@ -1,0 +1,66 @@
+// Tiles of e4m3 caches for decode attention: copied as bytes, and converted for the tensor cores.
+#pragma once
+#include <cstdint>
+
+#include "ferry/kernels/attention_decode/decode_layout.h"
+#include "ferry/kernels/attention_tile.cuh"
+#include "ferry/kernels/device_number.cuh"
+#include "ferry/prim/cp_async.cuh"
+#include "ferry/prim/shared_tile.cuh"
+#include "ferry/prim/warp_copy.cuh"
+
+namespace ferry::kernels {
+
+// Two e4m3 numbers, the lower byte first, as a word of T. Both formats hold all of them exactly.
+template <class T>
+__device__ __forceinline__ std::uint32_t WidenPair(std::uint32_t bytes) {
+  const __half2_raw pair =
+      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(bytes), __NV_E4M3);
+  const std::uint32_t word = pair.x | std::uint32_t{pair.y} << 16;
+  if constexpr (std::is_same_v<T, Float16>) {
+    return word;
+  } else {
+    const float2 numbers = PairOf(word, Float16{});
+    return WordOf(numbers.x, numbers.y, T{});
+  }
+}
+
+// Sixteen tokens of kHead bytes, row by row without gaps: only whole words are read from it, by
+// neighbouring lanes, so it needs no other order.
+template <int kHead>
+struct E4m3Tile {
+  using Element = std::uint8_t;
+  static constexpr int kBytes = kDecodeKeys * kHead;
+
+  std::uint8_t* data;
+
+  // Begins the copies of a warp. Rows that are not there become zeros.
+  __device__ __forceinline__ void Begin(int lane, const SourceRows<std::uint8_t>& rows) const {
+    constexpr int kRowWords = kHead / prim::kCopyBytes;
+    constexpr int kRowsAtOnce = static_cast<int>(prim::kWarpThreads) / kRowWords;
+    const int row = lane / kRowWords;
+    const int word = lane % kRowWords;
+    const std::uint32_t to = prim::SharedAddress(data) + lane * prim::kCopyBytes;
+    const std::uint8_t* const from = rows.first + row * rows.stride + word * prim::kCopyBytes;
+#pragma unroll
+    for (int more = 0; more < kDecodeKeys; more += kRowsAtOnce) {
+      prim::CopyAsync(to + more * kHead, from + more * rows.stride, row + more < rows.count);
+    }
+  }
+
+  // By all lanes of the warp, after the copies. Others see it after a barrier.
+  template <class T>
+  __device__ __forceinline__ void Widen(const prim::SharedTile<kDecodeKeys, kHead>& to,
+                                        int lane) const {
+    constexpr int kRowWords = kHead / 8;
+#pragma unroll 4
+    for (int i = lane; i < kDecodeKeys * kRowWords; i += prim::kWarpThreads) {
+      const uint2 eight = *static_cast<const uint2*>(static_cast<const void*>(data + 8 * i));
+      const uint4 word = {WidenPair<T>(eight.x & 0xffffU), WidenPair<T>(eight.x >> 16),
+                          WidenPair<T>(eight.y & 0xffffU), WidenPair<T>(eight.y >> 16)};
+      *static_cast<uint4*>(static_cast<void*>(to.At(i / kRowWords, i % kRowWords))) = word;
+    }
+  }
+};
+
+}  // namespace ferry::kernels
