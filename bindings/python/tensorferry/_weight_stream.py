@@ -200,7 +200,7 @@ class _Outgoing:
 
     def give_up(self):
         """Ends what is in flight; nobody reads the buckets when it returns."""
-        for peer in self._owner.peers:
+        for peer in list(self._owner.peers):  # the thread that sends drops some meanwhile
             peer.close()
         if self._sending is not None:
             concurrent.futures.wait([self._sending])

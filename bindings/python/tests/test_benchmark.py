@@ -45,7 +45,8 @@ def test_a_memory_report_has_the_peak_of_a_call():
     assert report.result_bytes == x.nbytes and report.device == "cpu"
     assert 2 * x.nbytes <= report.peak_bytes <= 2 * x.nbytes + 1024
     assert tensorferry.memory_report(x.add_, 1).result_bytes == x.nbytes  # x itself is not passed
-    assert tensorferry.memory_report(lambda x: x.add_(1), x) == (0, 0, "cpu")
+    in_place = tensorferry.memory_report(lambda x: x.add_(1), x)
+    assert in_place.result_bytes == 0 and in_place.peak_bytes < 1024
 
 
 def test_a_memory_report_of_arrays_needs_no_torch():

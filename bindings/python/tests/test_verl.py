@@ -29,7 +29,7 @@ OPTIONS = {"settings": {"listen_host": "127.0.0.1"}, "timeout": 10.0, "join_time
 @pytest.fixture(scope="module")
 def cluster():
     folders = [pathlib.Path(__file__).parent, pathlib.Path(tensorferry.__file__).parent.parent]
-    variables = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "FERRY_INSECURE": "1"}
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     ray.init(num_cpus=8, include_dashboard=False, object_store_memory=256 << 20,
              runtime_env={"env_vars": variables})
     yield
