@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DOCUMENTS = ("CONTRIBUTING.md", "docs/toy_provider.md")
+DOCUMENTS = ("CONTRIBUTING.md", "docs/toy_provider.md", "docs/kernels/your_own.md")
 BLOCK = re.compile(r"^<!-- recipe: (\S+) -->\n+```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

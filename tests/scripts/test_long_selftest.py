@@ -21,7 +21,7 @@ class Running(unittest.TestCase):
         for name in ("test_long", "summarize_tests.py"):
             shutil.copy(SCRIPTS / name, root / "scripts")
         said = root / "said"
-        for name in ("fuzz", "test_python", "test_nanovllm", "gpu_check"):
+        for name in ("fuzz", "test_python", "test_engines", "test_nanovllm", "gpu_check"):
             self.write(root / "scripts" / name, f'echo {name} "$@" >>{said}')
         self.write(root / "scripts" / "release", f"exit {packages_code}")
         self.write(root / "packaging" / "test_bare", f'echo test_bare "$@" >>{said}')
@@ -41,6 +41,7 @@ class Running(unittest.TestCase):
     def test_what_a_release_build_is_needed_for_is_built_first(self):
         _, said = self.run_script(0)
         self.assertIn("test_nanovllm --from build/release /a/checkout", said)
+        self.assertTrue(any(line.startswith("test_engines --from build/release") for line in said))
         self.assertIn("gpu_check", said)
         self.assertTrue(any(line.startswith("test_python --torch") for line in said))
 

@@ -1,7 +1,8 @@
 """Tensorferry: moves tensors to where compute needs them.
 
 Importing it loads neither torch nor NumPy. What needs one of them is loaded where it is first used:
-the submodules, and benchmark_kernel and profile, which `from tensorferry import *` leaves out.
+the submodules, and benchmark_kernel, memory_report and profile, which `from tensorferry import *`
+leaves out.
 
 A submodule that cannot be loaded, for want of torch, say, is not an attribute; importing it says why.
 """
@@ -26,7 +27,7 @@ from tensorferry.errors import (
 )
 
 if typing.TYPE_CHECKING:
-    from tensorferry.benchmark import benchmark_kernel, profile
+    from tensorferry.benchmark import benchmark_kernel, memory_report, profile
 
 __all__ = [
     "Cancelled",
@@ -45,7 +46,7 @@ __all__ = [
 ]
 
 _SUBMODULES = ("benchmark", "kernels", "layers", "nanovllm", "staging", "transfer")
-_ELSEWHERE = {"benchmark_kernel": "benchmark", "profile": "benchmark"}
+_ELSEWHERE = dict.fromkeys(("benchmark_kernel", "memory_report", "profile"), "benchmark")
 
 
 def __getattr__(name):

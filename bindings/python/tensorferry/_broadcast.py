@@ -94,9 +94,11 @@ class Broadcaster:
             raise errors.InvalidArgument("broadcast: give connections of one endpoint, at least one")
         run = _Run(self, receivers, version)
         try:
-            return await asyncio.wait_for(run.run(), timeout)
-        except asyncio.TimeoutError:
-            raise errors.Timeout(f"broadcast: not done after {timeout} s; {run.state()}") from None
+            return await _relay.within(
+                timeout,
+                run.run(),
+                lambda: errors.Timeout(f"broadcast: not done after {timeout} s; {run.state()}"),
+            )
         finally:
             await run.close()
 

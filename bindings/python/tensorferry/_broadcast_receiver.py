@@ -38,12 +38,13 @@ class BroadcastReceiver:
         """receive() to be awaited."""
         try:
             begin = await self._exchange_offers(timeout)
-            return await asyncio.wait_for(_ReceiverRun(self, begin).run(), timeout)
+            return await _relay.within(
+                timeout,
+                _ReceiverRun(self, begin).run(),
+                lambda: errors.Timeout(f"receive: not done after {timeout} s"),
+            )
         except errors.InvalidArgument:
             raise
-        except asyncio.TimeoutError:
-            await _relay.close(self._trainer)
-            raise errors.Timeout(f"receive: not done after {timeout} s") from None
         except BaseException:
             await _relay.close(self._trainer)
             raise

@@ -198,6 +198,22 @@ async def first(tasks):
     return done
 
 
+async def within(seconds, coroutine, late):
+    """The coroutine's result; cancels it and raises late() if it takes longer.
+
+    wait_for() raises TimeoutError for that, which is also what the coroutine may raise by itself.
+    """
+    task = asyncio.ensure_future(coroutine)
+    try:
+        await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            raise late()
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 class Inlet:
     """Child's side of links: takes parents, of which the one of the newest plan writes."""
 

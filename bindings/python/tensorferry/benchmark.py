@@ -5,13 +5,15 @@ import functools
 import pathlib
 import statistics
 import time
+import tracemalloc
+from typing import NamedTuple
 
 try:
     import torch
 except ImportError:
     torch = None
 
-__all__ = ["Measured", "benchmark_kernel", "profile"]
+__all__ = ["Measured", "MemoryReport", "benchmark_kernel", "memory_report", "profile"]
 
 # Clones of the arguments are gone round until they are this much together, so that none is still in
 # a GPU's L2 cache when its turn comes again.
@@ -162,6 +164,70 @@ def _copy_gbps(device):
             seconds = _timed(copy)
         best = min(best or seconds, seconds)
     return 2 * nbytes / best / 1e9
+
+
+class MemoryReport(NamedTuple):
+    """Bytes of one call: at most how many more were allocated during it, and those of its results."""
+
+    peak_bytes: int
+    result_bytes: int
+    device: str
+
+
+def memory_report(fn, *args, **kwargs):
+    """What one call of fn(*args, **kwargs) allocates, in a MemoryReport.
+
+    On a GPU as torch's caching allocator counts it; on the CPU by torch's profiler, or, where no
+    tensor is passed, by tracemalloc, which NumPy tells of its arrays. The call before it is not counted.
+    """
+    known = {id(x) for x in _arrays((args, kwargs))}
+    result = fn(*args, **kwargs)  # what is set up at a first call is not of this one
+    on_gpu = next((x.device for x in _arrays((args, kwargs, result)) if _on_gpu([x])), None)
+    of_torch = torch is not None and any(
+        isinstance(x, torch.Tensor) for x in _arrays((args, kwargs, result))
+    )
+    del result
+    if on_gpu is not None:
+        result, peak = _gpu_peak(fn, args, kwargs, on_gpu)
+    else:
+        result, peak = (_torch_peak if of_torch else _traced_peak)(fn, args, kwargs)
+    made = {id(x): x.nbytes for x in _arrays([result]) if id(x) not in known}
+    return MemoryReport(peak, sum(made.values()), str(on_gpu or "cpu"))
+
+
+def _gpu_peak(fn, args, kwargs, device):
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    result = fn(*args, **kwargs)
+    torch.cuda.synchronize(device)
+    return result, torch.cuda.max_memory_allocated(device) - before
+
+
+def _torch_peak(fn, args, kwargs):
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as p:
+        result = fn(*args, **kwargs)
+    events = [e for e in p.profiler.kineto_results.events() if e.name() == "[memory]"]
+    total = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        total += event.nbytes()
+        peak = max(peak, total)
+    return result, peak
+
+
+def _traced_peak(fn, args, kwargs):
+    traced = tracemalloc.is_tracing()
+    if not traced:
+        tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        result = fn(*args, **kwargs)
+        return result, tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if not traced:
+            tracemalloc.stop()
 
 
 @contextlib.contextmanager

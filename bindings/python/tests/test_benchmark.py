@@ -32,3 +32,25 @@ def test_a_profile_is_a_trace_and_a_report(tmp_path):
     report = (tmp_path / "out" / "profile_report.txt").read_text()
     assert "silu_and_mul" in report
     assert "bytes allocated" in report
+
+
+def test_a_memory_report_has_the_peak_of_a_call():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    x = torch.ones(1000, dtype=torch.float32)
+
+    def call(x):
+        return (x + 1) * 2 + 3  # each temporary goes when the next one is there
+
+    report = tensorferry.memory_report(call, x)
+    assert report.result_bytes == x.nbytes and report.device == "cpu"
+    assert 2 * x.nbytes <= report.peak_bytes <= 2 * x.nbytes + 1024
+    assert tensorferry.memory_report(x.add_, 1).result_bytes == x.nbytes  # x itself is not passed
+    in_place = tensorferry.memory_report(lambda x: x.add_(1), x)
+    assert in_place.result_bytes == 0 and in_place.peak_bytes < 1024
+
+
+def test_a_memory_report_of_arrays_needs_no_torch():
+    x = np.ones((64, 256), np.float32)
+    report = tensorferry.memory_report(kernels.rms_norm, x, np.ones(256, np.float32))
+    assert report.result_bytes == x.nbytes
+    assert x.nbytes <= report.peak_bytes <= x.nbytes + 65536

@@ -15,7 +15,7 @@ import pytest
 
 import tensorferry
 from conftest import PeerProcess
-from tensorferry import _broadcast, _relay, _reshard, transfer
+from tensorferry import _broadcast, _broadcast_receiver, _relay, _reshard, transfer
 
 SECONDS = 30
 SHAPES = {"a": (3, 5), "b": (1500, 1000), "none": (0, 4)}
@@ -193,6 +193,45 @@ def test_nobody_writes_between_broadcasts(endpoint, monkeypatch):
             peer.write(late, peer.import_region(bytes.fromhex(keys[0]))).wait(SECONDS)
     assert (got["x"] == 1).all()
     other.close()
+
+
+def test_a_timeout_from_inside_is_raised_as_it_is(engines, monkeypatch):
+    """TimeoutError is also what asyncio raises where a broadcast takes too long (Python 3.11)."""
+    engines.start(1)
+    begin(engines)
+
+    def stop(parts):
+        raise TimeoutError("the caller's own")
+
+    with transfer.Broadcaster(weights(1), slice_bytes=SLICE, progress=stop) as trainer:
+        with pytest.raises(TimeoutError, match="the caller's own"):
+            trainer.broadcast(engines.connections, 1, SECONDS)
+
+    async def exchanged(receiver, timeout):
+        return {}
+
+    async def silent():
+        raise tensorferry.Timeout("the trainer said nothing")
+
+    monkeypatch.setattr(transfer.BroadcastReceiver, "_exchange_offers", exchanged)
+    monkeypatch.setattr(_broadcast_receiver, "_ReceiverRun",
+                        lambda owner, begin: types.SimpleNamespace(run=silent))
+    with pytest.raises(tensorferry.Timeout, match="the trainer said nothing"):
+        transfer.BroadcastReceiver({}, engines[0].connection).receive(SECONDS)
+
+
+def test_what_takes_too_long_is_cancelled_and_said():
+    ended = []
+
+    async def slow():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    with pytest.raises(tensorferry.Timeout, match="too late"):
+        asyncio.run(_relay.within(0.01, slow(), lambda: tensorferry.Timeout("too late")))
+    assert ended
 
 
 class Clock:

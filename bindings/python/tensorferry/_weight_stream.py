@@ -1,0 +1,418 @@
+"""Streams of named tensors from a trainer to engines, in buckets that a broadcast takes along a chain.
+
+Engines need not know names, shapes and dtypes: each bucket says which parts of which tensors it has.
+While one bucket travels, the trainer fills another and each engine loads the one before.
+"""
+
+import asyncio
+import concurrent.futures
+import math
+import time
+from typing import NamedTuple
+
+import torch
+
+from tensorferry import _relay, errors
+from tensorferry._broadcast import Broadcaster
+from tensorferry._broadcast_receiver import BroadcastReceiver
+from tensorferry._collective import Weights
+
+# The tag of what a trainer says before each bucket, and at the end.
+_HEADER = int.from_bytes(b"wstream\0", "big")
+# Where a tensor may begin in a bucket: views of any dtype, and 16-byte loads of kernels.
+_ALIGNMENT = 256
+_SLOTS = 2  # buckets that each side has memory for
+
+
+class Sent(NamedTuple):
+    """How a version was sent."""
+
+    version: int
+    nbytes: int
+    seconds: float
+    left_out: dict  # the error, by the peer's id; these may hold a part of the version
+
+
+class WeightSender:
+    """Sends versions of weights to the WeightReceivers at the other ends of connections.
+
+    peers: connections of one endpoint. bucket_bytes: what travels at once; memory for two buckets is
+    kept on the tensors' device until close(). timeout: seconds after which a silent receiver is left
+    out. join_timeout: seconds that a receiver may take to load a bucket. One call at a time.
+    """
+
+    def __init__(self, peers, *, bucket_bytes=256 << 20, timeout=30.0, join_timeout=300.0):
+        self.peers = list(peers)
+        if not self.peers or bucket_bytes < 1:
+            raise errors.InvalidArgument(
+                f"WeightSender: {len(self.peers)} connections and buckets of {bucket_bytes} bytes; "
+                "give at least one of each"
+            )
+        self._bucket_bytes = bucket_bytes
+        self._timeouts = {"timeout": timeout, "join_timeout": join_timeout}
+        self._buffers = [None] * _SLOTS
+        self._weights = {}  # registered parts of the buffers, by (slot, bytes)
+        self._rates = {}
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "ferry-weights")
+
+    def send(self, pairs, version):
+        """Sends (name, tensor) pairs; returns a Sent when every engine that is left has all of them.
+
+        Receivers that die, freeze or fail are left out. If this raises, every connection is closed
+        and no receiver reports the version: PeerLost where none is left, or what `pairs` raises.
+        """
+        run = _Outgoing(self, version)
+        try:
+            for name, x in pairs:
+                for sent in run.add(name, x):
+                    sent.result()
+            for sent in run.end():
+                sent.result()
+        except BaseException:
+            run.give_up()
+            raise
+        return run.outcome()
+
+    async def send_async(self, pairs, version):
+        """send() to be awaited; pairs may be an asynchronous iterator."""
+        run = _Outgoing(self, version)
+        try:
+            async for name, x in _iterated(pairs):
+                for sent in run.add(name, x):
+                    await asyncio.wrap_future(sent)
+            for sent in run.end():
+                await asyncio.wrap_future(sent)
+        except BaseException:
+            run.give_up()
+            raise
+        return run.outcome()
+
+    def close(self):
+        """Frees the buckets, and closes the connections."""
+        for peer in self.peers:
+            peer.close()
+        self._thread.shutdown()
+        self._forget()
+        self._buffers = [None] * _SLOTS
+
+    def buffer(self, slot, device):
+        if self._buffers[slot] is None or self._buffers[slot].device != device:
+            self._forget()
+            self._buffers[slot] = torch.empty(self._bucket_bytes, dtype=torch.uint8, device=device)
+        return self._buffers[slot]
+
+    def _forget(self):
+        while self._weights:
+            self._weights.popitem()[1].close()
+
+    def _registered(self, slot, nbytes):
+        """The first bytes of a slot's buffer: all buckets of a version but one have similar sizes."""
+        if (slot, nbytes) not in self._weights:
+            if len(self._weights) >= 8:
+                self._forget()
+            self._weights[slot, nbytes] = Weights({"bucket": self._buffers[slot][:nbytes]})
+        return self._weights[slot, nbytes]
+
+    async def send_bucket(self, slot, header, left_out):
+        """Tells the receivers what comes, and sends it; those that fail go into left_out."""
+        await self.tell(header, left_out)
+        trainer = Broadcaster(self._registered(slot, header["nbytes"]), **self._timeouts)
+        trainer.rates = self._rates
+        outcome = await trainer.broadcast_async(self.peers, header["bucket"], timeout=None)
+        await self._drop(outcome.left_out, left_out)
+
+    async def tell(self, said, left_out):
+        timeout = self._timeouts["join_timeout"]
+        results = await asyncio.gather(
+            *(_relay.say(peer, said, _HEADER, timeout) for peer in self.peers),
+            return_exceptions=True,
+        )
+        failed = {p.peer: e for p, e in zip(self.peers, results) if isinstance(e, BaseException)}
+        await self._drop(failed, left_out)
+
+    async def _drop(self, failed, left_out):
+        left_out |= failed
+        for peer in [peer for peer in self.peers if peer.peer in failed]:
+            self.peers.remove(peer)
+            await _relay.close(peer)
+        if not self.peers:
+            name, error = next(iter(left_out.items()))
+            raise errors.PeerLost(f"weights: no receiver is left; {name}: {error}")
+
+
+class _Outgoing:
+    """One version at the trainer. add() and end() give futures, to be awaited before they go on."""
+
+    def __init__(self, owner, version):
+        self._owner, self._version = owner, version
+        self._slot, self._used, self._parts = 0, 0, []
+        self._sending, self._left_out = None, {}
+        self._device = None  # the first tensor's, for all buckets
+        self._buckets = self._tensors = self._nbytes = 0
+        self._began = time.monotonic()
+
+    def add(self, name, x):
+        flat = x.detach().contiguous().reshape(-1).view(torch.uint8)
+        nbytes, at = flat.nbytes, 0
+        self._device = self._device or flat.device
+        self._tensors += 1
+        while True:
+            begin = -(-self._used // _ALIGNMENT) * _ALIGNMENT
+            room = self._owner._bucket_bytes - begin
+            # A tensor that fits into a bucket is not cut, so that engines get it without a copy.
+            fits = nbytes <= room or (nbytes > self._owner._bucket_bytes and room > 0)
+            if self._parts and not fits:
+                yield from self._flush()
+                continue
+            size = min(room, nbytes - at)
+            buffer = self._owner.buffer(self._slot, self._device)
+            buffer[begin : begin + size].copy_(flat[at : at + size], non_blocking=True)
+            self._parts.append([name, list(x.shape), _relay.dtype_of(x), at, begin, size])
+            self._used, at = begin + size, at + size
+            if at == nbytes:
+                return
+
+    def end(self):
+        if self._parts:
+            yield from self._flush()
+        yield from self._wait()
+        said = {"end": self._version, "buckets": self._buckets, "tensors": self._tensors}
+        yield self._submit(self._owner.tell(said, self._left_out))
+
+    def _wait(self):
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            yield sending
+
+    def _flush(self):
+        yield from self._wait()
+        if self._device.type == "cuda":  # the thread that sends does not wait for this stream
+            torch.cuda.current_stream(self._device).synchronize()
+        header = {"bucket": self._buckets, "version": self._version, "nbytes": self._used}
+        header["parts"] = self._parts
+        self._sending = self._submit(self._owner.send_bucket(self._slot, header, self._left_out))
+        self._nbytes += sum(part[-1] for part in self._parts)
+        self._buckets += 1
+        self._slot, self._used, self._parts = (self._slot + 1) % _SLOTS, 0, []
+
+    def _submit(self, coroutine):
+        return self._owner._thread.submit(asyncio.run, coroutine)
+
+    def give_up(self):
+        """Ends what is in flight; nobody reads the buckets when it returns."""
+        for peer in list(self._owner.peers):  # the thread that sends drops some meanwhile
+            peer.close()
+        if self._sending is not None:
+            concurrent.futures.wait([self._sending])
+
+    def outcome(self):
+        seconds = time.monotonic() - self._began
+        return Sent(self._version, self._nbytes, seconds, self._left_out)
+
+
+class WeightReceiver:
+    """Receives versions of weights from the WeightSender at the other end of a connection.
+
+    device: where buckets are kept, until close(). endpoint: as for BroadcastReceiver. timeout:
+    seconds to wait for a bucket. `version` is that of the newest set that was received whole, and
+    None while one arrives and after a failure: what was loaded meanwhile is of two versions.
+    """
+
+    def __init__(self, trainer, *, device="cpu", endpoint=None, timeout=300.0):
+        self.version = None
+        self.trainer, self.device = trainer, torch.device(device)
+        self._endpoint, self._timeout = endpoint or trainer.endpoint, timeout
+        self._buffers = [None] * _SLOTS
+        self._receivers = {}  # by (slot, bytes)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "ferry-weights")
+
+    def receive(self, version=None):
+        """Yields (name, tensor), which is valid until the next one is asked for.
+
+        It ends when all engines that are left have all tensors. If it raises, or is left before its
+        end, the connection is closed; the engine may then hold a part of the version, and must not
+        be used before a version has arrived whole. version: refuses others.
+        """
+        run = _Incoming(self, version)
+        try:
+            while (bucket := run.next().result()) is not None:
+                yield from run.tensors(bucket)
+        except errors.Error as error:
+            run.give_up()
+            raise run.failure(error) from error
+        except BaseException:
+            run.give_up()
+            raise
+
+    async def receive_async(self, version=None):
+        """receive() as an asynchronous iterator."""
+        run = _Incoming(self, version)
+        try:
+            while (bucket := await asyncio.wrap_future(run.next())) is not None:
+                for pair in run.tensors(bucket):
+                    yield pair
+        except errors.Error as error:
+            run.give_up()
+            raise run.failure(error) from error
+        except BaseException:
+            run.give_up()
+            raise
+
+    def close(self):
+        """Frees the buckets, and closes the connection."""
+        self.trainer.close()
+        self._thread.shutdown()
+        for slot in range(_SLOTS):
+            self._forget(slot)
+        self._buffers = [None] * _SLOTS
+
+    def _forget(self, slot):
+        for place in [place for place in self._receivers if place[0] == slot]:
+            self._receivers.pop(place).close()
+
+    def _receiver(self, slot, nbytes):
+        buffer = self._buffers[slot]
+        if buffer is None or buffer.nbytes < nbytes:
+            self._forget(slot)
+            buffer = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+            self._buffers[slot] = buffer
+        if (slot, nbytes) not in self._receivers:
+            if len(self._receivers) >= 8:
+                self._forget(slot)
+            self._receivers[slot, nbytes] = BroadcastReceiver(
+                {"bucket": buffer[:nbytes]}, self.trainer, endpoint=self._endpoint, in_place=True
+            )
+        return self._receivers[slot, nbytes]
+
+    async def take(self, slot, version):
+        """The next bucket's header and memory, or what the trainer says at the end."""
+        said = await _relay.hear(self.trainer, _HEADER, self._timeout)
+        sent = said.get("end", said.get("version"))
+        if version is not None and sent != version:
+            raise errors.InvalidArgument(
+                f"weights: the trainer sends version {sent}, and version {version} is expected here"
+            )
+        if "end" in said:
+            return said, None
+        _check(said)
+        receiver = self._receiver(slot, said["nbytes"])
+        await receiver.receive_async(self._timeout)
+        return said, receiver.tensors["bucket"]
+
+
+class _Incoming:
+    """One version at an engine: the buckets, the one after while one is loaded."""
+
+    def __init__(self, owner, version):
+        self._owner, self._expected = owner, version
+        self._slot, self._buckets, self._tensors = 0, 0, 0
+        self._cut = None  # of a tensor that several buckets have: (name, tensor, bytes)
+        self._coming = self._submit()
+        owner.version = None
+
+    def _submit(self):
+        owner = self._owner
+        return owner._thread.submit(asyncio.run, owner.take(self._slot, self._expected))
+
+    def next(self):
+        return self._coming
+
+    def tensors(self, bucket):
+        """The bucket's tensors; nothing, and the version is whole, if it is the end."""
+        said, buffer = bucket
+        if buffer is None:
+            self._finish(said)
+            return
+        if said["bucket"] != self._buckets:
+            raise errors.Corrupt(f"weights: bucket {said['bucket']} came after {self._buckets}")
+        self._buckets += 1
+        # What the consumer queued reads the other slot, which the next bucket is written into.
+        if buffer.is_cuda:
+            torch.cuda.synchronize(buffer.device)
+        self._slot = (self._slot + 1) % _SLOTS
+        self._coming = self._submit()
+        for part in said["parts"]:
+            found = self._joined(buffer, *part)
+            if found is not None:
+                self._tensors += 1
+                yield part[0], found
+
+    def _joined(self, buffer, name, shape, dtype, at, begin, size):
+        kind = getattr(torch, dtype)
+        nbytes, piece = math.prod(shape) * kind.itemsize, buffer[begin : begin + size]
+        if size == nbytes:
+            return piece.view(kind).view(shape)
+        if at == 0:
+            self._cut = (name, torch.empty(shape, dtype=kind, device=buffer.device), 0)
+        if self._cut is None or self._cut[0] != name or self._cut[2] != at:
+            raise errors.Corrupt(f"weights: a part of '{name}' from byte {at} does not follow")
+        whole = self._cut[1]
+        whole.view(-1).view(torch.uint8)[at : at + size].copy_(piece)
+        self._cut = (name, whole, at + size) if at + size < nbytes else None
+        return whole if self._cut is None else None
+
+    def _finish(self, said):
+        if (said.get("buckets"), said.get("tensors")) != (self._buckets, self._tensors):
+            raise errors.Corrupt(
+                f"weights: {self._tensors} tensors came, and the trainer has sent {said.get('tensors')}"
+            )
+        self._owner.version = said["end"]
+        self._coming = concurrent.futures.Future()
+        self._coming.set_result(None)
+
+    def give_up(self):
+        """Ends what is in flight; nobody writes into the buckets when it returns."""
+        self._owner.trainer.close()
+        concurrent.futures.wait([self._coming])
+
+    def failure(self, error):
+        return type(error)(
+            f"weights: the version did not arrive whole after {self._tensors} tensors, so this engine "
+            f"may hold parts of two; send one whole before it is used: {error}"
+        )
+
+
+def _check(said):
+    """Raises Corrupt unless all parts lie in their bucket and their tensors."""
+    try:
+        well = 0 <= said["nbytes"] and isinstance(said["bucket"], int)
+        for name, shape, dtype, at, begin, size in said["parts"]:
+            kind = getattr(torch, dtype)
+            nbytes = math.prod(shape) * kind.itemsize
+            well = well and isinstance(name, str) and isinstance(kind, torch.dtype)
+            well = well and all(length >= 0 for length in shape)
+            well = well and 0 <= at <= at + size <= nbytes
+            well = well and begin % _ALIGNMENT == 0 and 0 <= begin <= begin + size <= said["nbytes"]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise errors.Corrupt(f"weights: a bucket's header is not of the protocol: {error}") from None
+    if not well:
+        raise errors.Corrupt("weights: a bucket's header names bytes that it does not have")
+
+
+async def _iterated(pairs):
+    if hasattr(pairs, "__aiter__"):
+        async for pair in pairs:
+            yield pair
+    else:
+        for pair in pairs:
+            yield pair
+
+
+def accept_all(endpoint, count, ids=None, timeout=60.0):
+    """Connections of `count` receivers, of these ids if they are given; any others are closed."""
+    deadline, found = time.monotonic() + timeout, {}
+    while len(found) < count:
+        try:
+            peer = endpoint.accept(max(deadline - time.monotonic(), 0.0))
+        except errors.Timeout:
+            for peer in found.values():
+                peer.close()
+            raise errors.Timeout(
+                f"weights: {len(found)} of {count} receivers have connected after {timeout} s; see "
+                "why the others do not, or give more time"
+            ) from None
+        if (ids is not None and peer.peer not in ids) or peer.peer in found:
+            peer.close()
+        else:
+            found[peer.peer] = peer
+    return list(found.values()) if ids is None else [found[each] for each in ids]

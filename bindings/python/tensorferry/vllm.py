@@ -1,0 +1,277 @@
+"""A weight transfer engine for vLLM: backend "ferry" of its weight_transfer_config.
+
+    # at the engine: LLM(..., weight_transfer_config=WeightTransferConfig(backend="ferry"))
+    # at the trainer, on each of its ranks:
+    from tensorferry.vllm import FerryTrainerInitInfo
+    from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
+
+    trainer = WeightTransferTrainerFactory.trainer_init(
+        FerryTrainerInitInfo(num_workers=4, rank=0), client=client, source=ModuleSource(model)
+    )
+    trainer.send_weights()
+
+Where tensorferry is installed, vLLM finds the engine by its entry point; elsewhere call register().
+vLLM's control calls go to all engines at once, so one that fails ends the update for all: send_weights()
+raises, and finish_weight_update() is not called. Engines may then hold a part of the version.
+"""
+
+import concurrent.futures
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from tensorferry import _weight_stream, errors
+from tensorferry._vllm_plugin import register
+from tensorferry.transfer import Endpoint
+
+__all__ = [
+    "FerryInitInfo",
+    "FerryTrainerInitInfo",
+    "FerryTrainerWeightTransferEngine",
+    "FerryUpdateInfo",
+    "FerryWeightTransferEngine",
+    "register",
+]
+
+
+@dataclass
+class FerryTrainerInitInfo(TrainerInitInfo):
+    """num_workers: vLLM's workers, of all engines (tensor, pipeline and data parallel) together.
+
+    bucket_bytes: what travels at once. timeout: seconds after which a silent worker is given up.
+    join_timeout: seconds for connecting, and for loading a bucket. settings: those of the Endpoint.
+    """
+
+    backend: ClassVar[str] = "ferry"
+
+    num_workers: int
+    bucket_bytes: int = 256 << 20
+    timeout: float = 30.0
+    join_timeout: float = 300.0
+    settings: dict = field(default_factory=dict)
+
+
+@dataclass
+class FerryInitInfo(WeightTransferInitInfo):
+    """What a worker is told: where the trainer is, in hexadecimal, and how long it may take."""
+
+    address: str
+    timeout: float = 300.0
+
+
+@dataclass
+class FerryUpdateInfo(WeightTransferUpdateInfo):
+    """Which version comes; names, shapes and dtypes come with the tensors."""
+
+    version: int
+
+
+class FerryWeightTransferEngine(WeightTransferEngine[FerryInitInfo, FerryUpdateInfo]):
+    """A worker's side. Weights come in the checkpoint's format, and the model loads them.
+
+    Settings of its endpoint are FERRY_* variables of the worker's environment.
+    """
+
+    init_info_cls = FerryInitInfo
+    update_info_cls = FerryUpdateInfo
+
+    def __init__(self, config, vllm_config, device, model):
+        super().__init__(config, vllm_config, device, model)
+        self._endpoint, self._stream, self._broken = None, None, ""
+
+    @property
+    def version(self):
+        """Of the newest set that was received whole; None while one arrives, and after a failure."""
+        return self._stream.version if self._stream is not None else None
+
+    def init_transfer_engine(self, init_info):
+        """Connects to the trainer; may be called again for another one."""
+        self._close_stream()
+        if self._endpoint is None:
+            self._endpoint = Endpoint()
+        trainer = self._endpoint.connect(bytes.fromhex(init_info.address), init_info.timeout)
+        self._stream = _weight_stream.WeightReceiver(
+            trainer, device=self.device, timeout=init_info.timeout
+        )
+
+    def start_weight_update(self):
+        """Raises after an update that failed: vLLM's layers keep what they had of it."""
+        if self._broken:
+            raise errors.InvalidArgument(
+                f"start_weight_update: an update has failed before ({self._broken}), so this engine "
+                "holds parts of two versions; restart it"
+            )
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def finish_weight_update(self):
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def update_weights(self, update_info):
+        # As the base, which has no other way to synchronise where there is no accelerator.
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info):
+        """Loads a version; it returns when the workers that are left have all of it."""
+        if self._stream is None:
+            raise errors.InvalidArgument(
+                "receive_weights: no trainer is known; call init_transfer_engine() before"
+            )
+        try:
+            with _incomplete_models_allowed():
+                for name, x in self._stream.receive(update_info.version):
+                    # A copy: layers keep it until all of their tensors are there.
+                    self.model.load_weights([(name, x.clone())])
+        except BaseException as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
+
+    def shutdown(self):
+        self._close_stream()
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            endpoint.close()
+
+    def _close_stream(self):
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+
+def _incomplete_models_allowed():
+    """Models get one tensor at a time, and some check that a call has all."""
+    from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+
+    return disable_mtp_completeness_check()
+
+
+class FerryTrainerWeightTransferEngine(TrainerWeightTransferEngine[FerryTrainerInitInfo]):
+    """The trainer's side: rank 0 sends, and the other ranks take part in gathering the tensors."""
+
+    init_info_cls = FerryTrainerInitInfo
+
+    def __init__(self, *, client, source, is_sender=True, rank=0):
+        super().__init__(client=client, source=source, is_sender=is_sender, rank=rank)
+        self.version = 0  # the newest that was sent
+        self._endpoint, self._stream = None, None
+
+    @classmethod
+    def trainer_init(cls, init_info, *, client, source=None):
+        if source is None or not source.implements_iter_full():
+            raise errors.InvalidArgument(
+                "the ferry backend sends full tensors: give a source that has iter_full(), such as "
+                "ModuleSource(model)"
+            )
+        engine = cls(
+            client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank
+        )
+        if engine.is_sender:
+            try:
+                engine._connect(init_info)
+            except BaseException:
+                engine.shutdown()
+                raise
+        return engine
+
+    def _connect(self, info):
+        self._endpoint = Endpoint(**info.settings)
+        told = {"address": self._endpoint.address.hex(), "timeout": info.join_timeout}
+        with concurrent.futures.ThreadPoolExecutor(1, "ferry-client") as thread:
+            # The call returns when all workers have connected.
+            call = thread.submit(self.client.init_weight_transfer_engine, told)
+            call.add_done_callback(self._end_accept_if_failed)
+            try:
+                peers = _weight_stream.accept_all(
+                    self._endpoint, info.num_workers, timeout=info.join_timeout
+                )
+            except errors.Error:
+                if call.done():
+                    call.result()  # says why they do not come
+                raise
+            call.result()
+        self._stream = _weight_stream.WeightSender(
+            peers, bucket_bytes=info.bucket_bytes, timeout=info.timeout,
+            join_timeout=info.join_timeout,
+        )
+
+    def _end_accept_if_failed(self, call):
+        if call.exception() is not None:
+            self._endpoint.close()
+
+    @torch.no_grad()
+    def send_weights(self):
+        """Sends the source's tensors as the next version, and has all engines load it.
+
+        Raises what a control call raised, PeerLost if a worker was left out, or InvalidArgument if
+        the source does not yield what its metadata says; engines must not be used then.
+        """
+        if not self.is_sender:
+            for _ in self.source.iter_full():
+                pass
+            return
+        if self._stream is None:
+            raise errors.InvalidArgument("send_weights: no worker is connected; call trainer_init()")
+        version = self.version + 1
+        self.client.start_weight_update()
+        with concurrent.futures.ThreadPoolExecutor(1, "ferry-client") as thread:
+            call = thread.submit(self.client.update_weights, {"version": version})
+            call.add_done_callback(self._end_stream_if_failed)
+            try:
+                sent = self._stream.send(self._checked(), version)
+            except errors.Error:
+                if call.done():
+                    call.result()  # it failed first
+                raise
+            call.result()
+        if sent.left_out:
+            said = "; ".join(f"{peer}: {error}" for peer, error in sent.left_out.items())
+            raise errors.PeerLost(f"send_weights: workers were left out of version {version}: {said}")
+        self.client.finish_weight_update()
+        self.version = version
+
+    def _end_stream_if_failed(self, call):
+        if call.exception() is not None:
+            for peer in list(self._stream.peers):
+                peer.close()
+
+    def _checked(self):
+        """The source's pairs; what the metadata has and they have not would stay of the old version."""
+        declared = self.source.metadata
+        yielded = 0
+        for name, x in self.source.iter_full():
+            expected = declared[yielded] if yielded < len(declared) else None
+            if expected is None or (name, x.dtype, tuple(x.shape)) != (
+                expected.name, expected.dtype, tuple(expected.shape)
+            ):
+                raise errors.InvalidArgument(
+                    f"send_weights: the source yields '{name}' {x.dtype} {list(x.shape)}, where its "
+                    f"metadata has {expected}"
+                )
+            yielded += 1
+            yield name, x
+        if yielded != len(declared):
+            raise errors.InvalidArgument(
+                f"send_weights: the source yields {yielded} tensors, and its metadata has "
+                f"{len(declared)}"
+            )
+
+    def shutdown(self):
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            endpoint.close()

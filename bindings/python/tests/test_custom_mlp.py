@@ -1,0 +1,58 @@
+"""Tests of the kernels by the names that forks of nano-vllm use, and of the command that judges the MLP."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from tensorferry import _formulas, kernels  # noqa: E402
+from tensorferry.nanovllm import custom_mlp  # noqa: E402
+from tensorferry.nanovllm import kernels as named  # noqa: E402
+
+SMALL = ["--device", "cpu", "--tokens", "3", "--hidden", "48", "--intermediate", "40", "--iters", "2"]
+
+
+def test_the_names_of_forks_are_our_kernels():
+    x, y, weight = torch.randn(5, 48), torch.randn(5, 48), torch.randn(48)
+    assert named.KERNELS_AVAILABLE == kernels.KERNELS_AVAILABLE
+    torch.testing.assert_close(named.fused_add_gelu(x, weight), _formulas.fused_add_gelu(x, weight))
+    torch.testing.assert_close(named.element_wise_mul_add(x, y, x), x * y + x)
+    out, total = named.fused_residual_rmsnorm(x, y, weight, 1e-5)
+    torch.testing.assert_close(total, x + y)
+    torch.testing.assert_close(out, torch.nn.functional.rms_norm(x + y, (48,), weight, 1e-5))
+    assert named.benchmark_kernel(named.fused_add_gelu, x, weight, warmup=1, iters=2, name="n") > 0
+
+
+def test_one_command_runs_the_four_groups(tmp_path, capsys):
+    assert custom_mlp.main([*SMALL, "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    for group in custom_mlp.GROUPS:
+        assert f"\n{group}:" in said
+    assert said.count("passed") == 4 * 3 and "WRONG" not in said
+    assert "torch's formulas" in said and "bytes more" in said
+    assert "not run: the GPU's kernels" in said
+    assert json.loads((tmp_path / "profile_trace.json").read_text())["traceEvents"]
+    assert "silu_and_mul" in (tmp_path / "profile_report.txt").read_text()
+
+
+def test_a_kernel_that_is_wrong_fails_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(kernels, "element_wise_mul_add", lambda a, b, c: a * b + 1.01 * c)
+    assert custom_mlp.main([*SMALL, "--groups", "correctness", "--dtypes", "float32"]) == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_what_cannot_run_is_printed_with_the_reason(monkeypatch, capsys):
+    monkeypatch.setattr(kernels, "KERNELS_AVAILABLE", False)
+    assert custom_mlp.main([*SMALL, "--groups", "correctness,memory"]) == 0
+    assert capsys.readouterr().out.count("skipped: TENSORFERRY_DISABLE_KERNELS") == 2
+    if not torch.cuda.is_available():
+        assert custom_mlp.main([*SMALL[2:], "--device", "cuda", "--groups", "speed"]) == 0
+        assert "speed: skipped: there is no GPU" in capsys.readouterr().out
+
+
+def test_options_that_do_not_exist_are_refused(capsys):
+    for wrong in (["--groups", "taste"], ["--dtypes", "int4"], ["--tokens", "0"]):
+        with pytest.raises(SystemExit):
+            custom_mlp.main(wrong)
+    assert "correctness, speed, memory, profile" in capsys.readouterr().err
