@@ -145,7 +145,7 @@ def curves(theme, title, subtitle, x_label, y_label, series, caption, log_y=Fals
 def bars(theme, title, subtitle, unit, groups, caption):
     """groups: [(heading, [(label, color, value, note)])]; a bar without a value has only its note."""
     canvas = Canvas(title, subtitle, theme)
-    left, right, y = 218, WIDTH - 120, 74
+    left, right, y = 236, WIDTH - 120, 74
     most = max(value for _, rows in groups for _, _, value, _ in rows if value is not None)
     for heading, rows in groups:
         if heading:
