@@ -195,7 +195,7 @@ def typical_spread(result):
 
 
 @table("loopback_2core", "peers_2core")
-def readme_loopback(loopback, peers):
+def summary_host(loopback, peers):
     rows = []
     labels = {"write 64 MiB": "write 64 MiB", "read 64 MiB": "read 64 MiB",
               "write 64 MiB in 16 KiB blocks": "write, 4096 shuffled blocks of 16 KiB"}
@@ -237,7 +237,7 @@ def rivals(peers, title):
 
 
 @table("transfers_h200", "kernels_h200")
-def readme_gpu(transfers, kernels):
+def summary_gpu(transfers, kernels):
     rows = []
     for name, row in named(transfers, "contiguous: write 1048576 KiB", "16 KiB pages: write 262144 KiB",
                            "contiguous: write 65536 KiB", "one machine: write 1048576 KiB") if transfers else []:
@@ -251,6 +251,27 @@ def readme_gpu(transfers, kernels):
     for result, file in ((transfers, "transfers_h200"), (kernels, "kernels_h200")):
         lines += origin(result, file) if result else []
     return lines
+
+
+@table("nccl_five_devices_2xh200", "nixl_2xh200", "peers_2core")
+def readme_why(nccl, nixl, peers):
+    """README's comparison with what else there is."""
+    nccl, nixl, peers = (result or {"rows": {}} for result in (nccl, nixl, peers))
+    rows = []
+    for _, row in named(nccl, "nccl-tests sendrecv_perf 1073741824 bytes"):
+        ours, theirs = (number(1.073741824 / (middle(row, key) / 1e6)) for key in ("us", "best_socket_us"))
+        rows.append(["NCCL send and receive, 1 GiB, two GPUs (1)", f"{theirs} (NCCL's sockets)", ours])
+    for case in ("write 64 MiB", "write 4096 blocks of 16 KiB"):
+        pair = [row["gbps"] for _, row in
+                named(nixl, *(f"{case}, {who}, GPU memory over TCP" for who in ("UCX", "FERRY")))]
+        if len(pair) == 2:
+            rows.append([f"NIXL, {case}, two GPUs", f"{brief(pair[0])} (UCX, defaults)", brief(pair[1])])
+    theirs = max((row["gbps"] for _, row in named(peers, "ucx get, reno", "ucx get tuned, reno")),
+                 key=lambda value: value["median"], default=None)
+    for _, row in named(peers, "ferry read, reno") if theirs else []:
+        rows.append(["read 64 MiB, host memory, two cores", f"{brief(theirs)} (UCX, tuned)", brief(row["gbps"])])
+    return [*grid(["GB/s, one host over loopback", "without", "with Tensorferry"], rows), "",
+            "(1) An older version, one start; the better of two settings of the sockets."]
 
 
 def ceilings(row):

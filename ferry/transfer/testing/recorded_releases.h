@@ -1,0 +1,59 @@
+// The bytes of the handshake of each release, as they went over the network. Add the release that
+// is made, and never change an older one: tests show what this build answers to each.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+namespace ferry::transfer {
+
+// All bytes as hexadecimal digits. Frames begin with the prefix of TCP lanes; values of their
+// fields are those of recorded_test.cc.
+struct RecordedRelease {
+  std::string_view release;
+  std::uint16_t version = 0;  // wire::kVersion of it
+  std::string_view hello;
+  std::string_view welcome;
+  std::string_view join;
+  std::string_view joined;
+  std::string_view refuse;
+  std::string_view challenge;
+  std::string_view proof;
+  std::string_view rejoin;
+  std::string_view address;  // EndpointAddress::Serialize()
+  std::string_view key;      // RemoteRegion::Serialize()
+};
+
+inline constexpr std::array kRecordedReleases = {
+    RecordedRelease{
+        .release = "0.1.0",
+        .version = 2,
+        .hello = "46525259480000000000000000000000010000000000000000000000000000000000000000000000"
+                 "02000300020000000102030405060708090a0b0c0d0e0f1000000000000000000000000000000000"
+                 "0000010000000000",
+        .welcome =
+            "46525259500000000000000000000000020000000000000000000000000000000000000000000000"
+            "02000300070000000102030405060708090a0b0c0d0e0f102122232425262728292a2b2c2d2e2f30"
+            "00000100000000000200000000000000",
+        .join = "46525259300000000000000000000000030000000000000000000000000000000000000000000000"
+                "02000100070000002122232425262728292a2b2c2d2e2f30",
+        .joined =
+            "46525259180000000000000000000000040000000000000000000000000000000000000000000000",
+        .refuse = "46525259280000000000000000000000050000000000000000000000000000000000000000000000"
+                  "00000000000000000500000000000000",
+        .challenge =
+            "46525259380000000000000000000000060000000000000000000000000000000000000000000000"
+            "404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f",
+        .proof = "46525259780000000000000000000000070000000000000000000000000000000000000000000000"
+                 "404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f0000000000000000"
+                 "000000000000000000000000000000000000000000000000606162636465666768696a6b6c6d6e6f"
+                 "707172737475767778797a7b7c7d7e7f",
+        .rejoin = "46525259380000000000000000000000080000000000000000000000000000000000000000000000"
+                  "020001000700000004000000000000002122232425262728292a2b2c2d2e2f30",
+        .address = "46414452020001000102030405060708090a0b0c0d0e0f102f1d0831302e302e302e31",
+        .key = "464b4559020003000102030405060708090a0b0c0d0e0f1005000000060000000102030405060708"
+               "000010000000000000",
+    },
+};
+
+}  // namespace ferry::transfer

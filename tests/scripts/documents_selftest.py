@@ -1,0 +1,100 @@
+"""The checks of links, charts, reference pages and marks of commands find what they are for."""
+import pathlib
+import sys
+import tempfile
+import unittest
+import unittest.mock
+from importlib.machinery import SourceFileLoader
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.dont_write_bytecode = True
+
+
+def script(path):
+    return SourceFileLoader(pathlib.Path(path).stem, str(ROOT / path)).load_module()
+
+
+class Links(unittest.TestCase):
+    def check(self, text):
+        links = script("scripts/check_links")
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "docs").mkdir()
+            (root / "docs/b.md").write_text("# A title\n\n## A title\n\n```\n# not a heading\n```\n", encoding="utf-8")
+            (root / "a.md").write_text(text, encoding="utf-8")
+            return list(links.check(root))
+
+    def test_a_file_that_is_missing_is_found(self):
+        self.assertEqual(self.check("[x](docs/b.md) [y](https://a.example/c)\n"), [])
+        self.assertEqual(self.check("\n[x](docs/c.md)\n"), ["a.md:2: docs/c.md does not exist"])
+        self.assertIn("p.svg does not exist", self.check('<img src="docs/p.svg">\n')[0])
+
+    def test_an_anchor_has_to_be_a_heading(self):
+        self.assertEqual(self.check("[x](docs/b.md#a-title) [y](docs/b.md#a-title-1)\n"), [])
+        for anchor in ("a-title-2", "not-a-heading"):
+            self.assertIn("has no such heading", self.check(f"[x](docs/b.md#{anchor})\n")[0])
+
+    def test_code_is_not_looked_at(self):
+        self.assertEqual(self.check("`[x](nothing)`\n\n```\n[x](nothing)\n```\n"), [])
+
+
+class Commands(unittest.TestCase):
+    def marks(self, text):
+        commands = script("tests/scripts/commands_test.py")
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "README.md").write_text(text, encoding="utf-8")
+            with unittest.mock.patch.object(commands, "ROOT", pathlib.Path(folder)):
+                return list(commands.marks()), commands.run_all("/bin/ferry", None)[:2]
+
+    def test_a_block_without_a_mark_is_found(self):
+        self.assertIn("README.md:3: write", self.marks("a\n\n```sh\ntrue\n```\n")[0][0])
+        self.assertEqual(self.marks("```text\nout\n```\n")[0], [])
+        self.assertEqual(self.marks("<!-- not run: a reason -->\n```sh\nfalse\n```\n"), ([], ([], 0)))
+
+    def test_a_block_is_run_and_its_first_error_ends_it(self):
+        self.assertEqual(self.marks("<!-- run: shell -->\n```sh\ntrue\n```\n"), ([], ([], 1)))
+        faults, count = self.marks("<!-- run: shell -->\n```sh\nfalse\ntrue\n```\n")[1]
+        self.assertEqual(count, 1)
+        self.assertIn("README.md:1: ended with 1", faults[0])
+
+
+class Charts(unittest.TestCase):
+    def test_a_chart_that_was_changed_or_belongs_to_nothing_is_found(self):
+        charts = script("scripts/make_charts")
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "docs/charts").mkdir(parents=True)
+            (root / "bench").mkdir()
+            (root / "bench/results").symlink_to(ROOT / "bench/results")
+            missing = charts.check(root)
+            self.assertTrue(missing and all("is missing" in fault for fault in missing))
+            for path, text in charts.made(root).items():
+                (root / path).write_text(text, encoding="utf-8")
+            self.assertEqual(charts.check(root), [])
+            path = root / next(iter(charts.made(root)))
+            path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+            (root / "docs/charts/other.svg").write_text("", encoding="utf-8")
+            faults = charts.check(root)
+            self.assertEqual(len(faults), 2)
+            self.assertIn("is not that of bench/results", faults[0])
+            self.assertIn("other.svg belongs to no chart", faults[1])
+
+    def test_a_result_that_does_not_exist_leaves_its_chart_out(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertEqual(script("scripts/make_charts").made(pathlib.Path(folder)), {})
+
+
+class Reference(unittest.TestCase):
+    def test_every_metric_of_the_source_is_found(self):
+        found = {name for name, *_ in script("scripts/make_reference").metrics_of()}
+        text = (ROOT / "ferry/transfer/stats/metrics_families.cc").read_text(encoding="utf-8")
+        self.assertEqual(len(found), text.count('"ferry_'))
+
+    def test_signatures_have_no_self_and_are_broken(self):
+        reference = script("scripts/make_reference")
+        node = reference.ast.parse("def f(self, a: int = 1) -> None: ...").body[0]
+        self.assertEqual(reference.signature(node), ["f(a: int=1) -> None"])
+
+
+if __name__ == "__main__":
+    unittest.main()
