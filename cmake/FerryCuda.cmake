@@ -45,7 +45,7 @@ endif()
 
 if(FERRY_HAVE_CUDA)
   if(FERRY_CCACHE AND NOT DEFINED CMAKE_CUDA_COMPILER_LAUNCHER)
-    set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${ferry_ccache_launcher})
   endif()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)

@@ -13,13 +13,14 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
 endif()
 
 find_program(FERRY_CCACHE ccache)
+set(ferry_ccache_launcher "${FERRY_CCACHE}")
+if(FERRY_CCACHE AND SKBUILD AND NOT DEFINED ENV{CCACHE_BASEDIR})
+  # `pip install .` has no script that sets these, as scripts/test does for the presets.
+  set(ferry_ccache_launcher "${CMAKE_COMMAND}" -E env "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1
+                            "${FERRY_CCACHE}")
+endif()
 if(FERRY_CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${FERRY_CCACHE}")
-  if(SKBUILD AND NOT DEFINED ENV{CCACHE_BASEDIR})
-    # pip has no script that sets these; the presets' users have.
-    set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}"
-                                    CCACHE_NOHASHDIR=1 "${FERRY_CCACHE}")
-  endif()
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${ferry_ccache_launcher})
 endif()
 
 set(FERRY_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion)

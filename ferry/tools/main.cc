@@ -13,6 +13,7 @@
 #include "ferry/core/version.h"
 #include "ferry/tools/support/command.h"
 #include "ferry/tools/support/process.h"
+#include "ferry/tools/support/program.h"
 #include "ferry/tools/support/report.h"
 
 namespace ferry::tools {

@@ -11,6 +11,7 @@
 #include "ferry/core/version.h"
 #include "ferry/tools/pages/pages.h"
 #include "ferry/tools/support/command.h"
+#include "ferry/tools/support/program.h"
 
 namespace ferry::tools {
 namespace {

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "ferry/tools/support/command.h"
+#include "ferry/tools/support/program.h"
 
 namespace ferry::tools {
 namespace {

@@ -78,7 +78,4 @@ inline constexpr Subcommand kSubcommands[] = {
      DeclareKernelBench},
 };
 
-// The whole command line of the program, without --version.
-void DeclareProgram(CLI::App* app, Invocation* invocation);
-
 }  // namespace ferry::tools
