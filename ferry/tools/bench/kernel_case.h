@@ -110,11 +110,11 @@ struct KernelCaseOptions {
 };
 
 // Cases of the ops on rows: fused_add_gelu, element_wise_mul_add, silu_and_mul, rms_norm,
-// add_rms_norm.
+// add_rms_norm, silu_and_mul_quant, rms_norm_quant.
 void AddRowCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases);
 // Cases of the ops on tokens: rope, store_kvcache, qk_norm_rope_store.
 void AddTokenCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases);
-// attention_decode, attention_prefill.
+// attention_decode, attention_prefill, merge_attention_states.
 void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases);
 void AddSamplerCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases);
 // All of them, in the order of measuring.

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "ferry/kernels/attention_decode/attention_decode.h"
+#include "ferry/kernels/attention_merge/attention_merge.h"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/tools/bench/kernel_case.h"
 
@@ -19,7 +20,7 @@ using kernels::DType;
 using kernels::Tensor;
 
 constexpr DType kAttentionType = DType::kBfloat16;
-constexpr std::uint64_t kAttentionElement = 2;
+constexpr std::int64_t kAttentionElement = 2;
 
 struct AttentionOfCase {
   std::int64_t batch;
@@ -57,10 +58,11 @@ float AttentionScale(const AttentionOfCase& of) {
 double TermsOfAttention(std::int64_t tokens) { return 1 / std::sqrt(static_cast<double>(tokens)); }
 
 // Keys and values of all tokens, q and out.
-std::uint64_t AttentionBytes(const AttentionOfCase& of, std::int64_t queries) {
+std::uint64_t AttentionBytes(const AttentionOfCase& of, std::int64_t queries,
+                             std::int64_t key_element) {
   const std::int64_t kv = 2 * of.batch * of.tokens * of.kv_heads * of.head_size;
   const std::int64_t q = 2 * of.batch * queries * of.heads * of.head_size;
-  return static_cast<std::uint64_t>(kv + q) * kAttentionElement;
+  return static_cast<std::uint64_t>(kv * key_element + q * kAttentionElement);
 }
 
 // Pages in any order, as they are after a while.
@@ -71,33 +73,48 @@ std::vector<std::int32_t> ShuffledPages(std::int64_t count) {
   return pages;
 }
 
-KernelCase DecodeCase(const AttentionOfCase& of, std::int64_t page,
+// What a case of decode attention is over, and how it is looked at.
+struct DecodeWay {
+  std::int64_t page;
+  bool e4m3 = false;        // the caches
+  std::int64_t window = 0;  // 0: none
+};
+
+KernelCase DecodeCase(const AttentionOfCase& of, const DecodeWay& way,
                       const cuda::DeviceFacts& facts) {
   KernelCase one = NewAttentionCase("attention_decode", of);
+  const std::int64_t page = way.page;
+  const DType cache = way.e4m3 ? DType::kFloat8E4m3 : kAttentionType;
+  if (way.e4m3) one.variant = "e4m3 caches";
+  if (way.window > 0) one.variant = fmt::format("window of {}", way.window);
   one.sizes.push_back({"page", page});
   const std::int64_t columns = (of.tokens + page - 1) / page;
   const std::int64_t pages = of.batch * columns;
-  const kernels::DecodeShape shape{of.batch, of.heads, of.kv_heads, of.head_size, columns * page};
+  // A window may begin and end within a step of 64 tokens.
+  const std::int64_t seen =
+      way.window > 0 ? std::min(way.window + 64, columns * page) : columns * page;
+  const kernels::DecodeShape shape{of.batch, of.heads, of.kv_heads, of.head_size, seen};
   const kernels::DecodePlan plan = kernels::PlanDecode(shape, facts);
   const std::int64_t floats = kernels::DecodeWorkspace(shape, plan.splits);
   const auto q = one.AddNumbers(kAttentionType, of.batch * of.heads * of.head_size);
-  const auto k = one.AddNumbers(kAttentionType, pages * page * of.kv_heads * of.head_size);
-  const auto v = one.AddNumbers(kAttentionType, pages * page * of.kv_heads * of.head_size);
+  const auto k = one.AddNumbers(cache, pages * page * of.kv_heads * of.head_size);
+  const auto v = one.AddNumbers(cache, pages * page * of.kv_heads * of.head_size);
   const auto tables = one.AddTable(ShuffledPages(pages));
   const auto lengths = one.AddTable(std::vector<std::int32_t>(
       static_cast<std::size_t>(of.batch), static_cast<std::int32_t>(of.tokens)));
   const auto out = one.AddResults(kAttentionType, of.batch * of.heads * of.head_size);
   const auto workspace = one.AddScratch(std::max<std::int64_t>(floats, 4) * 4);
   one.units = of.batch;
-  one.terms = [of](std::int64_t) { return TermsOfAttention(of.tokens); };
-  one.bytes = AttentionBytes(of, 1);
+  AttentionOfCase read = of;
+  if (way.window > 0) read.tokens = std::min(of.tokens, way.window);
+  one.terms = [read](std::int64_t) { return TermsOfAttention(read.tokens); };
+  one.bytes = AttentionBytes(read, 1, kernels::SizeOf(cache));
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::AttentionDecodeArgs args;
     args.q = to.Of(Tensor::Contiguous(at[q], kAttentionType, {of.batch, of.heads, of.head_size}));
-    args.k_cache =
-        Tensor::Contiguous(at[k], kAttentionType, {pages, page, of.kv_heads, of.head_size});
-    args.v_cache =
-        Tensor::Contiguous(at[v], kAttentionType, {pages, page, of.kv_heads, of.head_size});
+    args.k_cache = Tensor::Contiguous(at[k], cache, {pages, page, of.kv_heads, of.head_size});
+    args.v_cache = Tensor::Contiguous(at[v], cache, {pages, page, of.kv_heads, of.head_size});
+    args.window = way.window;
     args.block_tables = to.Of(Tensor::Contiguous(at[tables], DType::kInt32, {of.batch, columns}));
     args.context_lens = to.Of(Tensor::Contiguous(at[lengths], DType::kInt32, {of.batch}));
     args.out =
@@ -164,7 +181,7 @@ KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way) {
   const auto v = one.AddNumbers(kAttentionType, all * of.kv_heads * of.head_size);
   const auto boundaries = one.AddTable(Boundaries(of));
   const auto out = one.AddResults(kAttentionType, all * of.heads * of.head_size);
-  one.bytes = AttentionBytes(of, of.tokens);
+  one.bytes = AttentionBytes(of, of.tokens, kAttentionElement);
   one.flops = 2.0 * static_cast<double>(all) * static_cast<double>(of.tokens) *
               static_cast<double>(of.heads * of.head_size);
   one.units = all;
@@ -187,6 +204,38 @@ KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way) {
   return one;
 }
 
+// 3 tensors of outputs, and their lse: both parts are read, the result is written.
+KernelCase MergeCase(const AttentionOfCase& of) {
+  KernelCase one;
+  one.op = "merge_attention_states";
+  one.dtype = kAttentionType;
+  one.sizes = {{"tokens", of.tokens}, {"heads", of.heads}, {"head_size", of.head_size}};
+  one.units = of.tokens;
+  one.terms = [](std::int64_t) { return 2.0; };
+  const std::int64_t elements = of.tokens * of.heads * of.head_size;
+  const auto out_a = one.AddNumbers(kAttentionType, elements);
+  const auto lse_a = one.AddNumbers(DType::kFloat32, of.tokens * of.heads);
+  const auto out_b = one.AddNumbers(kAttentionType, elements);
+  const auto lse_b = one.AddNumbers(DType::kFloat32, of.tokens * of.heads);
+  const auto out = one.AddResults(kAttentionType, elements);
+  const auto lse = one.AddResults(DType::kFloat32, of.tokens * of.heads);
+  one.bytes =
+      static_cast<std::uint64_t>(3 * (elements * kAttentionElement + of.tokens * of.heads * 4));
+  one.launch = [=](const KernelStream& to, KernelAddresses at) {
+    const auto heads = [&](std::size_t index) {
+      return to.Of(
+          Tensor::Contiguous(at[index], kAttentionType, {of.tokens, of.heads, of.head_size}));
+    };
+    const auto numbers = [&](std::size_t index) {
+      return to.Of(Tensor::Contiguous(at[index], DType::kFloat32, {of.tokens, of.heads}));
+    };
+    const kernels::AttentionMergeArgs args{heads(out_a),   numbers(lse_a), heads(out_b),
+                                           numbers(lse_b), heads(out),     numbers(lse)};
+    return to.Put(kernels::kAttentionMergeKernel, args);
+  };
+  return one;
+}
+
 }  // namespace
 
 void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases) {
@@ -202,7 +251,17 @@ void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>
                                              {64, 1024, 256}, {64, 1024, 16},  {32, 4096, 256},
                                              {64, 4096, 256}};
   for (const DecodeSize& size : decodes) {
-    cases->push_back(DecodeCase({size.batch, size.tokens, 32, 8, 128}, size.page, options.facts));
+    const AttentionOfCase of{size.batch, size.tokens, 32, 8, 128};
+    cases->push_back(DecodeCase(of, {.page = size.page}, options.facts));
+    cases->push_back(DecodeCase(of, {.page = size.page, .e4m3 = true}, options.facts));
+  }
+  const AttentionOfCase windowed =
+      options.tiny ? AttentionOfCase{2, 40, 32, 8, 128} : AttentionOfCase{8, 16384, 32, 8, 128};
+  cases->push_back(
+      DecodeCase(windowed, {.page = 16, .window = options.tiny ? 20 : 1024}, options.facts));
+  for (const std::int64_t tokens :
+       options.tiny ? std::vector<std::int64_t>{3} : std::vector<std::int64_t>{16, 4096, 16384}) {
+    cases->push_back(MergeCase({1, tokens, 32, 8, 128}));
   }
   // Batches of 16384 tokens in total.
   const std::vector<std::int64_t> lengths =

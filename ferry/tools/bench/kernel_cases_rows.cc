@@ -4,7 +4,9 @@
 #include "ferry/core/units.h"
 #include "ferry/kernels/elementwise/elementwise.h"
 #include "ferry/kernels/gated/gated.h"
+#include "ferry/kernels/gated/gated_quant.h"
 #include "ferry/kernels/rms_norm/rms_norm.h"
+#include "ferry/kernels/rms_norm/rms_norm_quant.h"
 #include "ferry/tools/bench/kernel_case.h"
 
 namespace ferry::tools {
@@ -130,6 +132,59 @@ KernelCase AddRmsNormCase(const RowsOfCase& of) {
   return one;
 }
 
+// The scale tensor of a quantised op: a table of one number, or scratch, since a scale that is made
+// may differ by a rounding of the largest element, which the check of fp32 results does not allow.
+std::size_t AddScale(KernelCase* one, const RowsOfCase& of, kernels::QuantMode mode) {
+  const bool per_token = mode == kernels::QuantMode::kPerToken;
+  one->variant = per_token ? "per token" : "static";
+  return per_token ? one->AddScratch(of.rows * 4) : one->AddTable(std::vector<float>{0.01F});
+}
+Tensor ScaleAt(const KernelStream& to, void* data, const RowsOfCase& of, kernels::QuantMode mode) {
+  if (mode == kernels::QuantMode::kStatic) return Tensor::Contiguous(data, DType::kFloat32, {1});
+  return to.Of(Tensor::Contiguous(data, DType::kFloat32, {of.rows}));
+}
+
+// 1.5 x: x is read, out is written as e4m3. Without a residual, which is updated in place, so that
+// each launch would read another one than the check.
+template <kernels::QuantMode kMode>
+KernelCase RmsNormQuantCase(const RowsOfCase& of) {
+  KernelCase one = NewRowCase("rms_norm_quant", of);
+  const auto x = one.AddNumbers(of.dtype, of.rows * of.cols);
+  const auto weight = one.AddNumbers(of.dtype, of.cols);
+  const auto out = one.AddResults(DType::kFloat8E4m3, of.rows * of.cols);
+  const auto scale = AddScale(&one, of, kMode);
+  one.bytes = BytesOf(of) * 3 / 2;
+  one.launch = [=](const KernelStream& to, KernelAddresses at) {
+    kernels::RmsNormQuantArgs args;
+    args.input = to.Of(Tensor::Contiguous(at[x], of.dtype, {of.rows, of.cols}));
+    args.weight = Tensor::Contiguous(at[weight], of.dtype, {of.cols});
+    args.result = to.Of(Tensor::Contiguous(at[out], DType::kFloat8E4m3, {of.rows, of.cols}));
+    args.scale = ScaleAt(to, at[scale], of, kMode);
+    args.mode = kMode;
+    return to.Put(kernels::kRmsNormQuantKernel, args);
+  };
+  return one;
+}
+
+// 2.5 times out in the format of x: both halves are read, out is written as e4m3.
+template <kernels::QuantMode kMode>
+KernelCase SiluAndMulQuantCase(const RowsOfCase& of) {
+  KernelCase one = NewRowCase("silu_and_mul_quant", of);
+  const auto x = one.AddNumbers(of.dtype, of.rows * 2 * of.cols);
+  const auto out = one.AddResults(DType::kFloat8E4m3, of.rows * of.cols);
+  const auto scale = AddScale(&one, of, kMode);
+  one.bytes = BytesOf(of) * 5 / 2;
+  one.launch = [=](const KernelStream& to, KernelAddresses at) {
+    kernels::SiluAndMulQuantArgs args;
+    args.input = to.Of(Tensor::Contiguous(at[x], of.dtype, {of.rows, 2 * of.cols}));
+    args.result = to.Of(Tensor::Contiguous(at[out], DType::kFloat8E4m3, {of.rows, of.cols}));
+    args.scale = ScaleAt(to, at[scale], of, kMode);
+    args.mode = kMode;
+    return to.Put(kernels::kSiluAndMulQuantKernel, args);
+  };
+  return one;
+}
+
 }  // namespace
 
 void AddRowCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases) {
@@ -144,10 +199,18 @@ void AddRowCases(const KernelCaseOptions& options, std::vector<KernelCase>* case
     return RowsOfCase{static_cast<std::int64_t>(bytes / kElement) / cols, cols, DType::kBfloat16};
   };
   using Make = KernelCase (*)(const RowsOfCase&);
-  for (const Make make :
-       {&AddGeluCase, &MulAddCase, &SiluAndMulCase, &RmsNormCase, &AddRmsNormCase}) {
+  constexpr auto kStatic = kernels::QuantMode::kStatic;
+  constexpr auto kPerToken = kernels::QuantMode::kPerToken;
+  struct Made {
+    Make make;
+    bool gated;
+  };
+  for (const auto& [make, gated] :
+       {Made{&AddGeluCase, false}, Made{&MulAddCase, false}, Made{&SiluAndMulCase, true},
+        Made{&SiluAndMulQuantCase<kStatic>, true}, Made{&SiluAndMulQuantCase<kPerToken>, true},
+        Made{&RmsNormCase, false}, Made{&RmsNormQuantCase<kStatic>, false},
+        Made{&RmsNormQuantCase<kPerToken>, false}, Made{&AddRmsNormCase, false}}) {
     for (const std::uint64_t bytes : sizes) {
-      const bool gated = make == &SiluAndMulCase;
       RowsOfCase of = rows_of(bytes, gated ? 2 * intermediate : hidden);
       if (gated) of.cols = intermediate;
       cases->push_back(make(of));

@@ -65,8 +65,9 @@ std::vector<std::int32_t> ShuffledSlots(const TokensOfCase& of) {
 }
 
 // q and k, read and written.
-KernelCase RopeCase(const TokensOfCase& of) {
+KernelCase RopeCase(const TokensOfCase& of, bool is_neox) {
   KernelCase one = NewTokenCase("rope", of);
+  if (!is_neox) one.variant = "neighbours";
   one.terms = [](std::int64_t) { return 2.0; };  // sums of two products of numbers in [-1, 1)
   constexpr DType kType = DType::kBfloat16;
   const auto q = one.AddNumbers(kType, of.tokens * of.heads * kHeadSize);
@@ -85,6 +86,7 @@ KernelCase RopeCase(const TokensOfCase& of) {
     args.positions = to.Of(Tensor::Contiguous(at[positions], DType::kInt64, {of.tokens}));
     args.cos_sin_cache =
         Tensor::Contiguous(at[cosines], DType::kFloat32, {of.positions, kHeadSize});
+    args.is_neox = is_neox;
     return to.Put(kernels::kRopeKernel, args);
   };
   return one;
@@ -232,8 +234,10 @@ void AddTokenCases(const KernelCaseOptions& options, std::vector<KernelCase>* ca
   constexpr std::int64_t kKvHeads = 8;
   constexpr std::int64_t kHeads[] = {32, 16};
   const std::int64_t positions = options.tiny ? 32 : 40960;
-  for (const std::int64_t count : tokens) {
-    cases->push_back(RopeCase({count, kHeads[0], kKvHeads, positions}));
+  for (const bool is_neox : {true, false}) {
+    for (const std::int64_t count : tokens) {
+      cases->push_back(RopeCase({count, kHeads[0], kKvHeads, positions}, is_neox));
+    }
   }
   for (const std::int64_t count : tokens) {
     const TokensOfCase of{count, kHeads[0], kKvHeads, positions};

@@ -46,7 +46,7 @@ constexpr std::uint64_t kMaxSlab = 8 * kGiB;
 constexpr std::uint64_t kColdBytes = 256 * kMiB;
 constexpr std::uint64_t kPattern = 4 * kMiB;
 constexpr std::uint64_t kTinyPattern = 64 * kKiB;
-constexpr std::size_t kPatterns = 4;
+constexpr std::size_t kPatterns = 5;
 constexpr int kPoisonByte = 0xa5;
 constexpr std::uint64_t kChecked = 256 * kKiB;  // from both ends of results
 constexpr std::size_t kPiece = 16;              // bytes of poison that cannot be a result
@@ -62,7 +62,8 @@ std::uint64_t SetBytes(const KernelCase& one, bool shared) {
   return bytes;
 }
 
-// Four patterns, of which buffers are filled: bf16 numbers, fp32 numbers, poison, logits.
+// Five patterns, of which buffers are filled: bf16 numbers, fp32 numbers, poison, logits, e4m3
+// numbers.
 void FillPatterns(std::span<std::byte> patterns) {
   const std::size_t bytes = patterns.size() / kPatterns;
   std::mt19937_64 random(std::random_device{}());
@@ -80,6 +81,9 @@ void FillPatterns(std::span<std::byte> patterns) {
   for (std::size_t at = 3 * bytes; at < 4 * bytes; at += sizeof(std::uint16_t)) {
     const std::uint16_t bits = kernels::ToBfloat16(logit(random));
     std::memcpy(patterns.data() + at, &bits, sizeof bits);
+  }
+  for (std::byte& one : patterns.subspan(4 * bytes)) {
+    one = std::byte{kernels::ToE4m3(number(random))};
   }
 }
 
@@ -214,6 +218,8 @@ Status KernelRunner::FillBuffer(const KernelBuffer& buffer, std::byte* at) {
     pattern = 3;
   } else if (buffer.holds != Holds::kNumbers) {
     pattern = 2;
+  } else if (kernels::SizeOf(buffer.dtype) == 1) {
+    pattern = 4;
   }
   const std::uint64_t filled = std::min(bytes, buffer.bytes);
   const cuda::CopyItem item{at, static_cast<std::byte*>(patterns_.data()) + pattern * bytes,

@@ -87,7 +87,7 @@ class KernelRunner {
   std::vector<cuda::Event> begins_;
   std::vector<cuda::Event> ends_;
   cuda::PinnedBuffer staging_;
-  cuda::DeviceBuffer patterns_;  // random numbers of 16 bits, of 32 bits, poison, logits
+  cuda::DeviceBuffer patterns_;  // see FillPatterns()
   cuda::DeviceBuffer flushed_;   // copied from its first half to its second
   std::map<std::uint64_t, CopyCeiling> ceilings_;
 };
