@@ -89,7 +89,7 @@ class FerryWeightTransferEngine(WeightTransferEngine[FerryInitInfo, FerryUpdateI
 
     @property
     def version(self):
-        """Of the newest set that was received whole; None while one arrives, and after a failure."""
+        """The newest one that was received whole; None while one arrives, and after a failure."""
         return self._stream.version if self._stream is not None else None
 
     def init_transfer_engine(self, init_info):

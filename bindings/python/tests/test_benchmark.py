@@ -1,6 +1,9 @@
 """Tests that benchmarks report their measurements; the values are not judged."""
 
 import json
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -54,3 +57,13 @@ def test_a_memory_report_of_arrays_needs_no_torch():
     report = tensorferry.memory_report(kernels.rms_norm, x, np.ones(256, np.float32))
     assert report.result_bytes == x.nbytes
     assert x.nbytes <= report.peak_bytes <= x.nbytes + 65536
+
+
+def test_the_example_in_triton_is_right_timed_and_profiled(tmp_path):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    example = pathlib.Path(__file__).parents[3] / "examples" / "triton_kernel.py"
+    ended = subprocess.run([sys.executable, example, "--out", tmp_path], capture_output=True,
+                           text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "the kernel is right" in ended.stdout and "bytes more" in ended.stdout
+    assert (tmp_path / "profile_trace.json").exists() and (tmp_path / "profile_report.txt").exists()

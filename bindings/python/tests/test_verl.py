@@ -30,7 +30,7 @@ OPTIONS = {"settings": {"listen_host": "127.0.0.1"}, "timeout": 10.0, "join_time
 def cluster():
     folders = [pathlib.Path(__file__).parent, pathlib.Path(tensorferry.__file__).parent.parent]
     variables = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
-    ray.init(num_cpus=8, include_dashboard=False, object_store_memory=256 << 20,
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=256 << 20,
              runtime_env={"env_vars": variables})
     yield
     ray.shutdown()

@@ -53,14 +53,22 @@ def patient():
         yield
 
 
-@pytest.fixture
-def workers():
+@pytest.fixture(scope="module")
+def processes():
     with contextlib.ExitStack() as ended:
-        made = []
-        for _ in range(2):
-            made.append(Worker())
-            ended.callback(made[-1].close)
+        made = [Worker(), Worker()]
+        for each in made:
+            ended.callback(each.close)
         yield made
+
+
+@pytest.fixture
+def workers(processes):
+    for each in processes:
+        each.begin("renew")
+    for each in processes:
+        each.end()
+    return processes
 
 
 def model(fill):
@@ -108,14 +116,6 @@ def test_a_worker_that_fails_ends_the_update_for_all(workers):
         assert workers[0].state()[0] is None
         with pytest.raises(Exception, match="holds parts of two versions; restart it"):
             trainer.send_weights()
-
-
-def test_a_worker_that_died_ends_the_update(workers):
-    with trainer_of(ModuleSource(model(1.0)), workers) as trainer:
-        workers[1].process.kill()
-        with pytest.raises((tensorferry.Error, OSError, AssertionError)):
-            trainer.send_weights()
-        assert trainer.version == 0
 
 
 class Other(ModuleSource):
@@ -184,3 +184,11 @@ def test_vllm_gets_our_ops_only_where_they_are_asked_for(monkeypatch):
     finally:
         op_registry_oot.clear()
         op_registry_oot.update(before)
+
+
+def test_a_worker_that_died_ends_the_update(workers):  # the last test: it is not started again
+    with trainer_of(ModuleSource(model(1.0)), workers) as trainer:
+        workers[1].process.kill()
+        with pytest.raises((tensorferry.Error, OSError, AssertionError)):
+            trainer.send_weights()
+        assert trainer.version == 0

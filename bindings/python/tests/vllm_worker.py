@@ -42,6 +42,13 @@ class Model(torch.nn.Module):
 class Engine:
     def __init__(self):
         load_general_plugins()
+        self.worker = None
+        self.renew()
+
+    def renew(self):
+        """Another worker: loading vLLM takes much longer than what the tests do."""
+        if self.worker is not None:
+            self.worker.weight_transfer_engine.shutdown()
         self.model = Model()
         record_metadata_for_reloading(self.model)
         # Kept by CUDA graphs of a real engine: these are what has to change.
