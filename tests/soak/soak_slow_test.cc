@@ -468,8 +468,11 @@ class Soak : public ::testing::Test {
     const std::uint64_t resident = std::stoull(Ask(*host_.process, "resident"));
     std::printf("  the peer holds %s at the end, this process %s\n", FormatSize(resident).c_str(),
                 FormatSize(ResidentBytes()).c_str());
-    // CUDA maps much.
-    EXPECT_LT(resident, (kSanitized || DevicesAreReal() ? 2048 : 256) * kMiB);
+    // CUDA maps much. A provider of plugins keeps 11 MiB of pinned memory and of this GPU's for
+    // each of as many lanes as there were at once: 12, and as many that were lost and have not
+    // ended.
+    const std::uint64_t most = OverPlugin() ? 384 : 256;
+    EXPECT_LT(resident, (kSanitized || DevicesAreReal() ? 2048 : most) * kMiB);
   }
 
   static std::vector<std::uint64_t> NumbersOf(const std::string& text) {
