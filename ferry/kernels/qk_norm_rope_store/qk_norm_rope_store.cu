@@ -18,7 +18,7 @@ using QkPlan = QkNormRopeStorePlan;
 // Heads that a thread has in flight at once.
 constexpr int kTogether = static_cast<int>(kQkHeads);
 // Blocks of DoNeighbours() that share a multiprocessor, which 64 registers to a thread allow. On
-// sm_120 ptxas needs 72.
+// sm_120 ptxas needs 72, and everywhere more than 64 for pairs of neighbours.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 constexpr int kNeighbourBlocks = 3;
 #else
@@ -433,7 +433,7 @@ __device__ __forceinline__ const T* WordsOf(const QkPlan& plan, const Neighbours
 // A token's block. All that can be asked for at once is: only the cosines wait for a position, and
 // nothing is left out before the sums for want of one, or the compiler would have all loads wait.
 template <class T, bool kNarrow, bool kNeox>
-__global__ void __launch_bounds__(kQkMaxThreads, kNeighbourBlocks)
+__global__ void __launch_bounds__(kQkMaxThreads, kNeox ? kNeighbourBlocks : 3)
     DoNeighbours(const __grid_constant__ QkPlan plan) {
   prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
