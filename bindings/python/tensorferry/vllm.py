@@ -231,9 +231,10 @@ class FerryTrainerWeightTransferEngine(TrainerWeightTransferEngine[FerryTrainerI
             call.add_done_callback(self._end_stream_if_failed)
             try:
                 sent = self._stream.send(self._checked(), version)
-            except errors.Error:
-                if call.done():
-                    call.result()  # it failed first
+            except errors.PeerLost as lost:
+                # Workers whose connection is closed end the call, which says what happened there.
+                if call.exception() is not None:
+                    raise call.exception() from lost
                 raise
             call.result()
         if sent.left_out:
