@@ -2,7 +2,8 @@
 
 Pages of the checkout's root (README.md, CONTRIBUTING.md …) become pages below project/. Other files that a
 page links to are copied below source/ and shown as text. A folder's link becomes its name. A <picture> with a
-dark and a light chart becomes two images, of which the site's palette shows one.
+dark and a light chart becomes two images, of which the site's palette shows one. Pages that the navigation of
+mkdocs.yml leaves out are added to its last section.
 """
 import pathlib
 import posixpath
@@ -59,6 +60,23 @@ def rewritten(markdown, source, page):
 
     parts = CODE.split(images(markdown))
     return "".join(part if index % 2 else LINK.sub(link, part) for index, part in enumerate(parts))
+
+
+def pages_of(nav):
+    for entry in nav:
+        value = next(iter(entry.values())) if isinstance(entry, dict) else entry
+        yield from pages_of(value) if isinstance(value, list) else [value]
+
+
+def on_config(config):
+    """Adds pages that the navigation leaves out to its last section."""
+    known = set(pages_of(config.nav))
+    last = next(iter(config.nav[-1].values()))
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        name = path.relative_to(ROOT / "docs").as_posix()
+        if name not in known:
+            last.append(name)
+    return config
 
 
 def on_files(files, config):
