@@ -161,7 +161,7 @@ void PayloadIn::DropRest() {
 
 void PayloadIn::AwaitCopies() {
   // Without a GPU, Progress() copies, so no copy is in flight.
-  if (!gpu_ || stuck_) return;
+  if (!gpu_ || stuck_ || unpacker().in_flight() == 0) return;
   const Status drained = receiver_->Drain(Deadline::After(kCopyTimeout));
   if (drained) return;
   Log(LogLevel::kError, "plugin", "at the end of a payload: {}", drained.error().message());
