@@ -43,6 +43,8 @@ function(ferry_link_statically name)
   endif()
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "EXPORTS" "")
   target_sources(${name} PRIVATE "${PROJECT_SOURCE_DIR}/packaging/old_glibc.cc")
+  # It finds no library by its own path, and wheels copy it from the build tree.
+  set_target_properties(${name} PROPERTIES SKIP_BUILD_RPATH ON)
   target_link_options(${name} PRIVATE -static-libstdc++ -static-libgcc -Wl,--gc-sections -Wl,--build-id=sha1)
   if(arg_EXPORTS)
     target_link_options(${name} PRIVATE "-Wl,--version-script=${arg_EXPORTS}")

@@ -11,20 +11,22 @@ if(NOT FERRY_PYTHON_FROM)
 endif()
 
 # Installs a file of that build; where it is missing stops, and names the target that makes it.
-macro(ferry_install_built file target destination)
+function(ferry_install_built file target destination)
   if(NOT EXISTS "${file}")
     message(FATAL_ERROR "${file} does not exist; build the target ${target} there")
   endif()
   install(PROGRAMS "${file}" DESTINATION "${destination}" COMPONENT python)
   if(FERRY_PYTHON_NOTICES)
-    cmake_path(GET file FILENAME ferry_built_name)
-    cmake_path(APPEND destination_of_${target} "${destination}" "${ferry_built_name}")
-    cmake_path(ABSOLUTE_PATH destination_of_${target} BASE_DIRECTORY "\${CMAKE_INSTALL_PREFIX}")
+    cmake_path(GET file FILENAME name)
+    set(installed "${destination}/${name}")
+    if(NOT IS_ABSOLUTE "${destination}")
+      string(PREPEND installed "\${CMAKE_INSTALL_PREFIX}/")
+    endif()
     # Its debugging information is an artefact of its own.
-    install(CODE "execute_process(COMMAND \"${CMAKE_STRIP}\" \"${destination_of_${target}}\" COMMAND_ERROR_IS_FATAL ANY)"
+    install(CODE "execute_process(COMMAND \"${CMAKE_STRIP}\" \"${installed}\" COMMAND_ERROR_IS_FATAL ANY)"
             COMPONENT python)
   endif()
-endmacro()
+endfunction()
 
 set(ferry_module_pattern "_core.cpython*.so")
 if(FERRY_PYTHON_STABLE_ABI)

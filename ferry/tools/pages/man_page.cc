@@ -67,7 +67,7 @@ std::string ManPage(const PageCommand& command, const std::string& version) {
   page += ".SH OPTIONS\n";
   for (const PageOption& option : options) {
     page += ".TP\n" + Heading(option) + "\n" + Escaped(option.help) + "\n";
-    if (!option.fallback.empty()) page += "Default: " + Escaped(option.fallback) + "\n";
+    if (!option.fallback.empty()) page += ".br\nDefault: " + Escaped(option.fallback) + "\n";
   }
   const std::string footer = command.app->get_footer();
   if (!footer.empty()) page += ".SH NOTES\n.nf\n" + Escaped(footer) + "\n.fi\n";

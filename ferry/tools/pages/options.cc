@@ -40,8 +40,7 @@ std::string PageCommand::Joined(const std::string& separator) const {
 }
 
 std::vector<const CLI::App*> Below(const CLI::App& app) {
-  const std::function<bool(const CLI::App*)> all;
-  return app.get_subcommands(all);
+  return app.get_subcommands([](const CLI::App* each) { return !each->get_name().empty(); });
 }
 
 std::vector<PageCommand> CommandsOf(const CLI::App& program) {
@@ -52,6 +51,11 @@ std::vector<PageCommand> CommandsOf(const CLI::App& program) {
 
 std::vector<PageOption> OptionsOf(const CLI::App& app) {
   std::vector<PageOption> options;
+  // A group of options is a command without a name.
+  for (const CLI::App* group :
+       app.get_subcommands([](const CLI::App* each) { return each->get_name().empty(); })) {
+    for (PageOption& option : OptionsOf(*group)) options.push_back(std::move(option));
+  }
   for (const CLI::Option* declared : app.get_options()) {
     if (declared->get_group().empty()) continue;  // hidden
     PageOption option;
