@@ -40,11 +40,13 @@ class Trainer(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def fail_half_way(self):
+        """In the next update."""
         self.fail = True
 
     def _weights(self, version):
+        failing, self.fail = self.fail, False
         for number, pair in enumerate(weights(version)):
-            if self.fail and number == 3:
+            if failing and number == 3:
                 raise ZeroDivisionError("the trainer failed")
             yield pair
 
