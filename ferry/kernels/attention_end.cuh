@@ -10,8 +10,8 @@ struct RowEnd {
   float lse;     // natural; -inf for no scores
 };
 
-// `sum` is that of weights 2^(score * scale - base), where scale includes log2(e) and base is -inf for
-// no keys. `sink` is null for none. NaN stays NaN.
+// `sum` is that of weights 2^(score * scale - base), where scale includes log2(e) and base is -inf
+// for no keys. `sink` is null for none. NaN stays NaN.
 __device__ __forceinline__ RowEnd EndRow(float base, float sum, const float* sink) {
   constexpr float kLn2 = 0.693147180559945309F;
   float keep = 1;
