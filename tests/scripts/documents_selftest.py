@@ -1,5 +1,6 @@
 """The checks of links, charts, reference pages and marks of commands find what they are for."""
 import pathlib
+import re
 import sys
 import tempfile
 import unittest
@@ -82,6 +83,18 @@ class Charts(unittest.TestCase):
     def test_a_result_that_does_not_exist_leaves_its_chart_out(self):
         with tempfile.TemporaryDirectory() as folder:
             self.assertEqual(script("scripts/make_charts").made(pathlib.Path(folder)), {})
+
+
+class Trouble(unittest.TestCase):
+    def test_the_messages_of_the_table_are_those_of_the_sources(self):
+        sources = re.sub(r'"\s*"', "", "".join(path.read_text(encoding="utf-8") for path in
+                                              sorted((ROOT / "ferry/transfer").rglob("*.cc"))))
+        page = (ROOT / "docs/howto/trouble.md").read_text(encoding="utf-8")
+        messages = [message for message in re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)]
+        self.assertGreaterEqual(len(messages), 5)
+        for message in messages:
+            for part in message.split(" … "):
+                self.assertIn(part, sources)
 
 
 class Reference(unittest.TestCase):
