@@ -271,7 +271,7 @@ def readme_why(nccl, nixl, peers):
     for _, row in named(peers, "ferry read, reno") if theirs else []:
         rows.append(["read 64 MiB, host memory, two cores", f"{brief(theirs)} (UCX, tuned)", brief(row["gbps"])])
     return [*grid(["GB/s, one host over loopback", "without", "with Tensorferry"], rows), "",
-            "(1) An older version, one start; the better of two settings of the sockets."]
+            "(1) By an older version of Tensorferry, one run (n = 1); NCCL's sockets at the better of two settings."]
 
 
 def ceilings(row):
