@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from tensorferry import _weight_stream, transfer  # noqa: E402
 from weight_stream_peer import summary  # noqa: E402
 
-SECONDS = 30
+SECONDS = 120  # loading torch may take a minute on a busy machine
 BUCKET = 4096
 
 
