@@ -30,15 +30,30 @@ const char* NameOf(Where where) {
   return "the host";
 }
 
+// A program and a plug-in of it may each contain a host. One host must not come twice.
+int AddHost(abi::Logger logger) {
+  switch (AddLogger(logger)) {
+    case NewHost::kAdded: return abi::kSuccess;
+    case NewHost::kKnown: return Misuse("init was called twice by the same host");
+    case NewHost::kAnotherWithout:
+      return Misuse(
+          "init was called twice without a logger, by which hosts are told apart; give one");
+    case NewHost::kTooMany: break;
+  }
+  // Not a misuse, but a limit of the stand-in. The others get the line, too.
+  constexpr const char* kText = "standin: init was called by another host, and %zu are the most";
+  constexpr unsigned long kNet = 16;
+  logger(abi::kLogWarn, kNet, "standin", 0, kText, kMaxHosts);
+  Log(abi::kLogWarn, kText, kMaxHosts);
+  return abi::kInternalError;
+}
+
 }  // namespace
 
 int Engine::Start(abi::Logger logger) {
   static std::mutex starting;
   const std::lock_guard lock(starting);
-  if (Running() != nullptr) {
-    // A program and a plug-in of it may each contain a host. One host must not come twice.
-    return AddLogger(logger) ? abi::kSuccess : Misuse("init was called twice by the same host");
-  }
+  if (Running() != nullptr) return AddHost(logger);
   std::string problem;
   const auto settings = ReadSettings(&problem);
   // Before anything is logged, and also if the settings are wrong, since their error must reach the

@@ -1,14 +1,23 @@
 // Reports of the stand-in to its host: lines through NCCL's logger, and the count of the host's
 // misuses. Any thread may call them.
 #pragma once
+#include <cstddef>
+
 #include "standin/plugin_abi.h"
 
 namespace ferry::standin {
 
 void BeginReporting(abi::Logger logger, bool abort_on_misuse);
-// Another host in the process: all hosts get all lines. False for one that gets them already, and
-// where there are too many.
-bool AddLogger(abi::Logger logger);
+// Another host in the process: all hosts get all lines. A host is known by its logger, which may be
+// null. One thread at a time, as BeginReporting().
+inline constexpr std::size_t kMaxHosts = 8;  // with loggers
+enum class NewHost : unsigned char {
+  kAdded,
+  kKnown,           // its logger gets the lines already
+  kAnotherWithout,  // a second one without a logger, or the first one again
+  kTooMany,
+};
+NewHost AddLogger(abi::Logger logger);
 
 [[gnu::format(printf, 2, 3)]] void Log(abi::LogLevel level, const char* format, ...);
 

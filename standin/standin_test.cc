@@ -433,10 +433,32 @@ TEST(StandinMisuse, InitIsCalledOnceByEachHost) {
   plugin.Reset();
   EXPECT_EQ(plugin->init(CountLine), abi::kInternalError);
   ExpectMisuse(plugin, "init was called twice by the same host");
+  plugin.Reset();
+  EXPECT_EQ(plugin->init(nullptr), abi::kSuccess);
+  EXPECT_EQ(plugin->init(nullptr), abi::kInternalError);
+  ExpectMisuse(plugin, "init was called twice without a logger");
   const Instance fresh({});
   int count = 0;
   EXPECT_EQ(fresh->devices(&count), abi::kInternalError);
   EXPECT_EQ(fresh.LastMisuse(), "devices before init");
+}
+
+// Each has a logger of its own.
+template <int kHost>
+void IgnoreLine(int /*level*/, unsigned long /*flags*/, const char* /*file*/, int /*line*/,
+                const char* /*format*/, ...) {}
+
+TEST(Standin, RefusesANinthHostAndTellsWhy) {
+  const Instance plugin = Instance::Initialized({});
+  for (const auto logger : {IgnoreLine<2>, IgnoreLine<3>, IgnoreLine<4>, IgnoreLine<5>,
+                            IgnoreLine<6>, IgnoreLine<7>, IgnoreLine<8>}) {
+    EXPECT_EQ(plugin->init(logger), abi::kSuccess);
+  }
+  other_hosts_lines = 0;
+  EXPECT_EQ(plugin->init(CountLine), abi::kInternalError);
+  EXPECT_EQ(other_hosts_lines, 1);
+  EXPECT_EQ(plugin.Misuses(), 0U) << plugin.LastMisuse();
+  EXPECT_THAT(Warnings(), HasSubstr("init was called by another host"));
 }
 
 TEST(StandinMisuse, RegistrationsAreAlignedAndOfTheirComm) {

@@ -1,20 +1,29 @@
 // The thread that completes and closes connections that nobody wants any more.
 #include "ferry/net/plugin/abandoned.h"
 
+#include <fmt/core.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
 #include <mutex>
-#include <system_error>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "ferry/core/deadline.h"
-#include "ferry/core/log.h"
+#include "ferry/core/fork.h"
+#include "ferry/core/log_limiter.h"
+#include "ferry/core/thread.h"
 
 namespace ferry::net::plugin {
 namespace {
 
 // Nobody waits for the outcome, so polls are rarer than those of a set-up.
 constexpr std::chrono::milliseconds kAbandonedPollInterval{10};
+// A poll that takes longer hangs in the plugin, and the process exits all the same.
+constexpr std::chrono::seconds kExitTimeout{2};
 
 // One half of a connection, or both.
 struct Abandoned {
@@ -28,26 +37,33 @@ struct Abandoned {
     return (listening != nullptr ? std::size_t{1} : 0) +
            (connecting != nullptr ? std::size_t{1} : 0);
   }
+  const Plugin& plugin() const {
+    return listening != nullptr ? listening->plugin() : connecting->plugin();
+  }
   // Asks the plugin once. Comms that are ready close when they go out of scope, and errors are what
   // is wanted, because the plugin has then ended the connection itself.
-  void Poll() {
+  void Poll(LogLimiter* log) {
     const auto current = gpu.MakeCurrent();
     if (listening != nullptr) {
       const auto accepted = listening->Accept();
-      if (!accepted || *accepted != nullptr || accept_by.expired()) listening.reset();
+      const bool ended = !accepted || *accepted != nullptr;
+      if (!ended && accept_by.expired()) WarnLate(log, "accept", kAbandonedAcceptTimeout);
+      if (ended || accept_by.expired()) listening.reset();
     }
     if (connecting != nullptr) {
       const auto connected = connecting->Connect();
-      if (!connected || *connected != nullptr) {
-        connecting.reset();
-      } else if (connect_by.expired()) {
-        Log(LogLevel::kWarn, "plugin",
-            "a connect that was given up had no answer for {} s more; what the plugin has opened "
-            "for it stays open",
-            kAbandonedConnectTimeout.count());
-        connecting.reset();
-      }
+      const bool ended = !connected || *connected != nullptr;
+      if (!ended && connect_by.expired()) WarnLate(log, "connect", kAbandonedConnectTimeout);
+      if (ended || connect_by.expired()) connecting.reset();
     }
+  }
+  // Peers can cause these lines, so they are limited.
+  void WarnLate(LogLimiter* log, const char* call, std::chrono::seconds timeout) const {
+    log->Write(LogLevel::kWarn, "plugin", call, {},
+               fmt::format("{} of network plugin {} was given up and did not end within {} s more; "
+                           "sockets that the plugin has opened for it stay open until the process "
+                           "ends; see that the interfaces of both sides reach each other",
+                           call, plugin().name(), timeout.count()));
   }
 };
 
@@ -55,23 +71,28 @@ struct Abandoned {
 class AbandonedList {
  public:
   static AbandonedList& Get() {
-    static auto* const list = new AbandonedList;
-    return *list;
+    static PerProcess<AbandonedList> all;
+    return all.Get();
   }
 
   void Add(Abandoned one) {
     const std::lock_guard lock(mutex_);
+    // Once for each plugin, because handlers run before the destructors of static objects that
+    // were constructed before: a plugin may have been loaded after the last handler was added.
+    if (plugins_.insert(&one.plugin()).second) {
+      (void)std::atexit([] { AbandonedList::Get().StopAtExit(); });
+    }
     count_ += one.halves();
     added_.push_back(std::move(one));
-    if (running_) return;
-    try {
-      std::thread([this] { Run(); }).detach();
-      running_ = true;
-    } catch (const std::system_error& error) {
+    if (running_ || stopping_) return;
+    auto thread = StartThread("closing connections that were given up", [this] { Run(); });
+    if (!thread) {
       // They wait for the thread of a later one.
-      Log(LogLevel::kWarn, "plugin", "no thread to close connections that were given up: {}",
-          error.what());
+      log_.Write(LogLevel::kWarn, "plugin", "thread", {}, thread.error().message());
+      return;
     }
+    thread->detach();
+    running_ = true;
   }
   std::size_t count() const {
     const std::lock_guard lock(mutex_);
@@ -79,35 +100,57 @@ class AbandonedList {
   }
 
  private:
+  // When it returns, the plugin is not called, and is not called again.
+  void StopAtExit() {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+    // Plugins call exit() where they find an error, also on this list's thread.
+    if (polling_ == std::this_thread::get_id()) return;
+    changed_.wait_for(lock, kExitTimeout, [this] { return polling_ == std::thread::id(); });
+  }
+
   void Run() {
     // The plugin is called without the mutex.
-    for (std::vector<Abandoned> list; TakeAdded(&list);) {
-      for (Abandoned& one : list) one.Poll();
+    for (std::vector<Abandoned> list; BeginPoll(&list); EndPoll(list)) {
+      for (Abandoned& one : list) {
+        if (stopping_) break;
+        one.Poll(&log_);
+      }
       std::erase_if(list, [](const Abandoned& one) { return one.halves() == 0; });
-      Recount(list);
-      std::this_thread::sleep_for(kAbandonedPollInterval);
     }
   }
-  // False where nothing is left, after which the thread ends.
-  bool TakeAdded(std::vector<Abandoned>* list) {
+  // False where nothing is left to do, after which the thread ends.
+  bool BeginPoll(std::vector<Abandoned>* list) {
     const std::lock_guard lock(mutex_);
     for (Abandoned& one : added_) list->push_back(std::move(one));
     added_.clear();
-    running_ = !list->empty();
+    // Kept, because the destructors of what is left call the plugin.
+    if (stopping_) added_ = std::move(*list);
+    running_ = !stopping_ && !list->empty();
+    if (running_) polling_ = std::this_thread::get_id();
     return running_;
   }
-  void Recount(const std::vector<Abandoned>& list) {
-    const std::lock_guard lock(mutex_);
+  void EndPoll(const std::vector<Abandoned>& list) {
+    std::unique_lock lock(mutex_);
     count_ = 0;
     for (const Abandoned& one : list) count_ += one.halves();
     for (const Abandoned& one : added_) count_ += one.halves();
+    polling_ = std::thread::id();
+    changed_.notify_all();
+    changed_.wait_for(lock, kAbandonedPollInterval, [this] { return stopping_.load(); });
   }
 
   mutable std::mutex mutex_;
+  std::condition_variable changed_;  // stopping_, polling_
+  std::atomic<bool> stopping_{false};  // the process exits; written under mutex_
   // Under mutex_.
-  std::vector<Abandoned> added_;  // not seen by the thread yet
+  std::vector<Abandoned> added_;     // not seen by the thread yet
+  std::set<const Plugin*> plugins_;  // that it was asked to close connections of
   std::size_t count_ = 0;
   bool running_ = false;
+  std::thread::id polling_;  // the thread, while it calls the plugin
+  LogLimiter log_;
 };
 
 }  // namespace
@@ -122,6 +165,16 @@ void CloseInBackground(const LaneGpu& gpu, std::unique_ptr<Listening> listening,
   AbandonedList::Get().Add({only_gpu, std::move(listening), std::move(connecting),
                             Deadline::After(kAbandonedAcceptTimeout),
                             Deadline::After(kAbandonedConnectTimeout)});
+}
+
+Status CheckAbandoned(const Plugin& plugin, std::size_t most) {
+  const std::size_t count = AbandonedConnections();
+  if (count < most) return Ok();
+  return Error(Code::kUnavailable,
+               fmt::format("no lane is set up over network plugin {} now: {} connections that were "
+                           "given up are still being closed, and {} may be; try again in {} s, and "
+                           "see that the interfaces of both sides reach each other",
+                           plugin.name(), count, most, kAbandonedConnectTimeout.count()));
 }
 
 std::size_t AbandonedConnections() { return AbandonedList::Get().count(); }

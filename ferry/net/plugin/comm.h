@@ -139,6 +139,7 @@ class Listening {
   // The plugin has begun to accept, and has not ended it: it may hold sockets of the connection,
   // which closing the listen comm does not close (abandoned.h).
   bool pending() const noexcept { return pending_; }
+  const Plugin& plugin() const noexcept { return *plugin_; }
 
  private:
   Listening(Plugin* plugin, int device) : plugin_(plugin), device_(device) {}
@@ -165,6 +166,7 @@ class Connecting {
   Result<std::unique_ptr<SendComm>> Connect(Deadline deadline);
   // The plugin has begun to connect, and has not ended it.
   bool pending() const noexcept { return pending_; }
+  const Plugin& plugin() const noexcept { return *plugin_; }
 
  private:
   Plugin* const plugin_;

@@ -2,10 +2,12 @@
 #include "ferry/net/plugin/lane_buffers.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <string_view>
 #include <utility>
 
+#include "ferry/core/deadline.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/registrable_memory.h"
 
@@ -95,15 +97,7 @@ Result<std::unique_ptr<LaneBuffers>> MakeBuffers(const LaneGpu& gpu, const Buffe
 
 Result<std::unique_ptr<LaneBuffers>> LaneBufferPool::Take(const LaneGpu& gpu,
                                                           const BufferShape& shape) {
-  std::vector<Stuck> idle;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto first = std::partition(stuck_.begin(), stuck_.end(),
-                                      [](const Stuck& stuck) { return !stuck.is_idle(); });
-    std::move(first, stuck_.end(), std::back_inserter(idle));
-    stuck_.erase(first, stuck_.end());
-  }
-  idle.clear();  // without the mutex, since their ends call Give()
+  DestroyIdle();
   {
     const std::lock_guard lock(mutex_);
     if (!kept_.empty()) {
@@ -116,6 +110,7 @@ Result<std::unique_ptr<LaneBuffers>> LaneBufferPool::Take(const LaneGpu& gpu,
 }
 
 void LaneBufferPool::Give(std::unique_ptr<LaneBuffers> buffers) {
+  DestroyIdle();
   // With an error, or a copy that has not ended, they are of no use.
   const auto completed = buffers->unpacker->Completed();
   if (!completed || buffers->unpacker->in_flight() > 0) return;
@@ -128,9 +123,23 @@ void LaneBufferPool::KeepStuck(std::shared_ptr<void> half, Unpacker* unpacker) {
   stuck_.push_back({std::move(half), unpacker});
 }
 
-// No copy of a lost GPU runs.
-bool LaneBufferPool::Stuck::is_idle() const {
-  return !unpacker->Completed() || unpacker->in_flight() == 0;
+void LaneBufferPool::DestroyIdle() {
+  std::vector<Stuck> idle;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto first = std::partition(stuck_.begin(), stuck_.end(),
+                                      [](const Stuck& stuck) { return !stuck.IsIdle(); });
+    std::move(first, stuck_.end(), std::back_inserter(idle));
+    stuck_.erase(first, stuck_.end());
+  }
+  idle.clear();  // without the mutex, since their ends call Give()
+}
+
+// The stream is asked and not Completed(), which fails after any error, also while copies run. No
+// copy of a lost GPU runs.
+bool LaneBufferPool::Stuck::IsIdle() const {
+  const Status idle = unpacker->Drain(Deadline::After(std::chrono::seconds(0)));
+  return idle || idle.error().code() != Code::kTimedOut;
 }
 
 }  // namespace ferry::net::plugin

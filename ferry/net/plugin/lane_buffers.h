@@ -46,14 +46,18 @@ class LaneBufferPool {
   // Nothing may use them any more.
   void Give(std::unique_ptr<LaneBuffers> buffers);
   // The receiving half of a lane whose GPU is stuck, with all that its copies read: kept until the
-  // GPU has ended them, and destroyed by the next Take() after that.
+  // GPU has ended them or is lost, and destroyed by the next call of another function after that.
+  // Where the half has a share of the pool, neither ends before.
   void KeepStuck(std::shared_ptr<void> half, Unpacker* unpacker);
+  // Destroys such halves whose copies have ended. All functions but KeepStuck() begin with it, and
+  // are called with the GPU current, because the ends of halves call the plugin.
+  void DestroyIdle();
 
  private:
   struct Stuck {
     std::shared_ptr<void> half;    // owned here alone
     Unpacker* unpacker = nullptr;  // of the half
-    bool is_idle() const;
+    bool IsIdle() const;
   };
 
   std::mutex mutex_;

@@ -113,6 +113,7 @@ Result<std::unique_ptr<Lane>> LaneSetup::Advance() {
   std::unique_ptr<Lane> none;
   FERRY_TRY_ASSIGN(const auto current, terms_.gpu.MakeCurrent());
   if (role_ == Role::kConnects && listening_ == nullptr) {
+    FERRY_TRY(CheckAbandoned(*terms_.plugin, kMaxAbandonedWhenConnecting));
     FERRY_TRY(Listen());
     Say(LaneHello::Kind::kHello, {});
   }
@@ -153,8 +154,9 @@ Status LaneSetup::TakeHello() {
     return Error(Code::kRefused,
                  fmt::format("{} refused a lane over a network plugin: {}", remote_, peer.text));
   }
-  const Status fits = CheckFits(Mine(), peer, remote_);
+  Status fits = CheckFits(Mine(), peer, remote_);
   if (role_ == Role::kAccepts) {
+    if (fits) fits = CheckAbandoned(*terms_.plugin, kMaxAbandonedWhenAccepting);
     if (fits) {
       FERRY_TRY(Listen());
       Say(LaneHello::Kind::kWelcome, {});

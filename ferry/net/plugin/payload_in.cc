@@ -91,8 +91,9 @@ PayloadIn::~PayloadIn() {
 
 void PayloadIn::End(std::unique_ptr<PayloadIn> in) {
   in->AwaitCopies();
-  if (!in->stuck_) return;
-  // Owned by the pool alone, which `in` has a share of: both stay if the GPU never goes on.
+  if (in->copies_ != Copies::kStuck) return;
+  // The pool and `in` own each other from here on, until LaneBufferPool::DestroyIdle() finds that
+  // the copies have ended. If they never do, both stay for the life of the process.
   const auto pool = in->gpu_.buffers;
   Unpacker* const unpacker = &in->unpacker();
   pool->KeepStuck(std::move(in), unpacker);
@@ -131,6 +132,8 @@ Status PayloadIn::Begin(std::uint64_t bytes, const Target& target) {
   // What lies in host memory already needs no GPU.
   from_slots_ = !place_.at_end() && !to_gpu_ && (straight_ || gpu_);
   total_ = unposted_ = left_ = bytes;
+  // Nothing of the last payload is left, so a GPU that stalled during it has gone on.
+  CheckStuck();
   return Ok();
 }
 
@@ -161,11 +164,23 @@ void PayloadIn::DropRest() {
 
 void PayloadIn::AwaitCopies() {
   // Without a GPU, Progress() copies, so no copy is in flight.
-  if (!gpu_ || stuck_ || unpacker().in_flight() == 0) return;
+  if (!gpu_) return;
+  CheckStuck();
+  if (copies_ != Copies::kEnd || unpacker().in_flight() == 0) return;
   const Status drained = receiver_->Drain(Deadline::After(kCopyTimeout));
   if (drained) return;
   Log(LogLevel::kError, "plugin", "at the end of a payload: {}", drained.error().message());
-  stuck_ = drained.error().code() == Code::kTimedOut;
+  if (drained.error().code() == Code::kTimedOut) {
+    copies_ = Copies::kStuck;
+  } else if (unpacker().in_flight() > 0) {
+    copies_ = Copies::kFailed;
+  }
+}
+
+// Later copies are awaited again once the GPU has ended those that it was stuck in.
+void PayloadIn::CheckStuck() {
+  if (copies_ != Copies::kStuck) return;
+  if (unpacker().Completed() && unpacker().in_flight() == 0) copies_ = Copies::kEnd;
 }
 
 Status PayloadIn::Progress() {

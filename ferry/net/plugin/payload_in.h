@@ -28,7 +28,7 @@ namespace ferry::net::plugin {
 // DropRest() or the destructor returns, nothing touches the placement, although receives of a
 // plugin cannot be cancelled. One thread at a time, with the GPU current; only DropRest() and the
 // destructor block, until copies in flight have ended, for kCopyTimeout at most. After a wait that
-// was not long enough no other call of the object waits.
+// was not long enough no call waits until the GPU has ended those copies.
 //
 // A GPU that has not ended its copies by then is stuck, and an error is logged. Should it go on, it
 // still writes what has come to the placement: the user must not use the placement before the GPU
@@ -50,7 +50,8 @@ class PayloadIn {
                                                    const ChunkTerms& chunks);
   ~PayloadIn();
   // Destroys it. If the GPU is stuck, everything is kept open until its copies have ended and
-  // another lane begins.
+  // another lane begins or ends, or the provider is destroyed; after that, for the life of the
+  // process.
   static void End(std::unique_ptr<PayloadIn> in);
   PayloadIn(const PayloadIn&) = delete;
   PayloadIn& operator=(const PayloadIn&) = delete;
@@ -79,6 +80,13 @@ class PayloadIn {
   std::shared_ptr<const LaunchCounts> launches() const { return launches_; }
 
  private:
+  // How the wait for copies ended the last time.
+  enum class Copies : std::uint8_t {
+    kEnd,
+    kStuck,   // some had not ended in time
+    kFailed,  // the GPU is lost: there is nothing to wait for, and it was logged
+  };
+
   PayloadIn(const LaneGpu& gpu, const ChunkTerms& chunks) : gpu_(gpu), chunks_(chunks) {}
   Status Init(cuda::DeviceApi* api, std::unique_ptr<ReceiveComm> comm);
   Status RegisterSlots();
@@ -86,6 +94,7 @@ class PayloadIn {
   ChunkPlace TakePlace(std::size_t bytes);
   std::vector<PostedRun> TakeRuns(std::size_t bytes, std::uint64_t* lowest);
   void AwaitCopies();
+  void CheckStuck();
   std::uint64_t SlotOf(std::uint64_t chunk) const {
     return chunk % ReceiveComm::kWindow * chunks_.bytes;
   }
@@ -98,7 +107,7 @@ class PayloadIn {
   const ChunkTerms chunks_;
   const bool logs_host_payloads_ = ReadUcclLogSwitches().each_host_payload;
   bool straight_ = false;
-  bool stuck_ = false;  // the GPU
+  Copies copies_ = Copies::kEnd;
   std::unique_ptr<LaneBuffers> buffers_;
   std::unique_ptr<Receiver> receiver_;  // closes its comm after the registrations below are gone
   std::optional<Registration> registration_;

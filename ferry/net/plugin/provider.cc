@@ -144,6 +144,12 @@ class PluginProvider final : public Provider {
         control_(std::move(control)),
         name_("plugin:" + terms.plugin->name()),
         devices_(std::move(devices)) {}
+  // Halves of lanes that were kept for a stuck GPU own the pool, so nobody else would end them.
+  ~PluginProvider() override {
+    if (!terms_.gpu) return;
+    const auto current = terms_.gpu.MakeCurrent();
+    terms_.gpu.buffers->DestroyIdle();
+  }
 
   const char* name() const override { return name_.c_str(); }
   Capabilities capabilities() const override {

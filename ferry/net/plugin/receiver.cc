@@ -106,7 +106,9 @@ Status Receiver::MeasurePool(const cuda::PointerInfo& info) {
 }
 
 Receiver::~Receiver() {
-  if (auto drained = Drain(Deadline::After(options_.end_timeout)); !drained) {
+  const bool was_told = was_told_;
+  const Status drained = Drain(Deadline::After(options_.end_timeout));
+  if (!drained && !was_told) {
     Log(LogLevel::kWarn, "plugin", "at the end of a receiver: {}", drained.error().message());
   }
 }
@@ -349,7 +351,10 @@ Status Receiver::GiveBack(std::uint64_t completed, std::vector<std::uint64_t>* d
 }
 
 Status Receiver::Drain(Deadline deadline) {
-  FERRY_TRY(unpacker_->Drain(deadline));
+  if (Status drained = unpacker_->Drain(deadline); !drained) {
+    was_told_ = true;
+    return drained;
+  }
   Status given = GiveBack(std::numeric_limits<std::uint64_t>::max(), &drained_);
   // The unpacker tells of a refused chunk once; Progress() would take it for one in place.
   if (!given) watch_.Fail(given.error());

@@ -179,6 +179,7 @@ class Receiver {
   std::size_t in_flight_ = 0;
   LaunchTimes launch_times_;
   std::vector<std::uint64_t> drained_;  // ids not reported yet
+  bool was_told_ = false;               // a caller of Drain() has its error
 };
 
 }  // namespace ferry::net::plugin

@@ -315,6 +315,34 @@ TEST_P(GpuLanes, OfAStuckGpuEndAndKeepWhatItReads) {
   EXPECT_FALSE(api_->IsLost(0));
 }
 
+// For 10 s, too.
+TEST_P(GpuLanes, WaitForCopiesAgainAfterAStuckGpuHasGoneOn) {
+  if (!is_simulated() || GetParam().name != std::string("StandIn")) {
+    GTEST_SKIP() << "no other GPU can be held back";
+  }
+  constexpr std::size_t kBytes = 4 << 20;
+  MirroredMemory target(api_, 0, kBytes, 1);
+  ReceiveInto(Backwards(target.span(), 4096));
+  near_->Attach();
+  far_->Attach();
+  for (int payload = 1; payload <= 2; ++payload) {
+    simulated().Pause();
+    const std::uint64_t before = simulated().counters().launches;
+    near_->Send(near_->Make("payload", CutInto(kBytes, {})));
+    AwaitLaunch(before);
+    auto dropped = std::async(std::launch::async,
+                              [this] { far_->Do([](Lane& lane) { lane.DiscardRest(); }); });
+    if (payload == 1) {
+      dropped.get();  // after kCopyTimeout
+    } else {
+      EXPECT_EQ(dropped.wait_for(std::chrono::milliseconds(500)), std::future_status::timeout);
+    }
+    simulated().Resume();
+    if (payload == 2) dropped.get();
+    ASSERT_TRUE(arrived_.AwaitAtLeast(payload));
+  }
+}
+
 // Freeing and allocating may block until the device is idle.
 TEST_P(GpuLanes, ALaterLaneUsesTheBuffersOfAnEarlierOne) {
   if (!is_simulated()) GTEST_SKIP() << "calls of other GPUs are not counted";

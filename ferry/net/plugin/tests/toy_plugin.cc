@@ -1,11 +1,17 @@
 // Plugins of the versions TOY_V<N>, which do nothing and note what they are asked. Each writes a
 // line for each call into the file that TOY_LOG names, fails in the call that TOY_FAIL names, and
-// gives no request in the one that TOY_NULL names. With TOY_HOST none of them unpacks.
+// gives no request or comm in the one that TOY_NULL names. With TOY_HOST none of them unpacks. With
+// TOY_WATCH_EXIT, a call after the destructors of static objects ends the process with status 3.
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <thread>
 
 #include "ferry/net/plugin/abi_v10.h"
 #include "ferry/net/plugin/abi_v11.h"
@@ -26,7 +32,19 @@ constexpr int kSpeed = 200'000;
 char name_of_nic[] = "toy0";
 char path_of_nic[] = "/sys/devices/toy";
 
+std::atomic<bool> watches_exit{false};
+
+struct WatchesExit {
+  ~WatchesExit() {
+    if (std::getenv("TOY_WATCH_EXIT") == nullptr) return;
+    watches_exit = true;
+    // Time for calls of a host that goes on.
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  }
+} watch_of_exit;
+
 int Note(const char* call, const std::string& what = {}) {
+  if (watches_exit) _exit(3);
   if (const char* const path = std::getenv("TOY_LOG"); path != nullptr) {
     std::ofstream(path, std::ios::app) << call << ' ' << what << '\n';
   }
@@ -79,7 +97,8 @@ int Begin(const char* call, std::size_t bytes, int tag, void* mr, void** request
 int OneComm(const char* call, void* comm) { return Note(call, IsOurs(comm)); }
 
 int MakeComm(const char* call, int device, void** comm) {
-  *comm = &name_of_nic;
+  const char* const none = std::getenv("TOY_NULL");
+  *comm = none != nullptr && std::strcmp(none, call) == 0 ? nullptr : &name_of_nic;
   return Note(call, "device " + std::to_string(device));
 }
 
