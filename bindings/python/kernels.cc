@@ -135,8 +135,12 @@ struct Place {
   Tensor operator()(nb::handle object, const char* argument) const {
     return TensorOf(object, argument, ordinal);
   }
+  // A tensor without sizes has one here, since without it would count as left out: the op's check
+  // takes or refuses it.
   Tensor operator()(const Maybe& object, const char* argument) const {
-    return object ? TensorOf(*object, argument, ordinal) : Tensor{};
+    if (!object) return {};
+    const Tensor tensor = TensorOf(*object, argument, ordinal);
+    return tensor.rank > 0 ? tensor : Tensor::Contiguous(tensor.data, tensor.dtype, {1});
   }
   template <class Args>
   void Run(const Args& args, Status (*on_gpu)(const Args&, cuda::StreamRef),

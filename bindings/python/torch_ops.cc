@@ -88,15 +88,17 @@ class TorchCall {
     }
   }
 
-  // The argument `index`; none where it is None. Throws where it is on another device.
+  // The tensor argument `index`. Throws where it is on another device.
   Tensor At(std::size_t index, const char* argument) const {
-    return tensors_[index] == nullptr ? Tensor{} : View(tensors_[index], argument);
+    return View(tensors_[index], argument);
   }
-  // The same; a tensor without sizes, of one number, has one here.
-  Tensor Numbers(std::size_t index, const char* argument) const {
-    Tensor numbers = At(index, argument);
-    if (tensors_[index] == nullptr || numbers.rank > 0) return numbers;
-    return Tensor::Contiguous(numbers.data, numbers.dtype, {1});
+  // The same for an argument that ops let be left out, or that is one number; none for None. A
+  // tensor without sizes has one here, since without it would count as left out: the op's check
+  // takes or refuses it.
+  Tensor Maybe(std::size_t index, const char* argument) const {
+    if (tensors_[index] == nullptr) return {};
+    const Tensor tensor = View(tensors_[index], argument);
+    return tensor.rank > 0 ? tensor : Tensor::Contiguous(tensor.data, tensor.dtype, {1});
   }
   double Real(std::size_t index) const {
     double value = 0;
@@ -268,7 +270,7 @@ void RmsNormStaticQuant(TorchValue* stack) {
   args.result = call.At(0, "result");
   args.input = call.At(1, "input");
   args.weight = call.At(2, "weight");
-  args.scale = call.Numbers(3, "scale");
+  args.scale = call.Maybe(3, "scale");
   args.eps = call.Single(4);
   call.Run(args, kernels::RmsNormQuant, kernels::RmsNormQuantCpu);
 }
@@ -278,9 +280,9 @@ void AddRmsNormStaticQuant(TorchValue* stack) {
   kernels::RmsNormQuantArgs args;
   args.result = call.At(0, "result");
   args.input = call.At(1, "input");
-  args.residual = call.At(2, "residual");
+  args.residual = call.Maybe(2, "residual");
   args.weight = call.At(3, "weight");
-  args.scale = call.Numbers(4, "scale");
+  args.scale = call.Maybe(4, "scale");
   args.eps = call.Single(5);
   call.Run(args, kernels::RmsNormQuant, kernels::RmsNormQuantCpu);
 }
@@ -291,10 +293,10 @@ void RmsNormPerTokenQuant(TorchValue* stack) {
   args.result = call.At(0, "result");
   args.input = call.At(1, "input");
   args.weight = call.At(2, "weight");
-  args.scale = call.Numbers(3, "scale");
+  args.scale = call.Maybe(3, "scale");
   args.eps = call.Single(4);
-  args.scale_ub = call.Numbers(5, "scale_ub");
-  args.residual = call.At(6, "residual");
+  args.scale_ub = call.Maybe(5, "scale_ub");
+  args.residual = call.Maybe(6, "residual");
   args.mode = kernels::QuantMode::kPerToken;
   call.Run(args, kernels::RmsNormQuant, kernels::RmsNormQuantCpu);
 }
@@ -302,7 +304,7 @@ void RmsNormPerTokenQuant(TorchValue* stack) {
 void SiluAndMulStaticQuant(TorchValue* stack) {
   TorchCall call(stack, "TTT", 1);
   call.Run<kernels::SiluAndMulQuantArgs>(
-      {call.At(1, "input"), call.At(0, "result"), call.Numbers(2, "scale"), Tensor{},
+      {call.At(1, "input"), call.At(0, "result"), call.Maybe(2, "scale"), Tensor{},
        kernels::QuantMode::kStatic},
       kernels::SiluAndMulQuant, kernels::SiluAndMulQuantCpu);
 }
@@ -310,8 +312,8 @@ void SiluAndMulStaticQuant(TorchValue* stack) {
 void SiluAndMulPerTokenQuant(TorchValue* stack) {
   TorchCall call(stack, "TTTM", 1);
   call.Run<kernels::SiluAndMulQuantArgs>(
-      {call.At(1, "input"), call.At(0, "result"), call.Numbers(2, "scale"),
-       call.Numbers(3, "scale_ub"), kernels::QuantMode::kPerToken},
+      {call.At(1, "input"), call.At(0, "result"), call.Maybe(2, "scale"), call.Maybe(3, "scale_ub"),
+       kernels::QuantMode::kPerToken},
       kernels::SiluAndMulQuant, kernels::SiluAndMulQuantCpu);
 }
 
@@ -360,8 +362,8 @@ void QkNormRopeStore(TorchValue* stack) {
   call.Run<kernels::QkNormRopeStoreArgs>(
       {qkv, q_heads, kv_heads, call.At(3, "q_weight"), call.At(4, "k_weight"), call.Single(10),
        call.At(5, "positions"), Table(call.At(6, "cos_sin_cache")), q_out, k_out,
-       call.At(7, "k_cache"), call.At(8, "v_cache"), call.At(9, "slot_mapping"), call.Single(11),
-       call.Single(12), call.Truth(13)},
+       call.Maybe(7, "k_cache"), call.Maybe(8, "v_cache"), call.Maybe(9, "slot_mapping"),
+       call.Single(11), call.Single(12), call.Truth(13)},
       kernels::QkNormRopeStore, kernels::QkNormRopeStoreCpu);
 }
 
@@ -370,8 +372,8 @@ void Sample(TorchValue* stack) {
   const Tensor logits = call.At(0, "logits");
   const Tensor out = call.Result(DType::kInt64, {logits.shape[0]}, 1);
   call.Run<kernels::SampleArgs>(
-      {logits, out, call.At(1, "temperatures"), call.At(2, "top_k"), call.At(3, "top_p"),
-       call.At(6, "seeds"), call.At(7, "steps"), static_cast<std::uint64_t>(call.Integer(4)),
+      {logits, out, call.Maybe(1, "temperatures"), call.Maybe(2, "top_k"), call.Maybe(3, "top_p"),
+       call.Maybe(6, "seeds"), call.Maybe(7, "steps"), static_cast<std::uint64_t>(call.Integer(4)),
        static_cast<std::uint64_t>(call.Integer(5))},
       kernels::Sample, kernels::SampleCpu);
 }
@@ -397,7 +399,7 @@ void AttentionDecode(TorchValue* stack) {
   args.v_scale = call.Single(7);
   args.window = call.Integer(8);
   args.softcap = call.Single(9);
-  args.sinks = call.At(10, "sinks");
+  args.sinks = call.Maybe(10, "sinks");
   if (kLse) args.lse = LseResult(&call, args.q);
   call.Run(args, kernels::AttentionDecode, kernels::AttentionDecodeCpu);
 }
@@ -411,14 +413,14 @@ void AttentionPrefill(TorchValue* stack) {
   args.v = call.At(2, "v");
   args.cu_seqlens_q = call.At(3, "cu_seqlens_q");
   args.cu_seqlens_k = call.At(4, "cu_seqlens_k");
-  args.block_tables = call.At(8, "block_tables");
+  args.block_tables = call.Maybe(8, "block_tables");
   args.out = call.Like(args.q);
   args.max_seqlen_q = call.Integer(5);
   args.scale = call.Single(6);
   args.causal = call.Truth(7);
   args.window = call.Integer(9);
   args.softcap = call.Single(10);
-  args.sinks = call.At(11, "sinks");
+  args.sinks = call.Maybe(11, "sinks");
   if (kLse) args.lse = LseResult(&call, args.q);
   call.Run(args, kernels::AttentionPrefill, kernels::AttentionPrefillCpu);
 }

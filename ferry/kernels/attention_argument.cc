@@ -72,10 +72,10 @@ Status CheckAttentionOut(const Argument& q, const Argument& out) {
   return out.IsWritable();
 }
 
-Status CheckScale(const char* op, float scale) {
+Status CheckScale(const char* op, float scale, const char* name) {
   // Kernels multiply by scale * log2(e); and a running maximum before the scale needs it positive.
   if (scale > 0 && std::isfinite(scale * kLog2E)) return Ok();
-  return WrongNumber(op, "scale", scale, "a number above 0, and at most 2.3e38");
+  return WrongNumber(op, name, scale, "a number above 0, and at most 2.3e38");
 }
 
 Status CheckExtras(const Argument& q, const AttentionExtras& extras, float scale) {
@@ -101,10 +101,16 @@ Status CheckExtras(const Argument& q, const AttentionExtras& extras, float scale
   }
   if (extras.softcap == 0) return Ok();
   // Kernels multiply by scale / softcap, and then by softcap * log2(e).
-  const bool usable = extras.softcap > 0 && std::isfinite(extras.softcap * kLog2E) &&
-                      scale / extras.softcap > 0 && std::isfinite(scale / extras.softcap);
-  if (usable) return Ok();
-  return WrongNumber(q.op, "softcap", extras.softcap, "0 for none, or a finite number above 0");
+  if (!(extras.softcap > 0 && std::isfinite(extras.softcap * kLog2E))) {
+    return WrongNumber(q.op, "softcap", extras.softcap,
+                       "0 for none, or a number above 0, and at most 2.3e38");
+  }
+  const float inner = scale / extras.softcap;
+  if (inner > 0 && std::isfinite(inner)) return Ok();
+  return Error(Code::kInvalidArgument,
+               fmt::format("{}: scale / softcap is {}, with a scale of {} and a softcap of {}; it "
+                           "must be above 0 and finite in fp32",
+                           q.op, inner, scale, extras.softcap));
 }
 
 Status CheckStages(const Argument& q, const char* name, int stages) {

@@ -21,16 +21,16 @@ Status CheckPages(const Argument& q, const Argument& k, const Argument& v,
 Status CheckBlockTables(const Argument& tables, std::int64_t batch, std::int64_t block);
 // The output has the shape of q and overlaps no input.
 Status CheckAttentionOut(const Argument& q, const Argument& out);
-// The scale is positive and finite. The GPU form uses powers of two, so scale * log2(e) must be
-// finite too.
-Status CheckScale(const char* op, float scale);
+// The scale, which errors call `name`, is positive and finite. The GPU form uses powers of two, so
+// scale * log2(e) must be finite too.
+Status CheckScale(const char* op, float scale, const char* name = "scale");
 inline constexpr float kLog2E = 1.44269504088896341F;
 // What both ops can do beyond plain attention. None of it is in use by default.
 struct AttentionExtras {
   const Tensor& lse;    // fp32 [queries, heads], any strides; none: not wanted
   const Tensor& sinks;  // fp32 [heads], contiguous; none: there are none
   std::int64_t window;  // a query sees so many keys, its own included; 0: all
-  float softcap;        // scores s become softcap * tanh(s / softcap); 0: they stay
+  float softcap;        // scores s become softcap * tanh(s / softcap); 0: they stay as they are
 
   bool none() const noexcept { return lse.none() && sinks.none() && window == 0 && softcap == 0; }
 };

@@ -75,8 +75,9 @@ void AttendOnCpu(const AttentionRow& row, std::span<const TokenPlace> tokens,
   }
 }
 
-Status ReadTable(const AttentionPages& pages, std::int64_t sequence, std::int64_t length,
+Status ReadTable(const AttentionPages& pages, std::int64_t sequence, const SeenRange& seen,
                  std::vector<TokenPlace>* tokens) {
+  const std::int64_t length = seen.length;
   const std::int64_t block = pages.k.shape[1];
   const std::int64_t most = pages.tables.shape[1] * block;
   if (length < 0 || length > most) {
@@ -87,8 +88,8 @@ Status ReadTable(const AttentionPages& pages, std::int64_t sequence, std::int64_
   }
   const auto* const table =
       static_cast<const std::int32_t*>(pages.tables.data) + sequence * pages.tables.stride[0];
-  tokens->clear();
-  for (std::int64_t t = 0; t < length; ++t) {
+  tokens->assign(static_cast<std::size_t>(seen.first), {});
+  for (std::int64_t t = seen.first; t < length; ++t) {
     const std::int64_t entry = table[t / block];
     if (entry < 0 || entry >= pages.k.shape[0]) {
       return Error(Code::kInvalidArgument,

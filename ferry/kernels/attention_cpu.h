@@ -54,9 +54,17 @@ struct AttentionPages {
   const Tensor& tables;  // int32 [batch, max_blocks]
 };
 
-// Writes to `tokens` the places of the first `length` tokens of a sequence, for head 0. Errors:
-// kInvalidArgument if the table has fewer tokens or an entry is not a valid block.
-Status ReadTable(const AttentionPages& pages, std::int64_t sequence, std::int64_t length,
+// The tokens of a sequence that its queries see: those from `first` on, of `length`.
+struct SeenRange {
+  std::int64_t first = 0;
+  std::int64_t length = 0;
+};
+
+// Writes to `tokens` the places of `length` tokens of a sequence, for head 0. Entries of the table
+// for tokens before the block of `first` are not read, since engines release the blocks that a
+// window has passed; the places of tokens before `first` are unspecified. Errors: kInvalidArgument
+// if the table has fewer tokens or an entry that is read is not a valid block.
+Status ReadTable(const AttentionPages& pages, std::int64_t sequence, const SeenRange& seen,
                  std::vector<TokenPlace>* tokens);
 
 }  // namespace ferry::kernels

@@ -4,6 +4,7 @@
 #pragma once
 #include "ferry/kernels/attention_argument.h"
 #include "ferry/kernels/device_number.cuh"
+#include "ferry/kernels/soft_cap.h"
 #include "ferry/prim/float_math.cuh"
 #include "ferry/prim/mma.cuh"
 #include "ferry/prim/shared_tile.cuh"
@@ -156,19 +157,18 @@ struct WarpAttention {
     }
   }
 
-  // Scores become tanh(score * inner), as 1 - 2 / (1 + e^2x): within 2^-22 of it. The scale of
-  // Weigh() is then that of the tanh. Masks come after it.
+  // Scores become tanh(score * inner); the error is that of SoftCapTanh(). The scale of Weigh() is
+  // then that of the tanh. Masks come after it.
   template <int kKeys>
   static __device__ __forceinline__ void SoftCap(Scores<kKeys>& scores, float inner) {
-    const float twice = 2 * kLog2E * inner;
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) {
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float part = prim::Reciprocal(1.0F + prim::Exp2(scores[t][n][i] * twice));
-          scores[t][n][i] = fmaf(-2.0F, part, 1.0F);
+          const float x = scores[t][n][i] * inner;
+          scores[t][n][i] = SoftCapTanh(x, prim::Reciprocal(1.0F + prim::Exp2(x * kTwiceLog2E)));
         }
       }
     }

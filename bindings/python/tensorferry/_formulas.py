@@ -182,11 +182,12 @@ def _attend(q, k, v, scale, mask, softcap, sinks):
     return out, torch.logsumexp(scores, -1).transpose(0, 1)
 
 
-def _paged(cache, blocks, length, scale=1.0):
-    needed = -(-length // cache.shape[1])
+def _paged(cache, blocks, first, length, scale=1.0):
+    """The tokens from `first` on; entries of `blocks` before its block may be none, such as -1."""
+    passed, needed = first // cache.shape[1], -(-length // cache.shape[1])
     narrow = cache.dtype.itemsize == 1
-    kept = (cache.view(torch.uint8) if narrow else cache)[blocks[:needed].long()]
-    kept = kept.flatten(0, 1)[:length]
+    kept = (cache.view(torch.uint8) if narrow else cache)[blocks[passed:needed].long()]
+    kept = kept.flatten(0, 1)[first - passed * cache.shape[1] : length - passed * cache.shape[1]]
     return kept.view(torch.float8_e4m3fn).float() * scale if narrow else kept
 
 
@@ -197,10 +198,9 @@ def attention_decode_lse(
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     for i, length in enumerate(context_lens.tolist()):
-        k = _paged(k_cache, block_tables[i], length, k_scale)
-        v = _paged(v_cache, block_tables[i], length, v_scale)
-        if window > 0:
-            k, v = k[-window:], v[-window:]
+        first = max(length - window, 0) if window > 0 else 0
+        k = _paged(k_cache, block_tables[i], first, length, k_scale)
+        v = _paged(v_cache, block_tables[i], first, length, v_scale)
         one, lse[i] = _attend(q[i : i + 1], k, v, scale, None, softcap, sinks)
         out[i] = one[0]
     return out, lse
@@ -234,7 +234,10 @@ def attention_prefill_lse(
             keys, values = (x[starts_k[i] : starts_k[i + 1]] for x in (k, v))
         else:
             length = starts_k[i + 1] - starts_k[i]
-            keys, values = (_paged(x, block_tables[i], length) for x in (k, v))
+            # What the first query sees reaches furthest back.
+            first = max(length - len(queries) + 1 - window, 0) if window > 0 else 0
+            first = min(first, length)
+            keys, values = (_paged(x, block_tables[i], first, length) for x in (k, v))
         mask = _visible(len(queries), len(keys), causal, window, q.device)
         if len(queries) > 0:
             out[here], lse[here] = _attend(queries, keys, values, scale, mask, softcap, sinks)
@@ -246,6 +249,8 @@ def attention_prefill(*arguments, **named):
 
 
 def merge_attention_states(out_a, lse_a, out_b, lse_b):
+    # An lse of inf says that there are no keys, as -inf does.
+    lse_a, lse_b = (x.masked_fill(x.isinf(), float("-inf")) for x in (lse_a, lse_b))
     lse = torch.logaddexp(lse_a, lse_b)
     out = 0
     for part, of_part in ((out_a, lse_a), (out_b, lse_b)):

@@ -281,6 +281,6 @@ def merge_attention_states(out_a, lse_a, out_b, lse_b):
     """(out, lse) of attention over the keys of both, from those over the keys of each.
 
     out_a and out_b: [queries, heads, head_size]; lse_a and lse_b: float32 [queries, heads], -inf
-    where there are no keys.
+    or inf where there are no keys. The lse that is returned has -inf there.
     """
     return _torch_op("merge_attention_states", out_a, lse_a, out_b, lse_b)

@@ -122,8 +122,9 @@ def test_merged_parts_are_attention_over_all_keys(dtype, device):
 
 
 @on_each_device
-def test_parts_without_keys_count_for_nothing(device):
-    none = float("-inf")
+@pytest.mark.parametrize("sign", [-1, 1], ids=["-inf", "inf"])
+def test_parts_without_keys_count_for_nothing(sign, device):
+    none = sign * float("inf")
     out_a = torch.tensor([1.0, 2.0, 3.0, 4.0], device=device).reshape(4, 1, 1)
     out_b = torch.tensor([5.0, float("nan"), 7.0, 8.0], device=device).reshape(4, 1, 1)
     lse_a = torch.tensor([0.0, 0.0, none, none], device=device).reshape(4, 1)
@@ -131,7 +132,36 @@ def test_parts_without_keys_count_for_nothing(device):
     for merge in (kernels.merge_attention_states, _formulas.merge_attention_states):
         out, lse = merge(out_a, lse_a, out_b, lse_b)
         assert out.flatten().tolist() == [3.0, 2.0, 7.0, 0.0]
-        assert lse.flatten().tolist()[1:] == [0.0, 0.0, none]
+        assert lse.flatten().tolist()[1:] == [0.0, 0.0, float("-inf")]
+
+
+@on_each_device
+@pytest.mark.parametrize("window", [16, 33])
+def test_blocks_before_the_window_are_not_read(window, device):
+    q, *caches, blocks, lengths, scale = decode_arguments(device)
+    # A formula that takes -1 for the last block finds NaN.
+    spoilt = torch.full_like(caches[0][:1], float("nan"))
+    caches = [torch.cat((cache, spoilt)) for cache in caches]
+    starts = [torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 1, 3, 43], [0, 1, 18, 118])]
+    prefill_q = normal((43, 4, SIZE), torch.bfloat16, device)
+
+    def results(module, suffix, named, tables):
+        decode = getattr(module, f"attention_decode{suffix}")
+        prefill = getattr(module, f"attention_prefill{suffix}")
+        yield from decode(q, *caches, tables[0], lengths, scale, window=window, **named)
+        yield from prefill(prefill_q, *caches, *starts, 40, scale, block_tables=tables[1],
+                           window=window, **named)
+
+    released = [blocks.clone() for _ in range(2)]
+    for i, length in enumerate((1, 17, 100)):
+        released[0][i, : max(length - window, 0) // 16] = -1
+    for i, (queries, keys) in enumerate(((1, 1), (2, 17), (40, 100))):
+        released[1][i, : max(keys - queries + 1 - window, 0) // 16] = -1
+    assert all((tables == -1).any() for tables in released)
+    for module, suffix, named in ((kernels, "", {"return_lse": True}), (_formulas, "_lse", {})):
+        kept = list(results(module, suffix, named, (blocks, blocks)))
+        for mine, right in zip(results(module, suffix, named, released), kept):
+            assert torch.equal(mine, right), module.__name__
 
 
 @on_each_device

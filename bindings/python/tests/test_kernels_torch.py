@@ -377,6 +377,67 @@ def test_wrong_tensors_are_named():
         kernels.silu_and_mul(torch.zeros(1, 1, 1, 1, 2))
 
 
+def without_sizes():
+    """Optional arguments that are tensors without sizes: op, arguments, sentence of its refusal."""
+    number, half = torch.tensor(0.5), torch.tensor(0.5, dtype=torch.bfloat16)
+    x, weight = (normal(shape, torch.bfloat16, "cpu") for shape in ((3, 16), (16,)))
+    result = torch.empty((3, 16), dtype=torch.uint8)
+    yield ("fused_add_rms_norm_static_fp8_quant",
+           dict(result=result, input=x, residual=half, weight=weight, scale=number, epsilon=1e-6),
+           "residual has 1 sizes; it must have 2 to 3")
+    yield ("rms_norm_dynamic_per_token_quant",
+           dict(result=result, input=x, weight=weight, scale=torch.empty(3), epsilon=1e-6,
+                residual=half),
+           "residual has 1 sizes; it must have 2 to 3")
+    part = tokens("cpu")
+    for name, one in (("k_cache", half), ("v_cache", half),
+                      ("slot_mapping", torch.tensor(0, dtype=torch.int32))):
+        yield "qk_norm_rope_store", part | {name: one}, ""
+    for name in ("k_cache", "v_cache", "slot_mapping"):  # the others are left out
+        others = {"k_cache": None, "v_cache": None, "slot_mapping": None}
+        yield "qk_norm_rope_store", part | others | {name: half}, ""
+    for name, one in (("temperatures", number), ("top_k", torch.tensor(3, dtype=torch.int32)),
+                      ("top_p", number)):
+        yield ("sample", dict(logits=torch.randn(2, 9)) | {name: one},
+               name + r" is \[1\] .*; it must be \[2\], one for each row of logits")
+    q = normal((6, 4, 64), torch.bfloat16, "cpu")
+    caches = part["k_cache"], part["v_cache"]
+    blocks = torch.zeros((6, 1), dtype=torch.int32)
+    lengths = torch.ones(6, dtype=torch.int32)
+    yield ("attention_decode",
+           dict(q=q, k_cache=caches[0], v_cache=caches[1], block_tables=blocks,
+                context_lens=lengths, scale=0.1, sinks=number),
+           r"sinks is \[1\] fp32; it must be \[4\], one for each head")
+    starts = torch.tensor([0, 6], dtype=torch.int32)
+    prefill = dict(q=q, cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=6, scale=0.1)
+    yield ("attention_prefill", prefill | dict(k=q, v=q, sinks=number),
+           r"sinks is \[1\] fp32; it must be \[4\], one for each head")
+    yield ("attention_prefill",
+           prefill | dict(k=caches[0], v=caches[1], block_tables=torch.tensor(0, dtype=torch.int32)),
+           "block_tables has 1 sizes; it must have 2")
+
+
+@pytest.mark.parametrize(("name", "arguments", "sentence"), list(without_sizes()))
+def test_an_optional_tensor_without_sizes_does_not_count_as_left_out(name, arguments, sentence):
+    from tensorferry import _torch_ops
+
+    with pytest.raises((tensorferry.InvalidArgument, RuntimeError), match=sentence):
+        getattr(ops, name)(**arguments)
+    with pytest.raises(tensorferry.InvalidArgument, match=sentence):
+        getattr(_torch_ops, name)(**arguments)
+
+
+def test_a_tensor_without_sizes_is_the_number_of_one_row():
+    from tensorferry import _torch_ops
+
+    logits, one = torch.randn(1, 1000), torch.tensor(0.7)
+    named = {"seeds": torch.tensor(11), "steps": torch.tensor(3)}
+    sized = {name: x.reshape(1) for name, x in named.items()}
+    for sample in (ops.sample, _torch_ops.sample):
+        right = sample(logits, temperatures=one.reshape(1), **sized)
+        assert torch.equal(sample(logits, temperatures=one, **named), right)
+
+
 DISABLED = """
 import torch
 from tensorferry import kernels

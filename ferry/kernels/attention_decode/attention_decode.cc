@@ -57,7 +57,7 @@ Status CheckDecodeScales(const AttentionDecodeArgs& args) {
       return WrongNumber(kDecodeOp, name, scale, "a finite number above 0");
     }
   }
-  return CheckScale(kDecodeOp, args.scale * args.k_scale);
+  return CheckScale(kDecodeOp, args.scale * args.k_scale, "scale * k_scale");
 }
 
 Status IsApartFromWhatIsRead(const Argument& written, const AttentionDecodeArgs& args) {

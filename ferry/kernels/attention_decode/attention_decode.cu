@@ -385,8 +385,7 @@ DecodeCache CacheOf(const Tensor& cache) {
 
 DecodeParameters ParametersOf(const AttentionDecodeArgs& args) {
   const DecodeShape shape = ShapeOf(args);
-  // None for one part.
-  // The workspace holds the parts' outputs first, then their sums.
+  // The workspace holds the parts' outputs first, then their sums; there are none for one part.
   const std::int64_t out_words =
       args.plan.splits == 1 ? 0
                             : shape.batch * shape.heads * args.plan.splits * shape.head_size / 4;

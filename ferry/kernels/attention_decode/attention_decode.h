@@ -55,8 +55,8 @@ struct AttentionDecodeArgs {
   // themselves, as StoreKvCache() stores them.
   Tensor k_cache;
   Tensor v_cache;
-  // int32 [batch, max_blocks]. Entries beyond those that context_lens[b] needs are not read; by
-  // convention they are -1.
+  // int32 [batch, max_blocks]. Entries beyond those that context_lens[b] needs are not read, nor
+  // those of which a window sees no token, whose blocks engines release; by convention both are -1.
   Tensor block_tables;
   // int32 [batch], 0 to max_blocks * block. For 0, as used for padding, the row of out is zeros.
   Tensor context_lens;
@@ -78,7 +78,8 @@ struct AttentionDecodeArgs {
   Tensor sinks = {};
   // A query sees only the last so many tokens of its sequence; 0: all.
   std::int64_t window = 0;
-  // Scores s become softcap * tanh(s / softcap), as in Gemma 2; 0: they stay as they are.
+  // Scores s become softcap * tanh(s / softcap), as in Gemma 2; 0: they stay as they are. At most
+  // 2.3e38, and scale / softcap is neither 0 nor infinite in fp32.
   float softcap = 0;
 };
 

@@ -1,5 +1,6 @@
 // CPU form of decode attention.
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -45,8 +46,10 @@ Status AttentionDecodeCpu(const AttentionDecodeArgs& args) {
   std::vector<std::vector<TokenPlace>> sequences(static_cast<std::size_t>(args.q.shape[0]));
   for (std::size_t b = 0; b < sequences.size(); ++b) {
     const auto sequence = static_cast<std::int64_t>(b);
-    FERRY_TRY(
-        ReadTable(pages, sequence, lengths[sequence * args.context_lens.stride[0]], &sequences[b]));
+    const std::int64_t length = lengths[sequence * args.context_lens.stride[0]];
+    const std::int64_t first =
+        args.window > 0 ? std::max<std::int64_t>(length - args.window, 0) : 0;
+    FERRY_TRY(ReadTable(pages, sequence, {.first = first, .length = length}, &sequences[b]));
   }
   for (std::size_t b = 0; b < sequences.size(); ++b) {
     DecodeSequence(args, static_cast<std::int64_t>(b), sequences[b]);

@@ -40,7 +40,7 @@ struct SizesOfDecode {
 };
 
 // Sequences whose blocks lie in reverse order in a cache; blocks of nobody and tokens beyond a
-// sequence's end are NaN.
+// sequence's end are NaN. Blocks before the window have been released: their entries are -1.
 class DecodeWithExtras {
  public:
   DecodeWithExtras(const SizesOfDecode& sizes, DType dtype, DType cache,
@@ -66,10 +66,10 @@ class DecodeWithExtras {
     for (std::int64_t b = 0; b < Batch(); ++b) {
       lengths_.Set(b, static_cast<double>(Length(b)));
       for (std::int64_t i = 0; i < Columns(); ++i) {
-        const bool used = i * sizes_.block < Length(b);
+        const bool used = i * sizes_.block < Length(b) && (i + 1) * sizes_.block > FirstSeen(b);
         tables_.Set(b * Columns() + i, used ? static_cast<double>(--next) : -1);
       }
-      for (std::int64_t t = 0; t < Length(b); ++t) {
+      for (std::int64_t t = FirstSeen(b); t < Length(b); ++t) {
         const std::int64_t first = TokenAt(b, t, 0);
         for (std::int64_t i = 0; i < sizes_.kv_heads * sizes_.head_size; ++i) {
           k_.Set(first + i, normal(*random));
@@ -130,9 +130,7 @@ class DecodeWithExtras {
       const std::int64_t b = i / sizes_.heads;
       const std::int64_t h = i % sizes_.heads;
       SeenTokens seen{.keys = keys, .values = values, .tokens = {}};
-      for (std::int64_t t = 0; t < Length(b); ++t) {
-        // The query stands at Length(b) - 1.
-        if (extras_.window > 0 && t <= Length(b) - 1 - extras_.window) continue;
+      for (std::int64_t t = FirstSeen(b); t < Length(b); ++t) {
         seen.tokens.push_back(
             static_cast<std::size_t>(TokenAt(b, t, h * sizes_.kv_heads / sizes_.heads)));
       }
@@ -144,6 +142,10 @@ class DecodeWithExtras {
                              seen, scale, extras, rounded, &rows, lse);
     }
     return rows;
+  }
+  // The query stands at Length(b) - 1.
+  std::int64_t FirstSeen(std::int64_t b) const {
+    return extras_.window > 0 ? std::max<std::int64_t>(Length(b) - extras_.window, 0) : 0;
   }
   std::int64_t TokenAt(std::int64_t b, std::int64_t t, std::int64_t g) const {
     const auto block = static_cast<std::int64_t>(tables_.Get(b * Columns() + t / sizes_.block));
@@ -184,6 +186,7 @@ std::vector<ExtrasOfDecode> EachDecodeExtra() {
           {.name = "a window of 16", .window = 16},
           {.name = "a window of 77", .window = 77},
           {.name = "softcap", .softcap = 2},
+          {.name = "a softcap of 1e6", .softcap = 1e6F},
           {.name = "all", .sinks = true, .window = 50, .softcap = 5},
           {.name = "all but lse", .lse = false, .sinks = true, .window = 50, .softcap = 5}};
 }
@@ -292,6 +295,20 @@ TEST(AttentionDecodeExtrasCheck, EachWrongArgumentHasItsSentence) {
           {"window is -1; it must be 0 to 2^30", [](auto* args) { args->window = -1; }},
           {"softcap is -2; it must be 0 for none", [](auto* args) { args->softcap = -2; }},
           {"softcap is inf", [](auto* args) { args->softcap = HUGE_VALF; }},
+          {"it must be 0 for none, or a number above 0, and at most 2.3e38",
+           [](auto* args) { args->softcap = 3e38F; }},
+          {"scale / softcap is inf, with a scale of 0.1",
+           [](auto* args) { args->softcap = 1e-44F; }},
+          {"scale / softcap is 0, with a scale of 1e-20",
+           [](auto* args) {
+             args->scale = 1e-20F;
+             args->softcap = 1e38F;
+           }},
+          {"scale * k_scale is inf; it must be a number above 0, and at most 2.3e38",
+           [](auto* args) {
+             args->scale = 1e38F;
+             args->k_scale = 1e3F;
+           }},
           {"plan.stages is 3; it must be 2 for e4m3 caches",
            [](auto* args) { args->plan.stages = 3; }}},
       CheckAttentionDecode, Code::kInvalidArgument);

@@ -9,6 +9,12 @@
 namespace ferry::kernels {
 namespace {
 
+// An lse of inf says that there are no keys, as -inf does.
+__device__ __forceinline__ float MergeLseAt(const float* lse) {
+  const float value = __ldg(lse);
+  return isinf(value) ? -INFINITY : value;
+}
+
 // 0 for a part without keys, also where there are none in either.
 __device__ __forceinline__ float MergeWeightOf(float lse, float largest) {
   return lse == -INFINITY ? 0.0F : expf(lse - largest);
@@ -39,8 +45,8 @@ __global__ void __launch_bounds__(kTileThreads)
       static_cast<const T*>(plan.out_a) + RowOffset(plan.sizes, plan.a_strides, place.row) + at);
   const Word<T, kWidth> b_word = LoadWord<T, kWidth>(
       static_cast<const T*>(plan.out_b) + RowOffset(plan.sizes, plan.b_strides, place.row) + at);
-  const float lse_a = __ldg(lse_of(plan.lse_a));
-  const float lse_b = __ldg(lse_of(plan.lse_b));
+  const float lse_a = MergeLseAt(lse_of(plan.lse_a));
+  const float lse_b = MergeLseAt(lse_of(plan.lse_b));
   const float largest = fmaxf(lse_a, lse_b);
   const float weight_a = MergeWeightOf(lse_a, largest);
   const float weight_b = MergeWeightOf(lse_b, largest);

@@ -11,11 +11,13 @@
 namespace ferry::kernels {
 namespace {
 
+constexpr double kNoKeys = -std::numeric_limits<double>::infinity();
+
+// An lse of inf says that there are no keys, as -inf does.
+double MergeLseAt(const float* lse) { return std::isinf(*lse) ? kNoKeys : double{*lse}; }
+
 // 0 for a part without keys, also where there are none in either.
-double WeightOf(double lse, double largest) {
-  constexpr double kNone = -std::numeric_limits<double>::infinity();
-  return lse == kNone ? 0 : std::exp(lse - largest);
-}
+double WeightOf(double lse, double largest) { return lse == kNoKeys ? 0 : std::exp(lse - largest); }
 
 // A part of weight 0 counts for nothing even where it holds NaN.
 double Weighted(double weight, const void* out, DType dtype, std::int64_t at) {
@@ -32,8 +34,8 @@ Status AttentionMergeCpu(const AttentionMergeArgs& args) {
     const auto lse_of = [&](const MergeLse& lse) {
       return lse.data + query * lse.query + head * lse.head;
     };
-    const double lse_a = *lse_of(plan.lse_a);
-    const double lse_b = *lse_of(plan.lse_b);
+    const double lse_a = MergeLseAt(lse_of(plan.lse_a));
+    const double lse_b = MergeLseAt(lse_of(plan.lse_b));
     const double largest = std::max(lse_a, lse_b);
     const double weight_a = WeightOf(lse_a, largest);
     const double weight_b = WeightOf(lse_b, largest);

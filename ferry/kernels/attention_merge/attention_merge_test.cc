@@ -40,7 +40,7 @@ class MergeTensors {
         lse_(DType::kFloat32, Heads(given), given.lses) {}
 
   // Every fifth head has no keys in a, every third none in b, and so each fifteenth none at all.
-  // What a part without keys holds is NaN.
+  // What a part without keys holds is NaN, and its lse is -inf or inf by turns.
   void FillAnew(std::mt19937_64* random) {
     a_.FillNormally(random);
     b_.FillNormally(random, 1);
@@ -65,8 +65,8 @@ class MergeTensors {
     Elements elements{Out().Values(), {}, {}};
     std::vector<double> lse;
     for (std::int64_t row = 0; row < lse_a_.Numel(); ++row) {
-      const double part_a = std::exp(lse_a_.Get(row));
-      const double part_b = std::exp(lse_b_.Get(row));
+      const double part_a = PartOf(lse_a_, row);
+      const double part_b = PartOf(lse_b_, row);
       const double sum = part_a + part_b;
       lse.push_back(std::log(sum));
       for (std::size_t i = 0; i < cols; ++i) {
@@ -91,8 +91,11 @@ class MergeTensors {
     return {given.shape[0], given.shape[1]};
   }
   static void Forget(TestTensor* out, TestTensor* lse, std::int64_t row, std::int64_t cols) {
-    lse->Set(row, -HUGE_VAL);
+    lse->Set(row, row % 2 == 0 ? -HUGE_VAL : HUGE_VAL);
     for (std::int64_t i = 0; i < cols; ++i) out->Set(row * cols + i, std::nan(""));
+  }
+  static double PartOf(const TestTensor& lse, std::int64_t row) {
+    return std::isinf(lse.Get(row)) ? 0 : std::exp(lse.Get(row));
   }
   TestTensor& Out() { return given_.in_place == 1 ? a_ : given_.in_place == 2 ? b_ : out_; }
 

@@ -40,7 +40,8 @@ struct AttentionPrefillArgs {
   Tensor cu_seqlens_q;
   Tensor cu_seqlens_k;
   // int32 [batch, max_blocks], or none: the pages of each sequence's keys. Entries beyond those
-  // that it needs are not read; by convention they are -1.
+  // that it needs are not read, nor those of which the first query's window sees no key, whose
+  // blocks engines release; by convention both are -1.
   Tensor block_tables;
   // [all queries, heads, head_size]; shares no memory with the others. Rows beyond the last
   // sequence are not written.
@@ -63,7 +64,8 @@ struct AttentionPrefillArgs {
   // A query sees only so many keys up to the one at which it stands, its own included, and, if not
   // causal, those behind it; 0: all.
   std::int64_t window = 0;
-  // Scores s become softcap * tanh(s / softcap), as in Gemma 2; 0: they stay as they are.
+  // Scores s become softcap * tanh(s / softcap), as in Gemma 2; 0: they stay as they are. At most
+  // 2.3e38, and scale / softcap is neither 0 nor infinite in fp32.
   float softcap = 0;
 };
 

@@ -39,6 +39,15 @@ Status CheckEnds(const char* name, const Tensor& ends, std::int64_t most) {
   return Ok();
 }
 
+// The first key that query i sees, of `count`. It stands at key i + n - m of n, and sees no key
+// that is `window` or more before that one.
+std::int64_t FirstSeen(const AttentionPrefillArgs& args, const PrefillSequence& sequence,
+                       std::int64_t i, std::int64_t count) {
+  if (args.window == 0) return 0;
+  const std::int64_t after = i + 1 + count - sequence.queries;
+  return std::clamp<std::int64_t>(after - args.window, 0, std::max<std::int64_t>(count, 0));
+}
+
 Status ReadSequence(const AttentionPrefillArgs& args, std::int64_t b, PrefillSequence* sequence) {
   const std::int64_t first_key = EndAt(args.cu_seqlens_k, b);
   const std::int64_t keys = EndAt(args.cu_seqlens_k, b + 1) - first_key;
@@ -53,7 +62,9 @@ Status ReadSequence(const AttentionPrefillArgs& args, std::int64_t b, PrefillSeq
   if (!args.block_tables.none()) {
     const AttentionPages pages{
         .op = "attention_prefill", .k = args.k, .v = args.v, .tables = args.block_tables};
-    return ReadTable(pages, b, keys, &sequence->keys);
+    // What the first query sees reaches furthest back.
+    const SeenRange seen{.first = FirstSeen(args, *sequence, 0, keys), .length = keys};
+    return ReadTable(pages, b, seen, &sequence->keys);
   }
   for (std::int64_t t = first_key; t < first_key + keys; ++t) {
     sequence->keys.push_back({.k = t * args.k.stride[0], .v = t * args.v.stride[0]});
@@ -67,10 +78,7 @@ void PrefillQuery(const AttentionPrefillArgs& args, const PrefillSequence& seque
   // The last query stands at the last key: query i of m sees i + 1 + n - m of n keys.
   const std::int64_t seen =
       args.causal ? std::clamp<std::int64_t>(i + 1 + count - sequence.queries, 0, count) : count;
-  // It stands at key i + n - m, and sees no key that is `window` or more before it.
-  const std::int64_t after = i + 1 + count - sequence.queries;
-  const std::int64_t first =
-      args.window > 0 ? std::clamp<std::int64_t>(after - args.window, 0, seen) : 0;
+  const std::int64_t first = std::min(FirstSeen(args, sequence, i, count), seen);
   // Index of the size that counts heads: [keys, heads, ...] or [blocks, block, heads, ...].
   const std::size_t head_of_keys = args.block_tables.none() ? 1 : 2;
   const std::int64_t group = args.q.shape[1] / KvHeads(args);

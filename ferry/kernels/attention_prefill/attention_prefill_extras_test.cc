@@ -46,6 +46,7 @@ struct SizesOfPrefill {
 constexpr std::int64_t kPrefillPage = 16;
 
 // Sequences one behind the other; pages lie in reverse order, and what belongs to nobody is NaN.
+// Pages before the window of a sequence's first query have been released: their entries are -1.
 class PrefillWithExtras {
  public:
   PrefillWithExtras(const SizesOfPrefill& sizes, DType dtype, const ExtrasOfPrefill& extras)
@@ -66,15 +67,17 @@ class PrefillWithExtras {
     for (TestTensor* tensor : {&k_, &v_, &out_, &lse_}) tensor->Poison();
     q_.FillNormally(random, 0, 1.5);
     sinks_.FillNormally(random, 0.5, 1);
-    tables_.Fill(
-        [this](std::int64_t i) { return static_cast<double>(Batch() * Columns() - 1 - i); });
+    tables_.Fill([this](std::int64_t i) {
+      const bool released = (i % Columns() + 1) * kPrefillPage <= FirstSeen(i / Columns());
+      return released ? -1 : static_cast<double>(Batch() * Columns() - 1 - i);
+    });
     q_ends_.Set(0, 0);
     k_ends_.Set(0, 0);
     std::normal_distribution<double> normal;
     for (std::int64_t b = 0; b < Batch(); ++b) {
       q_ends_.Set(b + 1, q_ends_.Get(b) + static_cast<double>(Of(b).queries));
       k_ends_.Set(b + 1, k_ends_.Get(b) + static_cast<double>(Of(b).keys));
-      for (std::int64_t t = 0; t < Of(b).keys; ++t) {
+      for (std::int64_t t = sizes_.paged ? FirstSeen(b) : 0; t < Of(b).keys; ++t) {
         const std::int64_t first = KeyAt(b, t, 0);
         for (std::int64_t i = 0; i < sizes_.kv_heads * sizes_.head_size; ++i) {
           k_.Set(first + i, normal(*random));
@@ -154,6 +157,11 @@ class PrefillWithExtras {
     }
     return tokens;
   }
+  // By the first query.
+  std::int64_t FirstSeen(std::int64_t b) const {
+    const std::int64_t after = Of(b).keys - Of(b).queries + 1;
+    return extras_.window > 0 ? std::max<std::int64_t>(after - extras_.window, 0) : 0;
+  }
   std::int64_t KeyAt(std::int64_t b, std::int64_t t, std::int64_t g) const {
     std::int64_t token = static_cast<std::int64_t>(k_ends_.Get(b)) + t;
     if (sizes_.paged) {
@@ -204,6 +212,7 @@ std::vector<ExtrasOfPrefill> EachPrefillExtra() {
           {.name = "a window of 16", .window = 16},
           {.name = "a window of 77", .window = 77},
           {.name = "softcap", .softcap = 2},
+          {.name = "a softcap of 1e6", .softcap = 1e6F},
           {.name = "all", .sinks = true, .window = 50, .softcap = 5},
           {.name = "all but lse", .lse = false, .sinks = true, .window = 50, .softcap = 5}};
 }
@@ -284,6 +293,8 @@ TEST(AttentionPrefillExtrasCheck, EachWrongArgumentHasItsSentence) {
            [](auto* args) { args->sinks.dtype = DType::kBfloat16; }},
           {"window is -1; it must be 0 to 2^30", [](auto* args) { args->window = -1; }},
           {"softcap is -2; it must be 0 for none", [](auto* args) { args->softcap = -2; }},
+          {"it must be 0 for none, or a number above 0, and at most 2.3e38",
+           [](auto* args) { args->softcap = 3e38F; }},
           {"stages is 3; it must be 2 with lse, sinks, a window or a softcap",
            [](auto* args) { args->stages = 3; }}},
       CheckAttentionPrefill, Code::kInvalidArgument);

@@ -14,8 +14,11 @@ namespace ferry::kernels {
 //   scale     fp32, contiguous: read, one element, with kStatic; written, one element for each row,
 //             max |y| / 448 and at least kMinQuantScale, with kPerToken (see quant.h)
 //   scale_ub  fp32, one element, or left out: a bound of max |y|, only with kPerToken
-// Moves input once, and with kPerToken twice beyond 16384 columns of bf16 and fp16 in result and
-// 8192 of fp32. Errors: as GatedMul(), and kInvalidArgument for other scales.
+// Moves input once with kStatic. With kPerToken once, up to 16384 columns of result for bf16 and
+// fp16 and 8192 for fp32, where rows consist of whole words of 16 bytes: those of input begin at
+// multiples of 16 bytes, those of result at multiples of the elements of a word, and I is a
+// multiple of them. Otherwise twice with kPerToken. Errors: as GatedMul(), and kInvalidArgument for
+// other scales.
 struct SiluAndMulQuantArgs {
   Tensor input;
   Tensor result;

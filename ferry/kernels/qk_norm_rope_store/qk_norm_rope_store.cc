@@ -18,9 +18,8 @@ namespace {
 constexpr const char* kQkName = "qk_norm_rope_store";
 constexpr std::uint32_t kQkWarp = 32;
 
-// Views of one tensor [tokens, (q_heads + 2 * kv_heads) * head_dim], each [tokens, heads,
-// head_dim].
-// The parts of qkv, as heads.
+// The parts of qkv, [tokens, (q_heads + 2 * kv_heads) * head_dim]: views of it, each [tokens,
+// heads, head_dim].
 struct QkvParts {
   Tensor q;
   Tensor k;
