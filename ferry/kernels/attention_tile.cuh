@@ -2,7 +2,6 @@
 // algorithm 1): scores and output stay in registers, and a running maximum and sum per row make
 // the softmax. Uses the fragments of prim/mma.cuh.
 #pragma once
-#include "ferry/kernels/attention_argument.h"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/soft_cap.h"
 #include "ferry/prim/float_math.cuh"
