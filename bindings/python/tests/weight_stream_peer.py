@@ -7,7 +7,7 @@ import torch
 
 from tensorferry import _weight_stream, errors, transfer
 
-SECONDS = 30
+SECONDS = 120
 
 
 def summary(x):
