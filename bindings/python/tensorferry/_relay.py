@@ -28,6 +28,14 @@ async def say(peer, said, tag, timeout):
     await size
 
 
+def say_now(peer, said, tag, timeout):
+    """say() where no event loop runs, or must not; blocks up to `timeout` seconds for each part."""
+    text = json.dumps(said).encode()
+    size = peer.send(len(text).to_bytes(8, "little"), _SIZE + tag, timeout=timeout)
+    peer.send(text, tag, timeout=timeout).wait(timeout)
+    size.wait(timeout)
+
+
 async def hear(peer, tag, timeout=None):
     size = bytearray(8)
     await peer.recv(size, _SIZE + tag, timeout=timeout)

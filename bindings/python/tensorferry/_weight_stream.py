@@ -17,8 +17,10 @@ from tensorferry._broadcast import Broadcaster
 from tensorferry._broadcast_receiver import BroadcastReceiver
 from tensorferry._collective import Weights
 
-# The tag of what a trainer says before each bucket, and at the end.
+# The tags of what a trainer says before each bucket and at the end, and of the answer to the end.
 _HEADER = int.from_bytes(b"wstream\0", "big")
+_ANSWER = int.from_bytes(b"wloaded\0", "big")
+_FAREWELL_SECONDS = 2.0  # that a receiver which failed waits for the trainer to hear why
 # Where a tensor may begin in a bucket: views of any dtype, and 16-byte loads of kernels.
 _ALIGNMENT = 256
 _SLOTS = 2  # buckets that each side has memory for
@@ -38,7 +40,8 @@ class WeightSender:
 
     peers: connections of one endpoint. bucket_bytes: what travels at once; memory for two buckets is
     kept on the tensors' device until close(). timeout: seconds after which a silent receiver is left
-    out. join_timeout: seconds that a receiver may take to load a bucket. One call at a time.
+    out. join_timeout: seconds that a receiver may take to load a bucket, and to say after the last
+    one that all is loaded. One call at a time.
     """
 
     def __init__(self, peers, *, bucket_bytes=256 << 20, timeout=30.0, join_timeout=300.0):
@@ -48,18 +51,26 @@ class WeightSender:
                 f"WeightSender: {len(self.peers)} connections and buckets of {bucket_bytes} bytes; "
                 "give at least one of each"
             )
+        if len({peer.endpoint.id for peer in self.peers}) > 1:
+            raise errors.InvalidArgument(
+                "WeightSender: the connections are of several endpoints; give those of one"
+            )
         self._bucket_bytes = bucket_bytes
         self._timeouts = {"timeout": timeout, "join_timeout": join_timeout}
         self._buffers = [None] * _SLOTS
-        self._weights = {}  # registered parts of the buffers, by (slot, bytes)
+        # Registered parts of the buffers, by bytes. By slot, as the thread that sends has one of them
+        # while the caller's fills the other.
+        self._weights = [{} for _ in range(_SLOTS)]
         self._rates = {}
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "ferry-weights")
 
     def send(self, pairs, version):
-        """Sends (name, tensor) pairs; returns a Sent when every engine that is left has all of them.
+        """Sends (name, tensor) pairs; returns a Sent when every engine that is left has loaded them.
 
-        Receivers that die, freeze or fail are left out. If this raises, every connection is closed
-        and no receiver reports the version: PeerLost where none is left, or what `pairs` raises.
+        Receivers that die, freeze or fail are left out, while they load the last bucket, too. If this
+        raises (PeerLost where none is left, or what `pairs` raises) every connection is closed, and no
+        receiver reports the version, unless it failed after the end was told. No bucket is sent any
+        more when this returns or raises.
         """
         run = _Outgoing(self, version)
         try:
@@ -92,34 +103,59 @@ class WeightSender:
         for peer in self.peers:
             peer.close()
         self._thread.shutdown()
-        self._forget()
+        for slot in range(_SLOTS):
+            self._forget(slot)
         self._buffers = [None] * _SLOTS
 
+    def start(self, function, *arguments):
+        """A Future of the coroutine that function(*arguments) makes, which the sending thread runs."""
+        return self._thread.submit(lambda: asyncio.run(function(*arguments)))
+
     def buffer(self, slot, device):
+        """The slot's memory, for the caller's thread while no bucket of that slot is being sent."""
         if self._buffers[slot] is None or self._buffers[slot].device != device:
-            self._forget()
+            self._forget(slot)
             self._buffers[slot] = torch.empty(self._bucket_bytes, dtype=torch.uint8, device=device)
         return self._buffers[slot]
 
-    def _forget(self):
-        while self._weights:
-            self._weights.popitem()[1].close()
+    def _forget(self, slot):
+        while self._weights[slot]:
+            self._weights[slot].popitem()[1].close()
 
     def _registered(self, slot, nbytes):
         """The first bytes of a slot's buffer: all buckets of a version but one have similar sizes."""
-        if (slot, nbytes) not in self._weights:
-            if len(self._weights) >= 8:
-                self._forget()
-            self._weights[slot, nbytes] = Weights({"bucket": self._buffers[slot][:nbytes]})
-        return self._weights[slot, nbytes]
+        known = self._weights[slot]
+        if nbytes not in known:
+            if len(known) >= 4:
+                self._forget(slot)
+            known[nbytes] = Weights({"bucket": self._buffers[slot][:nbytes]})
+        return known[nbytes]
 
     async def send_bucket(self, slot, header, left_out):
         """Tells the receivers what comes, and sends it; those that fail go into left_out."""
         await self.tell(header, left_out)
         trainer = Broadcaster(self._registered(slot, header["nbytes"]), **self._timeouts)
         trainer.rates = self._rates
-        outcome = await trainer.broadcast_async(self.peers, header["bucket"], timeout=None)
+        try:
+            outcome = await trainer.broadcast_async(self.peers, header["bucket"], timeout=None)
+        except errors.Error as error:  # of the type of the first receiver's, where none is left
+            raise errors.PeerLost(f"weights: bucket {header['bucket']}: {error}") from error
         await self._drop(outcome.left_out, left_out)
+
+    async def finish(self, said, left_out):
+        """Tells that all is sent, and waits until each receiver has said that it has loaded it."""
+        await self.tell(said, left_out)
+        results = await asyncio.gather(*map(self._answer, self.peers), return_exceptions=True)
+        await self._drop_failed(results, left_out)
+
+    async def _answer(self, peer):
+        try:
+            said = await _relay.hear(peer, _ANSWER, self._timeouts["join_timeout"])
+            if "loaded" not in said:
+                raise errors.PeerLost(f"the receiver: {said.get('failed')}")
+        except errors.Error:
+            await _relay.close(peer)  # it waits for that, not for the other receivers
+            raise
 
     async def tell(self, said, left_out):
         timeout = self._timeouts["join_timeout"]
@@ -127,6 +163,9 @@ class WeightSender:
             *(_relay.say(peer, said, _HEADER, timeout) for peer in self.peers),
             return_exceptions=True,
         )
+        await self._drop_failed(results, left_out)
+
+    async def _drop_failed(self, results, left_out):
         failed = {p.peer: e for p, e in zip(self.peers, results) if isinstance(e, BaseException)}
         await self._drop(failed, left_out)
 
@@ -144,6 +183,11 @@ class _Outgoing:
     """One version at the trainer. add() and end() give futures, to be awaited before they go on."""
 
     def __init__(self, owner, version):
+        if not owner.peers:
+            raise errors.PeerLost(
+                f"weights: version {version} has no receiver, as all were left out before; connect "
+                "them anew, and make another WeightSender"
+            )
         self._owner, self._version = owner, version
         self._slot, self._used, self._parts = 0, 0, []
         self._sending, self._left_out = None, {}
@@ -166,7 +210,9 @@ class _Outgoing:
                 continue
             size = min(room, nbytes - at)
             buffer = self._owner.buffer(self._slot, self._device)
-            buffer[begin : begin + size].copy_(flat[at : at + size], non_blocking=True)
+            # _flush() waits for work of the buffer's GPU, and for no other device.
+            queued = flat.device == buffer.device
+            buffer[begin : begin + size].copy_(flat[at : at + size], non_blocking=queued)
             self._parts.append([name, list(x.shape), _relay.dtype_of(x), at, begin, size])
             self._used, at = begin + size, at + size
             if at == nbytes:
@@ -177,12 +223,13 @@ class _Outgoing:
             yield from self._flush()
         yield from self._wait()
         said = {"end": self._version, "buckets": self._buckets, "tensors": self._tensors}
-        yield self._submit(self._owner.tell(said, self._left_out))
+        self._sending = self._owner.start(self._owner.finish, said, self._left_out)
+        yield from self._wait()
 
     def _wait(self):
-        sending, self._sending = self._sending, None
-        if sending is not None:
-            yield sending
+        if self._sending is not None:
+            yield self._sending
+            self._sending = None  # not before, as give_up() waits for it
 
     def _flush(self):
         yield from self._wait()
@@ -190,13 +237,11 @@ class _Outgoing:
             torch.cuda.current_stream(self._device).synchronize()
         header = {"bucket": self._buckets, "version": self._version, "nbytes": self._used}
         header["parts"] = self._parts
-        self._sending = self._submit(self._owner.send_bucket(self._slot, header, self._left_out))
+        owner = self._owner
+        self._sending = owner.start(owner.send_bucket, self._slot, header, self._left_out)
         self._nbytes += sum(part[-1] for part in self._parts)
         self._buckets += 1
         self._slot, self._used, self._parts = (self._slot + 1) % _SLOTS, 0, []
-
-    def _submit(self, coroutine):
-        return self._owner._thread.submit(asyncio.run, coroutine)
 
     def give_up(self):
         """Ends what is in flight; nobody reads the buckets when it returns."""
@@ -229,19 +274,20 @@ class WeightReceiver:
     def receive(self, version=None):
         """Yields (name, tensor), which is valid until the next one is asked for.
 
-        It ends when all engines that are left have all tensors. If it raises, or is left before its
-        end, the connection is closed; the engine may then hold a part of the version, and must not
-        be used before a version has arrived whole. version: refuses others.
+        It ends when this engine has asked for more after the last tensor, which tells the trainer
+        that all are loaded. If it raises, or is left before its end, the connection is closed and the
+        trainer leaves this engine out; it may then hold a part of the version, and must not be used
+        before a version has arrived whole. version: refuses others.
         """
         run = _Incoming(self, version)
         try:
             while (bucket := run.next().result()) is not None:
                 yield from run.tensors(bucket)
         except errors.Error as error:
-            run.give_up()
+            run.give_up(error)
             raise run.failure(error) from error
-        except BaseException:
-            run.give_up()
+        except BaseException as error:
+            run.give_up(error)
             raise
 
     async def receive_async(self, version=None):
@@ -252,10 +298,10 @@ class WeightReceiver:
                 for pair in run.tensors(bucket):
                     yield pair
         except errors.Error as error:
-            run.give_up()
+            run.give_up(error)
             raise run.failure(error) from error
-        except BaseException:
-            run.give_up()
+        except BaseException as error:
+            run.give_up(error)
             raise
 
     def close(self):
@@ -299,6 +345,15 @@ class WeightReceiver:
         await receiver.receive_async(self._timeout)
         return said, receiver.tensors["bucket"]
 
+    async def confirm(self, version):
+        """Tells the trainer that all is loaded, and returns None for the end of the stream."""
+        await _relay.say(self.trainer, {"loaded": version}, _ANSWER, self._timeout)
+        self.version = version
+
+    def start(self, function, *arguments):
+        """A Future of the coroutine that function(*arguments) makes, which our thread runs."""
+        return self._thread.submit(lambda: asyncio.run(function(*arguments)))
+
 
 class _Incoming:
     """One version at an engine: the buckets, the one after while one is loaded."""
@@ -307,18 +362,14 @@ class _Incoming:
         self._owner, self._expected = owner, version
         self._slot, self._buckets, self._tensors = 0, 0, 0
         self._cut = None  # of a tensor that several buckets have: (name, tensor, bytes)
-        self._coming = self._submit()
+        self._coming = owner.start(owner.take, self._slot, version)
         owner.version = None
-
-    def _submit(self):
-        owner = self._owner
-        return owner._thread.submit(asyncio.run, owner.take(self._slot, self._expected))
 
     def next(self):
         return self._coming
 
     def tensors(self, bucket):
-        """The bucket's tensors; nothing, and the version is whole, if it is the end."""
+        """The bucket's tensors; nothing if it is the end, where the version is whole."""
         said, buffer = bucket
         if buffer is None:
             self._finish(said)
@@ -330,7 +381,7 @@ class _Incoming:
         if buffer.is_cuda:
             torch.cuda.synchronize(buffer.device)
         self._slot = (self._slot + 1) % _SLOTS
-        self._coming = self._submit()
+        self._coming = self._owner.start(self._owner.take, self._slot, self._expected)
         for part in said["parts"]:
             found = self._joined(buffer, *part)
             if found is not None:
@@ -356,20 +407,43 @@ class _Incoming:
             raise errors.Corrupt(
                 f"weights: {self._tensors} tensors came, and the trainer has sent {said.get('tensors')}"
             )
-        self._owner.version = said["end"]
-        self._coming = concurrent.futures.Future()
-        self._coming.set_result(None)
+        if self._owner.device.type == "cuda":  # what the consumer has queued
+            torch.cuda.synchronize(self._owner.device)
+        self._coming = self._owner.start(self._owner.confirm, said["end"])
 
-    def give_up(self):
-        """Ends what is in flight; nobody writes into the buckets when it returns."""
+    def give_up(self, error):
+        """Ends what is in flight; nobody writes into the buckets when it returns.
+
+        Where the trainer waits for our answer it is told why, which takes up to _FAREWELL_SECONDS.
+        """
+        if self._is_asked():
+            stopped = isinstance(error, GeneratorExit)
+            why = "its consumer stopped" if stopped else f"{type(error).__name__}: {error}"
+            _say_farewell(self._owner.trainer, f"{why} after {self._tensors} tensors")
         self._owner.trainer.close()
         concurrent.futures.wait([self._coming])
+
+    def _is_asked(self):
+        """Whether the trainer has told the end, and has no answer."""
+        coming = self._coming
+        if not coming.done() or coming.cancelled() or coming.exception() is not None:
+            return False
+        return coming.result() is not None and "end" in coming.result()[0]
 
     def failure(self, error):
         return type(error)(
             f"weights: the version did not arrive whole after {self._tensors} tensors, so this engine "
             f"may hold parts of two; send one whole before it is used: {error}"
         )
+
+
+def _say_farewell(trainer, why):
+    try:
+        _relay.say_now(trainer, {"failed": why[:1000]}, _ANSWER, _FAREWELL_SECONDS)
+        # It closes the connection when it has heard that: what ours closes may lose what was sent.
+        trainer.recv(bytearray(8), _HEADER, timeout=_FAREWELL_SECONDS).wait(_FAREWELL_SECONDS)
+    except errors.Error:
+        pass  # the trainer learns of it by the connection's end
 
 
 def _check(said):

@@ -14,7 +14,15 @@ not resume generation.
 """
 
 import torch
-from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+try:
+    from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+except ImportError as missing:
+    raise ImportError(
+        f"tensorferry.verl needs the checkpoint engines of verl 0.9.0 ({missing}); install it: "
+        "python -m pip install verl==0.9.0",
+        name=missing.name,
+    ) from missing
 
 from tensorferry import _weight_stream, errors
 from tensorferry.transfer import Endpoint

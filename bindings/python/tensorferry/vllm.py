@@ -6,7 +6,7 @@
     from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
 
     trainer = WeightTransferTrainerFactory.trainer_init(
-        FerryTrainerInitInfo(num_workers=4, rank=0), client=client, source=ModuleSource(model)
+        FerryTrainerInitInfo(num_workers=4, rank=rank), client=client, source=ModuleSource(model)
     )
     trainer.send_weights()
 
@@ -16,20 +16,28 @@ raises, and finish_weight_update() is not called. Engines may then hold a part o
 """
 
 import concurrent.futures
+import threading
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from vllm.distributed.weight_transfer.base import (
-    TrainerInitInfo,
-    TrainerWeightTransferEngine,
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
 
-from tensorferry import _weight_stream, errors
-from tensorferry._vllm_plugin import register
+try:
+    from vllm.distributed.weight_transfer.base import (
+        TrainerInitInfo,
+        TrainerWeightTransferEngine,
+        WeightTransferEngine,
+        WeightTransferInitInfo,
+        WeightTransferUpdateInfo,
+    )
+except ImportError as missing:
+    raise ImportError(
+        f"tensorferry.vllm needs the weight transfers of vLLM 0.33.0 ({missing}); install it: "
+        "python -m pip install vllm==0.33.0",
+        name=missing.name,
+    ) from missing
+
+from tensorferry import _vllm_plugin, _weight_stream, errors
 from tensorferry.transfer import Endpoint
 
 __all__ = [
@@ -42,12 +50,22 @@ __all__ = [
 ]
 
 
+def register():
+    """Makes backend="ferry" known to vLLM, and our ops with TENSORFERRY_VLLM_OPS=1.
+
+    Another call does nothing. Raises ImportError or AttributeError where this vLLM cannot have them.
+    """
+    _vllm_plugin.register_engines()
+    _vllm_plugin.register_ops()
+
+
 @dataclass
 class FerryTrainerInitInfo(TrainerInitInfo):
-    """num_workers: vLLM's workers, of all engines (tensor, pipeline and data parallel) together.
+    """num_workers: how many workers vLLM has, in all engines and all kinds of parallelism together.
 
-    bucket_bytes: what travels at once. timeout: seconds after which a silent worker is given up.
-    join_timeout: seconds for connecting, and for loading a bucket. settings: those of the Endpoint.
+    bucket_bytes: what travels at once. timeout: seconds after which a silent worker is given up, and
+    that a control call may take to say why. join_timeout: seconds for connecting, for loading a
+    bucket, and for a control call to end after that. settings: those of the Endpoint.
     """
 
     backend: ClassVar[str] = "ferry"
@@ -167,6 +185,7 @@ class FerryTrainerWeightTransferEngine(TrainerWeightTransferEngine[FerryTrainerI
         super().__init__(client=client, source=source, is_sender=is_sender, rank=rank)
         self.version = 0  # the newest that was sent
         self._endpoint, self._stream = None, None
+        self._timeout = self._join_timeout = None  # seconds
 
     @classmethod
     def trainer_init(cls, init_info, *, client, source=None):
@@ -187,36 +206,41 @@ class FerryTrainerWeightTransferEngine(TrainerWeightTransferEngine[FerryTrainerI
         return engine
 
     def _connect(self, info):
-        self._endpoint = Endpoint(**info.settings)
-        told = {"address": self._endpoint.address.hex(), "timeout": info.join_timeout}
-        with concurrent.futures.ThreadPoolExecutor(1, "ferry-client") as thread:
-            # The call returns when all workers have connected.
-            call = thread.submit(self.client.init_weight_transfer_engine, told)
-            call.add_done_callback(self._end_accept_if_failed)
-            try:
-                peers = _weight_stream.accept_all(
-                    self._endpoint, info.num_workers, timeout=info.join_timeout
-                )
-            except errors.Error:
-                if call.done():
-                    call.result()  # says why they do not come
-                raise
-            call.result()
+        self._timeout, self._join_timeout = info.timeout, info.join_timeout
+        endpoint = self._endpoint = Endpoint(**info.settings)
+        told = {"address": endpoint.address.hex(), "timeout": info.join_timeout}
+        # The call returns when all workers have connected.
+        call = _begun(self.client.init_weight_transfer_engine, told)
+        _when_failed(call, endpoint.close)
+        try:
+            peers = _weight_stream.accept_all(endpoint, info.num_workers, timeout=info.join_timeout)
+        except errors.Error:
+            if call.done():
+                call.result()  # says why they do not come
+            raise
+        self._result(call, "trainer_init: all workers have connected, and init_weight_transfer_engine")
         self._stream = _weight_stream.WeightSender(
             peers, bucket_bytes=info.bucket_bytes, timeout=info.timeout,
             join_timeout=info.join_timeout,
         )
 
-    def _end_accept_if_failed(self, call):
-        if call.exception() is not None:
-            self._endpoint.close()
+    def _result(self, call, what):
+        """A control call's, which a worker that froze after its part would keep for ever."""
+        if not concurrent.futures.wait([call], self._join_timeout).done:
+            raise errors.Timeout(
+                f"{what} has not returned {self._join_timeout} s later; see what the engines log, and "
+                "restart those that do not answer"
+            )
+        return call.result()
 
     @torch.no_grad()
     def send_weights(self):
         """Sends the source's tensors as the next version, and has all engines load it.
 
-        Raises what a control call raised, PeerLost if a worker was left out, or InvalidArgument if
-        the source does not yield what its metadata says; engines must not be used then.
+        Raises what a control call raised; PeerLost if a worker was left out and no call says why;
+        Timeout if a call does not return though all have loaded; or InvalidArgument if the source
+        does not yield what its metadata says. Engines must not be used then. A call that does not
+        return goes on in a thread of its own.
         """
         if not self.is_sender:
             for _ in self.source.iter_full():
@@ -226,27 +250,35 @@ class FerryTrainerWeightTransferEngine(TrainerWeightTransferEngine[FerryTrainerI
             raise errors.InvalidArgument("send_weights: no worker is connected; call trainer_init()")
         version = self.version + 1
         self.client.start_weight_update()
-        with concurrent.futures.ThreadPoolExecutor(1, "ferry-client") as thread:
-            call = thread.submit(self.client.update_weights, {"version": version})
-            call.add_done_callback(self._end_stream_if_failed)
-            try:
-                sent = self._stream.send(self._checked(), version)
-            except errors.PeerLost as lost:
-                # Workers whose connection is closed end the call, which says what happened there.
-                if call.exception() is not None:
-                    raise call.exception() from lost
-                raise
-            call.result()
+        stream = self._stream
+        call = _begun(self.client.update_weights, {"version": version})
+        _when_failed(call, lambda: [peer.close() for peer in list(stream.peers)])
+        try:
+            sent = stream.send(self._checked(), version)
+        except BaseException as error:
+            if isinstance(error, errors.Error) and not isinstance(error, errors.InvalidArgument):
+                self._raise_cause(call, error)
+            # The source's, or an interrupt; the call ends as the connections are closed.
+            concurrent.futures.wait([call], self._timeout)
+            raise
         if sent.left_out:
             said = "; ".join(f"{peer}: {error}" for peer, error in sent.left_out.items())
-            raise errors.PeerLost(f"send_weights: workers were left out of version {version}: {said}")
+            self._raise_cause(call, errors.PeerLost(
+                f"send_weights: workers were left out of version {version}: {said}"
+            ))
+        self._result(call, f"send_weights: all workers have loaded version {version}, and update_weights")
         self.client.finish_weight_update()
         self.version = version
 
-    def _end_stream_if_failed(self, call):
-        if call.exception() is not None:
-            for peer in list(self._stream.peers):
-                peer.close()
+    def _raise_cause(self, call, lost):
+        """Raises what the control call raises, as it says what happened at the workers, or `lost`.
+
+        Workers whose connection is closed end the call, but one that is frozen does not.
+        """
+        ended = concurrent.futures.wait([call], self._timeout).done
+        if ended and call.exception() is not None:
+            raise call.exception() from lost
+        raise lost
 
     def _checked(self):
         """The source's pairs; what the metadata has and they have not would stay of the old version."""
@@ -276,3 +308,21 @@ class FerryTrainerWeightTransferEngine(TrainerWeightTransferEngine[FerryTrainerI
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
             endpoint.close()
+
+
+def _begun(function, *arguments):
+    """A Future of a call in a thread that nothing waits for, not even the end of the process."""
+    call = concurrent.futures.Future()
+
+    def run():
+        try:
+            call.set_result(function(*arguments))
+        except BaseException as error:
+            call.set_exception(error)
+
+    threading.Thread(target=run, name="ferry-client", daemon=True).start()
+    return call
+
+
+def _when_failed(call, act):
+    call.add_done_callback(lambda ended: act() if ended.exception() is not None else None)

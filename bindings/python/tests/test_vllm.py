@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.metadata
 import pathlib
+import signal
 import threading
 
 import pytest
@@ -80,16 +81,18 @@ def model(fill):
 
 
 @contextlib.contextmanager
-def trainer_of(source, workers, count=None):
+def trainer_of(source, workers, count=None, timeout=30.0, join_timeout=SECONDS):
     from tensorferry.vllm import FerryTrainerInitInfo, register
 
     register()
     register()  # changes nothing
     info = FerryTrainerInitInfo(num_workers=count or len(workers), rank=0, bucket_bytes=BUCKET,
-                                timeout=30.0, join_timeout=SECONDS)
+                                timeout=timeout, join_timeout=join_timeout)
     made = WeightTransferTrainerFactory.trainer_init(info, client=Client(workers), source=source)
-    yield made
-    made.shutdown()
+    try:
+        yield made
+    finally:
+        made.shutdown()
 
 
 def filled(value):
@@ -116,6 +119,53 @@ def test_a_worker_that_fails_ends_the_update_for_all(workers):
         assert workers[0].state()[0] is None
         with pytest.raises(Exception, match="holds parts of two versions; restart it"):
             trainer.send_weights()
+
+
+class Freezing(ModuleSource):
+    """Stops a process after the first tensor."""
+
+    def __init__(self, module, process):
+        super().__init__(module)
+        self.process = process
+
+    def iter_full(self):
+        for pair in super().iter_full():
+            yield pair
+            self.process.send_signal(signal.SIGSTOP)
+
+
+def test_a_worker_that_freezes_ends_the_update_for_all(workers):
+    source = Freezing(model(1.0), workers[1].process)
+    with trainer_of(source, workers, timeout=10.0, join_timeout=30.0) as trainer:
+        try:
+            with pytest.raises(tensorferry.PeerLost, match="left out of version 1"):
+                trainer.send_weights()
+            assert trainer.version == 0
+        finally:
+            workers[1].process.send_signal(signal.SIGCONT)
+        assert trainer.client.lock.acquire(timeout=SECONDS)  # the call has ended, as it runs again
+        trainer.client.lock.release()
+        assert workers[0].state()[0] == 1 and workers[1].state()[0] is None
+
+
+class Silent(Client):
+    """Its calls do not return before they are let go."""
+
+    let_go = threading.Event()
+
+    def _call_all(self, name, *arguments):
+        super()._call_all(name, *arguments)
+        self.let_go.wait(SECONDS)
+
+
+def test_a_control_call_that_does_not_return_ends_the_connecting(workers, monkeypatch):
+    monkeypatch.setitem(globals(), "Client", Silent)
+    try:
+        with pytest.raises(tensorferry.Timeout, match="init_weight_transfer_engine has not returned"):
+            with trainer_of(ModuleSource(model(1.0)), workers, join_timeout=20.0):
+                pass
+    finally:
+        Silent.let_go.set()
 
 
 class Other(ModuleSource):

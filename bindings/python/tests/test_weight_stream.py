@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import pathlib
 import signal
+import threading
+import types
 
 import pytest
 
@@ -99,7 +101,7 @@ def test_a_stream_may_be_awaited_and_have_no_tensors(joined):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_engine_that_dies_or_freezes_is_left_out_and_the_others_get_all(joined, how):
-    sender, engines = joined(3, timeout=2.0, join_timeout=2.0)
+    sender, engines = joined(3, timeout=10.0, join_timeout=10.0)
     victim = engines[1]
 
     def pairs():
@@ -145,6 +147,94 @@ def test_an_engine_that_cannot_load_is_left_out(joined):
     assert version is None and len(found) == 2
     assert engines[1].end() == [1, expected(weights(1)), None]
     assert list(sent.left_out) == [engines[0].id]
+
+
+def test_an_engine_that_cannot_load_the_last_tensor_of_the_only_bucket_is_left_out(joined):
+    sender, engines = joined(2, bucket_bytes=1 << 20)
+    tensors = weights(1)
+    engines[0].begin("receive", 1, len(tensors))
+    engines[1].begin("receive", 1)
+    sent = sender.send(tensors.items(), 1)
+    assert engines[0].end()[0] is None
+    assert engines[1].end() == [1, expected(tensors), None]
+    assert list(sent.left_out) == [engines[0].id]
+    # The only one that was left fails in its turn.
+    engines[1].begin("receive", 2, len(tensors))
+    with pytest.raises(tensorferry.PeerLost, match="no receiver is left"):
+        sender.send(weights(2).items(), 2)
+    assert engines[1].end()[0] is None
+    with pytest.raises(tensorferry.PeerLost, match="version 3 has no receiver"):
+        sender.send(weights(3).items(), 3)
+    with pytest.raises(tensorferry.PeerLost, match="version 3 has no receiver"):
+        asyncio.run(sender.send_async(weights(3).items(), 3))
+
+
+@pytest.mark.parametrize("why", ["it is full", None])
+def test_a_receiver_that_is_asked_says_why_it_failed(endpoint, why):
+    other = transfer.Endpoint(listen_host="127.0.0.1")
+    with contextlib.closing(other), contextlib.ExitStack() as ended:
+        to_us = other.connect(endpoint.address, SECONDS)
+        (peer,) = _weight_stream.accept_all(endpoint, 1, timeout=SECONDS)
+        sender = _weight_stream.WeightSender([peer], join_timeout=SECONDS)
+        ended.callback(sender.close)
+        if why is not None:
+            told = threading.Thread(target=_weight_stream._say_farewell, args=(to_us, why))
+        else:
+            told = threading.Thread(target=to_us.close)
+        told.start()
+        with pytest.raises(tensorferry.PeerLost, match=why or "no receiver is left"):
+            sender.send([], 1)
+        told.join(SECONDS)
+        assert not told.is_alive()
+
+
+def test_connections_that_this_side_closes_are_lost_peers(joined):
+    sender, engines = joined(1)
+    begin(engines, 1)
+
+    def pairs():
+        yield from list(weights(1).items())[:5]
+        for peer in sender.peers:
+            peer.close()
+        yield from list(weights(1).items())[5:]
+
+    with pytest.raises(tensorferry.PeerLost, match="no receiver is left"):
+        sender.send(pairs(), 1)
+    assert engines[0].end()[0] is None
+
+
+def test_nothing_is_sent_any_more_when_a_send_was_cancelled(joined):
+    sender, _ = joined(1, bucket_bytes=1 << 20)  # its engine takes nothing
+    began, ended, send_bucket = threading.Event(), threading.Event(), sender.send_bucket
+
+    async def observed(*arguments):
+        began.set()
+        try:
+            await send_bucket(*arguments)
+        finally:
+            ended.set()
+
+    async def cancelled():
+        task = asyncio.create_task(sender.send_async(weights(1).items(), 1))
+        assert await asyncio.to_thread(began.wait, SECONDS)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
+
+    sender.send_bucket = observed
+    asyncio.run(cancelled())
+
+
+def test_memory_of_one_bucket_stays_registered_when_the_other_is_made(joined):
+    sender, _ = joined(1)
+    cpu = torch.device("cpu")
+    sender.buffer(0, cpu)
+    kept = sender._registered(0, 64)
+    region = kept.region(sender.peers[0].endpoint, "bucket", "")
+    sender.buffer(1, cpu)
+    assert sender._registered(0, 64) is kept
+    assert kept.region(sender.peers[0].endpoint, "bucket", "") is region
 
 
 def test_a_version_that_is_not_expected_is_refused(joined):
@@ -200,3 +290,9 @@ def test_those_who_are_not_expected_are_not_receivers(endpoint):
 def test_a_sender_without_receivers_is_refused():
     with pytest.raises(tensorferry.InvalidArgument, match="0 connections"):
         _weight_stream.WeightSender([])
+
+
+def test_connections_of_several_endpoints_are_refused():
+    made = [types.SimpleNamespace(endpoint=types.SimpleNamespace(id=str(i))) for i in range(2)]
+    with pytest.raises(tensorferry.InvalidArgument, match="several endpoints"):
+        _weight_stream.WeightSender(made)
