@@ -79,7 +79,7 @@ std::int32_t Int32Of(PyObject* item, NumberOf of) { return FitInt32(Int64Of(item
 float FloatOf(PyObject* item, NumberOf of) {
   double value = 0;
   if (PyFloat_CheckExact(item)) {
-    value = PyFloat_AS_DOUBLE(item);
+    value = PyFloat_AsDouble(item);  // cannot fail
   } else {
     const nb::object held = nb::borrow(item);
     value = PyFloat_AsDouble(item);

@@ -14,11 +14,23 @@ class Items {
   // `what` of which sequence, -1 for those of all: "tokens".
   Items(nanobind::handle object, const char* what, Py_ssize_t row = -1);
 
+#ifdef Py_LIMITED_API
+  // The stable ABI has no macros that read the object.
+  Py_ssize_t size() const noexcept {
+    return PyList_Check(fast_.ptr()) != 0 ? PyList_Size(fast_.ptr()) : PyTuple_Size(fast_.ptr());
+  }
+#else
   Py_ssize_t size() const noexcept { return PySequence_Fast_GET_SIZE(fast_.ptr()); }
+#endif
   // Borrowed.
   PyObject* At(Py_ssize_t index) const {
     if (index >= size()) RefuseChanged();
+#ifdef Py_LIMITED_API
+    return PyList_Check(fast_.ptr()) != 0 ? PyList_GetItem(fast_.ptr(), index)
+                                          : PyTuple_GetItem(fast_.ptr(), index);
+#else
     return PySequence_Fast_GET_ITEM(fast_.ptr(), index);
+#endif
   }
 
  private:
