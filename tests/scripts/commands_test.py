@@ -51,7 +51,7 @@ def marks():
 def run(place, command, ferry):
     """A sentence, or nothing."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FERRY_", "NCCL_", "UCCL_"))}
-    path = f"{pathlib.Path(ferry).parent}:{os.environ['PATH']}" if ferry else os.environ["PATH"]
+    path = f"{pathlib.Path(ferry).resolve().parent}:{os.environ['PATH']}" if ferry else os.environ["PATH"]
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(command, cwd=folder, env={**kept, "PATH": path}, text=True, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
