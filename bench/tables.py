@@ -6,6 +6,7 @@ of Markdown. Every figure in them is computed here from a file; none is written 
 """
 import json
 import pathlib
+import re
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -149,13 +150,26 @@ def grid(head, rows):
     return lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
 
 
+# Options whose values are paths of the machine that measured; others change what is measured.
+PATH_OPTIONS = re.compile(r" --(?:build|json|out|programs|python)[ =]\S+")
+
+
+def machine_of(result):
+    """The machine without the suffix by which a distribution or provider names its build of the kernel."""
+    return re.sub(r"(Linux \d+(?:\.\d+)+)-[^\s,]+", r"\1", result["machine"])
+
+
+def command_of(result):
+    return PATH_OPTIONS.sub("", result["command"])
+
+
 def origin(result, file):
     """What was measured, where and when."""
     count, note = f"n = {result['n']}; ", ""
     if is_earlier(file):
         count, note = "", f" An earlier result, {result['note']}."
-    said = (f"`{result['commit'][:12]}`, {result['date']}, {result['machine']}; {count}"
-            f"`{result['command']}` → `bench/results/{path_of(file)}`.{note}")
+    said = (f"`{result['commit'][:12]}`, {result['date']}, {machine_of(result)}; {count}"
+            f"`{command_of(result)}` → `bench/results/{path_of(file)}`.{note}")
     return ["", *wrapped(said)]
 
 
@@ -179,7 +193,7 @@ def overview(*results):
         if result is None:
             rows.append([file, "not measured on this code", "", "", "", ""])
             continue
-        letter = machines.setdefault(result["machine"], chr(ord("A") + len(machines)))
+        letter = machines.setdefault(machine_of(result), chr(ord("A") + len(machines)))
         older = is_earlier(file)
         rows.append([file, f"`{result['commit'][:8]}`{' (older format)' if older else ''}", result["date"], letter,
                      "" if older else result["n"], typical_spread(result)])

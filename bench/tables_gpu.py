@@ -88,7 +88,7 @@ def unpack_rows(result):
                 spread(row["launch_us"], "µs") if "launch_us" in row else ""]
                for name, row in result["rows"].items() if "launch_us_per_message" not in row]
     return [*grid(["unpacking alone", "median (min to max)", "launch per message"], alone), "",
-            *grid(["through the plugin", "median (min to max)", "from the plugin's word to the launch"], through)]
+            *grid(["through the plugin", "median (min to max)", "from the plugin's report to the launch"], through)]
 
 
 @table("kernels_h200")

@@ -34,9 +34,10 @@ set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "moves tensors between GPUs of machines ov
 set(CPACK_PACKAGE_DESCRIPTION "The program ferry, the C++ library, and plug-ins for NCCL and NIXL. Nothing beyond
 glibc is needed to run them; to link the library, OpenSSL and the CUDA toolkit are.")
 set(CPACK_RESOURCE_FILE_LICENSE "${PROJECT_SOURCE_DIR}/LICENSE")
-set(CPACK_PACKAGE_FILE_NAME "tensorferry-${PROJECT_VERSION}-linux-x86_64")
+set(CPACK_PACKAGE_FILE_NAME "tensorferry-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR}")
 set(CPACK_PACKAGE_DIRECTORY "${PROJECT_BINARY_DIR}/packed")
 set(CPACK_STRIP_FILES ON)
+set(CPACK_PRE_BUILD_SCRIPTS "${PROJECT_SOURCE_DIR}/cmake/debian_folders.cmake")
 set(CPACK_THREADS 0)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION net)

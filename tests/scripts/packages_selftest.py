@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Tests of what packaging/ makes packages with: symbols, exceptions on older systems, notices.
+"""Tests of packaging/: symbols, exceptions on older systems, notices, folders that scripts delete, skipped suites.
 
 usage: packages_selftest.py COMPILER
 """
 import json
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,8 +37,9 @@ int main() {
 """
 
 
-def run(*words):
-    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=120, check=False)
+def run(*words, **options):
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=120, check=False,
+                          **options)
 
 
 class Folder(unittest.TestCase):
@@ -99,6 +102,73 @@ class Notices(Folder):
         made = run(PACKAGING / "make_notices", "--version", "1", "--cuda", self.folder, self.folder)
         self.assertEqual(made.returncode, 1)
         self.assertRegex(made.stderr, "make_notices: .*(version is unknown|is not installed)")
+
+
+class FreshFolder(Folder):
+    def test_a_folder_with_files_of_others_is_refused_and_kept(self):
+        kept = self.folder / "kept"
+        kept.write_text("", encoding="utf-8")
+        for words in ([PACKAGING / "fresh_folder"], [PACKAGING / "fresh_folder", "--check"],
+                      [PACKAGING / "build_libs"], [ROOT / "scripts/release", "--head"]):
+            done = run(*words, self.folder)
+            if "is missing" in done.stderr:
+                continue  # build_libs, where its tools are not installed
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(f"{self.folder} has files that Tensorferry's scripts did not make", done.stderr)
+            self.assertTrue(kept.exists())
+
+    def test_a_folder_that_was_made_is_emptied_again_but_not_by_a_check(self):
+        folder = self.folder / "out"
+        self.assertEqual(run(PACKAGING / "fresh_folder", folder).returncode, 0)
+        (folder / "old").write_text("", encoding="utf-8")
+        self.assertEqual(run(PACKAGING / "fresh_folder", "--check", folder).returncode, 0)
+        self.assertTrue((folder / "old").exists())
+        self.assertEqual(run(PACKAGING / "fresh_folder", folder).returncode, 0)
+        self.assertEqual([path.name for path in folder.iterdir()], [".tensorferry"])
+
+
+class BareSystems(Folder):
+    """packaging/test_bare with programs that stand in for debootstrap, chroot and unshare."""
+
+    def outcome(self, bookworm, trixie):
+        """The exit code, where a suite can be "missing", "good" or "bad"."""
+        (self.folder / "packaging").mkdir()
+        for name in ("test_bare", "two_peers.py", "nixl_agent.py"):
+            shutil.copy(PACKAGING / name, self.folder / "packaging")
+        for name in ("cp311-cp311", "cp312-abi3"):
+            (self.folder / f"tensorferry-1-{name}-any.whl").write_text("", encoding="utf-8")
+        (self.folder / "ca.crt").write_text("", encoding="utf-8")
+        wanted = {"bookworm": bookworm, "trixie": trixie}
+        cases = "; ".join(f"*{suite}*) state={state}" for suite, state in wanted.items()).replace("; ", " ;; ")
+        programs = {
+            "debootstrap": f'case "$*" in {cases} ;; esac\n[[ $state != missing ]]',
+            "chroot": 'case "$*" in *bookworm*python3*) echo 11 ;; *python3*) echo 13 ;; *) echo glibc ;; esac',
+            "unshare": f'case "$*" in {cases} ;; esac\n[[ $state == good ]]',
+        }
+        (self.folder / "bin").mkdir()
+        for name, body in programs.items():
+            path = self.folder / "bin" / name
+            path.write_text(f"#!/usr/bin/env bash\n{body}\n", encoding="utf-8")
+            path.chmod(0o755)
+        return run(self.folder / "packaging/test_bare", self.folder,
+                   env={**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+                        "PIP_CERT": str(self.folder / "ca.crt")})
+
+    def setUp(self):
+        super().setUp()
+        if os.geteuid():
+            self.skipTest("test_bare needs root")
+
+    def test_a_failure_counts_although_a_later_suite_is_skipped(self):
+        done = self.outcome("bad", "missing")
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("passed: none; failed: bookworm; skipped: trixie", done.stdout)
+
+    def test_one_suite_that_passes_is_enough(self):
+        self.assertEqual(self.outcome("missing", "good").returncode, 0)
+
+    def test_it_is_skipped_where_no_suite_could_run(self):
+        self.assertEqual(self.outcome("missing", "missing").returncode, 77)
 
 
 if __name__ == "__main__":

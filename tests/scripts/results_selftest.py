@@ -389,6 +389,13 @@ class Tables(unittest.TestCase):
                                                                       "1.00", "1,400", "1400")), text)
                         self.assertLessEqual(max(map(len, text.splitlines())), 120)
 
+    def test_paths_and_kernel_builds_of_the_measuring_machine_are_not_shown(self):
+        tables = make_results.tables
+        result = {"commit": "ab" * 20, "machine": "1 x GPU, driver 580.1, 2 cores, Linux 6.18.44-x-v1-gpu", "date": "d",
+                  "command": "bench/gpu --programs /tmp/P --parts python --python /opt/bin/python3 --out /tmp/o", "n": 3}
+        text = " ".join(tables.origin(result, "a"))
+        self.assertIn("2 cores, Linux 6.18.44; n = 3; `bench/gpu --parts python` →", text)
+
     def test_an_earlier_result_is_shown_as_one_until_there_is_another(self):
         tables = make_results.tables
         rows = {"a flood": rates("gbps", "gbps_beside_flood")}

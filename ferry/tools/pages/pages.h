@@ -27,16 +27,19 @@ std::string ManPage(const PageCommand& command, const std::string& version);
 std::string BashCompletion(const CLI::App& program);
 std::string ZshCompletion(const CLI::App& program);
 
-// ---- for the functions above
-// ---------------------------------------------------------------------
+// ---- for the functions above --------------------------------------------------------------------
 
 struct PageOption {
-  std::vector<std::string>
-      names;          // "--json", "-h"; one name without dashes for a positional argument
-  std::string value;  // what follows it, "FILE"; empty for a flag
-  std::vector<std::string> choices;  // the values that are allowed, where they are few
-  std::string help;                  // one paragraph
-  std::string fallback;              // what holds without it; may be empty
+  // "--json", "-h"; one name without dashes for a positional argument.
+  std::vector<std::string> names;
+  // What follows it, "FILE"; empty for a flag.
+  std::string value;
+  // The values that are allowed, where they are few.
+  std::vector<std::string> choices;
+  // One paragraph.
+  std::string help;
+  // What holds without it; may be empty.
+  std::string fallback;
   bool positional = false;
 };
 
