@@ -2,7 +2,8 @@
 
   commands_test.py --marks                           every block of code says whether it is run
   commands_test.py --ferry FERRY [--python PYTHON]   runs them; with a Python that has the package, also its
-                                                     programs; exits with 77 where those were left out
+                                                     programs; exits with 77 if nothing was run, and prints
+                                                     how many were left out
 
 A block of code in PAGES stands below one of these lines:
 
@@ -50,6 +51,7 @@ def marks():
 
 def run(place, command, ferry):
     """A sentence, or nothing."""
+    print(f"{place} starts", flush=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FERRY_", "NCCL_", "UCCL_"))}
     path = f"{pathlib.Path(ferry).resolve().parent}:{os.environ['PATH']}" if ferry else os.environ["PATH"]
     with tempfile.TemporaryDirectory() as folder:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -30,7 +31,9 @@ def settings():
 
 
 def metrics():
-    reference = SourceFileLoader("make_reference", str(ROOT / "scripts/make_reference")).load_module()
+    loader = SourceFileLoader("make_reference", str(ROOT / "scripts/make_reference"))
+    reference = module_from_spec(spec_from_loader(loader.name, loader))
+    loader.exec_module(reference)
     return {name: set(labels.split(", ")) - {""} for name, _, labels, _ in reference.metrics_of()}
 
 

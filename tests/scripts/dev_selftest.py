@@ -7,10 +7,13 @@ import sys
 import tempfile
 import unittest
 from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "dev"
 sys.dont_write_bytecode = True
-dev = SourceFileLoader("dev", str(SCRIPT)).load_module()
+loader = SourceFileLoader("dev", str(SCRIPT))
+dev = module_from_spec(spec_from_loader(loader.name, loader))
+loader.exec_module(dev)
 
 TARGETS = ("ferry_core", "ferry_core_test", "ferry_core_testing", "ferry_net", "ferry_net_test",
            "ferry_tools", "ferry_tools_test", "ferry", "cli_test", "doctor_test", "limits_test",

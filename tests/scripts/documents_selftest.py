@@ -6,13 +6,17 @@ import tempfile
 import unittest
 import unittest.mock
 from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
 
 
 def script(path):
-    return SourceFileLoader(pathlib.Path(path).stem, str(ROOT / path)).load_module()
+    loader = SourceFileLoader(pathlib.Path(path).stem, str(ROOT / path))
+    module = module_from_spec(spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
 
 
 class Links(unittest.TestCase):
@@ -29,6 +33,11 @@ class Links(unittest.TestCase):
         self.assertEqual(self.check("[x](docs/b.md) [y](https://a.example/c)\n"), [])
         self.assertEqual(self.check("\n[x](docs/c.md)\n"), ["a.md:2: docs/c.md does not exist"])
         self.assertIn("p.svg does not exist", self.check('<img src="docs/p.svg">\n')[0])
+        self.assertIn("docs/c.md does not exist", self.check('<a href="docs/c.md">x</a>\n')[0])
+
+    def test_the_page_that_the_site_adds_is_found_from_the_right_folder_only(self):
+        self.assertEqual(self.check('<a href="docs/cpp/index.html">x</a>\n'), [])
+        self.assertIn("../cpp/index.html does not exist", self.check('<a href="../cpp/index.html">x</a>\n')[0])
 
     def test_an_anchor_has_to_be_a_heading(self):
         self.assertEqual(self.check("[x](docs/b.md#a-title) [y](docs/b.md#a-title-1)\n"), [])

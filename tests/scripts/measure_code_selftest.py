@@ -6,10 +6,13 @@ import sys
 import tempfile
 import unittest
 from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "measure_code"
 sys.dont_write_bytecode = True
-measure_code = SourceFileLoader("measure_code", str(SCRIPT)).load_module()
+loader = SourceFileLoader("measure_code", str(SCRIPT))
+measure_code = module_from_spec(spec_from_loader(loader.name, loader))
+loader.exec_module(measure_code)
 
 
 class Parsing(unittest.TestCase):
