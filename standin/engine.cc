@@ -35,9 +35,6 @@ int AddHost(abi::Logger logger) {
   switch (AddLogger(logger)) {
     case NewHost::kAdded: return abi::kSuccess;
     case NewHost::kKnown: return Misuse("init was called twice by the same host");
-    case NewHost::kAnotherWithout:
-      return Misuse(
-          "init was called twice without a logger, by which hosts are told apart; give one");
     case NewHost::kTooMany: break;
   }
   // Not a misuse, but a limit of the stand-in. The others get the line, too.

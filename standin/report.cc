@@ -20,7 +20,6 @@ namespace {
 
 // Those of all hosts, from the first on; null: free.
 std::array<std::atomic<abi::Logger>, kMaxHosts> loggers_of_hosts{};
-std::atomic<bool> a_host_has_no_logger{false};
 std::atomic<bool> abort_on_misuse_is_on{false};
 
 struct Misuses {
@@ -53,25 +52,16 @@ void Hand(abi::LogLevel level, const std::string& text) {
 
 void BeginReporting(abi::Logger logger, bool abort_on_misuse) {
   loggers_of_hosts.front().store(logger, std::memory_order_release);
-  a_host_has_no_logger.store(logger == nullptr, std::memory_order_relaxed);
   abort_on_misuse_is_on.store(abort_on_misuse, std::memory_order_relaxed);
 }
 
 NewHost AddLogger(abi::Logger logger) {
-  if (logger == nullptr) {
-    const bool present = a_host_has_no_logger.exchange(true, std::memory_order_relaxed);
-    return present ? NewHost::kAnotherWithout : NewHost::kAdded;
-  }
-  // The first slot is free where the first host has no logger, so all are compared before one is
-  // taken.
-  for (const auto& one : loggers_of_hosts) {
-    if (one.load(std::memory_order_acquire) == logger) return NewHost::kKnown;
-  }
   for (auto& one : loggers_of_hosts) {
     abi::Logger present = nullptr;
     if (one.compare_exchange_strong(present, logger, std::memory_order_acq_rel)) {
       return NewHost::kAdded;
     }
+    if (present == logger) return NewHost::kKnown;
   }
   return NewHost::kTooMany;
 }

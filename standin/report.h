@@ -8,13 +8,12 @@
 namespace ferry::standin {
 
 void BeginReporting(abi::Logger logger, bool abort_on_misuse);
-// Another host in the process: all hosts get all lines. A host is known by its logger, which may be
-// null. One thread at a time, as BeginReporting().
-inline constexpr std::size_t kMaxHosts = 8;  // with loggers
+// Another host in the process: all hosts get all lines. A host is known by its logger, which init()
+// never passes on as null. One thread at a time, as BeginReporting().
+inline constexpr std::size_t kMaxHosts = 8;
 enum class NewHost : unsigned char {
   kAdded,
-  kKnown,           // its logger gets the lines already
-  kAnotherWithout,  // a second one without a logger, or the first one again
+  kKnown,  // its logger gets the lines already
   kTooMany,
 };
 NewHost AddLogger(abi::Logger logger);

@@ -146,7 +146,7 @@ TEST_F(AbandonedConnect, RefusesLanesThatPeersBeginWhereManyAreLeft) {
 
 // Static objects of plugins are destroyed then. In a process of its own.
 void ExitWithAnAbandonedConnect() {
-  const ScopedVariables variables({{"TOY_NULL", "connect"}, {"TOY_WATCH_EXIT", "1"}});
+  const ScopedVariables set(Variables{{"TOY_NULL", "connect"}, {"TOY_WATCH_EXIT", "1"}});
   Plugin* const toy = Must(Plugin::Open(std::string(FERRY_TOY_FOLDER) + "/ferry_toy_v7.so"));
   auto connecting = std::make_unique<Connecting>(toy, 0, Handle{});
   if (Must(connecting->Connect()) != nullptr) std::exit(1);

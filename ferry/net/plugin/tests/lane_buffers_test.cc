@@ -40,8 +40,8 @@ class StuckHalves : public ::testing::Test {
   }
   // A half whose copy the GPU does not begin before Resume().
   void KeepOne() {
-    simulated().Pause();
     auto buffers = Must(pool_->Take(gpu_, {4096, 1, 1}));
+    simulated().Pause();  // now, because new buffers wait for the device
     const Block block{0, 0, 64};
     const PlacedList list{
         {&block, 1}, Place::OnDevice(buffers->gpu_slots.data()), buffers->slots_place};
@@ -80,9 +80,9 @@ TEST_F(StuckHalves, EndWithTheNextLaneThatEnds) {
 }
 
 TEST_F(StuckHalves, EndWhenTheirGpuIsLost) {
+  auto other = Must(MakeBuffers(gpu_, {4096, 1, 1}));
   KeepOne();
   simulated().Inject({.at = cuda::FaultPoint::kLaunch, .fault = cuda::Fault::kIllegalAddress});
-  auto other = Must(MakeBuffers(gpu_, {4096, 1, 1}));
   const Block block{0, 0, 64};
   const PlacedList list{{&block, 1}, Place::OnDevice(other->gpu_slots.data()), other->slots_place};
   (void)other->unpacker->Enqueue({&list, 1});
