@@ -389,13 +389,13 @@ def without_sizes():
            dict(result=result, input=x, weight=weight, scale=torch.empty(3), epsilon=1e-6,
                 residual=half),
            "residual has 1 sizes; it must have 2 to 3")
-    part = tokens("cpu")
+    part, wrong = tokens("cpu"), "(k_cache|v_cache|slots|slot_mapping) has [01] sizes; it must have"
     for name, one in (("k_cache", half), ("v_cache", half),
                       ("slot_mapping", torch.tensor(0, dtype=torch.int32))):
-        yield "qk_norm_rope_store", part | {name: one}, ""
+        yield "qk_norm_rope_store", part | {name: one}, wrong
     for name in ("k_cache", "v_cache", "slot_mapping"):  # the others are left out
         others = {"k_cache": None, "v_cache": None, "slot_mapping": None}
-        yield "qk_norm_rope_store", part | others | {name: half}, ""
+        yield "qk_norm_rope_store", part | others | {name: half}, wrong
     for name, one in (("temperatures", number), ("top_k", torch.tensor(3, dtype=torch.int32)),
                       ("top_p", number)):
         yield ("sample", dict(logits=torch.randn(2, 9)) | {name: one},
