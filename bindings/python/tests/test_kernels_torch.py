@@ -389,7 +389,8 @@ def without_sizes():
            dict(result=result, input=x, weight=weight, scale=torch.empty(3), epsilon=1e-6,
                 residual=half),
            "residual has 1 sizes; it must have 2 to 3")
-    part, wrong = tokens("cpu"), "(k_cache|v_cache|slots|slot_mapping) has [01] sizes; it must have"
+    part = tokens("cpu")
+    wrong = r"(k_cache|v_cache) has [01] sizes; it must have 4|slots is \[1\] int32; it must be \[6\]"
     for name, one in (("k_cache", half), ("v_cache", half),
                       ("slot_mapping", torch.tensor(0, dtype=torch.int32))):
         yield "qk_norm_rope_store", part | {name: one}, wrong
