@@ -390,12 +390,13 @@ def without_sizes():
                 residual=half),
            "residual has 1 sizes; it must have 2 to 3")
     part = tokens("cpu")
+    wrong = r"(k_cache|v_cache) has [01] sizes; it must have 4|slots is \[1\] int32; it must be \[6\]"
     for name, one in (("k_cache", half), ("v_cache", half),
                       ("slot_mapping", torch.tensor(0, dtype=torch.int32))):
-        yield "qk_norm_rope_store", part | {name: one}, ""
+        yield "qk_norm_rope_store", part | {name: one}, wrong
     for name in ("k_cache", "v_cache", "slot_mapping"):  # the others are left out
         others = {"k_cache": None, "v_cache": None, "slot_mapping": None}
-        yield "qk_norm_rope_store", part | others | {name: half}, ""
+        yield "qk_norm_rope_store", part | others | {name: half}, wrong
     for name, one in (("temperatures", number), ("top_k", torch.tensor(3, dtype=torch.int32)),
                       ("top_p", number)):
         yield ("sample", dict(logits=torch.randn(2, 9)) | {name: one},
