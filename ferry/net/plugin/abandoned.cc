@@ -142,7 +142,7 @@ class AbandonedList {
   }
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // stopping_, polling_
+  std::condition_variable changed_;    // stopping_, polling_
   std::atomic<bool> stopping_{false};  // the process exits; written under mutex_
   // Under mutex_.
   std::vector<Abandoned> added_;     // not seen by the thread yet
