@@ -52,9 +52,10 @@ TEST(OpenDevices, SimulatesAsManyAsItIsTold) {
 }
 
 TEST(OpenDevices, RefusesSimulationsThatAreNone) {
-  for (const char* text :
-       {"simulated:0", "simulated:17", "simulated:2:", "simulated::", "simulated:1:2:3"}) {
-    const auto devices = Open(text);
+  for (const char* text : {"0", "17", "2:", ":", "1:2:3"}) {
+    Config config;
+    config.devices = DeviceChoice::Simulated(text);
+    const auto devices = OpenDevices(config);
     ASSERT_FALSE(devices) << text;
     EXPECT_EQ(devices.error().code(), Code::kInvalidArgument) << text;
   }

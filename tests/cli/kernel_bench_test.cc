@@ -123,7 +123,7 @@ TEST(KernelBench, AnOpThatThereIsNotIsAnsweredWithThoseThatThereAre) {
   const ProgramEnd ended = Ferry({"kernel-bench", "--op", "rmsnorm"}, kSimulatedGpu);
   EXPECT_EQ(ended.exit_code, 2);
   EXPECT_THAT(ended.err, Sentence("ferry kernel-bench", "unknown op \"rmsnorm\"; give "));
-  EXPECT_THAT(ended.err, HasSubstr("rms_norm, add_rms_norm, rope"));
+  EXPECT_THAT(ended.err, HasSubstr("rms_norm, rms_norm_quant, add_rms_norm, rope"));
 }
 
 TEST(KernelBench, ADeviceThatThereIsNotIsRefused) {
