@@ -34,7 +34,7 @@ Status CheckCache(const Argument& cache, const TokensToStore& tokens) {
   return cache.IsWritable();
 }
 
-Status CheckScale(const char* op, const char* name, float scale) {
+Status CheckCacheScale(const char* op, const char* name, float scale) {
   if (!(scale > 0 && std::isfinite(scale))) return WrongNumber(op, name, scale, "above 0");
   if (std::isfinite(1 / scale)) return Ok();  // which numbers are multiplied by
   return WrongNumber(op, name, scale, "so great that 1 by it is finite");
@@ -54,8 +54,8 @@ Result<PagedCaches> CheckCaches(const CacheArguments& arguments, const TokensToS
   FERRY_TRY(CheckIndices(slots, tokens.tokens, "one for each token"));
   FERRY_TRY(k.IsApartFrom(slots));
   FERRY_TRY(v.IsApartFrom(slots));
-  FERRY_TRY(CheckScale(arguments.op, "k_scale", arguments.k_scale));
-  FERRY_TRY(CheckScale(arguments.op, "v_scale", arguments.v_scale));
+  FERRY_TRY(CheckCacheScale(arguments.op, "k_scale", arguments.k_scale));
+  FERRY_TRY(CheckCacheScale(arguments.op, "v_scale", arguments.v_scale));
   PagedCaches caches;
   caches.k = arguments.k_cache.data;
   caches.v = arguments.v_cache.data;
