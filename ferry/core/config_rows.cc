@@ -35,9 +35,9 @@ bool IsNumber(std::string_view text) {
 // reach, then ":no-kernels" for devices that run none) are for tests and not documented.
 bool IsDevices(std::string_view text) {
   if (text == "auto" || text == "none") return true;
-  constexpr std::string_view kPrefix = "simulated:";
-  if (!text.starts_with(kPrefix)) return false;
-  text.remove_prefix(kPrefix.size());
+  constexpr std::string_view kSimulatedPrefix = "simulated:";
+  if (!text.starts_with(kSimulatedPrefix)) return false;
+  text.remove_prefix(kSimulatedPrefix.size());
   for (const std::string_view option : {":no-kernels", ":open"}) {
     if (text.ends_with(option)) text.remove_suffix(option.size());
   }
