@@ -20,14 +20,21 @@ using transfer::Must;
 class StuckHalves : public ::testing::Test {
  protected:
   // Owns the pool and gives its buffers back, as the receiving half of a lane does.
-  struct Half {
-    std::shared_ptr<LaneBufferPool> pool;
-    std::unique_ptr<LaneBuffers> buffers;
-    bool* gone;
+  class Half {
+   public:
+    Half(std::shared_ptr<LaneBufferPool> pool, std::unique_ptr<LaneBuffers> buffers, bool* gone)
+        : pool_(std::move(pool)), buffers_(std::move(buffers)), gone_(gone) {}
+    Half(const Half&) = delete;
+    Half& operator=(const Half&) = delete;
     ~Half() {
-      *gone = true;
-      pool->Give(std::move(buffers));
+      *gone_ = true;
+      pool_->Give(std::move(buffers_));
     }
+
+   private:
+    const std::shared_ptr<LaneBufferPool> pool_;
+    std::unique_ptr<LaneBuffers> buffers_;
+    bool* const gone_;
   };
 
   void SetUp() override {
@@ -47,7 +54,7 @@ class StuckHalves : public ::testing::Test {
         {&block, 1}, Place::OnDevice(buffers->gpu_slots.data()), buffers->slots_place};
     (void)Must(buffers->unpacker->Enqueue({&list, 1}));
     Unpacker* const unpacker = buffers->unpacker.get();
-    pool_->KeepStuck(std::shared_ptr<Half>(new Half{pool_, std::move(buffers), &gone_}), unpacker);
+    pool_->KeepStuck(std::make_shared<Half>(pool_, std::move(buffers), &gone_), unpacker);
   }
   cuda::SimulatedDevices& simulated() { return dynamic_cast<cuda::SimulatedDevices&>(*gpu_.api); }
 
