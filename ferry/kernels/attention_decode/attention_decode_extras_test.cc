@@ -135,11 +135,12 @@ class DecodeWithExtras {
             static_cast<std::size_t>(TokenAt(b, t, h * sizes_.kv_heads / sizes_.heads)));
       }
       const FormulaExtras extras{
+          .scale = scale,
           .v_scale = narrow ? double{extras_.v_scale} : 1.0,
           .softcap = double{extras_.softcap},
           .sink = extras_.sinks ? &sinks[static_cast<std::size_t>(h)] : nullptr};
-      AddAttentionWithExtras(std::span(queries).subspan(static_cast<std::size_t>(i) * size, size),
-                             seen, scale, extras, rounded, &rows, lse);
+      const auto query = std::span(queries).subspan(static_cast<std::size_t>(i) * size, size);
+      lse->push_back(AddAttentionWithExtras(query, seen, extras, rounded, &rows));
     }
     return rows;
   }

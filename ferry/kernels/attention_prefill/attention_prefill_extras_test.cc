@@ -138,10 +138,11 @@ class PrefillWithExtras {
         const SeenTokens seen{
             .keys = keys, .values = values, .tokens = SeenBy(b, i / sizes_.heads, h)};
         const FormulaExtras extras{
+            .scale = double{Scale()},
             .softcap = double{extras_.softcap},
             .sink = extras_.sinks ? &sinks[static_cast<std::size_t>(h)] : nullptr};
-        AddAttentionWithExtras(std::span(queries).subspan(row++ * size, size), seen,
-                               double{Scale()}, extras, rounded, &rows, lse);
+        lse->push_back(AddAttentionWithExtras(std::span(queries).subspan(row++ * size, size), seen,
+                                              extras, rounded, &rows));
       }
     }
     return rows;

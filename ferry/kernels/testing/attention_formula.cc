@@ -19,19 +19,20 @@ Rounding RoundingTo(DType dtype) {
 
 void AddAttention(std::span<const double> query, const SeenTokens& seen, double scale,
                   const Rounding& rounded, std::vector<double>* rows) {
-  std::vector<double> lse;
-  AddAttentionWithExtras(query, seen, scale, {}, rounded, rows, &lse);
+  FormulaExtras extras;
+  extras.scale = scale;
+  AddAttentionWithExtras(query, seen, extras, rounded, rows);
 }
 
-void AddAttentionWithExtras(std::span<const double> query, const SeenTokens& seen, double scale,
-                            const FormulaExtras& extras, const Rounding& rounded,
-                            std::vector<double>* rows, std::vector<double>* lse) {
+double AddAttentionWithExtras(std::span<const double> query, const SeenTokens& seen,
+                              const FormulaExtras& extras, const Rounding& rounded,
+                              std::vector<double>* rows) {
   std::vector<double> row(query.size(), 0.0);
   double all = extras.sink != nullptr ? rounded(std::exp(*extras.sink)) : 0;
   for (const std::size_t token : seen.tokens) {
     const auto key = seen.keys.subspan(token, query.size());
     const auto value = seen.values.subspan(token, query.size());
-    double score = scale * std::inner_product(query.begin(), query.end(), key.begin(), 0.0);
+    double score = extras.scale * std::inner_product(query.begin(), query.end(), key.begin(), 0.0);
     if (extras.softcap > 0) score = extras.softcap * std::tanh(score / extras.softcap);
     const double weight = rounded(std::exp(rounded(score)));
     all += weight;
@@ -40,7 +41,7 @@ void AddAttentionWithExtras(std::span<const double> query, const SeenTokens& see
   for (const double sum : row) {
     rows->push_back(all > 0 ? rounded(sum / all * extras.v_scale) : 0.0);
   }
-  lse->push_back(std::log(all));
+  return std::log(all);
 }
 
 void ExpectEachLse(const std::vector<double>& got, const std::vector<double>& right,

@@ -29,15 +29,16 @@ void AddAttention(std::span<const double> query, const SeenTokens& seen, double 
 
 // What attention can do beyond that.
 struct FormulaExtras {
+  double scale = 1;
   double v_scale = 1;
   double softcap = 0;            // 0: none
   const double* sink = nullptr;  // null: none
 };
-// As AddAttention(), and adds the natural logarithm of the sum of exp(score) to `lse`: -inf for no
+// As AddAttention(), and returns the natural logarithm of the sum of exp(score): -inf for no
 // scores.
-void AddAttentionWithExtras(std::span<const double> query, const SeenTokens& seen, double scale,
-                            const FormulaExtras& extras, const Rounding& rounded,
-                            std::vector<double>* rows, std::vector<double>* lse);
+double AddAttentionWithExtras(std::span<const double> query, const SeenTokens& seen,
+                              const FormulaExtras& extras, const Rounding& rounded,
+                              std::vector<double>* rows);
 
 // The lse that an op has written: each within 1e-4 of the right one, or infinite as it is.
 void ExpectEachLse(const std::vector<double>& got, const std::vector<double>& right,
