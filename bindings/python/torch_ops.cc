@@ -264,26 +264,17 @@ void AddRmsNormInPlace(TorchValue* stack) {
       kernels::AddRmsNormCpu);
 }
 
+template <bool kResidual>
 void RmsNormStaticQuant(TorchValue* stack) {
-  TorchCall call(stack, "TTTTn", 1);
+  TorchCall call(stack, kResidual ? "TTTTTn" : "TTTTn", 1);
+  std::size_t next = 2;
   kernels::RmsNormQuantArgs args;
   args.result = call.At(0, "result");
   args.input = call.At(1, "input");
-  args.weight = call.At(2, "weight");
-  args.scale = call.Maybe(3, "scale");
-  args.eps = call.Single(4);
-  call.Run(args, kernels::RmsNormQuant, kernels::RmsNormQuantCpu);
-}
-
-void AddRmsNormStaticQuant(TorchValue* stack) {
-  TorchCall call(stack, "TTTTTn", 1);
-  kernels::RmsNormQuantArgs args;
-  args.result = call.At(0, "result");
-  args.input = call.At(1, "input");
-  args.residual = call.Maybe(2, "residual");
-  args.weight = call.At(3, "weight");
-  args.scale = call.Maybe(4, "scale");
-  args.eps = call.Single(5);
+  if (kResidual) args.residual = call.Maybe(next++, "residual");
+  args.weight = call.At(next++, "weight");
+  args.scale = call.Maybe(next++, "scale");
+  args.eps = call.Single(next);
   call.Run(args, kernels::RmsNormQuant, kernels::RmsNormQuantCpu);
 }
 
@@ -460,8 +451,8 @@ constexpr TorchOp kTorchOps[] = {
     {"rms_norm", Boxed<RmsNorm>},
     {"add_rms_norm", Boxed<AddRmsNorm>},
     {"add_rms_norm_", Boxed<AddRmsNormInPlace>},
-    {"rms_norm_static_fp8_quant", Boxed<RmsNormStaticQuant>},
-    {"fused_add_rms_norm_static_fp8_quant", Boxed<AddRmsNormStaticQuant>},
+    {"rms_norm_static_fp8_quant", Boxed<RmsNormStaticQuant<false>>},
+    {"fused_add_rms_norm_static_fp8_quant", Boxed<RmsNormStaticQuant<true>>},
     {"rms_norm_dynamic_per_token_quant", Boxed<RmsNormPerTokenQuant>},
     {"silu_and_mul_quant", Boxed<SiluAndMulStaticQuant>},
     {"silu_and_mul_dynamic_per_token_quant", Boxed<SiluAndMulPerTokenQuant>},

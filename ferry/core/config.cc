@@ -26,7 +26,6 @@ using Row = ConfigRow;
 
 constexpr std::string_view kPrefix = "FERRY_";
 constexpr std::string_view kFromEnvironment = "environment";
-constexpr std::string_view kSimulated = "simulated:";  // before DeviceChoice::simulation
 
 const Row* FindRow(std::string_view name) {
   const auto rows = ConfigRows();
@@ -131,8 +130,8 @@ Status Parse(std::string_view text, DeviceChoice& value) {
     value = DeviceChoice();
   } else if (text == "none") {
     value = DeviceChoice::None();
-  } else if (text.substr(0, kSimulated.size()) == kSimulated) {
-    value = DeviceChoice::Simulated(std::string(text.substr(kSimulated.size())));
+  } else if (text.substr(0, kSimulatedDevices.size()) == kSimulatedDevices) {
+    value = DeviceChoice::Simulated(std::string(text.substr(kSimulatedDevices.size())));
   } else {
     return NotRecognised(text);
   }
@@ -189,7 +188,7 @@ std::string Format(const DeviceChoice& value) {
   using Kind = DeviceChoice::Kind;
   return value.kind == Kind::kAuto   ? "auto"
          : value.kind == Kind::kNone ? "none"
-                                     : std::string(kSimulated) + value.simulation;
+                                     : std::string(kSimulatedDevices) + value.simulation;
 }
 std::string Format(PortRange ports) {
   return ports.first == ports.last ? fmt::format("{}", ports.first)

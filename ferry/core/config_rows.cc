@@ -35,9 +35,8 @@ bool IsNumber(std::string_view text) {
 // reach, then ":no-kernels" for devices that run none) are for tests and not documented.
 bool IsDevices(std::string_view text) {
   if (text == "auto" || text == "none") return true;
-  constexpr std::string_view kSimulatedPrefix = "simulated:";
-  if (!text.starts_with(kSimulatedPrefix)) return false;
-  text.remove_prefix(kSimulatedPrefix.size());
+  if (!text.starts_with(kSimulatedDevices)) return false;
+  text.remove_prefix(kSimulatedDevices.size());
   for (const std::string_view option : {":no-kernels", ":open"}) {
     if (text.ends_with(option)) text.remove_suffix(option.size());
   }

@@ -12,6 +12,9 @@
 // For config.cc alone.
 namespace ferry {
 
+// What DeviceChoice::simulation follows in the setting `devices`.
+inline constexpr std::string_view kSimulatedDevices = "simulated:";
+
 // Two fields that form one setting.
 struct PortRange {
   std::uint16_t first = 0;
