@@ -30,6 +30,7 @@ COMMANDS = {
     "nixl_2xh200": "bench/nixl --memory cuda",
     "soak_2core": "bench/soak",
     "ray_2core": "build/python/venv/bin/python bench/ray_objects",
+    "broadcast_2core": "build/python/venv/bin/python bench/broadcast --rounds 3",
     "nccl_net_h200": "bench/nccl_net",
     "copies_h200": "bench/gpu --parts copies",
     "transfers_h200": "bench/gpu --parts transfers",
@@ -506,6 +507,17 @@ def ray(result):
                      rounds_ratio(row, "gloo_ms", "ferry_ms") if "gloo_ms" in row else ""])
     return grid(["tensor", "ferry", "object store", "object store / ferry", "gloo / ferry"], rows) \
         + origin(result, "ray_2core")
+
+
+@table("broadcast_2core")
+def broadcast(result):
+    what = {"copy": "one copy to one receiver", "well": "all well", "killed": "one killed", "frozen": "one frozen",
+            "slow": "one at half the rate from then on"}
+    rows = [[what[name], spread(row["others"], "s"), spread(row["others_by_copy"], "×")]
+            for name, row in result["rows"].items()]
+    row = result["rows"]["well"]
+    title = f"{row['bytes'] >> 20} MiB to {row['receivers']} receivers, links of {row['rate']}"
+    return grid([title, "the last of those that are left", "by one copy"], rows) + origin(result, "broadcast_2core")
 
 
 @table("soak_2core")
