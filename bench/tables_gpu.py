@@ -1,15 +1,26 @@
 """The tables of bench/tables.py that come from machines with GPUs."""
 import re
 
-from tables import (KERNEL_HEAD, brief, ceilings, grid, kernel_cells, label, middle, origin, ratio, rounds_ratio,
+from tables import (KERNEL_HEAD, TABLES, brief, ceilings, grid, kernel_cells, label, middle, origin, ratio, rounds_ratio,
                     spread, table, wrapped)
 
 HEAD = ["", "median (min to max)", "compared with"]
 
 
-@table("transfers_h200")
+def one_gpu(function):
+    """A table for each kind of GPU that has been measured: "kernels" of an H200, "kernels_h100" of an H100."""
+    name = function.__name__
+
+    def drawn(file):
+        return lambda result: function(result) + origin(result, file)
+    TABLES[name] = ((f"{name}_h200",), drawn(f"{name}_h200"))
+    TABLES[f"{name}_h100"] = ((f"{name}_h100",), drawn(f"{name}_h100"))
+    return function
+
+
+@one_gpu
 def transfers(result):
-    return transfer_rows(result) + origin(result, "transfers_h200")
+    return transfer_rows(result)
 
 
 @table("transfers_2xh200")
@@ -55,7 +66,7 @@ def nccl_settings(result):
     return grid(["torch send/recv over NCCL's sockets", "default", "best setting"], rows) if rows else []
 
 
-@table("copies_h200")
+@one_gpu
 def copies(result):
     rows = []
     for name, row in result["rows"].items():
@@ -66,13 +77,12 @@ def copies(result):
     pipelines = [[name.removeprefix("pipeline: "), spread(row["seconds"], "ms", 1e3), spread(row["speedup"], "×"),
                   spread(row["overlap_percent"], "%")] for name, row in result["rows"].items() if row.get("form")]
     return [*grid(["64 MiB", "median (min to max)", "of a plain copy", "of one DMA copy per block"], rows), "",
-            *grid(["through a kernel and back", "time", "speedup over blocking", "overlap"], pipelines),
-            *origin(result, "copies_h200")]
+            *grid(["through a kernel and back", "time", "speedup over blocking", "overlap"], pipelines)]
 
 
-@table("unpack_h200")
+@one_gpu
 def unpack(result):
-    return unpack_rows(result) + origin(result, "unpack_h200")
+    return unpack_rows(result)
 
 
 @table("unpack_2xh200")
@@ -91,7 +101,7 @@ def unpack_rows(result):
             *grid(["through the plugin", "median (min to max)", "from the plugin's report to the launch"], through)]
 
 
-@table("kernels_h200")
+@one_gpu
 def kernels(result):
     """One table per op; parameters that all its rows share stand above it."""
     ops = {}
@@ -108,10 +118,10 @@ def kernels(result):
                   *kernel_cells(row)] for shape, (_, row) in zip(words, rows)]
         head = f"`{op}`" + (f", {' '.join(common)}" if common else "")
         lines += [*wrapped(f"{head}:"), "", *grid(["case", *KERNEL_HEAD], cells), ""]
-    return lines[:-1] + origin(result, "kernels_h200")
+    return lines[:-1]
 
 
-@table("python_h200")
+@one_gpu
 def python(result):
     rows = []
     for name, row in result["rows"].items():
@@ -123,7 +133,7 @@ def python(result):
             rows.append([name, spread(row["us"], "µs"), spread(row["separately_us"], "µs") + " tensor and copy each"])
         else:
             rows.append([name, spread(row["gbps"], "GB/s"), ""])
-    return grid(HEAD, rows) + origin(result, "python_h200")
+    return grid(HEAD, rows)
 
 
 @table("nccl_2xh200")
