@@ -30,6 +30,8 @@ COMMANDS = {
     "nixl_2xh200": "bench/nixl --memory cuda",
     "soak_2core": "bench/soak",
     "ray_2core": "build/python/venv/bin/python bench/ray_objects",
+    "call_costs_2core": "build/python/venv/bin/python bench/call_costs",
+    "call_costs_h100": "python3 bench/call_costs --device cuda",
     "broadcast_2core": "build/python/venv/bin/python bench/broadcast --rounds 3",
     "nccl_net_h200": "bench/nccl_net",
     "copies_h200": "bench/gpu --parts copies",
@@ -95,7 +97,7 @@ def missing(files):
 
 def command_for(file):
     """The command that makes this file."""
-    command = COMMANDS.get(file.replace("_h100", "_h200"), f"nothing makes {file} any more")
+    command = COMMANDS.get(file, COMMANDS.get(file.replace("_h100", "_h200"), f"nothing makes {file} any more"))
     return f"{command} --out bench/results" if command.startswith("bench/gpu") else \
         f"{command} --json bench/results/{file}.json"
 
@@ -518,6 +520,21 @@ def broadcast(result):
     row = result["rows"]["well"]
     title = f"{row['bytes'] >> 20} MiB to {row['receivers']} receivers, links of {row['rate']}"
     return grid([title, "the last of those that are left", "by one copy"], rows) + origin(result, "broadcast_2core")
+
+
+@table("call_costs_2core", "call_costs_h100")
+def call_costs(*results):
+    lines = []
+    for result, file in zip(results, ("call_costs_2core", "call_costs_h100")):
+        if result is None:
+            continue
+        modes = list(dict.fromkeys(row["mode"] for row in result["rows"].values()))
+        ops = list(dict.fromkeys(row["op"] for row in result["rows"].values()))
+        device = next(iter(result["rows"].values()))["device"]
+        rows = [[f"`{op}`", *(f"{number(row['us']['median'])} µs, {number(row['by_addcmul']['median'])} ×"
+                              for row in (result["rows"][f"{op}, {mode}"] for mode in modes))] for op in ops]
+        lines += [*grid([f"on `{device}`: median, by addcmul.out's", *modes], rows), *origin(result, file), ""]
+    return lines[:-1]
 
 
 @table("soak_2core")

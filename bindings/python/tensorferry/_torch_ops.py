@@ -7,6 +7,9 @@ from tensorferry import _core, _formulas, _gradients
 _kernels = _core.kernels
 _library = torch.library.Library("tensorferry", "DEF")
 _names = []  # of the ops, as they are defined
+# By op: what does the same by an op that autograd does not know, whose kernels in Python a call
+# would run also where gradients are off.
+without_autograd = {}
 _CPU = _kernels.Place(-1, 0)
 _WORD = (1 << 64) - 1  # negative seeds are those of the same bits
 
@@ -33,46 +36,79 @@ def _written(*tensors):
             torch.autograd.graph.increment_version(tensor)
 
 
-def _telling_autograd(name):
-    """For kernels in C++, whose ABI has no version counters; inference tensors come past it."""
-    op = getattr(torch.ops.tensorferry, name).default
-    changed = [
+def _changed_by(op):
+    """(index, name) of the arguments that the op's schema says it changes."""
+    return [
         (index, argument.name)
         for index, argument in enumerate(op._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
 
+
+def _count(changed, arguments, named):
+    _written(
+        *(
+            arguments[index] if index < len(arguments) else named.get(name)
+            for index, name in changed
+        )
+    )
+
+
+def _telling_autograd(name):
+    """For kernels in C++, whose ABI has no version counters; inference tensors come past it."""
+    op = getattr(torch.ops.tensorferry, name).default
+    changed = _changed_by(op)
+
     def call(keyset, *arguments, **named):
         keyset = keyset & torch._C._after_ADInplaceOrView_keyset
         result = op.redispatch(keyset, *arguments, **named)
-        _written(
-            *(
-                arguments[index] if index < len(arguments) else named.get(name)
-                for index, name in changed
-            )
-        )
+        _count(changed, arguments, named)
         return result
 
     return call
+
+
+def _counting(op):
+    """The op, which torch would call through a kernel in Python only to count versions."""
+    changed = _changed_by(op)
+
+    def call(*arguments, **named):
+        result = op(*arguments, **named)
+        _count(changed, arguments, named)
+        return result
+
+    return call
+
+
+def _define(defined, name, rest, function, fake):
+    """The op `name` under the name `defined`, rest: of its schema. Returns whether it is in C++."""
+    _library.define(f"{defined}({rest}")
+    is_native = _kernels.register_torch_op(name, "CPU", defined)
+    if not is_native:
+        _library.impl(defined, function, "CPU")
+    if _kernels.has_device_code:
+        if not _kernels.register_torch_op(name, "CUDA", defined):
+            _library.impl(defined, function, "CUDA")
+    else:
+        _library.impl(defined, getattr(_formulas, name), "CUDA")
+    torch.library.register_fake(f"tensorferry::{defined}", fake, lib=_library)
+    return is_native
 
 
 def _op(schema, fake):
     """Registers an op under `schema`: in C++, or what is decorated where torch is too old for it."""
 
     def register(function):
-        name = schema.partition("(")[0]
-        _library.define(schema)
-        if not _kernels.register_torch_op(name, "CPU"):
-            _library.impl(name, function, "CPU")
-        elif "!" in schema:
-            _library.impl(name, _telling_autograd(name), "ADInplaceOrView", with_keyset=True)
-        if _kernels.has_device_code:
-            if not _kernels.register_torch_op(name, "CUDA"):
-                _library.impl(name, function, "CUDA")
-        else:
-            _library.impl(name, getattr(_formulas, name), "CUDA")
-        torch.library.register_fake(f"tensorferry::{name}", fake, lib=_library)
+        name, _, rest = schema.partition("(")
+        plain = f"_{name}_without_autograd"
         _names.append(name)
+        is_native = _define(name, name, rest, function, fake)
+        if is_native and "!" in rest:
+            _library.impl(name, _telling_autograd(name), "ADInplaceOrView", with_keyset=True)
+        if is_native:  # else there is Python anyway
+            _define(plain, name, rest, function, fake)
+            op = getattr(torch.ops.tensorferry, plain).default
+            without_autograd[name] = _counting(op) if "!" in rest else op
         return function
 
     return register

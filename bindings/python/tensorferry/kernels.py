@@ -18,7 +18,8 @@ except ImportError:
 KERNELS_AVAILABLE = os.environ.get("TENSORFERRY_DISABLE_KERNELS", "") in ("", "0")
 
 if torch is not None:
-    from tensorferry import _formulas, _torch_ops  # noqa: F401 (registers)
+    from tensorferry import _formulas, _torch_ops
+    from torch.autograd import forward_ad
 
 _CPU = _core.kernels.Place(-1, 0)
 
@@ -49,8 +50,24 @@ __all__ = [
 ]
 
 
+def _concerns_autograd(arguments, named):
+    """Whether a call may need a gradient, or is traced: graphs name the public op."""
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # as of torch.func.grad
+        return True
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in (*arguments, *named.values()))
+
+
 def _torch_op(name, *arguments, **named):
-    op = getattr(torch.ops.tensorferry if KERNELS_AVAILABLE else _formulas, name)
+    if not KERNELS_AVAILABLE:
+        op = getattr(_formulas, name)
+    elif name in _torch_ops.without_autograd and not _concerns_autograd(arguments, named):
+        op = _torch_ops.without_autograd[name]
+    else:
+        op = getattr(torch.ops.tensorferry, name)
     try:
         return op(*arguments, **named)
     except RuntimeError as error:  # as which torch raises the exceptions of kernels in C++

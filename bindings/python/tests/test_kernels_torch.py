@@ -353,6 +353,26 @@ def test_calls_outside_of_autograd_run_no_python_of_ours():
             assert not ours, (op, ours)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_functions_pass_autograd_by_where_no_gradient_is_wanted(mode):
+    x, weight = torch.randn(3, 16), torch.randn(16)
+    with mode(), torch.profiler.profile() as profile:
+        kernels.rms_norm(x, weight)
+    seen = {event.key for event in profile.key_averages() if event.key.startswith("tensorferry::")}
+    assert seen == {"tensorferry::_rms_norm_without_autograd"}
+    with torch.profiler.profile() as profile:
+        kernels.rms_norm(x.requires_grad_(), weight).sum().backward()
+    assert "tensorferry::rms_norm" in {event.key for event in profile.key_averages()}
+    assert x.grad is not None
+
+
+def test_functions_within_a_transform_do_not_pass_autograd_by():
+    x, weight = torch.randn(3, 16), torch.randn(16)
+    # torch has no transforms of ops registered as ours; without autograd the gradient would be 0.
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(lambda x: kernels.rms_norm(x, weight).sum())(x)
+
+
 def test_the_operators_own_errors_have_the_same_text():
     x, weight = torch.randn(3, 16), torch.randn(15)
     with pytest.raises((tensorferry.InvalidArgument, RuntimeError),
@@ -364,7 +384,9 @@ def test_a_change_in_place_is_told_to_autograd():
     x, residual, weight = torch.randn(3, 16), torch.randn(3, 16), torch.randn(16)
     with torch.no_grad():
         ops.add_rms_norm_(x, residual, weight=weight)
-    assert (x._version, residual._version, weight._version) == (1, 1, 0)
+        assert (x._version, residual._version, weight._version) == (1, 1, 0)
+        kernels.add_rms_norm_(x, residual, weight)
+    assert (x._version, residual._version, weight._version) == (2, 2, 0)
 
 
 def test_wrong_tensors_are_named():
