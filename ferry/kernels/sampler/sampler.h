@@ -45,6 +45,12 @@ namespace ferry::kernels {
 // has not been measured. Errors: kInvalidArgument for other shapes, types or strides, for a
 // vocabulary of none or of more than 2^30; kUnsupported where the build has no CUDA; those of a
 // launch.
+enum class SampleForm : std::uint8_t {
+  kAuto,     // kCluster for few rows of large vocabularies if device and build support it
+  kBlock,    // a thread block to a row
+  kCluster,  // a cluster to a row: 2 to 8 blocks; compute capability 9.0 and later
+};
+
 struct SampleArgs {
   Tensor logits;
   Tensor out;
@@ -55,6 +61,7 @@ struct SampleArgs {
   Tensor steps;
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
+  SampleForm form = SampleForm::kAuto;  // on the GPU; all choose the same tokens
 };
 Status Sample(const SampleArgs& args, cuda::StreamRef stream);
 Status SampleCpu(const SampleArgs& args);
