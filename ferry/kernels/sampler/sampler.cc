@@ -13,9 +13,9 @@ namespace ferry::kernels {
 namespace {
 
 constexpr const char* kSampleName = "sample";
-// Of the kernel's own shared memory, and more.
+// A bound of the kernel's own shared memory.
 constexpr std::int64_t kSampleStaticBytes = 8 * 1024;
-constexpr std::uint32_t kLeastClusterTokens = 16 * 1024;
+constexpr std::uint32_t kMinClusterTokens = 16 * 1024;
 
 Status CheckNumbers(const Argument& numbers, DType dtype, const SampleArgs& args) {
   FERRY_TRY(numbers.IsView(1, 1));
@@ -102,7 +102,7 @@ std::uint32_t PartOfRow(const SamplePlan& plan, std::uint32_t blocks) noexcept {
 
 Result<std::uint32_t> BlocksOfRow(const SamplePlan& plan, const SampleDevice& device) {
   const bool asked = plan.form == SampleForm::kCluster;
-  if (plan.form == SampleForm::kBlock || (!asked && plan.vocabulary < kLeastClusterTokens)) {
+  if (plan.form == SampleForm::kBlock || (!asked && plan.vocabulary < kMinClusterTokens)) {
     return 1U;
   }
   if (!device.has_clusters) {

@@ -404,6 +404,7 @@ Result<SampleDevice> DescribeForSample(cuda::StreamRef stream) {
     asked = ask(&device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   }
   if (asked != cudaSuccess) return cuda::LaunchError(asked, kSampleName, stream);
+  // CUDA names kernels by address alone. Code that can begin early can be launched in clusters, too.
   device.has_clusters =
       cuda::CanBeginEarly(reinterpret_cast<const void*>(SampleRowsByClusters<T>), stream);
   return device;
