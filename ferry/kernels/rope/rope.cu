@@ -159,10 +159,14 @@ __device__ __forceinline__ void RotateAndStore(const RopePlan& plan, std::int64_
   Store<T, kWidth>(to + plan.half, high);
 }
 
+// Thread blocks of RotateWords() of neighbours that share a multiprocessor at least; 0 leaves it to
+// ptxas, which would choose so many that registers are spilled.
+constexpr int kNeighbourBlocks = 2;
+
 // A token's block. Threads are (words of a half, heads), and each has its word of both halves of a
 // head.
 template <class T, bool kNeox>
-__global__ void __launch_bounds__(kRopeMaxWordThreads)
+__global__ void __launch_bounds__(kRopeMaxWordThreads, kNeox ? 0 : kNeighbourBlocks)
     RotateWords(const __grid_constant__ RopePlan plan) {
   prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
