@@ -384,7 +384,8 @@ __global__ void __launch_bounds__(kSampleClusterThreads)
   const std::uint32_t index = blockIdx.x / prim::ClusterBlocks();
   const std::uint32_t first = min(prim::ClusterRank() * plan.part, plan.vocabulary);
   const std::uint32_t end = min(first + plan.part, plan.vocabulary);
-  auto* const kept = reinterpret_cast<T*>(kept_words);
+  // From words, of which the alignment is, to their elements.
+  auto* const kept = static_cast<T*>(static_cast<void*>(kept_words));
   KeepLogits(plan, static_cast<const T*>(plan.logits) + index * plan.stride + first, end - first,
              kept);
   __syncthreads();
@@ -404,7 +405,7 @@ Result<SampleDevice> DescribeForSample(cuda::StreamRef stream) {
     asked = ask(&device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   }
   if (asked != cudaSuccess) return cuda::LaunchError(asked, kSampleName, stream);
-  // CUDA names kernels by address alone. Code that can begin early can be launched in clusters, too.
+  // CUDA names kernels by address alone. Code that can begin early can have clusters, too.
   device.has_clusters =
       cuda::CanBeginEarly(reinterpret_cast<const void*>(SampleRowsByClusters<T>), stream);
   return device;
