@@ -23,6 +23,9 @@ struct LaunchConfig {
   // itself (griddepcontrol.wait; cudaLaunchAttributeProgrammaticStreamSerialization). Ignored where
   // the kernel's code is for less than compute capability 9, which would not wait.
   bool early = false;
+  // Consecutive blocks that form a cluster, 1 to 8, and divide the grid (prim/cluster.cuh;
+  // cudaLaunchAttributeClusterDimension). Above 1 only for code for compute capability 9 or more.
+  unsigned cluster = 1;
 };
 
 // The error of a launch from its cudaError_t; clears CUDA's last error.
@@ -50,13 +53,19 @@ Status Launch(StreamRef stream, const char* name, const LaunchConfig& config,
   launch.blockDim = config.block;
   launch.dynamicSmemBytes = config.shared_bytes;
   launch.stream = static_cast<cudaStream_t>(stream.native());
-  cudaLaunchAttribute attribute{};
+  cudaLaunchAttribute attributes[2] = {};
+  launch.attrs = attributes;
   const auto* const function = reinterpret_cast<const void*>(kernel);
   if (config.early && CanBeginEarly(function, stream)) {
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    launch.attrs = &attribute;
-    launch.numAttrs = 1;
+    cudaLaunchAttribute& early = attributes[launch.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (config.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[launch.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = config.cluster;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
   }
   // Does no work on a stream, so it is allowed during a capture.
   if (config.shared_bytes > kUsualSharedBytes) {

@@ -127,21 +127,27 @@ Result<RopePlan> PlanRope(const RopeArgs& args) {
   plan.copies_rest = 2 * plan.half < plan.head_dim &&
                      (args.q.data != args.q_out.data || args.k.data != args.k_out.data);
   const auto packed = static_cast<std::uint32_t>(16 / SizeOf(plan.dtype));
+  plan.is_neox = args.is_neox;
+  const bool aligned = AllAligned(args);
+  // In the form kWords a block has a thread for each word of a half of every head of its token.
+  const std::uint64_t word_threads = std::uint64_t{std::bit_ceil(plan.half / packed)} * heads;
+  if (aligned && plan.half % packed == 0 && !plan.copies_rest &&
+      word_threads <= kRopeMaxWordThreads) {
+    plan.form = RopeForm::kWords;
+    plan.wide = true;
+    plan.words = plan.half / packed;
+    plan.threads_x = std::bit_ceil(plan.words);
+    plan.threads_y = heads;
+    return plan;
+  }
   // Pairs of neighbours fill words by themselves, and need no words of half of what is rotated.
   const std::uint32_t rotated = args.is_neox ? plan.half : 2 * plan.half;
-  plan.wide = rotated % packed == 0 && AllAligned(args);
+  plan.form = args.is_neox ? RopeForm::kNumbers : RopeForm::kPairs;
+  plan.wide = aligned && rotated % packed == 0;
   plan.words = plan.wide ? rotated / packed : plan.half;
   plan.threads_x = std::min(std::bit_ceil(plan.words), kRopeMaxThreads);
-  // In the form kWords a block has a thread for each word of a half of every head of its token.
-  const bool fits = std::uint64_t{plan.threads_x} * heads <= kRopeMaxWordThreads;
-  if (args.is_neox && plan.wide && !plan.copies_rest && fits) {
-    plan.form = RopeForm::kWords;
-    plan.threads_y = heads;
-  } else {
-    plan.form = args.is_neox ? RopeForm::kNumbers : RopeForm::kPairs;
-    const std::uint32_t pairs = (heads + kRopeHeads - 1) / kRopeHeads;
-    plan.threads_y = std::min(pairs, kRopeMaxThreads / plan.threads_x);
-  }
+  const std::uint32_t pairs = (heads + kRopeHeads - 1) / kRopeHeads;
+  plan.threads_y = std::min(pairs, kRopeMaxThreads / plan.threads_x);
   return plan;
 }
 

@@ -1,9 +1,8 @@
 // Kernels of the rotary embedding.
 
 #include "ferry/cuda/launch.cuh"
-#include "ferry/kernels/indices.cuh"
 #include "ferry/kernels/rope/rope_plan.h"
-#include "ferry/kernels/rotation.h"
+#include "ferry/kernels/rotation.cuh"
 #include "ferry/prim/grid_order.cuh"
 #include "ferry/prim/trap.cuh"
 
@@ -140,41 +139,34 @@ __global__ void __launch_bounds__(kRopeMaxThreads)
   CopyRest<T>(plan, token);
 }
 
-// The cosines and sines of a word's numbers.
-template <class T>
-struct RopeAngles {
-  float cos[kPacked<T>];
-  float sin[kPacked<T>];
-};
-template <class T>
-__device__ __forceinline__ RopeAngles<T> AnglesAt(const RopePlan& plan, std::int64_t position) {
-  const std::int64_t row = position * plan.cos_sin_stride + threadIdx.x * kPacked<T>;
-  RopeAngles<T> angles;
-  LoadAnglesAt<kPacked<T>>(plan.cos_sin, plan.cos_sin_dtype, row, angles.cos);
-  LoadAnglesAt<kPacked<T>>(plan.cos_sin, plan.cos_sin_dtype, row + plan.half, angles.sin);
-  return angles;
-}
-
 // Turns a word of either half of a head, and stores them.
-template <class T>
-__device__ __forceinline__ void RotateAndStore(const RopeAngles<T>& angles, const uint4& low_word,
-                                               const uint4& high_word, std::uint32_t half, T* to) {
-  float low[kPacked<T>];
-  float high[kPacked<T>];
+template <class T, bool kNeox>
+__device__ __forceinline__ void RotateAndStore(const RopePlan& plan, std::int64_t position,
+                                               const uint4& low_word, const uint4& high_word,
+                                               T* to) {
+  constexpr int kWidth = kPacked<T>;
+  float cos[kWidth];
+  float sin[kWidth];
+  LoadWordAngles<kNeox>(
+      {plan.cos_sin, plan.cos_sin_dtype, position * plan.cos_sin_stride, plan.half},
+      threadIdx.x * kWidth, cos, sin);
+  float low[kWidth];
+  float high[kWidth];
   Unpack<T>(low_word, low);
   Unpack<T>(high_word, high);
-#pragma unroll
-  for (int j = 0; j < kPacked<T>; ++j) {
-    RotatePair(angles.cos[j], angles.sin[j], &low[j], &high[j]);
-  }
-  Store<T, kPacked<T>>(to, low);
-  Store<T, kPacked<T>>(to + half, high);
+  TurnWords<kNeox>(cos, sin, low, high);
+  Store<T, kWidth>(to, low);
+  Store<T, kWidth>(to + plan.half, high);
 }
+
+// Thread blocks of RotateWords() of neighbours that share a multiprocessor at least; 0 leaves it to
+// ptxas, which would choose so many that registers are spilled.
+constexpr int kNeighbourBlocks = 2;
 
 // A token's block. Threads are (words of a half, heads), and each has its word of both halves of a
 // head.
-template <class T>
-__global__ void __launch_bounds__(kRopeMaxWordThreads)
+template <class T, bool kNeox>
+__global__ void __launch_bounds__(kRopeMaxWordThreads, kNeox ? 0 : kNeighbourBlocks)
     RotateWords(const __grid_constant__ RopePlan plan) {
   prim::GridDependencySynchronize();
   prim::LetNextGridBegin();
@@ -193,14 +185,16 @@ __global__ void __launch_bounds__(kRopeMaxWordThreads)
   // After the loads have been issued: they do not depend on the position and run while it arrives.
   if (position < 0 || position >= plan.most_positions) return prim::TrapInDebug();
   if (!there) return;
-  RotateAndStore<T>(AnglesAt<T>(plan, position), low, high, plan.half, head.out + at);
+  RotateAndStore<T, kNeox>(plan, position, low, high, head.out + at);
 }
 
 using RopeKernel = void (*)(RopePlan);
 
 template <class T>
 RopeKernel ChosenRope(const RopePlan& plan) {
-  if (plan.form == RopeForm::kWords) return RotateWords<T>;
+  if (plan.form == RopeForm::kWords) {
+    return plan.is_neox ? RotateWords<T, true> : RotateWords<T, false>;
+  }
   if (plan.form == RopeForm::kPairs) {
     return plan.wide ? RotateNeighbours<T, kPacked<T>> : RotateNeighbours<T, 2>;
   }

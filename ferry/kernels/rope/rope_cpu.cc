@@ -19,7 +19,7 @@ void RotateToken(const RopePlan& plan, const RopeHeads& heads, std::uint32_t tok
     const std::int64_t in = token * heads.in_token + head * heads.in_head;
     const std::int64_t out = token * heads.out_token + head * heads.out_head;
     for (std::uint32_t i = 0; i < plan.half; ++i) {
-      const RotaryPair pair = RotaryPairOf(plan.form != RopeForm::kPairs, plan.half, i);
+      const RotaryPair pair = RotaryPairOf(plan.is_neox, plan.half, i);
       float low = ReadFloat(heads.in, plan.dtype, in + pair.low);
       float high = ReadFloat(heads.in, plan.dtype, in + pair.high);
       RotatePair(angle(i), angle(plan.half + i), &low, &high);

@@ -20,8 +20,9 @@ struct RopeHeads {
 };
 
 // kNumbers works for any size and alignment. With kWords a thread has one word of each half of one
-// head, and all words of a token are requested before its position has arrived. kPairs is for pairs
-// of neighbours: a thread has words, or single pairs, of the rotated part of a head.
+// head, and all words of a token are requested before its position has arrived. kPairs is for the
+// pairs of neighbours that kWords cannot have: a thread has words, or single pairs, of the rotated
+// part of a head.
 enum class RopeForm : std::uint8_t { kNumbers, kWords, kPairs };
 
 struct RopePlan {
@@ -34,7 +35,8 @@ struct RopePlan {
   std::int64_t most_positions = 0;
   std::uint32_t tokens = 0;  // 0: nothing is to be done
   std::uint32_t head_dim = 0;
-  std::uint32_t half = 0;    // elements
+  std::uint32_t half = 0;  // elements
+  bool is_neox = true;
   std::uint32_t words = 0;   // of a half, or with kPairs of what is rotated: accesses
   bool wide = false;         // words of 16 bytes, otherwise elements
   bool copies_rest = false;  // what is not rotated must be written, too

@@ -2,6 +2,8 @@
 
 #include "ferry/kernels/sampler/sampler.h"
 
+#include <fmt/core.h>
+
 #include "ferry/kernels/argument.h"
 #include "ferry/kernels/op.h"
 #include "ferry/kernels/rows.h"
@@ -11,6 +13,9 @@ namespace ferry::kernels {
 namespace {
 
 constexpr const char* kSampleName = "sample";
+// A bound of the kernel's own shared memory.
+constexpr std::int64_t kSampleStaticBytes = 8 * 1024;
+constexpr std::uint32_t kMinClusterTokens = 16 * 1024;
 
 Status CheckNumbers(const Argument& numbers, DType dtype, const SampleArgs& args) {
   FERRY_TRY(numbers.IsView(1, 1));
@@ -84,8 +89,46 @@ Result<SamplePlan> PlanSample(const SampleArgs& args) {
   plan.rows = static_cast<std::uint32_t>(args.logits.shape[0]);
   plan.vocabulary = static_cast<std::uint32_t>(args.logits.last());
   plan.dtype = args.logits.dtype;
+  plan.form = args.form;
   plan.wide = plan.vocabulary % (16 / SizeOf(plan.dtype)) == 0 && RowsAreAligned(args.logits, 16);
   return plan;
+}
+
+std::uint32_t PartOfRow(const SamplePlan& plan, std::uint32_t blocks) noexcept {
+  const auto packed = static_cast<std::uint32_t>(16 / SizeOf(plan.dtype));
+  const std::uint32_t words = (plan.vocabulary + packed - 1) / packed;
+  return (words + blocks - 1) / blocks * packed;
+}
+
+Result<std::uint32_t> BlocksOfRow(const SamplePlan& plan, const SampleDevice& device) {
+  const bool asked = plan.form == SampleForm::kCluster;
+  if (plan.form == SampleForm::kBlock || (!asked && plan.vocabulary < kMinClusterTokens)) {
+    return 1U;
+  }
+  if (!device.has_clusters) {
+    if (!asked) return 1U;
+    return Error(Code::kUnsupported,
+                 "sample: this build has no code for clusters on this device, which need compute "
+                 "capability 9.0 or more; use the form kBlock");
+  }
+  const auto fits = [&](std::uint32_t blocks) {
+    const std::int64_t bytes = PartOfRow(plan, blocks) * std::int64_t{SizeOf(plan.dtype)};
+    return bytes + kSampleStaticBytes <= device.shared_bytes;
+  };
+  for (std::uint32_t blocks = kMaxSampleBlocks; blocks > 1; blocks /= 2) {
+    const bool at_once =
+        std::uint64_t{plan.rows} * blocks <= static_cast<std::uint64_t>(device.multiprocessors);
+    if (at_once && fits(blocks)) return blocks;
+  }
+  if (!asked) return 1U;
+  for (std::uint32_t blocks = 2; blocks <= kMaxSampleBlocks; blocks *= 2) {
+    if (fits(blocks)) return blocks;
+  }
+  return Error(
+      Code::kUnsupported,
+      fmt::format("sample: a row of {} {} does not fit the shared memory of {} thread "
+                  "blocks of {} bytes; use the form kBlock",
+                  plan.vocabulary, NameOf(plan.dtype), kMaxSampleBlocks, device.shared_bytes));
 }
 
 Status Sample(const SampleArgs& args, cuda::StreamRef stream) {

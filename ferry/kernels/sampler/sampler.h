@@ -8,6 +8,16 @@
 
 namespace ferry::kernels {
 
+// The implementation on the GPU. All choose the same tokens.
+enum class SampleForm : std::uint8_t {
+  kAuto,   // kCluster for few rows of large vocabularies, if device and build support it
+  kBlock,  // a thread block to a row
+  // A thread block cluster to a row: 2, 4 or 8 blocks, each with a part of the row in shared
+  // memory. Compute capability 9.0 and later. Rows of up to about 900,000 tokens of 16 bits, or
+  // half as many of 32, on an H100.
+  kCluster,
+};
+
 // Selects one token per row of logits. If the row's temperature is below kGreedyTemperature, or
 // temperatures are omitted, it is the token with the greatest logit, and the first of several.
 // Otherwise it is a random token: among those that top_k and then top_p leave, a token of logit l
@@ -38,13 +48,13 @@ namespace ferry::kernels {
 // l / temperature is about 2^k they have steps of 2^(k - 23), 2^-7 for a logit of 6.5 at a
 // temperature of 1e-4, 0.5 for one of 42 at 1e-5. By about so large a part tokens of nearly equal
 // logits come more or less often than they should; of equal scores the first wins. A finite logit's
-// score is never less than fp32's lowest number, so that minus infinity loses. A row is the work of
-// one thread block. With neither top_k nor top_p logits are read once; top_k reads them up to four
-// times more (twice for bf16), top_p up to five times (three times): from the L2 cache if that has
-// room for all rows in flight, which it does not for large batches of large vocabularies. That cost
-// has not been measured. Errors: kInvalidArgument for other shapes, types or strides, for a
-// vocabulary of none or of more than 2^30; kUnsupported where the build has no CUDA; those of a
-// launch.
+// score is never less than fp32's lowest number, so that minus infinity loses. Logits are read once
+// in the form kCluster, and in the form kBlock with neither top_k nor top_p; there top_k reads them
+// up to four times more (twice for bf16), top_p up to five times (three times): from the L2 cache
+// if that has room for all rows in flight, which it does not for large batches of large
+// vocabularies. Errors: kInvalidArgument for other shapes, types or strides, for a vocabulary of
+// none or of more than 2^30; kUnsupported where the build has no CUDA, and for kCluster where
+// device or build have no clusters or the row does not fit; those of a launch.
 struct SampleArgs {
   Tensor logits;
   Tensor out;
@@ -55,6 +65,7 @@ struct SampleArgs {
   Tensor steps;
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
+  SampleForm form = SampleForm::kAuto;
 };
 Status Sample(const SampleArgs& args, cuda::StreamRef stream);
 Status SampleCpu(const SampleArgs& args);

@@ -26,8 +26,12 @@ struct SamplePlan {
   std::uint32_t vocabulary = 0;
   DType dtype = DType::kFloat32;
   bool wide = false;  // words of 16 bytes, otherwise elements
+  SampleForm form = SampleForm::kAuto;
+  std::uint32_t part = 0;  // tokens of a block of a cluster: whole words
 };
 inline constexpr std::uint32_t kSampleThreads = 512;
+inline constexpr std::uint32_t kSampleClusterThreads = 512;
+inline constexpr std::uint32_t kMaxSampleBlocks = 8;  // of a cluster, on every GPU that has them
 
 // Parameters of one row.
 struct SampleRow {
@@ -65,5 +69,19 @@ __host__ __device__
 
 // Errors: as Sample().
 Result<SamplePlan> PlanSample(const SampleArgs& args);
+
+// The facts of a GPU on which the form depends.
+struct SampleDevice {
+  int multiprocessors = 0;
+  int shared_bytes = 0;       // that a thread block can have
+  bool has_clusters = false;  // and this build has code for them
+};
+
+// Tokens of a part where a row is that of so many blocks.
+std::uint32_t PartOfRow(const SamplePlan& plan, std::uint32_t blocks) noexcept;
+
+// Thread blocks to a row; 1: the form kBlock. Errors: kUnsupported where the plan asks for kCluster
+// and the device has none, or not enough shared memory for a row.
+Result<std::uint32_t> BlocksOfRow(const SamplePlan& plan, const SampleDevice& device);
 
 }  // namespace ferry::kernels

@@ -56,9 +56,11 @@ class SampleTensors {
     args.steps = bed->View(steps_);
     return args;
   }
-  std::vector<double> Run(OpBed bed) {
+  std::vector<double> Run(OpBed bed, SampleForm form = SampleForm::kAuto) {
     out_.Poison();
-    const Status ran = bed.Run(kSampleKernel, SampleCpu, Args(&bed));
+    SampleArgs args = Args(&bed);
+    args.form = form;
+    const Status ran = bed.Run(kSampleKernel, SampleCpu, args);
     EXPECT_TRUE(ran) << ran.error().ToString();
     return Got();
   }
@@ -133,6 +135,15 @@ std::vector<double> ProbabilitiesOf(std::vector<double> logits, double temperatu
 
 class SampleTest : public OpTest {
  protected:
+  // In each form that the target has; all choose the same tokens.
+  std::vector<double> Run(SampleTensors* tensors) {
+    std::vector<double> chosen = tensors->Run(Bed());
+    if (ComputeMajor() < 9) return chosen;
+    EXPECT_EQ(tensors->Run(Bed(), SampleForm::kBlock), chosen);
+    EXPECT_EQ(tensors->Run(Bed(), SampleForm::kCluster), chosen);
+    return chosen;
+  }
+
   // Draws from one distribution, with fresh seeds, and compares how often each token came.
   void ExpectFrequencies(const std::vector<double>& logits, double temperature, int top_k,
                          double top_p) {
@@ -147,7 +158,7 @@ class SampleTest : public OpTest {
     const auto first_seed = static_cast<double>(random()() >> 20);
     tensors.seeds().Fill([&](std::int64_t i) { return first_seed + static_cast<double>(i); });
     std::vector<double> counts(logits.size());
-    for (const double token : tensors.Run(Bed())) ++counts[static_cast<std::size_t>(token)];
+    for (const double token : Run(&tensors)) ++counts[static_cast<std::size_t>(token)];
     const std::vector<double> expected =
         ProbabilitiesOf(logits, temperature, static_cast<std::size_t>(top_k), top_p);
     for (std::size_t token = 0; token < counts.size(); ++token) {
@@ -168,7 +179,7 @@ TEST_P(SampleTest, WithoutTemperatureTheFirstOfTheGreatestLogitsIsChosen) {
       tensors.logits().FillNormally(&random(), 0, 3);  // of 16 bits, of which many are equal
       tensors.temperatures().Fill([](std::int64_t) { return 0; });
       const std::vector<double> logits = tensors.logits().Values();
-      const std::vector<double> got = tensors.Run(Bed());
+      const std::vector<double> got = Run(&tensors);
       for (std::size_t row = 0; row < 5; ++row) {
         const auto begin = logits.begin() + static_cast<std::ptrdiff_t>(row) * vocabulary;
         EXPECT_EQ(got[row], std::max_element(begin, begin + vocabulary) - begin);
@@ -203,7 +214,7 @@ TEST_P(SampleTest, WhatIsNoNumberAndWhatIsMinusInfinityIsNeverChosen) {
     SampleTensors tensors(DType::kFloat32, 4, 64);
     tensors.temperatures().Fill([&](std::int64_t) { return temperature; });
     tensors.logits().Fill([](std::int64_t i) { return OddLogit(i / 64, i % 64); });
-    EXPECT_THAT(tensors.Run(Bed()), ElementsAre(40, 7, 0, 9)) << temperature;
+    EXPECT_THAT(Run(&tensors), ElementsAre(40, 7, 0, 9)) << temperature;
   }
 }
 
@@ -215,7 +226,7 @@ TEST_P(SampleTest, TheOneFiniteLogitIsChosenHoweverLowItIs) {
       tensors.temperatures().Fill([&](std::int64_t) { return temperature; });
       tensors.top_p().Fill([&](std::int64_t) { return top_p; });
       tensors.logits().Fill([](std::int64_t i) { return i % 40 == 33 ? -3e38 : kMinusInfinity; });
-      EXPECT_THAT(tensors.Run(Bed()), Each(33)) << temperature << " " << top_p;
+      EXPECT_THAT(Run(&tensors), Each(33)) << temperature << " " << top_p;
     }
   }
 }
@@ -226,7 +237,7 @@ TEST_P(SampleTest, UnderAnInfiniteTemperatureAllTokensAreAlikeAndUnderNoneTheGre
   SampleTensors tensors(DType::kFloat32, 2, 40);
   tensors.temperatures().Fill([](std::int64_t) { return std::nan(""); });
   tensors.logits().Fill([](std::int64_t i) { return i % 40 == 12 ? 2 : 1; });
-  EXPECT_THAT(tensors.Run(Bed()), Each(12));
+  EXPECT_THAT(Run(&tensors), Each(12));
 }
 
 TEST_P(SampleTest, TokensComeAsOftenAsTheirProbabilitiesSay) {
@@ -266,8 +277,38 @@ TEST_P(SampleTest, EveryDeviceChoosesTheTokenThatTheCpuChooses) {
           EXPECT_EQ(PlanSample(tensors.Args(&cpu))->wide, layout.skip == 0 && layout.gap[0] == 0);
         }
         const std::vector<double> expected = tensors.Run(std::move(cpu));
-        EXPECT_EQ(tensors.Run(Bed()), expected) << NameOf(dtype) << " " << size.vocabulary;
+        EXPECT_EQ(Run(&tensors), expected) << NameOf(dtype) << " " << size.vocabulary;
       }
+    }
+  }
+}
+
+// Logits that are equal, and rows of which a part has no number.
+double TiedLogit(std::int64_t row, std::int64_t token, std::int64_t vocabulary) {
+  switch (row % 6) {
+    case 0: return 1.5;
+    case 1: return token == 11 || token >= vocabulary - 2 ? 7 : -7;
+    case 2: return std::nan("");
+    case 3: return token < vocabulary / 2 ? std::nan("") : static_cast<double>(token % 3);
+    case 4: return token < vocabulary - 9 ? kMinusInfinity : 0;
+    default: return static_cast<double>(token % 2) - 0.5;
+  }
+}
+
+TEST_P(SampleTest, EveryDeviceTakesTheSameOfEqualLogits) {
+  constexpr std::int64_t kRows = 24;
+  for (const DType dtype : {DType::kFloat32, DType::kBfloat16}) {
+    for (const std::int64_t vocabulary : {11, 513, 20'003, 40'000}) {
+      SampleTensors tensors(dtype, kRows, vocabulary);
+      tensors.FillAnew(&random());
+      tensors.logits().Fill(
+          [&](std::int64_t i) { return TiedLogit(i / vocabulary, i % vocabulary, vocabulary); });
+      // All that the loop over kinds of rows has with each way of drawing.
+      tensors.temperatures().Fill([](std::int64_t row) { return row < 6 ? 0 : 0.7; });
+      tensors.top_k().Fill([](std::int64_t row) { return row >= 12 ? 2 : 0; });
+      tensors.top_p().Fill([](std::int64_t row) { return row >= 18 || row / 6 == 1 ? 0.6 : 1; });
+      const std::vector<double> expected = tensors.Run(OpBed(nullptr));
+      EXPECT_EQ(Run(&tensors), expected) << NameOf(dtype) << " " << vocabulary;
     }
   }
 }
@@ -277,10 +318,10 @@ TEST_P(SampleTest, ATokenDependsOnItsOwnSeedStepAndLogitsAlone) {
   SampleTensors tensors(DType::kBfloat16, 6, kVocabulary);
   tensors.logits().Fill([](std::int64_t i) { return static_cast<double>(i % kVocabulary % 7); });
   tensors.seeds().Fill([](std::int64_t) { return 12345; });
-  const std::vector<double> same = tensors.Run(Bed());
+  const std::vector<double> same = Run(&tensors);
   EXPECT_THAT(same, Each(same[0]));
   tensors.steps().Fill([](std::int64_t row) { return static_cast<double>(row); });
-  const std::vector<double> stepped = tensors.Run(Bed());
+  const std::vector<double> stepped = Run(&tensors);
   EXPECT_EQ(stepped[0], same[0]);
   EXPECT_GT(std::set<double>(stepped.begin(), stepped.end()).size(), 3U);
 }
@@ -348,7 +389,7 @@ TEST_P(SampleTest, ACapturedCallDoesNotRepeatItsDraws) {
 
 TEST_P(SampleTest, NoRowsAreLeftAlone) {
   SampleTensors tensors(DType::kFloat32, 0, 16);
-  EXPECT_TRUE(tensors.Run(Bed()).empty());
+  EXPECT_TRUE(Run(&tensors).empty());
 }
 
 TEST_P(SampleTest, ACapturedCallWorksOnWhatIsThereWhenItIsReplayed) {
@@ -493,6 +534,48 @@ TEST_F(SamplePlanTest, WrongArgumentsAreNamedWithWhatTheyMustBe) {
             "all");
   args.seeds = TensorAt(4, {1}, DType::kInt64);
   EXPECT_EQ(Refusal(args), "accepted");
+}
+
+TEST_F(SamplePlanTest, FewRowsAreSharedByAsManyBlocksAsThereAreMultiprocessorsFor) {
+  const SampleDevice device{
+      .multiprocessors = 132, .shared_bytes = 227 * 1024, .has_clusters = true};
+  SamplePlan plan = *PlanSample(Args());
+  const auto blocks = [&](std::uint32_t rows) {
+    plan.rows = rows;
+    return *BlocksOfRow(plan, device);
+  };
+  EXPECT_EQ(blocks(1), 8U);
+  EXPECT_EQ(blocks(16), 8U);
+  EXPECT_EQ(blocks(17), 4U);
+  EXPECT_EQ(blocks(33), 4U);
+  EXPECT_EQ(blocks(34), 2U);
+  EXPECT_EQ(blocks(66), 2U);
+  EXPECT_EQ(blocks(67), 1U);
+  EXPECT_EQ(PartOfRow(plan, 8), 18'992U);
+  plan.dtype = DType::kFloat32;
+  EXPECT_EQ(blocks(33), 4U);
+  EXPECT_EQ(blocks(34), 1U);  // half a row does not fit
+  plan.vocabulary = 1000;
+  EXPECT_EQ(blocks(1), 1U);
+  EXPECT_EQ(PartOfRow(plan, 8), 128U);  // the last has fewer
+}
+
+TEST_F(SamplePlanTest, AFormThatIsAskedForIsTakenOrRefused) {
+  SampleDevice device{.multiprocessors = 132, .shared_bytes = 227 * 1024, .has_clusters = true};
+  SampleArgs args = Args();
+  args.form = SampleForm::kBlock;
+  EXPECT_EQ(*BlocksOfRow(*PlanSample(args), device), 1U);
+  args.form = SampleForm::kCluster;
+  SamplePlan plan = *PlanSample(args);
+  plan.rows = 1000;
+  EXPECT_EQ(*BlocksOfRow(plan, device), 2U);
+  plan.vocabulary = 1 << 20;
+  EXPECT_THAT(BlocksOfRow(plan, device).error().message(),
+              HasSubstr("a row of 1048576 bf16 does not fit the shared memory of 8 thread blocks"));
+  device.has_clusters = false;
+  EXPECT_EQ(BlocksOfRow(plan, device).error().code(), Code::kUnsupported);
+  plan.form = SampleForm::kAuto;
+  EXPECT_EQ(*BlocksOfRow(plan, device), 1U);
 }
 
 TEST_F(SamplePlanTest, WordsOf16BytesAreForRowsThatHaveThem) {
