@@ -73,7 +73,7 @@ Status HasTensorMapStrides(const Argument& argument) {
   // cuTensorMapEncodeTiled takes strides in bytes below 2^40.
   constexpr std::int64_t kMapBytes = std::int64_t{1} << 40;
   const Tensor& tensor = argument.tensor;
-  for (const std::size_t d : {std::size_t{0}, std::size_t{1}}) {
+  for (std::size_t d = 0; d + 1 < static_cast<std::size_t>(tensor.rank); ++d) {
     const bool right =
         tensor.stride[d] >= tensor.last() && tensor.stride[d] < kMapBytes / SizeOf(tensor.dtype);
     if (tensor.shape[d] > 1 && !right) {
@@ -133,10 +133,6 @@ Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args) {
 }
 
 static Status CheckWgmmaSm90Form(const AttentionPrefillArgs& args) {
-  if (!args.block_tables.none()) {
-    return PrefillArgument("block_tables", args.block_tables)
-        .Wrong("none for the form kWgmmaSm90, or the form kCpAsync");
-  }
   if (!ExtrasOf(args).none()) {
     return Error(
         Code::kInvalidArgument,

@@ -22,7 +22,7 @@ enum class PrefillForm : std::uint8_t {
   // Copies by each thread (cp.async), and products by each warp: compute capability 8 and later.
   kCpAsync,
   // Copies by the copy engine (TMA), and products by warpgroups (wgmma): compute capability 9.0, in
-  // builds for 90a. Keys that are not paged, without lse, sinks, window and softcap.
+  // builds for 90a. Without lse, sinks, window and softcap.
   kWgmmaSm90,
 };
 
@@ -81,7 +81,7 @@ struct AttentionPrefillArgs {
 // Errors: kInvalidArgument; kUnsupported for cases that only the CPU form supports, and if a thread
 // block of this GPU has too little shared memory: heads of 128 with 3 stages need more than the 99
 // KiB that there are for compute capability 8.6, 8.9 and 12. The form kWgmmaSm90:
-// kInvalidArgument for paged keys, lse, sinks, window or softcap, and for strides that a tensor map
+// kInvalidArgument for lse, sinks, window or softcap, and for strides that a tensor map
 // cannot have; kUnsupported on other GPUs and in other builds.
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
 

@@ -103,7 +103,7 @@ TEST(AttentionPrefillForm, IsWgmmaSm90WhereThatCanBeUnlessTheOtherOneIsAskedFor)
     return *PrefillFormOf(changed, true);
   };
   EXPECT_EQ(form_with([](auto* a) { a->form = PrefillForm::kCpAsync; }), PrefillForm::kCpAsync);
-  EXPECT_EQ(form_with([](auto* a) { MakePaged(a, 16); }), PrefillForm::kCpAsync);
+  EXPECT_EQ(form_with([](auto* a) { MakePaged(a, 16); }), PrefillForm::kWgmmaSm90);
   EXPECT_EQ(form_with([](auto* a) { a->stages = 3; }), PrefillForm::kCpAsync);
   EXPECT_EQ(form_with([](auto* a) { a->k.stride[1] = 0; }), PrefillForm::kCpAsync);
 }
@@ -125,8 +125,11 @@ TEST(AttentionPrefillForm, WgmmaSm90SaysWhatItCannotDo) {
     };
   };
   ExpectPrefillSentences(
-      {{"block_tables is [2, 3] int32; it must be none for the form kWgmmaSm90",
-        asked([](auto* args) { MakePaged(args, 16); })},
+      {{"v is [2, 16, 2, 128] bf16 with strides [4096, 256, 0, 1]; it must be with strides",
+        asked([](auto* args) {
+          MakePaged(args, 16);
+          args->v.stride[2] = 0;
+        })},
        {"stages is 3; it must be 2 for the form kWgmmaSm90",
         asked([](auto* args) { args->stages = 3; })},
        {"it must be with strides of 128 to 2^39 - 1 for the form kWgmmaSm90",

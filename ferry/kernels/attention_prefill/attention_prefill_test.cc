@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ferry/kernels/testing/attention_formula.h"
@@ -74,7 +75,10 @@ class PrefillProblem {
     std::vector<std::int64_t> pages(static_cast<std::size_t>(pages_));
     std::iota(pages.begin(), pages.end(), 0);
     std::shuffle(pages.begin(), pages.end(), *random);
-    tables.Fill([](std::int64_t) { return -1.0; });
+    // Entries that no sequence needs: none, out of range, or a page of NaN.
+    tables.Fill([&](std::int64_t i) {
+      return i % 3 == 0 ? -1.0 : i % 3 == 1 ? 2147483647.0 : static_cast<double>(pages.front());
+    });
     q_ends.Set(0, 0);
     k_ends.Set(0, 0);
     for (std::int64_t b = 0; b < Batch(); ++b) {
@@ -237,7 +241,7 @@ class AttentionPrefillTest : public OpTest {
 
   AttentionPrefillArgs ArgsOf(PrefillProblem* problem, OpBed* bed, int stages = 2) {
     AttentionPrefillArgs args = problem->Args(bed, stages);
-    const bool can = ByWgmmaSm90() && args.block_tables.none() && stages == 2;
+    const bool can = ByWgmmaSm90() && stages == 2;
     args.form = can ? PrefillForm::kWgmmaSm90 : PrefillForm::kCpAsync;
     return args;
   }
@@ -452,12 +456,26 @@ TEST_P(AttentionPrefillTest, OnAGpuLongSequencesThatAreNotInPagesAreRight) {
   }
 }
 
+// Boxes of 16 to 128 keys, which are whole pages, parts of pages, and, of pages of 48 and 80, what
+// divides both a page and a tile.
+TEST_P(AttentionPrefillTest, OnAGpuLongSequencesInPagesOfAllSizesAreRight) {
+  if (!OnGpu()) GTEST_SKIP() << "as the CPU's form is for short ones";
+  for (const std::int64_t page : {16, 32, 48, 64, 80, 128, 192, 256}) {
+    for (const std::int64_t head_size : {64, 128, 256}) {
+      PrefillProblem problem({4, 2, head_size, {{300, 640}, {1, 777}, {128, 128}, {70, 17}},
+                              page % 32 == 0, page},
+                             DType::kBfloat16, &random());
+      ExpectRight(&problem, "long, in pages");
+    }
+  }
+}
+
 // Nothing is added up in an order that depends on which warp comes first, so what differs is a
 // race.
 TEST_P(AttentionPrefillTest, OnAGpuEachRunGivesTheSameBits) {
   if (!OnGpu()) GTEST_SKIP() << "the CPU's form has one thread";
-  for (const std::int64_t head_size : {64, 128, 256}) {
-    PrefillProblem problem({16, 4, head_size, {{900, 900}, {300, 1200}, {513, 513}}},
+  for (const auto& [head_size, page] : {std::pair(64, 0), {128, 0}, {256, 0}, {128, 16}}) {
+    PrefillProblem problem({16, 4, head_size, {{900, 900}, {300, 1200}, {513, 513}}, true, page},
                            DType::kFloat16, &random());
     std::vector<std::byte> first;
     for (int run = 0; run < 10; ++run) {
@@ -468,7 +486,8 @@ TEST_P(AttentionPrefillTest, OnAGpuEachRunGivesTheSameBits) {
       ASSERT_TRUE(ran) << ran.error().ToString();
       const std::vector<std::byte> bytes(problem.out.memory().begin(), problem.out.memory().end());
       if (first.empty()) first = bytes;
-      ASSERT_TRUE(bytes == first) << "heads of " << head_size << ", run " << run;
+      ASSERT_TRUE(bytes == first) << "heads of " << head_size << ", pages of " << page
+                                  << ", run " << run;
     }
   }
 }

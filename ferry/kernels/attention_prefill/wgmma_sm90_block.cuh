@@ -22,6 +22,7 @@ struct WgmmaSm90Parameters {
   CUtensorMap k;
   CUtensorMap v;
   PrefillParameters given;
+  int box_keys;  // rows of a box of k and of v, all in one page; they divide the tile's
 };
 
 template <class T, int kHead>
@@ -94,51 +95,103 @@ struct WgmmaSm90Tile {
   }
 };
 
-// All panels of a tile of rows of one head. One thread.
+// All panels of a tile of queries of one head. One thread.
 template <class Tile>
-__device__ __forceinline__ void LoadPanels(const Tile& tile, const CUtensorMap& map,
-                                           std::uint32_t barrier, int head, int row) {
+__device__ __forceinline__ void LoadQueries(const Tile& tile, const CUtensorMap& map,
+                                            std::uint32_t barrier, int head, int row) {
   prim::ArriveAndExpect(barrier, Tile::kBytes);
 #pragma unroll
   for (int panel = 0; panel < Tile::kPanels; ++panel) {
     prim::LoadTile(prim::SharedAddress(tile.data) + panel * Tile::kPanelBytes, map, barrier,
-                   panel * Tile::kPanelColumns, row, head);
+                   panel * Tile::kPanelColumns, row, head, 0);
   }
 }
 
-// The part of the warp that loads. K is one tile ahead of V, as it is when they are used.
+// A lane's box of each tile of keys: the columns of a panel, and as many rows as lie in one page,
+// or all of the tile's where keys are not paged. A tile has 16 boxes at most, for pages of 16 and
+// heads of 128.
+template <class Shape>
+class KeyBox {
+ public:
+  using Keys = typename Shape::Keys;
+
+  __device__ __forceinline__ KeyBox(const WgmmaSm90Parameters& all, const PrefillPlace& place)
+      : given_(all.given),
+        place_(place),
+        panel_(static_cast<int>(threadIdx.x) % Keys::kPanels),
+        row_(static_cast<int>(threadIdx.x) / Keys::kPanels * all.box_keys),
+        table_(given_.tables + place.sequence * given_.table_stride) {}
+
+  // What the table says of the box in tile i. Entries for keys beyond the sequence are not read.
+  __device__ __forceinline__ int EntryFor(int i) const {
+    if (given_.tables == nullptr) return 0;
+    const int key = i * Shape::kKeys + row_;
+    return row_ < Shape::kKeys && key < place_.keys.count ? table_[key / given_.page] : -1;
+  }
+  // Requests tile i. All lanes of the warp. Page -1 lies outside the map and gives zeros.
+  __device__ __forceinline__ void Load(const Keys& tile, const CUtensorMap& map,
+                                       std::uint64_t* barrier, int i, int entry) const {
+    const std::uint32_t full = prim::SharedAddress(barrier);
+    if (threadIdx.x == 0) prim::ArriveAndExpect(full, Keys::kBytes);
+    __syncwarp();
+    if (row_ >= Shape::kKeys) return;
+    const int key = i * Shape::kKeys + row_;
+    const bool paged = given_.tables != nullptr;
+    const int row = paged ? key % given_.page : place_.keys.first + key;
+    const int page = !paged || (entry >= 0 && entry < given_.pages) ? entry : -1;
+    prim::LoadTile(prim::SharedAddress(tile.data) + panel_ * Keys::kPanelBytes + Keys::Rows(row_),
+                   map, full, panel_ * Keys::kPanelColumns, row, place_.kv_head, page);
+  }
+
+ private:
+  const PrefillParameters& given_;
+  const PrefillPlace& place_;
+  const int panel_;
+  const int row_;  // in the tile; lanes whose row is none of the tile's have no box
+  const std::int32_t* const table_;
+};
+
+// The part of the warp that loads. K is one tile ahead of V, as it is when they are used, and the
+// table is read one tile ahead of K.
 template <class Shape>
 __device__ __forceinline__ void LoadTiles(const WgmmaSm90Parameters& all, const PrefillPlace& place,
                                           const WgmmaSm90Tile<Shape>& tile, int tiles) {
   auto& barriers = *tile.barriers;
+  const KeyBox<Shape> box(all, place);
   typename Shape::Ring keys;
   typename Shape::Ring values;
+  int next = box.EntryFor(0);
   const auto load_keys = [&](int i) {
+    const int entry = next;
+    next = box.EntryFor(i + 1);
     // Acquires what the consumers' Arrive() released: their last reads of the buffer have ended.
     prim::WaitForPhase(prim::SharedAddress(&barriers.keys_empty[keys.slot]), keys.empty());
-    LoadPanels(tile.KeysOf(keys.slot), all.k, prim::SharedAddress(&barriers.keys_full[keys.slot]),
-               place.kv_head, place.keys.first + i * Shape::kKeys);
+    box.Load(tile.KeysOf(keys.slot), all.k, &barriers.keys_full[keys.slot], i, entry);
     keys.Advance();
+    return entry;
   };
-  LoadPanels(tile.Queries(), all.q, prim::SharedAddress(&barriers.queries), place.head,
-             place.queries.first + place.first_query);
-  load_keys(0);
+  if (threadIdx.x == 0) {
+    LoadQueries(tile.Queries(), all.q, prim::SharedAddress(&barriers.queries), place.head,
+                place.queries.first + place.first_query);
+  }
+  __syncwarp();
+  int ahead = load_keys(0);
   for (int i = 0; i < tiles; ++i) {
-    if (i + 1 < tiles) load_keys(i + 1);
+    const int entry = ahead;
+    if (i + 1 < tiles) ahead = load_keys(i + 1);
     prim::WaitForPhase(prim::SharedAddress(&barriers.values_empty[values.slot]), values.empty());
     // A tile that reaches beyond the sequence must be cleared before anybody multiplies by it, so
     // it completes `ragged`, and ClearBehindEnd() passes it on to values_full. There is at most
     // one, the last.
     const bool ragged = (i + 1) * Shape::kKeys > place.keys.count;
-    LoadPanels(tile.ValuesOf(values.slot), all.v,
-               prim::SharedAddress(ragged ? &barriers.ragged : &barriers.values_full[values.slot]),
-               place.kv_head, place.keys.first + i * Shape::kKeys);
+    box.Load(tile.ValuesOf(values.slot), all.v,
+             ragged ? &barriers.ragged : &barriers.values_full[values.slot], i, entry);
     values.Advance();
   }
 }
 
 // The rows of V after a sequence's end belong to other sequences or were never written, so they may
-// be NaN, and a weight of 0 does not make those 0.
+// be NaN, and a weight of 0 does not make those 0. By the warp that loads.
 template <class Shape>
 __device__ __forceinline__ void ClearBehindEnd(const PrefillPlace& place,
                                                const WgmmaSm90Tile<Shape>& tile, int tiles) {

@@ -1,6 +1,9 @@
 // Kernel and launcher of the TMA and wgmma form of prefill attention (compute capability 9.0).
 
+#include <cstddef>
 #include <cstdint>
+#include <numeric>
+#include <utility>
 
 #include "ferry/cuda/launch.cuh"
 #include "ferry/cuda/tensor_map.cuh"
@@ -42,10 +45,7 @@ __global__ void __launch_bounds__(WgmmaSm90Shape<T, kHead>::kThreads, 1)
   if (role == 0) {
     prim::DecreaseRegisters<Shape::kLoaderRegisters>();
     if (tiles > 0 && threadIdx.x < prim::kWarpThreads) {
-      if (threadIdx.x == 0) LoadTiles<Shape>(all, place, tile, tiles);
-      __syncwarp();
-      // By the whole warp that loads, since the last load is in flight and it has nothing else to
-      // do.
+      LoadTiles<Shape>(all, place, tile, tiles);
       ClearBehindEnd<Shape>(place, tile, tiles);
     }
   } else {
@@ -65,25 +65,28 @@ __global__ void __launch_bounds__(WgmmaSm90Shape<T, kHead>::kThreads, 1)
 #endif
 }
 
-// Rows of a head, for tiles of 64 columns of some rows.
+// Innermost first: columns, tokens, heads, pages; tensors that are not paged have one page. For
+// boxes of 64 columns of some rows of a head.
 Result<CUtensorMap> MapOf(const Tensor& tensor, const Tensor& none_as, int rows) {
   // A map has at least one row. Of no rows nobody loads any.
-  const Tensor& there = tensor.shape[0] > 0 ? tensor : none_as;
-  const auto bytes_of = [&](std::size_t d) {
-    const std::int64_t stride = there.shape[d] > 1 ? there.stride[d] : there.last();
-    return static_cast<std::uint64_t>(stride * SizeOf(there.dtype));
-  };
-  const auto size_of = [&](std::size_t d) { return static_cast<std::uint64_t>(there.shape[d]); };
-  return cuda::MakeTensorMap({.element = there.dtype == DType::kFloat16
-                                             ? cuda::TensorElement::kFloat16
-                                             : cuda::TensorElement::kBfloat16,
-                              .data = there.data,
-                              .rank = 3,
-                              .size = {size_of(2), size_of(0), size_of(1)},
-                              // Innermost first: columns, tokens, heads. The stride of the columns
-                              // is implied.
-                              .stride_bytes = {0, bytes_of(0), bytes_of(1)},
-                              .tile = {64, static_cast<std::uint32_t>(rows), 1}});
+  const Tensor& there = tensor.Numel() > 0 ? tensor : none_as;
+  cuda::TensorMapShape map{.element = there.dtype == DType::kFloat16
+                                          ? cuda::TensorElement::kFloat16
+                                          : cuda::TensorElement::kBfloat16,
+                           .data = there.data,
+                           .rank = 4,
+                           .size = {static_cast<std::uint64_t>(there.last())},
+                           .tile = {64, static_cast<std::uint32_t>(rows), 1, 1}};
+  const bool paged = there.rank == 4;
+  const std::size_t token = paged ? 1 : 0;
+  for (const auto& [to, from] : {std::pair(1, token), std::pair(2, token + 1), std::pair(3, 0UL)}) {
+    const bool one = (to == 3 && !paged) || there.shape[from] == 1;
+    // The stride of a size of 1 is never used, and may be one that no map can have.
+    const std::int64_t stride = one ? there.last() : there.stride[from];
+    map.size[to] = one ? 1 : static_cast<std::uint64_t>(there.shape[from]);
+    map.stride_bytes[to] = static_cast<std::uint64_t>(stride * SizeOf(there.dtype));
+  }
+  return cuda::MakeTensorMap(map);
 }
 
 template <class T, int kHead>
@@ -95,8 +98,10 @@ Status EnqueueWgmmaSm90(const AttentionPrefillArgs& args, cuda::StreamRef stream
   WgmmaSm90Parameters all{};
   all.given = ParametersOf(args);
   FERRY_TRY_ASSIGN(all.q, MapOf(args.q, args.q, Shape::kRows));
-  FERRY_TRY_ASSIGN(all.k, MapOf(args.k, args.q, Shape::kKeys));
-  FERRY_TRY_ASSIGN(all.v, MapOf(args.v, args.q, Shape::kKeys));
+  const bool paged = !args.block_tables.none();
+  all.box_keys = paged ? std::gcd(static_cast<int>(PageTokens(args)), Shape::kKeys) : Shape::kKeys;
+  FERRY_TRY_ASSIGN(all.k, MapOf(args.k, args.q, all.box_keys));
+  FERRY_TRY_ASSIGN(all.v, MapOf(args.v, args.q, all.box_keys));
   const std::int64_t tiles = (args.max_seqlen_q + Shape::kRows - 1) / Shape::kRows;
   const dim3 grid(static_cast<unsigned>(args.q.shape[1]), static_cast<unsigned>(tiles),
                   static_cast<unsigned>(args.cu_seqlens_q.shape[0] - 1));

@@ -134,11 +134,13 @@ struct PrefillWay {
   const char* name;
   int stages;
   kernels::PrefillForm form;
+  std::int64_t page = 0;  // 0: keys are not paged
 };
 constexpr PrefillWay kPrefillWays[] = {{"1 stage", 1, kernels::PrefillForm::kCpAsync},
                                        {"2 stages", 2, kernels::PrefillForm::kCpAsync},
                                        {"3 stages", 3, kernels::PrefillForm::kCpAsync},
                                        {"wgmma", 2, kernels::PrefillForm::kWgmmaSm90}};
+constexpr std::int64_t kPrefillPages[] = {16, 32, 64, 256};
 
 std::vector<std::int32_t> Boundaries(const AttentionOfCase& of) {
   std::vector<std::int32_t> boundaries;
@@ -160,8 +162,12 @@ Status PutOneQuery(const KernelStream& to, const AttentionOfCase& of,
   std::array<std::int32_t, 2> keys_end{0, static_cast<std::int32_t>(keys)};
   args.q = part(args.q, query, 1);
   args.out = part(args.out, query, 1);
-  args.k = part(args.k, query + 1 - keys, keys);
-  args.v = part(args.v, query + 1 - keys, keys);
+  if (args.block_tables.none()) {
+    args.k = part(args.k, query + 1 - keys, keys);
+    args.v = part(args.v, query + 1 - keys, keys);
+  } else {
+    args.block_tables = part(args.block_tables, query / of.tokens, 1);
+  }
   args.cu_seqlens_q = Tensor::Contiguous(queries_end.data(), DType::kInt32, {2});
   args.cu_seqlens_k = Tensor::Contiguous(keys_end.data(), DType::kInt32, {2});
   args.max_seqlen_q = 1;
@@ -173,13 +179,17 @@ Status PutOneQuery(const KernelStream& to, const AttentionOfCase& of,
 KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way) {
   KernelCase one = NewAttentionCase("attention_prefill", of);
   one.variant = way.name;
+  if (way.page > 0) one.sizes.push_back({"page", way.page});
   // As the newest form, likeliest to fault, after which the device does nothing more.
   one.comes_last = way.form == kernels::PrefillForm::kWgmmaSm90;
   const std::int64_t all = of.batch * of.tokens;
+  const std::int64_t columns = way.page > 0 ? of.tokens / way.page : 0;
+  const std::int64_t pages = of.batch * columns;
   const auto q = one.AddNumbers(kAttentionType, all * of.heads * of.head_size);
   const auto k = one.AddNumbers(kAttentionType, all * of.kv_heads * of.head_size);
   const auto v = one.AddNumbers(kAttentionType, all * of.kv_heads * of.head_size);
   const auto boundaries = one.AddTable(Boundaries(of));
+  const auto tables = one.AddTable(ShuffledPages(std::max<std::int64_t>(pages, 1)));
   const auto out = one.AddResults(kAttentionType, all * of.heads * of.head_size);
   one.bytes = AttentionBytes(of, of.tokens, kAttentionElement);
   one.flops = 2.0 * static_cast<double>(all) * static_cast<double>(of.tokens) *
@@ -191,6 +201,13 @@ KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way) {
     args.q = Tensor::Contiguous(at[q], kAttentionType, {all, of.heads, of.head_size});
     args.k = Tensor::Contiguous(at[k], kAttentionType, {all, of.kv_heads, of.head_size});
     args.v = Tensor::Contiguous(at[v], kAttentionType, {all, of.kv_heads, of.head_size});
+    if (way.page > 0) {
+      for (Tensor* keys : {&args.k, &args.v}) {
+        *keys = Tensor::Contiguous(keys->data, kAttentionType,
+                                   {pages, way.page, of.kv_heads, of.head_size});
+      }
+      args.block_tables = Tensor::Contiguous(at[tables], DType::kInt32, {of.batch, columns});
+    }
     args.cu_seqlens_q = Tensor::Contiguous(at[boundaries], DType::kInt32, {of.batch + 1});
     args.cu_seqlens_k = args.cu_seqlens_q;
     args.out = Tensor::Contiguous(at[out], kAttentionType, {all, of.heads, of.head_size});
@@ -270,6 +287,16 @@ void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>
     const AttentionOfCase of = options.tiny ? AttentionOfCase{2, tokens, 4, 2, 128}
                                             : AttentionOfCase{16384 / tokens, tokens, 32, 8, 128};
     for (const PrefillWay& way : kPrefillWays) cases->push_back(PrefillCase(of, way));
+    for (const std::int64_t page : kPrefillPages) {
+      if (of.tokens % page != 0) continue;
+      cases->push_back(
+          PrefillCase(of, {"wgmma, paged", 2, kernels::PrefillForm::kWgmmaSm90, page}));
+    }
+    // Beside it, what paged keys were read by before, and are on other GPUs.
+    if (of.batch == 1) {
+      cases->push_back(
+          PrefillCase(of, {"2 stages, paged", 2, kernels::PrefillForm::kCpAsync, 16}));
+    }
   }
 }
 
