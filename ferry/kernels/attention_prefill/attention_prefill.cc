@@ -4,6 +4,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "ferry/kernels/argument.h"
@@ -52,6 +54,36 @@ Status CheckPrefillExtras(const AttentionPrefillArgs& args) {
         std::pair("cu_seqlens_k", &args.cu_seqlens_k),
         std::pair("block_tables", &args.block_tables), std::pair("out", &args.out)}) {
     if (!tensor->none()) FERRY_TRY(lse.IsApartFrom(PrefillArgument(name, *tensor)));
+  }
+  return Ok();
+}
+
+PrefillWork WorkOf(const AttentionPrefillArgs& args) {
+  PrefillWork work;
+  work.queries = args.q.shape[0];
+  work.heads = args.q.shape[1];
+  work.head_size = args.q.last();
+  return work;
+}
+
+Status CheckPrefillWorkspace(const AttentionPrefillArgs& args) {
+  const std::int64_t floats = PrefillWorkspace(WorkOf(args), args.splits);
+  if (floats == 0) return Ok();
+  const Argument workspace = PrefillArgument("workspace", args.workspace);
+  FERRY_TRY(workspace.IsView(1, 1));
+  FERRY_TRY(workspace.HasType({DType::kFloat32}));
+  FERRY_TRY(workspace.IsContiguous());
+  FERRY_TRY(IsAlignedForDevice(workspace));
+  if (args.workspace.last() < floats) {
+    return workspace.Wrong(fmt::format("[{}] or more, for {} parts", floats, args.splits));
+  }
+  for (const auto& [name, tensor] :
+       {std::pair("q", &args.q), std::pair("k", &args.k), std::pair("v", &args.v),
+        std::pair("cu_seqlens_q", &args.cu_seqlens_q),
+        std::pair("cu_seqlens_k", &args.cu_seqlens_k),
+        std::pair("block_tables", &args.block_tables), std::pair("out", &args.out),
+        std::pair("lse", &args.lse), std::pair("sinks", &args.sinks)}) {
+    if (!tensor->none()) FERRY_TRY(workspace.IsApartFrom(PrefillArgument(name, *tensor)));
   }
   return Ok();
 }
@@ -109,6 +141,9 @@ Status CheckAttentionPrefill(const AttentionPrefillArgs& args) {
   }
   FERRY_TRY(CheckScale(kPrefillOp, args.scale));
   FERRY_TRY(CheckStages(q, "stages", args.stages));
+  if (args.splits < 1 || args.splits > kMaxPrefillSplits) {
+    return WrongNumber(kPrefillOp, "splits", args.splits, "1 to 256");
+  }
   return CheckPrefillExtras(args);
 }
 
@@ -129,7 +164,13 @@ Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args) {
   if (args.cu_seqlens_q.shape[0] - 1 > kMaxBlocks) {
     return PrefillArgument("cu_seqlens_q", args.cu_seqlens_q).Wrong("of at most 65535 sequences");
   }
-  return Ok();
+  // The first size of a grid, and of that of the second kernel.
+  constexpr std::int64_t kMaxGrid = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t each = std::max<std::int64_t>(args.splits, args.max_seqlen_q);
+  if (args.splits > 1 && args.q.shape[1] > kMaxGrid / each) {
+    return q.Wrong("of fewer heads: with the parts they are more than a grid has");
+  }
+  return CheckPrefillWorkspace(args);
 }
 
 static Status CheckWgmmaSm90Form(const AttentionPrefillArgs& args) {

@@ -26,6 +26,24 @@ enum class PrefillForm : std::uint8_t {
   kWgmmaSm90,
 };
 
+// What a plan goes by: the sizes of a call, of which the GPU alone knows the lengths.
+struct PrefillWork {
+  std::int64_t batch = 0;
+  std::int64_t queries = 0;  // of all sequences
+  std::int64_t max_seqlen_q = 0;
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_size = 0;
+  // Keys of the longest expected sequence. A graph captured once serves all lengths up to this.
+  std::int64_t most_keys = 0;
+};
+// Number of parts of each sequence's keys that keeps the GPU's multiprocessors about as busy as any
+// other would: 1 where there are queries enough, and on GPUs without the form kWgmmaSm90.
+int PlanPrefill(const PrefillWork& work, const cuda::DeviceFacts& facts) noexcept;
+// Number of floats that AttentionPrefillArgs::workspace must have; 0 for one part.
+std::int64_t PrefillWorkspace(const PrefillWork& work, int splits) noexcept;
+inline constexpr int kMaxPrefillSplits = 256;
+
 struct AttentionPrefillArgs {
   // [all queries, heads, head_size]; fp32, bf16 or fp16, as all of q, k, v and out. Here and below
   // the last stride is 1 and the others are free.
@@ -67,6 +85,13 @@ struct AttentionPrefillArgs {
   // Scores s become softcap * tanh(s / softcap), as in Gemma 2; 0: they stay as they are. At most
   // 2.3e38, and scale / softcap is neither 0 nor infinite in fp32.
   float softcap = 0;
+  // Parts of each sequence's keys, 1 to 256. Each part has its own thread blocks, and a second
+  // kernel merges them. For sequences of few queries over many keys: PlanPrefill(). The form
+  // kCpAsync, which calls with any of the above take, always has one part.
+  int splits = 1;
+  // fp32 [PrefillWorkspace()] or more, contiguous; none for one part. Its contents before and after
+  // a call are unspecified; it overlaps no other argument. The CPU form does not touch it.
+  Tensor workspace = {};
 };
 
 // On the GPU: bf16 and fp16, heads of 64, 128 and 256, addresses and strides that are multiples of
@@ -129,7 +154,11 @@ __host__ __device__
   return {.warps = 4, .row_tiles = 1, .keys = 32};
 }
 
-// The division of work of the form kWgmmaSm90.
+// The division of work of the form kWgmmaSm90. Queries of a thread block, of all its heads:
+inline constexpr int kWgmmaSm90Rows = 128;
+// Heads of a thread block: more than one, all `group` that share K and V, where sequences of up to
+// so many queries need fewer thread blocks so, each of which reads its K and V.
+int PrefillTileHeads(std::int64_t max_seqlen_q, int group) noexcept;
 struct WgmmaSm90Tiles {
   int groups;  // warpgroups that compute, each of 64 queries
   int keys;

@@ -64,7 +64,8 @@ class PrefillProblem {
         q_ends(DType::kInt32, {Batch() + 1}),
         k_ends(DType::kInt32, {Batch() + 1}),
         tables(DType::kInt32, {Batch(), MaxPages()}),
-        out(dtype, {Sum(&Lengths::queries) + kSpareRows, sizes.heads, sizes.head_size}, rows) {
+        out(dtype, {Sum(&Lengths::queries) + kSpareRows, sizes.heads, sizes.head_size}, rows),
+        workspace(DType::kFloat32, {0}) {
     Deal(random);
   }
 
@@ -76,8 +77,9 @@ class PrefillProblem {
     std::iota(pages.begin(), pages.end(), 0);
     std::shuffle(pages.begin(), pages.end(), *random);
     // Entries that no sequence needs: none, out of range, or a page of NaN.
-    tables.Fill([&](std::int64_t i) {
-      return i % 3 == 0 ? -1.0 : i % 3 == 1 ? 2147483647.0 : static_cast<double>(pages.front());
+    const double of_nobody = pages.empty() ? -1.0 : static_cast<double>(pages.front());
+    tables.Fill([of_nobody](std::int64_t i) {
+      return i % 3 == 0 ? -1.0 : i % 3 == 1 ? 2147483647.0 : of_nobody;
     });
     q_ends.Set(0, 0);
     k_ends.Set(0, 0);
@@ -95,7 +97,12 @@ class PrefillProblem {
   // Computes the expected result from the current tensors.
   void SetLengths(const std::vector<Lengths>& lengths) { sizes_.sequences = lengths; }
 
-  AttentionPrefillArgs Args(OpBed* bed, int stages = 2) {
+  // With a workspace that is just large enough for the parts: a bed is for one call.
+  AttentionPrefillArgs Args(OpBed* bed, int stages = 2, int splits = 1) {
+    const PrefillWork work{.queries = q.view().shape[0],
+                           .heads = sizes_.heads,
+                           .head_size = sizes_.head_size};
+    workspace = TestTensor(DType::kFloat32, {PrefillWorkspace(work, splits)});
     KeepInputs();
     return {.q = bed->View(q),
             .k = bed->View(k),
@@ -107,7 +114,9 @@ class PrefillProblem {
             .max_seqlen_q = most_queries_,
             .scale = Scale(),
             .causal = sizes_.causal,
-            .stages = stages};
+            .stages = stages,
+            .splits = splits,
+            .workspace = bed->View(workspace)};
   }
 
   // For all rows that belong to somebody.
@@ -141,6 +150,7 @@ class PrefillProblem {
         {.got = got, .naive = Formula(RoundingTo(dtype)), .right = Formula(Exactly)},
         sizes_.head_size, dtype, name + ": " + NameOfProblem(sizes_));
     out.ExpectGapsUntouched(name);
+    workspace.ExpectGapsUntouched(name);
   }
   void ExpectInputsUntouched(const std::string& name) const { inputs_->ExpectSame(name); }
 
@@ -224,6 +234,7 @@ class PrefillProblem {
   TestTensor k_ends;
   TestTensor tables;
   TestTensor out;
+  TestTensor workspace;
 };
 
 constexpr const char* kWgmmaSm90Name = "WgmmaSm90";
@@ -239,16 +250,18 @@ class AttentionPrefillTest : public OpTest {
   // Whether the test is of the form kWgmmaSm90, where that does what is asked.
   bool ByWgmmaSm90() const { return std::string_view(GetParam().name) == kWgmmaSm90Name; }
 
-  AttentionPrefillArgs ArgsOf(PrefillProblem* problem, OpBed* bed, int stages = 2) {
-    AttentionPrefillArgs args = problem->Args(bed, stages);
+  AttentionPrefillArgs ArgsOf(PrefillProblem* problem, OpBed* bed, int stages = 2,
+                              int splits = 1) {
+    AttentionPrefillArgs args = problem->Args(bed, stages, splits);
     const bool can = ByWgmmaSm90() && stages == 2;
     args.form = can ? PrefillForm::kWgmmaSm90 : PrefillForm::kCpAsync;
     return args;
   }
-  void ExpectRight(PrefillProblem* problem, const std::string& name, int stages = 2) {
+  void ExpectRight(PrefillProblem* problem, const std::string& name, int stages = 2,
+                   int splits = 1) {
     OpBed bed = Bed();
-    const Status ran =
-        bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu, ArgsOf(problem, &bed, stages));
+    const Status ran = bed.Run(kAttentionPrefillKernel, AttentionPrefillCpu,
+                               ArgsOf(problem, &bed, stages, splits));
     ASSERT_TRUE(ran) << name << ": " << ran.error().ToString();
     problem->ExpectInputsUntouched(name);
     problem->ExpectRight(name);
@@ -467,6 +480,55 @@ TEST_P(AttentionPrefillTest, OnAGpuLongSequencesInPagesOfAllSizesAreRight) {
                              DType::kBfloat16, &random());
       ExpectRight(&problem, "long, in pages");
     }
+  }
+}
+
+// Groups that fill a tile, that do not divide it, and of one head; few queries behind many keys,
+// more queries than keys, and neither. The forms without parts ignore their number.
+TEST_P(AttentionPrefillTest, PartsOfTheKeysAreMerged) {
+  for (const int splits : {1, 2, 5}) {
+    for (const std::int64_t page : {0, 16}) {
+      for (const std::int64_t heads : {4, 5, 1}) {
+        PrefillProblem problem({heads, 1, 64, {{16, 150}, {1, 77}, {0, 5}, {7, 5}, {5, 0}},
+                                heads != 5, page},
+                               DType::kBfloat16, &random());
+        ExpectRight(&problem, fmt::format("{} parts", splits), 2, splits);
+      }
+    }
+  }
+}
+
+TEST_P(AttentionPrefillTest, OnAGpuPartsOfManyKeysAreMerged) {
+  if (!OnGpu()) GTEST_SKIP() << "as the CPU's form is for short ones";
+  for (const int splits : {1, 3, 16}) {
+    for (const std::int64_t head_size : {64, 128, 256}) {
+      for (const std::int64_t heads : {8, 6, 2}) {
+        PrefillProblem problem({heads, 2, head_size, {{16, 2100}, {1, 777}, {31, 1024}}, true,
+                                heads == 6 ? 0 : 16 * splits},
+                               DType::kFloat16, &random());
+        ExpectRight(&problem, fmt::format("{} parts of many keys", splits), 2, splits);
+      }
+      // Too many queries for the heads of a group in one tile.
+      PrefillProblem problem({4, 2, head_size, {{200, 900}, {1, 300}}, true, 32},
+                             DType::kBfloat16, &random());
+      ExpectRight(&problem, fmt::format("{} parts", splits), 2, splits);
+    }
+  }
+}
+
+TEST_P(AttentionPrefillTest, AGraphWithPartsGoesByTheLengthsOfItsReplay) {
+  PrefillProblem problem({4, 1, 128, {{15, 250}, {4, 100}}, true, 16}, DType::kBfloat16,
+                         &random());
+  OpBed bed = Bed();
+  const Status captured =
+      bed.Capture(kAttentionPrefillKernel, AttentionPrefillCpu, ArgsOf(&problem, &bed, 2, 3));
+  ASSERT_TRUE(captured) << captured.error().ToString();
+  for (const std::vector<Lengths>& lengths :
+       {std::vector<Lengths>{{15, 250}, {4, 100}}, {{1, 1}, {2, 240}}, {{0, 9}, {5, 128}}}) {
+    problem.Deal(&random(), &lengths);
+    const Status ran = bed.Replay();
+    ASSERT_TRUE(ran) << ran.error().ToString();
+    problem.ExpectRight("replayed with parts");
   }
 }
 

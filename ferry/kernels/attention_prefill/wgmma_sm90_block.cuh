@@ -3,27 +3,17 @@
 // warpgroups of 64 queries each let the tensor cores work on one tile while they compute the
 // softmax of the next one.
 #pragma once
-#include <cuda.h>
-
 #include <cstdint>
 
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/kernels/attention_prefill/prefill_block.cuh"
+#include "ferry/kernels/attention_prefill/wgmma_sm90_place.cuh"
 #include "ferry/prim/mbarrier.cuh"
 #include "ferry/prim/named_barrier.cuh"
 #include "ferry/prim/panel_tile.cuh"
 #include "ferry/prim/tma.cuh"
 
 namespace ferry::kernels {
-
-// A __grid_constant__ parameter of the kernel: tensor maps must lie there, or in constant memory.
-struct WgmmaSm90Parameters {
-  CUtensorMap q;
-  CUtensorMap k;
-  CUtensorMap v;
-  PrefillParameters given;
-  int box_keys;  // rows of a box of k and of v, all in one page; they divide the tile's
-};
 
 template <class T, int kHead>
 struct WgmmaSm90Shape {
@@ -95,15 +85,19 @@ struct WgmmaSm90Tile {
   }
 };
 
-// All panels of a tile of queries of one head. One thread.
+// All panels of a tile of queries, which may lie beyond the last one's. One thread.
 template <class Tile>
-__device__ __forceinline__ void LoadQueries(const Tile& tile, const CUtensorMap& map,
-                                            std::uint32_t barrier, int head, int row) {
-  prim::ArriveAndExpect(barrier, Tile::kBytes);
+__device__ __forceinline__ void LoadQueries(const WgmmaSm90Parameters& all,
+                                            const WgmmaSm90Place& place, const Tile& tile,
+                                            std::uint32_t barrier) {
+  // Where the heads do not divide a tile, its last rows are not loaded: they are nobody's.
+  prim::ArriveAndExpect(barrier, all.tile_heads * all.tile_queries * Tile::kPanelRowBytes *
+                                     static_cast<std::uint32_t>(Tile::kPanels));
 #pragma unroll
   for (int panel = 0; panel < Tile::kPanels; ++panel) {
-    prim::LoadTile(prim::SharedAddress(tile.data) + panel * Tile::kPanelBytes, map, barrier,
-                   panel * Tile::kPanelColumns, row, head, 0);
+    prim::LoadTile(prim::SharedAddress(tile.data) + panel * Tile::kPanelBytes, all.q, barrier,
+                   panel * Tile::kPanelColumns, place.head,
+                   place.queries.first + place.first_query);
   }
 }
 
@@ -115,17 +109,19 @@ class KeyBox {
  public:
   using Keys = typename Shape::Keys;
 
-  __device__ __forceinline__ KeyBox(const WgmmaSm90Parameters& all, const PrefillPlace& place)
+  __device__ __forceinline__ KeyBox(const WgmmaSm90Parameters& all, const PrefillPlace& place,
+                                    int first_tile)
       : given_(all.given),
         place_(place),
         panel_(static_cast<int>(threadIdx.x) % Keys::kPanels),
         row_(static_cast<int>(threadIdx.x) / Keys::kPanels * all.box_keys),
+        first_key_(first_tile * Shape::kKeys + row_),
         table_(given_.tables + place.sequence * given_.table_stride) {}
 
   // What the table says of the box in tile i. Entries for keys beyond the sequence are not read.
   __device__ __forceinline__ int EntryFor(int i) const {
     if (given_.tables == nullptr) return 0;
-    const int key = i * Shape::kKeys + row_;
+    const int key = first_key_ + i * Shape::kKeys;
     return row_ < Shape::kKeys && key < place_.keys.count ? table_[key / given_.page] : -1;
   }
   // Requests tile i. All lanes of the warp. Page -1 lies outside the map and gives zeros.
@@ -135,7 +131,7 @@ class KeyBox {
     if (threadIdx.x == 0) prim::ArriveAndExpect(full, Keys::kBytes);
     __syncwarp();
     if (row_ >= Shape::kKeys) return;
-    const int key = i * Shape::kKeys + row_;
+    const int key = first_key_ + i * Shape::kKeys;
     const bool paged = given_.tables != nullptr;
     const int row = paged ? key % given_.page : place_.keys.first + key;
     const int page = !paged || (entry >= 0 && entry < given_.pages) ? entry : -1;
@@ -148,16 +144,19 @@ class KeyBox {
   const PrefillPlace& place_;
   const int panel_;
   const int row_;  // in the tile; lanes whose row is none of the tile's have no box
+  const int first_key_;  // that of the box in the first tile
   const std::int32_t* const table_;
 };
 
 // The part of the warp that loads. K is one tile ahead of V, as it is when they are used, and the
 // table is read one tile ahead of K.
 template <class Shape>
-__device__ __forceinline__ void LoadTiles(const WgmmaSm90Parameters& all, const PrefillPlace& place,
-                                          const WgmmaSm90Tile<Shape>& tile, int tiles) {
+__device__ __forceinline__ void LoadTiles(const WgmmaSm90Parameters& all,
+                                          const WgmmaSm90Place& place,
+                                          const WgmmaSm90Tile<Shape>& tile,
+                                          const TileRange& tiles) {
   auto& barriers = *tile.barriers;
-  const KeyBox<Shape> box(all, place);
+  const KeyBox<Shape> box(all, place, tiles.first);
   typename Shape::Ring keys;
   typename Shape::Ring values;
   int next = box.EntryFor(0);
@@ -171,19 +170,18 @@ __device__ __forceinline__ void LoadTiles(const WgmmaSm90Parameters& all, const 
     return entry;
   };
   if (threadIdx.x == 0) {
-    LoadQueries(tile.Queries(), all.q, prim::SharedAddress(&barriers.queries), place.head,
-                place.queries.first + place.first_query);
+    LoadQueries(all, place, tile.Queries(), prim::SharedAddress(&barriers.queries));
   }
   __syncwarp();
   int ahead = load_keys(0);
-  for (int i = 0; i < tiles; ++i) {
+  for (int i = 0; i < tiles.count; ++i) {
     const int entry = ahead;
-    if (i + 1 < tiles) ahead = load_keys(i + 1);
+    if (i + 1 < tiles.count) ahead = load_keys(i + 1);
     prim::WaitForPhase(prim::SharedAddress(&barriers.values_empty[values.slot]), values.empty());
     // A tile that reaches beyond the sequence must be cleared before anybody multiplies by it, so
     // it completes `ragged`, and ClearBehindEnd() passes it on to values_full. There is at most
     // one, the last.
-    const bool ragged = (i + 1) * Shape::kKeys > place.keys.count;
+    const bool ragged = (tiles.first + i + 1) * Shape::kKeys > place.keys.count;
     box.Load(tile.ValuesOf(values.slot), all.v,
              ragged ? &barriers.ragged : &barriers.values_full[values.slot], i, entry);
     values.Advance();
@@ -194,13 +192,14 @@ __device__ __forceinline__ void LoadTiles(const WgmmaSm90Parameters& all, const 
 // be NaN, and a weight of 0 does not make those 0. By the warp that loads.
 template <class Shape>
 __device__ __forceinline__ void ClearBehindEnd(const PrefillPlace& place,
-                                               const WgmmaSm90Tile<Shape>& tile, int tiles) {
+                                               const WgmmaSm90Tile<Shape>& tile,
+                                               const TileRange& tiles) {
   using Keys = typename Shape::Keys;
-  const int there = place.keys.count - (tiles - 1) * Shape::kKeys;
+  const int there = place.keys.count - (tiles.first + tiles.count - 1) * Shape::kKeys;
   // The last tile is whole, and LoadTiles() has announced it at values_full itself.
   if (there >= Shape::kKeys) return;
   const int lane = threadIdx.x % prim::kWarpThreads;
-  const int slot = (tiles - 1) % Shape::kStages;
+  const int slot = (tiles.count - 1) % Shape::kStages;
   const Keys values = tile.ValuesOf(slot);
   prim::WaitForPhase(prim::SharedAddress(&tile.barriers->ragged), 0);
   for (int i = there * Keys::kRowWords + lane; i < Shape::kKeys * Keys::kRowWords;
@@ -311,7 +310,7 @@ struct GroupAttention {
   }
 
   // scores, which are there, become weights.
-  __device__ __forceinline__ bool Weigh(Scores& scores, const PrefillPlace& place, int first_key,
+  __device__ __forceinline__ bool Weigh(Scores& scores, const WgmmaSm90Place& place, int first_key,
                                         float scale, float (&keep)[1][2]) {
     const int lane = threadIdx.x % prim::kWarpThreads;
     const int warp_row = first_row + threadIdx.x / prim::kWarpThreads % 4 * Shape::kWarpRows;
@@ -326,8 +325,10 @@ struct GroupAttention {
   // it are in the tensor cores together; the output of the last tile. So `weights` of one tile and
   // `scores` of the next are live at the same time, which the choice of tile sizes allows for
   // (WgmmaSm90TilesOf).
-  __device__ __forceinline__ void Run(const PrefillParameters& given, const PrefillPlace& place,
-                                      int tiles, const Turns<Shape>& turns) {
+  __device__ __forceinline__ void Run(const PrefillParameters& given, const WgmmaSm90Place& place,
+                                      const TileRange& range, const Turns<Shape>& turns) {
+    const int tiles = range.count;
+    const int first_key = range.first * kKeys;
     prim::WaitForPhase(prim::SharedAddress(&tile.barriers->queries), 0);
     Scores scores;
     float keep[1][2];
@@ -339,7 +340,7 @@ struct GroupAttention {
     prim::WaitForMatrices<0>();
     prim::KeepInOrder(scores[0]);
     Free(tile.barriers->keys_empty, &keys);
-    (void)Weigh(scores, place, 0, given.scale, keep);  // there is nothing yet to be kept
+    (void)Weigh(scores, place, first_key, given.scale, keep);  // there is nothing yet to be kept
     Weights weights;
     Round(scores, &weights);
     if (tiles > 1) AwaitKeys();
@@ -355,7 +356,8 @@ struct GroupAttention {
       prim::KeepInOrder(scores[0]);
       Free(tile.barriers->keys_empty, &keys);
       const bool shrinks =
-          __any_sync(prim::kAllLanes, Weigh(scores, place, i * kKeys, given.scale, keep));
+          __any_sync(prim::kAllLanes,
+                     Weigh(scores, place, first_key + i * kKeys, given.scale, keep));
       // Waiting for keys here has a second purpose: without a branch in between, ptxas delays the
       // softmax until the tensor cores have finished, which would serialise the two.
       prim::KeepInOrder(scores[0]);
