@@ -27,6 +27,7 @@ struct WgmmaSm90Shape {
   static constexpr int kWarpRows = 16;
   static constexpr int kRowTiles = 1;
   static constexpr int kWarps = kGroups * 4;
+  static constexpr int kLoaders = 2;  // warps that load K, and as many for V
   static constexpr int kThreads = (1 + kGroups) * prim::kWarpgroupThreads;
   using Queries = prim::PanelTile<kRows, kHead>;
   using Keys = prim::PanelTile<kKeys, kHead>;
@@ -103,18 +104,19 @@ __device__ __forceinline__ void LoadQueries(const WgmmaSm90Parameters& all,
 
 // A lane's box of each tile of keys: the columns of a panel, and as many rows as lie in one page,
 // or all of the tile's where keys are not paged. A tile has 16 boxes at most, for pages of 16 and
-// heads of 128.
+// heads of 128. They are dealt out to the warps that load, since a warp requests one after another.
 template <class Shape>
 class KeyBox {
  public:
   using Keys = typename Shape::Keys;
 
-  __device__ __forceinline__ KeyBox(const WgmmaSm90Parameters& all, const PrefillPlace& place,
-                                    int first_tile)
+  __device__ __forceinline__ KeyBox(const WgmmaSm90Parameters& all, const WgmmaSm90Place& place,
+                                    int first_tile, int loader)
       : given_(all.given),
         place_(place),
-        panel_(static_cast<int>(threadIdx.x) % Keys::kPanels),
-        row_(static_cast<int>(threadIdx.x) / Keys::kPanels * all.box_keys),
+        announces_(loader == 0 && threadIdx.x % prim::kWarpThreads == 0),
+        panel_(NumberOf(loader) % Keys::kPanels),
+        row_(NumberOf(loader) / Keys::kPanels * all.box_keys),
         first_key_(first_tile * Shape::kKeys + row_),
         table_(given_.tables + place.sequence * given_.table_stride) {}
 
@@ -124,11 +126,12 @@ class KeyBox {
     const int key = first_key_ + i * Shape::kKeys;
     return row_ < Shape::kKeys && key < place_.keys.count ? table_[key / given_.page] : -1;
   }
-  // Requests tile i. All lanes of the warp. Page -1 lies outside the map and gives zeros.
+  // Requests tile i. All lanes of the warp. Page -1 lies outside the map and gives zeros. Other
+  // warps' boxes may arrive before the tile is announced: the phase still waits for that.
   __device__ __forceinline__ void Load(const Keys& tile, const CUtensorMap& map,
                                        std::uint64_t* barrier, int i, int entry) const {
     const std::uint32_t full = prim::SharedAddress(barrier);
-    if (threadIdx.x == 0) prim::ArriveAndExpect(full, Keys::kBytes);
+    if (announces_) prim::ArriveAndExpect(full, Keys::kBytes);
     __syncwarp();
     if (row_ >= Shape::kKeys) return;
     const int key = first_key_ + i * Shape::kKeys;
@@ -140,56 +143,48 @@ class KeyBox {
   }
 
  private:
+  static __device__ __forceinline__ int NumberOf(int loader) {
+    return static_cast<int>(threadIdx.x % prim::kWarpThreads) * Shape::kLoaders + loader;
+  }
+
   const PrefillParameters& given_;
-  const PrefillPlace& place_;
+  const WgmmaSm90Place& place_;
+  const bool announces_;
   const int panel_;
-  const int row_;  // in the tile; lanes whose row is none of the tile's have no box
+  const int row_;        // in the tile; lanes whose row is none of the tile's have no box
   const int first_key_;  // that of the box in the first tile
   const std::int32_t* const table_;
 };
 
-// The part of the warp that loads. K is one tile ahead of V, as it is when they are used, and the
-// table is read one tile ahead of K.
-template <class Shape>
+// The part of a warp that loads K, or V. The table is read one tile ahead.
+template <class Shape, bool kValues>
 __device__ __forceinline__ void LoadTiles(const WgmmaSm90Parameters& all,
                                           const WgmmaSm90Place& place,
-                                          const WgmmaSm90Tile<Shape>& tile,
-                                          const TileRange& tiles) {
+                                          const WgmmaSm90Tile<Shape>& tile, const TileRange& tiles,
+                                          int loader) {
   auto& barriers = *tile.barriers;
-  const KeyBox<Shape> box(all, place, tiles.first);
-  typename Shape::Ring keys;
-  typename Shape::Ring values;
+  auto& full = kValues ? barriers.values_full : barriers.keys_full;
+  auto& empty = kValues ? barriers.values_empty : barriers.keys_empty;
+  const KeyBox<Shape> box(all, place, tiles.first, loader);
+  typename Shape::Ring ring;
   int next = box.EntryFor(0);
-  const auto load_keys = [&](int i) {
+  for (int i = 0; i < tiles.count; ++i) {
     const int entry = next;
     next = box.EntryFor(i + 1);
     // Acquires what the consumers' Arrive() released: their last reads of the buffer have ended.
-    prim::WaitForPhase(prim::SharedAddress(&barriers.keys_empty[keys.slot]), keys.empty());
-    box.Load(tile.KeysOf(keys.slot), all.k, &barriers.keys_full[keys.slot], i, entry);
-    keys.Advance();
-    return entry;
-  };
-  if (threadIdx.x == 0) {
-    LoadQueries(all, place, tile.Queries(), prim::SharedAddress(&barriers.queries));
-  }
-  __syncwarp();
-  int ahead = load_keys(0);
-  for (int i = 0; i < tiles.count; ++i) {
-    const int entry = ahead;
-    if (i + 1 < tiles.count) ahead = load_keys(i + 1);
-    prim::WaitForPhase(prim::SharedAddress(&barriers.values_empty[values.slot]), values.empty());
-    // A tile that reaches beyond the sequence must be cleared before anybody multiplies by it, so
-    // it completes `ragged`, and ClearBehindEnd() passes it on to values_full. There is at most
-    // one, the last.
-    const bool ragged = (tiles.first + i + 1) * Shape::kKeys > place.keys.count;
-    box.Load(tile.ValuesOf(values.slot), all.v,
-             ragged ? &barriers.ragged : &barriers.values_full[values.slot], i, entry);
-    values.Advance();
+    prim::WaitForPhase(prim::SharedAddress(&empty[ring.slot]), ring.empty());
+    // A tile of values that reaches beyond the sequence must be cleared before anybody multiplies
+    // by it, so it completes `ragged`, and ClearBehindEnd() passes it on to values_full. There is
+    // at most one, the last.
+    const bool ragged = kValues && (tiles.first + i + 1) * Shape::kKeys > place.keys.count;
+    box.Load(kValues ? tile.ValuesOf(ring.slot) : tile.KeysOf(ring.slot), kValues ? all.v : all.k,
+             ragged ? &barriers.ragged : &full[ring.slot], i, entry);
+    ring.Advance();
   }
 }
 
 // The rows of V after a sequence's end belong to other sequences or were never written, so they may
-// be NaN, and a weight of 0 does not make those 0. By the warp that loads.
+// be NaN, and a weight of 0 does not make those 0. By one warp that loads V.
 template <class Shape>
 __device__ __forceinline__ void ClearBehindEnd(const PrefillPlace& place,
                                                const WgmmaSm90Tile<Shape>& tile,

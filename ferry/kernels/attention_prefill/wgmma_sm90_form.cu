@@ -47,9 +47,18 @@ __global__ void __launch_bounds__(WgmmaSm90Shape<T, kHead>::kThreads, 1)
   const int role = __shfl_sync(prim::kAllLanes, threadIdx.x / prim::kWarpgroupThreads, 0);
   if (role == 0) {
     prim::DecreaseRegisters<Shape::kLoaderRegisters>();
-    if (tiles.count > 0 && threadIdx.x < prim::kWarpThreads) {
-      LoadTiles<Shape>(all, place, tile, tiles);
-      ClearBehindEnd<Shape>(place, tile, tiles);
+    // Of its four warps, some load K and as many V.
+    const int warp = __shfl_sync(prim::kAllLanes, threadIdx.x / prim::kWarpThreads, 0);
+    const int loader = warp % Shape::kLoaders;
+    if (tiles.count > 0 && warp < Shape::kLoaders) {
+      if (threadIdx.x == 0) {
+        LoadQueries(all, place, tile.Queries(), prim::SharedAddress(&barriers.queries));
+      }
+      __syncwarp();
+      LoadTiles<Shape, false>(all, place, tile, tiles, loader);
+    } else if (tiles.count > 0 && warp < 2 * Shape::kLoaders) {
+      LoadTiles<Shape, true>(all, place, tile, tiles, loader);
+      if (loader == 0) ClearBehindEnd<Shape>(place, tile, tiles);
     }
   } else {
     prim::TakeRegisters<Shape::kGroupRegisters>();
