@@ -43,6 +43,7 @@ struct DecodeParameters {
   int group;  // heads that share one of K and V
   int row_tiles;
   int block;
+  bool scattered;  // a tile's tokens may lie in several blocks
   int blocks;
   int max_blocks;
   float scale;        // with log2(e); that of the tanh with a softcap
@@ -118,6 +119,12 @@ struct PlainTile {
   __device__ __forceinline__ void Begin(int lane, const SourceRows<T>& rows) const {
     CopySixteen<prim::kWarpThreads>(prim::SharedTile<kDecodeKeys, kHead>{data}, 0, lane, rows);
   }
+  template <class RowAt>
+  __device__ __forceinline__ void BeginScattered(int lane, const T* some,
+                                                 const RowAt& row_at) const {
+    CopyScattered<prim::kWarpThreads>(prim::SharedTile<kDecodeKeys, kHead>{data}, 0, lane, some,
+                                      row_at);
+  }
 };
 
 // One warp's way through the part's tokens: 16 of each step are its own. The next tile's block is
@@ -142,6 +149,11 @@ class DecodeLoader {
     const int block = next_block_;
     next_block_ = BlockOf(step + 1);
     const int token = Token(step);
+    if (given_.scattered) {
+      BeginScattered(keys, given_.k, block, token);
+      BeginScattered(values, given_.v, block, token);
+      return;
+    }
     const int in_block = token % given_.block;
     // A block that is none is not read.
     const bool there = block >= 0 && block < given_.blocks;
@@ -151,8 +163,9 @@ class DecodeLoader {
   }
 
  private:
+  // The block of a step's tokens; where they are scattered, that of token `lane` of the 16.
   __device__ __forceinline__ int BlockOf(int step) const {
-    const int token = Token(step);
+    const int token = Token(step) + (given_.scattered ? lane_ % kDecodeKeys : 0);
     return token < place_.length ? table_[token / given_.block] : -1;
   }
 
@@ -162,6 +175,17 @@ class DecodeLoader {
                                 block * cache.block_stride + place_.kv_head * cache.head_stride +
                                 in_block * cache.token_stride;
     tile.Begin(lane_, SourceRows<Element>{base, cache.token_stride, left});
+  }
+  __device__ __forceinline__ void BeginScattered(const Tile& tile, const DecodeCache& cache,
+                                                 int blocks, int first) {
+    const Element* const base =
+        static_cast<const Element*>(cache.data) + place_.kv_head * cache.head_stride;
+    tile.BeginScattered(lane_, base, [&](int row) -> const Element* {
+      const int block = __shfl_sync(prim::kAllLanes, blocks, row);
+      const bool there = block >= 0 && block < given_.blocks && first + row < place_.length;
+      if (!there) return nullptr;
+      return base + block * cache.block_stride + (first + row) % given_.block * cache.token_stride;
+    });
   }
 
   const DecodeParameters& given_;
@@ -384,6 +408,7 @@ DecodeParameters ParametersOf(const AttentionDecodeArgs& args) {
           .group = static_cast<int>(shape.heads / shape.kv_heads),
           .row_tiles = static_cast<int>(DecodeRowTiles(shape.heads / shape.kv_heads)),
           .block = static_cast<int>(args.k_cache.shape[1]),
+          .scattered = PagesAreScattered(args.k_cache.shape[1]),
           .blocks = static_cast<int>(args.k_cache.shape[0]),
           .max_blocks = static_cast<int>(args.block_tables.shape[1]),
           .scale = (args.softcap > 0 ? args.softcap : ScoreScaleOf(args)) * kLog2E,

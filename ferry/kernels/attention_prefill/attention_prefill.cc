@@ -42,9 +42,11 @@ AttentionExtras ExtrasOf(const AttentionPrefillArgs& args) {
 
 Status CheckPrefillExtras(const AttentionPrefillArgs& args) {
   FERRY_TRY(CheckExtras(PrefillArgument("q", args.q), ExtrasOf(args), args.scale));
-  if (!ExtrasOf(args).none() && args.stages != 2) {
+  const bool plain = ExtrasOf(args).none() && !PagesAreScattered(PageTokens(args));
+  if (!plain && args.stages != 2) {
     return WrongNumber(kPrefillOp, "stages", args.stages,
-                       "2 with lse, sinks, a window or a softcap");
+                       "2 with lse, sinks, a window or a softcap, and for pages that are not "
+                       "multiples of 16 tokens");
   }
   if (args.lse.none()) return Ok();
   const Argument lse = PrefillArgument("lse", args.lse);
@@ -174,6 +176,10 @@ Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args) {
 }
 
 static Status CheckWgmmaSm90Form(const AttentionPrefillArgs& args) {
+  if (PagesAreScattered(PageTokens(args))) {
+    return PrefillArgument("k", args.k)
+        .Wrong("of pages of a multiple of 16 tokens for the form kWgmmaSm90");
+  }
   if (!ExtrasOf(args).none()) {
     return Error(
         Code::kInvalidArgument,

@@ -48,7 +48,7 @@ __device__ __forceinline__ void LoadKeys(const PrefillParameters& given, const P
                                          const typename Shape::Keys& values) {
   constexpr int kSixteens = Shape::kKeys / 16;
   const bool paged = given.tables != nullptr;
-  // CheckPages() has made a page a multiple of 16 tokens.
+  // A page is a multiple of 16 tokens.
   int pages[kSixteens];  // all looked up before the first is waited for
 #pragma unroll
   for (int s = 0; s < kSixteens; ++s) {
@@ -75,6 +75,30 @@ __device__ __forceinline__ void LoadKeys(const PrefillParameters& given, const P
   }
 }
 
+// The same where 16 tokens may lie in several pages.
+template <class T, class Shape>
+__device__ __forceinline__ void LoadScatteredKeys(const PrefillParameters& given,
+                                                  const PrefillPlace& place, int first_key,
+                                                  const typename Shape::Keys& keys,
+                                                  const typename Shape::Keys& values) {
+  const std::int32_t* const table = given.tables + place.sequence * given.table_stride;
+  const auto copy = [&](const typename Shape::Keys& tile, int sixteen, const PrefillKeys& from) {
+    const T* const base = static_cast<const T*>(from.data) + place.kv_head * from.head_stride;
+    CopyScattered<Shape::kThreads>(tile, sixteen, threadIdx.x, base, [&](int row) -> const T* {
+      const int key = first_key + 16 * sixteen + row;
+      if (key >= place.keys.count) return nullptr;
+      const int page = table[key / given.page];
+      if (page < 0 || page >= given.pages) return nullptr;
+      return base + page * from.page_stride + key % given.page * from.token_stride;
+    });
+  };
+#pragma unroll 1
+  for (int s = 0; s < Shape::kKeys / 16; ++s) {
+    copy(keys, s, given.k);
+    copy(values, s, given.v);
+  }
+}
+
 // The place for the loads of a tile. With three stages on sm_100 it is found anew for each of them:
 // kept, it would be spilled, since all 255 registers of a thread are in use.
 template <class Shape>
@@ -88,7 +112,7 @@ __device__ __forceinline__ PrefillPlace PlaceToLoad([[maybe_unused]] const Prefi
 
 // A tile of queries of one head of one sequence; each warp has rows of it for itself, and all share
 // the tiles of keys that go by.
-// With kExtras it also has a window, a softcap, sinks and lse. Apart, since the plain kernel uses
+// With kExtras it also has a window, a softcap, sinks, lse and scattered keys. Apart, since the plain kernel uses
 // all registers of a thread.
 template <class T, int kHead, int kStages, bool kExtras>
 __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
@@ -116,6 +140,12 @@ __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
   state.Clear();
   const auto load = [&](int tile, int slot) {
     std::uint8_t* const at = ring + slot * 2 * Keys::kBytes;
+    if constexpr (kExtras) {
+      if (given.scattered) {
+        return LoadScatteredKeys<T, Shape>(given, place, (first_tile + tile) * kKeys, Keys{at},
+                                           Keys{at + Keys::kBytes});
+      }
+    }
     LoadKeys<T, Shape>(given, PlaceToLoad<Shape>(given, place), (first_tile + tile) * kKeys,
                        Keys{at}, Keys{at + Keys::kBytes});
   };
@@ -170,7 +200,8 @@ Status EnqueueWithExtras(const AttentionPrefillArgs& args, cuda::StreamRef strea
 
 template <class T>
 Status EnqueueOfType(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
-  const bool extras = !args.lse.none() || !args.sinks.none() || args.window > 0 || args.softcap > 0;
+  const bool extras = !args.lse.none() || !args.sinks.none() || args.window > 0 ||
+                      args.softcap > 0 || PagesAreScattered(PageTokens(args));
   if (extras) return EnqueueWithExtras<T>(args, stream);
   // Other numbers of stages are not compiled for these sizes; CheckStages() has refused them.
   switch (args.q.last()) {

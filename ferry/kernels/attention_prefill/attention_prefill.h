@@ -22,7 +22,7 @@ enum class PrefillForm : std::uint8_t {
   // Copies by each thread (cp.async), and products by each warp: compute capability 8 and later.
   kCpAsync,
   // Copies by the copy engine (TMA), and products by warpgroups (wgmma): compute capability 9.0, in
-  // builds for 90a. Without lse, sinks, window and softcap.
+  // builds for 90a. Without lse, sinks, window and softcap, and for pages of multiples of 16 tokens.
   kWgmmaSm90,
 };
 
@@ -49,8 +49,8 @@ struct AttentionPrefillArgs {
   // the last stride is 1 and the others are free.
   Tensor q;
   // Without block_tables [all keys, kv_heads, head_size]. With them pages,
-  // [blocks, block, kv_heads, head_size], block a multiple of 16 up to 256. heads is a multiple of
-  // kv_heads.
+  // [blocks, block, kv_heads, head_size], of which blocks of multiples of 16 tokens are read
+  // fastest. heads is a multiple of kv_heads.
   Tensor k;
   Tensor v;
   // int32 [batch + 1]: sequence b has the queries, and the keys, from entry b on to before entry
@@ -70,7 +70,8 @@ struct AttentionPrefillArgs {
   bool causal = true;
   // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256. With one,
   // nothing is copied while a thread block computes; with n, the next n - 1 tiles are. The form
-  // kWgmmaSm90 always uses 2, and so do calls with any of the following.
+  // kWgmmaSm90 always uses 2, and so do calls with any of the following, and with pages that are
+  // not multiples of 16 tokens.
   int stages = 2;
   PrefillForm form = PrefillForm::kAuto;
   // fp32 [all queries, heads], any strides, or none: receives the natural logarithm of the sum of
@@ -106,7 +107,7 @@ struct AttentionPrefillArgs {
 // Errors: kInvalidArgument; kUnsupported for cases that only the CPU form supports, and if a thread
 // block of this GPU has too little shared memory: heads of 128 with 3 stages need more than the 99
 // KiB that there are for compute capability 8.6, 8.9 and 12. The form kWgmmaSm90:
-// kInvalidArgument for lse, sinks, window or softcap, and for strides that a tensor map
+// kInvalidArgument for lse, sinks, window or softcap, for other pages, and for strides that a tensor map
 // cannot have; kUnsupported on other GPUs and in other builds.
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
 

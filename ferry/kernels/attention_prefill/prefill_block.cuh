@@ -37,6 +37,7 @@ struct PrefillParameters {
   int queries;  // of all sequences
   int keys;     // of all sequences, or of one sequence's pages
   int page;     // tokens
+  bool scattered;  // 16 tokens may lie in several pages
   int pages;
   int group;    // heads that share one of K and V
   float scale;  // with log2(e); that of the tanh with a softcap
@@ -79,6 +80,7 @@ inline PrefillParameters ParametersOf(const AttentionPrefillArgs& args) {
           .queries = static_cast<int>(args.q.shape[0]),
           .keys = static_cast<int>(keys),
           .page = static_cast<int>(PageTokens(args)),
+          .scattered = PagesAreScattered(PageTokens(args)),
           .pages = paged ? static_cast<int>(args.k.shape[0]) : 0,
           .group = static_cast<int>(args.q.shape[1] / KvHeads(args)),
           .scale = (args.softcap > 0 ? args.softcap : args.scale) * kLog2E,
