@@ -24,6 +24,7 @@ import xml.etree.ElementTree as ElementTree
 BEGIN = re.compile(r"^\[ RUN      \] (\S+)$")
 # Not at the start only: a test may print less than a line before.
 END = re.compile(r"\[( {7}OK|  FAILED | {2}SKIPPED) \] (\S+?),?( where .*)? \(\d+ ms\)$")
+REPORT = re.compile(r"WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer|: runtime error: ")
 DRAIN_SECONDS = 5  # for what a process has written before its end, where children hold its output
 # As ctest writes it, which keeps XML readable.
 UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd]")
@@ -32,6 +33,10 @@ UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd]")
 class Case:
     def __init__(self, name):
         self.name, self.state, self.why, self.seconds, self.lines = name, "notrun", "", 0.0, []
+
+    def is_reported(self):
+        """Whether a sanitizer said something while it ran."""
+        return any(REPORT.search(line) for line in self.lines)
 
 
 def list_tests(program, test_filter):
@@ -168,7 +173,8 @@ def run_all(name, program, names, timeout):
             end = Case(name)
             end.state, end.why = "fail", (f"{program.name} {why or 'ran none of its tests'} after " +
                                           (cases[-1].name if cases else "its start"))
-            end.lines = tail
+            # What a sanitizer reported while a test ran fails no test, but the process at its end.
+            end.lines = [line for case in cases if case.is_reported() for line in case.lines] + tail
             done.append(end)
         if not cases:
             break

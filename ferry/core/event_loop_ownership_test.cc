@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdio>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -352,6 +353,27 @@ TEST(PassiveWait, EndsTheWorkersLinger) {
   const auto wait = loop->BeginPassiveWait();
   loop->Post([&] { ran.store(true); });
   const Deadline deadline = Deadline::After(kTimeout);
+  while (!ran.load() && !deadline.expired()) std::this_thread::yield();
+  EXPECT_TRUE(ran.load());
+}
+
+TEST(PassiveWait, EndsTheLingerOfAWorkerThatWasAskedToLeaveBefore) {
+  auto loop = MakeLoop(seconds(60));
+  ASSERT_TRUE(loop->StartWorker("test-loop"));
+  std::promise<void> begun;
+  std::promise<void> goes_on;
+  loop->Post([&] {
+    begun.set_value();
+    goes_on.get_future().wait();
+  });
+  begun.get_future().wait();
+  EXPECT_FALSE(loop->DriveUntil([] { return false; }, Deadline::After(milliseconds(5)), kNoSpin));
+  const auto wait = loop->BeginPassiveWait();
+  goes_on.set_value();
+  std::atomic<bool> ran{false};
+  // Posted when the worker has left the turn in which it was asked.
+  const Deadline deadline = Deadline::After(kTimeout);
+  loop->Post([&] { ran.store(true); });
   while (!ran.load() && !deadline.expired()) std::this_thread::yield();
   EXPECT_TRUE(ran.load());
 }

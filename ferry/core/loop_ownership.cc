@@ -190,9 +190,10 @@ void LoopOwnership::RunWorker(microseconds linger, FunctionRef<void()> drive) {
     worker_owns_ = false;
     Release(lock);
     if (stopping_.load()) break;
-    // A thread asked for ownership and has this long to take it.
+    // A thread asked for ownership and has this long to take it, unless a passive wait has begun
+    // since, whose notice came while the worker could not hear it.
     seen = turns_.load();
-    worker_wake_.wait_for(lock, linger);
+    if (passive_waits_->load() == 0) worker_wake_.wait_for(lock, linger);
   }
 }
 

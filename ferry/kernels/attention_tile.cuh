@@ -11,13 +11,18 @@
 
 namespace ferry::kernels {
 
-// Rows of a matrix in global memory, aligned to 16 bytes. Rows from `count` on (`count` may be
-// negative) become zeros in a tile, and their addresses are never read.
+// Rows of a matrix in global memory, aligned to 16 bytes. Rows before `begin` and from `end` on,
+// which may be less, become zeros in a tile, and their addresses are never read.
 template <class T>
 struct SourceRows {
   const T* first;
   std::int64_t stride;  // elements
-  int count;
+  int end;
+  int begin = 0;
+
+  __device__ __forceinline__ bool Has(int row) const {
+    return static_cast<unsigned>(row - begin) < static_cast<unsigned>(max(0, end - begin));
+  }
 };
 
 // Begins copies of 16 rows of a tile, from 16 * sixteen on, by kThreads threads.
@@ -36,7 +41,7 @@ __device__ __forceinline__ void CopySixteen(const prim::SharedTile<kRows, kColum
 #pragma unroll
   for (int more = 0; more < 16; more += kRowsAtOnce) {
     prim::CopyAsync(Tile::template Below<kRowsAtOnce>(to, 16 * sixteen + more),
-                    from + more * rows.stride, row + more < rows.count);
+                    from + more * rows.stride, rows.Has(row + more));
   }
 }
 

@@ -42,6 +42,9 @@ class PeerMemoryTest : public testing::Test {
   void StartServer(const Settings& more) {
     Settings settings = FastSettings(more);
     settings.emplace_back("peer_timeout=60s");
+    // An honest peer connects while the floods of others are still read, on a busy machine.
+    settings.emplace_back("connect_timeout=60s");
+    settings.emplace_back("handshake_timeout=60s");
     settings.emplace_back(fmt::format("lanes={}", kLanes));
     settings_ = settings;
     server_.emplace(settings);

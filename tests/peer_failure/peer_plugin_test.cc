@@ -33,7 +33,10 @@ constexpr const char* kGpus = "simulated:1:1:open";
 
 Settings PluginSettings() {
   return FastSettings({std::string("provider=plugin:") + FERRY_STANDIN_LIBRARY,
-                       std::string("devices=") + kGpus, "cuda_ipc=off", "lanes=2"});
+                       std::string("devices=") + kGpus, "cuda_ipc=off", "lanes=2",
+                       // A busy machine lets a peer wait that is not frozen; one that dies is
+                       // noticed by its sockets.
+                       "peer_timeout=60s"});
 }
 
 // A peer in the role "echo" with a region in its GPU's memory, and one in this process's.

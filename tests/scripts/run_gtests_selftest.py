@@ -45,10 +45,14 @@ for name, act in TESTS.items():
     elif act == "skip":
         print("a.cc:2: Skipped\\nno reason\\n\\n[  SKIPPED ] " + name + " (0 ms)", flush=True)
     else:
+        if act == "race":
+            print("WARNING: ThreadSanitizer: data race\\n  of two threads")
         print("less than a line[       OK ] " + name + " (1 ms)", flush=True)
 if "leak" in TESTS.values():
     print("ERROR: LeakSanitizer")
     sys.exit(23)
+if "race" in TESTS.values():
+    sys.exit(66)
 sys.exit(1 if failed else 0)
 '''
 
@@ -106,6 +110,13 @@ class RunGtests(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertEqual(outcomes["layer.part"], "program exited with 23 after Suite/Of.B")
         self.assertIn("LeakSanitizer", said)
+
+    def test_what_a_sanitizer_reports_in_a_test_is_shown(self):
+        code, outcomes, said = self.run_tests({"A": "race", "B": "pass"})
+        self.assertEqual(code, 1)
+        self.assertEqual(outcomes["layer.part"], "program exited with 66 after Suite/Of.B")
+        self.assertIn("ThreadSanitizer: data race", said)
+        self.assertIn("of two threads", said)
 
     def test_parts_together_are_all_tests(self):
         tests = {name: "pass" for name in "ABCDE"}

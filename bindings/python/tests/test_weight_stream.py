@@ -14,7 +14,7 @@ from conftest import PeerProcess
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from tensorferry import _weight_stream, transfer  # noqa: E402
+from tensorferry import _relay, _weight_stream, transfer  # noqa: E402
 from weight_stream_peer import summary  # noqa: E402
 
 SECONDS = 120  # loading torch may take a minute on a busy machine
@@ -177,10 +177,16 @@ def test_a_receiver_that_is_asked_says_why_it_failed(endpoint, why):
         (peer,) = _weight_stream.accept_all(endpoint, 1, timeout=SECONDS)
         sender = _weight_stream.WeightSender([peer], join_timeout=SECONDS)
         ended.callback(sender.close)
-        if why is not None:
-            told = threading.Thread(target=_weight_stream._say_farewell, args=(to_us, why))
-        else:
-            told = threading.Thread(target=to_us.close)
+
+        def fail():
+            if why is None:
+                to_us.close()
+                return
+            # A receiver says why only after the trainer has told the end.
+            asyncio.run(_relay.hear(to_us, _weight_stream._HEADER, SECONDS))
+            _weight_stream._say_farewell(to_us, why)
+
+        told = threading.Thread(target=fail)
         told.start()
         with pytest.raises(tensorferry.PeerLost, match=why or "no receiver is left"):
             sender.send([], 1)

@@ -145,21 +145,31 @@ class DecodeLoader {
 
   __device__ __forceinline__ int Token(int step) const { return warp_token_ + step * kDecodeStep; }
 
-  __device__ __forceinline__ void Load(int step, const Tile& keys, const Tile& values) {
+  // Tokens before first_seen are not read: whatever their memory has become, a weight of 0 times
+  // NaN is NaN.
+  __device__ __forceinline__ void Load(int step, int first_seen, const Tile& keys,
+                                       const Tile& values) {
     const int block = next_block_;
     next_block_ = BlockOf(step + 1);
     const int token = Token(step);
+    const int begin = max(0, first_seen - token);
     if (given_.scattered) {
-      BeginScattered(keys, given_.k, block, token);
-      BeginScattered(values, given_.v, block, token);
+      BeginScattered(keys, given_.k, block, token, begin);
+      BeginScattered(values, given_.v, block, token, begin);
       return;
     }
     const int in_block = token % given_.block;
     // A block that is none is not read.
     const bool there = block >= 0 && block < given_.blocks;
-    const int left = there ? place_.length - token : 0;
-    Begin(keys, given_.k, there ? block : 0, in_block, left);
-    Begin(values, given_.v, there ? block : 0, in_block, left);
+    const int end = there ? place_.length - token : 0;
+    const auto rows_of = [&](const DecodeCache& cache) {
+      const Element* const first =
+          static_cast<const Element*>(cache.data) + (there ? block : 0) * cache.block_stride +
+          place_.kv_head * cache.head_stride + in_block * cache.token_stride;
+      return SourceRows<Element>{first, cache.token_stride, end, begin};
+    };
+    keys.Begin(lane_, rows_of(given_.k));
+    values.Begin(lane_, rows_of(given_.v));
   }
 
  private:
@@ -169,22 +179,15 @@ class DecodeLoader {
     return token < place_.length ? table_[token / given_.block] : -1;
   }
 
-  __device__ __forceinline__ void Begin(const Tile& tile, const DecodeCache& cache, int block,
-                                        int in_block, int left) {
-    const Element* const base = static_cast<const Element*>(cache.data) +
-                                block * cache.block_stride + place_.kv_head * cache.head_stride +
-                                in_block * cache.token_stride;
-    tile.Begin(lane_, SourceRows<Element>{base, cache.token_stride, left});
-  }
   __device__ __forceinline__ void BeginScattered(const Tile& tile, const DecodeCache& cache,
-                                                 int blocks, int first) {
+                                                 int blocks, int token, int begin) {
     const Element* const base =
         static_cast<const Element*>(cache.data) + place_.kv_head * cache.head_stride;
     tile.BeginScattered(lane_, base, [&](int row) -> const Element* {
       const int block = __shfl_sync(prim::kAllLanes, blocks, row);
-      const bool there = block >= 0 && block < given_.blocks && first + row < place_.length;
-      if (!there) return nullptr;
-      return base + block * cache.block_stride + (first + row) % given_.block * cache.token_stride;
+      const bool seen = row >= begin && token + row < place_.length;
+      if (!seen || block < 0 || block >= given_.blocks) return nullptr;
+      return base + block * cache.block_stride + (token + row) % given_.block * cache.token_stride;
     });
   }
 
@@ -321,7 +324,8 @@ __global__ void __launch_bounds__(kDecodeThreads, DecodeBlocks(kHead, kStages))
   state.Clear();
   const auto load = [&](int step, int slot) {
     std::uint8_t* const at = ring + slot * 2 * Loaded::kBytes;
-    loader.Load(step, Loaded{at}, Loaded{at + Loaded::kBytes});
+    const int first_seen = kKind == DecodeKind::kPlain ? 0 : place.first_seen;
+    loader.Load(step, first_seen, Loaded{at}, Loaded{at + Loaded::kBytes});
   };
   const auto compute = [&](int step, int slot) {
     if (step == 0)

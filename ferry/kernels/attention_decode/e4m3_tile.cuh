@@ -44,7 +44,7 @@ struct E4m3Tile {
     const std::uint8_t* const from = rows.first + row * rows.stride + word * prim::kCopyBytes;
 #pragma unroll
     for (int more = 0; more < kDecodeKeys; more += kRowsAtOnce) {
-      prim::CopyAsync(to + more * kHead, from + more * rows.stride, row + more < rows.count);
+      prim::CopyAsync(to + more * kHead, from + more * rows.stride, rows.Has(row + more));
     }
   }
 

@@ -41,10 +41,12 @@ __device__ __forceinline__ void LoadQueries(const PrefillParameters& given,
   }
 }
 
-// Begins copies of a tile of keys and of their values. Sixteen tokens lie in one page.
+// Begins copies of a tile of keys and of their values. Sixteen tokens lie in one page. Keys before
+// first_seen are not read: whatever their memory has become, a weight of 0 times NaN is NaN.
 template <class T, class Shape>
 __device__ __forceinline__ void LoadKeys(const PrefillParameters& given, const PrefillPlace& place,
-                                         int first_key, const typename Shape::Keys& keys,
+                                         int first_key, int first_seen,
+                                         const typename Shape::Keys& keys,
                                          const typename Shape::Keys& values) {
   constexpr int kSixteens = Shape::kKeys / 16;
   const bool paged = given.tables != nullptr;
@@ -63,12 +65,13 @@ __device__ __forceinline__ void LoadKeys(const PrefillParameters& given, const P
     const int key = first_key + 16 * s;
     // A page number that is out of range counts as 16 rows of zeros: nothing is read out of bounds.
     const bool there = !paged || (pages[s] >= 0 && pages[s] < given.pages);
-    const int left = there ? place.keys.count - key : 0;
+    const int end = there ? place.keys.count - key : 0;
+    const int begin = max(0, first_seen - key);
     const int token = paged ? key % given.page : place.keys.first + key;
     const auto rows_of = [&](const PrefillKeys& from) {
       return SourceRows<T>{static_cast<const T*>(from.data) + place.kv_head * from.head_stride +
                                pages[s] * from.page_stride + token * from.token_stride,
-                           from.token_stride, left};
+                           from.token_stride, end, begin};
     };
     CopySixteen<Shape::kThreads>(keys, s, threadIdx.x, rows_of(given.k));
     CopySixteen<Shape::kThreads>(values, s, threadIdx.x, rows_of(given.v));
@@ -79,6 +82,7 @@ __device__ __forceinline__ void LoadKeys(const PrefillParameters& given, const P
 template <class T, class Shape>
 __device__ __forceinline__ void LoadScatteredKeys(const PrefillParameters& given,
                                                   const PrefillPlace& place, int first_key,
+                                                  int first_seen,
                                                   const typename Shape::Keys& keys,
                                                   const typename Shape::Keys& values) {
   const std::int32_t* const table = given.tables + place.sequence * given.table_stride;
@@ -86,7 +90,7 @@ __device__ __forceinline__ void LoadScatteredKeys(const PrefillParameters& given
     const T* const base = static_cast<const T*>(from.data) + place.kv_head * from.head_stride;
     CopyScattered<Shape::kThreads>(tile, sixteen, threadIdx.x, base, [&](int row) -> const T* {
       const int key = first_key + 16 * sixteen + row;
-      if (key >= place.keys.count) return nullptr;
+      if (key < first_seen || key >= place.keys.count) return nullptr;
       const int page = table[key / given.page];
       if (page < 0 || page >= given.pages) return nullptr;
       return base + page * from.page_stride + key % given.page * from.token_stride;
@@ -131,7 +135,8 @@ __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
   std::uint8_t* const ring = shared + Shape::Queries::kBytes;
 
   // Tiles before the first query's window are passed over.
-  const int first_tile = kExtras ? place.FirstSeenBy(given, 0) / kKeys : 0;
+  const int first_seen = kExtras ? place.FirstSeenBy(given, 0) : 0;
+  const int first_tile = first_seen / kKeys;
   const int tiles = max(0, place.TilesOf(Shape::kRows, kKeys) - first_tile);
   // A group before those of the pipeline: it has ended when the first tile is there.
   if (tiles > 0) LoadQueries<T, Shape>(given, place, queries);
@@ -142,12 +147,12 @@ __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
     std::uint8_t* const at = ring + slot * 2 * Keys::kBytes;
     if constexpr (kExtras) {
       if (given.scattered) {
-        return LoadScatteredKeys<T, Shape>(given, place, (first_tile + tile) * kKeys, Keys{at},
-                                           Keys{at + Keys::kBytes});
+        return LoadScatteredKeys<T, Shape>(given, place, (first_tile + tile) * kKeys, first_seen,
+                                           Keys{at}, Keys{at + Keys::kBytes});
       }
     }
     LoadKeys<T, Shape>(given, PlaceToLoad<Shape>(given, place), (first_tile + tile) * kKeys,
-                       Keys{at}, Keys{at + Keys::kBytes});
+                       first_seen, Keys{at}, Keys{at + Keys::kBytes});
   };
   const auto compute = [&](int tile, int slot) {
     const int first_key = (first_tile + tile) * kKeys;

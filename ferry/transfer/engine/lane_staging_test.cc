@@ -40,11 +40,11 @@ class LaneStagingTest : public ::testing::Test, private StagingHost {
                                       microseconds(0)));
   }
 
+  LaneBed bed_;  // before the stager, whose thread may still post to the loop
   std::unique_ptr<cuda::DeviceTarget> target_ = cuda::MakeSimulatedTarget({});
   std::unique_ptr<Stager> stager_ =
       Must(Stager::Create(&target_->api(), 0, {.slot_bytes = kStagedBytes, .slots = 2}));
   MirroredMemory memory_{&target_->api(), 0, kStagedBytes, 5};
-  LaneBed bed_;
   LaneMemory lane_memory_{&bed_.memory, 1};
   FramePool pool_{&lane_memory_};
   LaneStaging staging_{&bed_.owner, bed_.loop.get(), this};

@@ -12,6 +12,7 @@
 
 #include "ferry/cuda/open_devices.h"
 #include "ferry/cuda/simulated_devices.h"
+#include "ferry/net/plugin/tests/testing/nccl_plugin_file.h"
 #include "ferry/net/plugin/tests/testing/standin.h"
 #include "ferry/net/testing/fault_proxy.h"
 #include "ferry/transfer/testing/device_mirror.h"
@@ -56,7 +57,7 @@ class GpuEndpoints : public ::testing::TestWithParam<GpuEndpointCase> {
     config_.stage_bytes = 512 * 1024;
     api_ = Must(cuda::OpenDevices(config_));
     standin_ = std::make_unique<StandIn>(variables);
-    config_.provider = std::string("plugin:") + FERRY_NCCL_PLUGIN;
+    config_.provider = "plugin:" + net::NcclPluginFile();
     if (!GetParam().straight) {
       (void)Must(standin_->Open());
       config_.provider = "plugin:" + standin_->path();

@@ -13,6 +13,7 @@
 #include "ferry/cuda/open_devices.h"
 #include "ferry/cuda/simulated_devices.h"
 #include "ferry/net/plugin/factory.h"
+#include "ferry/net/plugin/tests/testing/nccl_plugin_file.h"
 #include "ferry/net/plugin/tests/testing/standin.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/testing/lane_end.h"
@@ -50,7 +51,7 @@ class GpuLanes : public ::testing::TestWithParam<GpuCase> {
     variables.insert(variables.end(), GetParam().variables.begin(), GetParam().variables.end());
     standin_ = std::make_unique<StandIn>(variables);
     if (GetParam().straight) {
-      config.provider = std::string("plugin:") + FERRY_NCCL_PLUGIN;
+      config.provider = "plugin:" + net::NcclPluginFile();
     } else {
       (void)Must(standin_->Open());
       config.provider = "plugin:" + standin_->path();

@@ -10,6 +10,7 @@
 #include "ferry/cuda/open_devices.h"
 #include "ferry/net/choose_provider.h"
 #include "ferry/net/plugin/factory.h"
+#include "ferry/net/plugin/tests/testing/nccl_plugin_file.h"
 #include "ferry/net/plugin/tests/testing/standin.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/testing/conformance.h"
@@ -80,7 +81,7 @@ class StraightTarget final : public PluginTarget {
   explicit StraightTarget(const DeviceChoice& devices = DeviceChoice::None()) : devices_(devices) {}
   std::unique_ptr<Provider> MakeProvider() override {
     Config config;
-    config.provider = std::string("plugin:") + FERRY_NCCL_PLUGIN;
+    config.provider = "plugin:" + net::NcclPluginFile();
     config.devices = devices_;
     auto provider = CreateProvider(config, tcp::CreateProvider());
     EXPECT_TRUE(provider) << provider.error().ToString();
