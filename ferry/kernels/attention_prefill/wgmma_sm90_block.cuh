@@ -27,7 +27,7 @@ struct WgmmaSm90Shape {
   static constexpr int kWarpRows = 16;
   static constexpr int kRowTiles = 1;
   static constexpr int kWarps = kGroups * 4;
-  static constexpr int kLoaders = 2;  // warps that load K, and as many for V
+  static constexpr int kLoaders = 4;  // warps that load, of a warpgroup of their own
   static constexpr int kThreads = (1 + kGroups) * prim::kWarpgroupThreads;
   using Queries = prim::PanelTile<kRows, kHead>;
   using Keys = prim::PanelTile<kKeys, kHead>;
@@ -104,7 +104,8 @@ __device__ __forceinline__ void LoadQueries(const WgmmaSm90Parameters& all,
 
 // A lane's box of each tile of keys: the columns of a panel, and as many rows as lie in one page,
 // or all of the tile's where keys are not paged. A tile has 16 boxes at most, for pages of 16 and
-// heads of 128. They are dealt out to the warps that load, since a warp requests one after another.
+// heads of 128. They are dealt out to the warps that load, since a warp requests one after another:
+// of one warp, pages of 16 reached 0.77 of the rate of keys that are not paged on an H100.
 template <class Shape>
 class KeyBox {
  public:
@@ -156,35 +157,45 @@ class KeyBox {
   const std::int32_t* const table_;
 };
 
-// The part of a warp that loads K, or V. The table is read one tile ahead.
-template <class Shape, bool kValues>
+// The part of a warp that loads. K is one tile ahead of V, as it is when they are used, and the
+// table is read one tile ahead of K.
+template <class Shape>
 __device__ __forceinline__ void LoadTiles(const WgmmaSm90Parameters& all,
                                           const WgmmaSm90Place& place,
                                           const WgmmaSm90Tile<Shape>& tile, const TileRange& tiles,
                                           int loader) {
   auto& barriers = *tile.barriers;
-  auto& full = kValues ? barriers.values_full : barriers.keys_full;
-  auto& empty = kValues ? barriers.values_empty : barriers.keys_empty;
   const KeyBox<Shape> box(all, place, tiles.first, loader);
-  typename Shape::Ring ring;
+  if (loader / Shape::Keys::kPanels * all.box_keys >= Shape::kKeys) return;  // no box for any lane
+  typename Shape::Ring keys;
+  typename Shape::Ring values;
   int next = box.EntryFor(0);
-  for (int i = 0; i < tiles.count; ++i) {
+  const auto load_keys = [&](int i) {
     const int entry = next;
     next = box.EntryFor(i + 1);
     // Acquires what the consumers' Arrive() released: their last reads of the buffer have ended.
-    prim::WaitForPhase(prim::SharedAddress(&empty[ring.slot]), ring.empty());
-    // A tile of values that reaches beyond the sequence must be cleared before anybody multiplies
-    // by it, so it completes `ragged`, and ClearBehindEnd() passes it on to values_full. There is
-    // at most one, the last.
-    const bool ragged = kValues && (tiles.first + i + 1) * Shape::kKeys > place.keys.count;
-    box.Load(kValues ? tile.ValuesOf(ring.slot) : tile.KeysOf(ring.slot), kValues ? all.v : all.k,
-             ragged ? &barriers.ragged : &full[ring.slot], i, entry);
-    ring.Advance();
+    prim::WaitForPhase(prim::SharedAddress(&barriers.keys_empty[keys.slot]), keys.empty());
+    box.Load(tile.KeysOf(keys.slot), all.k, &barriers.keys_full[keys.slot], i, entry);
+    keys.Advance();
+    return entry;
+  };
+  int ahead = load_keys(0);
+  for (int i = 0; i < tiles.count; ++i) {
+    const int entry = ahead;
+    if (i + 1 < tiles.count) ahead = load_keys(i + 1);
+    prim::WaitForPhase(prim::SharedAddress(&barriers.values_empty[values.slot]), values.empty());
+    // A tile that reaches beyond the sequence must be cleared before anybody multiplies by it, so
+    // it completes `ragged`, and ClearBehindEnd() passes it on to values_full. There is at most
+    // one, the last.
+    const bool ragged = (tiles.first + i + 1) * Shape::kKeys > place.keys.count;
+    box.Load(tile.ValuesOf(values.slot), all.v,
+             ragged ? &barriers.ragged : &barriers.values_full[values.slot], i, entry);
+    values.Advance();
   }
 }
 
 // The rows of V after a sequence's end belong to other sequences or were never written, so they may
-// be NaN, and a weight of 0 does not make those 0. By one warp that loads V.
+// be NaN, and a weight of 0 does not make those 0. By one warp that loads.
 template <class Shape>
 __device__ __forceinline__ void ClearBehindEnd(const PrefillPlace& place,
                                                const WgmmaSm90Tile<Shape>& tile,
@@ -350,9 +361,8 @@ struct GroupAttention {
       prim::WaitForMatrices<1>();
       prim::KeepInOrder(scores[0]);
       Free(tile.barriers->keys_empty, &keys);
-      const bool shrinks =
-          __any_sync(prim::kAllLanes,
-                     Weigh(scores, place, first_key + i * kKeys, given.scale, keep));
+      const bool shrinks = __any_sync(
+          prim::kAllLanes, Weigh(scores, place, first_key + i * kKeys, given.scale, keep));
       // Waiting for keys here has a second purpose: without a branch in between, ptxas delays the
       // softmax until the tensor cores have finished, which would serialise the two.
       prim::KeepInOrder(scores[0]);

@@ -47,17 +47,14 @@ __global__ void __launch_bounds__(WgmmaSm90Shape<T, kHead>::kThreads, 1)
   const int role = __shfl_sync(prim::kAllLanes, threadIdx.x / prim::kWarpgroupThreads, 0);
   if (role == 0) {
     prim::DecreaseRegisters<Shape::kLoaderRegisters>();
-    // Of its four warps, some load K and as many V.
-    const int warp = __shfl_sync(prim::kAllLanes, threadIdx.x / prim::kWarpThreads, 0);
-    const int loader = warp % Shape::kLoaders;
-    if (tiles.count > 0 && warp < Shape::kLoaders) {
+    const int loader = __shfl_sync(prim::kAllLanes, threadIdx.x / prim::kWarpThreads, 0);
+    if (tiles.count > 0) {
       if (threadIdx.x == 0) {
         LoadQueries(all, place, tile.Queries(), prim::SharedAddress(&barriers.queries));
       }
       __syncwarp();
-      LoadTiles<Shape, false>(all, place, tile, tiles, loader);
-    } else if (tiles.count > 0 && warp < 2 * Shape::kLoaders) {
-      LoadTiles<Shape, true>(all, place, tile, tiles, loader);
+      LoadTiles<Shape>(all, place, tile, tiles, loader);
+      // The last load is in flight, and the first warp has nothing else to do.
       if (loader == 0) ClearBehindEnd<Shape>(place, tile, tiles);
     }
   } else {
@@ -153,8 +150,8 @@ Result<WgmmaSm90Parameters> WgmmaSm90ParametersOf(const AttentionPrefillArgs& ar
   all.heads = static_cast<int>(args.q.shape[1]);
   all.tile_heads = PrefillTileHeads(args.max_seqlen_q, all.given.group);
   all.tile_queries = Shape::kRows / all.tile_heads;
-  all.heads_inverse = (65536U + static_cast<unsigned>(all.tile_heads) - 1) /
-                      static_cast<unsigned>(all.tile_heads);
+  all.heads_inverse =
+      (65536U + static_cast<unsigned>(all.tile_heads) - 1) / static_cast<unsigned>(all.tile_heads);
   all.parts = {static_cast<float4*>(args.workspace.data), nullptr, args.splits};
   if (args.splits > 1) {
     const std::int64_t words = args.q.Numel() * args.splits / 4;
@@ -178,8 +175,8 @@ Status EnqueueWgmmaSm90(const AttentionPrefillArgs& args, cuda::StreamRef stream
   const dim3 grid(static_cast<unsigned>(all.heads / all.tile_heads * args.splits),
                   static_cast<unsigned>(tiles), batch);
   FERRY_TRY(cuda::Launch(
-      stream, kName,
-      {.grid = grid, .block = Shape::kThreads, .shared_bytes = Shape::kSharedBytes}, kernel, all));
+      stream, kName, {.grid = grid, .block = Shape::kThreads, .shared_bytes = Shape::kSharedBytes},
+      kernel, all));
   if (args.splits == 1) return Ok();
   return cuda::Launch(stream, "attention_prefill, combine",
                       {.grid = dim3(static_cast<unsigned>(args.max_seqlen_q * all.heads), batch),

@@ -31,9 +31,8 @@ struct WgmmaSm90Place : PrefillPlace {
   std::uint32_t heads_inverse;
 
   __device__ __forceinline__ explicit WgmmaSm90Place(const WgmmaSm90Parameters& all)
-      : PrefillPlace(all.given, all.tile_queries,
-                     static_cast<int>(blockIdx.x) / all.parts.splits * all.tile_heads),
-        split(static_cast<int>(blockIdx.x) % all.parts.splits),
+      : PrefillPlace(all.given, all.tile_queries, HeadOf(all)),
+        split(all.parts.splits > 1 ? static_cast<int>(blockIdx.x) % all.parts.splits : 0),
         heads_inverse(all.heads_inverse) {}
 
   // Exact for rows up to 128: the error of the inverse, less than 1, times the row is less than
@@ -49,6 +48,13 @@ struct WgmmaSm90Place : PrefillPlace {
   __device__ __forceinline__ int RowsOf(const WgmmaSm90Parameters& all) const {
     return min(all.tile_queries, queries.count - first_query) * all.tile_heads;
   }
+
+ private:
+  // Divisions take a while, and a thread block of a short sequence has little else to do.
+  static __device__ __forceinline__ int HeadOf(const WgmmaSm90Parameters& all) {
+    const int of_head = static_cast<int>(blockIdx.x);
+    return (all.parts.splits > 1 ? of_head / all.parts.splits : of_head) * all.tile_heads;
+  }
 };
 
 // A part's tiles of keys: as many for each, but for the last ones.
@@ -59,7 +65,8 @@ struct TileRange {
   __device__ __forceinline__ TileRange(const WgmmaSm90Parameters& all, const WgmmaSm90Place& place,
                                        int tile_keys) {
     const int tiles = place.TilesOf(all.tile_queries, tile_keys);
-    const int each = (tiles + all.parts.splits - 1) / all.parts.splits;
+    const int splits = all.parts.splits;
+    const int each = splits > 1 ? (tiles + splits - 1) / splits : tiles;
     first = place.split * each;
     count = min(each, tiles - first);
   }
