@@ -60,14 +60,6 @@ Status CheckPrefillExtras(const AttentionPrefillArgs& args) {
   return Ok();
 }
 
-PrefillWork WorkOf(const AttentionPrefillArgs& args) {
-  PrefillWork work;
-  work.queries = args.q.shape[0];
-  work.heads = args.q.shape[1];
-  work.head_size = args.q.last();
-  return work;
-}
-
 Status CheckPrefillWorkspace(const AttentionPrefillArgs& args) {
   const std::int64_t floats = PrefillWorkspace(WorkOf(args), args.splits);
   if (floats == 0) return Ok();
@@ -119,6 +111,21 @@ Status HasTensorMapStrides(const Argument& argument) {
 }
 
 }  // namespace
+
+PrefillWork WorkOf(const AttentionPrefillArgs& args) noexcept {
+  const bool paged = !args.block_tables.none();
+  PrefillWork work;
+  work.batch = args.cu_seqlens_q.shape[0] - 1;
+  work.queries = args.q.shape[0];
+  work.max_seqlen_q = args.max_seqlen_q;
+  work.heads = args.q.shape[1];
+  work.kv_heads = KvHeads(args);
+  work.head_size = args.q.shape[2];
+  if (ExtrasOf(args).none() && !PagesAreScattered(PageTokens(args))) {
+    work.most_keys = paged ? args.block_tables.shape[1] * PageTokens(args) : args.k.shape[0];
+  }
+  return work;
+}
 
 Status CheckAttentionPrefill(const AttentionPrefillArgs& args) {
   const Argument q = PrefillArgument("q", args.q);

@@ -22,7 +22,8 @@ enum class PrefillForm : std::uint8_t {
   // Copies by each thread (cp.async), and products by each warp: compute capability 8 and later.
   kCpAsync,
   // Copies by the copy engine (TMA), and products by warpgroups (wgmma): compute capability 9.0, in
-  // builds for 90a. Without lse, sinks, window and softcap, and for pages of multiples of 16 tokens.
+  // builds for 90a. Without lse, sinks, window and softcap, and for pages of multiples of 16
+  // tokens.
   kWgmmaSm90,
 };
 
@@ -107,8 +108,8 @@ struct AttentionPrefillArgs {
 // Errors: kInvalidArgument; kUnsupported for cases that only the CPU form supports, and if a thread
 // block of this GPU has too little shared memory: heads of 128 with 3 stages need more than the 99
 // KiB that there are for compute capability 8.6, 8.9 and 12. The form kWgmmaSm90:
-// kInvalidArgument for lse, sinks, window or softcap, for other pages, and for strides that a tensor map
-// cannot have; kUnsupported on other GPUs and in other builds.
+// kInvalidArgument for lse, sinks, window or softcap, for other pages, and for strides that a
+// tensor map cannot have; kUnsupported on other GPUs and in other builds.
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
 
 // In double, rounded once, any head size. Errors: kInvalidArgument, also for lengths and pages out
@@ -125,6 +126,9 @@ Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args);
 // tells whether device and build support that form. Errors: the requested form does not support the
 // arguments or the device.
 Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args, bool has_wgmma_sm90);
+// What PlanPrefill() goes by, of arguments that need not have been checked: no keys at all where
+// they are for a form without parts.
+PrefillWork WorkOf(const AttentionPrefillArgs& args) noexcept;
 
 // Tokens per page; 0 if keys are not paged.
 inline std::int64_t PageTokens(const AttentionPrefillArgs& args) noexcept {

@@ -32,9 +32,10 @@ int PlanPrefill(const PrefillWork& work, const cuda::DeviceFacts& facts) noexcep
   constexpr int kHopper = 9;
   const bool empty = work.batch < 1 || work.kv_heads < 1 || work.heads < work.kv_heads;
   if (facts.compute_major != kHopper || empty || work.max_seqlen_q < 1) return 1;
-  const int heads = PrefillTileHeads(work.max_seqlen_q, static_cast<int>(work.heads / work.kv_heads));
-  const std::int64_t blocks = work.batch * (work.heads / heads) *
-                              TilesFor(work.max_seqlen_q, kWgmmaSm90Rows / heads);
+  const int heads =
+      PrefillTileHeads(work.max_seqlen_q, static_cast<int>(work.heads / work.kv_heads));
+  const std::int64_t blocks =
+      work.batch * (work.heads / heads) * TilesFor(work.max_seqlen_q, kWgmmaSm90Rows / heads);
   const std::int64_t slots = std::max(facts.multiprocessors, 1);
   // With more, parts gain less than the merge costs.
   if (blocks >= 2 * slots) return 1;
