@@ -237,7 +237,8 @@ __device__ __forceinline__ void StoreOut(const DecodeParameters& given, int batc
             value, by);
 }
 
-// Puts the warps' results together as MergeParts() does, and writes the part, or the output where there is one part.
+// Puts the warps' results together as MergeParts() does, and writes the part, or the output where
+// there is one part.
 template <class T, int kHead>
 __device__ __forceinline__ void Merge(const DecodeParameters& given, const DecodePlace& place,
                                       std::uint8_t* rings, int ring_bytes,

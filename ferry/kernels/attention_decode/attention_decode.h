@@ -51,8 +51,8 @@ struct AttentionDecodeArgs {
   // below the last stride is 1 and the others are free.
   Tensor q;
   // [blocks, block, kv_heads, head_size]; heads is a multiple of kv_heads. Blocks of multiples of
-  // 16 tokens are read fastest. Both caches may be e4m3 instead, whose numbers are worth k_scale and v_scale times
-  // themselves, as StoreKvCache() stores them.
+  // 16 tokens are read fastest. Both caches may be e4m3 instead, whose numbers are worth k_scale
+  // and v_scale times themselves, as StoreKvCache() stores them.
   Tensor k_cache;
   Tensor v_cache;
   // int32 [batch, max_blocks]. Entries beyond those that context_lens[b] needs are not read, nor

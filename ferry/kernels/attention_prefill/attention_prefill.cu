@@ -78,28 +78,31 @@ __device__ __forceinline__ void LoadKeys(const PrefillParameters& given, const P
   }
 }
 
-// The same where 16 tokens may lie in several pages.
+// The same where 16 tokens may lie in several pages: each row's is looked up. Unrolled further, it
+// would need more registers than there are.
 template <class T, class Shape>
 __device__ __forceinline__ void LoadScatteredKeys(const PrefillParameters& given,
                                                   const PrefillPlace& place, int first_key,
-                                                  int first_seen,
-                                                  const typename Shape::Keys& keys,
+                                                  int first_seen, const typename Shape::Keys& keys,
                                                   const typename Shape::Keys& values) {
-  const std::int32_t* const table = given.tables + place.sequence * given.table_stride;
-  const auto copy = [&](const typename Shape::Keys& tile, int sixteen, const PrefillKeys& from) {
-    const T* const base = static_cast<const T*>(from.data) + place.kv_head * from.head_stride;
-    CopyScattered<Shape::kThreads>(tile, sixteen, threadIdx.x, base, [&](int row) -> const T* {
-      const int key = first_key + 16 * sixteen + row;
-      if (key < first_seen || key >= place.keys.count) return nullptr;
-      const int page = table[key / given.page];
-      if (page < 0 || page >= given.pages) return nullptr;
-      return base + page * from.page_stride + key % given.page * from.token_stride;
-    });
-  };
+  using Keys = typename Shape::Keys;
+  const int word = static_cast<int>(threadIdx.x) % Keys::kRowWords;
 #pragma unroll 1
-  for (int s = 0; s < Shape::kKeys / 16; ++s) {
-    copy(keys, s, given.k);
-    copy(values, s, given.v);
+  for (int row = static_cast<int>(threadIdx.x) / Keys::kRowWords; row < Shape::kKeys;
+       row += Shape::kThreads / Keys::kRowWords) {
+    const int key = first_key + row;
+    const bool seen = key >= first_seen && key < place.keys.count;
+    const std::int32_t* const table = given.tables + place.sequence * given.table_stride;
+    const int page = seen ? table[key / given.page] : -1;
+    const bool there = page >= 0 && page < given.pages;
+    const auto copy = [&](const Keys& tile, const PrefillKeys& from) {
+      const T* const at = static_cast<const T*>(from.data) + place.kv_head * from.head_stride +
+                          (there ? page : 0) * from.page_stride +
+                          key % given.page * from.token_stride + word * Keys::kWordElements;
+      prim::CopyAsync(prim::SharedAddress(tile.At(row, word)), at, there);
+    };
+    copy(keys, given.k);
+    copy(values, given.v);
   }
 }
 
@@ -116,8 +119,8 @@ __device__ __forceinline__ PrefillPlace PlaceToLoad([[maybe_unused]] const Prefi
 
 // A tile of queries of one head of one sequence; each warp has rows of it for itself, and all share
 // the tiles of keys that go by.
-// With kExtras it also has a window, a softcap, sinks, lse and scattered keys. Apart, since the plain kernel uses
-// all registers of a thread.
+// With kExtras it also has a window, a softcap, sinks, lse and scattered keys. Apart, since the
+// plain kernel uses all registers of a thread.
 template <class T, int kHead, int kStages, bool kExtras>
 __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
     PrefillKernel(const __grid_constant__ PrefillParameters given) {

@@ -65,7 +65,14 @@ TEST(AttentionPrefillCheck, EachWrongArgumentHasItsSentence) {
        {"cu_seqlens_k is [2] int32; it must be [3], as cu_seqlens_q is",
         [](auto* args) { args->cu_seqlens_k.shape[0] = 2; }},
        {"it must be [batch + 1]", [](auto* args) { args->cu_seqlens_q.shape[0] = 0; }},
-       {"a multiple of 16, kv_heads, head_size]", [](auto* args) { MakePaged(args, 8); }},
+       {"it must be [blocks, 1 to 2^30 tokens, kv_heads, head_size]",
+        [](auto* args) { MakePaged(args, 0); }},
+       {"stages is 1; it must be 2 with lse, sinks, a window or a softcap, and for pages that are "
+        "not multiples of 16 tokens",
+        [](auto* args) {
+          MakePaged(args, 8);
+          args->stages = 1;
+        }},
        {"block_tables is [1, 3] int32; it must be [2, 3], a row for each sequence",
         [](auto* args) {
           MakePaged(args, 16);
@@ -117,6 +124,7 @@ TEST(AttentionPrefillForm, IsWgmmaSm90WhereThatCanBeUnlessTheOtherOneIsAskedFor)
   };
   EXPECT_EQ(form_with([](auto* a) { a->form = PrefillForm::kCpAsync; }), PrefillForm::kCpAsync);
   EXPECT_EQ(form_with([](auto* a) { MakePaged(a, 16); }), PrefillForm::kWgmmaSm90);
+  EXPECT_EQ(form_with([](auto* a) { MakePaged(a, 1); }), PrefillForm::kCpAsync);
   EXPECT_EQ(form_with([](auto* a) { a->stages = 3; }), PrefillForm::kCpAsync);
   EXPECT_EQ(form_with([](auto* a) { a->k.stride[1] = 0; }), PrefillForm::kCpAsync);
 }
@@ -143,6 +151,8 @@ TEST(AttentionPrefillForm, WgmmaSm90SaysWhatItCannotDo) {
           MakePaged(args, 16);
           args->v.stride[2] = 0;
         })},
+       {"k is [2, 8, 2, 128] bf16; it must be of pages of a multiple of 16 tokens for the form",
+        asked([](auto* args) { MakePaged(args, 8); })},
        {"stages is 3; it must be 2 for the form kWgmmaSm90",
         asked([](auto* args) { args->stages = 3; })},
        {"it must be with strides of 128 to 2^39 - 1 for the form kWgmmaSm90",

@@ -34,9 +34,9 @@ struct PrefillParameters {
   std::int64_t k_ends_stride;
   const std::int32_t* tables;  // null where keys are not paged
   std::int64_t table_stride;
-  int queries;  // of all sequences
-  int keys;     // of all sequences, or of one sequence's pages
-  int page;     // tokens
+  int queries;     // of all sequences
+  int keys;        // of all sequences, or of one sequence's pages
+  int page;        // tokens
   bool scattered;  // 16 tokens may lie in several pages
   int pages;
   int group;    // heads that share one of K and V

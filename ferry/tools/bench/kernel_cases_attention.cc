@@ -291,10 +291,11 @@ void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>
     std::int64_t page;
   };
   const std::vector<DecodeSize> decodes =
-      options.tiny ? std::vector<DecodeSize>{{2, 40, 16}}
-                   : std::vector<DecodeSize>{{1, 1024, 256},  {1, 16384, 256}, {8, 4096, 256},
-                                             {64, 1024, 256}, {64, 1024, 16},  {32, 4096, 256},
-                                             {64, 4096, 256}, {1, 32768, 256}, {16, 4096, 256}};
+      options.tiny
+          ? std::vector<DecodeSize>{{2, 40, 16}}
+          : std::vector<DecodeSize>{
+                {1, 1024, 256}, {1, 16384, 256}, {8, 4096, 256},  {64, 1024, 256}, {64, 1024, 16},
+                {64, 1024, 1},  {32, 4096, 256}, {64, 4096, 256}, {1, 32768, 256}, {16, 4096, 256}};
   for (const DecodeSize& size : decodes) {
     const AttentionOfCase of{size.batch, size.tokens, 32, 8, 128};
     cases->push_back(DecodeCase(of, {.page = size.page}, options.facts));
@@ -319,13 +320,14 @@ void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>
     }
     for (const std::int64_t page : kPrefillPages) {
       if (of.tokens % page != 0) continue;
-      cases->push_back(PrefillCase(
-          of, {"wgmma, paged", 2, kernels::PrefillForm::kWgmmaSm90, page}, options.facts));
+      cases->push_back(PrefillCase(of, {"wgmma, paged", 2, kernels::PrefillForm::kWgmmaSm90, page},
+                                   options.facts));
     }
-    // Beside them, how other GPUs read paged keys.
-    if (of.batch == 1) {
-      cases->push_back(PrefillCase(
-          of, {"2 stages, paged", 2, kernels::PrefillForm::kCpAsync, 16}, options.facts));
+    // Beside them, how other GPUs read paged keys, and all of them pages of 1.
+    for (const std::int64_t page : {16, 1}) {
+      if (of.batch > 1) continue;
+      cases->push_back(PrefillCase(of, {"2 stages, paged", 2, kernels::PrefillForm::kCpAsync, page},
+                                   options.facts));
     }
   }
   // Few queries at the end of long sequences, as of a chunk, or of tokens guessed ahead.
@@ -336,15 +338,14 @@ void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>
     std::int64_t queries;
   };
   const std::vector<FewQueries> few =
-      options.tiny ? std::vector<FewQueries>{{2, 32, 16, 3}}
-                   : std::vector<FewQueries>{{1, 32768, 16, 16},
-                                             {1, 32768, 256, 16},
-                                             {16, 4096, 16, 4}};
+      options.tiny
+          ? std::vector<FewQueries>{{2, 32, 16, 3}}
+          : std::vector<FewQueries>{{1, 32768, 16, 16}, {1, 32768, 256, 16}, {16, 4096, 16, 4}};
   for (const FewQueries& size : few) {
-    cases->push_back(PrefillCase(
-        {size.batch, size.tokens, 32, 8, 128},
-        {"wgmma, parts", 2, kernels::PrefillForm::kWgmmaSm90, size.page, size.queries},
-        options.facts));
+    cases->push_back(
+        PrefillCase({size.batch, size.tokens, 32, 8, 128},
+                    {"wgmma, parts", 2, kernels::PrefillForm::kWgmmaSm90, size.page, size.queries},
+                    options.facts));
   }
 }
 
