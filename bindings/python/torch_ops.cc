@@ -7,12 +7,15 @@
 
 #include <array>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 
 #include "bindings/python/errors.h"
 #include "bindings/python/torch_abi.h"
 #include "ferry/cuda/address.h"
+#include "ferry/cuda/open_devices.h"
 #include "ferry/kernels/attention_decode/attention_decode.h"
 #include "ferry/kernels/attention_merge/attention_merge.h"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
@@ -61,6 +64,19 @@ DType TypeOf(std::int32_t code, const char* argument) {
                                  argument)));
 }
 
+// Facts of a GPU, asked once; of -1, the CPU, and where CUDA does not answer, there are none.
+const cuda::DeviceFacts& FactsOf(int ordinal) {
+  static std::mutex mutex;
+  static std::map<int, cuda::DeviceFacts> known;
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = known.try_emplace(ordinal);
+  if (!is_new || ordinal < 0) return found->second;
+  if (const Result<cuda::DeviceApi*> api = cuda::RealDevices()) {
+    if (Result<cuda::DeviceFacts> facts = (*api)->Describe(ordinal)) found->second = *facts;
+  }
+  return found->second;
+}
+
 // The arguments and results of one call. It owns the tensors among them, as torch's boxed calls
 // ask.
 class TorchCall {
@@ -86,6 +102,8 @@ class TorchCall {
     for (TorchHandle result : results_) {
       if (result != nullptr) torch_abi->delete_tensor(result);
     }
+    // Torch gives the memory to later work of this stream only, which the kernel precedes.
+    if (workspace_ != nullptr) torch_abi->delete_tensor(workspace_);
   }
 
   // The tensor argument `index`. Throws where it is on another device.
@@ -122,14 +140,17 @@ class TorchCall {
       made.stride[d] = stride;
       if (shape[d] > 0) stride *= shape[d];
     }
-    TorchHandle& result = results_[result_count_++];
-    CheckTorch(torch_abi->empty_strided(rank, made.shape.data(), made.stride.data(),
-                                        torch_abi->types[static_cast<std::size_t>(dtype)],
-                                        ordinal_ < 0 ? torch_abi->cpu : torch_abi->cuda,
-                                        ordinal_ < 0 ? 0 : ordinal_, &result));
-    CheckTorch(torch_abi->get_data_ptr(result, &made.data));
+    Allocate(&made, &results_[result_count_++]);
     return made;
   }
+  // Memory for the call alone: one tensor at most.
+  Tensor Workspace(std::int64_t floats) {
+    Tensor made = Tensor::Contiguous(nullptr, DType::kFloat32, {floats});
+    Allocate(&made, &workspace_);
+    return made;
+  }
+  // The GPU that the op runs on; nothing is known of the CPU.
+  const cuda::DeviceFacts& Facts() const { return FactsOf(ordinal_); }
   Tensor Like(const Tensor& x) { return Result(x.dtype, x.shape, x.rank); }
 
   // Runs the op, and gives torch the results.
@@ -154,6 +175,13 @@ class TorchCall {
     const TorchHandle tensor = HandleIn(*inner);
     delete inner;
     return tensor;
+  }
+  void Allocate(Tensor* made, TorchHandle* handle) {
+    CheckTorch(torch_abi->empty_strided(made->rank, made->shape.data(), made->stride.data(),
+                                        torch_abi->types[static_cast<std::size_t>(made->dtype)],
+                                        ordinal_ < 0 ? torch_abi->cpu : torch_abi->cuda,
+                                        ordinal_ < 0 ? 0 : ordinal_, handle));
+    CheckTorch(torch_abi->get_data_ptr(*handle, &made->data));
   }
   static int OrdinalOf(TorchHandle tensor) {
     std::int32_t type = 0;
@@ -210,6 +238,7 @@ class TorchCall {
   std::array<TorchValue, kMaxInputs> values_{};
   std::array<TorchHandle, kMaxInputs> tensors_{};
   std::array<TorchHandle, 2> results_{};
+  TorchHandle workspace_ = nullptr;
   std::size_t result_count_ = 0;
   int ordinal_ = -1;
 };
@@ -413,6 +442,9 @@ void AttentionPrefill(TorchValue* stack) {
   args.softcap = call.Single(10);
   args.sinks = call.Maybe(11, "sinks");
   if (kLse) args.lse = LseResult(&call, args.q);
+  const kernels::PrefillWork work = WorkOf(args);
+  args.splits = kernels::PlanPrefill(work, call.Facts());
+  if (args.splits > 1) args.workspace = call.Workspace(PrefillWorkspace(work, args.splits));
   call.Run(args, kernels::AttentionPrefill, kernels::AttentionPrefillCpu);
 }
 

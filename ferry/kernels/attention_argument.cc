@@ -45,9 +45,8 @@ Status CheckPages(const Argument& q, const Argument& k, const Argument& v, KeyTy
   FERRY_TRY(k.IsView(4, 4));
   FERRY_TRY(v.IsView(4, 4));
   const std::int64_t block = k.tensor.shape[1];
-  // Kernels copy 16 tokens at a time and look their page up once.
-  if (block < 16 || block > 256 || block % 16 != 0) {
-    return k.Wrong("[blocks, 16 to 256 tokens, a multiple of 16, kv_heads, head_size]");
+  if (block < 1 || block > kMaxTokens) {
+    return k.Wrong("[blocks, 1 to 2^30 tokens, kv_heads, head_size]");
   }
   if (k.tensor.shape[0] > std::numeric_limits<std::int32_t>::max()) {
     return k.Wrong("of no more blocks than an int32 can name");

@@ -16,6 +16,9 @@ Status CheckKeys(const Argument& q, const Argument& k, const Argument& v,
                  KeyTypes types = KeyTypes::kOfQueries);
 // The same for paged keys and values, [blocks, block, kv_heads, head_size], and for their block
 // tables, int32 [batch, max_blocks].
+// Kernels copy 16 tokens at a time, and look their page up once if that is sure to be one; they
+// look up each token of other pages, such as pages of 1.
+constexpr bool PagesAreScattered(std::int64_t block) noexcept { return block % 16 != 0; }
 Status CheckPages(const Argument& q, const Argument& k, const Argument& v,
                   KeyTypes types = KeyTypes::kOfQueries);
 Status CheckBlockTables(const Argument& tables, std::int64_t batch, std::int64_t block);

@@ -45,6 +45,25 @@ __device__ __forceinline__ void CopySixteen(const prim::SharedTile<kRows, kColum
   }
 }
 
+// The same of rows that lie anywhere: `row_at` has the address of row `more`, of these 16, or null
+// for one that becomes zeros. All lanes of a warp call it together.
+template <int kThreads, class T, int kRows, int kColumns, class RowAt>
+__device__ __forceinline__ void CopyScattered(const prim::SharedTile<kRows, kColumns>& tile,
+                                              int sixteen, int thread, const T* some,
+                                              const RowAt& row_at) {
+  using Tile = prim::SharedTile<kRows, kColumns>;
+  constexpr int kRowsAtOnce = kThreads / Tile::kRowWords;
+  static_assert(16 % kRowsAtOnce == 0, "there are as many for all of them each time");
+  const int row = thread / Tile::kRowWords;
+  const int word = thread % Tile::kRowWords;
+#pragma unroll
+  for (int more = 0; more < 16; more += kRowsAtOnce) {
+    const T* const from = row_at(row + more);
+    prim::CopyAsync(prim::SharedAddress(tile.At(16 * sixteen + row + more, word)),
+                    (from != nullptr ? from : some) + word * Tile::kWordElements, from != nullptr);
+  }
+}
+
 // The weights of a row whose largest score is `largest` are 2^(score * scale - base). If no key is
 // visible yet, `largest` is -inf and the base is 0, so that weights become zero and not NaN.
 // Powers of two, not of e: the GPU has an instruction for 2^x. log2(e) is part of the scale.

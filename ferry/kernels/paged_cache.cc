@@ -23,15 +23,17 @@ Status CheckCache(const Argument& cache, const TokensToStore& tokens) {
   const Tensor& tensor = cache.tensor;
   FERRY_TRY(cache.HasShape({tensor.shape[0], tensor.shape[1], tokens.heads, tokens.head_dim},
                            "with the heads and the head size of k"));
-  const bool dense = (tensor.shape[3] <= 1 || tensor.stride[3] == 1) &&
-                     (tensor.shape[2] <= 1 || tensor.stride[2] == tensor.shape[3]);
-  if (!dense) return cache.Wrong("contiguous along its last two sizes");
+  FERRY_TRY(cache.HasDenseRows());
   // Slots are int32; the sizes are compared first, so that their product cannot overflow.
   if (tensor.shape[0] > kMaxRows || tensor.shape[1] > kMaxRows ||
       tensor.shape[0] * tensor.shape[1] > kMaxRows) {
     return cache.Wrong("one of at most 2^31 - 1 slots");
   }
   return cache.IsWritable();
+}
+
+bool HeadsAreARow(const Tensor& cache) {
+  return cache.shape[2] <= 1 || cache.stride[2] == cache.shape[3];
 }
 
 Status CheckCacheScale(const char* op, const char* name, float scale) {
@@ -64,6 +66,11 @@ Result<PagedCaches> CheckCaches(const CacheArguments& arguments, const TokensToS
   caches.k_place = arguments.k_cache.stride[1];
   caches.v_block = arguments.v_cache.stride[0];
   caches.v_place = arguments.v_cache.stride[1];
+  caches.k_head = arguments.k_cache.stride[2];
+  caches.v_head = arguments.v_cache.stride[2];
+  if (!HeadsAreARow(arguments.k_cache) || !HeadsAreARow(arguments.v_cache)) {
+    caches.apart = static_cast<std::uint32_t>(tokens.head_dim);
+  }
   caches.slot_count = arguments.k_cache.shape[0] * arguments.k_cache.shape[1];
   // If a cache has no slots, every slot is out of range; checked before the division.
   caches.block_size =
@@ -78,12 +85,18 @@ Result<PagedCaches> CheckCaches(const CacheArguments& arguments, const TokensToS
 }
 
 bool CachesAreAligned(const CacheArguments& arguments, std::int64_t bytes) noexcept {
-  const auto aligned = [bytes](Tensor cache) {
-    cache.rank = 3;  // a token's heads are one row
-    cache.shape[2] = 1;
-    return RowsAreAligned(cache, bytes);
+  const Tensor& k = arguments.k_cache;
+  const Tensor& v = arguments.v_cache;
+  const bool rows = HeadsAreARow(k) && HeadsAreARow(v);
+  const auto aligned = [&](Tensor cache) {
+    if (rows) {
+      cache.rank = 3;
+      cache.shape[2] = 1;
+    }
+    return RowsAreAligned(cache, bytes) &&
+           (rows || cache.last() * SizeOf(cache.dtype) % bytes == 0);
   };
-  return aligned(arguments.k_cache) && aligned(arguments.v_cache);
+  return aligned(k) && aligned(v);
 }
 
 Status CheckSlots(const char* op, const PagedCaches& caches, std::int64_t tokens) {

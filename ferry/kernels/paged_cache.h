@@ -9,7 +9,7 @@
 
 namespace ferry::kernels {
 
-// A pair of caches as kernels receive them. The elements of one token in one cache are contiguous.
+// A pair of caches as kernels receive them. The elements of one head of a token are contiguous.
 struct PagedCaches {
   void* k = nullptr;  // null: there are none
   void* v = nullptr;
@@ -18,6 +18,11 @@ struct PagedCaches {
   std::int64_t k_place = 0;
   std::int64_t v_block = 0;
   std::int64_t v_place = 0;
+  std::int64_t k_head = 0;
+  std::int64_t v_head = 0;
+  // Elements of a head; 0 where the heads of a token are contiguous in both caches, so that it is
+  // one row.
+  std::uint32_t apart = 0;
   std::int64_t slot_count = 0;
   std::uint32_t block_size = 1;
   DType dtype = DType::kFloat32;  // the tokens' own or kFloat8E4m3
@@ -41,10 +46,22 @@ __host__ __device__
           block * caches.v_block + place * caches.v_place};
 }
 
+// From a token's place to its element `at`, counted through all heads.
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    inline CachePlace
+    OffsetsOf(const PagedCaches& caches, std::int64_t at) noexcept {
+  if (caches.apart == 0) return {at, at};
+  const std::int64_t head = static_cast<std::uint32_t>(at) / caches.apart;
+  const std::int64_t in_head = at - head * caches.apart;
+  return {head * caches.k_head + in_head, head * caches.v_head + in_head};
+}
+
 // The cache arguments of an op that stores tokens of [heads, head_dim].
 struct CacheArguments {
   const char* op;
-  const Tensor& k_cache;  // [blocks, block, heads, head_dim]; the strides of the first two are free
+  const Tensor& k_cache;  // [blocks, block, heads, head_dim]; the last stride is 1
   const Tensor& v_cache;
   const Tensor& slots;  // int32 or int64 [tokens], contiguous
   float k_scale;

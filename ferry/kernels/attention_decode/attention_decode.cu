@@ -9,6 +9,7 @@
 #include "ferry/kernels/attention_decode/decode_layout.h"
 #include "ferry/kernels/attention_decode/e4m3_tile.cuh"
 #include "ferry/kernels/attention_end.cuh"
+#include "ferry/kernels/attention_parts.cuh"
 #include "ferry/kernels/attention_tile.cuh"
 #include "ferry/prim/grid_order.cuh"
 #include "ferry/prim/pipeline.cuh"
@@ -37,16 +38,14 @@ struct DecodeParameters {
   std::int64_t table_stride;
   const std::int32_t* lengths;
   std::int64_t length_stride;
-  // [batch, heads, splits, head_size], and [batch, heads, splits] of PartSum.
-  float4* part_outs;
-  float2* part_sums;
+  AttentionParts parts;  // rows: [batch, heads]
   int heads;
   int group;  // heads that share one of K and V
   int row_tiles;
   int block;
+  bool scattered;  // a tile's tokens may lie in several blocks
   int blocks;
   int max_blocks;
-  int splits;
   float scale;        // with log2(e); that of the tanh with a softcap
   float inner_scale;  // of the tanh's argument; 0: there is none
   float v_scale;
@@ -63,9 +62,6 @@ enum class DecodeKind : std::uint8_t {
   kMasked,  // window and softcap
   kE4m3,    // the same over e4m3 caches
 };
-
-// The sum of the weights of a part, each 2^(score * scale - base).
-__device__ __forceinline__ float2 PartSum(float base, float sum) { return {base, sum}; }
 
 // What a head's sum of weights times values is multiplied by, of weights with this base and sum.
 // Keeps the lse where `keeps`.
@@ -91,8 +87,8 @@ struct DecodePlace {
   int steps;        // of kDecodeStep tokens
 
   __device__ __forceinline__ explicit DecodePlace(const DecodeParameters& given) {
-    split = static_cast<int>(blockIdx.x) % given.splits;
-    batch = static_cast<int>(blockIdx.x) / given.splits;
+    split = static_cast<int>(blockIdx.x) % given.parts.splits;
+    batch = static_cast<int>(blockIdx.x) / given.parts.splits;
     kv_head = static_cast<int>(blockIdx.y) / given.row_tiles;
     const int tile = static_cast<int>(blockIdx.y) % given.row_tiles;
     first_head = kv_head * given.group + tile * kDecodeRows;
@@ -106,7 +102,7 @@ struct DecodePlace {
     const int all_steps = (length + kDecodeStep - 1) / kDecodeStep - first_step;
     // Parts of equal length. A short sequence leaves its last parts without steps; their largest
     // score stays -inf, which the merge takes for a weight of 0.
-    const int each = (all_steps + given.splits - 1) / given.splits;
+    const int each = (all_steps + given.parts.splits - 1) / given.parts.splits;
     first_token = (first_step + split * each) * kDecodeStep;
     steps = max(0, min(each, all_steps - split * each));
   }
@@ -122,6 +118,12 @@ struct PlainTile {
 
   __device__ __forceinline__ void Begin(int lane, const SourceRows<T>& rows) const {
     CopySixteen<prim::kWarpThreads>(prim::SharedTile<kDecodeKeys, kHead>{data}, 0, lane, rows);
+  }
+  template <class RowAt>
+  __device__ __forceinline__ void BeginScattered(int lane, const T* some,
+                                                 const RowAt& row_at) const {
+    CopyScattered<prim::kWarpThreads>(prim::SharedTile<kDecodeKeys, kHead>{data}, 0, lane, some,
+                                      row_at);
   }
 };
 
@@ -151,6 +153,11 @@ class DecodeLoader {
     next_block_ = BlockOf(step + 1);
     const int token = Token(step);
     const int begin = max(0, first_seen - token);
+    if (given_.scattered) {
+      BeginScattered(keys, given_.k, block, token, begin);
+      BeginScattered(values, given_.v, block, token, begin);
+      return;
+    }
     const int in_block = token % given_.block;
     // A block that is none is not read.
     const bool there = block >= 0 && block < given_.blocks;
@@ -166,9 +173,22 @@ class DecodeLoader {
   }
 
  private:
+  // The block of a step's tokens; where they are scattered, that of token `lane` of the 16.
   __device__ __forceinline__ int BlockOf(int step) const {
-    const int token = Token(step);
+    const int token = Token(step) + (given_.scattered ? lane_ % kDecodeKeys : 0);
     return token < place_.length ? table_[token / given_.block] : -1;
+  }
+
+  __device__ __forceinline__ void BeginScattered(const Tile& tile, const DecodeCache& cache,
+                                                 int blocks, int token, int begin) {
+    const Element* const base =
+        static_cast<const Element*>(cache.data) + place_.kv_head * cache.head_stride;
+    tile.BeginScattered(lane_, base, [&](int row) -> const Element* {
+      const int block = __shfl_sync(prim::kAllLanes, blocks, row);
+      const bool seen = row >= begin && token + row < place_.length;
+      if (!seen || block < 0 || block >= given_.blocks) return nullptr;
+      return base + block * cache.block_stride + (token + row) % given_.block * cache.token_stride;
+    });
   }
 
   const DecodeParameters& given_;
@@ -209,18 +229,16 @@ __device__ __forceinline__ void KeepResult(const WarpAttention<T, kHead, 1>& war
   }
 }
 
-// Four neighbours of an output row.
 template <class T>
 __device__ __forceinline__ void StoreOut(const DecodeParameters& given, int batch, int head,
-                                         int column, const float4& value) {
-  void* const at = static_cast<T*>(given.out) + batch * given.out_batch_stride +
-                   head * given.out_head_stride + column;
-  *static_cast<uint2*>(at) = uint2{WordOf(value.x, value.y, T{}), WordOf(value.z, value.w, T{})};
+                                         int column, const float4& value, float by) {
+  StoreFour(static_cast<T*>(given.out) + batch * given.out_batch_stride +
+                head * given.out_head_stride + column,
+            value, by);
 }
 
-// Partial softmax results are merged as in FlashAttention-2: each is rescaled from its own maximum
-// to the common one, and sums and outputs are added. If no warp has seen a key, all weights are 0.
-// Puts the warps' results together, and writes the part, or the output where there is one part.
+// Puts the warps' results together as MergeParts() does, and writes the part, or the output where
+// there is one part.
 template <class T, int kHead>
 __device__ __forceinline__ void Merge(const DecodeParameters& given, const DecodePlace& place,
                                       std::uint8_t* rings, int ring_bytes,
@@ -244,17 +262,17 @@ __device__ __forceinline__ void Merge(const DecodeParameters& given, const Decod
       out.w += weight * part.w;
     }
     const int head = place.first_head + row;
-    if (given.splits == 1) {
+    const AttentionParts& parts = given.parts;
+    if (parts.splits == 1) {
       const float by = EndHead(given, place.batch, head, column == 0, base, sum);
-      StoreOut<T>(given, place.batch, head, column,
-                  {out.x * by, out.y * by, out.z * by, out.w * by});
+      StoreOut<T>(given, place.batch, head, column, out, by);
       continue;
     }
     const std::int64_t at =
-        (std::int64_t{place.batch} * given.heads + head) * given.splits + place.split;
-    given.part_outs[at * (kHead / 4) + column / 4] = out;
+        (std::int64_t{place.batch} * given.heads + head) * parts.splits + place.split;
+    parts.outs[at * (kHead / 4) + column / 4] = out;
     // One of the threads of a row; all of them have computed the same sum.
-    if (column == 0) given.part_sums[at] = PartSum(base, sum);
+    if (column == 0) parts.sums[at] = PartSum(base, sum);
   }
 }
 
@@ -358,25 +376,9 @@ __global__ void __launch_bounds__(kHead / 4)
   const int batch = static_cast<int>(blockIdx.x) / given.heads;
   const int head = static_cast<int>(blockIdx.x) % given.heads;
   const int column = static_cast<int>(threadIdx.x) * 4;
-  const std::int64_t first = std::int64_t{blockIdx.x} * given.splits;
-  const float2* const sums = given.part_sums + first;
-  float base = -INFINITY;
-  for (int s = 0; s < given.splits; ++s) base = fmaxf(base, sums[s].x);
-  float sum = 0;
-  float4 out{};
-#pragma unroll 8
-  for (int s = 0; s < given.splits; ++s) {
-    const float2 part = sums[s];
-    const float weight = part.x == -INFINITY ? 0.0F : prim::Exp2(part.x - base);
-    const float4 value = given.part_outs[(first + s) * (kHead / 4) + column / 4];
-    sum += weight * part.y;
-    out.x += weight * value.x;
-    out.y += weight * value.y;
-    out.z += weight * value.z;
-    out.w += weight * value.w;
-  }
-  const float by = EndHead(given, batch, head, column == 0, base, sum);
-  StoreOut<T>(given, batch, head, column, {out.x * by, out.y * by, out.z * by, out.w * by});
+  const MergedParts row = MergeParts<kHead>(given.parts, blockIdx.x, column);
+  const float by = EndHead(given, batch, head, column == 0, row.base, row.sum);
+  StoreOut<T>(given, batch, head, column, row.out, by);
 }
 
 DecodeCache CacheOf(const Tensor& cache) {
@@ -405,15 +407,15 @@ DecodeParameters ParametersOf(const AttentionDecodeArgs& args) {
           .table_stride = args.block_tables.stride[0],
           .lengths = static_cast<const std::int32_t*>(args.context_lens.data),
           .length_stride = args.context_lens.stride[0],
-          .part_outs = part_outs,
-          .part_sums = static_cast<float2*>(static_cast<void*>(part_outs + out_words)),
+          .parts = {part_outs, static_cast<float2*>(static_cast<void*>(part_outs + out_words)),
+                    args.plan.splits},
           .heads = static_cast<int>(shape.heads),
           .group = static_cast<int>(shape.heads / shape.kv_heads),
           .row_tiles = static_cast<int>(DecodeRowTiles(shape.heads / shape.kv_heads)),
           .block = static_cast<int>(args.k_cache.shape[1]),
+          .scattered = PagesAreScattered(args.k_cache.shape[1]),
           .blocks = static_cast<int>(args.k_cache.shape[0]),
           .max_blocks = static_cast<int>(args.block_tables.shape[1]),
-          .splits = args.plan.splits,
           .scale = (args.softcap > 0 ? args.softcap : ScoreScaleOf(args)) * kLog2E,
           .inner_scale = args.softcap > 0 ? ScoreScaleOf(args) / args.softcap : 0,
           .v_scale = args.v_cache.dtype == DType::kFloat8E4m3 ? args.v_scale : 1,

@@ -50,9 +50,9 @@ struct AttentionDecodeArgs {
   // [batch, heads, head_size]; fp32, bf16 or fp16, as all of q, k_cache, v_cache and out. Here and
   // below the last stride is 1 and the others are free.
   Tensor q;
-  // [blocks, block, kv_heads, head_size]; heads is a multiple of kv_heads, block one of 16 up to
-  // 256. Both caches may be e4m3 instead, whose numbers are worth k_scale and v_scale times
-  // themselves, as StoreKvCache() stores them.
+  // [blocks, block, kv_heads, head_size]; heads is a multiple of kv_heads. Blocks of multiples of
+  // 16 tokens are read fastest. Both caches may be e4m3 instead, whose numbers are worth k_scale
+  // and v_scale times themselves, as StoreKvCache() stores them.
   Tensor k_cache;
   Tensor v_cache;
   // int32 [batch, max_blocks]. Entries beyond those that context_lens[b] needs are not read, nor

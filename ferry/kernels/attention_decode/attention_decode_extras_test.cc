@@ -214,6 +214,7 @@ TEST_P(AttentionDecodeExtrasTest, EachIsRightOverCachesOfItsOwnFormat) {
            DType::kBfloat16, DType::kBfloat16, extras);
     Expect({.heads = 10, .kv_heads = 2, .head_size = 256, .block = 64, .lengths = {5, 129}},
            DType::kBfloat16, DType::kBfloat16, extras);
+    Expect({.block = 1, .lengths = {5, 129}}, DType::kBfloat16, DType::kBfloat16, extras);
   }
 }
 
@@ -234,6 +235,10 @@ TEST_P(AttentionDecodeExtrasTest, EachIsRightOverE4m3Caches) {
            DType::kBfloat16, DType::kFloat8E4m3, extras);
     Expect({.heads = 10, .kv_heads = 2, .head_size = 256, .block = 64, .lengths = {5, 129}},
            DType::kFloat16, DType::kFloat8E4m3, extras);
+    for (const std::int64_t head_size : {64, 128, 256}) {
+      Expect({.head_size = head_size, .block = 7, .lengths = {5, 129}}, DType::kBfloat16,
+             DType::kFloat8E4m3, extras);
+    }
   }
 }
 

@@ -266,6 +266,22 @@ TEST_P(AttentionDecodeTest, ReadsViewsWithGapsAndLeavesTheGapsAlone) {
   }
 }
 
+// Pages of 1 token and of others that are no multiples of 16; heads before tokens.
+TEST_P(AttentionDecodeTest, PagesOfAnySizeAndOrderAreRead) {
+  for (const std::int64_t block : {1, 3, 16, 24, 512}) {
+    for (const bool heads_first : {false, true}) {
+      for (const std::int64_t head_size : {64, 128, 256}) {
+        for (const int splits : {1, 3}) {
+          if (!OnGpu() && splits > 1) continue;
+          DecodeProblem problem({6, 2, head_size, block, {1, 150, 0, 47}}, DType::kBfloat16,
+                                &random(), {}, {.heads_first = heads_first});
+          ExpectRight(&problem, {.splits = splits}, heads_first ? "heads first" : "tokens first");
+        }
+      }
+    }
+  }
+}
+
 TEST_P(AttentionDecodeTest, SequencesWithoutTokensGiveZeros) {
   for (const int splits : {1, 2}) {
     DecodeProblem problem(
@@ -481,8 +497,8 @@ TEST(AttentionDecodeCheck, EachWrongArgumentHasItsSentence) {
        {"q is [2, 8, 128] int32", [](auto* args) { args->q.dtype = DType::kInt32; }},
        {"k_cache is [4, 16, 2, 128] fp16; it must be bf16, as q is",
         [](auto* args) { args->k_cache.dtype = DType::kFloat16; }},
-       {"it must be [blocks, 16 to 256 tokens, a multiple of 16",
-        [](auto* args) { args->k_cache.shape[1] = 24; }},
+       {"it must be [blocks, 1 to 2^30 tokens, kv_heads, head_size]",
+        [](auto* args) { args->k_cache.shape[1] = 0; }},
        {"it must be of heads of 128, as q is", [](auto* args) { args->k_cache.shape[3] = 64; }},
        {"of a number of heads that q's 8 are a multiple of",
         [](auto* args) { args->k_cache.shape[2] = 3; }},

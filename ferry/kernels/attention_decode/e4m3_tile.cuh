@@ -48,6 +48,22 @@ struct E4m3Tile {
     }
   }
 
+  // The same of rows that lie anywhere, as CopyScattered() has them.
+  template <class RowAt>
+  __device__ __forceinline__ void BeginScattered(int lane, const std::uint8_t* some,
+                                                 const RowAt& row_at) const {
+    constexpr int kRowWords = kHead / prim::kCopyBytes;
+    constexpr int kRowsAtOnce = static_cast<int>(prim::kWarpThreads) / kRowWords;
+    const std::uint32_t to = prim::SharedAddress(data) + lane * prim::kCopyBytes;
+#pragma unroll
+    for (int more = 0; more < kDecodeKeys; more += kRowsAtOnce) {
+      const std::uint8_t* const from = row_at(lane / kRowWords + more);
+      prim::CopyAsync(to + more * kHead,
+                      (from != nullptr ? from : some) + lane % kRowWords * prim::kCopyBytes,
+                      from != nullptr);
+    }
+  }
+
   // By all lanes of the warp, after the copies. Others see it after a barrier.
   template <class T>
   __device__ __forceinline__ void Widen(const prim::SharedTile<kDecodeKeys, kHead>& to,

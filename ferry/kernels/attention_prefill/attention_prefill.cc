@@ -4,6 +4,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "ferry/kernels/argument.h"
@@ -40,9 +42,11 @@ AttentionExtras ExtrasOf(const AttentionPrefillArgs& args) {
 
 Status CheckPrefillExtras(const AttentionPrefillArgs& args) {
   FERRY_TRY(CheckExtras(PrefillArgument("q", args.q), ExtrasOf(args), args.scale));
-  if (!ExtrasOf(args).none() && args.stages != 2) {
+  const bool plain = ExtrasOf(args).none() && !PagesAreScattered(PageTokens(args));
+  if (!plain && args.stages != 2) {
     return WrongNumber(kPrefillOp, "stages", args.stages,
-                       "2 with lse, sinks, a window or a softcap");
+                       "2 with lse, sinks, a window or a softcap, and for pages that are not "
+                       "multiples of 16 tokens");
   }
   if (args.lse.none()) return Ok();
   const Argument lse = PrefillArgument("lse", args.lse);
@@ -52,6 +56,28 @@ Status CheckPrefillExtras(const AttentionPrefillArgs& args) {
         std::pair("cu_seqlens_k", &args.cu_seqlens_k),
         std::pair("block_tables", &args.block_tables), std::pair("out", &args.out)}) {
     if (!tensor->none()) FERRY_TRY(lse.IsApartFrom(PrefillArgument(name, *tensor)));
+  }
+  return Ok();
+}
+
+Status CheckPrefillWorkspace(const AttentionPrefillArgs& args) {
+  const std::int64_t floats = PrefillWorkspace(WorkOf(args), args.splits);
+  if (floats == 0) return Ok();
+  const Argument workspace = PrefillArgument("workspace", args.workspace);
+  FERRY_TRY(workspace.IsView(1, 1));
+  FERRY_TRY(workspace.HasType({DType::kFloat32}));
+  FERRY_TRY(workspace.IsContiguous());
+  FERRY_TRY(IsAlignedForDevice(workspace));
+  if (args.workspace.last() < floats) {
+    return workspace.Wrong(fmt::format("[{}] or more, for {} parts", floats, args.splits));
+  }
+  for (const auto& [name, tensor] :
+       {std::pair("q", &args.q), std::pair("k", &args.k), std::pair("v", &args.v),
+        std::pair("cu_seqlens_q", &args.cu_seqlens_q),
+        std::pair("cu_seqlens_k", &args.cu_seqlens_k),
+        std::pair("block_tables", &args.block_tables), std::pair("out", &args.out),
+        std::pair("lse", &args.lse), std::pair("sinks", &args.sinks)}) {
+    if (!tensor->none()) FERRY_TRY(workspace.IsApartFrom(PrefillArgument(name, *tensor)));
   }
   return Ok();
 }
@@ -73,7 +99,7 @@ Status HasTensorMapStrides(const Argument& argument) {
   // cuTensorMapEncodeTiled takes strides in bytes below 2^40.
   constexpr std::int64_t kMapBytes = std::int64_t{1} << 40;
   const Tensor& tensor = argument.tensor;
-  for (const std::size_t d : {std::size_t{0}, std::size_t{1}}) {
+  for (std::size_t d = 0; d + 1 < static_cast<std::size_t>(tensor.rank); ++d) {
     const bool right =
         tensor.stride[d] >= tensor.last() && tensor.stride[d] < kMapBytes / SizeOf(tensor.dtype);
     if (tensor.shape[d] > 1 && !right) {
@@ -85,6 +111,21 @@ Status HasTensorMapStrides(const Argument& argument) {
 }
 
 }  // namespace
+
+PrefillWork WorkOf(const AttentionPrefillArgs& args) noexcept {
+  const bool paged = !args.block_tables.none();
+  PrefillWork work;
+  work.batch = args.cu_seqlens_q.shape[0] - 1;
+  work.queries = args.q.shape[0];
+  work.max_seqlen_q = args.max_seqlen_q;
+  work.heads = args.q.shape[1];
+  work.kv_heads = KvHeads(args);
+  work.head_size = args.q.shape[2];
+  if (ExtrasOf(args).none() && !PagesAreScattered(PageTokens(args))) {
+    work.most_keys = paged ? args.block_tables.shape[1] * PageTokens(args) : args.k.shape[0];
+  }
+  return work;
+}
 
 Status CheckAttentionPrefill(const AttentionPrefillArgs& args) {
   const Argument q = PrefillArgument("q", args.q);
@@ -109,6 +150,9 @@ Status CheckAttentionPrefill(const AttentionPrefillArgs& args) {
   }
   FERRY_TRY(CheckScale(kPrefillOp, args.scale));
   FERRY_TRY(CheckStages(q, "stages", args.stages));
+  if (args.splits < 1 || args.splits > kMaxPrefillSplits) {
+    return WrongNumber(kPrefillOp, "splits", args.splits, "1 to 256");
+  }
   return CheckPrefillExtras(args);
 }
 
@@ -129,13 +173,19 @@ Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args) {
   if (args.cu_seqlens_q.shape[0] - 1 > kMaxBlocks) {
     return PrefillArgument("cu_seqlens_q", args.cu_seqlens_q).Wrong("of at most 65535 sequences");
   }
-  return Ok();
+  // The first size of a grid, and of that of the second kernel.
+  constexpr std::int64_t kMaxGrid = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t each = std::max<std::int64_t>(args.splits, args.max_seqlen_q);
+  if (args.splits > 1 && args.q.shape[1] > kMaxGrid / each) {
+    return q.Wrong("of fewer heads: with the parts they are more than a grid has");
+  }
+  return CheckPrefillWorkspace(args);
 }
 
 static Status CheckWgmmaSm90Form(const AttentionPrefillArgs& args) {
-  if (!args.block_tables.none()) {
-    return PrefillArgument("block_tables", args.block_tables)
-        .Wrong("none for the form kWgmmaSm90, or the form kCpAsync");
+  if (PagesAreScattered(PageTokens(args))) {
+    return PrefillArgument("k", args.k)
+        .Wrong("of pages of a multiple of 16 tokens for the form kWgmmaSm90");
   }
   if (!ExtrasOf(args).none()) {
     return Error(

@@ -50,7 +50,7 @@ __device__ __forceinline__ void LoadKeys(const PrefillParameters& given, const P
                                          const typename Shape::Keys& values) {
   constexpr int kSixteens = Shape::kKeys / 16;
   const bool paged = given.tables != nullptr;
-  // CheckPages() has made a page a multiple of 16 tokens.
+  // A page is a multiple of 16 tokens.
   int pages[kSixteens];  // all looked up before the first is waited for
 #pragma unroll
   for (int s = 0; s < kSixteens; ++s) {
@@ -78,6 +78,34 @@ __device__ __forceinline__ void LoadKeys(const PrefillParameters& given, const P
   }
 }
 
+// The same where 16 tokens may lie in several pages: each row's is looked up. Unrolled further, it
+// would need more registers than there are.
+template <class T, class Shape>
+__device__ __forceinline__ void LoadScatteredKeys(const PrefillParameters& given,
+                                                  const PrefillPlace& place, int first_key,
+                                                  int first_seen, const typename Shape::Keys& keys,
+                                                  const typename Shape::Keys& values) {
+  using Keys = typename Shape::Keys;
+  const int word = static_cast<int>(threadIdx.x) % Keys::kRowWords;
+#pragma unroll 1
+  for (int row = static_cast<int>(threadIdx.x) / Keys::kRowWords; row < Shape::kKeys;
+       row += Shape::kThreads / Keys::kRowWords) {
+    const int key = first_key + row;
+    const bool seen = key >= first_seen && key < place.keys.count;
+    const std::int32_t* const table = given.tables + place.sequence * given.table_stride;
+    const int page = seen ? table[key / given.page] : -1;
+    const bool there = page >= 0 && page < given.pages;
+    const auto copy = [&](const Keys& tile, const PrefillKeys& from) {
+      const T* const at = static_cast<const T*>(from.data) + place.kv_head * from.head_stride +
+                          (there ? page : 0) * from.page_stride +
+                          key % given.page * from.token_stride + word * Keys::kWordElements;
+      prim::CopyAsync(prim::SharedAddress(tile.At(row, word)), at, there);
+    };
+    copy(keys, given.k);
+    copy(values, given.v);
+  }
+}
+
 // The place for the loads of a tile. With three stages on sm_100 it is found anew for each of them:
 // kept, it would be spilled, since all 255 registers of a thread are in use.
 template <class Shape>
@@ -91,8 +119,8 @@ __device__ __forceinline__ PrefillPlace PlaceToLoad([[maybe_unused]] const Prefi
 
 // A tile of queries of one head of one sequence; each warp has rows of it for itself, and all share
 // the tiles of keys that go by.
-// With kExtras it also has a window, a softcap, sinks and lse. Apart, since the plain kernel uses
-// all registers of a thread.
+// With kExtras it also has a window, a softcap, sinks, lse and scattered keys. Apart, since the
+// plain kernel uses all registers of a thread.
 template <class T, int kHead, int kStages, bool kExtras>
 __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
     PrefillKernel(const __grid_constant__ PrefillParameters given) {
@@ -120,6 +148,12 @@ __global__ void __launch_bounds__(PrefillShape<T, kHead, kStages>::kThreads)
   state.Clear();
   const auto load = [&](int tile, int slot) {
     std::uint8_t* const at = ring + slot * 2 * Keys::kBytes;
+    if constexpr (kExtras) {
+      if (given.scattered) {
+        return LoadScatteredKeys<T, Shape>(given, place, (first_tile + tile) * kKeys, first_seen,
+                                           Keys{at}, Keys{at + Keys::kBytes});
+      }
+    }
     LoadKeys<T, Shape>(given, PlaceToLoad<Shape>(given, place), (first_tile + tile) * kKeys,
                        first_seen, Keys{at}, Keys{at + Keys::kBytes});
   };
@@ -174,7 +208,8 @@ Status EnqueueWithExtras(const AttentionPrefillArgs& args, cuda::StreamRef strea
 
 template <class T>
 Status EnqueueOfType(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
-  const bool extras = !args.lse.none() || !args.sinks.none() || args.window > 0 || args.softcap > 0;
+  const bool extras = !args.lse.none() || !args.sinks.none() || args.window > 0 ||
+                      args.softcap > 0 || PagesAreScattered(PageTokens(args));
   if (extras) return EnqueueWithExtras<T>(args, stream);
   // Other numbers of stages are not compiled for these sizes; CheckStages() has refused them.
   switch (args.q.last()) {

@@ -22,17 +22,36 @@ enum class PrefillForm : std::uint8_t {
   // Copies by each thread (cp.async), and products by each warp: compute capability 8 and later.
   kCpAsync,
   // Copies by the copy engine (TMA), and products by warpgroups (wgmma): compute capability 9.0, in
-  // builds for 90a. Keys that are not paged, without lse, sinks, window and softcap.
+  // builds for 90a. Without lse, sinks, window and softcap, and for pages of multiples of 16
+  // tokens.
   kWgmmaSm90,
 };
+
+// What a plan goes by: the sizes of a call, of which the GPU alone knows the lengths.
+struct PrefillWork {
+  std::int64_t batch = 0;
+  std::int64_t queries = 0;  // of all sequences
+  std::int64_t max_seqlen_q = 0;
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_size = 0;
+  // Keys of the longest expected sequence. A graph captured once serves all lengths up to this.
+  std::int64_t most_keys = 0;
+};
+// Number of parts of each sequence's keys that keeps the GPU's multiprocessors about as busy as any
+// other would: 1 where there are queries enough, and on GPUs without the form kWgmmaSm90.
+int PlanPrefill(const PrefillWork& work, const cuda::DeviceFacts& facts) noexcept;
+// Number of floats that AttentionPrefillArgs::workspace must have; 0 for one part.
+std::int64_t PrefillWorkspace(const PrefillWork& work, int splits) noexcept;
+inline constexpr int kMaxPrefillSplits = 256;
 
 struct AttentionPrefillArgs {
   // [all queries, heads, head_size]; fp32, bf16 or fp16, as all of q, k, v and out. Here and below
   // the last stride is 1 and the others are free.
   Tensor q;
   // Without block_tables [all keys, kv_heads, head_size]. With them pages,
-  // [blocks, block, kv_heads, head_size], block a multiple of 16 up to 256. heads is a multiple of
-  // kv_heads.
+  // [blocks, block, kv_heads, head_size], of which blocks of multiples of 16 tokens are read
+  // fastest. heads is a multiple of kv_heads.
   Tensor k;
   Tensor v;
   // int32 [batch + 1]: sequence b has the queries, and the keys, from entry b on to before entry
@@ -52,7 +71,8 @@ struct AttentionPrefillArgs {
   bool causal = true;
   // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256. With one,
   // nothing is copied while a thread block computes; with n, the next n - 1 tiles are. The form
-  // kWgmmaSm90 always uses 2, and so do calls with any of the following.
+  // kWgmmaSm90 always uses 2, and so do calls with any of the following, and with pages that are
+  // not multiples of 16 tokens.
   int stages = 2;
   PrefillForm form = PrefillForm::kAuto;
   // fp32 [all queries, heads], any strides, or none: receives the natural logarithm of the sum of
@@ -67,6 +87,13 @@ struct AttentionPrefillArgs {
   // Scores s become softcap * tanh(s / softcap), as in Gemma 2; 0: they stay as they are. At most
   // 2.3e38, and scale / softcap is neither 0 nor infinite in fp32.
   float softcap = 0;
+  // Parts of each sequence's keys, 1 to 256. Each part has its own thread blocks, and a second
+  // kernel merges them. For sequences of few queries over many keys: PlanPrefill(). The form
+  // kCpAsync, which calls with any of the above take, always has one part.
+  int splits = 1;
+  // fp32 [PrefillWorkspace()] or more, contiguous; none for one part. Its contents before and after
+  // a call are unspecified; it overlaps no other argument. The CPU form does not touch it.
+  Tensor workspace = {};
 };
 
 // On the GPU: bf16 and fp16, heads of 64, 128 and 256, addresses and strides that are multiples of
@@ -81,8 +108,8 @@ struct AttentionPrefillArgs {
 // Errors: kInvalidArgument; kUnsupported for cases that only the CPU form supports, and if a thread
 // block of this GPU has too little shared memory: heads of 128 with 3 stages need more than the 99
 // KiB that there are for compute capability 8.6, 8.9 and 12. The form kWgmmaSm90:
-// kInvalidArgument for paged keys, lse, sinks, window or softcap, and for strides that a tensor map
-// cannot have; kUnsupported on other GPUs and in other builds.
+// kInvalidArgument for lse, sinks, window or softcap, for other pages, and for strides that a
+// tensor map cannot have; kUnsupported on other GPUs and in other builds.
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
 
 // In double, rounded once, any head size. Errors: kInvalidArgument, also for lengths and pages out
@@ -99,6 +126,9 @@ Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args);
 // tells whether device and build support that form. Errors: the requested form does not support the
 // arguments or the device.
 Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args, bool has_wgmma_sm90);
+// What PlanPrefill() goes by, of arguments that need not have been checked: no keys at all where
+// they are for a form without parts.
+PrefillWork WorkOf(const AttentionPrefillArgs& args) noexcept;
 
 // Tokens per page; 0 if keys are not paged.
 inline std::int64_t PageTokens(const AttentionPrefillArgs& args) noexcept {
@@ -129,7 +159,11 @@ __host__ __device__
   return {.warps = 4, .row_tiles = 1, .keys = 32};
 }
 
-// The division of work of the form kWgmmaSm90.
+// The division of work of the form kWgmmaSm90. Queries of a thread block, of all its heads:
+inline constexpr int kWgmmaSm90Rows = 128;
+// Heads of a thread block: more than one, all `group` that share K and V, where sequences of up to
+// so many queries need fewer thread blocks so, each of which reads its K and V.
+int PrefillTileHeads(std::int64_t max_seqlen_q, int group) noexcept;
 struct WgmmaSm90Tiles {
   int groups;  // warpgroups that compute, each of 64 queries
   int keys;

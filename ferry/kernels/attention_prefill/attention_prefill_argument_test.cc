@@ -65,7 +65,14 @@ TEST(AttentionPrefillCheck, EachWrongArgumentHasItsSentence) {
        {"cu_seqlens_k is [2] int32; it must be [3], as cu_seqlens_q is",
         [](auto* args) { args->cu_seqlens_k.shape[0] = 2; }},
        {"it must be [batch + 1]", [](auto* args) { args->cu_seqlens_q.shape[0] = 0; }},
-       {"a multiple of 16, kv_heads, head_size]", [](auto* args) { MakePaged(args, 8); }},
+       {"it must be [blocks, 1 to 2^30 tokens, kv_heads, head_size]",
+        [](auto* args) { MakePaged(args, 0); }},
+       {"stages is 1; it must be 2 with lse, sinks, a window or a softcap, and for pages that are "
+        "not multiples of 16 tokens",
+        [](auto* args) {
+          MakePaged(args, 8);
+          args->stages = 1;
+        }},
        {"block_tables is [1, 3] int32; it must be [2, 3], a row for each sequence",
         [](auto* args) {
           MakePaged(args, 16);
@@ -77,7 +84,8 @@ TEST(AttentionPrefillCheck, EachWrongArgumentHasItsSentence) {
        {"max_seqlen_q is -1; it must be 0 to 2^30", [](auto* args) { args->max_seqlen_q = -1; }},
        {"scale is -1; it must be a number above 0", [](auto* args) { args->scale = -1; }},
        {"it must be a number above 0, and at most 2.3e38", [](auto* args) { args->scale = 3e38F; }},
-       {"stages is 0; it must be 1, 2 or 3", [](auto* args) { args->stages = 0; }}},
+       {"stages is 0; it must be 1, 2 or 3", [](auto* args) { args->stages = 0; }},
+       {"splits is 257; it must be 1 to 256", [](auto* args) { args->splits = 257; }}},
       CheckAttentionPrefill, Code::kInvalidArgument);
 }
 
@@ -88,6 +96,18 @@ TEST(AttentionPrefillCheck, WhatOnlyTheGpuCannotDoHasItsSentence) {
   ExpectPrefillSentences(
       {{"multiples of 16 bytes", [](auto* args) { args->k.stride[0] = 260; }},
        {"max_seqlen_q is", [](auto* args) { args->max_seqlen_q = 65535 * 128 + 1; }},
+       {"workspace has 0 sizes; it must have 1", [](auto* args) { args->splits = 2; }},
+       {"workspace is [16] fp32; it must be [10400] or more, for 2 parts",
+        [](auto* args) {
+          args->splits = 2;
+          args->workspace = TensorAt(1, {16}, DType::kFloat32);
+        }},
+       {"of fewer heads: with the parts they are more than a grid has",
+        [](auto* args) {
+          args->splits = 2;
+          args->max_seqlen_q = 8'000'000;
+          args->q.shape[1] = 512;
+        }},
        {"of at most 65535 sequences", [](auto* args) { args->cu_seqlens_q.shape[0] = 65537; }}},
       CheckAttentionPrefillForDevice, Code::kInvalidArgument);
 }
@@ -103,7 +123,8 @@ TEST(AttentionPrefillForm, IsWgmmaSm90WhereThatCanBeUnlessTheOtherOneIsAskedFor)
     return *PrefillFormOf(changed, true);
   };
   EXPECT_EQ(form_with([](auto* a) { a->form = PrefillForm::kCpAsync; }), PrefillForm::kCpAsync);
-  EXPECT_EQ(form_with([](auto* a) { MakePaged(a, 16); }), PrefillForm::kCpAsync);
+  EXPECT_EQ(form_with([](auto* a) { MakePaged(a, 16); }), PrefillForm::kWgmmaSm90);
+  EXPECT_EQ(form_with([](auto* a) { MakePaged(a, 1); }), PrefillForm::kCpAsync);
   EXPECT_EQ(form_with([](auto* a) { a->stages = 3; }), PrefillForm::kCpAsync);
   EXPECT_EQ(form_with([](auto* a) { a->k.stride[1] = 0; }), PrefillForm::kCpAsync);
 }
@@ -125,8 +146,13 @@ TEST(AttentionPrefillForm, WgmmaSm90SaysWhatItCannotDo) {
     };
   };
   ExpectPrefillSentences(
-      {{"block_tables is [2, 3] int32; it must be none for the form kWgmmaSm90",
-        asked([](auto* args) { MakePaged(args, 16); })},
+      {{"v is [2, 16, 2, 128] bf16 with strides [4096, 256, 0, 1]; it must be with strides",
+        asked([](auto* args) {
+          MakePaged(args, 16);
+          args->v.stride[2] = 0;
+        })},
+       {"k is [2, 8, 2, 128] bf16; it must be of pages of a multiple of 16 tokens for the form",
+        asked([](auto* args) { MakePaged(args, 8); })},
        {"stages is 3; it must be 2 for the form kWgmmaSm90",
         asked([](auto* args) { args->stages = 3; })},
        {"it must be with strides of 128 to 2^39 - 1 for the form kWgmmaSm90",
@@ -149,6 +175,36 @@ TEST(AttentionPrefillForm, WgmmaSm90sTilesFitIntoAThreadBlock) {
     EXPECT_LE(head_size / 2 + tiles.keys / 2 + tiles.keys / 4, 232 - 48) << head_size;
     EXPECT_EQ(tiles.keys % 64, 0) << head_size;
   }
+}
+
+// 32 heads that share 8, of 128.
+TEST(AttentionPrefillPlan, SplitsTheKeysOfFewQueriesOnly) {
+  cuda::DeviceFacts hopper;
+  hopper.compute_major = 9;
+  hopper.multiprocessors = 132;
+  const auto parts = [&](std::int64_t batch, std::int64_t queries, std::int64_t keys) {
+    return PlanPrefill({batch, batch * queries, queries, 32, 8, 128, keys}, hopper);
+  };
+  EXPECT_EQ(parts(1, 16, 32768), 16);  // of 8 thread blocks
+  EXPECT_EQ(parts(1, 32, 32768), 16);
+  EXPECT_EQ(parts(16, 4, 4096), 1);
+  EXPECT_EQ(parts(1, 128, 128), 1);
+  EXPECT_EQ(parts(1, 16384, 16384), 1);
+  EXPECT_EQ(parts(0, 16, 32768), 1);
+  EXPECT_EQ(parts(1, 16, 0), 1);
+  hopper.compute_major = 8;
+  EXPECT_EQ(parts(1, 16, 32768), 1);
+}
+
+TEST(AttentionPrefillPlan, AThreadBlockHasAGroupOfHeadsWhereThatTakesFewerBlocks) {
+  EXPECT_EQ(PrefillTileHeads(16, 4), 4);
+  EXPECT_EQ(PrefillTileHeads(96, 4), 4);
+  EXPECT_EQ(PrefillTileHeads(97, 4), 1);
+  EXPECT_EQ(PrefillTileHeads(129, 4), 1);
+  EXPECT_EQ(PrefillTileHeads(1, 1), 1);
+  EXPECT_EQ(PrefillTileHeads(1, 128), 128);
+  EXPECT_EQ(PrefillTileHeads(1, 129), 1);
+  EXPECT_EQ(PrefillTileHeads(16, 7), 7);
 }
 
 }  // namespace

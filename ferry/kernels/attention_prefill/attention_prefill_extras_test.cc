@@ -40,10 +40,9 @@ struct SizesOfPrefill {
   std::int64_t head_size = 128;
   std::vector<LengthsOfPrefill> sequences;
   bool causal = true;
-  bool paged = false;  // in pages of 16
+  bool paged = false;
+  std::int64_t page = 16;  // tokens
 };
-
-constexpr std::int64_t kPrefillPage = 16;
 
 // Sequences one behind the other; pages lie in reverse order, and what belongs to nobody is NaN.
 // Pages before the window of a sequence's first query have been released: their entries are -1.
@@ -68,7 +67,7 @@ class PrefillWithExtras {
     q_.FillNormally(random, 0, 1.5);
     sinks_.FillNormally(random, 0.5, 1);
     tables_.Fill([this](std::int64_t i) {
-      const bool released = (i % Columns() + 1) * kPrefillPage <= FirstSeen(i / Columns());
+      const bool released = (i % Columns() + 1) * sizes_.page <= FirstSeen(i / Columns());
       return released ? -1 : static_cast<double>(Batch() * Columns() - 1 - i);
     });
     q_ends_.Set(0, 0);
@@ -166,21 +165,21 @@ class PrefillWithExtras {
   std::int64_t KeyAt(std::int64_t b, std::int64_t t, std::int64_t g) const {
     std::int64_t token = static_cast<std::int64_t>(k_ends_.Get(b)) + t;
     if (sizes_.paged) {
-      const auto page = static_cast<std::int64_t>(tables_.Get(b * Columns() + t / kPrefillPage));
-      token = page * kPrefillPage + t % kPrefillPage;
+      const auto page = static_cast<std::int64_t>(tables_.Get(b * Columns() + t / sizes_.page));
+      token = page * sizes_.page + t % sizes_.page;
     }
     return (token * sizes_.kv_heads + g) * sizes_.head_size;
   }
   std::vector<std::int64_t> KeyShape() const {
     if (sizes_.paged) {
-      return {Batch() * Columns(), kPrefillPage, sizes_.kv_heads, sizes_.head_size};
+      return {Batch() * Columns(), sizes_.page, sizes_.kv_heads, sizes_.head_size};
     }
     return {Sum(&LengthsOfPrefill::keys), sizes_.kv_heads, sizes_.head_size};
   }
   std::int64_t Columns() const {
     std::int64_t most = 0;
     for (const LengthsOfPrefill& one : sizes_.sequences) most = std::max(most, one.keys);
-    return most / kPrefillPage + 2;
+    return most / sizes_.page + 2;
   }
   std::int64_t Sum(std::int64_t LengthsOfPrefill::*what) const {
     std::int64_t sum = 0;
@@ -236,6 +235,13 @@ TEST_P(AttentionPrefillExtrasTest, EachIsRightForSequencesOfAllKinds) {
                 .causal = causal,
                 .paged = paged},
                DType::kBfloat16, extras);
+      }
+      for (const std::int64_t page : {1, 24}) {
+        Expect({.sequences = {{5, 5}, {1, 90}, {20, 7}, {40, 130}},
+                .causal = causal,
+                .paged = true,
+                .page = page},
+               DType::kFloat16, extras);
       }
       Expect({.head_size = 64, .sequences = {{150, 150}}, .causal = causal}, DType::kFloat16,
              extras);

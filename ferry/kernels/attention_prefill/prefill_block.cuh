@@ -34,9 +34,10 @@ struct PrefillParameters {
   std::int64_t k_ends_stride;
   const std::int32_t* tables;  // null where keys are not paged
   std::int64_t table_stride;
-  int queries;  // of all sequences
-  int keys;     // of all sequences, or of one sequence's pages
-  int page;     // tokens
+  int queries;     // of all sequences
+  int keys;        // of all sequences, or of one sequence's pages
+  int page;        // tokens
+  bool scattered;  // 16 tokens may lie in several pages
   int pages;
   int group;    // heads that share one of K and V
   float scale;  // with log2(e); that of the tanh with a softcap
@@ -79,6 +80,7 @@ inline PrefillParameters ParametersOf(const AttentionPrefillArgs& args) {
           .queries = static_cast<int>(args.q.shape[0]),
           .keys = static_cast<int>(keys),
           .page = static_cast<int>(PageTokens(args)),
+          .scattered = PagesAreScattered(PageTokens(args)),
           .pages = paged ? static_cast<int>(args.k.shape[0]) : 0,
           .group = static_cast<int>(args.q.shape[1] / KvHeads(args)),
           .scale = (args.softcap > 0 ? args.softcap : args.scale) * kLog2E,
@@ -116,8 +118,10 @@ struct PrefillPlace {
   int seen_by_first;  // keys that the first query sees, were there as many; each next one sees one
                       // more
 
-  __device__ __forceinline__ PrefillPlace(const PrefillParameters& given, int rows) {
-    head = static_cast<int>(blockIdx.x);
+  __device__ __forceinline__ PrefillPlace(const PrefillParameters& given, int rows)
+      : PrefillPlace(given, rows, static_cast<int>(blockIdx.x)) {}
+  __device__ __forceinline__ PrefillPlace(const PrefillParameters& given, int rows, int of_head) {
+    head = of_head;
     kv_head = head / given.group;
     sequence = static_cast<int>(blockIdx.z);
     queries = RangeOf(given.q_ends, given.q_ends_stride, sequence, given.queries);
@@ -169,13 +173,13 @@ __device__ __forceinline__ float EndQuery(const PrefillParameters& given, int ro
   return end.factor;
 }
 
-// By way of the warp's own queries, which nobody needs any more: so that rows are written in words
-// of 16 bytes.
+// The warp's results in the places of its own queries, which nobody needs any more: so that rows
+// can be written in words of 16 bytes.
 // With kExtras sinks join the sums, and lse is kept.
 template <class T, int kHead, class Shape, bool kExtras = false>
-__device__ __forceinline__ void StoreOut(const PrefillParameters& given,
-                                         const WarpAttention<T, kHead, Shape::kRowTiles>& state,
-                                         const typename Shape::Queries& held, int first_row) {
+__device__ __forceinline__ void HoldOut(const PrefillParameters& given,
+                                        const WarpAttention<T, kHead, Shape::kRowTiles>& state,
+                                        const typename Shape::Queries& held, int first_row) {
   const int lane = threadIdx.x % prim::kWarpThreads;
   __syncwarp();
 #pragma unroll
@@ -200,21 +204,36 @@ __device__ __forceinline__ void StoreOut(const PrefillParameters& given,
     }
   }
   __syncwarp();
-  const PrefillPlace place(given, Shape::kRows);  // anew: no registers for it in the meantime
-  T* const out = static_cast<T*>(given.out) + place.head * given.out_head_stride +
-                 std::int64_t{place.queries.first + place.first_query} * given.out_token_stride;
-  const int left = place.queries.count - place.first_query;
+}
+
+// Writes what HoldOut() holds: the warp's rows before row `left` of the tile. `to_of` has the
+// address of a row.
+template <class T, class Shape, class ToOf>
+__device__ __forceinline__ void WriteHeld(const typename Shape::Queries& held, int first_row,
+                                          int left, const ToOf& to_of) {
   constexpr int kRowWords = Shape::Queries::kRowWords;
 #pragma unroll
-  for (int i = lane; i < Shape::kWarpRows * kRowWords; i += prim::kWarpThreads) {
+  for (int i = threadIdx.x % prim::kWarpThreads; i < Shape::kWarpRows * kRowWords;
+       i += prim::kWarpThreads) {
     const int row = first_row + i / kRowWords;
     const int word = i % kRowWords;
     // Rows beyond the sequence belong to the next one, whose own thread block writes them.
     if (row >= left) continue;
-    const void* const from = held.At(row, word);
-    void* const to = out + row * given.out_token_stride + word * Shape::Queries::kWordElements;
-    *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+    void* const to = to_of(row) + word * Shape::Queries::kWordElements;
+    *static_cast<uint4*>(to) = *static_cast<const uint4*>(static_cast<void*>(held.At(row, word)));
   }
+}
+
+template <class T, int kHead, class Shape, bool kExtras>
+__device__ __forceinline__ void StoreOut(const PrefillParameters& given,
+                                         const WarpAttention<T, kHead, Shape::kRowTiles>& state,
+                                         const typename Shape::Queries& held, int first_row) {
+  HoldOut<T, kHead, Shape, kExtras>(given, state, held, first_row);
+  const PrefillPlace place(given, Shape::kRows);  // anew: no registers for it in the meantime
+  T* const out = static_cast<T*>(given.out) + place.head * given.out_head_stride +
+                 std::int64_t{place.queries.first + place.first_query} * given.out_token_stride;
+  WriteHeld<T, Shape>(held, first_row, place.queries.count - place.first_query,
+                      [&](int row) { return out + row * given.out_token_stride; });
 }
 
 }  // namespace ferry::kernels

@@ -73,7 +73,8 @@ __device__ __forceinline__ HeadTarget<T> TargetOf(const QkPlan& plan, std::uint3
   }
   if (place.stored) {
     target.cache = of_k ? plan.caches.k : plan.caches.v;
-    target.cache_at = (of_k ? place.at.k : place.at.v) + std::int64_t{index} * plan.head_dim;
+    target.cache_at =
+        (of_k ? place.at.k : place.at.v) + index * (of_k ? plan.caches.k_head : plan.caches.v_head);
     target.inverse = of_k ? plan.caches.k_inverse : plan.caches.v_inverse;
   }
   return target;
@@ -370,6 +371,8 @@ __device__ __forceinline__ void FinishHeads(const QkPlan& plan, const Neighbours
   if (!heads.there) return;
   HeadTarget<T> target = TargetOf<T>(plan, token, heads.first, PlaceOfSlot(plan, facts.slot));
   const std::int64_t out_step = heads.first < plan.q_heads ? plan.q_out.head : plan.k_out.head;
+  const std::int64_t cache_step =
+      heads.first < plan.q_heads + plan.kv_heads ? plan.caches.k_head : plan.caches.v_head;
 #pragma unroll
   for (int i = 0; i < kTogether; ++i) {
     if (heads.normed) {
@@ -380,7 +383,7 @@ __device__ __forceinline__ void FinishHeads(const QkPlan& plan, const Neighbours
     WriteWord<T, kNarrow>(target, heads.at + plan.half, held->high[i]);
     // Neighbours are of one kind, q, k or v (DealHeads), so the next head is one stride further.
     if (target.out != nullptr) target.out += out_step;
-    target.cache_at += plan.head_dim;
+    target.cache_at += cache_step;
   }
 }
 

@@ -79,7 +79,6 @@ void DoToken(const QkNormRopeStorePlan& plan, std::uint32_t token) {
       stored ? PlaceOf(plan.caches, static_cast<std::uint32_t>(plan.caches.slots[token]))
              : CachePlace{};
   for (std::uint32_t h = 0; h < plan.kv_heads; ++h) {
-    const std::int64_t in_place = std::int64_t{h} * plan.head_dim;
     Head head = ReadHead(plan, token, plan.q_heads + h);
     Normalise(plan, plan.k_weight, &head);
     Rotate(plan, token, &head);
@@ -87,8 +86,8 @@ void DoToken(const QkNormRopeStorePlan& plan, std::uint32_t token) {
       WriteHead(plan.k_out, plan.dtype, token * plan.k_out.token + h * plan.k_out.head, head);
     }
     if (!stored) continue;
-    StoreHead(plan.caches, plan.caches.k, place.k + in_place, head);
-    StoreHead(plan.caches, plan.caches.v, place.v + in_place,
+    StoreHead(plan.caches, plan.caches.k, place.k + h * plan.caches.k_head, head);
+    StoreHead(plan.caches, plan.caches.v, place.v + h * plan.caches.v_head,
               ReadHead(plan, token, plan.q_heads + plan.kv_heads + h));
   }
 }

@@ -383,6 +383,14 @@ TEST_P(QkNormRopeStoreTest, ViewsWithGapsAreReadAndWrittenWhereTheyAre) {
               .out = {.gap = {5, 7, 0}, .skip = 3},
               .cache = {.gap = {9, 1, 0, 0}, .skip = 5},
               .in_place = in_place});
+      for (const DType cache : {dtype, DType::kFloat8E4m3}) {
+        for (const std::int64_t skip : {0, 3}) {  // in words, and element by element
+          Expect({.dtype = dtype,
+                  .cache_dtype = cache,
+                  .cache = {.skip = skip, .heads_first = true},
+                  .in_place = in_place});
+        }
+      }
     }
   }
 }

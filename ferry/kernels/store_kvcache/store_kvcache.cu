@@ -54,8 +54,9 @@ __global__ void __launch_bounds__(kTileThreads)
   const PagedCaches& caches = plan.caches;
   // Slot 0 where nothing is stored, so that the address is valid; the store is predicated.
   const CachePlace to = PlaceOf(caches, stored ? static_cast<std::uint32_t>(slot) : 0);
-  StoreCacheWord<T, kWidth, kNarrow>({stored, caches.k, to.k + at, caches.k_inverse}, key);
-  StoreCacheWord<T, kWidth, kNarrow>({stored, caches.v, to.v + at, caches.v_inverse}, value);
+  const CachePlace in = OffsetsOf(caches, at);
+  StoreCacheWord<T, kWidth, kNarrow>({stored, caches.k, to.k + in.k, caches.k_inverse}, key);
+  StoreCacheWord<T, kWidth, kNarrow>({stored, caches.v, to.v + in.v, caches.v_inverse}, value);
 }
 
 template <class T, int kWidth>

@@ -12,14 +12,14 @@ namespace ferry::kernels {
 // bits are copied.
 //   k, v              [tokens, heads, head_dim] or [tokens, heads * head_dim] fp32, fp16 or bf16;
 //                     the stride of the tokens is free, what a token has is contiguous; any sizes
-//   k_cache, v_cache  [blocks, block, heads, head_dim] of the same type or e4m3; the strides of the
-//                     first two sizes are free
+//   k_cache, v_cache  [blocks, block, heads, head_dim] of the same type or e4m3; the strides of all
+//                     but the last size are free, so that heads may lie before tokens
 //   slots             int32 or int64 [tokens], contiguous; no slot twice, or either token's is
 //   stored
 // A slot that the caches do not have: the form for the CPU does nothing at all and returns
 // kInvalidArgument; on GPUs that token is not stored, and device code built for a debugger traps.
 // Moves 16 bytes at a time where all tokens begin at multiples of 16 bytes (8 or 4 in e4m3 caches),
-// otherwise one element.
+// and so do all heads in caches where a token's are apart; otherwise one element.
 // Other errors: kInvalidArgument for other shapes, types or strides, for caches over anything else,
 // and for scales that are not above 0 or whose inverse is infinite; kUnsupported where the build
 // has no CUDA; those of a launch.

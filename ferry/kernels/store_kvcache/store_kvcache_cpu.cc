@@ -17,8 +17,9 @@ Status StoreKvCacheCpu(const StoreKvCacheArgs& args) {
     for (std::int64_t i = 0; i < plan.cols; ++i) {
       const float k = ReadFloat(plan.k, plan.dtype, token * plan.k_token + i);
       const float v = ReadFloat(plan.v, plan.dtype, token * plan.v_token + i);
-      StoreInCache(caches.k, caches.dtype, place.k + i, k, caches.k_inverse);
-      StoreInCache(caches.v, caches.dtype, place.v + i, v, caches.v_inverse);
+      const CachePlace in = OffsetsOf(caches, i);
+      StoreInCache(caches.k, caches.dtype, place.k + in.k, k, caches.k_inverse);
+      StoreInCache(caches.v, caches.dtype, place.v + in.v, v, caches.v_inverse);
     }
   }
   return Ok();

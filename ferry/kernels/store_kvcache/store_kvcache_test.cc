@@ -152,6 +152,12 @@ TEST_P(StoreKvCacheTest, ViewsWithGapsAreReadAndWrittenWhereTheyAre) {
               .cache_dtype = cache,
               .in = {.gap = {3, 0, 0}, .skip = 1},
               .cache = {.gap = {5, 7, 0, 0}, .skip = 3}});
+      Expect({.dtype = dtype, .cache_dtype = cache, .heads = 3, .cache = {.heads_first = true}});
+      Expect({.dtype = dtype,
+              .cache_dtype = cache,
+              .head_dim = 33,
+              .cache = {.gap = {5, 7, 2, 0}, .skip = 3, .heads_first = true},
+              .block = 5});
     }
   }
 }

@@ -22,7 +22,9 @@ TestTensor::TestTensor(DType dtype, std::vector<std::int64_t> shape, const TestL
   view_.dtype = dtype;
   view_.rank = static_cast<int>(shape.size());
   std::int64_t stride = 1;
-  for (std::size_t d = shape.size(); d-- > 0;) {
+  for (std::size_t place = shape.size(); place-- > 0;) {
+    const bool swapped = layout.heads_first && (place == 1 || place == 2);
+    const std::size_t d = swapped ? 3 - place : place;
     view_.shape[d] = shape[d];
     view_.stride[d] = stride + layout.gap[d];
     stride = view_.stride[d] * std::max<std::int64_t>(shape[d], 1);

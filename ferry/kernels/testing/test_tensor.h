@@ -18,6 +18,9 @@ struct TestLayout {
   Extents gap{};
   // Elements before the first one; not a multiple of 16 bytes if the tensor should be misaligned.
   std::int64_t skip = 0;
+  // Sizes 1 and 2 lie in memory in the other order: caches of [blocks, block, heads, size] whose
+  // heads come before their tokens.
+  bool heads_first = false;
 };
 
 // Host memory that contains a tensor. All other bytes are poison, 0xff, which reads as NaN in all

@@ -134,34 +134,52 @@ struct PrefillWay {
   const char* name;
   int stages;
   kernels::PrefillForm form;
+  std::int64_t page = 0;     // 0: keys are not paged
+  std::int64_t queries = 0;  // of each sequence, its last tokens; 0: all
 };
 constexpr PrefillWay kPrefillWays[] = {{"1 stage", 1, kernels::PrefillForm::kCpAsync},
                                        {"2 stages", 2, kernels::PrefillForm::kCpAsync},
                                        {"3 stages", 3, kernels::PrefillForm::kCpAsync},
                                        {"wgmma", 2, kernels::PrefillForm::kWgmmaSm90}};
+constexpr std::int64_t kPrefillPages[] = {16, 32, 64, 256};
 
-std::vector<std::int32_t> Boundaries(const AttentionOfCase& of) {
+std::vector<std::int32_t> Boundaries(std::int64_t batch, std::int64_t each) {
   std::vector<std::int32_t> boundaries;
-  for (std::int64_t i = 0; i <= of.batch; ++i) {
-    boundaries.push_back(static_cast<std::int32_t>(i * of.tokens));
+  for (std::int64_t i = 0; i <= batch; ++i) {
+    boundaries.push_back(static_cast<std::int32_t>(i * each));
   }
   return boundaries;
 }
 
+std::int64_t QueriesOfEach(const AttentionOfCase& of, const PrefillWay& way) {
+  return way.queries > 0 ? way.queries : of.tokens;
+}
+
+// Keys that a query sees.
+std::int64_t SeenBy(const AttentionOfCase& of, const PrefillWay& way, std::int64_t query) {
+  const std::int64_t each = QueriesOfEach(of, way);
+  return of.tokens - each + query % each + 1;
+}
+
 // The query that is meant, as a sequence of its own with the keys up to it: all that it sees.
-Status PutOneQuery(const KernelStream& to, const AttentionOfCase& of,
+Status PutOneQuery(const KernelStream& to, const AttentionOfCase& of, const PrefillWay& way,
                    kernels::AttentionPrefillArgs args) {
   const auto part = [](Tensor tensor, std::int64_t first, std::int64_t count) {
     return KernelStream{.units = {first, count}}.RowsOf(tensor);
   };
   const std::int64_t query = to.units.first;
-  const std::int64_t keys = query % of.tokens + 1;
+  const std::int64_t sequence = query / QueriesOfEach(of, way);
+  const std::int64_t keys = SeenBy(of, way, query);
   std::array<std::int32_t, 2> queries_end{0, 1};
   std::array<std::int32_t, 2> keys_end{0, static_cast<std::int32_t>(keys)};
   args.q = part(args.q, query, 1);
   args.out = part(args.out, query, 1);
-  args.k = part(args.k, query + 1 - keys, keys);
-  args.v = part(args.v, query + 1 - keys, keys);
+  if (args.block_tables.none()) {
+    args.k = part(args.k, sequence * of.tokens, keys);
+    args.v = part(args.v, sequence * of.tokens, keys);
+  } else {
+    args.block_tables = part(args.block_tables, sequence, 1);
+  }
   args.cu_seqlens_q = Tensor::Contiguous(queries_end.data(), DType::kInt32, {2});
   args.cu_seqlens_k = Tensor::Contiguous(keys_end.data(), DType::kInt32, {2});
   args.max_seqlen_q = 1;
@@ -169,36 +187,63 @@ Status PutOneQuery(const KernelStream& to, const AttentionOfCase& of,
 }
 
 // Causal. Two products of 2 * tokens * tokens * head_size for each head, of which the half behind
-// the diagonal does not count, as is the custom.
-KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way) {
+// the diagonal does not count, as is the custom. Few queries are limited by what is read.
+KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way,
+                       const cuda::DeviceFacts& facts) {
   KernelCase one = NewAttentionCase("attention_prefill", of);
   one.variant = way.name;
+  if (way.page > 0) one.sizes.push_back({"page", way.page});
+  if (way.queries > 0) one.sizes.push_back({"queries", way.queries});
   // As the newest form, likeliest to fault, after which the device does nothing more.
   one.comes_last = way.form == kernels::PrefillForm::kWgmmaSm90;
-  const std::int64_t all = of.batch * of.tokens;
-  const auto q = one.AddNumbers(kAttentionType, all * of.heads * of.head_size);
-  const auto k = one.AddNumbers(kAttentionType, all * of.kv_heads * of.head_size);
-  const auto v = one.AddNumbers(kAttentionType, all * of.kv_heads * of.head_size);
-  const auto boundaries = one.AddTable(Boundaries(of));
-  const auto out = one.AddResults(kAttentionType, all * of.heads * of.head_size);
-  one.bytes = AttentionBytes(of, of.tokens, kAttentionElement);
-  one.flops = 2.0 * static_cast<double>(all) * static_cast<double>(of.tokens) *
-              static_cast<double>(of.heads * of.head_size);
-  one.units = all;
-  one.terms = [of](std::int64_t query) { return TermsOfAttention(query % of.tokens + 1); };
+  const std::int64_t each = QueriesOfEach(of, way);
+  const std::int64_t queries = of.batch * each;
+  const std::int64_t keys = of.batch * of.tokens;
+  const std::int64_t columns = way.page > 0 ? of.tokens / way.page : 0;
+  const std::int64_t pages = of.batch * columns;
+  const kernels::PrefillWork work{of.batch,    queries,      each,     of.heads,
+                                  of.kv_heads, of.head_size, of.tokens};
+  const int splits = way.queries > 0 ? kernels::PlanPrefill(work, facts) : 1;
+  const std::int64_t floats = kernels::PrefillWorkspace(work, splits);
+  const auto q = one.AddNumbers(kAttentionType, queries * of.heads * of.head_size);
+  const auto k = one.AddNumbers(kAttentionType, keys * of.kv_heads * of.head_size);
+  const auto v = one.AddNumbers(kAttentionType, keys * of.kv_heads * of.head_size);
+  const auto query_ends = one.AddTable(Boundaries(of.batch, each));
+  const auto key_ends = one.AddTable(Boundaries(of.batch, of.tokens));
+  const auto tables = one.AddTable(ShuffledPages(std::max<std::int64_t>(pages, 1)));
+  const auto out = one.AddResults(kAttentionType, queries * of.heads * of.head_size);
+  const auto workspace = one.AddScratch(std::max<std::int64_t>(floats, 4) * 4);
+  one.bytes = AttentionBytes(of, each, kAttentionElement);
+  if (way.queries == 0) {
+    one.flops = 2.0 * static_cast<double>(queries) * static_cast<double>(of.tokens) *
+                static_cast<double>(of.heads * of.head_size);
+  }
+  one.units = queries;
+  one.terms = [=](std::int64_t query) { return TermsOfAttention(SeenBy(of, way, query)); };
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::AttentionPrefillArgs args;
-    args.q = Tensor::Contiguous(at[q], kAttentionType, {all, of.heads, of.head_size});
-    args.k = Tensor::Contiguous(at[k], kAttentionType, {all, of.kv_heads, of.head_size});
-    args.v = Tensor::Contiguous(at[v], kAttentionType, {all, of.kv_heads, of.head_size});
-    args.cu_seqlens_q = Tensor::Contiguous(at[boundaries], DType::kInt32, {of.batch + 1});
-    args.cu_seqlens_k = args.cu_seqlens_q;
-    args.out = Tensor::Contiguous(at[out], kAttentionType, {all, of.heads, of.head_size});
-    args.max_seqlen_q = of.tokens;
+    args.q = Tensor::Contiguous(at[q], kAttentionType, {queries, of.heads, of.head_size});
+    args.k = Tensor::Contiguous(at[k], kAttentionType, {keys, of.kv_heads, of.head_size});
+    args.v = Tensor::Contiguous(at[v], kAttentionType, {keys, of.kv_heads, of.head_size});
+    if (way.page > 0) {
+      for (Tensor* paged : {&args.k, &args.v}) {
+        *paged = Tensor::Contiguous(paged->data, kAttentionType,
+                                    {pages, way.page, of.kv_heads, of.head_size});
+      }
+      args.block_tables = Tensor::Contiguous(at[tables], DType::kInt32, {of.batch, columns});
+    }
+    args.cu_seqlens_q = Tensor::Contiguous(at[query_ends], DType::kInt32, {of.batch + 1});
+    args.cu_seqlens_k = Tensor::Contiguous(at[key_ends], DType::kInt32, {of.batch + 1});
+    args.out = Tensor::Contiguous(at[out], kAttentionType, {queries, of.heads, of.head_size});
+    args.max_seqlen_q = each;
     args.scale = AttentionScale(of);
     args.stages = way.stages;
     args.form = way.form;
-    if (to.on_cpu()) return PutOneQuery(to, of, args);
+    if (to.on_cpu()) return PutOneQuery(to, of, way, args);
+    args.splits = splits;
+    if (floats > 0) {
+      args.workspace = Tensor::Contiguous(at[workspace], DType::kFloat32, {floats});
+    }
     return to.Put(kernels::kAttentionPrefillKernel, args);
   };
   return one;
@@ -246,10 +291,11 @@ void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>
     std::int64_t page;
   };
   const std::vector<DecodeSize> decodes =
-      options.tiny ? std::vector<DecodeSize>{{2, 40, 16}}
-                   : std::vector<DecodeSize>{{1, 1024, 256},  {1, 16384, 256}, {8, 4096, 256},
-                                             {64, 1024, 256}, {64, 1024, 16},  {32, 4096, 256},
-                                             {64, 4096, 256}};
+      options.tiny
+          ? std::vector<DecodeSize>{{2, 40, 16}}
+          : std::vector<DecodeSize>{
+                {1, 1024, 256}, {1, 16384, 256}, {8, 4096, 256},  {64, 1024, 256}, {64, 1024, 16},
+                {64, 1024, 1},  {32, 4096, 256}, {64, 4096, 256}, {1, 32768, 256}, {16, 4096, 256}};
   for (const DecodeSize& size : decodes) {
     const AttentionOfCase of{size.batch, size.tokens, 32, 8, 128};
     cases->push_back(DecodeCase(of, {.page = size.page}, options.facts));
@@ -269,7 +315,37 @@ void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>
   for (const std::int64_t tokens : lengths) {
     const AttentionOfCase of = options.tiny ? AttentionOfCase{2, tokens, 4, 2, 128}
                                             : AttentionOfCase{16384 / tokens, tokens, 32, 8, 128};
-    for (const PrefillWay& way : kPrefillWays) cases->push_back(PrefillCase(of, way));
+    for (const PrefillWay& way : kPrefillWays) {
+      cases->push_back(PrefillCase(of, way, options.facts));
+    }
+    for (const std::int64_t page : kPrefillPages) {
+      if (of.tokens % page != 0) continue;
+      cases->push_back(PrefillCase(of, {"wgmma, paged", 2, kernels::PrefillForm::kWgmmaSm90, page},
+                                   options.facts));
+    }
+    // Beside them, how other GPUs read paged keys, and all of them pages of 1.
+    for (const std::int64_t page : {16, 1}) {
+      if (of.batch > 1) continue;
+      cases->push_back(PrefillCase(of, {"2 stages, paged", 2, kernels::PrefillForm::kCpAsync, page},
+                                   options.facts));
+    }
+  }
+  // Few queries at the end of long sequences, as of a chunk, or of tokens guessed ahead.
+  struct FewQueries {
+    std::int64_t batch;
+    std::int64_t tokens;
+    std::int64_t page;
+    std::int64_t queries;
+  };
+  const std::vector<FewQueries> few =
+      options.tiny
+          ? std::vector<FewQueries>{{2, 32, 16, 3}}
+          : std::vector<FewQueries>{{1, 32768, 16, 16}, {1, 32768, 256, 16}, {16, 4096, 16, 4}};
+  for (const FewQueries& size : few) {
+    cases->push_back(
+        PrefillCase({size.batch, size.tokens, 32, 8, 128},
+                    {"wgmma, parts", 2, kernels::PrefillForm::kWgmmaSm90, size.page, size.queries},
+                    options.facts));
   }
 }
 
