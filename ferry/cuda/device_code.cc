@@ -78,6 +78,10 @@ DeviceCode CodeFor(std::string_view targets, int major, int minor) {
   return best;
 }
 
+bool SaysNoCode(std::string_view message) noexcept {
+  return message.find(kBuildForThisGpu) != std::string_view::npos;
+}
+
 std::string TargetFor(int major, int minor) {
   const bool hopper = major == 9 && minor == 0;
   return fmt::format("{}{}{}-real", major, minor, hopper ? "a" : "");

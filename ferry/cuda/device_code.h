@@ -24,6 +24,12 @@ struct DeviceCode {
 // forms are skipped.
 DeviceCode CodeFor(std::string_view targets, int major, int minor);
 
+// What errors of launches for a GPU without code end with, and those of PTX that its driver cannot
+// compile.
+inline constexpr const char* kBuildForThisGpu = "build with FERRY_CUDA_ARCH for this GPU";
+// Whether this is the message of such an error.
+bool SaysNoCode(std::string_view message) noexcept;
+
 // The entry to build with for such a GPU: "86-real"; "90a-real" for 9.0, whose code has wgmma.
 std::string TargetFor(int major, int minor);
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <tuple>
 
+#include "ferry/cuda/error.h"
+
 namespace ferry::cuda {
 namespace {
 
@@ -51,6 +53,14 @@ TEST(DeviceCode, NamesWhatToBuildWith) {
   EXPECT_EQ(TargetFor(8, 6), "86-real");
   EXPECT_EQ(TargetFor(9, 0), "90a-real");
   EXPECT_EQ(TargetFor(12, 0), "120-real");
+}
+
+TEST(DeviceCode, ThatIsMissingIsToldFromOtherRefusals) {
+  for (const Fault fault : {Fault::kNoKernelImageForDevice, Fault::kInvalidValue}) {
+    EXPECT_EQ(SaysNoCode(CudaError(fault, "launching a kernel").message()),
+              fault == Fault::kNoKernelImageForDevice);
+  }
+  EXPECT_FALSE(SaysNoCode(NotEnoughSharedMemory("decode", 139776, 101376, 0).message()));
 }
 
 }  // namespace

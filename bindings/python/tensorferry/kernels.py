@@ -5,6 +5,7 @@ fake one: torch.compile takes it whole, CUDA graphs capture it, and what it chan
 schema says. Formulas, shapes and errors are those of ferry/kernels/NAME/NAME.h.
 """
 
+import logging
 import os
 
 from tensorferry import _core, errors
@@ -21,6 +22,8 @@ if torch is not None:
     from tensorferry import _formulas, _torch_ops  # noqa: F401 (registers)
 
 _CPU = _core.kernels.Place(-1, 0)
+_log = logging.getLogger(__name__)
+_without_code = set()  # GPUs whose kernels' code is not in this build
 
 __all__ = [
     "KERNELS_AVAILABLE",
@@ -50,15 +53,30 @@ __all__ = [
 
 
 def _torch_op(name, *arguments, **named):
-    op = getattr(torch.ops.tensorferry if KERNELS_AVAILABLE else _formulas, name)
+    if not KERNELS_AVAILABLE or (_without_code and _gpu_of(arguments) in _without_code):
+        return getattr(_formulas, name)(*arguments, **named)
     try:
-        return op(*arguments, **named)
+        return getattr(torch.ops.tensorferry, name)(*arguments, **named)
+    except errors.Unsupported as error:  # of ops in Python
+        refused = error
     except RuntimeError as error:  # as which torch raises the exceptions of kernels in C++
         refusal = _core.kernels.refusal_in(str(error))
         if refusal is None:
             raise
         code, text = refusal
-    raise errors.BY_CODE[code](text)
+        refused = errors.BY_CODE[code](text)
+    if not _core.kernels.says_no_code(str(refused)):
+        raise refused
+    # The launch failed, so nothing has been written.
+    gpu = _gpu_of(arguments)
+    _without_code.add(gpu)
+    _log.warning("torch's formulas take the place of the kernels on GPU %s: %s", gpu, refused)
+    return getattr(_formulas, name)(*arguments, **named)
+
+
+def _gpu_of(arguments):
+    """The ordinal of the GPU that the first tensor is on; -1 for the CPU."""
+    return next(argument.get_device() for argument in arguments if isinstance(argument, torch.Tensor))
 
 
 def _is_tensor(x):
