@@ -1,13 +1,14 @@
 # Finds CUDA, as FERRY_CUDA asks, and the flags with which device code is compiled.
 include_guard(GLOBAL)
 include(CheckLanguage)
+include(FerryCudaArchitectures)
 
 # Decides FERRY_HAVE_CUDA. Without it the library, the program and their tests build all the same and
 # reach no GPU.
 set(FERRY_CUDA AUTO CACHE STRING "GPUs by CUDA: AUTO (where nvcc is found), ON or OFF")
 set_property(CACHE FERRY_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(FERRY_CUDA_ARCH "90a-real" CACHE STRING
-    "What device code is made for, as CMAKE_CUDA_ARCHITECTURES: 80-real;90a-real and so on")
+set(FERRY_CUDA_ARCH AUTO CACHE STRING
+    "What device code is made for: entries of CMAKE_CUDA_ARCHITECTURES, RELEASE, or AUTO (this machine's GPUs)")
 
 set(FERRY_HAVE_CUDA OFF)
 set(ferry_why_no_cuda "")
@@ -32,7 +33,7 @@ else()
       set(ENV{CUDAHOSTCXX} "${CMAKE_CXX_COMPILER}")
     endif()
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-      set(CMAKE_CUDA_ARCHITECTURES "${FERRY_CUDA_ARCH}")
+      ferry_cuda_architectures(CMAKE_CUDA_ARCHITECTURES "${FERRY_CUDA_ARCH}")
     endif()
     check_language(CUDA)
     if(CMAKE_CUDA_COMPILER)
@@ -57,7 +58,7 @@ if(FERRY_HAVE_CUDA)
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   set(CMAKE_CUDA_EXTENSIONS OFF)
-  message(STATUS "CUDA: on, toolkit ${CUDAToolkit_VERSION}, device code for ${FERRY_CUDA_ARCH}")
+  message(STATUS "CUDA: on, toolkit ${CUDAToolkit_VERSION}, device code for ${CMAKE_CUDA_ARCHITECTURES}")
 elseif(FERRY_CUDA STREQUAL "ON")
   message(FATAL_ERROR "FERRY_CUDA is ON, but ${ferry_why_no_cuda}; put nvcc on PATH, or set "
                       "CMAKE_CUDA_COMPILER or CUDA_HOME")

@@ -15,6 +15,7 @@
 #include "bindings/python/torch_ops.h"
 #include "bindings/python/waiting.h"
 #include "ferry/cuda/address.h"
+#include "ferry/cuda/device_code.h"
 #include "ferry/kernels/attention_decode/attention_decode.h"
 #include "ferry/kernels/attention_merge/attention_merge.h"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
@@ -308,6 +309,7 @@ void BindKernels(nb::module_& module) {
 #else
   kernels.attr("has_device_code") = false;
 #endif
+  kernels.def("says_no_code", [](const std::string& text) { return cuda::SaysNoCode(text); });
   nb::class_<Place>(kernels, "Place")
       .def(nb::init<int, std::uint64_t>(), nb::arg("device"), nb::arg("stream"));
   BindRows(kernels);

@@ -20,6 +20,7 @@
 #include "ferry/core/log.h"
 #include "ferry/core/units.h"
 #include "ferry/cuda/address.h"
+#include "ferry/cuda/device_code.h"
 #include "ferry/cuda/open_devices.h"
 
 namespace ferry {
@@ -268,15 +269,13 @@ Status LoadCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream) {
   if (launched || launched.error().code() != Code::kUnsupported) return launched;
   FERRY_TRY_ASSIGN(const auto device, api->Describe(stream.ordinal()));
   const std::string targets = cuda::DeviceCodeTargets();
-  const bool hopper = device.compute_major == 9 && device.compute_minor == 0;
   return Error(
       Code::kUnsupported,
       fmt::format("GPU {} ({}, compute capability {}.{}) cannot run the kernels of this build, "
-                  "which has code for {}: {}, -DFERRY_CUDA_ARCH={}{}{}-real "
-                  "(CMAKE_CUDA_ARCHITECTURES)",
+                  "which has code for {}: {}, -DFERRY_CUDA_ARCH={} (CMAKE_CUDA_ARCHITECTURES)",
                   stream.ordinal(), device.name, device.compute_major, device.compute_minor,
                   targets.empty() ? "no GPU" : targets, launched.error().message(),
-                  device.compute_major, device.compute_minor, hopper ? "a" : ""));
+                  cuda::TargetFor(device.compute_major, device.compute_minor)));
 }
 
 Result<bool> HaveCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream) {

@@ -6,12 +6,13 @@
 #include <algorithm>
 #include <iterator>
 
+#include "ferry/cuda/device_code.h"
+
 namespace ferry::cuda {
 namespace {
 
 constexpr const char* kFixTheCall = "check the address, size, stream and device of the call";
 constexpr const char* kRestart = "the device is lost to this process; restart it to use the device";
-constexpr const char* kBuildForThisGpu = "build with FERRY_CUDA_ARCH for this GPU";
 constexpr const char* kCheckDriver = "compare with what nvidia-smi shows of driver and GPUs";
 
 struct Row {

@@ -279,7 +279,19 @@ __device__ __forceinline__ void CopyMessages(const RowsKernelArguments& given, s
   }
 }
 
-__global__ void __launch_bounds__(kRowsThreads, 4)
+// Thread blocks for whose `held` a multiprocessor has shared memory: 164 KiB on sm_80, 100 KiB on
+// sm_86, sm_89 and sm_120, 228 KiB elsewhere. Registers for four of them spill on sm_80 and sm_120.
+constexpr int RowsBlocks() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800
+  return 3;
+#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
+  return 2;
+#else
+  return 4;
+#endif
+}
+
+__global__ void __launch_bounds__(kRowsThreads, RowsBlocks())
     RowsKernel(const __grid_constant__ RowsKernelArguments given) {
   __shared__ Held held;
   __shared__ std::uint32_t taken;

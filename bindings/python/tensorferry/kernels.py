@@ -5,6 +5,7 @@ fake one: torch.compile takes it whole, CUDA graphs capture it, and what it chan
 schema says. Formulas, shapes and errors are those of ferry/kernels/NAME/NAME.h.
 """
 
+import logging
 import os
 
 from tensorferry import _core, errors
@@ -22,6 +23,8 @@ if torch is not None:
     from torch.autograd import forward_ad
 
 _CPU = _core.kernels.Place(-1, 0)
+_log = logging.getLogger(__name__)
+_without_code = set()  # GPUs whose kernels' code is not in this build
 
 __all__ = [
     "KERNELS_AVAILABLE",
@@ -62,20 +65,34 @@ def _concerns_autograd(arguments, named):
 
 
 def _torch_op(name, *arguments, **named):
-    if not KERNELS_AVAILABLE:
-        op = getattr(_formulas, name)
-    elif name in _torch_ops.without_autograd and not _concerns_autograd(arguments, named):
+    if not KERNELS_AVAILABLE or (_without_code and _gpu_of(arguments) in _without_code):
+        return getattr(_formulas, name)(*arguments, **named)
+    if name in _torch_ops.without_autograd and not _concerns_autograd(arguments, named):
         op = _torch_ops.without_autograd[name]
     else:
         op = getattr(torch.ops.tensorferry, name)
     try:
         return op(*arguments, **named)
+    except errors.Unsupported as error:  # of ops in Python
+        refused = error
     except RuntimeError as error:  # as which torch raises the exceptions of kernels in C++
         refusal = _core.kernels.refusal_in(str(error))
         if refusal is None:
             raise
         code, text = refusal
-    raise errors.BY_CODE[code](text)
+        refused = errors.BY_CODE[code](text)
+    if not _core.kernels.says_no_code(str(refused)):
+        raise refused
+    # The launch failed, so nothing has been written.
+    gpu = _gpu_of(arguments)
+    _without_code.add(gpu)
+    _log.warning("torch's formulas take the place of the kernels on GPU %s: %s", gpu, refused)
+    return getattr(_formulas, name)(*arguments, **named)
+
+
+def _gpu_of(arguments):
+    """The ordinal of the GPU that the first tensor is on; -1 for the CPU."""
+    return next(argument.get_device() for argument in arguments if isinstance(argument, torch.Tensor))
 
 
 def _is_tensor(x):

@@ -475,3 +475,51 @@ assert kernels.silu_and_mul(x).shape == (2, 2, 2, 2, 1)
 def test_kernels_can_be_switched_off():
     subprocess.run([sys.executable, "-c", DISABLED], check=True, timeout=120,
                    env=os.environ | {"TENSORFERRY_DISABLE_KERNELS": "1"})
+
+
+NO_CODE = (
+    "launching rms_norm on device 0: cudaErrorNoKernelImageForDevice (no kernel image is available for "
+    "execution on the device); build with FERRY_CUDA_ARCH for this GPU"
+)
+
+
+def refusing(monkeypatch, text):
+    """A rms_norm that refuses each call as on a GPU, and the calls."""
+    calls = []
+
+    def refuse(*arguments):
+        calls.append(arguments)
+        raise tensorferry.errors.Unsupported(text)
+
+    class Refusing:
+        rms_norm = staticmethod(refuse)
+
+    class Ops:
+        tensorferry = Refusing
+
+    monkeypatch.setattr(kernels.torch, "ops", Ops)
+    monkeypatch.setattr(kernels, "_without_code", set())
+    return calls
+
+
+def test_a_gpu_without_code_takes_the_formulas_and_is_told_of_once(monkeypatch, caplog):
+    x = torch.randn(3, 64)
+    weight = torch.randn(64)
+    right = _formulas.rms_norm(x, weight)
+    calls = refusing(monkeypatch, NO_CODE)
+    for _ in range(2):
+        assert torch.equal(kernels.rms_norm(x, weight), right)
+    assert len(calls) == 1, "the second call does not try"
+    [line] = caplog.messages
+    assert line.startswith("torch's formulas take the place of the kernels on GPU -1: launching rms_norm")
+    assert line.endswith("build with FERRY_CUDA_ARCH for this GPU")
+
+
+def test_other_refusals_of_a_gpu_are_raised(monkeypatch, caplog):
+    text = "attention_decode needs 139776 bytes of shared memory for a thread block"
+    calls = refusing(monkeypatch, text)
+    for _ in range(2):
+        with pytest.raises(tensorferry.errors.Unsupported, match="of shared memory"):
+            kernels.rms_norm(torch.randn(3, 64), torch.randn(64))
+    assert len(calls) == 2
+    assert not caplog.messages

@@ -277,10 +277,14 @@ __device__ __forceinline__ void Merge(const DecodeParameters& given, const Decod
 }
 
 // Thread blocks of DecodeKernel() that share a multiprocessor; 0 leaves it to ptxas. On sm_100 that
-// would choose four for heads of 128 with one stage, whose 128 registers to a thread are too few.
-constexpr int DecodeBlocks([[maybe_unused]] int head, [[maybe_unused]] int stages) {
+// would choose four for heads of 128 with one stage, whose 128 registers to a thread are too few; so
+// it would on sm_80 for e4m3 caches and heads of 64.
+constexpr int DecodeBlocks([[maybe_unused]] int head, [[maybe_unused]] int stages,
+                           [[maybe_unused]] DecodeKind kind) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
   return head == 128 && stages == 1 ? 3 : 0;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800
+  return head == 64 && kind == DecodeKind::kE4m3 ? 3 : 0;
 #else
   return 0;
 #endif
@@ -293,7 +297,7 @@ inline constexpr int kWarpRingBytes = DecodeRingBytes(kHead, kStages, kE4m3);
 // One part of one sequence, for up to 16 heads that share K and V. Each warp goes through tokens of
 // its own, with copies of its own, and waits for no other before the end.
 template <class T, int kHead, int kStages, DecodeKind kKind>
-__global__ void __launch_bounds__(kDecodeThreads, DecodeBlocks(kHead, kStages))
+__global__ void __launch_bounds__(kDecodeThreads, DecodeBlocks(kHead, kStages, kKind))
     DecodeKernel(const __grid_constant__ DecodeParameters given) {
   using Queries = prim::SharedTile<kDecodeRows, kHead>;
   using Tile = prim::SharedTile<kDecodeKeys, kHead>;

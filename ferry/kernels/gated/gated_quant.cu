@@ -93,9 +93,17 @@ __global__ void __launch_bounds__(kGatedQuantMaxThreads)
   }
 }
 
+// Blocks of QuantGatedLongRows() that share a multiprocessor; 0 leaves it to ptxas, which on sm_100
+// would choose more of them than the registers of each allow.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
+constexpr int kLongRowBlocks = 2;
+#else
+constexpr int kLongRowBlocks = 0;
+#endif
+
 // A row to a block, computed twice: for the scale, and for the results.
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kGatedQuantMaxThreads)
+__global__ void __launch_bounds__(kGatedQuantMaxThreads, kLongRowBlocks)
     QuantGatedLongRows(const __grid_constant__ GatedQuantPlan plan) {
   __shared__ float largests[32];
   prim::GridDependencySynchronize();

@@ -23,6 +23,13 @@ constexpr int kNeighbourBlocks = 3;
 #else
 constexpr int kNeighbourBlocks = 4;
 #endif
+// Blocks of DoHeadsByElement() that share a multiprocessor; 0 leaves it to ptxas, which on sm_100 and
+// sm_120 would choose more of them than the registers of each allow.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kElementBlocks = 4;
+#else
+constexpr int kElementBlocks = 0;
+#endif
 
 // The token's place in the caches, where it has one.
 struct TokenPlace {
@@ -190,7 +197,7 @@ __global__ void __launch_bounds__(kQkMaxThreads) DoHeads(const __grid_constant__
 // The same for any size and alignment: a warp to a head, twice over its elements. What a thread
 // writes in place nobody else reads any more: all have read it for the sum.
 template <class T, bool kNarrow>
-__global__ void __launch_bounds__(kQkMaxThreads)
+__global__ void __launch_bounds__(kQkMaxThreads, kElementBlocks)
     DoHeadsByElement(const __grid_constant__ QkPlan plan) {
   prim::GridDependencySynchronize();
   prim::LetNextGridBegin();

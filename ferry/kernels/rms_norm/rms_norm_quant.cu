@@ -96,9 +96,17 @@ __device__ __forceinline__ void LoadNormed(const RmsNormPlan& norm, const NormRo
   }
 }
 
+// Blocks of QuantNormLongRows() that share a multiprocessor; 0 leaves it to ptxas, which on sm_120
+// would choose more of them than the registers of each allow.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kQuantLongRowBlocks = 2;
+#else
+constexpr int kQuantLongRowBlocks = 0;
+#endif
+
 // A block to a row. The residual is written by the last pass, since the others read it.
 template <class T, int kWidth, bool kResidual>
-__global__ void __launch_bounds__(kRmsNormMaxThreads)
+__global__ void __launch_bounds__(kRmsNormMaxThreads, kQuantLongRowBlocks)
     QuantNormLongRows(const __grid_constant__ RmsNormQuantPlan plan) {
   const RmsNormPlan& norm = plan.norm;
   __shared__ float sums[32];

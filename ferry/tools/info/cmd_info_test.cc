@@ -43,6 +43,7 @@ TEST(InfoDevices, AreDescribedWithThePeersThatTheyReach) {
     const Json& one = info["found"][static_cast<std::size_t>(i)];
     EXPECT_EQ(one["ordinal"], i);
     EXPECT_EQ(one["compute_capability"], "9.0");
+    EXPECT_EQ(one["code"]["kind"], "emulated");
     EXPECT_TRUE(one["numa_node"].is_null());
     EXPECT_EQ(one["reaches"].size(), 2U);
     EXPECT_EQ(std::count(one["reaches"].begin(), one["reaches"].end(), i), 0) << "not itself";
@@ -59,7 +60,7 @@ TEST(InfoDevices, ArePrintedOneALineWithTheVersions) {
   config.devices = DeviceChoice::Simulated("2:501");
   const std::string text = Printed(PrintDevices, DeviceInfo(config));
   EXPECT_THAT(text, AllOf(HasSubstr("  0  simulated device, compute capability 9.0, 4 SMs"),
-                          HasSubstr("NUMA node unknown, reaches GPUs [1]\n"),
+                          HasSubstr("NUMA node unknown, reaches GPUs [1]\n     emulated code\n"),
                           HasSubstr("gpu-copy (FERRY_CUDA_IPC)\n"),
                           HasSubstr("  driver simulated, up to CUDA 13.0; runtime 13.0\n")));
   config.devices = DeviceChoice::Simulated("1:501");
@@ -74,6 +75,22 @@ TEST(InfoDevices, OfWhichThereAreNoneHaveAReason) {
   EXPECT_THAT(info["why_none"].get<std::string>(), HasSubstr("devices=none"));
   EXPECT_FALSE(info.contains("driver"));
   EXPECT_THAT(Printed(PrintDevices, info), HasSubstr("  none: GPUs are turned off"));
+}
+
+TEST(InfoDevices, ThatTheBuildHasNoCodeForSayWhatFollows) {
+  Config config;
+  config.devices = DeviceChoice::Simulated("1:501");
+  Json info = DeviceInfo(config);
+  Json& code = info["found"][0]["code"];
+  code = CodeInfo("80,90a-real", 8, 6);
+  EXPECT_THAT(Printed(PrintDevices, info), HasSubstr("\n     native code, 80-real\n"));
+  code = CodeInfo("80,90a-real", 12, 0);
+  EXPECT_THAT(Printed(PrintDevices, info), HasSubstr("\n     PTX code, 80-virtual\n"));
+  code = CodeInfo("90a-real", 12, 0);
+  EXPECT_EQ(code["kind"], "none");
+  EXPECT_THAT(Printed(PrintDevices, info),
+              HasSubstr("\n     no code for it: copies go by its copy engine and ops do not run on "
+                        "it; build with -DFERRY_CUDA_ARCH=120-real\n"));
 }
 
 TEST(InfoDevices, OneThatDoesNotAnswerIsShownWithItsError) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "ferry/core/units.h"
+#include "ferry/cuda/device_code.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/tools/support/report.h"
 
@@ -18,7 +19,15 @@ std::string VersionText(int version) {
   return version == 0 ? "" : fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
-Json DescribeDevice(cuda::DeviceApi& api, int ordinal) {
+// Simulated GPUs run each kernel's form for the CPU, whatever was compiled.
+Json CodeOf(const Config& config, const cuda::DeviceFacts& facts) {
+  if (config.devices.kind == DeviceChoice::Kind::kSimulated) {
+    return Json{{"kind", "emulated"}, {"target", ""}, {"fix", ""}};
+  }
+  return CodeInfo(cuda::DeviceCodeTargets(), facts.compute_major, facts.compute_minor);
+}
+
+Json DescribeDevice(const Config& config, cuda::DeviceApi& api, int ordinal) {
   const auto facts = api.Describe(ordinal);
   if (!facts) {
     Json failed = ErrorToJson(facts.error());
@@ -29,6 +38,7 @@ Json DescribeDevice(cuda::DeviceApi& api, int ordinal) {
       {"ordinal", ordinal},
       {"name", facts->name},
       {"compute_capability", fmt::format("{}.{}", facts->compute_major, facts->compute_minor)},
+      {"code", CodeOf(config, *facts)},
       {"multiprocessors", facts->multiprocessors},
       {"copy_engines", facts->copy_engines},
       {"memory_bytes", facts->memory_bytes},
@@ -57,7 +67,26 @@ std::string DeviceLine(const Json& device) {
                      device["numa_node"].is_null() ? "unknown" : DumpJson(device["numa_node"]));
 }
 
+// Of a device that DescribeDevice() has described.
+std::string CodeText(const Json& code) {
+  const auto kind = code["kind"].get<std::string>();
+  if (kind == "none") return "no code for it: " + code["fix"].get<std::string>();
+  const auto target = code["target"].get<std::string>();
+  return target.empty() ? kind + " code" : fmt::format("{} code, {}", kind, target);
+}
+
 }  // namespace
+
+Json CodeInfo(std::string_view targets, int major, int minor) {
+  const cuda::DeviceCode code = cuda::CodeFor(targets, major, minor);
+  Json info{{"kind", cuda::CodeKindName(code.kind)}, {"target", code.target}, {"fix", ""}};
+  if (code.kind == cuda::CodeKind::kNone) {
+    info["fix"] = fmt::format(
+        "copies go by its copy engine and ops do not run on it; build with -DFERRY_CUDA_ARCH={}",
+        cuda::TargetFor(major, minor));
+  }
+  return info;
+}
 
 Json DeviceInfo(const Config& config) {
   Json info{{"found", Json::array()}, {"why_none", ""}};
@@ -67,7 +96,7 @@ Json DeviceInfo(const Config& config) {
     return info;
   }
   for (int i = 0; i < (*api)->count(); ++i) {
-    info["found"].push_back(DescribeDevice(**api, i));
+    info["found"].push_back(DescribeDevice(config, **api, i));
     info["found"].back()["reaches"] = Reached(**api, i);
   }
   // To another process of this machine, whose GPU reaches the memory's.
@@ -88,6 +117,7 @@ void PrintDevices(const Json& devices) {
     const std::string reached =
         one["reaches"].empty() ? "" : fmt::format(", reaches GPUs {}", DumpJson(one["reaches"]));
     PrintLine(fmt::format("  {}  {}{}", DumpJson(one["ordinal"]), DeviceLine(one), reached));
+    if (one.contains("code")) PrintLine("     " + CodeText(one["code"]));
   }
   PrintLine(fmt::format("  between GPUs of processes of this machine: {} (FERRY_CUDA_IPC)",
                         devices["path_within_machine"].get<std::string>()));

@@ -1,5 +1,7 @@
 has_device_code: bool
 
+def says_no_code(arg: str, /) -> bool: ...
+
 class Place:
     def __init__(self, device: int, stream: int) -> None: ...
 
