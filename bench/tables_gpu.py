@@ -1,20 +1,21 @@
 """The tables of bench/tables.py that come from machines with GPUs."""
 import re
 
-from tables import (KERNEL_HEAD, TABLES, brief, ceilings, grid, kernel_cells, label, middle, origin, ratio, rounds_ratio,
-                    spread, table, wrapped)
+from tables import (KERNEL_HEAD, RESULTS, TABLES, brief, ceilings, grid, kernel_cells, label, middle, origin, ratio,
+                    rounds_ratio, spread, table, wrapped)
 
 HEAD = ["", "median (min to max)", "compared with"]
 
 
 def one_gpu(function):
-    """A table for each kind of GPU that has been measured: "kernels" of an H200, "kernels_h100" of an H100."""
+    """A table "kernels" of an H200, and "kernels_h100" where an H100 has been measured, too."""
     name = function.__name__
 
     def drawn(file):
         return lambda result: function(result) + origin(result, file)
     TABLES[name] = ((f"{name}_h200",), drawn(f"{name}_h200"))
-    TABLES[f"{name}_h100"] = ((f"{name}_h100",), drawn(f"{name}_h100"))
+    if (RESULTS / f"{name}_h100.json").is_file():
+        TABLES[f"{name}_h100"] = ((f"{name}_h100",), drawn(f"{name}_h100"))
     return function
 
 
