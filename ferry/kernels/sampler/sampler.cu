@@ -49,27 +49,24 @@ struct LogitRow {
 };
 
 // Calls function(first token, logits) for as many tokens as 16 bytes have, until there are none
-// left. Minus infinity stands for NaN and for what is behind the last; all lanes of a warp make as
-// many calls.
-template <class T, bool kCluster, class Function>
+// left. Minus infinity stands for NaN and for what is behind the last. With kWarps all lanes of a
+// warp make as many calls.
+template <bool kWarps = false, class T, bool kCluster, class Function>
 __device__ __forceinline__ void ForEachChunk(const LogitRow<T, kCluster>& row,
                                              const Function& function) {
   constexpr int kChunk = kPacked<T>;
-  const std::uint32_t lane = threadIdx.x % 32;
-  for (std::uint32_t warp = row.first + (threadIdx.x - lane) * kChunk; warp < row.end;
-       warp += blockDim.x * kChunk) {
-    const std::uint32_t base = warp + lane * kChunk;
+  const std::uint32_t back = kWarps ? threadIdx.x % 32 * kChunk : 0;  // to the warp's first lane
+  for (std::uint32_t base = row.first + threadIdx.x * kChunk; base - back < row.end;
+       base += blockDim.x * kChunk) {
     float values[kChunk];
     if (kCluster || row.wide) {
+      if (kWarps && base >= row.end) {
 #pragma unroll
-      for (int j = 0; j < kChunk; ++j) values[j] = -INFINITY;
-      if (base < row.end) {
-        const T* const from = row.data + (base - row.first);
-        if constexpr (kCluster) {
-          Load<T, kChunk>(from, values);
-        } else {
-          LoadWeights<T, kChunk>(from, values);
-        }
+        for (int j = 0; j < kChunk; ++j) values[j] = -INFINITY;
+      } else if constexpr (kCluster) {
+        Load<T, kChunk>(row.data + (base - row.first), values);
+      } else {
+        LoadWeights<T, kChunk>(row.data + base, values);
       }
     } else {
 #pragma unroll
@@ -270,7 +267,7 @@ __device__ __forceinline__ std::uint64_t RaceTokens(const LogitRow<T, kCluster>&
   float best_score = -INFINITY;
   float score_of_warp = -INFINITY;
   std::uint32_t best = 0;
-  ForEachChunk(row, [&](std::uint32_t base, const float(&values)[kPacked<T>]) {
+  ForEachChunk<true>(row, [&](std::uint32_t base, const float(&values)[kPacked<T>]) {
 #pragma unroll
     for (int group = 0; group < kPacked<T>; group += 4) {
       const float most = fmaxf(fmaxf(values[group], values[group + 1]),
