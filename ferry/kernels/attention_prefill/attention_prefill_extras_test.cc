@@ -236,13 +236,11 @@ TEST_P(AttentionPrefillExtrasTest, EachIsRightForSequencesOfAllKinds) {
                 .paged = paged},
                DType::kBfloat16, extras);
       }
-      for (const std::int64_t page : {1, 24}) {
-        Expect({.sequences = {{5, 5}, {1, 90}, {20, 7}, {40, 130}},
-                .causal = causal,
-                .paged = true,
-                .page = page},
-               DType::kFloat16, extras);
-      }
+      Expect({.sequences = {{5, 5}, {1, 90}, {20, 7}, {40, 130}},
+              .causal = causal,
+              .paged = true,
+              .page = causal ? 1 : 24},
+             DType::kFloat16, extras);
       Expect({.head_size = 64, .sequences = {{150, 150}}, .causal = causal}, DType::kFloat16,
              extras);
       Expect(
