@@ -281,6 +281,50 @@ KernelCase MergeCase(const AttentionOfCase& of) {
   return one;
 }
 
+void AddPrefillCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases) {
+  // Batches of 16384 tokens in total.
+  const std::vector<std::int64_t> lengths =
+      options.tiny ? std::vector<std::int64_t>{16} : std::vector<std::int64_t>{1024, 4096, 16384};
+  for (const std::int64_t tokens : lengths) {
+    const AttentionOfCase of = options.tiny ? AttentionOfCase{2, tokens, 4, 2, 128}
+                                            : AttentionOfCase{16384 / tokens, tokens, 32, 8, 128};
+    for (const PrefillWay& way : kPrefillWays) {
+      cases->push_back(PrefillCase(of, way, options.facts));
+    }
+    for (const std::int64_t page : kPrefillPages) {
+      if (of.tokens % page != 0) continue;
+      cases->push_back(PrefillCase(of, {"wgmma, paged", 2, kernels::PrefillForm::kWgmmaSm90, page},
+                                   options.facts));
+    }
+    // Beside them, how other GPUs read paged keys, and all of them pages of 1.
+    for (const std::int64_t page : {16, 1}) {
+      if (of.batch > 1) continue;
+      cases->push_back(PrefillCase(of, {"2 stages, paged", 2, kernels::PrefillForm::kCpAsync, page},
+                                   options.facts));
+    }
+  }
+}
+
+void AddFewQueriesCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases) {
+  // Few queries at the end of long sequences, as of a chunk, or of tokens guessed ahead.
+  struct FewQueries {
+    std::int64_t batch;
+    std::int64_t tokens;
+    std::int64_t page;
+    std::int64_t queries;
+  };
+  const std::vector<FewQueries> few =
+      options.tiny
+          ? std::vector<FewQueries>{{2, 32, 16, 3}}
+          : std::vector<FewQueries>{{1, 32768, 16, 16}, {1, 32768, 256, 16}, {16, 4096, 16, 4}};
+  for (const FewQueries& size : few) {
+    cases->push_back(
+        PrefillCase({size.batch, size.tokens, 32, 8, 128},
+                    {"wgmma, parts", 2, kernels::PrefillForm::kWgmmaSm90, size.page, size.queries},
+                    options.facts));
+  }
+}
+
 }  // namespace
 
 void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>* cases) {
@@ -309,44 +353,8 @@ void AddAttentionCases(const KernelCaseOptions& options, std::vector<KernelCase>
        options.tiny ? std::vector<std::int64_t>{3} : std::vector<std::int64_t>{16, 4096, 16384}) {
     cases->push_back(MergeCase({1, tokens, 32, 8, 128}));
   }
-  // Batches of 16384 tokens in total.
-  const std::vector<std::int64_t> lengths =
-      options.tiny ? std::vector<std::int64_t>{16} : std::vector<std::int64_t>{1024, 4096, 16384};
-  for (const std::int64_t tokens : lengths) {
-    const AttentionOfCase of = options.tiny ? AttentionOfCase{2, tokens, 4, 2, 128}
-                                            : AttentionOfCase{16384 / tokens, tokens, 32, 8, 128};
-    for (const PrefillWay& way : kPrefillWays) {
-      cases->push_back(PrefillCase(of, way, options.facts));
-    }
-    for (const std::int64_t page : kPrefillPages) {
-      if (of.tokens % page != 0) continue;
-      cases->push_back(PrefillCase(of, {"wgmma, paged", 2, kernels::PrefillForm::kWgmmaSm90, page},
-                                   options.facts));
-    }
-    // Beside them, how other GPUs read paged keys, and all of them pages of 1.
-    for (const std::int64_t page : {16, 1}) {
-      if (of.batch > 1) continue;
-      cases->push_back(PrefillCase(of, {"2 stages, paged", 2, kernels::PrefillForm::kCpAsync, page},
-                                   options.facts));
-    }
-  }
-  // Few queries at the end of long sequences, as of a chunk, or of tokens guessed ahead.
-  struct FewQueries {
-    std::int64_t batch;
-    std::int64_t tokens;
-    std::int64_t page;
-    std::int64_t queries;
-  };
-  const std::vector<FewQueries> few =
-      options.tiny
-          ? std::vector<FewQueries>{{2, 32, 16, 3}}
-          : std::vector<FewQueries>{{1, 32768, 16, 16}, {1, 32768, 256, 16}, {16, 4096, 16, 4}};
-  for (const FewQueries& size : few) {
-    cases->push_back(
-        PrefillCase({size.batch, size.tokens, 32, 8, 128},
-                    {"wgmma, parts", 2, kernels::PrefillForm::kWgmmaSm90, size.page, size.queries},
-                    options.facts));
-  }
+  AddPrefillCases(options, cases);
+  AddFewQueriesCases(options, cases);
 }
 
 }  // namespace ferry::tools
