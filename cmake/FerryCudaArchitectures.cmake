@@ -38,7 +38,7 @@ function(ferry_cuda_capabilities variable)
   endif()
 endfunction()
 
-# Of `wanted`: AUTO, RELEASE, or entries, which are returned as they are. Others stop: `ferry info` reads
+# `wanted` is AUTO, RELEASE, or entries, which are returned as they are. Others stop: `ferry info` reads
 # the entries to tell which GPUs have code, so names as "native" cannot be taken.
 function(ferry_cuda_architectures variable wanted)
   if(wanted STREQUAL "RELEASE")

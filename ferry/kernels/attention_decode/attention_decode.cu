@@ -257,8 +257,8 @@ __device__ __forceinline__ void Merge(const DecodeParameters& given, const Decod
 }
 
 // Thread blocks of DecodeKernel() that share a multiprocessor; 0 leaves it to ptxas. On sm_100 that
-// would choose four for heads of 128 with one stage, whose 128 registers to a thread are too few; so
-// it would on sm_80 for e4m3 caches and heads of 64.
+// would choose four for heads of 128 with one stage, whose 128 registers to a thread are too few;
+// so it would on sm_80 for e4m3 caches and heads of 64.
 constexpr int DecodeBlocks([[maybe_unused]] int head, [[maybe_unused]] int stages,
                            [[maybe_unused]] DecodeKind kind) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
