@@ -36,7 +36,8 @@ if(FERRY_ARCHIVES)
 endif()
 
 # Makes a program or module need nothing beyond glibc 2.34, where archives are asked for. With EXPORTS
-# it shows only the symbols in that file.
+# it shows only the symbols in that file, and needs libgcc_s, which every glibc system has: exceptions of
+# ops are caught by torch, and an unwinder of its own aborts in torch's frames.
 function(ferry_link_statically name)
   if(NOT FERRY_ARCHIVES OR FERRY_SANITIZE)
     return()
@@ -45,8 +46,10 @@ function(ferry_link_statically name)
   target_sources(${name} PRIVATE "${PROJECT_SOURCE_DIR}/packaging/old_glibc.cc")
   # It finds no library by its own path, and wheels copy it from the build tree.
   set_target_properties(${name} PROPERTIES SKIP_BUILD_RPATH ON)
-  target_link_options(${name} PRIVATE -static-libstdc++ -static-libgcc -Wl,--gc-sections -Wl,--build-id=sha1)
-  if(arg_EXPORTS)
+  target_link_options(${name} PRIVATE -static-libstdc++ -Wl,--gc-sections -Wl,--build-id=sha1)
+  if(NOT arg_EXPORTS)
+    target_link_options(${name} PRIVATE -static-libgcc)
+  else()
     target_link_options(${name} PRIVATE "-Wl,--version-script=${arg_EXPORTS}")
     set_property(TARGET ${name} APPEND PROPERTY LINK_DEPENDS "${arg_EXPORTS}")
   endif()

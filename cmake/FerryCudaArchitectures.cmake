@@ -38,8 +38,8 @@ function(ferry_cuda_capabilities variable)
   endif()
 endfunction()
 
-# What `wanted` stands for: AUTO, RELEASE, or entries, which are returned as they are. Others stop:
-# `ferry info` reads the entries to tell which GPUs have code, so names as "native" cannot be taken.
+# `wanted` is AUTO, RELEASE, or entries, which are returned as they are. Others stop: `ferry info` reads
+# the entries to tell which GPUs have code, so names as "native" cannot be taken.
 function(ferry_cuda_architectures variable wanted)
   if(wanted STREQUAL "RELEASE")
     set(wanted ${FERRY_CUDA_RELEASE_ARCHITECTURES})

@@ -279,8 +279,9 @@ __device__ __forceinline__ void CopyMessages(const RowsKernelArguments& given, s
   }
 }
 
-// Thread blocks for whose `held` a multiprocessor has shared memory: 164 KiB on sm_80, 100 KiB on
-// sm_86, sm_89 and sm_120, 228 KiB elsewhere. Registers for four of them spill on sm_80 and sm_120.
+// Thread blocks for whose `held` a multiprocessor has shared memory, which is 164 KiB on sm_80,
+// 100 KiB on sm_86, sm_89 and sm_120, 228 KiB elsewhere. Registers for four of them spill on sm_80
+// and sm_120.
 constexpr int RowsBlocks() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800
   return 3;

@@ -276,15 +276,17 @@ __device__ __forceinline__ void Merge(const DecodeParameters& given, const Decod
   }
 }
 
-// Thread blocks of DecodeKernel() that share a multiprocessor; 0 leaves it to ptxas. On sm_100 that
-// would choose four for heads of 128 with one stage, whose 128 registers to a thread are too few;
-// so it would on sm_80 for e4m3 caches and heads of 64.
+// Thread blocks of DecodeKernel() that share a multiprocessor; 0 leaves it to ptxas, which would
+// choose more than registers allow: on sm_100 for heads of 128 with one stage or three, and before
+// sm_90 for e4m3 caches with heads of 64. On sm_86 and sm_89 shared memory holds two of the latter.
 constexpr int DecodeBlocks([[maybe_unused]] int head, [[maybe_unused]] int stages,
                            [[maybe_unused]] DecodeKind kind) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
-  return head == 128 && stages == 1 ? 3 : 0;
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800
+  if (head == 128 && stages != 2) return stages == 1 ? 3 : 2;
   return head == 64 && kind == DecodeKind::kE4m3 ? 3 : 0;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if (head != 64 || kind != DecodeKind::kE4m3) return 0;
+  return __CUDA_ARCH__ == 800 ? 3 : 2;
 #else
   return 0;
 #endif

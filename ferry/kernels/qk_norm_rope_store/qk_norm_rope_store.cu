@@ -23,9 +23,9 @@ constexpr int kNeighbourBlocks = 3;
 #else
 constexpr int kNeighbourBlocks = 4;
 #endif
-// Blocks of DoHeadsByElement() that share a multiprocessor; 0 leaves it to ptxas, which but on
+// Blocks of DoHeadsByElement() that share a multiprocessor; 0 leaves it to ptxas, which for all but
 // sm_90 would choose more of them than the registers of each allow.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 != 9
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int kElementBlocks = 4;
 #else
 constexpr int kElementBlocks = 0;

@@ -67,7 +67,7 @@ std::string DeviceLine(const Json& device) {
                      device["numa_node"].is_null() ? "unknown" : DumpJson(device["numa_node"]));
 }
 
-// What is said of the code for a device that DescribeDevice() has described.
+// The line below a device that DescribeDevice() has described.
 std::string CodeText(const Json& code) {
   const auto kind = code["kind"].get<std::string>();
   if (kind == "none") return "no code for it: " + code["fix"].get<std::string>();
