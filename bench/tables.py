@@ -277,7 +277,7 @@ def readme_why(nccl, nixl, peers):
     rows = []
     for _, row in named(nccl, "nccl-tests sendrecv_perf 1073741824 bytes"):
         ours, theirs = (number(1.073741824 / (middle(row, key) / 1e6)) for key in ("us", "best_socket_us"))
-        rows.append(["NCCL send and receive, 1 GiB, two GPUs (1)", f"{theirs} (NCCL's sockets)", ours])
+        rows.append(["NCCL send and receive, 1 GiB, two GPUs (1)", f"{theirs} (NCCL's sockets)", f"{ours} (five devices)"])
     for case in ("write 64 MiB", "write 4096 blocks of 16 KiB"):
         pair = [row["gbps"] for _, row in
                 named(nixl, *(f"{case}, {who}, GPU memory over TCP" for who in ("UCX", "FERRY")))]
@@ -288,7 +288,8 @@ def readme_why(nccl, nixl, peers):
     for _, row in named(peers, "ferry read, reno") if theirs else []:
         rows.append(["read 64 MiB, host memory, two cores", f"{brief(theirs)} (UCX, tuned)", brief(row["gbps"])])
     return [*grid(["GB/s, one host over loopback", "without", "with Tensorferry"], rows), "",
-            "(1) By an older version of Tensorferry, one run (n = 1); NCCL's sockets at the better of two settings."]
+            "(1) By an older version, one run; ours with `FERRY_NCCL_DEVICES=5`, NCCL's at the better of two settings. "
+            "[Others](docs/explanation/why.md) are faster."]
 
 
 def ceilings(row):
