@@ -288,8 +288,8 @@ def readme_why(nccl, nixl, peers):
     for _, row in named(peers, "ferry read, reno") if theirs else []:
         rows.append(["read 64 MiB, host memory, two cores", f"{brief(theirs)} (UCX, tuned)", brief(row["gbps"])])
     return [*grid(["GB/s, one host over loopback", "without", "with Tensorferry"], rows), "",
-            "(1) By an older version, one run; ours with `FERRY_NCCL_DEVICES=5`, NCCL's at the better of two settings. "
-            "[Others](docs/explanation/why.md) are faster."]
+            "(1) Older version, one run, `FERRY_NCCL_DEVICES=5`. Other settings of sockets "
+            "[are faster](docs/explanation/why.md)."]
 
 
 def ceilings(row):
