@@ -500,9 +500,10 @@ constexpr TorchOp kTorchOps[] = {
     {"merge_attention_states", Boxed<MergeAttentionStates>},
 };
 
-// Registers the kernel of op `name` for "CPU" or "CUDA", under the name `as`. False where torch has
-// no stable ABI for it or the op no kernel in C++; the caller then registers one in Python.
-bool RegisterTorchOp(const std::string& name, const std::string& key, const std::string& as) {
+// Registers the kernel of op `name` for "CPU" or "CUDA", under the name `defined`. False where
+// torch has no stable ABI for it or the op no kernel in C++; the caller then registers one in
+// Python.
+bool RegisterTorchOp(const std::string& name, const std::string& key, const std::string& defined) {
   static void* libraries[2] = {};  // for CPU and CUDA; torch keeps registrations while they live
   const bool cuda = key == "CUDA";
   torch_abi = FindTorchAbi();
@@ -516,7 +517,8 @@ bool RegisterTorchOp(const std::string& name, const std::string& key, const std:
   constexpr std::uint64_t kAbi =
       (std::uint64_t{2} << 56) | (std::uint64_t{10} << 48);  // torch 2.10
   for (const TorchOp& op : kTorchOps) {
-    if (name == op.name) return torch_abi->library_impl(library, as.c_str(), op.kernel, kAbi) == 0;
+    if (name == op.name)
+      return torch_abi->library_impl(library, defined.c_str(), op.kernel, kAbi) == 0;
   }
   return false;
 }
@@ -530,7 +532,8 @@ std::optional<std::pair<std::string, std::string>> RefusalIn(const std::string& 
 }  // namespace
 
 void BindTorchOps(nb::module_& module) {
-  module.def("register_torch_op", &RegisterTorchOp, nb::arg("name"), nb::arg("key"), nb::arg("as"));
+  module.def("register_torch_op", &RegisterTorchOp, nb::arg("name"), nb::arg("key"),
+             nb::arg("defined"));
   module.def("refusal_in", [](const std::string& text) -> nb::object {
     const auto found = RefusalIn(text);
     return found ? nb::object(nb::make_tuple(found->first, found->second)) : nb::none();

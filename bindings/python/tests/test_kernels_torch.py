@@ -498,6 +498,7 @@ def refusing(monkeypatch, text):
         tensorferry = Refusing
 
     monkeypatch.setattr(kernels.torch, "ops", Ops)
+    monkeypatch.setattr(kernels._torch_ops, "without_autograd", {})
     monkeypatch.setattr(kernels, "_without_code", set())
     return calls
 
