@@ -288,7 +288,7 @@ def readme_why(nccl, nixl, peers):
     for _, row in named(peers, "ferry read, reno") if theirs else []:
         rows.append(["read 64 MiB, host memory, two cores", f"{brief(theirs)} (UCX, tuned)", brief(row["gbps"])])
     return [*grid(["GB/s, one host over loopback", "without", "with Tensorferry"], rows), "",
-            "(1) Older version, one run, `FERRY_NCCL_DEVICES=5`. Other settings of sockets "
+            "(1) Older version, one run, `FERRY_NCCL_DEVICES=5`. With one device tuned sockets "
             "[are faster](docs/explanation/why.md)."]
 
 
