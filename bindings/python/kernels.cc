@@ -272,8 +272,8 @@ void BindAttention(nb::module_& module) {
   module.def("attention_prefill",
              [](Place at, nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q,
                 nb::handle cu_seqlens_k, const Maybe& block_tables, nb::handle out,
-                std::int64_t max_seqlen_q, float scale, bool causal, std::int64_t window,
-                float softcap, const Maybe& sinks, const Maybe& lse) {
+                std::int64_t max_seqlen_q, float scale, bool causal, float k_scale, float v_scale,
+                std::int64_t window, float softcap, const Maybe& sinks, const Maybe& lse) {
                kernels::AttentionPrefillArgs args;
                args.q = at(q, "q");
                args.k = at(k, "k");
@@ -285,6 +285,8 @@ void BindAttention(nb::module_& module) {
                args.max_seqlen_q = max_seqlen_q;
                args.scale = scale;
                args.causal = causal;
+               args.k_scale = k_scale;
+               args.v_scale = v_scale;
                args.window = window;
                args.softcap = softcap;
                args.sinks = at(sinks, "sinks");

@@ -426,7 +426,7 @@ void AttentionDecode(TorchValue* stack) {
 
 template <bool kLse>
 void AttentionPrefill(TorchValue* stack) {
-  TorchCall call(stack, "TTTTTnnnMnnM", 0);
+  TorchCall call(stack, "TTTTTnnnMnnnnM", 0);
   kernels::AttentionPrefillArgs args;
   args.q = call.At(0, "q");
   args.k = call.At(1, "k");
@@ -438,9 +438,11 @@ void AttentionPrefill(TorchValue* stack) {
   args.max_seqlen_q = call.Integer(5);
   args.scale = call.Single(6);
   args.causal = call.Truth(7);
-  args.window = call.Integer(9);
-  args.softcap = call.Single(10);
-  args.sinks = call.Maybe(11, "sinks");
+  args.k_scale = call.Single(9);
+  args.v_scale = call.Single(10);
+  args.window = call.Integer(11);
+  args.softcap = call.Single(12);
+  args.sinks = call.Maybe(13, "sinks");
   if (kLse) args.lse = LseResult(&call, args.q);
   const kernels::PrefillWork work = WorkOf(args);
   args.splits = kernels::PlanPrefill(work, call.Facts());

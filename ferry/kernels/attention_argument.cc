@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <utility>
 
 #include "ferry/cuda/address.h"
 
@@ -75,6 +76,18 @@ Status CheckScale(const char* op, float scale, const char* name) {
   // Kernels multiply by scale * log2(e); and a running maximum before the scale needs it positive.
   if (scale > 0 && std::isfinite(scale * kLog2E)) return Ok();
   return WrongNumber(op, name, scale, "a number above 0, and at most 2.3e38");
+}
+
+Status CheckScales(const char* op, const AttentionScales& scales, DType keys) {
+  FERRY_TRY(CheckScale(op, scales.scale));
+  if (keys != DType::kFloat8E4m3) return Ok();
+  for (const auto& [name, scale] :
+       {std::pair("k_scale", scales.k_scale), std::pair("v_scale", scales.v_scale)}) {
+    if (!(scale > 0 && std::isfinite(scale))) {
+      return WrongNumber(op, name, scale, "a finite number above 0");
+    }
+  }
+  return CheckScale(op, ScoreScaleOf(scales, keys), "scale * k_scale");
 }
 
 Status CheckExtras(const Argument& q, const AttentionExtras& extras, float scale) {

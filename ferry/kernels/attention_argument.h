@@ -27,6 +27,18 @@ Status CheckAttentionOut(const Argument& q, const Argument& out);
 // The scale, which errors call `name`, is positive and finite. The GPU form uses powers of two, so
 // scale * log2(e) must be finite too.
 Status CheckScale(const char* op, float scale, const char* name = "scale");
+// Scales of a call.
+struct AttentionScales {
+  float scale;
+  float k_scale;  // those of e4m3 keys and values
+  float v_scale;
+};
+// Checks them; k_scale and v_scale for `keys` of e4m3 only, where scale * k_scale is checked, too.
+Status CheckScales(const char* op, const AttentionScales& scales, DType keys);
+// What <q, k> is multiplied by: scale, and k_scale where the keys are e4m3.
+constexpr float ScoreScaleOf(const AttentionScales& scales, DType keys) noexcept {
+  return keys == DType::kFloat8E4m3 ? scales.scale * scales.k_scale : scales.scale;
+}
 inline constexpr float kLog2E = 1.44269504088896341F;
 // What both ops can do beyond plain attention. None of it is in use by default.
 struct AttentionExtras {

@@ -182,13 +182,18 @@ def _attend(q, k, v, scale, mask, softcap, sinks):
     return out, torch.logsumexp(scores, -1).transpose(0, 1)
 
 
+def _wide(kept, scale):
+    """What e4m3 numbers, or bytes for them, are worth; others stay."""
+    return kept.view(torch.float8_e4m3fn).float() * scale if kept.dtype.itemsize == 1 else kept
+
+
 def _paged(cache, blocks, first, length, scale=1.0):
     """The tokens from `first` on; entries of `blocks` before its block may be none, such as -1."""
     passed, needed = first // cache.shape[1], -(-length // cache.shape[1])
     narrow = cache.dtype.itemsize == 1
     kept = (cache.view(torch.uint8) if narrow else cache)[blocks[passed:needed].long()]
     kept = kept.flatten(0, 1)[first - passed * cache.shape[1] : length - passed * cache.shape[1]]
-    return kept.view(torch.float8_e4m3fn).float() * scale if narrow else kept
+    return _wide(kept, scale)
 
 
 def attention_decode_lse(
@@ -222,8 +227,9 @@ def _visible(queries, keys, causal, window, device):
 
 def attention_prefill_lse(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None,
-    window=0, softcap=0.0, sinks=None
+    k_scale=1.0, v_scale=1.0, window=0, softcap=0.0, sinks=None
 ):
+    scales = (k_scale, v_scale)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
@@ -231,13 +237,16 @@ def attention_prefill_lse(
         here = slice(starts_q[i], starts_q[i + 1])
         queries = q[here]
         if block_tables is None:
-            keys, values = (x[starts_k[i] : starts_k[i + 1]] for x in (k, v))
+            here_k = slice(starts_k[i], starts_k[i + 1])
+            keys, values = (_wide(x[here_k], by) for x, by in zip((k, v), scales))
         else:
             length = starts_k[i + 1] - starts_k[i]
             # What the first query sees reaches furthest back.
             first = max(length - len(queries) + 1 - window, 0) if window > 0 else 0
             first = min(first, length)
-            keys, values = (_paged(x, block_tables[i], first, length) for x in (k, v))
+            keys, values = (
+                _paged(x, block_tables[i], first, length, by) for x, by in zip((k, v), scales)
+            )
         mask = _visible(len(queries), len(keys), causal, window, q.device)
         if len(queries) > 0:
             out[here], lse[here] = _attend(queries, keys, values, scale, mask, softcap, sinks)

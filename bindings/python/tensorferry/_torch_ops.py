@@ -468,8 +468,8 @@ def attention_decode_lse(
 
 
 def _prefill(
-    lse, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal, block_tables, window,
-    softcap, sinks
+    lse, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal, block_tables, k_scale,
+    v_scale, window, softcap, sinks
 ):
     out = _like(q)
     _run(
@@ -485,6 +485,8 @@ def _prefill(
         max_seqlen_q,
         scale,
         causal,
+        k_scale,
+        v_scale,
         window,
         softcap,
         sinks,
@@ -495,31 +497,31 @@ def _prefill(
 
 _PREFILL = (
     "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q,"
-    " float scale, bool causal=True, Tensor? block_tables=None, int window=0, float softcap=0.0,"
-    " Tensor? sinks=None)"
+    " float scale, bool causal=True, Tensor? block_tables=None, float k_scale=1.0,"
+    " float v_scale=1.0, int window=0, float softcap=0.0, Tensor? sinks=None)"
 )
 
 
 @_op("attention_prefill" + _PREFILL + " -> Tensor", _fake_like)
 def attention_prefill(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None,
-    window=0, softcap=0.0, sinks=None
+    k_scale=1.0, v_scale=1.0, window=0, softcap=0.0, sinks=None
 ):
     return _prefill(
         None, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal, block_tables,
-        window, softcap, sinks
+        k_scale, v_scale, window, softcap, sinks
     )
 
 
 @_op("attention_prefill_lse" + _PREFILL + " -> (Tensor, Tensor)", _fake_with_lse)
 def attention_prefill_lse(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None,
-    window=0, softcap=0.0, sinks=None
+    k_scale=1.0, v_scale=1.0, window=0, softcap=0.0, sinks=None
 ):
     lse = _lse_of(q)
     out = _prefill(
         lse, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal, block_tables,
-        window, softcap, sinks
+        k_scale, v_scale, window, softcap, sinks
     )
     return out, lse
 

@@ -297,17 +297,18 @@ def attention_decode(
 
 
 def attention_prefill(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None, *,
-    window=0, softcap=0.0, sinks=None, return_lse=False
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal=True, block_tables=None,
+    k_scale=1.0, v_scale=1.0, *, window=0, softcap=0.0, sinks=None, return_lse=False
 ):
     """Sequences of many lengths, one behind the other, over keys that may be paged.
 
+    k and v are of q's type, or of e4m3 numbers with scales.
     window, softcap, sinks and return_lse as attention_decode has them; lse: [queries, heads].
     """
     return _torch_op(
         "attention_prefill_lse" if return_lse else "attention_prefill",
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal, block_tables, window,
-        softcap, sinks
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, causal, block_tables, k_scale,
+        v_scale, window, softcap, sinks
     )
 
 

@@ -1,5 +1,7 @@
 """What attention does beyond plain attention, the merge of its results, and rope by neighbours."""
 
+import itertools
+
 import pytest
 
 import tensorferry
@@ -47,10 +49,29 @@ def decode_arguments(device, dtype=torch.bfloat16, cache=None):
     return (q, *caches, blocks, torch.tensor(lengths, dtype=torch.int32, device=device), SIZE**-0.5)
 
 
-def prefill_arguments(device, dtype=torch.bfloat16):
+def prefill_arguments(device, dtype=torch.bfloat16, kept_as=None):
     starts = torch.tensor([0, 5, 60, 61], dtype=torch.int32, device=device)
     q, k, v = (normal((61, heads, SIZE), dtype, device) for heads in (4, 2, 2))
+    if kept_as is not None:
+        k, v = (x.to(torch.float8_e4m3fn).view(kept_as) for x in (k, v))
     return q, k, v, starts, starts, 55, SIZE**-0.5
+
+
+def paged_prefill_arguments(device, kept_as, page, heads_first):
+    """Over caches of pages, up to block_tables."""
+    lengths, columns = (5, 70, 33), -(-70 // page)
+    blocks = torch.randperm(3 * columns).reshape(3, columns).to(torch.int32).to(device)
+    shape = (3 * columns, 2, page, SIZE) if heads_first else (3 * columns, page, 2, SIZE)
+    caches = [
+        normal(shape, torch.bfloat16, device).to(torch.float8_e4m3fn).view(kept_as)
+        for _ in range(2)
+    ]
+    if heads_first:
+        caches = [x.transpose(1, 2) for x in caches]
+    queries, keys = ([0, 5, 25, 26], [0, *itertools.accumulate(lengths)])
+    starts = [torch.tensor(x, dtype=torch.int32, device=device) for x in (queries, keys)]
+    q = normal((26, 4, SIZE), torch.bfloat16, device)
+    return q, *caches, *starts, 20, SIZE**-0.5, True, blocks
 
 
 def is_right(ours, theirs):
@@ -91,6 +112,9 @@ def test_what_store_kvcache_stores_as_bytes_is_read_again(device):
     keys = torch.tensor([0, 40], dtype=torch.int32, device=device)
     plain = kernels.attention_prefill(q, k, v, starts, keys, 1, SIZE**-0.5)
     torch.testing.assert_close(out.float(), plain.float(), rtol=0.1, atol=0.05)
+    prefilled = kernels.attention_prefill(
+        q, *narrow, starts, keys, 1, SIZE**-0.5, True, blocks, 0.02, 0.01)
+    torch.testing.assert_close(prefilled.float(), out.float(), rtol=0.02, atol=0.01)
 
 
 @on_each_device
@@ -101,6 +125,30 @@ def test_prefill_is_what_the_formula_says(causal, extras, device):
     right = _formulas.attention_prefill_lse(*arguments, **extras)
     is_right(kernels.attention_prefill(*arguments, **extras, return_lse=True), right)
     is_right([kernels.attention_prefill(*arguments, **extras)], right)
+
+
+@on_each_device
+@with_each_extra
+@pytest.mark.parametrize("kept_as", [torch.float8_e4m3fn, torch.uint8], ids=str)
+def test_prefill_reads_e4m3_keys(kept_as, extras, device):
+    arguments, extras = prefill_arguments(device, kept_as=kept_as), on(device, extras)
+    scales = {"k_scale": 0.7, "v_scale": 3.0}
+    for causal in (True, False):
+        right = _formulas.attention_prefill_lse(*arguments, causal, **scales, **extras)
+        got = kernels.attention_prefill(*arguments, causal, **scales, **extras, return_lse=True)
+        is_right(got, right)
+        is_right([kernels.attention_prefill(*arguments, causal, **scales, **extras)], right)
+
+
+@on_each_device
+@with_each_extra
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("page", [1, 7, 16])
+def test_prefill_reads_e4m3_pages(page, heads_first, extras, device):
+    extras = on(device, extras)
+    arguments = paged_prefill_arguments(device, torch.uint8, page, heads_first)
+    right = _formulas.attention_prefill_lse(*arguments, 0.7, 3.0, **extras)
+    is_right(kernels.attention_prefill(*arguments, 0.7, 3.0, **extras, return_lse=True), right)
 
 
 @on_each_device
@@ -211,6 +259,17 @@ def test_wrong_extras_are_named():
     narrow = decode_arguments("cpu", cache=torch.uint8)
     with pytest.raises(tensorferry.InvalidArgument, match="k_scale is 0"):
         kernels.attention_decode(*narrow, 0.0)
+    narrow = prefill_arguments("cpu", kept_as=torch.uint8)
+    for scales, text in (
+        ({"k_scale": 0.0}, "k_scale is 0; it must be a finite number above 0"),
+        ({"v_scale": -1.0}, "v_scale is -1"),
+        ({"v_scale": float("nan")}, "v_scale is nan"),
+    ):
+        with pytest.raises(tensorferry.InvalidArgument, match=text):
+            kernels.attention_prefill(*narrow, **scales)
+    q, k, _, *rest = narrow
+    with pytest.raises(tensorferry.InvalidArgument, match="v is .* bf16; it must be e4m3, as k is"):
+        kernels.attention_prefill(q, k, normal(k.shape, torch.bfloat16, "cpu"), *rest)
 
 
 def checked():
@@ -223,6 +282,11 @@ def checked():
     yield "attention_decode_lse", decode, extras
     yield "attention_prefill", prefill, extras
     yield "attention_prefill_lse", prefill, extras
+    for kept_as in (torch.uint8, torch.float8_e4m3fn):
+        narrow = prefill_arguments("cpu", kept_as=kept_as)
+        yield "attention_prefill", narrow, {"k_scale": 0.5, "v_scale": 2.0}
+    narrow = paged_prefill_arguments("cpu", torch.uint8, 7, True)
+    yield "attention_prefill_lse", narrow, {"k_scale": 0.5, "window": 9}
     out, lse = torch.randn(3, 4, 8), torch.randn(3, 4)
     yield "merge_attention_states", (out, lse, out.clone(), lse + 1), {}
     table = torch.randn(16, SIZE)
@@ -253,7 +317,7 @@ def test_the_operator_in_python_does_the_same(name, arguments, named):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-@pytest.mark.parametrize("name", ["decode", "e4m3", "prefill", "merge", "rope"])
+@pytest.mark.parametrize("name", ["decode", "e4m3", "prefill", "prefill e4m3", "merge", "rope"])
 def test_graphs_capture_the_ops(name):
     extras = on("cuda", EXTRAS[-1])
     table = torch.randn(16, SIZE, device="cuda")
@@ -264,6 +328,8 @@ def test_graphs_capture_the_ops(name):
         "e4m3": lambda: (
             "attention_decode_lse", decode_arguments("cuda", cache=torch.uint8), extras),
         "prefill": lambda: ("attention_prefill_lse", prefill_arguments("cuda"), extras),
+        "prefill e4m3": lambda: (
+            "attention_prefill_lse", prefill_arguments("cuda", kept_as=torch.uint8), extras),
         "merge": lambda: ("merge_attention_states", (out, lse, out.clone(), lse + 1), {}),
         "rope": lambda: ("rope", (torch.arange(5, device="cuda"), *heads, table, False), {}),
     }[name]()

@@ -5,7 +5,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -47,17 +46,8 @@ Status CheckDecodePlan(const AttentionDecodeArgs& args) {
   return Ok();
 }
 
-// The scales of e4m3 caches, and the one that scores are multiplied by.
-Status CheckDecodeScales(const AttentionDecodeArgs& args) {
-  FERRY_TRY(CheckScale(kDecodeOp, args.scale));
-  if (args.k_cache.dtype != DType::kFloat8E4m3) return Ok();
-  for (const auto& [name, scale] :
-       {std::pair("k_scale", args.k_scale), std::pair("v_scale", args.v_scale)}) {
-    if (!(scale > 0 && std::isfinite(scale))) {
-      return WrongNumber(kDecodeOp, name, scale, "a finite number above 0");
-    }
-  }
-  return CheckScale(kDecodeOp, args.scale * args.k_scale, "scale * k_scale");
+AttentionScales DecodeScalesOf(const AttentionDecodeArgs& args) {
+  return {args.scale, args.k_scale, args.v_scale};
 }
 
 Status IsApartFromWhatIsRead(const Argument& written, const AttentionDecodeArgs& args) {
@@ -97,7 +87,7 @@ DecodeShape ShapeOf(const AttentionDecodeArgs& args) noexcept {
 }
 
 float ScoreScaleOf(const AttentionDecodeArgs& args) noexcept {
-  return args.k_cache.dtype == DType::kFloat8E4m3 ? args.scale * args.k_scale : args.scale;
+  return ScoreScaleOf(DecodeScalesOf(args), args.k_cache.dtype);
 }
 
 std::int64_t DecodeWorkspace(const DecodeShape& shape, int splits) noexcept {
@@ -151,7 +141,7 @@ Status CheckAttentionDecode(const AttentionDecodeArgs& args) {
   FERRY_TRY(lengths.HasShape({args.q.shape[0]}, "a length for each sequence"));
   FERRY_TRY(CheckAttentionOut(q, out));
   FERRY_TRY(IsApartFromWhatIsRead(out, args));
-  FERRY_TRY(CheckDecodeScales(args));
+  FERRY_TRY(CheckScales(kDecodeOp, DecodeScalesOf(args), args.k_cache.dtype));
   FERRY_TRY(CheckExtras(q, {args.lse, args.sinks, args.window, args.softcap}, ScoreScaleOf(args)));
   if (!args.lse.none()) {
     FERRY_TRY(IsApartFromWhatIsRead(DecodeArgument("lse", args.lse), args));

@@ -7,10 +7,10 @@
 #include "ferry/kernels/attention_argument.h"
 #include "ferry/kernels/attention_decode/attention_decode.h"
 #include "ferry/kernels/attention_decode/decode_layout.h"
-#include "ferry/kernels/attention_decode/e4m3_tile.cuh"
 #include "ferry/kernels/attention_end.cuh"
 #include "ferry/kernels/attention_parts.cuh"
 #include "ferry/kernels/attention_tile.cuh"
+#include "ferry/kernels/e4m3_tile.cuh"
 #include "ferry/prim/grid_order.cuh"
 #include "ferry/prim/pipeline.cuh"
 
@@ -304,7 +304,8 @@ __global__ void __launch_bounds__(kDecodeThreads, DecodeBlocks(kHead, kStages, k
   using Queries = prim::SharedTile<kDecodeRows, kHead>;
   using Tile = prim::SharedTile<kDecodeKeys, kHead>;
   constexpr bool kE4m3 = kKind == DecodeKind::kE4m3;
-  using Loaded = std::conditional_t<kE4m3, E4m3Tile<kHead>, PlainTile<T, kHead>>;
+  using Loaded = std::conditional_t<kE4m3, E4m3Tile<kHead, kDecodeKeys, prim::kWarpThreads>,
+                                    PlainTile<T, kHead>>;
   using State = WarpAttention<T, kHead, 1>;
   constexpr int kRingBytes = kWarpRingBytes<kHead, kStages, kE4m3>;
   static_assert(kRingBytes >= kDecodeRows * kHead * static_cast<int>(sizeof(float)),

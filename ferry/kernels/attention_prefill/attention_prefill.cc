@@ -26,27 +26,37 @@ Status CheckPrefillKeys(const AttentionPrefillArgs& args) {
   const Argument k = PrefillArgument("k", args.k);
   const Argument v = PrefillArgument("v", args.v);
   if (!args.block_tables.none()) {
-    FERRY_TRY(CheckPages(q, k, v));
+    FERRY_TRY(CheckPages(q, k, v, KeyTypes::kOfQueriesOrE4m3));
     return CheckBlockTables(PrefillArgument("block_tables", args.block_tables),
                             args.cu_seqlens_q.shape[0] - 1, args.k.shape[1]);
   }
   FERRY_TRY(k.IsView(3, 3));
   FERRY_TRY(v.IsView(3, 3));
   if (args.k.shape[0] > kMaxTokens) return k.Wrong("of at most 2^30 tokens");
-  return CheckKeys(q, k, v);
+  return CheckKeys(q, k, v, KeyTypes::kOfQueriesOrE4m3);
 }
+
+AttentionScales PrefillScalesOf(const AttentionPrefillArgs& args) {
+  return {args.scale, args.k_scale, args.v_scale};
+}
+
+bool HasE4m3Keys(const AttentionPrefillArgs& args) { return args.k.dtype == DType::kFloat8E4m3; }
 
 AttentionExtras ExtrasOf(const AttentionPrefillArgs& args) {
   return {args.lse, args.sinks, args.window, args.softcap};
 }
 
+// Whether the plain kernels, and kWgmmaSm90, can do it.
+bool IsPlain(const AttentionPrefillArgs& args) {
+  return ExtrasOf(args).none() && !HasE4m3Keys(args) && !PagesAreScattered(PageTokens(args));
+}
+
 Status CheckPrefillExtras(const AttentionPrefillArgs& args) {
-  FERRY_TRY(CheckExtras(PrefillArgument("q", args.q), ExtrasOf(args), args.scale));
-  const bool plain = ExtrasOf(args).none() && !PagesAreScattered(PageTokens(args));
-  if (!plain && args.stages != 2) {
+  FERRY_TRY(CheckExtras(PrefillArgument("q", args.q), ExtrasOf(args), ScoreScaleOf(args)));
+  if (!IsPlain(args) && args.stages != 2) {
     return WrongNumber(kPrefillOp, "stages", args.stages,
-                       "2 with lse, sinks, a window or a softcap, and for pages that are not "
-                       "multiples of 16 tokens");
+                       "2 with lse, sinks, a window or a softcap, for e4m3 keys, and for pages "
+                       "that are not multiples of 16 tokens");
   }
   if (args.lse.none()) return Ok();
   const Argument lse = PrefillArgument("lse", args.lse);
@@ -121,10 +131,14 @@ PrefillWork WorkOf(const AttentionPrefillArgs& args) noexcept {
   work.heads = args.q.shape[1];
   work.kv_heads = KvHeads(args);
   work.head_size = args.q.shape[2];
-  if (ExtrasOf(args).none() && !PagesAreScattered(PageTokens(args))) {
+  if (IsPlain(args)) {
     work.most_keys = paged ? args.block_tables.shape[1] * PageTokens(args) : args.k.shape[0];
   }
   return work;
+}
+
+float ScoreScaleOf(const AttentionPrefillArgs& args) noexcept {
+  return ScoreScaleOf(PrefillScalesOf(args), args.k.dtype);
 }
 
 Status CheckAttentionPrefill(const AttentionPrefillArgs& args) {
@@ -148,7 +162,7 @@ Status CheckAttentionPrefill(const AttentionPrefillArgs& args) {
     return WrongNumber(kPrefillOp, "max_seqlen_q", static_cast<double>(args.max_seqlen_q),
                        "0 to 2^30");
   }
-  FERRY_TRY(CheckScale(kPrefillOp, args.scale));
+  FERRY_TRY(CheckScales(kPrefillOp, PrefillScalesOf(args), args.k.dtype));
   FERRY_TRY(CheckStages(q, "stages", args.stages));
   if (args.splits < 1 || args.splits > kMaxPrefillSplits) {
     return WrongNumber(kPrefillOp, "splits", args.splits, "1 to 256");
@@ -186,6 +200,12 @@ static Status CheckWgmmaSm90Form(const AttentionPrefillArgs& args) {
   if (PagesAreScattered(PageTokens(args))) {
     return PrefillArgument("k", args.k)
         .Wrong("of pages of a multiple of 16 tokens for the form kWgmmaSm90");
+  }
+  if (HasE4m3Keys(args)) {
+    return PrefillArgument("k", args.k)
+        .Wrong(fmt::format("{} for the form kWgmmaSm90, which reads no e4m3 keys; use the form "
+                           "kCpAsync or kAuto",
+                           NameOf(args.q.dtype)));
   }
   if (!ExtrasOf(args).none()) {
     return Error(

@@ -22,8 +22,8 @@ enum class PrefillForm : std::uint8_t {
   // Copies by each thread (cp.async), and products by each warp: compute capability 8 and later.
   kCpAsync,
   // Copies by the copy engine (TMA), and products by warpgroups (wgmma): compute capability 9.0, in
-  // builds for 90a. Without lse, sinks, window and softcap, and for pages of multiples of 16
-  // tokens.
+  // builds for 90a. Without lse, sinks, window and softcap, for keys of the type of q, and for
+  // pages of multiples of 16 tokens.
   kWgmmaSm90,
 };
 
@@ -51,7 +51,8 @@ struct AttentionPrefillArgs {
   Tensor q;
   // Without block_tables [all keys, kv_heads, head_size]. With them pages,
   // [blocks, block, kv_heads, head_size], of which blocks of multiples of 16 tokens are read
-  // fastest. heads is a multiple of kv_heads.
+  // fastest. heads is a multiple of kv_heads. Both may be e4m3 instead, whose numbers are worth
+  // k_scale and v_scale times themselves, as StoreKvCache() stores them.
   Tensor k;
   Tensor v;
   // int32 [batch + 1]: sequence b has the queries, and the keys, from entry b on to before entry
@@ -71,8 +72,8 @@ struct AttentionPrefillArgs {
   bool causal = true;
   // Buffers for tiles of K and V in shared memory: 1, 2 or 3; 2 for heads of 64 and 256. With one,
   // nothing is copied while a thread block computes; with n, the next n - 1 tiles are. The form
-  // kWgmmaSm90 always uses 2, and so do calls with any of the following, and with pages that are
-  // not multiples of 16 tokens.
+  // kWgmmaSm90 always uses 2, and so do calls with any of the following up to softcap, for e4m3
+  // keys, and for pages that are not multiples of 16 tokens.
   int stages = 2;
   PrefillForm form = PrefillForm::kAuto;
   // fp32 [all queries, heads], any strides, or none: receives the natural logarithm of the sum of
@@ -89,11 +90,13 @@ struct AttentionPrefillArgs {
   float softcap = 0;
   // Parts of each sequence's keys, 1 to 256. Each part has its own thread blocks, and a second
   // kernel merges them. For sequences of few queries over many keys: PlanPrefill(). The form
-  // kCpAsync, which calls with any of the above take, always has one part.
+  // kCpAsync, which calls with any of the above or with e4m3 keys take, always has one part.
   int splits = 1;
   // fp32 [PrefillWorkspace()] or more, contiguous; none for one part. Its contents before and after
   // a call are unspecified; it overlaps no other argument. The CPU form does not touch it.
   Tensor workspace = {};
+  float k_scale = 1;  // > 0; used where k and v are e4m3
+  float v_scale = 1;
 };
 
 // On the GPU: bf16 and fp16, heads of 64, 128 and 256, addresses and strides that are multiples of
@@ -108,8 +111,8 @@ struct AttentionPrefillArgs {
 // Errors: kInvalidArgument; kUnsupported for cases that only the CPU form supports, and if a thread
 // block of this GPU has too little shared memory: heads of 128 with 3 stages need more than the 99
 // KiB that there are for compute capability 8.6, 8.9 and 12. The form kWgmmaSm90:
-// kInvalidArgument for lse, sinks, window or softcap, for other pages, and for strides that a
-// tensor map cannot have; kUnsupported on other GPUs and in other builds.
+// kInvalidArgument for lse, sinks, window or softcap, for e4m3 keys, for other pages, and for
+// strides that a tensor map cannot have; kUnsupported on other GPUs and in other builds.
 Status AttentionPrefill(const AttentionPrefillArgs& args, cuda::StreamRef stream);
 
 // In double, rounded once, any head size. Errors: kInvalidArgument, also for lengths and pages out
@@ -129,6 +132,8 @@ Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args, bool has_wgm
 // What PlanPrefill() goes by, of arguments that need not have been checked: no keys at all where
 // they are for a form without parts.
 PrefillWork WorkOf(const AttentionPrefillArgs& args) noexcept;
+// What <q, k> is multiplied by: scale, and k_scale where the keys are e4m3.
+float ScoreScaleOf(const AttentionPrefillArgs& args) noexcept;
 
 // Tokens per page; 0 if keys are not paged.
 inline std::int64_t PageTokens(const AttentionPrefillArgs& args) noexcept {

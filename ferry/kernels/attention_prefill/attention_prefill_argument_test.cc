@@ -67,8 +67,8 @@ TEST(AttentionPrefillCheck, EachWrongArgumentHasItsSentence) {
        {"it must be [batch + 1]", [](auto* args) { args->cu_seqlens_q.shape[0] = 0; }},
        {"it must be [blocks, 1 to 2^30 tokens, kv_heads, head_size]",
         [](auto* args) { MakePaged(args, 0); }},
-       {"stages is 1; it must be 2 with lse, sinks, a window or a softcap, and for pages that are "
-        "not multiples of 16 tokens",
+       {"stages is 1; it must be 2 with lse, sinks, a window or a softcap, for e4m3 keys, and for "
+        "pages that are not multiples of 16 tokens",
         [](auto* args) {
           MakePaged(args, 8);
           args->stages = 1;

@@ -83,6 +83,7 @@ void PrefillQuery(const AttentionPrefillArgs& args, const PrefillSequence& seque
   const std::size_t head_of_keys = args.block_tables.none() ? 1 : 2;
   const std::int64_t group = args.q.shape[1] / KvHeads(args);
   const std::int64_t query = sequence.first_query + i;
+  const bool narrow = args.k.dtype == DType::kFloat8E4m3;
   for (std::int64_t h = 0; h < args.q.shape[1]; ++h) {
     AttendOnCpu(
         {.q = args.q,
@@ -91,7 +92,8 @@ void PrefillQuery(const AttentionPrefillArgs& args, const PrefillSequence& seque
          .v = args.v,
          .out = args.out,
          .out_at = query * args.out.stride[0] + h * args.out.stride[1],
-         .scale = double{args.scale},
+         .scale = double{args.scale} * (narrow ? double{args.k_scale} : 1.0),
+         .v_scale = narrow ? double{args.v_scale} : 1.0,
          .softcap = double{args.softcap},
          .sink = SinkAt(args.sinks, h),
          .lse = LseAt(args.lse, query, h)},

@@ -1,5 +1,5 @@
-// Tests of what prefill attention does beyond plain attention: lse, sinks, windows and soft caps,
-// on CPU, simulated device and GPU.
+// Tests of what prefill attention does beyond plain attention: e4m3 keys, lse, sinks, windows and
+// soft caps, on CPU, simulated device and GPU.
 
 #include <fmt/core.h>
 #include <gmock/gmock.h>
@@ -27,6 +27,8 @@ struct ExtrasOfPrefill {
   bool sinks = false;
   std::int64_t window = 0;
   float softcap = 0;
+  float k_scale = 1;
+  float v_scale = 1;
 };
 
 struct LengthsOfPrefill {
@@ -41,19 +43,21 @@ struct SizesOfPrefill {
   std::vector<LengthsOfPrefill> sequences;
   bool causal = true;
   bool paged = false;
-  std::int64_t page = 16;  // tokens
+  std::int64_t page = 16;    // tokens
+  bool heads_first = false;  // in pages
 };
 
 // Sequences one behind the other; pages lie in reverse order, and what belongs to nobody is NaN.
 // Pages before the window of a sequence's first query have been released: their entries are -1.
 class PrefillWithExtras {
  public:
-  PrefillWithExtras(const SizesOfPrefill& sizes, DType dtype, const ExtrasOfPrefill& extras)
+  PrefillWithExtras(const SizesOfPrefill& sizes, DType dtype, DType keys,
+                    const ExtrasOfPrefill& extras)
       : sizes_(sizes),
         extras_(extras),
         q_(dtype, {Sum(&LengthsOfPrefill::queries), sizes.heads, sizes.head_size}),
-        k_(dtype, KeyShape()),
-        v_(dtype, KeyShape()),
+        k_(keys, KeyShape(), {.heads_first = sizes.heads_first}),
+        v_(keys, KeyShape(), {.heads_first = sizes.heads_first}),
         q_ends_(DType::kInt32, {Batch() + 1}),
         k_ends_(DType::kInt32, {Batch() + 1}),
         tables_(DType::kInt32, {Batch(), Columns()}),
@@ -104,6 +108,8 @@ class PrefillWithExtras {
     if (extras_.sinks) args.sinks = bed->View(sinks_);
     args.window = extras_.window;
     args.softcap = extras_.softcap;
+    args.k_scale = extras_.k_scale;
+    args.v_scale = extras_.v_scale;
     return args;
   }
 
@@ -113,9 +119,9 @@ class PrefillWithExtras {
     std::vector<double> unused;
     const std::vector<double> right = Formula(Exactly, &lse);
     const std::vector<double> naive = Formula(RoundingTo(dtype), &unused);
-    const std::string name =
-        fmt::format("{}, {}{} heads of {}", extras_.name, sizes_.causal ? "causal" : "full",
-                    sizes_.paged ? ", paged" : "", sizes_.head_size);
+    const std::string name = fmt::format("{}, {}, {} in pages of {}, heads of {}", extras_.name,
+                                         sizes_.causal ? "causal" : "full", NameOf(k_.view().dtype),
+                                         sizes_.paged ? sizes_.page : 0, sizes_.head_size);
     ExpectRowsAsGoodAsNaive({.got = out_.Values(), .naive = naive, .right = right},
                             sizes_.head_size, dtype, name);
     if (extras_.lse) ExpectEachLse(lse_.Values(), lse, name);
@@ -129,6 +135,8 @@ class PrefillWithExtras {
     const std::vector<double> values = v_.Values();
     const std::vector<double> sinks = sinks_.Values();
     const auto size = static_cast<std::size_t>(sizes_.head_size);
+    const bool narrow = k_.view().dtype == DType::kFloat8E4m3;
+    const double scale = double{Scale()} * (narrow ? double{extras_.k_scale} : 1.0);
     std::vector<double> rows;
     std::size_t row = 0;
     for (std::int64_t b = 0; b < Batch(); ++b) {
@@ -137,7 +145,8 @@ class PrefillWithExtras {
         const SeenTokens seen{
             .keys = keys, .values = values, .tokens = SeenBy(b, i / sizes_.heads, h)};
         const FormulaExtras extras{
-            .scale = double{Scale()},
+            .scale = scale,
+            .v_scale = narrow ? double{extras_.v_scale} : 1.0,
             .softcap = double{extras_.softcap},
             .sink = extras_.sinks ? &sinks[static_cast<std::size_t>(h)] : nullptr};
         lse->push_back(AddAttentionWithExtras(std::span(queries).subspan(row++ * size, size), seen,
@@ -220,7 +229,10 @@ std::vector<ExtrasOfPrefill> EachPrefillExtra() {
 class AttentionPrefillExtrasTest : public OpTest {
  protected:
   void Expect(const SizesOfPrefill& sizes, DType dtype, const ExtrasOfPrefill& extras) {
-    PrefillWithExtras problem(sizes, dtype, extras);
+    Expect(sizes, dtype, dtype, extras);
+  }
+  void Expect(const SizesOfPrefill& sizes, DType dtype, DType keys, const ExtrasOfPrefill& extras) {
+    PrefillWithExtras problem(sizes, dtype, keys, extras);
     ExpectRightResults(&problem, kAttentionPrefillKernel, AttentionPrefillCpu);
   }
 };
@@ -250,21 +262,103 @@ TEST_P(AttentionPrefillExtrasTest, EachIsRightForSequencesOfAllKinds) {
   }
 }
 
+std::vector<ExtrasOfPrefill> EachPrefillExtraOfE4m3() {
+  std::vector<ExtrasOfPrefill> all = EachPrefillExtra();
+  all.push_back({.name = "none", .lse = false});
+  all.push_back({.name = "scales", .lse = false, .k_scale = 0.7F, .v_scale = 3});
+  all.push_back({.name = "scales and all",
+                 .sinks = true,
+                 .window = 40,
+                 .softcap = 3,
+                 .k_scale = 0.7F,
+                 .v_scale = 3});
+  return all;
+}
+
+TEST_P(AttentionPrefillExtrasTest, EachIsRightOverE4m3Keys) {
+  for (const ExtrasOfPrefill& extras : EachPrefillExtraOfE4m3()) {
+    for (const bool causal : {true, false}) {
+      for (const bool paged : {false, true}) {
+        Expect({.sequences = {{5, 5}, {1, 90}, {20, 7}, {0, 3}, {40, 130}},
+                .causal = causal,
+                .paged = paged},
+               causal ? DType::kBfloat16 : DType::kFloat16, DType::kFloat8E4m3, extras);
+      }
+      Expect({.head_size = 64, .sequences = {{150, 150}}, .causal = causal}, DType::kFloat16,
+             DType::kFloat8E4m3, extras);
+      Expect({.heads = 5,
+              .kv_heads = 1,
+              .head_size = 256,
+              .sequences = {{70, 100}, {3, 3}},
+              .causal = causal},
+             DType::kBfloat16, DType::kFloat8E4m3, extras);
+    }
+  }
+}
+
+// Tokens of a page before the window are NaN, as those of released pages and of nobody are.
+TEST_P(AttentionPrefillExtrasTest, E4m3KeysLieInPagesOfAnySizeAndOrder) {
+  const std::vector<ExtrasOfPrefill> each = {
+      {.name = "none", .lse = false, .k_scale = 2, .v_scale = 0.5F},
+      {.name = "a window", .window = 19},
+      {.name = "all", .sinks = true, .window = 50, .softcap = 5, .k_scale = 0.3F}};
+  for (const ExtrasOfPrefill& extras : each) {
+    for (const std::int64_t page : {1, 7, 24, 48, 512}) {
+      for (const std::int64_t head_size : {64, 128, 256}) {
+        Expect({.head_size = head_size,
+                .sequences = {{9, 9}, {3, 150}, {20, 7}},
+                .causal = page != 7,
+                .paged = true,
+                .page = page,
+                .heads_first = page != 48},
+               DType::kBfloat16, DType::kFloat8E4m3, extras);
+      }
+    }
+  }
+}
+
+TEST_P(AttentionPrefillExtrasTest, OnAGpuLongSequencesOfE4m3KeysAreRight) {
+  if (!OnGpu()) GTEST_SKIP() << "as the CPU's form is for short ones";
+  for (const std::int64_t page : {0, 1, 16, 48, 256}) {
+    for (const std::int64_t head_size : {64, 128, 256}) {
+      for (const std::int64_t window : {0, 200}) {
+        Expect({.head_size = head_size,
+                .sequences = {{300, 640}, {1, 777}, {128, 128}, {70, 17}},
+                .causal = page != 48,
+                .paged = page > 0,
+                .page = std::max<std::int64_t>(page, 1)},
+               page == 16 ? DType::kFloat16 : DType::kBfloat16, DType::kFloat8E4m3,
+               {.name = "long", .window = window, .k_scale = 0.7F, .v_scale = 3});
+      }
+    }
+  }
+}
+
 TEST_P(AttentionPrefillExtrasTest, ACapturedCallGoesByWhatIsThereWhenItIsReplayed) {
-  PrefillWithExtras problem({.sequences = {{33, 70}, {9, 9}}}, DType::kBfloat16,
-                            {.name = "replayed", .sinks = true, .window = 20, .softcap = 10});
-  ExpectRightReplays(&problem, kAttentionPrefillKernel, AttentionPrefillCpu);
+  for (const DType keys : {DType::kBfloat16, DType::kFloat8E4m3}) {
+    PrefillWithExtras problem(
+        {.sequences = {{33, 70}, {9, 9}}}, DType::kBfloat16, keys,
+        {.name = "replayed", .sinks = true, .window = 20, .softcap = 10, .v_scale = 2});
+    ExpectRightReplays(&problem, kAttentionPrefillKernel, AttentionPrefillCpu);
+  }
 }
 
 TEST(AttentionPrefillCpuExtras, HasFloatsAndHeadsOfAnySize) {
   std::mt19937_64 random(TestSeed());
-  PrefillWithExtras problem({.heads = 6, .kv_heads = 3, .head_size = 20, .sequences = {{5, 9}}},
-                            DType::kFloat32,
-                            {.name = "floats", .sinks = true, .window = 3, .softcap = 4});
-  problem.FillAnew(&random);
-  OpBed bed(nullptr);
-  ASSERT_TRUE(AttentionPrefillCpu(problem.Args(&bed)));
-  problem.ExpectRight();
+  for (const DType keys : {DType::kFloat32, DType::kFloat8E4m3}) {
+    PrefillWithExtras problem({.heads = 6, .kv_heads = 3, .head_size = 20, .sequences = {{5, 9}}},
+                              DType::kFloat32, keys,
+                              {.name = "floats",
+                               .sinks = true,
+                               .window = 3,
+                               .softcap = 4,
+                               .k_scale = 0.5F,
+                               .v_scale = 0.25F});
+    problem.FillAnew(&random);
+    OpBed bed(nullptr);
+    ASSERT_TRUE(AttentionPrefillCpu(problem.Args(&bed)));
+    problem.ExpectRight();
+  }
 }
 
 struct WrongPrefillExtra {
@@ -300,7 +394,7 @@ TEST(AttentionPrefillExtrasCheck, EachWrongArgumentHasItsSentence) {
           {"softcap is -2; it must be 0 for none", [](auto* args) { args->softcap = -2; }},
           {"it must be 0 for none, or a number above 0, and at most 2.3e38",
            [](auto* args) { args->softcap = 3e38F; }},
-          {"stages is 3; it must be 2 with lse, sinks, a window or a softcap",
+          {"stages is 3; it must be 2 with lse, sinks, a window or a softcap, for e4m3 keys",
            [](auto* args) { args->stages = 3; }}},
       CheckAttentionPrefill, Code::kInvalidArgument);
 }
@@ -324,6 +418,72 @@ TEST(AttentionPrefillExtrasCheck, TheWgmmaFormIsRefusedByNameAndNotChosen) {
     EXPECT_THAT(refused.error().message(),
                 HasSubstr("the form kWgmmaSm90 has no lse, sinks, window or softcap"));
   }
+}
+
+AttentionPrefillArgs GoodE4m3Prefill() {
+  AttentionPrefillArgs args = GoodExtrasOfPrefill();
+  args.lse = args.sinks = {};
+  args.k.dtype = args.v.dtype = DType::kFloat8E4m3;
+  return args;
+}
+
+TEST(AttentionPrefillE4m3Check, EachWrongArgumentHasItsSentence) {
+  ExpectSentences(
+      GoodE4m3Prefill(),
+      std::vector<WrongPrefillExtra>{
+          {"v is [9, 2, 128] bf16; it must be e4m3, as k is",
+           [](auto* args) { args->v.dtype = DType::kBfloat16; }},
+          {"k is [9, 2, 128] bf16; it must be fp16, as q is",
+           [](auto* args) {
+             args->k.dtype = DType::kBfloat16;
+             args->q.dtype = args->out.dtype = DType::kFloat16;
+           }},
+          {"q is [9, 8, 128] e4m3", [](auto* args) { args->q.dtype = DType::kFloat8E4m3; }},
+          {"k_scale is 0; it must be a finite number above 0",
+           [](auto* args) { args->k_scale = 0; }},
+          {"k_scale is inf", [](auto* args) { args->k_scale = HUGE_VALF; }},
+          {"v_scale is -1", [](auto* args) { args->v_scale = -1; }},
+          {"v_scale is nan", [](auto* args) { args->v_scale = std::nanf(""); }},
+          {"scale * k_scale is inf; it must be a number above 0, and at most 2.3e38",
+           [](auto* args) {
+             args->scale = 1e38F;
+             args->k_scale = 1e3F;
+           }},
+          {"scale / softcap is inf",
+           [](auto* args) {
+             args->softcap = 1e-9F;
+             args->k_scale = 1e30F;
+           }},
+          {"stages is 1; it must be 2 with lse, sinks, a window or a softcap, for e4m3 keys",
+           [](auto* args) { args->stages = 1; }}},
+      CheckAttentionPrefill, Code::kInvalidArgument);
+}
+
+TEST(AttentionPrefillE4m3Check, ScalesOfOtherKeysAreNotUsed) {
+  AttentionPrefillArgs args = GoodExtrasOfPrefill();
+  args.k_scale = args.v_scale = 0;
+  EXPECT_TRUE(CheckAttentionPrefill(args));
+  EXPECT_EQ(ScoreScaleOf(args), args.scale);
+}
+
+TEST(AttentionPrefillE4m3Check, TheWgmmaFormIsRefusedByNameAndNotChosenAndThereIsOnePart) {
+  AttentionPrefillArgs args = GoodE4m3Prefill();
+  ASSERT_TRUE(CheckAttentionPrefill(args));
+  ASSERT_TRUE(CheckAttentionPrefillForDevice(args));
+  EXPECT_EQ(*PrefillFormOf(args, true), PrefillForm::kCpAsync);
+  args.form = PrefillForm::kWgmmaSm90;
+  const auto refused = PrefillFormOf(args, true);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(),
+              HasSubstr("k is [9, 2, 128] e4m3; it must be bf16 for the form kWgmmaSm90, which "
+                        "reads no e4m3 keys; use the form kCpAsync or kAuto"));
+  cuda::DeviceFacts hopper;
+  hopper.compute_major = 9;
+  hopper.multiprocessors = 132;
+  args.k.shape[0] = args.v.shape[0] = 32768;
+  EXPECT_EQ(PlanPrefill(WorkOf(args), hopper), 1);
+  args.k.dtype = args.v.dtype = DType::kBfloat16;
+  EXPECT_GT(PlanPrefill(WorkOf(args), hopper), 1);
 }
 
 }  // namespace

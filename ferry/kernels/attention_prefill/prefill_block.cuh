@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "ferry/kernels/attention_argument.h"
 #include "ferry/kernels/attention_end.cuh"
@@ -49,6 +50,10 @@ struct PrefillParameters {
   std::int64_t lse_token_stride;
   std::int64_t lse_head_stride;
 };
+// Over e4m3 keys and values. Apart, so that the kernels without them have what they need only.
+struct E4m3PrefillParameters : PrefillParameters {
+  float v_scale = 1;
+};
 
 // Paged keys are [blocks, block, kv_heads, head_size], others [keys, kv_heads, head_size].
 inline PrefillKeys KeysOf(const Tensor& keys, bool paged) {
@@ -83,9 +88,9 @@ inline PrefillParameters ParametersOf(const AttentionPrefillArgs& args) {
           .scattered = PagesAreScattered(PageTokens(args)),
           .pages = paged ? static_cast<int>(args.k.shape[0]) : 0,
           .group = static_cast<int>(args.q.shape[1] / KvHeads(args)),
-          .scale = (args.softcap > 0 ? args.softcap : args.scale) * kLog2E,
+          .scale = (args.softcap > 0 ? args.softcap : ScoreScaleOf(args)) * kLog2E,
           .causal = args.causal,
-          .inner_scale = args.softcap > 0 ? args.scale / args.softcap : 0,
+          .inner_scale = args.softcap > 0 ? ScoreScaleOf(args) / args.softcap : 0,
           .window = static_cast<int>(args.window),
           .sinks = static_cast<const float*>(args.sinks.data),
           .lse = static_cast<float*>(args.lse.data),
@@ -175,9 +180,9 @@ __device__ __forceinline__ float EndQuery(const PrefillParameters& given, int ro
 
 // The warp's results in the places of its own queries, which nobody needs any more: so that rows
 // can be written in words of 16 bytes.
-// With kExtras sinks join the sums, and lse is kept.
-template <class T, int kHead, class Shape, bool kExtras = false>
-__device__ __forceinline__ void HoldOut(const PrefillParameters& given,
+// With kExtras sinks join the sums, and lse is kept; v_scale is applied where there is one.
+template <class T, int kHead, class Shape, bool kExtras = false, class Given>
+__device__ __forceinline__ void HoldOut(const Given& given,
                                         const WarpAttention<T, kHead, Shape::kRowTiles>& state,
                                         const typename Shape::Queries& held, int first_row) {
   const int lane = threadIdx.x % prim::kWarpThreads;
@@ -195,6 +200,7 @@ __device__ __forceinline__ void HoldOut(const PrefillParameters& given,
         by = EndQuery(given, Shape::kRows, row, lane % 4 == 0,
                       BaseToKeep(state.largest[t][half], given.scale), sum);
       }
+      if constexpr (std::is_same_v<Given, E4m3PrefillParameters>) by *= given.v_scale;
 #pragma unroll
       for (int c = 0; c < kHead / 8; ++c) {
         void* const at = held.At(row, c) + lane % 4 * sizeof(std::uint32_t);
@@ -224,8 +230,8 @@ __device__ __forceinline__ void WriteHeld(const typename Shape::Queries& held, i
   }
 }
 
-template <class T, int kHead, class Shape, bool kExtras>
-__device__ __forceinline__ void StoreOut(const PrefillParameters& given,
+template <class T, int kHead, class Shape, bool kExtras, class Given>
+__device__ __forceinline__ void StoreOut(const Given& given,
                                          const WarpAttention<T, kHead, Shape::kRowTiles>& state,
                                          const typename Shape::Queries& held, int first_row) {
   HoldOut<T, kHead, Shape, kExtras>(given, state, held, first_row);
