@@ -37,7 +37,7 @@ struct PrefillShape {
   using Keys = prim::SharedTile<kKeys, kHead>;
   using E4m3Keys = E4m3Tile<kHead, kKeys, kThreads>;
   static constexpr int kSharedBytes = Queries::kBytes + kStages * 2 * Keys::kBytes;
-  // Of e4m3 keys the ring has their bytes, and behind it lies a tile of keys and one of values in
+  // With e4m3 keys the ring has their bytes, and behind it lies a tile of keys and one of values in
   // the format of q, into which a step's tiles are converted: with two stages as much in all.
   static constexpr int kWideAt = kStages * 2 * E4m3Keys::kBytes;
   static_assert(kStages != 2 || kWideAt + 2 * Keys::kBytes == kStages * 2 * Keys::kBytes);
