@@ -114,7 +114,7 @@ class PipelineTest : public ::testing::TestWithParam<cuda::DeviceCase> {
         for (const auto form : {&Pipeline::Run, &Pipeline::RunBlocking}) {
           const HostBytes destination = MakeHost(&api(), to_pinned, bytes);
           ExpectOk((pipeline->*form)(source.all, destination.all, Adding(), Limit()));
-          EXPECT_TRUE(std::equal(expected.begin(), expected.end(), destination.all.begin()))
+          EXPECT_TRUE(SameBytes(destination.all, expected))
               << bytes << " bytes, " << (from_pinned ? "pinned" : "pageable") << " to "
               << (to_pinned ? "pinned" : "pageable")
               << (form == &Pipeline::Run ? "" : ", blocking");
@@ -156,7 +156,7 @@ TEST_P(PipelineTest, SeveralThreadsThatStageGiveTheSameBytes) {
   FillRandomly(source, 2);
   std::vector<std::byte> destination(source.size());
   ExpectOk(pipeline->Run(source, destination, Adding(), Limit()));
-  EXPECT_TRUE(destination == AfterAdding(source, kLarge));
+  EXPECT_TRUE(SameBytes(destination, AfterAdding(source, kLarge)));
 }
 
 TEST_P(PipelineTest, TheSourceMayBeTheDestination) {
@@ -166,7 +166,7 @@ TEST_P(PipelineTest, TheSourceMayBeTheDestination) {
     FillRandomly(memory.all, 3);
     const auto expected = AfterAdding(memory.all, kChunk);
     ExpectOk(pipeline->Run(memory.all, memory.all, Adding(), Limit()));
-    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), memory.all.begin()));
+    EXPECT_TRUE(SameBytes(memory.all, expected));
   }
 }
 

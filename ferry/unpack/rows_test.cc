@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ferry/copy/testing/copy_bed.h"
+#include "ferry/core/testing/random_bytes.h"
 #include "ferry/cuda/testing/device_target.h"
 #include "ferry/unpack/testing/spoiled_message.h"
 #include "ferry/unpack/unpacker.h"
@@ -408,7 +409,7 @@ class SpoiledBatch {
       }
     }
     place_.Download();
-    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), place_.host().begin()));
+    EXPECT_TRUE(SameBytes(place_.host().first(expected.size()), expected));
     const std::size_t accepted = messages_.size() - refused.size();
     messages_.clear();
     requests_.clear();

@@ -113,7 +113,7 @@ class Schedule {
     int bytes = -1;
     ASSERT_EQ(testing::WaitFor(host_, place.request, &bytes, Soon()), abi::kSuccess);
     ASSERT_EQ(bytes, static_cast<int>(expected.size()));
-    ASSERT_TRUE(std::equal(expected.begin(), expected.end(), place.bytes.begin()));
+    ASSERT_TRUE(SameBytes(std::span(place.bytes).first(expected.size()), expected));
     place.bytes = {};
     ++tag.received;
     --receives_;

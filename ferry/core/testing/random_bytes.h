@@ -1,4 +1,4 @@
-// Reproducible random contents for test memory.
+// Reproducible random contents for test memory, and their comparison.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -26,6 +26,12 @@ inline std::vector<std::byte> RandomBytes(std::size_t bytes, std::uint64_t seed)
   std::vector<std::byte> random(bytes);
   FillRandomly(random, seed);
   return random;
+}
+
+// operator== and std::equal compare std::byte one by one, which took two thirds of the time of
+// tests of large payloads under ThreadSanitizer.
+inline bool SameBytes(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
 }
 
 }  // namespace ferry

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "ferry/core/testing/random_bytes.h"
 #include "ferry/kernels/number.h"
 
 namespace ferry::kernels {
@@ -116,7 +117,7 @@ Snapshot::Snapshot(std::vector<TestTensor*> tensors) : tensors_(std::move(tensor
 void Snapshot::ExpectSame(const std::string& name) const {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const auto now = tensors_[i]->memory();
-    EXPECT_TRUE(std::equal(now.begin(), now.end(), bytes_[i].begin(), bytes_[i].end()))
+    EXPECT_TRUE(SameBytes(now, bytes_[i]))
         << name << ": input " << i << ", " << ToString(tensors_[i]->view()) << ", was written";
   }
 }

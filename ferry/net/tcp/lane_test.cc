@@ -172,7 +172,7 @@ TEST_F(TcpLaneTest, WhatWasSentBeforeACloseIsStillReceived) {
   sender.join();
   EXPECT_EQ(end_->log(), "FPFPFPC");
   const auto arrived = end_->Take(3);
-  for (const Arrived& frame : arrived) EXPECT_TRUE(frame.payload == payload);
+  for (const Arrived& frame : arrived) EXPECT_TRUE(SameBytes(frame.payload, payload));
 }
 
 TEST_F(TcpLaneTest, APausedFrameIsOfferedAgainAfterThePeerHasClosed) {

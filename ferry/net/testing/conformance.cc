@@ -79,7 +79,7 @@ TestFrame* ProviderConformance::Make(LaneEnd& end, std::string_view meta, std::s
     if (arrived[i].meta != AsText(frames[i]->meta)) {
       return ::testing::AssertionFailure() << "frame " << i << " has other metadata";
     }
-    if (arrived[i].payload != frames[i]->content) {
+    if (!SameBytes(arrived[i].payload, frames[i]->content)) {
       return ::testing::AssertionFailure()
              << "frame " << i << " has another payload of " << arrived[i].payload.size()
              << " bytes; " << frames[i]->content.size() << " were sent";
@@ -232,7 +232,7 @@ TEST_P(ProviderConformance, SentFramesAreReportedInOrderAndAreTheSendersAgain) {
   ASSERT_EQ(arrived.size(), frames.size());
   for (std::size_t i = 0; i < frames.size(); ++i) {
     EXPECT_EQ(arrived[i].meta, "f" + std::to_string(i));
-    EXPECT_TRUE(arrived[i].payload == frames[i]->content) << i;
+    EXPECT_TRUE(SameBytes(arrived[i].payload, frames[i]->content)) << i;
   }
 }
 
