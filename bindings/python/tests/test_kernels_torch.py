@@ -373,6 +373,19 @@ def test_functions_within_a_transform_do_not_pass_autograd_by():
         torch.func.grad(lambda x: kernels.rms_norm(x, weight).sum())(x)
 
 
+def test_graphs_and_dispatch_modes_see_the_public_op():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x, weight = torch.randn(3, 16), torch.randn(16)
+
+    def norm(x, weight):
+        return kernels.rms_norm(x, weight)
+
+    for graph in (make_fx(norm)(x, weight).code, str(torch.jit.trace(norm, (x, weight)).graph)):
+        assert "without_autograd" not in graph
+        assert "rms_norm" in graph
+
+
 def test_the_operators_own_errors_have_the_same_text():
     x, weight = torch.randn(3, 16), torch.randn(15)
     with pytest.raises((tensorferry.InvalidArgument, RuntimeError),
@@ -514,6 +527,14 @@ def test_a_gpu_without_code_takes_the_formulas_and_is_told_of_once(monkeypatch, 
     [line] = caplog.messages
     assert line.startswith("torch's formulas take the place of the kernels on GPU -1: launching rms_norm")
     assert line.endswith("build with FERRY_CUDA_ARCH for this GPU")
+
+
+def test_a_gpu_without_code_is_known_from_arguments_by_name(monkeypatch):
+    part = tokens("cpu", torch.float32)
+    same = {name: x.clone() if torch.is_tensor(x) else x for name, x in part.items()}
+    monkeypatch.setattr(kernels, "_without_code", {-1})
+    assert all(map(torch.equal, kernels.qk_norm_rope_store(**part),
+                   _formulas.qk_norm_rope_store(**same)))
 
 
 def test_other_refusals_of_a_gpu_are_raised(monkeypatch, caplog):
