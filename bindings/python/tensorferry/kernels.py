@@ -80,6 +80,8 @@ def _torch_op(name, *arguments, **named):
     except RuntimeError as error:  # as which torch raises the exceptions of kernels in C++
         refusal = _core.kernels.refusal_in(str(error))
         if refusal is None:
+            if "CUDA out of memory" in str(error):  # by torch, for a result
+                raise torch.OutOfMemoryError(str(error)) from error
             raise
         code, text = refusal
         refused = errors.BY_CODE[code](text)

@@ -412,6 +412,29 @@ def test_wrong_tensors_are_named():
         kernels.silu_and_mul(torch.zeros(1, 1, 1, 1, 2))
 
 
+def test_what_torch_refuses_is_told_in_its_own_words(monkeypatch):
+    with pytest.raises(RuntimeError, match="(?i)result: .*(memory|standard error)") as raised:
+        kernels.silu_and_mul(torch.empty(1).expand(2**40, 2))
+    assert not isinstance(raised.value, tensorferry.Error)
+
+    def refuse(*_):
+        raise RuntimeError("a result: CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setitem(kernels._torch_ops.without_autograd, "rms_norm", refuse)
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 20.00 GiB"):
+        kernels.rms_norm(torch.randn(3, 16), torch.randn(16))
+
+
+def test_a_tensor_that_is_missing_is_named_and_the_others_are_let_go():
+    x, positions = torch.randn(3, 16), torch.arange(3)
+    with pytest.raises((RuntimeError, TypeError), match="weight|None"):
+        kernels.rms_norm(x, None)
+    with pytest.raises((RuntimeError, TypeError, AttributeError)):
+        ops.rope(positions, None, x, x)
+    assert x._use_count() == 1
+    assert positions._use_count() == 1
+
+
 def without_sizes():
     """Optional arguments that are tensors without sizes: op, arguments, sentence of its refusal."""
     number, half = torch.tensor(0.5), torch.tensor(0.5, dtype=torch.bfloat16)
