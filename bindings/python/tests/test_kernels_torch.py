@@ -560,6 +560,27 @@ def test_a_gpu_without_code_is_known_from_arguments_by_name(monkeypatch):
                    _formulas.qk_norm_rope_store(**same)))
 
 
+def test_formulas_take_what_the_kernels_take():
+    part = tokens("cpu")
+    _, k, v = part["qkv"].split((256, 128, 128), -1)
+    stored = []
+    for store in (kernels.store_kvcache, _formulas.store_kvcache):
+        caches = [torch.zeros(3, 2, 16, 64, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)]
+        store(k, v, *caches, part["slot_mapping"])
+        stored.append(torch.stack(caches))
+    assert torch.equal(*stored)
+    nan, infinity = float("nan"), float("inf")
+    logits = torch.tensor([[nan, 1.0, 3.0, -infinity], [-infinity, 2.0, nan, -infinity],
+                           [-infinity, nan, -infinity, 5.0]])
+    heat = torch.tensor([0.0, 1.0, infinity])
+    right = torch.tensor([2, 1, 3])
+    for sample in (kernels.sample, _formulas.sample):
+        assert torch.equal(sample(logits), right)
+        assert torch.equal(sample(logits, heat, top_p=torch.full((3,), 0.9), seed=1), right)
+        assert sample(logits[:1], torch.tensor(1e-3), torch.tensor(2, dtype=torch.int32),
+                      torch.tensor(0.5), seeds=torch.tensor(11), steps=torch.tensor(3)) == 2
+
+
 def test_other_refusals_of_a_gpu_are_raised(monkeypatch, caplog):
     text = "attention_decode needs 139776 bytes of shared memory for a thread block"
     calls = refusing(monkeypatch, text)
