@@ -435,6 +435,14 @@ def test_a_tensor_that_is_missing_is_named_and_the_others_are_let_go():
     assert positions._use_count() == 1
 
 
+def test_a_weight_without_memory_is_refused_beside_tensors_with_it():
+    x, weight = torch.randn(3, 16), torch.randn(16, device="meta")
+    for norm in (kernels.rms_norm, ops.rms_norm):
+        with pytest.raises(tensorferry.InvalidArgument, match="rms_norm: tensors are on cpu and meta"):
+            norm(x, weight)
+    assert kernels.rms_norm(x.to("meta"), weight).device.type == "meta"
+
+
 def without_sizes():
     """Optional arguments that are tensors without sizes: op, arguments, sentence of its refusal."""
     number, half = torch.tensor(0.5), torch.tensor(0.5, dtype=torch.bfloat16)
