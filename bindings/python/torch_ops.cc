@@ -40,7 +40,7 @@ using kernels::Tensor;
 
 const TorchAbi* torch_abi = nullptr;  // set before a kernel is registered
 
-// Of torch's own errors, such as that of no memory. `what` names what it was done for.
+// Throws what torch says of an error of its own, such as of no memory, behind `what`.
 void CheckTorch(TorchError ended, const char* what) {
   if (ended == 0) return;
   const char* const why = torch_abi->why != nullptr ? torch_abi->why() : nullptr;

@@ -276,9 +276,9 @@ Status LoadCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream) {
                   "which has code for {}: {}{}",
                   stream.ordinal(), device.name, device.compute_major, device.compute_minor,
                   targets.empty() ? "no GPU" : targets, launched.error().message(),
-                  target.empty() ? "; kernels need compute capability 8.0 or later"
-                                 : fmt::format(", -DFERRY_CUDA_ARCH={} (CMAKE_CUDA_ARCHITECTURES)",
-                                               target)));
+                  target.empty()
+                      ? "; kernels need compute capability 8.0 or later"
+                      : fmt::format(", -DFERRY_CUDA_ARCH={} (CMAKE_CUDA_ARCHITECTURES)", target)));
 }
 
 Result<bool> HaveCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream) {
